@@ -1,0 +1,1 @@
+//! What does each C call do? ibv_*, rdma_* and umad_* over the engine.

@@ -1,0 +1,1 @@
+//! How do I see and steer it? The program ferroce.

@@ -1,0 +1,1 @@
+//! Who owns the port when users share it? ferroced, the broker.

@@ -1,0 +1,1 @@
+//! How do packets move? UDP sockets with segmentation offload.

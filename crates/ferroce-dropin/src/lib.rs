@@ -1,0 +1,1 @@
+//! What do the libraries export? The cdylib behind three names.

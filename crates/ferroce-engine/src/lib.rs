@@ -1,0 +1,1 @@
+//! Who holds the state? The device: its tables, registered memory and progress.

@@ -1,0 +1,1 @@
+//! What do two processes share? Broker messages and descriptor passing.

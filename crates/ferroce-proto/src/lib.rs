@@ -1,0 +1,1 @@
+//! What should happen? The RDMA transport's state machines, without I/O.

@@ -1,0 +1,1 @@
+//! What do the bytes mean? RoCE headers, opcodes and the ICRC.

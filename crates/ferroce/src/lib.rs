@@ -1,0 +1,1 @@
+//! RDMA verbs from Rust, in user space.

@@ -1,0 +1,2 @@
+//! The workspace's commands.
+fn main() {}
