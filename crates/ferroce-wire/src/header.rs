@@ -1,0 +1,198 @@
+//! Headers as they are meant.
+
+use crate::{Pkey, Psn, Qkey, Qpn, Rkey, view};
+
+/// Base transport header (IBTA 9.2) without what follows from the operation: opcode, pad count, version.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bth {
+    /// SE: the receiver's completion is a solicited event.
+    pub solicited: bool,
+    /// M: path migration state. Means nothing on RoCE; cards send it set, kernel rxe clear.
+    pub mig_req: bool,
+    /// Partition key.
+    pub pkey: Pkey,
+    /// Forward congestion notification; not covered by the ICRC.
+    pub fecn: bool,
+    /// Backward congestion notification: set in a CNP; not covered by the ICRC.
+    pub becn: bool,
+    /// Destination queue pair.
+    pub dest_qp: Qpn,
+    /// A: the requester asks for an acknowledgement.
+    pub ack_req: bool,
+    /// Packet sequence number.
+    pub psn: Psn,
+}
+
+impl Bth {
+    const SE: u8 = 0x80;
+    const M: u8 = 0x40;
+    const FECN: u8 = 0x80;
+    const BECN: u8 = 0x40;
+    const A: u8 = 0x80;
+
+    /// A BTH in the default partition with all flags clear.
+    pub const fn new(dest_qp: Qpn, psn: Psn) -> Self {
+        Self {
+            solicited: false,
+            mig_req: false,
+            pkey: Pkey::DEFAULT,
+            fecn: false,
+            becn: false,
+            dest_qp,
+            ack_req: false,
+            psn,
+        }
+    }
+
+    pub(crate) fn read(raw: &view::Bth) -> Self {
+        Self {
+            solicited: raw.flags & Self::SE != 0,
+            mig_req: raw.flags & Self::M != 0,
+            pkey: Pkey::new(raw.pkey.get()),
+            fecn: raw.ecn & Self::FECN != 0,
+            becn: raw.ecn & Self::BECN != 0,
+            dest_qp: Qpn::from_be_bytes(raw.dest_qp),
+            ack_req: raw.ack_req & Self::A != 0,
+            psn: Psn::from_be_bytes(raw.psn),
+        }
+    }
+
+    /// `pad` is below 4.
+    pub(crate) fn write(&self, opcode: u8, pad: u8) -> view::Bth {
+        let bit = |set: bool, bit: u8| if set { bit } else { 0 };
+        view::Bth {
+            opcode,
+            flags: bit(self.solicited, Self::SE) | bit(self.mig_req, Self::M) | (pad << 4),
+            pkey: self.pkey.value().into(),
+            ecn: bit(self.fecn, Self::FECN) | bit(self.becn, Self::BECN),
+            dest_qp: self.dest_qp.to_be_bytes(),
+            ack_req: bit(self.ack_req, Self::A),
+            psn: self.psn.to_be_bytes(),
+        }
+    }
+}
+
+impl view::Bth {
+    /// Octets after the payload that are none of it: 0 to 3.
+    pub const fn pad(&self) -> usize {
+        (self.flags >> 4 & 3) as usize
+    }
+
+    /// Transport header version: 0.
+    pub const fn version(&self) -> u8 {
+        self.flags & 0x0f
+    }
+}
+
+/// RDMA extended transport header (IBTA 9.3.3).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reth {
+    /// Virtual address in the responder's memory.
+    pub va: u64,
+    /// Key of that memory.
+    pub rkey: Rkey,
+    /// Octets of the whole message, at most 2^31.
+    pub dma_len: u32,
+}
+
+impl From<view::Reth> for Reth {
+    fn from(raw: view::Reth) -> Self {
+        Self { va: raw.va.get(), rkey: Rkey::new(raw.rkey.get()), dma_len: raw.dma_len.get() }
+    }
+}
+
+impl From<Reth> for view::Reth {
+    fn from(reth: Reth) -> Self {
+        Self { va: reth.va.into(), rkey: reth.rkey.value().into(), dma_len: reth.dma_len.into() }
+    }
+}
+
+/// Atomic extended transport header (IBTA 9.3.4). The operands are numbers; memory holds them in the host's order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AtomicEth {
+    /// Virtual address in the responder's memory, a multiple of 8.
+    pub va: u64,
+    /// Key of that memory.
+    pub rkey: Rkey,
+    /// CmpSwap: what to store. FetchAdd: what to add.
+    pub swap_or_add: u64,
+    /// CmpSwap: what to compare with. FetchAdd: sent as 0, ignored (rxe sends what was there).
+    pub compare: u64,
+}
+
+impl From<view::AtomicEth> for AtomicEth {
+    fn from(raw: view::AtomicEth) -> Self {
+        Self {
+            va: raw.va.get(),
+            rkey: Rkey::new(raw.rkey.get()),
+            swap_or_add: raw.swap_or_add.get(),
+            compare: raw.compare.get(),
+        }
+    }
+}
+
+impl From<AtomicEth> for view::AtomicEth {
+    fn from(atomic: AtomicEth) -> Self {
+        Self {
+            va: atomic.va.into(),
+            rkey: atomic.rkey.value().into(),
+            swap_or_add: atomic.swap_or_add.into(),
+            compare: atomic.compare.into(),
+        }
+    }
+}
+
+/// Datagram extended transport header (IBTA 9.3.2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Deth {
+    /// Must equal the receiver's.
+    pub qkey: Qkey,
+    /// Where an answer goes.
+    pub src_qp: Qpn,
+}
+
+impl From<view::Deth> for Deth {
+    fn from(raw: view::Deth) -> Self {
+        Self { qkey: Qkey::new(raw.qkey.get()), src_qp: Qpn::from_be_bytes(raw.src_qp) }
+    }
+}
+
+impl From<Deth> for view::Deth {
+    fn from(deth: Deth) -> Self {
+        Self { qkey: deth.qkey.value().into(), reserved: 0, src_qp: deth.src_qp.to_be_bytes() }
+    }
+}
+
+/// Flush extended transport header (annex A19): what must be true of the memory before the answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Feth {
+    /// A set of [`Feth::GLOBAL_VISIBILITY`] and [`Feth::PERSISTENCE`]; 4 bits.
+    pub placement: u8,
+    /// [`Feth::RANGE`] or [`Feth::WHOLE_REGION`]; 2 bits.
+    pub selectivity: u8,
+}
+
+impl Feth {
+    /// Placement: visible to everybody who reads.
+    pub const GLOBAL_VISIBILITY: u8 = 1;
+    /// Placement: survives loss of power.
+    pub const PERSISTENCE: u8 = 2;
+    /// Selectivity: the range of RETH.
+    pub const RANGE: u8 = 0;
+    /// Selectivity: the whole memory region.
+    pub const WHOLE_REGION: u8 = 1;
+}
+
+impl From<view::Feth> for Feth {
+    fn from(raw: view::Feth) -> Self {
+        let word = raw.word.get();
+        Self { placement: (word & 0xf) as u8, selectivity: (word >> 4 & 3) as u8 }
+    }
+}
+
+impl From<Feth> for view::Feth {
+    fn from(feth: Feth) -> Self {
+        let word = u32::from(feth.placement & 0xf) | u32::from(feth.selectivity & 3) << 4;
+        Self { word: word.into() }
+    }
+}
