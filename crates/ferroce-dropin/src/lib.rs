@@ -1,1 +1,79 @@
-//! What do the libraries export? The cdylib behind three names.
+//! What do the libraries export? The cdylib behind three names: `libibverbs.so.1`, `librdmacm.so.1` and
+//! `libibumad.so.3` are links to this one file, so a process has one engine.
+//!
+//! The tables in `exports/` give each symbol its version and the function of `ferroce-capi` behind it. A plain
+//! `#[no_mangle]` symbol would lose its version under the version script that rustc writes, so each line becomes a
+//! trampoline named by `.symver`; `abi.map` holds the empty version nodes.
+
+/// What `verbs_allow_disassociate_destroy` names: provider libraries read this byte and never write it.
+const ALLOW_DISASSOCIATE_DESTROY: u8 = 0;
+
+macro_rules! label {
+    ($name:literal, $node:literal) => {
+        concat!("__abi_", $name, "_", $node)
+    };
+}
+
+/// `name@@NODE` is what a program linked today asks for, `name@NODE` only one linked long ago.
+macro_rules! symver {
+    (default $name:literal $node:literal) => {
+        concat!(".symver __abi_", $name, "_", $node, ", ", $name, "@@@", $node)
+    };
+    (compat $name:literal $node:literal) => {
+        concat!(".symver __abi_", $name, "_", $node, ", ", $name, "@", $node, ", remove")
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+macro_rules! jump {
+    () => {
+        "jmp {target}"
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! jump {
+    () => {
+        "b {target}"
+    };
+}
+
+macro_rules! export {
+    ($kind:ident $name:literal $node:literal data ALLOW_DISASSOCIATE_DESTROY) => {
+        core::arch::global_asm!(
+            ".pushsection .rodata.abi,\"a\",@progbits",
+            concat!(".globl ", label!($name, $node)),
+            concat!(".type ", label!($name, $node), ",@object"),
+            concat!(label!($name, $node), ": .byte {initial}"),
+            concat!(".size ", label!($name, $node), ", 1"),
+            symver!($kind $name $node),
+            ".popsection",
+            initial = const $crate::ALLOW_DISASSOCIATE_DESTROY
+        );
+    };
+    ($kind:ident $name:literal $node:literal $module:ident $function:ident) => {
+        core::arch::global_asm!(
+            ".pushsection .text.abi,\"ax\",@progbits",
+            concat!(".globl ", label!($name, $node)),
+            concat!(".type ", label!($name, $node), ",@function"),
+            concat!(label!($name, $node), ":"),
+            jump!(),
+            concat!(".size ", label!($name, $node), ", .-", label!($name, $node)),
+            symver!($kind $name $node),
+            ".popsection",
+            target = sym ferroce_capi::$module::$function
+        );
+    };
+}
+
+/// A table of exports. Each line: `default` or `compat`, name, version node, the function, and for one that only
+/// refuses, why. Tests and the README's table read the same files with a macro of their own.
+macro_rules! exports {
+    ($($kind:ident $name:literal $node:literal = $module:ident :: $function:ident $(, $reason:literal)? ;)*) => {
+        $(export!($kind $name $node $module $function);)*
+    };
+}
+
+include!("exports/verbs.rs");
+include!("exports/provider.rs");
+include!("exports/rdmacm.rs");
+include!("exports/umad.rs");

@@ -1,0 +1,45 @@
+// libibumad.
+exports! {
+    default "umad_addr_dump" "IBUMAD_1.0" = refused::nothing, "management datagrams are not built yet";
+    default "umad_attribute_str" "IBUMAD_1.0" = refused::null_not_supported, "management datagrams are not built yet";
+    default "umad_class_str" "IBUMAD_1.0" = refused::null_not_supported, "management datagrams are not built yet";
+    default "umad_close_port" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_common_mad_status_str" "IBUMAD_1.0" = refused::null_not_supported, "management datagrams are not built yet";
+    default "umad_debug" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_done" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_dump" "IBUMAD_1.0" = refused::nothing, "management datagrams are not built yet";
+    default "umad_free_ca_device_list" "IBUMAD_1.1" = refused::nothing, "management datagrams are not built yet";
+    default "umad_get_ca" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_get_ca_device_list" "IBUMAD_1.1" = refused::null_not_supported, "management datagrams are not built yet";
+    default "umad_get_ca_portguids" "IBUMAD_1.0" = refused::zero, "management datagrams are not built yet";
+    default "umad_get_cas_names" "IBUMAD_1.0" = refused::zero, "management datagrams are not built yet";
+    default "umad_get_fd" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_get_issm_path" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_get_mad" "IBUMAD_1.0" = refused::null_not_supported, "management datagrams are not built yet";
+    default "umad_get_mad_addr" "IBUMAD_1.0" = refused::null_not_supported, "management datagrams are not built yet";
+    default "umad_get_pkey" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_get_port" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_get_smi_gsi_pair_by_ca_name" "IBUMAD_1.4" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_get_smi_gsi_pairs" "IBUMAD_1.4" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_init" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_method_str" "IBUMAD_1.0" = refused::null_not_supported, "management datagrams are not built yet";
+    default "umad_open_port" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_open_smi_port" "IBUMAD_1.3" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_poll" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_recv" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_register" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_register2" "IBUMAD_1.0" = refused::errno_not_supported, "management datagrams are not built yet";
+    default "umad_register_oui" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_release_ca" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_release_port" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_sa_mad_status_str" "IBUMAD_1.0" = refused::null_not_supported, "management datagrams are not built yet";
+    default "umad_send" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_set_addr" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_set_addr_net" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_set_grh" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_set_pkey" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_size" "IBUMAD_1.0" = refused::zero, "management datagrams are not built yet";
+    default "umad_sort_ca_device_list" "IBUMAD_1.2" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_status" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+    default "umad_unregister" "IBUMAD_1.0" = refused::negative_not_supported, "management datagrams are not built yet";
+}

@@ -1,0 +1,46 @@
+//! Builds the library once a test binary and lays its names out as an installation does.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The library file. A package whose library is a cdylib is not built for its own tests, so this asks cargo to.
+pub fn library() -> &'static Path {
+    static FILE: OnceLock<PathBuf> = OnceLock::new();
+    FILE.get_or_init(|| {
+        let output = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--package", "ferroce-dropin", "--message-format=json"])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .expect("cargo runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let messages = String::from_utf8(output.stdout).expect("cargo prints UTF-8");
+        let end =
+            messages.find("/libibverbs.so\"").expect("cargo names the library") + "/libibverbs.so".len();
+        let start = messages[..end].rfind('"').expect("a JSON string") + 1;
+        PathBuf::from(&messages[start..end])
+    })
+}
+
+/// A directory with the names that programs load, as links to the one file.
+pub fn library_dir() -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lib");
+    std::fs::create_dir_all(&dir).expect("target is writable");
+    for name in [
+        "libibverbs.so.1",
+        "libibverbs.so",
+        "librdmacm.so.1",
+        "librdmacm.so",
+        "libibumad.so.3",
+        "libibumad.so",
+    ] {
+        let link = dir.join(name);
+        if std::fs::read_link(&link).ok().as_deref() != Some(library()) {
+            let fresh = dir.join(format!("{name}.{}", std::process::id()));
+            std::os::unix::fs::symlink(library(), &fresh).expect("links can be made");
+            std::fs::rename(&fresh, &link).expect("links can be replaced");
+        }
+    }
+    dir
+}

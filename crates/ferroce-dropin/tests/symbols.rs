@@ -1,0 +1,91 @@
+//! The exported symbols, their versions and default flags are exactly those of `symbols.txt`.
+
+use std::collections::BTreeSet;
+
+use object::elf;
+use object::read::elf::{ElfFile64, Sym as _};
+
+mod support;
+#[path = "../table.rs"]
+mod table;
+
+/// The lines of `symbols.txt`: `symbol@version kind type`.
+fn wanted() -> BTreeSet<String> {
+    include_str!("../symbols.txt")
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| {
+            let fields: Vec<&str> = line.split('\t').collect();
+            format!("{} {} {}", fields[0], fields[2], fields[3])
+        })
+        .collect()
+}
+
+#[test]
+fn the_library_exports_what_both_releases_export() {
+    let bytes = std::fs::read(support::library()).expect("the library was built");
+    let file: ElfFile64<'_> = ElfFile64::parse(&*bytes).expect("an ELF file");
+    let endian = file.endian();
+    let sections = file.elf_section_table();
+    let versions = sections.versions(endian, &*bytes).expect("readable").expect("versions");
+    let symbols = sections.symbols(endian, &*bytes, elf::SHT_DYNSYM).expect("dynamic symbols");
+
+    let mut exported = BTreeSet::new();
+    for (index, symbol) in symbols.enumerate() {
+        if symbol.is_undefined(endian) || symbol.st_bind() == elf::STB_LOCAL {
+            continue;
+        }
+        let name = std::str::from_utf8(symbols.symbol_name(endian, symbol).expect("named")).expect("UTF-8");
+        let number = versions.version_index(endian, index);
+        let version = versions.version(number).ok().flatten();
+        let version = version.unwrap_or_else(|| panic!("{name} is exported without a version"));
+        let version = std::str::from_utf8(version.name()).expect("UTF-8");
+        if symbol.st_shndx(endian) == elf::SHN_ABS {
+            continue; // the node itself
+        }
+        let kind = if number.is_hidden() { "compat" } else { "default" };
+        let class = if symbol.st_type() == elf::STT_OBJECT { "OBJECT" } else { "FUNC" };
+        exported.insert(format!("{name}@{version} {kind} {class}"));
+    }
+    let wanted = wanted();
+    let missing: Vec<_> = wanted.difference(&exported).collect();
+    let foreign: Vec<_> = exported.difference(&wanted).collect();
+    assert!(
+        missing.is_empty() && foreign.is_empty(),
+        "missing {missing:#?}, not in symbols.txt {foreign:#?}"
+    );
+    assert!(exported.len() > 600);
+}
+
+#[test]
+fn every_symbol_of_debian_12_and_of_release_65_is_listed() {
+    let count = |release: &str| {
+        include_str!("../symbols.txt")
+            .lines()
+            .filter(|line| {
+                line.rsplit('\t').next().is_some_and(|releases| releases.split('+').any(|r| r == release))
+            })
+            .count()
+    };
+    assert_eq!(count("44"), 180 + 68 + 39);
+    assert_eq!(count("65"), 220 + 74 + 42);
+}
+
+#[test]
+fn a_refusal_gives_its_reason_and_nothing_else_does() {
+    for export in table::exports() {
+        let refuses = matches!(export.module, "refused" | "data");
+        assert_eq!(export.reason.is_some(), refuses, "{}@{}", export.name, export.node);
+    }
+}
+
+#[test]
+fn the_committed_table_of_verbs_is_current() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/VERBS.md");
+    let fresh = table::markdown();
+    if std::env::var_os("FERROCE_BLESS").is_some() {
+        std::fs::write(path, &fresh).expect("the source is writable");
+    }
+    let committed = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(committed == fresh, "VERBS.md is stale: run this test once with FERROCE_BLESS=1");
+}
