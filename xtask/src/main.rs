@@ -1,2 +1,62 @@
-//! The workspace's commands.
-fn main() {}
+//! The workspace's commands: `cargo xtask demo | test | dist | bench`.
+//!
+//! `dist` builds what a user installs, `test` runs every check there is (`.ci/run` calls it), `demo` shows
+//! Debian's own programs on it. Everything is written below `target/`; the end-to-end checks run in a
+//! network namespace of their own, so that a broker of the machine's user is never in their way.
+#![forbid(unsafe_code)]
+
+mod arrows;
+mod debian;
+mod demo;
+mod dist;
+mod e2e;
+mod job;
+mod report;
+mod source;
+mod symbols;
+mod test;
+mod tree;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// ferroce's workspace commands.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Builds the release and fills target/dist: lib/, bin/, man pages, completions.
+    Dist,
+    /// Runs every check; ends with 'N passed, N failed, N skipped'.
+    Test(test::TestArgs),
+    /// Shows Debian's unmodified programs on ferroce, unprivileged.
+    Demo(demo::DemoArgs),
+    /// The end-to-end stages, inside their network namespace.
+    #[command(hide = true)]
+    E2e(e2e::E2eArgs),
+}
+
+fn main() -> std::process::ExitCode {
+    let done: Result<bool> = match Args::parse().command {
+        Command::Dist => dist::build().map(|dist| {
+            println!("{}", dist.root.display());
+            true
+        }),
+        Command::Test(args) => test::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::E2e(args) => e2e::run(&args),
+    };
+    match done {
+        Ok(true) => std::process::ExitCode::SUCCESS,
+        Ok(false) => std::process::ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}

@@ -1,1 +1,0 @@
-//! How do I see and steer it? The program ferroce.

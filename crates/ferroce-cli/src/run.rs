@@ -1,0 +1,89 @@
+//! `ferroce run`: becomes the given command, with ferroce's libraries in front of the system's.
+//!
+//! The command replaces this process, so signals, exit status, process id and job control are its own.
+
+mod private_net;
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::args::RunArgs;
+
+/// The library that must be there; its other names are links to it.
+const LIBRARY: &str = "libibverbs.so.1";
+
+/// Runs; returns only when that failed.
+pub fn run(args: &RunArgs) -> ExitCode {
+    match prepare(args) {
+        Err(error) => {
+            eprintln!("ferroce: {error:#}");
+            ExitCode::FAILURE
+        }
+        Ok(mut command) => {
+            let error = command.exec();
+            eprintln!("ferroce: {}: {error}", command.get_program().to_string_lossy());
+            // As env(1) and the shells do.
+            ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
+        }
+    }
+}
+
+fn prepare(args: &RunArgs) -> Result<Command> {
+    let Some((program, rest)) = args.command.split_first() else { bail!("no command") };
+    let lib = library_dir()?;
+    if args.private_net {
+        private_net::enter()?;
+    }
+    let mut command = Command::new(program);
+    command.args(rest).env("LD_LIBRARY_PATH", search_path(&lib, std::env::var_os("LD_LIBRARY_PATH"))?);
+    if let Some(netdev) = &args.netdev {
+        nix::net::if_::if_nametoindex(netdev.as_str())
+            .with_context(|| format!("no network device is called {netdev}; see `ip link`"))?;
+        command.env("FERROCE_NETDEV", netdev);
+    }
+    Ok(command)
+}
+
+/// `lib/` beside the `bin/` that holds this program.
+fn library_dir() -> Result<PathBuf> {
+    let exe = std::env::current_exe().context("/proc/self/exe")?;
+    let lib = exe.parent().and_then(Path::parent).map(|root| root.join("lib")).unwrap_or_default();
+    ensure!(
+        lib.join(LIBRARY).exists(),
+        "{} is not there; run ferroce from its distribution (`cargo xtask dist` makes target/dist)",
+        lib.join(LIBRARY).display()
+    );
+    Ok(lib)
+}
+
+/// Ours first, then what was asked for already.
+fn search_path(lib: &Path, before: Option<OsString>) -> Result<OsString> {
+    let before = before.unwrap_or_default();
+    let rest = std::env::split_paths(&before).filter(|p| p != lib && !p.as_os_str().is_empty());
+    let paths = std::iter::once(lib.to_owned()).chain(rest);
+    // A colon or semicolon in the folder's name would cut it in two for the loader.
+    std::env::join_paths(paths).with_context(|| format!("{} cannot be searched", lib.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_libraries_come_first_and_once() {
+        let lib = Path::new("/opt/ferroce/lib");
+        let path = |before: &str| search_path(lib, Some(before.into())).map(|p| p.into_string());
+        for (before, want) in [
+            ("", "/opt/ferroce/lib"),
+            ("/a:/b", "/opt/ferroce/lib:/a:/b"),
+            ("/a:/opt/ferroce/lib", "/opt/ferroce/lib:/a"),
+        ] {
+            assert!(matches!(path(before), Ok(Ok(got)) if got == want), "{before}");
+        }
+        assert!(search_path(Path::new("/with:colon/lib"), None).is_err());
+    }
+}

@@ -1,0 +1,137 @@
+//! `cargo xtask dist`: what a user installs, below `target/dist`.
+//!
+//! `lib/` holds one library file and the links under which programs ask for it: glibc maps one inode once,
+//! so a process that loads libibverbs and librdmacm still has one engine.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::tree;
+
+/// The library's real file.
+const FILE: &str = "libibverbs.so.1";
+/// The other names of it.
+const LINKS: [&str; 5] =
+    ["libibverbs.so", "librdmacm.so.1", "librdmacm.so", "libibumad.so.3", "libibumad.so"];
+
+/// A filled distribution directory.
+#[derive(Clone, Debug)]
+pub struct Dist {
+    /// The directory with `bin/`, `lib/` and `share/`.
+    pub root: PathBuf,
+}
+
+impl Dist {
+    /// Where `dist` puts it, if it has been built.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// The folder to put into `LD_LIBRARY_PATH`.
+    pub fn lib(&self) -> PathBuf {
+        self.root.join("lib")
+    }
+
+    /// The program `name`.
+    pub fn bin(&self, name: &str) -> PathBuf {
+        self.root.join("bin").join(name)
+    }
+
+    /// The one library file.
+    pub fn library(&self) -> PathBuf {
+        self.lib().join(FILE)
+    }
+
+    /// A copy that any user can read, in a fresh directory below the system's temporary one.
+    pub fn public_copy(&self, name: &str) -> Result<Self> {
+        let root = std::env::temp_dir().join(format!("{name}.{}", std::process::id()));
+        if root.exists() {
+            std::fs::remove_dir_all(&root)?;
+        }
+        copy_tree(&self.root, &root)?;
+        Ok(Self { root })
+    }
+}
+
+fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to)?;
+    std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o755))?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            copy_tree(&entry.path(), &target)?;
+        } else if kind.is_symlink() {
+            symlink(std::fs::read_link(entry.path())?, &target)?;
+        } else {
+            std::fs::copy(entry.path(), &target)?;
+        }
+    }
+    Ok(())
+}
+
+/// Builds the release and fills `target/dist`.
+pub fn build() -> Result<Dist> {
+    let made = cargo_build()?;
+    let library = made.get("cdylib").context("ferroce-dropin made no cdylib")?;
+    let fresh = tree::target().join(format!("dist.{}", std::process::id()));
+    if fresh.exists() {
+        std::fs::remove_dir_all(&fresh)?;
+    }
+    let (lib, bin) = (fresh.join("lib"), fresh.join("bin"));
+    std::fs::create_dir_all(&lib)?;
+    std::fs::create_dir_all(&bin)?;
+    install(library, &lib.join(FILE))?;
+    for name in LINKS {
+        symlink(FILE, lib.join(name))?;
+    }
+    for name in ["ferroce", "ferroced"] {
+        let program = made.get(name).with_context(|| format!("no program {name} was built"))?;
+        install(program, &bin.join(name))?;
+    }
+    // The folder is replaced as a whole: a program that runs from the old one keeps its files.
+    let root = tree::target().join("dist");
+    if root.exists() {
+        std::fs::remove_dir_all(&root)?;
+    }
+    std::fs::rename(&fresh, &root)?;
+    Ok(Dist { root })
+}
+
+fn install(from: &Path, to: &Path) -> Result<()> {
+    std::fs::copy(from, to).with_context(|| format!("{} to {}", from.display(), to.display()))?;
+    std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o755))?;
+    Ok(())
+}
+
+/// Builds, and returns what cargo says it made: programs by name, the library as `cdylib`.
+fn cargo_build() -> Result<BTreeMap<String, PathBuf>> {
+    let output = tree::cargo()
+        .args(["build", "--release", "--message-format=json-render-diagnostics"])
+        .args(["-p", "ferroce-dropin", "-p", "ferroce-cli", "-p", "ferroce-daemon"])
+        .stderr(Stdio::inherit())
+        .output()?;
+    ensure!(output.status.success(), "cargo build --release failed");
+    let mut made = BTreeMap::new();
+    for line in String::from_utf8(output.stdout)?.lines() {
+        let message: Value = serde_json::from_str(line)?;
+        if let Some(program) = message.get("executable").and_then(Value::as_str) {
+            let path = PathBuf::from(program);
+            let Some(name) = path.file_name() else { bail!("a program without a name: {program}") };
+            made.insert(name.to_string_lossy().into_owned(), path);
+        }
+        let kinds = message.pointer("/target/kind").and_then(Value::as_array);
+        if kinds.is_some_and(|kinds| kinds.iter().any(|k| k == "cdylib")) {
+            let files = message.get("filenames").and_then(Value::as_array).into_iter().flatten();
+            let library = files.filter_map(Value::as_str).find(|f| f.ends_with(".so"));
+            made.extend(library.map(|f| ("cdylib".to_owned(), PathBuf::from(f))));
+        }
+    }
+    Ok(made)
+}

@@ -1,0 +1,54 @@
+//! What every end-to-end check needs: the distribution, Debian's programs, and a place for logs.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use anyhow::Result;
+
+use crate::debian::Programs;
+use crate::dist::Dist;
+use crate::tree;
+
+/// The test bed.
+pub struct Bed {
+    /// The distribution under test.
+    pub dist: Dist,
+    /// Debian's programs.
+    pub programs: Programs,
+    /// The whole matrix, not only the quick part.
+    pub all: bool,
+    logs: PathBuf,
+    next_port: AtomicU16,
+}
+
+impl Bed {
+    /// Logs go to `target/xtask/e2e`.
+    pub fn new(dist: Dist, programs: Programs, all: bool) -> Result<Self> {
+        let logs = tree::target().join("xtask").join("e2e");
+        std::fs::create_dir_all(&logs)?;
+        Ok(Self { dist, programs, all, logs, next_port: AtomicU16::new(20_000) })
+    }
+
+    /// A TCP port that no earlier check of this run used.
+    pub fn port(&self) -> u16 {
+        self.next_port.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// `ferroce run -- PROGRAM`.
+    pub fn ours(&self, program: &str) -> Command {
+        let mut command = Command::new(self.dist.bin("ferroce"));
+        let program = self.programs.find(program).unwrap_or_else(|| PathBuf::from(program));
+        command.arg("run").arg("--").arg(program);
+        if let Some(dirs) = self.programs.libraries() {
+            command.env("LD_LIBRARY_PATH", dirs);
+        }
+        command
+    }
+
+    /// The log of a check; the name may hold anything.
+    pub fn log(&self, name: &str) -> PathBuf {
+        let plain: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+        self.logs.join(plain).with_extension("log")
+    }
+}

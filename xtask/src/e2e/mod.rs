@@ -1,0 +1,124 @@
+//! The end-to-end stages: Debian's unmodified programs on the built distribution.
+//!
+//! They run in a child of `cargo xtask test` with a network namespace of its own (`unshare -n`, or
+//! `unshare -Urn` without root), so they meet no broker but their own and leave nothing behind.
+
+mod bed;
+mod devices;
+mod netns;
+mod pair;
+mod perftest;
+mod pingpong;
+
+pub use bed::Bed;
+pub use netns::{end_broker, enter, raise_loopback};
+use pair::{Pair, run_pair};
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::debian::Programs;
+use crate::dist::Dist;
+use crate::job;
+use crate::report::{Checks, Count, Report};
+use crate::tree;
+
+/// The stages, in the order in which they run.
+pub const STAGES: &[(&str, &str)] = &[
+    ("devices", "ibv_devices and ibv_devinfo; every consumer loads silently; a cold start is quick"),
+    ("pingpong", "ibv_rc_pingpong: sizes, events, MTUs, IPv4 and IPv6, eight pairs at once, one core"),
+    ("perftest", "ib_{send,write,read}_{bw,lat}: all sizes, many QPs, both directions, events, inline"),
+];
+
+fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
+    match stage {
+        "devices" => Some(devices::check),
+        "pingpong" => Some(pingpong::check),
+        "perftest" => Some(perftest::check),
+        _ => None,
+    }
+}
+
+/// The child's arguments.
+#[derive(Args)]
+pub struct E2eArgs {
+    /// The distribution to test.
+    #[arg(long)]
+    dist: PathBuf,
+    /// Unpacked Debian packages, if they are not installed.
+    #[arg(long)]
+    unpacked: Option<PathBuf>,
+    /// The whole matrix.
+    #[arg(long)]
+    all: bool,
+    /// The stages to run.
+    stages: Vec<String>,
+}
+
+/// In the child: runs the stages; true when nothing failed.
+pub fn run(args: &E2eArgs) -> Result<bool> {
+    raise_loopback()?;
+    let bed = Bed::new(Dist::at(&args.dist), Programs { unpacked: args.unpacked.clone() }, args.all)?;
+    let mut report = Report::default();
+    for stage in &args.stages {
+        if let Some(body) = body(stage) {
+            report.stage(stage, |checks| body(&bed, checks));
+        }
+    }
+    report.stage("leftovers", netns::nothing_left);
+    Ok(report.close())
+}
+
+/// In the parent: starts the child and takes over its counts. The child prints the stages' lines.
+pub fn start(
+    checks: &mut Checks,
+    dist: &Dist,
+    programs: &Programs,
+    all: bool,
+    stages: &[&str],
+) -> Result<()> {
+    let mut command = match enter() {
+        Ok(command) => command,
+        Err(why) => {
+            for stage in stages {
+                println!("skip {stage:<12} {why}");
+                checks.skip(stage, &why.to_string());
+            }
+            return Ok(());
+        }
+    };
+    command.arg(std::env::current_exe()?).arg("e2e").arg("--dist").arg(&dist.root);
+    if let Some(unpacked) = &programs.unpacked {
+        command.arg("--unpacked").arg(unpacked);
+    }
+    if all {
+        command.arg("--all");
+    }
+    command.args(stages);
+    let count = count_of(command)?;
+    checks.absorb(count);
+    Ok(())
+}
+
+/// Runs a child that reports by a closing line, which is not passed on; everything before it is.
+fn count_of(mut command: Command) -> Result<Count> {
+    use std::io::{BufRead, BufReader};
+    let line = job::line(&command);
+    let mut child = command.current_dir(tree::root()).stdout(std::process::Stdio::piped()).spawn()?;
+    let mut count = None;
+    if let Some(out) = child.stdout.take() {
+        for text in BufReader::new(out).lines() {
+            let text = text?;
+            match Count::parse(&text) {
+                Some(closing) => count = Some(closing),
+                None if text.starts_with("failed: ") => {}
+                None => println!("{text}"),
+            }
+        }
+    }
+    let status = child.wait()?;
+    count.ok_or_else(|| anyhow::anyhow!("{line}: {status}, no closing line"))
+}

@@ -1,0 +1,86 @@
+//! The network namespace the end-to-end stages run in.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, geteuid};
+
+use crate::debian::Programs;
+use crate::report::Checks;
+
+/// The front of a command that runs in a network namespace of its own.
+pub fn enter() -> Result<Command> {
+    let unshare = Programs::default().find("unshare").unwrap_or_else(|| PathBuf::from("unshare"));
+    let flags: &[&str] = if geteuid().is_root() { &["-n"] } else { &["-U", "-r", "-n"] };
+    let tried = Command::new(&unshare).args(flags).arg("true").output().context("unshare (util-linux)")?;
+    if !tried.status.success() {
+        bail!("no network namespace here: {}", String::from_utf8_lossy(&tried.stderr).trim());
+    }
+    let mut command = Command::new(unshare);
+    command.args(flags).arg("--");
+    Ok(command)
+}
+
+/// A fresh namespace's loopback is down.
+pub fn raise_loopback() -> Result<()> {
+    let ip = Programs::default().find("ip").unwrap_or_else(|| PathBuf::from("ip"));
+    let status = Command::new(ip).args(["link", "set", "lo", "up"]).status().context("ip (iproute2)")?;
+    ensure!(status.success(), "ip link set lo up: {status}");
+    Ok(())
+}
+
+/// Processes in this process's network namespace, itself excepted: id and name.
+pub fn processes() -> Vec<(i32, String)> {
+    let link = |pid: &str| std::fs::read_link(Path::new("/proc").join(pid).join("ns/net")).ok();
+    let Some(own) = link("self") else { return Vec::new() };
+    let me = std::process::id().to_string();
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.flatten().filter_map(|e| e.file_name().into_string().ok());
+    let pids = pids.filter(|name| name.bytes().all(|b| b.is_ascii_digit()) && *name != me);
+    pids.filter(|pid| link(pid).is_some_and(|ns| ns == own))
+        .filter_map(|pid| {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+            Some((pid.parse().ok()?, name.trim().to_owned()))
+        })
+        .collect()
+}
+
+/// Ends the brokers of this namespace, which is our own.
+pub fn end_broker() {
+    for (pid, name) in processes() {
+        if name.starts_with("ferroced") {
+            kill(Pid::from_raw(pid), Signal::SIGTERM).ok();
+        }
+    }
+}
+
+/// Only the broker may be left; it must go when told. The namespace is ours, so is every process in it.
+pub fn nothing_left(checks: &mut Checks) -> Result<()> {
+    let (brokers, strays): (Vec<_>, Vec<_>) =
+        processes().into_iter().partition(|(_, name)| name.starts_with("ferroced"));
+    if strays.is_empty() {
+        checks.pass();
+    } else {
+        checks.fail("leftovers", &format!("still running: {strays:?}"));
+    }
+    for (pid, _) in strays.iter().chain(&brokers) {
+        kill(Pid::from_raw(*pid), Signal::SIGTERM).ok();
+    }
+    let deadline = Instant::now() + Duration::from_secs(3);
+    while !processes().is_empty() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let stubborn = processes();
+    for (pid, _) in &stubborn {
+        kill(Pid::from_raw(*pid), Signal::SIGKILL).ok();
+    }
+    if stubborn.is_empty() {
+        checks.pass();
+    } else {
+        checks.fail("leftovers", &format!("did not end within 3 s of SIGTERM: {stubborn:?}"));
+    }
+    Ok(())
+}

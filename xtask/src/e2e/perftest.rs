@@ -1,0 +1,64 @@
+//! perftest's six RC programs, Debian's own, between two processes.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::{Bed, Pair, run_pair};
+use crate::report::Checks;
+
+const PROGRAMS: [&str; 6] =
+    ["ib_send_bw", "ib_send_lat", "ib_write_bw", "ib_write_lat", "ib_read_bw", "ib_read_lat"];
+const LIMIT: Duration = Duration::from_secs(150);
+
+/// Every program with all sizes; a few (with `--all`, each) with the other flags.
+pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
+    for program in PROGRAMS {
+        let bandwidth = program.ends_with("_bw");
+        let iterations = if bed.all { 1000 } else { 100 };
+        one(bed, checks, program, &format!("-a -n {iterations}"))?;
+        one(bed, checks, program, "-s 8 -n 1000 -x 1")?;
+        let quick_too = program == "ib_write_bw" || program == "ib_send_bw";
+        if bandwidth && (bed.all || quick_too) {
+            one(bed, checks, program, "-s 65536 -n 1000 -q 8")?;
+            one(bed, checks, program, "-s 65536 -n 1000 -b")?;
+        }
+        // Sleeping on completion events exists where the end that waits gets completions.
+        if (bed.all || program.starts_with("ib_send")) && program != "ib_write_lat" {
+            one(bed, checks, program, "-s 4096 -n 1000 -e")?;
+        }
+        if !program.starts_with("ib_read") && (bed.all || !bandwidth) {
+            one(bed, checks, program, "-s 64 -n 1000 -I 64")?;
+        }
+        if bed.all && bandwidth {
+            one(bed, checks, program, "-s 1024 -n 5000 -l 16 -m 1024")?;
+            one(bed, checks, program, "-s 1048576 -n 500 -q 8 -b -x 1")?;
+            one(bed, checks, program, "-s 64 -n 5000 --use_old_post_send")?;
+        }
+    }
+    Ok(())
+}
+
+fn one(bed: &Bed, checks: &mut Checks, program: &str, text: &str) -> Result<()> {
+    let port = bed.port();
+    let end = |host: Option<&str>| {
+        let mut command = bed.ours(program);
+        command.args(["-d", "fr0", "-F", "-p", &port.to_string()]).args(text.split_whitespace()).args(host);
+        command
+    };
+    let pair = Pair {
+        name: format!("{program} {text}"),
+        server: end(None),
+        client: end(Some("127.0.0.1")),
+        port,
+        limit: LIMIT,
+    };
+    if let Some((client, _)) = run_pair(bed, checks, pair)?
+        && bed.all
+        && let Some(row) =
+            client.output.lines().rev().find(|l| l.trim().starts_with(|c: char| c.is_ascii_digit()))
+    {
+        checks.note(format!("{program} {text}: {}", row.split_whitespace().collect::<Vec<_>>().join("  ")));
+    }
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! `ibv_rc_pingpong`, Debian's own, between two processes.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::{Bed, Pair, run_pair};
+use crate::report::Checks;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// `-c` checks every received byte; without `-e` both ends poll.
+pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
+    let mut cases: Vec<Vec<String>> = Vec::new();
+    let mut case = |text: &str| cases.push(text.split_whitespace().map(str::to_owned).collect());
+    let (many, sizes): (u32, &[u32]) = if bed.all {
+        (10_000, &[1, 2, 63, 64, 255, 1024, 1025, 4096, 4097, 65_536, 262_144, 1_048_576])
+    } else {
+        (1000, &[1, 1024, 4097, 65_536, 1_048_576])
+    };
+    for gid in [0, 1] {
+        for size in sizes {
+            let count = if *size > 65_536 { many / 20 } else { many };
+            case(&format!("-g {gid} -s {size} -n {count} -c"));
+            if bed.all || *size == 1024 || *size == 65_536 {
+                case(&format!("-g {gid} -s {size} -n {count} -c -e"));
+            }
+        }
+        for mtu in [256, 512, 1024, 2048, 4096] {
+            case(&format!("-g {gid} -s 10000 -n {} -m {mtu} -c", many / 5));
+        }
+    }
+    case(&format!("-g 0 -n {many} -N -c")); // the ibv_wr_* way of posting
+    case("-g 0 -n 10000");
+    case("-g 0 -n 10000 -e");
+    case("-g 0 -n 10000 -r 1"); // one receive at a time: RNR NAKs and retries
+    for args in &cases {
+        run_pair(bed, checks, pair(bed, "", args, plain))?;
+    }
+    one_core(bed, checks)?;
+    eight(bed, checks)
+}
+
+/// The command as it is.
+fn plain(program: &str) -> Command {
+    Command::new(program)
+}
+
+fn pair(bed: &Bed, note: &str, args: &[String], wrap: fn(&str) -> Command) -> Pair {
+    let port = bed.port();
+    let end = |host: Option<&str>| {
+        let ours = bed.ours("ibv_rc_pingpong");
+        let mut command = wrap(&ours.get_program().to_string_lossy());
+        command.args(ours.get_args()).args(["-d", "fr0", "-p", &port.to_string()]).args(args).args(host);
+        for (key, value) in ours.get_envs() {
+            command.env(key, value.unwrap_or_default());
+        }
+        command
+    };
+    Pair {
+        name: format!("ibv_rc_pingpong {}{note}", args.join(" ")),
+        server: end(None),
+        client: end(Some("127.0.0.1")),
+        port,
+        limit: LIMIT,
+    }
+}
+
+/// Both ends on one core: they must yield to each other.
+fn one_core(bed: &Bed, checks: &mut Checks) -> Result<()> {
+    let taskset = |program: &str| {
+        let mut command = Command::new("taskset");
+        command.args(["-c", "0"]).arg(program);
+        command
+    };
+    for text in ["-g 0 -s 1024 -n 1000 -c", "-g 0 -s 1024 -n 1000 -c -e"] {
+        let args: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+        run_pair(bed, checks, pair(bed, " on one core", &args, taskset))?;
+    }
+    Ok(())
+}
+
+/// Eight servers and eight clients at once, on the one UDP port.
+fn eight(bed: &Bed, checks: &mut Checks) -> Result<()> {
+    let mut running = Vec::new();
+    for i in 0..8 {
+        let text = format!("-g {} -s 5000 -n 500 -c{}", i % 2, if i % 4 < 2 { " -e" } else { "" });
+        let args: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+        running.push(pair(bed, &format!(" (pair {i} of 8)"), &args, plain).start(bed)?);
+    }
+    for pair in running {
+        pair.finish(checks)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! The checks of the sources: format, lints, documentation, unit tests.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::report::Checks;
+use crate::tree;
+
+/// Runs one cargo command with its output shown only when it fails (or always, with `show`).
+fn cargo(checks: &mut Checks, name: &str, args: &[&str], envs: &[(&str, &str)]) -> Result<()> {
+    let mut command = tree::cargo();
+    command.args(args).envs(envs.iter().copied());
+    verdict(checks, name, command)
+}
+
+fn verdict(checks: &mut Checks, name: &str, mut command: Command) -> Result<()> {
+    let output = command.output()?;
+    if output.status.success() {
+        checks.pass();
+    } else {
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        let from = lines.len().saturating_sub(120);
+        checks.fail(name, &lines.get(from..).unwrap_or_default().join("\n"));
+    }
+    Ok(())
+}
+
+/// `cargo fmt --check`.
+pub fn fmt(checks: &mut Checks) -> Result<()> {
+    cargo(checks, "fmt", &["fmt", "--all", "--check"], &[])
+}
+
+/// `cargo clippy` over everything, warnings are errors.
+pub fn clippy(checks: &mut Checks) -> Result<()> {
+    let args = ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    cargo(checks, "clippy", &args, &[])
+}
+
+/// `cargo doc`, warnings are errors.
+pub fn doc(checks: &mut Checks) -> Result<()> {
+    let args = ["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"];
+    cargo(checks, "doc", &args, &[("RUSTDOCFLAGS", "-D warnings")])
+}
+
+/// `cargo test` over the workspace; counts its tests, not itself.
+pub fn unit(checks: &mut Checks) -> Result<()> {
+    let output = tree::cargo().args(["test", "--workspace", "--no-fail-fast"]).output()?;
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text);
+    let mut count = crate::report::Count::default();
+    for line in text.lines().filter(|l| l.starts_with("test result:")) {
+        let number = |word: &str| {
+            let before = line.split(word).next().unwrap_or_default();
+            before.split_whitespace().last().and_then(|n| n.parse().ok()).unwrap_or(0u32)
+        };
+        count.passed += number(" passed");
+        count.failed += number(" failed");
+        count.skipped += number(" ignored");
+    }
+    checks.absorb(count);
+    if !output.status.success() {
+        let log = tree::target().join("xtask").join("cargo-test.log");
+        std::fs::create_dir_all(tree::target().join("xtask"))?;
+        std::fs::write(&log, text.as_bytes())?;
+        let lines: Vec<&str> = text.lines().filter(|l| !l.ends_with(" ... ok")).collect();
+        let from = lines.len().saturating_sub(150);
+        checks.fail("cargo test", &lines.get(from..).unwrap_or_default().join("\n"));
+    }
+    Ok(())
+}

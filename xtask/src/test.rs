@@ -1,0 +1,94 @@
+//! `cargo xtask test`: every check there is, in stages.
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::debian::{self, Programs};
+use crate::report::{Checks, Report};
+use crate::{arrows, dist, e2e, source, symbols};
+
+/// Which stages to run.
+#[derive(Args)]
+pub struct TestArgs {
+    /// The whole matrix, not only the quick part of it.
+    #[arg(long)]
+    pub all: bool,
+    /// Only these stages (see --list).
+    #[arg(long, value_name = "STAGE", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Not these stages.
+    #[arg(long, value_name = "STAGE", value_delimiter = ',')]
+    pub skip: Vec<String>,
+    /// Names the stages and stops.
+    #[arg(long)]
+    pub list: bool,
+}
+
+impl TestArgs {
+    fn wants(&self, stage: &str) -> bool {
+        (self.only.is_empty() || self.only.iter().any(|s| s == stage))
+            && !self.skip.iter().any(|s| s == stage)
+    }
+}
+
+type Source = fn(&mut Checks) -> Result<()>;
+
+const STAGES: &[(&str, &str)] = &[
+    ("fmt", "cargo fmt --check"),
+    ("arrows", "each crate uses only the crates below it"),
+    ("clippy", "cargo clippy, warnings are errors"),
+    ("doc", "cargo doc, warnings are errors"),
+    ("unit", "cargo test over the workspace"),
+    ("dist", "the release build fills target/dist"),
+    ("symbols", "the library exports what the real ones export"),
+];
+
+fn all_stages() -> impl Iterator<Item = (&'static str, &'static str)> {
+    STAGES.iter().chain(e2e::STAGES).copied()
+}
+
+/// Runs the stages asked for; true when nothing failed.
+pub fn run(args: &TestArgs) -> Result<bool> {
+    if args.list {
+        for (name, what) in all_stages() {
+            println!("{name:<12} {what}");
+        }
+        return Ok(true);
+    }
+    for name in args.only.iter().chain(&args.skip) {
+        anyhow::ensure!(all_stages().any(|(s, _)| s == name), "no stage is called {name}; see --list");
+    }
+    let mut report = Report::default();
+    let simple: [(&str, Source); 5] = [
+        ("fmt", source::fmt),
+        ("arrows", arrows::check),
+        ("clippy", source::clippy),
+        ("doc", source::doc),
+        ("unit", source::unit),
+    ];
+    for (name, body) in simple {
+        if args.wants(name) {
+            report.stage(name, body);
+        }
+    }
+    let mut built = None;
+    if all_stages().skip(simple.len()).any(|(s, _)| args.wants(s)) {
+        report.stage("dist", |checks| {
+            built = Some(dist::build()?);
+            checks.pass();
+            Ok(())
+        });
+    }
+    let Some(dist) = built else { return Ok(report.close()) };
+    if args.wants("symbols") {
+        report.stage("symbols", |checks| symbols::check(checks, &dist.library()));
+    }
+    let stages: Vec<&str> = e2e::STAGES.iter().map(|(s, _)| *s).filter(|s| args.wants(s)).collect();
+    if !stages.is_empty() {
+        report.silent("end to end", |checks| {
+            let programs = Programs::ensure(&[debian::BASIC, debian::MORE])?;
+            e2e::start(checks, &dist, &programs, args.all, &stages)
+        });
+    }
+    Ok(report.close())
+}
