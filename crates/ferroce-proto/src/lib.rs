@@ -1,1 +1,28 @@
 //! What should happen? The RDMA transport's state machines, without I/O.
+//!
+//! A [`QueuePair`] is told what the application wants, what arrived and what time it is; it says what to send, what
+//! completed and when to call it again. It reads no clock, opens no socket and touches memory only through [`Memory`].
+//! Rules are cited as `IBTA 9.7.5.1.2` or `IBTA C9-92` (InfiniBand Architecture Specification volume 1).
+
+#![forbid(unsafe_code)]
+#![allow(dead_code, reason = "the queue pair that uses them follows")]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)
+)]
+
+mod attr;
+mod budget;
+mod completion;
+mod counters;
+mod error;
+mod memory;
+mod work_request;
+
+pub use attr::{QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpState, Service};
+pub use budget::Budget;
+pub use completion::{AsyncEvent, QpEvent, WcOpcode, WcStatus, WorkCompletion};
+pub use counters::Counters;
+pub use error::{CreateQpError, DropReason, ModifyQpError, PostRecvError, PostSendError};
+pub use memory::{Memory, MemoryError, RemoteAccess};
+pub use work_request::{RecvWr, Remote, SendOp, SendWr, Sge};

@@ -1,0 +1,227 @@
+//! Attributes of a queue pair.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use bitflags::bitflags;
+use ferroce_wire::{Flow, PathMtu, Psn, Qkey, Qpn};
+
+use crate::Budget;
+
+/// Service type of a queue pair; discriminants are those of `ibv_qp_type`. Only [`Service::Rc`] can be created.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[doc(alias = "ibv_qp_type")]
+#[repr(u8)]
+pub enum Service {
+    /// Reliable Connection.
+    Rc = 2,
+    /// Unreliable Connection.
+    Uc = 3,
+    /// Unreliable Datagram.
+    Ud = 4,
+    /// XRC initiator (`IBV_QPT_XRC_SEND`).
+    XrcInitiator = 9,
+    /// XRC target (`IBV_QPT_XRC_RECV`).
+    XrcTarget = 10,
+}
+
+/// State of a queue pair; discriminants are those of `ibv_qp_state`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[doc(alias = "ibv_qp_state")]
+#[repr(u8)]
+#[expect(missing_docs, reason = "the names are those of ibv_qp_state")]
+pub enum QpState {
+    Reset = 0,
+    Init = 1,
+    Rtr = 2,
+    Rts = 3,
+    Sqd = 4,
+    Sqe = 5,
+    Error = 6,
+}
+
+/// Sizes of a queue pair's queues (`ibv_qp_cap`); what is created holds exactly this.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[doc(alias = "ibv_qp_cap")]
+pub struct QpCaps {
+    /// Send work requests that may be outstanding.
+    pub max_send_wr: u32,
+    /// Receive work requests that may be outstanding.
+    pub max_recv_wr: u32,
+    /// SGEs of a send work request.
+    pub max_send_sge: u32,
+    /// SGEs of a receive work request.
+    pub max_recv_sge: u32,
+    /// Octets of an inline payload.
+    pub max_inline: u32,
+}
+
+/// What a queue pair is made from.
+#[derive(Clone, Debug)]
+pub struct QpConfig {
+    /// Its number.
+    pub qpn: Qpn,
+    /// Its service.
+    pub service: Service,
+    /// Its queues, allocated at creation.
+    pub caps: QpCaps,
+    /// Every send work request is signaled.
+    pub sq_sig_all: bool,
+    /// Source of everything random in it.
+    pub seed: u64,
+    /// Resend before the ACK timeout, by a timer derived from the round trip time. On in programs; tests that count
+    /// transmissions turn it off.
+    pub early_resends: bool,
+    /// What it shares with the process's other queue pairs.
+    pub budget: Arc<Budget>,
+}
+
+bitflags! {
+    /// Remote operations a queue pair admits: bits of `ibv_access_flags`. Others are kept and mean nothing here.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    pub struct QpAccess: u32 {
+        /// `IBV_ACCESS_LOCAL_WRITE`: no meaning for a queue pair, but programs set it.
+        const LOCAL_WRITE = 1;
+        /// `IBV_ACCESS_REMOTE_WRITE`.
+        const REMOTE_WRITE = 1 << 1;
+        /// `IBV_ACCESS_REMOTE_READ`.
+        const REMOTE_READ = 1 << 2;
+        /// `IBV_ACCESS_REMOTE_ATOMIC`.
+        const REMOTE_ATOMIC = 1 << 3;
+        const _ = !0;
+    }
+}
+
+bitflags! {
+    /// Which attributes a modify sets: bits of `ibv_qp_attr_mask`.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    #[doc(alias = "ibv_qp_attr_mask")]
+    pub struct QpAttrMask: u32 {
+        /// [`QpAttr::state`].
+        const STATE = 1;
+        /// [`QpAttr::cur_state`].
+        const CUR_STATE = 1 << 1;
+        /// [`QpAttr::en_sqd_async_notify`].
+        const EN_SQD_ASYNC_NOTIFY = 1 << 2;
+        /// [`QpAttr::access`].
+        const ACCESS_FLAGS = 1 << 3;
+        /// [`QpAttr::pkey_index`].
+        const PKEY_INDEX = 1 << 4;
+        /// [`QpAttr::port`].
+        const PORT = 1 << 5;
+        /// [`QpAttr::qkey`].
+        const QKEY = 1 << 6;
+        /// [`QpAttr::path`].
+        const AV = 1 << 7;
+        /// [`QpAttr::path_mtu`].
+        const PATH_MTU = 1 << 8;
+        /// [`QpAttr::timeout`].
+        const TIMEOUT = 1 << 9;
+        /// [`QpAttr::retry_cnt`].
+        const RETRY_CNT = 1 << 10;
+        /// [`QpAttr::rnr_retry`].
+        const RNR_RETRY = 1 << 11;
+        /// [`QpAttr::rq_psn`].
+        const RQ_PSN = 1 << 12;
+        /// [`QpAttr::max_rd_atomic`].
+        const MAX_QP_RD_ATOMIC = 1 << 13;
+        /// Alternate path: refused on RoCE.
+        const ALT_PATH = 1 << 14;
+        /// [`QpAttr::min_rnr_timer`].
+        const MIN_RNR_TIMER = 1 << 15;
+        /// [`QpAttr::sq_psn`].
+        const SQ_PSN = 1 << 16;
+        /// [`QpAttr::max_dest_rd_atomic`].
+        const MAX_DEST_RD_ATOMIC = 1 << 17;
+        /// Path migration state: taken where the table allows it, without effect.
+        const PATH_MIG_STATE = 1 << 18;
+        /// Queue sizes: never modified.
+        const CAP = 1 << 19;
+        /// [`QpAttr::dest_qp`].
+        const DEST_QPN = 1 << 20;
+        const _ = !0;
+    }
+}
+
+/// Attributes of a queue pair (`ibv_qp_attr`). Small numbers are plain, so that a wrong one can be refused by name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[doc(alias = "ibv_qp_attr")]
+pub struct QpAttr {
+    /// The state to go to; queried: the state it is in.
+    pub state: QpState,
+    /// The state the caller believes it is in; queried: as `state`.
+    pub cur_state: QpState,
+    /// Payload of a full packet.
+    pub path_mtu: PathMtu,
+    /// Queue key; not used on RC.
+    pub qkey: Qkey,
+    /// The PSN expected next from the peer.
+    pub rq_psn: Psn,
+    /// The PSN of the next request never sent before.
+    pub sq_psn: Psn,
+    /// The peer's queue pair.
+    pub dest_qp: Qpn,
+    /// What the peer may do.
+    pub access: QpAccess,
+    /// The address vector: our address and source port, the peer's address.
+    pub path: Flow,
+    /// Index of the P_Key: 0.
+    pub pkey_index: u16,
+    /// The port: 1.
+    pub port: u8,
+    /// Reads and atomics of ours that may be outstanding, at most 128.
+    pub max_rd_atomic: u8,
+    /// Reads and atomics of the peer's that may be outstanding, at most 128.
+    pub max_dest_rd_atomic: u8,
+    /// What an RNR NAK asks the peer to wait: code 0 to 31, see `ferroce_wire::RnrTimer`.
+    pub min_rnr_timer: u8,
+    /// Local ACK timeout: code 0 (none) to 31, see `ferroce_wire::AckTimeout`.
+    pub timeout: u8,
+    /// Retries, 0 to 7; 7 is seven.
+    pub retry_cnt: u8,
+    /// Retries after RNR NAKs, 0 to 6; 7 is without end.
+    pub rnr_retry: u8,
+    /// With a transition to SQD: ask for [`crate::AsyncEvent::SqDrained`].
+    pub en_sqd_async_notify: bool,
+    /// Queried: in SQD, something that had started has not yet completed.
+    pub sq_draining: bool,
+}
+
+impl QpAttr {
+    /// Most reads and atomics that may be outstanding, either way.
+    pub const MAX_RD_ATOMIC: u8 = 128;
+}
+
+impl Default for QpAttr {
+    /// The attributes of a queue pair that was just created.
+    fn default() -> Self {
+        let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        Self {
+            state: QpState::Reset,
+            cur_state: QpState::Reset,
+            path_mtu: PathMtu::B256,
+            qkey: Qkey::new(0),
+            rq_psn: Psn::new(0),
+            sq_psn: Psn::new(0),
+            dest_qp: Qpn::new(0),
+            access: QpAccess::empty(),
+            path: Flow {
+                source: nowhere,
+                destination: nowhere,
+                source_port: 0,
+                traffic_class: 0,
+                hop_limit: 64,
+            },
+            pkey_index: 0,
+            port: 1,
+            max_rd_atomic: 0,
+            max_dest_rd_atomic: 0,
+            min_rnr_timer: 0,
+            timeout: 0,
+            retry_cnt: 0,
+            rnr_retry: 0,
+            en_sqd_async_notify: false,
+            sq_draining: false,
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What a queue pair reports.
+
+use ferroce_wire::{Imm, Qpn, Rkey};
+
+/// Status of a completion; discriminants are those of `ibv_wc_status`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[doc(alias = "ibv_wc_status")]
+#[repr(u8)]
+#[expect(missing_docs, reason = "the names are those of ibv_wc_status")]
+pub enum WcStatus {
+    Success = 0,
+    LocLenErr = 1,
+    LocQpOpErr = 2,
+    LocEecOpErr = 3,
+    LocProtErr = 4,
+    WrFlushErr = 5,
+    MwBindErr = 6,
+    BadRespErr = 7,
+    LocAccessErr = 8,
+    RemInvReqErr = 9,
+    RemAccessErr = 10,
+    RemOpErr = 11,
+    RetryExcErr = 12,
+    RnrRetryExcErr = 13,
+    LocRddViolErr = 14,
+    RemInvRdReqErr = 15,
+    RemAbortErr = 16,
+    InvEecnErr = 17,
+    InvEecStateErr = 18,
+    FatalErr = 19,
+    RespTimeoutErr = 20,
+    GeneralErr = 21,
+}
+
+/// What completed; discriminants are those of `ibv_wc_opcode`. Valid on success only.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[doc(alias = "ibv_wc_opcode")]
+#[repr(u8)]
+#[expect(missing_docs, reason = "the names are those of ibv_wc_opcode")]
+pub enum WcOpcode {
+    Send = 0,
+    RdmaWrite = 1,
+    RdmaRead = 2,
+    CompSwap = 3,
+    FetchAdd = 4,
+    BindMw = 5,
+    LocalInv = 6,
+    Flush = 8,
+    AtomicWrite = 9,
+    Recv = 128,
+    RecvRdmaWithImm = 129,
+}
+
+/// A completion (`ibv_wc`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[doc(alias = "ibv_wc")]
+pub struct WorkCompletion {
+    /// From the work request.
+    pub wr_id: u64,
+    /// Success or why not.
+    pub status: WcStatus,
+    /// What completed; on errors what was asked for.
+    pub opcode: WcOpcode,
+    /// Length of the message in octets; on errors 0.
+    pub byte_len: u32,
+    /// Immediate data of a received message.
+    pub imm: Option<Imm>,
+    /// Key that a received message ended.
+    pub invalidated: Option<Rkey>,
+    /// The queue pair it completed on.
+    pub qpn: Qpn,
+    /// The sender (UD); on RC the connected peer.
+    pub src_qp: Qpn,
+    /// The message asked for a solicited event. Errors are to be treated as solicited whatever this says.
+    pub solicited: bool,
+    /// More about an error: 0, or the AETH syndrome that the peer sent.
+    pub vendor_err: u32,
+}
+
+/// Asynchronous event of a queue pair; discriminants are those of `ibv_event_type`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[doc(alias = "ibv_event_type")]
+#[repr(u8)]
+pub enum AsyncEvent {
+    /// The queue pair cannot go on, as after an overrun of its completion queue.
+    QpFatal = 1,
+    /// The peer asked what it may not (NAK 0x61), and no receive WQE could report it.
+    QpReqErr = 2,
+    /// The peer used a bad key or range (NAK 0x62), and no receive WQE could report it.
+    QpAccessErr = 3,
+    /// First request processed in RTR.
+    CommEst = 4,
+    /// SQD reached: everything that had started has completed.
+    SqDrained = 5,
+    /// No more WQE will be taken from the shared receive queue.
+    QpLastWqeReached = 16,
+}
+
+/// What [`crate::QueuePair::poll_event`] yields.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum QpEvent {
+    /// For the send completion queue.
+    Send(WorkCompletion),
+    /// For the receive completion queue.
+    Recv(WorkCompletion),
+    /// For the context's event queue.
+    Async(AsyncEvent),
+}

@@ -1,0 +1,42 @@
+//! What is counted. Names that kernel rxe also has mean what they mean there.
+
+/// Counters of one queue pair since its creation. They wrap.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counters {
+    /// Packets handed to `poll_transmit`'s batches.
+    pub sent_pkts: u64,
+    /// Packets given to `handle_datagram`.
+    pub rcvd_pkts: u64,
+    /// Of those, dropped with a [`crate::DropReason`].
+    pub dropped_pkts: u64,
+    /// Responder: requests whose PSN was executed before.
+    pub duplicate_request: u64,
+    /// Responder: requests ahead of the expected PSN.
+    pub out_of_seq_request: u64,
+    /// Responder: sequence NAKs sent.
+    pub sent_seq_err: u64,
+    /// Responder: RNR NAKs sent.
+    pub send_rnr_err: u64,
+    /// Responder: ACKs sent, each for any number of requests.
+    pub sent_acks: u64,
+    /// Requester: RNR NAKs received.
+    pub rcvd_rnr_err: u64,
+    /// Requester: sequence NAKs received that caused a resend.
+    pub rcvd_seq_err: u64,
+    /// Requester: answers that showed a missing read response or atomic result.
+    pub implied_nak: u64,
+    /// Requester: packets sent again.
+    pub resent_pkts: u64,
+    /// Requester: resends by the RTT-derived timer, free of charge.
+    pub early_resends: u64,
+    /// Requester: expiries of the local ACK timeout.
+    pub timeouts: u64,
+    /// Requester: retry_cnt used up.
+    pub retry_exceeded_err: u64,
+    /// Requester: rnr_retry used up.
+    pub retry_rnr_exceeded_err: u64,
+    /// Requester: messages sent, without reads and atomics.
+    pub rdma_sends: u64,
+    /// Responder: messages received that took a receive WQE.
+    pub rdma_recvs: u64,
+}

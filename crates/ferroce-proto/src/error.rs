@@ -1,0 +1,193 @@
+//! What can go wrong, by operation.
+
+use crate::{MemoryError, QpAttrMask, QpState, Service};
+
+/// Why no queue pair was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CreateQpError {
+    /// This service is not implemented.
+    #[error("queue pairs of service {0:?} are not supported")]
+    Service(Service),
+}
+
+/// Why a modify changed nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ModifyQpError {
+    /// The state machine has no such transition (IBTA 10.3.1).
+    #[error("no transition from {from:?} to {to:?}")]
+    Transition {
+        /// State it is in.
+        from: QpState,
+        /// State asked for.
+        to: QpState,
+    },
+    /// `cur_state` was given and is wrong, or may not be given in this state.
+    #[error("the queue pair is in {actual:?}, not in {claimed:?}")]
+    CurrentState {
+        /// State it is in.
+        actual: QpState,
+        /// State the caller named.
+        claimed: QpState,
+    },
+    /// The transition needs attributes that the mask does not have.
+    #[error("{from:?} to {to:?} needs {missing:?}")]
+    Missing {
+        /// State it is in.
+        from: QpState,
+        /// State asked for.
+        to: QpState,
+        /// What is not there.
+        missing: QpAttrMask,
+    },
+    /// The transition does not allow attributes that the mask has.
+    #[error("{from:?} to {to:?} does not allow {extra:?}")]
+    NotAllowed {
+        /// State it is in.
+        from: QpState,
+        /// State asked for.
+        to: QpState,
+        /// What is too much.
+        extra: QpAttrMask,
+    },
+    /// A value is out of its range.
+    #[error("{attribute:?} is out of range")]
+    Value {
+        /// Whose value.
+        attribute: QpAttrMask,
+    },
+    /// In SQD, and what had started has not yet completed.
+    #[error("the send queue is still draining")]
+    Draining,
+}
+
+/// Why a send work request was not taken; the queue is as before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PostSendError {
+    /// RESET, INIT and RTR take none.
+    #[error("a queue pair in {0:?} takes no send work requests")]
+    State(QpState),
+    /// All WQEs are in use.
+    #[error("all {max} send WQEs are in use")]
+    QueueFull {
+        /// How many there are.
+        max: u32,
+    },
+    /// More SGEs than the queue pair was made for.
+    #[error("{given} SGEs, at most {max}")]
+    TooManySges {
+        /// In the work request.
+        given: usize,
+        /// `max_send_sge`.
+        max: u32,
+    },
+    /// More inline octets than the queue pair was made for.
+    #[error("{given} inline octets, at most {max}")]
+    InlineTooLong {
+        /// In the work request.
+        given: u64,
+        /// `max_inline`.
+        max: u32,
+    },
+    /// Inline makes no sense for an operation that writes local memory or has no payload.
+    #[error("this operation has no inline payload")]
+    InlineNotAllowed,
+    /// Longer than a message can be.
+    #[error("{given} octets, a message has at most 2^31")]
+    MessageTooLong {
+        /// In the work request.
+        given: u64,
+    },
+    /// Atomics are eight octets.
+    #[error("an atomic needs 8 octets of local memory, not {given}")]
+    AtomicLength {
+        /// In the work request.
+        given: u64,
+    },
+    /// Atomics are aligned.
+    #[error("an atomic needs a remote address that is a multiple of 8")]
+    AtomicMisaligned,
+    /// A read or atomic, and `max_rd_atomic` is 0.
+    #[error("max_rd_atomic is 0: the queue pair can do no reads and atomics")]
+    NoReadAtomicDepth,
+    /// The inline payload cannot be read.
+    #[error("the inline payload cannot be read")]
+    Inline(#[source] MemoryError),
+}
+
+/// Why a receive work request was not taken; the queue is as before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PostRecvError {
+    /// RESET takes none.
+    #[error("a queue pair in {0:?} takes no receive work requests")]
+    State(QpState),
+    /// All WQEs are in use.
+    #[error("all {max} receive WQEs are in use")]
+    QueueFull {
+        /// How many there are.
+        max: u32,
+    },
+    /// More SGEs than the queue pair was made for.
+    #[error("{given} SGEs, at most {max}")]
+    TooManySges {
+        /// In the work request.
+        given: usize,
+        /// `max_recv_sge`.
+        max: u32,
+    },
+}
+
+/// Why a packet had no effect. A NAK may have been sent nevertheless; these are for counters.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
+pub enum DropReason {
+    /// Its ICRC was not verified.
+    #[error("ICRC not verified")]
+    IcrcUnchecked,
+    /// For another queue pair.
+    #[error("for another queue pair")]
+    WrongQpn,
+    /// Not from the connected peer's address.
+    #[error("not from the peer's address")]
+    WrongSource,
+    /// Not of this queue pair's partition (IBTA C9-42).
+    #[error("wrong P_Key")]
+    WrongPkey,
+    /// Of another service (IBTA C9-43).
+    #[error("opcode of another service")]
+    WrongService,
+    /// The queue pair does not answer in its state.
+    #[error("the queue pair's state takes no such packets")]
+    State,
+    /// Executed before; answered again where that helps the peer.
+    #[error("duplicate request")]
+    DuplicateRequest,
+    /// A READ or atomic executed so long ago that its answer is forgotten, or one that differs from the original.
+    #[error("duplicate of a read or atomic that is not retained")]
+    DuplicateNotFound,
+    /// Ahead of the expected PSN.
+    #[error("request ahead of the expected PSN")]
+    OutOfSequence,
+    /// No receive WQE; the peer was asked to come again.
+    #[error("no receive WQE")]
+    ReceiverNotReady,
+    /// Refused with a fatal NAK.
+    #[error("refused with a NAK")]
+    Refused,
+    /// The answers or completions before it were not yet fetched.
+    #[error("earlier answers or completions were not yet fetched")]
+    Backlog,
+    /// Answers a request that is no longer outstanding.
+    #[error("answer to nothing outstanding")]
+    StaleResponse,
+    /// Answer after a gap; the missing part is asked for again.
+    #[error("answer after a gap")]
+    ResponseGap,
+    /// The same NAK again.
+    #[error("NAK that was already acted upon")]
+    DuplicateNak,
+    /// AETH of a reserved kind.
+    #[error("reserved AETH syndrome")]
+    ReservedSyndrome,
+    /// The answer breaks the protocol; the WQE failed.
+    #[error("answer that breaks the protocol")]
+    BadResponse,
+}

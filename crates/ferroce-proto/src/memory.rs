@@ -1,0 +1,70 @@
+//! How the state machines touch memory.
+
+use ferroce_wire::{Lkey, Rkey};
+
+use crate::Sge;
+
+/// Registered memory, seen by one queue pair: the implementation knows its protection domain and, for windows, its QPN.
+///
+/// Every call checks key, domain, permission and range itself; the `check_*` calls ask ahead, so that a message is
+/// refused before its first octet is written. What they promise may have ended by the time of the copy: the
+/// application may deregister at any moment. `addr` is in the key's address space (virtual, iova or zero based).
+///
+/// A length of zero is never passed: such accesses need no valid key (IBTA C9-88).
+pub trait Memory {
+    /// Whether an SGE may be read, or with `write` written.
+    fn check_local(&self, sge: &Sge, write: bool) -> Result<(), MemoryError>;
+    /// Copies out of local memory.
+    fn read_local(&self, lkey: Lkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryError>;
+    /// Copies into local memory, lowest address first.
+    fn write_local(&mut self, lkey: Lkey, addr: u64, data: &[u8]) -> Result<(), MemoryError>;
+    /// Copies from the program's own, unregistered memory: inline data while it is posted.
+    fn read_inline(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryError>;
+    /// Whether the peer may access this range. For [`RemoteAccess::Atomic`] that includes alignment.
+    fn check_remote(&self, rkey: Rkey, addr: u64, len: u64, access: RemoteAccess) -> Result<(), MemoryError>;
+    /// Copies out for a READ of the peer's.
+    fn read_remote(&self, rkey: Rkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryError>;
+    /// Copies in for a WRITE of the peer's, lowest address first.
+    fn write_remote(&mut self, rkey: Rkey, addr: u64, data: &[u8]) -> Result<(), MemoryError>;
+    /// Stores `swap` if the eight octets at `addr` equal `compare` (native order); returns what was there. Atomic with
+    /// respect to the local CPU.
+    fn compare_swap(&mut self, rkey: Rkey, addr: u64, compare: u64, swap: u64) -> Result<u64, MemoryError>;
+    /// Adds to the eight octets at `addr` (native order); returns what was there. Atomic as `compare_swap`.
+    fn fetch_add(&mut self, rkey: Rkey, addr: u64, add: u64) -> Result<u64, MemoryError>;
+    /// Ends a key that may be invalidated by work requests (type 2 windows), by ours or by the peer's.
+    fn invalidate(&mut self, rkey: Rkey) -> Result<(), MemoryError>;
+}
+
+/// What a peer wants to do with memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RemoteAccess {
+    /// READ.
+    Read,
+    /// WRITE.
+    Write,
+    /// Compare-and-swap and fetch-and-add.
+    Atomic,
+}
+
+/// Why memory was not touched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// No such key, or one that ended.
+    #[error("no memory has this key")]
+    BadKey,
+    /// The key belongs to another protection domain, or its window to another queue pair.
+    #[error("the key belongs to another protection domain or queue pair")]
+    WrongPd,
+    /// Registered without this permission.
+    #[error("the memory was registered without this permission")]
+    NoPermission,
+    /// Outside of the registered range.
+    #[error("outside of the registered range")]
+    OutOfRange,
+    /// An atomic at an address that is no multiple of eight.
+    #[error("an atomic needs an address that is a multiple of 8")]
+    Misaligned,
+    /// The memory behind the registration is gone: unmapped, protected or truncated.
+    #[error("the memory behind the registration is gone")]
+    Fault,
+}

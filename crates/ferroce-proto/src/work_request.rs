@@ -1,0 +1,102 @@
+//! What the application asks for.
+
+use ferroce_wire::{Imm, Lkey, Rkey};
+
+/// A piece of local memory (`ibv_sge`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[doc(alias = "ibv_sge")]
+pub struct Sge {
+    /// First octet, in the address space of the key.
+    pub addr: u64,
+    /// Octets. Zero means zero, as on every provider but old mlx.
+    pub length: u32,
+    /// Key of the memory region; ignored for inline data.
+    pub lkey: Lkey,
+}
+
+/// A piece of the peer's memory; its length is that of the local side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Remote {
+    /// First octet, in the address space of the key.
+    pub addr: u64,
+    /// The peer's key.
+    pub rkey: Rkey,
+}
+
+/// Operation of a send work request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(missing_docs, reason = "the variants are the verbs' opcodes, the fields their operands")]
+pub enum SendOp {
+    Send,
+    SendImm(Imm),
+    /// The peer's key ends when the message has arrived.
+    SendInvalidate(Rkey),
+    Write {
+        remote: Remote,
+    },
+    WriteImm {
+        remote: Remote,
+        imm: Imm,
+    },
+    Read {
+        remote: Remote,
+    },
+    CompareSwap {
+        remote: Remote,
+        compare: u64,
+        swap: u64,
+    },
+    FetchAdd {
+        remote: Remote,
+        add: u64,
+    },
+    /// Ends a key of our own when everything before it has completed.
+    LocalInvalidate(Rkey),
+}
+
+/// A send work request. What it refers to is copied when it is posted; the memory itself is read, perhaps more than
+/// once, until its completion.
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "ibv_send_wr")]
+pub struct SendWr<'a> {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// What to do.
+    pub op: SendOp,
+    /// Local memory: source of sends and writes, target of reads and atomics.
+    pub sges: &'a [Sge],
+    /// Asks for a completion of success; errors are always reported.
+    pub signaled: bool,
+    /// Asks the receiver's side for a solicited event: sends and writes with immediate.
+    pub solicited: bool,
+    /// Waits until all earlier reads and atomics have completed.
+    pub fence: bool,
+    /// The payload is captured when posted; the keys of `sges` are ignored.
+    pub inline: bool,
+}
+
+/// A receive work request.
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "ibv_recv_wr")]
+pub struct RecvWr<'a> {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// Where the message goes, in this order.
+    pub sges: &'a [Sge],
+}
+
+impl SendOp {
+    /// Data flows towards us: the local memory is written.
+    pub(crate) const fn is_read_or_atomic(&self) -> bool {
+        matches!(self, Self::Read { .. } | Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+
+    pub(crate) const fn is_atomic(&self) -> bool {
+        matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+
+    /// It takes one of the peer's receive WQEs, so credits limit it and an RNR NAK may answer it.
+    pub(crate) const fn takes_receive(&self) -> bool {
+        matches!(self, Self::Send | Self::SendImm(_) | Self::SendInvalidate(_) | Self::WriteImm { .. })
+    }
+}
