@@ -1,0 +1,168 @@
+//! The layouts asserted in this crate are those of the installed C headers. Skipped, with a sentence, where there are
+//! none (Debian: libibverbs-dev, librdmacm-dev, libibumad-dev) or no C compiler.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+/// Types and members that releases after 44 brought; older headers may lack them, and nothing else.
+const NEWER_THAN_44: &[&str] = &[
+    "ibv_comp_cntr",
+    "ibv_comp_cntr_caps",
+    "ibv_comp_cntr_init_attr",
+    "ibv_dmah",
+    "ibv_dmah_init_attr",
+    "ibv_fd_arr",
+    "ibv_mr_init_attr",
+    "ibv_qp_attach_comp_cntr_attr",
+    "umad_ca_pair",
+    "ibv_port_attr.active_speed_ex",
+    "ibv_qp_ex.wr_flush",
+    "rdma_cm_event.param.arg",
+    "verbs_context.free_buf",
+    "verbs_context.alloc_buf",
+    "verbs_context.dm_export_dmabuf_fd",
+    "verbs_context.reg_mr_ex",
+    "verbs_context.dealloc_dmah",
+    "verbs_context.alloc_dmah",
+];
+
+/// Structures that newer releases enlarge: compared member by member only. `verbs_context` grows at its front, so its
+/// members are compared by their distance from the end.
+const GROW: &[&str] = &["verbs_context", "ibv_port_attr", "ibv_qp_ex"];
+
+struct Layout {
+    size: usize,
+    members: Vec<(String, usize)>,
+}
+
+/// The `layout!` lines of the sources, with the names that C uses.
+fn layouts() -> BTreeMap<String, Layout> {
+    let mut layouts = BTreeMap::new();
+    for file in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).expect("sources") {
+        let text = std::fs::read_to_string(file.expect("listed").path()).expect("readable");
+        for block in text.split("\nlayout!(").skip(1) {
+            let block = &block[..block.find("});").expect("closed")];
+            let (head, body) = block.split_once('{').expect("opened");
+            let mut head = head.split(',').map(str::trim);
+            let name = head.next().expect("named").to_owned();
+            let size = head.next().expect("sized").parse().expect("a number");
+            let members = body
+                .split(',')
+                .filter_map(|member| member.split_once(':'))
+                .map(|(path, offset)| (c_path(path.trim()), offset.trim().parse().expect("a number")))
+                .collect();
+            layouts.insert(name, Layout { size, members });
+        }
+    }
+    layouts
+}
+
+fn c_path(path: &str) -> String {
+    let steps = path.split('.').filter(|step| !step.starts_with("unnamed"));
+    let steps = steps.map(|step| if step.starts_with('_') { step } else { step.trim_end_matches('_') });
+    steps.collect::<Vec<_>>().join(".")
+}
+
+fn c_type(name: &str) -> String {
+    let union = matches!(name, "ibv_gid" | "umad_gid");
+    format!("{} {name}", if union { "union" } else { "struct" })
+}
+
+/// A C program that prints `type size` and `type.member offset`, without the lines in `left_out`.
+fn probe(layouts: &BTreeMap<String, Layout>, left_out: &[String]) -> String {
+    let mut program = String::from(
+        "#include <infiniband/verbs.h>\n#include <infiniband/sa.h>\n#include <infiniband/ib.h>\n\
+         #include <infiniband/umad.h>\n#include <infiniband/umad_types.h>\n#include <rdma/rdma_cma.h>\n\
+         #include <stddef.h>\n#include <stdio.h>\nint main(void) {\n",
+    );
+    for (name, layout) in layouts {
+        if left_out.contains(name) {
+            continue;
+        }
+        let c = c_type(name);
+        program.push_str(&format!("printf(\"{name} %zu\\n\", sizeof({c})); // {name}\n"));
+        for (member, _) in &layout.members {
+            let full = format!("{name}.{member}");
+            if left_out.contains(&full) {
+                continue;
+            }
+            program.push_str(&format!("printf(\"{full} %zu\\n\", offsetof({c}, {member})); // {full}\n"));
+        }
+    }
+    program.push_str("return 0;\n}\n");
+    program
+}
+
+#[test]
+fn layouts_are_those_of_the_c_headers() {
+    if !Path::new("/usr/include/infiniband/umad.h").exists()
+        || !Path::new("/usr/include/rdma/rdma_cma.h").exists()
+    {
+        println!("skipped: the C headers of libibverbs, librdmacm and libibumad are not installed");
+        return;
+    }
+    let layouts = layouts();
+    assert!(layouts.len() > 120, "only {} layouts found", layouts.len());
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let source = dir.join("layout_probe.c");
+    let binary = dir.join("layout_probe");
+    let mut left_out = Vec::new();
+    loop {
+        let program = probe(&layouts, &left_out);
+        std::fs::write(&source, &program).expect("target is writable");
+        let Ok(output) = Command::new("cc").arg("-w").arg("-o").arg(&binary).arg(&source).output() else {
+            println!("skipped: no C compiler");
+            return;
+        };
+        if output.status.success() {
+            break;
+        }
+        // Leave out what these headers do not have yet, as long as it is known to be newer.
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        let lines: Vec<&str> = program.lines().collect();
+        let before = left_out.len();
+        for error in errors.lines().filter(|line| line.contains(": error:")) {
+            let line: usize =
+                error.split(':').nth(1).and_then(|n| n.parse().ok()).expect("gcc names the line");
+            let full = lines[line - 1].rsplit("// ").next().expect("marked").to_owned();
+            let owner = full.split('.').next().expect("named").to_owned();
+            let newer = [owner, full.clone()].into_iter().find(|name| NEWER_THAN_44.contains(&name.as_str()));
+            let newer = newer.unwrap_or_else(|| panic!("the headers lack {full}: {error}"));
+            if !left_out.contains(&newer) {
+                left_out.push(newer);
+            }
+        }
+        assert!(left_out.len() > before, "the probe does not compile: {errors}");
+    }
+    let output = Command::new(&binary).output().expect("the probe runs");
+    let text = String::from_utf8(output.stdout).expect("ASCII");
+    let found: BTreeMap<&str, usize> = text
+        .lines()
+        .map(|line| line.split_once(' ').expect("two fields"))
+        .map(|(k, v)| (k, v.parse().expect("a number")))
+        .collect();
+    let mut compared = 0;
+    for (name, layout) in &layouts {
+        let Some(&size) = found.get(name.as_str()) else { continue };
+        let grown = if name == "verbs_context" { layout.size.wrapping_sub(size) } else { 0 };
+        assert!(
+            size == layout.size || GROW.contains(&name.as_str()),
+            "{name}: {} here, {size} in C",
+            layout.size
+        );
+        for (member, offset) in &layout.members {
+            let full = format!("{name}.{member}");
+            if let Some(theirs) = found.get(full.as_str()) {
+                assert_eq!(theirs.wrapping_add(grown), *offset, "{full}");
+                compared += 1;
+            }
+        }
+    }
+    println!(
+        "{compared} members of {} types compared, {} newer than the headers",
+        found.len() - compared,
+        left_out.len()
+    );
+    assert!(compared > 900);
+}
