@@ -38,9 +38,6 @@ pub enum WireError {
     /// Transport header version is not 0 (IBTA 9.2.4).
     #[error("transport header version {0}, only 0 is known")]
     Version(u8),
-    /// Ethernet, IP or UDP around the packet is not RoCE, or contradicts itself.
-    #[error("not a RoCE frame: {0}")]
-    NotRoce(&'static str),
     /// To emit: the buffer is too small.
     #[error("{have} octets of buffer, {need} needed")]
     BufferTooSmall {

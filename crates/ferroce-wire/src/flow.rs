@@ -1,9 +1,15 @@
 //! Where a packet comes from and goes to.
 
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv6Addr};
+
+use crate::view;
 
 /// UDP destination port of RoCEv2 (RoCEv2 A17.4.3).
 pub const ROCE_UDP_PORT: u16 = 4791;
+
+/// Don't fragment, offset 0: how RoCEv2 leaves a socket and kernel rxe.
+const DONT_FRAGMENT: u16 = 0x4000;
+pub(crate) const PROTOCOL_UDP: u8 = 17;
 
 /// Addressing of one direction of RoCEv2. Both addresses are of one family; the destination port is always
 /// [`ROCE_UDP_PORT`].
@@ -19,4 +25,87 @@ pub struct Flow {
     pub traffic_class: u8,
     /// TTL or hop limit. Not covered by the ICRC.
     pub hop_limit: u8,
+}
+
+/// The IP header of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IpHeader {
+    /// Without options.
+    V4(view::Ipv4),
+    /// Without extension headers.
+    V6(view::Ipv6),
+}
+
+impl Flow {
+    /// Whether packets have an IPv4 header, and so an ID that the ICRC covers.
+    pub const fn is_ipv4(&self) -> bool {
+        matches!((self.source, self.destination), (IpAddr::V4(_), IpAddr::V4(_)))
+    }
+
+    /// IP and UDP header before `transport_len` octets from BTH to ICRC. `ip_id` means nothing over IPv6. DF is set,
+    /// the UDP checksum is 0. Lengths that do not fit 16 bits wrap: no IP packet has them.
+    pub fn headers(&self, ip_id: u16, transport_len: usize) -> (IpHeader, view::Udp) {
+        let udp_len = (transport_len as u16).wrapping_add(size_of::<view::Udp>() as u16);
+        let udp = view::Udp {
+            source_port: self.source_port.into(),
+            destination_port: ROCE_UDP_PORT.into(),
+            len: udp_len.into(),
+            checksum: 0.into(),
+        };
+        let ip = match (self.source, self.destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                let mut ip = view::Ipv4 {
+                    version_ihl: 0x45,
+                    tos: self.traffic_class,
+                    total_len: udp_len.wrapping_add(size_of::<view::Ipv4>() as u16).into(),
+                    id: ip_id.into(),
+                    fragment: DONT_FRAGMENT.into(),
+                    ttl: self.hop_limit,
+                    protocol: PROTOCOL_UDP,
+                    checksum: 0.into(),
+                    source: source.octets(),
+                    destination: destination.octets(),
+                };
+                ip.checksum = ip.sum().into();
+                IpHeader::V4(ip)
+            }
+            (source, destination) => IpHeader::V6(view::Ipv6 {
+                word0: (6 << 28 | u32::from(self.traffic_class) << 20).into(),
+                payload_len: udp_len.into(),
+                next_header: PROTOCOL_UDP,
+                hop_limit: self.hop_limit,
+                source: mapped(source).octets(),
+                destination: mapped(destination).octets(),
+            }),
+        };
+        (ip, udp)
+    }
+}
+
+pub(crate) const fn mapped(ip: IpAddr) -> Ipv6Addr {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    }
+}
+
+impl view::Ipv4 {
+    /// The header checksum (RFC 791): what the checksum field must hold, whatever it holds now.
+    pub fn sum(&self) -> u16 {
+        let word = |pair: [u8; 2]| u32::from(u16::from_be_bytes(pair));
+        let [s0, s1, s2, s3] = self.source;
+        let [d0, d1, d2, d3] = self.destination;
+        let sum = word([self.version_ihl, self.tos])
+            + u32::from(self.total_len.get())
+            + u32::from(self.id.get())
+            + u32::from(self.fragment.get())
+            + word([self.ttl, self.protocol])
+            + word([s0, s1])
+            + word([s2, s3])
+            + word([d0, d1])
+            + word([d2, d3]);
+        // At most nine carries: twice folded they are gone.
+        let sum = (sum & 0xffff) + (sum >> 16);
+        !((sum & 0xffff) + (sum >> 16)) as u16
+    }
 }

@@ -13,10 +13,14 @@
 )]
 
 mod aeth;
+mod batch;
 mod error;
 mod flow;
+mod frame;
 mod gid;
+mod grh;
 mod header;
+pub mod icrc;
 mod num;
 mod opcode;
 mod packet;
@@ -24,10 +28,14 @@ mod time;
 pub mod view;
 
 pub use aeth::{Aeth, CreditCode, NakCode, Syndrome};
+pub use batch::{BatchLimits, PushError, TxBatch};
 pub use error::WireError;
-pub use flow::{Flow, ROCE_UDP_PORT};
+pub use flow::{Flow, IpHeader, ROCE_UDP_PORT};
+pub use frame::{ETHERTYPE_ROCE, Encapsulation, Ethernet, Frame, FrameError};
 pub use gid::Gid;
+pub use grh::Grh;
 pub use header::{AtomicEth, Bth, Deth, Feth, Reth};
+pub use icrc::{Icrc, IdSolver, IdState, IdTracker, SourceTable};
 pub use num::{
     AckTimeout, Imm, InvalidPathMtu, Lkey, Msn, PathMtu, Pkey, Psn, Qkey, Qpn, Rkey, RnrTimer, SrqNumber, Ssn,
 };

@@ -31,7 +31,7 @@ impl Packet<'_> {
         Ok(self.header_len()? + payload_len + pad(payload_len) + ICRC_LEN)
     }
 
-    /// Writes the whole packet, its pad, and four zero octets where `icrc::seal` puts the ICRC. Returns the
+    /// Writes the whole packet, its pad, and four zero octets where [`icrc::seal`](crate::icrc::seal) puts the ICRC. Returns the
     /// octets written.
     ///
     /// # Errors

@@ -1,0 +1,173 @@
+//! Packets on their way out, many at a time.
+
+use crate::icrc::Prefix;
+use crate::opcode::ICRC_LEN;
+use crate::{Flow, Packet, WireError};
+
+/// What a batch may hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BatchLimits {
+    /// Packets, at least 1; Linux sends at most 64 or 128 segments in one call, by version.
+    pub max_segments: usize,
+    /// Whether the kernel cuts the batch (`UDP_SEGMENT`): segment `k` then leaves with IPv4 ID `k`. Otherwise each
+    /// packet is sent by itself, with ID 0.
+    pub gso: bool,
+}
+
+/// Why a packet did not go into a batch. The batch is as it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PushError<E> {
+    /// No room, or the packet does not go with those before it: send the batch and push again. `fill` was not called.
+    Full,
+    /// The payload could not be had.
+    Fill(E),
+    /// No such packet can be written, in this batch or another.
+    Wire(WireError),
+}
+
+/// Packets of one flow to one destination slot (DestQP >> 16), one behind the other in the caller's buffer, complete
+/// with ICRC: the octets that were hashed are the octets that are sent.
+///
+/// All segments are equally long but the last, which may be shorter and closes the batch; so one `sendmsg` with
+/// `UDP_SEGMENT` can take it.
+#[derive(Debug)]
+pub struct TxBatch<'b> {
+    buf: &'b mut [u8],
+    limits: BatchLimits,
+    /// Octets written.
+    filled: usize,
+    first: Option<First>,
+    segments: usize,
+}
+
+/// What the first packet lays down for the others.
+#[derive(Debug)]
+struct First {
+    flow: Flow,
+    prefix: Prefix,
+    slot: u32,
+    segment_size: usize,
+    /// A shorter one came: no more.
+    closed: bool,
+}
+
+impl<'b> TxBatch<'b> {
+    /// An empty batch over a buffer. 64 KiB take what one system call takes.
+    pub const fn new(buf: &'b mut [u8], limits: BatchLimits) -> Self {
+        Self { buf, limits, filled: 0, first: None, segments: 0 }
+    }
+
+    /// Adds a packet: headers of `head`, `payload_len` octets that `fill` writes, pad, ICRC. The payload in `head` is
+    /// ignored.
+    ///
+    /// # Errors
+    ///
+    /// See [`PushError`]; in every case the batch is as it was. A packet that does not fit an empty buffer is
+    /// [`WireError::BufferTooSmall`], so `Full` always goes away by sending.
+    pub fn push<E>(
+        &mut self,
+        flow: &Flow,
+        head: &Packet<'_>,
+        payload_len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), PushError<E>> {
+        let wire_len = head.wire_len(payload_len).map_err(PushError::Wire)?;
+        let slot = head.bth.dest_qp.value() >> 16;
+        if let Some(first) = &self.first {
+            let goes_with = !first.closed
+                && wire_len <= first.segment_size
+                && slot == first.slot
+                && self.segments < self.limits.max_segments
+                && *flow == first.flow;
+            if !goes_with {
+                return Err(PushError::Full);
+            }
+        }
+        let have = self.buf.len();
+        let Some(segment) = self.buf.get_mut(self.filled..).and_then(|free| free.get_mut(..wire_len)) else {
+            return Err(match self.filled {
+                0 => PushError::Wire(WireError::BufferTooSmall { need: wire_len, have }),
+                _ => PushError::Full,
+            });
+        };
+        let head_len = head.emit_head(payload_len, segment).map_err(PushError::Wire)?;
+        let (payload, tail) = segment
+            .split_at_mut_checked(head_len)
+            .and_then(|(_, body)| body.split_at_mut_checked(payload_len))
+            .ok_or(PushError::Full)?;
+        fill(payload).map_err(PushError::Fill)?;
+        tail.fill(0);
+        let first = self.first.get_or_insert_with(|| First {
+            flow: *flow,
+            prefix: Prefix::of_flow(flow),
+            slot,
+            segment_size: wire_len,
+            closed: false,
+        });
+        // Hashed while it is still in the nearest cache.
+        first.prefix.seal(ip_id(self.limits.gso, self.segments), segment);
+        first.closed = wire_len < first.segment_size;
+        self.filled += wire_len;
+        self.segments += 1;
+        Ok(())
+    }
+
+    /// Where it goes; `None` while empty.
+    pub fn flow(&self) -> Option<&Flow> {
+        self.first.as_ref().map(|first| &first.flow)
+    }
+
+    /// Octets of each packet but the last, BTH to ICRC; 0 while empty.
+    pub fn segment_size(&self) -> usize {
+        self.first.as_ref().map_or(0, |first| first.segment_size)
+    }
+
+    /// The packets in order, each BTH to ICRC.
+    pub fn segments(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.bytes().chunks(self.segment_size().max(1))
+    }
+
+    /// All packets, one behind the other.
+    pub fn bytes(&self) -> &[u8] {
+        self.buf.get(..self.filled).unwrap_or_default()
+    }
+
+    /// How many packets.
+    pub const fn len(&self) -> usize {
+        self.segments
+    }
+
+    /// Whether there is no packet.
+    pub const fn is_empty(&self) -> bool {
+        self.segments == 0
+    }
+
+    /// What it may hold.
+    pub const fn limits(&self) -> BatchLimits {
+        self.limits
+    }
+
+    /// Empties it.
+    pub fn clear(&mut self) {
+        self.filled = 0;
+        self.segments = 0;
+        self.first = None;
+    }
+
+    /// The kernel refused to cut: computes the ICRCs anew for packets sent one by one, all with ID 0. Later packets
+    /// too are sealed so.
+    pub fn reseal_without_gso(&mut self) {
+        let resealed = core::mem::replace(&mut self.limits.gso, false);
+        let (Some(first), true) = (&self.first, resealed && self.segments > 1) else { return };
+        let bytes = self.buf.get_mut(..self.filled).unwrap_or_default();
+        // The first has ID 0 already.
+        for segment in bytes.chunks_mut(first.segment_size.max(ICRC_LEN)).skip(1) {
+            first.prefix.seal(0, segment);
+        }
+    }
+}
+
+/// The IPv4 ID with which segment `index` leaves. Over IPv6 it is not hashed.
+const fn ip_id(gso: bool, index: usize) -> u16 {
+    if gso { index as u16 } else { 0 }
+}

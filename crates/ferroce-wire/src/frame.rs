@@ -1,0 +1,259 @@
+//! Whole frames, as a capture or a packet socket has them.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use zerocopy::byteorder::network_endian::U16;
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+use crate::flow::{IpHeader, PROTOCOL_UDP};
+use crate::icrc::{Prefix, stored};
+use crate::{Flow, Grh, ROCE_UDP_PORT, view};
+
+/// EtherType of RoCEv1.
+pub const ETHERTYPE_ROCE: u16 = 0x8915;
+const ETHERTYPE_IPV4: u16 = 0x0800;
+const ETHERTYPE_IPV6: u16 = 0x86dd;
+const ETHERTYPE_VLAN: u16 = 0x8100;
+const ETHERTYPE_QINQ: u16 = 0x88a8;
+/// More fragments, or an offset.
+const FRAGMENTED: u16 = 0x3fff;
+
+/// A RoCE frame. Ethernet padding behind the packet is left out; what comes after the headers was not looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Frame<'a> {
+    /// Ethernet; `None` if the bytes began with IP.
+    pub ethernet: Option<Ethernet>,
+    /// What is between Ethernet and BTH.
+    pub encapsulation: Encapsulation,
+    /// BTH to ICRC.
+    pub transport: &'a [u8],
+}
+
+/// Addresses and tag of a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ethernet {
+    /// To whom.
+    pub destination: [u8; 6],
+    /// From whom.
+    pub source: [u8; 6],
+    /// 802.1Q tag control information, of the innermost tag: PCP:3 DEI:1 VID:12.
+    pub vlan: Option<u16>,
+}
+
+/// What is between Ethernet and BTH.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Encapsulation {
+    /// RoCEv2: IP and UDP as they were received.
+    V2 {
+        /// IPv4 or IPv6.
+        ip: IpHeader,
+        /// Destination port 4791.
+        udp: view::Udp,
+    },
+    /// RoCEv1.
+    V1(Grh),
+}
+
+/// Why a frame is not RoCE, or not whole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum FrameError {
+    /// Ends within a header, or before the length that a header states.
+    #[error("{have} octets, at least {need} needed")]
+    Truncated {
+        /// Octets needed.
+        need: usize,
+        /// Octets there were.
+        have: usize,
+    },
+    /// Neither IP nor RoCEv1.
+    #[error("EtherType {0:#06x}")]
+    EtherType(u16),
+    /// The version in the IP header or GRH is not the one announced.
+    #[error("IP version {0}")]
+    IpVersion(u8),
+    /// An IPv4 header with options.
+    #[error("IPv4 header of {0} octets")]
+    IpOptions(u8),
+    /// A fragment: RoCEv2 is never fragmented.
+    #[error("IPv4 fragment, flags and offset {0:#06x}")]
+    Fragment(u16),
+    /// Not UDP, or in a GRH not a BTH.
+    #[error("protocol {0}")]
+    Protocol(u8),
+    /// Not the port of RoCEv2.
+    #[error("UDP destination port {0}")]
+    Port(u16),
+    /// The UDP length is not what IP says.
+    #[error("UDP length {udp} in {ip} octets of IP payload")]
+    UdpLength {
+        /// What UDP says.
+        udp: usize,
+        /// What IP says.
+        ip: usize,
+    },
+}
+
+impl<'a> Frame<'a> {
+    /// Reads an Ethernet frame, with up to two VLAN tags and without FCS.
+    ///
+    /// # Errors
+    ///
+    /// What it is instead of RoCE, or where it ends too soon. Checksums of IPv4 and UDP are not verified: the ICRC
+    /// covers what they cover.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, FrameError> {
+        let mut rest = bytes;
+        let addresses: view::EthernetAddresses = take(&mut rest)?;
+        let mut vlan = None;
+        let mut ethertype = take::<U16>(&mut rest)?.get();
+        for _ in 0..2 {
+            if !matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_QINQ) {
+                break;
+            }
+            vlan = Some(take::<U16>(&mut rest)?.get());
+            ethertype = take::<U16>(&mut rest)?.get();
+        }
+        let (encapsulation, transport) = match ethertype {
+            ETHERTYPE_IPV4 => ipv4(rest)?,
+            ETHERTYPE_IPV6 => ipv6(rest)?,
+            ETHERTYPE_ROCE => grh(rest)?,
+            other => return Err(FrameError::EtherType(other)),
+        };
+        let view::EthernetAddresses { destination, source } = addresses;
+        Ok(Self { ethernet: Some(Ethernet { destination, source, vlan }), encapsulation, transport })
+    }
+
+    /// Reads an IP packet, of the version its first octet says.
+    ///
+    /// # Errors
+    ///
+    /// As [`Frame::parse`].
+    pub fn parse_ip(bytes: &'a [u8]) -> Result<Self, FrameError> {
+        let first = bytes.first().ok_or(FrameError::Truncated { need: 1, have: 0 })?;
+        let (encapsulation, transport) = match first >> 4 {
+            4 => ipv4(bytes)?,
+            6 => ipv6(bytes)?,
+            other => return Err(FrameError::IpVersion(other)),
+        };
+        Ok(Self { ethernet: None, encapsulation, transport })
+    }
+
+    /// Addressing of RoCEv2; `None` for RoCEv1.
+    pub const fn flow(&self) -> Option<Flow> {
+        match &self.encapsulation {
+            Encapsulation::V2 { ip, udp } => Some(flow(ip, udp)),
+            Encapsulation::V1(_) => None,
+        }
+    }
+
+    /// The IPv4 ID, where there is one.
+    pub const fn ip_id(&self) -> Option<u16> {
+        match &self.encapsulation {
+            Encapsulation::V2 { ip: IpHeader::V4(ip), .. } => Some(ip.id.get()),
+            Encapsulation::V2 { ip: IpHeader::V6(_), .. } | Encapsulation::V1(_) => None,
+        }
+    }
+
+    /// The ICRC that this frame must carry, over its own headers: unlike [`crate::icrc::compute`] also right for a
+    /// frame without DF.
+    pub fn icrc(&self) -> u32 {
+        let prefix = match &self.encapsulation {
+            Encapsulation::V2 { ip, udp } => Prefix::of_headers(ip, udp),
+            Encapsulation::V1(grh) => Prefix::of_grh(&grh.header(0)),
+        };
+        prefix.compute(self.ip_id().unwrap_or(0), self.transport)
+    }
+
+    /// Whether it carries it.
+    pub fn icrc_holds(&self) -> bool {
+        stored(self.transport) == Some(self.icrc())
+    }
+}
+
+const fn flow(ip: &IpHeader, udp: &view::Udp) -> Flow {
+    let source_port = udp.source_port.get();
+    match ip {
+        IpHeader::V4(ip) => Flow {
+            source: IpAddr::V4(Ipv4Addr::from_octets(ip.source)),
+            destination: IpAddr::V4(Ipv4Addr::from_octets(ip.destination)),
+            source_port,
+            traffic_class: ip.tos,
+            hop_limit: ip.ttl,
+        },
+        IpHeader::V6(ip) => Flow {
+            source: IpAddr::V6(Ipv6Addr::from_octets(ip.source)),
+            destination: IpAddr::V6(Ipv6Addr::from_octets(ip.destination)),
+            source_port,
+            traffic_class: (ip.word0.get() >> 20) as u8,
+            hop_limit: ip.hop_limit,
+        },
+    }
+}
+
+fn take<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &mut &[u8]) -> Result<T, FrameError> {
+    let (need, have) = (size_of::<T>(), bytes.len());
+    let (header, rest) = T::read_from_prefix(bytes).map_err(|_| FrameError::Truncated { need, have })?;
+    *bytes = rest;
+    Ok(header)
+}
+
+/// What a header says is there, without Ethernet padding.
+fn exactly(bytes: &[u8], need: usize) -> Result<&[u8], FrameError> {
+    bytes.get(..need).ok_or(FrameError::Truncated { need, have: bytes.len() })
+}
+
+fn ipv4(mut rest: &[u8]) -> Result<(Encapsulation, &[u8]), FrameError> {
+    let ip: view::Ipv4 = take(&mut rest)?;
+    match (ip.version_ihl >> 4, ip.version_ihl & 0x0f) {
+        (4, 5) => {}
+        (4, words) => return Err(FrameError::IpOptions(words * 4)),
+        (version, _) => return Err(FrameError::IpVersion(version)),
+    }
+    if ip.protocol != PROTOCOL_UDP {
+        return Err(FrameError::Protocol(ip.protocol));
+    }
+    if ip.fragment.get() & FRAGMENTED != 0 {
+        return Err(FrameError::Fragment(ip.fragment.get()));
+    }
+    let (need, have) = (size_of::<view::Ipv4>(), usize::from(ip.total_len.get()));
+    let len = have.checked_sub(need).ok_or(FrameError::Truncated { need, have })?;
+    let (udp, transport) = datagram(exactly(rest, len)?)?;
+    Ok((Encapsulation::V2 { ip: IpHeader::V4(ip), udp }, transport))
+}
+
+fn ipv6(mut rest: &[u8]) -> Result<(Encapsulation, &[u8]), FrameError> {
+    let ip: view::Ipv6 = take(&mut rest)?;
+    version_6(&ip)?;
+    if ip.next_header != PROTOCOL_UDP {
+        return Err(FrameError::Protocol(ip.next_header));
+    }
+    let (udp, transport) = datagram(exactly(rest, ip.payload_len.get().into())?)?;
+    Ok((Encapsulation::V2 { ip: IpHeader::V6(ip), udp }, transport))
+}
+
+fn datagram(mut rest: &[u8]) -> Result<(view::Udp, &[u8]), FrameError> {
+    let ip = rest.len();
+    let udp: view::Udp = take(&mut rest)?;
+    if udp.destination_port.get() != ROCE_UDP_PORT {
+        return Err(FrameError::Port(udp.destination_port.get()));
+    }
+    if usize::from(udp.len.get()) != ip {
+        return Err(FrameError::UdpLength { udp: udp.len.get().into(), ip });
+    }
+    Ok((udp, rest))
+}
+
+fn grh(mut rest: &[u8]) -> Result<(Encapsulation, &[u8]), FrameError> {
+    let raw: view::Ipv6 = take(&mut rest)?;
+    version_6(&raw)?;
+    if raw.next_header != Grh::NEXT_HEADER {
+        return Err(FrameError::Protocol(raw.next_header));
+    }
+    Ok((Encapsulation::V1(raw.into()), exactly(rest, raw.payload_len.get().into())?))
+}
+
+fn version_6(raw: &view::Ipv6) -> Result<(), FrameError> {
+    match raw.word0.get() >> 28 {
+        6 => Ok(()),
+        version => Err(FrameError::IpVersion(version as u8)),
+    }
+}
