@@ -10,12 +10,15 @@ mod debian;
 mod demo;
 mod dist;
 mod e2e;
+mod exchange;
 mod job;
+mod peer;
 mod report;
 mod source;
 mod symbols;
 mod test;
 mod tree;
+mod vprobe;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -36,6 +39,13 @@ enum Command {
     Test(test::TestArgs),
     /// Shows Debian's unmodified programs on ferroce, unprivileged.
     Demo(demo::DemoArgs),
+    /// Tries the harness of the peer stage: the kernel's rxe against itself, in the guest.
+    #[command(hide = true)]
+    PeerHarness {
+        /// The whole matrix.
+        #[arg(long)]
+        all: bool,
+    },
     /// The end-to-end stages, inside their network namespace.
     #[command(hide = true)]
     E2e(e2e::E2eArgs),
@@ -49,6 +59,7 @@ fn main() -> std::process::ExitCode {
         }),
         Command::Test(args) => test::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::PeerHarness { all } => test::peer_harness(all),
         Command::E2e(args) => e2e::run(&args),
     };
     match done {

@@ -81,6 +81,12 @@ impl Checks {
         }
     }
 
+    /// The count so far.
+    #[cfg(test)]
+    pub fn count(&self) -> Count {
+        self.count
+    }
+
     /// Takes over the counts of a child process that printed its own lines.
     pub fn absorb(&mut self, count: Count) {
         self.count.add(count);

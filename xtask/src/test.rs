@@ -5,7 +5,7 @@ use clap::Args;
 
 use crate::debian::{self, Programs};
 use crate::report::{Checks, Report};
-use crate::{arrows, dist, e2e, source, symbols};
+use crate::{arrows, dist, e2e, peer, source, symbols};
 
 /// Which stages to run.
 #[derive(Args)]
@@ -43,8 +43,11 @@ const STAGES: &[(&str, &str)] = &[
     ("symbols", "the library exports what the real ones export"),
 ];
 
+/// The last stage: a peer that is not ours.
+const PEER: (&str, &str) = ("peer", "both ends against the Linux kernel's rdma_rxe in a QEMU guest");
+
 fn all_stages() -> impl Iterator<Item = (&'static str, &'static str)> {
-    STAGES.iter().chain(e2e::STAGES).copied()
+    STAGES.iter().chain(e2e::STAGES).copied().chain([PEER])
 }
 
 /// Runs the stages asked for; true when nothing failed.
@@ -84,11 +87,30 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         report.stage("symbols", |checks| symbols::check(checks, &dist.library()));
     }
     let stages: Vec<&str> = e2e::STAGES.iter().map(|(s, _)| *s).filter(|s| args.wants(s)).collect();
-    if !stages.is_empty() {
-        report.silent("end to end", |checks| {
-            let programs = Programs::ensure(&[debian::BASIC, debian::MORE])?;
-            e2e::start(checks, &dist, &programs, args.all, &stages)
-        });
+    let wants_peer = args.wants(PEER.0);
+    if stages.is_empty() && !wants_peer {
+        return Ok(report.close());
     }
+    let mut programs = None;
+    report.stage("programs", |checks| {
+        programs = Some(Programs::ensure(&[debian::BASIC, debian::MORE])?);
+        checks.pass();
+        Ok(())
+    });
+    let Some(programs) = programs else { return Ok(report.close()) };
+    if !stages.is_empty() {
+        report.silent("end to end", |checks| e2e::start(checks, &dist, &programs, args.all, &stages));
+    }
+    if wants_peer {
+        report.stage(PEER.0, |checks| peer::check(checks, &dist, &programs, args.all, false));
+    }
+    Ok(report.close())
+}
+
+/// The peer stage with the kernel at both ends.
+pub fn peer_harness(all: bool) -> Result<bool> {
+    let mut report = Report::default();
+    let nothing = dist::Dist::at("/nonexistent");
+    report.stage("peer", |checks| peer::check(checks, &nothing, &Programs::default(), all, true));
     Ok(report.close())
 }

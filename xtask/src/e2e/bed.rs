@@ -8,6 +8,7 @@ use anyhow::Result;
 
 use crate::debian::Programs;
 use crate::dist::Dist;
+use crate::exchange::Logs;
 use crate::tree;
 
 /// The test bed.
@@ -18,7 +19,8 @@ pub struct Bed {
     pub programs: Programs,
     /// The whole matrix, not only the quick part.
     pub all: bool,
-    logs: PathBuf,
+    /// Where programs' output goes.
+    pub logs: Logs,
     next_port: AtomicU16,
 }
 
@@ -27,7 +29,7 @@ impl Bed {
     pub fn new(dist: Dist, programs: Programs, all: bool) -> Result<Self> {
         let logs = tree::target().join("xtask").join("e2e");
         std::fs::create_dir_all(&logs)?;
-        Ok(Self { dist, programs, all, logs, next_port: AtomicU16::new(20_000) })
+        Ok(Self { dist, programs, all, logs: Logs(logs), next_port: AtomicU16::new(20_000) })
     }
 
     /// A TCP port that no earlier check of this run used.
@@ -44,11 +46,5 @@ impl Bed {
             command.env("LD_LIBRARY_PATH", dirs);
         }
         command
-    }
-
-    /// The log of a check; the name may hold anything.
-    pub fn log(&self, name: &str) -> PathBuf {
-        let plain: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
-        self.logs.join(plain).with_extension("log")
     }
 }

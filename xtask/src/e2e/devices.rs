@@ -44,7 +44,7 @@ fn cold(bed: &Bed) -> Result<()> {
 }
 
 fn lists(bed: &Bed) -> Result<()> {
-    let ended = job::run(bed.ours("ibv_devices"), &bed.log("ibv_devices"), LIMIT)?;
+    let ended = job::run(bed.ours("ibv_devices"), &bed.logs.path("ibv_devices"), LIMIT)?;
     ensure!(ended.ok(), "{}", ended.describe());
     let row = ended.output.lines().find(|l| l.trim_start().starts_with("fr0"));
     let guid = row.and_then(|l| l.split_whitespace().nth(1)).unwrap_or_default();
@@ -63,7 +63,7 @@ fn fields(text: &str) -> BTreeSet<String> {
 fn devinfo(bed: &Bed) -> Result<()> {
     let mut command = bed.ours("ibv_devinfo");
     command.args(["-v", "-d", "fr0"]);
-    let ended = job::run(command, &bed.log("ibv_devinfo"), LIMIT)?;
+    let ended = job::run(command, &bed.logs.path("ibv_devinfo"), LIMIT)?;
     ensure!(ended.ok(), "{}", ended.describe());
     let text = &ended.output;
     let value = |name: &str| -> String {
@@ -120,7 +120,7 @@ const LOADERS: &[(&str, &str, &[&str], &str)] = &[
 fn silent(bed: &Bed, name: &str, program: &str, args: &[&str], wants: &str) -> Result<()> {
     let mut command = bed.ours(program);
     command.args(args).env("LD_BIND_NOW", "1");
-    let ended = job::run(command, &bed.log(name), LIMIT)?;
+    let ended = job::run(command, &bed.logs.path(name), LIMIT)?;
     let text = &ended.output;
     ensure!(ended.status.is_some_and(|s| s.code().is_some()), "{}", ended.describe());
     for bad in [

@@ -6,13 +6,11 @@
 mod bed;
 mod devices;
 mod netns;
-mod pair;
 mod perftest;
 mod pingpong;
 
 pub use bed::Bed;
 pub use netns::{end_broker, enter, raise_loopback};
-use pair::{Pair, run_pair};
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{Bed, Pair, run_pair};
+use super::Bed;
+use crate::exchange::{Exchange, listening};
 use crate::report::Checks;
 
 const PROGRAMS: [&str; 6] =
@@ -46,14 +47,14 @@ fn one(bed: &Bed, checks: &mut Checks, program: &str, text: &str) -> Result<()> 
         command.args(["-d", "fr0", "-F", "-p", &port.to_string()]).args(text.split_whitespace()).args(host);
         command
     };
-    let pair = Pair {
+    let exchange = Exchange {
         name: format!("{program} {text}"),
         server: end(None),
         client: end(Some("127.0.0.1")),
-        port,
+        ready: Box::new(move || listening(port)),
         limit: LIMIT,
     };
-    if let Some((client, _)) = run_pair(bed, checks, pair)?
+    if let Some((client, _)) = exchange.run(&bed.logs, checks)?
         && bed.all
         && let Some(row) =
             client.output.lines().rev().find(|l| l.trim().starts_with(|c: char| c.is_ascii_digit()))

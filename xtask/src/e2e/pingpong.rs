@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{Bed, Pair, run_pair};
+use super::Bed;
+use crate::exchange::{Exchange, listening};
 use crate::report::Checks;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -36,7 +37,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     case("-g 0 -n 10000 -e");
     case("-g 0 -n 10000 -r 1"); // one receive at a time: RNR NAKs and retries
     for args in &cases {
-        run_pair(bed, checks, pair(bed, "", args, plain))?;
+        pair(bed, "", args, plain).run(&bed.logs, checks)?;
     }
     one_core(bed, checks)?;
     eight(bed, checks)
@@ -47,7 +48,7 @@ fn plain(program: &str) -> Command {
     Command::new(program)
 }
 
-fn pair(bed: &Bed, note: &str, args: &[String], wrap: fn(&str) -> Command) -> Pair {
+fn pair(bed: &Bed, note: &str, args: &[String], wrap: fn(&str) -> Command) -> Exchange<'static> {
     let port = bed.port();
     let end = |host: Option<&str>| {
         let ours = bed.ours("ibv_rc_pingpong");
@@ -58,11 +59,11 @@ fn pair(bed: &Bed, note: &str, args: &[String], wrap: fn(&str) -> Command) -> Pa
         }
         command
     };
-    Pair {
+    Exchange {
         name: format!("ibv_rc_pingpong {}{note}", args.join(" ")),
         server: end(None),
         client: end(Some("127.0.0.1")),
-        port,
+        ready: Box::new(move || listening(port)),
         limit: LIMIT,
     }
 }
@@ -76,7 +77,7 @@ fn one_core(bed: &Bed, checks: &mut Checks) -> Result<()> {
     };
     for text in ["-g 0 -s 1024 -n 1000 -c", "-g 0 -s 1024 -n 1000 -c -e"] {
         let args: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
-        run_pair(bed, checks, pair(bed, " on one core", &args, taskset))?;
+        pair(bed, " on one core", &args, taskset).run(&bed.logs, checks)?;
     }
     Ok(())
 }
@@ -87,7 +88,7 @@ fn eight(bed: &Bed, checks: &mut Checks) -> Result<()> {
     for i in 0..8 {
         let text = format!("-g {} -s 5000 -n 500 -c{}", i % 2, if i % 4 < 2 { " -e" } else { "" });
         let args: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
-        running.push(pair(bed, &format!(" (pair {i} of 8)"), &args, plain).start(bed)?);
+        running.push(pair(bed, &format!(" (pair {i} of 8)"), &args, plain).start(&bed.logs)?);
     }
     for pair in running {
         pair.finish(checks)?;

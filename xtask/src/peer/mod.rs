@@ -1,0 +1,187 @@
+//! Interop with the Linux kernel's own rdma_rxe, which runs in a QEMU guest of `shared/peer`.
+//!
+//! Our programs run on the host inside the guest's network namespace; the wire between them is a tap device.
+//! The guest is emulated, so counts are small and time limits long.
+
+mod guest;
+mod matrix;
+
+use std::cell::Cell;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+use nix::unistd::geteuid;
+
+use crate::debian::Programs;
+use crate::dist::Dist;
+use crate::exchange::{Exchange, Logs, has_listener};
+use crate::report::Checks;
+use crate::{tree, vprobe};
+use guest::Guest;
+use matrix::{Case, Tool};
+
+/// Which implementation an end of an exchange is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// ferroce, on the host's end of the wire.
+    Ours,
+    /// The kernel's rxe at the guest's end of the wire.
+    Kernel,
+    /// Two more devices of the guest, joined by a veth pair: to try this harness without ferroce.
+    GuestA,
+    /// The other one.
+    GuestB,
+}
+
+impl Side {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ours => "ferroce",
+            Self::Kernel => "rxe",
+            Self::GuestA => "rxa",
+            Self::GuestB => "rxb",
+        }
+    }
+
+    /// The device's name; ours is the first (and only) one that the program sees.
+    fn device(self) -> Option<&'static str> {
+        match self {
+            Self::Ours => None,
+            Self::Kernel => Some("rxe0"),
+            Self::GuestA => Some("rxa"),
+            Self::GuestB => Some("rxb"),
+        }
+    }
+
+    /// Where the TCP exchange that precedes the RDMA one goes; which GID is used is another question.
+    fn address(self) -> &'static str {
+        match self {
+            Self::Ours => "10.77.0.1",
+            Self::Kernel => "10.77.0.2",
+            Self::GuestA => "10.79.0.1",
+            Self::GuestB => "10.79.0.2",
+        }
+    }
+}
+
+/// The wire's MTUs and the path MTU that each gives.
+const MTUS: [(u32, u32); 2] = [(1500, 1024), (4200, 4096)];
+
+struct Interop<'a> {
+    guest: Guest,
+    dist: &'a Dist,
+    programs: &'a Programs,
+    vprobe: PathBuf,
+    logs: Logs,
+    next_port: Cell<u16>,
+}
+
+/// The stage. `harness` tries the harness itself, kernel against kernel.
+pub fn check(checks: &mut Checks, dist: &Dist, programs: &Programs, all: bool, harness: bool) -> Result<()> {
+    let Some(script) = tree::shared("peer/peer.sh") else {
+        checks.skip("peer", "shared/peer is not beside the workspace");
+        return Ok(());
+    };
+    if !geteuid().is_root() {
+        checks.skip("peer", "the guest's tap device and network namespace need root");
+        return Ok(());
+    }
+    let vprobe = match harness {
+        true => PathBuf::new(),
+        false => vprobe::build(dist, programs)?.unwrap_or_default(),
+    };
+    let logs = Logs(tree::target().join("xtask").join("peer"));
+    let guest = Guest::up(script, if harness { Some(1500) } else { None })?;
+    let interop = Interop { guest, dist, programs, vprobe, logs, next_port: Cell::new(21_000) };
+    let pairs = match harness {
+        true => [(Side::GuestB, Side::GuestA), (Side::GuestA, Side::GuestB)],
+        false => [(Side::Kernel, Side::Ours), (Side::Ours, Side::Kernel)],
+    };
+    for (netdev_mtu, path_mtu) in MTUS {
+        interop.guest.mtu(netdev_mtu, harness)?;
+        for ipv6 in [false, true] {
+            for (server, client) in pairs {
+                for case in matrix::cases(all, ipv6, path_mtu) {
+                    interop.one(checks, &case, server, client)?;
+                }
+            }
+        }
+    }
+    interop.after(checks)
+}
+
+impl Interop<'_> {
+    fn one(&self, checks: &mut Checks, case: &Case, server: Side, client: Side) -> Result<()> {
+        let port = self.next_port.replace(self.next_port.get() + 1);
+        let before = self.guest.errors()?;
+        let exchange = Exchange {
+            name: format!("{} server, {} client: {}", server.name(), client.name(), case.name()),
+            server: self.end(case, server, port, None),
+            client: self.end(case, client, port, Some(server.address())),
+            ready: Box::new(move || self.listens(server, port)),
+            limit: case.limit,
+        };
+        let good = exchange.run(&self.logs, checks)?.is_some();
+        let after = self.guest.errors()?;
+        if good && !case.error && after.retry_exceeded > before.retry_exceeded {
+            checks.fail(&case.name(), "the guest's retry_exceeded_err moved although both ends were content");
+        }
+        Ok(())
+    }
+
+    fn listens(&self, side: Side, port: u16) -> bool {
+        let text = match side {
+            Side::Ours => self.guest.in_netns(&["cat", "/proc/net/tcp", "/proc/net/tcp6"]),
+            _ => self.guest.inside("cat /proc/net/tcp /proc/net/tcp6"),
+        };
+        has_listener(&text.unwrap_or_default(), port)
+    }
+
+    fn end(&self, case: &Case, side: Side, port: u16, server: Option<&str>) -> Command {
+        let words = case.words(side.device(), port, server);
+        match side {
+            Side::Ours => {
+                let program = match case.tool {
+                    Tool::Vprobe => self.vprobe.clone(),
+                    _ => self.programs.find(&words[0]).unwrap_or_else(|| PathBuf::from(&words[0])),
+                };
+                let mut command = self.guest.netns_command();
+                command.arg(self.dist.bin("ferroce")).args(["run", "--netdev", "peer0", "--"]);
+                command.arg(program).args(&words[1..]);
+                if let Some(dirs) = self.programs.libraries() {
+                    command.env("LD_LIBRARY_PATH", dirs);
+                }
+                command
+            }
+            Side::Kernel | Side::GuestA | Side::GuestB => self.guest.command(case.limit, &words),
+        }
+    }
+
+    /// What the guest's kernel says after it all.
+    fn after(&self, checks: &mut Checks) -> Result<()> {
+        let log = self.guest.inside("dmesg")?;
+        let bad: Vec<&str> = log.lines().filter(|l| is_trouble(l)).collect();
+        if bad.is_empty() {
+            checks.pass();
+        } else {
+            checks.fail("the guest's kernel log", &bad.join("\n"));
+        }
+        checks.note(format!("guest's counters: {}", self.guest.counters()?));
+        checks.note(self.guest.inside("uname -r")?.trim().to_owned());
+        Ok(())
+    }
+}
+
+/// Lines of a kernel log that must not be there: the kernel's own faults, and frames of ours that it found bad.
+fn is_trouble(line: &str) -> bool {
+    ["WARNING", "WARN_ON", "BUG", "Oops", "Call Trace", "refcount_t", "general protection", "bad ICRC"]
+        .iter()
+        .any(|bad| line.contains(bad))
+}
+
+/// A time limit for one emulated end.
+const fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
