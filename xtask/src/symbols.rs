@@ -64,8 +64,10 @@ fn wanted(table: &str) -> Exports {
         .map(|name| format!("{name}@IBVERBS_PRIVATE_65"))
         .collect();
     for symbol in both {
+        // Its one private variable is listed as a function for release 65.
+        let kind = exports[&symbol.replace("_65", "_34")].kind.clone();
         if let Some(export) = exports.get_mut(&symbol) {
-            export.default = false;
+            *export = Export { default: false, kind };
         }
     }
     exports

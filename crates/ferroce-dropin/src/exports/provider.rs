@@ -74,11 +74,10 @@ exports! {
     compat "ibv_cmd_create_cq_ex" "IBVERBS_PRIVATE_59" = refused::errno_not_supported, "provider interface";
     compat "ibv_cmd_create_cq_ex" "IBVERBS_PRIVATE_64" = refused::errno_not_supported, "provider interface";
     compat "ibv_cmd_create_cq_ex" "IBVERBS_PRIVATE_65" = refused::errno_not_supported, "provider interface";
-    default "ibv_cmd_create_cq_ex2" "IBVERBS_PRIVATE_34" = refused::errno_not_supported, "provider interface";
     compat "ibv_cmd_create_cq_ex2" "IBVERBS_PRIVATE_57" = refused::errno_not_supported, "provider interface";
     compat "ibv_cmd_create_cq_ex2" "IBVERBS_PRIVATE_59" = refused::errno_not_supported, "provider interface";
     compat "ibv_cmd_create_cq_ex2" "IBVERBS_PRIVATE_64" = refused::errno_not_supported, "provider interface";
-    compat "ibv_cmd_create_cq_ex2" "IBVERBS_PRIVATE_65" = refused::errno_not_supported, "provider interface";
+    default "ibv_cmd_create_cq_ex2" "IBVERBS_PRIVATE_65" = refused::errno_not_supported, "provider interface";
     default "ibv_cmd_create_flow" "IBVERBS_PRIVATE_34" = refused::errno_not_supported, "provider interface";
     compat "ibv_cmd_create_flow" "IBVERBS_PRIVATE_57" = refused::errno_not_supported, "provider interface";
     compat "ibv_cmd_create_flow" "IBVERBS_PRIVATE_59" = refused::errno_not_supported, "provider interface";
@@ -363,11 +362,10 @@ exports! {
     compat "ibv_read_ibdev_sysfs_file" "IBVERBS_PRIVATE_59" = refused::minus_one_not_supported, "provider interface";
     compat "ibv_read_ibdev_sysfs_file" "IBVERBS_PRIVATE_64" = refused::minus_one_not_supported, "provider interface";
     compat "ibv_read_ibdev_sysfs_file" "IBVERBS_PRIVATE_65" = refused::minus_one_not_supported, "provider interface";
-    default "ibv_wr_opcode_str" "IBVERBS_PRIVATE_34" = refused::null_not_supported, "provider interface";
     compat "ibv_wr_opcode_str" "IBVERBS_PRIVATE_57" = refused::null_not_supported, "provider interface";
     compat "ibv_wr_opcode_str" "IBVERBS_PRIVATE_59" = refused::null_not_supported, "provider interface";
     compat "ibv_wr_opcode_str" "IBVERBS_PRIVATE_64" = refused::null_not_supported, "provider interface";
-    compat "ibv_wr_opcode_str" "IBVERBS_PRIVATE_65" = refused::null_not_supported, "provider interface";
+    default "ibv_wr_opcode_str" "IBVERBS_PRIVATE_65" = refused::null_not_supported, "provider interface";
     default "verbs_allow_disassociate_destroy" "IBVERBS_PRIVATE_34" = data::ALLOW_DISASSOCIATE_DESTROY, "provider interface";
     compat "verbs_allow_disassociate_destroy" "IBVERBS_PRIVATE_57" = data::ALLOW_DISASSOCIATE_DESTROY, "provider interface";
     compat "verbs_allow_disassociate_destroy" "IBVERBS_PRIVATE_59" = data::ALLOW_DISASSOCIATE_DESTROY, "provider interface";
