@@ -1,0 +1,59 @@
+//! `ferroce link add` and `ferroce link delete`.
+
+use anyhow::Result;
+use ferroce_ipc::{LinkKind, Message};
+
+use crate::{Usage, broker};
+
+/// `NAME type { roce | rxe } netdev NETDEV`; the two pairs come in any order, as rdma(8) takes them.
+pub fn add(name: &str, words: &[String]) -> Result<()> {
+    let (kind, netdev) = parse(words)?;
+    broker::tell(&Message::LinkAdd { name: name.to_owned(), kind, netdev: netdev.to_owned() })
+}
+
+/// Removes the device.
+pub fn delete(name: &str) -> Result<()> {
+    broker::tell(&Message::LinkDel { name: name.to_owned() })
+}
+
+fn parse(words: &[String]) -> Result<(LinkKind, &str), Usage> {
+    let (mut kind, mut netdev) = (None, None);
+    for pair in words.chunks(2) {
+        match pair {
+            [key, value] if key == "type" && kind.is_none() => {
+                kind = Some(match value.as_str() {
+                    "roce" => LinkKind::Roce,
+                    "rxe" => LinkKind::Rxe,
+                    other => return Err(Usage(format!("type {other} is unknown; it is roce (or rxe)"))),
+                });
+            }
+            [key, value] if key == "netdev" && netdev.is_none() => netdev = Some(value.as_str()),
+            [key, ..] => return Err(Usage(format!("'{key}' was not expected; say: type roce netdev NETDEV"))),
+            [] => {}
+        }
+    }
+    match (kind, netdev) {
+        (Some(kind), Some(netdev)) => Ok((kind, netdev)),
+        _ => Err(Usage("say: type roce netdev NETDEV".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_pairs_come_in_any_order_and_once() {
+        for good in ["type roce netdev eth0", "netdev eth0 type roce"] {
+            assert!(matches!(parse(&words(good)), Ok((LinkKind::Roce, "eth0"))), "{good}");
+        }
+        assert!(matches!(parse(&words("type rxe netdev e")), Ok((LinkKind::Rxe, "e"))));
+        for bad in ["", "type roce", "type siw netdev e", "type roce type roce", "type roce dev e", "netdev"] {
+            assert!(parse(&words(bad)).is_err(), "{bad}");
+        }
+    }
+}
