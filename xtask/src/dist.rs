@@ -95,6 +95,7 @@ pub fn build() -> Result<Dist> {
         let program = made.get(name).with_context(|| format!("no program {name} was built"))?;
         install(program, &bin.join(name))?;
     }
+    crate::manual::write(&fresh.join("share"))?;
     // The folder is replaced as a whole: a program that runs from the old one keeps its files.
     let root = tree::target().join("dist");
     if root.exists() {

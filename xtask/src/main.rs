@@ -12,6 +12,7 @@ mod dist;
 mod e2e;
 mod exchange;
 mod job;
+mod manual;
 mod peer;
 mod report;
 mod source;

@@ -8,6 +8,8 @@ mod devices;
 mod netns;
 mod perftest;
 mod pingpong;
+mod vprobe;
+mod wire;
 
 pub use bed::Bed;
 pub use netns::{end_broker, enter, raise_loopback};
@@ -28,6 +30,8 @@ use crate::tree;
 pub const STAGES: &[(&str, &str)] = &[
     ("devices", "ibv_devices and ibv_devinfo; every consumer loads silently; a cold start is quick"),
     ("pingpong", "ibv_rc_pingpong: sizes, events, MTUs, IPv4 and IPv6, eight pairs at once, one core"),
+    ("vprobe", "scripted exchanges with a checked outcome: every RC operation and error"),
+    ("wire", "our own packets, by tshark and an independent ICRC"),
     ("perftest", "ib_{send,write,read}_{bw,lat}: all sizes, many QPs, both directions, events, inline"),
 ];
 
@@ -35,6 +39,8 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
     match stage {
         "devices" => Some(devices::check),
         "pingpong" => Some(pingpong::check),
+        "vprobe" => Some(vprobe::check),
+        "wire" => Some(wire::check),
         "perftest" => Some(perftest::check),
         _ => None,
     }

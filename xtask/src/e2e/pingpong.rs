@@ -48,6 +48,12 @@ fn plain(program: &str) -> Command {
     Command::new(program)
 }
 
+/// One exchange with these arguments on both ends.
+pub fn exchange(bed: &Bed, text: &str) -> Exchange<'static> {
+    let args: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+    pair(bed, "", &args, plain)
+}
+
 fn pair(bed: &Bed, note: &str, args: &[String], wrap: fn(&str) -> Command) -> Exchange<'static> {
     let port = bed.port();
     let end = |host: Option<&str>| {

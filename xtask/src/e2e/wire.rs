@@ -1,0 +1,103 @@
+//! What really went over the wire: a capture of our own packets, judged by tshark and by an independent ICRC.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+
+use super::{Bed, pingpong, vprobe as stage};
+use crate::job::{self, Job};
+use crate::report::Checks;
+use crate::{tree, vprobe};
+
+/// Captures on lo, with segmentation offload off: loopback never cuts a batch, and a capture would show it as
+/// one datagram of many packets.
+pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
+    let Some(second) = tree::shared("captures/check.py") else {
+        checks.skip("wire", "shared/captures/check.py is not beside the workspace");
+        return Ok(());
+    };
+    let Some(dumpcap) = bed.programs.find("dumpcap") else {
+        checks.skip("wire", "dumpcap is not here");
+        return Ok(());
+    };
+    let file = bed.logs.0.join("wire.pcap");
+    std::fs::remove_file(&file).ok();
+    let mut command = Command::new(dumpcap);
+    command.args(["-q", "-P", "-i", "lo", "-f", "udp port 4791", "-w"]).arg(&file);
+    let mut capture = Job::start(command, &bed.logs.path("dumpcap"), Duration::from_secs(120))?;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    // The file's header is written when the capture runs.
+    while std::fs::metadata(&file).map_or(0, |m| m.len()) < 24 {
+        if capture.ended() || Instant::now() > deadline {
+            checks.skip("wire", &format!("no capture here: {}", capture.output().trim()));
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    exchanges(bed, checks)?;
+    std::thread::sleep(Duration::from_millis(500));
+    capture.signal(Signal::SIGINT);
+    capture.wait()?;
+    let packets = filter(bed, &file, "infiniband")?.lines().count();
+    checks.note(format!("{packets} packets captured"));
+    checks.check("tshark", tshark(bed, packets, &file));
+    checks.check("an independent ICRC", icrc(&second, &file));
+    Ok(())
+}
+
+fn exchanges(bed: &Bed, checks: &mut Checks) -> Result<()> {
+    let uncut = |mut exchange: crate::exchange::Exchange<'static>| {
+        for end in [&mut exchange.server, &mut exchange.client] {
+            end.env("FERROCE_GSO", "off");
+        }
+        exchange.name.push_str(" (captured)");
+        exchange
+    };
+    if let Some(program) = vprobe::build(&bed.dist, &bed.programs)? {
+        let program = program.display().to_string();
+        for gid in [0, 1] {
+            for scenario in
+                ["send", "send_imm", "write", "write_imm", "read", "atomic", "bad_rkey_write", "rnr"]
+            {
+                uncut(stage::exchange(bed, &program, scenario, gid, 1024)).run(&bed.logs, checks)?;
+            }
+        }
+    }
+    for text in ["-g 0 -n 50 -s 10000 -c", "-g 1 -n 50 -s 10000 -m 4096 -c"] {
+        uncut(pingpong::exchange(bed, text)).run(&bed.logs, checks)?;
+    }
+    Ok(())
+}
+
+/// The packets that a display filter leaves.
+fn filter(bed: &Bed, file: &Path, filter: &str) -> Result<String> {
+    let mut command = Command::new(bed.programs.find("tshark").context("tshark is missing")?);
+    command.arg("-r").arg(file).args(["-Y", filter]);
+    if let Some(dirs) = bed.programs.libraries() {
+        command.env("LD_LIBRARY_PATH", dirs);
+    }
+    let output = command.output()?;
+    ensure!(output.status.success(), "tshark: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn tshark(bed: &Bed, packets: usize, file: &Path) -> Result<()> {
+    ensure!(packets > 0, "tshark sees no RoCE packet");
+    let bad = filter(bed, file, "_ws.malformed || _ws.expert.severity >= \"Error\"")?;
+    ensure!(bad.is_empty(), "malformed:\n{bad}");
+    let foreign = filter(bed, file, "udp.port == 4791 && !infiniband")?;
+    ensure!(foreign.is_empty(), "no RoCE at all:\n{foreign}");
+    Ok(())
+}
+
+fn icrc(second: &Path, file: &Path) -> Result<()> {
+    let mut command = Command::new("python3");
+    command.arg(second).arg(file);
+    let output = command.output().context("python3")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(output.status.success() && text.contains("icrc_bad=0"), "{}: {text}", job::line(&command));
+    Ok(())
+}
