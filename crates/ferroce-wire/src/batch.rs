@@ -171,3 +171,6 @@ impl<'b> TxBatch<'b> {
 const fn ip_id(gso: bool, index: usize) -> u16 {
     if gso { index as u16 } else { 0 }
 }
+
+#[cfg(test)]
+mod tests;

@@ -257,3 +257,6 @@ fn version_6(raw: &view::Ipv6) -> Result<(), FrameError> {
         version => Err(FrameError::IpVersion(version as u8)),
     }
 }
+
+#[cfg(test)]
+mod tests;

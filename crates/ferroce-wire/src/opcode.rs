@@ -372,3 +372,6 @@ const fn build() -> [Option<OpcodeInfo>; 256] {
 }
 
 static TABLE: [Option<OpcodeInfo>; 256] = build();
+
+#[cfg(test)]
+mod tests;

@@ -251,3 +251,6 @@ impl UdPacket<'_> {
         if self.imm.is_some() { RcOpcode::SendOnlyImm } else { RcOpcode::SendOnly }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -289,3 +289,6 @@ impl<const N: usize> Default for SourceTable<N> {
         Self::new()
     }
 }
+
+#[cfg(test)]
+mod tests;
