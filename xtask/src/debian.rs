@@ -30,6 +30,13 @@ pub const BASIC: &[Program] = &[
     Program { name: "ip", package: "iproute2" },
 ];
 
+/// For the benchmark, besides `BASIC`.
+pub const BENCH: &[Program] = &[
+    Program { name: "nsenter", package: "util-linux" },
+    Program { name: "ethtool", package: "ethtool" },
+    Program { name: "/usr/include/infiniband/verbs.h", package: "libibverbs-dev" },
+];
+
 /// For the end-to-end checks, besides `BASIC`.
 pub const MORE: &[Program] = &[
     Program { name: "rping", package: "rdmacm-utils" },

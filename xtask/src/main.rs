@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod arrows;
+mod bench;
 mod debian;
 mod demo;
 mod dist;
@@ -40,6 +41,11 @@ enum Command {
     Test(test::TestArgs),
     /// Shows Debian's unmodified programs on ferroce, unprivileged.
     Demo(demo::DemoArgs),
+    /// Measures ferroce against TCP and UDP on this machine.
+    Bench(bench::BenchArgs),
+    /// One end of a baseline.
+    #[command(hide = true)]
+    BenchEnd(bench::EndArgs),
     /// Tries the harness of the peer stage: the kernel's rxe against itself, in the guest.
     #[command(hide = true)]
     PeerHarness {
@@ -60,6 +66,8 @@ fn main() -> std::process::ExitCode {
         }),
         Command::Test(args) => test::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::BenchEnd(args) => bench::run_end(&args).map(|()| true),
         Command::PeerHarness { all } => test::peer_harness(all),
         Command::E2e(args) => e2e::run(&args),
     };

@@ -87,6 +87,16 @@ impl Checks {
         self.count
     }
 
+    /// The closing line of these checks alone.
+    pub fn closing(&self) -> String {
+        self.count.closing()
+    }
+
+    /// Nothing failed.
+    pub fn good(&self) -> bool {
+        self.count.failed == 0
+    }
+
     /// Takes over the counts of a child process that printed its own lines.
     pub fn absorb(&mut self, count: Count) {
         self.count.add(count);

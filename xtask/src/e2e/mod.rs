@@ -12,7 +12,7 @@ mod vprobe;
 mod wire;
 
 pub use bed::Bed;
-pub use netns::{end_broker, enter, raise_loopback};
+pub use netns::{end_broker, end_brokers_of, enter, raise_loopback};
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -33,9 +33,14 @@ pub fn raise_loopback() -> Result<()> {
 }
 
 /// Processes in this process's network namespace, itself excepted: id and name.
-pub fn processes() -> Vec<(i32, String)> {
+fn processes() -> Vec<(i32, String)> {
+    processes_with("self")
+}
+
+/// Processes in the network namespace of process `pid`, this one excepted.
+fn processes_with(pid: &str) -> Vec<(i32, String)> {
     let link = |pid: &str| std::fs::read_link(Path::new("/proc").join(pid).join("ns/net")).ok();
-    let Some(own) = link("self") else { return Vec::new() };
+    let Some(own) = link(pid) else { return Vec::new() };
     let me = std::process::id().to_string();
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|e| e.file_name().into_string().ok());
@@ -50,7 +55,16 @@ pub fn processes() -> Vec<(i32, String)> {
 
 /// Ends the brokers of this namespace, which is our own.
 pub fn end_broker() {
-    for (pid, name) in processes() {
+    end_brokers(processes());
+}
+
+/// Ends the brokers in the network namespace of process `pid`, which we made.
+pub fn end_brokers_of(pid: u32) {
+    end_brokers(processes_with(&pid.to_string()));
+}
+
+fn end_brokers(processes: Vec<(i32, String)>) {
+    for (pid, name) in processes {
         if name.starts_with("ferroced") {
             kill(Pid::from_raw(pid), Signal::SIGTERM).ok();
         }

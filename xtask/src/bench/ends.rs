@@ -1,0 +1,183 @@
+//! The two ends of the baselines: a TCP stream, and a UDP ping-pong. Each end is a process of its own
+//! (`xtask bench-end`), and the receiver checks what it got, as `vbench` does for RDMA.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+
+/// What is exchanged.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+pub enum Kind {
+    /// A loop of writes on one TCP stream.
+    Tcp,
+    /// A UDP ping-pong, both ends spinning.
+    UdpSpin,
+    /// A UDP ping-pong, both ends blocking.
+    UdpBlock,
+}
+
+/// Arguments of an end.
+#[derive(Args)]
+pub struct EndArgs {
+    kind: Kind,
+    /// Bytes of a message.
+    size: usize,
+    /// Messages.
+    count: u64,
+    /// The address to listen at.
+    #[arg(long)]
+    listen: Option<String>,
+    /// The address to connect to.
+    #[arg(long)]
+    connect: Option<String>,
+}
+
+/// Byte `i` of a message; the number of the message overlays its first eight bytes, and its last eight.
+fn pattern(i: usize) -> u8 {
+    (i.wrapping_mul(7) ^ (i >> 8)) as u8
+}
+
+fn stamp(message: &mut [u8], number: u64) {
+    let octets = number.to_ne_bytes();
+    let end = message.len();
+    message[..8].copy_from_slice(&octets);
+    message[end - 8..].copy_from_slice(&octets);
+}
+
+fn is_stamped(message: &[u8], number: u64) -> bool {
+    message.starts_with(&number.to_ne_bytes()) && message.ends_with(&number.to_ne_bytes())
+}
+
+/// Runs one end; the client prints what `vbench` prints.
+pub fn run(args: &EndArgs) -> Result<()> {
+    ensure!(args.size >= 8 && args.count > 0, "messages are of at least 8 bytes");
+    match (&args.listen, &args.connect, args.kind) {
+        (Some(at), None, Kind::Tcp) => tcp_server(at, args),
+        (None, Some(to), Kind::Tcp) => tcp_client(to, args),
+        (Some(at), None, _) => udp_server(at, args),
+        (None, Some(to), _) => udp_client(to, args),
+        _ => bail!("say --listen or --connect"),
+    }
+}
+
+fn tcp_server(at: &str, args: &EndArgs) -> Result<()> {
+    let (mut stream, _) = TcpListener::bind(at)?.accept()?;
+    let mut message = vec![0; args.size];
+    for number in 0..args.count {
+        stream.read_exact(&mut message)?;
+        ensure!(is_stamped(&message, number), "message {number} is wrong");
+    }
+    let body = message.get(8..args.size.saturating_sub(8)).unwrap_or_default();
+    ensure!(body.iter().enumerate().all(|(i, b)| *b == pattern(i + 8)), "the last message is wrong");
+    stream.write_all(b"x")?;
+    Ok(())
+}
+
+fn tcp_client(to: &str, args: &EndArgs) -> Result<()> {
+    let mut stream = TcpStream::connect(to).context("connect")?;
+    stream.set_nodelay(true)?;
+    let mut message: Vec<u8> = (0..args.size).map(pattern).collect();
+    let started = Instant::now();
+    for number in 0..args.count {
+        stamp(&mut message, number);
+        stream.write_all(&message)?;
+    }
+    // The end of a WRITE is its acknowledgement; here it is the receiver's word.
+    stream.read_exact(&mut [0])?;
+    println!("seconds {:.9}", started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// The socket, spinning or not; a blocking one gives up after a while, since a datagram may be lost.
+fn udp(at: &str, kind: Kind) -> Result<UdpSocket> {
+    let socket = UdpSocket::bind(at)?;
+    socket.set_nonblocking(kind == Kind::UdpSpin)?;
+    socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+    Ok(socket)
+}
+
+fn recv(socket: &UdpSocket, message: &mut [u8]) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        match socket.recv(message) {
+            Ok(n) => {
+                ensure!(n == message.len(), "a datagram of {n} bytes");
+                return Ok(());
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && Instant::now() < deadline => {}
+            Err(error) => return Err(error).context("a datagram was lost"),
+        }
+    }
+}
+
+fn udp_server(at: &str, args: &EndArgs) -> Result<()> {
+    // The TCP port of the same number tells the client, and whoever waits, that this end is ready.
+    let socket = udp(at, args.kind)?;
+    let (mut stream, _) = TcpListener::bind(at)?.accept()?;
+    let mut peer = [0; 64];
+    let length = stream.read(&mut peer)?;
+    socket.connect(std::str::from_utf8(peer.get(..length).unwrap_or_default())?)?;
+    stream.write_all(b"x")?;
+    let mut message = vec![0; args.size];
+    for number in 0..args.count {
+        recv(&socket, &mut message)?;
+        ensure!(is_stamped(&message, number), "message {number} is wrong");
+        socket.send(&message)?;
+    }
+    Ok(())
+}
+
+fn udp_client(to: &str, args: &EndArgs) -> Result<()> {
+    let mut stream = TcpStream::connect(to).context("connect")?;
+    let socket = udp(&format!("{}:0", stream.local_addr()?.ip()), args.kind)?;
+    socket.connect(to)?;
+    stream.write_all(socket.local_addr()?.to_string().as_bytes())?;
+    stream.read_exact(&mut [0])?;
+    let mut message: Vec<u8> = (0..args.size).map(pattern).collect();
+    let mut half = Vec::with_capacity(usize::try_from(args.count)?);
+    for number in 0..args.count {
+        let started = Instant::now();
+        stamp(&mut message, number);
+        socket.send(&message)?;
+        recv(&socket, &mut message)?;
+        ensure!(is_stamped(&message, number), "message {number} is wrong");
+        half.push(started.elapsed().as_nanos() / 2);
+    }
+    half.sort_unstable();
+    let at = |percent: usize| half.get(half.len() * percent / 100).copied().unwrap_or_default();
+    println!("median {} p99 {}", at(50), at(99));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn both(kind: Kind, size: usize, count: u64) {
+        let at = format!("127.0.0.1:{}", 30_000 + std::process::id() % 20_000 + kind as u32);
+        let end = |listen: bool| EndArgs {
+            kind,
+            size,
+            count,
+            listen: listen.then(|| at.clone()),
+            connect: (!listen).then(|| at.clone()),
+        };
+        let (server, client) = (end(true), end(false));
+        std::thread::scope(|scope| {
+            let server = scope.spawn(move || run(&server));
+            std::thread::sleep(Duration::from_millis(100));
+            run(&client).unwrap();
+            server.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn the_baselines_exchange_and_verify() {
+        both(Kind::Tcp, 1000, 50);
+        both(Kind::UdpBlock, 8, 50);
+        both(Kind::UdpSpin, 24, 50);
+    }
+}
