@@ -1,0 +1,214 @@
+//! Asynchronous events of a context and the count of those not yet acknowledged.
+
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Weak};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::EventError;
+use crate::notify::NotifyQueue;
+use crate::{CompletionQueue, Qp, sys};
+
+/// What happened. Discriminants are those of `enum ibv_event_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[doc(alias = "ibv_event_type")]
+#[repr(u8)]
+pub enum AsyncEventKind {
+    /// A completion was lost because the queue was full.
+    CqErr = 0,
+    /// A queue pair cannot go on.
+    QpFatal = 1,
+    /// The peer asked what it may not.
+    QpReqErr = 2,
+    /// The peer used a bad key or range.
+    QpAccessErr = 3,
+    /// First request processed in RTR.
+    CommEst = 4,
+    /// SQD reached.
+    SqDrained = 5,
+    /// The device is gone.
+    DeviceFatal = 8,
+    /// The netdev came up.
+    PortActive = 9,
+    /// The netdev went down.
+    PortErr = 10,
+    /// No more WQE will be taken from the shared receive queue.
+    QpLastWqeReached = 16,
+    /// The GID table changed.
+    GidChange = 18,
+}
+
+impl From<ferroce_proto::AsyncEvent> for AsyncEventKind {
+    fn from(event: ferroce_proto::AsyncEvent) -> Self {
+        match event {
+            ferroce_proto::AsyncEvent::QpFatal => Self::QpFatal,
+            ferroce_proto::AsyncEvent::QpReqErr => Self::QpReqErr,
+            ferroce_proto::AsyncEvent::QpAccessErr => Self::QpAccessErr,
+            ferroce_proto::AsyncEvent::CommEst => Self::CommEst,
+            ferroce_proto::AsyncEvent::SqDrained => Self::SqDrained,
+            ferroce_proto::AsyncEvent::QpLastWqeReached => Self::QpLastWqeReached,
+        }
+    }
+}
+
+/// To what it happened.
+#[derive(Clone)]
+pub enum AsyncElement {
+    /// A completion queue.
+    Cq(Arc<CompletionQueue>),
+    /// A queue pair.
+    Qp(Arc<Qp>),
+    /// A port, by number.
+    Port(u8),
+    /// The device as a whole.
+    Device,
+}
+
+/// An asynchronous event (`ibv_async_event`). Each must be acknowledged: destroying its object waits for it.
+#[derive(Clone)]
+#[doc(alias = "ibv_async_event")]
+pub struct AsyncEvent {
+    /// What happened.
+    pub kind: AsyncEventKind,
+    /// To what.
+    pub element: AsyncElement,
+}
+
+impl AsyncEvent {
+    /// The caller's own value of the object, `None` for ports and the device.
+    pub fn user(&self) -> Option<u64> {
+        match &self.element {
+            AsyncElement::Cq(cq) => Some(cq.user()),
+            AsyncElement::Qp(qp) => Some(qp.user()),
+            AsyncElement::Port(_) | AsyncElement::Device => None,
+        }
+    }
+}
+
+/// An entry of the queue: it must not keep its object alive.
+enum Queued {
+    Cq(AsyncEventKind, Weak<CompletionQueue>),
+    Qp(AsyncEventKind, Weak<Qp>),
+    Port(AsyncEventKind, u8),
+    Device(AsyncEventKind),
+}
+
+/// The asynchronous events of one context.
+pub struct AsyncQueue {
+    queue: NotifyQueue<Queued>,
+}
+
+impl AsyncQueue {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        Ok(Self { queue: NotifyQueue::new()? })
+    }
+
+    /// Readable while an event is there. O_NONBLOCK, if the program sets it, is honoured.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.queue.fd()
+    }
+
+    /// The oldest event; waits for one unless the descriptor is non-blocking.
+    #[doc(alias = "ibv_get_async_event")]
+    pub fn get(&self) -> Result<AsyncEvent, EventError> {
+        loop {
+            while let Some(entry) = self.queue.pop(hand_out) {
+                if let Some(event) = entry {
+                    return Ok(event);
+                }
+            }
+            if self.queue.is_nonblocking() {
+                return Err(EventError::WouldBlock);
+            }
+            let mut fds = [PollFd::new(self.queue.fd(), PollFlags::POLLIN)];
+            match poll(&mut fds, PollTimeout::NONE) {
+                Ok(_) => {}
+                Err(nix::Error::EINTR) if sys::a_handler_interrupts() => return Err(EventError::Interrupted),
+                Err(nix::Error::EINTR) => {}
+                Err(errno) => return Err(EventError::Io(errno.into())),
+            }
+        }
+    }
+
+    /// Acknowledges an event that [`Self::get`] returned, exactly once.
+    #[doc(alias = "ibv_ack_async_event")]
+    pub fn ack(&self, event: &AsyncEvent) {
+        match &event.element {
+            AsyncElement::Cq(cq) => cq.ack_async_event(),
+            AsyncElement::Qp(qp) => qp.ack_async_event(),
+            AsyncElement::Port(_) | AsyncElement::Device => {}
+        }
+    }
+
+    pub(crate) fn push_cq(&self, kind: AsyncEventKind, cq: &Weak<CompletionQueue>) {
+        self.queue.push(Queued::Cq(kind, cq.clone()));
+    }
+
+    pub(crate) fn push_qp(&self, kind: AsyncEventKind, qp: &Weak<Qp>) {
+        self.queue.push(Queued::Qp(kind, qp.clone()));
+    }
+
+    pub(crate) fn push_port(&self, kind: AsyncEventKind, port: u8) {
+        self.queue.push(Queued::Port(kind, port));
+    }
+
+    pub(crate) fn push_device(&self, kind: AsyncEventKind) {
+        self.queue.push(Queued::Device(kind));
+    }
+
+    pub(crate) fn purge_cq(&self, cq: &CompletionQueue) {
+        self.queue.purge(|entry| matches!(entry, Queued::Cq(_, weak) if std::ptr::eq(weak.as_ptr(), cq)));
+    }
+
+    pub(crate) fn purge_qp(&self, qp: &Qp) {
+        self.queue.purge(|entry| matches!(entry, Queued::Qp(_, weak) if std::ptr::eq(weak.as_ptr(), qp)));
+    }
+}
+
+/// `None`: the object is gone, and with it the event.
+fn hand_out(entry: Queued) -> Option<AsyncEvent> {
+    let event = match entry {
+        Queued::Cq(kind, weak) => {
+            let cq = weak.upgrade()?;
+            cq.async_acks().handed_out(1);
+            AsyncEvent { kind, element: AsyncElement::Cq(cq) }
+        }
+        Queued::Qp(kind, weak) => {
+            let qp = weak.upgrade()?;
+            qp.async_acks().handed_out(1);
+            AsyncEvent { kind, element: AsyncElement::Qp(qp) }
+        }
+        Queued::Port(kind, port) => AsyncEvent { kind, element: AsyncElement::Port(port) },
+        Queued::Device(kind) => AsyncEvent { kind, element: AsyncElement::Device },
+    };
+    Some(event)
+}
+
+/// Events handed out and acknowledged of one object; destroying it waits until both are equal.
+#[derive(Default)]
+pub(crate) struct AckCount {
+    outstanding: Mutex<i64>,
+    settled: Condvar,
+}
+
+impl AckCount {
+    pub(crate) fn handed_out(&self, events: u32) {
+        *self.outstanding.lock() += i64::from(events);
+    }
+
+    pub(crate) fn acknowledge(&self, events: u32) {
+        let mut outstanding = self.outstanding.lock();
+        *outstanding -= i64::from(events);
+        if *outstanding <= 0 {
+            self.settled.notify_all();
+        }
+    }
+
+    pub(crate) fn wait(&self) {
+        let mut outstanding = self.outstanding.lock();
+        while *outstanding > 0 {
+            self.settled.wait(&mut outstanding);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! The background thread: receives for programs that are inside no call.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::signal::{SigSet, SigmaskHow};
+
+use crate::engine::Engine;
+use crate::fork::Guarded;
+use crate::handover::NEVER;
+use crate::lane::{Lane, Served};
+use crate::sys;
+
+/// Batches before it looks at the other lanes.
+const ROUNDS: u32 = 16;
+/// epoll data of the eventfd that wakes the thread.
+const WAKE: u64 = u64::MAX;
+const EVENTS: usize = 32;
+
+/// Starts the thread, with all signals blocked: handlers are the program's and run on its threads.
+pub(crate) fn spawn(engine: Arc<Engine>) -> io::Result<()> {
+    let epoll = Guarded::new(EpollSet(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?));
+    epoll.0.add(engine.hub().wake_fd(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
+    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+    let spawned = std::thread::Builder::new().name("ferroce".to_owned()).spawn(move || {
+        let mut thread = Background { engine, epoll, watched: Vec::new() };
+        if catch_unwind(AssertUnwindSafe(|| thread.run())).is_err() {
+            tracing::error!("the background thread panicked: the device is dead");
+            thread.engine.fatal();
+        }
+    });
+    before.thread_set_mask()?;
+    spawned.map(drop)
+}
+
+struct EpollSet(Epoll);
+
+impl AsFd for EpollSet {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.0.0.as_fd()
+    }
+}
+
+struct Background {
+    engine: Arc<Engine>,
+    epoll: Guarded<EpollSet>,
+    /// Lanes whose socket is in the epoll set.
+    watched: Vec<u64>,
+}
+
+impl Background {
+    fn run(&mut self) {
+        let mut events = [EpollEvent::empty(); EVENTS];
+        let hub = Arc::clone(self.engine.hub());
+        loop {
+            hub.attention.unpark();
+            let lanes = self.engine.lanes();
+            let wake_at = self.look(&lanes);
+            hub.attention.park(wake_at);
+            // Whoever changed something before it could see the new time is found here.
+            if self.look(&lanes) < wake_at {
+                continue;
+            }
+            let now = sys::now().as_nanos();
+            let count = match self.epoll.0.wait(&mut events, timeout(now, wake_at)) {
+                Ok(count) => count,
+                Err(nix::Error::EINTR) => 0,
+                Err(errno) => {
+                    tracing::error!(%errno, "the background thread cannot wait");
+                    self.engine.fatal();
+                    return;
+                }
+            };
+            for event in &events[..count] {
+                match event.data() {
+                    WAKE => hub.woken(),
+                    id => {
+                        if let Some(lane) = lanes.iter().find(|lane| lane.id() == id) {
+                            self.ready(lane);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Does what is due on every lane and returns when to look again.
+    fn look(&mut self, lanes: &[Arc<Lane>]) -> u64 {
+        let now = sys::now().as_nanos();
+        let mut wake_at = NEVER;
+        for lane in lanes {
+            if lane.state().earliest() <= now && !lane.state().kept_by_poller(now) {
+                lane.serve_in_background(ROUNDS);
+            }
+            let watching = self.watched.contains(&lane.id());
+            let plan = lane.state().plan(now, watching);
+            if plan.watch && !watching {
+                self.watch(lane);
+            }
+            wake_at = wake_at.min(plan.wake_at);
+        }
+        wake_at
+    }
+
+    /// A lane's socket has something to receive.
+    fn ready(&mut self, lane: &Lane) {
+        if lane.state().kept_by_program(sys::now().as_nanos()) {
+            self.unwatch(lane);
+        } else if lane.serve_in_background(ROUNDS) == Served::Busy {
+            std::thread::yield_now();
+        }
+    }
+
+    fn watch(&mut self, lane: &Lane) {
+        match self.epoll.0.add(lane.fd(), EpollEvent::new(EpollFlags::EPOLLIN, lane.id())) {
+            Ok(()) => self.watched.push(lane.id()),
+            Err(errno) => tracing::error!(%errno, "cannot watch a socket"),
+        }
+    }
+
+    fn unwatch(&mut self, lane: &Lane) {
+        if let Err(errno) = self.epoll.0.delete(lane.fd()) {
+            tracing::error!(%errno, "cannot stop watching a socket");
+        }
+        self.watched.retain(|id| *id != lane.id());
+    }
+}
+
+/// Until `wake_at`, rounded up so that it is not early.
+fn timeout(now: u64, wake_at: u64) -> EpollTimeout {
+    if wake_at == NEVER {
+        return EpollTimeout::NONE;
+    }
+    let millis = wake_at.saturating_sub(now).div_ceil(1_000_000);
+    EpollTimeout::try_from(millis.min(i32::MAX as u64) as i32).unwrap_or(EpollTimeout::NONE)
+}

@@ -1,0 +1,189 @@
+//! An open device.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ferroce_wire::{PathMtu, Pkey};
+
+use crate::async_event::AsyncQueue;
+use crate::counters::DeviceCounters;
+use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, PortAttr, PortState};
+use crate::engine::Engine;
+use crate::error::{AllocPdError, CreateChannelError, CreateCqError, OpenError, QueryError};
+use crate::{CompletionChannel, CompletionQueue, Pd, fork};
+
+/// An open device (`ibv_context`). Contexts are independent: each has its own objects and
+/// asynchronous events.
+#[doc(alias = "ibv_context")]
+pub struct Context {
+    engine: Arc<Engine>,
+    name: String,
+    /// What the device said when it was opened; the answer if it is gone.
+    opened: DeviceInfo,
+    events: AsyncQueue,
+    closed: AtomicBool,
+    epoch: u64,
+}
+
+impl Context {
+    /// Opens the device named `name`, and starts the engine if this is the first.
+    #[doc(alias = "ibv_open_device")]
+    pub fn open(name: &str) -> Result<Arc<Self>, OpenError> {
+        let engine = Engine::global().map_err(OpenError::from)?;
+        Self::open_on(&engine, name)
+    }
+
+    pub(crate) fn open_on(engine: &Arc<Engine>, name: &str) -> Result<Arc<Self>, OpenError> {
+        let opened = engine.device(name).ok_or_else(|| OpenError::NoSuchDevice { name: name.to_owned() })?;
+        engine.start()?;
+        let context = Arc::new(Self {
+            engine: Arc::clone(engine),
+            name: name.to_owned(),
+            opened,
+            events: AsyncQueue::new().map_err(OpenError::Resources)?,
+            closed: AtomicBool::new(false),
+            epoch: fork::epoch(),
+        });
+        engine.add_context(&context);
+        Ok(context)
+    }
+
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The device as it is now.
+    pub fn info(&self) -> DeviceInfo {
+        self.engine.device_by_id(self.opened.id).unwrap_or_else(|| DeviceInfo {
+            port_active: false,
+            gids: Vec::new(),
+            ..self.opened.clone()
+        })
+    }
+
+    /// Limits and identity.
+    #[doc(alias = "ibv_query_device")]
+    pub fn attr(&self) -> DeviceAttr {
+        DeviceAttr {
+            fw_ver: env!("CARGO_PKG_VERSION").to_owned(),
+            node_guid: self.opened.node_guid,
+            sys_image_guid: self.opened.node_guid,
+            max_mr_size: u64::MAX,
+            max_qp: device::MAX_QP,
+            max_qp_wr: device::MAX_QP_WR,
+            max_sge: device::MAX_SGE,
+            max_inline: device::MAX_INLINE,
+            max_cq: device::MAX_CQ,
+            max_cqe: device::MAX_CQE,
+            max_mr: device::MAX_MR,
+            max_pd: device::MAX_PD,
+            max_qp_rd_atom: device::MAX_RD_ATOM,
+            max_qp_init_rd_atom: device::MAX_RD_ATOM,
+            max_res_rd_atom: device::MAX_QP * device::MAX_RD_ATOM,
+            phys_port_cnt: 1,
+            num_comp_vectors: self.num_comp_vectors(),
+            local_ca_ack_delay: 15,
+        }
+    }
+
+    /// State of a port; there is port 1 only.
+    #[doc(alias = "ibv_query_port")]
+    pub fn port(&self, port: u8) -> Result<PortAttr, QueryError> {
+        if port != 1 {
+            return Err(QueryError::Port { port });
+        }
+        let info = self.info();
+        Ok(PortAttr {
+            state: if info.port_active { PortState::Active } else { PortState::Down },
+            phys_state: info.phys_state,
+            max_mtu: PathMtu::B4096,
+            active_mtu: PathMtu::largest_fitting(info.mtu),
+            gid_tbl_len: GID_TABLE_LEN,
+            pkey_tbl_len: 1,
+            max_msg_sz: 1 << 31,
+        })
+    }
+
+    /// An entry of the GID table; `None` if it is empty.
+    #[doc(alias = "ibv_query_gid")]
+    pub fn gid(&self, index: u32) -> Result<Option<GidEntry>, QueryError> {
+        if index >= GID_TABLE_LEN {
+            return Err(QueryError::Index { index, len: GID_TABLE_LEN });
+        }
+        Ok(self.engine.with_device(self.opened.id, |info| {
+            info.gids.iter().find(|entry| u32::from(entry.index) == index).copied()
+        }))
+    }
+
+    /// The entries of the GID table that are in use, by index.
+    #[doc(alias = "ibv_query_gid_table")]
+    pub fn gid_table(&self) -> Vec<GidEntry> {
+        self.info().gids
+    }
+
+    /// An entry of the P_Key table; there is index 0 only.
+    #[doc(alias = "ibv_query_pkey")]
+    pub fn pkey(&self, index: u32) -> Result<Pkey, QueryError> {
+        match index {
+            0 => Ok(Pkey::DEFAULT),
+            _ => Err(QueryError::Index { index, len: 1 }),
+        }
+    }
+
+    /// Completion vectors: as many as CPUs. They mean nothing here, but programs spread over them.
+    pub fn num_comp_vectors(&self) -> u32 {
+        self.engine.num_comp_vectors()
+    }
+
+    /// Events of this context.
+    pub fn async_events(&self) -> &AsyncQueue {
+        &self.events
+    }
+
+    /// What the engine counted, of all devices of this process.
+    pub fn counters(&self) -> &DeviceCounters {
+        self.engine.counters()
+    }
+
+    /// Makes a protection domain.
+    #[doc(alias = "ibv_alloc_pd")]
+    pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>, AllocPdError> {
+        if !self.engine.pds().take() {
+            return Err(AllocPdError::Limit { max: device::MAX_PD });
+        }
+        Ok(Pd::new(self, self.engine.next_pd()))
+    }
+
+    /// Makes a completion channel.
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn create_channel(self: &Arc<Self>) -> Result<Arc<CompletionChannel>, CreateChannelError> {
+        CompletionChannel::create(self)
+    }
+
+    /// Makes a completion queue of `cqe` entries that reports to `channel`. `user` is the
+    /// caller's own, given back by [`CompletionQueue::user`].
+    #[doc(alias = "ibv_create_cq")]
+    pub fn create_cq(
+        self: &Arc<Self>,
+        cqe: u32,
+        user: u64,
+        channel: Option<&Arc<CompletionChannel>>,
+        comp_vector: u32,
+    ) -> Result<Arc<CompletionQueue>, CreateCqError> {
+        CompletionQueue::create(self, cqe, user, channel, comp_vector)
+    }
+
+    /// Closes the device. Queue pairs that were left are destroyed, so that peers learn it; other
+    /// objects become useless. A second call does nothing.
+    #[doc(alias = "ibv_close_device")]
+    pub fn close(self: &Arc<Self>) {
+        if self.epoch == fork::epoch() && !self.closed.swap(true, Ordering::AcqRel) {
+            self.engine.remove_context(self);
+        }
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+}

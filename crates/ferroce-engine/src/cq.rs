@@ -1,0 +1,366 @@
+//! Completion queues.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use ferroce_proto::{WcStatus, WorkCompletion};
+use ferroce_wire::Qpn;
+use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
+
+use crate::async_event::{AckCount, AsyncEventKind};
+use crate::device::{MAX_CQ, MAX_CQE};
+use crate::error::{Busy, CqError, CreateCqError, ResizeCqError};
+use crate::lane::LaneSet;
+use crate::{CompletionChannel, Context, fork};
+
+/// What the program asked to be told of: `ibv_req_notify_cq`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Armed {
+    No,
+    Solicited,
+    Any,
+}
+
+/// Entries and everything that must change together with them.
+struct Ring {
+    entries: VecDeque<WorkCompletion>,
+    capacity: usize,
+    armed: Armed,
+    overrun: bool,
+    destroyed: bool,
+}
+
+/// What became of a completion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Pushed {
+    /// It can be polled.
+    Queued,
+    /// There was no room. The first time, the queue's other users must go to the error state too.
+    Lost { first: bool },
+}
+
+/// A completion queue (`ibv_cq`).
+///
+/// Polling an empty queue receives and processes packets on the caller's thread; see
+/// [`crate::lane`]. An overflow is an event and the end of the queue, never silent loss.
+#[doc(alias = "ibv_cq")]
+pub struct CompletionQueue {
+    me: Weak<CompletionQueue>,
+    context: Arc<Context>,
+    channel: Option<Arc<CompletionChannel>>,
+    user: u64,
+    ring: Mutex<Ring>,
+    capacity: AtomicU32,
+    users: AtomicUsize,
+    lanes: LaneSet,
+    /// Polls in a row that found nothing.
+    idle: AtomicU32,
+    comp_acks: AckCount,
+    async_acks: AckCount,
+    /// Held between `begin_poll` and the end of the polling.
+    consumer: Arc<Mutex<()>>,
+    epoch: u64,
+}
+
+impl CompletionQueue {
+    pub(crate) fn create(
+        context: &Arc<Context>,
+        cqe: u32,
+        user: u64,
+        channel: Option<&Arc<CompletionChannel>>,
+        comp_vector: u32,
+    ) -> Result<Arc<Self>, CreateCqError> {
+        if cqe == 0 || cqe > MAX_CQE {
+            return Err(CreateCqError::Entries { asked: cqe, max: MAX_CQE });
+        }
+        let last = context.num_comp_vectors() - 1;
+        if comp_vector > last {
+            return Err(CreateCqError::Vector { asked: comp_vector, last });
+        }
+        let entries = fixed_ring(cqe).ok_or(CreateCqError::Memory { entries: cqe })?;
+        if !context.engine().cqs().take() {
+            return Err(CreateCqError::Limit { max: MAX_CQ });
+        }
+        if let Some(channel) = channel {
+            channel.add_cq();
+        }
+        Ok(Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            context: Arc::clone(context),
+            channel: channel.cloned(),
+            user,
+            ring: Mutex::new(Ring {
+                entries,
+                capacity: cqe as usize,
+                armed: Armed::No,
+                overrun: false,
+                destroyed: false,
+            }),
+            capacity: AtomicU32::new(cqe),
+            users: AtomicUsize::new(0),
+            lanes: LaneSet::default(),
+            idle: AtomicU32::new(0),
+            comp_acks: AckCount::default(),
+            async_acks: AckCount::default(),
+            consumer: Arc::new(Mutex::new(())),
+            epoch: fork::epoch(),
+        }))
+    }
+
+    /// The caller's own value.
+    pub fn user(&self) -> u64 {
+        self.user
+    }
+
+    /// The channel it reports to.
+    pub fn channel(&self) -> Option<&Arc<CompletionChannel>> {
+        self.channel.as_ref()
+    }
+
+    /// The context it was made in.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Completions it can hold.
+    pub fn capacity(&self) -> u32 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Takes up to `out.len()` completions, oldest first, and returns how many. Never blocks; if
+    /// none is there it receives and processes what has arrived, and looks once more.
+    ///
+    /// After an overrun the completions before it are returned, then the error.
+    #[doc(alias = "ibv_poll_cq")]
+    pub fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize, CqError> {
+        if out.is_empty() {
+            return Ok(0);
+        }
+        let mut taken = self.take(out)?;
+        if taken == 0 {
+            self.progress();
+            taken = self.take(out)?;
+            self.note_idle(taken == 0);
+        }
+        Ok(taken)
+    }
+
+    /// Takes one completion for [`CqPoll`], like [`Self::poll`].
+    fn poll_one(&self) -> Result<Option<WorkCompletion>, CqError> {
+        if let Some(completion) = self.take_one()? {
+            return Ok(Some(completion));
+        }
+        self.progress();
+        let found = self.take_one()?;
+        self.note_idle(found.is_none());
+        Ok(found)
+    }
+
+    fn take(&self, out: &mut [WorkCompletion]) -> Result<usize, CqError> {
+        let mut ring = self.ring.lock();
+        let count = out.len().min(ring.entries.len());
+        for (to, from) in out.iter_mut().zip(ring.entries.drain(..count)) {
+            *to = from;
+        }
+        if count == 0 && ring.overrun { Err(CqError::Overrun) } else { Ok(count) }
+    }
+
+    fn take_one(&self) -> Result<Option<WorkCompletion>, CqError> {
+        let mut ring = self.ring.lock();
+        let found = ring.entries.pop_front();
+        if found.is_none() && ring.overrun { Err(CqError::Overrun) } else { Ok(found) }
+    }
+
+    /// Receives and processes on this thread, unless another one does.
+    pub(crate) fn progress(&self) {
+        if self.epoch == fork::epoch() {
+            self.lanes.serve_once();
+        }
+    }
+
+    /// Cores may be scarcer than spinners: the peer that would answer may wait for this very core.
+    /// So a thread that found nothing for a while lets others run, early.
+    fn note_idle(&self, nothing: bool) {
+        if !nothing {
+            self.idle.store(0, Ordering::Relaxed);
+            return;
+        }
+        let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
+        self.idle.store(idle, Ordering::Relaxed);
+        if idle.is_multiple_of(IDLE_POLLS_PER_YIELD) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Asks for one event on the channel: for the next completion, or with `solicited_only` for
+    /// the next solicited or unsuccessful one. Completions that are there already do not count.
+    /// A request for any completion is not weakened by one for solicited ones.
+    #[doc(alias = "ibv_req_notify_cq")]
+    pub fn req_notify(&self, solicited_only: bool) {
+        let mut ring = self.ring.lock();
+        ring.armed = match (solicited_only, ring.armed) {
+            (false, _) | (true, Armed::Any) => Armed::Any,
+            (true, _) => Armed::Solicited,
+        };
+    }
+
+    /// Acknowledges `events` completion events; destroying the queue waits for all of them.
+    #[doc(alias = "ibv_ack_cq_events")]
+    pub fn ack_events(&self, events: u32) {
+        self.comp_acks.acknowledge(events);
+    }
+
+    /// Acknowledges one asynchronous event of this queue.
+    pub fn ack_async_event(&self) {
+        self.async_acks.acknowledge(1);
+    }
+
+    pub(crate) fn async_acks(&self) -> &AckCount {
+        &self.async_acks
+    }
+
+    pub(crate) fn comp_acks(&self) -> &AckCount {
+        &self.comp_acks
+    }
+
+    /// Gives it room for `cqe` completions, keeping those it holds. A smaller size than before is
+    /// allowed as long as they fit.
+    #[doc(alias = "ibv_resize_cq")]
+    pub fn resize(&self, cqe: u32) -> Result<(), ResizeCqError> {
+        if cqe == 0 || cqe > MAX_CQE {
+            return Err(ResizeCqError::Entries { asked: cqe, max: MAX_CQE });
+        }
+        let mut fresh = fixed_ring(cqe).ok_or(ResizeCqError::Memory { entries: cqe })?;
+        let mut ring = self.ring.lock();
+        if ring.entries.len() > cqe as usize {
+            return Err(ResizeCqError::Present { asked: cqe, present: ring.entries.len() as u32 });
+        }
+        fresh.append(&mut ring.entries);
+        ring.entries = fresh;
+        ring.capacity = cqe as usize;
+        self.capacity.store(cqe, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Starts a polling that returns completions one by one and keeps other such pollings of this
+    /// queue out until it ends (`ibv_start_poll`). `None`: the queue is empty, nothing is held.
+    #[doc(alias = "ibv_start_poll")]
+    pub fn begin_poll(&self) -> Result<Option<(CqPoll, WorkCompletion)>, CqError> {
+        let held = self.consumer.lock_arc();
+        let Some(cq) = self.me.upgrade() else { return Ok(None) };
+        Ok(self.poll_one()?.map(|first| (CqPoll { cq, _held: held }, first)))
+    }
+
+    /// Ends the queue. Refused while queue pairs use it; waits until all events it reported are
+    /// acknowledged.
+    #[doc(alias = "ibv_destroy_cq")]
+    pub fn destroy(&self) -> Result<(), Busy> {
+        if self.epoch != fork::epoch() {
+            return Ok(());
+        }
+        {
+            let mut ring = self.ring.lock();
+            let users = self.users.load(Ordering::Acquire);
+            if users > 0 {
+                return Err(Busy { users });
+            }
+            if std::mem::replace(&mut ring.destroyed, true) {
+                return Ok(());
+            }
+            ring.entries = VecDeque::new();
+        }
+        if let Some(channel) = &self.channel {
+            channel.purge(self);
+        }
+        self.context.async_events().purge_cq(self);
+        self.comp_acks.wait();
+        self.async_acks.wait();
+        if let Some(channel) = &self.channel {
+            channel.remove_cq();
+        }
+        self.context.engine().cqs().give_back();
+        Ok(())
+    }
+
+    /// A queue pair starts to use it; `false` if it is being destroyed.
+    pub(crate) fn add_user(&self) -> bool {
+        let ring = self.ring.lock();
+        if ring.destroyed {
+            return false;
+        }
+        self.users.fetch_add(1, Ordering::AcqRel);
+        true
+    }
+
+    pub(crate) fn remove_user(&self) {
+        self.users.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// The lanes whose packets may complete into this queue.
+    pub(crate) fn lanes(&self) -> &LaneSet {
+        &self.lanes
+    }
+
+    /// Adds a completion and fires the event that was asked for: under one lock, so that no
+    /// request falls between the two.
+    pub(crate) fn push(&self, completion: WorkCompletion) -> Pushed {
+        let mut ring = self.ring.lock();
+        if ring.overrun || ring.destroyed {
+            return Pushed::Lost { first: false };
+        }
+        if ring.entries.len() == ring.capacity {
+            ring.overrun = true;
+            drop(ring);
+            self.context.async_events().push_cq(AsyncEventKind::CqErr, &self.me);
+            return Pushed::Lost { first: true };
+        }
+        ring.entries.push_back(completion);
+        let fires = match ring.armed {
+            Armed::No => false,
+            Armed::Any => true,
+            Armed::Solicited => completion.solicited || completion.status != WcStatus::Success,
+        };
+        if fires {
+            ring.armed = Armed::No;
+            if let Some(channel) = &self.channel {
+                channel.notify(&self.me);
+            }
+        }
+        Pushed::Queued
+    }
+
+    /// Removes what a destroyed or reset queue pair left behind.
+    pub(crate) fn purge(&self, qpn: Qpn) {
+        let mut ring = self.ring.lock();
+        ring.entries.retain(|completion| completion.qpn != qpn);
+    }
+}
+
+/// Polls that find nothing before the thread lets others run: about 10 µs of receiving nothing.
+const IDLE_POLLS_PER_YIELD: u32 = 16;
+
+/// All the memory at once: the packet path never allocates.
+fn fixed_ring(cqe: u32) -> Option<VecDeque<WorkCompletion>> {
+    let mut entries = VecDeque::new();
+    entries.try_reserve_exact(cqe as usize).ok()?;
+    Some(entries)
+}
+
+/// A polling under way, see [`CompletionQueue::begin_poll`]. Dropping it ends it.
+pub struct CqPoll {
+    cq: Arc<CompletionQueue>,
+    _held: ArcMutexGuard<RawMutex, ()>,
+}
+
+impl CqPoll {
+    /// The next completion, `None` if there is none; the polling goes on either way.
+    #[doc(alias = "ibv_next_poll")]
+    pub fn next_completion(&mut self) -> Result<Option<WorkCompletion>, CqError> {
+        self.cq.take_one()
+    }
+
+    /// Ends the polling.
+    #[doc(alias = "ibv_end_poll")]
+    pub fn end(self) {}
+}

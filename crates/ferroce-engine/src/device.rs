@@ -1,0 +1,96 @@
+//! What a device and its port say about themselves.
+
+use ferroce_wire::PathMtu;
+
+pub use crate::pending::device::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
+
+/// Limits and identity of a device, as `ibv_query_device` tells them. Every limit can be reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceAttr {
+    /// Version of ferroce.
+    pub fw_ver: String,
+    /// EUI-64 in network order; never zero.
+    pub node_guid: [u8; 8],
+    /// The node GUID: a device is a system of its own.
+    pub sys_image_guid: [u8; 8],
+    /// Bytes of one memory region.
+    pub max_mr_size: u64,
+    /// Queue pairs of one process.
+    pub max_qp: u32,
+    /// Work requests of one send or receive queue.
+    pub max_qp_wr: u32,
+    /// Scatter/gather entries of one work request.
+    pub max_sge: u32,
+    /// Bytes of inline data.
+    pub max_inline: u32,
+    /// Completion queues of one process.
+    pub max_cq: u32,
+    /// Entries of one completion queue.
+    pub max_cqe: u32,
+    /// Memory regions and windows together, of one process.
+    pub max_mr: u32,
+    /// Protection domains of one process.
+    pub max_pd: u32,
+    /// READs and atomics that a queue pair answers at a time.
+    pub max_qp_rd_atom: u32,
+    /// READs and atomics that a queue pair has in flight.
+    pub max_qp_init_rd_atom: u32,
+    /// READs and atomics that the device answers at a time.
+    pub max_res_rd_atom: u32,
+    /// Ports: always one, number 1.
+    pub phys_port_cnt: u8,
+    /// Completion vectors.
+    pub num_comp_vectors: u32,
+    /// 4.096 µs × 2^n: how long an answer may take here.
+    pub local_ca_ack_delay: u8,
+}
+
+/// [`DeviceAttr::max_qp`]: one slot's numbers.
+pub const MAX_QP: u32 = crate::qpn::MAX_QPS;
+/// [`DeviceAttr::max_qp_wr`].
+pub const MAX_QP_WR: u32 = 16_384;
+/// [`DeviceAttr::max_sge`].
+pub const MAX_SGE: u32 = 32;
+/// [`DeviceAttr::max_inline`].
+pub const MAX_INLINE: u32 = 1024;
+/// [`DeviceAttr::max_cq`].
+pub const MAX_CQ: u32 = 65_536;
+/// [`DeviceAttr::max_cqe`].
+pub const MAX_CQE: u32 = 1 << 20;
+/// [`DeviceAttr::max_mr`].
+pub const MAX_MR: u32 = 262_143;
+/// [`DeviceAttr::max_pd`].
+pub const MAX_PD: u32 = 65_536;
+/// [`DeviceAttr::max_qp_rd_atom`] and [`DeviceAttr::max_qp_init_rd_atom`].
+pub const MAX_RD_ATOM: u32 = 128;
+
+/// Whether the port carries traffic. Discriminants are those of `enum ibv_port_state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortState {
+    /// The netdev is down.
+    Down = 1,
+    /// The netdev is up and running.
+    Active = 4,
+}
+
+/// State of the one port, as `ibv_query_port` tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortAttr {
+    /// Whether the netdev is up.
+    pub state: PortState,
+    /// Carrier of the netdev.
+    pub phys_state: PhysState,
+    /// Always 4096.
+    pub max_mtu: PathMtu,
+    /// Largest path MTU that fits the netdev with all headers.
+    pub active_mtu: PathMtu,
+    /// Entries of the GID table, empty ones included.
+    pub gid_tbl_len: u32,
+    /// Always 1: the default P_Key.
+    pub pkey_tbl_len: u16,
+    /// Bytes of the largest message: 2^31.
+    pub max_msg_sz: u32,
+}
+
+/// Entries of a port's GID table, as rxe.
+pub const GID_TABLE_LEN: u32 = 1024;

@@ -1,0 +1,277 @@
+//! The engine: everything that a process has once, however many devices it opens.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use crate::pending::udp::RxSocket;
+use arc_swap::{ArcSwap, ArcSwapOption};
+use ferroce_proto::Budget;
+use parking_lot::Mutex;
+
+use crate::async_event::AsyncEventKind;
+use crate::background;
+use crate::broker::client::{BrokerClient, BrokerMode};
+use crate::counters::DeviceCounters;
+use crate::device::{self, DeviceInfo};
+use crate::error::{DeviceError, OpenError};
+use crate::hub::Hub;
+use crate::lane::Lane;
+use crate::limit::Limit;
+use crate::memory::{MemoryTable, PdId};
+use crate::tx::TxPool;
+use crate::{CompletionQueue, Context, Qp, fork};
+
+/// The devices of this network namespace, as this process sees them.
+pub fn devices() -> Result<Vec<DeviceInfo>, DeviceError> {
+    let engine = Engine::global()?;
+    engine.refresh_devices()?;
+    Ok(engine.devices.load().as_ref().clone())
+}
+
+/// State of a process: its connection to the broker, and from the first opened device on its slot,
+/// lanes and background thread. It lives until the process ends.
+pub(crate) struct Engine {
+    epoch: u64,
+    broker: Mutex<BrokerClient>,
+    devices: ArcSwap<Vec<DeviceInfo>>,
+    running: OnceLock<Running>,
+    /// Held while `running` is made.
+    starting: Mutex<()>,
+    contexts: Mutex<Vec<Weak<Context>>>,
+    memory: MemoryTable,
+    pds: Limit,
+    cqs: Limit,
+    next_pd: AtomicU32,
+    vectors: u32,
+    random: AtomicU64,
+}
+
+/// What exists once a slot is leased.
+struct Running {
+    hub: Arc<Hub>,
+    lanes: ArcSwap<Vec<Arc<Lane>>>,
+    next_lane: AtomicU64,
+    tx: TxPool,
+    budget: Arc<Budget>,
+}
+
+static GLOBAL: ArcSwapOption<Engine> = ArcSwapOption::const_empty();
+/// Epoch + 1 of the thread that is making the engine, 0 if none is. No mutex: a forked child would
+/// inherit it locked by a thread that it does not have.
+static MAKING: AtomicU64 = AtomicU64::new(0);
+
+impl Engine {
+    /// The engine of this process, made at the first call, and anew in a forked child.
+    pub(crate) fn global() -> Result<Arc<Self>, DeviceError> {
+        fork::install();
+        let epoch = fork::epoch();
+        loop {
+            if let Some(engine) = GLOBAL.load_full() {
+                if engine.epoch == epoch {
+                    return Ok(engine);
+                }
+                // The parent's: its threads are not here and its locks may be held for ever.
+                std::mem::forget(engine);
+            }
+            let making = MAKING.load(Ordering::Acquire);
+            let mine = epoch + 1;
+            if making == mine
+                || MAKING.compare_exchange(making, mine, Ordering::AcqRel, Ordering::Relaxed).is_err()
+            {
+                std::thread::sleep(Duration::from_micros(100));
+                continue;
+            }
+            let made = match GLOBAL.load_full() {
+                Some(engine) if engine.epoch == epoch => Ok(engine),
+                _ => Self::new(BrokerMode::from_env()),
+            };
+            if let Ok(engine) = &made {
+                std::mem::forget(GLOBAL.swap(Some(Arc::clone(engine))).filter(|old| old.epoch != epoch));
+            }
+            MAKING.store(0, Ordering::Release);
+            return made;
+        }
+    }
+
+    /// An engine of its own, for tests.
+    pub(crate) fn new(mode: BrokerMode) -> Result<Arc<Self>, DeviceError> {
+        let broker = BrokerClient::connect(mode).map_err(DeviceError::Broker)?;
+        let engine = Arc::new(Self {
+            epoch: fork::epoch(),
+            broker: Mutex::new(broker),
+            devices: ArcSwap::default(),
+            running: OnceLock::new(),
+            starting: Mutex::new(()),
+            contexts: Mutex::new(Vec::new()),
+            memory: MemoryTable::new(),
+            pds: Limit::new(device::MAX_PD),
+            cqs: Limit::new(device::MAX_CQ),
+            next_pd: AtomicU32::new(1),
+            vectors: std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32),
+            random: AtomicU64::new(random_u64().map_err(DeviceError::Broker)?),
+        });
+        engine.refresh_devices()?;
+        Ok(engine)
+    }
+
+    fn refresh_devices(&self) -> Result<(), DeviceError> {
+        let devices = self.broker.lock().devices().map_err(DeviceError::Broker)?;
+        self.devices.store(Arc::new(devices));
+        Ok(())
+    }
+
+    pub(crate) fn device(&self, name: &str) -> Option<DeviceInfo> {
+        self.devices.load().iter().find(|info| info.name == name).cloned()
+    }
+
+    pub(crate) fn device_by_id(&self, id: u32) -> Option<DeviceInfo> {
+        self.devices.load().iter().find(|info| info.id == id).cloned()
+    }
+
+    /// Looks at a device without copying it; `None` if it is gone.
+    pub(crate) fn with_device<R>(&self, id: u32, look: impl FnOnce(&DeviceInfo) -> Option<R>) -> Option<R> {
+        self.devices.load().iter().find(|info| info.id == id).and_then(look)
+    }
+
+    /// Leases a slot and starts the background thread, once.
+    pub(crate) fn start(self: &Arc<Self>) -> Result<(), OpenError> {
+        let _starting = self.starting.lock();
+        if self.running.get().is_some() {
+            return Ok(());
+        }
+        let lease = self.broker.lock().lease(1).map_err(OpenError::Broker)?;
+        let secret = u128::from(random_u64().map_err(OpenError::Resources)?) << 64
+            | u128::from(random_u64().map_err(OpenError::Resources)?);
+        let [slot, ..] = lease.slots[..] else {
+            return Err(OpenError::Broker(io::Error::other("the broker leased no slot")));
+        };
+        let hub = Arc::new(Hub::new(slot, secret).map_err(OpenError::Resources)?);
+        let running = Running {
+            lanes: ArcSwap::default(),
+            next_lane: AtomicU64::new(0),
+            tx: TxPool::new(self.random()),
+            budget: Arc::new(Budget::new(0)),
+            hub,
+        };
+        let mut granted = usize::MAX;
+        let mut lanes = Vec::new();
+        for address in lease.addresses {
+            let socket = RxSocket::from_fd(address.fd).map_err(OpenError::Resources)?;
+            granted = granted.min(socket.granted_rcvbuf().map_err(OpenError::Resources)?);
+            let id = running.next_lane.fetch_add(1, Ordering::Relaxed);
+            lanes.push(Arc::new(Lane::new(id, slot, address.scope_id, socket, Arc::clone(&running.hub))));
+        }
+        let granted = if lanes.is_empty() { DEFAULT_RECEIVE_BUFFER } else { granted };
+        let running = Running { budget: Arc::new(Budget::new(granted)), ..running };
+        running.lanes.store(Arc::new(lanes));
+        if self.running.set(running).is_err() {
+            unreachable!("only one thread starts");
+        }
+        background::spawn(Arc::clone(self)).map_err(OpenError::Resources)
+    }
+
+    fn running(&self) -> &Running {
+        self.running.get().expect("every context starts the engine before it exists")
+    }
+
+    pub(crate) fn hub(&self) -> &Arc<Hub> {
+        &self.running().hub
+    }
+
+    pub(crate) fn tx(&self) -> &TxPool {
+        &self.running().tx
+    }
+
+    pub(crate) fn budget(&self) -> &Arc<Budget> {
+        &self.running().budget
+    }
+
+    pub(crate) fn counters(&self) -> &DeviceCounters {
+        &self.hub().counters
+    }
+
+    pub(crate) fn lanes(&self) -> Arc<Vec<Arc<Lane>>> {
+        self.running().lanes.load_full()
+    }
+
+    /// The lane of a local address.
+    pub(crate) fn lane(&self, ip: IpAddr, scope_id: u32) -> Option<Arc<Lane>> {
+        let lanes = self.running().lanes.load();
+        lanes.iter().find(|lane| lane.local() == ip && lane.scope_id() == scope_id).cloned()
+    }
+
+    pub(crate) fn memory(&self) -> &MemoryTable {
+        &self.memory
+    }
+
+    pub(crate) fn pds(&self) -> &Limit {
+        &self.pds
+    }
+
+    pub(crate) fn cqs(&self) -> &Limit {
+        &self.cqs
+    }
+
+    pub(crate) fn next_pd(&self) -> PdId {
+        PdId::new(self.next_pd.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn num_comp_vectors(&self) -> u32 {
+        self.vectors
+    }
+
+    /// The next number of a sequence that starts at random: SplitMix64.
+    pub(crate) fn random(&self) -> u64 {
+        let x = self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    pub(crate) fn add_context(&self, context: &Arc<Context>) {
+        let mut contexts = self.contexts.lock();
+        contexts.retain(|known| known.strong_count() > 0);
+        contexts.push(Arc::downgrade(context));
+    }
+
+    pub(crate) fn remove_context(&self, context: &Arc<Context>) {
+        self.contexts.lock().retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(context)));
+        let left: Vec<Arc<Qp>> =
+            self.hub().table.iter().filter(|qp| Arc::ptr_eq(qp.context(), context)).collect();
+        for qp in left {
+            qp.destroy();
+        }
+    }
+
+    fn open_contexts(&self) -> Vec<Arc<Context>> {
+        self.contexts.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The engine cannot go on: every context learns it.
+    pub(crate) fn fatal(&self) {
+        for context in self.open_contexts() {
+            context.async_events().push_device(AsyncEventKind::DeviceFatal);
+        }
+    }
+
+    /// A completion queue was overrun: every queue pair that uses it goes to the error state.
+    pub(crate) fn fail_users(&self, cq: &Arc<CompletionQueue>) {
+        let users = self.hub().table.iter();
+        for qp in users.filter(|qp| Arc::ptr_eq(qp.send_cq(), cq) || Arc::ptr_eq(qp.recv_cq(), cq)) {
+            qp.fail();
+        }
+    }
+}
+
+/// Taken when no address could be leased: what Linux grants unprivileged programs.
+const DEFAULT_RECEIVE_BUFFER: usize = 212_992;
+
+/// From the kernel's generator.
+fn random_u64() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    Ok(u64::from_ne_bytes(bytes))
+}

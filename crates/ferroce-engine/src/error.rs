@@ -1,0 +1,253 @@
+//! Why the engine refused. `ferroce-capi` turns each variant into an errno; nothing here is one.
+
+use std::io;
+
+use ferroce_wire::Gid;
+use thiserror::Error;
+
+pub use ferroce_proto::{PostRecvError, PostSendError};
+
+/// The devices cannot be listed.
+#[derive(Debug, Error)]
+pub enum DeviceError {
+    /// No broker was found or could be started.
+    #[error("no ferroce devices: the broker cannot be reached")]
+    Broker(#[source] io::Error),
+}
+
+/// A device cannot be opened.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// The broker cannot be reached or leases no slot.
+    #[error("cannot open the device: the broker gives no part of UDP port 4791")]
+    Broker(#[source] io::Error),
+    /// No device of this name.
+    #[error("there is no device named {name}")]
+    NoSuchDevice {
+        /// What was asked for.
+        name: String,
+    },
+    /// A socket, descriptor or thread could not be had.
+    #[error("cannot open the device: the system refuses a resource")]
+    Resources(#[source] io::Error),
+}
+
+impl From<DeviceError> for OpenError {
+    fn from(error: DeviceError) -> Self {
+        match error {
+            DeviceError::Broker(source) => Self::Broker(source),
+        }
+    }
+}
+
+/// A port or table index does not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum QueryError {
+    /// The device has port 1 only.
+    #[error("port {port} does not exist: the device has port 1 only")]
+    Port {
+        /// What was asked for.
+        port: u8,
+    },
+    /// Beyond the table.
+    #[error("index {index} is beyond the table's {len} entries")]
+    Index {
+        /// What was asked for.
+        index: u32,
+        /// Entries of the table.
+        len: u32,
+    },
+    /// The device is gone.
+    #[error("the device is gone")]
+    DeviceGone,
+}
+
+/// The object is still used by others and was not destroyed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("still in use by {users} other objects")]
+pub struct Busy {
+    /// How many.
+    pub users: usize,
+}
+
+/// A protection domain cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum AllocPdError {
+    /// The limit is reached.
+    #[error("the limit of {max} protection domains is reached")]
+    Limit {
+        /// The limit.
+        max: u32,
+    },
+}
+
+/// A completion channel cannot be made.
+#[derive(Debug, Error)]
+pub enum CreateChannelError {
+    /// No descriptor.
+    #[error("no descriptor for a completion channel")]
+    Descriptor(#[source] io::Error),
+}
+
+/// A completion queue cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum CreateCqError {
+    /// Entries out of range.
+    #[error("{asked} entries: a completion queue has 1 to {max}")]
+    Entries {
+        /// What was asked for.
+        asked: u32,
+        /// Largest.
+        max: u32,
+    },
+    /// No such vector.
+    #[error("completion vector {asked}: the device has 0 to {last}")]
+    Vector {
+        /// What was asked for.
+        asked: u32,
+        /// Last one.
+        last: u32,
+    },
+    /// The limit is reached.
+    #[error("the limit of {max} completion queues is reached")]
+    Limit {
+        /// The limit.
+        max: u32,
+    },
+    /// No memory for the entries.
+    #[error("no memory for {entries} completions")]
+    Memory {
+        /// What was asked for.
+        entries: u32,
+    },
+}
+
+/// A completion queue cannot be polled any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum CqError {
+    /// A completion was lost because the queue was full; the ones before it were returned.
+    #[error("the completion queue overflowed and is unusable")]
+    Overrun,
+}
+
+/// A completion queue keeps its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ResizeCqError {
+    /// It holds more entries than that.
+    #[error("{asked} entries: the queue holds {present}")]
+    Present {
+        /// What was asked for.
+        asked: u32,
+        /// Entries to be polled.
+        present: u32,
+    },
+    /// Entries out of range.
+    #[error("{asked} entries: a completion queue has 1 to {max}")]
+    Entries {
+        /// What was asked for.
+        asked: u32,
+        /// Largest.
+        max: u32,
+    },
+    /// No memory for the entries.
+    #[error("no memory for {entries} completions")]
+    Memory {
+        /// What was asked for.
+        entries: u32,
+    },
+}
+
+/// A queue pair cannot be made.
+#[derive(Debug, Error)]
+pub enum CreateQpError {
+    /// A service this version does not have.
+    #[error("the service type is not supported")]
+    Service,
+    /// A capability beyond the device's limit.
+    #[error("{what} {asked} is beyond the limit of {max}")]
+    Capability {
+        /// Name of the attribute, as in `ibv_qp_cap`.
+        what: &'static str,
+        /// What was asked for.
+        asked: u32,
+        /// The limit.
+        max: u32,
+    },
+    /// A completion queue of another device.
+    #[error("the completion queue belongs to another device")]
+    ForeignCq,
+    /// The limit is reached.
+    #[error("the limit of {max} queue pairs is reached")]
+    Limit {
+        /// The limit.
+        max: u32,
+    },
+    /// Refused by the transport.
+    #[error(transparent)]
+    Transport(#[from] ferroce_proto::CreateQpError),
+}
+
+/// A queue pair keeps its state and attributes.
+#[derive(Debug, Error)]
+pub enum ModifyQpError {
+    /// The transition, mask or a value is wrong.
+    #[error(transparent)]
+    Transport(#[from] ferroce_proto::ModifyQpError),
+    /// RoCE addresses by GIDs: `ah_attr.is_global` must be 1.
+    #[error("ah_attr.is_global is 0: RoCE needs a GID")]
+    NotGlobal,
+    /// The device has port 1 only.
+    #[error("port {port} does not exist: the device has port 1 only")]
+    Port {
+        /// What was asked for.
+        port: u8,
+    },
+    /// The table has one P_Key.
+    #[error("pkey_index {index}: the table has one entry")]
+    PkeyIndex {
+        /// What was asked for.
+        index: u16,
+    },
+    /// No such entry in the GID table.
+    #[error("ah_attr.grh.sgid_index {index} is an empty entry of the GID table")]
+    SgidIndex {
+        /// What was asked for.
+        index: u8,
+    },
+    /// The destination is of the other address family, a multicast group, or none.
+    #[error("ah_attr.grh.dgid {dgid} cannot be reached from {sgid}")]
+    Dgid {
+        /// Destination.
+        dgid: Gid,
+        /// Source.
+        sgid: Gid,
+    },
+    /// Larger than the port's MTU allows.
+    #[error("path_mtu {asked} is larger than the port's {active}")]
+    PathMtu {
+        /// Octets asked for.
+        asked: usize,
+        /// Octets that fit.
+        active: usize,
+    },
+    /// No socket to send from.
+    #[error("no socket for the path")]
+    Socket(#[source] io::Error),
+    /// Destroyed, or its context closed.
+    #[error("the queue pair was destroyed")]
+    Destroyed,
+}
+
+/// An event could not be had.
+#[derive(Debug, Error)]
+pub enum EventError {
+    /// None is there and the descriptor is non-blocking.
+    #[error("no event is there")]
+    WouldBlock,
+    /// A signal handler ran.
+    #[error("interrupted by a signal")]
+    Interrupted,
+    /// The system refused to wait.
+    #[error("cannot wait for events")]
+    Io(#[source] io::Error),
+}

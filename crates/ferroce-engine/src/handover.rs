@@ -1,0 +1,153 @@
+//! The protocol by which the background thread and the program's threads pass a lane to each
+//! other without losing a wake-up. Pure atomics and numbers, so that `tests/handover.rs` can run
+//! it under loom with every interleaving.
+//!
+//! Times are nanoseconds of one monotonic clock, [`NEVER`] for none.
+
+use super::sync::{AtomicBool, AtomicU64, Ordering};
+
+/// No time at all.
+pub const NEVER: u64 = u64::MAX;
+
+/// For so long after a program's thread last served a lane the background thread keeps off: 1 ms.
+pub const TICK: u64 = 1_000_000;
+
+/// What one lane tells the background thread.
+pub struct LaneState {
+    /// When a thread of the program last served the lane inside a verb.
+    served: AtomicU64,
+    /// A thread of the program sleeps on the lane's socket.
+    watched: AtomicBool,
+    /// Earliest deadline of a queue pair on the lane; may be too early, never too late.
+    earliest: AtomicU64,
+}
+
+/// What the background thread has to do about one lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Nobody of the program looks at the socket: the background thread must.
+    pub watch: bool,
+    /// When to look again even if nothing arrives.
+    pub wake_at: u64,
+}
+
+impl LaneState {
+    /// A lane that nobody has served and that has no timers.
+    pub fn new() -> Self {
+        Self { served: AtomicU64::new(0), watched: AtomicBool::new(false), earliest: AtomicU64::new(NEVER) }
+    }
+
+    /// A thread of the program serves the lane at `now`.
+    pub fn served(&self, now: u64) {
+        self.served.store(now, Ordering::SeqCst);
+    }
+
+    /// The program serves this lane by itself at `now`, awake or asleep on its socket.
+    pub fn kept_by_program(&self, now: u64) -> bool {
+        self.watched.load(Ordering::SeqCst) || self.kept_by_poller(now)
+    }
+
+    /// A thread of the program served the lane a moment before `now`, and its timers with it.
+    pub fn kept_by_poller(&self, now: u64) -> bool {
+        now < self.cold_at()
+    }
+
+    fn cold_at(&self) -> u64 {
+        match self.served.load(Ordering::SeqCst) {
+            0 => 0,
+            served => served.saturating_add(TICK),
+        }
+    }
+
+    /// A thread wants to sleep on the socket. `false`: another one does already.
+    pub fn watch(&self) -> bool {
+        !self.watched.swap(true, Ordering::SeqCst)
+    }
+
+    /// The thread that got `true` from [`Self::watch`] woke up and leaves at `now`.
+    pub fn unwatch(&self, now: u64, attention: &Attention, wake: impl FnOnce()) {
+        self.served(now);
+        self.watched.store(false, Ordering::SeqCst);
+        attention.request(now.saturating_add(TICK), wake);
+    }
+
+    /// The earliest deadline known.
+    pub fn earliest(&self) -> u64 {
+        self.earliest.load(Ordering::SeqCst)
+    }
+
+    /// The holder starts a scan: deadlines set from now on are seen by it or kept for the next.
+    pub fn start_scan(&self) {
+        self.earliest.store(NEVER, Ordering::SeqCst);
+    }
+
+    /// A queue pair's deadline is now `deadline`, which its own atomic already says.
+    pub fn deadline(&self, deadline: u64, attention: &Attention, wake: impl FnOnce()) {
+        if self.earliest.fetch_min(deadline, Ordering::SeqCst) > deadline {
+            attention.request(deadline.max(self.cold_at()), wake);
+        }
+    }
+
+    /// What the background thread has to do. `watching`: its epoll has the socket at present.
+    pub fn plan(&self, now: u64, watching: bool) -> Plan {
+        let cold_at = self.cold_at();
+        // Pollers and sleepers run timers too; whoever stops leaves them to us a tick later.
+        let timers = match self.earliest() {
+            NEVER => NEVER,
+            earliest => earliest.max(cold_at),
+        };
+        if self.watched.load(Ordering::SeqCst) {
+            Plan { watch: watching, wake_at: timers }
+        } else if watching || now >= cold_at {
+            Plan { watch: true, wake_at: timers }
+        } else {
+            // Off the socket while the program polls; back when it stopped.
+            Plan { watch: false, wake_at: timers.min(cold_at) }
+        }
+    }
+}
+
+impl Default for LaneState {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// When the background thread will look at the lanes next, and the way to make that earlier.
+///
+/// Every requester first writes what it wants seen and then reads `wakes_at`; the background
+/// thread first writes `wakes_at` and then reads the lanes once more. All of it is SeqCst, so at
+/// least one of the two sees the other.
+pub struct Attention {
+    wakes_at: AtomicU64,
+}
+
+impl Attention {
+    /// The background thread counts as awake until it parks.
+    pub fn new() -> Self {
+        Self { wakes_at: AtomicU64::new(0) }
+    }
+
+    /// Asks for a look at the lanes no later than `at`; calls `wake` if that is earlier than planned.
+    pub fn request(&self, at: u64, wake: impl FnOnce()) {
+        if at < self.wakes_at.load(Ordering::SeqCst) && self.wakes_at.fetch_min(at, Ordering::SeqCst) > at {
+            wake();
+        }
+    }
+
+    /// The background thread is about to sleep until `at`; it must look at the lanes once more.
+    pub fn park(&self, at: u64) {
+        self.wakes_at.store(at, Ordering::SeqCst);
+    }
+
+    /// The background thread is awake and will look at everything before it parks again.
+    pub fn unpark(&self) {
+        self.wakes_at.store(0, Ordering::SeqCst);
+    }
+}
+
+impl Default for Attention {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,56 @@
+//! What lanes, queue pairs and the background thread of one engine share.
+
+use ferroce_wire::Instant;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use crate::Qp;
+use crate::counters::DeviceCounters;
+use crate::fork::Guarded;
+use crate::handover::Attention;
+use crate::qpn::QpnTable;
+
+/// Shared without a lock.
+pub(crate) struct Hub {
+    pub(crate) table: QpnTable<Qp>,
+    pub(crate) counters: DeviceCounters,
+    pub(crate) attention: Attention,
+    wake: Guarded<EventFd>,
+}
+
+impl Hub {
+    pub(crate) fn new(slot: u8, secret: u128) -> io::Result<Self> {
+        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        Ok(Self {
+            table: QpnTable::new(slot, secret),
+            counters: DeviceCounters::default(),
+            attention: Attention::new(),
+            wake: Guarded::new(wake),
+        })
+    }
+
+    /// Gets the background thread out of its sleep.
+    pub(crate) fn wake(&self) {
+        if let Err(errno) = self.wake.write(1)
+            && errno != nix::Error::EAGAIN
+        {
+            tracing::error!(%errno, "cannot wake the background thread");
+        }
+    }
+
+    /// Makes [`Self::wake_fd`] unreadable again.
+    pub(crate) fn woken(&self) {
+        // EAGAIN: nobody called, the time was up.
+        let _ = self.wake.read();
+    }
+
+    pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// [`crate::handover::NEVER`] or the time as the atomics have it.
+    pub(crate) fn deadline(at: Option<Instant>) -> u64 {
+        at.map_or(crate::handover::NEVER, Instant::as_nanos)
+    }
+}

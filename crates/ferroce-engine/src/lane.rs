@@ -1,0 +1,401 @@
+//! Lanes: who receives, when, and on whose thread.
+//!
+//! A *lane* is one leased socket: the packets of one local address for this process's slot.
+//! Receiving from it and dispatching what came is done by one thread at a time, which holds the
+//! lane's lock; everybody else only *tries* that lock and, if it is taken, looks at its own
+//! completion queue instead. So packets are dispatched in the order of arrival whoever receives
+//! them: two threads that received freely would swap packets, and each swap costs a NAK.
+//!
+//! The holder receives a batch, hands each datagram to its queue pair, runs the timers that are
+//! due, and then sends the batch's acknowledgements and publishes its completions. It reads the
+//! clock once a batch and allocates nothing.
+//!
+//! # Who holds the lane in which state
+//!
+//! | the program … | who receives | what the background thread does |
+//! |---|---|---|
+//! | is inside `poll_cq`, queue empty | that thread, one receive call per poll | keeps off the socket, looks again a millisecond after the last poll |
+//! | polls from several threads | whoever gets the lock; the others look at their queues | the same |
+//! | sleeps in `get_cq_event` | the first thread that sleeps (it *watches* the lane); further ones sleep on their channel alone and are woken by whoever receives | keeps off; runs timers that no poller runs |
+//! | returns from `get_cq_event` | nobody for up to a millisecond, in which the program usually polls or sleeps again | is asked to look a millisecond later |
+//! | is inside `post_send` | whoever did before: the caller only transmits | is asked to look when the new deadline is due, if it would sleep longer |
+//! | is inside no call | the background thread | sleeps in epoll on the socket until a packet or the earliest deadline |
+//!
+//! Changing hands costs no system call on the way in: when the background thread is woken by a
+//! packet of a lane that the program serves by itself, it takes the socket out of its epoll set.
+//! On the way out it finds, at its next look, that nobody has served the lane for a millisecond,
+//! and puts the socket back; epoll is level-triggered, so whatever waits is reported at once.
+//! [`crate::handover`] has the atomics and the reason why no wake-up is lost; `tests/handover.rs`
+//! runs them under loom.
+//!
+//! Lock order: lane, queue pair, completion queue, channel. The list of queue pairs on a lane is
+//! a leaf. No lock is shared by queue pairs on the packet path but the lane's, once a batch.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::pending::udp::{Datagram, RxBuffer, RxSocket};
+use arc_swap::ArcSwap;
+use ferroce_wire::icrc::{SourceTable, Verdict};
+use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, Qpn};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::Mutex;
+
+use crate::counters::DeviceCounters;
+use crate::error::EventError;
+use crate::fork::Guarded;
+use crate::handover::{LaneState, NEVER};
+use crate::hub::Hub;
+use crate::{Qp, sys};
+
+/// Sources whose habit of numbering packets a lane remembers.
+const SOURCES: usize = 256;
+
+/// What came of trying to serve a lane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Served {
+    /// Another thread holds it.
+    Busy,
+    /// Nothing waited.
+    Nothing,
+    /// Datagrams were processed.
+    Some,
+}
+
+/// What the holder works with.
+struct Receiver {
+    buffer: RxBuffer,
+    sources: SourceTable<SOURCES>,
+    /// Queue pairs whose answers and completions wait for the end of the batch.
+    touched: Vec<Arc<Qp>>,
+    due: Vec<Arc<Qp>>,
+}
+
+/// One leased socket and the queue pairs behind it.
+pub(crate) struct Lane {
+    id: u64,
+    slot: u8,
+    local: IpAddr,
+    scope_id: u32,
+    socket: Guarded<RxSocket>,
+    state: LaneState,
+    receiver: Mutex<Box<Receiver>>,
+    /// Queue pairs whose path starts here, each knowing its place in the list.
+    qps: Mutex<Vec<Arc<Qp>>>,
+    hub: Arc<Hub>,
+}
+
+impl Lane {
+    pub(crate) fn new(id: u64, slot: u8, scope_id: u32, socket: RxSocket, hub: Arc<Hub>) -> Self {
+        Self {
+            id,
+            slot,
+            local: socket.local_addr().ip(),
+            scope_id,
+            socket: Guarded::new(socket),
+            state: LaneState::new(),
+            receiver: Mutex::new(Box::new(Receiver {
+                buffer: RxBuffer::new(),
+                sources: SourceTable::new(),
+                touched: Vec::new(),
+                due: Vec::new(),
+            })),
+            qps: Mutex::new(Vec::new()),
+            hub,
+        }
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn local(&self) -> IpAddr {
+        self.local
+    }
+
+    pub(crate) fn scope_id(&self) -> u32 {
+        self.scope_id
+    }
+
+    pub(crate) fn state(&self) -> &LaneState {
+        &self.state
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Receives and processes once, on a thread of the program.
+    pub(crate) fn serve_inline(&self) -> Served {
+        self.serve(1, true)
+    }
+
+    /// Receives and processes until nothing waits or `rounds` batches were done.
+    pub(crate) fn serve_in_background(&self, rounds: u32) -> Served {
+        self.serve(rounds, false)
+    }
+
+    fn serve(&self, rounds: u32, program: bool) -> Served {
+        let Some(mut receiver) = self.receiver.try_lock() else {
+            return Served::Busy;
+        };
+        let mut batch_time = None;
+        for _ in 0..rounds {
+            match self.socket.recv(&mut receiver.buffer) {
+                Ok(0) => break,
+                Ok(_) => {
+                    let now = sys::now();
+                    batch_time = Some(now);
+                    self.dispatch(&mut receiver, now);
+                }
+                Err(error) => {
+                    DeviceCounters::count(&self.hub.counters.rx_err);
+                    tracing::debug!(%error, local = %self.local, "cannot receive");
+                    break;
+                }
+            }
+        }
+        let served = if batch_time.is_some() { Served::Some } else { Served::Nothing };
+        let now = batch_time.unwrap_or_else(sys::now);
+        if program {
+            self.state.served(now.as_nanos());
+        }
+        if self.state.earliest() <= now.as_nanos() {
+            self.run_timers(&mut receiver, now);
+        }
+        served
+    }
+
+    /// Hands every datagram of the buffer to its queue pair, then settles each of those once.
+    fn dispatch(&self, receiver: &mut Receiver, now: Instant) {
+        let Receiver { buffer, sources, touched, .. } = receiver;
+        let counters = &self.hub.counters;
+        DeviceCounters::count(&counters.rx_calls);
+        let mut received = 0;
+        let mut datagrams = buffer.datagrams().peekable();
+        while let Some(datagram) = datagrams.next() {
+            received += 1;
+            let Some((qpn, packet)) = self.verify(&datagram, sources, now) else { continue };
+            let found = self.hub.table.get(qpn);
+            let Some(qp) = found.as_deref().and_then(Option::as_ref) else {
+                DeviceCounters::count(&counters.rx_no_qp);
+                continue;
+            };
+            let mut core = qp.lock();
+            core.receive(now, datagram.source, &packet, counters);
+            // Batches are mostly of one queue pair: keep its lock over the run.
+            while let Some(next) = datagrams.next_if(|next| destination(next.bytes) == Some(qpn)) {
+                received += 1;
+                if let Some((_, packet)) = self.verify(&next, sources, now) {
+                    core.receive(now, next.source, &packet, counters);
+                }
+            }
+            if datagrams.peek().is_none() {
+                core.set_touched(false);
+                core.settle(now);
+            } else if !core.set_touched(true) {
+                touched.push(Arc::clone(qp));
+            }
+        }
+        DeviceCounters::add(&counters.rcvd_pkts, received);
+        for qp in touched.drain(..) {
+            let mut core = qp.lock();
+            if core.set_touched(false) {
+                core.settle(now);
+            }
+        }
+    }
+
+    /// A datagram that is a packet for this slot with the right ICRC. Everything else is counted.
+    fn verify<'a>(
+        &self,
+        datagram: &Datagram<'a>,
+        sources: &mut SourceTable<SOURCES>,
+        now: Instant,
+    ) -> Option<(Qpn, Packet<'a>)> {
+        let counters = &self.hub.counters;
+        let flow = Flow {
+            source: datagram.source,
+            destination: self.local,
+            source_port: datagram.source_port,
+            traffic_class: 0,
+            hop_limit: 0,
+        };
+        let Some(qpn) = destination(datagram.bytes) else {
+            DeviceCounters::count(&counters.rx_malformed);
+            return None;
+        };
+        match sources.check(now, &flow, datagram.bytes) {
+            Verdict::Good => {}
+            Verdict::Solved(_) => DeviceCounters::count(&counters.icrc_id_solved),
+            Verdict::Bad => {
+                DeviceCounters::count(&counters.rx_icrc_errors);
+                return None;
+            }
+        }
+        if qpn.value() >> 16 != u32::from(self.slot) {
+            DeviceCounters::count(&counters.rx_stray_slot);
+            return None;
+        }
+        match Packet::parse(datagram.bytes) {
+            Ok(mut packet) => {
+                packet.icrc = IcrcStatus::Checked;
+                Some((qpn, packet))
+            }
+            Err(error) => {
+                DeviceCounters::count(&counters.rx_malformed);
+                tracing::debug!(%error, source = %datagram.source, "malformed packet");
+                None
+            }
+        }
+    }
+
+    /// Runs the timers that are due and notes the earliest of the others.
+    fn run_timers(&self, receiver: &mut Receiver, now: Instant) {
+        self.state.start_scan();
+        let mut earliest = NEVER;
+        {
+            let qps = self.qps.lock();
+            for qp in qps.iter() {
+                let deadline = qp.deadline().load(Ordering::SeqCst);
+                if deadline <= now.as_nanos() {
+                    receiver.due.push(Arc::clone(qp));
+                } else {
+                    earliest = earliest.min(deadline);
+                }
+            }
+        }
+        self.note_deadline(earliest);
+        for qp in receiver.due.drain(..) {
+            let mut core = qp.lock();
+            core.expire(now);
+            core.settle(now);
+        }
+    }
+
+    /// Some queue pair of the lane wants its timers run at `deadline`.
+    pub(crate) fn note_deadline(&self, deadline: u64) {
+        if deadline != NEVER {
+            self.state.deadline(deadline, &self.hub.attention, || self.hub.wake());
+        }
+    }
+
+    pub(crate) fn attach(&self, qp: &Arc<Qp>) {
+        let mut qps = self.qps.lock();
+        qp.place().store(qps.len(), Ordering::Relaxed);
+        qps.push(Arc::clone(qp));
+    }
+
+    pub(crate) fn detach(&self, qp: &Qp) {
+        let mut qps = self.qps.lock();
+        let place = qp.place().load(Ordering::Relaxed);
+        if qps.get(place).is_some_and(|found| std::ptr::eq(Arc::as_ptr(found), qp)) {
+            qps.swap_remove(place);
+            if let Some(moved) = qps.get(place) {
+                moved.place().store(place, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// DestQP of a datagram that is long enough to have one: BTH octets 5 to 7.
+fn destination(bytes: &[u8]) -> Option<Qpn> {
+    match bytes {
+        [_, _, _, _, _, a, b, c, ..] => Some(Qpn::from_be_bytes([*a, *b, *c])),
+        _ => None,
+    }
+}
+
+/// The lanes that matter to a completion queue or channel: those its queue pairs are on.
+#[derive(Default)]
+pub(crate) struct LaneSet {
+    lanes: ArcSwap<Vec<Arc<Lane>>>,
+    counts: Mutex<Vec<(Arc<Lane>, usize)>>,
+}
+
+/// Lanes that one sleeping thread watches; the background thread looks after any others.
+const WATCHED: usize = 8;
+
+impl LaneSet {
+    pub(crate) fn add(&self, lane: &Arc<Lane>) {
+        let mut counts = self.counts.lock();
+        match counts.iter_mut().find(|(known, _)| Arc::ptr_eq(known, lane)) {
+            Some((_, count)) => *count += 1,
+            None => {
+                counts.push((Arc::clone(lane), 1));
+                self.publish(&counts);
+            }
+        }
+    }
+
+    pub(crate) fn remove(&self, lane: &Arc<Lane>) {
+        let mut counts = self.counts.lock();
+        let Some(index) = counts.iter().position(|(known, _)| Arc::ptr_eq(known, lane)) else { return };
+        counts[index].1 -= 1;
+        if counts[index].1 == 0 {
+            counts.swap_remove(index);
+            self.publish(&counts);
+        }
+    }
+
+    fn publish(&self, counts: &[(Arc<Lane>, usize)]) {
+        self.lanes.store(Arc::new(counts.iter().map(|(lane, _)| Arc::clone(lane)).collect()));
+    }
+
+    /// Receives and processes once on every lane that no other thread holds.
+    pub(crate) fn serve_once(&self) {
+        for lane in self.lanes.load().iter() {
+            lane.serve_inline();
+        }
+    }
+
+    /// Sleeps until `event` is readable or something arrived on a lane, which is then processed.
+    /// Returns after one of them; the caller looks whether it has what it waits for.
+    pub(crate) fn sleep(&self, event: BorrowedFd<'_>) -> Result<(), EventError> {
+        let lanes = self.lanes.load_full();
+        let mut watch = Watch { lanes: [None; WATCHED], count: 0 };
+        for lane in lanes.iter().filter(|lane| lane.state.watch()).take(WATCHED) {
+            watch.lanes[watch.count] = Some(lane);
+            watch.count += 1;
+        }
+        let mut fds =
+            [const { None::<PollFd<'_>> }; WATCHED + 1].map(|_| PollFd::new(event, PollFlags::POLLIN));
+        for (fd, lane) in fds[1..].iter_mut().zip(watch.lanes.iter().flatten()) {
+            *fd = PollFd::new(lane.fd(), PollFlags::POLLIN);
+        }
+        let fds = &mut fds[..=watch.count];
+        match poll(fds, PollTimeout::NONE) {
+            Ok(_) => {}
+            Err(nix::Error::EINTR) if sys::a_handler_interrupts() => return Err(EventError::Interrupted),
+            Err(nix::Error::EINTR) => return Ok(()),
+            Err(errno) => return Err(EventError::Io(errno.into())),
+        }
+        for (fd, lane) in fds[1..].iter().zip(watch.lanes.iter().flatten()) {
+            if fd.any() == Some(true) && lane.serve_inline() == Served::Busy {
+                // A poller holds it: it will find what is there. Let it finish.
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The lanes a thread sleeps on; given up however it wakes.
+struct Watch<'a> {
+    lanes: [Option<&'a Arc<Lane>>; WATCHED],
+    count: usize,
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if self.count == 0 {
+            return;
+        }
+        let now = sys::now().as_nanos();
+        for lane in self.lanes.iter().flatten() {
+            lane.state.unwatch(now, &lane.hub.attention, || lane.hub.wake());
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! A queue with a descriptor: what completion channels and asynchronous events are made of.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::Mutex;
+
+use crate::fork::Guarded;
+
+/// A FIFO whose descriptor is readable exactly while something is in it: an `eventfd` semaphore
+/// with one unit per entry, changed under the queue's lock.
+pub(crate) struct NotifyQueue<T> {
+    fd: Guarded<EventFd>,
+    entries: Mutex<VecDeque<T>>,
+}
+
+impl<T> NotifyQueue<T> {
+    pub(crate) fn new() -> io::Result<Self> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE;
+        let fd = EventFd::from_value_and_flags(0, flags)?;
+        Ok(Self { fd: Guarded::new(fd), entries: Mutex::new(VecDeque::new()) })
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    pub(crate) fn push(&self, entry: T) {
+        let mut entries = self.entries.lock();
+        entries.push_back(entry);
+        if let Err(errno) = self.fd.write(1) {
+            tracing::error!(%errno, "cannot signal an event");
+        }
+    }
+
+    /// The oldest entry, given to `take` before a purge could look for it. Never blocks: under the
+    /// lock there is a unit for every entry.
+    pub(crate) fn pop<R>(&self, take: impl FnOnce(T) -> R) -> Option<R> {
+        let mut entries = self.entries.lock();
+        let entry = entries.pop_front()?;
+        self.take_unit();
+        Some(take(entry))
+    }
+
+    /// Drops every entry that `gone` names, and returns how many those were.
+    pub(crate) fn purge(&self, mut gone: impl FnMut(&T) -> bool) -> usize {
+        let mut entries = self.entries.lock();
+        let before = entries.len();
+        entries.retain(|entry| !gone(entry));
+        let purged = before - entries.len();
+        for _ in 0..purged {
+            self.take_unit();
+        }
+        purged
+    }
+
+    fn take_unit(&self) {
+        if let Err(errno) = self.fd.read() {
+            tracing::error!(%errno, "an event had no unit");
+        }
+    }
+
+    /// Whether the program set O_NONBLOCK on the descriptor.
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        fcntl(self.fd(), FcntlArg::F_GETFL)
+            .is_ok_and(|flags| OFlag::from_bits_truncate(flags).contains(OFlag::O_NONBLOCK))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    use super::*;
+
+    fn readable<T>(queue: &NotifyQueue<T>) -> bool {
+        let mut fds = [PollFd::new(queue.fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).expect("poll") == 1
+    }
+
+    #[test]
+    fn readable_exactly_while_it_holds_something() {
+        let queue = NotifyQueue::new().expect("eventfd");
+        assert!(!readable(&queue));
+        for entry in 0..4 {
+            queue.push(entry);
+        }
+        let pop = || queue.pop(|entry| entry);
+        assert_eq!(pop(), Some(0));
+        assert_eq!(queue.purge(|entry| *entry == 2), 1);
+        assert!(readable(&queue));
+        assert_eq!((pop(), pop(), pop()), (Some(1), Some(3), None));
+        assert!(!readable(&queue));
+    }
+
+    #[test]
+    fn honours_the_program_s_flag() {
+        let queue = NotifyQueue::<u8>::new().expect("eventfd");
+        assert!(!queue.is_nonblocking());
+        fcntl(queue.fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("fcntl");
+        assert!(queue.is_nonblocking());
+    }
+}

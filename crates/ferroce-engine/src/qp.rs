@@ -1,0 +1,581 @@
+//! Queue pairs: the transport's state machine, joined to memory, sockets and completion queues.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use ferroce_proto::{
+    PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, RecvWr, SendWr, Service,
+};
+use ferroce_wire::{Flow, Gid, Instant, Packet, PathMtu, Qpn};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::async_event::{AckCount, AsyncEventKind};
+use crate::attr::{AhAttr, QpAttr, QpInit};
+use crate::counters::DeviceCounters;
+use crate::cq::Pushed;
+use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
+use crate::error::{CreateQpError, ModifyQpError};
+use crate::handover::NEVER;
+use crate::hub::Hub;
+use crate::lane::Lane;
+use crate::memory::View;
+use crate::pending::proto::QueuePair;
+use crate::send_batch::{SendBatch, Stage};
+use crate::transmit;
+use crate::tx::{Endpoints, Sender};
+use crate::{CompletionQueue, Context, Pd, fork, sys};
+
+/// A queue pair (`ibv_qp`). Thread safe; posts transmit on the caller's thread.
+#[doc(alias = "ibv_qp")]
+pub struct Qp {
+    me: Weak<Qp>,
+    pd: Arc<Pd>,
+    send_cq: Arc<CompletionQueue>,
+    recv_cq: Arc<CompletionQueue>,
+    qpn: Qpn,
+    service: Service,
+    caps: QpCaps,
+    sq_sig_all: bool,
+    user: u64,
+    core: Mutex<Core>,
+    stage: Arc<Mutex<Stage>>,
+    /// When the transport wants its timers run, see [`Lane::note_deadline`].
+    deadline: AtomicU64,
+    /// Place in the lane's list, guarded by that list's lock.
+    place: AtomicUsize,
+    async_acks: AckCount,
+    epoch: u64,
+}
+
+/// What the queue pair's lock guards.
+struct Core {
+    transport: QueuePair,
+    memory: View,
+    ah: AhAttr,
+    path: Option<Path>,
+    /// In the lane's list of queue pairs to settle at the end of the batch.
+    touched: bool,
+    destroyed: bool,
+}
+
+/// Where packets leave and arrive, from RTR on.
+struct Path {
+    lane: Arc<Lane>,
+    socket: Arc<Sender>,
+}
+
+impl Qp {
+    pub(crate) fn create(pd: &Arc<Pd>, init: QpInit) -> Result<Arc<Self>, CreateQpError> {
+        let context = pd.context();
+        let engine = context.engine();
+        let caps = init.caps;
+        for (what, asked, max) in [
+            ("max_send_wr", caps.max_send_wr, MAX_QP_WR),
+            ("max_recv_wr", caps.max_recv_wr, MAX_QP_WR),
+            ("max_send_sge", caps.max_send_sge, MAX_SGE),
+            ("max_recv_sge", caps.max_recv_sge, MAX_SGE),
+            ("max_inline_data", caps.max_inline, MAX_INLINE),
+        ] {
+            if asked > max {
+                return Err(CreateQpError::Capability { what, asked, max });
+            }
+        }
+        for cq in [&init.send_cq, &init.recv_cq] {
+            if !Arc::ptr_eq(cq.context(), context) {
+                return Err(CreateQpError::ForeignCq);
+            }
+        }
+        let hub = engine.hub();
+        let qpn = hub.table.allocate().ok_or(CreateQpError::Limit { max: MAX_QP })?;
+        let config = QpConfig {
+            qpn,
+            service: init.service,
+            caps,
+            sq_sig_all: init.sq_sig_all,
+            seed: engine.random(),
+            early_resends: true,
+            budget: Arc::clone(engine.budget()),
+        };
+        let transport = match QueuePair::new(config) {
+            Ok(transport) => transport,
+            Err(error) => {
+                hub.table.release(qpn);
+                return Err(error.into());
+            }
+        };
+        if !init.send_cq.add_user() {
+            hub.table.release(qpn);
+            return Err(CreateQpError::ForeignCq);
+        }
+        if !init.recv_cq.add_user() {
+            init.send_cq.remove_user();
+            hub.table.release(qpn);
+            return Err(CreateQpError::ForeignCq);
+        }
+        pd.add_user();
+        let memory = engine.memory().view(pd.id(), qpn);
+        let qp = Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            pd: Arc::clone(pd),
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            qpn,
+            service: init.service,
+            caps,
+            sq_sig_all: init.sq_sig_all,
+            user: init.user,
+            core: Mutex::new(Core {
+                transport,
+                memory,
+                ah: AhAttr::default(),
+                path: None,
+                touched: false,
+                destroyed: false,
+            }),
+            stage: Arc::new(Mutex::new(Stage::default())),
+            deadline: AtomicU64::new(NEVER),
+            place: AtomicUsize::new(usize::MAX),
+            async_acks: AckCount::default(),
+            epoch: fork::epoch(),
+        });
+        hub.table.insert(qpn, Arc::clone(&qp));
+        Ok(qp)
+    }
+
+    /// Its number, unique in the network namespace.
+    pub fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    /// The sizes it was made with, at least those asked for.
+    pub fn caps(&self) -> QpCaps {
+        self.caps
+    }
+
+    /// Its service.
+    pub fn service(&self) -> Service {
+        self.service
+    }
+
+    /// Whether every send work request is signaled.
+    pub fn sq_sig_all(&self) -> bool {
+        self.sq_sig_all
+    }
+
+    /// The caller's own value.
+    pub fn user(&self) -> u64 {
+        self.user
+    }
+
+    /// The domain it is in.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// The context it was made in.
+    pub fn context(&self) -> &Arc<Context> {
+        self.pd.context()
+    }
+
+    /// Where its send completions go.
+    pub fn send_cq(&self) -> &Arc<CompletionQueue> {
+        &self.send_cq
+    }
+
+    /// Where its receive completions go.
+    pub fn recv_cq(&self) -> &Arc<CompletionQueue> {
+        &self.recv_cq
+    }
+
+    /// The state it is in.
+    pub fn state(&self) -> QpState {
+        self.core.lock().transport.state()
+    }
+
+    /// All attributes.
+    #[doc(alias = "ibv_query_qp")]
+    pub fn query(&self) -> QpAttr {
+        let core = self.core.lock();
+        QpAttr::from_transport(&core.transport.query(), core.ah)
+    }
+
+    /// What the transport counted on this queue pair.
+    pub fn counters(&self) -> ferroce_proto::Counters {
+        *self.core.lock().transport.counters()
+    }
+
+    /// Sets the attributes that `mask` names, all or none.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyQpError> {
+        let mut locked = self.lock();
+        if locked.core.destroyed {
+            return Err(ModifyQpError::Destroyed);
+        }
+        let core = &mut *locked.core;
+        if mask.contains(QpAttrMask::PORT) && attr.port_num != 1 {
+            return Err(ModifyQpError::Port { port: attr.port_num });
+        }
+        if mask.contains(QpAttrMask::PKEY_INDEX) && attr.pkey_index != 0 {
+            return Err(ModifyQpError::PkeyIndex { index: attr.pkey_index });
+        }
+        if mask.contains(QpAttrMask::PATH_MTU) {
+            let active = PathMtu::largest_fitting(self.context().info().mtu);
+            if attr.path_mtu > active {
+                return Err(ModifyQpError::PathMtu { asked: attr.path_mtu.bytes(), active: active.bytes() });
+            }
+        }
+        let now = sys::now();
+        let mut flow = core.transport.query().path;
+        let mut fresh = None;
+        if mask.contains(QpAttrMask::AV) {
+            let dest_qp = if mask.contains(QpAttrMask::DEST_QPN) {
+                attr.dest_qp
+            } else {
+                core.transport.query().dest_qp
+            };
+            let path = self.resolve(&attr.ah, dest_qp)?;
+            flow = Flow {
+                source: path.lane.local(),
+                destination: attr.ah.dgid.to_ip(),
+                source_port: path.socket.port(),
+                traffic_class: attr.ah.traffic_class,
+                hop_limit: if attr.ah.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { attr.ah.hop_limit },
+            };
+            fresh = Some(path);
+        }
+        core.transport.modify(now, &attr.to_transport(flow), mask)?;
+        if let Some(path) = fresh {
+            core.ah = attr.ah;
+            self.move_to(core, Some(path));
+        }
+        let reset = core.transport.state() == QpState::Reset;
+        if reset {
+            self.move_to(core, None);
+            core.ah = AhAttr::default();
+        }
+        locked.settle(now);
+        if reset {
+            // Providers of cards clean the queues of what a reset queue pair left, programs expect it.
+            self.purge();
+        }
+        Ok(())
+    }
+
+    /// The lane and socket for a path, from the tables.
+    fn resolve(&self, ah: &AhAttr, dest_qp: Qpn) -> Result<Path, ModifyQpError> {
+        if !ah.is_global {
+            return Err(ModifyQpError::NotGlobal);
+        }
+        if ah.port_num > 1 {
+            return Err(ModifyQpError::Port { port: ah.port_num });
+        }
+        let index = ah.sgid_index;
+        let empty = ModifyQpError::SgidIndex { index };
+        let Ok(Some(entry)) = self.context().gid(u32::from(index)) else { return Err(empty) };
+        let (sgid, dgid) = (entry.gid, ah.dgid);
+        if dgid.is_zero() || dgid.is_multicast() || dgid.is_ipv4() != sgid.is_ipv4() {
+            return Err(ModifyQpError::Dgid { dgid, sgid });
+        }
+        let engine = self.context().engine();
+        let lane = engine.lane(sgid.to_ip(), scope_of(sgid, entry.ifindex)).ok_or(empty)?;
+        let ends = Endpoints {
+            local: lane.local(),
+            scope_id: lane.scope_id(),
+            destination: dgid.to_ip(),
+            local_qpn: self.qpn,
+            remote_qpn: dest_qp,
+        };
+        let socket = engine.tx().acquire(&ends).map_err(ModifyQpError::Socket)?;
+        Ok(Path { lane, socket })
+    }
+
+    /// Leaves the lane it was on, if any, for that of `path`.
+    fn move_to(&self, core: &mut Core, path: Option<Path>) {
+        let before = std::mem::replace(&mut core.path, path);
+        let same = match (&before, &core.path) {
+            (Some(before), Some(after)) => Arc::ptr_eq(&before.lane, &after.lane),
+            (None, None) => true,
+            _ => false,
+        };
+        if same {
+            return;
+        }
+        if let Some(Path { lane, .. }) = before {
+            lane.detach(self);
+            for cq in [&self.send_cq, &self.recv_cq] {
+                cq.lanes().remove(&lane);
+                cq.channel().inspect(|channel| channel.lanes().remove(&lane));
+            }
+        }
+        if let (Some(Path { lane, .. }), Some(me)) = (&core.path, self.me.upgrade()) {
+            lane.attach(&me);
+            for cq in [&self.send_cq, &self.recv_cq] {
+                cq.lanes().add(lane);
+                cq.channel().inspect(|channel| channel.lanes().add(lane));
+            }
+        }
+    }
+
+    /// Posts work requests in order and transmits what may leave, on this thread. At the first
+    /// that is refused it stops: the ones before it are posted, the error says which one it was.
+    #[doc(alias = "ibv_post_send")]
+    pub fn post_send<'a>(
+        &self,
+        wrs: impl IntoIterator<Item = SendWr<'a>>,
+    ) -> Result<(), (usize, PostSendError)> {
+        let mut locked = self.lock();
+        if locked.core.destroyed {
+            return Err((0, PostSendError::State(QpState::Reset)));
+        }
+        let now = sys::now();
+        let core = &mut *locked.core;
+        let mut result = Ok(());
+        for (index, wr) in wrs.into_iter().enumerate() {
+            if let Err(error) = core.transport.post_send(now, &wr, &core.memory) {
+                result = Err((index, error));
+                break;
+            }
+        }
+        locked.settle(now);
+        result
+    }
+
+    /// Posts receive work requests in order. At the first that is refused it stops: the ones
+    /// before it are posted, the error says which one it was.
+    #[doc(alias = "ibv_post_recv")]
+    pub fn post_recv<'a>(
+        &self,
+        wrs: impl IntoIterator<Item = RecvWr<'a>>,
+    ) -> Result<(), (usize, PostRecvError)> {
+        let mut locked = self.lock();
+        if locked.core.destroyed {
+            return Err((0, PostRecvError::State(QpState::Reset)));
+        }
+        let core = &mut *locked.core;
+        let mut result = Ok(());
+        for (index, wr) in wrs.into_iter().enumerate() {
+            if let Err(error) = core.transport.post_recv(&wr) {
+                result = Err((index, error));
+                break;
+            }
+        }
+        // In the error state the posts flush at once; otherwise there is nothing to send.
+        if core.transport.state() == QpState::Error {
+            locked.settle(sys::now());
+        }
+        result
+    }
+
+    /// Starts a batch of send work requests that are posted together or not at all. Other batches
+    /// of this queue pair wait until it ends; posts and packets do not.
+    #[doc(alias = "ibv_wr_start")]
+    pub fn sender(self: &Arc<Self>) -> SendBatch {
+        SendBatch::new(Arc::clone(self), self.stage.lock_arc())
+    }
+
+    /// Posts all of `wrs` or none.
+    pub(crate) fn post_all<'a>(&self, wrs: impl Iterator<Item = SendWr<'a>>) -> Result<(), PostSendError> {
+        let mut locked = self.lock();
+        if locked.core.destroyed {
+            return Err(PostSendError::State(QpState::Reset));
+        }
+        let now = sys::now();
+        let core = &mut *locked.core;
+        let mark = core.transport.sq_mark();
+        for wr in wrs {
+            if let Err(error) = core.transport.post_send(now, &wr, &core.memory) {
+                core.transport.sq_rollback(mark);
+                return Err(error);
+            }
+        }
+        locked.settle(now);
+        Ok(())
+    }
+
+    /// Copies inline data of the program's own memory.
+    pub(crate) fn read_inline(&self, addr: u64, out: &mut [u8]) -> Result<(), PostSendError> {
+        use ferroce_proto::Memory;
+        self.core.lock().memory.read_inline(addr, out).map_err(PostSendError::Inline)
+    }
+
+    /// Ends the queue pair. Outstanding work requests vanish without completions, and completions
+    /// that were not polled with them; waits until its asynchronous events are acknowledged. A
+    /// second call does nothing.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn destroy(&self) {
+        if self.epoch != fork::epoch() {
+            return;
+        }
+        let hub = self.context().engine().hub();
+        {
+            let mut core = self.core.lock();
+            if std::mem::replace(&mut core.destroyed, true) {
+                return;
+            }
+            self.move_to(&mut core, None);
+            // Gives back what it had in flight.
+            let reset = ferroce_proto::QpAttr { state: QpState::Reset, ..Default::default() };
+            if let Err(error) = core.transport.modify(sys::now(), &reset, QpAttrMask::STATE) {
+                tracing::debug!(%error, "a queue pair could not be reset");
+            }
+        }
+        hub.table.remove(self.qpn);
+        self.purge();
+        self.context().async_events().purge_qp(self);
+        self.async_acks.wait();
+        hub.table.release(self.qpn);
+        self.send_cq.remove_user();
+        self.recv_cq.remove_user();
+        self.pd.remove_user();
+    }
+
+    fn purge(&self) {
+        self.send_cq.purge(self.qpn);
+        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
+            self.recv_cq.purge(self.qpn);
+        }
+    }
+
+    /// Acknowledges one asynchronous event of this queue pair.
+    pub fn ack_async_event(&self) {
+        self.async_acks.acknowledge(1);
+    }
+
+    pub(crate) fn async_acks(&self) -> &AckCount {
+        &self.async_acks
+    }
+
+    pub(crate) fn deadline(&self) -> &AtomicU64 {
+        &self.deadline
+    }
+
+    pub(crate) fn place(&self) -> &AtomicUsize {
+        &self.place
+    }
+
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        Locked { qp: self, core: self.core.lock() }
+    }
+
+    /// To the error state, because a completion queue of it was overrun.
+    pub(crate) fn fail(&self) {
+        let mut locked = self.lock();
+        if !locked.core.destroyed && !matches!(locked.core.transport.state(), QpState::Reset | QpState::Error)
+        {
+            let now = sys::now();
+            self.to_error(&mut locked.core, now);
+            locked.settle(now);
+        }
+    }
+
+    fn to_error(&self, core: &mut Core, now: Instant) {
+        let error = ferroce_proto::QpAttr { state: QpState::Error, ..Default::default() };
+        match core.transport.modify(now, &error, QpAttrMask::STATE) {
+            Ok(()) => self.context().async_events().push_qp(AsyncEventKind::QpFatal, &self.me),
+            Err(error) => tracing::debug!(%error, "a queue pair could not be put into the error state"),
+        }
+    }
+}
+
+/// TTL of packets whose address vector says 0, as rxe's never leave the host.
+const DEFAULT_HOP_LIMIT: u8 = 64;
+
+/// Link-local addresses mean something on one interface only.
+fn scope_of(gid: Gid, ifindex: u32) -> u32 {
+    match gid.to_ip() {
+        IpAddr::V6(ip) if ip.is_unicast_link_local() => ifindex,
+        _ => 0,
+    }
+}
+
+/// A queue pair whose lock is held.
+pub(crate) struct Locked<'a> {
+    qp: &'a Qp,
+    core: MutexGuard<'a, Core>,
+}
+
+impl Locked<'_> {
+    /// Gives it one packet.
+    pub(crate) fn receive(
+        &mut self,
+        now: Instant,
+        source: IpAddr,
+        packet: &Packet<'_>,
+        counters: &DeviceCounters,
+    ) {
+        let core = &mut *self.core;
+        if core.destroyed {
+            DeviceCounters::count(&counters.rx_no_qp);
+            return;
+        }
+        if let Err(reason) = core.transport.handle_datagram(now, source, packet, &mut core.memory) {
+            counters.count_drop(reason);
+        }
+    }
+
+    /// Runs its timers.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        if !self.core.destroyed {
+            self.core.transport.handle_timeout(now);
+        }
+    }
+
+    /// Notes whether it waits for the end of the batch; returns what was noted before.
+    pub(crate) fn set_touched(&mut self, touched: bool) -> bool {
+        std::mem::replace(&mut self.core.touched, touched)
+    }
+
+    /// Sends what may leave, publishes what completed, notes the next deadline, and unlocks.
+    pub(crate) fn settle(self, now: Instant) {
+        let Self { qp, mut core } = self;
+        if core.destroyed {
+            return;
+        }
+        let counters = &qp.context().engine().hub().counters;
+        let unsent = match &core.path {
+            Some(path) => {
+                let socket = Arc::clone(&path.socket);
+                let core = &mut *core;
+                transmit::drain(&mut core.transport, &mut core.memory, &socket, now, counters)
+            }
+            None => false,
+        };
+        let mut overrun = qp.publish(&mut core);
+        if !overrun.is_empty() {
+            qp.to_error(&mut core, now);
+            overrun.extend(qp.publish(&mut core));
+        }
+        let deadline = if unsent { now.as_nanos() } else { Hub::deadline(core.transport.poll_timeout()) };
+        qp.deadline.store(deadline, Ordering::SeqCst);
+        if let Some(path) = &core.path {
+            path.lane.note_deadline(deadline);
+        }
+        drop(core);
+        for cq in overrun {
+            DeviceCounters::count(&counters.cq_overruns);
+            qp.context().engine().fail_users(&cq);
+        }
+    }
+}
+
+impl Qp {
+    /// Hands out completions and events. Returns the queues that just overflowed, normally none.
+    fn publish(&self, core: &mut Core) -> Vec<Arc<CompletionQueue>> {
+        let mut overrun = Vec::new();
+        while let Some(event) = core.transport.poll_event() {
+            let (cq, completion) = match event {
+                QpEvent::Send(completion) => (&self.send_cq, completion),
+                QpEvent::Recv(completion) => (&self.recv_cq, completion),
+                QpEvent::Async(event) => {
+                    self.context().async_events().push_qp(event.into(), &self.me);
+                    continue;
+                }
+            };
+            if cq.push(completion) == (Pushed::Lost { first: true }) {
+                overrun.push(Arc::clone(cq));
+            }
+        }
+        overrun
+    }
+}

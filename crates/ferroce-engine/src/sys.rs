@@ -1,0 +1,64 @@
+//! The few calls of the operating system that no safe wrapper offers, and the clock.
+#![allow(unsafe_code)]
+
+use std::os::fd::RawFd;
+
+use ferroce_wire::Instant;
+use nix::time::{ClockId, clock_gettime};
+
+/// The monotonic clock, in nanoseconds. About 25 ns a call: read it once a batch.
+pub(crate) fn now() -> Instant {
+    match clock_gettime(ClockId::CLOCK_MONOTONIC) {
+        Ok(time) => {
+            let seconds = u64::try_from(time.tv_sec()).unwrap_or(0);
+            let nanos = u64::try_from(time.tv_nsec()).unwrap_or(0);
+            Instant::from_nanos(seconds.wrapping_mul(1_000_000_000).wrapping_add(nanos))
+        }
+        // Linux always has this clock; without one, timers would only stop.
+        Err(_) => Instant::from_nanos(0),
+    }
+}
+
+/// Runs `child` in every process that this one forks, before `fork` returns there.
+///
+/// Called at most once per program, see [`crate::fork`].
+pub(crate) fn at_fork_child(child: extern "C" fn()) {
+    // SAFETY: `child` is a function of the whole program's lifetime (the library is linked
+    // `-z nodelete`), takes nothing, and only uses async-signal-safe calls and atomics.
+    let refused = unsafe { libc::pthread_atfork(None, None, Some(child)) };
+    if refused != 0 {
+        tracing::warn!(errno = refused, "no fork handler: a forked child keeps this process's sockets open");
+    }
+}
+
+/// Closes a descriptor by number, whoever owned it. For the fork handler only: the owner of the
+/// number exists in the parent, in the child nobody will use it again.
+pub(crate) fn close_number(fd: RawFd) {
+    // SAFETY: close takes any integer; the number stands in the table of descriptors that only
+    // ferroce opened, so nobody else's descriptor is closed.
+    unsafe { libc::close(fd) };
+}
+
+/// Whether a signal handler of the program asks for system calls to be interrupted.
+///
+/// `poll` returns EINTR after every handler. `read`, which the man page of `ibv_get_cq_event`
+/// promises, is restarted if the handler was installed with SA_RESTART. Which handler just ran
+/// cannot be known, so a wait reports EINTR only if some handler exists that would not restart.
+/// Handlers of faults do not count: they do not interrupt a wait.
+pub(crate) fn a_handler_interrupts() -> bool {
+    const FAULTS: [libc::c_int; 6] =
+        [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT, libc::SIGTRAP];
+    (1..=libc::SIGRTMAX()).filter(|signal| !FAULTS.contains(signal)).any(|signal| {
+        let mut action = std::mem::MaybeUninit::<libc::sigaction>::uninit();
+        // SAFETY: a null new action only reads the present one into `action`, which is valid for writes.
+        let failed = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
+        if failed != 0 {
+            return false; // the two signals that libc keeps for itself
+        }
+        // SAFETY: sigaction succeeded, so it filled `action`.
+        let action = unsafe { action.assume_init() };
+        action.sa_sigaction != libc::SIG_DFL
+            && action.sa_sigaction != libc::SIG_IGN
+            && action.sa_flags & libc::SA_RESTART == 0
+    })
+}
