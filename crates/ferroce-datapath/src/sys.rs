@@ -1,0 +1,11 @@
+//! What the kernel offers and no safe crate does: options of UDP sockets, batched receive and send with control
+//! messages. The only unsafe code of this crate.
+#![allow(unsafe_code)]
+
+mod options;
+mod recv;
+mod send;
+
+pub(crate) use options::*;
+pub(crate) use recv::*;
+pub(crate) use send::*;

@@ -1,0 +1,226 @@
+//! Receiving: one or many messages a call, with the control messages we asked for.
+
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr;
+
+use libc::{c_int, c_void, iovec, mmsghdr, msghdr};
+
+/// Largest number of messages one call takes.
+pub(crate) const MAX_MESSAGES: usize = 32;
+/// Room for one message: a coalesced one is no longer than the longest UDP payload.
+const MESSAGE_ROOM: usize = 65_536;
+/// Distance of two messages' places. Not a multiple of the page size, or all heads would compete for one cache set.
+const STRIDE: usize = MESSAGE_ROOM + 9 * 64;
+
+/// What the kernel said about one message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Message {
+    pub(crate) source: IpAddr,
+    pub(crate) source_port: u16,
+    /// TOS or traffic class.
+    pub(crate) traffic_class: u8,
+    /// Bytes received.
+    pub(crate) len: usize,
+    /// Size of each datagram but the last, when the kernel coalesced several.
+    pub(crate) segment_size: Option<usize>,
+}
+
+/// Memory for [`MAX_MESSAGES`] messages of any size; pages never written to are never allocated.
+pub(crate) struct Arena {
+    data: Vec<u8>,
+    messages: Vec<Message>,
+}
+
+/// Room for UDP_GRO and IPV6_TCLASS, an `int` each, and one more that an administrator's BPF program may add.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Control([MaybeUninit<u8>; 96]);
+
+/// A source address of either family, as `recvmsg` writes it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+union Name {
+    family: libc::sa_family_t,
+    v4: libc::sockaddr_in,
+    v6: libc::sockaddr_in6,
+}
+
+impl Arena {
+    pub(crate) fn new() -> Self {
+        Self { data: vec![0; MAX_MESSAGES * STRIDE], messages: Vec::with_capacity(MAX_MESSAGES) }
+    }
+
+    /// What the last [`receive`] brought.
+    pub(crate) fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+
+    /// The bytes of message `index` of [`Self::messages`].
+    pub(crate) fn bytes(&self, index: usize) -> &[u8] {
+        &self.data[index * STRIDE..][..self.messages[index].len]
+    }
+}
+
+/// Receives up to `max` messages, at most [`MAX_MESSAGES`], in one call that does not block; forgets the ones before.
+/// `WouldBlock` when nothing waits.
+pub(crate) fn receive(fd: &impl AsFd, arena: &mut Arena, max: usize) -> io::Result<usize> {
+    arena.messages.clear();
+    if max <= 1 {
+        receive_batch::<1>(fd, arena)
+    } else if max <= 8 {
+        receive_batch::<8>(fd, arena)
+    } else {
+        receive_batch::<MAX_MESSAGES>(fd, arena)
+    }
+}
+
+fn receive_batch<const N: usize>(fd: &impl AsFd, arena: &mut Arena) -> io::Result<usize> {
+    const { assert!(N <= MAX_MESSAGES) };
+    let raw = fd.as_fd().as_raw_fd();
+    let base: *mut u8 = arena.data.as_mut_ptr();
+    let mut names = [const { MaybeUninit::<Name>::uninit() }; N];
+    let mut controls = [const { Control([MaybeUninit::uninit(); 96]) }; N];
+    let names_at: *mut MaybeUninit<Name> = names.as_mut_ptr();
+    let controls_at: *mut Control = controls.as_mut_ptr();
+    let mut vectors: [iovec; N] = std::array::from_fn(|i| iovec {
+        iov_base: base.wrapping_add(i * STRIDE).cast(),
+        iov_len: MESSAGE_ROOM,
+    });
+    let vectors_at: *mut iovec = vectors.as_mut_ptr();
+    let mut headers: [mmsghdr; N] = std::array::from_fn(|i| mmsghdr {
+        msg_hdr: header(
+            names_at.wrapping_add(i).cast(),
+            size_of::<Name>(),
+            vectors_at.wrapping_add(i),
+            controls_at.wrapping_add(i),
+        ),
+        msg_len: 0,
+    });
+    let count = if N == 1 {
+        let n = retry(|| {
+            // SAFETY: the header's pointers lead to one name, one vector and one control buffer of the lengths it
+            // says, all of this frame and writable; the vector leads to MESSAGE_ROOM bytes inside `arena.data`, which
+            // is borrowed mutably.
+            unsafe { libc::recvmsg(raw, &raw mut headers[0].msg_hdr, libc::MSG_DONTWAIT) }
+        })?;
+        headers[0].msg_len = n as u32;
+        1
+    } else {
+        retry(|| {
+            // SAFETY: as above for each of the N headers: they lead to the i-th name, vector and control buffer, and
+            // the i-th vector to bytes i * STRIDE.. of `arena.data`, which holds MAX_MESSAGES * STRIDE >= N * STRIDE
+            // bytes, so no two overlap.
+            let n = unsafe {
+                libc::recvmmsg(raw, headers.as_mut_ptr(), N as u32, libc::MSG_DONTWAIT, ptr::null_mut())
+            };
+            n as isize
+        })?
+    };
+    for (header, name) in headers.iter().zip(&names).take(count) {
+        // SAFETY: the kernel received this message, so it filled the name and the control buffer to the lengths that
+        // the header now says.
+        let message = unsafe { decode(&header.msg_hdr, header.msg_len as usize, name) };
+        arena.messages.push(message);
+    }
+    Ok(count)
+}
+
+fn header(name: *mut c_void, name_len: usize, vector: *mut iovec, control: *mut Control) -> msghdr {
+    // SAFETY: `msghdr` is plain old data, for which zeros are a valid value (musl pads it, so it has no literal).
+    let mut header: msghdr = unsafe { std::mem::zeroed() };
+    header.msg_name = name;
+    header.msg_namelen = name_len as libc::socklen_t;
+    header.msg_iov = vector;
+    header.msg_iovlen = 1;
+    header.msg_control = control.cast();
+    header.msg_controllen = size_of::<Control>() as _;
+    header
+}
+
+/// # Safety
+///
+/// `header` was filled by `recvmsg` or `recvmmsg`, its name pointer leads to `name`, its control pointer to a live
+/// buffer.
+unsafe fn decode(header: &msghdr, len: usize, name: &MaybeUninit<Name>) -> Message {
+    // SAFETY: the caller says so.
+    let (source, source_port) = unsafe { decode_name(header.msg_namelen as usize, name) };
+    let mut message =
+        Message { source, source_port, traffic_class: 0, len: len.min(MESSAGE_ROOM), segment_size: None };
+    // SAFETY: control pointer and length are those the kernel left: a well-formed list of control messages.
+    let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
+    while !at.is_null() {
+        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return null or a whole, aligned header inside the list.
+        let (level, kind, cmsg_len) = unsafe { ((*at).cmsg_level, (*at).cmsg_type, (*at).cmsg_len as usize) };
+        // SAFETY: as above; the pointer is only computed here.
+        let data = unsafe { libc::CMSG_DATA(at) };
+        // SAFETY: CMSG_LEN computes a number.
+        let data_len = cmsg_len.saturating_sub(unsafe { libc::CMSG_LEN(0) } as usize);
+        match (level, kind) {
+            (libc::SOL_UDP, libc::UDP_GRO) if data_len >= size_of::<c_int>() => {
+                // SAFETY: the message holds `data_len` bytes of data, an `int` by the check; it may be unaligned.
+                let size = unsafe { data.cast::<c_int>().read_unaligned() };
+                message.segment_size = usize::try_from(size).ok().filter(|&s| s > 0 && s < message.len);
+            }
+            // IPv4 says one byte, IPv6 an int.
+            (libc::IPPROTO_IP, libc::IP_TOS) if data_len >= 1 => {
+                // SAFETY: the message holds at least the one byte.
+                message.traffic_class = unsafe { data.read() };
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if data_len >= size_of::<c_int>() => {
+                // SAFETY: as for UDP_GRO.
+                message.traffic_class = unsafe { data.cast::<c_int>().read_unaligned() } as u8;
+            }
+            _ => {}
+        }
+        // SAFETY: `at` is a header of this list.
+        at = unsafe { libc::CMSG_NXTHDR(header, at) };
+    }
+    message
+}
+
+/// The unspecified address for a family that is neither; no socket of ours receives such.
+///
+/// # Safety
+///
+/// The kernel wrote `len` bytes of an address to `name`.
+unsafe fn decode_name(len: usize, name: &MaybeUninit<Name>) -> (IpAddr, u16) {
+    const NONE: (IpAddr, u16) = (IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+    if len < size_of::<libc::sa_family_t>() {
+        return NONE;
+    }
+    let name: *const Name = name.as_ptr();
+    // SAFETY: at least the family was written, by the check; a union is read in place, not as a whole.
+    match c_int::from(unsafe { (*name).family }) {
+        libc::AF_INET if len >= size_of::<libc::sockaddr_in>() => {
+            // SAFETY: a whole sockaddr_in was written, by the check; any bytes make a valid one.
+            let v4 = unsafe { (*name).v4 };
+            let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+            (ip.into(), u16::from_be(v4.sin_port))
+        }
+        libc::AF_INET6 if len >= size_of::<libc::sockaddr_in6>() => {
+            // SAFETY: as above, for sockaddr_in6.
+            let v6 = unsafe { (*name).v6 };
+            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            (ip.into(), u16::from_be(v6.sin6_port))
+        }
+        _ => NONE,
+    }
+}
+
+/// Repeats a call that a signal interrupted.
+pub(super) fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+    loop {
+        match usize::try_from(call()) {
+            Ok(n) => return Ok(n),
+            Err(_) => {
+                let e = io::Error::last_os_error();
+                if e.kind() != io::ErrorKind::Interrupted {
+                    return Err(e);
+                }
+            }
+        }
+    }
+}

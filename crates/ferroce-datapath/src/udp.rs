@@ -1,0 +1,77 @@
+//! RoCEv2 over unprivileged UDP sockets.
+//!
+//! | what | socket |
+//! |---|---|
+//! | receive | one *group* of `SO_REUSEPORT` sockets for each local address, bound to port 4791; a classic BPF program sends each datagram to the member whose index is bits 23..16 of the destination QPN, the *slot* |
+//! | send | one unconnected socket for each UDP source port, because the kernel takes the source port from the socket alone |
+//!
+//! The ICRC covers the IPv4 identification and the DF bit, which the kernel writes after us. An unconnected IPv4 socket
+//! with path MTU discovery `PROBE` sends identification 0 with DF; with `UDP_SEGMENT`, segment *k* of a call leaves
+//! with identification *k*. IPv6 has no identification. `WANT`, the default, and connected sockets are unpredictable.
+
+mod group;
+mod port;
+mod rx;
+mod tx;
+
+pub use group::{Group, OpenError, SLOTS};
+pub use port::{PORTS, source_ports};
+pub use rx::{Datagram, Datagrams, RxBuffer, RxSocket};
+pub use tx::{LossReason, MAX_BATCH, SendError, Sent, TxSocket};
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::AsFd;
+
+use libc::{IPPROTO_IP, IPPROTO_IPV6, c_int};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::sys;
+
+/// Receive buffer asked for when a member is leased, in bytes of payload and kernel overhead; the kernel grants
+/// `net.core.rmem_max` at most, often 208 KiB.
+pub const RECEIVE_BUFFER: usize = 8 << 20;
+
+/// A datagram socket of the family of `ip` with what sending and receiving share. Not bound.
+fn open_socket(ip: IpAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address(ip, 0, 0)), Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_nonblocking(true)?;
+    match ip {
+        IpAddr::V4(_) => {
+            // PROBE, not DO: with DO a smaller route MTU or a forged ICMP message turns into EMSGSIZE.
+            sys::set_int(&socket, IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
+            sys::set_int(&socket, IPPROTO_IP, libc::IP_MULTICAST_ALL, 0)?;
+        }
+        IpAddr::V6(_) => {
+            socket.set_only_v6(true)?;
+            sys::set_int(&socket, IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
+            // PROBE alone lets the kernel fragment locally.
+            sys::set_int(&socket, IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1)?;
+            sys::set_int(&socket, IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL, 0)?;
+        }
+    }
+    Ok(socket)
+}
+
+/// Sets the receive buffer and returns what the kernel granted, in bytes of its own accounting: it doubles the number
+/// it is given, and charges a datagram of 4,156 bytes with about 8 KiB.
+fn set_receive_buffer(fd: &impl AsFd, bytes: usize) -> io::Result<usize> {
+    let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX / 2);
+    sys::set_int(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)?;
+    granted_receive_buffer(fd)
+}
+
+fn granted_receive_buffer(fd: &impl AsFd) -> io::Result<usize> {
+    let granted = sys::get_int(fd, libc::SOL_SOCKET, libc::SO_RCVBUF)?;
+    Ok(granted.max(0) as usize)
+}
+
+fn address(ip: IpAddr, scope_id: u32, port: u16) -> SocketAddr {
+    match ip {
+        IpAddr::V4(ip) => SocketAddrV4::new(ip, port).into(),
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, scope_id).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,47 @@
+//! Which UDP source ports a flow may use.
+
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+/// UDP source ports of RoCEv2 flows.
+pub const PORTS: RangeInclusive<u16> = 0xC000..=0xFFFF;
+
+/// Ports that one process may use towards one slot of one destination.
+const CANDIDATES: u16 = 64;
+/// Different first candidates among them: a process keeps at most about so many sockets open for each slot it talks to.
+const SPREAD: u64 = 8;
+
+/// The source ports that a queue pair may use, best first, without repetition.
+///
+/// Two slots of one destination never have a candidate in common, as long as `secret` is the same: the receiving kernel
+/// merges datagrams of one pair of addresses and ports, and steers the whole by the first one's slot. So the lower eight
+/// bits are the slot under a mask that process and destination choose, and the upper six are free: the first candidate's
+/// come from the pair of queue pairs, which spreads queue pairs over paths and the receiver's queues.
+///
+/// `secret` is a random number of the sending process; other processes of this host then mostly want other ports.
+pub fn source_ports(
+    secret: u64,
+    destination: IpAddr,
+    slot: u8,
+    local_qpn: u32,
+    remote_qpn: u32,
+) -> impl Iterator<Item = u16> + Clone {
+    let destination = match destination {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
+        IpAddr::V6(ip) => ip.to_bits(),
+    };
+    let place = mix(mix(secret ^ destination as u64) ^ (destination >> 64) as u64);
+    let low = u16::from(slot ^ place as u8);
+    let pair = mix(place ^ (u64::from(local_qpn) << 32 | u64::from(remote_qpn)));
+    let step = u64::from(CANDIDATES) / SPREAD;
+    let first = (pair % SPREAD * step + (place >> 8) % step) as u16;
+    (0..CANDIDATES).map(move |i| PORTS.start() | ((first + i) % CANDIDATES) << 8 | low)
+}
+
+/// The finaliser of SplitMix64: every bit of the input changes half of the output's.
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}

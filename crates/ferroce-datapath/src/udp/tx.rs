@@ -1,0 +1,255 @@
+//! Sending from one UDP source port.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use ferroce_wire::{BatchLimits, Flow, ROCE_UDP_PORT, TxBatch};
+use libc::{IPPROTO_IP, IPPROTO_IPV6, c_int};
+
+use super::{address, open_socket, set_receive_buffer};
+use crate::sys::{self, Target};
+
+/// Octets a batch may hold: the longest UDP payload over IPv4.
+pub const MAX_BATCH: usize = 65_507;
+
+/// An unconnected socket that sends from one UDP source port and receives nothing.
+///
+/// May be used by many threads and for many flows at once.
+#[derive(Debug)]
+pub struct TxSocket {
+    fd: OwnedFd,
+    local: SocketAddr,
+    /// [`ROCE_UDP_PORT`] but in tests.
+    peer_port: u16,
+    /// What the socket puts into headers when a call says nothing.
+    traffic_class: AtomicU8,
+    hop_limit: AtomicU8,
+    gso: AtomicBool,
+}
+
+/// What became of a batch or datagram. Lost ones are as good as lost in the network: the transport repeats them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "losses want to be counted"]
+pub struct Sent {
+    /// Datagrams the kernel took.
+    pub sent: usize,
+    /// Datagrams the kernel refused.
+    pub lost: usize,
+    /// Why the last one was refused.
+    pub reason: Option<LossReason>,
+}
+
+impl Sent {
+    const NONE: Self = Self { sent: 0, lost: 0, reason: None };
+}
+
+/// Why the kernel refused a datagram.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LossReason {
+    /// The send buffer or the interface's queue is full, or memory is short.
+    Congested,
+    /// A firewall or security policy forbids it.
+    Forbidden,
+    /// No route, no such local address any more, interface down.
+    Unreachable,
+    /// The datagram does not fit the interface's MTU.
+    TooLong,
+    /// Anything else the network stack may answer.
+    Other,
+}
+
+/// The socket itself cannot be used: a bug, or a foreign hand closed our descriptor.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot send from {local}")]
+pub struct SendError {
+    /// The socket's address.
+    pub local: SocketAddr,
+    /// The kernel's answer.
+    #[source]
+    pub source: io::Error,
+}
+
+impl TxSocket {
+    /// Opens a socket for source port `port` of local address `ip`; `scope_id` is the interface's index for a link-local
+    /// IPv6 address, 0 otherwise.
+    ///
+    /// An error of kind `AddrInUse` asks for the next candidate of [`super::source_ports`]: another process, or this one,
+    /// has the port. It is never shared through `SO_REUSEPORT`.
+    pub fn bind(ip: IpAddr, scope_id: u32, port: u16) -> io::Result<Self> {
+        Self::bind_towards(ip, scope_id, port, ROCE_UDP_PORT)
+    }
+
+    pub(super) fn bind_towards(ip: IpAddr, scope_id: u32, port: u16, peer_port: u16) -> io::Result<Self> {
+        let socket = open_socket(ip)?;
+        set_receive_buffer(&socket, 0)?;
+        sys::drop_all(&socket)?;
+        let local = address(ip, scope_id, port);
+        socket.bind(&local.into())?;
+        let hop_limit = match ip {
+            IpAddr::V4(_) => sys::get_int(&socket, IPPROTO_IP, libc::IP_TTL)?,
+            IpAddr::V6(_) => sys::get_int(&socket, IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS)?,
+        };
+        Ok(Self {
+            local,
+            peer_port,
+            traffic_class: AtomicU8::new(0),
+            hop_limit: AtomicU8::new(hop_limit as u8),
+            gso: AtomicBool::new(gso_wanted()),
+            fd: socket.into(),
+        })
+    }
+
+    /// The source port.
+    pub fn port(&self) -> u16 {
+        self.local.port()
+    }
+
+    /// Local address and source port.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Makes traffic class and hop limit of `flow` the socket's own, so that sending them costs nothing; other flows of
+    /// the socket still get theirs, with a control message each.
+    pub fn prefer(&self, flow: &Flow) -> io::Result<()> {
+        let ((level, class), hops) = match self.local.ip() {
+            IpAddr::V4(_) => ((IPPROTO_IP, libc::IP_TOS), libc::IP_TTL),
+            IpAddr::V6(_) => ((IPPROTO_IPV6, libc::IPV6_TCLASS), libc::IPV6_UNICAST_HOPS),
+        };
+        sys::set_int(&self.fd, level, class, c_int::from(flow.traffic_class))?;
+        self.traffic_class.store(flow.traffic_class, Ordering::Relaxed);
+        if flow.hop_limit != 0 {
+            sys::set_int(&self.fd, level, hops, c_int::from(flow.hop_limit))?;
+            self.hop_limit.store(flow.hop_limit, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// What a batch for this socket may hold. `gso` turns false for good when `FERROCE_GSO=off` or once the kernel
+    /// refused to cut.
+    pub fn limits(&self) -> BatchLimits {
+        BatchLimits { max_segments: sys::MAX_SEGMENTS, gso: self.gso.load(Ordering::Relaxed) }
+    }
+
+    /// Sends a batch, in one system call where the kernel cuts it. The batch is left as it is, but for its ICRCs and
+    /// limits when the kernel refused to cut and it was sent one by one.
+    pub fn send(&self, batch: &mut TxBatch<'_>) -> Result<Sent, SendError> {
+        let Some(flow) = batch.flow() else { return Ok(Sent::NONE) };
+        let target = self.target(flow);
+        if batch.len() == 1 {
+            return self.outcome(1, sys::send_one(&self.fd, &target, batch.bytes()).map(|()| 1));
+        }
+        if !batch.limits().gso {
+            return self.send_one_by_one(&target, batch);
+        }
+        if !self.gso.load(Ordering::Relaxed) {
+            batch.reseal_without_gso();
+            return self.send_one_by_one(&target, batch);
+        }
+        let mut cut = self.target(flow);
+        cut.segment(batch.segment_size() as u16);
+        match sys::send_one(&self.fd, &cut, batch.bytes()) {
+            // EIO: the interface cannot compute checksums while cutting. EINVAL: no segmentation here, but also a source
+            // address that is gone, so only success without segmentation proves it.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EIO | libc::EINVAL)) => {
+                batch.reseal_without_gso();
+                let sent = self.send_one_by_one(&target, batch)?;
+                if sent.sent > 0 {
+                    self.gso.store(false, Ordering::Relaxed);
+                }
+                Ok(sent)
+            }
+            answer => self.outcome(batch.len(), answer.map(|()| batch.len())),
+        }
+    }
+
+    fn send_one_by_one(&self, target: &Target, batch: &TxBatch<'_>) -> Result<Sent, SendError> {
+        let mut total = Sent::NONE;
+        while total.sent + total.lost < batch.len() {
+            let done = total.sent + total.lost;
+            let answer = sys::send_many(&self.fd, target, batch.segments().skip(done));
+            // The answer is about the first of them alone; when the queue is full, the others need not be tried.
+            let full = answer.as_ref().is_err_and(|e| loss_reason(e) == Some(LossReason::Congested));
+            let part = self.outcome(if full { batch.len() - done } else { 1 }, answer)?;
+            total.sent += part.sent;
+            total.lost += part.lost;
+            total.reason = part.reason.or(total.reason);
+        }
+        Ok(total)
+    }
+
+    /// Sends one sealed datagram (BTH to ICRC). `flow`'s source is not looked at: it is the socket's.
+    ///
+    /// A hop limit of 0 leaves the system's default, because the kernel refuses 0.
+    pub fn send_datagram(&self, flow: &Flow, bytes: &[u8]) -> Result<Sent, SendError> {
+        self.outcome(1, sys::send_one(&self.fd, &self.target(flow), bytes).map(|()| 1))
+    }
+
+    fn target(&self, flow: &Flow) -> Target {
+        let scope_id = match self.local {
+            SocketAddr::V4(_) => 0,
+            SocketAddr::V6(local) => local.scope_id(),
+        };
+        let mut target = Target::new(address(flow.destination, scope_id, self.peer_port));
+        if flow.traffic_class != self.traffic_class.load(Ordering::Relaxed) {
+            target.traffic_class(self.local.ip(), flow.traffic_class);
+        }
+        if flow.hop_limit != 0 && flow.hop_limit != self.hop_limit.load(Ordering::Relaxed) {
+            target.hop_limit(self.local.ip(), flow.hop_limit);
+        }
+        target
+    }
+
+    /// Sorts the kernel's answer to `count` datagrams into loss and failure.
+    fn outcome(&self, count: usize, answer: io::Result<usize>) -> Result<Sent, SendError> {
+        match answer {
+            Ok(sent) => Ok(Sent { sent, lost: 0, reason: None }),
+            Err(source) => match loss_reason(&source) {
+                Some(reason) => Ok(Sent { sent: 0, lost: count, reason: Some(reason) }),
+                None => Err(SendError { local: self.local, source }),
+            },
+        }
+    }
+}
+
+impl AsFd for TxSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Whether segmentation offload is wanted at all: captures on lo show single packets without it.
+fn gso_wanted() -> bool {
+    static WANTED: OnceLock<bool> = OnceLock::new();
+    *WANTED.get_or_init(|| std::env::var_os("FERROCE_GSO").is_none_or(|value| value != "off"))
+}
+
+/// `None` for what only a broken socket or a bug of ours can answer.
+fn loss_reason(e: &io::Error) -> Option<LossReason> {
+    Some(match e.raw_os_error()? {
+        libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM => LossReason::Congested,
+        libc::EPERM | libc::EACCES => LossReason::Forbidden,
+        // EINVAL: the source address is no longer ours.
+        libc::ENETUNREACH
+        | libc::EHOSTUNREACH
+        | libc::ENETDOWN
+        | libc::EHOSTDOWN
+        | libc::ENODEV
+        | libc::ENXIO
+        | libc::EADDRNOTAVAIL
+        | libc::EINVAL
+        | libc::ECONNREFUSED => LossReason::Unreachable,
+        libc::EMSGSIZE => LossReason::TooLong,
+        libc::EBADF
+        | libc::ENOTSOCK
+        | libc::EFAULT
+        | libc::EDESTADDRREQ
+        | libc::EOPNOTSUPP
+        | libc::EAFNOSUPPORT
+        | libc::EPIPE => return None,
+        _ => LossReason::Other,
+    })
+}
