@@ -1,1 +1,27 @@
 //! What do two processes share? Broker messages and descriptor passing.
+//!
+//! A program and the broker `ferroced` of its network namespace talk over a `SOCK_SEQPACKET` socket under the abstract
+//! name [`BROKER_NAME`]: one [`Message`] a packet, fixed little-endian structures, descriptors by `SCM_RIGHTS`. Both
+//! sides open with [`Hello`]. [`Message::decode`] validates every field, so that a peer's bytes can cost the peer its own
+//! connection and nothing else.
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
+
+mod client;
+mod codec;
+mod connection;
+mod device;
+mod message;
+
+pub use client::{Client, ClientError};
+pub use codec::MessageError;
+pub use connection::{Connection, Listener, MAX_DESCRIPTORS, Peer, Received};
+pub use device::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
+pub use message::{
+    AddressSockets, Hello, LeaseEntry, Leased, LinkKind, MAJOR, MAX_MESSAGE, MINOR, Message, Refusal, RefusalCode,
+    ResourceCounts, Status,
+};
+
+/// The abstract Unix name that every broker binds. Abstract names live in the network namespace as UDP ports do, exist
+/// once, and die with their holder: the name is both the broker's address and its lock.
+pub const BROKER_NAME: &str = "ferroce.4791";

@@ -1,0 +1,222 @@
+//! A client that asks and waits: what the command line needs, and the first steps of a program's own client.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use crate::codec::MessageError;
+use crate::connection::{Connection, Peer};
+use crate::message::{Hello, MAJOR, MINOR, Message, Refusal, RefusalCode};
+
+/// A greeted connection to the broker of this network namespace.
+#[derive(Debug)]
+pub struct Client {
+    connection: Connection,
+    buffer: Vec<u8>,
+    next_id: u32,
+    broker: Hello,
+    peer: Peer,
+    news: Vec<(Message, Vec<OwnedFd>)>,
+}
+
+/// Why the broker cannot be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody holds the broker's name: start `ferroced`.
+    #[error("no ferroced runs in this network namespace")]
+    NoBroker,
+    /// The name's holder is another user's process.
+    #[error(
+        "@{name} is held by process {pid} of uid {uid}: stop it, or run in a network namespace of your own: \
+         ferroce run --private-net -- CMD"
+    )]
+    Foreign {
+        /// The abstract name.
+        name: String,
+        /// Process id, 0 if it is in no pid namespace we see.
+        pid: u32,
+        /// User.
+        uid: u32,
+    },
+    /// The broker closed the connection without a word; it is leaving or died.
+    #[error("ferroced closed the connection")]
+    Closed,
+    /// The broker did not answer within the limit.
+    #[error("process {pid}, which holds the name of ferroced, does not answer")]
+    Timeout {
+        /// Process id of the holder.
+        pid: u32,
+    },
+    /// The broker said no.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The broker's bytes are no message.
+    #[error("ferroced sent something unintelligible")]
+    Message(#[from] MessageError),
+    /// The broker answered with another kind of message.
+    #[error("ferroced gave an answer that does not belong to the question")]
+    Unexpected,
+    /// The system failed.
+    #[error("cannot talk to ferroced")]
+    Io(#[from] io::Error),
+}
+
+impl ClientError {
+    /// Whether a broker that is just leaving was met, so that a new attempt, with a new broker, may succeed.
+    pub fn is_leaving(&self) -> bool {
+        match self {
+            Self::NoBroker | Self::Closed => true,
+            Self::Refused(refusal) => refusal.code == RefusalCode::Leaving,
+            Self::Io(e) => matches!(e.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe),
+            _ => false,
+        }
+    }
+}
+
+impl Client {
+    /// Connects to the broker that holds `name`, which must be of our user or root, and greets it. `netdev` is the view
+    /// asked for, empty for none.
+    ///
+    /// # Errors
+    /// All of [`ClientError`].
+    pub fn connect(name: &str, netdev: &str, limit: Duration) -> Result<Self, ClientError> {
+        let deadline = Instant::now() + limit;
+        let connection = loop {
+            match Connection::connect(name) {
+                Ok(connection) => break connection,
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Err(ClientError::NoBroker),
+                // The backlog is full: it will be served.
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Err(e) => return Err(e.into()),
+            }
+        };
+        let peer = connection.peer()?;
+        if peer.uid != nix::unistd::geteuid().as_raw() && peer.uid != 0 {
+            return Err(ClientError::Foreign { name: name.to_owned(), pid: peer.pid, uid: peer.uid });
+        }
+        let broker = Hello { major: 0, minor: 0, features: 0, pid_namespace: 0, build: String::new(), netdev: String::new() };
+        let mut client = Self { connection, buffer: Vec::new(), next_id: 1, broker, peer, news: Vec::new() };
+        client.send(0, &Message::Hello(Hello::ours(netdev)), deadline)?;
+        client.broker = loop {
+            match client.receive(deadline)? {
+                (_, Message::Hello(hello), _) if hello.major == MAJOR => break hello,
+                // The broker will say so as well, in words that may be better.
+                (_, Message::Hello(hello), _) => {
+                    let other = format!("{}.{} (ferroced {})", hello.major, hello.minor, hello.build);
+                    let sentence = format!("ferroced speaks protocol {other}, this program {MAJOR}.{MINOR}: restart the older one");
+                    match client.receive(deadline) {
+                        Ok((_, Message::Refused(refusal), _)) => return Err(refusal.into()),
+                        _ => return Err(Refusal { code: RefusalCode::Version, sentence }.into()),
+                    }
+                }
+                (_, Message::Refused(refusal), _) => return Err(refusal.into()),
+                _ => return Err(ClientError::Unexpected),
+            }
+        };
+        Ok(client)
+    }
+
+    /// The broker's greeting.
+    pub fn broker(&self) -> &Hello {
+        &self.broker
+    }
+
+    /// The broker's process.
+    pub fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// Asks and waits for the answer. Messages that are no answer are kept as news.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] with the broker's sentence; the others of [`ClientError`].
+    pub fn request(&mut self, message: &Message, limit: Duration) -> Result<(Message, Vec<OwnedFd>), ClientError> {
+        let deadline = Instant::now() + limit;
+        let id = self.next_id;
+        self.next_id = id.checked_add(1).unwrap_or(1);
+        self.send(id, message, deadline)?;
+        self.answer(id, deadline)
+    }
+
+    /// Waits for one more message with the id of the last request.
+    ///
+    /// # Errors
+    /// As [`Client::request`].
+    pub fn more(&mut self, limit: Duration) -> Result<(Message, Vec<OwnedFd>), ClientError> {
+        self.answer(self.next_id.wrapping_sub(1), Instant::now() + limit)
+    }
+
+    /// The connection and the news that came while waiting for answers.
+    pub fn into_parts(self) -> (Connection, Vec<(Message, Vec<OwnedFd>)>) {
+        (self.connection, self.news)
+    }
+
+    fn answer(&mut self, id: u32, deadline: Instant) -> Result<(Message, Vec<OwnedFd>), ClientError> {
+        loop {
+            match self.receive(deadline)? {
+                (got, Message::Refused(refusal), _) if got == id || got == 0 => return Err(refusal.into()),
+                (got, message, descriptors) if got == id => return Ok((message, descriptors)),
+                (0, message, descriptors) => self.news.push((message, descriptors)),
+                _ => {} // the late answer to a question that was given up
+            }
+        }
+    }
+
+    fn send(&mut self, id: u32, message: &Message, deadline: Instant) -> Result<(), ClientError> {
+        loop {
+            match self.connection.send(id, message, &[]) {
+                Ok(()) => return Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.connection.wait_writable(deadline).map_err(|e| self.timeout(e))?;
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    fn receive(&mut self, deadline: Instant) -> Result<(u32, Message, Vec<OwnedFd>), ClientError> {
+        loop {
+            match self.connection.recv(&mut self.buffer) {
+                Ok(None) => return Err(ClientError::Closed),
+                Ok(Some(received)) => match received.message {
+                    Ok((id, message)) => return Ok((id, message, received.descriptors)),
+                    Err(MessageError::UnknownKind(_)) => {}
+                    Err(e) => return Err(e.into()),
+                },
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.connection.wait_readable(deadline).map_err(|e| self.timeout(e))?;
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    fn timeout(&self, error: io::Error) -> ClientError {
+        match error.kind() {
+            io::ErrorKind::TimedOut => ClientError::Timeout { pid: self.peer.pid },
+            _ => error.into(),
+        }
+    }
+}
+
+impl Hello {
+    /// This build's greeting.
+    pub fn ours(netdev: &str) -> Self {
+        Self {
+            major: MAJOR,
+            minor: MINOR,
+            features: 0,
+            pid_namespace: pid_namespace().unwrap_or(0),
+            build: concat!("ferroce ", env!("CARGO_PKG_VERSION")).to_owned(),
+            netdev: netdev.to_owned(),
+        }
+    }
+}
+
+/// Inode of our pid namespace.
+fn pid_namespace() -> Option<u64> {
+    use std::os::unix::fs::MetadataExt;
+    Some(std::fs::metadata("/proc/self/ns/pid").ok()?.ino())
+}
