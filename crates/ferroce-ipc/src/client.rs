@@ -1,7 +1,8 @@
 //! A client that asks and waits: what the command line needs, and the first steps of a program's own client.
 
+use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::codec::MessageError;
@@ -16,7 +17,7 @@ pub struct Client {
     next_id: u32,
     broker: Hello,
     peer: Peer,
-    news: Vec<(Message, Vec<OwnedFd>)>,
+    news: VecDeque<(Message, Vec<OwnedFd>)>,
 }
 
 /// Why the broker cannot be asked.
@@ -61,6 +62,9 @@ pub enum ClientError {
     Io(#[from] io::Error),
 }
 
+/// A message with its request id (0 for news) and its descriptors.
+pub type Answer = (u32, Message, Vec<OwnedFd>);
+
 impl ClientError {
     /// Whether a broker that is just leaving was met, so that a new attempt, with a new broker, may succeed.
     pub fn is_leaving(&self) -> bool {
@@ -81,40 +85,59 @@ impl Client {
     /// All of [`ClientError`].
     pub fn connect(name: &str, netdev: &str, limit: Duration) -> Result<Self, ClientError> {
         let deadline = Instant::now() + limit;
-        let connection = loop {
-            match Connection::connect(name) {
-                Ok(connection) => break connection,
-                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Err(ClientError::NoBroker),
+        let mut client = loop {
+            match Self::begin(name, netdev) {
                 // The backlog is full: it will be served.
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
+                Err(ClientError::Io(e))
+                    if e.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline =>
+                {
                     std::thread::sleep(Duration::from_millis(5));
                 }
-                Err(e) => return Err(e.into()),
+                other => break other?,
             }
         };
+        match client.receive(deadline)? {
+            (_, Message::Hello(hello), _) if hello.major == MAJOR => client.broker = hello,
+            (_, Message::Hello(hello), _) => {
+                // The broker will say so as well, in words that may be better.
+                if let Ok((_, Message::Refused(refusal), _)) = client.receive(deadline) {
+                    return Err(refusal.into());
+                }
+                let theirs = format!("{}.{} ({})", hello.major, hello.minor, hello.build);
+                let sentence = format!(
+                    "ferroced speaks protocol {theirs}, this program {MAJOR}.{MINOR}: restart the older"
+                );
+                return Err(Refusal { code: RefusalCode::Version, sentence }.into());
+            }
+            (_, Message::Refused(refusal), _) => return Err(refusal.into()),
+            _ => return Err(ClientError::Unexpected),
+        }
+        Ok(client)
+    }
+
+    /// Connects and greets without waiting for the answer, which [`Client::poll`] then brings as the first message.
+    ///
+    /// # Errors
+    /// As [`Client::connect`], but none that needs an answer.
+    pub fn begin(name: &str, netdev: &str) -> Result<Self, ClientError> {
+        let connection = Connection::connect(name).map_err(|e| match e.kind() {
+            io::ErrorKind::ConnectionRefused => ClientError::NoBroker,
+            _ => e.into(),
+        })?;
         let peer = connection.peer()?;
         if peer.uid != nix::unistd::geteuid().as_raw() && peer.uid != 0 {
             return Err(ClientError::Foreign { name: name.to_owned(), pid: peer.pid, uid: peer.uid });
         }
-        let broker = Hello { major: 0, minor: 0, features: 0, pid_namespace: 0, build: String::new(), netdev: String::new() };
-        let mut client = Self { connection, buffer: Vec::new(), next_id: 1, broker, peer, news: Vec::new() };
-        client.send(0, &Message::Hello(Hello::ours(netdev)), deadline)?;
-        client.broker = loop {
-            match client.receive(deadline)? {
-                (_, Message::Hello(hello), _) if hello.major == MAJOR => break hello,
-                // The broker will say so as well, in words that may be better.
-                (_, Message::Hello(hello), _) => {
-                    let other = format!("{}.{} (ferroced {})", hello.major, hello.minor, hello.build);
-                    let sentence = format!("ferroced speaks protocol {other}, this program {MAJOR}.{MINOR}: restart the older one");
-                    match client.receive(deadline) {
-                        Ok((_, Message::Refused(refusal), _)) => return Err(refusal.into()),
-                        _ => return Err(Refusal { code: RefusalCode::Version, sentence }.into()),
-                    }
-                }
-                (_, Message::Refused(refusal), _) => return Err(refusal.into()),
-                _ => return Err(ClientError::Unexpected),
-            }
+        let broker = Hello {
+            major: 0,
+            minor: 0,
+            features: 0,
+            pid_namespace: 0,
+            build: String::new(),
+            netdev: String::new(),
         };
+        let client = Self { connection, buffer: Vec::new(), next_id: 1, broker, peer, news: VecDeque::new() };
+        client.connection.send(0, &Message::Hello(Hello::ours(netdev)), &[])?;
         Ok(client)
     }
 
@@ -128,16 +151,50 @@ impl Client {
         self.peer
     }
 
+    /// Sends a request without waiting, with its descriptors, and returns its id.
+    ///
+    /// # Errors
+    /// `WouldBlock` if the broker does not read; otherwise as [`Connection::send`].
+    pub fn send(&mut self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<u32> {
+        let id = self.next_id;
+        self.connection.send(id, message, descriptors)?;
+        self.next_id = id.checked_add(1).unwrap_or(1);
+        Ok(id)
+    }
+
+    /// The next message if one is there: its id, itself, its descriptors.
+    ///
+    /// # Errors
+    /// [`ClientError::Closed`] at the end of the connection, [`ClientError::Message`], [`ClientError::Io`].
+    pub fn poll(&mut self) -> Result<Option<Answer>, ClientError> {
+        if let Some((message, descriptors)) = self.news.pop_front() {
+            return Ok(Some((0, message, descriptors)));
+        }
+        match self.take() {
+            Err(ClientError::Io(e)) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
     /// Asks and waits for the answer. Messages that are no answer are kept as news.
     ///
     /// # Errors
     /// [`ClientError::Refused`] with the broker's sentence; the others of [`ClientError`].
-    pub fn request(&mut self, message: &Message, limit: Duration) -> Result<(Message, Vec<OwnedFd>), ClientError> {
+    pub fn request(
+        &mut self,
+        message: &Message,
+        limit: Duration,
+    ) -> Result<(Message, Vec<OwnedFd>), ClientError> {
         let deadline = Instant::now() + limit;
-        let id = self.next_id;
-        self.next_id = id.checked_add(1).unwrap_or(1);
-        self.send(id, message, deadline)?;
-        self.answer(id, deadline)
+        loop {
+            match self.send(message, &[]) {
+                Ok(id) => return self.answer(id, deadline),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.connection.wait_writable(deadline).map_err(|e| self.timeout(e))?;
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
     }
 
     /// Waits for one more message with the id of the last request.
@@ -148,9 +205,9 @@ impl Client {
         self.answer(self.next_id.wrapping_sub(1), Instant::now() + limit)
     }
 
-    /// The connection and the news that came while waiting for answers.
-    pub fn into_parts(self) -> (Connection, Vec<(Message, Vec<OwnedFd>)>) {
-        (self.connection, self.news)
+    /// Whether news wait that [`Client::poll`] can return without the socket being readable.
+    pub fn has_news(&self) -> bool {
+        !self.news.is_empty()
     }
 
     fn answer(&mut self, id: u32, deadline: Instant) -> Result<(Message, Vec<OwnedFd>), ClientError> {
@@ -158,36 +215,32 @@ impl Client {
             match self.receive(deadline)? {
                 (got, Message::Refused(refusal), _) if got == id || got == 0 => return Err(refusal.into()),
                 (got, message, descriptors) if got == id => return Ok((message, descriptors)),
-                (0, message, descriptors) => self.news.push((message, descriptors)),
+                (0, message, descriptors) => self.news.push_back((message, descriptors)),
                 _ => {} // the late answer to a question that was given up
             }
         }
     }
 
-    fn send(&mut self, id: u32, message: &Message, deadline: Instant) -> Result<(), ClientError> {
+    fn receive(&mut self, deadline: Instant) -> Result<Answer, ClientError> {
         loop {
-            match self.connection.send(id, message, &[]) {
-                Ok(()) => return Ok(()),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    self.connection.wait_writable(deadline).map_err(|e| self.timeout(e))?;
+            match self.take() {
+                Err(ClientError::Io(e)) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.connection.wait_readable(deadline).map_err(|e| self.timeout(e))?;
                 }
-                Err(e) => return Err(e.into()),
+                other => return other,
             }
         }
     }
 
-    fn receive(&mut self, deadline: Instant) -> Result<(u32, Message, Vec<OwnedFd>), ClientError> {
+    /// The next message of the socket that this build knows.
+    fn take(&mut self) -> Result<Answer, ClientError> {
         loop {
-            match self.connection.recv(&mut self.buffer) {
-                Ok(None) => return Err(ClientError::Closed),
-                Ok(Some(received)) => match received.message {
-                    Ok((id, message)) => return Ok((id, message, received.descriptors)),
-                    Err(MessageError::UnknownKind(_)) => {}
-                    Err(e) => return Err(e.into()),
-                },
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    self.connection.wait_readable(deadline).map_err(|e| self.timeout(e))?;
-                }
+            let Some(received) = self.connection.recv(&mut self.buffer)? else {
+                return Err(ClientError::Closed);
+            };
+            match received.message {
+                Ok((id, message)) => return Ok((id, message, received.descriptors)),
+                Err(MessageError::UnknownKind(_)) => {}
                 Err(e) => return Err(e.into()),
             }
         }
@@ -198,6 +251,12 @@ impl Client {
             io::ErrorKind::TimedOut => ClientError::Timeout { pid: self.peer.pid },
             _ => error.into(),
         }
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
     }
 }
 

@@ -66,8 +66,10 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn take(&mut self, count: usize) -> Result<&'a [u8], MessageError> {
         let end = self.at.saturating_add(count);
-        let found =
-            self.bytes.get(self.at..end).ok_or(MessageError::Truncated { have: self.bytes.len(), need: end })?;
+        let found = self
+            .bytes
+            .get(self.at..end)
+            .ok_or(MessageError::Truncated { have: self.bytes.len(), need: end })?;
         self.at = end;
         Ok(found)
     }
@@ -140,7 +142,10 @@ impl<'a> Reader<'a> {
         if table.count > 0 && table.stride == 0 {
             return Err(MessageError::Value { field: "stride", value: 0 });
         }
-        bytes.chunks_exact(usize::from(table.stride).max(1)).map(|chunk| row(&mut Reader::new(chunk))).collect()
+        bytes
+            .chunks_exact(usize::from(table.stride).max(1))
+            .map(|chunk| row(&mut Reader::new(chunk)))
+            .collect()
     }
 }
 
@@ -189,14 +194,23 @@ impl Writer<'_> {
         self.bytes(&value.to_le_bytes());
     }
 
-    pub(crate) fn padded<const N: usize>(&mut self, field: &'static str, text: &str) -> Result<(), MessageError> {
+    pub(crate) fn padded<const N: usize>(
+        &mut self,
+        field: &'static str,
+        text: &str,
+    ) -> Result<(), MessageError> {
         let fill = N.checked_sub(text.len()).ok_or(MessageError::TooLong { field })?;
         self.bytes(text.as_bytes());
         self.0.resize(self.0.len() + fill, 0);
         Ok(())
     }
 
-    pub(crate) fn table(&mut self, field: &'static str, count: usize, stride: u16) -> Result<(), MessageError> {
+    pub(crate) fn table(
+        &mut self,
+        field: &'static str,
+        count: usize,
+        stride: u16,
+    ) -> Result<(), MessageError> {
         self.u16(u16::try_from(count).map_err(|_| MessageError::TooLong { field })?);
         self.u16(stride);
         Ok(())

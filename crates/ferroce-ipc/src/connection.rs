@@ -1,7 +1,6 @@
 //! One message a packet over `SOCK_SEQPACKET`, with descriptors.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -9,16 +8,11 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{UnixCredentials, getsockopt};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::codec::MessageError;
 use crate::message::{MAX_MESSAGE, Message};
-
-/// Most descriptors in one message: the kernel's `SCM_MAX_FD`.
-pub const MAX_DESCRIPTORS: usize = 253;
+use crate::packet;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
@@ -62,7 +56,7 @@ impl Connection {
     /// # Errors
     /// Those of `socketpair(2)`.
     pub fn pair() -> io::Result<(Self, Self)> {
-        let (a, b) = seqpacket_pair()?;
+        let (a, b) = packet::pair()?;
         Ok((Self { fd: a }, Self { fd: b }))
     }
 
@@ -85,7 +79,7 @@ impl Connection {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let bytes = message.encode(id).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
-        send_packet(self.fd.as_fd(), &bytes, descriptors)
+        packet::send(self.fd.as_fd(), &bytes, descriptors)
     }
 
     /// Takes one packet without waiting: `None` when the other end has closed.
@@ -93,15 +87,15 @@ impl Connection {
     /// # Errors
     /// `WouldBlock` when there is none; otherwise those of `recvmsg(2)`.
     pub fn recv(&self, buffer: &mut Vec<u8>) -> io::Result<Option<Received>> {
-        let Some((cut, descriptors)) = recv_packet(self.fd.as_fd(), buffer, RecvFlags::empty())? else {
+        let Some(packet) = packet::recv(self.fd.as_fd(), buffer)? else {
             return Ok(None);
         };
-        let message = if cut {
+        let message = if packet.cut {
             Err(MessageError::Length { said: MAX_MESSAGE, got: MAX_MESSAGE + 1 })
         } else {
-            Message::decode(buffer, descriptors.len())
+            Message::decode(buffer, packet.descriptors.len())
         };
-        Ok(Some(Received { message, descriptors }))
+        Ok(Some(Received { message, descriptors: packet.descriptors }))
     }
 
     /// Waits until [`Connection::recv`] has something to say, or `deadline` has passed.
@@ -170,48 +164,6 @@ impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
-}
-
-/// Two connected, non-blocking sockets that keep packets apart.
-pub(crate) fn seqpacket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?)
-}
-
-/// Sends one packet with descriptors, without waiting and without SIGPIPE.
-pub(crate) fn send_packet(fd: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    rustix::io::retry_on_intr(|| rustix::net::sendmsg(fd, &[IoSlice::new(bytes)], &mut control, flags))?;
-    Ok(())
-}
-
-/// Receives one packet into `buffer`, whose length becomes the packet's. Returns whether it was cut and its descriptors;
-/// `None` at the end.
-pub(crate) fn recv_packet(
-    fd: BorrowedFd<'_>,
-    buffer: &mut Vec<u8>,
-    flags: RecvFlags,
-) -> io::Result<Option<(bool, Vec<OwnedFd>)>> {
-    buffer.resize(MAX_MESSAGE, 0);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = flags | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let got = rustix::io::retry_on_intr(|| {
-        rustix::net::recvmsg(fd, &mut [IoSliceMut::new(buffer)], &mut control, flags)
-    })?;
-    let mut descriptors = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            descriptors.extend(rights);
-        }
-    }
-    buffer.truncate(got.bytes);
-    // Descriptors that found no room (our limit is reached) show as CTRUNC; their number then disagrees with the header.
-    Ok((got.bytes > 0).then(|| (got.flags.contains(ReturnFlags::TRUNC), descriptors)))
 }
 
 /// A duration for `poll`; beyond an hour it is an hour.

@@ -5,21 +5,25 @@
 //! sides open with [`Hello`]. [`Message::decode`] validates every field, so that a peer's bytes can cost the peer its own
 //! connection and nothing else.
 #![forbid(unsafe_code)]
-#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)
+)]
 
 mod client;
 mod codec;
 mod connection;
 mod device;
 mod message;
+pub mod packet;
 
-pub use client::{Client, ClientError};
+pub use client::{Answer, Client, ClientError};
 pub use codec::MessageError;
-pub use connection::{Connection, Listener, MAX_DESCRIPTORS, Peer, Received};
+pub use connection::{Connection, Listener, Peer, Received};
 pub use device::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 pub use message::{
-    AddressSockets, Hello, LeaseEntry, Leased, LinkKind, MAJOR, MAX_MESSAGE, MINOR, Message, Refusal, RefusalCode,
-    ResourceCounts, Status,
+    AddressSockets, Hello, LeaseEntry, Leased, LinkKind, MAJOR, MAX_MESSAGE, MINOR, Message, Refusal,
+    RefusalCode, ResourceCounts, Status,
 };
 
 /// The abstract Unix name that every broker binds. Abstract names live in the network namespace as UDP ports do, exist

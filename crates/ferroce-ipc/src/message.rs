@@ -11,8 +11,8 @@ use std::net::IpAddr;
 use ferroce_wire::Gid;
 
 use crate::codec::{MessageError, Reader, Table, Writer};
-use crate::connection::MAX_DESCRIPTORS;
 use crate::device::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
+use crate::packet::MAX_DESCRIPTORS;
 
 /// Major version: another one is refused with a sentence.
 pub const MAJOR: u16 = 1;
@@ -602,7 +602,8 @@ fn decode_status(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Status, M
         let (pid, uid) = (row.u32()?, row.u32()?);
         let command = row.padded::<16>("command")?;
         let bits: [u8; 32] = row.array()?;
-        let held = |slot: &u8| bits.get(usize::from(slot >> 3)).is_some_and(|byte| byte >> (slot & 7) & 1 == 1);
+        let held =
+            |slot: &u8| bits.get(usize::from(slot >> 3)).is_some_and(|byte| byte >> (slot & 7) & 1 == 1);
         let slots = (0..=255).filter(held).collect();
         Ok(LeaseEntry { pid, uid, command, slots, resources: decode_counts(row)? })
     })?;

@@ -1,0 +1,84 @@
+//! Packets with descriptors over any `SOCK_SEQPACKET` socket: what messages and parked descriptors are made of.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+
+use crate::message::MAX_MESSAGE;
+
+/// Most descriptors in one packet: the kernel's `SCM_MAX_FD`.
+pub const MAX_DESCRIPTORS: usize = 253;
+
+/// What came beside the bytes.
+#[derive(Debug)]
+pub struct Packet {
+    /// Whether the bytes were more than [`MAX_MESSAGE`], and the rest is lost.
+    pub cut: bool,
+    /// The descriptors, close-on-exec. Fewer than were sent if our limit of open files is reached.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// Two connected sockets, non-blocking and close-on-exec.
+///
+/// # Errors
+/// Those of `socketpair(2)`.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// Sends one packet, without waiting and without SIGPIPE.
+///
+/// # Errors
+/// `InvalidInput` for more than [`MAX_DESCRIPTORS`]; otherwise those of `sendmsg(2)`: `WouldBlock` if the receiver's
+/// queue is full, `ETOOMANYREFS` if our user has too many descriptors in flight.
+pub fn send(fd: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::io::retry_on_intr(|| rustix::net::sendmsg(fd, &[IoSlice::new(bytes)], &mut control, flags))?;
+    Ok(())
+}
+
+/// Takes one packet without waiting; `buffer`'s length becomes the packet's. `None` at the end of the connection.
+///
+/// # Errors
+/// `WouldBlock` when there is none; otherwise those of `recvmsg(2)`.
+pub fn recv(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> io::Result<Option<Packet>> {
+    receive(fd, buffer, RecvFlags::empty())
+}
+
+/// As [`recv`], but leaves the packet where it is; the descriptors are duplicates. With `SO_PEEK_OFF` set on the socket
+/// the next call sees the next packet.
+///
+/// # Errors
+/// As [`recv`].
+pub fn peek(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> io::Result<Option<Packet>> {
+    receive(fd, buffer, RecvFlags::PEEK)
+}
+
+fn receive(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>, flags: RecvFlags) -> io::Result<Option<Packet>> {
+    buffer.resize(MAX_MESSAGE, 0);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = flags | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(fd, &mut [IoSliceMut::new(buffer)], &mut control, flags)
+    })?;
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    buffer.truncate(got.bytes);
+    Ok((got.bytes > 0).then(|| Packet { cut: got.flags.contains(ReturnFlags::TRUNC), descriptors }))
+}
