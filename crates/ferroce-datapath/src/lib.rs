@@ -5,5 +5,7 @@
 //! one UDP source port.
 #![deny(unsafe_code)]
 
+#[cfg(feature = "fault")]
+pub mod fault;
 mod sys;
 pub mod udp;

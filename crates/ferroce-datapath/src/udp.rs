@@ -11,11 +11,13 @@
 
 mod group;
 mod port;
+mod ports;
 mod rx;
 mod tx;
 
 pub use group::{Group, OpenError, SLOTS};
 pub use port::{PORTS, source_ports};
+pub use ports::TxPorts;
 pub use rx::{Datagram, Datagrams, RxBuffer, RxSocket};
 pub use tx::{LossReason, MAX_BATCH, SendError, Sent, TxSocket};
 

@@ -22,6 +22,8 @@ pub struct RxBuffer {
     arena: Arena,
     /// Messages to ask for next.
     ask: usize,
+    #[cfg(feature = "fault")]
+    fault: Option<crate::fault::Fault>,
 }
 
 /// One datagram as it was sent, cut out again where the kernel merged several.
@@ -77,6 +79,16 @@ impl RxSocket {
     ///
     /// One message while the kernel merges datagrams, up to 32 while they arrive one by one.
     pub fn recv(&self, buffer: &mut RxBuffer) -> io::Result<usize> {
+        #[cfg(feature = "fault")]
+        if let Some(mut fault) = buffer.fault.take() {
+            let n = self.recv_with_faults(buffer, &mut fault);
+            buffer.fault = Some(fault);
+            return n;
+        }
+        self.recv_all(buffer)
+    }
+
+    fn recv_all(&self, buffer: &mut RxBuffer) -> io::Result<usize> {
         match sys::receive(&self.fd, &mut buffer.arena, buffer.ask) {
             Ok(_) => {}
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
@@ -86,6 +98,15 @@ impl RxSocket {
         }
         buffer.adapt();
         Ok(buffer.count())
+    }
+
+    #[cfg(feature = "fault")]
+    fn recv_with_faults(&self, buffer: &mut RxBuffer, fault: &mut crate::fault::Fault) -> io::Result<usize> {
+        fault.clear();
+        while fault.delivered() == 0 && self.recv_all(buffer)? > 0 {
+            buffer.datagrams().for_each(|datagram| fault.pass(&datagram));
+        }
+        Ok(fault.delivered())
     }
 }
 
@@ -98,12 +119,29 @@ impl AsFd for RxSocket {
 impl RxBuffer {
     /// Allocates the buffer.
     pub fn new() -> Self {
-        Self { arena: Arena::new(), ask: 1 }
+        Self {
+            arena: Arena::new(),
+            ask: 1,
+            #[cfg(feature = "fault")]
+            fault: crate::fault::Fault::from_env(),
+        }
+    }
+
+    /// Receives through a lossy network.
+    #[cfg(feature = "fault")]
+    pub fn with_faults(plan: crate::fault::FaultPlan) -> Self {
+        Self { fault: Some(crate::fault::Fault::new(plan)), ..Self::new() }
+    }
+
+    /// What the lossy network has done so far; zeros without one.
+    #[cfg(feature = "fault")]
+    pub fn fault_counts(&self) -> crate::fault::FaultCounts {
+        self.fault.as_ref().map(crate::fault::Fault::counts).unwrap_or_default()
     }
 
     /// The datagrams of the last call in order of arrival.
     pub fn datagrams(&self) -> Datagrams<'_> {
-        Datagrams { arena: &self.arena, message: 0, offset: 0, segment: 0 }
+        Datagrams { buffer: self, message: 0, offset: 0, segment: 0 }
     }
 
     fn count(&self) -> usize {
@@ -133,7 +171,8 @@ impl Default for RxBuffer {
 
 /// Iterator of [`RxBuffer::datagrams`].
 pub struct Datagrams<'a> {
-    arena: &'a Arena,
+    buffer: &'a RxBuffer,
+    /// With faults: the datagram itself.
     message: usize,
     offset: usize,
     segment: u16,
@@ -143,8 +182,14 @@ impl<'a> Iterator for Datagrams<'a> {
     type Item = Datagram<'a>;
 
     fn next(&mut self) -> Option<Datagram<'a>> {
-        let message = self.arena.messages().get(self.message)?;
-        let rest = &self.arena.bytes(self.message)[self.offset..];
+        #[cfg(feature = "fault")]
+        if let Some(fault) = &self.buffer.fault {
+            self.message += 1;
+            return fault.datagram(self.message - 1);
+        }
+        let arena = &self.buffer.arena;
+        let message = arena.messages().get(self.message)?;
+        let rest = &arena.bytes(self.message)[self.offset..];
         let size = message.segment_size.unwrap_or(rest.len()).min(rest.len());
         let datagram = Datagram {
             source: message.source,

@@ -398,3 +398,55 @@ fn a_batch_the_kernel_refuses_to_cut_goes_one_by_one() {
         }
     }
 }
+
+#[test]
+fn queue_pairs_share_sockets() {
+    let ip = own_v4();
+    let ports = TxPorts::new(ip, 0, 7);
+    let sockets: Vec<_> = (0..1000).map(|pair| ports.get(V6_PEER, 3, pair, 99).unwrap()).collect();
+    let distinct: HashSet<_> = sockets.iter().map(|socket| socket.port()).collect();
+    assert_eq!(distinct.len(), 8);
+    // Taken by another process: the next candidate.
+    let wanted = source_ports(7, V6_PEER, 4, 1, 1).next().unwrap();
+    let taken = TxSocket::bind(ip, 0, wanted).unwrap();
+    let next = ports.get(V6_PEER, 4, 1, 1).unwrap();
+    assert_eq!(next.port(), source_ports(7, V6_PEER, 4, 1, 1).nth(1).unwrap());
+    // Closed with the last user.
+    let port = next.port();
+    drop((next, taken));
+    TxSocket::bind(ip, 0, port).unwrap();
+}
+
+const V6_PEER: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7));
+
+#[cfg(feature = "fault")]
+#[test]
+fn faults_lie_between_socket_and_buffer() {
+    let group = group(own_v4(), 2);
+    let (tx, flow) = sender(&group);
+    let rx = holder(&group, 1);
+    let mut buffer = RxBuffer::with_faults("loss=0.2,duplicate=0.1,reorder=0.1".parse().unwrap());
+    let mut total = 0;
+    for _ in 0..100 {
+        let mut buf = vec![0; MAX_BATCH];
+        let mut batch = TxBatch::new(&mut buf, tx.limits());
+        fill(&mut batch, &flow, 1, 10, 256);
+        let _ = tx.send(&mut batch).unwrap();
+        loop {
+            let n = rx.recv(&mut buffer).unwrap();
+            assert_eq!(n, buffer.datagrams().count());
+            if n == 0 {
+                break;
+            }
+            total += n;
+            for datagram in buffer.datagrams() {
+                assert!(datagram.segment_index < 10 && datagram.gro);
+                assert!(ferroce_wire::icrc::verify(&flow, datagram.segment_index, datagram.bytes));
+            }
+        }
+    }
+    let counts = buffer.fault_counts();
+    assert_eq!(counts.seen, 1000);
+    assert!(counts.lost > 100 && counts.duplicated > 50 && counts.reordered > 50, "{counts:?}");
+    assert!(total.abs_diff((counts.seen - counts.lost + counts.duplicated) as usize) <= 8);
+}

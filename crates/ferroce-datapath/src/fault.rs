@@ -1,0 +1,246 @@
+//! A lossy network between the socket and whoever receives from it, for tests over real sockets.
+//!
+//! `FERROCE_FAULT=seed=1,loss=0.05,burst=3,duplicate=0.01,reorder=0.02` sets it for every [`crate::udp::RxBuffer`] of
+//! the process; absent keys are 0, `burst` and `seed` 1.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use crate::udp::Datagram;
+
+/// How likely which fault is.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct FaultPlan {
+    /// Same seed and same arrivals give same faults.
+    pub seed: u64,
+    /// Probability that a loss begins with a datagram, 0 to 1.
+    pub loss: f64,
+    /// Datagrams that a loss takes, at least 1.
+    pub burst: u32,
+    /// Probability that a datagram comes twice.
+    pub duplicate: f64,
+    /// Probability that a datagram comes late: after one to eight that followed it.
+    pub reorder: f64,
+}
+
+/// What a lossy network has done so far.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct FaultCounts {
+    /// Datagrams that went through it.
+    pub seen: u64,
+    /// Of these, lost ones.
+    pub lost: u64,
+    /// Of these, delivered twice.
+    pub duplicated: u64,
+    /// Of these, delivered late.
+    pub reordered: u64,
+}
+
+/// Not a fault plan: unknown key or a value out of range.
+#[derive(Debug, thiserror::Error)]
+#[error("not a fault: {0:?}")]
+pub struct InvalidFaultPlan(String);
+
+impl Default for FaultPlan {
+    fn default() -> Self {
+        Self { seed: 1, loss: 0.0, burst: 1, duplicate: 0.0, reorder: 0.0 }
+    }
+}
+
+impl FromStr for FaultPlan {
+    type Err = InvalidFaultPlan;
+
+    fn from_str(text: &str) -> Result<Self, InvalidFaultPlan> {
+        fn set<T: FromStr>(field: &mut T, value: &str) -> Option<()> {
+            *field = value.parse().ok()?;
+            Some(())
+        }
+        let mut plan = Self::default();
+        for part in text.split(',').filter(|part| !part.is_empty()) {
+            let apply = |plan: &mut Self| {
+                let (key, value) = part.split_once('=')?;
+                match key {
+                    "seed" => set(&mut plan.seed, value),
+                    "loss" => set(&mut plan.loss, value),
+                    "burst" => set(&mut plan.burst, value),
+                    "duplicate" => set(&mut plan.duplicate, value),
+                    "reorder" => set(&mut plan.reorder, value),
+                    _ => None,
+                }
+            };
+            let ok = apply(&mut plan).is_some()
+                && plan.burst > 0
+                && [plan.loss, plan.duplicate, plan.reorder].iter().all(|p| (0.0..=1.0).contains(p));
+            if !ok {
+                return Err(InvalidFaultPlan(part.to_owned()));
+            }
+        }
+        Ok(plan)
+    }
+}
+
+/// The network itself.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    plan: FaultPlan,
+    random: u64,
+    counts: FaultCounts,
+    /// Datagrams that the running loss still takes.
+    burst_left: u32,
+    /// Late datagrams and how many others go first.
+    late: VecDeque<(u32, Owned)>,
+    delivered: Vec<Owned>,
+}
+
+#[derive(Clone, Debug)]
+struct Owned {
+    source: IpAddr,
+    source_port: u16,
+    segment_index: u16,
+    bytes: Vec<u8>,
+    gro: bool,
+    ecn: u8,
+}
+
+impl Fault {
+    pub(crate) fn new(plan: FaultPlan) -> Self {
+        Self {
+            plan,
+            random: plan.seed,
+            counts: FaultCounts::default(),
+            burst_left: 0,
+            late: VecDeque::new(),
+            delivered: Vec::new(),
+        }
+    }
+
+    /// What `FERROCE_FAULT` asks for.
+    ///
+    /// # Panics
+    ///
+    /// When it is not a plan: a test that silently tested nothing would be worse.
+    #[expect(clippy::expect_used, reason = "tests only")]
+    pub(crate) fn from_env() -> Option<Self> {
+        let text = std::env::var("FERROCE_FAULT").ok()?;
+        Some(Self::new(text.parse().expect("FERROCE_FAULT")))
+    }
+
+    pub(crate) fn counts(&self) -> FaultCounts {
+        self.counts
+    }
+
+    /// Forgets what was delivered.
+    pub(crate) fn clear(&mut self) {
+        self.delivered.clear();
+    }
+
+    /// Datagrams that came through since [`Self::clear`].
+    pub(crate) fn delivered(&self) -> usize {
+        self.delivered.len()
+    }
+
+    pub(crate) fn datagram(&self, index: usize) -> Option<Datagram<'_>> {
+        let Owned { source, source_port, segment_index, ref bytes, gro, ecn } = *self.delivered.get(index)?;
+        Some(Datagram { source, source_port, segment_index, bytes, gro, ecn })
+    }
+
+    /// A datagram arrives.
+    pub(crate) fn pass(&mut self, datagram: &Datagram<'_>) {
+        self.counts.seen += 1;
+        if self.burst_left == 0 && self.happens(self.plan.loss) {
+            self.burst_left = self.plan.burst;
+        }
+        if self.burst_left > 0 {
+            self.burst_left -= 1;
+            self.counts.lost += 1;
+            return;
+        }
+        let Datagram { source, source_port, segment_index, bytes, gro, ecn } = *datagram;
+        let owned = Owned { source, source_port, segment_index, bytes: bytes.to_vec(), gro, ecn };
+        if self.happens(self.plan.duplicate) {
+            self.counts.duplicated += 1;
+            self.deliver(owned.clone());
+        }
+        if self.happens(self.plan.reorder) {
+            self.counts.reordered += 1;
+            let others = 1 + self.next() as u32 % 8;
+            self.late.push_back((others, owned));
+        } else {
+            self.deliver(owned);
+        }
+    }
+
+    fn deliver(&mut self, owned: Owned) {
+        self.delivered.push(owned);
+        for (others, _) in &mut self.late {
+            *others = others.saturating_sub(1);
+        }
+        while let Some(due) = self.late.iter().position(|(others, _)| *others == 0) {
+            self.delivered.extend(self.late.remove(due).map(|(_, owned)| owned));
+        }
+    }
+
+    fn happens(&mut self, probability: f64) -> bool {
+        ((self.next() >> 11) as f64) < probability * (1_u64 << 53) as f64
+    }
+
+    /// SplitMix64.
+    fn next(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = self.random;
+        let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn run(plan: &str, count: u32) -> (Vec<u32>, FaultCounts) {
+        let mut fault = Fault::new(plan.parse().unwrap());
+        for i in 0..count {
+            let source = Ipv4Addr::LOCALHOST.into();
+            let bytes = &i.to_le_bytes();
+            fault.pass(&Datagram { source, source_port: 1, segment_index: 0, bytes, gro: false, ecn: 0 });
+        }
+        let numbers = (0..fault.delivered()).map(|i| fault.datagram(i).unwrap().bytes.try_into().unwrap());
+        (numbers.map(u32::from_le_bytes).collect(), fault.counts())
+    }
+
+    #[test]
+    fn nothing_asked_nothing_done() {
+        assert_eq!(run("", 1000).0, (0..1000).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn faults_come_as_often_as_asked_and_repeat() {
+        let plan = "seed=7,loss=0.05,duplicate=0.02,reorder=0.03";
+        let (got, counts) = run(plan, 100_000);
+        assert!((4_500..5_500).contains(&counts.lost), "{counts:?}");
+        assert!((1_700..2_300).contains(&counts.duplicated), "{counts:?}");
+        assert!((2_500..3_200).contains(&counts.reordered), "{counts:?}");
+        assert_eq!(got.len() as u64 / 10, (counts.seen - counts.lost + counts.duplicated) / 10);
+        assert!(!got.is_sorted());
+        assert_eq!(run(plan, 100_000), (got, counts));
+        assert_ne!(run("seed=8,loss=0.05,duplicate=0.02,reorder=0.03", 100_000).1, counts);
+    }
+
+    #[test]
+    fn bursts_take_neighbours() {
+        let (got, _) = run("loss=0.01,burst=5", 10_000);
+        let gaps = got.windows(2).map(|w| w[1] - w[0]).filter(|&gap| gap > 1);
+        assert!(gaps.clone().count() > 50 && gaps.clone().all(|gap| (gap - 1) % 5 == 0));
+    }
+
+    #[test]
+    fn a_wrong_plan_is_refused() {
+        for text in ["loss", "loss=2", "loss=-1", "loss=x", "burst=0", "thunder=0.1", "loss=NaN"] {
+            assert!(text.parse::<FaultPlan>().is_err(), "{text}");
+        }
+    }
+}

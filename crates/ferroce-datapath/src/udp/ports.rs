@@ -1,0 +1,65 @@
+//! A process's sending sockets at one local address.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use super::{TxSocket, source_ports};
+
+/// The sending sockets of one local address, opened as queue pairs need them and closed with the last that does.
+///
+/// Queue pairs towards one slot of one destination share at most about eight sockets, and a socket serves any number of
+/// destinations, so a process with thousands of queue pairs keeps within 1024 descriptors.
+#[derive(Debug)]
+pub struct TxPorts {
+    ip: IpAddr,
+    scope_id: u32,
+    secret: u64,
+    open: Mutex<BTreeMap<u16, Weak<TxSocket>>>,
+}
+
+impl TxPorts {
+    /// No socket yet. `scope_id` as for [`TxSocket::bind`], `secret` as for [`source_ports`]: one random number for the
+    /// whole process.
+    pub fn new(ip: IpAddr, scope_id: u32, secret: u64) -> Self {
+        Self { ip, scope_id, secret, open: Mutex::default() }
+    }
+
+    /// The socket for a pair of queue pairs, to be kept as long as the pair lives: a flow does not change its port.
+    ///
+    /// An error of kind `AddrInUse` when other processes hold all 64 candidates. When descriptors run out, any socket
+    /// that is open and may serve the slot does.
+    pub fn get(
+        &self,
+        destination: IpAddr,
+        slot: u8,
+        local_qpn: u32,
+        remote_qpn: u32,
+    ) -> io::Result<Arc<TxSocket>> {
+        let candidates = source_ports(self.secret, destination, slot, local_qpn, remote_qpn);
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failure = io::ErrorKind::AddrInUse.into();
+        for port in candidates.clone() {
+            if let Some(socket) = open.get(&port).and_then(Weak::upgrade) {
+                return Ok(socket);
+            }
+            match TxSocket::bind(self.ip, self.scope_id, port) {
+                Ok(socket) => {
+                    open.retain(|_, socket| socket.strong_count() > 0);
+                    let socket = Arc::new(socket);
+                    open.insert(port, Arc::downgrade(&socket));
+                    return Ok(socket);
+                }
+                Err(e) => {
+                    let taken = e.kind() == io::ErrorKind::AddrInUse;
+                    failure = e;
+                    if !taken {
+                        break;
+                    }
+                }
+            }
+        }
+        candidates.filter_map(|port| open.get(&port)?.upgrade()).next().ok_or(failure)
+    }
+}
