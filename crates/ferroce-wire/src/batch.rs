@@ -1,6 +1,6 @@
 //! Packets on their way out, many at a time.
 
-use crate::icrc::Prefix;
+use crate::icrc::Start;
 use crate::opcode::ICRC_LEN;
 use crate::{Flow, Packet, WireError};
 
@@ -38,13 +38,14 @@ pub struct TxBatch<'b> {
     filled: usize,
     first: Option<First>,
     segments: usize,
+    /// Of the packet before, also of an earlier batch.
+    start: Option<Start>,
 }
 
 /// What the first packet lays down for the others.
 #[derive(Debug)]
 struct First {
     flow: Flow,
-    prefix: Prefix,
     slot: u32,
     segment_size: usize,
     /// A shorter one came: no more.
@@ -54,7 +55,7 @@ struct First {
 impl<'b> TxBatch<'b> {
     /// An empty batch over a buffer. 64 KiB take what one system call takes.
     pub const fn new(buf: &'b mut [u8], limits: BatchLimits) -> Self {
-        Self { buf, limits, filled: 0, first: None, segments: 0 }
+        Self { buf, limits, filled: 0, first: None, segments: 0, start: None }
     }
 
     /// Adds a packet: headers of `head`, `payload_len` octets that `fill` writes, pad, ICRC. The payload in `head` is
@@ -97,15 +98,10 @@ impl<'b> TxBatch<'b> {
             .ok_or(PushError::Full)?;
         fill(payload).map_err(PushError::Fill)?;
         tail.fill(0);
-        let first = self.first.get_or_insert_with(|| First {
-            flow: *flow,
-            prefix: Prefix::of_flow(flow),
-            slot,
-            segment_size: wire_len,
-            closed: false,
-        });
+        let first =
+            self.first.get_or_insert(First { flow: *flow, slot, segment_size: wire_len, closed: false });
         // Hashed while it is still in the nearest cache.
-        first.prefix.seal(ip_id(self.limits.gso, self.segments), segment);
+        Start::renewed(&mut self.start, flow, wire_len).seal(ip_id(self.limits.gso, self.segments), segment);
         first.closed = wire_len < first.segment_size;
         self.filled += wire_len;
         self.segments += 1;
@@ -162,7 +158,7 @@ impl<'b> TxBatch<'b> {
         let bytes = self.buf.get_mut(..self.filled).unwrap_or_default();
         // The first has ID 0 already.
         for segment in bytes.chunks_mut(first.segment_size.max(ICRC_LEN)).skip(1) {
-            first.prefix.seal(0, segment);
+            Start::renewed(&mut self.start, &first.flow, segment.len()).seal(0, segment);
         }
     }
 }

@@ -13,23 +13,15 @@ mod tracker;
 pub use solve::{IdSolver, solve_id};
 pub use tracker::{IdState, IdTracker, IdVerdict, SourceTable, Verdict};
 
-use core::net::IpAddr;
-
 use crc32fast::Hasher;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::flow::{IpHeader, mapped};
+use crate::flow::IpHeader;
 use crate::opcode::{BTH_LEN, ICRC_LEN};
-use crate::{Flow, Grh, ROCE_UDP_PORT, view};
+use crate::{Flow, Grh, view};
 
 /// Where the masked octet of a BTH lies.
 const BTH_ECN: usize = 4;
-/// Octets of ones before the headers.
-const LRH_LEN: usize = 8;
-const IPV4_LEN: usize = size_of::<view::Ipv4>();
-const IPV6_LEN: usize = size_of::<view::Ipv6>();
-const UDP_LEN: usize = size_of::<view::Udp>();
-const PREFIX_MAX: usize = LRH_LEN + IPV6_LEN + UDP_LEN;
 
 /// The ICRC that a packet of `flow` must carry. `ip_id` means nothing over IPv6.
 pub fn compute(flow: &Flow, ip_id: u16, transport: &[u8]) -> u32 {
@@ -120,143 +112,110 @@ impl Icrc {
     }
 }
 
-/// Everything that is hashed before the BTH. Packets of one flow differ here only in ID and lengths.
-#[derive(Clone, Debug)]
-pub(crate) struct Prefix {
-    /// Ones, IP or GRH, UDP: masked.
-    bytes: [u8; PREFIX_MAX],
-    kind: Kind,
+/// Everything that is hashed before what follows the BTH, masked. Packets of one flow differ here only in ID, lengths
+/// and BTH.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Prefix {
+    V2Ipv4(Masked<view::Ipv4, view::Udp>),
+    V2Ipv6(Masked<view::Ipv6, view::Udp>),
+    V1(Masked<view::Ipv6, ()>),
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
-    V2Ipv4,
-    V2Ipv6,
-    V1,
+/// The pseudo header as it is hashed.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct Masked<Network, Udp> {
+    /// Stand for the local route header.
+    lrh: [u8; 8],
+    network: Network,
+    udp: Udp,
+    bth: view::Bth,
 }
 
 impl Prefix {
     pub(crate) fn of_flow(flow: &Flow) -> Self {
-        let udp = view::Udp {
-            source_port: flow.source_port.into(),
-            destination_port: ROCE_UDP_PORT.into(),
-            len: 0.into(),
-            checksum: 0.into(),
-        };
-        match (flow.source, flow.destination) {
-            (IpAddr::V4(source), IpAddr::V4(destination)) => Self::of_ipv4(
-                &view::Ipv4 {
-                    version_ihl: 0x45,
-                    fragment: 0x4000.into(),
-                    protocol: crate::flow::PROTOCOL_UDP,
-                    source: source.octets(),
-                    destination: destination.octets(),
-                    ..Default::default()
-                },
-                &udp,
-            ),
-            (source, destination) => Self::of_ipv6(
-                &view::Ipv6 {
-                    next_header: crate::flow::PROTOCOL_UDP,
-                    source: mapped(source).octets(),
-                    destination: mapped(destination).octets(),
-                    ..Default::default()
-                },
-                &udp,
-            ),
-        }
+        let (ip, udp) = flow.headers(0, 0);
+        Self::of_headers(&ip, &udp)
     }
 
     /// Of headers as they were received; lengths and ID are put in later.
     pub(crate) fn of_headers(ip: &IpHeader, udp: &view::Udp) -> Self {
+        let udp = view::Udp { checksum: 0xffff.into(), ..*udp };
         match ip {
-            IpHeader::V4(ip) => Self::of_ipv4(ip, udp),
-            IpHeader::V6(ip) => Self::of_ipv6(ip, udp),
+            IpHeader::V4(ip) => {
+                let ip = view::Ipv4 { tos: 0xff, ttl: 0xff, checksum: 0xffff.into(), ..*ip };
+                Self::V2Ipv4(Masked::new(ip, udp))
+            }
+            IpHeader::V6(ip) => Self::V2Ipv6(Masked::new(mask_ipv6(ip), udp)),
         }
-    }
-
-    fn of_ipv4(ip: &view::Ipv4, udp: &view::Udp) -> Self {
-        let masked = view::Ipv4 { tos: 0xff, ttl: 0xff, checksum: 0xffff.into(), ..*ip };
-        Self::build(Kind::V2Ipv4, masked.as_bytes(), udp)
-    }
-
-    fn of_ipv6(ip: &view::Ipv6, udp: &view::Udp) -> Self {
-        Self::build(Kind::V2Ipv6, mask_ipv6(ip).as_bytes(), udp)
     }
 
     pub(crate) fn of_grh(grh: &view::Ipv6) -> Self {
-        Self::build(Kind::V1, mask_ipv6(grh).as_bytes(), &view::Udp::default())
+        Self::V1(Masked::new(mask_ipv6(grh), ()))
     }
 
-    fn build(kind: Kind, network: &[u8], udp: &view::Udp) -> Self {
-        let mut bytes = [0xff; PREFIX_MAX];
-        let udp = view::Udp { checksum: 0xffff.into(), ..*udp };
-        let headers = network.iter().chain(udp.as_bytes());
-        bytes.iter_mut().skip(LRH_LEN).zip(headers).for_each(|(to, from)| *to = *from);
-        Self { bytes, kind }
-    }
-
-    /// Octets that are hashed before the BTH.
-    const fn len(&self) -> usize {
-        match self.kind {
-            Kind::V2Ipv4 => LRH_LEN + IPV4_LEN + UDP_LEN,
-            Kind::V2Ipv6 => LRH_LEN + IPV6_LEN + UDP_LEN,
-            Kind::V1 => LRH_LEN + IPV6_LEN,
-        }
-    }
-
-    /// The prefix of one packet, and room for its BTH.
-    fn of_packet(&self, ip_id: u16, transport_len: usize) -> [u8; PREFIX_MAX + BTH_LEN] {
-        let mut buf = [0; PREFIX_MAX + BTH_LEN];
-        if let Some(prefix) = buf.first_chunk_mut() {
-            *prefix = self.bytes;
-        }
-        // Longer packets than 65535 octets do not exist; callers get the ICRC of nonsense for nonsense.
+    /// Puts in what differs between packets. Those longer than 65535 octets do not exist: for them the result is as
+    /// meaningless as they are.
+    fn set(&mut self, ip_id: u16, transport_len: usize) {
         let transport_len = transport_len as u16;
-        let udp_len = transport_len.wrapping_add(UDP_LEN as u16);
-        match self.kind {
-            Kind::V2Ipv4 => {
-                [buf[10], buf[11]] = udp_len.wrapping_add(IPV4_LEN as u16).to_be_bytes();
-                [buf[12], buf[13]] = ip_id.to_be_bytes();
-                [buf[32], buf[33]] = udp_len.to_be_bytes();
+        let udp_len = transport_len.wrapping_add(size_of::<view::Udp>() as u16);
+        match self {
+            Self::V2Ipv4(masked) => {
+                masked.network.total_len = udp_len.wrapping_add(size_of::<view::Ipv4>() as u16).into();
+                masked.network.id = ip_id.into();
+                masked.udp.len = udp_len.into();
             }
-            Kind::V2Ipv6 => {
-                [buf[12], buf[13]] = udp_len.to_be_bytes();
-                [buf[52], buf[53]] = udp_len.to_be_bytes();
+            Self::V2Ipv6(masked) => {
+                masked.network.payload_len = udp_len.into();
+                masked.udp.len = udp_len.into();
             }
-            Kind::V1 => [buf[12], buf[13]] = transport_len.to_be_bytes(),
+            Self::V1(masked) => masked.network.payload_len = transport_len.into(),
         }
-        buf
     }
 
-    fn begin(&self, ip_id: u16, transport_len: usize) -> Icrc {
+    /// What is hashed first, with a BTH that [`Prefix::set_bth`] put in.
+    fn octets(&self) -> &[u8] {
+        match self {
+            Self::V2Ipv4(masked) => masked.as_bytes(),
+            Self::V2Ipv6(masked) => masked.as_bytes(),
+            Self::V1(masked) => masked.as_bytes(),
+        }
+    }
+
+    fn set_bth(&mut self, bth: &[u8; BTH_LEN]) {
+        let bth = view::Bth { ecn: 0xff, ..zerocopy::transmute!(*bth) };
+        match self {
+            Self::V2Ipv4(masked) => masked.bth = bth,
+            Self::V2Ipv6(masked) => masked.bth = bth,
+            Self::V1(masked) => masked.bth = bth,
+        }
+    }
+
+    fn begin(mut self, ip_id: u16, transport_len: usize) -> Icrc {
+        self.set(ip_id, transport_len);
+        let before_bth = self.octets().split_last_chunk::<BTH_LEN>().map_or(&[][..], |(before, _)| before);
         let mut hasher = Hasher::new();
-        hasher.update(self.of_packet(ip_id, transport_len).get(..self.len()).unwrap_or_default());
+        hasher.update(before_bth);
         Icrc { hasher, offset: 0 }
     }
 
     /// Over a whole packet: prefix and BTH in one run, the rest in another.
-    pub(crate) fn compute(&self, ip_id: u16, transport: &[u8]) -> u32 {
+    pub(crate) fn compute(mut self, ip_id: u16, transport: &[u8]) -> u32 {
         let hashed = transport.split_last_chunk::<ICRC_LEN>().map_or(transport, |(hashed, _)| hashed);
         let Some((bth, rest)) = hashed.split_first_chunk::<BTH_LEN>() else {
             let mut icrc = self.begin(ip_id, transport.len());
             icrc.update(hashed);
             return icrc.finish();
         };
-        let mut buf = self.of_packet(ip_id, transport.len());
+        self.set(ip_id, transport.len());
+        self.set_bth(bth);
         let mut hasher = Hasher::new();
-        if let Some(buf) = buf.get_mut(..self.len() + BTH_LEN) {
-            if let Some(end) = buf.last_chunk_mut::<BTH_LEN>() {
-                *end = *bth;
-                end[BTH_ECN] = 0xff;
-            }
-            hasher.update(buf);
-        }
+        hasher.update(self.octets());
         hasher.update(rest);
         hasher.finalize()
     }
 
-    pub(crate) fn seal(&self, ip_id: u16, segment: &mut [u8]) {
+    pub(crate) fn seal(self, ip_id: u16, segment: &mut [u8]) {
         let icrc = self.compute(ip_id, segment);
         if let Some(end) = segment.last_chunk_mut::<ICRC_LEN>() {
             *end = icrc.to_le_bytes();
@@ -264,12 +223,68 @@ impl Prefix {
     }
 }
 
-const fn mask_ipv6(ip: &view::Ipv6) -> view::Ipv6 {
-    view::Ipv6 {
-        word0: zerocopy::byteorder::network_endian::U32::from_bytes([0x6f, 0xff, 0xff, 0xff]),
-        hop_limit: 0xff,
-        ..*ip
+/// The CRC before the BTH, for packets of one flow and length: what need not be hashed for each of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Start {
+    flow: Flow,
+    transport_len: usize,
+    /// With ID 0.
+    crc: u32,
+}
+
+impl Start {
+    pub(crate) fn new(flow: &Flow, transport_len: usize) -> Self {
+        let crc = Prefix::of_flow(flow).begin(0, transport_len).finish();
+        Self { flow: *flow, transport_len, crc }
     }
+
+    /// This one if it is right for the packet, otherwise a new one in its place.
+    pub(crate) fn renewed<'s>(cached: &'s mut Option<Self>, flow: &Flow, transport_len: usize) -> &'s Self {
+        if !matches!(cached, Some(start) if start.transport_len == transport_len && start.flow == *flow) {
+            *cached = None;
+        }
+        cached.get_or_insert_with(|| Self::new(flow, transport_len))
+    }
+
+    fn with_id(&self, ip_id: u16) -> Hasher {
+        let change = if ip_id != 0 && self.flow.is_ipv4() { solve::id_change(ip_id) } else { 0 };
+        Hasher::new_with_initial(self.crc ^ change)
+    }
+
+    /// As [`seal`], in one run over the segment, which has this length.
+    pub(crate) fn seal(&self, ip_id: u16, segment: &mut [u8]) {
+        let Some((hashed, end)) = segment.split_last_chunk_mut::<ICRC_LEN>() else { return };
+        let mut hasher = self.with_id(ip_id);
+        // Masked in place while it is hashed.
+        let ecn = hashed.get_mut(BTH_ECN).map(|ecn| core::mem::replace(ecn, 0xff));
+        hasher.update(hashed);
+        if let (Some(to), Some(ecn)) = (hashed.get_mut(BTH_ECN), ecn) {
+            *to = ecn;
+        }
+        *end = hasher.finalize().to_le_bytes();
+    }
+
+    /// As [`compute`] with ID 0, in one run over a packet of this length. `mask_change` belongs to this length.
+    /// `None`: BTH octet 4 is not 0, so it is wrong here.
+    fn compute(&self, transport: &[u8], mask_change: u32) -> Option<u32> {
+        let (hashed, _) = transport.split_last_chunk::<ICRC_LEN>()?;
+        if *hashed.get(BTH_ECN)? != 0 {
+            return None;
+        }
+        let mut hasher = self.with_id(0);
+        hasher.update(hashed);
+        Some(hasher.finalize() ^ mask_change)
+    }
+}
+
+impl<Network, Udp> Masked<Network, Udp> {
+    fn new(network: Network, udp: Udp) -> Self {
+        Self { lrh: [0xff; 8], network, udp, bth: view::Bth::default() }
+    }
+}
+
+fn mask_ipv6(ip: &view::Ipv6) -> view::Ipv6 {
+    view::Ipv6 { word0: 0x6fff_ffff.into(), hop_limit: 0xff, ..*ip }
 }
 
 #[cfg(test)]

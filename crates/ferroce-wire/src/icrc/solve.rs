@@ -6,6 +6,9 @@
 //!
 //! Polynomials are kept as CRC-32 registers: bit 31 is the coefficient of 1, bit 0 that of x^31.
 
+use super::BTH_ECN;
+use crate::opcode::ICRC_LEN;
+
 /// The polynomial of Ethernet's CRC-32 without its x^32.
 const P: u32 = 0xedb8_8320;
 /// The polynomial 1.
@@ -32,35 +35,76 @@ const fn times(a: u32, mut b: u32) -> u32 {
     product
 }
 
-/// `x^-(8 * 2^k)`.
-const INVERSE_POWERS: [u32; 17] = {
-    let mut powers = [0; 17];
-    let (mut power, mut k) = (ONE, 0);
-    while k < 8 {
-        power = over_x(power);
+/// `base^(8 * 2^k)`.
+#[expect(clippy::indexing_slicing, reason = "evaluated at compile time: out of bounds does not compile")]
+const fn octet_powers(base: u32) -> [u32; 17] {
+    let mut powers = [base; 17];
+    let mut k = 0;
+    while k < 3 {
+        powers[0] = times(powers[0], powers[0]);
         k += 1;
     }
-    k = 0;
-    while k < 17 {
-        #[expect(clippy::indexing_slicing, reason = "evaluated at compile time")]
-        {
-            powers[k] = power;
-        }
-        power = times(power, power);
+    k = 1;
+    while k < powers.len() {
+        powers[k] = times(powers[k - 1], powers[k - 1]);
         k += 1;
     }
     powers
-};
+}
 
-/// `x^-(8 * octets)`, for fewer than 2^17 octets.
-fn inverse_power(octets: usize) -> u32 {
-    let used = INVERSE_POWERS.iter().enumerate().filter(|(k, _)| octets >> k & 1 != 0);
+const POWERS: [u32; 17] = octet_powers(times_x(ONE));
+const INVERSE_POWERS: [u32; 17] = octet_powers(over_x(ONE));
+
+/// The product of those powers of two that make up `octets`, which is below 2^17.
+fn power(of: &[u32; 17], octets: usize) -> u32 {
+    let used = of.iter().enumerate().filter(|(k, _)| octets >> k & 1 != 0);
     used.fold(ONE, |product, (_, &power)| times(product, power))
+}
+
+/// How an ID changes the register after the headers before BTH: by nibble of the ID.
+const ID_CHANGE: [[u32; 16]; 4] = products(times(POWERS[4], POWERS[3]));
+const _: () = assert!(2 + BETWEEN == 16 + 8);
+
+/// The change of the register after the headers before BTH, if the ID is not 0 but `id`.
+pub(super) fn id_change(id: u16) -> u32 {
+    lookup(&ID_CHANGE, id.swap_bytes().into())
+}
+
+/// The products of `factor` with every value of the `N` lowest nibbles of a register.
+#[expect(clippy::indexing_slicing, reason = "the bounds are the arrays'; const code has no iterators")]
+const fn products<const N: usize>(factor: u32) -> [[u32; 16]; N] {
+    let mut products = [[0; 16]; N];
+    let mut of_bit = factor;
+    let mut bit = 32;
+    while bit > 0 {
+        bit -= 1;
+        if bit < 4 * N {
+            let mut value = 0;
+            while value < 16 {
+                if value >> (bit % 4) & 1 != 0 {
+                    products[bit / 4][value] ^= of_bit;
+                }
+                value += 1;
+            }
+        }
+        of_bit = times_x(of_bit);
+    }
+    products
+}
+
+/// The product of a register with what the table was made for. Nibbles beyond the table must be 0.
+fn lookup<const N: usize>(products: &[[u32; 16]; N], register: u32) -> u32 {
+    let (mut product, mut rest) = (0, register);
+    for of_nibble in products {
+        product ^= of_nibble.get((rest & 0xf) as usize).copied().unwrap_or(0);
+        rest >>= 4;
+    }
+    product
 }
 
 /// What a difference is multiplied with: the ID enters the register 16 bits before the octets after it.
 fn factor(transport_len: usize) -> u32 {
-    inverse_power(2 + BETWEEN + transport_len.saturating_sub(4))
+    power(&INVERSE_POWERS, 2 + BETWEEN + transport_len.saturating_sub(ICRC_LEN))
 }
 
 /// The ID whose polynomial this is, if it is one.
@@ -82,36 +126,43 @@ pub struct IdSolver {
     entries: [Entry; Self::ENTRIES],
 }
 
-/// The products of one factor with every value of every nibble.
+/// What one length needs.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     transport_len: usize,
+    /// Of the factor.
     products: [[u32; 16]; 8],
+    /// What masking BTH octet 4 changes, if it is 0.
+    mask_change: u32,
 }
 
 impl IdSolver {
-    /// Lengths kept; a packet's is a multiple of four, so this covers 64 neighbours.
+    /// Lengths kept; a packet's is a multiple of four, so 16 neighbours do not displace each other.
     const ENTRIES: usize = 16;
 
     /// Knows no length yet.
     pub const fn new() -> Self {
         // Right for no packet: none is this long.
-        Self { entries: [Entry { transport_len: usize::MAX, products: [[0; 16]; 8] }; Self::ENTRIES] }
+        let none = Entry { transport_len: usize::MAX, products: [[0; 16]; 8], mask_change: 0 };
+        Self { entries: [none; Self::ENTRIES] }
     }
 
     /// As [`solve_id`].
     pub fn solve(&mut self, difference: u32, transport_len: usize) -> Option<u16> {
+        id_of(lookup(&self.entry(transport_len)?.products, difference))
+    }
+
+    /// How the CRC of a packet whose BTH octet 4 is 0 changes when it is masked, as the ICRC wants it.
+    pub(super) fn mask_change(&mut self, transport_len: usize) -> Option<u32> {
+        self.entry(transport_len).map(|entry| entry.mask_change)
+    }
+
+    fn entry(&mut self, transport_len: usize) -> Option<&Entry> {
         let entry = self.entries.get_mut(transport_len / 4 % Self::ENTRIES)?;
         if entry.transport_len != transport_len {
             *entry = Entry::new(transport_len);
         }
-        let mut register = 0;
-        let mut rest = difference;
-        for products in &entry.products {
-            register ^= products.get((rest & 0xf) as usize)?;
-            rest >>= 4;
-        }
-        id_of(register)
+        Some(entry)
     }
 }
 
@@ -123,20 +174,10 @@ impl Default for IdSolver {
 
 impl Entry {
     fn new(transport_len: usize) -> Self {
-        let mut products = [[0; 16]; 8];
-        // Of each bit from bit 31 down: one more power of x.
-        let mut of_bit = factor(transport_len);
-        for nibble in products.iter_mut().rev() {
-            for bit in [8, 4, 2, 1] {
-                for (value, product) in nibble.iter_mut().enumerate() {
-                    if value & bit != 0 {
-                        *product ^= of_bit;
-                    }
-                }
-                of_bit = times_x(of_bit);
-            }
-        }
-        Self { transport_len, products }
+        // The octet enters the register 8 bits before those after it.
+        let from_ecn = transport_len.saturating_sub(BTH_ECN + ICRC_LEN);
+        let mask_change = times(0xff, power(&POWERS, from_ecn));
+        Self { transport_len, products: products(factor(transport_len)), mask_change }
     }
 }
 
@@ -158,10 +199,11 @@ mod tests {
 
     #[test]
     fn inverse_times_power_is_one() {
-        let mut power = ONE;
+        let mut expected = ONE;
         for octets in 0..5000 {
-            assert_eq!(times(power, inverse_power(octets)), ONE, "{octets}");
-            (0..8).for_each(|_| power = times_x(power));
+            assert_eq!(power(&POWERS, octets), expected, "{octets}");
+            assert_eq!(times(expected, power(&INVERSE_POWERS, octets)), ONE, "{octets}");
+            (0..8).for_each(|_| expected = times_x(expected));
         }
         assert_eq!(over_x(times_x(0x1234_5678)), 0x1234_5678);
     }

@@ -2,7 +2,7 @@
 
 use core::net::IpAddr;
 
-use super::{IdSolver, compute, stored};
+use super::{IdSolver, Start, compute, stored};
 use crate::{Flow, Instant};
 
 /// IDs below this can be the index of a segment in one batch: the kernel's `UDP_MAX_SEGMENTS`. Merging on the way may
@@ -200,6 +200,8 @@ pub enum Verdict {
 pub struct SourceTable<const N: usize> {
     slots: [Slot; N],
     solver: IdSolver,
+    /// Of the last packet.
+    start: Option<Start>,
     /// Lookups so far: the clock of the least recently used.
     clock: u64,
 }
@@ -220,16 +222,24 @@ impl<const N: usize> SourceTable<N> {
     pub const fn new() -> Self {
         const { assert!(N > 0 && N.is_multiple_of(WAYS)) };
         let empty = Slot { source: None, used: 0, tracker: IdTracker::new() };
-        Self { slots: [empty; N], solver: IdSolver::new(), clock: 0 }
+        Self { slots: [empty; N], solver: IdSolver::new(), start: None, clock: 0 }
     }
 
     /// Checks the ICRC of a packet as a UDP socket receives it. `flow` is the packet's own direction: its source is the
     /// peer.
     pub fn check(&mut self, now: Instant, flow: &Flow, transport: &[u8]) -> Verdict {
-        match stored(transport) {
-            Some(stored) => self.judge(now, flow, compute(flow, 0, transport), stored, transport.len()),
-            None => Verdict::Bad,
-        }
+        let Some(stored) = stored(transport) else { return Verdict::Bad };
+        let with_id_zero = self.with_id_zero(flow, transport);
+        self.judge(now, flow, with_id_zero, stored, transport.len())
+    }
+
+    /// The ICRC with ID 0; flow and length are mostly those of the packet before.
+    fn with_id_zero(&mut self, flow: &Flow, transport: &[u8]) -> u32 {
+        let start = Start::renewed(&mut self.start, flow, transport.len());
+        let change = self.solver.mask_change(transport.len());
+        change
+            .and_then(|change| start.compute(transport, change))
+            .unwrap_or_else(|| compute(flow, 0, transport))
     }
 
     /// As [`SourceTable::check`], for whoever hashed the packet with ID 0 while copying it. `stored` is the ICRC it
