@@ -98,7 +98,10 @@ pub struct QpError<Q> {
 
 impl<Q> std::fmt::Debug for QpError<Q> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("QpError").field("state", &self.state).field("source", &self.source).finish_non_exhaustive()
+        f.debug_struct("QpError")
+            .field("state", &self.state)
+            .field("source", &self.source)
+            .finish_non_exhaustive()
     }
 }
 

@@ -196,7 +196,11 @@ impl<'a> MemoryRegion<'a> {
             Bound::Excluded(end) => *end,
             Bound::Unbounded => self.len,
         };
-        assert!(start <= end && end <= self.len, "{start}..{end} is not inside the region's {} octets", self.len);
+        assert!(
+            start <= end && end <= self.len,
+            "{start}..{end} is not inside the region's {} octets",
+            self.len
+        );
         (start, end)
     }
 }

@@ -61,7 +61,11 @@ impl ProtectionDomain {
     /// Registers memory, which the region owns from then on. Remote access needs
     /// [`Access::REMOTE_READ`] or [`Access::REMOTE_WRITE`] and `LOCAL_WRITE`.
     #[doc(alias = "ibv_reg_mr")]
-    pub fn register(&self, memory: impl Into<Box<[u8]>>, access: Access) -> Result<MemoryRegion<'static>, Error> {
+    pub fn register(
+        &self,
+        memory: impl Into<Box<[u8]>>,
+        access: Access,
+    ) -> Result<MemoryRegion<'static>, Error> {
         MemoryRegion::owned(self, memory.into(), access)
     }
 
