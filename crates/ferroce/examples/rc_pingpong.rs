@@ -128,7 +128,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     report(options, elapsed);
     if options.chk && !exchange.client {
         let received = region.to_vec();
-        for page in (0..options.size).step_by(PAGE).filter(|page| received[*page] != 0) {
+        if let Some(page) = (0..options.size).step_by(PAGE).find(|page| received[*page] != 0) {
             return Err(format!("invalid data in page {}", page / PAGE).into());
         }
     }
@@ -163,11 +163,11 @@ fn play(
                 received += 1;
                 receiving = false;
                 posted -= 1;
-                while posted <= 1 {
-                    for _ in posted..options.rx_depth.max(2) {
+                if posted <= 1 {
+                    for _ in posted..options.rx_depth {
                         qp.post_recv(RECV, &[memory])?;
-                        posted += 1;
                     }
+                    posted = options.rx_depth;
                 }
             }
             if !sending && !receiving && sent < options.iters {
