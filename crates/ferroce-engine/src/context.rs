@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferroce_wire::{PathMtu, Pkey};
 
-use crate::async_event::AsyncQueue;
+use crate::async_event::{AsyncEventKind, AsyncQueue};
 use crate::counters::DeviceCounters;
 use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, PortAttr, PortState};
 use crate::engine::Engine;
@@ -139,6 +139,11 @@ impl Context {
     /// Events of this context.
     pub fn async_events(&self) -> &AsyncQueue {
         &self.events
+    }
+
+    /// Tells the program that the device is dead for it, after a bug of ours stopped one of its calls.
+    pub fn report_fatal(&self) {
+        self.events.push_device(AsyncEventKind::DeviceFatal);
     }
 
     /// What the engine counted, of all devices of this process.

@@ -5,7 +5,10 @@ use std::io;
 use ferroce_wire::Gid;
 use thiserror::Error;
 
-pub use ferroce_proto::{PostRecvError, PostSendError};
+pub use ferroce_proto::{
+    CreateQpError as TransportCreateQpError, ModifyQpError as TransportModifyQpError, PostRecvError,
+    PostSendError,
+};
 
 /// The devices cannot be listed.
 #[derive(Debug, Error)]

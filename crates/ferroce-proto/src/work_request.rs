@@ -2,9 +2,10 @@
 
 use ferroce_wire::{Imm, Lkey, Rkey};
 
-/// A piece of local memory (`ibv_sge`).
+/// A piece of local memory (`ibv_sge`, and laid out as it).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[doc(alias = "ibv_sge")]
+#[repr(C)]
 pub struct Sge {
     /// First octet, in the address space of the key.
     pub addr: u64,
