@@ -65,10 +65,8 @@ impl Exchange<'_> {
 /// An exchange under way.
 pub struct Running {
     name: String,
-    /// The server.
-    pub server: Job,
-    /// None when the server was never ready.
-    pub client: Option<Job>,
+    server: Job,
+    client: Option<Job>,
 }
 
 impl Running {

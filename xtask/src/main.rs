@@ -7,7 +7,6 @@
 
 mod arrows;
 mod bench;
-mod cc;
 mod debian;
 mod demo;
 mod dist;

@@ -257,3 +257,6 @@ pub struct ibv_comp_cntr_caps {
 layout!(ibv_comp_cntr_caps, 16, {
     max_value: 0, max_counters: 8, supported_qp_attach_ops: 12,
 });
+
+/// `ibv_port_attr.flags`: packets always carry a GRH, as on RoCE.
+pub const IBV_QPF_GRH_REQUIRED: u8 = 1;

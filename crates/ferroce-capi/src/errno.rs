@@ -1,20 +1,71 @@
-//! The one place where errors become errno.
+//! The one place where errors become errno: a `match` for each error of the engine, without a catch-all, so that a new
+//! variant does not compile until it has one.
+
+use std::io;
 
 use core::ffi::c_int;
+use ferroce_engine::RegMrError;
+use ferroce_engine::error::{
+    AllocPdError, Busy, CqError, CreateChannelError, CreateCqError, CreateQpError, DeviceError, EventError,
+    ModifyQpError, OpenError, PostRecvError, PostSendError, QueryError, ResizeCqError,
+    TransportCreateQpError, TransportModifyQpError,
+};
 
 /// An errno value that a call of ours returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Errno(c_int);
 
-impl Errno {
-    /// The call or an option of it does not exist on this device.
-    pub const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
-    /// The call itself does not exist.
-    pub const ENOSYS: Self = Self(libc::ENOSYS);
+macro_rules! errnos {
+    ($($(#[$doc:meta])* $name:ident;)*) => {
+        impl Errno {
+            $($(#[$doc])* pub const $name: Self = Self(libc::$name);)*
+        }
+    };
+}
 
+errnos! {
+    /// The descriptor is non-blocking and nothing is there.
+    EAGAIN;
+    /// Others still use the object.
+    EBUSY;
+    /// Not the program's memory, or not with the access asked for.
+    EFAULT;
+    /// A signal handler ran.
+    EINTR;
+    /// An argument, a state, or a destroyed handle.
+    EINVAL;
+    /// The device is gone, or a panic ended the context.
+    EIO;
+    /// An entry of the GID table is empty.
+    ENODATA;
+    /// No such device.
+    ENODEV;
+    /// No completion is there.
+    ENOENT;
+    /// A limit is reached, a queue is full, or there is no memory.
+    ENOMEM;
+    /// Inline data does not fit.
+    ENOSPC;
+    /// The call itself does not exist.
+    ENOSYS;
+    /// The call or an option of it does not exist on this device.
+    EOPNOTSUPP;
+    /// The broker belongs to somebody else.
+    EPERM;
+}
+
+impl Errno {
     /// The positive number.
     pub const fn code(self) -> c_int {
         self.0
+    }
+
+    /// For the functions of `ibv_qp_ex`: a payload beyond the inline limit is ENOSPC there.
+    pub(crate) fn of_batch(error: PostSendError) -> Self {
+        match error {
+            PostSendError::InlineTooLong { .. } => Self::ENOSPC,
+            other => other.into(),
+        }
     }
 }
 
@@ -22,4 +73,192 @@ impl Errno {
 pub fn set(errno: Errno) {
     // SAFETY: glibc gives a valid pointer to the calling thread's own errno.
     unsafe { *libc::__errno_location() = errno.code() }
+}
+
+/// What the system said, EIO if it said nothing.
+impl From<io::Error> for Errno {
+    fn from(error: io::Error) -> Self {
+        (&error).into()
+    }
+}
+
+impl From<&io::Error> for Errno {
+    fn from(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(code) => Self(code),
+            None if error.kind() == io::ErrorKind::PermissionDenied => Self::EPERM,
+            None if error.kind() == io::ErrorKind::OutOfMemory => Self::ENOMEM,
+            None => Self::EIO,
+        }
+    }
+}
+
+/// Tells what the errno alone cannot.
+fn told(error: &dyn std::error::Error) {
+    match error.source() {
+        Some(source) => tracing::error!("{error}: {source}"),
+        None => tracing::error!("{error}"),
+    }
+}
+
+fn is_forbidden(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::PermissionDenied
+}
+
+impl From<DeviceError> for Errno {
+    fn from(error: DeviceError) -> Self {
+        told(&error);
+        match &error {
+            DeviceError::Broker(source) if is_forbidden(source) => Self::EPERM,
+            DeviceError::Broker(_) => Self::ENOSYS,
+        }
+    }
+}
+
+impl From<OpenError> for Errno {
+    fn from(error: OpenError) -> Self {
+        told(&error);
+        match &error {
+            OpenError::Broker(source) | OpenError::Resources(source) => source.into(),
+            OpenError::NoSuchDevice { .. } => Self::ENODEV,
+        }
+    }
+}
+
+impl From<QueryError> for Errno {
+    fn from(error: QueryError) -> Self {
+        match error {
+            QueryError::Port { .. } | QueryError::Index { .. } => Self::EINVAL,
+            QueryError::DeviceGone => Self::EIO,
+        }
+    }
+}
+
+impl From<Busy> for Errno {
+    fn from(Busy { .. }: Busy) -> Self {
+        Self::EBUSY
+    }
+}
+
+impl From<AllocPdError> for Errno {
+    fn from(error: AllocPdError) -> Self {
+        match error {
+            AllocPdError::Limit { .. } => Self::ENOMEM,
+        }
+    }
+}
+
+impl From<CreateChannelError> for Errno {
+    fn from(error: CreateChannelError) -> Self {
+        match error {
+            CreateChannelError::Descriptor(source) => source.into(),
+        }
+    }
+}
+
+impl From<CreateCqError> for Errno {
+    fn from(error: CreateCqError) -> Self {
+        match error {
+            CreateCqError::Entries { .. } | CreateCqError::Vector { .. } => Self::EINVAL,
+            CreateCqError::Limit { .. } | CreateCqError::Memory { .. } => Self::ENOMEM,
+        }
+    }
+}
+
+impl From<CqError> for Errno {
+    fn from(error: CqError) -> Self {
+        match error {
+            CqError::Overrun => Self::EIO,
+        }
+    }
+}
+
+impl From<ResizeCqError> for Errno {
+    fn from(error: ResizeCqError) -> Self {
+        match error {
+            ResizeCqError::Present { .. } | ResizeCqError::Entries { .. } => Self::EINVAL,
+            ResizeCqError::Memory { .. } => Self::ENOMEM,
+        }
+    }
+}
+
+impl From<RegMrError> for Errno {
+    fn from(error: RegMrError) -> Self {
+        match error {
+            RegMrError::Limit => Self::ENOMEM,
+        }
+    }
+}
+
+impl From<CreateQpError> for Errno {
+    fn from(error: CreateQpError) -> Self {
+        match error {
+            CreateQpError::Service => Self::EOPNOTSUPP,
+            CreateQpError::Capability { .. } | CreateQpError::ForeignCq => Self::EINVAL,
+            CreateQpError::Limit { .. } => Self::ENOMEM,
+            CreateQpError::Transport(error) => match error {
+                TransportCreateQpError::Service(_) => Self::EOPNOTSUPP,
+            },
+        }
+    }
+}
+
+impl From<ModifyQpError> for Errno {
+    fn from(error: ModifyQpError) -> Self {
+        tracing::info!("ibv_modify_qp: {error}");
+        match error {
+            ModifyQpError::Transport(error) => match error {
+                TransportModifyQpError::Transition { .. }
+                | TransportModifyQpError::CurrentState { .. }
+                | TransportModifyQpError::Missing { .. }
+                | TransportModifyQpError::NotAllowed { .. }
+                | TransportModifyQpError::Value { .. }
+                | TransportModifyQpError::Draining => Self::EINVAL,
+            },
+            ModifyQpError::NotGlobal
+            | ModifyQpError::Port { .. }
+            | ModifyQpError::PkeyIndex { .. }
+            | ModifyQpError::SgidIndex { .. }
+            | ModifyQpError::Dgid { .. }
+            | ModifyQpError::PathMtu { .. }
+            | ModifyQpError::Destroyed => Self::EINVAL,
+            ModifyQpError::Socket(source) => source.into(),
+        }
+    }
+}
+
+impl From<PostSendError> for Errno {
+    fn from(error: PostSendError) -> Self {
+        match error {
+            PostSendError::QueueFull { .. } => Self::ENOMEM,
+            PostSendError::Inline(_) => Self::EFAULT,
+            PostSendError::State(_)
+            | PostSendError::TooManySges { .. }
+            | PostSendError::InlineTooLong { .. }
+            | PostSendError::InlineNotAllowed
+            | PostSendError::MessageTooLong { .. }
+            | PostSendError::AtomicLength { .. }
+            | PostSendError::AtomicMisaligned
+            | PostSendError::NoReadAtomicDepth => Self::EINVAL,
+        }
+    }
+}
+
+impl From<PostRecvError> for Errno {
+    fn from(error: PostRecvError) -> Self {
+        match error {
+            PostRecvError::QueueFull { .. } => Self::ENOMEM,
+            PostRecvError::State(_) | PostRecvError::TooManySges { .. } => Self::EINVAL,
+        }
+    }
+}
+
+impl From<EventError> for Errno {
+    fn from(error: EventError) -> Self {
+        match error {
+            EventError::WouldBlock => Self::EAGAIN,
+            EventError::Interrupted => Self::EINTR,
+            EventError::Io(source) => source.into(),
+        }
+    }
 }

@@ -1,0 +1,102 @@
+//! The boundary between C and Rust: every export runs its body through one of the functions here, which turn a
+//! `Result` into the return convention of the call's man page and stop panics.
+//!
+//! A panic is our own bug. It is logged once, the context it happened in is dead from then on (its programs see
+//! `IBV_EVENT_DEVICE_FATAL`, each of its calls returns EIO), and other contexts live on.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+use core::ffi::c_int;
+
+use crate::context::ContextHandle;
+use crate::errno::{self, Errno};
+
+/// Whose call this is, for the case of a panic; the body names its context as soon as it knows it.
+pub(crate) struct Owner(Cell<Option<&'static ContextHandle>>);
+
+impl Owner {
+    /// The call works on an object of `context`. EIO if that context is dead.
+    pub(crate) fn is(&self, context: &'static ContextHandle) -> Result<(), Errno> {
+        self.0.set(Some(context));
+        if context.is_dead() { Err(Errno::EIO) } else { Ok(()) }
+    }
+}
+
+fn run<R>(body: impl FnOnce(&Owner) -> Result<R, Errno>) -> Result<R, Errno> {
+    let owner = Owner(Cell::new(None));
+    match catch_unwind(AssertUnwindSafe(|| body(&owner))) {
+        Ok(result) => result,
+        Err(panic) => {
+            // The payload of a panic may itself panic when dropped.
+            std::mem::forget(panic);
+            match owner.0.get() {
+                Some(context) => context.die(),
+                None => tracing::error!("a bug in ferroce stopped a call; it fails with EIO"),
+            }
+            Err(Errno::EIO)
+        }
+    }
+}
+
+/// For calls that return 0 or a positive errno. errno is set as well, because many programs print it.
+pub(crate) fn code(body: impl FnOnce(&Owner) -> Result<(), Errno>) -> c_int {
+    match run(body) {
+        Ok(()) => 0,
+        Err(errno) => {
+            errno::set(errno);
+            errno.code()
+        }
+    }
+}
+
+/// For calls that return 0, an errno that is an ordinary answer, or one that is an error.
+pub(crate) fn status(body: impl FnOnce(&Owner) -> Result<c_int, Errno>) -> c_int {
+    run(body).unwrap_or_else(|errno| {
+        errno::set(errno);
+        errno.code()
+    })
+}
+
+/// For calls that return a pointer, or NULL and errno.
+pub(crate) fn pointer<T>(body: impl FnOnce(&Owner) -> Result<*mut T, Errno>) -> *mut T {
+    run(body).unwrap_or_else(|errno| {
+        errno::set(errno);
+        ptr::null_mut()
+    })
+}
+
+/// For calls that return a number, or -1 and errno.
+pub(crate) fn minus_one(body: impl FnOnce(&Owner) -> Result<c_int, Errno>) -> c_int {
+    run(body).unwrap_or_else(|errno| {
+        errno::set(errno);
+        -1
+    })
+}
+
+/// For calls that return a count, or a negative errno.
+pub(crate) fn negative(body: impl FnOnce(&Owner) -> Result<usize, Errno>) -> isize {
+    match run(body) {
+        Ok(count) => isize::try_from(count).unwrap_or(isize::MAX),
+        Err(errno) => {
+            errno::set(errno);
+            -(errno.code() as isize)
+        }
+    }
+}
+
+/// For calls that return a plain value; `failed` is what stands for "none".
+pub(crate) fn value<R>(failed: R, body: impl FnOnce(&Owner) -> Result<R, Errno>) -> R {
+    run(body).unwrap_or_else(|errno| {
+        errno::set(errno);
+        failed
+    })
+}
+
+/// For calls that cannot report anything.
+pub(crate) fn nothing(body: impl FnOnce(&Owner) -> Result<(), Errno>) {
+    if let Err(errno) = run(body) {
+        errno::set(errno);
+    }
+}

@@ -1,0 +1,145 @@
+//! Contexts: opened devices.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use core::ffi::{c_int, c_void};
+use ferroce_abi as abi;
+use ferroce_engine::Context;
+
+use crate::call;
+use crate::device::DeviceHandle;
+use crate::errno::Errno;
+use crate::handle::{Handle, Live, Pool};
+use crate::log;
+use crate::ops;
+
+/// A context. Programs hold the address of its last member, `verbs_context.context`, since the structure grows at
+/// its front.
+pub(crate) type ContextHandle = Handle<abi::verbs_context, LiveContext, Dead>;
+
+/// What makes a context live.
+pub(crate) struct LiveContext {
+    pub(crate) engine: Arc<Context>,
+    /// For programs that duplicate or poll it; nothing ever happens on it.
+    _command: OwnedFd,
+}
+
+/// Set when a panic came out of a call on the context.
+#[derive(Default)]
+pub(crate) struct Dead(AtomicBool);
+
+static POOL: Pool<abi::verbs_context, LiveContext, Dead> = Pool::new();
+
+impl ContextHandle {
+    /// The program's pointer.
+    pub(crate) fn public(&self) -> *mut abi::ibv_context {
+        // SAFETY: `c()` points to a whole verbs_context.
+        unsafe { ptr::addr_of_mut!((*self.c()).context) }
+    }
+
+    /// The handle behind a program's pointer.
+    ///
+    /// # Safety
+    ///
+    /// `context` is NULL or came from [`ibv_open_device`].
+    pub(crate) unsafe fn of(context: *mut abi::ibv_context) -> Result<&'static Self, Errno> {
+        if context.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        let whole = context.wrapping_byte_sub(std::mem::offset_of!(abi::verbs_context, context));
+        // SAFETY: the caller says that it is ours, so it is the last member of a verbs_context.
+        unsafe { Self::from_c(whole) }
+    }
+
+    /// A panic came out of a call on it.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.extra.0.load(Ordering::Relaxed)
+    }
+
+    /// Ends it after a panic: told once, and to the program as an event.
+    pub(crate) fn die(&self) {
+        if self.extra.0.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        tracing::error!(
+            "a bug in ferroce stopped a call; the device is dead for this program, its calls fail with EIO"
+        );
+        if let Ok(live) = self.live() {
+            live.engine.report_fatal();
+        }
+    }
+}
+
+/// The live context behind a program's pointer, entered into `owner`.
+///
+/// # Safety
+///
+/// As for [`ContextHandle::of`].
+pub(crate) unsafe fn enter(
+    owner: &call::Owner,
+    context: *mut abi::ibv_context,
+) -> Result<(&'static ContextHandle, Live<LiveContext>), Errno> {
+    // SAFETY: as the caller says.
+    let handle = unsafe { ContextHandle::of(context) }?;
+    owner.is(handle)?;
+    Ok((handle, handle.live()?))
+}
+
+/// Opens the device.
+///
+/// # Safety
+///
+/// None: any pointer may be given.
+pub unsafe extern "C" fn ibv_open_device(device: *mut abi::ibv_device) -> *mut abi::ibv_context {
+    call::pointer(|_| {
+        log::install();
+        let device = DeviceHandle::from_c(device)?;
+        let engine = Context::open(&device.name)?;
+        let command = command_fd()?;
+        let context = abi::ibv_context {
+            device: device.c(),
+            ops: ops::CONTEXT_OPS,
+            cmd_fd: command.as_raw_fd(),
+            async_fd: engine.async_events().fd().as_raw_fd(),
+            num_comp_vectors: c_int::try_from(engine.num_comp_vectors()).unwrap_or(c_int::MAX),
+            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+            abi_compat: ptr::without_provenance_mut::<c_void>(usize::MAX),
+        };
+        let handle = POOL.take(ops::verbs_context(context));
+        handle.extra.0.store(false, Ordering::Relaxed);
+        POOL.enliven(handle, LiveContext { engine, _command: command });
+        Ok(handle.public())
+    })
+}
+
+/// A descriptor of the context's own.
+fn command_fd() -> Result<OwnedFd, Errno> {
+    // SAFETY: no preconditions.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    // SAFETY: just made, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Closes the context. Objects made in it are dead from then on.
+///
+/// # Safety
+///
+/// `context` is NULL or came from [`ibv_open_device`].
+pub unsafe extern "C" fn ibv_close_device(context: *mut abi::ibv_context) -> c_int {
+    call::code(|_| {
+        // SAFETY: as the caller says.
+        let handle = unsafe { ContextHandle::of(context) }?;
+        let live = handle.live()?.to_arc();
+        if !POOL.retire(handle) {
+            return Err(Errno::EINVAL);
+        }
+        live.engine.close();
+        Ok(())
+    })
+}

@@ -1,0 +1,251 @@
+//! Completion queues. Every one is an `ibv_cq_ex`, whose head is an `ibv_cq`.
+
+use std::ptr;
+use std::sync::Arc;
+
+use core::ffi::{c_int, c_void};
+use ferroce_abi as abi;
+use ferroce_engine::{CompletionQueue, WcOpcode, WcStatus, WorkCompletion};
+
+use crate::call::{self, Owner};
+use crate::channel::ChannelHandle;
+use crate::context::{self, ContextHandle};
+use crate::cq_ex::{self, Cursor};
+use crate::errno::Errno;
+use crate::handle::{Handle, Live, Pool};
+use crate::pd;
+
+/// A completion queue.
+pub(crate) type CqHandle = Handle<abi::ibv_cq_ex, LiveCq, Cursor>;
+
+/// What makes a completion queue live.
+pub(crate) struct LiveCq {
+    pub(crate) engine: Arc<CompletionQueue>,
+    pub(crate) context: &'static ContextHandle,
+}
+
+static POOL: Pool<abi::ibv_cq_ex, LiveCq, Cursor> = Pool::new();
+
+/// Completions taken from the engine at a time, on the stack.
+const BATCH: usize = 16;
+
+impl CqHandle {
+    /// The handle of an engine's queue: its `user` is where the handle is.
+    pub(crate) fn of_engine(cq: &CompletionQueue) -> &'static Self {
+        let address = ptr::with_exposed_provenance::<Self>(cq.user() as usize);
+        // SAFETY: every queue of this library was made by `create`, and handles are never freed.
+        unsafe { &*address }
+    }
+}
+
+/// The live queue behind a program's pointer, its context entered into `owner`.
+///
+/// # Safety
+///
+/// `cq` is NULL or came from [`create`].
+pub(crate) unsafe fn enter(
+    owner: &Owner,
+    cq: *mut abi::ibv_cq,
+) -> Result<(&'static CqHandle, Live<LiveCq>), Errno> {
+    // SAFETY: as the caller says; an ibv_cq is the head of the handle's ibv_cq_ex.
+    let handle = unsafe { CqHandle::from_c(cq) }?;
+    let live = handle.live()?;
+    owner.is(live.context)?;
+    Ok((handle, live))
+}
+
+/// Makes a completion queue.
+///
+/// # Safety
+///
+/// `context` is NULL or open, `channel` NULL or a channel.
+pub(crate) unsafe fn create(
+    owner: &Owner,
+    context: *mut abi::ibv_context,
+    cqe: u32,
+    cq_context: *mut c_void,
+    channel: *mut abi::ibv_comp_channel,
+    comp_vector: u32,
+) -> Result<*mut abi::ibv_cq_ex, Errno> {
+    // SAFETY: as the caller says.
+    let (handle, live) = unsafe { context::enter(owner, context) }?;
+    let reports_to = if channel.is_null() {
+        None
+    } else {
+        // SAFETY: as the caller says.
+        let handle = unsafe { ChannelHandle::from_c(channel) }?;
+        Some(Arc::clone(&handle.live()?.engine))
+    };
+    let cq = POOL.take(cq_ex::empty(handle.public(), cq_context, channel));
+    let user = cq.c().expose_provenance() as u64;
+    let engine = match live.engine.create_cq(cqe, user, reports_to.as_ref(), comp_vector) {
+        Ok(engine) => engine,
+        Err(error) => {
+            POOL.put_back(cq);
+            return Err(error.into());
+        }
+    };
+    let capacity = c_int::try_from(engine.capacity()).unwrap_or(c_int::MAX);
+    // SAFETY: nobody else has the handle yet.
+    unsafe { (*cq.c()).cqe = capacity };
+    // SAFETY: as above.
+    unsafe { (*cq.c()).handle = pd::next_number() };
+    POOL.enliven(cq, LiveCq { engine, context: handle });
+    Ok(cq.c())
+}
+
+/// Makes a completion queue of at least `cqe` entries.
+///
+/// # Safety
+///
+/// `context` is NULL or open, `channel` NULL or a channel.
+pub unsafe extern "C" fn ibv_create_cq(
+    context: *mut abi::ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut abi::ibv_comp_channel,
+    comp_vector: c_int,
+) -> *mut abi::ibv_cq {
+    call::pointer(|owner| {
+        let cqe = u32::try_from(cqe).map_err(|_| Errno::EINVAL)?;
+        let vector = u32::try_from(comp_vector).map_err(|_| Errno::EINVAL)?;
+        // SAFETY: as the caller says.
+        Ok(unsafe { create(owner, context, cqe, cq_context, channel, vector) }?.cast())
+    })
+}
+
+/// Gives the queue room for at least `cqe` entries; EINVAL if it holds more.
+///
+/// # Safety
+///
+/// `cq` is NULL or came from `ibv_create_cq` or `ibv_create_cq_ex`.
+pub unsafe extern "C" fn ibv_resize_cq(cq: *mut abi::ibv_cq, cqe: c_int) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { enter(owner, cq) }?;
+        live.engine.resize(u32::try_from(cqe).map_err(|_| Errno::EINVAL)?)?;
+        let capacity = c_int::try_from(live.engine.capacity()).unwrap_or(c_int::MAX);
+        // SAFETY: `c()` points to a whole ibv_cq_ex; programs only read this member.
+        unsafe { (*handle.c()).cqe = capacity };
+        Ok(())
+    })
+}
+
+/// Ends the queue; EBUSY while queue pairs use it. Waits until its events are acknowledged.
+///
+/// # Safety
+///
+/// `cq` is NULL or came from `ibv_create_cq` or `ibv_create_cq_ex`.
+pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut abi::ibv_cq) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        let handle = unsafe { CqHandle::from_c(cq) }?;
+        let live = handle.live()?.to_arc();
+        owner.is(live.context)?;
+        handle.extra.end();
+        live.engine.destroy()?;
+        if POOL.retire(handle) { Ok(()) } else { Err(Errno::EINVAL) }
+    })
+}
+
+/// The slot behind the inline `ibv_poll_cq`: up to `num_entries` completions, their count, negative on an error.
+///
+/// # Safety
+///
+/// `cq` is NULL or a completion queue, `wc` has room for `num_entries`.
+pub(crate) unsafe extern "C" fn poll_cq(
+    cq: *mut abi::ibv_cq,
+    num_entries: c_int,
+    wc: *mut abi::ibv_wc,
+) -> c_int {
+    call::negative(|owner| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { enter(owner, cq) }?;
+        let wanted = usize::try_from(num_entries).map_err(|_| Errno::EINVAL)?;
+        if wc.is_null() && wanted > 0 {
+            return Err(Errno::EINVAL);
+        }
+        let mut taken = 0;
+        let mut batch = [EMPTY; BATCH];
+        while taken < wanted {
+            let room = BATCH.min(wanted - taken);
+            let count = match live.engine.poll(&mut batch[..room]) {
+                Ok(count) => count,
+                // What was taken before is not lost: the error comes again.
+                Err(_) if taken > 0 => break,
+                Err(error) => return Err(error.into()),
+            };
+            for (index, completion) in batch[..count].iter().enumerate() {
+                // SAFETY: the caller gives room for `num_entries`, and `taken + index` is less.
+                unsafe { wc.add(taken + index).write(c_completion(completion)) };
+            }
+            taken += count;
+            if count < room {
+                break;
+            }
+        }
+        Ok(taken)
+    }) as c_int
+}
+
+/// What is in a place before anything completed.
+pub(crate) const EMPTY: WorkCompletion = WorkCompletion {
+    wr_id: 0,
+    status: WcStatus::Success,
+    opcode: WcOpcode::Send,
+    byte_len: 0,
+    imm: None,
+    invalidated: None,
+    qpn: ferroce_wire::Qpn::new(0),
+    src_qp: ferroce_wire::Qpn::new(0),
+    solicited: false,
+    vendor_err: 0,
+};
+
+fn c_completion(completion: &WorkCompletion) -> abi::ibv_wc {
+    abi::ibv_wc {
+        wr_id: completion.wr_id,
+        status: completion.status as abi::ibv_wc_status,
+        opcode: completion.opcode as abi::ibv_wc_opcode,
+        vendor_err: completion.vendor_err,
+        byte_len: completion.byte_len,
+        unnamed: abi::ibv_wc_unnamed { imm_data: imm_or_rkey(completion) },
+        qp_num: completion.qpn.value(),
+        src_qp: completion.src_qp.value(),
+        wc_flags: wc_flags(completion),
+        pkey_index: 0,
+        slid: 0,
+        sl: 0,
+        dlid_path_bits: 0,
+    }
+}
+
+/// The union of immediate data, in network order, and the invalidated key.
+pub(crate) fn imm_or_rkey(completion: &WorkCompletion) -> u32 {
+    match (completion.imm, completion.invalidated) {
+        (Some(imm), _) => u32::from_ne_bytes(imm.0),
+        (None, Some(rkey)) => rkey.value(),
+        (None, None) => 0,
+    }
+}
+
+/// `ibv_wc_flags`.
+pub(crate) fn wc_flags(completion: &WorkCompletion) -> u32 {
+    let imm = if completion.imm.is_some() { abi::IBV_WC_WITH_IMM } else { 0 };
+    let inv = if completion.invalidated.is_some() { abi::IBV_WC_WITH_INV } else { 0 };
+    imm | inv
+}
+
+/// The slot behind the inline `ibv_req_notify_cq`.
+///
+/// # Safety
+///
+/// `cq` is NULL or a completion queue.
+pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut abi::ibv_cq, solicited_only: c_int) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { enter(owner, cq) }?;
+        live.engine.req_notify(solicited_only != 0);
+        Ok(())
+    })
+}

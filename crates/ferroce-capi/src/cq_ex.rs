@@ -1,0 +1,238 @@
+//! Extended completion queues: completions read member by member, one at a time.
+
+use std::cell::UnsafeCell;
+
+use core::ffi::{c_int, c_void};
+use ferroce_abi as abi;
+use ferroce_engine::{CqPoll, WorkCompletion};
+use parking_lot::Mutex;
+
+use crate::call;
+use crate::cq::{self, CqHandle, EMPTY};
+use crate::errno::Errno;
+
+/// What `start_poll` … `end_poll` of one queue stands on.
+pub(crate) struct Cursor {
+    /// Held by the engine from start to end, so that other pollers wait.
+    poll: Mutex<Option<CqPoll>>,
+    /// What the `read_*` functions read.
+    current: UnsafeCell<WorkCompletion>,
+}
+
+impl Default for Cursor {
+    fn default() -> Self {
+        Self { poll: Mutex::new(None), current: UnsafeCell::new(EMPTY) }
+    }
+}
+
+// SAFETY: `current` is written and read only between start_poll and end_poll, by the one thread that the engine lets
+// in. A program that reads outside of them gets some completion: every value of the type is plain data.
+unsafe impl Sync for Cursor {}
+// SAFETY: the engine's lock inside `CqPoll` may be released by any thread (parking_lot, feature send_guard).
+unsafe impl Send for Cursor {}
+
+impl Cursor {
+    /// Ends a polling that the program left open.
+    pub(crate) fn end(&self) {
+        drop(self.poll.lock().take());
+    }
+
+    fn current(&self) -> WorkCompletion {
+        // SAFETY: see the type.
+        unsafe { *self.current.get() }
+    }
+
+    /// Makes `completion` the current one, here and in the members that programs read themselves.
+    fn set(&self, cq: *mut abi::ibv_cq_ex, completion: WorkCompletion) {
+        // SAFETY: see the type.
+        unsafe { *self.current.get() = completion };
+        // SAFETY: `cq` is the handle's own structure.
+        unsafe { (*cq).status = completion.status as abi::ibv_wc_status };
+        // SAFETY: as above.
+        unsafe { (*cq).wr_id = completion.wr_id };
+    }
+}
+
+/// What may be asked for in `wc_flags`.
+const WC_FLAGS: u64 = (abi::IBV_WC_EX_WITH_BYTE_LEN
+    | abi::IBV_WC_EX_WITH_IMM
+    | abi::IBV_WC_EX_WITH_QP_NUM
+    | abi::IBV_WC_EX_WITH_SRC_QP
+    | abi::IBV_WC_EX_WITH_SLID
+    | abi::IBV_WC_EX_WITH_SL
+    | abi::IBV_WC_EX_WITH_DLID_PATH_BITS) as u64;
+
+/// The slot behind the inline `ibv_create_cq_ex`. EOPNOTSUPP for what the device does not tell, EINVAL for bits that
+/// do not exist: programs probe that way.
+///
+/// # Safety
+///
+/// `context` is NULL or open, `attr` NULL or readable.
+pub(crate) unsafe extern "C" fn create_cq_ex(
+    context: *mut abi::ibv_context,
+    attr: *mut abi::ibv_cq_init_attr_ex,
+) -> *mut abi::ibv_cq_ex {
+    call::pointer(|owner| {
+        // SAFETY: NULL, or readable as the caller says.
+        let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
+        if attr.comp_mask & !(abi::IBV_CQ_INIT_ATTR_MASK_FLAGS | abi::IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        if attr.comp_mask & abi::IBV_CQ_INIT_ATTR_MASK_PD != 0 || attr.wc_flags & !WC_FLAGS != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if attr.comp_mask & abi::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
+            // Single-threaded is a hint; overruns are never ignored.
+            let known = abi::IBV_CREATE_CQ_ATTR_SINGLE_THREADED | abi::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+            if attr.flags & !known != 0 {
+                return Err(Errno::EINVAL);
+            }
+            if attr.flags & abi::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0 {
+                return Err(Errno::EOPNOTSUPP);
+            }
+        }
+        // SAFETY: as the caller says.
+        unsafe { cq::create(owner, context, attr.cqe, attr.cq_context, attr.channel, attr.comp_vector) }
+    })
+}
+
+/// The C structure of a queue before its first completion.
+pub(crate) fn empty(
+    context: *mut abi::ibv_context,
+    cq_context: *mut c_void,
+    channel: *mut abi::ibv_comp_channel,
+) -> abi::ibv_cq_ex {
+    abi::ibv_cq_ex {
+        context,
+        channel,
+        cq_context,
+        handle: 0,
+        cqe: 0,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        comp_events_completed: 0,
+        async_events_completed: 0,
+        comp_mask: 0,
+        status: abi::IBV_WC_SUCCESS,
+        wr_id: 0,
+        start_poll: Some(start_poll),
+        next_poll: Some(next_poll),
+        end_poll: Some(end_poll),
+        read_opcode: Some(read_opcode),
+        read_vendor_err: Some(read_vendor_err),
+        read_byte_len: Some(read_byte_len),
+        read_imm_data: Some(read_imm_data),
+        read_qp_num: Some(read_qp_num),
+        read_src_qp: Some(read_src_qp),
+        read_wc_flags: Some(read_wc_flags),
+        read_slid: Some(read_slid),
+        read_sl: Some(read_sl),
+        read_dlid_path_bits: Some(read_dlid_path_bits),
+        read_completion_ts: Some(read_completion_ts),
+        read_cvlan: Some(read_cvlan),
+        read_flow_tag: Some(read_flow_tag),
+        read_tm_info: Some(read_tm_info),
+        read_completion_wallclock_ns: Some(read_completion_ts),
+    }
+}
+
+/// 0 with the first completion loaded; ENOENT if there is none, and then nothing is held.
+unsafe extern "C" fn start_poll(cq: *mut abi::ibv_cq_ex, attr: *mut abi::ibv_poll_cq_attr) -> c_int {
+    call::status(|owner| {
+        // SAFETY: as the caller says; an ibv_cq is the head of an ibv_cq_ex.
+        let (handle, live) = unsafe { cq::enter(owner, cq.cast()) }?;
+        // SAFETY: NULL, or readable as the caller says.
+        if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
+            return Err(Errno::EINVAL);
+        }
+        let Some((poll, first)) = live.engine.begin_poll()? else { return Ok(libc::ENOENT) };
+        *handle.extra.poll.lock() = Some(poll);
+        handle.extra.set(cq, first);
+        Ok(0)
+    })
+}
+
+/// 0 with the next completion loaded, ENOENT if there is none; the polling goes on either way.
+unsafe extern "C" fn next_poll(cq: *mut abi::ibv_cq_ex) -> c_int {
+    call::status(|owner| {
+        // SAFETY: as for `start_poll`.
+        let (handle, _) = unsafe { cq::enter(owner, cq.cast()) }?;
+        let next = match &mut *handle.extra.poll.lock() {
+            Some(poll) => poll.next_completion()?,
+            None => return Err(Errno::EINVAL),
+        };
+        let Some(next) = next else { return Ok(libc::ENOENT) };
+        handle.extra.set(cq, next);
+        Ok(0)
+    })
+}
+
+/// Ends the polling.
+unsafe extern "C" fn end_poll(cq: *mut abi::ibv_cq_ex) {
+    call::nothing(|_| {
+        // SAFETY: as for `start_poll`.
+        unsafe { CqHandle::from_c(cq) }?.extra.end();
+        Ok(())
+    });
+}
+
+/// The completion that `start_poll` or `next_poll` loaded.
+///
+/// # Safety
+///
+/// `cq` came from [`create_cq_ex`].
+unsafe fn current(cq: *mut abi::ibv_cq_ex) -> WorkCompletion {
+    // SAFETY: as the caller says.
+    match unsafe { CqHandle::from_c(cq) } {
+        Ok(handle) => handle.extra.current(),
+        Err(_) => EMPTY,
+    }
+}
+
+/// Readers of one member; none of them can fail.
+macro_rules! readers {
+    ($($(#[$doc:meta])* $name:ident -> $result:ty = |$completion:ident| $value:expr;)*) => {
+        $(
+            $(#[$doc])*
+            unsafe extern "C" fn $name(cq: *mut abi::ibv_cq_ex) -> $result {
+                // SAFETY: C calls it with the queue that it is a member of.
+                let $completion = unsafe { current(cq) };
+                $value
+            }
+        )*
+    };
+}
+
+readers! {
+    read_opcode -> abi::ibv_wc_opcode = |completion| completion.opcode as abi::ibv_wc_opcode;
+    read_vendor_err -> u32 = |completion| completion.vendor_err;
+    read_byte_len -> u32 = |completion| completion.byte_len;
+    /// Immediate data in network order, or the key that was invalidated.
+    read_imm_data -> abi::be32 = |completion| cq::imm_or_rkey(&completion);
+    read_qp_num -> u32 = |completion| completion.qpn.value();
+    read_src_qp -> u32 = |completion| completion.src_qp.value();
+    read_wc_flags -> u32 = |completion| cq::wc_flags(&completion);
+}
+
+/// Members that are 0 on RoCE, or that no queue can be asked for.
+macro_rules! zeros {
+    ($($name:ident -> $result:ty;)*) => {
+        $(
+            extern "C" fn $name(_cq: *mut abi::ibv_cq_ex) -> $result {
+                0
+            }
+        )*
+    };
+}
+
+zeros! {
+    read_slid -> u32;
+    read_sl -> u8;
+    read_dlid_path_bits -> u8;
+    read_completion_ts -> u64;
+    read_cvlan -> u16;
+    read_flow_tag -> u32;
+}
+
+/// No queue can be asked for tag matching.
+extern "C" fn read_tm_info(_cq: *mut abi::ibv_cq_ex, _tm_info: *mut abi::ibv_wc_tm_info) {}

@@ -1,0 +1,182 @@
+//! Devices: the list, and what can be asked of one that is not open.
+
+use std::cell::UnsafeCell;
+use std::ptr;
+
+use core::ffi::{c_char, c_int};
+use ferroce_abi as abi;
+use ferroce_engine::DeviceInfo;
+use parking_lot::Mutex;
+
+use crate::call;
+use crate::errno::Errno;
+use crate::log;
+
+/// An `ibv_device` and what lies behind it.
+///
+/// libmlx5 and libefa ask any device whether it is theirs by comparing the word right behind `ibv_device` (in
+/// rdma-core the provider's operations) with their own, so it names something of ours.
+#[repr(C)]
+pub(crate) struct DeviceHandle {
+    c: UnsafeCell<abi::ibv_device>,
+    provider: &'static [usize; 32],
+    /// rdma-core's own structure reaches to 712.
+    rest: [usize; 5],
+    pub(crate) name: String,
+    guid: [u8; 8],
+}
+
+const _: () = assert!(std::mem::offset_of!(DeviceHandle, provider) == 664);
+const _: () = assert!(size_of::<abi::ibv_device>() + size_of::<usize>() * 6 >= 712);
+
+// SAFETY: the C part is written before the handle is shared, and never again by us.
+unsafe impl Sync for DeviceHandle {}
+// SAFETY: only ever shared by reference.
+unsafe impl Send for DeviceHandle {}
+
+/// The operations of no provider.
+static NO_PROVIDER: [usize; 32] = [0; 32];
+
+/// Every device ever listed. They are few and their pointers stay valid, so a program may keep one longer than
+/// the man page allows.
+static DEVICES: Mutex<Vec<&'static DeviceHandle>> = Mutex::new(Vec::new());
+
+impl DeviceHandle {
+    /// The program's pointer.
+    pub(crate) fn c(&self) -> *mut abi::ibv_device {
+        self.c.get()
+    }
+
+    /// The device behind a program's pointer; EINVAL for any other address.
+    pub(crate) fn from_c(device: *const abi::ibv_device) -> Result<&'static Self, Errno> {
+        let devices = DEVICES.lock();
+        let found = devices.iter().find(|handle| ptr::eq(handle.c().cast_const(), device));
+        found.copied().ok_or(Errno::EINVAL)
+    }
+
+    fn of(info: &DeviceInfo) -> &'static Self {
+        let mut devices = DEVICES.lock();
+        for handle in devices.iter() {
+            // SAFETY: the name was written before the handle was shared.
+            let dev_name = unsafe { &(*handle.c()).dev_name };
+            if handle.name == info.name
+                && handle.guid == info.node_guid
+                && text(dev_name) == info.dev_name.as_bytes()
+            {
+                return handle;
+            }
+        }
+        let handle = Box::leak(Box::new(Self {
+            c: UnsafeCell::new(abi::ibv_device {
+                _ops: abi::_ibv_device_ops { _dummy1: None, _dummy2: None },
+                node_type: abi::IBV_NODE_CA,
+                transport_type: abi::IBV_TRANSPORT_IB,
+                name: c_text(&info.name),
+                dev_name: c_text(&info.dev_name),
+                dev_path: c_text(&format!("/sys/class/infiniband_verbs/{}", info.dev_name)),
+                ibdev_path: c_text(&format!("/sys/class/infiniband/{}", info.name)),
+            }),
+            provider: &NO_PROVIDER,
+            rest: [0; 5],
+            name: info.name.clone(),
+            guid: info.node_guid,
+        }));
+        debug_assert!(ptr::eq(handle.provider, &NO_PROVIDER) && handle.rest == [0; 5]);
+        devices.push(handle);
+        handle
+    }
+}
+
+/// A C string in an array, cut where it does not fit.
+pub(crate) fn c_text<const N: usize>(text: &str) -> [c_char; N] {
+    let mut array = [0; N];
+    for (to, from) in array.iter_mut().take(N - 1).zip(text.bytes()) {
+        *to = from as c_char;
+    }
+    array
+}
+
+fn text(array: &[c_char]) -> Vec<u8> {
+    array.iter().map(|octet| *octet as u8).take_while(|octet| *octet != 0).collect()
+}
+
+/// The devices, in an array that ends with NULL; their count in `num_devices`, unless that is NULL. No device is not
+/// an error: the array is then empty.
+///
+/// # Safety
+///
+/// `num_devices` is NULL or may be written to.
+pub unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut abi::ibv_device {
+    call::pointer(|_| {
+        log::install();
+        if !num_devices.is_null() {
+            // SAFETY: the caller says so.
+            unsafe { num_devices.write(0) };
+        }
+        let infos = ferroce_engine::devices()?;
+        // The program gives it back by ibv_free_device_list, but some free() it.
+        // SAFETY: calloc has no preconditions.
+        let array = unsafe { libc::calloc(infos.len() + 1, size_of::<*mut abi::ibv_device>()) };
+        let array = array.cast::<*mut abi::ibv_device>();
+        if array.is_null() {
+            return Err(Errno::ENOMEM);
+        }
+        for (index, info) in infos.iter().enumerate() {
+            // SAFETY: the array has a place for each and one more.
+            unsafe { array.add(index).write(DeviceHandle::of(info).c()) };
+        }
+        if !num_devices.is_null() {
+            let count = c_int::try_from(infos.len()).unwrap_or(c_int::MAX);
+            // SAFETY: the caller says so.
+            unsafe { num_devices.write(count) };
+        }
+        Ok(array)
+    })
+}
+
+/// Frees the array. The devices in it stay valid.
+///
+/// # Safety
+///
+/// `list` is NULL or came from [`ibv_get_device_list`], once.
+pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut abi::ibv_device) {
+    // SAFETY: from calloc, or NULL, which free ignores.
+    unsafe { libc::free(list.cast()) }
+}
+
+/// The device's name, NULL for a device that is none of ours.
+///
+/// # Safety
+///
+/// None: any pointer may be given.
+pub unsafe extern "C" fn ibv_get_device_name(device: *mut abi::ibv_device) -> *const c_char {
+    call::pointer(|_| {
+        let handle = DeviceHandle::from_c(device)?;
+        // SAFETY: `c()` points to a device that is never freed.
+        let name = unsafe { ptr::addr_of_mut!((*handle.c()).name) };
+        Ok(name.cast::<c_char>())
+    })
+    .cast_const()
+}
+
+/// The node GUID in network order, 0 for a device that is none of ours.
+///
+/// # Safety
+///
+/// None: any pointer may be given.
+pub unsafe extern "C" fn ibv_get_device_guid(device: *mut abi::ibv_device) -> abi::be64 {
+    call::value(0, |_| Ok(u64::from_ne_bytes(DeviceHandle::from_c(device)?.guid)))
+}
+
+/// -1: an index is what the kernel gives a device, and it knows none of ours.
+pub extern "C" fn ibv_get_device_index(_device: *mut abi::ibv_device) -> c_int {
+    -1
+}
+
+/// The name as the program sees it, for tests.
+#[cfg(test)]
+pub(crate) fn name_of(device: *mut abi::ibv_device) -> String {
+    // SAFETY: tests pass devices of ours.
+    let name = unsafe { std::ffi::CStr::from_ptr(ibv_get_device_name(device)) };
+    name.to_string_lossy().into_owned()
+}

@@ -1,0 +1,75 @@
+//! Asynchronous events.
+
+use std::sync::Arc;
+
+use core::ffi::c_int;
+use ferroce_abi as abi;
+use ferroce_engine::{AsyncElement, AsyncEventKind};
+
+use crate::call;
+use crate::context::ContextHandle;
+use crate::cq::CqHandle;
+use crate::errno::Errno;
+use crate::qp::QpHandle;
+
+/// Waits for the next event of the context, EAGAIN instead if its `async_fd` is non-blocking.
+///
+/// # Safety
+///
+/// `context` is NULL or open, `event` NULL or writable.
+pub unsafe extern "C" fn ibv_get_async_event(
+    context: *mut abi::ibv_context,
+    event: *mut abi::ibv_async_event,
+) -> c_int {
+    call::minus_one(|_| {
+        // SAFETY: as the caller says.
+        let handle = unsafe { ContextHandle::of(context) }?;
+        if event.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        // A dead context still tells of its death.
+        let engine = Arc::clone(&handle.live()?.engine);
+        let got = engine.async_events().get()?;
+        let element = match &got.element {
+            AsyncElement::Cq(cq) => abi::ibv_async_event_element { cq: CqHandle::of_engine(cq).c().cast() },
+            AsyncElement::Qp(qp) => abi::ibv_async_event_element { qp: QpHandle::public(qp) },
+            AsyncElement::Port(port) => abi::ibv_async_event_element { port_num: c_int::from(*port) },
+            AsyncElement::Device => abi::ibv_async_event_element { port_num: 0 },
+        };
+        // SAFETY: not NULL, and the caller says it may be written to.
+        unsafe { event.write(abi::ibv_async_event { element, event_type: got.kind as abi::ibv_event_type }) };
+        Ok(0)
+    })
+}
+
+/// Acknowledges an event: destroying its object waits until all of them are.
+///
+/// # Safety
+///
+/// `event` is NULL or came from [`ibv_get_async_event`], and its object was not yet destroyed.
+pub unsafe extern "C" fn ibv_ack_async_event(event: *mut abi::ibv_async_event) {
+    call::nothing(|_| {
+        // SAFETY: NULL, or readable as the caller says.
+        let event = unsafe { event.as_ref() }.ok_or(Errno::EINVAL)?;
+        let of_queue_pair = [
+            AsyncEventKind::QpFatal,
+            AsyncEventKind::QpReqErr,
+            AsyncEventKind::QpAccessErr,
+            AsyncEventKind::CommEst,
+            AsyncEventKind::SqDrained,
+            AsyncEventKind::QpLastWqeReached,
+        ];
+        if event.event_type == AsyncEventKind::CqErr as abi::ibv_event_type {
+            // SAFETY: an event of this kind names a queue.
+            let cq = unsafe { event.element.cq };
+            // SAFETY: as the caller says.
+            unsafe { CqHandle::from_c(cq) }?.live()?.engine.ack_async_event();
+        } else if of_queue_pair.iter().any(|kind| *kind as abi::ibv_event_type == event.event_type) {
+            // SAFETY: an event of this kind names a queue pair.
+            let qp = unsafe { event.element.qp };
+            // SAFETY: as the caller says.
+            unsafe { QpHandle::from_c(qp) }?.live()?.engine.ack_async_event();
+        }
+        Ok(())
+    })
+}

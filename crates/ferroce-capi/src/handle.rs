@@ -1,0 +1,172 @@
+//! The memory behind the pointers that C programs hold.
+//!
+//! A program may call with a handle that it, or another of its threads, has already destroyed. So that this is an
+//! EINVAL and not a read of freed memory, handles are never given back to the allocator: a destroyed one is blank and
+//! returns to its pool, which hands out the one that rests longest. What makes a handle live is the `Arc` of the
+//! engine's object inside it; a call in flight keeps that object alive.
+
+use std::cell::UnsafeCell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use arc_swap::{ArcSwapOption, Guard};
+use parking_lot::Mutex;
+
+use crate::errno::Errno;
+
+/// A C structure of type `C`, first, so that its address is the handle's; `L` while it is live; `X` that is ours.
+#[repr(C)]
+pub(crate) struct Handle<C, L, X = ()> {
+    c: UnsafeCell<C>,
+    live: ArcSwapOption<L>,
+    /// Kept from one life to the next.
+    pub(crate) extra: X,
+}
+
+// SAFETY: `c` belongs to the program once its pointer was returned; it is reached here only through the raw pointer
+// of `c()`, one member at a time. The other fields are what `L` and `X` make of themselves.
+unsafe impl<C, L: Send + Sync, X: Sync> Sync for Handle<C, L, X> {}
+// SAFETY: handles are only ever shared by reference; see above.
+unsafe impl<C, L: Send + Sync, X: Send> Send for Handle<C, L, X> {}
+
+impl<C, L, X> Handle<C, L, X> {
+    /// The C structure, for the program and for writing single members.
+    pub(crate) fn c(&self) -> *mut C {
+        self.c.get()
+    }
+
+    /// What makes it live; EINVAL if it was destroyed.
+    pub(crate) fn live(&self) -> Result<Live<L>, Errno> {
+        let guard = self.live.load();
+        if guard.is_some() { Ok(Live(guard)) } else { Err(Errno::EINVAL) }
+    }
+
+    /// The handle behind a program's pointer to its C structure; EINVAL for NULL and for addresses that are none.
+    ///
+    /// # Safety
+    ///
+    /// `pointer`, unless NULL or misaligned, came from [`Pool::take`] of a pool of this type.
+    pub(crate) unsafe fn from_c<P>(pointer: *mut P) -> Result<&'static Self, Errno> {
+        let handle = pointer.cast::<Self>();
+        if handle.is_null() || !handle.is_aligned() {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: the caller says it is a handle of this type; those are never freed.
+        Ok(unsafe { &*handle })
+    }
+}
+
+/// A reference to what makes a handle live.
+pub(crate) struct Live<L>(Guard<Option<Arc<L>>>);
+
+impl<L> Live<L> {
+    /// To keep it beyond the call.
+    pub(crate) fn to_arc(&self) -> Arc<L> {
+        match &*self.0 {
+            Some(live) => Arc::clone(live),
+            None => unreachable!("Handle::live looked"),
+        }
+    }
+}
+
+impl<L> std::ops::Deref for Live<L> {
+    type Target = L;
+
+    fn deref(&self) -> &L {
+        match &*self.0 {
+            Some(live) => live,
+            None => unreachable!("Handle::live looked"),
+        }
+    }
+}
+
+/// The handles of one kind that are not in use.
+pub(crate) struct Pool<C: 'static, L: 'static, X: 'static = ()> {
+    resting: Mutex<VecDeque<&'static Handle<C, L, X>>>,
+}
+
+/// Destroyed handles that rest before the oldest is used again: as long as that, a stale pointer is detected.
+const RESTING: usize = 64;
+
+impl<C, L, X: Default> Pool<C, L, X> {
+    pub(crate) const fn new() -> Self {
+        Self { resting: Mutex::new(VecDeque::new()) }
+    }
+
+    /// A handle with the C structure `c`, not yet live.
+    pub(crate) fn take(&self, c: C) -> &'static Handle<C, L, X> {
+        let reused = {
+            let mut resting = self.resting.lock();
+            if resting.len() > RESTING { resting.pop_front() } else { None }
+        };
+        match reused {
+            Some(handle) => {
+                // SAFETY: nobody holds a reference into `c`, and no live program pointer names a resting handle.
+                unsafe { handle.c.get().write(c) }
+                handle
+            }
+            None => Box::leak(Box::new(Handle {
+                c: UnsafeCell::new(c),
+                live: ArcSwapOption::empty(),
+                extra: X::default(),
+            })),
+        }
+    }
+
+    /// Makes it live.
+    pub(crate) fn enliven(&self, handle: &'static Handle<C, L, X>, live: L) {
+        handle.live.store(Some(Arc::new(live)));
+    }
+
+    /// Ends its life; `false` if that already happened.
+    pub(crate) fn retire(&self, handle: &'static Handle<C, L, X>) -> bool {
+        if handle.live.swap(None).is_none() {
+            return false;
+        }
+        self.resting.lock().push_back(handle);
+        true
+    }
+
+    /// Puts back a handle that never lived.
+    pub(crate) fn put_back(&self, handle: &'static Handle<C, L, X>) {
+        self.resting.lock().push_back(handle);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static POOL: Pool<[u64; 4], String> = Pool::new();
+
+    #[test]
+    fn a_destroyed_handle_is_detected_and_reused_late() {
+        let first = POOL.take([1; 4]);
+        POOL.enliven(first, "first".to_owned());
+        assert_eq!(first.live().map(|live| live.to_arc().len()), Ok(5));
+        let pointer = first.c();
+        // SAFETY: from the pool.
+        let same = unsafe { Handle::<[u64; 4], String>::from_c(pointer) }.expect("a handle");
+        let held = same.live().expect("live");
+        assert!(POOL.retire(first));
+        assert!(!POOL.retire(first));
+        assert_eq!(&**held, "first");
+        assert_eq!(same.live().err(), Some(Errno::EINVAL));
+        for _ in 0..RESTING {
+            let other = POOL.take([2; 4]);
+            assert!(!std::ptr::eq(other, first));
+            POOL.enliven(other, String::new());
+            assert!(POOL.retire(other));
+        }
+        assert!(std::ptr::eq(POOL.take([3; 4]), first));
+    }
+
+    #[test]
+    fn null_and_odd_pointers_are_no_handles() {
+        for pointer in [std::ptr::null_mut::<u8>(), std::ptr::without_provenance_mut(1)] {
+            // SAFETY: NULL and misaligned pointers are allowed.
+            let handle = unsafe { Handle::<[u64; 4], String>::from_c(pointer) };
+            assert_eq!(handle.err().map(Errno::code), Some(libc::EINVAL));
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Where log lines go: stderr, or the file of `VERBS_LOG_FILE`; down to the level of `VERBS_LOG_LEVEL` (0 none,
+//! 1 errors, 2 warnings, 3 what an operator does, 4 debug) or of `FERROCE_LOG` (a word: error, warn, info, debug,
+//! trace, off). Without either only errors are told, for they say what to do.
+
+use std::fs::OpenOptions;
+use std::sync::{Mutex, Once};
+
+use tracing::level_filters::LevelFilter;
+
+/// Installs the subscriber of this library, at the first call of a program that touches a device.
+pub(crate) fn install() {
+    static INSTALL: Once = Once::new();
+    INSTALL.call_once(|| {
+        let level = level(variable("FERROCE_LOG").as_deref(), variable("VERBS_LOG_LEVEL").as_deref());
+        if level == LevelFilter::OFF {
+            return;
+        }
+        let lines = tracing_subscriber::fmt()
+            .with_max_level(level)
+            .with_ansi(false)
+            .with_target(level >= LevelFilter::DEBUG)
+            .without_time();
+        let file = variable("VERBS_LOG_FILE").map(|path| {
+            let file = OpenOptions::new().append(true).create(true).open(&path);
+            file.map_err(|error| (path, error))
+        });
+        // A subscriber that is already there is the program's own, and stays.
+        let _ = match file {
+            Some(Ok(file)) => lines.with_writer(Mutex::new(file)).try_init(),
+            Some(Err((path, error))) => {
+                let installed = lines.with_writer(std::io::stderr).try_init();
+                tracing::error!("VERBS_LOG_FILE {path}: {error}; logging to stderr");
+                installed
+            }
+            None => lines.with_writer(std::io::stderr).try_init(),
+        };
+    });
+}
+
+fn level(ours: Option<&str>, verbs: Option<&str>) -> LevelFilter {
+    if let Some(level) = ours.and_then(|word| word.parse().ok()) {
+        return level;
+    }
+    match verbs.and_then(|number| number.trim().parse::<u32>().ok()) {
+        None | Some(1) => LevelFilter::ERROR,
+        Some(0) => LevelFilter::OFF,
+        Some(2) => LevelFilter::WARN,
+        Some(3) => LevelFilter::INFO,
+        Some(_) => LevelFilter::DEBUG,
+    }
+}
+
+/// An environment variable; none in programs that run with more rights than their caller has.
+fn variable(name: &str) -> Option<String> {
+    // SAFETY: reads the auxiliary vector.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        return None;
+    }
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_those_of_rdma_core() {
+        for (ours, verbs, want) in [
+            (None, None, LevelFilter::ERROR),
+            (None, Some("0"), LevelFilter::OFF),
+            (None, Some("2"), LevelFilter::WARN),
+            (None, Some("4"), LevelFilter::DEBUG),
+            (None, Some("many"), LevelFilter::ERROR),
+            (Some("info"), Some("0"), LevelFilter::INFO),
+            (Some("nonsense"), Some("3"), LevelFilter::INFO),
+            (Some("off"), Some("4"), LevelFilter::OFF),
+        ] {
+            assert_eq!(level(ours, verbs), want, "{ours:?} {verbs:?}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Memory regions.
+
+use std::sync::Arc;
+
+use core::ffi::{c_int, c_uint, c_void};
+use ferroce_abi as abi;
+use ferroce_engine::{Access, Mr};
+
+use crate::call;
+use crate::context::ContextHandle;
+use crate::errno::Errno;
+use crate::handle::{Handle, Pool};
+use crate::pd;
+
+/// A memory region.
+type MrHandle = Handle<abi::ibv_mr, LiveMr>;
+
+/// What makes a memory region live.
+struct LiveMr {
+    engine: Arc<Mr>,
+    context: &'static ContextHandle,
+}
+
+static POOL: Pool<abi::ibv_mr, LiveMr> = Pool::new();
+
+/// Registers memory. `iova` is where peers address it; the octets at `addr` need not stay mapped, but an access
+/// while they are not is refused.
+///
+/// # Safety
+///
+/// `pd` is NULL or came from `ibv_alloc_pd`.
+unsafe fn register(
+    pd: *mut abi::ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut abi::ibv_mr {
+    call::pointer(|owner| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { pd::enter(owner, pd) }?;
+        let zero_based = access & abi::IBV_ACCESS_ZERO_BASED != 0;
+        let asked = access & !abi::IBV_ACCESS_OPTIONAL_RANGE & !abi::IBV_ACCESS_ZERO_BASED;
+        let access = Access::from_bits(asked).ok_or(Errno::EOPNOTSUPP)?;
+        let iova = if zero_based { 0 } else { iova };
+        let engine = live.engine.reg_mr(addr.addr() as u64, length, iova, access)?;
+        let mr = POOL.take(abi::ibv_mr {
+            context: live.context.public(),
+            pd,
+            addr,
+            length,
+            handle: pd::next_number(),
+            lkey: engine.lkey().value(),
+            rkey: engine.rkey().value(),
+        });
+        POOL.enliven(mr, LiveMr { engine, context: live.context });
+        Ok(mr.c())
+    })
+}
+
+/// Registers `length` octets at `addr`, which peers address as the program does.
+///
+/// # Safety
+///
+/// `pd` is NULL or came from `ibv_alloc_pd`.
+pub unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut abi::ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut abi::ibv_mr {
+    // SAFETY: as the caller says.
+    unsafe { register(pd, addr, length, addr.addr() as u64, access as c_uint) }
+}
+
+/// Registers `length` octets at `addr`, which peers address from `iova` on.
+///
+/// # Safety
+///
+/// `pd` is NULL or came from `ibv_alloc_pd`.
+pub unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut abi::ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut abi::ibv_mr {
+    // SAFETY: as the caller says.
+    unsafe { register(pd, addr, length, iova, access as c_uint) }
+}
+
+/// What the header makes of `ibv_reg_mr` and `ibv_reg_mr_iova` when it cannot see that `access` has no optional bits.
+///
+/// # Safety
+///
+/// `pd` is NULL or came from `ibv_alloc_pd`.
+pub unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut abi::ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut abi::ibv_mr {
+    // SAFETY: as the caller says.
+    unsafe { register(pd, addr, length, iova, access) }
+}
+
+/// Registers memory by a structure: `addr` with or without `iova`. DMA-BUFs, buffers of `ibv_alloc_buf` and steering
+/// handles are refused with EOPNOTSUPP.
+///
+/// # Safety
+///
+/// `pd` is NULL or came from `ibv_alloc_pd`; `attr` is NULL or readable.
+pub unsafe extern "C" fn ibv_reg_mr_ex(
+    pd: *mut abi::ibv_pd,
+    attr: *mut abi::ibv_mr_init_attr,
+) -> *mut abi::ibv_mr {
+    const KNOWN: u64 = (abi::IBV_REG_MR_MASK_ADDR | abi::IBV_REG_MR_MASK_IOVA) as u64;
+    // SAFETY: NULL, or readable as the caller says.
+    let attr = unsafe { attr.as_ref() };
+    let checked = call::value(None, |_| {
+        let attr = attr.ok_or(Errno::EINVAL)?;
+        if attr.comp_mask & !KNOWN != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if attr.comp_mask & u64::from(abi::IBV_REG_MR_MASK_ADDR) == 0 {
+            return Err(Errno::EINVAL);
+        }
+        Ok(Some(attr))
+    });
+    let Some(attr) = checked else { return std::ptr::null_mut() };
+    let given = attr.comp_mask & u64::from(abi::IBV_REG_MR_MASK_IOVA) != 0;
+    let iova = if given { attr.iova } else { attr.addr.addr() as u64 };
+    // SAFETY: as the caller says.
+    unsafe { register(pd, attr.addr, attr.length, iova, attr.access as c_uint) }
+}
+
+/// Ends the registration. When this returns nobody touches the memory any more.
+///
+/// # Safety
+///
+/// `mr` is NULL or came from a registration.
+pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut abi::ibv_mr) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        let handle = unsafe { MrHandle::from_c(mr) }?;
+        let live = handle.live()?;
+        owner.is(live.context)?;
+        live.engine.dereg()?;
+        if POOL.retire(handle) { Ok(()) } else { Err(Errno::EINVAL) }
+    })
+}

@@ -1,0 +1,104 @@
+//! The tables of functions inside a context, for the calls that are inline in the C headers.
+
+use ferroce_abi as abi;
+
+use crate::{cq, cq_ex, post, qp_ex, query, refused};
+
+/// A slot of whatever type that refuses: the functions of [`refused`] look at no argument.
+macro_rules! refuse {
+    ($function:ident) => {{
+        let function = refused::$function as extern "C" fn() -> _;
+        // SAFETY: a pointer to a function becomes one to a function that takes arguments. Only C calls it, and by
+        // the C calling convention of every Linux target a function may leave its arguments unread.
+        unsafe { std::mem::transmute(function) }
+    }};
+}
+
+/// Each slot that the headers call without looking is set. The `_compat` ones served programs of libibverbs 1.0.
+pub(crate) const CONTEXT_OPS: abi::ibv_context_ops = abi::ibv_context_ops {
+    _compat_query_device: Some(query::ibv_query_device),
+    _compat_query_port: Some(query::ibv_query_port),
+    _compat_alloc_pd: refuse!(null_nosys),
+    _compat_dealloc_pd: refuse!(null_nosys),
+    _compat_reg_mr: refuse!(null_nosys),
+    _compat_rereg_mr: refuse!(null_nosys),
+    _compat_dereg_mr: refuse!(null_nosys),
+    alloc_mw: refuse!(null_not_supported),
+    bind_mw: refuse!(errno_not_supported),
+    dealloc_mw: refuse!(errno_not_supported),
+    _compat_create_cq: refuse!(null_nosys),
+    poll_cq: Some(cq::poll_cq),
+    req_notify_cq: Some(cq::req_notify_cq),
+    _compat_cq_event: refuse!(null_nosys),
+    _compat_resize_cq: refuse!(null_nosys),
+    _compat_destroy_cq: refuse!(null_nosys),
+    _compat_create_srq: refuse!(null_nosys),
+    _compat_modify_srq: refuse!(null_nosys),
+    _compat_query_srq: refuse!(null_nosys),
+    _compat_destroy_srq: refuse!(null_nosys),
+    post_srq_recv: refuse!(errno_not_supported),
+    _compat_create_qp: refuse!(null_nosys),
+    _compat_query_qp: refuse!(null_nosys),
+    _compat_modify_qp: refuse!(null_nosys),
+    _compat_destroy_qp: refuse!(null_nosys),
+    post_send: Some(post::post_send),
+    post_recv: Some(post::post_recv),
+    _compat_create_ah: refuse!(null_nosys),
+    _compat_destroy_ah: refuse!(null_nosys),
+    _compat_attach_mcast: refuse!(null_nosys),
+    _compat_detach_mcast: refuse!(null_nosys),
+    _compat_async_event: refuse!(null_nosys),
+};
+
+/// The newest form, with every slot set; `sz` tells programs how much of it there is.
+pub(crate) fn verbs_context(context: abi::ibv_context) -> abi::verbs_context {
+    abi::verbs_context {
+        free_buf: refuse!(nothing),
+        alloc_buf: refuse!(null_not_supported),
+        dm_export_dmabuf_fd: refuse!(minus_one_not_supported),
+        reg_mr_ex: Some(crate::mr::ibv_reg_mr_ex),
+        dealloc_dmah: refuse!(errno_not_supported),
+        alloc_dmah: refuse!(null_not_supported),
+        query_port: Some(query::query_port),
+        advise_mr: refuse!(errno_not_supported),
+        alloc_null_mr: refuse!(null_not_supported),
+        read_counters: refuse!(errno_not_supported),
+        attach_counters_point_flow: refuse!(errno_not_supported),
+        create_counters: refuse!(null_not_supported),
+        destroy_counters: refuse!(errno_not_supported),
+        reg_dm_mr: refuse!(null_not_supported),
+        alloc_dm: refuse!(null_not_supported),
+        free_dm: refuse!(errno_not_supported),
+        modify_flow_action_esp: refuse!(errno_not_supported),
+        destroy_flow_action: refuse!(errno_not_supported),
+        create_flow_action_esp: refuse!(null_not_supported),
+        modify_qp_rate_limit: refuse!(errno_not_supported),
+        alloc_parent_domain: refuse!(null_not_supported),
+        dealloc_td: refuse!(errno_not_supported),
+        alloc_td: refuse!(null_not_supported),
+        modify_cq: refuse!(errno_not_supported),
+        post_srq_ops: refuse!(errno_not_supported),
+        destroy_rwq_ind_table: refuse!(errno_not_supported),
+        create_rwq_ind_table: refuse!(null_not_supported),
+        destroy_wq: refuse!(errno_not_supported),
+        modify_wq: refuse!(errno_not_supported),
+        create_wq: refuse!(null_not_supported),
+        query_rt_values: refuse!(errno_not_supported),
+        create_cq_ex: Some(cq_ex::create_cq_ex),
+        priv_: std::ptr::null_mut(),
+        query_device_ex: Some(query::query_device_ex),
+        ibv_destroy_flow: refuse!(errno_not_supported),
+        ABI_placeholder2: refuse!(errno_not_supported),
+        ibv_create_flow: refuse!(null_not_supported),
+        ABI_placeholder1: refuse!(null_not_supported),
+        open_qp: refuse!(null_not_supported),
+        create_qp_ex: Some(qp_ex::create_qp_ex),
+        get_srq_num: refuse!(errno_not_supported),
+        create_srq_ex: refuse!(null_not_supported),
+        open_xrcd: refuse!(null_not_supported),
+        close_xrcd: refuse!(errno_not_supported),
+        _ABI_placeholder3: 0,
+        sz: size_of::<abi::verbs_context>(),
+        context,
+    }
+}

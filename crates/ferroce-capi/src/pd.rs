@@ -1,0 +1,76 @@
+//! Protection domains.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use core::ffi::c_int;
+use ferroce_abi as abi;
+use ferroce_engine::Pd;
+
+use crate::call::{self, Owner};
+use crate::context::{self, ContextHandle};
+use crate::errno::Errno;
+use crate::handle::{Handle, Live, Pool};
+
+/// A protection domain.
+pub(crate) type PdHandle = Handle<abi::ibv_pd, LivePd>;
+
+/// What makes a protection domain live.
+pub(crate) struct LivePd {
+    pub(crate) engine: Arc<Pd>,
+    pub(crate) context: &'static ContextHandle,
+}
+
+static POOL: Pool<abi::ibv_pd, LivePd> = Pool::new();
+
+/// Numbers for the `handle` members, which programs only print.
+pub(crate) fn next_number() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The live domain behind a program's pointer, its context entered into `owner`.
+///
+/// # Safety
+///
+/// `pd` is NULL or came from [`ibv_alloc_pd`].
+pub(crate) unsafe fn enter(
+    owner: &Owner,
+    pd: *mut abi::ibv_pd,
+) -> Result<(&'static PdHandle, Live<LivePd>), Errno> {
+    // SAFETY: as the caller says.
+    let handle = unsafe { PdHandle::from_c(pd) }?;
+    let live = handle.live()?;
+    owner.is(live.context)?;
+    Ok((handle, live))
+}
+
+/// Makes a protection domain.
+///
+/// # Safety
+///
+/// `context` is NULL or open.
+pub unsafe extern "C" fn ibv_alloc_pd(context: *mut abi::ibv_context) -> *mut abi::ibv_pd {
+    call::pointer(|owner| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { context::enter(owner, context) }?;
+        let engine = live.engine.alloc_pd()?;
+        let pd = POOL.take(abi::ibv_pd { context: handle.public(), handle: next_number() });
+        POOL.enliven(pd, LivePd { engine, context: handle });
+        Ok(pd.c())
+    })
+}
+
+/// Ends it; EBUSY while memory regions or queue pairs are in it.
+///
+/// # Safety
+///
+/// `pd` is NULL or came from [`ibv_alloc_pd`].
+pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut abi::ibv_pd) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { enter(owner, pd) }?;
+        live.engine.dealloc()?;
+        if POOL.retire(handle) { Ok(()) } else { Err(Errno::EINVAL) }
+    })
+}

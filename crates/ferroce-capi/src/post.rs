@@ -1,0 +1,213 @@
+//! Posting: the fast path. Nothing here allocates.
+
+use std::cell::Cell;
+use std::mem::offset_of;
+use std::ptr;
+
+use core::ffi::c_int;
+use ferroce_abi as abi;
+use ferroce_engine::{RecvWr, Remote, SendOp, SendWr, Sge};
+use ferroce_wire::{Imm, Rkey};
+
+use crate::call;
+use crate::errno::Errno;
+use crate::qp;
+
+// An array of ibv_sge is an array of Sge.
+const _: () = {
+    assert!(size_of::<Sge>() == size_of::<abi::ibv_sge>());
+    assert!(align_of::<Sge>() == align_of::<abi::ibv_sge>());
+    assert!(offset_of!(Sge, addr) == offset_of!(abi::ibv_sge, addr));
+    assert!(offset_of!(Sge, length) == offset_of!(abi::ibv_sge, length));
+    assert!(offset_of!(Sge, lkey) == offset_of!(abi::ibv_sge, lkey));
+};
+
+/// The list of a work request, in place.
+///
+/// # Safety
+///
+/// `list` is NULL or an array of `count` elements that stays as it is for `'a`.
+pub(crate) unsafe fn sges<'a>(list: *const abi::ibv_sge, count: usize) -> Result<&'a [Sge], Errno> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if list.is_null() || !list.is_aligned() {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: the caller says so; both types lie alike (above), and any bits are a value of theirs.
+    Ok(unsafe { std::slice::from_raw_parts(list.cast::<Sge>(), count) })
+}
+
+/// A chain of C work requests, converted one by one. Where one is malformed the chain ends there.
+struct Chain<'e, W> {
+    next: *mut W,
+    /// The request handed out last.
+    at: &'e Cell<*mut W>,
+    malformed: &'e Cell<Option<Errno>>,
+}
+
+impl<W> Chain<'_, W> {
+    /// Hands the conversion's outcome on.
+    fn take<T>(&mut self, next: *mut W, converted: Result<T, Errno>) -> Option<T> {
+        self.at.set(self.next);
+        self.next = next;
+        match converted {
+            Ok(wr) => Some(wr),
+            Err(errno) => {
+                self.malformed.set(Some(errno));
+                self.next = ptr::null_mut();
+                None
+            }
+        }
+    }
+}
+
+impl Iterator for Chain<'_, abi::ibv_send_wr> {
+    type Item = SendWr<'static>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        // SAFETY: NULL, or the program's work request, readable during the call of post_send, which outlives every
+        // use of the item.
+        let wr = unsafe { self.next.as_ref() }?;
+        self.take(wr.next, send_wr(wr))
+    }
+}
+
+impl Iterator for Chain<'_, abi::ibv_recv_wr> {
+    type Item = RecvWr<'static>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        // SAFETY: as for send work requests.
+        let wr = unsafe { self.next.as_ref() }?;
+        self.take(wr.next, recv_wr(wr))
+    }
+}
+
+fn send_wr(wr: &'static abi::ibv_send_wr) -> Result<SendWr<'static>, Errno> {
+    let count = usize::try_from(wr.num_sge).map_err(|_| Errno::EINVAL)?;
+    Ok(SendWr {
+        wr_id: wr.wr_id,
+        op: send_op(wr)?,
+        // SAFETY: the program's array, which it leaves alone during the call.
+        sges: unsafe { sges(wr.sg_list, count) }?,
+        signaled: wr.send_flags & abi::IBV_SEND_SIGNALED != 0,
+        solicited: wr.send_flags & abi::IBV_SEND_SOLICITED != 0,
+        fence: wr.send_flags & abi::IBV_SEND_FENCE != 0,
+        inline: wr.send_flags & abi::IBV_SEND_INLINE != 0,
+    })
+}
+
+/// The unions of the structure, read by what the opcode says; every member of each is plain integers.
+fn send_op(wr: &abi::ibv_send_wr) -> Result<SendOp, Errno> {
+    let imm = || {
+        // SAFETY: integers of one size.
+        Imm(unsafe { wr.unnamed.imm_data }.to_ne_bytes())
+    };
+    let invalidate = || {
+        // SAFETY: integers of one size.
+        Rkey::new(unsafe { wr.unnamed.invalidate_rkey })
+    };
+    let remote = || {
+        // SAFETY: integers only.
+        let rdma = unsafe { wr.wr.rdma };
+        Remote { addr: rdma.remote_addr, rkey: Rkey::new(rdma.rkey) }
+    };
+    let atomic = || {
+        // SAFETY: integers only.
+        let atomic = unsafe { wr.wr.atomic };
+        let remote = Remote { addr: atomic.remote_addr, rkey: Rkey::new(atomic.rkey) };
+        (remote, atomic.compare_add, atomic.swap)
+    };
+    match wr.opcode {
+        abi::IBV_WR_SEND => Ok(SendOp::Send),
+        abi::IBV_WR_SEND_WITH_IMM => Ok(SendOp::SendImm(imm())),
+        abi::IBV_WR_SEND_WITH_INV => Ok(SendOp::SendInvalidate(invalidate())),
+        abi::IBV_WR_RDMA_WRITE => Ok(SendOp::Write { remote: remote() }),
+        abi::IBV_WR_RDMA_WRITE_WITH_IMM => Ok(SendOp::WriteImm { remote: remote(), imm: imm() }),
+        abi::IBV_WR_RDMA_READ => Ok(SendOp::Read { remote: remote() }),
+        abi::IBV_WR_ATOMIC_CMP_AND_SWP => {
+            let (remote, compare, swap) = atomic();
+            Ok(SendOp::CompareSwap { remote, compare, swap })
+        }
+        abi::IBV_WR_ATOMIC_FETCH_AND_ADD => {
+            let (remote, add, _) = atomic();
+            Ok(SendOp::FetchAdd { remote, add })
+        }
+        abi::IBV_WR_LOCAL_INV => Ok(SendOp::LocalInvalidate(invalidate())),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+fn recv_wr(wr: &'static abi::ibv_recv_wr) -> Result<RecvWr<'static>, Errno> {
+    let count = usize::try_from(wr.num_sge).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: the program's array, which it leaves alone during the call.
+    let sges = unsafe { sges(wr.sg_list, count) }?;
+    Ok(RecvWr { wr_id: wr.wr_id, sges })
+}
+
+/// Runs a post over the chain; `bad` is told the request that was refused, the ones before it are posted.
+///
+/// # Safety
+///
+/// `bad` is NULL or writable.
+unsafe fn post<W>(
+    first: *mut W,
+    bad: *mut *mut W,
+    run: impl FnOnce(Chain<'_, W>) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let at = Cell::new(first);
+    let malformed = Cell::new(None);
+    let posted = if first.is_null() || !first.is_aligned() {
+        Err(Errno::EINVAL)
+    } else {
+        run(Chain { next: first, at: &at, malformed: &malformed })
+    };
+    let result = malformed.get().map_or(posted, Err);
+    if result.is_err() && !bad.is_null() {
+        // SAFETY: not NULL, and the caller says it may be written to.
+        unsafe { bad.write(at.get()) };
+    }
+    result
+}
+
+/// The slot behind the inline `ibv_post_send`.
+///
+/// # Safety
+///
+/// `qp` is NULL or a queue pair, `wr` NULL or a chain of work requests, `bad_wr` NULL or writable.
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut abi::ibv_qp,
+    wr: *mut abi::ibv_send_wr,
+    bad_wr: *mut *mut abi::ibv_send_wr,
+) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        unsafe {
+            post(wr, bad_wr, |chain| {
+                let (_, live) = qp::enter(owner, qp)?;
+                live.engine.post_send(chain).map_err(|(_, error)| error.into())
+            })
+        }
+    })
+}
+
+/// The slot behind the inline `ibv_post_recv`.
+///
+/// # Safety
+///
+/// `qp` is NULL or a queue pair, `wr` NULL or a chain of work requests, `bad_wr` NULL or writable.
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut abi::ibv_qp,
+    wr: *mut abi::ibv_recv_wr,
+    bad_wr: *mut *mut abi::ibv_recv_wr,
+) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        unsafe {
+            post(wr, bad_wr, |chain| {
+                let (_, live) = qp::enter(owner, qp)?;
+                live.engine.post_recv(chain).map_err(|(_, error)| error.into())
+            })
+        }
+    })
+}

@@ -1,0 +1,258 @@
+//! Queue pairs. Every one is an `ibv_qp_ex`, whose head is an `ibv_qp`.
+
+use std::ptr;
+use std::sync::Arc;
+
+use core::ffi::c_int;
+use ferroce_abi as abi;
+use ferroce_engine::{Qp, QpAttrMask, QpCaps, QpInit, QpState, Service};
+
+use crate::attr;
+use crate::call::{self, Owner};
+use crate::context::ContextHandle;
+use crate::cq;
+use crate::errno::Errno;
+use crate::handle::{Handle, Live, Pool};
+use crate::pd;
+use crate::qp_ex::{self, Batch};
+
+/// A queue pair.
+pub(crate) type QpHandle = Handle<abi::ibv_qp_ex, LiveQp, Batch>;
+
+/// What makes a queue pair live.
+pub(crate) struct LiveQp {
+    pub(crate) engine: Arc<Qp>,
+    pub(crate) context: &'static ContextHandle,
+    /// Made with `send_ops_flags`: it has the `wr_*` functions.
+    extended: bool,
+    /// What it was made with, as `ibv_query_qp` gives it back.
+    init: InitAttr,
+}
+
+/// An `ibv_qp_init_attr` that threads may share: its pointers are the program's and never followed.
+struct InitAttr(abi::ibv_qp_init_attr);
+
+// SAFETY: see the type.
+unsafe impl Send for InitAttr {}
+// SAFETY: see the type.
+unsafe impl Sync for InitAttr {}
+
+static POOL: Pool<abi::ibv_qp_ex, LiveQp, Batch> = Pool::new();
+
+impl QpHandle {
+    /// The program's pointer to an engine's queue pair: its `user` is where the handle is.
+    pub(crate) fn public(qp: &Qp) -> *mut abi::ibv_qp {
+        ptr::with_exposed_provenance_mut(qp.user() as usize)
+    }
+
+    /// Lets the program see the state it is in.
+    fn show_state(&self, state: QpState) {
+        // SAFETY: `c()` points to a whole ibv_qp_ex; programs only read this member.
+        unsafe { (*self.c()).qp_base.state = state as abi::ibv_qp_state };
+    }
+}
+
+/// The live queue pair behind a program's pointer, its context entered into `owner`.
+///
+/// # Safety
+///
+/// `qp` is NULL or came from [`create`].
+pub(crate) unsafe fn enter(
+    owner: &Owner,
+    qp: *mut abi::ibv_qp,
+) -> Result<(&'static QpHandle, Live<LiveQp>), Errno> {
+    // SAFETY: as the caller says; an ibv_qp is the head of the handle's ibv_qp_ex.
+    let handle = unsafe { QpHandle::from_c(qp) }?;
+    let live = handle.live()?;
+    owner.is(live.context)?;
+    Ok((handle, live))
+}
+
+fn service(qp_type: abi::ibv_qp_type) -> Result<Service, Errno> {
+    match qp_type {
+        abi::IBV_QPT_RC => Ok(Service::Rc),
+        abi::IBV_QPT_UC => Ok(Service::Uc),
+        abi::IBV_QPT_UD => Ok(Service::Ud),
+        abi::IBV_QPT_XRC_SEND => Ok(Service::XrcInitiator),
+        abi::IBV_QPT_XRC_RECV => Ok(Service::XrcTarget),
+        abi::IBV_QPT_RAW_PACKET | abi::IBV_QPT_DRIVER => Err(Errno::EOPNOTSUPP),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// Makes a queue pair and writes the sizes it got into `init.cap`.
+///
+/// # Safety
+///
+/// `pd` is NULL or a protection domain; the pointers in `init` are NULL or objects of this library.
+pub(crate) unsafe fn create(
+    owner: &Owner,
+    pd: *mut abi::ibv_pd,
+    init: &mut abi::ibv_qp_init_attr,
+    extended: bool,
+) -> Result<*mut abi::ibv_qp, Errno> {
+    // SAFETY: as the caller says.
+    let (_, domain) = unsafe { pd::enter(owner, pd) }?;
+    let service = service(init.qp_type)?;
+    if !init.srq.is_null() {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    // SAFETY: as the caller says.
+    let (_, send_cq) = unsafe { cq::enter(owner, init.send_cq) }?;
+    // SAFETY: as the caller says.
+    let (_, recv_cq) = unsafe { cq::enter(owner, init.recv_cq) }?;
+    owner.is(domain.context)?;
+    let context = domain.context.public();
+    let handle = POOL.take(qp_ex::empty(abi::ibv_qp {
+        context,
+        qp_context: init.qp_context,
+        pd,
+        send_cq: init.send_cq,
+        recv_cq: init.recv_cq,
+        srq: ptr::null_mut(),
+        handle: pd::next_number(),
+        qp_num: 0,
+        state: abi::IBV_QPS_RESET,
+        qp_type: init.qp_type,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    }));
+    let made = domain.engine.create_qp(QpInit {
+        service,
+        send_cq: Arc::clone(&send_cq.engine),
+        recv_cq: Arc::clone(&recv_cq.engine),
+        caps: QpCaps {
+            max_send_wr: init.cap.max_send_wr,
+            max_recv_wr: init.cap.max_recv_wr,
+            max_send_sge: init.cap.max_send_sge,
+            max_recv_sge: init.cap.max_recv_sge,
+            max_inline: init.cap.max_inline_data,
+        },
+        sq_sig_all: init.sq_sig_all != 0,
+        user: handle.c().expose_provenance() as u64,
+    });
+    let engine = match made {
+        Ok(engine) => engine,
+        Err(error) => {
+            POOL.put_back(handle);
+            return Err(error.into());
+        }
+    };
+    init.cap = attr::c_caps(&engine.caps());
+    // SAFETY: the program does not have the handle yet.
+    unsafe { (*handle.c()).qp_base.qp_num = engine.qpn().value() };
+    let init = InitAttr(*init);
+    POOL.enliven(handle, LiveQp { engine, context: domain.context, extended, init });
+    Ok(handle.c().cast())
+}
+
+/// Makes a queue pair.
+///
+/// # Safety
+///
+/// `pd` is NULL or a protection domain; `init` is NULL or writable, its pointers NULL or objects of this library.
+pub unsafe extern "C" fn ibv_create_qp(
+    pd: *mut abi::ibv_pd,
+    init: *mut abi::ibv_qp_init_attr,
+) -> *mut abi::ibv_qp {
+    call::pointer(|owner| {
+        // SAFETY: NULL, or the program's to lend during the call.
+        let init = unsafe { init.as_mut() }.ok_or(Errno::EINVAL)?;
+        // SAFETY: as the caller says.
+        unsafe { create(owner, pd, init, false) }
+    })
+}
+
+/// Sets the attributes that `attr_mask` names, all or none.
+///
+/// # Safety
+///
+/// `qp` is NULL or a queue pair, `attr` NULL or readable.
+pub unsafe extern "C" fn ibv_modify_qp(
+    qp: *mut abi::ibv_qp,
+    attr: *mut abi::ibv_qp_attr,
+    attr_mask: c_int,
+) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { enter(owner, qp) }?;
+        // SAFETY: NULL, or readable as the caller says.
+        let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
+        let mask = QpAttrMask::from_bits_retain(attr_mask as u32);
+        let attr = attr::engine_attr(attr, mask)?;
+        let result = live.engine.modify(&attr, mask);
+        handle.show_state(live.engine.state());
+        Ok(result?)
+    })
+}
+
+/// All attributes, whatever `attr_mask` says, and what the queue pair was made with.
+///
+/// # Safety
+///
+/// `qp` is NULL or a queue pair; `attr` and `init_attr` are NULL or writable.
+pub unsafe extern "C" fn ibv_query_qp(
+    qp: *mut abi::ibv_qp,
+    attr: *mut abi::ibv_qp_attr,
+    _attr_mask: c_int,
+    init_attr: *mut abi::ibv_qp_init_attr,
+) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { enter(owner, qp) }?;
+        if attr.is_null() || init_attr.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        let queried = live.engine.query();
+        handle.show_state(queried.qp_state);
+        // SAFETY: not NULL, and the caller says it may be written to.
+        unsafe { attr.write(attr::c_attr(&queried, &live.engine.caps())) };
+        // SAFETY: as above.
+        unsafe { init_attr.write(live.init.0) };
+        Ok(())
+    })
+}
+
+/// Ends the queue pair. Outstanding work requests vanish; waits until its events are acknowledged.
+///
+/// # Safety
+///
+/// `qp` is NULL or a queue pair.
+pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut abi::ibv_qp) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        let handle = unsafe { QpHandle::from_c(qp) }?;
+        let live = handle.live()?.to_arc();
+        owner.is(live.context)?;
+        handle.extra.abandon();
+        live.engine.destroy();
+        if POOL.retire(handle) { Ok(()) } else { Err(Errno::EINVAL) }
+    })
+}
+
+/// The queue pair in its extended form; NULL unless it was made with `send_ops_flags`.
+///
+/// # Safety
+///
+/// `qp` is NULL or a queue pair.
+pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut abi::ibv_qp) -> *mut abi::ibv_qp_ex {
+    call::value(ptr::null_mut(), |_| {
+        // SAFETY: as the caller says.
+        let handle = unsafe { QpHandle::from_c(qp) }?;
+        Ok(if handle.live()?.extended { handle.c() } else { ptr::null_mut() })
+    })
+}
+
+/// 0: lost packets are placed when they come again, so nothing is promised about the order within a message.
+///
+/// # Safety
+///
+/// None: nothing is read.
+pub unsafe extern "C" fn ibv_query_qp_data_in_order(
+    _qp: *mut abi::ibv_qp,
+    _opcode: abi::ibv_wr_opcode,
+    _flags: u32,
+) -> c_int {
+    0
+}

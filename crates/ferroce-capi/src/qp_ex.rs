@@ -1,0 +1,355 @@
+//! Extended queue pairs: work requests built by functions, posted together or not at all.
+
+use core::ffi::{c_int, c_void};
+use ferroce_abi as abi;
+use ferroce_engine::{Remote, SendBatch, SendOp, SendWr, Sge};
+use ferroce_wire::{Imm, Lkey, Rkey};
+use parking_lot::Mutex;
+
+use crate::call;
+use crate::errno::Errno;
+use crate::post;
+use crate::qp::{self, QpHandle};
+
+/// What an RC queue pair can be asked for in `send_ops_flags`.
+const RC_OPS: u64 = (abi::IBV_QP_EX_WITH_RDMA_WRITE
+    | abi::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    | abi::IBV_QP_EX_WITH_SEND
+    | abi::IBV_QP_EX_WITH_SEND_WITH_IMM
+    | abi::IBV_QP_EX_WITH_RDMA_READ
+    | abi::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+    | abi::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+    | abi::IBV_QP_EX_WITH_LOCAL_INV
+    | abi::IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
+
+/// The slot behind the inline `ibv_create_qp_ex`.
+///
+/// # Safety
+///
+/// `context` is NULL or open; `attr` is NULL or writable, its pointers NULL or objects of this library.
+pub(crate) unsafe extern "C" fn create_qp_ex(
+    context: *mut abi::ibv_context,
+    attr: *mut abi::ibv_qp_init_attr_ex,
+) -> *mut abi::ibv_qp {
+    call::pointer(|owner| {
+        // SAFETY: as the caller says.
+        let (handle, _) = unsafe { crate::context::enter(owner, context) }?;
+        // SAFETY: NULL, or the program's to lend during the call.
+        let attr = unsafe { attr.as_mut() }.ok_or(Errno::EINVAL)?;
+        let known = abi::IBV_QP_INIT_ATTR_PD
+            | abi::IBV_QP_INIT_ATTR_CREATE_FLAGS
+            | abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        if attr.comp_mask & !known != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if attr.comp_mask & abi::IBV_QP_INIT_ATTR_PD == 0 {
+            return Err(Errno::EINVAL);
+        }
+        if attr.comp_mask & abi::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && attr.create_flags != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let extended = attr.comp_mask & abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
+        if extended && attr.send_ops_flags & !RC_OPS != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        // SAFETY: as the caller says.
+        let (_, domain) = unsafe { crate::pd::enter(owner, attr.pd) }?;
+        if !std::ptr::eq(domain.context, handle) {
+            return Err(Errno::EINVAL);
+        }
+        // The plain structure is the head of this one.
+        let mut init = abi::ibv_qp_init_attr {
+            qp_context: attr.qp_context,
+            send_cq: attr.send_cq,
+            recv_cq: attr.recv_cq,
+            srq: attr.srq,
+            cap: attr.cap,
+            qp_type: attr.qp_type,
+            sq_sig_all: attr.sq_sig_all,
+        };
+        // SAFETY: as the caller says.
+        let qp = unsafe { qp::create(owner, attr.pd, &mut init, extended) }?;
+        attr.cap = init.cap;
+        Ok(qp)
+    })
+}
+
+/// The C structure of a queue pair. Every function is there, also those that no queue pair can be asked for: they make
+/// the batch fail.
+pub(crate) fn empty(qp_base: abi::ibv_qp) -> abi::ibv_qp_ex {
+    abi::ibv_qp_ex {
+        qp_base,
+        comp_mask: 0,
+        wr_id: 0,
+        wr_flags: 0,
+        wr_atomic_cmp_swp: Some(wr_atomic_cmp_swp),
+        wr_atomic_fetch_add: Some(wr_atomic_fetch_add),
+        wr_bind_mw: Some(wr_bind_mw),
+        wr_local_inv: Some(wr_local_inv),
+        wr_rdma_read: Some(wr_rdma_read),
+        wr_rdma_write: Some(wr_rdma_write),
+        wr_rdma_write_imm: Some(wr_rdma_write_imm),
+        wr_send: Some(wr_send),
+        wr_send_imm: Some(wr_send_imm),
+        wr_send_inv: Some(wr_send_inv),
+        wr_send_tso: Some(wr_send_tso),
+        wr_set_ud_addr: Some(wr_set_ud_addr),
+        wr_set_xrc_srqn: Some(wr_set_xrc_srqn),
+        wr_set_inline_data: Some(wr_set_inline_data),
+        wr_set_inline_data_list: Some(wr_set_inline_data_list),
+        wr_set_sge: Some(wr_set_sge),
+        wr_set_sge_list: Some(wr_set_sge_list),
+        wr_start: Some(wr_start),
+        wr_complete: Some(wr_complete),
+        wr_abort: Some(wr_abort),
+        wr_atomic_write: Some(wr_atomic_write),
+        wr_flush: Some(wr_flush),
+    }
+}
+
+/// The batch that a program builds on one queue pair, between `wr_start` and its end.
+#[derive(Default)]
+pub(crate) struct Batch(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// Held by the engine from start to end, so that other batches wait.
+    open: Option<SendBatch>,
+    /// A request whose data was not set yet.
+    pending: Option<Pending>,
+    /// The first error; nothing of the batch is posted then.
+    failed: Option<Errno>,
+}
+
+// SAFETY: the engine's lock inside `SendBatch` may be released by any thread (parking_lot, feature send_guard).
+unsafe impl Send for State {}
+
+struct Pending {
+    wr_id: u64,
+    flags: u32,
+    op: SendOp,
+}
+
+impl Batch {
+    /// Drops what was built.
+    pub(crate) fn abandon(&self) {
+        let state = std::mem::take(&mut *self.0.lock());
+        drop(state);
+    }
+}
+
+impl State {
+    /// Adds a request that takes no data from here on.
+    fn push(&mut self, pending: &Pending, sges: &[Sge], inline: bool) {
+        let Some(batch) = &mut self.open else { return };
+        if self.failed.is_some() {
+            return;
+        }
+        let pushed = batch.push(&SendWr {
+            wr_id: pending.wr_id,
+            op: pending.op,
+            sges,
+            signaled: pending.flags & abi::IBV_SEND_SIGNALED != 0,
+            solicited: pending.flags & abi::IBV_SEND_SOLICITED != 0,
+            fence: pending.flags & abi::IBV_SEND_FENCE != 0,
+            inline,
+        });
+        if let Err(error) = pushed {
+            self.failed = Some(Errno::of_batch(error));
+        }
+    }
+
+    /// A request without a setter has no data.
+    fn flush(&mut self) {
+        if let Some(pending) = self.pending.take() {
+            self.push(&pending, &[], false);
+        }
+    }
+
+    fn fail(&mut self, errno: Errno) {
+        self.failed.get_or_insert(errno);
+    }
+}
+
+/// Runs `body` on the batch of a program's queue pair.
+///
+/// # Safety
+///
+/// `qp` is NULL or an extended queue pair.
+unsafe fn with(qp: *mut abi::ibv_qp_ex, body: impl FnOnce(&'static QpHandle, &mut State)) {
+    call::nothing(|_| {
+        // SAFETY: as the caller says.
+        let handle = unsafe { QpHandle::from_c(qp) }?;
+        body(handle, &mut handle.extra.0.lock());
+        Ok(())
+    });
+}
+
+/// Starts a request: the members `wr_id` and `wr_flags` count as they are now.
+///
+/// # Safety
+///
+/// As for [`with`].
+unsafe fn build(qp: *mut abi::ibv_qp_ex, op: SendOp) {
+    // SAFETY: as the caller says.
+    unsafe {
+        with(qp, |handle, state| {
+            state.flush();
+            let c = handle.c();
+            state.pending = Some(Pending { wr_id: (*c).wr_id, flags: (*c).wr_flags, op });
+        });
+    }
+}
+
+/// Sets the data of the request that was started last.
+///
+/// # Safety
+///
+/// As for [`with`].
+unsafe fn set(qp: *mut abi::ibv_qp_ex, sges: Result<&[Sge], Errno>, inline: bool) {
+    // SAFETY: as the caller says.
+    unsafe {
+        with(qp, |_, state| match (state.pending.take(), sges) {
+            (Some(pending), Ok(sges)) => state.push(&pending, sges, inline),
+            // Data without a request.
+            (None, Ok(_)) => state.fail(Errno::EINVAL),
+            (_, Err(errno)) => state.fail(errno),
+        });
+    }
+}
+
+/// Opens a batch; another thread's batch on the queue pair ends first.
+unsafe extern "C" fn wr_start(qp: *mut abi::ibv_qp_ex) {
+    call::nothing(|owner| {
+        // SAFETY: C calls it with the queue pair that it is a member of; an ibv_qp is its head.
+        let (handle, live) = unsafe { qp::enter(owner, qp.cast()) }?;
+        // Waits without the state's lock, which the open batch needs to end.
+        let open = live.engine.sender();
+        *handle.extra.0.lock() = State { open: Some(open), pending: None, failed: None };
+        Ok(())
+    });
+}
+
+/// Posts the batch, or nothing of it and returns its first error.
+unsafe extern "C" fn wr_complete(qp: *mut abi::ibv_qp_ex) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as for `wr_start`.
+        let (handle, _live) = unsafe { qp::enter(owner, qp.cast()) }?;
+        let mut state = handle.extra.0.lock();
+        state.flush();
+        let State { open, failed, .. } = std::mem::take(&mut *state);
+        drop(state);
+        let batch = open.ok_or(Errno::EINVAL)?;
+        match failed {
+            Some(errno) => Err(errno),
+            None => batch.commit().map_err(Errno::of_batch),
+        }
+    })
+}
+
+/// Posts nothing.
+unsafe extern "C" fn wr_abort(qp: *mut abi::ibv_qp_ex) {
+    // SAFETY: as for `wr_start`.
+    unsafe { with(qp, |_, state| *state = State::default()) }
+}
+
+/// Functions that start a request.
+macro_rules! builders {
+    ($($name:ident($($argument:ident: $type:ty),*) => $op:expr;)*) => {
+        $(
+            unsafe extern "C" fn $name(qp: *mut abi::ibv_qp_ex $(, $argument: $type)*) {
+                // SAFETY: C calls it with the queue pair that it is a member of.
+                unsafe { build(qp, $op) }
+            }
+        )*
+    };
+}
+
+fn remote(rkey: u32, addr: u64) -> Remote {
+    Remote { addr, rkey: Rkey::new(rkey) }
+}
+
+builders! {
+    wr_send() => SendOp::Send;
+    wr_send_imm(imm: abi::be32) => SendOp::SendImm(Imm(imm.to_ne_bytes()));
+    wr_send_inv(rkey: u32) => SendOp::SendInvalidate(Rkey::new(rkey));
+    wr_rdma_write(rkey: u32, addr: u64) => SendOp::Write { remote: remote(rkey, addr) };
+    wr_rdma_write_imm(rkey: u32, addr: u64, imm: abi::be32) =>
+        SendOp::WriteImm { remote: remote(rkey, addr), imm: Imm(imm.to_ne_bytes()) };
+    wr_rdma_read(rkey: u32, addr: u64) => SendOp::Read { remote: remote(rkey, addr) };
+    wr_atomic_cmp_swp(rkey: u32, addr: u64, compare: u64, swap: u64) =>
+        SendOp::CompareSwap { remote: remote(rkey, addr), compare, swap };
+    wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) => SendOp::FetchAdd { remote: remote(rkey, addr), add };
+    wr_local_inv(rkey: u32) => SendOp::LocalInvalidate(Rkey::new(rkey));
+}
+
+/// Functions that no queue pair can be asked for: the batch fails with EOPNOTSUPP.
+macro_rules! refused {
+    ($($name:ident($($type:ty),*);)*) => {
+        $(
+            unsafe extern "C" fn $name(qp: *mut abi::ibv_qp_ex $(, _: $type)*) {
+                // SAFETY: C calls it with the queue pair that it is a member of.
+                unsafe { with(qp, |_, state| state.fail(Errno::EOPNOTSUPP)) }
+            }
+        )*
+    };
+}
+
+refused! {
+    wr_bind_mw(*mut abi::ibv_mw, u32, *const abi::ibv_mw_bind_info);
+    wr_send_tso(*mut c_void, u16, u16);
+    wr_set_ud_addr(*mut abi::ibv_ah, u32, u32);
+    wr_set_xrc_srqn(u32);
+    wr_atomic_write(u32, u64, *const c_void);
+    wr_flush(u32, u64, usize, u8, u8);
+}
+
+/// One piece of registered memory; of length 0, none.
+unsafe extern "C" fn wr_set_sge(qp: *mut abi::ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+    let one = [Sge { addr, length, lkey: Lkey::new(lkey) }];
+    let sges = if length == 0 { &one[..0] } else { &one[..] };
+    // SAFETY: C calls it with the queue pair that it is a member of.
+    unsafe { set(qp, Ok(sges), false) }
+}
+
+/// Pieces of registered memory.
+unsafe extern "C" fn wr_set_sge_list(qp: *mut abi::ibv_qp_ex, num_sge: usize, list: *const abi::ibv_sge) {
+    // SAFETY: the program's array, which it leaves alone during the call.
+    let sges = unsafe { post::sges(list, num_sge) };
+    // SAFETY: C calls it with the queue pair that it is a member of.
+    unsafe { set(qp, sges, false) }
+}
+
+/// Octets that are copied now.
+unsafe extern "C" fn wr_set_inline_data(qp: *mut abi::ibv_qp_ex, addr: *mut c_void, length: usize) {
+    // Longer than a piece can be is longer than any queue pair takes.
+    let sge = u32::try_from(length).map_err(|_| Errno::ENOSPC);
+    let sge = sge.map(|length| [Sge { addr: addr.addr() as u64, length, lkey: Lkey::new(0) }]);
+    let sges = sge.as_ref().map(|one| &one[..]).map_err(|errno| *errno);
+    // SAFETY: C calls it with the queue pair that it is a member of.
+    unsafe { set(qp, sges, true) }
+}
+
+/// Octets from several places that are copied now.
+unsafe extern "C" fn wr_set_inline_data_list(
+    qp: *mut abi::ibv_qp_ex,
+    num_buf: usize,
+    list: *const abi::ibv_data_buf,
+) {
+    let pieces = if num_buf == 0 {
+        Ok(Vec::new())
+    } else if list.is_null() || !list.is_aligned() {
+        Err(Errno::EINVAL)
+    } else {
+        // SAFETY: the program's array, which it leaves alone during the call.
+        let bufs = unsafe { std::slice::from_raw_parts(list, num_buf) };
+        let piece = |buf: &abi::ibv_data_buf| {
+            let length = u32::try_from(buf.length).map_err(|_| Errno::ENOSPC)?;
+            Ok(Sge { addr: buf.addr.addr() as u64, length, lkey: Lkey::new(0) })
+        };
+        bufs.iter().map(piece).collect::<Result<Vec<Sge>, Errno>>()
+    };
+    let sges = pieces.as_deref().map_err(|errno| *errno);
+    // SAFETY: C calls it with the queue pair that it is a member of.
+    unsafe { set(qp, sges, true) }
+}

@@ -1,0 +1,419 @@
+//! What a device, its port and its tables say of themselves.
+
+use std::ptr;
+
+use core::ffi::c_int;
+use ferroce_abi as abi;
+use ferroce_engine::{DeviceAttr, GidEntry, GidType, PortAttr};
+
+use crate::call::{self, Owner};
+use crate::context::{self, LiveContext};
+use crate::device::c_text;
+use crate::errno::Errno;
+use crate::handle::Live;
+
+/// Of no vendor, as rxe.
+const VENDOR_ID: u32 = 0xff_ffff;
+/// 4X, of the codes that `active_width` has.
+const ACTIVE_WIDTH: u8 = 2;
+/// 10 Gb/s a lane, of the codes that `active_speed` has: with four lanes about what the UDP datapath reaches.
+const ACTIVE_SPEED: u8 = 8;
+/// The same in 100 Mb/s, for `ibv_query_port_speed`.
+const PORT_SPEED: u64 = 400;
+/// The only P_Key, as in every full member's table.
+const DEFAULT_PKEY: u16 = 0xffff;
+/// What the exported `ibv_query_port` may write: the structure ended here when its version was fixed.
+const SHORT_PORT_ATTR: usize = 48;
+
+/// Writes the first `room` octets of `value`, and zeros as far as `room` goes beyond it.
+///
+/// # Safety
+///
+/// `target` may be written to for `room` octets, and `value` is plain data.
+unsafe fn write_prefix<T: Copy>(target: *mut T, room: usize, value: &T) {
+    let known = room.min(size_of::<T>());
+    // SAFETY: the caller gives `room` octets.
+    unsafe { target.cast::<u8>().write_bytes(0, room) };
+    // SAFETY: not more than either side has; the caller's memory does not overlap our value.
+    unsafe { target.cast::<u8>().copy_from_nonoverlapping(ptr::from_ref(value).cast(), known) };
+}
+
+fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
+    let int = |value: u32| c_int::try_from(value).unwrap_or(c_int::MAX);
+    abi::ibv_device_attr {
+        fw_ver: c_text(&attr.fw_ver),
+        node_guid: u64::from_ne_bytes(attr.node_guid),
+        sys_image_guid: u64::from_ne_bytes(attr.sys_image_guid),
+        max_mr_size: attr.max_mr_size,
+        page_size_cap: 0xffff_f000,
+        vendor_id: VENDOR_ID,
+        vendor_part_id: 0,
+        hw_ver: 0,
+        max_qp: int(attr.max_qp),
+        max_qp_wr: int(attr.max_qp_wr),
+        device_cap_flags: abi::IBV_DEVICE_CURR_QP_STATE_MOD
+            | abi::IBV_DEVICE_PORT_ACTIVE_EVENT
+            | abi::IBV_DEVICE_SYS_IMAGE_GUID
+            | abi::IBV_DEVICE_RC_RNR_NAK_GEN,
+        max_sge: int(attr.max_sge),
+        max_sge_rd: int(attr.max_sge),
+        max_cq: int(attr.max_cq),
+        max_cqe: int(attr.max_cqe),
+        max_mr: int(attr.max_mr),
+        max_pd: int(attr.max_pd),
+        max_qp_rd_atom: int(attr.max_qp_rd_atom),
+        max_ee_rd_atom: 0,
+        max_res_rd_atom: int(attr.max_res_rd_atom),
+        max_qp_init_rd_atom: int(attr.max_qp_init_rd_atom),
+        max_ee_init_rd_atom: 0,
+        atomic_cap: abi::IBV_ATOMIC_HCA,
+        max_ee: 0,
+        max_rdd: 0,
+        max_mw: 0,
+        max_raw_ipv6_qp: 0,
+        max_raw_ethy_qp: 0,
+        max_mcast_grp: 0,
+        max_mcast_qp_attach: 0,
+        max_total_mcast_qp_attach: 0,
+        max_ah: 0,
+        max_fmr: 0,
+        max_map_per_fmr: 0,
+        max_srq: 0,
+        max_srq_wr: 0,
+        max_srq_sge: 0,
+        max_pkeys: 1,
+        local_ca_ack_delay: attr.local_ca_ack_delay,
+        phys_port_cnt: attr.phys_port_cnt,
+    }
+}
+
+/// Limits and identity of the device. Every limit can be reached; 0 stands for what this version does not have.
+///
+/// # Safety
+///
+/// `context` is NULL or open, `device_attr` NULL or writable.
+pub unsafe extern "C" fn ibv_query_device(
+    context: *mut abi::ibv_context,
+    device_attr: *mut abi::ibv_device_attr,
+) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { context::enter(owner, context) }?;
+        if device_attr.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        let attr = self::device_attr(&live.engine.attr());
+        // SAFETY: not NULL, and the caller says it may be written to.
+        unsafe { device_attr.write(attr) };
+        Ok(())
+    })
+}
+
+/// The slot behind `ibv_query_device_ex`. `attr_size` is the program's own size of the structure.
+///
+/// # Safety
+///
+/// As for [`ibv_query_device`], with `attr_size` octets at `attr`; `input` is NULL or readable.
+pub(crate) unsafe extern "C" fn query_device_ex(
+    context: *mut abi::ibv_context,
+    input: *const abi::ibv_query_device_ex_input,
+    attr: *mut abi::ibv_device_attr_ex,
+    attr_size: usize,
+) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { context::enter(owner, context) }?;
+        // The first version ended with comp_mask.
+        let least = std::mem::offset_of!(abi::ibv_device_attr_ex, comp_mask) + size_of::<u32>();
+        if attr.is_null() || attr_size < least {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: NULL, or readable as the caller says.
+        if unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0) {
+            return Err(Errno::EINVAL);
+        }
+        let plain = device_attr(&live.engine.attr());
+        // SAFETY: all of it is integers, for which zero is a value.
+        let mut all: abi::ibv_device_attr_ex = unsafe { std::mem::zeroed() };
+        all.device_cap_flags_ex = u64::from(plain.device_cap_flags);
+        all.phys_port_cnt_ex = u32::from(plain.phys_port_cnt);
+        all.orig_attr = plain;
+        // SAFETY: the caller gives `attr_size` octets; the structure is plain data.
+        unsafe { write_prefix(attr, attr_size, &all) };
+        Ok(())
+    })
+}
+
+fn port_attr(port: &PortAttr) -> abi::ibv_port_attr {
+    abi::ibv_port_attr {
+        state: port.state as abi::ibv_port_state,
+        max_mtu: port.max_mtu as abi::ibv_mtu,
+        active_mtu: port.active_mtu as abi::ibv_mtu,
+        gid_tbl_len: c_int::try_from(port.gid_tbl_len).unwrap_or(c_int::MAX),
+        port_cap_flags: abi::IBV_PORT_CM_SUP,
+        max_msg_sz: port.max_msg_sz,
+        bad_pkey_cntr: 0,
+        qkey_viol_cntr: 0,
+        pkey_tbl_len: port.pkey_tbl_len,
+        lid: 0,
+        sm_lid: 0,
+        lmc: 0,
+        max_vl_num: 1,
+        sm_sl: 0,
+        subnet_timeout: 0,
+        init_type_reply: 0,
+        active_width: ACTIVE_WIDTH,
+        active_speed: ACTIVE_SPEED,
+        phys_state: port.phys_state as u8,
+        link_layer: abi::IBV_LINK_LAYER_ETHERNET as u8,
+        flags: abi::IBV_QPF_GRH_REQUIRED,
+        port_cap_flags2: 0,
+        active_speed_ex: 0,
+    }
+}
+
+/// The slot behind the inline `ibv_query_port`; `port_attr_len` is the program's own size of the structure.
+///
+/// # Safety
+///
+/// `context` is NULL or open, `port_attr` NULL or writable for `port_attr_len` octets.
+pub(crate) unsafe extern "C" fn query_port(
+    context: *mut abi::ibv_context,
+    port_num: u8,
+    port_attr: *mut abi::ibv_port_attr,
+    port_attr_len: usize,
+) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { context::enter(owner, context) }?;
+        if port_attr.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        let attr = self::port_attr(&live.engine.port(port_num)?);
+        // SAFETY: the caller gives so many octets; the structure is plain data.
+        unsafe { write_prefix(port_attr, port_attr_len, &attr) };
+        Ok(())
+    })
+}
+
+/// The exported `ibv_query_port`, for programs whose structure ends before `port_cap_flags2`.
+///
+/// # Safety
+///
+/// `context` is NULL or open, `port_attr` NULL or writable for 48 octets.
+pub unsafe extern "C" fn ibv_query_port(
+    context: *mut abi::ibv_context,
+    port_num: u8,
+    port_attr: *mut abi::_compat_ibv_port_attr,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { query_port(context, port_num, port_attr.cast(), SHORT_PORT_ATTR) }
+}
+
+/// The speed of the port in 100 Mb/s.
+///
+/// # Safety
+///
+/// `context` is NULL or open, `port_speed` NULL or writable.
+pub unsafe extern "C" fn ibv_query_port_speed(
+    context: *mut abi::ibv_context,
+    port_num: u32,
+    port_speed: *mut u64,
+) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { context::enter(owner, context) }?;
+        live.engine.port(narrow_port(port_num)?)?;
+        if port_speed.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: not NULL, and the caller says it may be written to.
+        unsafe { port_speed.write(PORT_SPEED) };
+        Ok(())
+    })
+}
+
+fn narrow_port(port: u32) -> Result<u8, Errno> {
+    u8::try_from(port).map_err(|_| Errno::EINVAL)
+}
+
+/// The GID table's entry, `None` if it is empty; EINVAL beyond the table and for other ports than 1.
+///
+/// # Safety
+///
+/// `context` is NULL or open.
+unsafe fn gid_entry(
+    owner: &Owner,
+    context: *mut abi::ibv_context,
+    port: u32,
+    index: u32,
+) -> Result<Option<GidEntry>, Errno> {
+    // SAFETY: as the caller says.
+    let (_, live) = unsafe { context::enter(owner, context) }?;
+    live.engine.port(narrow_port(port)?)?;
+    Ok(live.engine.gid(index)?)
+}
+
+/// The GID at `index`; zeros for an entry that is empty.
+///
+/// # Safety
+///
+/// `context` is NULL or open, `gid` NULL or writable.
+pub unsafe extern "C" fn ibv_query_gid(
+    context: *mut abi::ibv_context,
+    port_num: u8,
+    index: c_int,
+    gid: *mut abi::ibv_gid,
+) -> c_int {
+    call::minus_one(|owner| {
+        let index = u32::try_from(index).map_err(|_| Errno::EINVAL)?;
+        // SAFETY: as the caller says.
+        let entry = unsafe { gid_entry(owner, context, u32::from(port_num), index) }?;
+        if gid.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        let raw = entry.map_or([0; 16], |entry| entry.gid.0);
+        // SAFETY: not NULL, and the caller says it may be written to.
+        unsafe { gid.write(abi::ibv_gid { raw }) };
+        Ok(0)
+    })
+}
+
+/// The type of the GID at `index` as sysfs tells it: 0 for RoCE v1 and for an empty entry, 1 for RoCE v2.
+///
+/// # Safety
+///
+/// `context` is NULL or open, `gid_type` NULL or writable.
+pub unsafe extern "C" fn ibv_query_gid_type(
+    context: *mut abi::ibv_context,
+    port_num: u8,
+    index: u32,
+    gid_type: *mut u32,
+) -> c_int {
+    call::minus_one(|owner| {
+        // SAFETY: as the caller says.
+        let entry = unsafe { gid_entry(owner, context, u32::from(port_num), index) }?;
+        if gid_type.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        let v2 = entry.is_some_and(|entry| entry.gid_type == GidType::RoceV2);
+        // SAFETY: not NULL, and the caller says it may be written to.
+        unsafe { gid_type.write(u32::from(v2)) };
+        Ok(0)
+    })
+}
+
+fn c_gid_entry(entry: &GidEntry) -> abi::ibv_gid_entry {
+    abi::ibv_gid_entry {
+        gid: abi::ibv_gid { raw: entry.gid.0 },
+        gid_index: u32::from(entry.index),
+        port_num: 1,
+        gid_type: entry.gid_type as abi::ibv_gid_type,
+        ndev_ifindex: entry.ifindex,
+    }
+}
+
+/// The entry of the GID table at `gid_index`; ENODATA if it is empty.
+///
+/// # Safety
+///
+/// `context` is NULL or open, `entry` NULL or writable for `entry_size` octets.
+pub unsafe extern "C" fn _ibv_query_gid_ex(
+    context: *mut abi::ibv_context,
+    port_num: u32,
+    gid_index: u32,
+    entry: *mut abi::ibv_gid_entry,
+    flags: u32,
+    entry_size: usize,
+) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        let found = unsafe { gid_entry(owner, context, port_num, gid_index) }?;
+        if flags != 0 || entry.is_null() || entry_size < size_of::<abi::ibv_gid_entry>() {
+            return Err(Errno::EINVAL);
+        }
+        let found = c_gid_entry(&found.ok_or(Errno::ENODATA)?);
+        // SAFETY: the caller gives so many octets; the structure is plain data.
+        unsafe { write_prefix(entry, entry_size, &found) };
+        Ok(())
+    })
+}
+
+/// All entries that are not empty, as many as fit into `max_entries`; their count, or a negative errno.
+///
+/// # Safety
+///
+/// `context` is NULL or open, `entries` NULL or an array of `max_entries` elements of `entry_size` octets.
+pub unsafe extern "C" fn _ibv_query_gid_table(
+    context: *mut abi::ibv_context,
+    entries: *mut abi::ibv_gid_entry,
+    max_entries: usize,
+    flags: u32,
+    entry_size: usize,
+) -> isize {
+    call::negative(|owner| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { context::enter(owner, context) }?;
+        if flags != 0
+            || entry_size < size_of::<abi::ibv_gid_entry>()
+            || (entries.is_null() && max_entries > 0)
+        {
+            return Err(Errno::EINVAL);
+        }
+        let table = live.engine.gid_table();
+        let count = table.len().min(max_entries);
+        for (index, entry) in table.iter().take(count).enumerate() {
+            let place = entries.wrapping_byte_add(index * entry_size);
+            // SAFETY: an element of the caller's array; the structure is plain data.
+            unsafe { write_prefix(place, entry_size, &c_gid_entry(entry)) };
+        }
+        Ok(count)
+    })
+}
+
+fn pkey(live: &Live<LiveContext>, port: u8, index: c_int) -> Result<u16, Errno> {
+    live.engine.port(port)?;
+    if index == 0 { Ok(DEFAULT_PKEY) } else { Err(Errno::EINVAL) }
+}
+
+/// The P_Key at `index`, in network order. The table has one.
+///
+/// # Safety
+///
+/// `context` is NULL or open, `pkey` NULL or writable.
+pub unsafe extern "C" fn ibv_query_pkey(
+    context: *mut abi::ibv_context,
+    port_num: u8,
+    index: c_int,
+    pkey: *mut abi::be16,
+) -> c_int {
+    call::minus_one(|owner| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { context::enter(owner, context) }?;
+        let value = self::pkey(&live, port_num, index)?;
+        if pkey.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: not NULL, and the caller says it may be written to.
+        unsafe { pkey.write(value.to_be()) };
+        Ok(0)
+    })
+}
+
+/// The index of a P_Key given in network order, -1 if the table does not have it.
+///
+/// # Safety
+///
+/// `context` is NULL or open.
+pub unsafe extern "C" fn ibv_get_pkey_index(
+    context: *mut abi::ibv_context,
+    port_num: u8,
+    pkey: abi::be16,
+) -> c_int {
+    call::minus_one(|owner| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { context::enter(owner, context) }?;
+        let value = self::pkey(&live, port_num, 0)?;
+        if value.to_be() == pkey { Ok(0) } else { Err(Errno::EINVAL) }
+    })
+}
