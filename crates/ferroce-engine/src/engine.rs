@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use crate::pending::udp::RxSocket;
+use ferroce_datapath::udp::RxSocket;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use ferroce_proto::Budget;
 use parking_lot::Mutex;

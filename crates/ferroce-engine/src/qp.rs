@@ -63,6 +63,7 @@ struct Core {
 struct Path {
     lane: Arc<Lane>,
     socket: Arc<Sender>,
+    flow: Flow,
 }
 
 impl Qp {
@@ -235,13 +236,7 @@ impl Qp {
                 core.transport.query().dest_qp
             };
             let path = self.resolve(&attr.ah, dest_qp)?;
-            flow = Flow {
-                source: path.lane.local(),
-                destination: attr.ah.dgid.to_ip(),
-                source_port: path.socket.port(),
-                traffic_class: attr.ah.traffic_class,
-                hop_limit: if attr.ah.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { attr.ah.hop_limit },
-            };
+            flow = path.flow;
             fresh = Some(path);
         }
         core.transport.modify(now, &attr.to_transport(flow), mask)?;
@@ -285,9 +280,11 @@ impl Qp {
             destination: dgid.to_ip(),
             local_qpn: self.qpn,
             remote_qpn: dest_qp,
+            traffic_class: ah.traffic_class,
+            hop_limit: if ah.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { ah.hop_limit },
         };
         let socket = engine.tx().acquire(&ends).map_err(ModifyQpError::Socket)?;
-        Ok(Path { lane, socket })
+        Ok(Path { flow: ends.flow(socket.port()), lane, socket })
     }
 
     /// Leaves the lane it was on, if any, for that of `path`.

@@ -10,8 +10,8 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
-use crate::pending::udp::{TxSocket, source_ports};
-use ferroce_wire::Qpn;
+use ferroce_datapath::udp::{TxSocket, source_ports};
+use ferroce_wire::{Flow, Qpn};
 use parking_lot::Mutex;
 
 use crate::fork::Guarded;
@@ -40,6 +40,21 @@ pub(crate) struct Endpoints {
     pub(crate) destination: IpAddr,
     pub(crate) local_qpn: Qpn,
     pub(crate) remote_qpn: Qpn,
+    pub(crate) traffic_class: u8,
+    pub(crate) hop_limit: u8,
+}
+
+impl Endpoints {
+    /// The flow from source port `port`.
+    pub(crate) fn flow(&self, port: u16) -> Flow {
+        Flow {
+            source: self.local,
+            destination: self.destination,
+            source_port: port,
+            traffic_class: self.traffic_class,
+            hop_limit: self.hop_limit,
+        }
+    }
 }
 
 /// All sending sockets, kept while a queue pair uses them.
@@ -79,6 +94,8 @@ impl TxPool {
             }
             match TxSocket::bind(ends.local, ends.scope_id, port) {
                 Ok(socket) => {
+                    // What the first queue pair sends with costs nothing; others of the socket may differ.
+                    socket.prefer(&ends.flow(port))?;
                     let socket = Arc::new(Guarded::new(socket));
                     sockets.insert(key, Arc::downgrade(&socket));
                     return Ok(socket);
