@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use ferroce_proto::{
     PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, RecvWr, SendWr, Service,
 };
-use ferroce_wire::{Flow, Gid, Instant, Packet, PathMtu, Qpn};
+use ferroce_wire::{Gid, Instant, Packet, PathMtu, Qpn};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::async_event::{AckCount, AsyncEventKind};
@@ -62,8 +62,7 @@ struct Core {
 /// Where packets leave and arrive, from RTR on.
 struct Path {
     lane: Arc<Lane>,
-    socket: Arc<Sender>,
-    flow: Flow,
+    socket: Sender,
 }
 
 impl Qp {
@@ -236,7 +235,7 @@ impl Qp {
                 core.transport.query().dest_qp
             };
             let path = self.resolve(&attr.ah, dest_qp)?;
-            flow = path.flow;
+            flow = path.socket.flow();
             fresh = Some(path);
         }
         core.transport.modify(now, &attr.to_transport(flow), mask)?;
@@ -275,16 +274,14 @@ impl Qp {
         let engine = self.context().engine();
         let lane = engine.lane(sgid.to_ip(), scope_of(sgid, entry.ifindex)).ok_or(empty)?;
         let ends = Endpoints {
-            local: lane.local(),
-            scope_id: lane.scope_id(),
             destination: dgid.to_ip(),
             local_qpn: self.qpn,
             remote_qpn: dest_qp,
             traffic_class: ah.traffic_class,
             hop_limit: if ah.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { ah.hop_limit },
         };
-        let socket = engine.tx().acquire(&ends).map_err(ModifyQpError::Socket)?;
-        Ok(Path { flow: ends.flow(socket.port()), lane, socket })
+        let socket = lane.senders().acquire(&ends).map_err(ModifyQpError::Socket)?;
+        Ok(Path { lane, socket })
     }
 
     /// Leaves the lane it was on, if any, for that of `path`.
@@ -530,12 +527,9 @@ impl Locked<'_> {
             return;
         }
         let counters = &qp.context().engine().hub().counters;
-        let unsent = match &core.path {
-            Some(path) => {
-                let socket = Arc::clone(&path.socket);
-                let core = &mut *core;
-                transmit::drain(&mut core.transport, &mut core.memory, &socket, now, counters)
-            }
+        let Core { transport, memory, path, .. } = &mut *core;
+        let unsent = match path {
+            Some(path) => transmit::drain(transport, memory, &path.socket, now, counters),
             None => false,
         };
         let mut overrun = qp.publish(&mut core);
