@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use ferroce_datapath::udp::RxSocket;
 use arc_swap::{ArcSwap, ArcSwapOption};
+use ferroce_datapath::udp::RxSocket;
 use ferroce_proto::Budget;
 use parking_lot::Mutex;
 

@@ -36,8 +36,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ferroce_datapath::udp::{Datagram, RxBuffer, RxSocket};
 use arc_swap::ArcSwap;
+use ferroce_datapath::udp::{Datagram, RxBuffer, RxSocket};
 use ferroce_wire::icrc::{SourceTable, Verdict};
 use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, Qpn};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

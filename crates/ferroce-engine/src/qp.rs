@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use ferroce_proto::{
-    PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, RecvWr, SendWr, Service,
+    PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, QueuePair, RecvWr, SendWr,
+    Service,
 };
 use ferroce_wire::{Gid, Instant, Packet, PathMtu, Qpn};
 use parking_lot::{Mutex, MutexGuard};
@@ -20,7 +21,6 @@ use crate::handover::NEVER;
 use crate::hub::Hub;
 use crate::lane::Lane;
 use crate::memory::View;
-use crate::pending::proto::QueuePair;
 use crate::send_batch::{SendBatch, Stage};
 use crate::transmit;
 use crate::tx::{Endpoints, Sender};
@@ -455,19 +455,9 @@ impl Qp {
     /// To the error state, because a completion queue of it was overrun.
     pub(crate) fn fail(&self) {
         let mut locked = self.lock();
-        if !locked.core.destroyed && !matches!(locked.core.transport.state(), QpState::Reset | QpState::Error)
-        {
-            let now = sys::now();
-            self.to_error(&mut locked.core, now);
-            locked.settle(now);
-        }
-    }
-
-    fn to_error(&self, core: &mut Core, now: Instant) {
-        let error = ferroce_proto::QpAttr { state: QpState::Error, ..Default::default() };
-        match core.transport.modify(now, &error, QpAttrMask::STATE) {
-            Ok(()) => self.context().async_events().push_qp(AsyncEventKind::QpFatal, &self.me),
-            Err(error) => tracing::debug!(%error, "a queue pair could not be put into the error state"),
+        if !locked.core.destroyed {
+            locked.core.transport.set_fatal();
+            locked.settle(sys::now());
         }
     }
 }
@@ -534,7 +524,7 @@ impl Locked<'_> {
         };
         let mut overrun = qp.publish(&mut core);
         if !overrun.is_empty() {
-            qp.to_error(&mut core, now);
+            core.transport.set_fatal();
             overrun.extend(qp.publish(&mut core));
         }
         let deadline = if unsent { now.as_nanos() } else { Hub::deadline(core.transport.poll_timeout()) };

@@ -2,8 +2,8 @@
 
 use std::cell::RefCell;
 
-use crate::pending::proto::QueuePair;
 use ferroce_datapath::udp::{MAX_BATCH, Sent, TxSocket};
+use ferroce_proto::QueuePair;
 use ferroce_wire::{Instant, TxBatch};
 
 use crate::counters::DeviceCounters;
