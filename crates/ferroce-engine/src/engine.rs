@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use crate::pending::udp::RxSocket;
 use arc_swap::{ArcSwap, ArcSwapOption};
-use ferroce_datapath::udp::RxSocket;
 use ferroce_proto::Budget;
 use parking_lot::Mutex;
 
@@ -21,6 +21,7 @@ use crate::hub::Hub;
 use crate::lane::Lane;
 use crate::limit::Limit;
 use crate::memory::{MemoryTable, PdId};
+use crate::tx::TxPool;
 use crate::{CompletionQueue, Context, Qp, fork};
 
 /// The devices of this network namespace, as this process sees them.
@@ -53,6 +54,7 @@ struct Running {
     hub: Arc<Hub>,
     lanes: ArcSwap<Vec<Arc<Lane>>>,
     next_lane: AtomicU64,
+    tx: TxPool,
     budget: Arc<Budget>,
 }
 
@@ -96,7 +98,7 @@ impl Engine {
 
     /// An engine of its own, for tests.
     pub(crate) fn new(mode: BrokerMode) -> Result<Arc<Self>, DeviceError> {
-        let broker = BrokerClient::connect(mode).map_err(DeviceError::Broker)?;
+        let broker = BrokerClient::connect(mode).map_err(|e| DeviceError::Broker(e.into()))?;
         let engine = Arc::new(Self {
             epoch: fork::epoch(),
             broker: Mutex::new(broker),
@@ -116,7 +118,7 @@ impl Engine {
     }
 
     fn refresh_devices(&self) -> Result<(), DeviceError> {
-        let devices = self.broker.lock().devices().map_err(DeviceError::Broker)?;
+        let devices = self.broker.lock().devices().map_err(|e| DeviceError::Broker(e.into()))?;
         self.devices.store(Arc::new(devices));
         Ok(())
     }
@@ -140,7 +142,7 @@ impl Engine {
         if self.running.get().is_some() {
             return Ok(());
         }
-        let lease = self.broker.lock().lease(1).map_err(OpenError::Broker)?;
+        let lease = self.broker.lock().lease(1).map_err(|e| OpenError::Broker(e.into()))?;
         let secret = u128::from(random_u64().map_err(OpenError::Resources)?) << 64
             | u128::from(random_u64().map_err(OpenError::Resources)?);
         let [slot, ..] = lease.slots[..] else {
@@ -150,6 +152,7 @@ impl Engine {
         let running = Running {
             lanes: ArcSwap::default(),
             next_lane: AtomicU64::new(0),
+            tx: TxPool::new(self.random()),
             budget: Arc::new(Budget::new(0)),
             hub,
         };
@@ -176,6 +179,10 @@ impl Engine {
 
     pub(crate) fn hub(&self) -> &Arc<Hub> {
         &self.running().hub
+    }
+
+    pub(crate) fn tx(&self) -> &TxPool {
+        &self.running().tx
     }
 
     pub(crate) fn budget(&self) -> &Arc<Budget> {

@@ -19,6 +19,7 @@
 mod async_event;
 mod attr;
 mod background;
+pub mod broker;
 mod channel;
 mod context;
 mod counters;
@@ -43,7 +44,7 @@ mod tx;
 
 /// The atomics of [`handover`]; its test puts loom's in their place.
 mod sync {
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 }
 
 pub use async_event::{AsyncElement, AsyncEvent, AsyncEventKind, AsyncQueue};
@@ -66,4 +67,4 @@ pub use pd::{Mr, Pd};
 pub use qp::Qp;
 pub use send_batch::SendBatch;
 
-use pending::{broker, memory};
+use pending::memory;

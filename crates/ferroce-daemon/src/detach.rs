@@ -1,0 +1,76 @@
+//! Becoming a stranger to the process that started us.
+
+use std::fs::File;
+use std::io::Read;
+use std::process::{Command, ExitCode, Stdio};
+
+use ferroce_engine::broker::RuntimeDir;
+use nix::sys::stat::{Mode, umask};
+
+use crate::say;
+
+/// Starts `ferroced --serve` in a session of its own, with nothing of ours but the environment, and passes on what it
+/// says.
+pub fn detach(idle: u64) -> ExitCode {
+    close_inherited();
+    // Not a group leader, since whoever started us forked; should it be one after all, only the terminal stays ours.
+    let _ = nix::unistd::setsid();
+    umask(Mode::from_bits_truncate(0o077));
+    if let Err(e) = std::env::set_current_dir("/") {
+        return fail(&format!("cannot change to the root directory: {e}"));
+    }
+    let log = match RuntimeDir::open().and_then(|dir| dir.log()) {
+        Ok(log) => Stdio::from(log),
+        // A broker without a log serves as well.
+        Err(_) => Stdio::null(),
+    };
+    let program = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
+    let mut serve = Command::new(program);
+    serve
+        .args(["--serve", "--idle", &idle.to_string()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log);
+    let mut child = match serve.spawn() {
+        Ok(child) => child,
+        Err(e) => return fail(&format!("ferroced cannot start itself: {e}")),
+    };
+    let mut said = String::new();
+    if let Some(mut output) = child.stdout.take() {
+        let _ = output.read_to_string(&mut said);
+    }
+    if said == "ready\n" {
+        say(&said);
+        return ExitCode::SUCCESS;
+    }
+    // It ends, or has ended, and said why or could not.
+    let _ = child.wait();
+    fail(if said.is_empty() { "ferroced ended without a word" } else { said.trim_end() })
+}
+
+/// The broker serves: whoever waits for the end of its output may go on.
+pub fn leave_output() {
+    let gone = File::options().write(true).open("/dev/null").map_err(|e| e.to_string());
+    if let Err(e) = gone.and_then(|null| rustix::stdio::dup2_stdout(&null).map_err(|e| e.to_string())) {
+        tracing::warn!("standard output stays open: {e}");
+    }
+}
+
+fn fail(sentence: &str) -> ExitCode {
+    say(&format!("{sentence}\n"));
+    ExitCode::FAILURE
+}
+
+/// Closes what the starting program forgot to mark close-on-exec. Nothing of ours is open yet.
+fn close_inherited() {
+    let open: Vec<i32> = match std::fs::read_dir("/proc/self/fd") {
+        Ok(entries) => {
+            entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+        }
+        Err(_) => (0..1024).collect(),
+    };
+    for fd in open.into_iter().filter(|fd| *fd > 2) {
+        // The directory that was read is among them and closed already: an error that means nothing.
+        let _ = nix::unistd::close(fd);
+    }
+}

@@ -1,1 +1,0 @@
-//! Who owns the port when users share it? ferroced, the broker.

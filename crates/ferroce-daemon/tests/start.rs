@@ -1,0 +1,55 @@
+//! From nothing to a lease: what the first program of a network namespace meets.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{brokers, connect, eventually, isolated};
+use ferroce_engine::broker::{BrokerClient, BrokerMode};
+
+#[test]
+fn the_first_program_starts_the_broker_and_leases_slot_1() {
+    isolated("the_first_program_starts_the_broker_and_leases_slot_1", || {
+        let start = Instant::now();
+        let first = connect();
+        assert!(start.elapsed() < Duration::from_secs(2));
+        let devices = first.devices().unwrap();
+        assert_eq!(devices.len(), 1);
+        let fr0 = &devices[0];
+        assert_eq!((fr0.name.as_str(), fr0.dev_name.as_str(), fr0.netdev.as_str()), ("fr0", "uverbs0", "lo"));
+        assert!(fr0.port_active, "lo was down, the broker may raise it here");
+        assert_ne!(fr0.node_guid, [0; 8]);
+        let gids: Vec<String> = fr0.gids.iter().map(|e| format!("{} {}", e.index, e.gid.to_ip())).collect();
+        assert_eq!(gids, ["0 127.0.0.1", "1 ::1"]);
+
+        let lease = first.lease(1).unwrap();
+        assert_eq!(lease.slots, [1]);
+        let ips: Vec<String> = lease.addresses.iter().map(|a| format!("{} {}", a.slot, a.ip)).collect();
+        assert_eq!(ips, ["1 127.0.0.1", "1 ::1"]);
+        assert_eq!(lease.notice, "");
+
+        let second = connect();
+        assert_eq!(second.lease(2).unwrap().slots, [2, 3]);
+        drop(first);
+        eventually("slot 1 is free again", || second.lease(1).is_ok_and(|lease| lease.slots == [1]));
+        assert_eq!(brokers().len(), 1, "one broker serves all");
+    });
+}
+
+#[test]
+fn a_broker_within_the_program() {
+    isolated("a_broker_within_the_program", || {
+        let client = BrokerClient::connect(BrokerMode::Embedded).unwrap();
+        assert_eq!(client.lease(1).unwrap().slots, [1]);
+        assert!(brokers().is_empty());
+    });
+}
+
+#[test]
+fn no_broker_is_started_when_none_is_wanted() {
+    isolated("no_broker_is_started_when_none_is_wanted", || {
+        let error = BrokerClient::connect(BrokerMode::None).unwrap_err();
+        assert!(common::chain(&error).contains("no ferroced runs in this network namespace"), "{error:?}");
+        assert!(brokers().is_empty());
+    });
+}

@@ -1,0 +1,791 @@
+//! The broker's decisions: clients, devices, leases. Connections, processes and time are told to it; what it wants sent
+//! is asked of it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use ferroce_datapath::udp::OpenError;
+use ferroce_ipc::{
+    AddressSockets, DeviceInfo, Hello, LeaseEntry, Leased, MAJOR, Message, Peer, Refusal, RefusalCode,
+    ResourceCounts, Status,
+};
+use tracing::{debug, info, warn};
+
+use super::devices::Devices;
+use super::groups::{Groups, GrowError};
+use super::netdev::{Address, Netdev};
+use super::slots::{LAST_SLOT, Slot, Slots};
+use super::world::{Sockets, World};
+use super::{ClientId, ProcessId, refusal};
+
+/// How long a connection may be gone while its process lives, before its slots are free: then it has called exec.
+const AWAY: Duration = Duration::from_millis(500);
+/// How long programs that outlived an earlier broker have to come back before a new program's lease is refused.
+const SURVIVORS: Duration = Duration::from_millis(1500);
+/// How often slots that nobody claimed after an adoption are looked at.
+const UNKNOWN: Duration = Duration::from_secs(5);
+/// GIDs in one client's view, so that it fits a message.
+const MOST_GIDS: usize = 2000;
+/// Slots of one program.
+const MOST_SLOTS: usize = 16;
+
+/// What the server is to do.
+#[derive(Debug)]
+pub enum Output {
+    /// Send a message.
+    Send {
+        /// To whom.
+        client: ClientId,
+        /// The request it answers, or 0.
+        id: u32,
+        /// What.
+        message: Message,
+        /// Its descriptors.
+        descriptors: Vec<OwnedFd>,
+    },
+    /// Close a connection, after what was sent. The broker has forgotten the client already.
+    Close(ClientId),
+}
+
+/// The state machine. After each call take [`Broker::poll_output`] until it is empty, and call [`Broker::tick`] when
+/// [`Broker::deadline`] has passed.
+#[derive(Debug)]
+pub struct Broker<W: World> {
+    world: W,
+    uid: u32,
+    devices: Devices,
+    host: Vec<Netdev>,
+    /// Addresses whose port somebody else holds: not in any GID table.
+    taken: BTreeSet<Address>,
+    groups: Groups<W::Group>,
+    slots: Slots,
+    clients: BTreeMap<ClientId, Client>,
+    /// Leases that wait for programs of an earlier broker.
+    waiting: Vec<Waiting>,
+    leaving: bool,
+    output: VecDeque<Output>,
+}
+
+#[derive(Debug)]
+struct Client {
+    peer: Peer,
+    process: ProcessId,
+    /// Whether its death can be seen apart from its connection's end.
+    watched: bool,
+    greeted: bool,
+    view: Option<u32>,
+    /// What it was told last.
+    devices: Vec<DeviceInfo>,
+    /// What it knew from an earlier broker.
+    known: Vec<DeviceInfo>,
+    /// Addresses whose sockets it has.
+    addresses: BTreeSet<Address>,
+    resources: ResourceCounts,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    client: ClientId,
+    id: u32,
+    count: u8,
+    until: Instant,
+}
+
+impl<W: World> Broker<W> {
+    /// A broker of user `uid`. `random_guid` is the node GUID of interfaces without a hardware address, not zero.
+    pub fn new(world: W, uid: u32, random_guid: [u8; 8], netdevs: Vec<Netdev>) -> Self {
+        let mut devices = Devices::new(random_guid);
+        devices.update(netdevs.clone());
+        Self {
+            world,
+            uid,
+            devices,
+            host: netdevs,
+            taken: BTreeSet::new(),
+            groups: Groups::new(),
+            slots: Slots::default(),
+            clients: BTreeMap::new(),
+            waiting: Vec::new(),
+            leaving: false,
+            output: VecDeque::new(),
+        }
+    }
+
+    /// What to do next.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.output.pop_front()
+    }
+
+    /// Whether nobody needs this broker: no connection, no slot that is or may be held, no link that somebody configured.
+    pub fn is_idle(&self) -> bool {
+        self.clients.is_empty() && self.serves_nobody()
+    }
+
+    /// Whether it made way for another user's program and ends as soon as all is sent.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving
+    }
+
+    /// When to call [`Broker::tick`].
+    pub fn deadline(&self) -> Option<Instant> {
+        let slots = self.slots.iter().filter_map(|(_, state)| match state {
+            Slot::Away { until, .. } => until,
+            Slot::Unknown { until } => Some(until),
+            Slot::Free | Slot::Leased(_) => None,
+        });
+        slots.chain(self.waiting.iter().map(|w| w.until)).min()
+    }
+
+    /// Somebody connected. `watched`: the server will call [`Broker::died`] for the process.
+    pub fn connected(&mut self, client: ClientId, peer: Peer, process: ProcessId, watched: bool) {
+        if peer.uid != self.uid && peer.uid != 0 {
+            self.leaving = self.is_idle();
+            let code = if self.leaving { RefusalCode::Leaving } else { RefusalCode::ForeignUser };
+            let sentence = format!(
+                "this network namespace is served by ferroced of uid {}, which cannot lend sockets to uid {}: run in a \
+                 namespace of your own: ferroce run --private-net -- CMD",
+                self.uid, peer.uid
+            );
+            self.send(client, 0, Message::Refused(refusal(code, sentence)), Vec::new());
+            self.output.push_back(Output::Close(client));
+            return;
+        }
+        let new = Client {
+            peer,
+            process,
+            watched,
+            greeted: false,
+            view: None,
+            devices: Vec::new(),
+            known: Vec::new(),
+            addresses: BTreeSet::new(),
+            resources: ResourceCounts::default(),
+        };
+        self.clients.insert(client, new);
+        self.send(client, 0, Message::Hello(Hello::ours("")), Vec::new());
+    }
+
+    /// The other end closed the connection.
+    pub fn disconnected(&mut self, now: Instant, client: ClientId) {
+        self.remove(client, Some(now + AWAY));
+    }
+
+    /// The server gives the connection up: it carries no messages, or nobody reads it. While the process lives its slots
+    /// stay its own, because it may only be stopped.
+    pub fn lost(&mut self, client: ClientId) {
+        self.close(client);
+    }
+
+    /// A process ended, whoever holds its connections now: a forked child may.
+    pub fn died(&mut self, process: ProcessId) {
+        let clients: Vec<ClientId> =
+            self.clients.iter().filter(|(_, c)| c.process == process).map(|(id, _)| *id).collect();
+        for client in clients {
+            self.close(client);
+        }
+        self.free(&self.slots.select(|state| matches!(state, Slot::Away { process: p, .. } if p == process)));
+    }
+
+    /// Whether any slot or connection belongs to this process: while one does, its death matters.
+    pub fn knows(&self, process: ProcessId) -> bool {
+        let away = |(_, state)| matches!(state, Slot::Away { process: p, .. } if p == process);
+        self.clients.values().any(|c| c.process == process) || self.slots.iter().any(away)
+    }
+
+    /// A client's message.
+    pub fn message(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        id: u32,
+        message: Message,
+        descriptors: Vec<OwnedFd>,
+    ) {
+        let Some(known) = self.clients.get(&client) else { return };
+        let outcome = match (known.greeted, message) {
+            (false, Message::Hello(hello)) => match self.greet(client, &hello) {
+                Ok(()) => return,
+                Err(refusal) => {
+                    self.send(client, id, Message::Refused(refusal), Vec::new());
+                    self.close(client);
+                    return;
+                }
+            },
+            (false, _) => Err(None),
+            (true, message) => self.request(now, client, id, message, descriptors),
+        };
+        match outcome {
+            Ok(Some(answer)) => self.send(client, id, answer, Vec::new()),
+            Ok(None) => {}
+            Err(Some(refusal)) => self.send(client, id, Message::Refused(refusal), Vec::new()),
+            Err(None) => {
+                let sentence = "this message does not belong here".to_owned();
+                self.send(
+                    client,
+                    id,
+                    Message::Refused(refusal(RefusalCode::BadRequest, sentence)),
+                    Vec::new(),
+                );
+                self.close(client);
+            }
+        }
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: Instant) {
+        let gone = |state| matches!(state, Slot::Away { until: Some(until), .. } if until <= now);
+        self.free(&self.slots.select(gone));
+        for slot in self.slots.select(|state| matches!(state, Slot::Unknown { until } if until <= now)) {
+            match self.is_open_elsewhere(slot) {
+                true => self.slots.set(slot, Slot::Unknown { until: now + UNKNOWN }),
+                false => self.free(&[slot]),
+            }
+        }
+        let (late, early) = std::mem::take(&mut self.waiting).into_iter().partition(|w| w.until <= now);
+        self.waiting = early;
+        let late: Vec<Waiting> = late;
+        for waiting in late {
+            self.lease_or_refuse(now, &waiting, true);
+        }
+    }
+
+    /// The host's interfaces changed.
+    pub fn netdevs_changed(&mut self, netdevs: Vec<Netdev>) {
+        self.host = netdevs;
+        self.publish();
+    }
+
+    /// State for people.
+    pub fn status(&self) -> Status {
+        let mut programs = Vec::new();
+        for (id, client) in &self.clients {
+            let slots = self.slots.of(*id);
+            if slots.is_empty() {
+                continue;
+            }
+            programs.push(LeaseEntry {
+                pid: client.peer.pid,
+                uid: client.peer.uid,
+                command: self.world.command(client.peer.pid),
+                slots,
+                resources: client.resources,
+            });
+        }
+        Status {
+            broker_pid: std::process::id(),
+            broker_uid: self.uid,
+            group_size: self.slots.len() as u16,
+            groups: self.groups.len() as u16,
+            adopted: self.groups.adopted(),
+            build: Hello::ours("").build,
+            programs,
+        }
+    }
+
+    fn serves_nobody(&self) -> bool {
+        self.slots.all_free() && !self.devices.has_links()
+    }
+
+    fn greet(&mut self, client: ClientId, hello: &Hello) -> Result<(), Refusal> {
+        if hello.major != MAJOR {
+            let theirs = format!("{}.{} ({})", hello.major, hello.minor, hello.build);
+            let sentence = format!(
+                "ferroced speaks protocol {MAJOR}.{}, this program {theirs}: end the programs that use ferroced, so that \
+                 a new one can start",
+                ferroce_ipc::MINOR
+            );
+            return Err(refusal(RefusalCode::Version, sentence));
+        }
+        let view = match hello.netdev.as_str() {
+            "" => None,
+            netdev => Some(self.devices.view_of(netdev)?),
+        };
+        debug!(?client, build = hello.build, netdev = hello.netdev, "greeted");
+        let devices = self.view(view);
+        if let Some(known) = self.clients.get_mut(&client) {
+            known.greeted = true;
+            known.view = view;
+            known.devices = devices;
+        }
+        Ok(())
+    }
+
+    /// Answers a greeted client: with a message, with a refusal, with nothing yet, or (`Err(None)`) by closing.
+    fn request(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        id: u32,
+        message: Message,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Option<Message>, Option<Refusal>> {
+        match message {
+            Message::ListDevices => {
+                let Some(known) = self.clients.get(&client) else { return Ok(None) };
+                Ok(Some(Message::Devices(self.view(known.view))))
+            }
+            Message::Devices(devices) => {
+                if let Some(known) = self.clients.get_mut(&client) {
+                    known.known = devices;
+                }
+                Ok(None)
+            }
+            Message::Lease(count) => {
+                self.lease_or_refuse(now, &Waiting { client, id, count, until: now + SURVIVORS }, false);
+                Ok(None)
+            }
+            Message::Release(slots) => {
+                let held = self.slots.of(client);
+                let given = if slots.is_empty() { held.clone() } else { slots };
+                if !given.iter().all(|slot| held.contains(slot)) {
+                    let sentence = "only slots that one holds can be given back".to_owned();
+                    return Err(Some(refusal(RefusalCode::BadRequest, sentence)));
+                }
+                self.free(&given);
+                Ok(Some(Message::Done))
+            }
+            Message::Resume(slots) => match descriptors.into_iter().next() {
+                Some(parked) => {
+                    self.resume(now, client, id, &slots, parked);
+                    Ok(None)
+                }
+                None => Err(None),
+            },
+            Message::LinkAdd { name, netdev, .. } => {
+                self.devices.add_link(&name, &netdev)?;
+                info!(name, netdev, "link added");
+                self.publish();
+                Ok(Some(Message::Done))
+            }
+            Message::LinkDel { name } => {
+                self.devices.delete_link(&name)?;
+                info!(name, "link deleted");
+                self.publish();
+                Ok(Some(Message::Done))
+            }
+            Message::GetStatus => Ok(Some(Message::Status(self.status()))),
+            Message::Report(counts) => {
+                if let Some(known) = self.clients.get_mut(&client) {
+                    known.resources = counts;
+                }
+                Ok(None)
+            }
+            // What only brokers say, or a second greeting.
+            Message::Hello(_)
+            | Message::Refused(_)
+            | Message::Done
+            | Message::Leased(_)
+            | Message::Address(_)
+            | Message::Parked
+            | Message::Status(_) => Err(None),
+        }
+    }
+
+    // ---- leases ----
+
+    fn lease_or_refuse(&mut self, now: Instant, waiting: &Waiting, last_try: bool) {
+        if !self.clients.contains_key(&waiting.client) {
+            return;
+        }
+        match self.lease(now, waiting.client, waiting.count, last_try) {
+            Ok(Some((slots, notice))) => self.grant(waiting.client, waiting.id, slots, notice),
+            Ok(None) => {
+                debug!(client = ?waiting.client, "a lease waits for programs of an earlier ferroced");
+                self.waiting.push(Waiting { ..*waiting });
+            }
+            Err(refused) => {
+                warn!(client = ?waiting.client, "lease refused: {refused}");
+                self.send(waiting.client, waiting.id, Message::Refused(refused), Vec::new());
+            }
+        }
+    }
+
+    /// Finds `count` slots; `None` while programs of an earlier broker may still come back. Returns the slots, not yet
+    /// marked, and a notice for the user.
+    fn lease(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        count: u8,
+        last_try: bool,
+    ) -> Result<Option<(Vec<u8>, String)>, Refusal> {
+        let held = self.slots.of(client).len() + usize::from(count);
+        if held > MOST_SLOTS {
+            return Err(refusal(
+                RefusalCode::NoSlots,
+                format!("a program may have {MOST_SLOTS} slots at most"),
+            ));
+        }
+        self.retry_taken();
+        let addresses = self.addresses_of(client);
+        let mut notices = Vec::new();
+        for address in &addresses {
+            if self.groups.contains(*address) {
+                continue;
+            }
+            match self.groups.open(&mut self.world, *address) {
+                Ok(moved) => {
+                    self.sync_slots(now);
+                    self.tell_parked(moved);
+                }
+                Err(GrowError::Open { source: OpenError::InUse(_), .. }) if !last_try => return Ok(None),
+                Err(GrowError::Open { source: OpenError::InUse(_), .. }) => {
+                    notices.push(self.held_sentence(*address));
+                    self.taken.insert(*address);
+                }
+                Err(GrowError::Open { source: OpenError::NoAddress(_), .. }) => {
+                    self.taken.insert(*address);
+                }
+                Err(e) => return Err(failed(&e)),
+            }
+        }
+        if !addresses.iter().any(|address| self.groups.contains(*address)) {
+            notices.extend(self.taken.iter().map(|address| self.held_sentence(*address)).next());
+            let sentence = match notices.first() {
+                Some(notice) => format!(
+                    "{notice}: stop it, or run in a network namespace of your own: ferroce run --private-net -- CMD"
+                ),
+                None => "no device has an address that works; is lo up? (ip link set lo up)".to_owned(),
+            };
+            let code = if notices.is_empty() { RefusalCode::Failed } else { RefusalCode::PortTaken };
+            return Err(refusal(code, sentence));
+        }
+        if !self.taken.is_empty() {
+            self.publish();
+        }
+        let mut slots = self.slots.select(|state| state == Slot::Free);
+        slots.truncate(count.into());
+        while slots.len() < usize::from(count) {
+            if self.slots.len() > usize::from(LAST_SLOT) {
+                let sentence = format!("all {LAST_SLOT} slots of this network namespace are leased");
+                return Err(refusal(RefusalCode::NoSlots, sentence));
+            }
+            match self.groups.grow(&mut self.world) {
+                Ok((slot, moved)) => {
+                    self.slots.push(Slot::Free);
+                    self.tell_parked(moved);
+                    slots.push(slot);
+                }
+                Err(GrowError::Incomplete) if !last_try => return Ok(None),
+                Err(e) => return Err(failed(&e)),
+            }
+        }
+        Ok(Some((slots, notices.join("; "))))
+    }
+
+    /// Looks whether ports that others held are free now.
+    fn retry_taken(&mut self) {
+        let before = self.taken.len();
+        let Self { world, groups, taken, .. } = self;
+        taken.retain(|address| groups.open(world, *address).is_err());
+        if self.taken.len() < before {
+            self.tell_parked(true);
+            self.publish();
+        }
+    }
+
+    fn held_sentence(&self, address: Address) -> String {
+        format!("UDP port 4791 of {address} is held by {}", self.world.port_holder(address))
+    }
+
+    /// Keeps the slot table as long as the groups.
+    fn sync_slots(&mut self, now: Instant) {
+        while self.slots.len() < self.groups.size() {
+            let state = match (self.slots.len(), self.groups.adopted()) {
+                (0, _) => Slot::Leased(ClientId(u64::MAX)),
+                (_, true) => Slot::Unknown { until: now + UNKNOWN },
+                (_, false) => Slot::Free,
+            };
+            self.slots.push(state);
+        }
+    }
+
+    /// Hands slots to a client, with the sockets of all addresses it sees.
+    fn grant(&mut self, client: ClientId, id: u32, slots: Vec<u8>, notice: String) {
+        let addresses: Vec<Address> =
+            self.addresses_of(client).into_iter().filter(|address| self.groups.contains(*address)).collect();
+        let lend = |address: &Address| {
+            self.groups.lease(*address, &slots)?;
+            Ok((*address, self.groups.members(*address, &slots)?))
+        };
+        let sockets: std::io::Result<Vec<(Address, Vec<OwnedFd>)>> = addresses.iter().map(lend).collect();
+        let result = sockets.and_then(|sockets| Ok((sockets, self.groups.parked()?)));
+        let (sockets, parked) = match result {
+            Ok(both) => both,
+            Err(e) => {
+                let sentence = format!("ferroced cannot pass descriptors on: {e}");
+                self.send(client, id, Message::Refused(refusal(RefusalCode::Failed, sentence)), Vec::new());
+                return;
+            }
+        };
+        for slot in &slots {
+            self.slots.set(*slot, Slot::Leased(client));
+        }
+        if let Some(known) = self.clients.get_mut(&client) {
+            known.addresses = addresses.iter().copied().collect();
+            info!(pid = known.peer.pid, ?slots, "leased");
+        }
+        let count = sockets.len() as u16;
+        let leased = Leased { slots: slots.clone(), addresses: count, notice };
+        self.send(client, id, Message::Leased(leased), vec![parked]);
+        for (address, descriptors) in sockets {
+            self.send_address(client, id, address, slots.clone(), descriptors);
+        }
+    }
+
+    fn send_address(
+        &mut self,
+        client: ClientId,
+        id: u32,
+        address: Address,
+        slots: Vec<u8>,
+        sockets: Vec<OwnedFd>,
+    ) {
+        if slots.is_empty() {
+            return;
+        }
+        let message = AddressSockets { ip: address.ip, scope_id: address.scope_id, slots };
+        self.send(client, id, Message::Address(message), sockets);
+    }
+
+    /// A program says what it held from an earlier broker, or from us before its connection broke.
+    fn resume(&mut self, now: Instant, client: ClientId, id: u32, claimed: &[u8], parked: OwnedFd) {
+        let Some(known) = self.clients.get_mut(&client) else { return };
+        let process = known.process;
+        let devices = std::mem::take(&mut known.known);
+        let known_before = self.groups.len();
+        match self.groups.adopt(&mut self.world, parked.as_fd()) {
+            Ok(true) => {
+                self.sync_slots(now);
+                self.devices.restore(&devices);
+                let size = self.slots.len();
+                if let Err(e) = self.groups.level(size).map(drop).and_then(|()| Ok(self.groups.park_all()?)) {
+                    warn!("cannot park what was taken back: {e}");
+                }
+                self.tell_parked(true);
+                self.publish();
+            }
+            Ok(false) => {}
+            Err(e) => warn!(?client, "a program's parked descriptors cannot be read: {e}"),
+        }
+        if known_before == 0 && self.groups.len() == 0 {
+            // Its sockets are on no address that we could take back: what it holds is lost.
+            self.send(
+                client,
+                id,
+                Message::Refused(refusal(RefusalCode::Failed, "nothing to take back")),
+                Vec::new(),
+            );
+            return;
+        }
+        let mut slots = claimed.to_vec();
+        slots.retain(|slot| match self.slots.get(*slot) {
+            Some(Slot::Free | Slot::Unknown { .. }) => true,
+            Some(Slot::Away { process: p, .. }) => p == process,
+            Some(Slot::Leased(holder)) => {
+                holder == client || self.clients.get(&holder).is_some_and(|holder| holder.process == process)
+            }
+            None => false,
+        });
+        // Its own sockets again, not emptied: traffic goes on.
+        for slot in &slots {
+            self.slots.set(*slot, Slot::Leased(client));
+        }
+        self.resumed(client, id, slots);
+        self.retry_waiting(now);
+    }
+
+    fn resumed(&mut self, client: ClientId, id: u32, slots: Vec<u8>) {
+        let parked = match self.groups.parked() {
+            Ok(parked) => parked,
+            Err(e) => {
+                let sentence = format!("ferroced cannot pass descriptors on: {e}");
+                self.send(client, id, Message::Refused(refusal(RefusalCode::Failed, sentence)), Vec::new());
+                return;
+            }
+        };
+        let mut sockets = Vec::new();
+        for address in self.addresses_of(client).into_iter().filter(|_| !slots.is_empty()) {
+            if !self.groups.is_adopted(address)
+                && let Err(e) = self.groups.lease(address, &slots)
+            {
+                debug!(%address, "no sockets for a program that came back: {e}");
+            }
+            if let Ok(members) = self.groups.members(address, &slots) {
+                sockets.push((address, members));
+            }
+        }
+        if let Some(known) = self.clients.get_mut(&client) {
+            known.addresses = sockets.iter().map(|(address, _)| *address).collect();
+            info!(pid = known.peer.pid, ?slots, "resumed");
+        }
+        let leased = Leased { slots: slots.clone(), addresses: sockets.len() as u16, notice: String::new() };
+        self.send(client, id, Message::Leased(leased), vec![parked]);
+        for (address, descriptors) in sockets {
+            self.send_address(client, id, address, slots.clone(), descriptors);
+        }
+    }
+
+    fn retry_waiting(&mut self, now: Instant) {
+        for waiting in std::mem::take(&mut self.waiting) {
+            self.lease_or_refuse(now, &waiting, false);
+        }
+    }
+
+    fn free(&mut self, slots: &[u8]) {
+        for slot in slots {
+            info!(slot, "slot is free");
+            self.groups.release(*slot);
+            self.slots.set(*slot, Slot::Free);
+        }
+        if !slots.is_empty() && self.slots.all_free() {
+            // Nobody minds if groups of addresses that are no more go away.
+            let host = &self.host;
+            self.groups.retain(|address| host.iter().any(|n| n.addresses.contains(&address.ip)));
+            if self.groups.len() == 0 {
+                self.slots = Slots::default();
+            }
+        }
+    }
+
+    fn is_open_elsewhere(&self, slot: u8) -> bool {
+        let address = self.devices.all().flat_map(addresses).find(|address| self.groups.contains(*address));
+        let socket = address.and_then(|address| self.groups.members(address, &[slot]).ok()?.pop());
+        socket.is_some_and(|socket| self.world.is_open_elsewhere(socket.as_fd()))
+    }
+
+    // ---- clients ----
+
+    /// Forgets a client and closes its connection; its slots wait for its process.
+    fn close(&mut self, client: ClientId) {
+        self.remove(client, None);
+        self.output.push_back(Output::Close(client));
+    }
+
+    fn remove(&mut self, client: ClientId, until: Option<Instant>) {
+        let Some(gone) = self.clients.remove(&client) else { return };
+        self.waiting.retain(|w| w.client != client);
+        if let Some(view) = gone.view {
+            self.devices.drop_view(view);
+        }
+        let slots = self.slots.of(client);
+        if !gone.watched {
+            self.free(&slots);
+            return;
+        }
+        for slot in slots {
+            self.slots.set(slot, Slot::Away { process: gone.process, until });
+        }
+    }
+
+    fn send(&mut self, client: ClientId, id: u32, message: Message, descriptors: Vec<OwnedFd>) {
+        self.output.push_back(Output::Send { client, id, message, descriptors });
+    }
+
+    fn tell_parked(&mut self, moved: bool) {
+        if !moved {
+            return;
+        }
+        let holds = |client: &ClientId| !self.slots.of(*client).is_empty();
+        let programs: Vec<ClientId> = self.clients.keys().copied().filter(holds).collect();
+        for client in programs {
+            match self.groups.parked() {
+                Ok(parked) => self.send(client, 0, Message::Parked, vec![parked]),
+                Err(e) => warn!("cannot pass on the parked descriptors: {e}"),
+            }
+        }
+    }
+
+    // ---- devices ----
+
+    fn view(&self, own: Option<u32>) -> Vec<DeviceInfo> {
+        let mut devices = self.devices.view(own);
+        let mut left = MOST_GIDS;
+        for device in &mut devices {
+            device.gids.truncate(left);
+            left -= device.gids.len();
+        }
+        devices.truncate(256);
+        devices
+    }
+
+    fn addresses_of(&self, client: ClientId) -> Vec<Address> {
+        let Some(known) = self.clients.get(&client) else { return Vec::new() };
+        let mut found = Vec::new();
+        for address in self.view(known.view).iter().flat_map(addresses) {
+            if !found.contains(&address) {
+                found.push(address);
+            }
+        }
+        found
+    }
+
+    /// Brings the devices up to date and tells every client what changed for it: first the sockets of new addresses, then
+    /// the GIDs that need them.
+    fn publish(&mut self) {
+        let mut netdevs = self.host.clone();
+        for netdev in &mut netdevs {
+            netdev.addresses.retain(|ip| !self.taken.contains(&Address::of(*ip, netdev.ifindex)));
+        }
+        self.devices.update(netdevs);
+        let clients: Vec<ClientId> =
+            self.clients.iter().filter(|(_, c)| c.greeted).map(|(id, _)| *id).collect();
+        for client in clients {
+            self.send_new_addresses(client);
+            let Some(known) = self.clients.get(&client) else { continue };
+            let devices = self.view(known.view);
+            if devices != known.devices {
+                if let Some(known) = self.clients.get_mut(&client) {
+                    known.devices.clone_from(&devices);
+                }
+                self.send(client, 0, Message::Devices(devices), Vec::new());
+            }
+        }
+    }
+
+    fn send_new_addresses(&mut self, client: ClientId) {
+        let slots = self.slots.of(client);
+        if slots.is_empty() {
+            return;
+        }
+        for address in self.addresses_of(client) {
+            if self.clients.get(&client).is_none_or(|known| known.addresses.contains(&address)) {
+                continue;
+            }
+            if !self.groups.contains(address) {
+                match self.groups.open(&mut self.world, address) {
+                    Ok(moved) => self.tell_parked(moved),
+                    Err(e) => {
+                        warn!(%address, "no sockets for a new address: {e}");
+                        continue;
+                    }
+                }
+            }
+            match self.groups.lease(address, &slots).and_then(|()| self.groups.members(address, &slots)) {
+                Ok(sockets) => {
+                    if let Some(known) = self.clients.get_mut(&client) {
+                        known.addresses.insert(address);
+                    }
+                    self.send_address(client, 0, address, slots.clone(), sockets);
+                }
+                Err(e) => warn!(%address, "no sockets for a new address: {e}"),
+            }
+        }
+    }
+}
+
+/// The addresses of a device's GIDs.
+fn addresses(device: &DeviceInfo) -> impl Iterator<Item = Address> + '_ {
+    device.gids.iter().map(|entry| Address::of(entry.gid.to_ip(), entry.ifindex))
+}
+
+fn failed(error: &GrowError) -> Refusal {
+    let mut sentence = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        sentence = format!("{sentence}: {cause}");
+        source = cause.source();
+    }
+    refusal(RefusalCode::Failed, sentence)
+}

@@ -1,0 +1,705 @@
+//! A program's side of the broker.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::Child;
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use ferroce_ipc::{
+    AddressSockets, BROKER_NAME, Client, ClientError, Leased, Message, Refusal, RefusalCode, ResourceCounts,
+};
+pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+use tracing::{debug, info, warn};
+
+use super::netdev::Address;
+use super::server::ServerError;
+use super::spawn::{self, SpawnError};
+use super::sys;
+
+/// How long finding, starting and greeting a broker may take.
+const CONNECT: Duration = Duration::from_secs(2);
+/// How long a request may take: longer than a new broker waits for programs of an earlier one.
+const REQUEST: Duration = Duration::from_secs(4);
+/// How often a program looks for the next broker: at first, and after [`PATIENCE`].
+const RETRY: Duration = Duration::from_millis(10);
+const RETRY_SLOWLY: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Where the broker comes from: `FERROCE_BROKER`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum BrokerMode {
+    /// `auto`: the one that runs, else `ferroced`, started by us; a thread of this process if `ferroced` is not found.
+    #[default]
+    Auto,
+    /// `embedded`: the one that runs, else a thread of this process.
+    Embedded,
+    /// `none`: the one that runs.
+    None,
+}
+
+impl BrokerMode {
+    /// What `FERROCE_BROKER` says; [`BrokerMode::Auto`] if it says nothing that we know.
+    pub fn from_env() -> Self {
+        match std::env::var("FERROCE_BROKER").as_deref() {
+            Ok("embedded") => Self::Embedded,
+            Ok("none") => Self::None,
+            Err(std::env::VarError::NotPresent) | Ok("auto" | "") => Self::Auto,
+            other => {
+                warn!("FERROCE_BROKER is auto, embedded or none, not {other:?}");
+                Self::Auto
+            }
+        }
+    }
+}
+
+/// How a program looks for its broker.
+#[derive(Clone, Debug)]
+pub struct ConnectOptions {
+    /// Where the broker comes from.
+    pub mode: BrokerMode,
+    /// The abstract name.
+    pub name: String,
+    /// An interface to have a device on, empty for none: `FERROCE_NETDEV`.
+    pub netdev: String,
+}
+
+impl ConnectOptions {
+    /// The usual name, and `FERROCE_NETDEV`.
+    pub fn new(mode: BrokerMode) -> Self {
+        let netdev = match sys::is_privileged_program() {
+            true => String::new(),
+            false => std::env::var("FERROCE_NETDEV").unwrap_or_default(),
+        };
+        Self { mode, name: BROKER_NAME.to_owned(), netdev }
+    }
+}
+
+/// Why the broker is of no help.
+#[derive(Debug, thiserror::Error)]
+pub enum BrokerError {
+    /// It could not be started.
+    #[error("cannot start ferroced")]
+    Spawn(#[from] SpawnError),
+    /// It could not be started in this process.
+    #[error("cannot run the broker in this process")]
+    Embedded(#[from] ServerError),
+    /// It cannot be asked, or refused with a sentence of its own.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// A descriptor of our own could not be made.
+    #[error("out of a resource")]
+    Io(#[from] io::Error),
+}
+
+impl From<BrokerError> for io::Error {
+    fn from(error: BrokerError) -> Self {
+        let code = match &error {
+            BrokerError::Client(ClientError::Refused(refusal)) => Some(refusal.code),
+            _ => None,
+        };
+        let kind = match (&error, code) {
+            (BrokerError::Client(ClientError::Foreign { .. }), _) => io::ErrorKind::PermissionDenied,
+            (_, Some(RefusalCode::ForeignUser | RefusalCode::Permission)) => io::ErrorKind::PermissionDenied,
+            (_, Some(RefusalCode::PortTaken | RefusalCode::Busy)) => io::ErrorKind::ResourceBusy,
+            (_, Some(RefusalCode::UnknownNetdev | RefusalCode::UnknownLink)) => io::ErrorKind::NotFound,
+            (_, Some(RefusalCode::Exists)) => io::ErrorKind::AlreadyExists,
+            (BrokerError::Client(ClientError::Timeout { .. }), _) => io::ErrorKind::TimedOut,
+            _ => io::ErrorKind::Other,
+        };
+        io::Error::new(kind, error)
+    }
+}
+
+/// The slots of this program and the sockets that go with them.
+#[derive(Debug)]
+pub struct Lease {
+    /// The slots: bits 23 to 16 of this program's QPNs.
+    pub slots: Vec<u8>,
+    /// A socket for each slot on each local address.
+    pub addresses: Vec<LeasedAddress>,
+    /// Something for the user, such as an address whose port somebody else holds; may be empty.
+    pub notice: String,
+}
+
+/// A group socket of one slot on one local address.
+#[derive(Debug)]
+pub struct LeasedAddress {
+    /// The slot.
+    pub slot: u8,
+    /// The address it is bound to, with port 4791.
+    pub ip: IpAddr,
+    /// Interface index of a link-local address, else 0.
+    pub scope_id: u32,
+    /// The socket.
+    pub fd: OwnedFd,
+}
+
+/// What a program learns from its broker without asking. Devices are named by [`DeviceInfo::id`].
+#[derive(Debug)]
+pub enum BrokerEvent {
+    /// An address appeared: its socket, which traffic may already reach.
+    AddressAdded(LeasedAddress),
+    /// The GID table of a device changed.
+    GidsChanged(u32),
+    /// The port of a device became ACTIVE.
+    PortActive(u32),
+    /// The port of a device is not ACTIVE any more.
+    PortDown(u32),
+    /// There is a new device.
+    DeviceAdded(u32),
+    /// A device is gone, with its interface or by `ferroce link del`.
+    DeviceRemoved(u32),
+    /// The broker died; the sockets work on. The next one is being looked for, or started.
+    Disconnected,
+    /// There is a broker again, and it knows our slots.
+    Reconnected,
+    /// Slots that were given to somebody else while we were away (this process was stopped, say): whatever stands on them
+    /// is dead.
+    SlotsLost(Vec<u8>),
+}
+
+/// A program's connection to its broker, whichever that is in the course of time.
+///
+/// [`BrokerClient::event_fd`] becomes readable when there is something to do; call [`BrokerClient::process`] then, from
+/// one thread, for as long as slots are held: it also brings the next broker when one has died. No call but `connect` and
+/// the requests waits, and these for seconds at most. In a forked child the client must not be used and not be dropped;
+/// [`BrokerClient::descriptors`] says what to close.
+#[derive(Debug)]
+pub struct BrokerClient {
+    inner: Mutex<Inner>,
+    /// Holds the connection, the timer and the wake counter.
+    epoll: OwnedFd,
+    /// Readable while events wait.
+    wake: OwnedFd,
+    /// Readable when the next look for a broker is due.
+    timer: OwnedFd,
+}
+
+#[derive(Debug)]
+struct Inner {
+    options: ConnectOptions,
+    link: Link,
+    devices: Vec<DeviceInfo>,
+    /// What is leased.
+    slots: Vec<u8>,
+    addresses: BTreeSet<(Address, u8)>,
+    /// Reading end of the parked descriptors: held, never read.
+    parked: Option<OwnedFd>,
+    events: VecDeque<BrokerEvent>,
+    /// A `ferroced --detach` to be reaped.
+    child: Option<Child>,
+}
+
+#[derive(Debug)]
+enum Link {
+    /// Greeted; `resume` is the request that hands our slots to a new broker, while it is not answered.
+    Up { client: Client, resume: Option<u32> },
+    /// Connected to the next broker, which has not greeted yet.
+    Greeting { client: Client, since: Instant },
+    /// No broker since then.
+    Down { since: Instant, started: Option<Instant> },
+}
+
+impl BrokerClient {
+    /// Finds a broker, or starts one.
+    ///
+    /// # Errors
+    /// A sentence that says what to do, after 2 s at most.
+    pub fn connect(mode: BrokerMode) -> Result<Self, BrokerError> {
+        Self::connect_with(ConnectOptions::new(mode))
+    }
+
+    /// As [`BrokerClient::connect`], with another name or interface.
+    ///
+    /// # Errors
+    /// As [`BrokerClient::connect`].
+    pub fn connect_with(options: ConnectOptions) -> Result<Self, BrokerError> {
+        spawn::note_process();
+        let mut client = find_or_start(&options, Instant::now() + CONNECT)?;
+        let devices = list(&mut client)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(io::Error::from)?;
+        watch(&epoll, &wake)?;
+        watch(&epoll, &timer)?;
+        watch(&epoll, &client)?;
+        let inner = Inner {
+            options,
+            link: Link::Up { client, resume: None },
+            devices,
+            slots: Vec::new(),
+            addresses: BTreeSet::new(),
+            parked: None,
+            events: VecDeque::new(),
+            child: None,
+        };
+        Ok(Self { inner: Mutex::new(inner), epoll, wake, timer })
+    }
+
+    /// The devices as they are now: this program's own first, `fr0` last.
+    ///
+    /// # Errors
+    /// Those of a broker that must be found anew.
+    pub fn devices(&self) -> Result<Vec<DeviceInfo>, BrokerError> {
+        let mut guard = self.up()?;
+        guard.drain();
+        Ok(guard.inner.devices.clone())
+    }
+
+    /// Leases `count` slots and the sockets of all addresses.
+    ///
+    /// # Errors
+    /// [`BrokerError::Client`] with the broker's sentence: no slot is free, UDP port 4791 is held by somebody.
+    pub fn lease(&self, count: u8) -> Result<Lease, BrokerError> {
+        let mut guard = self.up()?;
+        let inner = &mut *guard.inner;
+        let Link::Up { client, .. } = &mut inner.link else { return Err(ClientError::Closed.into()) };
+        let (answer, mut descriptors) = client.request(&Message::Lease(count), REQUEST)?;
+        let Message::Leased(Leased { slots, addresses, notice }) = answer else {
+            return Err(ClientError::Unexpected.into());
+        };
+        let parked = descriptors.pop();
+        let mut sockets = Vec::new();
+        for _ in 0..addresses {
+            match client.more(REQUEST)? {
+                (Message::Address(address), descriptors) => sockets.extend(leased(&address, descriptors)),
+                _ => return Err(ClientError::Unexpected.into()),
+            }
+        }
+        inner.parked = parked;
+        inner.slots.extend(&slots);
+        inner.addresses.extend(sockets.iter().map(LeasedAddress::key));
+        if !notice.is_empty() {
+            warn!("{notice}");
+        }
+        Ok(Lease { slots, addresses: sockets, notice })
+    }
+
+    /// Gives all slots back; their sockets must be closed before.
+    ///
+    /// # Errors
+    /// Those of a broker that must be found anew.
+    pub fn release(&self) -> Result<(), BrokerError> {
+        let mut guard = self.up()?;
+        let inner = &mut *guard.inner;
+        inner.slots.clear();
+        inner.addresses.clear();
+        inner.parked = None;
+        if let Link::Up { client, .. } = &mut inner.link {
+            client.request(&Message::Release(Vec::new()), REQUEST)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the broker what this program has, for `ferroce status`. Does not wait; a broker that is away misses it.
+    pub fn report(&self, counts: ResourceCounts) {
+        if let Ok(mut inner) = self.inner.try_lock()
+            && let Link::Up { client, .. } = &mut inner.link
+            && let Err(e) = client.send(&Message::Report(counts), &[])
+        {
+            debug!("the broker was not told the number of objects: {e}");
+        }
+    }
+
+    /// Readable when [`BrokerClient::process`] has something to do.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Does what is due, without waiting, and returns what happened.
+    pub fn process(&self) -> Vec<BrokerEvent> {
+        // Somebody else is in a request: it leaves the wake counter readable when there is something for us.
+        let Ok(inner) = self.inner.try_lock() else { return Vec::new() };
+        let mut guard = Guard { owner: self, inner };
+        guard.drain();
+        let events = guard.inner.events.drain(..).collect();
+        clear(&self.wake);
+        events
+    }
+
+    /// The descriptors that a forked child must close, lest it hide its parent's death: also those of a broker that runs
+    /// in this process.
+    pub fn descriptors(&self, mut each: impl FnMut(BorrowedFd<'_>)) {
+        each(self.epoll.as_fd());
+        each(self.wake.as_fd());
+        each(self.timer.as_fd());
+        let inner = self.inner.lock().unwrap_or_else(|e| e.into_inner());
+        match &inner.link {
+            Link::Up { client, .. } | Link::Greeting { client, .. } => each(client.as_fd()),
+            Link::Down { .. } => {}
+        }
+        if let Some(parked) = &inner.parked {
+            each(parked.as_fd());
+        }
+    }
+
+    /// Waits for a broker if there is none at the moment.
+    fn up(&self) -> Result<Guard<'_>, BrokerError> {
+        let inner = self.inner.lock().unwrap_or_else(|e| e.into_inner());
+        let mut guard = Guard { owner: self, inner };
+        let deadline = Instant::now() + CONNECT;
+        loop {
+            guard.drain();
+            if matches!(guard.inner.link, Link::Up { resume: None, .. }) {
+                return Ok(guard);
+            }
+            if Instant::now() >= deadline {
+                return Err(ClientError::NoBroker.into());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for BrokerClient {
+    fn drop(&mut self) {
+        let inner = self.inner.get_mut().unwrap_or_else(|e| e.into_inner());
+        // So that the slots are free at once; without it the broker waits whether we come back.
+        if let Link::Up { client, .. } = &mut inner.link {
+            let _ = client.send(&Message::Release(Vec::new()), &[]);
+        }
+        inner.reap();
+    }
+}
+
+impl LeasedAddress {
+    fn key(&self) -> (Address, u8) {
+        (Address { ip: self.ip, scope_id: self.scope_id }, self.slot)
+    }
+}
+
+/// The locked state. Releasing it leaves the wake counter readable if events wait.
+struct Guard<'a> {
+    owner: &'a BrokerClient,
+    inner: MutexGuard<'a, Inner>,
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        let news = matches!(&self.inner.link, Link::Up { client, .. } if client.has_news());
+        if news || !self.inner.events.is_empty() {
+            let _ = rustix::io::write(&self.owner.wake, &1_u64.to_ne_bytes());
+        }
+    }
+}
+
+impl Guard<'_> {
+    /// Takes every message that is there, and looks for the next broker when that is due.
+    fn drain(&mut self) {
+        clear(&self.owner.timer);
+        self.inner.reap();
+        loop {
+            let inner = &mut *self.inner;
+            match &mut inner.link {
+                Link::Up { client, .. } => match client.poll() {
+                    Ok(Some((id, message, descriptors))) => {
+                        if let Some(lost) = inner.message(id, message, descriptors) {
+                            self.down(&lost);
+                        }
+                    }
+                    Ok(None) => return,
+                    Err(e) => self.down(&e),
+                },
+                Link::Greeting { client, since } => match client.poll() {
+                    Ok(Some((_, Message::Hello(hello), _))) if hello.major == ferroce_ipc::MAJOR => {
+                        if let Err(e) = inner.greeted() {
+                            self.down(&e.into());
+                        }
+                    }
+                    Ok(Some((_, Message::Refused(refusal), _))) => self.down(&refusal.into()),
+                    Ok(Some(_)) => self.down(&ClientError::Unexpected),
+                    Ok(None) if since.elapsed() > CONNECT => self.down(&ClientError::Closed),
+                    Ok(None) => {
+                        self.retry_in(CONNECT);
+                        return;
+                    }
+                    Err(e) => self.down(&e),
+                },
+                Link::Down { .. } => {
+                    if !self.look() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The broker is gone, or of no use.
+    fn down(&mut self, why: &ClientError) {
+        let inner = &mut *self.inner;
+        let now = Instant::now();
+        match &inner.link {
+            Link::Up { .. } => {
+                info!("ferroced is gone: {why}");
+                inner.link = Link::Down { since: now, started: None };
+                inner.events.push_back(BrokerEvent::Disconnected);
+            }
+            // A broker that accepts and then fails must not make us spin.
+            Link::Greeting { .. } => {
+                warn!("the next ferroced is of no use: {why}");
+                inner.link = Link::Down { since: now, started: Some(now) };
+                self.retry_in(RETRY_SLOWLY);
+            }
+            Link::Down { .. } => {}
+        }
+    }
+
+    /// One try to reach the next broker. Returns whether it is connected; otherwise the timer says when to try again.
+    fn look(&mut self) -> bool {
+        let inner = &mut *self.inner;
+        let Link::Down { since, started } = inner.link else { return true };
+        let now = Instant::now();
+        match Client::begin(&inner.options.name, &inner.options.netdev) {
+            Ok(client) => match watch(&self.owner.epoll, &client) {
+                Ok(()) => {
+                    inner.link = Link::Greeting { client, since: now };
+                    return true;
+                }
+                Err(e) => warn!("the connection to ferroced cannot be watched: {e}"),
+            },
+            Err(ClientError::NoBroker) => {
+                // All programs of a dead broker are here at the same time. The lowest slot starts the next one, the
+                // others follow if that does not happen.
+                let turn = inner.slots.first().map_or(20, |slot| u32::from(slot - 1).min(20));
+                let turn = since + Duration::from_millis(20) * turn;
+                let again = started.is_none_or(|last| now >= last + PATIENCE);
+                if now >= turn && again {
+                    inner.link = Link::Down { since, started: Some(now) };
+                    inner.start();
+                }
+            }
+            Err(e) => debug!("no ferroced yet: {e}"),
+        }
+        self.retry_in(if now >= since + PATIENCE { RETRY_SLOWLY } else { RETRY });
+        false
+    }
+
+    fn retry_in(&self, time: Duration) {
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let value = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+        let once = Itimerspec { it_interval: zero, it_value: value };
+        if let Err(e) = timerfd_settime(&self.owner.timer, TimerfdTimerFlags::empty(), &once) {
+            warn!("no timer: {e}");
+        }
+    }
+}
+
+impl Inner {
+    /// Starts the next broker, without waiting for it.
+    fn start(&mut self) {
+        let embedded = match self.options.mode {
+            BrokerMode::None => return,
+            BrokerMode::Embedded => true,
+            BrokerMode::Auto => match spawn::start_in_background() {
+                Ok(child) => {
+                    self.child = Some(child);
+                    false
+                }
+                Err(SpawnError::NotFound) => true,
+                Err(e) => {
+                    warn!("the next ferroced cannot be started: {e}");
+                    false
+                }
+            },
+        };
+        if embedded && let Err(e) = spawn::start_embedded(&self.options.name) {
+            warn!("the broker cannot be run in this process: {e}");
+        }
+    }
+
+    fn reap(&mut self) {
+        if let Some(child) = &mut self.child
+            && !matches!(child.try_wait(), Ok(None))
+        {
+            self.child = None;
+        }
+    }
+
+    /// A new broker greeted: hands it what it does not know.
+    fn greeted(&mut self) -> io::Result<()> {
+        let down = Link::Down { since: Instant::now(), started: None };
+        let Link::Greeting { mut client, .. } = std::mem::replace(&mut self.link, down) else {
+            return Ok(());
+        };
+        let mut resume = None;
+        let sent = (|| {
+            match &self.parked {
+                Some(parked) if !self.slots.is_empty() => {
+                    client.send(&Message::Devices(self.devices.clone()), &[])?;
+                    resume = Some(client.send(&Message::Resume(self.slots.clone()), &[parked.as_fd()])?);
+                }
+                _ => {}
+            }
+            client.send(&Message::ListDevices, &[]).map(drop)
+        })();
+        if resume.is_none() {
+            self.events.push_back(BrokerEvent::Reconnected);
+        }
+        self.link = Link::Up { client, resume };
+        sent
+    }
+
+    /// One message of a greeted broker. Returns why its connection is of no use any more, if so.
+    fn message(&mut self, id: u32, message: Message, mut descriptors: Vec<OwnedFd>) -> Option<ClientError> {
+        let Link::Up { resume, .. } = &mut self.link else { return None };
+        match message {
+            Message::Devices(devices) => self.update(devices),
+            Message::Address(address) => {
+                for socket in leased(&address, descriptors) {
+                    // Those that we have already come along when a new broker took us over.
+                    if self.slots.contains(&socket.slot) && self.addresses.insert(socket.key()) {
+                        self.events.push_back(BrokerEvent::AddressAdded(socket));
+                    }
+                }
+            }
+            Message::Parked => self.parked = descriptors.pop(),
+            Message::Leased(leased) if *resume == Some(id) => {
+                *resume = None;
+                if let Some(parked) = descriptors.pop() {
+                    self.parked = Some(parked);
+                }
+                self.events.push_back(BrokerEvent::Reconnected);
+                self.lose(&leased.slots);
+            }
+            Message::Refused(refusal) if *resume == Some(id) => {
+                *resume = None;
+                warn!("ferroced does not take our slots back: {refusal}");
+                self.events.push_back(BrokerEvent::Reconnected);
+                self.lose(&[]);
+            }
+            Message::Refused(refusal) if id == 0 => return Some(refusal.into()),
+            // The answer to a request that was given up, or to one that needs none.
+            Message::Refused(Refusal { sentence, .. }) => debug!("refused: {sentence}"),
+            Message::Done | Message::Leased(_) | Message::Status(_) => {}
+            Message::Hello(_)
+            | Message::ListDevices
+            | Message::Lease(_)
+            | Message::Release(_)
+            | Message::Resume(_)
+            | Message::LinkAdd { .. }
+            | Message::LinkDel { .. }
+            | Message::GetStatus
+            | Message::Report(_) => return Some(ClientError::Unexpected),
+        }
+        None
+    }
+
+    /// Keeps only these slots.
+    fn lose(&mut self, kept: &[u8]) {
+        let (kept, lost) = self.slots.iter().partition(|slot| kept.contains(slot));
+        self.slots = kept;
+        let lost: Vec<u8> = lost;
+        if !lost.is_empty() {
+            self.addresses.retain(|(_, slot)| !lost.contains(slot));
+            self.events.push_back(BrokerEvent::SlotsLost(lost));
+        }
+    }
+
+    /// Takes over the devices as they are now, and tells the difference.
+    fn update(&mut self, devices: Vec<DeviceInfo>) {
+        let before = std::mem::replace(&mut self.devices, devices);
+        // Ids are a broker's own: the next one may number anew. Names and interfaces say what is the same.
+        let same = |a: &DeviceInfo, b: &DeviceInfo| a.name == b.name && a.ifindex == b.ifindex;
+        let highest = before.iter().chain(&self.devices).map(|device| device.id).max().unwrap_or(0);
+        let mut unused = highest.wrapping_add(1);
+        for now in &mut self.devices {
+            match before.iter().find(|old| same(old, now)) {
+                Some(old) => {
+                    now.id = old.id;
+                    if now.gids != old.gids {
+                        self.events.push_back(BrokerEvent::GidsChanged(now.id));
+                    }
+                    match (old.port_active, now.port_active) {
+                        (false, true) => self.events.push_back(BrokerEvent::PortActive(now.id)),
+                        (true, false) => self.events.push_back(BrokerEvent::PortDown(now.id)),
+                        _ => {}
+                    }
+                }
+                None => {
+                    if before.iter().any(|old| old.id == now.id) {
+                        now.id = unused;
+                        unused = unused.wrapping_add(1);
+                    }
+                    self.events.push_back(BrokerEvent::DeviceAdded(now.id));
+                }
+            }
+        }
+        for old in &before {
+            if !self.devices.iter().any(|now| same(old, now)) {
+                self.events.push_back(BrokerEvent::DeviceRemoved(old.id));
+            }
+        }
+    }
+}
+
+/// A greeted client of a broker that was there or that was started.
+fn find_or_start(options: &ConnectOptions, deadline: Instant) -> Result<Client, BrokerError> {
+    let mut failed = None;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match Client::connect(&options.name, &options.netdev, left.max(Duration::from_millis(10))) {
+            Ok(client) => return Ok(client),
+            Err(e) if !e.is_leaving() => return Err(e.into()),
+            Err(e) if left.is_zero() => return Err(failed.unwrap_or_else(|| e.into())),
+            // One that is about to end still holds the name.
+            Err(ClientError::NoBroker) => {}
+            Err(_) => {
+                std::thread::sleep(Duration::from_millis(5));
+                continue;
+            }
+        }
+        let started = match options.mode {
+            BrokerMode::None => return Err(ClientError::NoBroker.into()),
+            BrokerMode::Embedded => spawn::start_embedded(&options.name).map_err(BrokerError::from),
+            BrokerMode::Auto => match spawn::start(deadline) {
+                Err(SpawnError::NotFound) => {
+                    warn!("ferroced was not found: the broker runs in this process, and ends with it");
+                    spawn::start_embedded(&options.name).map_err(BrokerError::from)
+                }
+                other => other.map_err(BrokerError::from),
+            },
+        };
+        match started {
+            Ok(()) => {}
+            Err(e @ BrokerError::Spawn(SpawnError::Said(_))) => {
+                // Perhaps it lost a race against one that is of use to us.
+                failed = Some(e);
+                if Instant::now() + CONNECT / 2 > deadline {
+                    return Err(failed.unwrap_or_else(|| ClientError::NoBroker.into()));
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+fn list(client: &mut Client) -> Result<Vec<DeviceInfo>, ClientError> {
+    match client.request(&Message::ListDevices, REQUEST)? {
+        (Message::Devices(devices), _) => Ok(devices),
+        _ => Err(ClientError::Unexpected),
+    }
+}
+
+fn leased(address: &AddressSockets, descriptors: Vec<OwnedFd>) -> Vec<LeasedAddress> {
+    let AddressSockets { ip, scope_id, slots } = address;
+    let socket = |(slot, fd): (&u8, OwnedFd)| LeasedAddress { slot: *slot, ip: *ip, scope_id: *scope_id, fd };
+    slots.iter().zip(descriptors).map(socket).collect()
+}
+
+fn watch(epoll: &OwnedFd, fd: &impl AsFd) -> io::Result<()> {
+    Ok(epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
+}
+
+/// Makes an event counter or a timer unreadable.
+fn clear(counter: &OwnedFd) {
+    let _ = rustix::io::read(counter, &mut [0; 8]);
+}

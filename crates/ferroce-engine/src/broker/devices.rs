@@ -1,0 +1,217 @@
+//! The devices of this network namespace: `fr0` on `lo`, configured links, and devices that single clients asked for.
+
+use std::collections::BTreeMap;
+
+use ferroce_ipc::{DeviceInfo, Origin, Refusal, RefusalCode};
+
+use super::gid_table::GidTable;
+use super::netdev::{Netdev, addresses_over};
+use super::refusal;
+
+/// Name of the device on `lo` that is always there.
+pub const DEFAULT_DEVICE: &str = "fr0";
+
+/// All devices, by id. One netdev has at most one.
+#[derive(Debug)]
+pub struct Devices {
+    devices: BTreeMap<u32, Device>,
+    netdevs: Vec<Netdev>,
+    next_id: u32,
+    /// Node GUID of interfaces without a hardware address.
+    random_guid: [u8; 8],
+}
+
+#[derive(Debug)]
+struct Device {
+    info: DeviceInfo,
+    gids: GidTable,
+    /// Clients whose view this is; for [`Origin::View`] alone.
+    viewers: u32,
+}
+
+impl Devices {
+    /// No device yet: [`Devices::update`] makes the default one. `random_guid` is not zero.
+    pub fn new(random_guid: [u8; 8]) -> Self {
+        Self { devices: BTreeMap::new(), netdevs: Vec::new(), next_id: 0, random_guid }
+    }
+
+    /// Takes the host's interfaces as they are now. Returns whether any client's view changed.
+    pub fn update(&mut self, netdevs: Vec<Netdev>) -> bool {
+        self.netdevs = netdevs;
+        let before: Vec<DeviceInfo> = self.devices.values().map(|d| d.info.clone()).collect();
+        if !self.devices.values().any(|d| d.info.origin == Origin::Default)
+            && let Some(lo) = self.netdevs.iter().find(|n| n.loopback).cloned()
+        {
+            self.insert(DEFAULT_DEVICE.to_owned(), Origin::Default, &lo);
+        }
+        // A link goes with its interface, as the kernel's do. A new interface of that name has another index.
+        let netdevs = &self.netdevs;
+        self.devices.retain(|_, d| netdevs.iter().any(|n| n.ifindex == d.info.ifindex));
+        let ids: Vec<u32> = self.devices.keys().copied().collect();
+        for id in ids {
+            self.refresh(id);
+        }
+        !self.devices.values().map(|d| &d.info).eq(before.iter())
+    }
+
+    /// What a client sees: its own device, configured links, the default one last.
+    pub fn view(&self, own: Option<u32>) -> Vec<DeviceInfo> {
+        let links = |d: &&Device| d.info.origin == Origin::Link && Some(d.info.id) != own;
+        let default = |d: &&Device| d.info.origin == Origin::Default && Some(d.info.id) != own;
+        let own = own.and_then(|id| self.devices.get(&id));
+        let all = own.into_iter().chain(self.devices.values().filter(links));
+        all.chain(self.devices.values().filter(default)).map(|d| d.info.clone()).collect()
+    }
+
+    /// All devices, those of single clients as well.
+    pub fn all(&self) -> impl Iterator<Item = &DeviceInfo> {
+        self.devices.values().map(|d| &d.info)
+    }
+
+    /// Whether somebody configured a link, which must not vanish with an idle broker.
+    pub fn has_links(&self) -> bool {
+        self.all().any(|d| d.origin == Origin::Link)
+    }
+
+    /// `ferroce link add`.
+    pub fn add_link(&mut self, name: &str, netdev: &str) -> Result<(), Refusal> {
+        let below = self.netdev(netdev)?.clone();
+        if let Some(taken) = self.all().find(|d| d.ifindex == below.ifindex && d.origin != Origin::View) {
+            let sentence = format!("{netdev} has the device {} already", taken.name);
+            return Err(refusal(RefusalCode::Exists, sentence));
+        }
+        if self.all().any(|d| d.name == name && !(d.ifindex == below.ifindex && d.origin == Origin::View)) {
+            return Err(refusal(RefusalCode::Exists, format!("a device named {name} exists already")));
+        }
+        match self.devices.values_mut().find(|d| d.info.ifindex == below.ifindex) {
+            // A device that single clients asked for becomes everybody's, and keeps its place.
+            Some(view) => {
+                view.info.origin = Origin::Link;
+                view.info.name = name.to_owned();
+            }
+            None => {
+                self.insert(name.to_owned(), Origin::Link, &below);
+            }
+        }
+        Ok(())
+    }
+
+    /// `ferroce link del`.
+    pub fn delete_link(&mut self, name: &str) -> Result<(), Refusal> {
+        let Some(device) = self.devices.values_mut().find(|d| d.info.name == name) else {
+            return Err(refusal(RefusalCode::UnknownLink, format!("there is no device named {name}")));
+        };
+        match device.info.origin {
+            Origin::Default => {
+                let sentence = format!("{name} is the device that is always there");
+                Err(refusal(RefusalCode::BadRequest, sentence))
+            }
+            Origin::Link if device.viewers > 0 => {
+                device.info.origin = Origin::View;
+                Ok(())
+            }
+            Origin::Link => {
+                let id = device.info.id;
+                self.devices.remove(&id);
+                Ok(())
+            }
+            Origin::View => Err(refusal(RefusalCode::UnknownLink, format!("{name} is no configured link"))),
+        }
+    }
+
+    /// The device of a client that asked for `netdev`; give it back by [`Devices::drop_view`].
+    pub fn view_of(&mut self, netdev: &str) -> Result<u32, Refusal> {
+        let below = self.netdev(netdev)?.clone();
+        let found = self.devices.values().find(|d| d.info.ifindex == below.ifindex).map(|d| d.info.id);
+        let id = found.unwrap_or_else(|| {
+            let free = |name: &String| self.all().all(|d| d.name != *name);
+            let name = (1_u32..).map(|n| format!("fr{n}")).find(free).unwrap_or_default();
+            self.insert(name, Origin::View, &below)
+        });
+        if let Some(device) = self.devices.get_mut(&id) {
+            device.viewers += 1;
+        }
+        Ok(id)
+    }
+
+    /// The client that called [`Devices::view_of`] is gone.
+    pub fn drop_view(&mut self, id: u32) {
+        if let Some(device) = self.devices.get_mut(&id) {
+            device.viewers = device.viewers.saturating_sub(1);
+            if device.viewers == 0 && device.info.origin == Origin::View {
+                self.devices.remove(&id);
+            }
+        }
+    }
+
+    /// Takes over what a program knew from an earlier broker: links that nobody configured here yet, and GID indices.
+    pub fn restore(&mut self, known: &[DeviceInfo]) {
+        for old in known {
+            let same = |n: &&Netdev| n.ifindex == old.ifindex && n.name == old.netdev;
+            if !self.netdevs.iter().any(|n| same(&n)) {
+                continue;
+            }
+            if old.origin == Origin::Link {
+                let _ = self.add_link(&old.name, &old.netdev); // it exists already, or another took its name
+            }
+            if let Some(device) = self.devices.values_mut().find(|d| d.info.ifindex == old.ifindex) {
+                if !device.gids.entries().iter().eq(old.gids.iter()) {
+                    let mut gids = GidTable::new(device.reserves_first(&self.netdevs));
+                    old.gids.iter().for_each(|entry| gids.restore(entry));
+                    device.gids = gids;
+                }
+                let id = device.info.id;
+                self.refresh(id);
+            }
+        }
+    }
+
+    fn netdev(&self, name: &str) -> Result<&Netdev, Refusal> {
+        self.netdevs.iter().find(|n| n.name == name).ok_or_else(|| {
+            let known: Vec<&str> = self.netdevs.iter().map(|n| n.name.as_str()).collect();
+            let sentence = format!("there is no network interface {name:?}; there are: {}", known.join(", "));
+            refusal(RefusalCode::UnknownNetdev, sentence)
+        })
+    }
+
+    fn insert(&mut self, name: String, origin: Origin, below: &Netdev) -> u32 {
+        let id = self.next_id;
+        self.next_id += 1;
+        let free = |dev_name: &String| self.all().all(|d| d.dev_name != *dev_name);
+        let dev_name = (0_u32..).map(|n| format!("uverbs{n}")).find(free).unwrap_or_default();
+        let info = DeviceInfo {
+            id,
+            name,
+            dev_name,
+            node_guid: below.eui64().unwrap_or(self.random_guid),
+            netdev: below.name.clone(),
+            ifindex: below.ifindex,
+            mtu: below.mtu,
+            port_active: false,
+            phys_state: below.phys_state(),
+            origin,
+            gids: Vec::new(),
+        };
+        self.devices.insert(id, Device { info, gids: GidTable::new(!below.loopback), viewers: 0 });
+        self.refresh(id);
+        id
+    }
+
+    /// Brings one device up to date with its interface.
+    fn refresh(&mut self, id: u32) {
+        let Some(device) = self.devices.get_mut(&id) else { return };
+        let Some(below) = self.netdevs.iter().find(|n| n.ifindex == device.info.ifindex) else { return };
+        device.gids.update(&addresses_over(&self.netdevs, below));
+        device.info.gids = device.gids.entries();
+        device.info.netdev.clone_from(&below.name);
+        device.info.mtu = below.mtu;
+        device.info.phys_state = below.phys_state();
+        device.info.port_active = below.up && below.running;
+    }
+}
+
+impl Device {
+    fn reserves_first(&self, netdevs: &[Netdev]) -> bool {
+        !netdevs.iter().any(|n| n.ifindex == self.info.ifindex && n.loopback)
+    }
+}

@@ -1,0 +1,40 @@
+//! Who owns what programs share: the broker's logic, its server, and the program's client of it.
+//!
+//! [`Broker`] decides and does no I/O of its own on connections; [`Server`] runs it over sockets, in the process
+//! `ferroced` or in a thread of a program. [`client::BrokerClient`] is a program's side: it finds or starts the broker,
+//! leases slots, follows news, and after the broker's death finds or starts the next one and hands back what it holds.
+
+mod broker;
+pub mod client;
+mod devices;
+mod gid_table;
+mod groups;
+mod holder;
+mod netdev;
+mod parking;
+mod rtnetlink;
+mod runtime_dir;
+mod server;
+mod slots;
+mod spawn;
+mod sys;
+mod world;
+
+pub use broker::Broker;
+pub use client::{BrokerClient, BrokerError, BrokerEvent, BrokerMode, Lease, LeasedAddress};
+pub use runtime_dir::RuntimeDir;
+pub use server::{Server, ServerError, ServerOptions};
+
+use ferroce_ipc::{Refusal, RefusalCode};
+
+/// Names a connection, for the broker's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u64);
+
+/// Names a process that holds connections or slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProcessId(pub u64);
+
+fn refusal(code: RefusalCode, sentence: impl Into<String>) -> Refusal {
+    Refusal { code, sentence: sentence.into() }
+}

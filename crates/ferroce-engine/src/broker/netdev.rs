@@ -1,0 +1,104 @@
+//! What the broker knows of the host's network interfaces.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ferroce_ipc::PhysState;
+
+/// A local address as sockets name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address {
+    /// The address.
+    pub ip: IpAddr,
+    /// Interface index of a link-local IPv6 address, else 0.
+    pub scope_id: u32,
+}
+
+impl Address {
+    /// The address `ip` of interface `ifindex`.
+    pub fn of(ip: IpAddr, ifindex: u32) -> Self {
+        let link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        Self { ip, scope_id: if link_local { ifindex } else { 0 } }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.scope_id {
+            0 => self.ip.fmt(f),
+            scope => write!(f, "{}%{scope}", self.ip),
+        }
+    }
+}
+
+/// One network interface.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Netdev {
+    /// Index, 1 or more.
+    pub ifindex: u32,
+    /// Name.
+    pub name: String,
+    /// Bytes of the largest IP packet.
+    pub mtu: u32,
+    /// Hardware address of an Ethernet interface that has one.
+    pub mac: Option<[u8; 6]>,
+    /// Set up by the administrator.
+    pub up: bool,
+    /// Up, and the carrier is there.
+    pub running: bool,
+    /// The loopback interface.
+    pub loopback: bool,
+    /// A VLAN or macvlan: the interface below, of this network namespace.
+    pub lower: Option<u32>,
+    /// Part of a bond: the bond.
+    pub bond: Option<u32>,
+    /// Addresses that work, in the kernel's order: none that is tentative or a duplicate.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl Netdev {
+    /// The loopback interface as it nearly always is, for systems that tell us nothing.
+    pub fn assumed_loopback() -> Self {
+        Self {
+            ifindex: 1,
+            name: "lo".to_owned(),
+            mtu: 65_536,
+            up: true,
+            running: true,
+            loopback: true,
+            addresses: vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
+            ..Self::default()
+        }
+    }
+
+    /// The port's physical state over this interface.
+    pub fn phys_state(&self) -> PhysState {
+        match (self.up, self.running) {
+            (true, true) => PhysState::LinkUp,
+            (true, false) => PhysState::Polling,
+            (false, _) => PhysState::Disabled,
+        }
+    }
+
+    /// Modified EUI-64 of the hardware address.
+    pub fn eui64(&self) -> Option<[u8; 8]> {
+        let [a, b, c, d, e, f] = self.mac?;
+        Some([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+    }
+}
+
+/// The addresses that a device on `base` has in its GID table, each with the interface that holds it: the device's own
+/// first, then those of VLANs, macvlans and bonds above it; IPv4 before IPv6, as rxe fills its table.
+pub fn addresses_over(netdevs: &[Netdev], base: &Netdev) -> Vec<(IpAddr, u32)> {
+    let above = |n: &&Netdev| n.lower == Some(base.ifindex) || base.bond == Some(n.ifindex);
+    let mut holders = vec![base];
+    holders.extend(netdevs.iter().filter(|n| n.ifindex != base.ifindex).filter(above));
+    let mut found = Vec::new();
+    for v4 in [true, false] {
+        for holder in holders.iter().filter(|holder| holder.up) {
+            let of_family = holder.addresses.iter().filter(|ip| ip.is_ipv4() == v4);
+            found.extend(of_family.map(|&ip| (ip, holder.ifindex)));
+        }
+    }
+    found
+}

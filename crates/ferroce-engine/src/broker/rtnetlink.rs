@@ -1,0 +1,261 @@
+//! Interfaces and addresses from the kernel, by the few rtnetlink messages that this needs.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use super::netdev::Netdev;
+
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const RTM_NEWLINK: u16 = 16;
+const RTM_GETLINK: u16 = 18;
+const RTM_NEWADDR: u16 = 20;
+const RTM_GETADDR: u16 = 22;
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_ACK: u16 = 4;
+const NLM_F_DUMP: u16 = 0x300;
+/// Groups RTMGRP_LINK, RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR.
+const NEWS: u32 = 1 | 0x10 | 0x100;
+
+const IFF_UP: u32 = 1;
+const IFF_LOOPBACK: u32 = 8;
+const IFF_LOWER_UP: u32 = 0x1_0000;
+const ARPHRD_ETHER: u16 = 1;
+/// Duplicate found, or duplicate detection not finished; an optimistic address may be used meanwhile.
+const IFA_F_DADFAILED: u32 = 8;
+const IFA_F_OPTIMISTIC: u32 = 4;
+const IFA_F_TENTATIVE: u32 = 0x40;
+
+/// How long the kernel may take to answer; it answers at once.
+const LIMIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// A socket that becomes readable when an interface or an address changes.
+#[derive(Debug)]
+pub struct Monitor {
+    fd: OwnedFd,
+}
+
+impl Monitor {
+    /// Follows this network namespace.
+    pub fn open() -> io::Result<Self> {
+        Ok(Self { fd: socket(NEWS)? })
+    }
+
+    /// Throws away what has been told; returns whether there was anything. The news are only a reason to look again.
+    pub fn drain(&self) -> bool {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut any = false;
+        for _ in 0..1024 {
+            match rustix::net::recv(&self.fd, &mut buffer, RecvFlags::DONTWAIT) {
+                // Lost news are news.
+                Ok(_) | Err(rustix::io::Errno::NOBUFS) => any = true,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => break,
+            }
+        }
+        any
+    }
+}
+
+impl AsFd for Monitor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// All interfaces of this network namespace, with their addresses.
+pub fn netdevs() -> io::Result<Vec<Netdev>> {
+    let mut links = Vec::new();
+    // struct ifinfomsg and struct ifaddrmsg of zeros: everything.
+    dump(RTM_GETLINK, &[0; 16], |kind, body| {
+        if kind == RTM_NEWLINK {
+            links.extend(parse_link(body));
+        }
+    })?;
+    dump(RTM_GETADDR, &[0; 8], |kind, body| {
+        if kind == RTM_NEWADDR
+            && let Some((ifindex, ip)) = parse_address(body)
+            && let Some(link) = links.iter_mut().find(|link| link.netdev.ifindex == ifindex)
+        {
+            link.netdev.addresses.push(ip);
+        }
+    })?;
+    let bonds: Vec<u32> = links.iter().filter(|l| l.kind == "bond").map(|l| l.netdev.ifindex).collect();
+    Ok(links
+        .into_iter()
+        .map(|link| {
+            let mut netdev = link.netdev;
+            netdev.lower = link.lower.filter(|_| matches!(link.kind.as_str(), "vlan" | "macvlan"));
+            netdev.bond = link.controller.filter(|index| bonds.contains(index));
+            netdev
+        })
+        .collect())
+}
+
+/// `ip link set dev … up`. Fails with `PermissionDenied` where we may not.
+pub fn set_up(ifindex: u32) -> io::Result<()> {
+    let mut info = [0_u8; 16];
+    info[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+    info[8..12].copy_from_slice(&IFF_UP.to_ne_bytes());
+    info[12..16].copy_from_slice(&IFF_UP.to_ne_bytes());
+    request(RTM_NEWLINK, NLM_F_ACK, &info, |_, _| {})
+}
+
+struct Link {
+    netdev: Netdev,
+    kind: String,
+    lower: Option<u32>,
+    controller: Option<u32>,
+}
+
+fn parse_link(body: &[u8]) -> Option<Link> {
+    let (head, rest) = body.split_at_checked(16)?;
+    let ifindex = u32_at(head, 4)?;
+    let flags = u32_at(head, 8)?;
+    let ethernet = u16_at(head, 2)? == ARPHRD_ETHER;
+    let mut link = Link {
+        netdev: Netdev {
+            ifindex,
+            up: flags & IFF_UP != 0,
+            running: flags & (IFF_UP | IFF_LOWER_UP) == IFF_UP | IFF_LOWER_UP,
+            loopback: flags & IFF_LOOPBACK != 0,
+            ..Netdev::default()
+        },
+        kind: String::new(),
+        lower: None,
+        controller: None,
+    };
+    let mut elsewhere = false;
+    for (kind, value) in attributes(rest) {
+        match kind {
+            1 if ethernet => link.netdev.mac = value.try_into().ok().filter(|mac| *mac != [0; 6]),
+            3 => link.netdev.name = text(value)?,
+            4 => link.netdev.mtu = u32_at(value, 0)?,
+            5 => link.lower = u32_at(value, 0),
+            10 => link.controller = u32_at(value, 0),
+            // IFLA_LINKINFO with IFLA_INFO_KIND
+            18 => {
+                link.kind = attributes(value)
+                    .find(|(kind, _)| *kind == 1)
+                    .and_then(|(_, v)| text(v))
+                    .unwrap_or_default()
+            }
+            // IFLA_LINK_NETNSID: the lower interface is in another namespace, its index means nothing here
+            37 => elsewhere = true,
+            _ => {}
+        }
+    }
+    if elsewhere {
+        link.lower = None;
+    }
+    (ifindex != 0 && !link.netdev.name.is_empty()).then_some(link)
+}
+
+/// The interface and the address, if the address works.
+fn parse_address(body: &[u8]) -> Option<(u32, IpAddr)> {
+    let (head, rest) = body.split_at_checked(8)?;
+    let mut flags = u32::from(*head.get(2)?);
+    let ifindex = u32_at(head, 4)?;
+    let (mut local, mut address) = (None, None);
+    for (kind, value) in attributes(rest) {
+        match kind {
+            // On a point-to-point interface IFA_ADDRESS is the other end, IFA_LOCAL ours.
+            1 => address = ip(value),
+            2 => local = ip(value),
+            8 => flags = u32_at(value, 0)?,
+            _ => {}
+        }
+    }
+    let waiting = flags & IFA_F_TENTATIVE != 0 && flags & IFA_F_OPTIMISTIC == 0;
+    let works = flags & IFA_F_DADFAILED == 0 && !waiting;
+    local.or(address).filter(|_| works).map(|ip| (ifindex, ip))
+}
+
+fn ip(value: &[u8]) -> Option<IpAddr> {
+    match value.len() {
+        4 => Some(Ipv4Addr::from(<[u8; 4]>::try_from(value).ok()?).into()),
+        16 => Some(Ipv6Addr::from(<[u8; 16]>::try_from(value).ok()?).into()),
+        _ => None,
+    }
+}
+
+/// A zero-terminated text; interfaces whose names are none are not for us.
+fn text(value: &[u8]) -> Option<String> {
+    let end = value.iter().position(|&b| b == 0).unwrap_or(value.len());
+    let text = std::str::from_utf8(value.get(..end)?).ok()?;
+    (!text.chars().any(char::is_control)).then(|| text.to_owned())
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+/// Type and value of each attribute.
+fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = usize::from(u16_at(bytes, 0)?);
+        let kind = u16_at(bytes, 2)? & 0x3fff; // without the nested and byte order flags
+        let value = bytes.get(4..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+fn dump(kind: u16, body: &[u8], each: impl FnMut(u16, &[u8])) -> io::Result<()> {
+    request(kind, NLM_F_DUMP, body, each)
+}
+
+fn socket(groups: u32) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    // No protocol is NETLINK_ROUTE, whose number is 0.
+    let fd = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+    rustix::net::bind(&fd, &SocketAddrNetlink::new(0, groups))?;
+    Ok(fd)
+}
+
+/// Sends one request and hands every message of the answer to `each`.
+fn request(kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
+    let fd = socket(0)?;
+    let mut message = Vec::with_capacity(16 + body.len());
+    message.extend_from_slice(&(16 + body.len() as u32).to_ne_bytes());
+    message.extend_from_slice(&kind.to_ne_bytes());
+    message.extend_from_slice(&(NLM_F_REQUEST | flags).to_ne_bytes());
+    message.extend_from_slice(&1_u32.to_ne_bytes()); // sequence number
+    message.extend_from_slice(&0_u32.to_ne_bytes());
+    message.extend_from_slice(body);
+    rustix::net::sendto(&fd, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+
+    let mut buffer = vec![0_u8; 65_536];
+    loop {
+        if rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&LIMIT)))? == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let (_, got) = rustix::net::recv(&fd, buffer.as_mut_slice(), RecvFlags::DONTWAIT)?;
+        let mut rest = buffer.get(..got).unwrap_or_default();
+        while let Some(length) = u32_at(rest, 0).map(|length| length as usize) {
+            let (Some(kind), Some(body)) = (u16_at(rest, 4), rest.get(16..length)) else { break };
+            match kind {
+                NLMSG_DONE => return Ok(()),
+                NLMSG_ERROR => {
+                    return match u32_at(body, 0).map(|code| code as i32) {
+                        Some(0) => Ok(()),
+                        Some(code) => Err(io::Error::from_raw_os_error(code.wrapping_neg())),
+                        None => Err(io::ErrorKind::InvalidData.into()),
+                    };
+                }
+                _ => each(kind, body),
+            }
+            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
+}

@@ -1,0 +1,441 @@
+//! The broker's loop over real sockets: one thread, in `ferroced` or in a program.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ferroce_ipc::{BROKER_NAME, Connection, Listener, Message, MessageError, Peer};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use tracing::{debug, error, info, warn};
+
+use super::broker::{Broker, Output};
+use super::netdev::Netdev;
+use super::rtnetlink::{self, Monitor};
+use super::runtime_dir::{RuntimeDir, random_guid};
+use super::world::Kernel;
+use super::{ClientId, ProcessId, holder};
+
+/// Messages that one client may leave unread before it is given up.
+const MOST_QUEUED: usize = 1024;
+/// Messages taken from one client before the others have their turn.
+const BURST: usize = 32;
+/// How long the last words to a client may wait for it.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// How a broker runs.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// The abstract name.
+    pub name: String,
+    /// Ends when nobody has needed it for so long; `None`: never.
+    pub idle: Option<Duration>,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self { name: BROKER_NAME.to_owned(), idle: Some(Duration::from_secs(60)) }
+    }
+}
+
+/// Why there is no broker.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The name is held by a process of our user or of root: the broker is there already.
+    #[error("ferroced runs already, as process {}", .0.pid)]
+    Running(Peer),
+    /// The name is held by somebody else.
+    #[error(
+        "@{name} is held by {holder}: stop it, or run in a network namespace of your own: \
+         ferroce run --private-net -- CMD"
+    )]
+    Taken {
+        /// The abstract name.
+        name: String,
+        /// A process, for people.
+        holder: String,
+    },
+    /// The system failed.
+    #[error("cannot {action}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+/// A broker that holds its name.
+#[derive(Debug)]
+pub struct Server {
+    listener: Listener,
+    monitor: Option<Monitor>,
+    broker: Broker<Kernel>,
+    links: BTreeMap<ClientId, Link>,
+    processes: BTreeMap<ProcessId, OwnedFd>,
+    next_client: u64,
+    idle: Option<Duration>,
+    idle_since: Option<Instant>,
+    stop: Arc<OwnedFd>,
+    buffer: Vec<u8>,
+}
+
+/// A connection and what it could not take yet.
+#[derive(Debug)]
+struct Link {
+    connection: Connection,
+    queue: VecDeque<(u32, Message, Vec<OwnedFd>)>,
+    /// Set when only the last words are left; then dropped.
+    closing: Option<Instant>,
+}
+
+/// Ends a running [`Server`] from another thread.
+#[derive(Clone, Debug)]
+pub struct Stopper(Arc<OwnedFd>);
+
+impl Stopper {
+    /// Makes [`Server::run`] return soon.
+    pub fn stop(&self) {
+        // An event counter that is full is an event all the same.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+impl Server {
+    /// Takes the name and looks at the host. From now on clients may connect; they are served by [`Server::run`].
+    ///
+    /// # Errors
+    /// [`ServerError::Running`] is no failure for who only wants that there is a broker.
+    pub fn bind(options: &ServerOptions) -> Result<Self, ServerError> {
+        let failed = |action| move |source| ServerError::Io { action, source };
+        let listener = match Listener::bind(&options.name) {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => return Err(taken(&options.name)),
+            other => other.map_err(failed("take the broker's name"))?,
+        };
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let stop = stop.map_err(|e| failed("make an event counter")(e.into()))?;
+        let monitor =
+            Monitor::open().inspect_err(|e| warn!("changes of interfaces will not be seen: {e}")).ok();
+        let netdevs = look();
+        raise_loopback(&netdevs);
+        let guid = RuntimeDir::open().and_then(|dir| dir.node_guid()).unwrap_or_else(|e| {
+            warn!("the node GUID is not kept: {e}");
+            random_guid()
+        });
+        let uid = nix::unistd::geteuid().as_raw();
+        Ok(Self {
+            listener,
+            monitor,
+            broker: Broker::new(Kernel, uid, guid, look()),
+            links: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            next_client: 1,
+            idle: options.idle,
+            idle_since: Some(Instant::now()),
+            stop: Arc::new(stop),
+            buffer: Vec::new(),
+        })
+    }
+
+    /// Raises this process's soft limit of open files to the hard one: slots times addresses are more than the usual
+    /// 1,024. For `ferroced`; a program's limit is its own.
+    pub fn raise_descriptor_limit() {
+        use nix::sys::resource::{Resource, getrlimit, setrlimit};
+        let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| match soft < hard {
+            true => setrlimit(Resource::RLIMIT_NOFILE, hard, hard),
+            false => Ok(()),
+        });
+        if let Err(e) = raised {
+            warn!("the limit of open files stays: {e}");
+        }
+    }
+
+    /// A handle that ends [`Server::run`].
+    pub fn stopper(&self) -> Stopper {
+        Stopper(Arc::clone(&self.stop))
+    }
+
+    /// The descriptors that a forked child of a program must close, lest the broker's name outlives it.
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let mut all = vec![self.listener.as_fd(), self.stop.as_fd()];
+        all.extend(self.monitor.as_ref().map(AsFd::as_fd));
+        all
+    }
+
+    /// Serves until nobody has needed it for the idle time, or it is stopped.
+    ///
+    /// # Errors
+    /// Those of `poll(2)`: everything else costs single clients at most.
+    pub fn run(mut self) -> io::Result<()> {
+        loop {
+            let ready = self.wait()?;
+            let now = Instant::now();
+            if ready.stop {
+                return Ok(());
+            }
+            // Deaths first: a process id may belong to somebody else afterwards.
+            for process in ready.dead {
+                debug!(?process, "process ended");
+                self.processes.remove(&process);
+                self.broker.died(process);
+            }
+            self.deliver(now);
+            for client in ready.links {
+                self.serve(now, client);
+                self.deliver(now);
+            }
+            if ready.netdevs && self.monitor.as_ref().is_some_and(Monitor::drain) {
+                self.broker.netdevs_changed(look());
+            }
+            if ready.listener {
+                self.accept();
+            }
+            if self.broker.deadline().is_some_and(|deadline| deadline <= now) {
+                self.broker.tick(now);
+            }
+            self.deliver(now);
+            let broker = &self.broker;
+            self.processes.retain(|process, _| broker.knows(*process));
+            if self.is_over(now) {
+                return Ok(());
+            }
+        }
+    }
+
+    fn is_over(&mut self, now: Instant) -> bool {
+        let Some(idle) = self.idle else { return false };
+        if self.broker.is_leaving() && self.links.values().all(|link| link.closing.is_some()) {
+            info!("making way for another user's program");
+            return self.links.is_empty();
+        }
+        if !self.broker.is_idle() {
+            self.idle_since = None;
+            return false;
+        }
+        let since = *self.idle_since.get_or_insert(now);
+        let over = now.saturating_duration_since(since) >= idle;
+        if over {
+            info!("nobody has needed this broker for {} s: it ends", idle.as_secs());
+        }
+        over
+    }
+
+    fn wait(&self) -> io::Result<Ready> {
+        let mut fds =
+            vec![PollFd::new(&self.stop, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+        // In place of a monitor that there is not: a descriptor that says nothing.
+        match &self.monitor {
+            Some(monitor) => fds.push(PollFd::new(monitor, PollFlags::IN)),
+            None => fds.push(PollFd::new(&self.stop, PollFlags::empty())),
+        }
+        for pidfd in self.processes.values() {
+            fds.push(PollFd::new(pidfd, PollFlags::IN));
+        }
+        for link in self.links.values() {
+            let writes = if link.queue.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+            fds.push(PollFd::new(&link.connection, PollFlags::IN | writes));
+        }
+        let mut deadline = self.broker.deadline();
+        let idle_end = self.idle.zip(self.idle_since).map(|(idle, since)| since + idle);
+        for end in self.links.values().filter_map(|link| link.closing).chain(idle_end) {
+            deadline = Some(deadline.map_or(end, |deadline| deadline.min(end)));
+        }
+        let timeout = deadline.map(|deadline| {
+            let left = deadline.saturating_duration_since(Instant::now()).min(Duration::from_secs(3600));
+            // Up to the next millisecond, so as not to wake too early and spin.
+            let left = left + Duration::from_millis(1);
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
+        });
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => return Ok(Ready::default()),
+            Err(e) => return Err(e.into()),
+        }
+        let now = Instant::now();
+        let mut events = fds.iter().map(|fd| !fd.revents().is_empty());
+        let mut next = || events.next().unwrap_or(false);
+        let (stop, listener, netdevs) = (next(), next(), next());
+        let dead = self.processes.keys().copied().filter(|_| next()).collect();
+        let late = |link: &Link| link.closing.is_some_and(|end| end <= now);
+        let links =
+            self.links.iter().filter(|(_, link)| next() | late(link)).map(|(client, _)| *client).collect();
+        Ok(Ready { stop, listener, netdevs, dead, links })
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..BURST {
+            let connection = match self.listener.accept() {
+                Ok(connection) => connection,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
+                    error!("no connection can be accepted: {e}");
+                    // It stays in the queue; do not spin on it.
+                    std::thread::sleep(Duration::from_millis(50));
+                    return;
+                }
+                Err(e) => {
+                    debug!("a connection was gone before it was accepted: {e}");
+                    continue;
+                }
+            };
+            let Ok(peer) = connection.peer() else { continue };
+            let client = ClientId(self.next_client);
+            self.next_client += 1;
+            let (process, watched) = self.watch(client, peer, &connection);
+            self.links.insert(client, Link { connection, queue: VecDeque::new(), closing: None });
+            self.broker.connected(client, peer, process, watched);
+        }
+    }
+
+    /// Makes the death of a client's process visible, if the system can.
+    fn watch(&mut self, client: ClientId, peer: Peer, connection: &Connection) -> (ProcessId, bool) {
+        let process = match peer.pid {
+            0 => ProcessId(1 << 32 | client.0), // in no pid namespace that we see
+            pid => ProcessId(pid.into()),
+        };
+        if let Some(known) = self.processes.get(&process) {
+            let still = Timespec::default();
+            if poll(&mut [PollFd::new(known, PollFlags::IN)], Some(&still)) == Ok(0) {
+                return (process, true);
+            }
+            // The id was given to a new process before we heard of the old one's death.
+            self.processes.remove(&process);
+            self.broker.died(process);
+        }
+        let by_socket = nix::sys::socket::getsockopt(connection, nix::sys::socket::sockopt::PeerPidfd).ok();
+        let by_pid = || {
+            let pid = rustix::process::Pid::from_raw(peer.pid.try_into().ok()?)?;
+            rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+        };
+        match by_socket.or_else(by_pid) {
+            Some(pidfd) => {
+                self.processes.insert(process, pidfd);
+                (process, true)
+            }
+            None => (process, false),
+        }
+    }
+
+    /// Reads what a client says and sends what waits for it.
+    fn serve(&mut self, now: Instant, client: ClientId) {
+        self.flush(client);
+        for _ in 0..BURST {
+            let Some(link) = self.links.get_mut(&client) else { return };
+            let received = link.connection.recv(&mut self.buffer);
+            if link.closing.is_some_and(|end| end <= now) {
+                self.links.remove(&client);
+                return;
+            }
+            match received {
+                Ok(Some(received)) => {
+                    if link.closing.is_some() {
+                        continue;
+                    }
+                    match received.message {
+                        Ok((id, message)) => {
+                            self.broker.message(now, client, id, message, received.descriptors)
+                        }
+                        Err(MessageError::UnknownKind(kind)) => debug!(?client, kind, "ignored a message"),
+                        Err(e) => {
+                            warn!(?client, "not a message: {e}");
+                            self.broker.lost(client);
+                        }
+                    }
+                    self.deliver(now);
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Ok(None) | Err(_) => {
+                    self.links.remove(&client);
+                    self.broker.disconnected(now, client);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Does what the broker wants.
+    fn deliver(&mut self, now: Instant) {
+        while let Some(output) = self.broker.poll_output() {
+            match output {
+                Output::Send { client, id, message, descriptors } => {
+                    let Some(link) = self.links.get_mut(&client) else { continue };
+                    link.queue.push_back((id, message, descriptors));
+                    if link.queue.len() > MOST_QUEUED {
+                        warn!(?client, "reads nothing: given up");
+                        self.links.remove(&client);
+                        self.broker.lost(client);
+                        continue;
+                    }
+                    self.flush(client);
+                }
+                Output::Close(client) => {
+                    if let Some(link) = self.links.get_mut(&client) {
+                        link.closing = Some(now + LINGER);
+                    }
+                    self.flush(client);
+                }
+            }
+        }
+    }
+
+    fn flush(&mut self, client: ClientId) {
+        let Some(link) = self.links.get_mut(&client) else { return };
+        while let Some((id, message, descriptors)) = link.queue.front() {
+            let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+            match link.connection.send(*id, message, &borrowed) {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                // The other end is gone, which reading will show; a message that cannot be said is left out.
+                Err(e) => debug!(?client, "not sent: {e}"),
+            }
+            link.queue.pop_front();
+        }
+        if link.closing.is_some() {
+            // Not closed yet: with its words unread here, the client would see a reset in place of ours.
+            let _ = rustix::net::shutdown(&link.connection, rustix::net::Shutdown::Write);
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Ready {
+    stop: bool,
+    listener: bool,
+    netdevs: bool,
+    dead: Vec<ProcessId>,
+    links: Vec<ClientId>,
+}
+
+/// Who holds the name, from the listener's credentials or from `/proc`.
+fn taken(name: &str) -> ServerError {
+    let peer = Connection::connect(name).and_then(|connection| connection.peer());
+    match peer {
+        Ok(peer) if peer.uid == nix::unistd::geteuid().as_raw() || peer.uid == 0 => {
+            ServerError::Running(peer)
+        }
+        Ok(peer) => ServerError::Taken { name: name.to_owned(), holder: holder::process(peer.pid, peer.uid) },
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+            ServerError::Taken { name: name.to_owned(), holder: holder::of_name(name) }
+        }
+        Err(source) => ServerError::Io { action: "reach the holder of the broker's name", source },
+    }
+}
+
+/// The host's interfaces; where the system tells nothing, `lo` as it nearly always is.
+fn look() -> Vec<Netdev> {
+    rtnetlink::netdevs().unwrap_or_else(|e| {
+        warn!("interfaces cannot be listed, only lo is assumed: {e}");
+        vec![Netdev::assumed_loopback()]
+    })
+}
+
+/// In a fresh network namespace `lo` is down, and without it there is no address.
+fn raise_loopback(netdevs: &[Netdev]) {
+    for lo in netdevs.iter().filter(|n| n.loopback && !n.up) {
+        match rtnetlink::set_up(lo.ifindex) {
+            Ok(()) => info!("{} was down, is up now", lo.name),
+            Err(e) => warn!("{} is down: ip link set {} up ({e})", lo.name, lo.name),
+        }
+    }
+}

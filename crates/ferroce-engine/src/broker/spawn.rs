@@ -1,0 +1,215 @@
+//! Starting a broker: the process `ferroced`, or a thread of this program.
+//!
+//! The daemon is started by `ferroced --detach`, which makes itself a stranger to us before it serves: own session, no
+//! descriptor, directory or terminal of ours (see `ferroce-daemon`). So nothing but `posix_spawn` happens in this process,
+//! which may have threads and any number of descriptors. It says `ready` or a sentence on its standard output and ends;
+//! the output is a pipe of ours and not the program's own, which would keep `$(ibv_devices)` waiting.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SigSet, SigmaskHow, pthread_sigmask};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tracing::{error, info, warn};
+
+use super::server::{Server, ServerError, ServerOptions, Stopper};
+use super::sys;
+
+/// Why no broker could be started.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// The program `ferroced` is nowhere: neither beside the library nor in `PATH`.
+    #[error("ferroced was not found, neither in ../bin of the library nor in PATH")]
+    NotFound,
+    /// This process was forked from one that uses ferroce, and has not called exec: it must not start processes.
+    #[error("a forked child cannot start ferroced; its parent's is gone")]
+    ForkedChild,
+    /// `ferroced` said why it cannot run.
+    #[error("{0}")]
+    Said(String),
+    /// `ferroced` did not say that it is ready in time.
+    #[error("{} did not get ready in time", .0.display())]
+    Late(PathBuf),
+    /// It could not be executed.
+    #[error("cannot run {}", .0.display())]
+    Io(PathBuf, #[source] io::Error),
+}
+
+/// Starts `ferroced` and waits until it is ready.
+///
+/// # Errors
+/// All of [`SpawnError`].
+pub fn start(deadline: Instant) -> Result<(), SpawnError> {
+    let (path, mut child) = launch(Stdio::piped())?;
+    let mut said = String::new();
+    let heard = child.stdout.take().map_or(Ok(()), |stdout| read_until_end(stdout, &mut said, deadline));
+    if heard.is_err() {
+        let _ = child.kill();
+    }
+    let _ = child.wait(); // a program that reaps all children may have been faster
+    match (heard, said.trim()) {
+        (Err(_), _) => Err(SpawnError::Late(path)),
+        (Ok(()), "ready") => Ok(()),
+        (Ok(()), "") => Err(SpawnError::Said(format!("{} ended without a word", path.display()))),
+        (Ok(()), sentence) => Err(SpawnError::Said(sentence.to_owned())),
+    }
+}
+
+/// Starts `ferroced` and does not wait: the caller tries to connect, and reaps the child.
+///
+/// # Errors
+/// As [`start`], but `Late` and `Said`.
+pub fn start_in_background() -> Result<Child, SpawnError> {
+    Ok(launch(Stdio::null())?.1)
+}
+
+fn launch(output: Stdio) -> Result<(PathBuf, Child), SpawnError> {
+    if is_forked_child() {
+        return Err(SpawnError::ForkedChild);
+    }
+    let path = find().ok_or(SpawnError::NotFound)?;
+    let mut command = Command::new(&path);
+    command.arg("--detach").stdin(Stdio::null()).stdout(output).stderr(Stdio::null()).env_clear();
+    for (name, value) in std::env::vars_os() {
+        let wanted = name.to_str().is_some_and(|name| {
+            name.starts_with("FERROCE_")
+                || matches!(name, "XDG_RUNTIME_DIR" | "XDG_CONFIG_HOME" | "HOME" | "PATH")
+        });
+        if wanted {
+            command.env(name, value);
+        }
+    }
+    let child = command.spawn().map_err(|e| SpawnError::Io(path.clone(), e))?;
+    Ok((path, child))
+}
+
+fn read_until_end(
+    mut pipe: impl Read + std::os::fd::AsFd,
+    said: &mut String,
+    deadline: Instant,
+) -> io::Result<()> {
+    let mut bytes = [0; 1024];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        match poll(&mut [PollFd::new(&pipe, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(rustix::io::Errno::INTR) => continue,
+            Ok(_) => {}
+            Err(e) => return Err(e.into()),
+        }
+        match pipe.read(&mut bytes)? {
+            0 => return Ok(()),
+            got => said.push_str(&String::from_utf8_lossy(bytes.get(..got).unwrap_or_default())),
+        }
+    }
+}
+
+/// Remembers the process that first used ferroce; a forked child is another.
+pub fn note_process() {
+    let _ = ORIGIN.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
+}
+
+static ORIGIN: AtomicU32 = AtomicU32::new(0);
+
+fn is_forked_child() -> bool {
+    !matches!(ORIGIN.load(Ordering::Relaxed), 0) && ORIGIN.load(Ordering::Relaxed) != std::process::id()
+}
+
+/// The program `ferroced`: what `FERROCE_DAEMON` names, else beside this library or program, else in `PATH`.
+fn find() -> Option<PathBuf> {
+    let trusted = !sys::is_privileged_program();
+    if trusted && let Some(path) = std::env::var_os("FERROCE_DAEMON") {
+        return Some(PathBuf::from(path)).filter(|path| is_program(path));
+    }
+    let own = [sys::own_file(), std::env::current_exe().ok()];
+    let beside = own.into_iter().flatten().flat_map(|file| beside(&file.canonicalize().unwrap_or(file)));
+    let path = std::env::var_os("PATH").filter(|_| trusted).unwrap_or_default();
+    let in_path: Vec<PathBuf> = std::env::split_paths(&path).map(|dir| dir.join("ferroced")).collect();
+    beside.chain(in_path).find(|path| is_program(path))
+}
+
+/// Where `ferroced` may lie as seen from a file of ours: `../bin` for an installed library, the same directory for an
+/// installed program, the one above for tests and examples of cargo.
+fn beside(file: &Path) -> Vec<PathBuf> {
+    let Some(dir) = file.parent() else { return Vec::new() };
+    let mut places = vec![dir.join("ferroced")];
+    if let Some(above) = dir.parent() {
+        places.insert(0, above.join("bin/ferroced"));
+        places.push(above.join("ferroced"));
+    }
+    places
+}
+
+fn is_program(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    path.is_absolute() && path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+}
+
+static EMBEDDED: Mutex<Option<Embedded>> = Mutex::new(None);
+
+struct Embedded {
+    thread: std::thread::JoinHandle<()>,
+    process: u32,
+    _stopper: Stopper,
+}
+
+/// Runs a broker in a thread of this process, for as long as the process lives. Does nothing where one runs already.
+///
+/// # Errors
+/// Those of [`Server::bind`], but that it runs already.
+pub fn start_embedded(name: &str) -> Result<(), ServerError> {
+    note_process();
+    let mut embedded = EMBEDDED.lock().unwrap_or_else(|e| e.into_inner());
+    if embedded.as_ref().is_some_and(|e| e.process == std::process::id() && !e.thread.is_finished()) {
+        return Ok(());
+    }
+    let server = match Server::bind(&ServerOptions { name: name.to_owned(), idle: None }) {
+        Ok(server) => server,
+        Err(ServerError::Running(_)) => return Ok(()),
+        Err(e) => return Err(e),
+    };
+    let stopper = server.stopper();
+    let io = |source| ServerError::Io { action: "start the broker's thread", source };
+    // The program's signals are for the program's threads.
+    let mut before = SigSet::empty();
+    pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), Some(&mut before))
+        .map_err(|e| io(e.into()))?;
+    let thread = std::thread::Builder::new().name("ferroce-broker".to_owned()).spawn(move || {
+        let run = std::panic::AssertUnwindSafe(|| server.run());
+        match std::panic::catch_unwind(run) {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => error!("the broker of this process failed: {e}"),
+            Err(_) => error!("the broker of this process panicked"),
+        }
+    });
+    if let Err(e) = pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&before), None) {
+        warn!("the signal mask could not be restored: {e}");
+    }
+    info!("the broker runs in this process");
+    *embedded =
+        Some(Embedded { thread: thread.map_err(io)?, process: std::process::id(), _stopper: stopper });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_daemon_is_looked_for_beside_our_files() {
+        let found = beside(Path::new("/opt/ferroce/lib/libferroce.so"));
+        let want = ["/opt/ferroce/bin/ferroced", "/opt/ferroce/lib/ferroced", "/opt/ferroce/ferroced"];
+        assert_eq!(found, want.map(PathBuf::from));
+        assert!(sys::own_file().is_some_and(|file| file.exists()));
+        assert!(
+            !is_program(Path::new("/etc/passwd"))
+                && !is_program(Path::new("/bin"))
+                && is_program(Path::new("/bin/sh"))
+        );
+    }
+}

@@ -1,0 +1,100 @@
+//! What the broker's logic asks of the system: traits, so that tests and the fuzzer can stand in.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use ferroce_datapath::udp::{Group as UdpGroup, OpenError, RECEIVE_BUFFER};
+
+use super::holder;
+use super::netdev::Address;
+
+/// The system.
+pub trait World {
+    /// The sockets of one local address.
+    type Group: Sockets;
+
+    /// Opens the group of an address, with the broker's own member.
+    fn open(&mut self, address: Address) -> Result<Self::Group, OpenError>;
+    /// Takes back the members of a group, which are in the order of their slots.
+    fn adopt(&mut self, address: Address, members: Vec<OwnedFd>) -> Result<Self::Group, OpenError>;
+    /// How many sockets the kernel has on an address's port 4791; `None` if it cannot be known.
+    fn members_in_kernel(&self, address: Address) -> Option<usize>;
+    /// Who holds port 4791 on an address, for a message: `process 17 (nc, uid 0)`.
+    fn port_holder(&self, address: Address) -> String;
+    /// Whether any process but ours has this socket open.
+    fn is_open_elsewhere(&self, socket: BorrowedFd<'_>) -> bool;
+    /// A process's name, empty if unknown.
+    fn command(&self, pid: u32) -> String;
+}
+
+/// The sockets of one local address, a member a slot. Dropping it is for the broker's end.
+pub trait Sockets {
+    /// Number of members, the broker's own included.
+    fn len(&self) -> usize;
+    /// The member of a slot.
+    fn member(&self, slot: u8) -> Option<BorrowedFd<'_>>;
+    /// Opens the next slot.
+    fn add_member(&mut self) -> Result<(), OpenError>;
+    /// Empties a slot and gives it a buffer, for its next holder.
+    fn lease(&self, slot: u8) -> io::Result<()>;
+    /// Empties a slot and takes its buffer.
+    fn release(&self, slot: u8) -> io::Result<()>;
+}
+
+/// The real one: UDP sockets of this network namespace.
+#[derive(Debug, Default)]
+pub struct Kernel;
+
+impl World for Kernel {
+    type Group = UdpGroup;
+
+    fn open(&mut self, address: Address) -> Result<UdpGroup, OpenError> {
+        UdpGroup::open(address.ip, address.scope_id)
+    }
+
+    fn adopt(&mut self, address: Address, members: Vec<OwnedFd>) -> Result<UdpGroup, OpenError> {
+        let group = UdpGroup::adopt(members)?;
+        if group.local_addr().ip() != address.ip || group.local_addr().port() != ferroce_wire::ROCE_UDP_PORT {
+            return Err(OpenError::NotAMember { slot: 0, reason: "bound to another address" });
+        }
+        Ok(group)
+    }
+
+    fn members_in_kernel(&self, address: Address) -> Option<usize> {
+        holder::sockets_on_port(address).map(|found| found.iter().filter(|socket| !socket.wildcard).count())
+    }
+
+    fn port_holder(&self, address: Address) -> String {
+        holder::of_port(address)
+    }
+
+    fn is_open_elsewhere(&self, socket: BorrowedFd<'_>) -> bool {
+        holder::is_open_elsewhere(socket)
+    }
+
+    fn command(&self, pid: u32) -> String {
+        holder::command(pid)
+    }
+}
+
+impl Sockets for UdpGroup {
+    fn len(&self) -> usize {
+        UdpGroup::len(self)
+    }
+
+    fn member(&self, slot: u8) -> Option<BorrowedFd<'_>> {
+        UdpGroup::member(self, slot)
+    }
+
+    fn add_member(&mut self) -> Result<(), OpenError> {
+        UdpGroup::add_member(self).map(drop)
+    }
+
+    fn lease(&self, slot: u8) -> io::Result<()> {
+        UdpGroup::lease(self, slot, RECEIVE_BUFFER).map(drop)
+    }
+
+    fn release(&self, slot: u8) -> io::Result<()> {
+        UdpGroup::release(self, slot)
+    }
+}
