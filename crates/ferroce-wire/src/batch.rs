@@ -1,5 +1,7 @@
 //! Packets on their way out, many at a time.
 
+use core::fmt;
+
 use crate::icrc::Start;
 use crate::opcode::ICRC_LEN;
 use crate::{Flow, Packet, WireError};
@@ -15,13 +17,16 @@ pub struct BatchLimits {
 }
 
 /// Why a packet did not go into a batch. The batch is as it was.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PushError<E> {
     /// No room, or the packet does not go with those before it: send the batch and push again. `fill` was not called.
+    #[error("the batch takes no more packets of this kind")]
     Full,
     /// The payload could not be had.
+    #[error("the payload could not be read")]
     Fill(E),
     /// No such packet can be written, in this batch or another.
+    #[error(transparent)]
     Wire(WireError),
 }
 
@@ -30,7 +35,6 @@ pub enum PushError<E> {
 ///
 /// All segments are equally long but the last, which may be shorter and closes the batch; so one `sendmsg` with
 /// `UDP_SEGMENT` can take it.
-#[derive(Debug)]
 pub struct TxBatch<'b> {
     buf: &'b mut [u8],
     limits: BatchLimits,
@@ -160,6 +164,17 @@ impl<'b> TxBatch<'b> {
         for segment in bytes.chunks_mut(first.segment_size.max(ICRC_LEN)).skip(1) {
             Start::renewed(&mut self.start, &first.flow, segment.len()).seal(0, segment);
         }
+    }
+}
+
+impl fmt::Debug for TxBatch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TxBatch")
+            .field("flow", &self.flow())
+            .field("segments", &self.segments)
+            .field("segment_size", &self.segment_size())
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
     }
 }
 

@@ -7,7 +7,8 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use crate::flow::{IpHeader, PROTOCOL_UDP};
 use crate::icrc::{Prefix, stored};
-use crate::{Flow, Grh, ROCE_UDP_PORT, view};
+use crate::out::Out;
+use crate::{Flow, Grh, ROCE_UDP_PORT, WireError, view};
 
 /// EtherType of RoCEv1.
 pub const ETHERTYPE_ROCE: u16 = 0x8915;
@@ -135,6 +136,48 @@ impl<'a> Frame<'a> {
             other => return Err(FrameError::IpVersion(other)),
         };
         Ok(Self { ethernet: None, encapsulation, transport })
+    }
+
+    /// The RoCEv2 frame around a packet. `ip_id` means nothing over IPv6.
+    pub fn new(ethernet: Option<Ethernet>, flow: &Flow, ip_id: u16, transport: &'a [u8]) -> Self {
+        let (ip, udp) = flow.headers(ip_id, transport.len());
+        Self { ethernet, encapsulation: Encapsulation::V2 { ip, udp }, transport }
+    }
+
+    /// Writes the frame, without Ethernet padding. Returns the octets written.
+    ///
+    /// # Errors
+    ///
+    /// [`WireError::BufferTooSmall`], and nothing useful is in `out`.
+    pub fn emit(&self, out: &mut [u8]) -> Result<usize, WireError> {
+        let tagged = self.ethernet.is_some_and(|ethernet| ethernet.vlan.is_some());
+        let ethernet = if self.ethernet.is_some() { 14 + if tagged { 4 } else { 0 } } else { 0 };
+        let (ethertype, network) = match &self.encapsulation {
+            Encapsulation::V2 { ip: IpHeader::V4(_), .. } => (ETHERTYPE_IPV4, 20 + 8),
+            Encapsulation::V2 { ip: IpHeader::V6(_), .. } => (ETHERTYPE_IPV6, 40 + 8),
+            Encapsulation::V1(_) => (ETHERTYPE_ROCE, Grh::LEN),
+        };
+        let need = ethernet + network + self.transport.len();
+        let mut out = Out::new(out, need);
+        if let Some(Ethernet { destination, source, vlan }) = self.ethernet {
+            out.put(&view::EthernetAddresses { destination, source })?;
+            if let Some(tci) = vlan {
+                out.put(&[U16::new(ETHERTYPE_VLAN), U16::new(tci)])?;
+            }
+            out.put(&U16::new(ethertype))?;
+        }
+        match &self.encapsulation {
+            Encapsulation::V2 { ip, udp } => {
+                match ip {
+                    IpHeader::V4(ip) => out.put(ip)?,
+                    IpHeader::V6(ip) => out.put(ip)?,
+                }
+                out.put(udp)?;
+            }
+            Encapsulation::V1(grh) => out.put(&grh.header(self.transport.len() as u16))?,
+        }
+        out.put(self.transport)?;
+        Ok(need)
     }
 
     /// Addressing of RoCEv2; `None` for RoCEv1.

@@ -23,6 +23,7 @@ mod header;
 pub mod icrc;
 mod num;
 mod opcode;
+mod out;
 mod packet;
 mod time;
 pub mod view;

@@ -55,6 +55,12 @@ fn headers_come_out_as_they_went_in() {
         let headers = flow.headers(frame.ip_id().unwrap_or(0), frame.transport.len());
         assert_eq!(headers, (ip, udp), "{name}");
         assert_eq!(Gid::from_ip(flow.source).to_ip(), flow.source);
+
+        let again = Frame::new(frame.ethernet, &flow, frame.ip_id().unwrap_or(0), frame.transport);
+        assert_eq!(again, *frame, "{name}");
+        let mut out = vec![0; 4300];
+        let len = again.emit(&mut out).unwrap();
+        assert_eq!(Frame::parse(&out[..len]), Ok(again), "{name}");
     });
     assert_eq!(count, PACKETS);
 }

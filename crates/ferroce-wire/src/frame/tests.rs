@@ -13,27 +13,13 @@ fn flow(v6: bool) -> Flow {
     Flow { source, destination, source_port: 0xc123, traffic_class: 0x0a, hop_limit: 64 }
 }
 
-/// Ethernet header with these tags, then IP, UDP and a transport packet.
+/// A frame with these tags.
 fn frame(tags: &[(u16, u16)], flow: &Flow, id: u16, transport: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::from([2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]);
-    for (ethertype, tci) in tags {
-        bytes.extend(ethertype.to_be_bytes());
-        bytes.extend(tci.to_be_bytes());
-    }
-    let (ip, udp) = flow.headers(id, transport.len());
-    match ip {
-        IpHeader::V4(ip) => {
-            bytes.extend([0x08, 0x00]);
-            bytes.extend(zerocopy::IntoBytes::as_bytes(&ip));
-        }
-        IpHeader::V6(ip) => {
-            bytes.extend([0x86, 0xdd]);
-            bytes.extend(zerocopy::IntoBytes::as_bytes(&ip));
-        }
-    }
-    bytes.extend(zerocopy::IntoBytes::as_bytes(&udp));
-    bytes.extend(transport);
-    bytes
+    let ethernet = Ethernet { destination: [2, 0, 0, 0, 0, 2], source: [2, 0, 0, 0, 0, 1], vlan: None };
+    let mut out = [0; 256];
+    let len = Frame::new(Some(ethernet), flow, id, transport).emit(&mut out).unwrap();
+    let tags = tags.iter().flat_map(|(ethertype, tci)| [ethertype.to_be_bytes(), tci.to_be_bytes()]);
+    out[..12].iter().copied().chain(tags.flatten()).chain(out[12..len].iter().copied()).collect()
 }
 
 #[test]
@@ -54,6 +40,15 @@ fn tags_and_padding() {
             assert_eq!(frame.transport, [0x11; 20]);
             let header = 14 + 4 * tags.len();
             assert_eq!(Frame::parse_ip(&bytes[header..]).unwrap().transport, frame.transport);
+
+            let mut out = [0; 256];
+            let len = frame.emit(&mut out).unwrap();
+            assert_eq!(Frame::parse(&out[..len]), Ok(frame));
+            assert_eq!(len, bytes.len() - 9 - if tags.len() == 2 { 4 } else { 0 });
+            for short in 0..len {
+                let small = WireError::BufferTooSmall { need: len, have: short };
+                assert_eq!(frame.emit(&mut out[..short]), Err(small));
+            }
         }
     }
 }
@@ -116,6 +111,9 @@ fn grh_states_the_length() {
     assert_eq!(frame.encapsulation, Encapsulation::V1(grh));
     assert_eq!(frame.transport, [9; 16]);
     assert_eq!(frame.ip_id(), None);
+    let mut out = [0; 70];
+    assert_eq!(frame.emit(&mut out), Ok(70));
+    assert_eq!(out, bytes[..70]);
     bytes[14 + 6] = 17;
     assert_eq!(Frame::parse(&bytes), Err(FrameError::Protocol(17)));
     bytes[14] = 0x50;

@@ -260,10 +260,12 @@ impl<const N: usize> SourceTable<N> {
         };
         let id = if difference == 0 { Some(0) } else { self.solver.solve(difference, transport_len) };
         let Some(id) = id else { return Verdict::Bad };
-        match self.tracker(source).map_or(IdVerdict::Believed, |tracker| tracker.judge(now, id)) {
-            IdVerdict::Refused => Verdict::Bad,
-            IdVerdict::Believed if difference == 0 => Verdict::Good,
+        let verdict = self.tracker(source).map_or(IdVerdict::Believed, |tracker| tracker.judge(now, id));
+        match verdict {
+            // All 32 bits agree: no habit says more than that.
+            _ if difference == 0 => Verdict::Good,
             IdVerdict::Believed => Verdict::Solved(id),
+            IdVerdict::Refused => Verdict::Bad,
         }
     }
 

@@ -1,10 +1,10 @@
 //! Meaning to bytes.
 
 use zerocopy::byteorder::network_endian::U32;
-use zerocopy::{Immutable, IntoBytes};
 
 use super::{Operation, Packet, RcPacket, Request, Response, SendTail};
 use crate::opcode::{ICRC_LEN, OpcodeInfo, PayloadRule};
+use crate::out::Out;
 use crate::{WireError, view};
 
 /// Octets of pad after `len` octets of payload: 0 to 3.
@@ -28,7 +28,8 @@ impl Packet<'_> {
     ///
     /// [`WireError::NoSuchOperation`]: the service has no such operation.
     pub fn wire_len(&self, payload_len: usize) -> Result<usize, WireError> {
-        Ok(self.header_len()? + payload_len + pad(payload_len) + ICRC_LEN)
+        let around = self.header_len()? + pad(payload_len) + ICRC_LEN;
+        Ok(payload_len.saturating_add(around))
     }
 
     /// Writes the whole packet, its pad, and four zero octets where [`icrc::seal`](crate::icrc::seal) puts the ICRC. Returns the
@@ -65,7 +66,7 @@ impl Packet<'_> {
             return Err(WireError::UnexpectedPayload { len: payload_len });
         }
         let need = info.header_len;
-        let mut out = Out { small: WireError::BufferTooSmall { need, have: out.len() }, rest: out };
+        let mut out = Out::new(out, need);
         out.put(&self.bth.write(opcode, pad(payload_len) as u8))?;
         match &self.op {
             Operation::Rc(packet) => out.rc_packet(packet)?,
@@ -94,22 +95,7 @@ impl Packet<'_> {
     }
 }
 
-/// Where the next header goes.
-struct Out<'b> {
-    rest: &'b mut [u8],
-    small: WireError,
-}
-
 impl Out<'_> {
-    fn put(&mut self, header: &(impl IntoBytes + Immutable)) -> Result<(), WireError> {
-        let bytes = header.as_bytes();
-        let (here, rest) =
-            core::mem::take(&mut self.rest).split_at_mut_checked(bytes.len()).ok_or(self.small)?;
-        here.copy_from_slice(bytes);
-        self.rest = rest;
-        Ok(())
-    }
-
     fn rc_packet(&mut self, packet: &RcPacket<'_>) -> Result<(), WireError> {
         match packet {
             RcPacket::Request(request) => self.request(request),

@@ -196,6 +196,24 @@ fn table_refuses_corrupt_packets() {
     }
 }
 
+/// A counter's host may be replaced by one like ours: not a packet of it is lost.
+#[test]
+fn id_zero_always_holds() {
+    let mut table = SourceTable::<4>::new();
+    let flow = flow([192, 0, 2, 1]);
+    let mut packet = [7; 64];
+    for id in 500..517 {
+        seal(&flow, id, &mut packet);
+        assert_eq!(table.check(NOW, &flow, &packet), Verdict::Solved(id));
+    }
+    assert_eq!(table.state([192, 0, 2, 1]), IdState::Counting);
+    seal(&flow, 0, &mut packet);
+    for _ in 0..40 {
+        assert_eq!(table.check(NOW, &flow, &packet), Verdict::Good);
+    }
+    assert_eq!(table.state([192, 0, 2, 1]), IdState::Zero);
+}
+
 #[test]
 fn ipv6_has_no_id_to_solve() {
     let mut table = SourceTable::<4>::new();

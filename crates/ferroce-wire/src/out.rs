@@ -1,0 +1,27 @@
+//! Writing headers one behind the other.
+
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::WireError;
+
+/// Where the next header goes.
+pub(crate) struct Out<'b> {
+    rest: &'b mut [u8],
+    small: WireError,
+}
+
+impl<'b> Out<'b> {
+    /// `need` octets will be written, as the error says if there are fewer.
+    pub(crate) fn new(rest: &'b mut [u8], need: usize) -> Self {
+        Self { small: WireError::BufferTooSmall { need, have: rest.len() }, rest }
+    }
+
+    pub(crate) fn put<T: IntoBytes + Immutable + ?Sized>(&mut self, header: &T) -> Result<(), WireError> {
+        let bytes = header.as_bytes();
+        let (here, rest) =
+            core::mem::take(&mut self.rest).split_at_mut_checked(bytes.len()).ok_or(self.small)?;
+        here.copy_from_slice(bytes);
+        self.rest = rest;
+        Ok(())
+    }
+}
