@@ -135,6 +135,13 @@ fn ipv4_checksum() {
         let ip = <view::Ipv4 as zerocopy::FromBytes>::read_from_bytes(&bytes).unwrap();
         assert_eq!(ip.sum(), sum);
     }
+    // Whatever the ID carries into, the words of the whole header add up to ones.
+    for id in 0..=u16::MAX {
+        let (IpHeader::V4(ip), _) = flow(false).headers(id, 64) else { panic!() };
+        let words = zerocopy::IntoBytes::as_bytes(&ip).chunks(2);
+        let sum: u32 = words.map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();
+        assert_eq!(sum % 0xffff, 0, "{id}");
+    }
 }
 
 /// The ICRC over a frame's own headers holds without DF, where the one over a flow cannot know.

@@ -92,7 +92,7 @@ impl Run {
 
     fn observe(&mut self, now: Instant, id: u16) {
         self.zero = if id < SEGMENTS { self.zero.saturating_add(1) } else { 0 };
-        let ahead = self.last.is_some_and(|last| last.id != id && last.precedes(id, now));
+        let ahead = self.last.is_some_and(|last| last.precedes(id, now));
         self.counting = if ahead { self.counting.saturating_add(1) } else { 0 };
         self.last = Some(Last { id, at: now });
     }

@@ -67,6 +67,14 @@ fn counters_wrap() {
     tracker(ids, IdState::Counting);
 }
 
+/// An ID that never changes is a counter that stands still.
+#[test]
+fn constant_ids_show_counting() {
+    let mut constant = tracker([4660; 17], IdState::Counting);
+    refuse(&mut constant, [30_000]);
+    believe(&mut constant, [4660]);
+}
+
 /// 1000 IDs more per idle second.
 #[test]
 fn idle_sources_may_be_further_ahead() {
