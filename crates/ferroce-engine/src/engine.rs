@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use crate::pending::udp::RxSocket;
 use arc_swap::{ArcSwap, ArcSwapOption};
+use ferroce_datapath::udp::RxSocket;
 use ferroce_proto::Budget;
 use parking_lot::Mutex;
 
@@ -21,7 +21,6 @@ use crate::hub::Hub;
 use crate::lane::Lane;
 use crate::limit::Limit;
 use crate::memory::{MemoryTable, PdId};
-use crate::tx::TxPool;
 use crate::{CompletionQueue, Context, Qp, fork};
 
 /// The devices of this network namespace, as this process sees them.
@@ -54,7 +53,6 @@ struct Running {
     hub: Arc<Hub>,
     lanes: ArcSwap<Vec<Arc<Lane>>>,
     next_lane: AtomicU64,
-    tx: TxPool,
     budget: Arc<Budget>,
 }
 
@@ -152,7 +150,6 @@ impl Engine {
         let running = Running {
             lanes: ArcSwap::default(),
             next_lane: AtomicU64::new(0),
-            tx: TxPool::new(self.random()),
             budget: Arc::new(Budget::new(0)),
             hub,
         };
@@ -179,10 +176,6 @@ impl Engine {
 
     pub(crate) fn hub(&self) -> &Arc<Hub> {
         &self.running().hub
-    }
-
-    pub(crate) fn tx(&self) -> &TxPool {
-        &self.running().tx
     }
 
     pub(crate) fn budget(&self) -> &Arc<Budget> {

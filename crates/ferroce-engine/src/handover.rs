@@ -4,7 +4,7 @@
 //!
 //! Times are nanoseconds of one monotonic clock, [`NEVER`] for none.
 
-use super::sync::{AtomicBool, AtomicU64, Ordering};
+use super::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// No time at all.
 pub const NEVER: u64 = u64::MAX;
@@ -39,12 +39,12 @@ impl LaneState {
 
     /// A thread of the program serves the lane at `now`.
     pub fn served(&self, now: u64) {
-        self.served.store(now, Ordering::SeqCst);
+        self.served.store(now, Ordering::Relaxed);
     }
 
     /// The program serves this lane by itself at `now`, awake or asleep on its socket.
     pub fn kept_by_program(&self, now: u64) -> bool {
-        self.watched.load(Ordering::SeqCst) || self.kept_by_poller(now)
+        self.watched.load(Ordering::Relaxed) || self.kept_by_poller(now)
     }
 
     /// A thread of the program served the lane a moment before `now`, and its timers with it.
@@ -53,7 +53,7 @@ impl LaneState {
     }
 
     fn cold_at(&self) -> u64 {
-        match self.served.load(Ordering::SeqCst) {
+        match self.served.load(Ordering::Relaxed) {
             0 => 0,
             served => served.saturating_add(TICK),
         }
@@ -61,29 +61,30 @@ impl LaneState {
 
     /// A thread wants to sleep on the socket. `false`: another one does already.
     pub fn watch(&self) -> bool {
-        !self.watched.swap(true, Ordering::SeqCst)
+        !self.watched.swap(true, Ordering::Relaxed)
     }
 
     /// The thread that got `true` from [`Self::watch`] woke up and leaves at `now`.
     pub fn unwatch(&self, now: u64, attention: &Attention, wake: impl FnOnce()) {
         self.served(now);
-        self.watched.store(false, Ordering::SeqCst);
+        self.watched.store(false, Ordering::Relaxed);
         attention.request(now.saturating_add(TICK), wake);
     }
 
     /// The earliest deadline known.
     pub fn earliest(&self) -> u64 {
-        self.earliest.load(Ordering::SeqCst)
+        self.earliest.load(Ordering::Relaxed)
     }
 
-    /// The holder starts a scan: deadlines set from now on are seen by it or kept for the next.
+    /// The holder starts a scan: every deadline is seen by it or kept for the next. A setter writes
+    /// its own atomic before [`Self::deadline`]; if that came before this swap, the scan sees it.
     pub fn start_scan(&self) {
-        self.earliest.store(NEVER, Ordering::SeqCst);
+        self.earliest.swap(NEVER, Ordering::AcqRel);
     }
 
     /// A queue pair's deadline is now `deadline`, which its own atomic already says.
     pub fn deadline(&self, deadline: u64, attention: &Attention, wake: impl FnOnce()) {
-        if self.earliest.fetch_min(deadline, Ordering::SeqCst) > deadline {
+        if self.earliest.fetch_min(deadline, Ordering::AcqRel) > deadline {
             attention.request(deadline.max(self.cold_at()), wake);
         }
     }
@@ -96,7 +97,7 @@ impl LaneState {
             NEVER => NEVER,
             earliest => earliest.max(cold_at),
         };
-        if self.watched.load(Ordering::SeqCst) {
+        if self.watched.load(Ordering::Relaxed) {
             Plan { watch: watching, wake_at: timers }
         } else if watching || now >= cold_at {
             Plan { watch: true, wake_at: timers }
@@ -116,8 +117,8 @@ impl Default for LaneState {
 /// When the background thread will look at the lanes next, and the way to make that earlier.
 ///
 /// Every requester first writes what it wants seen and then reads `wakes_at`; the background
-/// thread first writes `wakes_at` and then reads the lanes once more. All of it is SeqCst, so at
-/// least one of the two sees the other.
+/// thread first writes `wakes_at` and then reads the lanes once more. Between the two each has a
+/// sequentially consistent fence, so at least one of them sees what the other wrote.
 pub struct Attention {
     wakes_at: AtomicU64,
 }
@@ -130,19 +131,21 @@ impl Attention {
 
     /// Asks for a look at the lanes no later than `at`; calls `wake` if that is earlier than planned.
     pub fn request(&self, at: u64, wake: impl FnOnce()) {
-        if at < self.wakes_at.load(Ordering::SeqCst) && self.wakes_at.fetch_min(at, Ordering::SeqCst) > at {
+        fence(Ordering::SeqCst);
+        if at < self.wakes_at.load(Ordering::Relaxed) && self.wakes_at.fetch_min(at, Ordering::Relaxed) > at {
             wake();
         }
     }
 
     /// The background thread is about to sleep until `at`; it must look at the lanes once more.
     pub fn park(&self, at: u64) {
-        self.wakes_at.store(at, Ordering::SeqCst);
+        self.wakes_at.store(at, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
     }
 
     /// The background thread is awake and will look at everything before it parks again.
     pub fn unpark(&self) {
-        self.wakes_at.store(0, Ordering::SeqCst);
+        self.wakes_at.store(0, Ordering::Relaxed);
     }
 }
 

@@ -16,16 +16,20 @@ pub(crate) struct Hub {
     pub(crate) table: QpnTable<Qp>,
     pub(crate) counters: DeviceCounters,
     pub(crate) attention: Attention,
+    /// Random, chosen once for the process.
+    pub(crate) secret: u64,
     wake: Guarded<EventFd>,
 }
 
 impl Hub {
+    /// `secret` is random: one half permutes numbers, the other chooses ports.
     pub(crate) fn new(slot: u8, secret: u128) -> io::Result<Self> {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         Ok(Self {
-            table: QpnTable::new(slot, secret),
+            table: QpnTable::new(slot, secret as u64),
             counters: DeviceCounters::default(),
             attention: Attention::new(),
+            secret: (secret >> 64) as u64,
             wake: Guarded::new(wake),
         })
     }

@@ -36,8 +36,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::pending::udp::{Datagram, RxBuffer, RxSocket};
 use arc_swap::ArcSwap;
+use ferroce_datapath::udp::{Datagram, RxBuffer, RxSocket};
 use ferroce_wire::icrc::{SourceTable, Verdict};
 use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, Qpn};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -48,6 +48,7 @@ use crate::error::EventError;
 use crate::fork::Guarded;
 use crate::handover::{LaneState, NEVER};
 use crate::hub::Hub;
+use crate::tx::Senders;
 use crate::{Qp, sys};
 
 /// Sources whose habit of numbering packets a lane remembers.
@@ -80,6 +81,7 @@ pub(crate) struct Lane {
     local: IpAddr,
     scope_id: u32,
     socket: Guarded<RxSocket>,
+    senders: Arc<Senders>,
     state: LaneState,
     receiver: Mutex<Box<Receiver>>,
     /// Queue pairs whose path starts here, each knowing its place in the list.
@@ -89,11 +91,13 @@ pub(crate) struct Lane {
 
 impl Lane {
     pub(crate) fn new(id: u64, slot: u8, scope_id: u32, socket: RxSocket, hub: Arc<Hub>) -> Self {
+        let local = socket.local_addr().ip();
         Self {
             id,
             slot,
-            local: socket.local_addr().ip(),
+            local,
             scope_id,
+            senders: Senders::new(local, scope_id, hub.secret),
             socket: Guarded::new(socket),
             state: LaneState::new(),
             receiver: Mutex::new(Box::new(Receiver {
@@ -117,6 +121,11 @@ impl Lane {
 
     pub(crate) fn scope_id(&self) -> u32 {
         self.scope_id
+    }
+
+    /// The sockets that queue pairs of this lane send from.
+    pub(crate) fn senders(&self) -> &Arc<Senders> {
+        &self.senders
     }
 
     pub(crate) fn state(&self) -> &LaneState {

@@ -44,7 +44,7 @@ mod tx;
 
 /// The atomics of [`handover`]; its test puts loom's in their place.
 mod sync {
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 }
 
 pub use async_event::{AsyncElement, AsyncEvent, AsyncEventKind, AsyncQueue};

@@ -73,175 +73,39 @@ pub(crate) mod memory {
 
     pub(crate) enum View {}
 
-    impl View {
-        pub(crate) fn read_inline(
-            &self,
-            _addr: u64,
-            _out: &mut [u8],
-        ) -> Result<(), ferroce_proto::MemoryError> {
-            match *self {}
-        }
-    }
-}
+    use ferroce_proto::{Memory, MemoryError, RemoteAccess, Sge};
+    use ferroce_wire::{Lkey, Rkey};
 
-pub(crate) mod proto {
-    use std::net::IpAddr;
-
-    use ferroce_proto::*;
-    use ferroce_wire::{Instant, Packet, TxBatch};
-
-    use super::memory::View;
-
-    pub(crate) enum QueuePair {}
-
-    #[allow(unused_variables)]
-    impl QueuePair {
-        pub(crate) fn new(config: QpConfig) -> Result<Self, CreateQpError> {
-            Err(CreateQpError::Service(config.service))
-        }
-        pub(crate) fn state(&self) -> QpState {
+    impl Memory for View {
+        fn check_local(&self, _: &Sge, _: bool) -> Result<(), MemoryError> {
             match *self {}
         }
-        pub(crate) fn query(&self) -> QpAttr {
+        fn read_local(&self, _: Lkey, _: u64, _: &mut [u8]) -> Result<(), MemoryError> {
             match *self {}
         }
-        pub(crate) fn counters(&self) -> &Counters {
+        fn write_local(&mut self, _: Lkey, _: u64, _: &[u8]) -> Result<(), MemoryError> {
             match *self {}
         }
-        pub(crate) fn modify(
-            &mut self,
-            now: Instant,
-            attr: &QpAttr,
-            mask: QpAttrMask,
-        ) -> Result<(), ModifyQpError> {
+        fn read_inline(&self, _: u64, _: &mut [u8]) -> Result<(), MemoryError> {
             match *self {}
         }
-        pub(crate) fn post_send(
-            &mut self,
-            now: Instant,
-            wr: &SendWr<'_>,
-            m: &View,
-        ) -> Result<(), PostSendError> {
+        fn check_remote(&self, _: Rkey, _: u64, _: u64, _: RemoteAccess) -> Result<(), MemoryError> {
             match *self {}
         }
-        pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostRecvError> {
+        fn read_remote(&self, _: Rkey, _: u64, _: &mut [u8]) -> Result<(), MemoryError> {
             match *self {}
         }
-        pub(crate) fn sq_mark(&self) -> u64 {
+        fn write_remote(&mut self, _: Rkey, _: u64, _: &[u8]) -> Result<(), MemoryError> {
             match *self {}
         }
-        pub(crate) fn sq_rollback(&mut self, mark: u64) {
+        fn compare_swap(&mut self, _: Rkey, _: u64, _: u64, _: u64) -> Result<u64, MemoryError> {
             match *self {}
         }
-        pub(crate) fn handle_datagram(
-            &mut self,
-            now: Instant,
-            source: IpAddr,
-            packet: &Packet<'_>,
-            memory: &mut View,
-        ) -> Result<(), DropReason> {
+        fn fetch_add(&mut self, _: Rkey, _: u64, _: u64) -> Result<u64, MemoryError> {
             match *self {}
         }
-        pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        fn invalidate(&mut self, _: Rkey) -> Result<(), MemoryError> {
             match *self {}
-        }
-        pub(crate) fn poll_transmit(
-            &mut self,
-            now: Instant,
-            memory: &mut View,
-            batch: &mut TxBatch<'_>,
-        ) -> bool {
-            match *self {}
-        }
-        pub(crate) fn poll_event(&mut self) -> Option<QpEvent> {
-            match *self {}
-        }
-        pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-            match *self {}
-        }
-    }
-}
-
-pub(crate) mod udp {
-    use std::io;
-    use std::net::{IpAddr, SocketAddr};
-    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
-    use ferroce_wire::TxBatch;
-
-    pub(crate) enum TxSocket {}
-
-    impl AsFd for TxSocket {
-        fn as_fd(&self) -> BorrowedFd<'_> {
-            match *self {}
-        }
-    }
-
-    #[allow(unused_variables)]
-    impl TxSocket {
-        pub(crate) fn bind(ip: IpAddr, scope_id: u32, port: u16) -> io::Result<Self> {
-            Err(io::ErrorKind::Unsupported.into())
-        }
-        pub(crate) fn port(&self) -> u16 {
-            match *self {}
-        }
-        pub(crate) fn gso(&self) -> bool {
-            match *self {}
-        }
-        pub(crate) fn send(&self, batch: &mut TxBatch<'_>) -> io::Result<()> {
-            match *self {}
-        }
-    }
-
-    pub(crate) fn source_ports(
-        _secret: u64,
-        _destination: IpAddr,
-        _slot: u8,
-        _local_qpn: u32,
-        _remote_qpn: u32,
-    ) -> impl Iterator<Item = u16> + Clone {
-        0..0
-    }
-
-    pub(crate) enum RxSocket {}
-
-    #[allow(unused_variables)]
-    impl RxSocket {
-        pub(crate) fn from_fd(fd: OwnedFd) -> io::Result<Self> {
-            Err(io::ErrorKind::Unsupported.into())
-        }
-        pub(crate) fn local_addr(&self) -> SocketAddr {
-            match *self {}
-        }
-        pub(crate) fn granted_rcvbuf(&self) -> io::Result<usize> {
-            match *self {}
-        }
-        pub(crate) fn recv(&self, buffer: &mut RxBuffer) -> io::Result<usize> {
-            match *self {}
-        }
-    }
-
-    impl AsFd for RxSocket {
-        fn as_fd(&self) -> BorrowedFd<'_> {
-            match *self {}
-        }
-    }
-
-    pub(crate) struct RxBuffer;
-
-    #[derive(Clone, Copy)]
-    pub(crate) struct Datagram<'a> {
-        pub(crate) source: IpAddr,
-        pub(crate) source_port: u16,
-        pub(crate) bytes: &'a [u8],
-    }
-
-    impl RxBuffer {
-        pub(crate) fn new() -> Self {
-            Self
-        }
-        pub(crate) fn datagrams(&self) -> impl Iterator<Item = Datagram<'_>> {
-            std::iter::empty()
         }
     }
 }

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use ferroce_proto::{
-    PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, RecvWr, SendWr, Service,
+    PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, QueuePair, RecvWr, SendWr,
+    Service,
 };
-use ferroce_wire::{Flow, Gid, Instant, Packet, PathMtu, Qpn};
+use ferroce_wire::{Gid, Instant, Packet, PathMtu, Qpn};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::async_event::{AckCount, AsyncEventKind};
@@ -20,7 +21,6 @@ use crate::handover::NEVER;
 use crate::hub::Hub;
 use crate::lane::Lane;
 use crate::memory::View;
-use crate::pending::proto::QueuePair;
 use crate::send_batch::{SendBatch, Stage};
 use crate::transmit;
 use crate::tx::{Endpoints, Sender};
@@ -62,7 +62,7 @@ struct Core {
 /// Where packets leave and arrive, from RTR on.
 struct Path {
     lane: Arc<Lane>,
-    socket: Arc<Sender>,
+    socket: Sender,
 }
 
 impl Qp {
@@ -235,13 +235,7 @@ impl Qp {
                 core.transport.query().dest_qp
             };
             let path = self.resolve(&attr.ah, dest_qp)?;
-            flow = Flow {
-                source: path.lane.local(),
-                destination: attr.ah.dgid.to_ip(),
-                source_port: path.socket.port(),
-                traffic_class: attr.ah.traffic_class,
-                hop_limit: if attr.ah.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { attr.ah.hop_limit },
-            };
+            flow = path.socket.flow();
             fresh = Some(path);
         }
         core.transport.modify(now, &attr.to_transport(flow), mask)?;
@@ -280,13 +274,13 @@ impl Qp {
         let engine = self.context().engine();
         let lane = engine.lane(sgid.to_ip(), scope_of(sgid, entry.ifindex)).ok_or(empty)?;
         let ends = Endpoints {
-            local: lane.local(),
-            scope_id: lane.scope_id(),
             destination: dgid.to_ip(),
             local_qpn: self.qpn,
             remote_qpn: dest_qp,
+            traffic_class: ah.traffic_class,
+            hop_limit: if ah.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { ah.hop_limit },
         };
-        let socket = engine.tx().acquire(&ends).map_err(ModifyQpError::Socket)?;
+        let socket = lane.senders().acquire(&ends).map_err(ModifyQpError::Socket)?;
         Ok(Path { lane, socket })
     }
 
@@ -461,19 +455,9 @@ impl Qp {
     /// To the error state, because a completion queue of it was overrun.
     pub(crate) fn fail(&self) {
         let mut locked = self.lock();
-        if !locked.core.destroyed && !matches!(locked.core.transport.state(), QpState::Reset | QpState::Error)
-        {
-            let now = sys::now();
-            self.to_error(&mut locked.core, now);
-            locked.settle(now);
-        }
-    }
-
-    fn to_error(&self, core: &mut Core, now: Instant) {
-        let error = ferroce_proto::QpAttr { state: QpState::Error, ..Default::default() };
-        match core.transport.modify(now, &error, QpAttrMask::STATE) {
-            Ok(()) => self.context().async_events().push_qp(AsyncEventKind::QpFatal, &self.me),
-            Err(error) => tracing::debug!(%error, "a queue pair could not be put into the error state"),
+        if !locked.core.destroyed {
+            locked.core.transport.set_fatal();
+            locked.settle(sys::now());
         }
     }
 }
@@ -533,17 +517,14 @@ impl Locked<'_> {
             return;
         }
         let counters = &qp.context().engine().hub().counters;
-        let unsent = match &core.path {
-            Some(path) => {
-                let socket = Arc::clone(&path.socket);
-                let core = &mut *core;
-                transmit::drain(&mut core.transport, &mut core.memory, &socket, now, counters)
-            }
+        let Core { transport, memory, path, .. } = &mut *core;
+        let unsent = match path {
+            Some(path) => transmit::drain(transport, memory, &path.socket, now, counters),
             None => false,
         };
         let mut overrun = qp.publish(&mut core);
         if !overrun.is_empty() {
-            qp.to_error(&mut core, now);
+            core.transport.set_fatal();
             overrun.extend(qp.publish(&mut core));
         }
         let deadline = if unsent { now.as_nanos() } else { Hub::deadline(core.transport.poll_timeout()) };

@@ -21,8 +21,8 @@ struct Permutation {
 }
 
 impl Permutation {
-    fn new(key: u128) -> Self {
-        Self { keys: [key as u32, (key >> 32) as u32, (key >> 64) as u32, (key >> 96) as u32] }
+    fn new(key: u64) -> Self {
+        Self { keys: [key as u32, (key >> 16) as u32, (key >> 32) as u32, (key >> 48) as u32] }
     }
 
     fn round(key: u32, half: u8) -> u8 {
@@ -72,7 +72,7 @@ pub(crate) struct QpnTable<T> {
 
 impl<T> QpnTable<T> {
     /// `slot` is 1 to 254; `key` is the process's secret.
-    pub(crate) fn new(slot: u8, key: u128) -> Self {
+    pub(crate) fn new(slot: u8, key: u64) -> Self {
         Self {
             slot,
             permutation: Permutation::new(key),
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn permutation_is_one() {
-        let permutation = Permutation::new(0x0123_4567_89ab_cdef_0f1e_2d3c_4b5a_6978);
+        let permutation = Permutation::new(0x0123_4567_89ab_cdef);
         let mut seen = vec![false; NUMBERS as usize];
         for value in 0..=u16::MAX {
             let number = permutation.permute(value);

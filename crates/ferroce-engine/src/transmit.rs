@@ -2,22 +2,18 @@
 
 use std::cell::RefCell;
 
-use crate::pending::proto::QueuePair;
-use crate::pending::udp::TxSocket;
-use ferroce_wire::{BatchLimits, Instant, TxBatch};
+use ferroce_datapath::udp::{MAX_BATCH, Sent, TxSocket};
+use ferroce_proto::QueuePair;
+use ferroce_wire::{Instant, TxBatch};
 
 use crate::counters::DeviceCounters;
 use crate::memory::View;
 
-/// What one system call takes.
-const BUFFER: usize = 1 << 16;
-/// Linux cuts a call into at most 64 segments; later versions take 128.
-const SEGMENTS: usize = 64;
 /// Batches of one queue pair before others have their turn: a peer may ask for 2 GiB at once.
 const BATCHES: usize = 32;
 
 thread_local! {
-    static BATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; BUFFER].into_boxed_slice());
+    static BATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; MAX_BATCH].into_boxed_slice());
 }
 
 /// Sends what the queue pair has, up to a bound; returns whether it has more.
@@ -29,17 +25,24 @@ pub(crate) fn drain(
     counters: &DeviceCounters,
 ) -> bool {
     let mut send = |buffer: &mut [u8]| {
-        let mut batch = TxBatch::new(buffer, BatchLimits { max_segments: SEGMENTS, gso: socket.gso() });
+        let mut batch = TxBatch::new(buffer, socket.limits());
         for _ in 0..BATCHES {
             if !transport.poll_transmit(now, memory, &mut batch) {
                 return false;
             }
             DeviceCounters::add(&counters.sent_pkts, batch.len() as u64);
             DeviceCounters::count(&counters.tx_calls);
-            if let Err(error) = socket.send(&mut batch) {
-                // As if lost on the way: the transport's timers see to it.
-                DeviceCounters::count(&counters.send_err);
-                tracing::debug!(%error, "cannot send");
+            // What the system refuses is as if lost on the way: the transport's timers see to it.
+            match socket.send(&mut batch) {
+                Ok(Sent { lost: 0, .. }) => {}
+                Ok(Sent { lost, reason, .. }) => {
+                    DeviceCounters::add(&counters.send_err, lost as u64);
+                    tracing::debug!(lost, ?reason, "the system refuses packets");
+                }
+                Err(error) => {
+                    DeviceCounters::add(&counters.send_err, batch.len() as u64);
+                    tracing::error!(%error, "a socket cannot be used");
+                }
             }
             batch.clear();
         }
@@ -48,6 +51,6 @@ pub(crate) fn drain(
     // While the thread ends its buffer may be gone already; programs do post from destructors.
     match BATCH.try_with(|buffer| send(&mut buffer.borrow_mut())) {
         Ok(more) => more,
-        Err(_) => send(&mut vec![0; BUFFER]),
+        Err(_) => send(&mut vec![0; MAX_BATCH]),
     }
 }

@@ -1,92 +1,114 @@
-//! The process's sending sockets.
+//! The sending sockets of one local address, in the hands of its queue pairs.
 //!
-//! The kernel takes a datagram's source port from the socket, so each source port is a socket.
-//! Queue pairs to the same slot of the same destination share a few of them; two slots never
-//! share one, because the receiver merges batches of one 5-tuple and steers them by the first
-//! packet (DESIGN section 4).
+//! [`TxPorts`] knows which source port may serve which queue pair (DESIGN section 4); here their
+//! descriptors are recorded for the fork handler as long as some queue pair uses them.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, Weak};
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::Arc;
 
-use crate::pending::udp::{TxSocket, source_ports};
-use ferroce_wire::Qpn;
+use ferroce_datapath::udp::{TxPorts, TxSocket};
+use ferroce_wire::{Flow, Qpn};
 use parking_lot::Mutex;
 
-use crate::fork::Guarded;
-
-/// Sockets that all queue pairs of a process may have together: a program with the common limit
-/// of 1,024 descriptors keeps half for itself.
-const MAX_SOCKETS: usize = 512;
-
-/// A socket that sends from one source port.
-pub(crate) type Sender = Guarded<TxSocket>;
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
-    local: IpAddr,
-    scope_id: u32,
-    destination: IpAddr,
-    slot: u8,
-    port: u16,
-}
+use crate::fork;
 
 /// From whom to whom a queue pair sends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Endpoints {
-    pub(crate) local: IpAddr,
-    pub(crate) scope_id: u32,
     pub(crate) destination: IpAddr,
     pub(crate) local_qpn: Qpn,
     pub(crate) remote_qpn: Qpn,
+    pub(crate) traffic_class: u8,
+    pub(crate) hop_limit: u8,
 }
 
-/// All sending sockets, kept while a queue pair uses them.
-pub(crate) struct TxPool {
-    secret: u64,
-    sockets: Mutex<HashMap<Key, Weak<Sender>>>,
+/// All sending sockets of one local address.
+pub(crate) struct Senders {
+    local: IpAddr,
+    ports: TxPorts,
+    /// How many queue pairs use which descriptor. Also held while a socket is opened or closed, so
+    /// that no number is recorded that is closed already.
+    users: Mutex<BTreeMap<RawFd, usize>>,
 }
 
-impl TxPool {
-    pub(crate) fn new(secret: u64) -> Self {
-        Self { secret, sockets: Mutex::new(HashMap::new()) }
+impl Senders {
+    /// `secret` is one random number for the whole process.
+    pub(crate) fn new(local: IpAddr, scope_id: u32, secret: u64) -> Arc<Self> {
+        let ports = TxPorts::new(local, scope_id, secret);
+        Arc::new(Self { local, ports, users: Mutex::new(BTreeMap::new()) })
     }
 
-    /// The socket of a queue pair, for its life: the first of its candidate ports that is open
-    /// already or can be bound.
-    pub(crate) fn acquire(&self, ends: &Endpoints) -> io::Result<Arc<Sender>> {
+    /// The socket of a queue pair, for its life.
+    pub(crate) fn acquire(self: &Arc<Self>, ends: &Endpoints) -> io::Result<Sender> {
         let slot = (ends.remote_qpn.value() >> 16) as u8;
-        let mut sockets = self.sockets.lock();
-        sockets.retain(|_, socket| socket.strong_count() > 0);
-        let full = sockets.len() >= MAX_SOCKETS;
-        let mut failure = io::Error::from_raw_os_error(libc::EMFILE);
-        let ports = source_ports(
-            self.secret,
-            ends.destination,
-            slot,
-            ends.local_qpn.value(),
-            ends.remote_qpn.value(),
-        );
-        for port in ports {
-            let key =
-                Key { local: ends.local, scope_id: ends.scope_id, destination: ends.destination, slot, port };
-            if let Some(socket) = sockets.get(&key).and_then(Weak::upgrade) {
-                return Ok(socket);
-            }
-            if full {
-                continue;
-            }
-            match TxSocket::bind(ends.local, ends.scope_id, port) {
-                Ok(socket) => {
-                    let socket = Arc::new(Guarded::new(socket));
-                    sockets.insert(key, Arc::downgrade(&socket));
-                    return Ok(socket);
-                }
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse => failure = error,
-                Err(error) => return Err(error),
+        let mut users = self.users.lock();
+        let socket =
+            self.ports.get(ends.destination, slot, ends.local_qpn.value(), ends.remote_qpn.value())?;
+        let flow = Flow {
+            source: self.local,
+            destination: ends.destination,
+            source_port: socket.port(),
+            traffic_class: ends.traffic_class,
+            hop_limit: ends.hop_limit,
+        };
+        let fd = socket.as_fd().as_raw_fd();
+        let count = users.entry(fd).or_insert(0);
+        *count += 1;
+        let sender = Sender { socket: Some(socket), fd, flow, pool: Arc::clone(self), epoch: fork::epoch() };
+        if *count == 1 {
+            fork::record(fd);
+            drop(users);
+            // What the first queue pair sends with costs nothing; others of the socket may differ.
+            sender.prefer(&flow)?;
+        }
+        Ok(sender)
+    }
+}
+
+/// A queue pair's share of a sending socket.
+pub(crate) struct Sender {
+    socket: Option<Arc<TxSocket>>,
+    fd: RawFd,
+    flow: Flow,
+    pool: Arc<Senders>,
+    epoch: u64,
+}
+
+impl Sender {
+    /// The addressing of what this queue pair sends.
+    pub(crate) fn flow(&self) -> Flow {
+        self.flow
+    }
+}
+
+impl Deref for Sender {
+    type Target = TxSocket;
+
+    fn deref(&self) -> &TxSocket {
+        self.socket.as_deref().expect("only the destructor empties it")
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        let socket = self.socket.take();
+        if self.epoch != fork::epoch() {
+            // The number may belong to something else in this forked child.
+            std::mem::forget(socket);
+            return;
+        }
+        let mut users = self.pool.users.lock();
+        if let Some(count) = users.get_mut(&self.fd) {
+            *count -= 1;
+            if *count == 0 {
+                users.remove(&self.fd);
+                fork::forget(self.fd);
             }
         }
-        Err(failure)
+        drop(socket);
     }
 }

@@ -1,0 +1,153 @@
+//! The hand-over of lanes under loom: every interleaving of the background thread, which is about
+//! to sleep, with a thread of the program that changes something.
+#![allow(dead_code, missing_docs)]
+
+mod sync {
+    pub use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+}
+
+#[path = "../src/handover.rs"]
+mod handover;
+
+use handover::{Attention, LaneState, NEVER, Plan, TICK};
+use loom::sync::Arc;
+use loom::thread;
+use sync::{AtomicBool, AtomicU64, Ordering};
+
+struct World {
+    lane: LaneState,
+    attention: Attention,
+    /// The eventfd: once written it ends the sleep, before or after it began.
+    woken: AtomicBool,
+    /// The deadline of the one queue pair.
+    deadline: AtomicU64,
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            lane: LaneState::new(),
+            attention: Attention::new(),
+            woken: AtomicBool::new(false),
+            deadline: AtomicU64::new(NEVER),
+        })
+    }
+
+    fn wake(&self) {
+        self.woken.store(true, Ordering::SeqCst);
+    }
+
+    /// What the background thread does until it sleeps, as `background.rs` has it.
+    fn park(&self, now: u64, watching: bool) -> Plan {
+        let mut watching = watching;
+        loop {
+            self.attention.unpark();
+            let plan = self.lane.plan(now, watching);
+            watching |= plan.watch;
+            self.attention.park(plan.wake_at);
+            let again = self.lane.plan(now, watching);
+            watching |= again.watch;
+            if again.wake_at >= plan.wake_at {
+                return Plan { watch: watching, wake_at: plan.wake_at };
+            }
+        }
+    }
+
+    fn was_woken(&self) -> bool {
+        self.woken.load(Ordering::SeqCst)
+    }
+
+    /// A queue pair sets its deadline, as `Qp::settle` does.
+    fn set_deadline(&self, at: u64) {
+        self.deadline.store(at, Ordering::SeqCst);
+        self.lane.deadline(at, &self.attention, || self.wake());
+    }
+}
+
+const NOW: u64 = 100 * TICK;
+
+/// A thread that slept on the socket leaves: the background thread must take the socket back.
+#[test]
+fn the_socket_is_never_left_alone() {
+    loom::model(|| {
+        let world = World::new();
+        assert!(world.lane.watch());
+        let sleeper = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.lane.unwatch(NOW, &world.attention, || world.wake()))
+        };
+        let sleep = world.park(NOW, false);
+        sleeper.join().unwrap();
+        assert!(
+            sleep.watch || sleep.wake_at <= NOW + TICK || world.was_woken(),
+            "asleep until {} with nobody on the socket",
+            sleep.wake_at
+        );
+    });
+}
+
+/// A post sets a deadline while the background thread falls asleep: it must wake in time.
+#[test]
+fn no_deadline_is_slept_through() {
+    loom::model(|| {
+        let world = World::new();
+        let poster = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.set_deadline(NOW + 5))
+        };
+        let sleep = world.park(NOW, true);
+        poster.join().unwrap();
+        assert!(sleep.wake_at <= NOW + 5 || world.was_woken(), "asleep until {}", sleep.wake_at);
+    });
+}
+
+/// The same while the lane is hot: a tick after the last poll is early enough.
+#[test]
+fn no_deadline_of_a_polled_lane_is_forgotten() {
+    loom::model(|| {
+        let world = World::new();
+        world.lane.served(NOW);
+        let poster = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.set_deadline(NOW + 5))
+        };
+        let sleep = world.park(NOW, true);
+        poster.join().unwrap();
+        assert!(sleep.wake_at <= NOW + TICK || world.was_woken(), "asleep until {}", sleep.wake_at);
+    });
+}
+
+/// The holder scans the timers while a post sets one: seen by the scan or kept for the next.
+#[test]
+fn no_deadline_falls_between_two_scans() {
+    loom::model(|| {
+        let world = World::new();
+        let poster = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.set_deadline(NOW + 5))
+        };
+        world.lane.start_scan();
+        let seen = world.deadline.load(Ordering::SeqCst);
+        if seen != NEVER {
+            world.lane.deadline(seen, &world.attention, || world.wake());
+        }
+        poster.join().unwrap();
+        assert_eq!(world.lane.earliest(), NOW + 5);
+    });
+}
+
+/// Of two threads that want to sleep on the socket one gets it; when it leaves another may.
+#[test]
+fn one_thread_watches() {
+    loom::model(|| {
+        let world = World::new();
+        let other = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.lane.watch())
+        };
+        let here = world.lane.watch();
+        assert!(here ^ other.join().unwrap());
+        world.lane.unwatch(NOW, &world.attention, || ());
+        assert!(world.lane.watch());
+    });
+}
