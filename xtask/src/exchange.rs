@@ -65,8 +65,10 @@ impl Exchange<'_> {
 /// An exchange under way.
 pub struct Running {
     name: String,
-    server: Job,
-    client: Option<Job>,
+    /// The server.
+    pub server: Job,
+    /// None when the server was never ready.
+    pub client: Option<Job>,
 }
 
 impl Running {

@@ -7,6 +7,7 @@
 
 mod arrows;
 mod bench;
+mod cc;
 mod debian;
 mod demo;
 mod dist;

@@ -6,12 +6,38 @@ use std::ffi::OsString;
 use clap::{Parser, Subcommand};
 
 /// RDMA over Converged Ethernet (RoCEv2) in user space: run programs on it, see and steer its devices.
+///
+/// The grammar is that of rdma(8). Objects and commands may be abbreviated as long as they are unambiguous:
+/// `ferroce l s` is `ferroce link show`.
 #[derive(Parser, Debug)]
-#[command(name = "ferroce", version, infer_subcommands = true)]
+#[command(
+    name = "ferroce",
+    version,
+    infer_subcommands = true,
+    after_help = "Exit status: 0 done, 1 failed, 2 wrong usage; `ferroce run` has its command's own.\n\
+                  Data goes to standard output, everything else to standard error."
+)]
 pub struct Args {
-    /// What to see or do; may be abbreviated as long as it is unambiguous.
+    /// How to print.
+    #[command(flatten)]
+    pub style: Style,
+    /// What to see or steer.
     #[command(subcommand)]
     pub object: Object,
+}
+
+/// How data is printed.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub struct Style {
+    /// Prints JSON: an array of objects.
+    #[arg(short, long, global = true)]
+    pub json: bool,
+    /// Prints JSON with line breaks and indentation.
+    #[arg(short, long, global = true)]
+    pub pretty: bool,
+    /// Prints more of each object.
+    #[arg(short, long, global = true)]
+    pub details: bool,
 }
 
 /// The objects of the grammar.
@@ -23,6 +49,59 @@ pub enum Object {
     /// started.
     #[command(after_help = "Example:\n  ferroce run -- ibv_devinfo")]
     Run(RunArgs),
+    /// Ports: the link of a device to a network device.
+    #[command(infer_subcommands = true)]
+    Link {
+        /// Without one: show.
+        #[command(subcommand)]
+        command: Option<LinkCommand>,
+    },
+    /// RDMA devices.
+    #[command(infer_subcommands = true)]
+    Dev {
+        /// Without one: show.
+        #[command(subcommand)]
+        command: Option<DevCommand>,
+    },
+}
+
+/// Commands of `ferroce link`.
+#[derive(Subcommand, Debug)]
+pub enum LinkCommand {
+    /// Lists links, or one.
+    Show {
+        /// A device, or its port.
+        #[arg(value_name = "DEV[/PORT]")]
+        link: Option<String>,
+    },
+    /// Makes a device on a network device.
+    #[command(
+        override_usage = "ferroce link add NAME type { roce | rxe } netdev NETDEV",
+        after_help = "Example:\n  ferroce link add fr1 type roce netdev eth0"
+    )]
+    Add {
+        /// Name of the new device.
+        name: String,
+        /// `type roce` (or `rxe`, as the kernel's command has it) and `netdev NETDEV`.
+        #[arg(required = true, value_name = "type TYPE netdev NETDEV")]
+        words: Vec<String>,
+    },
+    /// Removes a device that `link add` made.
+    Delete {
+        /// Name of the device.
+        name: String,
+    },
+}
+
+/// Commands of `ferroce dev`.
+#[derive(Subcommand, Debug)]
+pub enum DevCommand {
+    /// Lists devices, or one.
+    Show {
+        /// A device.
+        #[arg(value_name = "DEV")]
+        device: Option<String>,
+    },
 }
 
 /// Arguments of `ferroce run`.

@@ -1,11 +1,14 @@
-//! The broker `ferroced` of this network namespace.
+//! The broker `ferroced` of this network namespace: found, or started.
 
-use std::time::Duration;
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use ferroce_ipc::{BROKER_NAME, Client, DeviceInfo, Message};
 
-/// How long the broker may take for an answer.
+/// How long the broker may take to start, or for an answer.
 const LIMIT: Duration = Duration::from_secs(2);
 
 /// The devices that a program started here would see.
@@ -24,7 +27,50 @@ pub fn tell(message: &Message) -> Result<()> {
     }
 }
 
+/// Makes sure that one runs, unless `FERROCE_BROKER` says that the program has its own or wants none started.
+pub fn ensure() -> Result<()> {
+    match std::env::var("FERROCE_BROKER").as_deref() {
+        Ok("embedded" | "none") => Ok(()),
+        _ => connect().map(drop),
+    }
+}
+
+/// A greeted connection. A broker that is just leaving is met with a new one.
 fn connect() -> Result<Client> {
     let netdev = std::env::var("FERROCE_NETDEV").unwrap_or_default();
-    Ok(Client::connect(BROKER_NAME, &netdev, LIMIT)?)
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match Client::connect(BROKER_NAME, &netdev, LIMIT) {
+            Err(error) if error.is_leaving() && Instant::now() < deadline => start()?,
+            done => return Ok(done?),
+        }
+    }
+}
+
+/// `ferroced --detach` says `ready`, or a sentence why not, and ends; what it leaves running has nothing of ours.
+fn start() -> Result<()> {
+    let program = program()?;
+    let mut child = Command::new(&program)
+        .arg("--detach")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .with_context(|| format!("cannot run {}", program.display()))?;
+    let mut said = String::new();
+    if let Some(mut out) = child.stdout.take() {
+        out.read_to_string(&mut said)?;
+    }
+    let status = child.wait()?;
+    match said.trim() {
+        "ready" => Ok(()),
+        "" => bail!("{} ended without a word: {status}", program.display()),
+        sentence => bail!("{sentence}"),
+    }
+}
+
+/// Beside this program.
+fn program() -> Result<PathBuf> {
+    let program = std::env::current_exe().context("/proc/self/exe")?.with_file_name("ferroced");
+    if program.exists() { Ok(program) } else { bail!("{} is not there", program.display()) }
 }

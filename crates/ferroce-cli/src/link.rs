@@ -28,7 +28,9 @@ fn parse(words: &[String]) -> Result<(LinkKind, &str), Usage> {
                 });
             }
             [key, value] if key == "netdev" && netdev.is_none() => netdev = Some(value.as_str()),
-            [key, ..] => return Err(Usage(format!("'{key}' was not expected; say: type roce netdev NETDEV"))),
+            [key, ..] => {
+                return Err(Usage(format!("'{key}' was not expected; say: type roce netdev NETDEV")));
+            }
             [] => {}
         }
     }
@@ -52,7 +54,8 @@ mod tests {
             assert!(matches!(parse(&words(good)), Ok((LinkKind::Roce, "eth0"))), "{good}");
         }
         assert!(matches!(parse(&words("type rxe netdev e")), Ok((LinkKind::Rxe, "e"))));
-        for bad in ["", "type roce", "type siw netdev e", "type roce type roce", "type roce dev e", "netdev"] {
+        for bad in ["", "type roce", "type siw netdev e", "type roce type roce", "type roce dev e", "netdev"]
+        {
             assert!(parse(&words(bad)).is_err(), "{bad}");
         }
     }

@@ -6,17 +6,94 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod broker;
+mod link;
+mod rows;
 mod run;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use anyhow::Result;
+use clap::{CommandFactory, Parser};
 
-use args::{Args, Object};
+use args::{Args, DevCommand, LinkCommand, Object, Style};
+
+/// A command line that clap could not refuse by itself; exit status 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Usage(String);
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    match args.object {
-        Object::Run(run) => run::run(&run),
+    let done = match args.object {
+        Object::Run(run) => return run::run(&run),
+        Object::Link { command } => link(command.unwrap_or(LinkCommand::Show { link: None }), args.style),
+        Object::Dev { command: Some(DevCommand::Show { device }) } => dev(device.as_deref(), args.style),
+        Object::Dev { command: None } => dev(None, args.style),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<Usage>() => {
+            let _ = Args::command().error(clap::error::ErrorKind::InvalidValue, error).print();
+            ExitCode::from(2)
+        }
+        Err(error) => {
+            eprintln!("ferroce: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn link(command: LinkCommand, style: Style) -> Result<()> {
+    match command {
+        LinkCommand::Show { link } => {
+            let which = link.as_deref().map(rows::port_of).transpose()?;
+            let devices = broker::devices()?;
+            let found = rows::find(&devices, which)?;
+            rows::print(&rows::links(found, style.details), style)
+        }
+        LinkCommand::Add { name, words } => link::add(&name, &words),
+        LinkCommand::Delete { name } => link::delete(&name),
+    }
+}
+
+fn dev(device: Option<&str>, style: Style) -> Result<()> {
+    let devices = broker::devices()?;
+    rows::print(&rows::devs(rows::find(&devices, device)?), style)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn what_follows_the_program_is_the_programs() {
+        for line in [
+            &["ferroce", "run", "--", "ibv_devinfo", "-d", "fr0", "-j"][..],
+            &["ferroce", "run", "ibv_devinfo", "-d", "fr0", "-j"],
+            &["ferroce", "r", "--netdev", "eth0", "ibv_devinfo", "-d", "fr0", "-j"],
+        ] {
+            let args = Args::try_parse_from(line).unwrap();
+            assert!(!args.style.json);
+            let Object::Run(run) = args.object else { panic!("{line:?}") };
+            assert_eq!(run.command, ["ibv_devinfo", "-d", "fr0", "-j"]);
+        }
+    }
+
+    #[test]
+    fn objects_and_commands_may_be_abbreviated() {
+        for line in ["l", "link", "link show", "lin s fr0/1", "-j l s", "link show -j -d", "d", "dev s fr0"] {
+            let words = std::iter::once("ferroce").chain(line.split(' '));
+            assert!(Args::try_parse_from(words).is_ok(), "{line}");
+        }
+        for line in ["", "x", "link bogus", "link add fr1", "link del", "run"] {
+            let words = std::iter::once("ferroce").chain(line.split(' ')).filter(|w| !w.is_empty());
+            assert_eq!(Args::try_parse_from(words).unwrap_err().exit_code(), 2, "{line}");
+        }
     }
 }

@@ -49,7 +49,11 @@ pub fn find<'a>(devices: &'a [DeviceInfo], which: Option<&str>) -> Result<Vec<(u
         None => Ok(all.collect()),
         Some(name) => {
             let found: Vec<_> = all.filter(|(_, device)| device.name == name).collect();
-            if found.is_empty() { bail!("no device is called {name}; see `ferroce dev show`") } else { Ok(found) }
+            if found.is_empty() {
+                bail!("no device is called {name}; see `ferroce dev show`")
+            } else {
+                Ok(found)
+            }
         }
     }
 }
@@ -90,7 +94,8 @@ pub fn devs(devices: Vec<(u32, &DeviceInfo)>) -> Vec<Dev> {
 
 /// `5054:00ff:fe77:0002`.
 fn guid(octets: [u8; 8]) -> String {
-    let quads: Vec<String> = octets.chunks(2).map(|c| c.iter().map(|b| format!("{b:02x}")).collect()).collect();
+    let quads: Vec<String> =
+        octets.chunks(2).map(|c| c.iter().map(|b| format!("{b:02x}")).collect()).collect();
     quads.join(":")
 }
 

@@ -12,6 +12,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::args::RunArgs;
+use crate::broker;
 
 /// The library that must be there; its other names are links to it.
 const LIBRARY: &str = "libibverbs.so.1";
@@ -45,6 +46,7 @@ fn prepare(args: &RunArgs) -> Result<Command> {
             .with_context(|| format!("no network device is called {netdev}; see `ip link`"))?;
         command.env("FERROCE_NETDEV", netdev);
     }
+    broker::ensure()?;
     Ok(command)
 }
 

@@ -24,6 +24,7 @@ pub use tx::{LossReason, MAX_BATCH, SendError, Sent, TxSocket};
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::AsFd;
+use std::sync::OnceLock;
 
 use libc::{IPPROTO_IP, IPPROTO_IPV6, c_int};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -58,9 +59,18 @@ fn open_socket(ip: IpAddr) -> io::Result<Socket> {
 /// Sets the receive buffer and returns what the kernel granted, in bytes of its own accounting: it doubles the number
 /// it is given, and charges a datagram of 4,156 bytes with about 8 KiB.
 fn set_receive_buffer(fd: &impl AsFd, bytes: usize) -> io::Result<usize> {
-    let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX / 2);
+    let bytes = c_int::try_from(bytes.min(receive_buffer_cap())).unwrap_or(c_int::MAX / 2);
     sys::set_int(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)?;
     granted_receive_buffer(fd)
+}
+
+/// `FERROCE_RCVBUF`, in bytes, caps every request, as a small `net.core.rmem_max` does: so that a system like that can
+/// be tried on one where it is large, since the sysctl is not per network namespace.
+fn receive_buffer_cap() -> usize {
+    static CAP: OnceLock<usize> = OnceLock::new();
+    *CAP.get_or_init(|| {
+        std::env::var("FERROCE_RCVBUF").ok().and_then(|v| v.parse().ok()).unwrap_or(usize::MAX)
+    })
 }
 
 fn granted_receive_buffer(fd: &impl AsFd) -> io::Result<usize> {

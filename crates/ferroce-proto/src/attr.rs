@@ -67,7 +67,7 @@ pub struct QpConfig {
     pub caps: QpCaps,
     /// Every send work request is signaled.
     pub sq_sig_all: bool,
-    /// Source of everything random in it.
+    /// Source of everything random in it: so far, when to try again after the budget was used up.
     pub seed: u64,
     /// Resend before the ACK timeout, by a timer derived from the round trip time. On in programs; tests that count
     /// transmissions turn it off.

@@ -5,7 +5,6 @@
 //! Rules are cited as `IBTA 9.7.5.1.2` or `IBTA C9-92` (InfiniBand Architecture Specification volume 1).
 
 #![forbid(unsafe_code)]
-#![allow(dead_code, reason = "the queue pair that uses them follows")]
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)
@@ -17,6 +16,7 @@ mod completion;
 mod counters;
 mod error;
 mod memory;
+mod qp;
 mod work_request;
 
 pub use attr::{QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpState, Service};
@@ -25,4 +25,5 @@ pub use completion::{AsyncEvent, QpEvent, WcOpcode, WcStatus, WorkCompletion};
 pub use counters::Counters;
 pub use error::{CreateQpError, DropReason, ModifyQpError, PostRecvError, PostSendError};
 pub use memory::{Memory, MemoryError, RemoteAccess};
+pub use qp::{QueuePair, SqMark};
 pub use work_request::{RecvWr, Remote, SendOp, SendWr, Sge};

@@ -1,1 +1,53 @@
-//! RDMA verbs from Rust, in user space.
+//! RDMA verbs from Rust, on any Linux machine: no RDMA card, no kernel module, no root.
+//!
+//! What goes over the wire is RoCEv2, so the other end may be a program on a RoCE card, on the
+//! Linux kernel's `rdma_rxe`, or one that uses ferroce through `libibverbs`.
+//!
+//! ```no_run
+//! use ferroce::{Access, Connection, Context, QpOptions, Status};
+//!
+//! # fn exchange(_: ferroce::Address) -> ferroce::Address { unimplemented!() }
+//! # fn main() -> Result<(), ferroce::Error> {
+//! let device = Context::open("fr0")?;
+//! let domain = device.protection_domain()?;
+//! let buffer = domain.register(vec![0; 4096], Access::LOCAL_WRITE)?;
+//! let queue = device.completion_queue(16, None)?;
+//!
+//! let qp = domain.rc_queue_pair(&queue, &queue, QpOptions::default())?.init(Access::empty())?;
+//! qp.post_recv(1, &[buffer.slice(..)])?;
+//! let local = qp.address(0)?;
+//! let remote = exchange(local); // by any means: TCP, a file, a command line
+//! let qp = qp.ready_to_receive(&Connection::to(local, remote))?.ready_to_send(Default::default())?;
+//!
+//! qp.send(2, &[buffer.slice(..64)])?;
+//! for completion in queue.wait()? {
+//!     assert_eq!(completion.status, Status::Success);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Everything here is released when dropped. Memory is registered by value or for the length of a
+//! closure, so that the device never writes to memory that was given back; see [`mr`].
+#![deny(unsafe_code)]
+
+mod connection;
+mod cq;
+mod device;
+mod error;
+pub mod mr;
+mod pd;
+mod qp;
+
+pub use connection::{Address, Connection, SendOptions};
+pub use cq::{Completion, CompletionChannel, CompletionQueue};
+pub use device::{Context, devices};
+pub use error::{Error, QpError};
+pub use ferroce_engine::{
+    Access, DeviceAttr, DeviceInfo, GidEntry, GidType, PortAttr, PortState, QpState, WcOpcode as Opcode,
+    WcStatus as Status,
+};
+pub use ferroce_wire::{Gid, Imm, PathMtu, Psn, Qpn, Rkey};
+pub use mr::{MemoryRegion, Slice};
+pub use pd::{ProtectionDomain, QpOptions};
+pub use qp::{Init, QueuePair, ReadyToReceive, ReadyToSend, RemoteMemory, Reset, WorkRequest};

@@ -18,7 +18,7 @@ use crate::debian::{self, Programs};
 use crate::dist::{self, Dist};
 use crate::exchange::{Exchange, Logs};
 use crate::report::Checks;
-use crate::{e2e, tree, vprobe};
+use crate::{cc, e2e, tree};
 use place::Place;
 
 /// Which benchmark.
@@ -120,8 +120,7 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
 fn measure(args: &BenchArgs, dist: &Dist) -> Result<bool> {
     e2e::raise_loopback()?;
     let programs = Programs::ensure(&[debian::BASIC, debian::BENCH])?;
-    let vbench = tree::target().join("xtask").join("vbench");
-    vprobe::compile(&tree::root().join("tests/programs/vbench.c"), &vbench, dist, &programs)?;
+    let vbench = cc::ours("vbench", dist, &programs)?;
     let bench = Bench {
         dist: dist.clone(),
         programs,

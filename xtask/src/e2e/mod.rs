@@ -5,6 +5,8 @@
 
 mod bed;
 mod devices;
+mod lifecycle;
+mod memory;
 mod netns;
 mod perftest;
 mod pingpong;
@@ -32,6 +34,8 @@ pub const STAGES: &[(&str, &str)] = &[
     ("pingpong", "ibv_rc_pingpong: sizes, events, MTUs, IPv4 and IPv6, eight pairs at once, one core"),
     ("vprobe", "scripted exchanges with a checked outcome: every RC operation and error"),
     ("wire", "our own packets, by tshark and an independent ICRC"),
+    ("memory", "memory that is written to all the time, and memory that goes away under every role"),
+    ("lifecycle", "kill -9 of a peer and of the broker, a stopped program, churn"),
     ("perftest", "ib_{send,write,read}_{bw,lat}: all sizes, many QPs, both directions, events, inline"),
 ];
 
@@ -41,6 +45,8 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "pingpong" => Some(pingpong::check),
         "vprobe" => Some(vprobe::check),
         "wire" => Some(wire::check),
+        "memory" => Some(memory::check),
+        "lifecycle" => Some(lifecycle::check),
         "perftest" => Some(perftest::check),
         _ => None,
     }

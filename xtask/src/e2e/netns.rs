@@ -63,6 +63,12 @@ pub fn end_brokers_of(pid: u32) {
     end_brokers(processes_with(&pid.to_string()));
 }
 
+/// The brokers of this network namespace.
+pub fn brokers() -> Vec<Pid> {
+    let all = processes().into_iter().filter(|(_, name)| name.starts_with("ferroced"));
+    all.map(|(pid, _)| Pid::from_raw(pid)).collect()
+}
+
 fn end_brokers(processes: Vec<(i32, String)>) {
     for (pid, name) in processes {
         if name.starts_with("ferroced") {

@@ -1,0 +1,404 @@
+//! The completer: turns answers into progress, and silence into retries.
+
+use core::time::Duration;
+
+use ferroce_wire::{Aeth, Instant, NakCode, Psn, Response, RnrTimer, Syndrome};
+
+use super::pipeline::{Acknowledged, Pipeline};
+use super::requester::Requester;
+use super::rtt::Rtt;
+use super::send_queue::Failure;
+use super::shared::Shared;
+use crate::{DropReason, Memory, SendOp, WcStatus};
+
+/// Resends between two expiries of the ACK timeout that are not counted.
+const EARLY_RESENDS: u32 = 4;
+/// Without an ACK timeout, resends are never further apart.
+const MAX_EARLY: Duration = Duration::from_secs(1);
+/// `rnr_retry` of this means without end.
+const RNR_FOREVER: u8 = 7;
+
+/// Waits for answers; its timers are the local ACK timeout and the early resend.
+#[derive(Debug)]
+pub(crate) struct Completer {
+    rtt: Rtt,
+    ack_deadline: Option<Instant>,
+    early_deadline: Option<Instant>,
+    early_used: u32,
+    /// Counted retries since the last progress.
+    retries: u32,
+    /// RNR NAKs since the last progress.
+    rnr_retries: u32,
+    last_progress: Instant,
+    /// A NAK, said or implied, made us go back to this oldest PSN; more of them change nothing.
+    gone_back_to: Option<Psn>,
+    /// The oldest PSN when a timeout made us probe.
+    probed: Psn,
+}
+
+/// What became of an answer that is no progress.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refusal {
+    /// No effect.
+    Drop(DropReason),
+    /// A WQE fails and with it the queue pair.
+    Fatal {
+        /// Which WQE.
+        index: u64,
+        /// How.
+        failure: Failure,
+    },
+}
+
+impl From<DropReason> for Refusal {
+    fn from(reason: DropReason) -> Self {
+        Self::Drop(reason)
+    }
+}
+
+/// The requester's side of a queue pair, as the completer needs it.
+pub(crate) struct SendSide<'a> {
+    pub shared: &'a mut Shared,
+    pub line: &'a mut Pipeline,
+    pub requester: &'a mut Requester,
+}
+
+impl Completer {
+    pub fn new() -> Self {
+        Self {
+            rtt: Rtt::default(),
+            ack_deadline: None,
+            early_deadline: None,
+            early_used: 0,
+            retries: 0,
+            rnr_retries: 0,
+            last_progress: Instant::ZERO,
+            gone_back_to: None,
+            probed: Psn::new(0),
+        }
+    }
+
+    /// Packets were sent; `before` was the next PSN until then.
+    pub fn sent(&mut self, now: Instant, before: Psn, side: &SendSide<'_>) {
+        let next = side.line.next();
+        if next != before {
+            // The last one's answer covers the batch.
+            self.rtt.sent(next.add(u32::MAX), now);
+        }
+        if self.ack_deadline.is_none() && self.early_deadline.is_none() {
+            self.last_progress = now;
+            self.arm(now, side.shared);
+        }
+    }
+
+    fn arm(&mut self, now: Instant, shared: &Shared) {
+        let timeout = shared.ack_timeout();
+        self.ack_deadline = timeout.map(|timeout| now + timeout);
+        self.early_deadline = shared.early_resends.then(|| now + self.rtt.timeout(timeout));
+        self.early_used = 0;
+    }
+
+    /// No timers: nothing is outstanding, or nothing is to be expected.
+    pub fn stop(&mut self) {
+        (self.ack_deadline, self.early_deadline) = (None, None);
+    }
+
+    pub fn timeout(&self) -> Option<Instant> {
+        [self.ack_deadline, self.early_deadline].into_iter().flatten().min()
+    }
+
+    /// Runs the timers that are due.
+    pub fn handle_timeout(&mut self, now: Instant, mut side: SendSide<'_>) -> Result<(), Refusal> {
+        if self.ack_deadline.is_some_and(|deadline| deadline <= now) {
+            self.expired(now, &mut side)
+        } else {
+            if self.early_deadline.is_some_and(|deadline| deadline <= now) {
+                self.resend_early(now, &mut side);
+            }
+            Ok(())
+        }
+    }
+
+    /// The local ACK timeout (IBTA 9.7.6.1.3).
+    fn expired(&mut self, now: Instant, side: &mut SendSide<'_>) -> Result<(), Refusal> {
+        if side.requester.is_blocked() && side.line.is_rewound() {
+            // Nothing was sent that could have been answered: the process's budget is to blame.
+            self.arm(now, side.shared);
+            return Ok(());
+        }
+        side.shared.counters.timeouts += 1;
+        self.retries += 1;
+        self.check_retries(now, side)?;
+        self.arm(now, side.shared);
+        self.go_back_probing(side);
+        Ok(())
+    }
+
+    /// The free resend: costs one packet, asks for an answer, and finds both a lost request and a lost answer.
+    fn resend_early(&mut self, now: Instant, side: &mut SendSide<'_>) {
+        self.early_used += 1;
+        let rtt = self.rtt.timeout(side.shared.ack_timeout());
+        let wait = rtt.saturating_mul(1 << self.early_used.min(10));
+        self.early_deadline = match self.ack_deadline {
+            Some(_) if self.early_used >= EARLY_RESENDS => None,
+            Some(_) => Some(now + wait),
+            None => Some(now + wait.min(MAX_EARLY)),
+        };
+        if !side.line.is_quiet() {
+            side.shared.counters.early_resends += 1;
+            self.go_back_probing(side);
+        }
+    }
+
+    fn go_back_probing(&mut self, side: &mut SendSide<'_>) {
+        self.probed = side.line.oldest();
+        self.rtt.forget_sample();
+        side.line.rewind(&side.shared.budget);
+        side.requester.probe();
+    }
+
+    /// `retry_cnt` is used up when it is, but never before its time: (1 + retry_cnt) ACK timeouts after the last progress.
+    fn check_retries(&mut self, now: Instant, side: &mut SendSide<'_>) -> Result<(), Refusal> {
+        let allowed = u32::from(side.shared.attr.retry_cnt);
+        let least = side.shared.ack_timeout().unwrap_or_default() * (1 + allowed);
+        if self.retries <= allowed || now.saturating_since(self.last_progress) < least {
+            return Ok(());
+        }
+        side.shared.counters.retry_exceeded_err += 1;
+        Err(self.fatal(side, WcStatus::RetryExcErr.into()))
+    }
+
+    fn fatal(&self, side: &SendSide<'_>, failure: Failure) -> Refusal {
+        Refusal::Fatal { index: side.line.queue.done(), failure }
+    }
+
+    /// An answer from the peer.
+    pub fn handle_response(
+        &mut self,
+        now: Instant,
+        psn: Psn,
+        response: &Response<'_>,
+        mem: &mut impl Memory,
+        mut side: SendSide<'_>,
+    ) -> Result<(), Refusal> {
+        let line = &side.line;
+        let ahead = psn.since(line.oldest());
+        if ahead < 0 || ahead as u32 >= line.outstanding() {
+            return Err(DropReason::StaleResponse.into());
+        }
+        match response {
+            Response::Acknowledge { aeth } => self.handle_ack(now, psn, *aeth, &mut side),
+            Response::ReadFirst { payload, .. } | Response::ReadMiddle { payload } => {
+                self.handle_data(now, psn, Data::Read { payload, ends: false }, mem, &mut side)
+            }
+            Response::ReadLast { payload, .. } | Response::ReadOnly { payload, .. } => {
+                self.handle_data(now, psn, Data::Read { payload, ends: true }, mem, &mut side)
+            }
+            Response::AtomicAcknowledge { original, .. } => {
+                self.handle_data(now, psn, Data::Atomic { original: *original }, mem, &mut side)
+            }
+        }
+    }
+
+    fn handle_ack(
+        &mut self,
+        now: Instant,
+        psn: Psn,
+        aeth: Aeth,
+        side: &mut SendSide<'_>,
+    ) -> Result<(), Refusal> {
+        let Syndrome::Ack { .. } = aeth.syndrome else { return self.handle_nak(now, psn, aeth, side) };
+        let acknowledged = self.acknowledge(now, psn, side);
+        if acknowledged.read_missing {
+            return self.implied_nak(now, acknowledged.packets > 0, side);
+        }
+        Ok(())
+    }
+
+    /// Everything up to `through` was received.
+    fn acknowledge(&mut self, now: Instant, through: Psn, side: &mut SendSide<'_>) -> Acknowledged {
+        let acknowledged = side.line.acknowledge(through, &side.shared.budget);
+        if acknowledged.packets > 0 {
+            self.progress(now, acknowledged.data, 0, side);
+        }
+        acknowledged
+    }
+
+    /// The oldest PSN moved on: counters are reloaded, timers start anew.
+    fn progress(&mut self, now: Instant, data: u64, reads: u64, side: &mut SendSide<'_>) {
+        let oldest = side.line.oldest();
+        if side.requester.is_probing() && oldest.since(self.probed) <= 1 && !side.line.is_quiet() {
+            // No more than what was sent again: the others were lost too.
+            side.requester.lost(reads > 0);
+        }
+        side.requester.answered(data, reads);
+        self.rtt.answered(oldest, now);
+        (self.retries, self.rnr_retries) = (0, 0);
+        self.last_progress = now;
+        self.gone_back_to = None;
+        if side.line.is_quiet() { self.stop() } else { self.arm(now, side.shared) }
+    }
+
+    fn handle_nak(
+        &mut self,
+        now: Instant,
+        psn: Psn,
+        aeth: Aeth,
+        side: &mut SendSide<'_>,
+    ) -> Result<(), Refusal> {
+        if let Syndrome::Reserved(_) = aeth.syndrome {
+            return Err(DropReason::ReservedSyndrome.into());
+        }
+        // Any NAK acknowledges what is before it (IBTA 9.7.5.1.1).
+        let acknowledged = self.acknowledge(now, psn.add(u32::MAX), side);
+        let moved = acknowledged.packets > 0;
+        let status = match aeth.syndrome {
+            Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PsnSequenceError) if acknowledged.read_missing => {
+                return self.implied_nak(now, moved, side);
+            }
+            Syndrome::RnrNak(timer) => return self.receiver_not_ready(now, timer, side),
+            Syndrome::Nak(NakCode::PsnSequenceError) => {
+                self.go_back(now, moved, side)?;
+                side.shared.counters.rcvd_seq_err += 1;
+                return Ok(());
+            }
+            Syndrome::Nak(NakCode::InvalidRequest) => WcStatus::RemInvReqErr,
+            Syndrome::Nak(NakCode::RemoteAccessError) => WcStatus::RemAccessErr,
+            Syndrome::Nak(NakCode::RemoteOperationalError) => WcStatus::RemOpErr,
+            Syndrome::Nak(NakCode::InvalidRdRequest | NakCode::Reserved(_))
+            | Syndrome::Ack { .. }
+            | Syndrome::Reserved(_) => WcStatus::BadRespErr,
+        };
+        // The refused request fails; an older read whose answer is missing is flushed, it can no longer be answered.
+        let index = side.line.owner(psn).unwrap_or(side.line.queue.done());
+        let failure = Failure { status, vendor_err: u32::from(aeth.syndrome.to_byte()) };
+        Err(Refusal::Fatal { index, failure })
+    }
+
+    /// Sends again from the oldest PSN, at once; `moved` if the same packet was progress (IBTA 9.7.5.2.4).
+    fn go_back(&mut self, now: Instant, moved: bool, side: &mut SendSide<'_>) -> Result<(), Refusal> {
+        let oldest = side.line.oldest();
+        if self.gone_back_to == Some(oldest) || side.requester.waits_for_receiver() {
+            return Err(DropReason::DuplicateNak.into());
+        }
+        self.gone_back_to = Some(oldest);
+        if !moved {
+            self.retries += 1;
+            self.check_retries(now, side)?;
+        }
+        let read = side.line.queue.oldest().is_some_and(|wqe| wqe.op.is_read_or_atomic());
+        side.requester.lost(read);
+        side.requester.resume();
+        side.line.rewind(&side.shared.budget);
+        self.rtt.forget_sample();
+        if self.early_deadline.is_some() {
+            self.early_deadline = Some(now + self.rtt.timeout(side.shared.ack_timeout()));
+        }
+        Ok(())
+    }
+
+    /// An answer shows that a read response or atomic result is missing before it.
+    fn implied_nak(&mut self, now: Instant, moved: bool, side: &mut SendSide<'_>) -> Result<(), Refusal> {
+        self.go_back(now, moved, side).map_err(|refusal| match refusal {
+            Refusal::Drop(_) => DropReason::ResponseGap.into(),
+            fatal @ Refusal::Fatal { .. } => fatal,
+        })?;
+        side.shared.counters.implied_nak += 1;
+        Ok(())
+    }
+
+    /// RNR NAK (IBTA 9.7.5.2.8).
+    fn receiver_not_ready(
+        &mut self,
+        now: Instant,
+        timer: RnrTimer,
+        side: &mut SendSide<'_>,
+    ) -> Result<(), Refusal> {
+        if side.requester.waits_for_receiver() {
+            return Err(DropReason::DuplicateNak.into());
+        }
+        side.shared.counters.rcvd_rnr_err += 1;
+        let allowed = side.shared.attr.rnr_retry;
+        if allowed != RNR_FOREVER {
+            self.rnr_retries += 1;
+            if self.rnr_retries > u32::from(allowed) {
+                side.shared.counters.retry_rnr_exceeded_err += 1;
+                return Err(self.fatal(side, WcStatus::RnrRetryExcErr.into()));
+            }
+        }
+        let until = now + timer.delay();
+        side.line.rewind(&side.shared.budget);
+        side.requester.wait_for_receiver(until);
+        self.rtt.forget_sample();
+        // The peer is alive: what silence may cost is counted from when we send again.
+        self.last_progress = until;
+        self.gone_back_to = None;
+        self.stop();
+        Ok(())
+    }
+
+    /// A read response or an atomic's result.
+    fn handle_data(
+        &mut self,
+        now: Instant,
+        psn: Psn,
+        data: Data<'_>,
+        mem: &mut impl Memory,
+        side: &mut SendSide<'_>,
+    ) -> Result<(), Refusal> {
+        let bad = |side: &SendSide<'_>, index: Option<u64>| Refusal::Fatal {
+            index: index.unwrap_or(side.line.queue.done()),
+            failure: WcStatus::BadRespErr.into(),
+        };
+        let owner = side.line.owner(psn);
+        let fits =
+            owner.and_then(|index| side.line.queue.get(index)).is_some_and(|wqe| data.answers(&wqe.op));
+        if !fits {
+            return Err(bad(side, owner));
+        }
+        // It acknowledges all sends and writes before it.
+        let acknowledged = self.acknowledge(now, psn.add(u32::MAX), side);
+        if side.line.oldest() != psn {
+            return self.implied_nak(now, acknowledged.packets > 0, side);
+        }
+        let Some((expected, ends_request)) = side.line.expected_response() else {
+            return Err(bad(side, owner));
+        };
+        let original;
+        let octets = match data {
+            // At the point of a retry, First may stand for Middle and Only for Last, and the reverse: rxe continues,
+            // others begin anew.
+            Data::Read { payload, ends }
+                if ends == ends_request && payload.len() == expected.len as usize =>
+            {
+                payload
+            }
+            Data::Read { .. } => return Err(bad(side, owner)),
+            Data::Atomic { original: value } => {
+                original = value.to_ne_bytes();
+                &original
+            }
+        };
+        if side.line.queue.scatter(expected.index, u64::from(expected.offset), octets, mem).is_err() {
+            return Err(Refusal::Fatal { index: expected.index, failure: WcStatus::LocProtErr.into() });
+        }
+        side.line.answered(&side.shared.budget);
+        self.progress(now, 0, octets.len() as u64, side);
+        Ok(())
+    }
+}
+
+/// An answer that carries data.
+enum Data<'a> {
+    Read { payload: &'a [u8], ends: bool },
+    Atomic { original: u64 },
+}
+
+impl Data<'_> {
+    fn answers(&self, op: &SendOp) -> bool {
+        match self {
+            Self::Read { .. } => matches!(op, SendOp::Read { .. }),
+            Self::Atomic { .. } => op.is_atomic(),
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! How far the send queue was sent and answered.
+
+use ferroce_wire::Psn;
+
+use super::send_queue::{SendQueue, SendWqe, packets};
+use crate::budget::Account;
+use crate::{Budget, SendOp};
+
+/// Charged for each packet beside its payload: headers, and what a receive buffer spends on a datagram.
+const PACKET_OVERHEAD: u64 = 256;
+/// A PSN window is half of the circle (IBTA 9.7.2).
+const MAX_OUTSTANDING: u32 = 1 << 23;
+
+/// A packet of a WQE.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Position {
+    pub wqe: u64,
+    pub packet: u32,
+}
+
+/// What is to be sent next: one packet, or a READ request for several.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub index: u64,
+    pub wqe: SendWqe,
+    pub psn: Psn,
+    /// First packet of the WQE that it covers.
+    pub packet: u32,
+    /// Packets (PSNs) that it covers.
+    pub count: u32,
+    /// Packets of the whole WQE.
+    pub total: u32,
+    /// First octet of the message that it covers.
+    pub offset: u32,
+    /// Octets that it covers.
+    pub len: u32,
+    /// Nothing of the WQE was sent before.
+    pub starts: bool,
+    /// What its answer, or itself, will take on the way.
+    pub charge: u64,
+}
+
+impl Piece {
+    /// It ends the message.
+    pub const fn is_last(&self) -> bool {
+        self.packet + self.count == self.total
+    }
+}
+
+/// What is on its way; equals the charges of everything from the oldest unanswered PSN to the cursor.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Flight {
+    /// Octets of sends and writes.
+    pub data: u64,
+    /// Octets that reads and atomics will bring.
+    pub reads: u64,
+    /// Requests of reads and atomics.
+    pub read_requests: u32,
+}
+
+/// What requester and completer share: the queue, and three places in it: the oldest unanswered PSN, the next never sent
+/// before, and the cursor between them where the next packet comes from. A retry is a cursor put back.
+///
+/// A READ of more than `read_chunk` packets goes out as several READ requests, so that what is on its way to us stays
+/// below our receive buffer. To the responder they are messages of their own; a request sent again therefore never crosses
+/// their bounds, which follow from the packet's number alone.
+#[derive(Debug)]
+pub(crate) struct Pipeline {
+    pub queue: SendQueue,
+    oldest: Psn,
+    next: Psn,
+    cursor: Position,
+    flight: Flight,
+    /// READs and atomics started and not completed.
+    reads_pending: u32,
+    mtu: u32,
+    read_chunk: u32,
+    destination: Account,
+}
+
+/// What an acknowledgement did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Acknowledged {
+    /// PSNs newly answered.
+    pub packets: u32,
+    /// Octets of sends and writes newly answered, as charged.
+    pub data: u64,
+    /// A READ or atomic at or before the acknowledged PSN is still unanswered.
+    pub read_missing: bool,
+}
+
+impl Pipeline {
+    pub fn new(queue: SendQueue) -> Self {
+        let start = Position { wqe: 0, packet: 0 };
+        Self {
+            queue,
+            oldest: Psn::new(0),
+            next: Psn::new(0),
+            cursor: start,
+            flight: Flight::default(),
+            reads_pending: 0,
+            mtu: 256,
+            read_chunk: 1,
+            destination: Account::Destination(0),
+        }
+    }
+
+    /// Begins to send: the first PSN, the path MTU, and the packets that one READ request may ask for.
+    pub fn begin(&mut self, psn: Psn, mtu: u32, read_chunk: u32, destination: Account) {
+        (self.oldest, self.next) = (psn, psn);
+        (self.mtu, self.read_chunk, self.destination) = (mtu, read_chunk.max(1), destination);
+        self.cursor = self.oldest_position();
+    }
+
+    /// The oldest unanswered PSN, or the next if all are answered.
+    pub const fn oldest(&self) -> Psn {
+        self.oldest
+    }
+
+    /// The next PSN never sent before.
+    pub const fn next(&self) -> Psn {
+        self.next
+    }
+
+    pub const fn flight(&self) -> Flight {
+        self.flight
+    }
+
+    pub const fn destination(&self) -> Account {
+        self.destination
+    }
+
+    pub const fn reads_pending(&self) -> u32 {
+        self.reads_pending
+    }
+
+    /// Unanswered PSNs.
+    pub const fn outstanding(&self) -> u32 {
+        self.next.since(self.oldest) as u32
+    }
+
+    /// Whether everything that was sent is answered.
+    pub const fn is_quiet(&self) -> bool {
+        self.outstanding() == 0
+    }
+
+    /// Whether the cursor stands where a retry would put it.
+    pub fn is_rewound(&self) -> bool {
+        self.cursor == self.oldest_position()
+    }
+
+    fn oldest_position(&self) -> Position {
+        let packet = self.queue.oldest().map_or(0, |wqe| self.oldest.since(wqe.first_psn) as u32);
+        Position { wqe: self.queue.done(), packet }
+    }
+
+    /// The WQE at the cursor.
+    pub fn at_cursor(&self) -> Option<(u64, &SendWqe)> {
+        Some((self.cursor.wqe, self.queue.get(self.cursor.wqe)?))
+    }
+
+    /// What to send at the cursor; `None` at the end of the queue or of the PSN window.
+    pub fn piece(&self) -> Option<Piece> {
+        let Position { wqe: index, packet } = self.cursor;
+        let wqe = *self.queue.get(index)?;
+        let starts = index >= self.queue.started();
+        let psn = if starts { self.next } else { wqe.first_psn.add(packet) };
+        let total = packets(wqe.length, self.mtu);
+        let end = match wqe.op {
+            SendOp::Read { .. } => self.chunk_end(packet, total),
+            _ => packet + 1,
+        };
+        let octets = |packet: u32| (u64::from(packet) * u64::from(self.mtu)).min(u64::from(wqe.length));
+        let count = end - packet;
+        let is_new = psn == self.next;
+        if is_new && self.outstanding() + count >= MAX_OUTSTANDING {
+            return None;
+        }
+        Some(Piece {
+            index,
+            wqe,
+            psn,
+            packet,
+            count,
+            total,
+            offset: octets(packet) as u32,
+            len: (octets(end) - octets(packet)) as u32,
+            starts,
+            charge: self.charge(wqe.length, packet, end),
+        })
+    }
+
+    /// The packet after the last one of the READ request that covers `packet`.
+    fn chunk_end(&self, packet: u32, total: u32) -> u32 {
+        (packet / self.read_chunk).saturating_add(1).saturating_mul(self.read_chunk).min(total)
+    }
+
+    fn charge(&self, length: u32, from: u32, to: u32) -> u64 {
+        let octets = |packet: u32| (u64::from(packet) * u64::from(self.mtu)).min(u64::from(length));
+        octets(to) - octets(from) + u64::from(to - from) * PACKET_OVERHEAD
+    }
+
+    /// Notes that a piece left; its charge was taken from the budget. Whether it was new.
+    pub fn sent(&mut self, piece: &Piece) -> bool {
+        let is_read = piece.wqe.op.is_read_or_atomic();
+        if piece.starts {
+            self.queue.start(piece.psn, piece.total);
+            self.reads_pending += u32::from(is_read);
+        }
+        let is_new = piece.psn == self.next;
+        if is_new {
+            self.next = piece.psn.add(piece.count);
+        }
+        if is_read {
+            self.flight.reads += piece.charge;
+            self.flight.read_requests += 1;
+        } else {
+            self.flight.data += piece.charge;
+        }
+        self.cursor = if piece.is_last() {
+            Position { wqe: piece.index + 1, packet: 0 }
+        } else {
+            Position { wqe: piece.index, packet: piece.packet + piece.count }
+        };
+        is_new
+    }
+
+    /// Notes that the WQE at the cursor took effect without a packet. Everything before it is completed.
+    pub fn executed_locally(&mut self) {
+        self.queue.start(self.next, 0);
+        self.queue.complete_oldest();
+        self.cursor = self.oldest_position();
+    }
+
+    /// All sends and writes up to `through` were received. Stops at a READ or atomic: it is answered by its response
+    /// alone (IBTA 9.7.5.1.1).
+    pub fn acknowledge(&mut self, through: Psn, budget: &Budget) -> Acknowledged {
+        let mut acknowledged = Acknowledged::default();
+        while let Some(&wqe) = self.queue.oldest() {
+            if through.since(self.oldest) < 0 {
+                break;
+            }
+            if wqe.op.is_read_or_atomic() {
+                acknowledged.read_missing = true;
+                break;
+            }
+            let last = wqe.last_psn();
+            let until = if through.since(last) >= 0 { last } else { through };
+            let count = until.since(self.oldest) as u32 + 1;
+            acknowledged.packets += count;
+            acknowledged.data += self.retire(&wqe, count, budget);
+        }
+        acknowledged
+    }
+
+    /// The next packet of the READ or atomic that is oldest was answered.
+    pub fn answered(&mut self, budget: &Budget) {
+        if let Some(&wqe) = self.queue.oldest() {
+            self.retire(&wqe, 1, budget);
+        }
+    }
+
+    /// The oldest `count` packets, all of `wqe`, are answered. Their charge.
+    fn retire(&mut self, wqe: &SendWqe, count: u32, budget: &Budget) -> u64 {
+        let from = self.oldest.since(wqe.first_psn) as u32;
+        let to = from + count;
+        let charge = self.charge(wqe.length, from, to);
+        // What was sent again since a retry is in flight; the rest was given up then.
+        let in_flight = match self.cursor.wqe.cmp(&self.queue.done()) {
+            core::cmp::Ordering::Greater => to,
+            core::cmp::Ordering::Equal => to.min(self.cursor.packet).max(from),
+            core::cmp::Ordering::Less => from,
+        };
+        let amount = self.charge(wqe.length, from, in_flight);
+        if wqe.op.is_read_or_atomic() {
+            self.flight.reads = self.flight.reads.saturating_sub(amount);
+            budget.give_back(Account::Reads, amount);
+            if in_flight == to && (to == wqe.packets || self.chunk_end(from, wqe.packets) == to) {
+                self.flight.read_requests = self.flight.read_requests.saturating_sub(1);
+            }
+        } else {
+            self.flight.data = self.flight.data.saturating_sub(amount);
+            budget.give_back(self.destination, amount);
+        }
+        self.oldest = self.oldest.add(count);
+        if to == wqe.packets {
+            self.queue.complete_oldest();
+            self.reads_pending -= u32::from(wqe.op.is_read_or_atomic());
+        }
+        self.cursor = self.cursor.max(self.oldest_position());
+        charge
+    }
+
+    /// Whether a read response packet for the oldest PSN ends its READ request, and its length.
+    pub fn expected_response(&self) -> Option<(Piece, bool)> {
+        let wqe = *self.queue.oldest()?;
+        let packet = self.oldest.since(wqe.first_psn) as u32;
+        let octets = |packet: u32| (u64::from(packet) * u64::from(self.mtu)).min(u64::from(wqe.length));
+        let piece = Piece {
+            index: self.queue.done(),
+            wqe,
+            psn: self.oldest,
+            packet,
+            count: 1,
+            total: wqe.packets,
+            offset: octets(packet) as u32,
+            len: (octets(packet + 1) - octets(packet)) as u32,
+            starts: false,
+            charge: 0,
+        };
+        Some((piece, self.chunk_end(packet, wqe.packets) == packet + 1))
+    }
+
+    /// Puts the cursor back to the oldest unanswered PSN: everything after it counts as lost.
+    pub fn rewind(&mut self, budget: &Budget) {
+        self.give_back(budget);
+        self.cursor = self.oldest_position();
+    }
+
+    /// The index of the WQE that a PSN belongs to, among those started and not completed.
+    pub fn owner(&self, psn: Psn) -> Option<u64> {
+        (self.queue.done()..self.queue.started()).find(|&index| {
+            self.queue.get(index).is_some_and(|wqe| {
+                wqe.packets > 0 && psn.since(wqe.last_psn()) <= 0 && psn.since(wqe.first_psn) >= 0
+            })
+        })
+    }
+
+    /// Charges go to another destination from now on, with what is in flight.
+    pub fn redirect(&mut self, destination: Account, budget: &Budget) {
+        budget.give_back(self.destination, self.flight.data);
+        budget.force(destination, self.flight.data);
+        self.destination = destination;
+    }
+
+    /// Forgets the queue and everything in flight.
+    pub fn clear(&mut self, budget: &Budget) {
+        self.give_back(budget);
+        self.queue.clear();
+        self.reads_pending = 0;
+        self.oldest = self.next;
+        self.cursor = self.oldest_position();
+    }
+
+    /// Returns what is in flight to the budget.
+    pub fn give_back(&mut self, budget: &Budget) {
+        budget.give_back(Account::Reads, self.flight.reads);
+        budget.give_back(self.destination, self.flight.data);
+        self.flight = Flight::default();
+    }
+}

@@ -1,0 +1,255 @@
+//! Answers on their way to the peer, in order.
+
+use std::collections::VecDeque;
+
+use ferroce_wire::{
+    Aeth, CreditCode, IcrcStatus, Msn, NakCode, Operation, Packet, Psn, PushError, RcPacket, Response, Rkey,
+    RnrTimer, Syndrome, TxBatch,
+};
+
+use super::shared::Shared;
+use crate::Memory;
+
+/// An answer. It carries the MSN of when it was due, so that an ACK never speaks for what came after it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reply {
+    /// Sends and writes up to this PSN; replaced by a later one while nothing stands behind it.
+    Ack {
+        psn: Psn,
+        msn: Msn,
+    },
+    Nak {
+        psn: Psn,
+        msn: Msn,
+        syndrome: Syndrome,
+    },
+    Read(ReadReply),
+    Atomic {
+        psn: Psn,
+        msn: Msn,
+        original: u64,
+        replay: bool,
+    },
+}
+
+/// What of a READ remains to be answered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReadReply {
+    /// The request's PSN as first seen: names it.
+    pub request: Psn,
+    /// The PSN of the next response.
+    pub psn: Psn,
+    pub msn: Msn,
+    pub rkey: Rkey,
+    pub addr: u64,
+    pub remaining: u32,
+    /// Nothing of this answer was sent.
+    pub fresh: bool,
+    /// It was answered before.
+    pub replay: bool,
+}
+
+/// How draining the answers ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Drained {
+    /// All are out.
+    Empty,
+    /// The batch takes no more.
+    Full,
+    /// Memory of a READ went away under it: a NAK stands in its place, the queue pair must go to the error state.
+    MemoryGone,
+}
+
+/// A bounded queue of answers.
+#[derive(Debug)]
+pub(crate) struct Replies {
+    queue: VecDeque<Reply>,
+    capacity: usize,
+}
+
+impl Replies {
+    /// Room for the answers to `depth` reads and atomics, as many replays, and the ACKs between.
+    pub fn new(depth: usize) -> Self {
+        let capacity = 4 * depth + 8;
+        Self { queue: VecDeque::with_capacity(capacity), capacity }
+    }
+
+    /// Makes room for another depth. What waits stays.
+    pub fn resize(&mut self, depth: usize) {
+        self.capacity = (4 * depth + 8).max(self.queue.len());
+        self.queue.reserve_exact(self.capacity - self.queue.len());
+    }
+
+    /// Whether any request can be answered now.
+    pub fn has_room(&self) -> bool {
+        self.queue.len() + 2 <= self.capacity
+    }
+
+    pub fn clear(&mut self) {
+        self.queue.clear();
+    }
+
+    /// Reads and atomics accepted and not wholly answered.
+    pub fn reads_pending(&self) -> usize {
+        let pending = |reply: &&Reply| {
+            matches!(
+                reply,
+                Reply::Read(ReadReply { replay: false, .. }) | Reply::Atomic { replay: false, .. }
+            )
+        };
+        self.queue.iter().filter(pending).count()
+    }
+
+    /// One ACK speaks for all before it (IBTA 9.7.5.1.2), but not across the answer to a read.
+    pub fn acknowledge(&mut self, psn: Psn, msn: Msn) {
+        match self.queue.back_mut() {
+            Some(Reply::Ack { psn: newest, msn: completed }) => {
+                if psn.since(*newest) > 0 {
+                    (*newest, *completed) = (psn, msn);
+                }
+            }
+            _ => self.push(Reply::Ack { psn, msn }),
+        }
+    }
+
+    pub fn push(&mut self, reply: Reply) {
+        if self.queue.len() < self.capacity {
+            self.queue.push_back(reply);
+        }
+    }
+
+    /// Answers a READ again from `reply.psn` on. If the first answer has not yet come so far, there is nothing to do; if a
+    /// replay is under way, it starts over.
+    pub fn replay(&mut self, reply: ReadReply) {
+        for pending in &mut self.queue {
+            match pending {
+                Reply::Read(read) if read.request == reply.request => {
+                    if reply.psn.since(read.psn) >= 0 {
+                        return;
+                    }
+                    if read.replay {
+                        *read = reply;
+                        return;
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.push(Reply::Read(reply));
+    }
+
+    /// Moves answers into the batch; the number of packets added.
+    pub fn transmit(
+        &mut self,
+        shared: &mut Shared,
+        mem: &impl Memory,
+        out: &mut TxBatch<'_>,
+    ) -> (u32, Drained) {
+        let mut sent = 0;
+        while let Some(reply) = self.queue.front_mut() {
+            match push(reply, shared, mem, out) {
+                Ok(finished) => {
+                    sent += 1;
+                    shared.counters.sent_pkts += 1;
+                    match reply {
+                        Reply::Ack { .. } => shared.counters.sent_acks += 1,
+                        Reply::Nak { .. } | Reply::Read(_) | Reply::Atomic { .. } => {}
+                    }
+                    if finished {
+                        self.queue.pop_front();
+                    }
+                }
+                Err(PushError::Full) => return (sent, Drained::Full),
+                Err(PushError::Fill(_)) => {
+                    if self.memory_gone() {
+                        return (sent, Drained::MemoryGone);
+                    }
+                }
+                // A buffer too small for the path MTU: the peer's timer will tell it.
+                Err(PushError::Wire(_)) => {
+                    self.queue.pop_front();
+                }
+            }
+        }
+        (sent, Drained::Empty)
+    }
+
+    /// The READ at the front cannot go on: NAK with the PSN that cannot be delivered. `true` if that is fatal.
+    ///
+    /// A replay is not: it may be a duplicate that the network made long after the peer had its data, and by now the
+    /// application may rightly have deregistered the memory. The peer's requester ignores the NAK in that case.
+    fn memory_gone(&mut self) -> bool {
+        let Some(Reply::Read(ReadReply { psn, msn, replay, .. })) = self.queue.front().copied() else {
+            self.queue.pop_front();
+            return false;
+        };
+        let syndrome = Syndrome::Nak(NakCode::RemoteAccessError);
+        if let Some(front) = self.queue.front_mut() {
+            *front = Reply::Nak { psn, msn, syndrome };
+        }
+        if !replay {
+            self.queue.truncate(1);
+        }
+        !replay
+    }
+}
+
+/// Pushes the next packet of an answer; whether it was the last.
+fn push(
+    reply: &mut Reply,
+    shared: &Shared,
+    mem: &impl Memory,
+    out: &mut TxBatch<'_>,
+) -> Result<bool, PushError<crate::MemoryError>> {
+    let mut send = |psn, response: Response<'_>, len: u32, addr: u64, rkey| {
+        let op = Operation::Rc(RcPacket::Response(response));
+        let head = Packet { bth: shared.bth(psn), op, icrc: IcrcStatus::Checked };
+        out.push(&shared.attr.path, &head, len as usize, |payload| {
+            if payload.is_empty() { Ok(()) } else { mem.read_remote(rkey, addr, payload) }
+        })
+    };
+    let none = Rkey::new(0);
+    match reply {
+        Reply::Ack { psn, msn } => {
+            send(*psn, Response::Acknowledge { aeth: ack(*msn) }, 0, 0, none)?;
+            Ok(true)
+        }
+        Reply::Nak { psn, msn, syndrome } => {
+            let aeth = Aeth { syndrome: *syndrome, msn: *msn };
+            send(*psn, Response::Acknowledge { aeth }, 0, 0, none)?;
+            Ok(true)
+        }
+        Reply::Atomic { psn, msn, original, .. } => {
+            let response = Response::AtomicAcknowledge { aeth: ack(*msn), original: *original };
+            send(*psn, response, 0, 0, none)?;
+            Ok(true)
+        }
+        Reply::Read(read) => {
+            let len = read.remaining.min(shared.mtu());
+            let last = len == read.remaining;
+            let (aeth, payload) = (ack(read.msn), &[][..]);
+            let response = match (read.fresh, last) {
+                (true, true) => Response::ReadOnly { aeth, payload },
+                (true, false) => Response::ReadFirst { aeth, payload },
+                (false, false) => Response::ReadMiddle { payload },
+                (false, true) => Response::ReadLast { aeth, payload },
+            };
+            send(read.psn, response, len, read.addr, read.rkey)?;
+            read.fresh = false;
+            read.psn = read.psn.next();
+            read.addr = read.addr.wrapping_add(u64::from(len));
+            read.remaining -= len;
+            Ok(last)
+        }
+    }
+}
+
+/// Positive, without credits: RNR NAKs are the flow control, as rxe's.
+fn ack(msn: Msn) -> Aeth {
+    Aeth { syndrome: Syndrome::Ack { credits: CreditCode::UNLIMITED }, msn }
+}
+
+/// The syndrome that asks the peer to come back after the time of this code.
+pub(crate) fn rnr(code: u8) -> Syndrome {
+    Syndrome::RnrNak(RnrTimer::new(code).unwrap_or_default())
+}

@@ -1,0 +1,415 @@
+//! The requester: sends what was posted, in order, as far as windows allow.
+
+use core::time::Duration;
+
+use ferroce_wire::{
+    AtomicEth, IcrcStatus, Instant, Operation, Packet, PushError, RcPacket, Request, Reth, SendTail, TxBatch,
+};
+
+use super::pipeline::{Piece, Pipeline};
+use super::send_queue::Failure;
+use super::shared::Shared;
+use super::window::Window;
+use crate::budget::Account;
+use crate::{Memory, QpState, SendOp, WcStatus};
+
+/// Largest first window in octets; smaller where the receive buffer is (DESIGN: 1/8 of it).
+const START_WINDOW: u64 = 64 << 10;
+/// Losses never shrink a window below this many full packets.
+const FLOOR_PACKETS: u64 = 4;
+/// A queue pair that the process's budget stops tries again after this time and up to as much more, at random: several of
+/// them must not come in step.
+const BLOCKED_RETRY: Duration = Duration::from_micros(200);
+/// With nothing on its way, it is stopped for so long at most; then it may send one packet whatever the others do.
+const BLOCKED_LIMIT: Duration = Duration::from_millis(5);
+/// Inside of a message an acknowledgement is asked for after this part of the window.
+const ACK_EVERY: u64 = 4;
+
+/// Sends; its timers are the wait after an RNR NAK and the retry when the budget was used up.
+#[derive(Debug)]
+pub(crate) struct Requester {
+    data: Window,
+    reads: Window,
+    /// After a timeout: one packet, then wait for an answer.
+    probing: bool,
+    rnr_until: Option<Instant>,
+    blocked: Option<Blocked>,
+    /// Octets sent since an acknowledgement was asked for.
+    since_ack_req: u64,
+    random: u64,
+}
+
+/// Stopped by the budget.
+#[derive(Clone, Copy, Debug)]
+struct Blocked {
+    since: Instant,
+    /// `None` once that time has come.
+    retry: Option<Instant>,
+}
+
+/// How one step of sending ended.
+enum Step {
+    Sent,
+    /// The batch takes no more.
+    Full,
+    /// Nothing may be sent now.
+    Idle,
+}
+
+/// Why a piece must wait.
+enum Gate {
+    /// For an answer.
+    Answer,
+    /// For other queue pairs.
+    Budget,
+}
+
+impl Requester {
+    pub fn new(seed: u64) -> Self {
+        Self {
+            data: Window::new(0, 0, 0),
+            reads: Window::new(0, 0, 0),
+            probing: false,
+            rnr_until: None,
+            blocked: None,
+            since_ack_req: 0,
+            random: seed | 1,
+        }
+    }
+
+    /// Begins afresh with windows for this budget.
+    pub fn begin(&mut self, shared: &Shared) {
+        let granted = shared.budget.granted();
+        let start = START_WINDOW.min(granted / 8);
+        let floor = FLOOR_PACKETS * u64::from(shared.mtu());
+        *self = Self {
+            data: Window::new(start, floor, shared.budget.destination_limit()),
+            reads: Window::new(
+                START_WINDOW.min(shared.budget.read_limit()),
+                floor,
+                shared.budget.read_limit(),
+            ),
+            ..Self::new(self.random)
+        };
+    }
+
+    /// Packets that one READ request may ask for: four requests fill the budget, so that queue pairs can share it.
+    pub fn read_chunk(shared: &Shared) -> u32 {
+        let packets = shared.budget.read_limit() / 4 / u64::from(shared.mtu());
+        packets.clamp(1, 1 << 20) as u32
+    }
+
+    /// Fills the batch; the number of packets it added.
+    pub fn transmit(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared,
+        line: &mut Pipeline,
+        mem: &mut impl Memory,
+        out: &mut TxBatch<'_>,
+    ) -> u32 {
+        let mut sent = 0;
+        if !matches!(shared.state(), QpState::Rts | QpState::Sqd) {
+            return 0;
+        }
+        while let Step::Sent = self.step(now, shared, line, mem, out) {
+            sent += 1;
+        }
+        sent
+    }
+
+    fn step(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared,
+        line: &mut Pipeline,
+        mem: &mut impl Memory,
+        out: &mut TxBatch<'_>,
+    ) -> Step {
+        if self.rnr_until.is_some() || (self.probing && !line.is_rewound()) {
+            return Step::Idle;
+        }
+        if !self.run_local(shared, line, mem) {
+            return Step::Idle;
+        }
+        let Some(piece) = line.piece() else { return Step::Idle };
+        if piece.wqe.failure.is_some() {
+            return Step::Idle;
+        }
+        if piece.starts
+            && let Err(failure) = self.may_start(&piece, shared, line, mem)
+        {
+            if let (Some(failure), Some(wqe)) = (failure, line.queue.get_mut(piece.index)) {
+                wqe.failure = Some(failure);
+            }
+            return Step::Idle;
+        }
+        match self.admit(now, &piece, shared, line) {
+            Ok(()) => {}
+            Err(Gate::Answer) => return Step::Idle,
+            Err(Gate::Budget) => {
+                let since = self.blocked.map_or(now, |blocked| blocked.since);
+                self.blocked = Some(Blocked { since, retry: Some(now + self.blocked_wait()) });
+                return Step::Idle;
+            }
+        }
+        let account = account(&piece, line);
+        match self.push(&piece, shared, line, mem, out) {
+            Ok(()) => {}
+            Err(PushError::Full) => {
+                shared.budget.give_back(account, piece.charge);
+                return Step::Full;
+            }
+            Err(error) => {
+                shared.budget.give_back(account, piece.charge);
+                let status = match error {
+                    PushError::Fill(_) => WcStatus::LocProtErr,
+                    _ => WcStatus::LocQpOpErr,
+                };
+                if let Some(wqe) = line.queue.get_mut(piece.index) {
+                    wqe.failure = Some(status.into());
+                }
+                return Step::Idle;
+            }
+        }
+        self.blocked = None;
+        shared.counters.sent_pkts += 1;
+        if !line.sent(&piece) {
+            shared.counters.resent_pkts += 1;
+        } else if piece.is_last() && !piece.wqe.op.is_read_or_atomic() {
+            shared.counters.rdma_sends += 1;
+        }
+        Step::Sent
+    }
+
+    fn blocked_wait(&mut self) -> Duration {
+        // Xorshift: never 0, and good enough to be out of step.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        BLOCKED_RETRY + BLOCKED_RETRY.mul_f32((self.random >> 40) as f32 / (1 << 24) as f32)
+    }
+
+    /// Executes local operations at the cursor. `false` if one must wait or failed.
+    fn run_local(&mut self, shared: &Shared, line: &mut Pipeline, mem: &mut impl Memory) -> bool {
+        while let Some((index, wqe)) = line.at_cursor() {
+            let SendOp::LocalInvalidate(rkey) = wqe.op else { return true };
+            // It waits for everything before it, as rxe's does: whoever posts it after the last use of a key need not
+            // think of retries.
+            if shared.state() != QpState::Rts || wqe.failure.is_some() || line.queue.done() != index {
+                return false;
+            }
+            match mem.invalidate(rkey) {
+                Ok(()) => line.executed_locally(),
+                Err(_) => {
+                    if let Some(wqe) = line.queue.get_mut(index) {
+                        wqe.failure = Some(WcStatus::LocQpOpErr.into());
+                    }
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Whether a message may begin. `Err(None)`: not yet.
+    fn may_start(
+        &self,
+        piece: &Piece,
+        shared: &Shared,
+        line: &mut Pipeline,
+        mem: &impl Memory,
+    ) -> Result<(), Option<Failure>> {
+        let wqe = &piece.wqe;
+        if shared.state() != QpState::Rts || (wqe.fence && line.reads_pending() > 0) {
+            return Err(None);
+        }
+        let incoming = wqe.op.is_read_or_atomic();
+        if incoming && shared.attr.max_rd_atomic == 0 {
+            // Modified in SQD after it was posted: it could never start.
+            return Err(Some(WcStatus::LocQpOpErr.into()));
+        }
+        // So that no half of a message is sent. A single packet is checked while it is built.
+        if (incoming || piece.total > 1) && !wqe.checked {
+            line.queue
+                .check_memory(piece.index, incoming, mem)
+                .map_err(|_| Some(WcStatus::LocProtErr.into()))?;
+            if let Some(wqe) = line.queue.get_mut(piece.index) {
+                wqe.checked = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the piece's charge, or says what it waits for.
+    fn admit(&self, now: Instant, piece: &Piece, shared: &Shared, line: &Pipeline) -> Result<(), Gate> {
+        let flight = line.flight();
+        let budget = &shared.budget;
+        let taken = if piece.wqe.op.is_read_or_atomic() {
+            if flight.read_requests >= u32::from(shared.attr.max_rd_atomic).max(1)
+                || !self.reads.admits(flight.reads, piece.charge)
+            {
+                return Err(Gate::Answer);
+            }
+            // The last quarter is for what is asked for again, so that new requests cannot starve it.
+            let limit = budget.read_limit();
+            let limit = if piece.psn == line.next() { limit / 4 * 3 } else { limit };
+            budget.take(Account::Reads, piece.charge, limit)
+        } else {
+            if !self.data.admits(flight.data, piece.charge) {
+                return Err(Gate::Answer);
+            }
+            let waited = self.blocked.map_or(Duration::ZERO, |blocked| now.saturating_since(blocked.since));
+            if flight.data == 0 && waited >= BLOCKED_LIMIT {
+                budget.force(line.destination(), piece.charge);
+                true
+            } else {
+                budget.take(line.destination(), piece.charge, budget.destination_limit())
+            }
+        };
+        if taken { Ok(()) } else { Err(Gate::Budget) }
+    }
+
+    fn push(
+        &mut self,
+        piece: &Piece,
+        shared: &Shared,
+        line: &Pipeline,
+        mem: &impl Memory,
+        out: &mut TxBatch<'_>,
+    ) -> Result<(), PushError<crate::MemoryError>> {
+        let incoming = piece.wqe.op.is_read_or_atomic();
+        let mut bth = shared.bth(piece.psn);
+        let since = self.since_ack_req + piece.charge;
+        bth.ack_req = piece.is_last()
+            || incoming
+            || self.probing
+            || since >= self.data.size() / ACK_EVERY
+            || !self.data.admits(line.flight().data + piece.charge, piece.charge);
+        bth.solicited = piece.wqe.solicited && piece.is_last() && piece.wqe.op.takes_receive();
+        let op = Operation::Rc(RcPacket::Request(request(piece)));
+        let head = Packet { bth, op, icrc: IcrcStatus::Checked };
+        let len = if incoming { 0 } else { piece.len as usize };
+        out.push(&shared.attr.path, &head, len, |payload| {
+            line.queue.gather(piece.index, u64::from(piece.offset), payload, mem)
+        })?;
+        self.since_ack_req = if bth.ack_req { 0 } else { since };
+        Ok(())
+    }
+
+    /// Answers came for `data` octets of sends and writes and `reads` octets of reads, as charged.
+    pub fn answered(&mut self, data: u64, reads: u64) {
+        // An answer to what the receiver was not ready for: a duplicate of it got through.
+        (self.probing, self.blocked, self.rnr_until) = (false, None, None);
+        self.data.grow(data);
+        self.reads.grow(reads);
+    }
+
+    /// Something was lost: the oldest is a read or atomic, or not.
+    pub fn lost(&mut self, read: bool) {
+        if read { self.reads.shrink() } else { self.data.shrink() }
+    }
+
+    /// A congestion notification: what is sent is too much for the network.
+    pub fn congested(&mut self) {
+        self.data.shrink();
+    }
+
+    /// A timeout: from now on one packet until there is an answer.
+    pub fn probe(&mut self) {
+        self.probing = true;
+    }
+
+    pub const fn is_probing(&self) -> bool {
+        self.probing
+    }
+
+    /// A NAK asks for everything from the oldest: no more probing.
+    pub fn resume(&mut self) {
+        self.probing = false;
+    }
+
+    /// The receiver was not ready: nothing is sent before `until`.
+    pub fn wait_for_receiver(&mut self, until: Instant) {
+        self.rnr_until = Some(until);
+        self.probing = false;
+    }
+
+    pub const fn waits_for_receiver(&self) -> bool {
+        self.rnr_until.is_some()
+    }
+
+    /// Whether the process's budget is what stops it.
+    pub const fn is_blocked(&self) -> bool {
+        self.blocked.is_some()
+    }
+
+    /// Whether the wait after an RNR NAK ended.
+    pub fn handle_timeout(&mut self, now: Instant) -> bool {
+        if let Some(blocked) = &mut self.blocked
+            && blocked.retry.is_some_and(|retry| retry <= now)
+        {
+            blocked.retry = None;
+        }
+        self.rnr_until.take_if(|until| *until <= now).is_some()
+    }
+
+    pub fn timeout(&self) -> Option<Instant> {
+        [self.rnr_until, self.blocked.and_then(|blocked| blocked.retry)].into_iter().flatten().min()
+    }
+
+    /// Sends no more.
+    pub fn stop(&mut self) {
+        (self.rnr_until, self.blocked, self.probing) = (None, None, false);
+    }
+}
+
+fn account(piece: &Piece, line: &Pipeline) -> Account {
+    if piece.wqe.op.is_read_or_atomic() { Account::Reads } else { line.destination() }
+}
+
+/// The headers of a piece; the payload is written by the batch.
+fn request(piece: &Piece) -> Request<'static> {
+    let payload: &[u8] = &[];
+    let (first, last) = (piece.packet == 0, piece.is_last());
+    let send = |tail| match (first, last) {
+        (true, true) => Request::SendOnly { payload, tail },
+        (true, false) => Request::SendFirst { payload },
+        (false, false) => Request::SendMiddle { payload },
+        (false, true) => Request::SendLast { payload, tail },
+    };
+    let write = |remote: crate::Remote, imm| {
+        let reth = Reth { va: remote.addr, rkey: remote.rkey, dma_len: piece.wqe.length };
+        match (first, last) {
+            (true, true) => Request::WriteOnly { reth, payload, imm },
+            (true, false) => Request::WriteFirst { reth, payload },
+            (false, false) => Request::WriteMiddle { payload },
+            (false, true) => Request::WriteLast { payload, imm },
+        }
+    };
+    let atomic = |remote: crate::Remote, swap_or_add, compare| AtomicEth {
+        va: remote.addr,
+        rkey: remote.rkey,
+        swap_or_add,
+        compare,
+    };
+    match piece.wqe.op {
+        // A local operation never gets here; see `run_local`.
+        SendOp::Send | SendOp::LocalInvalidate(_) => send(SendTail::None),
+        SendOp::SendImm(imm) => send(SendTail::Imm(imm)),
+        SendOp::SendInvalidate(rkey) => send(SendTail::Invalidate(rkey)),
+        SendOp::Write { remote } => write(remote, None),
+        SendOp::WriteImm { remote, imm } => write(remote, Some(imm)),
+        SendOp::Read { remote } => Request::ReadRequest {
+            reth: Reth {
+                va: remote.addr.wrapping_add(u64::from(piece.offset)),
+                rkey: remote.rkey,
+                dma_len: piece.len,
+            },
+        },
+        SendOp::CompareSwap { remote, compare, swap } => {
+            Request::CompareSwap { atomic: atomic(remote, swap, compare) }
+        }
+        SendOp::FetchAdd { remote, add } => Request::FetchAdd { atomic: atomic(remote, add, 0) },
+    }
+}

@@ -1,0 +1,668 @@
+//! The responder: checks requests, executes them once, and answers.
+
+use std::collections::VecDeque;
+
+use ferroce_wire::{
+    AtomicEth, Bth, Imm, Msn, NakCode, Psn, Qpn, Request, Reth, Rkey, SendTail, Syndrome, TxBatch,
+};
+
+use super::receive_queue::{ReceiveSource, RecvWqe};
+use super::replies::{self, Drained, ReadReply, Replies, Reply};
+use super::resources::{Kind, Resource, Resources};
+use super::send_queue::{MAX_MESSAGE, packets};
+use super::shared::Shared;
+use crate::{
+    AsyncEvent, DropReason, Memory, MemoryError, QpAccess, QpState, RemoteAccess, WcOpcode, WcStatus,
+    WorkCompletion,
+};
+
+/// Receive completions that may wait to be fetched. A batch of datagrams holds fewer.
+const COMPLETIONS: usize = 256;
+
+/// Executes requests. It needs no timer.
+#[derive(Debug)]
+pub(crate) struct Responder {
+    /// The PSN expected next.
+    expected: Psn,
+    /// Messages completed.
+    msn: Msn,
+    /// A sequence or RNR NAK was sent for the expected PSN; the next waits until it came.
+    nak_sent: bool,
+    /// A message whose last packet has not come.
+    message: Option<Message>,
+    /// The receive WQE in use, if `bound`.
+    wqe: RecvWqe,
+    bound: bool,
+    resources: Resources,
+    replies: Replies,
+    completions: VecDeque<WorkCompletion>,
+}
+
+/// A message in the middle.
+#[derive(Clone, Copy, Debug)]
+enum Message {
+    Send { received: u64 },
+    Write { rkey: Rkey, addr: u64, remaining: u32, length: u32 },
+}
+
+/// What becomes of a request that is not executed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Refusal {
+    /// It was executed before (IBTA C9-105).
+    Duplicate,
+    /// Others are missing before it.
+    SequenceGap,
+    /// There is no receive WQE for it.
+    RnrNak,
+    /// It can never be executed.
+    Nak(Fault),
+}
+
+/// A fatal refusal: what the peer hears and, if a receive WQE is in use, how that ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Fault {
+    code: NakCode,
+    status: WcStatus,
+}
+
+const INVALID: Refusal = Refusal::Nak(Fault { code: NakCode::InvalidRequest, status: WcStatus::WrFlushErr });
+const TOO_LONG: Refusal = Refusal::Nak(Fault { code: NakCode::InvalidRequest, status: WcStatus::LocLenErr });
+const ACCESS: Refusal =
+    Refusal::Nak(Fault { code: NakCode::RemoteAccessError, status: WcStatus::WrFlushErr });
+/// The key that a send ends is bad. The data is there, but the message is not what its sender meant: an error at both ends.
+const BAD_INVALIDATE: Refusal =
+    Refusal::Nak(Fault { code: NakCode::RemoteAccessError, status: WcStatus::LocAccessErr });
+/// Our receive buffer is bad.
+const OWN_FAULT: Refusal =
+    Refusal::Nak(Fault { code: NakCode::RemoteOperationalError, status: WcStatus::LocProtErr });
+
+/// Where a request's effect goes, checked.
+#[derive(Clone, Copy, Debug)]
+enum Target {
+    /// The receive WQE.
+    Receive,
+    /// Remote memory from here on.
+    Memory { rkey: Rkey, addr: u64 },
+}
+
+impl Responder {
+    pub fn new(max_recv_sge: u32) -> Self {
+        Self {
+            expected: Psn::new(0),
+            msn: Msn::new(0),
+            nak_sent: false,
+            message: None,
+            wqe: RecvWqe::new(max_recv_sge),
+            bound: false,
+            resources: Resources::new(0),
+            replies: Replies::new(0),
+            completions: VecDeque::with_capacity(COMPLETIONS),
+        }
+    }
+
+    /// Begins to serve: the first PSN, and how many reads and atomics the peer may have outstanding.
+    pub fn begin(&mut self, psn: Psn, depth: u8) {
+        self.reset();
+        self.expected = psn;
+        self.set_depth(depth);
+    }
+
+    /// Changes how many reads and atomics the peer may have outstanding. Rounded up to a power of two as rxe does, which
+    /// then sends that many.
+    pub fn set_depth(&mut self, depth: u8) {
+        let depth = if depth == 0 { 0 } else { usize::from(depth).next_power_of_two() };
+        self.resources.resize(depth);
+        self.replies.resize(depth);
+    }
+
+    /// Forgets everything.
+    pub fn reset(&mut self) {
+        (self.msn, self.nak_sent, self.message, self.bound) = (Msn::new(0), false, None, false);
+        self.resources.clear();
+        self.replies.clear();
+        self.completions.clear();
+    }
+
+    pub const fn expected(&self) -> Psn {
+        self.expected
+    }
+
+    /// Executes a request, or says what becomes of it. `Err` counts it as dropped.
+    pub fn handle_request(
+        &mut self,
+        shared: &mut Shared,
+        bth: &Bth,
+        request: &Request<'_>,
+        receives: &mut impl ReceiveSource,
+        mem: &mut impl Memory,
+    ) -> Result<(), DropReason> {
+        if !self.replies.has_room() || self.completions.len() >= COMPLETIONS {
+            return Err(DropReason::Backlog);
+        }
+        let refusal = match self.respond(shared, bth, request, receives, mem) {
+            Ok(()) => {
+                self.nak_sent = false;
+                if shared.state() == QpState::Rtr && !shared.established {
+                    shared.established = true;
+                    shared.events.raise(AsyncEvent::CommEst);
+                }
+                return Ok(());
+            }
+            Err(refusal) => refusal,
+        };
+        match refusal {
+            Refusal::Duplicate => {
+                shared.counters.duplicate_request += 1;
+                Err(self.answer_again(bth.psn, request, shared.mtu()))
+            }
+            Refusal::SequenceGap => {
+                shared.counters.out_of_seq_request += 1;
+                if !self.nak_sent {
+                    self.nak_sent = true;
+                    shared.counters.sent_seq_err += 1;
+                    self.nak(self.expected, Syndrome::Nak(NakCode::PsnSequenceError));
+                }
+                Err(DropReason::OutOfSequence)
+            }
+            Refusal::RnrNak => {
+                // What follows it was sent too early as well: no sequence NAK for that.
+                self.nak_sent = true;
+                shared.counters.send_rnr_err += 1;
+                self.nak(bth.psn, replies::rnr(shared.attr.min_rnr_timer));
+                Err(DropReason::ReceiverNotReady)
+            }
+            Refusal::Nak(fault) => {
+                self.nak(bth.psn, Syndrome::Nak(fault.code));
+                self.fail(shared, fault);
+                Err(DropReason::Refused)
+            }
+        }
+    }
+
+    /// The chain of checks, then the effect.
+    fn respond(
+        &mut self,
+        shared: &mut Shared,
+        bth: &Bth,
+        request: &Request<'_>,
+        receives: &mut impl ReceiveSource,
+        mem: &mut impl Memory,
+    ) -> Result<(), Refusal> {
+        self.check_psn(bth.psn)?;
+        self.check_op_seq(request)?;
+        self.check_op_valid(request, shared.attr.access)?;
+        self.check_resource(request, receives)?;
+        self.check_length(request, shared.mtu())?;
+        let target = self.check_rkey(request, mem)?;
+        self.execute(shared, bth, request, target, mem)
+    }
+
+    fn check_psn(&self, psn: Psn) -> Result<(), Refusal> {
+        match psn.since(self.expected) {
+            0 => Ok(()),
+            ..0 => Err(Refusal::Duplicate),
+            1.. => Err(Refusal::SequenceGap),
+        }
+    }
+
+    /// Middle and Last only in a message of their kind, everything else only outside of one (IBTA 9.7.4.1.4).
+    fn check_op_seq(&self, request: &Request<'_>) -> Result<(), Refusal> {
+        let fits = match request {
+            Request::SendMiddle { .. } | Request::SendLast { .. } => {
+                matches!(self.message, Some(Message::Send { .. }))
+            }
+            Request::WriteMiddle { .. } | Request::WriteLast { .. } => {
+                matches!(self.message, Some(Message::Write { .. }))
+            }
+            Request::SendFirst { .. }
+            | Request::SendOnly { .. }
+            | Request::WriteFirst { .. }
+            | Request::WriteOnly { .. }
+            | Request::ReadRequest { .. }
+            | Request::CompareSwap { .. }
+            | Request::FetchAdd { .. }
+            | Request::Flush { .. }
+            | Request::AtomicWrite { .. } => self.message.is_none(),
+        };
+        if fits { Ok(()) } else { Err(INVALID) }
+    }
+
+    /// What the queue pair supports and admits (IBTA 9.7.4.1.6). A missing permission here is an invalid request; a missing
+    /// permission of memory is an access error.
+    fn check_op_valid(&self, request: &Request<'_>, access: QpAccess) -> Result<(), Refusal> {
+        let needs = match request {
+            Request::SendFirst { .. }
+            | Request::SendMiddle { .. }
+            | Request::SendLast { .. }
+            | Request::SendOnly { .. } => QpAccess::empty(),
+            Request::WriteFirst { .. }
+            | Request::WriteMiddle { .. }
+            | Request::WriteLast { .. }
+            | Request::WriteOnly { .. } => QpAccess::REMOTE_WRITE,
+            Request::ReadRequest { .. } => QpAccess::REMOTE_READ,
+            Request::CompareSwap { .. } | Request::FetchAdd { .. } => QpAccess::REMOTE_ATOMIC,
+            // Not offered yet.
+            Request::Flush { .. } | Request::AtomicWrite { .. } => return Err(INVALID),
+        };
+        if access.contains(needs) { Ok(()) } else { Err(INVALID) }
+    }
+
+    /// A place to remember reads and atomics; a receive WQE for whatever takes one (IBTA 9.7.4.1.5, 9.7.5.2.8).
+    fn check_resource(
+        &mut self,
+        request: &Request<'_>,
+        receives: &mut impl ReceiveSource,
+    ) -> Result<(), Refusal> {
+        match request {
+            Request::ReadRequest { .. } | Request::CompareSwap { .. } | Request::FetchAdd { .. } => {
+                if self.replies.reads_pending() < self.resources.depth() { Ok(()) } else { Err(INVALID) }
+            }
+            Request::SendFirst { .. }
+            | Request::SendOnly { .. }
+            | Request::WriteLast { imm: Some(_), .. }
+            | Request::WriteOnly { imm: Some(_), .. } => {
+                // Once taken it is never given back: whatever is wrong from here on is fatal.
+                self.bound = receives.take(&mut self.wqe);
+                if self.bound { Ok(()) } else { Err(Refusal::RnrNak) }
+            }
+            Request::SendMiddle { .. }
+            | Request::SendLast { .. }
+            | Request::WriteFirst { .. }
+            | Request::WriteMiddle { .. }
+            | Request::WriteLast { imm: None, .. }
+            | Request::WriteOnly { imm: None, .. }
+            | Request::Flush { .. }
+            | Request::AtomicWrite { .. } => Ok(()),
+        }
+    }
+
+    /// Each packet against the path MTU, messages against what was declared and what there is room for
+    /// (IBTA C9-92 to C9-94, 9.7.4.1.7).
+    fn check_length(&self, request: &Request<'_>, mtu: u32) -> Result<(), Refusal> {
+        let len = request.payload().len() as u64;
+        let full = u64::from(mtu);
+        let packet_fits = match request {
+            Request::SendFirst { .. }
+            | Request::SendMiddle { .. }
+            | Request::WriteFirst { .. }
+            | Request::WriteMiddle { .. } => len == full,
+            Request::SendLast { .. } | Request::WriteLast { .. } => (1..=full).contains(&len),
+            Request::SendOnly { .. } | Request::WriteOnly { .. } => len <= full,
+            Request::ReadRequest { .. }
+            | Request::CompareSwap { .. }
+            | Request::FetchAdd { .. }
+            | Request::Flush { .. }
+            | Request::AtomicWrite { .. } => true,
+        };
+        if !packet_fits {
+            return Err(INVALID);
+        }
+        let declared = |reth: &Reth| u64::from(reth.dma_len);
+        let remaining = match self.message {
+            Some(Message::Write { remaining, .. }) => u64::from(remaining),
+            Some(Message::Send { .. }) | None => 0,
+        };
+        let message_fits = match request {
+            Request::SendFirst { .. } | Request::SendMiddle { .. } => {
+                // One more packet must follow.
+                return if self.received() + len < self.wqe.length { Ok(()) } else { Err(TOO_LONG) };
+            }
+            Request::SendLast { .. } | Request::SendOnly { .. } => {
+                return if self.received() + len <= self.wqe.length { Ok(()) } else { Err(TOO_LONG) };
+            }
+            Request::WriteFirst { reth, .. } => (len + 1..=MAX_MESSAGE).contains(&declared(reth)),
+            Request::WriteMiddle { .. } => len < remaining,
+            Request::WriteLast { .. } => len == remaining,
+            Request::WriteOnly { reth, .. } => len == declared(reth),
+            Request::ReadRequest { reth } => declared(reth) <= MAX_MESSAGE,
+            Request::CompareSwap { .. }
+            | Request::FetchAdd { .. }
+            | Request::Flush { .. }
+            | Request::AtomicWrite { .. } => true,
+        };
+        if message_fits { Ok(()) } else { Err(INVALID) }
+    }
+
+    /// Octets of the send in progress.
+    fn received(&self) -> u64 {
+        match self.message {
+            Some(Message::Send { received }) => received,
+            Some(Message::Write { .. }) | None => 0,
+        }
+    }
+
+    /// Key, range and permission of all that the message will touch, at its first packet. Zero length needs none
+    /// (IBTA C9-88).
+    fn check_rkey(&self, request: &Request<'_>, mem: &impl Memory) -> Result<Target, Refusal> {
+        let range = |reth: &Reth, access| {
+            let target = Target::Memory { rkey: reth.rkey, addr: reth.va };
+            if reth.dma_len == 0 {
+                return Ok(target);
+            }
+            match mem.check_remote(reth.rkey, reth.va, u64::from(reth.dma_len), access) {
+                Ok(()) => Ok(target),
+                Err(_) => Err(ACCESS),
+            }
+        };
+        match request {
+            Request::SendFirst { .. }
+            | Request::SendMiddle { .. }
+            | Request::SendLast { .. }
+            | Request::SendOnly { .. }
+            | Request::Flush { .. }
+            | Request::AtomicWrite { .. } => Ok(Target::Receive),
+            Request::WriteMiddle { .. } | Request::WriteLast { .. } => match self.message {
+                Some(Message::Write { rkey, addr, .. }) => Ok(Target::Memory { rkey, addr }),
+                Some(Message::Send { .. }) | None => Err(INVALID),
+            },
+            Request::WriteFirst { reth, .. } | Request::WriteOnly { reth, .. } => {
+                range(reth, RemoteAccess::Write)
+            }
+            Request::ReadRequest { reth } => range(reth, RemoteAccess::Read),
+            Request::CompareSwap { atomic } | Request::FetchAdd { atomic } => {
+                let AtomicEth { va, rkey, .. } = *atomic;
+                if !va.is_multiple_of(8) {
+                    return Err(INVALID);
+                }
+                match mem.check_remote(rkey, va, 8, RemoteAccess::Atomic) {
+                    Ok(()) => Ok(Target::Memory { rkey, addr: va }),
+                    Err(MemoryError::Misaligned) => Err(INVALID),
+                    Err(_) => Err(ACCESS),
+                }
+            }
+        }
+    }
+
+    /// Does what is asked; state advances only behind the effect.
+    fn execute(
+        &mut self,
+        shared: &mut Shared,
+        bth: &Bth,
+        request: &Request<'_>,
+        target: Target,
+        mem: &mut impl Memory,
+    ) -> Result<(), Refusal> {
+        match (request, target) {
+            (Request::ReadRequest { reth }, _) => {
+                self.accept_read(bth.psn, reth, shared.mtu());
+                return Ok(());
+            }
+            (Request::CompareSwap { atomic }, Target::Memory { rkey, addr }) => {
+                let original = mem.compare_swap(rkey, addr, atomic.compare, atomic.swap_or_add);
+                return self.atomic_done(bth.psn, original);
+            }
+            (Request::FetchAdd { atomic }, Target::Memory { rkey, addr }) => {
+                let original = mem.fetch_add(rkey, addr, atomic.swap_or_add);
+                return self.atomic_done(bth.psn, original);
+            }
+            (_, Target::Receive) => self.place_send(request, mem)?,
+            (_, Target::Memory { rkey, addr }) => self.place_write(request, rkey, addr, mem)?,
+        }
+        if let Some(arrival) = Arrival::of(request) {
+            if let Some(rkey) = arrival.invalidate {
+                mem.invalidate(rkey).map_err(|_| BAD_INVALIDATE)?;
+            }
+            if self.bound {
+                let write = matches!(request, Request::WriteLast { .. } | Request::WriteOnly { .. });
+                self.complete(shared, bth, &arrival, write);
+            }
+            self.message = None;
+            self.msn = self.msn.next();
+        }
+        self.expected = self.expected.next();
+        if bth.ack_req {
+            self.replies.acknowledge(bth.psn, self.msn);
+        }
+        Ok(())
+    }
+
+    fn place_send(&mut self, request: &Request<'_>, mem: &mut impl Memory) -> Result<(), Refusal> {
+        let (offset, payload) = (self.received(), request.payload());
+        if !payload.is_empty() {
+            self.wqe.scatter(offset, payload, mem).map_err(|_| OWN_FAULT)?;
+        }
+        self.message = Some(Message::Send { received: offset + payload.len() as u64 });
+        Ok(())
+    }
+
+    fn place_write(
+        &mut self,
+        request: &Request<'_>,
+        rkey: Rkey,
+        addr: u64,
+        mem: &mut impl Memory,
+    ) -> Result<(), Refusal> {
+        let payload = request.payload();
+        let (remaining, length) = match (request, self.message) {
+            (Request::WriteFirst { reth, .. } | Request::WriteOnly { reth, .. }, _) => {
+                (reth.dma_len, reth.dma_len)
+            }
+            (_, Some(Message::Write { remaining, length, .. })) => (remaining, length),
+            (_, Some(Message::Send { .. }) | None) => return Err(INVALID),
+        };
+        if !payload.is_empty() {
+            mem.write_remote(rkey, addr, payload).map_err(|_| ACCESS)?;
+        }
+        let len = payload.len() as u32;
+        self.message = Some(Message::Write {
+            rkey,
+            addr: addr.wrapping_add(u64::from(len)),
+            remaining: remaining.saturating_sub(len),
+            length,
+        });
+        Ok(())
+    }
+
+    /// A READ counts as completed when it is accepted (IBTA 9.7.7.1, as rxe); its data is read when it is sent.
+    fn accept_read(&mut self, psn: Psn, reth: &Reth, mtu: u32) {
+        let count = packets(reth.dma_len, mtu);
+        self.expected = psn.add(count);
+        self.msn = self.msn.next();
+        let last = psn.add(count - 1);
+        let kind = Kind::Read { rkey: reth.rkey, addr: reth.va, length: reth.dma_len };
+        self.resources.remember(Resource { first: psn, last, kind });
+        self.replies.push(Reply::Read(ReadReply {
+            request: psn,
+            psn,
+            msn: self.msn,
+            rkey: reth.rkey,
+            addr: reth.va,
+            remaining: reth.dma_len,
+            fresh: true,
+            replay: false,
+        }));
+    }
+
+    fn atomic_done(&mut self, psn: Psn, original: Result<u64, MemoryError>) -> Result<(), Refusal> {
+        let original = original.map_err(|error| match error {
+            MemoryError::Misaligned => INVALID,
+            _ => ACCESS,
+        })?;
+        self.expected = psn.next();
+        self.msn = self.msn.next();
+        self.resources.remember(Resource { first: psn, last: psn, kind: Kind::Atomic { original } });
+        self.replies.push(Reply::Atomic { psn, msn: self.msn, original, replay: false });
+        Ok(())
+    }
+
+    /// Completes the bound receive WQE.
+    fn complete(&mut self, shared: &mut Shared, bth: &Bth, arrival: &Arrival, write: bool) {
+        let length = match self.message {
+            Some(Message::Send { received }) => received as u32,
+            Some(Message::Write { length, .. }) => length,
+            None => 0,
+        };
+        self.bound = false;
+        shared.counters.rdma_recvs += 1;
+        self.completions.push_back(WorkCompletion {
+            wr_id: self.wqe.wr_id,
+            status: WcStatus::Success,
+            opcode: if write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv },
+            byte_len: length,
+            imm: arrival.imm,
+            invalidated: arrival.invalidate,
+            qpn: shared.qpn,
+            src_qp: shared.attr.dest_qp,
+            solicited: bth.solicited,
+            vendor_err: 0,
+        });
+    }
+
+    fn nak(&mut self, psn: Psn, syndrome: Syndrome) {
+        self.replies.push(Reply::Nak { psn, msn: self.msn, syndrome });
+    }
+
+    /// Answers a duplicate without executing it (IBTA 9.7.5.1.5).
+    fn answer_again(&mut self, psn: Psn, request: &Request<'_>, mtu: u32) -> DropReason {
+        let resource = self.resources.find(psn).copied();
+        match (request, resource) {
+            (
+                Request::SendFirst { .. }
+                | Request::SendMiddle { .. }
+                | Request::SendLast { .. }
+                | Request::SendOnly { .. }
+                | Request::WriteFirst { .. }
+                | Request::WriteMiddle { .. }
+                | Request::WriteLast { .. }
+                | Request::WriteOnly { .. },
+                None,
+            ) => {
+                // Not past a read: its answer may be what the peer misses.
+                let end = self.resources.first_after(psn).unwrap_or(self.expected);
+                self.replies.acknowledge(end.add(u32::MAX), self.msn);
+                DropReason::DuplicateRequest
+            }
+            (
+                Request::ReadRequest { reth },
+                Some(Resource { first, kind: Kind::Read { rkey, addr, length }, .. }),
+            ) => {
+                // A suffix of the original, beginning at a packet of it.
+                let skipped = psn.since(first) as u64 * u64::from(mtu);
+                let is_suffix = reth.rkey == rkey
+                    && reth.va == addr.wrapping_add(skipped)
+                    && skipped + u64::from(reth.dma_len) == u64::from(length);
+                if !is_suffix {
+                    return DropReason::DuplicateNotFound;
+                }
+                self.replies.replay(ReadReply {
+                    request: first,
+                    psn,
+                    msn: self.msn,
+                    rkey,
+                    addr: reth.va,
+                    remaining: reth.dma_len,
+                    fresh: true,
+                    replay: true,
+                });
+                DropReason::DuplicateRequest
+            }
+            (
+                Request::CompareSwap { .. } | Request::FetchAdd { .. },
+                Some(Resource { kind: Kind::Atomic { original }, .. }),
+            ) => {
+                self.replies.push(Reply::Atomic { psn, msn: self.msn, original, replay: true });
+                DropReason::DuplicateRequest
+            }
+            _ => DropReason::DuplicateNotFound,
+        }
+    }
+
+    /// The peer's request ended the queue pair: the WQE in use says why, or an event does.
+    fn fail(&mut self, shared: &mut Shared, fault: Fault) {
+        if self.bound && fault.status != WcStatus::WrFlushErr {
+            self.bound = false;
+            self.completions.push_back(failed(self.wqe.wr_id, fault.status, shared.qpn));
+        } else if !self.bound {
+            match fault.code {
+                NakCode::InvalidRequest => shared.events.raise(AsyncEvent::QpReqErr),
+                NakCode::RemoteAccessError => shared.events.raise(AsyncEvent::QpAccessErr),
+                NakCode::PsnSequenceError
+                | NakCode::RemoteOperationalError
+                | NakCode::InvalidRdRequest
+                | NakCode::Reserved(_) => {}
+            }
+        }
+        shared.transition("refused a request", QpState::Error);
+    }
+
+    /// Moves answers into the batch; the number of packets added.
+    pub fn transmit(
+        &mut self,
+        shared: &mut Shared,
+        mem: &impl Memory,
+        out: &mut TxBatch<'_>,
+    ) -> (u32, Drained) {
+        let (mut sent, mut drained) = self.replies.transmit(shared, mem, out);
+        if drained == Drained::MemoryGone {
+            self.fail(shared, Fault { code: NakCode::RemoteAccessError, status: WcStatus::WrFlushErr });
+            let more;
+            (more, drained) = self.replies.transmit(shared, mem, out);
+            sent += more;
+        }
+        (sent, drained)
+    }
+
+    /// The application ended the queue pair: no more answers.
+    pub fn silence(&mut self) {
+        self.replies.clear();
+    }
+
+    /// The next receive completion; in the error state, once those of success are out, the flushed.
+    pub fn poll_completion(&mut self, shared: &Shared) -> Option<WorkCompletion> {
+        if let Some(completion) = self.completions.pop_front() {
+            return Some(completion);
+        }
+        if shared.state() == QpState::Error && self.bound {
+            self.bound = false;
+            return Some(failed(self.wqe.wr_id, WcStatus::WrFlushErr, shared.qpn));
+        }
+        None
+    }
+}
+
+/// A receive completion of error.
+pub(crate) fn failed(wr_id: u64, status: WcStatus, qpn: Qpn) -> WorkCompletion {
+    WorkCompletion {
+        wr_id,
+        status,
+        opcode: WcOpcode::Recv,
+        byte_len: 0,
+        imm: None,
+        invalidated: None,
+        qpn,
+        src_qp: Qpn::new(0),
+        solicited: false,
+        vendor_err: 0,
+    }
+}
+
+/// What the end of a message brings to a receive completion.
+struct Arrival {
+    imm: Option<Imm>,
+    invalidate: Option<Rkey>,
+}
+
+impl Arrival {
+    /// `None` if the message does not end here.
+    fn of(request: &Request<'_>) -> Option<Self> {
+        match request {
+            Request::SendLast { tail, .. } | Request::SendOnly { tail, .. } => Some(match *tail {
+                SendTail::None => Self { imm: None, invalidate: None },
+                SendTail::Imm(imm) => Self { imm: Some(imm), invalidate: None },
+                SendTail::Invalidate(rkey) => Self { imm: None, invalidate: Some(rkey) },
+            }),
+            Request::WriteLast { imm, .. } | Request::WriteOnly { imm, .. } => {
+                Some(Self { imm: *imm, invalidate: None })
+            }
+            Request::SendFirst { .. }
+            | Request::SendMiddle { .. }
+            | Request::WriteFirst { .. }
+            | Request::WriteMiddle { .. }
+            | Request::ReadRequest { .. }
+            | Request::CompareSwap { .. }
+            | Request::FetchAdd { .. }
+            | Request::Flush { .. }
+            | Request::AtomicWrite { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! The send queue: work requests from post to report.
+
+use ferroce_wire::Psn;
+
+use super::sg;
+use crate::{Memory, MemoryError, PostSendError, QpAttr, QpCaps, SendOp, SendWr, Sge, WcStatus};
+
+/// Longest message in octets.
+pub(crate) const MAX_MESSAGE: u64 = 1 << 31;
+
+/// A send work request in the queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SendWqe {
+    pub wr_id: u64,
+    pub op: SendOp,
+    /// Octets of the message, at most [`MAX_MESSAGE`].
+    pub length: u32,
+    pub signaled: bool,
+    pub solicited: bool,
+    pub fence: bool,
+    pub inline: bool,
+    sge_count: u16,
+    /// Its local memory was checked as a whole.
+    pub checked: bool,
+    /// Set when the first packet leaves.
+    pub first_psn: Psn,
+    /// PSNs it takes; 0 until the first packet leaves.
+    pub packets: u32,
+    /// It cannot succeed; reported when everything before it has completed.
+    pub failure: Option<Failure>,
+}
+
+/// How a WQE ends in error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Failure {
+    pub status: WcStatus,
+    pub vendor_err: u32,
+}
+
+impl From<WcStatus> for Failure {
+    fn from(status: WcStatus) -> Self {
+        Self { status, vendor_err: 0 }
+    }
+}
+
+impl SendWqe {
+    const EMPTY: Self = Self {
+        wr_id: 0,
+        op: SendOp::Send,
+        length: 0,
+        signaled: false,
+        solicited: false,
+        fence: false,
+        inline: false,
+        sge_count: 0,
+        checked: false,
+        first_psn: Psn::new(0),
+        packets: 0,
+        failure: None,
+    };
+
+    /// The PSN of its last packet.
+    pub const fn last_psn(&self) -> Psn {
+        self.first_psn.add(self.packets.wrapping_sub(1))
+    }
+}
+
+/// PSNs that a message of this length takes: a message without payload takes one (IBTA 9.7.2).
+pub(crate) const fn packets(length: u32, mtu: u32) -> u32 {
+    if length == 0 { 1 } else { length.div_ceil(mtu) }
+}
+
+/// A ring of WQEs with room for their SGEs and inline payloads, all allocated at creation.
+///
+/// WQEs are named by an index that counts up for the queue's life. In order: `reported <= done <= started <= tail`.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    slots: Box<[SendWqe]>,
+    sges: Box<[Sge]>,
+    inline: Box<[u8]>,
+    caps: QpCaps,
+    /// Oldest WQE whose slot is in use.
+    reported: u64,
+    /// Oldest WQE that is not completed.
+    done: u64,
+    /// Oldest WQE of which nothing was sent.
+    started: u64,
+    /// The next to be posted.
+    tail: u64,
+}
+
+impl SendQueue {
+    pub fn new(caps: QpCaps) -> Self {
+        let slots = caps.max_send_wr as usize;
+        Self {
+            slots: vec![SendWqe::EMPTY; slots].into(),
+            sges: vec![Sge::default(); slots * caps.max_send_sge as usize].into(),
+            inline: vec![0; slots * caps.max_inline as usize].into(),
+            caps,
+            reported: 0,
+            done: 0,
+            started: 0,
+            tail: 0,
+        }
+    }
+
+    pub const fn done(&self) -> u64 {
+        self.done
+    }
+
+    pub const fn started(&self) -> u64 {
+        self.started
+    }
+
+    pub const fn tail(&self) -> u64 {
+        self.tail
+    }
+
+    /// Takes a work request, or leaves the queue as it is.
+    pub fn post(&mut self, wr: &SendWr<'_>, attr: &QpAttr, mem: &impl Memory) -> Result<(), PostSendError> {
+        let length = self.check(wr, attr)?;
+        if self.tail - self.reported >= self.slots.len() as u64 {
+            return Err(PostSendError::QueueFull { max: self.caps.max_send_wr });
+        }
+        let index = self.tail;
+        if wr.inline {
+            let mut room = self.inline_mut(index);
+            for sge in wr.sges.iter().filter(|sge| sge.length > 0) {
+                // The sum was checked, so every part fits.
+                let Some((part, rest)) = room.split_at_mut_checked(sge.length as usize) else { break };
+                mem.read_inline(sge.addr, part).map_err(PostSendError::Inline)?;
+                room = rest;
+            }
+        } else {
+            for (slot, sge) in self.sges_mut(index).iter_mut().zip(wr.sges) {
+                *slot = *sge;
+            }
+        }
+        let slot = self.slot(index);
+        if let Some(wqe) = self.slots.get_mut(slot) {
+            *wqe = SendWqe {
+                wr_id: wr.wr_id,
+                op: wr.op,
+                length,
+                signaled: wr.signaled,
+                solicited: wr.solicited,
+                fence: wr.fence,
+                inline: wr.inline,
+                sge_count: if wr.inline { 0 } else { wr.sges.len() as u16 },
+                ..SendWqe::EMPTY
+            };
+        }
+        self.tail += 1;
+        Ok(())
+    }
+
+    fn check(&self, wr: &SendWr<'_>, attr: &QpAttr) -> Result<u32, PostSendError> {
+        let given = sg::length(wr.sges);
+        if wr.inline {
+            if wr.op.is_read_or_atomic() || matches!(wr.op, SendOp::LocalInvalidate(_)) {
+                return Err(PostSendError::InlineNotAllowed);
+            }
+            if given > u64::from(self.caps.max_inline) {
+                return Err(PostSendError::InlineTooLong { given, max: self.caps.max_inline });
+            }
+        } else if wr.sges.len() > self.caps.max_send_sge as usize {
+            return Err(PostSendError::TooManySges { given: wr.sges.len(), max: self.caps.max_send_sge });
+        }
+        if given > MAX_MESSAGE {
+            return Err(PostSendError::MessageTooLong { given });
+        }
+        if wr.op.is_read_or_atomic() && attr.max_rd_atomic == 0 {
+            return Err(PostSendError::NoReadAtomicDepth);
+        }
+        if let SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } = wr.op {
+            if given != 8 {
+                return Err(PostSendError::AtomicLength { given });
+            }
+            if !remote.addr.is_multiple_of(8) {
+                return Err(PostSendError::AtomicMisaligned);
+            }
+        }
+        Ok(if matches!(wr.op, SendOp::LocalInvalidate(_)) { 0 } else { given as u32 })
+    }
+
+    /// Takes back what was posted since `tail` was `mark` and has not started.
+    pub fn roll_back(&mut self, mark: u64) {
+        self.tail = mark.max(self.started).min(self.tail);
+    }
+
+    pub fn get(&self, index: u64) -> Option<&SendWqe> {
+        if index < self.reported || index >= self.tail { None } else { self.slots.get(self.slot(index)) }
+    }
+
+    pub fn get_mut(&mut self, index: u64) -> Option<&mut SendWqe> {
+        let slot = self.slot(index);
+        if index < self.reported || index >= self.tail { None } else { self.slots.get_mut(slot) }
+    }
+
+    /// The oldest WQE that was started and is not completed.
+    pub fn oldest(&self) -> Option<&SendWqe> {
+        if self.done < self.started { self.get(self.done) } else { None }
+    }
+
+    /// Notes that the first packet of the next WQE leaves.
+    pub fn start(&mut self, first_psn: Psn, packets: u32) {
+        if let Some(wqe) = self.get_mut(self.started) {
+            wqe.first_psn = first_psn;
+            wqe.packets = packets;
+            self.started += 1;
+        }
+    }
+
+    /// Notes that the oldest WQE is completed.
+    pub fn complete_oldest(&mut self) {
+        if self.done < self.started {
+            self.done += 1;
+        }
+    }
+
+    /// Frees the slot of the oldest completed WQE.
+    pub fn pop_done(&mut self) -> Option<SendWqe> {
+        if self.reported >= self.done {
+            return None;
+        }
+        let wqe = self.get(self.reported).copied();
+        self.reported += 1;
+        wqe
+    }
+
+    /// Frees the oldest slot although its WQE is not completed: the queue pair is in error.
+    pub fn pop_failed(&mut self) -> Option<SendWqe> {
+        if self.reported >= self.tail {
+            return None;
+        }
+        let wqe = self.get(self.reported).copied();
+        self.reported += 1;
+        self.done = self.done.max(self.reported);
+        self.started = self.started.max(self.reported);
+        wqe
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        (self.reported, self.done, self.started) = (self.tail, self.tail, self.tail);
+    }
+
+    /// Whether the whole local memory of a WQE may be read, or with `write` written.
+    pub fn check_memory(&self, index: u64, write: bool, mem: &impl Memory) -> Result<(), MemoryError> {
+        sg::check(self.sges(index), write, mem)
+    }
+
+    /// Copies payload of a WQE from `offset` on.
+    pub fn gather(
+        &self,
+        index: u64,
+        offset: u64,
+        out: &mut [u8],
+        mem: &impl Memory,
+    ) -> Result<(), MemoryError> {
+        match self.get(index) {
+            Some(wqe) if wqe.inline => {
+                let from = offset as usize;
+                let payload = self.inline(index).get(from..).and_then(|rest| rest.get(..out.len()));
+                out.copy_from_slice(payload.ok_or(MemoryError::OutOfRange)?);
+                Ok(())
+            }
+            _ => sg::gather(self.sges(index), offset, out, mem),
+        }
+    }
+
+    /// Copies data into the local memory of a WQE.
+    pub fn scatter(
+        &self,
+        index: u64,
+        offset: u64,
+        data: &[u8],
+        mem: &mut impl Memory,
+    ) -> Result<(), MemoryError> {
+        sg::scatter(self.sges(index), offset, data, mem)
+    }
+
+    fn slot(&self, index: u64) -> usize {
+        // A queue of no WQEs has no slot that could be found.
+        index.checked_rem(self.slots.len() as u64).unwrap_or(0) as usize
+    }
+
+    fn sges(&self, index: u64) -> &[Sge] {
+        let width = self.caps.max_send_sge as usize;
+        let count = self.get(index).map_or(0, |wqe| usize::from(wqe.sge_count));
+        let start = self.slot(index) * width;
+        self.sges.get(start..start + count).unwrap_or_default()
+    }
+
+    fn sges_mut(&mut self, index: u64) -> &mut [Sge] {
+        let width = self.caps.max_send_sge as usize;
+        let start = self.slot(index) * width;
+        self.sges.get_mut(start..start + width).unwrap_or_default()
+    }
+
+    fn inline(&self, index: u64) -> &[u8] {
+        let width = self.caps.max_inline as usize;
+        let start = self.slot(index) * width;
+        self.inline.get(start..start + width).unwrap_or_default()
+    }
+
+    fn inline_mut(&mut self, index: u64) -> &mut [u8] {
+        let width = self.caps.max_inline as usize;
+        let start = self.slot(index) * width;
+        self.inline.get_mut(start..start + width).unwrap_or_default()
+    }
+}

@@ -1,0 +1,293 @@
+//! Two queue pairs, one clock, a network between them.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferroce_proto::{
+    AsyncEvent, Budget, DropReason, Memory, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState,
+    QueuePair, Service, WorkCompletion,
+};
+use ferroce_sim::{Datagram, Network};
+use ferroce_wire::{BatchLimits, Flow, IcrcStatus, Instant, Packet, PathMtu, Psn, Qpn, TxBatch, icrc};
+
+/// A datagram on the simulated network.
+#[derive(Clone, Debug)]
+pub struct Frame {
+    pub flow: Flow,
+    pub ip_id: u16,
+    pub bytes: Vec<u8>,
+}
+
+impl Datagram for Frame {
+    fn corrupt(&mut self, noise: u64) {
+        let bit = (noise % (self.bytes.len() as u64 * 8)) as usize;
+        self.bytes[bit / 8] ^= 1 << (bit % 8);
+    }
+}
+
+impl Frame {
+    /// The packet, if its ICRC holds.
+    pub fn packet(&self) -> Option<Packet<'_>> {
+        let mut packet = Packet::parse(&self.bytes).ok()?;
+        if !icrc::verify(&self.flow, self.ip_id, &self.bytes) {
+            return None;
+        }
+        packet.icrc = IcrcStatus::Checked;
+        Some(packet)
+    }
+}
+
+/// How a test wants its queue pairs.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    pub mtu: PathMtu,
+    pub caps: QpCaps,
+    pub rd_atomic: u8,
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub min_rnr_timer: u8,
+    pub psn: [u32; 2],
+    pub rcvbuf: usize,
+    pub early_resends: bool,
+    pub access: QpAccess,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            mtu: PathMtu::B1024,
+            caps: QpCaps {
+                max_send_wr: 64,
+                max_recv_wr: 64,
+                max_send_sge: 4,
+                max_recv_sge: 4,
+                max_inline: 256,
+            },
+            rd_atomic: 16,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            psn: [0x123456, 0x654321],
+            rcvbuf: 1 << 20,
+            early_resends: true,
+            access: QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ | QpAccess::REMOTE_ATOMIC,
+        }
+    }
+}
+
+pub const ADDRESSES: [IpAddr; 2] =
+    [IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2))];
+pub const QPNS: [Qpn; 2] = [Qpn::new(0x01_0011), Qpn::new(0x02_0022)];
+
+pub fn flow(from: usize) -> Flow {
+    Flow {
+        source: ADDRESSES[from],
+        destination: ADDRESSES[1 - from],
+        source_port: 0xc000 + from as u16,
+        traffic_class: 0,
+        hop_limit: 64,
+    }
+}
+
+impl Setup {
+    /// A queue pair in RESET: number 0 or 1 of a pair.
+    pub fn queue_pair(&self, side: usize) -> QueuePair {
+        self.with_budget(side, Arc::new(Budget::new(self.rcvbuf)))
+    }
+
+    pub fn with_budget(&self, side: usize, budget: Arc<Budget>) -> QueuePair {
+        QueuePair::new(QpConfig {
+            qpn: QPNS[side],
+            service: Service::Rc,
+            caps: self.caps,
+            sq_sig_all: false,
+            seed: 0x5eed + side as u64,
+            early_resends: self.early_resends,
+            budget,
+        })
+        .unwrap()
+    }
+
+    /// The attributes that connect queue pair `side` to the other.
+    pub fn attr(&self, side: usize) -> QpAttr {
+        QpAttr {
+            path_mtu: self.mtu,
+            rq_psn: Psn::new(self.psn[1 - side]),
+            sq_psn: Psn::new(self.psn[side]),
+            dest_qp: QPNS[1 - side],
+            access: self.access,
+            path: flow(side),
+            max_rd_atomic: self.rd_atomic,
+            max_dest_rd_atomic: self.rd_atomic,
+            min_rnr_timer: self.min_rnr_timer,
+            timeout: self.timeout,
+            retry_cnt: self.retry_cnt,
+            rnr_retry: self.rnr_retry,
+            ..QpAttr::default()
+        }
+    }
+
+    /// Takes a queue pair from RESET to `state`.
+    pub fn bring(&self, qp: &mut QueuePair, side: usize, state: QpState) {
+        use QpAttrMask as M;
+        let steps = [
+            (QpState::Init, M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS),
+            (
+                QpState::Rtr,
+                M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
+            ),
+            (QpState::Rts, M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC),
+            (QpState::Sqd, M::empty()),
+        ];
+        for (next, mask) in steps {
+            if qp.state() == state {
+                return;
+            }
+            let attr = QpAttr { state: next, ..self.attr(side) };
+            qp.modify(Instant::ZERO, &attr, mask | M::STATE).unwrap();
+        }
+        assert_eq!(qp.state(), state);
+    }
+}
+
+/// One end: a queue pair, its memory, and what it reported.
+pub struct End<M> {
+    pub qp: QueuePair,
+    pub mem: M,
+    pub sends: Vec<WorkCompletion>,
+    pub recvs: Vec<WorkCompletion>,
+    pub asyncs: Vec<AsyncEvent>,
+    pub drops: Vec<DropReason>,
+    /// Packets whose ICRC did not hold.
+    pub bad_icrc: u64,
+}
+
+impl<M: Memory> End<M> {
+    pub fn new(qp: QueuePair, mem: M) -> Self {
+        Self { qp, mem, sends: vec![], recvs: vec![], asyncs: vec![], drops: vec![], bad_icrc: 0 }
+    }
+
+    pub fn events(&mut self) {
+        while let Some(event) = self.qp.poll_event() {
+            match event {
+                QpEvent::Send(completion) => self.sends.push(completion),
+                QpEvent::Recv(completion) => self.recvs.push(completion),
+                QpEvent::Async(event) => self.asyncs.push(event),
+            }
+        }
+    }
+}
+
+/// Two ends and what is between them.
+pub struct World<'r, M> {
+    pub now: Instant,
+    pub ends: [End<M>; 2],
+    pub network: Network<'r, Frame>,
+    buffer: Vec<u8>,
+    /// Forget refusals: long runs have many.
+    pub quiet: bool,
+}
+
+impl<'r, M: Memory> World<'r, M> {
+    /// Both ends in RTS.
+    pub fn connected(setup: &Setup, memories: [M; 2]) -> Self {
+        let mut side = 0;
+        let ends = memories.map(|mem| {
+            let mut qp = setup.queue_pair(side);
+            setup.bring(&mut qp, side, QpState::Rts);
+            side += 1;
+            End::new(qp, mem)
+        });
+        Self {
+            now: Instant::ZERO,
+            ends,
+            network: Network::new(Duration::from_micros(10)),
+            buffer: vec![0; 64 << 10],
+            quiet: false,
+        }
+    }
+
+    /// Fetches what an end wants to send and report.
+    pub fn drain(&mut self, side: usize) {
+        let end = &mut self.ends[side];
+        let limits = BatchLimits { max_segments: 64, gso: true };
+        let mut batch = TxBatch::new(&mut self.buffer, limits);
+        while end.qp.poll_transmit(self.now, &mut end.mem, &mut batch) {
+            let flow = *batch.flow().unwrap();
+            for (index, segment) in batch.segments().enumerate() {
+                let frame = Frame { flow, ip_id: index as u16, bytes: segment.to_vec() };
+                self.network.send(self.now, 1 - side, frame);
+            }
+            batch.clear();
+        }
+        end.events();
+    }
+
+    /// The next thing that will happen.
+    pub fn next(&self) -> Option<Instant> {
+        let timers = self.ends.iter().filter_map(|end| end.qp.poll_timeout());
+        timers.chain(self.network.next_arrival()).min()
+    }
+
+    /// Moves the clock to the next arrival or timer and handles all that is due. `false` if nothing will ever happen.
+    pub fn step(&mut self) -> bool {
+        let Some(next) = self.next() else { return false };
+        self.now = self.now.max(next);
+        let mut touched = [false; 2];
+        while let Some((to, frame)) = self.network.receive(self.now) {
+            touched[to] = true;
+            let end = &mut self.ends[to];
+            match frame.packet() {
+                None => end.bad_icrc += 1,
+                Some(packet) => {
+                    let result = end.qp.handle_datagram(self.now, frame.flow.source, &packet, &mut end.mem);
+                    if let Err(reason) = result
+                        && !self.quiet
+                    {
+                        end.drops.push(reason);
+                    }
+                }
+            }
+        }
+        for (side, touched) in touched.into_iter().enumerate() {
+            let qp = &mut self.ends[side].qp;
+            if qp.poll_timeout().is_some_and(|due| due <= self.now) {
+                qp.handle_timeout(self.now);
+            } else if !touched {
+                continue;
+            }
+            self.drain(side);
+            let due = self.ends[side].qp.poll_timeout();
+            assert!(due.is_none_or(|due| due > self.now), "a timer that is due after it was handled");
+        }
+        true
+    }
+
+    /// Steps until nothing will happen any more, or for so long.
+    pub fn run(&mut self, limit: Duration) {
+        self.drain(0);
+        self.drain(1);
+        let end = self.now + limit;
+        while self.next().is_some_and(|next| next <= end) {
+            self.step();
+        }
+    }
+
+    /// Steps until `done`; panics if that takes longer than `limit` of simulated time.
+    pub fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&Self) -> bool) {
+        self.drain(0);
+        self.drain(1);
+        let end = self.now + limit;
+        while !done(self) {
+            assert!(
+                self.next().is_some_and(|next| next <= end),
+                "not done after {limit:?}: {:?}",
+                self.ends[0].qp
+            );
+            self.step();
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Devices and what is made from an open one.
+
+use std::sync::Arc;
+
+use ferroce_engine as engine;
+use ferroce_engine::{DeviceAttr, DeviceInfo, GidEntry, PortAttr};
+
+use crate::{CompletionChannel, CompletionQueue, Error, ProtectionDomain};
+
+/// The devices of this network namespace. Without configuration there is one, `fr0` on `lo`.
+#[doc(alias = "ibv_get_device_list")]
+pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
+    Ok(engine::devices()?)
+}
+
+/// An open device. Clones are the same one; it closes when the last of them and of everything
+/// made from it is dropped.
+#[derive(Clone)]
+#[doc(alias = "ibv_context")]
+pub struct Context {
+    pub(crate) open: Arc<Open>,
+}
+
+pub(crate) struct Open {
+    pub(crate) context: Arc<engine::Context>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.context.close();
+    }
+}
+
+impl Context {
+    /// Opens the device named `name`.
+    #[doc(alias = "ibv_open_device")]
+    pub fn open(name: &str) -> Result<Self, Error> {
+        Ok(Self { open: Arc::new(Open { context: engine::Context::open(name)? }) })
+    }
+
+    fn context(&self) -> &Arc<engine::Context> {
+        &self.open.context
+    }
+
+    /// Limits and identity.
+    #[doc(alias = "ibv_query_device")]
+    pub fn attributes(&self) -> DeviceAttr {
+        self.context().attr()
+    }
+
+    /// State of the device's one port, number 1.
+    #[doc(alias = "ibv_query_port")]
+    pub fn port(&self) -> Result<PortAttr, Error> {
+        Ok(self.context().port(1)?)
+    }
+
+    /// The entries of the GID table that are in use.
+    #[doc(alias = "ibv_query_gid_table")]
+    pub fn gids(&self) -> Vec<GidEntry> {
+        self.context().gid_table()
+    }
+
+    /// One entry of the GID table.
+    #[doc(alias = "ibv_query_gid")]
+    pub fn gid(&self, index: u32) -> Result<GidEntry, Error> {
+        self.context().gid(index)?.ok_or(Error::EmptyGid { index })
+    }
+
+    /// Makes a protection domain.
+    #[doc(alias = "ibv_alloc_pd")]
+    pub fn protection_domain(&self) -> Result<ProtectionDomain, Error> {
+        ProtectionDomain::new(self)
+    }
+
+    /// Makes a completion channel: a descriptor that tells when completions are there.
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn completion_channel(&self) -> Result<CompletionChannel, Error> {
+        CompletionChannel::new(self)
+    }
+
+    /// Makes a completion queue for `entries` completions. More at once than that is an error of
+    /// the queue and of the queue pairs that use it.
+    #[doc(alias = "ibv_create_cq")]
+    pub fn completion_queue(
+        &self,
+        entries: u32,
+        channel: Option<&CompletionChannel>,
+    ) -> Result<CompletionQueue, Error> {
+        CompletionQueue::new(self, entries, channel)
+    }
+}

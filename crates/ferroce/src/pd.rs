@@ -1,0 +1,104 @@
+//! Protection domains.
+
+use std::sync::Arc;
+
+use ferroce_engine as engine;
+use ferroce_engine::{Access, QpCaps, QpInit, Service};
+
+use crate::device::Open;
+use crate::qp::Reset;
+use crate::{CompletionQueue, Context, Error, MemoryRegion, QueuePair};
+
+/// A protection domain: queue pairs reach only memory of their own domain. Clones are the same one.
+#[derive(Clone)]
+#[doc(alias = "ibv_pd")]
+pub struct ProtectionDomain {
+    pub(crate) shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) pd: Arc<engine::Pd>,
+    /// Dropped after the domain: the device outlives what was made from it.
+    pub(crate) open: Arc<Open>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Everything in the domain holds it, so nothing can be in it any more.
+        let _ = self.pd.dealloc();
+    }
+}
+
+/// Sizes of a queue pair's queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "ibv_qp_cap")]
+pub struct QpOptions {
+    /// Send work requests that may be outstanding, at most 16,384.
+    pub max_send_wr: u32,
+    /// Receive work requests that may be outstanding, at most 16,384.
+    pub max_recv_wr: u32,
+    /// Pieces of memory in one send work request, at most 32.
+    pub max_send_sge: u32,
+    /// Pieces of memory in one receive work request, at most 32.
+    pub max_recv_sge: u32,
+    /// Octets that a send may carry inline, at most 1,024.
+    pub max_inline: u32,
+}
+
+impl Default for QpOptions {
+    /// 128 work requests each way, one piece of memory each, 64 octets inline.
+    fn default() -> Self {
+        Self { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 }
+    }
+}
+
+impl ProtectionDomain {
+    pub(crate) fn new(device: &Context) -> Result<Self, Error> {
+        let open = Arc::clone(&device.open);
+        Ok(Self { shared: Arc::new(Shared { pd: open.context.alloc_pd()?, open }) })
+    }
+
+    /// Registers memory, which the region owns from then on. Remote access needs
+    /// [`Access::REMOTE_READ`] or [`Access::REMOTE_WRITE`] and `LOCAL_WRITE`.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register(
+        &self,
+        memory: impl Into<Box<[u8]>>,
+        access: Access,
+    ) -> Result<MemoryRegion<'static>, Error> {
+        MemoryRegion::owned(self, memory.into(), access)
+    }
+
+    /// Registers borrowed memory while `work` runs. When this returns, nobody touches it any more.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register_for<R>(
+        &self,
+        memory: &mut [u8],
+        access: Access,
+        work: impl FnOnce(&MemoryRegion<'_>) -> R,
+    ) -> Result<R, Error> {
+        let region = MemoryRegion::borrowed(self, memory, access)?;
+        Ok(work(&region))
+    }
+
+    /// Makes a reliable connected queue pair.
+    #[doc(alias = "ibv_create_qp")]
+    pub fn rc_queue_pair(
+        &self,
+        send: &CompletionQueue,
+        receive: &CompletionQueue,
+        options: QpOptions,
+    ) -> Result<QueuePair<Reset>, Error> {
+        let QpOptions { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline } = options;
+        let init = QpInit {
+            service: Service::Rc,
+            send_cq: Arc::clone(send.engine()),
+            recv_cq: Arc::clone(receive.engine()),
+            caps: QpCaps { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline },
+            sq_sig_all: false,
+            user: 0,
+        };
+        let qp = self.shared.pd.create_qp(init)?;
+        Ok(QueuePair::new(qp, self.clone(), send.clone(), receive.clone()))
+    }
+}

@@ -1,0 +1,324 @@
+//! Reliable connected queue pairs, whose state is part of their type.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use ferroce_engine as engine;
+use ferroce_engine::{Access, AhAttr, QpAccess, QpAttr, QpAttrMask, QpState, Remote, SendOp, SendWr, Sge};
+use ferroce_wire::{Imm, Psn, Qpn, Rkey};
+
+use crate::{Address, CompletionQueue, Connection, Error, ProtectionDomain, QpError, SendOptions, Slice};
+
+/// Just made.
+pub struct Reset(());
+/// Takes receives, which wait.
+pub struct Init(());
+/// Receives; cannot send yet.
+pub struct ReadyToReceive(());
+/// Sends and receives.
+pub struct ReadyToSend(());
+
+/// A queue pair. Its type names the state it was brought to by its owner; an error may have moved
+/// it to [`QpState::Error`] since, in which completions tell so.
+#[doc(alias = "ibv_qp")]
+pub struct QueuePair<State> {
+    parts: Parts,
+    state: PhantomData<State>,
+}
+
+/// Dropped in this order: the queue pair first, then what it needs.
+struct Parts {
+    qp: Owned,
+    domain: ProtectionDomain,
+    send: CompletionQueue,
+    receive: CompletionQueue,
+    /// What the peer was told of our first packet's number.
+    psn: Psn,
+}
+
+struct Owned(Arc<engine::Qp>);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.0.destroy();
+    }
+}
+
+/// A place in the peer's memory, which it told us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteMemory {
+    /// Its address there.
+    pub addr: u64,
+    /// The peer's key.
+    pub rkey: Rkey,
+}
+
+impl From<RemoteMemory> for Remote {
+    fn from(RemoteMemory { addr, rkey }: RemoteMemory) -> Self {
+        Self { addr, rkey }
+    }
+}
+
+/// A send work request, for [`QueuePair::post_send`]. Start from one of the constructors.
+#[derive(Clone, Debug)]
+#[doc(alias = "ibv_send_wr")]
+pub struct WorkRequest {
+    wr_id: u64,
+    op: SendOp,
+    sges: Vec<Sge>,
+    signaled: bool,
+    solicited: bool,
+    fence: bool,
+}
+
+impl WorkRequest {
+    fn new(wr_id: u64, op: SendOp, memory: &[Slice]) -> Self {
+        let sges = memory.iter().map(|slice| slice.sge()).collect();
+        Self { wr_id, op, sges, signaled: true, solicited: false, fence: false }
+    }
+
+    /// A message for the peer's next receive.
+    pub fn send(wr_id: u64, from: &[Slice]) -> Self {
+        Self::new(wr_id, SendOp::Send, from)
+    }
+
+    /// As [`Self::send`], with four octets for the peer's completion.
+    pub fn send_imm(wr_id: u64, from: &[Slice], imm: Imm) -> Self {
+        Self::new(wr_id, SendOp::SendImm(imm), from)
+    }
+
+    /// As [`Self::send`]; ends a key of the peer's.
+    pub fn send_invalidate(wr_id: u64, from: &[Slice], rkey: Rkey) -> Self {
+        Self::new(wr_id, SendOp::SendInvalidate(rkey), from)
+    }
+
+    /// Writes into the peer's memory, which is not told.
+    pub fn write(wr_id: u64, from: &[Slice], to: RemoteMemory) -> Self {
+        Self::new(wr_id, SendOp::Write { remote: to.into() }, from)
+    }
+
+    /// As [`Self::write`], and completes the peer's next receive with `imm`.
+    pub fn write_imm(wr_id: u64, from: &[Slice], to: RemoteMemory, imm: Imm) -> Self {
+        Self::new(wr_id, SendOp::WriteImm { remote: to.into(), imm }, from)
+    }
+
+    /// Reads the peer's memory.
+    pub fn read(wr_id: u64, to: &[Slice], from: RemoteMemory) -> Self {
+        Self::new(wr_id, SendOp::Read { remote: from.into() }, to)
+    }
+
+    /// If the peer's eight octets are `compare`, makes them `swap`; what they were goes to `old`.
+    pub fn compare_swap(wr_id: u64, old: Slice, at: RemoteMemory, compare: u64, swap: u64) -> Self {
+        Self::new(wr_id, SendOp::CompareSwap { remote: at.into(), compare, swap }, &[old])
+    }
+
+    /// Adds to the peer's eight octets; what they were goes to `old`.
+    pub fn fetch_add(wr_id: u64, old: Slice, at: RemoteMemory, add: u64) -> Self {
+        Self::new(wr_id, SendOp::FetchAdd { remote: at.into(), add }, &[old])
+    }
+
+    /// No completion if it succeeds.
+    #[must_use]
+    pub fn unsignaled(mut self) -> Self {
+        self.signaled = false;
+        self
+    }
+
+    /// Fires the peer's request for solicited events.
+    #[must_use]
+    pub fn solicited(mut self) -> Self {
+        self.solicited = true;
+        self
+    }
+
+    /// Starts only when all earlier READs and atomics are done.
+    #[must_use]
+    pub fn fenced(mut self) -> Self {
+        self.fence = true;
+        self
+    }
+
+    fn as_wr(&self) -> SendWr<'_> {
+        let Self { wr_id, op, ref sges, signaled, solicited, fence } = *self;
+        SendWr { wr_id, op, sges, signaled, solicited, fence, inline: false }
+    }
+}
+
+type Stepped<From, To> = Result<QueuePair<To>, QpError<QueuePair<From>>>;
+
+impl<State> QueuePair<State> {
+    /// Its number.
+    pub fn qpn(&self) -> Qpn {
+        self.engine().qpn()
+    }
+
+    /// The state it is really in.
+    #[doc(alias = "ibv_query_qp")]
+    pub fn state(&self) -> QpState {
+        self.engine().state()
+    }
+
+    /// Where its send completions go.
+    pub fn send_queue(&self) -> &CompletionQueue {
+        &self.parts.send
+    }
+
+    /// Where its receive completions go.
+    pub fn receive_queue(&self) -> &CompletionQueue {
+        &self.parts.receive
+    }
+
+    /// This end of a connection over the GID at `gid_index`, with a random first PSN.
+    pub fn address(&self, gid_index: u8) -> Result<Address, Error> {
+        let context = &self.parts.domain.shared.open.context;
+        let index = u32::from(gid_index);
+        let gid = context.gid(index)?.ok_or(Error::EmptyGid { index })?.gid;
+        let psn = Psn::new(std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), gid.0) as u32);
+        Ok(Address { gid, qpn: self.qpn(), psn, gid_index })
+    }
+
+    fn engine(&self) -> &Arc<engine::Qp> {
+        &self.parts.qp.0
+    }
+
+    fn step<To>(self, attr: &QpAttr, mask: QpAttrMask) -> Stepped<State, To> {
+        match self.engine().modify(attr, mask | QpAttrMask::STATE) {
+            Ok(()) => Ok(QueuePair { parts: self.parts, state: PhantomData }),
+            Err(error) => Err(QpError { state: self.state(), source: error.into(), queue_pair: self }),
+        }
+    }
+
+    /// Back to the beginning; work requests are forgotten without completions.
+    pub fn reset(self) -> Stepped<State, Reset> {
+        self.step(&QpAttr { qp_state: QpState::Reset, ..QpAttr::default() }, QpAttrMask::empty())
+    }
+
+    fn post_recvs(&self, wr_id: u64, memory: &[Slice]) -> Result<(), Error> {
+        let sges: Vec<Sge> = memory.iter().map(|slice| slice.sge()).collect();
+        self.engine()
+            .post_recv([engine::RecvWr { wr_id, sges: &sges }])
+            .map_err(|(index, source)| Error::PostRecv { index, source })
+    }
+}
+
+impl QueuePair<Reset> {
+    pub(crate) fn new(
+        qp: Arc<engine::Qp>,
+        domain: ProtectionDomain,
+        send: CompletionQueue,
+        receive: CompletionQueue,
+    ) -> Self {
+        Self { parts: Parts { qp: Owned(qp), domain, send, receive, psn: Psn::new(0) }, state: PhantomData }
+    }
+
+    /// RESET to INIT; `access` is what the peer may do.
+    pub fn init(self, access: Access) -> Stepped<Reset, Init> {
+        let attr = QpAttr {
+            qp_state: QpState::Init,
+            access: QpAccess::from_bits_retain(access.bits()),
+            ..QpAttr::default()
+        };
+        self.step(&attr, QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS)
+    }
+}
+
+impl QueuePair<Init> {
+    /// Posts a receive, which waits for the connection.
+    #[doc(alias = "ibv_post_recv")]
+    pub fn post_recv(&self, wr_id: u64, memory: &[Slice]) -> Result<(), Error> {
+        self.post_recvs(wr_id, memory)
+    }
+
+    /// INIT to RTR: from now on the peer's packets are taken.
+    pub fn ready_to_receive(self, connection: &Connection) -> Stepped<Init, ReadyToReceive> {
+        let Connection { local, remote, .. } = *connection;
+        if local.gid.is_ipv4() != remote.gid.is_ipv4() {
+            let source = Error::Families { local: local.gid, remote: remote.gid };
+            return Err(QpError { state: self.state(), source, queue_pair: self });
+        }
+        let attr = QpAttr {
+            qp_state: QpState::Rtr,
+            path_mtu: connection.path_mtu,
+            dest_qp: remote.qpn,
+            rq_psn: remote.psn,
+            max_dest_rd_atomic: connection.max_dest_rd_atomic,
+            min_rnr_timer: connection.min_rnr_timer,
+            ah: AhAttr {
+                dgid: remote.gid,
+                sgid_index: local.gid_index,
+                hop_limit: connection.hop_limit,
+                traffic_class: connection.traffic_class,
+                ..AhAttr::default()
+            },
+            ..QpAttr::default()
+        };
+        let mask = QpAttrMask::AV
+            | QpAttrMask::PATH_MTU
+            | QpAttrMask::DEST_QPN
+            | QpAttrMask::RQ_PSN
+            | QpAttrMask::MAX_DEST_RD_ATOMIC
+            | QpAttrMask::MIN_RNR_TIMER;
+        let mut stepped = self.step(&attr, mask)?;
+        stepped.parts.psn = local.psn;
+        Ok(stepped)
+    }
+}
+
+impl QueuePair<ReadyToReceive> {
+    /// Posts a receive.
+    #[doc(alias = "ibv_post_recv")]
+    pub fn post_recv(&self, wr_id: u64, memory: &[Slice]) -> Result<(), Error> {
+        self.post_recvs(wr_id, memory)
+    }
+
+    /// RTR to RTS: from now on the peer's packets are answered with ours.
+    pub fn ready_to_send(self, options: SendOptions) -> Stepped<ReadyToReceive, ReadyToSend> {
+        let attr = QpAttr {
+            qp_state: QpState::Rts,
+            sq_psn: self.parts.psn,
+            timeout: options.timeout,
+            retry_cnt: options.retry_cnt,
+            rnr_retry: options.rnr_retry,
+            max_rd_atomic: options.max_rd_atomic,
+            ..QpAttr::default()
+        };
+        let mask = QpAttrMask::SQ_PSN
+            | QpAttrMask::TIMEOUT
+            | QpAttrMask::RETRY_CNT
+            | QpAttrMask::RNR_RETRY
+            | QpAttrMask::MAX_QP_RD_ATOMIC;
+        self.step(&attr, mask)
+    }
+}
+
+impl QueuePair<ReadyToSend> {
+    /// Posts a receive.
+    #[doc(alias = "ibv_post_recv")]
+    pub fn post_recv(&self, wr_id: u64, memory: &[Slice]) -> Result<(), Error> {
+        self.post_recvs(wr_id, memory)
+    }
+
+    /// Posts send work requests in order, and transmits on this thread. At the first that is
+    /// refused it stops, see [`Error::PostSend`].
+    #[doc(alias = "ibv_post_send")]
+    pub fn post_send<'a>(&self, requests: impl IntoIterator<Item = &'a WorkRequest>) -> Result<(), Error> {
+        self.engine()
+            .post_send(requests.into_iter().map(WorkRequest::as_wr))
+            .map_err(|(index, source)| Error::PostSend { index, source })
+    }
+
+    /// Posts one [`WorkRequest::send`].
+    pub fn send(&self, wr_id: u64, from: &[Slice]) -> Result<(), Error> {
+        self.post_send([&WorkRequest::send(wr_id, from)])
+    }
+
+    /// Posts one [`WorkRequest::write`].
+    pub fn write(&self, wr_id: u64, from: &[Slice], to: RemoteMemory) -> Result<(), Error> {
+        self.post_send([&WorkRequest::write(wr_id, from, to)])
+    }
+
+    /// Posts one [`WorkRequest::read`].
+    pub fn read(&self, wr_id: u64, to: &[Slice], from: RemoteMemory) -> Result<(), Error> {
+        self.post_send([&WorkRequest::read(wr_id, to, from)])
+    }
+}

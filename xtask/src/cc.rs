@@ -1,0 +1,32 @@
+//! Small C programs, compiled against the system's `infiniband/verbs.h` and our library.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::debian::Programs;
+use crate::dist::Dist;
+use crate::tree;
+
+/// Compiles `tests/programs/NAME.c`; the program.
+pub fn ours(name: &str, dist: &Dist, programs: &Programs) -> Result<PathBuf> {
+    let source = tree::root().join("tests/programs").join(name).with_extension("c");
+    compile(&source, dist, programs)
+}
+
+/// Compiles one C file to `target/xtask/NAME`.
+pub fn compile(source: &Path, dist: &Dist, programs: &Programs) -> Result<PathBuf> {
+    let dir = tree::target().join("xtask");
+    std::fs::create_dir_all(&dir)?;
+    let program = dir.join(source.file_stem().context("a source without a name")?);
+    let mut command = Command::new("cc");
+    command.args(["-O2", "-w", "-pthread", "-o"]).arg(&program).arg(source);
+    if let Some(root) = &programs.unpacked {
+        command.arg("-I").arg(root.join("usr/include"));
+    }
+    command.arg("-L").arg(dist.lib()).arg("-libverbs");
+    let output = command.output().context("cc (Debian: gcc)")?;
+    ensure!(output.status.success(), "cc {}: {}", source.display(), String::from_utf8_lossy(&output.stderr));
+    Ok(program)
+}
