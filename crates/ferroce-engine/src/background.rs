@@ -16,6 +16,8 @@ use crate::sys;
 
 /// Batches before it looks at the other lanes.
 const ROUNDS: u32 = 16;
+/// epoll data of the broker's connection.
+const BROKER: u64 = u64::MAX - 1;
 /// epoll data of the eventfd that wakes the thread.
 const WAKE: u64 = u64::MAX;
 const EVENTS: usize = 32;
@@ -24,6 +26,7 @@ const EVENTS: usize = 32;
 pub(crate) fn spawn(engine: Arc<Engine>) -> io::Result<()> {
     let epoll = Guarded::new(EpollSet(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?));
     epoll.0.add(engine.hub().wake_fd(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
+    epoll.0.add(engine.broker().event_fd(), EpollEvent::new(EpollFlags::EPOLLIN, BROKER))?;
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
     let spawned = std::thread::Builder::new().name("ferroce".to_owned()).spawn(move || {
         let mut thread = Background { engine, epoll, watched: Vec::new() };
@@ -77,6 +80,7 @@ impl Background {
             for event in &events[..count] {
                 match event.data() {
                     WAKE => hub.woken(),
+                    BROKER => self.engine.follow_broker(),
                     id => {
                         if let Some(lane) = lanes.iter().find(|lane| lane.id() == id) {
                             self.ready(lane);

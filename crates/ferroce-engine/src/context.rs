@@ -53,6 +53,10 @@ impl Context {
         &self.name
     }
 
+    pub(crate) fn device_id(&self) -> u32 {
+        self.opened.id
+    }
+
     /// The device as it is now.
     pub fn info(&self) -> DeviceInfo {
         self.engine.device_by_id(self.opened.id).unwrap_or_else(|| DeviceInfo {

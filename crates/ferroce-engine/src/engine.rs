@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -11,9 +12,9 @@ use ferroce_datapath::udp::RxSocket;
 use ferroce_proto::Budget;
 use parking_lot::Mutex;
 
-use crate::async_event::AsyncEventKind;
+use crate::async_event::{AsyncEventKind, AsyncQueue};
 use crate::background;
-use crate::broker::client::{BrokerClient, BrokerMode};
+use crate::broker::{BrokerClient, BrokerEvent, BrokerMode, LeasedAddress};
 use crate::counters::DeviceCounters;
 use crate::device::{self, DeviceInfo};
 use crate::error::{DeviceError, OpenError};
@@ -34,7 +35,9 @@ pub fn devices() -> Result<Vec<DeviceInfo>, DeviceError> {
 /// lanes and background thread. It lives until the process ends.
 pub(crate) struct Engine {
     epoch: u64,
-    broker: Mutex<BrokerClient>,
+    broker: BrokerClient,
+    /// Recorded for the fork handler.
+    broker_fds: Mutex<Vec<RawFd>>,
     devices: ArcSwap<Vec<DeviceInfo>>,
     running: OnceLock<Running>,
     /// Held while `running` is made.
@@ -54,6 +57,14 @@ struct Running {
     lanes: ArcSwap<Vec<Arc<Lane>>>,
     next_lane: AtomicU64,
     budget: Arc<Budget>,
+}
+
+impl Running {
+    fn lane(&self, address: LeasedAddress) -> io::Result<Lane> {
+        let socket = RxSocket::from_fd(address.fd)?;
+        let id = self.next_lane.fetch_add(1, Ordering::Relaxed);
+        Ok(Lane::new(id, address.slot, address.scope_id, socket, Arc::clone(&self.hub)))
+    }
 }
 
 static GLOBAL: ArcSwapOption<Engine> = ArcSwapOption::const_empty();
@@ -96,10 +107,11 @@ impl Engine {
 
     /// An engine of its own, for tests.
     pub(crate) fn new(mode: BrokerMode) -> Result<Arc<Self>, DeviceError> {
-        let broker = BrokerClient::connect(mode).map_err(|e| DeviceError::Broker(e.into()))?;
+        let broker = BrokerClient::connect(mode).map_err(|error| DeviceError::Broker(error.into()))?;
         let engine = Arc::new(Self {
             epoch: fork::epoch(),
-            broker: Mutex::new(broker),
+            broker,
+            broker_fds: Mutex::new(Vec::new()),
             devices: ArcSwap::default(),
             running: OnceLock::new(),
             starting: Mutex::new(()),
@@ -112,11 +124,73 @@ impl Engine {
             random: AtomicU64::new(random_u64().map_err(DeviceError::Broker)?),
         });
         engine.refresh_devices()?;
+        engine.record_broker();
         Ok(engine)
     }
 
+    /// The descriptors of the broker's connection, for the fork handler. They change when the
+    /// broker dies and another comes.
+    fn record_broker(&self) {
+        let mut recorded = self.broker_fds.lock();
+        recorded.drain(..).for_each(fork::forget);
+        self.broker.descriptors(|fd| recorded.push(fd.as_raw_fd()));
+        recorded.iter().copied().for_each(fork::record);
+    }
+
+    pub(crate) fn broker(&self) -> &BrokerClient {
+        &self.broker
+    }
+
+    /// What the broker tells, on the background thread.
+    pub(crate) fn follow_broker(&self) {
+        for event in self.broker.process() {
+            match event {
+                BrokerEvent::AddressAdded(address) => {
+                    if let Err(error) = self.add_lane(address) {
+                        tracing::error!(%error, "an address that appeared cannot be used");
+                    }
+                }
+                BrokerEvent::GidsChanged(id) => self.tell(id, |events| {
+                    events.push_port(AsyncEventKind::GidChange, 1);
+                }),
+                BrokerEvent::PortActive(id) => self.tell(id, |events| {
+                    events.push_port(AsyncEventKind::PortActive, 1);
+                }),
+                BrokerEvent::PortDown(id) => self.tell(id, |events| {
+                    events.push_port(AsyncEventKind::PortErr, 1);
+                }),
+                BrokerEvent::DeviceAdded(_) => self.tell_nobody(),
+                BrokerEvent::DeviceRemoved(id) => self.tell(id, |events| {
+                    events.push_device(AsyncEventKind::DeviceFatal);
+                }),
+                BrokerEvent::Disconnected => tracing::info!("the broker is gone; traffic goes on"),
+                BrokerEvent::Reconnected => {
+                    tracing::info!("a broker took over");
+                    self.tell_nobody();
+                }
+                BrokerEvent::SlotsLost(slots) => {
+                    tracing::error!(?slots, "slots were given to another process: the device is dead");
+                    self.fatal();
+                }
+            }
+        }
+        self.record_broker();
+    }
+
+    fn tell_nobody(&self) {
+        self.devices.store(Arc::new(self.broker.known_devices()));
+    }
+
+    /// Takes over the new view of the devices and queues an event in every context of device `id`.
+    fn tell(&self, id: u32, queue: impl Fn(&AsyncQueue)) {
+        self.tell_nobody();
+        for context in self.open_contexts().iter().filter(|context| context.device_id() == id) {
+            queue(context.async_events());
+        }
+    }
+
     fn refresh_devices(&self) -> Result<(), DeviceError> {
-        let devices = self.broker.lock().devices().map_err(|e| DeviceError::Broker(e.into()))?;
+        let devices = self.broker.devices().map_err(|error| DeviceError::Broker(error.into()))?;
         self.devices.store(Arc::new(devices));
         Ok(())
     }
@@ -140,7 +214,7 @@ impl Engine {
         if self.running.get().is_some() {
             return Ok(());
         }
-        let lease = self.broker.lock().lease(1).map_err(|e| OpenError::Broker(e.into()))?;
+        let lease = self.broker.lease(1).map_err(|error| OpenError::Broker(error.into()))?;
         let secret = u128::from(random_u64().map_err(OpenError::Resources)?) << 64
             | u128::from(random_u64().map_err(OpenError::Resources)?);
         let [slot, ..] = lease.slots[..] else {
@@ -156,10 +230,9 @@ impl Engine {
         let mut granted = usize::MAX;
         let mut lanes = Vec::new();
         for address in lease.addresses {
-            let socket = RxSocket::from_fd(address.fd).map_err(OpenError::Resources)?;
-            granted = granted.min(socket.granted_rcvbuf().map_err(OpenError::Resources)?);
-            let id = running.next_lane.fetch_add(1, Ordering::Relaxed);
-            lanes.push(Arc::new(Lane::new(id, slot, address.scope_id, socket, Arc::clone(&running.hub))));
+            let lane = running.lane(address).map_err(OpenError::Resources)?;
+            granted = granted.min(lane.granted_rcvbuf().map_err(OpenError::Resources)?);
+            lanes.push(Arc::new(lane));
         }
         let granted = if lanes.is_empty() { DEFAULT_RECEIVE_BUFFER } else { granted };
         let running = Running { budget: Arc::new(Budget::new(granted)), ..running };
@@ -167,7 +240,25 @@ impl Engine {
         if self.running.set(running).is_err() {
             unreachable!("only one thread starts");
         }
+        self.record_broker();
+        if !lease.notice.is_empty() {
+            tracing::warn!("{}", lease.notice);
+        }
         background::spawn(Arc::clone(self)).map_err(OpenError::Resources)
+    }
+
+    /// An address appeared after the lease.
+    fn add_lane(&self, address: LeasedAddress) -> io::Result<()> {
+        let Some(running) = self.running.get() else { return Ok(()) };
+        let lane = Arc::new(running.lane(address)?);
+        running.lanes.rcu(|lanes| {
+            // A later socket of the same address takes the place of the earlier one.
+            let same =
+                |known: &&Arc<Lane>| known.local() != lane.local() || known.scope_id() != lane.scope_id();
+            let kept = lanes.iter().filter(same).cloned();
+            kept.chain([Arc::clone(&lane)]).collect::<Vec<_>>()
+        });
+        Ok(())
     }
 
     fn running(&self) -> &Running {

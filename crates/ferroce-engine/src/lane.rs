@@ -31,6 +31,7 @@
 //! Lock order: lane, queue pair, completion queue, channel. The list of queue pairs on a lane is
 //! a leaf. No lock is shared by queue pairs on the packet path but the lane's, once a batch.
 
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -130,6 +131,11 @@ impl Lane {
 
     pub(crate) fn state(&self) -> &LaneState {
         &self.state
+    }
+
+    /// Octets that the kernel keeps for this socket.
+    pub(crate) fn granted_rcvbuf(&self) -> io::Result<usize> {
+        self.socket.granted_rcvbuf()
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {

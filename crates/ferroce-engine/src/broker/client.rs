@@ -254,6 +254,11 @@ impl BrokerClient {
         Ok(guard.inner.devices.clone())
     }
 
+    /// The devices as the broker last told them, without asking: never waits for a broker.
+    pub fn known_devices(&self) -> Vec<DeviceInfo> {
+        self.inner.lock().unwrap_or_else(|e| e.into_inner()).devices.clone()
+    }
+
     /// Leases `count` slots and the sockets of all addresses.
     ///
     /// # Errors
