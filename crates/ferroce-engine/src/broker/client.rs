@@ -264,21 +264,22 @@ impl BrokerClient {
     /// # Errors
     /// [`BrokerError::Client`] with the broker's sentence: no slot is free, UDP port 4791 is held by somebody.
     pub fn lease(&self, count: u8) -> Result<Lease, BrokerError> {
-        let mut guard = self.up()?;
-        let inner = &mut *guard.inner;
-        let Link::Up { client, .. } = &mut inner.link else { return Err(ClientError::Closed.into()) };
-        let (answer, mut descriptors) = client.request(&Message::Lease(count), REQUEST)?;
-        let Message::Leased(Leased { slots, addresses, notice }) = answer else {
-            return Err(ClientError::Unexpected.into());
-        };
-        let parked = descriptors.pop();
-        let mut sockets = Vec::new();
-        for _ in 0..addresses {
-            match client.more(REQUEST)? {
-                (Message::Address(address), descriptors) => sockets.extend(leased(&address, descriptors)),
-                _ => return Err(ClientError::Unexpected.into()),
+        let (mut guard, (leased, sockets, parked)) = self.ask(|client| {
+            let (answer, mut descriptors) = client.request(&Message::Lease(count), REQUEST)?;
+            let Message::Leased(leased) = answer else { return Err(ClientError::Unexpected) };
+            let mut sockets = Vec::new();
+            for _ in 0..leased.addresses {
+                match client.more(REQUEST)? {
+                    (Message::Address(address), descriptors) => {
+                        sockets.extend(leased_on(&address, descriptors))
+                    }
+                    _ => return Err(ClientError::Unexpected),
+                }
             }
-        }
+            Ok((leased, sockets, descriptors.pop()))
+        })?;
+        let Leased { slots, notice, .. } = leased;
+        let inner = &mut *guard.inner;
         inner.parked = parked;
         inner.slots.extend(&slots);
         inner.addresses.extend(sockets.iter().map(LeasedAddress::key));
@@ -298,10 +299,9 @@ impl BrokerClient {
         inner.slots.clear();
         inner.addresses.clear();
         inner.parked = None;
-        if let Link::Up { client, .. } = &mut inner.link {
-            client.request(&Message::Release(Vec::new()), REQUEST)?;
-        }
-        Ok(())
+        drop(guard);
+        // A broker that dies meanwhile takes no slots along that it was not told of.
+        self.ask(|client| client.request(&Message::Release(Vec::new()), REQUEST)).map(drop)
     }
 
     /// Tells the broker what this program has, for `ferroce status`. Does not wait; a broker that is away misses it.
@@ -343,6 +343,23 @@ impl BrokerClient {
         }
         if let Some(parked) = &inner.parked {
             each(parked.as_fd());
+        }
+    }
+
+    /// Asks the broker, and the next one if this one dies over the question.
+    fn ask<R>(
+        &self,
+        mut question: impl FnMut(&mut Client) -> Result<R, ClientError>,
+    ) -> Result<(Guard<'_>, R), BrokerError> {
+        let deadline = Instant::now() + CONNECT;
+        loop {
+            let mut guard = self.up()?;
+            let Link::Up { client, .. } = &mut guard.inner.link else { continue };
+            match question(client) {
+                Ok(answer) => return Ok((guard, answer)),
+                Err(e) if e.is_leaving() && Instant::now() < deadline => guard.down(&e),
+                Err(e) => return Err(e.into()),
+            }
         }
     }
 
@@ -558,7 +575,7 @@ impl Inner {
         match message {
             Message::Devices(devices) => self.update(devices),
             Message::Address(address) => {
-                for socket in leased(&address, descriptors) {
+                for socket in leased_on(&address, descriptors) {
                     // Those that we have already come along when a new broker took us over.
                     if self.slots.contains(&socket.slot) && self.addresses.insert(socket.key()) {
                         self.events.push_back(BrokerEvent::AddressAdded(socket));
@@ -694,7 +711,7 @@ fn list(client: &mut Client) -> Result<Vec<DeviceInfo>, ClientError> {
     }
 }
 
-fn leased(address: &AddressSockets, descriptors: Vec<OwnedFd>) -> Vec<LeasedAddress> {
+fn leased_on(address: &AddressSockets, descriptors: Vec<OwnedFd>) -> Vec<LeasedAddress> {
     let AddressSockets { ip, scope_id, slots } = address;
     let socket = |(slot, fd): (&u8, OwnedFd)| LeasedAddress { slot: *slot, ip: *ip, scope_id: *scope_id, fd };
     slots.iter().zip(descriptors).map(socket).collect()
