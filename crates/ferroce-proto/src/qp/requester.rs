@@ -187,7 +187,7 @@ impl Requester {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        BLOCKED_RETRY + BLOCKED_RETRY.mul_f32((self.random >> 40) as f32 / (1 << 24) as f32)
+        BLOCKED_RETRY + BLOCKED_RETRY * (self.random >> 54) as u32 / 1024
     }
 
     /// Executes local operations at the cursor. `false` if one must wait or failed.

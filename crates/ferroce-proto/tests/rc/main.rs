@@ -2,6 +2,11 @@
 
 #![allow(dead_code, reason = "the support is shared by tests of which some follow")]
 
+mod a_packets;
+mod b_responder;
+mod c_requester;
+mod d_states;
 mod exchange;
+mod probe;
 mod ram;
 mod world;

@@ -1,0 +1,225 @@
+//! rxe's bugs, part A (crafted packets), as far as they concern the responder.
+//!
+//! | bug | n/a here, because |
+//! |---|---|
+//! | A2, A9 | lengths, pads and the ICRC are wire's |
+//! | A7 | a posted receive is copied, and the borrow checker knows it; shared queues come later |
+//! | A8 | multicast comes with UD |
+//! | A10 | a packet without verified ICRC never gets here (`a1_packets_that_are_not_for_us_have_no_effect`) |
+//! | A11 | there is no loopback path beside the wire's |
+
+use ferroce_proto::{AsyncEvent, DropReason, QpState, Service};
+use ferroce_wire::{
+    AtomicEth, Bth, Feth, IcrcStatus, Operation, Packet, Pkey, Psn, RcPacket, Request, Reth, Rkey, SendTail,
+};
+
+use crate::probe::{BASE, DATA, KEY, Probe, local, reth, send_only, unknown_qpn, write_only};
+use crate::world::{ADDRESSES, QPNS, Setup};
+
+/// The peer's view of a packet that must end the queue pair with NAK 0x61.
+fn refused_as_invalid(request: Request<'_>) {
+    let mut probe = Probe::new(Setup::default());
+    probe.post_recv(1, &[local(0, 4096)]);
+    assert_eq!(probe.request(0, request), Err(DropReason::Refused), "{request:?}");
+    assert_eq!(probe.out(), ["nak 0x61 0 msn 0"], "{request:?}");
+    assert_eq!(probe.end.qp.state(), QpState::Error);
+    assert!(probe.bytes().iter().all(|byte| *byte == 0), "nothing was written");
+}
+
+#[test]
+fn a1_every_opcode_of_other_services_is_dropped_without_effect() {
+    for code in 0..=255 {
+        let mut datagram = [0u8; 12 + 40 + 4];
+        datagram[0] = code;
+        datagram[2..4].copy_from_slice(&[0xff, 0xff]);
+        datagram[5..8].copy_from_slice(&QPNS[0].to_be_bytes());
+        for len in (16..=datagram.len()).step_by(4) {
+            let Ok(mut packet) = Packet::parse(&datagram[..len]) else { continue };
+            packet.icrc = IcrcStatus::Checked;
+            if let Operation::Rc(_) = packet.op {
+                continue;
+            }
+            let mut probe = Probe::new(Setup::default());
+            let before = probe.end.qp.query();
+            let result = probe.end.qp.handle_datagram(probe.now, ADDRESSES[1], &packet, &mut probe.end.mem);
+            let want = if packet.op == Operation::Cnp { Ok(()) } else { Err(DropReason::WrongService) };
+            assert_eq!(result, want, "{code:#x}");
+            assert_eq!(probe.out(), [""; 0]);
+            assert_eq!(probe.end.qp.query(), before);
+        }
+    }
+}
+
+#[test]
+fn a1_packets_that_are_not_for_us_have_no_effect() {
+    let good = Bth { ack_req: true, ..Bth::new(QPNS[0], Psn::new(Setup::default().psn[1])) };
+    let packet =
+        |bth| Packet { bth, op: Operation::Rc(RcPacket::Request(send_only(&[]))), icrc: IcrcStatus::Checked };
+    let cases = [
+        (packet(Bth { dest_qp: unknown_qpn(), ..good }), ADDRESSES[1], DropReason::WrongQpn),
+        (packet(Bth { pkey: Pkey::new(0x8001), ..good }), ADDRESSES[1], DropReason::WrongPkey),
+        (packet(good), ADDRESSES[0], DropReason::WrongSource),
+        (packet(good), "::ffff:192.0.2.2".parse().unwrap(), DropReason::WrongSource),
+        (Packet { icrc: IcrcStatus::Pending, ..packet(good) }, ADDRESSES[1], DropReason::IcrcUnchecked),
+    ];
+    let mut probe = Probe::new(Setup::default());
+    probe.post_recv(1, &[]);
+    for (packet, source, want) in cases {
+        let result = probe.end.qp.handle_datagram(probe.now, source, &packet, &mut probe.end.mem);
+        assert_eq!(result, Err(want));
+        assert_eq!(probe.out(), [""; 0]);
+    }
+    assert_eq!(probe.end.qp.counters().dropped_pkts, 5);
+    let limited = Bth { pkey: Pkey::new(0x7fff), ..good };
+    let result = probe.end.qp.handle_datagram(probe.now, ADDRESSES[1], &packet(limited), &mut probe.end.mem);
+    assert_eq!(result, Ok(()), "a limited member of our partition");
+}
+
+#[test]
+fn a1_only_rc_can_be_created() {
+    for service in [Service::Uc, Service::Ud, Service::XrcInitiator, Service::XrcTarget] {
+        let config = ferroce_proto::QpConfig {
+            qpn: QPNS[0],
+            service,
+            caps: Setup::default().caps,
+            sq_sig_all: false,
+            seed: 0,
+            early_resends: true,
+            budget: std::sync::Arc::new(ferroce_proto::Budget::new(0)),
+        };
+        let error = ferroce_proto::QueuePair::new(config).unwrap_err();
+        assert_eq!(error, ferroce_proto::CreateQpError::Service(service));
+    }
+}
+
+#[test]
+fn a3_what_we_do_not_offer_is_an_invalid_request() {
+    for len in [0, 4, 8, 12] {
+        refused_as_invalid(Request::AtomicWrite { reth: reth(0, 8), payload: &DATA[..len] });
+    }
+    refused_as_invalid(Request::Flush {
+        feth: Feth { placement: Feth::GLOBAL_VISIBILITY, selectivity: Feth::RANGE },
+        reth: reth(0, 8),
+    });
+}
+
+#[test]
+fn a4_ranges_that_wrap_or_exceed_are_access_errors() {
+    let cases = [
+        (u64::MAX, 2),
+        (u64::MAX - 1, 2),
+        (u64::MAX, 1),
+        (BASE - 1, 1),
+        (BASE, (64 << 10) + 1),
+        (BASE + 1, 64 << 10),
+        (BASE + (64 << 10), 1),
+        (0, 0x8000_0000),
+    ];
+    for (va, dma_len) in cases {
+        let reth = Reth { va, rkey: Rkey::new(KEY), dma_len };
+        let write = if dma_len <= 1024 {
+            write_only(reth, &DATA[..dma_len as usize])
+        } else {
+            Request::WriteFirst { reth, payload: &DATA[..1024] }
+        };
+        for request in [write, Request::ReadRequest { reth }] {
+            let mut probe = Probe::new(Setup::default());
+            assert_eq!(probe.request(0, request), Err(DropReason::Refused), "{va:#x}+{dma_len}");
+            assert_eq!(probe.out(), ["nak 0x62 0 msn 0"]);
+            assert_eq!(probe.asyncs(), [AsyncEvent::QpAccessErr]);
+        }
+    }
+}
+
+#[test]
+fn a5_lengths_against_the_path_mtu() {
+    let none = SendTail::None;
+    for payload in [&DATA[..0], &DATA[..1023], &DATA[..1025]] {
+        refused_as_invalid(Request::SendFirst { payload });
+        refused_as_invalid(Request::WriteFirst { reth: reth(0, 4000), payload });
+    }
+    refused_as_invalid(send_only(&DATA[..1025]));
+    refused_as_invalid(write_only(reth(0, 1025), &DATA[..1025]));
+    refused_as_invalid(Request::ReadRequest { reth: reth(0, (1 << 31) + 1) });
+    refused_as_invalid(Request::WriteFirst { reth: reth(0, (1 << 31) + 1), payload: &DATA[..1024] });
+    // Behind a First.
+    for payload in [&DATA[..0], &DATA[..1025]] {
+        for (first, last) in [
+            (Request::SendFirst { payload: &DATA[..1024] }, Request::SendLast { payload, tail: none }),
+            (
+                Request::WriteFirst { reth: reth(0, 2048), payload: &DATA[..1024] },
+                Request::WriteLast { payload, imm: None },
+            ),
+            (Request::SendFirst { payload: &DATA[..1024] }, Request::SendMiddle { payload }),
+        ] {
+            let mut probe = Probe::new(Setup::default());
+            probe.post_recv(1, &[local(0, 4096)]);
+            probe.request(0, first).unwrap();
+            assert_eq!(probe.request(1, last), Err(DropReason::Refused));
+            assert_eq!(probe.out(), ["ack 0 msn 0", "nak 0x61 1 msn 0"]);
+        }
+    }
+}
+
+#[test]
+fn a6_writes_never_exceed_what_they_declared() {
+    let first = |dma_len| Request::WriteFirst { reth: reth(0, dma_len), payload: &DATA[..1024] };
+    // Declared, then the packets behind the First.
+    let cases: [(u32, &[Request<'_>]); 5] = [
+        (1500, &[Request::WriteMiddle { payload: &DATA[..1024] }]),
+        (1500, &[Request::WriteLast { payload: &DATA[..477], imm: None }]),
+        (1500, &[Request::WriteLast { payload: &DATA[..475], imm: None }]),
+        (3000, &[Request::WriteLast { payload: &DATA[..952], imm: None }]),
+        (2048, &[Request::WriteMiddle { payload: &DATA[..1024] }]),
+    ];
+    for (declared, packets) in cases {
+        let mut probe = Probe::new(Setup::default());
+        probe.quiet_request(0, first(declared)).unwrap();
+        assert_eq!(probe.request(1, packets[0]), Err(DropReason::Refused), "{declared}");
+        assert_eq!(probe.out(), ["nak 0x61 1 msn 0"]);
+        assert!(probe.bytes()[1024..].iter().all(|byte| *byte == 0), "not behind what was declared");
+    }
+    for declared in [0, 1023, 1024] {
+        refused_as_invalid(first(declared));
+    }
+    refused_as_invalid(write_only(reth(0, 10), &DATA[..9]));
+    refused_as_invalid(write_only(reth(0, 10), &DATA[..11]));
+}
+
+/// The replay of a READ is a suffix of the original or nothing.
+#[test]
+fn a6_a_replayed_read_never_exceeds_the_original() {
+    let read = |offset, len| Request::ReadRequest { reth: reth(offset, len) };
+    let mut probe = Probe::new(Setup::default());
+    probe.request(0, read(0, 3000)).unwrap();
+    assert_eq!(probe.out().len(), 3);
+    for (psn, request) in [
+        (0, read(0, 3001)),
+        (0, read(0, 2999)),
+        (1, read(1024, 1977)),
+        (1, read(1023, 1977)),
+        (1, read(0, 3000)),
+        (2, read(1024, 1976)),
+        (0, Request::ReadRequest { reth: Reth { rkey: Rkey::new(KEY + 1), ..reth(0, 3000) } }),
+    ] {
+        assert_eq!(probe.request(psn, request), Err(DropReason::DuplicateNotFound), "{psn} {request:?}");
+        assert_eq!(probe.out(), [""; 0]);
+    }
+    assert_eq!(probe.request(1, read(1024, 1976)), Err(DropReason::DuplicateRequest));
+    assert_eq!(probe.out(), ["read_first 1 [1024] msn 1", "read_last 2 [952] msn 1"]);
+}
+
+#[test]
+fn a12_zero_length_needs_no_key() {
+    let nonsense = Reth { va: u64::MAX, rkey: Rkey::new(0xdead), dma_len: 0 };
+    let mut probe = Probe::new(Setup::default());
+    probe.request(0, write_only(nonsense, &[])).unwrap();
+    probe.request(1, Request::ReadRequest { reth: nonsense }).unwrap();
+    assert_eq!(probe.out(), ["ack 0 msn 1", "read_only 1 [0] msn 2"]);
+    assert_eq!(probe.request(1, Request::ReadRequest { reth: nonsense }), Err(DropReason::DuplicateRequest));
+    assert_eq!(probe.out(), ["read_only 1 [0] msn 2"]);
+    // An atomic has a length.
+    let atomic = AtomicEth { va: BASE, rkey: Rkey::new(0xdead), swap_or_add: 1, compare: 0 };
+    assert_eq!(probe.request(2, Request::FetchAdd { atomic }), Err(DropReason::Refused));
+    assert_eq!(probe.out(), ["nak 0x62 2 msn 2"]);
+}

@@ -1,0 +1,554 @@
+//! rxe's bugs, part C (requester and completer): each test is named for its entry and shows what ours does instead.
+//!
+//! | bug | n/a here, because |
+//! |---|---|
+//! | C10 | [`SendOp`] has no operation that RC lacks; what the C caller asks for is checked where it is translated |
+//! | C16 | UD comes later |
+
+use std::time::Duration;
+
+use ferroce_proto::{
+    AsyncEvent, DropReason, PostSendError, QpAttr, QpAttrMask, QpState, SendOp, SendWr, WcStatus,
+};
+use ferroce_wire::{Imm, Lkey, NakCode, Response, Rkey, RnrTimer, Syndrome};
+
+use crate::probe::{ACK, DATA, KEY, Probe, aeth, local, nak, remote, rnr};
+use crate::world::Setup;
+
+const MS: Duration = Duration::from_millis(1);
+/// Of timeout code 14.
+const T: Duration = Duration::from_nanos(4096 << 14);
+const STALE: Result<(), DropReason> = Err(DropReason::StaleResponse);
+
+/// Resends only when the ACK timeout expires.
+fn plain() -> Setup {
+    Setup { early_resends: false, ..Setup::default() }
+}
+
+fn read_only(payload: &[u8]) -> Response<'_> {
+    Response::ReadOnly { aeth: aeth(ACK), payload }
+}
+
+#[test]
+fn c1_retry_cnt_7_is_seven_retries() {
+    for retry_cnt in [0, 1, 7] {
+        let mut probe = Probe::new(Setup { retry_cnt, ..plain() });
+        probe.post(1, SendOp::Send, &[local(0, 4)]);
+        assert_eq!(probe.out(), ["send_only 0 [4] A"]);
+        let resends = probe.wait(T * 100);
+        let step = T.as_micros() as u64;
+        let times: Vec<u64> = resends.iter().map(|(at, _)| at / step).collect();
+        assert_eq!(times, (1..=u64::from(retry_cnt)).collect::<Vec<_>>(), "a retry each T");
+        assert_eq!(probe.sends(), [(1, WcStatus::RetryExcErr)]);
+        assert_eq!(probe.end.qp.counters().timeouts, u64::from(retry_cnt) + 1);
+        assert_eq!(probe.end.qp.state(), QpState::Error);
+    }
+}
+
+/// DESIGN section 5: between (1 + retry_cnt) T and four times that, with at most four early resends a T.
+#[test]
+fn c1_silence_ends_within_its_bounds() {
+    for retry_cnt in [0, 3, 7] {
+        let mut probe = Probe::new(Setup { retry_cnt, ..Setup::default() });
+        probe.post(1, SendOp::Send, &[local(0, 4)]);
+        probe.out();
+        let least = T * (1 + u32::from(retry_cnt));
+        let resends = probe.wait(least - Duration::from_nanos(1));
+        assert_eq!(probe.sends(), [], "not before");
+        for period in 0..=u64::from(retry_cnt) {
+            let within = |at: u64| at * 1000 / T.as_nanos() as u64 == period;
+            let early = resends.iter().filter(|(at, _)| within(*at)).count();
+            assert!((1..=5).contains(&early), "{early} in period {period}");
+        }
+        probe.wait(least * 3);
+        assert_eq!(probe.sends(), [(1, WcStatus::RetryExcErr)]);
+    }
+}
+
+/// Progress reloads the counter.
+#[test]
+fn c1_progress_gives_all_retries_back() {
+    let mut probe = Probe::new(Setup { retry_cnt: 1, ..plain() });
+    for wr_id in 0..3 {
+        probe.post(wr_id, SendOp::Send, &[local(0, 4)]);
+    }
+    probe.out();
+    for psn in 0..3 {
+        assert_eq!(probe.wait(T + MS).len(), 1, "one packet, then an answer is awaited");
+        probe.ack(psn, ACK).unwrap();
+        probe.out();
+    }
+    let success = |wr_id| (wr_id, WcStatus::Success);
+    assert_eq!(probe.sends(), [success(0), success(1), success(2)]);
+    assert_eq!(probe.end.qp.poll_timeout(), None);
+}
+
+/// No ACK timeout: early resends go on, and nothing ever fails.
+#[test]
+fn c1_without_a_timeout_silence_is_forever() {
+    let mut probe = Probe::new(Setup { timeout: 0, retry_cnt: 0, ..Setup::default() });
+    probe.post(1, SendOp::Send, &[local(0, 4)]);
+    probe.out();
+    let resends = probe.wait(Duration::from_secs(100)).len();
+    assert!((100..120).contains(&resends), "{resends}: about one a second");
+    assert_eq!(probe.sends(), []);
+    probe.ack(0, ACK).unwrap();
+    assert_eq!(probe.sends(), [(1, WcStatus::Success)]);
+}
+
+#[test]
+fn c2_rnr_retry() {
+    for rnr_retry in [0, 2, 6, 7] {
+        let mut probe = Probe::new(Setup { rnr_retry, ..plain() });
+        probe.post(1, SendOp::Send, &[local(0, 4)]);
+        let mut sends = probe.out().len();
+        for _ in 0..100 {
+            if probe.ack(0, rnr(1)).is_err() {
+                break;
+            }
+            sends += probe.wait(Duration::from_micros(11)).len();
+        }
+        if rnr_retry == 7 {
+            assert_eq!(sends, 101, "without end");
+            assert_eq!(probe.sends(), []);
+        } else {
+            assert_eq!(sends, usize::from(rnr_retry) + 1);
+            assert_eq!(probe.sends(), [(1, WcStatus::RnrRetryExcErr)]);
+            assert_eq!(probe.end.qp.counters().retry_rnr_exceeded_err, 1);
+        }
+    }
+}
+
+/// RNR NAKs do not count against retry_cnt, nor the reverse.
+#[test]
+fn c2_the_two_counters_are_apart() {
+    let mut probe = Probe::new(Setup { rnr_retry: 1, retry_cnt: 1, ..plain() });
+    probe.post(1, SendOp::Send, &[local(0, 4)]);
+    probe.out();
+    probe.ack(0, rnr(1)).unwrap();
+    assert_eq!(probe.wait(MS).len(), 1);
+    assert_eq!(probe.wait(T).len(), 1, "the one retry of retry_cnt");
+    probe.ack(0, ACK).unwrap();
+    assert_eq!(probe.sends(), [(1, WcStatus::Success)]);
+}
+
+#[test]
+fn c3_the_ack_timeout_rests_while_waiting_for_the_receiver() {
+    // 655 ms against 67 ms.
+    for setup in [plain(), Setup::default()] {
+        let mut probe = Probe::new(Setup { retry_cnt: 0, ..setup });
+        probe.post(1, SendOp::Send, &[local(0, 4)]);
+        probe.out();
+        probe.ack(0, rnr(0)).unwrap();
+        assert_eq!(probe.ack(0, rnr(0)), Err(DropReason::DuplicateNak));
+        assert_eq!(probe.ack(0, nak(NakCode::PsnSequenceError)), Err(DropReason::DuplicateNak));
+        assert_eq!(probe.wait(Duration::from_millis(655)), []);
+        assert_eq!(probe.wait(MS).len(), 1);
+        assert_eq!(probe.end.qp.counters().timeouts, 0);
+        assert_eq!(probe.sends(), []);
+        probe.ack(0, ACK).unwrap();
+        assert_eq!(probe.sends(), [(1, WcStatus::Success)]);
+    }
+}
+
+#[test]
+fn c4_a_storm_of_the_same_nak_causes_one_resend() {
+    let mut probe = Probe::new(plain());
+    for wr_id in 0..4 {
+        probe.post(wr_id, SendOp::Send, &[local(0, 4)]);
+    }
+    assert_eq!(probe.out().len(), 4);
+    let gap = nak(NakCode::PsnSequenceError);
+    probe.ack(1, gap).unwrap();
+    for _ in 0..100 {
+        assert_eq!(probe.ack(1, gap), Err(DropReason::DuplicateNak));
+    }
+    assert_eq!(probe.out(), ["send_only 1 [4] A", "send_only 2 [4] A", "send_only 3 [4] A"]);
+    assert_eq!(probe.ack(1, gap), Err(DropReason::DuplicateNak));
+    assert_eq!(probe.out(), [""; 0]);
+    // Another gap is another NAK.
+    probe.ack(2, gap).unwrap();
+    assert_eq!(probe.out(), ["send_only 2 [4] A", "send_only 3 [4] A"]);
+    // One that comes while a timeout's resend is under way.
+    assert_eq!(probe.wait(T).len(), 1);
+    assert_eq!(probe.ack(2, gap), Err(DropReason::DuplicateNak));
+    assert_eq!(probe.out(), [""; 0]);
+    probe.ack(3, ACK).unwrap();
+    assert_eq!(probe.sends().len(), 4);
+    assert_eq!(probe.end.qp.counters().rcvd_seq_err, 2);
+}
+
+/// NAKs that come without progress count against retry_cnt, but never end it before its time.
+#[test]
+fn c4_naks_alone_do_not_end_a_connection_early() {
+    let mut probe = Probe::new(Setup { retry_cnt: 0, ..plain() });
+    probe.post(1, SendOp::Send, &[local(0, 4)]);
+    probe.post(2, SendOp::Send, &[local(0, 4)]);
+    probe.out();
+    probe.ack(0, nak(NakCode::PsnSequenceError)).unwrap();
+    assert_eq!(probe.out().len(), 2);
+    assert_eq!(probe.sends(), []);
+    assert_eq!(probe.wait(T), []);
+    assert_eq!(probe.sends(), [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)]);
+}
+
+#[test]
+fn c5_responses_behind_a_gap_cause_one_new_request() {
+    let mut probe = Probe::new(plain());
+    probe.post(1, SendOp::Read { remote: remote(0) }, &[local(20_000, 5000)]);
+    probe.out();
+    probe.response(0, Response::ReadFirst { aeth: aeth(ACK), payload: &DATA[..1024] }).unwrap();
+    let middle = |psn: usize| Response::ReadMiddle { payload: &DATA[psn * 1024..(psn + 1) * 1024] };
+    let last = Response::ReadLast { aeth: aeth(ACK), payload: &DATA[4096..5000] };
+    // 1 is lost.
+    probe.response(2, middle(2)).unwrap();
+    assert_eq!(probe.response(3, middle(3)), Err(DropReason::ResponseGap));
+    assert_eq!(probe.response(4, last), Err(DropReason::ResponseGap));
+    assert_eq!(probe.out(), ["read 1 @0x400+3976"]);
+    for psn in 1..4 {
+        probe.response(psn as u32, middle(psn)).unwrap();
+    }
+    probe.response(4, last).unwrap();
+    assert_eq!(probe.sends(), [(1, WcStatus::Success)]);
+    assert_eq!(probe.bytes()[20_000..25_000], DATA[..5000]);
+    assert_eq!(probe.end.qp.counters().implied_nak, 1);
+}
+
+/// An ACK for what stands behind a READ shows that its response is lost.
+#[test]
+fn c5_an_ack_past_an_unanswered_read_asks_again() {
+    for (op, request) in [
+        (SendOp::Read { remote: remote(0) }, "read 1 @0x0+8"),
+        (SendOp::FetchAdd { remote: remote(0), add: 1 }, "fetch_add 1 1"),
+        (SendOp::CompareSwap { remote: remote(0), compare: 1, swap: 2 }, "compare_swap 1 1->2"),
+    ] {
+        let mut probe = Probe::new(plain());
+        probe.post(1, SendOp::Send, &[]);
+        probe.post(2, op, &[local(0, 8)]);
+        probe.post(3, SendOp::Send, &[]);
+        assert_eq!(probe.out(), ["send_only 0 [0] A", request, "send_only 2 [0] A"]);
+        probe.ack(2, ACK).unwrap();
+        assert_eq!(probe.out(), [request, "send_only 2 [0] A"]);
+        assert_eq!(probe.sends(), [(1, WcStatus::Success)]);
+        let answer = match op {
+            SendOp::Read { .. } => read_only(&DATA[..8]),
+            _ => Response::AtomicAcknowledge { aeth: aeth(ACK), original: 7 },
+        };
+        probe.response(1, answer).unwrap();
+        probe.ack(2, ACK).unwrap();
+        assert_eq!(probe.sends(), [(2, WcStatus::Success), (3, WcStatus::Success)]);
+    }
+}
+
+#[test]
+fn c6_psns_wrap() {
+    let mut probe = Probe::new(Setup { psn: [0xff_fffe, 0xff_ffff], ..plain() });
+    probe.post(1, SendOp::Send, &[local(0, 4000)]);
+    probe.post(2, SendOp::Read { remote: remote(0) }, &[local(0, 3000)]);
+    assert_eq!(
+        probe.out(),
+        [
+            "send_first 0 [1024]",
+            "send_middle 1 [1024]",
+            "send_middle 2 [1024]",
+            "send_last 3 [928] A",
+            "read 4 @0x0+3000"
+        ]
+    );
+    assert_eq!(probe.ack(0x80_0000, ACK), STALE);
+    assert_eq!(probe.ack(0xff_ffff, ACK), STALE, "before the first");
+    assert_eq!(probe.ack(7, ACK), STALE, "behind the last");
+    probe.ack(2, nak(NakCode::PsnSequenceError)).unwrap();
+    assert_eq!(probe.out(), ["send_middle 2 [1024]", "send_last 3 [928] A", "read 4 @0x0+3000"]);
+    probe.response(4, Response::ReadFirst { aeth: aeth(ACK), payload: &DATA[..1024] }).unwrap();
+    assert_eq!(probe.sends(), [(1, WcStatus::Success)], "a response acknowledges the send before it");
+}
+
+#[test]
+fn c7_reads_without_depth_are_refused() {
+    let mut probe = Probe::new(Setup { rd_atomic: 0, ..plain() });
+    let wr = |op| SendWr {
+        wr_id: 1,
+        op,
+        sges: &[],
+        signaled: true,
+        solicited: false,
+        fence: false,
+        inline: false,
+    };
+    let result = probe.end.qp.post_send(probe.now, &wr(SendOp::Read { remote: remote(0) }), &probe.end.mem);
+    assert_eq!(result, Err(PostSendError::NoReadAtomicDepth));
+    // Taken away while it waits.
+    let mut probe = Probe::new(plain());
+    probe.to(QpState::Sqd);
+    probe.post(1, SendOp::Send, &[]);
+    probe.post(2, SendOp::Read { remote: remote(0) }, &[local(0, 4)]);
+    probe.modify(QpAttr { max_rd_atomic: 0, ..probe.setup.attr(0) }, QpAttrMask::MAX_QP_RD_ATOMIC);
+    probe.to(QpState::Rts);
+    assert_eq!(probe.out(), ["send_only 0 [0] A"]);
+    probe.ack(0, ACK).unwrap();
+    assert_eq!(probe.sends(), [(1, WcStatus::Success), (2, WcStatus::LocQpOpErr)]);
+}
+
+/// Reads and atomics together never exceed max_rd_atomic, and everything behind waits too.
+#[test]
+fn c7_the_depth_limits_reads_and_atomics() {
+    let mut probe = Probe::new(Setup { rd_atomic: 2, ..plain() });
+    for wr_id in 0..3 {
+        probe.post(wr_id, SendOp::Read { remote: remote(0) }, &[local(0, 4)]);
+    }
+    probe.post(3, SendOp::FetchAdd { remote: remote(0), add: 1 }, &[local(0, 8)]);
+    probe.post(4, SendOp::Send, &[]);
+    assert_eq!(probe.out(), ["read 0 @0x0+4", "read 1 @0x0+4"]);
+    probe.response(0, read_only(&DATA[..4])).unwrap();
+    assert_eq!(probe.out(), ["read 2 @0x0+4"]);
+    probe.response(1, read_only(&DATA[..4])).unwrap();
+    assert_eq!(probe.out(), ["fetch_add 3 1", "send_only 4 [0] A"]);
+}
+
+/// No error path ends in success, and each ends the queue pair and flushes the rest.
+#[test]
+fn c8_every_error_has_its_status() {
+    let read = SendOp::Read { remote: remote(0) };
+    let add = SendOp::FetchAdd { remote: remote(0), add: 1 };
+    let answer = |syndrome| Response::Acknowledge { aeth: aeth(syndrome) };
+    let first = Response::ReadFirst { aeth: aeth(ACK), payload: &DATA[..1024] };
+    let atomic = Response::AtomicAcknowledge { aeth: aeth(ACK), original: 1 };
+    let cases = [
+        (SendOp::Send, answer(nak(NakCode::InvalidRequest)), WcStatus::RemInvReqErr),
+        (SendOp::Send, answer(nak(NakCode::RemoteAccessError)), WcStatus::RemAccessErr),
+        (SendOp::Send, answer(nak(NakCode::RemoteOperationalError)), WcStatus::RemOpErr),
+        (SendOp::Send, answer(nak(NakCode::InvalidRdRequest)), WcStatus::BadRespErr),
+        (SendOp::Send, answer(nak(NakCode::Reserved(9))), WcStatus::BadRespErr),
+        (read, answer(nak(NakCode::RemoteAccessError)), WcStatus::RemAccessErr),
+        (SendOp::Send, read_only(&[]), WcStatus::BadRespErr),
+        (SendOp::Send, atomic, WcStatus::BadRespErr),
+        (read, atomic, WcStatus::BadRespErr),
+        (add, read_only(&DATA[..8]), WcStatus::BadRespErr),
+        (add, first, WcStatus::BadRespErr),
+        (read, first, WcStatus::BadRespErr),
+    ];
+    for (op, response, status) in cases {
+        let mut probe = Probe::new(plain());
+        probe.post(1, op, &[local(0, 8)]);
+        probe.post(2, SendOp::Send, &[]);
+        probe.out();
+        probe.response(0, response).unwrap();
+        assert_eq!(probe.sends(), [(1, status), (2, WcStatus::WrFlushErr)], "{op:?} {response:?}");
+        assert_eq!(probe.end.qp.state(), QpState::Error);
+        assert_eq!(probe.out(), [""; 0]);
+        assert_eq!(probe.end.qp.poll_timeout(), None);
+    }
+    let mut probe = Probe::new(plain());
+    probe.post(1, SendOp::Send, &[]);
+    probe.out();
+    assert_eq!(probe.ack(0, Syndrome::Reserved(0x80)), Err(DropReason::ReservedSyndrome));
+    assert_eq!(probe.sends(), []);
+}
+
+/// The refused request keeps its own status although an older read is still unanswered.
+#[test]
+fn c8_a_nak_behind_an_unanswered_read() {
+    let mut probe = Probe::new(plain());
+    probe.post(1, SendOp::Read { remote: remote(0) }, &[local(0, 8)]);
+    probe.post(2, SendOp::Send, &[]);
+    probe.post(3, SendOp::Send, &[]);
+    probe.out();
+    probe.ack(2, nak(NakCode::RemoteOperationalError)).unwrap();
+    let want = [(1, WcStatus::WrFlushErr), (2, WcStatus::WrFlushErr), (3, WcStatus::RemOpErr)];
+    assert_eq!(probe.sends(), want);
+}
+
+#[test]
+fn c9_read_responses_of_wrong_length() {
+    let cases: [(u32, Response<'_>); 8] = [
+        (100, read_only(&DATA[..99])),
+        (100, read_only(&DATA[..101])),
+        (0, read_only(&DATA[..1])),
+        (100, Response::ReadFirst { aeth: aeth(ACK), payload: &DATA[..1024] }),
+        (3000, read_only(&DATA[..1024])),
+        (3000, Response::ReadFirst { aeth: aeth(ACK), payload: &DATA[..1020] }),
+        (3000, Response::ReadMiddle { payload: &DATA[..1028] }),
+        (3000, Response::ReadLast { aeth: aeth(ACK), payload: &DATA[..3000] }),
+    ];
+    for (len, response) in cases {
+        let mut probe = Probe::new(plain());
+        probe.post(1, SendOp::Read { remote: remote(0) }, &[local(0, len)]);
+        probe.out();
+        probe.response(0, response).unwrap();
+        assert_eq!(probe.sends(), [(1, WcStatus::BadRespErr)], "{len} {response:?}");
+        assert!(probe.bytes().iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
+fn c11_a_bad_local_key_is_a_protection_error() {
+    let foreign = ferroce_proto::Sge { lkey: Lkey::new(0xbad), ..local(0, 2000) };
+    let beyond = local((64 << 10) - 10, 2000);
+    for sge in [foreign, beyond] {
+        for len in [10, 2000] {
+            let sge = ferroce_proto::Sge { length: len, ..sge };
+            if sge == local((64 << 10) - 10, 10) {
+                continue;
+            }
+            for op in [SendOp::Send, SendOp::Write { remote: remote(0) }, SendOp::Read { remote: remote(0) }]
+            {
+                let mut probe = Probe::new(plain());
+                probe.post(1, op, &[sge]);
+                probe.post(2, op, &[]);
+                assert_eq!(probe.out(), [""; 0], "not a part of it leaves");
+                assert_eq!(probe.sends(), [(1, WcStatus::LocProtErr), (2, WcStatus::WrFlushErr)]);
+            }
+        }
+    }
+    // The target of a read may not be written.
+    let mut probe = Probe::new(plain());
+    probe.end.mem.region(KEY).local_write = false;
+    probe.post(1, SendOp::Read { remote: remote(0) }, &[local(0, 4)]);
+    assert_eq!(probe.out(), [""; 0]);
+    assert_eq!(probe.sends(), [(1, WcStatus::LocProtErr)]);
+    // It went while the answer was under way.
+    let mut probe = Probe::new(plain());
+    probe.post(1, SendOp::Read { remote: remote(0) }, &[local(0, 4)]);
+    probe.out();
+    probe.end.mem.deregister(KEY);
+    probe.response(0, read_only(&DATA[..4])).unwrap();
+    assert_eq!(probe.sends(), [(1, WcStatus::LocProtErr)]);
+}
+
+#[test]
+fn c12_a_fence_waits_for_reads_and_atomics_only() {
+    let fenced = |wr_id, op| SendWr {
+        wr_id,
+        op,
+        sges: &[],
+        signaled: true,
+        solicited: false,
+        fence: true,
+        inline: false,
+    };
+    let mut probe = Probe::new(plain());
+    probe.post(1, SendOp::Send, &[]);
+    probe.post_wr(fenced(2, SendOp::Write { remote: remote(0) }));
+    assert_eq!(probe.out().len(), 2, "sends and writes are not waited for");
+    probe.post(3, SendOp::Read { remote: remote(0) }, &[local(0, 4)]);
+    probe.post_wr(fenced(4, SendOp::Write { remote: remote(0) }));
+    probe.post(5, SendOp::Send, &[]);
+    assert_eq!(probe.out(), ["read 2 @0x0+4"]);
+    probe.ack(1, ACK).unwrap();
+    assert_eq!(probe.out(), [""; 0]);
+    probe.response(2, read_only(&DATA[..4])).unwrap();
+    assert_eq!(probe.out(), ["write_only 3 @0x0+0 [0] A", "send_only 4 [0] A"]);
+}
+
+#[test]
+fn c12_a_local_invalidate_waits_for_everything_before_it() {
+    let mut probe = Probe::new(plain());
+    probe.end.mem.register(9, 0, vec![0; 8]).window = true;
+    probe.post(1, SendOp::Send, &[]);
+    probe.post(2, SendOp::LocalInvalidate(Rkey::new(9)), &[]);
+    probe.post(3, SendOp::Send, &[]);
+    assert_eq!(probe.out(), ["send_only 0 [0] A"]);
+    assert_eq!(probe.sends(), []);
+    probe.ack(0, ACK).unwrap();
+    assert_eq!(probe.out(), ["send_only 1 [0] A"]);
+    assert_eq!(probe.sends(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    // A key that cannot be invalidated.
+    probe.post(4, SendOp::LocalInvalidate(Rkey::new(9)), &[]);
+    probe.out();
+    assert_eq!(probe.sends(), []);
+    probe.ack(1, ACK).unwrap();
+    probe.out();
+    assert_eq!(probe.sends(), [(3, WcStatus::Success), (4, WcStatus::LocQpOpErr)]);
+}
+
+#[test]
+fn c13_a_later_ack_completes_everything_before_it() {
+    let mut probe = Probe::new(plain());
+    for wr_id in 0..6 {
+        let op = if wr_id == 3 { SendOp::SendImm(Imm([0; 4])) } else { SendOp::Write { remote: remote(0) } };
+        let signaled = wr_id % 2 == 1;
+        probe.post_wr(SendWr {
+            wr_id,
+            op,
+            sges: &[],
+            signaled,
+            solicited: false,
+            fence: false,
+            inline: false,
+        });
+    }
+    probe.out();
+    probe.ack(4, ACK).unwrap();
+    assert_eq!(probe.sends(), [(1, WcStatus::Success), (3, WcStatus::Success)]);
+    assert_eq!(probe.ack(2, ACK), STALE);
+    assert_eq!(probe.ack(4, ACK), STALE);
+    probe.ack(5, ACK).unwrap();
+    assert_eq!(probe.sends(), [(5, WcStatus::Success)]);
+}
+
+#[test]
+fn c14_late_answers_do_not_touch_a_new_connection() {
+    let mut probe = Probe::new(plain());
+    probe.post(1, SendOp::Send, &[]);
+    probe.post(2, SendOp::Read { remote: remote(0) }, &[local(0, 4)]);
+    probe.out();
+    probe.to(QpState::Reset);
+    assert_eq!(probe.sends(), [], "RESET forgets");
+    let old = probe.setup;
+    probe.setup.psn[0] = 0x700_0000 >> 4;
+    probe.setup.bring(&mut probe.end.qp, 0, QpState::Rts);
+    probe.post(3, SendOp::Send, &[]);
+    assert_eq!(probe.out(), ["send_only 0 [0] A"]);
+    let new = std::mem::replace(&mut probe.setup, old);
+    assert_eq!(probe.ack(0, ACK), STALE);
+    assert_eq!(probe.response(1, read_only(&DATA[..4])), STALE);
+    assert_eq!(probe.ack(0, nak(NakCode::RemoteAccessError)), STALE);
+    probe.setup = new;
+    assert_eq!(probe.bytes()[..4], [0; 4]);
+    probe.ack(0, ACK).unwrap();
+    assert_eq!(probe.sends(), [(3, WcStatus::Success)]);
+}
+
+/// What the socket refuses is lost like any packet: no error, no loop.
+#[test]
+fn c15_a_batch_that_was_not_sent_is_a_loss() {
+    let mut probe = Probe::new(Setup::default());
+    probe.post(1, SendOp::Send, &[local(0, 4)]);
+    // Dropped.
+    probe.out();
+    assert_eq!(probe.out(), [""; 0], "not again at once");
+    let resent = probe.wait(T);
+    assert!((1..=4).contains(&resent.len()), "{resent:?}");
+    probe.ack(0, ACK).unwrap();
+    assert_eq!(probe.sends(), [(1, WcStatus::Success)]);
+}
+
+#[test]
+fn c17_an_error_does_not_hold_up_good_requests_before_it() {
+    let mut probe = Probe::new(plain());
+    probe.post(1, SendOp::Send, &[local(0, 4)]);
+    probe.post(2, SendOp::Send, &[ferroce_proto::Sge { lkey: Lkey::new(0xbad), ..local(0, 4) }]);
+    probe.post(3, SendOp::Send, &[local(0, 4)]);
+    assert_eq!(probe.out(), ["send_only 0 [4] A"]);
+    assert_eq!(probe.sends(), []);
+    // Even if it has to be sent again.
+    assert_eq!(probe.wait(T).len(), 1);
+    probe.ack(0, ACK).unwrap();
+    let want = [(1, WcStatus::Success), (2, WcStatus::LocProtErr), (3, WcStatus::WrFlushErr)];
+    assert_eq!(probe.sends(), want);
+    assert_eq!(probe.asyncs(), [] as [AsyncEvent; 0]);
+}
+
+#[test]
+fn c18_rnr_delays_are_never_shorter_than_the_table() {
+    for code in 0..32 {
+        let mut probe = Probe::new(plain());
+        probe.post(1, SendOp::Send, &[]);
+        probe.out();
+        probe.ack(0, rnr(code)).unwrap();
+        let delay = RnrTimer::new(code).unwrap().delay();
+        let resent = probe.wait(delay * 2 + MS);
+        assert_eq!(resent[0].0, delay.as_micros() as u64, "{code}");
+    }
+}
