@@ -172,11 +172,3 @@ pub unsafe extern "C" fn ibv_get_device_guid(device: *mut abi::ibv_device) -> ab
 pub extern "C" fn ibv_get_device_index(_device: *mut abi::ibv_device) -> c_int {
     -1
 }
-
-/// The name as the program sees it, for tests.
-#[cfg(test)]
-pub(crate) fn name_of(device: *mut abi::ibv_device) -> String {
-    // SAFETY: tests pass devices of ours.
-    let name = unsafe { std::ffi::CStr::from_ptr(ibv_get_device_name(device)) };
-    name.to_string_lossy().into_owned()
-}

@@ -27,5 +27,6 @@ mod qp_ex;
 pub mod query;
 pub mod rates;
 pub mod refused;
+pub mod start;
 pub mod strings;
 pub mod sysfs;

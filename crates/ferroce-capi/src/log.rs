@@ -6,6 +6,10 @@ use std::fs::OpenOptions;
 use std::sync::{Mutex, Once};
 
 use tracing::level_filters::LevelFilter;
+use tracing::{Event, Subscriber};
+use tracing_subscriber::fmt::FmtContext;
+use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
+use tracing_subscriber::registry::LookupSpan;
 
 /// Installs the subscriber of this library, at the first call of a program that touches a device.
 pub(crate) fn install() {
@@ -15,11 +19,7 @@ pub(crate) fn install() {
         if level == LevelFilter::OFF {
             return;
         }
-        let lines = tracing_subscriber::fmt()
-            .with_max_level(level)
-            .with_ansi(false)
-            .with_target(level >= LevelFilter::DEBUG)
-            .without_time();
+        let lines = tracing_subscriber::fmt().with_max_level(level).with_ansi(false).event_format(Line);
         let file = variable("VERBS_LOG_FILE").map(|path| {
             let file = OpenOptions::new().append(true).create(true).open(&path);
             file.map_err(|error| (path, error))
@@ -35,6 +35,30 @@ pub(crate) fn install() {
             None => lines.with_writer(std::io::stderr).try_init(),
         };
     });
+}
+
+/// `ferroce: level: message fields`, with the spans it happened in.
+struct Line;
+
+impl<S, N> FormatEvent<S, N> for Line
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> std::fmt::Result {
+        let level = event.metadata().level().as_str().to_ascii_lowercase();
+        write!(writer, "ferroce: {level}: ")?;
+        for span in context.event_scope().into_iter().flat_map(|scope| scope.from_root()) {
+            write!(writer, "{} ", span.name())?;
+        }
+        context.format_fields(writer.by_ref(), event)?;
+        writeln!(writer)
+    }
 }
 
 fn level(ours: Option<&str>, verbs: Option<&str>) -> LevelFilter {

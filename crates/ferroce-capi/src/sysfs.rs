@@ -15,8 +15,8 @@ pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// Reads up to `size` octets of `dir`/`file` into `buf`, without the newline at the end, and returns their count; -1
-/// and errno otherwise.
+/// Reads `dir`/`file` into `buf` of `size` octets, without the newline at the end and with a NUL, and returns the count
+/// of its octets; -1 and errno if there is none or it does not fit.
 ///
 /// # Safety
 ///
@@ -41,14 +41,13 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
         std::fs::File::open(path)?.take(limit).read_to_end(&mut text)?;
         // SAFETY: the caller gives room for `size` octets, and at most so many were read.
         unsafe { buf.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), text.len()) };
-        let mut length = text.len();
-        if text.last() == Some(&b'\n') {
-            length -= 1;
+        // As in rdma-core, the newline must fit, too.
+        if text.len() == size {
+            return Err(Errno::ENOMEM);
         }
-        if length < size {
-            // SAFETY: inside the room of `size` octets.
-            unsafe { buf.add(length).write(0) };
-        }
+        let length = text.len() - usize::from(text.last() == Some(&b'\n'));
+        // SAFETY: inside the room of `size` octets.
+        unsafe { buf.add(length).write(0) };
         Ok(length as c_int)
     })
 }

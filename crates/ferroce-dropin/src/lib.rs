@@ -5,6 +5,22 @@
 //! `#[no_mangle]` symbol would lose its version under the version script that rustc writes, so each line becomes a
 //! trampoline named by `.symver`; `abi.map` holds the empty version nodes.
 
+/// The loader calls it.
+#[used]
+// SAFETY: the section holds pointers to functions without arguments, which the loader calls once.
+#[unsafe(link_section = ".init_array")]
+static AT_START: extern "C" fn() = ferroce_capi::start::refuse_copies;
+
+// The note by which `refuse_copies` knows this library.
+core::arch::global_asm!(
+    ".pushsection .note.ferroce,\"a\",@note",
+    ".balign 4",
+    ".long 8, 4, 1",
+    ".asciz \"ferroce\"",
+    ".long 1",
+    ".popsection",
+);
+
 /// What `verbs_allow_disassociate_destroy` names: provider libraries read this byte and never write it.
 const ALLOW_DISASSOCIATE_DESTROY: u8 = 0;
 

@@ -1,0 +1,36 @@
+/* Names and rates. Run with Debian's library and with ours; the outputs must be the same. */
+#include "check.h"
+
+const char *ibv_get_sysfs_path(void);
+int ibv_read_sysfs_file(const char *dir, const char *file, char *buf, size_t size);
+
+int main(void)
+{
+	for (int i = -1; i < 12; i++)
+		printf("node type %d: %s\n", i, ibv_node_type_str(i));
+	for (int i = -1; i < 10; i++)
+		printf("port state %d: %s\n", i, ibv_port_state_str(i));
+	for (int i = -1; i < 30; i++)
+		printf("event %d: %s\n", i, ibv_event_type_str(i));
+	for (int i = -1; i < 30; i++)
+		printf("status %d: %s\n", i, ibv_wc_status_str(i));
+	for (int i = -1; i < 30; i++)
+		printf("rate %d: %d x 2.5 Gb/s, %d Mb/s\n", i, ibv_rate_to_mult(i), ibv_rate_to_mbps(i));
+	for (int i = -1; i < 600; i++)
+		printf("%d x 2.5 Gb/s: rate %d\n", i, mult_to_ibv_rate(i));
+	for (int i = -1; i < 1300000; i++)
+		if (mbps_to_ibv_rate(i))
+			printf("%d Mb/s: rate %d\n", i, mbps_to_ibv_rate(i));
+	printf("sysfs %s\n", ibv_get_sysfs_path());
+
+	char text[8];
+
+	memset(text, '#', sizeof(text));
+	printf("long file: %d", ibv_read_sysfs_file("/proc", "version", text, sizeof(text)));
+	printf(" %.8s\n", text);
+	memset(text, '#', sizeof(text));
+	int length = ibv_read_sysfs_file("/proc/sys/kernel", "ostype", text, sizeof(text));
+	printf("short file: %d %s\n", length, text);
+	printf("no file: %d\n", ibv_read_sysfs_file("/proc", "nonsense", text, sizeof(text)));
+	return 0;
+}

@@ -1,0 +1,101 @@
+//! C programs, compiled against the system's headers and run with our library in a network namespace of their own.
+//! Skipped, with a sentence, where there are no headers, no C compiler or no way to make such a namespace.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+mod support;
+
+/// Compiles `tests/c/NAME.c`; the reason if that is not possible here.
+fn compile(name: &str) -> Result<PathBuf, String> {
+    if !Path::new("/usr/include/infiniband/verbs.h").exists() {
+        return Err("the C headers of libibverbs are not installed (Debian: libibverbs-dev)".into());
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name).with_extension("c");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let output = Command::new("cc")
+        .args([
+            "-std=gnu11",
+            "-O1",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Wno-missing-field-initializers",
+            "-pthread",
+        ])
+        .arg("-o")
+        .arg(&program)
+        .arg(&source)
+        .args(["-libverbs", "-ldl"])
+        .output()
+        .map_err(|_| "there is no C compiler".to_owned())?;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(program)
+}
+
+/// `unshare` with what makes a fresh network namespace for this user, or why there is none.
+fn namespace() -> Result<Vec<&'static str>, String> {
+    static FORM: OnceLock<Option<Vec<&'static str>>> = OnceLock::new();
+    let form = FORM.get_or_init(|| {
+        let forms = [vec!["unshare", "--net", "--"], vec!["unshare", "--map-root-user", "--net", "--"]];
+        forms.into_iter().find(|form| {
+            let tried = Command::new(form[0]).args(&form[1..]).arg("true").stderr(Stdio::null()).status();
+            tried.is_ok_and(|status| status.success())
+        })
+    });
+    form.clone().ok_or_else(|| "no network namespace can be made here".to_owned())
+}
+
+fn run(program: &Path, environment: &[(&str, &str)]) -> Result<Output, String> {
+    let form = namespace()?;
+    let runtime = Path::new(env!("CARGO_TARGET_TMPDIR")).join("run");
+    std::fs::create_dir_all(&runtime).expect("target is writable");
+    let output = Command::new(form[0])
+        .args(&form[1..])
+        .args(["timeout", "60"])
+        .arg(program)
+        .env("LD_LIBRARY_PATH", support::library_dir())
+        .env("FERROCE_BROKER", "embedded")
+        .env("FERROCE_RUNTIME_DIR", runtime)
+        .env_remove("VERBS_LOG_LEVEL")
+        .env_remove("VERBS_LOG_FILE")
+        .env_remove("FERROCE_LOG")
+        .envs(environment.iter().copied())
+        .output();
+    output.map_err(|error| format!("{}: {error}", program.display()))
+}
+
+/// Compiles and runs, and fails with what the program said.
+fn passes(name: &str) {
+    let output = compile(name).and_then(|program| run(&program, &[]));
+    match output {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{name}: {}\n{said}", output.status);
+        }
+        Err(reason) => println!("skipped: {reason}"),
+    }
+}
+
+#[test]
+fn names_and_rates_are_those_of_the_installed_library() {
+    let program = match compile("names") {
+        Ok(program) => program,
+        Err(reason) => return println!("skipped: {reason}"),
+    };
+    let theirs = Command::new(&program).env_remove("LD_LIBRARY_PATH").output().expect("it runs");
+    let ours =
+        Command::new(&program).env("LD_LIBRARY_PATH", support::library_dir()).output().expect("it runs");
+    assert!(theirs.stdout.len() > 5000);
+    let (ours, theirs) = (String::from_utf8_lossy(&ours.stdout), String::from_utf8_lossy(&theirs.stdout));
+    let differ: Vec<_> = ours.lines().zip(theirs.lines()).filter(|(ours, theirs)| ours != theirs).collect();
+    assert!(differ.is_empty(), "ours and theirs: {differ:#?}");
+    assert_eq!(ours.lines().count(), theirs.lines().count());
+}
+
+#[test]
+#[ignore = "the engine cannot open a device yet"]
+fn what_the_headers_rely_on() {
+    passes("traps");
+}
