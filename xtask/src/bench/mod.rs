@@ -262,9 +262,10 @@ fn report(args: &BenchArgs, samples: &BTreeMap<(usize, usize, bool), Vec<f64>>) 
             let cell = |ours: bool| {
                 let mut values = samples.get(&(p, r, ours)).cloned().unwrap_or_default();
                 let middle = median(&mut values);
-                let (least, most) = (values.first().copied(), values.last().copied());
-                let spread = format!("{:.2}–{:.2}", least.unwrap_or(f64::NAN), most.unwrap_or(f64::NAN));
-                (middle, format!("{middle:.2} ({spread})"))
+                match (values.first(), values.last()) {
+                    (Some(least), Some(most)) => (middle, format!("{middle:.2} ({least:.2}–{most:.2})")),
+                    _ => (middle, "failed".to_owned()),
+                }
             };
             let ((ours, our_text), (other, other_text)) = (cell(true), cell(false));
             let must = match (place, row.unit) {

@@ -4,6 +4,7 @@
 //! `unshare -Urn` without root), so they meet no broker but their own and leave nothing behind.
 
 mod bed;
+mod cli;
 mod devices;
 mod lifecycle;
 mod memory;
@@ -31,6 +32,7 @@ use crate::tree;
 /// The stages, in the order in which they run.
 pub const STAGES: &[(&str, &str)] = &[
     ("devices", "ibv_devices and ibv_devinfo; every consumer loads silently; a cold start is quick"),
+    ("cli", "ferroce link, dev and run: devices come and go, refusals say why"),
     ("pingpong", "ibv_rc_pingpong: sizes, events, MTUs, IPv4 and IPv6, eight pairs at once, one core"),
     ("vprobe", "scripted exchanges with a checked outcome: every RC operation and error"),
     ("wire", "our own packets, by tshark and an independent ICRC"),
@@ -42,6 +44,7 @@ pub const STAGES: &[(&str, &str)] = &[
 fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
     match stage {
         "devices" => Some(devices::check),
+        "cli" => Some(cli::check),
         "pingpong" => Some(pingpong::check),
         "vprobe" => Some(vprobe::check),
         "wire" => Some(wire::check),

@@ -32,20 +32,18 @@ pub fn raise_loopback() -> Result<()> {
     Ok(())
 }
 
-/// Processes in this process's network namespace, itself excepted: id and name.
-fn processes() -> Vec<(i32, String)> {
-    processes_with("self")
+/// The network namespace of a process: `net:[INODE]`.
+fn namespace_of(pid: &str) -> Option<PathBuf> {
+    std::fs::read_link(Path::new("/proc").join(pid).join("ns/net")).ok()
 }
 
-/// Processes in the network namespace of process `pid`, this one excepted.
-fn processes_with(pid: &str) -> Vec<(i32, String)> {
-    let link = |pid: &str| std::fs::read_link(Path::new("/proc").join(pid).join("ns/net")).ok();
-    let Some(own) = link(pid) else { return Vec::new() };
+/// Processes in a network namespace, this one excepted: id and name.
+fn processes_in(namespace: &Path) -> Vec<(i32, String)> {
     let me = std::process::id().to_string();
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|e| e.file_name().into_string().ok());
     let pids = pids.filter(|name| name.bytes().all(|b| b.is_ascii_digit()) && *name != me);
-    pids.filter(|pid| link(pid).is_some_and(|ns| ns == own))
+    pids.filter(|pid| namespace_of(pid).is_some_and(|ns| ns == namespace))
         .filter_map(|pid| {
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
             Some((pid.parse().ok()?, name.trim().to_owned()))
@@ -53,28 +51,38 @@ fn processes_with(pid: &str) -> Vec<(i32, String)> {
         .collect()
 }
 
-/// Ends the brokers of this namespace, which is our own.
-pub fn end_broker() {
-    end_brokers(processes());
+/// Processes in this process's network namespace, itself excepted.
+fn processes() -> Vec<(i32, String)> {
+    namespace_of("self").map(|own| processes_in(&own)).unwrap_or_default()
 }
 
-/// Ends the brokers in the network namespace of process `pid`, which we made.
-pub fn end_brokers_of(pid: u32) {
-    end_brokers(processes_with(&pid.to_string()));
+fn brokers_in(namespace: &Path) -> Vec<Pid> {
+    let all = processes_in(namespace).into_iter().filter(|(_, name)| name.starts_with("ferroced"));
+    all.map(|(pid, _)| Pid::from_raw(pid)).collect()
 }
 
 /// The brokers of this network namespace.
 pub fn brokers() -> Vec<Pid> {
-    let all = processes().into_iter().filter(|(_, name)| name.starts_with("ferroced"));
-    all.map(|(pid, _)| Pid::from_raw(pid)).collect()
+    namespace_of("self").map(|own| brokers_in(&own)).unwrap_or_default()
 }
 
-fn end_brokers(processes: Vec<(i32, String)>) {
-    for (pid, name) in processes {
-        if name.starts_with("ferroced") {
-            kill(Pid::from_raw(pid), Signal::SIGTERM).ok();
-        }
+/// Ends the brokers of this network namespace, which is our own.
+pub fn end_broker() {
+    namespace_of("self").map(|own| end_brokers_in(&own));
+}
+
+/// Ends the brokers in the network namespace of process `pid`, which we made.
+pub fn end_brokers_of(pid: u32) {
+    namespace_of(&pid.to_string()).map(|namespace| end_brokers_in(&namespace));
+}
+
+/// Ends the brokers in a network namespace that we made, and says how many there were.
+pub fn end_brokers_in(namespace: &Path) -> usize {
+    let brokers = brokers_in(namespace);
+    for broker in &brokers {
+        kill(*broker, Signal::SIGTERM).ok();
     }
+    brokers.len()
 }
 
 /// Only the broker may be left; it must go when told. The namespace is ours, so is every process in it.

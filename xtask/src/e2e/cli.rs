@@ -1,0 +1,115 @@
+//! The command `ferroce`: devices and links come and go, as text and as JSON; what cannot be done says why.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::{Bed, netns};
+use crate::job::{self, Ended};
+use crate::report::Checks;
+
+/// On a veth of this network namespace.
+pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
+    checks.check("link show", shows(bed));
+    let made = ip(bed, "link add d0 mtu 4200 type veth peer name d1")
+        .and_then(|()| ip(bed, "addr add 10.81.0.1/24 dev d0"))
+        .and_then(|()| ip(bed, "link set d0 up"))
+        .and_then(|()| ip(bed, "link set d1 up"));
+    match made {
+        Ok(()) => {
+            checks.check("link add and delete", comes_and_goes(bed));
+            checks.check("run --netdev", one_view(bed));
+            ip(bed, "link del d0")?;
+        }
+        Err(error) => checks.skip("link add", &format!("no veth here: {error:#}")),
+    }
+    checks.check("run relays the exit status", statuses(bed));
+    checks.check("run --private-net", private(bed));
+    Ok(())
+}
+
+fn ip(bed: &Bed, words: &str) -> Result<()> {
+    let mut command = Command::new(bed.programs.find("ip").context("ip is missing")?);
+    let output = command.args(words.split(' ')).output()?;
+    ensure!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(())
+}
+
+fn ferroce(bed: &Bed, words: &str) -> Result<Ended> {
+    let mut command = Command::new(bed.dist.bin("ferroce"));
+    command.args(words.split(' '));
+    job::run(command, &bed.logs.path(&format!("ferroce {words}")), Duration::from_secs(10))
+}
+
+fn says(bed: &Bed, words: &str, code: i32, part: &str) -> Result<String> {
+    let ended = ferroce(bed, words)?;
+    ensure!(ended.status.and_then(|s| s.code()) == Some(code), "wanted exit {code}: {}", ended.describe());
+    ensure!(ended.output.contains(part), "wanted '{part}': {}", ended.describe());
+    Ok(ended.output)
+}
+
+fn shows(bed: &Bed) -> Result<()> {
+    let text = says(bed, "link show", 0, "")?;
+    ensure!(text == "link fr0/1 state ACTIVE physical_state LINK_UP netdev lo\n", "{text}");
+    says(bed, "l s fr0", 0, "link fr0/1 ")?;
+    says(bed, "dev", 0, "0: fr0: node_type ca fw ")?;
+    let json: Value = serde_json::from_str(&says(bed, "-j -d link show", 0, "")?)?;
+    let netdev = json.pointer("/0/netdev").and_then(Value::as_str);
+    ensure!(netdev == Some("lo") && json.pointer("/0/netdev_index") == Some(&Value::from(1)), "{json}");
+    says(bed, "link show fr9", 1, "no device is called fr9")?;
+    says(bed, "bogus", 2, "unrecognized")?;
+    says(bed, "link add fr1 type siw netdev lo", 2, "roce")?;
+    says(bed, "link add fr1 type roce netdev nix", 1, "nix")?;
+    Ok(())
+}
+
+fn comes_and_goes(bed: &Bed) -> Result<()> {
+    says(bed, "link add fr1 type rxe netdev d0", 0, "")?;
+    says(bed, "link add fr2 type roce netdev d0", 1, "d0")?;
+    says(bed, "link add fr1 type roce netdev d1", 1, "fr1")?;
+    let text = says(bed, "link", 0, "link fr1/1 state ACTIVE physical_state LINK_UP netdev d0\n")?;
+    ensure!(text.lines().last().is_some_and(|l| l.starts_with("link fr0/1 ")), "fr0 is listed last: {text}");
+    let info = says(bed, "run -- ibv_devinfo -v -d fr1", 0, "hca_id:\tfr1")?;
+    for part in ["active_mtu:\t\t4096 (5)", "GID[  1]:\t\t::ffff:10.81.0.1, RoCE v2"] {
+        ensure!(info.contains(part), "no '{part}' in\n{info}");
+    }
+    says(bed, "link del fr1", 0, "")?;
+    says(bed, "link del fr1", 1, "fr1")?;
+    shows(bed)
+}
+
+fn one_view(bed: &Bed) -> Result<()> {
+    let text = says(bed, "run --netdev d0 -- ibv_devinfo -v", 0, "::ffff:10.81.0.1")?;
+    let first = text.find("GID[").map(|at| text.split_at(at).0).unwrap_or_default();
+    ensure!(first.matches("hca_id").count() == 1, "the view is not the first device:\n{text}");
+    says(bed, "run --netdev nix -- true", 1, "nix")?;
+    Ok(())
+}
+
+fn statuses(bed: &Bed) -> Result<()> {
+    says(bed, "run -- false", 1, "")?;
+    says(bed, "run -- true", 0, "")?;
+    says(bed, "run -- nonesuch", 127, "nonesuch")?;
+    says(bed, "run -- /etc/passwd", 126, "/etc/passwd")?;
+    Ok(())
+}
+
+/// Another network namespace, with a broker of its own, which we end: it would idle for a minute.
+fn private(bed: &Bed) -> Result<()> {
+    let mut command = Command::new(bed.dist.bin("ferroce"));
+    let devices = bed.programs.find("ibv_devices").context("ibv_devices is missing")?;
+    command
+        .args(["run", "--private-net", "--", "sh", "-c", "readlink /proc/self/ns/net; exec \"$0\""])
+        .arg(devices);
+    let ended = job::run(command, &bed.logs.path("private net"), Duration::from_secs(10))?;
+    ensure!(ended.ok() && ended.output.contains("fr0"), "{}", ended.describe());
+    let namespace = ended.output.lines().next().unwrap_or_default();
+    ensure!(namespace.starts_with("net:["), "{}", ended.output);
+    let own = std::fs::read_link("/proc/self/ns/net")?;
+    ensure!(own.as_os_str() != namespace, "the same network namespace as outside");
+    ensure!(netns::end_brokers_in(Path::new(namespace)) == 1, "no broker of its own in {namespace}");
+    Ok(())
+}
