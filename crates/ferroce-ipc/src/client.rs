@@ -279,3 +279,104 @@ fn pid_namespace() -> Option<u64> {
     use std::os::unix::fs::MetadataExt;
     Some(std::fs::metadata("/proc/self/ns/pid").ok()?.ino())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connection::Listener;
+
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    /// A broker that says `script` to its first client, whatever that says, and hangs up after the client did.
+    fn broker(case: &str, script: Vec<Vec<u8>>) -> (String, std::thread::JoinHandle<()>) {
+        let name = format!("ferroce.test.{}.{case}", std::process::id());
+        let listener = Listener::bind(&name).unwrap();
+        let thread = std::thread::spawn(move || {
+            let connection = loop {
+                match listener.accept() {
+                    Ok(connection) => break connection,
+                    Err(_) => std::thread::sleep(Duration::from_millis(1)),
+                }
+            };
+            for bytes in script {
+                crate::packet::send(connection.as_fd(), &bytes, &[]).unwrap();
+            }
+            let _ = rustix::net::shutdown(&connection, rustix::net::Shutdown::Write);
+            loop {
+                connection.wait_readable(Instant::now() + LIMIT).unwrap();
+                if !matches!(connection.recv(&mut Vec::new()), Ok(Some(_))) {
+                    return;
+                }
+            }
+        });
+        (name, thread)
+    }
+
+    fn hello(major: u16) -> Vec<u8> {
+        Message::Hello(Hello { major, ..Hello::ours("") }).encode(0).unwrap()
+    }
+
+    fn refused(code: RefusalCode, sentence: &str) -> Vec<u8> {
+        Message::Refused(Refusal { code, sentence: sentence.to_owned() }).encode(0).unwrap()
+    }
+
+    #[test]
+    fn what_meets_a_client() {
+        let unknown = {
+            let mut bytes = Message::Done.encode(0).unwrap();
+            bytes[0] = 200;
+            bytes
+        };
+        type Script = Vec<Vec<u8>>;
+        let cases: Vec<(&str, Script, Result<&str, &str>)> = vec![
+            ("greets", vec![hello(MAJOR)], Ok("")),
+            ("newer", vec![unknown, hello(MAJOR)], Ok("")),
+            ("other-major", vec![hello(2)], Err("ferroced speaks protocol 2.0")),
+            ("other-major-says-so", vec![hello(2), refused(RefusalCode::Version, "no")], Err("no")),
+            ("foreign", vec![refused(RefusalCode::ForeignUser, "not for you")], Err("not for you")),
+            ("silent", vec![], Err("ferroced closed the connection")),
+            ("noise", vec![b"HTTP/1.1 400".to_vec()], Err("ferroced sent something unintelligible")),
+            ("confused", vec![Message::Done.encode(0).unwrap()], Err("ferroced gave an answer")),
+        ];
+        for (case, script, want) in cases {
+            let (name, thread) = broker(case, script);
+            match (Client::connect(&name, "", LIMIT), want) {
+                (Ok(client), Ok(_)) => assert_eq!(client.broker().major, MAJOR),
+                (Err(e), Err(start)) => assert!(e.to_string().starts_with(start), "{case}: {e}"),
+                (got, want) => panic!("{case}: {got:?}, not {want:?}"),
+            }
+            thread.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn answers_are_told_from_news() {
+        let answer = Message::Done.encode(1).unwrap();
+        let news = Message::Devices(vec![]).encode(0).unwrap();
+        let no = Message::Refused(Refusal { code: RefusalCode::Busy, sentence: "busy".to_owned() });
+        let (name, thread) = broker("news", vec![hello(MAJOR), news, answer, no.encode(2).unwrap()]);
+        let mut client = Client::connect(&name, "", LIMIT).unwrap();
+        assert_eq!(client.request(&Message::ListDevices, LIMIT).unwrap().0, Message::Done);
+        assert!(client.has_news());
+        assert!(matches!(client.poll(), Ok(Some((0, Message::Devices(_), _)))));
+        match client.request(&Message::ListDevices, LIMIT) {
+            Err(ClientError::Refused(refusal)) => assert_eq!(refusal.code, RefusalCode::Busy),
+            other => panic!("{other:?}"),
+        }
+        assert!(matches!(client.request(&Message::ListDevices, LIMIT), Err(ClientError::Closed)));
+        drop(client);
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn nobody_and_nobody_who_answers() {
+        let name = format!("ferroce.test.{}.nobody", std::process::id());
+        assert!(matches!(Client::connect(&name, "", LIMIT), Err(ClientError::NoBroker)));
+        let _mute = Listener::bind(&name).unwrap();
+        let pid = std::process::id();
+        match Client::connect(&name, "", Duration::from_millis(20)) {
+            Err(ClientError::Timeout { pid: named }) => assert_eq!(named, pid),
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -171,3 +171,79 @@ fn timespec(duration: Duration) -> Timespec {
     let duration = duration.min(Duration::from_secs(3600));
     Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos() as i32) }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::message::AddressSockets;
+
+    fn address(slots: Vec<u8>) -> Message {
+        Message::Address(AddressSockets { ip: "::1".parse().unwrap(), scope_id: 0, slots })
+    }
+
+    #[test]
+    fn descriptors_come_along_and_are_closed_on_exec() {
+        let (a, b) = Connection::pair().unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let message = address(vec![1, 2]);
+        a.send(7, &message, &[null.as_fd(), null.as_fd()]).unwrap();
+        let received = b.recv(&mut Vec::new()).unwrap().unwrap();
+        assert_eq!(received.message, Ok((7, message)));
+        assert_eq!(received.descriptors.len(), 2);
+        for fd in &received.descriptors {
+            assert_ne!(fd.as_raw_fd(), null.as_raw_fd());
+            let flags = rustix::io::fcntl_getfd(fd).unwrap();
+            assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+        }
+    }
+
+    #[test]
+    fn a_message_needs_its_descriptors() {
+        let (a, b) = Connection::pair().unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(a.send(1, &address(vec![1]), &[]).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        // A peer that does not care: fewer or more than its header says.
+        let bytes = address(vec![1, 2]).encode(1).unwrap();
+        for count in [0, 1, 3] {
+            packet::send(a.as_fd(), &bytes, &vec![null.as_fd(); count]).unwrap();
+            let received = b.recv(&mut Vec::new()).unwrap().unwrap();
+            assert_eq!(received.message, Err(MessageError::Descriptors { want: 2, got: count }));
+        }
+    }
+
+    #[test]
+    fn ends_and_silences() {
+        let (a, b) = Connection::pair().unwrap();
+        let mut buffer = Vec::new();
+        assert_eq!(b.recv(&mut buffer).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let soon = Instant::now() + Duration::from_millis(5);
+        assert_eq!(b.wait_readable(soon).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        a.send(0, &Message::Done, &[]).unwrap();
+        drop(a);
+        assert_eq!(b.recv(&mut buffer).unwrap().unwrap().message, Ok((0, Message::Done)));
+        assert!(b.recv(&mut buffer).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_packet_beyond_the_limit_is_no_message() {
+        let (a, b) = Connection::pair().unwrap();
+        packet::send(a.as_fd(), &vec![0; MAX_MESSAGE + 1], &[]).unwrap();
+        let received = b.recv(&mut Vec::new()).unwrap().unwrap();
+        assert!(matches!(received.message, Err(MessageError::Length { .. })));
+    }
+
+    #[test]
+    fn a_name_is_held_once_and_says_by_whom() {
+        let name = format!("ferroce.test.{}", std::process::id());
+        assert_eq!(Connection::connect(&name).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        let listener = Listener::bind(&name).unwrap();
+        assert_eq!(Listener::bind(&name).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        let client = Connection::connect(&name).unwrap();
+        let us = Peer { pid: std::process::id(), uid: nix::unistd::geteuid().as_raw() };
+        assert_eq!(client.peer().unwrap(), us);
+        assert_eq!(listener.accept().unwrap().peer().unwrap(), us);
+        assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+}

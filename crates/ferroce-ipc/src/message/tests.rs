@@ -1,1 +1,304 @@
+use proptest::prelude::*;
 
+use super::*;
+
+fn device() -> DeviceInfo {
+    DeviceInfo {
+        id: 7,
+        name: "fr0".to_owned(),
+        dev_name: "uverbs0".to_owned(),
+        node_guid: [2, 0, 0, 0xff, 0xfe, 0, 0, 1],
+        netdev: "lo".to_owned(),
+        ifindex: 1,
+        mtu: 65_536,
+        port_active: true,
+        phys_state: PhysState::LinkUp,
+        origin: Origin::Default,
+        gids: vec![gid(0, "127.0.0.1"), gid(1, "::1")],
+    }
+}
+
+fn gid(index: u16, ip: &str) -> GidEntry {
+    GidEntry { index, gid: Gid::from_ip(ip.parse().unwrap()), gid_type: GidType::RoceV2, ifindex: 1 }
+}
+
+/// One of each kind, in the order of their numbers.
+fn all() -> Vec<Message> {
+    let counts = ResourceCounts { pds: 1, cqs: 2, qps: 3, mrs: 4 };
+    let program = LeaseEntry {
+        pid: 17,
+        uid: 1000,
+        command: "ib_write_bw".to_owned(),
+        slots: vec![1, 8, 254],
+        resources: counts,
+    };
+    vec![
+        Message::Hello(Hello {
+            major: 1,
+            minor: 2,
+            features: 3,
+            pid_namespace: 4_026_531_836,
+            build: "ferroce 0.1.0".to_owned(),
+            netdev: "eth0".to_owned(),
+        }),
+        Message::Refused(Refusal { code: RefusalCode::PortTaken, sentence: "in use".to_owned() }),
+        Message::Done,
+        Message::ListDevices,
+        Message::Devices(vec![device(), DeviceInfo { name: "fr1".to_owned(), gids: vec![], ..device() }]),
+        Message::Lease(254),
+        Message::Leased(Leased { slots: vec![1, 2], addresses: 3, notice: "naïve".to_owned() }),
+        Message::Address(AddressSockets { ip: "fe80::1".parse().unwrap(), scope_id: 9, slots: vec![3] }),
+        Message::Release(vec![1, 254]),
+        Message::Resume(vec![5]),
+        Message::Parked,
+        Message::LinkAdd { name: "rxe_0".to_owned(), kind: LinkKind::Rxe, netdev: "eth0.5".to_owned() },
+        Message::LinkDel { name: "fr1".to_owned() },
+        Message::GetStatus,
+        Message::Status(Status {
+            broker_pid: 1,
+            broker_uid: 2,
+            group_size: 3,
+            groups: 4,
+            adopted: true,
+            build: "ferroce".to_owned(),
+            programs: vec![program],
+        }),
+        Message::Report(counts),
+    ]
+}
+
+#[test]
+fn every_message_comes_out_as_it_went_in() {
+    for (number, message) in all().into_iter().enumerate() {
+        assert_eq!(usize::from(message.kind()), number + 1);
+        let bytes = message.encode(99).unwrap();
+        assert_eq!(Message::decode(&bytes, message.descriptors()), Ok((99, message)));
+    }
+}
+
+#[test]
+fn the_header_is_as_documented() {
+    let bytes = all()[7].encode(0x0102_0304).unwrap();
+    assert_eq!(bytes[..16], [8, 0, 1, 0, 4, 3, 2, 1, 24, 0, 0, 0, 41, 0, 0, 0]);
+}
+
+#[test]
+fn every_truncation_and_every_excess_is_refused() {
+    for message in all() {
+        let bytes = message.encode(1).unwrap();
+        let count = message.descriptors();
+        for end in 0..bytes.len() {
+            assert!(Message::decode(&bytes[..end], count).is_err(), "{message:?} cut at {end}");
+            // The same with a length field that goes along.
+            let mut cut = bytes[..end].to_vec();
+            if end >= 16 {
+                cut[12..16].copy_from_slice(&(end as u32).to_le_bytes());
+                let decoded = Message::decode(&cut, count);
+                assert!(decoded.is_err(), "{message:?} cut at {end} is {decoded:?}");
+            }
+        }
+        let mut longer = bytes.clone();
+        longer.push(0);
+        assert_eq!(
+            Message::decode(&longer, count),
+            Err(MessageError::Length { said: bytes.len(), got: bytes.len() + 1 })
+        );
+        for wrong in [count + 1, count.wrapping_sub(1)] {
+            assert!(
+                matches!(Message::decode(&bytes, wrong), Err(MessageError::Descriptors { .. })),
+                "{message:?}"
+            );
+            // The same with a header that goes along.
+            let mut lying = bytes.clone();
+            lying[2..4].copy_from_slice(&(wrong as u16).to_le_bytes());
+            assert!(
+                matches!(Message::decode(&lying, wrong), Err(MessageError::Descriptors { .. })),
+                "{message:?}"
+            );
+        }
+    }
+}
+
+/// A message of a kind with a fixed part and a tail.
+fn raw(kind: u16, descriptors: u16, fixed: &[u8], tail: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    bytes.extend_from_slice(&kind.to_le_bytes());
+    bytes.extend_from_slice(&descriptors.to_le_bytes());
+    bytes.extend_from_slice(&[1, 0, 0, 0]);
+    bytes.extend_from_slice(&(fixed.len() as u16).to_le_bytes());
+    bytes.extend_from_slice(&[0, 0]);
+    bytes.extend_from_slice(&((16 + fixed.len() + tail.len()) as u32).to_le_bytes());
+    bytes.extend_from_slice(fixed);
+    bytes.extend_from_slice(tail);
+    bytes
+}
+
+#[test]
+fn a_newer_minor_may_say_more() {
+    // A longer fixed part.
+    assert_eq!(Message::decode(&raw(6, 0, &[3, 9, 9, 9], &[]), 0), Ok((1, Message::Lease(3))));
+    // More after the last table.
+    let longer = raw(9, 0, &[1, 0, 1, 0], &[5, 9, 9]);
+    assert_eq!(Message::decode(&longer, 0), Ok((1, Message::Release(vec![5]))));
+    // Longer rows.
+    let wider = raw(9, 0, &[2, 0, 3, 0], &[5, 9, 9, 6, 9, 9]);
+    assert_eq!(Message::decode(&wider, 0), Ok((1, Message::Release(vec![5, 6]))));
+    // A kind nobody heard of; a code nobody heard of.
+    assert_eq!(Message::decode(&raw(999, 0, &[], b"?"), 0), Err(MessageError::UnknownKind(999)));
+    let refused = Message::decode(&raw(2, 0, &[0xff, 0xff, 2, 0], b"no"), 0);
+    let want = Refusal { code: RefusalCode::Failed, sentence: "no".to_owned() };
+    assert_eq!(refused, Ok((1, Message::Refused(want))));
+}
+
+#[test]
+fn bad_fields_are_named() {
+    use MessageError::{Text, Truncated, Value};
+    let name = |text: &[u8], size: usize| {
+        let mut field = text.to_vec();
+        field.resize(size, 0);
+        field
+    };
+    let link =
+        |device: &[u8], netdev: &[u8], kind: u8| [name(device, 64), name(netdev, 16), vec![kind]].concat();
+    let hello =
+        |magic: &[u8], build: &[u8]| [magic, &[1, 0, 0, 0], &[0; 16], &name(build, 32), &[0; 16]].concat();
+    let cases: Vec<(&str, Vec<u8>, MessageError)> = vec![
+        ("magic", raw(1, 0, &hello(b"fRoc", b"x"), &[]), Value { field: "magic", value: 0x636f_5266 }),
+        ("build not UTF-8", raw(1, 0, &hello(b"fRoC", &[0xff]), &[]), Text { field: "build" }),
+        ("build goes on after its end", raw(1, 0, &hello(b"fRoC", b"a\0b"), &[]), Text { field: "build" }),
+        ("build with a control", raw(1, 0, &hello(b"fRoC", b"a\x1b[2J"), &[]), Text { field: "build" }),
+        ("sentence too short", raw(2, 0, &[0, 0, 9, 0], b"short"), Truncated { have: 5, need: 9 }),
+        ("sentence with a newline", raw(2, 0, &[0, 0, 2, 0], b"a\n"), Text { field: "sentence" }),
+        ("lease of nothing", raw(6, 0, &[0], &[]), Value { field: "count", value: 0 }),
+        ("lease of 255", raw(6, 0, &[255], &[]), Value { field: "count", value: 255 }),
+        ("slot 0", raw(9, 0, &[1, 0, 1, 0], &[0]), Value { field: "slot", value: 0 }),
+        ("slot 255", raw(9, 0, &[1, 0, 1, 0], &[255]), Value { field: "slot", value: 255 }),
+        ("slot twice", raw(9, 0, &[2, 0, 1, 0], &[4, 4]), Value { field: "slot", value: 4 }),
+        ("rows of nothing", raw(9, 0, &[2, 0, 0, 0], &[]), Value { field: "stride", value: 0 }),
+        (
+            "more rows than bytes",
+            raw(9, 0, &[255, 255, 255, 255], &[1]),
+            Truncated { have: 1, need: 65_535 * 65_535 },
+        ),
+        (
+            "address without slots",
+            raw(8, 0, &[[0; 20].as_slice(), &[0, 0, 1, 0]].concat(), &[]),
+            Value { field: "slots", value: 0 },
+        ),
+        ("no name", raw(12, 0, &link(b"", b"eth0", 0), &[]), Text { field: "name" }),
+        ("a path", raw(12, 0, &link(b"../x", b"eth0", 0), &[]), Text { field: "name" }),
+        ("a flag", raw(12, 0, &link(b"-x", b"eth0", 0), &[]), Text { field: "name" }),
+        ("64 characters", raw(12, 0, &link(&[b'x'; 64], b"eth0", 0), &[]), Text { field: "name" }),
+        ("no netdev", raw(12, 0, &link(b"fr1", b"", 0), &[]), Text { field: "netdev" }),
+        ("netdev with a slash", raw(12, 0, &link(b"fr1", b"a/b", 0), &[]), Text { field: "netdev" }),
+        ("16 characters", raw(12, 0, &link(b"fr1", &[b'e'; 16], 0), &[]), Text { field: "netdev" }),
+        ("kind", raw(12, 0, &link(b"fr1", b"eth0", 2), &[]), Value { field: "kind", value: 2 }),
+    ];
+    for (what, bytes, error) in cases {
+        assert_eq!(Message::decode(&bytes, 0), Err(error), "{what}");
+    }
+}
+
+#[test]
+fn bad_device_tables_are_named() {
+    let good = Message::Devices(vec![device()]).encode(1).unwrap();
+    // Header 16, two tables 8, then the device's 124 bytes and two GIDs of 28.
+    let (row, first, second) = (24, 148, 176);
+    let cases: &[(&str, usize, u8)] = &[
+        ("port_active", row + 116, 2),
+        ("phys_state", row + 117, 4),
+        ("origin", row + 118, 3),
+        ("device", first, 1),
+        ("gid_type", first + 4, 0),
+        ("gid index", second + 2, 0),
+        ("gid index", second + 3, 4),
+    ];
+    for (field, at, value) in cases {
+        let mut bad = good.clone();
+        bad[*at] = *value;
+        match Message::decode(&bad, 0) {
+            Err(MessageError::Value { field: named, .. }) => assert_eq!(named, *field),
+            other => panic!("{field}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_not_sent() {
+    let long = "x".repeat(65);
+    assert_eq!(Message::LinkDel { name: long }.encode(1), Err(MessageError::TooLong { field: "name" }));
+    let many = vec![device(); 600];
+    assert_eq!(Message::Devices(many).encode(1), Err(MessageError::TooLong { field: "message" }));
+    let slots: Vec<u8> = (1..=254).collect();
+    let address = AddressSockets { ip: "::1".parse().unwrap(), scope_id: 0, slots };
+    assert_eq!(Message::Address(address).encode(1), Err(MessageError::TooLong { field: "message" }));
+    // Sentences are cut, at a character.
+    let sentence = "é".repeat(600);
+    let bytes = Message::Refused(Refusal { code: RefusalCode::Failed, sentence }).encode(1).unwrap();
+    match Message::decode(&bytes, 0) {
+        Ok((_, Message::Refused(refusal))) => assert_eq!(refusal.sentence, "é".repeat(512)),
+        other => panic!("{other:?}"),
+    }
+}
+
+prop_compose! {
+    fn entries()(indices in proptest::collection::btree_set(0..GID_TABLE, 0..5), octets: [u8; 16], ifindex: u32)
+        -> Vec<GidEntry> {
+        let entry = |index| GidEntry { index, gid: Gid(octets), gid_type: GidType::RoceV2, ifindex };
+        indices.into_iter().map(entry).collect()
+    }
+}
+
+prop_compose! {
+    fn a_device()(id: u32, name in "[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,62}", netdev in "[a-z]{1,15}", guid: [u8; 8],
+            mtu: u32, up: bool, gids in entries()) -> DeviceInfo {
+        DeviceInfo { id, name, netdev, node_guid: guid, mtu, port_active: up, gids, ..device() }
+    }
+}
+
+fn slots() -> impl Strategy<Value = Vec<u8>> {
+    proptest::collection::btree_set(1..=254_u8, 0..20).prop_map(|set| set.into_iter().collect())
+}
+
+fn a_message() -> impl Strategy<Value = Message> {
+    prop_oneof![
+        (any::<(u16, u16, u64, u64)>(), "[ -~]{0,32}", "[ -~]{0,16}").prop_map(|(n, build, netdev)| {
+            Message::Hello(Hello { major: n.0, minor: n.1, features: n.2, pid_namespace: n.3, build, netdev })
+        }),
+        proptest::collection::vec(a_device(), 0..4).prop_map(Message::Devices),
+        (slots(), any::<u16>(), "[ -~]{0,100}")
+            .prop_map(|(slots, addresses, notice)| Message::Leased(Leased { slots, addresses, notice })),
+        (any::<[u8; 16]>(), any::<u32>(), slots()).prop_filter_map("no slot", |(gid, scope_id, slots)| {
+            let ip = Gid(gid).to_ip();
+            (!slots.is_empty()).then_some(Message::Address(AddressSockets { ip, scope_id, slots }))
+        }),
+        slots().prop_map(Message::Release),
+        slots().prop_map(Message::Resume),
+        any::<[u32; 4]>()
+            .prop_map(|[pds, cqs, qps, mrs]| { Message::Report(ResourceCounts { pds, cqs, qps, mrs }) }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn any_message_comes_out_as_it_went_in(message in a_message(), id: u32) {
+        let bytes = message.encode(id).unwrap();
+        prop_assert_eq!(Message::decode(&bytes, message.descriptors()), Ok((id, message)));
+    }
+
+    #[test]
+    fn any_bytes_are_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..300), count in 0..3_usize) {
+        let _ = Message::decode(&bytes, count);
+    }
+
+    #[test]
+    fn a_changed_byte_is_a_message_or_an_error(message in a_message(), at: prop::sample::Index, value: u8) {
+        let mut bytes = message.encode(1).unwrap();
+        let at = at.index(bytes.len());
+        bytes[at] = value;
+        // What decodes is valid: it can be said again.
+        if let Ok((id, changed)) = Message::decode(&bytes, message.descriptors()) {
+            prop_assert!(changed.encode(id).is_ok());
+        }
+    }
+}
