@@ -186,6 +186,10 @@ impl From<RegMrError> for Errno {
     fn from(error: RegMrError) -> Self {
         match error {
             RegMrError::Limit => Self::ENOMEM,
+            RegMrError::UnknownAccess(_) | RegMrError::NeedsLocalWrite | RegMrError::Wraps => Self::EINVAL,
+            RegMrError::Unsupported(_) => Self::EOPNOTSUPP,
+            RegMrError::NotMapped => Self::EFAULT,
+            RegMrError::System(_) => Self::ENOMEM,
         }
     }
 }

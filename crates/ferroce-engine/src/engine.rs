@@ -116,7 +116,7 @@ impl Engine {
             running: OnceLock::new(),
             starting: Mutex::new(()),
             contexts: Mutex::new(Vec::new()),
-            memory: MemoryTable::new(),
+            memory: MemoryTable::new().map_err(DeviceError::Broker)?,
             pds: Limit::new(device::MAX_PD),
             cqs: Limit::new(device::MAX_CQ),
             next_pd: AtomicU32::new(1),

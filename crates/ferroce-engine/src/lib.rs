@@ -32,9 +32,9 @@ mod handover;
 mod hub;
 pub mod lane;
 mod limit;
+pub mod memory;
 mod notify;
 mod pd;
-mod pending;
 mod qp;
 mod qpn;
 mod send_batch;
@@ -66,5 +66,3 @@ pub use memory::{Access, RegMrError};
 pub use pd::{Mr, Pd};
 pub use qp::Qp;
 pub use send_batch::SendBatch;
-
-use pending::memory;

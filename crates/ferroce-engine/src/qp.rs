@@ -114,7 +114,7 @@ impl Qp {
             return Err(CreateQpError::ForeignCq);
         }
         pd.add_user();
-        let memory = engine.memory().view(pd.id(), qpn);
+        let memory = engine.memory().view(pd.id());
         let qp = Arc::new_cyclic(|me| Self {
             me: me.clone(),
             pd: Arc::clone(pd),

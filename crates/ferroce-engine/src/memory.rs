@@ -1,0 +1,22 @@
+//! Registered memory: who may touch which bytes, and how they are touched.
+//!
+//! Every touch of the program's memory, sending and receiving, goes through a [`View`]: it finds the region by key,
+//! checks domain, permission and range, and copies by raw pointers inside [`guard`], so that memory which was unmapped,
+//! protected or truncated behind a registration becomes [`MemoryError::Fault`](ferroce_proto::MemoryError::Fault)
+//! instead of the program's death. Nothing is pinned or populated.
+//!
+//! Registered memory is never a slice: program and peers write to it at any time.
+#![allow(unsafe_code)]
+
+pub mod guard;
+mod key;
+mod mappings;
+mod table;
+mod view;
+
+pub use key::Key;
+pub use table::{Access, MAX_REGIONS, MemoryTable, PdId, RegMrError};
+pub use view::View;
+
+#[cfg(test)]
+mod tests;

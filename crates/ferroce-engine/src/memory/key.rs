@@ -1,0 +1,124 @@
+//! Keys of memory regions.
+
+/// A key that is lkey and rkey of one region.
+///
+/// | bits | content |
+/// |---|---|
+/// | 31..8 | slot (18) and generation (6) of the table's entry, under a permutation that is the process's secret |
+/// | 7..0 | differs for 256 uses of one slot and generation, in an order that the secret gives |
+///
+/// So a key is not guessed from another one, and one of an entry used 16,384 times since is the first to come again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Key(u32);
+
+impl Key {
+    /// The number that work requests and packets carry.
+    pub const fn value(self) -> u32 {
+        self.0
+    }
+
+    pub(super) const fn new(value: u32) -> Self {
+        Self(value)
+    }
+}
+
+pub(super) const SLOT_BITS: u32 = 18;
+const GENERATION_BITS: u32 = 6;
+/// How often a slot may be used until its first key comes again.
+pub(super) const USES: u16 = 1 << (GENERATION_BITS + 8);
+
+/// The process's secret permutation: four Feistel rounds over 24 bits, four over the low 8.
+pub(super) struct Secret {
+    rounds: [u64; 4],
+}
+
+impl Secret {
+    pub(super) fn new(seed: [u8; 32]) -> Self {
+        let (words, _) = seed.as_chunks::<8>();
+        Self { rounds: std::array::from_fn(|i| u64::from_ne_bytes(words[i])) }
+    }
+
+    /// The key for the `use_count`-th use of a slot; counts from [`USES`] on repeat.
+    pub(super) fn key(&self, slot: u32, use_count: u16) -> Key {
+        let generation = u32::from(use_count) & ((1 << GENERATION_BITS) - 1);
+        let place = slot << GENERATION_BITS | generation;
+        let lap = (use_count >> GENERATION_BITS) as u8;
+        Key(self.permute(place) << 8 | u32::from(self.permute_lap(place, lap)))
+    }
+
+    /// The slot that a key names, if it names one.
+    pub(super) fn slot(&self, key: u32) -> u32 {
+        let (mut left, mut right) = split(key >> 8);
+        for &round in self.rounds.iter().rev() {
+            (left, right) = (right ^ mix(round, u64::from(left)) as u16 & 0xfff, left);
+        }
+        (u32::from(left) << 12 | u32::from(right)) >> GENERATION_BITS
+    }
+
+    fn permute(&self, place: u32) -> u32 {
+        let (mut left, mut right) = split(place);
+        for &round in &self.rounds {
+            (left, right) = (right, left ^ mix(round, u64::from(right)) as u16 & 0xfff);
+        }
+        u32::from(left) << 12 | u32::from(right)
+    }
+
+    fn permute_lap(&self, place: u32, lap: u8) -> u8 {
+        let (mut left, mut right) = (lap >> 4, lap & 0xf);
+        for &round in &self.rounds {
+            let tweak = u64::from(place) << 8 | u64::from(right) | 1 << 63;
+            (left, right) = (right, left ^ mix(round, tweak) as u8 & 0xf);
+        }
+        left << 4 | right
+    }
+}
+
+fn split(place: u32) -> (u16, u16) {
+    ((place >> 12) as u16, (place & 0xfff) as u16)
+}
+
+/// A round function: two multiplications, so that each bit of the result hangs on each of the key and the input.
+fn mix(key: u64, input: u64) -> u64 {
+    let x = (key ^ input).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ x >> 32 ^ key.rotate_left(29)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    x >> 40
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn each_place_has_a_key_and_each_key_a_place() {
+        let secret = Secret::new([7; 32]);
+        let mut seen = vec![false; 1 << 24];
+        for slot in 0..1 << SLOT_BITS {
+            for generation in 0..1 << GENERATION_BITS {
+                let key = secret.key(slot, generation).value();
+                assert_eq!(secret.slot(key), slot);
+                assert!(!std::mem::replace(&mut seen[(key >> 8) as usize], true));
+            }
+        }
+    }
+
+    #[test]
+    fn a_slot_has_16384_keys() {
+        let secret = Secret::new([9; 32]);
+        let keys: HashSet<_> = (0..USES).map(|n| secret.key(5, n).value()).collect();
+        assert_eq!(keys.len(), usize::from(USES));
+        assert_eq!(secret.key(5, USES), secret.key(5, 0));
+    }
+
+    #[test]
+    fn neighbours_do_not_look_alike() {
+        let secret = Secret::new(std::array::from_fn(|i| i as u8));
+        // Of 24 bits that differ at random between the keys of neighbours, 12 do in the mean.
+        let differing = |slot: u32| {
+            (secret.key(slot, 0).value() >> 8 ^ secret.key(slot + 1, 0).value() >> 8).count_ones()
+        };
+        let total: u32 = (0..4096).map(differing).sum();
+        assert!((total as f64 / 4096.0 - 12.0).abs() < 0.3, "{total}");
+    }
+}
