@@ -105,6 +105,19 @@ pub fn build() -> Result<Dist> {
     Ok(Dist { root })
 }
 
+/// Builds the Rust programs that are tested but not installed: `ferroce`'s examples.
+pub fn examples() -> Result<()> {
+    let output =
+        tree::cargo().args(["build", "--quiet", "--release", "-p", "ferroce", "--examples"]).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// Where [`examples`] puts the example `name`.
+pub fn example(name: &str) -> PathBuf {
+    tree::target().join("release/examples").join(name)
+}
+
 fn install(from: &Path, to: &Path) -> Result<()> {
     std::fs::copy(from, to).with_context(|| format!("{} to {}", from.display(), to.display()))?;
     std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o755))?;

@@ -94,6 +94,7 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     let mut programs = None;
     report.stage("programs", |checks| {
         programs = Some(Programs::ensure(&[debian::BASIC, debian::MORE])?);
+        dist::examples()?;
         checks.pass();
         Ok(())
     });

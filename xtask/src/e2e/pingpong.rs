@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::Bed;
+use crate::dist;
 use crate::exchange::{Exchange, listening};
 use crate::report::Checks;
 
@@ -39,6 +40,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     for args in &cases {
         pair(bed, "", args, plain).run(&bed.logs, checks)?;
     }
+    in_rust(bed, checks)?;
     one_core(bed, checks)?;
     eight(bed, checks)
 }
@@ -72,6 +74,32 @@ fn pair(bed: &Bed, note: &str, args: &[String], wrap: fn(&str) -> Command) -> Ex
         ready: Box::new(move || listening(port)),
         limit: LIMIT,
     }
+}
+
+/// Our example in Rust at one end, at the other, and at both.
+fn in_rust(bed: &Bed, checks: &mut Checks) -> Result<()> {
+    let rust = dist::example("rc_pingpong");
+    for text in ["-g 0 -c", "-g 1 -c -e -s 65536 -m 4096", "-g 0 -s 1 -n 2000"] {
+        for (server, client) in [(true, false), (false, true), (true, true)] {
+            let port = bed.port();
+            let end = |in_rust: bool, host: Option<&str>| {
+                let mut command = if in_rust { Command::new(&rust) } else { bed.ours("ibv_rc_pingpong") };
+                command.env("FERROCE_DAEMON", bed.dist.bin("ferroced"));
+                command.args(["-d", "fr0", "-p", &port.to_string()]).args(text.split(' ')).args(host);
+                command
+            };
+            let which = |in_rust: bool| if in_rust { "Rust" } else { "C" };
+            let exchange = Exchange {
+                name: format!("rc_pingpong {text}: {} server, {} client", which(server), which(client)),
+                server: end(server, None),
+                client: end(client, Some("127.0.0.1")),
+                ready: Box::new(move || listening(port)),
+                limit: LIMIT,
+            };
+            exchange.run(&bed.logs, checks)?;
+        }
+    }
+    Ok(())
 }
 
 /// Both ends on one core: they must yield to each other.
