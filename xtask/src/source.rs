@@ -35,14 +35,18 @@ pub fn fmt(checks: &mut Checks) -> Result<()> {
 
 /// `cargo clippy` over everything, warnings are errors.
 pub fn clippy(checks: &mut Checks) -> Result<()> {
-    let args = ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    let args = ["clippy", "--quiet", "--keep-going", "--workspace", "--all-targets", "--", "-D", "warnings"];
     cargo(checks, "clippy", &args, &[])
 }
 
-/// `cargo doc`, warnings are errors.
+/// `cargo doc`, warnings are errors: with private items, which may be linked to, and the public crate as
+/// its users see it.
 pub fn doc(checks: &mut Checks) -> Result<()> {
-    let args = ["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"];
-    cargo(checks, "doc", &args, &[("RUSTDOCFLAGS", "-D warnings")])
+    let inside = ["doc", "--quiet", "--keep-going", "--workspace", "--no-deps", "--document-private-items"];
+    let flags = "-D warnings -A rustdoc::private-intra-doc-links";
+    cargo(checks, "doc", &inside, &[("RUSTDOCFLAGS", flags)])?;
+    let public = ["doc", "--quiet", "--package", "ferroce", "--no-deps"];
+    cargo(checks, "doc of ferroce", &public, &[("RUSTDOCFLAGS", "-D warnings")])
 }
 
 /// `cargo test` over the workspace; counts its tests, not itself.
