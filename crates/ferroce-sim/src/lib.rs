@@ -11,6 +11,6 @@ mod pcap;
 mod rng;
 pub mod rules;
 
-pub use network::{Datagram, Network, Stats, Verdict};
+pub use network::{Datagram, Link, Network, Stats, Verdict};
 pub use pcap::PcapFile;
 pub use rng::{Rng, Seed};

@@ -10,6 +10,9 @@ use ferroce_wire::Instant;
 pub trait Datagram: Clone {
     /// Changes it as a fault on the way would; `noise` says where and how.
     fn corrupt(&mut self, noise: u64);
+
+    /// Octets on the wire.
+    fn wire_len(&self) -> usize;
 }
 
 /// What becomes of a packet.
@@ -27,6 +30,15 @@ pub enum Verdict {
     Corrupt(u64),
 }
 
+/// A link into an endpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Link {
+    /// How fast it is.
+    pub octets_per_second: u64,
+    /// A packet that would have to wait longer than this before it crosses is dropped.
+    pub queue: Duration,
+}
+
 /// What became of packets.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stats {
@@ -36,6 +48,8 @@ pub struct Stats {
     pub delivered: u64,
     /// Dropped by rules.
     pub dropped: u64,
+    /// Dropped because a link was full.
+    pub overflowed: u64,
     /// Delivered twice.
     pub duplicated: u64,
     /// Delayed.
@@ -49,6 +63,9 @@ type Rule<'r, P> = Box<dyn FnMut(&P) -> Verdict + 'r>;
 /// A network between numbered endpoints: a latency, rules, and what is under way.
 pub struct Network<'r, P> {
     latency: Duration,
+    link: Option<Link>,
+    /// By endpoint: when its link has delivered what it holds.
+    busy_until: Vec<Instant>,
     rules: Vec<Rule<'r, P>>,
     /// By time of arrival, then by order of sending.
     under_way: BTreeMap<(Instant, u64), (usize, P)>,
@@ -59,7 +76,20 @@ pub struct Network<'r, P> {
 impl<'r, P: Datagram> Network<'r, P> {
     /// Without rules: everything arrives after `latency`, in order.
     pub fn new(latency: Duration) -> Self {
-        Self { latency, rules: Vec::new(), under_way: BTreeMap::new(), sequence: 0, stats: Stats::default() }
+        Self {
+            latency,
+            link: None,
+            busy_until: Vec::new(),
+            rules: Vec::new(),
+            under_way: BTreeMap::new(),
+            sequence: 0,
+            stats: Stats::default(),
+        }
+    }
+
+    /// Gives each endpoint an incoming link. Without, any amount arrives at once.
+    pub fn set_link(&mut self, link: Link) {
+        self.link = Some(link);
     }
 
     /// Adds a rule. Each packet meets the rules in order of adding; the first that does not say [`Verdict::Pass`] decides.
@@ -77,7 +107,11 @@ impl<'r, P: Datagram> Network<'r, P> {
         self.stats.sent += 1;
         let verdict =
             self.rules.iter_mut().map(|rule| rule(&packet)).find(|verdict| *verdict != Verdict::Pass);
-        let arrival = now + self.latency;
+        let Some(delay) = self.cross_link(now, to, packet.wire_len()) else {
+            self.stats.overflowed += 1;
+            return;
+        };
+        let arrival = now + self.latency + delay;
         match verdict.unwrap_or(Verdict::Pass) {
             Verdict::Pass => self.enqueue(arrival, to, packet),
             Verdict::Delay(more) => {
@@ -96,6 +130,22 @@ impl<'r, P: Datagram> Network<'r, P> {
                 self.enqueue(arrival, to, packet);
             }
         }
+    }
+
+    /// How long a packet takes on the endpoint's link, waiting included; `None` if there is no room to wait.
+    fn cross_link(&mut self, now: Instant, to: usize, octets: usize) -> Option<Duration> {
+        let Some(link) = self.link else { return Some(Duration::ZERO) };
+        if self.busy_until.len() <= to {
+            self.busy_until.resize(to + 1, Instant::ZERO);
+        }
+        let per_second = u128::from(link.octets_per_second.max(1));
+        let transit = Duration::from_nanos((octets as u128 * 1_000_000_000 / per_second) as u64);
+        let free = self.busy_until[to].max(now);
+        if free.saturating_since(now) > link.queue {
+            return None;
+        }
+        self.busy_until[to] = free + transit;
+        Some(self.busy_until[to].saturating_since(now))
     }
 
     fn enqueue(&mut self, arrival: Instant, to: usize, packet: P) {
@@ -141,6 +191,10 @@ mod tests {
         fn corrupt(&mut self, noise: u64) {
             *self ^= noise as u32;
         }
+
+        fn wire_len(&self) -> usize {
+            1000
+        }
     }
 
     const US: Duration = Duration::from_micros(1);
@@ -183,7 +237,28 @@ mod tests {
             drain(&mut network),
             [(1000, 0, 2), (1000, 0, 0x13), (1000, 0, 5), (2000, 0, 1), (3000, 0, 2)]
         );
-        let want = Stats { sent: 6, delivered: 5, dropped: 2, duplicated: 1, delayed: 1, corrupted: 1 };
+        let want = Stats {
+            sent: 6,
+            delivered: 5,
+            dropped: 2,
+            overflowed: 0,
+            duplicated: 1,
+            delayed: 1,
+            corrupted: 1,
+        };
         assert_eq!(network.stats(), want);
+    }
+
+    #[test]
+    fn a_link_takes_time_and_overflows() {
+        let mut network = Network::new(US);
+        // A microsecond each.
+        network.set_link(Link { octets_per_second: 1_000_000_000, queue: US * 2 });
+        for packet in 0..5 {
+            network.send(Instant::ZERO, 0, packet);
+        }
+        network.send(Instant::ZERO, 1, 9);
+        assert_eq!(drain(&mut network), [(2000, 0, 0), (2000, 1, 9), (3000, 0, 1), (4000, 0, 2)]);
+        assert_eq!(network.stats().overflowed, 2);
     }
 }

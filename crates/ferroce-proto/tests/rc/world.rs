@@ -1,6 +1,8 @@
 //! Two queue pairs, one clock, a network between them.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +10,7 @@ use ferroce_proto::{
     AsyncEvent, Budget, DropReason, Memory, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState,
     QueuePair, Service, WorkCompletion,
 };
-use ferroce_sim::{Datagram, Network};
+use ferroce_sim::{Datagram, Network, PcapFile};
 use ferroce_wire::{BatchLimits, Flow, IcrcStatus, Instant, Packet, PathMtu, Psn, Qpn, TxBatch, icrc};
 
 /// A datagram on the simulated network.
@@ -16,13 +18,18 @@ use ferroce_wire::{BatchLimits, Flow, IcrcStatus, Instant, Packet, PathMtu, Psn,
 pub struct Frame {
     pub flow: Flow,
     pub ip_id: u16,
-    pub bytes: Vec<u8>,
+    pub bytes: Rc<Vec<u8>>,
 }
 
 impl Datagram for Frame {
     fn corrupt(&mut self, noise: u64) {
         let bit = (noise % (self.bytes.len() as u64 * 8)) as usize;
-        self.bytes[bit / 8] ^= 1 << (bit % 8);
+        Rc::make_mut(&mut self.bytes)[bit / 8] ^= 1 << (bit % 8);
+    }
+
+    fn wire_len(&self) -> usize {
+        // Ethernet with preamble and gap, IPv4, UDP.
+        38 + 20 + 8 + self.bytes.len()
     }
 }
 
@@ -189,7 +196,12 @@ pub struct World<'r, M> {
     buffer: Vec<u8>,
     /// Forget refusals: long runs have many.
     pub quiet: bool,
+    /// The newest packets, for a capture if the test fails.
+    log: VecDeque<(Instant, Frame)>,
 }
+
+/// Packets that a capture of a failed test holds.
+const LOG: usize = 10_000;
 
 impl<'r, M: Memory> World<'r, M> {
     /// Both ends in RTS.
@@ -207,6 +219,7 @@ impl<'r, M: Memory> World<'r, M> {
             network: Network::new(Duration::from_micros(10)),
             buffer: vec![0; 64 << 10],
             quiet: false,
+            log: VecDeque::new(),
         }
     }
 
@@ -218,7 +231,11 @@ impl<'r, M: Memory> World<'r, M> {
         while end.qp.poll_transmit(self.now, &mut end.mem, &mut batch) {
             let flow = *batch.flow().unwrap();
             for (index, segment) in batch.segments().enumerate() {
-                let frame = Frame { flow, ip_id: index as u16, bytes: segment.to_vec() };
+                let frame = Frame { flow, ip_id: index as u16, bytes: Rc::new(segment.to_vec()) };
+                if self.log.len() == LOG {
+                    self.log.pop_front();
+                }
+                self.log.push_back((self.now, frame.clone()));
                 self.network.send(self.now, 1 - side, frame);
             }
             batch.clear();
@@ -288,6 +305,28 @@ impl<'r, M: Memory> World<'r, M> {
                 self.ends[0].qp
             );
             self.step();
+        }
+    }
+}
+
+impl<M> Drop for World<'_, M> {
+    /// A failed test leaves a capture of what was sent last.
+    fn drop(&mut self) {
+        if !std::thread::panicking() || self.log.is_empty() {
+            return;
+        }
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("test").replace("::", "-");
+        let path = std::env::temp_dir().join(format!("ferroce-{name}.pcap"));
+        let written = PcapFile::create(&path).and_then(|mut file| {
+            for (at, frame) in &self.log {
+                file.packet(*at, &frame.flow, frame.ip_id, &frame.bytes)?;
+            }
+            file.flush()
+        });
+        match written {
+            Ok(()) => eprintln!("what was sent last: {}", path.display()),
+            Err(error) => eprintln!("no capture in {}: {error}", path.display()),
         }
     }
 }

@@ -1,0 +1,124 @@
+//! A bad network: exactly the right octets, every completion once and in order, and the same run from the same seed.
+
+use std::time::{Duration, Instant as WallClock};
+
+use ferroce_proto::Counters;
+use ferroce_sim::{Rng, Seed, Stats, rules};
+use ferroce_wire::PathMtu;
+
+use crate::workload::{Direction, MAX_LEN, memory};
+use crate::world::{Setup, World};
+
+/// How a run went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Outcome {
+    simulated: Duration,
+    counters: [Counters; 2],
+    network: Stats,
+    trace: [u64; 2],
+    bad_icrc: [u64; 2],
+}
+
+/// Parts of a million.
+#[derive(Clone, Copy, Debug, Default)]
+struct Faults {
+    loss: u32,
+    bursts: u32,
+    duplication: u32,
+    reordering: u32,
+    corruption: u32,
+}
+
+const BAD: Faults =
+    Faults { loss: 50_000, bursts: 1_000, duplication: 10_000, reordering: 10_000, corruption: 1_000 };
+
+fn run(setup: &Setup, faults: Faults, seed: u64, messages: u64, largest: u32) -> Outcome {
+    let mut rng = Rng::new(seed);
+    let mut world = World::connected(setup, [memory(), memory()]);
+    world.quiet = true;
+    let us = Duration::from_micros;
+    world.network.rule(rules::bursts(rng.fork(), faults.bursts, 8));
+    world.network.rule(rules::loss(rng.fork(), faults.loss));
+    world.network.rule(rules::duplication(rng.fork(), faults.duplication, us(200)));
+    world.network.rule(rules::reordering(rng.fork(), faults.reordering, us(60)));
+    world.network.rule(rules::corruption(rng.fork(), faults.corruption));
+    let mut directions = [0, 1].map(|from| Direction::new(from, rng.fork(), messages / 2, largest));
+    loop {
+        for (side, direction) in directions.iter_mut().enumerate() {
+            direction.pump(&mut world);
+            world.drain(side);
+        }
+        if directions.iter().all(Direction::is_done) {
+            break;
+        }
+        assert!(world.step(), "stuck");
+    }
+    Outcome {
+        simulated: Duration::from_nanos(world.now.as_nanos()),
+        counters: [0, 1].map(|side| *world.ends[side].qp.counters()),
+        network: world.network.stats(),
+        trace: [0, 1].map(|side| directions[side].trace),
+        bad_icrc: [0, 1].map(|side| world.ends[side].bad_icrc),
+    }
+}
+
+#[test]
+fn two_hundred_thousand_mixed_messages() {
+    let seed = Seed::for_test("two_hundred_thousand_mixed_messages", 7);
+    let setup = Setup { min_rnr_timer: 1, rnr_retry: 7, psn: [0xff_0000, 0x12_3456], ..Setup::default() };
+    let started = WallClock::now();
+    let outcome = run(&setup, BAD, seed.value, 200_000, MAX_LEN);
+    println!("seed {}, simulated {:?}, took {:?}", seed.value, outcome.simulated, started.elapsed());
+    println!("network {:?}", outcome.network);
+    for (side, counters) in outcome.counters.iter().enumerate() {
+        println!("end {side}: {counters:?}");
+        for (name, count) in [
+            ("resends", counters.resent_pkts),
+            ("sequence NAKs sent", counters.sent_seq_err),
+            ("sequence NAKs acted upon", counters.rcvd_seq_err),
+            ("implied NAKs", counters.implied_nak),
+            ("RNR NAKs", counters.send_rnr_err),
+            ("duplicates", counters.duplicate_request),
+            ("early resends", counters.early_resends),
+            ("out of sequence", counters.out_of_seq_request),
+            ("bad ICRCs", outcome.bad_icrc[side]),
+        ] {
+            assert_ne!(count, 0, "{name}");
+        }
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    let seed = Seed::for_test("the_same_seed_is_the_same_run", 11);
+    let setup = Setup { min_rnr_timer: 1, ..Setup::default() };
+    let runs = [0, 0, 1].map(|offset| run(&setup, BAD, seed.value + offset, 10_000, MAX_LEN));
+    assert_eq!(runs[0], runs[1]);
+    assert_ne!(runs[0], runs[2]);
+}
+
+/// Small retry budgets and small buffers, every path MTU, without early resends too.
+#[test]
+fn every_setup_gets_through() {
+    let seed = Seed::for_test("every_setup_gets_through", 3);
+    for mtu in PathMtu::ALL {
+        for rd_atomic in [1, 4] {
+            for rcvbuf in [2048, 208 << 10] {
+                for timeout in [0, 8] {
+                    let setup =
+                        Setup { mtu, rd_atomic, rcvbuf, timeout, min_rnr_timer: 1, ..Setup::default() };
+                    let faults = Faults { loss: 20_000, ..BAD };
+                    run(&setup, faults, seed.value, 400, 20_000);
+                }
+            }
+        }
+    }
+}
+
+/// bugs.md C5: progress at a fifth of all packets lost, both ways.
+#[test]
+fn c5_progress_at_twenty_percent_loss() {
+    let seed = Seed::for_test("c5_progress_at_twenty_percent_loss", 5);
+    let faults = Faults { loss: 200_000, ..Faults::default() };
+    run(&Setup::default(), faults, seed.value, 4_000, 20_000);
+}
