@@ -137,10 +137,13 @@ impl Completer {
     /// The free resend: costs one packet, asks for an answer, and finds both a lost request and a lost answer.
     fn resend_early(&mut self, now: Instant, side: &mut SendSide<'_>) {
         self.early_used += 1;
-        let rtt = self.rtt.timeout(side.shared.ack_timeout());
-        let wait = rtt.saturating_mul(1 << self.early_used.min(10));
-        self.early_deadline = match self.ack_deadline {
-            Some(_) if self.early_used >= EARLY_RESENDS => None,
+        let used = self.early_used;
+        let ack_timeout = side.shared.ack_timeout();
+        let wait = self.rtt.timeout(ack_timeout).saturating_mul(1 << used.min(16));
+        self.early_deadline = match ack_timeout {
+            Some(_) if used >= EARLY_RESENDS => None,
+            // The first two find single losses, the last two outlast an outage.
+            Some(timeout) if used >= EARLY_RESENDS / 2 => Some(now + wait.max(timeout * used / 16)),
             Some(_) => Some(now + wait),
             None => Some(now + wait.min(MAX_EARLY)),
         };
@@ -183,6 +186,11 @@ impl Completer {
     ) -> Result<(), Refusal> {
         let line = &side.line;
         let ahead = psn.since(line.oldest());
+        if ahead < line.outstanding() as i32
+            && let Some(Aeth { syndrome: Syndrome::Ack { credits }, msn }) = response.aeth()
+        {
+            side.requester.grant(msn, credits);
+        }
         if ahead < 0 || ahead as u32 >= line.outstanding() {
             return Err(DropReason::StaleResponse.into());
         }
@@ -231,8 +239,8 @@ impl Completer {
             // No more than what was sent again: the others were lost too.
             side.requester.lost(reads > 0);
         }
-        side.requester.answered(data, reads);
         self.rtt.answered(oldest, now);
+        side.requester.answered(data, reads, self.rtt.is_queueing());
         (self.retries, self.rnr_retries) = (0, 0);
         self.last_progress = now;
         self.gone_back_to = None;
@@ -292,7 +300,7 @@ impl Completer {
         side.line.rewind(&side.shared.budget);
         self.rtt.forget_sample();
         if self.early_deadline.is_some() {
-            self.early_deadline = Some(now + self.rtt.timeout(side.shared.ack_timeout()));
+            self.early_deadline = Some(now + self.rtt.recovery_timeout(side.shared.ack_timeout()));
         }
         Ok(())
     }

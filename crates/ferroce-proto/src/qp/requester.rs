@@ -3,7 +3,8 @@
 use core::time::Duration;
 
 use ferroce_wire::{
-    AtomicEth, IcrcStatus, Instant, Operation, Packet, PushError, RcPacket, Request, Reth, SendTail, TxBatch,
+    AtomicEth, CreditCode, IcrcStatus, Instant, Msn, Operation, Packet, PushError, RcPacket, Request, Reth,
+    SendTail, Ssn, TxBatch,
 };
 
 use super::pipeline::{Piece, Pipeline};
@@ -15,6 +16,8 @@ use crate::{Memory, QpState, SendOp, WcStatus};
 
 /// Largest first window in octets; smaller where the receive buffer is (DESIGN: 1/8 of it).
 const START_WINDOW: u64 = 64 << 10;
+/// Most octets that one READ request asks for.
+const READ_REQUEST: u64 = 64 << 10;
 /// Losses never shrink a window below this many full packets.
 const FLOOR_PACKETS: u64 = 4;
 /// A queue pair that the process's budget stops tries again after this time and up to as much more, at random: several of
@@ -36,7 +39,19 @@ pub(crate) struct Requester {
     blocked: Option<Blocked>,
     /// Octets sent since an acknowledgement was asked for.
     since_ack_req: u64,
+    /// Messages sent, each once.
+    sent_messages: Ssn,
+    credits: Credits,
     random: u64,
+}
+
+/// End-to-end flow control as the responder may ask for it (IBTA 9.7.7.2). Ours does not; some cards do.
+#[derive(Clone, Copy, Debug, Default)]
+struct Credits {
+    /// Of the newest acknowledgement.
+    msn: Msn,
+    /// The last message that may be sent that takes a receive WQE; `None` if there is no limit.
+    limit: Option<Ssn>,
 }
 
 /// Stopped by the budget.
@@ -73,6 +88,8 @@ impl Requester {
             rnr_until: None,
             blocked: None,
             since_ack_req: 0,
+            sent_messages: Ssn::new(0),
+            credits: Credits::default(),
             random: seed | 1,
         }
     }
@@ -93,10 +110,11 @@ impl Requester {
         };
     }
 
-    /// Packets that one READ request may ask for: four requests fill the budget, so that queue pairs can share it.
+    /// Packets that one READ request may ask for: four requests fill the budget, so that queue pairs can share it, and one
+    /// is no longer than what the responder's kernel takes at once.
     pub fn read_chunk(shared: &Shared) -> u32 {
-        let packets = shared.budget.read_limit() / 4 / u64::from(shared.mtu());
-        packets.clamp(1, 1 << 20) as u32
+        let octets = (shared.budget.read_limit() / 4).min(READ_REQUEST);
+        (octets / u64::from(shared.mtu())).max(1) as u32
     }
 
     /// Fills the batch; the number of packets it added.
@@ -174,10 +192,13 @@ impl Requester {
         }
         self.blocked = None;
         shared.counters.sent_pkts += 1;
+        let is_read = matches!(piece.wqe.op, SendOp::Read { .. });
         if !line.sent(&piece) {
             shared.counters.resent_pkts += 1;
-        } else if piece.is_last() && !piece.wqe.op.is_read_or_atomic() {
-            shared.counters.rdma_sends += 1;
+        } else if piece.is_last() || is_read {
+            // Each READ request is a message to the responder.
+            self.sent_messages = self.sent_messages.next();
+            shared.counters.rdma_sends += u64::from(!piece.wqe.op.is_read_or_atomic());
         }
         Step::Sent
     }
@@ -222,6 +243,11 @@ impl Requester {
     ) -> Result<(), Option<Failure>> {
         let wqe = &piece.wqe;
         if shared.state() != QpState::Rts || (wqe.fence && line.reads_pending() > 0) {
+            return Err(None);
+        }
+        // Beyond the credits one message at a time: its answer brings new ones, or an RNR NAK.
+        let beyond = |limit: Ssn| self.sent_messages.next().since(limit) > 0;
+        if wqe.op.takes_receive() && self.credits.limit.is_some_and(beyond) && !line.is_quiet() {
             return Err(None);
         }
         let incoming = wqe.op.is_read_or_atomic();
@@ -297,12 +323,20 @@ impl Requester {
         Ok(())
     }
 
-    /// Answers came for `data` octets of sends and writes and `reads` octets of reads, as charged.
-    pub fn answered(&mut self, data: u64, reads: u64) {
+    /// An acknowledgement says how much the responder is ready for. It may come for that alone, and out of order.
+    pub fn grant(&mut self, msn: Msn, credits: CreditCode) {
+        if msn.since(self.credits.msn) >= 0 {
+            let limit = credits.credits().map(|credits| Ssn::new(msn.value()).add(credits));
+            self.credits = Credits { msn, limit };
+        }
+    }
+
+    /// Answers came for `data` octets of sends and writes and `reads` octets of reads; `queueing` if they came late.
+    pub fn answered(&mut self, data: u64, reads: u64, queueing: bool) {
         // An answer to what the receiver was not ready for: a duplicate of it got through.
         (self.probing, self.blocked, self.rnr_until) = (false, None, None);
-        self.data.grow(data);
-        self.reads.grow(reads);
+        self.data.grow(data, queueing);
+        self.reads.grow(reads, queueing);
     }
 
     /// Something was lost: the oldest is a read or atomic, or not.

@@ -4,10 +4,16 @@ use core::time::Duration;
 
 use ferroce_wire::{Instant, Psn};
 
-/// Never resend earlier than this: schedulers of the peer's host take about so long.
-const MIN_TIMEOUT: Duration = Duration::from_millis(1);
+/// Never resend earlier than this on mere silence: the peer may just not have had the CPU.
+const MIN_TIMEOUT: Duration = Duration::from_micros(250);
+/// Behind a NAK the peer is known to be awake.
+const MIN_RECOVERY: Duration = Duration::from_micros(100);
 /// Before anything was measured, and no ACK timeout is set.
 const FIRST_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long the least round trip time is remembered, at most twice.
+const MEMORY: Duration = Duration::from_secs(10);
+/// A round trip may take so much longer than twice the least before it means that queues fill.
+const SLACK: Duration = Duration::from_micros(100);
 
 /// Estimates the round trip time from one packet at a time.
 #[derive(Clone, Copy, Debug, Default)]
@@ -18,8 +24,12 @@ pub(crate) struct Rtt {
 
 #[derive(Clone, Copy, Debug)]
 struct Estimate {
+    latest: Duration,
     smoothed: Duration,
     variation: Duration,
+    /// The least since `since`, and in the time before that.
+    least: [Duration; 2],
+    since: Instant,
 }
 
 impl Rtt {
@@ -32,13 +42,25 @@ impl Rtt {
     pub fn answered(&mut self, oldest: Psn, now: Instant) {
         let Some((_, sent)) = self.sample.take_if(|(psn, _)| oldest.since(*psn) > 0) else { return };
         let rtt = now.saturating_since(sent);
-        self.estimate = Some(match self.estimate {
-            None => Estimate { smoothed: rtt, variation: rtt / 2 },
-            Some(Estimate { smoothed, variation }) => Estimate {
-                variation: (variation * 3 + smoothed.abs_diff(rtt)) / 4,
-                smoothed: (smoothed * 7 + rtt) / 8,
-            },
-        });
+        let Some(estimate) = &mut self.estimate else {
+            self.estimate = Some(Estimate {
+                latest: rtt,
+                smoothed: rtt,
+                variation: rtt / 2,
+                least: [rtt, rtt],
+                since: now,
+            });
+            return;
+        };
+        let Estimate { smoothed, variation, least: [newer, older], .. } = *estimate;
+        let outdated = now.saturating_since(estimate.since) > MEMORY;
+        *estimate = Estimate {
+            latest: rtt,
+            variation: (variation * 3 + smoothed.abs_diff(rtt)) / 4,
+            smoothed: (smoothed * 7 + rtt) / 8,
+            least: if outdated { [rtt, newer] } else { [newer.min(rtt), older] },
+            since: if outdated { now } else { estimate.since },
+        };
     }
 
     /// Something is sent again: an answer would not tell to which of the two (Karn).
@@ -46,12 +68,82 @@ impl Rtt {
         self.sample = None;
     }
 
-    /// When to resend, given the ACK timeout if there is one.
+    /// The last round trip took so long that what is sent must be waiting somewhere: more on the way would wait longer,
+    /// until there is no more room for it.
+    pub fn is_queueing(&self) -> bool {
+        self.estimate.is_some_and(|estimate| {
+            let [newer, older] = estimate.least;
+            estimate.latest > newer.min(older) * 2 + SLACK
+        })
+    }
+
+    /// When to resend on silence, given the ACK timeout if there is one.
     pub fn timeout(&self, ack_timeout: Option<Duration>) -> Duration {
         match (self.estimate, ack_timeout) {
-            (Some(estimate), _) => (estimate.smoothed + estimate.variation * 4).max(MIN_TIMEOUT),
+            (Some(estimate), _) => estimate.timeout().max(MIN_TIMEOUT),
             (None, Some(ack_timeout)) => (ack_timeout / 4).clamp(MIN_TIMEOUT, FIRST_TIMEOUT),
             (None, None) => FIRST_TIMEOUT,
         }
+    }
+
+    /// When to resend if what a NAK asked for is not answered.
+    pub fn recovery_timeout(&self, ack_timeout: Option<Duration>) -> Duration {
+        match self.estimate {
+            Some(estimate) => estimate.timeout().max(MIN_RECOVERY),
+            None => self.timeout(ack_timeout),
+        }
+    }
+}
+
+impl Estimate {
+    fn timeout(&self) -> Duration {
+        self.smoothed + self.variation * 4
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: Duration = Duration::from_micros(1);
+
+    fn measure(rtt: &mut Rtt, at: Instant, took: Duration) {
+        rtt.sent(Psn::new(1), at);
+        rtt.answered(Psn::new(1), at + took);
+        assert!(rtt.sample.is_some(), "not by what came before it");
+        rtt.answered(Psn::new(2), at + took);
+        assert!(rtt.sample.is_none());
+    }
+
+    #[test]
+    fn the_timeout_follows_what_is_measured() {
+        let mut rtt = Rtt::default();
+        assert_eq!(rtt.timeout(None), FIRST_TIMEOUT);
+        assert_eq!(rtt.timeout(Some(US * 80_000)), US * 20_000);
+        measure(&mut rtt, Instant::ZERO, US * 1000);
+        assert_eq!(rtt.timeout(None), US * 3000);
+        for _ in 0..100 {
+            measure(&mut rtt, Instant::ZERO, US * 20);
+        }
+        assert_eq!(rtt.timeout(None), MIN_TIMEOUT);
+        assert_eq!(rtt.recovery_timeout(None), MIN_RECOVERY);
+    }
+
+    #[test]
+    fn queues_show_in_the_round_trip_time() {
+        let mut rtt = Rtt::default();
+        let mut now = Instant::ZERO;
+        measure(&mut rtt, now, US * 20);
+        assert!(!rtt.is_queueing());
+        measure(&mut rtt, now, US * 141);
+        assert!(rtt.is_queueing());
+        measure(&mut rtt, now, US * 139);
+        assert!(!rtt.is_queueing());
+        // A longer way is taken for a queue only for so long.
+        for _ in 0..3 {
+            now += MEMORY + US * 500;
+            measure(&mut rtt, now, US * 400);
+        }
+        assert!(!rtt.is_queueing());
     }
 }

@@ -30,8 +30,12 @@ impl Window {
         in_flight == 0 || in_flight.saturating_add(amount) <= self.size
     }
 
-    /// `amount` was answered.
-    pub fn grow(&mut self, amount: u64) {
+    /// `amount` was answered. Does not grow while `queueing`: while what is sent only waits longer on its way.
+    pub fn grow(&mut self, amount: u64, queueing: bool) {
+        if queueing {
+            self.threshold = self.threshold.min(self.size);
+            return;
+        }
         let step = if self.size < self.threshold {
             amount
         } else {
@@ -57,17 +61,20 @@ mod tests {
         let mut window = Window::new(64 << 10, 16 << 10, 1 << 20);
         assert!(window.admits(0, 1 << 30), "one packet always");
         assert!(!window.admits(64 << 10, 1));
-        window.grow(64 << 10);
+        window.grow(64 << 10, false);
         assert_eq!(window.size(), 128 << 10, "doubles");
         for _ in 0..100 {
-            window.grow(1 << 20);
+            window.grow(1 << 20, false);
         }
         assert_eq!(window.size(), 1 << 20);
         window.shrink();
         let cut = window.size();
         assert!(cut < (1 << 20) && cut > (1 << 19));
-        window.grow(cut);
+        window.grow(cut, false);
         assert!(window.size() - cut <= 4096, "a packet a round trip after a loss");
+        let size = window.size();
+        window.grow(cut, true);
+        assert_eq!(window.size(), size);
         for _ in 0..100 {
             window.shrink();
         }

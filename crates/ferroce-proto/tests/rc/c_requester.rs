@@ -10,7 +10,7 @@ use std::time::Duration;
 use ferroce_proto::{
     AsyncEvent, DropReason, PostSendError, QpAttr, QpAttrMask, QpState, SendOp, SendWr, WcStatus,
 };
-use ferroce_wire::{Imm, Lkey, NakCode, Response, Rkey, RnrTimer, Syndrome};
+use ferroce_wire::{Aeth, CreditCode, Imm, Lkey, Msn, NakCode, Response, Rkey, RnrTimer, Syndrome};
 
 use crate::probe::{ACK, DATA, KEY, Probe, aeth, local, nak, remote, rnr};
 use crate::world::Setup;
@@ -551,4 +551,45 @@ fn c18_rnr_delays_are_never_shorter_than_the_table() {
         let resent = probe.wait(delay * 2 + MS);
         assert_eq!(resent[0].0, delay.as_micros() as u64, "{code}");
     }
+}
+
+/// End-to-end credits, where a card uses them: one message at a time beyond them (IBTA 9.7.7.2).
+#[test]
+fn credits_of_the_responder_are_honoured() {
+    let granted = |code, msn| {
+        let syndrome = Syndrome::Ack { credits: CreditCode::new(code).unwrap() };
+        Response::Acknowledge { aeth: Aeth { syndrome, msn: Msn::new(msn) } }
+    };
+    let mut probe = Probe::new(plain());
+    probe.post(0, SendOp::Send, &[]);
+    assert_eq!(probe.out().len(), 1, "nothing is known yet");
+    for wr_id in 1..6 {
+        probe.post(wr_id, SendOp::Send, &[]);
+    }
+    // One message done, two more may come.
+    probe.response(0, granted(2, 1)).unwrap();
+    assert_eq!(probe.out(), ["send_only 1 [0] A", "send_only 2 [0] A"]);
+    // The same again, only later: no more.
+    probe.response(1, granted(1, 2)).unwrap();
+    assert_eq!(probe.out(), [""; 0]);
+    // None left: one message at a time.
+    probe.response(2, granted(0, 3)).unwrap();
+    assert_eq!(probe.out(), ["send_only 3 [0] A"]);
+    assert_eq!(probe.ack(3, rnr(1)), Ok(()));
+    assert_eq!(probe.wait(MS).len(), 1);
+    // A receive was posted: an acknowledgement comes for the credits alone.
+    assert_eq!(probe.response(2, granted(2, 3)), STALE);
+    assert_eq!(probe.out(), ["send_only 4 [0] A"]);
+    // An older one changes nothing.
+    assert_eq!(probe.response(1, granted(31, 2)), STALE);
+    assert_eq!(probe.out(), [""; 0]);
+    // Writes and reads are not limited, nor is anything once the limit is lifted.
+    probe.response(4, granted(31, 5)).unwrap();
+    assert_eq!(probe.out(), ["send_only 5 [0] A"]);
+    probe.response(5, granted(0, 6)).unwrap();
+    probe.post(6, SendOp::Write { remote: remote(0) }, &[]);
+    probe.post(7, SendOp::Write { remote: remote(0) }, &[]);
+    assert_eq!(probe.out().len(), 2);
+    probe.post(8, SendOp::WriteImm { remote: remote(0), imm: Imm([0; 4]) }, &[]);
+    assert_eq!(probe.out(), [""; 0]);
 }
