@@ -94,6 +94,75 @@ fn probe(layouts: &BTreeMap<String, Layout>, left_out: &[String]) -> String {
     program
 }
 
+/// The `pub const` lines of the sources: name and value.
+fn constants() -> BTreeMap<String, i64> {
+    let mut constants = BTreeMap::new();
+    for file in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).expect("sources") {
+        let text = std::fs::read_to_string(file.expect("listed").path()).expect("readable");
+        for line in text.lines().filter_map(|line| line.strip_prefix("pub const ")) {
+            let (name, rest) = line.split_once(':').expect("typed");
+            let value = rest.split_once('=').expect("valued").1.trim().trim_end_matches(';').replace('_', "");
+            let number = match value.strip_prefix("0x") {
+                Some(digits) => i64::from_str_radix(digits, 16),
+                None => value.parse(),
+            };
+            constants.insert(name.to_owned(), number.unwrap_or_else(|_| panic!("{name} = {value}")));
+        }
+    }
+    constants
+}
+
+#[test]
+fn constants_are_those_of_the_c_headers() {
+    if !Path::new("/usr/include/infiniband/umad.h").exists()
+        || !Path::new("/usr/include/rdma/rdma_cma.h").exists()
+    {
+        println!("skipped: the C headers of libibverbs, librdmacm and libibumad are not installed");
+        return;
+    }
+    let constants = constants();
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (source, binary) = (dir.join("constant_probe.c"), dir.join("constant_probe"));
+    let mut newer: Vec<String> = Vec::new();
+    loop {
+        let mut program = String::from(
+            "#include <infiniband/verbs.h>\n#include <infiniband/umad.h>\n#include <infiniband/umad_types.h>\n\
+             #include <rdma/rdma_cma.h>\n#include <stdio.h>\nint main(void) {\n",
+        );
+        for name in constants.keys().filter(|name| !newer.contains(name)) {
+            program.push_str(&format!("printf(\"{name} %lld\\n\", (long long)({name})); // {name}\n"));
+        }
+        program.push_str("return 0;\n}\n");
+        std::fs::write(&source, &program).expect("target is writable");
+        let Ok(output) = Command::new("cc").arg("-w").arg("-o").arg(&binary).arg(&source).output() else {
+            println!("skipped: no C compiler");
+            return;
+        };
+        if output.status.success() {
+            break;
+        }
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        let before = newer.len();
+        for error in errors.lines().filter(|line| line.contains("undeclared")) {
+            let line: usize =
+                error.split(':').nth(1).and_then(|n| n.parse().ok()).expect("gcc names the line");
+            let name =
+                program.lines().nth(line - 1).and_then(|line| line.rsplit("// ").next()).expect("marked");
+            newer.push(name.to_owned());
+        }
+        assert!(newer.len() > before, "the probe does not compile: {errors}");
+    }
+    let output = Command::new(&binary).output().expect("the probe runs");
+    let text = String::from_utf8(output.stdout).expect("ASCII");
+    let mut compared = 0;
+    for (name, value) in text.lines().map(|line| line.split_once(' ').expect("two fields")) {
+        assert_eq!(constants[name], value.parse::<i64>().expect("a number"), "{name}");
+        compared += 1;
+    }
+    println!("{compared} constants compared, {} newer than the headers: {newer:?}", newer.len());
+    assert!(compared > 350);
+}
+
 #[test]
 fn layouts_are_those_of_the_c_headers() {
     if !Path::new("/usr/include/infiniband/umad.h").exists()

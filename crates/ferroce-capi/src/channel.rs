@@ -52,10 +52,8 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut abi::ibv_comp_ch
     call::code(|owner| {
         // SAFETY: as the caller says.
         let handle = unsafe { ChannelHandle::from_c(channel) }?;
-        let live = handle.live()?;
-        owner.is(live.context)?;
-        live.engine.destroy()?;
-        if POOL.retire(handle) { Ok(()) } else { Err(Errno::EINVAL) }
+        owner.is(handle.live()?.context)?;
+        POOL.end(handle, |live| Ok(live.engine.destroy()?))
     })
 }
 

@@ -135,11 +135,9 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut abi::ibv_context) -> c_i
     call::code(|_| {
         // SAFETY: as the caller says.
         let handle = unsafe { ContextHandle::of(context) }?;
-        let live = handle.live()?.to_arc();
-        if !POOL.retire(handle) {
-            return Err(Errno::EINVAL);
-        }
-        live.engine.close();
-        Ok(())
+        POOL.end(handle, |live| {
+            live.engine.close();
+            Ok(())
+        })
     })
 }

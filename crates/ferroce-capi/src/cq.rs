@@ -139,12 +139,12 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut abi::ibv_cq, cqe: c_int) -> c_in
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut abi::ibv_cq) -> c_int {
     call::code(|owner| {
         // SAFETY: as the caller says.
-        let handle = unsafe { CqHandle::from_c(cq) }?;
-        let live = handle.live()?.to_arc();
-        owner.is(live.context)?;
-        handle.extra.end();
-        live.engine.destroy()?;
-        if POOL.retire(handle) { Ok(()) } else { Err(Errno::EINVAL) }
+        let (handle, _) = unsafe { enter(owner, cq) }?;
+        POOL.end(handle, |live| {
+            live.engine.destroy()?;
+            handle.extra.end();
+            Ok(())
+        })
     })
 }
 
@@ -165,27 +165,47 @@ pub(crate) unsafe extern "C" fn poll_cq(
         if wc.is_null() && wanted > 0 {
             return Err(Errno::EINVAL);
         }
-        let mut taken = 0;
-        let mut batch = [EMPTY; BATCH];
-        while taken < wanted {
-            let room = BATCH.min(wanted - taken);
-            let count = match live.engine.poll(&mut batch[..room]) {
-                Ok(count) => count,
-                // What was taken before is not lost: the error comes again.
-                Err(_) if taken > 0 => break,
-                Err(error) => return Err(error.into()),
-            };
-            for (index, completion) in batch[..count].iter().enumerate() {
-                // SAFETY: the caller gives room for `num_entries`, and `taken + index` is less.
-                unsafe { wc.add(taken + index).write(c_completion(completion)) };
-            }
-            taken += count;
-            if count < room {
-                break;
-            }
+        // Most programs ask for one at a time, in a loop: then there is little to prepare.
+        if wanted <= 1 {
+            // SAFETY: as the caller says.
+            unsafe { take::<1>(&live.engine, wc, wanted) }
+        } else {
+            // SAFETY: as the caller says.
+            unsafe { take::<BATCH>(&live.engine, wc, wanted) }
         }
-        Ok(taken)
     }) as c_int
+}
+
+/// Takes up to `wanted` completions, `N` at a time.
+///
+/// # Safety
+///
+/// `wc` has room for `wanted`.
+unsafe fn take<const N: usize>(
+    engine: &CompletionQueue,
+    wc: *mut abi::ibv_wc,
+    wanted: usize,
+) -> Result<usize, Errno> {
+    let mut taken = 0;
+    let mut batch = [EMPTY; N];
+    while taken < wanted {
+        let room = N.min(wanted - taken);
+        let count = match engine.poll(&mut batch[..room]) {
+            Ok(count) => count,
+            // What was taken before is not lost: the error comes again.
+            Err(_) if taken > 0 => break,
+            Err(error) => return Err(error.into()),
+        };
+        for (index, completion) in batch[..count].iter().enumerate() {
+            // SAFETY: the caller gives room for `wanted`, and `taken + index` is less.
+            unsafe { wc.add(taken + index).write(c_completion(completion)) };
+        }
+        taken += count;
+        if count < room {
+            break;
+        }
+    }
+    Ok(taken)
 }
 
 /// What is in a place before anything completed.

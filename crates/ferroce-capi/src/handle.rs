@@ -8,6 +8,7 @@
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::{ArcSwapOption, Guard};
 use parking_lot::Mutex;
@@ -19,6 +20,8 @@ use crate::errno::Errno;
 pub(crate) struct Handle<C, L, X = ()> {
     c: UnsafeCell<C>,
     live: ArcSwapOption<L>,
+    /// A call that destroys it is under way.
+    ending: AtomicBool,
     /// Kept from one life to the next.
     pub(crate) extra: X,
 }
@@ -108,6 +111,7 @@ impl<C, L, X: Default> Pool<C, L, X> {
             None => Box::leak(Box::new(Handle {
                 c: UnsafeCell::new(c),
                 live: ArcSwapOption::empty(),
+                ending: AtomicBool::new(false),
                 extra: X::default(),
             })),
         }
@@ -115,16 +119,28 @@ impl<C, L, X: Default> Pool<C, L, X> {
 
     /// Makes it live.
     pub(crate) fn enliven(&self, handle: &'static Handle<C, L, X>, live: L) {
+        handle.ending.store(false, Ordering::Relaxed);
         handle.live.store(Some(Arc::new(live)));
     }
 
-    /// Ends its life; `false` if that already happened.
-    pub(crate) fn retire(&self, handle: &'static Handle<C, L, X>) -> bool {
-        if handle.live.swap(None).is_none() {
-            return false;
+    /// Ends its life by `destroy`, unless that refuses. The handle is live until `destroy` returns, for those that
+    /// acknowledge events meanwhile; a second destroyer gets EINVAL at once.
+    pub(crate) fn end(
+        &self,
+        handle: &'static Handle<C, L, X>,
+        destroy: impl FnOnce(&L) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let live = handle.live()?.to_arc();
+        if handle.ending.swap(true, Ordering::AcqRel) {
+            return Err(Errno::EINVAL);
         }
+        if let Err(errno) = destroy(&live) {
+            handle.ending.store(false, Ordering::Release);
+            return Err(errno);
+        }
+        handle.live.store(None);
         self.resting.lock().push_back(handle);
-        true
+        Ok(())
     }
 
     /// Puts back a handle that never lived.
@@ -148,15 +164,18 @@ mod tests {
         // SAFETY: from the pool.
         let same = unsafe { Handle::<[u64; 4], String>::from_c(pointer) }.expect("a handle");
         let held = same.live().expect("live");
-        assert!(POOL.retire(first));
-        assert!(!POOL.retire(first));
+        assert_eq!(POOL.end(first, |_| Err(Errno::EBUSY)), Err(Errno::EBUSY));
+        assert!(first.live().is_ok());
+        assert_eq!(POOL.end(first, |_| POOL.end(first, |_| Ok(()))), Err(Errno::EINVAL));
+        assert_eq!(POOL.end(first, |_| Ok(())), Ok(()));
+        assert_eq!(POOL.end(first, |_| Ok(())), Err(Errno::EINVAL));
         assert_eq!(&**held, "first");
         assert_eq!(same.live().err(), Some(Errno::EINVAL));
         for _ in 0..RESTING {
             let other = POOL.take([2; 4]);
             assert!(!std::ptr::eq(other, first));
             POOL.enliven(other, String::new());
-            assert!(POOL.retire(other));
+            assert_eq!(POOL.end(other, |_| Ok(())), Ok(()));
         }
         assert!(std::ptr::eq(POOL.take([3; 4]), first));
     }

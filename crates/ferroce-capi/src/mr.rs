@@ -43,7 +43,7 @@ unsafe fn register(
         let asked = access & !abi::IBV_ACCESS_OPTIONAL_RANGE & !abi::IBV_ACCESS_ZERO_BASED;
         let access = Access::from_bits(asked).ok_or(Errno::EOPNOTSUPP)?;
         let iova = if zero_based { 0 } else { iova };
-        let engine = live.engine.reg_mr(addr.addr() as u64, length, iova, access)?;
+        let engine = live.engine.reg_mr(addr.expose_provenance() as u64, length, iova, access)?;
         let mr = POOL.take(abi::ibv_mr {
             context: live.context.public(),
             pd,
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn ibv_reg_mr(
     access: c_int,
 ) -> *mut abi::ibv_mr {
     // SAFETY: as the caller says.
-    unsafe { register(pd, addr, length, addr.addr() as u64, access as c_uint) }
+    unsafe { register(pd, addr, length, addr.expose_provenance() as u64, access as c_uint) }
 }
 
 /// Registers `length` octets at `addr`, which peers address from `iova` on.
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn ibv_reg_mr_ex(
     });
     let Some(attr) = checked else { return std::ptr::null_mut() };
     let given = attr.comp_mask & u64::from(abi::IBV_REG_MR_MASK_IOVA) != 0;
-    let iova = if given { attr.iova } else { attr.addr.addr() as u64 };
+    let iova = if given { attr.iova } else { attr.addr.expose_provenance() as u64 };
     // SAFETY: as the caller says.
     unsafe { register(pd, attr.addr, attr.length, iova, attr.access as c_uint) }
 }
@@ -144,9 +144,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut abi::ibv_mr) -> c_int {
     call::code(|owner| {
         // SAFETY: as the caller says.
         let handle = unsafe { MrHandle::from_c(mr) }?;
-        let live = handle.live()?;
-        owner.is(live.context)?;
-        live.engine.dereg()?;
-        if POOL.retire(handle) { Ok(()) } else { Err(Errno::EINVAL) }
+        owner.is(handle.live()?.context)?;
+        POOL.end(handle, |live| Ok(live.engine.dereg()?))
     })
 }

@@ -69,8 +69,7 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut abi::ibv_context) -> *mut ab
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut abi::ibv_pd) -> c_int {
     call::code(|owner| {
         // SAFETY: as the caller says.
-        let (handle, live) = unsafe { enter(owner, pd) }?;
-        live.engine.dealloc()?;
-        if POOL.retire(handle) { Ok(()) } else { Err(Errno::EINVAL) }
+        let (handle, _) = unsafe { enter(owner, pd) }?;
+        POOL.end(handle, |live| Ok(live.engine.dealloc()?))
     })
 }

@@ -181,13 +181,13 @@ pub(crate) unsafe extern "C" fn post_send(
     bad_wr: *mut *mut abi::ibv_send_wr,
 ) -> c_int {
     call::code(|owner| {
+        let run = |chain: Chain<'_, abi::ibv_send_wr>| {
+            // SAFETY: as the caller says.
+            let (_, live) = unsafe { qp::enter(owner, qp) }?;
+            live.engine.post_send(chain).map_err(|(_, error)| error.into())
+        };
         // SAFETY: as the caller says.
-        unsafe {
-            post(wr, bad_wr, |chain| {
-                let (_, live) = qp::enter(owner, qp)?;
-                live.engine.post_send(chain).map_err(|(_, error)| error.into())
-            })
-        }
+        unsafe { post(wr, bad_wr, run) }
     })
 }
 
@@ -202,12 +202,12 @@ pub(crate) unsafe extern "C" fn post_recv(
     bad_wr: *mut *mut abi::ibv_recv_wr,
 ) -> c_int {
     call::code(|owner| {
+        let run = |chain: Chain<'_, abi::ibv_recv_wr>| {
+            // SAFETY: as the caller says.
+            let (_, live) = unsafe { qp::enter(owner, qp) }?;
+            live.engine.post_recv(chain).map_err(|(_, error)| error.into())
+        };
         // SAFETY: as the caller says.
-        unsafe {
-            post(wr, bad_wr, |chain| {
-                let (_, live) = qp::enter(owner, qp)?;
-                live.engine.post_recv(chain).map_err(|(_, error)| error.into())
-            })
-        }
+        unsafe { post(wr, bad_wr, run) }
     })
 }

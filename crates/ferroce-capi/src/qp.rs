@@ -222,12 +222,12 @@ pub unsafe extern "C" fn ibv_query_qp(
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut abi::ibv_qp) -> c_int {
     call::code(|owner| {
         // SAFETY: as the caller says.
-        let handle = unsafe { QpHandle::from_c(qp) }?;
-        let live = handle.live()?.to_arc();
-        owner.is(live.context)?;
-        handle.extra.abandon();
-        live.engine.destroy();
-        if POOL.retire(handle) { Ok(()) } else { Err(Errno::EINVAL) }
+        let (handle, _) = unsafe { enter(owner, qp) }?;
+        POOL.end(handle, |live| {
+            live.engine.destroy();
+            handle.extra.abandon();
+            Ok(())
+        })
     })
 }
 

@@ -191,14 +191,14 @@ unsafe fn with(qp: *mut abi::ibv_qp_ex, body: impl FnOnce(&'static QpHandle, &mu
 ///
 /// As for [`with`].
 unsafe fn build(qp: *mut abi::ibv_qp_ex, op: SendOp) {
+    let start = |handle: &QpHandle, state: &mut State| {
+        state.flush();
+        // SAFETY: `c()` points to a whole ibv_qp_ex, whose members the program set before this call.
+        let (wr_id, flags) = unsafe { ((*handle.c()).wr_id, (*handle.c()).wr_flags) };
+        state.pending = Some(Pending { wr_id, flags, op });
+    };
     // SAFETY: as the caller says.
-    unsafe {
-        with(qp, |handle, state| {
-            state.flush();
-            let c = handle.c();
-            state.pending = Some(Pending { wr_id: (*c).wr_id, flags: (*c).wr_flags, op });
-        });
-    }
+    unsafe { with(qp, start) }
 }
 
 /// Sets the data of the request that was started last.
@@ -207,15 +207,14 @@ unsafe fn build(qp: *mut abi::ibv_qp_ex, op: SendOp) {
 ///
 /// As for [`with`].
 unsafe fn set(qp: *mut abi::ibv_qp_ex, sges: Result<&[Sge], Errno>, inline: bool) {
+    let fill = |_: &QpHandle, state: &mut State| match (state.pending.take(), sges) {
+        (Some(pending), Ok(sges)) => state.push(&pending, sges, inline),
+        // Data without a request.
+        (None, Ok(_)) => state.fail(Errno::EINVAL),
+        (_, Err(errno)) => state.fail(errno),
+    };
     // SAFETY: as the caller says.
-    unsafe {
-        with(qp, |_, state| match (state.pending.take(), sges) {
-            (Some(pending), Ok(sges)) => state.push(&pending, sges, inline),
-            // Data without a request.
-            (None, Ok(_)) => state.fail(Errno::EINVAL),
-            (_, Err(errno)) => state.fail(errno),
-        });
-    }
+    unsafe { with(qp, fill) }
 }
 
 /// Opens a batch; another thread's batch on the queue pair ends first.
@@ -324,7 +323,7 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut abi::ibv_qp_ex, num_sge: usize, li
 unsafe extern "C" fn wr_set_inline_data(qp: *mut abi::ibv_qp_ex, addr: *mut c_void, length: usize) {
     // Longer than a piece can be is longer than any queue pair takes.
     let sge = u32::try_from(length).map_err(|_| Errno::ENOSPC);
-    let sge = sge.map(|length| [Sge { addr: addr.addr() as u64, length, lkey: Lkey::new(0) }]);
+    let sge = sge.map(|length| [Sge { addr: addr.expose_provenance() as u64, length, lkey: Lkey::new(0) }]);
     let sges = sge.as_ref().map(|one| &one[..]).map_err(|errno| *errno);
     // SAFETY: C calls it with the queue pair that it is a member of.
     unsafe { set(qp, sges, true) }
@@ -345,7 +344,7 @@ unsafe extern "C" fn wr_set_inline_data_list(
         let bufs = unsafe { std::slice::from_raw_parts(list, num_buf) };
         let piece = |buf: &abi::ibv_data_buf| {
             let length = u32::try_from(buf.length).map_err(|_| Errno::ENOSPC)?;
-            Ok(Sge { addr: buf.addr.addr() as u64, length, lkey: Lkey::new(0) })
+            Ok(Sge { addr: buf.addr.expose_provenance() as u64, length, lkey: Lkey::new(0) })
         };
         bufs.iter().map(piece).collect::<Result<Vec<Sge>, Errno>>()
     };
