@@ -1,0 +1,116 @@
+//! What needs more than one process: a peer that sleeps, a peer that is killed.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::*;
+use ferroce_engine::{Remote, SendOp, WcOpcode, WcStatus};
+use ferroce_wire::{Gid, PathMtu, Qpn, Rkey};
+
+const ROLE: &str = "FERROCE_TEST_ROLE";
+
+/// The other process: this test binary again, doing only [`sleeper`].
+struct Peer {
+    process: Child,
+    input: ChildStdin,
+    address: Address,
+    remote: Remote,
+}
+
+impl Peer {
+    fn start() -> Self {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "sleeper", "--nocapture", "--test-threads=1"])
+            .env(ROLE, "sleeper")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = process.stdin.take().unwrap();
+        let output = BufReader::new(process.stdout.take().unwrap());
+        let line = output.lines().map(Result::unwrap).find(|line| line.contains("address ")).unwrap();
+        let numbers: Vec<u64> = line
+            .split("address ")
+            .nth(1)
+            .unwrap()
+            .split(' ')
+            .map(|number| u64::from_str_radix(number, 16).unwrap())
+            .collect();
+        let address = Address { qpn: Qpn::new(numbers[0] as u32), gid: Gid::from_ip([127, 0, 0, 1].into()) };
+        let remote = Remote { addr: numbers[1], rkey: Rkey::new(numbers[2] as u32) };
+        Self { process, input, address, remote }
+    }
+
+    fn connect(&mut self, end: &End) {
+        writeln!(self.input, "{:x}", end.qp.qpn().value()).unwrap();
+        to_init(&end.qp);
+        to_rts(&end.qp, self.address, 0, PathMtu::B1024);
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The role of the other process: connects, then makes no call any more.
+#[test]
+fn sleeper() {
+    if std::env::var(ROLE).is_err() {
+        return;
+    }
+    let end = End::new(Wanted::default());
+    end.memory.fill(3, 1 << 20);
+    to_init(&end.qp);
+    println!("address {:x} {:x} {:x}", end.qp.qpn().value(), end.memory.addr(), end.mr.rkey().value());
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let qpn = Qpn::new(u32::from_str_radix(line.trim(), 16).unwrap());
+    to_rts(&end.qp, Address { qpn, gid: Gid::from_ip([127, 0, 0, 1].into()) }, 0, PathMtu::B1024);
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+/// Must-show 9: a process that only sleeps serves READs and WRITEs.
+#[test]
+fn a_process_that_sleeps_is_served() {
+    let end = End::new(Wanted::default());
+    let mut peer = Peer::start();
+    peer.connect(&end);
+    let all = end.sge(0, 1 << 20);
+    end.post(1, SendOp::Read { remote: peer.remote }, all);
+    end.expect(1, WcOpcode::RdmaRead);
+    end.memory.check(3, 1 << 20);
+    end.memory.fill(4, 1 << 20);
+    end.post(2, SendOp::Write { remote: peer.remote }, all);
+    end.expect(2, WcOpcode::RdmaWrite);
+    end.memory.fill(5, 1 << 20);
+    end.post(3, SendOp::Read { remote: peer.remote }, all);
+    end.expect(3, WcOpcode::RdmaRead);
+    end.memory.check(4, 1 << 20);
+}
+
+/// Must-show 9: within (1 + retry_cnt) T and 4 (1 + retry_cnt) T, T = 67 ms, retry_cnt = 7.
+#[test]
+fn a_killed_peer_is_retry_exceeded() {
+    let end = End::new(Wanted::default());
+    let mut peer = Peer::start();
+    peer.connect(&end);
+    end.post(1, SendOp::Read { remote: peer.remote }, end.sge(0, 64));
+    end.expect(1, WcOpcode::RdmaRead);
+    peer.process.kill().unwrap();
+    peer.process.wait().unwrap();
+    let start = Instant::now();
+    end.post(2, SendOp::Write { remote: peer.remote }, end.sge(0, 64));
+    end.post(3, SendOp::Write { remote: peer.remote }, end.sge(0, 64));
+    let (first, second) = (end.complete(), end.complete());
+    assert_eq!((first.wr_id, first.status), (2, WcStatus::RetryExcErr));
+    assert_eq!((second.wr_id, second.status), (3, WcStatus::WrFlushErr));
+    let expiries = Duration::from_micros(67_109 * 8);
+    assert!(start.elapsed() >= expiries && start.elapsed() < 4 * expiries, "{:?}", start.elapsed());
+}
