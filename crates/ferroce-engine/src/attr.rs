@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ferroce_proto::{QpAccess, QpAttrMask, QpCaps, QpState, Service};
+use ferroce_proto::{QpAccess, QpCaps, QpState, Service};
 use ferroce_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 
 use crate::CompletionQueue;
@@ -161,9 +161,4 @@ impl QpAttr {
             sq_draining: self.sq_draining,
         }
     }
-}
-
-/// The bits of [`QpAttrMask`] that need the engine's tables before the transport sees them.
-pub(crate) fn needs_path(mask: QpAttrMask) -> bool {
-    mask.contains(QpAttrMask::AV)
 }

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::signal::{SigSet, SigmaskHow};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
 use crate::engine::Engine;
 use crate::fork::Guarded;
@@ -23,11 +23,16 @@ const WAKE: u64 = u64::MAX;
 const EVENTS: usize = 32;
 
 /// Starts the thread, with all signals blocked: handlers are the program's and run on its threads.
+/// Faults stay: the guard of registered memory catches those of this thread.
 pub(crate) fn spawn(engine: Arc<Engine>) -> io::Result<()> {
     let epoll = Guarded::new(EpollSet(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?));
     epoll.0.add(engine.hub().wake_fd(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
     epoll.0.add(engine.broker().event_fd(), EpollEvent::new(EpollFlags::EPOLLIN, BROKER))?;
-    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+    let mut blocked = SigSet::all();
+    [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGILL, Signal::SIGFPE]
+        .into_iter()
+        .for_each(|s| blocked.remove(s));
+    let before = blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
     let spawned = std::thread::Builder::new().name("ferroce".to_owned()).spawn(move || {
         let mut thread = Background { engine, epoll, watched: Vec::new() };
         if catch_unwind(AssertUnwindSafe(|| thread.run())).is_err() {

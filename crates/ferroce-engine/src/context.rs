@@ -10,6 +10,7 @@ use crate::counters::DeviceCounters;
 use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, PortAttr, PortState};
 use crate::engine::Engine;
 use crate::error::{AllocPdError, CreateChannelError, CreateCqError, OpenError, QueryError};
+use crate::memory::guard;
 use crate::{CompletionChannel, CompletionQueue, Pd, fork};
 
 /// An open device (`ibv_context`). Contexts are independent: each has its own objects and
@@ -35,6 +36,8 @@ impl Context {
 
     pub(crate) fn open_on(engine: &Arc<Engine>, name: &str) -> Result<Arc<Self>, OpenError> {
         let opened = engine.device(name).ok_or_else(|| OpenError::NoSuchDevice { name: name.to_owned() })?;
+        // Programs install handlers of their own at any time; each open sees to it that ours is in front.
+        guard::install().map_err(OpenError::Resources)?;
         engine.start()?;
         let context = Arc::new(Self {
             engine: Arc::clone(engine),

@@ -14,7 +14,6 @@
 //! Ending one is explicit (`destroy`, `dealloc`, `dereg`, `close`) and refused with [`error::Busy`]
 //! while others use it. [`lane`] tells who receives packets on whose thread.
 #![deny(unsafe_code)]
-#![allow(unreachable_code, unused, private_interfaces, reason = "the crates it joins are still being built")]
 
 mod async_event;
 mod attr;

@@ -11,7 +11,7 @@ use ferroce_proto::{
 use ferroce_wire::{Gid, Instant, Packet, PathMtu, Qpn};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::async_event::{AckCount, AsyncEventKind};
+use crate::async_event::AckCount;
 use crate::attr::{AhAttr, QpAttr, QpInit};
 use crate::counters::DeviceCounters;
 use crate::cq::Pushed;

@@ -81,10 +81,6 @@ impl<T> QpnTable<T> {
         }
     }
 
-    pub(crate) fn slot(&self) -> u8 {
-        self.slot
-    }
-
     /// A number that nobody uses, or `None` if [`MAX_QPS`] exist.
     pub(crate) fn allocate(&self) -> Option<Qpn> {
         let mut free = self.free.lock();

@@ -16,7 +16,7 @@ use super::devices::Devices;
 use super::groups::{Groups, GrowError};
 use super::netdev::{Address, Netdev};
 use super::slots::{LAST_SLOT, Slot, Slots};
-use super::world::{Sockets, World};
+use super::world::World;
 use super::{ClientId, ProcessId, refusal};
 
 /// How long a connection may be gone while its process lives, before its slots are free: then it has called exec.

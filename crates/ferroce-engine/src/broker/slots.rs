@@ -74,9 +74,4 @@ impl Slots {
     pub fn all_free(&self) -> bool {
         self.iter().all(|(_, state)| state == Slot::Free)
     }
-
-    /// Whether a program that is not connected might hold one.
-    pub fn any_absent(&self) -> bool {
-        self.iter().any(|(_, state)| matches!(state, Slot::Away { .. } | Slot::Unknown { .. }))
-    }
 }

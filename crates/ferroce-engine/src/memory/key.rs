@@ -16,10 +16,6 @@ impl Key {
     pub const fn value(self) -> u32 {
         self.0
     }
-
-    pub(super) const fn new(value: u32) -> Self {
-        Self(value)
-    }
 }
 
 pub(super) const SLOT_BITS: u32 = 18;

@@ -174,14 +174,14 @@ fn another_domain_sees_nothing() {
 fn ranges_end_where_they_were_registered_to() {
     let table = table();
     let pages = Pages::new(1);
-    let mut view = table.view(PD);
+    let view = table.view(PD);
     let top = u64::MAX - 99;
     for (iova, access) in
         [(pages.addr + 8, ALL), (0, ALL), (0x1234, ALL), (top, ALL), (77, ALL.union(Access::ZERO_BASED))]
     {
         let key = table.register(PD, pages.at(8), 99, iova, access).unwrap();
         let start = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
-        let mut read = |va: u64, len: usize| view.read_remote(rkey(key), va, &mut vec![0; len]);
+        let read = |va: u64, len: usize| view.read_remote(rkey(key), va, &mut vec![0; len]);
         for (offset, len) in [(0, 1), (0, 99), (98, 1), (50, 49), (99, 0)] {
             assert_eq!(read(start + offset, len), Ok(()), "{iova:#x}+{offset} {len}");
         }
@@ -240,7 +240,7 @@ fn atomics_want_alignment() {
 #[test]
 fn an_empty_region_is_valid_and_holds_nothing() {
     let table = table();
-    let mut view = table.view(PD);
+    let view = table.view(PD);
     // Nothing need be mapped for nothing.
     let key = table.register(PD, 0, 0, 0, ALL).unwrap();
     assert_eq!(view.read_remote(rkey(key), 0, &mut []), Ok(()));
