@@ -201,3 +201,39 @@ pub(crate) fn apply(target: &mut QpAttr, from: &QpAttr, mask: QpAttrMask) {
         DEST_QPN dest_qp;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use super::*;
+
+    const STATES: [QpState; 7] = [Reset, Init, Rtr, Rts, Sqd, Sqe, Error];
+
+    /// All transitions of all services, as the table of the reference has them.
+    #[test]
+    fn transitions_of_every_service() {
+        let mut text = String::new();
+        for service in [Service::Rc, Service::Uc, Service::Ud, Service::XrcInitiator, Service::XrcTarget] {
+            for (from, to) in STATES.into_iter().flat_map(|from| STATES.map(|to| (from, to))) {
+                let Some(row) = transition(service, from, to) else { continue };
+                assert!(!row.required.intersects(row.optional), "{service:?} {from:?} {to:?}");
+                let names =
+                    |mask: QpAttrMask| mask.iter_names().map(|(name, _)| name).collect::<Vec<_>>().join(" ");
+                writeln!(
+                    text,
+                    "{service:?} {from:?}-{to:?}: {} [{}]",
+                    names(row.required),
+                    names(row.optional)
+                )
+                .unwrap();
+            }
+        }
+        if std::env::var_os("FERROCE_BLESS").is_some() {
+            let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/qp/transitions.txt");
+            std::fs::write(path, &text).unwrap();
+        } else {
+            assert_eq!(text, include_str!("transitions.txt"), "FERROCE_BLESS=1 accepts it");
+        }
+    }
+}

@@ -204,7 +204,8 @@ impl Direction {
             let cut = self.rng.below(u64::from(len) + 1) as u32;
             let sges = [sge(at, cut), sge(at + u64::from(cut), len - cut)];
             // The last is signaled, and often enough that the queue does not fill.
-            let signaled = self.rng.chance(600_000) || message + 1 == self.total || message % 16 == 0;
+            let signaled =
+                self.rng.chance(600_000) || message + 1 == self.total || message.is_multiple_of(16);
             let solicited = self.rng.chance(200_000);
             let fence = self.rng.chance(50_000);
             let counter = self.counter;
