@@ -1,12 +1,14 @@
 //! The completer: turns answers into progress, and silence into retries.
 
+mod rtt;
+
 use core::time::Duration;
 
 use ferroce_wire::{Aeth, Instant, NakCode, Psn, Response, RnrTimer, Syndrome};
 
+use self::rtt::Rtt;
 use super::pipeline::{Acknowledged, Pipeline};
 use super::requester::Requester;
-use super::rtt::Rtt;
 use super::send_queue::Failure;
 use super::shared::Shared;
 use crate::{DropReason, Memory, SendOp, WcStatus};

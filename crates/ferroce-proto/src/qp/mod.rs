@@ -3,16 +3,12 @@
 mod completer;
 mod pipeline;
 mod receive_queue;
-mod replies;
 mod requester;
-mod resources;
 mod responder;
-mod rtt;
 mod send_queue;
 mod sg;
 mod shared;
 mod state;
-mod window;
 
 use std::net::IpAddr;
 
@@ -22,7 +18,7 @@ use self::completer::{Completer, Refusal, SendSide};
 use self::pipeline::Pipeline;
 use self::receive_queue::ReceiveQueue;
 use self::requester::Requester;
-use self::responder::Responder;
+use self::responder::{Drained, Responder};
 use self::send_queue::{Failure, SendQueue, SendWqe};
 use self::shared::Shared;
 use crate::{
@@ -355,7 +351,7 @@ impl QueuePair {
         let before_state = shared.state();
         let (answers, drained) = responder.transmit(shared, mem, out);
         let mut requests = 0;
-        if drained == replies::Drained::Empty {
+        if drained == Drained::Empty {
             let before = line.next();
             requests = requester.transmit(now, shared, line, mem, out);
             if requests > 0 {

@@ -1,5 +1,7 @@
 //! The requester: sends what was posted, in order, as far as windows allow.
 
+mod window;
+
 use core::time::Duration;
 
 use ferroce_wire::{
@@ -7,10 +9,10 @@ use ferroce_wire::{
     SendTail, Ssn, TxBatch,
 };
 
+use self::window::Window;
 use super::pipeline::{Piece, Pipeline};
 use super::send_queue::Failure;
 use super::shared::Shared;
-use super::window::Window;
 use crate::budget::Account;
 use crate::{Memory, QpState, SendOp, WcStatus};
 

@@ -11,6 +11,7 @@ mod goodput;
 mod huge;
 mod lossy;
 mod probe;
+mod properties;
 mod ram;
 mod snapshot;
 mod state_events;

@@ -7,7 +7,7 @@ use ferroce_wire::{
     RnrTimer, Syndrome, TxBatch,
 };
 
-use super::shared::Shared;
+use super::super::shared::Shared;
 use crate::Memory;
 
 /// An answer. It carries the MSN of when it was due, so that an ACK never speaks for what came after it.

@@ -1,0 +1,228 @@
+//! What a request must pass before it has any effect, in the field's order.
+
+use ferroce_wire::{AtomicEth, NakCode, Psn, Request, Reth, Rkey};
+
+use super::super::receive_queue::ReceiveSource;
+use super::super::send_queue::MAX_MESSAGE;
+use super::{Message, Responder};
+use crate::{Memory, MemoryError, QpAccess, RemoteAccess, WcStatus};
+
+/// What becomes of a request that is not executed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Refusal {
+    /// It was executed before (IBTA C9-105).
+    Duplicate,
+    /// Others are missing before it.
+    SequenceGap,
+    /// There is no receive WQE for it.
+    RnrNak,
+    /// It can never be executed.
+    Nak(Fault),
+}
+
+/// A fatal refusal: what the peer hears and, if a receive WQE is in use, how that ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Fault {
+    pub code: NakCode,
+    pub status: WcStatus,
+}
+
+pub(super) const INVALID: Refusal =
+    Refusal::Nak(Fault { code: NakCode::InvalidRequest, status: WcStatus::WrFlushErr });
+pub(super) const TOO_LONG: Refusal =
+    Refusal::Nak(Fault { code: NakCode::InvalidRequest, status: WcStatus::LocLenErr });
+pub(super) const ACCESS: Refusal =
+    Refusal::Nak(Fault { code: NakCode::RemoteAccessError, status: WcStatus::WrFlushErr });
+/// The key that a send ends is bad. The data is there, but the message is not what its sender meant: an error at both ends.
+pub(super) const BAD_INVALIDATE: Refusal =
+    Refusal::Nak(Fault { code: NakCode::RemoteAccessError, status: WcStatus::LocAccessErr });
+/// Our receive buffer is bad.
+pub(super) const OWN_FAULT: Refusal =
+    Refusal::Nak(Fault { code: NakCode::RemoteOperationalError, status: WcStatus::LocProtErr });
+
+/// Where a request's effect goes, checked.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Target {
+    /// The receive WQE.
+    Receive,
+    /// Remote memory from here on.
+    Memory { rkey: Rkey, addr: u64 },
+}
+
+impl Responder {
+    pub(super) fn check_psn(&self, psn: Psn) -> Result<(), Refusal> {
+        match psn.since(self.expected) {
+            0 => Ok(()),
+            ..0 => Err(Refusal::Duplicate),
+            1.. => Err(Refusal::SequenceGap),
+        }
+    }
+
+    /// Middle and Last only in a message of their kind, everything else only outside of one (IBTA 9.7.4.1.4).
+    pub(super) fn check_op_seq(&self, request: &Request<'_>) -> Result<(), Refusal> {
+        let fits = match request {
+            Request::SendMiddle { .. } | Request::SendLast { .. } => {
+                matches!(self.message, Some(Message::Send { .. }))
+            }
+            Request::WriteMiddle { .. } | Request::WriteLast { .. } => {
+                matches!(self.message, Some(Message::Write { .. }))
+            }
+            Request::SendFirst { .. }
+            | Request::SendOnly { .. }
+            | Request::WriteFirst { .. }
+            | Request::WriteOnly { .. }
+            | Request::ReadRequest { .. }
+            | Request::CompareSwap { .. }
+            | Request::FetchAdd { .. }
+            | Request::Flush { .. }
+            | Request::AtomicWrite { .. } => self.message.is_none(),
+        };
+        if fits { Ok(()) } else { Err(INVALID) }
+    }
+
+    /// What the queue pair supports and admits (IBTA 9.7.4.1.6). A missing permission here is an invalid request; a missing
+    /// permission of memory is an access error.
+    pub(super) fn check_op_valid(&self, request: &Request<'_>, access: QpAccess) -> Result<(), Refusal> {
+        let needs = match request {
+            Request::SendFirst { .. }
+            | Request::SendMiddle { .. }
+            | Request::SendLast { .. }
+            | Request::SendOnly { .. } => QpAccess::empty(),
+            Request::WriteFirst { .. }
+            | Request::WriteMiddle { .. }
+            | Request::WriteLast { .. }
+            | Request::WriteOnly { .. } => QpAccess::REMOTE_WRITE,
+            Request::ReadRequest { .. } => QpAccess::REMOTE_READ,
+            Request::CompareSwap { .. } | Request::FetchAdd { .. } => QpAccess::REMOTE_ATOMIC,
+            // Not offered yet.
+            Request::Flush { .. } | Request::AtomicWrite { .. } => return Err(INVALID),
+        };
+        if access.contains(needs) { Ok(()) } else { Err(INVALID) }
+    }
+
+    /// A place to remember reads and atomics; a receive WQE for whatever takes one (IBTA 9.7.4.1.5, 9.7.5.2.8).
+    pub(super) fn check_resource(
+        &mut self,
+        request: &Request<'_>,
+        receives: &mut impl ReceiveSource,
+    ) -> Result<(), Refusal> {
+        match request {
+            Request::ReadRequest { .. } | Request::CompareSwap { .. } | Request::FetchAdd { .. } => {
+                if self.replies.reads_pending() < self.resources.depth() { Ok(()) } else { Err(INVALID) }
+            }
+            Request::SendFirst { .. }
+            | Request::SendOnly { .. }
+            | Request::WriteLast { imm: Some(_), .. }
+            | Request::WriteOnly { imm: Some(_), .. } => {
+                // Once taken it is never given back: whatever is wrong from here on is fatal.
+                self.bound = receives.take(&mut self.wqe);
+                if self.bound { Ok(()) } else { Err(Refusal::RnrNak) }
+            }
+            Request::SendMiddle { .. }
+            | Request::SendLast { .. }
+            | Request::WriteFirst { .. }
+            | Request::WriteMiddle { .. }
+            | Request::WriteLast { imm: None, .. }
+            | Request::WriteOnly { imm: None, .. }
+            | Request::Flush { .. }
+            | Request::AtomicWrite { .. } => Ok(()),
+        }
+    }
+
+    /// Each packet against the path MTU, messages against what was declared and what there is room for
+    /// (IBTA C9-92 to C9-94, 9.7.4.1.7).
+    pub(super) fn check_length(&self, request: &Request<'_>, mtu: u32) -> Result<(), Refusal> {
+        let len = request.payload().len() as u64;
+        let full = u64::from(mtu);
+        let packet_fits = match request {
+            Request::SendFirst { .. }
+            | Request::SendMiddle { .. }
+            | Request::WriteFirst { .. }
+            | Request::WriteMiddle { .. } => len == full,
+            Request::SendLast { .. } | Request::WriteLast { .. } => (1..=full).contains(&len),
+            Request::SendOnly { .. } | Request::WriteOnly { .. } => len <= full,
+            Request::ReadRequest { .. }
+            | Request::CompareSwap { .. }
+            | Request::FetchAdd { .. }
+            | Request::Flush { .. }
+            | Request::AtomicWrite { .. } => true,
+        };
+        if !packet_fits {
+            return Err(INVALID);
+        }
+        let declared = |reth: &Reth| u64::from(reth.dma_len);
+        let remaining = match self.message {
+            Some(Message::Write { remaining, .. }) => u64::from(remaining),
+            Some(Message::Send { .. }) | None => 0,
+        };
+        let message_fits = match request {
+            Request::SendFirst { .. } | Request::SendMiddle { .. } => {
+                // One more packet must follow.
+                return if self.received() + len < self.wqe.length { Ok(()) } else { Err(TOO_LONG) };
+            }
+            Request::SendLast { .. } | Request::SendOnly { .. } => {
+                return if self.received() + len <= self.wqe.length { Ok(()) } else { Err(TOO_LONG) };
+            }
+            Request::WriteFirst { reth, .. } => (len + 1..=MAX_MESSAGE).contains(&declared(reth)),
+            Request::WriteMiddle { .. } => len < remaining,
+            Request::WriteLast { .. } => len == remaining,
+            Request::WriteOnly { reth, .. } => len == declared(reth),
+            Request::ReadRequest { reth } => declared(reth) <= MAX_MESSAGE,
+            Request::CompareSwap { .. }
+            | Request::FetchAdd { .. }
+            | Request::Flush { .. }
+            | Request::AtomicWrite { .. } => true,
+        };
+        if message_fits { Ok(()) } else { Err(INVALID) }
+    }
+
+    /// Octets of the send in progress.
+    pub(super) fn received(&self) -> u64 {
+        match self.message {
+            Some(Message::Send { received }) => received,
+            Some(Message::Write { .. }) | None => 0,
+        }
+    }
+
+    /// Key, range and permission of all that the message will touch, at its first packet. Zero length needs none
+    /// (IBTA C9-88).
+    pub(super) fn check_rkey(&self, request: &Request<'_>, mem: &impl Memory) -> Result<Target, Refusal> {
+        let range = |reth: &Reth, access| {
+            let target = Target::Memory { rkey: reth.rkey, addr: reth.va };
+            if reth.dma_len == 0 {
+                return Ok(target);
+            }
+            match mem.check_remote(reth.rkey, reth.va, u64::from(reth.dma_len), access) {
+                Ok(()) => Ok(target),
+                Err(_) => Err(ACCESS),
+            }
+        };
+        match request {
+            Request::SendFirst { .. }
+            | Request::SendMiddle { .. }
+            | Request::SendLast { .. }
+            | Request::SendOnly { .. }
+            | Request::Flush { .. }
+            | Request::AtomicWrite { .. } => Ok(Target::Receive),
+            Request::WriteMiddle { .. } | Request::WriteLast { .. } => match self.message {
+                Some(Message::Write { rkey, addr, .. }) => Ok(Target::Memory { rkey, addr }),
+                Some(Message::Send { .. }) | None => Err(INVALID),
+            },
+            Request::WriteFirst { reth, .. } | Request::WriteOnly { reth, .. } => {
+                range(reth, RemoteAccess::Write)
+            }
+            Request::ReadRequest { reth } => range(reth, RemoteAccess::Read),
+            Request::CompareSwap { atomic } | Request::FetchAdd { atomic } => {
+                let AtomicEth { va, rkey, .. } = *atomic;
+                if !va.is_multiple_of(8) {
+                    return Err(INVALID);
+                }
+                match mem.check_remote(rkey, va, 8, RemoteAccess::Atomic) {
+                    Ok(()) => Ok(Target::Memory { rkey, addr: va }),
+                    Err(MemoryError::Misaligned) => Err(INVALID),
+                    Err(_) => Err(ACCESS),
+                }
+            }
+        }
+    }
+}
