@@ -523,7 +523,7 @@ fn deregistration_waits_for_copies() {
                 }
             });
         }
-        for round in 0..2_000 {
+        for round in 0..100 {
             let pages = Pages::new(4);
             let key = register(&table, &pages, ALL.union(Access::ZERO_BASED));
             current[round % 4].store(key.value(), Ordering::Relaxed);

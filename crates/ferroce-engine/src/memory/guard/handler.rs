@@ -51,7 +51,7 @@ fn come_on_top(
     // When all are used the last one serves again; should the handler below go on to it, it would come back to itself.
     let place = used.min(ENTRIES - 1);
     // The same handler installed again lies above us and below: the older entry must not lead up to it any more.
-    for i in (0..used).rev() {
+    for i in 0..used {
         // SAFETY: entries below `used` are not null and point to leaked boxes that nobody writes to.
         let older = unsafe { &*below[i].load(Ordering::Relaxed) };
         if older.sa_sigaction == found.sa_sigaction && is_function(older) {
