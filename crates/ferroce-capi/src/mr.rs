@@ -39,10 +39,7 @@ unsafe fn register(
     call::pointer(|owner| {
         // SAFETY: as the caller says.
         let (_, live) = unsafe { pd::enter(owner, pd) }?;
-        let zero_based = access & abi::IBV_ACCESS_ZERO_BASED != 0;
-        let asked = access & !abi::IBV_ACCESS_OPTIONAL_RANGE & !abi::IBV_ACCESS_ZERO_BASED;
-        let access = Access::from_bits(asked).ok_or(Errno::EOPNOTSUPP)?;
-        let iova = if zero_based { 0 } else { iova };
+        let access = Access::from_bits_retain(access);
         let engine = live.engine.reg_mr(addr.expose_provenance() as u64, length, iova, access)?;
         let mr = POOL.take(abi::ibv_mr {
             context: live.context.public(),

@@ -339,7 +339,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     })
 }
 
-/// All entries that are not empty, as many as fit into `max_entries`; their count, or a negative errno.
+/// All entries that are not empty; their count, or a negative errno: EINVAL if they do not fit into `max_entries`.
 ///
 /// # Safety
 ///
@@ -361,13 +361,15 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
             return Err(Errno::EINVAL);
         }
         let table = live.engine.gid_table();
-        let count = table.len().min(max_entries);
-        for (index, entry) in table.iter().take(count).enumerate() {
+        if table.len() > max_entries {
+            return Err(Errno::EINVAL);
+        }
+        for (index, entry) in table.iter().enumerate() {
             let place = entries.wrapping_byte_add(index * entry_size);
             // SAFETY: an element of the caller's array; the structure is plain data.
             unsafe { write_prefix(place, entry_size, &c_gid_entry(entry)) };
         }
-        Ok(count)
+        Ok(table.len())
     })
 }
 

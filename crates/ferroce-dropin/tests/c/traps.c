@@ -144,7 +144,7 @@ static void gids_are_told_in_four_ways(void)
 {
 	union ibv_gid gid, zero = {};
 	struct ibv_gid_entry entry, table[8];
-	unsigned char wide[48];
+	unsigned char wide[8 * 40 + 8];
 
 	CHECK(ibv_query_gid(context, 1, 0, &gid) == 0);
 	CHECK(gid.raw[10] == 0xff && gid.raw[11] == 0xff && gid.raw[12] == 127);
@@ -170,15 +170,15 @@ static void gids_are_told_in_four_ways(void)
 	ssize_t count = ibv_query_gid_table(context, table, 8, 0);
 
 	CHECK(count >= 1);
-	CHECK(ibv_query_gid_table(context, table, 1, 0) == 1);
-	CHECK(ibv_query_gid_table(context, table, 0, 0) == 0);
+	CHECK(count == 1 || ibv_query_gid_table(context, table, 1, 0) == -EINVAL);
+	CHECK(ibv_query_gid_table(context, table, 0, 0) == -EINVAL);
 	CHECK(ibv_query_gid_table(context, table, 8, 4) == -EINVAL);
 	CHECK(_ibv_query_gid_table(context, table, 8, 0, 8) == -EINVAL);
 	CHECK(_ibv_query_gid_table(context, NULL, 8, 0, 32) == -EINVAL);
 	/* A newer program's larger entry. */
 	memset(wide, 0xa5, sizeof(wide));
-	CHECK(_ibv_query_gid_table(context, (void *)wide, 1, 0, 40) == 1);
-	CHECK(wide[32] == 0 && wide[39] == 0 && wide[40] == 0xa5);
+	CHECK(_ibv_query_gid_table(context, (void *)wide, 8, 0, 40) == count);
+	CHECK(wide[32] == 0 && wide[39] == 0 && (count > 1 || wide[40] == 0xa5));
 
 	int (*type_of)(struct ibv_context *, uint8_t, unsigned int, unsigned int *) =
 		dlvsym(RTLD_DEFAULT, "ibv_query_gid_type", "IBVERBS_PRIVATE_34");
