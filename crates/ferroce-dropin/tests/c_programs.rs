@@ -100,19 +100,16 @@ fn what_the_headers_rely_on() {
 }
 
 #[test]
-#[ignore = "the engine cannot make queue pairs yet"]
 fn what_wrong_callers_get() {
     passes("bad_input");
 }
 
 #[test]
-#[ignore = "the engine cannot make queue pairs yet"]
 fn every_operation_of_rc() {
     passes("exchange");
 }
 
 #[test]
-#[ignore = "the engine cannot make queue pairs yet"]
 fn events_and_acknowledgements() {
     passes("events");
 }
