@@ -56,8 +56,18 @@ struct Background {
     engine: Arc<Engine>,
     epoll: Guarded<EpollSet>,
     /// Lanes whose socket is in the epoll set.
-    watched: Vec<u64>,
+    watched: Vec<Watched>,
 }
+
+/// A lane whose socket is in the epoll set.
+struct Watched {
+    id: u64,
+    /// Wakes in a row for packets that a thread of the program took.
+    in_vain: u32,
+}
+
+/// After so many of them the program polls in earnest, and the thread keeps off.
+const WAKES_IN_VAIN: u32 = 16;
 
 impl Background {
     fn run(&mut self) {
@@ -104,10 +114,16 @@ impl Background {
             if lane.state().earliest() <= now && !lane.state().kept_by_poller(now) {
                 lane.serve_in_background(ROUNDS);
             }
-            let watching = self.watched.contains(&lane.id());
-            let plan = lane.state().plan(now, watching);
+            let watching = self.watched.iter().any(|watched| watched.id == lane.id());
+            let mut plan = lane.state().plan(now, watching);
             if plan.watch && !watching {
                 self.watch(lane);
+                // What waited out the tick could have been had at once: this program polls its
+                // memory, say, and its completion queue only now and then.
+                if lane.serve_in_background(ROUNDS) == Served::Some {
+                    lane.state().set_eager(true);
+                    plan = lane.state().plan(now, true);
+                }
             }
             wake_at = wake_at.min(plan.wake_at);
         }
@@ -118,14 +134,27 @@ impl Background {
     fn ready(&mut self, lane: &Lane) {
         if lane.state().kept_by_program(sys::now().as_nanos()) {
             self.unwatch(lane);
-        } else if lane.serve_in_background(ROUNDS) == Served::Busy {
+            return;
+        }
+        let served = lane.serve_in_background(ROUNDS);
+        if served == Served::Busy {
             std::thread::yield_now();
+        }
+        let Some(watched) = self.watched.iter_mut().find(|watched| watched.id == lane.id()) else { return };
+        if served == Served::Some {
+            watched.in_vain = 0;
+        } else if lane.state().is_eager() {
+            watched.in_vain += 1;
+            if watched.in_vain == WAKES_IN_VAIN {
+                lane.state().set_eager(false);
+                self.unwatch(lane);
+            }
         }
     }
 
     fn watch(&mut self, lane: &Lane) {
         match self.epoll.0.add(lane.fd(), EpollEvent::new(EpollFlags::EPOLLIN, lane.id())) {
-            Ok(()) => self.watched.push(lane.id()),
+            Ok(()) => self.watched.push(Watched { id: lane.id(), in_vain: 0 }),
             Err(errno) => tracing::error!(%errno, "cannot watch a socket"),
         }
     }
@@ -134,7 +163,7 @@ impl Background {
         if let Err(errno) = self.epoll.0.delete(lane.fd()) {
             tracing::error!(%errno, "cannot stop watching a socket");
         }
-        self.watched.retain(|id| *id != lane.id());
+        self.watched.retain(|watched| watched.id != lane.id());
     }
 }
 

@@ -20,6 +20,8 @@ pub struct LaneState {
     watched: AtomicBool,
     /// Earliest deadline of a queue pair on the lane; may be too early, never too late.
     earliest: AtomicU64,
+    /// The program polls its memory, or now and then: wait for no tick. Set by the background thread.
+    eager: AtomicBool,
 }
 
 /// What the background thread has to do about one lane.
@@ -34,7 +36,12 @@ pub struct Plan {
 impl LaneState {
     /// A lane that nobody has served and that has no timers.
     pub fn new() -> Self {
-        Self { served: AtomicU64::new(0), watched: AtomicBool::new(false), earliest: AtomicU64::new(NEVER) }
+        Self {
+            served: AtomicU64::new(0),
+            watched: AtomicBool::new(false),
+            earliest: AtomicU64::new(NEVER),
+            eager: AtomicBool::new(false),
+        }
     }
 
     /// A thread of the program serves the lane at `now`.
@@ -55,8 +62,19 @@ impl LaneState {
     fn cold_at(&self) -> u64 {
         match self.served.load(Ordering::Relaxed) {
             0 => 0,
+            _ if self.eager.load(Ordering::Relaxed) => 0,
             served => served.saturating_add(TICK),
         }
+    }
+
+    /// Whether the background thread waits for no tick.
+    pub fn is_eager(&self) -> bool {
+        self.eager.load(Ordering::Relaxed)
+    }
+
+    /// Says whether it shall.
+    pub fn set_eager(&self, eager: bool) {
+        self.eager.store(eager, Ordering::Relaxed);
     }
 
     /// A thread wants to sleep on the socket. `false`: another one does already.

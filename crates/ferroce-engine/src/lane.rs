@@ -25,6 +25,11 @@
 //! packet of a lane that the program serves by itself, it takes the socket out of its epoll set.
 //! On the way out it finds, at its next look, that nobody has served the lane for a millisecond,
 //! and puts the socket back; epoll is level-triggered, so whatever waits is reported at once.
+//! A program that spins on its memory instead (`ib_write_lat`) polls only now and then. When the
+//! background thread finds that packets waited out the millisecond, it becomes *eager* on that
+//! lane and serves every packet at once, until it has been woken sixteen times in a row for packets
+//! that a poller had taken by then.
+//!
 //! [`crate::handover`] has the atomics and the reason why no wake-up is lost; `tests/handover.rs`
 //! runs them under loom.
 //!
