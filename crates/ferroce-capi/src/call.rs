@@ -100,3 +100,43 @@ pub(crate) fn nothing(body: impl FnOnce(&Owner) -> Result<(), Errno>) {
         errno::set(errno);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context;
+
+    #[test]
+    fn a_panic_ends_its_context_and_no_other() {
+        let (dead, other) = (context::tests::blank(), context::tests::blank());
+        let mut ran = 0;
+        let mut call = |context: &'static ContextHandle, panics: bool| {
+            code(|owner| {
+                owner.is(context)?;
+                ran += 1;
+                assert!(!panics, "this is the bug that the test makes");
+                Ok(())
+            })
+        };
+        assert_eq!(call(dead, false), 0);
+        assert_eq!(call(dead, true), libc::EIO);
+        assert_eq!(call(dead, false), libc::EIO);
+        assert_eq!(call(other, false), 0);
+        assert_eq!(ran, 3);
+    }
+
+    #[test]
+    fn each_convention_has_its_failure() {
+        let errno = || std::io::Error::last_os_error().raw_os_error();
+        assert_eq!(code(|_| Err(Errno::EBUSY)), libc::EBUSY);
+        assert_eq!(errno(), Some(libc::EBUSY));
+        assert_eq!(status(|_| Ok(libc::ENOENT)), libc::ENOENT);
+        assert!(pointer::<u8>(|_| Err(Errno::ENOMEM)).is_null());
+        assert_eq!(errno(), Some(libc::ENOMEM));
+        assert_eq!(minus_one(|_| Err(Errno::EAGAIN)), -1);
+        assert_eq!(errno(), Some(libc::EAGAIN));
+        assert_eq!(negative(|_| Err(Errno::EINVAL)), -(libc::EINVAL as isize));
+        assert_eq!(negative(|_| panic!("this is the bug that the test makes")), -(libc::EIO as isize));
+        assert_eq!(value(7, |_| Err(Errno::EIO)), 7);
+    }
+}

@@ -141,3 +141,30 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut abi::ibv_context) -> c_i
         })
     })
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A context that was never opened.
+    pub(crate) fn blank() -> &'static ContextHandle {
+        POOL.take(ops::verbs_context(abi::ibv_context {
+            device: ptr::null_mut(),
+            ops: ops::CONTEXT_OPS,
+            cmd_fd: -1,
+            async_fd: -1,
+            num_comp_vectors: 0,
+            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+            abi_compat: ptr::null_mut(),
+        }))
+    }
+
+    #[test]
+    fn the_program_s_pointer_leads_back() {
+        let handle = blank();
+        // SAFETY: it is a context.
+        let found = unsafe { ContextHandle::of(handle.public()) };
+        assert!(ptr::eq(found.expect("a context"), handle));
+        assert!(handle.live().is_err());
+    }
+}

@@ -1,7 +1,7 @@
 //! What does each C call do? `ibv_*`, `rdma_*` and `umad_*` over the engine.
 //!
-//! A module an object; each holds the exported functions and those behind the inline ones. [`call`] is the boundary
-//! that every call crosses, [`errno`] the one place where errors become numbers, [`handle`] the memory behind the
+//! A module an object; each holds the exported functions and those behind the inline ones. `call` is the boundary
+//! that every call crosses, [`errno`] the one place where errors become numbers, `handle` the memory behind the
 //! pointers that programs hold, [`refused`] what this version does not do.
 //!
 //! Nothing here is `#[no_mangle]`: `ferroce-dropin` gives the functions their names and versions.

@@ -10,7 +10,9 @@ macro_rules! refuse {
         let function = refused::$function as extern "C" fn() -> _;
         // SAFETY: a pointer to a function becomes one to a function that takes arguments. Only C calls it, and by
         // the C calling convention of every Linux target a function may leave its arguments unread.
-        unsafe { std::mem::transmute(function) }
+        #[expect(clippy::missing_transmute_annotations, reason = "the type is that of the slot")]
+        let slot = unsafe { std::mem::transmute(function) };
+        slot
     }};
 }
 

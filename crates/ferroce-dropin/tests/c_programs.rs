@@ -113,3 +113,18 @@ fn every_operation_of_rc() {
 fn events_and_acknowledgements() {
     passes("events");
 }
+
+#[test]
+fn posting_and_polling_allocate_nothing() {
+    passes("allocation");
+}
+
+#[test]
+fn objects_destroyed_under_other_threads() {
+    passes("threads");
+}
+
+#[test]
+fn children_leave_their_parent_alone() {
+    passes("forked");
+}
