@@ -217,6 +217,22 @@ fn source_and_congestion_bits_are_told() {
     }
 }
 
+/// As the kernel's rxe sends, over both families.
+#[test]
+fn datagrams_without_checksum_are_received() {
+    const UDP_NO_CHECK6_TX: c_int = 101;
+    for ip in [own_v4(), V6] {
+        let group = group(ip, 2);
+        let other = std::net::UdpSocket::bind((ip, 0)).unwrap();
+        match ip {
+            IpAddr::V4(_) => sys::set_int(&other, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap(),
+            IpAddr::V6(_) => sys::set_int(&other, libc::SOL_UDP, UDP_NO_CHECK6_TX, 1).unwrap(),
+        }
+        other.send_to(&[0, 0, 0, 0, 0, 1], group.local_addr()).unwrap();
+        assert_eq!(receive(&holder(&group, 1), 1).len(), 1);
+    }
+}
+
 #[test]
 fn a_free_slot_holds_next_to_nothing_and_a_leased_one_what_is_granted() {
     let group = group(own_v4(), 3);
