@@ -2,8 +2,7 @@
 //! Skipped, with a sentence, where there are no headers, no C compiler or no way to make such a namespace.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::process::{Command, Output};
 
 mod support;
 
@@ -34,21 +33,8 @@ fn compile(name: &str) -> Result<PathBuf, String> {
     Ok(program)
 }
 
-/// `unshare` with what makes a fresh network namespace for this user, or why there is none.
-fn namespace() -> Result<Vec<&'static str>, String> {
-    static FORM: OnceLock<Option<Vec<&'static str>>> = OnceLock::new();
-    let form = FORM.get_or_init(|| {
-        let forms = [vec!["unshare", "--net", "--"], vec!["unshare", "--map-root-user", "--net", "--"]];
-        forms.into_iter().find(|form| {
-            let tried = Command::new(form[0]).args(&form[1..]).arg("true").stderr(Stdio::null()).status();
-            tried.is_ok_and(|status| status.success())
-        })
-    });
-    form.clone().ok_or_else(|| "no network namespace can be made here".to_owned())
-}
-
 fn run(program: &Path, environment: &[(&str, &str)]) -> Result<Output, String> {
-    let form = namespace()?;
+    let form = support::namespace()?;
     let runtime = Path::new(env!("CARGO_TARGET_TMPDIR")).join("run");
     std::fs::create_dir_all(&runtime).expect("target is writable");
     let output = Command::new(form[0])

@@ -155,3 +155,46 @@ fn copies_are_refused_by_name() {
     let with_links = Command::new(&program).env("LD_LIBRARY_PATH", support::library_dir()).status();
     assert!(with_links.is_ok_and(|status| status.success()));
 }
+
+/// `ibv_devices` where no broker is and none may be started.
+fn without_broker(environment: &[(&str, &str)]) -> Result<std::process::Output, String> {
+    let form = support::namespace()?;
+    let output = Command::new(form[0])
+        .args(&form[1..])
+        .arg("ibv_devices")
+        .env("LD_LIBRARY_PATH", support::library_dir())
+        .env("FERROCE_BROKER", "none")
+        .env_remove("FERROCE_LOG")
+        .env_remove("VERBS_LOG_LEVEL")
+        .env_remove("VERBS_LOG_FILE")
+        .envs(environment.iter().copied())
+        .output();
+    match output {
+        Ok(output) if output.status.code() == Some(127) => Err("ibv_devices is not installed".to_owned()),
+        Ok(output) => Ok(output),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[test]
+fn a_missing_broker_is_told_where_the_user_wants_it() {
+    let told = match without_broker(&[]) {
+        Ok(output) => output,
+        Err(reason) => return println!("skipped: {reason}"),
+    };
+    let said = String::from_utf8_lossy(&told.stderr);
+    assert!(!told.status.success());
+    assert_eq!(said.matches("ferroce: error: ").count(), 1, "{said}");
+    assert!(said.contains("Function not implemented"), "{said}");
+
+    let silent = without_broker(&[("VERBS_LOG_LEVEL", "0")]).expect("as before");
+    assert!(!String::from_utf8_lossy(&silent.stderr).contains("ferroce"));
+
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("verbs.log");
+    let _ = std::fs::remove_file(&file);
+    let path = file.to_string_lossy();
+    let logged = without_broker(&[("VERBS_LOG_FILE", &path), ("VERBS_LOG_LEVEL", "4")]).expect("as before");
+    assert!(!String::from_utf8_lossy(&logged.stderr).contains("ferroce"));
+    let text = std::fs::read_to_string(&file).expect("the log was written");
+    assert!(text.contains("ferroce: error: "), "{text}");
+}

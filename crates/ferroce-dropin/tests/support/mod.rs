@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 /// The library file. A package whose library is a cdylib is not built for its own tests, so this asks cargo to.
@@ -43,4 +43,17 @@ pub fn library_dir() -> PathBuf {
         }
     }
     dir
+}
+
+/// `unshare` with what makes a fresh network namespace for this user, or why there is none.
+pub fn namespace() -> Result<Vec<&'static str>, String> {
+    static FORM: OnceLock<Option<Vec<&'static str>>> = OnceLock::new();
+    let form = FORM.get_or_init(|| {
+        let forms = [vec!["unshare", "--net", "--"], vec!["unshare", "--map-root-user", "--net", "--"]];
+        forms.into_iter().find(|form| {
+            let tried = Command::new(form[0]).args(&form[1..]).arg("true").stderr(Stdio::null()).status();
+            tried.is_ok_and(|status| status.success())
+        })
+    });
+    form.clone().ok_or_else(|| "no network namespace can be made here".to_owned())
 }
