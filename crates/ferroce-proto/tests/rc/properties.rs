@@ -82,7 +82,7 @@ proptest! {
         let caps = ferroce_proto::QpCaps { max_send_sge: 10, max_recv_sge: 10, ..Setup::default().caps };
         let setup = Setup { mtu, caps, psn: [psn, 77], ..Setup::default() };
         let len: u32 = from.iter().sum();
-        let input: Vec<u8> = (0..30_000u32).map(|i| (i * 131 >> 3) as u8).collect();
+        let input: Vec<u8> = (0..30_000u32).map(|i| ((i * 131) >> 3) as u8).collect();
         let [mut a, mut b] = [Ram::default(), Ram::default()];
         for ram in [&mut a, &mut b] {
             ram.register(1, 0, input.clone());
