@@ -13,6 +13,7 @@ mod demo;
 mod dist;
 mod e2e;
 mod exchange;
+mod expected;
 mod job;
 mod manual;
 mod peer;
