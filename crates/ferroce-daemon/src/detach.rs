@@ -5,6 +5,7 @@ use std::io::Read;
 use std::process::{Command, ExitCode, Stdio};
 
 use ferroce_engine::broker::RuntimeDir;
+use nix::sys::signal::SigSet;
 use nix::sys::stat::{Mode, umask};
 
 use crate::say;
@@ -16,6 +17,10 @@ pub fn detach(idle: u64) -> ExitCode {
     // Not a group leader, since whoever started us forked; should it be one after all, only the terminal stays ours.
     let _ = nix::unistd::setsid();
     umask(Mode::from_bits_truncate(0o077));
+    // A program's background thread, which starts a broker when one died, has all signals blocked.
+    if let Err(e) = SigSet::empty().thread_set_mask() {
+        return fail(&format!("the signal mask cannot be cleared: {e}"));
+    }
     if let Err(e) = std::env::set_current_dir("/") {
         return fail(&format!("cannot change to the root directory: {e}"));
     }
