@@ -1,5 +1,7 @@
 //! A program's side of the broker.
 
+mod find;
+
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::net::IpAddr;
@@ -8,9 +10,7 @@ use std::process::Child;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use ferroce_ipc::{
-    AddressSockets, BROKER_NAME, Client, ClientError, Leased, Message, Refusal, RefusalCode, ResourceCounts,
-};
+use ferroce_ipc::{AddressSockets, Client, ClientError, Leased, Message, Refusal, ResourceCounts};
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::time::{
@@ -18,10 +18,12 @@ use rustix::time::{
 };
 use tracing::{debug, info, warn};
 
+pub use find::{BrokerError, BrokerMode, ConnectOptions};
+
+use find::find_or_start;
+
 use super::netdev::Address;
-use super::server::ServerError;
 use super::spawn::{self, SpawnError};
-use super::sys;
 
 /// How long finding, starting and greeting a broker may take.
 const CONNECT: Duration = Duration::from_secs(2);
@@ -31,91 +33,6 @@ const REQUEST: Duration = Duration::from_secs(4);
 const RETRY: Duration = Duration::from_millis(10);
 const RETRY_SLOWLY: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Where the broker comes from: `FERROCE_BROKER`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum BrokerMode {
-    /// `auto`: the one that runs, else `ferroced`, started by us; a thread of this process if `ferroced` is not found.
-    #[default]
-    Auto,
-    /// `embedded`: the one that runs, else a thread of this process.
-    Embedded,
-    /// `none`: the one that runs.
-    None,
-}
-
-impl BrokerMode {
-    /// What `FERROCE_BROKER` says; [`BrokerMode::Auto`] if it says nothing that we know.
-    pub fn from_env() -> Self {
-        match std::env::var("FERROCE_BROKER").as_deref() {
-            Ok("embedded") => Self::Embedded,
-            Ok("none") => Self::None,
-            Err(std::env::VarError::NotPresent) | Ok("auto" | "") => Self::Auto,
-            other => {
-                warn!("FERROCE_BROKER is auto, embedded or none, not {other:?}");
-                Self::Auto
-            }
-        }
-    }
-}
-
-/// How a program looks for its broker.
-#[derive(Clone, Debug)]
-pub struct ConnectOptions {
-    /// Where the broker comes from.
-    pub mode: BrokerMode,
-    /// The abstract name.
-    pub name: String,
-    /// An interface to have a device on, empty for none: `FERROCE_NETDEV`.
-    pub netdev: String,
-}
-
-impl ConnectOptions {
-    /// The usual name, and `FERROCE_NETDEV`.
-    pub fn new(mode: BrokerMode) -> Self {
-        let netdev = match sys::is_privileged_program() {
-            true => String::new(),
-            false => std::env::var("FERROCE_NETDEV").unwrap_or_default(),
-        };
-        Self { mode, name: BROKER_NAME.to_owned(), netdev }
-    }
-}
-
-/// Why the broker is of no help.
-#[derive(Debug, thiserror::Error)]
-pub enum BrokerError {
-    /// It could not be started.
-    #[error("cannot start ferroced")]
-    Spawn(#[from] SpawnError),
-    /// It could not be started in this process.
-    #[error("cannot run the broker in this process")]
-    Embedded(#[from] ServerError),
-    /// It cannot be asked, or refused with a sentence of its own.
-    #[error(transparent)]
-    Client(#[from] ClientError),
-    /// A descriptor of our own could not be made.
-    #[error("out of a resource")]
-    Io(#[from] io::Error),
-}
-
-impl From<BrokerError> for io::Error {
-    fn from(error: BrokerError) -> Self {
-        let code = match &error {
-            BrokerError::Client(ClientError::Refused(refusal)) => Some(refusal.code),
-            _ => None,
-        };
-        let kind = match (&error, code) {
-            (BrokerError::Client(ClientError::Foreign { .. }), _) => io::ErrorKind::PermissionDenied,
-            (_, Some(RefusalCode::ForeignUser | RefusalCode::Permission)) => io::ErrorKind::PermissionDenied,
-            (_, Some(RefusalCode::PortTaken | RefusalCode::Busy)) => io::ErrorKind::ResourceBusy,
-            (_, Some(RefusalCode::UnknownNetdev | RefusalCode::UnknownLink)) => io::ErrorKind::NotFound,
-            (_, Some(RefusalCode::Exists)) => io::ErrorKind::AlreadyExists,
-            (BrokerError::Client(ClientError::Timeout { .. }), _) => io::ErrorKind::TimedOut,
-            _ => io::ErrorKind::Other,
-        };
-        io::Error::new(kind, error)
-    }
-}
 
 /// The slots of this program and the sockets that go with them.
 #[derive(Debug)]
@@ -658,48 +575,6 @@ impl Inner {
             if !self.devices.iter().any(|now| same(old, now)) {
                 self.events.push_back(BrokerEvent::DeviceRemoved(old.id));
             }
-        }
-    }
-}
-
-/// A greeted client of a broker that was there or that was started.
-fn find_or_start(options: &ConnectOptions, deadline: Instant) -> Result<Client, BrokerError> {
-    let mut failed = None;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        match Client::connect(&options.name, &options.netdev, left.max(Duration::from_millis(10))) {
-            Ok(client) => return Ok(client),
-            Err(e) if !e.is_leaving() => return Err(e.into()),
-            Err(e) if left.is_zero() => return Err(failed.unwrap_or_else(|| e.into())),
-            // One that is about to end still holds the name.
-            Err(ClientError::NoBroker) => {}
-            Err(_) => {
-                std::thread::sleep(Duration::from_millis(5));
-                continue;
-            }
-        }
-        let started = match options.mode {
-            BrokerMode::None => return Err(ClientError::NoBroker.into()),
-            BrokerMode::Embedded => spawn::start_embedded(&options.name).map_err(BrokerError::from),
-            BrokerMode::Auto => match spawn::start(deadline) {
-                Err(SpawnError::NotFound) => {
-                    warn!("ferroced was not found: the broker runs in this process, and ends with it");
-                    spawn::start_embedded(&options.name).map_err(BrokerError::from)
-                }
-                other => other.map_err(BrokerError::from),
-            },
-        };
-        match started {
-            Ok(()) => {}
-            Err(e @ BrokerError::Spawn(SpawnError::Said(_))) => {
-                // Perhaps it lost a race against one that is of use to us.
-                failed = Some(e);
-                if Instant::now() + CONNECT / 2 > deadline {
-                    return Err(failed.unwrap_or_else(|| ClientError::NoBroker.into()));
-                }
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            Err(e) => return Err(e),
         }
     }
 }

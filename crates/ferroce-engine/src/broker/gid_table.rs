@@ -42,9 +42,8 @@ impl GidTable {
             self.slots.push(Slot::Left(0));
         }
         let new = Slot::Used { ip: entry.gid.to_ip(), ifindex: entry.ifindex };
-        match self.slots.get_mut(index) {
-            Some(slot @ Slot::Left(_)) => *slot = new,
-            _ => {}
+        if let Some(slot @ Slot::Left(_)) = self.slots.get_mut(index) {
+            *slot = new;
         }
     }
 

@@ -186,10 +186,7 @@ impl<G: Sockets> Groups<G> {
         let mut any = false;
         for (address, parked) in found {
             let known = self.groups.get(&address).map_or(0, Sockets::len) as u8;
-            let mut members = match self.members(address, &(0..known).collect::<Vec<u8>>()) {
-                Ok(members) => members,
-                Err(_) => Vec::new(),
-            };
+            let mut members = self.members(address, &(0..known).collect::<Vec<u8>>()).unwrap_or_default();
             for (slot, fd) in parked {
                 if usize::from(slot) == members.len() {
                     members.push(fd);

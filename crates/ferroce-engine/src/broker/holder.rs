@@ -136,7 +136,8 @@ mod tests {
 
     #[test]
     fn lines_of_proc_net_udp() {
-        let cases: &[(&str, &str, Option<(u32, u64)>)] = &[
+        type Found = Option<(u32, u64)>;
+        let cases: &[(&str, &str, Found)] = &[
             (
                 "  12: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000  1000        0 4242 2 0 0",
                 "127.0.0.1",

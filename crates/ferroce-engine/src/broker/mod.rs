@@ -1,15 +1,19 @@
 //! Who owns what programs share: the broker's logic, its server, and the program's client of it.
 //!
-//! [`Broker`] decides and does no I/O of its own on connections; [`Server`] runs it over sockets, in the process
+//! `Broker` (in `logic`) decides and does no I/O of its own on connections; [`Server`] runs it over sockets, in the process
 //! `ferroced` or in a thread of a program. [`client::BrokerClient`] is a program's side: it finds or starts the broker,
 //! leases slots, follows news, and after the broker's death finds or starts the next one and hands back what it holds.
 
-mod broker;
 pub mod client;
 mod devices;
+#[cfg(any(test, feature = "fuzzing"))]
+mod fake;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod gid_table;
 mod groups;
 mod holder;
+mod logic;
 mod netdev;
 mod parking;
 mod rtnetlink;
@@ -20,7 +24,6 @@ mod spawn;
 mod sys;
 mod world;
 
-pub use broker::Broker;
 pub use client::{BrokerClient, BrokerError, BrokerEvent, BrokerMode, Lease, LeasedAddress};
 pub use runtime_dir::RuntimeDir;
 pub use server::{Server, ServerError, ServerOptions};

@@ -10,7 +10,7 @@ use ferroce_ipc::{BROKER_NAME, Connection, Listener, Message, MessageError, Peer
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tracing::{debug, error, info, warn};
 
-use super::broker::{Broker, Output};
+use super::logic::{Broker, Output};
 use super::netdev::Netdev;
 use super::rtnetlink::{self, Monitor};
 use super::runtime_dir::{RuntimeDir, random_guid};

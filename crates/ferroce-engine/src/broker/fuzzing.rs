@@ -1,0 +1,307 @@
+//! The broker fed with anything, for the fuzzer and for the test that replays its corpus.
+//!
+//! The input is a list of steps: connections, bytes of messages, deaths, time, interfaces, the broker's own death. After
+//! each step the books are compared: no slot is ever given to a program while another one may hold it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use ferroce_ipc::{DeviceInfo, Hello, LinkKind, Message, Peer, ResourceCounts};
+
+use super::fake::{Fake, netdev};
+use super::logic::{Broker, Output};
+use super::netdev::Netdev;
+use super::{ClientId, ProcessId};
+
+const STEPS: usize = 200;
+const CLIENTS: usize = 16;
+
+/// Runs the steps in `input`.
+///
+/// # Panics
+/// When the broker's books are wrong, or it panics itself.
+pub fn run(input: &[u8]) {
+    let mut run = Run::new(input);
+    for _ in 0..STEPS {
+        let Some(step) = run.byte() else { break };
+        run.step(step);
+        run.settle();
+    }
+}
+
+struct Client {
+    id: ClientId,
+    process: ProcessId,
+    /// The last reading end of parked descriptors that it was given.
+    parked: Option<OwnedFd>,
+    devices: Vec<DeviceInfo>,
+    released: Option<Vec<u8>>,
+}
+
+struct Run<'a> {
+    input: &'a [u8],
+    now: Instant,
+    world: Fake,
+    broker: Broker<Fake>,
+    clients: Vec<Client>,
+    next_client: u64,
+    /// Who holds a slot, as the programs see it.
+    holders: BTreeMap<u8, ProcessId>,
+}
+
+impl<'a> Run<'a> {
+    fn new(input: &'a [u8]) -> Self {
+        let world = Fake::default();
+        let broker = Broker::new(world.clone(), 1000, [2; 8], interfaces(0));
+        let now = Instant::now();
+        Self { input, now, world, broker, clients: Vec::new(), next_client: 0, holders: BTreeMap::new() }
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        let (first, rest) = self.input.split_first()?;
+        self.input = rest;
+        Some(*first)
+    }
+
+    fn number(&mut self) -> u8 {
+        self.byte().unwrap_or(0)
+    }
+
+    fn bytes(&mut self) -> &'a [u8] {
+        let count = usize::from(self.number()).min(self.input.len());
+        let (taken, rest) = self.input.split_at(count);
+        self.input = rest;
+        taken
+    }
+
+    fn client(&mut self) -> Option<usize> {
+        let number = usize::from(self.number());
+        (!self.clients.is_empty()).then(|| number % self.clients.len())
+    }
+
+    fn step(&mut self, step: u8) {
+        match step % 12 {
+            0 => self.connect(),
+            1 => {
+                let bytes = self.bytes();
+                let count = usize::from(self.number() % 3);
+                let Some(client) = self.client() else { return };
+                if let Ok((id, message)) = Message::decode(bytes, count) {
+                    self.say(client, id, message, (0..count).map(|_| null()).collect());
+                }
+            }
+            2 => {
+                let Some(client) = self.client() else { return };
+                let message = self.request();
+                self.say(client, 1, message, Vec::new());
+            }
+            3 => self.resume(),
+            4 => {
+                let Some(client) = self.client() else { return };
+                let gone = self.clients.remove(client);
+                self.broker.disconnected(self.now, gone.id);
+            }
+            5 => {
+                let Some(client) = self.client() else { return };
+                let gone = self.clients.remove(client);
+                self.broker.lost(gone.id);
+            }
+            6 => {
+                let Some(client) = self.client() else { return };
+                let process = self.clients[client].process;
+                self.clients.retain(|client| client.process != process);
+                self.holders.retain(|_, holder| *holder != process);
+                self.broker.died(process);
+            }
+            7 => {
+                self.now += Duration::from_millis(u64::from(self.number()) * 20);
+                self.broker.tick(self.now);
+                // Those away for long have lost their slots, and live with it.
+                let (clients, broker) = (&self.clients, &self.broker);
+                self.holders.retain(|_, process| {
+                    clients.iter().any(|client| client.process == *process) || broker.knows(*process)
+                });
+            }
+            8 => {
+                let which = self.number();
+                self.broker.netdevs_changed(interfaces(which));
+            }
+            9 => {
+                let mut port = self.world.port.borrow_mut();
+                port.out_of_files = !port.out_of_files;
+            }
+            10 => {
+                let open = self.number() % 2 == 1;
+                self.world.port.borrow_mut().open_elsewhere = open;
+            }
+            _ => self.broker_dies(),
+        }
+    }
+
+    fn connect(&mut self) {
+        let (pid, uid) = (u32::from(self.number() % 8) + 1, [1000, 1000, 0, 1001][usize::from(self.number() % 4)]);
+        if self.clients.len() >= CLIENTS {
+            return;
+        }
+        let (id, process) = (ClientId(self.next_client), ProcessId(pid.into()));
+        self.next_client += 1;
+        self.broker.connected(id, Peer { pid, uid }, process, true);
+        self.clients.push(Client { id, process, parked: None, devices: Vec::new(), released: None });
+        if self.number() % 8 > 0 {
+            let client = self.clients.len() - 1;
+            self.say(client, 0, Message::Hello(Hello::ours("")), Vec::new());
+        }
+    }
+
+    fn request(&mut self) -> Message {
+        let number = self.number();
+        match self.number() % 9 {
+            0 => Message::Lease(number.clamp(1, 254)),
+            1 => Message::Release(if number == 0 { Vec::new() } else { vec![number.min(254)] }),
+            2 => Message::LinkAdd {
+                name: format!("fr{}", number % 4),
+                kind: LinkKind::Roce,
+                netdev: format!("eth{}", number / 4 % 4),
+            },
+            3 => Message::LinkDel { name: format!("fr{}", number % 4) },
+            4 => Message::GetStatus,
+            5 => Message::ListDevices,
+            6 => Message::Report(ResourceCounts::default()),
+            7 => Message::Done,
+            _ => Message::Hello(Hello::ours("eth0")),
+        }
+    }
+
+    fn resume(&mut self) {
+        let Some(client) = self.client() else { return };
+        let lie = self.number();
+        let who = &self.clients[client];
+        let mut slots: Vec<u8> = match lie {
+            0..=223 => self.holders.iter().filter(|(_, holder)| **holder == who.process).map(|(slot, _)| *slot).collect(),
+            other => vec![other - 223],
+        };
+        slots.dedup();
+        let parked = match &who.parked {
+            Some(parked) if lie % 16 != 1 => parked.try_clone().expect("a descriptor"),
+            _ => null(),
+        };
+        let devices = who.devices.clone();
+        self.say(client, 0, Message::Devices(devices), Vec::new());
+        self.say(client, 1, Message::Resume(slots), vec![parked]);
+    }
+
+    /// Says something that went over the wire.
+    fn say(&mut self, client: usize, id: u32, message: Message, descriptors: Vec<OwnedFd>) {
+        if let Message::Release(slots) = &message {
+            self.clients[client].released = Some(slots.clone());
+        }
+        let Ok(bytes) = message.encode(id) else { return };
+        let (id, message) = Message::decode(&bytes, descriptors.len()).expect("what is sent is valid");
+        self.broker.message(self.now, self.clients[client].id, id, message, descriptors);
+        self.settle();
+    }
+
+    /// kill -9 of the broker: programs keep what they hold, and their descriptors keep the port.
+    fn broker_dies(&mut self) {
+        self.broker = Broker::new(self.world.clone(), 1000, [2; 8], interfaces(0));
+        let nobody = self.clients.iter().all(|client| client.parked.is_none());
+        if nobody {
+            self.world.port.borrow_mut().members.clear();
+            self.holders.clear();
+        }
+        // Unreported slots stay their programs' own, who have the sockets open.
+        self.world.port.borrow_mut().open_elsewhere = true;
+        for client in &mut self.clients {
+            client.id = ClientId(self.next_client);
+            self.next_client += 1;
+            let peer = Peer { pid: client.process.0 as u32, uid: 1000 };
+            self.broker.connected(client.id, peer, client.process, true);
+            self.broker.message(self.now, client.id, 0, Message::Hello(Hello::ours("")), Vec::new());
+        }
+    }
+
+    /// Takes what the broker says, and compares the books.
+    fn settle(&mut self) {
+        while let Some(output) = self.broker.poll_output() {
+            let (to, message, descriptors) = match output {
+                Output::Send { client, message, descriptors, .. } => (client, message, descriptors),
+                Output::Close(client) => {
+                    self.clients.retain(|known| known.id != client);
+                    continue;
+                }
+            };
+            assert_eq!(message.descriptors(), descriptors.len(), "{message:?}");
+            message.encode(0).expect("what the broker says fits a message");
+            let Some(client) = self.clients.iter_mut().find(|known| known.id == to) else { continue };
+            match message {
+                Message::Leased(leased) => {
+                    client.parked = descriptors.into_iter().next();
+                    for slot in leased.slots {
+                        let holder = self.holders.insert(slot, client.process);
+                        assert!(holder.is_none_or(|holder| holder == client.process), "slot {slot} is given twice");
+                    }
+                }
+                Message::Parked => client.parked = descriptors.into_iter().next(),
+                Message::Devices(devices) => client.devices = devices,
+                Message::Done => {
+                    let process = client.process;
+                    match client.released.take() {
+                        Some(slots) if slots.is_empty() => self.holders.retain(|_, holder| *holder != process),
+                        Some(slots) => slots.iter().for_each(|slot| drop(self.holders.remove(slot))),
+                        None => {}
+                    }
+                }
+                Message::Address(address) => {
+                    let process = client.process;
+                    let own = |slot: &u8| self.holders.get(slot) == Some(&process);
+                    assert!(address.slots.iter().all(own), "sockets of another program's slot");
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn null() -> OwnedFd {
+    let file = File::open("/dev/null").expect("/dev/null");
+    file.as_fd().try_clone_to_owned().expect("a descriptor")
+}
+
+/// `lo`, and more or less of two other interfaces.
+fn interfaces(which: u8) -> Vec<Netdev> {
+    let mut all = vec![netdev(1, &["127.0.0.1", "::1"])];
+    if which & 1 != 0 {
+        let addresses: &[&str] = if which & 2 != 0 { &["192.0.2.1", "fe80::1"] } else { &["192.0.2.2"] };
+        all.push(netdev(2, addresses));
+    }
+    if which & 4 != 0 {
+        all.push(Netdev { running: which & 8 != 0, ..netdev(3, &["198.51.100.1"]) });
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+        #[test]
+        fn any_steps(input in proptest::collection::vec(any::<u8>(), 0..600)) {
+            super::run(&input);
+        }
+    }
+
+    #[test]
+    fn the_corpus() {
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/broker_message");
+        let mut count = 0;
+        for entry in std::fs::read_dir(corpus).unwrap() {
+            super::run(&std::fs::read(entry.unwrap().path()).unwrap());
+            count += 1;
+        }
+        assert!(count > 5, "{corpus} has {count} inputs");
+    }
+}
