@@ -48,7 +48,16 @@ struct Run<'a> {
     clients: Vec<Client>,
     next_client: u64,
     /// Who holds a slot, as the programs see it.
-    holders: BTreeMap<u8, ProcessId>,
+    holders: BTreeMap<u8, Holder>,
+}
+
+struct Holder {
+    process: ProcessId,
+    client: ClientId,
+    /// Its connection is closed: it has until then to come back.
+    until: Option<Instant>,
+    /// The broker died since, and it has not come back.
+    unknown: bool,
 }
 
 impl<'a> Run<'a> {
@@ -101,6 +110,9 @@ impl<'a> Run<'a> {
             4 => {
                 let Some(client) = self.client() else { return };
                 let gone = self.clients.remove(client);
+                for holder in self.holders.values_mut().filter(|holder| holder.client == gone.id) {
+                    holder.until = Some(self.now + Duration::from_millis(500));
+                }
                 self.broker.disconnected(self.now, gone.id);
             }
             5 => {
@@ -112,16 +124,17 @@ impl<'a> Run<'a> {
                 let Some(client) = self.client() else { return };
                 let process = self.clients[client].process;
                 self.clients.retain(|client| client.process != process);
-                self.holders.retain(|_, holder| *holder != process);
+                self.holders.retain(|_, holder| holder.process != process);
                 self.broker.died(process);
             }
             7 => {
-                self.now += Duration::from_millis(u64::from(self.number()) * 20);
+                let time = u64::from(self.number()) * 20;
+                self.now += Duration::from_millis(time);
                 self.broker.tick(self.now);
-                // Those away for long have lost their slots, and live with it.
-                let (clients, broker) = (&self.clients, &self.broker);
-                self.holders.retain(|_, process| {
-                    clients.iter().any(|client| client.process == *process) || broker.knows(*process)
+                // Those away for long have lost their slots, and so have those of whom nothing is left.
+                let (now, open) = (self.now, self.world.port.borrow().open_elsewhere);
+                self.holders.retain(|_, holder| {
+                    holder.until.is_none_or(|until| until > now) && (open || !holder.unknown)
                 });
             }
             8 => {
@@ -141,7 +154,8 @@ impl<'a> Run<'a> {
     }
 
     fn connect(&mut self) {
-        let (pid, uid) = (u32::from(self.number() % 8) + 1, [1000, 1000, 0, 1001][usize::from(self.number() % 4)]);
+        let (pid, uid) =
+            (u32::from(self.number() % 8) + 1, [1000, 1000, 0, 1001][usize::from(self.number() % 4)]);
         if self.clients.len() >= CLIENTS {
             return;
         }
@@ -149,8 +163,10 @@ impl<'a> Run<'a> {
         self.next_client += 1;
         self.broker.connected(id, Peer { pid, uid }, process, true);
         self.clients.push(Client { id, process, parked: None, devices: Vec::new(), released: None });
-        if self.number() % 8 > 0 {
-            let client = self.clients.len() - 1;
+        self.settle(); // it may have been refused
+        if self.number() % 8 > 0
+            && let Some(client) = self.clients.iter().position(|client| client.id == id)
+        {
             self.say(client, 0, Message::Hello(Hello::ours("")), Vec::new());
         }
     }
@@ -178,25 +194,28 @@ impl<'a> Run<'a> {
         let Some(client) = self.client() else { return };
         let lie = self.number();
         let who = &self.clients[client];
-        let mut slots: Vec<u8> = match lie {
-            0..=223 => self.holders.iter().filter(|(_, holder)| **holder == who.process).map(|(slot, _)| *slot).collect(),
-            other => vec![other - 223],
+        let own = |(slot, holder): (&u8, &Holder)| (holder.process == who.process).then_some(*slot);
+        let slots: Vec<u8> = match lie {
+            224.. if !self.holders.contains_key(&(lie - 223)) => vec![lie - 223],
+            _ => self.holders.iter().filter_map(own).collect(),
         };
-        slots.dedup();
         let parked = match &who.parked {
             Some(parked) if lie % 16 != 1 => parked.try_clone().expect("a descriptor"),
             _ => null(),
         };
-        let devices = who.devices.clone();
+        let (id, devices) = (who.id, who.devices.clone());
         self.say(client, 0, Message::Devices(devices), Vec::new());
-        self.say(client, 1, Message::Resume(slots), vec![parked]);
+        if let Some(client) = self.clients.iter().position(|client| client.id == id) {
+            self.say(client, 1, Message::Resume(slots), vec![parked]);
+        }
     }
 
     /// Says something that went over the wire.
     fn say(&mut self, client: usize, id: u32, message: Message, descriptors: Vec<OwnedFd>) {
-        if let Message::Release(slots) = &message {
-            self.clients[client].released = Some(slots.clone());
-        }
+        self.clients[client].released = match &message {
+            Message::Release(slots) => Some(slots.clone()),
+            _ => None,
+        };
         let Ok(bytes) = message.encode(id) else { return };
         let (id, message) = Message::decode(&bytes, descriptors.len()).expect("what is sent is valid");
         self.broker.message(self.now, self.clients[client].id, id, message, descriptors);
@@ -213,6 +232,7 @@ impl<'a> Run<'a> {
         }
         // Unreported slots stay their programs' own, who have the sockets open.
         self.world.port.borrow_mut().open_elsewhere = true;
+        self.holders.values_mut().for_each(|holder| holder.unknown = true);
         for client in &mut self.clients {
             client.id = ClientId(self.next_client);
             self.next_client += 1;
@@ -239,23 +259,28 @@ impl<'a> Run<'a> {
                 Message::Leased(leased) => {
                     client.parked = descriptors.into_iter().next();
                     for slot in leased.slots {
-                        let holder = self.holders.insert(slot, client.process);
-                        assert!(holder.is_none_or(|holder| holder == client.process), "slot {slot} is given twice");
+                        let (process, client) = (client.process, client.id);
+                        let new = Holder { process, client, until: None, unknown: false };
+                        let before = self.holders.insert(slot, new);
+                        assert!(
+                            before.is_none_or(|before| before.process == process),
+                            "slot {slot} is given twice"
+                        );
                     }
                 }
                 Message::Parked => client.parked = descriptors.into_iter().next(),
                 Message::Devices(devices) => client.devices = devices,
                 Message::Done => {
-                    let process = client.process;
-                    match client.released.take() {
-                        Some(slots) if slots.is_empty() => self.holders.retain(|_, holder| *holder != process),
-                        Some(slots) => slots.iter().for_each(|slot| drop(self.holders.remove(slot))),
-                        None => {}
+                    let id = client.id;
+                    if let Some(slots) = client.released.take() {
+                        let given = |slot: &u8| slots.is_empty() || slots.contains(slot);
+                        self.holders.retain(|slot, holder| holder.client != id || !given(slot));
                     }
                 }
                 Message::Address(address) => {
                     let process = client.process;
-                    let own = |slot: &u8| self.holders.get(slot) == Some(&process);
+                    let own =
+                        |slot: &u8| self.holders.get(slot).is_some_and(|holder| holder.process == process);
                     assert!(address.slots.iter().all(own), "sockets of another program's slot");
                 }
                 _ => {}
@@ -286,10 +311,37 @@ fn interfaces(which: u8) -> Vec<Netdev> {
 mod tests {
     use proptest::prelude::*;
 
+    /// Steps as they happen, so that long stories come about by chance.
+    fn steps() -> impl Strategy<Value = Vec<u8>> {
+        let step = prop_oneof![
+            6 => (0..8_u8, 0..3_u8).prop_map(|(pid, uid)| vec![0, pid, uid, 1]),
+            8 => (0..16_u8, 1..4_u8).prop_map(|(client, count)| vec![2, client, count, 0]),
+            2 => (0..16_u8, 0..6_u8).prop_map(|(client, slot)| vec![2, client, slot, 1]),
+            6 => (0..16_u8, prop_oneof![4 => Just(0), 1 => any::<u8>()]).prop_map(|(client, lie)| vec![3, client, lie]),
+            4 => (4..7_u8, 0..16_u8).prop_map(|(end, client)| vec![end, client]),
+            4 => any::<u8>().prop_map(|time| vec![7, time]),
+            2 => any::<u8>().prop_map(|which| vec![8, which]),
+            1 => (9..11_u8, 0..2_u8).prop_map(|(step, open)| vec![step, open]),
+            2 => Just(vec![11]),
+            1 => proptest::collection::vec(any::<u8>(), 1..8),
+        ];
+        proptest::collection::vec(step, 0..80).prop_map(|steps| steps.concat())
+    }
+
+    fn config() -> ProptestConfig {
+        let cases = if std::env::var_os("FERROCE_SOAK").is_some() { 100_000 } else { 300 };
+        ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+    }
+
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(300))]
+        #![proptest_config(config())]
         #[test]
-        fn any_steps(input in proptest::collection::vec(any::<u8>(), 0..600)) {
+        fn any_steps(input in steps()) {
+            super::run(&input);
+        }
+
+        #[test]
+        fn any_bytes(input in proptest::collection::vec(any::<u8>(), 0..600)) {
             super::run(&input);
         }
     }

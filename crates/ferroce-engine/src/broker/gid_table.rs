@@ -10,7 +10,7 @@ pub const GID_TABLE: usize = 1024;
 
 /// On interfaces other than `lo`, index 0 belongs to the link-local GID and is empty when none works, so that IPv4 is at
 /// index 1 as on rxe. Other addresses follow in order of arrival. The index of one that left is given away only when
-/// every other has been used.
+/// every other has been used; should it come back before, it finds its index.
 #[derive(Clone, Debug, Default)]
 pub struct GidTable {
     slots: Vec<Slot>,
@@ -21,14 +21,18 @@ pub struct GidTable {
 
 #[derive(Clone, Copy, Debug)]
 enum Slot {
-    Used { ip: IpAddr, ifindex: u32 },
-    Left(u64),
+    Used(Holder),
+    /// Free: since which departure, and whose.
+    Left(u64, Option<Holder>),
 }
+
+/// An address and its interface.
+type Holder = (IpAddr, u32);
 
 impl GidTable {
     /// An empty table; `reserve_first` keeps index 0 for the link-local GID.
     pub fn new(reserve_first: bool) -> Self {
-        let slots = if reserve_first { vec![Slot::Left(0)] } else { Vec::new() };
+        let slots = if reserve_first { vec![Slot::Left(0, None)] } else { Vec::new() };
         Self { slots, reserve_first, departures: 0 }
     }
 
@@ -39,61 +43,64 @@ impl GidTable {
             return;
         }
         while self.slots.len() <= index {
-            self.slots.push(Slot::Left(0));
+            self.slots.push(Slot::Left(0, None));
         }
-        let new = Slot::Used { ip: entry.gid.to_ip(), ifindex: entry.ifindex };
-        if let Some(slot @ Slot::Left(_)) = self.slots.get_mut(index) {
+        let new = Slot::Used((entry.gid.to_ip(), entry.ifindex));
+        if let Some(slot @ Slot::Left(..)) = self.slots.get_mut(index) {
             *slot = new;
         }
     }
 
     /// Makes the table hold exactly `present`: each address with its interface. Addresses beyond the table's end are left
     /// out.
-    pub fn update(&mut self, present: &[(IpAddr, u32)]) {
+    pub fn update(&mut self, present: &[Holder]) {
         for slot in &mut self.slots {
-            if let Slot::Used { ip, ifindex } = *slot
-                && !present.contains(&(ip, ifindex))
+            if let Slot::Used(holder) = *slot
+                && !present.contains(&holder)
             {
                 self.departures += 1;
-                *slot = Slot::Left(self.departures);
+                *slot = Slot::Left(self.departures, Some(holder));
             }
         }
-        for &(ip, ifindex) in present {
-            let here =
-                |slot: &Slot| matches!(*slot, Slot::Used { ip: i, ifindex: n } if i == ip && n == ifindex);
+        for &holder in present {
+            let here = |slot: &Slot| matches!(*slot, Slot::Used(other) if other == holder);
             if !self.slots.iter().any(here)
-                && let Some(slot) = self.place_for(ip)
+                && let Some(slot) = self.place_for(holder)
             {
-                *slot = Slot::Used { ip, ifindex };
+                *slot = Slot::Used(holder);
             }
         }
     }
 
-    fn place_for(&mut self, ip: IpAddr) -> Option<&mut Slot> {
-        let link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
-        if self.reserve_first && link_local && matches!(self.slots.first(), Some(Slot::Left(_))) {
+    fn place_for(&mut self, holder: Holder) -> Option<&mut Slot> {
+        let own = |slot: &Slot| matches!(*slot, Slot::Left(_, Some(other)) if other == holder);
+        if let Some(index) = self.slots.iter().position(own) {
+            return self.slots.get_mut(index);
+        }
+        let link_local = matches!(holder.0, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        if self.reserve_first && link_local && matches!(self.slots.first(), Some(Slot::Left(..))) {
             return self.slots.first_mut();
         }
         if self.slots.len() < GID_TABLE {
-            self.slots.push(Slot::Left(0));
+            self.slots.push(Slot::Left(0, None));
             return self.slots.last_mut();
         }
-        let skip = usize::from(self.reserve_first);
-        let left = |slot: &&mut Slot| matches!(slot, Slot::Left(_));
-        self.slots.iter_mut().skip(skip).filter(left).min_by_key(|slot| match slot {
-            Slot::Left(when) => *when,
-            Slot::Used { .. } => u64::MAX,
-        })
+        let free_since = |slot: &Slot| match *slot {
+            Slot::Left(when, _) => Some(when),
+            Slot::Used(_) => None,
+        };
+        let others = self.slots.iter_mut().skip(usize::from(self.reserve_first));
+        others.filter(|slot| free_since(slot).is_some()).min_by_key(|slot| free_since(slot))
     }
 
     /// The entries in use, by ascending index.
     pub fn entries(&self) -> Vec<GidEntry> {
         let entry = |(index, slot): (usize, &Slot)| match *slot {
-            Slot::Used { ip, ifindex } => {
+            Slot::Used((ip, ifindex)) => {
                 let gid_type = GidType::RoceV2;
                 Some(GidEntry { index: index as u16, gid: Gid::from_ip(ip), gid_type, ifindex })
             }
-            Slot::Left(_) => None,
+            Slot::Left(..) => None,
         };
         self.slots.iter().enumerate().filter_map(entry).collect()
     }
@@ -149,6 +156,16 @@ mod tests {
         table.update(&all);
         assert_eq!(table.entries().len(), GID_TABLE);
         assert_eq!(shown(&table)[..2], want(&[(0, "10.0.0.5"), (1, "10.0.0.6")])[..]);
+    }
+
+    #[test]
+    fn who_comes_back_finds_its_index() {
+        let mut table = GidTable::new(false);
+        table.update(&[(ip("127.0.0.1"), 1), (ip("::1"), 1)]);
+        table.update(&[(ip("::1"), 1)]);
+        table.update(&[(ip("::1"), 1), (ip("10.0.0.1"), 1)]);
+        table.update(&[(ip("::1"), 1), (ip("127.0.0.1"), 1)]);
+        assert_eq!(shown(&table), want(&[(0, "127.0.0.1"), (1, "::1")]));
     }
 
     #[test]

@@ -8,8 +8,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use ferroce_ipc::{
-    DeviceInfo, Hello, LeaseEntry, MAJOR, Message, Peer, Refusal, RefusalCode, ResourceCounts,
-    Status,
+    DeviceInfo, Hello, LeaseEntry, MAJOR, Message, Peer, Refusal, RefusalCode, ResourceCounts, Status,
 };
 use tracing::{debug, info, warn};
 
@@ -238,7 +237,7 @@ impl<W: World> Broker<W> {
         let gone = |state| matches!(state, Slot::Away { until: Some(until), .. } if until <= now);
         self.free(&self.slots.select(gone));
         for slot in self.slots.select(|state| matches!(state, Slot::Unknown { until } if until <= now)) {
-            match self.is_open_elsewhere(slot) {
+            match !self.taken.is_empty() || self.is_open_elsewhere(slot) {
                 true => self.slots.set(slot, Slot::Unknown { until: now + UNKNOWN }),
                 false => self.free(&[slot]),
             }

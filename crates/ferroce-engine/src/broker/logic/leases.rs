@@ -83,6 +83,7 @@ impl<W: World> Broker<W> {
             return Err(refusal(code, sentence));
         }
         if !self.taken.is_empty() {
+            self.skip_survivors(now)?;
             self.publish();
         }
         let mut slots = self.slots.select(|state| state == Slot::Free);
@@ -103,6 +104,22 @@ impl<W: World> Broker<W> {
             }
         }
         Ok(Some((slots, notices.join("; "))))
+    }
+
+    /// Programs of an earlier broker that do not answer, because they are stopped perhaps, hold slots that we know by
+    /// number alone: as many as their address has sockets. They are nobody else's on any address.
+    pub(super) fn skip_survivors(&mut self, now: Instant) -> Result<(), Refusal> {
+        let most = usize::from(LAST_SLOT) + 1;
+        let members = |address: &Address| self.world.members_in_kernel(*address).unwrap_or(most);
+        let floor = self.taken.iter().map(members).max().unwrap_or(0).min(most);
+        if self.slots.len() < floor {
+            let moved = self.groups.level(floor).map_err(|e| failed(&e))?;
+            while self.slots.len() < floor {
+                self.slots.push(Slot::Unknown { until: now + UNKNOWN });
+            }
+            self.tell_parked(moved);
+        }
+        Ok(())
     }
 
     /// Looks whether ports that others held are free now.
@@ -195,6 +212,8 @@ impl<W: World> Broker<W> {
         let known_before = self.groups.len();
         match self.groups.adopt(&mut self.world, parked.as_fd()) {
             Ok(true) => {
+                let groups = &self.groups;
+                self.taken.retain(|address| !groups.contains(*address));
                 self.sync_slots(now);
                 self.devices.restore(&devices);
                 let size = self.slots.len();

@@ -1,0 +1,5 @@
+//! The broker and its programs, with messages of any content.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| ferroce_engine::broker::fuzzing::run(data));
