@@ -164,7 +164,7 @@ impl<'a> Run<'a> {
         self.broker.connected(id, Peer { pid, uid }, process, true);
         self.clients.push(Client { id, process, parked: None, devices: Vec::new(), released: None });
         self.settle(); // it may have been refused
-        if self.number() % 8 > 0
+        if !self.number().is_multiple_of(8)
             && let Some(client) = self.clients.iter().position(|client| client.id == id)
         {
             self.say(client, 0, Message::Hello(Hello::ours("")), Vec::new());
