@@ -60,6 +60,9 @@ use crate::{Qp, sys};
 /// Sources whose habit of numbering packets a lane remembers.
 const SOURCES: usize = 256;
 
+/// Queue pairs in one batch for which there is room from the start; more make the list grow, once.
+const TOUCHED: usize = 64;
+
 /// What came of trying to serve a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Served {
@@ -109,8 +112,8 @@ impl Lane {
             receiver: Mutex::new(Box::new(Receiver {
                 buffer: RxBuffer::new(),
                 sources: SourceTable::new(),
-                touched: Vec::new(),
-                due: Vec::new(),
+                touched: Vec::with_capacity(TOUCHED),
+                due: Vec::with_capacity(TOUCHED),
             })),
             qps: Mutex::new(Vec::new()),
             hub,
