@@ -85,6 +85,25 @@ const WR_OPCODES: [&CStr; 16] = [
     c"IBV_WR_ATOMIC_WRITE",
 ];
 
+const CM_EVENTS: [&CStr; 16] = [
+    c"RDMA_CM_EVENT_ADDR_RESOLVED",
+    c"RDMA_CM_EVENT_ADDR_ERROR",
+    c"RDMA_CM_EVENT_ROUTE_RESOLVED",
+    c"RDMA_CM_EVENT_ROUTE_ERROR",
+    c"RDMA_CM_EVENT_CONNECT_REQUEST",
+    c"RDMA_CM_EVENT_CONNECT_RESPONSE",
+    c"RDMA_CM_EVENT_CONNECT_ERROR",
+    c"RDMA_CM_EVENT_UNREACHABLE",
+    c"RDMA_CM_EVENT_REJECTED",
+    c"RDMA_CM_EVENT_ESTABLISHED",
+    c"RDMA_CM_EVENT_DISCONNECTED",
+    c"RDMA_CM_EVENT_DEVICE_REMOVAL",
+    c"RDMA_CM_EVENT_MULTICAST_JOIN",
+    c"RDMA_CM_EVENT_MULTICAST_ERROR",
+    c"RDMA_CM_EVENT_ADDR_CHANGE",
+    c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+];
+
 fn name(names: &'static [&'static CStr], value: c_int) -> *const c_char {
     usize::try_from(value).ok().and_then(|index| names.get(index)).unwrap_or(&c"unknown").as_ptr()
 }
@@ -112,4 +131,10 @@ pub extern "C" fn ibv_wc_status_str(status: c_int) -> *const c_char {
 /// Name of an `ibv_wr_opcode`.
 pub extern "C" fn ibv_wr_opcode_str(opcode: c_int) -> *const c_char {
     name(&WR_OPCODES, opcode)
+}
+
+/// Name of an `rdma_cm_event_type`.
+pub extern "C" fn rdma_event_str(event: c_int) -> *const c_char {
+    let known = usize::try_from(event).ok().and_then(|index| CM_EVENTS.get(index));
+    known.unwrap_or(&c"UNKNOWN EVENT").as_ptr()
 }

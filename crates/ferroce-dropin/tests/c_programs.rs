@@ -8,8 +8,12 @@ mod support;
 
 /// Compiles `tests/c/NAME.c`; the reason if that is not possible here.
 fn compile(name: &str) -> Result<PathBuf, String> {
-    if !Path::new("/usr/include/infiniband/verbs.h").exists() {
-        return Err("the C headers of libibverbs are not installed (Debian: libibverbs-dev)".into());
+    for header in ["infiniband/verbs.h", "infiniband/umad.h", "rdma/rdma_cma.h"] {
+        if !Path::new("/usr/include").join(header).exists() {
+            return Err(format!(
+                "there is no <{header}> (Debian: libibverbs-dev librdmacm-dev libibumad-dev)"
+            ));
+        }
     }
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name).with_extension("c");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -26,7 +30,7 @@ fn compile(name: &str) -> Result<PathBuf, String> {
         .arg("-o")
         .arg(&program)
         .arg(&source)
-        .args(["-libverbs", "-ldl"])
+        .args(["-libverbs", "-lrdmacm", "-libumad", "-ldl"])
         .output()
         .map_err(|_| "there is no C compiler".to_owned())?;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -113,4 +117,9 @@ fn objects_destroyed_under_other_threads() {
 #[test]
 fn children_leave_their_parent_alone() {
     passes("forked");
+}
+
+#[test]
+fn connection_management_says_that_it_is_not_there() {
+    passes("refused");
 }

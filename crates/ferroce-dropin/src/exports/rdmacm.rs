@@ -22,7 +22,7 @@ exports! {
     default "rdma_destroy_srq" "RDMACM_1.0" = refused::nothing, "connection management is not built yet";
     default "rdma_disconnect" "RDMACM_1.0" = refused::minus_one_not_supported, "connection management is not built yet";
     default "rdma_establish" "RDMACM_1.2" = refused::minus_one_not_supported, "connection management is not built yet";
-    default "rdma_event_str" "RDMACM_1.0" = refused::null_not_supported, "connection management is not built yet";
+    default "rdma_event_str" "RDMACM_1.0" = strings::rdma_event_str;
     default "rdma_free_devices" "RDMACM_1.0" = refused::nothing, "connection management is not built yet";
     default "rdma_freeaddrinfo" "RDMACM_1.0" = refused::nothing, "connection management is not built yet";
     default "rdma_get_cm_event" "RDMACM_1.0" = refused::minus_one_not_supported, "connection management is not built yet";

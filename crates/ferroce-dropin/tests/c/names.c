@@ -1,6 +1,8 @@
 /* Names and rates. Run with Debian's library and with ours; the outputs must be the same. */
 #include "check.h"
 
+#include <rdma/rdma_cma.h>
+
 const char *ibv_get_sysfs_path(void);
 int ibv_read_sysfs_file(const char *dir, const char *file, char *buf, size_t size);
 
@@ -21,6 +23,8 @@ int main(void)
 	for (int i = -1; i < 1300000; i++)
 		if (mbps_to_ibv_rate(i))
 			printf("%d Mb/s: rate %d\n", i, mbps_to_ibv_rate(i));
+	for (int i = -1; i < 16; i++)
+		printf("CM event %d: %s\n", i, rdma_event_str(i));
 	printf("sysfs %s\n", ibv_get_sysfs_path());
 
 	char text[8];
