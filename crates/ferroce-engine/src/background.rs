@@ -62,12 +62,12 @@ struct Background {
 /// A lane whose socket is in the epoll set.
 struct Watched {
     id: u64,
-    /// Wakes in a row for packets that a thread of the program took.
+    /// Looks in a row at a socket that a thread of the program serves by itself.
     in_vain: u32,
 }
 
 /// After so many of them the program polls in earnest, and the thread keeps off.
-const WAKES_IN_VAIN: u32 = 16;
+const LOOKS_IN_VAIN: u32 = 32;
 
 impl Background {
     fn run(&mut self) {
@@ -109,7 +109,7 @@ impl Background {
     /// Does what is due on every lane and returns when to look again.
     fn look(&mut self, lanes: &[Arc<Lane>]) -> u64 {
         let now = sys::now().as_nanos();
-        let mut wake_at = NEVER;
+        let mut wake_at = self.engine.report_objects(now);
         for lane in lanes {
             if lane.state().earliest() <= now && !lane.state().kept_by_poller(now) {
                 lane.serve_in_background(ROUNDS);
@@ -132,11 +132,14 @@ impl Background {
 
     /// A lane's socket has something to receive.
     fn ready(&mut self, lane: &Lane) {
-        if lane.state().kept_by_program(sys::now().as_nanos()) {
+        let now = sys::now().as_nanos();
+        if lane.state().kept_by_program(now) {
             self.unwatch(lane);
             return;
         }
-        let served = lane.serve_in_background(ROUNDS);
+        // Eager, but a poller is about to take it: give it the time.
+        let spinning = lane.state().is_spinning(now);
+        let served = if spinning { Served::Busy } else { lane.serve_in_background(ROUNDS) };
         if served == Served::Busy {
             std::thread::yield_now();
         }
@@ -145,7 +148,7 @@ impl Background {
             watched.in_vain = 0;
         } else if lane.state().is_eager() {
             watched.in_vain += 1;
-            if watched.in_vain == WAKES_IN_VAIN {
+            if watched.in_vain == LOOKS_IN_VAIN {
                 lane.state().set_eager(false);
                 self.unwatch(lane);
             }

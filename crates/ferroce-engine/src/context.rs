@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ferroce_wire::{PathMtu, Pkey};
 
 use crate::async_event::{AsyncEventKind, AsyncQueue};
-use crate::counters::DeviceCounters;
+use crate::counters::{DeviceCounters, rxe_counters};
 use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, PortAttr, PortState};
 use crate::engine::Engine;
 use crate::error::{AllocPdError, CreateChannelError, CreateCqError, OpenError, QueryError};
@@ -153,6 +153,11 @@ impl Context {
         self.events.push_device(AsyncEventKind::DeviceFatal);
     }
 
+    /// The counters that kernel rxe shows too (`rdma statistic`), of all devices of this process.
+    pub fn statistics(&self) -> Vec<(&'static str, u64)> {
+        rxe_counters(self.engine.counters(), &self.engine.transport_counters())
+    }
+
     /// What the engine counted, of all devices of this process.
     pub fn counters(&self) -> &DeviceCounters {
         self.engine.counters()
@@ -164,6 +169,7 @@ impl Context {
         if !self.engine.pds().take() {
             return Err(AllocPdError::Limit { max: device::MAX_PD });
         }
+        self.engine.objects_changed();
         Ok(Pd::new(self, self.engine.next_pd()))
     }
 

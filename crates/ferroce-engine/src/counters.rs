@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ferroce_proto::DropReason;
+use ferroce_proto::{Counters, DropReason};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)+) => {
@@ -53,13 +53,13 @@ counters! {
     /// The queue pair's state takes no packets.
     rx_wrong_state,
     /// Requests executed before.
-    duplicate_request,
+    rx_duplicate_request,
     /// Duplicates of READs and atomics that are not retained.
-    duplicate_not_found,
+    rx_duplicate_not_found,
     /// Requests ahead of the expected PSN.
-    out_of_seq_request,
+    rx_out_of_seq_request,
     /// Requests without a receive WQE.
-    send_rnr_err,
+    rx_no_recv_wqe,
     /// Requests refused with a fatal NAK.
     rx_refused,
     /// Packets that came faster than their answers could be fetched.
@@ -76,6 +76,75 @@ counters! {
     rx_bad_response,
     /// Times that a completion queue overflowed.
     cq_overruns,
+}
+
+/// Adds what a queue pair counted to a sum over queue pairs.
+pub(crate) fn add_counters(sum: &mut Counters, of: &Counters) {
+    let Counters {
+        sent_pkts,
+        rcvd_pkts,
+        dropped_pkts,
+        duplicate_request,
+        out_of_seq_request,
+        sent_seq_err,
+        send_rnr_err,
+        sent_acks,
+        rcvd_rnr_err,
+        rcvd_seq_err,
+        implied_nak,
+        resent_pkts,
+        early_resends,
+        timeouts,
+        retry_exceeded_err,
+        retry_rnr_exceeded_err,
+        rdma_sends,
+        rdma_recvs,
+    } = sum;
+    for (total, part) in [
+        (sent_pkts, of.sent_pkts),
+        (rcvd_pkts, of.rcvd_pkts),
+        (dropped_pkts, of.dropped_pkts),
+        (duplicate_request, of.duplicate_request),
+        (out_of_seq_request, of.out_of_seq_request),
+        (sent_seq_err, of.sent_seq_err),
+        (send_rnr_err, of.send_rnr_err),
+        (sent_acks, of.sent_acks),
+        (rcvd_rnr_err, of.rcvd_rnr_err),
+        (rcvd_seq_err, of.rcvd_seq_err),
+        (implied_nak, of.implied_nak),
+        (resent_pkts, of.resent_pkts),
+        (early_resends, of.early_resends),
+        (timeouts, of.timeouts),
+        (retry_exceeded_err, of.retry_exceeded_err),
+        (retry_rnr_exceeded_err, of.retry_rnr_exceeded_err),
+        (rdma_sends, of.rdma_sends),
+        (rdma_recvs, of.rdma_recvs),
+    ] {
+        *total = total.wrapping_add(part);
+    }
+}
+
+/// The counters that kernel rxe has too, by its names, in its order. `ack_deferred` and
+/// `link_downed` never happen here and are 0.
+pub(crate) fn rxe_counters(device: &DeviceCounters, sum: &Counters) -> Vec<(&'static str, u64)> {
+    let of_device = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    vec![
+        ("sent_pkts", of_device(&device.sent_pkts)),
+        ("rcvd_pkts", of_device(&device.rcvd_pkts)),
+        ("duplicate_request", sum.duplicate_request),
+        ("out_of_seq_request", sum.out_of_seq_request),
+        ("rcvd_rnr_err", sum.rcvd_rnr_err),
+        ("send_rnr_err", sum.send_rnr_err),
+        ("rcvd_seq_err", sum.rcvd_seq_err),
+        ("ack_deferred", 0),
+        ("retry_exceeded_err", sum.retry_exceeded_err),
+        ("retry_rnr_exceeded_err", sum.retry_rnr_exceeded_err),
+        ("completer_retry_err", sum.implied_nak.wrapping_add(sum.timeouts)),
+        ("send_err", of_device(&device.send_err)),
+        ("link_downed", 0),
+        ("rdma_sends", sum.rdma_sends),
+        ("rdma_recvs", sum.rdma_recvs),
+    ]
 }
 
 impl DeviceCounters {
@@ -95,10 +164,10 @@ impl DeviceCounters {
             DropReason::WrongPkey => &self.rx_wrong_pkey,
             DropReason::WrongService => &self.rx_wrong_service,
             DropReason::State => &self.rx_wrong_state,
-            DropReason::DuplicateRequest => &self.duplicate_request,
-            DropReason::DuplicateNotFound => &self.duplicate_not_found,
-            DropReason::OutOfSequence => &self.out_of_seq_request,
-            DropReason::ReceiverNotReady => &self.send_rnr_err,
+            DropReason::DuplicateRequest => &self.rx_duplicate_request,
+            DropReason::DuplicateNotFound => &self.rx_duplicate_not_found,
+            DropReason::OutOfSequence => &self.rx_out_of_seq_request,
+            DropReason::ReceiverNotReady => &self.rx_no_recv_wqe,
             DropReason::Refused => &self.rx_refused,
             DropReason::Backlog => &self.rx_backlog,
             DropReason::StaleResponse => &self.rx_stale_response,

@@ -85,6 +85,7 @@ impl CompletionQueue {
         if let Some(channel) = channel {
             channel.add_cq();
         }
+        context.engine().objects_changed();
         Ok(Arc::new_cyclic(|me| Self {
             me: me.clone(),
             context: Arc::clone(context),
@@ -280,6 +281,7 @@ impl CompletionQueue {
             channel.remove_cq();
         }
         self.context.engine().cqs().give_back();
+        self.context.engine().objects_changed();
         Ok(())
     }
 

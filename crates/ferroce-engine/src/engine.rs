@@ -9,20 +9,22 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use ferroce_datapath::udp::RxSocket;
+use ferroce_ipc::ResourceCounts;
 use ferroce_proto::Budget;
 use parking_lot::Mutex;
 
 use crate::async_event::{AsyncEventKind, AsyncQueue};
 use crate::background;
 use crate::broker::{BrokerClient, BrokerEvent, BrokerMode, LeasedAddress};
-use crate::counters::DeviceCounters;
+use crate::counters::{DeviceCounters, add_counters};
 use crate::device::{self, DeviceInfo};
 use crate::error::{DeviceError, OpenError};
+use crate::handover::NEVER;
 use crate::hub::Hub;
 use crate::lane::Lane;
 use crate::limit::Limit;
 use crate::memory::{MemoryTable, PdId};
-use crate::{CompletionQueue, Context, Qp, fork};
+use crate::{CompletionQueue, Context, Qp, fork, sys};
 
 /// The devices of this network namespace, as this process sees them.
 pub fn devices() -> Result<Vec<DeviceInfo>, DeviceError> {
@@ -44,6 +46,9 @@ pub(crate) struct Engine {
     starting: Mutex<()>,
     contexts: Mutex<Vec<Weak<Context>>>,
     memory: MemoryTable,
+    retired: Mutex<ferroce_proto::Counters>,
+    /// When to tell the broker of changes, [`NEVER`] if there are none.
+    report_at: AtomicU64,
     pds: Limit,
     cqs: Limit,
     next_pd: AtomicU32,
@@ -117,6 +122,8 @@ impl Engine {
             starting: Mutex::new(()),
             contexts: Mutex::new(Vec::new()),
             memory: MemoryTable::new().map_err(DeviceError::Broker)?,
+            retired: Mutex::default(),
+            report_at: AtomicU64::new(NEVER),
             pds: Limit::new(device::MAX_PD),
             cqs: Limit::new(device::MAX_CQ),
             next_pd: AtomicU32::new(1),
@@ -277,6 +284,47 @@ impl Engine {
         &self.hub().counters
     }
 
+    /// The program made or ended something: `ferroce status` shall know, but not each time.
+    pub(crate) fn objects_changed(&self) {
+        if self.report_at.load(Ordering::Relaxed) == NEVER
+            && let Some(running) = self.running.get()
+        {
+            let at = sys::now().as_nanos() + REPORT_AFTER;
+            if self.report_at.compare_exchange(NEVER, at, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+                running.hub.attention.request(at, || running.hub.wake());
+            }
+        }
+    }
+
+    /// Tells the broker, on the background thread, how many objects there are if that is due.
+    /// Returns when it will be.
+    pub(crate) fn report_objects(&self, now: u64) -> u64 {
+        let at = self.report_at.load(Ordering::SeqCst);
+        if at > now {
+            return at;
+        }
+        self.report_at.store(NEVER, Ordering::SeqCst);
+        self.broker.report(ResourceCounts {
+            pds: self.pds.count(),
+            cqs: self.cqs.count(),
+            qps: self.hub().table.live(),
+            mrs: self.memory.len() as u32,
+        });
+        NEVER
+    }
+
+    /// A queue pair ends: what it counted stays in the sum.
+    pub(crate) fn retire(&self, counters: &ferroce_proto::Counters) {
+        add_counters(&mut self.retired.lock(), counters);
+    }
+
+    /// What the transport counted, of all queue pairs of this process that are or were.
+    pub(crate) fn transport_counters(&self) -> ferroce_proto::Counters {
+        let mut sum = *self.retired.lock();
+        self.hub().table.iter().for_each(|qp| add_counters(&mut sum, &qp.counters()));
+        sum
+    }
+
     pub(crate) fn lanes(&self) -> Arc<Vec<Arc<Lane>>> {
         self.running().lanes.load_full()
     }
@@ -349,6 +397,9 @@ impl Engine {
         }
     }
 }
+
+/// Changes within this time are told to the broker at once: 200 ms.
+const REPORT_AFTER: u64 = 200_000_000;
 
 /// Taken when no address could be leased: what Linux grants unprivileged programs.
 const DEFAULT_RECEIVE_BUFFER: usize = 212_992;

@@ -12,6 +12,9 @@ pub const NEVER: u64 = u64::MAX;
 /// For so long after a program's thread last served a lane the background thread keeps off: 1 ms.
 pub const TICK: u64 = 1_000_000;
 
+/// A program that polls in a loop comes back within this time, even if it posts in between: 10 µs.
+const SPIN: u64 = 10_000;
+
 /// What one lane tells the background thread.
 pub struct LaneState {
     /// When a thread of the program last served the lane inside a verb.
@@ -65,6 +68,12 @@ impl LaneState {
             _ if self.eager.load(Ordering::Relaxed) => 0,
             served => served.saturating_add(TICK),
         }
+    }
+
+    /// A thread of the program served the lane so short a time before `now` that it is most likely
+    /// about to do it again.
+    pub fn is_spinning(&self, now: u64) -> bool {
+        now < self.served.load(Ordering::Relaxed).saturating_add(SPIN)
     }
 
     /// Whether the background thread waits for no tick.

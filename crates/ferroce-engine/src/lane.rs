@@ -27,10 +27,10 @@
 //! and puts the socket back; epoll is level-triggered, so whatever waits is reported at once.
 //! A program that spins on its memory instead (`ib_write_lat`) polls only now and then. When the
 //! background thread finds that packets waited out the millisecond, it becomes *eager* on that
-//! lane and serves every packet at once, until it has been woken sixteen times in a row for packets
-//! that a poller had taken by then.
+//! lane and serves every packet that no poller takes within microseconds, until it has found 32
+//! times in a row that one does.
 //!
-//! [`crate::handover`] has the atomics and the reason why no wake-up is lost; `tests/handover.rs`
+//! `handover.rs` has the atomics and the reason why no wake-up is lost; `tests/handover.rs`
 //! runs them under loom.
 //!
 //! Lock order: lane, queue pair, completion queue, channel. The list of queue pairs on a lane is

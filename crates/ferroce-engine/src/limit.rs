@@ -18,6 +18,10 @@ impl Limit {
         self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
+    pub(crate) fn count(&self) -> u32 {
+        self.count.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn give_back(&self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
     }

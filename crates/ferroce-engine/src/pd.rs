@@ -50,6 +50,7 @@ impl Pd {
     ) -> Result<Arc<Mr>, RegMrError> {
         let key = self.context.engine().memory().register(self.id, addr, len, iova, access)?;
         self.add_user();
+        self.context.engine().objects_changed();
         Ok(Arc::new(Mr { pd: Arc::clone(self), key, addr, len, deregistered: AtomicBool::new(false) }))
     }
 
@@ -71,6 +72,7 @@ impl Pd {
         }
         if !self.deallocated.swap(true, Ordering::AcqRel) {
             self.context.engine().pds().give_back();
+            self.context.engine().objects_changed();
         }
         Ok(())
     }
@@ -134,6 +136,7 @@ impl Mr {
         }
         self.pd.context.engine().memory().deregister(self.key);
         self.pd.remove_user();
+        self.pd.context.engine().objects_changed();
         Ok(())
     }
 }

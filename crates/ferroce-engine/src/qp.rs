@@ -140,6 +140,7 @@ impl Qp {
             epoch: fork::epoch(),
         });
         hub.table.insert(qpn, Arc::clone(&qp));
+        engine.objects_changed();
         Ok(qp)
     }
 
@@ -408,6 +409,7 @@ impl Qp {
                 return;
             }
             self.move_to(&mut core, None);
+            self.context().engine().retire(core.transport.counters());
             // Gives back what it had in flight.
             let reset = ferroce_proto::QpAttr { state: QpState::Reset, ..Default::default() };
             if let Err(error) = core.transport.modify(sys::now(), &reset, QpAttrMask::STATE) {
@@ -422,6 +424,7 @@ impl Qp {
         self.send_cq.remove_user();
         self.recv_cq.remove_user();
         self.pd.remove_user();
+        self.context().engine().objects_changed();
     }
 
     fn purge(&self) {

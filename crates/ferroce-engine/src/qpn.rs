@@ -58,6 +58,9 @@ struct Free {
     live: u32,
 }
 
+/// Entries of [`CHUNK`] counters in a row, made when the first of them is used.
+type Chunk<T> = Box<[ArcSwapOption<T>]>;
+
 /// The queue pairs of one slot. Looking one up is wait-free; creating and destroying take a lock.
 ///
 /// Layout of a number (DESIGN section 4): [23:16] slot, [15:0] keyed permutation of a counter. A
@@ -67,7 +70,7 @@ pub(crate) struct QpnTable<T> {
     slot: u8,
     permutation: Permutation,
     free: Mutex<Free>,
-    chunks: Box<[OnceLock<Box<[ArcSwapOption<T>]>>]>,
+    chunks: Box<[OnceLock<Chunk<T>>]>,
 }
 
 impl<T> QpnTable<T> {
@@ -96,6 +99,11 @@ impl<T> QpnTable<T> {
         free.live += 1;
         let number = self.permutation.permute(counter);
         Some(Qpn::new(u32::from(self.slot) << 16 | u32::from(number)))
+    }
+
+    /// Numbers given out.
+    pub(crate) fn live(&self) -> u32 {
+        self.free.lock().live
     }
 
     /// Gives a number back, to be used again after all others.
