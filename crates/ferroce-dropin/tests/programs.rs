@@ -198,3 +198,37 @@ fn a_missing_broker_is_told_where_the_user_wants_it() {
     let text = std::fs::read_to_string(&file).expect("the log was written");
     assert!(text.contains("ferroce: error: "), "{text}");
 }
+
+#[test]
+fn programs_that_look_for_devices_survive() {
+    let form = match support::namespace() {
+        Ok(form) => form,
+        Err(reason) => return println!("skipped: {reason}"),
+    };
+    let programs: &[&[&str]] = &[
+        &["ibv_devinfo", "-v"],
+        &["fi_info"],
+        &["fi_info", "-p", "verbs"],
+        &["ucx_info", "-d"],
+        &["ibstat"],
+        &["rping", "-s", "-a", "127.0.0.1"],
+        &["ibv_ud_pingpong"],
+        &["ibv_srq_pingpong"],
+        &["ibv_xsrq_pingpong"],
+    ];
+    for program in programs {
+        let output = Command::new(form[0])
+            .args(&form[1..])
+            .args(["timeout", "20"])
+            .args(*program)
+            .env("LD_LIBRARY_PATH", support::library_dir())
+            .env("FERROCE_BROKER", "embedded")
+            .output()
+            .expect("timeout(1) runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        // 124: it waits for a peer. 128 and more: a signal ended it; 255: it says so itself.
+        let code = output.status.code();
+        assert!(code.is_some_and(|code| code < 128 || code == 255), "{program:?}: {}\n{said}", output.status);
+        assert!(!said.contains("terminated with signal"), "{program:?}: {said}");
+    }
+}

@@ -26,7 +26,7 @@ exports! {
     default "rdma_free_devices" "RDMACM_1.0" = refused::nothing, "connection management is not built yet";
     default "rdma_freeaddrinfo" "RDMACM_1.0" = refused::nothing, "connection management is not built yet";
     default "rdma_get_cm_event" "RDMACM_1.0" = refused::minus_one_not_supported, "connection management is not built yet";
-    default "rdma_get_devices" "RDMACM_1.0" = refused::null_not_supported, "connection management is not built yet";
+    default "rdma_get_devices" "RDMACM_1.0" = refused::rdma_get_devices, "connection management is not built yet";
     default "rdma_get_dst_port" "RDMACM_1.0" = refused::zero, "connection management is not built yet";
     default "rdma_get_remote_ece" "RDMACM_1.3" = refused::minus_one_not_supported, "connection management is not built yet";
     default "rdma_get_request" "RDMACM_1.0" = refused::minus_one_not_supported, "connection management is not built yet";
