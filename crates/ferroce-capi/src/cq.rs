@@ -33,7 +33,8 @@ impl CqHandle {
     /// The handle of an engine's queue: its `user` is where the handle is.
     pub(crate) fn of_engine(cq: &CompletionQueue) -> &'static Self {
         let address = ptr::with_exposed_provenance::<Self>(cq.user() as usize);
-        // SAFETY: every queue of this library was made by `create`, and handles are never freed.
+        // SAFETY: every queue of this library was made by `create` with the address of its handle, the head of which
+        // is the C structure; handles are never freed.
         unsafe { &*address }
     }
 }
@@ -77,7 +78,7 @@ pub(crate) unsafe fn create(
         Some(Arc::clone(&handle.live()?.engine))
     };
     let cq = POOL.take(cq_ex::empty(handle.public(), cq_context, channel));
-    let user = cq.c().expose_provenance() as u64;
+    let user = cq.c().addr() as u64;
     let engine = match live.engine.create_cq(cqe, user, reports_to.as_ref(), comp_vector) {
         Ok(engine) => engine,
         Err(error) => {

@@ -7,6 +7,7 @@
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -50,7 +51,7 @@ impl<C, L, X> Handle<C, L, X> {
     ///
     /// `pointer`, unless NULL or misaligned, came from [`Pool::take`] of a pool of this type.
     pub(crate) unsafe fn from_c<P>(pointer: *mut P) -> Result<&'static Self, Errno> {
-        let handle = pointer.cast::<Self>();
+        let handle = ptr::with_exposed_provenance::<Self>(pointer.addr());
         if handle.is_null() || !handle.is_aligned() {
             return Err(Errno::EINVAL);
         }
@@ -108,12 +109,17 @@ impl<C, L, X: Default> Pool<C, L, X> {
                 unsafe { handle.c.get().write(c) }
                 handle
             }
-            None => Box::leak(Box::new(Handle {
-                c: UnsafeCell::new(c),
-                live: ArcSwapOption::empty(),
-                ending: AtomicBool::new(false),
-                extra: X::default(),
-            })),
+            None => {
+                let handle: &'static _ = Box::leak(Box::new(Handle {
+                    c: UnsafeCell::new(c),
+                    live: ArcSwapOption::empty(),
+                    ending: AtomicBool::new(false),
+                    extra: X::default(),
+                }));
+                // The program comes back with an address of `c`; `from_c` makes a reference to all of it again.
+                ptr::from_ref(handle).expose_provenance();
+                handle
+            }
         }
     }
 

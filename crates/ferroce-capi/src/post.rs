@@ -22,16 +22,20 @@ const _: () = {
     assert!(offset_of!(Sge, lkey) == offset_of!(abi::ibv_sge, lkey));
 };
 
-/// The list of a work request, in place.
+/// The list of a work request, in place; EINVAL for more than `most`, before anything is read.
 ///
 /// # Safety
 ///
 /// `list` is NULL or an array of `count` elements that stays as it is for `'a`.
-pub(crate) unsafe fn sges<'a>(list: *const abi::ibv_sge, count: usize) -> Result<&'a [Sge], Errno> {
+pub(crate) unsafe fn sges<'a>(
+    list: *const abi::ibv_sge,
+    count: usize,
+    most: u32,
+) -> Result<&'a [Sge], Errno> {
     if count == 0 {
         return Ok(&[]);
     }
-    if list.is_null() || !list.is_aligned() {
+    if list.is_null() || !list.is_aligned() || count > most as usize {
         return Err(Errno::EINVAL);
     }
     // SAFETY: the caller says so; both types lie alike (above), and any bits are a value of theirs.
@@ -44,6 +48,8 @@ struct Chain<'e, W> {
     /// The request handed out last.
     at: &'e Cell<*mut W>,
     malformed: &'e Cell<Option<Errno>>,
+    /// Elements that a list may have.
+    most: u32,
 }
 
 impl<W> Chain<'_, W> {
@@ -69,7 +75,7 @@ impl Iterator for Chain<'_, abi::ibv_send_wr> {
         // SAFETY: NULL, or the program's work request, readable during the call of post_send, which outlives every
         // use of the item.
         let wr = unsafe { self.next.as_ref() }?;
-        self.take(wr.next, send_wr(wr))
+        self.take(wr.next, send_wr(wr, self.most))
     }
 }
 
@@ -79,17 +85,17 @@ impl Iterator for Chain<'_, abi::ibv_recv_wr> {
     fn next(&mut self) -> Option<Self::Item> {
         // SAFETY: as for send work requests.
         let wr = unsafe { self.next.as_ref() }?;
-        self.take(wr.next, recv_wr(wr))
+        self.take(wr.next, recv_wr(wr, self.most))
     }
 }
 
-fn send_wr(wr: &'static abi::ibv_send_wr) -> Result<SendWr<'static>, Errno> {
+fn send_wr(wr: &'static abi::ibv_send_wr, most: u32) -> Result<SendWr<'static>, Errno> {
     let count = usize::try_from(wr.num_sge).map_err(|_| Errno::EINVAL)?;
     Ok(SendWr {
         wr_id: wr.wr_id,
         op: send_op(wr)?,
         // SAFETY: the program's array, which it leaves alone during the call.
-        sges: unsafe { sges(wr.sg_list, count) }?,
+        sges: unsafe { sges(wr.sg_list, count, most) }?,
         signaled: wr.send_flags & abi::IBV_SEND_SIGNALED != 0,
         solicited: wr.send_flags & abi::IBV_SEND_SOLICITED != 0,
         fence: wr.send_flags & abi::IBV_SEND_FENCE != 0,
@@ -138,10 +144,10 @@ fn send_op(wr: &abi::ibv_send_wr) -> Result<SendOp, Errno> {
     }
 }
 
-fn recv_wr(wr: &'static abi::ibv_recv_wr) -> Result<RecvWr<'static>, Errno> {
+fn recv_wr(wr: &'static abi::ibv_recv_wr, most: u32) -> Result<RecvWr<'static>, Errno> {
     let count = usize::try_from(wr.num_sge).map_err(|_| Errno::EINVAL)?;
     // SAFETY: the program's array, which it leaves alone during the call.
-    let sges = unsafe { sges(wr.sg_list, count) }?;
+    let sges = unsafe { sges(wr.sg_list, count, most) }?;
     Ok(RecvWr { wr_id: wr.wr_id, sges })
 }
 
@@ -160,7 +166,7 @@ unsafe fn post<W>(
     let posted = if first.is_null() || !first.is_aligned() {
         Err(Errno::EINVAL)
     } else {
-        run(Chain { next: first, at: &at, malformed: &malformed })
+        run(Chain { next: first, at: &at, malformed: &malformed, most: 0 })
     };
     let result = malformed.get().map_or(posted, Err);
     if result.is_err() && !bad.is_null() {
@@ -181,9 +187,10 @@ pub(crate) unsafe extern "C" fn post_send(
     bad_wr: *mut *mut abi::ibv_send_wr,
 ) -> c_int {
     call::code(|owner| {
-        let run = |chain: Chain<'_, abi::ibv_send_wr>| {
+        let run = |mut chain: Chain<'_, abi::ibv_send_wr>| {
             // SAFETY: as the caller says.
             let (_, live) = unsafe { qp::enter(owner, qp) }?;
+            chain.most = live.engine.caps().max_send_sge;
             live.engine.post_send(chain).map_err(|(_, error)| error.into())
         };
         // SAFETY: as the caller says.
@@ -202,9 +209,10 @@ pub(crate) unsafe extern "C" fn post_recv(
     bad_wr: *mut *mut abi::ibv_recv_wr,
 ) -> c_int {
     call::code(|owner| {
-        let run = |chain: Chain<'_, abi::ibv_recv_wr>| {
+        let run = |mut chain: Chain<'_, abi::ibv_recv_wr>| {
             // SAFETY: as the caller says.
             let (_, live) = unsafe { qp::enter(owner, qp) }?;
+            chain.most = live.engine.caps().max_recv_sge;
             live.engine.post_recv(chain).map_err(|(_, error)| error.into())
         };
         // SAFETY: as the caller says.

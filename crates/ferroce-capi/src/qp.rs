@@ -130,7 +130,7 @@ pub(crate) unsafe fn create(
             max_inline: init.cap.max_inline_data,
         },
         sq_sig_all: init.sq_sig_all != 0,
-        user: handle.c().expose_provenance() as u64,
+        user: handle.c().addr() as u64,
     });
     let engine = match made {
         Ok(engine) => engine,

@@ -22,6 +22,9 @@ const RC_OPS: u64 = (abi::IBV_QP_EX_WITH_RDMA_WRITE
     | abi::IBV_QP_EX_WITH_LOCAL_INV
     | abi::IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
 
+/// Buffers of one inline payload: more than octets that any queue pair takes.
+const MOST_BUFFERS: usize = 65_536;
+
 /// The slot behind the inline `ibv_create_qp_ex`.
 ///
 /// # Safety
@@ -313,9 +316,13 @@ unsafe extern "C" fn wr_set_sge(qp: *mut abi::ibv_qp_ex, lkey: u32, addr: u64, l
 
 /// Pieces of registered memory.
 unsafe extern "C" fn wr_set_sge_list(qp: *mut abi::ibv_qp_ex, num_sge: usize, list: *const abi::ibv_sge) {
-    // SAFETY: the program's array, which it leaves alone during the call.
-    let sges = unsafe { post::sges(list, num_sge) };
     // SAFETY: C calls it with the queue pair that it is a member of.
+    let most = unsafe { QpHandle::from_c(qp) }
+        .and_then(|handle| handle.live())
+        .map_or(0, |live| live.engine.caps().max_send_sge);
+    // SAFETY: the program's array, which it leaves alone during the call.
+    let sges = unsafe { post::sges(list, num_sge, most) };
+    // SAFETY: as above.
     unsafe { set(qp, sges, false) }
 }
 
@@ -337,7 +344,7 @@ unsafe extern "C" fn wr_set_inline_data_list(
 ) {
     let pieces = if num_buf == 0 {
         Ok(Vec::new())
-    } else if list.is_null() || !list.is_aligned() {
+    } else if list.is_null() || !list.is_aligned() || num_buf > MOST_BUFFERS {
         Err(Errno::EINVAL)
     } else {
         // SAFETY: the program's array, which it leaves alone during the call.

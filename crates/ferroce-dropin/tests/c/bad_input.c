@@ -285,6 +285,20 @@ static void states_and_values_are_checked(void)
 	CHECK(ibv_post_recv(qp, &recv, &bad_recv) == EINVAL && bad_recv == &recv);
 	recv.num_sge = -1;
 	CHECK(ibv_post_recv(qp, &recv, &bad_recv) == EINVAL);
+	/* A count that lies: the list is not read. */
+	char *edge = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	NEED(edge != MAP_FAILED);
+	recv.sg_list = (struct ibv_sge *)(edge + 4096 - sizeof(struct ibv_sge));
+	recv.num_sge = INT32_MAX;
+	CHECK(ibv_post_recv(qp, &recv, &bad_recv) == EINVAL);
+	send.sg_list = recv.sg_list;
+	send.num_sge = INT32_MAX;
+	send.send_flags = IBV_SEND_INLINE;
+	CHECK(ibv_post_send(qp, &send, &bad_send) == EINVAL);
+	send.num_sge = 0;
+	send.send_flags = 0;
+	munmap(edge, 4096);
 	recv.num_sge = 1;
 	recv.sg_list = NULL;
 	CHECK(ibv_post_recv(qp, &recv, &bad_recv) == EINVAL);

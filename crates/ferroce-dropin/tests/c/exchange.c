@@ -200,6 +200,25 @@ static void built_by_functions(void)
 	CHECK(ibv_wr_complete(qp) == ENOMEM);
 	CHECK(ibv_poll_cq(a.cq, 1, &wc) == 0);
 
+	struct ibv_sge piece = { .addr = (uintptr_t)a.memory, .length = 8, .lkey = a.mr->lkey };
+
+	ibv_wr_start(qp);
+	ibv_wr_rdma_write(qp, b.mr->rkey, (uintptr_t)b.memory);
+	ibv_wr_set_sge_list(qp, SIZE_MAX, &piece);
+	CHECK(ibv_wr_complete(qp) == EINVAL);
+	ibv_wr_start(qp);
+	ibv_wr_send(qp);
+	ibv_wr_set_inline_data_list(qp, SIZE_MAX, parts);
+	CHECK(ibv_wr_complete(qp) == EINVAL);
+	ibv_wr_start(qp);
+	ibv_wr_send(qp);
+	ibv_wr_set_inline_data(qp, a.memory, SIZE_MAX);
+	CHECK(ibv_wr_complete(qp) == ENOSPC);
+	ibv_wr_start(qp);
+	ibv_wr_send(qp);
+	ibv_wr_set_sge_list(qp, 1, NULL);
+	CHECK(ibv_wr_complete(qp) == EINVAL);
+
 	/* Builders without a setter, setters without a builder, nothing open: no crash. */
 	ibv_wr_start(qp);
 	ibv_wr_set_sge(qp, a.mr->lkey, (uintptr_t)a.memory, 8);
