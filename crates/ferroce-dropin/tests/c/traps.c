@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdbool.h>
 
 static struct ibv_context *context;
 
@@ -29,14 +30,35 @@ static void device_is_larger_than_it_looks(void)
 	CHECK(ibv_get_device_index(device) == -1);
 }
 
+/* The libraries of vendors, loaded beside ours, know that the device is none of theirs. */
+static void vendors_leave_it_alone(void)
+{
+	void *mlx5 = dlopen("libmlx5.so.1", RTLD_NOW), *efa = dlopen("libefa.so.1", RTLD_NOW);
+	char attr[256] = {};
+
+	if (mlx5) {
+		bool (*is_supported)(struct ibv_device *) = dlsym(mlx5, "mlx5dv_is_supported");
+		int (*query)(struct ibv_context *, void *) = dlsym(mlx5, "mlx5dv_query_device");
+
+		CHECK(is_supported && !is_supported(context->device));
+		CHECK(query && query(context, attr) == EOPNOTSUPP);
+	}
+	if (efa) {
+		int (*query)(struct ibv_context *, void *, uint32_t) = dlsym(efa, "efadv_query_device");
+
+		CHECK(query && query(context, attr, 16) == EOPNOTSUPP);
+	}
+}
+
 static void every_slot_of_ops_is_there(void)
 {
 	void **slots = (void **)&context->ops;
 
 	for (size_t i = 0; i < sizeof(context->ops) / sizeof(void *); i++)
 		CHECK(slots[i] != NULL);
-	CHECK((void *)context->ops._compat_query_device == (void *)ibv_query_device ||
-	      context->ops._compat_query_device != NULL);
+	struct ibv_device_attr attr = {};
+
+	CHECK(context->ops._compat_query_device(context, &attr) == 0 && attr.phys_port_cnt == 1);
 }
 
 static void verbs_context_is_the_newest(void)
@@ -247,7 +269,21 @@ static void locks_of_the_headers_work(void)
 	CHECK(pthread_mutex_lock(&cq->mutex) == 0 && pthread_mutex_unlock(&cq->mutex) == 0);
 	CHECK(pthread_cond_signal(&cq->cond) == 0);
 	CHECK(pthread_mutex_lock(&context->mutex) == 0 && pthread_mutex_unlock(&context->mutex) == 0);
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	/* With comp_mask of PD alone the header takes the old call, and hands it the head of the new structure. */
+	struct ibv_qp_init_attr_ex attr = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { .max_send_wr = 1 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd, .create_flags = 0x12345678,
+	};
+	struct ibv_qp *qp = ibv_create_qp_ex(context, &attr);
+
+	NEED(qp);
+	CHECK(attr.comp_mask == IBV_QP_INIT_ATTR_PD && attr.pd == pd && attr.create_flags == 0x12345678);
+	CHECK(ibv_qp_to_qp_ex(qp) == NULL);
+	CHECK(pthread_mutex_lock(&qp->mutex) == 0 && pthread_mutex_unlock(&qp->mutex) == 0);
+	CHECK(ibv_destroy_qp(qp) == 0);
 	CHECK(ibv_destroy_cq(cq) == 0);
+	CHECK(ibv_dealloc_pd(pd) == 0);
 }
 
 static void fork_is_safe_without_help(void)
@@ -316,6 +352,7 @@ int main(void)
 {
 	context = open_device();
 	device_is_larger_than_it_looks();
+	vendors_leave_it_alone();
 	every_slot_of_ops_is_there();
 	verbs_context_is_the_newest();
 	query_port_writes_what_it_may();
