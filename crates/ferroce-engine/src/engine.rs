@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -38,8 +37,6 @@ pub fn devices() -> Result<Vec<DeviceInfo>, DeviceError> {
 pub(crate) struct Engine {
     epoch: u64,
     broker: BrokerClient,
-    /// Recorded for the fork handler.
-    broker_fds: Mutex<Vec<RawFd>>,
     devices: ArcSwap<Vec<DeviceInfo>>,
     running: OnceLock<Running>,
     /// Held while `running` is made.
@@ -116,7 +113,6 @@ impl Engine {
         let engine = Arc::new(Self {
             epoch: fork::epoch(),
             broker,
-            broker_fds: Mutex::new(Vec::new()),
             devices: ArcSwap::default(),
             running: OnceLock::new(),
             starting: Mutex::new(()),
@@ -131,17 +127,7 @@ impl Engine {
             random: AtomicU64::new(random_u64().map_err(DeviceError::Broker)?),
         });
         engine.refresh_devices()?;
-        engine.record_broker();
         Ok(engine)
-    }
-
-    /// The descriptors of the broker's connection, for the fork handler. They change when the
-    /// broker dies and another comes.
-    fn record_broker(&self) {
-        let mut recorded = self.broker_fds.lock();
-        recorded.drain(..).for_each(fork::forget);
-        self.broker.descriptors(|fd| recorded.push(fd.as_raw_fd()));
-        recorded.iter().copied().for_each(fork::record);
     }
 
     pub(crate) fn broker(&self) -> &BrokerClient {
@@ -181,7 +167,6 @@ impl Engine {
                 }
             }
         }
-        self.record_broker();
     }
 
     fn tell_nobody(&self) {
@@ -247,7 +232,6 @@ impl Engine {
         if self.running.set(running).is_err() {
             unreachable!("only one thread starts");
         }
-        self.record_broker();
         if !lease.notice.is_empty() {
             tracing::warn!("{}", lease.notice);
         }

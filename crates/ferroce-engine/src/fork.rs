@@ -6,8 +6,8 @@
 //! destructors and verbs must not touch a descriptor or a lock that another thread of the parent
 //! may have held. The child may open the device anew, which starts an engine of its own.
 
-use std::ops::Deref;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -86,6 +86,18 @@ impl<T> Deref for Guarded<T> {
 
     fn deref(&self) -> &T {
         self.inner.as_ref().expect("only the destructor empties it")
+    }
+}
+
+impl<T> DerefMut for Guarded<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.inner.as_mut().expect("only the destructor empties it")
+    }
+}
+
+impl<T: AsFd> AsFd for Guarded<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        (**self).as_fd()
     }
 }
 

@@ -7,9 +7,10 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use ferroce_ipc::{AddressSockets, Client, ClientError, Leased, Message, Refusal, ResourceCounts};
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -24,6 +25,7 @@ use find::find_or_start;
 
 use super::netdev::Address;
 use super::spawn::{self, SpawnError};
+use crate::fork::Guarded;
 
 /// How long finding, starting and greeting a broker may take.
 const CONNECT: Duration = Duration::from_secs(2);
@@ -86,17 +88,19 @@ pub enum BrokerEvent {
 ///
 /// [`BrokerClient::event_fd`] becomes readable when there is something to do; call [`BrokerClient::process`] then, from
 /// one thread, for as long as slots are held: it also brings the next broker when one has died. No call but `connect` and
-/// the requests waits, and these for seconds at most. In a forked child the client must not be used and not be dropped;
-/// [`BrokerClient::descriptors`] says what to close.
+/// the requests waits, and these for seconds at most. A forked child closes all descriptors of it and must neither use nor
+/// drop it.
 #[derive(Debug)]
 pub struct BrokerClient {
     inner: Mutex<Inner>,
     /// Holds the connection, the timer and the wake counter.
-    epoll: OwnedFd,
+    epoll: Guarded<OwnedFd>,
     /// Readable while events wait.
-    wake: OwnedFd,
+    wake: Guarded<OwnedFd>,
     /// Readable when the next look for a broker is due.
-    timer: OwnedFd,
+    timer: Guarded<OwnedFd>,
+    /// What the broker last said of the devices, for who must not wait for a request of another thread.
+    known: Arc<ArcSwap<Vec<DeviceInfo>>>,
 }
 
 #[derive(Debug)]
@@ -104,11 +108,12 @@ struct Inner {
     options: ConnectOptions,
     link: Link,
     devices: Vec<DeviceInfo>,
+    known: Arc<ArcSwap<Vec<DeviceInfo>>>,
     /// What is leased.
     slots: Vec<u8>,
     addresses: BTreeSet<(Address, u8)>,
     /// Reading end of the parked descriptors: held, never read.
-    parked: Option<OwnedFd>,
+    parked: Option<Guarded<OwnedFd>>,
     events: VecDeque<BrokerEvent>,
     /// A `ferroced --detach` to be reaped.
     child: Option<Child>,
@@ -117,9 +122,9 @@ struct Inner {
 #[derive(Debug)]
 enum Link {
     /// Greeted; `resume` is the request that hands our slots to a new broker, while it is not answered.
-    Up { client: Client, resume: Option<u32> },
+    Up { client: Guarded<Client>, resume: Option<u32> },
     /// Connected to the next broker, which has not greeted yet.
-    Greeting { client: Client, since: Instant },
+    Greeting { client: Guarded<Client>, since: Instant },
     /// No broker since then.
     Down { since: Instant, started: Option<Instant> },
 }
@@ -139,12 +144,14 @@ impl BrokerClient {
     /// As [`BrokerClient::connect`].
     pub fn connect_with(options: ConnectOptions) -> Result<Self, BrokerError> {
         spawn::note_process();
-        let mut client = find_or_start(&options, Instant::now() + CONNECT)?;
+        let mut client = Guarded::new(find_or_start(&options, Instant::now() + CONNECT)?);
         let devices = list(&mut client)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(io::Error::from)?;
+        let [epoll, wake, timer] = [epoll, wake, timer].map(Guarded::new);
+        let known = Arc::new(ArcSwap::from_pointee(devices.clone()));
         watch(&epoll, &wake)?;
         watch(&epoll, &timer)?;
         watch(&epoll, &client)?;
@@ -155,10 +162,11 @@ impl BrokerClient {
             slots: Vec::new(),
             addresses: BTreeSet::new(),
             parked: None,
+            known: Arc::clone(&known),
             events: VecDeque::new(),
             child: None,
         };
-        Ok(Self { inner: Mutex::new(inner), epoll, wake, timer })
+        Ok(Self { inner: Mutex::new(inner), epoll, wake, timer, known })
     }
 
     /// The devices as they are now: this program's own first, `fr0` last.
@@ -173,7 +181,7 @@ impl BrokerClient {
 
     /// The devices as the broker last told them, without asking: never waits for a broker.
     pub fn known_devices(&self) -> Vec<DeviceInfo> {
-        self.inner.lock().unwrap_or_else(|e| e.into_inner()).devices.clone()
+        self.known.load().as_ref().clone()
     }
 
     /// Leases `count` slots and the sockets of all addresses.
@@ -197,7 +205,7 @@ impl BrokerClient {
         })?;
         let Leased { slots, notice, .. } = leased;
         let inner = &mut *guard.inner;
-        inner.parked = parked;
+        inner.parked = parked.map(Guarded::new);
         inner.slots.extend(&slots);
         inner.addresses.extend(sockets.iter().map(LeasedAddress::key));
         if !notice.is_empty() {
@@ -245,22 +253,6 @@ impl BrokerClient {
         let events = guard.inner.events.drain(..).collect();
         clear(&self.wake);
         events
-    }
-
-    /// The descriptors that a forked child must close, lest it hide its parent's death: also those of a broker that runs
-    /// in this process.
-    pub fn descriptors(&self, mut each: impl FnMut(BorrowedFd<'_>)) {
-        each(self.epoll.as_fd());
-        each(self.wake.as_fd());
-        each(self.timer.as_fd());
-        let inner = self.inner.lock().unwrap_or_else(|e| e.into_inner());
-        match &inner.link {
-            Link::Up { client, .. } | Link::Greeting { client, .. } => each(client.as_fd()),
-            Link::Down { .. } => {}
-        }
-        if let Some(parked) = &inner.parked {
-            each(parked.as_fd());
-        }
     }
 
     /// Asks the broker, and the next one if this one dies over the question.
@@ -399,7 +391,7 @@ impl Guard<'_> {
         match Client::begin(&inner.options.name, &inner.options.netdev) {
             Ok(client) => match watch(&self.owner.epoll, &client) {
                 Ok(()) => {
-                    inner.link = Link::Greeting { client, since: now };
+                    inner.link = Link::Greeting { client: Guarded::new(client), since: now };
                     return true;
                 }
                 Err(e) => warn!("the connection to ferroced cannot be watched: {e}"),
@@ -499,11 +491,11 @@ impl Inner {
                     }
                 }
             }
-            Message::Parked => self.parked = descriptors.pop(),
+            Message::Parked => self.parked = descriptors.pop().map(Guarded::new),
             Message::Leased(leased) if *resume == Some(id) => {
                 *resume = None;
                 if let Some(parked) = descriptors.pop() {
-                    self.parked = Some(parked);
+                    self.parked = Some(Guarded::new(parked));
                 }
                 self.events.push_back(BrokerEvent::Reconnected);
                 self.lose(&leased.slots);
@@ -576,6 +568,7 @@ impl Inner {
                 self.events.push_back(BrokerEvent::DeviceRemoved(old.id));
             }
         }
+        self.known.store(Arc::new(self.devices.clone()));
     }
 }
 
@@ -592,11 +585,11 @@ fn leased_on(address: &AddressSockets, descriptors: Vec<OwnedFd>) -> Vec<LeasedA
     slots.iter().zip(descriptors).map(socket).collect()
 }
 
-fn watch(epoll: &OwnedFd, fd: &impl AsFd) -> io::Result<()> {
+fn watch(epoll: &impl AsFd, fd: &impl AsFd) -> io::Result<()> {
     Ok(epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
 }
 
 /// Makes an event counter or a timer unreadable.
-fn clear(counter: &OwnedFd) {
+fn clear(counter: &impl AsFd) {
     let _ = rustix::io::read(counter, &mut [0; 8]);
 }

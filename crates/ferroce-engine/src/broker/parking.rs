@@ -14,6 +14,7 @@ use nix::sys::socket::{setsockopt, sockopt::SndBuf};
 
 use super::netdev::Address;
 use super::sys;
+use crate::fork::Guarded;
 
 const MAGIC: [u8; 4] = *b"fPrk";
 const VERSION: u16 = 1;
@@ -24,8 +25,8 @@ const MOST_PACKETS: usize = 65_536;
 /// The broker's two ends.
 #[derive(Debug)]
 pub struct Parking {
-    writer: OwnedFd,
-    reader: OwnedFd,
+    writer: Guarded<OwnedFd>,
+    reader: Guarded<OwnedFd>,
 }
 
 /// One parked group socket.
@@ -45,7 +46,7 @@ impl Parking {
         let (reader, writer) = packet::pair()?;
         // What is in flight counts against the sender's buffer; the kernel grants what it grants.
         let _ = setsockopt(&writer, SndBuf, &(4 << 20));
-        Ok(Self { writer, reader })
+        Ok(Self { writer: Guarded::new(writer), reader: Guarded::new(reader) })
     }
 
     /// The end that programs hold.

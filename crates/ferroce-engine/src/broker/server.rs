@@ -16,6 +16,7 @@ use super::rtnetlink::{self, Monitor};
 use super::runtime_dir::{RuntimeDir, random_guid};
 use super::world::Kernel;
 use super::{ClientId, ProcessId, holder};
+use crate::fork::Guarded;
 
 /// Messages that one client may leave unread before it is given up.
 const MOST_QUEUED: usize = 1024;
@@ -69,22 +70,22 @@ pub enum ServerError {
 /// A broker that holds its name.
 #[derive(Debug)]
 pub struct Server {
-    listener: Listener,
-    monitor: Option<Monitor>,
+    listener: Guarded<Listener>,
+    monitor: Option<Guarded<Monitor>>,
     broker: Broker<Kernel>,
     links: BTreeMap<ClientId, Link>,
-    processes: BTreeMap<ProcessId, OwnedFd>,
+    processes: BTreeMap<ProcessId, Guarded<OwnedFd>>,
     next_client: u64,
     idle: Option<Duration>,
     idle_since: Option<Instant>,
-    stop: Arc<OwnedFd>,
+    stop: Arc<Guarded<OwnedFd>>,
     buffer: Vec<u8>,
 }
 
 /// A connection and what it could not take yet.
 #[derive(Debug)]
 struct Link {
-    connection: Connection,
+    connection: Guarded<Connection>,
     queue: VecDeque<(u32, Message, Vec<OwnedFd>)>,
     /// Set when only the last words are left; then dropped.
     closing: Option<Instant>,
@@ -92,13 +93,13 @@ struct Link {
 
 /// Ends a running [`Server`] from another thread.
 #[derive(Clone, Debug)]
-pub struct Stopper(Arc<OwnedFd>);
+pub struct Stopper(Arc<Guarded<OwnedFd>>);
 
 impl Stopper {
     /// Makes [`Server::run`] return soon.
     pub fn stop(&self) {
         // An event counter that is full is an event all the same.
-        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }
 }
 
@@ -125,15 +126,15 @@ impl Server {
         });
         let uid = nix::unistd::geteuid().as_raw();
         Ok(Self {
-            listener,
-            monitor,
+            listener: Guarded::new(listener),
+            monitor: monitor.map(Guarded::new),
             broker: Broker::new(Kernel, uid, guid, look()),
             links: BTreeMap::new(),
             processes: BTreeMap::new(),
             next_client: 1,
             idle: options.idle,
             idle_since: Some(Instant::now()),
-            stop: Arc::new(stop),
+            stop: Arc::new(Guarded::new(stop)),
             buffer: Vec::new(),
         })
     }
@@ -154,13 +155,6 @@ impl Server {
     /// A handle that ends [`Server::run`].
     pub fn stopper(&self) -> Stopper {
         Stopper(Arc::clone(&self.stop))
-    }
-
-    /// The descriptors that a forked child of a program must close, lest the broker's name outlives it.
-    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        let mut all = vec![self.listener.as_fd(), self.stop.as_fd()];
-        all.extend(self.monitor.as_ref().map(AsFd::as_fd));
-        all
     }
 
     /// Serves until nobody has needed it for the idle time, or it is stopped.
@@ -185,7 +179,7 @@ impl Server {
                 self.serve(now, client);
                 self.deliver(now);
             }
-            if ready.netdevs && self.monitor.as_ref().is_some_and(Monitor::drain) {
+            if ready.netdevs && self.monitor.as_ref().is_some_and(|monitor| monitor.drain()) {
                 self.broker.netdevs_changed(look());
             }
             if ready.listener {
@@ -283,7 +277,10 @@ impl Server {
             let client = ClientId(self.next_client);
             self.next_client += 1;
             let (process, watched) = self.watch(client, peer, &connection);
-            self.links.insert(client, Link { connection, queue: VecDeque::new(), closing: None });
+            self.links.insert(
+                client,
+                Link { connection: Guarded::new(connection), queue: VecDeque::new(), closing: None },
+            );
             self.broker.connected(client, peer, process, watched);
         }
     }
@@ -310,7 +307,7 @@ impl Server {
         };
         match by_socket.or_else(by_pid) {
             Some(pidfd) => {
-                self.processes.insert(process, pidfd);
+                self.processes.insert(process, Guarded::new(pidfd));
                 (process, true)
             }
             None => (process, false),

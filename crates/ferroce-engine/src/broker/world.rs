@@ -1,12 +1,13 @@
 //! What the broker's logic asks of the system: traits, so that tests and the fuzzer can stand in.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use ferroce_datapath::udp::{Group as UdpGroup, OpenError, RECEIVE_BUFFER};
 
 use super::holder;
 use super::netdev::Address;
+use crate::fork;
 
 /// The system.
 pub trait World {
@@ -45,19 +46,36 @@ pub trait Sockets {
 #[derive(Debug, Default)]
 pub struct Kernel;
 
-impl World for Kernel {
-    type Group = UdpGroup;
+/// A group whose descriptors are not left to forked children, where the broker runs within a program.
+#[derive(Debug)]
+pub struct KernelGroup(UdpGroup);
 
-    fn open(&mut self, address: Address) -> Result<UdpGroup, OpenError> {
-        UdpGroup::open(address.ip, address.scope_id)
+impl KernelGroup {
+    fn new(group: UdpGroup) -> Self {
+        group.members().for_each(|member| fork::record(member.as_raw_fd()));
+        Self(group)
+    }
+}
+
+impl Drop for KernelGroup {
+    fn drop(&mut self) {
+        self.0.members().for_each(|member| fork::forget(member.as_raw_fd()));
+    }
+}
+
+impl World for Kernel {
+    type Group = KernelGroup;
+
+    fn open(&mut self, address: Address) -> Result<KernelGroup, OpenError> {
+        UdpGroup::open(address.ip, address.scope_id).map(KernelGroup::new)
     }
 
-    fn adopt(&mut self, address: Address, members: Vec<OwnedFd>) -> Result<UdpGroup, OpenError> {
+    fn adopt(&mut self, address: Address, members: Vec<OwnedFd>) -> Result<KernelGroup, OpenError> {
         let group = UdpGroup::adopt(members)?;
         if group.local_addr().ip() != address.ip || group.local_addr().port() != ferroce_wire::ROCE_UDP_PORT {
             return Err(OpenError::NotAMember { slot: 0, reason: "bound to another address" });
         }
-        Ok(group)
+        Ok(KernelGroup::new(group))
     }
 
     fn members_in_kernel(&self, address: Address) -> Option<usize> {
@@ -77,24 +95,28 @@ impl World for Kernel {
     }
 }
 
-impl Sockets for UdpGroup {
+impl Sockets for KernelGroup {
     fn len(&self) -> usize {
-        UdpGroup::len(self)
+        self.0.len()
     }
 
     fn member(&self, slot: u8) -> Option<BorrowedFd<'_>> {
-        UdpGroup::member(self, slot)
+        self.0.member(slot)
     }
 
     fn add_member(&mut self) -> Result<(), OpenError> {
-        UdpGroup::add_member(self).map(drop)
+        self.0.add_member()?;
+        if let Some(member) = self.0.members().last() {
+            fork::record(member.as_raw_fd());
+        }
+        Ok(())
     }
 
     fn lease(&self, slot: u8) -> io::Result<()> {
-        UdpGroup::lease(self, slot, RECEIVE_BUFFER).map(drop)
+        self.0.lease(slot, RECEIVE_BUFFER).map(drop)
     }
 
     fn release(&self, slot: u8) -> io::Result<()> {
-        UdpGroup::release(self, slot)
+        self.0.release(slot)
     }
 }
