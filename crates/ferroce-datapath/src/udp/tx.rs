@@ -15,6 +15,9 @@ use crate::sys::{self, Target};
 /// Octets a batch may hold: the longest UDP payload over IPv4.
 pub const MAX_BATCH: usize = 65_507;
 
+/// Send buffer asked for, in octets: what may wait in an interface's queue.
+const SEND_BUFFER: usize = 4 << 20;
+
 /// An unconnected socket that sends from one UDP source port and receives nothing.
 ///
 /// May be used by many threads and for many flows at once.
@@ -85,6 +88,8 @@ impl TxSocket {
     pub(super) fn bind_towards(ip: IpAddr, scope_id: u32, port: u16, peer_port: u16) -> io::Result<Self> {
         let socket = open_socket(ip)?;
         set_receive_buffer(&socket, 0)?;
+        // A full send buffer is loss; the kernel grants `net.core.wmem_max` at most.
+        socket.set_send_buffer_size(SEND_BUFFER)?;
         sys::drop_all(&socket)?;
         let local = address(ip, scope_id, port);
         socket.bind(&local.into())?;
