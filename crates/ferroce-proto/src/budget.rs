@@ -11,8 +11,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct Budget {
     granted: u64,
-    reads: AtomicU64,
-    destinations: [AtomicU64; DESTINATIONS],
+    reads: Shares,
+    destinations: [Shares; DESTINATIONS],
+}
+
+/// One limit that queue pairs share.
+#[derive(Debug)]
+struct Shares {
+    in_use: AtomicU64,
+    /// Queue pairs that were refused and come again.
+    waiting: AtomicU64,
+}
+
+impl Shares {
+    const fn new() -> Self {
+        Self { in_use: AtomicU64::new(0), waiting: AtomicU64::new(0) }
+    }
 }
 
 /// Addresses beyond this many share a counter: they are sent to more carefully than needed.
@@ -33,8 +47,8 @@ impl Budget {
     pub fn new(granted_rcvbuf: usize) -> Self {
         Self {
             granted: granted_rcvbuf as u64,
-            reads: AtomicU64::new(0),
-            destinations: [const { AtomicU64::new(0) }; DESTINATIONS],
+            reads: Shares::new(),
+            destinations: [const { Shares::new() }; DESTINATIONS],
         }
     }
 
@@ -55,12 +69,12 @@ impl Budget {
 
     /// READ octets requested and not yet received or given up.
     pub fn reads_in_use(&self) -> u64 {
-        self.reads.load(Ordering::Relaxed)
+        self.reads.in_use.load(Ordering::Relaxed)
     }
 
     /// Octets on their way to an address (or to others that share its counter).
     pub fn destination_in_use(&self, address: IpAddr) -> u64 {
-        self.counter(Self::destination(address)).map_or(0, |counter| counter.load(Ordering::Relaxed))
+        self.shares(Self::destination(address)).map_or(0, |shares| shares.in_use.load(Ordering::Relaxed))
     }
 
     pub(crate) fn destination(address: IpAddr) -> Account {
@@ -70,34 +84,62 @@ impl Budget {
         Account::Destination((hash ^ (hash >> 32) ^ (hash >> 16) ^ (hash >> 8)) as u8)
     }
 
-    /// Takes `amount` if `limit` is then not exceeded. Whoever finds nothing taken gets his amount however large it is,
-    /// so that a buffer smaller than a packet does not stop everything.
-    pub(crate) fn take(&self, account: Account, amount: u64, limit: u64) -> bool {
-        let Some(counter) = self.counter(account) else { return true };
-        let before = counter.fetch_add(amount, Ordering::Relaxed);
-        if before == 0 || before.saturating_add(amount) <= limit {
+    /// Takes `amount` if the limit is then not exceeded. Whoever finds nothing taken gets his amount however large it is, so
+    /// that a buffer smaller than a packet does not stop everything.
+    ///
+    /// While others wait, room for a packet of each, up to half of it all, is theirs: otherwise those that have something on
+    /// its way would take again at once whatever comes free. `waited` tells that the caller is one of them.
+    pub(crate) fn take(&self, account: Account, amount: u64, waited: bool) -> bool {
+        let Some(shares) = self.shares(account) else { return true };
+        let limit = self.limit(account);
+        let kept = match shares.waiting.load(Ordering::Relaxed) {
+            waiting if waiting > 0 && !waited => waiting.saturating_mul(amount).min(limit / 2),
+            _ => 0,
+        };
+        let before = shares.in_use.fetch_add(amount, Ordering::Relaxed);
+        if before == 0 || before.saturating_add(amount) <= limit - kept {
             return true;
         }
-        counter.fetch_sub(amount, Ordering::Relaxed);
+        shares.in_use.fetch_sub(amount, Ordering::Relaxed);
         false
     }
 
     /// Takes `amount` whatever the limit says.
     pub(crate) fn force(&self, account: Account, amount: u64) {
-        if let Some(counter) = self.counter(account) {
-            counter.fetch_add(amount, Ordering::Relaxed);
+        if let Some(shares) = self.shares(account) {
+            shares.in_use.fetch_add(amount, Ordering::Relaxed);
         }
     }
 
     pub(crate) fn give_back(&self, account: Account, amount: u64) {
         if amount > 0
-            && let Some(counter) = self.counter(account)
+            && let Some(shares) = self.shares(account)
         {
-            counter.fetch_sub(amount, Ordering::Relaxed);
+            shares.in_use.fetch_sub(amount, Ordering::Relaxed);
         }
     }
 
-    fn counter(&self, account: Account) -> Option<&AtomicU64> {
+    /// Somebody was refused and will come again; [`Budget::stop_waiting`] follows.
+    pub(crate) fn wait(&self, account: Account) {
+        if let Some(shares) = self.shares(account) {
+            shares.waiting.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn stop_waiting(&self, account: Account) {
+        if let Some(shares) = self.shares(account) {
+            shares.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    const fn limit(&self, account: Account) -> u64 {
+        match account {
+            Account::Reads => self.read_limit(),
+            Account::Destination(_) => self.destination_limit(),
+        }
+    }
+
+    fn shares(&self, account: Account) -> Option<&Shares> {
         match account {
             Account::Reads => Some(&self.reads),
             Account::Destination(index) => self.destinations.get(usize::from(index)),
@@ -117,5 +159,53 @@ impl Hasher for Fnv {
 
     fn finish(&self) -> u64 {
         self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_hold_but_for_the_first() {
+        let budget = Budget::new(1000);
+        assert_eq!((budget.read_limit(), budget.destination_limit()), (250, 500));
+        assert!(budget.take(Account::Reads, 9999, false), "whoever is alone gets it all");
+        assert!(!budget.take(Account::Reads, 1, false));
+        budget.give_back(Account::Reads, 9999);
+        assert!(budget.take(Account::Reads, 200, false));
+        assert!(!budget.take(Account::Reads, 51, false));
+        assert!(budget.take(Account::Reads, 50, false));
+        assert_eq!(budget.reads_in_use(), 250);
+        budget.force(Account::Reads, 100);
+        assert_eq!(budget.reads_in_use(), 350);
+    }
+
+    #[test]
+    fn room_is_kept_for_those_that_wait() {
+        let budget = Budget::new(1000);
+        assert!(budget.take(Account::Reads, 100, false));
+        budget.wait(Account::Reads);
+        assert!(budget.take(Account::Reads, 50, false), "and 50 for the one");
+        assert!(!budget.take(Account::Reads, 60, false));
+        assert!(budget.take(Account::Reads, 60, true));
+        budget.stop_waiting(Account::Reads);
+        assert!(budget.take(Account::Reads, 40, false));
+    }
+
+    #[test]
+    fn destinations_have_accounts_of_their_own() {
+        let budget = Budget::new(1000);
+        let addresses = [1, 2].map(|host| IpAddr::from([192, 0, 2, host]));
+        let accounts = addresses.map(Budget::destination);
+        assert_ne!(accounts[0], accounts[1]);
+        assert!(budget.take(accounts[0], 400, false));
+        assert!(budget.take(accounts[1], 400, false));
+        assert_eq!(addresses.map(|address| budget.destination_in_use(address)), [400, 400]);
+        // Hosts of one network do not crowd into a few accounts.
+        let used: std::collections::BTreeSet<_> = (0..=255)
+            .map(|host| format!("{:?}", Budget::destination(IpAddr::from([10, 0, 0, host]))))
+            .collect();
+        assert!(used.len() > 140, "{}", used.len());
     }
 }

@@ -15,7 +15,7 @@ use crate::{DropReason, Memory, SendOp, WcStatus};
 
 /// Resends between two expiries of the ACK timeout that are not counted.
 const EARLY_RESENDS: u32 = 4;
-/// Without an ACK timeout, resends are never further apart.
+/// Resends are never further apart, unless they wait for the ACK timeout.
 const MAX_EARLY: Duration = Duration::from_secs(1);
 /// `rnr_retry` of this means without end.
 const RNR_FOREVER: u8 = 7;
@@ -25,7 +25,7 @@ const RNR_FOREVER: u8 = 7;
 pub(crate) struct Completer {
     rtt: Rtt,
     ack_deadline: Option<Instant>,
-    early_deadline: Option<Instant>,
+    early: Option<(Instant, Early)>,
     early_used: u32,
     /// Counted retries since the last progress.
     retries: u32,
@@ -36,6 +36,14 @@ pub(crate) struct Completer {
     gone_back_to: Option<Psn>,
     /// The oldest PSN when a timeout made us probe.
     probed: Psn,
+}
+
+/// What the early timer does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Early {
+    /// The answer will not come any more: what it was promised of the budget is free for others.
+    GiveUp,
+    Resend,
 }
 
 /// What became of an answer that is no progress.
@@ -70,7 +78,7 @@ impl Completer {
         Self {
             rtt: Rtt::default(),
             ack_deadline: None,
-            early_deadline: None,
+            early: None,
             early_used: 0,
             retries: 0,
             rnr_retries: 0,
@@ -82,12 +90,11 @@ impl Completer {
 
     /// Packets were sent; `before` was the next PSN until then.
     pub fn sent(&mut self, now: Instant, before: Psn, side: &SendSide<'_>) {
-        let next = side.line.next();
-        if next != before {
-            // The last one's answer covers the batch.
-            self.rtt.sent(next.add(u32::MAX), now);
+        if side.line.next() != before {
+            // The first of the batch: the one most likely to be answered before something after it is lost.
+            self.rtt.sent(before, now);
         }
-        if self.ack_deadline.is_none() && self.early_deadline.is_none() {
+        if self.ack_deadline.is_none() && self.early.is_none() {
             self.last_progress = now;
             self.arm(now, side.shared);
         }
@@ -96,17 +103,17 @@ impl Completer {
     fn arm(&mut self, now: Instant, shared: &Shared) {
         let timeout = shared.ack_timeout();
         self.ack_deadline = timeout.map(|timeout| now + timeout);
-        self.early_deadline = shared.early_resends.then(|| now + self.rtt.timeout(timeout));
+        self.early = shared.early_resends.then(|| (now + self.rtt.timeout(timeout), Early::GiveUp));
         self.early_used = 0;
     }
 
     /// No timers: nothing is outstanding, or nothing is to be expected.
     pub fn stop(&mut self) {
-        (self.ack_deadline, self.early_deadline) = (None, None);
+        (self.ack_deadline, self.early) = (None, None);
     }
 
     pub fn timeout(&self) -> Option<Instant> {
-        [self.ack_deadline, self.early_deadline].into_iter().flatten().min()
+        [self.ack_deadline, self.early.map(|(at, _)| at)].into_iter().flatten().min()
     }
 
     /// Runs the timers that are due.
@@ -114,8 +121,10 @@ impl Completer {
         if self.ack_deadline.is_some_and(|deadline| deadline <= now) {
             self.expired(now, &mut side)
         } else {
-            if self.early_deadline.is_some_and(|deadline| deadline <= now) {
-                self.resend_early(now, &mut side);
+            match self.early {
+                Some((at, Early::GiveUp)) if at <= now => self.give_up(now, &mut side),
+                Some((at, Early::Resend)) if at <= now => self.resend_early(now, &mut side),
+                Some(_) | None => {}
             }
             Ok(())
         }
@@ -136,19 +145,26 @@ impl Completer {
         Ok(())
     }
 
+    /// No answer in time: sends again, at once or, when that was tried, later.
+    fn give_up(&mut self, now: Instant, side: &mut SendSide<'_>) {
+        let used = self.early_used;
+        match side.shared.ack_timeout() {
+            Some(_) if used >= EARLY_RESENDS => self.early = None,
+            // The first two find single losses, the others outlast an outage.
+            Some(timeout) if used >= EARLY_RESENDS / 2 => {
+                self.early = Some((now + timeout * used / 16, Early::Resend));
+            }
+            Some(_) | None => return self.resend_early(now, side),
+        }
+        side.line.rewind(&side.shared.budget);
+        side.requester.park();
+    }
+
     /// The free resend: costs one packet, asks for an answer, and finds both a lost request and a lost answer.
     fn resend_early(&mut self, now: Instant, side: &mut SendSide<'_>) {
         self.early_used += 1;
-        let used = self.early_used;
-        let ack_timeout = side.shared.ack_timeout();
-        let wait = self.rtt.timeout(ack_timeout).saturating_mul(1 << used.min(16));
-        self.early_deadline = match ack_timeout {
-            Some(_) if used >= EARLY_RESENDS => None,
-            // The first two find single losses, the last two outlast an outage.
-            Some(timeout) if used >= EARLY_RESENDS / 2 => Some(now + wait.max(timeout * used / 16)),
-            Some(_) => Some(now + wait),
-            None => Some(now + wait.min(MAX_EARLY)),
-        };
+        let wait = self.rtt.timeout(side.shared.ack_timeout()).saturating_mul(1 << self.early_used.min(16));
+        self.early = Some((now + wait.min(MAX_EARLY), Early::GiveUp));
         if !side.line.is_quiet() {
             side.shared.counters.early_resends += 1;
             self.go_back_probing(side);
@@ -242,7 +258,7 @@ impl Completer {
             side.requester.lost(reads > 0);
         }
         self.rtt.answered(oldest, now);
-        side.requester.answered(data, reads, self.rtt.is_queueing());
+        side.requester.answered(data, reads, self.rtt.is_queueing(), side.shared);
         (self.retries, self.rnr_retries) = (0, 0);
         self.last_progress = now;
         self.gone_back_to = None;
@@ -301,8 +317,9 @@ impl Completer {
         side.requester.resume();
         side.line.rewind(&side.shared.budget);
         self.rtt.forget_sample();
-        if self.early_deadline.is_some() {
-            self.early_deadline = Some(now + self.rtt.recovery_timeout(side.shared.ack_timeout()));
+        if side.shared.early_resends {
+            let wait = self.rtt.recovery_timeout(side.shared.ack_timeout());
+            self.early = Some((now + wait, Early::GiveUp));
         }
         Ok(())
     }

@@ -49,6 +49,10 @@ pub struct QueuePair {
     shared: Shared,
     service: Service,
     sq_sig_all: bool,
+    /// RTR was reached since RESET.
+    receiving: bool,
+    /// RTS was reached since RESET.
+    sending: bool,
     line: Pipeline,
     receives: ReceiveQueue,
     requester: Requester,
@@ -71,6 +75,8 @@ impl QueuePair {
             shared: Shared::new(qpn, caps, budget, early_resends),
             service,
             sq_sig_all,
+            receiving: false,
+            sending: false,
             line: Pipeline::new(SendQueue::new(caps)),
             receives: ReceiveQueue::new(caps),
             requester: Requester::new(seed),
@@ -104,10 +110,10 @@ impl QueuePair {
     pub fn query(&self) -> QpAttr {
         let mut attr = self.shared.attr;
         (attr.state, attr.cur_state) = (self.state(), self.state());
-        if matches!(self.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+        if self.receiving {
             attr.rq_psn = self.responder.expected();
         }
-        if matches!(self.state(), QpState::Rts | QpState::Sqd | QpState::Sqe) {
+        if self.sending {
             attr.sq_psn = self.line.next();
         }
         attr
@@ -148,6 +154,7 @@ impl QueuePair {
             }
             (QpState::Init, QpState::Rtr) => {
                 self.shared.established = false;
+                self.receiving = true;
                 let attr = &self.shared.attr;
                 self.responder.begin(attr.rq_psn, attr.max_dest_rd_atomic);
             }
@@ -164,6 +171,7 @@ impl QueuePair {
     }
 
     fn begin_sending(&mut self) {
+        self.sending = true;
         let destination = Budget::destination(self.shared.attr.path.destination);
         let chunk = Requester::read_chunk(&self.shared);
         self.line.begin(self.shared.attr.sq_psn, self.shared.mtu(), chunk, destination);
@@ -176,15 +184,16 @@ impl QueuePair {
         self.line.clear(&self.shared.budget);
         self.receives.clear();
         self.responder.reset();
-        self.requester.stop();
+        self.requester.stop(&self.shared);
         self.completer.stop();
         self.shared.events.clear();
         self.shared.attr = QpAttr::default();
+        (self.receiving, self.sending) = (false, false);
     }
 
     fn stop_sending(&mut self) {
         self.line.give_back(&self.shared.budget);
-        self.requester.stop();
+        self.requester.stop(&self.shared);
         self.completer.stop();
         self.shared.attr.sq_draining = false;
     }
@@ -448,7 +457,7 @@ impl QueuePair {
 impl Drop for QueuePair {
     /// What it has in flight goes back to the process's budget.
     fn drop(&mut self) {
-        self.line.give_back(&self.shared.budget);
+        self.stop_sending();
     }
 }
 

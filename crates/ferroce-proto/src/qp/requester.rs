@@ -26,7 +26,7 @@ const FLOOR_PACKETS: u64 = 4;
 /// them must not come in step.
 const BLOCKED_RETRY: Duration = Duration::from_micros(200);
 /// With nothing on its way, it is stopped for so long at most; then it may send one packet whatever the others do.
-const BLOCKED_LIMIT: Duration = Duration::from_millis(5);
+const BLOCKED_LIMIT: Duration = Duration::from_millis(50);
 /// Inside of a message an acknowledgement is asked for after this part of the window.
 const ACK_EVERY: u64 = 4;
 
@@ -37,6 +37,8 @@ pub(crate) struct Requester {
     reads: Window,
     /// After a timeout: one packet, then wait for an answer.
     probing: bool,
+    /// It did not come: nothing until the next timeout.
+    parked: bool,
     rnr_until: Option<Instant>,
     blocked: Option<Blocked>,
     /// Octets sent since an acknowledgement was asked for.
@@ -59,6 +61,7 @@ struct Credits {
 /// Stopped by the budget.
 #[derive(Clone, Copy, Debug)]
 struct Blocked {
+    account: Account,
     since: Instant,
     /// `None` once that time has come.
     retry: Option<Instant>,
@@ -87,6 +90,7 @@ impl Requester {
             data: Window::new(0, 0, 0),
             reads: Window::new(0, 0, 0),
             probing: false,
+            parked: false,
             rnr_until: None,
             blocked: None,
             since_ack_req: 0,
@@ -146,7 +150,7 @@ impl Requester {
         mem: &mut impl Memory,
         out: &mut TxBatch<'_>,
     ) -> Step {
-        if self.rnr_until.is_some() || (self.probing && !line.is_rewound()) {
+        if self.rnr_until.is_some() || self.parked || (self.probing && !line.is_rewound()) {
             return Step::Idle;
         }
         if !self.run_local(shared, line, mem) {
@@ -168,8 +172,7 @@ impl Requester {
             Ok(()) => {}
             Err(Gate::Answer) => return Step::Idle,
             Err(Gate::Budget) => {
-                let since = self.blocked.map_or(now, |blocked| blocked.since);
-                self.blocked = Some(Blocked { since, retry: Some(now + self.blocked_wait()) });
+                self.block(now, account(&piece, line), shared);
                 return Step::Idle;
             }
         }
@@ -192,7 +195,7 @@ impl Requester {
                 return Step::Idle;
             }
         }
-        self.blocked = None;
+        self.unblock(shared);
         shared.counters.sent_pkts += 1;
         let is_read = matches!(piece.wqe.op, SendOp::Read { .. });
         if !line.sent(&piece) {
@@ -205,12 +208,28 @@ impl Requester {
         Step::Sent
     }
 
-    fn blocked_wait(&mut self) -> Duration {
+    /// The budget is used up: tries again soon.
+    fn block(&mut self, now: Instant, account: Account, shared: &Shared) {
         // Xorshift: never 0, and good enough to be out of step.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        BLOCKED_RETRY + BLOCKED_RETRY * (self.random >> 54) as u32 / 1024
+        let wait = BLOCKED_RETRY + BLOCKED_RETRY * (self.random >> 54) as u32 / 1024;
+        let since = match self.blocked {
+            Some(blocked) if blocked.account == account => blocked.since,
+            _ => {
+                self.unblock(shared);
+                shared.budget.wait(account);
+                now
+            }
+        };
+        self.blocked = Some(Blocked { account, since, retry: Some(now + wait) });
+    }
+
+    fn unblock(&mut self, shared: &Shared) {
+        if let Some(blocked) = self.blocked.take() {
+            shared.budget.stop_waiting(blocked.account);
+        }
     }
 
     /// Executes local operations at the cursor. `false` if one must wait or failed.
@@ -279,10 +298,7 @@ impl Requester {
             {
                 return Err(Gate::Answer);
             }
-            // The last quarter is for what is asked for again, so that new requests cannot starve it.
-            let limit = budget.read_limit();
-            let limit = if piece.psn == line.next() { limit / 4 * 3 } else { limit };
-            budget.take(Account::Reads, piece.charge, limit)
+            budget.take(Account::Reads, piece.charge, self.blocked.is_some())
         } else {
             if !self.data.admits(flight.data, piece.charge) {
                 return Err(Gate::Answer);
@@ -292,7 +308,7 @@ impl Requester {
                 budget.force(line.destination(), piece.charge);
                 true
             } else {
-                budget.take(line.destination(), piece.charge, budget.destination_limit())
+                budget.take(line.destination(), piece.charge, self.blocked.is_some())
             }
         };
         if taken { Ok(()) } else { Err(Gate::Budget) }
@@ -334,9 +350,10 @@ impl Requester {
     }
 
     /// Answers came for `data` octets of sends and writes and `reads` octets of reads; `queueing` if they came late.
-    pub fn answered(&mut self, data: u64, reads: u64, queueing: bool) {
+    pub fn answered(&mut self, data: u64, reads: u64, queueing: bool, shared: &Shared) {
         // An answer to what the receiver was not ready for: a duplicate of it got through.
-        (self.probing, self.blocked, self.rnr_until) = (false, None, None);
+        (self.probing, self.parked, self.rnr_until) = (false, false, None);
+        self.unblock(shared);
         self.data.grow(data, queueing);
         self.reads.grow(reads, queueing);
     }
@@ -353,7 +370,12 @@ impl Requester {
 
     /// A timeout: from now on one packet until there is an answer.
     pub fn probe(&mut self) {
-        self.probing = true;
+        (self.probing, self.parked) = (true, false);
+    }
+
+    /// The answer to a probe did not come: nothing more until the next timeout.
+    pub fn park(&mut self) {
+        self.parked = true;
     }
 
     pub const fn is_probing(&self) -> bool {
@@ -362,13 +384,13 @@ impl Requester {
 
     /// A NAK asks for everything from the oldest: no more probing.
     pub fn resume(&mut self) {
-        self.probing = false;
+        (self.probing, self.parked) = (false, false);
     }
 
     /// The receiver was not ready: nothing is sent before `until`.
     pub fn wait_for_receiver(&mut self, until: Instant) {
         self.rnr_until = Some(until);
-        self.probing = false;
+        self.resume();
     }
 
     pub const fn waits_for_receiver(&self) -> bool {
@@ -395,8 +417,10 @@ impl Requester {
     }
 
     /// Sends no more.
-    pub fn stop(&mut self) {
-        (self.rnr_until, self.blocked, self.probing) = (None, None, false);
+    pub fn stop(&mut self, shared: &Shared) {
+        self.rnr_until = None;
+        self.resume();
+        self.unblock(shared);
     }
 }
 

@@ -404,3 +404,20 @@ fn inline_payload_is_a_copy() {
     assert_eq!(probe.out(), ["send_only 0 [256] A S"]);
     assert_eq!(probe.end.qp.query().sq_psn.since(ferroce_wire::Psn::new(probe.setup.psn[0])), 1);
 }
+
+/// PSNs are the next ones in every state, the error state too.
+#[test]
+fn query_tells_the_next_psns() {
+    let mut probe = Probe::new(plain());
+    probe.post(1, SendOp::Send, &[local(0, 3000)]);
+    probe.out();
+    probe.request(0, write_only(reth(0, 4), &DATA[..4])).unwrap();
+    let next = |probe: &Probe| {
+        let attr = probe.end.qp.query();
+        let first = probe.setup.attr(0);
+        (attr.sq_psn.since(first.sq_psn), attr.rq_psn.since(first.rq_psn))
+    };
+    assert_eq!(next(&probe), (3, 1));
+    probe.to(QpState::Error);
+    assert_eq!(next(&probe), (3, 1));
+}

@@ -14,7 +14,7 @@ use crate::world::{Setup, World};
 const KEY: u32 = 1;
 const LARGEST: u32 = 1 << 20;
 /// 25 Gbit/s.
-const LINK: Link = Link { octets_per_second: 25_000_000_000 / 8, queue: Duration::from_micros(200) };
+const LINK: Link = Link { octets_per_second: 25_000_000_000 / 8, queue: Duration::from_micros(500) };
 const DEPTH: u64 = 32;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,6 +5,7 @@
 mod a_packets;
 mod b_responder;
 mod c_requester;
+mod crowd;
 mod d_states;
 mod exchange;
 mod goodput;

@@ -7,7 +7,7 @@
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     size: u64,
-    /// Below it the window doubles each round trip.
+    /// Below it the window grows by half each round trip: full queues are felt a round trip late.
     threshold: u64,
     floor: u64,
     cap: u64,
@@ -37,7 +37,7 @@ impl Window {
             return;
         }
         let step = if self.size < self.threshold {
-            amount
+            amount / 2
         } else {
             // About one packet of 4096 a round trip.
             amount.saturating_mul(4096) / self.size.max(1)
@@ -62,7 +62,7 @@ mod tests {
         assert!(window.admits(0, 1 << 30), "one packet always");
         assert!(!window.admits(64 << 10, 1));
         window.grow(64 << 10, false);
-        assert_eq!(window.size(), 128 << 10, "doubles");
+        assert_eq!(window.size(), 96 << 10);
         for _ in 0..100 {
             window.grow(1 << 20, false);
         }
