@@ -58,6 +58,8 @@ pub struct QueuePair {
     requester: Requester,
     completer: Completer,
     responder: Responder,
+    /// Requests went before an ACK that then found no room: it is its turn.
+    ack_passed_over: bool,
 }
 
 /// A place in the send queue; see [`QueuePair::sq_mark`].
@@ -82,6 +84,7 @@ impl QueuePair {
             requester: Requester::new(seed),
             completer: Completer::new(),
             responder: Responder::new(caps.max_recv_sge),
+            ack_passed_over: false,
         })
     }
 
@@ -352,13 +355,23 @@ impl QueuePair {
         [self.requester.timeout(), self.completer.timeout()].into_iter().flatten().min()
     }
 
-    /// Adds packets to the batch, answers first. `true` if it added any: send the batch, clear it and call again.
+    /// Whether one ACK is all there is to answer. It may wait a little for a request to go with: what the application
+    /// posts when it sees the completion, say.
+    pub fn owes_only_ack(&self) -> bool {
+        self.responder.owes_only_ack()
+    }
+
+    /// Adds packets to the batch, answers first but for a lone ACK. `true` if it added any: send the batch, clear it and call again.
     ///
     /// The memory is mutable because local operations of the send queue (invalidate) happen here, in their turn.
     pub fn poll_transmit(&mut self, now: Instant, mem: &mut impl Memory, out: &mut TxBatch<'_>) -> bool {
-        let Self { shared, line, requester, completer, responder, .. } = self;
+        let Self { shared, line, requester, completer, responder, ack_passed_over, .. } = self;
         let before_state = shared.state();
-        let (answers, drained) = responder.transmit(shared, mem, out);
+        // A lone ACK is shorter than almost every request, and only the last packet of a batch may be shorter: behind
+        // the requests it shares their system call. Requests and answers are not ordered with each other.
+        let ack_last = responder.owes_only_ack() && !*ack_passed_over;
+        let (mut answers, drained) =
+            if ack_last { (0, Drained::Empty) } else { responder.transmit(shared, mem, out) };
         let mut requests = 0;
         if drained == Drained::Empty {
             let before = line.next();
@@ -367,6 +380,10 @@ impl QueuePair {
                 completer.sent(now, before, &SendSide { shared, line, requester });
             }
         }
+        if ack_last {
+            (answers, _) = responder.transmit(shared, mem, out);
+        }
+        *ack_passed_over = ack_last && answers == 0;
         if before_state != QpState::Error && self.state() == QpState::Error {
             self.stop_sending();
         }

@@ -387,6 +387,11 @@ impl Responder {
         (sent, drained)
     }
 
+    /// Whether one ACK is all there is to answer.
+    pub fn owes_only_ack(&self) -> bool {
+        self.replies.is_one_ack()
+    }
+
     /// The application ended the queue pair: no more answers.
     pub fn silence(&mut self) {
         self.replies.clear();

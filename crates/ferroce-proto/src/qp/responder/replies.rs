@@ -85,6 +85,11 @@ impl Replies {
         self.queue.len() + 2 <= self.capacity
     }
 
+    /// Whether an ACK waits, and nothing else.
+    pub fn is_one_ack(&self) -> bool {
+        self.queue.len() == 1 && matches!(self.queue.front(), Some(Reply::Ack { .. }))
+    }
+
     pub fn clear(&mut self) {
         self.queue.clear();
     }
