@@ -111,7 +111,8 @@ impl Background {
         let now = sys::now().as_nanos();
         let mut wake_at = self.engine.report_objects(now);
         for lane in lanes {
-            if lane.state().earliest() <= now && !lane.state().kept_by_poller(now) {
+            let due = lane.state().earliest() <= now && !lane.state().kept_by_poller(now);
+            if due || lane.state().is_overdue(now) {
                 lane.serve_in_background(ROUNDS);
             }
             let watching = self.watched.iter().any(|watched| watched.id == lane.id());

@@ -25,6 +25,8 @@ pub struct LaneState {
     earliest: AtomicU64,
     /// The program polls its memory, or now and then: wait for no tick. Set by the background thread.
     eager: AtomicBool,
+    /// An acknowledgement waits for the program to come back with something to send.
+    owes: AtomicBool,
 }
 
 /// What the background thread has to do about one lane.
@@ -44,6 +46,7 @@ impl LaneState {
             watched: AtomicBool::new(false),
             earliest: AtomicU64::new(NEVER),
             eager: AtomicBool::new(false),
+            owes: AtomicBool::new(false),
         }
     }
 
@@ -98,6 +101,32 @@ impl LaneState {
         attention.request(now.saturating_add(TICK), wake);
     }
 
+    /// The holder put off an acknowledgement: if the program does not come back, the background
+    /// thread sends it a tick after the lane was last served.
+    pub fn owe(&self, attention: &Attention, wake: impl FnOnce()) {
+        self.owes.store(true, Ordering::Relaxed);
+        attention.request(self.tick_over_at(), wake);
+    }
+
+    /// The holder has sent what it put off.
+    pub fn settled(&self) {
+        self.owes.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether an acknowledgement was put off.
+    pub fn owes(&self) -> bool {
+        self.owes.load(Ordering::Relaxed)
+    }
+
+    /// Whether what was put off cannot wait any longer.
+    pub fn is_overdue(&self, now: u64) -> bool {
+        self.owes() && now >= self.tick_over_at()
+    }
+
+    fn tick_over_at(&self) -> u64 {
+        self.served.load(Ordering::Relaxed).saturating_add(TICK)
+    }
+
     /// The earliest deadline known.
     pub fn earliest(&self) -> u64 {
         self.earliest.load(Ordering::Relaxed)
@@ -124,6 +153,7 @@ impl LaneState {
             NEVER => NEVER,
             earliest => earliest.max(cold_at),
         };
+        let timers = if self.owes() { timers.min(self.tick_over_at()) } else { timers };
         if self.watched.load(Ordering::Relaxed) {
             Plan { watch: watching, wake_at: timers }
         } else if watching || now >= cold_at {

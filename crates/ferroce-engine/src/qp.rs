@@ -56,6 +56,8 @@ struct Core {
     path: Option<Path>,
     /// In the lane's list of queue pairs to settle at the end of the batch.
     touched: bool,
+    /// An acknowledgement was put off, see [`Locked::settle_or_owe`].
+    owes: bool,
     destroyed: bool,
 }
 
@@ -131,6 +133,7 @@ impl Qp {
                 ah: AhAttr::default(),
                 path: None,
                 touched: false,
+                owes: false,
                 destroyed: false,
             }),
             stage: Arc::new(Mutex::new(Stage::default())),
@@ -226,6 +229,7 @@ impl Qp {
                 return Err(ModifyQpError::PathMtu { asked: attr.path_mtu.bytes(), active: active.bytes() });
             }
         }
+        self.pay(core);
         let now = sys::now();
         let mut flow = core.transport.query().path;
         let mut fresh = None;
@@ -408,6 +412,7 @@ impl Qp {
             if std::mem::replace(&mut core.destroyed, true) {
                 return;
             }
+            self.pay(&mut core);
             self.move_to(&mut core, None);
             self.context().engine().retire(core.transport.counters());
             // Gives back what it had in flight.
@@ -513,22 +518,56 @@ impl Locked<'_> {
         std::mem::replace(&mut self.core.touched, touched)
     }
 
+    /// Whether its acknowledgement was put off.
+    pub(crate) fn owes(&self) -> bool {
+        self.core.owes
+    }
+
     /// Sends what may leave, publishes what completed, notes the next deadline, and unlocks.
-    pub(crate) fn settle(self, now: Instant) {
-        let Self { qp, mut core } = self;
-        if core.destroyed {
+    pub(crate) fn settle(mut self, now: Instant) {
+        if self.core.destroyed {
             return;
         }
-        let counters = &qp.context().engine().hub().counters;
-        let Core { transport, memory, path, .. } = &mut *core;
-        let unsent = match path {
-            Some(path) => transmit::drain(transport, memory, &path.socket, now, counters),
+        let unsent = self.transmit(now);
+        let published = self.qp.publish(&mut self.core);
+        self.leave(now, unsent, published);
+    }
+
+    /// As [`Self::settle`], but if all there is to send is one acknowledgement, and the program has
+    /// a completion to look at, that waits; see [`crate::lane`]. Returns whether it does. Never puts
+    /// off twice.
+    pub(crate) fn settle_or_owe(mut self, now: Instant) -> bool {
+        if self.core.destroyed {
+            return false;
+        }
+        if self.core.owes || !self.core.transport.owes_only_ack() {
+            self.settle(now);
+            return false;
+        }
+        let published = self.qp.publish(&mut self.core);
+        let owes = published.receives > 0 && published.overrun.is_empty();
+        let unsent = if owes { false } else { self.transmit(now) };
+        self.core.owes = owes;
+        self.leave(now, unsent, published);
+        owes
+    }
+
+    /// Whether there is more to send.
+    fn transmit(&mut self, now: Instant) -> bool {
+        let Core { transport, memory, path, owes, .. } = &mut *self.core;
+        *owes = false;
+        match path {
+            Some(path) => transmit::drain(transport, memory, &path.socket, now, self.qp.counters_of_device()),
             None => false,
-        };
-        let mut overrun = qp.publish(&mut core);
+        }
+    }
+
+    fn leave(self, now: Instant, unsent: bool, published: Published) {
+        let Self { qp, mut core } = self;
+        let mut overrun = published.overrun;
         if !overrun.is_empty() {
             core.transport.set_fatal();
-            overrun.extend(qp.publish(&mut core));
+            overrun.extend(qp.publish(&mut core).overrun);
         }
         let deadline = if unsent { now.as_nanos() } else { Hub::deadline(core.transport.poll_timeout()) };
         qp.deadline.store(deadline, Ordering::SeqCst);
@@ -537,29 +576,55 @@ impl Locked<'_> {
         }
         drop(core);
         for cq in overrun {
-            DeviceCounters::count(&counters.cq_overruns);
+            DeviceCounters::count(&qp.counters_of_device().cq_overruns);
             qp.context().engine().fail_users(&cq);
         }
     }
 }
 
+/// What [`Qp::publish`] handed out.
+#[derive(Default)]
+struct Published {
+    /// Receive completions.
+    receives: usize,
+    /// Queues that just overflowed, normally none.
+    overrun: Vec<Arc<CompletionQueue>>,
+}
+
 impl Qp {
-    /// Hands out completions and events. Returns the queues that just overflowed, normally none.
-    fn publish(&self, core: &mut Core) -> Vec<Arc<CompletionQueue>> {
-        let mut overrun = Vec::new();
+    fn counters_of_device(&self) -> &DeviceCounters {
+        &self.context().engine().hub().counters
+    }
+
+    /// Sends an acknowledgement that was put off, because the queue pair is about to change.
+    fn pay(&self, core: &mut Core) {
+        if std::mem::take(&mut core.owes)
+            && let Some(path) = &core.path
+        {
+            let counters = self.counters_of_device();
+            transmit::drain(&mut core.transport, &mut core.memory, &path.socket, sys::now(), counters);
+        }
+    }
+
+    /// Hands out completions and events.
+    fn publish(&self, core: &mut Core) -> Published {
+        let mut published = Published::default();
         while let Some(event) = core.transport.poll_event() {
             let (cq, completion) = match event {
                 QpEvent::Send(completion) => (&self.send_cq, completion),
-                QpEvent::Recv(completion) => (&self.recv_cq, completion),
+                QpEvent::Recv(completion) => {
+                    published.receives += 1;
+                    (&self.recv_cq, completion)
+                }
                 QpEvent::Async(event) => {
                     self.context().async_events().push_qp(event.into(), &self.me);
                     continue;
                 }
             };
             if cq.push(completion) == (Pushed::Lost { first: true }) {
-                overrun.push(Arc::clone(cq));
+                published.overrun.push(Arc::clone(cq));
             }
         }
-        overrun
+        published
     }
 }

@@ -31,6 +31,16 @@ pub(crate) fn at_fork_child(child: extern "C" fn()) {
     }
 }
 
+/// Runs `last` when the process exits by `exit` or by returning from `main`.
+pub(crate) fn at_exit(last: extern "C" fn()) {
+    // SAFETY: `last` is a function of the whole program's lifetime (the library is linked
+    // `-z nodelete`) that takes nothing and does not unwind.
+    let refused = unsafe { libc::atexit(last) };
+    if refused != 0 {
+        tracing::warn!("no exit handler: a last acknowledgement may be missed by its peer");
+    }
+}
+
 /// Closes a descriptor by number, whoever owned it. For the fork handler only: the owner of the
 /// number exists in the parent, in the child nobody will use it again.
 pub(crate) fn close_number(fd: RawFd) {

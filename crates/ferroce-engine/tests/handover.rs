@@ -101,6 +101,23 @@ fn no_deadline_is_slept_through() {
     });
 }
 
+/// An acknowledgement was put off and the program does not come back.
+#[test]
+fn what_is_owed_is_paid() {
+    loom::model(|| {
+        let world = World::new();
+        world.lane.served(NOW);
+        let program = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.lane.owe(&world.attention, || world.wake()))
+        };
+        let sleep = world.park(NOW, true);
+        program.join().unwrap();
+        assert!(sleep.wake_at <= NOW + TICK || world.was_woken(), "asleep until {}", sleep.wake_at);
+        assert!(world.lane.is_overdue(NOW + TICK));
+    });
+}
+
 /// The same while the lane is hot: a tick after the last poll is early enough.
 #[test]
 fn no_deadline_of_a_polled_lane_is_forgotten() {

@@ -13,7 +13,7 @@ use ferroce_wire::{Gid, PathMtu, Qpn, Rkey};
 
 const ROLE: &str = "FERROCE_TEST_ROLE";
 
-/// The other process: this test binary again, doing only [`sleeper`].
+/// The other process: this test binary again, doing only [`other_process`].
 struct Peer {
     process: Child,
     input: ChildStdin,
@@ -22,10 +22,10 @@ struct Peer {
 }
 
 impl Peer {
-    fn start() -> Self {
+    fn start(role: &str) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "sleeper", "--nocapture", "--test-threads=1"])
-            .env(ROLE, "sleeper")
+            .args(["--exact", "other_process", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -59,12 +59,10 @@ impl Drop for Peer {
     }
 }
 
-/// The role of the other process: connects, then makes no call any more.
+/// The role of the other process: connects, and then sleeps, or exits with its first completion.
 #[test]
-fn sleeper() {
-    if std::env::var(ROLE).is_err() {
-        return;
-    }
+fn other_process() {
+    let Ok(role) = std::env::var(ROLE) else { return };
     let end = End::new(Wanted::default());
     end.memory.fill(3, 1 << 20);
     to_init(&end.qp);
@@ -73,14 +71,30 @@ fn sleeper() {
     std::io::stdin().read_line(&mut line).unwrap();
     let qpn = Qpn::new(u32::from_str_radix(line.trim(), 16).unwrap());
     to_rts(&end.qp, Address { qpn, gid: Gid::from_ip([127, 0, 0, 1].into()) }, 0, PathMtu::B1024);
+    if role == "exit" {
+        end.receive(1, end.sge(0, 64));
+        end.expect(1, WcOpcode::Recv);
+        std::process::exit(0);
+    }
     std::thread::sleep(Duration::from_secs(60));
+}
+
+/// What a process took before it exited is acknowledged, although it destroyed nothing.
+#[test]
+fn a_process_that_exits_has_acknowledged() {
+    let end = End::new(Wanted::default());
+    let mut peer = Peer::start("exit");
+    peer.connect(&end);
+    end.post(1, SendOp::Send, end.sge(0, 64));
+    end.expect(1, WcOpcode::Send);
+    assert!(peer.process.wait().unwrap().success());
 }
 
 /// Must-show 9: a process that only sleeps serves READs and WRITEs.
 #[test]
 fn a_process_that_sleeps_is_served() {
     let end = End::new(Wanted::default());
-    let mut peer = Peer::start();
+    let mut peer = Peer::start("sleep");
     peer.connect(&end);
     let all = end.sge(0, 1 << 20);
     end.post(1, SendOp::Read { remote: peer.remote }, all);
@@ -99,7 +113,7 @@ fn a_process_that_sleeps_is_served() {
 #[test]
 fn a_killed_peer_is_retry_exceeded() {
     let end = End::new(Wanted::default());
-    let mut peer = Peer::start();
+    let mut peer = Peer::start("sleep");
     peer.connect(&end);
     end.post(1, SendOp::Read { remote: peer.remote }, end.sge(0, 64));
     end.expect(1, WcOpcode::RdmaRead);
