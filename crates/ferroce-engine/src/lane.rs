@@ -69,6 +69,9 @@ const SOURCES: usize = 256;
 /// Queue pairs in one batch for which there is room from the start; more make the list grow, once.
 const TOUCHED: usize = 64;
 
+/// Datagrams that one message of a ping-pong comes in: its own and the acknowledgement behind it.
+const ANSWERABLE: u64 = 2;
+
 /// What came of trying to serve a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Served {
@@ -230,7 +233,7 @@ impl Lane {
         let Receiver { buffer, sources, touched, owing, .. } = receiver;
         let counters = &self.hub.counters;
         DeviceCounters::count(&counters.rx_calls);
-        let mut received = 0;
+        let mut received: u64 = 0;
         let mut datagrams = buffer.datagrams().peekable();
         while let Some(datagram) = datagrams.next() {
             received += 1;
@@ -251,9 +254,10 @@ impl Lane {
             }
             if datagrams.peek().is_none() {
                 core.set_touched(false);
-                // A single message, taken by the thread that will look at its completion next and
-                // most likely answer: then its acknowledgement leaves with the answer.
-                if program && received == 1 {
+                // A single message (and perhaps the acknowledgement of ours), taken by the thread that
+                // looks at its completion next and most likely answers: then its acknowledgement
+                // leaves with the answer.
+                if program && received <= ANSWERABLE {
                     if core.settle_or_owe(now) {
                         *owing = Some(Arc::clone(qp));
                         self.state.owe(&self.hub.attention, || self.hub.wake());

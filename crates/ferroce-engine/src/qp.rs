@@ -534,7 +534,7 @@ impl Locked<'_> {
     }
 
     /// As [`Self::settle`], but if all there is to send is one acknowledgement, and the program has
-    /// a completion to look at, that waits; see [`crate::lane`]. Returns whether it does. Never puts
+    /// one completion to look at, that waits; see [`crate::lane`]. Returns whether it does. Never puts
     /// off twice.
     pub(crate) fn settle_or_owe(mut self, now: Instant) -> bool {
         if self.core.destroyed {
@@ -545,7 +545,7 @@ impl Locked<'_> {
             return false;
         }
         let published = self.qp.publish(&mut self.core);
-        let owes = published.receives > 0 && published.overrun.is_empty();
+        let owes = published.receives == 1 && published.overrun.is_empty();
         let unsent = if owes { false } else { self.transmit(now) };
         self.core.owes = owes;
         self.leave(now, unsent, published);

@@ -355,10 +355,10 @@ impl QueuePair {
         [self.requester.timeout(), self.completer.timeout()].into_iter().flatten().min()
     }
 
-    /// Whether one ACK is all there is to answer. It may wait a little for a request to go with: what the application
-    /// posts when it sees the completion, say.
+    /// Whether one ACK is all there is to send. It may wait a little for a request to go with: what the application posts
+    /// when it sees the completion, say.
     pub fn owes_only_ack(&self) -> bool {
-        self.responder.owes_only_ack()
+        self.responder.owes_only_ack() && self.line.at_cursor().is_none()
     }
 
     /// Adds packets to the batch, answers first but for a lone ACK. `true` if it added any: send the batch, clear it and call again.
