@@ -24,6 +24,8 @@ pub(crate) struct Port {
     pub(crate) open_elsewhere: bool,
     /// No socket can be opened any more.
     pub(crate) out_of_files: bool,
+    /// Addresses that this host does not have any more.
+    pub(crate) gone: BTreeSet<Address>,
     /// How often slots were emptied for a new holder.
     pub(crate) emptied: Vec<(Address, u8)>,
 }
@@ -96,6 +98,9 @@ impl Sockets for FakeGroup {
         let failed = |source| OpenError::Io { address, action: "open a socket", source };
         if self.port.borrow().out_of_files {
             return Err(failed(io::Error::from_raw_os_error(libc::EMFILE)));
+        }
+        if self.port.borrow().gone.contains(&self.address) {
+            return Err(OpenError::NoAddress(address));
         }
         self.members.push(File::open("/dev/null").map_err(failed)?.into());
         *self.port.borrow_mut().members.entry(self.address).or_default() += 1;

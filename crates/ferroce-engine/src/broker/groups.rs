@@ -79,6 +79,11 @@ impl<G: Sockets> Groups<G> {
         slots.iter().map(member).collect()
     }
 
+    /// Whether an address's group has all these slots: not while it is short, because the address was gone.
+    pub fn has(&self, address: Address, slots: &[u8]) -> bool {
+        self.groups.get(&address).is_some_and(|group| slots.iter().all(|slot| group.member(*slot).is_some()))
+    }
+
     /// Empties slots on one address and gives them buffers.
     pub fn lease(&self, address: Address, slots: &[u8]) -> io::Result<()> {
         let group = self.groups.get(&address).ok_or(io::ErrorKind::NotFound)?;
@@ -124,20 +129,31 @@ impl<G: Sockets> Groups<G> {
     }
 
     /// Brings every group to `size` members, parking each new one at once: a member that only we hold when we die was
-    /// the last of its group, and its end moves none.
+    /// the last of its group, and its end moves none. The group of an address that is no more cannot grow and stays
+    /// short until the address comes back; that is an error only when no group has `size` members then.
     pub fn level(&mut self, size: usize) -> Result<bool, GrowError> {
         let mut moved = false;
+        let mut gone = None;
         let addresses: Vec<Address> = self.groups.keys().copied().collect();
         for address in addresses {
             while let Some(group) = self.groups.get_mut(&address)
                 && group.len() < size
             {
                 let slot = group.len();
-                group.add_member().map_err(|source| GrowError::Open { address, source })?;
-                moved |= self.park_from(address, slot as u8)?;
+                match group.add_member() {
+                    Ok(()) => moved |= self.park_from(address, slot as u8)?,
+                    Err(source @ OpenError::NoAddress(_)) => {
+                        gone = Some(GrowError::Open { address, source });
+                        break;
+                    }
+                    Err(source) => return Err(GrowError::Open { address, source }),
+                }
             }
         }
-        Ok(moved)
+        match gone {
+            Some(error) if self.size() < size => Err(error),
+            _ => Ok(moved),
+        }
     }
 
     /// Parks the members of one group from slot `first` on.

@@ -476,8 +476,13 @@ impl<W: World> Broker<W> {
             if self.clients.get(&client).is_none_or(|known| known.addresses.contains(&address)) {
                 continue;
             }
-            if !self.groups.contains(address) {
-                match self.groups.open(&mut self.world, address) {
+            if !self.groups.has(address, &slots) {
+                // A new address, or one that was gone while slots were opened.
+                let grown = match self.groups.contains(address) {
+                    true => self.groups.level(self.groups.size()),
+                    false => self.groups.open(&mut self.world, address),
+                };
+                match grown {
                     Ok(moved) => self.tell_parked(moved),
                     Err(e) => {
                         warn!(%address, "no sockets for a new address: {e}");

@@ -151,8 +151,11 @@ impl<W: World> Broker<W> {
 
     /// Hands slots to a client, with the sockets of all addresses it sees.
     pub(super) fn grant(&mut self, client: ClientId, id: u32, slots: Vec<u8>, notice: String) {
-        let addresses: Vec<Address> =
-            self.addresses_of(client).into_iter().filter(|address| self.groups.contains(*address)).collect();
+        let addresses: Vec<Address> = self
+            .addresses_of(client)
+            .into_iter()
+            .filter(|address| self.groups.has(*address, &slots))
+            .collect();
         let lend = |address: &Address| {
             self.groups.lease(*address, &slots)?;
             Ok((*address, self.groups.members(*address, &slots)?))

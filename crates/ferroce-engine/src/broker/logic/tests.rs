@@ -508,6 +508,46 @@ fn addresses_are_followed() {
 }
 
 #[test]
+fn an_address_that_is_gone_is_in_nobodys_way_and_catches_up() {
+    let lo = || netdev(1, &["127.0.0.1"]);
+    let eth0 = || netdev(2, &["192.0.2.1"]);
+    let mut bench = Bench::new(vec![lo(), eth0()]);
+    bench.connect(1, 101);
+    let add = Message::LinkAdd { name: "rxe0".to_owned(), kind: LinkKind::Rxe, netdev: "eth0".to_owned() };
+    bench.say(1, add, vec![]);
+    bench.output();
+    assert_eq!(bench.lease(1, 1).unwrap().1.len(), 2);
+    // The kernel has dropped it already, the news of it are still on their way.
+    let eth0s = Address::of("192.0.2.1".parse().unwrap(), 2);
+    bench.world.port.borrow_mut().gone.insert(eth0s);
+    bench.connect(2, 102);
+    bench.output();
+    let (slots, addresses, parked) = bench.lease(2, 1).unwrap();
+    assert_eq!((slots, addresses), (vec![2], vec!["127.0.0.1".to_owned()]));
+    // A new broker finds groups of two sizes, and serves as well.
+    let known = bench.devices(2);
+    bench.dies();
+    bench.connect(2, 102);
+    bench.say(2, Message::Devices(known), vec![]);
+    assert_eq!(bench.resume(2, &[2], &parked).unwrap(), [2]);
+    bench.connect(3, 103);
+    bench.output();
+    assert_eq!(bench.lease(3, 1).unwrap().1, ["127.0.0.1"]);
+    // It comes back: whoever has a slot gets the sockets of it.
+    bench.broker.netdevs_changed(vec![lo(), netdev(2, &[])]);
+    bench.world.port.borrow_mut().gone.clear();
+    bench.output();
+    bench.broker.netdevs_changed(vec![lo(), eth0()]);
+    let output = bench.output();
+    let sockets =
+        |message: &Message| matches!(message, Message::Address(a) if a.ip.to_string() == "192.0.2.1");
+    assert!(
+        output.iter().flat_map(|(_, messages)| messages).any(|(_, message, _)| sockets(message)),
+        "{output:?}"
+    );
+}
+
+#[test]
 fn devices_survive_the_broker() {
     let host = || vec![netdev(1, &["127.0.0.1"]), netdev(2, &["192.0.2.1", "192.0.2.2"])];
     let mut bench = Bench::new(host());
