@@ -7,7 +7,7 @@ use arc_swap::{ArcSwapOption, Guard};
 use ferroce_wire::Qpn;
 use parking_lot::Mutex;
 
-/// Numbers of one slot: bits [15:0] of a QPN.
+/// Numbers of one slot: bits `[15:0]` of a QPN.
 const NUMBERS: u32 = 1 << 16;
 const CHUNK: usize = 256;
 /// Queue pairs of one slot: the number 0xFFFFFF (multicast) lies in slot 255, which nobody leases.
@@ -63,7 +63,7 @@ type Chunk<T> = Box<[ArcSwapOption<T>]>;
 
 /// The queue pairs of one slot. Looking one up is wait-free; creating and destroying take a lock.
 ///
-/// Layout of a number (DESIGN section 4): [23:16] slot, [15:0] keyed permutation of a counter. A
+/// Layout of a number (DESIGN section 4): `[23:16]` slot, `[15:0]` keyed permutation of a counter. A
 /// number is given out again only after all others of the slot, so with `n` alive a freed number
 /// rests for the next `65,536 - n` creations.
 pub(crate) struct QpnTable<T> {

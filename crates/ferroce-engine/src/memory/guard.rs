@@ -53,7 +53,7 @@ pub unsafe fn write(to: u64, data: &[u8]) -> Result<(), Fault> {
 ///
 /// # Safety
 ///
-/// As for [`write`], for the eight bytes at `to`; `to` is a multiple of 8.
+/// As for [`write()`], for the eight bytes at `to`; `to` is a multiple of 8.
 pub unsafe fn compare_swap(to: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
     unblock();
     // SAFETY: the caller's.
