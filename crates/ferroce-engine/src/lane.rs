@@ -47,6 +47,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use ferroce_datapath::udp::{Datagram, RxBuffer, RxSocket};
@@ -60,6 +61,7 @@ use crate::error::EventError;
 use crate::fork::Guarded;
 use crate::handover::{LaneState, NEVER};
 use crate::hub::Hub;
+use crate::memory::guard;
 use crate::tx::Senders;
 use crate::{Qp, sys};
 
@@ -92,6 +94,23 @@ struct Receiver {
     due: Vec<Arc<Qp>>,
     /// Its acknowledgement waits for something to go with, until the lane is served again.
     owing: Option<Arc<Qp>>,
+    /// When the fault guard is to be looked at again.
+    guard_due: Instant,
+}
+
+/// How long a signal handler that the program installs above ours may stay there while packets come.
+const GUARD_INTERVAL: Duration = Duration::from_millis(100);
+
+impl Receiver {
+    /// Programs install their own SIGSEGV handlers at any time: a third of a microsecond, ten times a second.
+    fn look_at_guard(&mut self, now: Instant) {
+        if now >= self.guard_due {
+            self.guard_due = now + GUARD_INTERVAL;
+            if let Err(error) = guard::install() {
+                tracing::error!(%error, "the fault guard cannot be put on top");
+            }
+        }
+    }
 }
 
 /// One leased socket and the queue pairs behind it.
@@ -126,6 +145,7 @@ impl Lane {
                 touched: Vec::with_capacity(TOUCHED),
                 due: Vec::with_capacity(TOUCHED),
                 owing: None,
+                guard_due: Instant::from_nanos(0),
             })),
             qps: Mutex::new(Vec::new()),
             hub,
@@ -184,6 +204,7 @@ impl Lane {
                 Ok(_) => {
                     let now = sys::now();
                     batch_time = Some(now);
+                    receiver.look_at_guard(now);
                     self.dispatch(&mut receiver, now, program);
                 }
                 Err(error) => {

@@ -8,7 +8,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, TryLockError};
 
 use libc::{c_int, c_void, sigaction, siginfo_t};
 
@@ -29,11 +29,16 @@ static BELOW_BUS: [AtomicPtr<sigaction>; ENTRIES] = [const { AtomicPtr::new(ptr:
 
 /// Puts our handlers on top, if another's are. Cheap when nothing is to be done: two system calls.
 ///
-/// To be called whenever a device is opened or memory registered, because programs install handlers at any time. A fault
-/// in a copy while another's handler is on top is that handler's to pass on.
+/// To be called whenever a device is opened or memory registered, and now and then while packets come, because programs
+/// install handlers at any time. A fault in a copy while another's handler is on top is that handler's to pass on.
 pub fn install() -> io::Result<()> {
     static INSTALLING: Mutex<()> = Mutex::new(());
-    let _one_at_a_time = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one_at_a_time = match INSTALLING.try_lock() {
+        Ok(held) => held,
+        Err(TryLockError::Poisoned(held)) => held.into_inner(),
+        // Another thread is at it; in a forked child perhaps one of the parent's, whose handlers the child has.
+        Err(TryLockError::WouldBlock) => return Ok(()),
+    };
     come_on_top(libc::SIGSEGV, &SEGV, &BELOW_SEGV)?;
     come_on_top(libc::SIGBUS, &BUS, &BELOW_BUS)
 }
