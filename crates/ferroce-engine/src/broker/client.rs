@@ -124,9 +124,26 @@ enum Link {
     /// Greeted; `resume` is the request that hands our slots to a new broker, while it is not answered.
     Up { client: Guarded<Client>, resume: Option<u32> },
     /// Connected to the next broker, which has not greeted yet.
-    Greeting { client: Guarded<Client>, since: Instant },
-    /// No broker since then.
-    Down { since: Instant, started: Option<Instant> },
+    Greeting { client: Guarded<Client>, at: Instant, search: Search },
+    /// No broker.
+    Down(Search),
+}
+
+/// The search for the next broker.
+#[derive(Clone, Copy, Debug)]
+struct Search {
+    since: Instant,
+    /// When we started one last.
+    started: Option<Instant>,
+    /// Not to be tried again before.
+    next: Instant,
+}
+
+impl Search {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { since: now, started: None, next: now }
+    }
 }
 
 impl BrokerClient {
@@ -339,7 +356,7 @@ impl Guard<'_> {
                     Ok(None) => return,
                     Err(e) => self.down(&e),
                 },
-                Link::Greeting { client, since } => match client.poll() {
+                Link::Greeting { client, at, .. } => match client.poll() {
                     Ok(Some((_, Message::Hello(hello), _))) if hello.major == ferroce_ipc::MAJOR => {
                         if let Err(e) = inner.greeted() {
                             self.down(&e.into());
@@ -347,14 +364,14 @@ impl Guard<'_> {
                     }
                     Ok(Some((_, Message::Refused(refusal), _))) => self.down(&refusal.into()),
                     Ok(Some(_)) => self.down(&ClientError::Unexpected),
-                    Ok(None) if since.elapsed() > CONNECT => self.down(&ClientError::Closed),
+                    Ok(None) if at.elapsed() > CONNECT => self.down(&ClientError::Closed),
                     Ok(None) => {
                         self.retry_in(CONNECT);
                         return;
                     }
                     Err(e) => self.down(&e),
                 },
-                Link::Down { .. } => {
+                Link::Down(_) => {
                     if !self.look() {
                         return;
                     }
@@ -366,32 +383,37 @@ impl Guard<'_> {
     /// The broker is gone, or of no use.
     fn down(&mut self, why: &ClientError) {
         let inner = &mut *self.inner;
-        let now = Instant::now();
-        match &inner.link {
+        match inner.link {
             Link::Up { .. } => {
                 info!("ferroced is gone: {why}");
-                inner.link = Link::Down { since: now, started: None };
+                inner.link = Link::Down(Search::new());
                 inner.events.push_back(BrokerEvent::Disconnected);
             }
-            // A broker that accepts and then fails must not make us spin.
-            Link::Greeting { .. } => {
-                warn!("the next ferroced is of no use: {why}");
-                inner.link = Link::Down { since: now, started: Some(now) };
-                self.retry_in(RETRY_SLOWLY);
+            Link::Greeting { search, .. } => {
+                // The last one may still be dying, with its name; one that is there and fails must not make us spin.
+                let pause = if why.is_leaving() { RETRY } else { RETRY_SLOWLY };
+                debug!("the next ferroced is of no use: {why}");
+                inner.link = Link::Down(Search { next: Instant::now() + pause, ..search });
             }
-            Link::Down { .. } => {}
+            Link::Down(_) => {}
         }
     }
 
     /// One try to reach the next broker. Returns whether it is connected; otherwise the timer says when to try again.
     fn look(&mut self) -> bool {
         let inner = &mut *self.inner;
-        let Link::Down { since, started } = inner.link else { return true };
+        let Link::Down(search) = inner.link else { return true };
         let now = Instant::now();
+        if now < search.next {
+            self.retry_in(search.next - now);
+            return false;
+        }
+        let pause = if now >= search.since + PATIENCE { RETRY_SLOWLY } else { RETRY };
+        let mut search = Search { next: now + pause, ..search };
         match Client::begin(&inner.options.name, &inner.options.netdev) {
             Ok(client) => match watch(&self.owner.epoll, &client) {
                 Ok(()) => {
-                    inner.link = Link::Greeting { client: Guarded::new(client), since: now };
+                    inner.link = Link::Greeting { client: Guarded::new(client), at: now, search };
                     return true;
                 }
                 Err(e) => warn!("the connection to ferroced cannot be watched: {e}"),
@@ -400,16 +422,16 @@ impl Guard<'_> {
                 // All programs of a dead broker are here at the same time. The lowest slot starts the next one, the
                 // others follow if that does not happen.
                 let turn = inner.slots.first().map_or(20, |slot| u32::from(slot - 1).min(20));
-                let turn = since + Duration::from_millis(20) * turn;
-                let again = started.is_none_or(|last| now >= last + PATIENCE);
-                if now >= turn && again {
-                    inner.link = Link::Down { since, started: Some(now) };
+                let turn = search.since + Duration::from_millis(20) * turn;
+                if now >= turn && search.started.is_none_or(|last| now >= last + PATIENCE) {
+                    search.started = Some(now);
                     inner.start();
                 }
             }
             Err(e) => debug!("no ferroced yet: {e}"),
         }
-        self.retry_in(if now >= since + PATIENCE { RETRY_SLOWLY } else { RETRY });
+        inner.link = Link::Down(search);
+        self.retry_in(pause);
         false
     }
 
@@ -456,7 +478,7 @@ impl Inner {
 
     /// A new broker greeted: hands it what it does not know.
     fn greeted(&mut self) -> io::Result<()> {
-        let down = Link::Down { since: Instant::now(), started: None };
+        let down = Link::Down(Search::new());
         let Link::Greeting { mut client, .. } = std::mem::replace(&mut self.link, down) else {
             return Ok(());
         };

@@ -110,9 +110,19 @@ impl Server {
     /// [`ServerError::Running`] is no failure for who only wants that there is a broker.
     pub fn bind(options: &ServerOptions) -> Result<Self, ServerError> {
         let failed = |action| move |source| ServerError::Io { action, source };
-        let listener = match Listener::bind(&options.name) {
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse => return Err(taken(&options.name)),
-            other => other.map_err(failed("take the broker's name"))?,
+        let mut tries = 0;
+        let listener = loop {
+            match Listener::bind(&options.name) {
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse => match taken(&options.name) {
+                    // Somebody who does not listen, or who dies at this moment.
+                    ServerError::Taken { .. } if tries < 10 => {
+                        tries += 1;
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                    taken => return Err(taken),
+                },
+                other => break other.map_err(failed("take the broker's name"))?,
+            }
         };
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let stop = stop.map_err(|e| failed("make an event counter")(e.into()))?;

@@ -1,0 +1,404 @@
+//! The broker as a neighbour: what it takes along from who started it, whom it serves, when it ends.
+
+mod common;
+
+use std::io::Read;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{brokers, chain, connect, eventually, isolated, kill, program};
+use ferroce_engine::broker::{BrokerClient, BrokerEvent, BrokerMode};
+use ferroce_ipc::{BROKER_NAME, Client, Connection, Listener, Message, packet};
+
+fn in_role() -> bool {
+    std::env::var_os("FERROCE_TEST_ROLE").is_some()
+}
+
+#[test]
+fn a_shell_does_not_wait_for_the_broker() {
+    const NAME: &str = "a_shell_does_not_wait_for_the_broker";
+    if in_role() {
+        drop(connect());
+        return;
+    }
+    isolated(NAME, || {
+        // Standard output and error are pipes, and descriptor 9 is one that somebody forgot to mark close-on-exec.
+        let start = Instant::now();
+        let mut shell = Command::new("sh")
+            .args(["-c", "exec 9>&1; exec \"$0\" \"$@\" 2>&1"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", NAME, "--nocapture"])
+            .env("FERROCE_TEST_ROLE", "program")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        shell.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(shell.wait().unwrap().success(), "{said}");
+        assert!(start.elapsed() < Duration::from_secs(5), "out=$(program) took {:?}", start.elapsed());
+        assert_eq!(brokers().len(), 1, "and the broker lives");
+    });
+}
+
+#[test]
+fn the_broker_is_a_stranger_to_who_started_it() {
+    isolated("the_broker_is_a_stranger_to_who_started_it", || {
+        use nix::sys::signal::{SigSet, SigmaskHow, pthread_sigmask};
+        pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None).unwrap();
+        let client = connect();
+        let broker = brokers()[0];
+        let link = |name: &str| std::fs::read_link(format!("/proc/{broker}/{name}")).unwrap();
+        assert_eq!(link("cwd").to_str(), Some("/"));
+        assert_eq!(link("fd/0").to_str(), Some("/dev/null"));
+        assert_eq!(link("fd/1").to_str(), Some("/dev/null"));
+        assert!(link("fd/2").ends_with("ferroced.log"));
+        let ours: Vec<_> =
+            ["fd/0", "fd/1", "fd/2"].map(|fd| std::fs::read_link(format!("/proc/self/{fd}")).unwrap()).into();
+        for entry in std::fs::read_dir(format!("/proc/{broker}/fd")).unwrap().flatten() {
+            let number: u32 = entry.file_name().to_str().unwrap().parse().unwrap();
+            let target = std::fs::read_link(entry.path()).unwrap();
+            let kind = target.to_str().unwrap();
+            let own = kind.starts_with("socket:") || kind.starts_with("anon_inode:");
+            assert!(number < 3 || own, "descriptor {number} is {kind}");
+            assert!(number < 3 || !ours.contains(&target), "descriptor {number} is ours");
+        }
+        // Fields after the name: state, parent, group, session, terminal.
+        let stat = std::fs::read_to_string(format!("/proc/{broker}/stat")).unwrap();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        // Its parent is gone: it fell to process 1, which in this pid namespace is us.
+        assert_eq!(fields[1], "1");
+        assert_ne!(fields[3], nix::unistd::getsid(None).unwrap().to_string(), "not of our session");
+        assert_ne!(fields[3], broker.to_string(), "nor the leader of its own, which could get a terminal");
+        assert_eq!(fields[4], "0", "no terminal");
+        let status = std::fs::read_to_string(format!("/proc/{broker}/status")).unwrap();
+        assert!(status.contains("SigBlk:\t0000000000000000"), "{status}");
+        drop(client);
+    });
+}
+
+#[test]
+fn an_idle_broker_ends_and_the_next_program_starts_another() {
+    const NAME: &str = "an_idle_broker_ends_and_the_next_program_starts_another";
+    isolated(NAME, || {
+        let status =
+            Command::new(env!("CARGO_BIN_EXE_ferroced")).args(["--detach", "--idle", "1"]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&status.stdout), "ready\n");
+        let first = brokers();
+        let client = connect();
+        let lease = client.lease(1).unwrap();
+        std::thread::sleep(Duration::from_millis(1500));
+        assert_eq!(brokers(), first, "not while a program holds a slot");
+        drop((client, lease));
+        let start = Instant::now();
+        eventually("it ends", || brokers().is_empty());
+        assert!(start.elapsed() > Duration::from_millis(800));
+        assert_eq!(connect().lease(1).unwrap().slots, [1]);
+    });
+}
+
+#[test]
+fn starting_twice_is_no_failure_and_neither_is_a_race() {
+    isolated("starting_twice_is_no_failure_and_neither_is_a_race", || {
+        let start = || {
+            Command::new(env!("CARGO_BIN_EXE_ferroced"))
+                .arg("--detach")
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap()
+        };
+        let started: Vec<_> = (0..8).map(|_| start()).collect();
+        for child in started {
+            let output = child.wait_with_output().unwrap();
+            assert_eq!(String::from_utf8_lossy(&output.stdout), "ready\n");
+        }
+        eventually("one is left", || brokers().len() == 1);
+        let again = Command::new(env!("CARGO_BIN_EXE_ferroced")).output().unwrap();
+        assert!(!again.status.success());
+        let said = String::from_utf8_lossy(&again.stderr);
+        assert!(said.contains(&format!("ferroced runs already, as process {}", brokers()[0])), "{said}");
+    });
+}
+
+#[test]
+fn wrong_arguments_are_told() {
+    for (arguments, status, text) in [
+        (vec!["--nonsense"], 2, "unknown argument \"--nonsense\"; try --help"),
+        (vec!["--idle"], 2, "--idle needs a number of seconds"),
+        (vec!["--idle", "soon"], 2, "\"soon\" is no number of seconds"),
+        (vec!["--help"], 0, "Usage: ferroced"),
+        (vec!["--version"], 0, "ferroced "),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_ferroced")).args(&arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}");
+        let said = [output.stdout, output.stderr].concat();
+        assert!(String::from_utf8_lossy(&said).contains(text), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_forked_child_does_not_hide_its_parents_death() {
+    const NAME: &str = "a_forked_child_does_not_hide_its_parents_death";
+    if in_role() {
+        let client = connect();
+        let lease = client.lease(1).unwrap();
+        assert_eq!(lease.slots, [1]);
+        // A child that runs no handler of ours, the worst there is: it keeps the connection and the sockets, which are
+        // marked to survive its exec.
+        for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+            let fd: i32 = entry.file_name().to_str().unwrap().parse().unwrap();
+            if std::fs::read_link(entry.path())
+                .is_ok_and(|link| link.to_str().unwrap().starts_with("socket:"))
+            {
+                // SAFETY: it was just listed, and nobody closes any meanwhile.
+                let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+                rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).unwrap();
+            }
+        }
+        let mut child = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
+        println!("\nchild {}", child.id());
+        child.wait().unwrap();
+        return;
+    }
+    isolated(NAME, || {
+        let mut parent = program(NAME, "parent");
+        let mut output = std::io::BufReader::new(parent.stdout.take().unwrap());
+        let child: i32 = loop {
+            let mut line = String::new();
+            assert_ne!(std::io::BufRead::read_line(&mut output, &mut line).unwrap(), 0);
+            if let Some(pid) = line.trim().strip_prefix("child ") {
+                break pid.parse().unwrap();
+            }
+        };
+        let sockets = std::fs::read_dir(format!("/proc/{child}/fd")).unwrap().flatten();
+        let is_socket =
+            |link: std::path::PathBuf| link.to_str().is_some_and(|link| link.starts_with("socket:"));
+        let sockets = sockets.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(is_socket));
+        assert!(sockets.count() >= 3, "the child holds the connection and the sockets");
+        let client = connect();
+        assert_eq!(client.lease(1).unwrap().slots, [2]);
+        kill(parent.id() as i32);
+        parent.wait().unwrap();
+        let start = Instant::now();
+        eventually("the parent's slot is free", || {
+            let status = Client::connect(BROKER_NAME, "", Duration::from_secs(1)).unwrap();
+            holders(status).iter().all(|slots| slots != &[1])
+        });
+        assert_eq!(client.lease(1).unwrap().slots, [1]);
+        assert!(start.elapsed() < Duration::from_secs(1), "within a second, not {:?}", start.elapsed());
+        kill(child);
+    });
+}
+
+/// The slots of each program that holds some.
+fn holders(mut client: Client) -> Vec<Vec<u8>> {
+    match client.request(&Message::GetStatus, Duration::from_secs(1)).unwrap() {
+        (Message::Status(status), _) => status.programs.into_iter().map(|program| program.slots).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn hostile_clients_lose_their_own_connections() {
+    isolated("hostile_clients_lose_their_own_connections", || {
+        let good = connect();
+        let lease = good.lease(1).unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let hello = || Message::Hello(ferroce_ipc::Hello::ours("")).encode(0).unwrap();
+        let mut shots: Vec<(&str, Vec<Vec<u8>>, usize)> = vec![
+            ("noise", vec![b"GET / HTTP/1.1\r\n\r\n".to_vec()], 0),
+            ("one byte", vec![vec![1]], 0),
+            ("nothing", vec![vec![]], 0),
+            ("all a packet takes", vec![vec![0xff; 65_536]], 0),
+            ("more than a packet takes", vec![vec![0; 100_000]], 0),
+            ("253 descriptors", vec![hello()], 253),
+            ("a lease before the greeting", vec![Message::Lease(1).encode(1).unwrap()], 0),
+            (
+                "a resume with /dev/null for parked descriptors",
+                vec![hello(), Message::Resume(vec![1]).encode(1).unwrap()],
+                1,
+            ),
+            (
+                "what brokers say",
+                vec![hello(), Message::GetStatus.encode(1).unwrap(), Message::Done.encode(1).unwrap()],
+                0,
+            ),
+        ];
+        for kind in 0..=20_u8 {
+            let mut message = vec![kind, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0];
+            shots.push(("an empty message", vec![hello(), message.clone()], 0));
+            message.extend_from_slice(&[0xff; 200]);
+            message[8] = 200;
+            message[12] = 216;
+            shots.push(("a message of ones", vec![hello(), message], 0));
+        }
+        for (what, packets, descriptors) in &shots {
+            let hostile = Connection::connect(BROKER_NAME).unwrap();
+            let last = packets.len() - 1;
+            for (number, packet) in packets.iter().enumerate() {
+                let count = if number == last { *descriptors } else { 0 };
+                let sent = packet::send(hostile.as_fd(), packet, &vec![null.as_fd(); count]);
+                assert!(sent.is_ok(), "{what}: {sent:?}");
+            }
+            // A slow reader as well: never reads, and goes.
+        }
+        // One that asks and never reads: given up when too much waits for it.
+        let greedy = Connection::connect(BROKER_NAME).unwrap();
+        packet::send(greedy.as_fd(), &hello(), &[]).unwrap();
+        let ask = Message::ListDevices.encode(1).unwrap();
+        for _ in 0..20_000 {
+            match packet::send(greedy.as_fd(), &ask, &[]) {
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                    std::thread::sleep(Duration::from_millis(1))
+                }
+                Err(_) => break,
+                Ok(()) => {}
+            }
+        }
+        // The good one never noticed.
+        assert!(good.process().iter().all(|event| !matches!(event, BrokerEvent::Disconnected)));
+        assert_eq!(good.devices().unwrap().len(), 1);
+        assert_eq!(good.lease(1).unwrap().slots, [2]);
+        assert_eq!(brokers().len(), 1);
+        drop(lease);
+    });
+}
+
+#[test]
+fn whoever_holds_the_port_is_named() {
+    isolated("whoever_holds_the_port_is_named", || {
+        let client = connect();
+        let holders = ["0.0.0.0:4791", "[::1]:4791"].map(|address| UdpSocket::bind(address).unwrap());
+        let start = Instant::now();
+        let error = client.lease(1).unwrap_err();
+        assert!(start.elapsed() < Duration::from_secs(4));
+        let want = format!("is held by process {} (", std::process::id());
+        let text = chain(&error);
+        assert!(text.contains(&want) && text.contains("ferroce run --private-net"), "{text}");
+        drop(holders);
+        assert_eq!(client.lease(1).unwrap().slots, [1], "at once when it is free");
+    });
+}
+
+#[test]
+fn whoever_holds_the_name_is_named() {
+    isolated("whoever_holds_the_name_is_named", || {
+        let us = std::process::id();
+        let mute = Listener::bind(BROKER_NAME).unwrap();
+        let start = Instant::now();
+        let error = BrokerClient::connect(BrokerMode::Auto).unwrap_err();
+        assert!(start.elapsed() < Duration::from_millis(2500), "{:?}", start.elapsed());
+        assert!(
+            chain(&error)
+                .contains(&format!("process {us}, which holds the name of ferroced, does not answer"))
+        );
+        drop(mute);
+        // Bound and not listening, so that nobody can even be asked.
+        let address = rustix::net::SocketAddrUnix::new_abstract_name(BROKER_NAME.as_bytes()).unwrap();
+        let family = rustix::net::AddressFamily::UNIX;
+        let silent = rustix::net::socket(family, rustix::net::SocketType::SEQPACKET, None).unwrap();
+        rustix::net::bind(&silent, &address).unwrap();
+        let error = BrokerClient::connect(BrokerMode::Auto).unwrap_err();
+        let want = format!("@ferroce.4791 is held by process {us} (");
+        assert!(chain(&error).contains(&want), "{}", chain(&error));
+        drop(silent);
+        connect();
+    });
+}
+
+#[test]
+fn a_low_limit_of_open_files_is_raised() {
+    isolated("a_low_limit_of_open_files_is_raised", || {
+        use nix::sys::resource::{Resource, setrlimit};
+        setrlimit(Resource::RLIMIT_NOFILE, 64, 4096).unwrap();
+        let clients: Vec<_> = (0..8).map(|_| connect()).collect();
+        setrlimit(Resource::RLIMIT_NOFILE, 1024, 4096).unwrap();
+        let leases: Vec<_> = clients.iter().map(|client| client.lease(16).unwrap()).collect();
+        assert_eq!(leases.last().unwrap().slots.last(), Some(&128));
+    });
+}
+
+/// The `ip` program; without it the test says so and passes.
+fn ip(arguments: &str) -> bool {
+    match Command::new("ip").args(arguments.split(' ')).status() {
+        Ok(status) => {
+            assert!(status.success(), "ip {arguments}");
+            true
+        }
+        Err(_) => {
+            println!("skipped the rest: there is no program ip (package iproute2)");
+            false
+        }
+    }
+}
+
+#[test]
+fn interfaces_are_followed() {
+    isolated("interfaces_are_followed", || {
+        let client = connect();
+        let lease = client.lease(1).unwrap();
+        assert_eq!(lease.addresses.len(), 2);
+        if !ip("addr add 10.1.2.3/32 dev lo") {
+            return;
+        }
+        let mut events = Vec::new();
+        eventually("the address is there with its socket", || {
+            events.extend(client.process());
+            let added = |e: &BrokerEvent| matches!(e, BrokerEvent::AddressAdded(a) if a.ip.to_string() == "10.1.2.3" && a.slot == 1);
+            events.iter().any(added) && events.iter().any(|e| matches!(e, BrokerEvent::GidsChanged(_)))
+        });
+        ip("addr del 10.1.2.3/32 dev lo");
+        ip("link add va type veth peer name vb");
+        ip("addr add 192.0.2.1/24 dev va");
+        ip("link set va up");
+        ip("link set vb up");
+        ip("link set lo down");
+        let mut events = Vec::new();
+        eventually("the port is down", || {
+            events.extend(client.process());
+            events.iter().any(|e| matches!(e, BrokerEvent::PortDown(_)))
+        });
+        ip("link set lo up");
+
+        // A device on an interface, for everybody and for one.
+        let mut admin = Client::connect(BROKER_NAME, "va", Duration::from_secs(1)).unwrap();
+        let of = |client: &mut Client| match client
+            .request(&Message::ListDevices, Duration::from_secs(1))
+            .unwrap()
+        {
+            (Message::Devices(devices), _) => devices,
+            other => panic!("{other:?}"),
+        };
+        let mut shown = Vec::new();
+        eventually("the addresses of va work", || {
+            shown = of(&mut admin);
+            shown[0].gids.len() == 2
+        });
+        assert_eq!((shown[0].name.as_str(), shown[1].name.as_str()), ("fr1", "fr0"));
+        assert_eq!(shown[0].mtu, 1500);
+        assert!(shown[0].port_active);
+        let gids: Vec<_> = shown[0].gids.iter().map(|e| (e.index, e.gid.to_ip())).collect();
+        assert!(gids[0].1.is_ipv6() && gids[0].0 == 0, "the link-local one: {gids:?}");
+        assert_eq!(gids[1], (1, "192.0.2.1".parse().unwrap()));
+        let link = Message::LinkAdd {
+            name: "rxe0".to_owned(),
+            kind: ferroce_ipc::LinkKind::Rxe,
+            netdev: "va".to_owned(),
+        };
+        assert_eq!(admin.request(&link, Duration::from_secs(1)).unwrap().0, Message::Done);
+        let mut events = Vec::new();
+        eventually("every program sees the link, with sockets", || {
+            events.extend(client.process());
+            let sockets = events.iter().filter(|e| matches!(e, BrokerEvent::AddressAdded(_))).count();
+            sockets == 2 && events.iter().any(|e| matches!(e, BrokerEvent::DeviceAdded(_)))
+        });
+        assert_eq!(client.devices().unwrap()[0].name, "rxe0");
+        ip("link del va");
+        let mut events = Vec::new();
+        eventually("the link goes with its interface", || {
+            events.extend(client.process());
+            events.iter().any(|e| matches!(e, BrokerEvent::DeviceRemoved(_)))
+        });
+    });
+}
