@@ -83,7 +83,7 @@ impl QueuePair {
             receives: ReceiveQueue::new(caps),
             requester: Requester::new(seed),
             completer: Completer::new(),
-            responder: Responder::new(caps.max_recv_sge),
+            responder: Responder::new(caps),
             ack_passed_over: false,
         })
     }

@@ -15,10 +15,13 @@ use self::resources::{Kind, Resource, Resources};
 use super::receive_queue::{ReceiveSource, RecvWqe};
 use super::send_queue::packets;
 use super::shared::Shared;
-use crate::{AsyncEvent, DropReason, Memory, MemoryError, QpState, WcOpcode, WcStatus, WorkCompletion};
+use crate::{
+    AsyncEvent, DropReason, Memory, MemoryError, QpCaps, QpState, WcOpcode, WcStatus, WorkCompletion,
+};
 
-/// Receive completions that may wait to be fetched. A batch of datagrams holds fewer.
-const COMPLETIONS: usize = 256;
+/// Most receive completions that may wait to be fetched, where the receive queue has as many WQEs. A batch of datagrams
+/// holds fewer.
+const COMPLETIONS: u32 = 1024;
 
 /// Executes requests. It needs no timer.
 #[derive(Debug)]
@@ -37,6 +40,7 @@ pub(crate) struct Responder {
     resources: Resources,
     replies: Replies,
     completions: VecDeque<WorkCompletion>,
+    max_completions: usize,
 }
 
 /// A message in the middle.
@@ -47,17 +51,19 @@ enum Message {
 }
 
 impl Responder {
-    pub fn new(max_recv_sge: u32) -> Self {
+    pub fn new(caps: QpCaps) -> Self {
+        let completions = caps.max_recv_wr.clamp(1, COMPLETIONS) as usize;
         Self {
             expected: Psn::new(0),
             msn: Msn::new(0),
             nak_sent: false,
             message: None,
-            wqe: RecvWqe::new(max_recv_sge),
+            wqe: RecvWqe::new(caps.max_recv_sge),
             bound: false,
             resources: Resources::new(0),
             replies: Replies::new(0),
-            completions: VecDeque::with_capacity(COMPLETIONS),
+            completions: VecDeque::with_capacity(completions),
+            max_completions: completions,
         }
     }
 
@@ -97,7 +103,7 @@ impl Responder {
         receives: &mut impl ReceiveSource,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
-        if !self.replies.has_room() || self.completions.len() >= COMPLETIONS {
+        if !self.replies.has_room() || self.completions.len() >= self.max_completions {
             return Err(DropReason::Backlog);
         }
         let refusal = match self.respond(shared, bth, request, receives, mem) {
@@ -465,7 +471,7 @@ mod tests {
 
     use super::super::receive_queue::ReceiveQueue;
     use super::*;
-    use crate::{Budget, QpAccess, QpCaps, RemoteAccess, Sge};
+    use crate::{Budget, QpAccess, RemoteAccess, Sge};
 
     /// No memory at all.
     struct Nothing;
@@ -511,7 +517,7 @@ mod tests {
         let caps = QpCaps::default();
         let mut shared = Shared::new(Qpn::new(1), caps, Arc::new(Budget::new(0)), false);
         shared.attr.access = QpAccess::REMOTE_WRITE;
-        let mut responder = Responder::new(0);
+        let mut responder = Responder::new(caps);
         responder.begin(Psn::new(0xff_ffff), 0);
         responder.msn = Msn::new(0xff_fffe);
         let reth = Reth { va: 0, rkey: Rkey::new(0), dma_len: 0 };
