@@ -118,6 +118,34 @@ pub fn example(name: &str) -> PathBuf {
     tree::target().join("release/examples").join(name)
 }
 
+/// A copy of `dist` whose library mistreats received packets as `FERROCE_FAULT` says. Built beside the real one, so
+/// that neither can be taken for the other.
+pub fn with_faults(dist: &Dist) -> Result<Dist> {
+    let target = tree::target().join("fault");
+    let output = tree::cargo()
+        .args([
+            "build",
+            "--quiet",
+            "--release",
+            "-p",
+            "ferroce-dropin",
+            "--features",
+            "fault",
+            "--target-dir",
+        ])
+        .arg(&target)
+        .output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let root = target.join("dist");
+    if root.exists() {
+        std::fs::remove_dir_all(&root)?;
+    }
+    copy_tree(&dist.root, &root)?;
+    let faulty = Dist { root };
+    install(&target.join("release/libibverbs.so"), &faulty.library())?;
+    Ok(faulty)
+}
+
 fn install(from: &Path, to: &Path) -> Result<()> {
     std::fs::copy(from, to).with_context(|| format!("{} to {}", from.display(), to.display()))?;
     std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o755))?;

@@ -100,7 +100,16 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     });
     let Some(programs) = programs else { return Ok(report.close()) };
     if !stages.is_empty() {
-        report.silent("end to end", |checks| e2e::start(checks, &dist, &programs, args.all, &stages));
+        let mut faulty = None;
+        if args.all && stages.contains(&"loss") {
+            report.stage("faulty dist", |checks| {
+                faulty = Some(dist::with_faults(&dist)?);
+                checks.pass();
+                Ok(())
+            });
+        }
+        let faulty = faulty.as_ref();
+        report.silent("end to end", |checks| e2e::start(checks, &dist, faulty, &programs, args.all, &stages));
     }
     if wants_peer {
         report.stage(PEER.0, |checks| peer::check(checks, &dist, &programs, args.all, false));

@@ -15,6 +15,8 @@ use crate::tree;
 pub struct Bed {
     /// The distribution under test.
     pub dist: Dist,
+    /// The same with a library that mistreats packets, where it was built.
+    pub faulty: Option<Dist>,
     /// Debian's programs.
     pub programs: Programs,
     /// The whole matrix, not only the quick part.
@@ -26,10 +28,10 @@ pub struct Bed {
 
 impl Bed {
     /// Logs go to `target/xtask/e2e`.
-    pub fn new(dist: Dist, programs: Programs, all: bool) -> Result<Self> {
+    pub fn new(dist: Dist, faulty: Option<Dist>, programs: Programs, all: bool) -> Result<Self> {
         let logs = tree::target().join("xtask").join("e2e");
         std::fs::create_dir_all(&logs)?;
-        Ok(Self { dist, programs, all, logs: Logs(logs), next_port: AtomicU16::new(20_000) })
+        Ok(Self { dist, faulty, programs, all, logs: Logs(logs), next_port: AtomicU16::new(20_000) })
     }
 
     /// A TCP port that no earlier check of this run used.
@@ -39,7 +41,12 @@ impl Bed {
 
     /// `ferroce run -- PROGRAM`.
     pub fn ours(&self, program: &str) -> Command {
-        let mut command = Command::new(self.dist.bin("ferroce"));
+        self.on(&self.dist, program)
+    }
+
+    /// The same with another distribution's library.
+    pub fn on(&self, dist: &Dist, program: &str) -> Command {
+        let mut command = Command::new(dist.bin("ferroce"));
         let program = self.programs.find(program).unwrap_or_else(|| PathBuf::from(program));
         command.arg("run").arg("--").arg(program);
         if let Some(dirs) = self.programs.libraries() {

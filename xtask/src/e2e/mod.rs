@@ -7,6 +7,7 @@ mod bed;
 mod cli;
 mod devices;
 mod lifecycle;
+mod loss;
 mod memory;
 mod netns;
 mod perftest;
@@ -38,6 +39,7 @@ pub const STAGES: &[(&str, &str)] = &[
     ("wire", "our own packets, by tshark and an independent ICRC"),
     ("memory", "memory that is written to all the time, and memory that goes away under every role"),
     ("lifecycle", "kill -9 of a peer and of the broker, a stopped program, churn"),
+    ("loss", "loss, duplication, reordering, bursts on real sockets (with --all)"),
     ("perftest", "ib_{send,write,read}_{bw,lat}: all sizes, many QPs, both directions, events, inline"),
 ];
 
@@ -50,6 +52,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "wire" => Some(wire::check),
         "memory" => Some(memory::check),
         "lifecycle" => Some(lifecycle::check),
+        "loss" => Some(loss::check),
         "perftest" => Some(perftest::check),
         _ => None,
     }
@@ -61,6 +64,9 @@ pub struct E2eArgs {
     /// The distribution to test.
     #[arg(long)]
     dist: PathBuf,
+    /// The distribution whose library mistreats packets.
+    #[arg(long)]
+    faulty: Option<PathBuf>,
     /// Unpacked Debian packages, if they are not installed.
     #[arg(long)]
     unpacked: Option<PathBuf>,
@@ -74,7 +80,9 @@ pub struct E2eArgs {
 /// In the child: runs the stages; true when nothing failed.
 pub fn run(args: &E2eArgs) -> Result<bool> {
     raise_loopback()?;
-    let bed = Bed::new(Dist::at(&args.dist), Programs { unpacked: args.unpacked.clone() }, args.all)?;
+    let faulty = args.faulty.as_ref().map(Dist::at);
+    let programs = Programs { unpacked: args.unpacked.clone() };
+    let bed = Bed::new(Dist::at(&args.dist), faulty, programs, args.all)?;
     let mut report = Report::default();
     for stage in &args.stages {
         if let Some(body) = body(stage) {
@@ -89,6 +97,7 @@ pub fn run(args: &E2eArgs) -> Result<bool> {
 pub fn start(
     checks: &mut Checks,
     dist: &Dist,
+    faulty: Option<&Dist>,
     programs: &Programs,
     all: bool,
     stages: &[&str],
@@ -104,6 +113,9 @@ pub fn start(
         }
     };
     command.arg(std::env::current_exe()?).arg("e2e").arg("--dist").arg(&dist.root);
+    if let Some(faulty) = faulty {
+        command.arg("--faulty").arg(&faulty.root);
+    }
     if let Some(unpacked) = &programs.unpacked {
         command.arg("--unpacked").arg(unpacked);
     }
