@@ -22,6 +22,7 @@
 //! |---|---|---|
 //! | is inside `poll_cq`, queue empty | that thread, one receive call per poll | keeps off the socket, looks again a millisecond after the last poll |
 //! | polls from several threads | whoever gets the lock; the others look at their queues | the same |
+//! | is about to sleep in `get_cq_event` | that thread, for some 10 µs | the same |
 //! | sleeps in `get_cq_event` | the first thread that sleeps (it *watches* the lane); further ones sleep on their channel alone and are woken by whoever receives | keeps off; runs timers that no poller runs |
 //! | returns from `get_cq_event` | nobody for up to a millisecond, in which the program usually polls or sleeps again | is asked to look a millisecond later |
 //! | is inside `post_send` | whoever did before: the caller only transmits | is asked to look when the new deadline is due, if it would sleep longer |
@@ -409,6 +410,10 @@ pub(crate) struct LaneSet {
 /// Lanes that one sleeping thread watches; the background thread looks after any others.
 const WATCHED: usize = 8;
 
+/// About 10 µs of receiving nothing.
+const LOOKS_BEFORE_SLEEP: u32 = 24;
+const LOOKS_PER_YIELD: u32 = 4;
+
 impl LaneSet {
     pub(crate) fn add(&self, lane: &Arc<Lane>) {
         let mut counts = self.counts.lock();
@@ -446,6 +451,15 @@ impl LaneSet {
     /// Returns after one of them; the caller looks whether it has what it waits for.
     pub(crate) fn sleep(&self, event: BorrowedFd<'_>) -> Result<(), EventError> {
         let lanes = self.lanes.load_full();
+        // To fall asleep and be woken costs as much as a few looks, in which an answer often comes.
+        for look in 1..=LOOKS_BEFORE_SLEEP {
+            if lanes.iter().any(|lane| lane.serve_inline() == Served::Some) {
+                return Ok(());
+            }
+            if look % LOOKS_PER_YIELD == 0 {
+                std::thread::yield_now(); // whoever answers may wait for this core
+            }
+        }
         lanes.iter().for_each(|lane| lane.pay_now());
         let mut watch = Watch { lanes: [None; WATCHED], count: 0 };
         for lane in lanes.iter().filter(|lane| lane.state.watch()).take(WATCHED) {

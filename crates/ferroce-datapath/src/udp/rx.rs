@@ -92,6 +92,8 @@ impl RxSocket {
         match sys::receive(&self.fd, &mut buffer.arena, buffer.ask) {
             Ok(_) => {}
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                // Whoever polls an empty socket most likely waits for one message.
+                buffer.ask = 1;
                 return Ok(0);
             }
             Err(e) => return Err(e),
