@@ -9,6 +9,9 @@ use crate::codec::MessageError;
 use crate::connection::{Connection, Peer};
 use crate::message::{Hello, MAJOR, MINOR, Message, Refusal, RefusalCode};
 
+/// How long another user's broker has to say that it makes way.
+const PATIENCE: Duration = Duration::from_millis(200);
+
 /// A greeted connection to the broker of this network namespace.
 #[derive(Debug)]
 pub struct Client {
@@ -93,6 +96,7 @@ impl Client {
                 {
                     std::thread::sleep(Duration::from_millis(5));
                 }
+                Err(e @ ClientError::Foreign { .. }) => return Err(makes_way(name, deadline).unwrap_or(e)),
                 other => break other?,
             }
         };
@@ -120,13 +124,9 @@ impl Client {
     /// # Errors
     /// As [`Client::connect`], but none that needs an answer.
     pub fn begin(name: &str, netdev: &str) -> Result<Self, ClientError> {
-        let connection = Connection::connect(name).map_err(|e| match e.kind() {
-            io::ErrorKind::ConnectionRefused => ClientError::NoBroker,
-            _ => e.into(),
-        })?;
-        let peer = connection.peer()?;
-        if peer.uid != nix::unistd::geteuid().as_raw() && peer.uid != 0 {
-            return Err(ClientError::Foreign { name: name.to_owned(), pid: peer.pid, uid: peer.uid });
+        let (connection, peer) = reach(name)?;
+        if !is_trusted(peer) {
+            return Err(foreign(name, peer));
         }
         let broker = Hello {
             major: 0,
@@ -251,6 +251,34 @@ impl Client {
             io::ErrorKind::TimedOut => ClientError::Timeout { pid: self.peer.pid },
             _ => error.into(),
         }
+    }
+}
+
+fn reach(name: &str) -> Result<(Connection, Peer), ClientError> {
+    let connection = Connection::connect(name).map_err(|e| match e.kind() {
+        io::ErrorKind::ConnectionRefused => ClientError::NoBroker,
+        _ => e.into(),
+    })?;
+    let peer = connection.peer()?;
+    Ok((connection, peer))
+}
+
+/// A broker may be our own user's or root's.
+fn is_trusted(peer: Peer) -> bool {
+    peer.uid == nix::unistd::geteuid().as_raw() || peer.uid == 0
+}
+
+fn foreign(name: &str, peer: Peer) -> ClientError {
+    ClientError::Foreign { name: name.to_owned(), pid: peer.pid, uid: peer.uid }
+}
+
+/// Whether another user's broker says, of its own accord, that it serves nobody and leaves. Nothing is told to it.
+fn makes_way(name: &str, deadline: Instant) -> Option<ClientError> {
+    let (connection, _) = reach(name).ok()?;
+    connection.wait_readable(deadline.min(Instant::now() + PATIENCE)).ok()?;
+    match connection.recv(&mut Vec::new()).ok()??.message {
+        Ok((_, Message::Refused(refusal))) if refusal.code == RefusalCode::Leaving => Some(refusal.into()),
+        _ => None,
     }
 }
 

@@ -421,8 +421,8 @@ impl Guard<'_> {
             Err(ClientError::NoBroker) => {
                 // All programs of a dead broker are here at the same time. The lowest slot starts the next one, the
                 // others follow if that does not happen.
-                let turn = inner.slots.first().map_or(20, |slot| u32::from(slot - 1).min(20));
-                let turn = search.since + Duration::from_millis(20) * turn;
+                let turn = inner.slots.first().map_or(8, |slot| u32::from(slot - 1).min(8));
+                let turn = search.since + Duration::from_millis(50) * turn;
                 if now >= turn && search.started.is_none_or(|last| now >= last + PATIENCE) {
                     search.started = Some(now);
                     inner.start();

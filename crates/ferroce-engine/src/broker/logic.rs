@@ -139,7 +139,8 @@ impl<W: World> Broker<W> {
 
     /// Somebody connected. `watched`: the server will call [`Broker::died`] for the process.
     pub fn connected(&mut self, client: ClientId, peer: Peer, process: ProcessId, watched: bool) {
-        if peer.uid != self.uid && peer.uid != 0 {
+        // Root may ask, but will not be served by somebody else: as long as nobody else is, it needs the name.
+        if peer.uid != self.uid && (peer.uid != 0 || self.is_idle()) {
             self.leaving = self.is_idle();
             let code = if self.leaving { RefusalCode::Leaving } else { RefusalCode::ForeignUser };
             let sentence = format!(

@@ -373,11 +373,13 @@ fn programs_of_other_users_get_a_sentence() {
     // Root is served.
     bench.broker.connected(ClientId(3), Peer { pid: 8, uid: 0 }, ProcessId(8), true);
     assert!(matches!(bench.heard(3)[0].1, Message::Hello(_)));
-    // A broker that serves nobody makes way.
-    let mut idle = Bench::loopback();
-    idle.broker.connected(ClientId(1), Peer { pid: 7, uid: 1001 }, ProcessId(7), true);
-    assert!(matches!(&idle.heard(1)[0].1, Message::Refused(r) if r.code == RefusalCode::Leaving));
-    assert!(idle.broker.is_leaving());
+    // A broker that serves nobody makes way, also for root, who would not be served by it.
+    for uid in [1001, 0] {
+        let mut idle = Bench::loopback();
+        idle.broker.connected(ClientId(1), Peer { pid: 7, uid }, ProcessId(7), true);
+        assert!(matches!(&idle.heard(1)[0].1, Message::Refused(r) if r.code == RefusalCode::Leaving));
+        assert!(idle.broker.is_leaving());
+    }
 }
 
 #[test]
