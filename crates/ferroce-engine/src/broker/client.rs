@@ -24,7 +24,7 @@ pub use find::{BrokerError, BrokerMode, ConnectOptions};
 use find::find_or_start;
 
 use super::netdev::Address;
-use super::spawn::{self, SpawnError};
+use super::spawn::{self, SpawnError, Starter};
 use crate::fork::Guarded;
 
 /// How long finding, starting and greeting a broker may take.
@@ -106,6 +106,7 @@ pub struct BrokerClient {
 #[derive(Debug)]
 struct Inner {
     options: ConnectOptions,
+    starter: Starter,
     link: Link,
     devices: Vec<DeviceInfo>,
     known: Arc<ArcSwap<Vec<DeviceInfo>>>,
@@ -160,8 +161,8 @@ impl BrokerClient {
     /// # Errors
     /// As [`BrokerClient::connect`].
     pub fn connect_with(options: ConnectOptions) -> Result<Self, BrokerError> {
-        spawn::note_process();
-        let mut client = Guarded::new(find_or_start(&options, Instant::now() + CONNECT)?);
+        let starter = Starter::from_environment();
+        let mut client = Guarded::new(find_or_start(&options, &starter, Instant::now() + CONNECT)?);
         let devices = list(&mut client)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
@@ -174,6 +175,7 @@ impl BrokerClient {
         watch(&epoll, &client)?;
         let inner = Inner {
             options,
+            starter,
             link: Link::Up { client, resume: None },
             devices,
             slots: Vec::new(),
@@ -451,7 +453,7 @@ impl Inner {
         let embedded = match self.options.mode {
             BrokerMode::None => return,
             BrokerMode::Embedded => true,
-            BrokerMode::Auto => match spawn::start_in_background() {
+            BrokerMode::Auto => match self.starter.start_in_background() {
                 Ok(child) => {
                     self.child = Some(child);
                     false

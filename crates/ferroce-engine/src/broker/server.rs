@@ -20,6 +20,8 @@ use crate::fork::Guarded;
 
 /// Messages that one client may leave unread before it is given up.
 const MOST_QUEUED: usize = 1024;
+/// Connections of one process; a program needs one.
+const MOST_CONNECTIONS: usize = 64;
 /// Messages taken from one client before the others have their turn.
 const BURST: usize = 32;
 /// How long the last words to a client may wait for it.
@@ -86,6 +88,7 @@ pub struct Server {
 #[derive(Debug)]
 struct Link {
     connection: Guarded<Connection>,
+    process: ProcessId,
     queue: VecDeque<(u32, Message, Vec<OwnedFd>)>,
     /// Set when only the last words are left; then dropped.
     closing: Option<Instant>,
@@ -287,9 +290,13 @@ impl Server {
             let client = ClientId(self.next_client);
             self.next_client += 1;
             let (process, watched) = self.watch(client, peer, &connection);
+            if self.links.values().filter(|link| link.process == process).count() >= MOST_CONNECTIONS {
+                warn!(pid = peer.pid, "has {MOST_CONNECTIONS} connections: one more is closed");
+                continue;
+            }
             self.links.insert(
                 client,
-                Link { connection: Guarded::new(connection), queue: VecDeque::new(), closing: None },
+                Link { connection: Guarded::new(connection), process, queue: VecDeque::new(), closing: None },
             );
             self.broker.connected(client, peer, process, watched);
         }

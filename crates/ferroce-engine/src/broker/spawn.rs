@@ -5,6 +5,7 @@
 //! which may have threads and any number of descriptors. It says `ready` or a sentence on its standard output and ends;
 //! the output is a pipe of ours and not the program's own, which would keep `$(ibv_devices)` waiting.
 
+use std::ffi::OsString;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -39,52 +40,70 @@ pub enum SpawnError {
     Io(PathBuf, #[source] io::Error),
 }
 
-/// Starts `ferroced` and waits until it is ready.
-///
-/// # Errors
-/// All of [`SpawnError`].
-pub fn start(deadline: Instant) -> Result<(), SpawnError> {
-    let (path, mut child) = launch(Stdio::piped())?;
-    let mut said = String::new();
-    let heard = child.stdout.take().map_or(Ok(()), |stdout| read_until_end(stdout, &mut said, deadline));
-    if heard.is_err() {
-        let _ = child.kill();
-    }
-    let _ = child.wait(); // a program that reaps all children may have been faster
-    match (heard, said.trim()) {
-        (Err(_), _) => Err(SpawnError::Late(path)),
-        (Ok(()), "ready") => Ok(()),
-        (Ok(()), "") => Err(SpawnError::Said(format!("{} ended without a word", path.display()))),
-        (Ok(()), sentence) => Err(SpawnError::Said(sentence.to_owned())),
-    }
+/// How to start `ferroced`: read from the environment once, on the program's own thread, because a C program may change
+/// its environment while another thread of ours would read it.
+#[derive(Clone, Debug)]
+pub struct Starter {
+    path: Option<PathBuf>,
+    environment: Vec<(OsString, OsString)>,
 }
 
-/// Starts `ferroced` and does not wait: the caller tries to connect, and reaps the child.
-///
-/// # Errors
-/// As [`start`], but `Late` and `Said`.
-pub fn start_in_background() -> Result<Child, SpawnError> {
-    Ok(launch(Stdio::null())?.1)
-}
-
-fn launch(output: Stdio) -> Result<(PathBuf, Child), SpawnError> {
-    if is_forked_child() {
-        return Err(SpawnError::ForkedChild);
+impl Starter {
+    /// As the environment says now.
+    pub fn from_environment() -> Self {
+        let _ = ORIGIN.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
+        let wanted = |(name, _): &(OsString, OsString)| {
+            name.to_str().is_some_and(|name| {
+                name.starts_with("FERROCE_")
+                    || matches!(name, "XDG_RUNTIME_DIR" | "XDG_CONFIG_HOME" | "HOME" | "PATH")
+            })
+        };
+        let environment = match sys::is_privileged_program() {
+            true => Vec::new(),
+            false => std::env::vars_os().filter(wanted).collect(),
+        };
+        Self { path: find(), environment }
     }
-    let path = find().ok_or(SpawnError::NotFound)?;
-    let mut command = Command::new(&path);
-    command.arg("--detach").stdin(Stdio::null()).stdout(output).stderr(Stdio::null()).env_clear();
-    for (name, value) in std::env::vars_os() {
-        let wanted = name.to_str().is_some_and(|name| {
-            name.starts_with("FERROCE_")
-                || matches!(name, "XDG_RUNTIME_DIR" | "XDG_CONFIG_HOME" | "HOME" | "PATH")
-        });
-        if wanted {
-            command.env(name, value);
+
+    /// Starts `ferroced` and waits until it is ready.
+    ///
+    /// # Errors
+    /// All of [`SpawnError`].
+    pub fn start(&self, deadline: Instant) -> Result<(), SpawnError> {
+        let (path, mut child) = self.launch(Stdio::piped())?;
+        let mut said = String::new();
+        let heard = child.stdout.take().map_or(Ok(()), |stdout| read_until_end(stdout, &mut said, deadline));
+        if heard.is_err() {
+            let _ = child.kill();
+        }
+        let _ = child.wait(); // a program that reaps all children may have been faster
+        match (heard, said.trim()) {
+            (Err(_), _) => Err(SpawnError::Late(path)),
+            (Ok(()), "ready") => Ok(()),
+            (Ok(()), "") => Err(SpawnError::Said(format!("{} ended without a word", path.display()))),
+            (Ok(()), sentence) => Err(SpawnError::Said(sentence.to_owned())),
         }
     }
-    let child = command.spawn().map_err(|e| SpawnError::Io(path.clone(), e))?;
-    Ok((path, child))
+
+    /// Starts `ferroced` and does not wait: the caller tries to connect, and reaps the child.
+    ///
+    /// # Errors
+    /// As [`Starter::start`], but `Late` and `Said`.
+    pub fn start_in_background(&self) -> Result<Child, SpawnError> {
+        Ok(self.launch(Stdio::null())?.1)
+    }
+
+    fn launch(&self, output: Stdio) -> Result<(PathBuf, Child), SpawnError> {
+        if is_forked_child() {
+            return Err(SpawnError::ForkedChild);
+        }
+        let path = self.path.clone().ok_or(SpawnError::NotFound)?;
+        let mut command = Command::new(&path);
+        command.arg("--detach").stdin(Stdio::null()).stdout(output).stderr(Stdio::null());
+        command.env_clear().envs(self.environment.iter().cloned());
+        let child = command.spawn().map_err(|e| SpawnError::Io(path.clone(), e))?;
+        Ok((path, child))
+    }
 }
 
 fn read_until_end(
@@ -109,11 +128,7 @@ fn read_until_end(
     }
 }
 
-/// Remembers the process that first used ferroce; a forked child is another.
-pub fn note_process() {
-    let _ = ORIGIN.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
-}
-
+/// The process that first used ferroce; a forked child is another.
 static ORIGIN: AtomicU32 = AtomicU32::new(0);
 
 fn is_forked_child() -> bool {
@@ -163,7 +178,6 @@ struct Embedded {
 /// # Errors
 /// Those of [`Server::bind`], but that it runs already.
 pub fn start_embedded(name: &str) -> Result<(), ServerError> {
-    note_process();
     let mut embedded = EMBEDDED.lock().unwrap_or_else(|e| e.into_inner());
     if embedded.as_ref().is_some_and(|e| e.process == std::process::id() && !e.thread.is_finished()) {
         return Ok(());

@@ -8,7 +8,7 @@ use tracing::warn;
 
 use super::CONNECT;
 use crate::broker::server::ServerError;
-use crate::broker::spawn::{self, SpawnError};
+use crate::broker::spawn::{self, SpawnError, Starter};
 use crate::broker::sys;
 
 /// Where the broker comes from: `FERROCE_BROKER`.
@@ -97,7 +97,11 @@ impl From<BrokerError> for io::Error {
 }
 
 /// A greeted client of a broker that was there or that was started.
-pub(super) fn find_or_start(options: &ConnectOptions, deadline: Instant) -> Result<Client, BrokerError> {
+pub(super) fn find_or_start(
+    options: &ConnectOptions,
+    starter: &Starter,
+    deadline: Instant,
+) -> Result<Client, BrokerError> {
     let mut failed = None;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -115,7 +119,7 @@ pub(super) fn find_or_start(options: &ConnectOptions, deadline: Instant) -> Resu
         let started = match options.mode {
             BrokerMode::None => return Err(ClientError::NoBroker.into()),
             BrokerMode::Embedded => spawn::start_embedded(&options.name).map_err(BrokerError::from),
-            BrokerMode::Auto => match spawn::start(deadline) {
+            BrokerMode::Auto => match starter.start(deadline) {
                 Err(SpawnError::NotFound) => {
                     warn!("ferroced was not found: the broker runs in this process, and ends with it");
                     spawn::start_embedded(&options.name).map_err(BrokerError::from)
