@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(150);
 pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     for program in PROGRAMS {
         let bandwidth = program.ends_with("_bw");
-        let iterations = if bed.all { 1000 } else { 100 };
+        let iterations = if bed.all { 1000 } else { 40 };
         one(bed, checks, program, &format!("-a -n {iterations}"))?;
         one(bed, checks, program, "-s 8 -n 1000 -x 1")?;
         let quick_too = program == "ib_write_bw" || program == "ib_send_bw";
