@@ -443,7 +443,10 @@ impl LaneSet {
     /// Receives and processes once on every lane that no other thread holds.
     pub(crate) fn serve_once(&self) {
         for lane in self.lanes.load().iter() {
-            lane.serve_inline();
+            if lane.serve_inline() == Served::Busy {
+                // Its holder may wait for this very core.
+                std::thread::yield_now();
+            }
         }
     }
 
