@@ -102,3 +102,49 @@ pub fn addresses_over(netdevs: &[Netdev], base: &Netdev) -> Vec<(IpAddr, u32)> {
     }
     found
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn netdev(ifindex: u32, addresses: &[&str]) -> Netdev {
+        let addresses = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
+        Netdev { ifindex, up: true, addresses, ..Netdev::default() }
+    }
+
+    #[test]
+    fn a_device_has_the_addresses_of_what_is_above_it() {
+        let all = [
+            netdev(2, &["fe80::2", "10.0.0.2", "2001:db8::2"]),
+            Netdev { lower: Some(2), ..netdev(3, &["10.0.3.3"]) },
+            Netdev { lower: Some(2), up: false, ..netdev(4, &["10.0.4.4"]) },
+            Netdev { lower: Some(9), ..netdev(5, &["10.0.5.5"]) },
+            Netdev { bond: Some(7), ..netdev(6, &[]) },
+            netdev(7, &["10.0.7.7"]),
+        ];
+        let over = |index: usize| -> Vec<String> {
+            addresses_over(&all, &all[index]).iter().map(|(ip, n)| format!("{ip} {n}")).collect()
+        };
+        assert_eq!(over(0), ["10.0.0.2 2", "10.0.3.3 3", "fe80::2 2", "2001:db8::2 2"]);
+        assert_eq!(over(4), ["10.0.7.7 7"], "a bond's address is its members'");
+        assert_eq!(over(2), [""; 0], "down");
+    }
+
+    #[test]
+    fn only_link_local_addresses_have_a_scope() {
+        assert_eq!(Address::of("fe80::1".parse().unwrap(), 4).to_string(), "fe80::1%4");
+        assert_eq!(Address::of("2001:db8::1".parse().unwrap(), 4).to_string(), "2001:db8::1");
+        assert_eq!(Address::of("127.0.0.1".parse().unwrap(), 1).to_string(), "127.0.0.1");
+    }
+
+    #[test]
+    fn identity_and_state() {
+        let mac = Some([0x02, 0xfc, 0, 0, 0, 1]);
+        let up = Netdev { mac, running: true, ..netdev(2, &[]) };
+        assert_eq!(up.eui64(), Some([0, 0xfc, 0, 0xff, 0xfe, 0, 0, 1]));
+        assert_eq!(Netdev::assumed_loopback().eui64(), None);
+        assert_eq!(up.phys_state(), PhysState::LinkUp);
+        assert_eq!(Netdev { running: false, ..up.clone() }.phys_state(), PhysState::Polling);
+        assert_eq!(Netdev { up: false, ..up }.phys_state(), PhysState::Disabled);
+    }
+}

@@ -259,3 +259,93 @@ fn request(kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(u16, &[u8]))
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let mut bytes = (4 + value.len() as u16).to_ne_bytes().to_vec();
+        bytes.extend_from_slice(&kind.to_ne_bytes());
+        bytes.extend_from_slice(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    fn link(flags: u32, attributes: &[Vec<u8>]) -> Vec<u8> {
+        let mut body = vec![0, 0];
+        body.extend_from_slice(&ARPHRD_ETHER.to_ne_bytes());
+        body.extend_from_slice(&7_u32.to_ne_bytes());
+        body.extend_from_slice(&flags.to_ne_bytes());
+        body.extend_from_slice(&[0; 4]);
+        body.extend(attributes.concat());
+        body
+    }
+
+    #[test]
+    fn links() {
+        let vlan = attribute(18 | 0x8000, &attribute(1, b"vlan\0"));
+        let body = link(
+            IFF_UP | IFF_LOWER_UP,
+            &[
+                attribute(3, b"eth0.5\0"),
+                attribute(4, &1496_u32.to_ne_bytes()),
+                attribute(5, &2_u32.to_ne_bytes()),
+                vlan,
+            ],
+        );
+        let found = parse_link(&body).unwrap();
+        assert_eq!((found.netdev.name.as_str(), found.netdev.mtu, found.netdev.ifindex), ("eth0.5", 1496, 7));
+        assert!(found.netdev.up && found.netdev.running && !found.netdev.loopback);
+        assert_eq!((found.kind.as_str(), found.lower), ("vlan", Some(2)));
+        // Its lower interface is in another namespace.
+        let elsewhere =
+            link(0, &[attribute(3, b"veth\0"), attribute(5, &2_u32.to_ne_bytes()), attribute(37, &[0; 4])]);
+        assert_eq!(parse_link(&elsewhere).unwrap().lower, None);
+        assert!(parse_link(&link(0, &[])).is_none(), "no name");
+        assert!(parse_link(&link(0, &[attribute(3, b"\xff\0")])).is_none(), "not a text");
+    }
+
+    #[test]
+    fn addresses_that_work() {
+        let address = |flags: u32, attributes: &[Vec<u8>]| {
+            let mut body = vec![10, 64, flags as u8, 0];
+            body.extend_from_slice(&3_u32.to_ne_bytes());
+            body.extend(attributes.concat());
+            parse_address(&body).map(|(ifindex, ip)| format!("{ip} {ifindex}"))
+        };
+        let (ours, theirs) = (attribute(2, &[10, 0, 0, 1]), attribute(1, &[10, 0, 0, 2]));
+        let wide = |flags: u32| attribute(8, &flags.to_ne_bytes());
+        let cases = [
+            (address(0, &[theirs.clone(), ours]), Some("10.0.0.1 3")),
+            (address(0, &[theirs.clone()]), Some("10.0.0.2 3")),
+            (address(0, &[attribute(1, &[0; 15])]), None),
+            (address(IFA_F_TENTATIVE, &[theirs.clone()]), None),
+            (address(IFA_F_TENTATIVE | IFA_F_OPTIMISTIC, &[theirs.clone()]), Some("10.0.0.2 3")),
+            (address(0, &[theirs.clone(), wide(IFA_F_DADFAILED)]), None),
+            (address(IFA_F_TENTATIVE, &[theirs, wide(0)]), Some("10.0.0.2 3")),
+        ];
+        for (got, want) in cases {
+            assert_eq!(got.as_deref(), want);
+        }
+    }
+
+    #[test]
+    fn this_host_has_a_loopback_interface() {
+        let found = netdevs().unwrap();
+        let lo = found.iter().find(|n| n.loopback).unwrap();
+        assert_eq!((lo.name.as_str(), lo.mac), ("lo", None));
+        assert!(lo.mtu >= 1280);
+        let refused = set_up(u32::MAX >> 1).unwrap_err();
+        assert!(matches!(refused.raw_os_error(), Some(libc::ENODEV | libc::EPERM)), "{refused}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = (parse_link(&bytes).is_some(), parse_address(&bytes));
+        }
+    }
+}
