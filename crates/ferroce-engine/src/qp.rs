@@ -1,30 +1,28 @@
 //! Queue pairs: the transport's state machine, joined to memory, sockets and completion queues.
 
+mod locked;
+
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use ferroce_proto::{
-    PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, QueuePair, RecvWr, SendWr,
-    Service,
+    PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair, RecvWr, SendWr, Service,
 };
-use ferroce_wire::{Gid, Instant, Packet, PathMtu, Qpn};
-use parking_lot::{Mutex, MutexGuard};
+use ferroce_wire::{Gid, PathMtu, Qpn};
+use parking_lot::Mutex;
 
 use crate::async_event::AckCount;
 use crate::attr::{AhAttr, QpAttr, QpInit};
-use crate::counters::DeviceCounters;
-use crate::cq::Pushed;
 use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
 use crate::error::{CreateQpError, ModifyQpError};
 use crate::handover::NEVER;
-use crate::hub::Hub;
-use crate::lane::Lane;
-use crate::memory::View;
 use crate::send_batch::{SendBatch, Stage};
-use crate::transmit;
-use crate::tx::{Endpoints, Sender};
+use crate::tx::Endpoints;
 use crate::{CompletionQueue, Context, Pd, fork, sys};
+
+pub(crate) use locked::Locked;
+use locked::{Core, Path};
 
 /// A queue pair (`ibv_qp`). Thread safe; posts transmit on the caller's thread.
 #[doc(alias = "ibv_qp")]
@@ -46,25 +44,6 @@ pub struct Qp {
     place: AtomicUsize,
     async_acks: AckCount,
     epoch: u64,
-}
-
-/// What the queue pair's lock guards.
-struct Core {
-    transport: QueuePair,
-    memory: View,
-    ah: AhAttr,
-    path: Option<Path>,
-    /// In the lane's list of queue pairs to settle at the end of the batch.
-    touched: bool,
-    /// An acknowledgement was put off, see [`Locked::settle_or_owe`].
-    owes: bool,
-    destroyed: bool,
-}
-
-/// Where packets leave and arrive, from RTR on.
-struct Path {
-    lane: Arc<Lane>,
-    socket: Sender,
 }
 
 impl Qp {
@@ -478,153 +457,5 @@ fn scope_of(gid: Gid, ifindex: u32) -> u32 {
     match gid.to_ip() {
         IpAddr::V6(ip) if ip.is_unicast_link_local() => ifindex,
         _ => 0,
-    }
-}
-
-/// A queue pair whose lock is held.
-pub(crate) struct Locked<'a> {
-    qp: &'a Qp,
-    core: MutexGuard<'a, Core>,
-}
-
-impl Locked<'_> {
-    /// Gives it one packet.
-    pub(crate) fn receive(
-        &mut self,
-        now: Instant,
-        source: IpAddr,
-        packet: &Packet<'_>,
-        counters: &DeviceCounters,
-    ) {
-        let core = &mut *self.core;
-        if core.destroyed {
-            DeviceCounters::count(&counters.rx_no_qp);
-            return;
-        }
-        if let Err(reason) = core.transport.handle_datagram(now, source, packet, &mut core.memory) {
-            counters.count_drop(reason);
-        }
-    }
-
-    /// Runs its timers.
-    pub(crate) fn expire(&mut self, now: Instant) {
-        if !self.core.destroyed {
-            self.core.transport.handle_timeout(now);
-        }
-    }
-
-    /// Notes whether it waits for the end of the batch; returns what was noted before.
-    pub(crate) fn set_touched(&mut self, touched: bool) -> bool {
-        std::mem::replace(&mut self.core.touched, touched)
-    }
-
-    /// Whether its acknowledgement was put off.
-    pub(crate) fn owes(&self) -> bool {
-        self.core.owes
-    }
-
-    /// Sends what may leave, publishes what completed, notes the next deadline, and unlocks.
-    pub(crate) fn settle(mut self, now: Instant) {
-        if self.core.destroyed {
-            return;
-        }
-        let unsent = self.transmit(now);
-        let published = self.qp.publish(&mut self.core);
-        self.leave(now, unsent, published);
-    }
-
-    /// As [`Self::settle`], but if all there is to send is one acknowledgement, and the program has
-    /// one completion to look at, that waits; see [`crate::lane`]. Returns whether it does. Never puts
-    /// off twice.
-    pub(crate) fn settle_or_owe(mut self, now: Instant) -> bool {
-        if self.core.destroyed {
-            return false;
-        }
-        if self.core.owes || !self.core.transport.owes_only_ack() {
-            self.settle(now);
-            return false;
-        }
-        let published = self.qp.publish(&mut self.core);
-        let owes = published.receives == 1 && published.overrun.is_empty();
-        let unsent = if owes { false } else { self.transmit(now) };
-        self.core.owes = owes;
-        self.leave(now, unsent, published);
-        owes
-    }
-
-    /// Whether there is more to send.
-    fn transmit(&mut self, now: Instant) -> bool {
-        let Core { transport, memory, path, owes, .. } = &mut *self.core;
-        *owes = false;
-        match path {
-            Some(path) => transmit::drain(transport, memory, &path.socket, now, self.qp.counters_of_device()),
-            None => false,
-        }
-    }
-
-    fn leave(self, now: Instant, unsent: bool, published: Published) {
-        let Self { qp, mut core } = self;
-        let mut overrun = published.overrun;
-        if !overrun.is_empty() {
-            core.transport.set_fatal();
-            overrun.extend(qp.publish(&mut core).overrun);
-        }
-        let deadline = if unsent { now.as_nanos() } else { Hub::deadline(core.transport.poll_timeout()) };
-        qp.deadline.store(deadline, Ordering::SeqCst);
-        if let Some(path) = &core.path {
-            path.lane.note_deadline(deadline);
-        }
-        drop(core);
-        for cq in overrun {
-            DeviceCounters::count(&qp.counters_of_device().cq_overruns);
-            qp.context().engine().fail_users(&cq);
-        }
-    }
-}
-
-/// What [`Qp::publish`] handed out.
-#[derive(Default)]
-struct Published {
-    /// Receive completions.
-    receives: usize,
-    /// Queues that just overflowed, normally none.
-    overrun: Vec<Arc<CompletionQueue>>,
-}
-
-impl Qp {
-    fn counters_of_device(&self) -> &DeviceCounters {
-        &self.context().engine().hub().counters
-    }
-
-    /// Sends an acknowledgement that was put off, because the queue pair is about to change.
-    fn pay(&self, core: &mut Core) {
-        if std::mem::take(&mut core.owes)
-            && let Some(path) = &core.path
-        {
-            let counters = self.counters_of_device();
-            transmit::drain(&mut core.transport, &mut core.memory, &path.socket, sys::now(), counters);
-        }
-    }
-
-    /// Hands out completions and events.
-    fn publish(&self, core: &mut Core) -> Published {
-        let mut published = Published::default();
-        while let Some(event) = core.transport.poll_event() {
-            let (cq, completion) = match event {
-                QpEvent::Send(completion) => (&self.send_cq, completion),
-                QpEvent::Recv(completion) => {
-                    published.receives += 1;
-                    (&self.recv_cq, completion)
-                }
-                QpEvent::Async(event) => {
-                    self.context().async_events().push_qp(event.into(), &self.me);
-                    continue;
-                }
-            };
-            if cq.push(completion) == (Pushed::Lost { first: true }) {
-                published.overrun.push(Arc::clone(cq));
-            }
-        }
-        published
     }
 }

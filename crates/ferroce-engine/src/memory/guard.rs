@@ -1,11 +1,11 @@
 //! Copies and atomics that survive memory that is not there.
 //!
-//! [`arch`] holds the few instructions that touch foreign memory. A fault on one of them reaches the handlers of
-//! [`handler`], which resume the routine at its end with what it has not done. Any other fault goes on to the handler
+//! `arch` holds the few instructions that touch foreign memory. A fault on one of them reaches the handlers of
+//! `handler`, which resume the routine at its end with what it has not done. Any other fault goes on to the handler
 //! that was there before.
 //!
 //! What the kernel does not deliver, no handler helps: it kills the process when a thread faults that blocks SIGSEGV or
-//! SIGBUS. So each thread that copies unblocks the two, see [`unblock`].
+//! SIGBUS. So each thread that copies unblocks the two, see `unblock`.
 
 #[cfg_attr(target_arch = "x86_64", path = "guard/x86_64.rs")]
 #[cfg_attr(target_arch = "aarch64", path = "guard/aarch64.rs")]

@@ -1,0 +1,186 @@
+//! What a queue pair's lock guards, and what is done under it: packets in, packets out, completions.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ferroce_proto::{QpEvent, QueuePair};
+use ferroce_wire::{Instant, Packet};
+use parking_lot::MutexGuard;
+
+use super::Qp;
+use crate::attr::AhAttr;
+use crate::counters::DeviceCounters;
+use crate::cq::Pushed;
+use crate::hub::Hub;
+use crate::lane::Lane;
+use crate::memory::View;
+use crate::tx::Sender;
+use crate::{CompletionQueue, sys, transmit};
+
+/// What the queue pair's lock guards.
+pub(super) struct Core {
+    pub(super) transport: QueuePair,
+    pub(super) memory: View,
+    pub(super) ah: AhAttr,
+    pub(super) path: Option<Path>,
+    /// In the lane's list of queue pairs to settle at the end of the batch.
+    pub(super) touched: bool,
+    /// An acknowledgement was put off, see [`Locked::settle_or_owe`].
+    pub(super) owes: bool,
+    pub(super) destroyed: bool,
+}
+
+/// Where packets leave and arrive, from RTR on.
+pub(super) struct Path {
+    pub(super) lane: Arc<Lane>,
+    pub(super) socket: Sender,
+}
+
+/// A queue pair whose lock is held.
+pub(crate) struct Locked<'a> {
+    pub(super) qp: &'a Qp,
+    pub(super) core: MutexGuard<'a, Core>,
+}
+
+impl Locked<'_> {
+    /// Gives it one packet.
+    pub(crate) fn receive(
+        &mut self,
+        now: Instant,
+        source: IpAddr,
+        packet: &Packet<'_>,
+        counters: &DeviceCounters,
+    ) {
+        let core = &mut *self.core;
+        if core.destroyed {
+            DeviceCounters::count(&counters.rx_no_qp);
+            return;
+        }
+        if let Err(reason) = core.transport.handle_datagram(now, source, packet, &mut core.memory) {
+            counters.count_drop(reason);
+        }
+    }
+
+    /// Runs its timers.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        if !self.core.destroyed {
+            self.core.transport.handle_timeout(now);
+        }
+    }
+
+    /// Notes whether it waits for the end of the batch; returns what was noted before.
+    pub(crate) fn set_touched(&mut self, touched: bool) -> bool {
+        std::mem::replace(&mut self.core.touched, touched)
+    }
+
+    /// Whether its acknowledgement was put off.
+    pub(crate) fn owes(&self) -> bool {
+        self.core.owes
+    }
+
+    /// Sends what may leave, publishes what completed, notes the next deadline, and unlocks.
+    pub(crate) fn settle(mut self, now: Instant) {
+        if self.core.destroyed {
+            return;
+        }
+        let unsent = self.transmit(now);
+        let published = self.qp.publish(&mut self.core);
+        self.leave(now, unsent, published);
+    }
+
+    /// As [`Self::settle`], but if all there is to send is one acknowledgement, and the program has
+    /// one completion to look at, that waits; see [`crate::lane`]. Returns whether it does. Never puts
+    /// off twice.
+    pub(crate) fn settle_or_owe(mut self, now: Instant) -> bool {
+        if self.core.destroyed {
+            return false;
+        }
+        if self.core.owes || !self.core.transport.owes_only_ack() {
+            self.settle(now);
+            return false;
+        }
+        let published = self.qp.publish(&mut self.core);
+        let owes = published.receives == 1 && published.overrun.is_empty();
+        let unsent = if owes { false } else { self.transmit(now) };
+        self.core.owes = owes;
+        self.leave(now, unsent, published);
+        owes
+    }
+
+    /// Whether there is more to send.
+    fn transmit(&mut self, now: Instant) -> bool {
+        let Core { transport, memory, path, owes, .. } = &mut *self.core;
+        *owes = false;
+        match path {
+            Some(path) => transmit::drain(transport, memory, &path.socket, now, self.qp.counters_of_device()),
+            None => false,
+        }
+    }
+
+    fn leave(self, now: Instant, unsent: bool, published: Published) {
+        let Self { qp, mut core } = self;
+        let mut overrun = published.overrun;
+        if !overrun.is_empty() {
+            core.transport.set_fatal();
+            overrun.extend(qp.publish(&mut core).overrun);
+        }
+        let deadline = if unsent { now.as_nanos() } else { Hub::deadline(core.transport.poll_timeout()) };
+        qp.deadline.store(deadline, Ordering::SeqCst);
+        if let Some(path) = &core.path {
+            path.lane.note_deadline(deadline);
+        }
+        drop(core);
+        for cq in overrun {
+            DeviceCounters::count(&qp.counters_of_device().cq_overruns);
+            qp.context().engine().fail_users(&cq);
+        }
+    }
+}
+
+/// What [`Qp::publish`] handed out.
+#[derive(Default)]
+struct Published {
+    /// Receive completions.
+    receives: usize,
+    /// Queues that just overflowed, normally none.
+    overrun: Vec<Arc<CompletionQueue>>,
+}
+
+impl Qp {
+    fn counters_of_device(&self) -> &DeviceCounters {
+        &self.context().engine().hub().counters
+    }
+
+    /// Sends an acknowledgement that was put off, because the queue pair is about to change.
+    pub(super) fn pay(&self, core: &mut Core) {
+        if std::mem::take(&mut core.owes)
+            && let Some(path) = &core.path
+        {
+            let counters = self.counters_of_device();
+            transmit::drain(&mut core.transport, &mut core.memory, &path.socket, sys::now(), counters);
+        }
+    }
+
+    /// Hands out completions and events.
+    fn publish(&self, core: &mut Core) -> Published {
+        let mut published = Published::default();
+        while let Some(event) = core.transport.poll_event() {
+            let (cq, completion) = match event {
+                QpEvent::Send(completion) => (&self.send_cq, completion),
+                QpEvent::Recv(completion) => {
+                    published.receives += 1;
+                    (&self.recv_cq, completion)
+                }
+                QpEvent::Async(event) => {
+                    self.context().async_events().push_qp(event.into(), &self.me);
+                    continue;
+                }
+            };
+            if cq.push(completion) == (Pushed::Lost { first: true }) {
+                published.overrun.push(Arc::clone(cq));
+            }
+        }
+        published
+    }
+}
