@@ -266,7 +266,11 @@ impl BrokerClient {
     /// Does what is due, without waiting, and returns what happened.
     pub fn process(&self) -> Vec<BrokerEvent> {
         // Somebody else is in a request: it leaves the wake counter readable when there is something for us.
-        let Ok(inner) = self.inner.try_lock() else { return Vec::new() };
+        let Ok(inner) = self.inner.try_lock() else {
+            // The descriptor may be readable as long as the other one is at it.
+            std::thread::sleep(Duration::from_micros(100));
+            return Vec::new();
+        };
         let mut guard = Guard { owner: self, inner };
         guard.drain();
         let events = guard.inner.events.drain(..).collect();

@@ -20,6 +20,8 @@ pub(crate) struct Port {
     pub(crate) members: BTreeMap<Address, usize>,
     /// Addresses whose port is somebody else's.
     pub(crate) taken: BTreeSet<Address>,
+    /// Addresses that are listed and do not work.
+    pub(crate) absent: BTreeSet<Address>,
     /// Whether some process has the sockets of slots open that nobody reported.
     pub(crate) open_elsewhere: bool,
     /// No socket can be opened any more.
@@ -52,6 +54,9 @@ impl World for Fake {
             let port = self.port.borrow();
             port.taken.contains(&address) || port.members.get(&address).is_some_and(|members| *members > 0)
         };
+        if self.port.borrow().absent.contains(&address) {
+            return Err(OpenError::NoAddress(socket_address));
+        }
         if held {
             return Err(OpenError::InUse(socket_address));
         }

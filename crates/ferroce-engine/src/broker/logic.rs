@@ -58,6 +58,8 @@ pub struct Broker<W: World> {
     host: Vec<Netdev>,
     /// Addresses whose port somebody else holds: not in any GID table.
     taken: BTreeSet<Address>,
+    /// Addresses that the system lists and does not have.
+    absent: BTreeSet<Address>,
     groups: Groups<W::Group>,
     slots: Slots,
     clients: BTreeMap<ClientId, Client>,
@@ -103,6 +105,7 @@ impl<W: World> Broker<W> {
             devices,
             host: netdevs,
             taken: BTreeSet::new(),
+            absent: BTreeSet::new(),
             groups: Groups::new(),
             slots: Slots::default(),
             clients: BTreeMap::new(),
@@ -237,8 +240,10 @@ impl<W: World> Broker<W> {
     pub fn tick(&mut self, now: Instant) {
         let gone = |state| matches!(state, Slot::Away { until: Some(until), .. } if until <= now);
         self.free(&self.slots.select(gone));
+        // While programs of an earlier broker do not answer, we do not have the sockets to look at.
+        let survivors = self.taken.iter().any(|address| self.world.members_in_kernel(*address) != Some(0));
         for slot in self.slots.select(|state| matches!(state, Slot::Unknown { until } if until <= now)) {
-            match !self.taken.is_empty() || self.is_open_elsewhere(slot) {
+            match survivors || self.is_open_elsewhere(slot) {
                 true => self.slots.set(slot, Slot::Unknown { until: now + UNKNOWN }),
                 false => self.free(&[slot]),
             }
@@ -450,7 +455,10 @@ impl<W: World> Broker<W> {
     fn publish(&mut self) {
         let mut netdevs = self.host.clone();
         for netdev in &mut netdevs {
-            netdev.addresses.retain(|ip| !self.taken.contains(&Address::of(*ip, netdev.ifindex)));
+            netdev.addresses.retain(|ip| {
+                let address = Address::of(*ip, netdev.ifindex);
+                !self.taken.contains(&address) && !self.absent.contains(&address)
+            });
         }
         self.devices.update(netdevs);
         let clients: Vec<ClientId> =

@@ -320,10 +320,10 @@ mod tests {
         let wide = |flags: u32| attribute(8, &flags.to_ne_bytes());
         let cases = [
             (address(0, &[theirs.clone(), ours]), Some("10.0.0.1 3")),
-            (address(0, &[theirs.clone()]), Some("10.0.0.2 3")),
+            (address(0, std::slice::from_ref(&theirs)), Some("10.0.0.2 3")),
             (address(0, &[attribute(1, &[0; 15])]), None),
-            (address(IFA_F_TENTATIVE, &[theirs.clone()]), None),
-            (address(IFA_F_TENTATIVE | IFA_F_OPTIMISTIC, &[theirs.clone()]), Some("10.0.0.2 3")),
+            (address(IFA_F_TENTATIVE, std::slice::from_ref(&theirs)), None),
+            (address(IFA_F_TENTATIVE | IFA_F_OPTIMISTIC, std::slice::from_ref(&theirs)), Some("10.0.0.2 3")),
             (address(0, &[theirs.clone(), wide(IFA_F_DADFAILED)]), None),
             (address(IFA_F_TENTATIVE, &[theirs, wide(0)]), Some("10.0.0.2 3")),
         ];

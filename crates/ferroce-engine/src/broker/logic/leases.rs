@@ -66,7 +66,7 @@ impl<W: World> Broker<W> {
                     self.taken.insert(*address);
                 }
                 Err(GrowError::Open { source: OpenError::NoAddress(_), .. }) => {
-                    self.taken.insert(*address);
+                    self.absent.insert(*address);
                 }
                 Err(e) => return Err(failed(&e)),
             }
@@ -82,10 +82,8 @@ impl<W: World> Broker<W> {
             let code = if notices.is_empty() { RefusalCode::Failed } else { RefusalCode::PortTaken };
             return Err(refusal(code, sentence));
         }
-        if !self.taken.is_empty() {
-            self.skip_survivors(now)?;
-            self.publish();
-        }
+        self.skip_survivors(now)?;
+        self.publish();
         let mut slots = self.slots.select(|state| state == Slot::Free);
         slots.truncate(count.into());
         while slots.len() < usize::from(count) {
@@ -122,12 +120,14 @@ impl<W: World> Broker<W> {
         Ok(())
     }
 
-    /// Looks whether ports that others held are free now.
+    /// Looks whether ports that others held are free now, and addresses that were not there are.
     pub(super) fn retry_taken(&mut self) {
-        let before = self.taken.len();
-        let Self { world, groups, taken, .. } = self;
-        taken.retain(|address| groups.open(world, *address).is_err());
-        if self.taken.len() < before {
+        let before = self.taken.len() + self.absent.len();
+        let Self { world, groups, taken, absent, .. } = self;
+        for addresses in [taken, absent] {
+            addresses.retain(|address| groups.open(world, *address).is_err());
+        }
+        if self.taken.len() + self.absent.len() < before {
             self.tell_parked(true);
             self.publish();
         }

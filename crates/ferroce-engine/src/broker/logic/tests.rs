@@ -359,6 +359,19 @@ fn a_taken_port_is_named_after_the_wait() {
 }
 
 #[test]
+fn an_address_that_does_not_work_is_not_listed() {
+    let mut bench = Bench::loopback();
+    let v6 = Address::of("::1".parse().unwrap(), 1);
+    bench.world.port.borrow_mut().absent.insert(v6);
+    bench.connect(1, 101);
+    assert_eq!(bench.lease(1, 1).unwrap().1, ["127.0.0.1"], "at once");
+    assert_eq!(gids(&bench.devices(1)[0]), ["0 127.0.0.1"]);
+    bench.world.port.borrow_mut().absent.clear();
+    assert_eq!(bench.lease(1, 1).unwrap().1, ["127.0.0.1", "::1"]);
+    assert_eq!(gids(&bench.devices(1)[0]), ["0 127.0.0.1", "1 ::1"]);
+}
+
+#[test]
 fn programs_of_other_users_get_a_sentence() {
     let mut bench = Bench::loopback();
     bench.connect(1, 101);
