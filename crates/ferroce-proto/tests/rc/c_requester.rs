@@ -65,6 +65,24 @@ fn c1_silence_ends_within_its_bounds() {
     }
 }
 
+/// However late the timer is looked at, it expired once.
+#[test]
+fn c1_a_late_look_at_the_timer_is_one_expiry() {
+    let mut probe = Probe::new(Setup { retry_cnt: 2, ..plain() });
+    probe.post(1, SendOp::Send, &[local(0, 4)]);
+    probe.out();
+    for _ in 0..2 {
+        probe.now += T * 100;
+        probe.end.qp.handle_timeout(probe.now);
+        probe.end.qp.handle_timeout(probe.now);
+        assert_eq!(probe.out().len(), 1);
+        assert_eq!(probe.sends(), []);
+    }
+    probe.now += T * 100;
+    probe.end.qp.handle_timeout(probe.now);
+    assert_eq!(probe.sends(), [(1, WcStatus::RetryExcErr)]);
+}
+
 /// Progress reloads the counter.
 #[test]
 fn c1_progress_gives_all_retries_back() {
