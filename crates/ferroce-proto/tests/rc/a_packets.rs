@@ -198,6 +198,8 @@ fn a6_a_replayed_read_never_exceeds_the_original() {
         (0, read(0, 2999)),
         (1, read(1024, 1977)),
         (1, read(1023, 1977)),
+        (1, read(1000, 1976)),
+        (0, read(8, 3000)),
         (1, read(0, 3000)),
         (2, read(1024, 1976)),
         (0, Request::ReadRequest { reth: Reth { rkey: Rkey::new(KEY + 1), ..reth(0, 3000) } }),
