@@ -17,6 +17,7 @@ mod expected;
 mod job;
 mod manual;
 mod peer;
+mod readme;
 mod report;
 mod source;
 mod symbols;
@@ -48,6 +49,9 @@ enum Command {
     /// One end of a baseline.
     #[command(hide = true)]
     BenchEnd(bench::EndArgs),
+    /// Brings the README's table of verbs up to date.
+    #[command(hide = true)]
+    Readme,
     /// Tries the harness of the peer stage: the kernel's rxe against itself, in the guest.
     #[command(hide = true)]
     PeerHarness {
@@ -70,6 +74,7 @@ fn main() -> std::process::ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::BenchEnd(args) => bench::run_end(&args).map(|()| true),
+        Command::Readme => readme::write(),
         Command::PeerHarness { all } => test::peer_harness(all),
         Command::E2e(args) => e2e::run(&args),
     };

@@ -5,7 +5,7 @@ use clap::Args;
 
 use crate::debian::{self, Programs};
 use crate::report::{Checks, Report};
-use crate::{arrows, dist, e2e, peer, source, symbols};
+use crate::{arrows, dist, e2e, peer, readme, source, symbols};
 
 /// Which stages to run.
 #[derive(Args)]
@@ -36,6 +36,7 @@ type Source = fn(&mut Checks) -> Result<()>;
 const STAGES: &[(&str, &str)] = &[
     ("fmt", "cargo fmt --check"),
     ("arrows", "each crate uses only the crates below it"),
+    ("readme", "the README's table of verbs is what the export table says"),
     ("clippy", "cargo clippy, warnings are errors"),
     ("doc", "cargo doc, warnings are errors"),
     ("unit", "cargo test over the workspace"),
@@ -62,9 +63,10 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         anyhow::ensure!(all_stages().any(|(s, _)| s == name), "no stage is called {name}; see --list");
     }
     let mut report = Report::default();
-    let simple: [(&str, Source); 5] = [
+    let simple: [(&str, Source); 6] = [
         ("fmt", source::fmt),
         ("arrows", arrows::check),
+        ("readme", readme::check),
         ("clippy", source::clippy),
         ("doc", source::doc),
         ("unit", source::unit),

@@ -44,7 +44,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     let packets = filter(bed, &file, "infiniband")?.lines().count();
     checks.note(format!("{packets} packets captured"));
     checks.check("tshark", tshark(bed, packets, &file));
-    checks.check("an independent ICRC", icrc(&second, &file));
+    checks.check("an independent ICRC", icrc(bed, &second, &file));
     Ok(())
 }
 
@@ -94,10 +94,10 @@ fn tshark(bed: &Bed, packets: usize, file: &Path) -> Result<()> {
     Ok(())
 }
 
-fn icrc(second: &Path, file: &Path) -> Result<()> {
-    let mut command = Command::new("python3");
+fn icrc(bed: &Bed, second: &Path, file: &Path) -> Result<()> {
+    let mut command = Command::new(bed.programs.find("python3").context("python3 is missing")?);
     command.arg(second).arg(file);
-    let output = command.output().context("python3")?;
+    let output = command.output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     ensure!(output.status.success() && text.contains("icrc_bad=0"), "{}: {text}", job::line(&command));
     Ok(())
