@@ -1,6 +1,6 @@
 //! The guest of `shared/peer`: started once, ended when dropped.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -8,12 +8,14 @@ use anyhow::{Context, Result, ensure};
 
 use crate::job;
 
-/// Our own guest and network namespace, so that one that somebody else started is left alone.
-const NAMESPACE: &str = "ferroce-xtask";
+/// Front of the name of a guest and its network namespace; the id of the run that made it follows. So each run has
+/// a guest of its own, and one that somebody else started is left alone.
+const NAME: &str = "ferroce-xtask-";
 
 /// A running guest.
 pub struct Guest {
     script: PathBuf,
+    namespace: String,
 }
 
 /// The counters that a case looks at.
@@ -26,8 +28,8 @@ pub struct Errors {
 impl Guest {
     /// Boots it, building it first when that was never done. `pair`: also rxa and rxb on a wire of that MTU.
     pub fn up(script: PathBuf, pair: Option<u32>) -> Result<Self> {
-        let guest = Self { script };
-        guest.run(guest.script(&["down"]))?; // what a killed run left
+        end_orphans(&script);
+        let guest = Self { script, namespace: format!("{NAME}{}", std::process::id()) };
         guest.run(guest.script(&["up"])).context("the peer's guest did not start")?;
         if let Some(mtu) = pair {
             guest.inside(&format!("rxe-pair up {mtu}"))?;
@@ -37,7 +39,7 @@ impl Guest {
 
     fn script(&self, args: &[&str]) -> Command {
         let mut command = Command::new(&self.script);
-        command.env("PEER_NS", NAMESPACE).stdin(Stdio::null()).args(args);
+        command.env("PEER_NS", &self.namespace).stdin(Stdio::null()).args(args);
         command
     }
 
@@ -64,7 +66,7 @@ impl Guest {
     /// The front of a command on the host, at its end of the wire.
     pub fn netns_command(&self) -> Command {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", NAMESPACE]);
+        command.args(["netns", "exec", &self.namespace]);
         command
     }
 
@@ -99,12 +101,26 @@ impl Guest {
     }
 }
 
+/// Ends guests whose run was killed: those named after a process that is no more.
+fn end_orphans(script: &Path) {
+    let Ok(entries) = std::fs::read_dir("/run/netns") else { return };
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    for namespace in names.filter(|name| is_orphan(name, |pid| Path::new("/proc").join(pid).exists())) {
+        drop(Guest { script: script.to_owned(), namespace });
+    }
+}
+
+fn is_orphan(namespace: &str, lives: impl Fn(&str) -> bool) -> bool {
+    let pid = namespace.strip_prefix(NAME).filter(|pid| pid.parse::<u32>().is_ok());
+    pid.is_some_and(|pid| !lives(pid))
+}
+
 impl Drop for Guest {
     fn drop(&mut self) {
         // The brokers that our programs started live in the namespace that ends with the guest.
         if let Ok(pids) = self.run({
             let mut command = Command::new("ip");
-            command.args(["netns", "pids", NAMESPACE]);
+            command.args(["netns", "pids", &self.namespace]);
             command
         }) {
             for pid in pids.split_whitespace().filter_map(|p| p.parse().ok()) {
@@ -117,6 +133,20 @@ impl Drop for Guest {
         }
         if let Err(error) = self.run(self.script(&["down"])) {
             eprintln!("xtask: {error:#}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_orphan;
+
+    #[test]
+    fn only_guests_of_dead_runs_are_ended() {
+        let lives = |pid: &str| pid == "17";
+        assert!(is_orphan("ferroce-xtask-18", lives));
+        for other in ["ferroce-xtask-17", "ferroce-xtask", "ferroce-xtask-x", "ferroce-peer", "18"] {
+            assert!(!is_orphan(other, lives), "{other}");
         }
     }
 }
