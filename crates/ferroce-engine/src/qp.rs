@@ -38,7 +38,7 @@ pub struct Qp {
     user: u64,
     core: Mutex<Core>,
     stage: Arc<Mutex<Stage>>,
-    /// When the transport wants its timers run, see [`Lane::note_deadline`].
+    /// When the transport wants its timers run, see `Lane::note_deadline`.
     deadline: AtomicU64,
     /// Place in the lane's list, guarded by that list's lock.
     place: AtomicUsize,
