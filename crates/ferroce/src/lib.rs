@@ -6,7 +6,7 @@
 //! ```no_run
 //! use ferroce::{Access, Connection, Context, QpOptions, Status};
 //!
-//! # fn exchange(_: ferroce::Address) -> ferroce::Address { unimplemented!() }
+//! # fn exchange(local: ferroce::Address) -> ferroce::Address { local }
 //! # fn main() -> Result<(), ferroce::Error> {
 //! let device = Context::open("fr0")?;
 //! let domain = device.protection_domain()?;
