@@ -129,6 +129,7 @@ pub fn run(data: &[u8]) {
         qpn: QPN,
         service: Service::Rc,
         caps,
+        srq: None,
         sq_sig_all: input.bit(),
         seed: 1,
         early_resends: input.bit(),

@@ -252,7 +252,9 @@ impl From<PostRecvError> for Errno {
     fn from(error: PostRecvError) -> Self {
         match error {
             PostRecvError::QueueFull { .. } => Self::ENOMEM,
-            PostRecvError::State(_) | PostRecvError::TooManySges { .. } => Self::EINVAL,
+            PostRecvError::State(_) | PostRecvError::TooManySges { .. } | PostRecvError::Shared => {
+                Self::EINVAL
+            }
         }
     }
 }

@@ -73,6 +73,7 @@ impl Qp {
             qpn,
             service: init.service,
             caps,
+            srq: None,
             sq_sig_all: init.sq_sig_all,
             seed: engine.random(),
             early_resends: true,

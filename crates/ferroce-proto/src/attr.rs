@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bitflags::bitflags;
 use ferroce_wire::{Flow, PathMtu, Psn, Qkey, Qpn};
 
-use crate::Budget;
+use crate::{Budget, ReceiveSupply};
 
 /// Service type of a queue pair; discriminants are those of `ibv_qp_type`. Only [`Service::Rc`] can be created.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -65,6 +65,8 @@ pub struct QpConfig {
     pub service: Service,
     /// Its queues, allocated at creation.
     pub caps: QpCaps,
+    /// A shared receive queue in place of its own; the sizes of that are then without meaning.
+    pub srq: Option<Arc<dyn ReceiveSupply>>,
     /// Every send work request is signaled.
     pub sq_sig_all: bool,
     /// Source of everything random in it: so far, when to try again after the budget was used up.

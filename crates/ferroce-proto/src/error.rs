@@ -1,6 +1,6 @@
 //! What can go wrong, by operation.
 
-use crate::{MemoryError, QpAttrMask, QpState, Service};
+use crate::{MemoryError, QpAttrMask, QpState, Service, SrqAttrMask};
 
 /// Why no queue pair was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -133,6 +133,42 @@ pub enum PostRecvError {
         given: usize,
         /// `max_recv_sge`.
         max: u32,
+    },
+    /// The queue pair takes its receive WQEs from a shared queue: post there.
+    #[error("the queue pair has a shared receive queue and none of its own")]
+    Shared,
+}
+
+/// Why the attributes of a shared receive queue were not changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ModifySrqError {
+    /// Attributes that do not exist.
+    #[error("a shared receive queue has no attributes {unknown:?}")]
+    Mask {
+        /// Their bits.
+        unknown: SrqAttrMask,
+    },
+    /// Too small for what is in it, or for anything.
+    #[error("{asked} work requests do not hold the {present} that are outstanding")]
+    Size {
+        /// Size asked for.
+        asked: u32,
+        /// WQEs in it.
+        present: u32,
+    },
+    /// A limit that is more than it can hold.
+    #[error("a limit of {limit} is more than the queue's {max_wr} work requests")]
+    Limit {
+        /// Limit asked for, or armed before.
+        limit: u32,
+        /// Size it would be for.
+        max_wr: u32,
+    },
+    /// No memory for the new size.
+    #[error("no memory for {max_wr} work requests")]
+    Memory {
+        /// Size asked for.
+        max_wr: u32,
     },
 }
 

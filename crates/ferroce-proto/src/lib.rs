@@ -17,13 +17,17 @@ mod counters;
 mod error;
 mod memory;
 mod qp;
+mod srq;
+mod supply;
 mod work_request;
 
 pub use attr::{QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpState, Service};
 pub use budget::Budget;
 pub use completion::{AsyncEvent, QpEvent, WcOpcode, WcStatus, WorkCompletion};
 pub use counters::Counters;
-pub use error::{CreateQpError, DropReason, ModifyQpError, PostRecvError, PostSendError};
+pub use error::{CreateQpError, DropReason, ModifyQpError, ModifySrqError, PostRecvError, PostSendError};
 pub use memory::{Memory, MemoryError, RemoteAccess};
 pub use qp::{QueuePair, SqMark};
+pub use srq::{SharedReceiveQueue, SrqAttr, SrqAttrMask, SrqEvent};
+pub use supply::{Domain, ReceiveSupply, RecvWqe, Taken};
 pub use work_request::{RecvWr, Remote, SendOp, SendWr, Sge};

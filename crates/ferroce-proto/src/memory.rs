@@ -2,7 +2,7 @@
 
 use ferroce_wire::{Lkey, Rkey};
 
-use crate::Sge;
+use crate::{Domain, Sge};
 
 /// Registered memory, seen by one queue pair: the implementation knows its protection domain and, for windows, its QPN.
 ///
@@ -31,6 +31,9 @@ pub trait Memory {
     fn compare_swap(&mut self, rkey: Rkey, addr: u64, compare: u64, swap: u64) -> Result<u64, MemoryError>;
     /// Adds to the eight octets at `addr` (native order); returns what was there. Atomic as `compare_swap`.
     fn fetch_add(&mut self, rkey: Rkey, addr: u64, add: u64) -> Result<u64, MemoryError>;
+    /// From now on keys are looked for in this protection domain, or with `None` again in the queue pair's: the WQEs of a
+    /// shared receive queue name memory of that queue's domain. Nothing to do where there is one domain only.
+    fn enter(&mut self, _domain: Option<Domain>) {}
     /// Ends a key that may be invalidated by work requests (type 2 windows), by ours or by the peer's.
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), MemoryError>;
 }

@@ -2,11 +2,12 @@
 
 mod completer;
 mod pipeline;
-mod receive_queue;
+pub(crate) mod receive_queue;
+mod receives;
 mod requester;
 mod responder;
 mod send_queue;
-mod sg;
+pub(crate) mod sg;
 mod shared;
 mod state;
 
@@ -16,7 +17,7 @@ use ferroce_wire::{IcrcStatus, Instant, Operation, Packet, Pkey, Qpn, RcPacket, 
 
 use self::completer::{Completer, Refusal, SendSide};
 use self::pipeline::Pipeline;
-use self::receive_queue::ReceiveQueue;
+use self::receives::Receives;
 use self::requester::Requester;
 use self::responder::{Drained, Responder};
 use self::send_queue::{Failure, SendQueue, SendWqe};
@@ -54,7 +55,7 @@ pub struct QueuePair {
     /// RTS was reached since RESET.
     sending: bool,
     line: Pipeline,
-    receives: ReceiveQueue,
+    receives: Receives,
     requester: Requester,
     completer: Completer,
     responder: Responder,
@@ -69,21 +70,25 @@ pub struct SqMark(u64);
 impl QueuePair {
     /// Creates one in RESET, with all its queues.
     pub fn new(config: QpConfig) -> Result<Self, CreateQpError> {
-        let QpConfig { qpn, service, caps, sq_sig_all, seed, early_resends, budget } = config;
+        let QpConfig { qpn, service, caps, srq, sq_sig_all, seed, early_resends, budget } = config;
         if service != Service::Rc {
             return Err(CreateQpError::Service(service));
         }
+        let max_recv_sge = srq.as_ref().map_or(caps.max_recv_sge, |srq| srq.max_sge());
+        let completions = if srq.is_some() { u32::MAX } else { caps.max_recv_wr };
+        let mut shared = Shared::new(qpn, caps, budget, early_resends);
+        shared.tells_last_wqe = srq.is_some();
         Ok(Self {
-            shared: Shared::new(qpn, caps, budget, early_resends),
+            shared,
             service,
             sq_sig_all,
             receiving: false,
             sending: false,
             line: Pipeline::new(SendQueue::new(caps)),
-            receives: ReceiveQueue::new(caps),
+            receives: Receives::new(caps, srq),
             requester: Requester::new(seed),
             completer: Completer::new(),
-            responder: Responder::new(caps),
+            responder: Responder::new(max_recv_sge, completions),
             ack_passed_over: false,
         })
     }

@@ -1,51 +1,16 @@
-//! Where receive WQEs come from.
+//! A queue of receive WQEs: a queue pair's own, or the ring of a shared one.
 
 use super::sg;
-use crate::{Memory, MemoryError, PostRecvError, QpCaps, RecvWr, Sge};
+use crate::supply::{RecvWqe, Taken};
+use crate::{PostRecvError, RecvWr, Sge};
 
-/// What the responder takes receive WQEs from: the queue pair's own queue, later also a shared one.
+/// What a responder takes receive WQEs from: the queue pair's own queue or a shared one.
 pub(crate) trait ReceiveSource {
-    /// Moves the oldest WQE into `wqe`; `false` if there is none. What was taken is never given back.
-    fn take(&mut self, wqe: &mut RecvWqe) -> bool;
+    /// Moves the oldest WQE into `wqe`. What was taken is never given back.
+    fn take(&mut self, wqe: &mut RecvWqe) -> Taken;
 }
 
-/// A receive WQE that a message is bound to.
-#[derive(Debug)]
-pub(crate) struct RecvWqe {
-    pub wr_id: u64,
-    sges: Box<[Sge]>,
-    sge_count: usize,
-    /// Octets it holds.
-    pub length: u64,
-}
-
-impl RecvWqe {
-    /// An empty one, with room for this many SGEs.
-    pub fn new(max_sge: u32) -> Self {
-        Self { wr_id: 0, sges: vec![Sge::default(); max_sge as usize].into(), sge_count: 0, length: 0 }
-    }
-
-    /// Copies what was posted: it is validated and used here, whatever happens to the original.
-    pub fn fill(&mut self, wr_id: u64, sges: &[Sge]) {
-        self.wr_id = wr_id;
-        self.sge_count = sges.len().min(self.sges.len());
-        for (slot, sge) in self.sges.iter_mut().zip(sges) {
-            *slot = *sge;
-        }
-        self.length = sg::length(self.sges());
-    }
-
-    /// Copies a message's octets from `offset` on into it.
-    pub fn scatter(&self, offset: u64, data: &[u8], mem: &mut impl Memory) -> Result<(), MemoryError> {
-        sg::scatter(self.sges(), offset, data, mem)
-    }
-
-    fn sges(&self) -> &[Sge] {
-        self.sges.get(..self.sge_count).unwrap_or_default()
-    }
-}
-
-/// A queue pair's own receive queue: a ring, allocated at creation.
+/// A ring, allocated at creation.
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
     slots: Box<[Slot]>,
@@ -62,15 +27,43 @@ struct Slot {
 }
 
 impl ReceiveQueue {
-    pub fn new(caps: QpCaps) -> Self {
-        let slots = caps.max_recv_wr as usize;
+    pub fn new(max_wr: u32, max_sge: u32) -> Self {
+        let slots = max_wr as usize;
         Self {
             slots: vec![Slot::default(); slots].into(),
-            sges: vec![Sge::default(); slots * caps.max_recv_sge as usize].into(),
-            max_sge: caps.max_recv_sge,
+            sges: vec![Sge::default(); slots * max_sge as usize].into(),
+            max_sge,
             head: 0,
             tail: 0,
         }
+    }
+
+    /// As [`new`](Self::new), but says `None` where there is no memory for it.
+    pub fn try_new(max_wr: u32, max_sge: u32) -> Option<Self> {
+        fn zeroed<T: Clone + Default>(count: usize) -> Option<Box<[T]>> {
+            let mut items = Vec::new();
+            items.try_reserve_exact(count).ok()?;
+            items.resize(count, T::default());
+            Some(items.into())
+        }
+        let slots = max_wr as usize;
+        let sges = zeroed(slots.checked_mul(max_sge as usize)?)?;
+        Some(Self { slots: zeroed(slots)?, sges, max_sge, head: 0, tail: 0 })
+    }
+
+    /// WQEs it can hold.
+    pub const fn capacity(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// SGEs of a WQE.
+    pub const fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+
+    /// WQEs in it.
+    pub const fn len(&self) -> u32 {
+        (self.tail - self.head) as u32
     }
 
     /// Takes a work request, or leaves the queue as it is.
@@ -78,33 +71,52 @@ impl ReceiveQueue {
         if wr.sges.len() > self.max_sge as usize {
             return Err(PostRecvError::TooManySges { given: wr.sges.len(), max: self.max_sge });
         }
-        if self.tail - self.head >= self.slots.len() as u64 {
-            return Err(PostRecvError::QueueFull { max: self.slots.len() as u32 });
+        if self.len() >= self.capacity() {
+            return Err(PostRecvError::QueueFull { max: self.capacity() });
         }
+        self.put(wr.wr_id, wr.sges);
+        Ok(())
+    }
+
+    /// Adds one for which there is room.
+    fn put(&mut self, wr_id: u64, sges: &[Sge]) {
         let (slot, start) = self.place(self.tail);
-        for (slot, sge) in self.sges.iter_mut().skip(start).zip(wr.sges) {
+        for (slot, sge) in self.sges.iter_mut().skip(start).zip(sges) {
             *slot = *sge;
         }
         if let Some(slot) = self.slots.get_mut(slot) {
-            *slot = Slot { wr_id: wr.wr_id, sge_count: wr.sges.len() as u32 };
+            *slot = Slot { wr_id, sge_count: sges.len() as u32 };
         }
         self.tail += 1;
-        Ok(())
     }
 
     /// Frees the oldest WQE unused: the queue pair is in error. Its `wr_id`.
     pub fn pop_flushed(&mut self) -> Option<u64> {
-        if self.head == self.tail {
-            return None;
-        }
-        let (slot, _) = self.place(self.head);
+        let (wr_id, _) = self.front()?;
         self.head += 1;
-        self.slots.get(slot).map(|slot| slot.wr_id)
+        Some(wr_id)
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.head = self.tail;
+    }
+
+    /// Moves all WQEs of `other`, in order, into this one, which is empty and has room for them.
+    pub fn adopt(&mut self, other: &mut Self) {
+        while let Some((wr_id, sges)) = other.front() {
+            self.put(wr_id, sges);
+            other.head += 1;
+        }
+    }
+
+    fn front(&self) -> Option<(u64, &[Sge])> {
+        if self.head == self.tail {
+            return None;
+        }
+        let (slot, start) = self.place(self.head);
+        let &Slot { wr_id, sge_count } = self.slots.get(slot)?;
+        Some((wr_id, self.sges.get(start..start + sge_count as usize).unwrap_or_default()))
     }
 
     /// Slot and first SGE of a WQE.
@@ -115,14 +127,10 @@ impl ReceiveQueue {
 }
 
 impl ReceiveSource for ReceiveQueue {
-    fn take(&mut self, wqe: &mut RecvWqe) -> bool {
-        if self.head == self.tail {
-            return false;
-        }
-        let (slot, start) = self.place(self.head);
-        let Some(&Slot { wr_id, sge_count }) = self.slots.get(slot) else { return false };
-        wqe.fill(wr_id, self.sges.get(start..start + sge_count as usize).unwrap_or_default());
+    fn take(&mut self, wqe: &mut RecvWqe) -> Taken {
+        let Some((wr_id, sges)) = self.front() else { return Taken::Empty };
+        wqe.fill(wr_id, sges, sg::length(sges));
         self.head += 1;
-        true
+        Taken::Wqe
     }
 }

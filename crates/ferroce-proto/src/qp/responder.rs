@@ -12,11 +12,11 @@ use self::checks::{ACCESS, BAD_INVALIDATE, Fault, INVALID, OWN_FAULT, Refusal, T
 pub(crate) use self::replies::Drained;
 use self::replies::{ReadReply, Replies, Reply};
 use self::resources::{Kind, Resource, Resources};
-use super::receive_queue::{ReceiveSource, RecvWqe};
+use super::receive_queue::ReceiveSource;
 use super::send_queue::packets;
 use super::shared::Shared;
 use crate::{
-    AsyncEvent, DropReason, Memory, MemoryError, QpCaps, QpState, WcOpcode, WcStatus, WorkCompletion,
+    AsyncEvent, DropReason, Memory, MemoryError, QpState, RecvWqe, WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// Most receive completions that may wait to be fetched, where the receive queue has as many WQEs. A batch of datagrams
@@ -51,14 +51,15 @@ enum Message {
 }
 
 impl Responder {
-    pub fn new(caps: QpCaps) -> Self {
-        let completions = caps.max_recv_wr.clamp(1, COMPLETIONS) as usize;
+    /// For receive WQEs of so many SGEs, of which so many can be there at a time.
+    pub fn new(max_recv_sge: u32, max_recv_wr: u32) -> Self {
+        let completions = max_recv_wr.clamp(1, COMPLETIONS) as usize;
         Self {
             expected: Psn::new(0),
             msn: Msn::new(0),
             nak_sent: false,
             message: None,
-            wqe: RecvWqe::new(caps.max_recv_sge),
+            wqe: RecvWqe::new(max_recv_sge),
             bound: false,
             resources: Resources::new(0),
             replies: Replies::new(0),
@@ -471,7 +472,7 @@ mod tests {
 
     use super::super::receive_queue::ReceiveQueue;
     use super::*;
-    use crate::{Budget, QpAccess, RemoteAccess, Sge};
+    use crate::{Budget, QpAccess, QpCaps, RemoteAccess, Sge};
 
     /// No memory at all.
     struct Nothing;
@@ -517,14 +518,14 @@ mod tests {
         let caps = QpCaps::default();
         let mut shared = Shared::new(Qpn::new(1), caps, Arc::new(Budget::new(0)), false);
         shared.attr.access = QpAccess::REMOTE_WRITE;
-        let mut responder = Responder::new(caps);
+        let mut responder = Responder::new(0, 0);
         responder.begin(Psn::new(0xff_ffff), 0);
         responder.msn = Msn::new(0xff_fffe);
         let reth = Reth { va: 0, rkey: Rkey::new(0), dma_len: 0 };
         let write = Request::WriteOnly { reth, payload: &[], imm: None };
         for (psn, msn) in [(0xff_ffff, 0xff_ffff), (0, 0), (1, 1)] {
             let bth = Bth::new(Qpn::new(1), Psn::new(psn));
-            let mut receives = ReceiveQueue::new(caps);
+            let mut receives = ReceiveQueue::new(0, 0);
             assert_eq!(
                 responder.handle_request(&mut shared, &bth, &write, &mut receives, &mut Nothing),
                 Ok(())

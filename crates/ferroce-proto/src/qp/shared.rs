@@ -16,6 +16,8 @@ pub(crate) struct Shared {
     pub events: Events,
     pub budget: Arc<Budget>,
     pub early_resends: bool,
+    /// It takes from a shared receive queue, and has to say when it will take no more.
+    pub tells_last_wqe: bool,
     /// A request was processed since RTR.
     pub established: bool,
     state: QpState,
@@ -31,6 +33,7 @@ impl Shared {
             events: Events::default(),
             budget,
             early_resends,
+            tells_last_wqe: false,
             established: false,
             state: QpState::Reset,
         }
@@ -43,6 +46,10 @@ impl Shared {
     /// The one place where the state changes.
     pub fn transition(&mut self, event: &'static str, to: QpState) {
         tracing::debug!(qpn = self.qpn.value(), from = ?self.state, event, ?to, "queue pair");
+        if to == QpState::Error && self.state != QpState::Error && self.tells_last_wqe {
+            // Fetched behind all completions, so behind that of a WQE in use (IBTA 11.6.3.2).
+            self.events.raise(AsyncEvent::QpLastWqeReached);
+        }
         self.state = to;
     }
 

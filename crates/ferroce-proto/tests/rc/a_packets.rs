@@ -82,6 +82,7 @@ fn a1_only_rc_can_be_created() {
             qpn: QPNS[0],
             service,
             caps: Setup::default().caps,
+            srq: None,
             sq_sig_all: false,
             seed: 0,
             early_resends: true,

@@ -110,6 +110,7 @@ impl Setup {
             qpn: QPNS[side],
             service: Service::Rc,
             caps: self.caps,
+            srq: None,
             sq_sig_all: false,
             seed: 0x5eed + side as u64,
             early_resends: self.early_resends,

@@ -5,7 +5,7 @@ use ferroce_wire::{AtomicEth, NakCode, Psn, Request, Reth, Rkey};
 use super::super::receive_queue::ReceiveSource;
 use super::super::send_queue::MAX_MESSAGE;
 use super::{Message, Responder};
-use crate::{Memory, MemoryError, QpAccess, RemoteAccess, WcStatus};
+use crate::{Memory, MemoryError, QpAccess, RemoteAccess, Taken, WcStatus};
 
 /// What becomes of a request that is not executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -115,8 +115,14 @@ impl Responder {
             | Request::WriteLast { imm: Some(_), .. }
             | Request::WriteOnly { imm: Some(_), .. } => {
                 // Once taken it is never given back: whatever is wrong from here on is fatal.
-                self.bound = receives.take(&mut self.wqe);
-                if self.bound { Ok(()) } else { Err(Refusal::RnrNak) }
+                match receives.take(&mut self.wqe) {
+                    Taken::Wqe => {
+                        self.bound = true;
+                        Ok(())
+                    }
+                    Taken::Empty => Err(Refusal::RnrNak),
+                    Taken::Failed => Err(OWN_FAULT),
+                }
             }
             Request::SendMiddle { .. }
             | Request::SendLast { .. }

@@ -1,0 +1,84 @@
+//! Where receive WQEs come from, if not from a queue pair's own queue.
+
+use core::fmt::Debug;
+
+use crate::qp::sg;
+use crate::{Memory, MemoryError, Sge};
+
+/// A shared receive queue as its queue pairs see it. The implementation locks: queue pairs take from several threads.
+pub trait ReceiveSupply: Debug + Send + Sync {
+    /// Moves the oldest WQE into `wqe`. What was taken is never given back (IBTA 10.2.9.5).
+    fn take(&self, wqe: &mut RecvWqe) -> Taken;
+
+    /// Most SGEs of a WQE it gives.
+    fn max_sge(&self) -> u32;
+}
+
+/// What a request for a receive WQE brought.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Taken {
+    /// A WQE.
+    Wqe,
+    /// None is there: RC asks the peer to come again, UC and UD drop.
+    Empty,
+    /// The queue failed and gives no more.
+    Failed,
+}
+
+/// A protection domain, by the number it has with the implementation of [`Memory`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Domain(pub u32);
+
+/// A receive WQE that a message is bound to: a copy of what was posted. It is validated and used here, whatever happens
+/// to the original.
+#[derive(Debug)]
+pub struct RecvWqe {
+    /// From the work request.
+    pub(crate) wr_id: u64,
+    sges: Box<[Sge]>,
+    sge_count: usize,
+    /// Octets it holds.
+    pub(crate) length: u64,
+    /// Whose memory its SGEs name, if not the queue pair's: a shared queue has a domain of its own.
+    domain: Option<Domain>,
+}
+
+impl RecvWqe {
+    /// An empty one, with room for this many SGEs.
+    pub fn new(max_sge: u32) -> Self {
+        Self {
+            wr_id: 0,
+            sges: vec![Sge::default(); max_sge as usize].into(),
+            sge_count: 0,
+            length: 0,
+            domain: None,
+        }
+    }
+
+    pub(crate) fn fill(&mut self, wr_id: u64, sges: &[Sge], length: u64) {
+        (self.wr_id, self.length, self.domain) = (wr_id, length, None);
+        self.sge_count = sges.len().min(self.sges.len());
+        for (slot, sge) in self.sges.iter_mut().zip(sges) {
+            *slot = *sge;
+        }
+    }
+
+    pub(crate) const fn set_domain(&mut self, domain: Domain) {
+        self.domain = Some(domain);
+    }
+
+    /// From the work request.
+    pub const fn wr_id(&self) -> u64 {
+        self.wr_id
+    }
+
+    /// Copies a message's octets from `offset` on into it.
+    pub(crate) fn scatter(&self, offset: u64, data: &[u8], mem: &mut impl Memory) -> Result<(), MemoryError> {
+        let sges = self.sges.get(..self.sge_count).unwrap_or_default();
+        let Some(domain) = self.domain else { return sg::scatter(sges, offset, data, mem) };
+        mem.enter(Some(domain));
+        let result = sg::scatter(sges, offset, data, mem);
+        mem.enter(None);
+        result
+    }
+}
