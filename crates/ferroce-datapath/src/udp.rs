@@ -3,6 +3,7 @@
 //! | what | socket |
 //! |---|---|
 //! | receive | one *group* of `SO_REUSEPORT` sockets for each local address, bound to port 4791; a classic BPF program sends each datagram to the member whose index is bits 23..16 of the destination QPN, the *slot* |
+//! | receive multicast | a socket of its own for each multicast group and interface, bound to the group's address |
 //! | send | one unconnected socket for each UDP source port, because the kernel takes the source port from the socket alone |
 //!
 //! The ICRC covers the IPv4 identification and the DF bit, which the kernel writes after us. An unconnected IPv4 socket
@@ -10,6 +11,7 @@
 //! with identification *k*. IPv6 has no identification. `WANT`, the default, and connected sockets are unpredictable.
 
 mod group;
+mod multicast;
 mod port;
 mod ports;
 mod rx;

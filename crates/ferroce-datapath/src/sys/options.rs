@@ -38,6 +38,27 @@ fn get_ints(fd: &impl AsFd, level: c_int, name: c_int, values: &mut [c_int]) -> 
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Binds a socket to an interface by its index; for unprivileged processes too since Linux 5.7.
+pub(crate) const SO_BINDTOIFINDEX: c_int = 62;
+
+/// Multicast datagrams of this IPv4 socket leave by the interface `ifindex`.
+pub(crate) fn set_multicast_interface_v4(fd: &impl AsFd, ifindex: c_int) -> io::Result<()> {
+    let any = libc::in_addr { s_addr: libc::INADDR_ANY };
+    let value = libc::ip_mreqn { imr_multiaddr: any, imr_address: any, imr_ifindex: ifindex };
+    // SAFETY: IP_MULTICAST_IF takes an `ip_mreqn`; the pointer and the length are those of `value`, which lives through
+    // the call; the descriptor is open because it is borrowed.
+    let rc = unsafe {
+        libc::setsockopt(
+            fd.as_fd().as_raw_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_MULTICAST_IF,
+            (&raw const value).cast(),
+            size_of::<libc::ip_mreqn>() as libc::socklen_t,
+        )
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Datagrams the kernel dropped because the receive buffer was full, since the socket was made (`SO_MEMINFO`).
 pub(crate) fn receive_drops(fd: &impl AsFd) -> io::Result<u32> {
     const SO_MEMINFO: c_int = 55;

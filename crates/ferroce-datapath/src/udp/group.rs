@@ -163,7 +163,8 @@ impl Group {
     fn open_member(&self, first: bool) -> Result<OwnedFd, OpenError> {
         let local = self.local;
         let socket = open_socket(local.ip()).map_err(|e| failed(local, "open a socket", e))?;
-        configure_receiver(&socket, local.ip()).map_err(|e| failed(local, "configure a socket", e))?;
+        let configured = socket.set_reuse_port(true).and_then(|()| configure_receiver(&socket, local.ip()));
+        configured.map_err(|e| failed(local, "configure a socket", e))?;
         if first {
             // Before the bind, so that no datagram is ever steered by the kernel's hash.
             self.steer(&socket)?;
@@ -177,8 +178,7 @@ impl Group {
     }
 }
 
-fn configure_receiver(socket: &Socket, ip: IpAddr) -> io::Result<()> {
-    socket.set_reuse_port(true)?;
+pub(super) fn configure_receiver(socket: &Socket, ip: IpAddr) -> io::Result<()> {
     set_receive_buffer(socket, 0)?;
     // On every member: while it merges, the kernel asks a member picked by its hash.
     sys::set_int(socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;

@@ -202,7 +202,10 @@ impl TxSocket {
         if flow.traffic_class != self.traffic_class.load(Ordering::Relaxed) {
             target.traffic_class(self.local.ip(), flow.traffic_class);
         }
-        if flow.hop_limit != 0 && flow.hop_limit != self.hop_limit.load(Ordering::Relaxed) {
+        // The socket's own hop limit is that of unicasts.
+        let own =
+            !flow.destination.is_multicast() && flow.hop_limit == self.hop_limit.load(Ordering::Relaxed);
+        if flow.hop_limit != 0 && !own {
             target.hop_limit(self.local.ip(), flow.hop_limit);
         }
         target
