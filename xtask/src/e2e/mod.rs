@@ -12,6 +12,7 @@ mod memory;
 mod netns;
 mod perftest;
 mod pingpong;
+mod pyverbs;
 mod vprobe;
 mod wire;
 
@@ -40,6 +41,7 @@ pub const STAGES: &[(&str, &str)] = &[
     ("memory", "memory that is written to all the time, and memory that goes away under every role"),
     ("lifecycle", "kill -9 of a peer and of the broker, a stopped program, churn"),
     ("loss", "loss, duplication, reordering, bursts on real sockets (with --all)"),
+    ("pyverbs", "rdma-core's Python tests, as nobody, on both GIDs"),
     ("perftest", "ib_{send,write,read}_{bw,lat}: all sizes, many QPs, both directions, events, inline"),
 ];
 
@@ -53,6 +55,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "memory" => Some(memory::check),
         "lifecycle" => Some(lifecycle::check),
         "loss" => Some(loss::check),
+        "pyverbs" => Some(pyverbs::check),
         "perftest" => Some(perftest::check),
         _ => None,
     }
