@@ -75,6 +75,10 @@ const TOUCHED: usize = 64;
 /// Datagrams that one message of a ping-pong comes in: its own and the acknowledgement behind it.
 const ANSWERABLE: u64 = 2;
 
+/// Batches that go before timers that are due, so that a socket that is never empty does not stop them: 4 MiB,
+/// as much as a socket may hold.
+const BATCHES_BEFORE_TIMERS: u32 = 64;
+
 /// What came of trying to serve a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Served {
@@ -200,22 +204,9 @@ impl Lane {
         let owing = receiver.owing.take();
         let mut batch_time = None;
         for _ in 0..rounds {
-            match self.socket.recv(&mut receiver.buffer) {
-                Ok(0) => break,
-                Ok(_) => {
-                    let now = sys::now();
-                    batch_time = Some(now);
-                    receiver.look_at_guard(now);
-                    self.dispatch(&mut receiver, now, program);
-                }
-                Err(error) => {
-                    DeviceCounters::count(&self.hub.counters.rx_err);
-                    tracing::debug!(%error, local = %self.local, "cannot receive");
-                    break;
-                }
-            }
+            let Some(now) = self.receive(&mut receiver, program) else { break };
+            batch_time = Some(now);
         }
-        let served = if batch_time.is_some() { Served::Some } else { Served::Nothing };
         let now = batch_time.unwrap_or_else(sys::now);
         if program {
             self.state.served(now.as_nanos());
@@ -223,10 +214,26 @@ impl Lane {
         if let Some(qp) = owing {
             self.pay(&mut receiver, &qp, now);
         }
-        if self.state.earliest() <= now.as_nanos() {
-            self.run_timers(&mut receiver, now);
+        let late = self.state.earliest() <= now.as_nanos() && self.run_timers(&mut receiver, now);
+        if late || batch_time.is_some() { Served::Some } else { Served::Nothing }
+    }
+
+    /// Receives and processes one batch; when that was, or `None` if nothing waits.
+    fn receive(&self, receiver: &mut Receiver, program: bool) -> Option<Instant> {
+        match self.socket.recv(&mut receiver.buffer) {
+            Ok(0) => None,
+            Ok(_) => {
+                let now = sys::now();
+                receiver.look_at_guard(now);
+                self.dispatch(receiver, now, program);
+                Some(now)
+            }
+            Err(error) => {
+                DeviceCounters::count(&self.hub.counters.rx_err);
+                tracing::debug!(%error, local = %self.local, "cannot receive");
+                None
+            }
         }
-        served
     }
 
     /// Sends the acknowledgement that was put off, if it did not leave with something else.
@@ -344,8 +351,12 @@ impl Lane {
         }
     }
 
-    /// Runs the timers that are due and notes the earliest of the others.
-    fn run_timers(&self, receiver: &mut Receiver, now: Instant) {
+    /// Runs the timers that are due and notes the earliest of the others. Whether it received something.
+    ///
+    /// A timer says that an answer did not arrive, and only an empty socket proves that: this thread may have been
+    /// stopped for longer than the timer's time, with the answer (or, from a queue pair of this process, the request)
+    /// waiting here. So what waits is processed first, and a timer runs if it is due all the same.
+    fn run_timers(&self, receiver: &mut Receiver, mut now: Instant) -> bool {
         self.state.start_scan();
         let mut earliest = NEVER;
         {
@@ -360,11 +371,24 @@ impl Lane {
             }
         }
         self.note_deadline(earliest);
+        if receiver.due.is_empty() {
+            return false;
+        }
+        let mut batches = 0;
+        while batches < BATCHES_BEFORE_TIMERS
+            && let Some(later) = self.receive(receiver, false)
+        {
+            now = later;
+            batches += 1;
+        }
         for qp in receiver.due.drain(..) {
             let mut core = qp.lock();
-            core.expire(now);
-            core.settle(now);
+            if qp.deadline().load(Ordering::SeqCst) <= now.as_nanos() {
+                core.expire(now);
+                core.settle(now);
+            }
         }
+        batches > 0
     }
 
     /// Some queue pair of the lane wants its timers run at `deadline`.

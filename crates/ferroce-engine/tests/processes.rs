@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use common::*;
 use ferroce_engine::{Remote, SendOp, WcOpcode, WcStatus};
 use ferroce_wire::{Gid, PathMtu, Qpn, Rkey};
+use nix::sys::signal::{Signal, kill, raise};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
 
 const ROLE: &str = "FERROCE_TEST_ROLE";
 
@@ -59,10 +62,13 @@ impl Drop for Peer {
     }
 }
 
-/// The role of the other process: connects, and then sleeps, or exits with its first completion.
+/// The role of the other process: connects, and then sleeps, or exits with its first completion; or talks to itself.
 #[test]
 fn other_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
+    if role == "stop" {
+        return be_stopped();
+    }
     let end = End::new(Wanted::default());
     end.memory.fill(3, 1 << 20);
     to_init(&end.qp);
@@ -127,4 +133,38 @@ fn a_killed_peer_is_retry_exceeded() {
     assert_eq!((second.wr_id, second.status), (3, WcStatus::WrFlushErr));
     let expiries = Duration::from_micros(67_109 * 8);
     assert!(start.elapsed() >= expiries && start.elapsed() < 4 * expiries, "{:?}", start.elapsed());
+}
+
+/// Times that it is stopped, each for longer than the ACK timeout of 67 ms.
+const STOPS: u64 = 10;
+const STOPPED_FOR: Duration = Duration::from_millis(100);
+
+/// Reads from itself, and is stopped when the request has left and nobody has looked for the answer.
+fn be_stopped() {
+    let (a, b) = pair();
+    for round in 0..STOPS {
+        a.post(round, SendOp::Read { remote: b.remote(0) }, a.sge(0, 64));
+        raise(Signal::SIGSTOP).unwrap();
+        a.expect(round, WcOpcode::RdmaRead);
+    }
+    let counters = a.qp.counters();
+    assert_eq!((counters.timeouts, counters.early_resends, counters.resent_pkts), (0, 0, 0), "{counters:?}");
+    std::process::exit(0);
+}
+
+/// Whoever did not run has not waited: what arrived meanwhile is looked at before a timer says that it did not.
+#[test]
+fn a_process_that_was_stopped_sends_nothing_again() {
+    let mut process = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "other_process", "--nocapture", "--test-threads=1"])
+        .env(ROLE, "stop")
+        .spawn()
+        .unwrap();
+    let pid = Pid::from_raw(process.id() as i32);
+    for _ in 0..STOPS {
+        assert_eq!(waitpid(pid, Some(WaitPidFlag::WUNTRACED)), Ok(WaitStatus::Stopped(pid, Signal::SIGSTOP)));
+        std::thread::sleep(STOPPED_FOR);
+        kill(pid, Signal::SIGCONT).unwrap();
+    }
+    assert!(process.wait().unwrap().success());
 }
