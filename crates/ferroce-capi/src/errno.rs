@@ -186,8 +186,14 @@ impl From<RegMrError> for Errno {
     fn from(error: RegMrError) -> Self {
         match error {
             RegMrError::Limit => Self::ENOMEM,
-            RegMrError::UnknownAccess(_) | RegMrError::NeedsLocalWrite | RegMrError::Wraps => Self::EINVAL,
-            RegMrError::Unsupported(_) => Self::EOPNOTSUPP,
+            RegMrError::UnknownAccess(_)
+            | RegMrError::NeedsLocalWrite
+            | RegMrError::NotPersistent
+            | RegMrError::Wraps
+            | RegMrError::OnDemandChanged
+            | RegMrError::NoRegion
+            | RegMrError::ForeignPd => Self::EINVAL,
+            RegMrError::Bound { .. } => Self::EBUSY,
             RegMrError::NotMapped => Self::EFAULT,
             RegMrError::System(_) => Self::ENOMEM,
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use core::ffi::{c_int, c_uint, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::{Access, Mr};
+use ferroce_engine::{Access, Mr, MrChange};
 
 use crate::call;
 use crate::context::ContextHandle;
@@ -41,18 +41,28 @@ unsafe fn register(
         let (_, live) = unsafe { pd::enter(owner, pd) }?;
         let access = Access::from_bits_retain(access);
         let engine = live.engine.reg_mr(addr.expose_provenance() as u64, length, iova, access)?;
-        let mr = POOL.take(abi::ibv_mr {
-            context: live.context.public(),
-            pd,
-            addr,
-            length,
-            handle: pd::next_number(),
-            lkey: engine.lkey().value(),
-            rkey: engine.rkey().value(),
-        });
-        POOL.enliven(mr, LiveMr { engine, context: live.context });
-        Ok(mr.c())
+        Ok(publish(pd, live.context, engine, addr))
     })
+}
+
+/// The handle of a registration.
+fn publish(
+    pd: *mut abi::ibv_pd,
+    context: &'static ContextHandle,
+    engine: Arc<Mr>,
+    addr: *mut c_void,
+) -> *mut abi::ibv_mr {
+    let mr = POOL.take(abi::ibv_mr {
+        context: context.public(),
+        pd,
+        addr,
+        length: engine.len(),
+        handle: pd::next_number(),
+        lkey: engine.lkey().value(),
+        rkey: engine.rkey().value(),
+    });
+    POOL.enliven(mr, LiveMr { engine, context });
+    mr.c()
 }
 
 /// Registers `length` octets at `addr`, which peers address as the program does.
@@ -130,6 +140,80 @@ pub unsafe extern "C" fn ibv_reg_mr_ex(
     let iova = if given { attr.iova } else { attr.addr.expose_provenance() as u64 };
     // SAFETY: as the caller says.
     unsafe { register(pd, attr.addr, attr.length, iova, attr.access as c_uint) }
+}
+
+/// The slot behind the inline `ibv_alloc_null_mr`: a region for SGEs that read as zeros and forget what is written.
+///
+/// # Safety
+///
+/// `pd` is NULL or came from `ibv_alloc_pd`.
+pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut abi::ibv_pd) -> *mut abi::ibv_mr {
+    call::pointer(|owner| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { pd::enter(owner, pd) }?;
+        Ok(publish(pd, live.context, live.engine.null_mr()?, std::ptr::null_mut()))
+    })
+}
+
+/// Changes what `flags` name of a registration; the keys stay. Whatever goes wrong, the registration is as it was, so the
+/// answer is `IBV_REREG_MR_ERR_INPUT` ("the old MR is valid") and errno says why; `IBV_REREG_MR_ERR_CMD` if the context
+/// is dead.
+///
+/// # Safety
+///
+/// `mr` is NULL or came from a registration; `pd` is NULL or came from `ibv_alloc_pd`.
+pub unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut abi::ibv_mr,
+    flags: c_int,
+    pd: *mut abi::ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let flags = flags as c_uint;
+    let asked = |flag: abi::ibv_rereg_mr_flags| flags & flag != 0;
+    let code = call::code(|owner| {
+        // SAFETY: as the caller says.
+        let handle = unsafe { MrHandle::from_c(mr) }?;
+        let live = handle.live()?;
+        owner.is(live.context)?;
+        if flags & !abi::IBV_REREG_MR_FLAGS_SUPPORTED != 0
+            || (asked(abi::IBV_REREG_MR_CHANGE_TRANSLATION) && (addr.is_null() || length == 0))
+            || (access != 0 && !asked(abi::IBV_REREG_MR_CHANGE_ACCESS))
+        {
+            return Err(Errno::EINVAL);
+        }
+        let mut change = MrChange::default();
+        if asked(abi::IBV_REREG_MR_CHANGE_PD) {
+            // SAFETY: as the caller says.
+            let (_, domain) = unsafe { pd::enter(owner, pd) }?;
+            change.pd = Some(Arc::clone(&domain.engine));
+            owner.is(live.context)?;
+        }
+        if asked(abi::IBV_REREG_MR_CHANGE_TRANSLATION) {
+            change.translation = Some((addr.expose_provenance() as u64, length));
+        }
+        if asked(abi::IBV_REREG_MR_CHANGE_ACCESS) {
+            change.access = Some(Access::from_bits_retain(access as c_uint));
+        }
+        live.engine.rereg(&change)?;
+        // SAFETY: a whole ibv_mr, whose members the program only reads.
+        unsafe {
+            if change.pd.is_some() {
+                (*handle.c()).pd = pd;
+            }
+            if change.translation.is_some() {
+                (*handle.c()).addr = addr;
+                (*handle.c()).length = length;
+            }
+        }
+        Ok(())
+    });
+    match code {
+        0 => 0,
+        libc::EIO => abi::IBV_REREG_MR_ERR_CMD,
+        _ => abi::IBV_REREG_MR_ERR_INPUT,
+    }
 }
 
 /// Ends the registration. When this returns nobody touches the memory any more.

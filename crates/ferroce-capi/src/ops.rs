@@ -2,7 +2,7 @@
 
 use ferroce_abi as abi;
 
-use crate::{cq, cq_ex, post, qp_ex, query, refused};
+use crate::{cq, cq_ex, mr, post, qp_ex, query, refused};
 
 /// A slot of whatever type that refuses: the functions of [`refused`] look at no argument.
 macro_rules! refuse {
@@ -58,12 +58,12 @@ pub(crate) fn verbs_context(context: abi::ibv_context) -> abi::verbs_context {
         free_buf: refuse!(nothing),
         alloc_buf: refuse!(null_not_supported),
         dm_export_dmabuf_fd: refuse!(minus_one_not_supported),
-        reg_mr_ex: Some(crate::mr::ibv_reg_mr_ex),
+        reg_mr_ex: Some(mr::ibv_reg_mr_ex),
         dealloc_dmah: refuse!(errno_not_supported),
         alloc_dmah: refuse!(null_not_supported),
         query_port: Some(query::query_port),
         advise_mr: refuse!(errno_not_supported),
-        alloc_null_mr: refuse!(null_not_supported),
+        alloc_null_mr: Some(mr::alloc_null_mr),
         read_counters: refuse!(errno_not_supported),
         attach_counters_point_flow: refuse!(errno_not_supported),
         create_counters: refuse!(null_not_supported),

@@ -29,8 +29,6 @@ refusals! {
     minus_one_nosys -> isize = ENOSYS => -1;
     /// For calls that return a negative errno.
     negative_not_supported -> isize = EOPNOTSUPP => -(Errno::EOPNOTSUPP.code() as isize);
-    /// For `ibv_rereg_mr`, whose errors are negative numbers of its own.
-    rereg_mr -> c_int = EOPNOTSUPP => ferroce_abi::IBV_REREG_MR_ERR_CMD;
     /// For calls that return a pointer.
     null_not_supported -> *mut c_void = EOPNOTSUPP => ptr::null_mut();
     /// For calls of the first libibverbs that return a pointer.

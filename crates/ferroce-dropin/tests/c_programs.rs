@@ -100,6 +100,11 @@ fn every_operation_of_rc() {
 }
 
 #[test]
+fn registrations_that_change() {
+    passes("registrations");
+}
+
+#[test]
 fn events_and_acknowledgements() {
     passes("events");
 }

@@ -78,7 +78,7 @@ fn main() {
     println!(
         "register and deregister, 1 MiB  {:.0}",
         time(|| {
-            table.deregister(table.register(pd, addr, memory.len(), addr, access).unwrap());
+            table.deregister(table.register(pd, addr, memory.len(), addr, access).unwrap()).unwrap();
         })
     );
     println!("fault guard, nothing to do      {:.0}", time(|| guard::install().unwrap()));

@@ -32,6 +32,7 @@ mod hub;
 pub mod lane;
 mod limit;
 pub mod memory;
+mod mr;
 mod notify;
 mod pd;
 mod qp;
@@ -62,6 +63,7 @@ pub use ferroce_proto::{
     WorkCompletion,
 };
 pub use memory::{Access, RegMrError};
-pub use pd::{Mr, Pd};
+pub use mr::{Mr, MrChange};
+pub use pd::Pd;
 pub use qp::Qp;
 pub use send_batch::SendBatch;

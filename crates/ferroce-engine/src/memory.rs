@@ -8,14 +8,17 @@
 //! Registered memory is never a slice: program and peers write to it at any time.
 #![allow(unsafe_code)]
 
+mod access;
 pub mod guard;
 mod key;
 mod mappings;
+mod slots;
 mod table;
 mod view;
 
+pub use access::{Access, PdId, RegMrError};
 pub use key::Key;
-pub use table::{Access, MAX_REGIONS, MemoryTable, PdId, RegMrError};
+pub use table::{Change, MAX_REGIONS, MemoryTable};
 pub use view::View;
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::attr::QpInit;
 use crate::error::{Busy, CreateQpError};
-use crate::memory::{Access, Key, PdId, RegMrError};
-use crate::{Context, Qp, fork};
+use crate::memory::{Access, PdId, RegMrError};
+use crate::{Context, Mr, Qp, fork};
 
 /// A protection domain (`ibv_pd`): queue pairs reach only memory of their own.
 #[doc(alias = "ibv_pd")]
@@ -48,10 +48,14 @@ impl Pd {
         iova: u64,
         access: Access,
     ) -> Result<Arc<Mr>, RegMrError> {
-        let key = self.context.engine().memory().register(self.id, addr, len, iova, access)?;
-        self.add_user();
-        self.context.engine().objects_changed();
-        Ok(Arc::new(Mr { pd: Arc::clone(self), key, addr, len, deregistered: AtomicBool::new(false) }))
+        Mr::register(self, addr, len, iova, access)
+    }
+
+    /// A region of no memory at every address, for work requests alone: what is read from it is zeros, what is written to
+    /// it is lost.
+    #[doc(alias = "ibv_alloc_null_mr")]
+    pub fn null_mr(self: &Arc<Self>) -> Result<Arc<Mr>, RegMrError> {
+        Mr::null(self)
     }
 
     /// Makes a queue pair in the RESET state.
@@ -83,60 +87,5 @@ impl Pd {
 
     pub(crate) fn remove_user(&self) {
         self.users.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// A memory region (`ibv_mr`). It stays registered until [`Self::dereg`].
-#[doc(alias = "ibv_mr")]
-pub struct Mr {
-    pd: Arc<Pd>,
-    key: Key,
-    addr: u64,
-    len: usize,
-    deregistered: AtomicBool,
-}
-
-impl Mr {
-    /// Key for work requests of our own.
-    pub fn lkey(&self) -> ferroce_wire::Lkey {
-        ferroce_wire::Lkey::new(self.key.value())
-    }
-
-    /// Key to give to peers.
-    pub fn rkey(&self) -> ferroce_wire::Rkey {
-        ferroce_wire::Rkey::new(self.key.value())
-    }
-
-    /// First octet, as registered.
-    pub fn addr(&self) -> u64 {
-        self.addr
-    }
-
-    /// Octets.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether it has no octets.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The domain it is in.
-    pub fn pd(&self) -> &Arc<Pd> {
-        &self.pd
-    }
-
-    /// Ends the registration. When it returns nobody touches the memory any more; later accesses
-    /// by its key are refused with a NAK. A second call does nothing.
-    #[doc(alias = "ibv_dereg_mr")]
-    pub fn dereg(&self) -> Result<(), Busy> {
-        if self.pd.epoch != fork::epoch() || self.deregistered.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
-        self.pd.context.engine().memory().deregister(self.key);
-        self.pd.remove_user();
-        self.pd.context.engine().objects_changed();
-        Ok(())
     }
 }

@@ -115,7 +115,7 @@ exports! {
     default "ibv_reg_mr_iova" "IBVERBS_1.7" = mr::ibv_reg_mr_iova;
     default "ibv_reg_mr_iova2" "IBVERBS_1.8" = mr::ibv_reg_mr_iova2;
     compat "ibv_register_driver" "IBVERBS_1.1" = refused::nothing, "for provider libraries";
-    default "ibv_rereg_mr" "IBVERBS_1.1" = refused::rereg_mr, "comes later";
+    default "ibv_rereg_mr" "IBVERBS_1.1" = mr::ibv_rereg_mr;
     compat "ibv_resize_cq" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
     default "ibv_resize_cq" "IBVERBS_1.1" = cq::ibv_resize_cq;
     default "ibv_resolve_eth_l2_from_gid" "IBVERBS_1.1" = refused::errno_not_supported, "for provider libraries";

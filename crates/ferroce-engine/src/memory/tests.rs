@@ -6,6 +6,8 @@ use ferroce_wire::{Lkey, Rkey};
 
 use super::*;
 
+mod changes;
+
 const PD: PdId = PdId::new(1);
 const ALL: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
@@ -245,7 +247,7 @@ fn an_empty_region_is_valid_and_holds_nothing() {
     let key = table.register(PD, 0, 0, 0, ALL).unwrap();
     assert_eq!(view.read_remote(rkey(key), 0, &mut []), Ok(()));
     assert_eq!(view.read_remote(rkey(key), 0, &mut [0]), Err(MemoryError::OutOfRange));
-    table.deregister(key);
+    table.deregister(key).unwrap();
     assert_eq!(view.read_remote(rkey(key), 0, &mut []), Err(MemoryError::BadKey));
 }
 
@@ -265,8 +267,11 @@ fn registration_checks_flags_and_range() {
             matches!(register(at, 8, at, 1 | unknown), Err(RegMrError::UnknownAccess(bits)) if bits == unknown)
         );
     }
-    assert!(matches!(register(at, 8, at, 1 << 9), Err(RegMrError::Unsupported(_))));
-    assert!(matches!(register(0, usize::MAX, 0, 1 << 6), Err(RegMrError::Unsupported(_))));
+    assert!(matches!(register(at, 8, at, 1 << 9), Err(RegMrError::NotPersistent)));
+    // All there is, on demand; but not from another address on.
+    register(0, usize::MAX, 0, 1 << 6).unwrap();
+    assert!(matches!(register(0, usize::MAX, 1, 1 << 6), Err(RegMrError::Wraps)));
+    assert!(matches!(register(0, usize::MAX, 0, 0), Err(RegMrError::NotMapped)));
     assert!(matches!(register(u64::MAX, 2, 0, 0), Err(RegMrError::Wraps)));
     assert!(matches!(register(at, 8, u64::MAX - 6, 0), Err(RegMrError::Wraps)));
     assert!(matches!(register(u64::MAX - 4096, 1, 0, 0), Err(RegMrError::NotMapped)));
@@ -328,7 +333,7 @@ fn memory_that_went_is_a_fault() {
         let mut out = [0; 8];
         let want = if readable { Ok(()) } else { Err(MemoryError::Fault) };
         assert_eq!(view.read_inline(pages.at(page()), &mut out), want);
-        table.deregister(key);
+        table.deregister(key).unwrap();
     }
 }
 
@@ -461,10 +466,10 @@ fn stale_and_guessed_keys_are_refused() {
     for wrong in (0..32).map(|bit| key.value() ^ 1 << bit).chain([0, 1, u32::MAX]) {
         assert_eq!(read(wrong), Err(MemoryError::BadKey), "{wrong:#x} for {:#x}", key.value());
     }
-    table.deregister(key);
+    table.deregister(key).unwrap();
     assert_eq!(read(key.value()), Err(MemoryError::BadKey));
     // Once more is nothing.
-    table.deregister(key);
+    table.deregister(key).unwrap();
     assert_eq!(table.len(), 0);
 }
 
@@ -476,7 +481,7 @@ fn generations_wrap_late() {
     let view = table.view(PD);
     let register_once = || table.register(PD, pages.addr, 8, 0, Access::ON_DEMAND).unwrap();
     let first = register_once();
-    table.deregister(first);
+    table.deregister(first).unwrap();
     let mut old = HashSet::from([first.value()]);
     // 1,024 slots rest, so the first is used again by the 1,025th registration.
     for round in 0..50_000_u32 {
@@ -484,7 +489,7 @@ fn generations_wrap_late() {
         assert!(old.insert(key.value()), "key {:#x} again after {round}", key.value());
         assert_eq!(view.read_local(Lkey::new(key.value()), 0, &mut [0]), Ok(()));
         assert_eq!(view.read_local(Lkey::new(first.value()), 0, &mut [0]), Err(MemoryError::BadKey));
-        table.deregister(key);
+        table.deregister(key).unwrap();
     }
     assert_eq!(table.len(), 0);
 }
@@ -497,11 +502,11 @@ fn as_many_regions_as_reported() {
     assert_eq!(table.len(), 262_143);
     assert!(matches!(table.register(PD, 0, 0, 0, Access::ON_DEMAND), Err(RegMrError::Limit)));
     assert_eq!(keys.iter().map(|key| key.value()).collect::<HashSet<_>>().len(), keys.len());
-    table.deregister(keys[77_777]);
+    table.deregister(keys[77_777]).unwrap();
     let again = table.register(PD, 0, 0, 0, Access::ON_DEMAND).unwrap();
     assert!(!keys.contains(&again));
-    keys.iter().for_each(|&key| table.deregister(key));
-    table.deregister(again);
+    keys.iter().for_each(|&key| table.deregister(key).unwrap());
+    table.deregister(again).unwrap();
     assert!(table.is_empty());
 }
 
@@ -540,7 +545,7 @@ fn deregistration_waits_for_copies() {
             let key = register(&table, &pages, ALL.union(Access::ZERO_BASED));
             current[round % 4].store(key.value(), Ordering::Relaxed);
             std::thread::yield_now();
-            table.deregister(key);
+            table.deregister(key).unwrap();
             drop(pages);
         }
     });

@@ -5,47 +5,65 @@ use std::sync::Arc;
 use ferroce_proto::{Memory, MemoryError, RemoteAccess, Sge};
 use ferroce_wire::{Lkey, Rkey};
 
+use super::access::{Access, PdId};
 use super::guard::{self, Fault};
-use super::table::{Access, InUse, PdId, Regions};
+use super::slots::{InUse, Kind, Region, Slots};
 
 /// The regions of one protection domain, for its queue pairs: the [`Memory`] of their state machines.
 ///
 /// Each access finds its region anew, and the region outlives the access: [`super::MemoryTable::deregister`] waits.
 #[derive(Clone)]
 pub struct View {
-    regions: Arc<Regions>,
+    slots: Arc<Slots>,
     pd: PdId,
 }
 
 impl View {
-    pub(super) fn new(regions: Arc<Regions>, pd: PdId) -> Self {
-        Self { regions, pd }
+    pub(super) fn new(slots: Arc<Slots>, pd: PdId) -> Self {
+        Self { slots, pd }
     }
 
-    /// Finds the bytes and hands their address to `touch`, during which the region lives.
+    /// Finds what a work request's key stands for and hands it to `touch`, during which it stays.
     #[inline]
-    fn with<T>(
+    fn local<T>(
         &self,
-        key: u32,
+        key: Lkey,
+        access: Access,
+        touch: impl FnOnce(&Region) -> Result<T, MemoryError>,
+    ) -> Result<T, MemoryError> {
+        let in_use: InUse<'_> = self.slots.get(key.value())?;
+        let region = in_use.region()?;
+        self.permit(region, access)?;
+        touch(region)
+    }
+
+    /// Finds the bytes that a peer names and hands their address to `touch`, during which the registration stays.
+    #[inline]
+    fn remote<T>(
+        &self,
+        key: Rkey,
         va: u64,
         len: u64,
         access: Access,
         touch: impl FnOnce(u64) -> Result<T, MemoryError>,
     ) -> Result<T, MemoryError> {
-        let in_use: InUse<'_> = self.regions.get(key)?;
-        let place = in_use.region(self.pd, access)?.place(va, len)?;
-        touch(place)
+        let in_use: InUse<'_> = self.slots.get(key.value())?;
+        let region = in_use.region()?;
+        self.permit(region, access)?;
+        match region.kind {
+            Kind::Memory => touch(region.place(va, len)?),
+            Kind::Null => Err(MemoryError::BadKey),
+        }
     }
 
-    fn read(&self, key: u32, va: u64, out: &mut [u8], access: Access) -> Result<(), MemoryError> {
-        self.with(key, va, out.len() as u64, access, |place| Ok(guard::read(place, out)?))
-    }
-
-    fn write(&self, key: u32, va: u64, data: &[u8], access: Access) -> Result<(), MemoryError> {
-        self.with(key, va, data.len() as u64, access, |place| {
-            // SAFETY: the owner of the memory registered it for writing, and it stays registered during the copy.
-            Ok(unsafe { guard::write(place, data) }?)
-        })
+    fn permit(&self, region: &Region, access: Access) -> Result<(), MemoryError> {
+        if region.pd != self.pd {
+            Err(MemoryError::WrongPd)
+        } else if !region.access.contains(access) {
+            Err(MemoryError::NoPermission)
+        } else {
+            Ok(())
+        }
     }
 
     fn atomic<T>(
@@ -54,7 +72,7 @@ impl View {
         va: u64,
         touch: impl FnOnce(u64) -> Result<T, MemoryError>,
     ) -> Result<T, MemoryError> {
-        self.with(rkey.value(), va, 8, Access::REMOTE_ATOMIC, |place| {
+        self.remote(rkey, va, 8, Access::REMOTE_ATOMIC, |place| {
             aligned(va, place)?;
             touch(place)
         })
@@ -69,15 +87,31 @@ fn aligned(va: u64, place: u64) -> Result<(), MemoryError> {
 impl Memory for View {
     fn check_local(&self, sge: &Sge, write: bool) -> Result<(), MemoryError> {
         let access = if write { Access::LOCAL_WRITE } else { Access::empty() };
-        self.with(sge.lkey.value(), sge.addr, sge.length.into(), access, |_| Ok(()))
+        self.local(sge.lkey, access, |region| match region.kind {
+            Kind::Null => Ok(()),
+            _ => region.place(sge.addr, sge.length.into()).map(drop),
+        })
     }
 
     fn read_local(&self, lkey: Lkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
-        self.read(lkey.value(), addr, out, Access::empty())
+        self.local(lkey, Access::empty(), |region| match region.kind {
+            Kind::Null => {
+                out.fill(0);
+                Ok(())
+            }
+            _ => Ok(guard::read(region.place(addr, out.len() as u64)?, out)?),
+        })
     }
 
     fn write_local(&mut self, lkey: Lkey, addr: u64, data: &[u8]) -> Result<(), MemoryError> {
-        self.write(lkey.value(), addr, data, Access::LOCAL_WRITE)
+        self.local(lkey, Access::LOCAL_WRITE, |region| {
+            if region.kind == Kind::Null {
+                return Ok(());
+            }
+            let place = region.place(addr, data.len() as u64)?;
+            // SAFETY: the owner of the memory registered it for writing, and it stays registered during the copy.
+            Ok(unsafe { guard::write(place, data) }?)
+        })
     }
 
     fn read_inline(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
@@ -90,18 +124,21 @@ impl Memory for View {
             RemoteAccess::Write => Access::REMOTE_WRITE,
             RemoteAccess::Atomic => Access::REMOTE_ATOMIC,
         };
-        self.with(rkey.value(), addr, len, needed, |place| match access {
+        self.remote(rkey, addr, len, needed, |place| match access {
             RemoteAccess::Atomic => aligned(addr, place),
             RemoteAccess::Read | RemoteAccess::Write => Ok(()),
         })
     }
 
     fn read_remote(&self, rkey: Rkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryError> {
-        self.read(rkey.value(), addr, out, Access::REMOTE_READ)
+        self.remote(rkey, addr, out.len() as u64, Access::REMOTE_READ, |place| Ok(guard::read(place, out)?))
     }
 
     fn write_remote(&mut self, rkey: Rkey, addr: u64, data: &[u8]) -> Result<(), MemoryError> {
-        self.write(rkey.value(), addr, data, Access::REMOTE_WRITE)
+        self.remote(rkey, addr, data.len() as u64, Access::REMOTE_WRITE, |place| {
+            // SAFETY: as for local writes.
+            Ok(unsafe { guard::write(place, data) }?)
+        })
     }
 
     fn compare_swap(&mut self, rkey: Rkey, addr: u64, compare: u64, swap: u64) -> Result<u64, MemoryError> {
@@ -120,8 +157,8 @@ impl Memory for View {
 
     /// A region's key does not end by a work request: it was not made by one.
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), MemoryError> {
-        let in_use = self.regions.get(rkey.value())?;
-        in_use.region(self.pd, Access::empty())?;
+        let in_use = self.slots.get(rkey.value())?;
+        self.permit(in_use.region()?, Access::empty())?;
         Err(MemoryError::NoPermission)
     }
 }

@@ -1,0 +1,269 @@
+//! Keys to regions, found without waiting.
+
+use std::cell::UnsafeCell;
+use std::collections::VecDeque;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ferroce_proto::MemoryError;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::access::{Access, PdId};
+use super::key::{Key, SLOT_BITS, Secret, USES};
+use super::table::MAX_REGIONS;
+
+/// Slots that rest before the one that was freed first is used again, if the table can grow instead.
+const RESTING: usize = 1024;
+const CHUNK: usize = 1024;
+
+/// What a key gives access to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Region {
+    pub(super) pd: PdId,
+    pub(super) addr: u64,
+    pub(super) len: u64,
+    pub(super) iova: u64,
+    pub(super) access: Access,
+    pub(super) kind: Kind,
+}
+
+/// Whose key it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    /// A memory region: for work requests and peers.
+    Memory,
+    /// No memory: for work requests alone, which read zeros from it and write to nowhere.
+    Null,
+}
+
+impl Region {
+    /// Where in the process the `len` bytes at `va` of the region's address space lie.
+    pub(super) fn place(&self, va: u64, len: u64) -> Result<u64, MemoryError> {
+        let offset = va.checked_sub(self.iova).ok_or(MemoryError::OutOfRange)?;
+        // Two comparisons, no sum that could wrap.
+        if len > self.len || offset > self.len - len {
+            return Err(MemoryError::OutOfRange);
+        }
+        Ok(self.addr + offset)
+    }
+}
+
+/// All entries, used or not.
+pub(super) struct Slots {
+    secret: Secret,
+    chunks: Box<[OnceLock<Box<[Slot]>>]>,
+    free: Mutex<Free>,
+}
+
+/// Which slots may be taken.
+struct Free {
+    /// Lowest slot that was never used.
+    never_used: u32,
+    /// Freed ones, longest ago first.
+    resting: VecDeque<u32>,
+}
+
+/// An entry.
+///
+/// `state`, from the top: the key (32 bits, 0 while there is none), which of the two `versions` counts (1), a bit unused,
+/// and for each version the number of its readers (15 each; a reader is a thread inside a copy, there are no more).
+///
+/// A reader announces itself at a version, and sees in the same step whether key and version are what it takes them for;
+/// only then it reads that version. A version is written by the holder of `control`, and only while it cannot be read:
+/// the key is 0 or the version the other one, and all readers that could have seen it otherwise have left. A late reader
+/// that announces itself finds key or version changed, and leaves.
+#[derive(Default)]
+pub(super) struct Slot {
+    state: AtomicU64,
+    versions: [UnsafeCell<Option<Region>>; 2],
+    control: Mutex<Control>,
+}
+
+/// What only those look at who make, change and end entries. Lock order: a window's slot, then its region's; the free
+/// list alone.
+#[derive(Default)]
+pub(super) struct Control {
+    /// Times the slot was used.
+    uses: u16,
+    pub(super) role: Role,
+}
+
+/// What an entry stands for.
+#[derive(Default)]
+pub(super) enum Role {
+    /// Nothing.
+    #[default]
+    Free,
+    /// A registration.
+    Region {
+        key: Key,
+        /// How many windows are bound to it.
+        windows: u32,
+    },
+}
+
+const VERSION: u64 = 1 << 31;
+/// One reader of version 0 and of version 1.
+const READER: [u64; 2] = [1, 1 << 15];
+const READERS: [u64; 2] = [0x7fff, 0x7fff << 15];
+
+const fn version(state: u64) -> usize {
+    (state & VERSION != 0) as usize
+}
+
+// SAFETY: `versions` are read and written under the protocol above.
+unsafe impl Sync for Slot {}
+
+/// A region that does not change or end while this lives.
+pub(super) struct InUse<'a> {
+    slot: &'a Slot,
+    version: usize,
+}
+
+impl Slots {
+    pub(super) fn new(seed: [u8; 32]) -> Self {
+        let chunks = (0..(1 << SLOT_BITS) / CHUNK).map(|_| OnceLock::new()).collect();
+        // Slot 0 stays unused, so that there is one region less than slots.
+        let free = Mutex::new(Free { never_used: 1, resting: VecDeque::new() });
+        Self { secret: Secret::new(seed), chunks, free }
+    }
+
+    /// Finds what a key stands for. It waits for nobody; it tries again if the region was changed in this very moment.
+    #[inline]
+    pub(super) fn get(&self, key: u32) -> Result<InUse<'_>, MemoryError> {
+        let slot = self.slot(self.secret.slot(key)).ok_or(MemoryError::BadKey)?;
+        let mut state = slot.state.load(Ordering::Relaxed);
+        loop {
+            // A wrong key leaves no trace, so that nobody delays a deregistration by guessing.
+            if state >> 32 != u64::from(key) || key == 0 {
+                return Err(MemoryError::BadKey);
+            }
+            let version = version(state);
+            state = slot.state.fetch_add(READER[version], Ordering::Acquire);
+            let in_use = InUse { slot, version };
+            if state >> 32 == u64::from(key) && self::version(state) == version {
+                return Ok(in_use);
+            }
+        }
+    }
+
+    fn slot(&self, index: u32) -> Option<&Slot> {
+        self.chunks[index as usize / CHUNK].get().map(|chunk| &chunk[index as usize % CHUNK])
+    }
+
+    /// The slot that a key names, whatever it holds, and its number.
+    pub(super) fn named(&self, key: u32) -> Option<(u32, &Slot)> {
+        let index = self.secret.slot(key);
+        Some((index, self.slot(index)?))
+    }
+
+    /// Takes a free slot and gives it a role, which `role` makes of its next key. `None`: all are in use.
+    pub(super) fn take(&self, role: impl FnOnce(Key) -> Role) -> Option<(Key, &Slot)> {
+        let index = {
+            let mut free = self.free.lock();
+            match free.never_used {
+                n if n <= MAX_REGIONS && free.resting.len() < RESTING => {
+                    free.never_used += 1;
+                    n
+                }
+                _ => free.resting.pop_front()?,
+            }
+        };
+        let chunk =
+            self.chunks[index as usize / CHUNK].get_or_init(|| (0..CHUNK).map(|_| Slot::default()).collect());
+        let slot = &chunk[index as usize % CHUNK];
+        let mut control = slot.control.lock();
+        let key = loop {
+            let key = self.secret.key(index, control.uses);
+            control.uses = (control.uses + 1) % USES;
+            // 0 is no key, and a number that looks like an error is better left out; also among those that a window's
+            // owner can make of it by the low octet.
+            if !matches!(key.value() >> 8, 0 | 0xff_ffff) {
+                break key;
+            }
+        };
+        control.role = role(key);
+        drop(control);
+        Some((key, slot))
+    }
+
+    /// Gives a slot back that has neither key nor role any more.
+    pub(super) fn give_back(&self, index: u32) {
+        self.free.lock().resting.push_back(index);
+    }
+
+    /// Slots in use.
+    pub(super) fn len(&self) -> usize {
+        let free = self.free.lock();
+        free.never_used as usize - 1 - free.resting.len()
+    }
+}
+
+impl Slot {
+    pub(super) fn control(&self) -> MutexGuard<'_, Control> {
+        self.control.lock()
+    }
+
+    /// What the key stands for now. The holder of `control` asks.
+    pub(super) fn current(&self, _control: &Control) -> Option<Region> {
+        let version = version(self.state.load(Ordering::Relaxed));
+        // SAFETY: versions are written by the holder of `control` alone, which the caller is.
+        unsafe { *self.versions[version].get() }
+    }
+
+    /// Lets a key stand for a region. There was none; the holder of `control` does it.
+    pub(super) fn publish(&self, _control: &mut Control, key: Key, region: Region) {
+        let state = self.state.load(Ordering::Relaxed);
+        debug_assert_eq!(state >> 32, 0);
+        // SAFETY: the key is 0, and `retract` waited for the readers of the former one; only the holder of `control`,
+        // which the caller is, makes another.
+        unsafe { *self.versions[version(state)].get() = Some(region) };
+        self.state.fetch_add(u64::from(key.value()) << 32, Ordering::Release);
+    }
+
+    /// Lets the key stand for another region. Whoever uses it sees all of the old or all of the new; when this returns,
+    /// nobody uses the old any more.
+    pub(super) fn replace(&self, _control: &mut Control, region: Region) {
+        let old = version(self.state.load(Ordering::Relaxed));
+        // SAFETY: the other version: whoever read it left before `replace` returned that last changed away from it, and
+        // nobody can have begun since.
+        unsafe { *self.versions[1 - old].get() = Some(region) };
+        self.state.fetch_xor(VERSION, Ordering::AcqRel);
+        self.wait_for_readers(READERS[old]);
+    }
+
+    /// Ends the key. When this returns, nobody uses it any more.
+    pub(super) fn retract(&self, _control: &mut Control) {
+        self.state.fetch_and(0xffff_ffff, Ordering::AcqRel);
+        self.wait_for_readers(READERS[0] | READERS[1]);
+    }
+
+    /// A reader is in a copy of 64 KiB at most, but may be preempted in it or wait for a page from a disk.
+    fn wait_for_readers(&self, mask: u64) {
+        for turn in 0_u32.. {
+            if self.state.load(Ordering::Acquire) & mask == 0 {
+                return;
+            }
+            match turn {
+                0..64 => std::hint::spin_loop(),
+                64..128 => std::thread::yield_now(),
+                _ => std::thread::sleep(Duration::from_micros(100)),
+            }
+        }
+    }
+}
+
+impl InUse<'_> {
+    /// What the key stands for.
+    pub(super) fn region(&self) -> Result<&Region, MemoryError> {
+        // SAFETY: this reader is announced at the version and saw that it counts, so nobody writes it until it leaves.
+        unsafe { &*self.slot.versions[self.version].get() }.as_ref().ok_or(MemoryError::BadKey)
+    }
+}
+
+impl Drop for InUse<'_> {
+    fn drop(&mut self) {
+        self.slot.state.fetch_sub(READER[self.version], Ordering::Release);
+    }
+}

@@ -1,0 +1,137 @@
+//! Memory regions.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ferroce_wire::{Lkey, Rkey};
+use parking_lot::Mutex;
+
+use crate::error::Busy;
+use crate::memory::{Access, Change, Key, RegMrError};
+use crate::{Pd, fork};
+
+/// A memory region (`ibv_mr`). It stays registered until [`Self::dereg`].
+#[doc(alias = "ibv_mr")]
+pub struct Mr {
+    key: Key,
+    /// Without memory, for work requests alone.
+    null: bool,
+    now: Mutex<Now>,
+    deregistered: AtomicBool,
+    epoch: u64,
+}
+
+/// What a change of the registration changes.
+struct Now {
+    pd: Arc<Pd>,
+    addr: u64,
+    len: usize,
+}
+
+/// What to change of a registration; what is `None` stays.
+#[derive(Clone, Default)]
+pub struct MrChange {
+    /// Another domain, of the same context.
+    pub pd: Option<Arc<Pd>>,
+    /// Other memory, by address and octets, which peers address as the program does.
+    pub translation: Option<(u64, usize)>,
+    /// Other permissions.
+    pub access: Option<Access>,
+}
+
+impl Mr {
+    pub(crate) fn register(
+        pd: &Arc<Pd>,
+        addr: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Arc<Self>, RegMrError> {
+        let key = pd.context().engine().memory().register(pd.id(), addr, len, iova, access)?;
+        Ok(Self::new(pd, key, addr, len, false))
+    }
+
+    pub(crate) fn null(pd: &Arc<Pd>) -> Result<Arc<Self>, RegMrError> {
+        let key = pd.context().engine().memory().register_null(pd.id())?;
+        Ok(Self::new(pd, key, 0, usize::MAX, true))
+    }
+
+    fn new(pd: &Arc<Pd>, key: Key, addr: u64, len: usize, null: bool) -> Arc<Self> {
+        pd.add_user();
+        pd.context().engine().objects_changed();
+        let now = Mutex::new(Now { pd: Arc::clone(pd), addr, len });
+        let deregistered = AtomicBool::new(false);
+        Arc::new(Self { key, null, now, deregistered, epoch: fork::epoch() })
+    }
+
+    /// Key for work requests of our own.
+    pub fn lkey(&self) -> Lkey {
+        Lkey::new(self.key.value())
+    }
+
+    /// Key to give to peers; 0, which is no key, for a region without memory.
+    pub fn rkey(&self) -> Rkey {
+        Rkey::new(if self.null { 0 } else { self.key.value() })
+    }
+
+    /// First octet, as registered.
+    pub fn addr(&self) -> u64 {
+        self.now.lock().addr
+    }
+
+    /// Octets.
+    pub fn len(&self) -> usize {
+        self.now.lock().len
+    }
+
+    /// Whether it has no octets.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The domain it is in.
+    pub fn pd(&self) -> Arc<Pd> {
+        Arc::clone(&self.now.lock().pd)
+    }
+
+    /// Changes the registration; its keys stay. Accesses meanwhile see all of the old one or all of the new one. After an
+    /// error it is as it was. Refused while windows are bound to it, and for a region without memory.
+    #[doc(alias = "ibv_rereg_mr")]
+    pub fn rereg(&self, change: &MrChange) -> Result<(), RegMrError> {
+        let mut now = self.now.lock();
+        let context = Arc::clone(now.pd.context());
+        let foreign = |pd: &Arc<Pd>| !Arc::ptr_eq(pd.context(), &context);
+        if change.pd.as_ref().is_some_and(foreign) {
+            return Err(RegMrError::ForeignPd);
+        }
+        let pd = change.pd.as_ref().map(|pd| pd.id());
+        let MrChange { translation, access, .. } = *change;
+        context.engine().memory().reregister(self.key, Change { pd, translation, access })?;
+        if let Some(pd) = &change.pd {
+            pd.add_user();
+            std::mem::replace(&mut now.pd, Arc::clone(pd)).remove_user();
+        }
+        if let Some((addr, len)) = translation {
+            (now.addr, now.len) = (addr, len);
+        }
+        Ok(())
+    }
+
+    /// Ends the registration. When it returns nobody touches the memory any more; later accesses by its key are refused
+    /// with a NAK. Refused while windows are bound to it. A second call does nothing.
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn dereg(&self) -> Result<(), Busy> {
+        if self.epoch != fork::epoch() || self.deregistered.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let pd = self.pd();
+        let engine = pd.context().engine();
+        if let Err(windows) = engine.memory().deregister(self.key) {
+            self.deregistered.store(false, Ordering::Release);
+            return Err(Busy { users: windows as usize });
+        }
+        pd.remove_user();
+        engine.objects_changed();
+        Ok(())
+    }
+}
