@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ferroce_proto::{
     Budget, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, QueuePair, RecvWr, SendOp,
-    SendWr, Service, Sge, SqMark, WcStatus,
+    SendTo, SendWr, Service, Sge, SqMark, WcStatus,
 };
 use ferroce_wire::{
     Aeth, AtomicEth, BatchLimits, Bth, CreditCode, Feth, Flow, IcrcStatus, Imm, Instant, Lkey, Msn, NakCode,
@@ -26,6 +26,14 @@ const QPN: Qpn = Qpn::new(0x12_0034);
 const PEER: Qpn = Qpn::new(0x56_0078);
 const SOURCE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 const DESTINATION: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
+/// How the peer's packets come.
+const FROM: Flow = Flow {
+    source: DESTINATION,
+    destination: IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)),
+    source_port: 0xc000,
+    traffic_class: 0,
+    hop_limit: 64,
+};
 
 /// Everything is permitted.
 const OPEN: u32 = 1;
@@ -131,6 +139,7 @@ pub fn run(data: &[u8]) {
         caps,
         srq: None,
         sq_sig_all: input.bit(),
+        port_mtu: PathMtu::B4096,
         seed: 1,
         early_resends: input.bit(),
         budget: budget.clone(),
@@ -259,6 +268,7 @@ impl Run<'_> {
         let wr = SendWr {
             wr_id: self.next_id,
             op,
+            to: SendTo::Peer,
             sges: &sges,
             signaled: flags & 1 != 0,
             solicited: flags & 2 != 0,
@@ -399,7 +409,7 @@ impl Run<'_> {
     fn give(&mut self, bth: Bth, op: Operation<'_>) {
         let packet = Packet { bth, op, icrc: IcrcStatus::Checked };
         let before = self.qp.query();
-        let result = self.qp.handle_datagram(self.now, DESTINATION, &packet, &mut self.mem);
+        let result = self.qp.handle_datagram(self.now, &FROM, &packet, &mut self.mem);
         if bth.dest_qp != QPN {
             assert!(result.is_err());
             assert_eq!(self.qp.query(), before, "not for us");

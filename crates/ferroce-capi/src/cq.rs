@@ -220,6 +220,7 @@ pub(crate) const EMPTY: WorkCompletion = WorkCompletion {
     qpn: ferroce_wire::Qpn::new(0),
     src_qp: ferroce_wire::Qpn::new(0),
     solicited: false,
+    grh: false,
     vendor_err: 0,
 };
 

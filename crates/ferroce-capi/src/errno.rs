@@ -245,6 +245,9 @@ impl From<PostSendError> for Errno {
             PostSendError::State(_)
             | PostSendError::TooManySges { .. }
             | PostSendError::InlineTooLong { .. }
+            | PostSendError::Operation(_)
+            | PostSendError::Destination(_)
+            | PostSendError::DatagramTooLong { .. }
             | PostSendError::InlineNotAllowed
             | PostSendError::MessageTooLong { .. }
             | PostSendError::AtomicLength { .. }

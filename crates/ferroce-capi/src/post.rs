@@ -6,7 +6,7 @@ use std::ptr;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::{RecvWr, Remote, SendOp, SendWr, Sge};
+use ferroce_engine::{RecvWr, Remote, SendOp, SendTo, SendWr, Sge};
 use ferroce_wire::{Imm, Rkey};
 
 use crate::call;
@@ -94,6 +94,7 @@ fn send_wr(wr: &'static abi::ibv_send_wr, most: u32) -> Result<SendWr<'static>, 
     Ok(SendWr {
         wr_id: wr.wr_id,
         op: send_op(wr)?,
+        to: SendTo::Peer,
         // SAFETY: the program's array, which it leaves alone during the call.
         sges: unsafe { sges(wr.sg_list, count, most) }?,
         signaled: wr.send_flags & abi::IBV_SEND_SIGNALED != 0,

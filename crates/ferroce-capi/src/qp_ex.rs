@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::{Remote, SendBatch, SendOp, SendWr, Sge};
+use ferroce_engine::{Remote, SendBatch, SendOp, SendTo, SendWr, Sge};
 use ferroce_wire::{Imm, Lkey, Rkey};
 use parking_lot::Mutex;
 
@@ -151,6 +151,7 @@ impl State {
         let pushed = batch.push(&SendWr {
             wr_id: pending.wr_id,
             op: pending.op,
+            to: SendTo::Peer,
             sges,
             signaled: pending.flags & abi::IBV_SEND_SIGNALED != 0,
             solicited: pending.flags & abi::IBV_SEND_SOLICITED != 0,

@@ -100,7 +100,8 @@ struct Owned {
     segment_index: u16,
     bytes: Vec<u8>,
     gro: bool,
-    ecn: u8,
+    traffic_class: u8,
+    hop_limit: u8,
 }
 
 impl Fault {
@@ -141,8 +142,9 @@ impl Fault {
     }
 
     pub(crate) fn datagram(&self, index: usize) -> Option<Datagram<'_>> {
-        let Owned { source, source_port, segment_index, ref bytes, gro, ecn } = *self.delivered.get(index)?;
-        Some(Datagram { source, source_port, segment_index, bytes, gro, ecn })
+        let Owned { source, source_port, segment_index, ref bytes, gro, traffic_class, hop_limit } =
+            *self.delivered.get(index)?;
+        Some(Datagram { source, source_port, segment_index, bytes, gro, traffic_class, hop_limit })
     }
 
     /// A datagram arrives.
@@ -156,8 +158,9 @@ impl Fault {
             self.counts.lost += 1;
             return;
         }
-        let Datagram { source, source_port, segment_index, bytes, gro, ecn } = *datagram;
-        let owned = Owned { source, source_port, segment_index, bytes: bytes.to_vec(), gro, ecn };
+        let Datagram { source, source_port, segment_index, bytes, gro, traffic_class, hop_limit } = *datagram;
+        let bytes = bytes.to_vec();
+        let owned = Owned { source, source_port, segment_index, bytes, gro, traffic_class, hop_limit };
         if self.happens(self.plan.duplicate) {
             self.counts.duplicated += 1;
             self.deliver(owned.clone());
@@ -206,7 +209,15 @@ mod tests {
         for i in 0..count {
             let source = Ipv4Addr::LOCALHOST.into();
             let bytes = &i.to_le_bytes();
-            fault.pass(&Datagram { source, source_port: 1, segment_index: 0, bytes, gro: false, ecn: 0 });
+            fault.pass(&Datagram {
+                source,
+                source_port: 1,
+                segment_index: 0,
+                bytes,
+                gro: false,
+                traffic_class: 0,
+                hop_limit: 64,
+            });
         }
         let numbers = (0..fault.delivered()).map(|i| fault.datagram(i).unwrap().bytes.try_into().unwrap());
         (numbers.map(u32::from_le_bytes).collect(), fault.counts())

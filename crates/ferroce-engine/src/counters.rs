@@ -50,6 +50,8 @@ counters! {
     rx_wrong_pkey,
     /// Opcode of another service.
     rx_wrong_service,
+    /// Datagrams without the queue pair's Q_Key.
+    rx_wrong_qkey,
     /// The queue pair's state takes no packets.
     rx_wrong_state,
     /// Requests executed before.
@@ -60,6 +62,14 @@ counters! {
     rx_out_of_seq_request,
     /// Requests without a receive WQE.
     rx_no_recv_wqe,
+    /// Messages of unreliable services that are longer than the receive WQE.
+    rx_too_long,
+    /// Requests of unreliable services with a wrong opcode, length or permission.
+    rx_invalid_request,
+    /// Requests of unreliable services with a wrong key or range.
+    rx_access_denied,
+    /// Messages whose receive WQE's memory cannot be written.
+    rx_local_fault,
     /// Requests refused with a fatal NAK.
     rx_refused,
     /// Packets that came faster than their answers could be fetched.
@@ -163,11 +173,16 @@ impl DeviceCounters {
             DropReason::WrongSource => &self.rx_wrong_source,
             DropReason::WrongPkey => &self.rx_wrong_pkey,
             DropReason::WrongService => &self.rx_wrong_service,
+            DropReason::WrongQkey => &self.rx_wrong_qkey,
             DropReason::State => &self.rx_wrong_state,
             DropReason::DuplicateRequest => &self.rx_duplicate_request,
             DropReason::DuplicateNotFound => &self.rx_duplicate_not_found,
             DropReason::OutOfSequence => &self.rx_out_of_seq_request,
-            DropReason::ReceiverNotReady => &self.rx_no_recv_wqe,
+            DropReason::ReceiverNotReady | DropReason::NoReceiveWqe => &self.rx_no_recv_wqe,
+            DropReason::TooLong => &self.rx_too_long,
+            DropReason::InvalidRequest => &self.rx_invalid_request,
+            DropReason::AccessDenied => &self.rx_access_denied,
+            DropReason::LocalFault => &self.rx_local_fault,
             DropReason::Refused => &self.rx_refused,
             DropReason::Backlog => &self.rx_backlog,
             DropReason::StaleResponse => &self.rx_stale_response,

@@ -273,12 +273,12 @@ impl Lane {
                 continue;
             };
             let mut core = qp.lock();
-            core.receive(now, datagram.source, &packet, counters);
+            core.receive(now, &self.flow(&datagram), &packet, counters);
             // Batches are mostly of one queue pair: keep its lock over the run.
             while let Some(next) = datagrams.next_if(|next| destination(next.bytes) == Some(qpn)) {
                 received += 1;
                 if let Some((_, packet)) = self.verify(&next, sources, now) {
-                    core.receive(now, next.source, &packet, counters);
+                    core.receive(now, &self.flow(&next), &packet, counters);
                 }
             }
             if datagrams.peek().is_none() {
@@ -307,6 +307,17 @@ impl Lane {
         }
     }
 
+    /// The way a datagram came.
+    fn flow(&self, datagram: &Datagram<'_>) -> Flow {
+        Flow {
+            source: datagram.source,
+            destination: self.local,
+            source_port: datagram.source_port,
+            traffic_class: datagram.traffic_class,
+            hop_limit: datagram.hop_limit,
+        }
+    }
+
     /// A datagram that is a packet for this slot with the right ICRC. Everything else is counted.
     fn verify<'a>(
         &self,
@@ -315,18 +326,11 @@ impl Lane {
         now: Instant,
     ) -> Option<(Qpn, Packet<'a>)> {
         let counters = &self.hub.counters;
-        let flow = Flow {
-            source: datagram.source,
-            destination: self.local,
-            source_port: datagram.source_port,
-            traffic_class: 0,
-            hop_limit: 0,
-        };
         let Some(qpn) = destination(datagram.bytes) else {
             DeviceCounters::count(&counters.rx_malformed);
             return None;
         };
-        match sources.check(now, &flow, datagram.bytes) {
+        match sources.check(now, &self.flow(datagram), datagram.bytes) {
             Verdict::Good => {}
             Verdict::Solved(_) => DeviceCounters::count(&counters.icrc_id_solved),
             Verdict::Bad => {

@@ -59,8 +59,8 @@ pub use device::{
 };
 pub use engine::devices;
 pub use ferroce_proto::{
-    QpAccess, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp, SendWr, Service, Sge, WcOpcode, WcStatus,
-    WorkCompletion,
+    QpAccess, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge, WcOpcode,
+    WcStatus, WorkCompletion,
 };
 pub use memory::{Access, RegMrError};
 pub use mr::{Mr, MrChange};

@@ -75,6 +75,7 @@ impl Qp {
             caps,
             srq: None,
             sq_sig_all: init.sq_sig_all,
+            port_mtu: PathMtu::largest_fitting(context.info().mtu),
             seed: engine.random(),
             early_resends: true,
             budget: Arc::clone(engine.budget()),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ferroce_proto::{PostSendError, SendOp, SendWr, Sge};
+use ferroce_proto::{PostSendError, SendOp, SendTo, SendWr, Sge};
 use ferroce_wire::Lkey;
 use parking_lot::{ArcMutexGuard, RawMutex};
 
@@ -27,6 +27,7 @@ impl Stage {
 struct Staged {
     wr_id: u64,
     op: SendOp,
+    to: SendTo,
     signaled: bool,
     solicited: bool,
     fence: bool,
@@ -83,8 +84,8 @@ impl SendBatch {
             stage.sges.extend_from_slice(wr.sges);
             Payload::Sges { from, to: stage.sges.len() }
         };
-        let SendWr { wr_id, op, signaled, solicited, fence, .. } = *wr;
-        stage.wrs.push(Staged { wr_id, op, signaled, solicited, fence, payload });
+        let SendWr { wr_id, op, to, signaled, solicited, fence, .. } = *wr;
+        stage.wrs.push(Staged { wr_id, op, to, signaled, solicited, fence, payload });
         Ok(())
     }
 
@@ -105,8 +106,8 @@ impl SendBatch {
                 Payload::Sges { from, to } => (&sges[from..to], false),
                 Payload::Inline { sge, .. } => (&sges[sge..=sge], true),
             };
-            let Staged { wr_id, op, signaled, solicited, fence, .. } = *wr;
-            SendWr { wr_id, op, sges, signaled, solicited, fence, inline }
+            let Staged { wr_id, op, to, signaled, solicited, fence, .. } = *wr;
+            SendWr { wr_id, op, to, sges, signaled, solicited, fence, inline }
         }))
     }
 

@@ -10,11 +10,11 @@ mod ram;
 mod world;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use ferroce_proto::{QpState, QueuePair, Remote, SendOp, SendWr, Sge};
+use ferroce_proto::{QpState, QueuePair, Remote, SendOp, SendTo, SendWr, Sge};
 use ferroce_wire::{BatchLimits, IcrcStatus, Instant, Lkey, Packet, PathMtu, Rkey, TxBatch};
 
 use crate::ram::Ram;
-use crate::world::{ADDRESSES, Setup};
+use crate::world::{Setup, flow};
 
 const KEY: u32 = 7;
 
@@ -46,7 +46,7 @@ impl Pair {
             for segment in batch.segments() {
                 let mut packet = Packet::parse(segment).unwrap();
                 packet.icrc = IcrcStatus::Checked;
-                receiver.0.handle_datagram(now, ADDRESSES[from], &packet, &mut receiver.1).unwrap();
+                receiver.0.handle_datagram(now, &flow(from), &packet, &mut receiver.1).unwrap();
             }
             batch.clear();
         }
@@ -59,6 +59,7 @@ impl Pair {
         let wr = SendWr {
             wr_id: 0,
             op,
+            to: SendTo::Peer,
             sges: &sges,
             signaled: true,
             solicited: false,

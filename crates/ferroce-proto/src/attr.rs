@@ -8,7 +8,7 @@ use ferroce_wire::{Flow, PathMtu, Psn, Qkey, Qpn};
 
 use crate::{Budget, ReceiveSupply};
 
-/// Service type of a queue pair; discriminants are those of `ibv_qp_type`. Only [`Service::Rc`] can be created.
+/// Service type of a queue pair; discriminants are those of `ibv_qp_type`. The XRC ones cannot be created yet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "ibv_qp_type")]
 #[repr(u8)]
@@ -69,6 +69,8 @@ pub struct QpConfig {
     pub srq: Option<Arc<dyn ReceiveSupply>>,
     /// Every send work request is signaled.
     pub sq_sig_all: bool,
+    /// Longest payload of a datagram (UD): the port's active MTU. Connected services are told theirs by `modify`.
+    pub port_mtu: PathMtu,
     /// Source of everything random in it: so far, when to try again after the budget was used up.
     pub seed: u64,
     /// Resend before the ACK timeout, by a timer derived from the round trip time. On in programs; tests that count
@@ -155,7 +157,7 @@ pub struct QpAttr {
     pub cur_state: QpState,
     /// Payload of a full packet.
     pub path_mtu: PathMtu,
-    /// Queue key; not used on RC.
+    /// Queue key, of UD alone: what datagrams to it must have.
     pub qkey: Qkey,
     /// The PSN expected next from the peer.
     pub rq_psn: Psn,

@@ -73,6 +73,8 @@ pub struct WorkCompletion {
     pub src_qp: Qpn,
     /// The message asked for a solicited event. Errors are to be treated as solicited whatever this says.
     pub solicited: bool,
+    /// The receive buffer begins with the [`ferroce_wire::Flow::grh_area`] of the datagram: UD.
+    pub grh: bool,
     /// More about an error: 0, or the AETH syndrome that the peer sent.
     pub vendor_err: u32,
 }

@@ -88,6 +88,20 @@ pub enum PostSendError {
         /// `max_inline`.
         max: u32,
     },
+    /// The service does not know this operation, as READ on UC or WRITE on UD.
+    #[error("a queue pair of service {0:?} has no such operation")]
+    Operation(Service),
+    /// A datagram to nobody, or a destination given to a connected queue pair.
+    #[error("a queue pair of service {0:?} does not send to such a destination")]
+    Destination(Service),
+    /// A datagram is one packet.
+    #[error("a datagram of {given} octets, at most {max}")]
+    DatagramTooLong {
+        /// In the work request.
+        given: u64,
+        /// The port's active MTU.
+        max: u32,
+    },
     /// Inline makes no sense for an operation that writes local memory or has no payload.
     #[error("this operation has no inline payload")]
     InlineNotAllowed,
@@ -190,6 +204,9 @@ pub enum DropReason {
     /// Of another service (IBTA C9-43).
     #[error("opcode of another service")]
     WrongService,
+    /// Not with this queue pair's Q_Key (IBTA C9-51).
+    #[error("wrong Q_Key")]
+    WrongQkey,
     /// The queue pair does not answer in its state.
     #[error("the queue pair's state takes no such packets")]
     State,
@@ -205,6 +222,21 @@ pub enum DropReason {
     /// No receive WQE; the peer was asked to come again.
     #[error("no receive WQE")]
     ReceiverNotReady,
+    /// No receive WQE, on a service that cannot ask the peer to come again.
+    #[error("no receive WQE: the message is lost")]
+    NoReceiveWqe,
+    /// Longer than the receive WQE, on a service that cannot say so.
+    #[error("longer than the receive WQE")]
+    TooLong,
+    /// Opcode, length or permission is wrong, on a service that cannot say so.
+    #[error("invalid request")]
+    InvalidRequest,
+    /// Key or range is wrong, on a service that cannot say so.
+    #[error("no access to that memory")]
+    AccessDenied,
+    /// The memory of the receive WQE cannot be written: our own program's fault.
+    #[error("the receive WQE's memory cannot be written")]
+    LocalFault,
     /// Refused with a fatal NAK.
     #[error("refused with a NAK")]
     Refused,

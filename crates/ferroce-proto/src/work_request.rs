@@ -1,6 +1,6 @@
 //! What the application asks for.
 
-use ferroce_wire::{Imm, Lkey, Rkey};
+use ferroce_wire::{Flow, Imm, Lkey, Qkey, Qpn, Rkey, SrqNumber};
 
 /// A piece of local memory (`ibv_sge`, and laid out as it).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -55,6 +55,25 @@ pub enum SendOp {
     LocalInvalidate(Rkey),
 }
 
+/// To whom a send work request goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SendTo {
+    /// The connected peer: RC and UC.
+    #[default]
+    Peer,
+    /// Whom it names: UD, and nothing else.
+    Datagram {
+        /// The way there: what an address handle stands for, with the source port to send from.
+        path: Flow,
+        /// The queue pair there.
+        qpn: Qpn,
+        /// Its queue key. With bit 31 set the sender's own is used instead (IBTA 10.2.5).
+        qkey: Qkey,
+    },
+    /// A shared receive queue of the connected peer: XRC.
+    XrcSrq(SrqNumber),
+}
+
 /// A send work request. What it refers to is copied when it is posted; the memory itself is read, perhaps more than
 /// once, until its completion.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +83,8 @@ pub struct SendWr<'a> {
     pub wr_id: u64,
     /// What to do.
     pub op: SendOp,
+    /// To whom; [`SendTo::Peer`] where the service knows whom.
+    pub to: SendTo,
     /// Local memory: source of sends and writes, target of reads and atomics.
     pub sges: &'a [Sge],
     /// Asks for a completion of success; errors are always reported.

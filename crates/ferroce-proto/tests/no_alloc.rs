@@ -11,11 +11,11 @@ mod world;
 
 use std::time::Duration;
 
-use ferroce_proto::{QpEvent, QpState, QueuePair, RecvWr, Remote, SendOp, SendWr, Sge, WcStatus};
+use ferroce_proto::{QpEvent, QpState, QueuePair, RecvWr, Remote, SendOp, SendTo, SendWr, Sge, WcStatus};
 use ferroce_wire::{BatchLimits, IcrcStatus, Imm, Instant, Lkey, Packet, Rkey, TxBatch};
 
 use crate::ram::Ram;
-use crate::world::{ADDRESSES, Setup};
+use crate::world::{Setup, flow};
 
 const KEY: u32 = 7;
 
@@ -38,7 +38,7 @@ fn carry(
             }
             let mut packet = Packet::parse(segment).unwrap();
             packet.icrc = IcrcStatus::Checked;
-            let _ = to.0.handle_datagram(now, ADDRESSES[source], &packet, to.1);
+            let _ = to.0.handle_datagram(now, &flow(source), &packet, to.1);
         }
         batch.clear();
     }
@@ -64,6 +64,7 @@ fn exchange(ends: &mut [(QueuePair, Ram); 2], buffer: &mut [u8], lost: u32) {
             let wr = SendWr {
                 wr_id: 0,
                 op,
+                to: SendTo::Peer,
                 sges: &sges,
                 signaled: true,
                 solicited: false,

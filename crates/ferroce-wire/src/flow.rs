@@ -37,6 +37,25 @@ pub enum IpHeader {
 }
 
 impl Flow {
+    /// Octets of [`Flow::grh_area`].
+    pub const GRH_AREA: usize = 40;
+
+    /// The first octets of a datagram's receive buffer, where InfiniBand has its GRH (IBTA 11.4.1.2, RoCEv2 A17.4.5.1):
+    /// over IPv6 the IP header, over IPv4 twenty zeros and the IP header behind them. `transport_len` as for
+    /// [`Flow::headers`].
+    ///
+    /// What a socket does not tell is as sockets send it: IPv4 identification 0 with DF, IPv6 flow label 0. The IPv4
+    /// checksum fits, since programs tell the versions apart by it.
+    pub fn grh_area(&self, transport_len: usize) -> [u8; Self::GRH_AREA] {
+        match self.headers(0, transport_len).0 {
+            IpHeader::V4(ip) => {
+                let header: [u8; 20] = zerocopy::transmute!(ip);
+                zerocopy::transmute!([[0; 20], header])
+            }
+            IpHeader::V6(ip) => zerocopy::transmute!(ip),
+        }
+    }
+
     /// Whether packets have an IPv4 header, and so an ID that the ICRC covers.
     pub const fn is_ipv4(&self) -> bool {
         matches!((self.source, self.destination), (IpAddr::V4(_), IpAddr::V4(_)))

@@ -174,5 +174,6 @@ const EMPTY: WorkCompletion = WorkCompletion {
     qpn: Qpn::new(0),
     src_qp: Qpn::new(0),
     solicited: false,
+    grh: false,
     vendor_err: 0,
 };

@@ -4,7 +4,9 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use ferroce_engine as engine;
-use ferroce_engine::{Access, AhAttr, QpAccess, QpAttr, QpAttrMask, QpState, Remote, SendOp, SendWr, Sge};
+use ferroce_engine::{
+    Access, AhAttr, QpAccess, QpAttr, QpAttrMask, QpState, Remote, SendOp, SendTo, SendWr, Sge,
+};
 use ferroce_wire::{Imm, Psn, Qpn, Rkey};
 
 use crate::{Address, CompletionQueue, Connection, Error, ProtectionDomain, QpError, SendOptions, Slice};
@@ -140,7 +142,7 @@ impl WorkRequest {
 
     fn as_wr(&self) -> SendWr<'_> {
         let Self { wr_id, op, ref sges, signaled, solicited, fence } = *self;
-        SendWr { wr_id, op, sges, signaled, solicited, fence, inline: false }
+        SendWr { wr_id, op, to: SendTo::Peer, sges, signaled, solicited, fence, inline: false }
     }
 }
 

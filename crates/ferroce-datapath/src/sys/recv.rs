@@ -22,6 +22,8 @@ pub(crate) struct Message {
     pub(crate) source_port: u16,
     /// TOS or traffic class.
     pub(crate) traffic_class: u8,
+    /// TTL or hop limit; 0 where the kernel did not say.
+    pub(crate) hop_limit: u8,
     /// Bytes received.
     pub(crate) len: usize,
     /// Size of each datagram but the last, when the kernel coalesced several.
@@ -34,7 +36,7 @@ pub(crate) struct Arena {
     messages: Vec<Message>,
 }
 
-/// Room for UDP_GRO and IPV6_TCLASS, an `int` each, and one more that an administrator's BPF program may add.
+/// Room for UDP_GRO, IPV6_TCLASS and IPV6_HOPLIMIT, an `int` each, and one more that an administrator's BPF program may add.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 struct Control([MaybeUninit<u8>; 96]);
@@ -147,8 +149,9 @@ fn header(name: *mut c_void, name_len: usize, vector: *mut iovec, control: *mut 
 unsafe fn decode(header: &msghdr, len: usize, name: &MaybeUninit<Name>) -> Message {
     // SAFETY: the caller says so.
     let (source, source_port) = unsafe { decode_name(header.msg_namelen as usize, name) };
+    let len = len.min(MESSAGE_ROOM);
     let mut message =
-        Message { source, source_port, traffic_class: 0, len: len.min(MESSAGE_ROOM), segment_size: None };
+        Message { source, source_port, traffic_class: 0, hop_limit: 0, len, segment_size: None };
     // SAFETY: control pointer and length are those the kernel left: a well-formed list of control messages.
     let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !at.is_null() {
@@ -172,6 +175,12 @@ unsafe fn decode(header: &msghdr, len: usize, name: &MaybeUninit<Name>) -> Messa
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if data_len >= size_of::<c_int>() => {
                 // SAFETY: as for UDP_GRO.
                 message.traffic_class = unsafe { data.cast::<c_int>().read_unaligned() } as u8;
+            }
+            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT)
+                if data_len >= size_of::<c_int>() =>
+            {
+                // SAFETY: as for UDP_GRO.
+                message.hop_limit = unsafe { data.cast::<c_int>().read_unaligned() } as u8;
             }
             _ => {}
         }

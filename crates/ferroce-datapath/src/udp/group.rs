@@ -183,10 +183,14 @@ pub(super) fn configure_receiver(socket: &Socket, ip: IpAddr) -> io::Result<()> 
     // On every member: while it merges, the kernel asks a member picked by its hash.
     sys::set_int(socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
     match ip {
-        IpAddr::V4(_) => sys::set_int(socket, IPPROTO_IP, libc::IP_RECVTOS, 1),
+        IpAddr::V4(_) => {
+            sys::set_int(socket, IPPROTO_IP, libc::IP_RECVTTL, 1)?;
+            sys::set_int(socket, IPPROTO_IP, libc::IP_RECVTOS, 1)
+        }
         IpAddr::V6(_) => {
             // The kernel's rxe sends UDP checksum 0 over IPv6 as well.
             sys::set_int(socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
+            sys::set_int(socket, IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
             sys::set_int(socket, IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)
         }
     }

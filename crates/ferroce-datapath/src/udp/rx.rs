@@ -40,8 +40,10 @@ pub struct Datagram<'a> {
     pub bytes: &'a [u8],
     /// Whether the kernel merged this datagram with others.
     pub gro: bool,
-    /// The two ECN bits of its IP header; of a merged message, those of the first.
-    pub ecn: u8,
+    /// DSCP and ECN of its IP header; the kernel merges only what agrees in them.
+    pub traffic_class: u8,
+    /// TTL or hop limit of its IP header; as `traffic_class`.
+    pub hop_limit: u8,
 }
 
 impl RxSocket {
@@ -199,7 +201,8 @@ impl<'a> Iterator for Datagrams<'a> {
             segment_index: self.segment,
             bytes: &rest[..size],
             gro: message.segment_size.is_some(),
-            ecn: message.traffic_class & 3,
+            traffic_class: message.traffic_class,
+            hop_limit: message.hop_limit,
         };
         if size < rest.len() {
             self.offset += size;

@@ -1,11 +1,10 @@
 //! What a queue pair's lock guards, and what is done under it: packets in, packets out, completions.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ferroce_proto::{QpEvent, QueuePair};
-use ferroce_wire::{Instant, Packet};
+use ferroce_wire::{Flow, Instant, Packet};
 use parking_lot::MutexGuard;
 
 use super::Qp;
@@ -48,7 +47,7 @@ impl Locked<'_> {
     pub(crate) fn receive(
         &mut self,
         now: Instant,
-        source: IpAddr,
+        from: &Flow,
         packet: &Packet<'_>,
         counters: &DeviceCounters,
     ) {
@@ -57,7 +56,7 @@ impl Locked<'_> {
             DeviceCounters::count(&counters.rx_no_qp);
             return;
         }
-        if let Err(reason) = core.transport.handle_datagram(now, source, packet, &mut core.memory) {
+        if let Err(reason) = core.transport.handle_datagram(now, from, packet, &mut core.memory) {
             counters.count_drop(reason);
         }
     }

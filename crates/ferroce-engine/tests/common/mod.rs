@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ferroce_engine::{
     Access, AhAttr, CompletionChannel, CompletionQueue, Context, Mr, Pd, Qp, QpAccess, QpAttr, QpAttrMask,
-    QpCaps, QpInit, QpState, RecvWr, Remote, SendOp, SendWr, Service, Sge, WcOpcode, WcStatus,
+    QpCaps, QpInit, QpState, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge, WcOpcode, WcStatus,
     WorkCompletion,
 };
 use ferroce_wire::{Gid, PathMtu, Psn, Qpn};
@@ -142,7 +142,16 @@ pub fn all_access() -> Access {
 }
 
 pub fn send(wr_id: u64, op: SendOp, sges: &[Sge]) -> SendWr<'_> {
-    SendWr { wr_id, op, sges, signaled: true, solicited: false, fence: false, inline: false }
+    SendWr {
+        wr_id,
+        op,
+        to: SendTo::Peer,
+        sges,
+        signaled: true,
+        solicited: false,
+        fence: false,
+        inline: false,
+    }
 }
 
 pub fn init(send_cq: &Arc<CompletionQueue>, recv_cq: &Arc<CompletionQueue>, wr: u32) -> QpInit {
@@ -176,6 +185,7 @@ pub fn blank() -> WorkCompletion {
         qpn: Qpn::new(0),
         src_qp: Qpn::new(0),
         solicited: false,
+        grh: false,
         vendor_err: 0,
     }
 }

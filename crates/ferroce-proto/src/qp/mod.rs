@@ -1,25 +1,28 @@
-//! The queue pair: three roles, one state machine.
+//! The queue pair: one state machine, and the roles that its service has.
 
 mod completer;
+mod local;
 mod pipeline;
 pub(crate) mod receive_queue;
 mod receives;
+mod reliable;
 mod requester;
 mod responder;
+mod roles;
 mod send_queue;
 pub(crate) mod sg;
 mod shared;
 mod state;
+mod uc;
+mod ud;
+mod unreliable;
 
-use std::net::IpAddr;
+use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, PathMtu, Pkey, Qpn, TxBatch};
 
-use ferroce_wire::{IcrcStatus, Instant, Operation, Packet, Pkey, Qpn, RcPacket, TxBatch};
-
-use self::completer::{Completer, Refusal, SendSide};
+use self::completer::Refusal;
 use self::pipeline::Pipeline;
 use self::receives::Receives;
-use self::requester::Requester;
-use self::responder::{Drained, Responder};
+use self::roles::{Queues, ReceiveDepth, Roles};
 use self::send_queue::{Failure, SendQueue, SendWqe};
 use self::shared::Shared;
 use crate::{
@@ -56,11 +59,9 @@ pub struct QueuePair {
     sending: bool,
     line: Pipeline,
     receives: Receives,
-    requester: Requester,
-    completer: Completer,
-    responder: Responder,
-    /// Requests went before an ACK that then found no room: it is its turn.
-    ack_passed_over: bool,
+    roles: Roles,
+    /// Longest payload of a datagram.
+    port_mtu: PathMtu,
 }
 
 /// A place in the send queue; see [`QueuePair::sq_mark`].
@@ -70,27 +71,35 @@ pub struct SqMark(u64);
 impl QueuePair {
     /// Creates one in RESET, with all its queues.
     pub fn new(config: QpConfig) -> Result<Self, CreateQpError> {
-        let QpConfig { qpn, service, caps, srq, sq_sig_all, seed, early_resends, budget } = config;
-        if service != Service::Rc {
-            return Err(CreateQpError::Service(service));
-        }
-        let max_recv_sge = srq.as_ref().map_or(caps.max_recv_sge, |srq| srq.max_sge());
-        let completions = if srq.is_some() { u32::MAX } else { caps.max_recv_wr };
+        let QpConfig { qpn, service, caps, srq, sq_sig_all, port_mtu, seed, early_resends, budget } = config;
+        let depth = ReceiveDepth {
+            max_wr: if srq.is_some() { u32::MAX } else { caps.max_recv_wr },
+            max_sge: srq.as_ref().map_or(caps.max_recv_sge, |srq| srq.max_sge()),
+        };
+        let roles = Roles::new(service, depth, seed).ok_or(CreateQpError::Service(service))?;
         let mut shared = Shared::new(qpn, caps, budget, early_resends);
         shared.tells_last_wqe = srq.is_some();
-        Ok(Self {
+        let mut queue_pair = Self {
             shared,
             service,
             sq_sig_all,
             receiving: false,
             sending: false,
-            line: Pipeline::new(SendQueue::new(caps)),
+            line: Pipeline::new(SendQueue::new(caps, service == Service::Ud)),
             receives: Receives::new(caps, srq),
-            requester: Requester::new(seed),
-            completer: Completer::new(),
-            responder: Responder::new(max_recv_sge, completions),
-            ack_passed_over: false,
-        })
+            roles,
+            port_mtu,
+        };
+        queue_pair.shared.attr = queue_pair.fresh_attr();
+        Ok(queue_pair)
+    }
+
+    /// The attributes before the first modify.
+    fn fresh_attr(&self) -> QpAttr {
+        match self.service {
+            Service::Ud => QpAttr { path_mtu: self.port_mtu, ..QpAttr::default() },
+            Service::Rc | Service::Uc | Service::XrcInitiator | Service::XrcTarget => QpAttr::default(),
+        }
     }
 
     /// Its number.
@@ -118,8 +127,10 @@ impl QueuePair {
     pub fn query(&self) -> QpAttr {
         let mut attr = self.shared.attr;
         (attr.state, attr.cur_state) = (self.state(), self.state());
-        if self.receiving {
-            attr.rq_psn = self.responder.expected();
+        if self.receiving
+            && let Some(expected) = self.roles.expected()
+        {
+            attr.rq_psn = expected;
         }
         if self.sending {
             attr.sq_psn = self.line.next();
@@ -144,7 +155,7 @@ impl QueuePair {
             self.line.redirect(Budget::destination(self.shared.attr.path.destination), &self.shared.budget);
         }
         if mask.contains(QpAttrMask::MAX_DEST_RD_ATOMIC) {
-            self.responder.set_depth(self.shared.attr.max_dest_rd_atomic);
+            self.roles.set_depth(self.shared.attr.max_dest_rd_atomic);
         }
         if mask.contains(QpAttrMask::STATE) {
             self.enter(from, to, mask);
@@ -157,16 +168,17 @@ impl QueuePair {
         match (from, to) {
             (_, QpState::Reset) => self.reset(),
             (_, QpState::Error) => {
-                self.responder.silence();
+                self.roles.silence();
                 self.stop_sending();
             }
             (QpState::Init, QpState::Rtr) => {
                 self.shared.established = false;
                 self.receiving = true;
                 let attr = &self.shared.attr;
-                self.responder.begin(attr.rq_psn, attr.max_dest_rd_atomic);
+                self.roles.begin_receiving(attr.rq_psn, attr.max_dest_rd_atomic);
             }
             (QpState::Rtr, QpState::Rts) => self.begin_sending(),
+            (QpState::Sqe, QpState::Rts) => self.line.restart(),
             (QpState::Rts, QpState::Sqd) => {
                 self.shared.attr.en_sqd_async_notify &= mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY);
                 self.shared.attr.sq_draining = true;
@@ -181,28 +193,24 @@ impl QueuePair {
     fn begin_sending(&mut self) {
         self.sending = true;
         let destination = Budget::destination(self.shared.attr.path.destination);
-        let chunk = Requester::read_chunk(&self.shared);
+        let chunk = self.roles.read_chunk(&self.shared);
         self.line.begin(self.shared.attr.sq_psn, self.shared.mtu(), chunk, destination);
-        self.requester.begin(&self.shared);
-        self.completer = Completer::new();
+        self.roles.begin_sending(&self.shared);
     }
 
     /// RESET forgets work requests, answers and events (IBTA 10.3.1.1).
     fn reset(&mut self) {
         self.line.clear(&self.shared.budget);
         self.receives.clear();
-        self.responder.reset();
-        self.requester.stop(&self.shared);
-        self.completer.stop();
+        self.roles.reset(&self.shared);
         self.shared.events.clear();
-        self.shared.attr = QpAttr::default();
+        self.shared.attr = self.fresh_attr();
         (self.receiving, self.sending) = (false, false);
     }
 
     fn stop_sending(&mut self) {
         self.line.give_back(&self.shared.budget);
-        self.requester.stop(&self.shared);
-        self.completer.stop();
+        self.roles.stop_sending(&self.shared);
         self.shared.attr.sq_draining = false;
     }
 
@@ -222,10 +230,21 @@ impl QueuePair {
         match self.state() {
             QpState::Reset | QpState::Init | QpState::Rtr => Err(PostSendError::State(self.state())),
             QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Error => {
+                roles::check_service(self.service, wr)?;
+                self.check_datagram(wr)?;
                 let wr = SendWr { signaled: wr.signaled || self.sq_sig_all, ..*wr };
                 self.line.queue.post(&wr, &self.shared.attr, mem)
             }
         }
+    }
+
+    /// A datagram is one packet. What does not fit is refused here, where the caller is told which request it was.
+    fn check_datagram(&self, wr: &SendWr<'_>) -> Result<(), PostSendError> {
+        let (given, max) = (sg::length(wr.sges), self.shared.mtu());
+        if self.service == Service::Ud && given > u64::from(max) {
+            return Err(PostSendError::DatagramTooLong { given, max });
+        }
+        Ok(())
     }
 
     /// Posts a receive work request (`ibv_post_recv`). In the error state it is taken and flushed.
@@ -255,7 +274,7 @@ impl QueuePair {
         self.line.queue.roll_back(mark.0);
     }
 
-    /// Takes one packet that came from `source` for this QPN.
+    /// Takes one packet for this QPN that came along `from`: addresses, and for datagrams what else their IP header said.
     ///
     /// # Errors
     ///
@@ -263,12 +282,12 @@ impl QueuePair {
     pub fn handle_datagram(
         &mut self,
         now: Instant,
-        source: IpAddr,
+        from: &Flow,
         packet: &Packet<'_>,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
         self.shared.counters.rcvd_pkts += 1;
-        let result = self.dispatch(now, source, packet, mem);
+        let result = self.dispatch(now, from, packet, mem);
         if let Err(reason) = result {
             self.shared.counters.dropped_pkts += 1;
             tracing::trace!(qpn = self.shared.qpn.value(), psn = packet.bth.psn.value(), ?reason, "dropped");
@@ -280,48 +299,24 @@ impl QueuePair {
     fn dispatch(
         &mut self,
         now: Instant,
-        source: IpAddr,
+        from: &Flow,
         packet: &Packet<'_>,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
-        let packet_of_rc = self.check_packet(source, packet)?;
-        match packet_of_rc {
-            None => {
-                self.requester.congested();
+        self.check_packet(from, packet)?;
+        let Self { shared, line, receives, roles, .. } = self;
+        match roles.handle(now, from, packet, shared, Queues { line, receives }, mem) {
+            Ok(()) => Ok(()),
+            Err(Refusal::Drop(reason)) => Err(reason),
+            Err(Refusal::Fatal { index, failure }) => {
+                self.fail_send(index, failure);
                 Ok(())
-            }
-            Some(RcPacket::Request(request)) => {
-                if !self.shared.answers() {
-                    return Err(DropReason::State);
-                }
-                let Self { shared, responder, receives, .. } = self;
-                responder.handle_request(shared, &packet.bth, request, receives, mem)?;
-                Ok(())
-            }
-            Some(RcPacket::Response(response)) => {
-                if !matches!(self.state(), QpState::Rts | QpState::Sqd) {
-                    return Err(DropReason::State);
-                }
-                let Self { shared, line, requester, completer, .. } = self;
-                let side = SendSide { shared, line, requester };
-                match completer.handle_response(now, packet.bth.psn, response, mem, side) {
-                    Ok(()) => Ok(()),
-                    Err(Refusal::Drop(reason)) => Err(reason),
-                    Err(Refusal::Fatal { index, failure }) => {
-                        self.fail_send(index, failure);
-                        Ok(())
-                    }
-                }
             }
         }
     }
 
-    /// Whether the packet is for us (IBTA 9.6.1). `None`: a congestion notification.
-    fn check_packet<'p, 'a>(
-        &self,
-        source: IpAddr,
-        packet: &'p Packet<'a>,
-    ) -> Result<Option<&'p RcPacket<'a>>, DropReason> {
+    /// Whether the packet is for us (IBTA 9.6.1).
+    fn check_packet(&self, from: &Flow, packet: &Packet<'_>) -> Result<(), DropReason> {
         if packet.icrc != IcrcStatus::Checked {
             return Err(DropReason::IcrcUnchecked);
         }
@@ -331,25 +326,19 @@ impl QueuePair {
         if matches!(self.state(), QpState::Reset | QpState::Init | QpState::Error) {
             return Err(DropReason::State);
         }
-        if source != self.shared.attr.path.destination {
+        if self.roles.is_connected() && from.source != self.shared.attr.path.destination {
             return Err(DropReason::WrongSource);
         }
         if !packet.bth.pkey.matches(Pkey::DEFAULT) {
             return Err(DropReason::WrongPkey);
         }
-        match &packet.op {
-            Operation::Rc(packet) => Ok(Some(packet)),
-            Operation::Cnp => Ok(None),
-            Operation::Uc(_) | Operation::Ud(_) | Operation::Xrc { .. } => Err(DropReason::WrongService),
-        }
+        Ok(())
     }
 
     /// Runs the timers that are due at `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let Self { shared, line, requester, completer, .. } = self;
-        requester.handle_timeout(now);
-        let side = SendSide { shared, line, requester };
-        if let Err(Refusal::Fatal { index, failure }) = completer.handle_timeout(now, side) {
+        let Self { shared, line, roles, .. } = self;
+        if let Err(Refusal::Fatal { index, failure }) = roles.handle_timeout(now, shared, line) {
             self.fail_send(index, failure);
         }
         self.settle(now);
@@ -357,43 +346,27 @@ impl QueuePair {
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next; `None` if there is nothing to wait for.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        [self.requester.timeout(), self.completer.timeout()].into_iter().flatten().min()
+        self.roles.timeout()
     }
 
     /// Whether one ACK is all there is to send. It may wait a little for a request to go with: what the application posts
     /// when it sees the completion, say.
     pub fn owes_only_ack(&self) -> bool {
-        self.responder.owes_only_ack() && self.line.at_cursor().is_none()
+        self.roles.owes_only_ack(&self.line)
     }
 
     /// Adds packets to the batch, answers first but for a lone ACK. `true` if it added any: send the batch, clear it and call again.
     ///
     /// The memory is mutable because local operations of the send queue (invalidate) happen here, in their turn.
     pub fn poll_transmit(&mut self, now: Instant, mem: &mut impl Memory, out: &mut TxBatch<'_>) -> bool {
-        let Self { shared, line, requester, completer, responder, ack_passed_over, .. } = self;
-        let before_state = shared.state();
-        // A lone ACK is shorter than almost every request, and only the last packet of a batch may be shorter: behind
-        // the requests it shares their system call. Requests and answers are not ordered with each other.
-        let ack_last = responder.owes_only_ack() && !*ack_passed_over;
-        let (mut answers, drained) =
-            if ack_last { (0, Drained::Empty) } else { responder.transmit(shared, mem, out) };
-        let mut requests = 0;
-        if drained == Drained::Empty {
-            let before = line.next();
-            requests = requester.transmit(now, shared, line, mem, out);
-            if requests > 0 {
-                completer.sent(now, before, &SendSide { shared, line, requester });
-            }
-        }
-        if ack_last {
-            (answers, _) = responder.transmit(shared, mem, out);
-        }
-        *ack_passed_over = ack_last && answers == 0;
-        if before_state != QpState::Error && self.state() == QpState::Error {
+        let Self { shared, line, roles, .. } = self;
+        let before = shared.state();
+        let sent = roles.transmit(now, shared, line, mem, out);
+        if before != QpState::Error && self.state() == QpState::Error {
             self.stop_sending();
         }
         self.settle(now);
-        answers + requests > 0
+        sent > 0
     }
 
     /// The next completion or asynchronous event.
@@ -403,18 +376,20 @@ impl QueuePair {
                 return Some(QpEvent::Send(self.completion(&wqe, WcStatus::Success.into())));
             }
         }
-        if let Some(completion) = self.responder.poll_completion(&self.shared) {
+        if let Some(completion) = self.roles.poll_completion(&self.shared) {
             return Some(QpEvent::Recv(completion));
         }
-        if self.state() == QpState::Error {
-            // Flushed in post order, each with a completion, signaled or not (IBTA 10.3.1.5).
-            if let Some(wqe) = self.line.queue.pop_failed() {
-                let failure = wqe.failure.unwrap_or(WcStatus::WrFlushErr.into());
-                return Some(QpEvent::Send(self.completion(&wqe, failure)));
-            }
-            if let Some(wr_id) = self.receives.pop_flushed() {
-                return Some(QpEvent::Recv(responder::failed(wr_id, WcStatus::WrFlushErr, self.qpn())));
-            }
+        // Flushed in post order, each with a completion, signaled or not (IBTA 10.3.1.5).
+        if matches!(self.state(), QpState::Error | QpState::Sqe)
+            && let Some(wqe) = self.line.queue.pop_failed()
+        {
+            let failure = wqe.failure.unwrap_or(WcStatus::WrFlushErr.into());
+            return Some(QpEvent::Send(self.completion(&wqe, failure)));
+        }
+        if self.state() == QpState::Error
+            && let Some(wr_id) = self.receives.pop_flushed()
+        {
+            return Some(QpEvent::Recv(responder::failed(wr_id, WcStatus::WrFlushErr, self.qpn())));
         }
         self.shared.events.pop().map(QpEvent::Async)
     }
@@ -424,7 +399,7 @@ impl QueuePair {
     pub fn set_fatal(&mut self) {
         if !matches!(self.state(), QpState::Reset | QpState::Error) {
             self.shared.events.raise(AsyncEvent::QpFatal);
-            self.responder.silence();
+            self.roles.silence();
             self.stop_sending();
             self.shared.transition("fatal", QpState::Error);
         }
@@ -434,9 +409,13 @@ impl QueuePair {
         if let Some(wqe) = self.line.queue.get_mut(index) {
             wqe.failure.get_or_insert(failure);
         }
-        self.responder.silence();
         self.stop_sending();
-        self.shared.transition("work request failed", QpState::Error);
+        if self.roles.survives_send_errors() {
+            self.shared.transition("work request failed", QpState::Sqe);
+        } else {
+            self.roles.silence();
+            self.shared.transition("work request failed", QpState::Error);
+        }
     }
 
     /// What follows from any change: a WQE that cannot succeed fails once it is the oldest, and SQD is reached once
@@ -471,6 +450,7 @@ impl QueuePair {
             qpn: self.qpn(),
             src_qp: self.shared.attr.dest_qp,
             solicited: false,
+            grh: false,
             vendor_err: failure.vendor_err,
         }
     }

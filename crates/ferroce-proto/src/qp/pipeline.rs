@@ -225,6 +225,27 @@ impl Pipeline {
         is_new
     }
 
+    /// Notes that a piece of an unreliable service left: nobody answers it, so it counts as answered.
+    pub fn handed_over(&mut self, piece: &Piece) {
+        if piece.starts {
+            self.queue.start(piece.psn, piece.total);
+        }
+        self.next = piece.psn.next();
+        self.oldest = self.next;
+        self.cursor = if piece.is_last() {
+            self.queue.complete_oldest();
+            Position { wqe: piece.index + 1, packet: 0 }
+        } else {
+            Position { wqe: piece.index, packet: piece.packet + 1 }
+        };
+    }
+
+    /// Goes on behind what was flushed.
+    pub fn restart(&mut self) {
+        self.oldest = self.next;
+        self.cursor = Position { wqe: self.queue.done(), packet: 0 };
+    }
+
     /// Notes that the WQE at the cursor took effect without a packet. Everything before it is completed.
     pub fn executed_locally(&mut self) {
         self.queue.start(self.next, 0);

@@ -10,6 +10,7 @@ use ferroce_wire::{
 };
 
 use self::window::Window;
+use super::local;
 use super::pipeline::{Piece, Pipeline};
 use super::send_queue::Failure;
 use super::shared::Shared;
@@ -153,7 +154,7 @@ impl Requester {
         if self.rnr_until.is_some() || self.parked || (self.probing && !line.is_rewound()) {
             return Step::Idle;
         }
-        if !self.run_local(shared, line, mem) {
+        if !local::run(shared, line, mem) {
             return Step::Idle;
         }
         let Some(piece) = line.piece() else { return Step::Idle };
@@ -230,28 +231,6 @@ impl Requester {
         if let Some(blocked) = self.blocked.take() {
             shared.budget.stop_waiting(blocked.account);
         }
-    }
-
-    /// Executes local operations at the cursor. `false` if one must wait or failed.
-    fn run_local(&mut self, shared: &Shared, line: &mut Pipeline, mem: &mut impl Memory) -> bool {
-        while let Some((index, wqe)) = line.at_cursor() {
-            let SendOp::LocalInvalidate(rkey) = wqe.op else { return true };
-            // It waits for everything before it, as rxe's does: whoever posts it after the last use of a key need not
-            // think of retries.
-            if shared.state() != QpState::Rts || wqe.failure.is_some() || line.queue.done() != index {
-                return false;
-            }
-            match mem.invalidate(rkey) {
-                Ok(()) => line.executed_locally(),
-                Err(_) => {
-                    if let Some(wqe) = line.queue.get_mut(index) {
-                        wqe.failure = Some(WcStatus::LocQpOpErr.into());
-                    }
-                    return false;
-                }
-            }
-        }
-        true
     }
 
     /// Whether a message may begin. `Err(None)`: not yet.
@@ -429,7 +408,7 @@ fn account(piece: &Piece, line: &Pipeline) -> Account {
 }
 
 /// The headers of a piece; the payload is written by the batch.
-fn request(piece: &Piece) -> Request<'static> {
+pub(super) fn request(piece: &Piece) -> Request<'static> {
     let payload: &[u8] = &[];
     let (first, last) = (piece.packet == 0, piece.is_last());
     let send = |tail| match (first, last) {
@@ -454,7 +433,7 @@ fn request(piece: &Piece) -> Request<'static> {
         compare,
     };
     match piece.wqe.op {
-        // A local operation never gets here; see `run_local`.
+        // A local operation never gets here; see `local::run`.
         SendOp::Send | SendOp::LocalInvalidate(_) => send(SendTail::None),
         SendOp::SendImm(imm) => send(SendTail::Imm(imm)),
         SendOp::SendInvalidate(rkey) => send(SendTail::Invalidate(rkey)),

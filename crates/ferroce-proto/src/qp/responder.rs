@@ -21,7 +21,7 @@ use crate::{
 
 /// Most receive completions that may wait to be fetched, where the receive queue has as many WQEs. A batch of datagrams
 /// holds fewer.
-const COMPLETIONS: u32 = 1024;
+pub(crate) const MAX_COMPLETIONS: u32 = 1024;
 
 /// Executes requests. It needs no timer.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ enum Message {
 impl Responder {
     /// For receive WQEs of so many SGEs, of which so many can be there at a time.
     pub fn new(max_recv_sge: u32, max_recv_wr: u32) -> Self {
-        let completions = max_recv_wr.clamp(1, COMPLETIONS) as usize;
+        let completions = max_recv_wr.clamp(1, MAX_COMPLETIONS) as usize;
         Self {
             expected: Psn::new(0),
             msn: Msn::new(0),
@@ -296,6 +296,7 @@ impl Responder {
             qpn: shared.qpn,
             src_qp: shared.attr.dest_qp,
             solicited: bth.solicited,
+            grh: false,
             vendor_err: 0,
         });
     }
@@ -429,6 +430,7 @@ pub(crate) fn failed(wr_id: u64, status: WcStatus, qpn: Qpn) -> WorkCompletion {
         qpn,
         src_qp: Qpn::new(0),
         solicited: false,
+        grh: false,
         vendor_err: 0,
     }
 }

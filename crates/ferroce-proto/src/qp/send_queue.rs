@@ -3,7 +3,7 @@
 use ferroce_wire::Psn;
 
 use super::sg;
-use crate::{Memory, MemoryError, PostSendError, QpAttr, QpCaps, SendOp, SendWr, Sge, WcStatus};
+use crate::{Memory, MemoryError, PostSendError, QpAttr, QpCaps, SendOp, SendTo, SendWr, Sge, WcStatus};
 
 /// Longest message in octets.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 31;
@@ -77,6 +77,8 @@ pub(crate) const fn packets(length: u32, mtu: u32) -> u32 {
 pub(crate) struct SendQueue {
     slots: Box<[SendWqe]>,
     sges: Box<[Sge]>,
+    /// Beside the slots, which are copied often; none where every request goes to the connected peer.
+    destinations: Box<[SendTo]>,
     inline: Box<[u8]>,
     caps: QpCaps,
     /// Oldest WQE whose slot is in use.
@@ -90,9 +92,11 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    pub fn new(caps: QpCaps) -> Self {
+    /// `addressed`: requests name their destination.
+    pub fn new(caps: QpCaps, addressed: bool) -> Self {
         let slots = caps.max_send_wr as usize;
         Self {
+            destinations: vec![SendTo::Peer; if addressed { slots } else { 0 }].into(),
             slots: vec![SendWqe::EMPTY; slots].into(),
             sges: vec![Sge::default(); slots * caps.max_send_sge as usize].into(),
             inline: vec![0; slots * caps.max_inline as usize].into(),
@@ -150,8 +154,16 @@ impl SendQueue {
                 ..SendWqe::EMPTY
             };
         }
+        if let Some(to) = self.destinations.get_mut(slot) {
+            *to = wr.to;
+        }
         self.tail += 1;
         Ok(())
+    }
+
+    /// To whom a WQE goes.
+    pub fn to(&self, index: u64) -> SendTo {
+        self.destinations.get(self.slot(index)).copied().unwrap_or_default()
     }
 
     fn check(&self, wr: &SendWr<'_>, attr: &QpAttr) -> Result<u32, PostSendError> {

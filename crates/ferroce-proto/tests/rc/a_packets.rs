@@ -10,11 +10,12 @@
 
 use ferroce_proto::{AsyncEvent, DropReason, QpState, Service};
 use ferroce_wire::{
-    AtomicEth, Bth, Feth, IcrcStatus, Operation, Packet, Pkey, Psn, RcPacket, Request, Reth, Rkey, SendTail,
+    AtomicEth, Bth, Feth, Flow, IcrcStatus, Operation, Packet, PathMtu, Pkey, Psn, RcPacket, Request, Reth,
+    Rkey, SendTail,
 };
 
 use crate::probe::{BASE, DATA, KEY, Probe, local, reth, send_only, unknown_qpn, write_only};
-use crate::world::{ADDRESSES, QPNS, Setup};
+use crate::world::{ADDRESSES, QPNS, Setup, flow};
 
 /// The peer's view of a packet that must end the queue pair with NAK 0x61.
 fn refused_as_invalid(request: Request<'_>) {
@@ -41,7 +42,7 @@ fn a1_every_opcode_of_other_services_is_dropped_without_effect() {
             }
             let mut probe = Probe::new(Setup::default());
             let before = probe.end.qp.query();
-            let result = probe.end.qp.handle_datagram(probe.now, ADDRESSES[1], &packet, &mut probe.end.mem);
+            let result = probe.end.qp.handle_datagram(probe.now, &flow(1), &packet, &mut probe.end.mem);
             let want = if packet.op == Operation::Cnp { Ok(()) } else { Err(DropReason::WrongService) };
             assert_eq!(result, want, "{code:#x}");
             assert_eq!(probe.out(), [""; 0]);
@@ -65,25 +66,27 @@ fn a1_packets_that_are_not_for_us_have_no_effect() {
     let mut probe = Probe::new(Setup::default());
     probe.post_recv(1, &[]);
     for (packet, source, want) in cases {
-        let result = probe.end.qp.handle_datagram(probe.now, source, &packet, &mut probe.end.mem);
+        let from = Flow { source, ..flow(1) };
+        let result = probe.end.qp.handle_datagram(probe.now, &from, &packet, &mut probe.end.mem);
         assert_eq!(result, Err(want));
         assert_eq!(probe.out(), [""; 0]);
     }
     assert_eq!(probe.end.qp.counters().dropped_pkts, 5);
     let limited = Bth { pkey: Pkey::new(0x7fff), ..good };
-    let result = probe.end.qp.handle_datagram(probe.now, ADDRESSES[1], &packet(limited), &mut probe.end.mem);
+    let result = probe.end.qp.handle_datagram(probe.now, &flow(1), &packet(limited), &mut probe.end.mem);
     assert_eq!(result, Ok(()), "a limited member of our partition");
 }
 
 #[test]
-fn a1_only_rc_can_be_created() {
-    for service in [Service::Uc, Service::Ud, Service::XrcInitiator, Service::XrcTarget] {
+fn a1_what_is_not_built_cannot_be_created() {
+    for service in [Service::XrcInitiator, Service::XrcTarget] {
         let config = ferroce_proto::QpConfig {
             qpn: QPNS[0],
             service,
             caps: Setup::default().caps,
             srq: None,
             sq_sig_all: false,
+            port_mtu: PathMtu::B4096,
             seed: 0,
             early_resends: true,
             budget: std::sync::Arc::new(ferroce_proto::Budget::new(0)),

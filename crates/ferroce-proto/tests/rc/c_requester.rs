@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use ferroce_proto::{
-    AsyncEvent, DropReason, PostSendError, QpAttr, QpAttrMask, QpState, SendOp, SendWr, WcStatus,
+    AsyncEvent, DropReason, PostSendError, QpAttr, QpAttrMask, QpState, SendOp, SendTo, SendWr, WcStatus,
 };
 use ferroce_wire::{Aeth, CreditCode, Imm, Lkey, Msn, NakCode, Response, Rkey, RnrTimer, Syndrome};
 
@@ -288,6 +288,7 @@ fn c7_reads_without_depth_are_refused() {
     let wr = |op| SendWr {
         wr_id: 1,
         op,
+        to: SendTo::Peer,
         sges: &[],
         signaled: true,
         solicited: false,
@@ -439,6 +440,7 @@ fn c12_a_fence_waits_for_reads_and_atomics_only() {
     let fenced = |wr_id, op| SendWr {
         wr_id,
         op,
+        to: SendTo::Peer,
         sges: &[],
         signaled: true,
         solicited: false,
@@ -489,6 +491,7 @@ fn c13_a_later_ack_completes_everything_before_it() {
         probe.post_wr(SendWr {
             wr_id,
             op,
+            to: SendTo::Peer,
             sges: &[],
             signaled,
             solicited: false,

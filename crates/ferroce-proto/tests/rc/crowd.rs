@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ferroce_proto::{Budget, QpState, Remote, SendOp, SendWr, Sge, WcStatus};
+use ferroce_proto::{Budget, QpState, Remote, SendOp, SendTo, SendWr, Sge, WcStatus};
 use ferroce_sim::{Rng, rules};
 use ferroce_wire::{Instant, Lkey, Rkey};
 
@@ -38,6 +38,7 @@ fn run(op: SendOp, loss: u32, dead: usize) -> (u64, u64, Instant) {
                 let wr = SendWr {
                     wr_id,
                     op,
+                    to: SendTo::Peer,
                     sges: &sges,
                     signaled: true,
                     solicited: false,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ferroce_proto::{
     AsyncEvent, DropReason, ModifyQpError, PostRecvError, PostSendError, QpAttr, QpAttrMask, QpState,
-    QueuePair, RecvWr, SendOp, SendWr, WcStatus,
+    QueuePair, RecvWr, SendOp, SendTo, SendWr, WcStatus,
 };
 use ferroce_wire::{Request, Response};
 
@@ -46,6 +46,7 @@ fn d2_posts_in_error_are_flushed() {
     let unsignaled = SendWr {
         wr_id: 3,
         op: SendOp::Send,
+        to: SendTo::Peer,
         sges: &[],
         signaled: false,
         solicited: false,
@@ -294,7 +295,16 @@ fn posts_that_are_refused_take_nothing() {
     };
     let mut probe = Probe::new(Setup { caps, ..setup });
     let mut post = |op, sges: &[ferroce_proto::Sge], inline| {
-        let wr = SendWr { wr_id: 1, op, sges, signaled: true, solicited: false, fence: false, inline };
+        let wr = SendWr {
+            wr_id: 1,
+            op,
+            to: SendTo::Peer,
+            sges,
+            signaled: true,
+            solicited: false,
+            fence: false,
+            inline,
+        };
         probe.end.qp.post_send(probe.now, &wr, &probe.end.mem)
     };
     let one = local(0, 1);
@@ -343,6 +353,7 @@ fn posts_by_state() {
         let wr = SendWr {
             wr_id: 1,
             op: SendOp::Send,
+            to: SendTo::Peer,
             sges: &[],
             signaled: true,
             solicited: false,
@@ -394,6 +405,7 @@ fn inline_payload_is_a_copy() {
     let wr = SendWr {
         wr_id: 1,
         op: SendOp::Send,
+        to: SendTo::Peer,
         sges: &sges,
         signaled: true,
         solicited: true,

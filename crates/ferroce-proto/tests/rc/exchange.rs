@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ferroce_proto::{RecvWr, Remote, SendOp, SendWr, Sge, WcOpcode, WcStatus};
+use ferroce_proto::{RecvWr, Remote, SendOp, SendTo, SendWr, Sge, WcOpcode, WcStatus};
 use ferroce_wire::{Imm, Lkey, PathMtu, Rkey};
 
 use crate::ram::Ram;
@@ -22,7 +22,16 @@ fn memory(salt: u8) -> Ram {
 }
 
 pub fn send_wr(wr_id: u64, op: SendOp, sges: &[Sge]) -> SendWr<'_> {
-    SendWr { wr_id, op, sges, signaled: true, solicited: false, fence: false, inline: false }
+    SendWr {
+        wr_id,
+        op,
+        to: SendTo::Peer,
+        sges,
+        signaled: true,
+        solicited: false,
+        fence: false,
+        inline: false,
+    }
 }
 
 fn sge(key: u32, addr: u64, length: u32) -> Sge {

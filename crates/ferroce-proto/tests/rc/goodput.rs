@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use ferroce_proto::{RecvWr, Remote, SendOp, SendWr, Sge};
+use ferroce_proto::{RecvWr, Remote, SendOp, SendTo, SendWr, Sge};
 use ferroce_sim::{Link, Rng, rules};
 use ferroce_wire::{Lkey, PathMtu, Rkey};
 
@@ -54,6 +54,7 @@ fn goodput(kind: Kind, size: u32, loss: u32, rcvbuf: usize) -> u64 {
             let wr = SendWr {
                 wr_id: posted,
                 op,
+                to: SendTo::Peer,
                 sges: &sges,
                 signaled: true,
                 solicited: false,

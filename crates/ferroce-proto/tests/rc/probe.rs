@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ferroce_proto::{
-    AsyncEvent, DropReason, QpAttr, QpAttrMask, QpState, RecvWr, SendOp, SendWr, Sge, WcStatus,
+    AsyncEvent, DropReason, QpAttr, QpAttrMask, QpState, RecvWr, SendOp, SendTo, SendWr, Sge, WcStatus,
 };
 use ferroce_wire::{
     Aeth, BatchLimits, Bth, CreditCode, IcrcStatus, Instant, Lkey, Msn, NakCode, Operation, Packet, Psn, Qpn,
@@ -11,7 +11,7 @@ use ferroce_wire::{
 };
 
 use crate::ram::Ram;
-use crate::world::{ADDRESSES, End, QPNS, Setup};
+use crate::world::{End, QPNS, Setup, flow};
 
 /// A key of [`Probe`]'s memory that everything may be done with: 64 KiB at [`BASE`].
 pub const KEY: u32 = 0x1234;
@@ -85,6 +85,7 @@ impl Probe {
         self.post_wr(SendWr {
             wr_id,
             op,
+            to: SendTo::Peer,
             sges,
             signaled: true,
             solicited: false,
@@ -100,7 +101,7 @@ impl Probe {
     /// Gives it a packet from its peer without fetching its answer.
     pub fn give(&mut self, bth: Bth, op: RcPacket<'_>) -> Result<(), DropReason> {
         let packet = Packet { bth, op: Operation::Rc(op), icrc: IcrcStatus::Checked };
-        self.end.qp.handle_datagram(self.now, ADDRESSES[1], &packet, &mut self.end.mem)
+        self.end.qp.handle_datagram(self.now, &flow(1), &packet, &mut self.end.mem)
     }
 
     /// A request, by its distance from the first PSN, with A set.

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use ferroce_proto::{QpAttr, QpAttrMask, QpState, RecvWr, SendOp, SendWr};
+use ferroce_proto::{QpAttr, QpAttrMask, QpState, RecvWr, SendOp, SendTo, SendWr};
 use ferroce_wire::{NakCode, Request, Response};
 
 use crate::probe::{ACK, DATA, Probe, aeth, local, nak, remote, reth, rnr, send_only, write_only};
@@ -88,6 +88,7 @@ const EVENTS: &[Event] = &[
         let wr = SendWr {
             wr_id: 3,
             op: SendOp::Send,
+            to: SendTo::Peer,
             sges: &[],
             signaled: true,
             solicited: false,
@@ -101,6 +102,7 @@ const EVENTS: &[Event] = &[
         let wr = SendWr {
             wr_id: 3,
             op: SendOp::Send,
+            to: SendTo::Peer,
             sges: &[bad],
             signaled: true,
             solicited: false,

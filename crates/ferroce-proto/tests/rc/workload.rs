@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use ferroce_proto::{RecvWr, Remote, SendOp, SendWr, Sge, WcOpcode, WcStatus};
+use ferroce_proto::{RecvWr, Remote, SendOp, SendTo, SendWr, Sge, WcOpcode, WcStatus};
 use ferroce_sim::Rng;
 use ferroce_wire::{Imm, Instant, Lkey, Rkey};
 
@@ -222,7 +222,16 @@ impl Direction {
             ) {
                 self.expected.push_back(Expected { message, len, op, solicited });
             }
-            let wr = SendWr { wr_id: message, op, sges: &sges, signaled, solicited, fence, inline: false };
+            let wr = SendWr {
+                wr_id: message,
+                op,
+                to: SendTo::Peer,
+                sges: &sges,
+                signaled,
+                solicited,
+                fence,
+                inline: false,
+            };
             let end = &mut world.ends[self.from];
             end.qp.post_send(now, &wr, &end.mem).unwrap();
         }

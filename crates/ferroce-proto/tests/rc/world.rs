@@ -112,6 +112,7 @@ impl Setup {
             caps: self.caps,
             srq: None,
             sq_sig_all: false,
+            port_mtu: PathMtu::B4096,
             seed: 0x5eed + side as u64,
             early_resends: self.early_resends,
             budget,
@@ -261,7 +262,7 @@ impl<'r, M: Memory> World<'r, M> {
             match frame.packet() {
                 None => end.bad_icrc += 1,
                 Some(packet) => {
-                    let result = end.qp.handle_datagram(self.now, frame.flow.source, &packet, &mut end.mem);
+                    let result = end.qp.handle_datagram(self.now, &frame.flow, &packet, &mut end.mem);
                     if let Err(reason) = result
                         && !self.quiet
                     {

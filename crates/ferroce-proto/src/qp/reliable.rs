@@ -1,0 +1,125 @@
+//! The roles of a reliable queue pair: requester, completer and responder together.
+
+use ferroce_wire::{Bth, Instant, RcPacket, TxBatch};
+
+use super::completer::{Completer, Refusal, SendSide};
+use super::pipeline::Pipeline;
+use super::receive_queue::ReceiveSource;
+use super::requester::Requester;
+use super::responder::{Drained, Responder};
+use super::roles::{Queues, ReceiveDepth};
+use super::shared::Shared;
+use crate::{DropReason, Memory, QpState};
+
+/// Serves requests, sends them, and waits for their answers.
+#[derive(Debug)]
+pub(crate) struct Reliable {
+    pub requester: Requester,
+    pub completer: Completer,
+    pub responder: Responder,
+    /// Requests went before an ACK that then found no room: it is its turn.
+    ack_passed_over: bool,
+}
+
+impl Reliable {
+    pub fn new(depth: ReceiveDepth, seed: u64) -> Self {
+        Self {
+            requester: Requester::new(seed),
+            completer: Completer::new(),
+            responder: Responder::new(depth.max_sge, depth.max_wr),
+            ack_passed_over: false,
+        }
+    }
+
+    /// Takes a packet that was found to be the peer's.
+    pub fn handle(
+        &mut self,
+        now: Instant,
+        bth: &Bth,
+        packet: &RcPacket<'_>,
+        shared: &mut Shared,
+        queues: Queues<'_, impl ReceiveSource>,
+        mem: &mut impl Memory,
+    ) -> Result<(), Refusal> {
+        let Queues { line, receives } = queues;
+        match packet {
+            RcPacket::Request(request) => {
+                if !shared.answers() {
+                    return Err(DropReason::State.into());
+                }
+                Ok(self.responder.handle_request(shared, bth, request, receives, mem)?)
+            }
+            RcPacket::Response(response) => {
+                if !matches!(shared.state(), QpState::Rts | QpState::Sqd) {
+                    return Err(DropReason::State.into());
+                }
+                let Self { requester, completer, .. } = self;
+                completer.handle_response(now, bth.psn, response, mem, SendSide { shared, line, requester })
+            }
+        }
+    }
+
+    /// Runs the timers that are due at `now`.
+    pub fn handle_timeout(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared,
+        line: &mut Pipeline,
+    ) -> Result<(), Refusal> {
+        let Self { requester, completer, .. } = self;
+        requester.handle_timeout(now);
+        completer.handle_timeout(now, SendSide { shared, line, requester })
+    }
+
+    /// When to call [`Self::handle_timeout`] next.
+    pub fn timeout(&self) -> Option<Instant> {
+        [self.requester.timeout(), self.completer.timeout()].into_iter().flatten().min()
+    }
+
+    /// Whether one ACK is all there is to send.
+    pub fn owes_only_ack(&self, line: &Pipeline) -> bool {
+        self.responder.owes_only_ack() && line.at_cursor().is_none()
+    }
+
+    /// Adds packets to the batch, answers first but for a lone ACK; the number of packets.
+    pub fn transmit(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared,
+        line: &mut Pipeline,
+        mem: &mut impl Memory,
+        out: &mut TxBatch<'_>,
+    ) -> u32 {
+        let Self { requester, completer, responder, ack_passed_over } = self;
+        // A lone ACK is shorter than almost every request, and only the last packet of a batch may be shorter: behind
+        // the requests it shares their system call. Requests and answers are not ordered with each other.
+        let ack_last = responder.owes_only_ack() && !*ack_passed_over;
+        let (mut answers, drained) =
+            if ack_last { (0, Drained::Empty) } else { responder.transmit(shared, mem, out) };
+        let mut requests = 0;
+        if drained == Drained::Empty {
+            let before = line.next();
+            requests = requester.transmit(now, shared, line, mem, out);
+            if requests > 0 {
+                completer.sent(now, before, &SendSide { shared, line, requester });
+            }
+        }
+        if ack_last {
+            (answers, _) = responder.transmit(shared, mem, out);
+        }
+        *ack_passed_over = ack_last && answers == 0;
+        answers + requests
+    }
+
+    /// Begins to send.
+    pub fn begin_sending(&mut self, shared: &Shared) {
+        self.requester.begin(shared);
+        self.completer = Completer::new();
+    }
+
+    /// Sends no requests and waits for no answers any more.
+    pub fn stop_sending(&mut self, shared: &Shared) {
+        self.requester.stop(shared);
+        self.completer.stop();
+    }
+}

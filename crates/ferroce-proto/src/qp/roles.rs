@@ -1,0 +1,253 @@
+//! Who serves and who sends, by service.
+
+use ferroce_wire::{Flow, Instant, Operation, Packet, Psn, TxBatch};
+
+use super::completer::Refusal;
+use super::pipeline::Pipeline;
+use super::receive_queue::ReceiveSource;
+use super::reliable::Reliable;
+use super::requester::Requester;
+use super::shared::Shared;
+use super::{uc, ud, unreliable};
+use crate::{DropReason, Memory, PostSendError, SendOp, SendTo, SendWr, Service, WorkCompletion};
+
+/// The roles of a queue pair. Unreliable services send without any state beside the send queue's, see [`unreliable`].
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most queue pairs are of the large one, which is used the most"
+)]
+pub(crate) enum Roles {
+    Reliable(Reliable),
+    Uc(uc::Responder),
+    Ud(ud::Receiver),
+}
+
+/// Sizes of the receive WQEs that may come, from whichever queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReceiveDepth {
+    /// How many there can be at a time.
+    pub max_wr: u32,
+    /// SGEs of one.
+    pub max_sge: u32,
+}
+
+/// What waits: send WQEs and receive WQEs.
+pub(crate) struct Queues<'a, R> {
+    pub line: &'a mut Pipeline,
+    pub receives: &'a mut R,
+}
+
+impl Roles {
+    /// `None` for services that are not built.
+    pub fn new(service: Service, depth: ReceiveDepth, seed: u64) -> Option<Self> {
+        match service {
+            Service::Rc => Some(Self::Reliable(Reliable::new(depth, seed))),
+            Service::Uc => Some(Self::Uc(uc::Responder::new(depth))),
+            Service::Ud => Some(Self::Ud(ud::Receiver::new(depth))),
+            Service::XrcInitiator | Service::XrcTarget => None,
+        }
+    }
+
+    /// Takes a packet of this QPN, of the right partition, in a state that takes packets.
+    pub fn handle(
+        &mut self,
+        now: Instant,
+        from: &Flow,
+        packet: &Packet<'_>,
+        shared: &mut Shared,
+        queues: Queues<'_, impl ReceiveSource>,
+        mem: &mut impl Memory,
+    ) -> Result<(), Refusal> {
+        match (self, &packet.op) {
+            (Self::Reliable(reliable), Operation::Rc(rc)) => {
+                reliable.handle(now, &packet.bth, rc, shared, queues, mem)
+            }
+            (Self::Reliable(reliable), Operation::Cnp) => {
+                reliable.requester.congested();
+                Ok(())
+            }
+            (Self::Uc(responder), Operation::Uc(request)) => {
+                Ok(responder.handle_request(shared, &packet.bth, request, queues.receives, mem)?)
+            }
+            (Self::Ud(receiver), Operation::Ud(datagram)) => {
+                Ok(receiver.handle(shared, from, &packet.bth, datagram, queues.receives, mem)?)
+            }
+            // There is nothing that it could slow down.
+            (Self::Uc(_) | Self::Ud(_), Operation::Cnp) => Ok(()),
+            (_, Operation::Rc(_) | Operation::Uc(_) | Operation::Ud(_) | Operation::Xrc { .. }) => {
+                Err(DropReason::WrongService.into())
+            }
+        }
+    }
+
+    /// Whether packets come from one peer alone.
+    pub const fn is_connected(&self) -> bool {
+        match self {
+            Self::Reliable(_) | Self::Uc(_) => true,
+            Self::Ud(_) => false,
+        }
+    }
+
+    /// Whether an error of a send work request ends the send queue alone (SQE, IBTA 10.3.1).
+    pub const fn survives_send_errors(&self) -> bool {
+        match self {
+            Self::Reliable(_) => false,
+            Self::Uc(_) | Self::Ud(_) => true,
+        }
+    }
+
+    /// Begins to serve: the first PSN, and how many reads and atomics the peer may have outstanding.
+    pub fn begin_receiving(&mut self, psn: Psn, depth: u8) {
+        match self {
+            Self::Reliable(reliable) => reliable.responder.begin(psn, depth),
+            Self::Uc(responder) => responder.begin(psn),
+            Self::Ud(receiver) => receiver.reset(),
+        }
+    }
+
+    /// Begins to send.
+    pub fn begin_sending(&mut self, shared: &Shared) {
+        match self {
+            Self::Reliable(reliable) => reliable.begin_sending(shared),
+            Self::Uc(_) | Self::Ud(_) => {}
+        }
+    }
+
+    /// Packets that one READ request may ask for.
+    pub fn read_chunk(&self, shared: &Shared) -> u32 {
+        match self {
+            Self::Reliable(_) => Requester::read_chunk(shared),
+            Self::Uc(_) | Self::Ud(_) => 1,
+        }
+    }
+
+    /// Changes how many reads and atomics the peer may have outstanding.
+    pub fn set_depth(&mut self, depth: u8) {
+        match self {
+            Self::Reliable(reliable) => reliable.responder.set_depth(depth),
+            Self::Uc(_) | Self::Ud(_) => {}
+        }
+    }
+
+    /// The PSN expected next; `None` where none is.
+    pub const fn expected(&self) -> Option<Psn> {
+        match self {
+            Self::Reliable(reliable) => Some(reliable.responder.expected()),
+            Self::Uc(responder) => Some(responder.expected()),
+            Self::Ud(_) => None,
+        }
+    }
+
+    /// Forgets everything.
+    pub fn reset(&mut self, shared: &Shared) {
+        self.stop_sending(shared);
+        match self {
+            Self::Reliable(reliable) => reliable.responder.reset(),
+            Self::Uc(responder) => responder.begin(Psn::new(0)),
+            Self::Ud(receiver) => receiver.reset(),
+        }
+    }
+
+    /// The application ended the queue pair: no more answers.
+    pub fn silence(&mut self) {
+        match self {
+            Self::Reliable(reliable) => reliable.responder.silence(),
+            Self::Uc(_) | Self::Ud(_) => {}
+        }
+    }
+
+    /// Sends no requests any more.
+    pub fn stop_sending(&mut self, shared: &Shared) {
+        match self {
+            Self::Reliable(reliable) => reliable.stop_sending(shared),
+            Self::Uc(_) | Self::Ud(_) => {}
+        }
+    }
+
+    /// Adds packets to the batch; the number of packets.
+    pub fn transmit(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared,
+        line: &mut Pipeline,
+        mem: &mut impl Memory,
+        out: &mut TxBatch<'_>,
+    ) -> u32 {
+        match self {
+            Self::Reliable(reliable) => reliable.transmit(now, shared, line, mem, out),
+            Self::Uc(_) => unreliable::transmit(shared, line, mem, out, uc::push),
+            Self::Ud(_) => unreliable::transmit(shared, line, mem, out, ud::push),
+        }
+    }
+
+    /// Runs the timers that are due at `now`.
+    pub fn handle_timeout(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared,
+        line: &mut Pipeline,
+    ) -> Result<(), Refusal> {
+        match self {
+            Self::Reliable(reliable) => reliable.handle_timeout(now, shared, line),
+            Self::Uc(_) | Self::Ud(_) => Ok(()),
+        }
+    }
+
+    /// When to call [`Self::handle_timeout`] next.
+    pub fn timeout(&self) -> Option<Instant> {
+        match self {
+            Self::Reliable(reliable) => reliable.timeout(),
+            Self::Uc(_) | Self::Ud(_) => None,
+        }
+    }
+
+    /// Whether one ACK is all there is to send.
+    pub fn owes_only_ack(&self, line: &Pipeline) -> bool {
+        match self {
+            Self::Reliable(reliable) => reliable.owes_only_ack(line),
+            Self::Uc(_) | Self::Ud(_) => false,
+        }
+    }
+
+    /// The next receive completion; in the error state, once those of success are out, of the WQE in use.
+    pub fn poll_completion(&mut self, shared: &Shared) -> Option<WorkCompletion> {
+        match self {
+            Self::Reliable(reliable) => reliable.responder.poll_completion(shared),
+            Self::Uc(responder) => responder.poll_completion(shared),
+            Self::Ud(receiver) => receiver.poll_completion(),
+        }
+    }
+}
+
+/// Whether the service knows what is asked, and to whom (IBTA 10.8.3, table 92).
+pub(crate) fn check_service(service: Service, wr: &SendWr<'_>) -> Result<(), PostSendError> {
+    let (operation, destination) = match service {
+        Service::Rc => (true, matches!(wr.to, SendTo::Peer)),
+        Service::XrcInitiator | Service::XrcTarget => (true, matches!(wr.to, SendTo::XrcSrq(_))),
+        Service::Uc => (
+            match wr.op {
+                SendOp::Send
+                | SendOp::SendImm(_)
+                | SendOp::Write { .. }
+                | SendOp::WriteImm { .. }
+                | SendOp::LocalInvalidate(_) => true,
+                SendOp::SendInvalidate(_)
+                | SendOp::Read { .. }
+                | SendOp::CompareSwap { .. }
+                | SendOp::FetchAdd { .. } => false,
+            },
+            matches!(wr.to, SendTo::Peer),
+        ),
+        Service::Ud => {
+            (matches!(wr.op, SendOp::Send | SendOp::SendImm(_)), matches!(wr.to, SendTo::Datagram { .. }))
+        }
+    };
+    if !operation {
+        Err(PostSendError::Operation(service))
+    } else if !destination {
+        Err(PostSendError::Destination(service))
+    } else {
+        Ok(())
+    }
+}

@@ -1,0 +1,318 @@
+//! Unreliable Connection: messages arrive whole or not at all (IBTA 9.8.2).
+
+use std::collections::VecDeque;
+
+use ferroce_wire::{
+    Bth, IcrcStatus, Imm, Operation, Packet, Psn, PushError, Request, Reth, Rkey, SendTail, TxBatch,
+};
+
+use super::pipeline::{Piece, Pipeline};
+use super::receive_queue::ReceiveSource;
+use super::requester;
+use super::responder::{MAX_COMPLETIONS, failed};
+use super::roles::ReceiveDepth;
+use super::send_queue::MAX_MESSAGE;
+use super::shared::Shared;
+use crate::{
+    AsyncEvent, DropReason, Memory, MemoryError, QpAccess, QpState, RecvWqe, RemoteAccess, Taken, WcOpcode,
+    WcStatus, WorkCompletion,
+};
+
+/// Adds one packet of a message to the batch.
+pub(crate) fn push(
+    piece: &Piece,
+    shared: &Shared,
+    line: &Pipeline,
+    mem: &impl Memory,
+    out: &mut TxBatch<'_>,
+) -> Result<(), PushError<MemoryError>> {
+    let mut bth = shared.bth(piece.psn);
+    bth.solicited = piece.wqe.solicited && piece.is_last() && piece.wqe.op.takes_receive();
+    let head = Packet { bth, op: Operation::Uc(requester::request(piece)), icrc: IcrcStatus::Checked };
+    out.push(&shared.attr.path, &head, piece.len as usize, |payload| {
+        line.queue.gather(piece.index, u64::from(piece.offset), payload, mem)
+    })
+}
+
+/// Executes requests. A message that cannot go on is given up without a word, and the next one begins with its first
+/// packet; a receive WQE that was taken for it waits for that one.
+#[derive(Debug)]
+pub(crate) struct Responder {
+    /// The PSN expected next.
+    expected: Psn,
+    /// A message whose last packet has not come; packets in the middle of any other are dropped.
+    message: Option<Message>,
+    /// The receive WQE in use, if `bound`.
+    wqe: RecvWqe,
+    bound: bool,
+    completions: VecDeque<WorkCompletion>,
+    max_completions: usize,
+}
+
+/// A message in the middle.
+#[derive(Clone, Copy, Debug)]
+enum Message {
+    Send { received: u64 },
+    Write { rkey: Rkey, addr: u64, remaining: u32, length: u32 },
+}
+
+impl Responder {
+    pub fn new(depth: ReceiveDepth) -> Self {
+        let completions = depth.max_wr.clamp(1, MAX_COMPLETIONS) as usize;
+        Self {
+            expected: Psn::new(0),
+            message: None,
+            wqe: RecvWqe::new(depth.max_sge),
+            bound: false,
+            completions: VecDeque::with_capacity(completions),
+            max_completions: completions,
+        }
+    }
+
+    /// Begins to serve, with nothing left of before.
+    pub fn begin(&mut self, psn: Psn) {
+        (self.expected, self.message, self.bound) = (psn, None, false);
+        self.completions.clear();
+    }
+
+    pub const fn expected(&self) -> Psn {
+        self.expected
+    }
+
+    /// Executes a request or drops it, and with it the rest of its message.
+    pub fn handle_request(
+        &mut self,
+        shared: &mut Shared,
+        bth: &Bth,
+        request: &Request<'_>,
+        receives: &mut impl ReceiveSource,
+        mem: &mut impl Memory,
+    ) -> Result<(), DropReason> {
+        if !shared.answers() {
+            return Err(DropReason::State);
+        }
+        let result = self.serve(shared, bth, request, receives, mem);
+        match result {
+            Ok(()) if shared.state() == QpState::Rtr && !shared.established => {
+                shared.established = true;
+                shared.events.raise(AsyncEvent::CommEst);
+            }
+            Ok(()) => {}
+            Err(DropReason::LocalFault) => {
+                self.message = None;
+                if std::mem::take(&mut self.bound) {
+                    self.completions.push_back(failed(self.wqe.wr_id, WcStatus::LocProtErr, shared.qpn));
+                }
+                shared.transition("receive WQE cannot be used", QpState::Error);
+            }
+            Err(_) => self.message = None,
+        }
+        result
+    }
+
+    /// The chain of checks, then the effect.
+    fn serve(
+        &mut self,
+        shared: &mut Shared,
+        bth: &Bth,
+        request: &Request<'_>,
+        receives: &mut impl ReceiveSource,
+        mem: &mut impl Memory,
+    ) -> Result<(), DropReason> {
+        self.check_psn(shared, bth.psn, request)?;
+        if self.completions.len() >= self.max_completions {
+            return Err(DropReason::Backlog);
+        }
+        match Part::of(request)? {
+            Part::Send { first, tail } => {
+                self.check_payload(request, shared.mtu(), tail.is_some())?;
+                if first {
+                    self.bind(receives)?;
+                    self.message = Some(Message::Send { received: 0 });
+                }
+                self.place_send(request.payload(), tail.is_some(), mem)?;
+                if let Some(imm) = tail {
+                    self.complete(shared, bth, imm, false);
+                }
+            }
+            Part::Write { reth, imm, last } => {
+                if !shared.attr.access.contains(QpAccess::REMOTE_WRITE) {
+                    return Err(DropReason::InvalidRequest);
+                }
+                self.check_payload(request, shared.mtu(), last)?;
+                if let Some(reth) = reth {
+                    self.begin_write(reth, mem)?;
+                }
+                if imm.is_some() {
+                    self.bind(receives)?;
+                }
+                self.place_write(request.payload(), last, mem)?;
+                if imm.is_some() {
+                    self.complete(shared, bth, imm, true);
+                }
+                if last {
+                    self.message = None;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A first packet is taken whatever its PSN: what came before it is over. Any other must follow the one before it
+    /// (IBTA 9.8.2.2.1).
+    fn check_psn(&mut self, shared: &mut Shared, psn: Psn, request: &Request<'_>) -> Result<(), DropReason> {
+        let begins = matches!(
+            request,
+            Request::SendFirst { .. }
+                | Request::SendOnly { .. }
+                | Request::WriteFirst { .. }
+                | Request::WriteOnly { .. }
+        );
+        if begins {
+            self.message = None;
+        } else if psn != self.expected || self.message.is_none() {
+            shared.counters.out_of_seq_request += 1;
+            return Err(DropReason::OutOfSequence);
+        }
+        self.expected = psn.next();
+        Ok(())
+    }
+
+    /// Each packet against the path MTU (IBTA C9-92 to C9-94).
+    fn check_payload(&self, request: &Request<'_>, mtu: u32, last: bool) -> Result<(), DropReason> {
+        let len = request.payload().len() as u64;
+        let only = matches!(request, Request::SendOnly { .. } | Request::WriteOnly { .. });
+        let fits = match (only, last) {
+            (true, _) => len <= u64::from(mtu),
+            (false, true) => (1..=u64::from(mtu)).contains(&len),
+            (false, false) => len == u64::from(mtu),
+        };
+        if fits { Ok(()) } else { Err(DropReason::InvalidRequest) }
+    }
+
+    /// A receive WQE for the message: one that waits for it since an earlier message was given up, or the next.
+    fn bind(&mut self, receives: &mut impl ReceiveSource) -> Result<(), DropReason> {
+        if !self.bound {
+            match receives.take(&mut self.wqe) {
+                Taken::Wqe => self.bound = true,
+                Taken::Empty => return Err(DropReason::NoReceiveWqe),
+                Taken::Failed => return Err(DropReason::LocalFault),
+            }
+        }
+        Ok(())
+    }
+
+    fn place_send(&mut self, payload: &[u8], last: bool, mem: &mut impl Memory) -> Result<(), DropReason> {
+        let Some(Message::Send { received }) = self.message else { return Err(DropReason::InvalidRequest) };
+        let after = received + payload.len() as u64;
+        // Before the last one more octet must follow.
+        if after + u64::from(!last) > self.wqe.length {
+            return Err(DropReason::TooLong);
+        }
+        if !payload.is_empty() {
+            self.wqe.scatter(received, payload, mem).map_err(|_| DropReason::LocalFault)?;
+        }
+        self.message = Some(Message::Send { received: after });
+        Ok(())
+    }
+
+    /// Key, range and permission of all that the message will touch. Zero length needs none (IBTA C9-88).
+    fn begin_write(&mut self, reth: &Reth, mem: &impl Memory) -> Result<(), DropReason> {
+        let Reth { va: addr, rkey, dma_len: length } = *reth;
+        if u64::from(length) > MAX_MESSAGE {
+            return Err(DropReason::InvalidRequest);
+        }
+        if length > 0 {
+            mem.check_remote(rkey, addr, u64::from(length), RemoteAccess::Write)
+                .map_err(|_| DropReason::AccessDenied)?;
+        }
+        self.message = Some(Message::Write { rkey, addr, remaining: length, length });
+        Ok(())
+    }
+
+    fn place_write(&mut self, payload: &[u8], last: bool, mem: &mut impl Memory) -> Result<(), DropReason> {
+        let Some(Message::Write { rkey, addr, remaining, length }) = self.message else {
+            return Err(DropReason::InvalidRequest);
+        };
+        let len = payload.len() as u32;
+        if if last { len != remaining } else { len >= remaining } {
+            return Err(DropReason::InvalidRequest);
+        }
+        if !payload.is_empty() {
+            mem.write_remote(rkey, addr, payload).map_err(|_| DropReason::AccessDenied)?;
+        }
+        let addr = addr.wrapping_add(u64::from(len));
+        self.message = Some(Message::Write { rkey, addr, remaining: remaining - len, length });
+        Ok(())
+    }
+
+    /// The message is whole: completes the receive WQE.
+    fn complete(&mut self, shared: &mut Shared, bth: &Bth, imm: Option<Imm>, write: bool) {
+        let byte_len = match self.message.take() {
+            Some(Message::Send { received }) => received as u32,
+            Some(Message::Write { length, .. }) => length,
+            None => 0,
+        };
+        self.bound = false;
+        shared.counters.rdma_recvs += 1;
+        self.completions.push_back(WorkCompletion {
+            wr_id: self.wqe.wr_id,
+            status: WcStatus::Success,
+            opcode: if write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv },
+            byte_len,
+            imm,
+            invalidated: None,
+            qpn: shared.qpn,
+            src_qp: shared.attr.dest_qp,
+            solicited: bth.solicited,
+            grh: false,
+            vendor_err: 0,
+        });
+    }
+
+    /// The next receive completion; in the error state, once those of success are out, that of the WQE in use.
+    pub fn poll_completion(&mut self, shared: &Shared) -> Option<WorkCompletion> {
+        if let Some(completion) = self.completions.pop_front() {
+            return Some(completion);
+        }
+        if shared.state() == QpState::Error && self.bound {
+            self.bound = false;
+            return Some(failed(self.wqe.wr_id, WcStatus::WrFlushErr, shared.qpn));
+        }
+        None
+    }
+}
+
+/// What a packet is of its message.
+enum Part<'a> {
+    /// `tail` where the message ends: its immediate data, if any.
+    Send { first: bool, tail: Option<Option<Imm>> },
+    /// `reth` where the message begins.
+    Write { reth: Option<&'a Reth>, imm: Option<Imm>, last: bool },
+}
+
+impl<'a> Part<'a> {
+    /// [`DropReason::InvalidRequest`] for what UC does not have.
+    fn of(request: &'a Request<'_>) -> Result<Self, DropReason> {
+        let end = |tail: &SendTail| match *tail {
+            SendTail::None => Ok(Some(None)),
+            SendTail::Imm(imm) => Ok(Some(Some(imm))),
+            SendTail::Invalidate(_) => Err(DropReason::InvalidRequest),
+        };
+        Ok(match request {
+            Request::SendFirst { .. } => Self::Send { first: true, tail: None },
+            Request::SendMiddle { .. } => Self::Send { first: false, tail: None },
+            Request::SendLast { tail, .. } => Self::Send { first: false, tail: end(tail)? },
+            Request::SendOnly { tail, .. } => Self::Send { first: true, tail: end(tail)? },
+            Request::WriteFirst { reth, .. } => Self::Write { reth: Some(reth), imm: None, last: false },
+            Request::WriteMiddle { .. } => Self::Write { reth: None, imm: None, last: false },
+            Request::WriteLast { imm, .. } => Self::Write { reth: None, imm: *imm, last: true },
+            Request::WriteOnly { reth, imm, .. } => Self::Write { reth: Some(reth), imm: *imm, last: true },
+            Request::ReadRequest { .. }
+            | Request::CompareSwap { .. }
+            | Request::FetchAdd { .. }
+            | Request::Flush { .. }
+            | Request::AtomicWrite { .. } => return Err(DropReason::InvalidRequest),
+        })
+    }
+}

@@ -1,0 +1,142 @@
+//! Unreliable Datagram: one packet a message, from anybody who knows the Q_Key (IBTA 9.8.3).
+
+use std::collections::VecDeque;
+
+use ferroce_wire::{
+    Bth, Deth, Flow, IcrcStatus, Operation, Packet, PushError, Qkey, TxBatch, UdPacket, WireError,
+};
+
+use super::pipeline::{Piece, Pipeline};
+use super::receive_queue::ReceiveSource;
+use super::responder::{MAX_COMPLETIONS, failed};
+use super::roles::ReceiveDepth;
+use super::shared::Shared;
+use crate::{
+    AsyncEvent, DropReason, Memory, MemoryError, QpState, RecvWqe, SendOp, SendTo, Taken, WcOpcode, WcStatus,
+    WorkCompletion,
+};
+
+/// Adds one datagram to the batch. A batch has one destination, so it is full where that changes.
+pub(crate) fn push(
+    piece: &Piece,
+    shared: &Shared,
+    line: &Pipeline,
+    mem: &impl Memory,
+    out: &mut TxBatch<'_>,
+) -> Result<(), PushError<MemoryError>> {
+    let SendTo::Datagram { path, qpn, qkey } = line.queue.to(piece.index) else {
+        return Err(PushError::Wire(WireError::NoSuchOperation(ferroce_wire::Service::Ud)));
+    };
+    let mut bth = Bth::new(qpn, piece.psn);
+    bth.solicited = piece.wqe.solicited;
+    let deth = Deth { qkey: if is_own(qkey) { shared.attr.qkey } else { qkey }, src_qp: shared.qpn };
+    let imm = match piece.wqe.op {
+        SendOp::SendImm(imm) => Some(imm),
+        _ => None,
+    };
+    let op = Operation::Ud(UdPacket { deth, payload: &[], imm });
+    let head = Packet { bth, op, icrc: IcrcStatus::Checked };
+    out.push(&path, &head, piece.len as usize, |payload| line.queue.gather(piece.index, 0, payload, mem))
+}
+
+/// A Q_Key that stands for the sender's own: one with the highest bit set, which programs without privilege cannot
+/// otherwise use (IBTA 10.2.5).
+const fn is_own(qkey: Qkey) -> bool {
+    qkey.value() >> 31 != 0
+}
+
+/// Takes datagrams. Nothing that a sender does changes its state.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    wqe: RecvWqe,
+    completions: VecDeque<WorkCompletion>,
+    max_completions: usize,
+}
+
+impl Receiver {
+    pub fn new(depth: ReceiveDepth) -> Self {
+        let completions = depth.max_wr.clamp(1, MAX_COMPLETIONS) as usize;
+        Self {
+            wqe: RecvWqe::new(depth.max_sge),
+            completions: VecDeque::with_capacity(completions),
+            max_completions: completions,
+        }
+    }
+
+    /// Forgets everything.
+    pub fn reset(&mut self) {
+        self.completions.clear();
+    }
+
+    /// Puts a datagram that came along `from` into the next receive buffer, behind forty octets about the way.
+    pub fn handle(
+        &mut self,
+        shared: &mut Shared,
+        from: &Flow,
+        bth: &Bth,
+        datagram: &UdPacket<'_>,
+        receives: &mut impl ReceiveSource,
+        mem: &mut impl Memory,
+    ) -> Result<(), DropReason> {
+        if !shared.answers() {
+            return Err(DropReason::State);
+        }
+        if datagram.deth.qkey != shared.attr.qkey {
+            return Err(DropReason::WrongQkey);
+        }
+        if self.completions.len() >= self.max_completions {
+            return Err(DropReason::Backlog);
+        }
+        match receives.take(&mut self.wqe) {
+            Taken::Wqe => {}
+            Taken::Empty => return Err(DropReason::NoReceiveWqe),
+            Taken::Failed => {
+                shared.transition("shared receive queue failed", QpState::Error);
+                return Err(DropReason::LocalFault);
+            }
+        }
+        let header = Flow::GRH_AREA as u64;
+        let length = header + datagram.payload.len() as u64;
+        if length > self.wqe.length {
+            // The queue pair lives on: whoever sends too much must not be able to end it.
+            self.completions.push_back(failed(self.wqe.wr_id, WcStatus::LocLenErr, shared.qpn));
+            return Err(DropReason::TooLong);
+        }
+        let packet = Packet { bth: *bth, op: Operation::Ud(*datagram), icrc: IcrcStatus::Checked };
+        let transport_len =
+            packet.wire_len(datagram.payload.len()).map_err(|_| DropReason::InvalidRequest)?;
+        let mut placed = self.wqe.scatter(0, &from.grh_area(transport_len), mem);
+        if !datagram.payload.is_empty() {
+            placed = placed.and_then(|()| self.wqe.scatter(header, datagram.payload, mem));
+        }
+        if placed.is_err() {
+            self.completions.push_back(failed(self.wqe.wr_id, WcStatus::LocProtErr, shared.qpn));
+            shared.transition("receive buffer cannot be written", QpState::Error);
+            return Err(DropReason::LocalFault);
+        }
+        shared.counters.rdma_recvs += 1;
+        self.completions.push_back(WorkCompletion {
+            wr_id: self.wqe.wr_id,
+            status: WcStatus::Success,
+            opcode: WcOpcode::Recv,
+            byte_len: length as u32,
+            imm: datagram.imm,
+            invalidated: None,
+            qpn: shared.qpn,
+            src_qp: datagram.deth.src_qp,
+            solicited: bth.solicited,
+            grh: true,
+            vendor_err: 0,
+        });
+        if shared.state() == QpState::Rtr && !shared.established {
+            shared.established = true;
+            shared.events.raise(AsyncEvent::CommEst);
+        }
+        Ok(())
+    }
+
+    /// The next receive completion.
+    pub fn poll_completion(&mut self) -> Option<WorkCompletion> {
+        self.completions.pop_front()
+    }
+}

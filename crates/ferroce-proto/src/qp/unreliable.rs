@@ -1,0 +1,56 @@
+//! Sending without answers (IBTA 9.8.2, 9.8.3): a message is complete when its last packet went into a batch.
+//!
+//! There is no clock of answers, so nothing is charged to the process's budget: batches leave as fast as the system takes
+//! them, and what a receiver cannot take is lost. Packets wait only for their turn among the batches of a call.
+
+use ferroce_wire::{PushError, TxBatch};
+
+use super::local;
+use super::pipeline::{Piece, Pipeline};
+use super::shared::Shared;
+use crate::{Memory, MemoryError, QpState, WcStatus};
+
+/// Adds packets to the batch, each written by `push`; the number of packets.
+pub(crate) fn transmit<M: Memory>(
+    shared: &mut Shared,
+    line: &mut Pipeline,
+    mem: &mut M,
+    out: &mut TxBatch<'_>,
+    push: impl Fn(&Piece, &Shared, &Pipeline, &M, &mut TxBatch<'_>) -> Result<(), PushError<MemoryError>>,
+) -> u32 {
+    let mut sent = 0;
+    while matches!(shared.state(), QpState::Rts | QpState::Sqd) && local::run(shared, line, mem) {
+        let Some(piece) = line.piece() else { break };
+        // In SQD only what has begun goes on.
+        if piece.wqe.failure.is_some() || (piece.starts && shared.state() != QpState::Rts) {
+            break;
+        }
+        // So that no half of a message is sent. A single packet is checked while it is built.
+        let whole =
+            piece.total == 1 || !piece.starts || line.queue.check_memory(piece.index, false, mem).is_ok();
+        let pushed = if whole {
+            push(&piece, shared, line, mem, out)
+        } else {
+            Err(PushError::Fill(MemoryError::BadKey))
+        };
+        match pushed {
+            Ok(()) => {}
+            Err(PushError::Full) => break,
+            Err(error) => {
+                let status = match error {
+                    PushError::Fill(_) => WcStatus::LocProtErr,
+                    PushError::Full | PushError::Wire(_) => WcStatus::LocQpOpErr,
+                };
+                if let Some(wqe) = line.queue.get_mut(piece.index) {
+                    wqe.failure = Some(status.into());
+                }
+                break;
+            }
+        }
+        line.handed_over(&piece);
+        sent += 1;
+        shared.counters.sent_pkts += 1;
+        shared.counters.rdma_sends += u64::from(piece.is_last());
+    }
+    sent
+}
