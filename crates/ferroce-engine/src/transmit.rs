@@ -4,6 +4,7 @@ use std::cell::RefCell;
 
 use ferroce_datapath::udp::{MAX_BATCH, Sent, TxSocket};
 use ferroce_proto::QueuePair;
+use ferroce_wire::icrc::Starts;
 use ferroce_wire::{Instant, TxBatch};
 
 use crate::counters::DeviceCounters;
@@ -12,8 +13,20 @@ use crate::memory::View;
 /// Batches of one queue pair before others have their turn: a peer may ask for 2 GiB at once.
 const BATCHES: usize = 32;
 
+/// What a thread builds its batches with.
+struct Builder {
+    buffer: Box<[u8]>,
+    starts: Starts,
+}
+
+impl Builder {
+    fn new() -> Self {
+        Self { buffer: vec![0; MAX_BATCH].into_boxed_slice(), starts: Starts::new() }
+    }
+}
+
 thread_local! {
-    static BATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; MAX_BATCH].into_boxed_slice());
+    static BUILDER: RefCell<Builder> = RefCell::new(Builder::new());
 }
 
 /// Sends what the queue pair has, up to a bound; returns whether it has more.
@@ -24,8 +37,8 @@ pub(crate) fn drain(
     now: Instant,
     counters: &DeviceCounters,
 ) -> bool {
-    let mut send = |buffer: &mut [u8]| {
-        let mut batch = TxBatch::new(buffer, socket.limits());
+    let mut send = |builder: &mut Builder| {
+        let mut batch = TxBatch::with_starts(&mut builder.buffer, socket.limits(), &mut builder.starts);
         for _ in 0..BATCHES {
             if !transport.poll_transmit(now, memory, &mut batch) {
                 return false;
@@ -49,8 +62,8 @@ pub(crate) fn drain(
         true
     };
     // While the thread ends its buffer may be gone already; programs do post from destructors.
-    match BATCH.try_with(|buffer| send(&mut buffer.borrow_mut())) {
+    match BUILDER.try_with(|builder| send(&mut builder.borrow_mut())) {
         Ok(more) => more,
-        Err(_) => send(&mut vec![0; MAX_BATCH]),
+        Err(_) => send(&mut Builder::new()),
     }
 }

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::icrc::Start;
+use crate::icrc::Starts;
 use crate::opcode::ICRC_LEN;
 use crate::{Flow, Packet, WireError};
 
@@ -42,8 +42,23 @@ pub struct TxBatch<'b> {
     filled: usize,
     first: Option<First>,
     segments: usize,
-    /// Of the packet before, also of an earlier batch.
-    start: Option<Start>,
+    starts: Kept<'b>,
+}
+
+/// The batch's own, or the caller's, who keeps them for the next.
+#[expect(clippy::large_enum_variant, reason = "no allocation here, and one batch is all there is of it")]
+enum Kept<'b> {
+    Own(Starts),
+    Lent(&'b mut Starts),
+}
+
+impl Kept<'_> {
+    fn get(&mut self) -> &mut Starts {
+        match self {
+            Self::Own(starts) => starts,
+            Self::Lent(starts) => starts,
+        }
+    }
 }
 
 /// What the first packet lays down for the others.
@@ -59,7 +74,12 @@ struct First {
 impl<'b> TxBatch<'b> {
     /// An empty batch over a buffer. 64 KiB take what one system call takes.
     pub const fn new(buf: &'b mut [u8], limits: BatchLimits) -> Self {
-        Self { buf, limits, filled: 0, first: None, segments: 0, start: None }
+        Self { buf, limits, filled: 0, first: None, segments: 0, starts: Kept::Own(Starts::new()) }
+    }
+
+    /// As [`TxBatch::new`], with what earlier batches learned about hashing.
+    pub const fn with_starts(buf: &'b mut [u8], limits: BatchLimits, starts: &'b mut Starts) -> Self {
+        Self { buf, limits, filled: 0, first: None, segments: 0, starts: Kept::Lent(starts) }
     }
 
     /// Adds a packet: headers of `head`, `payload_len` octets that `fill` writes, pad, ICRC. The payload in `head` is
@@ -105,7 +125,7 @@ impl<'b> TxBatch<'b> {
         let first =
             self.first.get_or_insert(First { flow: *flow, slot, segment_size: wire_len, closed: false });
         // Hashed while it is still in the nearest cache.
-        Start::renewed(&mut self.start, flow, wire_len).seal(ip_id(self.limits.gso, self.segments), segment);
+        self.starts.get().of(flow, wire_len).seal(ip_id(self.limits.gso, self.segments), segment);
         first.closed = wire_len < first.segment_size;
         self.filled += wire_len;
         self.segments += 1;
@@ -162,7 +182,7 @@ impl<'b> TxBatch<'b> {
         let bytes = self.buf.get_mut(..self.filled).unwrap_or_default();
         // The first has ID 0 already.
         for segment in bytes.chunks_mut(first.segment_size.max(ICRC_LEN)).skip(1) {
-            Start::renewed(&mut self.start, &first.flow, segment.len()).seal(0, segment);
+            self.starts.get().of(&first.flow, segment.len()).seal(0, segment);
         }
     }
 }

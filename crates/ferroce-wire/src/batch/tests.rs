@@ -158,3 +158,19 @@ fn reseal_without_gso() {
     }
     assert!(batch.segments().all(|segment| icrc::verify(&flow(false), 0, segment)), "remembered");
 }
+
+/// What one batch learned serves the next, whatever flow and lengths that has.
+#[test]
+fn starts_kept_from_batch_to_batch_are_right() {
+    let (mut buffer, mut starts) = ([0; 1024], icrc::Starts::new());
+    // Eight lengths further a start falls into the place of this one.
+    for (v6, len) in [(false, 8), (false, 4), (false, 8), (false, 40), (false, 8), (true, 8), (false, 8)] {
+        let mut batch = TxBatch::with_starts(&mut buffer, GSO, &mut starts);
+        for psn in 0..2 {
+            batch.push(&flow(v6), &head(7, psn), len, |_| Ok::<(), ()>(())).unwrap();
+        }
+        for (id, segment) in batch.segments().enumerate() {
+            assert!(icrc::verify(&flow(v6), id as u16, segment), "{v6} {len} {id}");
+        }
+    }
+}

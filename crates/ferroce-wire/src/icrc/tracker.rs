@@ -2,7 +2,7 @@
 
 use core::net::IpAddr;
 
-use super::{IdSolver, Start, compute, stored};
+use super::{IdSolver, Starts, compute, stored};
 use crate::{Flow, Instant};
 
 /// IDs below this can be the index of a segment in one batch: the kernel's `UDP_MAX_SEGMENTS`. Merging on the way may
@@ -200,8 +200,7 @@ pub enum Verdict {
 pub struct SourceTable<const N: usize> {
     slots: [Slot; N],
     solver: IdSolver,
-    /// Of the last packet.
-    start: Option<Start>,
+    starts: Starts,
     /// Lookups so far: the clock of the least recently used.
     clock: u64,
 }
@@ -222,7 +221,7 @@ impl<const N: usize> SourceTable<N> {
     pub const fn new() -> Self {
         const { assert!(N > 0 && N.is_multiple_of(WAYS)) };
         let empty = Slot { source: None, used: 0, tracker: IdTracker::new() };
-        Self { slots: [empty; N], solver: IdSolver::new(), start: None, clock: 0 }
+        Self { slots: [empty; N], solver: IdSolver::new(), starts: Starts::new(), clock: 0 }
     }
 
     /// Checks the ICRC of a packet as a UDP socket receives it. `flow` is the packet's own direction: its source is the
@@ -233,9 +232,9 @@ impl<const N: usize> SourceTable<N> {
         self.judge(now, flow, with_id_zero, stored, transport.len())
     }
 
-    /// The ICRC with ID 0; flow and length are mostly those of the packet before.
+    /// The ICRC with ID 0; flow and length are mostly those of a packet shortly before.
     fn with_id_zero(&mut self, flow: &Flow, transport: &[u8]) -> u32 {
-        let start = Start::renewed(&mut self.start, flow, transport.len());
+        let start = self.starts.of(flow, transport.len());
         let change = self.solver.mask_change(transport.len());
         change
             .and_then(|change| start.compute(transport, change))
