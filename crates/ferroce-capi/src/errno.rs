@@ -6,9 +6,9 @@ use std::io;
 use core::ffi::c_int;
 use ferroce_engine::RegMrError;
 use ferroce_engine::error::{
-    AllocPdError, Busy, CqError, CreateChannelError, CreateCqError, CreateQpError, DeviceError, EventError,
-    ModifyQpError, OpenError, PostRecvError, PostSendError, QueryError, ResizeCqError,
-    TransportCreateQpError, TransportModifyQpError,
+    AllocPdError, Busy, CqError, CreateChannelError, CreateCqError, CreateQpError, CreateSrqError,
+    DeviceError, EventError, ModifyQpError, ModifySrqError, OpenError, PostRecvError, PostSendError,
+    QueryError, ResizeCqError, TransportCreateQpError, TransportModifyQpError, TransportModifySrqError,
 };
 
 /// An errno value that a call of ours returns.
@@ -204,11 +204,36 @@ impl From<CreateQpError> for Errno {
     fn from(error: CreateQpError) -> Self {
         match error {
             CreateQpError::Service => Self::EOPNOTSUPP,
-            CreateQpError::Capability { .. } | CreateQpError::ForeignCq => Self::EINVAL,
+            CreateQpError::Capability { .. } | CreateQpError::ForeignCq | CreateQpError::ForeignSrq => {
+                Self::EINVAL
+            }
             CreateQpError::Limit { .. } => Self::ENOMEM,
             CreateQpError::Transport(error) => match error {
                 TransportCreateQpError::Service(_) => Self::EOPNOTSUPP,
             },
+        }
+    }
+}
+
+impl From<CreateSrqError> for Errno {
+    fn from(error: CreateSrqError) -> Self {
+        match error {
+            CreateSrqError::Empty | CreateSrqError::Capability { .. } => Self::EINVAL,
+            CreateSrqError::Limit { .. } | CreateSrqError::Memory { .. } => Self::ENOMEM,
+        }
+    }
+}
+
+impl From<ModifySrqError> for Errno {
+    fn from(error: ModifySrqError) -> Self {
+        match error {
+            ModifySrqError::Transport(error) => match error {
+                TransportModifySrqError::Mask { .. }
+                | TransportModifySrqError::Size { .. }
+                | TransportModifySrqError::Limit { .. } => Self::EINVAL,
+                TransportModifySrqError::Memory { .. } => Self::ENOMEM,
+            },
+            ModifySrqError::TooLarge { .. } | ModifySrqError::Destroyed => Self::EINVAL,
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::context::ContextHandle;
 use crate::cq::CqHandle;
 use crate::errno::Errno;
 use crate::qp::QpHandle;
+use crate::srq::SrqHandle;
 
 /// Waits for the next event of the context, EAGAIN instead if its `async_fd` is non-blocking.
 ///
@@ -33,6 +34,7 @@ pub unsafe extern "C" fn ibv_get_async_event(
         let element = match &got.element {
             AsyncElement::Cq(cq) => abi::ibv_async_event_element { cq: CqHandle::of_engine(cq).c().cast() },
             AsyncElement::Qp(qp) => abi::ibv_async_event_element { qp: QpHandle::public(qp) },
+            AsyncElement::Srq(srq) => abi::ibv_async_event_element { srq: SrqHandle::public(srq) },
             AsyncElement::Port(port) => abi::ibv_async_event_element { port_num: c_int::from(*port) },
             AsyncElement::Device => abi::ibv_async_event_element { port_num: 0 },
         };
@@ -69,6 +71,13 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut abi::ibv_async_event) {
             let qp = unsafe { event.element.qp };
             // SAFETY: as the caller says.
             unsafe { QpHandle::from_c(qp) }?.live()?.engine.ack_async_event();
+        }
+        let of_srq = [AsyncEventKind::SrqErr, AsyncEventKind::SrqLimitReached];
+        if of_srq.iter().any(|kind| *kind as abi::ibv_event_type == event.event_type) {
+            // SAFETY: an event of this kind names a shared receive queue.
+            let srq = unsafe { event.element.srq };
+            // SAFETY: as the caller says.
+            unsafe { SrqHandle::from_c(srq) }?.live()?.engine.ack_async_event();
         }
         Ok(())
     })

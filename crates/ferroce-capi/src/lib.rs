@@ -27,6 +27,7 @@ mod qp_ex;
 pub mod query;
 pub mod rates;
 pub mod refused;
+pub mod srq;
 pub mod start;
 pub mod strings;
 pub mod sysfs;

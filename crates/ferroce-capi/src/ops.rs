@@ -2,7 +2,7 @@
 
 use ferroce_abi as abi;
 
-use crate::{cq, cq_ex, mr, post, qp_ex, query, refused};
+use crate::{cq, cq_ex, mr, post, qp_ex, query, refused, srq};
 
 /// A slot of whatever type that refuses: the functions of [`refused`] look at no argument.
 macro_rules! refuse {
@@ -38,7 +38,7 @@ pub(crate) const CONTEXT_OPS: abi::ibv_context_ops = abi::ibv_context_ops {
     _compat_modify_srq: refuse!(null_nosys),
     _compat_query_srq: refuse!(null_nosys),
     _compat_destroy_srq: refuse!(null_nosys),
-    post_srq_recv: refuse!(errno_not_supported),
+    post_srq_recv: Some(post::post_srq_recv),
     _compat_create_qp: refuse!(null_nosys),
     _compat_query_qp: refuse!(null_nosys),
     _compat_modify_qp: refuse!(null_nosys),
@@ -95,8 +95,8 @@ pub(crate) fn verbs_context(context: abi::ibv_context) -> abi::verbs_context {
         ABI_placeholder1: refuse!(null_not_supported),
         open_qp: refuse!(null_not_supported),
         create_qp_ex: Some(qp_ex::create_qp_ex),
-        get_srq_num: refuse!(errno_not_supported),
-        create_srq_ex: refuse!(null_not_supported),
+        get_srq_num: Some(srq::get_srq_num),
+        create_srq_ex: Some(srq::create_srq_ex),
         open_xrcd: refuse!(null_not_supported),
         close_xrcd: refuse!(errno_not_supported),
         _ABI_placeholder3: 0,

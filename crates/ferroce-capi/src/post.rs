@@ -12,6 +12,7 @@ use ferroce_wire::{Imm, Rkey};
 use crate::call;
 use crate::errno::Errno;
 use crate::qp;
+use crate::srq;
 
 // An array of ibv_sge is an array of Sge.
 const _: () = {
@@ -214,6 +215,28 @@ pub(crate) unsafe extern "C" fn post_recv(
             // SAFETY: as the caller says.
             let (_, live) = unsafe { qp::enter(owner, qp) }?;
             chain.most = live.engine.caps().max_recv_sge;
+            live.engine.post_recv(chain).map_err(|(_, error)| error.into())
+        };
+        // SAFETY: as the caller says.
+        unsafe { post(wr, bad_wr, run) }
+    })
+}
+
+/// The slot behind the inline `ibv_post_srq_recv`.
+///
+/// # Safety
+///
+/// `srq` is NULL or a shared receive queue, `wr` NULL or a chain of work requests, `bad_wr` NULL or writable.
+pub(crate) unsafe extern "C" fn post_srq_recv(
+    srq: *mut abi::ibv_srq,
+    wr: *mut abi::ibv_recv_wr,
+    bad_wr: *mut *mut abi::ibv_recv_wr,
+) -> c_int {
+    call::code(|owner| {
+        let run = |mut chain: Chain<'_, abi::ibv_recv_wr>| {
+            // SAFETY: as the caller says.
+            let (_, live) = unsafe { srq::enter(owner, srq) }?;
+            chain.most = live.engine.max_sge();
             live.engine.post_recv(chain).map_err(|(_, error)| error.into())
         };
         // SAFETY: as the caller says.

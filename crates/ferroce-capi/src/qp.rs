@@ -15,6 +15,7 @@ use crate::errno::Errno;
 use crate::handle::{Handle, Live, Pool};
 use crate::pd;
 use crate::qp_ex::{self, Batch};
+use crate::srq;
 
 /// A queue pair.
 pub(crate) type QpHandle = Handle<abi::ibv_qp_ex, LiveQp, Batch>;
@@ -94,9 +95,13 @@ pub(crate) unsafe fn create(
     // SAFETY: as the caller says.
     let (_, domain) = unsafe { pd::enter(owner, pd) }?;
     let service = service(init.qp_type)?;
-    if !init.srq.is_null() {
-        return Err(Errno::EOPNOTSUPP);
-    }
+    let shared = if init.srq.is_null() {
+        None
+    } else {
+        // SAFETY: as the caller says.
+        let (_, srq) = unsafe { srq::enter(owner, init.srq) }?;
+        Some(Arc::clone(&srq.engine))
+    };
     // SAFETY: as the caller says.
     let (_, send_cq) = unsafe { cq::enter(owner, init.send_cq) }?;
     // SAFETY: as the caller says.
@@ -109,7 +114,7 @@ pub(crate) unsafe fn create(
         pd,
         send_cq: init.send_cq,
         recv_cq: init.recv_cq,
-        srq: ptr::null_mut(),
+        srq: init.srq,
         handle: pd::next_number(),
         qp_num: 0,
         state: abi::IBV_QPS_RESET,
@@ -122,6 +127,7 @@ pub(crate) unsafe fn create(
         service,
         send_cq: Arc::clone(&send_cq.engine),
         recv_cq: Arc::clone(&recv_cq.engine),
+        srq: shared,
         caps: QpCaps {
             max_send_wr: init.cap.max_send_wr,
             max_recv_wr: init.cap.max_recv_wr,

@@ -54,7 +54,8 @@ fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
         device_cap_flags: abi::IBV_DEVICE_CURR_QP_STATE_MOD
             | abi::IBV_DEVICE_PORT_ACTIVE_EVENT
             | abi::IBV_DEVICE_SYS_IMAGE_GUID
-            | abi::IBV_DEVICE_RC_RNR_NAK_GEN,
+            | abi::IBV_DEVICE_RC_RNR_NAK_GEN
+            | abi::IBV_DEVICE_SRQ_RESIZE,
         max_sge: int(attr.max_sge),
         max_sge_rd: int(attr.max_sge),
         max_cq: int(attr.max_cq),
@@ -78,9 +79,9 @@ fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
         max_ah: 0,
         max_fmr: 0,
         max_map_per_fmr: 0,
-        max_srq: 0,
-        max_srq_wr: 0,
-        max_srq_sge: 0,
+        max_srq: int(attr.max_srq),
+        max_srq_wr: int(attr.max_srq_wr),
+        max_srq_sge: int(attr.max_srq_sge),
         max_pkeys: 1,
         local_ca_ack_delay: attr.local_ca_ack_delay,
         phys_port_cnt: attr.phys_port_cnt,

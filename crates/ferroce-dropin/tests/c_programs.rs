@@ -110,6 +110,11 @@ fn events_and_acknowledgements() {
 }
 
 #[test]
+fn shared_receive_queues() {
+    passes("srq");
+}
+
+#[test]
 fn posting_and_polling_allocate_nothing() {
     passes("allocation");
 }

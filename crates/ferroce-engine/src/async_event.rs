@@ -8,7 +8,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::EventError;
 use crate::notify::NotifyQueue;
-use crate::{CompletionQueue, Qp, sys};
+use crate::{CompletionQueue, Qp, Srq, sys};
 
 /// What happened. Discriminants are those of `enum ibv_event_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,6 +33,10 @@ pub enum AsyncEventKind {
     PortActive = 9,
     /// The netdev went down.
     PortErr = 10,
+    /// A shared receive queue failed.
+    SrqErr = 14,
+    /// Fewer work requests than the limit are left in a shared receive queue.
+    SrqLimitReached = 15,
     /// No more WQE will be taken from the shared receive queue.
     QpLastWqeReached = 16,
     /// The GID table changed.
@@ -52,6 +56,15 @@ impl From<ferroce_proto::AsyncEvent> for AsyncEventKind {
     }
 }
 
+impl From<ferroce_proto::SrqEvent> for AsyncEventKind {
+    fn from(event: ferroce_proto::SrqEvent) -> Self {
+        match event {
+            ferroce_proto::SrqEvent::Error => Self::SrqErr,
+            ferroce_proto::SrqEvent::LimitReached => Self::SrqLimitReached,
+        }
+    }
+}
+
 /// To what it happened.
 #[derive(Clone)]
 pub enum AsyncElement {
@@ -59,6 +72,8 @@ pub enum AsyncElement {
     Cq(Arc<CompletionQueue>),
     /// A queue pair.
     Qp(Arc<Qp>),
+    /// A shared receive queue.
+    Srq(Arc<Srq>),
     /// A port, by number.
     Port(u8),
     /// The device as a whole.
@@ -81,6 +96,7 @@ impl AsyncEvent {
         match &self.element {
             AsyncElement::Cq(cq) => Some(cq.user()),
             AsyncElement::Qp(qp) => Some(qp.user()),
+            AsyncElement::Srq(srq) => Some(srq.user()),
             AsyncElement::Port(_) | AsyncElement::Device => None,
         }
     }
@@ -90,6 +106,7 @@ impl AsyncEvent {
 enum Queued {
     Cq(AsyncEventKind, Weak<CompletionQueue>),
     Qp(AsyncEventKind, Weak<Qp>),
+    Srq(AsyncEventKind, Weak<Srq>),
     Port(AsyncEventKind, u8),
     Device(AsyncEventKind),
 }
@@ -137,6 +154,7 @@ impl AsyncQueue {
         match &event.element {
             AsyncElement::Cq(cq) => cq.ack_async_event(),
             AsyncElement::Qp(qp) => qp.ack_async_event(),
+            AsyncElement::Srq(srq) => srq.ack_async_event(),
             AsyncElement::Port(_) | AsyncElement::Device => {}
         }
     }
@@ -149,6 +167,10 @@ impl AsyncQueue {
         self.queue.push(Queued::Qp(kind, qp.clone()));
     }
 
+    pub(crate) fn push_srq(&self, kind: AsyncEventKind, srq: &Weak<Srq>) {
+        self.queue.push(Queued::Srq(kind, srq.clone()));
+    }
+
     pub(crate) fn push_port(&self, kind: AsyncEventKind, port: u8) {
         self.queue.push(Queued::Port(kind, port));
     }
@@ -159,6 +181,10 @@ impl AsyncQueue {
 
     pub(crate) fn purge_cq(&self, cq: &CompletionQueue) {
         self.queue.purge(|entry| matches!(entry, Queued::Cq(_, weak) if std::ptr::eq(weak.as_ptr(), cq)));
+    }
+
+    pub(crate) fn purge_srq(&self, srq: &Srq) {
+        self.queue.purge(|entry| matches!(entry, Queued::Srq(_, weak) if std::ptr::eq(weak.as_ptr(), srq)));
     }
 
     pub(crate) fn purge_qp(&self, qp: &Qp) {
@@ -178,6 +204,11 @@ fn hand_out(entry: Queued) -> Option<AsyncEvent> {
             let qp = weak.upgrade()?;
             qp.async_acks().handed_out(1);
             AsyncEvent { kind, element: AsyncElement::Qp(qp) }
+        }
+        Queued::Srq(kind, weak) => {
+            let srq = weak.upgrade()?;
+            srq.async_acks().handed_out(1);
+            AsyncEvent { kind, element: AsyncElement::Srq(srq) }
         }
         Queued::Port(kind, port) => AsyncEvent { kind, element: AsyncElement::Port(port) },
         Queued::Device(kind) => AsyncEvent { kind, element: AsyncElement::Device },

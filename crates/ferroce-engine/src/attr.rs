@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ferroce_proto::{QpAccess, QpCaps, QpState, Service};
 use ferroce_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 
-use crate::CompletionQueue;
+use crate::{CompletionQueue, Srq};
 
 /// What a queue pair is made from (`ibv_qp_init_attr`).
 #[derive(Clone)]
@@ -17,6 +17,8 @@ pub struct QpInit {
     pub send_cq: Arc<CompletionQueue>,
     /// Where its receive completions go; may be the same.
     pub recv_cq: Arc<CompletionQueue>,
+    /// A shared receive queue of the same context in place of its own; the sizes of that are then 0.
+    pub srq: Option<Arc<Srq>>,
     /// Sizes of its queues. What is created is never smaller, see [`crate::Qp::caps`].
     pub caps: QpCaps,
     /// Every send work request is signaled.

@@ -31,6 +31,12 @@ pub struct DeviceAttr {
     pub max_mr: u32,
     /// Protection domains of one process.
     pub max_pd: u32,
+    /// Shared receive queues of one process.
+    pub max_srq: u32,
+    /// Work requests of one shared receive queue.
+    pub max_srq_wr: u32,
+    /// Scatter/gather entries of one of them.
+    pub max_srq_sge: u32,
     /// READs and atomics that a queue pair answers at a time.
     pub max_qp_rd_atom: u32,
     /// READs and atomics that a queue pair has in flight.
@@ -63,6 +69,13 @@ pub const MAX_MR: u32 = 262_143;
 pub const MAX_PD: u32 = 65_536;
 /// [`DeviceAttr::max_qp_rd_atom`] and [`DeviceAttr::max_qp_init_rd_atom`].
 pub const MAX_RD_ATOM: u32 = 128;
+
+/// [`DeviceAttr::max_srq`]: one slot's numbers.
+pub const MAX_SRQ: u32 = crate::qpn::MAX_QPS;
+/// [`DeviceAttr::max_srq_wr`].
+pub const MAX_SRQ_WR: u32 = MAX_QP_WR;
+/// [`DeviceAttr::max_srq_sge`].
+pub const MAX_SRQ_SGE: u32 = MAX_SGE;
 
 /// Whether the port carries traffic. Discriminants are those of `enum ibv_port_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use ferroce_wire::Gid;
 use thiserror::Error;
 
 pub use ferroce_proto::{
-    CreateQpError as TransportCreateQpError, ModifyQpError as TransportModifyQpError, PostRecvError,
-    PostSendError,
+    CreateQpError as TransportCreateQpError, ModifyQpError as TransportModifyQpError,
+    ModifySrqError as TransportModifySrqError, PostRecvError, PostSendError,
 };
 
 /// The devices cannot be listed.
@@ -82,6 +82,55 @@ pub enum AllocPdError {
         /// The limit.
         max: u32,
     },
+}
+
+/// A shared receive queue cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum CreateSrqError {
+    /// Room for nothing.
+    #[error("a shared receive queue has room for one work request at least")]
+    Empty,
+    /// A size is too large.
+    #[error("{what} {asked} is more than {max}")]
+    Capability {
+        /// Its name in `ibv_srq_attr`.
+        what: &'static str,
+        /// What was asked for.
+        asked: u32,
+        /// Largest.
+        max: u32,
+    },
+    /// The limit is reached.
+    #[error("the limit of {max} shared receive queues is reached")]
+    Limit {
+        /// The limit.
+        max: u32,
+    },
+    /// No memory for the work requests.
+    #[error("no memory for {max_wr} work requests")]
+    Memory {
+        /// What was asked for.
+        max_wr: u32,
+    },
+}
+
+/// Attributes of a shared receive queue were not changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ModifySrqError {
+    /// The queue refused.
+    #[error(transparent)]
+    Transport(#[from] TransportModifySrqError),
+    /// Larger than a queue can be.
+    #[error("{asked} work requests, a shared receive queue has at most {max}")]
+    TooLarge {
+        /// What was asked for.
+        asked: u32,
+        /// Largest.
+        max: u32,
+    },
+    /// Destroyed.
+    #[error("the shared receive queue was destroyed")]
+    Destroyed,
 }
 
 /// A completion channel cannot be made.
@@ -179,6 +228,9 @@ pub enum CreateQpError {
     /// A completion queue of another device.
     #[error("the completion queue belongs to another device")]
     ForeignCq,
+    /// A shared receive queue of another context, or one that is being destroyed.
+    #[error("the shared receive queue belongs to another device")]
+    ForeignSrq,
     /// The limit is reached.
     #[error("the limit of {max} queue pairs is reached")]
     Limit {

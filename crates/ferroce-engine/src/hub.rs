@@ -5,15 +5,17 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use crate::Qp;
 use crate::counters::DeviceCounters;
 use crate::fork::Guarded;
 use crate::handover::Attention;
 use crate::qpn::QpnTable;
+use crate::{Qp, Srq};
 
 /// Shared without a lock.
 pub(crate) struct Hub {
     pub(crate) table: QpnTable<Qp>,
+    /// Numbers of shared receive queues, and those that peers name by them: XRC's.
+    pub(crate) srqs: QpnTable<Srq>,
     pub(crate) counters: DeviceCounters,
     pub(crate) attention: Attention,
     /// Random, chosen once for the process.
@@ -27,6 +29,7 @@ impl Hub {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         Ok(Self {
             table: QpnTable::new(slot, secret as u64),
+            srqs: QpnTable::new(slot, (secret >> 32) as u64),
             counters: DeviceCounters::default(),
             attention: Attention::new(),
             secret: (secret >> 64) as u64,

@@ -4,7 +4,8 @@
 //!
 //! ```text
 //! Context ─┬─ Pd ─┬─ Mr
-//!          │      └─ Qp ── uses two CompletionQueues
+//!          │      ├─ Srq
+//!          │      └─ Qp ── uses two CompletionQueues, perhaps a Srq
 //!          ├─ CompletionQueue ── may report to a CompletionChannel
 //!          ├─ CompletionChannel
 //!          └─ AsyncQueue
@@ -38,6 +39,7 @@ mod pd;
 mod qp;
 mod qpn;
 mod send_batch;
+mod srq;
 mod sys;
 mod transmit;
 mod tx;
@@ -55,15 +57,17 @@ pub use counters::DeviceCounters;
 pub use cq::{CompletionQueue, CqPoll};
 pub use device::{
     DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, GidType, MAX_CQ, MAX_CQE, MAX_INLINE, MAX_MR, MAX_PD,
-    MAX_QP, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE, Origin, PhysState, PortAttr, PortState,
+    MAX_QP, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE, MAX_SRQ, MAX_SRQ_SGE, MAX_SRQ_WR, Origin, PhysState, PortAttr,
+    PortState,
 };
 pub use engine::devices;
 pub use ferroce_proto::{
-    QpAccess, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge, WcOpcode,
-    WcStatus, WorkCompletion,
+    QpAccess, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge, SrqAttr,
+    SrqAttrMask, WcOpcode, WcStatus, WorkCompletion,
 };
 pub use memory::{Access, RegMrError};
 pub use mr::{Mr, MrChange};
 pub use pd::Pd;
 pub use qp::Qp;
 pub use send_batch::SendBatch;
+pub use srq::{Srq, SrqInit};

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::attr::QpInit;
-use crate::error::{Busy, CreateQpError};
+use crate::error::{Busy, CreateQpError, CreateSrqError};
 use crate::memory::{Access, PdId, RegMrError};
-use crate::{Context, Mr, Qp, fork};
+use crate::{Context, Mr, Qp, Srq, SrqInit, fork};
 
 /// A protection domain (`ibv_pd`): queue pairs reach only memory of their own.
 #[doc(alias = "ibv_pd")]
@@ -64,7 +64,13 @@ impl Pd {
         Qp::create(self, init)
     }
 
-    /// Ends the domain. Refused while memory regions or queue pairs are in it.
+    /// Makes a shared receive queue.
+    #[doc(alias = "ibv_create_srq")]
+    pub fn create_srq(self: &Arc<Self>, init: SrqInit) -> Result<Arc<Srq>, CreateSrqError> {
+        Srq::create(self, init)
+    }
+
+    /// Ends the domain. Refused while memory regions, queue pairs or shared receive queues are in it.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn dealloc(&self) -> Result<(), Busy> {
         if self.epoch != fork::epoch() {

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use ferroce_proto::{
-    PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair, RecvWr, SendWr, Service,
+    PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair, ReceiveSupply, RecvWr,
+    SendWr, Service,
 };
 use ferroce_wire::{Gid, PathMtu, Qpn};
 use parking_lot::Mutex;
@@ -19,7 +20,7 @@ use crate::error::{CreateQpError, ModifyQpError};
 use crate::handover::NEVER;
 use crate::send_batch::{SendBatch, Stage};
 use crate::tx::Endpoints;
-use crate::{CompletionQueue, Context, Pd, fork, sys};
+use crate::{CompletionQueue, Context, Pd, Srq, fork, sys};
 
 pub(crate) use locked::Locked;
 use locked::{Core, Path};
@@ -31,6 +32,7 @@ pub struct Qp {
     pd: Arc<Pd>,
     send_cq: Arc<CompletionQueue>,
     recv_cq: Arc<CompletionQueue>,
+    srq: Option<Arc<Srq>>,
     qpn: Qpn,
     service: Service,
     caps: QpCaps,
@@ -50,7 +52,10 @@ impl Qp {
     pub(crate) fn create(pd: &Arc<Pd>, init: QpInit) -> Result<Arc<Self>, CreateQpError> {
         let context = pd.context();
         let engine = context.engine();
-        let caps = init.caps;
+        let mut caps = init.caps;
+        if init.srq.is_some() {
+            (caps.max_recv_wr, caps.max_recv_sge) = (0, 0);
+        }
         for (what, asked, max) in [
             ("max_send_wr", caps.max_send_wr, MAX_QP_WR),
             ("max_recv_wr", caps.max_recv_wr, MAX_QP_WR),
@@ -67,13 +72,16 @@ impl Qp {
                 return Err(CreateQpError::ForeignCq);
             }
         }
+        if init.srq.as_ref().is_some_and(|srq| !Arc::ptr_eq(srq.context(), context)) {
+            return Err(CreateQpError::ForeignSrq);
+        }
         let hub = engine.hub();
         let qpn = hub.table.allocate().ok_or(CreateQpError::Limit { max: MAX_QP })?;
         let config = QpConfig {
             qpn,
             service: init.service,
             caps,
-            srq: None,
+            srq: init.srq.as_ref().map(|srq| Arc::clone(srq) as Arc<dyn ReceiveSupply>),
             sq_sig_all: init.sq_sig_all,
             port_mtu: PathMtu::largest_fitting(context.info().mtu),
             seed: engine.random(),
@@ -96,6 +104,12 @@ impl Qp {
             hub.table.release(qpn);
             return Err(CreateQpError::ForeignCq);
         }
+        if init.srq.as_ref().is_some_and(|srq| !srq.add_user()) {
+            init.send_cq.remove_user();
+            init.recv_cq.remove_user();
+            hub.table.release(qpn);
+            return Err(CreateQpError::ForeignSrq);
+        }
         pd.add_user();
         let memory = engine.memory().view(pd.id());
         let qp = Arc::new_cyclic(|me| Self {
@@ -103,6 +117,7 @@ impl Qp {
             pd: Arc::clone(pd),
             send_cq: init.send_cq,
             recv_cq: init.recv_cq,
+            srq: init.srq,
             qpn,
             service: init.service,
             caps,
@@ -171,6 +186,11 @@ impl Qp {
     /// Where its receive completions go.
     pub fn recv_cq(&self) -> &Arc<CompletionQueue> {
         &self.recv_cq
+    }
+
+    /// Where its receive WQEs come from, if not from a queue of its own.
+    pub fn srq(&self) -> Option<&Arc<Srq>> {
+        self.srq.as_ref()
     }
 
     /// The state it is in.
@@ -409,6 +429,7 @@ impl Qp {
         hub.table.release(self.qpn);
         self.send_cq.remove_user();
         self.recv_cq.remove_user();
+        self.srq.iter().for_each(|srq| srq.remove_user());
         self.pd.remove_user();
         self.context().engine().objects_changed();
     }

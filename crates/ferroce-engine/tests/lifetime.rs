@@ -62,7 +62,7 @@ fn overflow_is_an_event_and_the_end() {
                 match &event.element {
                     AsyncElement::Qp(qp) => assert_eq!(qp.user(), 9),
                     AsyncElement::Cq(cq) => assert_eq!(cq.user(), 7),
-                    AsyncElement::Port(_) | AsyncElement::Device => {}
+                    AsyncElement::Srq(_) | AsyncElement::Port(_) | AsyncElement::Device => {}
                 }
                 kinds.push(event.kind);
                 events.ack(&event);

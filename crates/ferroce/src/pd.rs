@@ -94,6 +94,7 @@ impl ProtectionDomain {
             service: Service::Rc,
             send_cq: Arc::clone(send.engine()),
             recv_cq: Arc::clone(receive.engine()),
+            srq: None,
             caps: QpCaps { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline },
             sq_sig_all: false,
             user: 0,

@@ -29,7 +29,7 @@ exports! {
     compat "ibv_create_qp" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
     default "ibv_create_qp" "IBVERBS_1.1" = qp::ibv_create_qp;
     compat "ibv_create_srq" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
-    default "ibv_create_srq" "IBVERBS_1.1" = refused::null_not_supported, "shared receive queues come later";
+    default "ibv_create_srq" "IBVERBS_1.1" = srq::ibv_create_srq;
     default "ibv_dealloc_dmah" "IBVERBS_1.15" = refused::errno_not_supported, "no steering of DMA";
     compat "ibv_dealloc_pd" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
     default "ibv_dealloc_pd" "IBVERBS_1.1" = pd::ibv_dealloc_pd;
@@ -44,7 +44,7 @@ exports! {
     compat "ibv_destroy_qp" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
     default "ibv_destroy_qp" "IBVERBS_1.1" = qp::ibv_destroy_qp;
     compat "ibv_destroy_srq" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
-    default "ibv_destroy_srq" "IBVERBS_1.1" = refused::errno_not_supported, "shared receive queues come later";
+    default "ibv_destroy_srq" "IBVERBS_1.1" = srq::ibv_destroy_srq;
     compat "ibv_detach_mcast" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
     default "ibv_detach_mcast" "IBVERBS_1.1" = refused::errno_not_supported, "datagrams come later";
     default "ibv_dm_export_dmabuf_fd" "IBVERBS_1.16" = refused::minus_one_not_supported, "no device memory";
@@ -80,7 +80,7 @@ exports! {
     compat "ibv_modify_qp" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
     default "ibv_modify_qp" "IBVERBS_1.1" = qp::ibv_modify_qp;
     compat "ibv_modify_srq" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
-    default "ibv_modify_srq" "IBVERBS_1.1" = refused::errno_not_supported, "shared receive queues come later";
+    default "ibv_modify_srq" "IBVERBS_1.1" = srq::ibv_modify_srq;
     default "ibv_node_type_str" "IBVERBS_1.1" = strings::ibv_node_type_str;
     compat "ibv_open_device" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
     default "ibv_open_device" "IBVERBS_1.1" = context::ibv_open_device;
@@ -101,7 +101,7 @@ exports! {
     default "ibv_query_qp" "IBVERBS_1.1" = qp::ibv_query_qp;
     default "ibv_query_qp_data_in_order" "IBVERBS_1.14" = qp::ibv_query_qp_data_in_order;
     compat "ibv_query_srq" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
-    default "ibv_query_srq" "IBVERBS_1.1" = refused::errno_not_supported, "shared receive queues come later";
+    default "ibv_query_srq" "IBVERBS_1.1" = srq::ibv_query_srq;
     default "ibv_rate_to_mbps" "IBVERBS_1.1" = rates::ibv_rate_to_mbps;
     default "ibv_rate_to_mult" "IBVERBS_1.0" = rates::ibv_rate_to_mult;
     default "ibv_read_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";

@@ -103,4 +103,8 @@ impl PdId {
     pub const fn new(id: u32) -> Self {
         Self(id)
     }
+
+    pub(crate) const fn value(self) -> u32 {
+        self.0
+    }
 }

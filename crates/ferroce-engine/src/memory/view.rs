@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ferroce_proto::{Memory, MemoryError, RemoteAccess, Sge};
+use ferroce_proto::{Domain, Memory, MemoryError, RemoteAccess, Sge};
 use ferroce_wire::{Lkey, Rkey};
 
 use super::access::{Access, PdId};
@@ -15,12 +15,14 @@ use super::slots::{InUse, Kind, Region, Slots};
 #[derive(Clone)]
 pub struct View {
     slots: Arc<Slots>,
+    /// Where keys are looked for now.
     pd: PdId,
+    own: PdId,
 }
 
 impl View {
     pub(super) fn new(slots: Arc<Slots>, pd: PdId) -> Self {
-        Self { slots, pd }
+        Self { slots, pd, own: pd }
     }
 
     /// Finds what a work request's key stands for and hands it to `touch`, during which it stays.
@@ -153,6 +155,10 @@ impl Memory for View {
             // SAFETY: as for writes; both addresses are multiples of 8.
             Ok(unsafe { guard::fetch_add(place, add) }?)
         })
+    }
+
+    fn enter(&mut self, domain: Option<Domain>) {
+        self.pd = domain.map_or(self.own, |Domain(id)| PdId::new(id));
     }
 
     /// A region's key does not end by a work request: it was not made by one.

@@ -62,8 +62,12 @@ impl Memory {
     }
 
     pub fn check(&self, seed: usize, len: usize) {
-        if let Some(i) = (0..len).find(|&i| self.get(i) != pattern(seed, i)) {
-            panic!("octet {i} of {len} is {:#x}, not {:#x}", self.get(i), pattern(seed, i));
+        self.check_at(0, seed, len);
+    }
+
+    pub fn check_at(&self, at: usize, seed: usize, len: usize) {
+        if let Some(i) = (0..len).find(|&i| self.get(at + i) != pattern(seed, i)) {
+            panic!("octet {i} of {len} is {:#x}, not {:#x}", self.get(at + i), pattern(seed, i));
         }
     }
 }
@@ -159,6 +163,7 @@ pub fn init(send_cq: &Arc<CompletionQueue>, recv_cq: &Arc<CompletionQueue>, wr: 
         service: Service::Rc,
         send_cq: Arc::clone(send_cq),
         recv_cq: Arc::clone(recv_cq),
+        srq: None,
         caps: QpCaps { max_send_wr: wr, max_recv_wr: wr, max_send_sge: 4, max_recv_sge: 4, max_inline: 64 },
         sq_sig_all: false,
         user: 9,
