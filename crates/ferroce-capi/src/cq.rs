@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::{CompletionQueue, WcOpcode, WcStatus, WorkCompletion};
+use ferroce_engine::{CompletionQueue, CqInit, Moderation, WcOpcode, WcStatus, WorkCompletion};
 
 use crate::call::{self, Owner};
 use crate::channel::ChannelHandle;
@@ -55,19 +55,25 @@ pub(crate) unsafe fn enter(
     Ok((handle, live))
 }
 
+/// What a completion queue is made from: the engine's part of it, and the program's pointers.
+pub(crate) struct Wanted {
+    pub(crate) init: CqInit,
+    pub(crate) cq_context: *mut c_void,
+    /// NULL, or a channel.
+    pub(crate) channel: *mut abi::ibv_comp_channel,
+}
+
 /// Makes a completion queue.
 ///
 /// # Safety
 ///
-/// `context` is NULL or open, `channel` NULL or a channel.
+/// `context` is NULL or open, the channel NULL or a channel.
 pub(crate) unsafe fn create(
     owner: &Owner,
     context: *mut abi::ibv_context,
-    cqe: u32,
-    cq_context: *mut c_void,
-    channel: *mut abi::ibv_comp_channel,
-    comp_vector: u32,
+    wanted: Wanted,
 ) -> Result<*mut abi::ibv_cq_ex, Errno> {
+    let Wanted { init, cq_context, channel } = wanted;
     // SAFETY: as the caller says.
     let (handle, live) = unsafe { context::enter(owner, context) }?;
     let reports_to = if channel.is_null() {
@@ -78,8 +84,8 @@ pub(crate) unsafe fn create(
         Some(Arc::clone(&handle.live()?.engine))
     };
     let cq = POOL.take(cq_ex::empty(handle.public(), cq_context, channel));
-    let user = cq.c().addr() as u64;
-    let engine = match live.engine.create_cq(cqe, user, reports_to.as_ref(), comp_vector) {
+    let init = CqInit { user: cq.c().addr() as u64, channel: reports_to, ..init };
+    let engine = match live.engine.create_cq_with(init) {
         Ok(engine) => engine,
         Err(error) => {
             POOL.put_back(cq);
@@ -110,8 +116,9 @@ pub unsafe extern "C" fn ibv_create_cq(
     call::pointer(|owner| {
         let cqe = u32::try_from(cqe).map_err(|_| Errno::EINVAL)?;
         let vector = u32::try_from(comp_vector).map_err(|_| Errno::EINVAL)?;
+        let init = CqInit { entries: cqe, comp_vector: vector, ..CqInit::default() };
         // SAFETY: as the caller says.
-        Ok(unsafe { create(owner, context, cqe, cq_context, channel, vector) }?.cast())
+        Ok(unsafe { create(owner, context, Wanted { init, cq_context, channel }) }?.cast())
     })
 }
 
@@ -128,6 +135,28 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut abi::ibv_cq, cqe: c_int) -> c_in
         let capacity = c_int::try_from(live.engine.capacity()).unwrap_or(c_int::MAX);
         // SAFETY: `c()` points to a whole ibv_cq_ex; programs only read this member.
         unsafe { (*handle.c()).cqe = capacity };
+        Ok(())
+    })
+}
+
+/// The slot behind the inline `ibv_modify_cq`: moderation, of which the device has 16 bits each.
+///
+/// # Safety
+///
+/// `cq` is NULL or a completion queue, `attr` NULL or readable.
+pub(crate) unsafe extern "C" fn modify_cq(cq: *mut abi::ibv_cq, attr: *mut abi::ibv_modify_cq_attr) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { enter(owner, cq) }?;
+        // SAFETY: NULL, or readable as the caller says.
+        let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
+        if attr.attr_mask & !abi::IBV_CQ_ATTR_MODERATE != 0 {
+            return Err(Errno::EINVAL);
+        }
+        if attr.attr_mask & abi::IBV_CQ_ATTR_MODERATE != 0 {
+            let abi::ibv_moderate_cq { cq_count, cq_period } = attr.moderate;
+            live.engine.moderate(Moderation { count: cq_count, period: cq_period });
+        }
         Ok(())
     })
 }

@@ -1,28 +1,39 @@
 //! Extended completion queues: completions read member by member, one at a time.
 
 use std::cell::UnsafeCell;
+use std::sync::Arc;
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::{CqPoll, WorkCompletion};
+use ferroce_engine::{CqInit, CqPoll, WorkCompletion};
+use ferroce_wire::Instant;
 use parking_lot::Mutex;
 
 use crate::call;
 use crate::cq::{self, CqHandle, EMPTY};
 use crate::errno::Errno;
+use crate::pd;
 
 /// What `start_poll` … `end_poll` of one queue stands on.
 pub(crate) struct Cursor {
     /// Held by the engine from start to end, so that other pollers wait.
     poll: Mutex<Option<CqPoll>>,
     /// What the `read_*` functions read.
-    current: UnsafeCell<WorkCompletion>,
+    current: UnsafeCell<Current>,
 }
 
 impl Default for Cursor {
     fn default() -> Self {
-        Self { poll: Mutex::new(None), current: UnsafeCell::new(EMPTY) }
+        let current = Current { completion: EMPTY, at: Instant::from_nanos(0) };
+        Self { poll: Mutex::new(None), current: UnsafeCell::new(current) }
     }
+}
+
+/// A completion and when it came to be.
+#[derive(Clone, Copy)]
+struct Current {
+    completion: WorkCompletion,
+    at: Instant,
 }
 
 // SAFETY: `current` is written and read only between start_poll and end_poll, by the one thread that the engine lets
@@ -37,15 +48,15 @@ impl Cursor {
         drop(self.poll.lock().take());
     }
 
-    fn current(&self) -> WorkCompletion {
+    fn current(&self) -> Current {
         // SAFETY: see the type.
         unsafe { *self.current.get() }
     }
 
     /// Makes `completion` the current one, here and in the members that programs read themselves.
-    fn set(&self, cq: *mut abi::ibv_cq_ex, completion: WorkCompletion) {
+    fn set(&self, cq: *mut abi::ibv_cq_ex, completion: WorkCompletion, at: Instant) {
         // SAFETY: see the type.
-        unsafe { *self.current.get() = completion };
+        unsafe { *self.current.get() = Current { completion, at } };
         // SAFETY: `cq` is the handle's own structure.
         unsafe { (*cq).status = completion.status as abi::ibv_wc_status };
         // SAFETY: as above.
@@ -60,7 +71,11 @@ const WC_FLAGS: u64 = (abi::IBV_WC_EX_WITH_BYTE_LEN
     | abi::IBV_WC_EX_WITH_SRC_QP
     | abi::IBV_WC_EX_WITH_SLID
     | abi::IBV_WC_EX_WITH_SL
-    | abi::IBV_WC_EX_WITH_DLID_PATH_BITS) as u64;
+    | abi::IBV_WC_EX_WITH_DLID_PATH_BITS
+    | abi::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
+    | abi::IBV_WC_EX_WITH_CVLAN
+    | abi::IBV_WC_EX_WITH_FLOW_TAG
+    | abi::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
 
 /// The slot behind the inline `ibv_create_cq_ex`. EOPNOTSUPP for what the device does not tell, EINVAL for bits that
 /// do not exist: programs probe that way.
@@ -78,21 +93,39 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         if attr.comp_mask & !(abi::IBV_CQ_INIT_ATTR_MASK_FLAGS | abi::IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
             return Err(Errno::EINVAL);
         }
-        if attr.comp_mask & abi::IBV_CQ_INIT_ATTR_MASK_PD != 0 || attr.wc_flags & !WC_FLAGS != 0 {
+        if attr.wc_flags & !WC_FLAGS != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        if attr.comp_mask & abi::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
-            // Single-threaded is a hint; overruns are never ignored.
-            let known = abi::IBV_CREATE_CQ_ATTR_SINGLE_THREADED | abi::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
-            if attr.flags & !known != 0 {
+        let flags = if attr.comp_mask & abi::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
+            attr.flags
+        } else {
+            Default::default()
+        };
+        // Single-threaded is a hint: a lock that nobody contends for costs little.
+        let known = abi::IBV_CREATE_CQ_ATTR_SINGLE_THREADED | abi::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+        if flags & !known != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let domain = if attr.comp_mask & abi::IBV_CQ_INIT_ATTR_MASK_PD != 0 {
+            // SAFETY: as the caller says.
+            let (_, domain) = unsafe { pd::enter(owner, attr.parent_domain) }?;
+            if !domain.engine.is_parent_domain() {
                 return Err(Errno::EINVAL);
             }
-            if attr.flags & abi::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0 {
-                return Err(Errno::EOPNOTSUPP);
-            }
-        }
+            Some(Arc::clone(&domain.engine))
+        } else {
+            None
+        };
+        let init = CqInit {
+            entries: attr.cqe,
+            comp_vector: attr.comp_vector,
+            ignore_overrun: flags & abi::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0,
+            domain,
+            ..CqInit::default()
+        };
+        let wanted = cq::Wanted { init, cq_context: attr.cq_context, channel: attr.channel };
         // SAFETY: as the caller says.
-        unsafe { cq::create(owner, context, attr.cqe, attr.cq_context, attr.channel, attr.comp_vector) }
+        unsafe { cq::create(owner, context, wanted) }
     })
 }
 
@@ -132,7 +165,7 @@ pub(crate) fn empty(
         read_cvlan: Some(read_cvlan),
         read_flow_tag: Some(read_flow_tag),
         read_tm_info: Some(read_tm_info),
-        read_completion_wallclock_ns: Some(read_completion_ts),
+        read_completion_wallclock_ns: Some(read_completion_wallclock_ns),
     }
 }
 
@@ -146,8 +179,9 @@ unsafe extern "C" fn start_poll(cq: *mut abi::ibv_cq_ex, attr: *mut abi::ibv_pol
             return Err(Errno::EINVAL);
         }
         let Some((poll, first)) = live.engine.begin_poll()? else { return Ok(libc::ENOENT) };
+        let at = poll.completed_at();
         *handle.extra.poll.lock() = Some(poll);
-        handle.extra.set(cq, first);
+        handle.extra.set(cq, first, at);
         Ok(0)
     })
 }
@@ -158,11 +192,11 @@ unsafe extern "C" fn next_poll(cq: *mut abi::ibv_cq_ex) -> c_int {
         // SAFETY: as for `start_poll`.
         let (handle, _) = unsafe { cq::enter(owner, cq.cast()) }?;
         let next = match &mut *handle.extra.poll.lock() {
-            Some(poll) => poll.next_completion()?,
+            Some(poll) => poll.next_completion()?.map(|next| (next, poll.completed_at())),
             None => return Err(Errno::EINVAL),
         };
-        let Some(next) = next else { return Ok(libc::ENOENT) };
-        handle.extra.set(cq, next);
+        let Some((next, at)) = next else { return Ok(libc::ENOENT) };
+        handle.extra.set(cq, next, at);
         Ok(0)
     })
 }
@@ -181,11 +215,11 @@ unsafe extern "C" fn end_poll(cq: *mut abi::ibv_cq_ex) {
 /// # Safety
 ///
 /// `cq` came from [`create_cq_ex`].
-unsafe fn current(cq: *mut abi::ibv_cq_ex) -> WorkCompletion {
+unsafe fn current(cq: *mut abi::ibv_cq_ex) -> Current {
     // SAFETY: as the caller says.
     match unsafe { CqHandle::from_c(cq) } {
         Ok(handle) => handle.extra.current(),
-        Err(_) => EMPTY,
+        Err(_) => Current { completion: EMPTY, at: Instant::from_nanos(0) },
     }
 }
 
@@ -196,7 +230,7 @@ macro_rules! readers {
             $(#[$doc])*
             unsafe extern "C" fn $name(cq: *mut abi::ibv_cq_ex) -> $result {
                 // SAFETY: C calls it with the queue that it is a member of.
-                let $completion = unsafe { current(cq) };
+                let Current { completion: $completion, at: _ } = unsafe { current(cq) };
                 $value
             }
         )*
@@ -214,7 +248,19 @@ readers! {
     read_wc_flags -> u32 = |completion| cq::wc_flags(&completion);
 }
 
-/// Members that are 0 on RoCE, or that no queue can be asked for.
+/// In units of `hca_core_clock`: nanoseconds of `CLOCK_MONOTONIC`.
+unsafe extern "C" fn read_completion_ts(cq: *mut abi::ibv_cq_ex) -> u64 {
+    // SAFETY: C calls it with the queue that it is a member of.
+    unsafe { current(cq) }.at.as_nanos()
+}
+
+/// Nanoseconds since 1970, by the difference of the two clocks now.
+unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut abi::ibv_cq_ex) -> u64 {
+    // SAFETY: C calls it with the queue that it is a member of.
+    ferroce_engine::wall_clock(unsafe { current(cq) }.at)
+}
+
+/// Members that are 0 on RoCE, or here: packets bring no VLAN tag, rules of `ibv_create_flow` no flow tag.
 macro_rules! zeros {
     ($($name:ident -> $result:ty;)*) => {
         $(
@@ -229,7 +275,6 @@ zeros! {
     read_slid -> u32;
     read_sl -> u8;
     read_dlid_path_bits -> u8;
-    read_completion_ts -> u64;
     read_cvlan -> u16;
     read_flow_tag -> u32;
 }

@@ -159,7 +159,9 @@ impl From<CreateChannelError> for Errno {
 impl From<CreateCqError> for Errno {
     fn from(error: CreateCqError) -> Self {
         match error {
-            CreateCqError::Entries { .. } | CreateCqError::Vector { .. } => Self::EINVAL,
+            CreateCqError::Entries { .. } | CreateCqError::Vector { .. } | CreateCqError::Foreign => {
+                Self::EINVAL
+            }
             CreateCqError::Limit { .. } | CreateCqError::Memory { .. } => Self::ENOMEM,
         }
     }

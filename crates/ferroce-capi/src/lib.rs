@@ -13,6 +13,7 @@ pub mod context;
 pub mod cq;
 mod cq_ex;
 pub mod device;
+mod domain;
 pub mod errno;
 pub mod events;
 pub mod fork;

@@ -2,7 +2,7 @@
 
 use ferroce_abi as abi;
 
-use crate::{cq, cq_ex, mr, post, qp_ex, query, refused, srq};
+use crate::{cq, cq_ex, domain, mr, post, qp_ex, query, refused, srq};
 
 /// A slot of whatever type that refuses: the functions of [`refused`] look at no argument.
 macro_rules! refuse {
@@ -75,17 +75,17 @@ pub(crate) fn verbs_context(context: abi::ibv_context) -> abi::verbs_context {
         destroy_flow_action: refuse!(errno_not_supported),
         create_flow_action_esp: refuse!(null_not_supported),
         modify_qp_rate_limit: refuse!(errno_not_supported),
-        alloc_parent_domain: refuse!(null_not_supported),
-        dealloc_td: refuse!(errno_not_supported),
-        alloc_td: refuse!(null_not_supported),
-        modify_cq: refuse!(errno_not_supported),
+        alloc_parent_domain: Some(domain::alloc_parent_domain),
+        dealloc_td: Some(domain::dealloc_td),
+        alloc_td: Some(domain::alloc_td),
+        modify_cq: Some(cq::modify_cq),
         post_srq_ops: refuse!(errno_not_supported),
         destroy_rwq_ind_table: refuse!(errno_not_supported),
         create_rwq_ind_table: refuse!(null_not_supported),
         destroy_wq: refuse!(errno_not_supported),
         modify_wq: refuse!(errno_not_supported),
         create_wq: refuse!(null_not_supported),
-        query_rt_values: refuse!(errno_not_supported),
+        query_rt_values: Some(query::query_rt_values),
         create_cq_ex: Some(cq_ex::create_cq_ex),
         priv_: std::ptr::null_mut(),
         query_device_ex: Some(query::query_device_ex),

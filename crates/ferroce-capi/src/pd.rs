@@ -33,7 +33,7 @@ pub(crate) fn next_number() -> u32 {
 ///
 /// # Safety
 ///
-/// `pd` is NULL or came from [`ibv_alloc_pd`].
+/// `pd` is NULL, or came from [`ibv_alloc_pd`] or `ibv_alloc_parent_domain`.
 pub(crate) unsafe fn enter(
     owner: &Owner,
     pd: *mut abi::ibv_pd,
@@ -54,18 +54,22 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut abi::ibv_context) -> *mut ab
     call::pointer(|owner| {
         // SAFETY: as the caller says.
         let (handle, live) = unsafe { context::enter(owner, context) }?;
-        let engine = live.engine.alloc_pd()?;
-        let pd = POOL.take(abi::ibv_pd { context: handle.public(), handle: next_number() });
-        POOL.enliven(pd, LivePd { engine, context: handle });
-        Ok(pd.c())
+        Ok(make(handle, live.engine.alloc_pd()?))
     })
 }
 
-/// Ends it; EBUSY while memory regions or queue pairs are in it.
+/// The program's pointer to a new domain of the engine.
+pub(crate) fn make(context: &'static ContextHandle, engine: Arc<Pd>) -> *mut abi::ibv_pd {
+    let pd = POOL.take(abi::ibv_pd { context: context.public(), handle: next_number() });
+    POOL.enliven(pd, LivePd { engine, context });
+    pd.c()
+}
+
+/// Ends it; EBUSY while memory regions, queue pairs or parent domains are in it.
 ///
 /// # Safety
 ///
-/// `pd` is NULL or came from [`ibv_alloc_pd`].
+/// `pd` is NULL, or came from [`ibv_alloc_pd`] or `ibv_alloc_parent_domain`.
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut abi::ibv_pd) -> c_int {
     call::code(|owner| {
         // SAFETY: as the caller says.

@@ -22,6 +22,8 @@ const ACTIVE_SPEED: u8 = 8;
 const PORT_SPEED: u64 = 400;
 /// The only P_Key, as in every full member's table.
 const DEFAULT_PKEY: u16 = 0xffff;
+/// Of the clock of completions, in kHz: it counts nanoseconds.
+const CORE_CLOCK: u64 = 1_000_000;
 /// What the exported `ibv_query_port` may write: the structure ended here when its version was fixed.
 const SHORT_PORT_ATTR: usize = 48;
 
@@ -136,11 +138,39 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         let plain = device_attr(&live.engine.attr());
         // SAFETY: all of it is integers, for which zero is a value.
         let mut all: abi::ibv_device_attr_ex = unsafe { std::mem::zeroed() };
+        all.completion_timestamp_mask = u64::MAX;
+        all.hca_core_clock = CORE_CLOCK;
+        all.cq_mod_caps = abi::ibv_cq_moderation_caps { max_cq_count: u16::MAX, max_cq_period: u16::MAX };
         all.device_cap_flags_ex = u64::from(plain.device_cap_flags);
         all.phys_port_cnt_ex = u32::from(plain.phys_port_cnt);
         all.orig_attr = plain;
         // SAFETY: the caller gives `attr_size` octets; the structure is plain data.
         unsafe { write_prefix(attr, attr_size, &all) };
+        Ok(())
+    })
+}
+
+/// The slot behind `ibv_query_rt_values_ex`: the clock of completion timestamps. As with cards all of it is in
+/// `tv_nsec`, since programs take that for the raw count; `comp_mask` says what was filled in.
+///
+/// # Safety
+///
+/// `context` is NULL or open, `values` NULL or writable.
+pub(crate) unsafe extern "C" fn query_rt_values(
+    context: *mut abi::ibv_context,
+    values: *mut abi::ibv_values_ex,
+) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { context::enter(owner, context) }?;
+        // SAFETY: NULL, or the program's to lend during the call.
+        let values = unsafe { values.as_mut() }.ok_or(Errno::EINVAL)?;
+        values.comp_mask &= abi::IBV_VALUES_MASK_RAW_CLOCK;
+        if values.comp_mask & abi::IBV_VALUES_MASK_RAW_CLOCK != 0 {
+            let raw = live.engine.raw_clock().as_nanos();
+            values.raw_clock.tv_sec = 0;
+            values.raw_clock.tv_nsec = libc::c_long::try_from(raw).unwrap_or(libc::c_long::MAX);
+        }
         Ok(())
     })
 }

@@ -105,6 +105,16 @@ fn registrations_that_change() {
 }
 
 #[test]
+fn extended_completion_queues() {
+    passes("completion");
+}
+
+#[test]
+fn thread_and_parent_domains() {
+    passes("domains");
+}
+
+#[test]
 fn events_and_acknowledgements() {
     passes("events");
 }

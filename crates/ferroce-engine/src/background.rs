@@ -109,7 +109,7 @@ impl Background {
     /// Does what is due on every lane and returns when to look again.
     fn look(&mut self, lanes: &[Arc<Lane>]) -> u64 {
         let now = sys::now().as_nanos();
-        let mut wake_at = self.engine.report_objects(now);
+        let mut wake_at = self.engine.report_objects(now).min(self.engine.fire_moderated(now));
         for lane in lanes {
             let due = lane.state().earliest() <= now && !lane.state().kept_by_poller(now);
             if due || lane.state().is_overdue(now) {

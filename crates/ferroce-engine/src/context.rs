@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ferroce_wire::{PathMtu, Pkey};
+use ferroce_wire::{Instant, PathMtu, Pkey};
 
 use crate::async_event::{AsyncEventKind, AsyncQueue};
 use crate::counters::{DeviceCounters, rxe_counters};
@@ -11,7 +11,7 @@ use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, PortA
 use crate::engine::Engine;
 use crate::error::{AllocPdError, CreateChannelError, CreateCqError, OpenError, QueryError};
 use crate::memory::guard;
-use crate::{CompletionChannel, CompletionQueue, Pd, fork};
+use crate::{CompletionChannel, CompletionQueue, CqInit, Pd, ThreadDomain, fork, sys};
 
 /// An open device (`ibv_context`). Contexts are independent: each has its own objects and
 /// asynchronous events.
@@ -192,7 +192,26 @@ impl Context {
         channel: Option<&Arc<CompletionChannel>>,
         comp_vector: u32,
     ) -> Result<Arc<CompletionQueue>, CreateCqError> {
-        CompletionQueue::create(self, cqe, user, channel, comp_vector)
+        let channel = channel.cloned();
+        self.create_cq_with(CqInit { entries: cqe, user, channel, comp_vector, ..CqInit::default() })
+    }
+
+    /// Makes a completion queue with everything that one can be made with.
+    #[doc(alias = "ibv_create_cq_ex")]
+    pub fn create_cq_with(self: &Arc<Self>, init: CqInit) -> Result<Arc<CompletionQueue>, CreateCqError> {
+        CompletionQueue::create(self, init)
+    }
+
+    /// Makes a thread domain.
+    #[doc(alias = "ibv_alloc_td")]
+    pub fn alloc_td(self: &Arc<Self>) -> Arc<ThreadDomain> {
+        ThreadDomain::new(self)
+    }
+
+    /// The clock of completions: `CLOCK_MONOTONIC`.
+    #[doc(alias = "ibv_query_rt_values_ex")]
+    pub fn raw_clock(&self) -> Instant {
+        sys::now()
     }
 
     /// Closes the device. Queue pairs that were left are destroyed, so that peers learn it; other

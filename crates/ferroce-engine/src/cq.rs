@@ -5,14 +5,33 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use ferroce_proto::{WcStatus, WorkCompletion};
-use ferroce_wire::Qpn;
+use ferroce_wire::{Instant, Qpn};
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use crate::async_event::{AckCount, AsyncEventKind};
 use crate::device::{MAX_CQ, MAX_CQE};
 use crate::error::{Busy, CqError, CreateCqError, ResizeCqError};
 use crate::lane::LaneSet;
-use crate::{CompletionChannel, Context, fork};
+use crate::moderation::{Moderation, Moderator, Verdict};
+use crate::{CompletionChannel, Context, Pd, fork};
+
+/// What a completion queue is made from (`ibv_cq_init_attr_ex`).
+#[derive(Clone, Default)]
+#[doc(alias = "ibv_cq_init_attr_ex")]
+pub struct CqInit {
+    /// Completions it shall hold, at least 1.
+    pub entries: u32,
+    /// The caller's own, given back by [`CompletionQueue::user`].
+    pub user: u64,
+    /// Where it reports to.
+    pub channel: Option<Arc<CompletionChannel>>,
+    /// Below [`Context::num_comp_vectors`]; means nothing here.
+    pub comp_vector: u32,
+    /// A full queue drops its oldest completion for a new one, instead of being at its end.
+    pub ignore_overrun: bool,
+    /// The parent domain that it counts as a user of.
+    pub domain: Option<Arc<Pd>>,
+}
 
 /// What the program asked to be told of: `ibv_req_notify_cq`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,11 +41,19 @@ enum Armed {
     Any,
 }
 
+/// A completion and the time of the batch that made it.
+#[derive(Clone, Copy)]
+struct Entry {
+    completion: WorkCompletion,
+    at: Instant,
+}
+
 /// Entries and everything that must change together with them.
 struct Ring {
-    entries: VecDeque<WorkCompletion>,
+    entries: VecDeque<Entry>,
     capacity: usize,
     armed: Armed,
+    moderator: Moderator,
     overrun: bool,
     destroyed: bool,
 }
@@ -50,6 +77,8 @@ pub struct CompletionQueue {
     context: Arc<Context>,
     channel: Option<Arc<CompletionChannel>>,
     user: u64,
+    ignore_overrun: bool,
+    domain: Option<Arc<Pd>>,
     ring: Mutex<Ring>,
     capacity: AtomicU32,
     users: AtomicUsize,
@@ -64,13 +93,8 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    pub(crate) fn create(
-        context: &Arc<Context>,
-        cqe: u32,
-        user: u64,
-        channel: Option<&Arc<CompletionChannel>>,
-        comp_vector: u32,
-    ) -> Result<Arc<Self>, CreateCqError> {
+    pub(crate) fn create(context: &Arc<Context>, init: CqInit) -> Result<Arc<Self>, CreateCqError> {
+        let CqInit { entries: cqe, user, channel, comp_vector, ignore_overrun, domain } = init;
         if cqe == 0 || cqe > MAX_CQE {
             return Err(CreateCqError::Entries { asked: cqe, max: MAX_CQE });
         }
@@ -78,23 +102,34 @@ impl CompletionQueue {
         if comp_vector > last {
             return Err(CreateCqError::Vector { asked: comp_vector, last });
         }
+        let of_others = channel.as_ref().is_some_and(|channel| !Arc::ptr_eq(channel.context(), context))
+            || domain.as_ref().is_some_and(|domain| !Arc::ptr_eq(domain.context(), context));
+        if of_others {
+            return Err(CreateCqError::Foreign);
+        }
         let entries = fixed_ring(cqe).ok_or(CreateCqError::Memory { entries: cqe })?;
         if !context.engine().cqs().take() {
             return Err(CreateCqError::Limit { max: MAX_CQ });
         }
-        if let Some(channel) = channel {
+        if let Some(domain) = &domain {
+            domain.add_user();
+        }
+        if let Some(channel) = &channel {
             channel.add_cq();
         }
         context.engine().objects_changed();
         Ok(Arc::new_cyclic(|me| Self {
             me: me.clone(),
             context: Arc::clone(context),
-            channel: channel.cloned(),
+            channel,
             user,
+            ignore_overrun,
+            domain,
             ring: Mutex::new(Ring {
                 entries,
                 capacity: cqe as usize,
                 armed: Armed::No,
+                moderator: Moderator::default(),
                 overrun: false,
                 destroyed: false,
             }),
@@ -148,7 +183,7 @@ impl CompletionQueue {
     }
 
     /// Takes one completion for [`CqPoll`], like [`Self::poll`].
-    fn poll_one(&self) -> Result<Option<WorkCompletion>, CqError> {
+    fn poll_one(&self) -> Result<Option<Entry>, CqError> {
         if let Some(completion) = self.take_one()? {
             return Ok(Some(completion));
         }
@@ -162,12 +197,12 @@ impl CompletionQueue {
         let mut ring = self.ring.lock();
         let count = out.len().min(ring.entries.len());
         for (to, from) in out.iter_mut().zip(ring.entries.drain(..count)) {
-            *to = from;
+            *to = from.completion;
         }
         if count == 0 && ring.overrun { Err(CqError::Overrun) } else { Ok(count) }
     }
 
-    fn take_one(&self) -> Result<Option<WorkCompletion>, CqError> {
+    fn take_one(&self) -> Result<Option<Entry>, CqError> {
         let mut ring = self.ring.lock();
         let found = ring.entries.pop_front();
         if found.is_none() && ring.overrun { Err(CqError::Overrun) } else { Ok(found) }
@@ -204,6 +239,36 @@ impl CompletionQueue {
             (false, _) | (true, Armed::Any) => Armed::Any,
             (true, _) => Armed::Solicited,
         };
+    }
+
+    /// Has events wait for more completions. Polling sees every completion at once, as ever.
+    #[doc(alias = "ibv_modify_cq")]
+    pub fn moderate(&self, moderation: Moderation) {
+        let mut ring = self.ring.lock();
+        if ring.moderator.set(moderation) {
+            self.fire(&mut ring);
+        }
+    }
+
+    /// The engine's timer looks: fires an event that waited long enough.
+    pub(crate) fn fire_moderated(&self, now: u64) {
+        let mut ring = self.ring.lock();
+        match ring.moderator.look(now) {
+            Verdict::Fire => self.fire(&mut ring),
+            Verdict::Wait => {}
+            Verdict::List(due) => self.context.engine().moderate(&self.me, due),
+        }
+    }
+
+    /// Fires the event that was asked for, once.
+    fn fire(&self, ring: &mut Ring) {
+        let armed = std::mem::replace(&mut ring.armed, Armed::No) != Armed::No;
+        if armed
+            && !ring.destroyed
+            && let Some(channel) = &self.channel
+        {
+            channel.notify(&self.me);
+        }
     }
 
     /// Acknowledges `events` completion events; destroying the queue waits for all of them.
@@ -250,7 +315,7 @@ impl CompletionQueue {
     pub fn begin_poll(&self) -> Result<Option<(CqPoll, WorkCompletion)>, CqError> {
         let held = self.consumer.lock_arc();
         let Some(cq) = self.me.upgrade() else { return Ok(None) };
-        Ok(self.poll_one()?.map(|first| (CqPoll { cq, _held: held }, first)))
+        Ok(self.poll_one()?.map(|first| (CqPoll { cq, at: first.at, _held: held }, first.completion)))
     }
 
     /// Ends the queue. Refused while queue pairs use it; waits until all events it reported are
@@ -280,6 +345,9 @@ impl CompletionQueue {
         if let Some(channel) = &self.channel {
             channel.remove_cq();
         }
+        if let Some(domain) = &self.domain {
+            domain.remove_user();
+        }
         self.context.engine().cqs().give_back();
         self.context.engine().objects_changed();
         Ok(())
@@ -306,27 +374,31 @@ impl CompletionQueue {
 
     /// Adds a completion and fires the event that was asked for: under one lock, so that no
     /// request falls between the two.
-    pub(crate) fn push(&self, completion: WorkCompletion) -> Pushed {
+    pub(crate) fn push(&self, completion: WorkCompletion, now: Instant) -> Pushed {
         let mut ring = self.ring.lock();
         if ring.overrun || ring.destroyed {
             return Pushed::Lost { first: false };
         }
         if ring.entries.len() == ring.capacity {
-            ring.overrun = true;
-            drop(ring);
-            self.context.async_events().push_cq(AsyncEventKind::CqErr, &self.me);
-            return Pushed::Lost { first: true };
+            if !self.ignore_overrun {
+                ring.overrun = true;
+                drop(ring);
+                self.context.async_events().push_cq(AsyncEventKind::CqErr, &self.me);
+                return Pushed::Lost { first: true };
+            }
+            ring.entries.pop_front();
         }
-        ring.entries.push_back(completion);
+        ring.entries.push_back(Entry { completion, at: now });
         let fires = match ring.armed {
             Armed::No => false,
             Armed::Any => true,
             Armed::Solicited => completion.solicited || completion.status != WcStatus::Success,
         };
         if fires {
-            ring.armed = Armed::No;
-            if let Some(channel) = &self.channel {
-                channel.notify(&self.me);
+            match ring.moderator.completed(now) {
+                Verdict::Fire => self.fire(&mut ring),
+                Verdict::Wait => {}
+                Verdict::List(due) => self.context.engine().moderate(&self.me, due),
             }
         }
         Pushed::Queued
@@ -335,7 +407,7 @@ impl CompletionQueue {
     /// Removes what a destroyed or reset queue pair left behind.
     pub(crate) fn purge(&self, qpn: Qpn) {
         let mut ring = self.ring.lock();
-        ring.entries.retain(|completion| completion.qpn != qpn);
+        ring.entries.retain(|entry| entry.completion.qpn != qpn);
     }
 }
 
@@ -343,7 +415,7 @@ impl CompletionQueue {
 const IDLE_POLLS_PER_YIELD: u32 = 16;
 
 /// All the memory at once: the packet path never allocates.
-fn fixed_ring(cqe: u32) -> Option<VecDeque<WorkCompletion>> {
+fn fixed_ring(cqe: u32) -> Option<VecDeque<Entry>> {
     let mut entries = VecDeque::new();
     entries.try_reserve_exact(cqe as usize).ok()?;
     Some(entries)
@@ -352,6 +424,7 @@ fn fixed_ring(cqe: u32) -> Option<VecDeque<WorkCompletion>> {
 /// A polling under way, see [`CompletionQueue::begin_poll`]. Dropping it ends it.
 pub struct CqPoll {
     cq: Arc<CompletionQueue>,
+    at: Instant,
     _held: ArcMutexGuard<RawMutex, ()>,
 }
 
@@ -359,7 +432,17 @@ impl CqPoll {
     /// The next completion, `None` if there is none; the polling goes on either way.
     #[doc(alias = "ibv_next_poll")]
     pub fn next_completion(&mut self) -> Result<Option<WorkCompletion>, CqError> {
-        self.cq.take_one()
+        let next = self.cq.take_one()?;
+        if let Some(entry) = &next {
+            self.at = entry.at;
+        }
+        Ok(next.map(|entry| entry.completion))
+    }
+
+    /// When the completion returned last came to be, by the clock of [`Context::raw_clock`].
+    #[doc(alias = "ibv_wc_read_completion_ts")]
+    pub fn completed_at(&self) -> Instant {
+        self.at
     }
 
     /// Ends the polling.

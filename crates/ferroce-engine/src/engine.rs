@@ -24,6 +24,7 @@ use crate::hub::Hub;
 use crate::lane::Lane;
 use crate::limit::Limit;
 use crate::memory::{MemoryTable, PdId};
+use crate::moderation::Moderated;
 use crate::{CompletionQueue, Context, Qp, fork, sys};
 
 /// The devices of this network namespace, as this process sees them.
@@ -47,6 +48,7 @@ pub(crate) struct Engine {
     retired: Mutex<ferroce_proto::Counters>,
     /// When to tell the broker of changes, [`NEVER`] if there are none.
     report_at: AtomicU64,
+    moderated: Moderated,
     pds: Limit,
     cqs: Limit,
     next_pd: AtomicU32,
@@ -121,6 +123,7 @@ impl Engine {
             memory: MemoryTable::new().map_err(DeviceError::Broker)?,
             retired: Mutex::default(),
             report_at: AtomicU64::new(NEVER),
+            moderated: Moderated::default(),
             pds: Limit::new(device::MAX_PD),
             cqs: Limit::new(device::MAX_CQ),
             next_pd: AtomicU32::new(1),
@@ -298,6 +301,18 @@ impl Engine {
             mrs: self.memory.len() as u32,
         });
         NEVER
+    }
+
+    /// The event of a completion queue waits for more completions, until `due` at the latest.
+    pub(crate) fn moderate(&self, cq: &Weak<CompletionQueue>, due: u64) {
+        self.moderated.add(cq, due);
+        let hub = self.hub();
+        hub.attention.request(due, || hub.wake());
+    }
+
+    /// On the background thread: fires the events that waited long enough, and returns when to look again.
+    pub(crate) fn fire_moderated(&self, now: u64) -> u64 {
+        self.moderated.fire(now)
     }
 
     /// A queue pair ends: what it counted stays in the sum.

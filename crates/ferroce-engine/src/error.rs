@@ -166,6 +166,9 @@ pub enum CreateCqError {
         /// The limit.
         max: u32,
     },
+    /// The channel or the parent domain belongs to another context.
+    #[error("a completion queue, its channel and its domain must be of one context")]
+    Foreign,
     /// No memory for the entries.
     #[error("no memory for {entries} completions")]
     Memory {

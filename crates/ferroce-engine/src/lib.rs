@@ -33,6 +33,7 @@ mod hub;
 pub mod lane;
 mod limit;
 pub mod memory;
+mod moderation;
 mod mr;
 mod notify;
 mod pd;
@@ -54,7 +55,7 @@ pub use attr::{AhAttr, QpAttr, QpInit};
 pub use channel::CompletionChannel;
 pub use context::Context;
 pub use counters::DeviceCounters;
-pub use cq::{CompletionQueue, CqPoll};
+pub use cq::{CompletionQueue, CqInit, CqPoll};
 pub use device::{
     DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, GidType, MAX_CQ, MAX_CQE, MAX_INLINE, MAX_MR, MAX_PD,
     MAX_QP, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE, MAX_SRQ, MAX_SRQ_SGE, MAX_SRQ_WR, Origin, PhysState, PortAttr,
@@ -66,8 +67,10 @@ pub use ferroce_proto::{
     SrqAttrMask, WcOpcode, WcStatus, WorkCompletion,
 };
 pub use memory::{Access, RegMrError};
+pub use moderation::Moderation;
 pub use mr::{Mr, MrChange};
-pub use pd::Pd;
+pub use pd::{Pd, ThreadDomain};
 pub use qp::Qp;
 pub use send_batch::SendBatch;
 pub use srq::{Srq, SrqInit};
+pub use sys::wall_clock;

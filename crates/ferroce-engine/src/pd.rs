@@ -13,6 +13,8 @@ use crate::{Context, Mr, Qp, Srq, SrqInit, fork};
 pub struct Pd {
     context: Arc<Context>,
     id: PdId,
+    /// Of a parent domain: what it was made from.
+    base: Option<(Arc<Pd>, Option<Arc<ThreadDomain>>)>,
     users: AtomicUsize,
     deallocated: AtomicBool,
     epoch: u64,
@@ -23,10 +25,38 @@ impl Pd {
         Arc::new(Self {
             context: Arc::clone(context),
             id,
+            base: None,
             users: AtomicUsize::new(0),
             deallocated: AtomicBool::new(false),
             epoch: fork::epoch(),
         })
+    }
+
+    /// Makes a parent domain: this domain under another name, which counts the objects made in it by itself, and which
+    /// may have a thread domain. Keys of one are good in the other.
+    ///
+    /// `None` if the thread domain is of another context, or if this is a parent domain itself.
+    #[doc(alias = "ibv_alloc_parent_domain")]
+    pub fn parent_domain(self: &Arc<Self>, td: Option<&Arc<ThreadDomain>>) -> Option<Arc<Self>> {
+        let foreign = td.is_some_and(|td| !Arc::ptr_eq(&td.context, &self.context));
+        if foreign || self.base.is_some() {
+            return None;
+        }
+        self.add_user();
+        td.inspect(|td| td.add_user());
+        Some(Arc::new(Self {
+            context: Arc::clone(&self.context),
+            id: self.id,
+            base: Some((Arc::clone(self), td.cloned())),
+            users: AtomicUsize::new(0),
+            deallocated: AtomicBool::new(false),
+            epoch: fork::epoch(),
+        }))
+    }
+
+    /// Made by [`Self::parent_domain`].
+    pub fn is_parent_domain(&self) -> bool {
+        self.base.is_some()
     }
 
     /// The context it was made in.
@@ -80,9 +110,18 @@ impl Pd {
         if users > 0 {
             return Err(Busy { users });
         }
-        if !self.deallocated.swap(true, Ordering::AcqRel) {
-            self.context.engine().pds().give_back();
-            self.context.engine().objects_changed();
+        if self.deallocated.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        match &self.base {
+            Some((base, td)) => {
+                base.remove_user();
+                td.as_ref().inspect(|td| td.remove_user());
+            }
+            None => {
+                self.context.engine().pds().give_back();
+                self.context.engine().objects_changed();
+            }
         }
         Ok(())
     }
@@ -92,6 +131,38 @@ impl Pd {
     }
 
     pub(crate) fn remove_user(&self) {
+        self.users.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A thread domain (`ibv_td`): the program promises that one thread at a time uses the objects made in parent domains
+/// that have it. Here their locks stay, which nobody then contends for.
+#[doc(alias = "ibv_td")]
+pub struct ThreadDomain {
+    context: Arc<Context>,
+    users: AtomicUsize,
+    epoch: u64,
+}
+
+impl ThreadDomain {
+    pub(crate) fn new(context: &Arc<Context>) -> Arc<Self> {
+        Arc::new(Self { context: Arc::clone(context), users: AtomicUsize::new(0), epoch: fork::epoch() })
+    }
+
+    /// Ends it. Refused while parent domains have it.
+    #[doc(alias = "ibv_dealloc_td")]
+    pub fn dealloc(&self) -> Result<(), Busy> {
+        match self.users.load(Ordering::Acquire) {
+            users if users > 0 && self.epoch == fork::epoch() => Err(Busy { users }),
+            _ => Ok(()),
+        }
+    }
+
+    fn add_user(&self) {
+        self.users.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn remove_user(&self) {
         self.users.fetch_sub(1, Ordering::AcqRel);
     }
 }

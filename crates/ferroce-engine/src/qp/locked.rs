@@ -84,7 +84,7 @@ impl Locked<'_> {
             return;
         }
         let unsent = self.transmit(now);
-        let published = self.qp.publish(&mut self.core);
+        let published = self.qp.publish(&mut self.core, now);
         self.leave(now, unsent, published);
     }
 
@@ -99,7 +99,7 @@ impl Locked<'_> {
             self.settle(now);
             return false;
         }
-        let published = self.qp.publish(&mut self.core);
+        let published = self.qp.publish(&mut self.core, now);
         let owes = published.receives == 1 && published.overrun.is_empty();
         let unsent = if owes { false } else { self.transmit(now) };
         self.core.owes = owes;
@@ -122,7 +122,7 @@ impl Locked<'_> {
         let mut overrun = published.overrun;
         if !overrun.is_empty() {
             core.transport.set_fatal();
-            overrun.extend(qp.publish(&mut core).overrun);
+            overrun.extend(qp.publish(&mut core, now).overrun);
         }
         let deadline = if unsent { now.as_nanos() } else { Hub::deadline(core.transport.poll_timeout()) };
         qp.deadline.store(deadline, Ordering::SeqCst);
@@ -162,7 +162,7 @@ impl Qp {
     }
 
     /// Hands out completions and events.
-    fn publish(&self, core: &mut Core) -> Published {
+    fn publish(&self, core: &mut Core, now: Instant) -> Published {
         let mut published = Published::default();
         while let Some(event) = core.transport.poll_event() {
             let (cq, completion) = match event {
@@ -176,7 +176,7 @@ impl Qp {
                     continue;
                 }
             };
-            if cq.push(completion) == (Pushed::Lost { first: true }) {
+            if cq.push(completion, now) == (Pushed::Lost { first: true }) {
                 published.overrun.push(Arc::clone(cq));
             }
         }
