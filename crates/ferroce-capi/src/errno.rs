@@ -6,9 +6,10 @@ use std::io;
 use core::ffi::c_int;
 use ferroce_engine::RegMrError;
 use ferroce_engine::error::{
-    AllocPdError, Busy, CqError, CreateChannelError, CreateCqError, CreateQpError, CreateSrqError,
-    DeviceError, EventError, ModifyQpError, ModifySrqError, OpenError, PostRecvError, PostSendError,
-    QueryError, ResizeCqError, TransportCreateQpError, TransportModifyQpError, TransportModifySrqError,
+    AllocPdError, AttachError, Busy, CqError, CreateChannelError, CreateCqError, CreateQpError,
+    CreateSrqError, DetachError, DeviceError, EventError, ModifyQpError, ModifySrqError, OpenError,
+    PostRecvError, PostSendError, QueryError, ResizeCqError, TransportCreateQpError, TransportModifyQpError,
+    TransportModifySrqError,
 };
 
 /// An errno value that a call of ours returns.
@@ -260,6 +261,29 @@ impl From<ModifyQpError> for Errno {
             | ModifyQpError::PathMtu { .. }
             | ModifyQpError::Destroyed => Self::EINVAL,
             ModifyQpError::Socket(source) => source.into(),
+        }
+    }
+}
+
+impl From<AttachError> for Errno {
+    fn from(error: AttachError) -> Self {
+        told(&error);
+        match error {
+            AttachError::Service | AttachError::NotAGroup { .. } | AttachError::Destroyed => Self::EINVAL,
+            AttachError::Groups { .. } | AttachError::Members { .. } => Self::ENOMEM,
+            AttachError::Join { source, .. } => match source.raw_os_error() {
+                // Descriptors and the kernel's memory are what a group costs.
+                Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => Self::ENOMEM,
+                _ => source.into(),
+            },
+        }
+    }
+}
+
+impl From<DetachError> for Errno {
+    fn from(error: DetachError) -> Self {
+        match error {
+            DetachError::NotAttached { .. } => Self::EINVAL,
         }
     }
 }

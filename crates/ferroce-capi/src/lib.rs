@@ -19,6 +19,7 @@ pub mod events;
 pub mod fork;
 mod handle;
 mod log;
+pub mod mcast;
 pub mod mr;
 mod ops;
 pub mod pd;

@@ -230,7 +230,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut abi::ibv_qp) -> c_int {
         // SAFETY: as the caller says.
         let (handle, _) = unsafe { enter(owner, qp) }?;
         POOL.end(handle, |live| {
-            live.engine.destroy();
+            live.engine.try_destroy()?;
             handle.extra.abandon();
             Ok(())
         })

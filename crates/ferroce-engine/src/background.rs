@@ -34,7 +34,7 @@ pub(crate) fn spawn(engine: Arc<Engine>) -> io::Result<()> {
         .for_each(|s| blocked.remove(s));
     let before = blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
     let spawned = std::thread::Builder::new().name("ferroce".to_owned()).spawn(move || {
-        let mut thread = Background { engine, epoll, watched: Vec::new() };
+        let mut thread = Background { engine, epoll, watched: Vec::new(), known: Arc::default() };
         if catch_unwind(AssertUnwindSafe(|| thread.run())).is_err() {
             tracing::error!("the background thread panicked: the device is dead");
             thread.engine.fatal();
@@ -55,13 +55,15 @@ impl AsFd for EpollSet {
 struct Background {
     engine: Arc<Engine>,
     epoll: Guarded<EpollSet>,
-    /// Lanes whose socket is in the epoll set.
+    /// Lanes whose socket is in the epoll set, by id.
     watched: Vec<Watched>,
+    /// The lanes at the last look.
+    known: Arc<Vec<Arc<Lane>>>,
 }
 
 /// A lane whose socket is in the epoll set.
 struct Watched {
-    id: u64,
+    lane: Arc<Lane>,
     /// Looks in a row at a socket that a thread of the program serves by itself.
     in_vain: u32,
 }
@@ -76,6 +78,7 @@ impl Background {
         loop {
             hub.attention.unpark();
             let lanes = self.engine.lanes();
+            self.unwatch_closed(&lanes);
             let wake_at = self.look(&lanes);
             hub.attention.park(wake_at);
             // Whoever changed something before it could see the new time is found here.
@@ -115,7 +118,7 @@ impl Background {
             if due || lane.state().is_overdue(now) {
                 lane.serve_in_background(ROUNDS);
             }
-            let watching = self.watched.iter().any(|watched| watched.id == lane.id());
+            let watching = self.find(lane).is_ok();
             let mut plan = lane.state().plan(now, watching);
             if plan.watch && !watching {
                 self.watch(lane);
@@ -144,7 +147,8 @@ impl Background {
         if served == Served::Busy {
             std::thread::yield_now();
         }
-        let Some(watched) = self.watched.iter_mut().find(|watched| watched.id == lane.id()) else { return };
+        let Ok(index) = self.find(lane) else { return };
+        let watched = &mut self.watched[index];
         if served == Served::Some {
             watched.in_vain = 0;
         } else if lane.state().is_eager() {
@@ -156,18 +160,38 @@ impl Background {
         }
     }
 
-    fn watch(&mut self, lane: &Lane) {
+    /// Its place among the watched, or where it would be.
+    fn find(&self, lane: &Lane) -> Result<usize, usize> {
+        self.watched.binary_search_by_key(&lane.id(), |watched| watched.lane.id())
+    }
+
+    fn watch(&mut self, lane: &Arc<Lane>) {
+        let Err(index) = self.find(lane) else { return };
         match self.epoll.0.add(lane.fd(), EpollEvent::new(EpollFlags::EPOLLIN, lane.id())) {
-            Ok(()) => self.watched.push(Watched { id: lane.id(), in_vain: 0 }),
+            Ok(()) => self.watched.insert(index, Watched { lane: Arc::clone(lane), in_vain: 0 }),
             Err(errno) => tracing::error!(%errno, "cannot watch a socket"),
         }
     }
 
     fn unwatch(&mut self, lane: &Lane) {
+        let Ok(index) = self.find(lane) else { return };
         if let Err(errno) = self.epoll.0.delete(lane.fd()) {
             tracing::error!(%errno, "cannot stop watching a socket");
         }
-        self.watched.retain(|watched| watched.id != lane.id());
+        self.watched.remove(index);
+    }
+
+    /// Lanes of multicast groups end. Who sleeps on one may hold its socket open for long, so it is taken out here.
+    fn unwatch_closed(&mut self, lanes: &Arc<Vec<Arc<Lane>>>) {
+        if Arc::ptr_eq(lanes, &self.known) {
+            return;
+        }
+        let gone = |watched: &Watched| !lanes.iter().any(|lane| lane.id() == watched.lane.id());
+        while let Some(index) = self.watched.iter().position(gone) {
+            let lane = Arc::clone(&self.watched[index].lane);
+            self.unwatch(&lane);
+        }
+        self.known = Arc::clone(lanes);
     }
 }
 

@@ -43,6 +43,12 @@ pub struct DeviceAttr {
     pub max_qp_init_rd_atom: u32,
     /// READs and atomics that the device answers at a time.
     pub max_res_rd_atom: u32,
+    /// Multicast groups that queue pairs of one process are attached to.
+    pub max_mcast_grp: u32,
+    /// Queue pairs of one process that are attached to one multicast group.
+    pub max_mcast_qp_attach: u32,
+    /// Attachments of one process, in all groups.
+    pub max_total_mcast_qp_attach: u32,
     /// Ports: always one, number 1.
     pub phys_port_cnt: u8,
     /// Completion vectors.
@@ -69,6 +75,12 @@ pub const MAX_MR: u32 = 262_143;
 pub const MAX_PD: u32 = 65_536;
 /// [`DeviceAttr::max_qp_rd_atom`] and [`DeviceAttr::max_qp_init_rd_atom`].
 pub const MAX_RD_ATOM: u32 = 128;
+/// [`DeviceAttr::max_mcast_grp`]: each takes a descriptor for each interface, of the 1024 that a process normally has.
+pub const MAX_MCAST_GRP: u32 = 512;
+/// [`DeviceAttr::max_mcast_qp_attach`], as rxe: so many copies one packet can make.
+pub const MAX_MCAST_QP_ATTACH: u32 = 56;
+/// [`DeviceAttr::max_total_mcast_qp_attach`].
+pub const MAX_TOTAL_MCAST_QP_ATTACH: u32 = MAX_MCAST_GRP * MAX_MCAST_QP_ATTACH;
 
 /// [`DeviceAttr::max_srq`]: one slot's numbers.
 pub const MAX_SRQ: u32 = crate::qpn::MAX_QPS;

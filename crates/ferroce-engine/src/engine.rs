@@ -23,6 +23,7 @@ use crate::handover::NEVER;
 use crate::hub::Hub;
 use crate::lane::Lane;
 use crate::limit::Limit;
+use crate::mcast::{Groups, Members};
 use crate::memory::{MemoryTable, PdId};
 use crate::moderation::Moderated;
 use crate::{CompletionQueue, Context, Qp, fork, sys};
@@ -49,6 +50,7 @@ pub(crate) struct Engine {
     /// When to tell the broker of changes, [`NEVER`] if there are none.
     report_at: AtomicU64,
     moderated: Moderated,
+    groups: Groups,
     pds: Limit,
     cqs: Limit,
     next_pd: AtomicU32,
@@ -124,6 +126,7 @@ impl Engine {
             retired: Mutex::default(),
             report_at: AtomicU64::new(NEVER),
             moderated: Moderated::default(),
+            groups: Groups::default(),
             pds: Limit::new(device::MAX_PD),
             cqs: Limit::new(device::MAX_CQ),
             next_pd: AtomicU32::new(1),
@@ -147,9 +150,12 @@ impl Engine {
                         tracing::error!(%error, "an address that appeared cannot be used");
                     }
                 }
-                BrokerEvent::GidsChanged(id) => self.tell(id, |events| {
-                    events.push_port(AsyncEventKind::GidChange, 1);
-                }),
+                BrokerEvent::GidsChanged(id) => {
+                    self.tell(id, |events| events.push_port(AsyncEventKind::GidChange, 1));
+                    if let Some(device) = self.device_by_id(id) {
+                        self.groups.follow(&device, self);
+                    }
+                }
                 BrokerEvent::PortActive(id) => self.tell(id, |events| {
                     events.push_port(AsyncEventKind::PortActive, 1);
                 }),
@@ -258,6 +264,26 @@ impl Engine {
         Ok(())
     }
 
+    /// A lane for the membership of a multicast group: background and pollers serve it from now on.
+    pub(crate) fn open_group_lane(&self, socket: RxSocket, ifindex: u32, members: &Members) -> Arc<Lane> {
+        let running = self.running();
+        let id = running.next_lane.fetch_add(1, Ordering::Relaxed);
+        let members = Arc::clone(members);
+        let lane = Arc::new(Lane::of_group(id, ifindex, socket, members, Arc::clone(&running.hub)));
+        running.lanes.rcu(|lanes| lanes.iter().chain([&lane]).cloned().collect::<Vec<_>>());
+        running.hub.attention.request(0, || running.hub.wake());
+        lane
+    }
+
+    /// Nobody serves it any more; its socket is closed when the last one who looks at it has left.
+    pub(crate) fn close_group_lane(&self, lane: &Arc<Lane>) {
+        let running = self.running();
+        running
+            .lanes
+            .rcu(|lanes| lanes.iter().filter(|known| !Arc::ptr_eq(known, lane)).cloned().collect::<Vec<_>>());
+        running.hub.attention.request(0, || running.hub.wake());
+    }
+
     fn running(&self) -> &Running {
         self.running.get().expect("every context starts the engine before it exists")
     }
@@ -335,6 +361,10 @@ impl Engine {
     pub(crate) fn lane(&self, ip: IpAddr, scope_id: u32) -> Option<Arc<Lane>> {
         let lanes = self.running().lanes.load();
         lanes.iter().find(|lane| lane.local() == ip && lane.scope_id() == scope_id).cloned()
+    }
+
+    pub(crate) fn groups(&self) -> &Groups {
+        &self.groups
     }
 
     pub(crate) fn memory(&self) -> &MemoryTable {

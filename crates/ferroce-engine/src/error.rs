@@ -1,6 +1,7 @@
 //! Why the engine refused. `ferroce-capi` turns each variant into an errno; nothing here is one.
 
 use std::io;
+use std::net::IpAddr;
 
 use ferroce_wire::Gid;
 use thiserror::Error;
@@ -294,6 +295,57 @@ pub enum ModifyQpError {
     /// Destroyed, or its context closed.
     #[error("the queue pair was destroyed")]
     Destroyed,
+}
+
+/// A queue pair was not attached to a multicast group.
+#[derive(Debug, Error)]
+pub enum AttachError {
+    /// Datagrams alone go to groups.
+    #[error("only a queue pair of service UD can be attached to a multicast group")]
+    Service,
+    /// The GID is no group's.
+    #[error("{mgid} is not the GID of a multicast group")]
+    NotAGroup {
+        /// What was asked for.
+        mgid: Gid,
+    },
+    /// The limit of groups is reached.
+    #[error("the limit of {max} multicast groups is reached")]
+    Groups {
+        /// The limit.
+        max: u32,
+    },
+    /// The limit of this group is reached.
+    #[error("the limit of {max} queue pairs attached to one multicast group is reached")]
+    Members {
+        /// The limit.
+        max: u32,
+    },
+    /// The system refuses the membership.
+    #[error("cannot join {group} on interface {ifindex}")]
+    Join {
+        /// The group.
+        group: IpAddr,
+        /// The interface.
+        ifindex: u32,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Destroyed, or its context closed.
+    #[error("the queue pair was destroyed")]
+    Destroyed,
+}
+
+/// A queue pair was not detached from a multicast group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DetachError {
+    /// It was not attached to this group.
+    #[error("the queue pair is not attached to {mgid}")]
+    NotAttached {
+        /// What was asked for.
+        mgid: Gid,
+    },
 }
 
 /// An event could not be had.

@@ -43,6 +43,8 @@
 //! Lock order: lane, queue pair, completion queue, channel. The list of queue pairs on a lane is
 //! a leaf. No lock is shared by queue pairs on the packet path but the lane's, once a batch.
 
+mod group;
+
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -62,6 +64,7 @@ use crate::error::EventError;
 use crate::fork::Guarded;
 use crate::handover::{LaneState, NEVER};
 use crate::hub::Hub;
+use crate::mcast::Members;
 use crate::memory::guard;
 use crate::tx::Senders;
 use crate::{Qp, sys};
@@ -122,6 +125,8 @@ impl Receiver {
 pub(crate) struct Lane {
     id: u64,
     slot: u8,
+    /// Of a multicast group: who is attached to it.
+    members: Option<Members>,
     local: IpAddr,
     scope_id: u32,
     socket: Guarded<RxSocket>,
@@ -139,6 +144,7 @@ impl Lane {
         Self {
             id,
             slot,
+            members: None,
             local,
             scope_id,
             senders: Senders::new(local, scope_id, hub.secret),
@@ -203,6 +209,8 @@ impl Lane {
         };
         let owing = receiver.owing.take();
         let mut batch_time = None;
+        // A batch of a group is many copies: a flood holds nobody up who waits for other lanes.
+        let rounds = if self.members.is_some() { 1 } else { rounds };
         for _ in 0..rounds {
             let Some(now) = self.receive(&mut receiver, program) else { break };
             batch_time = Some(now);
@@ -225,7 +233,10 @@ impl Lane {
             Ok(_) => {
                 let now = sys::now();
                 receiver.look_at_guard(now);
-                self.dispatch(receiver, now, program);
+                match &self.members {
+                    None => self.dispatch(receiver, now, program),
+                    Some(members) => self.fan_out(receiver, now, members),
+                }
                 Some(now)
             }
             Err(error) => {
@@ -299,6 +310,11 @@ impl Lane {
             }
         }
         DeviceCounters::add(&counters.rcvd_pkts, received);
+        Self::settle_touched(touched, now);
+    }
+
+    /// Sends the batch's answers and publishes its completions.
+    fn settle_touched(touched: &mut Vec<Arc<Qp>>, now: Instant) {
         for qp in touched.drain(..) {
             let mut core = qp.lock();
             if core.set_touched(false) {
@@ -338,7 +354,12 @@ impl Lane {
                 return None;
             }
         }
-        if qpn.value() >> 16 != u32::from(self.slot) {
+        // A group is addressed by its IP address and by this number together; rxe looks at the number alone.
+        let meant = match &self.members {
+            None => qpn.value() >> 16 == u32::from(self.slot),
+            Some(_) => qpn == Qpn::MULTICAST,
+        };
+        if !meant {
             DeviceCounters::count(&counters.rx_stray_slot);
             return None;
         }

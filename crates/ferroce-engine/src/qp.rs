@@ -1,6 +1,7 @@
 //! Queue pairs: the transport's state machine, joined to memory, sockets and completion queues.
 
 mod locked;
+mod mcast;
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -16,7 +17,7 @@ use parking_lot::Mutex;
 use crate::async_event::AckCount;
 use crate::attr::{AhAttr, QpAttr, QpInit};
 use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
-use crate::error::{CreateQpError, ModifyQpError};
+use crate::error::{Busy, CreateQpError, ModifyQpError};
 use crate::handover::NEVER;
 use crate::send_batch::{SendBatch, Stage};
 use crate::tx::Endpoints;
@@ -131,6 +132,7 @@ impl Qp {
                 touched: false,
                 owes: false,
                 destroyed: false,
+                groups: Vec::new(),
             }),
             stage: Arc::new(Mutex::new(Stage::default())),
             deadline: AtomicU64::new(NEVER),
@@ -399,20 +401,33 @@ impl Qp {
         self.core.lock().memory.read_inline(addr, out).map_err(PostSendError::Inline)
     }
 
+    /// Ends the queue pair, after it left every multicast group; else as [`Self::try_destroy`].
+    pub fn destroy(&self) {
+        while self.try_destroy().is_err() {
+            self.detach_all();
+        }
+    }
+
     /// Ends the queue pair. Outstanding work requests vanish without completions, and completions
     /// that were not polled with them; waits until its asynchronous events are acknowledged. A
     /// second call does nothing.
+    ///
+    /// [`Busy`] while it is attached to multicast groups: then nothing happened.
     #[doc(alias = "ibv_destroy_qp")]
-    pub fn destroy(&self) {
+    pub fn try_destroy(&self) -> Result<(), Busy> {
         if self.epoch != fork::epoch() {
-            return;
+            return Ok(());
         }
         let hub = self.context().engine().hub();
         {
             let mut core = self.core.lock();
-            if std::mem::replace(&mut core.destroyed, true) {
-                return;
+            if core.destroyed {
+                return Ok(());
             }
+            if !core.groups.is_empty() {
+                return Err(Busy { users: core.groups.len() });
+            }
+            core.destroyed = true;
             self.pay(&mut core);
             self.move_to(&mut core, None);
             self.context().engine().retire(core.transport.counters());
@@ -432,6 +447,7 @@ impl Qp {
         self.srq.iter().for_each(|srq| srq.remove_user());
         self.pd.remove_user();
         self.context().engine().objects_changed();
+        Ok(())
     }
 
     fn purge(&self) {

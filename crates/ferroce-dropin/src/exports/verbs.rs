@@ -12,7 +12,7 @@ exports! {
     compat "ibv_alloc_pd" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
     default "ibv_alloc_pd" "IBVERBS_1.1" = pd::ibv_alloc_pd;
     compat "ibv_attach_mcast" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
-    default "ibv_attach_mcast" "IBVERBS_1.1" = refused::errno_not_supported, "datagrams come later";
+    default "ibv_attach_mcast" "IBVERBS_1.1" = mcast::ibv_attach_mcast;
     compat "ibv_close_device" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
     default "ibv_close_device" "IBVERBS_1.1" = context::ibv_close_device;
     default "ibv_copy_ah_attr_from_kern" "IBVERBS_1.1" = refused::nothing, "for rdma-core's own librdmacm";
@@ -46,7 +46,7 @@ exports! {
     compat "ibv_destroy_srq" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
     default "ibv_destroy_srq" "IBVERBS_1.1" = srq::ibv_destroy_srq;
     compat "ibv_detach_mcast" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
-    default "ibv_detach_mcast" "IBVERBS_1.1" = refused::errno_not_supported, "datagrams come later";
+    default "ibv_detach_mcast" "IBVERBS_1.1" = mcast::ibv_detach_mcast;
     default "ibv_dm_export_dmabuf_fd" "IBVERBS_1.16" = refused::minus_one_not_supported, "no device memory";
     default "ibv_dofork_range" "IBVERBS_1.1" = fork::ibv_dofork_range;
     default "ibv_dontfork_range" "IBVERBS_1.1" = fork::ibv_dontfork_range;

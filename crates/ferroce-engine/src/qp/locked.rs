@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ferroce_proto::{QpEvent, QueuePair};
-use ferroce_wire::{Flow, Instant, Packet};
+use ferroce_wire::{Flow, Gid, Instant, Packet};
 use parking_lot::MutexGuard;
 
 use super::Qp;
@@ -28,6 +28,8 @@ pub(super) struct Core {
     /// An acknowledgement was put off, see [`Locked::settle_or_owe`].
     pub(super) owes: bool,
     pub(super) destroyed: bool,
+    /// Multicast groups it is attached to.
+    pub(super) groups: Vec<Gid>,
 }
 
 /// Where packets leave and arrive, from RTR on.

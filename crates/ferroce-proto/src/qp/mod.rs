@@ -320,7 +320,13 @@ impl QueuePair {
         if packet.icrc != IcrcStatus::Checked {
             return Err(DropReason::IcrcUnchecked);
         }
-        if packet.bth.dest_qp != self.shared.qpn {
+        // A group is its address and this number together; whoever hands the packet over knows who is attached.
+        let meant = if from.destination.is_multicast() {
+            packet.bth.dest_qp == Qpn::MULTICAST && !self.roles.is_connected()
+        } else {
+            packet.bth.dest_qp == self.shared.qpn
+        };
+        if !meant {
             return Err(DropReason::WrongQpn);
         }
         if matches!(self.state(), QpState::Reset | QpState::Init | QpState::Error) {
