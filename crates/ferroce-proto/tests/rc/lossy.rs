@@ -92,7 +92,7 @@ fn two_hundred_thousand_mixed_messages() {
 fn the_same_seed_is_the_same_run() {
     let seed = Seed::for_test("the_same_seed_is_the_same_run", 11);
     let setup = Setup { min_rnr_timer: 1, ..Setup::default() };
-    let runs = [0, 0, 1].map(|offset| run(&setup, BAD, seed.value + offset, 10_000, MAX_LEN));
+    let runs = [0, 0, 1].map(|offset| run(&setup, BAD, seed.value + offset, 200_000, MAX_LEN));
     assert_eq!(runs[0], runs[1]);
     assert_ne!(runs[0], runs[2]);
 }
