@@ -27,7 +27,7 @@ pub(crate) struct LiveContext {
     _command: OwnedFd,
 }
 
-/// Set when a panic came out of a call on the context.
+/// Set when a panic came out of a call on the context, or the device is gone.
 #[derive(Default)]
 pub(crate) struct Dead(AtomicBool);
 
@@ -54,7 +54,7 @@ impl ContextHandle {
         unsafe { Self::from_c(whole) }
     }
 
-    /// A panic came out of a call on it.
+    /// A panic came out of a call on it, or its device is gone.
     pub(crate) fn is_dead(&self) -> bool {
         self.extra.0.load(Ordering::Relaxed)
     }
@@ -110,6 +110,8 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut abi::ibv_device) -> *mut a
         };
         let handle = POOL.take(ops::verbs_context(context));
         handle.extra.0.store(false, Ordering::Relaxed);
+        // The device may be gone at any time from here on.
+        engine.on_fatal(|| handle.extra.0.store(true, Ordering::Relaxed));
         POOL.enliven(handle, LiveContext { engine, _command: command });
         Ok(handle.public())
     })

@@ -14,12 +14,8 @@ use crate::handle::Live;
 
 /// Of no vendor, as rxe.
 const VENDOR_ID: u32 = 0xff_ffff;
-/// 4X, of the codes that `active_width` has.
-const ACTIVE_WIDTH: u8 = 2;
-/// 10 Gb/s a lane, of the codes that `active_speed` has: with four lanes about what the UDP datapath reaches.
-const ACTIVE_SPEED: u8 = 8;
-/// The same in 100 Mb/s, for `ibv_query_port_speed`.
-const PORT_SPEED: u64 = 400;
+/// What `lo` and other interfaces of no known speed are taken for, in Mb/s: about what the UDP datapath reaches.
+const DEFAULT_SPEED: u32 = 40_000;
 /// The only P_Key, as in every full member's table.
 const DEFAULT_PKEY: u16 = 0xffff;
 /// Of the clock of completions, in kHz: it counts nanoseconds.
@@ -175,7 +171,34 @@ pub(crate) unsafe extern "C" fn query_rt_values(
     })
 }
 
+/// The codes of `active_width` and of the speed of a lane whose product is closest to that of an Ethernet of so many
+/// Mb/s, as the kernel picks them for RoCE.
+fn width_and_speed(mbps: u32) -> (u8, u32) {
+    const LANES_1: u8 = 1;
+    const LANES_4: u8 = 2;
+    const SDR: u32 = 1;
+    const DDR: u32 = 2;
+    const FDR10: u32 = 8;
+    const EDR: u32 = 32;
+    const HDR: u32 = 64;
+    const NDR: u32 = 128;
+    const XDR: u32 = 256;
+    match mbps {
+        ..=1_000 => (LANES_1, SDR),
+        ..=10_000 => (LANES_1, FDR10),
+        ..=20_000 => (LANES_4, DDR),
+        ..=25_000 => (LANES_1, EDR),
+        ..=40_000 => (LANES_4, FDR10),
+        ..=50_000 => (LANES_1, HDR),
+        ..=100_000 => (LANES_4, EDR),
+        ..=200_000 => (LANES_4, HDR),
+        ..=400_000 => (LANES_4, NDR),
+        _ => (LANES_4, XDR),
+    }
+}
+
 fn port_attr(port: &PortAttr) -> abi::ibv_port_attr {
+    let (active_width, speed) = width_and_speed(port.speed.unwrap_or(DEFAULT_SPEED));
     abi::ibv_port_attr {
         state: port.state as abi::ibv_port_state,
         max_mtu: port.max_mtu as abi::ibv_mtu,
@@ -193,13 +216,14 @@ fn port_attr(port: &PortAttr) -> abi::ibv_port_attr {
         sm_sl: 0,
         subnet_timeout: 0,
         init_type_reply: 0,
-        active_width: ACTIVE_WIDTH,
-        active_speed: ACTIVE_SPEED,
+        active_width,
+        // The octet ends at NDR; a program that knows of more reads active_speed_ex.
+        active_speed: u8::try_from(speed).unwrap_or(128),
         phys_state: port.phys_state as u8,
         link_layer: abi::IBV_LINK_LAYER_ETHERNET as u8,
         flags: abi::IBV_QPF_GRH_REQUIRED,
         port_cap_flags2: 0,
-        active_speed_ex: 0,
+        active_speed_ex: speed,
     }
 }
 
@@ -241,7 +265,7 @@ pub unsafe extern "C" fn ibv_query_port(
     unsafe { query_port(context, port_num, port_attr.cast(), SHORT_PORT_ATTR) }
 }
 
-/// The speed of the port in 100 Mb/s.
+/// The speed of the port in 100 Mb/s: the netdev's, 40 Gb/s for one that does not say, as `lo`.
 ///
 /// # Safety
 ///
@@ -254,12 +278,13 @@ pub unsafe extern "C" fn ibv_query_port_speed(
     call::code(|owner| {
         // SAFETY: as the caller says.
         let (_, live) = unsafe { context::enter(owner, context) }?;
-        live.engine.port(narrow_port(port_num)?)?;
+        let port = live.engine.port(narrow_port(port_num)?)?;
         if port_speed.is_null() {
             return Err(Errno::EINVAL);
         }
+        let speed = u64::from(port.speed.unwrap_or(DEFAULT_SPEED)) / 100;
         // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { port_speed.write(PORT_SPEED) };
+        unsafe { port_speed.write(speed) };
         Ok(())
     })
 }
@@ -449,4 +474,26 @@ pub unsafe extern "C" fn ibv_get_pkey_index(
         let value = self::pkey(&live, port_num, 0)?;
         if value.to_be() == pkey { Ok(0) } else { Err(Errno::EINVAL) }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speeds_have_their_codes() {
+        for (mbps, want) in [
+            (10, (1, 1)),
+            (1_000, (1, 1)),
+            (10_000, (1, 8)),
+            (25_000, (1, 32)),
+            (DEFAULT_SPEED, (2, 8)),
+            (100_000, (2, 32)),
+            (400_000, (2, 128)),
+            (800_000, (2, 256)),
+            (u32::MAX, (2, 256)),
+        ] {
+            assert_eq!(width_and_speed(mbps), want, "{mbps}");
+        }
+    }
 }

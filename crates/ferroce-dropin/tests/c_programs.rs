@@ -125,6 +125,11 @@ fn shared_receive_queues() {
 }
 
 #[test]
+fn each_asynchronous_event() {
+    passes("async");
+}
+
+#[test]
 fn posting_and_polling_allocate_nothing() {
     passes("allocation");
 }

@@ -1,7 +1,7 @@
 //! An open device.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use ferroce_wire::{Instant, PathMtu, Pkey};
 
@@ -23,6 +23,7 @@ pub struct Context {
     opened: DeviceInfo,
     events: AsyncQueue,
     closed: AtomicBool,
+    on_fatal: OnceLock<Box<dyn Fn() + Send + Sync>>,
     epoch: u64,
 }
 
@@ -45,6 +46,7 @@ impl Context {
             opened,
             events: AsyncQueue::new().map_err(OpenError::Resources)?,
             closed: AtomicBool::new(false),
+            on_fatal: OnceLock::new(),
             epoch: fork::epoch(),
         });
         engine.add_context(&context);
@@ -115,6 +117,7 @@ impl Context {
             gid_tbl_len: GID_TABLE_LEN,
             pkey_tbl_len: 1,
             max_msg_sz: 1 << 31,
+            speed: sys::link_speed(&info.netdev),
         })
     }
 
@@ -154,9 +157,20 @@ impl Context {
         &self.events
     }
 
-    /// Tells the program that the device is dead for it, after a bug of ours stopped one of its calls.
+    /// The device is dead for this program: it is gone, or a bug of ours stopped one of its calls.
     pub fn report_fatal(&self) {
+        if self.closed.load(Ordering::Acquire) {
+            return;
+        }
+        if let Some(tell) = self.on_fatal.get() {
+            tell();
+        }
         self.events.push_device(AsyncEventKind::DeviceFatal);
+    }
+
+    /// Has `tell` called, on any thread, when the device is dead, before the event of it can be read. Once a context.
+    pub fn on_fatal(&self, tell: impl Fn() + Send + Sync + 'static) {
+        let _ = self.on_fatal.set(Box::new(tell));
     }
 
     /// The counters that kernel rxe shows too (`rdma statistic`), of all devices of this process.

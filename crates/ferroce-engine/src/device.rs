@@ -115,6 +115,8 @@ pub struct PortAttr {
     pub pkey_tbl_len: u16,
     /// Bytes of the largest message: 2^31.
     pub max_msg_sz: u32,
+    /// What the netdev says it can carry, in Mb/s; `None` where it says nothing, as `lo`.
+    pub speed: Option<u32>,
 }
 
 /// Entries of a port's GID table, as rxe.

@@ -13,7 +13,7 @@ use ferroce_ipc::ResourceCounts;
 use ferroce_proto::Budget;
 use parking_lot::Mutex;
 
-use crate::async_event::{AsyncEventKind, AsyncQueue};
+use crate::async_event::AsyncEventKind;
 use crate::background;
 use crate::broker::{BrokerClient, BrokerEvent, BrokerMode, LeasedAddress};
 use crate::counters::{DeviceCounters, add_counters};
@@ -151,21 +151,21 @@ impl Engine {
                     }
                 }
                 BrokerEvent::GidsChanged(id) => {
-                    self.tell(id, |events| events.push_port(AsyncEventKind::GidChange, 1));
+                    self.tell(id, |context| {
+                        context.async_events().push_port(AsyncEventKind::GidChange, 1);
+                    });
                     if let Some(device) = self.device_by_id(id) {
                         self.groups.follow(&device, self);
                     }
                 }
-                BrokerEvent::PortActive(id) => self.tell(id, |events| {
-                    events.push_port(AsyncEventKind::PortActive, 1);
+                BrokerEvent::PortActive(id) => self.tell(id, |context| {
+                    context.async_events().push_port(AsyncEventKind::PortActive, 1);
                 }),
-                BrokerEvent::PortDown(id) => self.tell(id, |events| {
-                    events.push_port(AsyncEventKind::PortErr, 1);
+                BrokerEvent::PortDown(id) => self.tell(id, |context| {
+                    context.async_events().push_port(AsyncEventKind::PortErr, 1);
                 }),
                 BrokerEvent::DeviceAdded(_) => self.tell_nobody(),
-                BrokerEvent::DeviceRemoved(id) => self.tell(id, |events| {
-                    events.push_device(AsyncEventKind::DeviceFatal);
-                }),
+                BrokerEvent::DeviceRemoved(id) => self.tell(id, Context::report_fatal),
                 BrokerEvent::Disconnected => tracing::info!("the broker is gone; traffic goes on"),
                 BrokerEvent::Reconnected => {
                     tracing::info!("a broker took over");
@@ -184,10 +184,10 @@ impl Engine {
     }
 
     /// Takes over the new view of the devices and queues an event in every context of device `id`.
-    fn tell(&self, id: u32, queue: impl Fn(&AsyncQueue)) {
+    fn tell(&self, id: u32, queue: impl Fn(&Context)) {
         self.tell_nobody();
         for context in self.open_contexts().iter().filter(|context| context.device_id() == id) {
-            queue(context.async_events());
+            queue(context);
         }
     }
 
@@ -417,7 +417,7 @@ impl Engine {
     /// The engine cannot go on: every context learns it.
     pub(crate) fn fatal(&self) {
         for context in self.open_contexts() {
-            context.async_events().push_device(AsyncEventKind::DeviceFatal);
+            context.report_fatal();
         }
     }
 

@@ -79,3 +79,49 @@ pub(crate) fn a_handler_interrupts() -> bool {
             && action.sa_flags & libc::SA_RESTART == 0
     })
 }
+
+/// What a network interface says of its speed, in Mb/s; `None` where it does not say, as `lo`.
+pub(crate) fn link_speed(netdev: &str) -> Option<u32> {
+    const ETHTOOL_GSET: u32 = 1;
+    let socket =
+        rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None).ok()?;
+    let mut command = EthtoolCmd { cmd: ETHTOOL_GSET, ..EthtoolCmd::default() };
+    // SAFETY: all of it is plain data, for which zero is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // The last octet stays zero.
+    let room = request.ifr_name.len() - 1;
+    for (to, from) in request.ifr_name[..room].iter_mut().zip(netdev.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_data = std::ptr::from_mut(&mut command).cast();
+    // SAFETY: the request names an interface and points to a command of the size that this number has.
+    let refused = unsafe { libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&socket), SIOCETHTOOL, &mut request) };
+    let speed = u32::from(command.speed_high) << 16 | u32::from(command.speed);
+    (refused == 0 && speed != 0 && speed != u32::MAX && speed != u32::from(u16::MAX)).then_some(speed)
+}
+
+/// `struct ethtool_cmd` of the kernel's interface.
+#[repr(C)]
+#[derive(Default)]
+struct EthtoolCmd {
+    cmd: u32,
+    supported: u32,
+    advertising: u32,
+    speed: u16,
+    duplex: u8,
+    port: u8,
+    phy_address: u8,
+    transceiver: u8,
+    autoneg: u8,
+    mdio_support: u8,
+    max_tx_packets: u32,
+    max_rx_packets: u32,
+    speed_high: u16,
+    tp_mdix: u8,
+    tp_mdix_ctrl: u8,
+    lp_advertising: u32,
+    reserved: [u32; 2],
+}
+
+const _: () = assert!(size_of::<EthtoolCmd>() == 44);
+const SIOCETHTOOL: libc::Ioctl = 0x8946;
