@@ -53,6 +53,9 @@ impl Qp {
     pub(crate) fn create(pd: &Arc<Pd>, init: QpInit) -> Result<Arc<Self>, CreateQpError> {
         let context = pd.context();
         let engine = context.engine();
+        if init.service == Service::RawPacket {
+            return Err(CreateQpError::Service);
+        }
         let mut caps = init.caps;
         if init.srq.is_some() {
             (caps.max_recv_wr, caps.max_recv_sge) = (0, 0);

@@ -19,6 +19,8 @@ pub enum Service {
     Uc = 3,
     /// Unreliable Datagram.
     Ud = 4,
+    /// Ethernet frames (`IBV_QPT_RAW_PACKET`).
+    RawPacket = 8,
     /// XRC initiator (`IBV_QPT_XRC_SEND`).
     XrcInitiator = 9,
     /// XRC target (`IBV_QPT_XRC_RECV`).

@@ -27,7 +27,7 @@ pub use completion::{AsyncEvent, QpEvent, WcOpcode, WcStatus, WorkCompletion};
 pub use counters::Counters;
 pub use error::{CreateQpError, DropReason, ModifyQpError, ModifySrqError, PostRecvError, PostSendError};
 pub use memory::{Memory, MemoryError, RemoteAccess};
-pub use qp::{QueuePair, SqMark};
+pub use qp::{MAX_FRAME, QueuePair, SqMark};
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqAttrMask, SrqEvent};
 pub use supply::{Domain, ReceiveSupply, RecvWqe, Taken};
 pub use work_request::{RecvWr, Remote, SendOp, SendTo, SendWr, Sge};

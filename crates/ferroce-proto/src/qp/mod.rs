@@ -3,6 +3,7 @@
 mod completer;
 mod local;
 mod pipeline;
+mod raw;
 pub(crate) mod receive_queue;
 mod receives;
 mod reliable;
@@ -18,6 +19,8 @@ mod ud;
 mod unreliable;
 
 use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, PathMtu, Pkey, Qpn, TxBatch};
+
+pub use self::raw::MAX_FRAME;
 
 use self::completer::Refusal;
 use self::pipeline::Pipeline;
@@ -98,7 +101,9 @@ impl QueuePair {
     fn fresh_attr(&self) -> QpAttr {
         match self.service {
             Service::Ud => QpAttr { path_mtu: self.port_mtu, ..QpAttr::default() },
-            Service::Rc | Service::Uc | Service::XrcInitiator | Service::XrcTarget => QpAttr::default(),
+            Service::Rc | Service::Uc | Service::RawPacket | Service::XrcInitiator | Service::XrcTarget => {
+                QpAttr::default()
+            }
         }
     }
 
@@ -194,7 +199,8 @@ impl QueuePair {
         self.sending = true;
         let destination = Budget::destination(self.shared.attr.path.destination);
         let chunk = self.roles.read_chunk(&self.shared);
-        self.line.begin(self.shared.attr.sq_psn, self.shared.mtu(), chunk, destination);
+        let mtu = if self.service == Service::RawPacket { MAX_FRAME as u32 } else { self.shared.mtu() };
+        self.line.begin(self.shared.attr.sq_psn, mtu, chunk, destination);
         self.roles.begin_sending(&self.shared);
     }
 
@@ -240,11 +246,13 @@ impl QueuePair {
 
     /// A datagram is one packet. What does not fit is refused here, where the caller is told which request it was.
     fn check_datagram(&self, wr: &SendWr<'_>) -> Result<(), PostSendError> {
-        let (given, max) = (sg::length(wr.sges), self.shared.mtu());
-        if self.service == Service::Ud && given > u64::from(max) {
-            return Err(PostSendError::DatagramTooLong { given, max });
-        }
-        Ok(())
+        let given = sg::length(wr.sges);
+        let max = match self.service {
+            Service::Ud => self.shared.mtu(),
+            Service::RawPacket => MAX_FRAME as u32,
+            Service::Rc | Service::Uc | Service::XrcInitiator | Service::XrcTarget => return Ok(()),
+        };
+        if given > u64::from(max) { Err(PostSendError::DatagramTooLong { given, max }) } else { Ok(()) }
     }
 
     /// Posts a receive work request (`ibv_post_recv`). In the error state it is taken and flushed.
@@ -294,6 +302,34 @@ impl QueuePair {
         }
         self.settle(now);
         result
+    }
+
+    /// Takes an Ethernet frame ([`Service::RawPacket`]), from its destination address to the end of its payload.
+    ///
+    /// # Errors
+    ///
+    /// It had no effect, or that of one which does not fit; the reason is for counters.
+    pub fn handle_frame(
+        &mut self,
+        now: Instant,
+        frame: &[u8],
+        mem: &mut impl Memory,
+    ) -> Result<(), DropReason> {
+        let Self { shared, receives, roles, .. } = self;
+        shared.counters.rcvd_pkts += 1;
+        let result = roles.handle_frame(frame, shared, receives, mem);
+        self.shared.counters.dropped_pkts += u64::from(result.is_err());
+        self.settle(now);
+        result
+    }
+
+    /// Writes the next Ethernet frame to send ([`Service::RawPacket`]) to `out`, of [`MAX_FRAME`] octets, and returns its
+    /// length: the counterpart of [`poll_transmit`](Self::poll_transmit). `None` if there is none.
+    pub fn poll_frame(&mut self, now: Instant, mem: &impl Memory, out: &mut [u8]) -> Option<usize> {
+        let Self { shared, line, roles, .. } = self;
+        let len = roles.next_frame(shared, line, mem, out);
+        self.settle(now);
+        len
     }
 
     fn dispatch(

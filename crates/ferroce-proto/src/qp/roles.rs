@@ -8,7 +8,7 @@ use super::receive_queue::ReceiveSource;
 use super::reliable::Reliable;
 use super::requester::Requester;
 use super::shared::Shared;
-use super::{uc, ud, unreliable};
+use super::{raw, uc, ud, unreliable};
 use crate::{DropReason, Memory, PostSendError, SendOp, SendTo, SendWr, Service, WorkCompletion};
 
 /// The roles of a queue pair. Unreliable services send without any state beside the send queue's, see [`unreliable`].
@@ -21,6 +21,7 @@ pub(crate) enum Roles {
     Reliable(Reliable),
     Uc(uc::Responder),
     Ud(ud::Receiver),
+    Raw(raw::Receiver),
 }
 
 /// Sizes of the receive WQEs that may come, from whichever queue.
@@ -45,6 +46,7 @@ impl Roles {
             Service::Rc => Some(Self::Reliable(Reliable::new(depth, seed))),
             Service::Uc => Some(Self::Uc(uc::Responder::new(depth))),
             Service::Ud => Some(Self::Ud(ud::Receiver::new(depth))),
+            Service::RawPacket => Some(Self::Raw(raw::Receiver::new(depth))),
             Service::XrcInitiator | Service::XrcTarget => None,
         }
     }
@@ -74,10 +76,38 @@ impl Roles {
                 Ok(receiver.handle(shared, from, &packet.bth, datagram, queues.receives, mem)?)
             }
             // There is nothing that it could slow down.
-            (Self::Uc(_) | Self::Ud(_), Operation::Cnp) => Ok(()),
+            (Self::Uc(_) | Self::Ud(_) | Self::Raw(_), Operation::Cnp) => Ok(()),
             (_, Operation::Rc(_) | Operation::Uc(_) | Operation::Ud(_) | Operation::Xrc { .. }) => {
                 Err(DropReason::WrongService.into())
             }
+        }
+    }
+
+    /// Takes a frame.
+    pub fn handle_frame(
+        &mut self,
+        frame: &[u8],
+        shared: &mut Shared,
+        receives: &mut impl ReceiveSource,
+        mem: &mut impl Memory,
+    ) -> Result<(), DropReason> {
+        match self {
+            Self::Raw(receiver) => receiver.handle(shared, frame, receives, mem),
+            Self::Reliable(_) | Self::Uc(_) | Self::Ud(_) => Err(DropReason::WrongService),
+        }
+    }
+
+    /// Writes the next frame; its length.
+    pub fn next_frame(
+        &mut self,
+        shared: &mut Shared,
+        line: &mut Pipeline,
+        mem: &impl Memory,
+        out: &mut [u8],
+    ) -> Option<usize> {
+        match self {
+            Self::Raw(_) => raw::next_frame(shared, line, mem, out),
+            Self::Reliable(_) | Self::Uc(_) | Self::Ud(_) => None,
         }
     }
 
@@ -85,7 +115,7 @@ impl Roles {
     pub const fn is_connected(&self) -> bool {
         match self {
             Self::Reliable(_) | Self::Uc(_) => true,
-            Self::Ud(_) => false,
+            Self::Ud(_) | Self::Raw(_) => false,
         }
     }
 
@@ -93,7 +123,7 @@ impl Roles {
     pub const fn survives_send_errors(&self) -> bool {
         match self {
             Self::Reliable(_) => false,
-            Self::Uc(_) | Self::Ud(_) => true,
+            Self::Uc(_) | Self::Ud(_) | Self::Raw(_) => true,
         }
     }
 
@@ -103,6 +133,7 @@ impl Roles {
             Self::Reliable(reliable) => reliable.responder.begin(psn, depth),
             Self::Uc(responder) => responder.begin(psn),
             Self::Ud(receiver) => receiver.reset(),
+            Self::Raw(receiver) => receiver.reset(),
         }
     }
 
@@ -110,7 +141,7 @@ impl Roles {
     pub fn begin_sending(&mut self, shared: &Shared) {
         match self {
             Self::Reliable(reliable) => reliable.begin_sending(shared),
-            Self::Uc(_) | Self::Ud(_) => {}
+            Self::Uc(_) | Self::Ud(_) | Self::Raw(_) => {}
         }
     }
 
@@ -118,7 +149,7 @@ impl Roles {
     pub fn read_chunk(&self, shared: &Shared) -> u32 {
         match self {
             Self::Reliable(_) => Requester::read_chunk(shared),
-            Self::Uc(_) | Self::Ud(_) => 1,
+            Self::Uc(_) | Self::Ud(_) | Self::Raw(_) => 1,
         }
     }
 
@@ -126,7 +157,7 @@ impl Roles {
     pub fn set_depth(&mut self, depth: u8) {
         match self {
             Self::Reliable(reliable) => reliable.responder.set_depth(depth),
-            Self::Uc(_) | Self::Ud(_) => {}
+            Self::Uc(_) | Self::Ud(_) | Self::Raw(_) => {}
         }
     }
 
@@ -135,7 +166,7 @@ impl Roles {
         match self {
             Self::Reliable(reliable) => Some(reliable.responder.expected()),
             Self::Uc(responder) => Some(responder.expected()),
-            Self::Ud(_) => None,
+            Self::Ud(_) | Self::Raw(_) => None,
         }
     }
 
@@ -146,6 +177,7 @@ impl Roles {
             Self::Reliable(reliable) => reliable.responder.reset(),
             Self::Uc(responder) => responder.begin(Psn::new(0)),
             Self::Ud(receiver) => receiver.reset(),
+            Self::Raw(receiver) => receiver.reset(),
         }
     }
 
@@ -153,7 +185,7 @@ impl Roles {
     pub fn silence(&mut self) {
         match self {
             Self::Reliable(reliable) => reliable.responder.silence(),
-            Self::Uc(_) | Self::Ud(_) => {}
+            Self::Uc(_) | Self::Ud(_) | Self::Raw(_) => {}
         }
     }
 
@@ -161,7 +193,7 @@ impl Roles {
     pub fn stop_sending(&mut self, shared: &Shared) {
         match self {
             Self::Reliable(reliable) => reliable.stop_sending(shared),
-            Self::Uc(_) | Self::Ud(_) => {}
+            Self::Uc(_) | Self::Ud(_) | Self::Raw(_) => {}
         }
     }
 
@@ -178,6 +210,8 @@ impl Roles {
             Self::Reliable(reliable) => reliable.transmit(now, shared, line, mem, out),
             Self::Uc(_) => unreliable::transmit(shared, line, mem, out, uc::push),
             Self::Ud(_) => unreliable::transmit(shared, line, mem, out, ud::push),
+            // Frames are no RoCE packets, see [`Self::next_frame`].
+            Self::Raw(_) => 0,
         }
     }
 
@@ -190,7 +224,7 @@ impl Roles {
     ) -> Result<(), Refusal> {
         match self {
             Self::Reliable(reliable) => reliable.handle_timeout(now, shared, line),
-            Self::Uc(_) | Self::Ud(_) => Ok(()),
+            Self::Uc(_) | Self::Ud(_) | Self::Raw(_) => Ok(()),
         }
     }
 
@@ -198,7 +232,7 @@ impl Roles {
     pub fn timeout(&self) -> Option<Instant> {
         match self {
             Self::Reliable(reliable) => reliable.timeout(),
-            Self::Uc(_) | Self::Ud(_) => None,
+            Self::Uc(_) | Self::Ud(_) | Self::Raw(_) => None,
         }
     }
 
@@ -206,7 +240,7 @@ impl Roles {
     pub fn owes_only_ack(&self, line: &Pipeline) -> bool {
         match self {
             Self::Reliable(reliable) => reliable.owes_only_ack(line),
-            Self::Uc(_) | Self::Ud(_) => false,
+            Self::Uc(_) | Self::Ud(_) | Self::Raw(_) => false,
         }
     }
 
@@ -216,6 +250,7 @@ impl Roles {
             Self::Reliable(reliable) => reliable.responder.poll_completion(shared),
             Self::Uc(responder) => responder.poll_completion(shared),
             Self::Ud(receiver) => receiver.poll_completion(),
+            Self::Raw(receiver) => receiver.poll_completion(),
         }
     }
 }
@@ -239,6 +274,7 @@ pub(crate) fn check_service(service: Service, wr: &SendWr<'_>) -> Result<(), Pos
             },
             matches!(wr.to, SendTo::Peer),
         ),
+        Service::RawPacket => (matches!(wr.op, SendOp::Send), matches!(wr.to, SendTo::Peer)),
         Service::Ud => {
             (matches!(wr.op, SendOp::Send | SendOp::SendImm(_)), matches!(wr.to, SendTo::Datagram { .. }))
         }

@@ -81,6 +81,18 @@ const UD_TABLE: &[Transition] = &[
     row(Sqe, Rts, 0, CS | QK),
 ];
 
+/// As Linux has it: the port is all there is to say.
+const RAW_PACKET_TABLE: &[Transition] = &[
+    row(Reset, Init, PO, 0),
+    row(Init, Rtr, 0, 0),
+    row(Rtr, Rts, 0, 0),
+    row(Rts, Rts, 0, 0),
+    row(Rts, Sqd, 0, EN),
+    row(Sqd, Rts, 0, 0),
+    row(Sqd, Sqd, 0, 0),
+    row(Sqe, Rts, 0, 0),
+];
+
 const XRC_INITIATOR_TABLE: &[Transition] = &[
     row(Reset, Init, PK | PO | AF, 0),
     row(Init, Init, 0, PK | PO | AF),
@@ -119,6 +131,7 @@ pub(crate) fn transition(service: Service, from: QpState, to: QpState) -> Option
         Service::Rc => RC_TABLE,
         Service::Uc => UC_TABLE,
         Service::Ud => UD_TABLE,
+        Service::RawPacket => RAW_PACKET_TABLE,
         Service::XrcInitiator => XRC_INITIATOR_TABLE,
         Service::XrcTarget => XRC_TARGET_TABLE,
     };
@@ -214,7 +227,14 @@ mod tests {
     #[test]
     fn transitions_of_every_service() {
         let mut text = String::new();
-        for service in [Service::Rc, Service::Uc, Service::Ud, Service::XrcInitiator, Service::XrcTarget] {
+        for service in [
+            Service::Rc,
+            Service::Uc,
+            Service::Ud,
+            Service::RawPacket,
+            Service::XrcInitiator,
+            Service::XrcTarget,
+        ] {
             for (from, to) in STATES.into_iter().flat_map(|from| STATES.map(|to| (from, to))) {
                 let Some(row) = transition(service, from, to) else { continue };
                 assert!(!row.required.intersects(row.optional), "{service:?} {from:?} {to:?}");
