@@ -6,7 +6,7 @@ use std::io;
 use core::ffi::c_int;
 use ferroce_engine::RegMrError;
 use ferroce_engine::error::{
-    AllocPdError, AttachError, Busy, CqError, CreateChannelError, CreateCqError, CreateQpError,
+    AllocMwError, AllocPdError, AttachError, Busy, CqError, CreateChannelError, CreateCqError, CreateQpError,
     CreateSrqError, DetachError, DeviceError, EventError, ModifyQpError, ModifySrqError, OpenError,
     PostRecvError, PostSendError, QueryError, ResizeCqError, TransportCreateQpError, TransportModifyQpError,
     TransportModifySrqError,
@@ -138,6 +138,14 @@ impl From<QueryError> for Errno {
 impl From<Busy> for Errno {
     fn from(Busy { .. }: Busy) -> Self {
         Self::EBUSY
+    }
+}
+
+impl From<AllocMwError> for Errno {
+    fn from(error: AllocMwError) -> Self {
+        match error {
+            AllocMwError::Limit { .. } => Self::ENOMEM,
+        }
     }
 }
 

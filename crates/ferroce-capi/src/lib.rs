@@ -21,6 +21,7 @@ mod handle;
 mod log;
 pub mod mcast;
 pub mod mr;
+mod mw;
 mod ops;
 pub mod pd;
 mod post;

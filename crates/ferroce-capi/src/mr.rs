@@ -23,6 +23,17 @@ struct LiveMr {
 
 static POOL: Pool<abi::ibv_mr, LiveMr> = Pool::new();
 
+/// The live region behind a program's pointer.
+///
+/// # Safety
+///
+/// `mr` is NULL or came from a registration.
+pub(crate) unsafe fn engine(mr: *mut abi::ibv_mr) -> Result<Arc<Mr>, Errno> {
+    // SAFETY: as the caller says.
+    let handle = unsafe { MrHandle::from_c(mr) }?;
+    Ok(Arc::clone(&handle.live()?.engine))
+}
+
 /// Registers memory. `iova` is where peers address it; the octets at `addr` need not stay mapped, but an access
 /// while they are not is refused.
 ///

@@ -2,7 +2,7 @@
 
 use ferroce_abi as abi;
 
-use crate::{cq, cq_ex, domain, mr, post, qp_ex, query, refused, srq};
+use crate::{cq, cq_ex, domain, mr, mw, post, qp_ex, query, refused, srq};
 
 /// A slot of whatever type that refuses: the functions of [`refused`] look at no argument.
 macro_rules! refuse {
@@ -25,9 +25,9 @@ pub(crate) const CONTEXT_OPS: abi::ibv_context_ops = abi::ibv_context_ops {
     _compat_reg_mr: refuse!(null_nosys),
     _compat_rereg_mr: refuse!(null_nosys),
     _compat_dereg_mr: refuse!(null_nosys),
-    alloc_mw: refuse!(null_not_supported),
-    bind_mw: refuse!(errno_not_supported),
-    dealloc_mw: refuse!(errno_not_supported),
+    alloc_mw: Some(mw::alloc_mw),
+    bind_mw: Some(mw::bind_mw),
+    dealloc_mw: Some(mw::dealloc_mw),
     _compat_create_cq: refuse!(null_nosys),
     poll_cq: Some(cq::poll_cq),
     req_notify_cq: Some(cq::req_notify_cq),

@@ -6,13 +6,12 @@ use std::ptr;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::{RecvWr, Remote, SendOp, SendTo, SendWr, Sge};
+use ferroce_engine::{MwType, RecvWr, Remote, SendOp, SendTo, SendWr, Sge};
 use ferroce_wire::{Imm, Rkey};
 
 use crate::call;
 use crate::errno::Errno;
-use crate::qp;
-use crate::srq;
+use crate::{mw, qp, srq};
 
 // An array of ibv_sge is an array of Sge.
 const _: () = {
@@ -142,6 +141,12 @@ fn send_op(wr: &abi::ibv_send_wr) -> Result<SendOp, Errno> {
             Ok(SendOp::FetchAdd { remote, add })
         }
         abi::IBV_WR_LOCAL_INV => Ok(SendOp::LocalInvalidate(invalidate())),
+        abi::IBV_WR_BIND_MW => {
+            // SAFETY: the union's members are plain integers and pointers, which any bits are.
+            let bind = unsafe { wr.unnamed_2.bind_mw };
+            // SAFETY: a window and a region, as the caller of `post_send` says.
+            unsafe { mw::operation(bind.mw, bind.rkey, &bind.bind_info, MwType::Two) }
+        }
         _ => Err(Errno::EINVAL),
     }
 }

@@ -2,14 +2,14 @@
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::{Remote, SendBatch, SendOp, SendTo, SendWr, Sge};
+use ferroce_engine::{MwType, Remote, SendBatch, SendOp, SendTo, SendWr, Sge};
 use ferroce_wire::{Imm, Lkey, Rkey};
 use parking_lot::Mutex;
 
 use crate::call;
 use crate::errno::Errno;
-use crate::post;
 use crate::qp::{self, QpHandle};
+use crate::{mw, post};
 
 /// What an RC queue pair can be asked for in `send_ops_flags`.
 const RC_OPS: u64 = (abi::IBV_QP_EX_WITH_RDMA_WRITE
@@ -20,6 +20,7 @@ const RC_OPS: u64 = (abi::IBV_QP_EX_WITH_RDMA_WRITE
     | abi::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
     | abi::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
     | abi::IBV_QP_EX_WITH_LOCAL_INV
+    | abi::IBV_QP_EX_WITH_BIND_MW
     | abi::IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
 
 /// Buffers of one inline payload: more than octets that any queue pair takes.
@@ -286,6 +287,26 @@ builders! {
     wr_local_inv(rkey: u32) => SendOp::LocalInvalidate(Rkey::new(rkey));
 }
 
+/// Starts a request that binds a type 2 window.
+unsafe extern "C" fn wr_bind_mw(
+    qp: *mut abi::ibv_qp_ex,
+    mw: *mut abi::ibv_mw,
+    rkey: u32,
+    info: *const abi::ibv_mw_bind_info,
+) {
+    // SAFETY: NULL, or the program's to lend during the call.
+    let op = unsafe { info.as_ref() }.ok_or(Errno::EINVAL).and_then(|info| {
+        // SAFETY: C calls it with a window and a region.
+        unsafe { mw::operation(mw, rkey, info, MwType::Two) }
+    });
+    match op {
+        // SAFETY: C calls it with the queue pair that it is a member of.
+        Ok(op) => unsafe { build(qp, op) },
+        // SAFETY: as above.
+        Err(errno) => unsafe { with(qp, |_, state| state.fail(errno)) },
+    }
+}
+
 /// Functions that no queue pair can be asked for: the batch fails with EOPNOTSUPP.
 macro_rules! refused {
     ($($name:ident($($type:ty),*);)*) => {
@@ -299,7 +320,6 @@ macro_rules! refused {
 }
 
 refused! {
-    wr_bind_mw(*mut abi::ibv_mw, u32, *const abi::ibv_mw_bind_info);
     wr_send_tso(*mut c_void, u16, u16);
     wr_set_ud_addr(*mut abi::ibv_ah, u32, u32);
     wr_set_xrc_srqn(u32);

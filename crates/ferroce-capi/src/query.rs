@@ -53,6 +53,8 @@ fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
             | abi::IBV_DEVICE_PORT_ACTIVE_EVENT
             | abi::IBV_DEVICE_SYS_IMAGE_GUID
             | abi::IBV_DEVICE_RC_RNR_NAK_GEN
+            | abi::IBV_DEVICE_MEM_WINDOW
+            | abi::IBV_DEVICE_MEM_WINDOW_TYPE_2B
             | abi::IBV_DEVICE_SRQ_RESIZE,
         max_sge: int(attr.max_sge),
         max_sge_rd: int(attr.max_sge),
@@ -68,7 +70,7 @@ fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
         atomic_cap: abi::IBV_ATOMIC_HCA,
         max_ee: 0,
         max_rdd: 0,
-        max_mw: 0,
+        max_mw: int(attr.max_mw),
         max_raw_ipv6_qp: 0,
         max_raw_ethy_qp: 0,
         max_mcast_grp: int(attr.max_mcast_grp),

@@ -115,6 +115,11 @@ fn thread_and_parent_domains() {
 }
 
 #[test]
+fn memory_windows() {
+    passes("windows");
+}
+
+#[test]
 fn events_and_acknowledgements() {
     passes("events");
 }

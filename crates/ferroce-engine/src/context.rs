@@ -86,6 +86,7 @@ impl Context {
             max_cq: device::MAX_CQ,
             max_cqe: device::MAX_CQE,
             max_mr: device::MAX_MR,
+            max_mw: device::MAX_MW,
             max_pd: device::MAX_PD,
             max_srq: device::MAX_SRQ,
             max_srq_wr: device::MAX_SRQ_WR,

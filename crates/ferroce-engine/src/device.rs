@@ -27,8 +27,10 @@ pub struct DeviceAttr {
     pub max_cq: u32,
     /// Entries of one completion queue.
     pub max_cqe: u32,
-    /// Memory regions and windows together, of one process.
+    /// Memory regions of one process.
     pub max_mr: u32,
+    /// Memory windows of one process.
+    pub max_mw: u32,
     /// Protection domains of one process.
     pub max_pd: u32,
     /// Shared receive queues of one process.
@@ -70,7 +72,10 @@ pub const MAX_CQ: u32 = 65_536;
 /// [`DeviceAttr::max_cqe`].
 pub const MAX_CQE: u32 = 1 << 20;
 /// [`DeviceAttr::max_mr`].
-pub const MAX_MR: u32 = 262_143;
+pub const MAX_MR: u32 = 131_072;
+/// [`DeviceAttr::max_mw`].
+pub const MAX_MW: u32 = 131_071;
+const _: () = assert!(MAX_MR == crate::memory::MAX_REGIONS && MAX_MW == crate::memory::MAX_WINDOWS);
 /// [`DeviceAttr::max_pd`].
 pub const MAX_PD: u32 = 65_536;
 /// [`DeviceAttr::max_qp_rd_atom`] and [`DeviceAttr::max_qp_init_rd_atom`].

@@ -74,6 +74,17 @@ pub struct Busy {
     pub users: usize,
 }
 
+/// A memory window cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum AllocMwError {
+    /// The limit is reached.
+    #[error("the limit of {max} memory windows is reached")]
+    Limit {
+        /// The limit.
+        max: u32,
+    },
+}
+
 /// A protection domain cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AllocPdError {

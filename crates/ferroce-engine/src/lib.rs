@@ -36,6 +36,7 @@ mod mcast;
 pub mod memory;
 mod moderation;
 mod mr;
+mod mw;
 mod notify;
 mod pd;
 mod qp;
@@ -59,17 +60,18 @@ pub use counters::DeviceCounters;
 pub use cq::{CompletionQueue, CqInit, CqPoll};
 pub use device::{
     DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, GidType, MAX_CQ, MAX_CQE, MAX_INLINE, MAX_MCAST_GRP,
-    MAX_MCAST_QP_ATTACH, MAX_MR, MAX_PD, MAX_QP, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE, MAX_SRQ, MAX_SRQ_SGE,
-    MAX_SRQ_WR, MAX_TOTAL_MCAST_QP_ATTACH, Origin, PhysState, PortAttr, PortState,
+    MAX_MCAST_QP_ATTACH, MAX_MR, MAX_MW, MAX_PD, MAX_QP, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE, MAX_SRQ,
+    MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TOTAL_MCAST_QP_ATTACH, Origin, PhysState, PortAttr, PortState,
 };
 pub use engine::devices;
 pub use ferroce_proto::{
-    QpAccess, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge, SrqAttr,
-    SrqAttrMask, WcOpcode, WcStatus, WorkCompletion,
+    Bind, QpAccess, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge,
+    SrqAttr, SrqAttrMask, WcOpcode, WcStatus, WindowAccess, WorkCompletion,
 };
-pub use memory::{Access, RegMrError};
+pub use memory::{Access, MwType, RegMrError};
 pub use moderation::Moderation;
 pub use mr::{Mr, MrChange};
+pub use mw::Mw;
 pub use pd::{Pd, ThreadDomain};
 pub use qp::Qp;
 pub use send_batch::SendBatch;

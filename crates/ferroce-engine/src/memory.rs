@@ -15,11 +15,13 @@ mod mappings;
 mod slots;
 mod table;
 mod view;
+mod window;
 
 pub use access::{Access, PdId, RegMrError};
 pub use key::Key;
-pub use table::{Change, MAX_REGIONS, MemoryTable};
+pub use table::{Change, MAX_REGIONS, MAX_WINDOWS, MemoryTable};
 pub use view::View;
+pub use window::MwType;
 
 #[cfg(test)]
 mod tests;

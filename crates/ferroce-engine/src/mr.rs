@@ -64,6 +64,11 @@ impl Mr {
         Arc::new(Self { key, null, now, deregistered, epoch: fork::epoch() })
     }
 
+    /// Whether it is without memory, for work requests alone.
+    pub fn is_null(&self) -> bool {
+        self.null
+    }
+
     /// Key for work requests of our own.
     pub fn lkey(&self) -> Lkey {
         Lkey::new(self.key.value())

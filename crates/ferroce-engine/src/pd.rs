@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::attr::QpInit;
-use crate::error::{Busy, CreateQpError, CreateSrqError};
-use crate::memory::{Access, PdId, RegMrError};
-use crate::{Context, Mr, Qp, Srq, SrqInit, fork};
+use crate::error::{AllocMwError, Busy, CreateQpError, CreateSrqError};
+use crate::memory::{Access, MwType, PdId, RegMrError};
+use crate::{Context, Mr, Mw, Qp, Srq, SrqInit, fork};
 
 /// A protection domain (`ibv_pd`): queue pairs reach only memory of their own.
 #[doc(alias = "ibv_pd")]
@@ -88,6 +88,17 @@ impl Pd {
         Mr::null(self)
     }
 
+    /// Whether memory of the other one is memory of this one: it is the same, or the parent domain of the same.
+    pub fn shares_memory_with(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+
+    /// Makes a memory window that is not bound.
+    #[doc(alias = "ibv_alloc_mw")]
+    pub fn alloc_mw(self: &Arc<Self>, kind: MwType) -> Result<Arc<Mw>, AllocMwError> {
+        Mw::alloc(self, kind)
+    }
+
     /// Makes a queue pair in the RESET state.
     #[doc(alias = "ibv_create_qp")]
     pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, CreateQpError> {
@@ -100,7 +111,7 @@ impl Pd {
         Srq::create(self, init)
     }
 
-    /// Ends the domain. Refused while memory regions, queue pairs or shared receive queues are in it.
+    /// Ends the domain. Refused while memory regions, windows, queue pairs or shared receive queues are in it.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn dealloc(&self) -> Result<(), Busy> {
         if self.epoch != fork::epoch() {

@@ -115,7 +115,7 @@ impl Qp {
             return Err(CreateQpError::ForeignSrq);
         }
         pd.add_user();
-        let memory = engine.memory().view(pd.id());
+        let memory = engine.memory().view(pd.id()).of(qpn);
         let qp = Arc::new_cyclic(|me| Self {
             me: me.clone(),
             pd: Arc::clone(pd),
@@ -434,6 +434,7 @@ impl Qp {
             self.pay(&mut core);
             self.move_to(&mut core, None);
             self.context().engine().retire(core.transport.counters());
+            core.memory.end_windows();
             // Gives back what it had in flight.
             let reset = ferroce_proto::QpAttr { state: QpState::Reset, ..Default::default() };
             if let Err(error) = core.transport.modify(sys::now(), &reset, QpAttrMask::STATE) {

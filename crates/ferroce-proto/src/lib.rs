@@ -30,4 +30,4 @@ pub use memory::{Memory, MemoryError, RemoteAccess};
 pub use qp::{MAX_FRAME, QueuePair, SqMark};
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqAttrMask, SrqEvent};
 pub use supply::{Domain, ReceiveSupply, RecvWqe, Taken};
-pub use work_request::{RecvWr, Remote, SendOp, SendTo, SendWr, Sge};
+pub use work_request::{Bind, RecvWr, Remote, SendOp, SendTo, SendWr, Sge, WindowAccess};

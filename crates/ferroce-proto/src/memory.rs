@@ -2,7 +2,7 @@
 
 use ferroce_wire::{Lkey, Rkey};
 
-use crate::{Domain, Sge};
+use crate::{Bind, Domain, Sge};
 
 /// Registered memory, seen by one queue pair: the implementation knows its protection domain and, for windows, its QPN.
 ///
@@ -36,6 +36,8 @@ pub trait Memory {
     fn enter(&mut self, _domain: Option<Domain>) {}
     /// Ends a key that may be invalidated by work requests (type 2 windows), by ours or by the peer's.
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), MemoryError>;
+    /// Binds a memory window.
+    fn bind(&mut self, bind: &Bind) -> Result<(), MemoryError>;
 }
 
 /// What a peer wants to do with memory.

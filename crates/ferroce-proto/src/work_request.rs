@@ -1,5 +1,6 @@
 //! What the application asks for.
 
+use bitflags::bitflags;
 use ferroce_wire::{Flow, Imm, Lkey, Qkey, Qpn, Rkey, SrqNumber};
 
 /// A piece of local memory (`ibv_sge`, and laid out as it).
@@ -53,6 +54,42 @@ pub enum SendOp {
     },
     /// Ends a key of our own when everything before it has completed.
     LocalInvalidate(Rkey),
+    /// Binds a memory window when everything before it has completed.
+    BindMw(Bind),
+}
+
+/// What a memory window is bound to (`ibv_mw_bind_info`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[doc(alias = "ibv_mw_bind_info")]
+pub struct Bind {
+    /// Any key that the window has or had: names it by all but the low octet.
+    pub window: Rkey,
+    /// Its low octet is that of the window's key from then on.
+    pub rkey: Rkey,
+    /// The region.
+    pub region: Lkey,
+    /// First octet, in the address space of the region.
+    pub addr: u64,
+    /// Octets; 0 binds to nothing.
+    pub length: u64,
+    /// What the peer may do.
+    pub access: WindowAccess,
+}
+
+bitflags! {
+    /// What a peer may do through a window: bits of `ibv_access_flags`. Others are kept, to be refused by who binds.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    pub struct WindowAccess: u32 {
+        /// `IBV_ACCESS_REMOTE_WRITE`.
+        const REMOTE_WRITE = 1 << 1;
+        /// `IBV_ACCESS_REMOTE_READ`.
+        const REMOTE_READ = 1 << 2;
+        /// `IBV_ACCESS_REMOTE_ATOMIC`.
+        const REMOTE_ATOMIC = 1 << 3;
+        /// `IBV_ACCESS_ZERO_BASED`: addressed from 0.
+        const ZERO_BASED = 1 << 5;
+        const _ = !0;
+    }
 }
 
 /// To whom a send work request goes.
@@ -115,6 +152,11 @@ impl SendOp {
 
     pub(crate) const fn is_atomic(&self) -> bool {
         matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+
+    /// It takes effect here, without a packet.
+    pub(crate) const fn is_local(&self) -> bool {
+        matches!(self, Self::LocalInvalidate(_) | Self::BindMw(_))
     }
 
     /// It takes one of the peer's receive WQEs, so credits limit it and an RNR NAK may answer it.

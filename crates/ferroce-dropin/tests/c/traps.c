@@ -310,7 +310,6 @@ static void what_is_not_built_says_so(void)
 	NEED(pd);
 	CHECK_NULL(ibv_create_srq_ex(context, &tags), EOPNOTSUPP);
 	CHECK_NULL(ibv_create_ah(pd, &ah), EOPNOTSUPP);
-	CHECK_NULL(ibv_alloc_mw(pd, IBV_MW_TYPE_1), EOPNOTSUPP);
 	CHECK_NULL(ibv_open_xrcd(context, &xrcd), EOPNOTSUPP);
 	CHECK_NULL(ibv_alloc_dm(context, &dm), EOPNOTSUPP);
 	CHECK_NULL(ibv_create_counters(context, &counters), EOPNOTSUPP);

@@ -16,6 +16,16 @@ impl Key {
     pub const fn value(self) -> u32 {
         self.0
     }
+
+    /// What is the window's of its keys: all but the octet that is the consumer's.
+    pub(super) const fn place(self) -> u32 {
+        self.0 >> 8
+    }
+
+    /// The key of the same place with the consumer's octet of `other`.
+    pub(crate) const fn with_octet_of(self, other: u32) -> Self {
+        Self(self.0 & !0xff | other & 0xff)
+    }
 }
 
 pub(super) const SLOT_BITS: u32 = 18;

@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ferroce_proto::MemoryError;
+use ferroce_wire::Qpn;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::access::{Access, PdId};
 use super::key::{Key, SLOT_BITS, Secret, USES};
-use super::table::MAX_REGIONS;
+use super::window::Window;
 
 /// Slots that rest before the one that was freed first is used again, if the table can grow instead.
 const RESTING: usize = 1024;
@@ -35,6 +36,8 @@ pub(super) enum Kind {
     Memory,
     /// No memory: for work requests alone, which read zeros from it and write to nowhere.
     Null,
+    /// A bound window: for peers alone; if it names a queue pair, for the peer of that one.
+    Window { qpn: Option<Qpn> },
 }
 
 impl Region {
@@ -101,6 +104,8 @@ pub(super) enum Role {
         /// How many windows are bound to it.
         windows: u32,
     },
+    /// A window, bound or not.
+    Window(Window),
 }
 
 const VERSION: u64 = 1 << 31;
@@ -124,7 +129,7 @@ pub(super) struct InUse<'a> {
 impl Slots {
     pub(super) fn new(seed: [u8; 32]) -> Self {
         let chunks = (0..(1 << SLOT_BITS) / CHUNK).map(|_| OnceLock::new()).collect();
-        // Slot 0 stays unused, so that there is one region less than slots.
+        // Slot 0 stays unused, so that there is one entry less than slots.
         let free = Mutex::new(Free { never_used: 1, resting: VecDeque::new() });
         Self { secret: Secret::new(seed), chunks, free }
     }
@@ -163,7 +168,7 @@ impl Slots {
         let index = {
             let mut free = self.free.lock();
             match free.never_used {
-                n if n <= MAX_REGIONS && free.resting.len() < RESTING => {
+                n if n < 1 << SLOT_BITS && free.resting.len() < RESTING => {
                     free.never_used += 1;
                     n
                 }
@@ -197,6 +202,12 @@ impl Slots {
     pub(super) fn len(&self) -> usize {
         let free = self.free.lock();
         free.never_used as usize - 1 - free.resting.len()
+    }
+
+    /// All slots that were ever used.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Slot> {
+        let end = self.free.lock().never_used;
+        (1..end).filter_map(|index| self.slot(index))
     }
 }
 

@@ -3,17 +3,23 @@
 use std::io;
 use std::sync::Arc;
 
+use crate::limit::Limit;
+
 use super::access::{Access, PdId, RegMrError};
 use super::key::{Key, SLOT_BITS};
 use super::slots::{Kind, Region, Role, Slots};
 use super::{View, guard, mappings};
 
-/// Regions and windows that can exist at once.
-pub const MAX_REGIONS: u32 = (1 << SLOT_BITS) - 1;
+/// Regions that can exist at once.
+pub const MAX_REGIONS: u32 = 1 << (SLOT_BITS - 1);
+/// Windows that can exist at once; with the regions as many as there are slots, of which the first stays unused.
+pub const MAX_WINDOWS: u32 = MAX_REGIONS - 1;
 
 /// All regions and windows of a process. Looking one up is wait-free; making, changing and ending one takes its lock.
 pub struct MemoryTable {
     pub(super) slots: Arc<Slots>,
+    regions: Limit,
+    pub(super) windows: Limit,
 }
 
 /// What [`MemoryTable::reregister`] changes; what is `None` stays.
@@ -37,7 +43,11 @@ impl MemoryTable {
     }
 
     pub(super) fn with_seed(seed: [u8; 32]) -> Self {
-        Self { slots: Arc::new(Slots::new(seed)) }
+        Self {
+            slots: Arc::new(Slots::new(seed)),
+            regions: Limit::new(MAX_REGIONS),
+            windows: Limit::new(MAX_WINDOWS),
+        }
     }
 
     /// Registers `len` bytes at `addr`, which work requests and packets address from `iova` on, or from 0 if
@@ -68,8 +78,14 @@ impl MemoryTable {
     }
 
     fn insert(&self, region: Region) -> Result<Key, RegMrError> {
+        if !self.regions.take() {
+            return Err(RegMrError::Limit);
+        }
         let role = |key| Role::Region { key, windows: 0 };
-        let (key, slot) = self.slots.take(role).ok_or(RegMrError::Limit)?;
+        let Some((key, slot)) = self.slots.take(role) else {
+            self.regions.give_back();
+            return Err(RegMrError::Limit);
+        };
         slot.publish(&mut slot.control(), key, region);
         Ok(key)
     }
@@ -111,6 +127,7 @@ impl MemoryTable {
         control.role = Role::Free;
         drop(control);
         self.slots.give_back(index);
+        self.regions.give_back();
         Ok(())
     }
 

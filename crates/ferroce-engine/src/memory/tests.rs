@@ -8,6 +8,7 @@ use ferroce_wire::{Lkey, Rkey};
 use super::*;
 
 mod changes;
+mod windows;
 
 const PD: PdId = PdId::new(1);
 const ALL: Access =
@@ -500,9 +501,13 @@ fn as_many_regions_as_reported() {
     let table = MemoryTable::with_seed([5; 32]);
     let keys: Vec<_> =
         (0..MAX_REGIONS).map(|i| table.register(PD, 0, 0, i.into(), Access::ON_DEMAND).unwrap()).collect();
+    let windows: Vec<_> = (0..MAX_WINDOWS).map(|_| table.alloc_window(PD, MwType::Two).unwrap()).collect();
     assert_eq!(table.len(), 262_143);
+    assert_eq!(table.alloc_window(PD, MwType::One), None);
     assert!(matches!(table.register(PD, 0, 0, 0, Access::ON_DEMAND), Err(RegMrError::Limit)));
-    assert_eq!(keys.iter().map(|key| key.value()).collect::<HashSet<_>>().len(), keys.len());
+    let values = keys.iter().chain(&windows).map(|key| key.value());
+    assert_eq!(values.collect::<HashSet<_>>().len(), 262_143);
+    windows.iter().for_each(|&window| table.dealloc_window(window));
     table.deregister(keys[77_777]).unwrap();
     let again = table.register(PD, 0, 0, 0, Access::ON_DEMAND).unwrap();
     assert!(!keys.contains(&again));

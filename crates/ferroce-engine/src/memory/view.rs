@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use ferroce_proto::{Domain, Memory, MemoryError, RemoteAccess, Sge};
-use ferroce_wire::{Lkey, Rkey};
+use ferroce_proto::{Bind, Domain, Memory, MemoryError, RemoteAccess, Sge};
+use ferroce_wire::{Lkey, Qpn, Rkey};
 
 use super::access::{Access, PdId};
 use super::guard::{self, Fault};
 use super::slots::{InUse, Kind, Region, Slots};
+use super::window;
 
 /// The regions of one protection domain, for its queue pairs: the [`Memory`] of their state machines.
 ///
@@ -18,11 +19,28 @@ pub struct View {
     /// Where keys are looked for now.
     pd: PdId,
     own: PdId,
+    qpn: Option<Qpn>,
+    /// It bound a window that is its own.
+    bound: bool,
 }
 
 impl View {
     pub(super) fn new(slots: Arc<Slots>, pd: PdId) -> Self {
-        Self { slots, pd, own: pd }
+        Self { slots, pd, own: pd, qpn: None, bound: false }
+    }
+
+    /// As one queue pair sees it, with the windows that are bound to it.
+    pub fn of(self, qpn: Qpn) -> Self {
+        Self { qpn: Some(qpn), ..self }
+    }
+
+    /// Ends the bindings that only the peer of its queue pair could use, because that is destroyed.
+    pub fn end_windows(&mut self) {
+        if let Some(qpn) = self.qpn
+            && std::mem::take(&mut self.bound)
+        {
+            window::end_those_of(&self.slots, qpn);
+        }
     }
 
     /// Finds what a work request's key stands for and hands it to `touch`, during which it stays.
@@ -36,7 +54,10 @@ impl View {
         let in_use: InUse<'_> = self.slots.get(key.value())?;
         let region = in_use.region()?;
         self.permit(region, access)?;
-        touch(region)
+        match region.kind {
+            Kind::Memory | Kind::Null => touch(region),
+            Kind::Window { .. } => Err(MemoryError::BadKey),
+        }
     }
 
     /// Finds the bytes that a peer names and hands their address to `touch`, during which the registration stays.
@@ -53,7 +74,9 @@ impl View {
         let region = in_use.region()?;
         self.permit(region, access)?;
         match region.kind {
-            Kind::Memory => touch(region.place(va, len)?),
+            Kind::Memory | Kind::Window { qpn: None } => touch(region.place(va, len)?),
+            Kind::Window { qpn } if qpn == self.qpn => touch(region.place(va, len)?),
+            Kind::Window { .. } => Err(MemoryError::WrongPd),
             Kind::Null => Err(MemoryError::BadKey),
         }
     }
@@ -161,11 +184,13 @@ impl Memory for View {
         self.pd = domain.map_or(self.own, |Domain(id)| PdId::new(id));
     }
 
-    /// A region's key does not end by a work request: it was not made by one.
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), MemoryError> {
-        let in_use = self.slots.get(rkey.value())?;
-        self.permit(in_use.region()?, Access::empty())?;
-        Err(MemoryError::NoPermission)
+        window::invalidate(&self.slots, self.pd, self.qpn, rkey)
+    }
+
+    fn bind(&mut self, bind: &Bind) -> Result<(), MemoryError> {
+        self.bound |= window::bind(&self.slots, self.pd, self.qpn, bind)?;
+        Ok(())
     }
 }
 

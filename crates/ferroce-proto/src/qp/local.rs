@@ -7,17 +7,25 @@ use crate::{Memory, QpState, SendOp, WcStatus};
 /// Executes local operations at the cursor. `false` if one must wait or failed.
 pub(crate) fn run(shared: &Shared, line: &mut Pipeline, mem: &mut impl Memory) -> bool {
     while let Some((index, wqe)) = line.at_cursor() {
-        let SendOp::LocalInvalidate(rkey) = wqe.op else { return true };
+        if !wqe.op.is_local() {
+            return true;
+        }
         // It waits for everything before it, as rxe's does: whoever posts it after the last use of a key need not
         // think of retries.
         if shared.state() != QpState::Rts || wqe.failure.is_some() || line.queue.done() != index {
             return false;
         }
-        match mem.invalidate(rkey) {
+        let done = match wqe.op {
+            SendOp::BindMw(bind) => mem.bind(&bind).map_err(|_| WcStatus::MwBindErr),
+            SendOp::LocalInvalidate(rkey) => mem.invalidate(rkey).map_err(|_| WcStatus::LocQpOpErr),
+            // Not local, see above.
+            _ => return true,
+        };
+        match done {
             Ok(()) => line.executed_locally(),
-            Err(_) => {
+            Err(status) => {
                 if let Some(wqe) = line.queue.get_mut(index) {
-                    wqe.failure = Some(WcStatus::LocQpOpErr.into());
+                    wqe.failure = Some(status.into());
                 }
                 return false;
             }

@@ -513,5 +513,6 @@ const fn opcode(op: &SendOp) -> WcOpcode {
         SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
         SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
         SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
+        SendOp::BindMw(_) => WcOpcode::BindMw,
     }
 }

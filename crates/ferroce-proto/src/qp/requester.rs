@@ -434,7 +434,7 @@ pub(super) fn request(piece: &Piece) -> Request<'static> {
     };
     match piece.wqe.op {
         // A local operation never gets here; see `local::run`.
-        SendOp::Send | SendOp::LocalInvalidate(_) => send(SendTail::None),
+        SendOp::Send | SendOp::LocalInvalidate(_) | SendOp::BindMw(_) => send(SendTail::None),
         SendOp::SendImm(imm) => send(SendTail::Imm(imm)),
         SendOp::SendInvalidate(rkey) => send(SendTail::Invalidate(rkey)),
         SendOp::Write { remote } => write(remote, None),

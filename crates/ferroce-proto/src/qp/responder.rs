@@ -512,6 +512,9 @@ mod tests {
         fn invalidate(&mut self, _: Rkey) -> Result<(), MemoryError> {
             Err(NONE)
         }
+        fn bind(&mut self, _: &crate::Bind) -> Result<(), MemoryError> {
+            Err(NONE)
+        }
     }
 
     /// The MSN is a counter of 24 bits (IBTA 9.7.7.1).

@@ -266,7 +266,8 @@ pub(crate) fn check_service(service: Service, wr: &SendWr<'_>) -> Result<(), Pos
                 | SendOp::SendImm(_)
                 | SendOp::Write { .. }
                 | SendOp::WriteImm { .. }
-                | SendOp::LocalInvalidate(_) => true,
+                | SendOp::LocalInvalidate(_)
+                | SendOp::BindMw(_) => true,
                 SendOp::SendInvalidate(_)
                 | SendOp::Read { .. }
                 | SendOp::CompareSwap { .. }
@@ -281,7 +282,7 @@ pub(crate) fn check_service(service: Service, wr: &SendWr<'_>) -> Result<(), Pos
     };
     if !operation {
         Err(PostSendError::Operation(service))
-    } else if !destination {
+    } else if !destination && !wr.op.is_local() {
         Err(PostSendError::Destination(service))
     } else {
         Ok(())

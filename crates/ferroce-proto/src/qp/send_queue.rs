@@ -169,7 +169,7 @@ impl SendQueue {
     fn check(&self, wr: &SendWr<'_>, attr: &QpAttr) -> Result<u32, PostSendError> {
         let given = sg::length(wr.sges);
         if wr.inline {
-            if wr.op.is_read_or_atomic() || matches!(wr.op, SendOp::LocalInvalidate(_)) {
+            if wr.op.is_read_or_atomic() || wr.op.is_local() {
                 return Err(PostSendError::InlineNotAllowed);
             }
             if given > u64::from(self.caps.max_inline) {
@@ -192,7 +192,7 @@ impl SendQueue {
                 return Err(PostSendError::AtomicMisaligned);
             }
         }
-        Ok(if matches!(wr.op, SendOp::LocalInvalidate(_)) { 0 } else { given as u32 })
+        Ok(if wr.op.is_local() { 0 } else { given as u32 })
     }
 
     /// Takes back what was posted since `tail` was `mark` and has not started.

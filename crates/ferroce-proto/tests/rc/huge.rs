@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ferroce_proto::{
-    Memory, MemoryError, RecvWr, Remote, RemoteAccess, SendOp, SendTo, SendWr, Sge, WcStatus,
+    Bind, Memory, MemoryError, RecvWr, Remote, RemoteAccess, SendOp, SendTo, SendWr, Sge, WcStatus,
 };
 use ferroce_wire::{Imm, Lkey, PathMtu, Rkey};
 
@@ -90,6 +90,10 @@ impl Memory for Endless {
     }
 
     fn invalidate(&mut self, _rkey: Rkey) -> Result<(), MemoryError> {
+        Err(MemoryError::BadKey)
+    }
+
+    fn bind(&mut self, _bind: &Bind) -> Result<(), MemoryError> {
         Err(MemoryError::BadKey)
     }
 }

@@ -11,6 +11,7 @@ mod exchange;
 mod goodput;
 mod huge;
 mod lossy;
+mod memory_ops;
 mod probe;
 mod properties;
 mod ram;

@@ -1,6 +1,6 @@
 //! Registered memory for tests: regions that know what may be done with them.
 
-use ferroce_proto::{Memory, MemoryError, RemoteAccess, Sge};
+use ferroce_proto::{Bind, Memory, MemoryError, RemoteAccess, Sge};
 use ferroce_wire::{Lkey, Rkey};
 
 /// A region; its lkey and rkey are the same number.
@@ -199,6 +199,18 @@ impl Memory for Ram {
             return Err(MemoryError::BadKey);
         }
         self.deregister(key);
+        Ok(())
+    }
+
+    /// A window has octets of its own, copied when it is bound: enough for keys and order.
+    fn bind(&mut self, bind: &Bind) -> Result<(), MemoryError> {
+        let key = bind.window.value() & !0xff | bind.rkey.value() & 0xff;
+        if self.regions.iter().any(|region| region.window && region.key >> 8 == key >> 8) {
+            return Err(MemoryError::NoPermission);
+        }
+        let (index, start) = self.find(bind.region.value(), bind.addr, bind.length)?;
+        let bytes = self.regions[index].bytes[start..start + bind.length as usize].to_vec();
+        self.register(key, bind.addr, bytes).window = true;
         Ok(())
     }
 }

@@ -172,7 +172,7 @@ impl Direction {
             SendOp::SendInvalidate(rkey) => {
                 assert!(theirs.regions.iter().all(|region| region.key != rkey.value()));
             }
-            SendOp::Send | SendOp::SendImm(_) | SendOp::LocalInvalidate(_) => {}
+            SendOp::Send | SendOp::SendImm(_) | SendOp::LocalInvalidate(_) | SendOp::BindMw(_) => {}
         }
     }
 

@@ -125,8 +125,9 @@ fn accesses_meanwhile_see_the_old_or_the_new() {
 #[test]
 fn a_change_waits_for_copies() {
     let table = table();
-    let first = Pages::new(4);
-    let key = register(&table, &first, ALL.union(Access::ZERO_BASED));
+    // Outlives the threads.
+    let mut current = Pages::new(4);
+    let key = register(&table, &current, ALL.union(Access::ZERO_BASED));
     let stop = AtomicBool::new(false);
     let copies = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -141,7 +142,6 @@ fn a_change_waits_for_copies() {
                 }
             });
         }
-        let mut current = first;
         for round in 0_u64.. {
             let next = Pages::new(4);
             table.reregister(key, change_memory(&next)).unwrap();
@@ -151,9 +151,8 @@ fn a_change_waits_for_copies() {
                 break;
             }
         }
-        stop.store(true, Ordering::Relaxed);
-        table.deregister(key).unwrap_or_default();
     });
+    table.deregister(key).unwrap();
 }
 
 #[test]

@@ -1,0 +1,159 @@
+//! Memory windows.
+
+use std::sync::Arc;
+
+use core::ffi::c_int;
+use ferroce_abi as abi;
+use ferroce_engine::{Bind, Mw, MwType, SendOp, SendTo, SendWr, Service, WindowAccess};
+use ferroce_wire::{Lkey, Rkey};
+
+use crate::call;
+use crate::context::ContextHandle;
+use crate::errno::Errno;
+use crate::handle::{Handle, Pool};
+use crate::{mr, pd, qp};
+
+/// A memory window.
+type MwHandle = Handle<abi::ibv_mw, LiveMw>;
+
+/// What makes a memory window live.
+struct LiveMw {
+    engine: Arc<Mw>,
+    context: &'static ContextHandle,
+}
+
+static POOL: Pool<abi::ibv_mw, LiveMw> = Pool::new();
+
+/// The slot behind the inline `ibv_alloc_mw`. EINVAL for other types than 1 and 2.
+///
+/// # Safety
+///
+/// `pd` is NULL or came from `ibv_alloc_pd`.
+pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut abi::ibv_pd, kind: abi::ibv_mw_type) -> *mut abi::ibv_mw {
+    call::pointer(|owner| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { pd::enter(owner, pd) }?;
+        let engine = live.engine.alloc_mw(match kind {
+            abi::IBV_MW_TYPE_1 => MwType::One,
+            abi::IBV_MW_TYPE_2 => MwType::Two,
+            _ => return Err(Errno::EINVAL),
+        })?;
+        let mw = POOL.take(abi::ibv_mw {
+            context: live.context.public(),
+            pd,
+            rkey: engine.name().value(),
+            handle: pd::next_number(),
+            type_: kind,
+        });
+        POOL.enliven(mw, LiveMw { engine, context: live.context });
+        Ok(mw.c())
+    })
+}
+
+/// The slot behind the inline `ibv_dealloc_mw`: unbinds it first if it is bound.
+///
+/// # Safety
+///
+/// `mw` is NULL or came from [`alloc_mw`].
+pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut abi::ibv_mw) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        let handle = unsafe { MwHandle::from_c(mw) }?;
+        owner.is(handle.live()?.context)?;
+        POOL.end(handle, |live| {
+            live.engine.dealloc();
+            Ok(())
+        })
+    })
+}
+
+/// The slot behind the inline `ibv_bind_mw`, for type 1: posts the request and sets `mw->rkey` to the key that it will
+/// have. Without a region, or of length 0, it unbinds. EPERM if region and window are of different domains; what else is
+/// wrong ends the request with `IBV_WC_MW_BIND_ERR`.
+///
+/// # Safety
+///
+/// `qp` is NULL or a queue pair, `mw` NULL or a window, `mw_bind` NULL or readable, its region NULL or a region.
+pub(crate) unsafe extern "C" fn bind_mw(
+    qp: *mut abi::ibv_qp,
+    mw: *mut abi::ibv_mw,
+    mw_bind: *mut abi::ibv_mw_bind,
+) -> c_int {
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { qp::enter(owner, qp) }?;
+        // SAFETY: NULL, or the program's to lend during the call.
+        let bind = unsafe { mw_bind.as_ref() }.ok_or(Errno::EINVAL)?;
+        // SAFETY: as the caller says.
+        let handle = unsafe { MwHandle::from_c(mw) }?;
+        let window = handle.live()?;
+        let info = &bind.bind_info;
+        if live.engine.service() == Service::Ud || info.mw_access_flags & abi::IBV_ACCESS_ZERO_BASED != 0 {
+            return Err(Errno::EINVAL);
+        }
+        if !info.mr.is_null() {
+            // SAFETY: as the caller says.
+            let region = unsafe { mr::engine(info.mr) }?;
+            if !region.pd().shares_memory_with(window.engine.pd()) {
+                return Err(Errno::EPERM);
+            }
+        }
+        // SAFETY: a whole ibv_mw. The man page lets the program set the key back after a bind that failed.
+        let rkey = unsafe { (*handle.c()).rkey };
+        let next = window.engine.rkey(rkey.wrapping_add(1));
+        // SAFETY: as the caller says.
+        let op = unsafe { operation(mw, next.value(), info, MwType::One) }?;
+        let wr = SendWr {
+            wr_id: bind.wr_id,
+            signaled: bind.send_flags & abi::IBV_SEND_SIGNALED != 0,
+            fence: bind.send_flags & abi::IBV_SEND_FENCE != 0,
+            op,
+            to: SendTo::Peer,
+            sges: &[],
+            solicited: false,
+            inline: false,
+        };
+        live.engine.post_send([wr]).map_err(|(_, error)| error)?;
+        // SAFETY: as above.
+        unsafe { (*handle.c()).rkey = next.value() };
+        Ok(())
+    })
+}
+
+/// What binds a window of type `kind`; EINVAL for windows of the other type and for an address without a region.
+///
+/// # Safety
+///
+/// `mw` is NULL or a window, the region NULL or a region.
+pub(crate) unsafe fn operation(
+    mw: *mut abi::ibv_mw,
+    rkey: u32,
+    info: &abi::ibv_mw_bind_info,
+    kind: MwType,
+) -> Result<SendOp, Errno> {
+    // SAFETY: as the caller says.
+    let window = unsafe { MwHandle::from_c(mw) }?.live()?;
+    if window.engine.kind() != kind {
+        return Err(Errno::EINVAL);
+    }
+    let region = if !info.mr.is_null() {
+        // SAFETY: as the caller says.
+        let region = unsafe { mr::engine(info.mr) }?;
+        if region.is_null() {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        region.lkey()
+    } else if info.addr != 0 || info.length != 0 {
+        return Err(Errno::EINVAL);
+    } else {
+        Lkey::default()
+    };
+    Ok(SendOp::BindMw(Bind {
+        window: window.engine.name(),
+        rkey: Rkey::new(rkey),
+        region,
+        addr: info.addr,
+        length: info.length,
+        access: WindowAccess::from_bits_retain(info.mw_access_flags),
+    }))
+}

@@ -1,0 +1,199 @@
+//! Memory windows: keys to parts of regions, bound and ended while the region stays.
+//!
+//! Type 2 windows are of kind 2B (IBTA 10.6.7.2.3): once bound, only the peer of the queue pair that bound it may use
+//! it, and that queue pair must be of the window's domain.
+
+use ferroce_proto::{Bind, MemoryError};
+use ferroce_wire::{Qpn, Rkey};
+
+use super::access::{Access, PdId};
+use super::key::Key;
+use super::slots::{Control, Kind, Region, Role, Slot, Slots};
+use super::table::MemoryTable;
+
+/// Kind of a window; discriminants are those of `ibv_mw_type`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[doc(alias = "ibv_mw_type")]
+#[repr(u8)]
+pub enum MwType {
+    /// For all queue pairs of the domain; bound again, to nothing too, as often as wanted.
+    One = 1,
+    /// For the queue pair that bound it, until it is invalidated by either side's work request.
+    Two = 2,
+}
+
+/// A window, bound or not.
+pub(super) struct Window {
+    pd: PdId,
+    kind: MwType,
+    /// The key that it was made with; later ones differ in the low octet.
+    key: Key,
+    bound: Option<Bound>,
+}
+
+/// What a window is bound to.
+struct Bound {
+    key: Key,
+    region: Key,
+    /// The only queue pair whose peer may use it.
+    qpn: Option<Qpn>,
+}
+
+impl MemoryTable {
+    /// Makes a window that is not bound. Its first key gives access to nothing, and names it when it is bound. `None`:
+    /// [`MAX_WINDOWS`](super::MAX_WINDOWS) exist.
+    #[doc(alias = "ibv_alloc_mw")]
+    pub fn alloc_window(&self, pd: PdId, kind: MwType) -> Option<Key> {
+        if !self.windows.take() {
+            return None;
+        }
+        let role = |key| Role::Window(Window { pd, kind, key, bound: None });
+        let taken = self.slots.take(role).map(|(key, _)| key);
+        if taken.is_none() {
+            self.windows.give_back();
+        }
+        taken
+    }
+
+    /// Ends a window, bound or not. When this returns, nobody uses it any more; a key that names none is ignored.
+    #[doc(alias = "ibv_dealloc_mw")]
+    pub fn dealloc_window(&self, key: Key) {
+        let Some((index, slot)) = self.slots.named(key.value()) else { return };
+        let mut control = slot.control();
+        if !matches!(&control.role, Role::Window(window) if window.key == key) {
+            return;
+        }
+        unbind(&self.slots, slot, &mut control);
+        control.role = Role::Free;
+        drop(control);
+        self.slots.give_back(index);
+        self.windows.give_back();
+    }
+}
+
+/// Binds a window as a queue pair of `pd` asks for it (IBTA 10.6.7.2, C10-72 to C10-75). `true` if it is bound to that
+/// queue pair alone.
+pub(super) fn bind(slots: &Slots, pd: PdId, qpn: Option<Qpn>, bind: &Bind) -> Result<bool, MemoryError> {
+    let (index, slot) = slots.named(bind.window.value()).ok_or(MemoryError::BadKey)?;
+    let mut control = slot.control();
+    let Role::Window(window) = &control.role else { return Err(MemoryError::BadKey) };
+    if window.key.place() != bind.window.value() >> 8 {
+        return Err(MemoryError::BadKey);
+    }
+    if window.pd != pd {
+        return Err(MemoryError::WrongPd);
+    }
+    let (key, kind) = (window.key.with_octet_of(bind.rkey.value()), window.kind);
+    let qpn = match kind {
+        MwType::One if bind.length == 0 => {
+            unbind(slots, slot, &mut control);
+            return Ok(false);
+        }
+        MwType::One => None,
+        // Bound to nothing, or although it is bound: only an invalidate makes it free (o10-37.2.30, o10-37.2.40).
+        MwType::Two if bind.length == 0 || window.bound.is_some() => return Err(MemoryError::NoPermission),
+        MwType::Two => Some(qpn.ok_or(MemoryError::WrongPd)?),
+    };
+    let (region_index, region_slot) = slots.named(bind.region.value()).ok_or(MemoryError::BadKey)?;
+    // Its own slot holds no region, and its lock is held.
+    if region_index == index {
+        return Err(MemoryError::BadKey);
+    }
+    let (region, new) = {
+        let mut control = region_slot.control();
+        let region = match control.role {
+            Role::Region { key, .. } if key.value() == bind.region.value() => key,
+            _ => return Err(MemoryError::BadKey),
+        };
+        let whole = region_slot.current(&control).ok_or(MemoryError::BadKey)?;
+        let new = part(&whole, pd, qpn, bind)?;
+        if let Role::Region { windows, .. } = &mut control.role {
+            *windows += 1;
+        }
+        (region, new)
+    };
+    unbind(slots, slot, &mut control);
+    slot.publish(&mut control, key, new);
+    if let Role::Window(window) = &mut control.role {
+        window.bound = Some(Bound { key, region, qpn });
+    }
+    Ok(qpn.is_some())
+}
+
+/// The part of a region that a window opens.
+fn part(whole: &Region, pd: PdId, qpn: Option<Qpn>, bind: &Bind) -> Result<Region, MemoryError> {
+    if whole.pd != pd {
+        return Err(MemoryError::WrongPd);
+    }
+    // A zero based region has no addresses to bind to (as rxe), a null region no memory.
+    if whole.kind != Kind::Memory || whole.access.contains(Access::ZERO_BASED) {
+        return Err(MemoryError::BadKey);
+    }
+    let asked = Access::from_bits_retain(bind.access.bits());
+    // Meaningless for a window, but programs pass it.
+    let access = asked.difference(Access::LOCAL_WRITE);
+    let flushes = Access::FLUSH_GLOBAL.union(Access::FLUSH_PERSISTENT);
+    let possible = Access::REMOTE_READ
+        .union(Access::REMOTE_WRITE)
+        .union(Access::REMOTE_ATOMIC)
+        .union(Access::ZERO_BASED)
+        .union(whole.access & flushes);
+    if !whole.access.contains(Access::MW_BIND)
+        || !possible.contains(access)
+        || access.intersects(Access::WRITING) && !whole.access.contains(Access::LOCAL_WRITE)
+    {
+        return Err(MemoryError::NoPermission);
+    }
+    let addr = whole.place(bind.addr, bind.length)?;
+    let iova = if access.contains(Access::ZERO_BASED) { 0 } else { bind.addr };
+    Ok(Region { pd, addr, len: bind.length, iova, access, kind: Kind::Window { qpn } })
+}
+
+/// Ends the binding of a window, if it has one.
+fn unbind(slots: &Slots, slot: &Slot, control: &mut Control) {
+    let Role::Window(window) = &mut control.role else { return };
+    let Some(Bound { region, .. }) = window.bound.take() else { return };
+    slot.retract(control);
+    let Some((_, slot)) = slots.named(region.value()) else { return };
+    if let Role::Region { windows, .. } = &mut slot.control().role {
+        *windows -= 1;
+    }
+}
+
+/// Ends the binding of a type 2 window, as a queue pair's work request or its peer's asks for it.
+pub(super) fn invalidate(slots: &Slots, pd: PdId, qpn: Option<Qpn>, rkey: Rkey) -> Result<(), MemoryError> {
+    let (_, slot) = slots.named(rkey.value()).ok_or(MemoryError::BadKey)?;
+    let mut control = slot.control();
+    match &control.role {
+        Role::Window(Window { bound: Some(bound), pd: domain, kind, .. })
+            if bound.key.value() == rkey.value() =>
+        {
+            if *domain != pd || (bound.qpn.is_some() && bound.qpn != qpn) {
+                return Err(MemoryError::WrongPd);
+            }
+            if *kind == MwType::One {
+                return Err(MemoryError::NoPermission);
+            }
+        }
+        // A region's key does not end by a work request: it was not made by one.
+        Role::Region { key, .. } if key.value() == rkey.value() => {
+            let domain = slot.current(&control).map(|region| region.pd);
+            let here = domain == Some(pd);
+            return Err(if here { MemoryError::NoPermission } else { MemoryError::WrongPd });
+        }
+        Role::Region { .. } | Role::Window(_) | Role::Free => return Err(MemoryError::BadKey),
+    }
+    unbind(slots, slot, &mut control);
+    Ok(())
+}
+
+/// Ends the bindings that only the peer of this queue pair could use.
+pub(super) fn end_those_of(slots: &Slots, qpn: Qpn) {
+    for slot in slots.all() {
+        let mut control = slot.control();
+        let is_its = |bound: &Bound| bound.qpn == Some(qpn);
+        if matches!(&control.role, Role::Window(Window { bound: Some(bound), .. }) if is_its(bound)) {
+            unbind(slots, slot, &mut control);
+        }
+    }
+}
