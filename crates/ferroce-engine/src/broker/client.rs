@@ -1,30 +1,29 @@
 //! A program's side of the broker.
 
 mod find;
+mod link;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::Child;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use ferroce_ipc::{AddressSockets, Client, ClientError, Leased, Message, Refusal, ResourceCounts};
+use ferroce_ipc::{AddressSockets, Client, ClientError, Leased, Message, ResourceCounts};
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 use rustix::event::{EventfdFlags, epoll, eventfd};
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
-};
-use tracing::{debug, info, warn};
+use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
+use tracing::{debug, warn};
 
 pub use find::{BrokerError, BrokerMode, ConnectOptions};
 
 use find::find_or_start;
+use link::{Guard, Inner, Link};
 
 use super::netdev::Address;
-use super::spawn::{self, SpawnError, Starter};
+use super::spawn::Starter;
 use crate::fork::Guarded;
 
 /// How long finding, starting and greeting a broker may take.
@@ -101,50 +100,6 @@ pub struct BrokerClient {
     timer: Guarded<OwnedFd>,
     /// What the broker last said of the devices, for who must not wait for a request of another thread.
     known: Arc<ArcSwap<Vec<DeviceInfo>>>,
-}
-
-#[derive(Debug)]
-struct Inner {
-    options: ConnectOptions,
-    starter: Starter,
-    link: Link,
-    devices: Vec<DeviceInfo>,
-    known: Arc<ArcSwap<Vec<DeviceInfo>>>,
-    /// What is leased.
-    slots: Vec<u8>,
-    addresses: BTreeSet<(Address, u8)>,
-    /// Reading end of the parked descriptors: held, never read.
-    parked: Option<Guarded<OwnedFd>>,
-    events: VecDeque<BrokerEvent>,
-    /// A `ferroced --detach` to be reaped.
-    child: Option<Child>,
-}
-
-#[derive(Debug)]
-enum Link {
-    /// Greeted; `resume` is the request that hands our slots to a new broker, while it is not answered.
-    Up { client: Guarded<Client>, resume: Option<u32> },
-    /// Connected to the next broker, which has not greeted yet.
-    Greeting { client: Guarded<Client>, at: Instant, search: Search },
-    /// No broker.
-    Down(Search),
-}
-
-/// The search for the next broker.
-#[derive(Clone, Copy, Debug)]
-struct Search {
-    since: Instant,
-    /// When we started one last.
-    started: Option<Instant>,
-    /// Not to be tried again before.
-    next: Instant,
-}
-
-impl Search {
-    fn new() -> Self {
-        let now = Instant::now();
-        Self { since: now, started: None, next: now }
-    }
 }
 
 impl BrokerClient {
@@ -327,276 +282,6 @@ impl Drop for BrokerClient {
 impl LeasedAddress {
     fn key(&self) -> (Address, u8) {
         (Address { ip: self.ip, scope_id: self.scope_id }, self.slot)
-    }
-}
-
-/// The locked state. Releasing it leaves the wake counter readable if events wait.
-struct Guard<'a> {
-    owner: &'a BrokerClient,
-    inner: MutexGuard<'a, Inner>,
-}
-
-impl Drop for Guard<'_> {
-    fn drop(&mut self) {
-        let news = matches!(&self.inner.link, Link::Up { client, .. } if client.has_news());
-        if news || !self.inner.events.is_empty() {
-            let _ = rustix::io::write(&self.owner.wake, &1_u64.to_ne_bytes());
-        }
-    }
-}
-
-impl Guard<'_> {
-    /// Takes every message that is there, and looks for the next broker when that is due.
-    fn drain(&mut self) {
-        clear(&self.owner.timer);
-        self.inner.reap();
-        loop {
-            let inner = &mut *self.inner;
-            match &mut inner.link {
-                Link::Up { client, .. } => match client.poll() {
-                    Ok(Some((id, message, descriptors))) => {
-                        if let Some(lost) = inner.message(id, message, descriptors) {
-                            self.down(&lost);
-                        }
-                    }
-                    Ok(None) => return,
-                    Err(e) => self.down(&e),
-                },
-                Link::Greeting { client, at, .. } => match client.poll() {
-                    Ok(Some((_, Message::Hello(hello), _))) if hello.major == ferroce_ipc::MAJOR => {
-                        if let Err(e) = inner.greeted() {
-                            self.down(&e.into());
-                        }
-                    }
-                    Ok(Some((_, Message::Refused(refusal), _))) => self.down(&refusal.into()),
-                    Ok(Some(_)) => self.down(&ClientError::Unexpected),
-                    Ok(None) if at.elapsed() > CONNECT => self.down(&ClientError::Closed),
-                    Ok(None) => {
-                        self.retry_in(CONNECT);
-                        return;
-                    }
-                    Err(e) => self.down(&e),
-                },
-                Link::Down(_) => {
-                    if !self.look() {
-                        return;
-                    }
-                }
-            }
-        }
-    }
-
-    /// The broker is gone, or of no use.
-    fn down(&mut self, why: &ClientError) {
-        let inner = &mut *self.inner;
-        match inner.link {
-            Link::Up { .. } => {
-                info!("ferroced is gone: {why}");
-                inner.link = Link::Down(Search::new());
-                inner.events.push_back(BrokerEvent::Disconnected);
-            }
-            Link::Greeting { search, .. } => {
-                // The last one may still be dying, with its name; one that is there and fails must not make us spin.
-                let pause = if why.is_leaving() { RETRY } else { RETRY_SLOWLY };
-                debug!("the next ferroced is of no use: {why}");
-                inner.link = Link::Down(Search { next: Instant::now() + pause, ..search });
-            }
-            Link::Down(_) => {}
-        }
-    }
-
-    /// One try to reach the next broker. Returns whether it is connected; otherwise the timer says when to try again.
-    fn look(&mut self) -> bool {
-        let inner = &mut *self.inner;
-        let Link::Down(search) = inner.link else { return true };
-        let now = Instant::now();
-        if now < search.next {
-            self.retry_in(search.next - now);
-            return false;
-        }
-        let pause = if now >= search.since + PATIENCE { RETRY_SLOWLY } else { RETRY };
-        let mut search = Search { next: now + pause, ..search };
-        match Client::begin(&inner.options.name, &inner.options.netdev) {
-            Ok(client) => match watch(&self.owner.epoll, &client) {
-                Ok(()) => {
-                    inner.link = Link::Greeting { client: Guarded::new(client), at: now, search };
-                    return true;
-                }
-                Err(e) => warn!("the connection to ferroced cannot be watched: {e}"),
-            },
-            Err(ClientError::NoBroker) => {
-                // All programs of a dead broker are here at the same time. The lowest slot starts the next one, the
-                // others follow if that does not happen.
-                let turn = inner.slots.first().map_or(8, |slot| u32::from(slot - 1).min(8));
-                let turn = search.since + Duration::from_millis(50) * turn;
-                if now >= turn && search.started.is_none_or(|last| now >= last + PATIENCE) {
-                    search.started = Some(now);
-                    inner.start();
-                }
-            }
-            Err(e) => debug!("no ferroced yet: {e}"),
-        }
-        inner.link = Link::Down(search);
-        self.retry_in(pause);
-        false
-    }
-
-    fn retry_in(&self, time: Duration) {
-        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let value = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
-        let once = Itimerspec { it_interval: zero, it_value: value };
-        if let Err(e) = timerfd_settime(&self.owner.timer, TimerfdTimerFlags::empty(), &once) {
-            warn!("no timer: {e}");
-        }
-    }
-}
-
-impl Inner {
-    /// Starts the next broker, without waiting for it.
-    fn start(&mut self) {
-        let embedded = match self.options.mode {
-            BrokerMode::None => return,
-            BrokerMode::Embedded => true,
-            BrokerMode::Auto => match self.starter.start_in_background() {
-                Ok(child) => {
-                    self.child = Some(child);
-                    false
-                }
-                Err(SpawnError::NotFound) => true,
-                Err(e) => {
-                    warn!("the next ferroced cannot be started: {e}");
-                    false
-                }
-            },
-        };
-        if embedded && let Err(e) = spawn::start_embedded(&self.options.name) {
-            warn!("the broker cannot be run in this process: {e}");
-        }
-    }
-
-    fn reap(&mut self) {
-        if let Some(child) = &mut self.child
-            && !matches!(child.try_wait(), Ok(None))
-        {
-            self.child = None;
-        }
-    }
-
-    /// A new broker greeted: hands it what it does not know.
-    fn greeted(&mut self) -> io::Result<()> {
-        let down = Link::Down(Search::new());
-        let Link::Greeting { mut client, .. } = std::mem::replace(&mut self.link, down) else {
-            return Ok(());
-        };
-        let mut resume = None;
-        let sent = (|| {
-            match &self.parked {
-                Some(parked) if !self.slots.is_empty() => {
-                    client.send(&Message::Devices(self.devices.clone()), &[])?;
-                    resume = Some(client.send(&Message::Resume(self.slots.clone()), &[parked.as_fd()])?);
-                }
-                _ => {}
-            }
-            client.send(&Message::ListDevices, &[]).map(drop)
-        })();
-        if resume.is_none() {
-            self.events.push_back(BrokerEvent::Reconnected);
-        }
-        self.link = Link::Up { client, resume };
-        sent
-    }
-
-    /// One message of a greeted broker. Returns why its connection is of no use any more, if so.
-    fn message(&mut self, id: u32, message: Message, mut descriptors: Vec<OwnedFd>) -> Option<ClientError> {
-        let Link::Up { resume, .. } = &mut self.link else { return None };
-        match message {
-            Message::Devices(devices) => self.update(devices),
-            Message::Address(address) => {
-                for socket in leased_on(&address, descriptors) {
-                    // Those that we have already come along when a new broker took us over.
-                    if self.slots.contains(&socket.slot) && self.addresses.insert(socket.key()) {
-                        self.events.push_back(BrokerEvent::AddressAdded(socket));
-                    }
-                }
-            }
-            Message::Parked => self.parked = descriptors.pop().map(Guarded::new),
-            Message::Leased(leased) if *resume == Some(id) => {
-                *resume = None;
-                if let Some(parked) = descriptors.pop() {
-                    self.parked = Some(Guarded::new(parked));
-                }
-                self.events.push_back(BrokerEvent::Reconnected);
-                self.lose(&leased.slots);
-            }
-            Message::Refused(refusal) if *resume == Some(id) => {
-                *resume = None;
-                warn!("ferroced does not take our slots back: {refusal}");
-                self.events.push_back(BrokerEvent::Reconnected);
-                self.lose(&[]);
-            }
-            Message::Refused(refusal) if id == 0 => return Some(refusal.into()),
-            // The answer to a request that was given up, or to one that needs none.
-            Message::Refused(Refusal { sentence, .. }) => debug!("refused: {sentence}"),
-            Message::Done | Message::Leased(_) | Message::Status(_) => {}
-            Message::Hello(_)
-            | Message::ListDevices
-            | Message::Lease(_)
-            | Message::Release(_)
-            | Message::Resume(_)
-            | Message::LinkAdd { .. }
-            | Message::LinkDel { .. }
-            | Message::GetStatus
-            | Message::Report(_) => return Some(ClientError::Unexpected),
-        }
-        None
-    }
-
-    /// Keeps only these slots.
-    fn lose(&mut self, kept: &[u8]) {
-        let (kept, lost) = self.slots.iter().partition(|slot| kept.contains(slot));
-        self.slots = kept;
-        let lost: Vec<u8> = lost;
-        if !lost.is_empty() {
-            self.addresses.retain(|(_, slot)| !lost.contains(slot));
-            self.events.push_back(BrokerEvent::SlotsLost(lost));
-        }
-    }
-
-    /// Takes over the devices as they are now, and tells the difference.
-    fn update(&mut self, devices: Vec<DeviceInfo>) {
-        let before = std::mem::replace(&mut self.devices, devices);
-        // Ids are a broker's own: the next one may number anew. Names and interfaces say what is the same.
-        let same = |a: &DeviceInfo, b: &DeviceInfo| a.name == b.name && a.ifindex == b.ifindex;
-        let highest = before.iter().chain(&self.devices).map(|device| device.id).max().unwrap_or(0);
-        let mut unused = highest.wrapping_add(1);
-        for now in &mut self.devices {
-            match before.iter().find(|old| same(old, now)) {
-                Some(old) => {
-                    now.id = old.id;
-                    if now.gids != old.gids {
-                        self.events.push_back(BrokerEvent::GidsChanged(now.id));
-                    }
-                    match (old.port_active, now.port_active) {
-                        (false, true) => self.events.push_back(BrokerEvent::PortActive(now.id)),
-                        (true, false) => self.events.push_back(BrokerEvent::PortDown(now.id)),
-                        _ => {}
-                    }
-                }
-                None => {
-                    if before.iter().any(|old| old.id == now.id) {
-                        now.id = unused;
-                        unused = unused.wrapping_add(1);
-                    }
-                    self.events.push_back(BrokerEvent::DeviceAdded(now.id));
-                }
-            }
-        }
-        for old in &before {
-            if !self.devices.iter().any(|now| same(old, now)) {
-                self.events.push_back(BrokerEvent::DeviceRemoved(old.id));
-            }
-        }
-        self.known.store(Arc::new(self.devices.clone()));
     }
 }
 

@@ -1,6 +1,9 @@
+use ferroce_wire::Gid;
 use proptest::prelude::*;
 
 use super::*;
+use crate::codec::MessageError;
+use crate::device::{GidEntry, GidType, Origin, PhysState};
 
 fn device() -> DeviceInfo {
     DeviceInfo {

@@ -3,8 +3,10 @@
 #![allow(dead_code, reason = "the support is shared by tests of which some follow")]
 
 mod a_packets;
+mod b_refusals;
 mod b_responder;
 mod c_requester;
+mod c_retries;
 mod crowd;
 mod d_states;
 mod exchange;

@@ -1,0 +1,155 @@
+//! Links, views and addresses as they come and go.
+
+use super::*;
+
+#[test]
+fn links_come_and_go() {
+    let mut bench =
+        Bench::new(vec![netdev(1, &["127.0.0.1"]), netdev(2, &["fe80::1", "192.0.2.1"]), netdev(3, &[])]);
+    let add = |name: &str, netdev: &str| Message::LinkAdd {
+        name: name.to_owned(),
+        kind: LinkKind::Roce,
+        netdev: netdev.to_owned(),
+    };
+    let code = |sent: &Sent| match &sent.iter().find(|(id, ..)| *id == 5).unwrap().1 {
+        Message::Refused(refusal) => Err(refusal.code),
+        Message::Done => Ok(()),
+        other => panic!("{other:?}"),
+    };
+    bench.connect(1, 101);
+    bench.connect(2, 102);
+    assert!(bench.broker.is_idle() || !bench.broker.clients.is_empty());
+    let cases = [
+        (add("fr1", "eth9"), Err(RefusalCode::UnknownNetdev)),
+        (add("fr1", "lo"), Err(RefusalCode::Exists)),
+        (add("fr0", "eth0"), Err(RefusalCode::Exists)),
+        (add("rxe0", "eth0"), Ok(())),
+        (add("rxe1", "eth0"), Err(RefusalCode::Exists)),
+        (add("rxe0", "eth1"), Err(RefusalCode::Exists)),
+        (Message::LinkDel { name: "nix".to_owned() }, Err(RefusalCode::UnknownLink)),
+        (Message::LinkDel { name: "fr0".to_owned() }, Err(RefusalCode::BadRequest)),
+    ];
+    for (message, want) in cases {
+        let what = format!("{message:?}");
+        assert_eq!(code(&bench.say(1, message, vec![])), want, "{what}");
+    }
+    let devices = bench.devices(2);
+    assert_eq!(names(&devices), ["rxe0", "fr0"], "the default one is last");
+    assert_eq!(devices[0].dev_name, "uverbs1");
+    assert_eq!(devices[0].node_guid, [0, 0, 0, 0xff, 0xfe, 0, 0, 2]);
+    assert_eq!(gids(&devices[0]), ["0 fe80::1", "1 192.0.2.1"]);
+    bench.broker.disconnected(bench.now, ClientId(1));
+    bench.broker.disconnected(bench.now, ClientId(2));
+    assert!(!bench.broker.is_idle(), "a configured link must not vanish");
+    bench.connect(3, 103);
+    assert_eq!(code(&bench.say(3, Message::LinkDel { name: "rxe0".to_owned() }, vec![])), Ok(()));
+    assert_eq!(names(&bench.devices(3)), ["fr0"]);
+}
+
+#[test]
+fn a_view_is_one_clients() {
+    let mut bench = Bench::new(vec![netdev(1, &["127.0.0.1"]), netdev(2, &["192.0.2.1"])]);
+    bench.connect_for(1, 101, "eth0");
+    bench.connect(2, 102);
+    assert_eq!(names(&bench.devices(1)), ["fr1", "fr0"]);
+    assert_eq!(names(&bench.devices(2)), ["fr0"]);
+    assert_eq!(bench.lease(1, 1).unwrap().1, ["192.0.2.1", "127.0.0.1"]);
+    assert_eq!(bench.lease(2, 1).unwrap().1, ["127.0.0.1"]);
+    bench.broker.disconnected(bench.now, ClientId(1));
+    bench.connect_for(3, 103, "eth0");
+    assert_eq!(names(&bench.devices(3)), ["fr1", "fr0"], "the number is free again");
+    // lo has its device.
+    bench.connect_for(4, 104, "lo");
+    assert_eq!(names(&bench.devices(4)), ["fr0"]);
+}
+
+#[test]
+fn addresses_are_followed() {
+    let mut bench = Bench::new(vec![netdev(1, &["127.0.0.1"])]);
+    bench.connect(1, 101);
+    bench.connect(2, 102);
+    bench.lease(1, 2).unwrap();
+    bench.broker.netdevs_changed(vec![netdev(1, &["127.0.0.1", "10.0.0.1"])]);
+    let output = bench.output();
+    let first: Vec<&Message> = output[0].1.iter().map(|(_, message, _)| message).collect();
+    assert!(
+        matches!(&first[..], [Message::Address(a), Message::Devices(d)]
+            if a.ip.to_string() == "10.0.0.1" && a.slots == [1, 2] && d[0].gids.len() == 2),
+        "the sockets come before the GID: {first:?}"
+    );
+    assert!(matches!(&output[1].1[..], [(0, Message::Devices(_), _)]), "who has no slot has no sockets");
+    let parked = bench.lease(1, 1).unwrap();
+    assert_eq!((parked.0, parked.1.len()), (vec![3], 2));
+    bench.broker.netdevs_changed(vec![netdev(1, &["10.0.0.1"])]);
+    assert_eq!(gids(&bench.devices(2)[0]), ["1 10.0.0.1"]);
+    // Nothing new, nothing said.
+    bench.output();
+    bench.broker.netdevs_changed(vec![netdev(1, &["10.0.0.1"])]);
+    assert!(bench.output().is_empty());
+    // The port goes down.
+    bench.broker.netdevs_changed(vec![Netdev { running: false, ..netdev(1, &["10.0.0.1"]) }]);
+    let devices = bench.devices(2);
+    assert!(!devices[0].port_active);
+    assert_eq!(devices[0].phys_state, ferroce_ipc::PhysState::Polling);
+}
+
+#[test]
+fn an_address_that_is_gone_is_in_nobodys_way_and_catches_up() {
+    let lo = || netdev(1, &["127.0.0.1"]);
+    let eth0 = || netdev(2, &["192.0.2.1"]);
+    let mut bench = Bench::new(vec![lo(), eth0()]);
+    bench.connect(1, 101);
+    let add = Message::LinkAdd { name: "rxe0".to_owned(), kind: LinkKind::Rxe, netdev: "eth0".to_owned() };
+    bench.say(1, add, vec![]);
+    bench.output();
+    assert_eq!(bench.lease(1, 1).unwrap().1.len(), 2);
+    // The kernel has dropped it already, the news of it are still on their way.
+    let eth0s = Address::of("192.0.2.1".parse().unwrap(), 2);
+    bench.world.port.borrow_mut().gone.insert(eth0s);
+    bench.connect(2, 102);
+    bench.output();
+    let (slots, addresses, parked) = bench.lease(2, 1).unwrap();
+    assert_eq!((slots, addresses), (vec![2], vec!["127.0.0.1".to_owned()]));
+    // A new broker finds groups of two sizes, and serves as well.
+    let known = bench.devices(2);
+    bench.dies();
+    bench.connect(2, 102);
+    bench.say(2, Message::Devices(known), vec![]);
+    assert_eq!(bench.resume(2, &[2], &parked).unwrap(), [2]);
+    bench.connect(3, 103);
+    bench.output();
+    assert_eq!(bench.lease(3, 1).unwrap().1, ["127.0.0.1"]);
+    // It comes back: whoever has a slot gets the sockets of it.
+    bench.broker.netdevs_changed(vec![lo(), netdev(2, &[])]);
+    bench.world.port.borrow_mut().gone.clear();
+    bench.output();
+    bench.broker.netdevs_changed(vec![lo(), eth0()]);
+    let output = bench.output();
+    let sockets =
+        |message: &Message| matches!(message, Message::Address(a) if a.ip.to_string() == "192.0.2.1");
+    assert!(
+        output.iter().flat_map(|(_, messages)| messages).any(|(_, message, _)| sockets(message)),
+        "{output:?}"
+    );
+}
+
+#[test]
+fn devices_survive_the_broker() {
+    let host = || vec![netdev(1, &["127.0.0.1"]), netdev(2, &["192.0.2.1", "192.0.2.2"])];
+    let mut bench = Bench::new(host());
+    bench.connect(1, 101);
+    let add = Message::LinkAdd { name: "rxe0".to_owned(), kind: LinkKind::Rxe, netdev: "eth0".to_owned() };
+    bench.say(1, add, vec![]);
+    bench.broker.netdevs_changed(vec![netdev(1, &["127.0.0.1"]), netdev(2, &["192.0.2.2"])]);
+    bench.output();
+    let parked = bench.lease(1, 1).unwrap().2;
+    let known = bench.devices(1);
+    assert_eq!(gids(&known[0]), ["2 192.0.2.2"]);
+    bench.dies();
+    bench.connect(1, 101);
+    bench.say(1, Message::Devices(known.clone()), vec![]);
+    assert_eq!(bench.resume(1, &[1], &parked).unwrap(), [1]);
+    let devices = bench.devices(1);
+    assert_eq!(names(&devices), ["rxe0", "fr0"]);
+    assert_eq!(gids(&devices[0]), ["2 192.0.2.2"], "an index means what it meant");
+}

@@ -1,0 +1,362 @@
+//! Messages to bytes and back.
+
+use ferroce_wire::Gid;
+
+use super::*;
+use crate::codec::{MessageError, Reader, Table, Writer};
+use crate::device::{GidEntry, GidType, Origin, PhysState};
+use crate::packet::MAX_DESCRIPTORS;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"fRoC");
+const HEADER: usize = 16;
+const DEVICE_ROW: u16 = 124;
+const GID_ROW: u16 = 28;
+const LEASE_ROW: u16 = 72;
+
+impl Message {
+    /// The message's bytes.
+    ///
+    /// # Errors
+    /// [`MessageError::TooLong`] if a text or table does not fit: nothing of it should be sent.
+    pub fn encode(&self, id: u32) -> Result<Vec<u8>, MessageError> {
+        let mut bytes = vec![0; HEADER];
+        let fixed_end = self.encode_body(&mut bytes)?;
+        let too_long = MessageError::TooLong { field: "message" };
+        if bytes.len() > MAX_MESSAGE || self.descriptors() > MAX_DESCRIPTORS {
+            return Err(too_long);
+        }
+        let mut header = Vec::with_capacity(HEADER);
+        let mut w = Writer(&mut header);
+        w.u16(self.kind());
+        w.u16(u16::try_from(self.descriptors()).map_err(|_| too_long.clone())?);
+        w.u32(id);
+        w.u16(u16::try_from(fixed_end.saturating_sub(HEADER)).map_err(|_| too_long.clone())?);
+        w.u16(0);
+        w.u32(u32::try_from(bytes.len()).map_err(|_| too_long)?);
+        for (to, from) in bytes.iter_mut().zip(header) {
+            *to = from;
+        }
+        Ok(bytes)
+    }
+
+    /// Appends the body; returns where its fixed part ends.
+    fn encode_body(&self, bytes: &mut Vec<u8>) -> Result<usize, MessageError> {
+        let mut w = Writer(bytes);
+        match self {
+            Self::Done | Self::ListDevices | Self::Parked | Self::GetStatus => {}
+            Self::Hello(hello) => {
+                w.u32(MAGIC);
+                w.u16(hello.major);
+                w.u16(hello.minor);
+                w.u64(hello.features);
+                w.u64(hello.pid_namespace);
+                w.padded::<32>("build", &hello.build)?;
+                w.padded::<16>("netdev", &hello.netdev)?;
+            }
+            Self::Refused(refusal) => {
+                w.u16(refusal.code as u16);
+                let sentence = clipped(&refusal.sentence, 1024);
+                w.u16(sentence.len() as u16);
+                let end = w.0.len();
+                w.bytes(sentence.as_bytes());
+                return Ok(end);
+            }
+            Self::Devices(devices) => return encode_devices(devices, w),
+            Self::Lease(count) => w.u8(*count),
+            Self::Leased(leased) => {
+                let notice = clipped(&leased.notice, 1024);
+                w.u16(leased.addresses);
+                w.u16(notice.len() as u16);
+                w.table("slots", leased.slots.len(), 1)?;
+                let end = w.0.len();
+                w.bytes(&leased.slots);
+                w.bytes(notice.as_bytes());
+                return Ok(end);
+            }
+            Self::Address(address) => {
+                w.bytes(&Gid::from_ip(address.ip).0);
+                w.u32(address.scope_id);
+                return encode_slots(&address.slots, w);
+            }
+            Self::Release(slots) | Self::Resume(slots) => return encode_slots(slots, w),
+            Self::LinkAdd { name, kind, netdev } => {
+                w.padded::<64>("name", name)?;
+                w.padded::<16>("netdev", netdev)?;
+                w.u8(*kind as u8);
+            }
+            Self::LinkDel { name } => w.padded::<64>("name", name)?,
+            Self::Status(status) => return encode_status(status, w),
+            Self::Report(counts) => encode_counts(counts, &mut w),
+        }
+        Ok(bytes.len())
+    }
+
+    /// The message in a packet that came with `descriptors` descriptors, and its request id.
+    ///
+    /// # Errors
+    /// [`MessageError::UnknownKind`] is to be ignored; after any other the connection is not to be trusted. The id is
+    /// there as soon as the header is whole.
+    pub fn decode(bytes: &[u8], descriptors: usize) -> Result<(u32, Self), MessageError> {
+        let mut header = Reader::new(bytes);
+        let kind = header.u16()?;
+        let said = usize::from(header.u16()?);
+        let id = header.u32()?;
+        let fixed = usize::from(header.u16()?);
+        header.u16()?;
+        let length = header.u32()? as usize;
+        if length != bytes.len() {
+            return Err(MessageError::Length { said: length, got: bytes.len() });
+        }
+        if said != descriptors {
+            return Err(MessageError::Descriptors { want: said, got: descriptors });
+        }
+        let body = Reader::new(header.take(fixed)?);
+        let tail = Reader::new(header.take(length.saturating_sub(HEADER + fixed))?);
+        let message = Self::decode_body(kind, body, tail)?;
+        if message.descriptors() != descriptors {
+            return Err(MessageError::Descriptors { want: message.descriptors(), got: descriptors });
+        }
+        Ok((id, message))
+    }
+
+    fn decode_body(kind: u16, mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Self, MessageError> {
+        Ok(match kind {
+            1 => {
+                let magic = body.u32()?;
+                if magic != MAGIC {
+                    return Err(MessageError::Value { field: "magic", value: magic.into() });
+                }
+                Self::Hello(Hello {
+                    major: body.u16()?,
+                    minor: body.u16()?,
+                    features: body.u64()?,
+                    pid_namespace: body.u64()?,
+                    build: body.padded::<32>("build")?,
+                    netdev: body.padded::<16>("netdev")?,
+                })
+            }
+            2 => {
+                let code = body.u16()?;
+                let length = body.u16()?;
+                let code = RefusalCode::ALL.into_iter().find(|known| *known as u16 == code);
+                Self::Refused(Refusal {
+                    code: code.unwrap_or(RefusalCode::Failed),
+                    sentence: tail.text("sentence", length.into())?,
+                })
+            }
+            3 => Self::Done,
+            4 => Self::ListDevices,
+            5 => Self::Devices(decode_devices(body, tail)?),
+            6 => match body.u8()? {
+                count @ 1..=254 => Self::Lease(count),
+                other => return Err(MessageError::Value { field: "count", value: other.into() }),
+            },
+            7 => {
+                let addresses = body.u16()?;
+                let notice = body.u16()?;
+                let slots = decode_slots(&mut body, &mut tail)?;
+                Self::Leased(Leased { slots, addresses, notice: tail.text("notice", notice.into())? })
+            }
+            8 => {
+                let gid = Gid(body.array()?);
+                let scope_id = body.u32()?;
+                let slots = decode_slots(&mut body, &mut tail)?;
+                if slots.is_empty() {
+                    return Err(MessageError::Value { field: "slots", value: 0 });
+                }
+                Self::Address(AddressSockets { ip: gid.to_ip(), scope_id, slots })
+            }
+            9 => Self::Release(decode_slots(&mut body, &mut tail)?),
+            10 => Self::Resume(decode_slots(&mut body, &mut tail)?),
+            11 => Self::Parked,
+            12 => Self::LinkAdd {
+                name: device_name(body.padded::<64>("name")?)?,
+                netdev: netdev_name(body.padded::<16>("netdev")?)?,
+                kind: body.enumeration("kind", |v| match v {
+                    0 => Some(LinkKind::Roce),
+                    1 => Some(LinkKind::Rxe),
+                    _ => None,
+                })?,
+            },
+            13 => Self::LinkDel { name: device_name(body.padded::<64>("name")?)? },
+            14 => Self::GetStatus,
+            15 => Self::Status(decode_status(body, tail)?),
+            16 => Self::Report(decode_counts(&mut body)?),
+            other => return Err(MessageError::UnknownKind(other)),
+        })
+    }
+}
+
+/// As many whole characters of `text` as fit `limit` bytes.
+fn clipped(text: &str, limit: usize) -> &str {
+    let end = (0..=limit.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    text.get(..end).unwrap_or("")
+}
+
+fn encode_slots(slots: &[u8], mut w: Writer<'_>) -> Result<usize, MessageError> {
+    w.table("slots", slots.len(), 1)?;
+    let end = w.0.len();
+    w.bytes(slots);
+    Ok(end)
+}
+
+/// Slots that programs may hold: 1 to 254, each once.
+fn decode_slots(body: &mut Reader<'_>, tail: &mut Reader<'_>) -> Result<Vec<u8>, MessageError> {
+    let table = Table::read(body)?;
+    let slots = tail.rows(table, Reader::u8)?;
+    let mut seen = [false; 256];
+    for &slot in &slots {
+        let wrong = MessageError::Value { field: "slot", value: slot.into() };
+        match seen.get_mut(usize::from(slot)) {
+            Some(seen) if !*seen && (1..=254).contains(&slot) => *seen = true,
+            _ => return Err(wrong),
+        }
+    }
+    Ok(slots)
+}
+
+/// A device name: 1 to 63 characters that are safe in paths and shells.
+fn device_name(name: String) -> Result<String, MessageError> {
+    let safe = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'));
+    if name.is_empty() || name.len() > 63 || !safe || name.starts_with(['-', '.']) {
+        return Err(MessageError::Text { field: "name" });
+    }
+    Ok(name)
+}
+
+/// An interface name as the kernel allows it: 1 to 15 bytes, no `/`, `:` or space.
+fn netdev_name(name: String) -> Result<String, MessageError> {
+    if name.is_empty() || name.len() > 15 || name == "." || name == ".." || name.contains(['/', ':', ' ']) {
+        return Err(MessageError::Text { field: "netdev" });
+    }
+    Ok(name)
+}
+
+fn encode_devices(devices: &[DeviceInfo], mut w: Writer<'_>) -> Result<usize, MessageError> {
+    w.table("devices", devices.len(), DEVICE_ROW)?;
+    w.table("gids", devices.iter().map(|device| device.gids.len()).sum(), GID_ROW)?;
+    let end = w.0.len();
+    for device in devices {
+        w.u32(device.id);
+        w.u32(device.ifindex);
+        w.u32(device.mtu);
+        w.bytes(&device.node_guid);
+        w.padded::<64>("name", &device.name)?;
+        w.padded::<16>("dev_name", &device.dev_name)?;
+        w.padded::<16>("netdev", &device.netdev)?;
+        w.u8(device.port_active.into());
+        w.u8(device.phys_state as u8);
+        w.u8(device.origin as u8);
+        w.u8(0);
+        w.u32(0);
+    }
+    for (number, device) in devices.iter().enumerate() {
+        for entry in &device.gids {
+            w.u16(number as u16);
+            w.u16(entry.index);
+            w.u8(entry.gid_type as u8);
+            w.bytes(&[0; 3]);
+            w.u32(entry.ifindex);
+            w.bytes(&entry.gid.0);
+        }
+    }
+    Ok(end)
+}
+
+fn decode_devices(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Vec<DeviceInfo>, MessageError> {
+    let device_table = Table::read(&mut body)?;
+    let gid_table = Table::read(&mut body)?;
+    let mut devices = tail.rows(device_table, |row| {
+        Ok(DeviceInfo {
+            id: row.u32()?,
+            ifindex: row.u32()?,
+            mtu: row.u32()?,
+            node_guid: row.array()?,
+            name: device_name(row.padded::<64>("name")?)?,
+            dev_name: device_name(row.padded::<16>("dev_name")?)?,
+            netdev: netdev_name(row.padded::<16>("netdev")?)?,
+            port_active: row.bool("port_active")?,
+            phys_state: row.enumeration("phys_state", PhysState::from_u8)?,
+            origin: row.enumeration("origin", Origin::from_u8)?,
+            gids: Vec::new(),
+        })
+    })?;
+    let gids = tail.rows(gid_table, |row| {
+        let device = row.u16()?;
+        let index = row.u16()?;
+        let gid_type = row.enumeration("gid_type", GidType::from_u8)?;
+        row.take(3)?;
+        let ifindex = row.u32()?;
+        Ok((device, GidEntry { index, gid: Gid(row.array()?), gid_type, ifindex }))
+    })?;
+    for (number, entry) in gids {
+        let wrong = MessageError::Value { field: "device", value: number.into() };
+        let device = devices.get_mut(usize::from(number)).ok_or(wrong)?;
+        // Ascending, so that an index names one entry.
+        if entry.index >= GID_TABLE || device.gids.last().is_some_and(|last| last.index >= entry.index) {
+            return Err(MessageError::Value { field: "gid index", value: entry.index.into() });
+        }
+        device.gids.push(entry);
+    }
+    Ok(devices)
+}
+
+fn encode_counts(counts: &ResourceCounts, w: &mut Writer<'_>) {
+    for count in [counts.pds, counts.cqs, counts.qps, counts.mrs] {
+        w.u32(count);
+    }
+}
+
+fn decode_counts(r: &mut Reader<'_>) -> Result<ResourceCounts, MessageError> {
+    Ok(ResourceCounts { pds: r.u32()?, cqs: r.u32()?, qps: r.u32()?, mrs: r.u32()? })
+}
+
+fn encode_status(status: &Status, mut w: Writer<'_>) -> Result<usize, MessageError> {
+    w.u32(status.broker_pid);
+    w.u32(status.broker_uid);
+    w.u16(status.group_size);
+    w.u16(status.groups);
+    w.padded::<32>("build", &status.build)?;
+    w.u8(status.adopted.into());
+    w.bytes(&[0; 3]);
+    w.table("programs", status.programs.len(), LEASE_ROW)?;
+    let end = w.0.len();
+    for program in &status.programs {
+        w.u32(program.pid);
+        w.u32(program.uid);
+        w.padded::<16>("command", &program.command)?;
+        let mut bits = [0_u8; 32];
+        for &slot in &program.slots {
+            if let Some(byte) = bits.get_mut(usize::from(slot >> 3)) {
+                *byte |= 1 << (slot & 7);
+            }
+        }
+        w.bytes(&bits);
+        encode_counts(&program.resources, &mut w);
+    }
+    Ok(end)
+}
+
+fn decode_status(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Status, MessageError> {
+    let mut status = Status {
+        broker_pid: body.u32()?,
+        broker_uid: body.u32()?,
+        group_size: body.u16()?,
+        groups: body.u16()?,
+        build: body.padded::<32>("build")?,
+        adopted: body.bool("adopted")?,
+        programs: Vec::new(),
+    };
+    body.take(3)?;
+    let table = Table::read(&mut body)?;
+    status.programs = tail.rows(table, |row| {
+        let (pid, uid) = (row.u32()?, row.u32()?);
+        let command = row.padded::<16>("command")?;
+        let bits: [u8; 32] = row.array()?;
+        let held =
+            |slot: &u8| bits.get(usize::from(slot >> 3)).is_some_and(|byte| byte >> (slot & 7) & 1 == 1);
+        let slots = (0..=255).filter(held).collect();
+        Ok(LeaseEntry { pid, uid, command, slots, resources: decode_counts(row)? })
+    })?;
+    Ok(status)
+}

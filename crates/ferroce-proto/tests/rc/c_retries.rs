@@ -1,0 +1,251 @@
+//! rxe's bugs, part C (requester and completer), C1 to C5: silence, NAKs and gaps; the others are in `c_requester`.
+
+use std::time::Duration;
+
+use ferroce_proto::{DropReason, QpState, SendOp, WcStatus};
+use ferroce_wire::{NakCode, Response};
+
+use crate::probe::{ACK, DATA, Probe, aeth, local, nak, remote, rnr};
+use crate::world::Setup;
+
+const MS: Duration = Duration::from_millis(1);
+/// Of timeout code 14.
+const T: Duration = Duration::from_nanos(4096 << 14);
+
+/// Resends only when the ACK timeout expires.
+fn plain() -> Setup {
+    Setup { early_resends: false, ..Setup::default() }
+}
+
+fn read_only(payload: &[u8]) -> Response<'_> {
+    Response::ReadOnly { aeth: aeth(ACK), payload }
+}
+
+#[test]
+fn c1_retry_cnt_7_is_seven_retries() {
+    for retry_cnt in [0, 1, 7] {
+        let mut probe = Probe::new(Setup { retry_cnt, ..plain() });
+        probe.post(1, SendOp::Send, &[local(0, 4)]);
+        assert_eq!(probe.out(), ["send_only 0 [4] A"]);
+        let resends = probe.wait(T * 100);
+        let step = T.as_micros() as u64;
+        let times: Vec<u64> = resends.iter().map(|(at, _)| at / step).collect();
+        assert_eq!(times, (1..=u64::from(retry_cnt)).collect::<Vec<_>>(), "a retry each T");
+        assert_eq!(probe.sends(), [(1, WcStatus::RetryExcErr)]);
+        assert_eq!(probe.end.qp.counters().timeouts, u64::from(retry_cnt) + 1);
+        assert_eq!(probe.end.qp.state(), QpState::Error);
+    }
+}
+
+/// DESIGN section 5: between (1 + retry_cnt) T and four times that, with at most four early resends a T.
+#[test]
+fn c1_silence_ends_within_its_bounds() {
+    for retry_cnt in [0, 3, 7] {
+        let mut probe = Probe::new(Setup { retry_cnt, ..Setup::default() });
+        probe.post(1, SendOp::Send, &[local(0, 4)]);
+        probe.out();
+        let least = T * (1 + u32::from(retry_cnt));
+        let resends = probe.wait(least - Duration::from_nanos(1));
+        assert_eq!(probe.sends(), [], "not before");
+        for period in 0..=u64::from(retry_cnt) {
+            let within = |at: u64| at * 1000 / T.as_nanos() as u64 == period;
+            let early = resends.iter().filter(|(at, _)| within(*at)).count();
+            assert!((1..=5).contains(&early), "{early} in period {period}");
+        }
+        probe.wait(least * 3);
+        assert_eq!(probe.sends(), [(1, WcStatus::RetryExcErr)]);
+    }
+}
+
+/// However late the timer is looked at, it expired once.
+#[test]
+fn c1_a_late_look_at_the_timer_is_one_expiry() {
+    let mut probe = Probe::new(Setup { retry_cnt: 2, ..plain() });
+    probe.post(1, SendOp::Send, &[local(0, 4)]);
+    probe.out();
+    for _ in 0..2 {
+        probe.now += T * 100;
+        probe.end.qp.handle_timeout(probe.now);
+        probe.end.qp.handle_timeout(probe.now);
+        assert_eq!(probe.out().len(), 1);
+        assert_eq!(probe.sends(), []);
+    }
+    probe.now += T * 100;
+    probe.end.qp.handle_timeout(probe.now);
+    assert_eq!(probe.sends(), [(1, WcStatus::RetryExcErr)]);
+}
+
+/// Progress reloads the counter.
+#[test]
+fn c1_progress_gives_all_retries_back() {
+    let mut probe = Probe::new(Setup { retry_cnt: 1, ..plain() });
+    for wr_id in 0..3 {
+        probe.post(wr_id, SendOp::Send, &[local(0, 4)]);
+    }
+    probe.out();
+    for psn in 0..3 {
+        assert_eq!(probe.wait(T + MS).len(), 1, "one packet, then an answer is awaited");
+        probe.ack(psn, ACK).unwrap();
+        probe.out();
+    }
+    let success = |wr_id| (wr_id, WcStatus::Success);
+    assert_eq!(probe.sends(), [success(0), success(1), success(2)]);
+    assert_eq!(probe.end.qp.poll_timeout(), None);
+}
+
+/// No ACK timeout: early resends go on, and nothing ever fails.
+#[test]
+fn c1_without_a_timeout_silence_is_forever() {
+    let mut probe = Probe::new(Setup { timeout: 0, retry_cnt: 0, ..Setup::default() });
+    probe.post(1, SendOp::Send, &[local(0, 4)]);
+    probe.out();
+    let resends = probe.wait(Duration::from_secs(100)).len();
+    assert!((100..120).contains(&resends), "{resends}: about one a second");
+    assert_eq!(probe.sends(), []);
+    probe.ack(0, ACK).unwrap();
+    assert_eq!(probe.sends(), [(1, WcStatus::Success)]);
+}
+
+#[test]
+fn c2_rnr_retry() {
+    for rnr_retry in [0, 2, 6, 7] {
+        let mut probe = Probe::new(Setup { rnr_retry, ..plain() });
+        probe.post(1, SendOp::Send, &[local(0, 4)]);
+        let mut sends = probe.out().len();
+        for _ in 0..100 {
+            if probe.ack(0, rnr(1)).is_err() {
+                break;
+            }
+            sends += probe.wait(Duration::from_micros(11)).len();
+        }
+        if rnr_retry == 7 {
+            assert_eq!(sends, 101, "without end");
+            assert_eq!(probe.sends(), []);
+        } else {
+            assert_eq!(sends, usize::from(rnr_retry) + 1);
+            assert_eq!(probe.sends(), [(1, WcStatus::RnrRetryExcErr)]);
+            assert_eq!(probe.end.qp.counters().retry_rnr_exceeded_err, 1);
+        }
+    }
+}
+
+/// RNR NAKs do not count against retry_cnt, nor the reverse.
+#[test]
+fn c2_the_two_counters_are_apart() {
+    let mut probe = Probe::new(Setup { rnr_retry: 1, retry_cnt: 1, ..plain() });
+    probe.post(1, SendOp::Send, &[local(0, 4)]);
+    probe.out();
+    probe.ack(0, rnr(1)).unwrap();
+    assert_eq!(probe.wait(MS).len(), 1);
+    assert_eq!(probe.wait(T).len(), 1, "the one retry of retry_cnt");
+    probe.ack(0, ACK).unwrap();
+    assert_eq!(probe.sends(), [(1, WcStatus::Success)]);
+}
+
+#[test]
+fn c3_the_ack_timeout_rests_while_waiting_for_the_receiver() {
+    // 655 ms against 67 ms.
+    for setup in [plain(), Setup::default()] {
+        let mut probe = Probe::new(Setup { retry_cnt: 0, ..setup });
+        probe.post(1, SendOp::Send, &[local(0, 4)]);
+        probe.out();
+        probe.ack(0, rnr(0)).unwrap();
+        assert_eq!(probe.ack(0, rnr(0)), Err(DropReason::DuplicateNak));
+        assert_eq!(probe.ack(0, nak(NakCode::PsnSequenceError)), Err(DropReason::DuplicateNak));
+        assert_eq!(probe.wait(Duration::from_millis(655)), []);
+        assert_eq!(probe.wait(MS).len(), 1);
+        assert_eq!(probe.end.qp.counters().timeouts, 0);
+        assert_eq!(probe.sends(), []);
+        probe.ack(0, ACK).unwrap();
+        assert_eq!(probe.sends(), [(1, WcStatus::Success)]);
+    }
+}
+
+#[test]
+fn c4_a_storm_of_the_same_nak_causes_one_resend() {
+    let mut probe = Probe::new(plain());
+    for wr_id in 0..4 {
+        probe.post(wr_id, SendOp::Send, &[local(0, 4)]);
+    }
+    assert_eq!(probe.out().len(), 4);
+    let gap = nak(NakCode::PsnSequenceError);
+    probe.ack(1, gap).unwrap();
+    for _ in 0..100 {
+        assert_eq!(probe.ack(1, gap), Err(DropReason::DuplicateNak));
+    }
+    assert_eq!(probe.out(), ["send_only 1 [4] A", "send_only 2 [4] A", "send_only 3 [4] A"]);
+    assert_eq!(probe.ack(1, gap), Err(DropReason::DuplicateNak));
+    assert_eq!(probe.out(), [""; 0]);
+    // Another gap is another NAK.
+    probe.ack(2, gap).unwrap();
+    assert_eq!(probe.out(), ["send_only 2 [4] A", "send_only 3 [4] A"]);
+    // One that comes while a timeout's resend is under way.
+    assert_eq!(probe.wait(T).len(), 1);
+    assert_eq!(probe.ack(2, gap), Err(DropReason::DuplicateNak));
+    assert_eq!(probe.out(), [""; 0]);
+    probe.ack(3, ACK).unwrap();
+    assert_eq!(probe.sends().len(), 4);
+    assert_eq!(probe.end.qp.counters().rcvd_seq_err, 2);
+}
+
+/// NAKs that come without progress count against retry_cnt, but never end it before its time.
+#[test]
+fn c4_naks_alone_do_not_end_a_connection_early() {
+    let mut probe = Probe::new(Setup { retry_cnt: 0, ..plain() });
+    probe.post(1, SendOp::Send, &[local(0, 4)]);
+    probe.post(2, SendOp::Send, &[local(0, 4)]);
+    probe.out();
+    probe.ack(0, nak(NakCode::PsnSequenceError)).unwrap();
+    assert_eq!(probe.out().len(), 2);
+    assert_eq!(probe.sends(), []);
+    assert_eq!(probe.wait(T), []);
+    assert_eq!(probe.sends(), [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)]);
+}
+
+#[test]
+fn c5_responses_behind_a_gap_cause_one_new_request() {
+    let mut probe = Probe::new(plain());
+    probe.post(1, SendOp::Read { remote: remote(0) }, &[local(20_000, 5000)]);
+    probe.out();
+    probe.response(0, Response::ReadFirst { aeth: aeth(ACK), payload: &DATA[..1024] }).unwrap();
+    let middle = |psn: usize| Response::ReadMiddle { payload: &DATA[psn * 1024..(psn + 1) * 1024] };
+    let last = Response::ReadLast { aeth: aeth(ACK), payload: &DATA[4096..5000] };
+    // 1 is lost.
+    probe.response(2, middle(2)).unwrap();
+    assert_eq!(probe.response(3, middle(3)), Err(DropReason::ResponseGap));
+    assert_eq!(probe.response(4, last), Err(DropReason::ResponseGap));
+    assert_eq!(probe.out(), ["read 1 @0x400+3976"]);
+    for psn in 1..4 {
+        probe.response(psn as u32, middle(psn)).unwrap();
+    }
+    probe.response(4, last).unwrap();
+    assert_eq!(probe.sends(), [(1, WcStatus::Success)]);
+    assert_eq!(probe.bytes()[20_000..25_000], DATA[..5000]);
+    assert_eq!(probe.end.qp.counters().implied_nak, 1);
+}
+
+/// An ACK for what stands behind a READ shows that its response is lost.
+#[test]
+fn c5_an_ack_past_an_unanswered_read_asks_again() {
+    for (op, request) in [
+        (SendOp::Read { remote: remote(0) }, "read 1 @0x0+8"),
+        (SendOp::FetchAdd { remote: remote(0), add: 1 }, "fetch_add 1 1"),
+        (SendOp::CompareSwap { remote: remote(0), compare: 1, swap: 2 }, "compare_swap 1 1->2"),
+    ] {
+        let mut probe = Probe::new(plain());
+        probe.post(1, SendOp::Send, &[]);
+        probe.post(2, op, &[local(0, 8)]);
+        probe.post(3, SendOp::Send, &[]);
+        assert_eq!(probe.out(), ["send_only 0 [0] A", request, "send_only 2 [0] A"]);
+        probe.ack(2, ACK).unwrap();
+        assert_eq!(probe.out(), [request, "send_only 2 [0] A"]);
+        assert_eq!(probe.sends(), [(1, WcStatus::Success)]);
+        let answer = match op {
+            SendOp::Read { .. } => read_only(&DATA[..8]),
+            _ => Response::AtomicAcknowledge { aeth: aeth(ACK), original: 7 },
+        };
+        probe.response(1, answer).unwrap();
+        probe.ack(2, ACK).unwrap();
+        assert_eq!(probe.sends(), [(2, WcStatus::Success), (3, WcStatus::Success)]);
+    }
+}
