@@ -3,9 +3,11 @@
 #![allow(unsafe_code)]
 
 mod options;
+mod packet;
 mod recv;
 mod send;
 
 pub(crate) use options::*;
+pub(crate) use packet::*;
 pub(crate) use recv::*;
 pub(crate) use send::*;

@@ -8,6 +8,11 @@ use libc::{c_int, sock_filter, sock_fprog};
 
 /// Sets an option whose value is a C `int`.
 pub(crate) fn set_int(fd: &impl AsFd, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    set_value(fd, level, name, &value)
+}
+
+/// Sets an option to a value of the kind that it takes; the kernel checks the size.
+pub(super) fn set_value<T: Copy>(fd: &impl AsFd, level: c_int, name: c_int, value: &T) -> io::Result<()> {
     // SAFETY: the pointer and the length are those of `value`, which lives through the call; the descriptor is open
     // because it is borrowed.
     let rc = unsafe {
@@ -15,8 +20,8 @@ pub(crate) fn set_int(fd: &impl AsFd, level: c_int, name: c_int, value: c_int) -
             fd.as_fd().as_raw_fd(),
             level,
             name,
-            (&raw const value).cast(),
-            size_of::<c_int>() as libc::socklen_t,
+            std::ptr::from_ref(value).cast(),
+            size_of::<T>() as libc::socklen_t,
         )
     };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -45,18 +50,7 @@ pub(crate) const SO_BINDTOIFINDEX: c_int = 62;
 pub(crate) fn set_multicast_interface_v4(fd: &impl AsFd, ifindex: c_int) -> io::Result<()> {
     let any = libc::in_addr { s_addr: libc::INADDR_ANY };
     let value = libc::ip_mreqn { imr_multiaddr: any, imr_address: any, imr_ifindex: ifindex };
-    // SAFETY: IP_MULTICAST_IF takes an `ip_mreqn`; the pointer and the length are those of `value`, which lives through
-    // the call; the descriptor is open because it is borrowed.
-    let rc = unsafe {
-        libc::setsockopt(
-            fd.as_fd().as_raw_fd(),
-            libc::IPPROTO_IP,
-            libc::IP_MULTICAST_IF,
-            (&raw const value).cast(),
-            size_of::<libc::ip_mreqn>() as libc::socklen_t,
-        )
-    };
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    set_value(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &value)
 }
 
 /// Datagrams the kernel dropped because the receive buffer was full, since the socket was made (`SO_MEMINFO`).
@@ -82,6 +76,11 @@ pub(crate) fn steer_by_payload_byte(fd: &impl AsFd, offset: u32) -> io::Result<(
 /// Makes the socket drop everything that arrives.
 pub(crate) fn drop_all(fd: &impl AsFd) -> io::Result<()> {
     attach(fd, libc::SO_ATTACH_FILTER, &[instruction(libc::BPF_RET | libc::BPF_K, 0)])
+}
+
+/// Takes back [`drop_all`].
+pub(super) fn accept_everything(fd: &impl AsFd) -> io::Result<()> {
+    attach(fd, libc::SO_ATTACH_FILTER, &[instruction(libc::BPF_RET | libc::BPF_K, u32::MAX)])
 }
 
 fn instruction(code: u32, k: u32) -> sock_filter {

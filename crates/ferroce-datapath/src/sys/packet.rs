@@ -1,0 +1,163 @@
+//! Packet sockets.
+
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use libc::{c_int, iovec, msghdr};
+
+use super::options::{accept_everything, set_int, set_value};
+use super::recv::retry;
+
+/// Not in every libc: Linux 4.20.
+const PACKET_IGNORE_OUTGOING: c_int = 23;
+
+/// What an interface shall accept beside its own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PacketMembership {
+    Promiscuous,
+    Unicast([u8; 6]),
+    Multicast([u8; 6]),
+}
+
+/// What came with a frame.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FrameInfo {
+    pub(crate) len: usize,
+    /// Protocol and control information of a tag that the kernel took out.
+    pub(crate) vlan: Option<(u16, u16)>,
+    pub(crate) outgoing: bool,
+    pub(crate) loopback: bool,
+}
+
+/// A socket for whole frames, not bound: it receives nothing.
+pub(crate) fn open_packet_socket() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: no memory is involved.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave this descriptor, nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// All protocols of one interface.
+pub(crate) fn bind_packet_socket(fd: &impl AsFd, ifindex: u32) -> io::Result<()> {
+    let address = libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as libc::sa_family_t,
+        sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
+        sll_ifindex: c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 0,
+        sll_addr: [0; 8],
+    };
+    // SAFETY: pointer and length are those of `address`, which lives through the call.
+    let rc = unsafe {
+        libc::bind(
+            fd.as_fd().as_raw_fd(),
+            (&raw const address).cast(),
+            size_of::<libc::sockaddr_ll>() as libc::socklen_t,
+        )
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Takes back [`super::drop_all`].
+pub(crate) fn accept_all(fd: &impl AsFd) -> io::Result<()> {
+    accept_everything(fd)
+}
+
+/// Tags come as control messages.
+pub(crate) fn request_vlan_tags(fd: &impl AsFd) -> io::Result<()> {
+    set_int(fd, libc::SOL_PACKET, libc::PACKET_AUXDATA, 1)
+}
+
+/// Whether frames that leave by the interface are no business of this socket's.
+pub(crate) fn ignore_outgoing(fd: &impl AsFd, ignore: bool) -> io::Result<()> {
+    set_int(fd, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, c_int::from(ignore))
+}
+
+/// Adds or takes back what the interface shall accept.
+pub(crate) fn packet_membership(
+    fd: &impl AsFd,
+    ifindex: u32,
+    what: PacketMembership,
+    add: bool,
+) -> io::Result<()> {
+    let (kind, address) = match what {
+        PacketMembership::Promiscuous => (libc::PACKET_MR_PROMISC, [0; 6]),
+        PacketMembership::Unicast(address) => (libc::PACKET_MR_UNICAST, address),
+        PacketMembership::Multicast(address) => (libc::PACKET_MR_MULTICAST, address),
+    };
+    let mut request = libc::packet_mreq {
+        mr_ifindex: c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?,
+        mr_type: kind as u16,
+        mr_alen: if matches!(what, PacketMembership::Promiscuous) { 0 } else { 6 },
+        mr_address: [0; 8],
+    };
+    request.mr_address[..6].copy_from_slice(&address);
+    let option = if add { libc::PACKET_ADD_MEMBERSHIP } else { libc::PACKET_DROP_MEMBERSHIP };
+    set_value(fd, libc::SOL_PACKET, option, &request)
+}
+
+/// Room for one `tpacket_auxdata`.
+#[repr(C, align(8))]
+struct Control([MaybeUninit<u8>; 64]);
+
+/// Receives one frame without blocking; of a longer one what fits.
+pub(crate) fn receive_frame(fd: &impl AsFd, room: &mut [u8]) -> io::Result<FrameInfo> {
+    let mut name = MaybeUninit::<libc::sockaddr_ll>::zeroed();
+    let mut control = Control([MaybeUninit::uninit(); 64]);
+    let mut vector = iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+    // SAFETY: `msghdr` is plain old data, for which zeros are a valid value.
+    let mut header: msghdr = unsafe { std::mem::zeroed() };
+    header.msg_name = name.as_mut_ptr().cast();
+    header.msg_namelen = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    header.msg_iov = &raw mut vector;
+    header.msg_iovlen = 1;
+    header.msg_control = (&raw mut control).cast();
+    header.msg_controllen = size_of::<Control>() as _;
+    let raw = fd.as_fd().as_raw_fd();
+    let len = retry(|| {
+        // SAFETY: the header's pointers lead to one name, one vector and one control buffer of the lengths it says, all of
+        // this frame and writable; the vector leads to `room`, which is borrowed mutably.
+        unsafe { libc::recvmsg(raw, &raw mut header, libc::MSG_DONTWAIT) }
+    })?;
+    // SAFETY: zeroed before the call, and any octets make a valid `sockaddr_ll`.
+    let name = unsafe { name.assume_init() };
+    // SAFETY: the kernel received this message, so the control buffer is filled to the length that the header says.
+    let vlan = unsafe { vlan_tag(&header) };
+    Ok(FrameInfo {
+        len: len.min(room.len()),
+        vlan,
+        outgoing: name.sll_pkttype == libc::PACKET_OUTGOING,
+        loopback: name.sll_hatype == libc::ARPHRD_LOOPBACK,
+    })
+}
+
+/// # Safety
+///
+/// `header` was filled by `recvmsg`, its control pointer leads to a live buffer.
+unsafe fn vlan_tag(header: &msghdr) -> Option<(u16, u16)> {
+    // SAFETY: control pointer and length are those the kernel left: a well-formed list of control messages.
+    let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
+    while !at.is_null() {
+        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return null or a whole, aligned header inside the list.
+        let (level, kind, len) = unsafe { ((*at).cmsg_level, (*at).cmsg_type, (*at).cmsg_len as usize) };
+        // SAFETY: CMSG_LEN computes a number.
+        let needed = unsafe { libc::CMSG_LEN(size_of::<libc::tpacket_auxdata>() as u32) } as usize;
+        if level == libc::SOL_PACKET && kind == libc::PACKET_AUXDATA && len >= needed {
+            // SAFETY: the message holds a whole `tpacket_auxdata`, by the check; it may be unaligned.
+            let data = unsafe { libc::CMSG_DATA(at).cast::<libc::tpacket_auxdata>().read_unaligned() };
+            if data.tp_status & libc::TP_STATUS_VLAN_VALID != 0 {
+                let told = data.tp_status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
+                return Some((if told { data.tp_vlan_tpid } else { 0x8100 }, data.tp_vlan_tci));
+            }
+        }
+        // SAFETY: `at` is a header of this list.
+        at = unsafe { libc::CMSG_NXTHDR(header, at) };
+    }
+    None
+}
