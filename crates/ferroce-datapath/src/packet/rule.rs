@@ -37,7 +37,7 @@ pub struct Rule {
 
 impl Layer {
     /// Octets of the header that can be matched.
-    pub const fn len(self) -> usize {
+    pub const fn octets(self) -> usize {
         match self {
             Self::Ethernet => 14,
             Self::Vlan => 2,
@@ -72,7 +72,7 @@ impl Pattern {
         let wanted = self.value.iter().zip(&self.mask);
         let mut have = header.iter().copied();
         wanted
-            .take(self.layer.len())
+            .take(self.layer.octets())
             .all(|(value, mask)| have.next().is_some_and(|have| have & mask == *value))
     }
 
@@ -193,7 +193,7 @@ fn ports(protocol: u8, rest: &[u8]) -> Found<'_> {
         17 => Layer::Udp,
         _ => return None,
     };
-    Some((layer, rest.get(..layer.len())?))
+    Some((layer, rest.get(..layer.octets())?))
 }
 
 fn take<'a, const N: usize>(rest: &mut &'a [u8]) -> Option<&'a [u8; N]> {
