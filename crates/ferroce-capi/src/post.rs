@@ -22,6 +22,10 @@ const _: () = {
     assert!(offset_of!(Sge, lkey) == offset_of!(abi::ibv_sge, lkey));
 };
 
+/// What `send_flags` may have. Checksums are computed by nobody: a raw packet leaves as it is.
+pub(crate) const SEND_FLAGS: u32 =
+    abi::IBV_SEND_FENCE | abi::IBV_SEND_SIGNALED | abi::IBV_SEND_SOLICITED | abi::IBV_SEND_INLINE;
+
 /// The list of a work request, in place; EINVAL for more than `most`, before anything is read.
 ///
 /// # Safety
@@ -91,6 +95,9 @@ impl Iterator for Chain<'_, abi::ibv_recv_wr> {
 
 fn send_wr(wr: &'static abi::ibv_send_wr, most: u32) -> Result<SendWr<'static>, Errno> {
     let count = usize::try_from(wr.num_sge).map_err(|_| Errno::EINVAL)?;
+    if wr.send_flags & !SEND_FLAGS != 0 {
+        return Err(Errno::EINVAL);
+    }
     Ok(SendWr {
         wr_id: wr.wr_id,
         op: send_op(wr)?,

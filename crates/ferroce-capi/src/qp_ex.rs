@@ -200,6 +200,9 @@ unsafe fn build(qp: *mut abi::ibv_qp_ex, op: SendOp) {
         state.flush();
         // SAFETY: `c()` points to a whole ibv_qp_ex, whose members the program set before this call.
         let (wr_id, flags) = unsafe { ((*handle.c()).wr_id, (*handle.c()).wr_flags) };
+        if flags & !post::SEND_FLAGS != 0 {
+            state.fail(Errno::EINVAL);
+        }
         state.pending = Some(Pending { wr_id, flags, op });
     };
     // SAFETY: as the caller says.

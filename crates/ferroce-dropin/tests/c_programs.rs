@@ -130,6 +130,11 @@ fn shared_receive_queues() {
 }
 
 #[test]
+fn every_verb_refuses_what_it_does_not_know() {
+    passes("every_verb");
+}
+
+#[test]
 fn each_asynchronous_event() {
     passes("async");
 }
