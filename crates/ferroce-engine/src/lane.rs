@@ -14,7 +14,8 @@
 //! inside a verb. That thread sees the completion next and most likely answers, and then the
 //! acknowledgement shares the answer's system call, which halves the cost of a ping-pong. It waits
 //! until the lane is served again, its queue pair posts, is modified or destroyed, a thread goes to
-//! sleep on the lane, the process exits, or a millisecond has passed.
+//! sleep on the lane, the process exits, or a millisecond has passed. If the peer goes on without, it may
+//! stay behind its answer too, and speak for a few messages: `qp/patience.rs` decides that.
 //!
 //! # Who holds the lane in which state
 //!
@@ -100,10 +101,16 @@ struct Receiver {
     /// Queue pairs whose answers and completions wait for the end of the batch.
     touched: Vec<Arc<Qp>>,
     due: Vec<Arc<Qp>>,
-    /// Its acknowledgement waits for something to go with, until the lane is served again.
-    owing: Option<Arc<Qp>>,
+    owing: Option<Owing>,
     /// When the fault guard is to be looked at again.
     guard_due: Instant,
+}
+
+/// A queue pair whose acknowledgement waits for something to go with.
+struct Owing {
+    qp: Arc<Qp>,
+    /// It waits for so long, also when the program comes back without.
+    until: Instant,
 }
 
 /// How long a signal handler that the program installs above ours may stay there while packets come.
@@ -219,8 +226,8 @@ impl Lane {
         if program {
             self.state.served(now.as_nanos());
         }
-        if let Some(qp) = owing {
-            self.pay(&mut receiver, &qp, now);
+        if let Some(owing) = owing {
+            self.keep_or_pay(&mut receiver, owing, now, program);
         }
         let late = self.state.earliest() <= now.as_nanos() && self.run_timers(&mut receiver, now);
         if late || batch_time.is_some() { Served::Some } else { Served::Nothing }
@@ -247,13 +254,24 @@ impl Lane {
         }
     }
 
+    /// The lane was served since an acknowledgement was put off.
+    fn keep_or_pay(&self, receiver: &mut Receiver, owing: Owing, now: Instant, program: bool) {
+        match &receiver.owing {
+            // The new one speaks for it too.
+            Some(newer) if Arc::ptr_eq(&newer.qp, &owing.qp) => {}
+            None if program && now < owing.until => receiver.owing = Some(owing),
+            _ => self.pay(receiver, &owing.qp, now),
+        }
+    }
+
     /// Sends the acknowledgement that was put off, if it did not leave with something else.
     fn pay(&self, receiver: &mut Receiver, qp: &Arc<Qp>, now: Instant) {
         if receiver.owing.is_none() {
             self.state.settled();
         }
-        let core = qp.lock();
+        let mut core = qp.lock();
         if core.owes() {
+            core.waited_in_vain();
             core.settle(now);
         }
     }
@@ -262,7 +280,7 @@ impl Lane {
     pub(crate) fn pay_now(&self) {
         if self.state.owes()
             && let Some(mut receiver) = self.receiver.try_lock()
-            && let Some(qp) = receiver.owing.take()
+            && let Some(Owing { qp, .. }) = receiver.owing.take()
         {
             self.pay(&mut receiver, &qp, sys::now());
         }
@@ -298,8 +316,8 @@ impl Lane {
                 // looks at its completion next and most likely answers: then its acknowledgement
                 // leaves with the answer.
                 if program && received <= ANSWERABLE {
-                    if core.settle_or_owe(now) {
-                        *owing = Some(Arc::clone(qp));
+                    if let Some(until) = core.settle_or_owe(now) {
+                        *owing = Some(Owing { qp: Arc::clone(qp), until });
                         self.state.owe(&self.hub.attention, || self.hub.wake());
                     }
                 } else {

@@ -2,6 +2,7 @@
 
 mod locked;
 mod mcast;
+mod patience;
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -25,6 +26,7 @@ use crate::{CompletionQueue, Context, Pd, Srq, fork, sys};
 
 pub(crate) use locked::Locked;
 use locked::{Core, Path};
+use patience::Patience;
 
 /// A queue pair (`ibv_qp`). Thread safe; posts transmit on the caller's thread.
 #[doc(alias = "ibv_qp")]
@@ -134,6 +136,7 @@ impl Qp {
                 path: None,
                 touched: false,
                 owes: false,
+                patience: Patience::new(),
                 destroyed: false,
                 groups: Vec::new(),
             }),
@@ -342,7 +345,7 @@ impl Qp {
                 break;
             }
         }
-        locked.settle(now);
+        locked.settle_posted(now);
         result
     }
 
@@ -394,7 +397,7 @@ impl Qp {
                 return Err(error);
             }
         }
-        locked.settle(now);
+        locked.settle_posted(now);
         Ok(())
     }
 

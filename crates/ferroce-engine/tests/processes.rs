@@ -5,10 +5,11 @@ mod common;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use common::*;
-use ferroce_engine::{Remote, SendOp, WcOpcode, WcStatus};
+use ferroce_engine::{Remote, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 use ferroce_wire::{Gid, PathMtu, Qpn, Rkey};
 use nix::sys::signal::{Signal, kill, raise};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -66,8 +67,10 @@ impl Drop for Peer {
 #[test]
 fn other_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
-    if role == "stop" {
-        return be_stopped();
+    match role.as_str() {
+        "stop" => return be_stopped(),
+        "ping-pong" => return play_ping_pong(),
+        _ => {}
     }
     let end = End::new(Wanted::default());
     end.memory.fill(3, 1 << 20);
@@ -78,11 +81,24 @@ fn other_process() {
     let qpn = Qpn::new(u32::from_str_radix(line.trim(), 16).unwrap());
     to_rts(&end.qp, Address { qpn, gid: Gid::from_ip([127, 0, 0, 1].into()) }, 0, PathMtu::B1024);
     if role == "exit" {
-        end.receive(1, end.sge(0, 64));
-        end.expect(1, WcOpcode::Recv);
+        for round in 0..ANSWERS {
+            end.receive(round, end.sge(0, 64));
+            end.expect(round, WcOpcode::Recv);
+            end.qp.post_send([quiet(round, &[end.sge(0, 8)])]).unwrap();
+        }
+        end.receive(ANSWERS, end.sge(0, 64));
+        end.expect(ANSWERS, WcOpcode::Recv);
         std::process::exit(0);
     }
     std::thread::sleep(Duration::from_secs(60));
+}
+
+/// Enough for the other end to find out that we do not wait for its acknowledgements.
+const ANSWERS: u64 = 500;
+
+/// A SEND without a completion.
+fn quiet(wr_id: u64, sges: &[Sge]) -> SendWr<'_> {
+    SendWr { signaled: false, ..send(wr_id, SendOp::Send, sges) }
 }
 
 /// What a process took before it exited is acknowledged, although it destroyed nothing.
@@ -91,9 +107,42 @@ fn a_process_that_exits_has_acknowledged() {
     let end = End::new(Wanted::default());
     let mut peer = Peer::start("exit");
     peer.connect(&end);
+    for round in 0..ANSWERS {
+        end.receive(round, end.sge(0, 64));
+        end.qp.post_send([quiet(round, &[end.sge(64, 8)])]).unwrap();
+        end.expect(round, WcOpcode::Recv);
+    }
     end.post(1, SendOp::Send, end.sge(0, 64));
     end.expect(1, WcOpcode::Send);
     assert!(peer.process.wait().unwrap().success());
+    assert_eq!(end.qp.counters().timeouts, 0);
+}
+
+/// Plays with itself.
+fn play_ping_pong() {
+    let (a, b) = pair();
+    for round in 0..ANSWERS {
+        for (from, to) in [(&a, &b), (&b, &a)] {
+            to.receive(round, to.sge(0, 64));
+            from.qp.post_send([quiet(round, &[from.sge(64, 8)])]).unwrap();
+            to.expect(round, WcOpcode::Recv);
+        }
+    }
+    let calls = a.context.counters().tx_calls.load(Ordering::Relaxed);
+    // Two a round, and some more where the background thread was quicker than a thread that had no CPU.
+    assert!(calls < 3 * ANSWERS, "{calls} calls for {} messages", 2 * ANSWERS);
+    std::process::exit(0);
+}
+
+/// In a ping-pong an ACK costs no system call: it rides with the answer, or a later one speaks for it.
+#[test]
+fn an_ack_rides_with_the_answer() {
+    let mut process = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "other_process", "--nocapture", "--test-threads=1"])
+        .env(ROLE, "ping-pong")
+        .spawn()
+        .unwrap();
+    assert!(process.wait().unwrap().success());
 }
 
 /// Must-show 9: a process that only sleeps serves READs and WRITEs.

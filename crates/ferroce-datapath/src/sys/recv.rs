@@ -231,7 +231,7 @@ pub(super) fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
             Ok(n) => return Ok(n),
             Err(_) => {
                 let e = io::Error::last_os_error();
-                if e.kind() != io::ErrorKind::Interrupted {
+                if e.raw_os_error() != Some(libc::EINTR) {
                     return Err(e);
                 }
             }

@@ -93,7 +93,7 @@ impl RxSocket {
     fn recv_all(&self, buffer: &mut RxBuffer) -> io::Result<usize> {
         match sys::receive(&self.fd, &mut buffer.arena, buffer.ask) {
             Ok(_) => {}
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+            Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => {
                 // Whoever polls an empty socket most likely waits for one message.
                 buffer.ask = 1;
                 return Ok(0);

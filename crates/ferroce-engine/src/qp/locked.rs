@@ -8,6 +8,7 @@ use ferroce_wire::{Flow, Gid, Instant, Packet};
 use parking_lot::MutexGuard;
 
 use super::Qp;
+use super::patience::{HOLD, Patience};
 use crate::attr::AhAttr;
 use crate::counters::DeviceCounters;
 use crate::cq::Pushed;
@@ -27,6 +28,7 @@ pub(super) struct Core {
     pub(super) touched: bool,
     /// An acknowledgement was put off, see [`Locked::settle_or_owe`].
     pub(super) owes: bool,
+    pub(super) patience: Patience,
     pub(super) destroyed: bool,
     /// Multicast groups it is attached to.
     pub(super) groups: Vec<Gid>,
@@ -80,8 +82,21 @@ impl Locked<'_> {
         self.core.owes
     }
 
+    /// An acknowledgement that was put off waited in vain.
+    pub(crate) fn waited_in_vain(&mut self) {
+        if self.core.transport.holds_ack() {
+            self.core.patience.ran_out();
+        }
+    }
+
     /// Sends what may leave, publishes what completed, notes the next deadline, and unlocks.
     pub(crate) fn settle(mut self, now: Instant) {
+        self.core.transport.hold_ack(false);
+        self.settle_posted(now);
+    }
+
+    /// As [`Self::settle`], for what the program posted: an acknowledgement that is held back stays so.
+    pub(crate) fn settle_posted(mut self, now: Instant) {
         if self.core.destroyed {
             return;
         }
@@ -91,32 +106,38 @@ impl Locked<'_> {
     }
 
     /// As [`Self::settle`], but if all there is to send is one acknowledgement, and the program has
-    /// one completion to look at, that waits; see [`crate::lane`]. Returns whether it does. Never puts
-    /// off twice.
-    pub(crate) fn settle_or_owe(mut self, now: Instant) -> bool {
+    /// one completion to look at, that waits; see [`crate::lane`]. Returns until when it may, if it does: a
+    /// time in the past says until the program comes back with something to send, or without. Puts off
+    /// once, but for a peer that goes on without.
+    pub(crate) fn settle_or_owe(mut self, now: Instant) -> Option<Instant> {
         if self.core.destroyed {
-            return false;
+            return None;
         }
-        if self.core.owes || !self.core.transport.owes_only_ack() {
+        let holding = self.core.owes && self.core.transport.holds_ack();
+        if (self.core.owes && !holding) || !self.core.transport.owes_only_ack() {
             self.settle(now);
-            return false;
+            return None;
         }
         let published = self.qp.publish(&mut self.core, now);
         let owes = published.receives == 1 && published.overrun.is_empty();
+        let hold = owes && self.core.patience.holds(holding);
+        self.core.transport.hold_ack(hold);
         let unsent = if owes { false } else { self.transmit(now) };
         self.core.owes = owes;
         self.leave(now, unsent, published);
-        owes
+        let until = if hold { now + HOLD } else { Instant::ZERO };
+        owes.then_some(until)
     }
 
     /// Whether there is more to send.
     fn transmit(&mut self, now: Instant) -> bool {
         let Core { transport, memory, path, owes, .. } = &mut *self.core;
-        *owes = false;
-        match path {
+        let unsent = match path {
             Some(path) => transmit::drain(transport, memory, &path.socket, now, self.qp.counters_of_device()),
             None => false,
-        }
+        };
+        *owes &= transport.holds_ack();
+        unsent
     }
 
     fn leave(self, now: Instant, unsent: bool, published: Published) {
@@ -155,6 +176,7 @@ impl Qp {
 
     /// Sends an acknowledgement that was put off, because the queue pair is about to change.
     pub(super) fn pay(&self, core: &mut Core) {
+        core.transport.hold_ack(false);
         if std::mem::take(&mut core.owes)
             && let Some(path) = &core.path
         {

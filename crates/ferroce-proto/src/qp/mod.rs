@@ -397,6 +397,18 @@ impl QueuePair {
         self.roles.owes_only_ack(&self.line)
     }
 
+    /// While `hold` is true, an ACK that is all there is to answer stays behind, also when requests leave. It speaks for
+    /// later requests too (IBTA 9.7.5.1.2), and any other answer takes it along. Whoever holds it sees to it that it
+    /// leaves before the peer takes it for lost.
+    pub fn hold_ack(&mut self, hold: bool) {
+        self.roles.hold_ack(hold);
+    }
+
+    /// Whether an ACK is held back.
+    pub fn holds_ack(&self) -> bool {
+        self.roles.holds_ack()
+    }
+
     /// Adds packets to the batch, answers first but for a lone ACK. `true` if it added any: send the batch, clear it and call again.
     ///
     /// The memory is mutable because local operations of the send queue (invalidate) happen here, in their turn.

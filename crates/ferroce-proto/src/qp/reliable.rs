@@ -19,6 +19,8 @@ pub(crate) struct Reliable {
     pub responder: Responder,
     /// Requests went before an ACK that then found no room: it is its turn.
     ack_passed_over: bool,
+    /// A lone ACK stays behind.
+    ack_held: bool,
 }
 
 impl Reliable {
@@ -28,6 +30,7 @@ impl Reliable {
             completer: Completer::new(),
             responder: Responder::new(depth.max_sge, depth.max_wr),
             ack_passed_over: false,
+            ack_held: false,
         }
     }
 
@@ -81,6 +84,16 @@ impl Reliable {
         self.responder.owes_only_ack() && line.at_cursor().is_none()
     }
 
+    /// Whether an ACK stays behind if it is all there is to answer.
+    pub fn hold_ack(&mut self, hold: bool) {
+        self.ack_held = hold;
+    }
+
+    /// Whether one does.
+    pub fn holds_ack(&self) -> bool {
+        self.ack_held && self.responder.owes_only_ack()
+    }
+
     /// Adds packets to the batch, answers first but for a lone ACK; the number of packets.
     pub fn transmit(
         &mut self,
@@ -90,12 +103,13 @@ impl Reliable {
         mem: &mut impl Memory,
         out: &mut TxBatch<'_>,
     ) -> u32 {
-        let Self { requester, completer, responder, ack_passed_over } = self;
+        let held = self.holds_ack();
+        let Self { requester, completer, responder, ack_passed_over, ack_held: _ } = self;
         // A lone ACK is shorter than almost every request, and only the last packet of a batch may be shorter: behind
         // the requests it shares their system call. Requests and answers are not ordered with each other.
-        let ack_last = responder.owes_only_ack() && !*ack_passed_over;
+        let ack_last = responder.owes_only_ack() && !*ack_passed_over && !held;
         let (mut answers, drained) =
-            if ack_last { (0, Drained::Empty) } else { responder.transmit(shared, mem, out) };
+            if ack_last || held { (0, Drained::Empty) } else { responder.transmit(shared, mem, out) };
         let mut requests = 0;
         if drained == Drained::Empty {
             let before = line.next();

@@ -244,6 +244,22 @@ impl Roles {
         }
     }
 
+    /// See [`super::QueuePair::hold_ack`].
+    pub fn hold_ack(&mut self, hold: bool) {
+        match self {
+            Self::Reliable(reliable) => reliable.hold_ack(hold),
+            Self::Uc(_) | Self::Ud(_) | Self::Raw(_) => {}
+        }
+    }
+
+    /// Whether an ACK is held back.
+    pub fn holds_ack(&self) -> bool {
+        match self {
+            Self::Reliable(reliable) => reliable.holds_ack(),
+            Self::Uc(_) | Self::Ud(_) | Self::Raw(_) => false,
+        }
+    }
+
     /// The next receive completion; in the error state, once those of success are out, of the WQE in use.
     pub fn poll_completion(&mut self, shared: &Shared) -> Option<WorkCompletion> {
         match self {

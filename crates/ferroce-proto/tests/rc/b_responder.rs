@@ -83,6 +83,38 @@ fn b3_quiet_requests_are_not_acknowledged() {
     assert_eq!(probe.out(), ["ack 1 msn 2"]);
 }
 
+/// Behind a request, which is longer, an ACK shares its system call.
+#[test]
+fn b3_a_lone_ack_rides_behind_a_request() {
+    let mut probe = Probe::new(Setup::default());
+    probe.request(0, write_only(reth(0, 4), &DATA[..4])).unwrap();
+    probe.post(1, SendOp::Send, &[local(0, 8)]);
+    assert_eq!(probe.out_batch().unwrap(), ["send_only 0 [8] A", "ack 0 msn 1"]);
+    assert_eq!(probe.out_batch(), None);
+}
+
+/// One that is held speaks for what comes later, and any other answer takes it along.
+#[test]
+fn b3_an_ack_that_is_held_stays_behind() {
+    let mut probe = Probe::new(Setup::default());
+    let write = write_only(reth(0, 4), &DATA[..4]);
+    probe.request(0, write).unwrap();
+    assert!(!probe.end.qp.holds_ack());
+    probe.end.qp.hold_ack(true);
+    assert!(probe.end.qp.holds_ack());
+    probe.post(1, SendOp::Send, &[local(0, 8)]);
+    assert_eq!(probe.out(), ["send_only 0 [8] A"]);
+    probe.request(1, write).unwrap();
+    assert_eq!(probe.out(), [""; 0]);
+    probe.end.qp.hold_ack(false);
+    assert_eq!(probe.out(), ["ack 1 msn 2"]);
+    probe.end.qp.hold_ack(true);
+    assert!(!probe.end.qp.holds_ack(), "none is owed");
+    probe.request(2, write).unwrap();
+    assert_eq!(probe.request(4, write), Err(DropReason::OutOfSequence));
+    assert_eq!(probe.out(), ["ack 2 msn 3", "nak 0x60 3 msn 3"]);
+}
+
 #[test]
 fn b4_one_nak_for_each_gap() {
     let mut probe = Probe::new(Setup::default());
