@@ -56,7 +56,7 @@ pub(crate) fn engine_attr(attr: &abi::ibv_qp_attr, mask: QpAttrMask) -> Result<Q
     Ok(to)
 }
 
-fn engine_ah(ah: &abi::ibv_ah_attr) -> AhAttr {
+pub(crate) fn engine_ah(ah: &abi::ibv_ah_attr) -> AhAttr {
     // SAFETY: every member of the union is sixteen octets.
     let dgid = unsafe { ah.grh.dgid.raw };
     AhAttr {
@@ -82,7 +82,7 @@ pub(crate) fn c_caps(caps: &QpCaps) -> abi::ibv_qp_cap {
     }
 }
 
-fn c_ah(ah: &AhAttr) -> abi::ibv_ah_attr {
+pub(crate) fn c_ah(ah: &AhAttr) -> abi::ibv_ah_attr {
     abi::ibv_ah_attr {
         grh: abi::ibv_global_route {
             dgid: abi::ibv_gid { raw: ah.dgid.0 },

@@ -284,7 +284,8 @@ pub(crate) fn imm_or_rkey(completion: &WorkCompletion) -> u32 {
 pub(crate) fn wc_flags(completion: &WorkCompletion) -> u32 {
     let imm = if completion.imm.is_some() { abi::IBV_WC_WITH_IMM } else { 0 };
     let inv = if completion.invalidated.is_some() { abi::IBV_WC_WITH_INV } else { 0 };
-    imm | inv
+    let grh = if completion.grh { abi::IBV_WC_GRH } else { 0 };
+    imm | inv | grh
 }
 
 /// The slot behind the inline `ibv_req_notify_cq`.

@@ -6,10 +6,10 @@ use std::io;
 use core::ffi::c_int;
 use ferroce_engine::RegMrError;
 use ferroce_engine::error::{
-    AllocMwError, AllocPdError, AttachError, Busy, CqError, CreateChannelError, CreateCqError, CreateQpError,
-    CreateSrqError, DetachError, DeviceError, EventError, ModifyQpError, ModifySrqError, OpenError,
-    PostRecvError, PostSendError, QueryError, ResizeCqError, TransportCreateQpError, TransportModifyQpError,
-    TransportModifySrqError,
+    AllocMwError, AllocPdError, AnswerError, AttachError, Busy, CqError, CreateAhError, CreateChannelError,
+    CreateCqError, CreateQpError, CreateSrqError, DetachError, DeviceError, EventError, ModifyQpError,
+    ModifySrqError, OpenError, PathError, PostRecvError, PostSendError, QueryError, ResizeCqError,
+    TransportCreateQpError, TransportModifyQpError, TransportModifySrqError,
 };
 
 /// An errno value that a call of ours returns.
@@ -261,11 +261,9 @@ impl From<ModifyQpError> for Errno {
                 | TransportModifyQpError::Value { .. }
                 | TransportModifyQpError::Draining => Self::EINVAL,
             },
-            ModifyQpError::NotGlobal
-            | ModifyQpError::Port { .. }
+            ModifyQpError::Path(error) => error.into(),
+            ModifyQpError::Port { .. }
             | ModifyQpError::PkeyIndex { .. }
-            | ModifyQpError::SgidIndex { .. }
-            | ModifyQpError::Dgid { .. }
             | ModifyQpError::PathMtu { .. }
             | ModifyQpError::Destroyed => Self::EINVAL,
             ModifyQpError::Socket(source) => source.into(),
@@ -288,10 +286,42 @@ impl From<AttachError> for Errno {
     }
 }
 
+impl From<PathError> for Errno {
+    fn from(error: PathError) -> Self {
+        match error {
+            PathError::NotGlobal
+            | PathError::Port { .. }
+            | PathError::SgidIndex { .. }
+            | PathError::Dgid { .. } => Self::EINVAL,
+        }
+    }
+}
+
 impl From<DetachError> for Errno {
     fn from(error: DetachError) -> Self {
         match error {
             DetachError::NotAttached { .. } => Self::EINVAL,
+        }
+    }
+}
+
+impl From<AnswerError> for Errno {
+    fn from(error: AnswerError) -> Self {
+        tracing::info!("ibv_init_ah_from_wc: {error}");
+        match error {
+            AnswerError::NoHeader | AnswerError::Multicast | AnswerError::NoSuchGid { .. } => Self::EINVAL,
+        }
+    }
+}
+
+impl From<CreateAhError> for Errno {
+    fn from(error: CreateAhError) -> Self {
+        match error {
+            CreateAhError::Path(error) => {
+                tracing::info!("ibv_create_ah: {error}");
+                error.into()
+            }
+            CreateAhError::Limit { .. } => Self::ENOMEM,
         }
     }
 }

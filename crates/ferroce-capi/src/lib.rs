@@ -6,6 +6,7 @@
 //!
 //! Nothing here is `#[no_mangle]`: `ferroce-dropin` gives the functions their names and versions.
 
+pub mod ah;
 mod attr;
 mod call;
 pub mod channel;

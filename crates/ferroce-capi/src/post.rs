@@ -6,9 +6,10 @@ use std::ptr;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::{MwType, RecvWr, Remote, SendOp, SendTo, SendWr, Sge};
+use ferroce_engine::{MwType, Qp, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge};
 use ferroce_wire::{Imm, Rkey};
 
+use crate::ah;
 use crate::call;
 use crate::errno::Errno;
 use crate::{mw, qp, srq};
@@ -54,6 +55,8 @@ struct Chain<'e, W> {
     malformed: &'e Cell<Option<Errno>>,
     /// Elements that a list may have.
     most: u32,
+    /// The queue pair that sends.
+    qp: Option<&'e Qp>,
 }
 
 impl<W> Chain<'_, W> {
@@ -79,7 +82,7 @@ impl Iterator for Chain<'_, abi::ibv_send_wr> {
         // SAFETY: NULL, or the program's work request, readable during the call of post_send, which outlives every
         // use of the item.
         let wr = unsafe { self.next.as_ref() }?;
-        self.take(wr.next, send_wr(wr, self.most))
+        self.take(wr.next, send_wr(wr, self.most, self.qp))
     }
 }
 
@@ -93,7 +96,7 @@ impl Iterator for Chain<'_, abi::ibv_recv_wr> {
     }
 }
 
-fn send_wr(wr: &'static abi::ibv_send_wr, most: u32) -> Result<SendWr<'static>, Errno> {
+fn send_wr(wr: &'static abi::ibv_send_wr, most: u32, qp: Option<&Qp>) -> Result<SendWr<'static>, Errno> {
     let count = usize::try_from(wr.num_sge).map_err(|_| Errno::EINVAL)?;
     if wr.send_flags & !SEND_FLAGS != 0 {
         return Err(Errno::EINVAL);
@@ -101,7 +104,7 @@ fn send_wr(wr: &'static abi::ibv_send_wr, most: u32) -> Result<SendWr<'static>, 
     Ok(SendWr {
         wr_id: wr.wr_id,
         op: send_op(wr)?,
-        to: SendTo::Peer,
+        to: send_to(wr, qp)?,
         // SAFETY: the program's array, which it leaves alone during the call.
         sges: unsafe { sges(wr.sg_list, count, most) }?,
         signaled: wr.send_flags & abi::IBV_SEND_SIGNALED != 0,
@@ -109,6 +112,19 @@ fn send_wr(wr: &'static abi::ibv_send_wr, most: u32) -> Result<SendWr<'static>, 
         fence: wr.send_flags & abi::IBV_SEND_FENCE != 0,
         inline: wr.send_flags & abi::IBV_SEND_INLINE != 0,
     })
+}
+
+/// Whom the request names, on a queue pair of datagrams.
+fn send_to(wr: &abi::ibv_send_wr, qp: Option<&Qp>) -> Result<SendTo, Errno> {
+    match qp {
+        Some(qp) if qp.service() == Service::Ud => {
+            // SAFETY: a pointer and integers, whatever the bits.
+            let ud = unsafe { wr.wr.ud };
+            // SAFETY: the program says that it is an address handle, by posting to this queue pair.
+            unsafe { ah::destination(qp, ud.ah, ud.remote_qpn, ud.remote_qkey) }
+        }
+        _ => Ok(SendTo::Peer),
+    }
 }
 
 /// The unions of the structure, read by what the opcode says; every member of each is plain integers.
@@ -180,7 +196,7 @@ unsafe fn post<W>(
     let posted = if first.is_null() || !first.is_aligned() {
         Err(Errno::EINVAL)
     } else {
-        run(Chain { next: first, at: &at, malformed: &malformed, most: 0 })
+        run(Chain { next: first, at: &at, malformed: &malformed, most: 0, qp: None })
     };
     let result = malformed.get().map_or(posted, Err);
     if result.is_err() && !bad.is_null() {
@@ -201,10 +217,11 @@ pub(crate) unsafe extern "C" fn post_send(
     bad_wr: *mut *mut abi::ibv_send_wr,
 ) -> c_int {
     call::code(|owner| {
-        let run = |mut chain: Chain<'_, abi::ibv_send_wr>| {
+        let run = |chain: Chain<'_, abi::ibv_send_wr>| {
             // SAFETY: as the caller says.
             let (_, live) = unsafe { qp::enter(owner, qp) }?;
-            chain.most = live.engine.caps().max_send_sge;
+            let most = live.engine.caps().max_send_sge;
+            let chain = Chain { most, qp: Some(&live.engine), ..chain };
             live.engine.post_send(chain).map_err(|(_, error)| error.into())
         };
         // SAFETY: as the caller says.

@@ -6,6 +6,7 @@ use ferroce_engine::{MwType, Remote, SendBatch, SendOp, SendTo, SendWr, Sge};
 use ferroce_wire::{Imm, Lkey, Rkey};
 use parking_lot::Mutex;
 
+use crate::ah;
 use crate::call;
 use crate::errno::Errno;
 use crate::qp::{self, QpHandle};
@@ -22,6 +23,26 @@ const RC_OPS: u64 = (abi::IBV_QP_EX_WITH_RDMA_WRITE
     | abi::IBV_QP_EX_WITH_LOCAL_INV
     | abi::IBV_QP_EX_WITH_BIND_MW
     | abi::IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
+
+/// The same for UC.
+const UC_OPS: u64 = (abi::IBV_QP_EX_WITH_RDMA_WRITE
+    | abi::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    | abi::IBV_QP_EX_WITH_SEND
+    | abi::IBV_QP_EX_WITH_SEND_WITH_IMM
+    | abi::IBV_QP_EX_WITH_LOCAL_INV) as u64;
+
+/// The same for UD.
+const UD_OPS: u64 = (abi::IBV_QP_EX_WITH_SEND | abi::IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
+
+/// What a queue pair of a type can be asked for; nothing where the type is not known.
+const fn send_ops(qp_type: abi::ibv_qp_type) -> u64 {
+    match qp_type {
+        abi::IBV_QPT_RC => RC_OPS,
+        abi::IBV_QPT_UC => UC_OPS,
+        abi::IBV_QPT_UD => UD_OPS,
+        _ => 0,
+    }
+}
 
 /// Buffers of one inline payload: more than octets that any queue pair takes.
 const MOST_BUFFERS: usize = 65_536;
@@ -53,7 +74,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             return Err(Errno::EOPNOTSUPP);
         }
         let extended = attr.comp_mask & abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
-        if extended && attr.send_ops_flags & !RC_OPS != 0 {
+        if extended && attr.send_ops_flags & !send_ops(attr.qp_type) != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
         // SAFETY: as the caller says.
@@ -132,6 +153,7 @@ struct Pending {
     wr_id: u64,
     flags: u32,
     op: SendOp,
+    to: SendTo,
 }
 
 impl Batch {
@@ -152,7 +174,7 @@ impl State {
         let pushed = batch.push(&SendWr {
             wr_id: pending.wr_id,
             op: pending.op,
-            to: SendTo::Peer,
+            to: pending.to,
             sges,
             signaled: pending.flags & abi::IBV_SEND_SIGNALED != 0,
             solicited: pending.flags & abi::IBV_SEND_SOLICITED != 0,
@@ -203,7 +225,7 @@ unsafe fn build(qp: *mut abi::ibv_qp_ex, op: SendOp) {
         if flags & !post::SEND_FLAGS != 0 {
             state.fail(Errno::EINVAL);
         }
-        state.pending = Some(Pending { wr_id, flags, op });
+        state.pending = Some(Pending { wr_id, flags, op, to: SendTo::Peer });
     };
     // SAFETY: as the caller says.
     unsafe { with(qp, start) }
@@ -324,10 +346,36 @@ macro_rules! refused {
 
 refused! {
     wr_send_tso(*mut c_void, u16, u16);
-    wr_set_ud_addr(*mut abi::ibv_ah, u32, u32);
     wr_set_xrc_srqn(u32);
     wr_atomic_write(u32, u64, *const c_void);
     wr_flush(u32, u64, usize, u8, u8);
+}
+
+/// Sets the destination of the request that was started last, before its data or after.
+unsafe extern "C" fn wr_set_ud_addr(
+    qp: *mut abi::ibv_qp_ex,
+    ah: *mut abi::ibv_ah,
+    remote_qpn: u32,
+    remote_qkey: u32,
+) {
+    let address = |handle: &QpHandle, state: &mut State| {
+        let to = handle.live().and_then(|live| {
+            // SAFETY: the program says that it is an address handle.
+            unsafe { ah::destination(&live.engine, ah, remote_qpn, remote_qkey) }
+        });
+        match (to, &mut state.pending, &mut state.open) {
+            (Ok(to), Some(pending), _) => pending.to = to,
+            (Ok(to), None, Some(batch)) => {
+                if !batch.set_destination(to) {
+                    state.fail(Errno::EINVAL);
+                }
+            }
+            (Ok(_), None, None) => state.fail(Errno::EINVAL),
+            (Err(errno), ..) => state.fail(errno),
+        }
+    };
+    // SAFETY: C calls it with the queue pair that it is a member of.
+    unsafe { with(qp, address) }
 }
 
 /// One piece of registered memory; of length 0, none.

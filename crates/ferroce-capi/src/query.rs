@@ -76,7 +76,7 @@ fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
         max_mcast_grp: int(attr.max_mcast_grp),
         max_mcast_qp_attach: int(attr.max_mcast_qp_attach),
         max_total_mcast_qp_attach: int(attr.max_total_mcast_qp_attach),
-        max_ah: 0,
+        max_ah: int(attr.max_ah),
         max_fmr: 0,
         max_map_per_fmr: 0,
         max_srq: int(attr.max_srq),

@@ -5,11 +5,13 @@ use std::sync::{Arc, OnceLock};
 
 use ferroce_wire::{Instant, PathMtu, Pkey};
 
+use crate::ah::scope_of;
 use crate::async_event::{AsyncEventKind, AsyncQueue};
 use crate::counters::{DeviceCounters, rxe_counters};
 use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, PortAttr, PortState};
 use crate::engine::Engine;
 use crate::error::{AllocPdError, CreateChannelError, CreateCqError, OpenError, QueryError};
+use crate::lane::Lane;
 use crate::memory::guard;
 use crate::{CompletionChannel, CompletionQueue, CqInit, Pd, ThreadDomain, fork, sys};
 
@@ -88,6 +90,7 @@ impl Context {
             max_mr: device::MAX_MR,
             max_mw: device::MAX_MW,
             max_pd: device::MAX_PD,
+            max_ah: device::MAX_AH,
             max_srq: device::MAX_SRQ,
             max_srq_wr: device::MAX_SRQ_WR,
             max_srq_sge: device::MAX_SRQ_SGE,
@@ -239,6 +242,18 @@ impl Context {
         if self.epoch == fork::epoch() && !self.closed.swap(true, Ordering::AcqRel) {
             self.engine.remove_context(self);
         }
+    }
+
+    /// The lanes of the device's addresses.
+    pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
+        let gids = self.info().gids;
+        let is_ours = |lane: &&Arc<Lane>| {
+            let is = |entry: &GidEntry| {
+                entry.gid.to_ip() == lane.local() && scope_of(entry.gid, entry.ifindex) == lane.scope_id()
+            };
+            gids.iter().any(is)
+        };
+        self.engine.lanes().iter().filter(is_ours).cloned().collect()
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {

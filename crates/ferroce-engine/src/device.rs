@@ -33,6 +33,8 @@ pub struct DeviceAttr {
     pub max_mw: u32,
     /// Protection domains of one process.
     pub max_pd: u32,
+    /// Address handles of one process.
+    pub max_ah: u32,
     /// Shared receive queues of one process.
     pub max_srq: u32,
     /// Work requests of one shared receive queue.
@@ -78,6 +80,8 @@ pub const MAX_MW: u32 = 131_071;
 const _: () = assert!(MAX_MR == crate::memory::MAX_REGIONS && MAX_MW == crate::memory::MAX_WINDOWS);
 /// [`DeviceAttr::max_pd`].
 pub const MAX_PD: u32 = 65_536;
+/// [`DeviceAttr::max_ah`].
+pub const MAX_AH: u32 = 65_536;
 /// [`DeviceAttr::max_qp_rd_atom`] and [`DeviceAttr::max_qp_init_rd_atom`].
 pub const MAX_RD_ATOM: u32 = 128;
 /// [`DeviceAttr::max_mcast_grp`]: each takes a descriptor for each interface, of the 1024 that a process normally has.

@@ -53,6 +53,7 @@ pub(crate) struct Engine {
     groups: Groups,
     pds: Limit,
     cqs: Limit,
+    ahs: Limit,
     next_pd: AtomicU32,
     vectors: u32,
     random: AtomicU64,
@@ -129,6 +130,7 @@ impl Engine {
             groups: Groups::default(),
             pds: Limit::new(device::MAX_PD),
             cqs: Limit::new(device::MAX_CQ),
+            ahs: Limit::new(device::MAX_AH),
             next_pd: AtomicU32::new(1),
             vectors: std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32),
             random: AtomicU64::new(random_u64().map_err(DeviceError::Broker)?),
@@ -154,6 +156,7 @@ impl Engine {
                     self.tell(id, |context| {
                         context.async_events().push_port(AsyncEventKind::GidChange, 1);
                     });
+                    self.lanes_changed();
                     if let Some(device) = self.device_by_id(id) {
                         self.groups.follow(&device, self);
                     }
@@ -261,6 +264,7 @@ impl Engine {
             let kept = lanes.iter().filter(same).cloned();
             kept.chain([Arc::clone(&lane)]).collect::<Vec<_>>()
         });
+        self.lanes_changed();
         Ok(())
     }
 
@@ -282,6 +286,13 @@ impl Engine {
             .lanes
             .rcu(|lanes| lanes.iter().filter(|known| !Arc::ptr_eq(known, lane)).cloned().collect::<Vec<_>>());
         running.hub.attention.request(0, || running.hub.wake());
+    }
+
+    /// Datagrams come in on every lane of their device.
+    fn lanes_changed(&self) {
+        if let Some(running) = self.running.get() {
+            running.hub.table.iter().for_each(|qp| qp.follow_lanes());
+        }
     }
 
     fn running(&self) -> &Running {
@@ -377,6 +388,10 @@ impl Engine {
 
     pub(crate) fn cqs(&self) -> &Limit {
         &self.cqs
+    }
+
+    pub(crate) fn ahs(&self) -> &Limit {
+        &self.ahs
     }
 
     pub(crate) fn next_pd(&self) -> PdId {

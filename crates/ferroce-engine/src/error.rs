@@ -263,9 +263,9 @@ pub enum ModifyQpError {
     /// The transition, mask or a value is wrong.
     #[error(transparent)]
     Transport(#[from] ferroce_proto::ModifyQpError),
-    /// RoCE addresses by GIDs: `ah_attr.is_global` must be 1.
-    #[error("ah_attr.is_global is 0: RoCE needs a GID")]
-    NotGlobal,
+    /// The address vector leads nowhere.
+    #[error(transparent)]
+    Path(#[from] PathError),
     /// The device has port 1 only.
     #[error("port {port} does not exist: the device has port 1 only")]
     Port {
@@ -277,20 +277,6 @@ pub enum ModifyQpError {
     PkeyIndex {
         /// What was asked for.
         index: u16,
-    },
-    /// No such entry in the GID table.
-    #[error("ah_attr.grh.sgid_index {index} is an empty entry of the GID table")]
-    SgidIndex {
-        /// What was asked for.
-        index: u8,
-    },
-    /// The destination is of the other address family, a multicast group, or none.
-    #[error("ah_attr.grh.dgid {dgid} cannot be reached from {sgid}")]
-    Dgid {
-        /// Destination.
-        dgid: Gid,
-        /// Source.
-        sgid: Gid,
     },
     /// Larger than the port's MTU allows.
     #[error("path_mtu {asked} is larger than the port's {active}")]
@@ -356,6 +342,65 @@ pub enum DetachError {
     NotAttached {
         /// What was asked for.
         mgid: Gid,
+    },
+}
+
+/// An address vector leads nowhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum PathError {
+    /// RoCE addresses by GIDs: `ah_attr.is_global` must be 1.
+    #[error("ah_attr.is_global is 0: RoCE needs a GID")]
+    NotGlobal,
+    /// The device has port 1 only.
+    #[error("ah_attr.port_num {port} does not exist: the device has port 1 only")]
+    Port {
+        /// What was asked for.
+        port: u8,
+    },
+    /// No such entry in the GID table.
+    #[error("ah_attr.grh.sgid_index {index} is an empty entry of the GID table")]
+    SgidIndex {
+        /// What was asked for.
+        index: u8,
+    },
+    /// The destination is of the other address family, or none, or for a connection a multicast group.
+    #[error("ah_attr.grh.dgid {dgid} cannot be reached from {sgid}")]
+    Dgid {
+        /// Destination.
+        dgid: Gid,
+        /// Source.
+        sgid: Gid,
+    },
+}
+
+/// A datagram cannot be answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum AnswerError {
+    /// Neither an IPv6 nor an IPv4 header.
+    #[error("the receive buffer begins with no IP header")]
+    NoHeader,
+    /// Which of our addresses should answer is not said.
+    #[error("the datagram was sent to a multicast group")]
+    Multicast,
+    /// Sent to an address that is not ours any more.
+    #[error("{gid} is not in the GID table")]
+    NoSuchGid {
+        /// The destination.
+        gid: Gid,
+    },
+}
+
+/// An address handle cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum CreateAhError {
+    /// It leads nowhere.
+    #[error(transparent)]
+    Path(#[from] PathError),
+    /// The limit is reached.
+    #[error("the limit of {max} address handles is reached")]
+    Limit {
+        /// The limit.
+        max: u32,
     },
 }
 

@@ -16,6 +16,7 @@
 //! while others use it. [`lane`] tells who receives packets on whose thread.
 #![deny(unsafe_code)]
 
+mod ah;
 mod async_event;
 mod attr;
 mod background;
@@ -38,6 +39,7 @@ mod moderation;
 mod mr;
 mod mw;
 mod notify;
+mod outlets;
 mod pd;
 mod qp;
 mod qpn;
@@ -52,6 +54,7 @@ mod sync {
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 }
 
+pub use ah::Ah;
 pub use async_event::{AsyncElement, AsyncEvent, AsyncEventKind, AsyncQueue};
 pub use attr::{AhAttr, QpAttr, QpInit};
 pub use channel::CompletionChannel;
@@ -59,9 +62,9 @@ pub use context::Context;
 pub use counters::DeviceCounters;
 pub use cq::{CompletionQueue, CqInit, CqPoll};
 pub use device::{
-    DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, GidType, MAX_CQ, MAX_CQE, MAX_INLINE, MAX_MCAST_GRP,
-    MAX_MCAST_QP_ATTACH, MAX_MR, MAX_MW, MAX_PD, MAX_QP, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE, MAX_SRQ,
-    MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TOTAL_MCAST_QP_ATTACH, Origin, PhysState, PortAttr, PortState,
+    DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, GidType, MAX_AH, MAX_CQ, MAX_CQE, MAX_INLINE,
+    MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH, MAX_MR, MAX_MW, MAX_PD, MAX_QP, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE,
+    MAX_SRQ, MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TOTAL_MCAST_QP_ATTACH, Origin, PhysState, PortAttr, PortState,
 };
 pub use engine::devices;
 pub use ferroce_proto::{

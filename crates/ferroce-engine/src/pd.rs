@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::attr::QpInit;
-use crate::error::{AllocMwError, Busy, CreateQpError, CreateSrqError};
+use crate::attr::{AhAttr, QpInit};
+use crate::error::{AllocMwError, Busy, CreateAhError, CreateQpError, CreateSrqError};
 use crate::memory::{Access, MwType, PdId, RegMrError};
-use crate::{Context, Mr, Mw, Qp, Srq, SrqInit, fork};
+use crate::{Ah, Context, Mr, Mw, Qp, Srq, SrqInit, fork};
 
 /// A protection domain (`ibv_pd`): queue pairs reach only memory of their own.
 #[doc(alias = "ibv_pd")]
@@ -111,7 +111,14 @@ impl Pd {
         Srq::create(self, init)
     }
 
-    /// Ends the domain. Refused while memory regions, windows, queue pairs or shared receive queues are in it.
+    /// Makes an address handle. The destination may be a multicast group.
+    #[doc(alias = "ibv_create_ah")]
+    pub fn create_ah(self: &Arc<Self>, attr: AhAttr) -> Result<Arc<Ah>, CreateAhError> {
+        Ah::create(self, attr)
+    }
+
+    /// Ends the domain. Refused while memory regions, windows, queue pairs, shared receive queues or address
+    /// handles are in it.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn dealloc(&self) -> Result<(), Busy> {
         if self.epoch != fork::epoch() {

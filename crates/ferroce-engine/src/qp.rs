@@ -4,22 +4,24 @@ mod locked;
 mod mcast;
 mod patience;
 
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use ferroce_proto::{
     PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair, ReceiveSupply, RecvWr,
-    SendWr, Service,
+    SendTo, SendWr, Service,
 };
 use ferroce_wire::{Gid, PathMtu, Qpn};
 use parking_lot::Mutex;
 
+use crate::ah;
 use crate::async_event::AckCount;
 use crate::attr::{AhAttr, QpAttr, QpInit};
 use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
-use crate::error::{Busy, CreateQpError, ModifyQpError};
+use crate::error::{Busy, CreateQpError, ModifyQpError, PathError};
 use crate::handover::NEVER;
+use crate::lane::Lane;
+use crate::outlets::Outlets;
 use crate::send_batch::{SendBatch, Stage};
 use crate::tx::Endpoints;
 use crate::{CompletionQueue, Context, Pd, Srq, fork, sys};
@@ -134,6 +136,8 @@ impl Qp {
                 memory,
                 ah: AhAttr::default(),
                 path: None,
+                outlets: Outlets::default(),
+                homes: Vec::new(),
                 touched: false,
                 owes: false,
                 patience: Patience::new(),
@@ -261,7 +265,9 @@ impl Qp {
         if reset {
             self.move_to(core, None);
             core.ah = AhAttr::default();
+            core.outlets = Outlets::default();
         }
+        self.settle_in(core);
         locked.settle(now);
         if reset {
             // Providers of cards clean the queues of what a reset queue pair left, programs expect it.
@@ -272,27 +278,16 @@ impl Qp {
 
     /// The lane and socket for a path, from the tables.
     fn resolve(&self, ah: &AhAttr, dest_qp: Qpn) -> Result<Path, ModifyQpError> {
-        if !ah.is_global {
-            return Err(ModifyQpError::NotGlobal);
+        let (lane, hop_limit) = ah::resolve(self.context(), ah)?;
+        if ah.dgid.is_multicast() {
+            return Err(PathError::Dgid { dgid: ah.dgid, sgid: Gid::from_ip(lane.local()) }.into());
         }
-        if ah.port_num > 1 {
-            return Err(ModifyQpError::Port { port: ah.port_num });
-        }
-        let index = ah.sgid_index;
-        let empty = ModifyQpError::SgidIndex { index };
-        let Ok(Some(entry)) = self.context().gid(u32::from(index)) else { return Err(empty) };
-        let (sgid, dgid) = (entry.gid, ah.dgid);
-        if dgid.is_zero() || dgid.is_multicast() || dgid.is_ipv4() != sgid.is_ipv4() {
-            return Err(ModifyQpError::Dgid { dgid, sgid });
-        }
-        let engine = self.context().engine();
-        let lane = engine.lane(sgid.to_ip(), scope_of(sgid, entry.ifindex)).ok_or(empty)?;
         let ends = Endpoints {
-            destination: dgid.to_ip(),
+            destination: ah.dgid.to_ip(),
             local_qpn: self.qpn,
             remote_qpn: dest_qp,
             traffic_class: ah.traffic_class,
-            hop_limit: if ah.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { ah.hop_limit },
+            hop_limit,
         };
         let socket = lane.senders().acquire(&ends).map_err(ModifyQpError::Socket)?;
         Ok(Path { lane, socket })
@@ -311,16 +306,54 @@ impl Qp {
         }
         if let Some(Path { lane, .. }) = before {
             lane.detach(self);
-            for cq in [&self.send_cq, &self.recv_cq] {
-                cq.lanes().remove(&lane);
-                cq.channel().inspect(|channel| channel.lanes().remove(&lane));
-            }
+            self.listen_no_more(&lane);
         }
         if let (Some(Path { lane, .. }), Some(me)) = (&core.path, self.me.upgrade()) {
             lane.attach(&me);
-            for cq in [&self.send_cq, &self.recv_cq] {
-                cq.lanes().add(lane);
-                cq.channel().inspect(|channel| channel.lanes().add(lane));
+            self.listen(lane);
+        }
+    }
+
+    /// Whoever waits for its completions receives on this lane.
+    fn listen(&self, lane: &Arc<Lane>) {
+        for cq in [&self.send_cq, &self.recv_cq] {
+            cq.lanes().add(lane);
+            cq.channel().inspect(|channel| channel.lanes().add(lane));
+        }
+    }
+
+    fn listen_no_more(&self, lane: &Arc<Lane>) {
+        for cq in [&self.send_cq, &self.recv_cq] {
+            cq.lanes().remove(lane);
+            cq.channel().inspect(|channel| channel.lanes().remove(lane));
+        }
+    }
+
+    /// An address of this process appeared or went: datagrams come to any address of the device.
+    pub(crate) fn follow_lanes(&self) {
+        if self.service == Service::Ud {
+            self.settle_in(&mut self.core.lock());
+        }
+    }
+
+    /// From RTR on, datagrams come in on all lanes of the device.
+    fn settle_in(&self, core: &mut Core) {
+        let hears = self.service == Service::Ud
+            && !core.destroyed
+            && !matches!(core.transport.state(), QpState::Reset | QpState::Init);
+        let wanted = if hears { self.context().lanes() } else { Vec::new() };
+        let before = std::mem::replace(&mut core.homes, wanted);
+        let is_in =
+            |lane: &Arc<Lane>, lanes: &[Arc<Lane>]| lanes.iter().any(|other| Arc::ptr_eq(lane, other));
+        core.homes.iter().filter(|lane| !is_in(lane, &before)).for_each(|lane| self.listen(lane));
+        before.iter().filter(|lane| !is_in(lane, &core.homes)).for_each(|lane| self.listen_no_more(lane));
+        let (first, now) = (before.first(), core.homes.first());
+        if first.map(Arc::as_ptr) != now.map(Arc::as_ptr) {
+            if let Some(lane) = first {
+                lane.detach(self);
+            }
+            if let (Some(lane), Some(me)) = (now, self.me.upgrade()) {
+                lane.attach(&me);
             }
         }
     }
@@ -340,6 +373,7 @@ impl Qp {
         let core = &mut *locked.core;
         let mut result = Ok(());
         for (index, wr) in wrs.into_iter().enumerate() {
+            self.open_outlet(core, &wr);
             if let Err(error) = core.transport.post_send(now, &wr, &core.memory) {
                 result = Err((index, error));
                 break;
@@ -347,6 +381,13 @@ impl Qp {
         }
         locked.settle_posted(now);
         result
+    }
+
+    /// A datagram leaves from the socket that its address handle opened.
+    fn open_outlet(&self, core: &mut Core, wr: &SendWr<'_>) {
+        if let (SendTo::Datagram { path, .. }, Service::Ud) = (&wr.to, self.service) {
+            core.outlets.open(path, self.context().engine());
+        }
     }
 
     /// Posts receive work requests in order. At the first that is refused it stops: the ones
@@ -392,6 +433,7 @@ impl Qp {
         let core = &mut *locked.core;
         let mark = core.transport.sq_mark();
         for wr in wrs {
+            self.open_outlet(core, &wr);
             if let Err(error) = core.transport.post_send(now, &wr, &core.memory) {
                 core.transport.sq_rollback(mark);
                 return Err(error);
@@ -436,6 +478,8 @@ impl Qp {
             core.destroyed = true;
             self.pay(&mut core);
             self.move_to(&mut core, None);
+            self.settle_in(&mut core);
+            core.outlets = Outlets::default();
             self.context().engine().retire(core.transport.counters());
             core.memory.end_windows();
             // Gives back what it had in flight.
@@ -492,16 +536,5 @@ impl Qp {
             locked.core.transport.set_fatal();
             locked.settle(sys::now());
         }
-    }
-}
-
-/// TTL of packets whose address vector says 0, as rxe's never leave the host.
-const DEFAULT_HOP_LIMIT: u8 = 64;
-
-/// Link-local addresses mean something on one interface only.
-fn scope_of(gid: Gid, ifindex: u32) -> u32 {
-    match gid.to_ip() {
-        IpAddr::V6(ip) if ip.is_unicast_link_local() => ifindex,
-        _ => 0,
     }
 }

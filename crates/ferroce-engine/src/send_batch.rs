@@ -89,6 +89,18 @@ impl SendBatch {
         Ok(())
     }
 
+    /// Names the destination of the work request that was added last; `false` if there is none.
+    #[doc(alias = "ibv_wr_set_ud_addr")]
+    pub fn set_destination(&mut self, to: SendTo) -> bool {
+        match self.stage.wrs.last_mut() {
+            Some(last) => {
+                last.to = to;
+                true
+            }
+            None => false,
+        }
+    }
+
     /// Posts the batch, or on an error nothing of it.
     #[doc(alias = "ibv_wr_complete")]
     pub fn commit(mut self) -> Result<(), PostSendError> {

@@ -2,13 +2,14 @@
 
 use std::cell::RefCell;
 
-use ferroce_datapath::udp::{MAX_BATCH, Sent, TxSocket};
+use ferroce_datapath::udp::{MAX_BATCH, Sent};
 use ferroce_proto::QueuePair;
 use ferroce_wire::icrc::Starts;
 use ferroce_wire::{Instant, TxBatch};
 
 use crate::counters::DeviceCounters;
 use crate::memory::View;
+use crate::outlets::Outlet;
 
 /// Batches of one queue pair before others have their turn: a peer may ask for 2 GiB at once.
 const BATCHES: usize = 32;
@@ -33,12 +34,12 @@ thread_local! {
 pub(crate) fn drain(
     transport: &mut QueuePair,
     memory: &mut View,
-    socket: &TxSocket,
+    outlet: &impl Outlet,
     now: Instant,
     counters: &DeviceCounters,
 ) -> bool {
     let mut send = |builder: &mut Builder| {
-        let mut batch = TxBatch::with_starts(&mut builder.buffer, socket.limits(), &mut builder.starts);
+        let mut batch = TxBatch::with_starts(&mut builder.buffer, outlet.limits(), &mut builder.starts);
         for _ in 0..BATCHES {
             if !transport.poll_transmit(now, memory, &mut batch) {
                 return false;
@@ -46,13 +47,14 @@ pub(crate) fn drain(
             DeviceCounters::add(&counters.sent_pkts, batch.len() as u64);
             DeviceCounters::count(&counters.tx_calls);
             // What the system refuses is as if lost on the way: the transport's timers see to it.
-            match socket.send(&mut batch) {
-                Ok(Sent { lost: 0, .. }) => {}
-                Ok(Sent { lost, reason, .. }) => {
+            match batch.flow().and_then(|flow| outlet.socket(flow)).map(|socket| socket.send(&mut batch)) {
+                Some(Ok(Sent { lost: 0, .. })) => {}
+                None => DeviceCounters::add(&counters.send_err, batch.len() as u64),
+                Some(Ok(Sent { lost, reason, .. })) => {
                     DeviceCounters::add(&counters.send_err, lost as u64);
                     tracing::debug!(lost, ?reason, "the system refuses packets");
                 }
-                Err(error) => {
+                Some(Err(error)) => {
                     DeviceCounters::add(&counters.send_err, batch.len() as u64);
                     tracing::error!(%error, "a socket cannot be used");
                 }

@@ -8,7 +8,7 @@ use std::io;
 use std::net::IpAddr;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use ferroce_datapath::udp::{TxPorts, TxSocket};
 use ferroce_wire::{Flow, Qpn};
@@ -30,16 +30,63 @@ pub(crate) struct Endpoints {
 pub(crate) struct Senders {
     local: IpAddr,
     ports: TxPorts,
-    /// How many queue pairs use which descriptor. Also held while a socket is opened or closed, so
-    /// that no number is recorded that is closed already.
-    users: Mutex<BTreeMap<RawFd, usize>>,
+    /// Also held while a socket is opened or closed, so that no number is recorded that is closed already.
+    users: Mutex<Users>,
+}
+
+/// Who uses which socket.
+#[derive(Default)]
+struct Users {
+    /// How many queue pairs and routes of datagrams, by descriptor.
+    counts: BTreeMap<RawFd, usize>,
+    /// Those for datagrams, by source port.
+    datagrams: BTreeMap<u16, Weak<Sender>>,
 }
 
 impl Senders {
     /// `secret` is one random number for the whole process.
     pub(crate) fn new(local: IpAddr, scope_id: u32, secret: u64) -> Arc<Self> {
         let ports = TxPorts::new(local, scope_id, secret);
-        Arc::new(Self { local, ports, users: Mutex::new(BTreeMap::new()) })
+        Arc::new(Self { local, ports, users: Mutex::default() })
+    }
+
+    /// The local address.
+    pub(crate) fn local(&self) -> IpAddr {
+        self.local
+    }
+
+    /// The socket for datagrams to one slot of a destination; who holds it keeps it open.
+    pub(crate) fn of_datagrams(self: &Arc<Self>, destination: IpAddr, slot: u8) -> io::Result<Arc<Sender>> {
+        let mut users = self.users.lock();
+        let socket = self.ports.get_any(destination, slot)?;
+        let port = socket.port();
+        if let Some(sender) = users.datagrams.get(&port).and_then(Weak::upgrade) {
+            return Ok(sender);
+        }
+        let flow =
+            Flow { source: self.local, destination, source_port: port, traffic_class: 0, hop_limit: 0 };
+        let (sender, _) = self.share(&mut users, socket, flow);
+        let sender = Arc::new(sender);
+        users.datagrams.retain(|_, sender| sender.strong_count() > 0);
+        users.datagrams.insert(port, Arc::downgrade(&sender));
+        Ok(sender)
+    }
+
+    /// The socket that [`Self::of_datagrams`] found before, if somebody still holds it.
+    pub(crate) fn datagrams_from(&self, port: u16) -> Option<Arc<Sender>> {
+        self.users.lock().datagrams.get(&port).and_then(Weak::upgrade)
+    }
+
+    /// Counts one more user of a socket; whether it is the first.
+    fn share(self: &Arc<Self>, users: &mut Users, socket: Arc<TxSocket>, flow: Flow) -> (Sender, bool) {
+        let fd = socket.as_fd().as_raw_fd();
+        let count = users.counts.entry(fd).or_insert(0);
+        *count += 1;
+        let first = *count == 1;
+        if first {
+            fork::record(fd);
+        }
+        (Sender { socket: Some(socket), fd, flow, pool: Arc::clone(self), epoch: fork::epoch() }, first)
     }
 
     /// The socket of a queue pair, for its life.
@@ -55,12 +102,8 @@ impl Senders {
             traffic_class: ends.traffic_class,
             hop_limit: ends.hop_limit,
         };
-        let fd = socket.as_fd().as_raw_fd();
-        let count = users.entry(fd).or_insert(0);
-        *count += 1;
-        let sender = Sender { socket: Some(socket), fd, flow, pool: Arc::clone(self), epoch: fork::epoch() };
-        if *count == 1 {
-            fork::record(fd);
+        let (sender, first) = self.share(&mut users, socket, flow);
+        if first {
             drop(users);
             // What the first queue pair sends with costs nothing; others of the socket may differ.
             sender.prefer(&flow)?;
@@ -102,10 +145,10 @@ impl Drop for Sender {
             return;
         }
         let mut users = self.pool.users.lock();
-        if let Some(count) = users.get_mut(&self.fd) {
+        if let Some(count) = users.counts.get_mut(&self.fd) {
             *count -= 1;
             if *count == 0 {
-                users.remove(&self.fd);
+                users.counts.remove(&self.fd);
                 fork::forget(self.fd);
             }
         }

@@ -1,6 +1,6 @@
 //! Where a packet comes from and goes to.
 
-use core::net::{IpAddr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::view;
 
@@ -59,6 +59,34 @@ impl Flow {
     /// Whether packets have an IPv4 header, and so an ID that the ICRC covers.
     pub const fn is_ipv4(&self) -> bool {
         matches!((self.source, self.destination), (IpAddr::V4(_), IpAddr::V4(_)))
+    }
+
+    /// Reads what [`Flow::grh_area`] or another device wrote, but for the source port, which is 0. `None` if there is no
+    /// UDP over IPv6 or IPv4 in it.
+    ///
+    /// What is in the first twenty octets beside an IPv4 header is not specified; if it looks like IPv6, the IPv4
+    /// header's checksum decides.
+    pub fn from_grh_area(area: &[u8; Self::GRH_AREA]) -> Option<Self> {
+        let [_, ip]: [[u8; 20]; 2] = zerocopy::transmute!(*area);
+        let v4: view::Ipv4 = zerocopy::transmute!(ip);
+        let v6: view::Ipv6 = zerocopy::transmute!(*area);
+        if v4.version_ihl == 0x45 && v4.protocol == PROTOCOL_UDP && v4.checksum.get() == v4.sum() {
+            return Some(Self {
+                source: Ipv4Addr::from(v4.source).into(),
+                destination: Ipv4Addr::from(v4.destination).into(),
+                source_port: 0,
+                traffic_class: v4.tos,
+                hop_limit: v4.ttl,
+            });
+        }
+        let is_v6 = v6.word0.get() >> 28 == 6 && v6.next_header == PROTOCOL_UDP;
+        is_v6.then(|| Self {
+            source: Ipv6Addr::from(v6.source).into(),
+            destination: Ipv6Addr::from(v6.destination).into(),
+            source_port: 0,
+            traffic_class: (v6.word0.get() >> 20) as u8,
+            hop_limit: v6.hop_limit,
+        })
     }
 
     /// IP and UDP header before `transport_len` octets from BTH to ICRC. `ip_id` means nothing over IPv6. DF is set,

@@ -26,6 +26,19 @@ impl TxPorts {
         Self { ip, scope_id, secret, open: Mutex::default() }
     }
 
+    /// A socket for datagrams to one slot of a destination: any that is open and may serve the slot, or a new one. Thus a
+    /// process that sends to very many destinations has at most 256 of them.
+    ///
+    /// Errors as for [`Self::get`].
+    pub fn get_any(&self, destination: IpAddr, slot: u8) -> io::Result<Arc<TxSocket>> {
+        let open = {
+            let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut candidates = source_ports(self.secret, destination, slot, 0, 0);
+            candidates.find_map(|port| open.get(&port)?.upgrade())
+        };
+        open.map_or_else(|| self.get(destination, slot, 0, 0), Ok)
+    }
+
     /// The socket for a pair of queue pairs, to be kept as long as the pair lives: a flow does not change its port.
     ///
     /// An error of kind `AddrInUse` when other processes hold all 64 candidates. When descriptors run out, any socket

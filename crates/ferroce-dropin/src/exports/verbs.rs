@@ -20,8 +20,8 @@ exports! {
     default "ibv_copy_path_rec_to_kern" "IBVERBS_1.0" = refused::nothing, "for rdma-core's own librdmacm";
     default "ibv_copy_qp_attr_from_kern" "IBVERBS_1.0" = refused::nothing, "for rdma-core's own librdmacm";
     compat "ibv_create_ah" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
-    default "ibv_create_ah" "IBVERBS_1.1" = refused::null_not_supported, "datagrams come later";
-    default "ibv_create_ah_from_wc" "IBVERBS_1.1" = refused::null_not_supported, "datagrams come later";
+    default "ibv_create_ah" "IBVERBS_1.1" = ah::ibv_create_ah;
+    default "ibv_create_ah_from_wc" "IBVERBS_1.1" = ah::ibv_create_ah_from_wc;
     default "ibv_create_comp_channel" "IBVERBS_1.0" = channel::ibv_create_comp_channel;
     default "ibv_create_comp_cntr" "IBVERBS_1.18" = refused::null_not_supported, "no completion counters";
     compat "ibv_create_cq" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
@@ -36,7 +36,7 @@ exports! {
     compat "ibv_dereg_mr" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
     default "ibv_dereg_mr" "IBVERBS_1.1" = mr::ibv_dereg_mr;
     compat "ibv_destroy_ah" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
-    default "ibv_destroy_ah" "IBVERBS_1.1" = refused::errno_not_supported, "datagrams come later";
+    default "ibv_destroy_ah" "IBVERBS_1.1" = ah::ibv_destroy_ah;
     default "ibv_destroy_comp_channel" "IBVERBS_1.0" = channel::ibv_destroy_comp_channel;
     default "ibv_destroy_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
     compat "ibv_destroy_cq" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
@@ -75,7 +75,7 @@ exports! {
     default "ibv_import_pd" "IBVERBS_1.10" = refused::null_not_supported, "no objects shared between processes";
     default "ibv_inc_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
     default "ibv_inc_err_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
-    default "ibv_init_ah_from_wc" "IBVERBS_1.1" = refused::minus_one_not_supported, "datagrams come later";
+    default "ibv_init_ah_from_wc" "IBVERBS_1.1" = ah::ibv_init_ah_from_wc;
     default "ibv_is_fork_initialized" "IBVERBS_1.13" = fork::ibv_is_fork_initialized;
     compat "ibv_modify_qp" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
     default "ibv_modify_qp" "IBVERBS_1.1" = qp::ibv_modify_qp;

@@ -1,9 +1,10 @@
 //! What a queue pair's lock guards, and what is done under it: packets in, packets out, completions.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ferroce_proto::{QpEvent, QueuePair};
+use ferroce_proto::{QpEvent, QueuePair, Service};
 use ferroce_wire::{Flow, Gid, Instant, Packet};
 use parking_lot::MutexGuard;
 
@@ -15,6 +16,7 @@ use crate::cq::Pushed;
 use crate::hub::Hub;
 use crate::lane::Lane;
 use crate::memory::View;
+use crate::outlets::Outlets;
 use crate::tx::Sender;
 use crate::{CompletionQueue, sys, transmit};
 
@@ -24,6 +26,10 @@ pub(super) struct Core {
     pub(super) memory: View,
     pub(super) ah: AhAttr,
     pub(super) path: Option<Path>,
+    /// Of datagrams: the sockets they leave from.
+    pub(super) outlets: Outlets,
+    /// Of datagrams, from RTR on: the lanes they come in on. The first one runs its timers.
+    pub(super) homes: Vec<Arc<Lane>>,
     /// In the lane's list of queue pairs to settle at the end of the batch.
     pub(super) touched: bool,
     /// An acknowledgement was put off, see [`Locked::settle_or_owe`].
@@ -34,10 +40,22 @@ pub(super) struct Core {
     pub(super) groups: Vec<Gid>,
 }
 
-/// Where packets leave and arrive, from RTR on.
+/// Where the packets of a connection leave and arrive, from RTR on.
 pub(super) struct Path {
     pub(super) lane: Arc<Lane>,
     pub(super) socket: Sender,
+}
+
+impl Core {
+    /// The lane that runs its timers.
+    pub(super) fn home(&self) -> Option<&Arc<Lane>> {
+        self.path.as_ref().map(|path| &path.lane).or_else(|| self.homes.first())
+    }
+
+    /// Whether datagrams to this address are for it.
+    fn hears(&self, destination: IpAddr) -> bool {
+        destination.is_multicast() || self.homes.iter().any(|lane| lane.local() == destination)
+    }
 }
 
 /// A queue pair whose lock is held.
@@ -57,6 +75,11 @@ impl Locked<'_> {
     ) {
         let core = &mut *self.core;
         if core.destroyed {
+            DeviceCounters::count(&counters.rx_no_qp);
+            return;
+        }
+        if self.qp.service == Service::Ud && !core.hears(from.destination) {
+            // Another device's address.
             DeviceCounters::count(&counters.rx_no_qp);
             return;
         }
@@ -131,9 +154,12 @@ impl Locked<'_> {
 
     /// Whether there is more to send.
     fn transmit(&mut self, now: Instant) -> bool {
-        let Core { transport, memory, path, owes, .. } = &mut *self.core;
+        let Core { transport, memory, path, outlets, owes, .. } = &mut *self.core;
         let unsent = match path {
             Some(path) => transmit::drain(transport, memory, &path.socket, now, self.qp.counters_of_device()),
+            None if self.qp.service == Service::Ud => {
+                transmit::drain(transport, memory, outlets, now, self.qp.counters_of_device())
+            }
             None => false,
         };
         *owes &= transport.holds_ack();
@@ -149,8 +175,8 @@ impl Locked<'_> {
         }
         let deadline = if unsent { now.as_nanos() } else { Hub::deadline(core.transport.poll_timeout()) };
         qp.deadline.store(deadline, Ordering::SeqCst);
-        if let Some(path) = &core.path {
-            path.lane.note_deadline(deadline);
+        if let Some(lane) = core.home() {
+            lane.note_deadline(deadline);
         }
         drop(core);
         for cq in overrun {

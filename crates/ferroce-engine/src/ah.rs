@@ -1,0 +1,166 @@
+//! Address handles: the way to a peer, for datagrams.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arc_swap::ArcSwap;
+use ferroce_proto::SendTo;
+use ferroce_wire::{Flow, Gid, Qkey, Qpn};
+use parking_lot::Mutex;
+
+use crate::attr::AhAttr;
+use crate::error::{AnswerError, CreateAhError, PathError};
+use crate::lane::Lane;
+use crate::tx::{Sender, Senders};
+use crate::{Context, GidType, Pd, device, fork};
+
+/// TTL of packets whose address vector says 0, as rxe's never leave the host.
+const DEFAULT_HOP_LIMIT: u8 = 64;
+
+/// An address handle (`ibv_ah`): where datagrams go, but for the queue pair there. Queue pairs of its protection domain
+/// may share it.
+#[doc(alias = "ibv_ah")]
+pub struct Ah {
+    pd: Arc<Pd>,
+    attr: AhAttr,
+    senders: Arc<Senders>,
+    destination: IpAddr,
+    hop_limit: u8,
+    /// The socket for each slot of the destination that was sent to, by slot.
+    routes: ArcSwap<Vec<(u8, Arc<Sender>)>>,
+    /// Held while a route is added.
+    adding: Mutex<()>,
+    destroyed: AtomicBool,
+    epoch: u64,
+}
+
+impl Ah {
+    pub(crate) fn create(pd: &Arc<Pd>, attr: AhAttr) -> Result<Arc<Self>, CreateAhError> {
+        let (lane, hop_limit) = resolve(pd.context(), &attr)?;
+        if !pd.context().engine().ahs().take() {
+            return Err(CreateAhError::Limit { max: device::MAX_AH });
+        }
+        pd.add_user();
+        Ok(Arc::new(Self {
+            pd: Arc::clone(pd),
+            attr,
+            senders: Arc::clone(lane.senders()),
+            destination: attr.dgid.to_ip(),
+            hop_limit,
+            routes: ArcSwap::default(),
+            adding: Mutex::new(()),
+            destroyed: AtomicBool::new(false),
+            epoch: fork::epoch(),
+        }))
+    }
+
+    /// The domain it is in.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// What it was made from.
+    pub fn attr(&self) -> AhAttr {
+        self.attr
+    }
+
+    /// The destination of a send work request: queue pair `qpn` there, whose queue key is `qkey`; with bit 31 set, the
+    /// sender's own.
+    ///
+    /// Opens a socket the first time that a process there is sent to.
+    pub fn to(&self, qpn: Qpn, qkey: Qkey) -> io::Result<SendTo> {
+        let slot = (qpn.value() >> 16) as u8;
+        let routes = self.routes.load();
+        let port = match find(&routes, slot) {
+            Some(sender) => sender.flow().source_port,
+            None => self.add_route(slot)?,
+        };
+        let path = Flow {
+            source: self.senders.local(),
+            destination: self.destination,
+            source_port: port,
+            traffic_class: self.attr.traffic_class,
+            hop_limit: self.hop_limit,
+        };
+        Ok(SendTo::Datagram { path, qpn, qkey })
+    }
+
+    fn add_route(&self, slot: u8) -> io::Result<u16> {
+        let _adding = self.adding.lock();
+        let routes = self.routes.load();
+        if let Some(sender) = find(&routes, slot) {
+            return Ok(sender.flow().source_port);
+        }
+        let sender = self.senders.of_datagrams(self.destination, slot)?;
+        let port = sender.flow().source_port;
+        let mut more = Vec::clone(&routes);
+        more.push((slot, sender));
+        self.routes.store(Arc::new(more));
+        Ok(port)
+    }
+
+    /// Ends it. What was posted to it and has not left may be lost. A second call does nothing.
+    #[doc(alias = "ibv_destroy_ah")]
+    pub fn destroy(&self) {
+        if self.epoch == fork::epoch() && !self.destroyed.swap(true, Ordering::AcqRel) {
+            self.pd.context().engine().ahs().give_back();
+            self.pd.remove_user();
+        }
+    }
+}
+
+fn find(routes: &[(u8, Arc<Sender>)], slot: u8) -> Option<&Arc<Sender>> {
+    routes.iter().find(|(known, _)| *known == slot).map(|(_, sender)| sender)
+}
+
+impl AhAttr {
+    /// The way back to whoever sent a datagram, from what its receive buffer begins with
+    /// ([`Flow::grh_area`](ferroce_wire::Flow::grh_area)).
+    #[doc(alias = "ibv_init_ah_from_wc")]
+    pub fn answering(context: &Context, area: &[u8; Flow::GRH_AREA]) -> Result<Self, AnswerError> {
+        let came = Flow::from_grh_area(area).ok_or(AnswerError::NoHeader)?;
+        if came.destination.is_multicast() {
+            return Err(AnswerError::Multicast);
+        }
+        let gid = Gid::from_ip(came.destination);
+        let table = context.gid_table();
+        let ours = table.iter().find(|entry| entry.gid == gid && entry.gid_type == GidType::RoceV2);
+        let ours = ours.ok_or(AnswerError::NoSuchGid { gid })?;
+        Ok(Self {
+            dgid: Gid::from_ip(came.source),
+            sgid_index: u8::try_from(ours.index).map_err(|_| AnswerError::NoSuchGid { gid })?,
+            hop_limit: came.hop_limit,
+            traffic_class: came.traffic_class,
+            ..Self::default()
+        })
+    }
+}
+
+/// The lane that an address vector starts from, and the hop limit its packets get.
+pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<(Arc<Lane>, u8), PathError> {
+    if !ah.is_global {
+        return Err(PathError::NotGlobal);
+    }
+    if ah.port_num > 1 {
+        return Err(PathError::Port { port: ah.port_num });
+    }
+    let index = ah.sgid_index;
+    let empty = PathError::SgidIndex { index };
+    let Ok(Some(entry)) = context.gid(u32::from(index)) else { return Err(empty) };
+    let (sgid, dgid) = (entry.gid, ah.dgid);
+    if dgid.is_zero() || dgid.is_ipv4() != sgid.is_ipv4() {
+        return Err(PathError::Dgid { dgid, sgid });
+    }
+    let lane = context.engine().lane(sgid.to_ip(), scope_of(sgid, entry.ifindex)).ok_or(empty)?;
+    Ok((lane, if ah.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { ah.hop_limit }))
+}
+
+/// Link-local addresses mean something on one interface only.
+pub(crate) fn scope_of(gid: Gid, ifindex: u32) -> u32 {
+    match gid.to_ip() {
+        IpAddr::V6(ip) if ip.is_unicast_link_local() => ifindex,
+        _ => 0,
+    }
+}
