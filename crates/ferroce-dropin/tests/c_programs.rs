@@ -100,6 +100,11 @@ fn every_operation_of_rc() {
 }
 
 #[test]
+fn datagrams_and_their_addresses() {
+    passes("datagrams");
+}
+
+#[test]
 fn registrations_that_change() {
     passes("registrations");
 }

@@ -189,7 +189,7 @@ fn two_hundred_thousand_mixed_messages_over_sockets() {
     // SAFETY: the only test of this file, before anything else of it runs; the harness's main
     // thread only waits.
     unsafe { std::env::set_var("FERROCE_FAULT", FAULT) };
-    let wanted = || Wanted { cqe: 512, wr: 64, memory: MEMORY, events: false };
+    let wanted = || Wanted { cqe: 512, wr: 64, memory: MEMORY, ..Wanted::default() };
     let ends = [End::new(wanted()), End::new(wanted())];
     connect(&ends[0], &ends[1], 0, PathMtu::B1024);
     ends.iter().for_each(|end| (0..RECEIVES).for_each(|number| receive(end, number)));

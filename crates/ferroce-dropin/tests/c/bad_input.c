@@ -188,7 +188,6 @@ static void queue_pairs_have_limits(void)
 	REFUSED(init.recv_cq = NULL, EINVAL);
 	REFUSED(init.qp_type = IBV_QPT_RAW_PACKET, EOPNOTSUPP);
 	REFUSED(init.qp_type = IBV_QPT_DRIVER, EOPNOTSUPP);
-	REFUSED(init.qp_type = IBV_QPT_UD, EOPNOTSUPP);
 	REFUSED(init.qp_type = 77, EINVAL);
 
 	struct ibv_qp_init_attr_ex ex = {

@@ -9,7 +9,7 @@ use ferroce_engine::{
     QpCaps, QpInit, QpState, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge, WcOpcode, WcStatus,
     WorkCompletion,
 };
-use ferroce_wire::{Gid, PathMtu, Psn, Qpn};
+use ferroce_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -92,11 +92,12 @@ pub struct Wanted {
     pub wr: u32,
     pub memory: usize,
     pub events: bool,
+    pub service: Service,
 }
 
 impl Default for Wanted {
     fn default() -> Self {
-        Self { cqe: 256, wr: 128, memory: 1 << 20, events: false }
+        Self { cqe: 256, wr: 128, memory: 1 << 20, events: false, service: Service::Rc }
     }
 }
 
@@ -108,7 +109,7 @@ impl End {
         let cq = context.create_cq(wanted.cqe, 7, channel.as_ref(), 0).unwrap();
         let memory = Memory::new(wanted.memory);
         let mr = pd.reg_mr(memory.addr(), wanted.memory, memory.addr(), all_access()).unwrap();
-        let qp = pd.create_qp(init(&cq, &cq, wanted.wr)).unwrap();
+        let qp = pd.create_qp(QpInit { service: wanted.service, ..init(&cq, &cq, wanted.wr) }).unwrap();
         Self { context, pd, channel, cq, memory, mr, qp }
     }
 
@@ -207,11 +208,25 @@ pub fn address(context: &Context, qp: &Qp, gid_index: u8) -> Address {
     Address { qpn: qp.qpn(), gid }
 }
 
+/// Of every queue pair of datagrams here.
+pub const QKEY: Qkey = Qkey::new(0x1111_1111);
+
+/// Brings a queue pair of datagrams to RTS.
+pub fn ud_to_rts(qp: &Qp) {
+    to_init(qp);
+    for qp_state in [QpState::Rtr, QpState::Rts] {
+        let attr = QpAttr { qp_state, sq_psn: Psn::new(0x00ff_fff0), ..QpAttr::default() };
+        let psn = if qp_state == QpState::Rts { QpAttrMask::SQ_PSN } else { QpAttrMask::empty() };
+        qp.modify(&attr, QpAttrMask::STATE | psn).unwrap();
+    }
+}
+
 pub fn to_init(qp: &Qp) {
     let access =
         QpAccess::LOCAL_WRITE | QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ | QpAccess::REMOTE_ATOMIC;
-    let attr = QpAttr { qp_state: QpState::Init, access, ..QpAttr::default() };
-    let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
+    let attr = QpAttr { qp_state: QpState::Init, access, qkey: QKEY, ..QpAttr::default() };
+    let key = if qp.service() == Service::Ud { QpAttrMask::QKEY } else { QpAttrMask::ACCESS_FLAGS };
+    let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | key;
     qp.modify(&attr, mask).unwrap();
 }
 
@@ -226,13 +241,12 @@ pub fn to_rts(qp: &Qp, peer: Address, gid_index: u8, mtu: PathMtu) {
         min_rnr_timer: 12,
         ..QpAttr::default()
     };
-    let mask = QpAttrMask::STATE
-        | QpAttrMask::AV
-        | QpAttrMask::PATH_MTU
-        | QpAttrMask::DEST_QPN
-        | QpAttrMask::RQ_PSN
-        | QpAttrMask::MAX_DEST_RD_ATOMIC
-        | QpAttrMask::MIN_RNR_TIMER;
+    let reliable = qp.service() == Service::Rc;
+    let mut mask =
+        QpAttrMask::STATE | QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
+    if reliable {
+        mask |= QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
+    }
     qp.modify(&attr, mask).unwrap();
     let attr = QpAttr {
         qp_state: QpState::Rts,
@@ -243,12 +257,13 @@ pub fn to_rts(qp: &Qp, peer: Address, gid_index: u8, mtu: PathMtu) {
         rnr_retry: 7,
         ..QpAttr::default()
     };
-    let mask = QpAttrMask::STATE
-        | QpAttrMask::SQ_PSN
-        | QpAttrMask::MAX_QP_RD_ATOMIC
-        | QpAttrMask::TIMEOUT
-        | QpAttrMask::RETRY_CNT
-        | QpAttrMask::RNR_RETRY;
+    let mut mask = QpAttrMask::STATE | QpAttrMask::SQ_PSN;
+    if reliable {
+        mask |= QpAttrMask::MAX_QP_RD_ATOMIC
+            | QpAttrMask::TIMEOUT
+            | QpAttrMask::RETRY_CNT
+            | QpAttrMask::RNR_RETRY;
+    }
     qp.modify(&attr, mask).unwrap();
 }
 
