@@ -185,18 +185,18 @@ fn width_and_speed(mbps: u32) -> (u8, u32) {
     const HDR: u32 = 64;
     const NDR: u32 = 128;
     const XDR: u32 = 256;
-    match mbps {
-        ..=1_000 => (LANES_1, SDR),
-        ..=10_000 => (LANES_1, FDR10),
-        ..=20_000 => (LANES_4, DDR),
-        ..=25_000 => (LANES_1, EDR),
-        ..=40_000 => (LANES_4, FDR10),
-        ..=50_000 => (LANES_1, HDR),
-        ..=100_000 => (LANES_4, EDR),
-        ..=200_000 => (LANES_4, HDR),
-        ..=400_000 => (LANES_4, NDR),
-        _ => (LANES_4, XDR),
-    }
+    const UP_TO: [(u32, (u8, u32)); 9] = [
+        (1_000, (LANES_1, SDR)),
+        (10_000, (LANES_1, FDR10)),
+        (20_000, (LANES_4, DDR)),
+        (25_000, (LANES_1, EDR)),
+        (40_000, (LANES_4, FDR10)),
+        (50_000, (LANES_1, HDR)),
+        (100_000, (LANES_4, EDR)),
+        (200_000, (LANES_4, HDR)),
+        (400_000, (LANES_4, NDR)),
+    ];
+    UP_TO.iter().find(|(most, _)| mbps <= *most).map_or((LANES_4, XDR), |(_, codes)| *codes)
 }
 
 fn port_attr(port: &PortAttr) -> abi::ibv_port_attr {
