@@ -27,6 +27,8 @@ pub struct Ah {
     attr: AhAttr,
     senders: Arc<Senders>,
     destination: IpAddr,
+    /// To a multicast group: by which interface.
+    ifindex: Option<u32>,
     hop_limit: u8,
     /// The socket for each slot of the destination that was sent to, by slot.
     routes: ArcSwap<Vec<(u8, Arc<Sender>)>>,
@@ -43,11 +45,13 @@ impl Ah {
             return Err(CreateAhError::Limit { max: device::MAX_AH });
         }
         pd.add_user();
+        let source = pd.context().gid(u32::from(attr.sgid_index)).ok().flatten();
         Ok(Arc::new(Self {
             pd: Arc::clone(pd),
             attr,
             senders: Arc::clone(lane.senders()),
             destination: attr.dgid.to_ip(),
+            ifindex: source.filter(|_| attr.dgid.is_multicast()).map(|entry| entry.ifindex),
             hop_limit,
             routes: ArcSwap::default(),
             adding: Mutex::new(()),
@@ -94,6 +98,9 @@ impl Ah {
             return Ok(sender.flow().source_port);
         }
         let sender = self.senders.of_datagrams(self.destination, slot)?;
+        if let Some(ifindex) = self.ifindex {
+            sender.set_multicast_interface(ifindex)?;
+        }
         let port = sender.flow().source_port;
         let mut more = Vec::clone(&routes);
         more.push((slot, sender));

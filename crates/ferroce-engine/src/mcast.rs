@@ -73,7 +73,7 @@ impl Groups {
         }
         let group = groups.entry((device.id, ip)).or_insert_with(|| fresh.expect("made if there was none"));
         // First the lanes, so that whoever polls the queue finds what the new member is given.
-        group.lanes.values().for_each(|lane| qp.watch_lane(lane));
+        group.lanes.values().for_each(|lane| qp.listen(lane));
         group.publish(members.iter().chain([qp]).cloned().collect());
         Ok(())
     }
@@ -97,7 +97,7 @@ impl Groups {
         let left: Vec<_> = members.iter().filter(|member| !Arc::ptr_eq(member, qp)).cloned().collect();
         let empty = left.is_empty();
         group.publish(left);
-        group.lanes.values().for_each(|lane| qp.unwatch_lane(lane));
+        group.lanes.values().for_each(|lane| qp.listen_no_more(lane));
         qp.leave(mgid);
         if empty && let Some(group) = groups.remove(&(device, ip)) {
             group.lanes.iter().for_each(|(ifindex, lane)| close(lane, *ifindex, engine));
@@ -116,7 +116,7 @@ impl Groups {
             group.lanes.retain(|ifindex, lane| {
                 let keep = wanted.contains(ifindex);
                 if !keep {
-                    members.iter().for_each(|qp| qp.unwatch_lane(lane));
+                    members.iter().for_each(|qp| qp.listen_no_more(lane));
                     close(lane, *ifindex, engine);
                 }
                 keep
@@ -128,7 +128,7 @@ impl Groups {
                 match RxSocket::join(*ip, ifindex) {
                     Ok(socket) => {
                         let lane = engine.open_group_lane(socket, ifindex, &group.members);
-                        members.iter().for_each(|qp| qp.watch_lane(&lane));
+                        members.iter().for_each(|qp| qp.listen(&lane));
                         group.lanes.insert(ifindex, lane);
                     }
                     Err(error) => {

@@ -315,14 +315,14 @@ impl Qp {
     }
 
     /// Whoever waits for its completions receives on this lane.
-    fn listen(&self, lane: &Arc<Lane>) {
+    pub(crate) fn listen(&self, lane: &Arc<Lane>) {
         for cq in [&self.send_cq, &self.recv_cq] {
             cq.lanes().add(lane);
             cq.channel().inspect(|channel| channel.lanes().add(lane));
         }
     }
 
-    fn listen_no_more(&self, lane: &Arc<Lane>) {
+    pub(crate) fn listen_no_more(&self, lane: &Arc<Lane>) {
         for cq in [&self.send_cq, &self.recv_cq] {
             cq.lanes().remove(lane);
             cq.channel().inspect(|channel| channel.lanes().remove(lane));

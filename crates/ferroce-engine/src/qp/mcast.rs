@@ -7,7 +7,6 @@ use ferroce_wire::Gid;
 
 use super::Qp;
 use crate::error::{AttachError, DetachError};
-use crate::lane::Lane;
 
 impl Qp {
     /// From now on it is given a copy of every packet to the multicast group `mgid`: `ff…`, or an IPv4 address of class D
@@ -54,21 +53,5 @@ impl Qp {
     /// Takes back [`Self::join`].
     pub(crate) fn leave(&self, mgid: Gid) {
         self.core.lock().groups.retain(|group| *group != mgid);
-    }
-
-    /// Whoever polls or sleeps on its completion queues looks at `lane` from now on.
-    pub(crate) fn watch_lane(&self, lane: &Arc<Lane>) {
-        for cq in [&self.send_cq, &self.recv_cq] {
-            cq.lanes().add(lane);
-            cq.channel().inspect(|channel| channel.lanes().add(lane));
-        }
-    }
-
-    /// Takes back [`Self::watch_lane`].
-    pub(crate) fn unwatch_lane(&self, lane: &Arc<Lane>) {
-        for cq in [&self.send_cq, &self.recv_cq] {
-            cq.lanes().remove(lane);
-            cq.channel().inspect(|channel| channel.lanes().remove(lane));
-        }
     }
 }
