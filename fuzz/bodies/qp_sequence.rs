@@ -500,7 +500,9 @@ impl Run<'_> {
             let Some(event) = self.qp.poll_event() else { break };
             let (posted, completion) = match event {
                 QpEvent::Send(completion) => (&mut self.sends, completion),
-                QpEvent::Recv(completion) => (&mut self.receives, completion),
+                QpEvent::Recv(completion) | QpEvent::RecvXrc(_, completion) => {
+                    (&mut self.receives, completion)
+                }
                 QpEvent::Async(_) => continue,
             };
             assert!(posted.contains(&completion.wr_id), "{completion:?} was not posted or has completed");

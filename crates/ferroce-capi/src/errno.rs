@@ -8,8 +8,8 @@ use ferroce_engine::RegMrError;
 use ferroce_engine::error::{
     AllocMwError, AllocPdError, AnswerError, AttachError, Busy, CqError, CreateAhError, CreateChannelError,
     CreateCqError, CreateQpError, CreateSrqError, DetachError, DeviceError, EventError, ModifyQpError,
-    ModifySrqError, OpenError, PathError, PostRecvError, PostSendError, QueryError, ResizeCqError,
-    TransportCreateQpError, TransportModifyQpError, TransportModifySrqError,
+    ModifySrqError, OpenError, OpenQpError, OpenXrcdError, PathError, PostRecvError, PostSendError,
+    QueryError, ResizeCqError, TransportCreateQpError, TransportModifyQpError, TransportModifySrqError,
 };
 
 /// An errno value that a call of ours returns.
@@ -25,6 +25,8 @@ macro_rules! errnos {
 }
 
 errnos! {
+    /// No such descriptor.
+    EBADF;
     /// The descriptor is non-blocking and nothing is there.
     EAGAIN;
     /// Others still use the object.
@@ -215,12 +217,14 @@ impl From<CreateQpError> for Errno {
     fn from(error: CreateQpError) -> Self {
         match error {
             CreateQpError::Service => Self::EOPNOTSUPP,
-            CreateQpError::Capability { .. } | CreateQpError::ForeignCq | CreateQpError::ForeignSrq => {
-                Self::EINVAL
-            }
+            CreateQpError::Capability { .. }
+            | CreateQpError::ForeignCq
+            | CreateQpError::ForeignPd
+            | CreateQpError::ForeignSrq
+            | CreateQpError::Xrcd => Self::EINVAL,
             CreateQpError::Limit { .. } => Self::ENOMEM,
             CreateQpError::Transport(error) => match error {
-                TransportCreateQpError::Service(_) => Self::EOPNOTSUPP,
+                TransportCreateQpError::Supply(_) => Self::EINVAL,
             },
         }
     }
@@ -229,9 +233,26 @@ impl From<CreateQpError> for Errno {
 impl From<CreateSrqError> for Errno {
     fn from(error: CreateSrqError) -> Self {
         match error {
-            CreateSrqError::Empty | CreateSrqError::Capability { .. } => Self::EINVAL,
+            CreateSrqError::Empty | CreateSrqError::Capability { .. } | CreateSrqError::Foreign => {
+                Self::EINVAL
+            }
             CreateSrqError::Limit { .. } | CreateSrqError::Memory { .. } => Self::ENOMEM,
         }
+    }
+}
+
+impl From<OpenXrcdError> for Errno {
+    fn from(error: OpenXrcdError) -> Self {
+        match error {
+            OpenXrcdError::Exists => Self::EINVAL,
+            OpenXrcdError::NotThere => Self::EAGAIN,
+        }
+    }
+}
+
+impl From<OpenQpError> for Errno {
+    fn from(OpenQpError { .. }: OpenQpError) -> Self {
+        Self::EINVAL
     }
 }
 
@@ -350,9 +371,10 @@ impl From<PostRecvError> for Errno {
     fn from(error: PostRecvError) -> Self {
         match error {
             PostRecvError::QueueFull { .. } => Self::ENOMEM,
-            PostRecvError::State(_) | PostRecvError::TooManySges { .. } | PostRecvError::Shared => {
-                Self::EINVAL
-            }
+            PostRecvError::State(_)
+            | PostRecvError::TooManySges { .. }
+            | PostRecvError::Shared
+            | PostRecvError::Xrc => Self::EINVAL,
         }
     }
 }

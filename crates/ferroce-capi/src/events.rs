@@ -34,6 +34,7 @@ pub unsafe extern "C" fn ibv_get_async_event(
         let element = match &got.element {
             AsyncElement::Cq(cq) => abi::ibv_async_event_element { cq: CqHandle::of_engine(cq).c().cast() },
             AsyncElement::Qp(qp) => abi::ibv_async_event_element { qp: QpHandle::public(qp) },
+            AsyncElement::SharedQp(share) => abi::ibv_async_event_element { qp: QpHandle::at(share.user()) },
             AsyncElement::Srq(srq) => abi::ibv_async_event_element { srq: SrqHandle::public(srq) },
             AsyncElement::Port(port) => abi::ibv_async_event_element { port_num: c_int::from(*port) },
             AsyncElement::Device => abi::ibv_async_event_element { port_num: 0 },
@@ -70,7 +71,7 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut abi::ibv_async_event) {
             // SAFETY: an event of this kind names a queue pair.
             let qp = unsafe { event.element.qp };
             // SAFETY: as the caller says.
-            unsafe { QpHandle::from_c(qp) }?.live()?.engine.ack_async_event();
+            unsafe { QpHandle::from_c(qp) }?.live()?.ack_async_event();
         }
         let of_srq = [AsyncEventKind::SrqErr, AsyncEventKind::SrqLimitReached];
         if of_srq.iter().any(|kind| *kind as abi::ibv_event_type == event.event_type) {

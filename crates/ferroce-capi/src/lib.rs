@@ -35,3 +35,4 @@ pub mod srq;
 pub mod start;
 pub mod strings;
 pub mod sysfs;
+pub(crate) mod xrcd;

@@ -2,7 +2,7 @@
 
 use ferroce_abi as abi;
 
-use crate::{cq, cq_ex, domain, mr, mw, post, qp_ex, query, refused, srq};
+use crate::{cq, cq_ex, domain, mr, mw, post, qp_ex, query, refused, srq, xrcd};
 
 /// A slot of whatever type that refuses: the functions of [`refused`] look at no argument.
 macro_rules! refuse {
@@ -93,12 +93,12 @@ pub(crate) fn verbs_context(context: abi::ibv_context) -> abi::verbs_context {
         ABI_placeholder2: refuse!(errno_not_supported),
         ibv_create_flow: refuse!(null_not_supported),
         ABI_placeholder1: refuse!(null_not_supported),
-        open_qp: refuse!(null_not_supported),
+        open_qp: Some(xrcd::open_qp),
         create_qp_ex: Some(qp_ex::create_qp_ex),
         get_srq_num: Some(srq::get_srq_num),
         create_srq_ex: Some(srq::create_srq_ex),
-        open_xrcd: refuse!(null_not_supported),
-        close_xrcd: refuse!(errno_not_supported),
+        open_xrcd: Some(xrcd::open_xrcd),
+        close_xrcd: Some(xrcd::close_xrcd),
         _ABI_placeholder3: 0,
         sz: size_of::<abi::verbs_context>(),
         context,

@@ -7,7 +7,7 @@ use std::ptr;
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::{MwType, Qp, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge};
-use ferroce_wire::{Imm, Rkey};
+use ferroce_wire::{Imm, Rkey, SrqNumber};
 
 use crate::ah;
 use crate::call;
@@ -114,7 +114,7 @@ fn send_wr(wr: &'static abi::ibv_send_wr, most: u32, qp: Option<&Qp>) -> Result<
     })
 }
 
-/// Whom the request names, on a queue pair of datagrams.
+/// Whom the request names, on a queue pair of datagrams or of XRC.
 fn send_to(wr: &abi::ibv_send_wr, qp: Option<&Qp>) -> Result<SendTo, Errno> {
     match qp {
         Some(qp) if qp.service() == Service::Ud => {
@@ -122,6 +122,11 @@ fn send_to(wr: &abi::ibv_send_wr, qp: Option<&Qp>) -> Result<SendTo, Errno> {
             let ud = unsafe { wr.wr.ud };
             // SAFETY: the program says that it is an address handle, by posting to this queue pair.
             unsafe { ah::destination(qp, ud.ah, ud.remote_qpn, ud.remote_qkey) }
+        }
+        Some(qp) if qp.service() == Service::XrcInitiator => {
+            // SAFETY: an integer, whatever the bits.
+            let number = unsafe { wr.qp_type.xrc }.remote_srqn;
+            Ok(SendTo::XrcSrq(SrqNumber::new(number)))
         }
         _ => Ok(SendTo::Peer),
     }

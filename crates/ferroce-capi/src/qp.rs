@@ -3,9 +3,11 @@
 use std::ptr;
 use std::sync::Arc;
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::{Qp, QpAttrMask, QpCaps, QpInit, QpState, Service};
+use ferroce_engine::{Qp, QpAttrMask, QpCaps, QpInit, QpShare, QpState, Service};
+
+use ferroce_wire::Qpn;
 
 use crate::attr;
 use crate::call::{self, Owner};
@@ -16,6 +18,7 @@ use crate::handle::{Handle, Live, Pool};
 use crate::pd;
 use crate::qp_ex::{self, Batch};
 use crate::srq;
+use crate::xrcd::LiveXrcd;
 
 /// A queue pair.
 pub(crate) type QpHandle = Handle<abi::ibv_qp_ex, LiveQp, Batch>;
@@ -23,6 +26,8 @@ pub(crate) type QpHandle = Handle<abi::ibv_qp_ex, LiveQp, Batch>;
 /// What makes a queue pair live.
 pub(crate) struct LiveQp {
     pub(crate) engine: Arc<Qp>,
+    /// Set if it was opened by its number, and not made here.
+    share: Option<Arc<QpShare>>,
     pub(crate) context: &'static ContextHandle,
     /// Made with `send_ops_flags`: it has the `wr_*` functions.
     extended: bool,
@@ -43,13 +48,38 @@ static POOL: Pool<abi::ibv_qp_ex, LiveQp, Batch> = Pool::new();
 impl QpHandle {
     /// The program's pointer to an engine's queue pair: its `user` is where the handle is.
     pub(crate) fn public(qp: &Qp) -> *mut abi::ibv_qp {
-        ptr::with_exposed_provenance_mut(qp.user() as usize)
+        Self::at(qp.user())
+    }
+
+    /// The program's pointer that is a `user` of the engine's.
+    pub(crate) fn at(user: u64) -> *mut abi::ibv_qp {
+        ptr::with_exposed_provenance_mut(user as usize)
     }
 
     /// Lets the program see the state it is in.
     fn show_state(&self, state: QpState) {
         // SAFETY: `c()` points to a whole ibv_qp_ex; programs only read this member.
         unsafe { (*self.c()).qp_base.state = state as abi::ibv_qp_state };
+    }
+}
+
+impl LiveQp {
+    /// One of an XRC target.
+    fn of(
+        engine: Arc<Qp>,
+        share: Option<Arc<QpShare>>,
+        context: &'static ContextHandle,
+        init: abi::ibv_qp_init_attr,
+    ) -> Self {
+        Self { engine, share, context, extended: false, init: InitAttr(init) }
+    }
+
+    /// Acknowledges one asynchronous event of this handle.
+    pub(crate) fn ack_async_event(&self) {
+        match &self.share {
+            Some(share) => share.ack_async_event(),
+            None => self.engine.ack_async_event(),
+        }
     }
 }
 
@@ -104,25 +134,12 @@ pub(crate) unsafe fn create(
     };
     // SAFETY: as the caller says.
     let (_, send_cq) = unsafe { cq::enter(owner, init.send_cq) }?;
+    // An initiator of XRC receives nothing.
+    let recv_cq = if service == Service::XrcInitiator { init.send_cq } else { init.recv_cq };
     // SAFETY: as the caller says.
-    let (_, recv_cq) = unsafe { cq::enter(owner, init.recv_cq) }?;
+    let (_, recv_cq) = unsafe { cq::enter(owner, recv_cq) }?;
     owner.is(domain.context)?;
-    let context = domain.context.public();
-    let handle = POOL.take(qp_ex::empty(abi::ibv_qp {
-        context,
-        qp_context: init.qp_context,
-        pd,
-        send_cq: init.send_cq,
-        recv_cq: init.recv_cq,
-        srq: init.srq,
-        handle: pd::next_number(),
-        qp_num: 0,
-        state: abi::IBV_QPS_RESET,
-        qp_type: init.qp_type,
-        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-        cond: libc::PTHREAD_COND_INITIALIZER,
-        events_completed: 0,
-    }));
+    let handle = POOL.take(blank(domain.context, pd, init));
     let made = domain.engine.create_qp(QpInit {
         service,
         send_cq: Arc::clone(&send_cq.engine),
@@ -149,8 +166,102 @@ pub(crate) unsafe fn create(
     // SAFETY: the program does not have the handle yet.
     unsafe { (*handle.c()).qp_base.qp_num = engine.qpn().value() };
     let init = InitAttr(*init);
-    POOL.enliven(handle, LiveQp { engine, context: domain.context, extended, init });
+    POOL.enliven(handle, LiveQp { engine, share: None, context: domain.context, extended, init });
     Ok(handle.c().cast())
+}
+
+/// The C structure of a queue pair that is not there yet.
+fn blank(
+    context: &'static ContextHandle,
+    pd: *mut abi::ibv_pd,
+    init: &abi::ibv_qp_init_attr,
+) -> abi::ibv_qp_ex {
+    qp_ex::empty(abi::ibv_qp {
+        context: context.public(),
+        qp_context: init.qp_context,
+        pd,
+        send_cq: init.send_cq,
+        recv_cq: init.recv_cq,
+        srq: init.srq,
+        handle: pd::next_number(),
+        qp_num: 0,
+        state: abi::IBV_QPS_RESET,
+        qp_type: init.qp_type,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    })
+}
+
+/// An `ibv_qp_init_attr` of an XRC target: it has no queues of its own.
+fn target_init(qp_context: *mut c_void) -> abi::ibv_qp_init_attr {
+    abi::ibv_qp_init_attr {
+        qp_context,
+        send_cq: ptr::null_mut(),
+        recv_cq: ptr::null_mut(),
+        srq: ptr::null_mut(),
+        cap: attr::c_caps(&QpCaps::default()),
+        qp_type: abi::IBV_QPT_XRC_RECV,
+        sq_sig_all: 0,
+    }
+}
+
+/// Makes an XRC target; `pd` may be NULL.
+///
+/// # Safety
+///
+/// `pd` is NULL or a protection domain.
+pub(crate) unsafe fn create_target(
+    owner: &Owner,
+    xrcd: &Live<LiveXrcd>,
+    pd: *mut abi::ibv_pd,
+    qp_context: *mut c_void,
+) -> Result<*mut abi::ibv_qp, Errno> {
+    let domain = if pd.is_null() {
+        None
+    } else {
+        // SAFETY: as the caller says.
+        let (_, domain) = unsafe { pd::enter(owner, pd) }?;
+        Some(Arc::clone(&domain.engine))
+    };
+    let init = target_init(qp_context);
+    let handle = POOL.take(blank(xrcd.context, pd, &init));
+    match xrcd.engine.create_target(domain.as_ref(), handle.c().expose_provenance() as u64) {
+        Ok(engine) => Ok(hand_out(handle, LiveQp::of(engine, None, xrcd.context, init))),
+        Err(error) => {
+            POOL.put_back(handle);
+            Err(error.into())
+        }
+    }
+}
+
+/// Opens an XRC target by its number.
+pub(crate) fn open(
+    xrcd: &Live<LiveXrcd>,
+    qpn: Qpn,
+    qp_context: *mut c_void,
+) -> Result<*mut abi::ibv_qp, Errno> {
+    let init = target_init(qp_context);
+    let handle = POOL.take(blank(xrcd.context, ptr::null_mut(), &init));
+    match xrcd.engine.open_qp(qpn, handle.c().expose_provenance() as u64) {
+        Ok(share) => {
+            let engine = Arc::clone(share.qp());
+            Ok(hand_out(handle, LiveQp::of(engine, Some(share), xrcd.context, init)))
+        }
+        Err(error) => {
+            POOL.put_back(handle);
+            Err(error.into())
+        }
+    }
+}
+
+/// Makes the handle live; the pointer for the program.
+fn hand_out(handle: &'static QpHandle, live: LiveQp) -> *mut abi::ibv_qp {
+    // SAFETY: the program does not have the handle yet.
+    unsafe { (*handle.c()).qp_base.qp_num = live.engine.qpn().value() };
+    handle.show_state(live.engine.state());
+    POOL.enliven(handle, live);
+    handle.c().cast()
 }
 
 /// Makes a queue pair.
@@ -230,7 +341,10 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut abi::ibv_qp) -> c_int {
         // SAFETY: as the caller says.
         let (handle, _) = unsafe { enter(owner, qp) }?;
         POOL.end(handle, |live| {
-            live.engine.try_destroy()?;
+            match &live.share {
+                Some(share) => share.close(),
+                None => live.engine.try_destroy()?,
+            }
             handle.extra.abandon();
             Ok(())
         })

@@ -3,7 +3,7 @@
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::{MwType, Remote, SendBatch, SendOp, SendTo, SendWr, Sge};
-use ferroce_wire::{Imm, Lkey, Rkey};
+use ferroce_wire::{Imm, Lkey, Rkey, SrqNumber};
 use parking_lot::Mutex;
 
 use crate::ah;
@@ -37,7 +37,7 @@ const UD_OPS: u64 = (abi::IBV_QP_EX_WITH_SEND | abi::IBV_QP_EX_WITH_SEND_WITH_IM
 /// What a queue pair of a type can be asked for; nothing where the type is not known.
 const fn send_ops(qp_type: abi::ibv_qp_type) -> u64 {
     match qp_type {
-        abi::IBV_QPT_RC => RC_OPS,
+        abi::IBV_QPT_RC | abi::IBV_QPT_XRC_SEND => RC_OPS,
         abi::IBV_QPT_UC => UC_OPS,
         abi::IBV_QPT_UD => UD_OPS,
         _ => 0,
@@ -62,12 +62,16 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         // SAFETY: NULL, or the program's to lend during the call.
         let attr = unsafe { attr.as_mut() }.ok_or(Errno::EINVAL)?;
         let known = abi::IBV_QP_INIT_ATTR_PD
+            | abi::IBV_QP_INIT_ATTR_XRCD
             | abi::IBV_QP_INIT_ATTR_CREATE_FLAGS
             | abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        let has = |bit| attr.comp_mask & bit != 0;
         if attr.comp_mask & !known != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        if attr.comp_mask & abi::IBV_QP_INIT_ATTR_PD == 0 {
+        // A target of XRC is in a domain of that kind, everything else is in a protection domain.
+        let target = attr.qp_type == abi::IBV_QPT_XRC_RECV;
+        if target != has(abi::IBV_QP_INIT_ATTR_XRCD) || !(target || has(abi::IBV_QP_INIT_ATTR_PD)) {
             return Err(Errno::EINVAL);
         }
         if attr.comp_mask & abi::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && attr.create_flags != 0 {
@@ -76,6 +80,18 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         let extended = attr.comp_mask & abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
         if extended && attr.send_ops_flags & !send_ops(attr.qp_type) != 0 {
             return Err(Errno::EOPNOTSUPP);
+        }
+        if target {
+            // SAFETY: as the caller says.
+            let (_, xrcd) = unsafe { crate::xrcd::enter(owner, attr.xrcd) }?;
+            if !std::ptr::eq(xrcd.context, handle) {
+                return Err(Errno::EINVAL);
+            }
+            let pd = if has(abi::IBV_QP_INIT_ATTR_PD) { attr.pd } else { std::ptr::null_mut() };
+            // SAFETY: as the caller says.
+            let qp = unsafe { qp::create_target(owner, &xrcd, pd, attr.qp_context) }?;
+            attr.cap = crate::attr::c_caps(&Default::default());
+            return Ok(qp);
         }
         // SAFETY: as the caller says.
         let (_, domain) = unsafe { crate::pd::enter(owner, attr.pd) }?;
@@ -190,6 +206,21 @@ impl State {
     fn flush(&mut self) {
         if let Some(pending) = self.pending.take() {
             self.push(&pending, &[], false);
+        }
+    }
+
+    /// Says to whom the request that was started last goes, before its data was set or after.
+    fn address(&mut self, to: SendTo) {
+        let addressed = match (&mut self.pending, &mut self.open) {
+            (Some(pending), _) => {
+                pending.to = to;
+                true
+            }
+            (None, Some(batch)) => batch.set_destination(to),
+            (None, None) => false,
+        };
+        if !addressed {
+            self.fail(Errno::EINVAL);
         }
     }
 
@@ -346,7 +377,6 @@ macro_rules! refused {
 
 refused! {
     wr_send_tso(*mut c_void, u16, u16);
-    wr_set_xrc_srqn(u32);
     wr_atomic_write(u32, u64, *const c_void);
     wr_flush(u32, u64, usize, u8, u8);
 }
@@ -363,19 +393,20 @@ unsafe extern "C" fn wr_set_ud_addr(
             // SAFETY: the program says that it is an address handle.
             unsafe { ah::destination(&live.engine, ah, remote_qpn, remote_qkey) }
         });
-        match (to, &mut state.pending, &mut state.open) {
-            (Ok(to), Some(pending), _) => pending.to = to,
-            (Ok(to), None, Some(batch)) => {
-                if !batch.set_destination(to) {
-                    state.fail(Errno::EINVAL);
-                }
-            }
-            (Ok(_), None, None) => state.fail(Errno::EINVAL),
-            (Err(errno), ..) => state.fail(errno),
+        match to {
+            Ok(to) => state.address(to),
+            Err(errno) => state.fail(errno),
         }
     };
     // SAFETY: C calls it with the queue pair that it is a member of.
     unsafe { with(qp, address) }
+}
+
+/// Sets the shared receive queue of the peer's that the request started last is for, before its data or after.
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut abi::ibv_qp_ex, remote_srqn: u32) {
+    let to = SendTo::XrcSrq(SrqNumber::new(remote_srqn));
+    // SAFETY: C calls it with the queue pair that it is a member of.
+    unsafe { with(qp, |_, state| state.address(to)) }
 }
 
 /// One piece of registered memory; of length 0, none.

@@ -55,7 +55,8 @@ fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
             | abi::IBV_DEVICE_RC_RNR_NAK_GEN
             | abi::IBV_DEVICE_MEM_WINDOW
             | abi::IBV_DEVICE_MEM_WINDOW_TYPE_2B
-            | abi::IBV_DEVICE_SRQ_RESIZE,
+            | abi::IBV_DEVICE_SRQ_RESIZE
+            | abi::IBV_DEVICE_XRC,
         max_sge: int(attr.max_sge),
         max_sge_rd: int(attr.max_sge),
         max_cq: int(attr.max_cq),

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::{Srq, SrqAttr, SrqAttrMask, SrqInit};
+use ferroce_engine::{CompletionQueue, Srq, SrqAttr, SrqAttrMask, SrqInit, Xrcd};
 
 use crate::call::{self, Owner};
 use crate::context::{self, ContextHandle};
 use crate::errno::Errno;
 use crate::handle::{Handle, Live, Pool};
 use crate::pd;
+use crate::{cq, xrcd};
 
 /// A shared receive queue.
 pub(crate) type SrqHandle = Handle<abi::ibv_srq, LiveSrq>;
@@ -47,7 +48,8 @@ pub(crate) unsafe fn enter(
     Ok((handle, live))
 }
 
-/// Makes a shared receive queue and writes the sizes it got into `attr`. `srq_limit` is ignored, as the man page says.
+/// Makes a shared receive queue, of XRC if `xrc` says so, and writes the sizes it got into `attr`. `srq_limit` is
+/// ignored, as the man page says.
 ///
 /// # Safety
 ///
@@ -57,6 +59,7 @@ unsafe fn create(
     pd: *mut abi::ibv_pd,
     srq_context: *mut core::ffi::c_void,
     attr: &mut abi::ibv_srq_attr,
+    xrc: Option<(Arc<Xrcd>, Arc<CompletionQueue>)>,
 ) -> Result<*mut abi::ibv_srq, Errno> {
     // SAFETY: as the caller says.
     let (_, domain) = unsafe { pd::enter(owner, pd) }?;
@@ -70,7 +73,11 @@ unsafe fn create(
         events_completed: 0,
     });
     let user = handle.c().expose_provenance() as u64;
-    let made = domain.engine.create_srq(SrqInit { max_wr: attr.max_wr, max_sge: attr.max_sge, user });
+    let init = SrqInit { max_wr: attr.max_wr, max_sge: attr.max_sge, user };
+    let made = match xrc {
+        Some((xrcd, cq)) => xrcd.create_srq(&domain.engine, &cq, init),
+        None => domain.engine.create_srq(init),
+    };
     let engine = match made {
         Ok(engine) => engine,
         Err(error) => {
@@ -97,11 +104,11 @@ pub unsafe extern "C" fn ibv_create_srq(
         // SAFETY: NULL, or the program's to lend during the call.
         let init = unsafe { init.as_mut() }.ok_or(Errno::EINVAL)?;
         // SAFETY: as the caller says.
-        unsafe { create(owner, pd, init.srq_context, &mut init.attr) }
+        unsafe { create(owner, pd, init.srq_context, &mut init.attr, None) }
     })
 }
 
-/// The slot behind the inline `ibv_create_srq_ex`: basic queues; tag matching is not supported.
+/// The slot behind the inline `ibv_create_srq_ex`: basic queues and those of XRC; tag matching is not supported.
 ///
 /// # Safety
 ///
@@ -125,21 +132,28 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
             return Err(Errno::EOPNOTSUPP);
         }
         let srq_type = if has(abi::IBV_SRQ_INIT_ATTR_TYPE) { init.srq_type } else { abi::IBV_SRQT_BASIC };
-        match srq_type {
-            abi::IBV_SRQT_BASIC => {}
-            abi::IBV_SRQT_XRC | abi::IBV_SRQT_TM => return Err(Errno::EOPNOTSUPP),
-            _ => return Err(Errno::EINVAL),
-        }
         if !has(abi::IBV_SRQ_INIT_ATTR_PD) {
             return Err(Errno::EINVAL);
         }
+        let xrc = match srq_type {
+            abi::IBV_SRQT_BASIC => None,
+            abi::IBV_SRQT_XRC if has(abi::IBV_SRQ_INIT_ATTR_XRCD) && has(abi::IBV_SRQ_INIT_ATTR_CQ) => {
+                // SAFETY: as the caller says.
+                let (_, xrcd) = unsafe { xrcd::enter(owner, init.xrcd) }?;
+                // SAFETY: as the caller says.
+                let (_, cq) = unsafe { cq::enter(owner, init.cq) }?;
+                Some((Arc::clone(&xrcd.engine), Arc::clone(&cq.engine)))
+            }
+            abi::IBV_SRQT_TM => return Err(Errno::EOPNOTSUPP),
+            _ => return Err(Errno::EINVAL),
+        };
         // SAFETY: as the caller says.
         let (_, domain) = unsafe { pd::enter(owner, init.pd) }?;
         if !ptr::eq(domain.context, handle) {
             return Err(Errno::EINVAL);
         }
         // SAFETY: as the caller says.
-        unsafe { create(owner, init.pd, init.srq_context, &mut init.attr) }
+        unsafe { create(owner, init.pd, init.srq_context, &mut init.attr, xrc) }
     })
 }
 

@@ -8,7 +8,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::EventError;
 use crate::notify::NotifyQueue;
-use crate::{CompletionQueue, Qp, Srq, sys};
+use crate::{CompletionQueue, Qp, QpShare, Srq, sys};
 
 /// What happened. Discriminants are those of `enum ibv_event_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,6 +72,8 @@ pub enum AsyncElement {
     Cq(Arc<CompletionQueue>),
     /// A queue pair.
     Qp(Arc<Qp>),
+    /// A queue pair that was opened by its number.
+    SharedQp(Arc<QpShare>),
     /// A shared receive queue.
     Srq(Arc<Srq>),
     /// A port, by number.
@@ -96,6 +98,7 @@ impl AsyncEvent {
         match &self.element {
             AsyncElement::Cq(cq) => Some(cq.user()),
             AsyncElement::Qp(qp) => Some(qp.user()),
+            AsyncElement::SharedQp(share) => Some(share.user()),
             AsyncElement::Srq(srq) => Some(srq.user()),
             AsyncElement::Port(_) | AsyncElement::Device => None,
         }
@@ -106,6 +109,7 @@ impl AsyncEvent {
 enum Queued {
     Cq(AsyncEventKind, Weak<CompletionQueue>),
     Qp(AsyncEventKind, Weak<Qp>),
+    Shared(AsyncEventKind, Weak<QpShare>),
     Srq(AsyncEventKind, Weak<Srq>),
     Port(AsyncEventKind, u8),
     Device(AsyncEventKind),
@@ -154,6 +158,7 @@ impl AsyncQueue {
         match &event.element {
             AsyncElement::Cq(cq) => cq.ack_async_event(),
             AsyncElement::Qp(qp) => qp.ack_async_event(),
+            AsyncElement::SharedQp(share) => share.ack_async_event(),
             AsyncElement::Srq(srq) => srq.ack_async_event(),
             AsyncElement::Port(_) | AsyncElement::Device => {}
         }
@@ -165,6 +170,15 @@ impl AsyncQueue {
 
     pub(crate) fn push_qp(&self, kind: AsyncEventKind, qp: &Weak<Qp>) {
         self.queue.push(Queued::Qp(kind, qp.clone()));
+    }
+
+    pub(crate) fn push_share(&self, kind: AsyncEventKind, share: &Weak<QpShare>) {
+        self.queue.push(Queued::Shared(kind, share.clone()));
+    }
+
+    pub(crate) fn purge_share(&self, share: &QpShare) {
+        self.queue
+            .purge(|entry| matches!(entry, Queued::Shared(_, weak) if std::ptr::eq(weak.as_ptr(), share)));
     }
 
     pub(crate) fn push_srq(&self, kind: AsyncEventKind, srq: &Weak<Srq>) {
@@ -204,6 +218,11 @@ fn hand_out(entry: Queued) -> Option<AsyncEvent> {
             let qp = weak.upgrade()?;
             qp.async_acks().handed_out(1);
             AsyncEvent { kind, element: AsyncElement::Qp(qp) }
+        }
+        Queued::Shared(kind, weak) => {
+            let share = weak.upgrade()?;
+            share.async_acks().handed_out(1);
+            AsyncEvent { kind, element: AsyncElement::SharedQp(share) }
         }
         Queued::Srq(kind, weak) => {
             let srq = weak.upgrade()?;

@@ -10,10 +10,10 @@ use crate::async_event::{AsyncEventKind, AsyncQueue};
 use crate::counters::{DeviceCounters, rxe_counters};
 use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, PortAttr, PortState};
 use crate::engine::Engine;
-use crate::error::{AllocPdError, CreateChannelError, CreateCqError, OpenError, QueryError};
+use crate::error::{AllocPdError, CreateChannelError, CreateCqError, OpenError, OpenXrcdError, QueryError};
 use crate::lane::Lane;
 use crate::memory::guard;
-use crate::{CompletionChannel, CompletionQueue, CqInit, Pd, ThreadDomain, fork, sys};
+use crate::{CompletionChannel, CompletionQueue, CqInit, Pd, ThreadDomain, Xrcd, XrcdInit, fork, sys};
 
 /// An open device (`ibv_context`). Contexts are independent: each has its own objects and
 /// asynchronous events.
@@ -233,6 +233,12 @@ impl Context {
     #[doc(alias = "ibv_query_rt_values_ex")]
     pub fn raw_clock(&self) -> Instant {
         sys::now()
+    }
+
+    /// Opens an XRC domain.
+    #[doc(alias = "ibv_open_xrcd")]
+    pub fn open_xrcd(self: &Arc<Self>, init: &XrcdInit) -> Result<Arc<Xrcd>, OpenXrcdError> {
+        Xrcd::open(self, init)
     }
 
     /// Closes the device. Queue pairs that were left are destroyed, so that peers learn it; other

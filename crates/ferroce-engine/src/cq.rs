@@ -11,7 +11,7 @@ use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 use crate::async_event::{AckCount, AsyncEventKind};
 use crate::device::{MAX_CQ, MAX_CQE};
 use crate::error::{Busy, CqError, CreateCqError, ResizeCqError};
-use crate::lane::LaneSet;
+use crate::lane::{Lane, LaneSet};
 use crate::moderation::{Moderation, Moderator, Verdict};
 use crate::{CompletionChannel, Context, Pd, fork};
 
@@ -384,9 +384,16 @@ impl CompletionQueue {
         self.users.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// The lanes whose packets may complete into this queue.
-    pub(crate) fn lanes(&self) -> &LaneSet {
-        &self.lanes
+    /// A queue pair that completes into this queue is on `lane`: whoever polls or sleeps here looks at it.
+    pub(crate) fn add_lane(&self, lane: &Arc<Lane>) {
+        self.lanes.add(lane);
+        self.channel().inspect(|channel| channel.lanes().add(lane));
+    }
+
+    /// Takes back [`Self::add_lane`].
+    pub(crate) fn remove_lane(&self, lane: &Arc<Lane>) {
+        self.lanes.remove(lane);
+        self.channel().inspect(|channel| channel.lanes().remove(lane));
     }
 
     /// Adds a completion and fires the event that was asked for: under one lock, so that no

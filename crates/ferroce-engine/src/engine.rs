@@ -26,6 +26,7 @@ use crate::limit::Limit;
 use crate::mcast::{Groups, Members};
 use crate::memory::{MemoryTable, PdId};
 use crate::moderation::Moderated;
+use crate::xrc::Named;
 use crate::{CompletionQueue, Context, Qp, fork, sys};
 
 /// The devices of this network namespace, as this process sees them.
@@ -46,6 +47,8 @@ pub(crate) struct Engine {
     starting: Mutex<()>,
     contexts: Mutex<Vec<Weak<Context>>>,
     memory: MemoryTable,
+    /// XRC domains that a file names.
+    xrcds: Mutex<Vec<Named>>,
     retired: Mutex<ferroce_proto::Counters>,
     /// When to tell the broker of changes, [`NEVER`] if there are none.
     report_at: AtomicU64,
@@ -123,6 +126,7 @@ impl Engine {
             running: OnceLock::new(),
             starting: Mutex::new(()),
             contexts: Mutex::new(Vec::new()),
+            xrcds: Mutex::default(),
             memory: MemoryTable::new().map_err(DeviceError::Broker)?,
             retired: Mutex::default(),
             report_at: AtomicU64::new(NEVER),
@@ -382,6 +386,10 @@ impl Engine {
         &self.memory
     }
 
+    pub(crate) fn xrcds(&self) -> &Mutex<Vec<Named>> {
+        &self.xrcds
+    }
+
     pub(crate) fn pds(&self) -> &Limit {
         &self.pds
     }
@@ -423,6 +431,9 @@ impl Engine {
         for qp in left {
             qp.destroy();
         }
+        for share in self.hub().table.iter().flat_map(|qp| qp.shares_of(context)) {
+            share.close();
+        }
     }
 
     fn open_contexts(&self) -> Vec<Arc<Context>> {
@@ -439,8 +450,12 @@ impl Engine {
     /// A completion queue was overrun: every queue pair that uses it goes to the error state.
     pub(crate) fn fail_users(&self, cq: &Arc<CompletionQueue>) {
         let users = self.hub().table.iter();
-        for qp in users.filter(|qp| Arc::ptr_eq(qp.send_cq(), cq) || Arc::ptr_eq(qp.recv_cq(), cq)) {
+        for qp in users.filter(|qp| qp.cqs().any(|of_qp| Arc::ptr_eq(of_qp, cq))) {
             qp.fail();
+        }
+        let queues = self.hub().srqs.iter();
+        for srq in queues.filter(|srq| srq.xrc().is_some_and(|xrc| Arc::ptr_eq(&xrc.cq, cq))) {
+            srq.fail();
         }
     }
 }

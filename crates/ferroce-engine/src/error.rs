@@ -112,6 +112,9 @@ pub enum CreateSrqError {
         /// Largest.
         max: u32,
     },
+    /// The XRC domain or completion queue is of another context, or ending.
+    #[error("the XRC domain or completion queue belongs to another device")]
+    Foreign,
     /// The limit is reached.
     #[error("the limit of {max} shared receive queues is reached")]
     Limit {
@@ -124,6 +127,25 @@ pub enum CreateSrqError {
         /// What was asked for.
         max_wr: u32,
     },
+}
+
+/// An XRC domain cannot be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum OpenXrcdError {
+    /// It is there, and was not to be.
+    #[error("an XRC domain of this file exists")]
+    Exists,
+    /// It is not there, and was not to be made.
+    #[error("there is no XRC domain of this file")]
+    NotThere,
+}
+
+/// No such queue pair to open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the XRC domain has no target {qpn:?} in this process")]
+pub struct OpenQpError {
+    /// What was asked for.
+    pub qpn: ferroce_wire::Qpn,
 }
 
 /// Attributes of a shared receive queue were not changed.
@@ -243,6 +265,12 @@ pub enum CreateQpError {
     /// A completion queue of another device.
     #[error("the completion queue belongs to another device")]
     ForeignCq,
+    /// A protection domain of another context.
+    #[error("the protection domain belongs to another device")]
+    ForeignPd,
+    /// An XRC domain that was closed.
+    #[error("the XRC domain was closed")]
+    Xrcd,
     /// A shared receive queue of another context, or one that is being destroyed.
     #[error("the shared receive queue belongs to another device")]
     ForeignSrq,

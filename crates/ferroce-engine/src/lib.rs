@@ -48,6 +48,7 @@ mod srq;
 mod sys;
 mod transmit;
 mod tx;
+mod xrc;
 
 /// The atomics of [`handover`]; its test puts loom's in their place.
 mod sync {
@@ -76,7 +77,8 @@ pub use moderation::Moderation;
 pub use mr::{Mr, MrChange};
 pub use mw::Mw;
 pub use pd::{Pd, ThreadDomain};
-pub use qp::Qp;
+pub use qp::{Qp, QpShare};
 pub use send_batch::SendBatch;
 pub use srq::{Srq, SrqInit};
 pub use sys::wall_clock;
+pub use xrc::{Inode, Xrcd, XrcdInit};

@@ -108,7 +108,7 @@ impl Pd {
     /// Makes a shared receive queue.
     #[doc(alias = "ibv_create_srq")]
     pub fn create_srq(self: &Arc<Self>, init: SrqInit) -> Result<Arc<Srq>, CreateSrqError> {
-        Srq::create(self, init)
+        Srq::create(self, init, None)
     }
 
     /// Makes an address handle. The destination may be a multicast group.

@@ -2,14 +2,16 @@
 
 mod locked;
 mod mcast;
+mod parts;
 mod patience;
+mod share;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use ferroce_proto::{
-    PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair, ReceiveSupply, RecvWr,
-    SendTo, SendWr, Service,
+    PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair, RecvWr, SendTo, SendWr,
+    Service,
 };
 use ferroce_wire::{Gid, PathMtu, Qpn};
 use parking_lot::Mutex;
@@ -24,20 +26,25 @@ use crate::lane::Lane;
 use crate::outlets::Outlets;
 use crate::send_batch::{SendBatch, Stage};
 use crate::tx::Endpoints;
-use crate::{CompletionQueue, Context, Pd, Srq, fork, sys};
+use crate::{CompletionQueue, Context, Pd, Srq, Xrcd, fork, sys};
 
 pub(crate) use locked::Locked;
 use locked::{Core, Path};
+pub(crate) use parts::Parts;
+use parts::Target;
 use patience::Patience;
+pub use share::QpShare;
+use share::{Left, Sharing};
 
 /// A queue pair (`ibv_qp`). Thread safe; posts transmit on the caller's thread.
 #[doc(alias = "ibv_qp")]
 pub struct Qp {
     me: Weak<Qp>,
     pd: Arc<Pd>,
-    send_cq: Arc<CompletionQueue>,
-    recv_cq: Arc<CompletionQueue>,
+    send_cq: Option<Arc<CompletionQueue>>,
+    recv_cq: Option<Arc<CompletionQueue>>,
     srq: Option<Arc<Srq>>,
+    target: Option<Target>,
     qpn: Qpn,
     service: Service,
     caps: QpCaps,
@@ -55,15 +62,16 @@ pub struct Qp {
 
 impl Qp {
     pub(crate) fn create(pd: &Arc<Pd>, init: QpInit) -> Result<Arc<Self>, CreateQpError> {
-        let context = pd.context();
-        let engine = context.engine();
         if init.service == Service::RawPacket {
             return Err(CreateQpError::Service);
         }
-        let mut caps = init.caps;
-        if init.srq.is_some() {
-            (caps.max_recv_wr, caps.max_recv_sge) = (0, 0);
-        }
+        Self::assemble(pd, init.into())
+    }
+
+    pub(crate) fn assemble(pd: &Arc<Pd>, init: Parts) -> Result<Arc<Self>, CreateQpError> {
+        let context = pd.context();
+        let engine = context.engine();
+        let caps = init.caps;
         for (what, asked, max) in [
             ("max_send_wr", caps.max_send_wr, MAX_QP_WR),
             ("max_recv_wr", caps.max_recv_wr, MAX_QP_WR),
@@ -75,7 +83,7 @@ impl Qp {
                 return Err(CreateQpError::Capability { what, asked, max });
             }
         }
-        for cq in [&init.send_cq, &init.recv_cq] {
+        for cq in init.send_cq.iter().chain(&init.recv_cq) {
             if !Arc::ptr_eq(cq.context(), context) {
                 return Err(CreateQpError::ForeignCq);
             }
@@ -89,7 +97,7 @@ impl Qp {
             qpn,
             service: init.service,
             caps,
-            srq: init.srq.as_ref().map(|srq| Arc::clone(srq) as Arc<dyn ReceiveSupply>),
+            srq: init.supply(),
             sq_sig_all: init.sq_sig_all,
             port_mtu: PathMtu::largest_fitting(context.info().mtu),
             seed: engine.random(),
@@ -103,20 +111,9 @@ impl Qp {
                 return Err(error.into());
             }
         };
-        if !init.send_cq.add_user() {
+        if let Err(error) = init.add_users() {
             hub.table.release(qpn);
-            return Err(CreateQpError::ForeignCq);
-        }
-        if !init.recv_cq.add_user() {
-            init.send_cq.remove_user();
-            hub.table.release(qpn);
-            return Err(CreateQpError::ForeignCq);
-        }
-        if init.srq.as_ref().is_some_and(|srq| !srq.add_user()) {
-            init.send_cq.remove_user();
-            init.recv_cq.remove_user();
-            hub.table.release(qpn);
-            return Err(CreateQpError::ForeignSrq);
+            return Err(error);
         }
         pd.add_user();
         let memory = engine.memory().view(pd.id()).of(qpn);
@@ -126,6 +123,7 @@ impl Qp {
             send_cq: init.send_cq,
             recv_cq: init.recv_cq,
             srq: init.srq,
+            target: init.xrcd.map(|(xrcd, _)| Target { xrcd, sharing: Sharing::default() }),
             qpn,
             service: init.service,
             caps,
@@ -190,14 +188,33 @@ impl Qp {
         self.pd.context()
     }
 
-    /// Where its send completions go.
-    pub fn send_cq(&self) -> &Arc<CompletionQueue> {
-        &self.send_cq
+    /// Where its send completions go; XRC targets have none.
+    pub fn send_cq(&self) -> Option<&Arc<CompletionQueue>> {
+        self.send_cq.as_ref()
     }
 
-    /// Where its receive completions go.
-    pub fn recv_cq(&self) -> &Arc<CompletionQueue> {
-        &self.recv_cq
+    /// Where its receive completions go; XRC has none, completions go to those of shared receive queues.
+    pub fn recv_cq(&self) -> Option<&Arc<CompletionQueue>> {
+        self.recv_cq.as_ref()
+    }
+
+    /// Its completion queues; twice the same if both are one.
+    pub(crate) fn cqs(&self) -> impl Iterator<Item = &Arc<CompletionQueue>> {
+        self.send_cq.iter().chain(&self.recv_cq)
+    }
+
+    /// The domain whose shared receive queues it receives into: XRC targets.
+    pub fn xrcd(&self) -> Option<&Arc<Xrcd>> {
+        self.target.as_ref().map(|target| &target.xrcd)
+    }
+
+    fn sharing(&self) -> Option<&Sharing> {
+        self.target.as_ref().map(|target| &target.sharing)
+    }
+
+    /// Those of a context that have it open beside its creator.
+    pub(crate) fn shares_of(&self, context: &Arc<Context>) -> Vec<Arc<QpShare>> {
+        self.sharing().map(|sharing| sharing.of_context(context)).unwrap_or_default()
     }
 
     /// Where its receive WQEs come from, if not from a queue of its own.
@@ -316,17 +333,13 @@ impl Qp {
 
     /// Whoever waits for its completions receives on this lane.
     pub(crate) fn listen(&self, lane: &Arc<Lane>) {
-        for cq in [&self.send_cq, &self.recv_cq] {
-            cq.lanes().add(lane);
-            cq.channel().inspect(|channel| channel.lanes().add(lane));
-        }
+        self.cqs().for_each(|cq| cq.add_lane(lane));
+        self.xrcd().inspect(|xrcd| xrcd.domain().add_lane(lane));
     }
 
     pub(crate) fn listen_no_more(&self, lane: &Arc<Lane>) {
-        for cq in [&self.send_cq, &self.recv_cq] {
-            cq.lanes().remove(lane);
-            cq.channel().inspect(|channel| channel.lanes().remove(lane));
-        }
+        self.cqs().for_each(|cq| cq.remove_lane(lane));
+        self.xrcd().inspect(|xrcd| xrcd.domain().remove_lane(lane));
     }
 
     /// An address of this process appeared or went: datagrams come to any address of the device.
@@ -466,6 +479,21 @@ impl Qp {
         if self.epoch != fork::epoch() {
             return Ok(());
         }
+        let Some(Target { xrcd, sharing }) = &self.target else { return self.end() };
+        match sharing.leave() {
+            Left::Before => return Ok(()),
+            Left::OthersStay => {
+                self.context().async_events().purge_qp(self);
+                self.async_acks.wait();
+            }
+            Left::Last => self.end()?,
+        }
+        xrcd.remove_user();
+        Ok(())
+    }
+
+    /// Ends it for everybody.
+    fn end(&self) -> Result<(), Busy> {
         let hub = self.context().engine().hub();
         {
             let mut core = self.core.lock();
@@ -493,8 +521,7 @@ impl Qp {
         self.context().async_events().purge_qp(self);
         self.async_acks.wait();
         hub.table.release(self.qpn);
-        self.send_cq.remove_user();
-        self.recv_cq.remove_user();
+        self.cqs().for_each(|cq| cq.remove_user());
         self.srq.iter().for_each(|srq| srq.remove_user());
         self.pd.remove_user();
         self.context().engine().objects_changed();
@@ -502,10 +529,8 @@ impl Qp {
     }
 
     fn purge(&self) {
-        self.send_cq.purge(self.qpn);
-        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
-            self.recv_cq.purge(self.qpn);
-        }
+        self.cqs().for_each(|cq| cq.purge(self.qpn));
+        self.xrcd().inspect(|xrcd| xrcd.domain().purge(self.qpn));
     }
 
     /// Acknowledges one asynchronous event of this queue pair.

@@ -101,6 +101,11 @@ impl<T> QpnTable<T> {
         Some(Qpn::new(u32::from(self.slot) << 16 | u32::from(number)))
     }
 
+    /// Whether a number is of this slot.
+    pub(crate) const fn owns(&self, qpn: Qpn) -> bool {
+        qpn.value() >> 16 == self.slot as u32
+    }
+
     /// Numbers given out.
     pub(crate) fn live(&self) -> u32 {
         self.free.lock().live

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use crate::async_event::AckCount;
 use crate::device::{MAX_SRQ, MAX_SRQ_SGE, MAX_SRQ_WR};
 use crate::error::{Busy, CreateSrqError, ModifySrqError};
+use crate::xrc::XrcSrq;
 use crate::{Context, Pd, fork};
 
 /// What a shared receive queue is made from (`ibv_srq_init_attr`).
@@ -40,6 +41,7 @@ pub struct Srq {
     users: AtomicUsize,
     async_acks: AckCount,
     epoch: u64,
+    xrc: Option<XrcSrq>,
 }
 
 /// What its lock guards: taken under that of a queue pair, before that of a completion queue.
@@ -49,7 +51,11 @@ struct Core {
 }
 
 impl Srq {
-    pub(crate) fn create(pd: &Arc<Pd>, init: SrqInit) -> Result<Arc<Self>, CreateSrqError> {
+    pub(crate) fn create(
+        pd: &Arc<Pd>,
+        init: SrqInit,
+        xrc: Option<XrcSrq>,
+    ) -> Result<Arc<Self>, CreateSrqError> {
         let SrqInit { max_wr, max_sge, user } = init;
         if max_wr == 0 {
             return Err(CreateSrqError::Empty);
@@ -61,10 +67,16 @@ impl Srq {
         }
         let queue = SharedReceiveQueue::new(max_wr, max_sge, Domain(pd.id().value()))
             .ok_or(CreateSrqError::Memory { max_wr })?;
-        let engine = pd.context().engine();
-        let number = engine.hub().srqs.allocate().ok_or(CreateSrqError::Limit { max: MAX_SRQ })?;
+        let hub = pd.context().engine().hub();
+        let number = hub.srqs.allocate().ok_or(CreateSrqError::Limit { max: MAX_SRQ })?;
+        if let Some(xrc) = &xrc
+            && let Err(error) = xrc.add_users(pd.context())
+        {
+            hub.srqs.release(number);
+            return Err(error);
+        }
         pd.add_user();
-        Ok(Arc::new_cyclic(|me| Self {
+        let srq = Arc::new_cyclic(|me| Self {
             me: me.clone(),
             pd: Arc::clone(pd),
             number: SrqNumber::new(number.value()),
@@ -74,7 +86,13 @@ impl Srq {
             users: AtomicUsize::new(0),
             async_acks: AckCount::default(),
             epoch: fork::epoch(),
-        }))
+            xrc,
+        });
+        if let Some(xrc) = &srq.xrc {
+            xrc.xrcd.domain().add_srq(&srq, &xrc.cq);
+            hub.srqs.insert(number, Arc::clone(&srq));
+        }
+        Ok(srq)
     }
 
     /// The domain its memory is in.
@@ -159,9 +177,17 @@ impl Srq {
                 core.queue = empty;
             }
         }
+        let number = Qpn::new(self.number.value());
+        let hub = self.context().engine().hub();
+        if let Some(xrc) = &self.xrc {
+            hub.srqs.remove(number);
+            xrc.xrcd.domain().remove_srq(self, &xrc.cq);
+            xrc.cq.remove_user();
+            xrc.xrcd.remove_user();
+        }
         self.context().async_events().purge_srq(self);
         self.async_acks.wait();
-        self.context().engine().hub().srqs.release(Qpn::new(self.number.value()));
+        hub.srqs.release(number);
         self.pd.remove_user();
         Ok(())
     }
@@ -187,6 +213,18 @@ impl Srq {
 
     pub(crate) fn async_acks(&self) -> &AckCount {
         &self.async_acks
+    }
+
+    /// What makes it one of XRC.
+    pub(crate) fn xrc(&self) -> Option<&XrcSrq> {
+        self.xrc.as_ref()
+    }
+
+    /// It can report no completions any more: nothing is taken from it.
+    pub(crate) fn fail(&self) {
+        let mut core = self.core.lock();
+        core.queue.fail();
+        self.report(&mut core);
     }
 
     fn report(&self, core: &mut Core) {

@@ -62,7 +62,10 @@ fn overflow_is_an_event_and_the_end() {
                 match &event.element {
                     AsyncElement::Qp(qp) => assert_eq!(qp.user(), 9),
                     AsyncElement::Cq(cq) => assert_eq!(cq.user(), 7),
-                    AsyncElement::Srq(_) | AsyncElement::Port(_) | AsyncElement::Device => {}
+                    AsyncElement::SharedQp(_)
+                    | AsyncElement::Srq(_)
+                    | AsyncElement::Port(_)
+                    | AsyncElement::Device => {}
                 }
                 kinds.push(event.kind);
                 events.ack(&event);

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use bitflags::bitflags;
 use ferroce_wire::{Flow, PathMtu, Psn, Qkey, Qpn};
 
-use crate::{Budget, ReceiveSupply};
+use crate::{Budget, Supply};
 
-/// Service type of a queue pair; discriminants are those of `ibv_qp_type`. The XRC ones cannot be created yet.
+/// Service type of a queue pair; discriminants are those of `ibv_qp_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "ibv_qp_type")]
 #[repr(u8)]
@@ -67,8 +67,9 @@ pub struct QpConfig {
     pub service: Service,
     /// Its queues, allocated at creation.
     pub caps: QpCaps,
-    /// A shared receive queue in place of its own; the sizes of that are then without meaning.
-    pub srq: Option<Arc<dyn ReceiveSupply>>,
+    /// What it takes receive WQEs from in place of a queue of its own; the sizes of that are then without meaning. A
+    /// [`Supply::Named`] for XRC's targets, and for them alone.
+    pub srq: Option<Supply>,
     /// Every send work request is signaled.
     pub sq_sig_all: bool,
     /// Longest payload of a datagram (UD): the port's active MTU. Connected services are told theirs by `modify`.

@@ -1,6 +1,6 @@
 //! What a queue pair reports.
 
-use ferroce_wire::{Imm, Qpn, Rkey};
+use ferroce_wire::{Imm, Qpn, Rkey, SrqNumber};
 
 /// Status of a completion; discriminants are those of `ibv_wc_status`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -105,6 +105,8 @@ pub enum QpEvent {
     Send(WorkCompletion),
     /// For the receive completion queue.
     Recv(WorkCompletion),
+    /// For the completion queue of the shared receive queue with this number: XRC.
+    RecvXrc(SrqNumber, WorkCompletion),
     /// For the context's event queue.
     Async(AsyncEvent),
 }

@@ -5,9 +5,9 @@ use crate::{MemoryError, QpAttrMask, QpState, Service, SrqAttrMask};
 /// Why no queue pair was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CreateQpError {
-    /// This service is not implemented.
-    #[error("queue pairs of service {0:?} are not supported")]
-    Service(Service),
+    /// An XRC target takes from the queues of an XRC domain, other services do not.
+    #[error("a queue pair of service {0:?} cannot take its receive WQEs from there")]
+    Supply(Service),
 }
 
 /// Why a modify changed nothing.
@@ -151,6 +151,9 @@ pub enum PostRecvError {
     /// The queue pair takes its receive WQEs from a shared queue: post there.
     #[error("the queue pair has a shared receive queue and none of its own")]
     Shared,
+    /// XRC's queue pairs receive into the shared queues of an XRC domain, or not at all.
+    #[error("an XRC queue pair has no receive queue")]
+    Xrc,
 }
 
 /// Why the attributes of a shared receive queue were not changed.

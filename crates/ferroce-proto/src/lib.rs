@@ -29,5 +29,5 @@ pub use error::{CreateQpError, DropReason, ModifyQpError, ModifySrqError, PostRe
 pub use memory::{Memory, MemoryError, RemoteAccess};
 pub use qp::{MAX_FRAME, QueuePair, SqMark};
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqAttrMask, SrqEvent};
-pub use supply::{Domain, ReceiveSupply, RecvWqe, Taken};
+pub use supply::{Domain, ReceiveSupply, RecvWqe, Supply, Taken, XrcDomain};
 pub use work_request::{Bind, RecvWr, Remote, SendOp, SendTo, SendWr, Sge, WindowAccess};

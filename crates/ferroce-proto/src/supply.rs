@@ -1,6 +1,9 @@
 //! Where receive WQEs come from, if not from a queue pair's own queue.
 
 use core::fmt::Debug;
+use std::sync::Arc;
+
+use ferroce_wire::SrqNumber;
 
 use crate::qp::sg;
 use crate::{Memory, MemoryError, Sge};
@@ -12,6 +15,43 @@ pub trait ReceiveSupply: Debug + Send + Sync {
 
     /// Most SGEs of a WQE it gives.
     fn max_sge(&self) -> u32;
+}
+
+/// An XRC domain as its target queue pairs see it (IBTA A14): the shared receive queues that peers name by number.
+pub trait XrcDomain: Debug + Send + Sync {
+    /// In whose memory the work requests of the domain's queue `number` are; `None` if the domain has no such queue.
+    fn domain_of(&self, number: SrqNumber) -> Option<Domain>;
+
+    /// As [`ReceiveSupply::take`], from queue `number`. [`Taken::Empty`] if it has just ended.
+    fn take(&self, number: SrqNumber, wqe: &mut RecvWqe) -> Taken;
+
+    /// Most SGEs of a WQE that any of its queues gives.
+    fn max_sge(&self) -> u32;
+}
+
+/// Where a queue pair that has no receive queue of its own takes from.
+#[derive(Clone, Debug)]
+pub enum Supply {
+    /// A shared receive queue: RC, UC and UD.
+    Shared(Arc<dyn ReceiveSupply>),
+    /// The queue that each request names: XRC's targets.
+    Named {
+        /// Where those queues are.
+        xrcd: Arc<dyn XrcDomain>,
+        /// The queue pair has a protection domain of its own, which remote keys are looked for in. Without one they are
+        /// looked for in that of the queue which the request names.
+        own_memory: bool,
+    },
+}
+
+impl Supply {
+    /// Most SGEs of a WQE it gives.
+    pub(crate) fn max_sge(&self) -> u32 {
+        match self {
+            Self::Shared(supply) => supply.max_sge(),
+            Self::Named { xrcd, .. } => xrcd.max_sge(),
+        }
+    }
 }
 
 /// What a request for a receive WQE brought.
@@ -41,6 +81,8 @@ pub struct RecvWqe {
     pub(crate) length: u64,
     /// Whose memory its SGEs name, if not the queue pair's: a shared queue has a domain of its own.
     domain: Option<Domain>,
+    /// The queue it was taken from, if the message named it: XRC.
+    pub(crate) queue: Option<SrqNumber>,
 }
 
 impl RecvWqe {
@@ -52,11 +94,12 @@ impl RecvWqe {
             sge_count: 0,
             length: 0,
             domain: None,
+            queue: None,
         }
     }
 
     pub(crate) fn fill(&mut self, wr_id: u64, sges: &[Sge], length: u64) {
-        (self.wr_id, self.length, self.domain) = (wr_id, length, None);
+        (self.wr_id, self.length, self.domain, self.queue) = (wr_id, length, None, None);
         self.sge_count = sges.len().min(self.sges.len());
         for (slot, sge) in self.sges.iter_mut().zip(sges) {
             *slot = *sge;

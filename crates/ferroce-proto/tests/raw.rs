@@ -160,7 +160,9 @@ fn a_bad_key_stops_the_send_queue() {
     let opcodes: Vec<_> = events(&mut qp)
         .iter()
         .map(|event| match event {
-            QpEvent::Send(completion) | QpEvent::Recv(completion) => completion.opcode,
+            QpEvent::Send(completion) | QpEvent::Recv(completion) | QpEvent::RecvXrc(_, completion) => {
+                completion.opcode
+            }
             QpEvent::Async(event) => panic!("{event:?}"),
         })
         .collect();

@@ -300,7 +300,6 @@ static void what_is_not_built_says_so(void)
 		.attr = { .max_wr = 1, .max_sge = 1 }, .pd = pd, .srq_type = IBV_SRQT_TM,
 		.comp_mask = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_TM,
 	};
-	struct ibv_xrcd_init_attr xrcd = { .comp_mask = 3, .fd = -1 };
 	struct ibv_alloc_dm_attr dm = { .length = 64 };
 	struct ibv_counters_init_attr counters = {};
 	struct ibv_wq_init_attr wq = {};
@@ -308,7 +307,6 @@ static void what_is_not_built_says_so(void)
 
 	NEED(pd);
 	CHECK_NULL(ibv_create_srq_ex(context, &tags), EOPNOTSUPP);
-	CHECK_NULL(ibv_open_xrcd(context, &xrcd), EOPNOTSUPP);
 	CHECK_NULL(ibv_alloc_dm(context, &dm), EOPNOTSUPP);
 	CHECK_NULL(ibv_create_counters(context, &counters), EOPNOTSUPP);
 	CHECK_NULL(ibv_create_wq(context, &wq), EOPNOTSUPP);

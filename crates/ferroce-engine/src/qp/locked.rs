@@ -215,17 +215,25 @@ impl Qp {
     fn publish(&self, core: &mut Core, now: Instant) -> Published {
         let mut published = Published::default();
         while let Some(event) = core.transport.poll_event() {
+            let queue;
             let (cq, completion) = match event {
-                QpEvent::Send(completion) => (&self.send_cq, completion),
+                QpEvent::Send(completion) => (self.send_cq.as_ref(), completion),
                 QpEvent::Recv(completion) => {
                     published.receives += 1;
-                    (&self.recv_cq, completion)
+                    (self.recv_cq.as_ref(), completion)
+                }
+                QpEvent::RecvXrc(number, completion) => {
+                    published.receives += 1;
+                    queue = self.xrcd().and_then(|xrcd| xrcd.domain().cq_of(number));
+                    (queue.as_ref(), completion)
                 }
                 QpEvent::Async(event) => {
-                    self.context().async_events().push_qp(event.into(), &self.me);
+                    self.tell(event.into());
                     continue;
                 }
             };
+            // A queue that ended took its completions with it.
+            let Some(cq) = cq else { continue };
             if cq.push(completion, now) == (Pushed::Lost { first: true }) {
                 published.overrun.push(Arc::clone(cq));
             }

@@ -18,14 +18,14 @@ mod uc;
 mod ud;
 mod unreliable;
 
-use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, PathMtu, Pkey, Qpn, TxBatch};
+use ferroce_wire::{Flow, IcrcStatus, Instant, Operation, Packet, PathMtu, Pkey, Qpn, TxBatch};
 
 pub use self::raw::MAX_FRAME;
 
 use self::completer::Refusal;
 use self::pipeline::Pipeline;
 use self::receives::Receives;
-use self::roles::{Queues, ReceiveDepth, Roles};
+use self::roles::{Queues, ReceiveDepth, Received, Roles};
 use self::send_queue::{Failure, SendQueue, SendWqe};
 use self::shared::Shared;
 use crate::{
@@ -79,8 +79,8 @@ impl QueuePair {
             max_wr: if srq.is_some() { u32::MAX } else { caps.max_recv_wr },
             max_sge: srq.as_ref().map_or(caps.max_recv_sge, |srq| srq.max_sge()),
         };
-        let roles = Roles::new(service, depth, seed).ok_or(CreateQpError::Service(service))?;
-        let mut shared = Shared::new(qpn, caps, budget, early_resends);
+        let roles = Roles::new(service, depth, seed);
+        let mut shared = Shared::new(qpn, service, caps, budget, early_resends);
         shared.tells_last_wqe = srq.is_some();
         let mut queue_pair = Self {
             shared,
@@ -88,8 +88,8 @@ impl QueuePair {
             sq_sig_all,
             receiving: false,
             sending: false,
-            line: Pipeline::new(SendQueue::new(caps, service == Service::Ud)),
-            receives: Receives::new(caps, srq),
+            line: Pipeline::new(SendQueue::new(caps, matches!(service, Service::Ud | Service::XrcInitiator))),
+            receives: Receives::new(service, caps, srq)?,
             roles,
             port_mtu,
         };
@@ -341,6 +341,9 @@ impl QueuePair {
     ) -> Result<(), DropReason> {
         self.check_packet(from, packet)?;
         let Self { shared, line, receives, roles, .. } = self;
+        if let Operation::Xrc { srq: Some(number), .. } = packet.op {
+            receives.name(number);
+        }
         match roles.handle(now, from, packet, shared, Queues { line, receives }, mem) {
             Ok(()) => Ok(()),
             Err(Refusal::Drop(reason)) => Err(reason),
@@ -431,7 +434,10 @@ impl QueuePair {
             }
         }
         if let Some(completion) = self.roles.poll_completion(&self.shared) {
-            return Some(QpEvent::Recv(completion));
+            return Some(match completion {
+                Received { completion, queue: None } => QpEvent::Recv(completion),
+                Received { completion, queue: Some(number) } => QpEvent::RecvXrc(number, completion),
+            });
         }
         // Flushed in post order, each with a completion, signaled or not (IBTA 10.3.1.5).
         if matches!(self.state(), QpState::Error | QpState::Sqe)

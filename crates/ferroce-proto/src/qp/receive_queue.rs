@@ -1,14 +1,24 @@
 //! A queue of receive WQEs: a queue pair's own, or the ring of a shared one.
 
 use super::sg;
-use crate::supply::{RecvWqe, Taken};
+use crate::supply::{Domain, RecvWqe, Taken};
 use crate::{PostRecvError, RecvWr, Sge};
 
 /// What a responder takes receive WQEs from: the queue pair's own queue or a shared one.
 pub(crate) trait ReceiveSource {
     /// Moves the oldest WQE into `wqe`. What was taken is never given back.
     fn take(&mut self, wqe: &mut RecvWqe) -> Taken;
+
+    /// Whether the queue that the packet at hand names is there, and is the one that `bound`, the WQE of the message in
+    /// progress, came from (IBTA A14). With it, in whose memory to look for remote keys, if not in the queue pair's.
+    fn named(&self, _bound: Option<&RecvWqe>) -> Result<Option<Domain>, NoSuchQueue> {
+        Ok(None)
+    }
 }
+
+/// The packet names a queue that its XRC domain does not have, or not its message's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct NoSuchQueue;
 
 /// A ring, allocated at creation.
 #[derive(Debug)]

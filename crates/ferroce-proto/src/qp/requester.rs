@@ -5,8 +5,8 @@ mod window;
 use core::time::Duration;
 
 use ferroce_wire::{
-    AtomicEth, CreditCode, IcrcStatus, Instant, Msn, Operation, Packet, PushError, RcPacket, Request, Reth,
-    SendTail, Ssn, TxBatch,
+    AtomicEth, CreditCode, IcrcStatus, Instant, Msn, Packet, PushError, RcPacket, Request, Reth, SendTail,
+    Ssn, TxBatch,
 };
 
 use self::window::Window;
@@ -15,7 +15,7 @@ use super::pipeline::{Piece, Pipeline};
 use super::send_queue::Failure;
 use super::shared::Shared;
 use crate::budget::Account;
-use crate::{Memory, QpState, SendOp, WcStatus};
+use crate::{Memory, QpState, SendOp, Service, WcStatus};
 
 /// Largest first window in octets; smaller where the receive buffer is (DESIGN: 1/8 of it).
 const START_WINDOW: u64 = 64 << 10;
@@ -310,7 +310,11 @@ impl Requester {
             || since >= self.data.size() / ACK_EVERY
             || !self.data.admits(line.flight().data + piece.charge, piece.charge);
         bth.solicited = piece.wqe.solicited && piece.is_last() && piece.wqe.op.takes_receive();
-        let op = Operation::Rc(RcPacket::Request(request(piece)));
+        let queue = match shared.service() {
+            Service::XrcInitiator => line.queue.srq(piece.index),
+            Service::Rc | Service::Uc | Service::Ud | Service::RawPacket | Service::XrcTarget => None,
+        };
+        let op = shared.reliable(RcPacket::Request(request(piece)), queue);
         let head = Packet { bth, op, icrc: IcrcStatus::Checked };
         let len = if incoming { 0 } else { piece.len as usize };
         out.push(&shared.attr.path, &head, len, |payload| {

@@ -13,10 +13,11 @@ pub(crate) use self::replies::Drained;
 use self::replies::{ReadReply, Replies, Reply};
 use self::resources::{Kind, Resource, Resources};
 use super::receive_queue::ReceiveSource;
+use super::roles::Received;
 use super::send_queue::packets;
 use super::shared::Shared;
 use crate::{
-    AsyncEvent, DropReason, Memory, MemoryError, QpState, RecvWqe, WcOpcode, WcStatus, WorkCompletion,
+    AsyncEvent, Domain, DropReason, Memory, MemoryError, QpState, RecvWqe, WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// Most receive completions that may wait to be fetched, where the receive queue has as many WQEs. A batch of datagrams
@@ -39,7 +40,9 @@ pub(crate) struct Responder {
     bound: bool,
     resources: Resources,
     replies: Replies,
-    completions: VecDeque<WorkCompletion>,
+    completions: VecDeque<Received>,
+    /// In whose memory the request at hand looks for remote keys, if not in the queue pair's: XRC.
+    domain: Option<Domain>,
     max_completions: usize,
 }
 
@@ -65,6 +68,7 @@ impl Responder {
             replies: Replies::new(0),
             completions: VecDeque::with_capacity(completions),
             max_completions: completions,
+            domain: None,
         }
     }
 
@@ -139,6 +143,14 @@ impl Responder {
                 self.nak(bth.psn, replies::rnr(shared.attr.min_rnr_timer));
                 Err(DropReason::ReceiverNotReady)
             }
+            Refusal::NoSuchQueue => {
+                self.nak(bth.psn, Syndrome::Nak(NakCode::InvalidRequest));
+                if !self.bound {
+                    shared.events.raise(AsyncEvent::QpAccessErr);
+                }
+                shared.transition("a request named no queue of the domain", QpState::Error);
+                Err(DropReason::Refused)
+            }
             Refusal::Nak(fault) => {
                 self.nak(bth.psn, Syndrome::Nak(fault.code));
                 self.fail(shared, fault);
@@ -159,6 +171,7 @@ impl Responder {
         self.check_psn(bth.psn)?;
         self.check_op_seq(request)?;
         self.check_op_valid(request, shared.attr.access)?;
+        self.check_queue(request, receives, mem)?;
         self.check_resource(request, receives)?;
         self.check_length(request, shared.mtu())?;
         let target = self.check_rkey(request, mem)?;
@@ -212,6 +225,9 @@ impl Responder {
         let (offset, payload) = (self.received(), request.payload());
         if !payload.is_empty() {
             self.wqe.scatter(offset, payload, mem).map_err(|_| OWN_FAULT)?;
+            if self.domain.is_some() {
+                mem.enter(self.domain);
+            }
         }
         self.message = Some(Message::Send { received: offset + payload.len() as u64 });
         Ok(())
@@ -251,7 +267,8 @@ impl Responder {
         self.expected = psn.add(count);
         self.msn = self.msn.next();
         let last = psn.add(count - 1);
-        let kind = Kind::Read { rkey: reth.rkey, addr: reth.va, length: reth.dma_len };
+        let domain = self.domain;
+        let kind = Kind::Read { rkey: reth.rkey, addr: reth.va, length: reth.dma_len, domain };
         self.resources.remember(Resource { first: psn, last, kind });
         self.replies.push(Reply::Read(ReadReply {
             request: psn,
@@ -262,6 +279,7 @@ impl Responder {
             remaining: reth.dma_len,
             fresh: true,
             replay: false,
+            domain,
         }));
     }
 
@@ -286,7 +304,7 @@ impl Responder {
         };
         self.bound = false;
         shared.counters.rdma_recvs += 1;
-        self.completions.push_back(WorkCompletion {
+        let completion = WorkCompletion {
             wr_id: self.wqe.wr_id,
             status: WcStatus::Success,
             opcode: if write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv },
@@ -298,7 +316,8 @@ impl Responder {
             solicited: bth.solicited,
             grh: false,
             vendor_err: 0,
-        });
+        };
+        self.completions.push_back(Received { completion, queue: self.wqe.queue });
     }
 
     fn nak(&mut self, psn: Psn, syndrome: Syndrome) {
@@ -327,7 +346,7 @@ impl Responder {
             }
             (
                 Request::ReadRequest { reth },
-                Some(Resource { first, kind: Kind::Read { rkey, addr, length }, .. }),
+                Some(Resource { first, kind: Kind::Read { rkey, addr, length, domain }, .. }),
             ) => {
                 // A suffix of the original, beginning at a packet of it.
                 let skipped = psn.since(first) as u64 * u64::from(mtu);
@@ -346,6 +365,7 @@ impl Responder {
                     remaining: reth.dma_len,
                     fresh: true,
                     replay: true,
+                    domain,
                 });
                 DropReason::DuplicateRequest
             }
@@ -364,7 +384,7 @@ impl Responder {
     fn fail(&mut self, shared: &mut Shared, fault: Fault) {
         if self.bound && fault.status != WcStatus::WrFlushErr {
             self.bound = false;
-            self.completions.push_back(failed(self.wqe.wr_id, fault.status, shared.qpn));
+            self.completions.push_back(self.ended(fault.status, shared.qpn));
         } else if !self.bound {
             match fault.code {
                 NakCode::InvalidRequest => shared.events.raise(AsyncEvent::QpReqErr),
@@ -382,7 +402,7 @@ impl Responder {
     pub fn transmit(
         &mut self,
         shared: &mut Shared,
-        mem: &impl Memory,
+        mem: &mut impl Memory,
         out: &mut TxBatch<'_>,
     ) -> (u32, Drained) {
         let (mut sent, mut drained) = self.replies.transmit(shared, mem, out);
@@ -406,15 +426,20 @@ impl Responder {
     }
 
     /// The next receive completion; in the error state, once those of success are out, the flushed.
-    pub fn poll_completion(&mut self, shared: &Shared) -> Option<WorkCompletion> {
+    pub fn poll_completion(&mut self, shared: &Shared) -> Option<Received> {
         if let Some(completion) = self.completions.pop_front() {
             return Some(completion);
         }
         if shared.state() == QpState::Error && self.bound {
             self.bound = false;
-            return Some(failed(self.wqe.wr_id, WcStatus::WrFlushErr, shared.qpn));
+            return Some(self.ended(WcStatus::WrFlushErr, shared.qpn));
         }
         None
+    }
+
+    /// How the WQE in use ends in error.
+    fn ended(&self, status: WcStatus, qpn: Qpn) -> Received {
+        Received { completion: failed(self.wqe.wr_id, status, qpn), queue: self.wqe.queue }
     }
 }
 
@@ -474,7 +499,7 @@ mod tests {
 
     use super::super::receive_queue::ReceiveQueue;
     use super::*;
-    use crate::{Budget, QpAccess, QpCaps, RemoteAccess, Sge};
+    use crate::{Budget, QpAccess, QpCaps, RemoteAccess, Service, Sge};
 
     /// No memory at all.
     struct Nothing;
@@ -521,7 +546,7 @@ mod tests {
     #[test]
     fn b15_the_msn_wraps() {
         let caps = QpCaps::default();
-        let mut shared = Shared::new(Qpn::new(1), caps, Arc::new(Budget::new(0)), false);
+        let mut shared = Shared::new(Qpn::new(1), Service::Rc, caps, Arc::new(Budget::new(0)), false);
         shared.attr.access = QpAccess::REMOTE_WRITE;
         let mut responder = Responder::new(0, 0);
         responder.begin(Psn::new(0xff_ffff), 0);

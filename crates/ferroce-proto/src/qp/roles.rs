@@ -1,6 +1,6 @@
 //! Who serves and who sends, by service.
 
-use ferroce_wire::{Flow, Instant, Operation, Packet, Psn, TxBatch};
+use ferroce_wire::{Flow, Instant, Operation, Packet, Psn, RcPacket, SrqNumber, TxBatch};
 
 use super::completer::Refusal;
 use super::pipeline::Pipeline;
@@ -33,6 +33,20 @@ pub(crate) struct ReceiveDepth {
     pub max_sge: u32,
 }
 
+/// A receive completion, and where it goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Received {
+    pub completion: WorkCompletion,
+    /// The shared receive queue whose completion queue it is for, if not the queue pair's: XRC.
+    pub queue: Option<SrqNumber>,
+}
+
+impl From<WorkCompletion> for Received {
+    fn from(completion: WorkCompletion) -> Self {
+        Self { completion, queue: None }
+    }
+}
+
 /// What waits: send WQEs and receive WQEs.
 pub(crate) struct Queues<'a, R> {
     pub line: &'a mut Pipeline,
@@ -40,14 +54,14 @@ pub(crate) struct Queues<'a, R> {
 }
 
 impl Roles {
-    /// `None` for services that are not built.
-    pub fn new(service: Service, depth: ReceiveDepth, seed: u64) -> Option<Self> {
+    pub fn new(service: Service, depth: ReceiveDepth, seed: u64) -> Self {
         match service {
-            Service::Rc => Some(Self::Reliable(Reliable::new(depth, seed))),
-            Service::Uc => Some(Self::Uc(uc::Responder::new(depth))),
-            Service::Ud => Some(Self::Ud(ud::Receiver::new(depth))),
-            Service::RawPacket => Some(Self::Raw(raw::Receiver::new(depth))),
-            Service::XrcInitiator | Service::XrcTarget => None,
+            Service::Rc | Service::XrcInitiator | Service::XrcTarget => {
+                Self::Reliable(Reliable::new(depth, seed))
+            }
+            Service::Uc => Self::Uc(uc::Responder::new(depth)),
+            Service::Ud => Self::Ud(ud::Receiver::new(depth)),
+            Service::RawPacket => Self::Raw(raw::Receiver::new(depth)),
         }
     }
 
@@ -62,7 +76,16 @@ impl Roles {
         mem: &mut impl Memory,
     ) -> Result<(), Refusal> {
         match (self, &packet.op) {
-            (Self::Reliable(reliable), Operation::Rc(rc)) => {
+            (Self::Reliable(reliable), Operation::Rc(rc)) if shared.service() == Service::Rc => {
+                reliable.handle(now, &packet.bth, rc, shared, queues, mem)
+            }
+            // An initiator asks, a target answers, neither does both (IBTA A14).
+            (Self::Reliable(reliable), Operation::Xrc { packet: rc, .. })
+                if match rc {
+                    RcPacket::Request(_) => shared.service() == Service::XrcTarget,
+                    RcPacket::Response(_) => shared.service() == Service::XrcInitiator,
+                } =>
+            {
                 reliable.handle(now, &packet.bth, rc, shared, queues, mem)
             }
             (Self::Reliable(reliable), Operation::Cnp) => {
@@ -261,12 +284,12 @@ impl Roles {
     }
 
     /// The next receive completion; in the error state, once those of success are out, of the WQE in use.
-    pub fn poll_completion(&mut self, shared: &Shared) -> Option<WorkCompletion> {
+    pub fn poll_completion(&mut self, shared: &Shared) -> Option<Received> {
         match self {
             Self::Reliable(reliable) => reliable.responder.poll_completion(shared),
-            Self::Uc(responder) => responder.poll_completion(shared),
-            Self::Ud(receiver) => receiver.poll_completion(),
-            Self::Raw(receiver) => receiver.poll_completion(),
+            Self::Uc(responder) => responder.poll_completion(shared).map(Received::from),
+            Self::Ud(receiver) => receiver.poll_completion().map(Received::from),
+            Self::Raw(receiver) => receiver.poll_completion().map(Received::from),
         }
     }
 }
@@ -275,7 +298,15 @@ impl Roles {
 pub(crate) fn check_service(service: Service, wr: &SendWr<'_>) -> Result<(), PostSendError> {
     let (operation, destination) = match service {
         Service::Rc => (true, matches!(wr.to, SendTo::Peer)),
-        Service::XrcInitiator | Service::XrcTarget => (true, matches!(wr.to, SendTo::XrcSrq(_))),
+        Service::XrcInitiator => (
+            true,
+            matches!(
+                (wr.op, wr.to),
+                (SendOp::LocalInvalidate(_) | SendOp::BindMw(_), _) | (_, SendTo::XrcSrq(_))
+            ),
+        ),
+        // It has no send queue.
+        Service::XrcTarget => (false, false),
         Service::Uc => (
             match wr.op {
                 SendOp::Send

@@ -1,6 +1,6 @@
 //! The send queue: work requests from post to report.
 
-use ferroce_wire::Psn;
+use ferroce_wire::{Psn, SrqNumber};
 
 use super::sg;
 use crate::{Memory, MemoryError, PostSendError, QpAttr, QpCaps, SendOp, SendTo, SendWr, Sge, WcStatus};
@@ -164,6 +164,14 @@ impl SendQueue {
     /// To whom a WQE goes.
     pub fn to(&self, index: u64) -> SendTo {
         self.destinations.get(self.slot(index)).copied().unwrap_or_default()
+    }
+
+    /// The shared receive queue that a request of XRC's is for.
+    pub fn srq(&self, index: u64) -> Option<SrqNumber> {
+        match self.to(index) {
+            SendTo::XrcSrq(number) => Some(number),
+            SendTo::Peer | SendTo::Datagram { .. } => None,
+        }
     }
 
     fn check(&self, wr: &SendWr<'_>, attr: &QpAttr) -> Result<u32, PostSendError> {

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use ferroce_wire::{AckTimeout, Bth, Psn, Qpn};
+use ferroce_wire::{AckTimeout, Bth, Operation, Psn, Qpn, RcPacket, SrqNumber};
 
-use crate::{AsyncEvent, Budget, Counters, QpAttr, QpCaps, QpState};
+use crate::{AsyncEvent, Budget, Counters, QpAttr, QpCaps, QpState, Service};
 
 /// Attributes, state, counters and events: passed to the roles, owned by the queue pair.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub qpn: Qpn,
+    service: Service,
     pub caps: QpCaps,
     pub attr: QpAttr,
     pub counters: Counters,
@@ -24,9 +25,10 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub fn new(qpn: Qpn, caps: QpCaps, budget: Arc<Budget>, early_resends: bool) -> Self {
+    pub fn new(qpn: Qpn, service: Service, caps: QpCaps, budget: Arc<Budget>, early_resends: bool) -> Self {
         Self {
             qpn,
+            service,
             caps,
             attr: QpAttr::default(),
             counters: Counters::default(),
@@ -56,6 +58,18 @@ impl Shared {
     /// Whether requests are served.
     pub const fn answers(&self) -> bool {
         matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
+    }
+
+    /// A reliable packet as the service has it; `queue` is what a request of XRC's is for.
+    pub const fn reliable<'a>(&self, packet: RcPacket<'a>, queue: Option<SrqNumber>) -> Operation<'a> {
+        match self.service {
+            Service::XrcInitiator | Service::XrcTarget => Operation::Xrc { srq: queue, packet },
+            Service::Rc | Service::Uc | Service::Ud | Service::RawPacket => Operation::Rc(packet),
+        }
+    }
+
+    pub const fn service(&self) -> Service {
+        self.service
     }
 
     /// Octets of payload in a full packet.

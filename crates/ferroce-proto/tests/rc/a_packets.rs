@@ -8,10 +8,10 @@
 //! | A10 | a packet without verified ICRC never gets here (`a1_packets_that_are_not_for_us_have_no_effect`) |
 //! | A11 | there is no loopback path beside the wire's |
 
-use ferroce_proto::{AsyncEvent, DropReason, QpState, Service};
+use ferroce_proto::{AsyncEvent, DropReason, QpState};
 use ferroce_wire::{
-    AtomicEth, Bth, Feth, Flow, IcrcStatus, Operation, Packet, PathMtu, Pkey, Psn, RcPacket, Request, Reth,
-    Rkey, SendTail,
+    AtomicEth, Bth, Feth, Flow, IcrcStatus, Operation, Packet, Pkey, Psn, RcPacket, Request, Reth, Rkey,
+    SendTail,
 };
 
 use crate::probe::{BASE, DATA, KEY, Probe, local, reth, send_only, unknown_qpn, write_only};
@@ -75,25 +75,6 @@ fn a1_packets_that_are_not_for_us_have_no_effect() {
     let limited = Bth { pkey: Pkey::new(0x7fff), ..good };
     let result = probe.end.qp.handle_datagram(probe.now, &flow(1), &packet(limited), &mut probe.end.mem);
     assert_eq!(result, Ok(()), "a limited member of our partition");
-}
-
-#[test]
-fn a1_what_is_not_built_cannot_be_created() {
-    for service in [Service::XrcInitiator, Service::XrcTarget] {
-        let config = ferroce_proto::QpConfig {
-            qpn: QPNS[0],
-            service,
-            caps: Setup::default().caps,
-            srq: None,
-            sq_sig_all: false,
-            port_mtu: PathMtu::B4096,
-            seed: 0,
-            early_resends: true,
-            budget: std::sync::Arc::new(ferroce_proto::Budget::new(0)),
-        };
-        let error = ferroce_proto::QueuePair::new(config).unwrap_err();
-        assert_eq!(error, ferroce_proto::CreateQpError::Service(service));
-    }
 }
 
 #[test]

@@ -183,7 +183,7 @@ impl<M: Memory> End<M> {
         while let Some(event) = self.qp.poll_event() {
             match event {
                 QpEvent::Send(completion) => self.sends.push(completion),
-                QpEvent::Recv(completion) => self.recvs.push(completion),
+                QpEvent::Recv(completion) | QpEvent::RecvXrc(_, completion) => self.recvs.push(completion),
                 QpEvent::Async(event) => self.asyncs.push(event),
             }
         }

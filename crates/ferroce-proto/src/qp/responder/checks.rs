@@ -16,6 +16,8 @@ pub(super) enum Refusal {
     SequenceGap,
     /// There is no receive WQE for it.
     RnrNak,
+    /// It names a shared receive queue that is none of its XRC domain's, or not that of its message (IBTA A14).
+    NoSuchQueue,
     /// It can never be executed.
     Nak(Fault),
 }
@@ -98,6 +100,22 @@ impl Responder {
             Request::Flush { .. } | Request::AtomicWrite { .. } => return Err(INVALID),
         };
         if access.contains(needs) { Ok(()) } else { Err(INVALID) }
+    }
+
+    /// The queue that a request of XRC's names (IBTA A14), and with it in whose memory its key is.
+    pub(super) fn check_queue(
+        &mut self,
+        request: &Request<'_>,
+        receives: &impl ReceiveSource,
+        mem: &mut impl Memory,
+    ) -> Result<(), Refusal> {
+        let goes_on = matches!(request, Request::SendMiddle { .. } | Request::SendLast { .. });
+        let bound = (goes_on && self.bound).then_some(&self.wqe);
+        self.domain = receives.named(bound).map_err(|_| Refusal::NoSuchQueue)?;
+        if self.domain.is_some() {
+            mem.enter(self.domain);
+        }
+        Ok(())
     }
 
     /// A place to remember reads and atomics; a receive WQE for whatever takes one (IBTA 9.7.4.1.5, 9.7.5.2.8).

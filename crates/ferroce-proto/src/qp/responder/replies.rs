@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 
 use ferroce_wire::{
-    Aeth, CreditCode, IcrcStatus, Msn, NakCode, Operation, Packet, Psn, PushError, RcPacket, Response, Rkey,
-    RnrTimer, Syndrome, TxBatch,
+    Aeth, CreditCode, IcrcStatus, Msn, NakCode, Packet, Psn, PushError, RcPacket, Response, Rkey, RnrTimer,
+    Syndrome, TxBatch,
 };
 
 use super::super::shared::Shared;
-use crate::Memory;
+use crate::{Domain, Memory};
 
 /// An answer. It carries the MSN of when it was due, so that an ACK never speaks for what came after it.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +47,8 @@ pub(crate) struct ReadReply {
     pub fresh: bool,
     /// It was answered before.
     pub replay: bool,
+    /// Whose memory it reads, if not the queue pair's: XRC.
+    pub domain: Option<Domain>,
 }
 
 /// How draining the answers ended.
@@ -147,7 +149,7 @@ impl Replies {
     pub fn transmit(
         &mut self,
         shared: &mut Shared,
-        mem: &impl Memory,
+        mem: &mut impl Memory,
         out: &mut TxBatch<'_>,
     ) -> (u32, Drained) {
         let mut sent = 0;
@@ -203,11 +205,14 @@ impl Replies {
 fn push(
     reply: &mut Reply,
     shared: &Shared,
-    mem: &impl Memory,
+    mem: &mut impl Memory,
     out: &mut TxBatch<'_>,
 ) -> Result<bool, PushError<crate::MemoryError>> {
+    if let Reply::Read(ReadReply { domain: domain @ Some(_), .. }) = reply {
+        mem.enter(*domain);
+    }
     let mut send = |psn, response: Response<'_>, len: u32, addr: u64, rkey| {
-        let op = Operation::Rc(RcPacket::Response(response));
+        let op = shared.reliable(RcPacket::Response(response), None);
         let head = Packet { bth: shared.bth(psn), op, icrc: IcrcStatus::Checked };
         out.push(&shared.attr.path, &head, len as usize, |payload| {
             if payload.is_empty() { Ok(()) } else { mem.read_remote(rkey, addr, payload) }

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 
 use ferroce_wire::{Psn, Rkey};
 
+use crate::Domain;
+
 /// A read or atomic that was executed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Resource {
@@ -19,6 +21,7 @@ pub(crate) enum Kind {
         rkey: Rkey,
         addr: u64,
         length: u32,
+        domain: Option<Domain>,
     },
     /// Done once; only its result is repeated.
     Atomic {

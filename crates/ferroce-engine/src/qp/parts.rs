@@ -1,0 +1,87 @@
+//! What a queue pair is put together from.
+
+use std::sync::Arc;
+
+use ferroce_proto::{QpCaps, Service, Supply};
+
+use super::share::Sharing;
+use crate::attr::QpInit;
+use crate::error::CreateQpError;
+use crate::{CompletionQueue, Srq, Xrcd};
+
+/// What an XRC target has beside.
+pub(super) struct Target {
+    pub(super) xrcd: Arc<Xrcd>,
+    pub(super) sharing: Sharing,
+}
+
+/// What a queue pair is put together from, whichever its service.
+pub(crate) struct Parts {
+    pub(super) service: Service,
+    pub(super) send_cq: Option<Arc<CompletionQueue>>,
+    pub(super) recv_cq: Option<Arc<CompletionQueue>>,
+    pub(super) srq: Option<Arc<Srq>>,
+    /// XRC's targets; with it, whether they have a protection domain of their own.
+    pub(super) xrcd: Option<(Arc<Xrcd>, bool)>,
+    pub(super) caps: QpCaps,
+    pub(super) sq_sig_all: bool,
+    pub(super) user: u64,
+}
+
+impl From<QpInit> for Parts {
+    fn from(init: QpInit) -> Self {
+        let QpInit { service, send_cq, recv_cq, srq, mut caps, sq_sig_all, user } = init;
+        // An initiator asks and never receives.
+        let initiator = service == Service::XrcInitiator;
+        if srq.is_some() || initiator {
+            (caps.max_recv_wr, caps.max_recv_sge) = (0, 0);
+        }
+        let (send_cq, recv_cq) = (Some(send_cq), (!initiator).then_some(recv_cq));
+        Self { service, send_cq, recv_cq, srq, xrcd: None, caps, sq_sig_all, user }
+    }
+}
+
+impl Parts {
+    /// Those of an XRC target.
+    pub(crate) fn target(xrcd: &Arc<Xrcd>, own_memory: bool, user: u64) -> Self {
+        Self {
+            service: Service::XrcTarget,
+            send_cq: None,
+            recv_cq: None,
+            srq: None,
+            xrcd: Some((Arc::clone(xrcd), own_memory)),
+            caps: QpCaps::default(),
+            sq_sig_all: false,
+            user,
+        }
+    }
+
+    pub(super) fn supply(&self) -> Option<Supply> {
+        match (&self.srq, &self.xrcd) {
+            (Some(srq), _) => Some(Supply::Shared(Arc::clone(srq) as Arc<_>)),
+            (None, Some((xrcd, own_memory))) => {
+                Some(Supply::Named { xrcd: Arc::clone(xrcd.domain()) as Arc<_>, own_memory: *own_memory })
+            }
+            (None, None) => None,
+        }
+    }
+
+    /// Begins to use all of them, or none.
+    pub(super) fn add_users(&self) -> Result<(), CreateQpError> {
+        let cqs = || self.send_cq.iter().chain(&self.recv_cq);
+        for (index, cq) in cqs().enumerate() {
+            if !cq.add_user() {
+                cqs().take(index).for_each(|cq| cq.remove_user());
+                return Err(CreateQpError::ForeignCq);
+            }
+        }
+        if self.srq.as_ref().is_some_and(|srq| !srq.add_user()) {
+            cqs().for_each(|cq| cq.remove_user());
+            return Err(CreateQpError::ForeignSrq);
+        }
+        if self.xrcd.as_ref().is_some_and(|(xrcd, _)| !xrcd.add_user()) {
+            return Err(CreateQpError::Xrcd);
+        }
+        Ok(())
+    }
+}

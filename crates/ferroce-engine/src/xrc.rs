@@ -1,0 +1,315 @@
+//! XRC domains (IBTA A14): which target queue pairs may take from which shared receive queues.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use ferroce_proto::{Domain, ReceiveSupply, RecvWqe, Taken, XrcDomain};
+use ferroce_wire::{Qpn, SrqNumber};
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::{Mode, fstat};
+use parking_lot::Mutex;
+
+use crate::device::MAX_SRQ_SGE;
+use crate::error::{Busy, CreateQpError, CreateSrqError, OpenQpError, OpenXrcdError};
+use crate::fork::{self, Guarded};
+use crate::hub::Hub;
+use crate::lane::Lane;
+use crate::qp::Parts;
+use crate::{CompletionQueue, Context, Pd, Qp, QpShare, Srq, SrqInit};
+
+/// A file that names an XRC domain: whoever opens one by the same inode, in this process, gets the same domain.
+#[derive(Clone)]
+pub struct Inode {
+    device: u64,
+    number: u64,
+    /// Keeps the number from being used for another file. `O_PATH`: closing it takes no lock away.
+    _open: Option<Arc<Guarded<OwnedFd>>>,
+}
+
+impl Inode {
+    /// The inode behind a descriptor, which may be closed afterwards.
+    pub fn of(file: BorrowedFd<'_>) -> io::Result<Self> {
+        let stat = fstat(file)?;
+        let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+        let open = open(link.as_str(), OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty());
+        let open = open.ok().map(|fd| Arc::new(Guarded::new(fd)));
+        Ok(Self { device: stat.st_dev, number: stat.st_ino, _open: open })
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        (self.device, self.number) == (other.device, other.number)
+    }
+}
+
+/// How to open an XRC domain (`ibv_xrcd_init_attr`).
+#[derive(Clone, Default)]
+#[doc(alias = "ibv_xrcd_init_attr")]
+pub struct XrcdInit {
+    /// The file that names it; `None` for a domain that nobody else can open.
+    pub inode: Option<Inode>,
+    /// Make it if it is not there (`O_CREAT`). A domain without a file is always made.
+    pub create: bool,
+    /// Refuse one that is there already (`O_EXCL`).
+    pub exclusive: bool,
+}
+
+/// An XRC domain, opened (`ibv_xrcd`). It lives until all that opened it have closed it.
+#[doc(alias = "ibv_xrcd")]
+pub struct Xrcd {
+    context: Arc<Context>,
+    /// For targets that have no protection domain: nobody else is in it, and no memory.
+    nowhere: Arc<Pd>,
+    domain: Arc<XrcCore>,
+    users: AtomicUsize,
+    closed: Mutex<bool>,
+    epoch: u64,
+}
+
+impl Xrcd {
+    pub(crate) fn open(context: &Arc<Context>, init: &XrcdInit) -> Result<Arc<Self>, OpenXrcdError> {
+        let engine = context.engine();
+        let fresh = || Arc::new(XrcCore { hub: Arc::clone(engine.hub()), members: Mutex::default() });
+        let domain = match &init.inode {
+            None => fresh(),
+            Some(inode) => {
+                let mut named = engine.xrcds().lock();
+                let same = |entry: &&mut Named| entry.device == context.device_id() && entry.inode.is(inode);
+                match named.iter_mut().find(same) {
+                    Some(_) if init.exclusive => return Err(OpenXrcdError::Exists),
+                    None if !init.create => return Err(OpenXrcdError::NotThere),
+                    Some(entry) => {
+                        entry.opens += 1;
+                        Arc::clone(&entry.domain)
+                    }
+                    None => {
+                        let domain = fresh();
+                        named.push(Named {
+                            device: context.device_id(),
+                            inode: inode.clone(),
+                            domain: Arc::clone(&domain),
+                            opens: 1,
+                        });
+                        domain
+                    }
+                }
+            }
+        };
+        Ok(Arc::new(Self {
+            context: Arc::clone(context),
+            nowhere: Pd::new(context, engine.next_pd()),
+            domain,
+            users: AtomicUsize::new(0),
+            closed: Mutex::new(false),
+            epoch: fork::epoch(),
+        }))
+    }
+
+    /// The context it was opened in.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Whether both are the same domain.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.domain, &other.domain)
+    }
+
+    /// Makes a target queue pair, in RESET: it answers what an initiator asks and receives into the shared receive queue
+    /// that each request names. Remote keys are looked for in `pd`, or without one in the protection domain of that queue.
+    #[doc(alias = "IBV_QPT_XRC_RECV")]
+    pub fn create_target(
+        self: &Arc<Self>,
+        pd: Option<&Arc<Pd>>,
+        user: u64,
+    ) -> Result<Arc<Qp>, CreateQpError> {
+        if pd.is_some_and(|pd| !Arc::ptr_eq(pd.context(), &self.context)) {
+            return Err(CreateQpError::ForeignPd);
+        }
+        let own_memory = pd.is_some();
+        Qp::assemble(pd.unwrap_or(&self.nowhere), Parts::target(self, own_memory, user))
+    }
+
+    /// Makes a shared receive queue that targets of this domain receive into; its completions go to `cq`.
+    pub fn create_srq(
+        self: &Arc<Self>,
+        pd: &Arc<Pd>,
+        cq: &Arc<CompletionQueue>,
+        init: SrqInit,
+    ) -> Result<Arc<Srq>, CreateSrqError> {
+        Srq::create(pd, init, Some(XrcSrq { xrcd: Arc::clone(self), cq: Arc::clone(cq) }))
+    }
+
+    /// Opens a target queue pair of this domain a second time: it lives until all have closed it. `user` is the caller's
+    /// own, given back in its events.
+    #[doc(alias = "ibv_open_qp")]
+    pub fn open_qp(self: &Arc<Self>, qpn: Qpn, user: u64) -> Result<Arc<QpShare>, OpenQpError> {
+        let table = &self.domain.hub.table;
+        let none = OpenQpError { qpn };
+        let found = table.owns(qpn).then(|| table.get(qpn)).flatten().ok_or(none)?;
+        let qp = found.as_ref().ok_or(none)?;
+        qp.share(self, user).ok_or(none)
+    }
+
+    /// Closes it. Refused while queue pairs or shared receive queues made or opened by it are there. A second call does
+    /// nothing.
+    #[doc(alias = "ibv_close_xrcd")]
+    pub fn close(&self) -> Result<(), Busy> {
+        if self.epoch != fork::epoch() {
+            return Ok(());
+        }
+        let mut closed = self.closed.lock();
+        let users = self.users.load(Ordering::Acquire);
+        if users > 0 {
+            return Err(Busy { users });
+        }
+        if !std::mem::replace(&mut *closed, true) {
+            let mut named = self.context.engine().xrcds().lock();
+            if let Some(at) = named.iter().position(|entry| Arc::ptr_eq(&entry.domain, &self.domain)) {
+                named[at].opens -= 1;
+                if named[at].opens == 0 {
+                    named.swap_remove(at);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Something starts to use it; `false` if it was closed.
+    pub(crate) fn add_user(&self) -> bool {
+        let closed = self.closed.lock();
+        if !*closed {
+            self.users.fetch_add(1, Ordering::AcqRel);
+        }
+        !*closed
+    }
+
+    pub(crate) fn remove_user(&self) {
+        self.users.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn domain(&self) -> &Arc<XrcCore> {
+        &self.domain
+    }
+}
+
+/// A domain that has a name.
+pub(crate) struct Named {
+    device: u32,
+    inode: Inode,
+    domain: Arc<XrcCore>,
+    opens: usize,
+}
+
+/// What makes a shared receive queue one of XRC.
+pub(crate) struct XrcSrq {
+    pub(crate) xrcd: Arc<Xrcd>,
+    pub(crate) cq: Arc<CompletionQueue>,
+}
+
+impl XrcSrq {
+    /// Begins to use both, or none.
+    pub(crate) fn add_users(&self, context: &Arc<Context>) -> Result<(), CreateSrqError> {
+        let ours = |other: &Arc<Context>| Arc::ptr_eq(other, context);
+        if !ours(self.xrcd.context()) || !ours(self.cq.context()) || !self.cq.add_user() {
+            return Err(CreateSrqError::Foreign);
+        }
+        if !self.xrcd.add_user() {
+            self.cq.remove_user();
+            return Err(CreateSrqError::Foreign);
+        }
+        Ok(())
+    }
+}
+
+/// The domain itself.
+pub(crate) struct XrcCore {
+    hub: Arc<Hub>,
+    members: Mutex<Members>,
+}
+
+/// Lanes that its targets are on, once for each, and its queues: whoever polls a queue's completions receives on those.
+#[derive(Default)]
+struct Members {
+    lanes: Vec<Arc<Lane>>,
+    srqs: Vec<Weak<Srq>>,
+}
+
+impl XrcCore {
+    /// Runs `look` on the domain's queue of this number. Wait-free. Numbers of other processes are not here.
+    fn with<R>(&self, number: SrqNumber, look: impl FnOnce(&Srq, &XrcSrq) -> R) -> Option<R> {
+        let qpn = Qpn::new(number.value());
+        let found = self.hub.srqs.owns(qpn).then(|| self.hub.srqs.get(qpn)).flatten()?;
+        let srq = found.as_ref()?;
+        let xrc = srq.xrc().filter(|xrc| std::ptr::eq(Arc::as_ptr(&xrc.xrcd.domain), self))?;
+        Some(look(srq, xrc))
+    }
+
+    /// Where completions of a queue go.
+    pub(crate) fn cq_of(&self, number: SrqNumber) -> Option<Arc<CompletionQueue>> {
+        self.with(number, |_, xrc| Arc::clone(&xrc.cq))
+    }
+
+    pub(crate) fn add_srq(&self, srq: &Arc<Srq>, cq: &CompletionQueue) {
+        let mut members = self.members.lock();
+        members.srqs.push(Arc::downgrade(srq));
+        members.lanes.iter().for_each(|lane| cq.add_lane(lane));
+    }
+
+    pub(crate) fn remove_srq(&self, srq: &Srq, cq: &CompletionQueue) {
+        let mut members = self.members.lock();
+        members.srqs.retain(|known| !std::ptr::eq(known.as_ptr(), srq));
+        members.lanes.iter().for_each(|lane| cq.remove_lane(lane));
+    }
+
+    fn each_cq(members: &Members, mut run: impl FnMut(&CompletionQueue)) {
+        for srq in members.srqs.iter().filter_map(Weak::upgrade) {
+            if let Some(xrc) = srq.xrc() {
+                run(&xrc.cq);
+            }
+        }
+    }
+
+    /// A target came to this lane.
+    pub(crate) fn add_lane(&self, lane: &Arc<Lane>) {
+        let mut members = self.members.lock();
+        members.lanes.push(Arc::clone(lane));
+        Self::each_cq(&members, |cq| cq.add_lane(lane));
+    }
+
+    /// A target left this lane.
+    pub(crate) fn remove_lane(&self, lane: &Arc<Lane>) {
+        let mut members = self.members.lock();
+        if let Some(at) = members.lanes.iter().position(|known| Arc::ptr_eq(known, lane)) {
+            members.lanes.swap_remove(at);
+            Self::each_cq(&members, |cq| cq.remove_lane(lane));
+        }
+    }
+
+    /// Removes what a target that ended left in the completion queues.
+    pub(crate) fn purge(&self, qpn: Qpn) {
+        Self::each_cq(&self.members.lock(), |cq| cq.purge(qpn));
+    }
+}
+
+impl XrcDomain for XrcCore {
+    fn domain_of(&self, number: SrqNumber) -> Option<Domain> {
+        self.with(number, |srq, _| Domain(srq.pd().id().value()))
+    }
+
+    fn take(&self, number: SrqNumber, wqe: &mut RecvWqe) -> Taken {
+        self.with(number, |srq, _| srq.take(wqe)).unwrap_or(Taken::Empty)
+    }
+
+    fn max_sge(&self) -> u32 {
+        MAX_SRQ_SGE
+    }
+}
+
+impl fmt::Debug for XrcCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("XrcCore").finish_non_exhaustive()
+    }
+}
