@@ -13,8 +13,13 @@
 mod arch;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod handler;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod routines;
 
 use std::cell::Cell;
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+use self::arch as routines;
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub use handler::install;
@@ -57,7 +62,7 @@ pub unsafe fn write(to: u64, data: &[u8]) -> Result<(), Fault> {
 pub unsafe fn compare_swap(to: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
     unblock();
     // SAFETY: the caller's.
-    unsafe { arch::compare_swap(to as *mut u64, compare, swap) }
+    unsafe { routines::compare_swap(to as *mut u64, compare, swap) }
 }
 
 /// Adds, wrapping; returns what was there. Sequentially consistent.
@@ -68,7 +73,7 @@ pub unsafe fn compare_swap(to: u64, compare: u64, swap: u64) -> Result<u64, Faul
 pub unsafe fn fetch_add(to: u64, add: u64) -> Result<u64, Fault> {
     unblock();
     // SAFETY: the caller's.
-    unsafe { arch::fetch_add(to as *mut u64, add) }
+    unsafe { routines::fetch_add(to as *mut u64, add) }
 }
 
 /// Unblocks SIGSEGV and SIGBUS for this thread, at its first copy and every 1024th: programs block all signals in their

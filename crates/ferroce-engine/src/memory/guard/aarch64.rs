@@ -10,6 +10,7 @@ use std::arch::global_asm;
 use std::sync::atomic::{Ordering, fence};
 
 use super::Fault;
+use super::routines::Routine;
 
 /// x0: destination, x1: source, x2: length. `$along`: the register whose alignment counts.
 macro_rules! copy {
@@ -171,33 +172,19 @@ global_asm!(
     ".popsection",
 );
 
-#[repr(C)]
-struct Word {
-    value: u64,
-    faulted: u64,
-}
-
 unsafe extern "C" {
     fn ferroce_guard_copy_in(to: *mut u8, from: *const u8, len: usize) -> usize;
     fn ferroce_guard_copy_out(to: *mut u8, from: *const u8, len: usize) -> usize;
-    fn ferroce_guard_compare_swap(word: *mut u64, compare: u64, swap: u64) -> Word;
-    fn ferroce_guard_fetch_add(word: *mut u64, add: u64) -> Word;
     static ferroce_guard_copy_in_end: u8;
     static ferroce_guard_copy_out_end: u8;
-    static ferroce_guard_compare_swap_end: u8;
-    static ferroce_guard_fetch_add_end: u8;
 }
 
-/// Where execution goes on when the instruction at `ip` faulted; `None` when it is none of ours. Async-signal-safe.
-pub(super) fn resume_at(ip: usize) -> Option<usize> {
-    let routines: [(*const (), *const u8); 4] = [
+/// The routines that copy.
+pub(super) fn copies() -> [Routine; 2] {
+    [
         (ferroce_guard_copy_in as *const (), &raw const ferroce_guard_copy_in_end),
         (ferroce_guard_copy_out as *const (), &raw const ferroce_guard_copy_out_end),
-        (ferroce_guard_compare_swap as *const (), &raw const ferroce_guard_compare_swap_end),
-        (ferroce_guard_fetch_add as *const (), &raw const ferroce_guard_fetch_add_end),
-    ];
-    let hit = routines.iter().find(|(start, end)| (*start as usize..*end as usize).contains(&ip));
-    hit.map(|&(_, end)| end as usize)
+    ]
 }
 
 /// Reads and sets the interrupted thread's instruction pointer.
@@ -231,22 +218,4 @@ pub(super) unsafe fn copy_in(to: *mut u8, from: *const u8, len: usize) -> Result
     // SAFETY: the rest of the same ranges.
     let left = unsafe { ferroce_guard_copy_in(to.wrapping_add(most), from.wrapping_add(most), last) };
     if left == 0 { Ok(()) } else { Err(Fault) }
-}
-
-/// # Safety
-///
-/// `word` may be any address that is a multiple of 8 and that no Rust reference reaches.
-pub(super) unsafe fn compare_swap(word: *mut u64, compare: u64, swap: u64) -> Result<u64, Fault> {
-    // SAFETY: the routine touches the eight bytes at `word` alone; a fault on them ends it early.
-    let Word { value, faulted } = unsafe { ferroce_guard_compare_swap(word, compare, swap) };
-    if faulted == 0 { Ok(value) } else { Err(Fault) }
-}
-
-/// # Safety
-///
-/// As for [`compare_swap`].
-pub(super) unsafe fn fetch_add(word: *mut u64, add: u64) -> Result<u64, Fault> {
-    // SAFETY: as in `compare_swap`.
-    let Word { value, faulted } = unsafe { ferroce_guard_fetch_add(word, add) };
-    if faulted == 0 { Ok(value) } else { Err(Fault) }
 }

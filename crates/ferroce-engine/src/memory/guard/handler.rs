@@ -12,7 +12,7 @@ use std::sync::{Mutex, TryLockError};
 
 use libc::{c_int, c_void, sigaction, siginfo_t};
 
-use super::arch;
+use super::{arch, routines};
 
 /// How often we can come on top of another foreign handler of a signal.
 const ENTRIES: usize = 16;
@@ -119,7 +119,7 @@ extern "C" fn entry<const SIGNAL: c_int, const PLACE: usize>(
     if fault {
         // SAFETY: the third argument of such a handler is the interrupted thread's ucontext, ours to change.
         let ip = arch::instruction_pointer(unsafe { &mut *context.cast::<libc::ucontext_t>() });
-        if let Some(end) = arch::resume_at(*ip as usize) {
+        if let Some(end) = routines::resume_at(*ip as usize) {
             *ip = end as _;
             return;
         }
