@@ -11,7 +11,7 @@ use ferroce_proto::{
     QueuePair, Service, WorkCompletion,
 };
 use ferroce_sim::{Datagram, Network, PcapFile};
-use ferroce_wire::{BatchLimits, Flow, IcrcStatus, Instant, Packet, PathMtu, Psn, Qpn, TxBatch, icrc};
+use ferroce_wire::{BatchLimits, Flow, IcrcStatus, Instant, Packet, PathMtu, Psn, Qkey, Qpn, TxBatch, icrc};
 
 /// A datagram on the simulated network.
 #[derive(Clone, Debug)]
@@ -59,6 +59,7 @@ pub struct Setup {
     pub rcvbuf: usize,
     pub early_resends: bool,
     pub access: QpAccess,
+    pub service: Service,
 }
 
 impl Default for Setup {
@@ -81,12 +82,15 @@ impl Default for Setup {
             rcvbuf: 1 << 20,
             early_resends: true,
             access: QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ | QpAccess::REMOTE_ATOMIC,
+            service: Service::Rc,
         }
     }
 }
 
 pub const ADDRESSES: [IpAddr; 2] =
     [IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2))];
+/// Of every queue pair of datagrams.
+pub const QKEY: Qkey = Qkey::new(0x1234_5678);
 pub const QPNS: [Qpn; 2] = [Qpn::new(0x01_0011), Qpn::new(0x02_0022)];
 
 pub fn flow(from: usize) -> Flow {
@@ -108,7 +112,7 @@ impl Setup {
     pub fn with_budget(&self, side: usize, budget: Arc<Budget>) -> QueuePair {
         QueuePair::new(QpConfig {
             qpn: QPNS[side],
-            service: Service::Rc,
+            service: self.service,
             caps: self.caps,
             srq: None,
             sq_sig_all: false,
@@ -128,6 +132,7 @@ impl Setup {
             sq_psn: Psn::new(self.psn[side]),
             dest_qp: QPNS[1 - side],
             access: self.access,
+            qkey: QKEY,
             path: flow(side),
             max_rd_atomic: self.rd_atomic,
             max_dest_rd_atomic: self.rd_atomic,
@@ -139,24 +144,34 @@ impl Setup {
         }
     }
 
+    /// The attributes that the step to a state needs.
+    pub fn mask(&self, to: QpState) -> QpAttrMask {
+        use QpAttrMask as M;
+        let connection = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN;
+        let reliable = self.service == Service::Rc;
+        match (to, self.service) {
+            (QpState::Init, Service::Ud) => M::PKEY_INDEX | M::PORT | M::QKEY,
+            (QpState::Init, _) => M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS,
+            (QpState::Rtr, Service::Ud) => M::empty(),
+            (QpState::Rtr, _) if reliable => connection | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
+            (QpState::Rtr, _) => connection,
+            (QpState::Rts, _) if reliable => {
+                M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC
+            }
+            (QpState::Rts, _) => M::SQ_PSN,
+            _ => M::empty(),
+        }
+    }
+
     /// Takes a queue pair from RESET to `state`.
     pub fn bring(&self, qp: &mut QueuePair, side: usize, state: QpState) {
-        use QpAttrMask as M;
-        let steps = [
-            (QpState::Init, M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS),
-            (
-                QpState::Rtr,
-                M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
-            ),
-            (QpState::Rts, M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC),
-            (QpState::Sqd, M::empty()),
-        ];
+        let steps = [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd].map(|to| (to, self.mask(to)));
         for (next, mask) in steps {
             if qp.state() == state {
                 return;
             }
             let attr = QpAttr { state: next, ..self.attr(side) };
-            qp.modify(Instant::ZERO, &attr, mask | M::STATE).unwrap();
+            qp.modify(Instant::ZERO, &attr, mask | QpAttrMask::STATE).unwrap();
         }
         assert_eq!(qp.state(), state);
     }
