@@ -1,6 +1,6 @@
 //! Contexts: opened devices.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +13,7 @@ use crate::call;
 use crate::device::DeviceHandle;
 use crate::errno::Errno;
 use crate::handle::{Handle, Live, Pool};
+use crate::import::{self, Origin};
 use crate::log;
 use crate::ops;
 
@@ -23,7 +24,9 @@ pub(crate) type ContextHandle = Handle<abi::verbs_context, LiveContext, Dead>;
 /// What makes a context live.
 pub(crate) struct LiveContext {
     pub(crate) engine: Arc<Context>,
-    /// For programs that duplicate or poll it; nothing ever happens on it.
+    /// The same for a context and those imported from it.
+    pub(crate) origin: Origin,
+    /// For programs that duplicate it, to import the device by.
     _command: OwnedFd,
 }
 
@@ -97,35 +100,38 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut abi::ibv_device) -> *mut a
     call::pointer(|_| {
         log::install();
         let device = DeviceHandle::from_c(device)?;
-        let engine = Context::open(&device.name)?;
-        let command = command_fd()?;
-        let context = abi::ibv_context {
-            device: device.c(),
-            ops: ops::CONTEXT_OPS,
-            cmd_fd: command.as_raw_fd(),
-            async_fd: engine.async_events().fd().as_raw_fd(),
-            num_comp_vectors: c_int::try_from(engine.num_comp_vectors()).unwrap_or(c_int::MAX),
-            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-            abi_compat: ptr::without_provenance_mut::<c_void>(usize::MAX),
-        };
-        let handle = POOL.take(ops::verbs_context(context));
-        handle.extra.0.store(false, Ordering::Relaxed);
-        // The device may be gone at any time from here on.
-        engine.on_fatal(|| handle.extra.0.store(true, Ordering::Relaxed));
-        POOL.enliven(handle, LiveContext { engine, _command: command });
-        Ok(handle.public())
+        let (command, _) = import::command_file()?;
+        open(device, command).map_err(|(_, errno)| errno)
     })
 }
 
-/// A descriptor of the context's own.
-fn command_fd() -> Result<OwnedFd, Errno> {
-    // SAFETY: no preconditions.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(std::io::Error::last_os_error().into());
-    }
-    // SAFETY: just made, and nobody else has it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+/// A context of `device` whose `cmd_fd` is `command`, which comes back if there is none to be had.
+pub(crate) fn open(
+    device: &'static DeviceHandle,
+    command: OwnedFd,
+) -> Result<*mut abi::ibv_context, (OwnedFd, Errno)> {
+    let opened = Origin::of(command.as_raw_fd())
+        .and_then(|origin| Context::open(&device.name).map(|engine| (origin, engine)).map_err(Errno::from));
+    let (origin, engine) = match opened {
+        Ok(opened) => opened,
+        Err(errno) => return Err((command, errno)),
+    };
+    let context = abi::ibv_context {
+        device: device.c(),
+        ops: ops::CONTEXT_OPS,
+        cmd_fd: command.as_raw_fd(),
+        async_fd: engine.async_events().fd().as_raw_fd(),
+        num_comp_vectors: c_int::try_from(engine.num_comp_vectors()).unwrap_or(c_int::MAX),
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        abi_compat: ptr::without_provenance_mut::<c_void>(usize::MAX),
+    };
+    let handle = POOL.take(ops::verbs_context(context));
+    handle.extra.0.store(false, Ordering::Relaxed);
+    // The device may be gone at any time from here on.
+    engine.on_fatal(|| handle.extra.0.store(true, Ordering::Relaxed));
+    import::opened(origin, device);
+    POOL.enliven(handle, LiveContext { engine, origin, _command: command });
+    Ok(handle.public())
 }
 
 /// Closes the context. Objects made in it are dead from then on.
@@ -139,6 +145,7 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut abi::ibv_context) -> c_i
         let handle = unsafe { ContextHandle::of(context) }?;
         POOL.end(handle, |live| {
             live.engine.close();
+            import::closed(live.origin);
             Ok(())
         })
     })

@@ -19,6 +19,7 @@ pub mod errno;
 pub mod events;
 pub mod fork;
 mod handle;
+pub mod import;
 mod log;
 pub mod mcast;
 pub mod mr;

@@ -6,10 +6,11 @@ use core::ffi::{c_int, c_uint, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::{Access, Mr, MrChange};
 
-use crate::call;
+use crate::call::{self, Owner};
 use crate::context::ContextHandle;
 use crate::errno::Errno;
 use crate::handle::{Handle, Pool};
+use crate::import::Registry;
 use crate::pd;
 
 /// A memory region.
@@ -22,6 +23,9 @@ struct LiveMr {
 }
 
 static POOL: Pool<abi::ibv_mr, LiveMr> = Pool::new();
+
+/// Registrations by number, for `ibv_import_mr`.
+pub(crate) static REGISTRY: Registry<Mr> = Registry::new();
 
 /// The live region behind a program's pointer.
 ///
@@ -63,12 +67,49 @@ fn publish(
     engine: Arc<Mr>,
     addr: *mut c_void,
 ) -> *mut abi::ibv_mr {
+    let number = pd::next_number();
+    if let Ok(live) = context.live() {
+        REGISTRY.insert(number, live.origin, &engine);
+    }
+    publish_numbered(pd, context, engine, addr, number)
+}
+
+/// A region under another pointer; where it lies is the importer's to know.
+pub(crate) fn import(
+    pd: *mut abi::ibv_pd,
+    context: &'static ContextHandle,
+    engine: Arc<Mr>,
+    number: u32,
+) -> *mut abi::ibv_mr {
+    publish_numbered(pd, context, engine, std::ptr::null_mut(), number)
+}
+
+/// Ends a handle and leaves the registration alone.
+///
+/// # Safety
+///
+/// `mr` is NULL or came from a registration.
+pub(crate) unsafe fn forget(owner: &Owner, mr: *mut abi::ibv_mr) -> Result<(), Errno> {
+    // SAFETY: as the caller says.
+    let handle = unsafe { MrHandle::from_c(mr) }?;
+    owner.is(handle.live()?.context)?;
+    POOL.end(handle, |_| Ok(()))
+}
+
+/// The handle of a registration that has its number.
+fn publish_numbered(
+    pd: *mut abi::ibv_pd,
+    context: &'static ContextHandle,
+    engine: Arc<Mr>,
+    addr: *mut c_void,
+    number: u32,
+) -> *mut abi::ibv_mr {
     let mr = POOL.take(abi::ibv_mr {
         context: context.public(),
         pd,
         addr,
         length: engine.len(),
-        handle: pd::next_number(),
+        handle: number,
         lkey: engine.lkey().value(),
         rkey: engine.rkey().value(),
     });
@@ -237,6 +278,11 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut abi::ibv_mr) -> c_int {
         // SAFETY: as the caller says.
         let handle = unsafe { MrHandle::from_c(mr) }?;
         owner.is(handle.live()?.context)?;
-        POOL.end(handle, |live| Ok(live.engine.dereg()?))
+        POOL.end(handle, |live| {
+            live.engine.dereg()?;
+            // SAFETY: `c()` points to a whole ibv_mr; this member never changes.
+            REGISTRY.remove(unsafe { (*handle.c()).handle });
+            Ok(())
+        })
     })
 }

@@ -11,6 +11,7 @@ use crate::call::{self, Owner};
 use crate::context::{self, ContextHandle};
 use crate::errno::Errno;
 use crate::handle::{Handle, Live, Pool};
+use crate::import::Registry;
 
 /// A protection domain.
 pub(crate) type PdHandle = Handle<abi::ibv_pd, LivePd>;
@@ -58,9 +59,25 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut abi::ibv_context) -> *mut ab
     })
 }
 
+/// Domains by number, for `ibv_import_pd`.
+pub(crate) static REGISTRY: Registry<Pd> = Registry::new();
+
 /// The program's pointer to a new domain of the engine.
 pub(crate) fn make(context: &'static ContextHandle, engine: Arc<Pd>) -> *mut abi::ibv_pd {
-    let pd = POOL.take(abi::ibv_pd { context: context.public(), handle: next_number() });
+    let number = next_number();
+    if let Ok(live) = context.live() {
+        REGISTRY.insert(number, live.origin, &engine);
+    }
+    make_numbered(context, engine, number)
+}
+
+/// The same, under a number that it has already.
+pub(crate) fn make_numbered(
+    context: &'static ContextHandle,
+    engine: Arc<Pd>,
+    number: u32,
+) -> *mut abi::ibv_pd {
+    let pd = POOL.take(abi::ibv_pd { context: context.public(), handle: number });
     POOL.enliven(pd, LivePd { engine, context });
     pd.c()
 }
@@ -74,6 +91,22 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut abi::ibv_pd) -> c_int {
     call::code(|owner| {
         // SAFETY: as the caller says.
         let (handle, _) = unsafe { enter(owner, pd) }?;
-        POOL.end(handle, |live| Ok(live.engine.dealloc()?))
+        POOL.end(handle, |live| {
+            live.engine.dealloc()?;
+            // SAFETY: `c()` points to a whole ibv_pd; this member never changes.
+            REGISTRY.remove(unsafe { (*handle.c()).handle });
+            Ok(())
+        })
     })
+}
+
+/// Ends an imported domain's handle and leaves the domain alone; EINVAL for one that is not imported.
+///
+/// # Safety
+///
+/// As for [`enter`].
+pub(crate) unsafe fn forget(owner: &Owner, pd: *mut abi::ibv_pd) -> Result<(), Errno> {
+    // SAFETY: as the caller says.
+    let (handle, live) = unsafe { enter(owner, pd) }?;
+    if live.engine.is_imported() { POOL.end(handle, |_| Ok(())) } else { Err(Errno::EINVAL) }
 }

@@ -135,6 +135,11 @@ fn shared_receive_queues() {
 }
 
 #[test]
+fn objects_imported_within_a_process() {
+    passes("imports");
+}
+
+#[test]
 fn every_verb_refuses_what_it_does_not_know() {
     passes("every_verb");
 }

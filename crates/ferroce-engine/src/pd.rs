@@ -13,11 +13,31 @@ use crate::{Ah, Context, Mr, Mw, Qp, Srq, SrqInit, fork};
 pub struct Pd {
     context: Arc<Context>,
     id: PdId,
-    /// Of a parent domain: what it was made from.
-    base: Option<(Arc<Pd>, Option<Arc<ThreadDomain>>)>,
+    base: Base,
     users: AtomicUsize,
     deallocated: AtomicBool,
     epoch: u64,
+}
+
+/// What a domain stands on.
+enum Base {
+    /// Nothing: it is one of the device's.
+    Own,
+    /// A parent domain: what it was made from.
+    Parent(Arc<Pd>, Option<Arc<ThreadDomain>>),
+    /// The same domain, imported into another context.
+    Import(Arc<Pd>),
+}
+
+impl Drop for Pd {
+    fn drop(&mut self) {
+        // An import that was forgotten, not deallocated, and whose objects are gone.
+        if let Base::Import(original) = &self.base
+            && !self.deallocated.load(Ordering::Acquire)
+        {
+            original.remove_user();
+        }
+    }
 }
 
 impl Pd {
@@ -25,7 +45,7 @@ impl Pd {
         Arc::new(Self {
             context: Arc::clone(context),
             id,
-            base: None,
+            base: Base::Own,
             users: AtomicUsize::new(0),
             deallocated: AtomicBool::new(false),
             epoch: fork::epoch(),
@@ -39,7 +59,7 @@ impl Pd {
     #[doc(alias = "ibv_alloc_parent_domain")]
     pub fn parent_domain(self: &Arc<Self>, td: Option<&Arc<ThreadDomain>>) -> Option<Arc<Self>> {
         let foreign = td.is_some_and(|td| !Arc::ptr_eq(&td.context, &self.context));
-        if foreign || self.base.is_some() {
+        if foreign || self.is_parent_domain() {
             return None;
         }
         self.add_user();
@@ -47,7 +67,7 @@ impl Pd {
         Some(Arc::new(Self {
             context: Arc::clone(&self.context),
             id: self.id,
-            base: Some((Arc::clone(self), td.cloned())),
+            base: Base::Parent(Arc::clone(self), td.cloned()),
             users: AtomicUsize::new(0),
             deallocated: AtomicBool::new(false),
             epoch: fork::epoch(),
@@ -56,7 +76,27 @@ impl Pd {
 
     /// Made by [`Self::parent_domain`].
     pub fn is_parent_domain(&self) -> bool {
-        self.base.is_some()
+        matches!(self.base, Base::Parent(..))
+    }
+
+    /// The same domain in another context of the device. The domain cannot end before the import does: by
+    /// [`Self::dealloc`] of the import, which ends both, or when it and its objects are dropped.
+    #[doc(alias = "ibv_import_pd")]
+    pub fn import(self: &Arc<Self>, context: &Arc<Context>) -> Arc<Self> {
+        self.add_user();
+        Arc::new(Self {
+            context: Arc::clone(context),
+            id: self.id,
+            base: Base::Import(Arc::clone(self)),
+            users: AtomicUsize::new(0),
+            deallocated: AtomicBool::new(false),
+            epoch: fork::epoch(),
+        })
+    }
+
+    /// Made by [`Self::import`].
+    pub fn is_imported(&self) -> bool {
+        matches!(self.base, Base::Import(_))
     }
 
     /// The context it was made in.
@@ -132,11 +172,19 @@ impl Pd {
             return Ok(());
         }
         match &self.base {
-            Some((base, td)) => {
+            Base::Parent(base, td) => {
                 base.remove_user();
                 td.as_ref().inspect(|td| td.remove_user());
             }
-            None => {
+            Base::Import(original) => {
+                original.remove_user();
+                if let Err(busy) = original.dealloc() {
+                    original.add_user();
+                    self.deallocated.store(false, Ordering::Release);
+                    return Err(busy);
+                }
+            }
+            Base::Own => {
                 self.context.engine().pds().give_back();
                 self.context.engine().objects_changed();
             }

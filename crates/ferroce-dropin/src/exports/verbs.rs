@@ -69,10 +69,10 @@ exports! {
     default "ibv_get_device_name" "IBVERBS_1.1" = device::ibv_get_device_name;
     default "ibv_get_pkey_index" "IBVERBS_1.5" = query::ibv_get_pkey_index;
     default "ibv_get_sysfs_path" "IBVERBS_1.0" = sysfs::ibv_get_sysfs_path;
-    default "ibv_import_device" "IBVERBS_1.10" = refused::null_not_supported, "no objects shared between processes";
+    default "ibv_import_device" "IBVERBS_1.10" = import::ibv_import_device;
     default "ibv_import_dm" "IBVERBS_1.13" = refused::null_not_supported, "no device memory";
-    default "ibv_import_mr" "IBVERBS_1.10" = refused::null_not_supported, "no objects shared between processes";
-    default "ibv_import_pd" "IBVERBS_1.10" = refused::null_not_supported, "no objects shared between processes";
+    default "ibv_import_mr" "IBVERBS_1.10" = import::ibv_import_mr;
+    default "ibv_import_pd" "IBVERBS_1.10" = import::ibv_import_pd;
     default "ibv_inc_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
     default "ibv_inc_err_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
     default "ibv_init_ah_from_wc" "IBVERBS_1.1" = ah::ibv_init_ah_from_wc;
@@ -123,8 +123,8 @@ exports! {
     default "ibv_set_ece" "IBVERBS_1.10" = refused::errno_not_supported, "no enhanced connection establishment";
     default "ibv_set_err_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
     default "ibv_unimport_dm" "IBVERBS_1.13" = refused::nothing, "no device memory";
-    default "ibv_unimport_mr" "IBVERBS_1.10" = refused::nothing, "no objects shared between processes";
-    default "ibv_unimport_pd" "IBVERBS_1.10" = refused::nothing, "no objects shared between processes";
+    default "ibv_unimport_mr" "IBVERBS_1.10" = import::ibv_unimport_mr;
+    default "ibv_unimport_pd" "IBVERBS_1.10" = import::ibv_unimport_pd;
     default "ibv_wc_status_str" "IBVERBS_1.1" = strings::ibv_wc_status_str;
     default "mbps_to_ibv_rate" "IBVERBS_1.1" = rates::mbps_to_ibv_rate;
     default "mult_to_ibv_rate" "IBVERBS_1.0" = rates::mult_to_ibv_rate;
