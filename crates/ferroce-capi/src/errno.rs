@@ -362,6 +362,7 @@ impl From<PostSendError> for Errno {
             | PostSendError::MessageTooLong { .. }
             | PostSendError::AtomicLength { .. }
             | PostSendError::AtomicMisaligned
+            | PostSendError::FlushKind
             | PostSendError::NoReadAtomicDepth => Self::EINVAL,
         }
     }

@@ -169,12 +169,14 @@ fn send_op(wr: &abi::ibv_send_wr) -> Result<SendOp, Errno> {
             Ok(SendOp::FetchAdd { remote, add })
         }
         abi::IBV_WR_LOCAL_INV => Ok(SendOp::LocalInvalidate(invalidate())),
+        abi::IBV_WR_ATOMIC_WRITE => Ok(SendOp::AtomicWrite { remote: remote() }),
         abi::IBV_WR_BIND_MW => {
             // SAFETY: the union's members are plain integers and pointers, which any bits are.
             let bind = unsafe { wr.unnamed_2.bind_mw };
             // SAFETY: a window and a region, as the caller of `post_send` says.
             unsafe { mw::operation(bind.mw, bind.rkey, &bind.bind_info, MwType::Two) }
         }
+        // Also IBV_WR_FLUSH: the structure has no place for what kind of flush, so only `ibv_wr_flush` asks for one.
         _ => Err(Errno::EINVAL),
     }
 }

@@ -3,7 +3,7 @@
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::{MwType, Remote, SendBatch, SendOp, SendTo, SendWr, Sge};
-use ferroce_wire::{Imm, Lkey, Rkey, SrqNumber};
+use ferroce_wire::{Feth, Imm, Lkey, Rkey, SrqNumber};
 use parking_lot::Mutex;
 
 use crate::ah;
@@ -22,6 +22,8 @@ const RC_OPS: u64 = (abi::IBV_QP_EX_WITH_RDMA_WRITE
     | abi::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
     | abi::IBV_QP_EX_WITH_LOCAL_INV
     | abi::IBV_QP_EX_WITH_BIND_MW
+    | abi::IBV_QP_EX_WITH_ATOMIC_WRITE
+    | abi::IBV_QP_EX_WITH_FLUSH
     | abi::IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
 
 /// The same for UC.
@@ -343,6 +345,43 @@ builders! {
     wr_local_inv(rkey: u32) => SendOp::LocalInvalidate(Rkey::new(rkey));
 }
 
+/// A whole request: eight octets, copied now, for the peer to store as one word.
+unsafe extern "C" fn wr_atomic_write(
+    qp: *mut abi::ibv_qp_ex,
+    rkey: u32,
+    remote_addr: u64,
+    atomic_wr: *const c_void,
+) {
+    let op = SendOp::AtomicWrite { remote: remote(rkey, remote_addr) };
+    let word = [Sge { addr: atomic_wr.expose_provenance() as u64, length: 8, lkey: Lkey::new(0) }];
+    // SAFETY: C calls it with the queue pair that it is a member of.
+    unsafe { build(qp, op) };
+    // SAFETY: as above. A pointer to nothing makes the batch fail.
+    unsafe { set(qp, Ok(&word), true) }
+}
+
+/// Starts a request that flushes. `len` beyond what a message can be, and types and levels that are none, make the batch
+/// fail with EINVAL.
+unsafe extern "C" fn wr_flush(
+    qp: *mut abi::ibv_qp_ex,
+    rkey: u32,
+    remote_addr: u64,
+    len: usize,
+    placement: u8,
+    selectivity: u8,
+) {
+    let remote = remote(rkey, remote_addr);
+    match u32::try_from(len) {
+        Ok(length) => {
+            let feth = Feth { placement, selectivity };
+            // SAFETY: C calls it with the queue pair that it is a member of.
+            unsafe { build(qp, SendOp::Flush { remote, length, feth }) }
+        }
+        // SAFETY: as above.
+        Err(_) => unsafe { with(qp, |_, state| state.fail(Errno::EINVAL)) },
+    }
+}
+
 /// Starts a request that binds a type 2 window.
 unsafe extern "C" fn wr_bind_mw(
     qp: *mut abi::ibv_qp_ex,
@@ -377,8 +416,6 @@ macro_rules! refused {
 
 refused! {
     wr_send_tso(*mut c_void, u16, u16);
-    wr_atomic_write(u32, u64, *const c_void);
-    wr_flush(u32, u64, usize, u8, u8);
 }
 
 /// Sets the destination of the request that was started last, before its data or after.

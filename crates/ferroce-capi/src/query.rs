@@ -4,6 +4,7 @@ use std::ptr;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
+use ferroce_engine::memory::guard::CAN_PERSIST;
 use ferroce_engine::{DeviceAttr, GidEntry, GidType, PortAttr};
 
 use crate::call::{self, Owner};
@@ -35,6 +36,10 @@ unsafe fn write_prefix<T: Copy>(target: *mut T, room: usize, value: &T) {
     // SAFETY: not more than either side has; the caller's memory does not overlap our value.
     unsafe { target.cast::<u8>().copy_from_nonoverlapping(ptr::from_ref(value).cast(), known) };
 }
+
+/// Capabilities beyond the first 32, numbered as the kernel's `ib_uverbs_device_cap_flags`: flush to where all see it, flush
+/// to persistent memory (of what can be registered for that), atomic write.
+const CAPS_EX: u64 = 1 << 38 | (CAN_PERSIST as u64) << 39 | 1 << 40;
 
 fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
     let int = |value: u32| c_int::try_from(value).unwrap_or(c_int::MAX);
@@ -140,7 +145,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         all.completion_timestamp_mask = u64::MAX;
         all.hca_core_clock = CORE_CLOCK;
         all.cq_mod_caps = abi::ibv_cq_moderation_caps { max_cq_count: u16::MAX, max_cq_period: u16::MAX };
-        all.device_cap_flags_ex = u64::from(plain.device_cap_flags);
+        all.device_cap_flags_ex = u64::from(plain.device_cap_flags) | CAPS_EX;
         all.phys_port_cnt_ex = u32::from(plain.phys_port_cnt);
         all.orig_attr = plain;
         // SAFETY: the caller gives `attr_size` octets; the structure is plain data.

@@ -120,6 +120,11 @@ fn thread_and_parent_domains() {
 }
 
 #[test]
+fn atomics_atomic_writes_and_flushes() {
+    passes("words");
+}
+
+#[test]
 fn memory_windows() {
     passes("windows");
 }

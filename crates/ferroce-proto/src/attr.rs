@@ -95,6 +95,10 @@ bitflags! {
         const REMOTE_READ = 1 << 2;
         /// `IBV_ACCESS_REMOTE_ATOMIC`.
         const REMOTE_ATOMIC = 1 << 3;
+        /// `IBV_ACCESS_FLUSH_GLOBAL`.
+        const FLUSH_GLOBAL = 1 << 8;
+        /// `IBV_ACCESS_FLUSH_PERSISTENT`.
+        const FLUSH_PERSISTENT = 1 << 9;
         const _ = !0;
     }
 }

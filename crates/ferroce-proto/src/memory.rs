@@ -1,6 +1,6 @@
 //! How the state machines touch memory.
 
-use ferroce_wire::{Lkey, Rkey};
+use ferroce_wire::{Feth, Lkey, Rkey};
 
 use crate::{Bind, Domain, Sge};
 
@@ -20,7 +20,7 @@ pub trait Memory {
     fn write_local(&mut self, lkey: Lkey, addr: u64, data: &[u8]) -> Result<(), MemoryError>;
     /// Copies from the program's own, unregistered memory: inline data while it is posted.
     fn read_inline(&self, addr: u64, out: &mut [u8]) -> Result<(), MemoryError>;
-    /// Whether the peer may access this range. For [`RemoteAccess::Atomic`] that includes alignment.
+    /// Whether the peer may access this range. For [`RemoteAccess::Atomic`] and [`RemoteAccess::AtomicWrite`] that includes alignment.
     fn check_remote(&self, rkey: Rkey, addr: u64, len: u64, access: RemoteAccess) -> Result<(), MemoryError>;
     /// Copies out for a READ of the peer's.
     fn read_remote(&self, rkey: Rkey, addr: u64, out: &mut [u8]) -> Result<(), MemoryError>;
@@ -34,6 +34,11 @@ pub trait Memory {
     /// From now on keys are looked for in this protection domain, or with `None` again in the queue pair's: the WQEs of a
     /// shared receive queue name memory of that queue's domain. Nothing to do where there is one domain only.
     fn enter(&mut self, _domain: Option<Domain>) {}
+    /// Stores eight octets (as they lie in memory) by one aligned store, behind everything written before.
+    fn atomic_write(&mut self, rkey: Rkey, addr: u64, octets: [u8; 8]) -> Result<(), MemoryError>;
+    /// Brings what was written before, to the `len` octets at `addr` or to all that the key stands for, to where `feth`
+    /// wants it. Checks the key also for a length of zero.
+    fn flush(&mut self, rkey: Rkey, addr: u64, len: u64, feth: Feth) -> Result<(), MemoryError>;
     /// Ends a key that may be invalidated by work requests (type 2 windows), by ours or by the peer's.
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), MemoryError>;
     /// Binds a memory window.
@@ -49,6 +54,8 @@ pub enum RemoteAccess {
     Write,
     /// Compare-and-swap and fetch-and-add.
     Atomic,
+    /// ATOMIC WRITE: as WRITE, and aligned.
+    AtomicWrite,
 }
 
 /// Why memory was not touched.

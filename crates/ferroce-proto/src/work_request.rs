@@ -1,7 +1,7 @@
 //! What the application asks for.
 
 use bitflags::bitflags;
-use ferroce_wire::{Flow, Imm, Lkey, Qkey, Qpn, Rkey, SrqNumber};
+use ferroce_wire::{Feth, Flow, Imm, Lkey, Qkey, Qpn, Rkey, SrqNumber};
 
 /// A piece of local memory (`ibv_sge`, and laid out as it).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -51,6 +51,18 @@ pub enum SendOp {
     FetchAdd {
         remote: Remote,
         add: u64,
+    },
+    /// Stores the eight octets of payload as one word, behind everything before it.
+    AtomicWrite {
+        remote: Remote,
+    },
+    /// Waits until earlier writes and atomics of this queue pair are where all see them, or where they survive.
+    Flush {
+        remote: Remote,
+        /// Octets.
+        length: u32,
+        /// Where to, and whether the whole region of the key (then address and length mean nothing).
+        feth: Feth,
     },
     /// Ends a key of our own when everything before it has completed.
     LocalInvalidate(Rkey),
@@ -145,9 +157,20 @@ pub struct RecvWr<'a> {
 }
 
 impl SendOp {
+    /// It has an answer of its own instead of an acknowledgement, and takes one of the responder's resources (IBTA
+    /// 9.4.5, A19.4).
+    pub(crate) const fn is_answered(&self) -> bool {
+        self.writes_local() || matches!(self, Self::AtomicWrite { .. } | Self::Flush { .. })
+    }
+
     /// Data flows towards us: the local memory is written.
-    pub(crate) const fn is_read_or_atomic(&self) -> bool {
+    pub(crate) const fn writes_local(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+
+    /// Its request has a payload, which may be inline.
+    pub(crate) const fn has_payload(&self) -> bool {
+        !(self.writes_local() || self.is_local() || matches!(self, Self::Flush { .. }))
     }
 
     pub(crate) const fn is_atomic(&self) -> bool {

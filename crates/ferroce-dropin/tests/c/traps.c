@@ -135,7 +135,7 @@ static void query_device_ex_writes_what_it_may(void)
 	/* Behind the last member is padding. */
 	CHECK(!memcmp(&plain, &attr.orig_attr, offsetof(struct ibv_device_attr, phys_port_cnt) + 1));
 	CHECK(attr.comp_mask == 0 && attr.odp_caps.general_caps == 0 && attr.max_dm_size == 0);
-	CHECK(attr.phys_port_cnt_ex == 1 && attr.device_cap_flags_ex == plain.device_cap_flags);
+	CHECK(attr.phys_port_cnt_ex == 1 && (uint32_t)attr.device_cap_flags_ex == plain.device_cap_flags);
 	CHECK(ibv_query_device_ex(context, &input, &attr) == 0);
 	input.comp_mask = 1;
 	CHECK(verbs->query_device_ex(context, &input, &attr, sizeof(attr)) == EINVAL);

@@ -76,6 +76,27 @@ pub unsafe fn fetch_add(to: u64, add: u64) -> Result<u64, Fault> {
     unsafe { routines::fetch_add(to as *mut u64, add) }
 }
 
+/// Stores one word, behind everything written before; who sees it sees that too, and never a part of it.
+///
+/// # Safety
+///
+/// As for [`compare_swap`].
+pub unsafe fn store(to: u64, value: [u8; 8]) -> Result<(), Fault> {
+    unblock();
+    // SAFETY: the caller's.
+    unsafe { routines::store(to as *mut u64, value) }
+}
+
+/// Whether [`persist`] can be had here.
+pub const CAN_PERSIST: bool = arch::CAN_PERSIST;
+
+/// Writes what the processor's caches hold of `len` bytes back to where they are kept, and waits for it. Takes some
+/// nanoseconds a cache line.
+pub fn persist(from: u64, len: u64) -> Result<(), Fault> {
+    unblock();
+    arch::persist(from, len)
+}
+
 /// Unblocks SIGSEGV and SIGBUS for this thread, at its first copy and every 1024th: programs block all signals in their
 /// worker threads. Nothing is lost by it: a thread that faults with these blocked dies.
 #[inline]

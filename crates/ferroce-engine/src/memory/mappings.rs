@@ -1,7 +1,7 @@
 //! What the process has mapped where, asked from the kernel.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
 
 /// Whether each byte of `len` at `addr` is mapped, with read permission, or write permission if `write`.
@@ -20,6 +20,41 @@ pub(super) fn permit(addr: u64, len: u64, write: bool) -> io::Result<bool> {
         Some(answer) => Ok(answer),
         None => range.read(file),
     }
+}
+
+/// Whether each byte of `len` at `addr` is persistent memory whose file system lets us see to it ourselves that what is
+/// written survives: a DAX file mapped with `MAP_SYNC`.
+pub(super) fn persist(addr: u64, len: u64) -> io::Result<bool> {
+    let Some(end) = addr.checked_add(len) else { return Ok(false) };
+    match File::open("/proc/self/smaps") {
+        Ok(maps) => is_synchronous(addr, end, BufReader::new(maps)),
+        Err(_) => Ok(false),
+    }
+}
+
+/// Whether the mappings from `at` to `end` have the flag `sf` (synchronous page faults) in the text of smaps.
+fn is_synchronous(mut at: u64, end: u64, maps: impl BufRead) -> io::Result<bool> {
+    let mut mapping: Option<Mapping> = None;
+    for line in maps.split(b'\n') {
+        let line = line?;
+        let Some(flags) = line.strip_prefix(b"VmFlags:") else {
+            // Between the heads stand lines as `Size:   4 kB`, which are none.
+            mapping = parse(&line).or(mapping);
+            continue;
+        };
+        let Some(Mapping { start, end: until, .. }) = mapping.take() else { continue };
+        if until <= at {
+            continue;
+        }
+        if start > at || !flags.split(|&b| b == b' ').any(|flag| flag == b"sf") {
+            return Ok(false);
+        }
+        at = until;
+        if at >= end {
+            return Ok(true);
+        }
+    }
+    Ok(at >= end)
 }
 
 struct Range {
@@ -216,6 +251,36 @@ mod tests {
         }
         let range = Range { addr: 0x1000, end: 0x2000, write: false };
         assert!(range.read(&b"nonsense\n"[..]).is_err());
+    }
+
+    #[test]
+    fn persistent_memory_is_told_by_its_flag() {
+        const SMAPS: &str = "1000-2000 rw-s 00000000 103:00 7 /mnt/pmem/a\n\
+                             Size:                  4 kB\n\
+                             VmFlags: rd wr sh mr mw me ms sf mm hg \n\
+                             2000-3000 rw-s 00000000 103:00 7 /mnt/pmem/sf b\n\
+                             VmFlags: rd wr sf\n\
+                             3000-4000 rw-p 00000000 00:00 0 [heap]\n\
+                             VmFlags: rd wr mr mw me ac sd \n\
+                             6000-7000 rw-s 00000000 103:00 8 /mnt/pmem/c\n\
+                             VmFlags: sf\n";
+        for (addr, end, want) in [
+            (0x1000, 0x2000, true),
+            (0x1fff, 0x2001, true),
+            (0x1000, 0x3000, true),
+            (0x1000, 0x1000, true),
+            (0x2000, 0x3001, false),
+            (0x3000, 0x4000, false),
+            (0xfff, 0x1001, false),
+            (0x5fff, 0x6001, false),
+            (0x6000, 0x7001, false),
+            (0x9000, 0x9001, false),
+        ] {
+            assert_eq!(is_synchronous(addr, end, SMAPS.as_bytes()).unwrap(), want, "{addr:#x} {end:#x}");
+        }
+        let heap = vec![0_u8; 100_000];
+        assert!(!persist(heap.as_ptr() as u64, 100_000).unwrap());
+        assert!(!persist(u64::MAX, 2).unwrap());
     }
 
     #[test]

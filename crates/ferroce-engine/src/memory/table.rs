@@ -77,7 +77,7 @@ impl MemoryTable {
         self.insert(Region { pd, addr: 0, len: u64::MAX, iova: 0, access, kind: Kind::Null })
     }
 
-    fn insert(&self, region: Region) -> Result<Key, RegMrError> {
+    pub(super) fn insert(&self, region: Region) -> Result<Key, RegMrError> {
         if !self.regions.take() {
             return Err(RegMrError::Limit);
         }
@@ -162,7 +162,9 @@ fn check(region: &Region) -> Result<(), RegMrError> {
             return Err(RegMrError::NotMapped);
         }
     }
-    if access.contains(Access::FLUSH_PERSISTENT) {
+    if access.contains(Access::FLUSH_PERSISTENT)
+        && !(guard::CAN_PERSIST && mappings::persist(addr, len).map_err(RegMrError::System)?)
+    {
         return Err(RegMrError::NotPersistent);
     }
     Ok(())

@@ -9,6 +9,7 @@ use super::*;
 
 mod changes;
 mod windows;
+mod words;
 
 const PD: PdId = PdId::new(1);
 const ALL: Access =

@@ -1,9 +1,10 @@
 //! Registered memory as a queue pair sees it.
 
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use ferroce_proto::{Bind, Domain, Memory, MemoryError, RemoteAccess, Sge};
-use ferroce_wire::{Lkey, Qpn, Rkey};
+use ferroce_wire::{Feth, Lkey, Qpn, Rkey};
 
 use super::access::{Access, PdId};
 use super::guard::{self, Fault};
@@ -70,12 +71,23 @@ impl View {
         access: Access,
         touch: impl FnOnce(u64) -> Result<T, MemoryError>,
     ) -> Result<T, MemoryError> {
+        self.region_of_peer(key, access, |region| touch(region.place(va, len)?))
+    }
+
+    /// Finds what a peer's key stands for and hands it to `touch`, during which it stays.
+    #[inline]
+    fn region_of_peer<T>(
+        &self,
+        key: Rkey,
+        access: Access,
+        touch: impl FnOnce(&Region) -> Result<T, MemoryError>,
+    ) -> Result<T, MemoryError> {
         let in_use: InUse<'_> = self.slots.get(key.value())?;
         let region = in_use.region()?;
         self.permit(region, access)?;
         match region.kind {
-            Kind::Memory | Kind::Window { qpn: None } => touch(region.place(va, len)?),
-            Kind::Window { qpn } if qpn == self.qpn => touch(region.place(va, len)?),
+            Kind::Memory | Kind::Window { qpn: None } => touch(region),
+            Kind::Window { qpn } if qpn == self.qpn => touch(region),
             Kind::Window { .. } => Err(MemoryError::WrongPd),
             Kind::Null => Err(MemoryError::BadKey),
         }
@@ -146,11 +158,11 @@ impl Memory for View {
     fn check_remote(&self, rkey: Rkey, addr: u64, len: u64, access: RemoteAccess) -> Result<(), MemoryError> {
         let needed = match access {
             RemoteAccess::Read => Access::REMOTE_READ,
-            RemoteAccess::Write => Access::REMOTE_WRITE,
+            RemoteAccess::Write | RemoteAccess::AtomicWrite => Access::REMOTE_WRITE,
             RemoteAccess::Atomic => Access::REMOTE_ATOMIC,
         };
         self.remote(rkey, addr, len, needed, |place| match access {
-            RemoteAccess::Atomic => aligned(addr, place),
+            RemoteAccess::Atomic | RemoteAccess::AtomicWrite => aligned(addr, place),
             RemoteAccess::Read | RemoteAccess::Write => Ok(()),
         })
     }
@@ -182,6 +194,32 @@ impl Memory for View {
 
     fn enter(&mut self, domain: Option<Domain>) {
         self.pd = domain.map_or(self.own, |Domain(id)| PdId::new(id));
+    }
+
+    fn atomic_write(&mut self, rkey: Rkey, addr: u64, octets: [u8; 8]) -> Result<(), MemoryError> {
+        self.remote(rkey, addr, 8, Access::REMOTE_WRITE, |place| {
+            aligned(addr, place)?;
+            // SAFETY: as for writes; both addresses are multiples of 8.
+            Ok(unsafe { guard::store(place, octets) }?)
+        })
+    }
+
+    fn flush(&mut self, rkey: Rkey, addr: u64, len: u64, feth: Feth) -> Result<(), MemoryError> {
+        let mut access = Access::empty();
+        access.set(Access::FLUSH_GLOBAL, feth.placement & Feth::GLOBAL_VISIBILITY != 0);
+        access.set(Access::FLUSH_PERSISTENT, feth.placement & Feth::PERSISTENCE != 0);
+        self.region_of_peer(rkey, access, |region| {
+            let (from, len) = match feth.selectivity {
+                Feth::WHOLE_REGION => (region.addr, region.len),
+                _ => (region.place(addr, len)?, len),
+            };
+            if access.contains(Access::FLUSH_PERSISTENT) {
+                guard::persist(from, len)?;
+            }
+            // All who share the processors' caches see earlier stores in any case; later ones come behind.
+            fence(Ordering::SeqCst);
+            Ok(())
+        })
     }
 
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), MemoryError> {

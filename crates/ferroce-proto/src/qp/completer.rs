@@ -312,7 +312,7 @@ impl Completer {
             self.retries += 1;
             self.check_retries(now, side)?;
         }
-        let read = side.line.queue.oldest().is_some_and(|wqe| wqe.op.is_read_or_atomic());
+        let read = side.line.queue.oldest().is_some_and(|wqe| wqe.op.is_answered());
         side.requester.lost(read);
         side.requester.resume();
         side.line.rewind(&side.shared.budget);
@@ -391,15 +391,13 @@ impl Completer {
         let Some((expected, ends_request)) = side.line.expected_response() else {
             return Err(bad(side, owner));
         };
+        // Atomic writes and flushes are answered by a READ response of nothing.
+        let length = if expected.wqe.op.writes_local() { expected.len as usize } else { 0 };
         let original;
         let octets = match data {
             // At the point of a retry, First may stand for Middle and Only for Last, and the reverse: rxe continues,
             // others begin anew.
-            Data::Read { payload, ends }
-                if ends == ends_request && payload.len() == expected.len as usize =>
-            {
-                payload
-            }
+            Data::Read { payload, ends } if ends == ends_request && payload.len() == length => payload,
             Data::Read { .. } => return Err(bad(side, owner)),
             Data::Atomic { original: value } => {
                 original = value.to_ne_bytes();
@@ -424,7 +422,9 @@ enum Data<'a> {
 impl Data<'_> {
     fn answers(&self, op: &SendOp) -> bool {
         match self {
-            Self::Read { .. } => matches!(op, SendOp::Read { .. }),
+            Self::Read { .. } => {
+                matches!(op, SendOp::Read { .. } | SendOp::AtomicWrite { .. } | SendOp::Flush { .. })
+            }
             Self::Atomic { .. } => op.is_atomic(),
         }
     }

@@ -530,6 +530,8 @@ const fn opcode(op: &SendOp) -> WcOpcode {
         SendOp::Read { .. } => WcOpcode::RdmaRead,
         SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
         SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+        SendOp::AtomicWrite { .. } => WcOpcode::AtomicWrite,
+        SendOp::Flush { .. } => WcOpcode::Flush,
         SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
         SendOp::BindMw(_) => WcOpcode::BindMw,
     }

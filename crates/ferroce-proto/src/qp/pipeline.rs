@@ -202,7 +202,7 @@ impl Pipeline {
 
     /// Notes that a piece left; its charge was taken from the budget. Whether it was new.
     pub fn sent(&mut self, piece: &Piece) -> bool {
-        let is_read = piece.wqe.op.is_read_or_atomic();
+        let is_read = piece.wqe.op.is_answered();
         if piece.starts {
             self.queue.start(piece.psn, piece.total);
             self.reads_pending += u32::from(is_read);
@@ -261,7 +261,7 @@ impl Pipeline {
             if through.since(self.oldest) < 0 {
                 break;
             }
-            if wqe.op.is_read_or_atomic() {
+            if wqe.op.is_answered() {
                 acknowledged.read_missing = true;
                 break;
             }
@@ -293,7 +293,7 @@ impl Pipeline {
             core::cmp::Ordering::Less => from,
         };
         let amount = self.charge(wqe.length, from, in_flight);
-        if wqe.op.is_read_or_atomic() {
+        if wqe.op.is_answered() {
             self.flight.reads = self.flight.reads.saturating_sub(amount);
             budget.give_back(Account::Reads, amount);
             if in_flight == to && (to == wqe.packets || self.chunk_end(from, wqe.packets) == to) {
@@ -306,7 +306,7 @@ impl Pipeline {
         self.oldest = self.oldest.add(count);
         if to == wqe.packets {
             self.queue.complete_oldest();
-            self.reads_pending -= u32::from(wqe.op.is_read_or_atomic());
+            self.reads_pending -= u32::from(wqe.op.is_answered());
         }
         self.cursor = self.cursor.max(self.oldest_position());
         charge

@@ -204,7 +204,7 @@ impl Requester {
         } else if piece.is_last() || is_read {
             // Each READ request is a message to the responder.
             self.sent_messages = self.sent_messages.next();
-            shared.counters.rdma_sends += u64::from(!piece.wqe.op.is_read_or_atomic());
+            shared.counters.rdma_sends += u64::from(!piece.wqe.op.is_answered());
         }
         Step::Sent
     }
@@ -250,8 +250,8 @@ impl Requester {
         if wqe.op.takes_receive() && self.credits.limit.is_some_and(beyond) && !line.is_quiet() {
             return Err(None);
         }
-        let incoming = wqe.op.is_read_or_atomic();
-        if incoming && shared.attr.max_rd_atomic == 0 {
+        let incoming = wqe.op.writes_local();
+        if wqe.op.is_answered() && shared.attr.max_rd_atomic == 0 {
             // Modified in SQD after it was posted: it could never start.
             return Err(Some(WcStatus::LocQpOpErr.into()));
         }
@@ -271,7 +271,7 @@ impl Requester {
     fn admit(&self, now: Instant, piece: &Piece, shared: &Shared, line: &Pipeline) -> Result<(), Gate> {
         let flight = line.flight();
         let budget = &shared.budget;
-        let taken = if piece.wqe.op.is_read_or_atomic() {
+        let taken = if piece.wqe.op.is_answered() {
             if flight.read_requests >= u32::from(shared.attr.max_rd_atomic).max(1)
                 || !self.reads.admits(flight.reads, piece.charge)
             {
@@ -301,11 +301,10 @@ impl Requester {
         mem: &impl Memory,
         out: &mut TxBatch<'_>,
     ) -> Result<(), PushError<crate::MemoryError>> {
-        let incoming = piece.wqe.op.is_read_or_atomic();
         let mut bth = shared.bth(piece.psn);
         let since = self.since_ack_req + piece.charge;
         bth.ack_req = piece.is_last()
-            || incoming
+            || piece.wqe.op.is_answered()
             || self.probing
             || since >= self.data.size() / ACK_EVERY
             || !self.data.admits(line.flight().data + piece.charge, piece.charge);
@@ -316,7 +315,7 @@ impl Requester {
         };
         let op = shared.reliable(RcPacket::Request(request(piece)), queue);
         let head = Packet { bth, op, icrc: IcrcStatus::Checked };
-        let len = if incoming { 0 } else { piece.len as usize };
+        let len = if piece.wqe.op.writes_local() { 0 } else { piece.len as usize };
         out.push(&shared.attr.path, &head, len, |payload| {
             line.queue.gather(piece.index, u64::from(piece.offset), payload, mem)
         })?;
@@ -408,7 +407,7 @@ impl Requester {
 }
 
 fn account(piece: &Piece, line: &Pipeline) -> Account {
-    if piece.wqe.op.is_read_or_atomic() { Account::Reads } else { line.destination() }
+    if piece.wqe.op.is_answered() { Account::Reads } else { line.destination() }
 }
 
 /// The headers of a piece; the payload is written by the batch.
@@ -452,6 +451,14 @@ pub(super) fn request(piece: &Piece) -> Request<'static> {
         },
         SendOp::CompareSwap { remote, compare, swap } => {
             Request::CompareSwap { atomic: atomic(remote, swap, compare) }
+        }
+        SendOp::AtomicWrite { remote } => {
+            let reth = Reth { va: remote.addr, rkey: remote.rkey, dma_len: piece.wqe.length };
+            Request::AtomicWrite { reth, payload }
+        }
+        SendOp::Flush { remote, length, feth } => {
+            let reth = Reth { va: remote.addr, rkey: remote.rkey, dma_len: length };
+            Request::Flush { feth, reth }
         }
         SendOp::FetchAdd { remote, add } => Request::FetchAdd { atomic: atomic(remote, add, 0) },
     }

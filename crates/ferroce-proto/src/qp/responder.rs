@@ -200,6 +200,18 @@ impl Responder {
                 let original = mem.fetch_add(rkey, addr, atomic.swap_or_add);
                 return self.atomic_done(bth.psn, original);
             }
+            (Request::AtomicWrite { payload, .. }, Target::Memory { rkey, addr }) => {
+                // Its length was checked.
+                let octets = <[u8; 8]>::try_from(*payload).map_err(|_| INVALID)?;
+                mem.atomic_write(rkey, addr, octets).map_err(refused_word)?;
+                self.done(bth.psn, Kind::AtomicWrite);
+                return Ok(());
+            }
+            (Request::Flush { feth, reth }, Target::Memory { rkey, addr }) => {
+                mem.flush(rkey, addr, reth.dma_len.into(), *feth).map_err(|_| ACCESS)?;
+                self.done(bth.psn, Kind::Flush);
+                return Ok(());
+            }
             (_, Target::Receive) => self.place_send(request, mem)?,
             (_, Target::Memory { rkey, addr }) => self.place_write(request, rkey, addr, mem)?,
         }
@@ -284,15 +296,20 @@ impl Responder {
     }
 
     fn atomic_done(&mut self, psn: Psn, original: Result<u64, MemoryError>) -> Result<(), Refusal> {
-        let original = original.map_err(|error| match error {
-            MemoryError::Misaligned => INVALID,
-            _ => ACCESS,
-        })?;
+        let original = original.map_err(refused_word)?;
         self.expected = psn.next();
         self.msn = self.msn.next();
         self.resources.remember(Resource { first: psn, last: psn, kind: Kind::Atomic { original } });
         self.replies.push(Reply::Atomic { psn, msn: self.msn, original, replay: false });
         Ok(())
+    }
+
+    /// An atomic write or flush was executed; it is answered by a READ response of nothing.
+    fn done(&mut self, psn: Psn, kind: Kind) {
+        self.expected = psn.next();
+        self.msn = self.msn.next();
+        self.resources.remember(Resource { first: psn, last: psn, kind });
+        self.replies.push(Reply::Read(ReadReply::of_nothing(psn, self.msn, false)));
     }
 
     /// Completes the bound receive WQE.
@@ -376,6 +393,11 @@ impl Responder {
                 self.replies.push(Reply::Atomic { psn, msn: self.msn, original, replay: true });
                 DropReason::DuplicateRequest
             }
+            (Request::AtomicWrite { .. }, Some(Resource { kind: Kind::AtomicWrite, .. }))
+            | (Request::Flush { .. }, Some(Resource { kind: Kind::Flush, .. })) => {
+                self.replies.replay(ReadReply::of_nothing(psn, self.msn, true));
+                DropReason::DuplicateRequest
+            }
             _ => DropReason::DuplicateNotFound,
         }
     }
@@ -440,6 +462,14 @@ impl Responder {
     /// How the WQE in use ends in error.
     fn ended(&self, status: WcStatus, qpn: Qpn) -> Received {
         Received { completion: failed(self.wqe.wr_id, status, qpn), queue: self.wqe.queue }
+    }
+}
+
+/// Why a word was not touched, as the peer hears it.
+fn refused_word(error: MemoryError) -> Refusal {
+    match error {
+        MemoryError::Misaligned => INVALID,
+        _ => ACCESS,
     }
 }
 
@@ -535,6 +565,12 @@ mod tests {
             Err(NONE)
         }
         fn invalidate(&mut self, _: Rkey) -> Result<(), MemoryError> {
+            Err(NONE)
+        }
+        fn atomic_write(&mut self, _: Rkey, _: u64, _: [u8; 8]) -> Result<(), MemoryError> {
+            Err(NONE)
+        }
+        fn flush(&mut self, _: Rkey, _: u64, _: u64, _: ferroce_wire::Feth) -> Result<(), MemoryError> {
             Err(NONE)
         }
         fn bind(&mut self, _: &crate::Bind) -> Result<(), MemoryError> {

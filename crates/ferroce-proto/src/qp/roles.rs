@@ -318,7 +318,9 @@ pub(crate) fn check_service(service: Service, wr: &SendWr<'_>) -> Result<(), Pos
                 SendOp::SendInvalidate(_)
                 | SendOp::Read { .. }
                 | SendOp::CompareSwap { .. }
-                | SendOp::FetchAdd { .. } => false,
+                | SendOp::FetchAdd { .. }
+                | SendOp::AtomicWrite { .. }
+                | SendOp::Flush { .. } => false,
             },
             matches!(wr.to, SendTo::Peer),
         ),

@@ -1,6 +1,6 @@
 //! The send queue: work requests from post to report.
 
-use ferroce_wire::{Psn, SrqNumber};
+use ferroce_wire::{Feth, Psn, SrqNumber};
 
 use super::sg;
 use crate::{Memory, MemoryError, PostSendError, QpAttr, QpCaps, SendOp, SendTo, SendWr, Sge, WcStatus};
@@ -177,7 +177,7 @@ impl SendQueue {
     fn check(&self, wr: &SendWr<'_>, attr: &QpAttr) -> Result<u32, PostSendError> {
         let given = sg::length(wr.sges);
         if wr.inline {
-            if wr.op.is_read_or_atomic() || wr.op.is_local() {
+            if !wr.op.has_payload() {
                 return Err(PostSendError::InlineNotAllowed);
             }
             if given > u64::from(self.caps.max_inline) {
@@ -189,16 +189,32 @@ impl SendQueue {
         if given > MAX_MESSAGE {
             return Err(PostSendError::MessageTooLong { given });
         }
-        if wr.op.is_read_or_atomic() && attr.max_rd_atomic == 0 {
+        if wr.op.is_answered() && attr.max_rd_atomic == 0 {
             return Err(PostSendError::NoReadAtomicDepth);
         }
-        if let SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } = wr.op {
+        if let SendOp::CompareSwap { remote, .. }
+        | SendOp::FetchAdd { remote, .. }
+        | SendOp::AtomicWrite { remote } = wr.op
+        {
             if given != 8 {
                 return Err(PostSendError::AtomicLength { given });
             }
             if !remote.addr.is_multiple_of(8) {
                 return Err(PostSendError::AtomicMisaligned);
             }
+        }
+        if let SendOp::Flush { length, feth, .. } = wr.op {
+            let placements = Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE;
+            if feth.placement == 0
+                || feth.placement & !placements != 0
+                || feth.selectivity > Feth::WHOLE_REGION
+            {
+                return Err(PostSendError::FlushKind);
+            }
+            if u64::from(length) > MAX_MESSAGE {
+                return Err(PostSendError::MessageTooLong { given: length.into() });
+            }
+            return Ok(0);
         }
         Ok(if wr.op.is_local() { 0 } else { given as u32 })
     }

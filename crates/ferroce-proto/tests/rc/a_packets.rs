@@ -8,7 +8,7 @@
 //! | A10 | a packet without verified ICRC never gets here (`a1_packets_that_are_not_for_us_have_no_effect`) |
 //! | A11 | there is no loopback path beside the wire's |
 
-use ferroce_proto::{AsyncEvent, DropReason, QpState};
+use ferroce_proto::{AsyncEvent, DropReason, QpAccess, QpState};
 use ferroce_wire::{
     AtomicEth, Bth, Feth, Flow, IcrcStatus, Operation, Packet, Pkey, Psn, RcPacket, Request, Reth, Rkey,
     SendTail,
@@ -78,14 +78,39 @@ fn a1_packets_that_are_not_for_us_have_no_effect() {
 }
 
 #[test]
-fn a3_what_we_do_not_offer_is_an_invalid_request() {
-    for len in [0, 4, 8, 12] {
+fn a3_an_atomic_write_has_eight_octets() {
+    for len in [0, 4, 7, 9, 12, 16, 1024] {
         refused_as_invalid(Request::AtomicWrite { reth: reth(0, 8), payload: &DATA[..len] });
+        refused_as_invalid(Request::AtomicWrite { reth: reth(0, len as u32), payload: &DATA[..8] });
+        refused_as_invalid(Request::AtomicWrite { reth: reth(0, len as u32), payload: &DATA[..len] });
     }
-    refused_as_invalid(Request::Flush {
-        feth: Feth { placement: Feth::GLOBAL_VISIBILITY, selectivity: Feth::RANGE },
-        reth: reth(0, 8),
-    });
+    for offset in 1..8 {
+        refused_as_invalid(Request::AtomicWrite { reth: reth(offset, 8), payload: &DATA[..8] });
+    }
+}
+
+/// Kinds of flush that there are not, and those that the queue pair does not admit.
+#[test]
+fn a3_a_flush_is_of_a_kind_that_is_admitted() {
+    for (placement, selectivity) in [(0, 0), (4, 0), (5, 0), (8, 1), (1, 2), (1, 3), (3, 2)] {
+        refused_as_invalid(Request::Flush { feth: Feth { placement, selectivity }, reth: reth(0, 8) });
+    }
+    let all = QpAccess::FLUSH_GLOBAL | QpAccess::FLUSH_PERSISTENT;
+    for placement in 1..4 {
+        let needed = QpAccess::from_bits_retain(u32::from(placement) << 8);
+        for access in [QpAccess::empty(), QpAccess::FLUSH_GLOBAL, QpAccess::FLUSH_PERSISTENT, all] {
+            let mut probe = Probe::new(Setup { access, ..Setup::default() });
+            probe.end.mem.region(KEY).persistent = true;
+            let request = Request::Flush { feth: Feth { placement, selectivity: 0 }, reth: reth(0, 8) };
+            let done = probe.request(0, request);
+            let answer = probe.out();
+            if access.contains(needed) {
+                assert_eq!((done, &*answer[0]), (Ok(()), "read_only 0 [0] msn 1"));
+            } else {
+                assert_eq!((done, &*answer[0]), (Err(DropReason::Refused), "nak 0x61 0 msn 0"));
+            }
+        }
+    }
 }
 
 #[test]
@@ -209,4 +234,17 @@ fn a12_zero_length_needs_no_key() {
     let atomic = AtomicEth { va: BASE, rkey: Rkey::new(0xdead), swap_or_add: 1, compare: 0 };
     assert_eq!(probe.request(2, Request::FetchAdd { atomic }), Err(DropReason::Refused));
     assert_eq!(probe.out(), ["nak 0x62 2 msn 2"]);
+}
+
+/// A flush of nothing still names memory.
+#[test]
+fn a12_a_flush_of_nothing_needs_a_key() {
+    for selectivity in [Feth::RANGE, Feth::WHOLE_REGION] {
+        let feth = Feth { placement: Feth::GLOBAL_VISIBILITY, selectivity };
+        let mut probe = Probe::new(Setup::default());
+        probe.request(0, Request::Flush { feth, reth: reth(0, 0) }).unwrap();
+        let nonsense = Reth { va: BASE, rkey: Rkey::new(0xdead), dma_len: 0 };
+        assert_eq!(probe.request(1, Request::Flush { feth, reth: nonsense }), Err(DropReason::Refused));
+        assert_eq!(probe.out(), ["read_only 0 [0] msn 1", "nak 0x62 1 msn 1"]);
+    }
 }

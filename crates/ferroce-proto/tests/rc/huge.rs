@@ -5,7 +5,7 @@ use std::time::Duration;
 use ferroce_proto::{
     Bind, Memory, MemoryError, RecvWr, Remote, RemoteAccess, SendOp, SendTo, SendWr, Sge, WcStatus,
 };
-use ferroce_wire::{Imm, Lkey, PathMtu, Rkey};
+use ferroce_wire::{Feth, Imm, Lkey, PathMtu, Rkey};
 
 use crate::world::{Setup, World};
 
@@ -90,6 +90,14 @@ impl Memory for Endless {
     }
 
     fn invalidate(&mut self, _rkey: Rkey) -> Result<(), MemoryError> {
+        Err(MemoryError::BadKey)
+    }
+
+    fn atomic_write(&mut self, _rkey: Rkey, _addr: u64, _octets: [u8; 8]) -> Result<(), MemoryError> {
+        Err(MemoryError::BadKey)
+    }
+
+    fn flush(&mut self, _rkey: Rkey, _addr: u64, _len: u64, _feth: Feth) -> Result<(), MemoryError> {
         Err(MemoryError::BadKey)
     }
 

@@ -237,7 +237,10 @@ fn describe(packet: &Packet<'_>, setup: &Setup) -> String {
                 format!("compare_swap {psn} {}->{}", atomic.compare, atomic.swap_or_add)
             }
             Request::FetchAdd { atomic } => format!("fetch_add {psn} {}", atomic.swap_or_add),
-            Request::Flush { .. } | Request::AtomicWrite { .. } => panic!("{packet:?}"),
+            Request::Flush { feth, reth } => {
+                format!("flush {psn} {} to {} of {}", at(reth), feth.placement, feth.selectivity)
+            }
+            Request::AtomicWrite { reth, .. } => format!("atomic_write {psn} {} [{len}]", at(reth)),
         },
         RcPacket::Response(response) => match response {
             Response::ReadFirst { aeth, .. } => format!("read_first {psn} [{len}] msn {}", aeth.msn.value()),

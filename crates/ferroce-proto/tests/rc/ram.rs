@@ -1,7 +1,7 @@
 //! Registered memory for tests: regions that know what may be done with them.
 
 use ferroce_proto::{Bind, Memory, MemoryError, RemoteAccess, Sge};
-use ferroce_wire::{Lkey, Rkey};
+use ferroce_wire::{Feth, Lkey, Rkey};
 
 /// A region; its lkey and rkey are the same number.
 #[derive(Clone, Debug)]
@@ -13,6 +13,8 @@ pub struct Region {
     pub remote: Remote,
     /// May be ended by invalidates, as a type 2 window.
     pub window: bool,
+    /// It survives loss of power.
+    pub persistent: bool,
     /// The pages are gone: copies fail although checks pass.
     pub gone: bool,
 }
@@ -34,6 +36,8 @@ impl Remote {
 #[derive(Clone, Debug, Default)]
 pub struct Ram {
     pub regions: Vec<Region>,
+    /// Flushes that were executed: address, length and what for.
+    pub flushes: Vec<(u64, u64, Feth)>,
 }
 
 impl Ram {
@@ -46,6 +50,7 @@ impl Ram {
             local_write: true,
             remote: Remote::ALL,
             window: false,
+            persistent: false,
             gone: false,
         });
         self.regions.last_mut().unwrap()
@@ -169,7 +174,7 @@ impl Memory for Ram {
         let may = self.regions[index].remote;
         let permitted = match access {
             RemoteAccess::Read => may.read,
-            RemoteAccess::Write => may.write,
+            RemoteAccess::Write | RemoteAccess::AtomicWrite => may.write,
             RemoteAccess::Atomic => may.atomic,
         };
         if permitted { Ok(()) } else { Err(MemoryError::NoPermission) }
@@ -199,6 +204,28 @@ impl Memory for Ram {
             return Err(MemoryError::BadKey);
         }
         self.deregister(key);
+        Ok(())
+    }
+
+    fn atomic_write(&mut self, rkey: Rkey, addr: u64, octets: [u8; 8]) -> Result<(), MemoryError> {
+        if !addr.is_multiple_of(8) {
+            return Err(MemoryError::Misaligned);
+        }
+        self.slice(rkey.value(), addr, 8, |region| region.remote.write)?.copy_from_slice(&octets);
+        Ok(())
+    }
+
+    fn flush(&mut self, rkey: Rkey, addr: u64, len: u64, feth: Feth) -> Result<(), MemoryError> {
+        let whole = feth.selectivity == Feth::WHOLE_REGION;
+        let region =
+            self.regions.iter().find(|region| region.key == rkey.value()).ok_or(MemoryError::BadKey)?;
+        if feth.placement & Feth::PERSISTENCE != 0 && !region.persistent {
+            return Err(MemoryError::NoPermission);
+        }
+        if !whole {
+            self.find(rkey.value(), addr, len)?;
+        }
+        self.flushes.push((addr, len, feth));
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use ferroce_proto::{RecvWr, Remote, SendOp, SendTo, SendWr, Sge, WcOpcode, WcStatus};
 use ferroce_sim::Rng;
-use ferroce_wire::{Imm, Instant, Lkey, Rkey};
+use ferroce_wire::{Feth, Imm, Instant, Lkey, Rkey};
 
 use crate::ram::Ram;
 use crate::world::{End, World};
@@ -161,7 +161,13 @@ impl Direction {
         let mine = world.ends[self.from].mem.bytes(LOCAL);
         let theirs = &world.ends[1 - self.from].mem;
         match op {
-            SendOp::Write { .. } | SendOp::WriteImm { .. } => same(theirs.bytes(TARGET), at, message, len),
+            SendOp::Write { .. } | SendOp::WriteImm { .. } | SendOp::AtomicWrite { .. } => {
+                same(theirs.bytes(TARGET), at, message, len);
+            }
+            SendOp::Flush { remote, .. } => {
+                let its = |&&(addr, ..): &&(u64, u64, Feth)| addr == remote.addr;
+                assert_eq!(theirs.flushes.iter().filter(its).count(), 1, "message {message}");
+            }
             SendOp::Read { remote } => {
                 let source = &theirs.bytes(SOURCE)[remote.addr as usize..][..len as usize];
                 assert!(mine[at as usize..][..len as usize] == *source, "message {message}");
@@ -260,7 +266,14 @@ impl Direction {
                 world.ends[1 - self.from].mem.register(key, 0, vec![]).window = true;
                 (SendOp::SendInvalidate(Rkey::new(key)), len)
             }
-            34..58 => (SendOp::Write { remote: target }, len),
+            34..36 => (SendOp::AtomicWrite { remote: target }, 8),
+            36..38 => {
+                let feth = Feth { placement: Feth::GLOBAL_VISIBILITY, selectivity: Feth::WHOLE_REGION };
+                // Of the whole region, so that the address is free to tell it from others.
+                let remote = Remote { addr: message, ..target };
+                (SendOp::Flush { remote, length: 0, feth }, 0)
+            }
+            38..58 => (SendOp::Write { remote: target }, len),
             58..68 => (SendOp::WriteImm { remote: target, imm }, len),
             68..88 => {
                 let remote = Remote { addr: self.rng.below(200), rkey: Rkey::new(SOURCE) };

@@ -81,7 +81,11 @@ impl Default for Setup {
             psn: [0x123456, 0x654321],
             rcvbuf: 1 << 20,
             early_resends: true,
-            access: QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ | QpAccess::REMOTE_ATOMIC,
+            access: QpAccess::REMOTE_WRITE
+                | QpAccess::REMOTE_READ
+                | QpAccess::REMOTE_ATOMIC
+                | QpAccess::FLUSH_GLOBAL
+                | QpAccess::FLUSH_PERSISTENT,
             service: Service::Rc,
         }
     }

@@ -219,3 +219,10 @@ pub(super) unsafe fn copy_in(to: *mut u8, from: *const u8, len: usize) -> Result
     let left = unsafe { ferroce_guard_copy_in(to.wrapping_add(most), from.wrapping_add(most), last) };
     if left == 0 { Ok(()) } else { Err(Fault) }
 }
+
+pub(super) const CAN_PERSIST: bool = false;
+
+/// Memory is not registered for it here.
+pub(super) fn persist(_from: u64, _len: u64) -> Result<(), Fault> {
+    Err(Fault)
+}

@@ -55,3 +55,19 @@ pub(super) unsafe fn fetch_add(word: *mut u64, add: u64) -> Result<u64, Fault> {
     // SAFETY: the caller's.
     Ok(unsafe { probe(word) }?.fetch_add(add, Ordering::SeqCst))
 }
+
+/// # Safety
+///
+/// As for `probe`.
+pub(super) unsafe fn store(word: *mut u64, value: [u8; 8]) -> Result<(), Fault> {
+    // SAFETY: the caller's.
+    unsafe { probe(word) }?.store(u64::from_ne_bytes(value), Ordering::Release);
+    Ok(())
+}
+
+pub(super) const CAN_PERSIST: bool = false;
+
+/// Memory is not registered for it here.
+pub(super) fn persist(_from: u64, _len: u64) -> Result<(), Fault> {
+    Err(Fault)
+}

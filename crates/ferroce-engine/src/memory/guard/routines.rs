@@ -1,5 +1,7 @@
 //! What the processors' routines have in common: the way out of each, and the calls of those that are atomics.
 
+use std::sync::atomic::{Ordering, fence};
+
 use super::{Fault, arch};
 
 /// Where a routine begins, and where it ends: the way out after a fault.
@@ -46,4 +48,13 @@ pub(super) unsafe fn fetch_add(word: *mut u64, add: u64) -> Result<u64, Fault> {
     // SAFETY: as in `compare_swap`.
     let Word { value, faulted } = unsafe { ferroce_guard_fetch_add(word, add) };
     if faulted == 0 { Ok(value) } else { Err(Fault) }
+}
+
+/// # Safety
+///
+/// As for [`compare_swap`].
+pub(super) unsafe fn store(word: *mut u64, value: [u8; 8]) -> Result<(), Fault> {
+    fence(Ordering::Release);
+    // SAFETY: the source is `value`, the destination the caller's. Eight bytes at a multiple of 8 are one store of it.
+    unsafe { arch::copy_in(word.cast(), value.as_ptr(), value.len()) }
 }

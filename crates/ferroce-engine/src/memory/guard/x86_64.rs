@@ -288,6 +288,24 @@ global_asm!(
     "ret",
     ".cfi_endproc",
     ".size ferroce_guard_fetch_add, . - ferroce_guard_fetch_add",
+    // rdi: cache line, rsi: lines. Returns those left.
+    ".p2align 4",
+    ".hidden ferroce_guard_persist",
+    ".globl ferroce_guard_persist",
+    ".hidden ferroce_guard_persist_end",
+    ".globl ferroce_guard_persist_end",
+    ".type ferroce_guard_persist,@function",
+    "ferroce_guard_persist:",
+    ".cfi_startproc",
+    "2: clflush byte ptr [rdi]",
+    "add rdi, 64",
+    "dec rsi",
+    "jnz 2b",
+    "ferroce_guard_persist_end:",
+    "mov rax, rsi",
+    "ret",
+    ".cfi_endproc",
+    ".size ferroce_guard_persist, . - ferroce_guard_persist",
     ".popsection",
 );
 
@@ -296,19 +314,22 @@ unsafe extern "C" {
     fn ferroce_guard_copy_out(to: *mut u8, from: *const u8, len: usize) -> usize;
     fn ferroce_guard_copy_in_avx(to: *mut u8, from: *const u8, len: usize) -> usize;
     fn ferroce_guard_copy_out_avx(to: *mut u8, from: *const u8, len: usize) -> usize;
+    fn ferroce_guard_persist(line: *const u8, lines: u64) -> u64;
     static ferroce_guard_copy_in_end: u8;
     static ferroce_guard_copy_out_end: u8;
     static ferroce_guard_copy_in_avx_end: u8;
     static ferroce_guard_copy_out_avx_end: u8;
+    static ferroce_guard_persist_end: u8;
 }
 
-/// The routines that copy.
-pub(super) fn copies() -> [Routine; 4] {
+/// The routines that copy, and the one that writes caches back.
+pub(super) fn copies() -> [Routine; 5] {
     [
         (ferroce_guard_copy_in as *const (), &raw const ferroce_guard_copy_in_end),
         (ferroce_guard_copy_out as *const (), &raw const ferroce_guard_copy_out_end),
         (ferroce_guard_copy_in_avx as *const (), &raw const ferroce_guard_copy_in_avx_end),
         (ferroce_guard_copy_out_avx as *const (), &raw const ferroce_guard_copy_out_avx_end),
+        (ferroce_guard_persist as *const (), &raw const ferroce_guard_persist_end),
     ]
 }
 
@@ -343,6 +364,23 @@ pub(super) unsafe fn copy_in(to: *mut u8, from: *const u8, len: usize) -> Result
         // SAFETY: as above, with SSE2.
         unsafe { ferroce_guard_copy_in(to, from, len) }
     };
+    if left == 0 { Ok(()) } else { Err(Fault) }
+}
+
+/// Bytes that one `clflush` writes back on every x86-64.
+const LINE: u64 = 64;
+pub(super) const CAN_PERSIST: bool = true;
+
+pub(super) fn persist(from: u64, len: u64) -> Result<(), Fault> {
+    if len == 0 {
+        return Ok(());
+    }
+    let first = from & !(LINE - 1);
+    let last = from.wrapping_add(len - 1) & !(LINE - 1);
+    let lines = (last.wrapping_sub(first)) / LINE + 1;
+    // SAFETY: the routine changes no byte; a fault on a line ends it early.
+    let left = unsafe { ferroce_guard_persist(first as *const u8, lines) };
+    // `clflush` is ordered with stores before and after it; nothing else is to wait for.
     if left == 0 { Ok(()) } else { Err(Fault) }
 }
 

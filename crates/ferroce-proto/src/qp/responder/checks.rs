@@ -1,6 +1,6 @@
 //! What a request must pass before it has any effect, in the field's order.
 
-use ferroce_wire::{AtomicEth, NakCode, Psn, Request, Reth, Rkey};
+use ferroce_wire::{Feth, NakCode, Psn, Request, Reth, Rkey};
 
 use super::super::receive_queue::ReceiveSource;
 use super::super::send_queue::MAX_MESSAGE;
@@ -96,8 +96,8 @@ impl Responder {
             | Request::WriteOnly { .. } => QpAccess::REMOTE_WRITE,
             Request::ReadRequest { .. } => QpAccess::REMOTE_READ,
             Request::CompareSwap { .. } | Request::FetchAdd { .. } => QpAccess::REMOTE_ATOMIC,
-            // Not offered yet.
-            Request::Flush { .. } | Request::AtomicWrite { .. } => return Err(INVALID),
+            Request::AtomicWrite { .. } => QpAccess::REMOTE_WRITE,
+            Request::Flush { feth, .. } => flush_access(*feth).ok_or(INVALID)?,
         };
         if access.contains(needs) { Ok(()) } else { Err(INVALID) }
     }
@@ -125,8 +125,16 @@ impl Responder {
         receives: &mut impl ReceiveSource,
     ) -> Result<(), Refusal> {
         match request {
-            Request::ReadRequest { .. } | Request::CompareSwap { .. } | Request::FetchAdd { .. } => {
-                if self.replies.reads_pending() < self.resources.depth() { Ok(()) } else { Err(INVALID) }
+            Request::ReadRequest { .. }
+            | Request::CompareSwap { .. }
+            | Request::FetchAdd { .. }
+            | Request::Flush { .. }
+            | Request::AtomicWrite { .. } => {
+                if self.replies.reads_pending() < self.resources.depth() {
+                    Ok(())
+                } else {
+                    Err(INVALID)
+                }
             }
             Request::SendFirst { .. }
             | Request::SendOnly { .. }
@@ -147,9 +155,7 @@ impl Responder {
             | Request::WriteFirst { .. }
             | Request::WriteMiddle { .. }
             | Request::WriteLast { imm: None, .. }
-            | Request::WriteOnly { imm: None, .. }
-            | Request::Flush { .. }
-            | Request::AtomicWrite { .. } => Ok(()),
+            | Request::WriteOnly { imm: None, .. } => Ok(()),
         }
     }
 
@@ -192,10 +198,8 @@ impl Responder {
             Request::WriteLast { .. } => len == remaining,
             Request::WriteOnly { reth, .. } => len == declared(reth),
             Request::ReadRequest { reth } => declared(reth) <= MAX_MESSAGE,
-            Request::CompareSwap { .. }
-            | Request::FetchAdd { .. }
-            | Request::Flush { .. }
-            | Request::AtomicWrite { .. } => true,
+            Request::CompareSwap { .. } | Request::FetchAdd { .. } | Request::Flush { .. } => true,
+            Request::AtomicWrite { reth, payload } => reth.dma_len == 8 && payload.len() == 8,
         };
         if message_fits { Ok(()) } else { Err(INVALID) }
     }
@@ -221,13 +225,24 @@ impl Responder {
                 Err(_) => Err(ACCESS),
             }
         };
+        let word = |rkey, addr: u64, access| {
+            if !addr.is_multiple_of(8) {
+                return Err(INVALID);
+            }
+            match mem.check_remote(rkey, addr, 8, access) {
+                Ok(()) => Ok(Target::Memory { rkey, addr }),
+                Err(MemoryError::Misaligned) => Err(INVALID),
+                Err(_) => Err(ACCESS),
+            }
+        };
         match request {
             Request::SendFirst { .. }
             | Request::SendMiddle { .. }
             | Request::SendLast { .. }
-            | Request::SendOnly { .. }
-            | Request::Flush { .. }
-            | Request::AtomicWrite { .. } => Ok(Target::Receive),
+            | Request::SendOnly { .. } => Ok(Target::Receive),
+            // Checked when it is executed, with its key also when its length is zero.
+            Request::Flush { reth, .. } => Ok(Target::Memory { rkey: reth.rkey, addr: reth.va }),
+            Request::AtomicWrite { reth, .. } => word(reth.rkey, reth.va, RemoteAccess::AtomicWrite),
             Request::WriteMiddle { .. } | Request::WriteLast { .. } => match self.message {
                 Some(Message::Write { rkey, addr, .. }) => Ok(Target::Memory { rkey, addr }),
                 Some(Message::Send { .. }) | None => Err(INVALID),
@@ -237,16 +252,20 @@ impl Responder {
             }
             Request::ReadRequest { reth } => range(reth, RemoteAccess::Read),
             Request::CompareSwap { atomic } | Request::FetchAdd { atomic } => {
-                let AtomicEth { va, rkey, .. } = *atomic;
-                if !va.is_multiple_of(8) {
-                    return Err(INVALID);
-                }
-                match mem.check_remote(rkey, va, 8, RemoteAccess::Atomic) {
-                    Ok(()) => Ok(Target::Memory { rkey, addr: va }),
-                    Err(MemoryError::Misaligned) => Err(INVALID),
-                    Err(_) => Err(ACCESS),
-                }
+                word(atomic.rkey, atomic.va, RemoteAccess::Atomic)
             }
         }
     }
+}
+
+/// What a queue pair must admit for a flush; `None` if there is no such flush (IBTA A19.4.1).
+fn flush_access(feth: Feth) -> Option<QpAccess> {
+    let placement = match feth.placement {
+        Feth::GLOBAL_VISIBILITY => QpAccess::FLUSH_GLOBAL,
+        Feth::PERSISTENCE => QpAccess::FLUSH_PERSISTENT,
+        // Both bits, and no others.
+        3 => QpAccess::FLUSH_GLOBAL.union(QpAccess::FLUSH_PERSISTENT),
+        _ => return None,
+    };
+    matches!(feth.selectivity, Feth::RANGE | Feth::WHOLE_REGION).then_some(placement)
 }

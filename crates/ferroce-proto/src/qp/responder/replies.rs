@@ -51,6 +51,14 @@ pub(crate) struct ReadReply {
     pub domain: Option<Domain>,
 }
 
+impl ReadReply {
+    /// The answer to an atomic write or a flush.
+    pub const fn of_nothing(psn: Psn, msn: Msn, replay: bool) -> Self {
+        let rkey = Rkey::new(0);
+        Self { request: psn, psn, msn, rkey, addr: 0, remaining: 0, fresh: true, replay, domain: None }
+    }
+}
+
 /// How draining the answers ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Drained {

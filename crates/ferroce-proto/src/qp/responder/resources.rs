@@ -27,6 +27,10 @@ pub(crate) enum Kind {
     Atomic {
         original: u64,
     },
+    /// An atomic write: done once, and its result is nothing.
+    AtomicWrite,
+    /// A flush: what it was asked to bring somewhere is there.
+    Flush,
 }
 
 /// The newest reads and atomics, as many as the peer may have outstanding.
