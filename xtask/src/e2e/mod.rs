@@ -9,6 +9,7 @@ mod devices;
 mod lifecycle;
 mod loss;
 mod memory;
+mod multicast;
 mod netns;
 mod perftest;
 mod pingpong;
@@ -42,6 +43,7 @@ pub const STAGES: &[(&str, &str)] = &[
     ("lifecycle", "kill -9 of a peer and of the broker, a stopped program, churn"),
     ("loss", "loss, duplication, reordering, bursts on real sockets (with --all)"),
     ("pyverbs", "rdma-core's Python tests, as nobody, on both GIDs"),
+    ("multicast", "ib_send_bw -c UD -g: three receivers in three processes, IPv4 and IPv6"),
     ("perftest", "ib_{send,write,read}_{bw,lat}: all sizes, many QPs, both directions, events, inline"),
 ];
 
@@ -56,6 +58,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "lifecycle" => Some(lifecycle::check),
         "loss" => Some(loss::check),
         "pyverbs" => Some(pyverbs::check),
+        "multicast" => Some(multicast::check),
         "perftest" => Some(perftest::check),
         _ => None,
     }
