@@ -145,6 +145,11 @@ fn objects_imported_within_a_process() {
 }
 
 #[test]
+fn queue_pairs_say_what_they_are() {
+    passes("states");
+}
+
+#[test]
 fn every_verb_refuses_what_it_does_not_know() {
     passes("every_verb");
 }

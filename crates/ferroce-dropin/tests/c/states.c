@@ -1,0 +1,190 @@
+/* ibv_query_qp is true in every state of every service; sq_sig_all; what RESET leaves. */
+#include "pair.h"
+
+static struct ibv_cq *send_cq, *recv_cq;
+static int marker;
+
+static struct ibv_qp_attr query(struct ibv_qp *qp, enum ibv_qp_state state, struct ibv_qp_init_attr *init)
+{
+	struct ibv_qp_attr attr;
+
+	memset(&attr, 0xa5, sizeof(attr));
+	memset(init, 0xa5, sizeof(*init));
+	CHECK(ibv_query_qp(qp, &attr, IBV_QP_STATE, init) == 0);
+	CHECK(attr.qp_state == state && attr.cur_qp_state == state && qp->state == state);
+	CHECK(init->qp_context == &marker && init->send_cq == send_cq && init->recv_cq == recv_cq && init->srq == NULL);
+	CHECK(init->qp_type == qp->qp_type && init->sq_sig_all == 1);
+	CHECK(init->cap.max_send_wr >= 7 && init->cap.max_recv_wr >= 5 && init->cap.max_send_sge >= 3);
+	CHECK(init->cap.max_recv_sge >= 2 && init->cap.max_inline_data >= 60);
+	CHECK(!memcmp(&attr.cap, &init->cap, sizeof(attr.cap)));
+	CHECK(attr.path_mig_state == IBV_MIG_MIGRATED && attr.alt_port_num == 0 && attr.rate_limit == 0);
+	return attr;
+}
+
+static struct ibv_qp *make(enum ibv_qp_type type)
+{
+	struct ibv_qp_init_attr init = {
+		.qp_context = &marker, .send_cq = send_cq, .recv_cq = recv_cq, .qp_type = type, .sq_sig_all = 1,
+		.cap = { .max_send_wr = 7, .max_recv_wr = 5, .max_send_sge = 3, .max_recv_sge = 2, .max_inline_data = 60 },
+	};
+	struct ibv_qp *qp = ibv_create_qp(pd, &init);
+
+	NEED(qp);
+	return qp;
+}
+
+static void connected(enum ibv_qp_type type)
+{
+	struct ibv_qp *qp = make(type);
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr = query(qp, IBV_QPS_RESET, &init), to;
+	int rc = type == IBV_QPT_RC;
+
+	CHECK(attr.sq_draining == 0 && attr.dest_qp_num == 0);
+	to = (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
+	NEED(!ibv_modify_qp(qp, &to, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	attr = query(qp, IBV_QPS_INIT, &init);
+	CHECK(attr.port_num == 1 && attr.pkey_index == 0 && attr.qp_access_flags == IBV_ACCESS_REMOTE_WRITE);
+
+	to = (struct ibv_qp_attr){
+		.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_512, .dest_qp_num = 0x123456, .rq_psn = 0xabcdef,
+		.max_dest_rd_atomic = 3, .min_rnr_timer = 9,
+		.ah_attr = { .is_global = 1, .port_num = 1, .sl = 3,
+			     .grh = { .hop_limit = 17, .traffic_class = 96, .flow_label = 0x54321 } },
+	};
+	NEED(!ibv_query_gid(context, 1, 0, &to.ah_attr.grh.dgid));
+	NEED(!ibv_modify_qp(qp, &to,
+			    IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+				    (rc ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0)));
+	attr = query(qp, IBV_QPS_RTR, &init);
+	CHECK(attr.path_mtu == IBV_MTU_512 && attr.dest_qp_num == 0x123456 && attr.rq_psn == 0xabcdef);
+	CHECK(attr.ah_attr.is_global == 1 && attr.ah_attr.port_num == 1 && attr.ah_attr.sl == 3);
+	CHECK(attr.ah_attr.grh.hop_limit == 17 && attr.ah_attr.grh.traffic_class == 96);
+	CHECK(attr.ah_attr.grh.flow_label == 0x54321 && attr.ah_attr.grh.sgid_index == 0);
+	CHECK(!memcmp(&attr.ah_attr.grh.dgid, &to.ah_attr.grh.dgid, 16));
+	CHECK(!rc || (attr.max_dest_rd_atomic == 3 && attr.min_rnr_timer == 9));
+
+	to = (struct ibv_qp_attr){
+		.qp_state = IBV_QPS_RTS, .sq_psn = 0xfffffe, .timeout = 13, .retry_cnt = 5, .rnr_retry = 6, .max_rd_atomic = 2,
+	};
+	NEED(!ibv_modify_qp(qp, &to,
+			    IBV_QP_STATE | IBV_QP_SQ_PSN | (rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+									  IBV_QP_MAX_QP_RD_ATOMIC
+								: 0)));
+	attr = query(qp, IBV_QPS_RTS, &init);
+	CHECK(attr.sq_psn == 0xfffffe && attr.sq_draining == 0 && attr.qp_access_flags == IBV_ACCESS_REMOTE_WRITE);
+	CHECK(!rc || (attr.timeout == 13 && attr.retry_cnt == 5 && attr.rnr_retry == 6 && attr.max_rd_atomic == 2));
+
+	to = (struct ibv_qp_attr){ .qp_state = IBV_QPS_SQD };
+	CHECK(ibv_modify_qp(qp, &to, IBV_QP_STATE) == 0);
+	attr = query(qp, IBV_QPS_SQD, &init);
+	CHECK(attr.sq_draining == 0);
+	/* Drained: the path may change. */
+	to.ah_attr = attr.ah_attr;
+	to.ah_attr.grh.traffic_class = 32;
+	CHECK(ibv_modify_qp(qp, &to, IBV_QP_STATE | IBV_QP_AV) == 0);
+	attr = query(qp, IBV_QPS_SQD, &init);
+	CHECK(attr.ah_attr.grh.traffic_class == 32 && attr.dest_qp_num == 0x123456);
+
+	to.qp_state = IBV_QPS_ERR;
+	CHECK(ibv_modify_qp(qp, &to, IBV_QP_STATE) == 0);
+	query(qp, IBV_QPS_ERR, &init);
+	to.qp_state = IBV_QPS_RESET;
+	CHECK(ibv_modify_qp(qp, &to, IBV_QP_STATE) == 0);
+	attr = query(qp, IBV_QPS_RESET, &init);
+	CHECK(attr.dest_qp_num == 0 && attr.rq_psn == 0 && attr.sq_psn == 0);
+	CHECK(ibv_destroy_qp(qp) == 0);
+}
+
+static void datagrams(void)
+{
+	struct ibv_qp *qp = make(IBV_QPT_UD);
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr, to = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 0x11112222 };
+
+	query(qp, IBV_QPS_RESET, &init);
+	NEED(!ibv_modify_qp(qp, &to, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
+	attr = query(qp, IBV_QPS_INIT, &init);
+	CHECK(attr.qkey == 0x11112222 && attr.port_num == 1);
+	to.qp_state = IBV_QPS_RTR;
+	NEED(!ibv_modify_qp(qp, &to, IBV_QP_STATE));
+	query(qp, IBV_QPS_RTR, &init);
+	to.qp_state = IBV_QPS_RTS;
+	to.sq_psn = 77;
+	NEED(!ibv_modify_qp(qp, &to, IBV_QP_STATE | IBV_QP_SQ_PSN));
+	attr = query(qp, IBV_QPS_RTS, &init);
+	CHECK(attr.sq_psn == 77 && attr.qkey == 0x11112222);
+	to.qkey = 0x33334444;
+	CHECK(ibv_modify_qp(qp, &to, IBV_QP_QKEY) == 0);
+	CHECK(query(qp, IBV_QPS_RTS, &init).qkey == 0x33334444);
+	to.qp_state = IBV_QPS_ERR;
+	CHECK(ibv_modify_qp(qp, &to, IBV_QP_STATE) == 0);
+	query(qp, IBV_QPS_ERR, &init);
+	CHECK(ibv_destroy_qp(qp) == 0);
+}
+
+/* PSNs follow the packets; unsignaled requests complete only where the queue pair says so. */
+static void traffic_shows(void)
+{
+	struct end a = make_end(), b = make_end();
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+	struct ibv_wc wc;
+
+	to_rts(&a, b.qp->qp_num);
+	to_rts(&b, a.qp->qp_num);
+	/* Three packets of 1024, then one. */
+	CHECK(post(&a, IBV_WR_RDMA_WRITE, 1, 0, 3000, &b, 0, 0) == 0);
+	CHECK(post(&a, IBV_WR_RDMA_WRITE, 2, 0, 8, &b, 0, IBV_SEND_SIGNALED) == 0);
+	wc = next_wc(&a);
+	CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 2);
+	CHECK(ibv_query_qp(a.qp, &attr, 0, &init) == 0 && attr.sq_psn == 0x123456 + 4 && init.sq_sig_all == 0);
+	CHECK(ibv_query_qp(b.qp, &attr, 0, &init) == 0 && attr.rq_psn == 0x123456 + 4);
+	free_end(&a);
+	free_end(&b);
+
+	struct ibv_qp_init_attr all = {
+		.send_cq = send_cq, .recv_cq = recv_cq, .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
+		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+
+	a = make_end();
+	b = make_end();
+	CHECK(ibv_destroy_qp(a.qp) == 0);
+	a.qp = ibv_create_qp(pd, &all);
+	NEED(a.qp);
+	struct ibv_cq *own = a.cq;
+
+	a.cq = send_cq;
+	to_rts(&a, b.qp->qp_num);
+	to_rts(&b, a.qp->qp_num);
+	for (int i = 0; i < 5; i++)
+		CHECK(post(&a, IBV_WR_RDMA_WRITE, i, 0, 8, &b, 0, 0) == 0);
+	for (int i = 0; i < 5; i++)
+		CHECK(next_wc(&a).wr_id == (uint64_t)i);
+	/* What is in the queues when the queue pair is reset goes with it. */
+	CHECK(post(&a, IBV_WR_RDMA_WRITE, 9, 0, 8, &b, 0, 0) == 0);
+	attr.qp_state = IBV_QPS_RESET;
+	CHECK(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE) == 0);
+	CHECK(ibv_poll_cq(send_cq, 1, &wc) == 0);
+	a.cq = own;
+	free_end(&a);
+	free_end(&b);
+}
+
+int main(void)
+{
+	context = open_device();
+	pd = ibv_alloc_pd(context);
+	send_cq = ibv_create_cq(context, 32, NULL, NULL, 0);
+	recv_cq = ibv_create_cq(context, 32, NULL, NULL, 0);
+	NEED(pd && send_cq && recv_cq);
+	connected(IBV_QPT_RC);
+	connected(IBV_QPT_UC);
+	datagrams();
+	traffic_shows();
+	CHECK(ibv_destroy_cq(send_cq) == 0 && ibv_destroy_cq(recv_cq) == 0);
+	CHECK(ibv_dealloc_pd(pd) == 0);
+	CHECK(ibv_close_device(context) == 0);
+	return finish();
+}
