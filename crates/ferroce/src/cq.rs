@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use ferroce_engine as engine;
-use ferroce_engine::{WcOpcode, WcStatus, WorkCompletion};
+use ferroce_engine::{Moderation, WcOpcode, WcStatus, WorkCompletion};
 use ferroce_wire::{Imm, Qpn, Rkey};
 
 use crate::device::Open;
@@ -132,6 +132,25 @@ impl CompletionQueue {
             }
         }
         Ok(taken)
+    }
+
+    /// Takes one completion, and when it came to be, in nanoseconds of [`Context::clock`].
+    #[doc(alias = "ibv_wc_read_completion_ts")]
+    pub fn poll_timed(&self) -> Result<Option<(Completion, u64)>, Error> {
+        let Some((poll, first)) = self.shared.cq.begin_poll()? else { return Ok(None) };
+        Ok(Some((first.into(), poll.completed_at().as_nanos())))
+    }
+
+    /// Gives it room for `entries` completions; those it holds stay.
+    #[doc(alias = "ibv_resize_cq")]
+    pub fn resize(&self, entries: u32) -> Result<(), Error> {
+        Ok(self.shared.cq.resize(entries)?)
+    }
+
+    /// Has events of the channel wait for more completions. Polling sees each completion at once, as ever.
+    #[doc(alias = "ibv_modify_cq")]
+    pub fn moderate(&self, moderation: Moderation) {
+        self.shared.cq.moderate(moderation);
     }
 
     /// Waits for completions: asleep if the queue has a channel of its own, otherwise polling.

@@ -37,6 +37,9 @@ pub enum Error {
     /// No completion queue can be made.
     #[error(transparent)]
     CompletionQueue(#[from] engine::CreateCqError),
+    /// The completion queue stays as large as it was.
+    #[error(transparent)]
+    Resize(#[from] engine::ResizeCqError),
     /// Completions were lost.
     #[error(transparent)]
     Poll(#[from] engine::CqError),

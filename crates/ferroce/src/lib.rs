@@ -35,6 +35,7 @@ mod connection;
 mod cq;
 mod device;
 mod error;
+mod event;
 pub mod mr;
 mod pd;
 mod qp;
@@ -43,9 +44,10 @@ pub use connection::{Address, Connection, SendOptions};
 pub use cq::{Completion, CompletionChannel, CompletionQueue};
 pub use device::{Context, devices};
 pub use error::{Error, QpError};
+pub use event::Event;
 pub use ferroce_engine::{
-    Access, DeviceAttr, DeviceInfo, GidEntry, GidType, PortAttr, PortState, QpState, WcOpcode as Opcode,
-    WcStatus as Status,
+    Access, AsyncEventKind as EventKind, DeviceAttr, DeviceInfo, GidEntry, GidType, Moderation, PortAttr,
+    PortState, QpState, WcOpcode as Opcode, WcStatus as Status,
 };
 pub use ferroce_wire::{Gid, Imm, PathMtu, Psn, Qpn, Rkey};
 pub use mr::{MemoryRegion, Slice};

@@ -1,0 +1,94 @@
+//! Completion queues and events from Rust, in a network namespace of the test's own.
+
+use std::process::Command;
+
+use ferroce::{
+    Access, CompletionQueue, Connection, Context, EventKind, Init, Moderation, ProtectionDomain, QpOptions,
+    QueuePair, ReadyToSend, RemoteMemory, Rkey, Status,
+};
+
+/// Runs the test of that name again, where `lo` is its own. Whether this is that run.
+fn in_namespace(test: &str) -> bool {
+    if std::env::var_os("FERROCE_TEST_INSIDE").is_some() {
+        return true;
+    }
+    let me = std::env::current_exe().expect("a test has a path");
+    for flags in [&["--net"][..], &["--map-root-user", "--net"]] {
+        let unshare = |command: &[&str]| {
+            let mut all = Command::new("unshare");
+            all.args(flags).arg("--").args(command).env("FERROCE_TEST_INSIDE", "1");
+            all.env("FERROCE_BROKER", "embedded").status().is_ok_and(|status| status.success())
+        };
+        if !unshare(&["true"]) {
+            continue;
+        }
+        let script = "ip link set lo up && exec \"$0\" --exact \"$1\" --nocapture";
+        assert!(unshare(&["sh", "-c", script, &me.to_string_lossy(), test]), "{test} failed inside");
+        return false;
+    }
+    println!("skipped: no network namespace can be made here");
+    false
+}
+
+type Ready = QueuePair<ReadyToSend>;
+
+/// Two queue pairs of one process, connected to each other.
+fn pair(domain: &ProtectionDomain, queues: [&CompletionQueue; 2]) -> (Ready, Ready) {
+    let make = |queue| {
+        let access = Access::REMOTE_WRITE;
+        domain.rc_queue_pair(queue, queue, QpOptions::default()).unwrap().init(access).unwrap()
+    };
+    let (a, b) = (make(queues[0]), make(queues[1]));
+    let (at_a, at_b) = (a.address(0).unwrap(), b.address(0).unwrap());
+    let ready = |qp: QueuePair<Init>, to: Connection| {
+        qp.ready_to_receive(&to).unwrap().ready_to_send(Default::default()).unwrap()
+    };
+    (ready(a, Connection::to(at_a, at_b)), ready(b, Connection::to(at_b, at_a)))
+}
+
+#[test]
+fn completions_have_times_and_events_wait_for_company() {
+    if !in_namespace("completions_have_times_and_events_wait_for_company") {
+        return;
+    }
+    let device = Context::open("fr0").unwrap();
+    let channel = device.completion_channel().unwrap();
+    let sent = device.completion_queue(16, None).unwrap();
+    let received = device.completion_queue(4, Some(&channel)).unwrap();
+    let (a, b) = pair(&device.protection_domain().unwrap(), [&sent, &received]);
+    received.resize(64).unwrap();
+    received.moderate(Moderation { count: 2, period: u16::MAX });
+    received.request_event();
+    let before = device.clock();
+    for wr_id in 0..2 {
+        b.post_recv(wr_id, &[]).unwrap();
+        a.send(wr_id, &[]).unwrap();
+    }
+    channel.wait().unwrap();
+    let mut last = before;
+    for wr_id in 0..2 {
+        let (completion, at) = received.poll_timed().unwrap().expect("both are there");
+        assert_eq!((completion.wr_id, completion.status), (wr_id, Status::Success));
+        assert!(last <= at && at <= device.clock());
+        last = at;
+    }
+    assert!(received.poll_timed().unwrap().is_none());
+    assert!(received.resize(0).is_err());
+}
+
+#[test]
+fn what_the_peer_does_wrong_is_an_event() {
+    if !in_namespace("what_the_peer_does_wrong_is_an_event") {
+        return;
+    }
+    let device = Context::open("fr0").unwrap();
+    let queues = [device.completion_queue(16, None).unwrap(), device.completion_queue(16, None).unwrap()];
+    let domain = device.protection_domain().unwrap();
+    let (a, b) = pair(&domain, [&queues[0], &queues[1]]);
+    let memory = domain.register(vec![0; 8], Access::LOCAL_WRITE).unwrap();
+    let nowhere = RemoteMemory { addr: 0x1000, rkey: Rkey::new(0x1234_5678) };
+    a.write(1, &[memory.slice(..)], nowhere).unwrap();
+    assert_eq!(queues[0].wait().unwrap()[0].status, Status::RemAccessErr);
+    let event = device.wait_event().unwrap();
+    assert_eq!((event.kind, event.queue_pair), (EventKind::QpAccessErr, Some(b.qpn())));
+}
