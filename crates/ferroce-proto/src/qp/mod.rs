@@ -151,6 +151,7 @@ impl QueuePair {
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, now: Instant, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyQpError> {
         let from = self.state();
+        let mask = state::half_of(self.service, mask);
         let to = state::check(self.service, from, attr, mask)?;
         if from == QpState::Sqd && to == QpState::Rts && self.shared.attr.sq_draining {
             return Err(ModifyQpError::Draining);

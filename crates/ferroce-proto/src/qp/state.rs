@@ -138,6 +138,17 @@ pub(crate) fn transition(service: Service, from: QpState, to: QpState) -> Option
     table.iter().find(|row| row.from == from && row.to == to)
 }
 
+/// The mask without the attributes of the half that an XRC queue pair does not have. Programs name them as on RC
+/// (perftest does), and Linux's system call drops them before it looks at the table.
+pub(crate) const fn half_of(service: Service, mask: QpAttrMask) -> QpAttrMask {
+    let other_half = match service {
+        Service::XrcInitiator => DR | RN,
+        Service::XrcTarget => QR | RC | RR,
+        Service::Rc | Service::Uc | Service::Ud | Service::RawPacket => 0,
+    };
+    mask.difference(QpAttrMask::from_bits_retain(other_half))
+}
+
 /// Whether a modify may be applied, all of it; the state to go to.
 pub(crate) fn check(
     service: Service,
