@@ -10,8 +10,8 @@ use ferroce_proto::{
     SendWr, Service, Sge, SharedReceiveQueue, Supply, Taken, WcStatus, XrcDomain,
 };
 use ferroce_wire::{
-    BatchLimits, Bth, CreditCode, Flow, IcrcStatus, Instant, Lkey, Operation, Packet, PathMtu, Psn, Qkey,
-    Qpn, RcPacket, Request, Response, Reth, Rkey, SrqNumber, Syndrome, TxBatch,
+    BatchLimits, Bth, CreditCode, Feth, Flow, IcrcStatus, Instant, Lkey, Operation, Packet, PathMtu, Psn,
+    Qkey, Qpn, RcPacket, Request, Response, Reth, Rkey, SrqNumber, Syndrome, TxBatch,
 };
 
 use crate::ram::Ram;
@@ -98,6 +98,12 @@ impl Memory for Domains {
     }
     fn bind(&mut self, bind: &Bind) -> Result<(), MemoryError> {
         self.ram_mut()?.bind(bind)
+    }
+    fn atomic_write(&mut self, rkey: Rkey, addr: u64, octets: [u8; 8]) -> Result<(), MemoryError> {
+        self.ram_mut()?.atomic_write(rkey, addr, octets)
+    }
+    fn flush(&mut self, rkey: Rkey, addr: u64, len: u64, feth: Feth) -> Result<(), MemoryError> {
+        self.ram_mut()?.flush(rkey, addr, len, feth)
     }
     fn enter(&mut self, domain: Option<Domain>) {
         self.here = domain.map_or(HOME, |Domain(id)| id);
