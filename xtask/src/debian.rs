@@ -23,6 +23,8 @@ pub struct Program {
 pub const BASIC: &[Program] = &[
     Program { name: "ibv_devinfo", package: "ibverbs-utils" },
     Program { name: "ibv_rc_pingpong", package: "ibverbs-utils" },
+    Program { name: "ibv_uc_pingpong", package: "ibverbs-utils" },
+    Program { name: "ibv_ud_pingpong", package: "ibverbs-utils" },
     Program { name: "ib_write_bw", package: "perftest" },
     Program { name: "setpriv", package: "util-linux" },
     Program { name: "prlimit", package: "util-linux" },

@@ -31,6 +31,9 @@ pub const RC: &[&str] = &[
     "retry_exc",
 ];
 
+/// Those of UC and UD.
+pub const UNRELIABLE: &[&str] = &["uc_send", "uc_write", "ud_send"];
+
 /// Those that are meant to fail on the wire: error counters move.
 pub const ERRORS: &[&str] = &[
     "send_inv",

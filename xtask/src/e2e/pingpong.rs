@@ -1,4 +1,4 @@
-//! `ibv_rc_pingpong`, Debian's own, between two processes.
+//! `ibv_rc_pingpong`, `ibv_uc_pingpong` and `ibv_ud_pingpong`, Debian's own, between two processes.
 
 use std::process::Command;
 use std::time::Duration;
@@ -11,6 +11,9 @@ use crate::exchange::{Exchange, listening};
 use crate::report::Checks;
 
 const LIMIT: Duration = Duration::from_secs(60);
+const RC: &str = "ibv_rc_pingpong";
+const UC: &str = "ibv_uc_pingpong";
+const UD: &str = "ibv_ud_pingpong";
 
 /// `-c` checks every received byte; without `-e` both ends poll.
 pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
@@ -38,8 +41,9 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     case("-g 0 -n 10000 -e");
     case("-g 0 -n 10000 -r 1"); // one receive at a time: RNR NAKs and retries
     for args in &cases {
-        pair(bed, "", args, plain).run(&bed.logs, checks)?;
+        pair(bed, RC, "", args, plain).run(&bed.logs, checks)?;
     }
+    unreliable(bed, checks)?;
     in_rust(bed, checks)?;
     one_core(bed, checks)?;
     eight(bed, checks)
@@ -53,13 +57,19 @@ fn plain(program: &str) -> Command {
 /// One exchange with these arguments on both ends.
 pub fn exchange(bed: &Bed, text: &str) -> Exchange<'static> {
     let args: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
-    pair(bed, "", &args, plain)
+    pair(bed, RC, "", &args, plain)
 }
 
-fn pair(bed: &Bed, note: &str, args: &[String], wrap: fn(&str) -> Command) -> Exchange<'static> {
+fn pair(
+    bed: &Bed,
+    program: &str,
+    note: &str,
+    args: &[String],
+    wrap: fn(&str) -> Command,
+) -> Exchange<'static> {
     let port = bed.port();
     let end = |host: Option<&str>| {
-        let ours = bed.ours("ibv_rc_pingpong");
+        let ours = bed.ours(program);
         let mut command = wrap(&ours.get_program().to_string_lossy());
         command.args(ours.get_args()).args(["-d", "fr0", "-p", &port.to_string()]).args(args).args(host);
         for (key, value) in ours.get_envs() {
@@ -68,7 +78,7 @@ fn pair(bed: &Bed, note: &str, args: &[String], wrap: fn(&str) -> Command) -> Ex
         command
     };
     Exchange {
-        name: format!("ibv_rc_pingpong {}{note}", args.join(" ")),
+        name: format!("{program} {}{note}", args.join(" ")),
         server: end(None),
         client: end(Some("127.0.0.1")),
         ready: Box::new(move || listening(port)),
@@ -76,21 +86,56 @@ fn pair(bed: &Bed, note: &str, args: &[String], wrap: fn(&str) -> Command) -> Ex
     }
 }
 
-/// Our example in Rust at one end, at the other, and at both.
+/// Nothing is sent again on these services: messages stay below what a receive buffer holds, so that none is lost while
+/// the other end is not on a core.
+fn unreliable(bed: &Bed, checks: &mut Checks) -> Result<()> {
+    let mut cases: Vec<(&str, String)> = Vec::new();
+    let many = if bed.all { 10_000 } else { 1000 };
+    for gid in [0, 1] {
+        for size in [1, 1024, 4097, 65_536] {
+            cases.push((UC, format!("-g {gid} -s {size} -n {many} -c")));
+        }
+        for mtu in [256, 512, 1024, 2048, 4096] {
+            cases.push((UC, format!("-g {gid} -s 10000 -n {} -m {mtu} -c", many / 5)));
+        }
+        cases.push((UC, format!("-g {gid} -n {many} -e")));
+        for size in [1, 1023, 2048] {
+            cases.push((UD, format!("-g {gid} -s {size} -n {many} -c")));
+        }
+        cases.push((UD, format!("-g {gid} -n {many} -e")));
+    }
+    for (program, text) in &cases {
+        let args: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+        pair(bed, program, "", &args, plain).run(&bed.logs, checks)?;
+    }
+    Ok(())
+}
+
+/// Our examples in Rust at one end, at the other, and at both.
 fn in_rust(bed: &Bed, checks: &mut Checks) -> Result<()> {
-    let rust = dist::example("rc_pingpong");
-    for text in ["-g 0 -c", "-g 1 -c -e -s 65536 -m 4096", "-g 0 -s 1 -n 2000"] {
+    let texts = [
+        (RC, "-g 0 -c"),
+        (RC, "-g 1 -c -e -s 65536 -m 4096"),
+        (RC, "-g 0 -s 1 -n 2000"),
+        (UC, "-g 0 -c"),
+        (UC, "-g 1 -c -e -s 65536 -m 4096"),
+        (UD, "-g 0 -c"),
+        (UD, "-g 1 -c -e -s 1000"),
+    ];
+    for (program, text) in texts {
+        let example = program.trim_start_matches("ibv_");
+        let rust = dist::example(example);
         for (server, client) in [(true, false), (false, true), (true, true)] {
             let port = bed.port();
             let end = |in_rust: bool, host: Option<&str>| {
-                let mut command = if in_rust { Command::new(&rust) } else { bed.ours("ibv_rc_pingpong") };
+                let mut command = if in_rust { Command::new(&rust) } else { bed.ours(program) };
                 command.env("FERROCE_DAEMON", bed.dist.bin("ferroced"));
                 command.args(["-d", "fr0", "-p", &port.to_string()]).args(text.split(' ')).args(host);
                 command
             };
             let which = |in_rust: bool| if in_rust { "Rust" } else { "C" };
             let exchange = Exchange {
-                name: format!("rc_pingpong {text}: {} server, {} client", which(server), which(client)),
+                name: format!("{example} {text}: {} server, {} client", which(server), which(client)),
                 server: end(server, None),
                 client: end(client, Some("127.0.0.1")),
                 ready: Box::new(move || listening(port)),
@@ -111,7 +156,7 @@ fn one_core(bed: &Bed, checks: &mut Checks) -> Result<()> {
     };
     for text in ["-g 0 -s 1024 -n 1000 -c", "-g 0 -s 1024 -n 1000 -c -e"] {
         let args: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
-        pair(bed, " on one core", &args, taskset).run(&bed.logs, checks)?;
+        pair(bed, RC, " on one core", &args, taskset).run(&bed.logs, checks)?;
     }
     Ok(())
 }
@@ -122,7 +167,7 @@ fn eight(bed: &Bed, checks: &mut Checks) -> Result<()> {
     for i in 0..8 {
         let text = format!("-g {} -s 5000 -n 500 -c{}", i % 2, if i % 4 < 2 { " -e" } else { "" });
         let args: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
-        running.push(pair(bed, &format!(" (pair {i} of 8)"), &args, plain).start(&bed.logs)?);
+        running.push(pair(bed, RC, &format!(" (pair {i} of 8)"), &args, plain).start(&bed.logs)?);
     }
     for pair in running {
         pair.finish(checks)?;

@@ -1,4 +1,4 @@
-//! The peer's probe with ferroce at both ends: every RC operation, and every error it can provoke.
+//! The peer's probe with ferroce at both ends: every operation of RC, UC and UD, and every error it can provoke.
 
 use std::time::Duration;
 
@@ -22,6 +22,9 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
             if full || ["send", "write", "read"].contains(scenario) {
                 exchange(bed, &program, scenario, gid, mtu).run(&bed.logs, checks)?;
             }
+        }
+        for scenario in vprobe::UNRELIABLE {
+            exchange(bed, &program, scenario, gid, mtu).run(&bed.logs, checks)?;
         }
     }
     Ok(())

@@ -8,7 +8,7 @@ use crate::vprobe;
 /// A program and how it takes its arguments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tool {
-    /// Debian's ibv_rc_pingpong.
+    /// Debian's ibv_rc_pingpong, ibv_uc_pingpong or ibv_ud_pingpong.
     Pingpong,
     /// One of perftest's.
     Perftest,
@@ -56,6 +56,13 @@ pub fn cases(all: bool, ipv6: bool, path_mtu: u32) -> Vec<Case> {
     if full {
         cases.push(case(Tool::Pingpong, "ibv_rc_pingpong", "-n 50 -s 65536 -c -e", 60));
     }
+    cases.push(case(Tool::Pingpong, "ibv_uc_pingpong", "-n 100 -s 5000 -c", 60));
+    cases.push(case(Tool::Pingpong, "ibv_ud_pingpong", "-n 100 -s 1000 -c", 60));
+    if full {
+        cases.push(case(Tool::Perftest, "ib_send_lat", "-c UC -n 20 -s 8000", 60));
+        cases.push(case(Tool::Perftest, "ib_send_lat", "-c UD -n 20 -s 1000", 60));
+        cases.push(case(Tool::Perftest, "ib_write_lat", "-c UC -n 20 -s 8000", 60));
+    }
     for program in PERFTEST {
         if full {
             cases.push(case(Tool::Perftest, program, "-n 20 -s 8000", 60));
@@ -66,7 +73,7 @@ pub fn cases(all: bool, ipv6: bool, path_mtu: u32) -> Vec<Case> {
     }
     let sample = ["send", "write", "read", "atomic", "rnr"];
     let scenarios = vprobe::RC.iter().filter(|s| full || sample.contains(s));
-    cases.extend(scenarios.map(|scenario| case(Tool::Vprobe, *scenario, "", 60)));
+    cases.extend(scenarios.chain(vprobe::UNRELIABLE).map(|scenario| case(Tool::Vprobe, *scenario, "", 60)));
     cases
 }
 
@@ -93,7 +100,11 @@ impl Case {
         if let Some(device) = device {
             add(&["-d", device]);
         }
-        add(&[gid_flag, gid, port_flag, &port.to_string(), "-m", &self.path_mtu.to_string()]);
+        add(&[gid_flag, gid, port_flag, &port.to_string()]);
+        if self.program != "ibv_ud_pingpong" {
+            // Datagrams have the port's MTU.
+            add(&["-m", &self.path_mtu.to_string()]);
+        }
         match self.tool {
             Tool::Perftest => add(&["-F"]),
             Tool::Vprobe => add(&[self.program]),
@@ -129,6 +140,6 @@ mod tests {
         let words = |case: &Case, device, server| case.words(device, 9, server).join(" ");
         let all = cases(true, true, 4096);
         assert_eq!(words(&all[0], Some("rxe0"), None), "ibv_rc_pingpong -d rxe0 -g 2 -p 9 -m 4096 -n 100 -c");
-        assert_eq!(words(all.last().unwrap(), None, Some("h")), "vprobe -g 2 -t 9 -m 4096 retry_exc h");
+        assert_eq!(words(all.last().unwrap(), None, Some("h")), "vprobe -g 2 -t 9 -m 4096 ud_send h");
     }
 }

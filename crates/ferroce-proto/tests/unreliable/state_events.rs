@@ -35,7 +35,8 @@ fn prepare(setup: Setup, state: QpState) -> Probe {
         _ => {}
     }
     assert_eq!(probe.end.qp.state(), state);
-    (probe.sends(), probe.recvs());
+    probe.sends();
+    probe.recvs();
     probe
 }
 

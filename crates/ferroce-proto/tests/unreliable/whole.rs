@@ -76,7 +76,7 @@ fn run(loss: u32, duplication: u32, reordering: u32, seed: u64) -> (BTreeSet<u64
         sender.qp.post_send(world.now, &wr, &sender.mem).unwrap();
         world.drain(0);
         assert_eq!(world.ends[0].sends.drain(..).map(|c| c.status).collect::<Vec<_>>(), [WcStatus::Success]);
-        world.now = world.now + Duration::from_micros(5);
+        world.now += Duration::from_micros(5);
         world.run(Duration::from_micros(if id % 16 == 15 { 1000 } else { 0 }));
         let receiver = &mut world.ends[1];
         for got in receiver.recvs.drain(..) {
