@@ -28,12 +28,15 @@ pub struct Completion {
     pub invalidated: Option<Rkey>,
     /// The queue pair it completed on.
     pub qpn: Qpn,
+    /// Who sent a datagram.
+    pub src_qp: Qpn,
 }
 
 impl From<WorkCompletion> for Completion {
     fn from(completion: WorkCompletion) -> Self {
-        let WorkCompletion { wr_id, status, opcode, byte_len, imm, invalidated, qpn, .. } = completion;
-        Self { wr_id, status, opcode, len: byte_len, imm, invalidated, qpn }
+        let WorkCompletion { wr_id, status, opcode, byte_len, imm, invalidated, qpn, src_qp, .. } =
+            completion;
+        Self { wr_id, status, opcode, len: byte_len, imm, invalidated, qpn, src_qp }
     }
 }
 

@@ -73,6 +73,12 @@ pub enum Error {
         #[source]
         source: engine::PostRecvError,
     },
+    /// No address handle can be made.
+    #[error(transparent)]
+    AddressHandle(#[from] engine::CreateAhError),
+    /// A datagram cannot be answered.
+    #[error(transparent)]
+    Answer(#[from] engine::AnswerError),
     /// The two ends' GIDs are of different families.
     #[error("{local} and {remote} are not of one address family")]
     Families {

@@ -33,15 +33,18 @@
 
 mod connection;
 mod cq;
+mod datagram;
 mod device;
 mod error;
 mod event;
 pub mod mr;
 mod pd;
 mod qp;
+pub mod service;
 
 pub use connection::{Address, Connection, SendOptions};
 pub use cq::{Completion, CompletionChannel, CompletionQueue};
+pub use datagram::{AddressHandle, HEADER};
 pub use device::{Context, devices};
 pub use error::{Error, QpError};
 pub use event::Event;
@@ -49,7 +52,7 @@ pub use ferroce_engine::{
     Access, AsyncEventKind as EventKind, DeviceAttr, DeviceInfo, GidEntry, GidType, Moderation, PortAttr,
     PortState, QpState, WcOpcode as Opcode, WcStatus as Status,
 };
-pub use ferroce_wire::{Gid, Imm, PathMtu, Psn, Qpn, Rkey};
+pub use ferroce_wire::{Gid, Imm, PathMtu, Psn, Qkey, Qpn, Rkey};
 pub use mr::{MemoryRegion, Slice};
 pub use pd::{ProtectionDomain, QpOptions};
 pub use qp::{Init, QueuePair, ReadyToReceive, ReadyToSend, RemoteMemory, Reset, WorkRequest};

@@ -7,6 +7,7 @@ use ferroce_engine::{Access, QpCaps, QpInit, Service};
 
 use crate::device::Open;
 use crate::qp::Reset;
+use crate::service::{Uc, Ud};
 use crate::{CompletionQueue, Context, Error, MemoryRegion, QueuePair};
 
 /// A protection domain: queue pairs reach only memory of their own domain. Clones are the same one.
@@ -89,9 +90,41 @@ impl ProtectionDomain {
         receive: &CompletionQueue,
         options: QpOptions,
     ) -> Result<QueuePair<Reset>, Error> {
+        self.queue_pair(Service::Rc, send, receive, options)
+    }
+
+    /// Makes an unreliable connected queue pair.
+    #[doc(alias = "ibv_create_qp")]
+    pub fn uc_queue_pair(
+        &self,
+        send: &CompletionQueue,
+        receive: &CompletionQueue,
+        options: QpOptions,
+    ) -> Result<QueuePair<Reset, Uc>, Error> {
+        self.queue_pair(Service::Uc, send, receive, options)
+    }
+
+    /// Makes a queue pair of datagrams.
+    #[doc(alias = "ibv_create_qp")]
+    pub fn ud_queue_pair(
+        &self,
+        send: &CompletionQueue,
+        receive: &CompletionQueue,
+        options: QpOptions,
+    ) -> Result<QueuePair<Reset, Ud>, Error> {
+        self.queue_pair(Service::Ud, send, receive, options)
+    }
+
+    fn queue_pair<S>(
+        &self,
+        service: Service,
+        send: &CompletionQueue,
+        receive: &CompletionQueue,
+        options: QpOptions,
+    ) -> Result<QueuePair<Reset, S>, Error> {
         let QpOptions { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline } = options;
         let init = QpInit {
-            service: Service::Rc,
+            service,
             send_cq: Arc::clone(send.engine()),
             recv_cq: Arc::clone(receive.engine()),
             srq: None,

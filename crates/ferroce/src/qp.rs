@@ -1,4 +1,4 @@
-//! Reliable connected queue pairs, whose state is part of their type.
+//! Queue pairs, whose state and service are part of their type.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -7,9 +7,12 @@ use ferroce_engine as engine;
 use ferroce_engine::{
     Access, AhAttr, QpAccess, QpAttr, QpAttrMask, QpState, Remote, SendOp, SendTo, SendWr, Sge,
 };
-use ferroce_wire::{Imm, Psn, Qpn, Rkey};
+use ferroce_wire::{Imm, Psn, Qkey, Qpn, Rkey};
 
-use crate::{Address, CompletionQueue, Connection, Error, ProtectionDomain, QpError, SendOptions, Slice};
+use crate::service::{Connected, Rc, Uc, Ud};
+use crate::{
+    Address, AddressHandle, CompletionQueue, Connection, Error, ProtectionDomain, QpError, SendOptions, Slice,
+};
 
 /// Just made.
 pub struct Reset(());
@@ -23,9 +26,9 @@ pub struct ReadyToSend(());
 /// A queue pair. Its type names the state it was brought to by its owner; an error may have moved
 /// it to [`QpState::Error`] since, in which completions tell so.
 #[doc(alias = "ibv_qp")]
-pub struct QueuePair<State> {
+pub struct QueuePair<State, Service = Rc> {
     parts: Parts,
-    state: PhantomData<State>,
+    state: PhantomData<(State, Service)>,
 }
 
 /// Dropped in this order: the queue pair first, then what it needs.
@@ -67,6 +70,7 @@ impl From<RemoteMemory> for Remote {
 pub struct WorkRequest {
     wr_id: u64,
     op: SendOp,
+    to: SendTo,
     sges: Vec<Sge>,
     signaled: bool,
     solicited: bool,
@@ -76,7 +80,7 @@ pub struct WorkRequest {
 impl WorkRequest {
     fn new(wr_id: u64, op: SendOp, memory: &[Slice]) -> Self {
         let sges = memory.iter().map(|slice| slice.sge()).collect();
-        Self { wr_id, op, sges, signaled: true, solicited: false, fence: false }
+        Self { wr_id, op, to: SendTo::Peer, sges, signaled: true, solicited: false, fence: false }
     }
 
     /// A message for the peer's next receive.
@@ -119,6 +123,15 @@ impl WorkRequest {
         Self::new(wr_id, SendOp::FetchAdd { remote: at.into(), add }, &[old])
     }
 
+    /// The destination of a datagram: queue pair `qpn` there, whose queue key is `qkey`. With bit 31 set, the sender's own key
+    /// is used.
+    ///
+    /// Opens a socket the first time that a process there is sent to; that can fail.
+    pub fn to(mut self, there: &AddressHandle, qpn: Qpn, qkey: Qkey) -> Result<Self, Error> {
+        self.to = there.to(qpn, qkey)?;
+        Ok(self)
+    }
+
     /// No completion if it succeeds.
     #[must_use]
     pub fn unsignaled(mut self) -> Self {
@@ -141,14 +154,14 @@ impl WorkRequest {
     }
 
     fn as_wr(&self) -> SendWr<'_> {
-        let Self { wr_id, op, ref sges, signaled, solicited, fence } = *self;
-        SendWr { wr_id, op, to: SendTo::Peer, sges, signaled, solicited, fence, inline: false }
+        let Self { wr_id, op, to, ref sges, signaled, solicited, fence } = *self;
+        SendWr { wr_id, op, to, sges, signaled, solicited, fence, inline: false }
     }
 }
 
-type Stepped<From, To> = Result<QueuePair<To>, QpError<QueuePair<From>>>;
+type Stepped<From, To, S = Rc> = Result<QueuePair<To, S>, QpError<QueuePair<From, S>>>;
 
-impl<State> QueuePair<State> {
+impl<State, S> QueuePair<State, S> {
     /// Its number.
     pub fn qpn(&self) -> Qpn {
         self.engine().qpn()
@@ -183,7 +196,7 @@ impl<State> QueuePair<State> {
         &self.parts.qp.0
     }
 
-    fn step<To>(self, attr: &QpAttr, mask: QpAttrMask) -> Stepped<State, To> {
+    fn step<To>(self, attr: &QpAttr, mask: QpAttrMask) -> Stepped<State, To, S> {
         match self.engine().modify(attr, mask | QpAttrMask::STATE) {
             Ok(()) => Ok(QueuePair { parts: self.parts, state: PhantomData }),
             Err(error) => Err(QpError { state: self.state(), source: error.into(), queue_pair: self }),
@@ -191,7 +204,7 @@ impl<State> QueuePair<State> {
     }
 
     /// Back to the beginning; work requests are forgotten without completions.
-    pub fn reset(self) -> Stepped<State, Reset> {
+    pub fn reset(self) -> Stepped<State, Reset, S> {
         self.step(&QpAttr { qp_state: QpState::Reset, ..QpAttr::default() }, QpAttrMask::empty())
     }
 
@@ -203,7 +216,7 @@ impl<State> QueuePair<State> {
     }
 }
 
-impl QueuePair<Reset> {
+impl<S> QueuePair<Reset, S> {
     pub(crate) fn new(
         qp: Arc<engine::Qp>,
         domain: ProtectionDomain,
@@ -212,9 +225,19 @@ impl QueuePair<Reset> {
     ) -> Self {
         Self { parts: Parts { qp: Owned(qp), domain, send, receive, psn: Psn::new(0) }, state: PhantomData }
     }
+}
 
+impl QueuePair<Reset, Ud> {
+    /// RESET to INIT; `qkey` is what datagrams must have to be taken.
+    pub fn init(self, qkey: Qkey) -> Stepped<Reset, Init, Ud> {
+        let attr = QpAttr { qp_state: QpState::Init, qkey, ..QpAttr::default() };
+        self.step(&attr, QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::QKEY)
+    }
+}
+
+impl<S: Connected> QueuePair<Reset, S> {
     /// RESET to INIT; `access` is what the peer may do.
-    pub fn init(self, access: Access) -> Stepped<Reset, Init> {
+    pub fn init(self, access: Access) -> Stepped<Reset, Init, S> {
         let attr = QpAttr {
             qp_state: QpState::Init,
             access: QpAccess::from_bits_retain(access.bits()),
@@ -224,15 +247,24 @@ impl QueuePair<Reset> {
     }
 }
 
-impl QueuePair<Init> {
-    /// Posts a receive, which waits for the connection.
+impl<S> QueuePair<Init, S> {
+    /// Posts a receive, which waits until packets are taken.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv(&self, wr_id: u64, memory: &[Slice]) -> Result<(), Error> {
         self.post_recvs(wr_id, memory)
     }
+}
 
+impl QueuePair<Init, Ud> {
+    /// INIT to RTR: from now on datagrams to any address of the device are taken.
+    pub fn ready_to_receive(self) -> Stepped<Init, ReadyToReceive, Ud> {
+        self.step(&QpAttr { qp_state: QpState::Rtr, ..QpAttr::default() }, QpAttrMask::empty())
+    }
+}
+
+impl<S: Connected> QueuePair<Init, S> {
     /// INIT to RTR: from now on the peer's packets are taken.
-    pub fn ready_to_receive(self, connection: &Connection) -> Stepped<Init, ReadyToReceive> {
+    pub fn ready_to_receive(self, connection: &Connection) -> Stepped<Init, ReadyToReceive, S> {
         let Connection { local, remote, .. } = *connection;
         if local.gid.is_ipv4() != remote.gid.is_ipv4() {
             let source = Error::Families { local: local.gid, remote: remote.gid };
@@ -254,25 +286,44 @@ impl QueuePair<Init> {
             },
             ..QpAttr::default()
         };
-        let mask = QpAttrMask::AV
-            | QpAttrMask::PATH_MTU
-            | QpAttrMask::DEST_QPN
-            | QpAttrMask::RQ_PSN
-            | QpAttrMask::MAX_DEST_RD_ATOMIC
-            | QpAttrMask::MIN_RNR_TIMER;
+        let mut mask = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
+        if S::RELIABLE {
+            mask |= QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
+        }
         let mut stepped = self.step(&attr, mask)?;
         stepped.parts.psn = local.psn;
         Ok(stepped)
     }
 }
 
-impl QueuePair<ReadyToReceive> {
+impl<S> QueuePair<ReadyToReceive, S> {
     /// Posts a receive.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv(&self, wr_id: u64, memory: &[Slice]) -> Result<(), Error> {
         self.post_recvs(wr_id, memory)
     }
 
+    fn send_unanswered(self) -> Stepped<ReadyToReceive, ReadyToSend, S> {
+        let attr = QpAttr { qp_state: QpState::Rts, sq_psn: self.parts.psn, ..QpAttr::default() };
+        self.step(&attr, QpAttrMask::SQ_PSN)
+    }
+}
+
+impl QueuePair<ReadyToReceive, Uc> {
+    /// RTR to RTS: from now on messages leave.
+    pub fn ready_to_send(self) -> Stepped<ReadyToReceive, ReadyToSend, Uc> {
+        self.send_unanswered()
+    }
+}
+
+impl QueuePair<ReadyToReceive, Ud> {
+    /// RTR to RTS: from now on datagrams leave.
+    pub fn ready_to_send(self) -> Stepped<ReadyToReceive, ReadyToSend, Ud> {
+        self.send_unanswered()
+    }
+}
+
+impl QueuePair<ReadyToReceive> {
     /// RTR to RTS: from now on the peer's packets are answered with ours.
     pub fn ready_to_send(self, options: SendOptions) -> Stepped<ReadyToReceive, ReadyToSend> {
         let attr = QpAttr {
@@ -293,7 +344,7 @@ impl QueuePair<ReadyToReceive> {
     }
 }
 
-impl QueuePair<ReadyToSend> {
+impl<S> QueuePair<ReadyToSend, S> {
     /// Posts a receive.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv(&self, wr_id: u64, memory: &[Slice]) -> Result<(), Error> {
@@ -308,7 +359,23 @@ impl QueuePair<ReadyToSend> {
             .post_send(requests.into_iter().map(WorkRequest::as_wr))
             .map_err(|(index, source)| Error::PostSend { index, source })
     }
+}
 
+impl QueuePair<ReadyToSend, Ud> {
+    /// Posts one [`WorkRequest::send`] with its destination, see [`WorkRequest::to`].
+    pub fn send_to(
+        &self,
+        wr_id: u64,
+        from: &[Slice],
+        there: &AddressHandle,
+        qpn: Qpn,
+        qkey: Qkey,
+    ) -> Result<(), Error> {
+        self.post_send([&WorkRequest::send(wr_id, from).to(there, qpn, qkey)?])
+    }
+}
+
+impl<S: Connected> QueuePair<ReadyToSend, S> {
     /// Posts one [`WorkRequest::send`].
     pub fn send(&self, wr_id: u64, from: &[Slice]) -> Result<(), Error> {
         self.post_send([&WorkRequest::send(wr_id, from)])
@@ -318,7 +385,9 @@ impl QueuePair<ReadyToSend> {
     pub fn write(&self, wr_id: u64, from: &[Slice], to: RemoteMemory) -> Result<(), Error> {
         self.post_send([&WorkRequest::write(wr_id, from, to)])
     }
+}
 
+impl QueuePair<ReadyToSend> {
     /// Posts one [`WorkRequest::read`].
     pub fn read(&self, wr_id: u64, to: &[Slice], from: RemoteMemory) -> Result<(), Error> {
         self.post_send([&WorkRequest::read(wr_id, to, from)])

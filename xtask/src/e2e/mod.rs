@@ -36,7 +36,10 @@ use crate::tree;
 pub const STAGES: &[(&str, &str)] = &[
     ("devices", "ibv_devices and ibv_devinfo; every consumer loads silently; a cold start is quick"),
     ("cli", "ferroce link, dev and run: devices come and go, refusals say why"),
-    ("pingpong", "ibv_rc_pingpong, uc and ud: sizes, events, MTUs, IPv4 and IPv6, eight pairs at once, one core"),
+    (
+        "pingpong",
+        "ibv_rc_pingpong, uc and ud: sizes, events, MTUs, IPv4 and IPv6, eight pairs at once, one core",
+    ),
     ("vprobe", "scripted exchanges with a checked outcome: every RC operation and error"),
     ("wire", "our own packets, by tshark and an independent ICRC"),
     ("memory", "memory that is written to all the time, and memory that goes away under every role"),

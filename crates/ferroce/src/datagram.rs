@@ -1,0 +1,57 @@
+//! Where datagrams go and come from.
+
+use std::sync::Arc;
+
+use ferroce_engine as engine;
+use ferroce_engine::{AhAttr, SendTo};
+use ferroce_wire::{Flow, Gid, Qkey, Qpn};
+
+use crate::{Error, ProtectionDomain};
+
+/// Octets that a datagram's receive buffer begins with, before the payload: the IP header that it came with.
+pub const HEADER: usize = Flow::GRH_AREA;
+
+/// The way to another host, for datagrams. Clones are the same one.
+#[derive(Clone)]
+#[doc(alias = "ibv_ah")]
+pub struct AddressHandle {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    ah: Arc<engine::Ah>,
+    _domain: ProtectionDomain,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.ah.destroy();
+    }
+}
+
+impl AddressHandle {
+    pub(crate) fn new(domain: &ProtectionDomain, attr: AhAttr) -> Result<Self, Error> {
+        let ah = domain.shared.pd.create_ah(attr)?;
+        Ok(Self { shared: Arc::new(Shared { ah, _domain: domain.clone() }) })
+    }
+
+    /// A queue pair there, for [`WorkRequest::to`](crate::WorkRequest::to).
+    pub(crate) fn to(&self, qpn: Qpn, qkey: Qkey) -> Result<SendTo, Error> {
+        Ok(self.shared.ah.to(qpn, qkey)?)
+    }
+}
+
+impl ProtectionDomain {
+    /// The way from our GID at `gid_index` to the host of `gid`.
+    #[doc(alias = "ibv_create_ah")]
+    pub fn address_handle(&self, gid_index: u8, gid: Gid) -> Result<AddressHandle, Error> {
+        AddressHandle::new(self, AhAttr { dgid: gid, sgid_index: gid_index, ..AhAttr::default() })
+    }
+
+    /// The way back to whoever sent a datagram, from the [`HEADER`] that its receive buffer begins with. The queue pair there
+    /// is [`Completion::src_qp`](crate::Completion::src_qp).
+    #[doc(alias = "ibv_create_ah_from_wc")]
+    pub fn answer(&self, header: &[u8; HEADER]) -> Result<AddressHandle, Error> {
+        AddressHandle::new(self, AhAttr::answering(&self.shared.open.context, header)?)
+    }
+}

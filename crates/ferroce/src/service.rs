@@ -1,0 +1,32 @@
+//! What a queue pair promises: a type for each service.
+
+/// Reliable Connection: everything arrives, once and in order, or the queue pair ends.
+#[derive(Clone, Copy, Debug)]
+pub struct Rc(());
+/// Unreliable Connection: a message to the one peer arrives whole or not at all. There is no flow control: a receiver that
+/// is slower than its sender loses messages.
+#[derive(Clone, Copy, Debug)]
+pub struct Uc(());
+/// Unreliable Datagram: single packets to and from anybody, as [`Uc`] without promises.
+#[derive(Clone, Copy, Debug)]
+pub struct Ud(());
+
+mod sealed {
+    /// Nobody else's types are services.
+    pub trait Sealed {
+        /// Whether packets are answered.
+        const RELIABLE: bool;
+    }
+}
+
+/// A service between one pair of queue pairs.
+pub trait Connected: sealed::Sealed {}
+
+impl sealed::Sealed for Rc {
+    const RELIABLE: bool = true;
+}
+impl sealed::Sealed for Uc {
+    const RELIABLE: bool = false;
+}
+impl Connected for Rc {}
+impl Connected for Uc {}
