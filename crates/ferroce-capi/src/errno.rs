@@ -4,13 +4,13 @@
 use std::io;
 
 use core::ffi::c_int;
-use ferroce_engine::RegMrError;
 use ferroce_engine::error::{
     AllocMwError, AllocPdError, AnswerError, AttachError, Busy, CqError, CreateAhError, CreateChannelError,
     CreateCqError, CreateQpError, CreateSrqError, DetachError, DeviceError, EventError, ModifyQpError,
     ModifySrqError, OpenError, OpenQpError, OpenXrcdError, PathError, PostRecvError, PostSendError,
     QueryError, ResizeCqError, TransportCreateQpError, TransportModifyQpError, TransportModifySrqError,
 };
+use ferroce_engine::{AdviseError, RegMrError};
 
 /// An errno value that a call of ours returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -140,6 +140,18 @@ impl From<QueryError> for Errno {
 impl From<Busy> for Errno {
     fn from(Busy { .. }: Busy) -> Self {
         Self::EBUSY
+    }
+}
+
+/// As the man page of `ibv_advise_mr` where it is clear, and as mlx5's driver where it is not.
+impl From<AdviseError> for Errno {
+    fn from(error: AdviseError) -> Self {
+        match error {
+            AdviseError::BadKey => Self::ENOENT,
+            AdviseError::NoRegion | AdviseError::NotOnDemand => Self::EINVAL,
+            AdviseError::WrongPd | AdviseError::NotWritable => Self::EPERM,
+            AdviseError::OutOfRange | AdviseError::NotMapped => Self::EFAULT,
+        }
     }
 }
 

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use core::ffi::{c_int, c_uint, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::{Access, Mr, MrChange};
+use ferroce_engine::{Access, Advice, Mr, MrChange};
 
 use crate::call::{self, Owner};
 use crate::context::ContextHandle;
 use crate::errno::Errno;
 use crate::handle::{Handle, Pool};
 use crate::import::Registry;
-use crate::pd;
+use crate::{pd, post};
 
 /// A memory region.
 type MrHandle = Handle<abi::ibv_mr, LiveMr>;
@@ -204,6 +204,40 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut abi::ibv_pd) -> *mut abi:
         // SAFETY: as the caller says.
         let (_, live) = unsafe { pd::enter(owner, pd) }?;
         Ok(publish(pd, live.context, live.engine.null_mr()?, std::ptr::null_mut()))
+    })
+}
+
+/// The slot behind the inline `ibv_advise_mr`. Fetches at once, with or without `IBV_ADVISE_MR_FLAG_FLUSH`. EOPNOTSUPP for
+/// advice that does not exist, EINVAL for other flags, for a list that is none and for memory that is not on demand; see
+/// `errno` for what may be wrong with an element.
+///
+/// # Safety
+///
+/// `pd` is NULL or came from `ibv_alloc_pd`; `sg_list` is NULL or an array of `num_sges` elements.
+pub(crate) unsafe extern "C" fn advise_mr(
+    pd: *mut abi::ibv_pd,
+    advice: abi::ibv_advise_mr_advice,
+    flags: u32,
+    sg_list: *mut abi::ibv_sge,
+    num_sges: u32,
+) -> c_int {
+    /// `IBV_ADVISE_MR_FLAG_FLUSH`.
+    const FLUSH: u32 = 1;
+    call::code(|owner| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { pd::enter(owner, pd) }?;
+        let advice = match advice {
+            abi::IBV_ADVISE_MR_ADVICE_PREFETCH => Advice::Prefetch,
+            abi::IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE => Advice::PrefetchWrite,
+            abi::IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => Advice::PrefetchNoFault,
+            _ => return Err(Errno::EOPNOTSUPP),
+        };
+        if flags & !FLUSH != 0 {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: as the caller says.
+        let ranges = unsafe { post::sges(sg_list, num_sges as usize, num_sges) }?;
+        Ok(live.engine.advise(advice, ranges)?)
     })
 }
 

@@ -62,7 +62,7 @@ pub(crate) fn verbs_context(context: abi::ibv_context) -> abi::verbs_context {
         dealloc_dmah: refuse!(errno_not_supported),
         alloc_dmah: refuse!(null_not_supported),
         query_port: Some(query::query_port),
-        advise_mr: refuse!(errno_not_supported),
+        advise_mr: Some(mr::advise_mr),
         alloc_null_mr: Some(mr::alloc_null_mr),
         read_counters: refuse!(errno_not_supported),
         attach_counters_point_flow: refuse!(errno_not_supported),

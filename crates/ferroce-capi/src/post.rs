@@ -169,7 +169,7 @@ fn send_op(wr: &abi::ibv_send_wr) -> Result<SendOp, Errno> {
             Ok(SendOp::FetchAdd { remote, add })
         }
         abi::IBV_WR_LOCAL_INV => Ok(SendOp::LocalInvalidate(invalidate())),
-        abi::IBV_WR_ATOMIC_WRITE => Ok(SendOp::AtomicWrite { remote: remote() }),
+        abi::IBV_WR_ATOMIC_WRITE => Ok(SendOp::AtomicWrite { remote: remote(), octets: None }),
         abi::IBV_WR_BIND_MW => {
             // SAFETY: the union's members are plain integers and pointers, which any bits are.
             let bind = unsafe { wr.unnamed_2.bind_mw };

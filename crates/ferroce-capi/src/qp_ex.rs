@@ -345,19 +345,27 @@ builders! {
     wr_local_inv(rkey: u32) => SendOp::LocalInvalidate(Rkey::new(rkey));
 }
 
-/// A whole request: eight octets, copied now, for the peer to store as one word.
+/// Starts a request: eight octets, copied now, for the peer to store as one word.
 unsafe extern "C" fn wr_atomic_write(
     qp: *mut abi::ibv_qp_ex,
     rkey: u32,
     remote_addr: u64,
     atomic_wr: *const c_void,
 ) {
-    let op = SendOp::AtomicWrite { remote: remote(rkey, remote_addr) };
-    let word = [Sge { addr: atomic_wr.expose_provenance() as u64, length: 8, lkey: Lkey::new(0) }];
     // SAFETY: C calls it with the queue pair that it is a member of.
-    unsafe { build(qp, op) };
-    // SAFETY: as above. A pointer to nothing makes the batch fail.
-    unsafe { set(qp, Ok(&word), true) }
+    let live = unsafe { QpHandle::from_c(qp) }.and_then(|handle| handle.live());
+    let mut octets = [0; 8];
+    let read = live
+        .and_then(|live| Ok(live.engine.read_inline(atomic_wr.expose_provenance() as u64, &mut octets)?));
+    match read {
+        Ok(()) => {
+            let op = SendOp::AtomicWrite { remote: remote(rkey, remote_addr), octets: Some(octets) };
+            // SAFETY: as above.
+            unsafe { build(qp, op) }
+        }
+        // SAFETY: as above.
+        Err(errno) => unsafe { with(qp, |_, state| state.fail(errno)) },
+    }
 }
 
 /// Starts a request that flushes. `len` beyond what a message can be, and types and levels that are none, make the batch

@@ -41,6 +41,24 @@ unsafe fn write_prefix<T: Copy>(target: *mut T, room: usize, value: &T) {
 /// to persistent memory (of what can be registered for that), atomic write.
 const CAPS_EX: u64 = 1 << 38 | (CAN_PERSIST as u64) << 39 | 1 << 40;
 
+/// Whatever touches registered memory may find it gone: so all can be done with memory on demand.
+const UD_ODP_CAPS: u32 =
+    abi::IBV_ODP_SUPPORT_SEND | abi::IBV_ODP_SUPPORT_RECV | abi::IBV_ODP_SUPPORT_SRQ_RECV;
+const UC_ODP_CAPS: u32 = UD_ODP_CAPS | abi::IBV_ODP_SUPPORT_WRITE;
+const RC_ODP_CAPS: u32 = UC_ODP_CAPS
+    | abi::IBV_ODP_SUPPORT_READ
+    | abi::IBV_ODP_SUPPORT_ATOMIC
+    | abi::IBV_ODP_SUPPORT_FLUSH
+    | abi::IBV_ODP_SUPPORT_ATOMIC_WRITE;
+const ODP_CAPS: abi::ibv_odp_caps = abi::ibv_odp_caps {
+    general_caps: (abi::IBV_ODP_SUPPORT | abi::IBV_ODP_SUPPORT_IMPLICIT) as u64,
+    per_transport_caps: abi::ibv_odp_caps_per_transport_caps {
+        rc_odp_caps: RC_ODP_CAPS,
+        uc_odp_caps: UC_ODP_CAPS,
+        ud_odp_caps: UD_ODP_CAPS,
+    },
+};
+
 fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
     let int = |value: u32| c_int::try_from(value).unwrap_or(c_int::MAX);
     abi::ibv_device_attr {
@@ -145,6 +163,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         all.completion_timestamp_mask = u64::MAX;
         all.hca_core_clock = CORE_CLOCK;
         all.cq_mod_caps = abi::ibv_cq_moderation_caps { max_cq_count: u16::MAX, max_cq_period: u16::MAX };
+        all.odp_caps = ODP_CAPS;
+        all.xrc_odp_caps = RC_ODP_CAPS;
         all.device_cap_flags_ex = u64::from(plain.device_cap_flags) | CAPS_EX;
         all.phys_port_cnt_ex = u32::from(plain.phys_port_cnt);
         all.orig_attr = plain;

@@ -125,6 +125,11 @@ fn atomics_atomic_writes_and_flushes() {
 }
 
 #[test]
+fn memory_on_demand() {
+    passes("odp");
+}
+
+#[test]
 fn memory_windows() {
     passes("windows");
 }

@@ -72,7 +72,7 @@ pub use ferroce_proto::{
     Bind, QpAccess, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge,
     SrqAttr, SrqAttrMask, WcOpcode, WcStatus, WindowAccess, WorkCompletion,
 };
-pub use memory::{Access, MwType, RegMrError};
+pub use memory::{Access, Advice, AdviseError, MwType, RegMrError};
 pub use moderation::Moderation;
 pub use mr::{Mr, MrChange};
 pub use mw::Mw;

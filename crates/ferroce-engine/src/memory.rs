@@ -9,6 +9,7 @@
 #![allow(unsafe_code)]
 
 mod access;
+mod advice;
 pub mod guard;
 mod key;
 mod mappings;
@@ -18,6 +19,7 @@ mod view;
 mod window;
 
 pub use access::{Access, PdId, RegMrError};
+pub use advice::{Advice, AdviseError};
 pub use key::Key;
 pub use table::{Change, MAX_REGIONS, MAX_WINDOWS, MemoryTable};
 pub use view::View;

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use ferroce_proto::Sge;
+
 use crate::attr::{AhAttr, QpInit};
 use crate::error::{AllocMwError, Busy, CreateAhError, CreateQpError, CreateSrqError};
-use crate::memory::{Access, MwType, PdId, RegMrError};
+use crate::memory::{Access, Advice, AdviseError, MwType, PdId, RegMrError};
 use crate::{Ah, Context, Mr, Mw, Qp, Srq, SrqInit, fork};
 
 /// A protection domain (`ibv_pd`): queue pairs reach only memory of their own.
@@ -131,6 +133,13 @@ impl Pd {
     /// Whether memory of the other one is memory of this one: it is the same, or the parent domain of the same.
     pub fn shares_memory_with(&self, other: &Self) -> bool {
         self.id == other.id
+    }
+
+    /// Follows advice on ranges of regions of this domain that were registered on demand, one after the other.
+    #[doc(alias = "ibv_advise_mr")]
+    pub fn advise(&self, advice: Advice, ranges: &[Sge]) -> Result<(), AdviseError> {
+        let memory = self.context.engine().memory();
+        ranges.iter().try_for_each(|range| memory.advise(self.id, advice, range))
     }
 
     /// Makes a memory window that is not bound.

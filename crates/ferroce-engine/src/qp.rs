@@ -456,8 +456,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Copies inline data of the program's own memory.
-    pub(crate) fn read_inline(&self, addr: u64, out: &mut [u8]) -> Result<(), PostSendError> {
+    /// Copies from the program's own memory, as inline data is; [`PostSendError::Inline`] if it is not there.
+    pub fn read_inline(&self, addr: u64, out: &mut [u8]) -> Result<(), PostSendError> {
         use ferroce_proto::Memory;
         self.core.lock().memory.read_inline(addr, out).map_err(PostSendError::Inline)
     }

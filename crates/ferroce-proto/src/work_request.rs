@@ -52,9 +52,11 @@ pub enum SendOp {
         remote: Remote,
         add: u64,
     },
-    /// Stores the eight octets of payload as one word, behind everything before it.
+    /// Stores eight octets as one word, behind everything before it.
     AtomicWrite {
         remote: Remote,
+        /// The octets; `None` if they are the payload.
+        octets: Option<[u8; 8]>,
     },
     /// Waits until earlier writes and atomics of this queue pair are where all see them, or where they survive.
     Flush {
@@ -170,7 +172,9 @@ impl SendOp {
 
     /// Its request has a payload, which may be inline.
     pub(crate) const fn has_payload(&self) -> bool {
-        !(self.writes_local() || self.is_local() || matches!(self, Self::Flush { .. }))
+        !(self.writes_local()
+            || self.is_local()
+            || matches!(self, Self::Flush { .. } | Self::AtomicWrite { octets: Some(_), .. }))
     }
 
     pub(crate) const fn is_atomic(&self) -> bool {

@@ -15,7 +15,7 @@ const PD: PdId = PdId::new(1);
 const ALL: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-fn page() -> usize {
+pub(super) fn page() -> usize {
     // SAFETY: reads a constant.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }

@@ -452,7 +452,7 @@ pub(super) fn request(piece: &Piece) -> Request<'static> {
         SendOp::CompareSwap { remote, compare, swap } => {
             Request::CompareSwap { atomic: atomic(remote, swap, compare) }
         }
-        SendOp::AtomicWrite { remote } => {
+        SendOp::AtomicWrite { remote, .. } => {
             let reth = Reth { va: remote.addr, rkey: remote.rkey, dma_len: piece.wqe.length };
             Request::AtomicWrite { reth, payload }
         }

@@ -175,7 +175,10 @@ impl SendQueue {
     }
 
     fn check(&self, wr: &SendWr<'_>, attr: &QpAttr) -> Result<u32, PostSendError> {
-        let given = sg::length(wr.sges);
+        let given = match wr.op {
+            SendOp::AtomicWrite { octets: Some(octets), .. } => octets.len() as u64,
+            _ => sg::length(wr.sges),
+        };
         if wr.inline {
             if !wr.op.has_payload() {
                 return Err(PostSendError::InlineNotAllowed);
@@ -194,7 +197,7 @@ impl SendQueue {
         }
         if let SendOp::CompareSwap { remote, .. }
         | SendOp::FetchAdd { remote, .. }
-        | SendOp::AtomicWrite { remote } = wr.op
+        | SendOp::AtomicWrite { remote, .. } = wr.op
         {
             if given != 8 {
                 return Err(PostSendError::AtomicLength { given });
@@ -295,6 +298,11 @@ impl SendQueue {
         mem: &impl Memory,
     ) -> Result<(), MemoryError> {
         match self.get(index) {
+            Some(SendWqe { op: SendOp::AtomicWrite { octets: Some(octets), .. }, .. }) => {
+                // One packet, of them all.
+                out.copy_from_slice(octets.get(..out.len()).ok_or(MemoryError::OutOfRange)?);
+                Ok(())
+            }
             Some(wqe) if wqe.inline => {
                 let from = offset as usize;
                 let payload = self.inline(index).get(from..).and_then(|rest| rest.get(..out.len()));

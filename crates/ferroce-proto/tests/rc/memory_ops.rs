@@ -4,7 +4,7 @@ use ferroce_proto::{
     AsyncEvent, Bind, DropReason, PostSendError, QpState, SendOp, SendTo, SendWr, Sge, WcOpcode, WcStatus,
     WindowAccess,
 };
-use ferroce_wire::{Feth, Lkey, Request, Response, Rkey};
+use ferroce_wire::{BatchLimits, Feth, Lkey, Operation, Packet, RcPacket, Request, Response, Rkey, TxBatch};
 
 use crate::probe::{ACK, BASE, DATA, KEY, Probe, aeth, local, remote, reth, write_only};
 use crate::ram::inline_addr;
@@ -157,7 +157,7 @@ fn what_a_requester_sends_and_completes() {
     let mut probe = Probe::new(Setup { rd_atomic: 2, early_resends: false, ..Setup::default() });
     probe.fill(7);
     probe.post(1, SendOp::Write { remote: remote(0) }, &[local(0, 4)]);
-    probe.post(2, SendOp::AtomicWrite { remote: remote(64) }, &[local(0, 8)]);
+    probe.post(2, SendOp::AtomicWrite { remote: remote(64), octets: None }, &[local(0, 8)]);
     probe.post(3, SendOp::Flush { remote: remote(0), length: 72, feth: GLOBAL }, &[]);
     probe.post(4, SendOp::Read { remote: remote(0) }, &[local(8, 4)]);
     // The third waits for a place.
@@ -197,7 +197,7 @@ fn a_bad_answer_ends_the_connection() {
         Response::AtomicAcknowledge { aeth: aeth(ACK), original: 0 },
     ];
     for op in [
-        SendOp::AtomicWrite { remote: remote(64) },
+        SendOp::AtomicWrite { remote: remote(64), octets: None },
         SendOp::Flush { remote: remote(0), length: 72, feth: GLOBAL },
     ] {
         for response in bad {
@@ -226,7 +226,7 @@ fn what_is_no_atomic_write_or_flush_is_not_posted() {
         };
         probe.end.qp.post_send(probe.now, &wr, &probe.end.mem)
     };
-    let write = |offset| SendOp::AtomicWrite { remote: remote(offset) };
+    let write = |offset| SendOp::AtomicWrite { remote: remote(offset), octets: None };
     assert_eq!(post(write(0), &[local(0, 4)], false), Err(PostSendError::AtomicLength { given: 4 }));
     assert_eq!(post(write(0), &[], false), Err(PostSendError::AtomicLength { given: 0 }));
     assert_eq!(post(write(4), &[local(0, 8)], false), Err(PostSendError::AtomicMisaligned));
@@ -246,5 +246,28 @@ fn what_is_no_atomic_write_or_flush_is_not_posted() {
     assert_eq!(post(flush(1, 0, 8), &[], true), Err(PostSendError::InlineNotAllowed));
     let inline = [Sge { addr: inline_addr(&WORD), length: 8, lkey: Lkey::new(0) }];
     assert_eq!(post(write(0), &inline, true), Ok(()), "its payload may be inline");
-    assert_eq!(probe.out(), ["atomic_write 0 @0x0+8 [8]"]);
+    let carried = SendOp::AtomicWrite { remote: remote(8), octets: Some(WORD) };
+    assert_eq!(post(carried, &[], true), Err(PostSendError::InlineNotAllowed), "there is none");
+    assert_eq!(post(carried, &[], false), Ok(()), "or it is part of the request");
+    assert_eq!(probe.out(), ["atomic_write 0 @0x0+8 [8]", "atomic_write 1 @0x8+8 [8]"]);
+}
+
+#[test]
+fn the_octets_of_an_atomic_write_arrive() {
+    for octets in [None, Some(WORD)] {
+        let mut probe = Probe::new(plain());
+        probe.end.mem.region(KEY).bytes[16..24].copy_from_slice(&WORD);
+        let op = SendOp::AtomicWrite { remote: remote(64), octets };
+        let sges = [local(16, 8)];
+        probe.post(1, op, if octets.is_some() { &[] } else { &sges });
+        let mut buffer = vec![0; 4096];
+        let limits = BatchLimits { max_segments: 1, gso: false };
+        let mut batch = TxBatch::new(&mut buffer, limits);
+        assert!(probe.end.qp.poll_transmit(probe.now, &mut probe.end.mem, &mut batch));
+        let packet = Packet::parse(batch.segments().next().unwrap()).unwrap();
+        let Operation::Rc(RcPacket::Request(Request::AtomicWrite { payload, .. })) = packet.op else {
+            panic!("{packet:?}")
+        };
+        assert_eq!(payload, WORD);
+    }
 }

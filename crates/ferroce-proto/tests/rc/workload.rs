@@ -266,7 +266,7 @@ impl Direction {
                 world.ends[1 - self.from].mem.register(key, 0, vec![]).window = true;
                 (SendOp::SendInvalidate(Rkey::new(key)), len)
             }
-            34..36 => (SendOp::AtomicWrite { remote: target }, 8),
+            34..36 => (SendOp::AtomicWrite { remote: target, octets: None }, 8),
             36..38 => {
                 let feth = Feth { placement: Feth::GLOBAL_VISIBILITY, selectivity: Feth::WHOLE_REGION };
                 // Of the whole region, so that the address is free to tell it from others.
