@@ -31,7 +31,8 @@ const UC_OPS: u64 = (abi::IBV_QP_EX_WITH_RDMA_WRITE
     | abi::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | abi::IBV_QP_EX_WITH_SEND
     | abi::IBV_QP_EX_WITH_SEND_WITH_IMM
-    | abi::IBV_QP_EX_WITH_LOCAL_INV) as u64;
+    | abi::IBV_QP_EX_WITH_LOCAL_INV
+    | abi::IBV_QP_EX_WITH_BIND_MW) as u64;
 
 /// The same for UD.
 const UD_OPS: u64 = (abi::IBV_QP_EX_WITH_SEND | abi::IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;

@@ -155,6 +155,11 @@ fn queue_pairs_say_what_they_are() {
 }
 
 #[test]
+fn every_opcode_on_every_type() {
+    passes("opcodes");
+}
+
+#[test]
 fn every_verb_refuses_what_it_does_not_know() {
     passes("every_verb");
 }
