@@ -155,6 +155,11 @@ fn queue_pairs_say_what_they_are() {
 }
 
 #[test]
+fn whoever_is_used_ends_last() {
+    passes("order");
+}
+
+#[test]
 fn every_opcode_on_every_type() {
     passes("opcodes");
 }

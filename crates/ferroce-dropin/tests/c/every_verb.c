@@ -1,5 +1,5 @@
-/* Every verb: what it does not know is refused with the errno of its man page, and changes nothing; objects end in
- * order; limits hold at creation. A row is a call and what it returns; after each the objects are as before. */
+/* Every verb: what it does not know is refused with the errno of its man page, and changes nothing; limits hold at
+ * creation. A row is a call and what it returns; after each the objects are as before. */
 #include "pair.h"
 
 #include <fcntl.h>
@@ -478,51 +478,6 @@ static void what_the_device_does_not_have(void)
 	CODE(EOPNOTSUPP, slots()->post_srq_ops(srq, NULL, NULL));
 }
 
-/* Whoever is used ends last. */
-static void order_of_destruction(void)
-{
-	struct ibv_qp_init_attr init = {
-		.send_cq = a.cq, .recv_cq = b.cq, .srq = srq, .qp_type = IBV_QPT_RC, .cap = { .max_send_wr = 1 },
-	};
-	struct ibv_cq *send_only = ibv_create_cq(context, 4, NULL, NULL, 0);
-
-	NEED(send_only);
-	init.send_cq = send_only;
-	struct ibv_qp *qp = ibv_create_qp(parent, &init);
-
-	NEED(qp);
-	CODE(EBUSY, ibv_destroy_cq(send_only));
-	CODE(EBUSY, ibv_destroy_cq(b.cq));
-	CODE(EBUSY, ibv_destroy_srq(srq));
-	CODE(EBUSY, ibv_dealloc_pd(parent));
-	CODE(EBUSY, ibv_dealloc_pd(pd));
-	CODE(EBUSY, ibv_dealloc_td(td));
-	CODE(EBUSY, ibv_destroy_comp_channel(a.channel));
-	CHECK(ibv_destroy_qp(qp) == 0);
-	CHECK(ibv_destroy_cq(send_only) == 0);
-}
-
-/* Each alone keeps its protection domain. */
-static void what_keeps_a_domain(void)
-{
-	struct ibv_pd *domain = ibv_alloc_pd(context);
-	struct ibv_srq_init_attr srq_init = { .attr = { .max_wr = 4, .max_sge = 1 } };
-	struct ibv_parent_domain_init_attr parent_init = { .pd = domain };
-
-	NEED(domain);
-#define KEEPS(type, make, end)                                                                   \
-	do {                                                                                     \
-		type *made = make;                                                               \
-		NEED(made);                                                                      \
-		CODE(EBUSY, ibv_dealloc_pd(domain));                                             \
-		CHECK(end(made) == 0);                                                           \
-	} while (0)
-	KEEPS(struct ibv_mr, ibv_reg_mr(domain, a.memory, 64, 0), ibv_dereg_mr);
-	KEEPS(struct ibv_srq, ibv_create_srq(domain, &srq_init), ibv_destroy_srq);
-	KEEPS(struct ibv_pd, ibv_alloc_parent_domain(context, &parent_init), ibv_dealloc_pd);
-	CHECK(ibv_dealloc_pd(domain) == 0);
-}
-
 /* As many as the device says, and not one more. */
 static void limits(void)
 {
@@ -591,8 +546,6 @@ int main(void)
 	batches();
 	shared_receive_queues();
 	what_the_device_does_not_have();
-	order_of_destruction();
-	what_keeps_a_domain();
 	limits();
 	still_alive();
 	free_end(&a);
