@@ -139,4 +139,15 @@ impl Mr {
         engine.objects_changed();
         Ok(())
     }
+
+    /// As [`Self::dereg`], whatever is bound to it: windows are bound to nothing from then on.
+    pub fn end(&self) {
+        if self.epoch != fork::epoch() || self.deregistered.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let pd = self.pd();
+        pd.context().engine().memory().end(self.key);
+        pd.remove_user();
+        pd.context().engine().objects_changed();
+    }
 }

@@ -31,6 +31,9 @@ pub enum Error {
     /// The memory cannot be registered.
     #[error(transparent)]
     Register(#[from] RegMrError),
+    /// No memory window can be made.
+    #[error(transparent)]
+    MemoryWindow(#[from] engine::AllocMwError),
     /// No completion channel can be made.
     #[error(transparent)]
     Channel(#[from] engine::CreateChannelError),

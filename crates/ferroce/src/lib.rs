@@ -41,6 +41,7 @@ pub mod mr;
 mod pd;
 mod qp;
 pub mod service;
+mod window;
 
 pub use connection::{Address, Connection, SendOptions};
 pub use cq::{Completion, CompletionChannel, CompletionQueue};
@@ -56,3 +57,4 @@ pub use ferroce_wire::{Gid, Imm, PathMtu, Psn, Qkey, Qpn, Rkey};
 pub use mr::{MemoryRegion, Slice};
 pub use pd::{ProtectionDomain, QpOptions};
 pub use qp::{Init, QueuePair, ReadyToReceive, ReadyToSend, RemoteMemory, Reset, WorkRequest};
+pub use window::MemoryWindow;

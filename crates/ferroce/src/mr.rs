@@ -185,7 +185,11 @@ impl<'a> MemoryRegion<'a> {
         out
     }
 
-    fn bounds(&self, range: impl RangeBounds<usize>) -> (usize, usize) {
+    pub(crate) fn engine(&self) -> &engine::Mr {
+        &self.mr
+    }
+
+    pub(crate) fn bounds(&self, range: impl RangeBounds<usize>) -> (usize, usize) {
         let start = match range.start_bound() {
             Bound::Included(start) => *start,
             Bound::Excluded(before) => *before + 1,
@@ -224,10 +228,7 @@ impl MemoryRegion<'static> {
 
 impl MemoryRegion<'_> {
     fn end(&mut self) {
-        if self.mr.dereg().is_err() {
-            // Only memory windows, which this crate does not make, keep a region registered.
-            unreachable!("nothing is bound to the region");
-        }
+        self.mr.end();
     }
 }
 

@@ -8,7 +8,7 @@ use ferroce_engine::{Access, QpCaps, QpInit, Service};
 use crate::device::Open;
 use crate::qp::Reset;
 use crate::service::{Uc, Ud};
-use crate::{CompletionQueue, Context, Error, MemoryRegion, QueuePair};
+use crate::{CompletionQueue, Context, Error, MemoryRegion, MemoryWindow, QueuePair};
 
 /// A protection domain: queue pairs reach only memory of their own domain. Clones are the same one.
 #[derive(Clone)]
@@ -80,6 +80,12 @@ impl ProtectionDomain {
     ) -> Result<R, Error> {
         let region = MemoryRegion::borrowed(self, memory, access)?;
         Ok(work(&region))
+    }
+
+    /// Makes a memory window of type 2, bound to nothing.
+    #[doc(alias = "ibv_alloc_mw")]
+    pub fn memory_window(&self) -> Result<MemoryWindow, Error> {
+        MemoryWindow::new(self)
     }
 
     /// Makes a reliable connected queue pair.

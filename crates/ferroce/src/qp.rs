@@ -1,6 +1,7 @@
 //! Queue pairs, whose state and service are part of their type.
 
 use std::marker::PhantomData;
+use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use ferroce_engine as engine;
@@ -11,7 +12,8 @@ use ferroce_wire::{Imm, Psn, Qkey, Qpn, Rkey};
 
 use crate::service::{Connected, Rc, Uc, Ud};
 use crate::{
-    Address, AddressHandle, CompletionQueue, Connection, Error, ProtectionDomain, QpError, SendOptions, Slice,
+    Address, AddressHandle, CompletionQueue, Connection, Error, MemoryRegion, MemoryWindow, ProtectionDomain,
+    QpError, SendOptions, Slice,
 };
 
 /// Just made.
@@ -121,6 +123,37 @@ impl WorkRequest {
     /// Adds to the peer's eight octets; what they were goes to `old`.
     pub fn fetch_add(wr_id: u64, old: Slice, at: RemoteMemory, add: u64) -> Self {
         Self::new(wr_id, SendOp::FetchAdd { remote: at.into(), add }, &[old])
+    }
+
+    /// Stores eight octets (as they lie in memory) in the peer's memory as one word, behind everything before. The peer must
+    /// know this operation, which is younger than the others: ferroce does.
+    pub fn atomic_write(wr_id: u64, octets: [u8; 8], to: RemoteMemory) -> Self {
+        Self::new(wr_id, SendOp::AtomicWrite { remote: to.into(), octets: Some(octets) }, &[])
+    }
+
+    /// Binds a window to `range` of a region, for the peer of the queue pair that this is posted to: `access` is what the
+    /// peer may do. When it completes, [`MemoryWindow::remote`] is what to tell the peer.
+    ///
+    /// The region needs [`Access::MW_BIND`]. A window is bound once; [`Self::local_invalidate`] or the peer's
+    /// [`Self::send_invalidate`] frees it.
+    ///
+    /// # Panics
+    ///
+    /// If the range is not inside the region.
+    #[doc(alias = "IBV_WR_BIND_MW")]
+    pub fn bind(
+        wr_id: u64,
+        window: &mut MemoryWindow,
+        region: &MemoryRegion<'_>,
+        range: impl RangeBounds<usize>,
+        access: Access,
+    ) -> Self {
+        Self::new(wr_id, SendOp::BindMw(window.bind(region, range, access)), &[])
+    }
+
+    /// Ends a key of our own: that of a bound window.
+    pub fn local_invalidate(wr_id: u64, rkey: Rkey) -> Self {
+        Self::new(wr_id, SendOp::LocalInvalidate(rkey), &[])
     }
 
     /// The destination of a datagram: queue pair `qpn` there, whose queue key is `qkey`. With bit 31 set, the sender's own key

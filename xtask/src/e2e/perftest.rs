@@ -10,6 +10,8 @@ use crate::report::Checks;
 
 const PROGRAMS: [&str; 6] =
     ["ib_send_bw", "ib_send_lat", "ib_write_bw", "ib_write_lat", "ib_read_bw", "ib_read_lat"];
+/// Both of perftest's atomic programs do both kinds.
+const ATOMICS: [&str; 2] = ["FETCH_AND_ADD", "CMP_AND_SWAP"];
 const LIMIT: Duration = Duration::from_secs(150);
 
 /// Every program with all sizes; a few (with `--all`, each) with the other flags.
@@ -35,6 +37,14 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
             one(bed, checks, program, "-s 1024 -n 5000 -l 16 -m 1024")?;
             one(bed, checks, program, "-s 1048576 -n 500 -q 8 -b -x 1")?;
             one(bed, checks, program, "-s 64 -n 5000 --use_old_post_send")?;
+        }
+    }
+    for kind in ATOMICS {
+        for text in ["-n 1000", "-n 1000 -x 1", "-n 1000 -q 8", "-n 1000 -o 1", "-n 1000 -e"] {
+            one(bed, checks, "ib_atomic_bw", &format!("-A {kind} {text}"))?;
+        }
+        for text in ["-n 1000", "-n 1000 -x 1", "-n 1000 -e"] {
+            one(bed, checks, "ib_atomic_lat", &format!("-A {kind} {text}"))?;
         }
     }
     unreliable(bed, checks)

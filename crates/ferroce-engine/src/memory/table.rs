@@ -8,7 +8,7 @@ use crate::limit::Limit;
 use super::access::{Access, PdId, RegMrError};
 use super::key::{Key, SLOT_BITS};
 use super::slots::{Kind, Region, Role, Slots};
-use super::{View, guard, mappings};
+use super::{View, guard, mappings, window};
 
 /// Regions that can exist at once.
 pub const MAX_REGIONS: u32 = 1 << (SLOT_BITS - 1);
@@ -129,6 +129,14 @@ impl MemoryTable {
         self.slots.give_back(index);
         self.regions.give_back();
         Ok(())
+    }
+
+    /// As [`Self::deregister`], whatever is bound to it: windows are bound to nothing from then on.
+    pub fn end(&self, key: Key) {
+        // Another may be bound until the registration has ended.
+        while self.deregister(key).is_err() {
+            window::end_those_on(&self.slots, key);
+        }
     }
 
     /// The table as queue pairs of a domain see it.

@@ -187,12 +187,20 @@ pub(super) fn invalidate(slots: &Slots, pd: PdId, qpn: Option<Qpn>, rkey: Rkey) 
     Ok(())
 }
 
+/// Ends the bindings to a region.
+pub(super) fn end_those_on(slots: &Slots, region: Key) {
+    end_those(slots, |bound| bound.region == region);
+}
+
 /// Ends the bindings that only the peer of this queue pair could use.
 pub(super) fn end_those_of(slots: &Slots, qpn: Qpn) {
+    end_those(slots, |bound| bound.qpn == Some(qpn));
+}
+
+fn end_those(slots: &Slots, which: impl Fn(&Bound) -> bool) {
     for slot in slots.all() {
         let mut control = slot.control();
-        let is_its = |bound: &Bound| bound.qpn == Some(qpn);
-        if matches!(&control.role, Role::Window(Window { bound: Some(bound), .. }) if is_its(bound)) {
+        if matches!(&control.role, Role::Window(Window { bound: Some(bound), .. }) if which(bound)) {
             unbind(slots, slot, &mut control);
         }
     }

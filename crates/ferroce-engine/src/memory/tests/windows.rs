@@ -271,6 +271,25 @@ fn a_bound_region_stays_as_it_is() {
 }
 
 #[test]
+fn a_region_can_be_ended_with_its_windows() {
+    let s = setup(MwType::One);
+    let other = s.table.alloc_window(PD, MwType::Two).unwrap();
+    let mut view = s.view(QPN);
+    view.bind(&s.bind(1)).unwrap();
+    view.bind(&Bind { window: rkey(other), ..s.bind(1) }).unwrap();
+    s.table.end(s.region);
+    assert_eq!(read(&view, s.key(1), s.pages.at(64), 8), BAD_KEY);
+    assert_eq!(view.read_local(lkey(s.region), s.pages.addr, &mut [0]), BAD_KEY);
+    assert_eq!(view.invalidate(rkey(other.with_octet_of(1))), BAD_KEY);
+    // The windows are there, to be bound to another.
+    let region = register(&s.table, &s.pages, BINDABLE);
+    view.bind(&Bind { region: lkey(region), ..s.bind(2) }).unwrap();
+    s.table.end(region);
+    s.table.end(region);
+    assert_eq!(s.table.len(), 2);
+}
+
+#[test]
 fn d10_type_2_ends_with_its_queue_pair() {
     let s = setup(MwType::Two);
     let (one, other) =

@@ -1,0 +1,60 @@
+//! Memory windows.
+
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+use ferroce_engine as engine;
+use ferroce_engine::{Access, Bind, MwType, WindowAccess};
+
+use crate::{Error, MemoryRegion, ProtectionDomain, RemoteMemory};
+
+/// A key of its own to a part of a region, for one peer and as long as it is bound: the region stays registered when the
+/// window is taken back. Bound by [`crate::WorkRequest::bind`]; dropping it ends it.
+#[doc(alias = "ibv_mw")]
+pub struct MemoryWindow {
+    mw: Arc<engine::Mw>,
+    /// Bound how often; gives each key another last octet.
+    binds: u8,
+    /// Where the memory of the last bind begins.
+    addr: u64,
+    /// A window needs its domain.
+    _domain: ProtectionDomain,
+}
+
+impl MemoryWindow {
+    pub(crate) fn new(domain: &ProtectionDomain) -> Result<Self, Error> {
+        let mw = domain.shared.pd.alloc_mw(MwType::Two)?;
+        Ok(Self { mw, binds: 0, addr: 0, _domain: domain.clone() })
+    }
+
+    /// The memory of the last bind, as the peer needs it: valid from when that has completed until the window is invalidated
+    /// or dropped, or the region or the queue pair.
+    pub fn remote(&self) -> RemoteMemory {
+        RemoteMemory { addr: self.addr, rkey: self.mw.rkey(self.binds.into()) }
+    }
+
+    pub(crate) fn bind(
+        &mut self,
+        region: &MemoryRegion<'_>,
+        range: impl RangeBounds<usize>,
+        access: Access,
+    ) -> Bind {
+        let (start, end) = region.bounds(range);
+        self.binds = self.binds.wrapping_add(1);
+        self.addr = region.engine().addr() + start as u64;
+        Bind {
+            window: self.mw.name(),
+            rkey: self.remote().rkey,
+            region: region.engine().lkey(),
+            addr: self.addr,
+            length: (end - start) as u64,
+            access: WindowAccess::from_bits_retain(access.bits()),
+        }
+    }
+}
+
+impl Drop for MemoryWindow {
+    fn drop(&mut self) {
+        self.mw.dealloc();
+    }
+}
