@@ -25,7 +25,8 @@ pub(crate) struct LiveAh {
 
 static POOL: Pool<abi::ibv_ah, LiveAh> = Pool::new();
 
-/// The destination of a datagram; EINVAL where the handle is not one of the queue pair's protection domain.
+/// The destination of a datagram; EINVAL where the handle is not one of the queue pair's protection domain (or of its
+/// parent domain).
 ///
 /// # Safety
 ///
@@ -38,7 +39,7 @@ pub(crate) unsafe fn destination(
 ) -> Result<SendTo, Errno> {
     // SAFETY: as the caller says.
     let live = unsafe { AhHandle::from_c(ah) }?.live()?;
-    if !Arc::ptr_eq(live.engine.pd(), qp.pd()) {
+    if !live.engine.pd().shares_memory_with(qp.pd()) {
         return Err(Errno::EINVAL);
     }
     Ok(live.engine.to(Qpn::new(remote_qpn), Qkey::new(remote_qkey))?)

@@ -74,6 +74,9 @@ fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
         max_qp_wr: int(attr.max_qp_wr),
         device_cap_flags: abi::IBV_DEVICE_CURR_QP_STATE_MOD
             | abi::IBV_DEVICE_PORT_ACTIVE_EVENT
+            | abi::IBV_DEVICE_BAD_PKEY_CNTR
+            | abi::IBV_DEVICE_BAD_QKEY_CNTR
+            | abi::IBV_DEVICE_UD_AV_PORT_ENFORCE
             | abi::IBV_DEVICE_SYS_IMAGE_GUID
             | abi::IBV_DEVICE_RC_RNR_NAK_GEN
             | abi::IBV_DEVICE_MEM_WINDOW
@@ -234,8 +237,8 @@ fn port_attr(port: &PortAttr) -> abi::ibv_port_attr {
         gid_tbl_len: c_int::try_from(port.gid_tbl_len).unwrap_or(c_int::MAX),
         port_cap_flags: abi::IBV_PORT_CM_SUP,
         max_msg_sz: port.max_msg_sz,
-        bad_pkey_cntr: 0,
-        qkey_viol_cntr: 0,
+        bad_pkey_cntr: port.bad_pkeys.min(0xffff) as u32,
+        qkey_viol_cntr: port.bad_qkeys.min(0xffff) as u32,
         pkey_tbl_len: port.pkey_tbl_len,
         lid: 0,
         sm_lid: 0,

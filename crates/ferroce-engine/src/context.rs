@@ -121,6 +121,8 @@ impl Context {
             gid_tbl_len: GID_TABLE_LEN,
             pkey_tbl_len: 1,
             max_msg_sz: 1 << 31,
+            bad_pkeys: self.counters().rx_wrong_pkey.load(Ordering::Relaxed),
+            bad_qkeys: self.counters().rx_wrong_qkey.load(Ordering::Relaxed),
             speed: sys::link_speed(&info.netdev),
         })
     }

@@ -126,6 +126,10 @@ pub struct PortAttr {
     pub max_msg_sz: u32,
     /// What the netdev says it can carry, in Mb/s; `None` where it says nothing, as `lo`.
     pub speed: Option<u32>,
+    /// Packets that were not of the partition, to this process.
+    pub bad_pkeys: u64,
+    /// Datagrams without the queue pair's Q_Key, to this process.
+    pub bad_qkeys: u64,
 }
 
 /// Entries of a port's GID table, as rxe.

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use common::*;
-use ferroce_engine::{Remote, SendOp, SendWr, Sge, WcOpcode, WcStatus};
+use ferroce_engine::{AhAttr, Remote, SendOp, SendWr, Service, Sge, WcOpcode, WcStatus};
 use ferroce_wire::{Gid, PathMtu, Qpn, Rkey};
 use nix::sys::signal::{Signal, kill, raise};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -70,6 +70,7 @@ fn other_process() {
     match role.as_str() {
         "stop" => return be_stopped(),
         "ping-pong" => return play_ping_pong(),
+        "echo" => return echo(),
         _ => {}
     }
     let end = End::new(Wanted::default());
@@ -91,6 +92,72 @@ fn other_process() {
         std::process::exit(0);
     }
     std::thread::sleep(Duration::from_secs(60));
+}
+
+/// Sends every datagram back to where it came from, from the queue pair that it came to: three of them.
+fn echo() {
+    let ends: [End; 3] = std::array::from_fn(|_| {
+        let end = End::new(Wanted { service: Service::Ud, ..Wanted::default() });
+        ud_to_rts(&end.qp);
+        (0..8).for_each(|place| end.receive(place, end.sge(100 * place as usize, 100)));
+        end
+    });
+    let [a, b, c] = ends.each_ref().map(|end| end.qp.qpn().value());
+    println!("address {a:x} {b:x} {c:x}");
+    let mut one = [blank()];
+    loop {
+        for end in &ends {
+            if end.cq.poll(&mut one).unwrap() == 0 || one[0].opcode != WcOpcode::Recv {
+                continue;
+            }
+            let (at, len) = (100 * one[0].wr_id as usize, one[0].byte_len as usize);
+            let header = std::array::from_fn(|i| end.memory.get(at + i));
+            let back = end.pd.create_ah(AhAttr::answering(&end.context, &header).unwrap()).unwrap();
+            let to = back.to(one[0].src_qp, QKEY).unwrap();
+            let answer = [end.sge(at + 40, len - 40)];
+            end.qp.post_send([SendWr { to, ..send(9, SendOp::Send, &answer) }]).unwrap();
+            back.destroy();
+            end.receive(one[0].wr_id, end.sge(at, 100));
+        }
+    }
+}
+
+/// Each queue pair of each process gets what is for it, and nothing else.
+#[test]
+fn datagrams_to_several_queue_pairs_of_several_processes() {
+    let end = End::new(Wanted { service: Service::Ud, ..Wanted::default() });
+    ud_to_rts(&end.qp);
+    let peers = [Peer::start("echo"), Peer::start("echo")];
+    let qpns: Vec<Qpn> = peers
+        .iter()
+        .flat_map(|peer| {
+            [peer.address.qpn, Qpn::new(peer.remote.addr as u32), Qpn::new(peer.remote.rkey.value())]
+        })
+        .chain([end.qp.qpn()])
+        .collect();
+    for gid_index in [0, 1] {
+        let dgid = end.context.gid(u32::from(gid_index)).unwrap().unwrap().gid;
+        let attr = AhAttr { dgid, sgid_index: gid_index, ..AhAttr::default() };
+        let ah = end.pd.create_ah(attr).unwrap();
+        for round in 0..50 {
+            for (place, qpn) in qpns.iter().enumerate() {
+                end.receive(place as u64, end.sge(100 * place, 100));
+                end.memory.set(10_000 + place, (round + place) as u8);
+                let (to, sges) = (ah.to(*qpn, QKEY).unwrap(), [end.sge(10_000 + place, 1)]);
+                end.qp.post_send([SendWr { to, signaled: false, ..send(1, SendOp::Send, &sges) }]).unwrap();
+            }
+            let mut answered = Vec::new();
+            for _ in &qpns {
+                let got = end.complete();
+                assert_eq!((got.status, got.byte_len), (WcStatus::Success, 41));
+                let place = qpns.iter().position(|qpn| *qpn == got.src_qp).expect("one of them");
+                assert_eq!(end.memory.get(100 * got.wr_id as usize + 40), (round + place) as u8);
+                answered.push(place);
+            }
+            answered.sort_unstable();
+            assert_eq!(answered, (0..qpns.len()).collect::<Vec<_>>(), "each once");
+        }
+    }
 }
 
 /// Enough for the other end to find out that we do not wait for its acknowledgements.

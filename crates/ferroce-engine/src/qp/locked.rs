@@ -154,11 +154,18 @@ impl Locked<'_> {
 
     /// Whether there is more to send.
     fn transmit(&mut self, now: Instant) -> bool {
-        let Core { transport, memory, path, outlets, owes, .. } = &mut *self.core;
+        let Core { transport, memory, path, outlets, homes, owes, .. } = &mut *self.core;
         let unsent = match path {
             Some(path) => transmit::drain(transport, memory, &path.socket, now, self.qp.counters_of_device()),
             None if self.qp.service == Service::Ud => {
-                transmit::drain(transport, memory, outlets, now, self.qp.counters_of_device())
+                let mut drain =
+                    || transmit::drain(transport, memory, outlets, now, self.qp.counters_of_device());
+                // Without a lane nobody would come back for the rest, which is as good as lost.
+                let mut unsent = drain();
+                while unsent && homes.is_empty() {
+                    unsent = drain();
+                }
+                unsent
             }
             None => false,
         };
