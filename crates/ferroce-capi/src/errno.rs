@@ -6,9 +6,10 @@ use std::io;
 use core::ffi::c_int;
 use ferroce_engine::error::{
     AllocMwError, AllocPdError, AnswerError, AttachError, Busy, CqError, CreateAhError, CreateChannelError,
-    CreateCqError, CreateQpError, CreateSrqError, DetachError, DeviceError, EventError, ModifyQpError,
-    ModifySrqError, OpenError, OpenQpError, OpenXrcdError, PathError, PostRecvError, PostSendError,
-    QueryError, ResizeCqError, TransportCreateQpError, TransportModifyQpError, TransportModifySrqError,
+    CreateCqError, CreateQpError, CreateSrqError, DetachError, DeviceError, EventError, FlowError,
+    ModifyQpError, ModifySrqError, OpenError, OpenQpError, OpenXrcdError, PathError, PostRecvError,
+    PostSendError, QueryError, ResizeCqError, TransportCreateQpError, TransportModifyQpError,
+    TransportModifySrqError,
 };
 use ferroce_engine::{AdviseError, RegMrError};
 
@@ -225,8 +226,23 @@ impl From<RegMrError> for Errno {
     }
 }
 
+impl From<FlowError> for Errno {
+    fn from(error: FlowError) -> Self {
+        told(&error);
+        match error {
+            FlowError::Service => Self::EOPNOTSUPP,
+            FlowError::Limit { .. } => Self::ENOMEM,
+            FlowError::Destroyed => Self::EINVAL,
+            FlowError::System(source) => source.into(),
+        }
+    }
+}
+
 impl From<CreateQpError> for Errno {
     fn from(error: CreateQpError) -> Self {
+        if matches!(error, CreateQpError::Frames { .. }) {
+            told(&error);
+        }
         match error {
             CreateQpError::Service => Self::EOPNOTSUPP,
             CreateQpError::Capability { .. }
@@ -235,6 +251,7 @@ impl From<CreateQpError> for Errno {
             | CreateQpError::ForeignSrq
             | CreateQpError::Xrcd => Self::EINVAL,
             CreateQpError::Limit { .. } => Self::ENOMEM,
+            CreateQpError::Frames { source, .. } => source.into(),
             CreateQpError::Transport(error) => match error {
                 TransportCreateQpError::Supply(_) => Self::EINVAL,
             },

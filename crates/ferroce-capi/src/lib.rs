@@ -17,6 +17,7 @@ pub mod device;
 mod domain;
 pub mod errno;
 pub mod events;
+pub mod flow;
 pub mod fork;
 mod handle;
 pub mod import;

@@ -2,7 +2,7 @@
 
 use ferroce_abi as abi;
 
-use crate::{cq, cq_ex, domain, mr, mw, post, qp_ex, query, refused, srq, xrcd};
+use crate::{cq, cq_ex, domain, flow, mr, mw, post, qp_ex, query, refused, srq, xrcd};
 
 /// A slot of whatever type that refuses: the functions of [`refused`] look at no argument.
 macro_rules! refuse {
@@ -89,9 +89,9 @@ pub(crate) fn verbs_context(context: abi::ibv_context) -> abi::verbs_context {
         create_cq_ex: Some(cq_ex::create_cq_ex),
         priv_: std::ptr::null_mut(),
         query_device_ex: Some(query::query_device_ex),
-        ibv_destroy_flow: refuse!(errno_not_supported),
+        ibv_destroy_flow: Some(flow::destroy_flow),
         ABI_placeholder2: refuse!(errno_not_supported),
-        ibv_create_flow: refuse!(null_not_supported),
+        ibv_create_flow: Some(flow::create_flow),
         ABI_placeholder1: refuse!(null_not_supported),
         open_qp: Some(xrcd::open_qp),
         create_qp_ex: Some(qp_ex::create_qp_ex),

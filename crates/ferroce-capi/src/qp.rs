@@ -106,7 +106,8 @@ fn service(qp_type: abi::ibv_qp_type) -> Result<Service, Errno> {
         abi::IBV_QPT_UD => Ok(Service::Ud),
         abi::IBV_QPT_XRC_SEND => Ok(Service::XrcInitiator),
         abi::IBV_QPT_XRC_RECV => Ok(Service::XrcTarget),
-        abi::IBV_QPT_RAW_PACKET | abi::IBV_QPT_DRIVER => Err(Errno::EOPNOTSUPP),
+        abi::IBV_QPT_RAW_PACKET => Ok(Service::RawPacket),
+        abi::IBV_QPT_DRIVER => Err(Errno::EOPNOTSUPP),
         _ => Err(Errno::EINVAL),
     }
 }

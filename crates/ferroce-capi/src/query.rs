@@ -79,6 +79,7 @@ fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
             | abi::IBV_DEVICE_UD_AV_PORT_ENFORCE
             | abi::IBV_DEVICE_SYS_IMAGE_GUID
             | abi::IBV_DEVICE_RC_RNR_NAK_GEN
+            | abi::IBV_DEVICE_MANAGED_FLOW_STEERING
             | abi::IBV_DEVICE_MEM_WINDOW
             | abi::IBV_DEVICE_MEM_WINDOW_TYPE_2B
             | abi::IBV_DEVICE_SRQ_RESIZE

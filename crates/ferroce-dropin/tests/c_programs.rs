@@ -105,6 +105,16 @@ fn datagrams_and_their_addresses() {
 }
 
 #[test]
+fn multicast_groups() {
+    passes("multicast");
+}
+
+#[test]
+fn raw_packets_and_flows() {
+    passes("raw_packets");
+}
+
+#[test]
 fn registrations_that_change() {
     passes("registrations");
 }

@@ -19,6 +19,7 @@ use crate::broker::{BrokerClient, BrokerEvent, BrokerMode, LeasedAddress};
 use crate::counters::{DeviceCounters, add_counters};
 use crate::device::{self, DeviceInfo};
 use crate::error::{DeviceError, OpenError};
+use crate::frames::FramePort;
 use crate::handover::NEVER;
 use crate::hub::Hub;
 use crate::lane::Lane;
@@ -274,17 +275,26 @@ impl Engine {
 
     /// A lane for the membership of a multicast group: background and pollers serve it from now on.
     pub(crate) fn open_group_lane(&self, socket: RxSocket, ifindex: u32, members: &Members) -> Arc<Lane> {
+        let members = Arc::clone(members);
+        self.open_lane(|id, hub| Lane::of_group(id, ifindex, socket, members, hub))
+    }
+
+    /// A lane for the frames of a raw packet queue pair.
+    pub(crate) fn open_frame_lane(&self, port: &Arc<FramePort>) -> Arc<Lane> {
+        self.open_lane(|id, hub| Lane::of_frames(id, Arc::clone(port), hub))
+    }
+
+    fn open_lane(&self, make: impl FnOnce(u64, Arc<Hub>) -> Lane) -> Arc<Lane> {
         let running = self.running();
         let id = running.next_lane.fetch_add(1, Ordering::Relaxed);
-        let members = Arc::clone(members);
-        let lane = Arc::new(Lane::of_group(id, ifindex, socket, members, Arc::clone(&running.hub)));
+        let lane = Arc::new(make(id, Arc::clone(&running.hub)));
         running.lanes.rcu(|lanes| lanes.iter().chain([&lane]).cloned().collect::<Vec<_>>());
         running.hub.attention.request(0, || running.hub.wake());
         lane
     }
 
     /// Nobody serves it any more; its socket is closed when the last one who looks at it has left.
-    pub(crate) fn close_group_lane(&self, lane: &Arc<Lane>) {
+    pub(crate) fn close_lane(&self, lane: &Arc<Lane>) {
         let running = self.running();
         running
             .lanes

@@ -280,6 +280,15 @@ pub enum CreateQpError {
         /// The limit.
         max: u32,
     },
+    /// No raw packets of the interface.
+    #[error("raw packets of {netdev} need CAP_NET_RAW, which this program has to have itself")]
+    Frames {
+        /// The interface.
+        netdev: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
     /// Refused by the transport.
     #[error(transparent)]
     Transport(#[from] ferroce_proto::CreateQpError),
@@ -430,6 +439,26 @@ pub enum CreateAhError {
         /// The limit.
         max: u32,
     },
+}
+
+/// A rule was not added.
+#[derive(Debug, Error)]
+pub enum FlowError {
+    /// Other queue pairs receive packets that are addressed to them.
+    #[error("only raw packet queue pairs have flow steering")]
+    Service,
+    /// The limit is reached.
+    #[error("the limit of {max} rules of one queue pair is reached")]
+    Limit {
+        /// The limit.
+        max: usize,
+    },
+    /// The interface cannot do it.
+    #[error("the interface does not accept what the rule asks for")]
+    System(#[source] io::Error),
+    /// Destroyed, or its context closed.
+    #[error("the queue pair was destroyed")]
+    Destroyed,
 }
 
 /// An event could not be had.

@@ -44,6 +44,7 @@
 //! Lock order: lane, queue pair, completion queue, channel. The list of queue pairs on a lane is
 //! a leaf. No lock is shared by queue pairs on the packet path but the lane's, once a batch.
 
+mod frames;
 mod group;
 
 use std::io;
@@ -54,6 +55,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use ferroce_datapath::packet::FrameBuffer;
 use ferroce_datapath::udp::{Datagram, RxBuffer, RxSocket};
 use ferroce_wire::icrc::{SourceTable, Verdict};
 use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, Qpn};
@@ -63,6 +65,7 @@ use parking_lot::Mutex;
 use crate::counters::DeviceCounters;
 use crate::error::EventError;
 use crate::fork::Guarded;
+use crate::frames::FramePort;
 use crate::handover::{LaneState, NEVER};
 use crate::hub::Hub;
 use crate::mcast::Members;
@@ -97,6 +100,8 @@ pub(crate) enum Served {
 /// What the holder works with.
 struct Receiver {
     buffer: RxBuffer,
+    /// Made at the first frame.
+    frames: Option<FrameBuffer>,
     sources: SourceTable<SOURCES>,
     /// Queue pairs whose answers and completions wait for the end of the batch.
     touched: Vec<Arc<Qp>>,
@@ -128,7 +133,15 @@ impl Receiver {
     }
 }
 
-/// One leased socket and the queue pairs behind it.
+/// What a lane receives from.
+enum Source {
+    /// RoCE packets.
+    Packets(Guarded<RxSocket>),
+    /// Ethernet frames of one queue pair.
+    Frames(Arc<FramePort>),
+}
+
+/// One socket and the queue pairs behind it.
 pub(crate) struct Lane {
     id: u64,
     slot: u8,
@@ -136,7 +149,7 @@ pub(crate) struct Lane {
     members: Option<Members>,
     local: IpAddr,
     scope_id: u32,
-    socket: Guarded<RxSocket>,
+    source: Source,
     senders: Arc<Senders>,
     state: LaneState,
     receiver: Mutex<Box<Receiver>>,
@@ -148,6 +161,10 @@ pub(crate) struct Lane {
 impl Lane {
     pub(crate) fn new(id: u64, slot: u8, scope_id: u32, socket: RxSocket, hub: Arc<Hub>) -> Self {
         let local = socket.local_addr().ip();
+        Self::from_source(id, slot, local, scope_id, Source::Packets(Guarded::new(socket)), hub)
+    }
+
+    fn from_source(id: u64, slot: u8, local: IpAddr, scope_id: u32, source: Source, hub: Arc<Hub>) -> Self {
         Self {
             id,
             slot,
@@ -155,10 +172,11 @@ impl Lane {
             local,
             scope_id,
             senders: Senders::new(local, scope_id, hub.secret),
-            socket: Guarded::new(socket),
+            source,
             state: LaneState::new(),
             receiver: Mutex::new(Box::new(Receiver {
                 buffer: RxBuffer::new(),
+                frames: None,
                 sources: SourceTable::new(),
                 touched: Vec::with_capacity(TOUCHED),
                 due: Vec::with_capacity(TOUCHED),
@@ -193,11 +211,17 @@ impl Lane {
 
     /// Octets that the kernel keeps for this socket.
     pub(crate) fn granted_rcvbuf(&self) -> io::Result<usize> {
-        self.socket.granted_rcvbuf()
+        match &self.source {
+            Source::Packets(socket) => socket.granted_rcvbuf(),
+            Source::Frames(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        match &self.source {
+            Source::Packets(socket) => socket.as_fd(),
+            Source::Frames(port) => port.as_fd(),
+        }
     }
 
     /// Receives and processes once, on a thread of the program.
@@ -235,7 +259,11 @@ impl Lane {
 
     /// Receives and processes one batch; when that was, or `None` if nothing waits.
     fn receive(&self, receiver: &mut Receiver, program: bool) -> Option<Instant> {
-        match self.socket.recv(&mut receiver.buffer) {
+        let socket = match &self.source {
+            Source::Packets(socket) => socket,
+            Source::Frames(port) => return self.receive_frames(receiver, port),
+        };
+        match socket.recv(&mut receiver.buffer) {
             Ok(0) => None,
             Ok(_) => {
                 let now = sys::now();

@@ -29,6 +29,7 @@ mod device;
 mod engine;
 pub mod error;
 mod fork;
+mod frames;
 mod handover;
 mod hub;
 pub mod lane;
@@ -68,10 +69,12 @@ pub use device::{
     MAX_SRQ, MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TOTAL_MCAST_QP_ATTACH, Origin, PhysState, PortAttr, PortState,
 };
 pub use engine::devices;
+pub use ferroce_datapath::packet::{Layer, Pattern, Rule};
 pub use ferroce_proto::{
     Bind, QpAccess, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge,
     SrqAttr, SrqAttrMask, WcOpcode, WcStatus, WindowAccess, WorkCompletion,
 };
+pub use frames::FlowId;
 pub use memory::{Access, Advice, AdviseError, MwType, RegMrError};
 pub use moderation::Moderation;
 pub use mr::{Mr, MrChange};

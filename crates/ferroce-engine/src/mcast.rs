@@ -171,7 +171,7 @@ fn interfaces(device: &DeviceInfo, group: IpAddr) -> BTreeSet<u32> {
 }
 
 fn close(lane: &Arc<Lane>, ifindex: u32, engine: &Engine) {
-    engine.close_group_lane(lane);
+    engine.close_lane(lane);
     if let Err(error) = lane.leave_group(ifindex) {
         // The interface may be gone, and its memberships with it.
         tracing::debug!(%error, group = %lane.local(), ifindex, "cannot leave a multicast group");

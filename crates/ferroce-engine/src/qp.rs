@@ -1,5 +1,6 @@
 //! Queue pairs: the transport's state machine, joined to memory, sockets and completion queues.
 
+mod flows;
 mod locked;
 mod mcast;
 mod parts;
@@ -10,8 +11,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use ferroce_proto::{
-    PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair, RecvWr, SendTo, SendWr,
-    Service,
+    MAX_FRAME, PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair, RecvWr,
+    SendTo, SendWr, Service,
 };
 use ferroce_wire::{Gid, PathMtu, Qpn};
 use parking_lot::Mutex;
@@ -21,6 +22,7 @@ use crate::async_event::AckCount;
 use crate::attr::{AhAttr, QpAttr, QpInit};
 use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
 use crate::error::{Busy, CreateQpError, ModifyQpError, PathError};
+use crate::frames::Frames;
 use crate::handover::NEVER;
 use crate::lane::Lane;
 use crate::outlets::Outlets;
@@ -45,6 +47,7 @@ pub struct Qp {
     recv_cq: Option<Arc<CompletionQueue>>,
     srq: Option<Arc<Srq>>,
     target: Option<Target>,
+    frames: Option<Frames>,
     qpn: Qpn,
     service: Service,
     caps: QpCaps,
@@ -62,9 +65,6 @@ pub struct Qp {
 
 impl Qp {
     pub(crate) fn create(pd: &Arc<Pd>, init: QpInit) -> Result<Arc<Self>, CreateQpError> {
-        if init.service == Service::RawPacket {
-            return Err(CreateQpError::Service);
-        }
         Self::assemble(pd, init.into())
     }
 
@@ -91,6 +91,10 @@ impl Qp {
         if init.srq.as_ref().is_some_and(|srq| !Arc::ptr_eq(srq.context(), context)) {
             return Err(CreateQpError::ForeignSrq);
         }
+        let port = match init.service {
+            Service::RawPacket => Some(Self::open_port(context)?),
+            _ => None,
+        };
         let hub = engine.hub();
         let qpn = hub.table.allocate().ok_or(CreateQpError::Limit { max: MAX_QP })?;
         let config = QpConfig {
@@ -116,6 +120,7 @@ impl Qp {
             return Err(error);
         }
         pd.add_user();
+        let frame = if port.is_some() { vec![0; MAX_FRAME].into() } else { Box::default() };
         let memory = engine.memory().view(pd.id()).of(qpn);
         let qp = Arc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -123,6 +128,10 @@ impl Qp {
             send_cq: init.send_cq,
             recv_cq: init.recv_cq,
             srq: init.srq,
+            frames: port.map(|port| {
+                port.belongs_to(me);
+                Frames { lane: engine.open_frame_lane(&port), port }
+            }),
             target: init.xrcd.map(|(xrcd, _)| Target { xrcd, sharing: Sharing::default() }),
             qpn,
             service: init.service,
@@ -141,6 +150,7 @@ impl Qp {
                 patience: Patience::new(),
                 destroyed: false,
                 groups: Vec::new(),
+                frame,
             }),
             stage: Arc::new(Mutex::new(Stage::default())),
             deadline: AtomicU64::new(NEVER),
@@ -149,6 +159,9 @@ impl Qp {
             epoch: fork::epoch(),
         });
         hub.table.insert(qpn, Arc::clone(&qp));
+        if qp.frames.is_some() {
+            qp.settle_in(&mut qp.core.lock());
+        }
         engine.objects_changed();
         Ok(qp)
     }
@@ -349,12 +362,15 @@ impl Qp {
         }
     }
 
-    /// From RTR on, datagrams come in on all lanes of the device.
+    /// From RTR on, datagrams come in on all lanes of the device. Frames have a lane of their own.
     fn settle_in(&self, core: &mut Core) {
-        let hears = self.service == Service::Ud
-            && !core.destroyed
-            && !matches!(core.transport.state(), QpState::Reset | QpState::Init);
-        let wanted = if hears { self.context().lanes() } else { Vec::new() };
+        let hears = !matches!(core.transport.state(), QpState::Reset | QpState::Init);
+        let wanted = match (&self.frames, self.service) {
+            _ if core.destroyed => Vec::new(),
+            (Some(frames), _) => vec![Arc::clone(&frames.lane)],
+            (None, Service::Ud) if hears => self.context().lanes(),
+            (None, _) => Vec::new(),
+        };
         let before = std::mem::replace(&mut core.homes, wanted);
         let is_in =
             |lane: &Arc<Lane>, lanes: &[Arc<Lane>]| lanes.iter().any(|other| Arc::ptr_eq(lane, other));
@@ -462,10 +478,11 @@ impl Qp {
         self.core.lock().memory.read_inline(addr, out).map_err(PostSendError::Inline)
     }
 
-    /// Ends the queue pair, after it left every multicast group; else as [`Self::try_destroy`].
+    /// Ends the queue pair, after it left every multicast group and gave up its rules; else as [`Self::try_destroy`].
     pub fn destroy(&self) {
         while self.try_destroy().is_err() {
             self.detach_all();
+            self.remove_flows();
         }
     }
 
@@ -473,7 +490,7 @@ impl Qp {
     /// that were not polled with them; waits until its asynchronous events are acknowledged. A
     /// second call does nothing.
     ///
-    /// [`Busy`] while it is attached to multicast groups: then nothing happened.
+    /// [`Busy`] while it is attached to multicast groups or has rules of flows: then nothing happened.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn try_destroy(&self) -> Result<(), Busy> {
         if self.epoch != fork::epoch() {
@@ -500,13 +517,15 @@ impl Qp {
             if core.destroyed {
                 return Ok(());
             }
-            if !core.groups.is_empty() {
-                return Err(Busy { users: core.groups.len() });
+            let users = core.groups.len() + self.flows();
+            if users > 0 {
+                return Err(Busy { users });
             }
             core.destroyed = true;
             self.pay(&mut core);
             self.move_to(&mut core, None);
             self.settle_in(&mut core);
+            self.frames.iter().for_each(|frames| self.context().engine().close_lane(&frames.lane));
             core.outlets = Outlets::default();
             self.context().engine().retire(core.transport.counters());
             core.memory.end_windows();

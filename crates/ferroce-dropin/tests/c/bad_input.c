@@ -186,7 +186,6 @@ static void queue_pairs_have_limits(void)
 	REFUSED(init.cap.max_inline_data = 1 << 20, EINVAL);
 	REFUSED(init.send_cq = NULL, EINVAL);
 	REFUSED(init.recv_cq = NULL, EINVAL);
-	REFUSED(init.qp_type = IBV_QPT_RAW_PACKET, EOPNOTSUPP);
 	REFUSED(init.qp_type = IBV_QPT_DRIVER, EOPNOTSUPP);
 	REFUSED(init.qp_type = 77, EINVAL);
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ferroce_datapath::udp::RxSocket;
 use ferroce_wire::Instant;
 
-use super::{Lane, Receiver};
+use super::{Lane, Receiver, Source};
 use crate::counters::DeviceCounters;
 use crate::hub::Hub;
 use crate::mcast::Members;
@@ -19,7 +19,10 @@ impl Lane {
 
     /// Leaves the group: nothing more arrives, though somebody may still look at the socket.
     pub(crate) fn leave_group(&self, ifindex: u32) -> io::Result<()> {
-        self.socket.leave(ifindex)
+        match &self.source {
+            Source::Packets(socket) => socket.leave(ifindex),
+            Source::Frames(_) => Ok(()),
+        }
     }
 
     /// Hands every datagram of the buffer to all members, then settles each of those once. A member that cannot take

@@ -38,6 +38,8 @@ pub(super) struct Core {
     pub(super) destroyed: bool,
     /// Multicast groups it is attached to.
     pub(super) groups: Vec<Gid>,
+    /// Of raw packets: where frames are put together.
+    pub(super) frame: Box<[u8]>,
 }
 
 /// Where the packets of a connection leave and arrive, from RTR on.
@@ -84,6 +86,16 @@ impl Locked<'_> {
             return;
         }
         if let Err(reason) = core.transport.handle_datagram(now, from, packet, &mut core.memory) {
+            counters.count_drop(reason);
+        }
+    }
+
+    /// Gives it one Ethernet frame.
+    pub(crate) fn receive_frame(&mut self, now: Instant, frame: &[u8], counters: &DeviceCounters) {
+        let core = &mut *self.core;
+        if core.destroyed {
+            DeviceCounters::count(&counters.rx_no_qp);
+        } else if let Err(reason) = core.transport.handle_frame(now, frame, &mut core.memory) {
             counters.count_drop(reason);
         }
     }
@@ -154,7 +166,7 @@ impl Locked<'_> {
 
     /// Whether there is more to send.
     fn transmit(&mut self, now: Instant) -> bool {
-        let Core { transport, memory, path, outlets, homes, owes, .. } = &mut *self.core;
+        let Core { transport, memory, path, outlets, homes, owes, frame, .. } = &mut *self.core;
         let unsent = match path {
             Some(path) => transmit::drain(transport, memory, &path.socket, now, self.qp.counters_of_device()),
             None if self.qp.service == Service::Ud => {
@@ -167,7 +179,12 @@ impl Locked<'_> {
                 }
                 unsent
             }
-            None => false,
+            None => match &self.qp.frames {
+                Some(frames) => {
+                    frames.port.drain(transport, memory, frame, now, self.qp.counters_of_device())
+                }
+                None => false,
+            },
         };
         *owes &= transport.holds_ack();
         unsent

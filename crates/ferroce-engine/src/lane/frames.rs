@@ -1,0 +1,57 @@
+//! The lane of a raw packet queue pair.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use ferroce_datapath::packet::FrameBuffer;
+use ferroce_wire::Instant;
+
+use super::{Lane, Receiver, Source};
+use crate::counters::DeviceCounters;
+use crate::frames::FramePort;
+use crate::hub::Hub;
+use crate::sys;
+
+/// Frames that are looked at in one turn.
+const FRAMES: usize = 32;
+
+impl Lane {
+    /// The lane of a packet socket.
+    pub(crate) fn of_frames(id: u64, port: Arc<FramePort>, hub: Arc<Hub>) -> Self {
+        // No address of ours: nobody looks for it.
+        Self::from_source(id, 0, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, Source::Frames(port), hub)
+    }
+
+    /// Receives and processes one batch; when that was, or `None` if nothing waits.
+    pub(super) fn receive_frames(&self, receiver: &mut Receiver, port: &FramePort) -> Option<Instant> {
+        let counters = &self.hub.counters;
+        let qp = port.owner()?;
+        let rules = port.rules();
+        let buffer = receiver.frames.get_or_insert_with(FrameBuffer::new);
+        let (mut batch_time, mut locked) = (None, None);
+        for _ in 0..FRAMES {
+            match port.socket().recv(buffer) {
+                Ok(Some(frame)) => {
+                    let now = *batch_time.get_or_insert_with(sys::now);
+                    if rules.iter().any(|(_, rule)| rule.matches(frame.bytes, frame.outgoing)) {
+                        DeviceCounters::count(&counters.rcvd_pkts);
+                        locked.get_or_insert_with(|| qp.lock()).receive_frame(now, frame.bytes, counters);
+                    }
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    DeviceCounters::count(&counters.rx_err);
+                    tracing::debug!(%error, "cannot receive frames");
+                    break;
+                }
+            }
+        }
+        let now = batch_time?;
+        DeviceCounters::count(&counters.rx_calls);
+        if let Some(locked) = locked {
+            locked.settle(now);
+        }
+        receiver.look_at_guard(now);
+        Some(now)
+    }
+}

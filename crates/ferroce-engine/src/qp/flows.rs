@@ -1,0 +1,51 @@
+//! A raw packet queue pair's frames, and which it asks for.
+
+use std::sync::Arc;
+
+use ferroce_datapath::packet::Rule;
+
+use super::Qp;
+use crate::Context;
+use crate::error::{CreateQpError, FlowError};
+use crate::frames::{FlowId, FramePort};
+
+impl Qp {
+    /// The packet socket of a raw packet queue pair on the device's interface.
+    pub(super) fn open_port(context: &Context) -> Result<Arc<FramePort>, CreateQpError> {
+        let device = context.info();
+        FramePort::open(device.ifindex)
+            .map_err(|source| CreateQpError::Frames { netdev: device.netdev, source })
+    }
+
+    /// From now on it receives the frames that `rule` asks for, from RTR on; each frame once, however many rules ask for
+    /// it. Everybody else who sees them goes on to do so, the system's own network stack included.
+    #[doc(alias = "ibv_create_flow")]
+    pub fn add_flow(&self, rule: Rule) -> Result<FlowId, FlowError> {
+        let frames = self.frames.as_ref().ok_or(FlowError::Service)?;
+        // So that no rule is added to what another thread destroys.
+        let core = self.core.lock();
+        if core.destroyed {
+            return Err(FlowError::Destroyed);
+        }
+        frames.port.add(rule)
+    }
+
+    /// Takes back [`Self::add_flow`]; a second time nothing happens.
+    #[doc(alias = "ibv_destroy_flow")]
+    pub fn remove_flow(&self, id: FlowId) {
+        if let Some(frames) = &self.frames {
+            frames.port.remove(id);
+        }
+    }
+
+    /// How many rules it has.
+    pub(super) fn flows(&self) -> usize {
+        self.frames.as_ref().map_or(0, |frames| frames.port.rules().len())
+    }
+
+    pub(super) fn remove_flows(&self) {
+        if let Some(frames) = &self.frames {
+            frames.port.rules().iter().for_each(|(id, _)| frames.port.remove(*id));
+        }
+    }
+}
