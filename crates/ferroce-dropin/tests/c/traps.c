@@ -30,6 +30,17 @@ static void device_is_larger_than_it_looks(void)
 	CHECK(ibv_get_device_index(device) == -1);
 }
 
+/* A program makes a device for itself, as sideway's tests do: it has a name, and that is all. */
+static void a_device_of_their_own(void)
+{
+	static struct ibv_device own = { .name = "own" };
+	const char *name = ibv_get_device_name(&own);
+
+	CHECK(name && !strcmp(name, "own"));
+	CHECK(ibv_get_device_guid(&own) == 0);
+	CHECK_NULL(ibv_open_device(&own), EINVAL);
+}
+
 /* The libraries of vendors, loaded beside ours, know that the device is none of theirs. */
 static void vendors_leave_it_alone(void)
 {
@@ -332,6 +343,7 @@ int main(void)
 {
 	context = open_device();
 	device_is_larger_than_it_looks();
+	a_device_of_their_own();
 	vendors_leave_it_alone();
 	every_slot_of_ops_is_there();
 	verbs_context_is_the_newest();
