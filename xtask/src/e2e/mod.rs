@@ -11,9 +11,11 @@ mod loss;
 mod memory;
 mod multicast;
 mod netns;
+mod nobody;
 mod perftest;
 mod pingpong;
 mod pyverbs;
+mod stress;
 mod vprobe;
 mod wire;
 
@@ -44,6 +46,7 @@ pub const STAGES: &[(&str, &str)] = &[
     ("wire", "our own packets, by tshark and an independent ICRC"),
     ("memory", "memory that is written to all the time, and memory that goes away under every role"),
     ("lifecycle", "kill -9 of a peer and of the broker, a stopped program, churn"),
+    ("stress", "64 queue pairs in 4 processes with 8 or 32 threads: every octet, no lost completion"),
     ("loss", "loss, duplication, reordering, bursts on real sockets (with --all)"),
     ("pyverbs", "rdma-core's Python tests, as nobody, on both GIDs"),
     ("multicast", "ib_send_bw -c UD -g: three receivers in three processes, IPv4 and IPv6"),
@@ -59,6 +62,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "wire" => Some(wire::check),
         "memory" => Some(memory::check),
         "lifecycle" => Some(lifecycle::check),
+        "stress" => Some(stress::check),
         "loss" => Some(loss::check),
         "pyverbs" => Some(pyverbs::check),
         "multicast" => Some(multicast::check),

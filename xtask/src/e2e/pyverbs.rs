@@ -19,7 +19,8 @@ use crate::tree;
 const TESTS: &str = "/usr/share/doc/rdma-core/tests";
 const MODULE: &str = "/usr/lib/python3/dist-packages/pyverbs/__init__.py";
 const LIST: &str = include_str!("../../../tests/interop/pyverbs.txt");
-const NOBODY: u32 = 65_534;
+/// Debian's user nobody.
+pub(super) const NOBODY: u32 = 65_534;
 const LIMIT: Duration = Duration::from_secs(240);
 /// Debian 12's version has 273; fewer mean that something kept them from being loaded.
 const LEAST: usize = 200;
@@ -67,7 +68,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
 }
 
 /// Whether there is somebody else to be: `unshare -U -r` maps one user only.
-fn has_nobody() -> bool {
+pub(super) fn has_nobody() -> bool {
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     map.lines().any(|line| maps(line, NOBODY))
 }
