@@ -8,6 +8,7 @@
 mod arrows;
 mod bench;
 mod cc;
+mod crates;
 mod debian;
 mod demo;
 mod dist;

@@ -5,7 +5,7 @@ use clap::Args;
 
 use crate::debian::{self, Programs};
 use crate::report::{Checks, Report};
-use crate::{arrows, dist, e2e, peer, readme, source, symbols};
+use crate::{arrows, crates, dist, e2e, peer, readme, source, symbols};
 
 /// Which stages to run.
 #[derive(Args)]
@@ -110,6 +110,9 @@ pub fn run(args: &TestArgs) -> Result<bool> {
                 Ok(())
             });
         }
+        if args.all && stages.contains(&"crates") {
+            report.stage("crate builds", build_crates);
+        }
         let faulty = faulty.as_ref();
         report.silent("end to end", |checks| e2e::start(checks, &dist, faulty, &programs, args.all, &stages));
     }
@@ -117,6 +120,17 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         report.stage(PEER.0, |checks| peer::check(checks, &dist, &programs, args.all, false));
     }
     Ok(report.close())
+}
+
+/// Here, because the end-to-end stages have no way out of their network namespace.
+fn build_crates(checks: &mut Checks) -> Result<()> {
+    for foreign in crates::ALL {
+        match foreign.build()? {
+            None => checks.pass(),
+            Some(why) => checks.skip(&format!("{} {}", foreign.name, foreign.version), &why),
+        }
+    }
+    Ok(())
 }
 
 /// The peer stage with the kernel at both ends.

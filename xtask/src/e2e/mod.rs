@@ -5,6 +5,7 @@
 
 mod bed;
 mod cli;
+mod crates;
 mod devices;
 mod lifecycle;
 mod loss;
@@ -47,6 +48,7 @@ pub const STAGES: &[(&str, &str)] = &[
     ("memory", "memory that is written to all the time, and memory that goes away under every role"),
     ("lifecycle", "kill -9 of a peer and of the broker, a stopped program, churn"),
     ("stress", "64 queue pairs in 4 processes with 8 or 32 threads: every octet, no lost completion"),
+    ("crates", "the tests of a Rust crate for libibverbs, 20 times in parallel threads (with --all)"),
     ("loss", "loss, duplication, reordering, bursts on real sockets (with --all)"),
     ("pyverbs", "rdma-core's Python tests, as nobody, on both GIDs"),
     ("multicast", "ib_send_bw -c UD -g: three receivers in three processes, IPv4 and IPv6"),
@@ -63,6 +65,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "memory" => Some(memory::check),
         "lifecycle" => Some(lifecycle::check),
         "stress" => Some(stress::check),
+        "crates" => Some(crates::check),
         "loss" => Some(loss::check),
         "pyverbs" => Some(pyverbs::check),
         "multicast" => Some(multicast::check),
