@@ -209,6 +209,13 @@ impl Lane {
         &self.state
     }
 
+    /// Datagrams come with what their IP header held from now on.
+    pub(crate) fn tell_headers(&self) {
+        if let Err(error) = self.socket.tell_headers() {
+            tracing::warn!(%error, local = %self.local, "datagrams come without TTL and traffic class");
+        }
+    }
+
     /// Octets that the kernel keeps for this socket.
     pub(crate) fn granted_rcvbuf(&self) -> io::Result<usize> {
         match &self.source {

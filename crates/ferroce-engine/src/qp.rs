@@ -374,7 +374,10 @@ impl Qp {
         let before = std::mem::replace(&mut core.homes, wanted);
         let is_in =
             |lane: &Arc<Lane>, lanes: &[Arc<Lane>]| lanes.iter().any(|other| Arc::ptr_eq(lane, other));
-        core.homes.iter().filter(|lane| !is_in(lane, &before)).for_each(|lane| self.listen(lane));
+        for lane in core.homes.iter().filter(|lane| !is_in(lane, &before)) {
+            lane.tell_headers();
+            self.listen(lane);
+        }
         before.iter().filter(|lane| !is_in(lane, &core.homes)).for_each(|lane| self.listen_no_more(lane));
         let (first, now) = (before.first(), core.homes.first());
         if first.map(Arc::as_ptr) != now.map(Arc::as_ptr) {

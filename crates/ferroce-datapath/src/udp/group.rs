@@ -5,7 +5,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ferroce_wire::ROCE_UDP_PORT;
-use libc::{IPPROTO_IP, IPPROTO_IPV6};
 use socket2::{SockRef, Socket};
 
 use super::{address, open_socket, set_receive_buffer};
@@ -183,16 +182,9 @@ pub(super) fn configure_receiver(socket: &Socket, ip: IpAddr) -> io::Result<()> 
     // On every member: while it merges, the kernel asks a member picked by its hash.
     sys::set_int(socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
     match ip {
-        IpAddr::V4(_) => {
-            sys::set_int(socket, IPPROTO_IP, libc::IP_RECVTTL, 1)?;
-            sys::set_int(socket, IPPROTO_IP, libc::IP_RECVTOS, 1)
-        }
-        IpAddr::V6(_) => {
-            // The kernel's rxe sends UDP checksum 0 over IPv6 as well.
-            sys::set_int(socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
-            sys::set_int(socket, IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
-            sys::set_int(socket, IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)
-        }
+        IpAddr::V4(_) => Ok(()),
+        // The kernel's rxe sends UDP checksum 0 over IPv6 as well.
+        IpAddr::V6(_) => sys::set_int(socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1),
     }
 }
 

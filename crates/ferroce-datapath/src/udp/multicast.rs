@@ -37,7 +37,9 @@ impl RxSocket {
             }
             IpAddr::V6(group) => socket.join_multicast_v6(&group, ifindex)?,
         }
-        Self::from_fd(socket.into())
+        let joined = Self::from_fd(socket.into())?;
+        joined.tell_headers()?;
+        Ok(joined)
     }
 
     /// Leaves the group of [`RxSocket::join`], so that nothing more arrives although the socket may live on.

@@ -40,7 +40,7 @@ pub struct Datagram<'a> {
     pub bytes: &'a [u8],
     /// Whether the kernel merged this datagram with others.
     pub gro: bool,
-    /// DSCP and ECN of its IP header; the kernel merges only what agrees in them.
+    /// DSCP and ECN of its IP header, 0 without [`RxSocket::tell_headers`]; the kernel merges only what agrees in them.
     pub traffic_class: u8,
     /// TTL or hop limit of its IP header; as `traffic_class`.
     pub hop_limit: u8,
@@ -69,6 +69,21 @@ impl RxSocket {
     /// Asks for a receive buffer of `bytes` and returns what was granted.
     pub fn set_rcvbuf(&self, bytes: usize) -> io::Result<usize> {
         set_receive_buffer(&self.fd, bytes)
+    }
+
+    /// From now on the kernel says what the IP header of each datagram held, those that wait already included. It costs
+    /// every receive call, so it is asked for where somebody wants to know.
+    pub fn tell_headers(&self) -> io::Result<()> {
+        match self.local.ip() {
+            IpAddr::V4(_) => {
+                sys::set_int(self, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
+                sys::set_int(self, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)
+            }
+            IpAddr::V6(_) => {
+                sys::set_int(self, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
+                sys::set_int(self, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)
+            }
+        }
     }
 
     /// Datagrams the kernel dropped because the receive buffer was full, since the member was opened; wraps.

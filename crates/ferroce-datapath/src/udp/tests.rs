@@ -209,6 +209,7 @@ fn what_the_header_said_is_told() {
             }
             let _ = tx.send_datagram(&flow, &[0, 0, 0, 0, 0, 1]).unwrap();
             let rx = holder(&group, 1);
+            rx.tell_headers().unwrap();
             let mut buffer = RxBuffer::new();
             assert_eq!(rx.recv(&mut buffer).unwrap(), 1);
             let got = buffer.datagrams().next().unwrap();
