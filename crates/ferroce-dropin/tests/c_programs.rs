@@ -95,7 +95,7 @@ fn what_wrong_callers_get() {
 }
 
 #[test]
-fn every_operation_of_rc() {
+fn e17_every_operation_of_rc_with_inline_lists() {
     passes("exchange");
 }
 

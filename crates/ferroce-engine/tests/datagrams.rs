@@ -156,6 +156,22 @@ fn a11_datagrams_arrive_behind_their_header() {
     }
 }
 
+/// A hop limit of 0 in an address vector would never leave the host: it means the default.
+#[test]
+fn e4_a_hop_limit_of_0_is_64() {
+    for gid_index in [0, 1] {
+        let (a, b) = (ud(), ud());
+        let dgid = a.context.gid(u32::from(gid_index)).unwrap().unwrap().gid;
+        let attr = AhAttr { dgid, sgid_index: gid_index, hop_limit: 0, ..AhAttr::default() };
+        let ah = a.pd.create_ah(attr).unwrap();
+        b.receive(1, b.sge(0, 40));
+        a.qp.post_send([datagram(&ah, b.qp.qpn(), QKEY, send(2, SendOp::Send, &[]))]).unwrap();
+        b.expect(1, WcOpcode::Recv);
+        let header: [u8; Flow::GRH_AREA] = std::array::from_fn(|i| b.memory.get(i));
+        assert_eq!(Flow::from_grh_area(&header).unwrap().hop_limit, 64);
+    }
+}
+
 #[test]
 fn datagrams_to_oneself_and_to_many_at_once() {
     let ends: Vec<End> = (0..5).map(|_| ud()).collect();

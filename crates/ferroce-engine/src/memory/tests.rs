@@ -176,7 +176,7 @@ fn another_domain_sees_nothing() {
 
 /// bugs.md A4: sums that wrap near 2^64.
 #[test]
-fn ranges_end_where_they_were_registered_to() {
+fn a4_ranges_end_where_they_were_registered_to() {
     let table = table();
     let pages = Pages::new(1);
     let view = table.view(PD);
@@ -459,7 +459,7 @@ fn atomics_are_atomic_with_the_program() {
 }
 
 #[test]
-fn stale_and_guessed_keys_are_refused() {
+fn d12_stale_and_guessed_keys_are_refused() {
     let table = MemoryTable::with_seed([3; 32]);
     let pages = Pages::new(1);
     let view = table.view(PD);
@@ -478,7 +478,7 @@ fn stale_and_guessed_keys_are_refused() {
 
 /// A slot is used again and again, and each time by another key.
 #[test]
-fn generations_wrap_late() {
+fn d12_generations_wrap_late() {
     let table = MemoryTable::with_seed([4; 32]);
     let pages = Pages::new(1);
     let view = table.view(PD);

@@ -9,6 +9,7 @@ mod c_requester;
 mod c_retries;
 mod crowd;
 mod d_states;
+mod e_interop;
 mod exchange;
 mod goodput;
 mod huge;

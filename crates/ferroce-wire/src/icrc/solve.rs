@@ -210,7 +210,7 @@ mod tests {
 
     /// DESIGN.md section 6.
     #[test]
-    fn every_id_is_found() {
+    fn e3_every_id_is_found() {
         let packet = [0x5a; 1024 + 24];
         let mut solver = IdSolver::new();
         for len in (16..1048).step_by(4).chain([1048]) {

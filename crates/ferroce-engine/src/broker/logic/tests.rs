@@ -334,7 +334,7 @@ fn an_older_set_of_parked_descriptors_is_not_the_whole() {
 }
 
 #[test]
-fn a_taken_port_is_named_after_the_wait() {
+fn e14_a_taken_port_is_named_after_the_wait() {
     let mut bench = Bench::loopback();
     let addresses: Vec<Address> = bench.broker.devices.all().flat_map(addresses).collect();
     bench.world.port.borrow_mut().taken.extend(addresses.iter().copied());

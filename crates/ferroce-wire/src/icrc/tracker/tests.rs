@@ -51,7 +51,7 @@ fn segment_indices_show_zero() {
 }
 
 #[test]
-fn seventeen_in_order_show_counting() {
+fn e3_seventeen_in_order_show_counting() {
     tracker((500..).take(16), IdState::Unknown);
     let mut counting = tracker((500..).step_by(100).take(17), IdState::Counting);
     // 2100 was the last; up to 4096 ahead, and 64 behind for packets that overtook each other.
@@ -182,7 +182,7 @@ fn corruption_is_believed_rarely() {
 
 /// The same with real packets through the table: nothing bad gets through, everything good does.
 #[test]
-fn table_refuses_corrupt_packets() {
+fn e3_table_refuses_corrupt_packets() {
     for first_id in [0u16, 777] {
         let mut table = SourceTable::<8>::new();
         let mut random = Random(2);

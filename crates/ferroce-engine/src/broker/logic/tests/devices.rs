@@ -63,6 +63,25 @@ fn a_view_is_one_clients() {
     assert_eq!(names(&bench.devices(4)), ["fr0"]);
 }
 
+/// The longest name that Linux allows, kept whole; and what happens when the interface goes while it is in use.
+#[test]
+fn e15_long_names_and_interfaces_that_go() {
+    let long = || Netdev { name: "abcdefghijklmno".to_owned(), ..netdev(2, &["192.0.2.1"]) };
+    let lo = || netdev(1, &["127.0.0.1"]);
+    let mut bench = Bench::new(vec![lo(), long()]);
+    bench.connect_for(1, 101, "abcdefghijklmno");
+    assert_eq!(bench.devices(1)[0].netdev, "abcdefghijklmno");
+    bench.lease(1, 1).unwrap();
+    // Renamed under its device: the same interface by its index.
+    bench.broker.netdevs_changed(vec![lo(), Netdev { name: "other".to_owned(), ..long() }]);
+    assert_eq!(bench.devices(1)[0].netdev, "other");
+    bench.output();
+    bench.broker.netdevs_changed(vec![lo()]);
+    let heard = bench.heard(1);
+    let told = heard.iter().any(|(_, message, _)| matches!(message, Message::Devices(_)));
+    assert!(told, "its program learns it: {heard:?}");
+}
+
 #[test]
 fn addresses_are_followed() {
     let mut bench = Bench::new(vec![netdev(1, &["127.0.0.1"])]);
