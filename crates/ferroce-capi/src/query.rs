@@ -338,7 +338,7 @@ unsafe fn gid_entry(
 ) -> Result<Option<GidEntry>, Errno> {
     // SAFETY: as the caller says.
     let (_, live) = unsafe { context::enter(owner, context) }?;
-    live.engine.port(narrow_port(port)?)?;
+    live.engine.check_port(narrow_port(port)?)?;
     Ok(live.engine.gid(index)?)
 }
 
@@ -462,7 +462,7 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
 }
 
 fn pkey(live: &Live<LiveContext>, port: u8, index: c_int) -> Result<u16, Errno> {
-    live.engine.port(port)?;
+    live.engine.check_port(port)?;
     if index == 0 { Ok(DEFAULT_PKEY) } else { Err(Errno::EINVAL) }
 }
 

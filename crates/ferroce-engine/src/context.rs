@@ -106,12 +106,15 @@ impl Context {
         }
     }
 
+    /// Whether there is such a port: 1 only.
+    pub fn check_port(&self, port: u8) -> Result<(), QueryError> {
+        if port == 1 { Ok(()) } else { Err(QueryError::Port { port }) }
+    }
+
     /// State of a port; there is port 1 only.
     #[doc(alias = "ibv_query_port")]
     pub fn port(&self, port: u8) -> Result<PortAttr, QueryError> {
-        if port != 1 {
-            return Err(QueryError::Port { port });
-        }
+        self.check_port(port)?;
         let info = self.info();
         Ok(PortAttr {
             state: if info.port_active { PortState::Active } else { PortState::Down },
