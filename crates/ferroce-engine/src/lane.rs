@@ -211,7 +211,9 @@ impl Lane {
 
     /// Datagrams come with what their IP header held from now on.
     pub(crate) fn tell_headers(&self) {
-        if let Err(error) = self.socket.tell_headers() {
+        if let Source::Packets(socket) = &self.source
+            && let Err(error) = socket.tell_headers()
+        {
             tracing::warn!(%error, local = %self.local, "datagrams come without TTL and traffic class");
         }
     }
