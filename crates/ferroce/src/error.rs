@@ -82,6 +82,12 @@ pub enum Error {
     /// A datagram cannot be answered.
     #[error(transparent)]
     Answer(#[from] engine::AnswerError),
+    /// A multicast group cannot be joined.
+    #[error(transparent)]
+    Attach(#[from] engine::AttachError),
+    /// The queue pair is not attached to the group.
+    #[error(transparent)]
+    Detach(#[from] engine::DetachError),
     /// The two ends' GIDs are of different families.
     #[error("{local} and {remote} are not of one address family")]
     Families {

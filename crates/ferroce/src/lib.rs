@@ -38,6 +38,7 @@ mod device;
 mod error;
 mod event;
 pub mod mr;
+mod multicast;
 mod pd;
 mod qp;
 pub mod service;

@@ -225,7 +225,7 @@ impl<State, S> QueuePair<State, S> {
         Ok(Address { gid, qpn: self.qpn(), psn, gid_index })
     }
 
-    fn engine(&self) -> &Arc<engine::Qp> {
+    pub(crate) fn engine(&self) -> &Arc<engine::Qp> {
         &self.parts.qp.0
     }
 
