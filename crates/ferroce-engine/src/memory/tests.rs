@@ -8,6 +8,7 @@ use ferroce_wire::{Lkey, Rkey};
 use super::*;
 
 mod changes;
+mod model;
 mod windows;
 mod words;
 
