@@ -221,6 +221,11 @@ impl From<RegMrError> for Errno {
             | RegMrError::ForeignPd => Self::EINVAL,
             RegMrError::Bound { .. } => Self::EBUSY,
             RegMrError::NotMapped => Self::EFAULT,
+            // As the kernel for a descriptor that is no DMA-BUF.
+            RegMrError::File(source) => match source.raw_os_error() {
+                Some(code @ (libc::EBADF | libc::ENOMEM)) => Self(code),
+                _ => Self::EINVAL,
+            },
             RegMrError::System(_) => Self::ENOMEM,
         }
     }

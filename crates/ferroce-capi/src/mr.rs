@@ -1,5 +1,6 @@
 //! Memory regions.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use core::ffi::{c_int, c_uint, c_void};
@@ -164,8 +165,52 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     unsafe { register(pd, addr, length, iova, access) }
 }
 
-/// Registers memory by a structure: `addr` with or without `iova`. DMA-BUFs, buffers of `ibv_alloc_buf` and steering
-/// handles are refused with EOPNOTSUPP.
+/// Registers `length` octets of a file from `offset` on, which peers address from `iova` on: of a memfd or a DMA-BUF that
+/// can be mapped. EBADF for no descriptor, EINVAL for one that cannot be mapped so, for a part that is not inside, and for
+/// an `iova` of another offset in its page; EOPNOTSUPP for access flags beyond local write and remote access.
+///
+/// # Safety
+///
+/// `pd` is NULL or came from `ibv_alloc_pd`.
+pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    pd: *mut abi::ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut abi::ibv_mr {
+    /// Offsets of `offset` and `iova` in their pages agree.
+    const PAGE: u64 = 4096;
+    call::pointer(|owner| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { pd::enter(owner, pd) }?;
+        let access = Access::from_bits_retain(access as c_uint);
+        let possible = Access::LOCAL_WRITE
+            | Access::REMOTE_WRITE
+            | Access::REMOTE_READ
+            | Access::REMOTE_ATOMIC
+            | Access::OPTIONAL;
+        if !possible.contains(access) {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if offset % PAGE != iova % PAGE {
+            return Err(Errno::EINVAL);
+        }
+        if fd < 0 {
+            return Err(Errno::EBADF);
+        }
+        // SAFETY: not negative, and only used during this call; the kernel says if it is none.
+        let file = unsafe { BorrowedFd::borrow_raw(fd) };
+        let engine = live.engine.reg_file(file, offset, length, iova, access)?;
+        // As libibverbs does, which has no address either.
+        let addr = std::ptr::without_provenance_mut(offset as usize);
+        Ok(publish(pd, live.context, engine, addr))
+    })
+}
+
+/// Registers memory by a structure: `addr` with or without `iova`, or `fd` with `fd_offset` and `iova`, as
+/// [`ibv_reg_dmabuf_mr`]. Buffers of `ibv_alloc_buf` and steering handles are refused with EOPNOTSUPP.
 ///
 /// # Safety
 ///
@@ -174,22 +219,26 @@ pub unsafe extern "C" fn ibv_reg_mr_ex(
     pd: *mut abi::ibv_pd,
     attr: *mut abi::ibv_mr_init_attr,
 ) -> *mut abi::ibv_mr {
-    const KNOWN: u64 = (abi::IBV_REG_MR_MASK_ADDR | abi::IBV_REG_MR_MASK_IOVA) as u64;
+    const ADDR: u64 = abi::IBV_REG_MR_MASK_ADDR as u64;
+    const IOVA: u64 = abi::IBV_REG_MR_MASK_IOVA as u64;
+    const FILE: u64 = (abi::IBV_REG_MR_MASK_FD | abi::IBV_REG_MR_MASK_FD_OFFSET) as u64;
     // SAFETY: NULL, or readable as the caller says.
     let attr = unsafe { attr.as_ref() };
     let checked = call::value(None, |_| {
         let attr = attr.ok_or(Errno::EINVAL)?;
-        if attr.comp_mask & !KNOWN != 0 {
+        if attr.comp_mask & !(ADDR | IOVA | FILE) != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        if attr.comp_mask & u64::from(abi::IBV_REG_MR_MASK_ADDR) == 0 {
-            return Err(Errno::EINVAL);
-        }
-        Ok(Some(attr))
+        let memory = attr.comp_mask & !IOVA == ADDR;
+        if memory || attr.comp_mask == FILE | IOVA { Ok(Some(attr)) } else { Err(Errno::EINVAL) }
     });
     let Some(attr) = checked else { return std::ptr::null_mut() };
-    let given = attr.comp_mask & u64::from(abi::IBV_REG_MR_MASK_IOVA) != 0;
-    let iova = if given { attr.iova } else { attr.addr.expose_provenance() as u64 };
+    if attr.comp_mask & FILE != 0 {
+        let &abi::ibv_mr_init_attr { fd_offset, length, iova, fd, access, .. } = attr;
+        // SAFETY: as the caller says.
+        return unsafe { ibv_reg_dmabuf_mr(pd, fd_offset, length, iova, fd, access) };
+    }
+    let iova = if attr.comp_mask & IOVA != 0 { attr.iova } else { attr.addr.expose_provenance() as u64 };
     // SAFETY: as the caller says.
     unsafe { register(pd, attr.addr, attr.length, iova, attr.access as c_uint) }
 }

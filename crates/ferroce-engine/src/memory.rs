@@ -10,6 +10,7 @@
 
 mod access;
 mod advice;
+mod file;
 pub mod guard;
 mod key;
 mod mappings;
@@ -20,6 +21,7 @@ mod window;
 
 pub use access::{Access, PdId, RegMrError};
 pub use advice::{Advice, AdviseError};
+pub use file::FileMapping;
 pub use key::Key;
 pub use table::{Change, MAX_REGIONS, MAX_WINDOWS, MemoryTable};
 pub use view::View;

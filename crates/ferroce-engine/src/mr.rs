@@ -1,5 +1,6 @@
 //! Memory regions.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,7 +8,7 @@ use ferroce_wire::{Lkey, Rkey};
 use parking_lot::Mutex;
 
 use crate::error::Busy;
-use crate::memory::{Access, Change, Key, RegMrError};
+use crate::memory::{Access, Change, FileMapping, Key, RegMrError};
 use crate::{Pd, fork};
 
 /// A memory region (`ibv_mr`). It stays registered until [`Self::dereg`].
@@ -17,6 +18,8 @@ pub struct Mr {
     /// Without memory, for work requests alone.
     null: bool,
     now: Mutex<Now>,
+    /// Of a file: what is mapped of it, until the registration has ended.
+    file: Mutex<Option<FileMapping>>,
     deregistered: AtomicBool,
     epoch: u64,
 }
@@ -26,6 +29,16 @@ struct Now {
     pd: Arc<Pd>,
     addr: u64,
     len: usize,
+}
+
+/// What is registered.
+enum Kind {
+    /// The program's memory.
+    Memory,
+    /// A file's.
+    File(FileMapping),
+    /// None.
+    Null,
 }
 
 /// What to change of a registration; what is `None` stays.
@@ -48,20 +61,37 @@ impl Mr {
         access: Access,
     ) -> Result<Arc<Self>, RegMrError> {
         let key = pd.context().engine().memory().register(pd.id(), addr, len, iova, access)?;
-        Ok(Self::new(pd, key, addr, len, false))
+        Ok(Self::new(pd, key, addr, len, Kind::Memory))
+    }
+
+    pub(crate) fn of_file(
+        pd: &Arc<Pd>,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Arc<Self>, RegMrError> {
+        let write = access.contains(Access::LOCAL_WRITE);
+        let mapping = FileMapping::new(file, offset, len, write).map_err(RegMrError::File)?;
+        let memory = pd.context().engine().memory();
+        let key = memory.register(pd.id(), mapping.addr(), len, iova, access)?;
+        Ok(Self::new(pd, key, mapping.addr(), len, Kind::File(mapping)))
     }
 
     pub(crate) fn null(pd: &Arc<Pd>) -> Result<Arc<Self>, RegMrError> {
         let key = pd.context().engine().memory().register_null(pd.id())?;
-        Ok(Self::new(pd, key, 0, usize::MAX, true))
+        Ok(Self::new(pd, key, 0, usize::MAX, Kind::Null))
     }
 
-    fn new(pd: &Arc<Pd>, key: Key, addr: u64, len: usize, null: bool) -> Arc<Self> {
+    fn new(pd: &Arc<Pd>, key: Key, addr: u64, len: usize, kind: Kind) -> Arc<Self> {
         pd.add_user();
         pd.context().engine().objects_changed();
         let now = Mutex::new(Now { pd: Arc::clone(pd), addr, len });
         let deregistered = AtomicBool::new(false);
-        Arc::new(Self { key, null, now, deregistered, epoch: fork::epoch() })
+        let null = matches!(kind, Kind::Null);
+        let file = Mutex::new(if let Kind::File(mapping) = kind { Some(mapping) } else { None });
+        Arc::new(Self { key, null, now, file, deregistered, epoch: fork::epoch() })
     }
 
     /// Whether it is without memory, for work requests alone.
@@ -100,9 +130,13 @@ impl Mr {
     }
 
     /// Changes the registration; its keys stay. Accesses meanwhile see all of the old one or all of the new one. After an
-    /// error it is as it was. Refused while windows are bound to it, and for a region without memory.
+    /// error it is as it was. Refused while windows are bound to it, and for a region without memory; a file's memory stays
+    /// what it is.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn rereg(&self, change: &MrChange) -> Result<(), RegMrError> {
+        if change.translation.is_some() && self.file.lock().is_some() {
+            return Err(RegMrError::NoRegion);
+        }
         let mut now = self.now.lock();
         let context = Arc::clone(now.pd.context());
         let foreign = |pd: &Arc<Pd>| !Arc::ptr_eq(pd.context(), &context);
@@ -135,6 +169,7 @@ impl Mr {
             self.deregistered.store(false, Ordering::Release);
             return Err(Busy { users: windows as usize });
         }
+        self.file.lock().take();
         pd.remove_user();
         engine.objects_changed();
         Ok(())
@@ -147,6 +182,7 @@ impl Mr {
         }
         let pd = self.pd();
         pd.context().engine().memory().end(self.key);
+        self.file.lock().take();
         pd.remove_user();
         pd.context().engine().objects_changed();
     }

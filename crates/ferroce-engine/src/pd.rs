@@ -1,5 +1,6 @@
 //! Protection domains and the memory registered in them.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -121,6 +122,20 @@ impl Pd {
         access: Access,
     ) -> Result<Arc<Mr>, RegMrError> {
         Mr::register(self, addr, len, iova, access)
+    }
+
+    /// Registers `len` octets of a file from `offset` on, at least one, which peers address from `iova` on: of a memfd or a
+    /// DMA-BUF, whatever can be mapped.
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
+    pub fn reg_file(
+        self: &Arc<Self>,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Arc<Mr>, RegMrError> {
+        Mr::of_file(self, file, offset, len, iova, access)
     }
 
     /// A region of no memory at every address, for work requests alone: what is read from it is zeros, what is written to

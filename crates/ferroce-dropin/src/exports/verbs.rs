@@ -108,7 +108,7 @@ exports! {
     default "ibv_read_err_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
     default "ibv_read_sysfs_file" "IBVERBS_1.0" = sysfs::ibv_read_sysfs_file;
     default "ibv_reg_buf_mr" "IBVERBS_1.17" = refused::null_not_supported, "no buffers of the device's own";
-    default "ibv_reg_dmabuf_mr" "IBVERBS_1.12" = refused::null_not_supported, "no DMA-BUF";
+    default "ibv_reg_dmabuf_mr" "IBVERBS_1.12" = mr::ibv_reg_dmabuf_mr;
     compat "ibv_reg_mr" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
     default "ibv_reg_mr" "IBVERBS_1.1" = mr::ibv_reg_mr;
     default "ibv_reg_mr_ex" "IBVERBS_1.15" = mr::ibv_reg_mr_ex;

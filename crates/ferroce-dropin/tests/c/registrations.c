@@ -115,6 +115,54 @@ static void a_null_region_discards_and_reads_as_zeros(void)
 	CHECK(ibv_dereg_mr(null) == EINVAL);
 }
 
+/* Memory that another process may have too: written through the file, seen by a peer, and the reverse. */
+static void a_file_is_registered(void)
+{
+	int fd = memfd_create("shared", MFD_CLOEXEC), access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+	int pipes[2];
+	char byte = 0;
+
+	NEED(fd >= 0 && ftruncate(fd, 16384) == 0 && pipe(pipes) == 0);
+	CHECK_NULL(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, access), EBADF);
+	CHECK_NULL(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, 999, access), EBADF);
+	CHECK_NULL(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, pipes[0], access), EINVAL);
+	CHECK_NULL(ibv_reg_dmabuf_mr(pd, 0, 16385, 0, fd, access), EINVAL);
+	CHECK_NULL(ibv_reg_dmabuf_mr(pd, 16384, 1, 0, fd, access), EINVAL);
+	CHECK_NULL(ibv_reg_dmabuf_mr(pd, -(uint64_t)4096, 8192, 0, fd, access), EINVAL);
+	CHECK_NULL(ibv_reg_dmabuf_mr(pd, 0, 0, 0, fd, access), EINVAL);
+	CHECK_NULL(ibv_reg_dmabuf_mr(pd, 100, 4096, 200, fd, access), EINVAL);
+	CHECK_NULL(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, fd, IBV_ACCESS_REMOTE_WRITE), EINVAL);
+	CHECK_NULL(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, fd, IBV_ACCESS_MW_BIND), EOPNOTSUPP);
+	struct ibv_mr *mr = ibv_reg_dmabuf_mr(pd, 5000, 8000, 0x10000 + 5000 % 4096, fd, access);
+
+	NEED(mr);
+	CHECK(mr->length == 8000 && mr->pd == pd);
+	/* a peer writes by the iova, and to the part alone */
+	struct ibv_sge sge = { .addr = (uintptr_t)one.memory, .length = 8, .lkey = one.mr->lkey };
+	struct ibv_send_wr wr = {
+		.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+		.wr.rdma = { .remote_addr = 0x10000 + 5000 % 4096 + 7992, .rkey = mr->rkey },
+	}, *bad;
+
+	memset(one.memory, 0x66, 8);
+	CHECK(ibv_post_send(one.qp, &wr, &bad) == 0 && next_wc(&one).status == IBV_WC_SUCCESS);
+	CHECK(pread(fd, &byte, 1, 12999) == 1 && byte == 0x66);
+	CHECK(pread(fd, &byte, 1, 13000) == 1 && byte == 0);
+	wr.wr.rdma.remote_addr++;
+	CHECK(ibv_post_send(one.qp, &wr, &bad) == 0 && next_wc(&one).status == IBV_WC_REM_ACCESS_ERR);
+	reconnect();
+	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, one.memory, 64, 0) == IBV_REREG_MR_ERR_INPUT);
+	/* the file shrinks */
+	wr.wr.rdma.remote_addr--;
+	CHECK(ftruncate(fd, 4096) == 0);
+	CHECK(ibv_post_send(one.qp, &wr, &bad) == 0 && next_wc(&one).status == IBV_WC_REM_ACCESS_ERR);
+	reconnect();
+	CHECK(ibv_dereg_mr(mr) == 0);
+	close(fd);
+	close(pipes[0]);
+	close(pipes[1]);
+}
+
 int main(void)
 {
 	context = open_device();
@@ -127,6 +175,7 @@ int main(void)
 	callers_get_negative_codes_and_keep_their_region();
 	what_is_changed_is_seen_by_peers();
 	a_null_region_discards_and_reads_as_zeros();
+	a_file_is_registered();
 	free_end(&one);
 	free_end(&two);
 	CHECK(ibv_dealloc_pd(pd) == 0);

@@ -89,6 +89,9 @@ pub enum RegMrError {
         /// How many.
         windows: u32,
     },
+    /// The file cannot be mapped so.
+    #[error("the file cannot be mapped so")]
+    File(#[source] io::Error),
     /// The memory map could not be read, or the fault guard not installed.
     #[error("the system does not tell what is mapped")]
     System(#[source] io::Error),
