@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferroce_proto::{
-    Budget, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, QueuePair, RecvWr, SendOp,
-    SendTo, SendWr, Service, Sge, SqMark, WcStatus,
+    Bind, Budget, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, QueuePair, RecvWr,
+    SendOp, SendTo, SendWr, Service, Sge, SqMark, WcStatus, WindowAccess,
 };
 use ferroce_wire::{
     Aeth, AtomicEth, BatchLimits, Bth, CreditCode, Feth, Flow, IcrcStatus, Imm, Instant, Lkey, Msn, NakCode,
@@ -155,7 +155,7 @@ pub fn run(data: &[u8]) {
         rq_psn: Psn::new(input.u32()),
         sq_psn: Psn::new(input.u32()),
         dest_qp: PEER,
-        access: QpAccess::from_bits_retain(u32::from(input.byte() | 2)),
+        access: admitted(input.byte()),
         path: Flow {
             source: SOURCE,
             destination: DESTINATION,
@@ -252,7 +252,7 @@ impl Run<'_> {
     fn post_send(&mut self) {
         let remote = ferroce_proto::Remote { addr: self.input.addr(), rkey: Rkey::new(self.input.key()) };
         let value = u64::from(self.input.byte());
-        let op = match self.input.byte() % 10 {
+        let op = match self.input.byte() % 13 {
             0 | 1 => SendOp::Send,
             2 => SendOp::SendImm(Imm([1, 2, 3, 4])),
             3 => SendOp::SendInvalidate(Rkey::new(WINDOW)),
@@ -261,6 +261,19 @@ impl Run<'_> {
             6 => SendOp::Read { remote },
             7 => SendOp::CompareSwap { remote, compare: value, swap: value + 1 },
             8 => SendOp::FetchAdd { remote, add: value },
+            9 => SendOp::AtomicWrite { remote, octets: (value % 2 == 0).then_some([value as u8; 8]) },
+            10 => {
+                let feth = Feth { placement: value as u8 & 7, selectivity: value as u8 >> 3 & 3 };
+                SendOp::Flush { remote, length: self.input.length(), feth }
+            }
+            11 => SendOp::BindMw(Bind {
+                window: Rkey::new(WINDOW),
+                rkey: Rkey::new(WINDOW),
+                region: Lkey::new(self.input.key()),
+                addr: remote.addr,
+                length: value,
+                access: WindowAccess::REMOTE_WRITE,
+            }),
             _ => SendOp::LocalInvalidate(Rkey::new(self.input.key())),
         };
         let sges = self.input.sges();
@@ -355,7 +368,8 @@ impl Run<'_> {
             11 => Request::CompareSwap { atomic },
             12 => Request::FetchAdd { atomic },
             _ if imm.is_some() => {
-                Request::Flush { feth: Feth { placement: Feth::PERSISTENCE, selectivity: Feth::RANGE }, reth }
+                let placement = bth.psn.value() as u8 & 3;
+                Request::Flush { feth: Feth { placement, selectivity: Feth::RANGE }, reth }
             }
             _ => Request::AtomicWrite { reth, payload },
         };
@@ -527,4 +541,9 @@ impl Run<'_> {
         let most = self.budget.read_limit().max(4096 + 256);
         assert!(self.budget.reads_in_use() <= most, "{} of {most}", self.budget.reads_in_use());
     }
+}
+
+/// What the peer may do: writes in any case, flushes by the two bits that have no other meaning.
+fn admitted(byte: u8) -> QpAccess {
+    QpAccess::from_bits_retain(u32::from(byte | 2) | u32::from(byte & 0xc0) << 2)
 }
