@@ -25,6 +25,8 @@ pub const BASIC: &[Program] = &[
     Program { name: "ibv_rc_pingpong", package: "ibverbs-utils" },
     Program { name: "ibv_uc_pingpong", package: "ibverbs-utils" },
     Program { name: "ibv_ud_pingpong", package: "ibverbs-utils" },
+    Program { name: "ibv_srq_pingpong", package: "ibverbs-utils" },
+    Program { name: "ibv_xsrq_pingpong", package: "ibverbs-utils" },
     Program { name: "ib_write_bw", package: "perftest" },
     Program { name: "setpriv", package: "util-linux" },
     Program { name: "prlimit", package: "util-linux" },

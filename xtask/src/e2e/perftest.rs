@@ -47,7 +47,32 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
             one(bed, checks, "ib_atomic_lat", &format!("-A {kind} {text}"))?;
         }
     }
-    unreliable(bed, checks)
+    unreliable(bed, checks)?;
+    shared(bed, checks)
+}
+
+/// Shared receive queues, and XRC, which has them always.
+fn shared(bed: &Bed, checks: &mut Checks) -> Result<()> {
+    for gid in [0, 1] {
+        for (program, text) in [
+            ("ib_send_bw", "--use-srq -s 65536 -n 1000 -q 8"),
+            ("ib_send_bw", "--use-srq -s 4096 -n 1000 -b"),
+            ("ib_send_lat", "--use-srq -s 64 -n 1000"),
+            ("ib_send_lat", "--use-srq -c UD -s 64 -n 1000"),
+            ("ib_send_bw", "-c XRC -a -n 40"),
+            ("ib_send_bw", "-c XRC -s 65536 -n 1000 -q 4"),
+            ("ib_send_bw", "-c XRC -s 4096 -n 1000 -b"),
+            ("ib_send_lat", "-c XRC -s 64 -n 1000 -e"),
+            ("ib_write_bw", "-c XRC -a -n 40"),
+            ("ib_write_lat", "-c XRC -s 64 -n 1000"),
+            ("ib_read_bw", "-c XRC -s 65536 -n 1000"),
+            ("ib_read_lat", "-c XRC -s 64 -n 1000"),
+            ("ib_atomic_bw", "-c XRC -n 1000"),
+        ] {
+            one(bed, checks, program, &format!("{text} -x {gid}"))?;
+        }
+    }
+    Ok(())
 }
 
 /// UC and UD have no flow control, and a receiver of perftest waits for ever for a message that was lost: bandwidth of sends

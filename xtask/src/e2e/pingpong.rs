@@ -1,4 +1,4 @@
-//! `ibv_rc_pingpong`, `ibv_uc_pingpong` and `ibv_ud_pingpong`, Debian's own, between two processes.
+//! `ibv_rc_pingpong` and its siblings for UC, UD, shared receive queues and XRC, Debian's own, between two processes.
 
 use std::process::Command;
 use std::time::Duration;
@@ -14,6 +14,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 const RC: &str = "ibv_rc_pingpong";
 const UC: &str = "ibv_uc_pingpong";
 const UD: &str = "ibv_ud_pingpong";
+const SRQ: &str = "ibv_srq_pingpong";
+const XRC: &str = "ibv_xsrq_pingpong";
 
 /// `-c` checks every received byte; without `-e` both ends poll.
 pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
@@ -44,6 +46,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
         pair(bed, RC, "", args, plain).run(&bed.logs, checks)?;
     }
     unreliable(bed, checks)?;
+    shared(bed, checks)?;
     in_rust(bed, checks)?;
     one_core(bed, checks)?;
     eight(bed, checks)
@@ -84,6 +87,30 @@ fn pair(
         ready: Box::new(move || listening(port)),
         limit: LIMIT,
     }
+}
+
+/// Several queue pairs of each end on a shared receive queue; XRC's program has no other option than `-e`.
+fn shared(bed: &Bed, checks: &mut Checks) -> Result<()> {
+    let mut cases: Vec<(&str, String)> = Vec::new();
+    let many = if bed.all { 10_000 } else { 1000 };
+    for gid in [0, 1] {
+        for (size, queue_pairs) in [(1, 1), (1024, 16), (4097, 4), (65_536, 8)] {
+            cases.push((SRQ, format!("-g {gid} -s {size} -q {queue_pairs} -r 256 -n {many} -c")));
+            cases.push((XRC, format!("-g {gid} -s {size} -n {many}")));
+        }
+        for mtu in [256, 4096] {
+            cases.push((SRQ, format!("-g {gid} -s 10000 -n {} -m {mtu} -c", many / 5)));
+            cases.push((XRC, format!("-g {gid} -s 10000 -n {} -m {mtu}", many / 5)));
+        }
+        cases.push((SRQ, format!("-g {gid} -n {many} -e")));
+        cases.push((SRQ, format!("-g {gid} -n {many} -q 2 -r 2"))); // RNR NAKs
+        cases.push((XRC, format!("-g {gid} -n {many} -e")));
+    }
+    for (program, text) in &cases {
+        let args: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+        pair(bed, program, "", &args, plain).run(&bed.logs, checks)?;
+    }
+    Ok(())
 }
 
 /// Nothing is sent again on these services: messages stay below what a receive buffer holds, so that none is lost while

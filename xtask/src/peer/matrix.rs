@@ -58,7 +58,10 @@ pub fn cases(all: bool, ipv6: bool, path_mtu: u32) -> Vec<Case> {
     }
     cases.push(case(Tool::Pingpong, "ibv_uc_pingpong", "-n 100 -s 5000 -c", 60));
     cases.push(case(Tool::Pingpong, "ibv_ud_pingpong", "-n 100 -s 1000 -c", 60));
+    // Never XRC: its opcodes crash a kernel that lacks rxe's fix of 2026.
+    cases.push(case(Tool::Pingpong, "ibv_srq_pingpong", "-n 50 -q 2 -s 5000", 60));
     if full {
+        cases.push(case(Tool::Perftest, "ib_send_lat", "--use-srq -n 20 -s 8000", 60));
         cases.push(case(Tool::Perftest, "ib_send_lat", "-c UC -n 20 -s 8000", 60));
         cases.push(case(Tool::Perftest, "ib_send_lat", "-c UD -n 20 -s 1000", 60));
         cases.push(case(Tool::Perftest, "ib_write_lat", "-c UC -n 20 -s 8000", 60));
