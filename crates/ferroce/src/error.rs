@@ -58,6 +58,15 @@ pub enum Error {
     /// The queue pair cannot take these attributes; the message names the one that is wrong.
     #[error(transparent)]
     Modify(#[from] engine::ModifyQpError),
+    /// No shared receive queue can be made.
+    #[error(transparent)]
+    SharedReceiveQueue(#[from] engine::CreateSrqError),
+    /// The shared receive queue stays as it was.
+    #[error(transparent)]
+    ModifySrq(#[from] engine::ModifySrqError),
+    /// No XRC domain can be opened.
+    #[error(transparent)]
+    XrcDomain(#[from] engine::OpenXrcdError),
     /// A send work request was refused.
     #[error("send work request {index} of the list")]
     PostSend {

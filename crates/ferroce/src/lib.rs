@@ -42,7 +42,9 @@ mod multicast;
 mod pd;
 mod qp;
 pub mod service;
+mod srq;
 mod window;
+mod xrc;
 
 pub use connection::{Address, Connection, SendOptions};
 pub use cq::{Completion, CompletionChannel, CompletionQueue};
@@ -54,8 +56,10 @@ pub use ferroce_engine::{
     Access, AsyncEventKind as EventKind, DeviceAttr, DeviceInfo, GidEntry, GidType, Moderation, PortAttr,
     PortState, QpState, WcOpcode as Opcode, WcStatus as Status,
 };
-pub use ferroce_wire::{Gid, Imm, PathMtu, Psn, Qkey, Qpn, Rkey};
+pub use ferroce_wire::{Gid, Imm, PathMtu, Psn, Qkey, Qpn, Rkey, SrqNumber};
 pub use mr::{MemoryRegion, Slice};
 pub use pd::{ProtectionDomain, QpOptions};
 pub use qp::{Init, QueuePair, ReadyToReceive, ReadyToSend, RemoteMemory, Reset, WorkRequest};
+pub use srq::{SharedReceiveQueue, SrqOptions};
 pub use window::MemoryWindow;
+pub use xrc::{XrcDomain, XrcInitiator, XrcTarget};

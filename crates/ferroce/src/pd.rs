@@ -7,8 +7,10 @@ use ferroce_engine::{Access, QpCaps, QpInit, Service};
 
 use crate::device::Open;
 use crate::qp::Reset;
-use crate::service::{Uc, Ud};
-use crate::{CompletionQueue, Context, Error, MemoryRegion, MemoryWindow, QueuePair};
+use crate::service::{Shares, Uc, Ud};
+use crate::{
+    CompletionQueue, Context, Error, MemoryRegion, MemoryWindow, QueuePair, SharedReceiveQueue, SrqOptions,
+};
 
 /// A protection domain: queue pairs reach only memory of their own domain. Clones are the same one.
 #[derive(Clone)]
@@ -96,7 +98,7 @@ impl ProtectionDomain {
         receive: &CompletionQueue,
         options: QpOptions,
     ) -> Result<QueuePair<Reset>, Error> {
-        self.queue_pair(Service::Rc, send, receive, options)
+        self.queue_pair(Service::Rc, send, receive, None, options)
     }
 
     /// Makes an unreliable connected queue pair.
@@ -107,7 +109,7 @@ impl ProtectionDomain {
         receive: &CompletionQueue,
         options: QpOptions,
     ) -> Result<QueuePair<Reset, Uc>, Error> {
-        self.queue_pair(Service::Uc, send, receive, options)
+        self.queue_pair(Service::Uc, send, receive, None, options)
     }
 
     /// Makes a queue pair of datagrams.
@@ -118,7 +120,26 @@ impl ProtectionDomain {
         receive: &CompletionQueue,
         options: QpOptions,
     ) -> Result<QueuePair<Reset, Ud>, Error> {
-        self.queue_pair(Service::Ud, send, receive, options)
+        self.queue_pair(Service::Ud, send, receive, None, options)
+    }
+
+    /// Makes a queue pair that takes its receives from a shared queue; the sizes of a queue of its own do not count.
+    #[doc(alias = "ibv_create_qp")]
+    pub fn queue_pair_on<S: Shares>(
+        &self,
+        shared: &SharedReceiveQueue,
+        send: &CompletionQueue,
+        receive: &CompletionQueue,
+        options: QpOptions,
+    ) -> Result<QueuePair<Reset, S>, Error> {
+        self.queue_pair(S::SERVICE, send, receive, Some(shared), options)
+    }
+
+    /// Makes a shared receive queue, whose memory is of this domain.
+    #[doc(alias = "ibv_create_srq")]
+    pub fn shared_receive_queue(&self, options: SrqOptions) -> Result<SharedReceiveQueue, Error> {
+        let srq = self.shared.pd.create_srq(options.init())?;
+        Ok(SharedReceiveQueue::new(srq, self.clone(), None))
     }
 
     fn queue_pair<S>(
@@ -126,6 +147,7 @@ impl ProtectionDomain {
         service: Service,
         send: &CompletionQueue,
         receive: &CompletionQueue,
+        shared: Option<&SharedReceiveQueue>,
         options: QpOptions,
     ) -> Result<QueuePair<Reset, S>, Error> {
         let QpOptions { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline } = options;
@@ -133,12 +155,12 @@ impl ProtectionDomain {
             service,
             send_cq: Arc::clone(send.engine()),
             recv_cq: Arc::clone(receive.engine()),
-            srq: None,
+            srq: shared.map(|shared| Arc::clone(shared.engine())),
             caps: QpCaps { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline },
             sq_sig_all: false,
             user: 0,
         };
         let qp = self.shared.pd.create_qp(init)?;
-        Ok(QueuePair::new(qp, self.clone(), send.clone(), receive.clone()))
+        Ok(QueuePair::new(qp, self.clone(), send.clone(), receive.clone(), shared.cloned()))
     }
 }

@@ -8,12 +8,12 @@ use ferroce_engine as engine;
 use ferroce_engine::{
     Access, AhAttr, QpAccess, QpAttr, QpAttrMask, QpState, Remote, SendOp, SendTo, SendWr, Sge,
 };
-use ferroce_wire::{Imm, Psn, Qkey, Qpn, Rkey};
+use ferroce_wire::{Imm, Psn, Qkey, Qpn, Rkey, SrqNumber};
 
 use crate::service::{Connected, Rc, Uc, Ud};
 use crate::{
     Address, AddressHandle, CompletionQueue, Connection, Error, MemoryRegion, MemoryWindow, ProtectionDomain,
-    QpError, SendOptions, Slice,
+    QpError, SendOptions, SharedReceiveQueue, Slice,
 };
 
 /// Just made.
@@ -36,14 +36,15 @@ pub struct QueuePair<State, Service = Rc> {
 /// Dropped in this order: the queue pair first, then what it needs.
 struct Parts {
     qp: Owned,
-    domain: ProtectionDomain,
+    _domain: ProtectionDomain,
     send: CompletionQueue,
     receive: CompletionQueue,
+    _shared: Option<SharedReceiveQueue>,
     /// What the peer was told of our first packet's number.
     psn: Psn,
 }
 
-struct Owned(Arc<engine::Qp>);
+pub(crate) struct Owned(pub(crate) Arc<engine::Qp>);
 
 impl Drop for Owned {
     fn drop(&mut self) {
@@ -165,6 +166,13 @@ impl WorkRequest {
         Ok(self)
     }
 
+    /// The shared receive queue of the peer's that it is for, or whose protection domain it needs: XRC.
+    #[must_use]
+    pub fn to_queue(mut self, number: SrqNumber) -> Self {
+        self.to = SendTo::XrcSrq(number);
+        self
+    }
+
     /// No completion if it succeeds.
     #[must_use]
     pub fn unsignaled(mut self) -> Self {
@@ -186,7 +194,7 @@ impl WorkRequest {
         self
     }
 
-    fn as_wr(&self) -> SendWr<'_> {
+    pub(crate) fn as_wr(&self) -> SendWr<'_> {
         let Self { wr_id, op, to, ref sges, signaled, solicited, fence } = *self;
         SendWr { wr_id, op, to, sges, signaled, solicited, fence, inline: false }
     }
@@ -218,11 +226,7 @@ impl<State, S> QueuePair<State, S> {
 
     /// This end of a connection over the GID at `gid_index`, with a random first PSN.
     pub fn address(&self, gid_index: u8) -> Result<Address, Error> {
-        let context = &self.parts.domain.shared.open.context;
-        let index = u32::from(gid_index);
-        let gid = context.gid(index)?.ok_or(Error::EmptyGid { index })?.gid;
-        let psn = Psn::new(std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), gid.0) as u32);
-        Ok(Address { gid, qpn: self.qpn(), psn, gid_index })
+        address(self.engine(), gid_index)
     }
 
     pub(crate) fn engine(&self) -> &Arc<engine::Qp> {
@@ -255,8 +259,11 @@ impl<S> QueuePair<Reset, S> {
         domain: ProtectionDomain,
         send: CompletionQueue,
         receive: CompletionQueue,
+        shared: Option<SharedReceiveQueue>,
     ) -> Self {
-        Self { parts: Parts { qp: Owned(qp), domain, send, receive, psn: Psn::new(0) }, state: PhantomData }
+        let parts =
+            Parts { qp: Owned(qp), _domain: domain, send, receive, _shared: shared, psn: Psn::new(0) };
+        Self { parts, state: PhantomData }
     }
 }
 
@@ -298,33 +305,16 @@ impl QueuePair<Init, Ud> {
 impl<S: Connected> QueuePair<Init, S> {
     /// INIT to RTR: from now on the peer's packets are taken.
     pub fn ready_to_receive(self, connection: &Connection) -> Stepped<Init, ReadyToReceive, S> {
-        let Connection { local, remote, .. } = *connection;
-        if local.gid.is_ipv4() != remote.gid.is_ipv4() {
-            let source = Error::Families { local: local.gid, remote: remote.gid };
-            return Err(QpError { state: self.state(), source, queue_pair: self });
-        }
-        let attr = QpAttr {
-            qp_state: QpState::Rtr,
-            path_mtu: connection.path_mtu,
-            dest_qp: remote.qpn,
-            rq_psn: remote.psn,
-            max_dest_rd_atomic: connection.max_dest_rd_atomic,
-            min_rnr_timer: connection.min_rnr_timer,
-            ah: AhAttr {
-                dgid: remote.gid,
-                sgid_index: local.gid_index,
-                hop_limit: connection.hop_limit,
-                traffic_class: connection.traffic_class,
-                ..AhAttr::default()
-            },
-            ..QpAttr::default()
+        let attr = match receiving(connection) {
+            Ok(attr) => attr,
+            Err(source) => return Err(QpError { state: self.state(), source, queue_pair: self }),
         };
         let mut mask = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
         if S::RELIABLE {
             mask |= QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
         }
         let mut stepped = self.step(&attr, mask)?;
-        stepped.parts.psn = local.psn;
+        stepped.parts.psn = connection.local.psn;
         Ok(stepped)
     }
 }
@@ -359,21 +349,8 @@ impl QueuePair<ReadyToReceive, Ud> {
 impl QueuePair<ReadyToReceive> {
     /// RTR to RTS: from now on the peer's packets are answered with ours.
     pub fn ready_to_send(self, options: SendOptions) -> Stepped<ReadyToReceive, ReadyToSend> {
-        let attr = QpAttr {
-            qp_state: QpState::Rts,
-            sq_psn: self.parts.psn,
-            timeout: options.timeout,
-            retry_cnt: options.retry_cnt,
-            rnr_retry: options.rnr_retry,
-            max_rd_atomic: options.max_rd_atomic,
-            ..QpAttr::default()
-        };
-        let mask = QpAttrMask::SQ_PSN
-            | QpAttrMask::TIMEOUT
-            | QpAttrMask::RETRY_CNT
-            | QpAttrMask::RNR_RETRY
-            | QpAttrMask::MAX_QP_RD_ATOMIC;
-        self.step(&attr, mask)
+        let attr = sending(self.parts.psn, options);
+        self.step(&attr, SENDING)
     }
 }
 
@@ -424,5 +401,57 @@ impl QueuePair<ReadyToSend> {
     /// Posts one [`WorkRequest::read`].
     pub fn read(&self, wr_id: u64, to: &[Slice], from: RemoteMemory) -> Result<(), Error> {
         self.post_send([&WorkRequest::read(wr_id, to, from)])
+    }
+}
+
+/// One end of a connection over the GID at `gid_index`, with a random first PSN.
+pub(crate) fn address(qp: &engine::Qp, gid_index: u8) -> Result<Address, Error> {
+    let index = u32::from(gid_index);
+    let gid = qp.context().gid(index)?.ok_or(Error::EmptyGid { index })?.gid;
+    let psn = Psn::new(std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), gid.0) as u32);
+    Ok(Address { gid, qpn: qp.qpn(), psn, gid_index })
+}
+
+/// Attributes of RTR.
+pub(crate) fn receiving(connection: &Connection) -> Result<QpAttr, Error> {
+    let Connection { local, remote, .. } = *connection;
+    if local.gid.is_ipv4() != remote.gid.is_ipv4() {
+        return Err(Error::Families { local: local.gid, remote: remote.gid });
+    }
+    Ok(QpAttr {
+        qp_state: QpState::Rtr,
+        path_mtu: connection.path_mtu,
+        dest_qp: remote.qpn,
+        rq_psn: remote.psn,
+        max_dest_rd_atomic: connection.max_dest_rd_atomic,
+        min_rnr_timer: connection.min_rnr_timer,
+        ah: AhAttr {
+            dgid: remote.gid,
+            sgid_index: local.gid_index,
+            hop_limit: connection.hop_limit,
+            traffic_class: connection.traffic_class,
+            ..AhAttr::default()
+        },
+        ..QpAttr::default()
+    })
+}
+
+/// What RTS needs on reliable services.
+pub(crate) const SENDING: QpAttrMask = QpAttrMask::SQ_PSN
+    .union(QpAttrMask::TIMEOUT)
+    .union(QpAttrMask::RETRY_CNT)
+    .union(QpAttrMask::RNR_RETRY)
+    .union(QpAttrMask::MAX_QP_RD_ATOMIC);
+
+/// Attributes of RTS.
+pub(crate) fn sending(psn: Psn, options: SendOptions) -> QpAttr {
+    QpAttr {
+        qp_state: QpState::Rts,
+        sq_psn: psn,
+        timeout: options.timeout,
+        retry_cnt: options.retry_cnt,
+        rnr_retry: options.rnr_retry,
+        max_rd_atomic: options.max_rd_atomic,
+        ..QpAttr::default()
     }
 }

@@ -17,7 +17,29 @@ mod sealed {
         /// Whether packets are answered.
         const RELIABLE: bool;
     }
+
+    /// The same for those with receives.
+    pub trait Kind {
+        /// The engine's name.
+        const SERVICE: ferroce_engine::Service;
+    }
 }
+
+/// A service whose receives may come from a shared queue.
+pub trait Shares: sealed::Kind {}
+
+impl sealed::Kind for Rc {
+    const SERVICE: ferroce_engine::Service = ferroce_engine::Service::Rc;
+}
+impl sealed::Kind for Uc {
+    const SERVICE: ferroce_engine::Service = ferroce_engine::Service::Uc;
+}
+impl sealed::Kind for Ud {
+    const SERVICE: ferroce_engine::Service = ferroce_engine::Service::Ud;
+}
+impl Shares for Rc {}
+impl Shares for Uc {}
+impl Shares for Ud {}
 
 /// A service between one pair of queue pairs.
 pub trait Connected: sealed::Sealed {}

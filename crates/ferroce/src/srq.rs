@@ -1,0 +1,101 @@
+//! Shared receive queues.
+
+use std::sync::Arc;
+
+use ferroce_engine as engine;
+use ferroce_engine::{RecvWr, Sge, SrqAttr, SrqAttrMask, SrqInit};
+use ferroce_wire::SrqNumber;
+
+use crate::{Error, ProtectionDomain, Slice, XrcDomain};
+
+/// Sizes of a shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "ibv_srq_attr")]
+pub struct SrqOptions {
+    /// Receive work requests that may be outstanding, 1 to 16,384.
+    pub max_wr: u32,
+    /// Pieces of memory in one of them, at most 32.
+    pub max_sge: u32,
+}
+
+impl Default for SrqOptions {
+    /// 128 work requests of one piece of memory.
+    fn default() -> Self {
+        Self { max_wr: 128, max_sge: 1 }
+    }
+}
+
+impl SrqOptions {
+    pub(crate) fn init(self) -> SrqInit {
+        SrqInit { max_wr: self.max_wr, max_sge: self.max_sge, user: 0 }
+    }
+}
+
+/// A receive queue that several queue pairs take from, in the order of posting. Clones are the same one; it ends when the
+/// last of them and of the queue pairs on it is dropped.
+#[derive(Clone)]
+#[doc(alias = "ibv_srq")]
+pub struct SharedReceiveQueue {
+    shared: Arc<Shared>,
+}
+
+/// Dropped in this order: the queue first, then what it needs.
+struct Shared {
+    srq: Owned,
+    _domain: ProtectionDomain,
+    _xrc: Option<XrcDomain>,
+}
+
+struct Owned(Arc<engine::Srq>);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // Queue pairs on it hold it, so nobody uses it any more.
+        let _ = self.0.destroy();
+    }
+}
+
+impl SharedReceiveQueue {
+    pub(crate) fn new(srq: Arc<engine::Srq>, domain: ProtectionDomain, xrc: Option<XrcDomain>) -> Self {
+        Self { shared: Arc::new(Shared { srq: Owned(srq), _domain: domain, _xrc: xrc }) }
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<engine::Srq> {
+        &self.shared.srq.0
+    }
+
+    /// Posts a receive for whichever queue pair takes it.
+    #[doc(alias = "ibv_post_srq_recv")]
+    pub fn post_recv(&self, wr_id: u64, memory: &[Slice]) -> Result<(), Error> {
+        let sges: Vec<Sge> = memory.iter().map(|slice| slice.sge()).collect();
+        self.engine()
+            .post_recv([RecvWr { wr_id, sges: &sges }])
+            .map_err(|(index, source)| Error::PostRecv { index, source })
+    }
+
+    /// Asks for one [`crate::EventKind::SrqLimitReached`] when fewer than `limit` receives are left; 0 for none.
+    #[doc(alias = "ibv_modify_srq")]
+    pub fn set_limit(&self, limit: u32) -> Result<(), Error> {
+        let attr = SrqAttr { limit, ..SrqAttr::default() };
+        Ok(self.engine().modify(&attr, SrqAttrMask::LIMIT)?)
+    }
+
+    /// Gives it room for `max_wr` receives; those that are posted stay.
+    #[doc(alias = "ibv_modify_srq")]
+    pub fn resize(&self, max_wr: u32) -> Result<(), Error> {
+        let attr = SrqAttr { max_wr, ..SrqAttr::default() };
+        Ok(self.engine().modify(&attr, SrqAttrMask::MAX_WR)?)
+    }
+
+    /// The limit as it is now: 0 once its event was raised.
+    #[doc(alias = "ibv_query_srq")]
+    pub fn limit(&self) -> u32 {
+        self.engine().query().limit
+    }
+
+    /// Its number, which peers name it by on XRC.
+    #[doc(alias = "ibv_get_srq_num")]
+    pub fn number(&self) -> SrqNumber {
+        self.engine().number()
+    }
+}
