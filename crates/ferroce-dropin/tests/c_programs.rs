@@ -155,6 +155,11 @@ fn shared_receive_queues() {
 }
 
 #[test]
+fn xrc_domains_targets_and_queues() {
+    passes("xrc");
+}
+
+#[test]
 fn objects_imported_within_a_process() {
     passes("imports");
 }
