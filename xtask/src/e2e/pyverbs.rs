@@ -212,6 +212,8 @@ enum When {
     Nobody,
     /// When the machine lacks something.
     Either,
+    /// When user nobody runs it; for root it ends in an error, which it would do on a card without the feature too.
+    Broken,
 }
 
 /// A line of the list.
@@ -242,7 +244,8 @@ fn entries(list: &str) -> Result<Vec<Entry<'_>>> {
                 "skip" => When::Always,
                 "nobody" => When::Nobody,
                 "either" => When::Either,
-                _ => bail!("neither skip nor nobody nor either: {line}"),
+                "broken" => When::Broken,
+                _ => bail!("neither skip nor nobody nor either nor broken: {line}"),
             };
             Ok(Entry { when, name: name.trim(), reason: reason.trim() })
         })
@@ -258,6 +261,9 @@ fn judge<'a>(outcome: Outcome<'_>, entry: Option<&Entry<'a>>, user: User) -> Res
         (Outcome::Ok, Some(_)) => Err(format!("passes, so its line in {LIST} must go")),
         (Outcome::Skip(_), Some(entry)) => Ok(Some(entry.reason)),
         (Outcome::Skip(why), None) => Err(format!("skipped ({why}), which {LIST} does not say")),
+        (Outcome::Bad(_), Some(Entry { when: When::Broken, reason, .. })) if user == User::Root => {
+            Ok(Some(reason))
+        }
         (Outcome::Bad(why), _) => Err(why.to_owned()),
     }
 }
@@ -277,8 +283,7 @@ mod tests {
 
     #[test]
     fn an_outcome_must_be_the_listed_one() {
-        let text =
-            "# x\nskip tests.a.* : no such thing\neither tests.b.C.d : luck\nnobody tests.r : for root\n";
+        let text = "# x\nskip tests.a.* : no such thing\neither tests.b.C.d : luck\nnobody tests.r : for root\nbroken tests.w : no WQ\n";
         let list = entries(text).unwrap();
         let find = |name: &str| list.iter().find(|e| e.covers(name));
         let good = |outcome, name| judge(outcome, find(name), User::Nobody);
@@ -290,6 +295,9 @@ mod tests {
         assert_eq!(good(Outcome::Skip("s"), "tests.r"), Ok(Some("for root")));
         assert_eq!(root(Outcome::Ok, "tests.r"), Ok(None));
         assert!(root(Outcome::Skip("s"), "tests.r").is_err(), "root must do it");
+        assert_eq!(good(Outcome::Skip("s"), "tests.w"), Ok(Some("no WQ")));
+        assert_eq!(root(Outcome::Bad("b"), "tests.w"), Ok(Some("no WQ")));
+        assert!(good(Outcome::Bad("b"), "tests.w").is_err() && root(Outcome::Ok, "tests.w").is_err());
         assert!(good(Outcome::Ok, "tests.r").is_err(), "nobody must not");
         assert!(good(Outcome::Ok, "tests.a.B.c").is_err(), "listed and passes");
         assert!(good(Outcome::Skip("s"), "tests.b.C.de").is_err(), "skipped and not listed");
