@@ -83,6 +83,8 @@ pub struct CompletionQueue {
     /// False only while the ring has nothing to say, written under its lock: an empty queue is looked at more often
     /// than any other, and without the lock.
     ready: AtomicBool,
+    /// The program asked for an event once.
+    sleeps: AtomicBool,
     capacity: AtomicU32,
     users: AtomicUsize,
     lanes: LaneSet,
@@ -137,6 +139,7 @@ impl CompletionQueue {
                 destroyed: false,
             }),
             ready: AtomicBool::new(false),
+            sleeps: AtomicBool::new(false),
             capacity: AtomicU32::new(cqe),
             users: AtomicUsize::new(0),
             lanes: LaneSet::default(),
@@ -251,11 +254,17 @@ impl CompletionQueue {
     /// A request for any completion is not weakened by one for solicited ones.
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn req_notify(&self, solicited_only: bool) {
+        self.sleeps.store(true, Ordering::Relaxed);
         let mut ring = self.ring.lock();
         ring.armed = match (solicited_only, ring.armed) {
             (false, _) | (true, Armed::Any) => Armed::Any,
             (true, _) => Armed::Solicited,
         };
+    }
+
+    /// Whether the program ever asked for an event of this queue.
+    pub(crate) fn sleeps(&self) -> bool {
+        self.sleeps.load(Ordering::Relaxed)
     }
 
     /// Has events wait for more completions. Polling sees every completion at once, as ever.

@@ -27,14 +27,14 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
             one(bed, checks, program, "-s 65536 -n 1000 -b")?;
         }
         // Sleeping on completion events exists where the end that waits gets completions.
-        if (bed.all || program.starts_with("ib_send")) && program != "ib_write_lat" {
+        if (bed.all || program.starts_with("ib_send")) && !program.starts_with("ib_write") {
             one(bed, checks, program, "-s 4096 -n 1000 -e")?;
         }
         if !program.starts_with("ib_read") && (bed.all || !bandwidth) {
             one(bed, checks, program, "-s 64 -n 1000 -I 64")?;
         }
         if bed.all && bandwidth {
-            one(bed, checks, program, "-s 1024 -n 5000 -l 16 -m 1024")?;
+            one(bed, checks, program, "-s 1024 -n 4800 -l 16 -m 1024")?;
             one(bed, checks, program, "-s 1048576 -n 500 -q 8 -b -x 1")?;
             one(bed, checks, program, "-s 64 -n 5000 --use_old_post_send")?;
         }

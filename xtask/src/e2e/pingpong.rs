@@ -146,7 +146,7 @@ fn in_rust(bed: &Bed, checks: &mut Checks) -> Result<()> {
         (RC, "-g 0 -s 1 -n 2000"),
         (UC, "-g 0 -c"),
         (UC, "-g 1 -c -e -s 65536 -m 4096"),
-        (UD, "-g 0 -c"),
+        (UD, "-g 0 -c -s 2048"),
         (UD, "-g 1 -c -e -s 1000"),
     ];
     for (program, text) in texts {

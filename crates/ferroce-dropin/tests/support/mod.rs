@@ -25,24 +25,29 @@ pub fn library() -> &'static Path {
 
 /// A directory with the names that programs load, as links to the one file.
 pub fn library_dir() -> PathBuf {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lib");
-    std::fs::create_dir_all(&dir).expect("target is writable");
-    for name in [
-        "libibverbs.so.1",
-        "libibverbs.so",
-        "librdmacm.so.1",
-        "librdmacm.so",
-        "libibumad.so.3",
-        "libibumad.so",
-    ] {
-        let link = dir.join(name);
-        if std::fs::read_link(&link).ok().as_deref() != Some(library()) {
-            let fresh = dir.join(format!("{name}.{}", std::process::id()));
-            std::os::unix::fs::symlink(library(), &fresh).expect("links can be made");
-            std::fs::rename(&fresh, &link).expect("links can be replaced");
+    static DIR: OnceLock<PathBuf> = OnceLock::new();
+    // Once in a process: its tests run side by side.
+    DIR.get_or_init(|| {
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lib");
+        std::fs::create_dir_all(&dir).expect("target is writable");
+        for name in [
+            "libibverbs.so.1",
+            "libibverbs.so",
+            "librdmacm.so.1",
+            "librdmacm.so",
+            "libibumad.so.3",
+            "libibumad.so",
+        ] {
+            let link = dir.join(name);
+            if std::fs::read_link(&link).ok().as_deref() != Some(library()) {
+                let fresh = dir.join(format!("{name}.{}", std::process::id()));
+                std::os::unix::fs::symlink(library(), &fresh).expect("links can be made");
+                std::fs::rename(&fresh, &link).expect("links can be replaced");
+            }
         }
-    }
-    dir
+        dir
+    })
+    .clone()
 }
 
 /// `unshare` with what makes a fresh network namespace for this user, or why there is none.

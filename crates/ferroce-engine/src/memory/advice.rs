@@ -120,6 +120,7 @@ mod tests {
 
     #[test]
     fn both_ways_to_fetch_see_the_same() {
+        guard::install().unwrap();
         let pages = Pages::new(4);
         let size = super::super::tests::page() as u64;
         // Two to be written, one to be read, one for nothing.

@@ -155,7 +155,7 @@ impl Locked<'_> {
         }
         let published = self.qp.publish(&mut self.core, now);
         let owes = published.receives == 1 && published.overrun.is_empty();
-        let hold = owes && self.core.patience.holds(holding);
+        let hold = owes && !self.qp.sleeps() && self.core.patience.holds(holding);
         self.core.transport.hold_ack(hold);
         let unsent = if owes { false } else { self.transmit(now) };
         self.core.owes = owes;
@@ -222,6 +222,11 @@ struct Published {
 impl Qp {
     fn counters_of_device(&self) -> &DeviceCounters {
         &self.context().engine().hub().counters
+    }
+
+    /// Whether the program ever asked for events of its completions.
+    fn sleeps(&self) -> bool {
+        [&self.send_cq, &self.recv_cq].into_iter().flatten().any(|cq| cq.sleeps())
     }
 
     /// Sends an acknowledgement that was put off, because the queue pair is about to change.

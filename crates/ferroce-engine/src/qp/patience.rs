@@ -6,6 +6,10 @@
 //! tried: an answer leaves alone, and if the next request comes while the acknowledgement is held back, the peer does
 //! not wait. If time runs out first, it may have waited, or it was not given the CPU: the next try comes after twice as
 //! many answers, and each request that came in time halves that.
+//!
+//! Programs that sleep get each acknowledgement with its answer, before it. There the microsecond does not count, and
+//! the peer, which is likely to be such a program too, may count on the order: `ib_send_lat -e` has one channel for both
+//! queues and takes the first event for that of its own message; if the answer's comes first, it waits for ever.
 
 use std::time::Duration;
 
