@@ -1,0 +1,121 @@
+//! The lanes that a completion queue or channel depends on, polled together and slept on together.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::Mutex;
+
+use super::{Lane, Served};
+use crate::error::EventError;
+use crate::sys;
+
+/// The lanes that matter to a completion queue or channel: those its queue pairs are on.
+#[derive(Default)]
+pub(crate) struct LaneSet {
+    lanes: ArcSwap<Vec<Arc<Lane>>>,
+    counts: Mutex<Vec<(Arc<Lane>, usize)>>,
+}
+
+/// Lanes that one sleeping thread watches; the background thread looks after any others.
+const WATCHED: usize = 8;
+
+/// About 10 µs of receiving nothing.
+const LOOKS_BEFORE_SLEEP: u32 = 24;
+const LOOKS_PER_YIELD: u32 = 4;
+
+impl LaneSet {
+    pub(crate) fn add(&self, lane: &Arc<Lane>) {
+        let mut counts = self.counts.lock();
+        match counts.iter_mut().find(|(known, _)| Arc::ptr_eq(known, lane)) {
+            Some((_, count)) => *count += 1,
+            None => {
+                counts.push((Arc::clone(lane), 1));
+                self.publish(&counts);
+            }
+        }
+    }
+
+    pub(crate) fn remove(&self, lane: &Arc<Lane>) {
+        let mut counts = self.counts.lock();
+        let Some(index) = counts.iter().position(|(known, _)| Arc::ptr_eq(known, lane)) else { return };
+        counts[index].1 -= 1;
+        if counts[index].1 == 0 {
+            counts.swap_remove(index);
+            self.publish(&counts);
+        }
+    }
+
+    fn publish(&self, counts: &[(Arc<Lane>, usize)]) {
+        self.lanes.store(Arc::new(counts.iter().map(|(lane, _)| Arc::clone(lane)).collect()));
+    }
+
+    /// Receives and processes once on every lane that no other thread holds.
+    pub(crate) fn serve_once(&self) {
+        for lane in self.lanes.load().iter() {
+            if lane.serve_inline() == Served::Busy {
+                // Its holder may wait for this very core.
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Sleeps until `event` is readable or something arrived on a lane, which is then processed.
+    /// Returns after one of them; the caller looks whether it has what it waits for.
+    pub(crate) fn sleep(&self, event: BorrowedFd<'_>) -> Result<(), EventError> {
+        let lanes = self.lanes.load_full();
+        // To fall asleep and be woken costs as much as a few looks, in which an answer often comes.
+        for look in 1..=LOOKS_BEFORE_SLEEP {
+            if lanes.iter().any(|lane| lane.serve_inline() == Served::Some) {
+                return Ok(());
+            }
+            if look % LOOKS_PER_YIELD == 0 {
+                std::thread::yield_now(); // whoever answers may wait for this core
+            }
+        }
+        lanes.iter().for_each(|lane| lane.pay_now());
+        let mut watch = Watch { lanes: [None; WATCHED], count: 0 };
+        for lane in lanes.iter().filter(|lane| lane.state.watch()).take(WATCHED) {
+            watch.lanes[watch.count] = Some(lane);
+            watch.count += 1;
+        }
+        let mut fds =
+            [const { None::<PollFd<'_>> }; WATCHED + 1].map(|_| PollFd::new(event, PollFlags::POLLIN));
+        for (fd, lane) in fds[1..].iter_mut().zip(watch.lanes.iter().flatten()) {
+            *fd = PollFd::new(lane.fd(), PollFlags::POLLIN);
+        }
+        let fds = &mut fds[..=watch.count];
+        match poll(fds, PollTimeout::NONE) {
+            Ok(_) => {}
+            Err(nix::Error::EINTR) if sys::a_handler_interrupts() => return Err(EventError::Interrupted),
+            Err(nix::Error::EINTR) => return Ok(()),
+            Err(errno) => return Err(EventError::Io(errno.into())),
+        }
+        for (fd, lane) in fds[1..].iter().zip(watch.lanes.iter().flatten()) {
+            if fd.any() == Some(true) && lane.serve_inline() == Served::Busy {
+                // A poller holds it: it will find what is there. Let it finish.
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The lanes a thread sleeps on; given up however it wakes.
+struct Watch<'a> {
+    lanes: [Option<&'a Arc<Lane>>; WATCHED],
+    count: usize,
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if self.count == 0 {
+            return;
+        }
+        let now = sys::now().as_nanos();
+        for lane in self.lanes.iter().flatten() {
+            lane.state.unwatch(now, &lane.hub.attention, || lane.hub.wake());
+        }
+    }
+}
