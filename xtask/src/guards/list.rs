@@ -7,6 +7,7 @@ const RC: &[&str] = &["-p", "ferroce-proto", "--test", "rc"];
 const PROTO: &[&str] = &["-p", "ferroce-proto", "--lib"];
 const UNRELIABLE: &[&str] = &["-p", "ferroce-proto", "--test", "unreliable"];
 const ENGINE: &[&str] = &["-p", "ferroce-engine", "--lib"];
+const DATAPATH: &[&str] = &["-p", "ferroce-datapath", "--lib"];
 const DATAGRAMS: &[&str] = &["-p", "ferroce-engine", "--test", "datagrams"];
 const MULTICAST: &[&str] = &["-p", "ferroce-engine", "--test", "multicast"];
 const LIFETIME: &[&str] = &["-p", "ferroce-engine", "--test", "lifetime"];
@@ -529,10 +530,10 @@ pub const GUARDS: &[Guard] = &[
     },
     Guard {
         entry: "e4",
-        file: "crates/ferroce-engine/src/ah.rs",
-        find: "if ah.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { ah.hop_limit }",
-        replace: "ah.hop_limit.min(DEFAULT_HOP_LIMIT)",
-        tests: DATAGRAMS,
+        file: "crates/ferroce-datapath/src/udp/tx.rs",
+        find: "if flow.hop_limit != 0 && !own {",
+        replace: "if !own {",
+        tests: DATAPATH,
     },
     Guard {
         entry: "e8",

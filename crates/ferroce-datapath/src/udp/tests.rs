@@ -221,6 +221,21 @@ fn what_the_header_said_is_told() {
     }
 }
 
+/// A datagram with 0 would never leave the host.
+#[test]
+fn e4_a_hop_limit_of_0_is_the_systems() {
+    for ip in [own_v4(), V6] {
+        let group = group(ip, 2);
+        let (tx, flow) = sender(&group);
+        let _ = tx.send_datagram(&Flow { hop_limit: 0, ..flow }, &[0, 0, 0, 0, 0, 1]).unwrap();
+        let rx = holder(&group, 1);
+        rx.tell_headers().unwrap();
+        let mut buffer = RxBuffer::new();
+        assert_eq!(rx.recv(&mut buffer).unwrap(), 1);
+        assert_eq!(buffer.datagrams().next().unwrap().hop_limit, 64);
+    }
+}
+
 /// As the kernel's rxe sends, over both families.
 #[test]
 fn datagrams_without_checksum_are_received() {

@@ -324,6 +324,7 @@ fn b20_nothing_is_sent_again_before_the_rnr_delay() {
         probe.post(1, SendOp::Send, &[local(0, 4)]);
         probe.out();
         probe.ack(0, rnr(code)).unwrap();
+        assert_eq!(probe.out(), [] as [&str; 0], "not at once, code {code}");
         let delay = ferroce_wire::RnrTimer::new(code).unwrap().delay();
         assert_eq!(probe.wait(delay - Duration::from_nanos(1)), []);
         assert_eq!(

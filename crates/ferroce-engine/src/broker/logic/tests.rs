@@ -349,15 +349,31 @@ fn e14_a_taken_port_is_named_after_the_wait() {
         "UDP port 4791 of 127.0.0.1 is held by process 99 (nc, uid 0): stop it, or run in a network namespace of your \
          own: ferroce run --private-net -- CMD"
     );
-    // One address is free again: that will do, with a notice, and without the other's GID.
+    // One address is free again: that will do, without the other's GID.
     bench.world.port.borrow_mut().taken.remove(&addresses[1]);
-    let (_, found, _) = bench.lease(1, 1).unwrap();
-    assert_eq!(found, ["::1"]);
+    assert_eq!(bench.lease(1, 1).unwrap().1, ["::1"]);
     assert_eq!(gids(&bench.devices(1)[0]), ["1 ::1"]);
     // And the other.
     bench.world.port.borrow_mut().taken.clear();
     assert_eq!(bench.lease(1, 1).unwrap().1, ["127.0.0.1", "::1"]);
     assert_eq!(gids(&bench.devices(1)[0]).len(), 2);
+}
+
+#[test]
+fn e14_one_taken_port_of_two_is_a_notice() {
+    let mut bench = Bench::loopback();
+    let v4 = Address::of("127.0.0.1".parse().unwrap(), 1);
+    bench.world.port.borrow_mut().taken.insert(v4);
+    bench.connect(1, 101);
+    assert!(bench.say(1, Message::Lease(1), vec![]).is_empty());
+    bench.after(SURVIVORS);
+    let sent = bench.heard(1);
+    let notice = sent.iter().find_map(|(_, message, _)| match message {
+        Message::Leased(leased) => Some(leased.notice.as_str()),
+        _ => None,
+    });
+    assert_eq!(notice, Some("UDP port 4791 of 127.0.0.1 is held by process 99 (nc, uid 0)"));
+    assert_eq!(granted(sent).unwrap().1, ["::1"]);
 }
 
 #[test]

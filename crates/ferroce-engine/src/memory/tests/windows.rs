@@ -156,7 +156,9 @@ fn d10_binds_are_checked() {
             let access = WindowAccess::from_bits_retain(1 << bit);
             refused("not for windows", Bind { access, ..s.bind(1) }, NO);
         }
-        assert_eq!(s.table.view(OTHER).of(QPN).bind(&s.bind(1)), WRONG, "queue pair of another domain");
+        let mut other = s.table.view(OTHER).of(QPN);
+        assert_eq!(other.bind(&s.bind(1)), WRONG, "queue pair of another domain");
+        assert_eq!(other.bind(&with(foreign)), WRONG, "window of another domain");
         // Nothing of it left a trace.
         for region in [plain, readable, zero, foreign, null] {
             assert_eq!(s.table.deregister(region), Ok(()));
