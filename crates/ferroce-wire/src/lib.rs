@@ -14,6 +14,7 @@
 
 mod aeth;
 mod batch;
+pub mod cm;
 mod error;
 mod flow;
 mod frame;
@@ -21,6 +22,7 @@ mod gid;
 mod grh;
 mod header;
 pub mod icrc;
+pub mod mad;
 mod num;
 mod opcode;
 mod out;

@@ -5,6 +5,7 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 
 use common::{captures, header_offset, opcodes};
+use ferroce_wire::cm::{IpCmHeader, Mad, Message};
 use ferroce_wire::icrc::{self, IdSolver, Verdict};
 use ferroce_wire::{
     Aeth, Deth, Feth, Flow, Frame, Gid, Headers, IdState, Imm, Instant, Msn, Operation, Packet, Pkey, Psn,
@@ -97,6 +98,41 @@ fn hidden_ids_are_solved() {
     // Kernel rxe counts; the short captures end before that is clear.
     assert!(states[&format!("{:?}", IdState::Counting)] > 100, "{states:?}");
     assert!(!states.contains_key("Zero") && !states.contains_key("Free"), "{states:?}");
+}
+
+/// Management datagrams there are: to queue pair 1, all of the CM.
+const MADS: usize = 65;
+
+#[test]
+fn every_cm_message_comes_out_as_it_went_in() {
+    let mut messages = BTreeMap::new();
+    let mut ip_headers = 0;
+    for_each_frame(|name, frame| {
+        let packet = Packet::parse(frame.transport).unwrap();
+        let Operation::Ud(datagram) = packet.op else { return };
+        if packet.bth.dest_qp != Qpn::GSI {
+            return;
+        }
+        let mad = Mad::parse(datagram.payload).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(mad.emit(), datagram.payload, "{name}: {mad:?}");
+        *messages.entry(mad.message.name()).or_insert(0) += 1;
+
+        let (service_id, private) = match &mad.message {
+            Message::Req(req) => (req.service_id, &req.private.0[..]),
+            Message::SidrReq(req) => (req.service_id, &req.private.0[..]),
+            _ => return,
+        };
+        assert!(service_id.is_ip() && service_id.port().is_some(), "{name}");
+        let (header, _) = IpCmHeader::parse(private).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(header.emit(), private[..IpCmHeader::LEN], "{name}");
+        let flow = frame.flow().unwrap();
+        assert_eq!((header.source, header.destination), (flow.source, flow.destination), "{name}");
+        ip_headers += 1;
+    });
+    assert_eq!(messages.values().sum::<usize>(), MADS, "{messages:?}");
+    assert_eq!(ip_headers, messages["REQ"] + messages["SIDR_REQ"]);
+    let names: Vec<_> = messages.keys().copied().collect();
+    assert_eq!(names, ["DREP", "DREQ", "REJ", "REP", "REQ", "RTU", "SIDR_REP", "SIDR_REQ"]);
 }
 
 /// A field: its name, the octets and bits it has, and what changes it. `None`: the packet has no such field.

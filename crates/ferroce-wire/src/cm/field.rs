@@ -1,0 +1,313 @@
+//! Fields that several messages have, and numbers that stand in them.
+
+use core::fmt;
+use core::time::Duration;
+
+/// Communication id: names a connection at the end that chose it; never 0 for a live one. Request ids of SIDR share
+/// the space.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct CommId(pub u32);
+
+impl CommId {
+    /// "None", as in a REJ from somebody who has no connection.
+    pub const NONE: Self = Self(0);
+}
+
+impl fmt::Debug for CommId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CommId({:#010x})", self.0)
+    }
+}
+
+/// A time as a code of 5 bits: 4.096 µs × 2^code (IBTA 12.7).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct CmTime(u8);
+
+impl CmTime {
+    /// `None` above 31.
+    pub const fn new(code: u8) -> Option<Self> {
+        if code < 32 { Some(Self(code)) } else { None }
+    }
+
+    /// The code, at most 31: a larger one becomes 31.
+    pub const fn saturating(code: u8) -> Self {
+        if code < 32 { Self(code) } else { Self(31) }
+    }
+
+    /// The upper five bits of an octet.
+    pub(super) const fn from_upper(octet: u8) -> Self {
+        Self(octet >> 3)
+    }
+
+    /// In the upper five bits of an octet.
+    pub(super) const fn upper(self) -> u8 {
+        self.0 << 3
+    }
+
+    /// The code, below 32.
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+
+    /// 4.096 µs to 8796 s.
+    pub const fn duration(self) -> Duration {
+        Duration::from_nanos(4096 << self.0)
+    }
+
+    /// The shortest that lasts at least so long; 31 if none does.
+    pub fn at_least(duration: Duration) -> Self {
+        (0..31).map(Self).find(|time| time.duration() >= duration).unwrap_or(Self(31))
+    }
+}
+
+/// Private data of a message, zero padded to its full size.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct PrivateData<const N: usize>(pub [u8; N]);
+
+/// More private data than the message has room for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{given} octets of private data, the message has room for {max}")]
+pub struct PrivateDataTooLong {
+    /// Octets given.
+    pub given: usize,
+    /// Octets there is room for.
+    pub max: usize,
+}
+
+impl<const N: usize> PrivateData<N> {
+    /// Octets of the field.
+    pub const LEN: usize = N;
+    /// All zero.
+    pub const EMPTY: Self = Self([0; N]);
+
+    /// Pads with zeros.
+    ///
+    /// # Errors
+    ///
+    /// If there is no room.
+    pub fn new(data: &[u8]) -> Result<Self, PrivateDataTooLong> {
+        Self::concat(&[], data)
+    }
+
+    /// `head`, then `tail`, then zeros.
+    ///
+    /// # Errors
+    ///
+    /// If there is no room.
+    pub fn concat(head: &[u8], tail: &[u8]) -> Result<Self, PrivateDataTooLong> {
+        let max = N.saturating_sub(head.len());
+        let given = tail.len();
+        let mut field = [0; N];
+        let room = field.get_mut(..head.len()).ok_or(PrivateDataTooLong { given, max })?;
+        room.copy_from_slice(head);
+        let end = head.len().saturating_add(given);
+        let room = field.get_mut(head.len()..end).ok_or(PrivateDataTooLong { given, max })?;
+        room.copy_from_slice(tail);
+        Ok(Self(field))
+    }
+}
+
+impl<const N: usize> Default for PrivateData<N> {
+    fn default() -> Self {
+        Self::EMPTY
+    }
+}
+
+impl<const N: usize> fmt::Debug for PrivateData<N> {
+    /// Without the zeros at the end.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let used = self.0.iter().rposition(|octet| *octet != 0).map_or(0, |last| last.saturating_add(1));
+        for octet in self.0.iter().take(used) {
+            write!(f, "{octet:02x}")?;
+        }
+        write!(f, "+{}", N - used)
+    }
+}
+
+/// Additional information of a REJ, APR or SIDR_REP: so many octets of the field mean something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Info {
+    /// As the message says; may be wrong.
+    pub len: u8,
+    /// The whole field.
+    pub bytes: PrivateData<72>,
+}
+
+impl Info {
+    /// No information.
+    pub const NONE: Self = Self { len: 0, bytes: PrivateData::EMPTY };
+
+    /// The first 72 octets.
+    pub fn new(data: &[u8]) -> Self {
+        let data = data.get(..72).unwrap_or(data);
+        // At most 72 octets fit both.
+        Self { len: data.len() as u8, bytes: PrivateData::new(data).unwrap_or_default() }
+    }
+
+    /// What the sender meant; the whole field if its length is wrong.
+    pub fn get(&self) -> &[u8] {
+        self.bytes.0.get(..usize::from(self.len)).unwrap_or(&self.bytes.0)
+    }
+}
+
+impl Default for Info {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+/// Enhanced connection establishment: a vendor's options. The vendor id stands in the message, the options in the
+/// attribute modifier of the MAD header, and mean nothing without a vendor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[doc(alias = "ibv_ece")]
+pub struct Ece {
+    /// 24 bits; 0: none.
+    pub vendor_id: u32,
+    /// What the vendor makes of it.
+    pub options: u32,
+}
+
+/// Transport of a connection: two fields of the REQ.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transport {
+    /// Reliable Connection.
+    Rc,
+    /// Unreliable Connection.
+    Uc,
+    /// Reliable Datagram, which nobody implements.
+    Rd,
+    /// Of the extended transport type, 3 bits.
+    Extended(u8),
+}
+
+impl Transport {
+    /// Extended Reliable Connection.
+    pub const XRC: Self = Self::Extended(1);
+
+    /// From the two fields; the second means something only where the first is 3.
+    pub(super) const fn from_bits(transport: u8, extended: u8) -> Self {
+        match transport & 3 {
+            0 => Self::Rc,
+            1 => Self::Uc,
+            2 => Self::Rd,
+            _ => Self::Extended(extended & 7),
+        }
+    }
+
+    pub(super) const fn bits(self) -> (u8, u8) {
+        match self {
+            Self::Rc => (0, 0),
+            Self::Uc => (1, 0),
+            Self::Rd => (2, 0),
+            Self::Extended(extended) => (3, extended & 7),
+        }
+    }
+}
+
+/// Which message a MRA or REJ is about: 2 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct About(pub u8);
+
+impl About {
+    /// A REQ.
+    pub const REQ: Self = Self(0);
+    /// A REP.
+    pub const REP: Self = Self(1);
+    /// MRA: a LAP. REJ: no particular one.
+    pub const OTHER: Self = Self(2);
+}
+
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident($int:ty) { $($(#[$cdoc:meta])* $code:ident = $value:literal, $text:literal;)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+        pub struct $name(pub $int);
+
+        impl $name {
+            $($(#[$cdoc])* #[doc = $text] pub const $code: Self = Self($value);)*
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match *self {
+                    $(Self::$code => f.write_str($text),)*
+                    Self(other) => write!(f, "code {other}"),
+                }
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{} ({self})", self.0)
+            }
+        }
+    )*};
+}
+
+codes! {
+    /// Why a connection was refused (IBTA 12.6.7.2, table 108).
+    RejReason(u16) {
+        NO_QP = 1, "no queue pair";
+        NO_EEC = 2, "no end-to-end context";
+        NO_RESOURCES = 3, "no resources";
+        TIMEOUT = 4, "timeout";
+        UNSUPPORTED = 5, "unsupported request";
+        INVALID_COMM_ID = 6, "invalid communication id";
+        INVALID_COMM_INSTANCE = 7, "invalid communication instance";
+        INVALID_SERVICE_ID = 8, "invalid service id: nobody listens";
+        INVALID_TRANSPORT_TYPE = 9, "invalid transport type";
+        STALE_CONNECTION = 10, "stale connection";
+        RDC_MISSING = 11, "RDC does not exist";
+        INVALID_GID = 12, "primary remote port GID rejected";
+        INVALID_LID = 13, "primary remote port LID rejected";
+        INVALID_SL = 14, "invalid primary SL";
+        INVALID_TRAFFIC_CLASS = 15, "invalid primary traffic class";
+        INVALID_HOP_LIMIT = 16, "invalid primary hop limit";
+        INVALID_PACKET_RATE = 17, "invalid primary packet rate";
+        INVALID_ALT_GID = 18, "alternate remote port GID rejected";
+        INVALID_ALT_LID = 19, "alternate remote port LID rejected";
+        INVALID_ALT_SL = 20, "invalid alternate SL";
+        INVALID_ALT_TRAFFIC_CLASS = 21, "invalid alternate traffic class";
+        INVALID_ALT_HOP_LIMIT = 22, "invalid alternate hop limit";
+        INVALID_ALT_PACKET_RATE = 23, "invalid alternate packet rate";
+        PORT_CM_REDIRECT = 24, "port and CM redirection";
+        PORT_REDIRECT = 25, "port redirection";
+        INVALID_MTU = 26, "invalid path MTU";
+        INSUFFICIENT_RESPONDER_RESOURCES = 27, "insufficient responder resources";
+        CONSUMER = 28, "consumer reject";
+        RNR_RETRY_COUNT = 29, "RNR retry count rejected";
+        DUPLICATE_COMM_ID = 30, "duplicate local communication id";
+        CLASS_VERSION = 31, "unsupported class version";
+        INVALID_FLOW_LABEL = 32, "invalid primary flow label";
+        INVALID_ALT_FLOW_LABEL = 33, "invalid alternate flow label";
+        VENDOR_OPTION = 35, "vendor option not supported";
+    }
+
+    /// What became of a LAP (IBTA 12.6.15).
+    AprStatus(u8) {
+        OK = 0, "alternate path loaded";
+        INVALID_COMM_ID = 1, "invalid communication id";
+        UNSUPPORTED = 2, "alternate paths are not supported";
+        REJECTED = 3, "rejected";
+        REDIRECT = 4, "redirected";
+        IS_CURRENT = 5, "the path is current already";
+        INVALID_QPN = 6, "wrong queue pair number or EECN";
+        INVALID_LID = 7, "LID rejected";
+        INVALID_GID = 8, "GID rejected";
+        INVALID_FLOW_LABEL = 9, "flow label rejected";
+        INVALID_TRAFFIC_CLASS = 10, "traffic class rejected";
+        INVALID_HOP_LIMIT = 11, "hop limit rejected";
+        INVALID_PACKET_RATE = 12, "packet rate rejected";
+        INVALID_SL = 13, "SL rejected";
+    }
+
+    /// What became of a SIDR_REQ (IBTA 12.11.2.2).
+    SidrStatus(u8) {
+        VALID = 0, "valid";
+        UNSUPPORTED = 1, "service id not supported";
+        REJECTED = 2, "rejected";
+        NO_QP = 3, "no queue pair";
+        REDIRECT = 4, "redirected";
+        UNSUPPORTED_VERSION = 5, "unsupported class version";
+    }
+}

@@ -1,0 +1,155 @@
+//! The RDMA IP CM service (IBTA annex A11): service ids that are ports, addresses in private data.
+
+use core::fmt;
+use core::net::IpAddr;
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::view;
+use crate::Gid;
+
+/// Names a service at a port of a host.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct ServiceId(pub u64);
+
+/// A space of ports; discriminants are those of `rdma_port_space`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[doc(alias = "rdma_port_space")]
+#[repr(u16)]
+pub enum PortSpace {
+    /// Sockets Direct Protocol.
+    Sdp = 0x0001,
+    /// IP over InfiniBand: datagrams.
+    Ipoib = 0x0002,
+    /// Connections.
+    Tcp = 0x0106,
+    /// Datagrams.
+    Udp = 0x0111,
+    /// Anything.
+    Ib = 0x013f,
+}
+
+impl PortSpace {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Sdp, Self::Ipoib, Self::Tcp, Self::Udp, Self::Ib];
+
+    /// `None` if there is no such space.
+    pub fn from_code(code: u16) -> Option<Self> {
+        Self::ALL.into_iter().find(|space| *space as u16 == code)
+    }
+
+    /// The service id of a port.
+    pub const fn service_id(self, port: u16) -> ServiceId {
+        ServiceId((self as u64) << 16 | port as u64)
+    }
+}
+
+impl ServiceId {
+    /// The port that this stands for; `None` for ids of other services.
+    pub fn port(self) -> Option<(PortSpace, u16)> {
+        let space = u16::try_from(self.0 >> 16).ok()?;
+        Some((PortSpace::from_code(space)?, self.0 as u16))
+    }
+
+    /// Of the RDMA IP CM service (A11.2), or a port of IPoIB, which Linux treats alike: private data begin with an
+    /// [`IpCmHeader`].
+    pub fn is_ip(self) -> bool {
+        const ANNEX_11: u64 = 0x0100_0000;
+        self.0 & 0xffff_ffff_ff00_0000 == ANNEX_11 || self.0 >> 16 == PortSpace::Ipoib as u64
+    }
+}
+
+impl fmt::Debug for ServiceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.port() {
+            Some((space, port)) => write!(f, "ServiceId({space:?} {port})"),
+            None => write!(f, "ServiceId({:#018x})", self.0),
+        }
+    }
+}
+
+/// What the private data of a REQ or SIDR_REQ to an IP address begin with (A11.4).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IpCmHeader {
+    /// Port of who asks.
+    pub source_port: u16,
+    /// Address of who asks. Of the same family as `destination`.
+    pub source: IpAddr,
+    /// Whom they ask; the port is in the service id.
+    pub destination: IpAddr,
+}
+
+/// Why private data do not begin with such a header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum IpCmError {
+    /// Fewer octets than the header has.
+    #[error("{0} octets, the header has 36")]
+    Length(usize),
+    /// A version of the service other than 0.0.
+    #[error("version {0:#04x} of the IP CM service, only 0 is known")]
+    Version(u8),
+    /// Neither IPv4 nor IPv6.
+    #[error("IP version {0}")]
+    IpVersion(u8),
+}
+
+impl IpCmHeader {
+    /// Octets: so many fewer are left to the program.
+    pub const LEN: usize = 36;
+
+    /// Reads the header, and returns it with the rest of the private data.
+    ///
+    /// # Errors
+    ///
+    /// See [`IpCmError`]. The twelve octets in front of an IPv4 address are not looked at.
+    pub fn parse(private: &[u8]) -> Result<(Self, &[u8]), IpCmError> {
+        let (view, rest) =
+            view::IpHeader::ref_from_prefix(private).map_err(|_| IpCmError::Length(private.len()))?;
+        if view.version != 0 {
+            return Err(IpCmError::Version(view.version));
+        }
+        let v4 = match view.ip_version >> 4 {
+            4 => true,
+            6 => false,
+            other => return Err(IpCmError::IpVersion(other)),
+        };
+        let source_port = view.source_port.get();
+        Ok((
+            Self { source_port, source: read(view.source, v4), destination: read(view.destination, v4) },
+            rest,
+        ))
+    }
+
+    /// Writes the header.
+    pub fn emit(&self) -> [u8; Self::LEN] {
+        let view = view::IpHeader {
+            version: 0,
+            ip_version: if self.destination.is_ipv4() { 4 << 4 } else { 6 << 4 },
+            source_port: self.source_port.into(),
+            source: write(self.source),
+            destination: write(self.destination),
+        };
+        let mut out = [0; Self::LEN];
+        out.copy_from_slice(view.as_bytes());
+        out
+    }
+}
+
+fn read(field: [u8; 16], v4: bool) -> IpAddr {
+    if !v4 {
+        return IpAddr::V6(field.into());
+    }
+    let [.., a, b, c, d] = field;
+    IpAddr::V4([a, b, c, d].into())
+}
+
+/// IPv4 addresses stand in the last four octets, the others are zero: not as in a GID.
+fn write(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => {
+            let [a, b, c, d] = v4.octets();
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, a, b, c, d]
+        }
+        IpAddr::V6(_) => Gid::from_ip(ip).0,
+    }
+}
