@@ -26,6 +26,9 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
             one(bed, checks, program, "-s 65536 -n 1000 -q 8")?;
             one(bed, checks, program, "-s 65536 -n 1000 -b")?;
         }
+        if bed.all || program == "ib_write_bw" || program == "ib_send_lat" {
+            one(bed, checks, program, "-s 4096 -D 1")?;
+        }
         // Sleeping on completion events exists where the end that waits gets completions.
         if (bed.all || program.starts_with("ib_send")) && !program.starts_with("ib_write") {
             one(bed, checks, program, "-s 4096 -n 1000 -e")?;

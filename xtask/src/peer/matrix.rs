@@ -44,13 +44,8 @@ pub fn cases(all: bool, ipv6: bool, path_mtu: u32) -> Vec<Case> {
         return Vec::new(); // the quick sample has IPv6 with 4096 and IPv4 with 1024
     }
     let case = |tool, program, args: &str, limit| Case {
-        tool,
-        program,
-        args: args.to_owned(),
-        ipv6,
-        path_mtu,
         error: tool == Tool::Vprobe && vprobe::ERRORS.contains(&program),
-        limit: seconds(limit),
+        ..Case::new(tool, program, args, ipv6, path_mtu, seconds(limit))
     };
     let mut cases = vec![case(Tool::Pingpong, "ibv_rc_pingpong", "-n 100 -c", 60)];
     if full {
@@ -65,6 +60,13 @@ pub fn cases(all: bool, ipv6: bool, path_mtu: u32) -> Vec<Case> {
         cases.push(case(Tool::Perftest, "ib_send_lat", "-c UC -n 20 -s 8000", 60));
         cases.push(case(Tool::Perftest, "ib_send_lat", "-c UD -n 20 -s 1000", 60));
         cases.push(case(Tool::Perftest, "ib_write_lat", "-c UC -n 20 -s 8000", 60));
+    }
+    if full {
+        for program in ["ib_atomic_bw", "ib_atomic_lat"] {
+            for kind in ["CMP_AND_SWAP", "FETCH_AND_ADD"] {
+                cases.push(case(Tool::Perftest, program, &format!("-A {kind} -n 20"), 60));
+            }
+        }
     }
     for program in PERFTEST {
         if full {
@@ -81,6 +83,18 @@ pub fn cases(all: bool, ipv6: bool, path_mtu: u32) -> Vec<Case> {
 }
 
 impl Case {
+    /// One that ends well.
+    pub fn new(
+        tool: Tool,
+        program: &'static str,
+        args: &str,
+        ipv6: bool,
+        path_mtu: u32,
+        limit: Duration,
+    ) -> Self {
+        Self { tool, program, args: args.to_owned(), ipv6, path_mtu, error: false, limit }
+    }
+
     /// For messages.
     pub fn name(&self) -> String {
         let family = if self.ipv6 { "IPv6" } else { "IPv4" };

@@ -5,6 +5,7 @@
 
 mod guest;
 mod matrix;
+mod multicast;
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -108,6 +109,9 @@ pub fn check(checks: &mut Checks, dist: &Dist, programs: &Programs, all: bool, h
                 }
             }
         }
+    }
+    if !harness {
+        interop.multicast(checks)?;
     }
     interop.after(checks)
 }
