@@ -12,6 +12,7 @@
 
 mod attr;
 mod budget;
+pub mod cm;
 mod completion;
 mod counters;
 mod error;

@@ -1,0 +1,369 @@
+//! The end that asks: REQ sent, REP received, RTU sent (IBTA 12.9.6).
+
+use ferroce_wire::Instant;
+use ferroce_wire::cm::{
+    About, CmTime, CommId, Info, Message, Mra, PrivateData, Rej, RejReason, Rep, Req, Rtu,
+};
+
+use super::connection::{Connection, LONGEST_WAIT, QpKey, ReqKey, Retry, Role, State, bounded};
+use super::types::{CmEventKind, ConnectParams, Disconnect, Route};
+use super::{CmDropReason, CmError, ConnectionManager, attributes};
+
+impl ConnectionManager {
+    /// Asks a peer for a connection. [`CmEventKind::Reply`], [`CmEventKind::Rejected`] or [`CmEventKind::Unreachable`] will say
+    /// what became of it; peer to peer, [`CmEventKind::Request`] may come instead.
+    ///
+    /// # Errors
+    ///
+    /// [`CmError::Full`]; [`CmError::InUse`] if the same peer is already asked for the same service, peer to peer.
+    pub fn connect(&mut self, now: Instant, owner: u8, params: &ConnectParams) -> Result<CommId, CmError> {
+        if params.peer_to_peer && self.peers.contains_key(&(params.service_id, params.route)) {
+            return Err(CmError::InUse(params.service_id));
+        }
+        let id = self.allocate(owner)?;
+        let psn = params.starting_psn.unwrap_or_else(|| ferroce_wire::Psn::new(self.random.next_u32()));
+        let transaction_id = u64::from(self.random.next_u32()) << 32 | u64::from(id.0);
+        let req = params.req(id, psn);
+        let response_time = bounded(attributes::response_time(params.packet_life, params.response_timeout));
+        let retry = Retry { at: now + response_time, left: req.max_cm_retries };
+        self.insert(Connection {
+            id,
+            role: Role::Active,
+            peer_to_peer: params.peer_to_peer,
+            route: params.route,
+            listener: None,
+            transaction_id,
+            req,
+            rep: None,
+            psn,
+            response_time,
+            orphaned: false,
+            told: false,
+            state: State::ReqSent(retry),
+        });
+        self.send(id, Message::Req(req));
+        Ok(id)
+    }
+
+    /// The program has set up its queue pair after [`CmEventKind::Reply`]: tells the peer, and the connection is there. No
+    /// event follows. For the passive end: data has come before the RTU (`AsyncEvent::CommEst`), so the connection is
+    /// there, and [`CmEventKind::Established`] says so.
+    ///
+    /// # Errors
+    ///
+    /// [`CmError::UnknownId`]; [`CmError::State`] if the peer has not replied, or was not replied to. Already established is
+    /// no error.
+    #[doc(alias = "rdma_establish")]
+    pub fn establish(&mut self, id: CommId) -> Result<(), CmError> {
+        let connection = self.get(id)?;
+        match connection.state {
+            State::RepRcvd | State::MraRepSent(_) => {
+                self.enter(id, "establish", State::Established);
+                self.send_rtu(id);
+                Ok(())
+            }
+            State::RepSent(_) | State::MraRepRcvd(_) => {
+                self.enter(id, "data", State::Established);
+                self.tell(id, CmEventKind::Established);
+                Ok(())
+            }
+            State::Established => Ok(()),
+            ref other => Err(CmError::State(other.name())),
+        }
+    }
+
+    fn send_rtu(&mut self, id: CommId) {
+        if let Some(remote_id) = self.connections.get(&id).and_then(Connection::remote_id) {
+            self.send(id, Message::Rtu(Rtu { local_id: id, remote_id, private: PrivateData::EMPTY }));
+        }
+    }
+
+    /// Repeats what was not answered, or gives up.
+    pub(super) fn connection_timeout(&mut self, now: Instant, id: CommId) {
+        let Some(connection) = self.connections.get(&id) else { return };
+        let again = |retry: Retry| {
+            let left = retry.left.checked_sub(1)?;
+            Some(Retry { at: now + connection.response_time, left })
+        };
+        let (req, rep) = (connection.req, connection.rep);
+        match connection.state {
+            State::ReqSent(retry) => match again(retry) {
+                Some(retry) => self.repeat(id, State::ReqSent(retry), Message::Req(req)),
+                None => self.give_up(id, About::REQ),
+            },
+            State::MraReqRcvd(retry) => match again(retry) {
+                Some(retry) => self.repeat(id, State::MraReqRcvd(retry), Message::Req(req)),
+                None => self.give_up(id, About::REQ),
+            },
+            State::RepSent(retry) => match again(retry).zip(rep) {
+                Some((retry, rep)) => self.repeat(id, State::RepSent(retry), Message::Rep(rep)),
+                None => self.give_up(id, About::REP),
+            },
+            State::MraRepRcvd(retry) => match again(retry).zip(rep) {
+                Some((retry, rep)) => self.repeat(id, State::MraRepRcvd(retry), Message::Rep(rep)),
+                None => self.give_up(id, About::REP),
+            },
+            State::DreqSent(retry) => match again(retry).zip(self.dreq(id)) {
+                Some((retry, dreq)) => self.repeat(id, State::DreqSent(retry), Message::Dreq(dreq)),
+                None => self.dreq_unanswered(now, id),
+            },
+            State::TimeWait(_) => {
+                self.tell(id, CmEventKind::TimeWaitOver);
+                self.remove(id);
+            }
+            State::RepRcvd
+            | State::MraRepSent(_)
+            | State::ReqRcvd
+            | State::MraReqSent(_)
+            | State::Established
+            | State::DreqRcvd => {}
+        }
+    }
+
+    fn repeat(&mut self, id: CommId, state: State, message: Message) {
+        self.counters.retried = self.counters.retried.wrapping_add(1);
+        self.enter(id, "timeout", state);
+        self.send(id, message);
+    }
+
+    /// The peer is silent: tells it, should it hear that, and the program.
+    fn give_up(&mut self, id: CommId, about: About) {
+        self.send_timeout(id, about);
+        self.tell(id, CmEventKind::Unreachable);
+        self.remove(id);
+    }
+
+    /// REJ 4. Its additional information is our GUID, by which a peer finds its connection although we do not know its
+    /// id (IBTA table 108).
+    pub(super) fn send_timeout(&mut self, id: CommId, about: About) {
+        let Some(connection) = self.connections.get(&id) else { return };
+        let guid = match (connection.role, &connection.rep) {
+            (Role::Passive, Some(rep)) => rep.ca_guid,
+            (Role::Active, _) | (Role::Passive, None) => connection.req.ca_guid,
+        };
+        let info = Info::new(&guid.to_be_bytes());
+        self.send_rej(id, about, RejReason::TIMEOUT, info, PrivateData::EMPTY);
+    }
+
+    pub(super) fn send_rej(
+        &mut self,
+        id: CommId,
+        about: About,
+        reason: RejReason,
+        info: Info,
+        private: PrivateData<148>,
+    ) {
+        let Some(connection) = self.connections.get(&id) else { return };
+        let remote_id = connection.remote_id().unwrap_or(CommId::NONE);
+        self.send(id, Message::Rej(Rej { local_id: id, remote_id, about, reason, info, private }));
+    }
+
+    pub(super) fn handle_rep(
+        &mut self,
+        now: Instant,
+        from: Route,
+        tid: u64,
+        rep: &Rep,
+    ) -> Result<(), CmDropReason> {
+        if rep.local_id == CommId::NONE {
+            return Err(CmDropReason::Invalid);
+        }
+        let id = rep.remote_id;
+        let Some(connection) = self.connections.get(&id) else {
+            // Whoever asked has given up: the peer need not repeat this for a minute (IBTA 12.6.7.2, reason 6).
+            self.refuse(from, tid, rep.local_id, About::REP, RejReason::INVALID_COMM_ID, Info::NONE);
+            return Err(CmDropReason::UnknownId);
+        };
+        if connection.route != from || connection.role != Role::Active {
+            return Err(CmDropReason::WrongPeer);
+        }
+        match connection.state {
+            State::ReqSent(_) | State::MraReqRcvd(_) => self.take_rep(now, id, rep),
+            State::RepRcvd
+            | State::MraRepSent(_)
+            | State::Established
+            | State::DreqSent(_)
+            | State::DreqRcvd
+            | State::TimeWait(_) => self.repeated_rep(id, tid, rep),
+            State::ReqRcvd | State::MraReqSent(_) | State::RepSent(_) | State::MraRepRcvd(_) => {
+                Err(CmDropReason::State)
+            }
+        }
+    }
+
+    fn take_rep(&mut self, now: Instant, id: CommId, rep: &Rep) -> Result<(), CmDropReason> {
+        let Some(connection) = self.connections.get_mut(&id) else { return Err(CmDropReason::UnknownId) };
+        connection.rep = Some(*rep);
+        let key = connection.qp_key();
+        if let Some(old) = key.and_then(|key| self.holder(key, id)) {
+            // That queue pair is connected, as far as we know: the peer has started anew (IBTA 12.9.8.3.1).
+            self.send_rej(id, About::REP, RejReason::STALE_CONNECTION, Info::NONE, PrivateData::EMPTY);
+            self.tell(id, stale());
+            self.remove(id);
+            self.end_stale(now, old);
+            return Err(CmDropReason::Refused);
+        }
+        if let Some(key) = key {
+            self.by_qp.insert(key, id);
+        }
+        self.enter(id, "REP", State::RepRcvd);
+        self.tell(id, CmEventKind::Reply { rep: Box::new(*rep) });
+        Ok(())
+    }
+
+    /// Who else has a queue pair of a peer.
+    pub(super) fn holder(&self, key: QpKey, id: CommId) -> Option<CommId> {
+        self.by_qp.get(&key).copied().filter(|holder| *holder != id)
+    }
+
+    /// The peer did not hear our answer to its REP.
+    fn repeated_rep(&mut self, id: CommId, tid: u64, rep: &Rep) -> Result<(), CmDropReason> {
+        let Some(connection) = self.connections.get(&id) else { return Err(CmDropReason::UnknownId) };
+        if connection.remote_id() != Some(rep.local_id) {
+            // It answers a REQ that came late: that one led to another connection, which is over.
+            let from = connection.route;
+            self.refuse(from, tid, rep.local_id, About::REP, RejReason::INVALID_COMM_ID, Info::NONE);
+            return Err(CmDropReason::WrongPeer);
+        }
+        match connection.state {
+            State::Established => self.send_rtu(id),
+            State::MraRepSent(service_timeout) => self.send_mra_message(id, service_timeout),
+            _ => {}
+        }
+        Err(CmDropReason::Duplicate)
+    }
+
+    /// A decision will take longer than the peer waits: about a REQ that was received, or a REP. With `at_once` the peer
+    /// is told now, otherwise when it asks again.
+    ///
+    /// # Errors
+    ///
+    /// [`CmError::UnknownId`]; [`CmError::State`] if the peer waits for nothing.
+    pub fn send_mra(&mut self, id: CommId, service_timeout: CmTime, at_once: bool) -> Result<(), CmError> {
+        let state = match self.get(id)?.state {
+            State::ReqRcvd | State::MraReqSent(_) => State::MraReqSent(service_timeout),
+            State::RepRcvd | State::MraRepSent(_) => State::MraRepSent(service_timeout),
+            ref other => return Err(CmError::State(other.name())),
+        };
+        self.enter(id, "send MRA", state);
+        if at_once {
+            self.send_mra_message(id, service_timeout);
+        }
+        Ok(())
+    }
+
+    pub(super) fn send_mra_message(&mut self, id: CommId, service_timeout: CmTime) {
+        let Some(connection) = self.connections.get(&id) else { return };
+        let Some(remote_id) = connection.remote_id() else { return };
+        let about = if connection.role == Role::Passive { About::REQ } else { About::REP };
+        let private = PrivateData::EMPTY;
+        self.send(id, Message::Mra(Mra { local_id: id, remote_id, about, service_timeout, private }));
+    }
+
+    pub(super) fn handle_mra(&mut self, now: Instant, from: Route, mra: &Mra) -> Result<(), CmDropReason> {
+        let id = mra.remote_id;
+        let connection = self.connections.get(&id).ok_or(CmDropReason::UnknownId)?;
+        if connection.route != from {
+            return Err(CmDropReason::WrongPeer);
+        }
+        let wait = mra.service_timeout.min(LONGEST_WAIT).duration();
+        let patient = |retry: Retry| Retry { at: now + wait + connection.response_time, ..retry };
+        let state = match (connection.state, mra.about) {
+            (State::ReqSent(retry), About::REQ) => State::MraReqRcvd(patient(retry)),
+            (State::RepSent(retry), About::REP) if connection.remote_id() == Some(mra.local_id) => {
+                State::MraRepRcvd(patient(retry))
+            }
+            // Once is enough: nobody can put an end off for ever.
+            (State::MraReqRcvd(_) | State::MraRepRcvd(_), _) => return Err(CmDropReason::Duplicate),
+            _ => return Err(CmDropReason::State),
+        };
+        self.enter(id, "MRA", state);
+        Ok(())
+    }
+
+    pub(super) fn handle_rej(&mut self, now: Instant, from: Route, rej: &Rej) -> Result<(), CmDropReason> {
+        let id = self.rejected(from, rej)?;
+        let Some(connection) = self.connections.get(&id) else { return Err(CmDropReason::UnknownId) };
+        let kind = CmEventKind::Rejected {
+            about: rej.about,
+            reason: rej.reason,
+            info: rej.info,
+            private: Box::new(rej.private),
+        };
+        let stale = rej.reason == RejReason::STALE_CONNECTION;
+        let of_req = rej.about == About::REQ && rej.reason != RejReason::TIMEOUT;
+        let wait = match connection.state {
+            // The other end has not begun yet: it will ask us when it does, or be there when we ask again.
+            State::ReqSent(_) if connection.peer_to_peer && rej.reason == RejReason::INVALID_SERVICE_ID => {
+                return Err(CmDropReason::Duplicate);
+            }
+            State::ReqSent(_) | State::MraReqRcvd(_) => stale,
+            // A refused duplicate of a REQ that was answered before; from peer to peer, our own.
+            State::RepRcvd
+            | State::MraRepSent(_)
+            | State::RepSent(_)
+            | State::MraRepRcvd(_)
+            | State::Established
+                if of_req =>
+            {
+                return Err(CmDropReason::Duplicate);
+            }
+            State::ReqRcvd | State::MraReqSent(_) => {
+                if rej.reason != RejReason::TIMEOUT && rej.reason != RejReason::CONSUMER {
+                    return Err(CmDropReason::State);
+                }
+                false
+            }
+            State::RepSent(_) | State::MraRepRcvd(_) => stale,
+            State::RepRcvd | State::MraRepSent(_) => true,
+            State::Established if rej.local_id == CommId::NONE => return Err(CmDropReason::WrongPeer),
+            State::Established => true,
+            State::DreqSent(_) => {
+                self.disconnected(now, id, "REJ", Disconnect::ByUs);
+                return Ok(());
+            }
+            State::DreqRcvd | State::TimeWait(_) => return Err(CmDropReason::State),
+        };
+        self.tell(id, kind);
+        if wait {
+            self.time_wait(now, id, "REJ");
+        } else {
+            self.remove(id);
+        }
+        Ok(())
+    }
+
+    /// Which connection a REJ is about, if it comes from that connection's peer.
+    fn rejected(&self, from: Route, rej: &Rej) -> Result<CommId, CmDropReason> {
+        if rej.remote_id == CommId::NONE && rej.reason == RejReason::TIMEOUT {
+            // Who asked never heard of us; it names itself by its id and GUID.
+            let guid = rej.info.get().first_chunk().ok_or(CmDropReason::Invalid)?;
+            let key = ReqKey { remote: from.remote, id: rej.local_id, guid: u64::from_be_bytes(*guid) };
+            let id = *self.by_req.get(&key).ok_or(CmDropReason::UnknownId)?;
+            let same = self.connections.get(&id).is_some_and(|connection| connection.route == from);
+            return if same { Ok(id) } else { Err(CmDropReason::WrongPeer) };
+        }
+        let connection = self.connections.get(&rej.remote_id).ok_or(CmDropReason::UnknownId)?;
+        let theirs = connection.remote_id();
+        let named = rej.local_id == CommId::NONE || theirs.is_none_or(|theirs| theirs == rej.local_id);
+        if connection.route != from || !named {
+            return Err(CmDropReason::WrongPeer);
+        }
+        Ok(connection.id)
+    }
+
+    /// The REQ of a connection and, if it came, the REP.
+    pub fn messages(&self, id: CommId) -> Option<(&Req, Option<&Rep>)> {
+        self.connections.get(&id).map(|connection| (&connection.req, connection.rep.as_ref()))
+    }
+}
+
+/// What the program hears of a REP that contradicts what we know.
+fn stale() -> CmEventKind {
+    CmEventKind::Rejected {
+        about: About::REP,
+        reason: RejReason::STALE_CONNECTION,
+        info: Info::NONE,
+        private: Box::new(PrivateData::EMPTY),
+    }
+}

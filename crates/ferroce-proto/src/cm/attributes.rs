@@ -1,0 +1,193 @@
+//! What the two ends agree on, and what their queue pairs are set to. Functions of their arguments alone.
+
+use std::time::Duration;
+
+use ferroce_wire::cm::{CmTime, Rep, Req, Transport};
+use ferroce_wire::{PathMtu, Psn, Qpn};
+
+use crate::QpAccess;
+
+/// "As many as both can" in a program's parameters (`RDMA_MAX_RESP_RES`, `RDMA_MAX_INIT_DEPTH`).
+pub const MAX_DEPTH: u8 = 0xff;
+
+/// More reads and atomics than the device can have outstanding.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a depth of {asked}, the device has {limit}")]
+pub struct DepthError {
+    /// What the program asked for.
+    pub asked: u8,
+    /// What there is.
+    pub limit: u8,
+}
+
+/// A depth as it goes into a REQ or REP: what the program asked for, [`MAX_DEPTH`] being the device's limit, or what the
+/// peer offers if that is less (`offer`: of the REP's sender alone).
+///
+/// # Errors
+///
+/// If a number is asked for that the device does not have.
+pub fn depth(asked: u8, limit: u8, offer: Option<u8>) -> Result<u8, DepthError> {
+    match asked {
+        MAX_DEPTH => Ok(limit.min(offer.unwrap_or(limit))),
+        asked if asked > limit => Err(DepthError { asked, limit }),
+        asked => Ok(asked),
+    }
+}
+
+/// Local ACK timeout from the target's ACK delay and the packet life time: about the delay and twice the life time
+/// (IBTA 12.7.34, as Linux 6.12 rounds it in `cm.c`).
+pub fn ack_timeout(ack_delay: CmTime, packet_life: CmTime) -> CmTime {
+    let (delay, trip) = (ack_delay.code(), packet_life.code().saturating_add(1));
+    // Adding two powers of two: the larger, and one more if they are about the same.
+    let code = if trip >= delay {
+        trip + u8::from(delay >= trip - 1)
+    } else {
+        delay + u8::from(trip >= delay.saturating_sub(1))
+    };
+    CmTime::saturating(code)
+}
+
+/// How long to wait for the answer to a message: there and back, and the time the peer takes (IBTA 12.7.5).
+pub const fn response_time(packet_life: CmTime, peer: CmTime) -> Duration {
+    let there_and_back = packet_life.duration().saturating_mul(2);
+    there_and_back.saturating_add(peer.duration())
+}
+
+/// What one end's queue pair is set to on its way to RTS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[doc(alias = "rdma_init_qp_attr")]
+pub struct ConnectedAttr {
+    /// The peer's queue pair.
+    pub dest_qp: Qpn,
+    /// What the peer may do.
+    pub access: QpAccess,
+    /// Code of the path MTU, as the REQ proposed it.
+    pub path_mtu: PathMtu,
+    /// The PSN this end told the peer.
+    pub rq_psn: Psn,
+    /// The PSN the peer told this end.
+    pub sq_psn: Psn,
+    /// Reads and atomics of this end.
+    pub max_rd_atomic: u8,
+    /// Reads and atomics of the peer.
+    pub max_dest_rd_atomic: u8,
+    /// Code of the delay after an RNR NAK: 0, the longest.
+    pub min_rnr_timer: u8,
+    /// Code of the local ACK timeout.
+    pub timeout: u8,
+    /// Retries.
+    pub retry_cnt: u8,
+    /// Retries after RNR NAKs.
+    pub rnr_retry: u8,
+}
+
+/// What a queue pair is told at INIT: the peer may read and do atomics only if there are resources to respond with.
+pub fn access(responder_resources: u8) -> QpAccess {
+    let write = QpAccess::LOCAL_WRITE | QpAccess::REMOTE_WRITE;
+    if responder_resources == 0 {
+        return write;
+    }
+    write
+        | QpAccess::REMOTE_READ
+        | QpAccess::REMOTE_ATOMIC
+        | QpAccess::FLUSH_GLOBAL
+        | QpAccess::FLUSH_PERSISTENT
+}
+
+/// For the end that sent the REQ and received the REP. `None` if the REQ's path MTU is none.
+pub fn active(req: &Req, rep: &Rep, packet_life: CmTime) -> Option<ConnectedAttr> {
+    Some(ConnectedAttr {
+        dest_qp: replied_qpn(req.transport, rep),
+        access: access(req.responder_resources),
+        path_mtu: PathMtu::try_from(req.path_mtu).ok()?,
+        rq_psn: req.starting_psn,
+        sq_psn: rep.starting_psn,
+        max_rd_atomic: rep.responder_resources,
+        max_dest_rd_atomic: rep.initiator_depth,
+        min_rnr_timer: 0,
+        timeout: ack_timeout(rep.target_ack_delay, packet_life).code(),
+        retry_cnt: req.retry_count,
+        rnr_retry: rep.rnr_retry_count,
+    })
+}
+
+/// For the end that received the REQ: `psn`, `initiator_depth` and `responder_resources` are those of its REP, which may
+/// not have been sent. `None` if the REQ's path MTU is none.
+pub fn passive(req: &Req, psn: Psn, initiator_depth: u8, responder_resources: u8) -> Option<ConnectedAttr> {
+    Some(ConnectedAttr {
+        dest_qp: req.qpn,
+        access: access(responder_resources),
+        path_mtu: PathMtu::try_from(req.path_mtu).ok()?,
+        rq_psn: psn,
+        sq_psn: req.starting_psn,
+        max_rd_atomic: initiator_depth,
+        max_dest_rd_atomic: responder_resources,
+        min_rnr_timer: 0,
+        timeout: req.primary.ack_timeout.code(),
+        retry_cnt: req.retry_count,
+        rnr_retry: req.rnr_retry_count,
+    })
+}
+
+/// The queue pair of a REP's sender: XRC has it in another field.
+pub fn replied_qpn(transport: Transport, rep: &Rep) -> Qpn {
+    if transport == Transport::XRC { rep.eecn } else { rep.qpn }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn time(code: u8) -> CmTime {
+        CmTime::new(code).unwrap()
+    }
+
+    #[test]
+    fn ack_timeouts_as_linux_rounds_them() {
+        for (delay, life, want) in [
+            // As captured: rxe's delay of 15, life 16 and 18.
+            (15, 16, 17),
+            (15, 18, 19),
+            (0, 0, 2),
+            (0, 1, 2),
+            (0, 2, 3),
+            (16, 15, 17),
+            (17, 15, 18),
+            (18, 15, 18),
+            (31, 0, 31),
+            (31, 31, 31),
+            (0, 31, 31),
+        ] {
+            assert_eq!(ack_timeout(time(delay), time(life)).code(), want, "{delay} {life}");
+        }
+    }
+
+    #[test]
+    fn response_times() {
+        // 2 · 2^16 + 2^20 units of 4.096 µs: what Linux counts as 4608 ms.
+        assert_eq!(response_time(time(16), time(20)).as_millis(), 4831);
+        assert_eq!(response_time(time(0), time(0)).as_nanos(), 3 * 4096);
+        assert!(response_time(time(31), time(31)) < Duration::from_secs(30_000));
+    }
+
+    #[test]
+    fn depths() {
+        for (asked, limit, offer, want) in [
+            (4, 128, None, Ok(4)),
+            (0, 128, None, Ok(0)),
+            (128, 128, Some(1), Ok(128)),
+            (129, 128, None, Err(DepthError { asked: 129, limit: 128 })),
+            (MAX_DEPTH, 128, None, Ok(128)),
+            (MAX_DEPTH, 128, Some(3), Ok(3)),
+            (MAX_DEPTH, 16, Some(200), Ok(16)),
+        ] {
+            assert_eq!(depth(asked, limit, offer), want);
+        }
+    }
+
+    #[test]
+    fn remote_reads_need_resources() {
+        assert_eq!(access(0), QpAccess::LOCAL_WRITE | QpAccess::REMOTE_WRITE);
+        assert!(access(1).contains(QpAccess::REMOTE_READ | QpAccess::REMOTE_ATOMIC | QpAccess::REMOTE_WRITE));
+    }
+}

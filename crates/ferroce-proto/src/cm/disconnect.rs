@@ -1,0 +1,193 @@
+//! How connections end: DREQ, DREP, time-wait (IBTA 12.9.9).
+
+use ferroce_wire::Instant;
+use ferroce_wire::cm::{About, CommId, Drep, Dreq, Info, Mad, Message, PrivateData, RejReason};
+
+use super::connection::{Connection, State};
+use super::types::{CmEventKind, Disconnect, Route};
+use super::{CmDropReason, CmError, ConnectionManager};
+
+impl ConnectionManager {
+    /// Ends a connection, or agrees that the peer ends it. The queue pair should be in the error state before.
+    ///
+    /// # Errors
+    ///
+    /// [`CmError::UnknownId`]; [`CmError::State`] if it is not yet established. Already ending is no error.
+    #[doc(alias = "rdma_disconnect")]
+    pub fn disconnect(&mut self, now: Instant, id: CommId) -> Result<(), CmError> {
+        match self.get(id)?.state {
+            State::Established => {
+                self.send_dreq(now, id);
+                Ok(())
+            }
+            State::DreqRcvd => {
+                self.send_drep(id);
+                self.time_wait(now, id, "disconnect");
+                Ok(())
+            }
+            State::DreqSent(_) | State::TimeWait(_) => Ok(()),
+            ref other => Err(CmError::State(other.name())),
+        }
+    }
+
+    /// The program has no more use for a connection, question or request, in whatever state: the peer is told, and the
+    /// program hears no more of it. What must be kept for a while is kept without it.
+    pub fn close(&mut self, now: Instant, id: CommId) {
+        if self.sidr.contains_key(&id) {
+            self.close_sidr(id);
+            return;
+        }
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.orphaned = true;
+        let consumer = RejReason::CONSUMER;
+        match connection.state {
+            State::ReqSent(_) | State::MraReqRcvd(_) => {
+                self.send_timeout(id, About::REQ);
+                self.remove(id);
+            }
+            State::ReqRcvd | State::MraReqSent(_) => {
+                self.send_rej(id, About::REQ, consumer, Info::NONE, PrivateData::EMPTY);
+                self.remove(id);
+            }
+            State::RepRcvd | State::MraRepSent(_) => {
+                self.send_rej(id, About::REP, consumer, Info::NONE, PrivateData::EMPTY);
+                self.time_wait(now, id, "close");
+            }
+            // Takes back our own REP.
+            State::RepSent(_) | State::MraRepRcvd(_) => {
+                self.send_rej(id, About::OTHER, consumer, Info::NONE, PrivateData::EMPTY);
+                self.time_wait(now, id, "close");
+            }
+            State::Established => self.send_dreq(now, id),
+            State::DreqRcvd => {
+                self.send_drep(id);
+                self.time_wait(now, id, "close");
+            }
+            State::DreqSent(_) | State::TimeWait(_) => {}
+        }
+    }
+
+    /// An owner is gone with all it had: connections, questions, listeners.
+    pub fn close_owner(&mut self, now: Instant, owner: u8) {
+        self.listeners.remove_owner(owner);
+        let low = CommId(u32::from(owner) << 24);
+        let high = CommId(low.0 | 0x00ff_ffff);
+        let ids: Vec<_> = self.connections.range(low..=high).map(|(id, _)| *id).collect();
+        let questions: Vec<_> = self.sidr.range(low..=high).map(|(id, _)| *id).collect();
+        for id in ids.into_iter().chain(questions) {
+            self.close(now, id);
+        }
+        self.events.retain(|event| event.owner != owner);
+    }
+
+    /// The peer's queue pair turns up elsewhere: whatever connected it before is no more.
+    pub(super) fn end_stale(&mut self, now: Instant, old: CommId) {
+        if self.connections.get(&old).is_some_and(|connection| connection.state == State::Established) {
+            self.send_dreq(now, old);
+        }
+    }
+
+    fn send_dreq(&mut self, now: Instant, id: CommId) {
+        let Some(connection) = self.connections.get(&id) else { return };
+        let retry = connection.first_try(now);
+        let Some(dreq) = self.dreq(id) else { return };
+        self.enter(id, "disconnect", State::DreqSent(retry));
+        self.send(id, Message::Dreq(dreq));
+    }
+
+    pub(super) fn dreq(&self, id: CommId) -> Option<Dreq> {
+        let connection = self.connections.get(&id)?;
+        let remote_qpn = ferroce_wire::Qpn::new(connection.qp_key()?.qpn);
+        let remote_id = connection.remote_id()?;
+        Some(Dreq { local_id: id, remote_id, remote_qpn, private: PrivateData::EMPTY })
+    }
+
+    fn send_drep(&mut self, id: CommId) {
+        if let Some(remote_id) = self.connections.get(&id).and_then(Connection::remote_id) {
+            self.send(id, Message::Drep(Drep { local_id: id, remote_id, private: PrivateData::EMPTY }));
+        }
+    }
+
+    /// Tells the program that a connection ends, once.
+    fn tell_end(&mut self, id: CommId, how: Disconnect) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        if !std::mem::replace(&mut connection.told, true) {
+            self.tell(id, CmEventKind::Disconnected(how));
+        }
+    }
+
+    pub(super) fn disconnected(&mut self, now: Instant, id: CommId, event: &'static str, how: Disconnect) {
+        self.tell_end(id, how);
+        self.time_wait(now, id, event);
+    }
+
+    pub(super) fn dreq_unanswered(&mut self, now: Instant, id: CommId) {
+        self.disconnected(now, id, "timeout", Disconnect::NoAnswer);
+    }
+
+    pub(super) fn handle_dreq(
+        &mut self,
+        now: Instant,
+        from: Route,
+        tid: u64,
+        dreq: &Dreq,
+    ) -> Result<(), CmDropReason> {
+        let connection = match self.of_peer(from, dreq.remote_id, dreq.local_id) {
+            Ok(connection) => connection,
+            Err(reason) => {
+                // Whoever asks is told that it is over, whatever it was (IBTA 12.9.9).
+                let (local_id, remote_id) = (dreq.remote_id, dreq.local_id);
+                let drep = Drep { local_id, remote_id, private: PrivateData::EMPTY };
+                self.answer(from, Mad { transaction_id: tid, message: Message::Drep(drep) });
+                return Err(reason);
+            }
+        };
+        let id = connection.id;
+        if connection.local_qpn() != Some(dreq.remote_qpn) {
+            return Err(CmDropReason::WrongPeer);
+        }
+        match connection.state {
+            State::Established
+            | State::RepSent(_)
+            | State::MraRepRcvd(_)
+            | State::RepRcvd
+            | State::MraRepSent(_) => {
+                let alone = connection.orphaned;
+                self.tell_end(id, Disconnect::ByPeer);
+                self.enter(id, "DREQ", State::DreqRcvd);
+                if alone {
+                    self.send_drep(id);
+                    self.time_wait(now, id, "close");
+                }
+                Ok(())
+            }
+            // Both want to end it: neither needs to be asked.
+            State::DreqSent(_) => {
+                self.send_drep(id);
+                self.disconnected(now, id, "DREQ", Disconnect::ByUs);
+                Ok(())
+            }
+            State::TimeWait(_) => {
+                self.send_drep(id);
+                Err(CmDropReason::Duplicate)
+            }
+            State::DreqRcvd => Err(CmDropReason::Duplicate),
+            State::ReqSent(_) | State::MraReqRcvd(_) | State::ReqRcvd | State::MraReqSent(_) => {
+                Err(CmDropReason::State)
+            }
+        }
+    }
+
+    pub(super) fn handle_drep(&mut self, now: Instant, from: Route, drep: &Drep) -> Result<(), CmDropReason> {
+        let connection = self.of_peer(from, drep.remote_id, drep.local_id)?;
+        let id = connection.id;
+        match connection.state {
+            State::DreqSent(_) => {
+                self.disconnected(now, id, "DREP", Disconnect::ByUs);
+                Ok(())
+            }
+            State::TimeWait(_) => Err(CmDropReason::Duplicate),
+            _ => Err(CmDropReason::State),
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Connection management: who is connected to whom, and how that begins and ends (IBTA 12).
+
+mod active;
+pub mod attributes;
+mod connection;
+mod disconnect;
+mod error;
+mod listeners;
+mod passive;
+mod random;
+mod record;
+mod sidr;
+mod table;
+mod types;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use ferroce_wire::Instant;
+use ferroce_wire::cm::{
+    About, Apr, AprStatus, CommId, Info, Lap, Mad, Message, PrivateData, Rej, RejReason, ServiceId,
+};
+use ferroce_wire::mad::MadError;
+
+pub use self::error::{CmDropReason, CmError, ImportError};
+pub use self::types::{
+    AcceptParams, Bind, CmEvent, CmEventKind, ConnectParams, Disconnect, Kind, ListenParams, ListenerId,
+    Route, SidrAnswer, SidrParams, Transmit,
+};
+
+use self::connection::{Connection, QpKey, ReqKey};
+use self::listeners::Listeners;
+use self::random::Random;
+use self::sidr::Sidr;
+
+/// All connections, questions and listeners behind one queue pair 1, without I/O.
+///
+/// # How to drive it
+///
+/// - Commands: [`listen`](Self::listen), [`connect`](Self::connect), [`accept`](Self::accept), [`reject`](Self::reject),
+///   [`establish`](Self::establish), [`disconnect`](Self::disconnect), [`close`](Self::close) and others.
+/// - Input: [`handle_mad`](Self::handle_mad) for each MAD, [`handle_timeout`](Self::handle_timeout) when
+///   [`poll_timeout`](Self::poll_timeout) has come. It may be called early or twice; it then does nothing.
+/// - Output, after each of these: [`poll_transmit`](Self::poll_transmit) until `None`, then
+///   [`poll_event`](Self::poll_event) until `None`, then wait for input, or until [`poll_timeout`](Self::poll_timeout).
+///
+/// A MAD that could not be sent counts as lost on the way: drop it, the retries do the rest. `now` never goes backwards.
+///
+/// Each connection has an owner, a number that stands in the top octet of its [`CommId`]; the caller checks that who
+/// names a connection owns it. Communication ids and PSNs are unguessable without the key.
+///
+/// Everything is bounded: connections by [`CmConfig`], requests that wait by their listener's backlog, the wait for each
+/// answer by the protocol's timers, whatever a peer says. Only a program that neither answers nor closes keeps what it
+/// has.
+#[derive(Debug)]
+pub struct ConnectionManager {
+    config: CmConfig,
+    random: Random,
+    connections: BTreeMap<CommId, Connection>,
+    /// Connections and questions of each owner.
+    used: BTreeMap<u8, usize>,
+    by_req: BTreeMap<ReqKey, CommId>,
+    by_qp: BTreeMap<QpKey, CommId>,
+    /// Peer-to-peer connections.
+    peers: BTreeMap<(ServiceId, Route), CommId>,
+    sidr: BTreeMap<CommId, Sidr>,
+    asked: BTreeMap<(Route, CommId), CommId>,
+    listeners: Listeners,
+    timers: BTreeSet<(Instant, CommId)>,
+    outbox: VecDeque<Transmit>,
+    events: VecDeque<CmEvent>,
+    counters: CmCounters,
+}
+
+/// What a [`ConnectionManager`] is made from.
+#[derive(Clone, Debug)]
+pub struct CmConfig {
+    /// Where communication ids and PSNs come from: random and secret.
+    pub key: [u64; 2],
+    /// Most connections and questions, time-wait included.
+    pub max_connections: usize,
+    /// Most of one owner.
+    pub max_per_owner: usize,
+}
+
+/// Messages since creation. They wrap.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct CmCounters {
+    /// Given to `handle_mad`.
+    pub received: u64,
+    /// Of those, dropped with a [`CmDropReason`].
+    pub dropped: u64,
+    /// Handed to `poll_transmit`, repetitions included.
+    pub sent: u64,
+    /// Repeated because no answer came.
+    pub retried: u64,
+}
+
+/// Answers that wait to be fetched when further ones to strangers are left out.
+const OUTBOX: usize = 4096;
+
+impl ConnectionManager {
+    /// With nobody connected.
+    pub fn new(config: CmConfig) -> Self {
+        Self {
+            random: Random::new(config.key),
+            config,
+            connections: BTreeMap::new(),
+            used: BTreeMap::new(),
+            by_req: BTreeMap::new(),
+            by_qp: BTreeMap::new(),
+            peers: BTreeMap::new(),
+            sidr: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            listeners: Listeners::default(),
+            timers: BTreeSet::new(),
+            outbox: VecDeque::new(),
+            events: VecDeque::new(),
+            counters: CmCounters::default(),
+        }
+    }
+
+    /// Who owns a communication id.
+    pub const fn owner(id: CommId) -> u8 {
+        (id.0 >> 24) as u8
+    }
+
+    /// Connections, time-wait included, and questions.
+    pub fn in_use(&self) -> usize {
+        self.connections.len() + self.sidr.len()
+    }
+
+    /// Whether nothing is left: no connection, question or listener, no timer.
+    pub fn is_empty(&self) -> bool {
+        self.in_use() == 0
+            && self.listeners.len() == 0
+            && self.timers.is_empty()
+            && self.by_req.is_empty()
+            && self.by_qp.is_empty()
+            && self.peers.is_empty()
+            && self.asked.is_empty()
+            && self.used.is_empty()
+    }
+
+    /// The state of a connection, in words; `None` if there is none of this id.
+    pub fn state(&self, id: CommId) -> Option<&'static str> {
+        self.connections.get(&id).map(|connection| connection.state.name())
+    }
+
+    /// Counts since creation.
+    pub const fn counters(&self) -> &CmCounters {
+        &self.counters
+    }
+
+    /// Takes requests to a service. For ports: who may bind which is decided elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// [`CmError::InUse`] if another listener has the same service, addresses and kind.
+    pub fn listen(&mut self, owner: u8, params: ListenParams) -> Result<ListenerId, CmError> {
+        self.listeners.add(owner, params)
+    }
+
+    /// Takes no more requests. Those that wait can still be accepted or rejected.
+    pub fn unlisten(&mut self, id: ListenerId) {
+        self.listeners.remove(id);
+    }
+
+    /// The next MAD to send.
+    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        let transmit = self.outbox.pop_front()?;
+        self.counters.sent = self.counters.sent.wrapping_add(1);
+        Some(transmit)
+    }
+
+    /// What happened next.
+    pub fn poll_event(&mut self) -> Option<CmEvent> {
+        self.events.pop_front()
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some((at, id)) = self.timers.first().copied()
+            && at <= now
+        {
+            self.timers.pop_first();
+            if self.connections.contains_key(&id) {
+                self.connection_timeout(now, id);
+            } else {
+                self.sidr_timeout(now, id);
+            }
+        }
+    }
+
+    /// Takes a MAD that came to queue pair 1: 256 octets.
+    ///
+    /// # Errors
+    ///
+    /// Why it had no effect. An answer may have to be sent nevertheless.
+    pub fn handle_mad(&mut self, now: Instant, from: Route, mad: &[u8]) -> Result<(), CmDropReason> {
+        self.counters.received = self.counters.received.wrapping_add(1);
+        let result = self.dispatch(now, from, mad);
+        if result.is_err() {
+            self.counters.dropped = self.counters.dropped.wrapping_add(1);
+        }
+        result
+    }
+
+    fn dispatch(&mut self, now: Instant, from: Route, bytes: &[u8]) -> Result<(), CmDropReason> {
+        let mad = match Mad::parse(bytes) {
+            Ok(mad) => mad,
+            Err(error) => {
+                self.refuse_version(from, bytes, error);
+                return Err(CmDropReason::Malformed(error));
+            }
+        };
+        let tid = mad.transaction_id;
+        match &mad.message {
+            Message::Req(req) => self.handle_req(now, from, tid, req),
+            Message::Mra(mra) => self.handle_mra(now, from, mra),
+            Message::Rej(rej) => self.handle_rej(now, from, rej),
+            Message::Rep(rep) => self.handle_rep(now, from, tid, rep),
+            Message::Rtu(rtu) => self.handle_rtu(from, rtu),
+            Message::Dreq(dreq) => self.handle_dreq(now, from, tid, dreq),
+            Message::Drep(drep) => self.handle_drep(now, from, drep),
+            Message::Lap(lap) => self.handle_lap(from, tid, lap),
+            // We send no LAPs.
+            Message::Apr(_) => Err(CmDropReason::State),
+            Message::SidrReq(req) => self.handle_sidr_req(from, tid, req),
+            Message::SidrRep(rep) => self.handle_sidr_rep(from, rep),
+        }
+    }
+
+    /// A REQ of a class version that we do not speak is refused as such (IBTA 12.6.7.2, reason 31).
+    fn refuse_version(&mut self, from: Route, bytes: &[u8], error: MadError) {
+        if let MadError::ClassVersion(_) = error
+            && let Some((tid, id)) = Mad::foreign_req(bytes)
+        {
+            self.refuse(from, tid, id, About::REQ, RejReason::CLASS_VERSION, Info::NONE);
+        }
+    }
+
+    /// Refuses a message of a stranger: with no id of ours.
+    fn refuse(
+        &mut self,
+        from: Route,
+        transaction_id: u64,
+        remote_id: CommId,
+        about: About,
+        reason: RejReason,
+        info: Info,
+    ) {
+        let private = PrivateData::EMPTY;
+        let rej = Rej { local_id: CommId::NONE, remote_id, about, reason, info, private };
+        self.answer(from, Mad { transaction_id, message: Message::Rej(rej) });
+    }
+
+    /// RoCE has no alternate paths (rxe 6.12 refuses them too).
+    fn handle_lap(&mut self, from: Route, tid: u64, lap: &Lap) -> Result<(), CmDropReason> {
+        let connection = self.of_peer(from, lap.remote_id, lap.local_id)?;
+        let apr = Apr {
+            local_id: connection.id,
+            remote_id: lap.local_id,
+            status: AprStatus::UNSUPPORTED,
+            info: Info::NONE,
+            private: PrivateData::EMPTY,
+        };
+        self.answer(from, Mad { transaction_id: tid, message: Message::Apr(apr) });
+        Err(CmDropReason::Refused)
+    }
+}

@@ -1,0 +1,208 @@
+//! Connections as octets, so that another broker can go on with them.
+//!
+//! A record is kept by the program that owns the connection, and comes back from it: it is untrusted.
+
+use std::time::Duration;
+
+use ferroce_wire::cm::{CmTime, CommId, Mad, Message, Rep, Req};
+use ferroce_wire::mad::MAD_LEN;
+use ferroce_wire::{Gid, Instant, PathMtu, Psn};
+
+use super::connection::{Connection, LONGEST_WAIT, Retry, Role, State, bounded};
+use super::types::Route;
+use super::{CmError, ConnectionManager, ImportError};
+
+const VERSION: u8 = 1;
+const PASSIVE: u8 = 1;
+const PEER_TO_PEER: u8 = 2;
+const TOLD: u8 = 4;
+const HAS_REP: u8 = 8;
+
+impl ConnectionManager {
+    /// A connection as octets, of at most [`Self::MAX_RECORD`]. Good until its next event or command.
+    ///
+    /// # Errors
+    ///
+    /// [`CmError::UnknownId`].
+    pub fn export(&self, now: Instant, id: CommId) -> Result<Vec<u8>, CmError> {
+        Ok(write(self.get(id)?, now))
+    }
+
+    /// Most octets of a record.
+    pub const MAX_RECORD: usize = 72 + 2 * MAD_LEN;
+
+    /// Takes over a connection that [`export`](Self::export) described, of this owner. `is_ours` says whether we can be
+    /// at the local end of a route. No event is repeated; what was to be repeated on the wire still is.
+    ///
+    /// # Errors
+    ///
+    /// [`ImportError`]; nothing was changed.
+    pub fn import(
+        &mut self,
+        now: Instant,
+        owner: u8,
+        record: &[u8],
+        is_ours: impl FnOnce(&Route) -> bool,
+    ) -> Result<CommId, ImportError> {
+        let connection = read(record, now).ok_or(ImportError::Invalid)?;
+        if Self::owner(connection.id) != owner {
+            return Err(ImportError::Owner);
+        }
+        if !is_ours(&connection.route) {
+            return Err(ImportError::Invalid);
+        }
+        self.admits(&connection)?;
+        let id = connection.id;
+        self.insert(connection);
+        Ok(id)
+    }
+}
+
+fn write(connection: &Connection, now: Instant) -> Vec<u8> {
+    let (state, number) = match connection.state {
+        State::ReqSent(retry) => (0, retry.left),
+        State::MraReqRcvd(retry) => (1, retry.left),
+        State::RepRcvd => (2, 0),
+        State::MraRepSent(time) => (3, time.code()),
+        State::ReqRcvd => (4, 0),
+        State::MraReqSent(time) => (5, time.code()),
+        State::RepSent(retry) => (6, retry.left),
+        State::MraRepRcvd(retry) => (7, retry.left),
+        State::Established => (8, 0),
+        State::DreqSent(retry) => (9, retry.left),
+        State::DreqRcvd => (10, 0),
+        State::TimeWait(_) => (11, 0),
+    };
+    let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+    let flags = flag(connection.role == Role::Passive, PASSIVE)
+        | flag(connection.peer_to_peer, PEER_TO_PEER)
+        | flag(connection.told, TOLD)
+        | flag(connection.rep.is_some(), HAS_REP);
+    let left = connection.state.deadline().map_or(Duration::ZERO, |at| at.saturating_since(now));
+    let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX).to_le_bytes();
+    let mut out = Vec::with_capacity(ConnectionManager::MAX_RECORD);
+    out.extend([VERSION, flags, state, number]);
+    out.extend(nanos(left));
+    out.extend(nanos(connection.response_time));
+    out.extend(connection.transaction_id.to_le_bytes());
+    out.extend(connection.route.interface.to_le_bytes());
+    out.extend(Gid::from_ip(connection.route.local).0);
+    out.extend(Gid::from_ip(connection.route.remote).0);
+    out.extend(connection.id.0.to_le_bytes());
+    out.extend(connection.psn.value().to_le_bytes());
+    out.extend(connection.mad(Message::Req(connection.req)).emit());
+    if let Some(rep) = connection.rep {
+        out.extend(connection.mad(Message::Rep(rep)).emit());
+    }
+    out
+}
+
+/// Octets from the front.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*head)
+    }
+
+    fn nanos(&mut self) -> Option<Duration> {
+        Some(Duration::from_nanos(u64::from_le_bytes(self.take()?)))
+    }
+
+    fn message(&mut self) -> Option<Message> {
+        let mad = self.take::<MAD_LEN>()?;
+        Mad::parse(&mad).ok().map(|mad| mad.message)
+    }
+}
+
+/// `None` unless all of it can be true at once.
+fn read(record: &[u8], now: Instant) -> Option<Connection> {
+    let mut reader = Reader(record);
+    let [VERSION, flags, state, number] = reader.take()? else { return None };
+    let left = reader.nanos()?;
+    let response_time = bounded(reader.nanos()?);
+    let transaction_id = u64::from_le_bytes(reader.take()?);
+    let interface = u32::from_le_bytes(reader.take()?);
+    let local = Gid(reader.take()?).to_ip();
+    let remote = Gid(reader.take()?).to_ip();
+    let id = CommId(u32::from_le_bytes(reader.take()?));
+    let psn = Psn::new(u32::from_le_bytes(reader.take()?));
+    let Message::Req(req) = reader.message()? else { return None };
+    let rep = match flags & HAS_REP {
+        0 => None,
+        _ => match reader.message()? {
+            Message::Rep(rep) => Some(rep),
+            _ => return None,
+        },
+    };
+    let role = if flags & PASSIVE == 0 { Role::Active } else { Role::Passive };
+    let whole = reader.0.is_empty() && flags & !(PASSIVE | PEER_TO_PEER | TOLD | HAS_REP) == 0;
+    let sound = id != CommId::NONE && PathMtu::try_from(req.path_mtu).is_ok();
+    if !whole || !sound || local.is_ipv4() != remote.is_ipv4() || !agree(role, id, psn, &req, rep.as_ref()) {
+        return None;
+    }
+    let state = read_state(state, number, left, response_time, now)?;
+    if !possible(role, &state, rep.is_some()) {
+        return None;
+    }
+    Some(Connection {
+        id,
+        role,
+        peer_to_peer: flags & PEER_TO_PEER != 0,
+        route: Route { local, remote, interface },
+        listener: None,
+        transaction_id,
+        req,
+        rep,
+        psn,
+        response_time,
+        orphaned: false,
+        told: flags & TOLD != 0,
+        state,
+    })
+}
+
+/// The messages are of this connection.
+fn agree(role: Role, id: CommId, psn: Psn, req: &Req, rep: Option<&Rep>) -> bool {
+    let rep_is_answer = rep.is_none_or(|rep| rep.local_id != CommId::NONE && rep.remote_id == req.local_id);
+    let ours = match role {
+        Role::Active => req.local_id == id && req.starting_psn == psn,
+        Role::Passive => rep.is_none_or(|rep| rep.local_id == id && rep.starting_psn == psn),
+    };
+    rep_is_answer && ours && req.local_id != CommId::NONE
+}
+
+fn read_state(code: u8, number: u8, left: Duration, response: Duration, now: Instant) -> Option<State> {
+    let longest = LONGEST_WAIT.duration();
+    let retry = |most: Duration| Retry { at: now + left.min(most), left: number.min(15) };
+    let patient = || retry(longest.saturating_add(response));
+    Some(match code {
+        0 => State::ReqSent(retry(response)),
+        1 => State::MraReqRcvd(patient()),
+        2 => State::RepRcvd,
+        3 => State::MraRepSent(CmTime::new(number)?),
+        4 => State::ReqRcvd,
+        5 => State::MraReqSent(CmTime::new(number)?),
+        6 => State::RepSent(retry(response)),
+        7 => State::MraRepRcvd(patient()),
+        8 => State::Established,
+        9 => State::DreqSent(retry(response)),
+        10 => State::DreqRcvd,
+        11 => State::TimeWait(now + left.min(longest)),
+        _ => return None,
+    })
+}
+
+/// Whether that end can be in that state.
+fn possible(role: Role, state: &State, has_rep: bool) -> bool {
+    match state {
+        State::ReqSent(_) | State::MraReqRcvd(_) => role == Role::Active && !has_rep,
+        State::RepRcvd | State::MraRepSent(_) => role == Role::Active && has_rep,
+        State::ReqRcvd | State::MraReqSent(_) => role == Role::Passive && !has_rep,
+        State::RepSent(_) | State::MraRepRcvd(_) => role == Role::Passive && has_rep,
+        State::Established | State::DreqSent(_) | State::DreqRcvd => has_rep,
+        State::TimeWait(_) => true,
+    }
+}

@@ -1,0 +1,180 @@
+//! Questions for queue pairs of datagrams, at both ends (IBTA 12.11).
+
+use std::time::Duration;
+
+use ferroce_wire::cm::{CommId, Ece, Info, Mad, Message, PrivateData, SidrRep, SidrReq, SidrStatus};
+use ferroce_wire::{Instant, Pkey, Qkey, Qpn};
+
+use super::connection::{Retry, bounded};
+use super::listeners::{Ask, check_addresses};
+use super::types::{CmEventKind, ListenerId, Route, SidrAnswer, SidrParams};
+use super::{CmDropReason, CmError, ConnectionManager};
+
+/// A question under way.
+#[derive(Clone, Debug)]
+pub(super) enum Sidr {
+    /// Ours, repeated until it is answered.
+    Asking { route: Route, traffic_class: u8, mad: Mad, response_time: Duration, retry: Retry },
+    /// A peer's, waiting for a program.
+    Asked { route: Route, transaction_id: u64, req: SidrReq, listener: ListenerId },
+}
+
+impl ConnectionManager {
+    /// Asks a peer for the queue pair behind a service. [`CmEventKind::SidrReply`] or [`CmEventKind::Unreachable`] follows.
+    ///
+    /// # Errors
+    ///
+    /// [`CmError::Full`].
+    pub fn resolve(&mut self, now: Instant, owner: u8, params: &SidrParams) -> Result<CommId, CmError> {
+        let id = self.allocate(owner)?;
+        let req = SidrReq {
+            request_id: id,
+            pkey: Pkey::DEFAULT,
+            service_id: params.service_id,
+            private: params.private,
+        };
+        let transaction_id = u64::from(self.random.next_u32()) << 32 | u64::from(id.0);
+        let mad = Mad { transaction_id, message: Message::SidrReq(req) };
+        let response_time = bounded(params.response_timeout.duration());
+        let retry = Retry { at: now + response_time, left: params.max_cm_retries.min(15) };
+        let (route, traffic_class) = (params.route, params.traffic_class);
+        self.count_in(id);
+        self.timers.insert((retry.at, id));
+        self.sidr.insert(id, Sidr::Asking { route, traffic_class, mad, response_time, retry });
+        self.transmit(route, traffic_class, &mad);
+        Ok(id)
+    }
+
+    /// Answers a question; its id means nothing any more. If the answer is lost, the peer asks again.
+    ///
+    /// # Errors
+    ///
+    /// [`CmError::UnknownId`] if there is no such question.
+    pub fn answer_sidr(&mut self, id: CommId, answer: &SidrAnswer) -> Result<(), CmError> {
+        let Some(Sidr::Asked { route, transaction_id, req, .. }) = self.sidr.get(&id) else {
+            return Err(CmError::UnknownId(id));
+        };
+        let (route, transaction_id) = (*route, *transaction_id);
+        let rep = SidrRep {
+            request_id: req.request_id,
+            status: answer.status,
+            info: Info::NONE,
+            ece: answer.ece,
+            qpn: answer.qpn,
+            service_id: req.service_id,
+            qkey: answer.qkey,
+            private: answer.private,
+        };
+        self.remove_sidr(id);
+        self.transmit(route, 0, &Mad { transaction_id, message: Message::SidrRep(rep) });
+        Ok(())
+    }
+
+    fn remove_sidr(&mut self, id: CommId) {
+        match self.sidr.remove(&id) {
+            Some(Sidr::Asking { retry, .. }) => {
+                self.timers.remove(&(retry.at, id));
+            }
+            Some(Sidr::Asked { route, req, listener, .. }) => {
+                self.asked.remove(&(route, req.request_id));
+                self.listeners.answered(listener);
+            }
+            None => return,
+        }
+        self.count_out(id);
+    }
+
+    /// Nobody wants the answer, or will give one.
+    pub(super) fn close_sidr(&mut self, id: CommId) {
+        if let Some(Sidr::Asked { .. }) = self.sidr.get(&id) {
+            // It is there, so this answers it.
+            let _ = self.answer_sidr(id, &refusal(SidrStatus::REJECTED));
+        } else {
+            self.remove_sidr(id);
+        }
+    }
+
+    pub(super) fn sidr_timeout(&mut self, now: Instant, id: CommId) {
+        let Some(Sidr::Asking { route, traffic_class, mad, response_time, retry }) = self.sidr.get_mut(&id)
+        else {
+            return;
+        };
+        if retry.left == 0 {
+            self.tell(id, CmEventKind::Unreachable);
+            self.remove_sidr(id);
+            return;
+        }
+        *retry = Retry { at: now + *response_time, left: retry.left.saturating_sub(1) };
+        let (route, traffic_class, mad, at) = (*route, *traffic_class, *mad, retry.at);
+        self.timers.insert((at, id));
+        self.counters.retried = self.counters.retried.wrapping_add(1);
+        self.transmit(route, traffic_class, &mad);
+    }
+
+    pub(super) fn handle_sidr_req(
+        &mut self,
+        from: Route,
+        tid: u64,
+        req: &SidrReq,
+    ) -> Result<(), CmDropReason> {
+        if req.request_id == CommId::NONE {
+            return Err(CmDropReason::Invalid);
+        }
+        if self.asked.contains_key(&(from, req.request_id)) {
+            return Err(CmDropReason::Duplicate);
+        }
+        let honest = check_addresses(req.service_id, &req.private.0, &from)?;
+        let listener = self.listeners.find(req.service_id, &from, Ask::Datagram);
+        let Some(listener) = listener.filter(|_| honest && req.pkey.matches(Pkey::DEFAULT)) else {
+            let no = refusal(SidrStatus::UNSUPPORTED);
+            let rep = SidrRep {
+                request_id: req.request_id,
+                status: no.status,
+                info: Info::NONE,
+                ece: no.ece,
+                qpn: no.qpn,
+                service_id: req.service_id,
+                qkey: no.qkey,
+                private: no.private,
+            };
+            self.answer(from, Mad { transaction_id: tid, message: Message::SidrRep(rep) });
+            return Err(CmDropReason::Refused);
+        };
+        let owner = self.listeners.wait(listener).ok_or(CmDropReason::Backlog)?;
+        let Ok(id) = self.allocate(owner) else {
+            self.listeners.answered(listener);
+            return Err(CmDropReason::Backlog);
+        };
+        self.count_in(id);
+        self.asked.insert((from, req.request_id), id);
+        self.sidr.insert(id, Sidr::Asked { route: from, transaction_id: tid, req: *req, listener });
+        self.tell(id, CmEventKind::SidrRequest { listener, route: from, req: Box::new(*req) });
+        Ok(())
+    }
+
+    pub(super) fn handle_sidr_rep(&mut self, from: Route, rep: &SidrRep) -> Result<(), CmDropReason> {
+        let id = rep.request_id;
+        let Some(Sidr::Asking { route, mad, .. }) = self.sidr.get(&id) else {
+            return Err(CmDropReason::UnknownId);
+        };
+        let Message::SidrReq(req) = &mad.message else { return Err(CmDropReason::State) };
+        // A refusal need not repeat the service.
+        let same = req.service_id == rep.service_id || rep.status != SidrStatus::VALID;
+        if *route != from || !same {
+            return Err(CmDropReason::WrongPeer);
+        }
+        self.tell(id, CmEventKind::SidrReply { rep: Box::new(*rep) });
+        self.remove_sidr(id);
+        Ok(())
+    }
+}
+
+fn refusal(status: SidrStatus) -> SidrAnswer {
+    SidrAnswer {
+        status,
+        qpn: Qpn::new(0),
+        qkey: Qkey::new(0),
+        ece: Ece::default(),
+        private: PrivateData::EMPTY,
+    }
+}

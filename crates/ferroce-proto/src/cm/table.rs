@@ -1,0 +1,206 @@
+//! The table of connections: ids, indexes, timers, and the one place where states change.
+
+use ferroce_wire::Instant;
+use ferroce_wire::cm::{CommId, Mad, Message};
+use ferroce_wire::mad::MAD_LEN;
+
+use super::connection::{Connection, Role, State};
+use super::types::{CmEvent, CmEventKind, Route, Transmit};
+use super::{CmDropReason, CmError, ConnectionManager, ImportError, OUTBOX};
+
+impl ConnectionManager {
+    /// A fresh id of an owner, and a place for what it names.
+    pub(super) fn allocate(&mut self, owner: u8) -> Result<CommId, CmError> {
+        self.room(owner)?;
+        // Owners have far fewer ids in use than there are, so that a few draws do.
+        for _ in 0..1000 {
+            let id = CommId(u32::from(owner) << 24 | self.random.next_u32() >> 8);
+            if id != CommId::NONE && !self.connections.contains_key(&id) && !self.sidr.contains_key(&id) {
+                return Ok(id);
+            }
+        }
+        Err(CmError::Full(self.config.max_per_owner))
+    }
+
+    pub(super) fn room(&self, owner: u8) -> Result<(), CmError> {
+        if self.in_use() >= self.config.max_connections {
+            return Err(CmError::Full(self.config.max_connections));
+        }
+        if self.used.get(&owner).is_some_and(|used| *used >= self.config.max_per_owner) {
+            return Err(CmError::Full(self.config.max_per_owner));
+        }
+        Ok(())
+    }
+
+    pub(super) fn count_in(&mut self, id: CommId) {
+        let used = self.used.entry(Self::owner(id)).or_default();
+        *used = used.saturating_add(1);
+    }
+
+    pub(super) fn count_out(&mut self, id: CommId) {
+        let owner = Self::owner(id);
+        if let Some(used) = self.used.get_mut(&owner) {
+            *used = used.saturating_sub(1);
+            if *used == 0 {
+                self.used.remove(&owner);
+            }
+        }
+    }
+
+    /// Takes in a connection with all its indexes.
+    pub(super) fn insert(&mut self, connection: Connection) {
+        let id = connection.id;
+        self.count_in(id);
+        if let Some(key) = connection.req_key() {
+            self.by_req.insert(key, id);
+        }
+        if let Some(key) = connection.qp_key() {
+            self.by_qp.entry(key).or_insert(id);
+        }
+        if connection.peer_to_peer {
+            self.peers.insert((connection.req.service_id, connection.route), id);
+        }
+        if let Some(at) = connection.state.deadline() {
+            self.timers.insert((at, id));
+        }
+        self.connections.insert(id, connection);
+    }
+
+    /// Forgets a connection.
+    pub(super) fn remove(&mut self, id: CommId) {
+        let Some(connection) = self.connections.remove(&id) else { return };
+        tracing::debug!(?id, from = connection.state.name(), to = "idle");
+        self.count_out(id);
+        if let Some(key) = connection.req_key()
+            && self.by_req.get(&key) == Some(&id)
+        {
+            self.by_req.remove(&key);
+        }
+        if let Some(key) = connection.qp_key()
+            && self.by_qp.get(&key) == Some(&id)
+        {
+            self.by_qp.remove(&key);
+        }
+        if connection.peer_to_peer {
+            self.peers.remove(&(connection.req.service_id, connection.route));
+        }
+        if let Some(at) = connection.state.deadline() {
+            self.timers.remove(&(at, id));
+        }
+        if connection.state.waits_for_program()
+            && let Some(listener) = connection.listener
+        {
+            self.listeners.answered(listener);
+        }
+    }
+
+    /// Changes a connection's state: the only place where that is done.
+    pub(super) fn enter(&mut self, id: CommId, event: &'static str, to: State) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let from = std::mem::replace(&mut connection.state, to);
+        tracing::debug!(?id, from = from.name(), event, to = to.name());
+        if let Some(at) = from.deadline() {
+            self.timers.remove(&(at, id));
+        }
+        if let Some(at) = to.deadline() {
+            self.timers.insert((at, id));
+        }
+        if from.waits_for_program()
+            && !to.waits_for_program()
+            && let Some(listener) = connection.listener.take()
+        {
+            self.listeners.answered(listener);
+        }
+    }
+
+    /// Ends a connection by time-wait.
+    pub(super) fn time_wait(&mut self, now: Instant, id: CommId, event: &'static str) {
+        if let Some(connection) = self.connections.get(&id) {
+            let state = connection.time_wait(now);
+            self.enter(id, event, state);
+        }
+    }
+
+    pub(super) fn get(&self, id: CommId) -> Result<&Connection, CmError> {
+        let connection = self.connections.get(&id).ok_or(CmError::UnknownId(id))?;
+        // Its program has closed it: for programs it is no more.
+        if connection.orphaned { Err(CmError::UnknownId(id)) } else { Ok(connection) }
+    }
+
+    /// The connection that a message names by both ids, if it comes from that connection's peer.
+    pub(super) fn of_peer(
+        &self,
+        from: Route,
+        ours: CommId,
+        theirs: CommId,
+    ) -> Result<&Connection, CmDropReason> {
+        let connection = self.connections.get(&ours).ok_or(CmDropReason::UnknownId)?;
+        if connection.route != from || connection.remote_id() != Some(theirs) {
+            return Err(CmDropReason::WrongPeer);
+        }
+        Ok(connection)
+    }
+
+    /// Sends a message of a connection.
+    pub(super) fn send(&mut self, id: CommId, message: Message) {
+        if let Some(connection) = self.connections.get(&id) {
+            let (route, mad) = (connection.route, connection.mad(message));
+            let traffic_class = connection.req.primary.traffic_class;
+            self.transmit(route, traffic_class, &mad);
+        }
+    }
+
+    /// Answers somebody for whom nothing is kept, unless too much is waiting to be sent.
+    pub(super) fn answer(&mut self, to: Route, mad: Mad) {
+        if self.outbox.len() < OUTBOX {
+            self.transmit(to, 0, &mad);
+        }
+    }
+
+    pub(super) fn transmit(&mut self, route: Route, traffic_class: u8, mad: &Mad) {
+        tracing::trace!(?route, message = mad.message.name(), "send");
+        let mad: Box<[u8; MAD_LEN]> = Box::new(mad.emit());
+        self.outbox.push_back(Transmit { route, traffic_class, mad });
+    }
+
+    /// Tells a connection's program, if it has one.
+    pub(super) fn tell(&mut self, id: CommId, kind: CmEventKind) {
+        if self.connections.get(&id).is_none_or(|connection| !connection.orphaned) {
+            self.events.push_back(CmEvent { owner: Self::owner(id), id, kind });
+        }
+    }
+
+    /// Whether a connection read from a record can be taken in beside the others.
+    pub(super) fn admits(&self, connection: &Connection) -> Result<(), ImportError> {
+        let id = connection.id;
+        if self.connections.contains_key(&id) || self.sidr.contains_key(&id) {
+            return Err(ImportError::InUse);
+        }
+        let taken = connection.req_key().is_some_and(|key| self.by_req.contains_key(&key))
+            || connection.qp_key().is_some_and(|key| self.by_qp.contains_key(&key))
+            || connection.peer_to_peer
+                && self.peers.contains_key(&(connection.req.service_id, connection.route));
+        if taken {
+            return Err(ImportError::InUse);
+        }
+        self.room(Self::owner(id)).map_err(|error| match error {
+            CmError::Full(limit) => ImportError::Full(limit),
+            CmError::UnknownId(_) | CmError::State(_) | CmError::InUse(_) => ImportError::Invalid,
+        })
+    }
+
+    /// Makes a peer-to-peer connection the passive end of the other end's REQ.
+    pub(super) fn turn_passive(&mut self, id: CommId, change: impl FnOnce(&mut Connection)) {
+        let Some(mut connection) = self.connections.remove(&id) else { return };
+        change(&mut connection);
+        connection.role = Role::Passive;
+        if let Some(key) = connection.req_key() {
+            self.by_req.insert(key, id);
+        }
+        if let Some(key) = connection.qp_key() {
+            self.by_qp.insert(key, id);
+        }
+        self.connections.insert(id, connection);
+        self.enter(id, "REQ of the peer", State::ReqRcvd);
+    }
+}

@@ -1,0 +1,391 @@
+//! What goes into connection management and what comes out.
+
+use std::net::IpAddr;
+
+use ferroce_wire::cm::{
+    About, CmTime, CommId, Ece, Info, Path, PrivateData, RejReason, Rep, Req, ServiceId, SidrRep, SidrReq,
+    SidrStatus, Transport,
+};
+use ferroce_wire::mad::MAD_LEN;
+use ferroce_wire::{Gid, PathMtu, Pkey, Psn, Qkey, Qpn};
+
+use super::attributes;
+
+/// Where a MAD comes from or goes to. IPv4 addresses are never written as IPv6 ones.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Route {
+    /// Our address.
+    pub local: IpAddr,
+    /// The peer's.
+    pub remote: IpAddr,
+    /// The interface it is about: matters for link-local addresses. Any number that the caller gives meaning to.
+    pub interface: u32,
+}
+
+/// A MAD to send to the peer's queue pair 1.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Transmit {
+    /// Whereto.
+    pub route: Route,
+    /// IP's type of service.
+    pub traffic_class: u8,
+    /// What.
+    pub mad: Box<[u8; MAD_LEN]>,
+}
+
+/// Who listens.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ListenerId(pub(super) u64);
+
+/// Destinations that a listener takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bind {
+    /// Every local address.
+    Any,
+    /// Every local IPv4 address.
+    AnyV4,
+    /// Every local IPv6 address.
+    AnyV6,
+    /// This one, on any interface.
+    Address(IpAddr),
+    /// This one, on one interface: link-local addresses.
+    Scoped(IpAddr, u32),
+}
+
+/// What a listener is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Connections, by REQ.
+    Connections,
+    /// Queue pairs, by SIDR_REQ.
+    Datagrams,
+    /// Either.
+    Both,
+}
+
+/// A listener.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ListenParams {
+    /// The service.
+    pub service_id: ServiceId,
+    /// At which addresses.
+    pub bind: Bind,
+    /// By which messages.
+    pub kind: Kind,
+    /// Requests that may wait for an answer; 0 and more than [`Self::MAX_BACKLOG`] mean that many. Further ones are
+    /// dropped, and come again.
+    pub backlog: usize,
+}
+
+impl ListenParams {
+    /// Most requests that may wait, of one listener.
+    pub const MAX_BACKLOG: usize = 1024;
+}
+
+/// A request for a connection. See [`Req`] for what the fields mean.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConnectParams {
+    /// Between whom.
+    pub route: Route,
+    /// The peer connects to us at the same time, to the same service; nobody listens (IBTA 12.10.4).
+    pub peer_to_peer: bool,
+    /// The service.
+    pub service_id: ServiceId,
+    /// Our node GUID.
+    pub ca_guid: u64,
+    /// Our queue pair.
+    pub qpn: Qpn,
+    /// The PSN our queue pair expects first; a random one if `None`.
+    pub starting_psn: Option<Psn>,
+    /// Service of the queue pairs.
+    pub transport: Transport,
+    /// Reads and atomics that we can serve.
+    pub responder_resources: u8,
+    /// Reads and atomics that we will have outstanding.
+    pub initiator_depth: u8,
+    /// Whether our queue pair gives credits.
+    pub flow_control: bool,
+    /// `retry_cnt` of both queue pairs, at most 7.
+    pub retry_count: u8,
+    /// `rnr_retry` of the peer's queue pair, at most 7.
+    pub rnr_retry_count: u8,
+    /// Our queue pair takes from a shared receive queue.
+    pub srq: bool,
+    /// Payload of a full packet.
+    pub path_mtu: PathMtu,
+    /// How long a packet may be under way: 16 on RoCE.
+    pub packet_life: CmTime,
+    /// How long our queue pair may take to acknowledge.
+    pub ack_delay: CmTime,
+    /// How soon each end answers: 20.
+    pub response_timeout: CmTime,
+    /// How often each end repeats a message, at most 15.
+    pub max_cm_retries: u8,
+    /// IP's type of service.
+    pub traffic_class: u8,
+    /// IP's time to live.
+    pub hop_limit: u8,
+    /// 20 bits.
+    pub flow_label: u32,
+    /// Service level, 4 bits.
+    pub sl: u8,
+    /// Vendor options.
+    pub ece: Ece,
+    /// With the IP CM header, if the service is a port.
+    pub private: PrivateData<92>,
+}
+
+impl ConnectParams {
+    /// A reliable connection with the values that librdmacm and the kernel choose for a program that asks for nothing.
+    pub const fn new(route: Route, service_id: ServiceId, ca_guid: u64, qpn: Qpn) -> Self {
+        Self {
+            route,
+            peer_to_peer: false,
+            service_id,
+            ca_guid,
+            qpn,
+            starting_psn: None,
+            transport: Transport::Rc,
+            responder_resources: 1,
+            initiator_depth: 1,
+            flow_control: false,
+            retry_count: 7,
+            rnr_retry_count: 7,
+            srq: false,
+            path_mtu: PathMtu::B1024,
+            packet_life: CmTime::saturating(16),
+            ack_delay: CmTime::saturating(15),
+            response_timeout: CmTime::saturating(20),
+            max_cm_retries: 15,
+            traffic_class: 0,
+            hop_limit: 64,
+            flow_label: 0,
+            sl: 0,
+            ece: Ece { vendor_id: 0, options: 0 },
+            private: PrivateData::EMPTY,
+        }
+    }
+
+    /// The REQ.
+    pub(super) fn req(&self, local_id: CommId, starting_psn: Psn) -> Req {
+        let routed = self.hop_limit > 1;
+        let lid = if routed { 0xffff } else { 0 };
+        Req {
+            local_id,
+            ece: self.ece,
+            service_id: self.service_id,
+            ca_guid: self.ca_guid,
+            qkey: Qkey::new(0),
+            qpn: self.qpn,
+            responder_resources: self.responder_resources,
+            initiator_depth: self.initiator_depth,
+            local_eecn: Qpn::new(0),
+            remote_eecn: Qpn::new(0),
+            remote_timeout: self.response_timeout,
+            local_timeout: self.response_timeout,
+            transport: self.transport,
+            flow_control: self.flow_control,
+            starting_psn,
+            retry_count: self.retry_count.min(7),
+            pkey: Pkey::DEFAULT,
+            path_mtu: self.path_mtu as u8,
+            rdc_exists: false,
+            rnr_retry_count: self.rnr_retry_count.min(7),
+            max_cm_retries: self.max_cm_retries.min(15),
+            srq: self.srq,
+            primary: Path {
+                local_lid: lid,
+                remote_lid: lid,
+                local_gid: Gid::from_ip(self.route.local),
+                remote_gid: Gid::from_ip(self.route.remote),
+                flow_label: self.flow_label,
+                rate: 0,
+                traffic_class: self.traffic_class,
+                hop_limit: self.hop_limit,
+                sl: self.sl,
+                subnet_local: !routed,
+                ack_timeout: attributes::ack_timeout(self.ack_delay, self.packet_life),
+            },
+            alternate: Path::default(),
+            sap_supported: false,
+            private: self.private,
+        }
+    }
+}
+
+/// The answer to a request for a connection. See [`Rep`] for what the fields mean.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AcceptParams {
+    /// Our node GUID.
+    pub ca_guid: u64,
+    /// Our queue pair.
+    pub qpn: Qpn,
+    /// Reads and atomics that we can serve.
+    pub responder_resources: u8,
+    /// Reads and atomics that we will have outstanding.
+    pub initiator_depth: u8,
+    /// How long our queue pair may take to acknowledge.
+    pub ack_delay: CmTime,
+    /// Whether our queue pair gives credits.
+    pub flow_control: bool,
+    /// `rnr_retry` of the peer's queue pair, at most 7.
+    pub rnr_retry_count: u8,
+    /// Our queue pair takes from a shared receive queue.
+    pub srq: bool,
+    /// Vendor options.
+    pub ece: Ece,
+    /// For the peer.
+    pub private: PrivateData<196>,
+}
+
+impl AcceptParams {
+    /// With the values that librdmacm and the kernel choose for a program that asks for nothing.
+    pub const fn new(ca_guid: u64, qpn: Qpn) -> Self {
+        Self {
+            ca_guid,
+            qpn,
+            responder_resources: 1,
+            initiator_depth: 1,
+            ack_delay: CmTime::saturating(15),
+            flow_control: false,
+            rnr_retry_count: 7,
+            srq: false,
+            ece: Ece { vendor_id: 0, options: 0 },
+            private: PrivateData::EMPTY,
+        }
+    }
+
+    /// The REP to `req`.
+    pub(super) fn rep(&self, local_id: CommId, starting_psn: Psn, req: &Req) -> Rep {
+        let xrc = req.transport == Transport::XRC;
+        let nobody = Qpn::new(0);
+        Rep {
+            local_id,
+            remote_id: req.local_id,
+            qkey: Qkey::new(0),
+            qpn: if xrc { nobody } else { self.qpn },
+            eecn: if xrc { self.qpn } else { nobody },
+            ece: self.ece,
+            starting_psn,
+            responder_resources: self.responder_resources,
+            initiator_depth: self.initiator_depth,
+            target_ack_delay: self.ack_delay,
+            // RoCE has no alternate paths: "not supported" to who proposes one.
+            failover: u8::from(!req.alternate.remote_gid.is_zero()),
+            flow_control: self.flow_control,
+            rnr_retry_count: self.rnr_retry_count.min(7),
+            srq: self.srq || xrc,
+            ca_guid: self.ca_guid,
+            private: self.private,
+        }
+    }
+}
+
+/// A question for a queue pair of datagrams.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SidrParams {
+    /// Between whom.
+    pub route: Route,
+    /// The service.
+    pub service_id: ServiceId,
+    /// How soon the peer answers: 20.
+    pub response_timeout: CmTime,
+    /// How often to repeat it, at most 15.
+    pub max_cm_retries: u8,
+    /// IP's type of service.
+    pub traffic_class: u8,
+    /// With the IP CM header, if the service is a port.
+    pub private: PrivateData<216>,
+}
+
+/// The answer to such a question.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SidrAnswer {
+    /// Whether the rest means anything.
+    pub status: SidrStatus,
+    /// The queue pair.
+    pub qpn: Qpn,
+    /// Its key.
+    pub qkey: Qkey,
+    /// Vendor options.
+    pub ece: Ece,
+    /// For the peer.
+    pub private: PrivateData<136>,
+}
+
+/// What happened, and to whom.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CmEvent {
+    /// Whose.
+    pub owner: u8,
+    /// Which connection, question or request.
+    pub id: CommId,
+    /// What.
+    pub kind: CmEventKind,
+}
+
+/// What happened. After [`Rejected`](Self::Rejected), [`Unreachable`](Self::Unreachable) and those whose text says so,
+/// the id means nothing any more, unless [`super::ConnectionManager::state`] still knows it: then it is in time-wait.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum CmEventKind {
+    /// Somebody wants a connection: accept or reject it. `listener` is `None` if this is a peer that we asked too.
+    Request {
+        /// Who was asked.
+        listener: Option<ListenerId>,
+        /// Between whom: as the packet said, which may not be what the REQ says.
+        route: Route,
+        /// What they want.
+        req: Box<Req>,
+        /// The PSN that our queue pair is to expect first.
+        starting_psn: Psn,
+    },
+    /// The peer agreed: set up the queue pair, then establish or reject.
+    Reply {
+        /// What the peer answered.
+        rep: Box<Rep>,
+    },
+    /// The connection is there at both ends.
+    Established,
+    /// The peer refused, or took back what it had asked for.
+    Rejected {
+        /// What it refused.
+        about: About,
+        /// Why.
+        reason: RejReason,
+        /// More about why.
+        info: Info,
+        /// From the peer.
+        private: Box<PrivateData<148>>,
+    },
+    /// No answer to a REQ, REP or SIDR_REQ.
+    Unreachable,
+    /// The connection ends. Comes once.
+    Disconnected(Disconnect),
+    /// Time-wait is over; the id means nothing any more.
+    TimeWaitOver,
+    /// Somebody asks for a queue pair: answer it.
+    SidrRequest {
+        /// Who was asked.
+        listener: ListenerId,
+        /// Between whom.
+        route: Route,
+        /// What they want.
+        req: Box<SidrReq>,
+    },
+    /// The answer to a question; the id means nothing any more.
+    SidrReply {
+        /// What the peer answered; its status says whether it agreed.
+        rep: Box<SidrRep>,
+    },
+}
+
+/// How a connection ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Disconnect {
+    /// The peer asked for it: answer by `disconnect`.
+    ByPeer,
+    /// We asked, and the peer agreed.
+    ByUs,
+    /// We asked, and the peer is silent.
+    NoAnswer,
+}

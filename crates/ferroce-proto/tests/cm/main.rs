@@ -1,0 +1,6 @@
+//! Connection management: two ends, a network between them, and what it does to their messages.
+
+mod exchange;
+mod probe;
+mod schedules;
+mod world;
