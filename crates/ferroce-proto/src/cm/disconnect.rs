@@ -146,13 +146,17 @@ impl ConnectionManager {
         if connection.local_qpn() != Some(dreq.remote_qpn) {
             return Err(CmDropReason::WrongPeer);
         }
-        match connection.state {
+        let (state, alone) = (connection.state, connection.orphaned);
+        if let Some(connection) = self.connections.get_mut(&id) {
+            // The DREP is of the DREQ's transaction.
+            connection.transaction_id = tid;
+        }
+        match state {
             State::Established
             | State::RepSent(_)
             | State::MraRepRcvd(_)
             | State::RepRcvd
             | State::MraRepSent(_) => {
-                let alone = connection.orphaned;
                 self.tell_end(id, Disconnect::ByPeer);
                 self.enter(id, "DREQ", State::DreqRcvd);
                 if alone {

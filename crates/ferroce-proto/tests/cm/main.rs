@@ -1,6 +1,9 @@
 //! Connection management: two ends, a network between them, and what it does to their messages.
 
 mod exchange;
+mod hostile;
 mod probe;
+mod records;
 mod schedules;
+mod states;
 mod world;

@@ -9,7 +9,7 @@ use crate::world::{Answer, MS, PLAIN, Packet, SECOND, Script, World};
 /// Before the first REQ arrives.
 const CROSSING: Duration = Duration::from_micros(500);
 
-const SCRIPTS: [(&str, Script); 13] = [
+pub const SCRIPTS: [(&str, Script); 13] = [
     ("connect, disconnect", PLAIN),
     ("the passive end disconnects", Script { disconnects: [false, true], ..PLAIN }),
     ("both disconnect", Script { disconnects: [true, true], ..PLAIN }),

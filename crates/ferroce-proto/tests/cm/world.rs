@@ -167,6 +167,9 @@ pub struct World<'r> {
     pub sent: Vec<(usize, &'static str)>,
     pub drops: Vec<(usize, CmDropReason)>,
     pub last_sent: Instant,
+    /// After so many messages of both ends, the broker of this end is another one.
+    pub restart: Option<(usize, usize)>,
+    records: [BTreeMap<CommId, Vec<u8>>; 2],
     plans: BTreeMap<(Instant, usize), (usize, Action)>,
     planned: usize,
 }
@@ -182,6 +185,8 @@ impl World<'_> {
             sent: Vec::new(),
             drops: Vec::new(),
             last_sent: Instant::ZERO,
+            restart: None,
+            records: Default::default(),
             plans: BTreeMap::new(),
             planned: 0,
         };
@@ -216,20 +221,28 @@ impl World<'_> {
                 }
             }
             self.ends.iter_mut().for_each(|end| end.handle_timeout(self.now));
+            self.drain();
             while let Some(entry) = self.plans.first_entry()
                 && entry.key().0 <= self.now
             {
                 let (end, action) = entry.remove();
                 self.act(end, action);
+                let ids: Vec<_> = self.stories[end].keys().copied().collect();
+                ids.into_iter().for_each(|id| self.keep(end, id));
             }
         }
         panic!("no end: {:?}", self.sent);
     }
 
     fn drain(&mut self) {
+        if let Some((_, end)) = self.restart.take_if(|(messages, _)| self.sent.len() >= *messages) {
+            self.replace_broker(end);
+        }
         for end in 0..2 {
             while let Some(event) = self.ends[end].poll_event() {
+                let id = event.id;
                 self.handle(end, event);
+                self.keep(end, id);
             }
             while let Some(transmit) = self.ends[end].poll_transmit() {
                 assert_eq!(transmit.route, route(end));
@@ -238,6 +251,31 @@ impl World<'_> {
                 self.last_sent = self.now;
                 self.network.send(self.now, 1 - end, packet);
             }
+        }
+    }
+
+    /// A new broker takes over what programs hand back: connections and listeners. Events that were not delivered are
+    /// lost with the old one, and so is what programs had closed.
+    fn replace_broker(&mut self, end: usize) {
+        self.ends[end] = manager(self.now.as_nanos());
+        if self.script.listens && end == 1 {
+            self.ends[1].listen(5, listen(10)).unwrap();
+        }
+        for (id, record) in &self.records[end] {
+            let owner = ConnectionManager::owner(*id);
+            let ours = |at: &Route| *at == route(end);
+            assert_eq!(self.ends[end].import(self.now, owner, record, ours), Ok(*id));
+        }
+    }
+
+    /// A program keeps a record of each of its connections, as it was after the last event or command.
+    fn keep(&mut self, end: usize, id: CommId) {
+        match self.ends[end].export(self.now, id) {
+            Ok(record) => {
+                assert!(record.len() <= ConnectionManager::MAX_RECORD);
+                self.records[end].insert(id, record);
+            }
+            Err(_) => drop(self.records[end].remove(&id)),
         }
     }
 
