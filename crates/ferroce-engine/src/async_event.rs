@@ -3,12 +3,11 @@
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::EventError;
 use crate::notify::NotifyQueue;
-use crate::{CompletionQueue, Qp, QpShare, Srq, sys};
+use crate::{CompletionQueue, Qp, QpShare, Srq};
 
 /// What happened. Discriminants are those of `enum ibv_event_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -139,16 +138,7 @@ impl AsyncQueue {
                     return Ok(event);
                 }
             }
-            if self.queue.is_nonblocking() {
-                return Err(EventError::WouldBlock);
-            }
-            let mut fds = [PollFd::new(self.queue.fd(), PollFlags::POLLIN)];
-            match poll(&mut fds, PollTimeout::NONE) {
-                Ok(_) => {}
-                Err(nix::Error::EINTR) if sys::a_handler_interrupts() => return Err(EventError::Interrupted),
-                Err(nix::Error::EINTR) => {}
-                Err(errno) => return Err(EventError::Io(errno.into())),
-            }
+            self.queue.wait()?;
         }
     }
 
@@ -237,17 +227,19 @@ fn hand_out(entry: Queued) -> Option<AsyncEvent> {
 
 /// Events handed out and acknowledged of one object; destroying it waits until both are equal.
 #[derive(Default)]
-pub(crate) struct AckCount {
+pub struct AckCount {
     outstanding: Mutex<i64>,
     settled: Condvar,
 }
 
 impl AckCount {
-    pub(crate) fn handed_out(&self, events: u32) {
+    /// So many events were given to the program.
+    pub fn handed_out(&self, events: u32) {
         *self.outstanding.lock() += i64::from(events);
     }
 
-    pub(crate) fn acknowledge(&self, events: u32) {
+    /// The program is through with so many.
+    pub fn acknowledge(&self, events: u32) {
         let mut outstanding = self.outstanding.lock();
         *outstanding -= i64::from(events);
         if *outstanding <= 0 {
@@ -255,7 +247,8 @@ impl AckCount {
         }
     }
 
-    pub(crate) fn wait(&self) {
+    /// Sleeps until the program is through with all.
+    pub fn wait(&self) {
         let mut outstanding = self.outstanding.lock();
         while *outstanding > 0 {
             self.settled.wait(&mut outstanding);

@@ -199,10 +199,21 @@ impl Engine {
         }
     }
 
-    fn refresh_devices(&self) -> Result<(), DeviceError> {
+    /// Asks the broker for the devices as they are now.
+    pub(crate) fn refresh_devices(&self) -> Result<(), DeviceError> {
         let devices = self.broker.devices().map_err(|error| DeviceError::Broker(error.into()))?;
         self.devices.store(Arc::new(devices));
         Ok(())
+    }
+
+    /// The devices, as last told: at once if [`Self::is_running`], otherwise when they were last asked for.
+    pub(crate) fn devices(&self) -> Arc<Vec<DeviceInfo>> {
+        self.devices.load_full()
+    }
+
+    /// Whether a device was opened, and with it the thread started that follows the broker.
+    pub(crate) fn is_running(&self) -> bool {
+        self.running.get().is_some()
     }
 
     pub(crate) fn device(&self, name: &str) -> Option<DeviceInfo> {

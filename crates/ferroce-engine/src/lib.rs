@@ -22,6 +22,7 @@ mod attr;
 mod background;
 pub mod broker;
 mod channel;
+pub mod cm;
 mod context;
 mod counters;
 mod cq;
@@ -57,7 +58,7 @@ mod sync {
 }
 
 pub use ah::Ah;
-pub use async_event::{AsyncElement, AsyncEvent, AsyncEventKind, AsyncQueue};
+pub use async_event::{AckCount, AsyncElement, AsyncEvent, AsyncEventKind, AsyncQueue};
 pub use attr::{AhAttr, QpAttr, QpInit};
 pub use channel::CompletionChannel;
 pub use context::Context;
@@ -79,6 +80,7 @@ pub use memory::{Access, Advice, AdviseError, MwType, RegMrError};
 pub use moderation::Moderation;
 pub use mr::{Mr, MrChange};
 pub use mw::Mw;
+pub use notify::NotifyQueue;
 pub use pd::{Pd, ThreadDomain};
 pub use qp::{Qp, QpShare};
 pub use send_batch::SendBatch;

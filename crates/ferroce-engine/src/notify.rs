@@ -5,30 +5,36 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
+use crate::error::EventError;
 use crate::fork::Guarded;
+use crate::sys;
 
-/// A FIFO whose descriptor is readable exactly while something is in it: an `eventfd` semaphore
+/// Events that a program waits for: a FIFO whose descriptor is readable exactly while something is in it: an `eventfd` semaphore
 /// with one unit per entry, changed under the queue's lock.
-pub(crate) struct NotifyQueue<T> {
+pub struct NotifyQueue<T> {
     fd: Guarded<EventFd>,
     entries: Mutex<VecDeque<T>>,
 }
 
 impl<T> NotifyQueue<T> {
-    pub(crate) fn new() -> io::Result<Self> {
+    /// An empty queue with a descriptor of its own.
+    pub fn new() -> io::Result<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE;
         let fd = EventFd::from_value_and_flags(0, flags)?;
         Ok(Self { fd: Guarded::new(fd), entries: Mutex::new(VecDeque::new()) })
     }
 
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+    /// Readable while an event is there. O_NONBLOCK, if the program sets it, is honoured by [`Self::wait`].
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    pub(crate) fn push(&self, entry: T) {
+    /// Appends an event.
+    pub fn push(&self, entry: T) {
         let mut entries = self.entries.lock();
         entries.push_back(entry);
         if let Err(errno) = self.fd.write(1) {
@@ -38,7 +44,7 @@ impl<T> NotifyQueue<T> {
 
     /// The oldest entry, given to `take` before a purge could look for it. Never blocks: under the
     /// lock there is a unit for every entry.
-    pub(crate) fn pop<R>(&self, take: impl FnOnce(T) -> R) -> Option<R> {
+    pub fn pop<R>(&self, take: impl FnOnce(T) -> R) -> Option<R> {
         let mut entries = self.entries.lock();
         let entry = entries.pop_front()?;
         self.take_unit();
@@ -46,7 +52,7 @@ impl<T> NotifyQueue<T> {
     }
 
     /// Drops every entry that `gone` names, and returns how many those were.
-    pub(crate) fn purge(&self, mut gone: impl FnMut(&T) -> bool) -> usize {
+    pub fn purge(&self, mut gone: impl FnMut(&T) -> bool) -> usize {
         let mut entries = self.entries.lock();
         let before = entries.len();
         entries.retain(|entry| !gone(entry));
@@ -55,6 +61,20 @@ impl<T> NotifyQueue<T> {
             self.take_unit();
         }
         purged
+    }
+
+    /// Sleeps until something is in the queue; the caller looks whether it is still there.
+    pub fn wait(&self) -> Result<(), EventError> {
+        if self.is_nonblocking() {
+            return Err(EventError::WouldBlock);
+        }
+        let mut fds = [PollFd::new(self.fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::NONE) {
+            Ok(_) => Ok(()),
+            Err(nix::Error::EINTR) if sys::a_handler_interrupts() => Err(EventError::Interrupted),
+            Err(nix::Error::EINTR) => Ok(()),
+            Err(errno) => Err(EventError::Io(errno.into())),
+        }
     }
 
     fn take_unit(&self) {
@@ -72,8 +92,6 @@ impl<T> NotifyQueue<T> {
 
 #[cfg(test)]
 mod tests {
-    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-
     use super::*;
 
     fn readable<T>(queue: &NotifyQueue<T>) -> bool {
@@ -102,5 +120,6 @@ mod tests {
         assert!(!queue.is_nonblocking());
         fcntl(queue.fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("fcntl");
         assert!(queue.is_nonblocking());
+        assert!(matches!(queue.wait(), Err(EventError::WouldBlock)));
     }
 }

@@ -1,0 +1,3 @@
+//! Connection management: the client half of librdmacm.
+
+pub mod resolve;

@@ -1,0 +1,242 @@
+//! Which device reaches an address, so that no program needs to know a GID index.
+//!
+//! The kernel is asked by a connected UDP socket: its answer has the routing rules, the source address selection and the
+//! path MTU that our packets will see. It resolves the neighbour itself when we send, so nothing here waits.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+
+use ferroce_wire::{Gid, PathMtu};
+use rustix::net::sockopt;
+use thiserror::Error;
+
+use crate::DeviceInfo;
+use crate::device::{GidEntry, GidType};
+use crate::engine::Engine;
+use crate::error::DeviceError;
+
+/// The device that owns a local address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Local {
+    /// The device.
+    pub device: DeviceInfo,
+    /// The entry of its GID table that is the address.
+    pub gid: GidEntry,
+}
+
+/// The way to an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Device and GID that packets leave from.
+    pub local: Local,
+    /// The local address; port 0. A link-local one has its interface.
+    pub source: SocketAddr,
+    /// The address asked for, with the interface if it is link-local; the loopback address for the wildcard.
+    pub destination: SocketAddr,
+    /// The largest path MTU that fits both the device and the route.
+    pub mtu: PathMtu,
+    /// Time to live or hop limit of the route.
+    pub hop_limit: u8,
+}
+
+/// Why there is no way.
+#[derive(Debug, Error)]
+pub enum ResolveError {
+    /// No interface has the address.
+    #[error("{0} is not an address of this host")]
+    NotLocal(IpAddr),
+    /// An interface has it, but no device stands on that interface.
+    #[error("no device has the address {0}: see `ferroce link`")]
+    NoDevice(IpAddr),
+    /// Source and destination are of two families.
+    #[error("{source_address} and {destination} are not of one family")]
+    Families {
+        /// The source asked for.
+        source_address: IpAddr,
+        /// The destination.
+        destination: IpAddr,
+    },
+    /// The kernel knows no way: ENETUNREACH, EHOSTUNREACH and others.
+    #[error("no route to {destination}")]
+    Unreachable {
+        /// The destination.
+        destination: IpAddr,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// There is no such family here, or no descriptor is left.
+    #[error("cannot ask for the route")]
+    Socket(#[source] io::Error),
+    /// The devices are not known.
+    #[error(transparent)]
+    Devices(#[from] DeviceError),
+}
+
+/// The port that RoCE packets go to; a routing rule may look at it.
+const ROCE_PORT: u16 = 4791;
+
+/// The way to `destination`, from `source` if that is given and not the wildcard.
+#[doc(alias = "rdma_resolve_addr")]
+pub fn route(source: Option<SocketAddr>, destination: SocketAddr) -> Result<Route, ResolveError> {
+    if let Some(source) = source
+        && source.is_ipv4() != destination.is_ipv4()
+    {
+        return Err(ResolveError::Families { source_address: source.ip(), destination: destination.ip() });
+    }
+    let socket = bind(source.unwrap_or_else(|| wildcard(&destination)))?;
+    let unreachable = |source| ResolveError::Unreachable { destination: destination.ip(), source };
+    socket.connect(with_port(destination, ROCE_PORT)).map_err(unreachable)?;
+    let from = socket.local_addr().map_err(unreachable)?;
+    let to = socket.peer_addr().map_err(unreachable)?;
+    let local = owner(from)?;
+    let (mtu, hop_limit) = measures(&socket, from).map_err(|errno| ResolveError::Socket(errno.into()))?;
+    Ok(Route {
+        mtu: PathMtu::largest_fitting(mtu.min(local.device.mtu)),
+        local,
+        source: with_port(from, 0),
+        destination: with_port(to, destination.port()),
+        hop_limit,
+    })
+}
+
+/// The device that owns `address`; `None` for the wildcard, which is on all.
+#[doc(alias = "rdma_bind_addr")]
+pub fn local(address: SocketAddr) -> Result<Option<Local>, ResolveError> {
+    if address.ip().is_unspecified() {
+        return Ok(None);
+    }
+    // The kernel lets a datagram socket be bound to a group.
+    if address.ip().is_multicast() {
+        return Err(ResolveError::NotLocal(address.ip()));
+    }
+    bind(address)?;
+    owner(address).map(Some)
+}
+
+fn bind(address: SocketAddr) -> Result<UdpSocket, ResolveError> {
+    UdpSocket::bind(with_port(address, 0)).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrNotAvailable => ResolveError::NotLocal(address.ip()),
+        _ => ResolveError::Socket(error),
+    })
+}
+
+/// MTU and hop limit of a connected socket's route.
+fn measures(socket: &UdpSocket, from: SocketAddr) -> rustix::io::Result<(u32, u8)> {
+    // One that was connected to an IPv4-mapped address is an IPv4 socket in all but name.
+    if from.ip().to_canonical().is_ipv4() {
+        let ttl = sockopt::ip_ttl(socket)?;
+        let mtu = if from.is_ipv4() { sockopt::ip_mtu(socket)? } else { u32::MAX };
+        Ok((mtu, u8::try_from(ttl).unwrap_or(u8::MAX)))
+    } else {
+        Ok((sockopt::ipv6_mtu(socket)?, sockopt::ipv6_unicast_hops(socket)?))
+    }
+}
+
+fn owner(address: SocketAddr) -> Result<Local, ResolveError> {
+    let engine = Engine::global()?;
+    // Until a device is open nobody tells of changes.
+    if !engine.is_running() {
+        engine.refresh_devices()?;
+    }
+    if let Some(local) = find(&engine.devices(), address) {
+        return Ok(local);
+    }
+    engine.refresh_devices()?;
+    find(&engine.devices(), address).ok_or(ResolveError::NoDevice(address.ip()))
+}
+
+/// The first device that has the address as a RoCE v2 GID.
+fn find(devices: &[DeviceInfo], address: SocketAddr) -> Option<Local> {
+    let gid = Gid::from_ip(address.ip());
+    let interface = interface(address);
+    devices.iter().find_map(|device| {
+        let is = |entry: &&GidEntry| {
+            entry.gid == gid
+                && entry.gid_type == GidType::RoceV2
+                && interface.is_none_or(|interface| entry.ifindex == interface)
+        };
+        device.gids.iter().find(is).map(|gid| Local { device: device.clone(), gid: *gid })
+    })
+}
+
+/// The interface that a link-local address belongs to; other addresses are the host's.
+fn interface(address: SocketAddr) -> Option<u32> {
+    match address {
+        SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => Some(v6.scope_id()),
+        _ => None,
+    }
+}
+
+fn wildcard(like: &SocketAddr) -> SocketAddr {
+    match like {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    }
+}
+
+/// The same address without flow label, which would have to be leased.
+fn with_port(address: SocketAddr, port: u16) -> SocketAddr {
+    match address {
+        SocketAddr::V4(v4) => (*v4.ip(), port).into(),
+        SocketAddr::V6(v6) => SocketAddrV6::new(*v6.ip(), port, 0, v6.scope_id()).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ferroce_ipc::{Origin, PhysState};
+
+    use super::*;
+
+    fn device(name: &str, gids: &[(u16, &str, u32)]) -> DeviceInfo {
+        let entry = |&(index, ip, ifindex): &(u16, &str, u32)| GidEntry {
+            index,
+            gid: Gid::from_ip(ip.parse().unwrap()),
+            gid_type: GidType::RoceV2,
+            ifindex,
+        };
+        DeviceInfo {
+            id: 1,
+            name: name.to_owned(),
+            dev_name: "uverbs0".to_owned(),
+            node_guid: [1; 8],
+            netdev: "eth0".to_owned(),
+            ifindex: 2,
+            mtu: 1500,
+            port_active: true,
+            phys_state: PhysState::LinkUp,
+            origin: Origin::Link,
+            gids: gids.iter().map(entry).collect(),
+        }
+    }
+
+    #[test]
+    fn an_address_belongs_to_the_device_that_has_it() {
+        let mut first = device("fr1", &[(0, "fe80::1", 2), (1, "192.0.2.1", 2), (2, "2001:db8::1", 9)]);
+        first.gids.push(GidEntry { index: 3, gid_type: GidType::RoceV1, ..first.gids[1] });
+        let devices = [first, device("fr2", &[(0, "fe80::1", 3), (4, "192.0.2.2", 3)])];
+        for (address, want) in [
+            ("192.0.2.1:7", Some(("fr1", 1))),
+            ("192.0.2.2:0", Some(("fr2", 4))),
+            ("[::ffff:192.0.2.2]:0", Some(("fr2", 4))),
+            ("[2001:db8::1]:0", Some(("fr1", 2))),
+            ("[fe80::1%2]:0", Some(("fr1", 0))),
+            ("[fe80::1%3]:0", Some(("fr2", 0))),
+            ("[fe80::1%4]:0", None),
+            ("[fe80::1]:0", None),
+            ("192.0.2.3:0", None),
+        ] {
+            let found = find(&devices, address.parse().unwrap());
+            let found = found.as_ref().map(|local| (local.device.name.as_str(), local.gid.index));
+            assert_eq!(found, want, "{address}");
+        }
+    }
+
+    #[test]
+    fn ports_and_flow_labels_are_not_part_of_a_route() {
+        let address = SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::LOCALHOST, 5, 0x12345, 3));
+        let without = SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::LOCALHOST, 9, 0, 3));
+        assert_eq!(with_port(address, 9), without);
+    }
+}
