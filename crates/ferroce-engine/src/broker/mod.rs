@@ -16,6 +16,7 @@ mod holder;
 mod logic;
 mod netdev;
 mod parking;
+pub mod ports;
 mod rtnetlink;
 mod runtime_dir;
 mod server;

@@ -38,7 +38,6 @@ impl ConnectionManager {
             psn,
             response_time,
             orphaned: false,
-            told: false,
             state: State::ReqSent(retry),
         });
         self.send(id, Message::Req(req));

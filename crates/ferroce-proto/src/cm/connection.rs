@@ -141,8 +141,6 @@ pub(super) struct Connection {
     pub response_time: Duration,
     /// Its program is gone: nobody hears of it any more.
     pub orphaned: bool,
-    /// The program knows that it ends.
-    pub told: bool,
     pub state: State,
 }
 

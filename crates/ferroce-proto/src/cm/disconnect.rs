@@ -108,16 +108,8 @@ impl ConnectionManager {
         }
     }
 
-    /// Tells the program that a connection ends, once.
-    fn tell_end(&mut self, id: CommId, how: Disconnect) {
-        let Some(connection) = self.connections.get_mut(&id) else { return };
-        if !std::mem::replace(&mut connection.told, true) {
-            self.tell(id, CmEventKind::Disconnected(how));
-        }
-    }
-
     pub(super) fn disconnected(&mut self, now: Instant, id: CommId, event: &'static str, how: Disconnect) {
-        self.tell_end(id, how);
+        self.tell(id, CmEventKind::Disconnected(how));
         self.time_wait(now, id, event);
     }
 
@@ -157,7 +149,7 @@ impl ConnectionManager {
             | State::MraRepRcvd(_)
             | State::RepRcvd
             | State::MraRepSent(_) => {
-                self.tell_end(id, Disconnect::ByPeer);
+                self.tell(id, CmEventKind::Disconnected(Disconnect::ByPeer));
                 self.enter(id, "DREQ", State::DreqRcvd);
                 if alone {
                     self.send_drep(id);

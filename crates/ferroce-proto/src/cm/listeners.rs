@@ -37,6 +37,11 @@ impl Listeners {
         if params.backlog == 0 || params.backlog > ListenParams::MAX_BACKLOG {
             params.backlog = ListenParams::MAX_BACKLOG;
         }
+        params.bind = match params.bind {
+            Bind::Address(ip) => Bind::Address(canonical(ip)),
+            Bind::Scoped(ip, interface) => Bind::Scoped(canonical(ip), interface),
+            all => all,
+        };
         let others = self.by_service.entry(params.service_id).or_default();
         if others.iter().any(|id| self.by_id.get(id).is_some_and(|other| clash(&other.params, &params))) {
             return Err(CmError::InUse(params.service_id));
@@ -133,6 +138,10 @@ pub(super) fn check_addresses(
         return Ok(true);
     }
     let (header, _) = IpCmHeader::parse(private).map_err(|_| CmDropReason::Invalid)?;
-    let canonical = |ip: IpAddr| Gid::from_ip(ip).to_ip();
     Ok(canonical(header.source) == route.remote && canonical(header.destination) == route.local)
+}
+
+/// An IPv4-mapped address is an IPv4 address, as in GIDs.
+fn canonical(ip: IpAddr) -> IpAddr {
+    Gid::from_ip(ip).to_ip()
 }

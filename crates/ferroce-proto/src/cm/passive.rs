@@ -96,7 +96,6 @@ impl ConnectionManager {
             psn,
             response_time: bounded(req.local_timeout.duration()),
             orphaned: false,
-            told: false,
             state: State::ReqRcvd,
         });
         self.tell_request(id, Some(listener));

@@ -15,8 +15,7 @@ use super::{CmError, ConnectionManager, ImportError};
 const VERSION: u8 = 1;
 const PASSIVE: u8 = 1;
 const PEER_TO_PEER: u8 = 2;
-const TOLD: u8 = 4;
-const HAS_REP: u8 = 8;
+const HAS_REP: u8 = 4;
 
 impl ConnectionManager {
     /// A connection as octets, of at most [`Self::MAX_RECORD`]. Good until its next event or command.
@@ -76,7 +75,6 @@ fn write(connection: &Connection, now: Instant) -> Vec<u8> {
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
     let flags = flag(connection.role == Role::Passive, PASSIVE)
         | flag(connection.peer_to_peer, PEER_TO_PEER)
-        | flag(connection.told, TOLD)
         | flag(connection.rep.is_some(), HAS_REP);
     let left = connection.state.deadline().map_or(Duration::ZERO, |at| at.saturating_since(now));
     let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX).to_le_bytes();
@@ -138,7 +136,7 @@ fn read(record: &[u8], now: Instant) -> Option<Connection> {
         },
     };
     let role = if flags & PASSIVE == 0 { Role::Active } else { Role::Passive };
-    let whole = reader.0.is_empty() && flags & !(PASSIVE | PEER_TO_PEER | TOLD | HAS_REP) == 0;
+    let whole = reader.0.is_empty() && flags & !(PASSIVE | PEER_TO_PEER | HAS_REP) == 0;
     let sound = id != CommId::NONE && PathMtu::try_from(req.path_mtu).is_ok();
     if !whole || !sound || local.is_ipv4() != remote.is_ipv4() || !agree(role, id, psn, &req, rep.as_ref()) {
         return None;
@@ -159,7 +157,6 @@ fn read(record: &[u8], now: Instant) -> Option<Connection> {
         psn,
         response_time,
         orphaned: false,
-        told: flags & TOLD != 0,
         state,
     })
 }

@@ -18,7 +18,8 @@ pub struct Route {
     pub local: IpAddr,
     /// The peer's.
     pub remote: IpAddr,
-    /// The interface it is about: matters for link-local addresses. Any number that the caller gives meaning to.
+    /// The interface of link-local addresses, by whatever number the caller gives it; 0 for others. It belongs to the
+    /// route: a MAD that comes by another interface is not the peer's.
     pub interface: u32,
 }
 

@@ -483,7 +483,9 @@ fn the_narrowest_listener_is_asked() {
     let on = |bind| ListenParams { service_id: SERVICE, bind, kind: Kind::Connections, backlog: 0 };
     let any = cm.listen(1, on(Bind::Any)).unwrap();
     let v4 = cm.listen(2, on(Bind::AnyV4)).unwrap();
-    let here = cm.listen(3, on(Bind::Address(address(1)))).unwrap();
+    // Written as an IPv6 address, it is still this one.
+    let here = cm.listen(3, on(Bind::Address("::ffff:192.0.2.2".parse().unwrap()))).unwrap();
+    assert_eq!(cm.listen(7, on(Bind::Address(address(1)))), Err(CmError::InUse(SERVICE)));
     let scoped = cm.listen(4, on(Bind::Scoped(address(1), 0))).unwrap();
     cm.listen(5, on(Bind::AnyV6)).unwrap();
     cm.listen(6, on(Bind::Address(address(0)))).unwrap();
@@ -559,6 +561,49 @@ fn an_impatient_peer_is_slowed_down() {
     probe.cm.accept(probe.now, id, &accept()).unwrap();
     while probe.tick() {}
     assert!(probe.now < ferroce_wire::Instant::ZERO + SECOND * 330, "{:?}", probe.now);
+}
+
+#[test]
+fn time_wait_is_as_long_as_the_path_says_within_bounds() {
+    for (code, millis) in [(0, 1), (8, 1), (17, 536), (24, 68_719), (31, 68_719)] {
+        let mut probe = Probe::new();
+        let mut req = req();
+        req.primary.ack_timeout = CmTime::saturating(code);
+        let id = probe.request(req);
+        probe.cm.accept(probe.now, id, &accept()).unwrap();
+        probe.give(dreq(id)).unwrap();
+        probe.cm.disconnect(probe.now, id).unwrap();
+        let left = probe.cm.poll_timeout().unwrap().saturating_since(probe.now);
+        assert_eq!(left.as_millis(), millis, "{code}");
+    }
+}
+
+#[test]
+fn answers_are_of_the_transaction_they_answer() {
+    let mut probe = Probe::new();
+    let mut tids = Vec::new();
+    let mut give = |probe: &mut Probe, transaction_id, message| {
+        let mad = Mad { transaction_id, message };
+        let _ = probe.cm.handle_mad(probe.now, route(1), &mad.emit());
+        let id = probe.events().first().map(|event| event.id);
+        if let Some(id) = id
+            && !matches!(message, Message::Rtu(_))
+            && probe.cm.accept(probe.now, id, &accept()).is_err()
+        {
+            let _ = probe.cm.disconnect(probe.now, id);
+        }
+        while let Some(sent) = probe.cm.poll_transmit() {
+            tids.push(Mad::parse(&sent.mad[..]).unwrap().transaction_id);
+        }
+        id
+    };
+    let id = give(&mut probe, 11, Message::Req(req())).unwrap();
+    give(&mut probe, 11, rtu(id));
+    give(&mut probe, 22, dreq(id));
+    give(&mut probe, 33, dreq(id));
+    give(&mut probe, 44, dreq(CommId(5)));
+    give(&mut probe, 55, Message::Rep(rep(CommId(5))));
+    assert_eq!(tids, [11, 22, 33, 44, 55]);
 }
 
 #[test]

@@ -133,13 +133,17 @@ proptest! {
         for n in 0..200 {
             let (ours, theirs, mut req) = victims.names(n);
             req.ca_guid ^= 1;
+            let real = (ours, theirs);
             // One of the two is wrong, and everything else may be right.
             let (ours, theirs) = if rng.chance(500_000) {
                 (CommId(ours.0 ^ 1 << 20), theirs)
             } else {
                 (ours, CommId(theirs.0 ^ 1 << 20))
             };
-            let Ok(mad) = Mad::parse(&message(&mut rng, ours, theirs, &req)) else { continue };
+            let bytes = message(&mut rng, ours, theirs, &req);
+            // A lucky mutation.
+            let both = [real.1.0.to_be_bytes(), real.0.0.to_be_bytes()].concat();
+            let Some(mad) = Mad::parse(&bytes).ok().filter(|_| bytes[24..32] != both) else { continue };
             let one_id = match &mad.message {
                 // What a connection without the other's id accepts has only our id to go by.
                 Message::Rej(_) | Message::Mra(_) | Message::Rep(_) => true,
@@ -155,6 +159,9 @@ proptest! {
             let probe = &mut victims.probe;
             let _ = probe.cm.handle_mad(probe.now, route(1), &mad.emit());
             probe.out();
+            for (k, (a, b)) in victims.records().iter().zip(&before).enumerate() {
+                prop_assert!(a == b, "{} by {mad:?}\n{:?}", STATES[k], victims.probe.cm.messages(victims.ids[k]));
+            }
         }
         prop_assert_eq!(victims.records(), before);
     }

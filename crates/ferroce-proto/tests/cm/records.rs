@@ -103,6 +103,58 @@ fn records_do_not_take_what_others_have() {
     assert_eq!(probe.cm.in_use(), 1);
 }
 
+/// Far deadlines, many repetitions, states that the role does not have, an MTU that is none.
+#[test]
+fn forged_fields_are_bounded_or_refused() {
+    let later = Instant::from_nanos(77);
+    let forge = |state: &str, change: &dyn Fn(&mut Vec<u8>)| {
+        let (probe, id) = prepare(state);
+        let mut record = probe.cm.export(probe.now, id).unwrap();
+        change(&mut record);
+        let mut heir = manager(99);
+        heir.import(later, 9, &record, ours).map(|_| heir)
+    };
+    for state in STATES {
+        let Ok(mut heir) = forge(state, &|record| {
+            record[4..20].fill(0xff);
+            if !state.starts_with("MRA") {
+                record[3] = 0xff;
+            }
+        }) else {
+            panic!("{state}")
+        };
+        let far = heir.poll_timeout().map_or(0, |at| at.saturating_since(later).as_secs());
+        let most = if state.starts_with("MRA") {
+            90
+        } else if state.starts_with("time") {
+            69
+        } else {
+            20
+        };
+        assert!(far <= most, "{state}: {far} s");
+        let mut sent = 0;
+        while let Some(at) = heir.poll_timeout() {
+            heir.handle_timeout(at);
+            sent += std::iter::from_fn(|| heir.poll_transmit()).count();
+        }
+        assert!(sent <= 17, "{state}: {sent}");
+
+        for code in 0..=255 {
+            let allowed = match state {
+                "REQ sent" | "MRA(REQ) received" => &[0, 1, 11][..],
+                "REQ received" | "MRA(REQ) sent" => &[4, 5, 11],
+                "REP sent" | "MRA(REP) received" | "established, passive" => &[6, 7, 8, 9, 10, 11],
+                "DREQ received" | "time-wait, passive" => &[6, 7, 8, 9, 10, 11],
+                _ => &[2, 3, 8, 9, 10, 11],
+            };
+            let got = forge(state, &|record| (record[2], record[3]) = (code, 1)).is_ok();
+            assert_eq!(got, allowed.contains(&code), "{state}: {code}");
+        }
+        let mtu = 72 + 24 + 50;
+        assert!(forge(state, &|record| record[mtu] = 0).is_err(), "{state}");
+    }
+}
+
 proptest! {
     /// Whatever programs hand back: it is refused, or ends as any connection does.
     #[test]

@@ -1,0 +1,372 @@
+//! Who has which port of the RDMA IP CM service, without any socket.
+//!
+//! These ports are not those of the kernel's TCP and UDP: each port space is a table of its own, shared by all programs of
+//! the broker. Conflicts are those of sockets: two bindings of a port conflict if some address belongs to both.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+
+use ferroce_proto::cm::Bind;
+use ferroce_wire::Gid;
+use ferroce_wire::cm::PortSpace;
+
+/// Below, a port needs a capability.
+const UNPRIVILEGED: u16 = 1024;
+
+/// Names a binding, for the broker's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BindingId(u64);
+
+/// Which addresses of a port are wanted, and on what terms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BindRequest {
+    /// The table.
+    pub space: PortSpace,
+    /// A local address, or the unspecified one of a family: all of it. An IPv4-mapped address is an IPv4 address.
+    pub address: IpAddr,
+    /// Interface of a link-local address, 0 for others.
+    pub scope: u32,
+    /// The port; 0: any that is free, of the ephemeral range.
+    pub port: u16,
+    /// The unspecified IPv6 address is not also that of IPv4 (`RDMA_OPTION_ID_AFONLY`).
+    pub af_only: bool,
+    /// May share with others that say so too, as long as only one of them listens (`RDMA_OPTION_ID_REUSEADDR`).
+    pub reuse_address: bool,
+    /// May take ports below 1024: CAP_NET_BIND_SERVICE.
+    pub privileged: bool,
+    /// Only to connect to this peer. Such bindings share an ephemeral port when all are taken, if their peers differ.
+    pub peer: Option<SocketAddr>,
+}
+
+/// Why there is no such binding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BindError {
+    /// Another binding has one of the addresses at that port: EADDRINUSE.
+    #[error("port {0} is in use")]
+    InUse(u16),
+    /// A port below 1024 without the capability: EACCES.
+    #[error("port {0} needs CAP_NET_BIND_SERVICE")]
+    Access(u16),
+    /// No port of the ephemeral range is free: EADDRNOTAVAIL.
+    #[error("all ephemeral ports are in use")]
+    Exhausted,
+    /// There is no such binding.
+    #[error("no such binding")]
+    Unknown,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Binding {
+    id: BindingId,
+    owner: u8,
+    covers: Covers,
+    reuse_address: bool,
+    peer: Option<SocketAddr>,
+    listening: bool,
+}
+
+/// The addresses of a binding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Covers {
+    One(IpAddr, u32),
+    AllV4,
+    AllV6,
+    All,
+}
+
+impl Covers {
+    fn of(request: &BindRequest) -> Self {
+        match request.address {
+            IpAddr::V4(v4) if v4.is_unspecified() => Self::AllV4,
+            IpAddr::V6(v6) if v6.is_unspecified() => {
+                if request.af_only {
+                    Self::AllV6
+                } else {
+                    Self::All
+                }
+            }
+            // Canonical: mapped addresses become IPv4 ones.
+            address => Self::One(Gid::from_ip(address).to_ip(), request.scope),
+        }
+    }
+
+    fn overlaps(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::One(a, scope), Self::One(b, other)) => a == b && scope == other,
+            (Self::All, _) | (_, Self::All) => true,
+            (Self::One(address, _), Self::AllV4) | (Self::AllV4, Self::One(address, _)) => address.is_ipv4(),
+            (Self::One(address, _), Self::AllV6) | (Self::AllV6, Self::One(address, _)) => address.is_ipv6(),
+            (Self::AllV4, Self::AllV4) | (Self::AllV6, Self::AllV6) => true,
+            (Self::AllV4, Self::AllV6) | (Self::AllV6, Self::AllV4) => false,
+        }
+    }
+}
+
+/// All bindings of all programs.
+#[derive(Debug)]
+pub struct Ports {
+    ephemeral: RangeInclusive<u16>,
+    bound: BTreeMap<(PortSpace, u16), Vec<Binding>>,
+    places: BTreeMap<BindingId, (PortSpace, u16)>,
+    next: u64,
+}
+
+impl Ports {
+    /// With nothing bound. `ephemeral` is what port 0 is chosen from: the namespace's `ip_local_port_range`.
+    pub fn new(ephemeral: RangeInclusive<u16>) -> Self {
+        Self { ephemeral, bound: BTreeMap::new(), places: BTreeMap::new(), next: 0 }
+    }
+
+    /// Bindings there are.
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Whether nothing is bound.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty() && self.bound.is_empty()
+    }
+
+    /// Takes a port; returns the binding and the port. `entropy` says where the search for a free one begins.
+    ///
+    /// # Errors
+    ///
+    /// [`BindError`], but not `Unknown`.
+    pub fn bind(
+        &mut self,
+        owner: u8,
+        request: &BindRequest,
+        entropy: u32,
+    ) -> Result<(BindingId, u16), BindError> {
+        let port = match request.port {
+            0 => self.choose(request, entropy).ok_or(BindError::Exhausted)?,
+            port if port < UNPRIVILEGED && !request.privileged => return Err(BindError::Access(port)),
+            port if self.conflicts(request, port) => return Err(BindError::InUse(port)),
+            port => port,
+        };
+        let id = BindingId(self.next);
+        self.next = self.next.wrapping_add(1);
+        let binding = Binding {
+            id,
+            owner,
+            covers: Covers::of(request),
+            reuse_address: request.reuse_address,
+            peer: request.peer,
+            listening: false,
+        };
+        self.bound.entry((request.space, port)).or_default().push(binding);
+        self.places.insert(id, (request.space, port));
+        Ok((id, port))
+    }
+
+    fn at(&self, space: PortSpace, port: u16) -> &[Binding] {
+        self.bound.get(&(space, port)).map_or(&[], Vec::as_slice)
+    }
+
+    fn conflicts(&self, request: &BindRequest, port: u16) -> bool {
+        let covers = Covers::of(request);
+        self.at(request.space, port)
+            .iter()
+            .any(|other| other.covers.overlaps(covers) && !(other.reuse_address && request.reuse_address))
+    }
+
+    /// A port that nobody has; failing that, one that can be shared.
+    fn choose(&self, request: &BindRequest, entropy: u32) -> Option<u16> {
+        let (first, last) = (*self.ephemeral.start(), *self.ephemeral.end());
+        let count = u32::from(last.checked_sub(first)?) + 1;
+        let ports =
+            || (0..count).map(|k| first + ((entropy % count + k) % count) as u16).filter(|port| *port != 0);
+        let sharable = |port: &u16| {
+            let others = self.at(request.space, *port);
+            let peers: BTreeSet<_> = others.iter().map(|other| other.peer).collect();
+            request.peer.is_some() && !peers.contains(&None) && !peers.contains(&request.peer)
+        };
+        ports().find(|port| self.at(request.space, *port).is_empty()).or_else(|| ports().find(sharable))
+    }
+
+    /// Begins to listen. Bindings that share a port do not listen together.
+    ///
+    /// # Errors
+    ///
+    /// [`BindError::InUse`] and [`BindError::Unknown`].
+    pub fn listen(&mut self, id: BindingId) -> Result<(), BindError> {
+        let place = *self.places.get(&id).ok_or(BindError::Unknown)?;
+        let bindings = self.bound.get_mut(&place).ok_or(BindError::Unknown)?;
+        let covers = bindings.iter().find(|binding| binding.id == id).ok_or(BindError::Unknown)?.covers;
+        if bindings.iter().any(|other| other.id != id && other.listening && other.covers.overlaps(covers)) {
+            return Err(BindError::InUse(place.1));
+        }
+        if let Some(binding) = bindings.iter_mut().find(|binding| binding.id == id) {
+            binding.listening = true;
+        }
+        Ok(())
+    }
+
+    /// Gives a port back. A binding that is gone already is none.
+    pub fn release(&mut self, id: BindingId) {
+        let Some(place) = self.places.remove(&id) else { return };
+        if let Some(bindings) = self.bound.get_mut(&place) {
+            bindings.retain(|binding| binding.id != id);
+            if bindings.is_empty() {
+                self.bound.remove(&place);
+            }
+        }
+    }
+
+    /// A program is gone with all its ports.
+    pub fn release_owner(&mut self, owner: u8) {
+        let theirs: Vec<_> =
+            self.bound.values().flatten().filter(|binding| binding.owner == owner).map(|b| b.id).collect();
+        theirs.into_iter().for_each(|id| self.release(id));
+    }
+
+    /// Where a binding is, and which destinations its listener takes.
+    pub fn get(&self, id: BindingId) -> Option<(PortSpace, u16, Bind)> {
+        let (space, port) = *self.places.get(&id)?;
+        let binding = self.at(space, port).iter().find(|binding| binding.id == id)?;
+        let bind = match binding.covers {
+            Covers::One(address, 0) => Bind::Address(address),
+            Covers::One(address, scope) => Bind::Scoped(address, scope),
+            Covers::AllV4 => Bind::AnyV4,
+            Covers::AllV6 => Bind::AnyV6,
+            Covers::All => Bind::Any,
+        };
+        Some((space, port, bind))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TCP: PortSpace = PortSpace::Tcp;
+
+    fn want(address: &str, port: u16) -> BindRequest {
+        BindRequest {
+            space: TCP,
+            address: address.parse().unwrap(),
+            scope: 0,
+            port,
+            af_only: false,
+            reuse_address: false,
+            privileged: false,
+            peer: None,
+        }
+    }
+
+    fn ports() -> Ports {
+        Ports::new(40_000..=40_009)
+    }
+
+    #[test]
+    fn bindings_conflict_where_an_address_is_in_both() {
+        let only = |address: &str| BindRequest { af_only: true, ..want(address, 7174) };
+        let both = |address: &str| want(address, 7174);
+        let scoped = |address: &str, scope| BindRequest { scope, ..want(address, 7174) };
+        for (a, b, conflict) in [
+            (both("192.0.2.1"), both("192.0.2.1"), true),
+            (both("192.0.2.1"), both("192.0.2.2"), false),
+            (both("192.0.2.1"), both("::ffff:192.0.2.1"), true),
+            (both("0.0.0.0"), both("192.0.2.1"), true),
+            (both("0.0.0.0"), both("2001:db8::1"), false),
+            (both("0.0.0.0"), both("::"), true),
+            (both("0.0.0.0"), only("::"), false),
+            (both("0.0.0.0"), both("0.0.0.0"), true),
+            (both("::"), both("192.0.2.1"), true),
+            (only("::"), both("192.0.2.1"), false),
+            (only("::"), both("2001:db8::1"), true),
+            (only("::"), only("::"), true),
+            (only("::"), both("::"), true),
+            (both("2001:db8::1"), both("2001:db8::1"), true),
+            (scoped("fe80::1", 2), scoped("fe80::1", 3), false),
+            (scoped("fe80::1", 2), scoped("fe80::1", 2), true),
+            (scoped("fe80::1", 2), both("::"), true),
+        ] {
+            for (first, second) in [(a, b), (b, a)] {
+                let mut ports = ports();
+                let (id, port) = ports.bind(1, &first, 0).unwrap();
+                assert_eq!(port, 7174);
+                let got = ports.bind(2, &second, 0).map(|(_, port)| port);
+                let expected = if conflict { Err(BindError::InUse(7174)) } else { Ok(7174) };
+                assert_eq!(got, expected, "{first:?} {second:?}");
+                // Another space is another table.
+                let elsewhere = BindRequest { space: PortSpace::Udp, ..second };
+                assert!(ports.bind(2, &elsewhere, 0).is_ok());
+                ports.release(id);
+                assert!(!conflict || ports.bind(2, &second, 0).is_ok());
+            }
+        }
+    }
+
+    #[test]
+    fn low_ports_need_the_capability() {
+        let mut ports = ports();
+        assert_eq!(ports.bind(1, &want("0.0.0.0", 1023), 0), Err(BindError::Access(1023)));
+        assert!(ports.bind(1, &want("0.0.0.0", 1024), 0).is_ok());
+        let privileged = BindRequest { privileged: true, ..want("0.0.0.0", 1023) };
+        assert!(ports.bind(1, &privileged, 0).is_ok());
+        assert_eq!(ports.bind(1, &privileged, 0), Err(BindError::InUse(1023)));
+    }
+
+    #[test]
+    fn ephemeral_ports_are_of_the_range_and_free() {
+        let mut ports = ports();
+        ports.bind(1, &want("192.0.2.7", 40_003), 0).unwrap();
+        let mut seen = BTreeSet::new();
+        for entropy in 0..9 {
+            // Whoever else has another address at a port: it is left alone.
+            let (_, port) = ports.bind(2, &want("192.0.2.1", 0), entropy * 3).unwrap();
+            assert!((40_000..=40_009).contains(&port) && port != 40_003);
+            assert!(seen.insert(port));
+        }
+        assert_eq!(ports.bind(2, &want("192.0.2.1", 0), 5), Err(BindError::Exhausted));
+        assert!(ports.bind(2, &BindRequest { space: PortSpace::Ib, ..want("::", 0) }, 5).is_ok());
+        assert_eq!(Ports::new(1..=0).bind(1, &want("::", 0), 5), Err(BindError::Exhausted));
+        let (_, all) = Ports::new(0..=u16::MAX).bind(1, &want("::", 0), 0).unwrap();
+        assert_eq!(all, 1);
+    }
+
+    #[test]
+    fn connections_to_different_peers_share_when_they_must() {
+        let mut ports = Ports::new(40_000..=40_001);
+        let to = |peer: &str| BindRequest { peer: Some(peer.parse().unwrap()), ..want("192.0.2.1", 0) };
+        ports.bind(1, &want("192.0.2.1", 40_001), 0).unwrap();
+        assert_eq!(ports.bind(1, &to("192.0.2.9:5"), 7).unwrap().1, 40_000);
+        assert_eq!(ports.bind(1, &to("192.0.2.9:6"), 7).unwrap().1, 40_000);
+        assert_eq!(ports.bind(1, &to("192.0.2.9:6"), 7), Err(BindError::Exhausted));
+        assert_eq!(ports.bind(1, &want("192.0.2.1", 0), 7), Err(BindError::Exhausted));
+    }
+
+    #[test]
+    fn shared_ports_have_one_listener() {
+        let mut ports = ports();
+        let shared = BindRequest { reuse_address: true, ..want("0.0.0.0", 7174) };
+        let (a, _) = ports.bind(1, &shared, 0).unwrap();
+        let (b, _) = ports.bind(2, &shared, 0).unwrap();
+        assert_eq!(ports.bind(3, &want("0.0.0.0", 7174), 0), Err(BindError::InUse(7174)));
+        ports.listen(a).unwrap();
+        ports.listen(a).unwrap();
+        assert_eq!(ports.listen(b), Err(BindError::InUse(7174)));
+        ports.release(a);
+        ports.listen(b).unwrap();
+        assert_eq!(ports.listen(a), Err(BindError::Unknown));
+        assert_eq!(ports.get(b), Some((TCP, 7174, Bind::AnyV4)));
+        assert_eq!(ports.get(a), None);
+    }
+
+    #[test]
+    fn a_dead_program_has_no_ports() {
+        let mut ports = ports();
+        for (owner, port) in [(1, 5000), (1, 5001), (2, 5002)] {
+            ports.bind(owner, &want("::", port), 0).unwrap();
+        }
+        ports.release_owner(1);
+        assert_eq!(ports.len(), 1);
+        assert!(ports.bind(3, &want("::", 5000), 0).is_ok());
+        assert_eq!(ports.bind(3, &want("::", 5002), 0), Err(BindError::InUse(5002)));
+        ports.release_owner(2);
+        ports.release_owner(3);
+        assert!(ports.is_empty());
+    }
+}
