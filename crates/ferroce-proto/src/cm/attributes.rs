@@ -47,6 +47,12 @@ pub fn ack_timeout(ack_delay: CmTime, packet_life: CmTime) -> CmTime {
     CmTime::saturating(code)
 }
 
+/// The flow label of a path to a port, where the program asks for none: 20 bits that differ by connection, as in the REQs
+/// of Linux.
+pub const fn flow_label(source_port: u16, destination_port: u16) -> u32 {
+    (source_port as u32 * 31 + destination_port as u32) & 0xf_ffff
+}
+
 /// How long to wait for the answer to a message: there and back, and the time the peer takes (IBTA 12.7.5).
 pub const fn response_time(packet_life: CmTime, peer: CmTime) -> Duration {
     let there_and_back = packet_life.duration().saturating_mul(2);

@@ -2,6 +2,7 @@
 
 mod exchange;
 mod hostile;
+mod kernel;
 mod listening;
 mod probe;
 mod records;
