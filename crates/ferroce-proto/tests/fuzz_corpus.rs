@@ -1,5 +1,7 @@
-//! What fuzzing found, and a few thousand sequences of chance: the same body as the fuzz target, on stable Rust.
+//! What fuzzing found, and a few thousand sequences of chance: the same bodies as the fuzz targets, on stable Rust.
 
+#[path = "../../../fuzz/bodies/cm_sequence.rs"]
+mod cm_sequence;
 #[path = "../../../fuzz/bodies/qp_sequence.rs"]
 mod qp_sequence;
 
@@ -7,15 +9,35 @@ use std::path::Path;
 
 use ferroce_sim::{Rng, Seed};
 
-#[test]
-fn qp_sequence_corpus() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/qp_sequence");
+fn replay(target: &str, run: fn(&[u8])) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
     let mut count = 0;
     for entry in std::fs::read_dir(&folder).unwrap() {
-        qp_sequence::run(&std::fs::read(entry.unwrap().path()).unwrap());
+        run(&std::fs::read(entry.unwrap().path()).unwrap());
         count += 1;
     }
     assert!(count > 0, "no corpus in {}", folder.display());
+}
+
+#[test]
+fn qp_sequence_corpus() {
+    replay("qp_sequence", qp_sequence::run);
+}
+
+#[test]
+fn cm_sequence_corpus() {
+    replay("cm_sequence", cm_sequence::run);
+}
+
+#[test]
+fn cm_sequences_of_chance() {
+    let seed = Seed::for_test("cm_sequences_of_chance", 2);
+    let mut rng = seed.rng();
+    for _ in 0..3000 {
+        let len = 20 + rng.below(600);
+        let data: Vec<u8> = (0..len).map(|_| rng.next_u64() as u8).collect();
+        cm_sequence::run(&data);
+    }
 }
 
 #[test]
