@@ -105,17 +105,16 @@ pub fn build() -> Result<Dist> {
     Ok(Dist { root })
 }
 
-/// Builds the Rust programs that are tested but not installed: `ferroce`'s examples.
+/// Builds the Rust programs that are tested but not installed: `ferroce`'s examples, as `cargo test` builds them.
 pub fn examples() -> Result<()> {
-    let output =
-        tree::cargo().args(["build", "--quiet", "--release", "-p", "ferroce", "--examples"]).output()?;
+    let output = tree::cargo().args(["build", "--quiet", "-p", "ferroce", "--examples"]).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }
 
 /// Where [`examples`] puts the example `name`.
 pub fn example(name: &str) -> PathBuf {
-    tree::target().join("release/examples").join(name)
+    tree::target().join("debug/examples").join(name)
 }
 
 /// A copy of `dist` whose library mistreats received packets as `FERROCE_FAULT` says. Built beside the real one, so
