@@ -44,7 +44,6 @@ pub fn run(data: &[u8]) {
         world.drain();
         assert!(world.cm.in_use() <= MOST);
     }
-    }
     world.cm.close_owner(world.now, OWNER);
     for _ in 0..100_000 {
         world.drain();
