@@ -3,7 +3,7 @@
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Octets of a MAD, header included: no more and no fewer (IBTA 13.5.1.1).
+/// Octets of a MAD, header included: no more and no fewer (IBTA 13.4).
 pub const MAD_LEN: usize = 256;
 /// Octets behind the common header.
 pub const BODY_LEN: usize = MAD_LEN - HEADER_LEN;
@@ -11,7 +11,7 @@ const HEADER_LEN: usize = 24;
 /// The only base version.
 const BASE_VERSION: u8 = 1;
 
-/// Management class (IBTA table 104).
+/// Management class (IBTA 13.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MgmtClass(pub u8);
 
@@ -24,7 +24,7 @@ impl MgmtClass {
     pub const COMM_MGT: Self = Self(0x07);
 }
 
-/// Method; bit 7 says it is a response (IBTA table 105).
+/// Method; bit 7 says it is a response (IBTA 13.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MadMethod(pub u8);
 
@@ -39,7 +39,7 @@ impl MadMethod {
     pub const GET_RESP: Self = Self(0x81);
 }
 
-/// The common header (IBTA 13.4.3). The base version is always 1.
+/// The common header (IBTA 13.4). The base version is always 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MadHeader {
     /// Whose protocol the body belongs to.

@@ -1,4 +1,4 @@
-//! The end that asks: REQ sent, REP received, RTU sent (IBTA 12.9.6).
+//! The end that asks: REQ sent, REP received, RTU sent (IBTA 12.9).
 
 use ferroce_wire::Instant;
 use ferroce_wire::cm::{
@@ -133,7 +133,7 @@ impl ConnectionManager {
     }
 
     /// REJ 4. Its additional information is our GUID, by which a peer finds its connection although we do not know its
-    /// id (IBTA table 108).
+    /// id (IBTA 12.6.7).
     pub(super) fn send_timeout(&mut self, id: CommId, about: About) {
         let Some(connection) = self.connections.get(&id) else { return };
         let guid = match (connection.role, &connection.rep) {
@@ -169,7 +169,7 @@ impl ConnectionManager {
         }
         let id = rep.remote_id;
         let Some(connection) = self.connections.get(&id) else {
-            // Whoever asked has given up: the peer need not repeat this for a minute (IBTA 12.6.7.2, reason 6).
+            // Whoever asked has given up: the peer need not repeat this for a minute (IBTA 12.6.7, reason 6).
             self.refuse(from, tid, rep.local_id, About::REP, RejReason::INVALID_COMM_ID, Info::NONE);
             return Err(CmDropReason::UnknownId);
         };

@@ -35,7 +35,7 @@ pub fn depth(asked: u8, limit: u8, offer: Option<u8>) -> Result<u8, DepthError> 
 }
 
 /// Local ACK timeout from the target's ACK delay and the packet life time: about the delay and twice the life time
-/// (IBTA 12.7.34, as Linux 6.12 rounds it in `cm.c`).
+/// (IBTA 12.7, as Linux 6.12 rounds it in `cm.c`).
 pub fn ack_timeout(ack_delay: CmTime, packet_life: CmTime) -> CmTime {
     let (delay, trip) = (ack_delay.code(), packet_life.code().saturating_add(1));
     // Adding two powers of two: the larger, and one more if they are about the same.
@@ -53,7 +53,7 @@ pub const fn flow_label(source_port: u16, destination_port: u16) -> u32 {
     (source_port as u32 * 31 + destination_port as u32) & 0xf_ffff
 }
 
-/// How long to wait for the answer to a message: there and back, and the time the peer takes (IBTA 12.7.5).
+/// How long to wait for the answer to a message: there and back, and the time the peer takes (IBTA 12.7).
 pub const fn response_time(packet_life: CmTime, peer: CmTime) -> Duration {
     let there_and_back = packet_life.duration().saturating_mul(2);
     there_and_back.saturating_add(peer.duration())

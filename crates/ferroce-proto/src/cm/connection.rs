@@ -33,7 +33,7 @@ pub(super) struct Retry {
     pub left: u8,
 }
 
-/// State of a connection, as IBTA 12.9.5 names them.
+/// State of a connection, as IBTA 12.9 names them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     /// Active: REQ sent.

@@ -1,4 +1,4 @@
-//! How connections end: DREQ, DREP, time-wait (IBTA 12.9.9).
+//! How connections end: DREQ, DREP, time-wait (IBTA 12.9).
 
 use ferroce_wire::Instant;
 use ferroce_wire::cm::{About, CommId, Drep, Dreq, Info, Mad, Message, PrivateData, RejReason};
@@ -127,7 +127,7 @@ impl ConnectionManager {
         let connection = match self.of_peer(from, dreq.remote_id, dreq.local_id) {
             Ok(connection) => connection,
             Err(reason) => {
-                // Whoever asks is told that it is over, whatever it was (IBTA 12.9.9).
+                // Whoever asks is told that it is over, whatever it was (IBTA 12.9).
                 let (local_id, remote_id) = (dreq.remote_id, dreq.local_id);
                 let drep = Drep { local_id, remote_id, private: PrivateData::EMPTY };
                 self.answer(from, Mad { transaction_id: tid, message: Message::Drep(drep) });

@@ -235,7 +235,7 @@ impl ConnectionManager {
         }
     }
 
-    /// A REQ of a class version that we do not speak is refused as such (IBTA 12.6.7.2, reason 31).
+    /// A REQ of a class version that we do not speak is refused as such (IBTA 12.6.7, reason 31).
     fn refuse_version(&mut self, from: Route, bytes: &[u8], error: MadError) {
         if let MadError::ClassVersion(_) = error
             && let Some((tid, id)) = Mad::foreign_req(bytes)

@@ -1,4 +1,4 @@
-//! The end that is asked: REQ received, REP sent, RTU received (IBTA 12.9.7).
+//! The end that is asked: REQ received, REP sent, RTU received (IBTA 12.9).
 
 use ferroce_wire::cm::{About, CommId, Info, Message, PrivateData, RejReason, Req, Rtu, Transport};
 use ferroce_wire::{Instant, PathMtu, Pkey, Psn};
@@ -40,7 +40,7 @@ impl ConnectionManager {
             Err(Refusal::Rej(reason)) => reason,
         };
         let info = match reason {
-            // The largest that there is (IBTA table 108).
+            // The largest that there is (IBTA 12.6.7).
             RejReason::INVALID_MTU => Info::new(&[PathMtu::B4096 as u8]),
             _ => Info::NONE,
         };
@@ -118,7 +118,7 @@ impl ConnectionManager {
         let Some(connection) = self.connections.get(&id) else { return Err(CmDropReason::UnknownId) };
         let first = &connection.req;
         if (first.qpn, first.starting_psn, first.service_id) != (req.qpn, req.starting_psn, req.service_id) {
-            // Another request under an id that is in use (IBTA table 108, reason 30).
+            // Another request under an id that is in use (IBTA 12.6.7, reason 30).
             self.refuse(from, tid, req.local_id, About::REQ, RejReason::DUPLICATE_COMM_ID, Info::NONE);
             return Err(CmDropReason::Refused);
         }
@@ -134,7 +134,7 @@ impl ConnectionManager {
     }
 
     /// Two peers ask each other: the one with the larger GUID, then queue pair number, stays active (as Linux orders
-    /// them; IBTA 12.10.4 leaves both to compare).
+    /// them; IBTA 12.10 leaves both to compare).
     fn crossing_req(&mut self, from: Route, tid: u64, id: CommId, req: &Req) -> Result<(), CmDropReason> {
         let Some(connection) = self.connections.get(&id) else { return Err(CmDropReason::UnknownId) };
         let ours = (connection.req.ca_guid, connection.req.qpn.value(), connection.req.local_id);

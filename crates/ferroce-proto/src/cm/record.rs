@@ -18,7 +18,9 @@ const PEER_TO_PEER: u8 = 2;
 const HAS_REP: u8 = 4;
 
 impl ConnectionManager {
-    /// A connection as octets, of at most [`Self::MAX_RECORD`]. Good until its next event or command.
+    /// A connection as octets, of at most [`Self::MAX_RECORD`]: to be kept after each event and command. One that is older
+    /// by what happened on the wire since serves too, as the peer repeats what was not answered. Questions have none:
+    /// whoever asked asks again.
     ///
     /// # Errors
     ///

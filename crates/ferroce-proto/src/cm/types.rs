@@ -88,7 +88,7 @@ impl ListenParams {
 pub struct ConnectParams {
     /// Between whom.
     pub route: Route,
-    /// The peer connects to us at the same time, to the same service; nobody listens (IBTA 12.10.4).
+    /// The peer connects to us at the same time, to the same service; nobody listens (IBTA 12.10).
     pub peer_to_peer: bool,
     /// The service.
     pub service_id: ServiceId,

@@ -245,7 +245,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Why a connection was refused (IBTA 12.6.7.2, table 108).
+    /// Why a connection was refused (IBTA 12.6.7).
     RejReason(u16) {
         NO_QP = 1, "no queue pair";
         NO_EEC = 2, "no end-to-end context";
@@ -283,7 +283,7 @@ codes! {
         VENDOR_OPTION = 35, "vendor option not supported";
     }
 
-    /// What became of a LAP (IBTA 12.6.15).
+    /// What became of a LAP (IBTA 12.8.2).
     AprStatus(u8) {
         OK = 0, "alternate path loaded";
         INVALID_COMM_ID = 1, "invalid communication id";
@@ -301,7 +301,7 @@ codes! {
         INVALID_SL = 13, "SL rejected";
     }
 
-    /// What became of a SIDR_REQ (IBTA 12.11.2.2).
+    /// What became of a SIDR_REQ (IBTA 12.11).
     SidrStatus(u8) {
         VALID = 0, "valid";
         UNSUPPORTED = 1, "service id not supported";

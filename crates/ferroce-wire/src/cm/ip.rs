@@ -51,7 +51,7 @@ impl ServiceId {
         Some((PortSpace::from_code(space)?, self.0 as u16))
     }
 
-    /// Of the RDMA IP CM service (A11.2), or a port of IPoIB, which Linux treats alike: private data begin with an
+    /// Of the RDMA IP CM service (annex A11), or a port of IPoIB, which Linux treats alike: private data begin with an
     /// [`IpCmHeader`].
     pub fn is_ip(self) -> bool {
         const ANNEX_11: u64 = 0x0100_0000;
@@ -68,7 +68,7 @@ impl fmt::Debug for ServiceId {
     }
 }
 
-/// What the private data of a REQ or SIDR_REQ to an IP address begin with (A11.4).
+/// What the private data of a REQ or SIDR_REQ to an IP address begin with (annex A11).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IpCmHeader {
     /// Port of who asks.

@@ -23,7 +23,7 @@ pub use self::sidr::{SidrRep, SidrReq};
 use self::view::View;
 use crate::mad::{BODY_LEN, MAD_LEN, MadError, MadHeader, MadMethod, MgmtClass};
 
-/// Version of the class that we speak (IBTA 12.6.1).
+/// Version of the class that we speak (IBTA 12.6).
 pub const CLASS_VERSION: u8 = 2;
 
 /// A message and the transaction it belongs to.
@@ -52,7 +52,7 @@ pub enum Message {
     Apr(Apr),
 }
 
-/// Attribute ids (IBTA table 106).
+/// Attribute ids (IBTA 12.6).
 mod attribute {
     pub(super) const REQ: u16 = 0x10;
     pub(super) const MRA: u16 = 0x11;
@@ -131,7 +131,7 @@ impl Mad {
     }
 
     /// The REQ of a class version that we do not speak: who sent it, and the transaction, so that it can be refused
-    /// with [`RejReason::CLASS_VERSION`] (IBTA 12.6.7.2). `None` for everything else.
+    /// with [`RejReason::CLASS_VERSION`] (IBTA 12.6.7). `None` for everything else.
     pub fn foreign_req(bytes: &[u8]) -> Option<(u64, CommId)> {
         let (header, body) = MadHeader::parse(bytes).ok()?;
         let alien = header.class == MgmtClass::COMM_MGT
