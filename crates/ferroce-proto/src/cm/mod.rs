@@ -146,6 +146,18 @@ impl ConnectionManager {
         self.connections.get(&id).map(|connection| connection.state.name())
     }
 
+    /// Between whom a connection is; `None` if there is none of this id.
+    pub fn route(&self, id: CommId) -> Option<Route> {
+        self.connections.get(&id).map(|connection| connection.route)
+    }
+
+    /// The connections of an owner that it has not closed, time-wait included.
+    pub fn connections_of(&self, owner: u8) -> impl Iterator<Item = CommId> + '_ {
+        let low = CommId(u32::from(owner) << 24);
+        let all = self.connections.range(low..=CommId(low.0 | 0x00ff_ffff));
+        all.filter(|(_, connection)| !connection.orphaned).map(|(id, _)| *id)
+    }
+
     /// Counts since creation.
     pub const fn counters(&self) -> &CmCounters {
         &self.counters

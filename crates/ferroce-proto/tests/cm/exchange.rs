@@ -384,8 +384,13 @@ fn a_dead_program_leaves_nothing() {
     probe.cm.resolve(probe.now, 9, &sidr_params(1)).unwrap();
     let other = probe.cm.connect(probe.now, 8, &connect_params(1)).unwrap();
     probe.out();
+    let mut theirs = vec![connected, asked, replied, asking];
+    theirs.sort();
+    assert_eq!(probe.cm.connections_of(9).collect::<Vec<_>>(), theirs);
+    assert_eq!((probe.cm.route(asked), probe.cm.route(CommId(1))), (Some(route(1)), None));
 
     probe.cm.close_owner(probe.now, 9);
+    assert_eq!(probe.cm.connections_of(9).count(), 0);
     let mut told = BTreeSet::new();
     for message in probe.out() {
         told.insert(match message {
