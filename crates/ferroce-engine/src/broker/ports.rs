@@ -322,7 +322,10 @@ mod tests {
         }
         assert_eq!(ports.bind(2, &want("192.0.2.1", 0), 5), Err(BindError::Exhausted));
         assert!(ports.bind(2, &BindRequest { space: PortSpace::Ib, ..want("::", 0) }, 5).is_ok());
-        assert_eq!(Ports::new(1..=0).bind(1, &want("::", 0), 5), Err(BindError::Exhausted));
+        assert_eq!(
+            Ports::new(RangeInclusive::new(1, 0)).bind(1, &want("::", 0), 5),
+            Err(BindError::Exhausted)
+        );
         let (_, all) = Ports::new(0..=u16::MAX).bind(1, &want("::", 0), 0).unwrap();
         assert_eq!(all, 1);
     }
