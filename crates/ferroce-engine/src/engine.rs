@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use crate::async_event::AsyncEventKind;
 use crate::background;
 use crate::broker::{BrokerClient, BrokerEvent, BrokerMode, LeasedAddress};
+use crate::cm::Directory;
 use crate::counters::{DeviceCounters, add_counters};
 use crate::device::{self, DeviceInfo};
 use crate::error::{DeviceError, OpenError};
@@ -55,6 +56,7 @@ pub(crate) struct Engine {
     report_at: AtomicU64,
     moderated: Moderated,
     groups: Groups,
+    connections: Directory,
     pds: Limit,
     cqs: Limit,
     ahs: Limit,
@@ -133,6 +135,7 @@ impl Engine {
             report_at: AtomicU64::new(NEVER),
             moderated: Moderated::default(),
             groups: Groups::default(),
+            connections: Directory::default(),
             pds: Limit::new(device::MAX_PD),
             cqs: Limit::new(device::MAX_CQ),
             ahs: Limit::new(device::MAX_AH),
@@ -148,8 +151,18 @@ impl Engine {
         &self.broker
     }
 
+    /// Whose connections and binds are whose.
+    pub(crate) fn connections(&self) -> &Directory {
+        &self.connections
+    }
+
+    /// Whether this process made it: in a forked child its descriptors are closed.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.epoch == fork::epoch()
+    }
+
     /// What the broker tells, on the background thread.
-    pub(crate) fn follow_broker(&self) {
+    pub(crate) fn follow_broker(self: &Arc<Self>) {
         for event in self.broker.process() {
             match event {
                 BrokerEvent::AddressAdded(address) => {
@@ -179,8 +192,11 @@ impl Engine {
                     tracing::info!("a broker took over");
                     self.tell_nobody();
                 }
+                BrokerEvent::Connection(news) => self.connections.news(self, *news),
+                BrokerEvent::ConnectionLost(id) => self.connections.lost(id),
                 BrokerEvent::SlotsLost(slots) => {
                     tracing::error!(?slots, "slots were given to another process: the device is dead");
+                    self.connections.lost_slots(&slots);
                     self.fatal();
                 }
             }
@@ -437,6 +453,12 @@ impl Engine {
         let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         x ^ (x >> 31)
+    }
+
+    /// Not to be guessed by anybody.
+    pub(crate) fn secret_random(&self) -> u32 {
+        // Without the kernel's generator, with which this engine was made, the sequence has to do.
+        random_u64().unwrap_or_else(|_| self.random()) as u32
     }
 
     pub(crate) fn add_context(&self, context: &Arc<Context>) {

@@ -359,7 +359,7 @@ mod tests {
         let cases: Vec<(&str, Script, Result<&str, &str>)> = vec![
             ("greets", vec![hello(MAJOR)], Ok("")),
             ("newer", vec![unknown, hello(MAJOR)], Ok("")),
-            ("other-major", vec![hello(2)], Err("ferroced speaks protocol 2.0")),
+            ("other-major", vec![hello(2)], Err("ferroced speaks protocol 2.")),
             ("other-major-says-so", vec![hello(2), refused(RefusalCode::Version, "no")], Err("no")),
             ("foreign", vec![refused(RefusalCode::ForeignUser, "not for you")], Err("not for you")),
             ("silent", vec![], Err("ferroced closed the connection")),

@@ -7,15 +7,18 @@
 //! every major version: they are what two strangers need to understand that they are strangers.
 
 mod bytes;
+mod cm;
 
 use std::net::IpAddr;
 
 use crate::device::DeviceInfo;
 
+pub use cm::{CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmWhat, MAX_RECORD};
+
 /// Major version: another one is refused with a sentence.
 pub const MAJOR: u16 = 1;
 /// Minor version: grows with every new message kind or field.
-pub const MINOR: u16 = 0;
+pub const MINOR: u16 = 1;
 /// Longest message, in bytes.
 pub const MAX_MESSAGE: usize = 65_536;
 
@@ -70,6 +73,12 @@ pub enum Message {
     Status(Status),
     /// A program tells what it has; no answer.
     Report(ResourceCounts),
+    /// Asks for something of connection management; since minor version 1. Answered by [`Message::CmDone`].
+    Cm(CmRequest),
+    /// Connection management did as asked.
+    CmDone(CmDone),
+    /// News of a connection, or of a port that listens.
+    CmNews(CmNews),
 }
 
 /// The first message of both ends.
@@ -127,10 +136,20 @@ pub enum RefusalCode {
     Busy = 10,
     /// The system refused for want of privilege.
     Permission = 11,
+    /// Another bind has the port, or another one listens there.
+    AddressInUse = 12,
+    /// No address of this host.
+    NoAddress = 13,
+    /// No such bind, connection, question or request of this program.
+    UnknownId = 14,
+    /// Its state does not allow this.
+    WrongState = 15,
+    /// As many connections or binds as there may be.
+    Full = 16,
 }
 
 impl RefusalCode {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 17] = [
         Self::Failed,
         Self::Version,
         Self::ForeignUser,
@@ -143,6 +162,11 @@ impl RefusalCode {
         Self::BadRequest,
         Self::Busy,
         Self::Permission,
+        Self::AddressInUse,
+        Self::NoAddress,
+        Self::UnknownId,
+        Self::WrongState,
+        Self::Full,
     ];
 }
 
@@ -244,6 +268,9 @@ impl Message {
             Self::GetStatus => 14,
             Self::Status(_) => 15,
             Self::Report(_) => 16,
+            Self::Cm(_) => 17,
+            Self::CmDone(_) => 18,
+            Self::CmNews(_) => 19,
         }
     }
 

@@ -1,5 +1,6 @@
 //! A program's side of the broker.
 
+mod connections;
 mod find;
 mod link;
 
@@ -11,14 +12,16 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use ferroce_ipc::{AddressSockets, Client, ClientError, Leased, Message, ResourceCounts};
+use ferroce_ipc::{AddressSockets, Client, ClientError, CmNews, CmRequest, Leased, Message, ResourceCounts};
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
+use ferroce_wire::cm::CommId;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 use tracing::{debug, warn};
 
 pub use find::{BrokerError, BrokerMode, ConnectOptions};
 
+use connections::Book;
 use find::find_or_start;
 use link::{Guard, Inner, Link};
 
@@ -81,6 +84,10 @@ pub enum BrokerEvent {
     /// Slots that were given to somebody else while we were away (this process was stopped, say): whatever stands on them
     /// is dead.
     SlotsLost(Vec<u8>),
+    /// News of a connection, or of a port that listens.
+    Connection(Box<CmNews>),
+    /// A new broker did not take a connection over: it is no more.
+    ConnectionLost(CommId),
 }
 
 /// A program's connection to its broker, whichever that is in the course of time.
@@ -92,6 +99,8 @@ pub enum BrokerEvent {
 #[derive(Debug)]
 pub struct BrokerClient {
     inner: Mutex<Inner>,
+    /// What the broker is told without waiting for an answer.
+    later: Mutex<VecDeque<CmRequest>>,
     /// Holds the connection, the timer and the wake counter.
     epoll: Guarded<OwnedFd>,
     /// Readable while events wait.
@@ -136,11 +145,12 @@ impl BrokerClient {
             slots: Vec::new(),
             addresses: BTreeSet::new(),
             parked: None,
+            book: Book::default(),
             known: Arc::clone(&known),
             events: VecDeque::new(),
             child: None,
         };
-        Ok(Self { inner: Mutex::new(inner), epoll, wake, timer, known })
+        Ok(Self { inner: Mutex::new(inner), later: Mutex::default(), epoll, wake, timer, known })
     }
 
     /// The devices as they are now: this program's own first, `fr0` last.
@@ -195,7 +205,8 @@ impl BrokerClient {
     pub fn release(&self) -> Result<(), BrokerError> {
         let mut guard = self.up()?;
         let inner = &mut *guard.inner;
-        inner.slots.clear();
+        let slots = std::mem::take(&mut inner.slots);
+        inner.book.lose_slots(&slots, true);
         inner.addresses.clear();
         inner.parked = None;
         drop(guard);
@@ -257,7 +268,9 @@ impl BrokerClient {
         let deadline = Instant::now() + CONNECT;
         loop {
             guard.drain();
-            if matches!(guard.inner.link, Link::Up { resume: None, .. }) {
+            let book = &guard.inner.book;
+            let told = book.outbox.is_empty() && book.restoring.is_empty();
+            if told && matches!(guard.inner.link, Link::Up { resume: None, .. }) {
                 return Ok(guard);
             }
             if Instant::now() >= deadline {

@@ -87,6 +87,14 @@ impl World for Fake {
     fn command(&self, pid: u32) -> String {
         format!("program{pid}")
     }
+
+    fn secret(&mut self) -> [u64; 2] {
+        [1, 2]
+    }
+
+    fn free_ports(&self) -> (u16, u16) {
+        (40_000, 40_099)
+    }
 }
 
 impl Sockets for FakeGroup {

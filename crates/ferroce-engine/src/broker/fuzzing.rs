@@ -3,12 +3,20 @@
 //! The input is a list of steps: connections, bytes of messages, deaths, time, interfaces, the broker's own death. After
 //! each step the books are compared: no slot is ever given to a program while another one may hold it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use ferroce_ipc::{DeviceInfo, Hello, LinkKind, Message, Peer, ResourceCounts};
+use ferroce_ipc::{
+    CmAsk, CmBind, CmConnect, CmRequest, CmRoute, DeviceInfo, Hello, LinkKind, Message, Peer, ResourceCounts,
+};
+use ferroce_proto::cm::{AcceptParams, ConnectParams, Route, Transmit};
+use ferroce_wire::cm::{
+    About, CmTime, CommId, Ece, Info, IpCmHeader, PortSpace, PrivateData, Rej, RejReason, Req, ServiceId,
+    SidrRep, SidrReq, SidrStatus,
+};
+use ferroce_wire::{Pkey, Psn, Qkey, Qpn};
 
 use super::fake::{Fake, netdev};
 use super::logic::{Broker, Output};
@@ -17,6 +25,7 @@ use super::{ClientId, ProcessId};
 
 const STEPS: usize = 200;
 const CLIENTS: usize = 16;
+const MADS: usize = 64;
 
 /// Runs the steps in `input`.
 ///
@@ -37,6 +46,7 @@ struct Client {
     /// The last reading end of parked descriptors that it was given.
     parked: Option<OwnedFd>,
     devices: Vec<DeviceInfo>,
+    records: Vec<(CommId, Vec<u8>)>,
     released: Option<Vec<u8>>,
 }
 
@@ -47,6 +57,10 @@ struct Run<'a> {
     broker: Broker<Fake>,
     clients: Vec<Client>,
     next_client: u64,
+    /// MADs under way.
+    wire: VecDeque<Transmit>,
+    /// Communication ids that somebody was told.
+    known: VecDeque<CommId>,
     /// Who holds a slot, as the programs see it.
     holders: BTreeMap<u8, Holder>,
 }
@@ -65,7 +79,17 @@ impl<'a> Run<'a> {
         let world = Fake::default();
         let broker = Broker::new(world.clone(), 1000, [2; 8], interfaces(0));
         let now = Instant::now();
-        Self { input, now, world, broker, clients: Vec::new(), next_client: 0, holders: BTreeMap::new() }
+        Self {
+            input,
+            now,
+            world,
+            broker,
+            clients: Vec::new(),
+            next_client: 0,
+            wire: VecDeque::new(),
+            known: VecDeque::new(),
+            holders: BTreeMap::new(),
+        }
     }
 
     fn byte(&mut self) -> Option<u8> {
@@ -91,7 +115,7 @@ impl<'a> Run<'a> {
     }
 
     fn step(&mut self, step: u8) {
-        match step % 12 {
+        match step % 15 {
             0 => self.connect(),
             1 => {
                 let bytes = self.bytes();
@@ -125,7 +149,7 @@ impl<'a> Run<'a> {
                 let process = self.clients[client].process;
                 self.clients.retain(|client| client.process != process);
                 self.holders.retain(|_, holder| holder.process != process);
-                self.broker.died(process);
+                self.broker.died(self.now, process);
             }
             7 => {
                 let time = u64::from(self.number()) * 20;
@@ -149,7 +173,17 @@ impl<'a> Run<'a> {
                 let open = self.number() % 2 == 1;
                 self.world.port.borrow_mut().open_elsewhere = open;
             }
-            _ => self.broker_dies(),
+            11 => self.broker_dies(),
+            12 => self.ask_for_connection(),
+            13 => self.deliver(),
+            _ => {
+                let mut mad = [0; 256];
+                let bytes = self.bytes();
+                mad[..bytes.len()].copy_from_slice(bytes);
+                let route = self.route();
+                let from = Route { local: route.local, remote: route.remote, interface: route.interface };
+                self.broker.mad(self.now, from, &mad);
+            }
         }
     }
 
@@ -162,7 +196,14 @@ impl<'a> Run<'a> {
         let (id, process) = (ClientId(self.next_client), ProcessId(pid.into()));
         self.next_client += 1;
         self.broker.connected(id, Peer { pid, uid }, process, true);
-        self.clients.push(Client { id, process, parked: None, devices: Vec::new(), released: None });
+        self.clients.push(Client {
+            id,
+            process,
+            parked: None,
+            devices: Vec::new(),
+            records: Vec::new(),
+            released: None,
+        });
         self.settle(); // it may have been refused
         if !self.number().is_multiple_of(8)
             && let Some(client) = self.clients.iter().position(|client| client.id == id)
@@ -210,6 +251,109 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Any request about a connection, mostly of ones that there are.
+    fn ask_for_connection(&mut self) {
+        let Some(client) = self.client() else { return };
+        let (what, number) = (self.number(), self.number());
+        let id = match self.known.get(usize::from(number)) {
+            Some(id) => *id,
+            None => CommId(u32::from(number) << 24 | 5),
+        };
+        let handle = u64::from(number % 4);
+        let request = match what % 13 {
+            0 => CmRequest::Bind(CmBind {
+                handle,
+                space: if what < 64 { PortSpace::Tcp } else { PortSpace::Udp },
+                port: [0, 7000, 7001][usize::from(number / 4 % 3)],
+                address: ["0.0.0.0", "::", "127.0.0.1", "::1"][usize::from(number / 16 % 4)]
+                    .parse()
+                    .expect("an address"),
+                interface: 0,
+                reuse: what >= 128,
+                v6_only: number >= 128,
+            }),
+            1 => CmRequest::Listen { handle, backlog: u16::from(number / 4) },
+            2 => CmRequest::Unbind { handle },
+            3 => CmRequest::Connect(Box::new(CmConnect {
+                route: self.route(),
+                peer_to_peer: what >= 128,
+                packet_life: CmTime::saturating(16),
+                ack_delay: CmTime::saturating(15),
+                req: self.req(number),
+            })),
+            4 => {
+                let params = AcceptParams::new(1, Qpn::new(u32::from(number)));
+                CmRequest::Accept(Box::new(params.rep(id, Psn::new(1), &self.req(number))))
+            }
+            5 => CmRequest::Reject(Box::new(Rej {
+                local_id: id,
+                remote_id: CommId::NONE,
+                about: About::REQ,
+                reason: RejReason::CONSUMER,
+                info: Info::NONE,
+                private: PrivateData::EMPTY,
+            })),
+            6 => CmRequest::Establish(id),
+            7 => CmRequest::Disconnect(id),
+            8 => CmRequest::Close(id),
+            9 => CmRequest::Mra { id, service_timeout: CmTime::saturating(number), at_once: what >= 128 },
+            10 => CmRequest::Ask(Box::new(CmAsk {
+                route: self.route(),
+                response_timeout: CmTime::saturating(20),
+                retries: number,
+                traffic_class: 0,
+                req: SidrReq {
+                    request_id: CommId::NONE,
+                    pkey: Pkey::DEFAULT,
+                    service_id: PortSpace::Udp.service_id(7000),
+                    private: self.private(),
+                },
+            })),
+            11 => CmRequest::Answer(Box::new(SidrRep {
+                request_id: id,
+                status: SidrStatus::VALID,
+                info: Info::NONE,
+                ece: Ece::default(),
+                qpn: Qpn::new(1),
+                service_id: ServiceId(0),
+                qkey: Qkey::new(1),
+                private: PrivateData::EMPTY,
+            })),
+            _ => match self.clients[client].records.get(usize::from(number % 8)) {
+                Some((id, record)) => CmRequest::Restore { id: *id, record: record.clone() },
+                None => CmRequest::Restore { id, record: self.bytes().to_vec() },
+            },
+        };
+        self.say(client, 1, Message::Cm(request), Vec::new());
+    }
+
+    fn route(&mut self) -> CmRoute {
+        let ip = ["127.0.0.1", "::1", "127.0.0.1", "192.0.2.1"][usize::from(self.number() % 4)];
+        let ip = ip.parse().expect("an address");
+        CmRoute { local: ip, remote: ip, interface: 0 }
+    }
+
+    fn req(&mut self, number: u8) -> Req {
+        let route = Route { local: [127, 0, 0, 1].into(), remote: [127, 0, 0, 1].into(), interface: 0 };
+        let (service_id, qpn) = (PortSpace::Tcp.service_id(7000), Qpn::new(number.into()));
+        let params =
+            ConnectParams { private: self.private(), ..ConnectParams::new(route, service_id, 1, qpn) };
+        params.req(CommId(9), Psn::new(3))
+    }
+
+    fn private<const N: usize>(&mut self) -> PrivateData<N> {
+        let ip = [127, 0, 0, 1].into();
+        PrivateData::new(&IpCmHeader { source_port: 1, source: ip, destination: ip }.emit()).expect("it fits")
+    }
+
+    /// What was sent arrives, here.
+    fn deliver(&mut self) {
+        for Transmit { route, mad, .. } in std::mem::take(&mut self.wire) {
+            let from = Route { local: route.remote, remote: route.local, interface: route.interface };
+            self.broker.mad(self.now, from, &mad[..]);
+        }
+    }
+
     /// Says something that went over the wire.
     fn say(&mut self, client: usize, id: u32, message: Message, descriptors: Vec<OwnedFd>) {
         self.clients[client].released = match &message {
@@ -246,6 +390,11 @@ impl<'a> Run<'a> {
     fn settle(&mut self) {
         while let Some(output) = self.broker.poll_output() {
             let (to, message, descriptors) = match output {
+                Output::Mad(transmit) => {
+                    self.wire.push_back(transmit);
+                    self.wire.truncate(MADS);
+                    continue;
+                }
                 Output::Send { client, message, descriptors, .. } => (client, message, descriptors),
                 Output::Close(client) => {
                     self.clients.retain(|known| known.id != client);
@@ -282,6 +431,19 @@ impl<'a> Run<'a> {
                     let own =
                         |slot: &u8| self.holders.get(slot).is_some_and(|holder| holder.process == process);
                     assert!(address.slots.iter().all(own), "sockets of another program's slot");
+                }
+                Message::CmNews(news) => {
+                    let (slot, process) = ((news.id.0 >> 24) as u8, client.process);
+                    let own = self.holders.get(&slot).is_some_and(|holder| holder.process == process);
+                    assert!(own, "news of another program's connection");
+                    self.known.push_back(news.id);
+                    self.known.truncate(16);
+                    client.records.retain(|(id, _)| *id != news.id);
+                    client.records.push((news.id, news.record));
+                }
+                Message::CmDone(done) => {
+                    self.known.push_front(done.id);
+                    self.known.truncate(16);
                 }
                 _ => {}
             }
@@ -323,6 +485,12 @@ mod tests {
             2 => any::<u8>().prop_map(|which| vec![8, which]),
             1 => (9..11_u8, 0..2_u8).prop_map(|(step, open)| vec![step, open]),
             2 => Just(vec![11]),
+            8 => (0..16_u8, any::<u8>(), prop_oneof![3 => 0..16_u8, 1 => any::<u8>()], 0..4_u8)
+                .prop_map(|(client, what, number, route)| vec![12, client, what, number, route]),
+            4 => Just(vec![13]),
+            1 => (proptest::collection::vec(any::<u8>(), 0..60), 0..4_u8).prop_map(|(bytes, route)| {
+                [vec![14, bytes.len() as u8], bytes, vec![route]].concat()
+            }),
             1 => proptest::collection::vec(any::<u8>(), 1..8),
         ];
         proptest::collection::vec(step, 0..80).prop_map(|steps| steps.concat())

@@ -19,6 +19,8 @@ pub struct Groups<G> {
     parking: Option<Parking>,
     /// Those that an earlier broker opened.
     taken_back: BTreeSet<Address>,
+    /// Grows whenever a group comes or goes.
+    changes: u64,
 }
 
 /// Why the groups could not grow.
@@ -43,12 +45,22 @@ pub enum GrowError {
 impl<G: Sockets> Groups<G> {
     /// No group.
     pub fn new() -> Self {
-        Self { groups: BTreeMap::new(), parking: None, taken_back: BTreeSet::new() }
+        Self { groups: BTreeMap::new(), parking: None, taken_back: BTreeSet::new(), changes: 0 }
     }
 
     /// Number of addresses with a group.
     pub fn len(&self) -> usize {
         self.groups.len()
+    }
+
+    /// The addresses that have one.
+    pub fn addresses(&self) -> Vec<Address> {
+        self.groups.keys().copied().collect()
+    }
+
+    /// Another number than before, if a group came or went since.
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// Whether this address has one.
@@ -109,6 +121,7 @@ impl<G: Sockets> Groups<G> {
     pub fn open(&mut self, world: &mut impl World<Group = G>, address: Address) -> Result<bool, GrowError> {
         let group = world.open(address).map_err(|source| GrowError::Open { address, source })?;
         self.groups.insert(address, group);
+        self.changes += 1;
         let size = self.size();
         let moved = self.park_from(address, 0)?;
         Ok(self.level(size)? | moved)
@@ -214,6 +227,7 @@ impl<G: Sockets> Groups<G> {
                     info!(%address, count, "took back the sockets of an earlier ferroced");
                     self.groups.insert(address, group);
                     self.taken_back.insert(address);
+                    self.changes += 1;
                     any = true;
                 }
                 Err(e) => warn!(%address, "parked sockets are not a group: {e}"),
@@ -225,6 +239,7 @@ impl<G: Sockets> Groups<G> {
     /// Closes the groups of other addresses than these; only while no program holds a slot.
     pub fn retain(&mut self, keep: impl Fn(Address) -> bool) {
         self.groups.retain(|address, _| keep(*address));
+        self.changes += 1;
         self.taken_back.retain(|address| keep(*address));
         if self.groups.is_empty() {
             self.parking = None;

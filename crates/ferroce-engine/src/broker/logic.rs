@@ -1,6 +1,7 @@
 //! The broker's decisions: clients, devices, leases. Connections, processes and time are told to it; what it wants sent
 //! is asked of it.
 
+mod connections;
 mod leases;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -10,8 +11,10 @@ use std::time::{Duration, Instant};
 use ferroce_ipc::{
     DeviceInfo, Hello, LeaseEntry, MAJOR, Message, Peer, Refusal, RefusalCode, ResourceCounts, Status,
 };
+use ferroce_proto::cm::Transmit;
 use tracing::{debug, info, warn};
 
+use super::cm::Cm;
 use super::devices::Devices;
 use super::groups::Groups;
 use super::netdev::{Address, Netdev};
@@ -46,6 +49,8 @@ pub enum Output {
     },
     /// Close a connection, after what was sent. The broker has forgotten the client already.
     Close(ClientId),
+    /// Send a MAD from queue pair 1.
+    Mad(Transmit),
 }
 
 /// The state machine. After each call take [`Broker::poll_output`] until it is empty, and call [`Broker::tick`] when
@@ -66,6 +71,7 @@ pub struct Broker<W: World> {
     /// Leases that wait for programs of an earlier broker.
     waiting: Vec<Waiting>,
     leaving: bool,
+    cm: Cm,
     output: VecDeque<Output>,
 }
 
@@ -96,9 +102,10 @@ struct Waiting {
 
 impl<W: World> Broker<W> {
     /// A broker of user `uid`. `random_guid` is the node GUID of interfaces without a hardware address, not zero.
-    pub fn new(world: W, uid: u32, random_guid: [u8; 8], netdevs: Vec<Netdev>) -> Self {
+    pub fn new(mut world: W, uid: u32, random_guid: [u8; 8], netdevs: Vec<Netdev>) -> Self {
         let mut devices = Devices::new(random_guid);
         devices.update(netdevs.clone());
+        let cm = Cm::new(world.secret(), world.free_ports());
         Self {
             world,
             uid,
@@ -111,6 +118,7 @@ impl<W: World> Broker<W> {
             clients: BTreeMap::new(),
             waiting: Vec::new(),
             leaving: false,
+            cm,
             output: VecDeque::new(),
         }
     }
@@ -122,7 +130,7 @@ impl<W: World> Broker<W> {
 
     /// Whether nobody needs this broker: no connection, no slot that is or may be held, no link that somebody configured.
     pub fn is_idle(&self) -> bool {
-        self.clients.is_empty() && self.serves_nobody()
+        self.clients.is_empty() && self.serves_nobody() && self.cm.is_idle()
     }
 
     /// Whether it made way for another user's program and ends as soon as all is sent.
@@ -137,7 +145,7 @@ impl<W: World> Broker<W> {
             Slot::Unknown { until } => Some(until),
             Slot::Free | Slot::Leased(_) => None,
         });
-        slots.chain(self.waiting.iter().map(|w| w.until)).min()
+        slots.chain(self.waiting.iter().map(|w| w.until)).chain(self.cm.deadline()).min()
     }
 
     /// Somebody connected. `watched`: the server will call [`Broker::died`] for the process.
@@ -172,7 +180,9 @@ impl<W: World> Broker<W> {
 
     /// The other end closed the connection.
     pub fn disconnected(&mut self, now: Instant, client: ClientId) {
+        self.cm.clock(now);
         self.remove(client, Some(now + AWAY));
+        self.connections_settle();
     }
 
     /// The server gives the connection up: it carries no messages, or nobody reads it. While the process lives its slots
@@ -182,13 +192,15 @@ impl<W: World> Broker<W> {
     }
 
     /// A process ended, whoever holds its connections now: a forked child may.
-    pub fn died(&mut self, process: ProcessId) {
+    pub fn died(&mut self, now: Instant, process: ProcessId) {
+        self.cm.clock(now);
         let clients: Vec<ClientId> =
             self.clients.iter().filter(|(_, c)| c.process == process).map(|(id, _)| *id).collect();
         for client in clients {
             self.close(client);
         }
         self.free(&self.slots.select(|state| matches!(state, Slot::Away { process: p, .. } if p == process)));
+        self.connections_settle();
     }
 
     /// Whether any slot or connection belongs to this process: while one does, its death matters.
@@ -206,6 +218,7 @@ impl<W: World> Broker<W> {
         message: Message,
         descriptors: Vec<OwnedFd>,
     ) {
+        self.cm.clock(now);
         let Some(known) = self.clients.get(&client) else { return };
         let outcome = match (known.greeted, message) {
             (false, Message::Hello(hello)) => match self.greet(client, &hello) {
@@ -234,10 +247,13 @@ impl<W: World> Broker<W> {
                 self.close(client);
             }
         }
+        self.connections_settle();
     }
 
     /// Time has passed.
     pub fn tick(&mut self, now: Instant) {
+        self.cm.clock(now);
+        self.cm.tick();
         let gone = |state| matches!(state, Slot::Away { until: Some(until), .. } if until <= now);
         self.free(&self.slots.select(gone));
         // While programs of an earlier broker do not answer, we do not have the sockets to look at.
@@ -254,6 +270,7 @@ impl<W: World> Broker<W> {
         for waiting in late {
             self.lease_or_refuse(now, &waiting, true);
         }
+        self.connections_settle();
     }
 
     /// The host's interfaces changed.
@@ -377,6 +394,7 @@ impl<W: World> Broker<W> {
                 }
                 Ok(None)
             }
+            Message::Cm(request) => self.connections(client, request).map(Some).map_err(Some),
             // What only brokers say, or a second greeting.
             Message::Hello(_)
             | Message::Refused(_)
@@ -384,7 +402,9 @@ impl<W: World> Broker<W> {
             | Message::Leased(_)
             | Message::Address(_)
             | Message::Parked
-            | Message::Status(_) => Err(None),
+            | Message::Status(_)
+            | Message::CmDone(_)
+            | Message::CmNews(_) => Err(None),
         }
     }
 

@@ -5,6 +5,7 @@
 //! leases slots, follows news, and after the broker's death finds or starts the next one and hands back what it holds.
 
 pub mod client;
+mod cm;
 mod devices;
 #[cfg(any(test, feature = "fuzzing"))]
 mod fake;
@@ -12,11 +13,12 @@ mod fake;
 pub mod fuzzing;
 mod gid_table;
 mod groups;
+mod gsi;
 mod holder;
 mod logic;
 mod netdev;
 mod parking;
-pub mod ports;
+mod ports;
 mod rtnetlink;
 mod runtime_dir;
 mod server;

@@ -10,16 +10,19 @@ use ferroce_ipc::{BROKER_NAME, Connection, Listener, Message, MessageError, Peer
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tracing::{debug, error, info, warn};
 
+use super::gsi::Gsi;
 use super::logic::{Broker, Output};
-use super::netdev::Netdev;
+use super::netdev::{Address, Netdev};
 use super::rtnetlink::{self, Monitor};
 use super::runtime_dir::{RuntimeDir, random_guid};
-use super::world::Kernel;
+use super::world::{Kernel, secret};
 use super::{ClientId, ProcessId, holder};
 use crate::fork::Guarded;
 
 /// Messages that one client may leave unread before it is given up.
 const MOST_QUEUED: usize = 1024;
+/// The same, where they are news of connections: those of a program that is stopped come together.
+const MOST_NEWS: usize = 32_768;
 /// Connections of one process; a program needs one.
 const MOST_CONNECTIONS: usize = 64;
 /// Messages taken from one client before the others have their turn.
@@ -75,6 +78,9 @@ pub struct Server {
     listener: Guarded<Listener>,
     monitor: Option<Guarded<Monitor>>,
     broker: Broker<Kernel>,
+    gsi: Gsi,
+    /// What the sockets of `gsi` are made from.
+    gsi_changes: u64,
     links: BTreeMap<ClientId, Link>,
     processes: BTreeMap<ProcessId, Guarded<OwnedFd>>,
     next_client: u64,
@@ -142,6 +148,8 @@ impl Server {
             listener: Guarded::new(listener),
             monitor: monitor.map(Guarded::new),
             broker: Broker::new(Kernel, uid, guid, look()),
+            gsi: Gsi::new(secret()),
+            gsi_changes: 0,
             links: BTreeMap::new(),
             processes: BTreeMap::new(),
             next_client: 1,
@@ -185,9 +193,14 @@ impl Server {
             for process in ready.dead {
                 debug!(?process, "process ended");
                 self.processes.remove(&process);
-                self.broker.died(process);
+                self.broker.died(now, process);
             }
             self.deliver(now);
+            for address in ready.gsi {
+                let Self { gsi, broker, .. } = &mut self;
+                gsi.receive(address, |route, mad| broker.mad(now, route, mad));
+                self.deliver(now);
+            }
             for client in ready.links {
                 self.serve(now, client);
                 self.deliver(now);
@@ -236,6 +249,9 @@ impl Server {
             Some(monitor) => fds.push(PollFd::new(monitor, PollFlags::IN)),
             None => fds.push(PollFd::new(&self.stop, PollFlags::empty())),
         }
+        for (_, socket) in self.gsi.descriptors() {
+            fds.push(PollFd::from_borrowed_fd(socket, PollFlags::IN));
+        }
         for pidfd in self.processes.values() {
             fds.push(PollFd::new(pidfd, PollFlags::IN));
         }
@@ -263,11 +279,12 @@ impl Server {
         let mut events = fds.iter().map(|fd| !fd.revents().is_empty());
         let mut next = || events.next().unwrap_or(false);
         let (stop, listener, netdevs) = (next(), next(), next());
+        let gsi = self.gsi.descriptors().map(|(address, _)| address).filter(|_| next()).collect();
         let dead = self.processes.keys().copied().filter(|_| next()).collect();
         let late = |link: &Link| link.closing.is_some_and(|end| end <= now);
         let links =
             self.links.iter().filter(|(_, link)| next() | late(link)).map(|(client, _)| *client).collect();
-        Ok(Ready { stop, listener, netdevs, dead, links })
+        Ok(Ready { stop, listener, netdevs, gsi, dead, links })
     }
 
     fn accept(&mut self) {
@@ -315,7 +332,7 @@ impl Server {
             }
             // The id was given to a new process before we heard of the old one's death.
             self.processes.remove(&process);
-            self.broker.died(process);
+            self.broker.died(Instant::now(), process);
         }
         let by_socket = nix::sys::socket::getsockopt(connection, nix::sys::socket::sockopt::PeerPidfd).ok();
         let by_pid = || {
@@ -370,12 +387,20 @@ impl Server {
 
     /// Does what the broker wants.
     fn deliver(&mut self, now: Instant) {
+        if self.broker.group_changes() != self.gsi_changes {
+            self.gsi_changes = self.broker.group_changes();
+            let Self { gsi, broker, .. } = self;
+            gsi.follow(&broker.own_addresses(), |address| broker.own_socket(address));
+        }
         while let Some(output) = self.broker.poll_output() {
             match output {
+                Output::Mad(transmit) => self.gsi.send(&transmit),
                 Output::Send { client, id, message, descriptors } => {
                     let Some(link) = self.links.get_mut(&client) else { continue };
+                    let most_queued =
+                        if matches!(message, Message::CmNews(_)) { MOST_NEWS } else { MOST_QUEUED };
                     link.queue.push_back((id, message, descriptors));
-                    if link.queue.len() > MOST_QUEUED {
+                    if link.queue.len() > most_queued {
                         warn!(?client, "reads nothing: given up");
                         self.links.remove(&client);
                         self.broker.lost(client);
@@ -417,6 +442,7 @@ struct Ready {
     stop: bool,
     listener: bool,
     netdevs: bool,
+    gsi: Vec<Address>,
     dead: Vec<ProcessId>,
     links: Vec<ClientId>,
 }

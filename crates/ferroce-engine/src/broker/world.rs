@@ -1,5 +1,7 @@
 //! What the broker's logic asks of the system: traits, so that tests and the fuzzer can stand in.
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
@@ -26,6 +28,10 @@ pub trait World {
     fn is_open_elsewhere(&self, socket: BorrowedFd<'_>) -> bool;
     /// A process's name, empty if unknown.
     fn command(&self, pid: u32) -> String;
+    /// Random numbers that nobody else knows.
+    fn secret(&mut self) -> [u64; 2];
+    /// First and last of the ports to choose from for whom any will do.
+    fn free_ports(&self) -> (u16, u16);
 }
 
 /// The sockets of one local address, a member a slot. Dropping it is for the broker's end.
@@ -92,6 +98,28 @@ impl World for Kernel {
 
     fn command(&self, pid: u32) -> String {
         holder::command(pid)
+    }
+
+    fn secret(&mut self) -> [u64; 2] {
+        [secret(), secret()]
+    }
+
+    fn free_ports(&self) -> (u16, u16) {
+        let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+        let mut numbers = range.split_whitespace().map(str::parse);
+        match (numbers.next(), numbers.next()) {
+            (Some(Ok(low)), Some(Ok(high))) if low <= high => (low, high),
+            _ => (32_768, 60_999),
+        }
+    }
+}
+
+/// From the kernel's generator; where there is none, from what the standard library has instead.
+pub fn secret() -> u64 {
+    let mut bytes = [0; 8];
+    match getrandom::fill(&mut bytes) {
+        Ok(()) => u64::from_ne_bytes(bytes),
+        Err(_) => RandomState::new().hash_one(std::process::id()),
     }
 }
 

@@ -1,3 +1,26 @@
 //! Connection management: the client half of librdmacm.
+//!
+//! [`Port::bind`] takes a port of a port space, [`Port::listen`] takes requests at it, [`Connection::connect`] asks a peer
+//! for a connection, [`Question::ask`] for the queue pair of datagrams behind a port. What happens then is told as an
+//! [`Event`] to whoever was named as its [`Target`]: a [`Queue`] with a descriptor, or a [`Sink`] of the caller's own.
+//! What a connection's queue pair has to be set to is in [`attributes`].
+//!
+//! Everything that decides is in the broker; it may die and be followed by another one, which is told what this
+//! process has.
 
+mod connection;
+mod directory;
+mod error;
+mod event;
+mod port;
 pub mod resolve;
+pub mod steps;
+
+pub use connection::{Connection, Question};
+pub use error::CmError;
+pub use event::{Event, EventKind, Queue, Sink, Target};
+pub use ferroce_ipc::CmEnd as End;
+pub use ferroce_proto::cm::{AcceptParams, ConnectParams, Route, SidrAnswer, SidrParams, attributes};
+pub use port::{Bind, Port};
+
+pub(crate) use directory::Directory;

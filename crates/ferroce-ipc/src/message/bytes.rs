@@ -87,6 +87,9 @@ impl Message {
             Self::LinkDel { name } => w.padded::<64>("name", name)?,
             Self::Status(status) => return encode_status(status, w),
             Self::Report(counts) => encode_counts(counts, &mut w),
+            Self::Cm(request) => return request.encode(w),
+            Self::CmDone(done) => return done.encode(w),
+            Self::CmNews(news) => return news.encode(w),
         }
         Ok(bytes.len())
     }
@@ -182,6 +185,9 @@ impl Message {
             14 => Self::GetStatus,
             15 => Self::Status(decode_status(body, tail)?),
             16 => Self::Report(decode_counts(&mut body)?),
+            17 => Self::Cm(CmRequest::decode(&mut body, &mut tail)?),
+            18 => Self::CmDone(CmDone::decode(&mut body, &mut tail)?),
+            19 => Self::CmNews(CmNews::decode(&mut body, &mut tail)?),
             other => return Err(MessageError::UnknownKind(other)),
         })
     }

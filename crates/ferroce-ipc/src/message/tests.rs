@@ -1,3 +1,5 @@
+mod cm;
+
 use ferroce_wire::Gid;
 use proptest::prelude::*;
 
@@ -67,6 +69,9 @@ fn all() -> Vec<Message> {
             programs: vec![program],
         }),
         Message::Report(counts),
+        Message::Cm(cm::requests().remove(0)),
+        Message::CmDone(cm::done()),
+        Message::CmNews(cm::news().remove(0)),
     ]
 }
 
@@ -279,6 +284,7 @@ fn a_message() -> impl Strategy<Value = Message> {
         slots().prop_map(Message::Resume),
         any::<[u32; 4]>()
             .prop_map(|[pds, cqs, qps, mrs]| { Message::Report(ResourceCounts { pds, cqs, qps, mrs }) }),
+        cm::a_message(),
     ]
 }
 

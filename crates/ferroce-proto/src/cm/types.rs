@@ -168,7 +168,7 @@ impl ConnectParams {
     }
 
     /// The REQ.
-    pub(super) fn req(&self, local_id: CommId, starting_psn: Psn) -> Req {
+    pub fn req(&self, local_id: CommId, starting_psn: Psn) -> Req {
         let routed = self.hop_limit > 1;
         let lid = if routed { 0xffff } else { 0 };
         Req {
@@ -257,7 +257,7 @@ impl AcceptParams {
     }
 
     /// The REP to `req`.
-    pub(super) fn rep(&self, local_id: CommId, starting_psn: Psn, req: &Req) -> Rep {
+    pub fn rep(&self, local_id: CommId, starting_psn: Psn, req: &Req) -> Rep {
         let xrc = req.transport == Transport::XRC;
         let nobody = Qpn::new(0);
         Rep {

@@ -12,6 +12,7 @@ use ferroce_ipc::{Client, ClientError, DeviceInfo, Message, Refusal};
 use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 use tracing::{debug, info, warn};
 
+use super::connections::Book;
 use super::{
     BrokerClient, BrokerEvent, BrokerMode, CONNECT, ConnectOptions, PATIENCE, RETRY, RETRY_SLOWLY, clear,
     leased_on, watch,
@@ -19,6 +20,9 @@ use super::{
 use crate::broker::netdev::Address;
 use crate::broker::spawn::{self, SpawnError, Starter};
 use crate::fork::Guarded;
+
+/// How soon to go on when a new broker could not take all at once.
+const TELL_AGAIN: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 pub(super) struct Inner {
@@ -32,6 +36,8 @@ pub(super) struct Inner {
     pub(super) addresses: BTreeSet<(Address, u8)>,
     /// Reading end of the parked descriptors: held, never read.
     pub(super) parked: Option<Guarded<OwnedFd>>,
+    /// What a new broker is to know of connections.
+    pub(super) book: Book,
     pub(super) events: VecDeque<BrokerEvent>,
     /// A `ferroced --detach` to be reaped.
     pub(super) child: Option<Child>,
@@ -84,6 +90,7 @@ impl Guard<'_> {
     pub(super) fn drain(&mut self) {
         clear(&self.owner.timer);
         self.inner.reap();
+        self.inner.take_up(&self.owner.later);
         loop {
             let inner = &mut *self.inner;
             match &mut inner.link {
@@ -93,7 +100,14 @@ impl Guard<'_> {
                             self.down(&lost);
                         }
                     }
-                    Ok(None) => return,
+                    Ok(None) => match inner.tell() {
+                        Ok(true) => return,
+                        Ok(false) => {
+                            self.retry_in(TELL_AGAIN);
+                            return;
+                        }
+                        Err(e) => self.down(&e.into()),
+                    },
                     Err(e) => self.down(&e),
                 },
                 Link::Greeting { client, at, .. } => match client.poll() {
@@ -233,11 +247,32 @@ impl Inner {
             }
             client.send(&Message::ListDevices, &[]).map(drop)
         })();
+        if resume.is_some() {
+            self.book.tell_all();
+        }
         if resume.is_none() {
             self.events.push_back(BrokerEvent::Reconnected);
         }
         self.link = Link::Up { client, resume };
         sent
+    }
+
+    /// Says what a new broker is to know of connections, as far as it takes it. Whether that was all.
+    fn tell(&mut self) -> io::Result<bool> {
+        let Link::Up { client, .. } = &mut self.link else { return Ok(true) };
+        while let Some(request) = self.book.outbox.pop_front() {
+            let message = Message::Cm(request);
+            let sent = client.send(&message, &[]);
+            let Message::Cm(request) = message else { continue };
+            match sent {
+                Ok(id) => self.book.told(id, &request),
+                Err(e) => {
+                    self.book.outbox.push_front(request);
+                    return if e.kind() == io::ErrorKind::WouldBlock { Ok(false) } else { Err(e) };
+                }
+            }
+        }
+        Ok(true)
     }
 
     /// One message of a greeted broker. Returns why its connection is of no use any more, if so.
@@ -269,8 +304,21 @@ impl Inner {
                 self.lose(&[]);
             }
             Message::Refused(refusal) if id == 0 => return Some(refusal.into()),
+            Message::CmNews(news) => {
+                self.book.news(&news);
+                self.events.push_back(BrokerEvent::Connection(Box::new(news)));
+            }
             // The answer to a request that was given up, or to one that needs none.
-            Message::Refused(Refusal { sentence, .. }) => debug!("refused: {sentence}"),
+            Message::Refused(Refusal { sentence, .. }) => {
+                debug!("refused: {sentence}");
+                if let Some(lost) = self.book.answered(id) {
+                    self.book.lost(lost);
+                    self.events.push_back(BrokerEvent::ConnectionLost(lost));
+                }
+            }
+            Message::CmDone(_) => {
+                self.book.answered(id);
+            }
             Message::Done | Message::Leased(_) | Message::Status(_) => {}
             Message::Hello(_)
             | Message::ListDevices
@@ -280,7 +328,8 @@ impl Inner {
             | Message::LinkAdd { .. }
             | Message::LinkDel { .. }
             | Message::GetStatus
-            | Message::Report(_) => return Some(ClientError::Unexpected),
+            | Message::Report(_)
+            | Message::Cm(_) => return Some(ClientError::Unexpected),
         }
         None
     }
@@ -292,6 +341,7 @@ impl Inner {
         let lost: Vec<u8> = lost;
         if !lost.is_empty() {
             self.addresses.retain(|(_, slot)| !lost.contains(slot));
+            self.book.lose_slots(&lost, self.slots.is_empty());
             self.events.push_back(BrokerEvent::SlotsLost(lost));
         }
     }

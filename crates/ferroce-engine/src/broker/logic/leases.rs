@@ -285,6 +285,7 @@ impl<W: World> Broker<W> {
         for (address, descriptors) in sockets {
             self.send_address(client, id, address, slots.clone(), descriptors);
         }
+        self.connections_resume(client, &slots);
     }
 
     pub(super) fn retry_waiting(&mut self, now: Instant) {
@@ -297,6 +298,7 @@ impl<W: World> Broker<W> {
         for slot in slots {
             info!(slot, "slot is free");
             self.groups.release(*slot);
+            self.cm.close_owner(*slot);
             self.slots.set(*slot, Slot::Free);
         }
         if !slots.is_empty() && self.slots.all_free() {

@@ -135,8 +135,8 @@ fn slots_are_opened_on_demand_lowest_free_first() {
         assert_eq!(addresses, ["127.0.0.1", "::1"]);
     }
     assert_eq!(bench.broker.status().group_size, 4, "none more than needed, and the broker's own");
-    bench.broker.died(ProcessId(102));
-    bench.broker.died(ProcessId(101));
+    bench.broker.died(bench.now, ProcessId(102));
+    bench.broker.died(bench.now, ProcessId(101));
     bench.connect(4, 104);
     assert_eq!(bench.lease(4, 3).unwrap().0, [1, 2, 4]);
     assert_eq!(bench.broker.status().group_size, 5);
@@ -186,7 +186,7 @@ fn death_is_the_processes_not_the_connections() {
     bench.connect(2, 102);
     bench.lease(1, 1).unwrap();
     // A forked child holds the connection: the process's death frees the slot all the same.
-    bench.broker.died(ProcessId(101));
+    bench.broker.died(bench.now, ProcessId(101));
     assert_eq!(bench.lease(2, 1).unwrap().0, [1]);
     assert!(!bench.broker.knows(ProcessId(101)));
 
@@ -204,7 +204,7 @@ fn death_is_the_processes_not_the_connections() {
     bench.broker.lost(ClientId(4));
     bench.after(Duration::from_secs(3600));
     assert_eq!(bench.lease(3, 1).unwrap().0, [3]);
-    bench.broker.died(ProcessId(104));
+    bench.broker.died(bench.now, ProcessId(104));
     assert_eq!(bench.lease(3, 1).unwrap().0, [1]);
 }
 

@@ -1,0 +1,161 @@
+//! A program's side of connection management: requests, and what the next broker is told.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Mutex;
+
+use ferroce_ipc::{ClientError, CmBind, CmDone, CmNews, CmRequest, Message};
+use ferroce_wire::cm::CommId;
+
+use super::link::{Guard, Inner};
+use super::{BrokerClient, BrokerError, REQUEST};
+
+/// What this program has at the broker: all that the next one needs to know.
+#[derive(Debug, Default)]
+pub(super) struct Book {
+    binds: BTreeMap<u64, Bound>,
+    records: BTreeMap<CommId, Record>,
+    /// To be said to the new broker before anything else.
+    pub(super) outbox: VecDeque<CmRequest>,
+    /// Connections that the new broker was told of and has not answered for, by request.
+    pub(super) restoring: BTreeMap<u32, CommId>,
+}
+
+#[derive(Debug)]
+struct Bound {
+    bind: CmBind,
+    backlog: Option<u16>,
+}
+
+#[derive(Debug)]
+struct Record {
+    serial: u64,
+    octets: Vec<u8>,
+}
+
+impl Book {
+    /// A request was done.
+    fn done(&mut self, request: &CmRequest, done: &CmDone) {
+        match request {
+            CmRequest::Bind(bind) => {
+                let bind = CmBind { port: done.port, ..*bind };
+                self.binds.insert(bind.handle, Bound { bind, backlog: None });
+            }
+            CmRequest::Listen { handle, backlog } => {
+                if let Some(bound) = self.binds.get_mut(handle) {
+                    bound.backlog = Some(*backlog);
+                }
+            }
+            CmRequest::Unbind { handle } => {
+                self.binds.remove(handle);
+            }
+            CmRequest::Close(id) => {
+                self.records.remove(id);
+            }
+            _ => self.record(done.id, done.serial, &done.record),
+        }
+    }
+
+    /// News came.
+    pub(super) fn news(&mut self, news: &CmNews) {
+        self.record(news.id, news.serial, &news.record);
+    }
+
+    /// Answers and news may pass each other: the newer record stays.
+    fn record(&mut self, id: CommId, serial: u64, octets: &[u8]) {
+        let newer = self.records.get(&id).is_none_or(|known| serial >= known.serial);
+        match (newer, octets.is_empty()) {
+            (true, false) => {
+                self.records.insert(id, Record { serial, octets: octets.to_vec() });
+            }
+            (true, true) => {
+                self.records.remove(&id);
+            }
+            (false, _) => {}
+        }
+    }
+
+    /// A new broker greeted: it is to be told everything.
+    pub(super) fn tell_all(&mut self) {
+        self.outbox.clear();
+        self.restoring.clear();
+        for Bound { bind, backlog } in self.binds.values() {
+            self.outbox.push_back(CmRequest::Bind(*bind));
+            if let Some(backlog) = *backlog {
+                self.outbox.push_back(CmRequest::Listen { handle: bind.handle, backlog });
+            }
+        }
+        for (id, record) in &mut self.records {
+            // It counts anew.
+            record.serial = 0;
+            self.outbox.push_back(CmRequest::Restore { id: *id, record: record.octets.clone() });
+        }
+    }
+
+    /// Something of the outbox was sent as request `id`.
+    pub(super) fn told(&mut self, id: u32, request: &CmRequest) {
+        if let CmRequest::Restore { id: connection, .. } = request {
+            self.restoring.insert(id, *connection);
+        }
+    }
+
+    /// The answer to request `id`: whether it was about a connection, which is lost if it was refused.
+    pub(super) fn answered(&mut self, id: u32) -> Option<CommId> {
+        self.restoring.remove(&id)
+    }
+
+    /// The new broker does not know it.
+    pub(super) fn lost(&mut self, id: CommId) {
+        self.records.remove(&id);
+    }
+
+    /// Connections and binds of these slots are no more.
+    pub(super) fn lose_slots(&mut self, lost: &[u8], all: bool) {
+        self.records.retain(|id, _| !lost.contains(&((id.0 >> 24) as u8)));
+        if all {
+            self.binds.clear();
+        }
+    }
+}
+
+impl Inner {
+    /// Takes up what was to be told without waiting for an answer.
+    pub(super) fn take_up(&mut self, later: &Mutex<VecDeque<CmRequest>>) {
+        let later = std::mem::take(&mut *later.lock().unwrap_or_else(|e| e.into_inner()));
+        for request in later {
+            self.book.done(&request, &CmDone::default());
+            self.book.outbox.push_back(request);
+        }
+    }
+}
+
+impl BrokerClient {
+    /// Tells the broker that a bind or connection is over: [`CmRequest::Unbind`] or [`CmRequest::Close`]. Never waits.
+    pub fn tell(&self, request: CmRequest) {
+        self.later.lock().unwrap_or_else(|e| e.into_inner()).push_back(request);
+        match self.inner.try_lock() {
+            Ok(inner) => Guard { owner: self, inner }.drain(),
+            // Whoever is in a request leaves it to the thread that follows the broker.
+            Err(_) => {
+                let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+            }
+        }
+    }
+
+    /// Asks for something of connection management. `then` sees the answer before any news about it are handed out; it must
+    /// not call this client.
+    ///
+    /// # Errors
+    /// [`ferroce_ipc::ClientError::Refused`] with the broker's reason; those of a broker that must be found anew.
+    pub fn connections(&self, request: CmRequest, then: impl FnOnce(&CmDone)) -> Result<CmDone, BrokerError> {
+        let message = Message::Cm(request);
+        let (mut guard, done) = self.ask(|client| match client.request(&message, REQUEST)? {
+            (Message::CmDone(done), _) => Ok(done),
+            _ => Err(ClientError::Unexpected),
+        })?;
+        if let Message::Cm(request) = &message {
+            guard.inner.book.done(request, &done);
+        }
+        then(&done);
+        Ok(done)
+    }
+}

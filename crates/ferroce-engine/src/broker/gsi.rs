@@ -1,0 +1,212 @@
+//! Queue pair 1: the broker's own socket on each local address, and MADs in and out of datagrams.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use ferroce_datapath::udp::{RxBuffer, RxSocket, TxSocket, source_ports};
+use ferroce_proto::cm::{Route, Transmit};
+use ferroce_wire::icrc::{SourceTable, Verdict};
+use ferroce_wire::mad::MAD_LEN;
+use ferroce_wire::{
+    Bth, Deth, Flow, IcrcStatus, Instant, Operation, Packet, Pkey, Psn, Qkey, Qpn, TxBatch, UdPacket,
+};
+use tracing::{debug, warn};
+
+use super::netdev::Address;
+use crate::fork::Guarded;
+use crate::sys;
+
+/// Sources whose habit of numbering packets is remembered.
+const SOURCES: usize = 256;
+/// Octets asked of the kernel for requests that wait.
+const RECEIVE_BUFFER: usize = 1 << 20;
+/// Receive calls on one address before others have their turn.
+const ROUNDS: usize = 8;
+/// A MAD with headers and ICRC, and room to spare.
+const PACKET: usize = 512;
+
+/// Queue pair 1 of every local address. Made with the first of them.
+#[derive(Default)]
+pub struct Gsi {
+    ends: BTreeMap<Address, End>,
+    receiver: Option<Box<Receiver>>,
+    secret: u64,
+}
+
+struct End {
+    rx: Guarded<RxSocket>,
+    tx: Option<Guarded<TxSocket>>,
+    psn: Psn,
+}
+
+struct Receiver {
+    buffer: RxBuffer,
+    sources: SourceTable<SOURCES>,
+}
+
+impl std::fmt::Debug for Gsi {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.ends.keys()).finish()
+    }
+}
+
+impl Gsi {
+    /// `secret` spreads source ports.
+    pub fn new(secret: u64) -> Self {
+        Self { secret, ..Self::default() }
+    }
+
+    /// Serves these addresses and no others; `member` duplicates the broker's own socket of one.
+    pub fn follow(&mut self, addresses: &[Address], member: impl Fn(Address) -> io::Result<OwnedFd>) {
+        // All anew: a group may have been opened again under the same address.
+        self.ends.clear();
+        for address in addresses {
+            let opened = member(*address).and_then(RxSocket::from_fd).and_then(|rx| {
+                rx.set_rcvbuf(RECEIVE_BUFFER)?;
+                Ok(End { rx: Guarded::new(rx), tx: None, psn: Psn::new(0) })
+            });
+            match opened {
+                Ok(end) => {
+                    self.ends.insert(*address, end);
+                }
+                Err(e) => warn!(%address, "no connection management here: {e}"),
+            }
+        }
+    }
+
+    /// What to wait for, by address.
+    pub fn descriptors(&self) -> impl Iterator<Item = (Address, BorrowedFd<'_>)> {
+        self.ends.iter().map(|(address, end)| (*address, end.rx.as_fd()))
+    }
+
+    /// Takes what waits on one address; whether there may be more.
+    pub fn receive(&mut self, address: Address, mut take: impl FnMut(Route, &[u8])) -> bool {
+        let Some(end) = self.ends.get(&address) else { return false };
+        let receiver = self.receiver.get_or_insert_with(|| {
+            Box::new(Receiver { buffer: RxBuffer::new(), sources: SourceTable::new() })
+        });
+        let Receiver { buffer, sources } = &mut **receiver;
+        for _ in 0..ROUNDS {
+            match end.rx.recv(buffer) {
+                Ok(0) => return false,
+                Ok(_) => {}
+                Err(e) => {
+                    debug!(%address, "cannot receive: {e}");
+                    return false;
+                }
+            }
+            let now = sys::now();
+            for datagram in buffer.datagrams() {
+                let flow = Flow {
+                    source: datagram.source,
+                    destination: address.ip,
+                    source_port: datagram.source_port,
+                    traffic_class: 0,
+                    hop_limit: 0,
+                };
+                match mad(sources, now, &flow, datagram.bytes) {
+                    Ok(mad) => {
+                        let route =
+                            Route { local: address.ip, remote: datagram.source, interface: address.scope_id };
+                        take(route, mad);
+                    }
+                    Err(why) => {
+                        debug!(source = %datagram.source, "dropped a datagram to queue pair 1: {why}")
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// Sends a MAD. One that cannot be sent is lost, as on the way.
+    pub fn send(&mut self, transmit: &Transmit) {
+        let Route { local, remote, interface } = transmit.route;
+        let Some(end) = self.ends.get_mut(&Address { ip: local, scope_id: interface }) else {
+            debug!(%local, "no address to send from");
+            return;
+        };
+        let tx = match &end.tx {
+            Some(tx) => tx,
+            None => match sender(self.secret, local, interface) {
+                Ok(tx) => end.tx.insert(Guarded::new(tx)),
+                Err(e) => {
+                    warn!(%local, "cannot send MADs: {e}");
+                    return;
+                }
+            },
+        };
+        let flow = Flow {
+            source: local,
+            destination: remote,
+            source_port: tx.port(),
+            traffic_class: transmit.traffic_class,
+            hop_limit: 0,
+        };
+        let deth = Deth { qkey: Qkey::GSI, src_qp: Qpn::GSI };
+        let head = Packet {
+            bth: Bth::new(Qpn::GSI, end.psn),
+            op: Operation::Ud(UdPacket { deth, payload: &[], imm: None }),
+            icrc: IcrcStatus::Pending,
+        };
+        end.psn = end.psn.next();
+        let mut octets = [0; PACKET];
+        let mut batch = TxBatch::new(&mut octets, tx.limits());
+        let fill = |to: &mut [u8]| {
+            to.copy_from_slice(&transmit.mad[..]);
+            Ok::<(), std::convert::Infallible>(())
+        };
+        if let Err(e) = batch.push(&flow, &head, MAD_LEN, fill) {
+            warn!("a MAD cannot be written: {e}");
+            return;
+        }
+        match tx.send(&mut batch) {
+            Ok(sent) if sent.lost == 0 => {}
+            Ok(sent) => debug!(%remote, reason = ?sent.reason, "a MAD was not sent"),
+            Err(e) => {
+                warn!("{e}");
+                end.tx = None;
+            }
+        }
+    }
+}
+
+/// One socket for all MADs of an address: they go to slot 0 wherever they go.
+fn sender(secret: u64, local: std::net::IpAddr, scope_id: u32) -> io::Result<TxSocket> {
+    let mut failure = io::ErrorKind::AddrInUse.into();
+    for port in source_ports(secret, local, 0, 1, 1) {
+        match TxSocket::bind(local, scope_id, port) {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => failure = e,
+            other => return other,
+        }
+    }
+    Err(failure)
+}
+
+/// The MAD in a datagram that is for queue pair 1 (cm.md 1; IBTA 13.5.3, 9.6).
+fn mad<'a>(
+    sources: &mut SourceTable<SOURCES>,
+    now: Instant,
+    flow: &Flow,
+    bytes: &'a [u8],
+) -> Result<&'a [u8], &'static str> {
+    if sources.check(now, flow, bytes) == Verdict::Bad {
+        return Err("wrong ICRC");
+    }
+    let packet = Packet::parse(bytes).map_err(|_| "malformed")?;
+    let Operation::Ud(UdPacket { deth, payload, imm: None }) = packet.op else { return Err("no MAD") };
+    if packet.bth.dest_qp != Qpn::GSI {
+        return Err("another queue pair");
+    }
+    if deth.qkey != Qkey::GSI {
+        return Err("wrong Q_Key");
+    }
+    if !packet.bth.pkey.matches(Pkey::DEFAULT) {
+        return Err("wrong P_Key");
+    }
+    if payload.len() != MAD_LEN {
+        return Err("not 256 octets");
+    }
+    Ok(payload)
+}

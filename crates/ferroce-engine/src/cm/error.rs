@@ -1,0 +1,61 @@
+//! Why connection management did not do as asked.
+
+use std::io;
+
+use ferroce_ipc::{ClientError, Refusal, RefusalCode};
+
+use crate::broker::BrokerError;
+use crate::error::{DeviceError, OpenError};
+
+/// Why connection management did not do as asked. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum CmError {
+    /// Somebody has the port, or listens there; or the peer is asked already, peer to peer: EADDRINUSE.
+    #[error("address in use: {0}")]
+    InUse(String),
+    /// No device has the local address: EADDRNOTAVAIL, or ENODEV.
+    #[error("{0}")]
+    NoAddress(String),
+    /// A port below 1024 for somebody else than root: EACCES.
+    #[error("{0}")]
+    Permission(String),
+    /// The connection, question, request or bind is over: EINVAL.
+    #[error("{0}")]
+    Gone(String),
+    /// Its state does not allow this: EINVAL.
+    #[error("{0}")]
+    State(String),
+    /// As many as there may be: ENOMEM.
+    #[error("{0}")]
+    Full(String),
+    /// An argument makes no sense: EINVAL.
+    #[error("{0}")]
+    Invalid(String),
+    /// There is no broker, or it cannot be asked: ENODEV.
+    #[error("cannot ask the broker")]
+    Broker(#[source] io::Error),
+    /// There is no device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// This process could not get a slot.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+}
+
+impl From<BrokerError> for CmError {
+    fn from(error: BrokerError) -> Self {
+        let BrokerError::Client(ClientError::Refused(Refusal { code, sentence })) = error else {
+            return Self::Broker(error.into());
+        };
+        match code {
+            RefusalCode::AddressInUse => Self::InUse(sentence),
+            RefusalCode::NoAddress => Self::NoAddress(sentence),
+            RefusalCode::Permission => Self::Permission(sentence),
+            RefusalCode::UnknownId => Self::Gone(sentence),
+            RefusalCode::WrongState => Self::State(sentence),
+            RefusalCode::Full => Self::Full(sentence),
+            RefusalCode::BadRequest => Self::Invalid(sentence),
+            _ => Self::Broker(io::Error::other(sentence)),
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Ports of port spaces.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use ferroce_ipc::{CmBind, CmRequest};
+use ferroce_wire::cm::{PortSpace, ServiceId};
+
+use super::{CmError, Target};
+use crate::engine::Engine;
+
+/// What port to take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bind {
+    /// Which ports.
+    pub space: PortSpace,
+    /// The address, perhaps unspecified; port 0 is any that is free. A link-local address has its interface.
+    pub address: SocketAddr,
+    /// Others that say so too may have the same port, as long as none listens.
+    pub reuse: bool,
+    /// `::` does not mean the addresses of IPv4.
+    pub v6_only: bool,
+}
+
+impl Bind {
+    /// A port for one's own use.
+    pub const fn new(space: PortSpace, address: SocketAddr) -> Self {
+        Self { space, address, reuse: false, v6_only: false }
+    }
+}
+
+/// A port of this process, until it is dropped.
+#[doc(alias = "rdma_bind_addr")]
+pub struct Port {
+    engine: Arc<Engine>,
+    handle: u64,
+    space: PortSpace,
+    number: u16,
+}
+
+impl Port {
+    /// Takes a port.
+    ///
+    /// # Errors
+    /// [`CmError::InUse`], [`CmError::NoAddress`], [`CmError::Permission`], and those of a process without broker or slot.
+    pub fn bind(bind: &Bind) -> Result<Self, CmError> {
+        let engine = Engine::global()?;
+        engine.start()?;
+        let Bind { space, address, reuse, v6_only } = *bind;
+        let interface = match address {
+            SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => v6.scope_id(),
+            _ => 0,
+        };
+        let handle = engine.connections().handle();
+        let wanted = CmBind {
+            handle,
+            space,
+            port: address.port(),
+            address: plain(address.ip()),
+            interface,
+            reuse,
+            v6_only,
+        };
+        let done = engine.broker().connections(CmRequest::Bind(wanted), |_| {})?;
+        Ok(Self { engine, handle, space, number: done.port })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// The service id it stands for.
+    pub fn service_id(&self) -> ServiceId {
+        self.space.service_id(self.number)
+    }
+
+    /// Takes requests from now on, and tells `target` of each. So many may wait for an answer; 0, or more than 1024, mean
+    /// 1024. Further ones are dropped, and come again.
+    ///
+    /// # Errors
+    /// [`CmError::InUse`] if the port is shared.
+    #[doc(alias = "rdma_listen")]
+    pub fn listen(&self, backlog: u16, target: Target) -> Result<(), CmError> {
+        // Before, because the first request may be as fast as the answer.
+        self.engine.connections().listens(self.handle, target);
+        let listen = CmRequest::Listen { handle: self.handle, backlog };
+        let listening = self.engine.broker().connections(listen, |_| {});
+        if listening.is_err() {
+            self.engine.connections().forget_port(self.handle);
+        }
+        listening?;
+        Ok(())
+    }
+}
+
+impl Drop for Port {
+    /// Requests that wait and were told already can still be answered.
+    fn drop(&mut self) {
+        if self.engine.is_ours() {
+            self.engine.connections().forget_port(self.handle);
+            self.engine.broker().tell(CmRequest::Unbind { handle: self.handle });
+        }
+    }
+}
+
+/// IPv4 as IPv4, however it is written.
+fn plain(ip: IpAddr) -> IpAddr {
+    ip.to_canonical()
+}
+
+impl fmt::Debug for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Port").field("number", &self.number).finish_non_exhaustive()
+    }
+}

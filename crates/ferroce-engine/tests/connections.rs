@@ -1,0 +1,268 @@
+//! Connections by the CM over real sockets on lo: QP1 is the broker's, in this process.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::*;
+use ferroce_engine::cm::{
+    AcceptParams, Bind, CmError, ConnectParams, Connection, End as Ending, Event, EventKind, Port, Question,
+    Queue, Route, SidrAnswer, SidrParams, Target, attributes, steps,
+};
+use ferroce_engine::{AhAttr, SendOp, Service, WcOpcode};
+use ferroce_wire::cm::{
+    CmTime, Ece, Info, IpCmHeader, PortSpace, PrivateData, RejReason, Req, ServiceId, SidrStatus,
+};
+use ferroce_wire::{Gid, Qkey, Qpn};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// The context of every listener here.
+const LISTENER: u64 = 1;
+
+fn next(queue: &Queue) -> Event {
+    let mut fds = [PollFd::new(queue.fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut fds, PollTimeout::try_from(PATIENCE).unwrap()).unwrap(), 1, "no event");
+    queue.poll().unwrap()
+}
+
+fn target(queue: &Arc<Queue>, context: u64) -> Target {
+    let queue: Arc<Queue> = Arc::clone(queue);
+    Target::new(queue, context)
+}
+
+fn loopback(address: &str) -> Route {
+    let ip: IpAddr = address.parse().unwrap();
+    Route { local: ip, remote: ip, interface: 0 }
+}
+
+fn listen(queue: &Arc<Queue>, space: PortSpace, address: &str, backlog: u16) -> Port {
+    let address = SocketAddr::new(address.parse().unwrap(), 0);
+    let port = Port::bind(&Bind::new(space, address)).unwrap();
+    port.listen(backlog, target(queue, LISTENER)).unwrap();
+    port
+}
+
+fn header(route: Route) -> [u8; IpCmHeader::LEN] {
+    IpCmHeader { source_port: 5, source: route.local, destination: route.remote }.emit()
+}
+
+/// A request from `route` to a port, with private data.
+fn request(route: Route, service_id: ServiceId, qpn: Qpn, private: &[u8]) -> ConnectParams {
+    let private = PrivateData::concat(&header(route), private).unwrap();
+    ConnectParams {
+        private,
+        responder_resources: 4,
+        initiator_depth: 3,
+        ..ConnectParams::new(route, service_id, 7, qpn)
+    }
+}
+
+fn to_rts(end: &End, attr: &attributes::ConnectedAttr, route: Route) {
+    let gids = end.context.gid_table();
+    let entry = gids.iter().find(|entry| entry.gid == Gid::from_ip(route.local)).unwrap();
+    let ah = AhAttr { dgid: Gid::from_ip(route.remote), sgid_index: entry.index as u8, ..AhAttr::default() };
+    let step = |(attr, mask)| end.qp.modify(&attr, mask).unwrap();
+    step(steps::init(attr.access));
+    step(steps::rtr(Service::Rc, attr, ah));
+    step(steps::rts(Service::Rc, attr));
+}
+
+/// Two queue pairs that the CM connected.
+struct Pair {
+    active: (End, Connection),
+    passive: (End, Connection),
+    events: Arc<Queue>,
+}
+
+fn connect(address: &str) -> Pair {
+    open();
+    let route = loopback(address);
+    let events = Queue::new().unwrap();
+    let port = listen(&events, PortSpace::Tcp, address, 0);
+    let (a, b) = (End::new(Wanted::default()), End::new(Wanted::default()));
+    let params = request(route, port.service_id(), a.qp.qpn(), b"hello");
+    let (active, asked) = Connection::connect(&params, target(&events, 2)).unwrap();
+
+    let Event {
+        context: LISTENER,
+        kind: EventKind::Request { connection: passive, route: from, starting_psn, req },
+    } = next(&events)
+    else {
+        panic!("no request")
+    };
+    assert_eq!(from, loopback(address));
+    assert_eq!(*req, asked);
+    assert_eq!(&req.private.0[36..42], b"hello\0");
+    passive.set_target(target(&events, 3));
+    to_rts(&b, &attributes::passive(&req, starting_psn, 2, 4).unwrap(), from);
+    let private = PrivateData::new(b"welcome").unwrap();
+    let accept = AcceptParams {
+        responder_resources: 4,
+        initiator_depth: 2,
+        private,
+        ..AcceptParams::new(8, b.qp.qpn())
+    };
+    passive.accept(&accept, &req).unwrap();
+    assert!(matches!(passive.accept(&accept, &req), Err(CmError::State(_))));
+
+    let Event { context: 2, kind: EventKind::Reply(rep) } = next(&events) else { panic!("no reply") };
+    assert_eq!(
+        (&rep.private.0[..8], rep.qpn, rep.starting_psn),
+        (&b"welcome\0"[..], b.qp.qpn(), starting_psn)
+    );
+    to_rts(&a, &attributes::active(&asked, &rep, params.packet_life).unwrap(), route);
+    active.establish().unwrap();
+    assert!(matches!(next(&events), Event { context: 3, kind: EventKind::Established }));
+    Pair { active: (a, active), passive: (b, passive), events }
+}
+
+fn exchange(pair: &Pair) {
+    let (a, b) = (&pair.active.0, &pair.passive.0);
+    for (from, to, seed) in [(a, b, 1), (b, a, 2)] {
+        from.memory.fill(seed, 10_000);
+        to.receive(5, to.sge(0, 10_000));
+        from.post(6, SendOp::Send, from.sge(0, 10_000));
+        to.expect(5, WcOpcode::Recv);
+        to.memory.check(seed, 10_000);
+        from.expect(6, WcOpcode::Send);
+        from.post(7, SendOp::Read { remote: to.remote(0) }, from.sge(20_000, 10_000));
+        from.expect(7, WcOpcode::RdmaRead);
+        from.memory.check_at(20_000, seed, 10_000);
+    }
+}
+
+#[test]
+fn connect_exchange_disconnect() {
+    for address in ["127.0.0.1", "::1"] {
+        let pair = connect(address);
+        exchange(&pair);
+        let Pair { active: (_a, active), passive: (_b, passive), events } = pair;
+        active.disconnect().unwrap();
+        let Event { context: 3, kind: EventKind::Disconnected(Ending::ByPeer) } = next(&events) else {
+            panic!("not disconnected")
+        };
+        passive.disconnect().unwrap();
+        let mut left = vec![2, 2, 3];
+        while !left.is_empty() {
+            let Event { context, kind } = next(&events);
+            match kind {
+                EventKind::Disconnected(Ending::ByUs) => assert_eq!(context, 2),
+                EventKind::TimeWaitOver => {}
+                other => panic!("{other:?}"),
+            }
+            left.remove(left.iter().position(|known| *known == context).unwrap());
+        }
+        assert!(matches!(active.disconnect(), Err(CmError::Gone(_))));
+    }
+}
+
+#[test]
+fn reject_with_private_data() {
+    open();
+    let route = loopback("127.0.0.1");
+    let events = Queue::new().unwrap();
+    let port = listen(&events, PortSpace::Tcp, "0.0.0.0", 0);
+    let params = request(route, port.service_id(), Qpn::new(17), &[9; 56]);
+    let (_active, _) = Connection::connect(&params, target(&events, 2)).unwrap();
+    let EventKind::Request { connection, req, .. } = next(&events).kind else { panic!("no request") };
+    assert_eq!(req.private.0[36..], [9; 56]);
+    connection.reject(RejReason::CONSUMER, Info::NONE, PrivateData([3; 148])).unwrap();
+    let Event { context: 2, kind: EventKind::Rejected(rej) } = next(&events) else { panic!("not rejected") };
+    assert_eq!((rej.reason, rej.private), (RejReason::CONSUMER, PrivateData([3; 148])));
+    // One that is dropped is rejected as well.
+    let (_active, _) = Connection::connect(&params, target(&events, 4)).unwrap();
+    drop(next(&events));
+    let Event { context: 4, kind: EventKind::Rejected(rej) } = next(&events) else { panic!("not rejected") };
+    assert_eq!(rej.reason, RejReason::CONSUMER);
+}
+
+#[test]
+fn nobody_listens() {
+    open();
+    let events = Queue::new().unwrap();
+    for address in ["127.0.0.1", "::1"] {
+        let params = request(loopback(address), PortSpace::Tcp.service_id(4), Qpn::new(17), b"");
+        let start = Instant::now();
+        let (_connection, _) = Connection::connect(&params, target(&events, 2)).unwrap();
+        let EventKind::Rejected(rej) = next(&events).kind else { panic!("not rejected") };
+        assert_eq!(rej.reason, RejReason::INVALID_SERVICE_ID);
+        assert!(start.elapsed() < Duration::from_secs(1), "by an answer, not by silence");
+    }
+}
+
+#[test]
+fn ports_are_taken_once() {
+    open();
+    let address: SocketAddr = "0.0.0.0:0".parse().unwrap();
+    let first = Port::bind(&Bind::new(PortSpace::Tcp, address)).unwrap();
+    let same = |address: &str| format!("{address}:{}", first.number()).parse().unwrap();
+    let taken = Port::bind(&Bind::new(PortSpace::Tcp, same("127.0.0.1")));
+    assert!(matches!(taken, Err(CmError::InUse(_))), "{taken:?}");
+    Port::bind(&Bind::new(PortSpace::Udp, same("127.0.0.1"))).unwrap();
+    let foreign = Port::bind(&Bind::new(PortSpace::Tcp, "192.0.2.1:0".parse().unwrap()));
+    assert!(matches!(foreign, Err(CmError::NoAddress(_))), "{foreign:?}");
+    drop(first);
+}
+
+/// A flood of requests: as many as the backlog wait, the others are not even told.
+#[test]
+fn the_backlog_is_honoured() {
+    open();
+    let route = loopback("127.0.0.1");
+    let (events, answers) = (Queue::new().unwrap(), Queue::new().unwrap());
+    let port = listen(&events, PortSpace::Tcp, "127.0.0.1", 3);
+    let asked: Vec<(Connection, Req)> = (0..10)
+        .map(|n| {
+            let params = request(route, port.service_id(), Qpn::new(100 + n), b"");
+            Connection::connect(&params, target(&answers, n.into())).unwrap()
+        })
+        .collect();
+    let requests: Vec<Event> = (0..3).map(|_| next(&events)).collect();
+    let mut fds = [PollFd::new(events.fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut fds, PollTimeout::from(100_u8)).unwrap(), 0, "more than the backlog");
+    drop(requests);
+    for _ in 0..3 {
+        assert!(matches!(next(&answers).kind, EventKind::Rejected(_)));
+    }
+    drop(asked);
+}
+
+#[test]
+fn questions_for_datagram_queue_pairs() {
+    open();
+    let route = loopback("127.0.0.1");
+    let events = Queue::new().unwrap();
+    let port = listen(&events, PortSpace::Udp, "127.0.0.1", 0);
+    let params = SidrParams {
+        route,
+        service_id: port.service_id(),
+        response_timeout: CmTime::saturating(20),
+        max_cm_retries: 15,
+        traffic_class: 0,
+        private: PrivateData::concat(&header(route), b"who").unwrap(),
+    };
+    let question = Question::ask(&params, target(&events, 2)).unwrap();
+    let Event { context: LISTENER, kind: EventKind::Asked { question: theirs, req, .. } } = next(&events)
+    else {
+        panic!("not asked")
+    };
+    assert_eq!(&req.private.0[36..39], b"who");
+    let answer = SidrAnswer {
+        status: SidrStatus::VALID,
+        qpn: Qpn::new(77),
+        qkey: Qkey::new(5),
+        ece: Ece::default(),
+        private: PrivateData::new(b"me").unwrap(),
+    };
+    theirs.answer(&answer).unwrap();
+    let Event { context: 2, kind: EventKind::Answered(rep) } = next(&events) else { panic!("no answer") };
+    assert_eq!((rep.qpn, rep.qkey, &rep.private.0[..3]), (Qpn::new(77), Qkey::new(5), &b"me\0"[..]));
+    drop(question);
+    let nobody = SidrParams { service_id: PortSpace::Udp.service_id(4), ..params };
+    let _question = Question::ask(&nobody, target(&events, 3)).unwrap();
+    let Event { context: 3, kind: EventKind::Answered(rep) } = next(&events) else { panic!("no answer") };
+    assert_eq!(rep.status, SidrStatus::UNSUPPORTED);
+}
