@@ -54,7 +54,8 @@ impl DeviceHandle {
         found.copied().ok_or(Errno::EINVAL)
     }
 
-    fn of(info: &DeviceInfo) -> &'static Self {
+    /// The device of that description, listed from now on.
+    pub(crate) fn of(info: &DeviceInfo) -> &'static Self {
         let mut devices = DEVICES.lock();
         for handle in devices.iter() {
             // SAFETY: the name was written before the handle was shared.

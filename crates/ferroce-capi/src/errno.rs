@@ -4,6 +4,7 @@
 use std::io;
 
 use core::ffi::c_int;
+use ferroce_engine::cm::resolve::ResolveError;
 use ferroce_engine::error::{
     AllocMwError, AllocPdError, AnswerError, AttachError, Busy, CqError, CreateAhError, CreateChannelError,
     CreateCqError, CreateQpError, CreateSrqError, DetachError, DeviceError, EventError, FlowError,
@@ -26,10 +27,16 @@ macro_rules! errnos {
 }
 
 errnos! {
+    /// The address is none of this host.
+    EADDRNOTAVAIL;
+    /// Addresses of that family cannot be used.
+    EAFNOSUPPORT;
     /// No such descriptor.
     EBADF;
     /// The descriptor is non-blocking and nothing is there.
     EAGAIN;
+    /// The peer rejected the connection.
+    ECONNREFUSED;
     /// Others still use the object.
     EBUSY;
     /// Not the program's memory, or not with the access asked for.
@@ -125,6 +132,19 @@ impl From<OpenError> for Errno {
         match &error {
             OpenError::Broker(source) | OpenError::Resources(source) => source.into(),
             OpenError::NoSuchDevice { .. } => Self::ENODEV,
+        }
+    }
+}
+
+impl From<ResolveError> for Errno {
+    fn from(error: ResolveError) -> Self {
+        tracing::info!("{error}");
+        match error {
+            ResolveError::NotLocal(_) => Self::EADDRNOTAVAIL,
+            ResolveError::NoDevice(_) => Self::ENODEV,
+            ResolveError::Families { .. } => Self::EINVAL,
+            ResolveError::Unreachable { source, .. } | ResolveError::Socket(source) => source.into(),
+            ResolveError::Devices(error) => error.into(),
         }
     }
 }

@@ -32,6 +32,7 @@ pub mod qp;
 mod qp_ex;
 pub mod query;
 pub mod rates;
+pub mod rdmacm;
 pub mod refused;
 pub mod srq;
 pub mod start;

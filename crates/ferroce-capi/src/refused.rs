@@ -39,17 +39,3 @@ refusals! {
 
 /// For calls that return nothing; provider libraries call some from their constructors, so this touches not even errno.
 pub extern "C" fn nothing() {}
-
-/// `rdma_get_devices`, whose callers look at the count alone (libfabric).
-///
-/// # Safety
-///
-/// `num_devices` is NULL or writable.
-pub unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut c_void {
-    if !num_devices.is_null() {
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { num_devices.write(0) };
-    }
-    errno::set(Errno::EOPNOTSUPP);
-    ptr::null_mut()
-}

@@ -205,6 +205,21 @@ fn children_leave_their_parent_alone() {
 }
 
 #[test]
-fn connection_management_says_that_it_is_not_there() {
+fn ids_and_their_events() {
+    passes("ids");
+}
+
+#[test]
+fn addresses_and_routes_of_ids() {
+    passes("resolve");
+}
+
+#[test]
+fn queue_pairs_of_ids() {
+    passes("id_queues");
+}
+
+#[test]
+fn what_is_not_built_says_so() {
     passes("refused");
 }

@@ -1,0 +1,124 @@
+//! Socket addresses, between C and Rust.
+
+use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
+
+use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
+
+use crate::errno::Errno;
+
+/// Addresses that are GIDs; the C library has no name for the family.
+pub(super) const AF_IB: u16 = 27;
+
+/// The address behind a program's pointer. EINVAL for NULL and unknown families; EAFNOSUPPORT for `AF_IB`, which says
+/// nothing that an IP address does not say here.
+///
+/// # Safety
+///
+/// `address` is NULL or readable for as long as its family needs.
+pub(super) unsafe fn read(address: *const sockaddr) -> Result<SocketAddr, Errno> {
+    if address.is_null() {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: every address begins with its family; programs may have it anywhere.
+    let family = unsafe { address.cast::<libc::sa_family_t>().read_unaligned() };
+    match i32::from(family) {
+        libc::AF_INET => {
+            // SAFETY: the caller says that all of this family's address may be read.
+            let v4 = unsafe { address.cast::<sockaddr_in>().read_unaligned() };
+            let ip = v4.sin_addr.s_addr.to_ne_bytes();
+            Ok(SocketAddrV4::new(ip.into(), u16::from_be(v4.sin_port)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let v6 = unsafe { address.cast::<sockaddr_in6>().read_unaligned() };
+            let port = u16::from_be(v6.sin6_port);
+            let flow = u32::from_be(v6.sin6_flowinfo);
+            Ok(SocketAddrV6::new(v6.sin6_addr.s6_addr.into(), port, flow, v6.sin6_scope_id).into())
+        }
+        _ if family == AF_IB => Err(Errno::EAFNOSUPPORT),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// The same for an address that may be left out.
+///
+/// # Safety
+///
+/// As for [`read`].
+pub(super) unsafe fn read_optional(address: *const sockaddr) -> Result<Option<SocketAddr>, Errno> {
+    if address.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: as the caller says.
+    unsafe { read(address) }.map(Some)
+}
+
+/// As C has it, in room for any family.
+pub(super) fn storage(address: SocketAddr) -> sockaddr_storage {
+    // SAFETY: all of it is plain data, for which zero is a value.
+    let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
+    let place = std::ptr::from_mut(&mut storage);
+    match address {
+        SocketAddr::V4(v4) => {
+            let c = sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: v4.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: the storage has room and alignment for every family.
+            unsafe { place.cast::<sockaddr_in>().write(c) };
+        }
+        SocketAddr::V6(v6) => {
+            let c = sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: v6.port().to_be(),
+                sin6_flowinfo: v6.flowinfo().to_be(),
+                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                sin6_scope_id: v6.scope_id(),
+            };
+            // SAFETY: as above.
+            unsafe { place.cast::<sockaddr_in6>().write(c) };
+        }
+    }
+    storage
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_families_come_back_as_they_were() {
+        for text in ["192.0.2.1:7174", "[2001:db8::1]:1", "[fe80::1%3]:65535", "0.0.0.0:0"] {
+            let address: SocketAddr = text.parse().expect("an address");
+            let c = storage(address);
+            // SAFETY: it is in this frame.
+            assert_eq!(unsafe { read(std::ptr::from_ref(&c).cast()) }, Ok(address));
+        }
+        let labelled = SocketAddr::V6(SocketAddrV6::new([1; 16].into(), 2, 0x12345, 0));
+        let c = storage(labelled);
+        assert_eq!(&c_bytes(&c)[4..8], [0, 1, 0x23, 0x45], "network order");
+        // SAFETY: as above.
+        assert_eq!(unsafe { read(std::ptr::from_ref(&c).cast()) }, Ok(labelled));
+    }
+
+    fn c_bytes(c: &sockaddr_storage) -> [u8; 128] {
+        // SAFETY: plain data of that size, written as a whole.
+        unsafe { std::ptr::from_ref(c).cast::<[u8; 128]>().read() }
+    }
+
+    #[test]
+    fn other_families_are_refused() {
+        for (family, want) in [(AF_IB, Errno::EAFNOSUPPORT), (1, Errno::EINVAL), (0, Errno::EINVAL)] {
+            let mut c = storage(([0, 0, 0, 0], 0).into());
+            c.ss_family = family;
+            // SAFETY: it is in this frame.
+            assert_eq!(unsafe { read(std::ptr::from_ref(&c).cast()) }, Err(want));
+        }
+        // SAFETY: NULL is allowed.
+        assert_eq!(unsafe { read(std::ptr::null()) }, Err(Errno::EINVAL));
+        // SAFETY: as above.
+        assert_eq!(unsafe { read_optional(std::ptr::null()) }, Ok(None));
+    }
+}

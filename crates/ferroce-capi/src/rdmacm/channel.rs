@@ -1,0 +1,60 @@
+//! Event channels.
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use ferroce_abi as abi;
+use ferroce_engine::NotifyQueue;
+
+use super::event::Queued;
+use crate::errno::Errno;
+use crate::handle::{Handle, Pool};
+use crate::{call, log};
+
+/// An event channel.
+pub(super) type ChannelHandle = Handle<abi::rdma_event_channel, LiveChannel>;
+
+/// What makes an event channel live.
+pub(super) struct LiveChannel {
+    /// What happened to ids and was not yet told.
+    pub(super) events: NotifyQueue<Arc<Queued>>,
+}
+
+static POOL: Pool<abi::rdma_event_channel, LiveChannel> = Pool::new();
+
+/// Makes a channel.
+pub(super) fn create() -> Result<&'static ChannelHandle, Errno> {
+    let events = NotifyQueue::new()?;
+    let channel = POOL.take(abi::rdma_event_channel { fd: events.fd().as_raw_fd() });
+    POOL.enliven(channel, LiveChannel { events });
+    Ok(channel)
+}
+
+/// Ends a channel; its descriptor lives until the last id that reports to it is gone.
+pub(super) fn destroy(channel: &'static ChannelHandle) -> Result<(), Errno> {
+    POOL.end(channel, |_| Ok(()))
+}
+
+/// Makes an event channel. Its descriptor may be polled, and be set to O_NONBLOCK.
+///
+/// # Safety
+///
+/// None: there are no arguments.
+pub unsafe extern "C" fn rdma_create_event_channel() -> *mut abi::rdma_event_channel {
+    call::pointer(|_| {
+        log::install();
+        Ok(create()?.c())
+    })
+}
+
+/// Ends the channel. All ids on it must be destroyed, all its events acknowledged.
+///
+/// # Safety
+///
+/// `channel` is NULL or came from [`rdma_create_event_channel`].
+pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut abi::rdma_event_channel) {
+    call::nothing(|_| {
+        // SAFETY: as the caller says.
+        destroy(unsafe { ChannelHandle::from_c(channel) }?)
+    });
+}

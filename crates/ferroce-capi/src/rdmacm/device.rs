@@ -1,0 +1,117 @@
+//! The devices of connection management: each opened once, and shared by all ids on it.
+
+use core::ffi::c_int;
+use ferroce_abi as abi;
+use ferroce_engine::DeviceInfo;
+use parking_lot::Mutex;
+
+use super::made;
+use crate::context::{self, ContextHandle};
+use crate::device::DeviceHandle;
+use crate::errno::Errno;
+use crate::pd;
+use crate::{call, import, log};
+
+/// A device that was opened for ids. It stays open, as the man page of `rdma_get_devices` says.
+struct Shared {
+    device: &'static DeviceHandle,
+    context: &'static ContextHandle,
+    /// Of whom: a forked child opens devices of its own.
+    process: u32,
+    /// The default protection domain, made when an id first needs one.
+    pd: Option<Domain>,
+}
+
+/// A protection domain that only its owner's threads name.
+#[derive(Clone, Copy)]
+struct Domain(*mut abi::ibv_pd);
+
+// SAFETY: a handle of this library, which any thread may use; see `handle`.
+unsafe impl Send for Domain {}
+
+static SHARED: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
+
+/// Whether it can still be used: not closed behind our back, not dead, not the parent's.
+fn usable(shared: &Shared) -> bool {
+    shared.process == std::process::id() && !shared.context.is_dead() && shared.context.live().is_ok()
+}
+
+fn with<R>(info: &DeviceInfo, look: impl FnOnce(&mut Shared) -> Result<R, Errno>) -> Result<R, Errno> {
+    let device = DeviceHandle::of(info);
+    let mut shared = SHARED.lock();
+    shared.retain(usable);
+    let index = match shared.iter().position(|known| std::ptr::eq(known.device, device)) {
+        Some(index) => index,
+        None => {
+            let (command, _) = import::command_file()?;
+            let opened = context::open(device, command).map_err(|(_, errno)| errno)?;
+            // SAFETY: it was just opened.
+            let context = unsafe { ContextHandle::of(opened) }?;
+            shared.push(Shared { device, context, process: std::process::id(), pd: None });
+            shared.len() - 1
+        }
+    };
+    look(&mut shared[index])
+}
+
+/// The shared context of a device.
+pub(super) fn shared(info: &DeviceInfo) -> Result<&'static ContextHandle, Errno> {
+    with(info, |shared| Ok(shared.context))
+}
+
+/// The default protection domain of a device.
+pub(super) fn default_pd(info: &DeviceInfo) -> Result<*mut abi::ibv_pd, Errno> {
+    with(info, |shared| {
+        if let Some(pd) = shared.pd {
+            return Ok(pd.0);
+        }
+        // SAFETY: the context is open.
+        let pd = made(unsafe { pd::ibv_alloc_pd(shared.context.public()) })?;
+        shared.pd = Some(Domain(pd));
+        Ok(pd)
+    })
+}
+
+/// All devices, opened, in an array that ends with NULL; their count in `num_devices`, unless that is NULL. None is not
+/// an error: the array is then empty.
+///
+/// # Safety
+///
+/// `num_devices` is NULL or writable.
+pub unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut abi::ibv_context {
+    call::pointer(|_| {
+        log::install();
+        if !num_devices.is_null() {
+            // SAFETY: not NULL, and the caller says it may be written to.
+            unsafe { num_devices.write(0) };
+        }
+        let infos = ferroce_engine::devices()?;
+        let contexts = infos.iter().map(shared).collect::<Result<Vec<_>, _>>()?;
+        // SAFETY: calloc has no preconditions.
+        let array = unsafe { libc::calloc(contexts.len() + 1, size_of::<*mut abi::ibv_context>()) };
+        let array = array.cast::<*mut abi::ibv_context>();
+        if array.is_null() {
+            return Err(Errno::ENOMEM);
+        }
+        for (index, context) in contexts.iter().enumerate() {
+            // SAFETY: the array has a place for each and one more.
+            unsafe { array.add(index).write(context.public()) };
+        }
+        if !num_devices.is_null() {
+            let count = c_int::try_from(contexts.len()).unwrap_or(c_int::MAX);
+            // SAFETY: as above.
+            unsafe { num_devices.write(count) };
+        }
+        Ok(array)
+    })
+}
+
+/// Frees the array. The devices stay open.
+///
+/// # Safety
+///
+/// `list` is NULL or came from [`rdma_get_devices`], once.
+pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut abi::ibv_context) {
+    // SAFETY: from calloc, or NULL, which free ignores.
+    unsafe { libc::free(list.cast()) }
+}

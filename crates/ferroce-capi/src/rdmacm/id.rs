@@ -1,0 +1,345 @@
+//! Ids: what a socket is elsewhere.
+
+use std::net::SocketAddr;
+use std::ptr;
+use std::sync::Arc;
+
+use core::ffi::{c_int, c_void};
+use ferroce_abi as abi;
+use ferroce_engine::AckCount;
+use ferroce_engine::cm::resolve::Route;
+use libc::sockaddr;
+use parking_lot::Mutex;
+
+use super::address;
+use super::channel::{self, ChannelHandle, LiveChannel};
+use super::event::{self, Queued};
+use super::option::Options;
+use crate::context::ContextHandle;
+use crate::errno::Errno;
+use crate::handle::{Handle, Pool};
+use crate::{call, log};
+
+/// An id.
+pub(super) type IdHandle = Handle<abi::rdma_cm_id, LiveId>;
+
+/// What makes an id live.
+pub(super) struct LiveId {
+    pub(super) acks: AckCount,
+    pub(super) state: Mutex<State>,
+}
+
+static POOL: Pool<abi::rdma_cm_id, LiveId> = Pool::new();
+
+/// How far the id has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Phase {
+    /// It has no address.
+    Idle,
+    /// It has a device and knows its peer's address.
+    AddressResolved,
+    /// It has a path to the peer.
+    RouteResolved,
+}
+
+/// What an id knows.
+pub(super) struct State {
+    /// Where its events go.
+    channel: Arc<LiveChannel>,
+    /// Set if it is synchronous: the channel is its own.
+    own: Option<&'static ChannelHandle>,
+    /// It is being destroyed: nothing happens to it any more.
+    ended: bool,
+    pub(super) phase: Phase,
+    pub(super) route: Option<Route>,
+    /// The device it is bound to.
+    pub(super) context: Option<&'static ContextHandle>,
+    pub(super) options: Options,
+    path: Option<PathRecord>,
+}
+
+/// The path record that `route.path_rec` of the program's structure names.
+struct PathRecord(*mut abi::ibv_sa_path_rec);
+
+// SAFETY: it owns what it points to; the program reads that as long as the id lives.
+unsafe impl Send for PathRecord {}
+
+impl Drop for PathRecord {
+    fn drop(&mut self) {
+        // SAFETY: from Box::into_raw, once.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
+}
+
+impl State {
+    /// Queues an event for the program. `status` is 0 or an error.
+    pub(super) fn tell(
+        &self,
+        id: &'static IdHandle,
+        live: &Arc<LiveId>,
+        kind: abi::rdma_cm_event_type,
+        status: Result<(), Errno>,
+    ) {
+        if !self.ended {
+            let status = status.map_or_else(|errno| -errno.code(), |()| 0);
+            self.channel.events.push(Arc::new(Queued { id, of: Arc::clone(live), kind, status }));
+        }
+    }
+
+    /// Gives the id its one path record; the earlier one ends.
+    pub(super) fn set_path(&mut self, id: &'static IdHandle, record: abi::ibv_sa_path_rec) {
+        let path = PathRecord(Box::into_raw(Box::new(record)));
+        // SAFETY: `c()` points to a whole rdma_cm_id; the program reads the route after the event that tells of it.
+        unsafe { (*id.c()).route.path_rec = path.0 };
+        // SAFETY: as above.
+        unsafe { (*id.c()).route.num_paths = 1 };
+        self.path = Some(path);
+    }
+}
+
+/// The live id behind a program's pointer.
+///
+/// # Safety
+///
+/// `id` is NULL or came from [`create`].
+pub(super) unsafe fn enter(id: *mut abi::rdma_cm_id) -> Result<(&'static IdHandle, Arc<LiveId>), Errno> {
+    // SAFETY: as the caller says.
+    let handle = unsafe { IdHandle::from_c(id) }?;
+    Ok((handle, handle.live()?.to_arc()))
+}
+
+/// For a synchronous id: waits for the event of the operation that was just begun, which becomes `id->event`, and
+/// fails if that did. For others: nothing.
+pub(super) fn complete(id: &'static IdHandle, live: &LiveId) -> Result<(), Errno> {
+    let channel = {
+        let state = live.state.lock();
+        match state.own {
+            Some(_) => Arc::clone(&state.channel),
+            None => return Ok(()),
+        }
+    };
+    settle(id);
+    let event = event::next(&channel)?;
+    // SAFETY: `c()` points to a whole rdma_cm_id.
+    unsafe { (*id.c()).event = event };
+    // SAFETY: an event that nobody acknowledged yet.
+    let (kind, status) = unsafe { ((*event).event, (*event).status) };
+    match status {
+        0 => Ok(()),
+        _ if kind == abi::RDMA_CM_EVENT_REJECTED => Err(Errno::ECONNREFUSED),
+        status => Err(std::io::Error::from_raw_os_error(status.wrapping_abs()).into()),
+    }
+}
+
+/// Acknowledges the event of a synchronous id's last operation.
+fn settle(id: &'static IdHandle) {
+    // SAFETY: `c()` points to a whole rdma_cm_id.
+    let event = unsafe { ptr::replace(&raw mut (*id.c()).event, ptr::null_mut()) };
+    if !event.is_null() {
+        // SAFETY: `complete` put it there. A program that acknowledged it itself did no harm.
+        let _ = unsafe { event::acknowledge(event) };
+    }
+}
+
+/// Makes an id that reports to `channel`, or, if that is NULL, works synchronously.
+///
+/// # Safety
+///
+/// `channel` is NULL or an event channel.
+pub(super) unsafe fn create(
+    channel: *mut abi::rdma_event_channel,
+    context: *mut c_void,
+    ps: abi::rdma_port_space,
+    qp_type: abi::ibv_qp_type,
+) -> Result<&'static IdHandle, Errno> {
+    // SAFETY: as the caller says.
+    let (own, reports_to) = unsafe { place(channel) }?;
+    let live = reports_to.live()?.to_arc();
+    // SAFETY: all of it is plain data and pointers, for which zero is a value.
+    let mut c: abi::rdma_cm_id = unsafe { std::mem::zeroed() };
+    c.channel = reports_to.c();
+    c.context = context;
+    c.ps = ps;
+    c.qp_type = qp_type;
+    let id = POOL.take(c);
+    let state = State {
+        channel: live,
+        own,
+        ended: false,
+        phase: Phase::Idle,
+        route: None,
+        context: None,
+        options: Options::default(),
+        path: None,
+    };
+    POOL.enliven(id, LiveId { acks: AckCount::default(), state: Mutex::new(state) });
+    Ok(id)
+}
+
+/// The channel that a program named, or one for a synchronous id alone.
+///
+/// # Safety
+///
+/// `channel` is NULL or an event channel.
+unsafe fn place(
+    channel: *mut abi::rdma_event_channel,
+) -> Result<(Option<&'static ChannelHandle>, &'static ChannelHandle), Errno> {
+    if channel.is_null() {
+        let own = channel::create()?;
+        return Ok((Some(own), own));
+    }
+    // SAFETY: as the caller says.
+    Ok((None, unsafe { ChannelHandle::from_c(channel) }?))
+}
+
+/// Ends an id. Events that were not told vanish; waits until those that were are acknowledged.
+pub(super) fn destroy(id: &'static IdHandle) -> Result<(), Errno> {
+    let of = id.live()?.to_arc();
+    POOL.end(id, |live| {
+        settle(id);
+        let own = {
+            let mut state = live.state.lock();
+            state.ended = true;
+            state.channel.events.purge(|queued| Arc::ptr_eq(&queued.of, &of));
+            state.own.take()
+        };
+        live.acks.wait();
+        if let Some(own) = own {
+            // The program may have ended it, though it was not its own.
+            let _ = channel::destroy(own);
+        }
+        Ok(())
+    })
+}
+
+/// Makes an id; without a channel it is synchronous: calls wait for their event, which is then `id->event`.
+///
+/// # Safety
+///
+/// `channel` is NULL or an event channel, `id` NULL or writable.
+pub unsafe extern "C" fn rdma_create_id(
+    channel: *mut abi::rdma_event_channel,
+    id: *mut *mut abi::rdma_cm_id,
+    context: *mut c_void,
+    ps: abi::rdma_port_space,
+) -> c_int {
+    call::minus_one(|_| {
+        log::install();
+        if id.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        let qp_type = match ps {
+            abi::RDMA_PS_TCP | abi::RDMA_PS_IB => abi::IBV_QPT_RC,
+            abi::RDMA_PS_UDP | abi::RDMA_PS_IPOIB => abi::IBV_QPT_UD,
+            _ => return Err(Errno::EINVAL),
+        };
+        // SAFETY: as the caller says.
+        let made = unsafe { create(channel, context, ps, qp_type) }?;
+        // SAFETY: not NULL, and the caller says it may be written to.
+        unsafe { id.write(made.c()) };
+        Ok(0)
+    })
+}
+
+/// Ends an id, once its events are acknowledged; its queue pair must be destroyed before.
+///
+/// # Safety
+///
+/// `id` is NULL or came from [`rdma_create_id`] or `rdma_create_ep`.
+pub unsafe extern "C" fn rdma_destroy_id(id: *mut abi::rdma_cm_id) -> c_int {
+    call::minus_one(|_| {
+        // SAFETY: as the caller says.
+        destroy(unsafe { IdHandle::from_c(id) }?).map(|()| 0)
+    })
+}
+
+/// Moves an id, with the events that were not told, to another channel; NULL makes it synchronous. Waits until those
+/// that were told are acknowledged.
+///
+/// # Safety
+///
+/// `id` is NULL or an id, `channel` NULL or an event channel.
+pub unsafe extern "C" fn rdma_migrate_id(
+    id: *mut abi::rdma_cm_id,
+    channel: *mut abi::rdma_event_channel,
+) -> c_int {
+    call::minus_one(|_| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { enter(id) }?;
+        // SAFETY: as the caller says.
+        let (own, reports_to) = unsafe { place(channel) }?;
+        let to = reports_to.live()?.to_arc();
+        settle(handle);
+        live.acks.wait();
+        let previous = {
+            let mut state = live.state.lock();
+            let from = std::mem::replace(&mut state.channel, Arc::clone(&to));
+            let mut moved = Vec::new();
+            from.events.purge(|queued| {
+                let mine = Arc::ptr_eq(&queued.of, &live);
+                if mine {
+                    moved.push(Arc::clone(queued));
+                }
+                mine
+            });
+            moved.into_iter().for_each(|queued| to.events.push(queued));
+            std::mem::replace(&mut state.own, own)
+        };
+        // SAFETY: `c()` points to a whole rdma_cm_id.
+        unsafe { (*handle.c()).channel = reports_to.c() };
+        if let Some(previous) = previous {
+            let _ = channel::destroy(previous);
+        }
+        Ok(0)
+    })
+}
+
+/// The port of one of the id's addresses in network order, 0 if it has none.
+///
+/// # Safety
+///
+/// `id` is NULL or an id.
+unsafe fn port(id: *mut abi::rdma_cm_id, of: fn(&abi::rdma_addr) -> *const sockaddr) -> abi::be16 {
+    call::value(0, |_| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { enter(id) }?;
+        let _unchanged = live.state.lock();
+        // SAFETY: `c()` points to a whole rdma_cm_id.
+        let addresses = unsafe { &(*handle.c()).route.addr };
+        // SAFETY: both have room for any family; a zero family is refused.
+        let address = unsafe { address::read(of(addresses)) };
+        Ok(address.map_or(0, |address| address.port()).to_be())
+    })
+}
+
+/// The local port in network order, 0 while there is none.
+///
+/// # Safety
+///
+/// `id` is NULL or an id.
+pub unsafe extern "C" fn rdma_get_src_port(id: *mut abi::rdma_cm_id) -> abi::be16 {
+    // SAFETY: as the caller says.
+    unsafe { port(id, |addresses| ptr::from_ref(&addresses.unnamed).cast()) }
+}
+
+/// The peer's port in network order, 0 while there is none.
+///
+/// # Safety
+///
+/// `id` is NULL or an id.
+pub unsafe extern "C" fn rdma_get_dst_port(id: *mut abi::rdma_cm_id) -> abi::be16 {
+    // SAFETY: as the caller says.
+    unsafe { port(id, |addresses| ptr::from_ref(&addresses.unnamed_2).cast()) }
+}
+
+/// Lets the program see an address of its id.
+pub(super) fn show_source(id: &'static IdHandle, address: SocketAddr) {
+    // SAFETY: `c()` points to a whole rdma_cm_id; the program reads it after the event that tells of it.
+    unsafe { (*id.c()).route.addr.unnamed.src_storage = address::storage(address) };
+}
+
+/// As [`show_source`].
+pub(super) fn show_destination(id: &'static IdHandle, address: SocketAddr) {
+    // SAFETY: as there.
+    unsafe { (*id.c()).route.addr.unnamed_2.dst_storage = address::storage(address) };
+}

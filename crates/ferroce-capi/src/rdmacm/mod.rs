@@ -1,0 +1,41 @@
+//! librdmacm: connecting by IP address.
+//!
+//! A module an object, as above. An id (`rdma_cm_id`) is what a socket is elsewhere; what becomes of it is told as
+//! events on its channel, or, if it has none, by the call itself, which then waits (`sync`).
+
+mod address;
+mod addrinfo;
+mod channel;
+mod device;
+mod ep;
+mod event;
+mod id;
+mod option;
+mod qp;
+mod resolve;
+mod srq;
+
+pub use addrinfo::{rdma_freeaddrinfo, rdma_getaddrinfo};
+pub use channel::{rdma_create_event_channel, rdma_destroy_event_channel};
+pub use device::{rdma_free_devices, rdma_get_devices};
+pub use ep::{rdma_create_ep, rdma_destroy_ep};
+pub use event::{rdma_ack_cm_event, rdma_get_cm_event};
+pub use id::{rdma_create_id, rdma_destroy_id, rdma_get_dst_port, rdma_get_src_port, rdma_migrate_id};
+pub use option::rdma_set_option;
+pub use qp::{rdma_create_qp, rdma_create_qp_ex, rdma_destroy_qp, rdma_init_qp_attr};
+pub use resolve::{rdma_resolve_addr, rdma_resolve_route};
+pub use srq::{rdma_create_srq, rdma_create_srq_ex, rdma_destroy_srq};
+
+use core::ffi::c_int;
+
+use crate::errno::Errno;
+
+/// What a call of libibverbs returned, as a result: NULL says that errno tells why.
+fn made<T>(pointer: *mut T) -> Result<*mut T, Errno> {
+    if pointer.is_null() { Err(std::io::Error::last_os_error().into()) } else { Ok(pointer) }
+}
+
+/// What a call of libibverbs that returns 0 or an errno returned.
+fn done(code: c_int) -> Result<(), Errno> {
+    if code == 0 { Ok(()) } else { Err(std::io::Error::from_raw_os_error(code).into()) }
+}

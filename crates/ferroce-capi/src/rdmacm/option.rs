@@ -1,0 +1,136 @@
+//! Options of ids.
+
+use core::ffi::{c_int, c_uint, c_void};
+use ferroce_abi as abi;
+
+use super::id::{self, Phase, State};
+use super::resolve;
+use crate::call;
+use crate::errno::Errno;
+
+/// What a program may set, and what the connection will use.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Options {
+    /// The traffic class of its packets.
+    pub(super) tos: u8,
+    /// Share the address with others that do the same.
+    pub(super) reuse_address: bool,
+    /// An IPv6 wildcard is not the IPv4 one; `None` leaves it to the system.
+    pub(super) family_only: Option<bool>,
+    /// Local ACK timeout of its queue pair: 4.096 µs × 2^n.
+    pub(super) ack_timeout: Option<u8>,
+}
+
+/// Of `ibv_path_data::flags`: a path for both directions that is for everything, as the kernel asks for.
+const WHOLE_PATH: u32 = 1 | 2 | 8 | 32;
+
+/// The value of an option; EINVAL unless its size is that of `T`.
+///
+/// # Safety
+///
+/// `value` is NULL or readable for `length` octets.
+unsafe fn value<T: Copy>(value: *const c_void, length: usize) -> Result<T, Errno> {
+    if value.is_null() || length != size_of::<T>() {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: so many octets may be read; every use is for an integer.
+    Ok(unsafe { value.cast::<T>().read_unaligned() })
+}
+
+/// Sets an option of the id itself.
+///
+/// # Safety
+///
+/// As for [`value`].
+unsafe fn set_of_id(
+    state: &mut State,
+    qp_type: abi::ibv_qp_type,
+    option: c_uint,
+    optval: *const c_void,
+    length: usize,
+) -> Result<(), Errno> {
+    match option {
+        // SAFETY: as the caller says.
+        abi::RDMA_OPTION_ID_TOS => state.options.tos = unsafe { value::<u8>(optval, length) }?,
+        abi::RDMA_OPTION_ID_REUSEADDR => {
+            // SAFETY: as the caller says.
+            state.options.reuse_address = unsafe { value::<c_int>(optval, length) }? != 0;
+        }
+        abi::RDMA_OPTION_ID_AFONLY => {
+            // SAFETY: as the caller says.
+            let only = unsafe { value::<c_int>(optval, length) }? != 0;
+            // Afterwards its address is already taken one way or the other.
+            if state.phase != Phase::Idle {
+                return Err(Errno::EINVAL);
+            }
+            state.options.family_only = Some(only);
+        }
+        abi::RDMA_OPTION_ID_ACK_TIMEOUT => {
+            // SAFETY: as the caller says.
+            let timeout = unsafe { value::<u8>(optval, length) }?;
+            // Datagrams have none; and it is five bits.
+            if qp_type == abi::IBV_QPT_UD || timeout > 31 {
+                return Err(Errno::EINVAL);
+            }
+            state.options.ack_timeout = Some(timeout);
+        }
+        _ => return Err(Errno::ENOSYS),
+    }
+    Ok(())
+}
+
+/// The path for both directions in an array of paths, as its wire format.
+///
+/// # Safety
+///
+/// `optval` is NULL or readable for `length` octets.
+pub(super) unsafe fn whole_path(optval: *const c_void, length: usize) -> Result<abi::ibv_path_record, Errno> {
+    let count = length / size_of::<abi::ibv_path_data>();
+    if optval.is_null() || !length.is_multiple_of(size_of::<abi::ibv_path_data>()) {
+        return Err(Errno::EINVAL);
+    }
+    for index in 0..count {
+        let place = optval.cast::<abi::ibv_path_data>().wrapping_add(index);
+        // SAFETY: within the octets that the caller says may be read.
+        let data = unsafe { place.read_unaligned() };
+        if data.flags == WHOLE_PATH {
+            return Ok(data.path);
+        }
+    }
+    Err(Errno::EINVAL)
+}
+
+/// Sets an option: `RDMA_OPTION_ID` with TOS, REUSEADDR, AFONLY and ACK_TIMEOUT, `RDMA_OPTION_IB` with PATH, which takes
+/// the place of `rdma_resolve_route`. EINVAL for a wrong size or value, ENOSYS for others.
+///
+/// # Safety
+///
+/// `id` is NULL or an id, `optval` NULL or readable for `optlen` octets.
+pub unsafe extern "C" fn rdma_set_option(
+    id: *mut abi::rdma_cm_id,
+    level: c_int,
+    optname: c_int,
+    optval: *mut c_void,
+    optlen: usize,
+) -> c_int {
+    call::minus_one(|_| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { id::enter(id) }?;
+        let option = optname as c_uint;
+        match level as c_uint {
+            abi::RDMA_OPTION_ID => {
+                // SAFETY: `c()` points to a whole rdma_cm_id; this member never changes.
+                let qp_type = unsafe { (*handle.c()).qp_type };
+                // SAFETY: as the caller says.
+                unsafe { set_of_id(&mut live.state.lock(), qp_type, option, optval, optlen) }?;
+            }
+            abi::RDMA_OPTION_IB if option == abi::RDMA_OPTION_IB_PATH => {
+                // SAFETY: as the caller says.
+                let path = unsafe { whole_path(optval, optlen) }?;
+                resolve::take_path(handle, &live, &path)?;
+            }
+            _ => return Err(Errno::ENOSYS),
+        }
+        Ok(0)
+    })
+}

@@ -1,0 +1,208 @@
+//! Addresses and routes of ids. Both are known at once: the kernel's routing tables answer, and there is no subnet
+//! administrator to ask on RoCE. The events are those of a network where it takes time.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use core::ffi::c_int;
+use ferroce_abi as abi;
+use ferroce_engine::cm::resolve::{self, Route};
+use ferroce_wire::{Gid, PathMtu};
+
+use super::id::{self, IdHandle, LiveId, Phase, State};
+use super::option::Options;
+use super::{address, device};
+use crate::call;
+use crate::context::ContextHandle;
+use crate::errno::Errno;
+
+/// `IBV_PATH_…`'s "exactly this": selector of MTU, rate and life time.
+const EXACTLY: u8 = 2;
+/// The default P_Key, the only one of RoCE.
+const PKEY: u16 = 0xffff;
+/// Life time of a packet: 4.096 µs × 2^16 (rxe 6.12, `CMA_IBOE_PACKET_LIFETIME`).
+const LIFE_TIME: u8 = 16;
+
+/// Binds the id to the device of a route and lets the program see it.
+fn take_route(
+    id: &'static IdHandle,
+    state: &mut State,
+    route: Route,
+) -> Result<&'static ContextHandle, Errno> {
+    let context = device::shared(&route.local.device)?;
+    let pd = device::default_pd(&route.local.device)?;
+    let gids = abi::rdma_ib_addr {
+        sgid: abi::ibv_gid { raw: route.local.gid.gid.0 },
+        dgid: abi::ibv_gid { raw: Gid::from_ip(route.destination.ip()).0 },
+        pkey: PKEY.to_be(),
+    };
+    id::show_source(id, route.source);
+    id::show_destination(id, route.destination);
+    let c = id.c();
+    // SAFETY: `c()` points to a whole rdma_cm_id; the program reads it after the event that tells of it.
+    unsafe { (*c).route.addr.addr.ibaddr = gids };
+    // SAFETY: as above.
+    unsafe { (*c).verbs = context.public() };
+    // SAFETY: as above.
+    unsafe { (*c).port_num = 1 };
+    // SAFETY: as above.
+    unsafe { (*c).pd = pd };
+    state.context = Some(context);
+    state.route = Some(route);
+    Ok(context)
+}
+
+/// Resolves `destination`, from `source` if that is given, and queues the event that tells of it.
+pub(super) fn resolve_address(
+    id: &'static IdHandle,
+    live: &Arc<LiveId>,
+    source: Option<SocketAddr>,
+    destination: SocketAddr,
+) -> Result<(), Errno> {
+    let mut state = live.state.lock();
+    if state.phase != Phase::Idle {
+        return Err(Errno::EINVAL);
+    }
+    if source.is_some_and(|source| source.is_ipv4() != destination.is_ipv4()) {
+        return Err(Errno::EINVAL);
+    }
+    let outcome = resolve::route(source, destination)
+        .map_err(Errno::from)
+        .and_then(|route| take_route(id, &mut state, route).map(|_| ()));
+    if outcome.is_ok() {
+        state.phase = Phase::AddressResolved;
+        state.tell(id, live, abi::RDMA_CM_EVENT_ADDR_RESOLVED, Ok(()));
+    } else {
+        state.tell(id, live, abi::RDMA_CM_EVENT_ADDR_ERROR, outcome);
+    }
+    Ok(())
+}
+
+/// The path record of a route: everything else follows from there being one kind of fabric.
+fn path_record(route: &Route, options: &Options) -> abi::ibv_sa_path_rec {
+    abi::ibv_sa_path_rec {
+        dgid: abi::ibv_gid { raw: Gid::from_ip(route.destination.ip()).0 },
+        sgid: abi::ibv_gid { raw: route.local.gid.gid.0 },
+        dlid: 0,
+        slid: 0,
+        raw_traffic: 0,
+        flow_label: flow_label(route).to_be(),
+        hop_limit: route.hop_limit,
+        traffic_class: options.tos,
+        reversible: 1,
+        numb_path: 1,
+        pkey: PKEY.to_be(),
+        sl: 0,
+        mtu_selector: EXACTLY,
+        mtu: route.mtu as u8,
+        rate_selector: EXACTLY,
+        // That of the port.
+        rate: 0,
+        packet_life_time_selector: EXACTLY,
+        packet_life_time: options.ack_timeout.map_or(LIFE_TIME, |timeout| timeout.saturating_sub(1)),
+        preference: 0,
+    }
+}
+
+/// The one that IPv6 came with, or one made of the ports (rxe 6.12, `cma_get_roce_udp_flow_label`).
+fn flow_label(route: &Route) -> u32 {
+    let asked = match route.destination {
+        SocketAddr::V6(v6) => v6.flowinfo() & 0xf_ffff,
+        SocketAddr::V4(_) => 0,
+    };
+    if asked != 0 {
+        return asked;
+    }
+    (u32::from(route.source.port()) * 31 + u32::from(route.destination.port())) & 0xf_ffff
+}
+
+/// Resolves the route to the address that was resolved, and queues the event that tells of it.
+pub(super) fn resolve_route(id: &'static IdHandle, live: &Arc<LiveId>) -> Result<(), Errno> {
+    let mut state = live.state.lock();
+    if state.phase != Phase::AddressResolved {
+        return Err(Errno::EINVAL);
+    }
+    let record = match &state.route {
+        Some(route) => path_record(route, &state.options),
+        None => return Err(Errno::EINVAL),
+    };
+    state.set_path(id, record);
+    state.phase = Phase::RouteResolved;
+    state.tell(id, live, abi::RDMA_CM_EVENT_ROUTE_RESOLVED, Ok(()));
+    Ok(())
+}
+
+/// Takes a path of the program's in the place of [`resolve_route`]. Addresses stay those that were resolved.
+pub(super) fn take_path(
+    id: &'static IdHandle,
+    live: &Arc<LiveId>,
+    path: &abi::ibv_path_record,
+) -> Result<(), Errno> {
+    let mut state = live.state.lock();
+    if state.phase != Phase::AddressResolved {
+        return Err(Errno::EINVAL);
+    }
+    let state = &mut *state;
+    let Some(route) = &mut state.route else { return Err(Errno::EINVAL) };
+    let label_and_hops = u32::from_be(path.flowlabel_hoplimit);
+    let mtu = PathMtu::try_from(path.mtu & 0x3f).map_err(|_| Errno::EINVAL)?;
+    route.mtu = mtu.min(route.mtu);
+    route.hop_limit = label_and_hops as u8;
+    let record = abi::ibv_sa_path_rec {
+        flow_label: (label_and_hops >> 8 & 0xf_ffff).to_be(),
+        traffic_class: path.tclass,
+        reversible: c_int::from(path.reversible_numpath >> 7),
+        numb_path: path.reversible_numpath & 0x7f,
+        sl: (u16::from_be(path.qosclass_sl) & 0xf) as u8,
+        rate: path.rate & 0x3f,
+        packet_life_time: path.packetlifetime & 0x3f,
+        preference: path.preference,
+        ..path_record(route, &state.options)
+    };
+    state.set_path(id, record);
+    state.phase = Phase::RouteResolved;
+    state.tell(id, live, abi::RDMA_CM_EVENT_ROUTE_RESOLVED, Ok(()));
+    Ok(())
+}
+
+/// Finds the device that reaches `dst_addr`, from `src_addr` unless that is NULL or the wildcard, and binds the id to
+/// it. ADDR_RESOLVED or ADDR_ERROR tells the result, at once; the timeout is for networks where it takes time.
+///
+/// # Safety
+///
+/// `id` is NULL or an id; the addresses are NULL or as long as their family needs.
+pub unsafe extern "C" fn rdma_resolve_addr(
+    id: *mut abi::rdma_cm_id,
+    src_addr: *mut libc::sockaddr,
+    dst_addr: *mut libc::sockaddr,
+    _timeout_ms: c_int,
+) -> c_int {
+    call::minus_one(|_| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { id::enter(id) }?;
+        // SAFETY: as the caller says.
+        let source = unsafe { address::read_optional(src_addr) }?;
+        // SAFETY: as the caller says.
+        let destination = unsafe { address::read(dst_addr) }?;
+        resolve_address(handle, &live, source, destination)?;
+        id::complete(handle, &live).map(|()| 0)
+    })
+}
+
+/// Finds the path to the address that was resolved: local knowledge on RoCE. ROUTE_RESOLVED tells of it.
+///
+/// # Safety
+///
+/// `id` is NULL or an id.
+pub unsafe extern "C" fn rdma_resolve_route(id: *mut abi::rdma_cm_id, _timeout_ms: c_int) -> c_int {
+    call::minus_one(|owner| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { id::enter(id) }?;
+        let context = live.state.lock().context;
+        if let Some(context) = context {
+            owner.is(context)?;
+        }
+        resolve_route(handle, &live)?;
+        id::complete(handle, &live).map(|()| 0)
+    })
+}

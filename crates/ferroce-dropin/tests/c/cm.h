@@ -1,0 +1,62 @@
+/* What the tests of connection management share. */
+#ifndef CM_H
+#define CM_H
+
+#include "check.h"
+
+#include <arpa/inet.h>
+#include <rdma/rdma_cma.h>
+#include <rdma/rdma_verbs.h>
+
+static inline struct sockaddr_storage address_of(const char *text, int port)
+{
+	struct sockaddr_storage storage = {};
+	struct sockaddr_in *v4 = (void *)&storage;
+	struct sockaddr_in6 *v6 = (void *)&storage;
+
+	if (inet_pton(AF_INET, text, &v4->sin_addr) == 1) {
+		v4->sin_family = AF_INET;
+		v4->sin_port = htons(port);
+	} else {
+		NEED(inet_pton(AF_INET6, text, &v6->sin6_addr) == 1);
+		v6->sin6_family = AF_INET6;
+		v6->sin6_port = htons(port);
+	}
+	return storage;
+}
+
+static inline int resolve_addr(struct rdma_cm_id *id, const char *text, int port)
+{
+	struct sockaddr_storage to = address_of(text, port);
+
+	return rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000);
+}
+
+/* The next event, which must be this one. */
+static inline void expect_event(struct rdma_event_channel *channel, struct rdma_cm_id *id,
+				enum rdma_cm_event_type kind, int status)
+{
+	struct rdma_cm_event *event = NULL;
+
+	NEED(rdma_get_cm_event(channel, &event) == 0);
+	if (event->event != kind || event->status != status)
+		fprintf(stderr, "%s, status %d\n", rdma_event_str(event->event), event->status);
+	CHECK(event->event == kind);
+	CHECK(event->status == status);
+	CHECK(event->id == id);
+	CHECK(event->listen_id == NULL);
+	CHECK(rdma_ack_cm_event(event) == 0);
+}
+
+/* A synchronous id with a route to the loopback address. */
+static inline struct rdma_cm_id *routed_id(enum rdma_port_space ps)
+{
+	struct rdma_cm_id *id = NULL;
+
+	NEED(rdma_create_id(NULL, &id, NULL, ps) == 0);
+	NEED(resolve_addr(id, "127.0.0.1", 7174) == 0);
+	NEED(rdma_resolve_route(id, 2000) == 0);
+	return id;
+}
+
+#endif
