@@ -312,7 +312,6 @@ mod tests {
     }
 
     #[test]
-    #[expect(clippy::reversed_empty_ranges, reason = "a range without ports")]
     fn ephemeral_ports_are_of_the_range_and_free() {
         let mut ports = ports();
         ports.bind(1, &want("192.0.2.7", 40_003), 0).unwrap();
