@@ -19,6 +19,8 @@ pub use cm::{CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute
 pub const MAJOR: u16 = 1;
 /// Minor version: grows with every new message kind or field.
 pub const MINOR: u16 = 1;
+/// The minor version since which there are connections.
+pub const MINOR_CONNECTIONS: u16 = 1;
 /// Longest message, in bytes.
 pub const MAX_MESSAGE: usize = 65_536;
 

@@ -10,7 +10,7 @@ use ferroce_proto::cm::{
     AcceptParams, CmConfig, CmError, CmEventKind, ConnectParams, ConnectionManager, Disconnect, Kind,
     ListenParams, ListenerId, Route, SidrAnswer, SidrParams, Transmit, attributes,
 };
-use ferroce_wire::cm::{CommId, PortSpace, Rej, Rep, SidrRep, Transport};
+use ferroce_wire::cm::{CommId, Mad, Message, PortSpace, Rej, Rep, SidrRep, Transport};
 use ferroce_wire::{Instant as CmInstant, PathMtu};
 use tracing::debug;
 
@@ -223,6 +223,7 @@ impl Cm {
                 self.manager.answer_sidr(id, &sidr_answer(&rep)).map_err(refused)?;
                 id
             }
+            CmRequest::Restored => return Ok(CmDone::default()),
             CmRequest::Restore { id, record } => {
                 own(asker, id)?;
                 self.restore(id, &record, has)?;
@@ -369,6 +370,23 @@ impl Cm {
             CmEventKind::SidrReply { rep } => CmWhat::SidrReply(rep),
         })
     }
+}
+
+/// The connection or question of ours that a MAD is about; `None` for those that begin something, or are none.
+pub fn addressee(mad: &[u8]) -> Option<CommId> {
+    let id = match Mad::parse(mad).ok()?.message {
+        Message::Req(_) | Message::SidrReq(_) => return None,
+        Message::Mra(mra) => mra.remote_id,
+        Message::Rej(rej) => rej.remote_id,
+        Message::Rep(rep) => rep.remote_id,
+        Message::Rtu(rtu) => rtu.remote_id,
+        Message::Dreq(dreq) => dreq.remote_id,
+        Message::Drep(drep) => drep.remote_id,
+        Message::SidrRep(rep) => rep.request_id,
+        Message::Lap(lap) => lap.remote_id,
+        Message::Apr(apr) => apr.remote_id,
+    };
+    Some(id)
 }
 
 /// Only one's own connections can be named.

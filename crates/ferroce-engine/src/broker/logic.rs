@@ -21,6 +21,7 @@ use super::netdev::{Address, Netdev};
 use super::slots::{Slot, Slots};
 use super::world::World;
 use super::{ClientId, ProcessId, refusal};
+use connections::Survivors;
 
 /// How long a connection may be gone while its process lives, before its slots are free: then it has called exec.
 const AWAY: Duration = Duration::from_millis(500);
@@ -72,6 +73,7 @@ pub struct Broker<W: World> {
     waiting: Vec<Waiting>,
     leaving: bool,
     cm: Cm,
+    survivors: Survivors,
     output: VecDeque<Output>,
 }
 
@@ -82,6 +84,10 @@ struct Client {
     /// Whether its death can be seen apart from its connection's end.
     watched: bool,
     greeted: bool,
+    /// Minor version that it speaks.
+    minor: u16,
+    /// It has more to tell of an earlier broker's connections.
+    restoring: bool,
     view: Option<u32>,
     /// What it was told last.
     devices: Vec<DeviceInfo>,
@@ -119,6 +125,7 @@ impl<W: World> Broker<W> {
             waiting: Vec::new(),
             leaving: false,
             cm,
+            survivors: Survivors::default(),
             output: VecDeque::new(),
         }
     }
@@ -145,7 +152,11 @@ impl<W: World> Broker<W> {
             Slot::Unknown { until } => Some(until),
             Slot::Free | Slot::Leased(_) => None,
         });
-        slots.chain(self.waiting.iter().map(|w| w.until)).chain(self.cm.deadline()).min()
+        slots
+            .chain(self.waiting.iter().map(|w| w.until))
+            .chain(self.cm.deadline())
+            .chain(self.survivors.until())
+            .min()
     }
 
     /// Somebody connected. `watched`: the server will call [`Broker::died`] for the process.
@@ -168,6 +179,8 @@ impl<W: World> Broker<W> {
             process,
             watched,
             greeted: false,
+            minor: 0,
+            restoring: false,
             view: None,
             devices: Vec::new(),
             known: Vec::new(),
@@ -254,6 +267,7 @@ impl<W: World> Broker<W> {
     pub fn tick(&mut self, now: Instant) {
         self.cm.clock(now);
         self.cm.tick();
+        self.survivors.tick(now);
         let gone = |state| matches!(state, Slot::Away { until: Some(until), .. } if until <= now);
         self.free(&self.slots.select(gone));
         // While programs of an earlier broker do not answer, we do not have the sockets to look at.
@@ -328,6 +342,7 @@ impl<W: World> Broker<W> {
         let devices = self.view(view);
         if let Some(known) = self.clients.get_mut(&client) {
             known.greeted = true;
+            known.minor = hello.minor;
             known.view = view;
             known.devices = devices;
         }

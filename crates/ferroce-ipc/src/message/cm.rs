@@ -66,6 +66,8 @@ pub enum CmRequest {
         /// The last record.
         record: Vec<u8>,
     },
+    /// To a new broker: that was all.
+    Restored,
 }
 
 /// A port to take.
@@ -402,6 +404,7 @@ impl CmRequest {
             },
             Self::Answer(rep) => Layout::of(12, rep.request_id).with(CmMessage::SidrRep(**rep)),
             Self::Restore { id, record } => Layout { record: record.clone(), ..Layout::of(13, *id) },
+            Self::Restored => Layout::new(14),
         };
         layout.write(w)
     }
@@ -444,6 +447,7 @@ impl CmRequest {
             })),
             12 => Self::Answer(Box::new(expect!(layout, SidrRep))),
             13 => Self::Restore { id, record: layout.record },
+            14 => Self::Restored,
             other => return Err(MessageError::Value { field: "cm request", value: other.into() }),
         })
     }

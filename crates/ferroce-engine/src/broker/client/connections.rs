@@ -89,6 +89,7 @@ impl Book {
             record.serial = 0;
             self.outbox.push_back(CmRequest::Restore { id: *id, record: record.octets.clone() });
         }
+        self.outbox.push_back(CmRequest::Restored);
     }
 
     /// Something of the outbox was sent as request `id`.

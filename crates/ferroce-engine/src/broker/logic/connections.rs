@@ -1,26 +1,77 @@
 //! Connections, as far as clients, slots and addresses matter for them.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ferroce_ipc::{CmRequest, Message, Refusal};
-use ferroce_proto::cm::Route;
+use ferroce_proto::cm::{ConnectionManager, Route};
 use tracing::warn;
 
 use super::{Broker, Output};
 use crate::broker::ClientId;
-use crate::broker::cm::Asker;
+use crate::broker::cm::{Asker, addressee};
 use crate::broker::netdev::Address;
 use crate::broker::slots::Slot;
 use crate::broker::world::World;
+
+/// How long programs of an earlier broker have to tell what they have, before a peer's message about it is answered as if
+/// it were nobody's.
+const PATIENCE: Duration = Duration::from_millis(1500);
+/// Messages of peers that wait as long.
+const MOST_WAITING: usize = 1024;
+
+/// What comes from peers while programs of an earlier broker still come back.
+#[derive(Debug, Default)]
+pub struct Survivors {
+    until: Option<Instant>,
+    waiting: VecDeque<(Route, Box<[u8]>)>,
+}
+
+impl Survivors {
+    /// We took over from an earlier broker.
+    pub fn wait(&mut self, now: Instant) {
+        self.until = Some(now + PATIENCE);
+    }
+
+    /// When [`Survivors::tick`] ends it.
+    pub fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: Instant) {
+        self.until = self.until.filter(|until| *until > now);
+    }
+}
 
 impl<W: World> Broker<W> {
     /// A MAD came to queue pair 1 of an address.
     pub fn mad(&mut self, now: Instant, from: Route, mad: &[u8]) {
         self.cm.clock(now);
-        self.cm.mad(from, mad);
+        if self.survivors.until.is_some() {
+            if self.survivors.waiting.len() < MOST_WAITING {
+                self.survivors.waiting.push_back((from, mad.into()));
+            }
+        } else {
+            self.take_mad(from, mad);
+        }
         self.connections_settle();
+    }
+
+    fn take_mad(&mut self, from: Route, mad: &[u8]) {
+        let slot = addressee(mad).map(ConnectionManager::owner).and_then(|slot| self.slots.get(slot));
+        // Of a program that is stopped, say: only it knows whether there is that connection. Peers repeat.
+        if !matches!(slot, Some(Slot::Unknown { .. })) {
+            self.cm.mad(from, mad);
+        }
+    }
+
+    /// Whether every program of an earlier broker has told what it has.
+    fn all_told(&self) -> bool {
+        let unknown = self.slots.iter().any(|(_, state)| matches!(state, Slot::Unknown { .. }));
+        !unknown && !self.clients.values().any(|client| client.restoring)
     }
 
     /// The addresses that have queue pair 1.
@@ -40,6 +91,11 @@ impl<W: World> Broker<W> {
 
     /// A client's request about connections.
     pub(super) fn connections(&mut self, client: ClientId, request: CmRequest) -> Result<Message, Refusal> {
+        if request == CmRequest::Restored
+            && let Some(known) = self.clients.get_mut(&client)
+        {
+            known.restoring = false;
+        }
         let slots = self.slots.of(client);
         let root = self.clients.get(&client).is_some_and(|known| known.peer.uid == 0);
         let groups = &self.groups;
@@ -50,6 +106,14 @@ impl<W: World> Broker<W> {
 
     /// Passes on what came of it: MADs to peers, news to owners.
     pub(super) fn connections_settle(&mut self) {
+        if self.survivors.until.is_some() && self.all_told() {
+            self.survivors.until = None;
+        }
+        if self.survivors.until.is_none() {
+            for (from, mad) in std::mem::take(&mut self.survivors.waiting) {
+                self.take_mad(from, &mad);
+            }
+        }
         while let Some(transmit) = self.cm.poll_transmit() {
             self.output.push_back(Output::Mad(transmit));
         }

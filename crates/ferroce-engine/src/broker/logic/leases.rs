@@ -215,6 +215,7 @@ impl<W: World> Broker<W> {
         let known_before = self.groups.len();
         match self.groups.adopt(&mut self.world, parked.as_fd()) {
             Ok(true) => {
+                self.survivors.wait(now);
                 let groups = &self.groups;
                 self.taken.retain(|address| !groups.contains(*address));
                 self.sync_slots(now);
@@ -251,6 +252,9 @@ impl<W: World> Broker<W> {
         // Its own sockets again, not emptied: traffic goes on.
         for slot in &slots {
             self.slots.set(*slot, Slot::Leased(client));
+        }
+        if let Some(known) = self.clients.get_mut(&client) {
+            known.restoring = known.minor >= ferroce_ipc::MINOR_CONNECTIONS;
         }
         self.resumed(client, id, slots);
         self.retry_waiting(now);

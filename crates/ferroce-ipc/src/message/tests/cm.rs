@@ -141,6 +141,7 @@ pub(super) fn requests() -> Vec<CmRequest> {
         })),
         CmRequest::Answer(Box::new(sidr_rep())),
         CmRequest::Restore { id, record: vec![1; MAX_RECORD] },
+        CmRequest::Restored,
     ]
 }
 
@@ -222,7 +223,7 @@ fn bad_fields_are_named() {
     // Behind the header of 16 octets.
     let cases: Vec<(&str, Message, usize, u8)> = vec![
         ("cm request", bind(), 16, 0),
-        ("cm request", bind(), 16, 14),
+        ("cm request", bind(), 16, 15),
         ("cm news", over(), 16, 10),
         ("space", bind(), 24, 0xff),
         ("time", connect(), 19, 32),

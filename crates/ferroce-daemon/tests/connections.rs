@@ -1,0 +1,203 @@
+//! Connections of two programs: the broker dies, or one of them does.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::{Child, ChildStdin, ChildStdout};
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{brokers, isolated, kill, program};
+use ferroce_engine::cm::{
+    AcceptParams, Bind, CmError, ConnectParams, Connection, Event, EventKind, Port, Queue, Route, Target,
+};
+use ferroce_wire::cm::{IpCmHeader, PortSpace, PrivateData, RejReason};
+use ferroce_wire::{Psn, Qpn};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+const PORT: u16 = 7471;
+const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+fn next(queue: &Queue) -> Event {
+    let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
+    assert_eq!(
+        poll(&mut [PollFd::from_borrowed_fd(queue.fd(), PollFlags::IN)], Some(&limit)),
+        Ok(1),
+        "no event"
+    );
+    queue.poll().unwrap()
+}
+
+fn target(queue: &Arc<Queue>) -> Target {
+    let queue: Arc<Queue> = Arc::clone(queue);
+    Target::new(queue, 0)
+}
+
+/// A program that listens, accepts at once or with the next line of its standard input, and tells everything.
+fn serve(at_once: bool) {
+    let queue = Queue::new().unwrap();
+    let port = Port::bind(&Bind::new(PortSpace::Tcp, SocketAddr::new(LOCALHOST, PORT))).unwrap();
+    port.listen(0, target(&queue)).unwrap();
+    println!("\nlistening");
+    let mut connections = BTreeMap::new();
+    let mut qpn = 0x20;
+    loop {
+        let Event { context, kind } = next_for_ever(&queue);
+        match kind {
+            EventKind::Request { connection, req, .. } => {
+                println!("\nrequest");
+                if !at_once {
+                    std::io::stdin().lock().read_line(&mut String::new()).unwrap();
+                }
+                // Queue pairs that are in use twice would be stale connections to the peer.
+                qpn += 1;
+                connection.set_target(Target { context: qpn.into(), ..target(&queue) });
+                connection.accept(&AcceptParams::new(2, Qpn::new(qpn)), &req).unwrap();
+                connections.insert(u64::from(qpn), connection);
+            }
+            EventKind::Established => println!("\nestablished"),
+            EventKind::Disconnected(end) => {
+                println!("\ndisconnected {end:?}");
+                connections[&context].disconnect().unwrap();
+            }
+            other => println!("\n{other:?}"),
+        }
+    }
+}
+
+fn next_for_ever(queue: &Queue) -> Event {
+    poll(&mut [PollFd::from_borrowed_fd(queue.fd(), PollFlags::IN)], None).unwrap();
+    queue.poll().unwrap()
+}
+
+struct Server {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Server {
+    fn start(test: &str, role: &str) -> Self {
+        let mut child = program(test, role);
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut new = Self { input: child.stdin.take().unwrap(), child, output };
+        new.says("listening");
+        new
+    }
+
+    fn says(&mut self, what: &str) {
+        let mut line = String::new();
+        while line.trim_end() != what {
+            line.clear();
+            let read = self.output.read_line(&mut line).unwrap();
+            assert_ne!(read, 0, "the program ended before it said {what:?}");
+        }
+    }
+
+    fn ends(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+fn ask(queue: &Arc<Queue>, qpn: u32) -> Connection {
+    let route = Route { local: LOCALHOST, remote: LOCALHOST, interface: 0 };
+    let header = IpCmHeader { source_port: 5, source: LOCALHOST, destination: LOCALHOST }.emit();
+    let params = ConnectParams {
+        private: PrivateData::new(&header).unwrap(),
+        starting_psn: Some(Psn::new(1)),
+        ..ConnectParams::new(route, PortSpace::Tcp.service_id(PORT), 1, Qpn::new(qpn))
+    };
+    Connection::connect(&params, target(queue)).unwrap().0
+}
+
+fn establish(server: &mut Server, queue: &Arc<Queue>, qpn: u32) -> Connection {
+    let connection = ask(queue, qpn);
+    server.says("request");
+    assert!(matches!(next(queue).kind, EventKind::Reply(_)));
+    connection.establish().unwrap();
+    server.says("established");
+    connection
+}
+
+fn over(server: &mut Server, queue: &Queue, connection: &Connection) {
+    connection.disconnect().unwrap();
+    server.says("disconnected ByPeer");
+    let event = next(queue).kind;
+    assert!(matches!(event, EventKind::Disconnected(ferroce_engine::cm::End::ByUs)), "{event:?}");
+    assert!(matches!(next(queue).kind, EventKind::TimeWaitOver));
+    assert!(matches!(connection.disconnect(), Err(CmError::Gone(_))));
+}
+
+/// Runs `body` alone in a network namespace, or is the other program.
+fn with_server(name: &str, body: impl FnOnce()) {
+    match std::env::var("FERROCE_TEST_ROLE").as_deref() {
+        Ok("server") => serve(true),
+        Ok("slow") => serve(false),
+        _ => isolated(name, body),
+    }
+}
+
+#[test]
+fn connections_outlive_their_broker() {
+    const NAME: &str = "connections_outlive_their_broker";
+    with_server(NAME, || {
+        let mut server = Server::start(NAME, "server");
+        let queue = Queue::new().unwrap();
+        let first = establish(&mut server, &queue, 0x11);
+        let second = establish(&mut server, &queue, 0x12);
+        kill(brokers()[0]);
+        // What was there can be ended, and the listener still listens.
+        over(&mut server, &queue, &first);
+        let third = establish(&mut server, &queue, 0x13);
+        kill(brokers()[0]);
+        over(&mut server, &queue, &third);
+        over(&mut server, &queue, &second);
+        server.ends();
+    });
+}
+
+#[test]
+fn a_request_outlives_its_broker() {
+    const NAME: &str = "a_request_outlives_its_broker";
+    with_server(NAME, || {
+        let mut server = Server::start(NAME, "slow");
+        let queue = Queue::new().unwrap();
+        let connection = ask(&queue, 0x11);
+        server.says("request");
+        kill(brokers()[0]);
+        std::thread::sleep(Duration::from_millis(300));
+        writeln!(server.input).unwrap();
+        assert!(matches!(next(&queue).kind, EventKind::Reply(_)));
+        connection.establish().unwrap();
+        server.says("established");
+        server.ends();
+    });
+}
+
+#[test]
+fn the_peers_of_a_dead_program_are_told() {
+    const NAME: &str = "the_peers_of_a_dead_program_are_told";
+    with_server(NAME, || {
+        let queue = Queue::new().unwrap();
+        let mut server = Server::start(NAME, "server");
+        let connection = establish(&mut server, &queue, 0x11);
+        server.ends();
+        let event = next(&queue).kind;
+        assert!(matches!(event, EventKind::Disconnected(ferroce_engine::cm::End::ByPeer)), "{event:?}");
+        connection.disconnect().unwrap();
+        assert!(matches!(next(&queue).kind, EventKind::TimeWaitOver));
+        // One that had not decided yet; and nobody has the port any more.
+        let mut server = Server::start(NAME, "slow");
+        let _connection = ask(&queue, 0x12);
+        server.says("request");
+        server.ends();
+        let EventKind::Rejected(rej) = next(&queue).kind else { panic!("not rejected") };
+        assert_eq!(rej.reason, RejReason::CONSUMER);
+        let _connection = ask(&queue, 0x13);
+        let EventKind::Rejected(rej) = next(&queue).kind else { panic!("not rejected") };
+        assert_eq!(rej.reason, RejReason::INVALID_SERVICE_ID);
+    });
+}
