@@ -4,6 +4,7 @@
 use std::io;
 
 use core::ffi::c_int;
+use ferroce_engine::cm::CmError;
 use ferroce_engine::cm::resolve::ResolveError;
 use ferroce_engine::error::{
     AllocMwError, AllocPdError, AnswerError, AttachError, Busy, CqError, CreateAhError, CreateChannelError,
@@ -27,6 +28,10 @@ macro_rules! errnos {
 }
 
 errnos! {
+    /// Only root may.
+    EACCES;
+    /// Somebody has the port.
+    EADDRINUSE;
     /// The address is none of this host.
     EADDRNOTAVAIL;
     /// Addresses of that family cannot be used.
@@ -132,6 +137,22 @@ impl From<OpenError> for Errno {
         match &error {
             OpenError::Broker(source) | OpenError::Resources(source) => source.into(),
             OpenError::NoSuchDevice { .. } => Self::ENODEV,
+        }
+    }
+}
+
+impl From<CmError> for Errno {
+    fn from(error: CmError) -> Self {
+        tracing::info!("{error}");
+        match error {
+            CmError::InUse(_) => Self::EADDRINUSE,
+            CmError::NoAddress(_) => Self::EADDRNOTAVAIL,
+            CmError::Permission(_) => Self::EACCES,
+            CmError::Gone(_) | CmError::State(_) | CmError::Invalid(_) => Self::EINVAL,
+            CmError::Full(_) => Self::ENOMEM,
+            CmError::Broker(_) => Self::ENODEV,
+            CmError::Device(error) => error.into(),
+            CmError::Open(error) => error.into(),
         }
     }
 }

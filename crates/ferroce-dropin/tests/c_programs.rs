@@ -220,6 +220,11 @@ fn queue_pairs_of_ids() {
 }
 
 #[test]
+fn connections_of_ids() {
+    passes("connect");
+}
+
+#[test]
 fn what_is_not_built_says_so() {
     passes("refused");
 }

@@ -55,21 +55,32 @@ fn with<R>(info: &DeviceInfo, look: impl FnOnce(&mut Shared) -> Result<R, Errno>
 }
 
 /// The shared context of a device.
-pub(super) fn shared(info: &DeviceInfo) -> Result<&'static ContextHandle, Errno> {
+fn shared(info: &DeviceInfo) -> Result<&'static ContextHandle, Errno> {
     with(info, |shared| Ok(shared.context))
 }
 
-/// The default protection domain of a device.
-pub(super) fn default_pd(info: &DeviceInfo) -> Result<*mut abi::ibv_pd, Errno> {
+/// The shared context of a device, and its default protection domain. May ask the broker: not under an id's lock,
+/// which the thread that hears the broker needs.
+pub(super) fn home(info: &DeviceInfo) -> Result<Home, Errno> {
     with(info, |shared| {
-        if let Some(pd) = shared.pd {
-            return Ok(pd.0);
-        }
-        // SAFETY: the context is open.
-        let pd = made(unsafe { pd::ibv_alloc_pd(shared.context.public()) })?;
-        shared.pd = Some(Domain(pd));
-        Ok(pd)
+        let pd = match shared.pd {
+            Some(pd) => pd.0,
+            None => {
+                // SAFETY: the context is open.
+                let pd = made(unsafe { pd::ibv_alloc_pd(shared.context.public()) })?;
+                shared.pd = Some(Domain(pd));
+                pd
+            }
+        };
+        Ok(Home { context: shared.context, pd })
     })
+}
+
+/// Where an id lives.
+#[derive(Clone, Copy)]
+pub(super) struct Home {
+    pub(super) context: &'static ContextHandle,
+    pub(super) pd: *mut abi::ibv_pd,
 }
 
 /// All devices, opened, in an array that ends with NULL; their count in `num_devices`, unless that is NULL. None is not

@@ -3,16 +3,16 @@
 use core::ffi::c_int;
 use ferroce_abi as abi;
 
-use super::id::{self, IdHandle};
-use super::{address, option, qp, resolve, srq};
+use super::id::{self, IdHandle, Template};
+use super::{address, bind, option, qp, resolve, srq};
 use crate::errno::Errno;
 use crate::{call, log};
 
 /// Result for the passive side.
 pub(super) const RAI_PASSIVE: c_int = 1;
 
-/// Makes an id that is resolved and, with `qp_init_attr`, has a queue pair: ready to be connected. It works
-/// synchronously. The passive side needs listening, which is not built yet: EOPNOTSUPP.
+/// Makes an id that is resolved and, with `qp_init_attr`, has a queue pair: ready to be connected. On the passive side
+/// it is bound, and the ids of requests get such a queue pair. It works synchronously.
 ///
 /// # Safety
 ///
@@ -30,9 +30,6 @@ pub unsafe extern "C" fn rdma_create_ep(
         let found = unsafe { res.as_ref() }.ok_or(Errno::EINVAL)?;
         if id.is_null() {
             return Err(Errno::EINVAL);
-        }
-        if found.ai_flags & RAI_PASSIVE != 0 {
-            return Err(Errno::EOPNOTSUPP);
         }
         let ps = abi::rdma_port_space::try_from(found.ai_port_space).map_err(|_| Errno::EINVAL)?;
         let qp_type = abi::ibv_qp_type::try_from(found.ai_qp_type).map_err(|_| Errno::EINVAL)?;
@@ -64,6 +61,16 @@ unsafe fn prepare(
     let live = made.live()?.to_arc();
     // SAFETY: as the caller says.
     let source = unsafe { address::read_optional(found.ai_src_addr) }?;
+    if found.ai_flags & RAI_PASSIVE != 0 {
+        bind::bind(made, &live, source.ok_or(Errno::EINVAL)?)?;
+        // SAFETY: NULL, or the program's to lend during the call.
+        let init = unsafe { qp_init_attr.as_ref() };
+        // SAFETY: `c()` points to a whole rdma_cm_id.
+        let qp_type = unsafe { (*made.c()).qp_type };
+        let init = init.map(|init| abi::ibv_qp_init_attr { qp_type, ..*init });
+        live.state.lock().template = init.map(|init| Template { pd, init });
+        return Ok(());
+    }
     // SAFETY: as the caller says.
     let destination = unsafe { address::read(found.ai_dst_addr) }?;
     resolve::resolve_address(made, &live, source, destination)?;

@@ -3,11 +3,13 @@
 use std::ptr;
 use std::sync::Arc;
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
+use ferroce_engine::cm::EventKind;
 
 use super::channel::{ChannelHandle, LiveChannel};
 use super::id::{IdHandle, LiveId};
+use super::link::{self, Arrival};
 use crate::call;
 use crate::errno::Errno;
 use crate::handle::{Handle, Pool};
@@ -18,6 +20,8 @@ type EventHandle = Handle<abi::rdma_cm_event, LiveEvent>;
 /// What makes an event live: it was not yet acknowledged.
 struct LiveEvent {
     of: Arc<LiveId>,
+    /// What `private_data` names.
+    _private: Box<[u8]>,
 }
 
 static POOL: Pool<abi::rdma_cm_event, LiveEvent> = Pool::new();
@@ -26,10 +30,55 @@ static POOL: Pool<abi::rdma_cm_event, LiveEvent> = Pool::new();
 pub(super) struct Queued {
     pub(super) id: &'static IdHandle,
     pub(super) of: Arc<LiveId>,
-    pub(super) kind: abi::rdma_cm_event_type,
-    /// 0, or a negative errno.
-    pub(super) status: c_int,
+    pub(super) what: What,
 }
+
+/// What happened.
+pub(super) enum What {
+    /// An operation of the id's own ended. `status` is 0 or a negative errno.
+    Result { kind: abi::rdma_cm_event_type, status: c_int },
+    /// Something on its connection.
+    News(EventKind),
+    /// Somebody asks at its port; dropped, they are refused.
+    Request(Arrival),
+}
+
+/// What the program is told.
+pub(super) struct Told {
+    pub(super) id: *mut abi::rdma_cm_id,
+    pub(super) listen_id: *mut abi::rdma_cm_id,
+    pub(super) kind: abi::rdma_cm_event_type,
+    pub(super) status: c_int,
+    pub(super) param: abi::rdma_cm_event_param,
+    pub(super) private: Box<[u8]>,
+}
+
+impl Told {
+    /// An event that says nothing more.
+    pub(super) fn plain(id: &'static IdHandle, kind: abi::rdma_cm_event_type, status: c_int) -> Self {
+        Self {
+            id: id.c(),
+            listen_id: ptr::null_mut(),
+            kind,
+            status,
+            param: abi::rdma_cm_event_param { conn: NOTHING },
+            private: Box::default(),
+        }
+    }
+}
+
+/// Parameters of a connection that say nothing.
+pub(super) const NOTHING: abi::rdma_conn_param = abi::rdma_conn_param {
+    private_data: ptr::null(),
+    private_data_len: 0,
+    responder_resources: 0,
+    initiator_depth: 0,
+    flow_control: 0,
+    retry_count: 0,
+    rnr_retry_count: 0,
+    srq: 0,
+    qp_num: 0,
+};
 
 /// The oldest event of a channel; waits for one unless its descriptor is non-blocking.
 pub(super) fn next(channel: &LiveChannel) -> Result<*mut abi::rdma_cm_event, Errno> {
@@ -38,30 +87,35 @@ pub(super) fn next(channel: &LiveChannel) -> Result<*mut abi::rdma_cm_event, Err
             queued.of.acks.handed_out(1);
             queued
         });
-        if let Some(queued) = popped {
-            let nothing = abi::rdma_conn_param {
-                private_data: ptr::null(),
-                private_data_len: 0,
-                responder_resources: 0,
-                initiator_depth: 0,
-                flow_control: 0,
-                retry_count: 0,
-                rnr_retry_count: 0,
-                srq: 0,
-                qp_num: 0,
-            };
-            let event = POOL.take(abi::rdma_cm_event {
-                id: queued.id.c(),
-                listen_id: ptr::null_mut(),
-                event: queued.kind,
-                status: queued.status,
-                param: abi::rdma_cm_event_param { conn: nothing },
-            });
-            POOL.enliven(event, LiveEvent { of: Arc::clone(&queued.of) });
-            return Ok(event.c());
+        let Some(queued) = popped else {
+            channel.events.wait()?;
+            continue;
+        };
+        let of = Arc::clone(&queued.of);
+        // Only who pops it has it.
+        let told = Arc::into_inner(queued).and_then(|queued| match queued.what {
+            What::Result { kind, status } => Some(Told::plain(queued.id, kind, status)),
+            What::News(kind) => link::tell(queued.id, &queued.of, kind),
+            What::Request(arrival) => link::introduce(queued.id, &queued.of, arrival),
+        });
+        match told {
+            Some(told) => return Ok(hand_out(of, told)),
+            // Nothing that the program should see.
+            None => of.acks.acknowledge(1),
         }
-        channel.events.wait()?;
     }
+}
+
+fn hand_out(of: Arc<LiveId>, told: Told) -> *mut abi::rdma_cm_event {
+    let Told { id, listen_id, kind, status, mut param, private } = told;
+    if !private.is_empty() {
+        // Both kinds of parameters begin with the pointer and its length.
+        param.conn.private_data = private.as_ptr().cast::<c_void>();
+        param.conn.private_data_len = u8::try_from(private.len()).unwrap_or(u8::MAX);
+    }
+    let event = POOL.take(abi::rdma_cm_event { id, listen_id, event: kind, status, param });
+    POOL.enliven(event, LiveEvent { of, _private: private });
+    event.c()
 }
 
 /// Acknowledges an event; EINVAL if that was done before.
@@ -72,10 +126,15 @@ pub(super) fn next(channel: &LiveChannel) -> Result<*mut abi::rdma_cm_event, Err
 pub(super) unsafe fn acknowledge(event: *mut abi::rdma_cm_event) -> Result<(), Errno> {
     // SAFETY: as the caller says.
     let handle = unsafe { EventHandle::from_c(event) }?;
+    let mut of = None;
     POOL.end(handle, |live| {
-        live.of.acks.acknowledge(1);
+        of = Some(Arc::clone(&live.of));
         Ok(())
-    })
+    })?;
+    if let Some(of) = of {
+        of.acks.acknowledge(1);
+    }
+    Ok(())
 }
 
 /// Waits for the next event of the channel, EAGAIN instead if its descriptor is non-blocking.

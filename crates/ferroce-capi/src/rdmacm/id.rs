@@ -13,7 +13,8 @@ use parking_lot::Mutex;
 
 use super::address;
 use super::channel::{self, ChannelHandle, LiveChannel};
-use super::event::{self, Queued};
+use super::event::{self, Queued, What};
+use super::link::Link;
 use super::option::Options;
 use crate::context::ContextHandle;
 use crate::errno::Errno;
@@ -26,7 +27,10 @@ pub(super) type IdHandle = Handle<abi::rdma_cm_id, LiveId>;
 /// What makes an id live.
 pub(super) struct LiveId {
     pub(super) acks: AckCount,
+    /// Held only for moments: the thread that hears the broker takes it.
     pub(super) state: Mutex<State>,
+    /// Held while the broker is asked for a connection. Taken before `state`.
+    pub(super) asking: Mutex<()>,
 }
 
 static POOL: Pool<abi::rdma_cm_id, LiveId> = Pool::new();
@@ -36,10 +40,26 @@ static POOL: Pool<abi::rdma_cm_id, LiveId> = Pool::new();
 pub(super) enum Phase {
     /// It has no address.
     Idle,
+    /// It has a local port.
+    Bound,
+    /// It takes requests.
+    Listening,
     /// It has a device and knows its peer's address.
     AddressResolved,
     /// It has a path to the peer.
     RouteResolved,
+    /// The peer was asked.
+    Connecting,
+    /// The peer agreed, and waits for a program that sets up the queue pair itself.
+    Answered,
+    /// A peer asks.
+    Requested,
+    /// The peer was answered.
+    Accepted,
+    /// The connection is there.
+    Connected,
+    /// It is no more, or never came to be.
+    Ended,
 }
 
 /// What an id knows.
@@ -55,8 +75,23 @@ pub(super) struct State {
     /// The device it is bound to.
     pub(super) context: Option<&'static ContextHandle>,
     pub(super) options: Options,
+    pub(super) link: Link,
     path: Option<PathRecord>,
+    /// The same, to compute with.
+    pub(super) record: Option<abi::ibv_sa_path_rec>,
+    /// What `rdma_create_ep` keeps for the ids of requests.
+    pub(super) template: Option<Template>,
 }
+
+/// What a passive endpoint makes queue pairs of.
+#[derive(Clone, Copy)]
+pub(super) struct Template {
+    pub(super) pd: *mut abi::ibv_pd,
+    pub(super) init: abi::ibv_qp_init_attr,
+}
+
+// SAFETY: handles of this library, which any thread may use; see `handle`.
+unsafe impl Send for Template {}
 
 /// The path record that `route.path_rec` of the program's structure names.
 struct PathRecord(*mut abi::ibv_sa_path_rec);
@@ -80,10 +115,25 @@ impl State {
         kind: abi::rdma_cm_event_type,
         status: Result<(), Errno>,
     ) {
+        let status = status.map_or_else(|errno| -errno.code(), |()| 0);
+        self.queue(id, live, What::Result { kind, status });
+    }
+
+    /// Queues what happened, unless the id is being destroyed.
+    pub(super) fn queue(&self, id: &'static IdHandle, live: &Arc<LiveId>, what: What) {
         if !self.ended {
-            let status = status.map_or_else(|errno| -errno.code(), |()| 0);
-            self.channel.events.push(Arc::new(Queued { id, of: Arc::clone(live), kind, status }));
+            self.channel.events.push(Arc::new(Queued { id, of: Arc::clone(live), what }));
         }
+    }
+
+    /// Where its events go.
+    pub(super) fn channel(&self) -> &Arc<LiveChannel> {
+        &self.channel
+    }
+
+    /// It waits for the events of its own calls.
+    pub(super) fn is_synchronous(&self) -> bool {
+        self.own.is_some()
     }
 
     /// Gives the id its one path record; the earlier one ends.
@@ -94,6 +144,7 @@ impl State {
         // SAFETY: as above.
         unsafe { (*id.c()).route.num_paths = 1 };
         self.path = Some(path);
+        self.record = Some(record);
     }
 }
 
@@ -132,7 +183,7 @@ pub(super) fn complete(id: &'static IdHandle, live: &LiveId) -> Result<(), Errno
 }
 
 /// Acknowledges the event of a synchronous id's last operation.
-fn settle(id: &'static IdHandle) {
+pub(super) fn settle(id: &'static IdHandle) {
     // SAFETY: `c()` points to a whole rdma_cm_id.
     let event = unsafe { ptr::replace(&raw mut (*id.c()).event, ptr::null_mut()) };
     if !event.is_null() {
@@ -155,25 +206,36 @@ pub(super) unsafe fn create(
     // SAFETY: as the caller says.
     let (own, reports_to) = unsafe { place(channel) }?;
     let live = reports_to.live()?.to_arc();
+    let id = make(live, own);
+    let c = id.c();
+    // SAFETY: `c()` points to a whole rdma_cm_id, which the program does not have yet.
+    unsafe { (*c).channel = reports_to.c() };
+    // SAFETY: as above.
+    unsafe { (*c).context = context };
+    // SAFETY: as above.
+    unsafe { ((*c).ps, (*c).qp_type) = (ps, qp_type) };
+    Ok(id)
+}
+
+/// An id that knows nothing yet but where its events go.
+pub(super) fn make(channel: Arc<LiveChannel>, own: Option<&'static ChannelHandle>) -> &'static IdHandle {
     // SAFETY: all of it is plain data and pointers, for which zero is a value.
-    let mut c: abi::rdma_cm_id = unsafe { std::mem::zeroed() };
-    c.channel = reports_to.c();
-    c.context = context;
-    c.ps = ps;
-    c.qp_type = qp_type;
-    let id = POOL.take(c);
+    let id = POOL.take(unsafe { std::mem::zeroed() });
     let state = State {
-        channel: live,
+        channel,
         own,
         ended: false,
         phase: Phase::Idle,
         route: None,
         context: None,
         options: Options::default(),
+        link: Link::default(),
         path: None,
+        record: None,
+        template: None,
     };
-    POOL.enliven(id, LiveId { acks: AckCount::default(), state: Mutex::new(state) });
-    Ok(id)
+    POOL.enliven(id, LiveId { acks: AckCount::default(), state: Mutex::new(state), asking: Mutex::new(()) });
+    id
 }
 
 /// The channel that a program named, or one for a synchronous id alone.
@@ -197,12 +259,21 @@ pub(super) fn destroy(id: &'static IdHandle) -> Result<(), Errno> {
     let of = id.live()?.to_arc();
     POOL.end(id, |live| {
         settle(id);
-        let own = {
+        let mut untold = Vec::new();
+        let (own, link) = {
             let mut state = live.state.lock();
             state.ended = true;
-            state.channel.events.purge(|queued| Arc::ptr_eq(&queued.of, &of));
-            state.own.take()
+            state.channel.events.purge(|queued| {
+                let mine = Arc::ptr_eq(&queued.of, &of);
+                if mine {
+                    untold.push(Arc::clone(queued));
+                }
+                mine
+            });
+            (state.own.take(), std::mem::take(&mut state.link))
         };
+        // Ends the connection as its state wants, gives back the port, and refuses requests that nobody saw.
+        drop((link, untold));
         live.acks.wait();
         if let Some(own) = own {
             // The program may have ended it, though it was not its own.
@@ -266,32 +337,46 @@ pub unsafe extern "C" fn rdma_migrate_id(
     call::minus_one(|_| {
         // SAFETY: as the caller says.
         let (handle, live) = unsafe { enter(id) }?;
-        // SAFETY: as the caller says.
-        let (own, reports_to) = unsafe { place(channel) }?;
-        let to = reports_to.live()?.to_arc();
         settle(handle);
         live.acks.wait();
-        let previous = {
-            let mut state = live.state.lock();
-            let from = std::mem::replace(&mut state.channel, Arc::clone(&to));
-            let mut moved = Vec::new();
-            from.events.purge(|queued| {
-                let mine = Arc::ptr_eq(&queued.of, &live);
-                if mine {
-                    moved.push(Arc::clone(queued));
-                }
-                mine
-            });
-            moved.into_iter().for_each(|queued| to.events.push(queued));
-            std::mem::replace(&mut state.own, own)
-        };
-        // SAFETY: `c()` points to a whole rdma_cm_id.
-        unsafe { (*handle.c()).channel = reports_to.c() };
-        if let Some(previous) = previous {
-            let _ = channel::destroy(previous);
-        }
-        Ok(0)
+        // SAFETY: as the caller says.
+        unsafe { migrate(handle, &live, channel) }.map(|()| 0)
     })
+}
+
+/// Moves an id with the events that were not told.
+///
+/// # Safety
+///
+/// `channel` is NULL or an event channel.
+pub(super) unsafe fn migrate(
+    handle: &'static IdHandle,
+    live: &Arc<LiveId>,
+    channel: *mut abi::rdma_event_channel,
+) -> Result<(), Errno> {
+    // SAFETY: as the caller says.
+    let (own, reports_to) = unsafe { place(channel) }?;
+    let to = reports_to.live()?.to_arc();
+    let previous = {
+        let mut state = live.state.lock();
+        let from = std::mem::replace(&mut state.channel, Arc::clone(&to));
+        let mut moved = Vec::new();
+        from.events.purge(|queued| {
+            let mine = Arc::ptr_eq(&queued.of, live);
+            if mine {
+                moved.push(Arc::clone(queued));
+            }
+            mine
+        });
+        moved.into_iter().for_each(|queued| to.events.push(queued));
+        std::mem::replace(&mut state.own, own)
+    };
+    // SAFETY: `c()` points to a whole rdma_cm_id.
+    unsafe { (*handle.c()).channel = reports_to.c() };
+    if let Some(previous) = previous {
+        let _ = channel::destroy(previous);
+    }
+    Ok(())
 }
 
 /// The port of one of the id's addresses in network order, 0 if it has none.

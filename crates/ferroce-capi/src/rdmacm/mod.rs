@@ -5,18 +5,25 @@
 
 mod address;
 mod addrinfo;
+mod bind;
 mod channel;
+mod connect;
 mod device;
 mod ep;
 mod event;
 mod id;
+mod link;
 mod option;
 mod qp;
 mod resolve;
 mod srq;
 
 pub use addrinfo::{rdma_freeaddrinfo, rdma_getaddrinfo};
+pub use bind::{rdma_bind_addr, rdma_listen};
 pub use channel::{rdma_create_event_channel, rdma_destroy_event_channel};
+pub use connect::{
+    rdma_accept, rdma_connect, rdma_disconnect, rdma_establish, rdma_get_request, rdma_notify, rdma_reject,
+};
 pub use device::{rdma_free_devices, rdma_get_devices};
 pub use ep::{rdma_create_ep, rdma_destroy_ep};
 pub use event::{rdma_ack_cm_event, rdma_get_cm_event};

@@ -60,7 +60,7 @@ unsafe fn set_of_id(
             // SAFETY: as the caller says.
             let only = unsafe { value::<c_int>(optval, length) }? != 0;
             // Afterwards its address is already taken one way or the other.
-            if state.phase != Phase::Idle {
+            if !matches!(state.phase, Phase::Idle | Phase::Bound) {
                 return Err(Errno::EINVAL);
             }
             state.options.family_only = Some(only);

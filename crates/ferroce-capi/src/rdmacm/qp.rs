@@ -6,7 +6,7 @@ use core::ffi::{c_int, c_uint, c_void};
 use ferroce_abi as abi;
 
 use super::id::{self, IdHandle};
-use super::{done, made};
+use super::{done, link, made};
 use crate::call;
 use crate::errno::Errno;
 use crate::{channel, cq, qp, qp_ex, xrcd};
@@ -325,8 +325,8 @@ pub unsafe extern "C" fn rdma_destroy_qp(id: *mut abi::rdma_cm_id) {
     });
 }
 
-/// The attributes that a queue pair of the program's own needs for the state in `qp_attr->qp_state`. INIT only, and for
-/// datagrams RTR and RTS: the others are those of a connection, and EINVAL without one.
+/// The attributes that a queue pair of the program's own needs for the state in `qp_attr->qp_state`: INIT, and RTR and
+/// RTS of datagrams and of a connection whose ends said enough; EINVAL before.
 ///
 /// # Safety
 ///
@@ -350,6 +350,13 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
         let state = unsafe { (*qp_attr).qp_state };
         let datagrams = qp_type == abi::IBV_QPT_UD;
         let (mut attr, mask) = match state {
+            _ if live.state.lock().link.agreed.is_some() => {
+                // SAFETY: `c()` points to a whole rdma_cm_id.
+                let qp = unsafe { (*handle.c()).qp };
+                // SAFETY: NULL, or `create` made it.
+                let of = unsafe { qp.as_ref() }.map_or(qp_type, |qp| qp.qp_type);
+                link::step(&live.state.lock(), of, state)?
+            }
             abi::IBV_QPS_INIT => init_attr(ps, qp_type),
             abi::IBV_QPS_RTR if datagrams => (init_attr(ps, qp_type).0, abi::IBV_QP_STATE as c_int),
             abi::IBV_QPS_RTS if datagrams => {

@@ -6,14 +6,16 @@ use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
+use ferroce_engine::cm::Port;
+use ferroce_engine::cm::attributes;
 use ferroce_engine::cm::resolve::{self, Route};
 use ferroce_wire::{Gid, PathMtu};
 
+use super::device::{self, Home};
 use super::id::{self, IdHandle, LiveId, Phase, State};
 use super::option::Options;
-use super::{address, device};
+use super::{address, bind};
 use crate::call;
-use crate::context::ContextHandle;
 use crate::errno::Errno;
 
 /// `IBV_PATH_…`'s "exactly this": selector of MTU, rate and life time.
@@ -24,13 +26,7 @@ const PKEY: u16 = 0xffff;
 const LIFE_TIME: u8 = 16;
 
 /// Binds the id to the device of a route and lets the program see it.
-fn take_route(
-    id: &'static IdHandle,
-    state: &mut State,
-    route: Route,
-) -> Result<&'static ContextHandle, Errno> {
-    let context = device::shared(&route.local.device)?;
-    let pd = device::default_pd(&route.local.device)?;
+pub(super) fn take_route(id: &'static IdHandle, state: &mut State, route: Route, home: Home) {
     let gids = abi::rdma_ib_addr {
         sgid: abi::ibv_gid { raw: route.local.gid.gid.0 },
         dgid: abi::ibv_gid { raw: Gid::from_ip(route.destination.ip()).0 },
@@ -38,48 +34,101 @@ fn take_route(
     };
     id::show_source(id, route.source);
     id::show_destination(id, route.destination);
-    let c = id.c();
     // SAFETY: `c()` points to a whole rdma_cm_id; the program reads it after the event that tells of it.
-    unsafe { (*c).route.addr.addr.ibaddr = gids };
-    // SAFETY: as above.
-    unsafe { (*c).verbs = context.public() };
-    // SAFETY: as above.
-    unsafe { (*c).port_num = 1 };
-    // SAFETY: as above.
-    unsafe { (*c).pd = pd };
-    state.context = Some(context);
+    unsafe { (*id.c()).route.addr.addr.ibaddr = gids };
+    take_home(id, state, home);
     state.route = Some(route);
-    Ok(context)
 }
 
-/// Resolves `destination`, from `source` if that is given, and queues the event that tells of it.
+/// Binds the id to a device and lets the program see it.
+pub(super) fn take_home(id: &'static IdHandle, state: &mut State, home: Home) {
+    let c = id.c();
+    // SAFETY: `c()` points to a whole rdma_cm_id; the program reads it after the event that tells of it.
+    unsafe { ((*c).verbs, (*c).port_num) = (home.context.public(), 1) };
+    // SAFETY: as above.
+    unsafe { (*c).pd = home.pd };
+    state.context = Some(home.context);
+}
+
+/// Resolves `destination`, from `source` if that is given, and queues the event that tells of it. Takes a port, unless
+/// the id has one.
 pub(super) fn resolve_address(
     id: &'static IdHandle,
     live: &Arc<LiveId>,
     source: Option<SocketAddr>,
     destination: SocketAddr,
 ) -> Result<(), Errno> {
+    let (before, bound, options) = {
+        let mut state = live.state.lock();
+        if !matches!(state.phase, Phase::Idle | Phase::Bound) {
+            return Err(Errno::EINVAL);
+        }
+        // Nobody else resolves meanwhile.
+        let before = std::mem::replace(&mut state.phase, Phase::AddressResolved);
+        (before, state.link.port.as_ref().map(Port::number), state.options)
+    };
+    let outcome = find(id, source, destination, bound, &options);
     let mut state = live.state.lock();
-    if state.phase != Phase::Idle {
-        return Err(Errno::EINVAL);
+    match outcome {
+        Ok((route, home, port)) => {
+            if port.is_some() {
+                state.link.port = port;
+            }
+            take_route(id, &mut state, route, home);
+            state.tell(id, live, abi::RDMA_CM_EVENT_ADDR_RESOLVED, Ok(()));
+            Ok(())
+        }
+        Err(failure) => {
+            state.phase = before;
+            match failure {
+                Failure::OfCall(errno) => Err(errno),
+                Failure::OfWay(errno) => {
+                    state.tell(id, live, abi::RDMA_CM_EVENT_ADDR_ERROR, Err(errno));
+                    Ok(())
+                }
+            }
+        }
     }
+}
+
+/// Why an address was not resolved.
+enum Failure {
+    /// The call was wrong, or its port is taken: the call says so.
+    OfCall(Errno),
+    /// There is no way: an event says so.
+    OfWay(Errno),
+}
+
+/// The way, where it begins, and a new port if none is `bound`.
+fn find(
+    id: &'static IdHandle,
+    source: Option<SocketAddr>,
+    destination: SocketAddr,
+    bound: Option<u16>,
+    options: &Options,
+) -> Result<(Route, Home, Option<Port>), Failure> {
+    // SAFETY: the id's own address, with room for any family; without one its family is refused.
+    let own = unsafe { address::read(&raw const (*id.c()).route.addr.unnamed.src_addr) }.ok();
+    let source = source.or(own.filter(|_| bound.is_some()));
     if source.is_some_and(|source| source.is_ipv4() != destination.is_ipv4()) {
-        return Err(Errno::EINVAL);
+        return Err(Failure::OfCall(Errno::EINVAL));
     }
-    let outcome = resolve::route(source, destination)
-        .map_err(Errno::from)
-        .and_then(|route| take_route(id, &mut state, route).map(|_| ()));
-    if outcome.is_ok() {
-        state.phase = Phase::AddressResolved;
-        state.tell(id, live, abi::RDMA_CM_EVENT_ADDR_RESOLVED, Ok(()));
-    } else {
-        state.tell(id, live, abi::RDMA_CM_EVENT_ADDR_ERROR, outcome);
-    }
-    Ok(())
+    let mut route = resolve::route(source, destination).map_err(|error| Failure::OfWay(error.into()))?;
+    let home = device::home(&route.local.device).map_err(Failure::OfWay)?;
+    let (number, port) = match bound {
+        Some(number) => (number, None),
+        None => {
+            route.source.set_port(source.map_or(0, |source| source.port()));
+            let port = bind::take(id, route.source, options).map_err(Failure::OfCall)?;
+            (port.number(), Some(port))
+        }
+    };
+    route.source.set_port(number);
+    Ok((route, home, port))
 }
 
 /// The path record of a route: everything else follows from there being one kind of fabric.
-fn path_record(route: &Route, options: &Options) -> abi::ibv_sa_path_rec {
+pub(super) fn path_record(route: &Route, options: &Options) -> abi::ibv_sa_path_rec {
     abi::ibv_sa_path_rec {
         dgid: abi::ibv_gid { raw: Gid::from_ip(route.destination.ip()).0 },
         sgid: abi::ibv_gid { raw: route.local.gid.gid.0 },
@@ -113,7 +162,7 @@ fn flow_label(route: &Route) -> u32 {
     if asked != 0 {
         return asked;
     }
-    (u32::from(route.source.port()) * 31 + u32::from(route.destination.port())) & 0xf_ffff
+    attributes::flow_label(route.source.port(), route.destination.port())
 }
 
 /// Resolves the route to the address that was resolved, and queues the event that tells of it.

@@ -1,0 +1,112 @@
+//! Local ports, and listening at them.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use core::ffi::c_int;
+use ferroce_abi as abi;
+use ferroce_engine::cm::resolve;
+use ferroce_engine::cm::{Bind, Port};
+use ferroce_wire::cm::PortSpace;
+
+use super::id::{self, IdHandle, LiveId, Phase};
+use super::option::Options;
+use super::resolve::take_home;
+use super::{address, device, link};
+use crate::call;
+use crate::errno::Errno;
+
+/// Takes a port in the id's port space.
+pub(super) fn take(id: &'static IdHandle, address: SocketAddr, options: &Options) -> Result<Port, Errno> {
+    // SAFETY: `c()` points to a whole rdma_cm_id.
+    let code = u16::try_from(unsafe { (*id.c()).ps }).map_err(|_| Errno::EINVAL)?;
+    let space = PortSpace::from_code(code).ok_or(Errno::EINVAL)?;
+    let v6_only = options.family_only.unwrap_or(false);
+    Ok(Port::bind(&Bind { space, address, reuse: options.reuse_address, v6_only })?)
+}
+
+/// Binds an id to a local address, perhaps the wildcard, and a port.
+pub(super) fn bind(id: &'static IdHandle, live: &Arc<LiveId>, address: SocketAddr) -> Result<(), Errno> {
+    let options = {
+        let mut state = live.state.lock();
+        if state.phase != Phase::Idle {
+            return Err(Errno::EINVAL);
+        }
+        // Nobody else binds it meanwhile.
+        state.phase = Phase::Bound;
+        state.options
+    };
+    let bound = resolve::local(address).map_err(Errno::from).and_then(|local| {
+        let home = local.map(|local| device::home(&local.device)).transpose()?;
+        Ok((home, take(id, address, &options)?))
+    });
+    let mut state = live.state.lock();
+    match bound {
+        Ok((home, port)) => {
+            let mut shown = address;
+            shown.set_port(port.number());
+            id::show_source(id, shown);
+            if let Some(home) = home {
+                take_home(id, &mut state, home);
+            }
+            state.link.port = Some(port);
+            Ok(())
+        }
+        Err(errno) => {
+            state.phase = Phase::Idle;
+            Err(errno)
+        }
+    }
+}
+
+/// Binds the id to a local address and port; 0 is any port. An address that is not the wildcard binds it to its device.
+///
+/// # Safety
+///
+/// `id` is NULL or an id, `addr` NULL or as long as its family needs.
+pub unsafe extern "C" fn rdma_bind_addr(id: *mut abi::rdma_cm_id, addr: *mut libc::sockaddr) -> c_int {
+    call::minus_one(|_| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { id::enter(id) }?;
+        // SAFETY: as the caller says.
+        let address = unsafe { address::read(addr) }?;
+        bind(handle, &live, address).map(|()| 0)
+    })
+}
+
+/// Takes requests from now on: at the port that the id was bound to, or at any. So many may wait for an answer; none or
+/// more than 1024 mean 1024.
+///
+/// # Safety
+///
+/// `id` is NULL or an id.
+pub unsafe extern "C" fn rdma_listen(id: *mut abi::rdma_cm_id, backlog: c_int) -> c_int {
+    call::minus_one(|_| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { id::enter(id) }?;
+        // SAFETY: `c()` points to a whole rdma_cm_id.
+        if unsafe { (*handle.c()).qp_type } == abi::IBV_QPT_UD {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if live.state.lock().phase == Phase::Idle {
+            bind(handle, &live, ([0, 0, 0, 0], 0).into())?;
+        }
+        let port = {
+            let mut state = live.state.lock();
+            if state.phase != Phase::Bound {
+                return Err(Errno::EINVAL);
+            }
+            state.phase = Phase::Listening;
+            state.link.port.take().ok_or(Errno::EINVAL)?
+        };
+        // Not under the lock: the first request may be told before this returns.
+        let listening = port.listen(u16::try_from(backlog).unwrap_or(0), link::target(handle, &live));
+        let mut state = live.state.lock();
+        state.link.port = Some(port);
+        if let Err(error) = listening {
+            state.phase = Phase::Bound;
+            return Err(error.into());
+        }
+        Ok(0)
+    })
+}

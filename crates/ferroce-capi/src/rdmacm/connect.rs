@@ -1,0 +1,402 @@
+//! Asking for connections, and answering.
+
+use std::slice;
+use std::sync::Arc;
+
+use core::ffi::{c_int, c_void};
+use ferroce_abi as abi;
+use ferroce_engine::cm::attributes;
+use ferroce_engine::cm::{self, AcceptParams, ConnectParams, Connection};
+use ferroce_wire::cm::{CmTime, Info, IpCmHeader, PortSpace, PrivateData, RejReason, Transport};
+use ferroce_wire::{PathMtu, Qpn};
+
+use super::event::NOTHING;
+use super::id::{self, IdHandle, LiveId, Phase, State};
+use super::link::{self, ACK_DELAY, DEPTH};
+use super::{event, qp};
+use crate::call;
+use crate::errno::Errno;
+
+/// A program's private data.
+///
+/// # Safety
+///
+/// `data` is NULL or readable for `length` octets.
+unsafe fn private<'a>(data: *const c_void, length: u8) -> Result<&'a [u8], Errno> {
+    match (data.is_null(), length) {
+        (_, 0) => Ok(&[]),
+        (true, _) => Err(Errno::EINVAL),
+        // SAFETY: as the caller says; nobody changes them during the call.
+        (false, length) => Ok(unsafe { slice::from_raw_parts(data.cast(), usize::from(length)) }),
+    }
+}
+
+/// The queue pair that a connection is for: the id's, or the one that the program names.
+///
+/// # Safety
+///
+/// The id's `qp` is NULL or a queue pair.
+unsafe fn queue_pair(id: &'static IdHandle, param: &abi::rdma_conn_param) -> (u32, bool, abi::ibv_qp_type) {
+    let c = id.c();
+    // SAFETY: `c()` points to a whole rdma_cm_id.
+    let (qp, qp_type) = unsafe { ((*c).qp, (*c).qp_type) };
+    // SAFETY: as the caller says.
+    match unsafe { qp.as_ref() } {
+        Some(qp) => (qp.qp_num, !qp.srq.is_null(), qp.qp_type),
+        None => (param.qp_num, param.srq != 0, qp_type),
+    }
+}
+
+fn transport(qp_type: abi::ibv_qp_type) -> Transport {
+    match qp_type {
+        abi::IBV_QPT_UC => Transport::Uc,
+        abi::IBV_QPT_XRC_SEND | abi::IBV_QPT_XRC_RECV => Transport::XRC,
+        _ => Transport::Rc,
+    }
+}
+
+/// What to ask the peer for.
+///
+/// # Safety
+///
+/// As for [`rdma_connect`].
+unsafe fn request(
+    id: &'static IdHandle,
+    state: &State,
+    param: &abi::rdma_conn_param,
+) -> Result<ConnectParams, Errno> {
+    let (Some(route), Some(record), Some(port), Some(context)) =
+        (&state.route, &state.record, &state.link.port, state.context)
+    else {
+        return Err(Errno::EINVAL);
+    };
+    // SAFETY: `c()` points to a whole rdma_cm_id.
+    let code = u16::try_from(unsafe { (*id.c()).ps }).map_err(|_| Errno::EINVAL)?;
+    let space = PortSpace::from_code(code).ok_or(Errno::EINVAL)?;
+    let (local, remote) = (route.source.ip(), route.destination.ip());
+    let interface = match route.destination {
+        std::net::SocketAddr::V6(v6) => v6.scope_id(),
+        std::net::SocketAddr::V4(_) => 0,
+    };
+    let header = IpCmHeader { source_port: port.number(), source: local, destination: remote };
+    // SAFETY: as the caller says.
+    let data = unsafe { private(param.private_data, param.private_data_len) }?;
+    // SAFETY: as the caller says.
+    let (qpn, srq, qp_type) = unsafe { queue_pair(id, param) };
+    let guid = u64::from_be_bytes(context.live()?.engine.attr().node_guid);
+    let on = cm::Route { local: local.to_canonical(), remote: remote.to_canonical(), interface };
+    let service = space.service_id(route.destination.port());
+    Ok(ConnectParams {
+        transport: transport(qp_type),
+        responder_resources: depth(param.responder_resources, None)?,
+        initiator_depth: depth(param.initiator_depth, None)?,
+        flow_control: param.flow_control != 0,
+        retry_count: param.retry_count.min(7),
+        rnr_retry_count: param.rnr_retry_count.min(7),
+        srq,
+        path_mtu: PathMtu::try_from(record.mtu).map_err(|_| Errno::EINVAL)?,
+        packet_life: CmTime::saturating(record.packet_life_time),
+        ack_delay: ACK_DELAY,
+        traffic_class: record.traffic_class,
+        hop_limit: record.hop_limit,
+        flow_label: u32::from_be(record.flow_label),
+        sl: record.sl,
+        private: PrivateData::concat(&header.emit(), data).map_err(|_| Errno::EINVAL)?,
+        ..ConnectParams::new(on, service, guid, Qpn::new(qpn))
+    })
+}
+
+fn depth(asked: u8, offer: Option<u8>) -> Result<u8, Errno> {
+    attributes::depth(asked, DEPTH, offer).map_err(|_| Errno::EINVAL)
+}
+
+/// What a program that names nothing asks for.
+const USUAL: abi::rdma_conn_param = abi::rdma_conn_param {
+    responder_resources: abi::RDMA_MAX_RESP_RES as u8,
+    initiator_depth: abi::RDMA_MAX_INIT_DEPTH as u8,
+    retry_count: 7,
+    rnr_retry_count: 7,
+    ..NOTHING
+};
+
+/// Asks the peer whose route was resolved for a connection. ESTABLISHED, CONNECT_RESPONSE for an id without queue pair,
+/// REJECTED or UNREACHABLE tells what becomes of it. EOPNOTSUPP for datagrams, which are not built yet.
+///
+/// # Safety
+///
+/// `id` is NULL or an id, `conn_param` NULL or readable with private data as long as it says.
+pub unsafe extern "C" fn rdma_connect(
+    id: *mut abi::rdma_cm_id,
+    conn_param: *mut abi::rdma_conn_param,
+) -> c_int {
+    call::minus_one(|owner| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { id::enter(id) }?;
+        // SAFETY: NULL, or readable as the caller says.
+        let param = unsafe { conn_param.as_ref() }.copied().unwrap_or(USUAL);
+        // SAFETY: `c()` points to a whole rdma_cm_id.
+        if unsafe { (*handle.c()).qp_type } == abi::IBV_QPT_UD {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let asked = {
+            let mut state = live.state.lock();
+            if state.phase != Phase::RouteResolved {
+                return Err(Errno::EINVAL);
+            }
+            owner.is(state.context.ok_or(Errno::EINVAL)?)?;
+            // SAFETY: as the caller says.
+            let asked = unsafe { request(handle, &state, &param) }?;
+            state.phase = Phase::Connecting;
+            asked
+        };
+        // Not under the lock of the state, which who hears the broker needs. Whoever fetches the answer before this
+        // returns waits for `asking`.
+        {
+            let _asking = live.asking.lock();
+            let connected = Connection::connect(&asked, link::target(handle, &live));
+            let mut state = live.state.lock();
+            match connected {
+                Ok((connection, req)) => {
+                    state.link.connection = Some(Arc::new(connection));
+                    state.link.req = Some(Box::new(req));
+                }
+                Err(error) => {
+                    state.phase = Phase::RouteResolved;
+                    return Err(error.into());
+                }
+            }
+        }
+        id::complete(handle, &live).map(|()| 0)
+    })
+}
+
+/// Answers a request: the id's queue pair, if it has one, is set up, and the peer told. ESTABLISHED tells when the peer
+/// knows. At the other end it completes a connection after CONNECT_RESPONSE.
+///
+/// # Safety
+///
+/// As for [`rdma_connect`].
+pub unsafe extern "C" fn rdma_accept(
+    id: *mut abi::rdma_cm_id,
+    conn_param: *mut abi::rdma_conn_param,
+) -> c_int {
+    call::minus_one(|owner| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { id::enter(id) }?;
+        if live.state.lock().phase == Phase::Answered {
+            return establish(&live).map(|()| 0);
+        }
+        // SAFETY: NULL, or readable as the caller says.
+        let param = unsafe { conn_param.as_ref() };
+        let (connection, req, answer) = {
+            let mut state = live.state.lock();
+            if state.phase != Phase::Requested {
+                return Err(Errno::EINVAL);
+            }
+            let context = state.context.ok_or(Errno::EINVAL)?;
+            owner.is(context)?;
+            let connection = state.link.connection.clone().ok_or(Errno::EINVAL)?;
+            let req = state.link.req.clone().ok_or(Errno::EINVAL)?;
+            let given = param.copied().unwrap_or(abi::rdma_conn_param {
+                flow_control: u8::from(req.flow_control),
+                rnr_retry_count: req.rnr_retry_count,
+                ..USUAL
+            });
+            // SAFETY: as the caller says.
+            let data = unsafe { private(given.private_data, given.private_data_len) }?;
+            // SAFETY: as the caller says.
+            let (qpn, srq, _) = unsafe { queue_pair(handle, &given) };
+            let guid = u64::from_be_bytes(context.live()?.engine.attr().node_guid);
+            let answer = AcceptParams {
+                responder_resources: depth(given.responder_resources, Some(req.initiator_depth))?,
+                initiator_depth: depth(given.initiator_depth, Some(req.responder_resources))?,
+                ack_delay: ACK_DELAY,
+                flow_control: given.flow_control != 0,
+                rnr_retry_count: given.rnr_retry_count.min(7),
+                srq,
+                private: PrivateData::new(data).map_err(|_| Errno::EINVAL)?,
+                ..AcceptParams::new(guid, Qpn::new(qpn))
+            };
+            let psn = state.link.psn;
+            state.link.agreed =
+                attributes::passive(&req, psn, answer.initiator_depth, answer.responder_resources);
+            (connection, req, answer)
+        };
+        // SAFETY: `c()` points to a whole rdma_cm_id.
+        if !unsafe { (*handle.c()).qp }.is_null() {
+            link::bring_up(handle, &live)?;
+        }
+        live.state.lock().phase = Phase::Accepted;
+        if let Err(error) = connection.accept(&answer, &req) {
+            live.state.lock().phase = Phase::Ended;
+            link::fail_qp(handle);
+            return Err(error.into());
+        }
+        id::complete(handle, &live).map(|()| 0)
+    })
+}
+
+/// Refuses a request, or a reply that the program was to complete itself.
+///
+/// # Safety
+///
+/// `id` is NULL or an id, `private_data` NULL or readable for `private_data_len` octets.
+pub unsafe extern "C" fn rdma_reject(
+    id: *mut abi::rdma_cm_id,
+    private_data: *const c_void,
+    private_data_len: u8,
+) -> c_int {
+    call::minus_one(|_| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { id::enter(id) }?;
+        // SAFETY: as the caller says.
+        let data = unsafe { private(private_data, private_data_len) }?;
+        let data = PrivateData::new(data).map_err(|_| Errno::EINVAL)?;
+        let connection = {
+            let mut state = live.state.lock();
+            if !matches!(state.phase, Phase::Requested | Phase::Answered) {
+                return Err(Errno::EINVAL);
+            }
+            state.phase = Phase::Ended;
+            state.link.connection.clone().ok_or(Errno::EINVAL)?
+        };
+        connection.reject(RejReason::CONSUMER, Info::NONE, data)?;
+        Ok(0)
+    })
+}
+
+/// Tells the peer that the program's own queue pair is set up.
+fn establish(live: &LiveId) -> Result<(), Errno> {
+    let connection = {
+        let mut state = live.state.lock();
+        if state.phase != Phase::Answered {
+            return Err(Errno::EINVAL);
+        }
+        state.phase = Phase::Connected;
+        state.link.connection.clone().ok_or(Errno::EINVAL)?
+    };
+    Ok(connection.establish()?)
+}
+
+/// Completes a connection after CONNECT_RESPONSE, once the program has set up its own queue pair. EINVAL for ids that
+/// have one: for those it was done.
+///
+/// # Safety
+///
+/// `id` is NULL or an id.
+pub unsafe extern "C" fn rdma_establish(id: *mut abi::rdma_cm_id) -> c_int {
+    call::minus_one(|_| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { id::enter(id) }?;
+        // SAFETY: `c()` points to a whole rdma_cm_id.
+        if !unsafe { (*handle.c()).qp }.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        establish(&live).map(|()| 0)
+    })
+}
+
+/// Tells that data came on the queue pair before the peer's last message: the connection is there.
+///
+/// # Safety
+///
+/// `id` is NULL or an id.
+pub unsafe extern "C" fn rdma_notify(id: *mut abi::rdma_cm_id, event: abi::ibv_event_type) -> c_int {
+    call::minus_one(|_| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { id::enter(id) }?;
+        if event != abi::IBV_EVENT_COMM_EST {
+            return Err(Errno::EINVAL);
+        }
+        let (phase, connection) = {
+            let state = live.state.lock();
+            (state.phase, state.link.connection.clone())
+        };
+        match (phase, connection) {
+            (Phase::Accepted, Some(connection)) => connection.establish()?,
+            (Phase::Connected, _) => {}
+            _ => return Err(Errno::EINVAL),
+        }
+        Ok(0)
+    })
+}
+
+/// Ends the connection, or agrees that the peer ended it; the queue pair goes to the error state first. DISCONNECTED
+/// tells when both know.
+///
+/// # Safety
+///
+/// `id` is NULL or an id.
+pub unsafe extern "C" fn rdma_disconnect(id: *mut abi::rdma_cm_id) -> c_int {
+    call::minus_one(|_| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { id::enter(id) }?;
+        let (phase, connection) = {
+            let state = live.state.lock();
+            (state.phase, state.link.connection.clone())
+        };
+        let connection = connection.ok_or(Errno::EINVAL)?;
+        if !matches!(phase, Phase::Accepted | Phase::Connected | Phase::Ended) {
+            return Err(Errno::EINVAL);
+        }
+        link::fail_qp(handle);
+        connection.disconnect()?;
+        if phase == Phase::Ended {
+            // The event was told already.
+            return Ok(0);
+        }
+        id::complete(handle, &live).map(|()| 0)
+    })
+}
+
+/// Waits for a request at a synchronous id that listens. Its id is synchronous too, and has a queue pair if the
+/// endpoint was made with attributes for one.
+///
+/// # Safety
+///
+/// `listen` is NULL or an id, `id` NULL or writable.
+pub unsafe extern "C" fn rdma_get_request(
+    listen: *mut abi::rdma_cm_id,
+    id: *mut *mut abi::rdma_cm_id,
+) -> c_int {
+    call::minus_one(|_| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { id::enter(listen) }?;
+        if id.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        let (channel, template) = {
+            let state = live.state.lock();
+            if !state.is_synchronous() || state.phase != Phase::Listening {
+                return Err(Errno::EINVAL);
+            }
+            (Arc::clone(state.channel()), state.template)
+        };
+        id::settle(handle);
+        let event = event::next(&channel)?;
+        // SAFETY: an event that nobody acknowledged yet.
+        let (kind, of) = unsafe { ((*event).event, (*event).id) };
+        if kind != abi::RDMA_CM_EVENT_CONNECT_REQUEST {
+            // SAFETY: as above.
+            unsafe { event::acknowledge(event) }?;
+            return Err(Errno::EINVAL);
+        }
+        if let Some(template) = template {
+            let mut init = template.init;
+            // SAFETY: the pointers are those that the program gave for this.
+            if unsafe { qp::rdma_create_qp(of, template.pd, &mut init) } != 0 {
+                let errno = std::io::Error::last_os_error().into();
+                // SAFETY: as above.
+                unsafe { event::acknowledge(event) }?;
+                // SAFETY: the id of the request, which the program does not have.
+                id::destroy(unsafe { IdHandle::from_c(of) }?)?;
+                return Err(errno);
+            }
+        }
+        // SAFETY: a whole rdma_cm_id.
+        unsafe { (*of).event = event };
+        // SAFETY: not NULL, and the caller says it may be written to.
+        unsafe { id.write(of) };
+        Ok(0)
+    })
+}

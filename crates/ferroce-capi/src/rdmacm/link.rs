@@ -1,0 +1,352 @@
+//! The connection of an id: what the broker tells of it, and what the program is told.
+//!
+//! News come on the engine's background thread, which only queues them. What they ask for, such as setting up the queue
+//! pair after a reply, is done by the thread of the program that fetches the event, as in rdma-core.
+
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::sync::{Arc, Weak};
+
+use core::ffi::{c_int, c_uint};
+use ferroce_abi as abi;
+use ferroce_engine::MAX_RD_ATOM;
+use ferroce_engine::cm::attributes::{self, ConnectedAttr};
+use ferroce_engine::cm::{self, Connection, Event, EventKind, Port, Sink, Target, resolve};
+use ferroce_wire::Psn;
+use ferroce_wire::cm::{CmTime, Info, IpCmHeader, PrivateData, RejReason, Req};
+
+use super::event::{NOTHING, Told, What};
+use super::id::{self, IdHandle, LiveId, Phase, State};
+use super::resolve::{path_record, take_route};
+use super::{device, done};
+use crate::errno::Errno;
+use crate::qp;
+
+/// Reads and atomics of a queue pair.
+pub(super) const DEPTH: u8 = MAX_RD_ATOM as u8;
+/// Answers of our queue pairs take as long as rxe says its own do: 4.096 µs × 2^15.
+pub(super) const ACK_DELAY: CmTime = CmTime::saturating(15);
+
+/// What an id has at the broker.
+#[derive(Default)]
+pub(super) struct Link {
+    pub(super) port: Option<Port>,
+    pub(super) connection: Option<Arc<Connection>>,
+    /// Ours, or the one we were asked by.
+    pub(super) req: Option<Box<Req>>,
+    /// The PSN that our queue pair expects first, if we were asked.
+    pub(super) psn: Psn,
+    /// What the queue pair is set to, once both ends have said enough.
+    pub(super) agreed: Option<ConnectedAttr>,
+}
+
+/// Who hears what happens to an id.
+pub(super) struct Ear {
+    id: &'static IdHandle,
+    of: Weak<LiveId>,
+}
+
+/// The target that stands for an id.
+pub(super) fn target(id: &'static IdHandle, live: &Arc<LiveId>) -> Target {
+    Target::new(Arc::new(Ear { id, of: Arc::downgrade(live) }), 0)
+}
+
+impl Sink for Ear {
+    fn deliver(&self, event: Event) {
+        // An event of an id that is gone ends what it brought.
+        let Some(live) = self.of.upgrade() else { return };
+        let what = match event.kind {
+            EventKind::Request { connection, route, starting_psn, req } => {
+                let channel = Arc::clone(live.state.lock().channel());
+                What::Request(Arrival::new(channel, connection, route, starting_psn, req))
+            }
+            // Only a listener of datagrams is asked so, and only who connects both ways at once; neither is built.
+            EventKind::Asked { .. } | EventKind::CrossingRequest { .. } => return,
+            kind => What::News(kind),
+        };
+        live.state.lock().queue(self.id, &live, what);
+    }
+}
+
+/// A request that nobody saw yet, with the id it will have.
+pub(super) struct Arrival {
+    id: Option<&'static IdHandle>,
+    route: cm::Route,
+}
+
+impl Arrival {
+    fn new(
+        channel: Arc<super::channel::LiveChannel>,
+        connection: Connection,
+        route: cm::Route,
+        psn: Psn,
+        req: Box<Req>,
+    ) -> Self {
+        let id = id::make(channel, None);
+        if let Ok(live) = id.live() {
+            let live = live.to_arc();
+            connection.set_target(target(id, &live));
+            let mut state = live.state.lock();
+            state.phase = Phase::Requested;
+            state.link =
+                Link { connection: Some(Arc::new(connection)), req: Some(req), psn, ..Link::default() };
+        }
+        Self { id: Some(id), route }
+    }
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        if let Some(id) = self.id.take() {
+            // Refuses the peer.
+            let _ = id::destroy(id);
+        }
+    }
+}
+
+/// An address of a peer or of ours, with its interface if it needs one.
+fn with_interface(ip: IpAddr, port: u16, interface: u32) -> SocketAddr {
+    match ip {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, port, 0, interface).into(),
+        ip => (ip, port).into(),
+    }
+}
+
+/// A request is fetched: fills in its id. `None` if it cannot be connected any more, which refuses it.
+pub(super) fn introduce(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival: Arrival) -> Option<Told> {
+    let id = arrival.id?;
+    let live = id.live().ok()?.to_arc();
+    let req = live.state.lock().link.req.clone()?;
+    let (header, rest) = IpCmHeader::parse(&req.private.0).ok()?;
+    let cm::Route { local, remote, interface } = arrival.route;
+    let (_, port) = req.service_id.port()?;
+    let source = with_interface(local, port, interface);
+    let destination = with_interface(remote, header.source_port, interface);
+    let mut route = resolve::route(Some(source), destination).ok()?;
+    route.source = source;
+    let (listen_c, c) = (listen.c(), id.c());
+    // SAFETY: both point to whole ids; the program gets the new one with this event.
+    unsafe { ((*c).context, (*c).ps) = ((*listen_c).context, (*listen_c).ps) };
+    // SAFETY: as above.
+    unsafe { ((*c).channel, (*c).qp_type) = ((*listen_c).channel, (*listen_c).qp_type) };
+    let home = device::home(&route.local.device).ok()?;
+    let options = of.state.lock().options;
+    {
+        let mut state = live.state.lock();
+        state.options = options;
+        take_route(id, &mut state, route.clone(), home);
+        let record = abi::ibv_sa_path_rec {
+            flow_label: req.primary.flow_label.to_be(),
+            hop_limit: req.primary.hop_limit,
+            traffic_class: req.primary.traffic_class,
+            sl: req.primary.sl,
+            mtu: req.path_mtu,
+            ..path_record(&route, &options)
+        };
+        state.set_path(id, record);
+    }
+    let synchronous = of.state.lock().is_synchronous();
+    if synchronous {
+        // SAFETY: NULL is allowed.
+        unsafe { id::migrate(id, &live, std::ptr::null_mut()) }.ok()?;
+    }
+    arrival.id = None;
+    // The depths are the peer's, and so change places.
+    let conn = abi::rdma_conn_param {
+        responder_resources: req.initiator_depth,
+        initiator_depth: req.responder_resources,
+        flow_control: u8::from(req.flow_control),
+        retry_count: req.retry_count,
+        rnr_retry_count: req.rnr_retry_count,
+        srq: u8::from(req.srq),
+        qp_num: req.qpn.value(),
+        ..NOTHING
+    };
+    Some(Told {
+        id: c,
+        listen_id: listen_c,
+        param: abi::rdma_cm_event_param { conn },
+        private: rest.into(),
+        ..Told::plain(id, abi::RDMA_CM_EVENT_CONNECT_REQUEST, 0)
+    })
+}
+
+/// News of a connection are fetched. `None` for what the program need not know.
+pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -> Option<Told> {
+    // The call that asked is through, and left what the answer belongs to.
+    drop(live.asking.lock());
+    let silent = -libc::ETIMEDOUT;
+    let ended = |status| {
+        let mut state = live.state.lock();
+        // It comes once, whoever ended it.
+        let was = std::mem::replace(&mut state.phase, Phase::Ended);
+        drop(state);
+        (was != Phase::Ended).then(|| {
+            fail_qp(id);
+            Told::plain(id, abi::RDMA_CM_EVENT_DISCONNECTED, status)
+        })
+    };
+    let refused = |event, status| {
+        live.state.lock().phase = Phase::Ended;
+        fail_qp(id);
+        Told::plain(id, event, status)
+    };
+    match kind {
+        EventKind::Reply(rep) => Some(answered(id, live, &rep)),
+        EventKind::Established => {
+            let mut state = live.state.lock();
+            if state.phase != Phase::Accepted {
+                return None;
+            }
+            state.phase = Phase::Connected;
+            Some(Told::plain(id, abi::RDMA_CM_EVENT_ESTABLISHED, 0))
+        }
+        EventKind::Rejected(rej) => Some(Told {
+            private: Box::new(rej.private.0),
+            ..refused(abi::RDMA_CM_EVENT_REJECTED, c_int::from(rej.reason.0))
+        }),
+        EventKind::Unreachable => Some(refused(abi::RDMA_CM_EVENT_UNREACHABLE, silent)),
+        EventKind::Disconnected(cm::End::NoAnswer) => ended(silent),
+        EventKind::Disconnected(cm::End::ByPeer | cm::End::ByUs) => ended(0),
+        EventKind::TimeWaitOver => Some(Told::plain(id, abi::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0)),
+        EventKind::Lost => {
+            let phase = live.state.lock().phase;
+            match phase {
+                Phase::Connecting | Phase::Requested | Phase::Answered => {
+                    Some(refused(abi::RDMA_CM_EVENT_UNREACHABLE, silent))
+                }
+                _ => ended(silent),
+            }
+        }
+        EventKind::Request { .. }
+        | EventKind::CrossingRequest { .. }
+        | EventKind::Asked { .. }
+        | EventKind::Answered(_) => None,
+    }
+}
+
+/// The peer agreed: sets up the queue pair and says so, unless the program has one of its own.
+fn answered(id: &'static IdHandle, live: &Arc<LiveId>, rep: &ferroce_wire::cm::Rep) -> Told {
+    let conn = abi::rdma_conn_param {
+        responder_resources: rep.responder_resources,
+        initiator_depth: rep.initiator_depth,
+        flow_control: u8::from(rep.flow_control),
+        rnr_retry_count: rep.rnr_retry_count,
+        srq: u8::from(rep.srq),
+        qp_num: rep.qpn.value(),
+        ..NOTHING
+    };
+    // SAFETY: `c()` points to a whole rdma_cm_id.
+    let qp = unsafe { (*id.c()).qp };
+    let connection = {
+        let mut state = live.state.lock();
+        let life = state.record.map_or(16, |record| record.packet_life_time);
+        let req = state.link.req.clone();
+        state.link.agreed = req.and_then(|req| attributes::active(&req, rep, CmTime::saturating(life)));
+        state.phase = if qp.is_null() { Phase::Answered } else { Phase::Connected };
+        state.link.connection.clone()
+    };
+    let told = |kind, status| Told {
+        param: abi::rdma_cm_event_param { conn },
+        private: Box::new(rep.private.0),
+        ..Told::plain(id, kind, status)
+    };
+    if qp.is_null() {
+        return told(abi::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+    }
+    let Some(connection) = connection else {
+        return told(abi::RDMA_CM_EVENT_CONNECT_ERROR, -libc::EINVAL);
+    };
+    let ready =
+        bring_up(id, live).and_then(|()| connection.establish().map_err(Errno::from)).map_err(Errno::code);
+    match ready {
+        Ok(()) => told(abi::RDMA_CM_EVENT_ESTABLISHED, 0),
+        Err(code) => {
+            live.state.lock().phase = Phase::Ended;
+            let _ = connection.reject(RejReason::CONSUMER, Info::NONE, PrivateData::EMPTY);
+            fail_qp(id);
+            told(abi::RDMA_CM_EVENT_CONNECT_ERROR, -code)
+        }
+    }
+}
+
+/// Takes the id's queue pair to the error state.
+pub(super) fn fail_qp(id: &'static IdHandle) {
+    // SAFETY: `c()` points to a whole rdma_cm_id.
+    let qp = unsafe { (*id.c()).qp };
+    if !qp.is_null() {
+        // SAFETY: all of it is plain data, for which zero is a value.
+        let mut attr: abi::ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attr.qp_state = abi::IBV_QPS_ERR;
+        // SAFETY: `rdma_create_qp` made it; one that the program destroyed is refused.
+        unsafe { qp::ibv_modify_qp(qp, &mut attr, abi::IBV_QP_STATE as c_int) };
+    }
+}
+
+/// Takes the id's queue pair to where both ends can send.
+pub(super) fn bring_up(id: &'static IdHandle, live: &LiveId) -> Result<(), Errno> {
+    // SAFETY: `c()` points to a whole rdma_cm_id.
+    let qp = unsafe { (*id.c()).qp };
+    // SAFETY: as in `fail_qp`.
+    let qp_type = unsafe { qp.as_ref() }.ok_or(Errno::EINVAL)?.qp_type;
+    for to in [abi::IBV_QPS_INIT, abi::IBV_QPS_RTR, abi::IBV_QPS_RTS] {
+        let (mut attr, mask) = step(&live.state.lock(), qp_type, to)?;
+        // SAFETY: as in `fail_qp`.
+        done(unsafe { qp::ibv_modify_qp(qp, &mut attr, mask) })?;
+    }
+    Ok(())
+}
+
+/// What a connected queue pair is given on its way to the state `to`; EINVAL while the ends did not say enough.
+pub(super) fn step(
+    state: &State,
+    qp_type: abi::ibv_qp_type,
+    to: abi::ibv_qp_state,
+) -> Result<(abi::ibv_qp_attr, c_int), Errno> {
+    let (Some(agreed), Some(route), Some(record)) = (&state.link.agreed, &state.route, &state.record) else {
+        return Err(Errno::EINVAL);
+    };
+    // SAFETY: all of it is plain data, for which zero is a value.
+    let mut attr: abi::ibv_qp_attr = unsafe { std::mem::zeroed() };
+    attr.qp_state = to;
+    attr.port_num = 1;
+    attr.qp_access_flags = agreed.access.bits();
+    attr.path_mtu = agreed.path_mtu as abi::ibv_mtu;
+    attr.dest_qp_num = agreed.dest_qp.value();
+    (attr.rq_psn, attr.sq_psn) = (agreed.rq_psn.value(), agreed.sq_psn.value());
+    (attr.max_rd_atomic, attr.max_dest_rd_atomic) = (agreed.max_rd_atomic, agreed.max_dest_rd_atomic);
+    attr.min_rnr_timer = agreed.min_rnr_timer;
+    attr.timeout = state.options.ack_timeout.unwrap_or(agreed.timeout);
+    (attr.retry_cnt, attr.rnr_retry) = (agreed.retry_cnt, agreed.rnr_retry);
+    attr.ah_attr = abi::ibv_ah_attr {
+        grh: abi::ibv_global_route {
+            dgid: record.dgid,
+            flow_label: u32::from_be(record.flow_label),
+            sgid_index: route.local.gid.index as u8,
+            hop_limit: record.hop_limit,
+            traffic_class: record.traffic_class,
+        },
+        dlid: 0,
+        sl: record.sl,
+        src_path_bits: 0,
+        static_rate: 0,
+        is_global: 1,
+        port_num: 1,
+    };
+    let receives = qp_type == abi::IBV_QPT_RC || qp_type == abi::IBV_QPT_XRC_RECV;
+    let sends = qp_type == abi::IBV_QPT_RC || qp_type == abi::IBV_QPT_XRC_SEND;
+    let mask: c_uint = match to {
+        abi::IBV_QPS_INIT => abi::IBV_QP_PKEY_INDEX | abi::IBV_QP_PORT | abi::IBV_QP_ACCESS_FLAGS,
+        abi::IBV_QPS_RTR => {
+            let common = abi::IBV_QP_AV | abi::IBV_QP_PATH_MTU | abi::IBV_QP_DEST_QPN | abi::IBV_QP_RQ_PSN;
+            let own = abi::IBV_QP_MAX_DEST_RD_ATOMIC | abi::IBV_QP_MIN_RNR_TIMER;
+            if receives { common | own } else { common }
+        }
+        abi::IBV_QPS_RTS => {
+            let own = abi::IBV_QP_RETRY_CNT | abi::IBV_QP_RNR_RETRY | abi::IBV_QP_MAX_QP_RD_ATOMIC;
+            let timed = if sends || receives { abi::IBV_QP_TIMEOUT } else { 0 };
+            abi::IBV_QP_SQ_PSN | timed | if sends { own } else { 0 }
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    Ok((attr, (mask | abi::IBV_QP_STATE) as c_int))
+}

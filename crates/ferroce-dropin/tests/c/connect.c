@@ -1,0 +1,355 @@
+/* Connections within one process: ports, requests, answers, data, and how they end. */
+#include "cm.h"
+
+#include <pthread.h>
+
+static struct ibv_qp_init_attr init_attr(void)
+{
+	struct ibv_qp_init_attr init = {
+		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+		.qp_type = IBV_QPT_RC,
+		.sq_sig_all = 1,
+	};
+	return init;
+}
+
+static struct rdma_cm_id *listener(struct rdma_event_channel *channel, const char *text, int port)
+{
+	struct sockaddr_storage at = address_of(text, port);
+	struct rdma_cm_id *id = NULL;
+
+	NEED(rdma_create_id(channel, &id, &failures, RDMA_PS_TCP) == 0);
+	NEED(rdma_bind_addr(id, (void *)&at) == 0);
+	NEED(rdma_listen(id, 4) == 0);
+	return id;
+}
+
+static void ports(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct sockaddr_storage any = address_of("0.0.0.0", 0), at, foreign = address_of("10.9.8.7", 0);
+	struct rdma_cm_id *first = NULL, *second = NULL;
+
+	NEED(channel);
+	NEED(rdma_create_id(channel, &first, NULL, RDMA_PS_TCP) == 0);
+	NEED(rdma_create_id(channel, &second, NULL, RDMA_PS_TCP) == 0);
+	CHECK_MINUS(rdma_bind_addr(first, NULL), EINVAL);
+	CHECK_MINUS(rdma_bind_addr(NULL, (void *)&any), EINVAL);
+	CHECK_MINUS(rdma_bind_addr(first, (void *)&foreign), EADDRNOTAVAIL);
+	CHECK(rdma_bind_addr(first, (void *)&any) == 0);
+	CHECK(rdma_get_src_port(first) != 0 && !first->verbs);
+	CHECK_MINUS(rdma_bind_addr(first, (void *)&any), EINVAL);
+	at = address_of("127.0.0.1", ntohs(rdma_get_src_port(first)));
+	CHECK_MINUS(rdma_bind_addr(second, (void *)&at), EADDRINUSE);
+	CHECK(rdma_destroy_id(first) == 0);
+	CHECK(rdma_bind_addr(second, (void *)&at) == 0);
+	CHECK(second->verbs && second->port_num == 1 && second->pd);
+	CHECK(rdma_listen(second, 0) == 0);
+	CHECK_MINUS(rdma_listen(second, 0), EINVAL);
+	CHECK_MINUS(rdma_connect(second, NULL), EINVAL);
+	CHECK_MINUS(rdma_accept(second, NULL), EINVAL);
+	CHECK_MINUS(rdma_reject(second, NULL, 0), EINVAL);
+	CHECK_MINUS(rdma_disconnect(second), EINVAL);
+	CHECK_MINUS(rdma_establish(second), EINVAL);
+	CHECK(rdma_destroy_id(second) == 0);
+	CHECK_MINUS(rdma_listen(NULL, 1), EINVAL);
+	CHECK_MINUS(rdma_connect(NULL, NULL), EINVAL);
+	CHECK_MINUS(rdma_accept(NULL, NULL), EINVAL);
+	CHECK_MINUS(rdma_reject(NULL, NULL, 0), EINVAL);
+	CHECK_MINUS(rdma_disconnect(NULL), EINVAL);
+	CHECK_MINUS(rdma_establish(NULL), EINVAL);
+	CHECK_MINUS(rdma_notify(NULL, IBV_EVENT_COMM_EST), EINVAL);
+	CHECK_MINUS(rdma_get_request(NULL, &first), EINVAL);
+	rdma_destroy_event_channel(channel);
+}
+
+static struct rdma_cm_event *next_event(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
+{
+	struct rdma_cm_event *event = NULL;
+
+	NEED(rdma_get_cm_event(channel, &event) == 0);
+	if (event->event != kind)
+		fprintf(stderr, "%s, status %d, instead of %s\n", rdma_event_str(event->event), event->status,
+			rdma_event_str(kind));
+	NEED(event->event == kind);
+	return event;
+}
+
+static struct rdma_cm_id *client_of(struct rdma_event_channel *channel, const char *text, int port)
+{
+	struct rdma_cm_id *id = NULL;
+
+	NEED(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
+	NEED(resolve_addr(id, text, port) == 0);
+	expect_event(channel, id, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+	NEED(rdma_resolve_route(id, 2000) == 0);
+	expect_event(channel, id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+	return id;
+}
+
+/* Both ends by events, with private data both ways and a message. */
+static void both_ends(const char *bound, const char *text, int port)
+{
+	struct rdma_event_channel *passive = rdma_create_event_channel(), *active = rdma_create_event_channel();
+	char hello[56] = "hello", answer[196] = "answer", buffer[2][64] = {};
+	struct rdma_conn_param param = { .private_data = hello, .private_data_len = sizeof(hello),
+					 .responder_resources = 3, .initiator_depth = 2, .retry_count = 5,
+					 .rnr_retry_count = 6, .flow_control = 1 };
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+	struct ibv_wc wc;
+
+	NEED(passive && active);
+	struct rdma_cm_id *listen = listener(passive, bound, port);
+	struct rdma_cm_id *client = client_of(active, text, port);
+
+	CHECK(rdma_get_src_port(client) != 0);
+	init = init_attr();
+	NEED(rdma_create_qp(client, NULL, &init) == 0);
+	param.private_data_len = 57;
+	CHECK_MINUS(rdma_connect(client, &param), EINVAL);
+	param.private_data_len = 56;
+	NEED(rdma_connect(client, &param) == 0);
+	CHECK_MINUS(rdma_connect(client, &param), EINVAL);
+
+	struct rdma_cm_event *event = next_event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *server = event->id;
+
+	CHECK(event->listen_id == listen && event->status == 0 && server != listen);
+	CHECK(server->context == &failures && server->channel == passive && server->ps == RDMA_PS_TCP);
+	CHECK(server->verbs == client->verbs && server->pd && server->port_num == 1);
+	CHECK(event->param.conn.private_data_len == 56 && memcmp(event->param.conn.private_data, hello, 56) == 0);
+	CHECK(event->param.conn.initiator_depth == 3 && event->param.conn.responder_resources == 2);
+	CHECK(event->param.conn.retry_count == 5 && event->param.conn.rnr_retry_count == 6);
+	CHECK(event->param.conn.qp_num == client->qp->qp_num && event->param.conn.flow_control == 1);
+	CHECK(rdma_get_src_port(server) == htons(port) && rdma_get_dst_port(server) == rdma_get_src_port(client));
+	CHECK(rdma_get_local_addr(server)->sa_family == rdma_get_peer_addr(client)->sa_family);
+	NEED(server->route.num_paths == 1 && server->route.path_rec);
+	init = init_attr();
+	NEED(rdma_create_qp(server, NULL, &init) == 0);
+	struct ibv_mr *mr = ibv_reg_mr(server->pd, buffer, sizeof(buffer), IBV_ACCESS_LOCAL_WRITE);
+
+	NEED(mr);
+	NEED(rdma_post_recv(server, NULL, buffer[1], 64, mr) == 0);
+	param = (struct rdma_conn_param){ .private_data = answer, .private_data_len = 196,
+					  .responder_resources = 2, .initiator_depth = 3, .rnr_retry_count = 4 };
+	NEED(rdma_accept(server, &param) == 0);
+	CHECK_MINUS(rdma_accept(server, &param), EINVAL);
+	CHECK(rdma_ack_cm_event(event) == 0);
+
+	event = next_event(active, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(event->id == client && event->listen_id == NULL && event->status == 0);
+	CHECK(event->param.conn.private_data_len == 196 && memcmp(event->param.conn.private_data, answer, 196) == 0);
+	CHECK(event->param.conn.qp_num == server->qp->qp_num && event->param.conn.responder_resources == 2);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	expect_event(passive, server, RDMA_CM_EVENT_ESTABLISHED, 0);
+
+	NEED(ibv_query_qp(client->qp, &attr, 0, &init) == 0);
+	CHECK(attr.qp_state == IBV_QPS_RTS && attr.max_rd_atomic == 2 && attr.max_dest_rd_atomic == 3);
+	CHECK(attr.rnr_retry == 4 && attr.retry_cnt == 5 && attr.dest_qp_num == server->qp->qp_num);
+	NEED(ibv_query_qp(server->qp, &attr, 0, &init) == 0);
+	CHECK(attr.qp_state == IBV_QPS_RTS && attr.max_rd_atomic == 3 && attr.max_dest_rd_atomic == 2);
+	CHECK(attr.rnr_retry == 6 && attr.dest_qp_num == client->qp->qp_num && attr.timeout == 17);
+
+	strcpy(buffer[0], "over the connection");
+	NEED(rdma_post_send(client, NULL, buffer[0], 64, mr, 0) == 0);
+	NEED(rdma_get_recv_comp(server, &wc) == 1);
+	CHECK(wc.status == IBV_WC_SUCCESS && strcmp(buffer[1], "over the connection") == 0);
+	NEED(rdma_get_send_comp(client, &wc) == 1);
+	CHECK(wc.status == IBV_WC_SUCCESS);
+
+	NEED(rdma_disconnect(client) == 0);
+	expect_event(passive, server, RDMA_CM_EVENT_DISCONNECTED, 0);
+	CHECK(rdma_disconnect(server) == 0);
+	expect_event(active, client, RDMA_CM_EVENT_DISCONNECTED, 0);
+	NEED(ibv_query_qp(client->qp, &attr, 0, &init) == 0);
+	CHECK(attr.qp_state == IBV_QPS_ERR);
+	CHECK(ibv_dereg_mr(mr) == 0);
+	rdma_destroy_qp(client);
+	rdma_destroy_qp(server);
+	CHECK(rdma_destroy_id(client) == 0 && rdma_destroy_id(server) == 0 && rdma_destroy_id(listen) == 0);
+	rdma_destroy_event_channel(active);
+	rdma_destroy_event_channel(passive);
+}
+
+/* Rejected by a program, by nobody listening, and by a listener that goes away. */
+static void refusals(void)
+{
+	struct rdma_event_channel *passive = rdma_create_event_channel(), *active = rdma_create_event_channel();
+	struct ibv_qp_init_attr init = init_attr();
+	char why[148] = "why not";
+
+	NEED(passive && active);
+	struct rdma_cm_id *listen = listener(passive, "127.0.0.1", 7180);
+	struct rdma_cm_id *client = client_of(active, "127.0.0.1", 7180);
+
+	NEED(rdma_create_qp(client, NULL, &init) == 0);
+	NEED(rdma_connect(client, NULL) == 0);
+	struct rdma_cm_event *event = next_event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *server = event->id;
+
+	/* "As many as there may be" at either end. */
+	CHECK(event->param.conn.responder_resources == 128 && event->param.conn.initiator_depth == 128);
+	NEED(rdma_reject(server, why, sizeof(why)) == 0);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	CHECK(rdma_destroy_id(server) == 0);
+	event = next_event(active, RDMA_CM_EVENT_REJECTED);
+	CHECK(event->status == 28 && event->param.conn.private_data_len == 148);
+	CHECK(memcmp(event->param.conn.private_data, why, 148) == 0);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	rdma_destroy_qp(client);
+	CHECK(rdma_destroy_id(client) == 0);
+
+	/* A request that nobody fetched is refused with its listener. */
+	client = client_of(active, "127.0.0.1", 7180);
+	NEED(rdma_connect(client, NULL) == 0);
+	usleep(50000);
+	CHECK(rdma_destroy_id(listen) == 0);
+	event = next_event(active, RDMA_CM_EVENT_REJECTED);
+	CHECK(event->status > 0);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	CHECK(rdma_destroy_id(client) == 0);
+
+	client = client_of(active, "127.0.0.1", 7180);
+	NEED(rdma_connect(client, NULL) == 0);
+	event = next_event(active, RDMA_CM_EVENT_REJECTED);
+	CHECK(event->status == 8);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	CHECK(rdma_destroy_id(client) == 0);
+	rdma_destroy_event_channel(active);
+	rdma_destroy_event_channel(passive);
+}
+
+/* A queue pair that the program makes and sets up itself. */
+static void own_queue_pairs(void)
+{
+	struct rdma_event_channel *passive = rdma_create_event_channel(), *active = rdma_create_event_channel();
+	struct ibv_qp_init_attr init = init_attr();
+	struct ibv_qp *qps[2];
+	struct ibv_qp_attr attr;
+	int mask;
+
+	NEED(passive && active);
+	struct rdma_cm_id *listen = listener(passive, "::", 7181);
+	struct rdma_cm_id *client = client_of(active, "::1", 7181);
+	struct ibv_cq *cq = ibv_create_cq(client->verbs, 16, NULL, NULL, 0);
+
+	init.send_cq = init.recv_cq = cq;
+	for (int i = 0; i < 2; i++)
+		NEED(qps[i] = ibv_create_qp(client->pd, &init));
+	struct rdma_conn_param param = { .qp_num = qps[0]->qp_num, .responder_resources = 1, .initiator_depth = 1 };
+
+	NEED(rdma_connect(client, &param) == 0);
+	struct rdma_cm_event *event = next_event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *server = event->id;
+
+	CHECK(event->param.conn.qp_num == qps[0]->qp_num);
+	param.qp_num = qps[1]->qp_num;
+	NEED(rdma_accept(server, &param) == 0);
+	for (enum ibv_qp_state state = IBV_QPS_INIT; state <= IBV_QPS_RTS; state++) {
+		attr.qp_state = state;
+		NEED(rdma_init_qp_attr(server, &attr, &mask) == 0);
+		CHECK(ibv_modify_qp(qps[1], &attr, mask) == 0);
+	}
+	CHECK(rdma_ack_cm_event(event) == 0);
+	event = next_event(active, RDMA_CM_EVENT_CONNECT_RESPONSE);
+	CHECK(event->param.conn.qp_num == qps[1]->qp_num);
+	for (enum ibv_qp_state state = IBV_QPS_INIT; state <= IBV_QPS_RTS; state++) {
+		attr.qp_state = state;
+		NEED(rdma_init_qp_attr(client, &attr, &mask) == 0);
+		CHECK(ibv_modify_qp(qps[0], &attr, mask) == 0);
+	}
+	CHECK(rdma_establish(client) == 0);
+	CHECK_MINUS(rdma_establish(client), EINVAL);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	expect_event(passive, server, RDMA_CM_EVENT_ESTABLISHED, 0);
+	/* An id that ends takes its connection along. */
+	CHECK(rdma_destroy_id(server) == 0);
+	expect_event(active, client, RDMA_CM_EVENT_DISCONNECTED, 0);
+	CHECK(rdma_destroy_id(client) == 0 && rdma_destroy_id(listen) == 0);
+	for (int i = 0; i < 2; i++)
+		CHECK(ibv_destroy_qp(qps[i]) == 0);
+	CHECK(ibv_destroy_cq(cq) == 0);
+	rdma_destroy_event_channel(active);
+	rdma_destroy_event_channel(passive);
+}
+
+static void *serve(void *argument)
+{
+	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP }, *info = NULL;
+	struct ibv_qp_init_attr init = init_attr();
+	struct rdma_cm_id *listen = NULL, *id = NULL;
+	static char buffer[64];
+	struct ibv_wc wc;
+
+	NEED(rdma_getaddrinfo(NULL, "7182", &hints, &info) == 0);
+	NEED(rdma_create_ep(&listen, info, NULL, &init) == 0);
+	rdma_freeaddrinfo(info);
+	NEED(rdma_listen(listen, 0) == 0);
+	*(volatile int *)argument = 1;
+	NEED(rdma_get_request(listen, &id) == 0);
+	CHECK(id->qp && id->event && id->event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(id->channel && id->channel != listen->channel);
+	struct ibv_mr *mr = rdma_reg_msgs(id, buffer, sizeof(buffer));
+
+	NEED(mr && rdma_post_recv(id, NULL, buffer, sizeof(buffer), mr) == 0);
+	NEED(rdma_accept(id, NULL) == 0);
+	CHECK(id->event && id->event->event == RDMA_CM_EVENT_ESTABLISHED);
+	NEED(rdma_get_recv_comp(id, &wc) == 1);
+	CHECK(wc.status == IBV_WC_SUCCESS && strcmp(buffer, "by calls alone") == 0);
+	CHECK(rdma_disconnect(id) == 0);
+	CHECK(id->event && id->event->event == RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(rdma_dereg_mr(mr) == 0);
+	rdma_destroy_ep(id);
+	rdma_destroy_ep(listen);
+	return NULL;
+}
+
+/* Both ends by calls that wait. */
+static void synchronous(void)
+{
+	struct rdma_addrinfo *info = NULL;
+	struct ibv_qp_init_attr init = init_attr();
+	struct rdma_cm_id *id = NULL;
+	volatile int listening = 0;
+	char buffer[64] = "by calls alone";
+	struct ibv_wc wc;
+	pthread_t thread;
+
+	NEED(rdma_getaddrinfo("127.0.0.1", "7182", NULL, &info) == 0);
+	NEED(rdma_create_ep(&id, info, NULL, NULL) == 0);
+	CHECK_MINUS(rdma_connect(id, NULL), ECONNREFUSED);
+	CHECK(id->event && id->event->status == 8);
+	rdma_destroy_ep(id);
+	NEED(pthread_create(&thread, NULL, serve, (void *)&listening) == 0);
+	while (!listening)
+		usleep(1000);
+	NEED(rdma_create_ep(&id, info, NULL, &init) == 0);
+	rdma_freeaddrinfo(info);
+	NEED(rdma_connect(id, NULL) == 0);
+	CHECK(id->event && id->event->event == RDMA_CM_EVENT_ESTABLISHED);
+	struct ibv_mr *mr = rdma_reg_msgs(id, buffer, sizeof(buffer));
+
+	NEED(mr && rdma_post_send(id, NULL, buffer, sizeof(buffer), mr, 0) == 0);
+	NEED(rdma_get_send_comp(id, &wc) == 1);
+	CHECK(wc.status == IBV_WC_SUCCESS);
+	CHECK(rdma_disconnect(id) == 0);
+	NEED(pthread_join(thread, NULL) == 0);
+	CHECK(rdma_dereg_mr(mr) == 0);
+	rdma_destroy_ep(id);
+}
+
+int main(void)
+{
+	raise_lo();
+	ports();
+	both_ends("127.0.0.1", "127.0.0.1", 7174);
+	both_ends("0.0.0.0", "127.0.0.1", 7175);
+	both_ends("::1", "::1", 7176);
+	both_ends("::", "::1", 7177);
+	both_ends("::", "127.0.0.1", 7178);
+	refusals();
+	own_queue_pairs();
+	synchronous();
+	return finish();
+}
