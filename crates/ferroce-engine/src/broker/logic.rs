@@ -496,6 +496,7 @@ impl<W: World> Broker<W> {
             });
         }
         self.devices.update(netdevs);
+        self.serve_links();
         let clients: Vec<ClientId> =
             self.clients.iter().filter(|(_, c)| c.greeted).map(|(id, _)| *id).collect();
         for client in clients {

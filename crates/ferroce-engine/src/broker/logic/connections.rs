@@ -5,11 +5,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use ferroce_ipc::{CmRequest, Message, Refusal};
+use ferroce_ipc::{CmRequest, Message, Origin, Refusal};
 use ferroce_proto::cm::{ConnectionManager, Route};
-use tracing::warn;
+use tracing::{debug, warn};
 
-use super::{Broker, Output};
+use super::{Broker, Output, addresses};
 use crate::broker::ClientId;
 use crate::broker::cm::{Asker, addressee};
 use crate::broker::netdev::Address;
@@ -87,6 +87,25 @@ impl<W: World> Broker<W> {
     /// A duplicate of the broker's own socket on an address: close it when [`Broker::group_changes`] changes.
     pub fn own_socket(&self, address: Address) -> io::Result<OwnedFd> {
         self.groups.members(address, &[0])?.pop().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Opens the addresses of links, so that who asks there is answered although no program runs.
+    pub(super) fn serve_links(&mut self) {
+        let links = self.devices.all().filter(|device| device.origin == Origin::Link);
+        let closed: Vec<Address> =
+            links.flat_map(addresses).filter(|address| !self.groups.contains(*address)).collect();
+        for address in closed {
+            match self.groups.open(&mut self.world, address) {
+                Ok(moved) => {
+                    if self.slots.len() == 0 {
+                        self.slots.push(Slot::Leased(ClientId(u64::MAX)));
+                    }
+                    self.tell_parked(moved);
+                }
+                // Who leases a slot is told.
+                Err(e) => debug!(%address, "not served: {e}"),
+            }
+        }
     }
 
     /// A client's request about connections.

@@ -1,3 +1,4 @@
+mod connections;
 mod devices;
 
 use std::os::fd::OwnedFd;

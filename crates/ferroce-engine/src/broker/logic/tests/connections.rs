@@ -1,0 +1,209 @@
+use ferroce_ipc::{CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmWhat};
+use ferroce_proto::cm::{AcceptParams, ConnectParams, Route};
+use ferroce_wire::cm::{CmTime, CommId, IpCmHeader, PortSpace, PrivateData, RejReason, Req};
+use ferroce_wire::{Psn, Qpn};
+
+use std::fs::File;
+
+use super::*;
+
+const PORT: u16 = 7471;
+
+impl Bench {
+    /// Clients 1 and 2, each with a slot of its number.
+    fn with_programs() -> Self {
+        let mut bench = Self::loopback();
+        for client in [1, 2] {
+            bench.connect(client, 100 + client as u32);
+            assert_eq!(bench.lease(client, 1).unwrap().0, [client as u8]);
+        }
+        bench
+    }
+
+    fn ask(&mut self, client: u64, request: CmRequest) -> Result<CmDone, RefusalCode> {
+        self.broker.message(self.now, ClientId(client), 5, Message::Cm(request), vec![]);
+        let mut answer = None;
+        // Everything else stays where it is.
+        self.broker.output.retain(|output| match output {
+            Output::Send { client: to, id: 5, message, .. } if to.0 == client => {
+                answer = Some(message.clone());
+                false
+            }
+            _ => true,
+        });
+        match answer {
+            Some(Message::CmDone(done)) => Ok(done),
+            Some(Message::Refused(refusal)) => Err(refusal.code),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn listen(&mut self, client: u64, handle: u64) {
+        self.ask(client, CmRequest::Bind(bind(handle))).unwrap();
+        self.ask(client, CmRequest::Listen { handle, backlog: 0 }).unwrap();
+    }
+
+    /// Lets all MADs arrive, and returns the news of each client.
+    fn run(&mut self) -> Vec<(u64, CmNews)> {
+        let mut all = Vec::new();
+        while let Some(output) = self.broker.poll_output() {
+            match output {
+                Output::Mad(transmit) => {
+                    let Route { local, remote, interface } = transmit.route;
+                    let from = Route { local: remote, remote: local, interface };
+                    self.broker.mad(self.now, from, &transmit.mad[..]);
+                }
+                Output::Send { client, message: Message::CmNews(news), .. } => all.push((client.0, news)),
+                Output::Send { .. } | Output::Close(_) => {}
+            }
+        }
+        all
+    }
+
+    /// Client 2 is connected to client 1: the ids of 1 and 2, and the last records.
+    fn connected(&mut self) -> [(CommId, Vec<u8>); 2] {
+        self.listen(1, 7);
+        let active = self.ask(2, connect()).unwrap().id;
+        let passive = match &self.run()[..] {
+            [(1, CmNews { id, what: CmWhat::Request { handle: Some(7), .. }, .. })] => *id,
+            other => panic!("{other:?}"),
+        };
+        let accept = AcceptParams::new(1, Qpn::new(9)).rep(passive, Psn::new(0), &req());
+        self.ask(1, CmRequest::Accept(Box::new(accept))).unwrap();
+        assert!(matches!(&self.run()[..], [(2, CmNews { what: CmWhat::Reply(_), .. })]));
+        let ours = self.ask(2, CmRequest::Establish(active)).unwrap().record;
+        match &self.run()[..] {
+            [(1, CmNews { what: CmWhat::Established, record, .. })] => {
+                [(passive, record.clone()), (active, ours)]
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn bind(handle: u64) -> CmBind {
+    CmBind {
+        handle,
+        space: PortSpace::Tcp,
+        port: PORT,
+        address: "0.0.0.0".parse().unwrap(),
+        interface: 0,
+        reuse: false,
+        v6_only: false,
+    }
+}
+
+fn req() -> Req {
+    let ip = [127, 0, 0, 1].into();
+    let route = Route { local: ip, remote: ip, interface: 0 };
+    let header = IpCmHeader { source_port: 1, source: ip, destination: ip }.emit();
+    let service_id = PortSpace::Tcp.service_id(PORT);
+    let params = ConnectParams::new(route, service_id, 1, Qpn::new(8));
+    ConnectParams { private: PrivateData::new(&header).unwrap(), ..params }.req(CommId::NONE, Psn::new(3))
+}
+
+fn connect() -> CmRequest {
+    let ip = [127, 0, 0, 1].into();
+    CmRequest::Connect(Box::new(CmConnect {
+        route: CmRoute { local: ip, remote: ip, interface: 0 },
+        peer_to_peer: false,
+        packet_life: CmTime::saturating(16),
+        ack_delay: CmTime::saturating(15),
+        req: req(),
+    }))
+}
+
+#[test]
+fn ids_carry_the_slot_and_are_their_owners_alone() {
+    let mut bench = Bench::with_programs();
+    let [(passive, _), (active, _)] = bench.connected();
+    assert_eq!((passive.0 >> 24, active.0 >> 24), (1, 2));
+    for request in [
+        CmRequest::Disconnect(passive),
+        CmRequest::Close(passive),
+        CmRequest::Establish(passive),
+        CmRequest::Restore { id: passive, record: vec![] },
+    ] {
+        assert_eq!(bench.ask(2, request), Err(RefusalCode::UnknownId));
+    }
+    assert!(bench.run().is_empty(), "nothing happened to it");
+    bench.ask(2, CmRequest::Unbind { handle: 7 }).unwrap();
+    assert_eq!(bench.ask(2, CmRequest::Bind(bind(7))), Err(RefusalCode::AddressInUse), "it is the other's");
+    bench.ask(2, CmRequest::Disconnect(active)).unwrap();
+    assert!(matches!(&bench.run()[..], [(1, CmNews { what: CmWhat::Disconnected(CmEnd::ByPeer), .. })]));
+}
+
+#[test]
+fn without_a_slot_or_from_a_foreign_address_nothing() {
+    let mut bench = Bench::with_programs();
+    bench.connect(3, 103);
+    assert_eq!(bench.ask(3, connect()), Err(RefusalCode::BadRequest));
+    let elsewhere = CmBind { address: [192, 0, 2, 1].into(), ..bind(1) };
+    assert_eq!(bench.ask(1, CmRequest::Bind(elsewhere)), Err(RefusalCode::NoAddress));
+    let CmRequest::Connect(mut foreign) = connect() else { panic!() };
+    foreign.route.local = [192, 0, 2, 1].into();
+    assert_eq!(bench.ask(1, CmRequest::Connect(foreign)), Err(RefusalCode::NoAddress));
+    assert_eq!(bench.ask(1, CmRequest::Bind(CmBind { port: 80, ..bind(1) })), Err(RefusalCode::Permission));
+    assert_eq!(bench.ask(1, CmRequest::Listen { handle: 1, backlog: 0 }), Err(RefusalCode::UnknownId));
+}
+
+#[test]
+fn the_next_holder_of_a_slot_inherits_nothing() {
+    let mut bench = Bench::with_programs();
+    let [(passive, record), (active, _)] = bench.connected();
+    bench.broker.died(bench.now, ProcessId(101));
+    let news = bench.run();
+    assert!(matches!(&news[..], [(2, CmNews { what: CmWhat::Disconnected(CmEnd::ByPeer), .. })]), "{news:?}");
+    // Its port is free, its connection is not to be had, and what still happens to it is told nobody.
+    bench.connect(3, 103);
+    assert_eq!(bench.lease(3, 1).unwrap().0, [1]);
+    assert_eq!(bench.ask(3, CmRequest::Disconnect(passive)), Err(RefusalCode::UnknownId));
+    bench.listen(3, 1);
+    bench.ask(2, CmRequest::Disconnect(active)).unwrap();
+    assert!(bench.run().is_empty());
+    bench.now += Duration::from_secs(10);
+    bench.broker.tick(bench.now);
+    let news = bench.run();
+    assert!(matches!(&news[..], [(2, CmNews { what: CmWhat::TimeWaitOver, .. })]), "{news:?}");
+    assert!(bench.broker.cm.is_idle());
+    assert!(!record.is_empty());
+}
+
+#[test]
+fn news_wait_for_a_program_whose_connection_broke() {
+    let mut bench = Bench::with_programs();
+    let [_, (active, _)] = bench.connected();
+    bench.broker.lost(ClientId(1));
+    bench.ask(2, CmRequest::Disconnect(active)).unwrap();
+    assert!(bench.run().is_empty(), "there is nobody to tell");
+    bench.connect(3, 101);
+    let parked = File::open("/dev/null").unwrap().into();
+    let heard = bench.say(3, Message::Resume(vec![1]), vec![parked]);
+    let news = heard.iter().filter_map(|(_, message, _)| match message {
+        Message::CmNews(news) => Some(&news.what),
+        _ => None,
+    });
+    assert_eq!(news.collect::<Vec<_>>(), [&CmWhat::Disconnected(CmEnd::ByPeer)]);
+}
+
+#[test]
+fn a_link_answers_although_no_program_runs() {
+    let mut bench = Bench::new(vec![netdev(1, &["127.0.0.1"]), netdev(2, &["192.0.2.1"])]);
+    bench.connect(1, 101);
+    let add = Message::LinkAdd { name: "fr1".to_owned(), kind: LinkKind::Roce, netdev: "eth0".to_owned() };
+    bench.say(1, add, vec![]);
+    assert_eq!(bench.broker.own_addresses(), [Address { ip: [192, 0, 2, 1].into(), scope_id: 0 }]);
+    let from = Route { local: [192, 0, 2, 1].into(), remote: [192, 0, 2, 9].into(), interface: 0 };
+    let mad = ferroce_wire::cm::Mad {
+        transaction_id: 1,
+        message: ferroce_wire::cm::Message::Req(Req { local_id: CommId(5), ..req() }),
+    };
+    bench.broker.mad(bench.now, from, &mad.emit());
+    let Some(Output::Mad(transmit)) = bench.broker.poll_output() else { panic!("no answer") };
+    match ferroce_wire::cm::Mad::parse(&transmit.mad[..]).unwrap().message {
+        ferroce_wire::cm::Message::Rej(rej) => assert_eq!(rej.reason, RejReason::INVALID_SERVICE_ID),
+        other => panic!("{other:?}"),
+    }
+    // Leases go on as if it had not been so.
+    assert_eq!(bench.lease(1, 1).unwrap().0, [1]);
+}
