@@ -128,6 +128,7 @@ impl BrokerClient {
         let starter = Starter::from_environment();
         let mut client = Guarded::new(find_or_start(&options, &starter, Instant::now() + CONNECT)?);
         let devices = list(&mut client)?;
+        let minor = client.broker().minor;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
@@ -145,6 +146,7 @@ impl BrokerClient {
             slots: Vec::new(),
             addresses: BTreeSet::new(),
             parked: None,
+            minor,
             book: Book::default(),
             known: Arc::clone(&known),
             events: VecDeque::new(),

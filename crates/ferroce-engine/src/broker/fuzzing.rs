@@ -9,7 +9,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use ferroce_ipc::{
-    CmAsk, CmBind, CmConnect, CmRequest, CmRoute, DeviceInfo, Hello, LinkKind, Message, Peer, ResourceCounts,
+    CmAsk, CmBind, CmConnect, CmRequest, CmRoute, CmWhat, DeviceInfo, Hello, LinkKind, Message, Peer,
+    ResourceCounts,
 };
 use ferroce_proto::cm::{AcceptParams, ConnectParams, Route, Transmit};
 use ferroce_wire::cm::{
@@ -32,12 +33,18 @@ const MADS: usize = 64;
 /// # Panics
 /// When the broker's books are wrong, or it panics itself.
 pub fn run(input: &[u8]) {
+    told(input);
+}
+
+/// As [`run`]; returns how often somebody heard that a connection is there.
+fn told(input: &[u8]) -> usize {
     let mut run = Run::new(input);
     for _ in 0..STEPS {
         let Some(step) = run.byte() else { break };
         run.step(step);
         run.settle();
     }
+    run.established
 }
 
 struct Client {
@@ -61,6 +68,7 @@ struct Run<'a> {
     wire: VecDeque<Transmit>,
     /// Communication ids that somebody was told.
     known: VecDeque<CommId>,
+    established: usize,
     /// Who holds a slot, as the programs see it.
     holders: BTreeMap<u8, Holder>,
 }
@@ -88,6 +96,7 @@ impl<'a> Run<'a> {
             next_client: 0,
             wire: VecDeque::new(),
             known: VecDeque::new(),
+            established: 0,
             holders: BTreeMap::new(),
         }
     }
@@ -436,6 +445,7 @@ impl<'a> Run<'a> {
                     let (slot, process) = ((news.id.0 >> 24) as u8, client.process);
                     let own = self.holders.get(&slot).is_some_and(|holder| holder.process == process);
                     assert!(own, "news of another program's connection");
+                    self.established += usize::from(news.what == CmWhat::Established);
                     self.known.push_back(news.id);
                     self.known.truncate(16);
                     client.records.retain(|(id, _)| *id != news.id);
@@ -512,6 +522,13 @@ mod tests {
         fn any_bytes(input in proptest::collection::vec(any::<u8>(), 0..600)) {
             super::run(&input);
         }
+    }
+
+    /// Two programs connect, the broker dies, both come back with their records.
+    #[test]
+    fn the_seed_of_connections_connects() {
+        let seed = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/broker_message/connection");
+        assert_eq!(super::told(&std::fs::read(seed).unwrap()), 1);
     }
 
     #[test]

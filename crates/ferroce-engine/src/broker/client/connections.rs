@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
 
-use ferroce_ipc::{ClientError, CmBind, CmDone, CmNews, CmRequest, Message};
+use ferroce_ipc::{
+    ClientError, CmBind, CmDone, CmNews, CmRequest, MAJOR, MINOR_CONNECTIONS, Message, Refusal, RefusalCode,
+};
 use ferroce_wire::cm::CommId;
 
 use super::link::{Guard, Inner};
@@ -92,6 +94,13 @@ impl Book {
         self.outbox.push_back(CmRequest::Restored);
     }
 
+    /// A broker that knows nothing of connections took over: those there were.
+    pub(super) fn all_lost(&mut self) -> impl Iterator<Item = CommId> + use<> {
+        self.outbox.clear();
+        self.restoring.clear();
+        std::mem::take(&mut self.records).into_keys()
+    }
+
     /// Something of the outbox was sent as request `id`.
     pub(super) fn told(&mut self, id: u32, request: &CmRequest) {
         if let CmRequest::Restore { id: connection, .. } = request {
@@ -124,7 +133,9 @@ impl Inner {
         let later = std::mem::take(&mut *later.lock().unwrap_or_else(|e| e.into_inner()));
         for request in later {
             self.book.done(&request, &CmDone::default());
-            self.book.outbox.push_back(request);
+            if self.minor >= MINOR_CONNECTIONS {
+                self.book.outbox.push_back(request);
+            }
         }
     }
 }
@@ -148,6 +159,14 @@ impl BrokerClient {
     /// # Errors
     /// [`ferroce_ipc::ClientError::Refused`] with the broker's reason; those of a broker that must be found anew.
     pub fn connections(&self, request: CmRequest, then: impl FnOnce(&CmDone)) -> Result<CmDone, BrokerError> {
+        let minor = self.up()?.inner.minor;
+        if minor < MINOR_CONNECTIONS {
+            let sentence = format!(
+                "ferroced speaks protocol {MAJOR}.{minor}, connections need {MAJOR}.{MINOR_CONNECTIONS}: end the programs \
+                 that use ferroced, so that a new one can start"
+            );
+            return Err(ClientError::from(Refusal { code: RefusalCode::Version, sentence }).into());
+        }
         let message = Message::Cm(request);
         let (mut guard, done) = self.ask(|client| match client.request(&message, REQUEST)? {
             (Message::CmDone(done), _) => Ok(done),

@@ -8,7 +8,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use ferroce_ipc::{Client, ClientError, DeviceInfo, Message, Refusal};
+use ferroce_ipc::{Client, ClientError, DeviceInfo, MINOR_CONNECTIONS, Message, Refusal};
 use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 use tracing::{debug, info, warn};
 
@@ -36,6 +36,8 @@ pub(super) struct Inner {
     pub(super) addresses: BTreeSet<(Address, u8)>,
     /// Reading end of the parked descriptors: held, never read.
     pub(super) parked: Option<Guarded<OwnedFd>>,
+    /// Minor version of the broker.
+    pub(super) minor: u16,
     /// What a new broker is to know of connections.
     pub(super) book: Book,
     pub(super) events: VecDeque<BrokerEvent>,
@@ -112,7 +114,7 @@ impl Guard<'_> {
                 },
                 Link::Greeting { client, at, .. } => match client.poll() {
                     Ok(Some((_, Message::Hello(hello), _))) if hello.major == ferroce_ipc::MAJOR => {
-                        if let Err(e) = inner.greeted() {
+                        if let Err(e) = inner.greeted(hello.minor) {
                             self.down(&e.into());
                         }
                     }
@@ -231,7 +233,8 @@ impl Inner {
     }
 
     /// A new broker greeted: hands it what it does not know.
-    fn greeted(&mut self) -> io::Result<()> {
+    fn greeted(&mut self, minor: u16) -> io::Result<()> {
+        self.minor = minor;
         let down = Link::Down(Search::new());
         let Link::Greeting { mut client, .. } = std::mem::replace(&mut self.link, down) else {
             return Ok(());
@@ -247,7 +250,10 @@ impl Inner {
             }
             client.send(&Message::ListDevices, &[]).map(drop)
         })();
-        if resume.is_some() {
+        if minor < MINOR_CONNECTIONS {
+            // An older ferroced knows none.
+            self.events.extend(self.book.all_lost().map(BrokerEvent::ConnectionLost));
+        } else if resume.is_some() {
             self.book.tell_all();
         }
         if resume.is_none() {
