@@ -4,6 +4,7 @@ use std::ptr;
 
 use core::ffi::{c_int, c_uint, c_void};
 use ferroce_abi as abi;
+use ferroce_engine::MAX_INLINE;
 
 use super::id::{self, IdHandle};
 use super::{done, link, made};
@@ -165,6 +166,9 @@ pub(super) unsafe fn create(
         init.xrcd = unsafe { default_xrcd(verbs) }?;
         init.comp_mask |= abi::IBV_QP_INIT_ATTR_XRCD;
     }
+    // As rxe and cards, whose send queue has this room anyway: programs rely on it (rdma_xclient sends 16 octets inline).
+    let room = init.cap.max_send_sge.saturating_mul(size_of::<abi::ibv_sge>() as u32).min(MAX_INLINE);
+    init.cap.max_inline_data = init.cap.max_inline_data.max(room);
     // SAFETY: it is bound to a device.
     let result = unsafe { fill_cqs(id, init) }.and_then(|()| {
         // SAFETY: as the caller says.
