@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
 
 use ferroce_ipc::{
-    ClientError, CmBind, CmDone, CmNews, CmRequest, MAJOR, MINOR_CONNECTIONS, Message, Refusal, RefusalCode,
+    ClientError, CmBind, CmDone, CmNews, CmRequest, CmWhat, MAJOR, MINOR_CONNECTIONS, Message, Refusal,
+    RefusalCode,
 };
 use ferroce_wire::cm::CommId;
 
@@ -59,7 +60,11 @@ impl Book {
 
     /// News came.
     pub(super) fn news(&mut self, news: &CmNews) {
-        self.record(news.id, news.serial, &news.record);
+        // News may have been under way when the program closed what they are about.
+        let begins = matches!(news.what, CmWhat::Request { handle: Some(_), .. });
+        if begins || self.records.contains_key(&news.id) {
+            self.record(news.id, news.serial, &news.record);
+        }
     }
 
     /// Answers and news may pass each other: the newer record stays.
@@ -177,5 +182,46 @@ impl BrokerClient {
         }
         then(&done);
         Ok(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: CommId = CommId(0x0100_0001);
+
+    fn news(serial: u64, record: &[u8]) -> CmNews {
+        CmNews { id: ID, serial, record: record.to_vec(), what: CmWhat::Established }
+    }
+
+    fn told(book: &mut Book) -> Vec<CmRequest> {
+        book.tell_all();
+        book.outbox.drain(..).collect()
+    }
+
+    #[test]
+    fn the_next_broker_is_told_the_newest_record() {
+        let mut book = Book::default();
+        let done = |serial, record: &[u8]| CmDone { id: ID, port: 0, serial, record: record.to_vec() };
+        book.done(&CmRequest::Establish(ID), &done(3, b"three"));
+        book.news(&news(2, b"two"));
+        let restore = |record: &[u8]| CmRequest::Restore { id: ID, record: record.to_vec() };
+        assert_eq!(told(&mut book), [restore(b"three"), CmRequest::Restored]);
+        // The next one counts anew.
+        book.news(&news(1, b"one"));
+        assert_eq!(told(&mut book), [restore(b"one"), CmRequest::Restored]);
+        book.news(&news(2, b""));
+        assert_eq!(told(&mut book), [CmRequest::Restored], "it is over");
+    }
+
+    #[test]
+    fn what_was_closed_does_not_come_back() {
+        let mut book = Book::default();
+        let done = CmDone { id: ID, port: 0, serial: 1, record: vec![1] };
+        book.done(&CmRequest::Establish(ID), &done);
+        book.done(&CmRequest::Close(ID), &CmDone::default());
+        book.news(&news(2, b"late"));
+        assert_eq!(told(&mut book), [CmRequest::Restored]);
     }
 }
