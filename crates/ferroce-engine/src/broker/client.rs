@@ -29,10 +29,11 @@ use super::netdev::Address;
 use super::spawn::Starter;
 use crate::fork::Guarded;
 
-/// How long finding, starting and greeting a broker may take.
-const CONNECT: Duration = Duration::from_secs(2);
+/// How long finding, starting and greeting a broker may take. It takes milliseconds, but a broker is a process like any
+/// other: beside a dozen that spin on two cores it took more than two seconds.
+const CONNECT: Duration = Duration::from_secs(10);
 /// How long a request may take: longer than a new broker waits for programs of an earlier one.
-const REQUEST: Duration = Duration::from_secs(4);
+const REQUEST: Duration = Duration::from_secs(12);
 /// How often a program looks for the next broker: at first, and after [`PATIENCE`].
 const RETRY: Duration = Duration::from_millis(10);
 const RETRY_SLOWLY: Duration = Duration::from_millis(500);

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use ferroce_ipc::{BROKER_NAME, Client, ClientError, RefusalCode};
 use tracing::warn;
 
-use super::CONNECT;
 use crate::broker::server::ServerError;
 use crate::broker::spawn::{self, SpawnError, Starter};
 use crate::broker::sys;
@@ -96,12 +95,16 @@ impl From<BrokerError> for io::Error {
     }
 }
 
+/// For how long a broker that could not start may have lost a race against another one that does.
+const RACE: Duration = Duration::from_secs(1);
+
 /// A greeted client of a broker that was there or that was started.
 pub(super) fn find_or_start(
     options: &ConnectOptions,
     starter: &Starter,
     deadline: Instant,
 ) -> Result<Client, BrokerError> {
+    let begun = Instant::now();
     let mut failed = None;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -132,7 +135,7 @@ pub(super) fn find_or_start(
             Err(e @ BrokerError::Spawn(SpawnError::Said(_))) => {
                 // Perhaps it lost a race against one that is of use to us.
                 failed = Some(e);
-                if Instant::now() + CONNECT / 2 > deadline {
+                if begun.elapsed() > RACE || Instant::now() > deadline {
                     return Err(failed.unwrap_or_else(|| ClientError::NoBroker.into()));
                 }
                 std::thread::sleep(Duration::from_millis(20));
