@@ -70,7 +70,9 @@ static int reap_some(int which, int wait)
 	if (strict && (wait ? pthread_mutex_lock(&in_order[which]) : pthread_mutex_trylock(&in_order[which]))) return 0;
 	int n = ibv_poll_cq(cqs[which], 1 + now() / 64 % 8, wc);
 	if (n < 0) lost("ibv_poll_cq: %d", n);
-	if (strict && n > 1 && wc[0].qp_num == wc[1].qp_num && !((wc[0].wr_id ^ wc[1].wr_id) & RECV_BIT) && spoils("order")) {
+	/* of datagrams in a shared receive queue nobody could say which came first */
+	if (strict && n > 1 && wc[0].qp_num == wc[1].qp_num && !((wc[0].wr_id ^ wc[1].wr_id) & RECV_BIT) &&
+	    !(wc[0].wr_id & SRQ_BIT) && spoils("order")) {
 		struct ibv_wc first = wc[0];
 		wc[0] = wc[1], wc[1] = first;
 	}
