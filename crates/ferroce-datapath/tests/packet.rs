@@ -49,6 +49,20 @@ fn in_namespace(body: fn()) {
         for name in ["va", "vb"] {
             run(&format!("ip link set {name} up"));
         }
+        // The kernel lets frames through a moment after that.
+        let up = |name| {
+            let shown = Command::new("ip").args(["link", "show", name]).output().unwrap();
+            String::from_utf8_lossy(&shown.stdout).contains("state UP")
+        };
+        for name in ["va", "vb"] {
+            assert!(
+                (0..500).any(|_| up(name) || {
+                    std::thread::sleep(Duration::from_millis(10));
+                    false
+                }),
+                "{name}"
+            );
+        }
         body();
     });
     thread.join().unwrap();

@@ -527,7 +527,7 @@ mod tests {
     /// Two programs connect, the broker dies, both come back with their records.
     #[test]
     fn the_seed_of_connections_connects() {
-        let seed = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/broker_message/connection");
+        let seed = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/broker_message/seed-connection");
         assert_eq!(super::told(&std::fs::read(seed).unwrap()), 1);
     }
 
