@@ -44,6 +44,7 @@ pub const BENCH: &[Program] = &[
 /// For the end-to-end checks, besides `BASIC`.
 pub const MORE: &[Program] = &[
     Program { name: "rping", package: "rdmacm-utils" },
+    Program { name: "ibstat", package: "infiniband-diags" },
     Program { name: "qperf", package: "qperf" },
     Program { name: "fio", package: "fio" },
     Program { name: "ucx_info", package: "ucx-utils" },

@@ -38,4 +38,5 @@ pub mod srq;
 pub mod start;
 pub mod strings;
 pub mod sysfs;
+pub mod umad;
 pub(crate) mod xrcd;

@@ -229,6 +229,15 @@ fn width_and_speed(mbps: u32) -> (u8, u32) {
     UP_TO.iter().find(|(most, _)| mbps <= *most).map_or((LANES_4, XDR), |(_, codes)| *codes)
 }
 
+/// The rate of a port in Gb/s, cut to whole ones, as sysfs gives it: by the codes, since programs multiply those.
+pub(crate) fn gigabits(speed: Option<u32>) -> u32 {
+    let (width, speed) = width_and_speed(speed.unwrap_or(DEFAULT_SPEED));
+    // In units of 100 Mb/s: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR, XDR.
+    const LANE: [u32; 9] = [25, 50, 100, 100, 140, 250, 500, 1000, 2000];
+    let lane = LANE.get(speed.trailing_zeros() as usize).copied().unwrap_or(0);
+    lane * if width == 1 { 1 } else { 4 } / 10
+}
+
 fn port_attr(port: &PortAttr) -> abi::ibv_port_attr {
     let (active_width, speed) = width_and_speed(port.speed.unwrap_or(DEFAULT_SPEED));
     abi::ibv_port_attr {
@@ -527,5 +536,21 @@ mod tests {
         ] {
             assert_eq!(width_and_speed(mbps), want, "{mbps}");
         }
+    }
+
+    #[test]
+    fn rates_are_those_of_the_codes() {
+        for (mbps, want) in [
+            (10, 2),
+            (10_000, 10),
+            (20_000, 20),
+            (25_000, 25),
+            (DEFAULT_SPEED, 40),
+            (400_000, 400),
+            (u32::MAX, 800),
+        ] {
+            assert_eq!(gigabits(Some(mbps)), want, "{mbps}");
+        }
+        assert_eq!(gigabits(None), 40);
     }
 }

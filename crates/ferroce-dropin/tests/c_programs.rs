@@ -170,6 +170,11 @@ fn queue_pairs_say_what_they_are() {
 }
 
 #[test]
+fn management_programs_see_the_devices() {
+    passes("management");
+}
+
+#[test]
 fn whoever_is_used_ends_last() {
     passes("order");
 }

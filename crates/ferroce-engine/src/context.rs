@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use ferroce_wire::{Instant, PathMtu, Pkey};
+use ferroce_wire::{Instant, Pkey};
 
 use crate::ah::scope_of;
 use crate::async_event::{AsyncEventKind, AsyncQueue};
 use crate::counters::{DeviceCounters, rxe_counters};
-use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, PortAttr, PortState};
+use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, PortAttr};
 use crate::engine::Engine;
 use crate::error::{AllocPdError, CreateChannelError, CreateCqError, OpenError, OpenXrcdError, QueryError};
 use crate::lane::Lane;
@@ -115,18 +115,11 @@ impl Context {
     #[doc(alias = "ibv_query_port")]
     pub fn port(&self, port: u8) -> Result<PortAttr, QueryError> {
         self.check_port(port)?;
-        let info = self.info();
+        let counters = self.counters();
         Ok(PortAttr {
-            state: if info.port_active { PortState::Active } else { PortState::Down },
-            phys_state: info.phys_state,
-            max_mtu: PathMtu::B4096,
-            active_mtu: PathMtu::largest_fitting(info.mtu),
-            gid_tbl_len: GID_TABLE_LEN,
-            pkey_tbl_len: 1,
-            max_msg_sz: 1 << 31,
-            bad_pkeys: self.counters().rx_wrong_pkey.load(Ordering::Relaxed),
-            bad_qkeys: self.counters().rx_wrong_qkey.load(Ordering::Relaxed),
-            speed: sys::link_speed(&info.netdev),
+            bad_pkeys: counters.rx_wrong_pkey.load(Ordering::Relaxed),
+            bad_qkeys: counters.rx_wrong_qkey.load(Ordering::Relaxed),
+            ..PortAttr::of(&self.info())
         })
     }
 

@@ -2,6 +2,8 @@
 
 use ferroce_wire::PathMtu;
 
+use crate::sys;
+
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 
 /// Limits and identity of a device, as `ibv_query_device` tells them. Every limit can be reached.
@@ -130,6 +132,24 @@ pub struct PortAttr {
     pub bad_pkeys: u64,
     /// Datagrams without the queue pair's Q_Key, to this process.
     pub bad_qkeys: u64,
+}
+
+impl PortAttr {
+    /// The port of a device that need not be open; nothing was counted yet.
+    pub fn of(info: &DeviceInfo) -> Self {
+        Self {
+            state: if info.port_active { PortState::Active } else { PortState::Down },
+            phys_state: info.phys_state,
+            max_mtu: PathMtu::B4096,
+            active_mtu: PathMtu::largest_fitting(info.mtu),
+            gid_tbl_len: GID_TABLE_LEN,
+            pkey_tbl_len: 1,
+            max_msg_sz: 1 << 31,
+            speed: sys::link_speed(&info.netdev),
+            bad_pkeys: 0,
+            bad_qkeys: 0,
+        }
+    }
 }
 
 /// Entries of a port's GID table, as rxe.

@@ -18,6 +18,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     checks.check("a cold start returns at once", cold(bed));
     checks.check("ibv_devices", lists(bed));
     checks.check("ibv_devinfo -v", devinfo(bed));
+    checks.check("ibstat", ibstat(bed));
     for (name, program, args, wants) in LOADERS {
         if bed.programs.find(program).is_none() {
             checks.skip(name, &format!("{program} is not here"));
@@ -97,6 +98,43 @@ fn devinfo(bed: &Bed) -> Result<()> {
         let missing: Vec<_> = want.difference(&have).filter(|f| !f.starts_with('$') && !no_srq(f)).collect();
         ensure!(missing.is_empty(), "fields of the kernel's rxe that we do not show: {missing:?}");
     }
+    Ok(())
+}
+
+/// What ibstat prints, its lines without the indentation: those of the kernel's rxe in the same order, and ours.
+fn ibstat(bed: &Bed) -> Result<()> {
+    let said = |args: &[&str]| -> Result<Vec<String>> {
+        let mut command = bed.ours("ibstat");
+        command.args(args);
+        let ended = job::run(command, &bed.logs.path("ibstat"), LIMIT)?;
+        ensure!(ended.ok(), "{}", ended.describe());
+        Ok(ended.output.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()).collect())
+    };
+    let lines = said(&[])?;
+    for want in [
+        "CA 'fr0'",
+        "Number of ports: 1",
+        "State: Active",
+        "Physical state: LinkUp",
+        "Rate: 40",
+        "Base lid: 0",
+        "SM lid: 0",
+        "Capability mask: 0x00010000",
+        "Link layer: Ethernet",
+    ] {
+        ensure!(lines.iter().any(|line| line == want), "no '{want}' in\n{}", lines.join("\n"));
+    }
+    if let Some(reference) = tree::shared("peer/reference/ibstat.txt") {
+        let reference = std::fs::read_to_string(reference)?;
+        let first = reference.lines().skip(1).take_while(|line| !line.is_empty());
+        let labels = |line: &str| line.trim().split([':', '\'']).next().unwrap_or_default().to_owned();
+        let want: Vec<String> = first.map(labels).collect();
+        let have: Vec<String> = lines.iter().map(|line| labels(line)).collect();
+        ensure!(have == want, "other lines than the kernel's rxe has: {have:?} and {want:?}");
+    }
+    ensure!(said(&["-l"])? == ["fr0"], "ibstat -l");
+    let guid = lines.iter().find_map(|line| line.strip_prefix("Port GUID: ")).unwrap_or_default();
+    ensure!(said(&["-p"])? == [guid], "ibstat -p does not say the port's GUID {guid}");
     Ok(())
 }
 

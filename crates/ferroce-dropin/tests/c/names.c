@@ -1,6 +1,7 @@
 /* Names and rates. Run with Debian's library and with ours; the outputs must be the same. */
 #include "check.h"
 
+#include <infiniband/umad_str.h>
 #include <rdma/rdma_cma.h>
 
 const char *ibv_get_sysfs_path(void);
@@ -26,6 +27,21 @@ int main(void)
 	for (int i = -1; i < 16; i++)
 		printf("CM event %d: %s\n", i, rdma_event_str(i));
 	printf("sysfs %s\n", ibv_get_sysfs_path());
+	for (int class = 0; class < 256; class++) {
+		printf("MAD class %d: %s\n", class, umad_class_str(class));
+		for (int i = 0; i < 256; i++)
+			if (umad_method_str(class, i)[0] != '<')
+				printf("MAD %d method %d: %s\n", class, i, umad_method_str(class, i));
+		for (int i = 0; i < 0x10000; i++) {
+			const char *name = umad_attribute_str(class, htobe16(i));
+
+			if (name[0] != '<')
+				printf("MAD %d attribute %d: %s\n", class, i, name);
+		}
+	}
+	for (int i = 0; i < 0x10000; i += i < 0x200 ? 1 : 0x33)
+		printf("MAD status %d: %s, %s\n", i, umad_common_mad_status_str(htobe16(i)),
+		       umad_sa_mad_status_str(htobe16(i)));
 
 	char text[8];
 
