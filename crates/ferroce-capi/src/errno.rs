@@ -13,6 +13,7 @@ use ferroce_engine::error::{
     PostSendError, QueryError, ResizeCqError, TransportCreateQpError, TransportModifyQpError,
     TransportModifySrqError,
 };
+use ferroce_engine::rsocket::{Failure, RsocketError};
 use ferroce_engine::{AdviseError, RegMrError};
 
 /// An errno value that a call of ours returns.
@@ -42,16 +43,24 @@ errnos! {
     EAGAIN;
     /// The peer rejected the connection.
     ECONNREFUSED;
+    /// The peer ended the connection.
+    ECONNRESET;
     /// Others still use the object.
     EBUSY;
     /// Not the program's memory, or not with the access asked for.
     EFAULT;
+    /// The connection is being made.
+    EINPROGRESS;
     /// A signal handler ran.
     EINTR;
     /// An argument, a state, or a destroyed handle.
     EINVAL;
-    /// The device is gone, or a panic ended the context.
+    /// The device is gone, or a panic ended the context; a socket's connection broke.
     EIO;
+    /// It is connected, and cannot send to somebody else.
+    EISCONN;
+    /// More places than a call may name, or a datagram that is too long.
+    EMSGSIZE;
     /// An entry of the GID table is empty.
     ENODATA;
     /// No such device.
@@ -64,10 +73,16 @@ errnos! {
     ENOSPC;
     /// The call itself does not exist.
     ENOSYS;
+    /// There is no connection.
+    ENOTCONN;
     /// The call or an option of it does not exist on this device.
     EOPNOTSUPP;
     /// The broker belongs to somebody else.
     EPERM;
+    /// The program itself stopped sending.
+    EPIPE;
+    /// The peer does not answer.
+    ETIMEDOUT;
 }
 
 impl Errno {
@@ -166,6 +181,44 @@ impl From<ResolveError> for Errno {
             ResolveError::Families { .. } => Self::EINVAL,
             ResolveError::Unreachable { source, .. } | ResolveError::Socket(source) => source.into(),
             ResolveError::Devices(error) => error.into(),
+        }
+    }
+}
+
+impl From<Failure> for Errno {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Refused => Self::ECONNREFUSED,
+            Failure::NoAnswer => Self::ETIMEDOUT,
+            Failure::NoRsocket(_) => Self::EOPNOTSUPP,
+            Failure::Broken(_) | Failure::QueuePair => Self::EIO,
+        }
+    }
+}
+
+impl From<RsocketError> for Errno {
+    fn from(error: RsocketError) -> Self {
+        match error {
+            RsocketError::WouldBlock => Self::EAGAIN,
+            RsocketError::InProgress => Self::EINPROGRESS,
+            RsocketError::NotConnected => Self::ENOTCONN,
+            RsocketError::Invalid | RsocketError::NoMapping(_) => Self::EINVAL,
+            RsocketError::Closed => Self::EBADF,
+            RsocketError::Reset => Self::ECONNRESET,
+            RsocketError::ShutDown => Self::EPIPE,
+            RsocketError::Interrupted => Self::EINTR,
+            RsocketError::Failed(failure) => failure.into(),
+            RsocketError::Peer(_) => Self::EIO,
+            RsocketError::Full => Self::ENOMEM,
+            RsocketError::Resolve(error) => error.into(),
+            RsocketError::Cm(error) => error.into(),
+            RsocketError::Open(error) => error.into(),
+            RsocketError::Memory(error) => error.into(),
+            RsocketError::Resource(error) => {
+                tracing::error!("an rsocket: {error}");
+                Self::ENOMEM
+            }
+            RsocketError::System(error) => error.into(),
         }
     }
 }

@@ -34,6 +34,7 @@ pub mod query;
 pub mod rates;
 pub mod rdmacm;
 pub mod refused;
+pub mod rsocket;
 pub mod srq;
 pub mod start;
 pub mod strings;

@@ -28,18 +28,23 @@ pub(crate) fn spawn(engine: Arc<Engine>) -> io::Result<()> {
     let epoll = Guarded::new(EpollSet(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?));
     epoll.0.add(engine.hub().wake_fd(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
     epoll.0.add(engine.broker().event_fd(), EpollEvent::new(EpollFlags::EPOLLIN, BROKER))?;
-    let mut blocked = SigSet::all();
-    [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGILL, Signal::SIGFPE]
-        .into_iter()
-        .for_each(|s| blocked.remove(s));
-    let before = blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
-    let spawned = std::thread::Builder::new().name("ferroce".to_owned()).spawn(move || {
+    spawn_quietly("ferroce", move || {
         let mut thread = Background { engine, epoll, watched: Vec::new(), known: Arc::default() };
         if catch_unwind(AssertUnwindSafe(|| thread.run())).is_err() {
             tracing::error!("the background thread panicked: the device is dead");
             thread.engine.fatal();
         }
-    });
+    })
+}
+
+/// Starts a thread of ours, with all signals blocked but those of faults.
+pub(crate) fn spawn_quietly(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let mut blocked = SigSet::all();
+    [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGILL, Signal::SIGFPE]
+        .into_iter()
+        .for_each(|s| blocked.remove(s));
+    let before = blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(run);
     before.thread_set_mask()?;
     spawned.map(drop)
 }

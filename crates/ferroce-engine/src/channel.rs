@@ -64,6 +64,26 @@ impl CompletionChannel {
         }
     }
 
+    /// Sleeps until a queue reported, or somebody nudged, or something arrived; what was reported is taken back. For one
+    /// queue alone, whose owner looks at it then.
+    pub(crate) fn sleep(&self) -> Result<(), EventError> {
+        if self.take_back() == 0 {
+            self.lanes.sleep(self.queue.fd())?;
+            self.take_back();
+        }
+        Ok(())
+    }
+
+    /// Takes back what was reported, and says how much that was.
+    pub(crate) fn take_back(&self) -> usize {
+        self.queue.purge(|_| true)
+    }
+
+    /// Wakes who sleeps, though no queue reports.
+    pub(crate) fn nudge(&self) {
+        self.queue.push(Weak::new());
+    }
+
     /// Ends the channel. Refused while completion queues report to it.
     #[doc(alias = "ibv_destroy_comp_channel")]
     pub fn destroy(&self) -> Result<(), Busy> {

@@ -18,6 +18,7 @@ mod counters;
 mod error;
 mod memory;
 mod qp;
+pub mod rsocket;
 mod srq;
 mod supply;
 mod work_request;

@@ -27,6 +27,7 @@ mod num;
 mod opcode;
 mod out;
 mod packet;
+pub mod rsocket;
 mod time;
 pub mod view;
 

@@ -7,7 +7,7 @@ use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 use crate::errno::Errno;
 
 /// Addresses that are GIDs; the C library has no name for the family.
-pub(super) const AF_IB: u16 = 27;
+pub(crate) const AF_IB: u16 = 27;
 
 /// The address behind a program's pointer. EINVAL for NULL and unknown families; EAFNOSUPPORT for `AF_IB`, which says
 /// nothing that an IP address does not say here.
@@ -15,7 +15,7 @@ pub(super) const AF_IB: u16 = 27;
 /// # Safety
 ///
 /// `address` is NULL or readable for as long as its family needs.
-pub(super) unsafe fn read(address: *const sockaddr) -> Result<SocketAddr, Errno> {
+pub(crate) unsafe fn read(address: *const sockaddr) -> Result<SocketAddr, Errno> {
     if address.is_null() {
         return Err(Errno::EINVAL);
     }
@@ -45,7 +45,7 @@ pub(super) unsafe fn read(address: *const sockaddr) -> Result<SocketAddr, Errno>
 /// # Safety
 ///
 /// As for [`read`].
-pub(super) unsafe fn read_optional(address: *const sockaddr) -> Result<Option<SocketAddr>, Errno> {
+pub(crate) unsafe fn read_optional(address: *const sockaddr) -> Result<Option<SocketAddr>, Errno> {
     if address.is_null() {
         return Ok(None);
     }
@@ -54,7 +54,7 @@ pub(super) unsafe fn read_optional(address: *const sockaddr) -> Result<Option<So
 }
 
 /// As C has it, in room for any family.
-pub(super) fn storage(address: SocketAddr) -> sockaddr_storage {
+pub(crate) fn storage(address: SocketAddr) -> sockaddr_storage {
     // SAFETY: all of it is plain data, for which zero is a value.
     let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
     let place = std::ptr::from_mut(&mut storage);

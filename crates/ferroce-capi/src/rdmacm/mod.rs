@@ -3,7 +3,7 @@
 //! A module an object, as above. An id (`rdma_cm_id`) is what a socket is elsewhere; what becomes of it is told as
 //! events on its channel, or, if it has none, by the call itself, which then waits (`sync`).
 
-mod address;
+pub(crate) mod address;
 mod addrinfo;
 mod bind;
 mod channel;

@@ -1,0 +1,161 @@
+//! Making and ending rsockets and their connections.
+
+use std::sync::atomic::Ordering;
+
+use core::ffi::{c_int, c_long};
+use ferroce_engine::rsocket::{How, Stream};
+use libc::{sockaddr, socklen_t};
+
+use super::address;
+use super::table::{self, Entry};
+use crate::errno::Errno;
+use crate::{call, log};
+
+/// An rsocket. EOPNOTSUPP for what it cannot be.
+pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    call::minus_one(|_| {
+        log::install();
+        let v6 = match domain {
+            libc::AF_INET => false,
+            libc::AF_INET6 => true,
+            _ => return Err(Errno::EOPNOTSUPP),
+        };
+        let status = if kind & libc::SOCK_NONBLOCK != 0 { libc::O_NONBLOCK } else { 0 };
+        let descriptor = if kind & libc::SOCK_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
+        match (kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC), protocol) {
+            (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => {
+                Ok(table::insert(Entry::new(Stream::new(v6)?, status, descriptor)))
+            }
+            _ => Err(Errno::EOPNOTSUPP),
+        }
+    })
+}
+
+/// Gives it an address and a port.
+///
+/// # Safety
+///
+/// `addr` is NULL or readable for `addrlen` octets.
+pub unsafe extern "C" fn rbind(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
+    call::minus_one(|_| {
+        let entry = table::get(socket)?;
+        // SAFETY: as the caller says.
+        let address = unsafe { address::read(addr, addrlen) }?;
+        entry.stream.bind(address)?;
+        Ok(0)
+    })
+}
+
+/// Takes requests from now on.
+pub extern "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
+    call::minus_one(|_| {
+        table::get(socket)?.stream.listen(backlog)?;
+        Ok(0)
+    })
+}
+
+/// The oldest connection that was made. EINVAL if it does not listen.
+///
+/// # Safety
+///
+/// `addr` is NULL, or `addrlen` says how much may be written to it.
+pub unsafe extern "C" fn raccept(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
+    call::minus_one(|_| {
+        let entry = table::get(socket)?;
+        let stream = entry.stream.accept(entry.is_nonblocking())?;
+        if let (false, false, Some(peer)) = (addr.is_null(), addrlen.is_null(), stream.peer_addr()) {
+            // SAFETY: as the caller says.
+            unsafe { address::write(peer, addr, addrlen) }?;
+        }
+        // As rdma-core has it, unlike a socket: what was accepted is non-blocking if the listener is.
+        let status = entry.status.load(Ordering::Relaxed);
+        Ok(table::insert(Entry::new(stream, status, entry.descriptor.load(Ordering::Relaxed))))
+    })
+}
+
+/// Asks for a connection. 0 if there is one.
+///
+/// # Safety
+///
+/// `addr` is NULL or readable for `addrlen` octets.
+pub unsafe extern "C" fn rconnect(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
+    call::minus_one(|_| {
+        let entry = table::get(socket)?;
+        // SAFETY: as the caller says.
+        let address = unsafe { address::read(addr, addrlen) }?;
+        entry.stream.connect(address, entry.is_nonblocking())?;
+        Ok(0)
+    })
+}
+
+/// Stops reading, sending or both, and waits until the peer has what was sent.
+pub extern "C" fn rshutdown(socket: c_int, how: c_int) -> c_int {
+    call::minus_one(|_| {
+        let entry = table::get(socket)?;
+        let how = match how {
+            libc::SHUT_RD => How::Read,
+            libc::SHUT_WR => How::Write,
+            libc::SHUT_RDWR => How::Both,
+            _ => return Err(Errno::EINVAL),
+        };
+        entry.stream.shutdown(how)?;
+        Ok(0)
+    })
+}
+
+/// Ends it.
+pub extern "C" fn rclose(socket: c_int) -> c_int {
+    call::minus_one(|_| {
+        let entry = table::remove(socket)?;
+        entry.stream.close();
+        Ok(0)
+    })
+}
+
+/// The peer's address.
+///
+/// # Safety
+///
+/// `addrlen` is NULL or says how much may be written to `addr`.
+pub unsafe extern "C" fn rgetpeername(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
+    call::minus_one(|_| {
+        let peer = table::get(socket)?.stream.peer_addr().ok_or(Errno::ENOTCONN)?;
+        // SAFETY: as the caller says.
+        unsafe { address::write(peer, addr, addrlen) }?;
+        Ok(0)
+    })
+}
+
+/// Its own address.
+///
+/// # Safety
+///
+/// As for [`rgetpeername`].
+pub unsafe extern "C" fn rgetsockname(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
+    call::minus_one(|_| {
+        let own = table::get(socket)?.stream.local_addr();
+        // SAFETY: as the caller says.
+        unsafe { address::write(own, addr, addrlen) }?;
+        Ok(0)
+    })
+}
+
+/// Flags of the descriptor. `arg` is that of the commands that have one.
+pub extern "C" fn rfcntl(socket: c_int, cmd: c_int, arg: c_long) -> c_int {
+    call::minus_one(|_| {
+        let entry = table::get(socket)?;
+        match cmd {
+            libc::F_GETFL => Ok(entry.status.load(Ordering::Relaxed)),
+            libc::F_SETFL => {
+                entry.status.store(arg as c_int, Ordering::Relaxed);
+                Ok(0)
+            }
+            libc::F_GETFD => Ok(entry.descriptor.load(Ordering::Relaxed)),
+            libc::F_SETFD => {
+                entry.descriptor.store(arg as c_int, Ordering::Relaxed);
+                Ok(0)
+            }
+            _ => Err(Errno::EOPNOTSUPP),
+        }
+    })
+}

@@ -1,0 +1,22 @@
+//! Rsockets: `rsocket(7)`.
+//!
+//! Each call does what the socket call without the `r` does. A program's number is that of a descriptor that is the
+//! socket's alone, in a table of this process; a forked child has an empty one. Where rdma-core differs from the socket
+//! call and `librspreload` depends on it, we are as rdma-core: unknown options are EOPNOTSUPP, and a second `rconnect`
+//! succeeds.
+
+mod address;
+mod connection;
+mod data;
+mod mapping;
+mod option;
+mod poll;
+mod table;
+
+pub use connection::{
+    raccept, rbind, rclose, rconnect, rfcntl, rgetpeername, rgetsockname, rlisten, rshutdown, rsocket,
+};
+pub use data::{rread, rreadv, rrecv, rrecvfrom, rrecvmsg, rsend, rsendmsg, rsendto, rwrite, rwritev};
+pub use mapping::{riomap, riounmap, riowrite};
+pub use option::{rgetsockopt, rsetsockopt};
+pub use poll::{rpoll, rselect};
