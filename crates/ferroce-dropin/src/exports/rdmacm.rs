@@ -48,9 +48,9 @@ exports! {
     default "rdma_set_local_ece" "RDMACM_1.3" = refused::minus_one_not_supported, "no enhanced connection establishment";
     default "rdma_set_option" "RDMACM_1.0" = rdmacm::rdma_set_option;
     default "rdma_write_cm_event" "RDMACM_1.4" = refused::minus_one_not_supported, "not built yet";
-    default "repoll_create" "RDMACM_1.5" = refused::minus_one_not_supported, "rsockets are not built yet";
-    default "repoll_ctl" "RDMACM_1.5" = refused::minus_one_not_supported, "rsockets are not built yet";
-    default "repoll_wait" "RDMACM_1.5" = refused::minus_one_not_supported, "rsockets are not built yet";
+    default "repoll_create" "RDMACM_1.5" = refused::minus_one_not_supported, "no epoll of rsockets yet";
+    default "repoll_ctl" "RDMACM_1.5" = refused::minus_one_not_supported, "no epoll of rsockets yet";
+    default "repoll_wait" "RDMACM_1.5" = refused::minus_one_not_supported, "no epoll of rsockets yet";
     default "rfcntl" "RDMACM_1.0" = rsocket::rfcntl;
     default "rgetpeername" "RDMACM_1.0" = rsocket::rgetpeername;
     default "rgetsockname" "RDMACM_1.0" = rsocket::rgetsockname;
