@@ -18,6 +18,8 @@ const FILE: &str = "libibverbs.so.1";
 /// The other names of it.
 const LINKS: [&str; 5] =
     ["libibverbs.so", "librdmacm.so.1", "librdmacm.so", "libibumad.so.3", "libibumad.so"];
+/// The names under which `ferroce` does what the scripts for RoCE cards do.
+const SCRIPTS: [&str; 2] = ["show_gids", "ibdev2netdev"];
 
 /// A filled distribution directory.
 #[derive(Clone, Debug)]
@@ -94,6 +96,9 @@ pub fn build() -> Result<Dist> {
     for name in ["ferroce", "ferroced"] {
         let program = made.get(name).with_context(|| format!("no program {name} was built"))?;
         install(program, &bin.join(name))?;
+    }
+    for name in SCRIPTS {
+        symlink("ferroce", bin.join(name))?;
     }
     crate::manual::write(&fresh.join("share"))?;
     // The folder is replaced as a whole: a program that runs from the old one keeps its files.

@@ -10,11 +10,14 @@ use clap_complete::Shell;
 #[path = "../../crates/ferroce-cli/src/args.rs"]
 mod ferroce;
 
-/// Writes `share/man/man1/ferroce*.1`, `share/man/man8/ferroced.8` and completions for bash, zsh and fish.
+/// Writes `share/man/man1/ferroce*.1` and the scripts' pages beside it, `share/man/man8/ferroced.8` and completions for bash, zsh and fish.
 pub fn write(share: &Path) -> Result<()> {
     let man1 = share.join("man/man1");
     std::fs::create_dir_all(&man1)?;
-    clap_mangen::generate_to(ferroce::Args::command(), &man1)?;
+    for command in [ferroce::Args::command(), ferroce::ShowGids::command(), ferroce::IbDev2NetDev::command()]
+    {
+        clap_mangen::generate_to(command, &man1)?;
+    }
     let man8 = share.join("man/man8");
     std::fs::create_dir_all(&man8)?;
     std::fs::write(man8.join("ferroced.8"), include_str!("../../docs/ferroced.8"))?;

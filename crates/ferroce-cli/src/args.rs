@@ -63,6 +63,13 @@ pub enum Object {
         #[command(subcommand)]
         command: Option<DevCommand>,
     },
+    /// GID tables: which address of which network device has which index.
+    #[command(infer_subcommands = true)]
+    Gid {
+        /// Without one: show.
+        #[command(subcommand)]
+        command: Option<GidCommand>,
+    },
 }
 
 /// Commands of `ferroce link`.
@@ -103,6 +110,33 @@ pub enum DevCommand {
         device: Option<String>,
     },
 }
+
+/// Commands of `ferroce gid`.
+#[derive(Subcommand, Debug)]
+pub enum GidCommand {
+    /// Lists the entries in use of all GID tables, or of one.
+    Show {
+        /// A device, or its port.
+        #[arg(value_name = "DEV[/PORT]")]
+        link: Option<String>,
+    },
+}
+
+/// Lists the GIDs of all devices, or of one, as the script of that name does for RoCE cards.
+#[derive(Parser, Debug)]
+#[command(name = "show_gids", version)]
+pub struct ShowGids {
+    /// A device.
+    #[arg(value_name = "DEV")]
+    pub device: Option<String>,
+    /// Its port, 1.
+    pub port: Option<u8>,
+}
+
+/// Lists which device is on which network device, as the script of that name does for RoCE cards.
+#[derive(Parser, Debug)]
+#[command(name = "ibdev2netdev", version)]
+pub struct IbDev2NetDev {}
 
 /// Arguments of `ferroce run`.
 #[derive(clap::Args, Debug)]

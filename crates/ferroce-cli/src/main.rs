@@ -2,21 +2,24 @@
 //!
 //! The grammar is that of rdma(8), so that what an administrator knows works here too. Data goes to standard
 //! output, everything else to standard error; exit status 0 done, 1 failed, 2 wrong usage. `ferroce run`
-//! becomes the command it is given and so has that command's status.
+//! becomes the command it is given and so has that command's status. Under the name of one of the scripts that people
+//! type for RoCE cards, it does what that script does.
 #![forbid(unsafe_code)]
 
 mod args;
 mod broker;
+mod gids;
 mod link;
 mod rows;
 mod run;
+mod scripts;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{CommandFactory, Parser};
 
-use args::{Args, DevCommand, LinkCommand, Object, Style};
+use args::{Args, DevCommand, GidCommand, LinkCommand, Object, Style};
 
 /// A command line that clap could not refuse by itself; exit status 2.
 #[derive(Debug, thiserror::Error)]
@@ -24,21 +27,31 @@ use args::{Args, DevCommand, LinkCommand, Object, Style};
 struct Usage(String);
 
 fn main() -> ExitCode {
+    if let Some(script) = scripts::called() {
+        return ended(scripts::run(script), script.command());
+    }
     let args = Args::parse();
     let done = match args.object {
         Object::Run(run) => return run::run(&run),
         Object::Link { command } => link(command.unwrap_or(LinkCommand::Show { link: None }), args.style),
         Object::Dev { command: Some(DevCommand::Show { device }) } => dev(device.as_deref(), args.style),
         Object::Dev { command: None } => dev(None, args.style),
+        Object::Gid { command: Some(GidCommand::Show { link }) } => gid(link.as_deref(), args.style),
+        Object::Gid { command: None } => gid(None, args.style),
     };
+    ended(done, Args::command())
+}
+
+/// The exit status, after a sentence about what went wrong.
+fn ended(done: Result<()>, mut command: clap::Command) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<Usage>() => {
-            let _ = Args::command().error(clap::error::ErrorKind::InvalidValue, error).print();
+            let _ = command.error(clap::error::ErrorKind::InvalidValue, error).print();
             ExitCode::from(2)
         }
         Err(error) => {
-            eprintln!("ferroce: {error:#}");
+            eprintln!("{}: {error:#}", command.get_name());
             ExitCode::FAILURE
         }
     }
@@ -60,6 +73,12 @@ fn link(command: LinkCommand, style: Style) -> Result<()> {
 fn dev(device: Option<&str>, style: Style) -> Result<()> {
     let devices = broker::devices()?;
     rows::print(&rows::devs(rows::find(&devices, device)?), style)
+}
+
+fn gid(link: Option<&str>, style: Style) -> Result<()> {
+    let which = link.map(rows::port_of).transpose()?;
+    let devices = broker::devices()?;
+    rows::print(&gids::gids(&rows::find(&devices, which)?, gids::netdev_name), style)
 }
 
 #[cfg(test)]

@@ -115,9 +115,14 @@ impl Display for Dev {
     }
 }
 
-/// Prints rows in the style asked for. A reader that has gone (`| head`) is no error.
+/// Prints rows in the style asked for.
 pub fn print<T: Serialize + Display>(rows: &[T], style: Style) -> Result<()> {
-    match std::io::stdout().write_all(text(rows, style)?.as_bytes()) {
+    say(&text(rows, style)?)
+}
+
+/// Writes to standard output. A reader that has gone (`| head`) is no error.
+pub fn say(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("standard output"),
         _ => Ok(()),
     }
@@ -134,11 +139,11 @@ fn text<T: Serialize + Display>(rows: &[T], style: Style) -> Result<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use ferroce_ipc::Origin;
 
-    fn device(name: &str, netdev: &str, active: bool) -> DeviceInfo {
+    pub fn device(name: &str, netdev: &str, active: bool) -> DeviceInfo {
         DeviceInfo {
             id: 7,
             name: name.to_owned(),

@@ -14,6 +14,7 @@ use crate::report::Checks;
 /// On a veth of this network namespace.
 pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     checks.check("link show", shows(bed));
+    checks.check("show_gids and ibdev2netdev", scripts(bed));
     let made = ip(bed, "link add d0 mtu 4200 type veth peer name d1")
         .and_then(|()| ip(bed, "addr add 10.81.0.1/24 dev d0"))
         .and_then(|()| ip(bed, "link set d0 up"))
@@ -63,6 +64,36 @@ fn shows(bed: &Bed) -> Result<()> {
     says(bed, "bogus", 2, "unrecognized")?;
     says(bed, "link add fr1 type siw netdev lo", 2, "roce")?;
     says(bed, "link add fr1 type roce netdev nix", 1, "nix")?;
+    Ok(())
+}
+
+/// What people type for RoCE cards, and the same from `ferroce` itself.
+fn scripts(bed: &Bed) -> Result<()> {
+    let script = |name: &str, words: &[&str]| -> Result<Ended> {
+        let mut command = Command::new(bed.dist.bin(name));
+        command.args(words);
+        job::run(command, &bed.logs.path(name), Duration::from_secs(10))
+    };
+    let gids = script("show_gids", &["fr0", "1"])?;
+    let rows = "fr0\t1\t0\t0000:0000:0000:0000:0000:ffff:7f00:0001\t127.0.0.1  \tv2\tlo\n\
+                fr0\t1\t1\t0000:0000:0000:0000:0000:0000:0000:0001\t\t\tv2\tlo\nn_gids_found=2\n";
+    ensure!(gids.ok() && gids.output.ends_with(rows), "{}", gids.describe());
+    let netdevs = script("ibdev2netdev", &[])?;
+    ensure!(netdevs.ok() && netdevs.output == "fr0 port 1 ==> lo (Up)\n", "{}", netdevs.describe());
+    for (words, code, part) in [
+        (&["fr9"][..], 1, "show_gids: no device is called fr9"),
+        (&["fr0", "2"], 1, "no port 2"),
+        (&["fr0", "x"], 2, "invalid value 'x'"),
+    ] {
+        let wrong = script("show_gids", words)?;
+        let status = wrong.status.and_then(|s| s.code());
+        ensure!(status == Some(code) && wrong.output.contains(part), "{}", wrong.describe());
+    }
+    let text = "gid fr0/1 index 0 gid ::ffff:127.0.0.1 type RoCE v2 netdev lo\n\
+                gid fr0/1 index 1 gid ::1 type RoCE v2 netdev lo\n";
+    ensure!(says(bed, "gid show fr0", 0, "")? == text, "gid show");
+    let json: Value = serde_json::from_str(&says(bed, "-j g", 0, "")?)?;
+    ensure!(json.pointer("/1/gid") == Some(&Value::from("::1")), "{json}");
     Ok(())
 }
 

@@ -1,0 +1,55 @@
+//! GID tables as rows.
+
+use std::fmt::{self, Display};
+
+use ferroce_ipc::{DeviceInfo, GidType};
+use serde::Serialize;
+
+/// One line of `gid show`.
+#[derive(Serialize, Debug, PartialEq, Eq)]
+pub struct Gid {
+    ifname: String,
+    port: u8,
+    index: u16,
+    gid: String,
+    #[serde(rename = "type")]
+    gid_type: &'static str,
+    netdev: String,
+}
+
+/// The entries in use of these devices, by index. `netdev` names an interface.
+pub fn gids(devices: &[(u32, &DeviceInfo)], netdev: impl Fn(u32) -> String) -> Vec<Gid> {
+    let mut rows = Vec::new();
+    for (_, device) in devices {
+        rows.extend(device.gids.iter().map(|entry| Gid {
+            ifname: device.name.clone(),
+            port: 1,
+            index: entry.index,
+            gid: entry.gid.to_string(),
+            gid_type: type_name(entry.gid_type),
+            netdev: netdev(entry.ifindex),
+        }));
+    }
+    rows
+}
+
+/// As sysfs and `ibv_devinfo` name it.
+fn type_name(gid_type: GidType) -> &'static str {
+    match gid_type {
+        GidType::RoceV1 => "RoCE v1",
+        GidType::RoceV2 => "RoCE v2",
+    }
+}
+
+/// The interface's name; its index in angle brackets if it has gone meanwhile.
+pub fn netdev_name(ifindex: u32) -> String {
+    let known = nix::net::if_::if_indextoname(ifindex).ok();
+    known.and_then(|name| name.into_string().ok()).unwrap_or_else(|| format!("<{ifindex}>"))
+}
+
+impl Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ifname, port, index, gid, gid_type, netdev } = self;
+        write!(f, "gid {ifname}/{port} index {index} gid {gid} type {gid_type} netdev {netdev}")
+    }
+}
