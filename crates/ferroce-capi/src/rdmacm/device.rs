@@ -9,8 +9,7 @@ use super::made;
 use crate::context::{self, ContextHandle};
 use crate::device::DeviceHandle;
 use crate::errno::Errno;
-use crate::pd;
-use crate::{call, import, log};
+use crate::{call, import, log, pd, xrcd};
 
 /// A device that was opened for ids. It stays open, as the man page of `rdma_get_devices` says.
 struct Shared {
@@ -19,15 +18,16 @@ struct Shared {
     /// Of whom: a forked child opens devices of its own.
     process: u32,
     /// The default protection domain, made when an id first needs one.
-    pd: Option<Domain>,
+    pd: Option<Domain<abi::ibv_pd>>,
+    /// The default XRC domain, likewise.
+    xrcd: Option<Domain<abi::ibv_xrcd>>,
 }
 
-/// A protection domain that only its owner's threads name.
-#[derive(Clone, Copy)]
-struct Domain(*mut abi::ibv_pd);
+/// A domain that only its owner's threads name.
+struct Domain<T>(*mut T);
 
 // SAFETY: a handle of this library, which any thread may use; see `handle`.
-unsafe impl Send for Domain {}
+unsafe impl<T> Send for Domain<T> {}
 
 static SHARED: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
 
@@ -47,7 +47,7 @@ fn with<R>(info: &DeviceInfo, look: impl FnOnce(&mut Shared) -> Result<R, Errno>
             let opened = context::open(device, command).map_err(|(_, errno)| errno)?;
             // SAFETY: it was just opened.
             let context = unsafe { ContextHandle::of(opened) }?;
-            shared.push(Shared { device, context, process: std::process::id(), pd: None });
+            shared.push(Shared { device, context, process: std::process::id(), pd: None, xrcd: None });
             shared.len() - 1
         }
     };
@@ -63,7 +63,7 @@ fn shared(info: &DeviceInfo) -> Result<&'static ContextHandle, Errno> {
 /// which the thread that hears the broker needs.
 pub(super) fn home(info: &DeviceInfo) -> Result<Home, Errno> {
     with(info, |shared| {
-        let pd = match shared.pd {
+        let pd = match &shared.pd {
             Some(pd) => pd.0,
             None => {
                 // SAFETY: the context is open.
@@ -74,6 +74,26 @@ pub(super) fn home(info: &DeviceInfo) -> Result<Home, Errno> {
         };
         Ok(Home { context: shared.context, pd })
     })
+}
+
+/// The XRC domain of ids that name none: the target of one meets the shared receive queue of the other there. Nobody else
+/// can open it.
+pub(super) fn default_xrcd(context: &'static ContextHandle) -> Result<*mut abi::ibv_xrcd, Errno> {
+    let mut shared = SHARED.lock();
+    let home = shared.iter_mut().find(|shared| std::ptr::eq(shared.context, context) && usable(shared));
+    let home = home.ok_or(Errno::EINVAL)?;
+    if let Some(xrcd) = &home.xrcd {
+        return Ok(xrcd.0);
+    }
+    let mut init = abi::ibv_xrcd_init_attr {
+        comp_mask: abi::IBV_XRCD_INIT_ATTR_FD | abi::IBV_XRCD_INIT_ATTR_OFLAGS,
+        fd: -1,
+        oflags: libc::O_CREAT,
+    };
+    // SAFETY: the context is open.
+    let xrcd = made(unsafe { xrcd::open_xrcd(context.public(), &mut init) })?;
+    home.xrcd = Some(Domain(xrcd));
+    Ok(xrcd)
 }
 
 /// Where an id lives.

@@ -87,8 +87,11 @@ impl Arrival {
             connection.set_target(target(id, &live));
             let mut state = live.state.lock();
             state.phase = Phase::Requested;
-            state.link =
-                Link { connection: Some(Arc::new(connection)), req: Some(req), psn, ..Link::default() };
+            // A queue pair of the program's own may be set up before it accepts: then all that was offered counts.
+            let (ours, theirs) = (req.responder_resources.min(DEPTH), req.initiator_depth.min(DEPTH));
+            let agreed = attributes::passive(&req, psn, ours, theirs);
+            let connection = Some(Arc::new(connection));
+            state.link = Link { connection, req: Some(req), psn, agreed, ..Link::default() };
         }
         Self { id: Some(id), route }
     }

@@ -7,10 +7,10 @@ use ferroce_abi as abi;
 use ferroce_engine::MAX_INLINE;
 
 use super::id::{self, IdHandle};
-use super::{done, link, made};
+use super::{device, done, link, made};
 use crate::call;
 use crate::errno::Errno;
-use crate::{channel, cq, qp, qp_ex, xrcd};
+use crate::{channel, cq, qp, qp_ex};
 
 /// The Q_Key of the UDP and IB port spaces (`RDMA_UDP_QKEY`).
 const UDP_QKEY: u32 = 0x0123_4567;
@@ -106,21 +106,6 @@ unsafe fn fill_cqs(id: &'static IdHandle, init: &mut abi::ibv_qp_init_attr_ex) -
     Ok(())
 }
 
-/// The XRC domain of those that name none: one that nobody else can open.
-///
-/// # Safety
-///
-/// `context` is open.
-pub(super) unsafe fn default_xrcd(context: *mut abi::ibv_context) -> Result<*mut abi::ibv_xrcd, Errno> {
-    let mut init = abi::ibv_xrcd_init_attr {
-        comp_mask: abi::IBV_XRCD_INIT_ATTR_FD | abi::IBV_XRCD_INIT_ATTR_OFLAGS,
-        fd: -1,
-        oflags: libc::O_CREAT,
-    };
-    // SAFETY: as the caller says.
-    made(unsafe { xrcd::open_xrcd(context, &mut init) })
-}
-
 /// Makes the id's queue pair. `init` gets what was filled in, also when that fails later.
 ///
 /// # Safety
@@ -162,8 +147,7 @@ pub(super) unsafe fn create(
     if init.qp_type == abi::IBV_QPT_XRC_RECV
         && (init.comp_mask & abi::IBV_QP_INIT_ATTR_XRCD == 0 || init.xrcd.is_null())
     {
-        // SAFETY: the id is bound to this context.
-        init.xrcd = unsafe { default_xrcd(verbs) }?;
+        init.xrcd = device::default_xrcd(context)?;
         init.comp_mask |= abi::IBV_QP_INIT_ATTR_XRCD;
     }
     // As rxe and cards, whose send queue has this room anyway: programs rely on it (rdma_xclient sends 16 octets inline).

@@ -5,7 +5,7 @@ use std::ptr;
 use core::ffi::c_int;
 use ferroce_abi as abi;
 
-use super::{id, made, qp};
+use super::{device, id, made, qp};
 use crate::call;
 use crate::errno::Errno;
 use crate::srq;
@@ -38,8 +38,7 @@ unsafe fn create(
     let mut made_cq = false;
     if has(init.comp_mask, abi::IBV_SRQ_INIT_ATTR_TYPE) && init.srq_type == abi::IBV_SRQT_XRC {
         if !has(init.comp_mask, abi::IBV_SRQ_INIT_ATTR_XRCD) || init.xrcd.is_null() {
-            // SAFETY: the id is bound to this context.
-            init.xrcd = unsafe { qp::default_xrcd(verbs) }?;
+            init.xrcd = device::default_xrcd(context)?;
             init.comp_mask |= abi::IBV_SRQ_INIT_ATTR_XRCD;
         }
         if !has(init.comp_mask, abi::IBV_SRQ_INIT_ATTR_CQ) || init.cq.is_null() {

@@ -220,14 +220,23 @@ static void refusals(void)
 	rdma_destroy_event_channel(passive);
 }
 
-/* A queue pair that the program makes and sets up itself. */
-static void own_queue_pairs(void)
+static void set_up(struct rdma_cm_id *id, struct ibv_qp *qp)
+{
+	for (enum ibv_qp_state state = IBV_QPS_INIT; state <= IBV_QPS_RTS; state++) {
+		struct ibv_qp_attr attr = { .qp_state = state };
+		int mask;
+
+		NEED(rdma_init_qp_attr(id, &attr, &mask) == 0);
+		CHECK(ibv_modify_qp(qp, &attr, mask) == 0);
+	}
+}
+
+/* A queue pair that the program makes and sets up itself, the server's before or after it accepts. */
+static void own_queue_pairs(int before)
 {
 	struct rdma_event_channel *passive = rdma_create_event_channel(), *active = rdma_create_event_channel();
 	struct ibv_qp_init_attr init = init_attr();
 	struct ibv_qp *qps[2];
-	struct ibv_qp_attr attr;
-	int mask;
 
 	NEED(passive && active);
 	struct rdma_cm_id *listen = listener(passive, "::", 7181);
@@ -245,20 +254,15 @@ static void own_queue_pairs(void)
 
 	CHECK(event->param.conn.qp_num == qps[0]->qp_num);
 	param.qp_num = qps[1]->qp_num;
+	if (before)
+		set_up(server, qps[1]);
 	NEED(rdma_accept(server, &param) == 0);
-	for (enum ibv_qp_state state = IBV_QPS_INIT; state <= IBV_QPS_RTS; state++) {
-		attr.qp_state = state;
-		NEED(rdma_init_qp_attr(server, &attr, &mask) == 0);
-		CHECK(ibv_modify_qp(qps[1], &attr, mask) == 0);
-	}
+	if (!before)
+		set_up(server, qps[1]);
 	CHECK(rdma_ack_cm_event(event) == 0);
 	event = next_event(active, RDMA_CM_EVENT_CONNECT_RESPONSE);
 	CHECK(event->param.conn.qp_num == qps[1]->qp_num);
-	for (enum ibv_qp_state state = IBV_QPS_INIT; state <= IBV_QPS_RTS; state++) {
-		attr.qp_state = state;
-		NEED(rdma_init_qp_attr(client, &attr, &mask) == 0);
-		CHECK(ibv_modify_qp(qps[0], &attr, mask) == 0);
-	}
+	set_up(client, qps[0]);
 	CHECK(rdma_establish(client) == 0);
 	CHECK_MINUS(rdma_establish(client), EINVAL);
 	CHECK(rdma_ack_cm_event(event) == 0);
@@ -339,6 +343,77 @@ static void synchronous(void)
 	rdma_destroy_ep(id);
 }
 
+static void *receive_by_xrc(void *argument)
+{
+	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_IB,
+				       .ai_qp_type = IBV_QPT_XRC_RECV }, *info = NULL;
+	struct ibv_qp_init_attr init = init_attr();
+	struct ibv_srq_init_attr queue = { .attr = { .max_wr = 1, .max_sge = 1 } };
+	struct rdma_cm_id *listen = NULL, *id = NULL;
+	struct rdma_conn_param param = {};
+	static char buffer[64];
+	struct ibv_wc wc;
+	uint32_t number;
+
+	NEED(rdma_getaddrinfo(NULL, "7183", &hints, &info) == 0);
+	NEED(rdma_create_ep(&listen, info, NULL, &init) == 0);
+	rdma_freeaddrinfo(info);
+	NEED(rdma_listen(listen, 0) == 0);
+	*(volatile int *)argument = 1;
+	NEED(rdma_get_request(listen, &id) == 0);
+	NEED(id->qp && id->qp->qp_type == IBV_QPT_XRC_RECV);
+	NEED(rdma_create_srq(id, NULL, &queue) == 0);
+	NEED(ibv_get_srq_num(id->srq, &number) == 0);
+	struct ibv_mr *mr = rdma_reg_msgs(id, buffer, sizeof(buffer));
+
+	NEED(mr && rdma_post_recv(id, NULL, buffer, sizeof(buffer), mr) == 0);
+	param.private_data = &number;
+	param.private_data_len = sizeof(number);
+	NEED(rdma_accept(id, &param) == 0);
+	NEED(rdma_get_recv_comp(id, &wc) == 1);
+	CHECK(wc.status == IBV_WC_SUCCESS && strcmp(buffer, "to a queue by its number") == 0);
+	CHECK(rdma_disconnect(id) == 0);
+	CHECK(rdma_dereg_mr(mr) == 0);
+	rdma_destroy_ep(id);
+	rdma_destroy_ep(listen);
+	return NULL;
+}
+
+/* The target and the shared receive queue of an id are in one domain although nobody names any. */
+static void xrc(void)
+{
+	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_IB, .ai_qp_type = IBV_QPT_XRC_SEND }, *info = NULL;
+	struct ibv_qp_init_attr init = init_attr();
+	struct rdma_cm_id *id = NULL;
+	volatile int listening = 0;
+	char buffer[64] = "to a queue by its number";
+	struct ibv_send_wr *bad, send = { .opcode = IBV_WR_SEND, .num_sge = 1 };
+	struct ibv_sge sge = { .addr = (uintptr_t)buffer, .length = sizeof(buffer) };
+	struct ibv_wc wc;
+	pthread_t thread;
+
+	NEED(pthread_create(&thread, NULL, receive_by_xrc, (void *)&listening) == 0);
+	while (!listening)
+		usleep(1000);
+	NEED(rdma_getaddrinfo("127.0.0.1", "7183", &hints, &info) == 0);
+	NEED(rdma_create_ep(&id, info, NULL, &init) == 0);
+	rdma_freeaddrinfo(info);
+	NEED(rdma_connect(id, NULL) == 0);
+	struct ibv_mr *mr = rdma_reg_msgs(id, buffer, sizeof(buffer));
+
+	NEED(mr);
+	sge.lkey = mr->lkey;
+	send.sg_list = &sge;
+	memcpy(&send.qp_type.xrc.remote_srqn, id->event->param.conn.private_data, 4);
+	NEED(ibv_post_send(id->qp, &send, &bad) == 0);
+	NEED(rdma_get_send_comp(id, &wc) == 1);
+	NEED(wc.status == IBV_WC_SUCCESS);
+	CHECK(rdma_disconnect(id) == 0);
+	NEED(pthread_join(thread, NULL) == 0);
+	CHECK(rdma_dereg_mr(mr) == 0);
+	rdma_destroy_ep(id);
+}
+
 int main(void)
 {
 	raise_lo();
@@ -349,7 +424,9 @@ int main(void)
 	both_ends("::", "::1", 7177);
 	both_ends("::", "127.0.0.1", 7178);
 	refusals();
-	own_queue_pairs();
+	own_queue_pairs(0);
+	own_queue_pairs(1);
 	synchronous();
+	xrc();
 	return finish();
 }
