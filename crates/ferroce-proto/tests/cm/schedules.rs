@@ -9,7 +9,7 @@ use crate::world::{Answer, MS, PLAIN, Packet, SECOND, Script, World};
 /// Before the first REQ arrives.
 const CROSSING: Duration = Duration::from_micros(500);
 
-pub const SCRIPTS: [(&str, Script); 13] = [
+pub const SCRIPTS: [(&str, Script); 15] = [
     ("connect, disconnect", PLAIN),
     ("the passive end disconnects", Script { disconnects: [false, true], ..PLAIN }),
     ("both disconnect", Script { disconnects: [true, true], ..PLAIN }),
@@ -25,6 +25,8 @@ pub const SCRIPTS: [(&str, Script); 13] = [
     ),
     ("peer to peer, the other end later", Script { peer_to_peer: Some(SECOND), listens: false, ..PLAIN }),
     ("datagrams", Script { datagrams: true, ..PLAIN }),
+    ("a restart, a stale connection", Script { restarts: Some(Duration::from_millis(500)), ..PLAIN }),
+    ("a restart, a stale reply", Script { restarts: Some(Duration::from_micros(1500)), ..PLAIN }),
     ("datagrams, rejected", Script { datagrams: true, answer: Answer::Reject, ..PLAIN }),
 ];
 

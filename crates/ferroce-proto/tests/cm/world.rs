@@ -108,6 +108,8 @@ enum Action {
     Disconnect(CommId),
     Close(CommId),
     Data(CommId),
+    /// The host starts anew and knows nothing; its programs connect again, with the queue pair numbers they had.
+    Restart,
 }
 
 /// What a program has seen of one connection or question.
@@ -145,6 +147,8 @@ pub struct Script {
     pub closes: bool,
     /// Data follow the connection, so that the passive end need not wait for the RTU.
     pub data: bool,
+    /// The active end's host starts anew, so late.
+    pub restarts: Option<Duration>,
 }
 
 pub const PLAIN: Script = Script {
@@ -155,6 +159,7 @@ pub const PLAIN: Script = Script {
     disconnects: [true, false],
     closes: false,
     data: false,
+    restarts: None,
 };
 
 pub struct World<'r> {
@@ -196,6 +201,9 @@ impl World<'_> {
         world.plan(Duration::ZERO, 0, Action::Connect);
         if let Some(later) = script.peer_to_peer {
             world.plan(later, 1, Action::Connect);
+        }
+        if let Some(later) = script.restarts {
+            world.plan(later, 0, Action::Restart);
         }
         world
     }
@@ -281,6 +289,12 @@ impl World<'_> {
 
     fn act(&mut self, end: usize, action: Action) {
         let now = self.now;
+        if action == Action::Restart {
+            self.ends[end] = manager(now.as_nanos());
+            self.stories[end].clear();
+            self.records[end].clear();
+            return self.act(end, Action::Connect);
+        }
         let cm = &mut self.ends[end];
         match action {
             Action::Connect => {
@@ -308,6 +322,7 @@ impl World<'_> {
                 // Whoever closes hears no more.
                 self.stories[end].get_mut(&id).unwrap().answered = true;
             }
+            Action::Restart => {}
         }
     }
 
@@ -359,6 +374,9 @@ impl World<'_> {
             CmEventKind::Rejected { reason, .. } => {
                 let story = self.stories[end].get_mut(&id).unwrap();
                 assert_eq!(story.rejected.replace(reason), None);
+                if end == 0 && reason == RejReason::STALE_CONNECTION && self.script.restarts.is_some() {
+                    self.plan(SECOND, end, Action::Connect);
+                }
             }
             CmEventKind::Unreachable => {
                 let story = self.stories[end].get_mut(&id).unwrap();
