@@ -3,7 +3,10 @@
 //! The bugs that the kernel's rxe had are numbered A1 to E20. Each has a place in our sources that guards against it, and
 //! tests with its number in their names. Here every guard is removed in turn, in a copy of the sources, and the tests of
 //! its number must fail. An entry that cannot apply to us says why.
+//!
+//! Part F is not about bugs of rxe: F1 to F10 are what connection management holds against messages and programs.
 
+mod connections;
 mod list;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,8 +49,8 @@ pub struct Guard {
     pub tests: &'static [&'static str],
 }
 
-/// How many entries each part of the list of bugs has.
-const PARTS: [(char, u32); 5] = [('a', 12), ('b', 20), ('c', 18), ('d', 12), ('e', 20)];
+/// How many entries each part of the list of bugs has; F is ours.
+const PARTS: [(char, u32); 6] = [('a', 12), ('b', 20), ('c', 18), ('d', 12), ('e', 20), ('f', 10)];
 
 /// A build that does not end, or a test that does not, is a failure too.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -55,7 +58,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// Runs the command.
 pub fn run(args: &GuardsArgs) -> Result<bool> {
     if args.list {
-        for guard in GUARDS {
+        for guard in all_guards() {
             println!("{:<4} {}: {}", guard.entry, guard.file, first_line(guard.find));
         }
         for (entry, tests) in ELSEWHERE {
@@ -76,12 +79,12 @@ pub fn run(args: &GuardsArgs) -> Result<bool> {
 pub fn check(checks: &mut Checks, entries: &[String], dry: bool) -> Result<()> {
     let wanted = |entry: &str| entries.is_empty() || entries.iter().any(|e| e.eq_ignore_ascii_case(entry));
     for entry in entries {
-        ensure!(all_entries().any(|e| e.eq_ignore_ascii_case(entry)), "there is no entry {entry}: a1 to e20");
+        ensure!(all_entries().any(|e| e.eq_ignore_ascii_case(entry)), "there is no entry {entry}: a1 to f10");
     }
     checks.check("every entry is in the list", complete());
     let root = tree::root();
     let mut found = true;
-    for guard in GUARDS.iter().filter(|guard| wanted(guard.entry)) {
+    for guard in all_guards().filter(|guard| wanted(guard.entry)) {
         let place = removed(root.join(guard.file).as_path(), guard).map(drop);
         found &= place.is_ok();
         checks.check(&name(guard), place);
@@ -92,7 +95,7 @@ pub fn check(checks: &mut Checks, entries: &[String], dry: bool) -> Result<()> {
     let copy = Copy::make(root)?;
     // Without any change they pass: otherwise a failure below would tell nothing.
     let mut baseline: BTreeMap<&[&str], BTreeSet<&str>> = BTreeMap::new();
-    for guard in GUARDS.iter().filter(|guard| wanted(guard.entry)) {
+    for guard in all_guards().filter(|guard| wanted(guard.entry)) {
         baseline.entry(guard.tests).or_default().insert(guard.entry);
     }
     for (tests, entries) in baseline {
@@ -105,7 +108,7 @@ pub fn check(checks: &mut Checks, entries: &[String], dry: bool) -> Result<()> {
             );
         }
     }
-    for guard in GUARDS.iter().filter(|guard| wanted(guard.entry)) {
+    for guard in all_guards().filter(|guard| wanted(guard.entry)) {
         println!("  {}", name(guard));
         let path = copy.root.join(guard.file);
         let original = std::fs::read_to_string(&path)?;
@@ -122,13 +125,17 @@ pub fn check(checks: &mut Checks, entries: &[String], dry: bool) -> Result<()> {
     Ok(())
 }
 
+fn all_guards() -> impl Iterator<Item = &'static Guard> {
+    GUARDS.iter().chain(connections::GUARDS)
+}
+
 fn all_entries() -> impl Iterator<Item = String> {
     PARTS.into_iter().flat_map(|(part, count)| (1..=count).map(move |number| format!("{part}{number}")))
 }
 
 /// Every entry has a guard, a test elsewhere, or a reason; none has two of them where that is a contradiction.
 fn complete() -> Result<()> {
-    let guarded: BTreeSet<&str> = GUARDS.iter().map(|guard| guard.entry).collect();
+    let guarded: BTreeSet<&str> = all_guards().map(|guard| guard.entry).collect();
     let elsewhere: BTreeSet<&str> = ELSEWHERE.iter().map(|(entry, _)| *entry).collect();
     let reasons: BTreeSet<&str> = NOT_APPLICABLE.iter().map(|(entry, _)| *entry).collect();
     let missing: Vec<String> = all_entries()

@@ -210,3 +210,67 @@ fn mad<'a>(
     }
     Ok(payload)
 }
+
+#[cfg(test)]
+mod tests {
+    use ferroce_wire::BatchLimits;
+
+    use super::*;
+
+    fn flow() -> Flow {
+        let ip = [192, 0, 2, 1].into();
+        Flow { source: ip, destination: ip, source_port: 0xc000, traffic_class: 0, hop_limit: 64 }
+    }
+
+    fn datagram(change: impl Fn(&mut Packet<'_>), len: usize) -> Vec<u8> {
+        let deth = Deth { qkey: Qkey::GSI, src_qp: Qpn::GSI };
+        let mut head = Packet {
+            bth: Bth::new(Qpn::GSI, Psn::new(5)),
+            op: Operation::Ud(UdPacket { deth, payload: &[], imm: None }),
+            icrc: IcrcStatus::Pending,
+        };
+        change(&mut head);
+        let mut octets = [0; 1024];
+        let mut batch = TxBatch::new(&mut octets, BatchLimits { max_segments: 1, gso: false });
+        let fill = |to: &mut [u8]| {
+            to.fill(7);
+            Ok::<(), std::convert::Infallible>(())
+        };
+        batch.push(&flow(), &head, len, fill).unwrap();
+        batch.bytes().to_vec()
+    }
+
+    fn judge(bytes: &[u8]) -> Result<usize, &'static str> {
+        mad(&mut SourceTable::new(), Instant::from_nanos(1), &flow(), bytes).map(<[u8]>::len)
+    }
+
+    fn deth<'p>(packet: &'p mut Packet<'_>) -> &'p mut Deth {
+        let Operation::Ud(datagram) = &mut packet.op else { unreachable!() };
+        &mut datagram.deth
+    }
+
+    #[test]
+    fn f10_what_is_no_mad_for_us_is_dropped() {
+        let good = datagram(|_| {}, MAD_LEN);
+        assert_eq!(judge(&good), Ok(MAD_LEN));
+        let mut spoiled = good.clone();
+        spoiled[70] ^= 1;
+        assert_eq!(judge(&spoiled), Err("wrong ICRC"));
+        for (why, change) in [
+            ("another queue pair", (|packet| packet.bth.dest_qp = Qpn::new(2)) as fn(&mut Packet<'_>)),
+            ("wrong Q_Key", |packet| deth(packet).qkey = Qkey::new(5)),
+            ("wrong P_Key", |packet| packet.bth.pkey = Pkey::new(0x8001)),
+        ] {
+            assert_eq!(judge(&datagram(change, MAD_LEN)), Err(why));
+        }
+        for len in [0, 252, 260] {
+            assert_eq!(judge(&datagram(|_| {}, len)), Err("not 256 octets"));
+        }
+    }
+
+    /// rxe asks for acknowledgements of datagrams.
+    #[test]
+    fn e11_a_bit() {
+        assert_eq!(judge(&datagram(|packet| packet.bth.ack_req = true, MAD_LEN)), Ok(MAD_LEN));
+    }
+}

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn bindings_conflict_where_an_address_is_in_both() {
+    fn f9_bindings_conflict_where_an_address_is_in_both() {
         let only = |address: &str| BindRequest { af_only: true, ..want(address, 7174) };
         let both = |address: &str| want(address, 7174);
         let scoped = |address: &str, scope| BindRequest { scope, ..want(address, 7174) };
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn low_ports_need_the_capability() {
+    fn f9_low_ports_need_the_capability() {
         let mut ports = ports();
         assert_eq!(ports.bind(1, &want("0.0.0.0", 1023), 0), Err(BindError::Access(1023)));
         assert!(ports.bind(1, &want("0.0.0.0", 1024), 0).is_ok());
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_ports_have_one_listener() {
+    fn f9_shared_ports_have_one_listener() {
         let mut ports = ports();
         let shared = BindRequest { reuse_address: true, ..want("0.0.0.0", 7174) };
         let (a, _) = ports.bind(1, &shared, 0).unwrap();
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_program_has_no_ports() {
+    fn f9_a_dead_program_has_no_ports() {
         let mut ports = ports();
         for (owner, port) in [(1, 5000), (1, 5001), (2, 5002)] {
             ports.bind(owner, &want("::", port), 0).unwrap();
