@@ -17,6 +17,24 @@ pub fn ours(name: &str, dist: &Dist, programs: &Programs) -> Result<PathBuf> {
 
 /// Compiles one C file to `target/xtask/NAME`.
 pub fn compile(source: &Path, dist: &Dist, programs: &Programs) -> Result<PathBuf> {
+    build(source, programs, |command| {
+        command.arg("-L").arg(dist.lib()).arg("-libverbs");
+    })
+}
+
+/// Compiles `tests/programs/NAME.c` against Debian's libraries, so that it runs on those and on ours; the program.
+pub fn debians(name: &str, programs: &Programs) -> Result<PathBuf> {
+    let source = tree::root().join("tests/programs").join(name).with_extension("c");
+    build(&source, programs, |command| {
+        if let Some(root) = &programs.unpacked {
+            let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);
+            command.arg("-L").arg(root.join("usr/lib").join(triplet));
+        }
+        command.args(["-lrdmacm", "-libverbs"]);
+    })
+}
+
+fn build(source: &Path, programs: &Programs, libraries: impl Fn(&mut Command)) -> Result<PathBuf> {
     let dir = tree::target().join("xtask");
     std::fs::create_dir_all(&dir)?;
     let program = dir.join(source.file_stem().context("a source without a name")?);
@@ -25,7 +43,7 @@ pub fn compile(source: &Path, dist: &Dist, programs: &Programs) -> Result<PathBu
     if let Some(root) = &programs.unpacked {
         command.arg("-I").arg(root.join("usr/include"));
     }
-    command.arg("-L").arg(dist.lib()).arg("-libverbs");
+    libraries(&mut command);
     let output = command.output().context("cc (Debian: gcc)")?;
     ensure!(output.status.success(), "cc {}: {}", source.display(), String::from_utf8_lossy(&output.stderr));
     Ok(program)

@@ -53,8 +53,10 @@ pub const MORE: &[Program] = &[
     Program { name: "dumpcap", package: "wireshark-common" },
     Program { name: "python3", package: "python3" },
     Program { name: "taskset", package: "util-linux" },
+    Program { name: "stdbuf", package: "coreutils" },
     Program { name: "ethtool", package: "ethtool" },
     Program { name: "/usr/include/infiniband/verbs.h", package: "libibverbs-dev" },
+    Program { name: "/usr/include/rdma/rdma_cma.h", package: "librdmacm-dev" },
     Program { name: "/usr/lib/python3/dist-packages/pyverbs/__init__.py", package: "python3-pyverbs" },
 ];
 

@@ -82,31 +82,116 @@ impl Running {
             return Ok(None);
         };
         let client = client.wait()?;
-        if !client.ok() {
-            // A server whose client is gone may wait for ever; it gets a moment to end by itself.
-            let moment = Instant::now() + Duration::from_secs(1);
-            while !self.server.ended() && Instant::now() < moment {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            self.server.signal(Signal::SIGTERM);
-        }
-        let server = self.server.wait()?;
-        match (client.ok() && server.ok(), expected::reason(&self.name)) {
-            (true, None) => {
-                checks.pass();
-                return Ok(Some((client, server)));
-            }
-            (true, Some(_)) => {
-                checks.fail(&self.name, "passes, so its line in tests/interop/expected-failures.txt must go");
-            }
-            (false, Some(reason)) => checks.skip(&self.name, reason),
-            (false, None) => {
-                let text = format!("client: {}\nserver: {}", client.describe(), server.describe());
-                checks.fail(&self.name, &text);
-            }
-        }
-        Ok(None)
+        finish(&self.name, self.server, client, false, &|_, _| Ok(()), checks)
     }
+}
+
+/// Whether the client's and the server's output is what it should be.
+pub type Judge<'a> = dyn Fn(&Ended, &Ended) -> Result<()> + 'a;
+
+/// Waits for the server of a client that has ended, and judges both.
+fn finish(
+    name: &str,
+    mut server: Job,
+    client: Ended,
+    endless: bool,
+    judge: &Judge<'_>,
+    checks: &mut Checks,
+) -> Result<Option<(Ended, Ended)>> {
+    if !client.ok() {
+        // A server whose client is gone may wait for ever; it gets a moment to end by itself.
+        let moment = Instant::now() + Duration::from_secs(1);
+        while !server.ended() && Instant::now() < moment {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        server.signal(Signal::SIGTERM);
+    }
+    let server = server.wait()?;
+    let ok = client.ok() && (server.ok() || endless);
+    let judged = if ok { judge(&client, &server) } else { Ok(()) };
+    match (ok && judged.is_ok(), expected::reason(name)) {
+        (true, None) => {
+            checks.pass();
+            return Ok(Some((client, server)));
+        }
+        (true, Some(_)) => {
+            checks.fail(name, "passes, so its line in tests/interop/expected-failures.txt must go");
+        }
+        (false, Some(reason)) => checks.skip(name, reason),
+        (false, None) => {
+            let why = judged.err().map(|why| format!("{why}\n")).unwrap_or_default();
+            checks.fail(name, &format!("{why}client: {}\nserver: {}", client.describe(), server.describe()));
+        }
+    }
+    Ok(None)
+}
+
+/// Two programs that meet by connection management. Nothing outside of a server shows that it listens by now, so a
+/// client that is refused because nobody does is started again.
+pub struct Meeting<'a> {
+    /// What is tried, for messages and log names.
+    pub name: String,
+    /// Started first.
+    pub server: Command,
+    /// Started until it is heard.
+    pub client: Command,
+    /// Asked when both ended well.
+    pub judge: &'a Judge<'a>,
+    /// The server serves until it is told to end, which then is a good end.
+    pub endless: bool,
+    /// For each of the two.
+    pub limit: Duration,
+}
+
+impl Meeting<'_> {
+    /// Runs it to its end; the client's and the server's ends when both are good.
+    pub fn run(self, logs: &Logs, checks: &mut Checks) -> Result<Option<(Ended, Ended)>> {
+        let server = Job::start(self.server, &logs.path(&format!("{} server", self.name)), self.limit)?;
+        let client = until_heard(&self.name, &self.client, self.limit, logs)?;
+        if self.endless {
+            server.signal(Signal::SIGTERM);
+        }
+        finish(&self.name, server, client, self.endless, self.judge, checks)
+    }
+}
+
+/// The end of the first client that was not refused for want of a listener, or of the last one after 20 seconds.
+pub fn until_heard(name: &str, client: &Command, limit: Duration, logs: &Logs) -> Result<Ended> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let ended = Job::start(again(client), &logs.path(&format!("{name} client")), limit)?.wait()?;
+        if !is_unheard(&ended.output) || Instant::now() > deadline {
+            return Ok(ended);
+        }
+        std::thread::sleep(Duration::from_millis(30));
+    }
+}
+
+/// The same command once more.
+fn again(command: &Command) -> Command {
+    let mut copy = Command::new(command.get_program());
+    copy.args(command.get_args());
+    for (key, value) in command.get_envs() {
+        copy.env(key, value.unwrap_or_default());
+    }
+    if let Some(dir) = command.get_current_dir() {
+        copy.current_dir(dir);
+    }
+    copy
+}
+
+/// Whether a program says that nobody listens, as each of Debian's puts it: REJ reason 8, SIDR status 1.
+fn is_unheard(output: &str) -> bool {
+    const WORDS: [&str; 7] = [
+        "Unexpected CM event bl blka 8",
+        "REJECTED 8 ",
+        "REJECTED, error 8",
+        "REJECTED, error: 8",
+        "REJECTED, status: 8",
+        "UNREACHABLE, error: 1",
+        "Connection refused",
+    ];
+    WORDS.iter().any(|words| output.contains(words))
 }
 
 /// Does anybody in this network namespace listen at the TCP port?
@@ -164,6 +249,23 @@ mod tests {
         };
         let both = exchange.run(&logs, &mut checks).is_ok_and(|ends| ends.is_some());
         (checks.count(), both)
+    }
+
+    #[test]
+    fn a_client_that_is_not_heard_comes_again() {
+        let dir = std::env::temp_dir().join(format!("xtask-meeting-{}", std::process::id()));
+        let logs = Logs(dir.clone());
+        let mut client = shell(
+            "case $(ls $DIR | grep -c try) in
+                0) touch $DIR/try1; echo 'rdma_connect: Connection refused'; exit 1;;
+                1) touch $DIR/try2; echo 'event: RDMA_CM_EVENT_REJECTED, error: 8';;
+                *) echo 'event: RDMA_CM_EVENT_REJECTED, error: 28'; exit 7;;
+            esac",
+        );
+        client.env("DIR", &dir);
+        let ended = until_heard("unheard", &client, Duration::from_secs(9), &logs).unwrap();
+        assert_eq!(ended.status.and_then(|status| status.code()), Some(7), "{}", ended.output);
+        std::fs::remove_dir_all(dir).ok();
     }
 
     #[test]

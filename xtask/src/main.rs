@@ -11,6 +11,7 @@ mod cc;
 mod crates;
 mod debian;
 mod demo;
+mod dialogues;
 mod dist;
 mod e2e;
 mod exchange;

@@ -5,6 +5,7 @@
 
 mod bed;
 mod cli;
+mod cm;
 mod crates;
 mod devices;
 mod lifecycle;
@@ -46,6 +47,10 @@ pub const STAGES: &[(&str, &str)] = &[
     ("vprobe", "scripted exchanges with a checked outcome: every RC operation and error"),
     ("wire", "our own packets, by tshark and an independent ICRC"),
     ("memory", "memory that is written to all the time, and memory that goes away under every role"),
+    (
+        "cm",
+        "rping, ucmatose, rdma_{,x}{client,server}, cmtime, perftest -R, by nobody; refusals, killed ends and brokers",
+    ),
     ("lifecycle", "kill -9 of a peer and of the broker, a stopped program, churn"),
     ("stress", "64 queue pairs in 4 processes with 8 or 32 threads: every octet, no lost completion"),
     ("crates", "the tests of a Rust crate for libibverbs, 20 times in parallel threads (with --all)"),
@@ -63,6 +68,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "vprobe" => Some(vprobe::check),
         "wire" => Some(wire::check),
         "memory" => Some(memory::check),
+        "cm" => Some(cm::check),
         "lifecycle" => Some(lifecycle::check),
         "stress" => Some(stress::check),
         "crates" => Some(crates::check),

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
 use super::{Bed, pingpong, vprobe as stage};
+use crate::exchange::Meeting;
 use crate::job::{self, Job};
 use crate::report::Checks;
 use crate::{tree, vprobe};
@@ -44,6 +45,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     let packets = filter(bed, &file, "infiniband")?.lines().count();
     checks.note(format!("{packets} packets captured"));
     checks.check("tshark", tshark(bed, packets, &file));
+    checks.check("tshark: connections", connections(bed, &file));
     checks.check("an independent ICRC", icrc(bed, &second, &file));
     Ok(())
 }
@@ -69,14 +71,74 @@ fn exchanges(bed: &Bed, checks: &mut Checks) -> Result<()> {
     for text in ["-g 0 -n 50 -s 10000 -c", "-g 1 -n 50 -s 10000 -m 4096 -c"] {
         uncut(pingpong::exchange(bed, text)).run(&bed.logs, checks)?;
     }
+    for (host, port) in CONNECTIONS {
+        let end = |role: &str| {
+            let mut command = bed.ours("rping");
+            let args = format!("{role} -v -C 5 -S 5000 -a {host} -p {port}");
+            command.args(args.split_whitespace()).env("FERROCE_GSO", "off");
+            command
+        };
+        let meeting = Meeting {
+            name: format!("rping at {host} (captured)"),
+            server: end("-s"),
+            client: end("-c -V"),
+            judge: &|_, _| Ok(()),
+            endless: false,
+            limit: Duration::from_secs(60),
+        };
+        meeting.run(&bed.logs, checks)?;
+    }
+    Ok(())
+}
+
+/// Where rping connects to.
+const CONNECTIONS: [(&str, u16); 2] = [("127.0.0.1", 29_001), ("::1", 29_002)];
+/// REQ, REP, RTU, DREQ, DREP.
+const MESSAGES: [&str; 5] = ["0x0010", "0x0013", "0x0014", "0x0015", "0x0016"];
+
+/// The CM's messages of each connection of `CONNECTIONS`, as tshark reads them: their order, the service, the addresses in
+/// the private data, and that the REP is about the REQ.
+fn connections(bed: &Bed, file: &Path) -> Result<()> {
+    const FIELDS: [&str; 9] = [
+        "infiniband.mad.transactionid",
+        "infiniband.mad.attributeid",
+        "infiniband.cm.req.serviceid",
+        "infiniband.cm.req.ip_cm.sip4",
+        "infiniband.cm.req.ip_cm.dip4",
+        "infiniband.cm.req.ip_cm.sip6",
+        "infiniband.cm.req.ip_cm.dip6",
+        "infiniband.cm.req",
+        "infiniband.cm.rep.remotecommid",
+    ];
+    let mut options = vec!["-T", "fields", "-E", "separator=,"];
+    options.extend(FIELDS.iter().flat_map(|field| ["-e", field]));
+    let text = tshark_with(bed, file, "infiniband.mad.mgmtclass == 0x07", &options)?;
+    let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split(',').collect()).collect();
+    ensure!(rows.iter().all(|row| row.len() == FIELDS.len()), "{text}");
+    for (host, port) in CONNECTIONS {
+        let service = format!("0x{:016x}", 0x0106_0000 + u64::from(port));
+        // A client that came before its server was refused: the last one counts.
+        let req =
+            rows.iter().rev().find(|row| row[2] == service).with_context(|| format!("no REQ to {host}"))?;
+        let addresses = if host.contains(':') { &req[5..7] } else { &req[3..5] };
+        ensure!(addresses == [host, host], "private data: {req:?}");
+        let of_it: Vec<_> = rows.iter().filter(|row| row[0] == req[0]).collect();
+        let messages: Vec<_> = of_it.iter().map(|row| row[1]).collect();
+        ensure!(messages == MESSAGES, "{host}: {messages:?}\n{text}");
+        ensure!(of_it[1][8] == req[7], "the REP is about {}, not {}", of_it[1][8], req[7]);
+    }
     Ok(())
 }
 
 /// The packets that a display filter leaves.
 fn filter(bed: &Bed, file: &Path, filter: &str) -> Result<String> {
+    tshark_with(bed, file, filter, &[])
+}
+
+fn tshark_with(bed: &Bed, file: &Path, filter: &str, options: &[&str]) -> Result<String> {
     let mut command = Command::new(bed.programs.find("tshark").context("tshark is missing")?);
     // Its guess that a payload is RPC over RDMA makes empty ones "malformed", those of a card as well.
-    command.args(["--disable-protocol", "rpcordma", "-r"]).arg(file).args(["-Y", filter]);
+    command.args(["--disable-protocol", "rpcordma", "-r"]).arg(file).args(["-Y", filter]).args(options);
     if let Some(dirs) = bed.programs.libraries() {
         command.env("LD_LIBRARY_PATH", dirs);
     }

@@ -58,6 +58,13 @@ impl Guest {
         command
     }
 
+    /// Copies a file into the guest, as one to run.
+    pub fn push(&self, from: &Path, to: &str) -> Result<()> {
+        let from = from.to_str().context("a path that is not UTF-8")?;
+        self.run(self.script(&["push", from, to]))?;
+        self.inside(&format!("chmod 755 {to}")).map(drop)
+    }
+
     /// The output of a line for the guest's shell.
     pub fn inside(&self, line: &str) -> Result<String> {
         self.run(self.script(&["sh", "-t", "30", line]))

@@ -3,12 +3,13 @@
 //! Our programs run on the host inside the guest's network namespace; the wire between them is a tap device.
 //! The guest is emulated, so counts are small and time limits long.
 
+mod connections;
 mod guest;
 mod matrix;
 mod multicast;
 
 use std::cell::Cell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -112,6 +113,7 @@ pub fn check(checks: &mut Checks, dist: &Dist, programs: &Programs, all: bool, h
     }
     if !harness {
         interop.multicast(checks)?;
+        interop.connections(checks, all)?;
     }
     interop.after(checks)
 }
@@ -145,12 +147,16 @@ impl Interop<'_> {
 
     fn end(&self, case: &Case, side: Side, port: u16, server: Option<&str>) -> Command {
         let words = case.words(side.device(), port, server);
+        let ours = (case.tool == Tool::Vprobe).then_some(&*self.vprobe);
+        self.command(side, &words, ours, case.limit)
+    }
+
+    /// A program at one end; `ours` is its file on the host if it is none of Debian's.
+    fn command(&self, side: Side, words: &[String], ours: Option<&Path>, limit: Duration) -> Command {
         match side {
             Side::Ours => {
-                let program = match case.tool {
-                    Tool::Vprobe => self.vprobe.clone(),
-                    _ => self.programs.find(&words[0]).unwrap_or_else(|| PathBuf::from(&words[0])),
-                };
+                let debians = || self.programs.find(&words[0]).unwrap_or_else(|| PathBuf::from(&words[0]));
+                let program = ours.map_or_else(debians, Path::to_owned);
                 let mut command = self.guest.netns_command();
                 command.arg(self.dist.bin("ferroce")).args(["run", "--netdev", "peer0", "--"]);
                 command.arg(program).args(&words[1..]);
@@ -159,7 +165,7 @@ impl Interop<'_> {
                 }
                 command
             }
-            Side::Kernel | Side::GuestA | Side::GuestB => self.guest.command(case.limit, &words),
+            Side::Kernel | Side::GuestA | Side::GuestB => self.guest.command(limit, words),
         }
     }
 

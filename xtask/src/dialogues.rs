@@ -1,0 +1,163 @@
+//! What Debian's programs of librdmacm say to each other, for the stages that run both ends on ferroce and those with the
+//! kernel at one end.
+
+use anyhow::{Result, ensure};
+
+use crate::job::Ended;
+
+/// A server, a client, and what both must have printed. `{host}` in the arguments is the server's address, `{port}` a port
+/// of this dialogue.
+#[derive(Clone, Debug)]
+pub struct Dialogue {
+    /// Program and arguments.
+    pub server: (&'static str, String),
+    /// Program and arguments.
+    pub client: (&'static str, String),
+    /// Beside exit codes of 0.
+    pub wanted: Wanted,
+}
+
+/// What is in the output of both ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wanted {
+    /// Exit codes say enough.
+    Nothing,
+    /// So many pings at either end of rping.
+    Pings(usize),
+    /// These words at each end.
+    Words(&'static [&'static str]),
+    /// The table of cmtime at the client, and no error at the server, which serves until it is ended.
+    Times,
+}
+
+impl Dialogue {
+    fn new(program: &'static str, server: &str, client: &str, wanted: Wanted) -> Self {
+        Self { server: (program, server.to_owned()), client: (program, client.to_owned()), wanted }
+    }
+
+    /// For messages.
+    pub fn name(&self) -> String {
+        let ((server, server_args), (client, client_args)) = (&self.server, &self.client);
+        format!("{server} {server_args}, {client} {client_args}")
+    }
+
+    /// Whether the server has to be told to end.
+    pub fn is_endless(&self) -> bool {
+        self.wanted == Wanted::Times
+    }
+
+    /// The words of one end's command line.
+    pub fn words((program, args): &(&'static str, String), host: &str, port: u16) -> Vec<String> {
+        let args = args.replace("{host}", host).replace("{port}", &port.to_string());
+        std::iter::once(*program).chain(args.split_whitespace()).map(str::to_owned).collect()
+    }
+
+    /// Judges both outputs.
+    pub fn judge(&self, client: &Ended, server: &Ended) -> Result<()> {
+        match self.wanted {
+            Wanted::Nothing => {}
+            Wanted::Pings(count) => {
+                for (end, words) in
+                    [(client, "ping data: rdma-ping-"), (server, "server ping data: rdma-ping-")]
+                {
+                    let lines = end.output.lines().filter(|line| line.starts_with(words)).count();
+                    ensure!(lines == count, "{lines} pings instead of {count}");
+                }
+            }
+            Wanted::Words(words) => {
+                for (end, word) in [client, server].iter().flat_map(|end| words.iter().map(move |w| (end, w)))
+                {
+                    ensure!(end.output.contains(word), "`{word}` is not printed");
+                }
+            }
+            Wanted::Times => {
+                ensure!(client.output.contains("destroy "), "the client prints no times");
+                ensure!(
+                    !client.output.contains("error") && !server.output.contains("error"),
+                    "there were errors"
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How much is said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Amount {
+    /// Every kind of dialogue, not only one of each program.
+    pub all: bool,
+    /// Messages of a dialogue.
+    pub messages: usize,
+    /// Connections that cmtime makes.
+    pub connections: usize,
+}
+
+/// rping: every size, validated by the client; its lines tell that each ping went both ways. With `-q` the programs set up
+/// their queue pairs themselves.
+///
+/// ucmatose: several connections at once, ids that move to another channel, a type of service, an ACK timeout, the other
+/// port space.
+pub fn dialogues(amount: Amount) -> Vec<Dialogue> {
+    let Amount { all, messages, connections } = amount;
+    let mut list = Vec::new();
+    let sizes: &[u32] = if all { &[17, 100, 1024, 4097, 65_535] } else { &[100, 65_535] };
+    for size in sizes {
+        let common = format!("-v -C {messages} -S {size} -a {{host}} -p {{port}}");
+        let (server, client) = (format!("-s {common}"), format!("-c -V {common}"));
+        list.push(Dialogue::new("rping", &server, &client, Wanted::Pings(messages)));
+    }
+    let own = format!("-q -C {messages} -a {{host}} -p {{port}}");
+    list.push(Dialogue::new("rping", &format!("-s {own}"), &format!("-c -V {own}"), Wanted::Nothing));
+    let kinds =
+        [("-c 4 -C 10 -S 1000", ""), ("-C 50 -S 4096", "-t 32 -a 14"), ("-m -c 3", ""), ("-P ib -c 2", "")];
+    for (common, client) in kinds.iter().take(if all { 4 } else { 2 }) {
+        list.push(Dialogue::new(
+            "ucmatose",
+            &format!("{common} -b {{host}} -p {{port}}"),
+            &format!("{common} {client} -s {{host}} -p {{port}}"),
+            Wanted::Words(&["data transfers complete", "return status 0"]),
+        ));
+    }
+    let args = "-s {host} -p {port}".to_owned();
+    list.push(Dialogue {
+        server: ("rdma_server", args.clone()),
+        client: ("rdma_client", args),
+        wanted: Wanted::Words(&[": end 0"]),
+    });
+    let args = format!("-c {connections} -p {{port}}");
+    let (server, client) = (format!("{args} -b {{host}}"), format!("{args} -s {{host}}"));
+    list.push(Dialogue::new("cmtime", &server, &client, Wanted::Times));
+    list
+}
+
+/// rdma_xserver takes IPv4's wildcard address only. `-c x` is XRC, which crashes a kernel that lacks rxe's fix of 2026.
+pub fn transports(kinds: &[&str]) -> Vec<Dialogue> {
+    let dialogue = |kind: &&str| Dialogue {
+        server: ("rdma_xserver", format!("-p {{port}} -c {kind}")),
+        client: ("rdma_xclient", format!("-s {{host}} -p {{port}} -c {kind}")),
+        wanted: Wanted::Nothing,
+    };
+    kinds.iter().map(dialogue).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_dialogue_has_a_host_and_a_port() {
+        let amount = Amount { all: true, messages: 10, connections: 100 };
+        for dialogue in dialogues(amount).into_iter().chain(transports(&["r", "x"])) {
+            let [server, client] =
+                [&dialogue.server, &dialogue.client].map(|end| Dialogue::words(end, "h", 9));
+            for words in [&server, &client] {
+                assert!(words.iter().any(|word| word == "9"), "{words:?}");
+                assert!(words.iter().all(|word| !word.contains('{')), "{words:?}");
+            }
+            assert!(client.iter().any(|word| word == "h"), "{client:?}");
+        }
+        let few = Amount { all: false, ..amount };
+        assert!(dialogues(few).len() < dialogues(amount).len());
+    }
+}
