@@ -285,6 +285,13 @@ impl Engine {
         background::spawn(Arc::clone(self)).map_err(OpenError::Resources)
     }
 
+    /// As [`pay`].
+    pub(crate) fn pay(&self) {
+        if let Some(running) = self.running.get() {
+            running.lanes.load().iter().for_each(|lane| lane.pay_now());
+        }
+    }
+
     /// An address appeared after the lease.
     fn add_lane(&self, address: LeasedAddress) -> io::Result<()> {
         let Some(running) = self.running.get() else { return Ok(()) };
@@ -503,19 +510,20 @@ impl Engine {
     }
 }
 
+/// Sends acknowledgements that were put off: the calling thread turns to something else than answering its peer.
+pub(crate) fn pay() {
+    if let Some(engine) = GLOBAL.load_full() {
+        if engine.is_ours() {
+            engine.pay();
+        } else {
+            std::mem::forget(engine);
+        }
+    }
+}
+
 /// A peer must not wait for an acknowledgement that was put off.
 extern "C" fn pay_all() {
-    let paid = catch_unwind(|| {
-        if let Some(engine) = GLOBAL.load_full() {
-            match engine.running.get() {
-                Some(running) if engine.epoch == fork::epoch() => {
-                    running.lanes.load().iter().for_each(|lane| lane.pay_now());
-                }
-                _ => std::mem::forget(engine),
-            }
-        }
-    });
-    drop(paid); // a bug of ours, reported by the panic itself, is no reason to abort an exit
+    drop(catch_unwind(pay)); // a bug of ours, reported by the panic itself, is no reason to abort an exit
 }
 
 /// Changes within this time are told to the broker at once: 200 ms.

@@ -14,7 +14,7 @@
 //! inside a verb. That thread sees the completion next and most likely answers, and then the
 //! acknowledgement shares the answer's system call, which halves the cost of a ping-pong. It waits
 //! until the lane is served again, its queue pair posts, is modified or destroyed, a thread goes to
-//! sleep on the lane, the process exits, or a millisecond has passed. If the peer goes on without, it may
+//! sleep or calls connection management, the process exits, or a millisecond has passed. If the peer goes on without, it may
 //! stay behind its answer too, and speak for a few messages: `qp/patience.rs` decides that.
 //!
 //! # Who holds the lane in which state

@@ -9,6 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
+use crate::engine;
 use crate::error::EventError;
 use crate::fork::Guarded;
 use crate::sys;
@@ -68,6 +69,7 @@ impl<T> NotifyQueue<T> {
         if self.is_nonblocking() {
             return Err(EventError::WouldBlock);
         }
+        engine::pay();
         let mut fds = [PollFd::new(self.fd(), PollFlags::POLLIN)];
         match poll(&mut fds, PollTimeout::NONE) {
             Ok(_) => Ok(()),

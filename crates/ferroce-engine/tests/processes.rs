@@ -71,6 +71,7 @@ fn other_process() {
         "stop" => return be_stopped(),
         "ping-pong" => return play_ping_pong(),
         "echo" => return echo(),
+        "resolve" => return resolve(),
         _ => {}
     }
     let end = End::new(Wanted::default());
@@ -207,6 +208,34 @@ fn an_ack_rides_with_the_answer() {
     let mut process = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "other_process", "--nocapture", "--test-threads=1"])
         .env(ROLE, "ping-pong")
+        .spawn()
+        .unwrap();
+    assert!(process.wait().unwrap().success());
+}
+
+/// Receives a message in a verb, and turns to connection management instead of answering.
+fn resolve() {
+    let (a, b) = pair();
+    let calls = || a.context.counters().tx_calls.load(Ordering::Relaxed);
+    for round in 0..50 {
+        b.receive(round, b.sge(0, 64));
+        a.post(round, SendOp::Send, a.sge(64, 8));
+        let before = calls();
+        b.expect(round, WcOpcode::Recv);
+        ferroce_engine::cm::resolve::route(None, "127.0.0.1:7471".parse().unwrap()).unwrap();
+        assert!(calls() > before, "round {round}: the acknowledgement still waits");
+        a.expect(round, WcOpcode::Send);
+    }
+    std::process::exit(0);
+}
+
+/// perftest -R: the server's wait for its last acknowledgement must not be longer than the client's way to its next
+/// request.
+#[test]
+fn who_turns_to_connection_management_has_acknowledged() {
+    let mut process = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "other_process", "--nocapture", "--test-threads=1"])
+        .env(ROLE, "resolve")
         .spawn()
         .unwrap();
     assert!(process.wait().unwrap().success());

@@ -162,6 +162,14 @@ impl Client {
         Ok(id)
     }
 
+    /// Sends a message that wants no answer, without waiting.
+    ///
+    /// # Errors
+    /// As [`Client::send`].
+    pub fn tell(&mut self, message: &Message) -> io::Result<()> {
+        self.connection.send(0, message, &[])
+    }
+
     /// The next message if one is there: its id, itself, its descriptors.
     ///
     /// # Errors
@@ -211,6 +219,8 @@ impl Client {
     }
 
     fn answer(&mut self, id: u32, deadline: Instant) -> Result<(Message, Vec<OwnedFd>), ClientError> {
+        // It is hardly ever there already.
+        self.connection.wait_readable(deadline).map_err(|e| self.timeout(e))?;
         loop {
             match self.receive(deadline)? {
                 (got, Message::Refused(refusal), _) if got == id || got == 0 => return Err(refusal.into()),

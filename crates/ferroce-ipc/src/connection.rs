@@ -93,7 +93,7 @@ impl Connection {
         let message = if packet.cut {
             Err(MessageError::Length { said: MAX_MESSAGE, got: MAX_MESSAGE + 1 })
         } else {
-            Message::decode(buffer, packet.descriptors.len())
+            Message::decode(buffer.get(..packet.length).unwrap_or_default(), packet.descriptors.len())
         };
         Ok(Some(Received { message, descriptors: packet.descriptors }))
     }

@@ -22,9 +22,9 @@ pub use codec::MessageError;
 pub use connection::{Connection, Listener, Peer, Received};
 pub use device::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 pub use message::{
-    AddressSockets, CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmWhat, Hello,
-    LeaseEntry, Leased, LinkKind, MAJOR, MAX_MESSAGE, MAX_RECORD, MINOR, MINOR_CONNECTIONS, Message, Refusal,
-    RefusalCode, ResourceCounts, Status,
+    AddressSockets, CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmStatus, CmWhat,
+    Hello, LeaseEntry, Leased, LinkKind, MAJOR, MAX_MESSAGE, MAX_RECORD, MINOR, MINOR_CONNECTIONS,
+    MINOR_UNANSWERED, Message, Refusal, RefusalCode, ResourceCounts, Status,
 };
 
 /// The abstract Unix name that every broker binds. Abstract names live in the network namespace as UDP ports do, exist

@@ -18,9 +18,11 @@ pub use cm::{CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute
 /// Major version: another one is refused with a sentence.
 pub const MAJOR: u16 = 1;
 /// Minor version: grows with every new message kind or field.
-pub const MINOR: u16 = 1;
+pub const MINOR: u16 = 2;
 /// The minor version since which there are connections.
 pub const MINOR_CONNECTIONS: u16 = 1;
+/// The minor version since which a [`Message::Cm`] with id 0 is done without an answer.
+pub const MINOR_UNANSWERED: u16 = 2;
 /// Longest message, in bytes.
 pub const MAX_MESSAGE: usize = 65_536;
 
@@ -221,6 +223,43 @@ pub struct Status {
     pub build: String,
     /// The programs that hold slots.
     pub programs: Vec<LeaseEntry>,
+    /// Connection management; since minor version 2, zeros before.
+    pub cm: Box<CmStatus>,
+}
+
+/// What connection management has, and has counted since the broker began. Counters wrap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct CmStatus {
+    /// Connections, time-wait included.
+    pub connections: u32,
+    /// Questions for queue pairs of datagrams.
+    pub questions: u32,
+    /// Listeners.
+    pub listeners: u32,
+    /// Ports of all port spaces.
+    pub ports: u32,
+    /// Messages received, by kind as in [`CmStatus::MESSAGES`].
+    pub rx_msgs: [u64; 11],
+    /// Of those, repetitions of what was handled before.
+    pub rx_duplicates: [u64; 11],
+    /// Messages sent, repetitions included.
+    pub tx_msgs: [u64; 11],
+    /// Of those, repetitions because no answer came.
+    pub tx_retries: [u64; 11],
+    /// MADs without effect, by reason as in [`CmStatus::DROPS`].
+    pub drops: [u64; 8],
+    /// Datagrams to queue pair 1 that held no MAD.
+    pub no_mad: u64,
+}
+
+impl CmStatus {
+    /// The messages, as Linux names them below `/sys/class/infiniband_cm` in each of `cm_rx_msgs`, `cm_rx_duplicates`,
+    /// `cm_tx_msgs` and `cm_tx_retries`.
+    pub const MESSAGES: [&'static str; 11] =
+        ["req", "mra", "rej", "rep", "rtu", "dreq", "drep", "sidr_req", "sidr_rep", "lap", "apr"];
+    /// Why MADs had no effect.
+    pub const DROPS: [&'static str; 8] =
+        ["malformed", "invalid", "duplicate", "unknown_id", "wrong_peer", "state", "backlog", "refused"];
 }
 
 /// A program that holds slots.

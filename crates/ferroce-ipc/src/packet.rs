@@ -17,6 +17,8 @@ pub const MAX_DESCRIPTORS: usize = 253;
 /// What came beside the bytes.
 #[derive(Debug)]
 pub struct Packet {
+    /// How many bytes of the buffer it is.
+    pub length: usize,
     /// Whether the bytes were more than [`MAX_MESSAGE`], and the rest is lost.
     pub cut: bool,
     /// The descriptors, close-on-exec. Fewer than were sent if our limit of open files is reached.
@@ -48,7 +50,7 @@ pub fn send(fd: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) ->
     Ok(())
 }
 
-/// Takes one packet without waiting; `buffer`'s length becomes the packet's. `None` at the end of the connection.
+/// Takes one packet without waiting into `buffer`, which becomes as long as the longest may be. `None` at the end of the connection.
 ///
 /// # Errors
 /// `WouldBlock` when there is none; otherwise those of `recvmsg(2)`.
@@ -66,6 +68,7 @@ pub fn peek(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> io::Result<Option<Packe
 }
 
 fn receive(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>, flags: RecvFlags) -> io::Result<Option<Packet>> {
+    // Only the first time: filling it costs more than the call.
     buffer.resize(MAX_MESSAGE, 0);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -79,6 +82,6 @@ fn receive(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>, flags: RecvFlags) -> io::Re
             descriptors.extend(rights);
         }
     }
-    buffer.truncate(got.bytes);
-    Ok((got.bytes > 0).then(|| Packet { cut: got.flags.contains(ReturnFlags::TRUNC), descriptors }))
+    let length = got.bytes.min(MAX_MESSAGE);
+    Ok((length > 0).then(|| Packet { length, cut: got.flags.contains(ReturnFlags::TRUNC), descriptors }))
 }

@@ -8,13 +8,15 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use ferroce_ipc::{AddressSockets, Client, ClientError, CmNews, CmRequest, Leased, Message, ResourceCounts};
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 use ferroce_wire::cm::CommId;
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 use tracing::{debug, warn};
@@ -100,6 +102,8 @@ pub enum BrokerEvent {
 #[derive(Debug)]
 pub struct BrokerClient {
     inner: Mutex<Inner>,
+    /// [`BrokerClient::process`] found the lock taken: whoever holds it says so afterwards.
+    missed: AtomicBool,
     /// What the broker is told without waiting for an answer.
     later: Mutex<VecDeque<CmRequest>>,
     /// Holds the connection, the timer and the wake counter.
@@ -152,8 +156,17 @@ impl BrokerClient {
             known: Arc::clone(&known),
             events: VecDeque::new(),
             child: None,
+            armed: false,
         };
-        Ok(Self { inner: Mutex::new(inner), later: Mutex::default(), epoll, wake, timer, known })
+        Ok(Self {
+            inner: Mutex::new(inner),
+            missed: AtomicBool::new(false),
+            later: Mutex::default(),
+            epoll,
+            wake,
+            timer,
+            known,
+        })
     }
 
     /// The devices as they are now: this program's own first, `fr0` last.
@@ -176,7 +189,7 @@ impl BrokerClient {
     /// # Errors
     /// [`BrokerError::Client`] with the broker's sentence: no slot is free, UDP port 4791 is held by somebody.
     pub fn lease(&self, count: u8) -> Result<Lease, BrokerError> {
-        let (mut guard, (leased, sockets, parked)) = self.ask(|client| {
+        let (mut guard, (leased, sockets, parked)) = self.ask(|client, _| {
             let (answer, mut descriptors) = client.request(&Message::Lease(count), REQUEST)?;
             let Message::Leased(leased) = answer else { return Err(ClientError::Unexpected) };
             let mut sockets = Vec::new();
@@ -214,12 +227,12 @@ impl BrokerClient {
         inner.parked = None;
         drop(guard);
         // A broker that dies meanwhile takes no slots along that it was not told of.
-        self.ask(|client| client.request(&Message::Release(Vec::new()), REQUEST)).map(drop)
+        self.ask(|client, _| client.request(&Message::Release(Vec::new()), REQUEST)).map(drop)
     }
 
     /// Tells the broker what this program has, for `ferroce status`. Does not wait; a broker that is away misses it.
     pub fn report(&self, counts: ResourceCounts) {
-        if let Ok(mut inner) = self.inner.try_lock()
+        if let Some(mut inner) = self.inner.try_lock()
             && let Link::Up { client, .. } = &mut inner.link
             && let Err(e) = client.send(&Message::Report(counts), &[])
         {
@@ -234,29 +247,43 @@ impl BrokerClient {
 
     /// Does what is due, without waiting, and returns what happened.
     pub fn process(&self) -> Vec<BrokerEvent> {
-        // Somebody else is in a request: it leaves the wake counter readable when there is something for us.
-        let Ok(inner) = self.inner.try_lock() else {
-            // The descriptor may be readable as long as the other one is at it.
-            std::thread::sleep(Duration::from_micros(100));
-            return Vec::new();
+        let mut guard = match self.try_guard() {
+            Some(guard) => guard,
+            None => {
+                // Somebody is in a request, and wakes us when it is over. Until then the descriptor must not be readable.
+                clear(&self.wake);
+                clear(&self.timer);
+                self.missed.store(true, Ordering::SeqCst);
+                // Unless it was over before it could know.
+                let Some(guard) = self.try_guard() else { return Vec::new() };
+                guard
+            }
         };
-        let mut guard = Guard { owner: self, inner };
         guard.drain();
         let events = guard.inner.events.drain(..).collect();
         clear(&self.wake);
         events
     }
 
-    /// Asks the broker, and the next one if this one dies over the question.
+    fn try_guard(&self) -> Option<Guard<'_>> {
+        self.inner.try_lock().map(|inner| Guard::new(self, inner))
+    }
+
+    /// Asks the broker, and the next one if this one dies over the question. The question is told the broker's minor version.
     fn ask<R>(
         &self,
-        mut question: impl FnMut(&mut Client) -> Result<R, ClientError>,
+        mut question: impl FnMut(&mut Client, u16) -> Result<R, ClientError>,
     ) -> Result<(Guard<'_>, R), BrokerError> {
         let deadline = Instant::now() + CONNECT;
         loop {
             let mut guard = self.up()?;
-            let Link::Up { client, .. } = &mut guard.inner.link else { continue };
-            match question(client) {
+            let inner = &mut *guard.inner;
+            let Link::Up { client, .. } = &mut inner.link else { continue };
+            // The answer is ours: nobody else is to wake up for it.
+            watch_for(&self.epoll, client, epoll::EventFlags::empty());
+            let answer = question(client, inner.minor);
+            watch_for(&self.epoll, client, epoll::EventFlags::IN);
+            match answer {
                 Ok(answer) => return Ok((guard, answer)),
                 Err(e) if e.is_leaving() && Instant::now() < deadline => guard.down(&e),
                 Err(e) => return Err(e.into()),
@@ -266,16 +293,16 @@ impl BrokerClient {
 
     /// Waits for a broker if there is none at the moment.
     fn up(&self) -> Result<Guard<'_>, BrokerError> {
-        let inner = self.inner.lock().unwrap_or_else(|e| e.into_inner());
-        let mut guard = Guard { owner: self, inner };
         let deadline = Instant::now() + CONNECT;
         loop {
-            guard.drain();
-            let book = &guard.inner.book;
-            let told = book.outbox.is_empty() && book.restoring.is_empty();
-            if told && matches!(guard.inner.link, Link::Up { resume: None, .. }) {
+            let mut guard = Guard::new(self, self.inner.lock());
+            if !guard.inner.is_ready() || !self.later.lock().is_empty() {
+                guard.drain();
+            }
+            if guard.inner.is_ready() {
                 return Ok(guard);
             }
+            drop(guard);
             if Instant::now() >= deadline {
                 return Err(ClientError::NoBroker.into());
             }
@@ -286,7 +313,7 @@ impl BrokerClient {
 
 impl Drop for BrokerClient {
     fn drop(&mut self) {
-        let inner = self.inner.get_mut().unwrap_or_else(|e| e.into_inner());
+        let inner = self.inner.get_mut();
         // So that the slots are free at once; without it the broker waits whether we come back.
         if let Link::Up { client, .. } = &mut inner.link {
             let _ = client.send(&Message::Release(Vec::new()), &[]);
@@ -318,7 +345,14 @@ fn watch(epoll: &impl AsFd, fd: &impl AsFd) -> io::Result<()> {
     Ok(epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
 }
 
-/// Makes an event counter or a timer unreadable.
-fn clear(counter: &impl AsFd) {
-    let _ = rustix::io::read(counter, &mut [0; 8]);
+/// Changes what to wait for. What is there already counts.
+fn watch_for(epoll: &impl AsFd, fd: &impl AsFd, what: epoll::EventFlags) {
+    if let Err(e) = epoll::modify(epoll, fd, epoll::EventData::new_u64(0), what) {
+        warn!("the connection to ferroced cannot be watched: {e}");
+    }
+}
+
+/// Makes an event counter or a timer unreadable; whether it was readable.
+fn clear(counter: &impl AsFd) -> bool {
+    rustix::io::read(counter, &mut [0; 8]).is_ok()
 }

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use ferroce_ipc::{
-    CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmWhat, Refusal, RefusalCode,
+    CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmStatus, CmWhat, Refusal,
+    RefusalCode,
 };
 use ferroce_proto::cm::{
     AcceptParams, CmConfig, CmError, CmEventKind, ConnectParams, ConnectionManager, Disconnect, Kind,
@@ -14,6 +15,7 @@ use ferroce_wire::cm::{CommId, Mad, Message, PortSpace, Rej, Rep, SidrRep, Trans
 use ferroce_wire::{Instant as CmInstant, PathMtu};
 use tracing::debug;
 
+use super::early::Early;
 use super::netdev::Address;
 use super::ports::{BindError, BindRequest, BindingId, Ports};
 use super::refusal;
@@ -55,6 +57,7 @@ pub struct Cm {
     /// News of programs whose connection to us is lost, by slot.
     held: BTreeMap<u8, VecDeque<CmNews>>,
     random: u64,
+    early: Early,
 }
 
 /// What a request needs to know of its program.
@@ -81,6 +84,7 @@ impl Cm {
             serial: 0,
             held: BTreeMap::new(),
             random: secret[0] ^ secret[1].rotate_left(32),
+            early: Early::default(),
         }
     }
 
@@ -93,22 +97,55 @@ impl Cm {
 
     /// When [`Cm::tick`] has something to do.
     pub fn deadline(&self) -> Option<Instant> {
-        let at = self.manager.poll_timeout()?;
+        let at = self.manager.poll_timeout().into_iter().chain(self.early.deadline()).min()?;
         self.base.map(|base| base + Duration::from_nanos(at.as_nanos()))
     }
 
     /// Does what is due.
     pub fn tick(&mut self) {
         self.manager.handle_timeout(self.now);
+        self.take_early();
     }
 
     /// Whether there is no connection, nor anything left of one.
     pub fn is_idle(&self) -> bool {
-        self.manager.in_use() == 0
+        self.manager.in_use() == 0 && self.early.deadline().is_none()
+    }
+
+    /// What there is, and what was counted.
+    pub fn status(&self) -> CmStatus {
+        let (connections, questions, listeners) = self.manager.census();
+        let counters = self.manager.counters();
+        let small = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        CmStatus {
+            connections: small(connections),
+            questions: small(questions),
+            listeners: small(listeners),
+            ports: small(self.binds.len()),
+            rx_msgs: counters.rx_msgs.0,
+            rx_duplicates: counters.rx_duplicates.0,
+            tx_msgs: counters.tx_msgs.0,
+            tx_retries: counters.tx_retries.0,
+            drops: counters.drops,
+            no_mad: 0,
+        }
     }
 
     /// A MAD came to queue pair 1.
     pub fn mad(&mut self, from: Route, mad: &[u8]) {
+        if !self.early.keep(self.now, from, mad, &self.manager) {
+            self.handle(from, mad);
+        }
+    }
+
+    /// Requests that came before their listener, and those that waited for one in vain.
+    fn take_early(&mut self) {
+        for (from, mad) in self.early.take(self.now, &self.manager) {
+            self.handle(from, &mad);
+        }
+    }
+
+    fn handle(&mut self, from: Route, mad: &[u8]) {
         if let Err(reason) = self.manager.handle_mad(self.now, from, mad) {
             debug!(?from, "dropped a MAD: {reason}");
         }
@@ -299,6 +336,7 @@ impl Cm {
         let listener = self.manager.listen(key.0, params).map_err(refused)?;
         bound.listener = Some(listener);
         self.listeners.insert(listener, key);
+        self.take_early();
         Ok(done)
     }
 

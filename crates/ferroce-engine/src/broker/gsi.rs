@@ -32,6 +32,8 @@ pub struct Gsi {
     ends: BTreeMap<Address, End>,
     receiver: Option<Box<Receiver>>,
     secret: u64,
+    /// Datagrams that held no MAD.
+    no_mad: u64,
 }
 
 struct End {
@@ -112,12 +114,18 @@ impl Gsi {
                         take(route, mad);
                     }
                     Err(why) => {
+                        self.no_mad = self.no_mad.wrapping_add(1);
                         debug!(source = %datagram.source, "dropped a datagram to queue pair 1: {why}")
                     }
                 }
             }
         }
         true
+    }
+
+    /// Datagrams that held no MAD, since this was last asked.
+    pub fn take_no_mad(&mut self) -> u64 {
+        std::mem::take(&mut self.no_mad)
     }
 
     /// Sends a MAD. One that cannot be sent is lost, as on the way.

@@ -9,7 +9,8 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use ferroce_ipc::{
-    DeviceInfo, Hello, LeaseEntry, MAJOR, Message, Peer, Refusal, RefusalCode, ResourceCounts, Status,
+    CmStatus, DeviceInfo, Hello, LeaseEntry, MAJOR, Message, Peer, Refusal, RefusalCode, ResourceCounts,
+    Status,
 };
 use ferroce_proto::cm::Transmit;
 use tracing::{debug, info, warn};
@@ -74,6 +75,8 @@ pub struct Broker<W: World> {
     leaving: bool,
     cm: Cm,
     survivors: Survivors,
+    /// Datagrams to queue pair 1 that held no MAD.
+    no_mad: u64,
     output: VecDeque<Output>,
 }
 
@@ -126,6 +129,7 @@ impl<W: World> Broker<W> {
             leaving: false,
             cm,
             survivors: Survivors::default(),
+            no_mad: 0,
             output: VecDeque::new(),
         }
     }
@@ -233,6 +237,7 @@ impl<W: World> Broker<W> {
     ) {
         self.cm.clock(now);
         let Some(known) = self.clients.get(&client) else { return };
+        let unanswered = id == 0 && matches!(message, Message::Cm(_));
         let outcome = match (known.greeted, message) {
             (false, Message::Hello(hello)) => match self.greet(client, &hello) {
                 Ok(()) => return,
@@ -246,6 +251,8 @@ impl<W: World> Broker<W> {
             (true, message) => self.request(now, client, id, message, descriptors),
         };
         match outcome {
+            Ok(Some(_)) | Err(Some(_)) if unanswered => {}
+            // Before whatever comes of it: a peer may be as fast as the answer.
             Ok(Some(answer)) => self.send(client, id, answer, Vec::new()),
             Ok(None) => {}
             Err(Some(refusal)) => self.send(client, id, Message::Refused(refusal), Vec::new()),
@@ -317,6 +324,7 @@ impl<W: World> Broker<W> {
             adopted: self.groups.adopted(),
             build: Hello::ours("").build,
             programs,
+            cm: Box::new(CmStatus { no_mad: self.no_mad, ..self.cm.status() }),
         }
     }
 

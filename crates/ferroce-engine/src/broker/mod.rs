@@ -7,6 +7,7 @@
 pub mod client;
 mod cm;
 mod devices;
+mod early;
 #[cfg(any(test, feature = "fuzzing"))]
 mod fake;
 #[cfg(any(test, feature = "fuzzing"))]

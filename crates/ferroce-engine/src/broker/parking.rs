@@ -80,7 +80,8 @@ pub fn peek(reader: BorrowedFd<'_>, mut each: impl FnMut(Parked)) -> io::Result<
     let mut buffer = Vec::new();
     let found = (0..MOST_PACKETS).try_for_each(|_| match packet::peek(reader, &mut buffer) {
         Ok(Some(packet)) => {
-            let (address, first) = parse(&buffer).ok_or(io::ErrorKind::InvalidData)?;
+            let (address, first) =
+                buffer.get(..packet.length).and_then(parse).ok_or(io::ErrorKind::InvalidData)?;
             for (number, fd) in packet.descriptors.into_iter().enumerate() {
                 match u8::try_from(usize::from(first) + number) {
                     Ok(slot @ 0..=254) => each(Parked { address, slot, fd }),

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferroce_ipc::{BROKER_NAME, Connection, Listener, Message, MessageError, Peer};
+use ferroce_proto::cm::Route;
+use ferroce_wire::mad::MAD_LEN;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tracing::{debug, error, info, warn};
 
@@ -27,6 +29,8 @@ const MOST_NEWS: usize = 32_768;
 const MOST_CONNECTIONS: usize = 64;
 /// Messages taken from one client before the others have their turn.
 const BURST: usize = 32;
+/// Turns that clients may have before what peers said is looked at.
+const ROUNDS: usize = 8;
 /// How long the last words to a client may wait for it.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -88,6 +92,8 @@ pub struct Server {
     idle_since: Option<Instant>,
     stop: Arc<Guarded<OwnedFd>>,
     buffer: Vec<u8>,
+    /// Taken from `gsi` and not yet looked at; empty between two turns.
+    mads: Vec<(Route, [u8; MAD_LEN])>,
 }
 
 /// A connection and what it could not take yet.
@@ -157,6 +163,7 @@ impl Server {
             idle_since: Some(Instant::now()),
             stop: Arc::new(Guarded::new(stop)),
             buffer: Vec::new(),
+            mads: Vec::new(),
         })
     }
 
@@ -196,15 +203,7 @@ impl Server {
                 self.broker.died(now, process);
             }
             self.deliver(now);
-            for address in ready.gsi {
-                let Self { gsi, broker, .. } = &mut self;
-                gsi.receive(address, |route, mad| broker.mad(now, route, mad));
-                self.deliver(now);
-            }
-            for client in ready.links {
-                self.serve(now, client);
-                self.deliver(now);
-            }
+            self.hear(now, ready.gsi, ready.links)?;
             if ready.netdevs && self.monitor.as_ref().is_some_and(|monitor| monitor.drain()) {
                 self.broker.netdevs_changed(look());
             }
@@ -285,6 +284,47 @@ impl Server {
         let links =
             self.links.iter().filter(|(_, link)| next() | late(link)).map(|(client, _)| *client).collect();
         Ok(Ready { stop, listener, netdevs, gsi, dead, links })
+    }
+
+    /// Takes what peers and programs say. What a program said before a peer's message was sent counts before it, because
+    /// that message may be its consequence: a program that no longer listens, and tells another so, is asked no more.
+    fn hear(&mut self, now: Instant, addresses: Vec<Address>, mut clients: Vec<ClientId>) -> io::Result<()> {
+        let mut mads = std::mem::take(&mut self.mads);
+        for address in addresses {
+            self.gsi.receive(address, |route, mad| mads.extend(mad.try_into().map(|mad| (route, mad))));
+        }
+        self.broker.no_mads(self.gsi.take_no_mad());
+        // The MADs are here, so whatever caused them is in the sockets by now, perhaps since we last looked.
+        let rounds = if mads.is_empty() { 0 } else { ROUNDS };
+        for round in 0..=rounds {
+            if round > 0 {
+                clients = self.waiting_clients()?;
+            }
+            if clients.is_empty() {
+                break;
+            }
+            for client in clients.drain(..) {
+                self.serve(now, client);
+                self.deliver(now);
+            }
+        }
+        for (route, mad) in mads.drain(..) {
+            self.broker.mad(now, route, &mad);
+            self.deliver(now);
+        }
+        self.mads = mads;
+        Ok(())
+    }
+
+    /// The clients that have said something.
+    fn waiting_clients(&self) -> io::Result<Vec<ClientId>> {
+        let links = self.links.values();
+        let mut fds: Vec<PollFd<'_>> =
+            links.map(|link| PollFd::new(&link.connection, PollFlags::IN)).collect();
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::io::retry_on_intr(|| poll(&mut fds, Some(&at_once)))?;
+        let said = |(client, fd): (&ClientId, &PollFd<'_>)| (!fd.revents().is_empty()).then_some(*client);
+        Ok(self.links.keys().zip(&fds).filter_map(said).collect())
     }
 
     fn accept(&mut self) {

@@ -27,8 +27,7 @@ impl Connection {
     /// [`CmError::NoAddress`], [`CmError::Full`], and those of a process without broker or slot.
     #[doc(alias = "rdma_connect")]
     pub fn connect(params: &ConnectParams, target: Target) -> Result<(Self, Req), CmError> {
-        let engine = Engine::global()?;
-        engine.start()?;
+        let engine = super::engine()?;
         let psn = params.starting_psn.unwrap_or_else(|| Psn::new(engine.secret_random()));
         let mut req = params.req(CommId::NONE, psn);
         let connect = CmConnect {
@@ -107,6 +106,7 @@ impl Connection {
     }
 
     fn ask(&self, request: CmRequest) -> Result<(), CmError> {
+        self.engine.pay();
         self.engine.broker().connections(request, |_| {})?;
         Ok(())
     }
@@ -131,8 +131,7 @@ impl Question {
     /// As [`Connection::connect`].
     #[doc(alias = "rdma_connect")]
     pub fn ask(params: &SidrParams, target: Target) -> Result<Self, CmError> {
-        let engine = Engine::global()?;
-        engine.start()?;
+        let engine = super::engine()?;
         let req = SidrReq {
             request_id: CommId::NONE,
             pkey: Pkey::DEFAULT,

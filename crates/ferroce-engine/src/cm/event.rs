@@ -12,6 +12,7 @@ use ferroce_wire::cm::{Rej, Rep, Req, SidrRep, SidrReq};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{Connection, Question};
+use crate::engine;
 use crate::notify::NotifyQueue;
 
 /// Something that happened.
@@ -151,6 +152,7 @@ impl Queue {
             if self.events.is_nonblocking() {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
+            engine::pay();
             poll(&mut [PollFd::new(self.fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
         }
     }

@@ -16,6 +16,8 @@ mod port;
 pub mod resolve;
 pub mod steps;
 
+use std::sync::Arc;
+
 pub use connection::{Connection, Question};
 pub use error::CmError;
 pub use event::{Event, EventKind, Queue, Sink, Target};
@@ -24,3 +26,13 @@ pub use ferroce_proto::cm::{AcceptParams, ConnectParams, Route, SidrAnswer, Sidr
 pub use port::{Bind, Port};
 
 pub(crate) use directory::Directory;
+
+use crate::engine::Engine;
+
+/// The engine, with a slot. Whoever calls connection management keeps no peer waiting meanwhile.
+fn engine() -> Result<Arc<Engine>, CmError> {
+    let engine = Engine::global()?;
+    engine.start()?;
+    engine.pay();
+    Ok(engine)
+}

@@ -45,8 +45,7 @@ impl Port {
     /// # Errors
     /// [`CmError::InUse`], [`CmError::NoAddress`], [`CmError::Permission`], and those of a process without broker or slot.
     pub fn bind(bind: &Bind) -> Result<Self, CmError> {
-        let engine = Engine::global()?;
-        engine.start()?;
+        let engine = super::engine()?;
         let Bind { space, address, reuse, v6_only } = *bind;
         let interface = match address {
             SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => v6.scope_id(),
@@ -83,6 +82,7 @@ impl Port {
     /// [`CmError::InUse`] if the port is shared.
     #[doc(alias = "rdma_listen")]
     pub fn listen(&self, backlog: u16, target: Target) -> Result<(), CmError> {
+        self.engine.pay();
         // Before, because the first request may be as fast as the answer.
         self.engine.connections().listens(self.handle, target);
         let listen = CmRequest::Listen { handle: self.handle, backlog };

@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::DeviceInfo;
 use crate::device::{GidEntry, GidType};
-use crate::engine::Engine;
+use crate::engine::{self, Engine};
 use crate::error::DeviceError;
 
 /// The device that owns a local address.
@@ -115,6 +115,7 @@ pub fn local(address: SocketAddr) -> Result<Option<Local>, ResolveError> {
 }
 
 fn bind(address: SocketAddr) -> Result<UdpSocket, ResolveError> {
+    engine::pay();
     UdpSocket::bind(with_port(address, 0)).map_err(|error| match error.kind() {
         io::ErrorKind::AddrNotAvailable => ResolveError::NotLocal(address.ip()),
         _ => ResolveError::Socket(error),

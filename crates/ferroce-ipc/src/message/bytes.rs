@@ -326,6 +326,14 @@ fn encode_status(status: &Status, mut w: Writer<'_>) -> Result<usize, MessageErr
     w.u8(status.adopted.into());
     w.bytes(&[0; 3]);
     w.table("programs", status.programs.len(), LEASE_ROW)?;
+    let cm = &status.cm;
+    for count in [cm.connections, cm.questions, cm.listeners, cm.ports] {
+        w.u32(count);
+    }
+    let kinds = [&cm.rx_msgs, &cm.rx_duplicates, &cm.tx_msgs, &cm.tx_retries];
+    for count in kinds.into_iter().flatten().chain(&cm.drops).chain([&cm.no_mad]) {
+        w.u64(*count);
+    }
     let end = w.0.len();
     for program in &status.programs {
         w.u32(program.pid);
@@ -352,9 +360,13 @@ fn decode_status(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Status, M
         build: body.padded::<32>("build")?,
         adopted: body.bool("adopted")?,
         programs: Vec::new(),
+        cm: Box::default(),
     };
     body.take(3)?;
     let table = Table::read(&mut body)?;
+    if !body.is_empty() {
+        *status.cm = decode_cm_status(&mut body)?;
+    }
     status.programs = tail.rows(table, |row| {
         let (pid, uid) = (row.u32()?, row.u32()?);
         let command = row.padded::<16>("command")?;
@@ -365,4 +377,19 @@ fn decode_status(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Status, M
         Ok(LeaseEntry { pid, uid, command, slots, resources: decode_counts(row)? })
     })?;
     Ok(status)
+}
+
+fn decode_cm_status(r: &mut Reader<'_>) -> Result<CmStatus, MessageError> {
+    let mut cm = CmStatus {
+        connections: r.u32()?,
+        questions: r.u32()?,
+        listeners: r.u32()?,
+        ports: r.u32()?,
+        ..CmStatus::default()
+    };
+    let kinds = [&mut cm.rx_msgs, &mut cm.rx_duplicates, &mut cm.tx_msgs, &mut cm.tx_retries];
+    for count in kinds.into_iter().flatten().chain(&mut cm.drops).chain([&mut cm.no_mad]) {
+        *count = r.u64()?;
+    }
+    Ok(cm)
 }

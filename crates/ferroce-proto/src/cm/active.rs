@@ -120,9 +120,12 @@ impl ConnectionManager {
     }
 
     fn repeat(&mut self, id: CommId, state: State, message: Message) {
-        self.counters.retried = self.counters.retried.wrapping_add(1);
         self.enter(id, "timeout", state);
-        self.send(id, message);
+        if let Some(connection) = self.connections.get(&id) {
+            let (route, mad) = (connection.route, connection.mad(message));
+            let traffic_class = connection.req.primary.traffic_class;
+            self.transmit_again(route, traffic_class, &mad);
+        }
     }
 
     /// The peer is silent: tells it, should it hear that, and the program.

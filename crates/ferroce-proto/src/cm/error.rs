@@ -49,6 +49,26 @@ pub enum CmDropReason {
     Refused,
 }
 
+impl CmDropReason {
+    /// Names of the counters, in their order.
+    pub const NAMES: [&'static str; 8] =
+        ["malformed", "invalid", "duplicate", "unknown_id", "wrong_peer", "state", "backlog", "refused"];
+
+    /// Which of the counters counts it.
+    pub(super) const fn place(self) -> usize {
+        match self {
+            Self::Malformed(_) => 0,
+            Self::Invalid => 1,
+            Self::Duplicate => 2,
+            Self::UnknownId => 3,
+            Self::WrongPeer => 4,
+            Self::State => 5,
+            Self::Backlog => 6,
+            Self::Refused => 7,
+        }
+    }
+}
+
 /// Why a record was not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ImportError {

@@ -3,6 +3,7 @@
 mod active;
 pub mod attributes;
 mod connection;
+mod counters;
 mod disconnect;
 mod error;
 mod listeners;
@@ -21,6 +22,7 @@ use ferroce_wire::cm::{
 };
 use ferroce_wire::mad::MadError;
 
+pub use self::counters::{CmCounters, PerMessage};
 pub use self::error::{CmDropReason, CmError, ImportError};
 pub use self::types::{
     AcceptParams, Bind, CmEvent, CmEventKind, ConnectParams, Disconnect, Kind, ListenParams, ListenerId,
@@ -28,7 +30,7 @@ pub use self::types::{
 };
 
 use self::connection::{Connection, QpKey, ReqKey};
-use self::listeners::Listeners;
+use self::listeners::{Ask, Listeners};
 use self::random::Random;
 use self::sidr::Sidr;
 
@@ -82,19 +84,6 @@ pub struct CmConfig {
     pub max_per_owner: usize,
 }
 
-/// Messages since creation. They wrap.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct CmCounters {
-    /// Given to `handle_mad`.
-    pub received: u64,
-    /// Of those, dropped with a [`CmDropReason`].
-    pub dropped: u64,
-    /// Handed to `poll_transmit`, repetitions included.
-    pub sent: u64,
-    /// Repeated because no answer came.
-    pub retried: u64,
-}
-
 /// Answers that wait to be fetched when further ones to strangers are left out.
 const OUTBOX: usize = 4096;
 
@@ -141,6 +130,11 @@ impl ConnectionManager {
             && self.used.is_empty()
     }
 
+    /// How many connections are there, time-wait included; questions; listeners.
+    pub fn census(&self) -> (usize, usize, usize) {
+        (self.connections.len(), self.sidr.len(), self.listeners.len())
+    }
+
     /// The state of a connection, in words; `None` if there is none of this id.
     pub fn state(&self, id: CommId) -> Option<&'static str> {
         self.connections.get(&id).map(|connection| connection.state.name())
@@ -177,10 +171,27 @@ impl ConnectionManager {
         self.listeners.remove(id);
     }
 
+    /// Whether a MAD would find somebody: `false` for requests at which nobody listens.
+    pub fn has_taker(&self, from: Route, mad: &[u8]) -> bool {
+        let (service, ask, known) = match Mad::parse(mad).map(|mad| mad.message) {
+            Ok(Message::Req(req)) => {
+                let key = ReqKey { remote: from.remote, id: req.local_id, guid: req.ca_guid };
+                let known =
+                    self.by_req.contains_key(&key) || self.peers.contains_key(&(req.service_id, from));
+                (req.service_id, Ask::Connection, known)
+            }
+            Ok(Message::SidrReq(req)) => {
+                (req.service_id, Ask::Datagram, self.asked.contains_key(&(from, req.request_id)))
+            }
+            _ => return true,
+        };
+        known || self.listeners.find(service, &from, ask).is_some()
+    }
+
     /// The next MAD to send.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         let transmit = self.outbox.pop_front()?;
-        self.counters.sent = self.counters.sent.wrapping_add(1);
+        self.counters.tx_msgs.count(&transmit.mad[..]);
         Some(transmit)
     }
 
@@ -214,10 +225,13 @@ impl ConnectionManager {
     ///
     /// Why it had no effect. An answer may have to be sent nevertheless.
     pub fn handle_mad(&mut self, now: Instant, from: Route, mad: &[u8]) -> Result<(), CmDropReason> {
-        self.counters.received = self.counters.received.wrapping_add(1);
+        self.counters.rx_msgs.count(mad);
         let result = self.dispatch(now, from, mad);
-        if result.is_err() {
-            self.counters.dropped = self.counters.dropped.wrapping_add(1);
+        if let Err(reason) = result {
+            self.counters.drop_of(reason);
+            if reason == CmDropReason::Duplicate {
+                self.counters.rx_duplicates.count(mad);
+            }
         }
         result
     }

@@ -107,8 +107,7 @@ impl ConnectionManager {
         *retry = Retry { at: now + *response_time, left: retry.left.saturating_sub(1) };
         let (route, traffic_class, mad, at) = (*route, *traffic_class, *mad, retry.at);
         self.timers.insert((at, id));
-        self.counters.retried = self.counters.retried.wrapping_add(1);
-        self.transmit(route, traffic_class, &mad);
+        self.transmit_again(route, traffic_class, &mad);
     }
 
     pub(super) fn handle_sidr_req(

@@ -163,6 +163,14 @@ impl ConnectionManager {
         self.outbox.push_back(Transmit { route, traffic_class, mad });
     }
 
+    /// Sends a message that was sent before and not answered.
+    pub(super) fn transmit_again(&mut self, route: Route, traffic_class: u8, mad: &Mad) {
+        self.transmit(route, traffic_class, mad);
+        if let Some(again) = self.outbox.back() {
+            self.counters.tx_retries.count(&again.mad[..]);
+        }
+    }
+
     /// Tells a connection's program, if it has one.
     pub(super) fn tell(&mut self, id: CommId, kind: CmEventKind) {
         if self.connections.get(&id).is_none_or(|connection| !connection.orphaned) {

@@ -1,16 +1,20 @@
 //! A program's side of connection management: requests, and what the next broker is told.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Mutex;
+use std::time::Duration;
 
 use ferroce_ipc::{
     ClientError, CmBind, CmDone, CmNews, CmRequest, CmWhat, MAJOR, MINOR_CONNECTIONS, Message, Refusal,
     RefusalCode,
 };
 use ferroce_wire::cm::CommId;
+use parking_lot::Mutex;
 
 use super::link::{Guard, Inner};
 use super::{BrokerClient, BrokerError, REQUEST};
+
+/// How long a message without answer waits for requests of other threads.
+const TELL: Duration = Duration::from_millis(20);
 
 /// What this program has at the broker: all that the next one needs to know.
 #[derive(Debug, Default)]
@@ -135,7 +139,7 @@ impl Book {
 impl Inner {
     /// Takes up what was to be told without waiting for an answer.
     pub(super) fn take_up(&mut self, later: &Mutex<VecDeque<CmRequest>>) {
-        let later = std::mem::take(&mut *later.lock().unwrap_or_else(|e| e.into_inner()));
+        let later = std::mem::take(&mut *later.lock());
         for request in later {
             self.book.done(&request, &CmDone::default());
             if self.minor >= MINOR_CONNECTIONS {
@@ -146,13 +150,15 @@ impl Inner {
 }
 
 impl BrokerClient {
-    /// Tells the broker that a bind or connection is over: [`CmRequest::Unbind`] or [`CmRequest::Close`]. Never waits.
+    /// Tells the broker that a bind or connection is over: [`CmRequest::Unbind`] or [`CmRequest::Close`]. Waits for no
+    /// answer; if a broker is there that answers other threads' requests, it has the message when this returns, so that it
+    /// comes before whatever the caller does next.
     pub fn tell(&self, request: CmRequest) {
-        self.later.lock().unwrap_or_else(|e| e.into_inner()).push_back(request);
-        match self.inner.try_lock() {
-            Ok(inner) => Guard { owner: self, inner }.drain(),
+        self.later.lock().push_back(request);
+        match self.inner.try_lock_for(TELL) {
+            Some(inner) => Guard::new(self, inner).drain(),
             // Whoever is in a request leaves it to the thread that follows the broker.
-            Err(_) => {
+            None => {
                 let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
             }
         }
@@ -164,18 +170,19 @@ impl BrokerClient {
     /// # Errors
     /// [`ferroce_ipc::ClientError::Refused`] with the broker's reason; those of a broker that must be found anew.
     pub fn connections(&self, request: CmRequest, then: impl FnOnce(&CmDone)) -> Result<CmDone, BrokerError> {
-        let minor = self.up()?.inner.minor;
-        if minor < MINOR_CONNECTIONS {
-            let sentence = format!(
-                "ferroced speaks protocol {MAJOR}.{minor}, connections need {MAJOR}.{MINOR_CONNECTIONS}: end the programs \
-                 that use ferroced, so that a new one can start"
-            );
-            return Err(ClientError::from(Refusal { code: RefusalCode::Version, sentence }).into());
-        }
         let message = Message::Cm(request);
-        let (mut guard, done) = self.ask(|client| match client.request(&message, REQUEST)? {
-            (Message::CmDone(done), _) => Ok(done),
-            _ => Err(ClientError::Unexpected),
+        let (mut guard, done) = self.ask(|client, minor| {
+            if minor < MINOR_CONNECTIONS {
+                let sentence = format!(
+                    "ferroced speaks protocol {MAJOR}.{minor}, connections need {MAJOR}.{MINOR_CONNECTIONS}: end the \
+                     programs that use ferroced, so that a new one can start"
+                );
+                return Err(Refusal { code: RefusalCode::Version, sentence }.into());
+            }
+            match client.request(&message, REQUEST)? {
+                (Message::CmDone(done), _) => Ok(done),
+                _ => Err(ClientError::Unexpected),
+            }
         })?;
         if let Message::Cm(request) = &message {
             guard.inner.book.done(request, &done);

@@ -4,11 +4,15 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Child;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use ferroce_ipc::{Client, ClientError, DeviceInfo, MINOR_CONNECTIONS, Message, Refusal};
+use ferroce_ipc::{
+    Client, ClientError, CmRequest, DeviceInfo, MINOR_CONNECTIONS, MINOR_UNANSWERED, Message, Refusal,
+};
+use parking_lot::MutexGuard;
 use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 use tracing::{debug, info, warn};
 
@@ -43,6 +47,8 @@ pub(super) struct Inner {
     pub(super) events: VecDeque<BrokerEvent>,
     /// A `ferroced --detach` to be reaped.
     pub(super) child: Option<Child>,
+    /// The timer is set, or has run out.
+    pub(super) armed: bool,
 }
 
 #[derive(Debug)]
@@ -76,6 +82,19 @@ impl Search {
 pub(super) struct Guard<'a> {
     pub(super) owner: &'a BrokerClient,
     pub(super) inner: MutexGuard<'a, Inner>,
+    /// Dropped last, when the lock is free.
+    _nudge: Nudge<'a>,
+}
+
+/// Wakes who found the lock taken.
+struct Nudge<'a>(&'a BrokerClient);
+
+impl Drop for Nudge<'_> {
+    fn drop(&mut self) {
+        if self.0.missed.swap(false, Ordering::SeqCst) {
+            let _ = rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes());
+        }
+    }
 }
 
 impl Drop for Guard<'_> {
@@ -87,10 +106,16 @@ impl Drop for Guard<'_> {
     }
 }
 
-impl Guard<'_> {
+impl<'a> Guard<'a> {
+    pub(super) fn new(owner: &'a BrokerClient, inner: MutexGuard<'a, Inner>) -> Self {
+        Self { owner, inner, _nudge: Nudge(owner) }
+    }
+
     /// Takes every message that is there, and looks for the next broker when that is due.
     pub(super) fn drain(&mut self) {
-        clear(&self.owner.timer);
+        if self.inner.armed && clear(&self.owner.timer) {
+            self.inner.armed = false;
+        }
         self.inner.reap();
         self.inner.take_up(&self.owner.later);
         loop {
@@ -191,10 +216,11 @@ impl Guard<'_> {
         false
     }
 
-    fn retry_in(&self, time: Duration) {
+    fn retry_in(&mut self, time: Duration) {
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         let value = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
         let once = Itimerspec { it_interval: zero, it_value: value };
+        self.inner.armed = true;
         if let Err(e) = timerfd_settime(&self.owner.timer, TimerfdTimerFlags::empty(), &once) {
             warn!("no timer: {e}");
         }
@@ -202,6 +228,12 @@ impl Guard<'_> {
 }
 
 impl Inner {
+    /// Whether there is a broker that knows all it is to know.
+    pub(super) fn is_ready(&self) -> bool {
+        let told = self.book.outbox.is_empty() && self.book.restoring.is_empty();
+        told && matches!(self.link, Link::Up { resume: None, .. })
+    }
+
     /// Starts the next broker, without waiting for it.
     fn start(&mut self) {
         let embedded = match self.options.mode {
@@ -267,8 +299,12 @@ impl Inner {
     fn tell(&mut self) -> io::Result<bool> {
         let Link::Up { client, .. } = &mut self.link else { return Ok(true) };
         while let Some(request) = self.book.outbox.pop_front() {
+            let ends = matches!(request, CmRequest::Close(_) | CmRequest::Unbind { .. });
             let message = Message::Cm(request);
-            let sent = client.send(&message, &[]);
+            let sent = match ends && self.minor >= MINOR_UNANSWERED {
+                true => client.tell(&message).map(|()| 0),
+                false => client.send(&message, &[]),
+            };
             let Message::Cm(request) = message else { continue };
             match sent {
                 Ok(id) => self.book.told(id, &request),

@@ -60,6 +60,11 @@ impl<W: World> Broker<W> {
         self.connections_settle();
     }
 
+    /// So many datagrams to queue pair 1 held no MAD.
+    pub fn no_mads(&mut self, count: u64) {
+        self.no_mad = self.no_mad.wrapping_add(count);
+    }
+
     fn take_mad(&mut self, from: Route, mad: &[u8]) {
         let slot = addressee(mad).map(ConnectionManager::owner).and_then(|slot| self.slots.get(slot));
         // Of a program that is stopped, say: only it knows whether there is that connection. Peers repeat.

@@ -8,6 +8,8 @@ use std::fs::File;
 use super::*;
 
 const PORT: u16 = 7471;
+/// How long a request waits for somebody to listen.
+const GRACE: Duration = Duration::from_millis(100);
 
 impl Bench {
     /// Clients 1 and 2, each with a slot of its number.
@@ -36,6 +38,11 @@ impl Bench {
             Some(Message::Refused(refusal)) => Err(refusal.code),
             other => panic!("{other:?}"),
         }
+    }
+
+    fn wait(&mut self, time: Duration) {
+        self.now += time;
+        self.broker.tick(self.now);
     }
 
     fn listen(&mut self, client: u64, handle: u64) {
@@ -199,6 +206,7 @@ fn a_link_answers_although_no_program_runs() {
         message: ferroce_wire::cm::Message::Req(Req { local_id: CommId(5), ..req() }),
     };
     bench.broker.mad(bench.now, from, &mad.emit());
+    bench.wait(GRACE);
     let Some(Output::Mad(transmit)) = bench.broker.poll_output() else { panic!("no answer") };
     match ferroce_wire::cm::Mad::parse(&transmit.mad[..]).unwrap().message {
         ferroce_wire::cm::Message::Rej(rej) => assert_eq!(rej.reason, RejReason::INVALID_SERVICE_ID),
@@ -206,4 +214,96 @@ fn a_link_answers_although_no_program_runs() {
     }
     // Leases go on as if it had not been so.
     assert_eq!(bench.lease(1, 1).unwrap().0, [1]);
+}
+
+#[test]
+fn who_asked_is_answered_before_anybody_hears_of_it() {
+    let mut bench = Bench::with_programs();
+    bench.listen(1, 7);
+    let said = |bench: &mut Bench, client, request| {
+        bench.broker.message(bench.now, ClientId(client), 5, Message::Cm(request), vec![]);
+        let first = bench.broker.poll_output();
+        assert!(matches!(first, Some(Output::Send { id: 5, message: Message::CmDone(_), .. })), "{first:?}");
+    };
+    said(&mut bench, 2, connect());
+    let passive = bench.run()[0].1.id;
+    let accept = AcceptParams::new(1, Qpn::new(9)).rep(passive, Psn::new(0), &req());
+    said(&mut bench, 1, CmRequest::Accept(Box::new(accept)));
+    let active = bench.run()[0].1.id;
+    said(&mut bench, 2, CmRequest::Establish(active));
+    bench.run();
+    said(&mut bench, 2, CmRequest::Disconnect(active));
+}
+
+#[test]
+fn who_wants_no_answer_gets_none() {
+    let mut bench = Bench::with_programs();
+    bench.listen(1, 7);
+    bench.output();
+    for request in [CmRequest::Unbind { handle: 7 }, CmRequest::Close(CommId(0x0200_0001))] {
+        bench.broker.message(bench.now, ClientId(1), 0, Message::Cm(request), vec![]);
+        assert!(bench.broker.poll_output().is_none());
+    }
+    assert_eq!(bench.broker.status().cm.listeners, 0);
+}
+
+#[test]
+fn a_request_may_come_a_moment_before_its_listener() {
+    let mut bench = Bench::with_programs();
+    let early = bench.ask(2, connect()).unwrap().id;
+    assert!(bench.run().is_empty());
+    bench.wait(GRACE - Duration::from_millis(1));
+    assert!(bench.run().is_empty());
+    bench.ask(1, CmRequest::Bind(bind(7))).unwrap();
+    bench.broker.message(
+        bench.now,
+        ClientId(1),
+        6,
+        Message::Cm(CmRequest::Listen { handle: 7, backlog: 0 }),
+        vec![],
+    );
+    let first = bench.broker.poll_output();
+    assert!(
+        matches!(first, Some(Output::Send { id: 6, message: Message::CmDone(_), .. })),
+        "the answer first"
+    );
+    assert!(matches!(&bench.run()[..], [(1, CmNews { what: CmWhat::Request { handle: Some(7), .. }, .. })]));
+    bench.ask(2, CmRequest::Close(early)).unwrap();
+}
+
+#[test]
+fn where_nobody_listens_one_is_refused_soon() {
+    let mut bench = Bench::with_programs();
+    bench.listen(1, 7);
+    bench.ask(1, CmRequest::Unbind { handle: 7 }).unwrap();
+    bench.ask(2, connect()).unwrap();
+    assert!(bench.run().is_empty());
+    bench.wait(GRACE);
+    match &bench.run()[..] {
+        [(2, CmNews { what: CmWhat::Rejected(rej), .. })] => {
+            assert_eq!(rej.reason, RejReason::INVALID_SERVICE_ID)
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(bench.broker.cm.is_idle());
+}
+
+#[test]
+fn a_flood_of_requests_for_nobody_is_refused_at_once() {
+    let mut bench = Bench::with_programs();
+    let route = Route { local: [127, 0, 0, 1].into(), remote: [127, 0, 0, 1].into(), interface: 0 };
+    let mut refused = 0;
+    for id in 1..=1000 {
+        let message = ferroce_wire::cm::Message::Req(Req { local_id: CommId(id), ..req() });
+        bench.broker.mad(bench.now, route, &ferroce_wire::cm::Mad { transaction_id: 1, message }.emit());
+        while let Some(output) = bench.broker.poll_output() {
+            refused += u32::from(matches!(output, Output::Mad(_)));
+        }
+    }
+    assert_eq!(refused, 1000 - 256);
+    bench.wait(GRACE);
+    assert!(matches!(bench.broker.poll_output(), Some(Output::Mad(_))));
+    let status = bench.broker.status().cm;
+    assert_eq!((status.rx_msgs[0], status.tx_msgs[2], status.drops[7]), (1000, 1000, 1000));
+    assert_eq!(status.connections, 0);
 }
