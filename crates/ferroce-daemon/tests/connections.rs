@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use common::{brokers, isolated, kill, program};
 use ferroce_engine::cm::{
-    AcceptParams, Bind, CmError, ConnectParams, Connection, Event, EventKind, Port, Queue, Route, Target,
+    AcceptParams, Bind, CmError, ConnectParams, Connection, Event, EventKind, Port, Question, Queue, Route,
+    SidrAnswer, SidrParams, Target,
 };
-use ferroce_wire::cm::{IpCmHeader, PortSpace, PrivateData, RejReason};
-use ferroce_wire::{Psn, Qpn};
+use ferroce_wire::cm::{CmTime, Ece, IpCmHeader, PortSpace, PrivateData, RejReason, SidrStatus};
+use ferroce_wire::{Psn, Qkey, Qpn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const PORT: u16 = 7471;
@@ -174,6 +175,46 @@ fn a_request_outlives_its_broker() {
         connection.establish().unwrap();
         server.says("established");
         server.ends();
+    });
+}
+
+/// The one who asks asks again; the one who was asked hears it anew.
+#[test]
+fn a_question_outlives_its_broker() {
+    isolated("a_question_outlives_its_broker", || {
+        let queue = Queue::new().unwrap();
+        let port = Port::bind(&Bind::new(PortSpace::Udp, SocketAddr::new(LOCALHOST, PORT))).unwrap();
+        port.listen(0, target(&queue)).unwrap();
+        let header = IpCmHeader { source_port: 5, source: LOCALHOST, destination: LOCALHOST }.emit();
+        let params = SidrParams {
+            route: Route { local: LOCALHOST, remote: LOCALHOST, interface: 0 },
+            service_id: port.service_id(),
+            response_timeout: CmTime::saturating(18),
+            max_cm_retries: 15,
+            traffic_class: 0,
+            private: PrivateData::new(&header).unwrap(),
+        };
+        let question = Question::ask(&params, Target { context: 1, ..target(&queue) }).unwrap();
+        let Event { context: 0, kind: EventKind::Asked { question: first, .. } } = next(&queue) else {
+            panic!("not asked")
+        };
+        kill(brokers()[0]);
+        let Event { context: 0, kind: EventKind::Asked { question: again, .. } } = next(&queue) else {
+            panic!("not asked again")
+        };
+        let answer = SidrAnswer {
+            status: SidrStatus::VALID,
+            qpn: Qpn::new(7),
+            qkey: Qkey::new(8),
+            ece: Ece::default(),
+            private: PrivateData::EMPTY,
+        };
+        // The first one went with its broker.
+        assert!(matches!(first.answer(&answer), Err(CmError::Gone(_))));
+        again.answer(&answer).unwrap();
+        let Event { context: 1, kind: EventKind::Answered(rep) } = next(&queue) else { panic!("no answer") };
+        assert_eq!((rep.qpn, rep.qkey), (Qpn::new(7), Qkey::new(8)));
+        drop(question);
     });
 }
 

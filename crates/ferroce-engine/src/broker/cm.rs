@@ -342,7 +342,7 @@ impl Cm {
 
     /// A program tells what an earlier broker knew.
     fn restore(&mut self, id: CommId, record: &[u8], has: impl Fn(Address) -> bool) -> Result<(), Refusal> {
-        if self.manager.state(id).is_some() {
+        if self.manager.knows(id) {
             // We are that broker.
             return Ok(());
         }

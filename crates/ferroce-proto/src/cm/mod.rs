@@ -140,6 +140,11 @@ impl ConnectionManager {
         self.connections.get(&id).map(|connection| connection.state.name())
     }
 
+    /// Whether there is a connection or a question of this id.
+    pub fn knows(&self, id: CommId) -> bool {
+        self.connections.contains_key(&id) || self.sidr.contains_key(&id)
+    }
+
     /// Between whom a connection is; `None` if there is none of this id.
     pub fn route(&self, id: CommId) -> Option<Route> {
         self.connections.get(&id).map(|connection| connection.route)

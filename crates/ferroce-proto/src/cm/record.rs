@@ -9,23 +9,29 @@ use ferroce_wire::mad::MAD_LEN;
 use ferroce_wire::{Gid, Instant, PathMtu, Psn};
 
 use super::connection::{Connection, LONGEST_WAIT, Retry, Role, State, bounded};
+use super::sidr::Sidr;
 use super::types::Route;
 use super::{CmError, ConnectionManager, ImportError};
 
 const VERSION: u8 = 1;
+/// In the place of the version: the record is of a question.
+const QUESTION: u8 = 2;
 const PASSIVE: u8 = 1;
 const PEER_TO_PEER: u8 = 2;
 const HAS_REP: u8 = 4;
 
 impl ConnectionManager {
     /// A connection as octets, of at most [`Self::MAX_RECORD`]: to be kept after each event and command. One that is older
-    /// by what happened on the wire since serves too, as the peer repeats what was not answered. Questions have none:
-    /// whoever asked asks again.
+    /// by what happened on the wire since serves too, as the peer repeats what was not answered. Questions of ours have one
+    /// too; those of peers do not, who ask again.
     ///
     /// # Errors
     ///
     /// [`CmError::UnknownId`].
     pub fn export(&self, now: Instant, id: CommId) -> Result<Vec<u8>, CmError> {
+        if let Some(question) = self.sidr.get(&id) {
+            return write_question(question, now).ok_or(CmError::UnknownId(id));
+        }
         Ok(write(self.get(id)?, now))
     }
 
@@ -45,6 +51,9 @@ impl ConnectionManager {
         record: &[u8],
         is_ours: impl FnOnce(&Route) -> bool,
     ) -> Result<CommId, ImportError> {
+        if record.first() == Some(&QUESTION) {
+            return self.import_question(now, owner, record, is_ours);
+        }
         let connection = read(record, now).ok_or(ImportError::Invalid)?;
         if Self::owner(connection.id) != owner {
             return Err(ImportError::Owner);
@@ -55,6 +64,28 @@ impl ConnectionManager {
         self.admits(&connection)?;
         let id = connection.id;
         self.insert(connection);
+        Ok(id)
+    }
+
+    fn import_question(
+        &mut self,
+        now: Instant,
+        owner: u8,
+        record: &[u8],
+        is_ours: impl FnOnce(&Route) -> bool,
+    ) -> Result<CommId, ImportError> {
+        let (id, question, retry) = read_question(record, now).ok_or(ImportError::Invalid)?;
+        if Self::owner(id) != owner {
+            return Err(ImportError::Owner);
+        }
+        let Sidr::Asking { route, .. } = &question else { return Err(ImportError::Invalid) };
+        if !is_ours(route) {
+            return Err(ImportError::Invalid);
+        }
+        self.has_place(id)?;
+        self.count_in(id);
+        self.timers.insert((retry.at, id));
+        self.sidr.insert(id, question);
         Ok(id)
     }
 }
@@ -79,7 +110,6 @@ fn write(connection: &Connection, now: Instant) -> Vec<u8> {
         | flag(connection.peer_to_peer, PEER_TO_PEER)
         | flag(connection.rep.is_some(), HAS_REP);
     let left = connection.state.deadline().map_or(Duration::ZERO, |at| at.saturating_since(now));
-    let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX).to_le_bytes();
     let mut out = Vec::with_capacity(ConnectionManager::MAX_RECORD);
     out.extend([VERSION, flags, state, number]);
     out.extend(nanos(left));
@@ -95,6 +125,45 @@ fn write(connection: &Connection, now: Instant) -> Vec<u8> {
         out.extend(connection.mad(Message::Rep(rep)).emit());
     }
     out
+}
+
+/// `None` for a peer's.
+fn write_question(question: &Sidr, now: Instant) -> Option<Vec<u8>> {
+    let Sidr::Asking { route, traffic_class, mad, response_time, retry } = question else { return None };
+    let mut out = Vec::with_capacity(ConnectionManager::MAX_RECORD);
+    out.extend([QUESTION, *traffic_class, 0, retry.left]);
+    out.extend(nanos(retry.at.saturating_since(now)));
+    out.extend(nanos(*response_time));
+    out.extend(mad.transaction_id.to_le_bytes());
+    out.extend(route.interface.to_le_bytes());
+    out.extend(Gid::from_ip(route.local).0);
+    out.extend(Gid::from_ip(route.remote).0);
+    out.extend(mad.emit());
+    Some(out)
+}
+
+fn read_question(record: &[u8], now: Instant) -> Option<(CommId, Sidr, Retry)> {
+    let mut reader = Reader(record);
+    let [QUESTION, traffic_class, 0, number] = reader.take()? else { return None };
+    let left = reader.nanos()?;
+    let response_time = bounded(reader.nanos()?);
+    let transaction_id = u64::from_le_bytes(reader.take()?);
+    let interface = u32::from_le_bytes(reader.take()?);
+    let local = Gid(reader.take()?).to_ip();
+    let remote = Gid(reader.take()?).to_ip();
+    let message = reader.message()?;
+    let Message::SidrReq(req) = message else { return None };
+    if !reader.0.is_empty() || local.is_ipv4() != remote.is_ipv4() || req.request_id == CommId::NONE {
+        return None;
+    }
+    let route = Route { local, remote, interface };
+    let retry = Retry { at: now + left.min(response_time), left: number.min(15) };
+    let mad = Mad { transaction_id, message };
+    Some((req.request_id, Sidr::Asking { route, traffic_class, mad, response_time, retry }, retry))
+}
+
+fn nanos(duration: Duration) -> [u8; 8] {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX).to_le_bytes()
 }
 
 /// Octets from the front.

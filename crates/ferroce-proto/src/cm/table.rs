@@ -180,15 +180,19 @@ impl ConnectionManager {
 
     /// Whether a connection read from a record can be taken in beside the others.
     pub(super) fn admits(&self, connection: &Connection) -> Result<(), ImportError> {
-        let id = connection.id;
-        if self.connections.contains_key(&id) || self.sidr.contains_key(&id) {
-            return Err(ImportError::InUse);
-        }
         let taken = connection.req_key().is_some_and(|key| self.by_req.contains_key(&key))
             || connection.qp_key().is_some_and(|key| self.by_qp.contains_key(&key))
             || connection.peer_to_peer
                 && self.peers.contains_key(&(connection.req.service_id, connection.route));
         if taken {
+            return Err(ImportError::InUse);
+        }
+        self.has_place(connection.id)
+    }
+
+    /// Whether an id is free, and there is room for what it names.
+    pub(super) fn has_place(&self, id: CommId) -> Result<(), ImportError> {
+        if self.connections.contains_key(&id) || self.sidr.contains_key(&id) {
             return Err(ImportError::InUse);
         }
         self.room(Self::owner(id)).map_err(|error| match error {

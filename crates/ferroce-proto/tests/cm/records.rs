@@ -1,15 +1,17 @@
 //! Another broker goes on where the first one ended.
 
-use ferroce_proto::cm::{CmEventKind, ConnectionManager, Disconnect, ImportError, Route};
+use ferroce_proto::cm::{
+    CmError, CmEventKind, ConnectionManager, Disconnect, ImportError, Route, SidrParams,
+};
 use ferroce_sim::{Rng, Verdict};
 use ferroce_wire::Instant;
 use ferroce_wire::cm::{CommId, Message};
 use proptest::prelude::*;
 
-use crate::probe::{Probe, dreq};
+use crate::probe::{Probe, dreq, sidr_req};
 use crate::schedules::SCRIPTS;
 use crate::states::{STATES, prepare};
-use crate::world::{Packet, SECOND, World, manager, route};
+use crate::world::{Packet, SECOND, World, manager, route, sidr_params};
 
 fn ours(at: &Route) -> bool {
     *at == route(1)
@@ -19,9 +21,6 @@ fn ours(at: &Route) -> bool {
 #[test]
 fn brokers_die_at_any_time() {
     for (name, script) in SCRIPTS {
-        if script.datagrams {
-            continue;
-        }
         for messages in 0..10 {
             for end in 0..2 {
                 for lost in 0..10 {
@@ -67,6 +66,61 @@ fn a_record_is_the_connection() {
         let longer = [&record[..], &[0]].concat();
         assert_eq!(manager(1).import(later, 9, &longer, ours), Err(ImportError::Invalid));
     }
+}
+
+#[test]
+fn a_record_is_the_question() {
+    let mut probe = Probe::new();
+    let id = probe.cm.resolve(probe.now, 9, &SidrParams { traffic_class: 0x20, ..sidr_params(1) }).unwrap();
+    let asked = probe.cm.poll_transmit().unwrap();
+    let record = probe.cm.export(probe.now, id).unwrap();
+    let later = Instant::from_nanos(77_000_000_000);
+    let import = |record: &[u8]| {
+        let mut heir = manager(99);
+        heir.import(later, 9, record, ours).map(|_| heir)
+    };
+    let mut heir = import(&record).unwrap();
+    assert!(heir.knows(id) && heir.state(id).is_none() && heir.poll_transmit().is_none());
+    assert_eq!(heir.export(later, id), Ok(record.clone()));
+    assert_eq!(heir.import(later, 9, &record, ours), Err(ImportError::InUse));
+    assert_eq!(heir.import(later, 8, &record, ours), Err(ImportError::Owner));
+    assert_eq!(manager(1).import(later, 9, &record, |_| false).err(), Some(ImportError::Invalid));
+    for len in 0..record.len() {
+        assert_eq!(import(&record[..len]).err(), Some(ImportError::Invalid), "{len}");
+    }
+    assert_eq!(import(&[&record[..], &[0]].concat()).err(), Some(ImportError::Invalid));
+
+    // It is repeated as it was, when it would have been, and answered.
+    let at = heir.poll_timeout().unwrap();
+    let left = probe.cm.poll_timeout().unwrap().saturating_since(probe.now);
+    assert_eq!(at.saturating_since(later), left);
+    heir.handle_timeout(at);
+    assert_eq!(heir.poll_transmit(), Some(asked));
+    heir.close_owner(at, 9);
+    assert!(heir.is_empty());
+
+    // However far away and often a record says that it is to be repeated.
+    let mut forged = record;
+    forged[3] = 0xff;
+    forged[4..20].fill(0xff);
+    let mut heir = import(&forged).unwrap();
+    let mut sent = 0;
+    while let Some(at) = heir.poll_timeout() {
+        assert!(at.saturating_since(later) <= SECOND * 20 * 17);
+        heir.handle_timeout(at);
+        sent += std::iter::from_fn(|| heir.poll_transmit()).count();
+    }
+    assert_eq!(sent, 15);
+    assert!(matches!(heir.poll_event().unwrap().kind, CmEventKind::Unreachable) && heir.is_empty());
+}
+
+#[test]
+fn questions_of_peers_have_no_record() {
+    let mut probe = Probe::new();
+    probe.give(Message::SidrReq(sidr_req())).unwrap();
+    let id = probe.event().id;
+    assert!(probe.cm.knows(id));
+    assert_eq!(probe.cm.export(probe.now, id), Err(CmError::UnknownId(id)));
 }
 
 #[test]
