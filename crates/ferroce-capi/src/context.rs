@@ -16,6 +16,7 @@ use crate::handle::{Handle, Live, Pool};
 use crate::import::{self, Origin};
 use crate::log;
 use crate::ops;
+use crate::rdmacm;
 
 /// A context. Programs hold the address of its last member, `verbs_context.context`, since the structure grows at
 /// its front.
@@ -128,7 +129,10 @@ pub(crate) fn open(
     let handle = POOL.take(ops::verbs_context(context));
     handle.extra.0.store(false, Ordering::Relaxed);
     // The device may be gone at any time from here on.
-    engine.on_fatal(|| handle.extra.0.store(true, Ordering::Relaxed));
+    engine.on_fatal(|| {
+        handle.extra.0.store(true, Ordering::Relaxed);
+        rdmacm::device_gone(handle);
+    });
     import::opened(origin, device);
     POOL.enliven(handle, LiveContext { engine, origin, _command: command });
     Ok(handle.public())

@@ -230,6 +230,21 @@ fn connections_of_ids() {
 }
 
 #[test]
+fn datagrams_of_ids() {
+    passes("datagram_ids");
+}
+
+#[test]
+fn groups_of_ids() {
+    passes("groups");
+}
+
+#[test]
+fn later_functions_of_ids_and_vendor_options() {
+    passes("id_extras");
+}
+
+#[test]
 fn what_is_not_built_says_so() {
     passes("refused");
 }

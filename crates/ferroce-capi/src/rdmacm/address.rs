@@ -2,6 +2,8 @@
 
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 
+use ferroce_abi as abi;
+use ferroce_wire::Gid;
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 
 use crate::errno::Errno;
@@ -51,6 +53,26 @@ pub(crate) unsafe fn read_optional(address: *const sockaddr) -> Result<Option<So
     }
     // SAFETY: as the caller says.
     unsafe { read(address) }.map(Some)
+}
+
+/// The address of something that may be a group. One of the family `AF_IB` is then a group's GID as it is, which programs
+/// call unmapped; of others [`read`] says why not.
+///
+/// # Safety
+///
+/// As for [`read`].
+pub(super) unsafe fn read_group(address: *const sockaddr) -> Result<SocketAddr, Errno> {
+    // SAFETY: as the caller says.
+    match unsafe { read(address) } {
+        Err(Errno::EAFNOSUPPORT) => {
+            // SAFETY: the caller says that all of this family's address may be read.
+            let ib = unsafe { address.cast::<abi::sockaddr_ib>().read_unaligned() };
+            // SAFETY: octets, whatever they were written as.
+            let gid = Gid(unsafe { ib.sib_addr.ib_u.uib_addr8 });
+            if gid.is_multicast() { Ok((gid.to_ip(), 0).into()) } else { Err(Errno::EAFNOSUPPORT) }
+        }
+        read => read,
+    }
 }
 
 /// As C has it, in room for any family.

@@ -1,6 +1,8 @@
 //! Names and services, as `getaddrinfo` has them, with what connecting needs beside an address.
 
+use std::ffi::{CStr, CString};
 use std::ptr;
+use std::sync::Arc;
 
 use core::ffi::{c_char, c_int, c_void};
 use ferroce_abi as abi;
@@ -8,6 +10,8 @@ use libc::{addrinfo, sockaddr, socklen_t};
 
 use super::address::AF_IB;
 use super::ep::RAI_PASSIVE;
+use super::event::What;
+use super::id::{self, IdHandle, LiveId};
 use crate::call;
 use crate::errno::Errno;
 
@@ -15,6 +19,10 @@ const RAI_NUMERICHOST: c_int = 2;
 /// There is nothing lengthy to leave out: routes are the kernel's.
 const RAI_NOROUTE: c_int = 4;
 const RAI_FAMILY: c_int = 8;
+/// `rdma_resolve_addrinfo` asks a subnet administrator, of which RoCE has none.
+const RAI_SA: c_int = 16;
+/// It asks the system's resolver, as it does anyway.
+const RAI_DNS: c_int = 32;
 
 /// The kind of queue pair, 0 for any.
 fn socket_type(qp_type: c_int) -> c_int {
@@ -36,7 +44,27 @@ fn protocol(ps: c_int) -> c_int {
 }
 
 /// Frees what [`rdma_getaddrinfo`] made; a results list is taken apart by its allocator's rules: all of it is malloc's.
-struct List(*mut abi::rdma_addrinfo);
+pub(super) struct List(*mut abi::rdma_addrinfo);
+
+// SAFETY: it owns what it points to.
+unsafe impl Send for List {}
+
+impl List {
+    /// It is the program's from now on, which frees it.
+    fn give(self) -> *mut abi::rdma_addrinfo {
+        let first = self.0;
+        std::mem::forget(self);
+        first
+    }
+
+    /// As it is, without further results: there is one.
+    fn duplicate(&self) -> Result<Self, Errno> {
+        // SAFETY: it owns an element.
+        let original = unsafe { &*self.0 };
+        // SAFETY: its addresses are as long as it says.
+        unsafe { answer(None, Some(original)) }
+    }
+}
 
 impl Drop for List {
     fn drop(&mut self) {
@@ -161,30 +189,49 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     call::minus_one(|_| {
         // SAFETY: NULL, or readable as the caller says.
         let hints = unsafe { hints.as_ref() };
-        if res.is_null() || (node.is_null() && service.is_null() && hints.is_none()) {
+        if res.is_null() {
             return Err(Errno::EINVAL);
         }
-        let known = RAI_PASSIVE | RAI_NUMERICHOST | RAI_NOROUTE | RAI_FAMILY;
-        if hints.is_some_and(|hints| hints.ai_flags & !known != 0) {
-            return Ok(libc::EAI_BADFLAGS);
-        }
-        let found = if node.is_null() && service.is_null() {
-            None
-        } else {
-            // SAFETY: as the caller says.
-            match unsafe { ask(node, service, hints) } {
-                Found::Address(list) => Some(list),
-                Found::Failure(code) => return Ok(code),
-            }
-        };
         // SAFETY: as the caller says.
-        let list = unsafe { answer(found.as_ref(), hints) }?;
-        let first = list.0;
-        std::mem::forget(list);
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { res.write(first) };
-        Ok(0)
+        match unsafe { look_up(node, service, hints) }? {
+            Ok(list) => {
+                // SAFETY: not NULL, and the caller says it may be written to.
+                unsafe { res.write(list.give()) };
+                Ok(0)
+            }
+            Err(code) => Ok(code),
+        }
     })
+}
+
+/// What was found, or a code of `getaddrinfo`.
+///
+/// # Safety
+///
+/// As for [`rdma_getaddrinfo`].
+unsafe fn look_up(
+    node: *const c_char,
+    service: *const c_char,
+    hints: Option<&abi::rdma_addrinfo>,
+) -> Result<Result<List, c_int>, Errno> {
+    if node.is_null() && service.is_null() && hints.is_none() {
+        return Err(Errno::EINVAL);
+    }
+    let known = RAI_PASSIVE | RAI_NUMERICHOST | RAI_NOROUTE | RAI_FAMILY | RAI_DNS;
+    if hints.is_some_and(|hints| hints.ai_flags & !known != 0) {
+        return Ok(Err(libc::EAI_BADFLAGS));
+    }
+    let found = if node.is_null() && service.is_null() {
+        None
+    } else {
+        // SAFETY: as the caller says.
+        match unsafe { ask(node, service, hints) } {
+            Found::Address(list) => Some(list),
+            Found::Failure(code) => return Ok(Err(code)),
+        }
+    };
+    // SAFETY: as the caller says.
+    Ok(Ok(unsafe { answer(found.as_ref(), hints) }?))
 }
 
 /// One result: what the system found, and what the hints add.
@@ -248,4 +295,127 @@ unsafe fn answer(found: Option<&System>, hints: Option<&abi::rdma_addrinfo>) -> 
 /// `res` is NULL or came from [`rdma_getaddrinfo`], once.
 pub unsafe extern "C" fn rdma_freeaddrinfo(res: *mut abi::rdma_addrinfo) {
     drop(List(res));
+}
+
+/// What a thread of its own looks up.
+struct Search {
+    node: Option<CString>,
+    service: Option<CString>,
+    /// With addresses of its own.
+    hints: Option<List>,
+}
+
+impl Search {
+    /// # Safety
+    ///
+    /// As for [`rdma_resolve_addrinfo`].
+    unsafe fn new(
+        node: *const c_char,
+        service: *const c_char,
+        hints: Option<&abi::rdma_addrinfo>,
+    ) -> Result<Self, Errno> {
+        // SAFETY: NULL or a C string, as the caller says.
+        let text =
+            |text: *const c_char| (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_owned());
+        // SAFETY: as the caller says.
+        let hints = hints.map(|hints| unsafe { answer(None, Some(hints)) }).transpose()?;
+        Ok(Self { node: text(node), service: text(service), hints })
+    }
+
+    /// Looks it up; the result is the id's, the event's status 0, a code of `getaddrinfo`, or a negative errno.
+    fn run(self, id: &'static IdHandle, live: &Arc<LiveId>) {
+        let text = |text: &Option<CString>| text.as_ref().map_or(ptr::null(), |text| text.as_ptr());
+        // SAFETY: it owns an element.
+        let hints = self.hints.as_ref().map(|hints| unsafe { &*hints.0 });
+        // SAFETY: C strings or NULL, and hints of ours.
+        let (found, status) = match unsafe { look_up(text(&self.node), text(&self.service), hints) } {
+            Ok(Ok(list)) => (Some(list), 0),
+            Ok(Err(code)) => (None, code),
+            Err(errno) => (None, -errno.code()),
+        };
+        let kind = match found {
+            Some(_) => abi::RDMA_CM_EVENT_ADDRINFO_RESOLVED,
+            None => abi::RDMA_CM_EVENT_ADDRINFO_ERROR,
+        };
+        let mut state = live.state.lock();
+        state.found = found;
+        state.queue(id, live, What::Result { kind, status });
+    }
+}
+
+/// As [`rdma_getaddrinfo`] without waiting: ADDRINFO_RESOLVED or ADDRINFO_ERROR tells when it is done, and
+/// [`rdma_query_addrinfo`] what was found. EOPNOTSUPP for a subnet administrator, whom RoCE does not have.
+///
+/// # Safety
+///
+/// `id` is NULL or an id, `node` and `service` are NULL or C strings, `hints` NULL or readable with addresses as long as they
+/// say.
+pub unsafe extern "C" fn rdma_resolve_addrinfo(
+    id: *mut abi::rdma_cm_id,
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const abi::rdma_addrinfo,
+) -> c_int {
+    call::minus_one(|_| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { id::enter(id) }?;
+        // SAFETY: NULL, or readable as the caller says.
+        let hints = unsafe { hints.as_ref() };
+        if node.is_null() && service.is_null() && hints.is_none() {
+            return Err(Errno::EINVAL);
+        }
+        if hints.is_some_and(|hints| hints.ai_flags & RAI_SA != 0) {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        // SAFETY: as the caller says.
+        let search = unsafe { Search::new(node, service, hints) }?;
+        if live.state.lock().is_synchronous() {
+            search.run(handle, &live);
+            return id::complete(handle, &live).map(|()| 0);
+        }
+        // Its signals are the program's threads' business.
+        let asked = Arc::clone(&live);
+        let begun = without_signals(|| {
+            std::thread::Builder::new()
+                .name("ferroce-names".to_owned())
+                .spawn(move || search.run(handle, &asked))
+        });
+        begun.map(|_| 0).map_err(Errno::from)
+    })
+}
+
+/// Runs `begin` with all signals blocked, as threads that it starts have them for good.
+fn without_signals<R>(begin: impl FnOnce() -> R) -> R {
+    // SAFETY: all of it is plain data, for which zero is a value.
+    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
+    // SAFETY: a set in this frame.
+    unsafe { libc::sigfillset(&mut all) };
+    // SAFETY: sets in this frame.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before) };
+    let result = begin();
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut()) };
+    result
+}
+
+/// What `rdma_resolve_addrinfo` found, to be freed by [`rdma_freeaddrinfo`]; EINVAL if it found nothing.
+///
+/// # Safety
+///
+/// `id` is NULL or an id, `info` NULL or writable.
+pub unsafe extern "C" fn rdma_query_addrinfo(
+    id: *mut abi::rdma_cm_id,
+    info: *mut *mut abi::rdma_addrinfo,
+) -> c_int {
+    call::minus_one(|_| {
+        // SAFETY: as the caller says.
+        let (_, live) = unsafe { id::enter(id) }?;
+        if info.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        let copy = live.state.lock().found.as_ref().ok_or(Errno::EINVAL)?.duplicate()?;
+        // SAFETY: not NULL, and the caller says it may be written to.
+        unsafe { info.write(copy.give()) };
+        Ok(0)
+    })
 }

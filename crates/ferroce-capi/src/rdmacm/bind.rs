@@ -37,18 +37,19 @@ pub(super) fn bind(id: &'static IdHandle, live: &Arc<LiveId>, address: SocketAdd
         state.options
     };
     let bound = resolve::local(address).map_err(Errno::from).and_then(|local| {
-        let home = local.map(|local| device::home(&local.device)).transpose()?;
-        Ok((home, take(id, address, &options)?))
+        let home = local.as_ref().map(|local| device::home(&local.device)).transpose()?;
+        Ok((home, local, take(id, address, &options)?))
     });
     let mut state = live.state.lock();
     match bound {
-        Ok((home, port)) => {
+        Ok((home, local, port)) => {
             let mut shown = address;
             shown.set_port(port.number());
             id::show_source(id, shown);
             if let Some(home) = home {
                 take_home(id, &mut state, home);
             }
+            state.gid_index = local.and_then(|local| u8::try_from(local.gid.index).ok());
             state.link.port = Some(port);
             Ok(())
         }
@@ -84,10 +85,6 @@ pub unsafe extern "C" fn rdma_listen(id: *mut abi::rdma_cm_id, backlog: c_int) -
     call::minus_one(|_| {
         // SAFETY: as the caller says.
         let (handle, live) = unsafe { id::enter(id) }?;
-        // SAFETY: `c()` points to a whole rdma_cm_id.
-        if unsafe { (*handle.c()).qp_type } == abi::IBV_QPT_UD {
-            return Err(Errno::EOPNOTSUPP);
-        }
         if live.state.lock().phase == Phase::Idle {
             bind(handle, &live, ([0, 0, 0, 0], 0).into())?;
         }

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::cm::attributes;
-use ferroce_engine::cm::{self, AcceptParams, ConnectParams, Connection};
-use ferroce_wire::cm::{CmTime, Info, IpCmHeader, PortSpace, PrivateData, RejReason, Transport};
-use ferroce_wire::{PathMtu, Qpn};
+use ferroce_engine::cm::{self, AcceptParams, ConnectParams, Connection, Question, SidrAnswer, SidrParams};
+use ferroce_wire::cm::{
+    CmTime, Ece, Info, IpCmHeader, PortSpace, PrivateData, RejReason, ServiceId, SidrStatus, Transport,
+};
+use ferroce_wire::{PathMtu, Qkey, Qpn};
 
 use super::event::NOTHING;
 use super::id::{self, IdHandle, LiveId, Phase, State};
@@ -55,6 +57,25 @@ fn transport(qp_type: abi::ibv_qp_type) -> Transport {
     }
 }
 
+/// Between whom, at which service, and how the private data begin.
+fn whom(
+    id: &'static IdHandle,
+    state: &State,
+) -> Result<(cm::Route, ServiceId, [u8; IpCmHeader::LEN]), Errno> {
+    let (Some(route), Some(port)) = (&state.route, &state.link.port) else { return Err(Errno::EINVAL) };
+    // SAFETY: `c()` points to a whole rdma_cm_id.
+    let code = u16::try_from(unsafe { (*id.c()).ps }).map_err(|_| Errno::EINVAL)?;
+    let space = PortSpace::from_code(code).ok_or(Errno::EINVAL)?;
+    let (local, remote) = (route.source.ip(), route.destination.ip());
+    let interface = match route.destination {
+        std::net::SocketAddr::V6(v6) => v6.scope_id(),
+        std::net::SocketAddr::V4(_) => 0,
+    };
+    let header = IpCmHeader { source_port: port.number(), source: local, destination: remote };
+    let on = cm::Route { local: local.to_canonical(), remote: remote.to_canonical(), interface };
+    Ok((on, space.service_id(route.destination.port()), header.emit()))
+}
+
 /// What to ask the peer for.
 ///
 /// # Safety
@@ -65,27 +86,13 @@ unsafe fn request(
     state: &State,
     param: &abi::rdma_conn_param,
 ) -> Result<ConnectParams, Errno> {
-    let (Some(route), Some(record), Some(port), Some(context)) =
-        (&state.route, &state.record, &state.link.port, state.context)
-    else {
-        return Err(Errno::EINVAL);
-    };
-    // SAFETY: `c()` points to a whole rdma_cm_id.
-    let code = u16::try_from(unsafe { (*id.c()).ps }).map_err(|_| Errno::EINVAL)?;
-    let space = PortSpace::from_code(code).ok_or(Errno::EINVAL)?;
-    let (local, remote) = (route.source.ip(), route.destination.ip());
-    let interface = match route.destination {
-        std::net::SocketAddr::V6(v6) => v6.scope_id(),
-        std::net::SocketAddr::V4(_) => 0,
-    };
-    let header = IpCmHeader { source_port: port.number(), source: local, destination: remote };
+    let (Some(record), Some(context)) = (&state.record, state.context) else { return Err(Errno::EINVAL) };
+    let (on, service, header) = whom(id, state)?;
     // SAFETY: as the caller says.
     let data = unsafe { private(param.private_data, param.private_data_len) }?;
     // SAFETY: as the caller says.
     let (qpn, srq, qp_type) = unsafe { queue_pair(id, param) };
     let guid = u64::from_be_bytes(context.live()?.engine.attr().node_guid);
-    let on = cm::Route { local: local.to_canonical(), remote: remote.to_canonical(), interface };
-    let service = space.service_id(route.destination.port());
     Ok(ConnectParams {
         transport: transport(qp_type),
         responder_resources: depth(param.responder_resources, None)?,
@@ -101,9 +108,51 @@ unsafe fn request(
         hop_limit: record.hop_limit,
         flow_label: u32::from_be(record.flow_label),
         sl: record.sl,
-        private: PrivateData::concat(&header.emit(), data).map_err(|_| Errno::EINVAL)?,
+        ece: ece_of(id, state),
+        private: PrivateData::concat(&header, data).map_err(|_| Errno::EINVAL)?,
         ..ConnectParams::new(on, service, guid, Qpn::new(qpn))
     })
+}
+
+/// The same for datagrams: only private data are the program's to say.
+///
+/// # Safety
+///
+/// As for [`rdma_connect`].
+unsafe fn question(
+    id: &'static IdHandle,
+    state: &State,
+    param: &abi::rdma_conn_param,
+) -> Result<SidrParams, Errno> {
+    let record = state.record.as_ref().ok_or(Errno::EINVAL)?;
+    let (route, service_id, header) = whom(id, state)?;
+    // SAFETY: as the caller says.
+    let data = unsafe { private(param.private_data, param.private_data_len) }?;
+    Ok(SidrParams {
+        route,
+        service_id,
+        response_timeout: RESPONSE_TIMEOUT,
+        max_cm_retries: RETRIES,
+        traffic_class: record.traffic_class,
+        private: PrivateData::concat(&header, data).map_err(|_| Errno::EINVAL)?,
+    })
+}
+
+/// How soon a question is answered, 4.3 seconds, before it is repeated (rxe 6.12, `CMA_CM_RESPONSE_TIMEOUT`).
+const RESPONSE_TIMEOUT: CmTime = CmTime::saturating(20);
+/// How often it is repeated (rxe 6.12, `CMA_MAX_CM_RETRIES`).
+const RETRIES: u8 = 15;
+
+/// What the broker is to be asked.
+enum Wanted {
+    Connection(Box<ConnectParams>),
+    QueuePair(Box<SidrParams>),
+}
+
+/// Vendor options go with queue pairs of the program's own.
+fn ece_of(id: &'static IdHandle, state: &State) -> Ece {
+    // SAFETY: `c()` points to a whole rdma_cm_id.
+    if unsafe { (*id.c()).qp }.is_null() { state.link.local_ece } else { Ece::default() }
 }
 
 fn depth(asked: u8, offer: Option<u8>) -> Result<u8, Errno> {
@@ -120,7 +169,8 @@ const USUAL: abi::rdma_conn_param = abi::rdma_conn_param {
 };
 
 /// Asks the peer whose route was resolved for a connection. ESTABLISHED, CONNECT_RESPONSE for an id without queue pair,
-/// REJECTED or UNREACHABLE tells what becomes of it. EOPNOTSUPP for datagrams, which are not built yet.
+/// REJECTED or UNREACHABLE tells what becomes of it. Datagrams' peer is asked for its queue pair: ESTABLISHED brings that
+/// as `param.ud`, UNREACHABLE has the peer's status as its own if it refused.
 ///
 /// # Safety
 ///
@@ -134,36 +184,42 @@ pub unsafe extern "C" fn rdma_connect(
         let (handle, live) = unsafe { id::enter(id) }?;
         // SAFETY: NULL, or readable as the caller says.
         let param = unsafe { conn_param.as_ref() }.copied().unwrap_or(USUAL);
-        // SAFETY: `c()` points to a whole rdma_cm_id.
-        if unsafe { (*handle.c()).qp_type } == abi::IBV_QPT_UD {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        let asked = {
+        let wanted = {
             let mut state = live.state.lock();
             if state.phase != Phase::RouteResolved {
                 return Err(Errno::EINVAL);
             }
             owner.is(state.context.ok_or(Errno::EINVAL)?)?;
-            // SAFETY: as the caller says.
-            let asked = unsafe { request(handle, &state, &param) }?;
+            let wanted = if handle.is_for_datagrams() {
+                // SAFETY: as the caller says.
+                Wanted::QueuePair(Box::new(unsafe { question(handle, &state, &param) }?))
+            } else {
+                // SAFETY: as the caller says.
+                Wanted::Connection(Box::new(unsafe { request(handle, &state, &param) }?))
+            };
             state.phase = Phase::Connecting;
-            asked
+            wanted
         };
         // Not under the lock of the state, which who hears the broker needs. Whoever fetches the answer before this
         // returns waits for `asking`.
         {
             let _asking = live.asking.lock();
-            let connected = Connection::connect(&asked, link::target(handle, &live));
-            let mut state = live.state.lock();
-            match connected {
-                Ok((connection, req)) => {
-                    state.link.connection = Some(Arc::new(connection));
-                    state.link.req = Some(Box::new(req));
+            let target = link::target(handle, &live);
+            let asked = match wanted {
+                Wanted::Connection(params) => {
+                    Connection::connect(&params, target).map(|(connection, req)| {
+                        let mut state = live.state.lock();
+                        state.link.connection = Some(Arc::new(connection));
+                        state.link.req = Some(Box::new(req));
+                    })
                 }
-                Err(error) => {
-                    state.phase = Phase::RouteResolved;
-                    return Err(error.into());
-                }
+                Wanted::QueuePair(params) => Question::ask(&params, target).map(|question| {
+                    live.state.lock().link.question = Some(Arc::new(question));
+                }),
+            };
+            if let Err(error) = asked {
+                live.state.lock().phase = Phase::RouteResolved;
+                return Err(error.into());
             }
         }
         id::complete(handle, &live).map(|()| 0)
@@ -171,7 +227,7 @@ pub unsafe extern "C" fn rdma_connect(
 }
 
 /// Answers a request: the id's queue pair, if it has one, is set up, and the peer told. ESTABLISHED tells when the peer
-/// knows. At the other end it completes a connection after CONNECT_RESPONSE.
+/// knows; who asked for a queue pair of datagrams is told, and that is all. At the other end it completes a connection after CONNECT_RESPONSE.
 ///
 /// # Safety
 ///
@@ -188,6 +244,10 @@ pub unsafe extern "C" fn rdma_accept(
         }
         // SAFETY: NULL, or readable as the caller says.
         let param = unsafe { conn_param.as_ref() };
+        if handle.is_for_datagrams() {
+            // SAFETY: as the caller says.
+            return unsafe { agree(owner, handle, &live, param.unwrap_or(&USUAL)) }.map(|()| 0);
+        }
         let (connection, req, answer) = {
             let mut state = live.state.lock();
             if state.phase != Phase::Requested {
@@ -214,6 +274,7 @@ pub unsafe extern "C" fn rdma_accept(
                 flow_control: given.flow_control != 0,
                 rnr_retry_count: given.rnr_retry_count.min(7),
                 srq,
+                ece: ece_of(handle, &state),
                 private: PrivateData::new(data).map_err(|_| Errno::EINVAL)?,
                 ..AcceptParams::new(guid, Qpn::new(qpn))
             };
@@ -236,6 +297,53 @@ pub unsafe extern "C" fn rdma_accept(
     })
 }
 
+/// Tells a peer which queue pair its datagrams go to.
+///
+/// # Safety
+///
+/// As for [`rdma_accept`].
+unsafe fn agree(
+    owner: &call::Owner,
+    id: &'static IdHandle,
+    live: &LiveId,
+    param: &abi::rdma_conn_param,
+) -> Result<(), Errno> {
+    // SAFETY: as the caller says.
+    let data = unsafe { private(param.private_data, param.private_data_len) }?;
+    // SAFETY: as the caller says.
+    let (qpn, ..) = unsafe { queue_pair(id, param) };
+    let (context, ece) = {
+        let state = live.state.lock();
+        (state.context, ece_of(id, &state))
+    };
+    owner.is(context.ok_or(Errno::EINVAL)?)?;
+    let answer = SidrAnswer {
+        status: SidrStatus::VALID,
+        qpn: Qpn::new(qpn),
+        // SAFETY: `c()` points to a whole rdma_cm_id.
+        qkey: Qkey::new(qp::qkey(unsafe { (*id.c()).ps })),
+        ece,
+        private: PrivateData::new(data).map_err(|_| Errno::EINVAL)?,
+    };
+    let answered = take_question(live, Phase::Connected)?.answer(&answer);
+    if answered.is_err() {
+        live.state.lock().phase = Phase::Ended;
+    }
+    id::settle(id);
+    Ok(answered?)
+}
+
+/// A peer's question, to be answered: the id is then `to`.
+fn take_question(live: &LiveId, to: Phase) -> Result<Arc<Question>, Errno> {
+    let mut state = live.state.lock();
+    if state.phase != Phase::Requested {
+        return Err(Errno::EINVAL);
+    }
+    let question = state.link.question.take().ok_or(Errno::EINVAL)?;
+    state.phase = to;
+    Ok(question)
+}
+
 /// Refuses a request, or a reply that the program was to complete itself.
 ///
 /// # Safety
@@ -246,23 +354,47 @@ pub unsafe extern "C" fn rdma_reject(
     private_data: *const c_void,
     private_data_len: u8,
 ) -> c_int {
-    call::minus_one(|_| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { id::enter(id) }?;
-        // SAFETY: as the caller says.
-        let data = unsafe { private(private_data, private_data_len) }?;
-        let data = PrivateData::new(data).map_err(|_| Errno::EINVAL)?;
-        let connection = {
-            let mut state = live.state.lock();
-            if !matches!(state.phase, Phase::Requested | Phase::Answered) {
-                return Err(Errno::EINVAL);
-            }
-            state.phase = Phase::Ended;
-            state.link.connection.clone().ok_or(Errno::EINVAL)?
+    // SAFETY: as the caller says.
+    call::minus_one(|_| unsafe { reject(id, private_data, private_data_len, RejReason::CONSUMER) })
+}
+
+/// Refuses; the reason of datagrams is always the same.
+///
+/// # Safety
+///
+/// As for [`rdma_reject`].
+pub(super) unsafe fn reject(
+    id: *mut abi::rdma_cm_id,
+    private_data: *const c_void,
+    private_data_len: u8,
+    reason: RejReason,
+) -> Result<c_int, Errno> {
+    // SAFETY: as the caller says.
+    let (handle, live) = unsafe { id::enter(id) }?;
+    // SAFETY: as the caller says.
+    let data = unsafe { private(private_data, private_data_len) }?;
+    if handle.is_for_datagrams() {
+        let answer = SidrAnswer {
+            status: SidrStatus::REJECTED,
+            qpn: Qpn::new(0),
+            qkey: Qkey::new(0),
+            ece: Ece::default(),
+            private: PrivateData::new(data).map_err(|_| Errno::EINVAL)?,
         };
-        connection.reject(RejReason::CONSUMER, Info::NONE, data)?;
-        Ok(0)
-    })
+        take_question(&live, Phase::Ended)?.answer(&answer)?;
+        return Ok(0);
+    }
+    let data = PrivateData::new(data).map_err(|_| Errno::EINVAL)?;
+    let connection = {
+        let mut state = live.state.lock();
+        if !matches!(state.phase, Phase::Requested | Phase::Answered) {
+            return Err(Errno::EINVAL);
+        }
+        state.phase = Phase::Ended;
+        state.link.connection.clone().ok_or(Errno::EINVAL)?
+    };
+    connection.reject(reason, Info::NONE, data)?;
+    Ok(0)
 }
 
 /// Tells the peer that the program's own queue pair is set up.
@@ -335,6 +467,10 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut abi::rdma_cm_id) -> c_int {
             let state = live.state.lock();
             (state.phase, state.link.connection.clone())
         };
+        if handle.is_for_datagrams() && phase == Phase::Connected {
+            // There is nothing to end, and no event tells of it (rxe 6.12, `rdma_disconnect`).
+            return Ok(0);
+        }
         let connection = connection.ok_or(Errno::EINVAL)?;
         if !matches!(phase, Phase::Accepted | Phase::Connected | Phase::Ended) {
             return Err(Errno::EINVAL);

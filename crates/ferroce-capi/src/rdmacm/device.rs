@@ -1,10 +1,13 @@
 //! The devices of connection management: each opened once, and shared by all ids on it.
 
+use std::collections::BTreeMap;
+
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::DeviceInfo;
 use parking_lot::Mutex;
 
+use super::id::IdHandle;
 use super::made;
 use crate::context::{self, ContextHandle};
 use crate::device::DeviceHandle;
@@ -101,6 +104,32 @@ pub(super) fn default_xrcd(context: &'static ContextHandle) -> Result<*mut abi::
 pub(super) struct Home {
     pub(super) context: &'static ContextHandle,
     pub(super) pd: *mut abi::ibv_pd,
+}
+
+/// Ids that are bound to a device, by place.
+static BOUND: Mutex<BTreeMap<usize, &'static IdHandle>> = Mutex::new(BTreeMap::new());
+
+/// The id is bound to a device, and is told if that goes.
+pub(super) fn follow(id: &'static IdHandle) {
+    BOUND.lock().insert(std::ptr::from_ref(id).addr(), id);
+}
+
+/// The id is no more.
+pub(super) fn forget(id: &'static IdHandle) {
+    BOUND.lock().remove(&std::ptr::from_ref(id).addr());
+}
+
+/// A device is gone: its ids are told, which the program then has to destroy. On any thread.
+pub(crate) fn gone(context: &'static ContextHandle) {
+    let bound: Vec<_> = BOUND.lock().values().copied().collect();
+    for id in bound {
+        let Ok(live) = id.live() else { continue };
+        let live = live.to_arc();
+        let state = live.state.lock();
+        if state.context.is_some_and(|of| std::ptr::eq(of, context)) {
+            state.tell(id, &live, abi::RDMA_CM_EVENT_DEVICE_REMOVAL, Ok(()));
+        }
+    }
 }
 
 /// All devices, opened, in an array that ends with NULL; their count in `num_devices`, unless that is NULL. None is not

@@ -8,8 +8,9 @@ use ferroce_abi as abi;
 use ferroce_engine::cm::EventKind;
 
 use super::channel::{ChannelHandle, LiveChannel};
-use super::id::{IdHandle, LiveId};
+use super::id::{self, IdHandle, LiveId};
 use super::link::{self, Arrival};
+use super::multicast::{self, Membership};
 use crate::call;
 use crate::errno::Errno;
 use crate::handle::{Handle, Pool};
@@ -41,6 +42,10 @@ pub(super) enum What {
     News(EventKind),
     /// Somebody asks at its port; dropped, they are refused.
     Request(Arrival),
+    /// The program says so itself.
+    User { kind: abi::rdma_cm_event_type, status: c_int, arg: u64 },
+    /// It joined a group.
+    Joined(Arc<Membership>),
 }
 
 /// What the program is told.
@@ -80,6 +85,29 @@ pub(super) const NOTHING: abi::rdma_conn_param = abi::rdma_conn_param {
     qp_num: 0,
 };
 
+/// Parameters of datagrams that say nothing.
+pub(super) const NO_DATAGRAMS: abi::rdma_ud_param = abi::rdma_ud_param {
+    private_data: ptr::null(),
+    private_data_len: 0,
+    ah_attr: abi::ibv_ah_attr {
+        grh: abi::ibv_global_route {
+            dgid: abi::ibv_gid { raw: [0; 16] },
+            flow_label: 0,
+            sgid_index: 0,
+            hop_limit: 0,
+            traffic_class: 0,
+        },
+        dlid: 0,
+        sl: 0,
+        src_path_bits: 0,
+        static_rate: 0,
+        is_global: 0,
+        port_num: 0,
+    },
+    qp_num: 0,
+    qkey: 0,
+};
+
 /// The oldest event of a channel; waits for one unless its descriptor is non-blocking.
 pub(super) fn next(channel: &LiveChannel) -> Result<*mut abi::rdma_cm_event, Errno> {
     loop {
@@ -95,8 +123,13 @@ pub(super) fn next(channel: &LiveChannel) -> Result<*mut abi::rdma_cm_event, Err
         // Only who pops it has it.
         let told = Arc::into_inner(queued).and_then(|queued| match queued.what {
             What::Result { kind, status } => Some(Told::plain(queued.id, kind, status)),
+            What::User { kind, status, arg } => {
+                let param = abi::rdma_cm_event_param { arg };
+                Some(Told { param, ..Told::plain(queued.id, kind, status) })
+            }
             What::News(kind) => link::tell(queued.id, &queued.of, kind),
             What::Request(arrival) => link::introduce(queued.id, &queued.of, arrival),
+            What::Joined(group) => Some(multicast::joined(queued.id, &queued.of, &group)),
         });
         match told {
             Some(told) => return Ok(hand_out(of, told)),
@@ -170,5 +203,28 @@ pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut abi::rdma_cm_event) -> c_
     call::minus_one(|_| {
         // SAFETY: as the caller says.
         unsafe { acknowledge(event) }.map(|()| 0)
+    })
+}
+
+/// Queues an event of the program's own for whoever fetches the id's: RDMA_CM_EVENT_USER, or RDMA_CM_EVENT_INTERNAL, which is
+/// no different here. `arg` is its `param.arg`.
+///
+/// # Safety
+///
+/// `id` is NULL or an id.
+pub unsafe extern "C" fn rdma_write_cm_event(
+    id: *mut abi::rdma_cm_id,
+    event: abi::rdma_cm_event_type,
+    status: c_int,
+    arg: u64,
+) -> c_int {
+    call::minus_one(|_| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { id::enter(id) }?;
+        if !matches!(event, abi::RDMA_CM_EVENT_USER | abi::RDMA_CM_EVENT_INTERNAL) {
+            return Err(Errno::EINVAL);
+        }
+        live.state.lock().queue(handle, &live, What::User { kind: event, status, arg });
+        Ok(0)
     })
 }

@@ -12,9 +12,12 @@ use libc::sockaddr;
 use parking_lot::Mutex;
 
 use super::address;
+use super::addrinfo::List;
 use super::channel::{self, ChannelHandle, LiveChannel};
+use super::device;
 use super::event::{self, Queued, What};
 use super::link::Link;
+use super::multicast::{self, Membership};
 use super::option::Options;
 use crate::context::ContextHandle;
 use crate::errno::Errno;
@@ -23,6 +26,14 @@ use crate::{call, log};
 
 /// An id.
 pub(super) type IdHandle = Handle<abi::rdma_cm_id, LiveId>;
+
+impl IdHandle {
+    /// Its peers are asked for queue pairs, not for connections.
+    pub(super) fn is_for_datagrams(&self) -> bool {
+        // SAFETY: `c()` points to a whole rdma_cm_id; this member does not change once somebody else knows the id.
+        unsafe { (*self.c()).qp_type == abi::IBV_QPT_UD }
+    }
+}
 
 /// What makes an id live.
 pub(super) struct LiveId {
@@ -74,8 +85,13 @@ pub(super) struct State {
     pub(super) route: Option<Route>,
     /// The device it is bound to.
     pub(super) context: Option<&'static ContextHandle>,
+    /// Its address in that device's GID table, if it has a particular one.
+    pub(super) gid_index: Option<u8>,
     pub(super) options: Options,
     pub(super) link: Link,
+    pub(super) memberships: Vec<Arc<Membership>>,
+    /// What `rdma_resolve_addrinfo` found.
+    pub(super) found: Option<List>,
     path: Option<PathRecord>,
     /// The same, to compute with.
     pub(super) record: Option<abi::ibv_sa_path_rec>,
@@ -178,6 +194,8 @@ pub(super) fn complete(id: &'static IdHandle, live: &LiveId) -> Result<(), Errno
     match status {
         0 => Ok(()),
         _ if kind == abi::RDMA_CM_EVENT_REJECTED => Err(Errno::ECONNREFUSED),
+        // The status of a SIDR_REP.
+        1.. if kind == abi::RDMA_CM_EVENT_UNREACHABLE => Err(Errno::ECONNREFUSED),
         status => Err(std::io::Error::from_raw_os_error(status.wrapping_abs()).into()),
     }
 }
@@ -228,8 +246,11 @@ pub(super) fn make(channel: Arc<LiveChannel>, own: Option<&'static ChannelHandle
         phase: Phase::Idle,
         route: None,
         context: None,
+        gid_index: None,
         options: Options::default(),
         link: Link::default(),
+        memberships: Vec::new(),
+        found: None,
         path: None,
         record: None,
         template: None,
@@ -259,8 +280,9 @@ pub(super) fn destroy(id: &'static IdHandle) -> Result<(), Errno> {
     let of = id.live()?.to_arc();
     POOL.end(id, |live| {
         settle(id);
+        device::forget(id);
         let mut untold = Vec::new();
-        let (own, link) = {
+        let (own, link, memberships) = {
             let mut state = live.state.lock();
             state.ended = true;
             state.channel.events.purge(|queued| {
@@ -270,8 +292,9 @@ pub(super) fn destroy(id: &'static IdHandle) -> Result<(), Errno> {
                 }
                 mine
             });
-            (state.own.take(), std::mem::take(&mut state.link))
+            (state.own.take(), std::mem::take(&mut state.link), std::mem::take(&mut state.memberships))
         };
+        multicast::leave_all(id, memberships);
         // Ends the connection as its state wants, gives back the port, and refuses requests that nobody saw.
         drop((link, untold));
         live.acks.wait();

@@ -10,11 +10,13 @@ use core::ffi::{c_int, c_uint};
 use ferroce_abi as abi;
 use ferroce_engine::MAX_RD_ATOM;
 use ferroce_engine::cm::attributes::{self, ConnectedAttr};
-use ferroce_engine::cm::{self, Connection, Event, EventKind, Port, Sink, Target, resolve};
+use ferroce_engine::cm::{self, Connection, Event, EventKind, Port, Question, Sink, Target, resolve};
 use ferroce_wire::Psn;
-use ferroce_wire::cm::{CmTime, Info, IpCmHeader, PrivateData, RejReason, Req};
+use ferroce_wire::cm::{
+    CmTime, Ece, Info, IpCmHeader, Path, PrivateData, RejReason, Req, ServiceId, SidrRep, SidrReq, SidrStatus,
+};
 
-use super::event::{NOTHING, Told, What};
+use super::event::{NO_DATAGRAMS, NOTHING, Told, What};
 use super::id::{self, IdHandle, LiveId, Phase, State};
 use super::resolve::{path_record, take_route};
 use super::{device, done};
@@ -31,12 +33,18 @@ pub(super) const ACK_DELAY: CmTime = CmTime::saturating(15);
 pub(super) struct Link {
     pub(super) port: Option<Port>,
     pub(super) connection: Option<Arc<Connection>>,
+    /// The same for datagrams, until it is answered.
+    pub(super) question: Option<Arc<Question>>,
     /// Ours, or the one we were asked by.
     pub(super) req: Option<Box<Req>>,
     /// The PSN that our queue pair expects first, if we were asked.
     pub(super) psn: Psn,
-    /// What the queue pair is set to, once both ends have said enough.
+    /// What the queue pair is set to, once the peer has said enough.
     pub(super) agreed: Option<ConnectedAttr>,
+    /// Vendor options that the peer shall be told.
+    pub(super) local_ece: Ece,
+    /// Those that it told.
+    pub(super) remote_ece: Ece,
 }
 
 /// Who hears what happens to an id.
@@ -55,45 +63,97 @@ impl Sink for Ear {
         // An event of an id that is gone ends what it brought.
         let Some(live) = self.of.upgrade() else { return };
         let what = match event.kind {
-            EventKind::Request { connection, route, starting_psn, req } => {
-                let channel = Arc::clone(live.state.lock().channel());
-                What::Request(Arrival::new(channel, connection, route, starting_psn, req))
+            // A listener is asked for what its queue pairs are; for anything else, that is refused here.
+            EventKind::Request { connection, route, starting_psn, req } if !self.id.is_for_datagrams() => {
+                let wish = Wish::of_connection(&req);
+                let link = |target| {
+                    connection.set_target(target);
+                    // A queue pair of the program's own may be set up before it accepts: then all that was offered counts.
+                    let (ours, theirs) = (req.responder_resources.min(DEPTH), req.initiator_depth.min(DEPTH));
+                    Link {
+                        connection: Some(connection.into()),
+                        agreed: attributes::passive(&req, starting_psn, ours, theirs),
+                        remote_ece: req.ece,
+                        req: Some(req),
+                        psn: starting_psn,
+                        ..Link::default()
+                    }
+                };
+                What::Request(Arrival::new(&live, route, wish, link))
             }
-            // Only a listener of datagrams is asked so, and only who connects both ways at once; neither is built.
-            EventKind::Asked { .. } | EventKind::CrossingRequest { .. } => return,
+            EventKind::Asked { question, route, req } if self.id.is_for_datagrams() => {
+                let wish = Wish::of_question(&req);
+                let link = |target| {
+                    question.set_target(target);
+                    Link { question: Some(question.into()), ..Link::default() }
+                };
+                What::Request(Arrival::new(&live, route, wish, link))
+            }
+            // Only who connects both ways at once hears of crossing requests, and nobody here does.
+            EventKind::Request { .. } | EventKind::Asked { .. } | EventKind::CrossingRequest { .. } => return,
             kind => What::News(kind),
         };
         live.state.lock().queue(self.id, &live, what);
     }
 }
 
+/// What a peer asks for, as it is told to the program.
+pub(super) struct Wish {
+    service: ServiceId,
+    /// For connections: what they are to be like.
+    conn: abi::rdma_conn_param,
+    /// For connections: over which path.
+    path: Option<(Path, u8)>,
+    private: Box<[u8]>,
+}
+
+impl Wish {
+    fn of_connection(req: &Req) -> Self {
+        // The depths are the peer's, and so change places.
+        let conn = abi::rdma_conn_param {
+            responder_resources: req.initiator_depth,
+            initiator_depth: req.responder_resources,
+            flow_control: u8::from(req.flow_control),
+            retry_count: req.retry_count,
+            rnr_retry_count: req.rnr_retry_count,
+            srq: u8::from(req.srq),
+            qp_num: req.qpn.value(),
+            ..NOTHING
+        };
+        let path = Some((req.primary, req.path_mtu));
+        Self { service: req.service_id, conn, path, private: Box::new(req.private.0) }
+    }
+
+    fn of_question(req: &SidrReq) -> Self {
+        Self { service: req.service_id, conn: NOTHING, path: None, private: Box::new(req.private.0) }
+    }
+}
+
+// SAFETY: its parameters name no memory; their pointer is NULL.
+unsafe impl Send for Wish {}
+// SAFETY: as above.
+unsafe impl Sync for Wish {}
+
 /// A request that nobody saw yet, with the id it will have.
 pub(super) struct Arrival {
     id: Option<&'static IdHandle>,
     route: cm::Route,
+    wish: Wish,
 }
 
 impl Arrival {
-    fn new(
-        channel: Arc<super::channel::LiveChannel>,
-        connection: Connection,
-        route: cm::Route,
-        psn: Psn,
-        req: Box<Req>,
-    ) -> Self {
+    /// For a request at the listener `at`; `link` is told who hears of it.
+    fn new(at: &LiveId, route: cm::Route, wish: Wish, link: impl FnOnce(Target) -> Link) -> Self {
+        let channel = Arc::clone(at.state.lock().channel());
         let id = id::make(channel, None);
         if let Ok(live) = id.live() {
             let live = live.to_arc();
-            connection.set_target(target(id, &live));
+            let link = link(target(id, &live));
             let mut state = live.state.lock();
             state.phase = Phase::Requested;
-            // A queue pair of the program's own may be set up before it accepts: then all that was offered counts.
-            let (ours, theirs) = (req.responder_resources.min(DEPTH), req.initiator_depth.min(DEPTH));
-            let agreed = attributes::passive(&req, psn, ours, theirs);
-            let connection = Some(Arc::new(connection));
-            state.link = Link { connection, req: Some(req), psn, agreed, ..Link::default() };
+            state.link = link;
         }
-        Self { id: Some(id), route }
+        Self { id: Some(id), route, wish }
     }
 }
 
@@ -118,10 +178,9 @@ fn with_interface(ip: IpAddr, port: u16, interface: u32) -> SocketAddr {
 pub(super) fn introduce(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival: Arrival) -> Option<Told> {
     let id = arrival.id?;
     let live = id.live().ok()?.to_arc();
-    let req = live.state.lock().link.req.clone()?;
-    let (header, rest) = IpCmHeader::parse(&req.private.0).ok()?;
+    let (header, rest) = IpCmHeader::parse(&arrival.wish.private).ok()?;
     let cm::Route { local, remote, interface } = arrival.route;
-    let (_, port) = req.service_id.port()?;
+    let (_, port) = arrival.wish.service.port()?;
     let source = with_interface(local, port, interface);
     let destination = with_interface(remote, header.source_port, interface);
     let mut route = resolve::route(Some(source), destination).ok()?;
@@ -137,15 +196,18 @@ pub(super) fn introduce(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival
         let mut state = live.state.lock();
         state.options = options;
         take_route(id, &mut state, route.clone(), home);
-        let record = abi::ibv_sa_path_rec {
-            flow_label: req.primary.flow_label.to_be(),
-            hop_limit: req.primary.hop_limit,
-            traffic_class: req.primary.traffic_class,
-            sl: req.primary.sl,
-            mtu: req.path_mtu,
-            ..path_record(&route, &options)
-        };
-        state.set_path(id, record);
+        // A question comes without a path: its answer goes back as it came, and datagrams have addresses of their own.
+        if let Some((path, mtu)) = arrival.wish.path {
+            let record = abi::ibv_sa_path_rec {
+                flow_label: path.flow_label.to_be(),
+                hop_limit: path.hop_limit,
+                traffic_class: path.traffic_class,
+                sl: path.sl,
+                mtu,
+                ..path_record(&route, &options)
+            };
+            state.set_path(id, record);
+        }
     }
     let synchronous = of.state.lock().is_synchronous();
     if synchronous {
@@ -153,21 +215,14 @@ pub(super) fn introduce(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival
         unsafe { id::migrate(id, &live, std::ptr::null_mut()) }.ok()?;
     }
     arrival.id = None;
-    // The depths are the peer's, and so change places.
-    let conn = abi::rdma_conn_param {
-        responder_resources: req.initiator_depth,
-        initiator_depth: req.responder_resources,
-        flow_control: u8::from(req.flow_control),
-        retry_count: req.retry_count,
-        rnr_retry_count: req.rnr_retry_count,
-        srq: u8::from(req.srq),
-        qp_num: req.qpn.value(),
-        ..NOTHING
+    let param = match arrival.wish.path {
+        Some(_) => abi::rdma_cm_event_param { conn: arrival.wish.conn },
+        None => abi::rdma_cm_event_param { ud: NO_DATAGRAMS },
     };
     Some(Told {
         id: c,
         listen_id: listen_c,
-        param: abi::rdma_cm_event_param { conn },
+        param,
         private: rest.into(),
         ..Told::plain(id, abi::RDMA_CM_EVENT_CONNECT_REQUEST, 0)
     })
@@ -190,7 +245,10 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -
     };
     let refused = |event, status| {
         live.state.lock().phase = Phase::Ended;
-        fail_qp(id);
+        // A queue pair of datagrams is not the peer's alone.
+        if !id.is_for_datagrams() {
+            fail_qp(id);
+        }
         Told::plain(id, event, status)
     };
     match kind {
@@ -217,13 +275,40 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -
                 Phase::Connecting | Phase::Requested | Phase::Answered => {
                     Some(refused(abi::RDMA_CM_EVENT_UNREACHABLE, silent))
                 }
+                // The answer of a question outlives it.
+                _ if id.is_for_datagrams() => None,
                 _ => ended(silent),
             }
         }
-        EventKind::Request { .. }
-        | EventKind::CrossingRequest { .. }
-        | EventKind::Asked { .. }
-        | EventKind::Answered(_) => None,
+        EventKind::Answered(rep) => Some(found(id, live, &rep)),
+        EventKind::Request { .. } | EventKind::CrossingRequest { .. } | EventKind::Asked { .. } => None,
+    }
+}
+
+/// The answer to our question, as the program sees it.
+fn found(id: &'static IdHandle, live: &LiveId, rep: &SidrRep) -> Told {
+    let mut state = live.state.lock();
+    let valid = rep.status == SidrStatus::VALID;
+    state.phase = if valid { Phase::Connected } else { Phase::Ended };
+    state.link.remote_ece = rep.ece;
+    // It is answered: the broker knows nothing more of it.
+    let question = state.link.question.take();
+    let ud = match ah_attr(&state) {
+        Some(ah_attr) if valid => {
+            abi::rdma_ud_param { ah_attr, qp_num: rep.qpn.value(), qkey: rep.qkey.value(), ..NO_DATAGRAMS }
+        }
+        _ => NO_DATAGRAMS,
+    };
+    drop(state);
+    drop(question);
+    let (kind, status) = match valid {
+        true => (abi::RDMA_CM_EVENT_ESTABLISHED, 0),
+        false => (abi::RDMA_CM_EVENT_UNREACHABLE, c_int::from(rep.status.0)),
+    };
+    Told {
+        param: abi::rdma_cm_event_param { ud },
+        private: Box::new(rep.private.0),
+        ..Told::plain(id, kind, status)
     }
 }
 
@@ -244,6 +329,7 @@ fn answered(id: &'static IdHandle, live: &Arc<LiveId>, rep: &ferroce_wire::cm::R
         let mut state = live.state.lock();
         let life = state.record.map_or(16, |record| record.packet_life_time);
         let req = state.link.req.clone();
+        state.link.remote_ece = rep.ece;
         state.link.agreed = req.and_then(|req| attributes::active(&req, rep, CmTime::saturating(life)));
         state.phase = if qp.is_null() { Phase::Answered } else { Phase::Connected };
         state.link.connection.clone()
@@ -305,9 +391,7 @@ pub(super) fn step(
     qp_type: abi::ibv_qp_type,
     to: abi::ibv_qp_state,
 ) -> Result<(abi::ibv_qp_attr, c_int), Errno> {
-    let (Some(agreed), Some(route), Some(record)) = (&state.link.agreed, &state.route, &state.record) else {
-        return Err(Errno::EINVAL);
-    };
+    let Some(agreed) = &state.link.agreed else { return Err(Errno::EINVAL) };
     // SAFETY: all of it is plain data, for which zero is a value.
     let mut attr: abi::ibv_qp_attr = unsafe { std::mem::zeroed() };
     attr.qp_state = to;
@@ -320,21 +404,7 @@ pub(super) fn step(
     attr.min_rnr_timer = agreed.min_rnr_timer;
     attr.timeout = state.options.ack_timeout.unwrap_or(agreed.timeout);
     (attr.retry_cnt, attr.rnr_retry) = (agreed.retry_cnt, agreed.rnr_retry);
-    attr.ah_attr = abi::ibv_ah_attr {
-        grh: abi::ibv_global_route {
-            dgid: record.dgid,
-            flow_label: u32::from_be(record.flow_label),
-            sgid_index: route.local.gid.index as u8,
-            hop_limit: record.hop_limit,
-            traffic_class: record.traffic_class,
-        },
-        dlid: 0,
-        sl: record.sl,
-        src_path_bits: 0,
-        static_rate: 0,
-        is_global: 1,
-        port_num: 1,
-    };
+    attr.ah_attr = ah_attr(state).ok_or(Errno::EINVAL)?;
     let receives = qp_type == abi::IBV_QPT_RC || qp_type == abi::IBV_QPT_XRC_RECV;
     let sends = qp_type == abi::IBV_QPT_RC || qp_type == abi::IBV_QPT_XRC_SEND;
     let mask: c_uint = match to {
@@ -352,4 +422,24 @@ pub(super) fn step(
         _ => return Err(Errno::EINVAL),
     };
     Ok((attr, (mask | abi::IBV_QP_STATE) as c_int))
+}
+
+/// The way to the peer, for an address handle; `None` before the route is resolved.
+fn ah_attr(state: &State) -> Option<abi::ibv_ah_attr> {
+    let (route, record) = (state.route.as_ref()?, state.record.as_ref()?);
+    Some(abi::ibv_ah_attr {
+        grh: abi::ibv_global_route {
+            dgid: record.dgid,
+            flow_label: u32::from_be(record.flow_label),
+            sgid_index: route.local.gid.index as u8,
+            hop_limit: record.hop_limit,
+            traffic_class: record.traffic_class,
+        },
+        dlid: 0,
+        sl: record.sl,
+        src_path_bits: 0,
+        static_rate: 0,
+        is_global: 1,
+        port_num: 1,
+    })
 }

@@ -7,7 +7,7 @@ use ferroce_abi as abi;
 use ferroce_engine::MAX_INLINE;
 
 use super::id::{self, IdHandle};
-use super::{device, done, link, made};
+use super::{device, done, link, made, multicast};
 use crate::call;
 use crate::errno::Errno;
 use crate::{channel, cq, qp, qp_ex};
@@ -211,6 +211,11 @@ unsafe fn make_ready(c: *mut abi::rdma_cm_id, qp: *mut abi::ibv_qp) -> Result<()
     Ok(())
 }
 
+/// The Q_Key of queue pairs of datagrams: that of groups for IPoIB, of which RoCE has none.
+pub(super) fn qkey(ps: abi::rdma_port_space) -> u32 {
+    if ps == abi::RDMA_PS_IPOIB { 0 } else { UDP_QKEY }
+}
+
 /// Attributes for INIT, before a connection says which accesses the peer shall have.
 fn init_attr(ps: abi::rdma_port_space, qp_type: abi::ibv_qp_type) -> (abi::ibv_qp_attr, c_int) {
     // SAFETY: all of it is plain data, for which zero is a value.
@@ -219,7 +224,7 @@ fn init_attr(ps: abi::rdma_port_space, qp_type: abi::ibv_qp_type) -> (abi::ibv_q
     attr.port_num = 1;
     let common: c_uint = abi::IBV_QP_STATE | abi::IBV_QP_PKEY_INDEX | abi::IBV_QP_PORT;
     if qp_type == abi::IBV_QPT_UD {
-        attr.qkey = if ps == abi::RDMA_PS_IPOIB { 0 } else { UDP_QKEY };
+        attr.qkey = qkey(ps);
         (attr, (common | abi::IBV_QP_QKEY) as c_int)
     } else {
         attr.qp_access_flags = abi::IBV_ACCESS_REMOTE_WRITE;
@@ -296,7 +301,9 @@ pub unsafe extern "C" fn rdma_create_qp_ex(
 pub unsafe extern "C" fn rdma_destroy_qp(id: *mut abi::rdma_cm_id) {
     call::nothing(|_| {
         // SAFETY: as the caller says.
-        let (handle, _) = unsafe { id::enter(id) }?;
+        let (handle, live) = unsafe { id::enter(id) }?;
+        let groups = live.state.lock().memberships.clone();
+        multicast::leave_all(handle, groups);
         let c = handle.c();
         // SAFETY: `c()` points to a whole rdma_cm_id.
         let qp = unsafe { ptr::replace(&raw mut (*c).qp, ptr::null_mut()) };

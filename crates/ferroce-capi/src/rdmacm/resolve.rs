@@ -37,6 +37,7 @@ pub(super) fn take_route(id: &'static IdHandle, state: &mut State, route: Route,
     // SAFETY: `c()` points to a whole rdma_cm_id; the program reads it after the event that tells of it.
     unsafe { (*id.c()).route.addr.addr.ibaddr = gids };
     take_home(id, state, home);
+    state.gid_index = u8::try_from(route.local.gid.index).ok();
     state.route = Some(route);
 }
 
@@ -48,6 +49,7 @@ pub(super) fn take_home(id: &'static IdHandle, state: &mut State, home: Home) {
     // SAFETY: as above.
     unsafe { (*c).pd = home.pd };
     state.context = Some(home.context);
+    device::follow(id);
 }
 
 /// Resolves `destination`, from `source` if that is given, and queues the event that tells of it. Takes a port, unless
@@ -232,7 +234,7 @@ pub unsafe extern "C" fn rdma_resolve_addr(
         // SAFETY: as the caller says.
         let source = unsafe { address::read_optional(src_addr) }?;
         // SAFETY: as the caller says.
-        let destination = unsafe { address::read(dst_addr) }?;
+        let destination = unsafe { address::read_group(dst_addr) }?;
         resolve_address(handle, &live, source, destination)?;
         id::complete(handle, &live).map(|()| 0)
     })

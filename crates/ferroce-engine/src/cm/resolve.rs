@@ -73,6 +73,9 @@ pub enum ResolveError {
     Devices(#[from] DeviceError),
 }
 
+/// Time to live of what goes to a group (rxe 6.12, `cma_iboe_join_multicast`).
+const GROUP_HOP_LIMIT: u8 = 64;
+
 /// The port that RoCE packets go to; a routing rule may look at it.
 const ROCE_PORT: u16 = 4791;
 
@@ -83,6 +86,9 @@ pub fn route(source: Option<SocketAddr>, destination: SocketAddr) -> Result<Rout
         && source.is_ipv4() != destination.is_ipv4()
     {
         return Err(ResolveError::Families { source_address: source.ip(), destination: destination.ip() });
+    }
+    if destination.ip().is_multicast() {
+        return group_route(source, destination);
     }
     let socket = bind(source.unwrap_or_else(|| wildcard(&destination)))?;
     let unreachable = |source| ResolveError::Unreachable { destination: destination.ip(), source };
@@ -98,6 +104,63 @@ pub fn route(source: Option<SocketAddr>, destination: SocketAddr) -> Result<Rout
         destination: with_port(to, destination.port()),
         hop_limit,
     })
+}
+
+/// The way to a group: from the device that has the source, or the one that the kernel would use, or, if it would use none
+/// because nobody gave groups a route, the first one. The destination keeps its interface.
+fn group_route(source: Option<SocketAddr>, destination: SocketAddr) -> Result<Route, ResolveError> {
+    let named = source.filter(|source| !source.ip().is_unspecified());
+    let (from, local) = match named {
+        Some(source) => {
+            bind(source)?;
+            (source, owner(source)?)
+        }
+        None => {
+            let socket = bind(wildcard(&destination))?;
+            match socket.connect(with_port(destination, ROCE_PORT)).and_then(|()| socket.local_addr()) {
+                Ok(from) => (from, owner(from)?),
+                Err(source) => first(&destination)?
+                    .ok_or(ResolveError::Unreachable { destination: destination.ip(), source })?,
+            }
+        }
+    };
+    Ok(Route {
+        mtu: PathMtu::largest_fitting(local.device.mtu),
+        local,
+        source: with_port(from, 0),
+        destination,
+        hop_limit: GROUP_HOP_LIMIT,
+    })
+}
+
+/// The first address of a device, of the family and on the interface of `like`, if that names one.
+fn first(like: &SocketAddr) -> Result<Option<(SocketAddr, Local)>, ResolveError> {
+    let engine = Engine::global()?;
+    if !engine.is_running() {
+        engine.refresh_devices()?;
+    }
+    let on = match like {
+        SocketAddr::V6(v6) if v6.scope_id() != 0 => Some(v6.scope_id()),
+        _ => None,
+    };
+    let is = |entry: &&GidEntry| {
+        entry.gid_type == GidType::RoceV2
+            && entry.gid.is_ipv4() == like.is_ipv4()
+            && on.is_none_or(|on| entry.ifindex == on)
+    };
+    let found = engine.devices().iter().find_map(|device| {
+        let gid = device.gids.iter().find(is)?;
+        Some(Local { device: device.clone(), gid: *gid })
+    });
+    Ok(found.map(|local| {
+        let address = match local.gid.gid.to_ip() {
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+                SocketAddrV6::new(v6, 0, 0, local.gid.ifindex).into()
+            }
+            ip => (ip, 0).into(),
+        };
+        (address, local)
+    }))
 }
 
 /// The device that owns `address`; `None` for the wildcard, which is on all.

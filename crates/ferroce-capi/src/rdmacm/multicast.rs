@@ -1,0 +1,217 @@
+//! Multicast groups of ids. There is no subnet administrator to ask on RoCE: the group is the address, and joining it is
+//! local. The queue pair is attached by the thread that fetches the event, as in rdma-core.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use core::ffi::{c_int, c_uint, c_void};
+use ferroce_abi as abi;
+use ferroce_wire::Gid;
+use libc::sockaddr;
+
+use super::event::{NO_DATAGRAMS, Told, What};
+use super::id::{self, IdHandle, LiveId, Phase};
+use super::{address, done, qp};
+use crate::call;
+use crate::errno::Errno;
+use crate::mcast;
+
+/// Datagrams to a group go to this queue pair (IBTA 10.5.2).
+const EVERYBODY: u32 = 0xff_ffff;
+/// Time to live of what goes to a group (rxe 6.12, `cma_iboe_join_multicast`).
+const HOP_LIMIT: u8 = 64;
+
+/// A group that an id joined.
+pub(super) struct Membership {
+    address: SocketAddr,
+    /// The IPv4 address as IPv6, an IPv6 address as it is (RoCEv2 A17).
+    mgid: Gid,
+    /// It only sends: its queue pair is not attached.
+    send_only: bool,
+    /// The program's, given back with the event.
+    context: *mut c_void,
+}
+
+// SAFETY: the pointer is the program's own, and never followed.
+unsafe impl Send for Membership {}
+// SAFETY: as above.
+unsafe impl Sync for Membership {}
+
+/// Joins a group and queues the event that tells of it.
+fn join(
+    id: &'static IdHandle,
+    live: &Arc<LiveId>,
+    address: SocketAddr,
+    send_only: bool,
+    context: *mut c_void,
+) -> Result<(), Errno> {
+    let mgid = Gid::from_ip(address.ip());
+    if !id.is_for_datagrams() || !mgid.is_multicast() {
+        return Err(Errno::EINVAL);
+    }
+    let membership = Arc::new(Membership { address, mgid, send_only, context });
+    let mut state = live.state.lock();
+    if state.context.is_none() || state.phase == Phase::Listening {
+        return Err(Errno::EINVAL);
+    }
+    state.memberships.push(Arc::clone(&membership));
+    state.queue(id, live, What::Joined(membership));
+    Ok(())
+}
+
+/// The event of a group is fetched: attaches the queue pair.
+pub(super) fn joined(id: &'static IdHandle, live: &LiveId, membership: &Arc<Membership>) -> Told {
+    // SAFETY: `c()` points to a whole rdma_cm_id.
+    let (qp, ps) = unsafe { ((*id.c()).qp, (*id.c()).ps) };
+    let attached = if qp.is_null() || membership.send_only {
+        Ok(())
+    } else {
+        let mgid = abi::ibv_gid { raw: membership.mgid.0 };
+        // SAFETY: `rdma_create_qp` made it; one that the program destroyed is refused.
+        done(unsafe { mcast::ibv_attach_mcast(qp, &mgid, 0) })
+    };
+    let mut state = live.state.lock();
+    let grh = abi::ibv_global_route {
+        dgid: abi::ibv_gid { raw: membership.mgid.0 },
+        flow_label: 0,
+        sgid_index: state.gid_index.unwrap_or(0),
+        hop_limit: HOP_LIMIT,
+        traffic_class: state.options.tos,
+    };
+    let ud = abi::rdma_ud_param {
+        private_data: membership.context,
+        ah_attr: abi::ibv_ah_attr { grh, is_global: 1, port_num: 1, ..NO_DATAGRAMS.ah_attr },
+        qp_num: EVERYBODY,
+        qkey: qp::qkey(ps),
+        ..NO_DATAGRAMS
+    };
+    let (kind, status) = match attached {
+        Ok(()) => (abi::RDMA_CM_EVENT_MULTICAST_JOIN, 0),
+        Err(errno) => {
+            state.memberships.retain(|known| !Arc::ptr_eq(known, membership));
+            (abi::RDMA_CM_EVENT_MULTICAST_ERROR, -errno.code())
+        }
+    };
+    Told { param: abi::rdma_cm_event_param { ud }, ..Told::plain(id, kind, status) }
+}
+
+/// Leaves a group; EADDRNOTAVAIL if it is not one of the id's.
+fn leave(id: &'static IdHandle, live: &Arc<LiveId>, address: SocketAddr) -> Result<(), Errno> {
+    let mut state = live.state.lock();
+    let place = state.memberships.iter().position(|known| known.address == address);
+    let membership = state.memberships.remove(place.ok_or(Errno::EADDRNOTAVAIL)?);
+    let mut untold = false;
+    state.channel().events.purge(|queued| {
+        let is = matches!(&queued.what, What::Joined(of) if Arc::ptr_eq(of, &membership));
+        untold |= is;
+        is
+    });
+    // Another membership may be in the same group.
+    let needed = state.memberships.iter().any(|other| other.mgid == membership.mgid && !other.send_only);
+    drop(state);
+    // SAFETY: `c()` points to a whole rdma_cm_id.
+    let qp = unsafe { (*id.c()).qp };
+    if qp.is_null() || membership.send_only || untold || needed {
+        return Ok(());
+    }
+    let mgid = abi::ibv_gid { raw: membership.mgid.0 };
+    // SAFETY: `rdma_create_qp` made it; one that the program destroyed is refused.
+    match unsafe { mcast::ibv_detach_mcast(qp, &mgid, 0) } {
+        // It was not attached: made after the event, or detached by the program.
+        0 | libc::EINVAL => Ok(()),
+        code => done(code),
+    }
+}
+
+/// The id, or its queue pair, ends: detaches that from all groups.
+pub(super) fn leave_all(id: &'static IdHandle, memberships: impl IntoIterator<Item = Arc<Membership>>) {
+    // SAFETY: `c()` points to a whole rdma_cm_id.
+    let qp = unsafe { (*id.c()).qp };
+    for membership in memberships {
+        if !qp.is_null() && !membership.send_only {
+            let mgid = abi::ibv_gid { raw: membership.mgid.0 };
+            // SAFETY: `rdma_create_qp` made it; one that the program destroyed, or that is not attached, is refused.
+            unsafe { mcast::ibv_detach_mcast(qp, &mgid, 0) };
+        }
+    }
+}
+
+/// Joins a group, as [`rdma_join_multicast`] and the other say.
+///
+/// # Safety
+///
+/// `id` is NULL or an id, `addr` NULL or as long as its family needs.
+unsafe fn enter(
+    id: *mut abi::rdma_cm_id,
+    addr: *const sockaddr,
+    send_only: bool,
+    context: *mut c_void,
+) -> Result<c_int, Errno> {
+    // SAFETY: as the caller says.
+    let (handle, live) = unsafe { id::enter(id) }?;
+    // SAFETY: as the caller says.
+    let group = unsafe { address::read_group(addr) }?;
+    join(handle, &live, group, send_only, context)?;
+    id::complete(handle, &live).map(|()| 0)
+}
+
+/// Joins a group for sending and receiving, once the id is bound to a device. MULTICAST_JOIN tells of it: its `param.ud`
+/// is what datagrams to the group need, and the queue pair, if there is one, is attached. `context` is its `private_data`.
+///
+/// # Safety
+///
+/// `id` is NULL or an id, `addr` NULL or as long as its family needs.
+pub unsafe extern "C" fn rdma_join_multicast(
+    id: *mut abi::rdma_cm_id,
+    addr: *mut sockaddr,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: as the caller says.
+    call::minus_one(|_| unsafe { enter(id, addr, false, context) })
+}
+
+/// As [`rdma_join_multicast`], perhaps only for sending: the queue pair is then not attached. EINVAL without address or
+/// flags, ENOTSUP for what is not known.
+///
+/// # Safety
+///
+/// As there, and `attr` is NULL or readable, with an address that is NULL or as long as its family needs.
+pub unsafe extern "C" fn rdma_join_multicast_ex(
+    id: *mut abi::rdma_cm_id,
+    attr: *mut abi::rdma_cm_join_mc_attr_ex,
+    context: *mut c_void,
+) -> c_int {
+    call::minus_one(|_| {
+        // SAFETY: NULL, or readable as the caller says.
+        let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
+        let all: c_uint = abi::RDMA_CM_JOIN_MC_ATTR_ADDRESS | abi::RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
+        if attr.comp_mask & !all != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if attr.comp_mask != all {
+            return Err(Errno::EINVAL);
+        }
+        let send_only = match attr.join_flags {
+            abi::RDMA_MC_JOIN_FLAG_FULLMEMBER => false,
+            abi::RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER => true,
+            _ => return Err(Errno::EINVAL),
+        };
+        // SAFETY: as the caller says.
+        unsafe { enter(id, attr.addr, send_only, context) }
+    })
+}
+
+/// Leaves a group, and detaches the queue pair. An event of the group that was not fetched vanishes.
+///
+/// # Safety
+///
+/// `id` is NULL or an id, `addr` NULL or as long as its family needs.
+pub unsafe extern "C" fn rdma_leave_multicast(id: *mut abi::rdma_cm_id, addr: *mut sockaddr) -> c_int {
+    call::minus_one(|_| {
+        // SAFETY: as the caller says.
+        let (handle, live) = unsafe { id::enter(id) }?;
+        // SAFETY: as the caller says.
+        let group = unsafe { address::read_group(addr) }?;
+        leave(handle, &live, group).map(|()| 0)
+    })
+}
