@@ -206,6 +206,7 @@ impl From<RsocketError> for Errno {
             RsocketError::Closed => Self::EBADF,
             RsocketError::Reset => Self::ECONNRESET,
             RsocketError::ShutDown => Self::EPIPE,
+            RsocketError::TooLong => Self::EMSGSIZE,
             RsocketError::Interrupted => Self::EINTR,
             RsocketError::Failed(failure) => failure.into(),
             RsocketError::Peer(_) => Self::EIO,

@@ -48,7 +48,7 @@ mod frames;
 mod group;
 mod set;
 
-pub(crate) use set::LaneSet;
+pub(crate) use set::{LaneSet, attend};
 
 use std::io;
 use std::net::IpAddr;

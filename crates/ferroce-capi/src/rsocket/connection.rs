@@ -3,11 +3,11 @@
 use std::sync::atomic::Ordering;
 
 use core::ffi::{c_int, c_long};
-use ferroce_engine::rsocket::{How, Stream};
+use ferroce_engine::rsocket::{Datagram, How, Stream};
 use libc::{sockaddr, socklen_t};
 
 use super::address;
-use super::table::{self, Entry};
+use super::table::{self, Entry, Socket};
 use crate::errno::Errno;
 use crate::{call, log};
 
@@ -22,12 +22,12 @@ pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int 
         };
         let status = if kind & libc::SOCK_NONBLOCK != 0 { libc::O_NONBLOCK } else { 0 };
         let descriptor = if kind & libc::SOCK_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
-        match (kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC), protocol) {
-            (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => {
-                Ok(table::insert(Entry::new(Stream::new(v6)?, status, descriptor)))
-            }
-            _ => Err(Errno::EOPNOTSUPP),
-        }
+        let socket = match (kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC), protocol) {
+            (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Socket::Stream(Stream::new(v6)?),
+            (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => Socket::Datagram(Datagram::new(v6)?),
+            _ => return Err(Errno::EOPNOTSUPP),
+        };
+        Ok(table::insert(Entry::new(socket, status, descriptor)))
     })
 }
 
@@ -41,7 +41,10 @@ pub unsafe extern "C" fn rbind(socket: c_int, addr: *const sockaddr, addrlen: so
         let entry = table::get(socket)?;
         // SAFETY: as the caller says.
         let address = unsafe { address::read(addr, addrlen) }?;
-        entry.stream.bind(address)?;
+        match &entry.socket {
+            Socket::Stream(stream) => stream.bind(address)?,
+            Socket::Datagram(datagram) => datagram.bind(address)?,
+        }
         Ok(0)
     })
 }
@@ -49,7 +52,7 @@ pub unsafe extern "C" fn rbind(socket: c_int, addr: *const sockaddr, addrlen: so
 /// Takes requests from now on.
 pub extern "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
     call::minus_one(|_| {
-        table::get(socket)?.stream.listen(backlog)?;
+        table::get(socket)?.socket.stream()?.listen(backlog)?;
         Ok(0)
     })
 }
@@ -62,14 +65,18 @@ pub extern "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
 pub unsafe extern "C" fn raccept(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
     call::minus_one(|_| {
         let entry = table::get(socket)?;
-        let stream = entry.stream.accept(entry.is_nonblocking())?;
+        let stream = entry.socket.stream()?.accept(entry.is_nonblocking())?;
         if let (false, false, Some(peer)) = (addr.is_null(), addrlen.is_null(), stream.peer_addr()) {
             // SAFETY: as the caller says.
             unsafe { address::write(peer, addr, addrlen) }?;
         }
         // As rdma-core has it, unlike a socket: what was accepted is non-blocking if the listener is.
         let status = entry.status.load(Ordering::Relaxed);
-        Ok(table::insert(Entry::new(stream, status, entry.descriptor.load(Ordering::Relaxed))))
+        Ok(table::insert(Entry::new(
+            Socket::Stream(stream),
+            status,
+            entry.descriptor.load(Ordering::Relaxed),
+        )))
     })
 }
 
@@ -83,7 +90,10 @@ pub unsafe extern "C" fn rconnect(socket: c_int, addr: *const sockaddr, addrlen:
         let entry = table::get(socket)?;
         // SAFETY: as the caller says.
         let address = unsafe { address::read(addr, addrlen) }?;
-        entry.stream.connect(address, entry.is_nonblocking())?;
+        match &entry.socket {
+            Socket::Stream(stream) => stream.connect(address, entry.is_nonblocking())?,
+            Socket::Datagram(datagram) => datagram.connect(address)?,
+        }
         Ok(0)
     })
 }
@@ -98,7 +108,7 @@ pub extern "C" fn rshutdown(socket: c_int, how: c_int) -> c_int {
             libc::SHUT_RDWR => How::Both,
             _ => return Err(Errno::EINVAL),
         };
-        entry.stream.shutdown(how)?;
+        entry.socket.stream()?.shutdown(how)?;
         Ok(0)
     })
 }
@@ -106,8 +116,10 @@ pub extern "C" fn rshutdown(socket: c_int, how: c_int) -> c_int {
 /// Ends it.
 pub extern "C" fn rclose(socket: c_int) -> c_int {
     call::minus_one(|_| {
-        let entry = table::remove(socket)?;
-        entry.stream.close();
+        match &table::remove(socket)?.socket {
+            Socket::Stream(stream) => stream.close(),
+            Socket::Datagram(datagram) => datagram.close(),
+        }
         Ok(0)
     })
 }
@@ -119,7 +131,11 @@ pub extern "C" fn rclose(socket: c_int) -> c_int {
 /// `addrlen` is NULL or says how much may be written to `addr`.
 pub unsafe extern "C" fn rgetpeername(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
     call::minus_one(|_| {
-        let peer = table::get(socket)?.stream.peer_addr().ok_or(Errno::ENOTCONN)?;
+        let peer = match &table::get(socket)?.socket {
+            Socket::Stream(stream) => stream.peer_addr(),
+            Socket::Datagram(datagram) => datagram.peer_addr(),
+        };
+        let peer = peer.ok_or(Errno::ENOTCONN)?;
         // SAFETY: as the caller says.
         unsafe { address::write(peer, addr, addrlen) }?;
         Ok(0)
@@ -133,7 +149,10 @@ pub unsafe extern "C" fn rgetpeername(socket: c_int, addr: *mut sockaddr, addrle
 /// As for [`rgetpeername`].
 pub unsafe extern "C" fn rgetsockname(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
     call::minus_one(|_| {
-        let own = table::get(socket)?.stream.local_addr();
+        let own = match &table::get(socket)?.socket {
+            Socket::Stream(stream) => stream.local_addr(),
+            Socket::Datagram(datagram) => datagram.local_addr()?,
+        };
         // SAFETY: as the caller says.
         unsafe { address::write(own, addr, addrlen) }?;
         Ok(0)

@@ -1,11 +1,13 @@
 //! Sending and receiving.
 
+use std::net::SocketAddr;
 use std::slice;
 
 use core::ffi::{c_int, c_void};
 use libc::{iovec, msghdr, sockaddr, socklen_t, ssize_t};
 
-use super::{address, table};
+use super::address;
+use super::table::{self, Socket};
 use crate::call;
 use crate::errno::Errno;
 
@@ -63,23 +65,51 @@ fn number(count: c_int) -> Result<usize, Errno> {
     usize::try_from(count).ok().filter(|count| *count <= MAX_PLACES).ok_or(Errno::EINVAL)
 }
 
-fn receive(socket: c_int, out: &mut [&mut [u8]], flags: c_int) -> Result<usize, Errno> {
+/// Whom to send to, if a program names anybody.
+///
+/// # Safety
+///
+/// `address` is NULL or readable for `length` octets.
+unsafe fn destination(address: *const sockaddr, length: socklen_t) -> Result<Option<SocketAddr>, Errno> {
+    if address.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: as the caller says.
+    unsafe { address::read(address, length) }.map(Some)
+}
+
+/// Receives; how many octets, and from whom.
+fn receive(socket: c_int, out: &mut [&mut [u8]], flags: c_int) -> Result<(usize, Option<SocketAddr>), Errno> {
     let entry = table::get(socket)?;
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
     let nonblocking = entry.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
     let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
-    Ok(entry.stream.receive_pieces(out, nonblocking, peek, all)?)
+    match &entry.socket {
+        Socket::Stream(stream) => {
+            let octets = stream.receive_pieces(out, nonblocking, peek, all)?;
+            Ok((octets, stream.peer_addr()))
+        }
+        Socket::Datagram(datagram) => {
+            let (octets, from) = datagram.receive(out, nonblocking, peek)?;
+            Ok((octets, Some(from)))
+        }
+    }
 }
 
-fn send(socket: c_int, octets: &[&[u8]], flags: c_int) -> Result<usize, Errno> {
+/// Sends, to `to` if it is a datagram's.
+fn send(socket: c_int, octets: &[&[u8]], flags: c_int, to: Option<SocketAddr>) -> Result<usize, Errno> {
     let entry = table::get(socket)?;
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
     let nonblocking = entry.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
-    Ok(entry.stream.send(octets, nonblocking)?)
+    match &entry.socket {
+        Socket::Stream(_) if to.is_some() => Err(Errno::EISCONN),
+        Socket::Stream(stream) => Ok(stream.send(octets, nonblocking)?),
+        Socket::Datagram(datagram) => Ok(datagram.send(octets, to, nonblocking)?),
+    }
 }
 
 /// Receives; 0 when the peer is done.
@@ -89,7 +119,7 @@ fn send(socket: c_int, octets: &[&[u8]], flags: c_int) -> Result<usize, Errno> {
 /// `buf` is NULL or writable for `len` octets.
 pub unsafe extern "C" fn rrecv(socket: c_int, buf: *mut c_void, len: usize, flags: c_int) -> ssize_t {
     // SAFETY: as the caller says.
-    count(|| receive(socket, &mut [unsafe { room(buf, len) }?], flags))
+    count(|| Ok(receive(socket, &mut [unsafe { room(buf, len) }?], flags)?.0))
 }
 
 /// Receives, and tells from whom.
@@ -107,10 +137,8 @@ pub unsafe extern "C" fn rrecvfrom(
 ) -> ssize_t {
     count(|| {
         // SAFETY: as the caller says.
-        let octets = receive(socket, &mut [unsafe { room(buf, len) }?], flags)?;
-        if let (false, false, Some(peer)) =
-            (src_addr.is_null(), addrlen.is_null(), table::get(socket)?.stream.peer_addr())
-        {
+        let (octets, from) = receive(socket, &mut [unsafe { room(buf, len) }?], flags)?;
+        if let (false, false, Some(peer)) = (src_addr.is_null(), addrlen.is_null(), from) {
             // SAFETY: as the caller says.
             unsafe { address::write(peer, src_addr, addrlen) }?;
         }
@@ -131,11 +159,9 @@ pub unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int)
             return Err(Errno::EOPNOTSUPP);
         }
         // SAFETY: as the caller says.
-        let octets = unsafe { receive_at(socket, header.msg_iov, header.msg_iovlen, flags) }?;
+        let (octets, from) = unsafe { receive_at(socket, header.msg_iov, header.msg_iovlen, flags) }?;
         header.msg_flags = 0;
-        if !header.msg_name.is_null()
-            && let Some(peer) = table::get(socket)?.stream.peer_addr()
-        {
+        if let (false, Some(peer)) = (header.msg_name.is_null(), from) {
             // SAFETY: the caller says that so much may be written there.
             unsafe { address::write(peer, header.msg_name.cast(), &mut header.msg_namelen) }?;
         }
@@ -146,7 +172,12 @@ pub unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int)
 /// # Safety
 ///
 /// `iov` is NULL or readable for `count` elements, each of which is writable.
-unsafe fn receive_at(socket: c_int, iov: *const iovec, count: usize, flags: c_int) -> Result<usize, Errno> {
+unsafe fn receive_at(
+    socket: c_int,
+    iov: *const iovec,
+    count: usize,
+    flags: c_int,
+) -> Result<(usize, Option<SocketAddr>), Errno> {
     // SAFETY: as the caller says.
     let places = unsafe { places(iov, count) }?;
     // SAFETY: as the caller says.
@@ -157,12 +188,18 @@ unsafe fn receive_at(socket: c_int, iov: *const iovec, count: usize, flags: c_in
 /// # Safety
 ///
 /// `iov` is NULL or readable for `count` elements, each of which is readable.
-unsafe fn send_from(socket: c_int, iov: *const iovec, count: usize, flags: c_int) -> Result<usize, Errno> {
+unsafe fn send_from(
+    socket: c_int,
+    iov: *const iovec,
+    count: usize,
+    flags: c_int,
+    to: Option<SocketAddr>,
+) -> Result<usize, Errno> {
     // SAFETY: as the caller says.
     let places = unsafe { places(iov, count) }?;
     // SAFETY: as the caller says.
     let octets = places.iter().map(|place| unsafe { sent(place.iov_base, place.iov_len) });
-    send(socket, &octets.collect::<Result<Vec<_>, _>>()?, flags)
+    send(socket, &octets.collect::<Result<Vec<_>, _>>()?, flags, to)
 }
 
 /// Sends.
@@ -172,10 +209,10 @@ unsafe fn send_from(socket: c_int, iov: *const iovec, count: usize, flags: c_int
 /// `buf` is NULL or readable for `len` octets.
 pub unsafe extern "C" fn rsend(socket: c_int, buf: *const c_void, len: usize, flags: c_int) -> ssize_t {
     // SAFETY: as the caller says.
-    count(|| send(socket, &[unsafe { sent(buf, len) }?], flags))
+    count(|| send(socket, &[unsafe { sent(buf, len) }?], flags, None))
 }
 
-/// Sends; EISCONN with an address, which a stream has already.
+/// Sends, a datagram to an address; a stream has one already: EISCONN.
 ///
 /// # Safety
 ///
@@ -190,11 +227,10 @@ pub unsafe extern "C" fn rsendto(
 ) -> ssize_t {
     count(|| {
         table::get(socket)?;
-        if !dest_addr.is_null() || addrlen > 0 {
-            return Err(Errno::EISCONN);
-        }
         // SAFETY: as the caller says.
-        send(socket, &[unsafe { sent(buf, len) }?], flags)
+        let to = unsafe { destination(dest_addr, addrlen) }?;
+        // SAFETY: as the caller says.
+        send(socket, &[unsafe { sent(buf, len) }?], flags, to)
     })
 }
 
@@ -211,7 +247,9 @@ pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_in
             return Err(Errno::EOPNOTSUPP);
         }
         // SAFETY: as the caller says.
-        unsafe { send_from(socket, header.msg_iov, header.msg_iovlen, flags) }
+        let to = unsafe { destination(header.msg_name.cast(), header.msg_namelen) }?;
+        // SAFETY: as the caller says.
+        unsafe { send_from(socket, header.msg_iov, header.msg_iovlen, flags, to) }
     })
 }
 
@@ -232,7 +270,7 @@ pub unsafe extern "C" fn rread(socket: c_int, buf: *mut c_void, len: usize) -> s
 /// `iov` is NULL or readable for `iovcnt` elements, each of which is writable.
 pub unsafe extern "C" fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
     // SAFETY: as the caller says.
-    count(|| unsafe { receive_at(socket, iov, number(iovcnt)?, 0) })
+    count(|| Ok(unsafe { receive_at(socket, iov, number(iovcnt)?, 0) }?.0))
 }
 
 /// As [`rsend`] without flags.
@@ -252,5 +290,5 @@ pub unsafe extern "C" fn rwrite(socket: c_int, buf: *const c_void, len: usize) -
 /// `iov` is NULL or readable for `iovcnt` elements, each of which is readable.
 pub unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
     // SAFETY: as the caller says.
-    count(|| unsafe { send_from(socket, iov, number(iovcnt)?, 0) })
+    count(|| unsafe { send_from(socket, iov, number(iovcnt)?, 0, None) })
 }

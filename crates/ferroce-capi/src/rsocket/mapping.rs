@@ -27,7 +27,7 @@ pub unsafe extern "C" fn riomap(
             return Err(Errno::EINVAL);
         }
         let offset = if offset == -1 { None } else { Some(offset as u64) };
-        let offset = entry.stream.map(buf as u64, len, prot & libc::PROT_WRITE != 0, offset)?;
+        let offset = entry.socket.stream()?.map(buf as u64, len, prot & libc::PROT_WRITE != 0, offset)?;
         Ok(offset as off_t)
     })
 }
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn riomap(
 /// Closes memory that was opened, named as it was then. EINVAL if it was not.
 pub extern "C" fn riounmap(socket: c_int, buf: *mut c_void, len: usize) -> c_int {
     call::minus_one(|_| {
-        table::get(socket)?.stream.unmap(buf as u64, len)?;
+        table::get(socket)?.socket.stream()?.unmap(buf as u64, len)?;
         Ok(0)
     })
 }
@@ -57,6 +57,6 @@ pub unsafe extern "C" fn riowrite(
         // SAFETY: as the caller says.
         let octets = unsafe { data::sent(buf, count) }?;
         let nonblocking = entry.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
-        Ok(entry.stream.send_direct(octets, offset as u64, nonblocking)?)
+        Ok(entry.socket.stream()?.send_direct(octets, offset as u64, nonblocking)?)
     })
 }

@@ -1,13 +1,14 @@
 //! Options of rsockets.
 
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use core::ffi::{c_int, c_void};
-use ferroce_engine::rsocket::Sizes;
+use ferroce_engine::rsocket::{Settings, Sizes};
 use ferroce_wire::rsocket::mappings_for;
 use libc::{linger, socklen_t};
 
-use super::table::{self, Entry};
+use super::table::{self, Entry, Socket};
 use crate::call;
 use crate::errno::Errno;
 
@@ -93,6 +94,17 @@ pub unsafe extern "C" fn rsetsockopt(
             entry.options.lock().route = route.to_vec();
             return Ok(0);
         }
+        if let (Socket::Datagram(datagram), true) = (&entry.socket, level != SOL_RDMA) {
+            // SAFETY: the system checks what it is given.
+            let refused =
+                unsafe { libc::setsockopt(datagram.fd().as_raw_fd(), level, optname, optval, optlen) };
+            if refused != 0 {
+                return Err(std::io::Error::last_os_error().into());
+            }
+            if is_udp(level, optname) {
+                return Ok(0);
+            }
+        }
         // SAFETY: as the caller says. A `struct linger` begins with such a number.
         let value = unsafe { number(optval, optlen) }?;
         set(&entry, level, optname, value)?;
@@ -104,35 +116,38 @@ fn set(entry: &Entry, level: c_int, optname: c_int, value: c_int) -> Result<(), 
     let on = value != 0;
     let doubled = (value as u32).saturating_mul(2);
     let size = u16::try_from(value.clamp(0, 0xfffe)).unwrap_or(0);
-    let stream = &entry.stream;
+    let choose = |change: &dyn Fn(&mut Settings)| match &entry.socket {
+        Socket::Stream(stream) => stream.choose(change),
+        Socket::Datagram(datagram) => datagram.choose(change),
+    };
     let sizes = |change: &dyn Fn(&mut Sizes)| {
-        if stream.choose(|settings| change(&mut settings.sizes)) { Ok(()) } else { Err(Errno::EINVAL) }
+        if choose(&|settings| change(&mut settings.sizes)) { Ok(()) } else { Err(Errno::EINVAL) }
     };
     let mut options = entry.options.lock();
     match (level, optname) {
         (libc::SOL_SOCKET, libc::SO_REUSEADDR) => {
             options.reuse = on;
-            stream.choose(|settings| settings.reuse = on);
+            choose(&|settings| settings.reuse = on);
         }
         // Too late is no error, as with sockets that take what they can.
         (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
-            stream.choose(|settings| settings.sizes.receive_buffer = doubled);
+            choose(&|settings| settings.sizes.receive_buffer = doubled);
         }
         (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
-            stream.choose(|settings| settings.sizes.send_buffer = doubled);
+            choose(&|settings| settings.sizes.send_buffer = doubled);
         }
         (libc::SOL_SOCKET, libc::SO_LINGER) => options.no_linger = !on,
         (libc::SOL_SOCKET, libc::SO_OOBINLINE) => options.oob_inline = on,
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => {
             options.keepalive = on;
             let seconds = *options.keep_idle.get_or_insert_with(keepalive_time);
-            stream.set_keepalive(on.then(|| Duration::from_secs(seconds.into())))?;
+            entry.socket.stream()?.set_keepalive(on.then(|| Duration::from_secs(seconds.into())))?;
         }
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
             let seconds = u32::try_from(value).ok().filter(|seconds| *seconds > 0).ok_or(Errno::EINVAL)?;
             options.keep_idle = Some(seconds);
             if options.keepalive {
-                stream.set_keepalive(Some(Duration::from_secs(seconds.into())))?;
+                entry.socket.stream()?.set_keepalive(Some(Duration::from_secs(seconds.into())))?;
             }
         }
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => options.no_delay = on,
@@ -142,11 +157,11 @@ fn set(entry: &Entry, level: c_int, optname: c_int, value: c_int) -> Result<(), 
             libc::TCP_KEEPCNT | libc::TCP_KEEPINTVL | libc::TCP_MAXSEG | libc::TCP_CONGESTION,
         ) => {}
         (libc::IPPROTO_IP, libc::IP_TOS) => {
-            stream.choose(|settings| settings.tos = value as u8);
+            choose(&|settings| settings.tos = value as u8);
         }
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => {
             options.v6_only = on;
-            stream.choose(|settings| settings.v6_only = on);
+            choose(&|settings| settings.v6_only = on);
         }
         (SOL_RDMA, RDMA_SQSIZE) => sizes(&|sizes| sizes.send_queue = size)?,
         (SOL_RDMA, RDMA_RQSIZE) => sizes(&|sizes| sizes.receive_queue = size)?,
@@ -171,6 +186,12 @@ pub unsafe extern "C" fn rgetsockopt(
 ) -> c_int {
     call::minus_one(|_| {
         let entry = table::get(socket)?;
+        if let (Socket::Datagram(datagram), true) = (&entry.socket, is_udp(level, optname)) {
+            // SAFETY: the system checks what it is given.
+            let refused =
+                unsafe { libc::getsockopt(datagram.fd().as_raw_fd(), level, optname, optval, optlen) };
+            return if refused == 0 { Ok(0) } else { Err(std::io::Error::last_os_error().into()) };
+        }
         let octets = told(&entry, level, optname)?;
         if optval.is_null() || optlen.is_null() {
             return Err(Errno::EFAULT);
@@ -186,15 +207,24 @@ pub unsafe extern "C" fn rgetsockopt(
     })
 }
 
+/// Options of datagrams that are the UDP socket's.
+fn is_udp(level: c_int, optname: c_int) -> bool {
+    level != SOL_RDMA && !matches!((level, optname), (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF))
+}
+
 fn told(entry: &Entry, level: c_int, optname: c_int) -> Result<Vec<u8>, Errno> {
     let number = |value: c_int| Ok(value.to_ne_bytes().to_vec());
     let flag = |value: bool| number(c_int::from(value));
     let size = |value: u32| number(c_int::try_from(value).unwrap_or(c_int::MAX));
-    let stream = &entry.stream;
+    let settings = match &entry.socket {
+        Socket::Stream(stream) => stream.settings(),
+        Socket::Datagram(datagram) => datagram.settings(),
+    };
+    let stream = || entry.socket.stream();
     let mut options = entry.options.lock();
     match (level, optname) {
         (libc::SOL_SOCKET, libc::SO_ERROR) => {
-            number(stream.take_failure().map_or(0, |failure| Errno::from(failure).code()))
+            number(stream()?.take_failure().map_or(0, |failure| Errno::from(failure).code()))
         }
         (libc::SOL_SOCKET, libc::SO_TYPE) => number(libc::SOCK_STREAM),
         (libc::SOL_SOCKET, libc::SO_REUSEADDR) => flag(options.reuse),
@@ -205,9 +235,9 @@ fn told(entry: &Entry, level: c_int, optname: c_int) -> Result<Vec<u8>, Errno> {
             let told = linger { l_onoff: c_int::from(!options.no_linger), l_linger: 0 };
             Ok([told.l_onoff.to_ne_bytes(), told.l_linger.to_ne_bytes()].concat())
         }
-        (libc::SOL_SOCKET, libc::SO_RCVBUF) => size(stream.settings().sizes.receive_buffer),
-        (libc::SOL_SOCKET, libc::SO_SNDBUF) => size(stream.settings().sizes.send_buffer),
-        (libc::IPPROTO_IP, libc::IP_TOS) => number(stream.settings().tos.into()),
+        (libc::SOL_SOCKET, libc::SO_RCVBUF) => size(settings.sizes.receive_buffer),
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) => size(settings.sizes.send_buffer),
+        (libc::IPPROTO_IP, libc::IP_TOS) => number(settings.tos.into()),
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => flag(options.v6_only),
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => flag(options.no_delay),
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
@@ -215,19 +245,19 @@ fn told(entry: &Entry, level: c_int, optname: c_int) -> Result<Vec<u8>, Errno> {
         }
         (libc::IPPROTO_TCP, libc::TCP_CONGESTION | libc::TCP_KEEPCNT | libc::TCP_KEEPINTVL) => number(1),
         (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => number(
-            stream.mtu().map_or(USUAL_MAXSEG, |mtu| c_int::try_from(mtu.bytes()).unwrap_or(USUAL_MAXSEG)),
+            stream()?.mtu().map_or(USUAL_MAXSEG, |mtu| c_int::try_from(mtu.bytes()).unwrap_or(USUAL_MAXSEG)),
         ),
         (libc::IPPROTO_TCP, libc::TCP_INFO) => {
             let mut info = vec![0; TCP_INFO_LEN];
-            info[0] = if stream.is_connected() { TCP_ESTABLISHED } else { TCP_CLOSE };
-            let window = u32::from(stream.settings().sizes.send_queue);
+            info[0] = if stream()?.is_connected() { TCP_ESTABLISHED } else { TCP_CLOSE };
+            let window = u32::from(settings.sizes.send_queue);
             info[TCP_INFO_CWND..TCP_INFO_CWND + 4].copy_from_slice(&window.to_ne_bytes());
             Ok(info)
         }
-        (SOL_RDMA, RDMA_SQSIZE) => number(stream.settings().sizes.send_queue.into()),
-        (SOL_RDMA, RDMA_RQSIZE) => number(stream.settings().sizes.receive_queue.into()),
-        (SOL_RDMA, RDMA_INLINE) => size(stream.settings().sizes.inline),
-        (SOL_RDMA, RDMA_IOMAPSIZE) => number(stream.settings().sizes.mappings.into()),
+        (SOL_RDMA, RDMA_SQSIZE) => number(settings.sizes.send_queue.into()),
+        (SOL_RDMA, RDMA_RQSIZE) => number(settings.sizes.receive_queue.into()),
+        (SOL_RDMA, RDMA_INLINE) => size(settings.sizes.inline),
+        (SOL_RDMA, RDMA_IOMAPSIZE) => number(settings.sizes.mappings.into()),
         (SOL_RDMA, RDMA_ROUTE) => Ok(options.route.clone()),
         _ => Err(Errno::EOPNOTSUPP),
     }

@@ -1,13 +1,13 @@
 //! Waiting for several rsockets and descriptors at once.
 
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use core::ffi::{c_int, c_short};
-use ferroce_engine::rsocket::{Ready, Settings, Waker};
+use ferroce_engine::rsocket::{Ready, Settings, Waker, attend};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, fd_set, nfds_t, pollfd, timeval};
-use std::os::fd::AsRawFd;
 
 use super::table::{self, Entry};
 use crate::call;
@@ -56,7 +56,7 @@ impl<'a> Set<'a> {
         }
         for ((fd, entry), plain) in self.fds.iter_mut().zip(&self.entries).zip(&self.plain) {
             fd.revents = match entry {
-                Some(entry) => events(entry.stream.ready(), fd.events),
+                Some(entry) => events(entry.socket.ready(), fd.events),
                 None => plain.revents,
             };
         }
@@ -69,20 +69,33 @@ impl<'a> Set<'a> {
         let mut real = self.plain.clone();
         let mut channels = Vec::new();
         let mut there = false;
-        for ((fd, entry), real) in self.fds.iter().zip(&self.entries).zip(&mut real) {
+        for (fd, entry) in self.fds.iter().zip(&self.entries) {
             let Some(entry) = entry else { continue };
-            let (ready, channel) = entry.stream.watch(waker);
+            // What cannot be watched is found not to work by the call that the program makes next.
+            let Ok((ready, of)) = entry.socket.watch(waker) else {
+                there = true;
+                continue;
+            };
             there |= events(ready, fd.events) != 0;
-            if let Some(channel) = channel {
-                (real.fd, real.events) = (channel.fd().as_raw_fd(), POLLIN);
-                // Lives as long as the system looks at its descriptor.
-                channels.push(channel);
-            }
+            // They live as long as the system looks at their descriptors.
+            channels.extend(of);
         }
-        real.push(pollfd { fd: waker.fd().as_raw_fd(), events: POLLIN, revents: 0 });
-        let slept = if there { Ok(0) } else { poll(&mut real, timeout) };
-        self.entries.iter().flatten().for_each(|entry| entry.stream.unwatch(waker));
-        slept.map(drop)
+        let of = |fd: BorrowedFd<'_>| pollfd { fd: fd.as_raw_fd(), events: POLLIN, revents: 0 };
+        real.extend(channels.iter().map(|channel| of(channel.fd())));
+        real.push(of(waker.fd()));
+        let slept = if there {
+            Ok(())
+        } else {
+            attend(&channels, |lanes| {
+                let from = real.len();
+                real.extend(lanes.iter().map(|lane| of(*lane)));
+                poll(&mut real, timeout)?;
+                let readable = real[from..].iter().enumerate().filter(|(_, fd)| fd.revents != 0);
+                Ok(readable.fold(0, |readable, (index, _)| readable | 1 << index))
+            })
+        };
+        self.entries.iter().flatten().for_each(|entry| entry.socket.unwatch(waker));
+        slept
     }
 }
 

@@ -1,19 +1,71 @@
 //! Which number is which rsocket.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use core::ffi::c_int;
-use ferroce_engine::rsocket::{PerProcess, Stream};
+use ferroce_engine::CompletionChannel;
+use ferroce_engine::rsocket::{Datagram, PerProcess, Ready, RsocketError, Stream, Waker};
 use parking_lot::{Mutex, RwLock};
 
 use super::option::Options;
 use crate::errno::Errno;
 
+/// What an rsocket is.
+pub(super) enum Socket {
+    Stream(Arc<Stream>),
+    Datagram(Arc<Datagram>),
+}
+
+impl Socket {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Stream(stream) => stream.fd(),
+            Self::Datagram(datagram) => datagram.fd(),
+        }
+    }
+
+    /// EOPNOTSUPP if it is none.
+    pub(super) fn stream(&self) -> Result<&Arc<Stream>, Errno> {
+        match self {
+            Self::Stream(stream) => Ok(stream),
+            Self::Datagram(_) => Err(Errno::EOPNOTSUPP),
+        }
+    }
+
+    pub(super) fn ready(&self) -> Ready {
+        match self {
+            Self::Stream(stream) => stream.ready(),
+            Self::Datagram(datagram) => datagram.ready(),
+        }
+    }
+
+    /// What is ready, and what to sleep on as well.
+    pub(super) fn watch(
+        &self,
+        waker: &Arc<Waker>,
+    ) -> Result<(Ready, Vec<Arc<CompletionChannel>>), RsocketError> {
+        match self {
+            Self::Stream(stream) => {
+                let (ready, channel) = stream.watch(waker);
+                Ok((ready, channel.into_iter().collect()))
+            }
+            Self::Datagram(datagram) => datagram.watch(waker),
+        }
+    }
+
+    pub(super) fn unwatch(&self, waker: &Arc<Waker>) {
+        match self {
+            Self::Stream(stream) => stream.unwatch(waker),
+            Self::Datagram(datagram) => datagram.unwatch(waker),
+        }
+    }
+}
+
 /// An rsocket, as its program sees it.
 pub(super) struct Entry {
-    pub(super) stream: Arc<Stream>,
+    pub(super) socket: Socket,
     /// `F_GETFL` and `F_GETFD`.
     pub(super) status: AtomicI32,
     pub(super) descriptor: AtomicI32,
@@ -21,9 +73,9 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub(super) fn new(stream: Arc<Stream>, status: c_int, descriptor: c_int) -> Arc<Self> {
+    pub(super) fn new(socket: Socket, status: c_int, descriptor: c_int) -> Arc<Self> {
         let (status, descriptor) = (AtomicI32::new(status), AtomicI32::new(descriptor));
-        Arc::new(Self { stream, status, descriptor, options: Mutex::default() })
+        Arc::new(Self { socket, status, descriptor, options: Mutex::default() })
     }
 
     /// O_NONBLOCK is set.
@@ -36,7 +88,7 @@ static TABLE: PerProcess<RwLock<Vec<Option<Arc<Entry>>>>> = PerProcess::new();
 
 /// Gives an rsocket its number.
 pub(super) fn insert(entry: Arc<Entry>) -> c_int {
-    let number = entry.stream.fd().as_raw_fd();
+    let number = entry.socket.fd().as_raw_fd();
     let index = number as usize;
     let mut table = TABLE.get().write();
     if table.len() <= index {

@@ -64,42 +64,61 @@ impl LaneSet {
     /// Sleeps until `event` is readable or something arrived on a lane, which is then processed.
     /// Returns after one of them; the caller looks whether it has what it waits for.
     pub(crate) fn sleep(&self, event: BorrowedFd<'_>) -> Result<(), EventError> {
-        let lanes = self.lanes.load_full();
-        // To fall asleep and be woken costs as much as a few looks, in which an answer often comes.
-        for look in 1..=LOOKS_BEFORE_SLEEP {
-            if lanes.iter().any(|lane| lane.serve_inline() == Served::Some) {
-                return Ok(());
+        attend(&self.lanes.load_full(), |lanes| {
+            let mut fds =
+                [const { None::<PollFd<'_>> }; WATCHED + 1].map(|_| PollFd::new(event, PollFlags::POLLIN));
+            for (fd, lane) in fds[1..].iter_mut().zip(lanes) {
+                *fd = PollFd::new(*lane, PollFlags::POLLIN);
             }
-            if look % LOOKS_PER_YIELD == 0 {
-                std::thread::yield_now(); // whoever answers may wait for this core
+            let fds = &mut fds[..=lanes.len()];
+            match poll(fds, PollTimeout::NONE) {
+                Ok(_) => {}
+                Err(nix::Error::EINTR) if sys::a_handler_interrupts() => return Err(EventError::Interrupted),
+                Err(nix::Error::EINTR) => return Ok(0),
+                Err(errno) => return Err(EventError::Io(errno.into())),
             }
-        }
-        lanes.iter().for_each(|lane| lane.pay_now());
-        let mut watch = Watch { lanes: [None; WATCHED], count: 0 };
-        for lane in lanes.iter().filter(|lane| lane.state.watch()).take(WATCHED) {
-            watch.lanes[watch.count] = Some(lane);
-            watch.count += 1;
-        }
-        let mut fds =
-            [const { None::<PollFd<'_>> }; WATCHED + 1].map(|_| PollFd::new(event, PollFlags::POLLIN));
-        for (fd, lane) in fds[1..].iter_mut().zip(watch.lanes.iter().flatten()) {
-            *fd = PollFd::new(lane.fd(), PollFlags::POLLIN);
-        }
-        let fds = &mut fds[..=watch.count];
-        match poll(fds, PollTimeout::NONE) {
-            Ok(_) => {}
-            Err(nix::Error::EINTR) if sys::a_handler_interrupts() => return Err(EventError::Interrupted),
-            Err(nix::Error::EINTR) => return Ok(()),
-            Err(errno) => return Err(EventError::Io(errno.into())),
-        }
-        for (fd, lane) in fds[1..].iter().zip(watch.lanes.iter().flatten()) {
-            if fd.any() == Some(true) && lane.serve_inline() == Served::Busy {
-                // A poller holds it: it will find what is there. Let it finish.
-                std::thread::yield_now();
-            }
-        }
-        Ok(())
+            let readable = fds[1..].iter().enumerate().filter(|(_, fd)| fd.any() == Some(true));
+            Ok(readable.fold(0, |readable, (index, _)| readable | 1 << index))
+        })
     }
+
+    /// The lanes, as they are now.
+    pub(crate) fn all(&self) -> Arc<Vec<Arc<Lane>>> {
+        self.lanes.load_full()
+    }
+}
+
+/// Looks a few times whether something arrives on one of `lanes`; if not, calls `sleep` with the descriptors of those that
+/// this thread watches meanwhile, and serves those that it says are readable, as bits by their place.
+pub(crate) fn attend<E>(
+    lanes: &[Arc<Lane>],
+    sleep: impl FnOnce(&[BorrowedFd<'_>]) -> Result<u32, E>,
+) -> Result<(), E> {
+    // To fall asleep and be woken costs as much as a few looks, in which an answer often comes.
+    for look in 1..=LOOKS_BEFORE_SLEEP {
+        if lanes.iter().any(|lane| lane.serve_inline() == Served::Some) {
+            return Ok(());
+        }
+        if look % LOOKS_PER_YIELD == 0 {
+            std::thread::yield_now(); // whoever answers may wait for this core
+        }
+    }
+    lanes.iter().for_each(|lane| lane.pay_now());
+    let mut watch = Watch { lanes: [None; WATCHED], count: 0 };
+    for lane in lanes.iter().filter(|lane| lane.state.watch()).take(WATCHED) {
+        watch.lanes[watch.count] = Some(lane);
+        watch.count += 1;
+    }
+    let fds = watch.lanes.map(|lane| lane.map(|lane| lane.fd()));
+    let Some(first) = fds[0] else { return sleep(&[]).map(drop) };
+    let readable = sleep(&fds.map(|fd| fd.unwrap_or(first))[..watch.count])?;
+    for (index, lane) in watch.lanes.iter().flatten().enumerate() {
+        if readable & 1 << index != 0 && lane.serve_inline() == Served::Busy {
+            // A poller holds it: it will find what is there. Let it finish.
+            std::thread::yield_now();
+        }
+    }
+    Ok(())
 }
 
 /// The lanes a thread sleeps on; given up however it wakes.

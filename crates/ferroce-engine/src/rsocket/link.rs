@@ -329,7 +329,8 @@ impl<'a> Pieces<'a> {
     }
 }
 
-const BLANK: WorkCompletion = WorkCompletion {
+/// Room for a completion.
+pub(super) const BLANK: WorkCompletion = WorkCompletion {
     wr_id: 0,
     status: WcStatus::GeneralErr,
     opcode: WcOpcode::Send,

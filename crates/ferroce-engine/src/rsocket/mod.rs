@@ -12,6 +12,7 @@
 //!
 //! A forked child has none of its parent's streams.
 
+mod datagram;
 mod link;
 mod listener;
 mod place;
@@ -21,8 +22,9 @@ mod settings;
 mod stream;
 mod waker;
 
+pub use datagram::Datagram;
 pub use ferroce_proto::rsocket::{Fault, How, Sizes};
 pub use place::PerProcess;
 pub use settings::Settings;
 pub use stream::{Accepted, Failure, Ready, RsocketError, Stream};
-pub use waker::Waker;
+pub use waker::{Waker, attend};

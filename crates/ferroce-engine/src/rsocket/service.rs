@@ -4,6 +4,8 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -11,11 +13,12 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
-use super::Stream;
 use super::place::PerProcess;
 use super::waker::Waker;
+use super::{Datagram, Stream};
 use crate::background;
 use crate::cm::{Event, EventKind, Sink, Target};
+use crate::fork::Guarded;
 
 /// Something to do.
 pub(super) enum Task {
@@ -25,6 +28,10 @@ pub(super) enum Task {
     Room(Weak<Stream>),
     /// How often a stream shall say that it lives has changed.
     Keepalive(Weak<Stream>),
+    /// A datagram socket's UDP socket shall be heard.
+    Hear(Weak<Datagram>, Arc<Guarded<UdpSocket>>),
+    /// Some are gone.
+    Prune,
 }
 
 #[derive(Default)]
@@ -75,21 +82,45 @@ impl Sink for Ear {
 
 fn run(service: &Service, waker: &Waker) {
     let mut alive = Keepalives::default();
+    let mut heard = Heard::default();
     loop {
         let timeout = alive.run(Instant::now());
-        // Interrupted, it looks as well.
-        let _ = poll(&mut [PollFd::new(waker.fd(), PollFlags::POLLIN)], timeout);
+        heard.wait(waker, timeout);
         waker.clear();
         loop {
             let Some(task) = service.tasks.lock().pop_front() else { break };
-            if catch_unwind(AssertUnwindSafe(|| perform(task, &mut alive))).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| perform(task, &mut alive, &mut heard))).is_err() {
                 tracing::error!("a bug in ferroce: an rsocket's connection may hang");
             }
         }
     }
 }
 
-fn perform(task: Task, alive: &mut Keepalives) {
+/// UDP sockets of datagram sockets. The sockets stay while the system looks at them; a number is closed when its rsocket
+/// is pruned.
+#[derive(Default)]
+struct Heard(Vec<(Weak<Datagram>, Arc<Guarded<UdpSocket>>)>);
+
+impl Heard {
+    /// Waits until something came, and takes it.
+    fn wait(&mut self, waker: &Waker, timeout: PollTimeout) {
+        let of = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let mut fds: Vec<_> = self.0.iter().map(|(_, udp)| of(udp.as_fd())).collect();
+        fds.push(of(waker.fd()));
+        // Interrupted, it looks as well.
+        let _ = poll(&mut fds, timeout);
+        let came: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
+        for ((socket, _), _) in self.0.iter().zip(came).filter(|(_, came)| *came) {
+            if let Some(socket) = socket.upgrade()
+                && catch_unwind(AssertUnwindSafe(|| socket.hear())).is_err()
+            {
+                tracing::error!("a bug in ferroce: an rsocket lost a datagram");
+            }
+        }
+    }
+}
+
+fn perform(task: Task, alive: &mut Keepalives, heard: &mut Heard) {
     match task {
         Task::News(stream, kind) => {
             // What an event of a stream that is gone brought ends with it.
@@ -103,6 +134,8 @@ fn perform(task: Task, alive: &mut Keepalives) {
             }
         }
         Task::Keepalive(stream) => alive.set(stream),
+        Task::Hear(socket, udp) => heard.0.push((socket, udp)),
+        Task::Prune => heard.0.retain(|(socket, _)| socket.strong_count() > 0),
     }
 }
 

@@ -72,6 +72,9 @@ pub enum RsocketError {
     /// The program itself stopped sending: EPIPE.
     #[error("sending was shut down")]
     ShutDown,
+    /// A datagram is longer than one can be: EMSGSIZE.
+    #[error("the datagram is too long")]
+    TooLong,
     /// A signal handler ran: EINTR.
     #[error("interrupted by a signal")]
     Interrupted,
@@ -164,7 +167,7 @@ pub struct Ready {
     pub readable: bool,
     /// Sending: POLLOUT.
     pub writable: bool,
-    /// Both ends are done: POLLHUP.
+    /// Both ends are done, and all was read: POLLHUP. (rdma-core says so while something can be read, and programs stop.)
     pub hang_up: bool,
     /// It failed: POLLERR.
     pub error: bool,
@@ -230,9 +233,14 @@ impl State {
         self.link.as_ref()?.books.as_ref()
     }
 
+    /// Octets that can be read.
+    fn available(&self) -> u32 {
+        self.books().map_or(0, |books| books.available())
+    }
+
     /// Something can be read, or nothing ever will.
     fn has_input(&self) -> bool {
-        self.books().is_none_or(|books| books.available() > 0 || !books.is_readable())
+        self.available() > 0 || self.books().is_none_or(|books| !books.is_readable())
     }
 
     /// Something can be sent, or nothing ever will.
@@ -254,7 +262,7 @@ impl State {
                 Ready {
                     readable: self.has_input(),
                     writable: self.has_room(),
-                    hang_up: phase == Phase::Disconnected,
+                    hang_up: phase == Phase::Disconnected && self.available() == 0,
                     error: matches!(phase, Phase::Failed(_)),
                 }
             }

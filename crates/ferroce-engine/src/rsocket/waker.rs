@@ -10,12 +10,31 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::stream::RsocketError;
 use crate::fork::{self, Guarded};
-use crate::sys;
+use crate::{CompletionChannel, lane, sys};
 
 /// A descriptor of a thread that waits: readable once somebody woke it.
 pub struct Waker {
     fd: Guarded<EventFd>,
     epoch: u64,
+}
+
+/// Sleeps by `sleep`, and meanwhile receives what arrives for `channels`: among what it polls must be the descriptors it is
+/// given, and it says which of them are readable, as bits by their place. Returns early if something arrived before.
+///
+/// # Errors
+///
+/// Those of `sleep`.
+pub fn attend<E>(
+    channels: &[Arc<CompletionChannel>],
+    sleep: impl FnOnce(&[BorrowedFd<'_>]) -> Result<u32, E>,
+) -> Result<(), E> {
+    let mut lanes = Vec::new();
+    for lane in channels.iter().flat_map(|channel| Vec::clone(&channel.lanes().all())) {
+        if !lanes.iter().any(|known| Arc::ptr_eq(known, &lane)) {
+            lanes.push(lane);
+        }
+    }
+    lane::attend(&lanes, sleep)
 }
 
 thread_local! {
