@@ -6,6 +6,8 @@ use ferroce_engine::error as engine;
 use ferroce_engine::{QpState, RegMrError};
 use ferroce_wire::Gid;
 
+use crate::cm::ConnectError;
+
 /// Why a call failed. The object it was called on is as before.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -105,6 +107,9 @@ pub enum Error {
         /// The peer's.
         remote: Gid,
     },
+    /// There is no connection.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
     /// The system refused.
     #[error(transparent)]
     Io(#[from] io::Error),

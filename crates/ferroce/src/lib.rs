@@ -27,10 +27,13 @@
 //! # }
 //! ```
 //!
+//! Who is at the other end need not be told by other means: [`cm`] connects by IP address.
+//!
 //! Everything here is released when dropped. Memory is registered by value or for the length of a
 //! closure, so that the device never writes to memory that was given back; see [`mr`].
 #![deny(unsafe_code)]
 
+pub mod cm;
 mod connection;
 mod cq;
 mod datagram;
@@ -56,6 +59,7 @@ pub use ferroce_engine::{
     Access, AsyncEventKind as EventKind, DeviceAttr, DeviceInfo, GidEntry, GidType, Moderation, PortAttr,
     PortState, QpState, WcOpcode as Opcode, WcStatus as Status,
 };
+pub use ferroce_wire::cm::RejReason;
 pub use ferroce_wire::{Gid, Imm, PathMtu, Psn, Qkey, Qpn, Rkey, SrqNumber};
 pub use mr::{MemoryRegion, Slice};
 pub use pd::{ProtectionDomain, QpOptions};

@@ -233,7 +233,7 @@ impl<State, S> QueuePair<State, S> {
         &self.parts.qp.0
     }
 
-    fn step<To>(self, attr: &QpAttr, mask: QpAttrMask) -> Stepped<State, To, S> {
+    pub(crate) fn step<To>(self, attr: &QpAttr, mask: QpAttrMask) -> Stepped<State, To, S> {
         match self.engine().modify(attr, mask | QpAttrMask::STATE) {
             Ok(()) => Ok(QueuePair { parts: self.parts, state: PhantomData }),
             Err(error) => Err(QpError { state: self.state(), source: error.into(), queue_pair: self }),

@@ -1,0 +1,326 @@
+//! Connections, and those that are on their way to be.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, OnceLock, Weak};
+
+use ferroce_engine::cm::attributes;
+use ferroce_engine::cm::{Connection, Event, EventKind, Queue, Sink, Target};
+use ferroce_engine::{Qp, QpAttr, QpAttrMask};
+use ferroce_wire::cm::{CmTime, Info, PrivateData, RejReason, Rep, Req};
+
+use super::ConnectError;
+use super::end::End;
+use crate::{Error, ProtectionDomain, QpState, QueuePair, ReadyToSend};
+
+/// Hears what happens to a connection. When it ends, its queue pair does, so that whoever waits for completions knows.
+pub(super) struct Ear {
+    queue: Arc<Queue>,
+    qp: OnceLock<Weak<Qp>>,
+}
+
+impl Ear {
+    pub(super) fn new() -> Result<Arc<Self>, ConnectError> {
+        Ok(Arc::new(Self { queue: Queue::new()?, qp: OnceLock::new() }))
+    }
+
+    /// From now on `qp` ends with the connection.
+    pub(super) fn watch(&self, qp: &Arc<Qp>) {
+        // There is one in an ear's life.
+        let _ = self.qp.set(Arc::downgrade(qp));
+    }
+
+    pub(super) fn target(self: &Arc<Self>) -> Target {
+        let sink: Arc<Self> = Arc::clone(self);
+        Target::new(sink, 0)
+    }
+}
+
+impl Sink for Ear {
+    fn deliver(&self, event: Event) {
+        if ends(&event.kind)
+            && let Some(qp) = self.qp.get().and_then(Weak::upgrade)
+        {
+            // One that is destroyed needs nothing more.
+            let _ = fail(&qp);
+        }
+        self.queue.deliver(event);
+    }
+}
+
+/// Takes a queue pair to its error state: what was posted completes as flushed.
+fn fail(qp: &Qp) -> Result<(), Error> {
+    let attr = QpAttr { qp_state: QpState::Error, ..QpAttr::default() };
+    Ok(qp.modify(&attr, QpAttrMask::STATE)?)
+}
+
+/// Who is at the two ends.
+#[derive(Clone, Copy)]
+pub(super) struct Names {
+    pub(super) local: SocketAddr,
+    pub(super) peer: SocketAddr,
+}
+
+/// How far it has come.
+enum Stage {
+    /// The peer was asked.
+    Asked { end: Box<End>, req: Box<Req>, packet_life: CmTime },
+    /// The peer was answered.
+    Answered { qp: Box<QueuePair<ReadyToSend>>, domain: ProtectionDomain },
+    /// It is connected, or never will be.
+    Done,
+}
+
+/// A connection that its peer has not agreed to yet, or does not know of. Dropped, it is given up.
+pub struct Pending {
+    // Dropped first: the peer is told before the queue pair goes.
+    connection: Option<Connection>,
+    /// What the port is held for.
+    port: Option<ferroce_engine::cm::Port>,
+    events: Arc<Ear>,
+    names: Names,
+    stage: Stage,
+}
+
+impl Pending {
+    pub(super) fn asked(
+        end: End,
+        connection: Connection,
+        port: ferroce_engine::cm::Port,
+        events: Arc<Ear>,
+        req: Req,
+        packet_life: CmTime,
+    ) -> Self {
+        let names = Names { local: end.route.source, peer: end.route.destination };
+        let stage = Stage::Asked { end: Box::new(end), req: Box::new(req), packet_life };
+        Self { connection: Some(connection), port: Some(port), events, names, stage }
+    }
+
+    pub(super) fn answered(
+        qp: QueuePair<ReadyToSend>,
+        domain: ProtectionDomain,
+        connection: Connection,
+        events: Arc<Ear>,
+        names: Names,
+    ) -> Self {
+        let stage = Stage::Answered { qp: Box::new(qp), domain };
+        Self { connection: Some(connection), port: None, events, names, stage }
+    }
+
+    /// The connection, if it is there. Never waits; after it said something else than `None`, it says [`ConnectError::Over`].
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Rejected`], [`ConnectError::Unreachable`], [`ConnectError::Over`], and those of the queue pair.
+    pub fn poll(&mut self) -> Result<Option<Connected>, Error> {
+        match self.events.queue.poll() {
+            Some(event) => self.hear(event.kind),
+            None if matches!(self.stage, Stage::Done) => Err(ConnectError::Over.into()),
+            None => Ok(None),
+        }
+    }
+
+    /// Waits for the connection.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::poll`]; `WouldBlock` if the descriptor was made non-blocking, `Interrupted` by a signal: wait again.
+    pub fn wait(&mut self) -> Result<Connected, Error> {
+        loop {
+            if matches!(self.stage, Stage::Done) {
+                return Err(ConnectError::Over.into());
+            }
+            let event = self.events.queue.get().map_err(ConnectError::Events)?;
+            if let Some(connected) = self.hear(event.kind)? {
+                return Ok(connected);
+            }
+        }
+    }
+
+    fn hear(&mut self, kind: EventKind) -> Result<Option<Connected>, Error> {
+        match kind {
+            EventKind::Reply(rep) => self.reply(&rep).map(Some),
+            EventKind::Established => Ok(self.established()),
+            EventKind::Rejected(rej) => {
+                self.stage = Stage::Done;
+                Err(ConnectError::Rejected { reason: rej.reason, private: Box::new(rej.private.0) }.into())
+            }
+            EventKind::Unreachable => {
+                self.stage = Stage::Done;
+                Err(ConnectError::Unreachable.into())
+            }
+            EventKind::Disconnected(_) | EventKind::Lost => {
+                self.stage = Stage::Done;
+                Err(ConnectError::Over.into())
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The peer agreed: sets up the queue pair and tells it.
+    fn reply(&mut self, rep: &Rep) -> Result<Connected, Error> {
+        let stage = std::mem::replace(&mut self.stage, Stage::Done);
+        let (Stage::Asked { end, req, packet_life }, Some(connection)) = (stage, self.connection.take())
+        else {
+            return Err(ConnectError::Over.into());
+        };
+        let refuse = |connection: Connection| {
+            // It may be gone; it is closed in any case.
+            let _ = connection.reject(RejReason::CONSUMER, Info::NONE, PrivateData::EMPTY);
+        };
+        let Some(agreed) = attributes::active(&req, rep, packet_life) else {
+            refuse(connection);
+            return Err(ConnectError::Malformed.into());
+        };
+        let domain = end.domain.clone();
+        let path = req.primary;
+        match end.connect(&agreed, path.flow_label, path.traffic_class, path.hop_limit) {
+            Ok(qp) => {
+                self.events.watch(qp.engine());
+                connection.establish().map_err(ConnectError::from)?;
+                Ok(self.connected(qp, domain, connection, Box::new(rep.private.0)))
+            }
+            Err(error) => {
+                refuse(connection);
+                Err(error)
+            }
+        }
+    }
+
+    /// The peer knows.
+    fn established(&mut self) -> Option<Connected> {
+        let stage = std::mem::replace(&mut self.stage, Stage::Done);
+        let (Stage::Answered { qp, domain }, Some(connection)) = (stage, self.connection.take()) else {
+            return None;
+        };
+        Some(self.connected(*qp, domain, connection, Box::default()))
+    }
+
+    fn connected(
+        &mut self,
+        qp: QueuePair<ReadyToSend>,
+        domain: ProtectionDomain,
+        connection: Connection,
+        private: Box<[u8]>,
+    ) -> Connected {
+        let (events, port, names) = (Arc::clone(&self.events), self.port.take(), self.names);
+        Connected { connection, qp, domain, _port: port, events, names, private, over: false }
+    }
+}
+
+impl AsFd for Pending {
+    /// Readable while [`Pending::poll`] would say something.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.queue.fd()
+    }
+}
+
+/// A connection. Dropped, it is disconnected.
+#[doc(alias = "rdma_cm_id")]
+pub struct Connected {
+    // Dropped first: the peer is told before the queue pair goes.
+    connection: Connection,
+    qp: QueuePair<ReadyToSend>,
+    domain: ProtectionDomain,
+    _port: Option<ferroce_engine::cm::Port>,
+    events: Arc<Ear>,
+    names: Names,
+    private: Box<[u8]>,
+    over: bool,
+}
+
+impl Connected {
+    /// Its queue pair. Receives that were posted before are still there.
+    pub fn queue_pair(&self) -> &QueuePair<ReadyToSend> {
+        &self.qp
+    }
+
+    /// The queue pair's protection domain: where to register memory.
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.domain
+    }
+
+    /// Our address and port.
+    #[doc(alias = "rdma_get_local_addr")]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.names.local
+    }
+
+    /// The peer's address and port.
+    #[doc(alias = "rdma_get_peer_addr")]
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.names.peer
+    }
+
+    /// What the peer said when it agreed: [`ACCEPT_PRIVATE_DATA`](super::ACCEPT_PRIVATE_DATA) octets, zeros at the end. Empty at
+    /// the end that agreed.
+    pub fn private_data(&self) -> &[u8] {
+        &self.private
+    }
+
+    /// Ends the connection, or agrees that the peer ended it: the queue pair goes to its error state, where work requests that
+    /// are left complete as flushed, and the peer is told. Another time it does nothing.
+    ///
+    /// # Errors
+    ///
+    /// Those of a process whose broker is gone; the queue pair is in its error state all the same.
+    #[doc(alias = "rdma_disconnect")]
+    pub fn disconnect(&self) -> Result<(), Error> {
+        if self.qp.state() != QpState::Error {
+            fail(self.qp.engine())?;
+        }
+        match self.connection.disconnect() {
+            Ok(()) | Err(super::CmError::Gone(_)) => Ok(()),
+            Err(error) => Err(ConnectError::from(error).into()),
+        }
+    }
+
+    /// Whether the connection is over, because either end ended it. Never waits. Its queue pair is then in its error state.
+    ///
+    /// When the peer ended it, [`Self::disconnect`] tells the peer that we know; dropping the connection does so too.
+    pub fn poll_disconnected(&mut self) -> bool {
+        while let Some(event) = self.events.queue.poll() {
+            self.over |= ends(&event.kind);
+        }
+        self.over
+    }
+
+    /// Waits until the connection is over.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if the descriptor was made non-blocking, `Interrupted` by a signal: wait again.
+    pub fn wait_disconnected(&mut self) -> Result<(), Error> {
+        while !self.over {
+            let event = self.events.queue.get().map_err(ConnectError::Events)?;
+            self.over = ends(&event.kind);
+        }
+        Ok(())
+    }
+}
+
+fn ends(kind: &EventKind) -> bool {
+    matches!(kind, EventKind::Disconnected(_) | EventKind::Lost)
+}
+
+impl AsFd for Connected {
+    /// Readable while [`Connected::poll_disconnected`] may say something new.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.queue.fd()
+    }
+}
+
+impl fmt::Debug for Connected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Names { local, peer } = self.names;
+        f.debug_struct("Connected").field("local", &local).field("peer", &peer).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Pending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Names { local, peer } = self.names;
+        f.debug_struct("Pending").field("local", &local).field("peer", &peer).finish_non_exhaustive()
+    }
+}

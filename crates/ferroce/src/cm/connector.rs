@@ -1,0 +1,126 @@
+//! The end that asks.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use ferroce_engine::cm::{Bind, ConnectParams, Connection, Port, attributes, resolve};
+use ferroce_wire::cm::{IpCmHeader, PortSpace, PrivateData};
+
+use super::connected::Ear;
+use super::end::{End, EndOptions, said};
+use super::{ConnectError, Connected, Pending};
+use crate::{Context, Error, Init, ProtectionDomain, QueuePair};
+
+/// An end that will ask a peer for a connection: there is a way to it, and a queue pair that takes receives.
+#[doc(alias = "rdma_resolve_addr")]
+pub struct Connector {
+    end: End,
+    port: Port,
+    options: EndOptions,
+}
+
+impl Connector {
+    /// Finds the device that reaches `peer`, and makes a queue pair there.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Resolve`] if there is no such device, and those of what has to be made.
+    pub fn new(peer: SocketAddr, options: &EndOptions) -> Result<Self, Error> {
+        Self::from(None, peer, options)
+    }
+
+    /// As [`Self::new`], from a local address and port; port 0 is any.
+    ///
+    /// # Errors
+    ///
+    /// As there; [`super::CmError::InUse`] if the port is taken.
+    #[doc(alias = "rdma_bind_addr")]
+    pub fn bound(local: SocketAddr, peer: SocketAddr, options: &EndOptions) -> Result<Self, Error> {
+        Self::from(Some(local), peer, options)
+    }
+
+    /// The device that reaches `peer`: for those who share a protection domain between connections.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Resolve`].
+    pub fn device_for(peer: SocketAddr) -> Result<Context, Error> {
+        let route = resolve::route(None, peer).map_err(ConnectError::from)?;
+        Context::open(&route.local.device.name)
+    }
+
+    fn from(local: Option<SocketAddr>, peer: SocketAddr, options: &EndOptions) -> Result<Self, Error> {
+        let mut route = resolve::route(local, peer).map_err(ConnectError::from)?;
+        route.source.set_port(local.map_or(0, |local| local.port()));
+        let end = End::new(route, options)?;
+        let port = Port::bind(&Bind::new(PortSpace::Tcp, end.route.source)).map_err(ConnectError::from)?;
+        Ok(Self { end, port, options: options.clone() })
+    }
+
+    /// The queue pair's protection domain: where to register memory.
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.end.domain
+    }
+
+    /// The queue pair. Post receives now if the peer may send at once.
+    pub fn queue_pair(&self) -> &QueuePair<Init> {
+        &self.end.qp
+    }
+
+    /// Our address and port.
+    pub fn local_addr(&self) -> SocketAddr {
+        let mut local = self.end.route.source;
+        local.set_port(self.port.number());
+        local
+    }
+
+    /// Asks the peer, with at most [`REQUEST_PRIVATE_DATA`](super::REQUEST_PRIVATE_DATA) octets for it, and waits for its answer:
+    /// at once if nobody listens there, 74 seconds if the host does not answer.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Rejected`], [`ConnectError::Unreachable`], [`ConnectError::PrivateData`], and those of what has to be
+    /// made.
+    #[doc(alias = "rdma_connect")]
+    pub fn connect(self, private: &[u8]) -> Result<Connected, Error> {
+        self.start(private)?.wait()
+    }
+
+    /// Asks the peer as [`Self::connect`], and does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::PrivateData`], [`ConnectError::Cm`].
+    pub fn start(self, private: &[u8]) -> Result<Pending, Error> {
+        Ok(self.ask(private)?)
+    }
+
+    fn ask(mut self, private: &[u8]) -> Result<Pending, ConnectError> {
+        let (local, peer) = (self.local_addr(), self.end.route.destination);
+        self.end.route.source = local;
+        let header = IpCmHeader { source_port: local.port(), source: local.ip(), destination: peer.ip() };
+        let service = PortSpace::Tcp.service_id(peer.port());
+        let asked = ConnectParams {
+            responder_resources: self.options.responder_resources,
+            initiator_depth: self.options.initiator_depth,
+            retry_count: self.options.retry_cnt,
+            rnr_retry_count: self.options.rnr_retry,
+            path_mtu: self.end.route.mtu,
+            traffic_class: self.options.traffic_class,
+            hop_limit: self.end.route.hop_limit,
+            flow_label: attributes::flow_label(local.port(), peer.port()),
+            private: PrivateData::concat(&header.emit(), private)?,
+            ..ConnectParams::new(said(&self.end.route), service, self.end.guid(), self.end.qp.qpn())
+        };
+        let events = Ear::new()?;
+        let (connection, req) = Connection::connect(&asked, events.target())?;
+        Ok(Pending::asked(self.end, connection, self.port, events, req, asked.packet_life))
+    }
+}
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (local, peer) = (self.local_addr(), self.end.route.destination);
+        f.debug_struct("Connector").field("local", &local).field("peer", &peer).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,141 @@
+//! What both ends need: a device, a protection domain, and a queue pair that takes receives.
+
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+
+use ferroce_engine::cm::attributes::ConnectedAttr;
+use ferroce_engine::cm::resolve::Route;
+use ferroce_engine::cm::{self, steps};
+use ferroce_engine::{AhAttr, Service};
+use ferroce_wire::Gid;
+
+use super::ConnectError;
+use crate::{
+    Access, CompletionQueue, Context, Error, Init, ProtectionDomain, QpOptions, QueuePair, ReadyToReceive,
+    ReadyToSend,
+};
+
+/// Reads and atomics of a queue pair that may be in flight.
+const MOST_READS: u8 = ferroce_engine::MAX_RD_ATOM as u8;
+
+/// What an end of a connection is made of.
+#[derive(Clone)]
+pub struct EndOptions {
+    /// Sizes of the queue pair's queues.
+    pub queues: QpOptions,
+    /// Where its memory is; a domain of its own if `None`. It must be of the device that has the address, see
+    /// [`Request::device`](super::Request::device) and [`Connector::device_for`](super::Connector::device_for).
+    pub domain: Option<ProtectionDomain>,
+    /// Where its sends complete; a queue of its own, with a channel, if `None`.
+    pub send_queue: Option<CompletionQueue>,
+    /// Where its receives complete; a queue of its own, with a channel, if `None`.
+    pub receive_queue: Option<CompletionQueue>,
+    /// READs and atomics of the peer's that may be in flight, at most 128. The peer may want fewer.
+    pub responder_resources: u8,
+    /// READs and atomics of ours that may be in flight, at most 128. The peer may admit fewer.
+    pub initiator_depth: u8,
+    /// Retries before the connection is given up, 0 to 7. The asking end's counts for both.
+    pub retry_cnt: u8,
+    /// Retries when no receive is posted, 0 to 6; 7 is without end. Each end says how often its peer shall try.
+    pub rnr_retry: u8,
+    /// DSCP and ECN bits of the packets; the asking end's count for both.
+    pub traffic_class: u8,
+}
+
+impl Default for EndOptions {
+    /// 16 READs each way, 7 retries, RNR without end, everything else made anew.
+    fn default() -> Self {
+        Self {
+            queues: QpOptions::default(),
+            domain: None,
+            send_queue: None,
+            receive_queue: None,
+            responder_resources: 16,
+            initiator_depth: 16,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            traffic_class: 0,
+        }
+    }
+}
+
+impl EndOptions {
+    pub(super) fn check(&self) -> Result<(), ConnectError> {
+        let deepest = self.responder_resources.max(self.initiator_depth);
+        if deepest > MOST_READS { Err(ConnectError::Depth(deepest)) } else { Ok(()) }
+    }
+}
+
+/// An end before it is connected.
+pub(super) struct End {
+    pub(super) domain: ProtectionDomain,
+    pub(super) qp: QueuePair<Init>,
+    pub(super) route: Route,
+}
+
+impl End {
+    /// Makes what the options do not bring, on the device of the route.
+    pub(super) fn new(route: Route, options: &EndOptions) -> Result<Self, Error> {
+        options.check()?;
+        let domain = match &options.domain {
+            Some(domain) => domain.clone(),
+            None => Context::open(&route.local.device.name)?.protection_domain()?,
+        };
+        let device = Context { open: domain.shared.open.clone() };
+        let own = |given: &Option<CompletionQueue>, entries: u32| match given {
+            Some(queue) => Ok(queue.clone()),
+            None => device.completion_queue(entries.max(1), Some(&device.completion_channel()?)),
+        };
+        let send = own(&options.send_queue, options.queues.max_send_wr)?;
+        let receive = own(&options.receive_queue, options.queues.max_recv_wr)?;
+        // What the peer may do is said again when it is known how many reads it may make.
+        let qp = domain.rc_queue_pair(&send, &receive, options.queues)?.init(Access::empty())?;
+        Ok(Self { domain, qp, route })
+    }
+
+    /// The name that this end's device has on the wire.
+    pub(super) fn guid(&self) -> u64 {
+        u64::from_be_bytes(self.route.local.device.node_guid)
+    }
+
+    /// Brings the queue pair to where both ends can send. `class` and `hops` are those of the request.
+    pub(super) fn connect(
+        self,
+        agreed: &ConnectedAttr,
+        label: u32,
+        class: u8,
+        hops: u8,
+    ) -> Result<QueuePair<ReadyToSend>, Error> {
+        let ah = AhAttr {
+            dgid: Gid::from_ip(self.route.destination.ip()),
+            sgid_index: self.route.local.gid.index as u8,
+            flow_label: label,
+            traffic_class: class,
+            hop_limit: hops,
+            ..AhAttr::default()
+        };
+        let (attr, mask) = steps::init(agreed.access);
+        let qp = self.qp.step::<Init>(&attr, mask)?;
+        let (attr, mask) = steps::rtr(Service::Rc, agreed, ah);
+        let qp = qp.step::<ReadyToReceive>(&attr, mask)?;
+        let (attr, mask) = steps::rts(Service::Rc, agreed);
+        Ok(qp.step::<ReadyToSend>(&attr, mask)?)
+    }
+}
+
+/// A route as messages have it.
+pub(super) fn said(route: &Route) -> cm::Route {
+    let interface = match route.destination {
+        SocketAddr::V6(v6) => v6.scope_id(),
+        SocketAddr::V4(_) => 0,
+    };
+    let plain = |address: SocketAddr| address.ip().to_canonical();
+    cm::Route { local: plain(route.source), remote: plain(route.destination), interface }
+}
+
+/// An address with its interface if it needs one.
+pub(super) fn with_interface(ip: IpAddr, port: u16, interface: u32) -> SocketAddr {
+    match ip {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, port, 0, interface).into(),
+        ip => (ip, port).into(),
+    }
+}

@@ -1,0 +1,255 @@
+//! The end that is asked.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use ferroce_engine::cm::{
+    AcceptParams, Bind, Connection, Event, EventKind, Port, Queue, Target, attributes, resolve,
+};
+use ferroce_wire::Psn;
+use ferroce_wire::cm::{Info, IpCmHeader, PortSpace, PrivateData, RejReason, Req};
+
+use super::connected::{Ear, Names};
+use super::end::{End, EndOptions, with_interface};
+use super::{ConnectError, Connected, Pending};
+use crate::{Context, Error, Init, ProtectionDomain, QueuePair};
+
+/// Takes requests for connections at a port.
+#[doc(alias = "rdma_listen")]
+pub struct Listener {
+    port: Port,
+    events: Arc<Queue>,
+    local: SocketAddr,
+}
+
+impl Listener {
+    /// Listens at an address of this host, or at all of them if it is unspecified; port 0 is any, see [`Self::local_addr`].
+    /// `[::]` takes what comes over IPv4 too. 1024 requests may wait.
+    ///
+    /// # Errors
+    ///
+    /// [`super::CmError::InUse`], [`super::CmError::NoAddress`], [`super::CmError::Permission`] for a port below 1024.
+    pub fn bind(local: SocketAddr) -> Result<Self, Error> {
+        Self::with_backlog(local, 0)
+    }
+
+    /// As [`Self::bind`]; so many requests may wait, 0 and more than 1024 mean 1024. Further ones are dropped, and come again.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn with_backlog(local: SocketAddr, backlog: u16) -> Result<Self, Error> {
+        Ok(Self::listen(local, backlog)?)
+    }
+
+    fn listen(mut local: SocketAddr, backlog: u16) -> Result<Self, ConnectError> {
+        let port = Port::bind(&Bind::new(PortSpace::Tcp, local))?;
+        local.set_port(port.number());
+        let events = Queue::new()?;
+        let sink: Arc<Queue> = Arc::clone(&events);
+        port.listen(backlog, Target::new(sink, 0))?;
+        Ok(Self { port, events, local })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Waits for a request.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if the descriptor was made non-blocking, `Interrupted` by a signal: wait again.
+    #[doc(alias = "rdma_get_request")]
+    pub fn accept(&self) -> Result<Request, Error> {
+        loop {
+            let event = self.events.get().map_err(ConnectError::Events)?;
+            if let Some(request) = self.request(event) {
+                return Ok(request);
+            }
+        }
+    }
+
+    /// A request, if one is there. Never waits.
+    pub fn poll(&self) -> Option<Request> {
+        loop {
+            if let Some(request) = self.request(self.events.poll()?) {
+                return Some(request);
+            }
+        }
+    }
+
+    /// Requests that cannot be answered are refused here; what happens to one that nobody took up is of no interest.
+    fn request(&self, event: Event) -> Option<Request> {
+        let EventKind::Request { connection, route, starting_psn, req } = event.kind else { return None };
+        let events = Ear::new().ok()?;
+        connection.set_target(events.target());
+        let (header, _) = IpCmHeader::parse(&req.private.0).ok()?;
+        let names = Names {
+            local: with_interface(route.local, self.port.number(), route.interface),
+            peer: with_interface(route.remote, header.source_port, route.interface),
+        };
+        Some(Request { connection, events, names, psn: starting_psn, req })
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").field("local", &self.local).finish_non_exhaustive()
+    }
+}
+
+impl AsFd for Listener {
+    /// Readable while [`Listener::poll`] may have a request.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.fd()
+    }
+}
+
+/// A peer asks for a connection. Dropped, it is refused.
+#[doc(alias = "RDMA_CM_EVENT_CONNECT_REQUEST")]
+pub struct Request {
+    connection: Connection,
+    events: Arc<Ear>,
+    names: Names,
+    psn: Psn,
+    req: Box<Req>,
+}
+
+impl Request {
+    /// The address that was asked.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.names.local
+    }
+
+    /// Who asks.
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.names.peer
+    }
+
+    /// What they say: [`REQUEST_PRIVATE_DATA`](super::REQUEST_PRIVATE_DATA) octets, zeros at the end.
+    pub fn private_data(&self) -> &[u8] {
+        self.req.private.0.get(IpCmHeader::LEN..).unwrap_or_default()
+    }
+
+    /// The device that was asked: for those who share a protection domain between connections.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Resolve`] if it is gone.
+    pub fn device(&self) -> Result<Context, Error> {
+        Context::open(&self.route()?.local.device.name)
+    }
+
+    /// Makes a queue pair for the connection. If that fails, the peer is refused.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Resolve`], and those of what has to be made.
+    pub fn prepare(self, options: &EndOptions) -> Result<Acceptor, Error> {
+        let end = End::new(self.route()?, options)?;
+        Ok(Acceptor { request: self, end, options: options.clone() })
+    }
+
+    /// Refuses, with at most [`REJECT_PRIVATE_DATA`](super::REJECT_PRIVATE_DATA) octets for the peer.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::PrivateData`]; [`super::CmError::Gone`] if the peer gave up.
+    #[doc(alias = "rdma_reject")]
+    pub fn reject(self, private: &[u8]) -> Result<(), Error> {
+        Ok(self.refuse(private)?)
+    }
+
+    fn refuse(&self, private: &[u8]) -> Result<(), ConnectError> {
+        let private = PrivateData::new(private)?;
+        Ok(self.connection.reject(RejReason::CONSUMER, Info::NONE, private)?)
+    }
+
+    fn route(&self) -> Result<resolve::Route, ConnectError> {
+        let mut route = resolve::route(Some(self.names.local), self.names.peer)?;
+        route.source = self.names.local;
+        Ok(route)
+    }
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Names { local, peer } = self.names;
+        f.debug_struct("Request").field("local", &local).field("peer", &peer).finish_non_exhaustive()
+    }
+}
+
+/// An end that will agree to a request: there is a queue pair that takes receives. Dropped, the peer is refused.
+pub struct Acceptor {
+    request: Request,
+    end: End,
+    options: EndOptions,
+}
+
+impl Acceptor {
+    /// The queue pair's protection domain: where to register memory.
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.end.domain
+    }
+
+    /// The queue pair. Post receives now: the peer may send as soon as it is told.
+    pub fn queue_pair(&self) -> &QueuePair<Init> {
+        &self.end.qp
+    }
+
+    /// The request that this answers.
+    pub fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// Agrees, with at most [`ACCEPT_PRIVATE_DATA`](super::ACCEPT_PRIVATE_DATA) octets for the peer, and waits until the peer
+    /// knows.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Rejected`] if it gave up, [`ConnectError::Unreachable`] if it is silent now,
+    /// [`ConnectError::PrivateData`], and those of the queue pair.
+    #[doc(alias = "rdma_accept")]
+    pub fn accept(self, private: &[u8]) -> Result<Connected, Error> {
+        self.start(private)?.wait()
+    }
+
+    /// Agrees as [`Self::accept`], and does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::PrivateData`], [`ConnectError::Cm`], and those of the queue pair.
+    pub fn start(self, private: &[u8]) -> Result<Pending, Error> {
+        let Self { request, end, options } = self;
+        let private = PrivateData::new(private).map_err(ConnectError::from)?;
+        let req = &*request.req;
+        // No more than the peer offers.
+        let answer = AcceptParams {
+            responder_resources: options.responder_resources.min(req.initiator_depth),
+            initiator_depth: options.initiator_depth.min(req.responder_resources),
+            rnr_retry_count: options.rnr_retry.min(7),
+            private,
+            ..AcceptParams::new(end.guid(), end.qp.qpn())
+        };
+        let (depth, resources) = (answer.initiator_depth, answer.responder_resources);
+        let agreed =
+            attributes::passive(req, request.psn, depth, resources).ok_or(ConnectError::Malformed)?;
+        let domain = end.domain.clone();
+        let path = req.primary;
+        let qp = end.connect(&agreed, path.flow_label, path.traffic_class, path.hop_limit)?;
+        request.events.watch(qp.engine());
+        request.connection.accept(&answer, req).map_err(ConnectError::from)?;
+        let Request { connection, events, names, .. } = request;
+        Ok(Pending::answered(qp, domain, connection, events, names))
+    }
+}
+
+impl fmt::Debug for Acceptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Acceptor").field(&self.request).finish()
+    }
+}

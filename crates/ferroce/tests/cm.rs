@@ -1,0 +1,217 @@
+//! Connections by IP address from Rust, in a network namespace of the test's own.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ferroce::cm::{CmError, ConnectError, Connected, Connector, EndOptions, Listener};
+use ferroce::{Access, Error, QpOptions, QpState, RejReason, Status};
+
+#[path = "../examples/rdma_echo.rs"]
+#[allow(dead_code, reason = "its flags are not tried here")]
+mod rdma_echo;
+
+/// Runs the test of that name again, where `lo` is its own. Whether this is that run.
+fn in_namespace(test: &str) -> bool {
+    if std::env::var_os("FERROCE_TEST_INSIDE").is_some() {
+        return true;
+    }
+    let me = std::env::current_exe().expect("a test has a path");
+    for flags in [&["--net"][..], &["--map-root-user", "--net"]] {
+        let unshare = |command: &[&str]| {
+            let mut all = Command::new("unshare");
+            all.args(flags).arg("--").args(command).env("FERROCE_TEST_INSIDE", "1");
+            all.env("FERROCE_BROKER", "embedded").status().is_ok_and(|status| status.success())
+        };
+        if !unshare(&["true"]) {
+            continue;
+        }
+        let script = "ip link set lo up && exec \"$0\" --exact \"$1\" --nocapture";
+        assert!(unshare(&["sh", "-c", script, &me.to_string_lossy(), test]), "{test} failed inside");
+        return false;
+    }
+    println!("skipped: no network namespace can be made here");
+    false
+}
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn options() -> EndOptions {
+    EndOptions { queues: QpOptions { max_recv_wr: 4, ..QpOptions::default() }, ..EndOptions::default() }
+}
+
+/// Until a descriptor is readable.
+fn readable(fd: &impl AsFd) {
+    let start = Instant::now();
+    while !ready(fd) {
+        assert!(start.elapsed() < Duration::from_secs(20), "nothing happens");
+        thread::yield_now();
+    }
+}
+
+fn ready(fd: &impl AsFd) -> bool {
+    let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
+    let text = std::fs::read_to_string(path).unwrap();
+    let count = text.lines().find_map(|line| line.strip_prefix("eventfd-count:")).expect("an eventfd");
+    u64::from_str_radix(count.trim(), 16).unwrap() > 0
+}
+
+/// Both ends in this thread, without a call that waits.
+fn pair(listener: &Listener, to: SocketAddr) -> (Connected, Connected) {
+    let mut asking = Connector::new(to, &options()).unwrap().start(b"hello").unwrap();
+    readable(listener);
+    let request = listener.poll().unwrap();
+    assert_eq!(&request.private_data()[..6], b"hello\0");
+    assert_eq!(request.private_data().len(), ferroce::cm::REQUEST_PRIVATE_DATA);
+    assert_eq!(request.local_addr().port(), listener.local_addr().port());
+    let mut answering = request.prepare(&options()).unwrap().start(b"welcome").unwrap();
+    readable(&asking);
+    let active = asking.poll().unwrap().unwrap();
+    assert!(matches!(asking.poll(), Err(Error::Connect(ConnectError::Over))));
+    assert_eq!(&active.private_data()[..8], b"welcome\0");
+    assert_eq!(active.private_data().len(), ferroce::cm::ACCEPT_PRIVATE_DATA);
+    readable(&answering);
+    let passive = answering.poll().unwrap().unwrap();
+    assert_eq!(active.peer_addr().port(), listener.local_addr().port());
+    assert_eq!((active.local_addr(), active.peer_addr()), (passive.peer_addr(), passive.local_addr()));
+    (active, passive)
+}
+
+#[test]
+fn both_ends_by_descriptors() {
+    if !in_namespace("both_ends_by_descriptors") {
+        return;
+    }
+    for (at, to) in [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("[::]:0", "127.0.0.1")] {
+        let listener = Listener::bind(address(at)).unwrap();
+        assert!(listener.poll().is_none() && !ready(&listener));
+        let to = SocketAddr::new(to.parse().unwrap(), listener.local_addr().port());
+        let (mut active, mut passive) = pair(&listener, to);
+
+        // Messages, and what the peer's memory admits.
+        let target =
+            passive.domain().register(vec![7; 64], Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
+        let buffer = active.domain().register(vec![0; 64], Access::LOCAL_WRITE).unwrap();
+        active.queue_pair().read(1, &[buffer.slice(..)], target.remote(0)).unwrap();
+        assert_eq!(active.queue_pair().send_queue().wait().unwrap()[0].status, Status::Success);
+        assert_eq!(buffer.to_vec(), [7; 64]);
+
+        // One end ends it, the other hears of it; twice is once.
+        passive.queue_pair().post_recv(3, &[target.slice(..)]).unwrap();
+        assert!(!active.poll_disconnected() && !passive.poll_disconnected());
+        active.disconnect().unwrap();
+        active.disconnect().unwrap();
+        assert_eq!(active.queue_pair().state(), QpState::Error);
+        let flushed = passive.queue_pair().receive_queue().wait().unwrap();
+        passive.wait_disconnected().unwrap();
+        assert!(passive.poll_disconnected());
+        passive.disconnect().unwrap();
+        assert_eq!((flushed[0].wr_id, flushed[0].status), (3, Status::WrFlushErr));
+        active.wait_disconnected().unwrap();
+    }
+}
+
+#[test]
+fn refusals() {
+    if !in_namespace("refusals") {
+        return;
+    }
+    let nobody = Connector::new(address("127.0.0.1:4"), &options()).unwrap().connect(b"").unwrap_err();
+    let Error::Connect(ConnectError::Rejected { reason, .. }) = nobody else { panic!("{nobody}") };
+    assert_eq!(reason, RejReason::INVALID_SERVICE_ID);
+
+    let listener = Listener::bind(address("127.0.0.1:0")).unwrap();
+    let to = listener.local_addr();
+    let asking = Connector::new(to, &options()).unwrap();
+    assert_ne!(asking.local_addr().port(), 0);
+    let mut asking = asking.start(&[1; 56]).unwrap();
+    listener.accept().unwrap().reject(b"no").unwrap();
+    let error = asking.wait().unwrap_err();
+    let Error::Connect(ConnectError::Rejected { reason, private }) = error else { panic!("{error}") };
+    assert_eq!((reason, &private[..3], private.len()), (RejReason::CONSUMER, &b"no\0"[..], 148));
+    // What is dropped is refused, at each stage.
+    for stage in 0..2 {
+        let mut asking = Connector::new(to, &options()).unwrap().start(b"").unwrap();
+        let request = listener.accept().unwrap();
+        if stage == 0 {
+            drop(request);
+        } else {
+            drop(request.prepare(&options()).unwrap());
+        }
+        assert!(matches!(asking.wait(), Err(Error::Connect(ConnectError::Rejected { .. }))));
+    }
+
+    let long = Connector::new(to, &options()).unwrap().start(&[0; 57]).unwrap_err();
+    assert!(matches!(long, Error::Connect(ConnectError::PrivateData(_))), "{long}");
+    let deep = EndOptions { responder_resources: 129, ..options() };
+    let error = Connector::new(to, &deep).unwrap_err();
+    assert!(matches!(error, Error::Connect(ConnectError::Depth(129))), "{error}");
+    let taken = Listener::bind(to).unwrap_err();
+    assert!(matches!(taken, Error::Connect(ConnectError::Cm(CmError::InUse(_)))), "{taken}");
+    let foreign = Listener::bind(address("192.0.2.1:0")).unwrap_err();
+    assert!(matches!(foreign, Error::Connect(ConnectError::Cm(CmError::NoAddress(_)))), "{foreign}");
+    let nowhere = Connector::new(address("192.0.2.1:7"), &options()).unwrap_err();
+    assert!(matches!(nowhere, Error::Connect(ConnectError::Resolve(_))), "{nowhere}");
+}
+
+/// A connection that is dropped ends at the other end; domains and queues may be shared.
+#[test]
+fn dropped_connections_and_shared_queues() {
+    if !in_namespace("dropped_connections_and_shared_queues") {
+        return;
+    }
+    let listener = Listener::with_backlog(address("127.0.0.1:0"), 2).unwrap();
+    let to = listener.local_addr();
+    let device = Connector::device_for(to).unwrap();
+    let domain = device.protection_domain().unwrap();
+    let queue = device.completion_queue(64, None).unwrap();
+    let shared = EndOptions {
+        domain: Some(domain.clone()),
+        send_queue: Some(queue.clone()),
+        receive_queue: Some(queue.clone()),
+        ..options()
+    };
+    let server = thread::spawn(move || {
+        let mut all = Vec::new();
+        for _ in 0..3 {
+            let request = listener.accept().unwrap();
+            assert_eq!(request.device().unwrap().attributes().node_guid.len(), 8);
+            all.push(request.prepare(&options()).unwrap().accept(b"").unwrap());
+        }
+        all.iter_mut().for_each(|connection| connection.wait_disconnected().unwrap());
+    });
+    let bound = Connector::bound(address("127.0.0.1:7999"), to, &shared).unwrap();
+    assert_eq!(bound.local_addr(), address("127.0.0.1:7999"));
+    let mut all = vec![bound.connect(b"").unwrap()];
+    all.extend((0..2).map(|_| Connector::new(to, &shared).unwrap().connect(b"").unwrap()));
+    drop(all);
+    server.join().unwrap();
+}
+
+#[test]
+fn the_echo_example() {
+    if !in_namespace("the_echo_example") {
+        return;
+    }
+    let listener = Listener::bind(address("[::]:0")).unwrap();
+    let port = listener.local_addr().port();
+    let server = thread::spawn(move || rdma_echo::serve(&listener, 3).map_err(|error| error.to_string()));
+    for to in ["127.0.0.1", "::1"] {
+        rdma_echo::talk(SocketAddr::new(to.parse().unwrap(), port), 5000, 100).unwrap();
+    }
+    let refused = rdma_echo::talk(SocketAddr::new("::1".parse().unwrap(), port), 0, 1).unwrap_err();
+    assert!(refused.to_string().contains("refused"), "{refused}");
+    server.join().unwrap().unwrap();
+}
+
+#[test]
+fn errors_have_sentences() {
+    let error = Error::from(ConnectError::Events(io::Error::other("no descriptor is left")));
+    assert_eq!(error.to_string(), "no descriptor is left");
+    assert_eq!(Error::from(ConnectError::Depth(200)).to_string(), "200 reads at once, the device has 128");
+}
