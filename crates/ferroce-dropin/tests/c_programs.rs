@@ -105,6 +105,16 @@ fn datagrams_and_their_addresses() {
 }
 
 #[test]
+fn rsockets_are_sockets() {
+    passes("rsockets");
+}
+
+#[test]
+fn rsockets_and_bad_peers() {
+    passes("rsocket_peers");
+}
+
+#[test]
 fn multicast_groups() {
     passes("multicast");
 }

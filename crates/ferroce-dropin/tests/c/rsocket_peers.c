@@ -1,0 +1,215 @@
+/* Peers that are no good rsockets: each ends the rsocket that met it, with an error, and nothing else. */
+#include "cm.h"
+
+#include <poll.h>
+#include <rdma/rsocket.h>
+
+/* Private data, as the protocol has them. */
+struct grant {
+	uint64_t addr;
+	uint32_t key, length;
+};
+
+struct hello {
+	uint8_t version, flags;
+	uint16_t credits;
+	uint8_t reserved[3], mappings;
+	struct grant table, first;
+};
+
+static struct hello hello(uint64_t table, uint32_t key, uint32_t places)
+{
+	struct hello hello = {
+		.version = 1,
+		.flags = 2,
+		.credits = htons(100),
+		.table = { htobe64(table), htonl(key), htonl(places) },
+		.first = { htobe64(table), htonl(key), htonl(4096) },
+	};
+	return hello;
+}
+
+static int listener(struct sockaddr_storage *at)
+{
+	socklen_t length = sizeof(*at);
+	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+
+	*at = address_of("127.0.0.1", 0);
+	NEED(fd >= 0 && rbind(fd, (void *)at, sizeof(*at)) == 0 && rlisten(fd, 5) == 0);
+	NEED(rgetsockname(fd, (void *)at, &length) == 0);
+	return fd;
+}
+
+/* An id with a queue pair and a route to the rsocket. */
+static struct rdma_cm_id *client(struct sockaddr_storage *at)
+{
+	struct ibv_qp_init_attr init = {
+		.cap = { .max_send_wr = 32, .max_recv_wr = 32, .max_send_sge = 1, .max_recv_sge = 1,
+			 .max_inline_data = 64 },
+		.qp_type = IBV_QPT_RC,
+		.sq_sig_all = 1,
+	};
+	struct rdma_cm_id *id = NULL;
+
+	NEED(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+	NEED(rdma_resolve_addr(id, NULL, (void *)at, 2000) == 0 && rdma_resolve_route(id, 2000) == 0);
+	NEED(rdma_create_qp(id, NULL, &init) == 0);
+	return id;
+}
+
+static int connected(struct rdma_cm_id *id, const void *data, uint8_t length)
+{
+	struct rdma_conn_param param = {
+		.private_data = data, .private_data_len = length, .retry_count = 7, .rnr_retry_count = 7,
+	};
+
+	return rdma_connect(id, &param);
+}
+
+static void end(struct rdma_cm_id *id)
+{
+	rdma_disconnect(id);
+	rdma_destroy_qp(id);
+	CHECK(rdma_destroy_id(id) == 0);
+}
+
+static void bad_introductions(void)
+{
+	struct sockaddr_storage at;
+	int fd = listener(&at);
+	struct pollfd one = { .fd = fd, .events = POLLIN };
+
+	for (int i = 0; i < 4; i++) {
+		struct hello bad = hello(0x1000, 7, 2);
+		struct rdma_cm_id *id = client(&at);
+
+		if (i == 0)
+			bad.version = 2;
+		if (i == 1)
+			bad.table.length = htonl(1);
+		if (i == 2)
+			bad.table.length = 0;
+		CHECK_MINUS(connected(id, &bad, i == 3 ? 0 : sizeof(bad)), ECONNREFUSED);
+		CHECK(rpoll(&one, 1, 50) == 0);
+		end(id);
+	}
+	CHECK(rclose(fd) == 0);
+}
+
+/* What a peer does to break an rsocket, which gives a grant, four numbers and a receive buffer. */
+struct wrong {
+	const char *name;
+	enum ibv_wr_opcode opcode;
+	uint32_t imm, length;
+	/* So often. */
+	int times;
+	/* The peer has no memory for what we write. */
+	int nowhere;
+};
+
+static void break_it(const struct wrong *wrong)
+{
+	struct sockaddr_storage at;
+	static char memory[8192];
+	int fd = listener(&at);
+	struct rdma_cm_id *id = client(&at);
+	struct ibv_mr *mr = rdma_reg_write(id, memory, sizeof(memory));
+
+	NEED(mr);
+	memset(memory, 0, sizeof(memory));
+	struct hello hallo = hello((uintptr_t)memory, wrong->nowhere ? mr->rkey ^ 0x100 : mr->rkey, 2);
+
+	for (int i = 0; i < 32; i++)
+		NEED(rdma_post_recv(id, NULL, memory, 0, mr) == 0);
+	NEED(connected(id, &hallo, sizeof(hallo)) == 0);
+	struct hello theirs = *(const struct hello *)id->event->param.conn.private_data;
+	int taken = raccept(fd, NULL, NULL);
+
+	NEED(taken >= 0);
+	for (int i = 0; i < wrong->times; i++) {
+		struct ibv_sge sge = { (uintptr_t)memory, wrong->length, mr->lkey };
+		struct ibv_send_wr wr = {
+			.sg_list = &sge, .num_sge = wrong->length ? 1 : 0, .opcode = wrong->opcode,
+			.imm_data = htonl(wrong->imm),
+			.wr.rdma = { be64toh(theirs.first.addr), ntohl(theirs.first.key) },
+		}, *bad;
+
+		NEED(ibv_post_send(id->qp, &wr, &bad) == 0);
+	}
+	struct pollfd one = { .fd = taken };
+	char octet;
+
+	CHECK(rpoll(&one, 1, 10000) == 1);
+	if (one.revents != POLLERR)
+		fprintf(stderr, "%s: %#x\n", wrong->name, one.revents);
+	CHECK(one.revents == POLLERR);
+	int error = 0;
+	socklen_t length = sizeof(error);
+
+	CHECK(rgetsockopt(taken, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == EIO);
+	CHECK_MINUS(rsend(taken, "x", 1, 0), ECONNRESET);
+	while (rrecv(taken, &octet, 1, MSG_DONTWAIT) > 0)
+		;
+	CHECK(rclose(taken) == 0 && rclose(fd) == 0);
+	rdma_dereg_mr(mr);
+	end(id);
+}
+
+static void bad_messages(void)
+{
+	static const struct wrong list[] = {
+		{ "a reserved kind", IBV_WR_RDMA_WRITE_WITH_IMM, 0x20000001, 0, 1, 0 },
+		{ "an unknown control", IBV_WR_RDMA_WRITE_WITH_IMM, 0xe0000009, 0, 1, 0 },
+		{ "data that are not there", IBV_WR_RDMA_WRITE_WITH_IMM, 100, 99, 1, 0 },
+		{ "more than was granted", IBV_WR_RDMA_WRITE_WITH_IMM, 0x1fffffff, 0, 1, 0 },
+		{ "half a grant", IBV_WR_RDMA_WRITE_WITH_IMM, 0x80000010, 8, 1, 0 },
+		{ "too many grants", IBV_WR_RDMA_WRITE_WITH_IMM, 0x80000010, 16, 3, 0 },
+		{ "a mapping without place", IBV_WR_RDMA_WRITE_WITH_IMM, 0xc0000000, 24, 1, 0 },
+		{ "a message without data", IBV_WR_SEND, 0, 0, 1, 0 },
+		{ "a grant of foreign memory", IBV_WR_RDMA_WRITE_WITH_IMM, 0xe0000001, 0, 1, 1 },
+	};
+
+	for (size_t i = 0; i < sizeof(list) / sizeof(list[0]); i++)
+		break_it(&list[i]);
+}
+
+static void bad_server(void)
+{
+	struct sockaddr_storage at = address_of("127.0.0.1", 0);
+	struct rdma_cm_id *listening = NULL, *asked = NULL;
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_event *event = NULL;
+	struct hello bad = hello(0x1000, 7, 2);
+	struct rdma_conn_param param = { .private_data = &bad, .private_data_len = sizeof(bad), .qp_num = 77 };
+
+	bad.version = 3;
+	NEED(rdma_create_id(channel, &listening, NULL, RDMA_PS_TCP) == 0);
+	NEED(rdma_bind_addr(listening, (void *)&at) == 0 && rdma_listen(listening, 1) == 0);
+	at = address_of("127.0.0.1", ntohs(rdma_get_src_port(listening)));
+	int fd = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), error = 0;
+	socklen_t length = sizeof(error);
+
+	CHECK_MINUS(rconnect(fd, (void *)&at, sizeof(at)), EINPROGRESS);
+	CHECK_MINUS(rconnect(fd, (void *)&at, sizeof(at)), EINPROGRESS);
+	CHECK_MINUS(rsend(fd, "x", 1, 0), EAGAIN);
+	NEED(rdma_get_cm_event(channel, &event) == 0 && event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
+	asked = event->id;
+	NEED(rdma_accept(asked, &param) == 0);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	struct pollfd one = { .fd = fd, .events = POLLOUT };
+
+	CHECK(rpoll(&one, 1, 10000) == 1 && (one.revents & POLLERR));
+	CHECK(rgetsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == EOPNOTSUPP);
+	CHECK(rclose(fd) == 0);
+	CHECK(rdma_destroy_id(asked) == 0 && rdma_destroy_id(listening) == 0);
+	rdma_destroy_event_channel(channel);
+}
+
+int main(void)
+{
+	raise_lo();
+	bad_introductions();
+	bad_messages();
+	bad_server();
+	return finish();
+}
