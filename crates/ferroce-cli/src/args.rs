@@ -82,8 +82,11 @@ pub enum LinkCommand {
         link: Option<String>,
     },
     /// Makes a device on a network device.
+    ///
+    /// It is there again after a restart, of the broker or of the machine, as soon as the network device of that
+    /// name and hardware address is.
     #[command(
-        override_usage = "ferroce link add NAME type { roce | rxe } netdev NETDEV",
+        override_usage = "ferroce link add NAME type { roce | rxe } netdev NETDEV [--no-persist]",
         after_help = "Example:\n  ferroce link add fr1 type roce netdev eth0"
     )]
     Add {
@@ -92,11 +95,17 @@ pub enum LinkCommand {
         /// `type roce` (or `rxe`, as the kernel's command has it) and `netdev NETDEV`.
         #[arg(required = true, value_name = "type TYPE netdev NETDEV")]
         words: Vec<String>,
+        /// Does not keep it across restarts.
+        #[arg(long)]
+        no_persist: bool,
     },
     /// Removes a device that `link add` made.
     Delete {
         /// Name of the device.
         name: String,
+        /// Leaves one that outlives restarts to be there again after the next one.
+        #[arg(long)]
+        no_persist: bool,
     },
 }
 

@@ -6,14 +6,14 @@ use ferroce_ipc::{LinkKind, Message};
 use crate::{Usage, broker};
 
 /// `NAME type { roce | rxe } netdev NETDEV`; the two pairs come in any order, as rdma(8) takes them.
-pub fn add(name: &str, words: &[String]) -> Result<()> {
+pub fn add(name: &str, words: &[String], transient: bool) -> Result<()> {
     let (kind, netdev) = parse(words)?;
-    broker::tell(&Message::LinkAdd { name: name.to_owned(), kind, netdev: netdev.to_owned() })
+    broker::tell(&Message::LinkAdd { name: name.to_owned(), kind, netdev: netdev.to_owned(), transient })
 }
 
 /// Removes the device.
-pub fn delete(name: &str) -> Result<()> {
-    broker::tell(&Message::LinkDel { name: name.to_owned() })
+pub fn delete(name: &str, transient: bool) -> Result<()> {
+    broker::tell(&Message::LinkDel { name: name.to_owned(), transient })
 }
 
 fn parse(words: &[String]) -> Result<(LinkKind, &str), Usage> {

@@ -65,8 +65,8 @@ fn link(command: LinkCommand, style: Style) -> Result<()> {
             let found = rows::find(&devices, which)?;
             rows::print(&rows::links(found, style.details), style)
         }
-        LinkCommand::Add { name, words } => link::add(&name, &words),
-        LinkCommand::Delete { name } => link::delete(&name),
+        LinkCommand::Add { name, words, no_persist } => link::add(&name, &words, no_persist),
+        LinkCommand::Delete { name, no_persist } => link::delete(&name, no_persist),
     }
 }
 

@@ -35,7 +35,7 @@ Options:
   -h, --help           this
   -V, --version        version
 
-Environment: FERROCE_LOG (error, warn, info, debug, trace), FERROCE_RUNTIME_DIR (log and node GUID), FERROCE_IDLE.
+Environment: FERROCE_LOG (error, warn, info, debug, trace), FERROCE_RUNTIME_DIR (log, node GUID, links), FERROCE_IDLE.
 ";
 
 #[derive(Clone, Copy, PartialEq)]

@@ -385,6 +385,7 @@ fn interfaces_are_followed() {
             name: "rxe0".to_owned(),
             kind: ferroce_ipc::LinkKind::Rxe,
             netdev: "va".to_owned(),
+            transient: true,
         };
         assert_eq!(admin.request(&link, Duration::from_secs(1)).unwrap().0, Message::Done);
         let mut events = Vec::new();

@@ -65,11 +65,15 @@ pub enum Message {
         kind: LinkKind,
         /// Name of the interface.
         netdev: String,
+        /// Not to outlive the broker.
+        transient: bool,
     },
     /// Removes a device that [`Message::LinkAdd`] made. Answered by [`Message::Done`].
     LinkDel {
         /// Name of the device.
         name: String,
+        /// A link that outlives the broker is to be there again with the next one.
+        transient: bool,
     },
     /// Asks for [`Message::Status`].
     GetStatus,

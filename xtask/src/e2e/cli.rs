@@ -1,8 +1,8 @@
 //! The command `ferroce`: devices and links come and go, as text and as JSON; what cannot be done says why.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -23,6 +23,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
         Ok(()) => {
             checks.check("link add and delete", comes_and_goes(bed));
             checks.check("run --netdev", one_view(bed));
+            checks.check("links outlive the broker", outlives(bed));
             ip(bed, "link del d0")?;
         }
         Err(error) => checks.skip("link add", &format!("no veth here: {error:#}")),
@@ -110,6 +111,55 @@ fn comes_and_goes(bed: &Bed) -> Result<()> {
     says(bed, "link del fr1", 0, "")?;
     says(bed, "link del fr1", 1, "fr1")?;
     shows(bed)
+}
+
+/// Ends the broker; the next command starts another.
+fn restart() -> Result<()> {
+    netns::end_broker();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !netns::brokers().is_empty() {
+        ensure!(Instant::now() < deadline, "the broker does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Configured links are there after a restart, others are not, and a file that cannot be read is kept aside.
+fn outlives(bed: &Bed) -> Result<()> {
+    let folder = PathBuf::from(std::env::var_os("FERROCE_RUNTIME_DIR").context("FERROCE_RUNTIME_DIR")?);
+    let (file, aside) = (folder.join("links.json"), folder.join("links.json.bad"));
+    for old in [&file, &aside] {
+        let _ = std::fs::remove_file(old); // of an earlier run
+    }
+    let link = |name: &str, netdev: &str| {
+        format!("link {name}/1 state ACTIVE physical_state LINK_UP netdev {netdev}\n")
+    };
+    let (first, second, default) = (link("fr1", "d0"), link("fr2", "d1"), link("fr0", "lo"));
+    let shows = |want: &[&str]| -> Result<()> {
+        let text = says(bed, "link", 0, "")?;
+        ensure!(text == want.concat(), "wanted {want:?}, got {text}");
+        Ok(())
+    };
+    says(bed, "link add fr1 type roce netdev d0", 0, "")?;
+    says(bed, "link add fr2 type roce netdev d1 --no-persist", 0, "")?;
+    shows(&[&first, &second, &default])?;
+    restart()?;
+    shows(&[&first, &default])?;
+    says(bed, "link delete fr1 --no-persist", 0, "")?;
+    shows(&[&default])?;
+    restart()?;
+    shows(&[&first, &default])?;
+    let text = std::fs::read(&file)?;
+    std::fs::write(&file, text.get(..text.len() / 2).context("an empty file")?)?;
+    restart()?;
+    shows(&[&default])?;
+    ensure!(aside.exists() && !file.exists(), "the spoilt file was not put aside");
+    let log = std::fs::read_to_string(folder.join("ferroced.log"))?;
+    ensure!(log.contains("links.json cannot be used"), "the log says nothing of it:\n{log}");
+    says(bed, "link add fr1 type roce netdev d0", 0, "")?;
+    says(bed, "link delete fr1", 0, "")?;
+    restart()?;
+    shows(&[&default])
 }
 
 fn one_view(bed: &Bed) -> Result<()> {

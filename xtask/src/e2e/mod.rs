@@ -24,6 +24,7 @@ mod wire;
 pub use bed::Bed;
 pub use netns::{end_broker, end_brokers_of, enter, raise_loopback};
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -134,6 +135,11 @@ pub fn start(
             return Ok(());
         }
     };
+    // Not the user's own: links of these stages are none of theirs.
+    let runtime = tree::target().join("e2e");
+    std::fs::create_dir_all(&runtime)?;
+    std::fs::set_permissions(&runtime, std::fs::Permissions::from_mode(0o700))?;
+    command.env("FERROCE_RUNTIME_DIR", &runtime);
     command.arg(std::env::current_exe()?).arg("e2e").arg("--dist").arg(&dist.root);
     if let Some(faulty) = faulty {
         command.arg("--faulty").arg(&faulty.root);

@@ -1,10 +1,12 @@
 //! The devices of this network namespace: `fr0` on `lo`, configured links, and devices that single clients asked for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ferroce_ipc::{DeviceInfo, Origin, Refusal, RefusalCode};
+use tracing::info;
 
 use super::gid_table::GidTable;
+use super::link_file::ConfiguredLink;
 use super::netdev::{Netdev, addresses_over};
 use super::refusal;
 
@@ -12,16 +14,20 @@ use super::refusal;
 pub const DEFAULT_DEVICE: &str = "fr0";
 
 /// All devices, by id. One netdev has at most one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Devices {
     devices: BTreeMap<u32, Device>,
+    /// Links that are to outlive this broker; those whose interface is not there have no device.
+    configured: Vec<ConfiguredLink>,
+    /// Names of those that are not to be there until the next broker.
+    put_away: BTreeSet<String>,
     netdevs: Vec<Netdev>,
     next_id: u32,
     /// Node GUID of interfaces without a hardware address.
     random_guid: [u8; 8],
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Device {
     info: DeviceInfo,
     gids: GidTable,
@@ -30,9 +36,21 @@ struct Device {
 }
 
 impl Devices {
-    /// No device yet: [`Devices::update`] makes the default one. `random_guid` is not zero.
-    pub fn new(random_guid: [u8; 8]) -> Self {
-        Self { devices: BTreeMap::new(), netdevs: Vec::new(), next_id: 0, random_guid }
+    /// No device yet: [`Devices::update`] makes the default one, and the configured ones. `random_guid` is not zero.
+    pub fn new(random_guid: [u8; 8], configured: Vec<ConfiguredLink>) -> Self {
+        Self {
+            devices: BTreeMap::new(),
+            configured,
+            put_away: BTreeSet::new(),
+            netdevs: Vec::new(),
+            next_id: 0,
+            random_guid,
+        }
+    }
+
+    /// The links that are to outlive this broker.
+    pub fn configured(&self) -> &[ConfiguredLink] {
+        &self.configured
     }
 
     /// Takes the host's interfaces as they are now. Returns whether any client's view changed.
@@ -47,6 +65,14 @@ impl Devices {
         // A link goes with its interface, as the kernel's do. A new interface of that name has another index.
         let netdevs = &self.netdevs;
         self.devices.retain(|_, d| netdevs.iter().any(|n| n.ifindex == d.info.ifindex));
+        for link in self.configured.clone() {
+            let here = |n: &Netdev| n.name == link.netdev && n.mac == link.mac;
+            // Not if somebody gave the name, or the interface, away meanwhile.
+            let wanted = !self.put_away.contains(&link.name) && self.netdevs.iter().any(here);
+            if wanted && self.add(&link.name, &link.netdev).is_ok() {
+                info!(link.name, link.netdev, "configured link");
+            }
+        }
         let ids: Vec<u32> = self.devices.keys().copied().collect();
         for id in ids {
             self.refresh(id);
@@ -73,8 +99,20 @@ impl Devices {
         self.all().any(|d| d.origin == Origin::Link)
     }
 
-    /// `ferroce link add`.
-    pub fn add_link(&mut self, name: &str, netdev: &str) -> Result<(), Refusal> {
+    /// `ferroce link add`; `transient`: not to outlive this broker.
+    pub fn add_link(&mut self, name: &str, netdev: &str, transient: bool) -> Result<(), Refusal> {
+        self.add(name, netdev)?;
+        let mac = self.netdev(netdev)?.mac;
+        self.put_away.remove(name);
+        // What was configured by this name, or for this interface, has gone, or this could not be there.
+        self.configured.retain(|link| link.name != name && (&*link.netdev, link.mac) != (netdev, mac));
+        if !transient {
+            self.configured.push(ConfiguredLink { name: name.to_owned(), netdev: netdev.to_owned(), mac });
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, name: &str, netdev: &str) -> Result<(), Refusal> {
         let below = self.netdev(netdev)?.clone();
         if let Some(taken) = self.all().find(|d| d.ifindex == below.ifindex && d.origin != Origin::View) {
             let sentence = format!("{netdev} has the device {} already", taken.name);
@@ -96,27 +134,36 @@ impl Devices {
         Ok(())
     }
 
-    /// `ferroce link del`.
-    pub fn delete_link(&mut self, name: &str) -> Result<(), Refusal> {
+    /// `ferroce link delete`; `transient`: a configured one is there again with the next broker. One whose interface is
+    /// not there is only forgotten.
+    pub fn delete_link(&mut self, name: &str, transient: bool) -> Result<(), Refusal> {
+        let known = self.configured.iter().any(|link| link.name == name);
         let Some(device) = self.devices.values_mut().find(|d| d.info.name == name) else {
+            if known && !transient {
+                self.configured.retain(|link| link.name != name);
+                return Ok(());
+            }
             return Err(refusal(RefusalCode::UnknownLink, format!("there is no device named {name}")));
         };
         match device.info.origin {
             Origin::Default => {
                 let sentence = format!("{name} is the device that is always there");
-                Err(refusal(RefusalCode::BadRequest, sentence))
+                return Err(refusal(RefusalCode::BadRequest, sentence));
             }
-            Origin::Link if device.viewers > 0 => {
-                device.info.origin = Origin::View;
-                Ok(())
+            Origin::View => {
+                return Err(refusal(RefusalCode::UnknownLink, format!("{name} is no configured link")));
             }
+            Origin::Link if device.viewers > 0 => device.info.origin = Origin::View,
             Origin::Link => {
                 let id = device.info.id;
                 self.devices.remove(&id);
-                Ok(())
             }
-            Origin::View => Err(refusal(RefusalCode::UnknownLink, format!("{name} is no configured link"))),
         }
+        match transient {
+            true => drop(self.put_away.insert(name.to_owned())),
+            false => self.configured.retain(|link| link.name != name),
+        }
+        Ok(())
     }
 
     /// The device of a client that asked for `netdev`; give it back by [`Devices::drop_view`].
@@ -152,7 +199,7 @@ impl Devices {
                 continue;
             }
             if old.origin == Origin::Link {
-                let _ = self.add_link(&old.name, &old.netdev); // it exists already, or another took its name
+                let _ = self.add(&old.name, &old.netdev); // it exists already, or another took its name
             }
             if let Some(device) = self.devices.values_mut().find(|d| d.info.ifindex == old.ifindex) {
                 if !device.gids.entries().iter().eq(old.gids.iter()) {

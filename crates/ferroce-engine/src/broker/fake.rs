@@ -10,6 +10,7 @@ use std::rc::Rc;
 
 use ferroce_datapath::udp::OpenError;
 
+use super::link_file::ConfiguredLink;
 use super::netdev::{Address, Netdev};
 use super::world::{Sockets, World};
 
@@ -30,6 +31,10 @@ pub(crate) struct Port {
     pub(crate) gone: BTreeSet<Address>,
     /// How often slots were emptied for a new holder.
     pub(crate) emptied: Vec<(Address, u8)>,
+    /// What the file of links holds.
+    pub(crate) configured: Vec<ConfiguredLink>,
+    /// That file cannot be written.
+    pub(crate) disk_full: bool,
 }
 
 /// The system.
@@ -94,6 +99,19 @@ impl World for Fake {
 
     fn free_ports(&self) -> (u16, u16) {
         (40_000, 40_099)
+    }
+
+    fn configured_links(&self) -> Vec<ConfiguredLink> {
+        self.port.borrow().configured.clone()
+    }
+
+    fn configure_links(&mut self, links: &[ConfiguredLink]) -> io::Result<()> {
+        let mut port = self.port.borrow_mut();
+        if port.disk_full {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        port.configured = links.to_vec();
+        Ok(())
     }
 }
 

@@ -112,7 +112,7 @@ struct Waiting {
 impl<W: World> Broker<W> {
     /// A broker of user `uid`. `random_guid` is the node GUID of interfaces without a hardware address, not zero.
     pub fn new(mut world: W, uid: u32, random_guid: [u8; 8], netdevs: Vec<Netdev>) -> Self {
-        let mut devices = Devices::new(random_guid);
+        let mut devices = Devices::new(random_guid, world.configured_links());
         devices.update(netdevs.clone());
         let cm = Cm::new(world.secret(), world.free_ports());
         Self {
@@ -398,16 +398,14 @@ impl<W: World> Broker<W> {
                 }
                 None => Err(None),
             },
-            Message::LinkAdd { name, netdev, .. } => {
-                self.devices.add_link(&name, &netdev)?;
-                info!(name, netdev, "link added");
-                self.publish();
+            Message::LinkAdd { name, netdev, transient, .. } => {
+                self.change_links(|devices| devices.add_link(&name, &netdev, transient))?;
+                info!(name, netdev, transient, "link added");
                 Ok(Some(Message::Done))
             }
-            Message::LinkDel { name } => {
-                self.devices.delete_link(&name)?;
-                info!(name, "link deleted");
-                self.publish();
+            Message::LinkDel { name, transient } => {
+                self.change_links(|devices| devices.delete_link(&name, transient))?;
+                info!(name, transient, "link deleted");
                 Ok(Some(Message::Done))
             }
             Message::GetStatus => Ok(Some(Message::Status(self.status()))),
@@ -429,6 +427,25 @@ impl<W: World> Broker<W> {
             | Message::CmDone(_)
             | Message::CmNews(_) => Err(None),
         }
+    }
+
+    /// Changes the links here and in their file, or neither.
+    fn change_links(
+        &mut self,
+        change: impl FnOnce(&mut Devices) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        let mut devices = self.devices.clone();
+        change(&mut devices)?;
+        if devices.configured() != self.devices.configured() {
+            self.world.configure_links(devices.configured()).map_err(|e| {
+                let sentence =
+                    format!("what links there are cannot be kept ({e}); --no-persist does without");
+                refusal(RefusalCode::Failed, sentence)
+            })?;
+        }
+        self.devices = devices;
+        self.publish();
+        Ok(())
     }
 
     /// Forgets a client and closes its connection; its slots wait for its process.

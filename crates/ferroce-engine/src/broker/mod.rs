@@ -16,6 +16,7 @@ mod gid_table;
 mod groups;
 mod gsi;
 mod holder;
+mod link_file;
 mod logic;
 mod netdev;
 mod parking;

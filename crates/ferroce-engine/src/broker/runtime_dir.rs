@@ -1,4 +1,5 @@
-//! The directory for ferroce's files: a log and a stored node GUID. Nothing in it is needed to find the broker.
+//! The directories for ferroce's files: a log and a stored node GUID, and what is to outlive the machine's restart. Nothing
+//! in them is needed to find the broker.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -22,6 +23,36 @@ impl RuntimeDir {
             (None, None) => PathBuf::from(format!("/tmp/ferroce-{uid}")),
         };
         Self::at(path, uid)
+    }
+
+    /// Where files go that outlive the machine's restart: `$FERROCE_RUNTIME_DIR`, else `/var/lib/ferroce` for root, else
+    /// `$XDG_STATE_HOME/ferroce` or `$HOME/.local/state/ferroce`.
+    ///
+    /// # Errors
+    /// `NotFound` without any of them.
+    pub fn persistent_path() -> io::Result<PathBuf> {
+        let uid = nix::unistd::geteuid().as_raw();
+        let home = variable("HOME").map(|home| home.join(".local/state"));
+        let state = variable("XDG_STATE_HOME").or(home).map(|state| state.join("ferroce"));
+        let found = match variable("FERROCE_RUNTIME_DIR") {
+            Some(own) => Some(own),
+            None if uid == 0 => Some(PathBuf::from("/var/lib/ferroce")),
+            None => state,
+        };
+        let none = "neither FERROCE_RUNTIME_DIR nor XDG_STATE_HOME nor HOME names a directory";
+        found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, none))
+    }
+
+    /// Finds [`RuntimeDir::persistent_path`], and makes it if it is not there.
+    ///
+    /// # Errors
+    /// As [`RuntimeDir::open`], or `NotFound` where there is no such path.
+    pub fn persistent() -> io::Result<Self> {
+        let path = Self::persistent_path()?;
+        if let Some(parent) = path.parent() {
+            DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+        }
+        Self::at(path, nix::unistd::geteuid().as_raw())
     }
 
     fn at(path: PathBuf, uid: u32) -> io::Result<Self> {

@@ -153,7 +153,7 @@ impl Server {
         Ok(Self {
             listener: Guarded::new(listener),
             monitor: monitor.map(Guarded::new),
-            broker: Broker::new(Kernel, uid, guid, look()),
+            broker: Broker::new(Kernel::default(), uid, guid, look()),
             gsi: Gsi::new(secret()),
             gsi_changes: 0,
             links: BTreeMap::new(),

@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use ferroce_datapath::udp::{Group as UdpGroup, OpenError, RECEIVE_BUFFER};
 
 use super::holder;
+use super::link_file::{ConfiguredLink, LinkFile};
 use super::netdev::Address;
 use crate::fork;
 
@@ -32,6 +33,10 @@ pub trait World {
     fn secret(&mut self) -> [u64; 2];
     /// First and last of the ports to choose from for whom any will do.
     fn free_ports(&self) -> (u16, u16);
+    /// The links that outlived an earlier broker.
+    fn configured_links(&self) -> Vec<ConfiguredLink>;
+    /// Makes these links outlive this one: all, or as it was before.
+    fn configure_links(&mut self, links: &[ConfiguredLink]) -> io::Result<()>;
 }
 
 /// The sockets of one local address, a member a slot. Dropping it is for the broker's end.
@@ -50,7 +55,9 @@ pub trait Sockets {
 
 /// The real one: UDP sockets of this network namespace.
 #[derive(Debug, Default)]
-pub struct Kernel;
+pub struct Kernel {
+    links: LinkFile,
+}
 
 /// A group whose descriptors are not left to forked children, where the broker runs within a program.
 #[derive(Debug)]
@@ -111,6 +118,14 @@ impl World for Kernel {
             (Some(Ok(low)), Some(Ok(high))) if low <= high => (low, high),
             _ => (32_768, 60_999),
         }
+    }
+
+    fn configured_links(&self) -> Vec<ConfiguredLink> {
+        self.links.read()
+    }
+
+    fn configure_links(&mut self, links: &[ConfiguredLink]) -> io::Result<()> {
+        self.links.write(links)
     }
 }
 

@@ -79,12 +79,16 @@ impl Message {
                 return encode_slots(&address.slots, w);
             }
             Self::Release(slots) | Self::Resume(slots) => return encode_slots(slots, w),
-            Self::LinkAdd { name, kind, netdev } => {
+            Self::LinkAdd { name, kind, netdev, transient } => {
                 w.padded::<64>("name", name)?;
                 w.padded::<16>("netdev", netdev)?;
                 w.u8(*kind as u8);
+                w.u8(u8::from(*transient));
             }
-            Self::LinkDel { name } => w.padded::<64>("name", name)?,
+            Self::LinkDel { name, transient } => {
+                w.padded::<64>("name", name)?;
+                w.u8(u8::from(*transient));
+            }
             Self::Status(status) => return encode_status(status, w),
             Self::Report(counts) => encode_counts(counts, &mut w),
             Self::Cm(request) => return request.encode(w),
@@ -180,8 +184,12 @@ impl Message {
                     1 => Some(LinkKind::Rxe),
                     _ => None,
                 })?,
+                transient: transient(&mut body)?,
             },
-            13 => Self::LinkDel { name: device_name(body.padded::<64>("name")?)? },
+            13 => Self::LinkDel {
+                name: device_name(body.padded::<64>("name")?)?,
+                transient: transient(&mut body)?,
+            },
             14 => Self::GetStatus,
             15 => Self::Status(decode_status(body, tail)?),
             16 => Self::Report(decode_counts(&mut body)?),
@@ -392,4 +400,9 @@ fn decode_cm_status(r: &mut Reader<'_>) -> Result<CmStatus, MessageError> {
         *count = r.u64()?;
     }
     Ok(cm)
+}
+
+/// Programs of the first minor version say nothing of it.
+fn transient(body: &mut Reader<'_>) -> Result<bool, MessageError> {
+    if body.is_empty() { Ok(false) } else { body.bool("transient") }
 }

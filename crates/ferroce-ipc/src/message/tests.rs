@@ -56,8 +56,13 @@ fn all() -> Vec<Message> {
         Message::Release(vec![1, 254]),
         Message::Resume(vec![5]),
         Message::Parked,
-        Message::LinkAdd { name: "rxe_0".to_owned(), kind: LinkKind::Rxe, netdev: "eth0.5".to_owned() },
-        Message::LinkDel { name: "fr1".to_owned() },
+        Message::LinkAdd {
+            name: "rxe_0".to_owned(),
+            kind: LinkKind::Rxe,
+            netdev: "eth0.5".to_owned(),
+            transient: true,
+        },
+        Message::LinkDel { name: "fr1".to_owned(), transient: false },
         Message::GetStatus,
         Message::Status(Status {
             broker_pid: 1,
@@ -244,9 +249,39 @@ fn bad_device_tables_are_named() {
 }
 
 #[test]
+fn the_first_minor_versions_links_were_to_stay() {
+    for (message, at) in [
+        (Message::LinkDel { name: "fr1".to_owned(), transient: true }, 64),
+        (
+            Message::LinkAdd {
+                name: "fr1".to_owned(),
+                kind: LinkKind::Roce,
+                netdev: "eth0".to_owned(),
+                transient: true,
+            },
+            81,
+        ),
+    ] {
+        let mut bytes = message.encode(7).unwrap();
+        assert_eq!(Message::decode(&bytes, 0), Ok((7, message.clone())));
+        // Without its last octet, as it was.
+        assert_eq!(bytes.pop(), Some(1));
+        assert_eq!(bytes.len(), 16 + at);
+        (bytes[8], bytes[12]) = (at as u8, (16 + at) as u8);
+        match Message::decode(&bytes, 0).unwrap().1 {
+            Message::LinkDel { transient, .. } | Message::LinkAdd { transient, .. } => assert!(!transient),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
 fn what_does_not_fit_is_not_sent() {
     let long = "x".repeat(65);
-    assert_eq!(Message::LinkDel { name: long }.encode(1), Err(MessageError::TooLong { field: "name" }));
+    assert_eq!(
+        Message::LinkDel { name: long, transient: false }.encode(1),
+        Err(MessageError::TooLong { field: "name" })
+    );
     let many = vec![device(); 600];
     assert_eq!(Message::Devices(many).encode(1), Err(MessageError::TooLong { field: "message" }));
     let slots: Vec<u8> = (1..=254).collect();

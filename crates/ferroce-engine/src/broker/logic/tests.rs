@@ -294,7 +294,12 @@ fn numbers_of_survivors_that_do_not_answer_are_nobody_elses() {
     let (slots, _, parked) = bench.lease(1, 2).unwrap();
     bench.dies();
     bench.connect(2, 102);
-    let add = Message::LinkAdd { name: "fr1".to_owned(), kind: LinkKind::Roce, netdev: "eth0".to_owned() };
+    let add = Message::LinkAdd {
+        name: "fr1".to_owned(),
+        kind: LinkKind::Roce,
+        netdev: "eth0".to_owned(),
+        transient: false,
+    };
     bench.say(2, add, vec![]);
     assert!(bench.say(2, Message::Lease(1), vec![]).is_empty());
     bench.after(SURVIVORS);

@@ -197,7 +197,12 @@ fn news_wait_for_a_program_whose_connection_broke() {
 fn a_link_answers_although_no_program_runs() {
     let mut bench = Bench::new(vec![netdev(1, &["127.0.0.1"]), netdev(2, &["192.0.2.1"])]);
     bench.connect(1, 101);
-    let add = Message::LinkAdd { name: "fr1".to_owned(), kind: LinkKind::Roce, netdev: "eth0".to_owned() };
+    let add = Message::LinkAdd {
+        name: "fr1".to_owned(),
+        kind: LinkKind::Roce,
+        netdev: "eth0".to_owned(),
+        transient: false,
+    };
     bench.say(1, add, vec![]);
     assert_eq!(bench.broker.own_addresses(), [Address { ip: [192, 0, 2, 1].into(), scope_id: 0 }]);
     let from = Route { local: [192, 0, 2, 1].into(), remote: [192, 0, 2, 9].into(), interface: 0 };

@@ -1,6 +1,7 @@
 //! Links, views and addresses as they come and go.
 
 use super::*;
+use crate::broker::link_file::ConfiguredLink;
 
 #[test]
 fn links_come_and_go() {
@@ -10,6 +11,7 @@ fn links_come_and_go() {
         name: name.to_owned(),
         kind: LinkKind::Roce,
         netdev: netdev.to_owned(),
+        transient: false,
     };
     let code = |sent: &Sent| match &sent.iter().find(|(id, ..)| *id == 5).unwrap().1 {
         Message::Refused(refusal) => Err(refusal.code),
@@ -26,8 +28,8 @@ fn links_come_and_go() {
         (add("rxe0", "eth0"), Ok(())),
         (add("rxe1", "eth0"), Err(RefusalCode::Exists)),
         (add("rxe0", "eth1"), Err(RefusalCode::Exists)),
-        (Message::LinkDel { name: "nix".to_owned() }, Err(RefusalCode::UnknownLink)),
-        (Message::LinkDel { name: "fr0".to_owned() }, Err(RefusalCode::BadRequest)),
+        (Message::LinkDel { name: "nix".to_owned(), transient: false }, Err(RefusalCode::UnknownLink)),
+        (Message::LinkDel { name: "fr0".to_owned(), transient: false }, Err(RefusalCode::BadRequest)),
     ];
     for (message, want) in cases {
         let what = format!("{message:?}");
@@ -42,7 +44,10 @@ fn links_come_and_go() {
     bench.broker.disconnected(bench.now, ClientId(2));
     assert!(!bench.broker.is_idle(), "a configured link must not vanish");
     bench.connect(3, 103);
-    assert_eq!(code(&bench.say(3, Message::LinkDel { name: "rxe0".to_owned() }, vec![])), Ok(()));
+    assert_eq!(
+        code(&bench.say(3, Message::LinkDel { name: "rxe0".to_owned(), transient: false }, vec![])),
+        Ok(())
+    );
     assert_eq!(names(&bench.devices(3)), ["fr0"]);
 }
 
@@ -118,7 +123,12 @@ fn an_address_that_is_gone_is_in_nobodys_way_and_catches_up() {
     let eth0 = || netdev(2, &["192.0.2.1"]);
     let mut bench = Bench::new(vec![lo(), eth0()]);
     bench.connect(1, 101);
-    let add = Message::LinkAdd { name: "rxe0".to_owned(), kind: LinkKind::Rxe, netdev: "eth0".to_owned() };
+    let add = Message::LinkAdd {
+        name: "rxe0".to_owned(),
+        kind: LinkKind::Rxe,
+        netdev: "eth0".to_owned(),
+        transient: false,
+    };
     bench.say(1, add, vec![]);
     bench.output();
     assert_eq!(bench.lease(1, 1).unwrap().1.len(), 2);
@@ -157,7 +167,12 @@ fn devices_survive_the_broker() {
     let host = || vec![netdev(1, &["127.0.0.1"]), netdev(2, &["192.0.2.1", "192.0.2.2"])];
     let mut bench = Bench::new(host());
     bench.connect(1, 101);
-    let add = Message::LinkAdd { name: "rxe0".to_owned(), kind: LinkKind::Rxe, netdev: "eth0".to_owned() };
+    let add = Message::LinkAdd {
+        name: "rxe0".to_owned(),
+        kind: LinkKind::Rxe,
+        netdev: "eth0".to_owned(),
+        transient: false,
+    };
     bench.say(1, add, vec![]);
     bench.broker.netdevs_changed(vec![netdev(1, &["127.0.0.1"]), netdev(2, &["192.0.2.2"])]);
     bench.output();
@@ -171,4 +186,84 @@ fn devices_survive_the_broker() {
     let devices = bench.devices(1);
     assert_eq!(names(&devices), ["rxe0", "fr0"]);
     assert_eq!(gids(&devices[0]), ["2 192.0.2.2"], "an index means what it meant");
+}
+
+fn link(name: &str, netdev: &str, mac: u8) -> ConfiguredLink {
+    let mac = Some([2, 0, 0, 0, 0, mac]);
+    ConfiguredLink { name: name.to_owned(), netdev: netdev.to_owned(), mac }
+}
+
+fn add(name: &str, netdev: &str, transient: bool) -> Message {
+    let (name, netdev) = (name.to_owned(), netdev.to_owned());
+    Message::LinkAdd { name, kind: LinkKind::Roce, netdev, transient }
+}
+
+fn delete(name: &str, transient: bool) -> Message {
+    Message::LinkDel { name: name.to_owned(), transient }
+}
+
+#[test]
+fn links_outlive_the_broker_unless_they_are_transient() {
+    let host = vec![netdev(1, &["127.0.0.1"]), netdev(2, &["192.0.2.1"]), netdev(3, &["192.0.2.2"])];
+    let mut bench = Bench::new(host.clone());
+    bench.connect(1, 101);
+    bench.say(1, add("fr1", "eth0", false), vec![]);
+    bench.say(1, add("fr2", "eth1", true), vec![]);
+    assert_eq!(bench.world.port.borrow().configured, [link("fr1", "eth0", 2)]);
+
+    bench.dies();
+    bench.connect(2, 102);
+    assert_eq!(names(&bench.devices(2)), ["fr1", "fr0"]);
+    bench.say(2, delete("fr1", true), vec![]);
+    bench.broker.netdevs_changed(host);
+    assert_eq!(names(&bench.devices(2)), ["fr0"], "not again with this broker");
+
+    bench.dies();
+    bench.connect(3, 103);
+    assert_eq!(names(&bench.devices(3)), ["fr1", "fr0"]);
+    bench.say(3, delete("fr1", false), vec![]);
+    assert_eq!(bench.world.port.borrow().configured, []);
+    bench.dies();
+    bench.connect(4, 104);
+    assert_eq!(names(&bench.devices(4)), ["fr0"]);
+}
+
+#[test]
+fn a_configured_link_waits_for_its_interface() {
+    let lo = netdev(1, &["127.0.0.1"]);
+    let eth0 = netdev(2, &["192.0.2.1"]);
+    let mut bench = Bench::new(vec![lo.clone()]);
+    bench.world.port.borrow_mut().configured = vec![link("fr1", "eth0", 2)];
+    bench.dies();
+    bench.connect(1, 101);
+    assert_eq!(names(&bench.devices(1)), ["fr0"]);
+    bench.broker.netdevs_changed(vec![lo.clone(), Netdev { mac: Some([2, 9, 9, 9, 9, 9]), ..eth0.clone() }]);
+    assert_eq!(names(&bench.devices(1)), ["fr0"], "another interface of that name");
+    bench.broker.netdevs_changed(vec![lo.clone(), eth0.clone()]);
+    assert_eq!(names(&bench.devices(1)), ["fr1", "fr0"]);
+    bench.broker.netdevs_changed(vec![lo.clone()]);
+    bench.broker.netdevs_changed(vec![lo.clone(), Netdev { ifindex: 9, ..eth0.clone() }]);
+    assert_eq!(names(&bench.devices(1)), ["fr1", "fr0"], "it came back with another index");
+
+    // What waits can be deleted, and its name and interface given to others.
+    bench.broker.netdevs_changed(vec![lo.clone()]);
+    bench.say(1, delete("fr1", false), vec![]);
+    assert_eq!(bench.world.port.borrow().configured, []);
+}
+
+#[test]
+fn a_link_that_cannot_be_kept_is_not_made() {
+    let mut bench = Bench::new(vec![netdev(1, &["127.0.0.1"]), netdev(2, &["192.0.2.1"])]);
+    bench.connect(1, 101);
+    bench.world.port.borrow_mut().disk_full = true;
+    let sent = bench.say(1, add("fr1", "eth0", false), vec![]);
+    let Some((_, Message::Refused(refusal), _)) = sent.iter().find(|(id, ..)| *id == 5) else {
+        panic!("{sent:?}");
+    };
+    assert!(refusal.sentence.contains("--no-persist"), "{refusal}");
+    assert_eq!(names(&bench.devices(1)), ["fr0"], "nothing half applied");
+    bench.say(1, add("fr1", "eth0", true), vec![]);
+    assert_eq!(names(&bench.devices(1)), ["fr1", "fr0"]);
+    bench.say(1, delete("fr1", true), vec![]);
+    assert_eq!(names(&bench.devices(1)), ["fr0"]);
 }

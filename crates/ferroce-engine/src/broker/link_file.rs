@@ -1,0 +1,213 @@
+//! The links that somebody configured, in a file, so that they outlive the broker and the machine's restart.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tracing::{debug, warn};
+
+use super::runtime_dir::RuntimeDir;
+
+const NAME: &str = "links.json";
+/// A file of ours is never longer.
+const LONGEST: u64 = 1 << 20;
+/// Of the file's form.
+const VERSION: u32 = 1;
+
+/// A configured link. It comes to life when its interface is there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfiguredLink {
+    /// Name of the device.
+    pub name: String,
+    /// Name of its interface.
+    pub netdev: String,
+    /// Hardware address of the interface, so that another of that name, say in a container, is not taken for it.
+    pub mac: Option<[u8; 6]>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    version: u32,
+    links: Vec<ConfiguredLink>,
+}
+
+/// The file, in the directory for what outlives a restart, or in one that a test names.
+#[derive(Clone, Debug, Default)]
+pub struct LinkFile(Option<PathBuf>);
+
+impl LinkFile {
+    /// What is configured. A file that cannot be understood is kept aside, as `links.json.bad`, and counts as empty.
+    pub fn read(&self) -> Vec<ConfiguredLink> {
+        let path = match self.0.clone().map_or_else(RuntimeDir::persistent_path, Ok) {
+            Ok(dir) => dir.join(NAME),
+            Err(e) => {
+                debug!("no link is configured: {e}");
+                return Vec::new();
+            }
+        };
+        match content(&path) {
+            Ok(links) => links,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(e) => {
+                let aside = path.with_extension("json.bad");
+                let kept = match fs::rename(&path, &aside) {
+                    Ok(()) => format!("kept as {}", aside.display()),
+                    Err(e) => format!("it stays: {e}"),
+                };
+                warn!("{} cannot be used, so no link is configured: {e}; {kept}", path.display());
+                Vec::new()
+            }
+        }
+    }
+
+    /// Replaces what is configured, as a whole or not at all.
+    ///
+    /// # Errors
+    /// Those of the file system; there may be no directory for it.
+    pub fn write(&self, links: &[ConfiguredLink]) -> io::Result<()> {
+        let dir = match &self.0 {
+            Some(dir) => dir.clone(),
+            None => RuntimeDir::persistent()?.path().to_owned(),
+        };
+        let path = dir.join(NAME);
+        let fresh = dir.join(format!("{NAME}.{}", std::process::id()));
+        let written = write_whole(&fresh, links).and_then(|()| fs::rename(&fresh, &path));
+        if written.is_err() {
+            let _ = fs::remove_file(&fresh); // it may not be there
+        }
+        written.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
+        // So that the new name outlives a power cut, too; where that cannot be had, the old content outlives it.
+        let _ = File::open(&dir).and_then(|dir| dir.sync_all());
+        Ok(())
+    }
+}
+
+fn content(path: &Path) -> io::Result<Vec<ConfiguredLink>> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    if file.metadata()?.uid() != nix::unistd::geteuid().as_raw() {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is another user's"));
+    }
+    let mut text = Vec::new();
+    if file.take(LONGEST + 1).read_to_end(&mut text)? as u64 > LONGEST {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "longer than a file of links can be"));
+    }
+    let content: Content = serde_json::from_slice(&text)?;
+    if content.version != VERSION {
+        let sentence = format!("version {} is unknown, this ferroced knows {VERSION}", content.version);
+        return Err(io::Error::new(io::ErrorKind::InvalidData, sentence));
+    }
+    Ok(content.links)
+}
+
+fn write_whole(path: &Path, links: &[ConfiguredLink]) -> io::Result<()> {
+    let mut text = serde_json::to_vec_pretty(&Content { version: VERSION, links: links.to_vec() })?;
+    text.push(b'\n');
+    let mut new = OpenOptions::new();
+    new.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let mut file = new.open(path)?;
+    file.write_all(&text)?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn links() -> Vec<ConfiguredLink> {
+        vec![
+            ConfiguredLink {
+                name: "fr1".to_owned(),
+                netdev: "eth0".to_owned(),
+                mac: Some([2, 0, 0, 0, 0, 255]),
+            },
+            ConfiguredLink { name: "rxe0".to_owned(), netdev: "tun\"0".to_owned(), mac: None },
+        ]
+    }
+
+    /// An empty directory of our own, removed when dropped.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("ferroce-links-{name}-{}", std::process::id()));
+            fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+
+        fn file(&self) -> LinkFile {
+            LinkFile(Some(self.0.clone()))
+        }
+
+        fn names(&self) -> Vec<String> {
+            let entries =
+                fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<String> = entries.collect();
+            names.sort();
+            names
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let folder = Folder::new("read");
+        assert_eq!(folder.file().read(), [], "no file yet");
+        assert!(folder.names().is_empty(), "reading makes nothing");
+        for links in [links(), Vec::new(), links()] {
+            folder.file().write(&links).unwrap();
+            assert_eq!(folder.file().read(), links);
+            assert_eq!(folder.names(), ["links.json"]);
+        }
+    }
+
+    #[test]
+    fn a_spoilt_file_is_kept_aside() {
+        let folder = Folder::new("spoilt");
+        folder.file().write(&links()).unwrap();
+        let whole = fs::read(folder.0.join(NAME)).unwrap();
+        let later = String::from_utf8(whole.clone()).unwrap().replace("\"version\": 1", "\"version\": 2");
+        let long = vec![b' '; LONGEST as usize + 1];
+        let spoilt = [&whole[..whole.len() / 2], b"", b"\0\xff", b"[]", later.as_bytes(), &long];
+        for bytes in spoilt {
+            fs::write(folder.0.join(NAME), bytes).unwrap();
+            assert_eq!(
+                folder.file().read(),
+                [],
+                "{}",
+                String::from_utf8_lossy(&bytes[..bytes.len().min(99)])
+            );
+            assert_eq!(folder.names(), ["links.json.bad"]);
+            assert_eq!(fs::read(folder.0.join("links.json.bad")).unwrap(), bytes);
+        }
+        folder.file().write(&links()).unwrap();
+        assert_eq!(folder.file().read(), links());
+    }
+
+    #[test]
+    fn what_is_no_file_of_ours_is_not_followed() {
+        let folder = Folder::new("link");
+        fs::write(folder.0.join("other"), "{\"version\":1,\"links\":[]}").unwrap();
+        std::os::unix::fs::symlink("other", folder.0.join(NAME)).unwrap();
+        assert_eq!(folder.file().read(), []);
+        assert_eq!(folder.names(), ["links.json.bad", "other"]);
+    }
+
+    #[test]
+    fn without_a_directory_it_says_so() {
+        let folder = Folder::new("none");
+        let file = LinkFile(Some(folder.0.join("not there")));
+        assert_eq!(file.read(), []);
+        let error = file.write(&links()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        assert!(error.to_string().contains("not there/links.json"), "{error}");
+        assert!(folder.names().is_empty());
+    }
+}
