@@ -28,6 +28,8 @@ pub enum Wanted {
     Words(&'static [&'static str]),
     /// The table of cmtime at the client, and no error at the server, which serves until it is ended.
     Times,
+    /// These words at the client; the server serves until it is ended.
+    Served(&'static str),
 }
 
 impl Dialogue {
@@ -43,7 +45,7 @@ impl Dialogue {
 
     /// Whether the server has to be told to end.
     pub fn is_endless(&self) -> bool {
-        self.wanted == Wanted::Times
+        matches!(self.wanted, Wanted::Times | Wanted::Served(_))
     }
 
     /// The words of one end's command line.
@@ -70,6 +72,7 @@ impl Dialogue {
                     ensure!(end.output.contains(word), "`{word}` is not printed");
                 }
             }
+            Wanted::Served(word) => ensure!(client.output.contains(word), "`{word}` is not printed"),
             Wanted::Times => {
                 ensure!(client.output.contains("destroy "), "the client prints no times");
                 ensure!(
@@ -141,6 +144,37 @@ pub fn transports(kinds: &[&str]) -> Vec<Dialogue> {
     kinds.iter().map(dialogue).collect()
 }
 
+/// What the first line of results of rsocket's programs begins with.
+const RESULT: &str = "custom ";
+
+/// What rstream is told, besides sizes: blocking, with poll, without waiting, addresses of librdmacm, every octet looked at,
+/// keepalives, nothing inline, small buffers.
+const RSTREAM: &[&str] = &["-T b -T v", "-T a", "-T n", "-T r -T v", "-k 1", "-i 0 -T v", "-B 10000 -T v"];
+
+/// rsockets: streams, memory opened to the peer (`riostream`), datagrams (`udpong`).
+pub fn rsockets(amount: Amount) -> Vec<Dialogue> {
+    let Amount { all, messages, .. } = amount;
+    let mut list = Vec::new();
+    let mut add = |program, kind: &str, wanted| {
+        let common = format!("-p {{port}} {kind} -C {messages} -S 30000");
+        let (server, client) = (format!("-b {{host}} {common}"), format!("-s {{host}} {common}"));
+        list.push(Dialogue::new(program, &server, &client, wanted));
+    };
+    let streams = Wanted::Words(&[RESULT]);
+    for kind in RSTREAM.iter().take(if all { usize::MAX } else { 2 }) {
+        add("rstream", &format!("{kind} -I 5"), streams);
+    }
+    for kind in ["-T v", "-T b"].iter().take(if all { 2 } else { 1 }) {
+        add("riostream", &format!("{kind} -I 5"), streams);
+    }
+    for kind in ["-T b", "-T a"].iter().take(if all { 2 } else { 1 }) {
+        let common = format!("-p {{port}} {kind} -C {messages} -S 1000");
+        let (server, client) = (format!("-b {{host}} {common}"), format!("-s {{host}} {common}"));
+        list.push(Dialogue::new("udpong", &server, &client, Wanted::Served(RESULT)));
+    }
+    list
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,7 +182,8 @@ mod tests {
     #[test]
     fn every_dialogue_has_a_host_and_a_port() {
         let amount = Amount { all: true, messages: 10, connections: 100 };
-        for dialogue in dialogues(amount).into_iter().chain(transports(&["r", "x"])) {
+        let list = dialogues(amount).into_iter().chain(transports(&["r", "x"])).chain(rsockets(amount));
+        for dialogue in list {
             let [server, client] =
                 [&dialogue.server, &dialogue.client].map(|end| Dialogue::words(end, "h", 9));
             for words in [&server, &client] {

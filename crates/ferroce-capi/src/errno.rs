@@ -47,6 +47,8 @@ errnos! {
     ECONNRESET;
     /// Others still use the object.
     EBUSY;
+    /// It is there already.
+    EEXIST;
     /// Not the program's memory, or not with the access asked for.
     EFAULT;
     /// The connection is being made.

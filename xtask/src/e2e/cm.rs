@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use super::nobody::Nobody;
 use super::{Bed, netns};
 use crate::cc;
-use crate::dialogues::{Amount, Dialogue, Wanted, dialogues, transports};
+use crate::dialogues::{Amount, Dialogue, Wanted, dialogues, rsockets, transports};
 use crate::exchange::{Meeting, until_heard};
 use crate::job::Job;
 use crate::report::Checks;
@@ -42,9 +42,10 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     let (messages, connections) = if bed.all { (200, 1000) } else { (10, 100) };
     let amount = Amount { all: true, messages, connections };
     for host in HOSTS {
-        for dialogue in dialogues(amount) {
+        for dialogue in dialogues(amount).into_iter().chain(rsockets(amount)) {
             stage.dialogue(checks, &dialogue, host)?;
         }
+        stage.preloaded(checks, host)?;
         stage.probes(checks, host)?;
         checks.check(&format!("50 clients of rping -P at {host}"), stage.persistent(host));
         for victim in ["server", "client"] {
@@ -55,6 +56,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     for dialogue in transports(&["r", "x"]) {
         stage.dialogue(checks, &dialogue, HOSTS[0])?;
     }
+    checks.check("rcopy", stage.copied());
     if bed.all {
         checks.check("a host without a stack", stage.unreachable());
     }
@@ -96,6 +98,56 @@ impl Stage<'_> {
                 client.output.lines().filter(|line| line.contains(" : ") || line.contains("us / conn"));
             table.for_each(|line| checks.note(format!("{host} {}", line.trim())));
         }
+        Ok(())
+    }
+
+    /// rstream with ordinary sockets, which Debian's librspreload makes rsockets; with its support for fork as well, where
+    /// the server's child gets the connection.
+    fn preloaded(&self, checks: &mut Checks, host: &str) -> Result<()> {
+        let preload = format!("/usr/lib/{}-linux-gnu/rsocket/librspreload.so", std::env::consts::ARCH);
+        let preload = self.bed.programs.find(&preload).context("librspreload.so is missing")?;
+        let preload =
+            if self.bed.programs.unpacked.is_some() { self.nobody.program(&preload)? } else { preload };
+        let (env, rstream) = (self.debians("env")?, self.debians("rstream")?);
+        for (safe, server, client) in
+            [("0", "-T s", "-T s"), ("0", "-T s -T b", "-T s -T a"), ("1", "-T f", "-T s")]
+        {
+            let port = self.bed.port();
+            let end = |args: &str| {
+                let mut command = self.nobody.command(&env);
+                command.arg(format!("LD_PRELOAD={}", preload.display()));
+                command.arg(format!("RDMAV_FORK_SAFE={safe}")).arg(&rstream);
+                command.args(format!("{args} {host} -p {port} -C 10 -I 10 -S 30000").split_whitespace());
+                command
+            };
+            let meeting = Meeting {
+                name: format!("librspreload at {host}: fork {safe}, rstream {server}, {client}"),
+                server: end(&format!("{server} -b")),
+                client: end(&format!("{client} -s")),
+                judge: &|client, _| {
+                    ensure!(client.output.contains("custom "), "no result is printed");
+                    Ok(())
+                },
+                endless: false,
+                limit: LIMIT,
+            };
+            meeting.run(&self.bed.logs, checks)?;
+        }
+        Ok(())
+    }
+
+    /// A file by rcopy, which is the same then.
+    fn copied(&self) -> Result<()> {
+        let (program, port) = (self.debians("rcopy")?, self.bed.port());
+        let from = self.debians("rstream")?;
+        let to = self.nobody.runtime().join("copy");
+        let server = self.start("rcopy server", &program, &format!("-p {port}"))?;
+        let client = format!("-p {port} {} {}:{}", from.display(), HOSTS[0], to.display());
+        let ended = until_heard("rcopy", &self.command(&program, &client), LIMIT, &self.bed.logs)?;
+        server.signal(Signal::SIGTERM);
+        let server = server.wait()?;
+        ensure!(ended.ok(), "{}\nserver: {}", ended.describe(), server.describe());
+        ensure!(std::fs::read(&from)? == std::fs::read(&to)?, "the copy differs");
         Ok(())
     }
 

@@ -37,6 +37,11 @@ impl<'a> Nobody<'a> {
         Ok(here)
     }
 
+    /// Where nobody may write.
+    pub fn runtime(&self) -> &Path {
+        &self.runtime
+    }
+
     /// A copy of a program that anybody can run.
     pub fn program(&self, from: &Path) -> Result<PathBuf> {
         let to = self.copy.root.join(from.file_name().context("a program without a name")?);

@@ -44,6 +44,7 @@ pub unsafe extern "C" fn rbind(socket: c_int, addr: *const sockaddr, addrlen: so
         match &entry.socket {
             Socket::Stream(stream) => stream.bind(address)?,
             Socket::Datagram(datagram) => datagram.bind(address)?,
+            Socket::Repoll(_) => return Err(Errno::EBADF),
         }
         Ok(0)
     })
@@ -93,6 +94,7 @@ pub unsafe extern "C" fn rconnect(socket: c_int, addr: *const sockaddr, addrlen:
         match &entry.socket {
             Socket::Stream(stream) => stream.connect(address, entry.is_nonblocking())?,
             Socket::Datagram(datagram) => datagram.connect(address)?,
+            Socket::Repoll(_) => return Err(Errno::EBADF),
         }
         Ok(0)
     })
@@ -119,6 +121,7 @@ pub extern "C" fn rclose(socket: c_int) -> c_int {
         match &table::remove(socket)?.socket {
             Socket::Stream(stream) => stream.close(),
             Socket::Datagram(datagram) => datagram.close(),
+            Socket::Repoll(repoll) => repoll.changed(),
         }
         Ok(0)
     })
@@ -134,6 +137,7 @@ pub unsafe extern "C" fn rgetpeername(socket: c_int, addr: *mut sockaddr, addrle
         let peer = match &table::get(socket)?.socket {
             Socket::Stream(stream) => stream.peer_addr(),
             Socket::Datagram(datagram) => datagram.peer_addr(),
+            Socket::Repoll(_) => return Err(Errno::EBADF),
         };
         let peer = peer.ok_or(Errno::ENOTCONN)?;
         // SAFETY: as the caller says.
@@ -152,6 +156,7 @@ pub unsafe extern "C" fn rgetsockname(socket: c_int, addr: *mut sockaddr, addrle
         let own = match &table::get(socket)?.socket {
             Socket::Stream(stream) => stream.local_addr(),
             Socket::Datagram(datagram) => datagram.local_addr()?,
+            Socket::Repoll(_) => return Err(Errno::EBADF),
         };
         // SAFETY: as the caller says.
         unsafe { address::write(own, addr, addrlen) }?;

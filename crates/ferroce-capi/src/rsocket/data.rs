@@ -95,6 +95,7 @@ fn receive(socket: c_int, out: &mut [&mut [u8]], flags: c_int) -> Result<(usize,
             let (octets, from) = datagram.receive(out, nonblocking, peek)?;
             Ok((octets, Some(from)))
         }
+        Socket::Repoll(_) => Err(Errno::EBADF),
     }
 }
 
@@ -109,6 +110,7 @@ fn send(socket: c_int, octets: &[&[u8]], flags: c_int, to: Option<SocketAddr>) -
         Socket::Stream(_) if to.is_some() => Err(Errno::EISCONN),
         Socket::Stream(stream) => Ok(stream.send(octets, nonblocking)?),
         Socket::Datagram(datagram) => Ok(datagram.send(octets, to, nonblocking)?),
+        Socket::Repoll(_) => Err(Errno::EBADF),
     }
 }
 

@@ -11,6 +11,7 @@ mod data;
 mod mapping;
 mod option;
 mod poll;
+mod repoll;
 mod table;
 
 pub use connection::{
@@ -20,3 +21,4 @@ pub use data::{rread, rreadv, rrecv, rrecvfrom, rrecvmsg, rsend, rsendmsg, rsend
 pub use mapping::{riomap, riounmap, riowrite};
 pub use option::{rgetsockopt, rsetsockopt};
 pub use poll::{rpoll, rselect};
+pub use repoll::{repoll_create, repoll_ctl, repoll_wait};

@@ -113,12 +113,16 @@ pub unsafe extern "C" fn rsetsockopt(
 }
 
 fn set(entry: &Entry, level: c_int, optname: c_int, value: c_int) -> Result<(), Errno> {
+    if matches!(entry.socket, Socket::Repoll(_)) {
+        return Err(Errno::EBADF);
+    }
     let on = value != 0;
     let doubled = (value as u32).saturating_mul(2);
     let size = u16::try_from(value.clamp(0, 0xfffe)).unwrap_or(0);
     let choose = |change: &dyn Fn(&mut Settings)| match &entry.socket {
         Socket::Stream(stream) => stream.choose(change),
         Socket::Datagram(datagram) => datagram.choose(change),
+        Socket::Repoll(_) => false,
     };
     let sizes = |change: &dyn Fn(&mut Sizes)| {
         if choose(&|settings| change(&mut settings.sizes)) { Ok(()) } else { Err(Errno::EINVAL) }
@@ -219,6 +223,7 @@ fn told(entry: &Entry, level: c_int, optname: c_int) -> Result<Vec<u8>, Errno> {
     let settings = match &entry.socket {
         Socket::Stream(stream) => stream.settings(),
         Socket::Datagram(datagram) => datagram.settings(),
+        Socket::Repoll(_) => return Err(Errno::EBADF),
     };
     let stream = || entry.socket.stream();
     let mut options = entry.options.lock();

@@ -9,6 +9,7 @@ use core::ffi::{c_int, c_short};
 use ferroce_engine::rsocket::{Ready, Settings, Waker, attend};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, fd_set, nfds_t, pollfd, timeval};
 
+use super::repoll::Repoll;
 use super::table::{self, Entry};
 use crate::call;
 use crate::errno::Errno;
@@ -63,12 +64,10 @@ impl<'a> Set<'a> {
         Ok(self.count())
     }
 
-    /// Sleeps until something may be there, or `timeout` milliseconds are over.
-    fn sleep(&self, waker: &Arc<Waker>, timeout: c_int) -> Result<(), Errno> {
-        waker.clear();
+    /// Sleeps until something may be there, or `timeout` milliseconds are over. `there`: do not.
+    fn sleep(&self, waker: &Arc<Waker>, mut there: bool, timeout: c_int) -> Result<(), Errno> {
         let mut real = self.plain.clone();
         let mut channels = Vec::new();
-        let mut there = false;
         for (fd, entry) in self.fds.iter().zip(&self.entries) {
             let Some(entry) = entry else { continue };
             // What cannot be watched is found not to work by the call that the program makes next.
@@ -99,7 +98,12 @@ impl<'a> Set<'a> {
     }
 }
 
-fn wait(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, Errno> {
+/// Waits until something is there, `timeout` is over, or `of`, whose elements these are, changed after so many changes.
+pub(super) fn wait(
+    fds: &mut [pollfd],
+    timeout: Option<Duration>,
+    of: Option<(&Repoll, u64)>,
+) -> Result<c_int, Errno> {
     let mut set = Set::new(fds);
     let start = Instant::now();
     let left = |now: Instant| timeout.map(|timeout| timeout.saturating_sub(now.duration_since(start)));
@@ -118,9 +122,16 @@ fn wait(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, Errno> {
         // Rounded up, lest the last millisecond is spent spinning.
         let milliseconds = left(Instant::now())
             .map_or(-1, |left| c_int::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX));
-        set.sleep(&waker, milliseconds)?;
+        waker.clear();
+        let same = of.is_none_or(|(of, changes)| of.enter(&waker, changes));
+        let slept = set.sleep(&waker, !same, milliseconds);
+        if let Some((of, _)) = of {
+            of.leave(&waker);
+        }
+        slept?;
         let count = set.look()?;
-        if count > 0 || left(Instant::now()) == Some(Duration::ZERO) {
+        // What belongs to a set that may have changed is looked at by its owner.
+        if count > 0 || of.is_some() || left(Instant::now()) == Some(Duration::ZERO) {
             return Ok(count);
         }
     }
@@ -139,7 +150,7 @@ pub unsafe extern "C" fn rpoll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -
             // SAFETY: as the caller says.
             (false, count) => unsafe { slice::from_raw_parts_mut(fds, count) },
         };
-        wait(fds, u64::try_from(timeout).ok().map(Duration::from_millis))
+        wait(fds, u64::try_from(timeout).ok().map(Duration::from_millis), None)
     })
 }
 
@@ -187,7 +198,7 @@ pub unsafe extern "C" fn rselect(
         };
         // SAFETY: as the caller says.
         let mut fds = unsafe { asked(nfds, [(readfds, POLLIN), (writefds, POLLOUT), (exceptfds, POLLPRI)]) };
-        wait(&mut fds, timeout)?;
+        wait(&mut fds, timeout, None)?;
         if fds.iter().any(|fd| fd.revents & POLLNVAL != 0) {
             return Err(Errno::EBADF);
         }

@@ -10,12 +10,15 @@ use ferroce_engine::rsocket::{Datagram, PerProcess, Ready, RsocketError, Stream,
 use parking_lot::{Mutex, RwLock};
 
 use super::option::Options;
+use super::repoll::Repoll;
 use crate::errno::Errno;
 
 /// What an rsocket is.
 pub(super) enum Socket {
     Stream(Arc<Stream>),
     Datagram(Arc<Datagram>),
+    /// None, but it has a number like one.
+    Repoll(Repoll),
 }
 
 impl Socket {
@@ -23,6 +26,7 @@ impl Socket {
         match self {
             Self::Stream(stream) => stream.fd(),
             Self::Datagram(datagram) => datagram.fd(),
+            Self::Repoll(repoll) => repoll.fd(),
         }
     }
 
@@ -31,6 +35,7 @@ impl Socket {
         match self {
             Self::Stream(stream) => Ok(stream),
             Self::Datagram(_) => Err(Errno::EOPNOTSUPP),
+            Self::Repoll(_) => Err(Errno::EBADF),
         }
     }
 
@@ -38,6 +43,7 @@ impl Socket {
         match self {
             Self::Stream(stream) => stream.ready(),
             Self::Datagram(datagram) => datagram.ready(),
+            Self::Repoll(_) => Ready::default(),
         }
     }
 
@@ -52,6 +58,7 @@ impl Socket {
                 Ok((ready, channel.into_iter().collect()))
             }
             Self::Datagram(datagram) => datagram.watch(waker),
+            Self::Repoll(_) => Ok((Ready::default(), Vec::new())),
         }
     }
 
@@ -59,6 +66,7 @@ impl Socket {
         match self {
             Self::Stream(stream) => stream.unwatch(waker),
             Self::Datagram(datagram) => datagram.unwatch(waker),
+            Self::Repoll(_) => {}
         }
     }
 }

@@ -48,9 +48,9 @@ exports! {
     default "rdma_set_local_ece" "RDMACM_1.3" = rdmacm::rdma_set_local_ece;
     default "rdma_set_option" "RDMACM_1.0" = rdmacm::rdma_set_option;
     default "rdma_write_cm_event" "RDMACM_1.4" = rdmacm::rdma_write_cm_event;
-    default "repoll_create" "RDMACM_1.5" = refused::minus_one_not_supported, "no epoll of rsockets yet";
-    default "repoll_ctl" "RDMACM_1.5" = refused::minus_one_not_supported, "no epoll of rsockets yet";
-    default "repoll_wait" "RDMACM_1.5" = refused::minus_one_not_supported, "no epoll of rsockets yet";
+    default "repoll_create" "RDMACM_1.5" = rsocket::repoll_create;
+    default "repoll_ctl" "RDMACM_1.5" = rsocket::repoll_ctl;
+    default "repoll_wait" "RDMACM_1.5" = rsocket::repoll_wait;
     default "rfcntl" "RDMACM_1.0" = rsocket::rfcntl;
     default "rgetpeername" "RDMACM_1.0" = rsocket::rgetpeername;
     default "rgetsockname" "RDMACM_1.0" = rsocket::rgetsockname;

@@ -1,11 +1,13 @@
 /* Rsockets within one process: errnos, flags, half-close, waiting, options, mappings, datagrams, and two threads. */
 #include "cm.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <rdma/rsocket.h>
+#include <sys/epoll.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 
@@ -312,6 +314,81 @@ static void waiting(void)
 	close(pipes[1]);
 }
 
+/* Younger than the header, and so by name. */
+static int (*create_set)(int);
+static int (*control_set)(int, int, int, struct epoll_event *);
+static int (*wait_set)(int, struct epoll_event *, int, int);
+
+static int other_set = -1, other_fd = -1;
+
+static void *add_later(void *unused)
+{
+	struct epoll_event event = { .events = EPOLLIN, .data.u64 = 9 };
+
+	(void)unused;
+	usleep(50000);
+	CHECK(control_set(other_set, EPOLL_CTL_ADD, other_fd, &event) == 0);
+	return NULL;
+}
+
+static void sets(void)
+{
+	struct epoll_event event = { .events = EPOLLIN, .data.u64 = 1 }, events[4];
+	int ends[2], pipes[2];
+	pthread_t thread;
+	char octet;
+
+	create_set = (int (*)(int))dlsym(RTLD_DEFAULT, "repoll_create");
+	control_set = (int (*)(int, int, int, struct epoll_event *))dlsym(RTLD_DEFAULT, "repoll_ctl");
+	wait_set = (int (*)(int, struct epoll_event *, int, int))dlsym(RTLD_DEFAULT, "repoll_wait");
+	NEED(create_set && control_set && wait_set && pipe(pipes) == 0);
+	pair("127.0.0.1", ends);
+	int set = create_set(EPOLL_CLOEXEC);
+
+	NEED(set >= 0);
+	CHECK_MINUS(create_set(4), EINVAL);
+	CHECK_MINUS(wait_set(set, events, 0, 0), EINVAL);
+	CHECK_MINUS(wait_set(set, NULL, 1, 0), EFAULT);
+	CHECK_MINUS(wait_set(ends[0], events, 4, 0), EINVAL);
+	CHECK_MINUS(wait_set(9999, events, 4, 0), EBADF);
+	CHECK_MINUS(control_set(set, EPOLL_CTL_ADD, -1, &event), EBADF);
+	CHECK_MINUS(control_set(set, EPOLL_CTL_ADD, set, &event), EINVAL);
+	CHECK_MINUS(control_set(set, EPOLL_CTL_ADD, ends[0], NULL), EFAULT);
+	CHECK_MINUS(control_set(set, EPOLL_CTL_DEL, ends[0], NULL), ENOENT);
+	CHECK_MINUS(control_set(set, 77, ends[0], &event), EINVAL);
+	CHECK_MINUS(rsend(set, "x", 1, 0), EBADF);
+	CHECK(wait_set(set, events, 4, 10) == 0);
+	CHECK(control_set(set, EPOLL_CTL_ADD, ends[0], &event) == 0);
+	CHECK_MINUS(control_set(set, EPOLL_CTL_ADD, ends[0], &event), EEXIST);
+	event.data.u64 = 2;
+	CHECK(control_set(set, EPOLL_CTL_ADD, pipes[0], &event) == 0);
+	CHECK(wait_set(set, events, 4, 30) == 0);
+	CHECK(rsend(ends[1], "x", 1, 0) == 1);
+	CHECK(wait_set(set, events, 4, -1) == 1 && events[0].data.u64 == 1 && events[0].events == EPOLLIN);
+	CHECK(write(pipes[1], "x", 1) == 1);
+	CHECK(wait_set(set, events, 4, -1) == 2 && wait_set(set, events, 1, -1) == 1);
+	CHECK(rrecv(ends[0], &octet, 1, 0) == 1);
+	CHECK(wait_set(set, events, 4, 0) == 1 && events[0].data.u64 == 2);
+	close(pipes[0]);
+	CHECK(wait_set(set, events, 4, 10) == 0);
+	event = (struct epoll_event){ .events = EPOLLIN | EPOLLOUT, .data.u64 = 3 };
+	CHECK(control_set(set, EPOLL_CTL_MOD, ends[0], &event) == 0);
+	CHECK(wait_set(set, events, 4, -1) == 1 && events[0].events == EPOLLOUT && events[0].data.u64 == 3);
+	CHECK(control_set(set, EPOLL_CTL_DEL, ends[0], NULL) == 0);
+	CHECK(wait_set(set, events, 4, 0) == 0);
+	/* What another thread adds counts at once. */
+	CHECK(rsend(ends[0], "y", 1, 0) == 1);
+	other_set = set;
+	other_fd = ends[1];
+	NEED(pthread_create(&thread, NULL, add_later, NULL) == 0);
+	CHECK(wait_set(set, events, 4, 10000) == 1 && events[0].data.u64 == 9);
+	NEED(pthread_join(thread, NULL) == 0);
+	CHECK(rclose(set) == 0);
+	CHECK_MINUS(wait_set(set, events, 4, 0), EBADF);
+	CHECK(rclose(ends[0]) == 0 && rclose(ends[1]) == 0);
+	close(pipes[1]);
+}
+
 static void half_close(void)
 {
 	char text[16];
@@ -529,6 +606,7 @@ int main(void)
 	options();
 	flags();
 	waiting();
+	sets();
 	half_close();
 	threads();
 	mappings();

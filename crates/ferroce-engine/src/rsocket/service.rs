@@ -50,7 +50,7 @@ pub(super) fn start() -> io::Result<()> {
     if service.waker.get().is_some() {
         return Ok(());
     }
-    let waker = Waker::new()?;
+    let waker = Waker::alone()?;
     let own = Arc::clone(&waker);
     background::spawn_quietly("ferroce-rsocket", move || run(service, &own))?;
     // Nobody else sets it while the lock is held.

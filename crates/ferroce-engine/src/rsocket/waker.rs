@@ -42,8 +42,12 @@ thread_local! {
 }
 
 impl Waker {
-    /// Of a thread of its own.
-    pub(super) fn new() -> io::Result<Arc<Self>> {
+    /// Nobody's in particular.
+    ///
+    /// # Errors
+    ///
+    /// Without another descriptor.
+    pub fn alone() -> io::Result<Arc<Self>> {
         fork::install();
         let fd = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         Ok(Arc::new(Self { fd: Guarded::new(fd), epoch: fork::epoch() }))
@@ -60,7 +64,7 @@ impl Waker {
                 waker.clear();
                 return Ok(Arc::clone(waker));
             }
-            let waker = Self::new()?;
+            let waker = Self::alone()?;
             *own = Some(Arc::clone(&waker));
             Ok(waker)
         })

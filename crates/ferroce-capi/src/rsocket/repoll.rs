@@ -1,0 +1,179 @@
+//! Sets of rsockets and descriptors that are waited for again and again: `epoll` of rsockets, of rdma-core 65.
+//!
+//! Always level-triggered, as rdma-core's: what is ready is told until it is not. Failures are -1 and errno, as of `epoll`
+//! and the man page's word that the calls are like it; rdma-core returns the errno itself.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use core::ffi::c_int;
+use ferroce_engine::rsocket::Waker;
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event, pollfd};
+use parking_lot::Mutex;
+
+use super::poll;
+use super::table::{self, Entry, Socket};
+use crate::call;
+use crate::errno::Errno;
+
+/// What is told of a descriptor. The numbers are those of `poll`.
+const KNOWN: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLPRI) as u32;
+
+/// A set.
+pub(super) struct Repoll {
+    /// For its number; nobody wakes it.
+    own: Arc<Waker>,
+    interests: Mutex<Interests>,
+}
+
+#[derive(Default)]
+struct Interests {
+    list: Vec<Interest>,
+    /// Changes so far.
+    changes: u64,
+    /// Who waits meanwhile.
+    waiting: Vec<Arc<Waker>>,
+}
+
+#[derive(Clone, Copy)]
+struct Interest {
+    fd: c_int,
+    events: u32,
+    data: u64,
+}
+
+impl Repoll {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.own.fd()
+    }
+
+    /// Whoever waits looks at the set again, or finds it closed.
+    pub(super) fn changed(&self) {
+        let mut interests = self.interests.lock();
+        interests.changes += 1;
+        interests.waiting.iter().for_each(|waker| waker.wake());
+    }
+
+    /// `waker` is woken by changes after `seen` of them; `false` if there were others already.
+    pub(super) fn enter(&self, waker: &Arc<Waker>, seen: u64) -> bool {
+        let mut interests = self.interests.lock();
+        interests.waiting.push(Arc::clone(waker));
+        interests.changes == seen
+    }
+
+    pub(super) fn leave(&self, waker: &Arc<Waker>) {
+        self.interests.lock().waiting.retain(|known| !Arc::ptr_eq(known, waker));
+    }
+
+    fn control(&self, op: c_int, fd: c_int, event: Option<epoll_event>) -> Result<(), Errno> {
+        let mut interests = self.interests.lock();
+        let place = interests.list.iter().position(|known| known.fd == fd);
+        let fresh = || {
+            let event = event.ok_or(Errno::EFAULT)?;
+            Ok::<_, Errno>(Interest { fd, events: event.events & KNOWN, data: event.u64 })
+        };
+        match (op, place) {
+            (EPOLL_CTL_ADD, None) => interests.list.push(fresh()?),
+            (EPOLL_CTL_ADD, Some(_)) => return Err(Errno::EEXIST),
+            (EPOLL_CTL_MOD, Some(place)) => interests.list[place] = fresh()?,
+            (EPOLL_CTL_DEL, Some(place)) => {
+                interests.list.swap_remove(place);
+            }
+            (EPOLL_CTL_MOD | EPOLL_CTL_DEL, None) => return Err(Errno::ENOENT),
+            _ => return Err(Errno::EINVAL),
+        }
+        drop(interests);
+        self.changed();
+        Ok(())
+    }
+}
+
+fn repoll(entry: &Entry) -> Result<&Repoll, Errno> {
+    match &entry.socket {
+        Socket::Repoll(repoll) => Ok(repoll),
+        Socket::Stream(_) | Socket::Datagram(_) => Err(Errno::EINVAL),
+    }
+}
+
+/// An empty set; [`super::rclose`] ends it. `EPOLL_CLOEXEC` is as good as set always.
+pub extern "C" fn repoll_create(flags: c_int) -> c_int {
+    call::minus_one(|_| {
+        if flags & !(libc::O_CLOEXEC | libc::O_NONBLOCK) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let repoll = Repoll { own: Waker::alone()?, interests: Mutex::default() };
+        Ok(table::insert(Entry::new(Socket::Repoll(repoll), 0, libc::FD_CLOEXEC)))
+    })
+}
+
+/// Adds an rsocket or descriptor, changes what is told of it, or takes it out.
+///
+/// # Safety
+///
+/// `event` is NULL or readable.
+pub unsafe extern "C" fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    call::minus_one(|_| {
+        if fd < 0 {
+            return Err(Errno::EBADF);
+        }
+        let entry = table::get(epfd)?;
+        if epfd == fd {
+            return Err(Errno::EINVAL);
+        }
+        let event = if event.is_null() {
+            None
+        } else {
+            // SAFETY: not NULL, and readable as the caller says; it is packed where the system has it so.
+            Some(unsafe { event.read_unaligned() })
+        };
+        repoll(&entry)?.control(op, fd, event)?;
+        Ok(0)
+    })
+}
+
+/// Waits until something of the set is ready; `timeout` in milliseconds, negative for ever. How many were told.
+///
+/// # Safety
+///
+/// `events` is NULL or has room for `maxevents`.
+pub unsafe extern "C" fn repoll_wait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    maxevents: c_int,
+    timeout: c_int,
+) -> c_int {
+    call::minus_one(|_| {
+        let entry = table::get(epfd)?;
+        let set = repoll(&entry)?;
+        let room = usize::try_from(maxevents).ok().filter(|room| *room > 0).ok_or(Errno::EINVAL)?;
+        if events.is_null() {
+            return Err(Errno::EFAULT);
+        }
+        let ends = u64::try_from(timeout).ok().map(|millis| Instant::now() + Duration::from_millis(millis));
+        loop {
+            let (list, changes) = {
+                let interests = set.interests.lock();
+                (interests.list.clone(), interests.changes)
+            };
+            let wanted = |known: &Interest| pollfd { fd: known.fd, events: known.events as i16, revents: 0 };
+            let mut fds: Vec<_> = list.iter().map(wanted).collect();
+            let left = ends.map(|ends| ends.saturating_duration_since(Instant::now()));
+            poll::wait(&mut fds, left, Some((set, changes)))?;
+            let ready =
+                list.iter().zip(&fds).filter(|(_, fd)| fd.revents & libc::POLLNVAL == 0 && fd.revents != 0);
+            let mut count = 0;
+            for (known, fd) in ready.take(room) {
+                let event = epoll_event { events: fd.revents as u32 & KNOWN, u64: known.data };
+                // SAFETY: the caller says that there is room for so many.
+                unsafe { events.add(count).write_unaligned(event) };
+                count += 1;
+            }
+            // Closed meanwhile, or something else was asked for.
+            table::get(epfd)?;
+            if count > 0 || ends.is_some_and(|ends| Instant::now() >= ends) {
+                return Ok(count as c_int);
+            }
+        }
+    })
+}
