@@ -128,6 +128,15 @@ pub fn dialogues(amount: Amount) -> Vec<Dialogue> {
         client: ("rdma_client", args),
         wanted: Wanted::Words(&[": end 0"]),
     });
+    // udaddy has a port of its own, and room for no other.
+    for common in ["-c 2 -C 20 -S 500", "-p 2"].iter().take(if all { 2 } else { 1 }) {
+        list.push(Dialogue::new(
+            "udaddy",
+            &format!("{common} -b {{host}}"),
+            &format!("{common} -s {{host}}"),
+            Wanted::Words(&["data transfers complete", "return status 0"]),
+        ));
+    }
     let args = format!("-c {connections} -p {{port}}");
     let (server, client) = (format!("{args} -b {{host}}"), format!("{args} -s {{host}}"));
     list.push(Dialogue::new("cmtime", &server, &client, Wanted::Times));
@@ -175,6 +184,28 @@ pub fn rsockets(amount: Amount) -> Vec<Dialogue> {
     list
 }
 
+/// perftest with `-R`, by which it connects and also exchanges what its ends must know. Debian's has neither UC nor IPv6
+/// there.
+pub fn perftests(all: bool, messages: usize) -> Vec<Dialogue> {
+    let quick = [("ib_send_lat", ""), ("ib_write_bw", "-s 65536"), ("ib_send_lat", "-c UD -s 1000")];
+    let more = [
+        ("ib_send_bw", "-q 4 -s 8000"),
+        ("ib_send_bw", "-b"),
+        ("ib_write_lat", "-s 4096"),
+        ("ib_read_bw", "-s 65536"),
+        ("ib_read_lat", ""),
+        ("ib_atomic_bw", ""),
+        ("ib_atomic_lat", "-A CMP_AND_SWAP"),
+        ("ib_send_lat", "-T 32"),
+    ];
+    let list = quick.iter().chain(&more[..if all { more.len() } else { 0 }]);
+    list.map(|(program, args)| {
+        let args = format!("-F -R -n {messages} -p {{port}} {args}");
+        Dialogue::new(program, &args, &format!("{args} {{host}}"), Wanted::Words(&["rdma_cm QPs\t : ON"]))
+    })
+    .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,12 +213,12 @@ mod tests {
     #[test]
     fn every_dialogue_has_a_host_and_a_port() {
         let amount = Amount { all: true, messages: 10, connections: 100 };
-        let list = dialogues(amount).into_iter().chain(transports(&["r", "x"])).chain(rsockets(amount));
-        for dialogue in list {
+        let lists = [dialogues(amount), transports(&["r", "x"]), perftests(true, 10), rsockets(amount)];
+        for dialogue in lists.into_iter().flatten() {
             let [server, client] =
                 [&dialogue.server, &dialogue.client].map(|end| Dialogue::words(end, "h", 9));
             for words in [&server, &client] {
-                assert!(words.iter().any(|word| word == "9"), "{words:?}");
+                assert!(words[0] == "udaddy" || words.iter().any(|word| word == "9"), "{words:?}");
                 assert!(words.iter().all(|word| !word.contains('{')), "{words:?}");
             }
             assert!(client.iter().any(|word| word == "h"), "{client:?}");

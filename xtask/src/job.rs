@@ -129,7 +129,7 @@ impl Ended {
         let mut text = format!("$ {}\n  {}", self.line, self.how());
         for line in lines.iter().skip(from) {
             text.push_str("\n  | ");
-            text.push_str(line);
+            text.extend(line.chars().take(200));
         }
         text
     }

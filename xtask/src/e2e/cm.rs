@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use super::nobody::Nobody;
 use super::{Bed, netns};
 use crate::cc;
-use crate::dialogues::{Amount, Dialogue, Wanted, dialogues, rsockets, transports};
+use crate::dialogues::{Amount, Dialogue, Wanted, dialogues, perftests, rsockets, transports};
 use crate::exchange::{Meeting, until_heard};
 use crate::job::Job;
 use crate::report::Checks;
@@ -53,10 +53,11 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
         }
         checks.check(&format!("kill -9 of the broker, connections at {host}"), stage.broker_killed(host));
     }
-    for dialogue in transports(&["r", "x"]) {
+    for dialogue in transports(&["r", "x"]).into_iter().chain(perftests(bed.all, 500)) {
         stage.dialogue(checks, &dialogue, HOSTS[0])?;
     }
     checks.check("rcopy", stage.copied());
+    stage.multicast(checks)?;
     if bed.all {
         checks.check("a host without a stack", stage.unreachable());
     }
@@ -282,6 +283,41 @@ impl Stage<'_> {
         client.signal(Signal::SIGKILL);
         let ended = server.wait()?;
         ensure!(ended.ok(), "{}", ended.describe());
+        Ok(())
+    }
+
+    /// mckey at both ends of a group; the sender starts when the receiver has joined.
+    fn multicast(&self, checks: &mut Checks) -> Result<()> {
+        let routed = netns::route_ipv6_groups(&self.bed.programs)?;
+        for (host, group) in HOSTS.into_iter().zip(["239.1.2.3", "ff15::1:2:3"]) {
+            let name = format!("mckey to {group} at {host}");
+            if host.contains(':') && !routed {
+                checks.skip(&name, netns::UNROUTED);
+                continue;
+            }
+            checks.check(&name, self.mckey(&name, host, group));
+        }
+        Ok(())
+    }
+
+    fn mckey(&self, name: &str, host: &str, group: &str) -> Result<()> {
+        let (program, lines) = (self.debians("mckey")?, self.debians("stdbuf")?);
+        let args = format!("-oL {} -m {group} -b {host} -c 2 -C 20 -S 500", program.display());
+        let mut receiver = self.start(&format!("{name} receiver"), &lines, &args)?;
+        let deadline = Instant::now() + LIMIT;
+        while receiver.output().matches("joined").count() < 2
+            && !receiver.ended()
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let sender = self.start(&format!("{name} sender"), &lines, &format!("{args} -s"))?.wait()?;
+        let receiver = receiver.wait()?;
+        for end in [&receiver, &sender] {
+            let whole =
+                end.output.contains("data transfers complete") && end.output.contains("return status 0");
+            ensure!(end.ok() && whole, "receiver: {}\nsender: {}", receiver.describe(), sender.describe());
+        }
         Ok(())
     }
 

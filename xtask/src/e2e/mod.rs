@@ -50,7 +50,7 @@ pub const STAGES: &[(&str, &str)] = &[
     ("memory", "memory that is written to all the time, and memory that goes away under every role"),
     (
         "cm",
-        "rping, ucmatose, rdma_{,x}{client,server}, cmtime, perftest -R, rsockets, by nobody; refusals, killed ends and brokers",
+        "rping, ucmatose, rdma_{,x}{client,server}, udaddy, mckey, cmtime, perftest -R, rsockets, by nobody; killed ends",
     ),
     ("lifecycle", "kill -9 of a peer and of the broker, a stopped program, churn"),
     ("stress", "64 queue pairs in 4 processes with 8 or 32 threads: every octet, no lost completion"),

@@ -1,11 +1,10 @@
 //! Multicast: three receivers in three processes hear one group, and three senders at once talk to it.
 
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
-use super::Bed;
+use super::{Bed, netns};
 use crate::exchange::{Exchange, listening};
 use crate::report::Checks;
 
@@ -14,14 +13,11 @@ const PAIRS: usize = 3;
 
 /// perftest over an IPv4 group and over the IPv6 one that it chooses itself.
 pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
-    // lo has no route to IPv6 groups, so nobody can send to them there; here we may add one.
-    let route = ["-6", "route", "add", "local", "ff00::/8", "dev", "lo"];
-    let ip = bed.programs.find("ip").context("ip (iproute2)")?;
-    let routed = Command::new(ip).args(route).output()?.status.success();
+    let routed = netns::route_ipv6_groups(&bed.programs)?;
     let v4 = "-x 0 -g -M 0:0:0:0:0:0:0:0:0:0:255:255:239:1:2:3";
     for (group, flags) in [(v4, "-s 1024 -n 2000"), (v4, "-s 8 -n 2000 -e"), ("-x 1 -g", "-s 1024 -n 2000")] {
         if group == "-x 1 -g" && !routed {
-            checks.skip("multicast over IPv6 on lo", "no route for ff00::/8 can be added here");
+            checks.skip("multicast over IPv6 on lo", netns::UNROUTED);
             continue;
         }
         let mut running = Vec::new();

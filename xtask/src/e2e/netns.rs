@@ -32,6 +32,17 @@ pub fn raise_loopback() -> Result<()> {
     Ok(())
 }
 
+/// Why something over IPv6 groups cannot be tried.
+pub const UNROUTED: &str = "no route for ff00::/8 can be added here";
+
+/// lo has no route to IPv6 groups, so nobody can send to them there; in a namespace of ours we may add one. Whether it is
+/// there now.
+pub fn route_ipv6_groups(programs: &Programs) -> Result<bool> {
+    let route = ["-6", "route", "replace", "local", "ff00::/8", "dev", "lo"];
+    let ip = programs.find("ip").context("ip (iproute2)")?;
+    Ok(Command::new(ip).args(route).output()?.status.success())
+}
+
 /// The network namespace of a process: `net:[INODE]`.
 fn namespace_of(pid: &str) -> Option<PathBuf> {
     std::fs::read_link(Path::new("/proc").join(pid).join("ns/net")).ok()

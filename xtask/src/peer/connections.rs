@@ -8,18 +8,21 @@ use nix::sys::signal::Signal;
 
 use super::{Interop, Side, seconds};
 use crate::cc;
-use crate::dialogues::{Amount, Dialogue, dialogues, transports};
+use crate::dialogues::{Amount, Dialogue, dialogues, perftests, transports};
 use crate::exchange::Meeting;
 use crate::job::{Ended, Job};
 use crate::report::Checks;
 
-const LIMIT: Duration = seconds(60);
+const LIMIT: Duration = seconds(100);
 /// Until a peer hears that a program was killed.
 const NOTICED: Duration = seconds(5);
 /// A REQ that nobody answers is repeated 15 times, every 4.6 s by us and every 6.1 s by Linux 6.1.
 const GIVING_UP: Duration = seconds(190);
 /// Where the probe is in the guest.
 const IN_GUEST: &str = "/tmp/cmprobe";
+
+/// Ends the probe in the guest, which has no pkill.
+const KILL: &str = "for p in /proc/[0-9]*; do [ \"$(cat $p/comm 2>/dev/null)\" = cmprobe ] && kill -9 ${p#/proc/}; done; true";
 
 const DIRECTIONS: [(Side, Side); 2] = [(Side::Kernel, Side::Ours), (Side::Ours, Side::Kernel)];
 
@@ -45,6 +48,7 @@ impl Interop<'_> {
                 let mut list = dialogues(Amount { all, messages, connections });
                 if !ipv6 {
                     list.extend(transports(&["r"])); // never XRC, whose opcodes may crash that kernel
+                    list.extend(perftests(all, 20));
                 }
                 if ipv6 && !all {
                     list.truncate(1);
@@ -52,14 +56,16 @@ impl Interop<'_> {
                 for dialogue in list {
                     ends.dialogue(checks, &dialogue, server, client, ipv6)?;
                 }
-                for (passive, active) in [("accept", "part"), ("part", "wait"), ("reject", "rejected")] {
+                let endings = [("accept", "part"), ("part", "wait"), ("reject", "rejected")];
+                for (passive, active) in endings.into_iter().filter(|_| all || !ipv6) {
                     ends.probes(checks, (server, passive), (client, active), ipv6, LIMIT)?;
                 }
                 checks.check(
                     &format!("{} refuses {}, IPv6 {ipv6}", server.name(), client.name()),
                     ends.refused(server, client, ipv6),
                 );
-                for victim in [server, client].into_iter().take(if all { 2 } else { 1 }) {
+                let victims = if all { 2 } else { usize::from(!ipv6) };
+                for victim in [server, client].into_iter().take(victims) {
                     checks.check(
                         &format!("kill -9 at {}, {} was asked, IPv6 {ipv6}", victim.name(), server.name()),
                         ends.killed(server, client, victim, ipv6),
@@ -67,7 +73,12 @@ impl Interop<'_> {
                 }
             }
         }
+        for (receiver, sender) in DIRECTIONS {
+            let name = format!("{} hears mckey of {}", receiver.name(), sender.name());
+            checks.check(&name, ends.mckey(receiver, sender));
+        }
         if all {
+            ends.loss(checks)?;
             for (server, client) in DIRECTIONS {
                 checks.check(
                     &format!("{} never answers {}", server.name(), client.name()),
@@ -184,13 +195,55 @@ impl Ends<'_> {
         let (gone, other) = if victim == server { (passive, active) } else { (active, passive) };
         match victim {
             Side::Ours => gone.signal(Signal::SIGKILL),
-            _ => drop(self.interop.guest.inside("pkill -9 -x cmprobe").context("pkill in the guest")?),
+            _ => drop(self.interop.guest.inside(KILL)?),
         }
         let killed = Instant::now();
         let other = other.wait()?;
         ensure!(other.ok(), "{}", other.describe());
         ensure!(killed.elapsed() < NOTICED, "noticed after {:?}", killed.elapsed());
         Ok(())
+    }
+
+    /// IPv4 alone: Linux joins no IPv6 groups for RoCE.
+    fn mckey(&self, receiver: Side, sender: Side) -> Result<()> {
+        let start = |side: Side, more: &str| {
+            let words = format!("stdbuf -oL mckey -m 239.1.2.4 -b {} -C 20 -S 500 {more}", host(side, false));
+            let words: Vec<_> = words.split_whitespace().map(str::to_owned).collect();
+            let log = self.interop.logs.path(&format!("mckey at {}, {} sends", side.name(), sender.name()));
+            Job::start(self.interop.command(side, &words, None, LIMIT), &log, LIMIT)
+        };
+        let mut hears = start(receiver, "")?;
+        let deadline = Instant::now() + LIMIT;
+        while !hears.output().contains("joined") && !hears.ended() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let says = start(sender, "-s")?.wait()?;
+        let hears = hears.wait()?;
+        for end in [&hears, &says] {
+            let whole =
+                end.output.contains("data transfers complete") && end.output.contains("return status 0");
+            ensure!(end.ok() && whole, "receiver: {}\nsender: {}", hears.describe(), says.describe());
+        }
+        Ok(())
+    }
+
+    /// What the kernel sends may be lost, come twice, late, or overtaken. Only programs that wait for the end: Linux does
+    /// not repeat the DREQ of one that is gone, so that its peer would wait for ever.
+    fn loss(&self, checks: &mut Checks) -> Result<()> {
+        let faults = "loss 15% duplicate 10% delay 10ms reorder 20% 50%";
+        self.interop.guest.inside(&format!("tc qdisc add dev eth0 root netem {faults}"))?;
+        for (server, client) in DIRECTIONS {
+            for (passive, active) in [("accept", "part"), ("part", "wait")] {
+                for ipv6 in [false, true] {
+                    self.probes(checks, (server, passive), (client, active), ipv6, LIMIT)?;
+                }
+            }
+            let list = dialogues(Amount { all: false, messages: 5, connections: 20 });
+            for dialogue in list.iter().filter(|dialogue| dialogue.is_endless()) {
+                self.dialogue(checks, dialogue, server, client, false)?;
+            }
+        }
+        self.interop.guest.inside("tc qdisc del dev eth0 root").map(drop)
     }
 
     /// A program that neither accepts nor rejects: the CM's timers end it.

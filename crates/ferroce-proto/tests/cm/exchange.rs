@@ -249,6 +249,20 @@ fn f2_only_the_peer_can_touch_a_connection() {
     assert_eq!(probe.event().kind, CmEventKind::Disconnected(Disconnect::ByPeer));
 }
 
+#[test]
+fn f2_only_who_was_asked_can_answer() {
+    let mut probe = Probe::new();
+    let id = probe.cm.connect(probe.now, 9, &connect_params(1)).unwrap();
+    probe.out();
+    for message in [Message::Rep(rep(id)), rej(id, About::REQ, RejReason::CONSUMER)] {
+        for from in [ELSEWHERE, Route { interface: 3, ..route(1) }] {
+            assert_eq!(probe.give_from(from, message), Err(CmDropReason::WrongPeer), "{message:?}");
+        }
+    }
+    assert!(probe.out().is_empty() && probe.events().is_empty());
+    probe.give(Message::Rep(rep(id))).unwrap();
+}
+
 /// A REQ that came twice and late, when the listener was gone.
 #[test]
 fn f6_a_refused_duplicate_req_does_not_end_what_the_first_began() {
