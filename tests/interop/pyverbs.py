@@ -5,9 +5,13 @@
 TESTS is the folder of the tests, REPORT the file to write. The outcomes are `start` (a test that ends with no other
 line took the process with it), `ok`, `skip`, `fail` and `error`; the detail is the reason or the last line of the
 traceback, which itself goes to standard error.
+
+Tests that connect by IP address look for their device's interface in /sys/class/infiniband, where a device in user space
+is not: INTERFACE of the environment names it.
 """
 
 import faulthandler
+import os
 import sys
 import traceback
 import unittest
@@ -65,9 +69,21 @@ class Report(unittest.TestResult):
             self.trace(subtest, "fail" if issubclass(err[0], test.failureException) else "error", err)
 
 
+def with_interface(base, interface):
+    """Gives the tests the first address of the interface, which is all that they want from there."""
+
+    def address(self, device, port, gid):
+        ip, _ = self.get_ip_mac_address(interface)
+        self.args.append([device, port, gid, ip, None])
+
+    base.RDMATestCase._get_ip_mac = address
+
+
 parser.parse_args()
 names = [name for name in sys.argv[1:] if not name.startswith("-")]
 tests = SourceFileLoader("tests", folder + "/__init__.py").load_module()
+if "INTERFACE" in os.environ:
+    with_interface(sys.modules["tests.base"], os.environ["INTERFACE"])
 if names:
     suite = unittest.defaultTestLoader.loadTestsFromNames(names)
 else:

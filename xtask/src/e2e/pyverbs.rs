@@ -143,6 +143,7 @@ impl Run<'_> {
         command.arg(folder.join("ferroce_run.py")).arg(&folder).arg(report);
         command.args(["--dev", "fr0", "--gid", self.gid]);
         command.current_dir(&folder).env("FERROCE_RUNTIME_DIR", self.dir);
+        command.env("INTERFACE", "lo");
         command.env("PYTHONPATH", self.module.ancestors().nth(2).unwrap_or(self.module));
         if let Some(dirs) = self.bed.programs.libraries() {
             command.env("LD_LIBRARY_PATH", dirs);
