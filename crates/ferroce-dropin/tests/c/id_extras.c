@@ -1,9 +1,10 @@
 /* What came to librdmacm later than Debian 12's: events of the program's own, names looked up without waiting; vendor
- * options. */
+ * options; devices that go. */
 #include "cm.h"
 
 #include <dlfcn.h>
 #include <netdb.h>
+#include <poll.h>
 
 enum { ADDRINFO_RESOLVED = 16, ADDRINFO_ERROR = 17, USER = 18, INTERNAL = 19, RAI_SA = 16, RAI_DNS = 32 };
 
@@ -149,8 +150,42 @@ static void vendor_options(void)
 	rdma_destroy_event_channel(passive);
 }
 
+/* A device goes with its interface: its ids are told, others are not. */
+static void devices_may_go(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct sockaddr_storage at = address_of("10.84.0.1", 0), lo = address_of("127.0.0.1", 0);
+	struct rdma_cm_id *bound = NULL, *listens = NULL, *other = NULL;
+	struct pollfd quiet;
+
+	NEED(channel && rdma_create_id(channel, &bound, NULL, RDMA_PS_TCP) == 0);
+	NEED(rdma_create_id(channel, &listens, NULL, RDMA_PS_UDP) == 0);
+	NEED(rdma_create_id(channel, &other, NULL, RDMA_PS_TCP) == 0);
+	NEED(rdma_bind_addr(bound, (void *)&at) == 0 && rdma_bind_addr(other, (void *)&lo) == 0);
+	NEED(rdma_bind_addr(listens, (void *)&at) == 0 && rdma_listen(listens, 1) == 0);
+	CHECK(bound->verbs && bound->verbs == listens->verbs && bound->verbs != other->verbs);
+	NEED(system("ip link del d0") == 0);
+	for (int i = 0; i < 2; i++) {
+		struct rdma_cm_event *event = NULL;
+
+		NEED(rdma_get_cm_event(channel, &event) == 0);
+		CHECK(event->event == RDMA_CM_EVENT_DEVICE_REMOVAL && event->status == 0);
+		CHECK(event->id == bound || event->id == listens);
+		CHECK(rdma_ack_cm_event(event) == 0);
+	}
+	quiet = (struct pollfd){ .fd = channel->fd, .events = POLLIN };
+	CHECK(poll(&quiet, 1, 0) == 0);
+	CHECK(rdma_destroy_id(bound) == 0 && rdma_destroy_id(listens) == 0 && rdma_destroy_id(other) == 0);
+	rdma_destroy_event_channel(channel);
+}
+
 int main(void)
 {
+	int veth = !system("ip link add d0 type veth peer name d1 && ip addr add 10.84.0.1/24 dev d0 && "
+			   "ip link set d0 up && ip link set d1 up");
+
+	if (veth)
+		setenv("FERROCE_NETDEV", "d0", 1);
 	raise_lo();
 	rdma_write_cm_event = dlsym(RTLD_DEFAULT, "rdma_write_cm_event");
 	rdma_resolve_addrinfo = dlsym(RTLD_DEFAULT, "rdma_resolve_addrinfo");
@@ -159,5 +194,7 @@ int main(void)
 	own_events();
 	names();
 	vendor_options();
+	if (veth)
+		devices_may_go();
 	return finish();
 }
