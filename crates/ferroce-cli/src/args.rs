@@ -63,6 +63,8 @@ pub enum Object {
         #[command(subcommand)]
         command: Option<DevCommand>,
     },
+    /// What the broker of this network namespace does, and for which programs; it is not started for that.
+    Status,
     /// GID tables: which address of which network device has which index.
     #[command(infer_subcommands = true)]
     Gid {

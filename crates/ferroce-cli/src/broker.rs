@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use ferroce_ipc::{BROKER_NAME, Client, DeviceInfo, Message};
+use ferroce_ipc::{BROKER_NAME, Client, DeviceInfo, Message, Status};
 
 /// How long the broker may take to start, or for an answer.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -16,6 +16,14 @@ pub fn devices() -> Result<Vec<DeviceInfo>> {
     match connect()?.request(&Message::ListDevices, LIMIT)? {
         (Message::Devices(devices), _) => Ok(devices),
         (other, _) => bail!("ferroced answered a question for devices with {other:?}"),
+    }
+}
+
+/// What a broker that runs already does.
+pub fn status() -> Result<Status> {
+    match Client::connect(BROKER_NAME, "", LIMIT)?.request(&Message::GetStatus, LIMIT)? {
+        (Message::Status(status), _) => Ok(status),
+        (other, _) => bail!("ferroced answered a question for its state with {other:?}"),
     }
 }
 

@@ -13,6 +13,7 @@ mod link;
 mod rows;
 mod run;
 mod scripts;
+mod status;
 
 use std::process::ExitCode;
 
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         Object::Dev { command: None } => dev(None, args.style),
         Object::Gid { command: Some(GidCommand::Show { link }) } => gid(link.as_deref(), args.style),
         Object::Gid { command: None } => gid(None, args.style),
+        Object::Status => broker::status().and_then(|found| status::print(found, args.style)),
     };
     ended(done, Args::command())
 }
@@ -106,7 +108,20 @@ mod tests {
 
     #[test]
     fn objects_and_commands_may_be_abbreviated() {
-        for line in ["l", "link", "link show", "lin s fr0/1", "-j l s", "link show -j -d", "d", "dev s fr0"] {
+        for line in [
+            "l",
+            "link",
+            "link show",
+            "lin s fr0/1",
+            "-j l s",
+            "link show -j -d",
+            "d",
+            "dev s fr0",
+            "g",
+            "gid s fr0/1",
+            "s",
+            "-j status",
+        ] {
             let words = std::iter::once("ferroce").chain(line.split(' '));
             assert!(Args::try_parse_from(words).is_ok(), "{line}");
         }

@@ -14,6 +14,7 @@ use crate::report::Checks;
 /// On a veth of this network namespace.
 pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     checks.check("link show", shows(bed));
+    checks.check("status", status(bed));
     checks.check("show_gids and ibdev2netdev", scripts(bed));
     let made = ip(bed, "link add d0 mtu 4200 type veth peer name d1")
         .and_then(|()| ip(bed, "addr add 10.81.0.1/24 dev d0"))
@@ -65,6 +66,21 @@ fn shows(bed: &Bed) -> Result<()> {
     says(bed, "bogus", 2, "unrecognized")?;
     says(bed, "link add fr1 type siw netdev lo", 2, "roce")?;
     says(bed, "link add fr1 type roce netdev nix", 1, "nix")?;
+    Ok(())
+}
+
+/// Of a broker that runs, and of none, which it does not start.
+fn status(bed: &Bed) -> Result<()> {
+    restart()?;
+    says(bed, "status", 1, "no ferroced runs in this network namespace")?;
+    ensure!(netns::brokers().is_empty(), "it started a broker");
+    says(bed, "run -- ibv_devices", 0, "fr0")?;
+    let text = says(bed, "status", 0, "cm connections 0 questions 0 listeners 0 ports 0 no_mad 0")?;
+    ensure!(text.starts_with("broker pid ") && !text.contains("program"), "{text}");
+    let json: Value = serde_json::from_str(&says(bed, "-j status", 0, "")?)?;
+    let pid = netns::brokers().first().map(|pid| Value::from(pid.as_raw()));
+    ensure!(json.pointer("/broker/pid") == pid.as_ref(), "{json}");
+    ensure!(json.pointer("/cm/cm_rx_msgs/req") == Some(&Value::from(0)), "{json}");
     Ok(())
 }
 

@@ -1,0 +1,207 @@
+//! What the broker does at the moment, and for whom.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use anyhow::Result;
+use ferroce_ipc::{CmStatus, Status};
+use serde::Serialize;
+
+use crate::args::Style;
+use crate::rows;
+
+/// All of it, as JSON has it.
+#[derive(Serialize, Debug)]
+struct Report {
+    broker: Broker,
+    programs: Vec<Program>,
+    cm: Cm,
+}
+
+#[derive(Serialize, Debug)]
+struct Broker {
+    pid: u32,
+    uid: u32,
+    build: String,
+    addresses: u16,
+    slots: u16,
+    adopted: bool,
+}
+
+#[derive(Serialize, Debug)]
+struct Program {
+    pid: u32,
+    uid: u32,
+    comm: String,
+    slots: Vec<u8>,
+    pd: u32,
+    cq: u32,
+    qp: u32,
+    mr: u32,
+}
+
+#[derive(Serialize, Debug)]
+struct Cm {
+    connections: u32,
+    questions: u32,
+    listeners: u32,
+    ports: u32,
+    /// By the names that Linux gives the groups and their members below `/sys/class/infiniband/DEV/ports/1`.
+    #[serde(flatten)]
+    messages: Counters,
+    no_mad: u64,
+}
+
+/// Counters in named groups.
+type Counters = BTreeMap<&'static str, BTreeMap<&'static str, u64>>;
+
+impl From<Status> for Report {
+    fn from(status: Status) -> Self {
+        let program = |lease: ferroce_ipc::LeaseEntry| Program {
+            pid: lease.pid,
+            uid: lease.uid,
+            comm: lease.command,
+            slots: lease.slots,
+            pd: lease.resources.pds,
+            cq: lease.resources.cqs,
+            qp: lease.resources.qps,
+            mr: lease.resources.mrs,
+        };
+        Self {
+            broker: Broker {
+                pid: status.broker_pid,
+                uid: status.broker_uid,
+                build: status.build,
+                addresses: status.groups,
+                slots: status.group_size,
+                adopted: status.adopted,
+            },
+            programs: status.programs.into_iter().map(program).collect(),
+            cm: Cm {
+                connections: status.cm.connections,
+                questions: status.cm.questions,
+                listeners: status.cm.listeners,
+                ports: status.cm.ports,
+                messages: counters(&status.cm),
+                no_mad: status.cm.no_mad,
+            },
+        }
+    }
+}
+
+fn counters(cm: &CmStatus) -> Counters {
+    let messages = |counts: &[u64]| CmStatus::MESSAGES.into_iter().zip(counts.iter().copied()).collect();
+    BTreeMap::from([
+        ("cm_rx_msgs", messages(&cm.rx_msgs)),
+        ("cm_rx_duplicates", messages(&cm.rx_duplicates)),
+        ("cm_tx_msgs", messages(&cm.tx_msgs)),
+        ("cm_tx_retries", messages(&cm.tx_retries)),
+        ("drops", CmStatus::DROPS.into_iter().zip(cm.drops).collect()),
+    ])
+}
+
+/// Prints it in the style asked for; without details, as text, counters that are 0 are left out.
+pub fn print(status: Status, style: Style) -> Result<()> {
+    let report = Report::from(status);
+    let mut text = match (style.json, style.pretty) {
+        (true, true) => serde_json::to_string_pretty(&report)?,
+        (true, false) => serde_json::to_string(&report)?,
+        (false, _) => return rows::say(&self::text(&report, style.details)),
+    };
+    text.push('\n');
+    rows::say(&text)
+}
+
+fn text(report: &Report, details: bool) -> String {
+    let Report { broker, programs, cm } = report;
+    let mut text = format!(
+        "broker pid {} uid {} build {} addresses {} slots {} adopted {}\n",
+        broker.pid,
+        broker.uid,
+        broker.build,
+        broker.addresses,
+        broker.slots,
+        if broker.adopted { "yes" } else { "no" }
+    );
+    for Program { pid, uid, comm, slots, pd, cq, qp, mr } in programs {
+        let slots: Vec<String> = slots.iter().map(u8::to_string).collect();
+        let slots = slots.join(",");
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "program pid {pid} comm {comm} uid {uid} slots {slots} pd {pd} cq {cq} qp {qp} mr {mr}"
+        );
+    }
+    let Cm { connections, questions, listeners, ports, messages, no_mad } = cm;
+    let _ = writeln!(
+        text,
+        "cm connections {connections} questions {questions} listeners {listeners} ports {ports} no_mad {no_mad}"
+    );
+    for (group, counts) in messages {
+        let shown: Vec<String> = counts
+            .iter()
+            .filter(|(_, count)| details || **count > 0)
+            .map(|(name, count)| format!(" {name} {count}"))
+            .collect();
+        if !shown.is_empty() {
+            let _ = writeln!(text, "cm {group}{}", shown.concat());
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferroce_ipc::{LeaseEntry, ResourceCounts};
+
+    fn report() -> Report {
+        let mut cm = CmStatus { connections: 1, listeners: 2, ports: 3, no_mad: 4, ..CmStatus::default() };
+        (cm.rx_msgs[0], cm.tx_msgs[10], cm.drops[7]) = (5, 6, 7);
+        let resources = ResourceCounts { pds: 1, cqs: 2, qps: 3, mrs: 4 };
+        Report::from(Status {
+            broker_pid: 17,
+            broker_uid: 1000,
+            group_size: 3,
+            groups: 2,
+            adopted: true,
+            build: "0.1.0".to_owned(),
+            programs: vec![LeaseEntry {
+                pid: 18,
+                uid: 1000,
+                command: "rping".to_owned(),
+                slots: vec![1, 4],
+                resources,
+            }],
+            cm: Box::new(cm),
+        })
+    }
+
+    #[test]
+    fn text_leaves_out_what_did_not_happen() {
+        let head = "broker pid 17 uid 1000 build 0.1.0 addresses 2 slots 3 adopted yes\n\
+                    program pid 18 comm rping uid 1000 slots 1,4 pd 1 cq 2 qp 3 mr 4\n\
+                    cm connections 1 questions 0 listeners 2 ports 3 no_mad 4\n";
+        let tail = "cm cm_rx_msgs req 5\ncm cm_tx_msgs apr 6\ncm drops refused 7\n";
+        assert_eq!(text(&report(), false), format!("{head}{tail}"));
+        let all = text(&report(), true);
+        assert!(all.contains("cm cm_rx_duplicates apr 0 drep 0 "), "{all}");
+        assert_eq!(all.lines().count(), 8);
+    }
+
+    #[test]
+    fn json_keys_are_stable() {
+        let json = serde_json::to_value(report()).unwrap();
+        for (path, want) in [
+            ("/broker/pid", 17),
+            ("/programs/0/qp", 3),
+            ("/programs/0/slots/1", 4),
+            ("/cm/listeners", 2),
+            ("/cm/cm_rx_msgs/req", 5),
+            ("/cm/cm_tx_retries/sidr_rep", 0),
+            ("/cm/drops/refused", 7),
+        ] {
+            assert_eq!(json.pointer(path), Some(&want.into()), "{path}");
+        }
+    }
+}
