@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use ferroce_engine::cm::{
     AcceptParams, Bind, CmError, ConnectParams, Connection, End as Ending, Event, EventKind, Port, Question,
-    Queue, Route, SidrAnswer, SidrParams, Target, attributes, steps,
+    Queue, Route, SidrAnswer, SidrParams, Target, attributes, resolve, steps,
 };
 use ferroce_engine::{AhAttr, SendOp, Service, WcOpcode};
 use ferroce_wire::cm::{
@@ -265,4 +265,21 @@ fn questions_for_datagram_queue_pairs() {
     let _question = Question::ask(&nobody, target(&events, 3)).unwrap();
     let Event { context: 3, kind: EventKind::Answered(rep) } = next(&events) else { panic!("no answer") };
     assert_eq!(rep.status, SidrStatus::UNSUPPORTED);
+}
+
+/// A group is reached from the device that has the source, whatever routes there are.
+#[test]
+fn groups_have_a_way() {
+    open();
+    for (source, group) in [("127.0.0.1:5", "239.1.2.3:7"), ("[::1]:5", "[ff0e::1]:7")] {
+        let (source, group): (SocketAddr, SocketAddr) = (source.parse().unwrap(), group.parse().unwrap());
+        let route = resolve::route(Some(source), group).unwrap();
+        assert_eq!(route.local.gid.gid, Gid::from_ip(source.ip()));
+        assert_eq!((route.source, route.destination), (SocketAddr::new(source.ip(), 0), group));
+        assert_eq!(route.hop_limit, 64);
+    }
+    let foreign = resolve::route(Some("192.0.2.1:0".parse().unwrap()), "239.1.2.3:7".parse().unwrap());
+    assert!(matches!(foreign, Err(resolve::ResolveError::NotLocal(_))), "{foreign:?}");
+    let mixed = resolve::route(Some("[::1]:0".parse().unwrap()), "239.1.2.3:7".parse().unwrap());
+    assert!(matches!(mixed, Err(resolve::ResolveError::Families { .. })), "{mixed:?}");
 }

@@ -140,6 +140,13 @@ static void vendor_options(void)
 			CHECK(rdma_get_remote_ece(client, &got) == 0 && got.vendor_id == 1 && got.options == 2);
 			CHECK(rdma_establish(client) == 0);
 			expect_event(passive, server, RDMA_CM_EVENT_ESTABLISHED, 0);
+			/* Each end hears that it is over, and when its packets are no more under way. */
+			CHECK(rdma_disconnect(client) == 0);
+			expect_event(passive, server, RDMA_CM_EVENT_DISCONNECTED, 0);
+			CHECK(rdma_disconnect(server) == 0);
+			expect_event(active, client, RDMA_CM_EVENT_DISCONNECTED, 0);
+			expect_event(active, client, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
+			expect_event(passive, server, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
 		}
 		CHECK(rdma_ack_cm_event(event) == 0);
 		CHECK(rdma_destroy_id(client) == 0 && rdma_destroy_id(server) == 0);
