@@ -182,7 +182,10 @@ fn again(command: &Command) -> Command {
 
 /// Whether a program says that nobody listens, as each of Debian's puts it: REJ reason 8, SIDR status 1.
 fn is_unheard(output: &str) -> bool {
-    const WORDS: [&str; 7] = [
+    const WORDS: [&str; 9] = [
+        "REJECTED; error: 8.",
+        // An rsocket's asynchronous connection that failed, whatever the reason.
+        "rpoll: Operation now in progress",
         "Unexpected CM event bl blka 8",
         "REJECTED 8 ",
         "REJECTED, error 8",
