@@ -29,7 +29,8 @@ use std::os::fd::AsFd;
 use std::sync::OnceLock;
 
 use libc::{IPPROTO_IP, IPPROTO_IPV6, c_int};
-use socket2::{Domain, Protocol, Socket, Type};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
+use socket2::Socket;
 
 use crate::sys;
 
@@ -39,8 +40,12 @@ pub const RECEIVE_BUFFER: usize = 8 << 20;
 
 /// A datagram socket of the family of `ip` with what sending and receiving share. Not bound.
 fn open_socket(ip: IpAddr) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address(ip, 0, 0)), Type::DGRAM, Some(Protocol::UDP))?;
-    socket.set_nonblocking(true)?;
+    // By the system's own call: a library that puts itself before that of libc, as librspreload does, may make sockets of
+    // its own, from this one's.
+    let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket: Socket =
+        rustix::net::socket_with(family, SocketType::DGRAM, flags, Some(ipproto::UDP))?.into();
     match ip {
         IpAddr::V4(_) => {
             // PROBE, not DO: with DO a smaller route MTU or a forged ICMP message turns into EMSGSIZE.

@@ -143,7 +143,7 @@ impl Stage<'_> {
         let from = self.debians("rstream")?;
         let to = self.nobody.runtime().join("copy");
         let server = self.start("rcopy server", &program, &format!("-p {port}"))?;
-        let client = format!("-p {port} {} {}:{}", from.display(), HOSTS[0], to.display());
+        let client = format!("{} {}:{} -p {port}", from.display(), HOSTS[0], to.display());
         let ended = until_heard("rcopy", &self.command(&program, &client), LIMIT, &self.bed.logs)?;
         server.signal(Signal::SIGTERM);
         let server = server.wait()?;

@@ -7,7 +7,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 
 use ferroce_wire::{Gid, PathMtu};
-use rustix::net::sockopt;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use thiserror::Error;
 
 use crate::DeviceInfo;
@@ -179,10 +179,15 @@ pub fn local(address: SocketAddr) -> Result<Option<Local>, ResolveError> {
 
 fn bind(address: SocketAddr) -> Result<UdpSocket, ResolveError> {
     engine::pay();
-    UdpSocket::bind(with_port(address, 0)).map_err(|error| match error.kind() {
-        io::ErrorKind::AddrNotAvailable => ResolveError::NotLocal(address.ip()),
-        _ => ResolveError::Socket(error),
-    })
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    // By the system's own call, as the sockets of the datapath.
+    let socket = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+    let socket = socket.map_err(|errno| ResolveError::Socket(errno.into()))?;
+    rustix::net::bind(&socket, &with_port(address, 0)).map_err(|errno| match errno {
+        rustix::io::Errno::ADDRNOTAVAIL => ResolveError::NotLocal(address.ip()),
+        errno => ResolveError::Socket(errno.into()),
+    })?;
+    Ok(socket.into())
 }
 
 /// MTU and hop limit of a connected socket's route.
