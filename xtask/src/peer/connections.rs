@@ -26,7 +26,7 @@ const KILL: &str = "for p in /proc/[0-9]*; do [ \"$(cat $p/comm 2>/dev/null)\" =
 
 const DIRECTIONS: [(Side, Side); 2] = [(Side::Kernel, Side::Ours), (Side::Ours, Side::Kernel)];
 
-/// What rdma-core's own rsockets can on RoCE. Datagrams are not among it, since it makes address handles without a GRH;
+/// What rdma-core's own rsockets can on RoCE. Datagrams are not among it, which fail between two ends of its own as well;
 /// nor is `-T a`, where its client takes a hang-up for an error although data are there.
 fn rsockets_of_both(amount: Amount) -> impl Iterator<Item = Dialogue> {
     let can = |dialogue: &Dialogue| dialogue.client.0 != "udpong" && !dialogue.client.1.contains("-T a");

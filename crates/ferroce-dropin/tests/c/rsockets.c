@@ -1,6 +1,7 @@
 /* Rsockets within one process: errnos, flags, half-close, waiting, options, mappings, datagrams, and two threads. */
 #include "cm.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
@@ -599,6 +600,42 @@ static void forked(void)
 	CHECK(rclose(ends[0]) == 0 && rclose(ends[1]) == 0);
 }
 
+static int descriptors(void)
+{
+	DIR *list = opendir("/proc/self/fd");
+	int count = 0;
+
+	NEED(list);
+	while (readdir(list))
+		count++;
+	closedir(list);
+	return count;
+}
+
+/* Nothing is left of connections that ended, whoever ended them. */
+static void many(void)
+{
+	struct sockaddr_storage at = {};
+	int before = 0, ends[2];
+	char octet;
+
+	for (int i = 0; i < 220; i++) {
+		if (i == 20)
+			before = descriptors();
+		pair("127.0.0.1", ends);
+		CHECK(rsend(ends[0], "x", 1, 0) == 1 && rrecv(ends[1], &octet, 1, 0) == 1);
+		CHECK(rclose(ends[i & 1]) == 0 && rclose(ends[~i & 1]) == 0);
+		int fd = rsocket(AF_INET, SOCK_DGRAM, 0);
+
+		at = address_of("127.0.0.1", 9);
+		CHECK(rsendto(fd, "x", 1, 0, (void *)&at, sizeof(at)) == 1 && rclose(fd) == 0);
+	}
+	/* The service closes what it hears a moment later. */
+	for (int i = 0; i < 100 && descriptors() > before; i++)
+		usleep(10000);
+	CHECK(descriptors() <= before);
+}
+
 int main(void)
 {
 	raise_lo();
@@ -612,6 +649,7 @@ int main(void)
 	mappings();
 	datagrams("127.0.0.1");
 	datagrams("::1");
+	many();
 	forked();
 	return finish();
 }
