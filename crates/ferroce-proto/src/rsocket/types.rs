@@ -81,7 +81,7 @@ pub trait Table {
     fn read(&self, at: usize, out: &mut [u8]);
 }
 
-/// A WRITE to post. The other end of each is told by [`Stream::sent`].
+/// A WRITE to post; its completion is for [`super::Stream::sent`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Write {
     /// For the work request.
