@@ -110,9 +110,19 @@ impl Stage<'_> {
         let preload =
             if self.bed.programs.unpacked.is_some() { self.nobody.program(&preload)? } else { preload };
         let (env, rstream) = (self.debians("env")?, self.debians("rstream")?);
+        // Its servers that fork take turns by a semaphore, which stays behind, for the user alone who came first.
+        let turns = Path::new("/dev/shm/sem.rsocket_fork");
+        let others = turns.exists();
         for (safe, server, client) in
             [("0", "-T s", "-T s"), ("0", "-T s -T b", "-T s -T a"), ("1", "-T f", "-T s")]
         {
+            if safe == "1" && others {
+                checks.skip(
+                    "librspreload, fork",
+                    "somebody's semaphore is in the way: /dev/shm/sem.rsocket_fork",
+                );
+                continue;
+            }
             let port = self.bed.port();
             let end = |args: &str| {
                 let mut command = self.nobody.command(&env);
@@ -133,6 +143,9 @@ impl Stage<'_> {
                 limit: LIMIT,
             };
             meeting.run(&self.bed.logs, checks)?;
+        }
+        if !others {
+            std::fs::remove_file(turns).ok();
         }
         Ok(())
     }

@@ -17,8 +17,10 @@ use crate::AhAttr;
 use crate::cm::{self, AcceptParams, Connection, attributes, resolve};
 use ferroce_wire::Gid;
 
-/// Requests that may wait, as at a port.
+/// Connections that are made before the program accepts them.
 const MAX_BACKLOG: usize = 1024;
+/// Requests that may wait for one of those to be accepted, which costs little: as many as at any port.
+pub(super) const WAITING: u16 = MAX_BACKLOG as u16;
 
 /// What a listening stream has.
 #[derive(Default)]
@@ -43,11 +45,6 @@ impl Listener {
     pub(super) fn new(backlog: i32) -> Self {
         let limit = usize::try_from(backlog).unwrap_or(0).clamp(1, MAX_BACKLOG);
         Self { limit, ..Self::default() }
-    }
-
-    /// As ports have it.
-    pub(super) fn backlog(&self) -> u16 {
-        u16::try_from(self.limit).unwrap_or(0)
     }
 
     /// One that can be accepted.

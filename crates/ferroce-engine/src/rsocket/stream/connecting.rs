@@ -30,8 +30,8 @@ impl Stream {
         state.take_port(address)
     }
 
-    /// Takes requests from now on, at any port if it has none. So many may be answered before the program accepts them, and
-    /// as many more wait; at most 1024. A second call changes nothing.
+    /// Takes requests from now on, at any port if it has none. So many, at most 1024, are answered before the program
+    /// accepts them; others wait. A second call changes nothing.
     ///
     /// # Errors
     ///
@@ -50,11 +50,10 @@ impl Stream {
         }
         service::start()?;
         let listener = Listener::new(backlog);
-        let backlog = listener.backlog();
         // Before, because the first request may be as fast as the answer; the service waits for this lock.
         state.role = Role::Listening(listener);
         let listening = match &state.port {
-            Some(port) => port.listen(backlog, service::target(&self.me)),
+            Some(port) => port.listen(listener::WAITING, service::target(&self.me)),
             None => return Err(RsocketError::Invalid),
         };
         if let Err(error) = listening {
