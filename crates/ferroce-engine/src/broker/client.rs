@@ -251,9 +251,10 @@ impl BrokerClient {
             Some(guard) => guard,
             None => {
                 // Somebody is in a request, and wakes us when it is over. Until then the descriptor must not be readable.
-                clear(&self.wake);
-                clear(&self.timer);
-                self.missed.store(true, Ordering::SeqCst);
+                let (woken, due) = (clear(&self.wake), clear(&self.timer));
+                if woken || due {
+                    self.missed.store(true, Ordering::SeqCst);
+                }
                 // Unless it was over before it could know.
                 let Some(guard) = self.try_guard() else { return Vec::new() };
                 guard

@@ -82,19 +82,21 @@ impl Connection {
     /// After a reply: the queue pair is set up. At the passive end: data came before the peer's last message.
     ///
     /// # Errors
-    /// [`CmError::Gone`], [`CmError::State`]; none if it is established already.
+    /// [`CmError::Gone`]. If it ends meanwhile, its events tell.
     #[doc(alias = "rdma_establish")]
     pub fn establish(&self) -> Result<(), CmError> {
-        self.ask(CmRequest::Establish(self.id))
+        self.engine.pay();
+        Ok(self.engine.broker().go_on(CmRequest::Establish(self.id))?)
     }
 
     /// Ends the connection, or agrees that the peer ends it. The queue pair should be in the error state before.
     ///
     /// # Errors
-    /// [`CmError::Gone`], [`CmError::State`] if it is not established; none if it ends already.
+    /// [`CmError::Gone`]; none if it ends already, or is not yet established, which changes nothing.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self) -> Result<(), CmError> {
-        self.ask(CmRequest::Disconnect(self.id))
+        self.engine.pay();
+        Ok(self.engine.broker().go_on(CmRequest::Disconnect(self.id))?)
     }
 
     /// The decision about a request or a reply will take longer: the peer is told now, or when it asks again.

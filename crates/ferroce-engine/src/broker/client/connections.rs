@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use ferroce_ipc::{
-    ClientError, CmBind, CmDone, CmNews, CmRequest, CmWhat, MAJOR, MINOR_CONNECTIONS, Message, Refusal,
-    RefusalCode,
+    ClientError, CmBind, CmDone, CmNews, CmRequest, CmWhat, MAJOR, MINOR_CONNECTIONS, MINOR_UNANSWERED,
+    Message, Refusal, RefusalCode,
 };
 use ferroce_wire::cm::CommId;
 use parking_lot::Mutex;
@@ -37,6 +37,15 @@ struct Bound {
 struct Record {
     serial: u64,
     octets: Vec<u8>,
+    /// What was said since, of which no answer told the record. To say it twice does no harm.
+    then: Option<Then>,
+}
+
+/// See [`BrokerClient::go_on`].
+#[derive(Clone, Copy, Debug)]
+enum Then {
+    Establish,
+    Disconnect,
 }
 
 impl Book {
@@ -58,8 +67,19 @@ impl Book {
             CmRequest::Close(id) => {
                 self.records.remove(id);
             }
+            CmRequest::Establish(id) | CmRequest::Disconnect(id) if done.record.is_empty() => {
+                if let Some(record) = self.records.get_mut(id) {
+                    let ends = matches!(request, CmRequest::Disconnect(_));
+                    record.then = Some(if ends { Then::Disconnect } else { Then::Establish });
+                }
+            }
             _ => self.record(done.id, done.serial, &done.record),
         }
+    }
+
+    /// Whether there is such a connection or question.
+    fn knows(&self, id: CommId) -> bool {
+        self.records.contains_key(&id)
     }
 
     /// News came.
@@ -73,10 +93,12 @@ impl Book {
 
     /// Answers and news may pass each other: the newer record stays.
     fn record(&mut self, id: CommId, serial: u64, octets: &[u8]) {
-        let newer = self.records.get(&id).is_none_or(|known| serial >= known.serial);
+        let known = self.records.get(&id);
+        let newer = known.is_none_or(|known| serial >= known.serial);
+        let then = known.and_then(|known| known.then);
         match (newer, octets.is_empty()) {
             (true, false) => {
-                self.records.insert(id, Record { serial, octets: octets.to_vec() });
+                self.records.insert(id, Record { serial, octets: octets.to_vec(), then });
             }
             (true, true) => {
                 self.records.remove(&id);
@@ -99,6 +121,10 @@ impl Book {
             // It counts anew.
             record.serial = 0;
             self.outbox.push_back(CmRequest::Restore { id: *id, record: record.octets.clone() });
+            self.outbox.extend(record.then.map(|then| match then {
+                Then::Establish => CmRequest::Establish(*id),
+                Then::Disconnect => CmRequest::Disconnect(*id),
+            }));
         }
         self.outbox.push_back(CmRequest::Restored);
     }
@@ -156,12 +182,39 @@ impl BrokerClient {
     pub fn tell(&self, request: CmRequest) {
         self.later.lock().push_back(request);
         match self.inner.try_lock_for(TELL) {
-            Some(inner) => Guard::new(self, inner).drain(),
+            Some(inner) => Guard::new(self, inner).say(),
             // Whoever is in a request leaves it to the thread that follows the broker.
             None => {
                 let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
             }
         }
+    }
+
+    /// Goes on with a connection: [`CmRequest::Establish`] or [`CmRequest::Disconnect`]. Waits for no answer, as
+    /// [`BrokerClient::tell`]; what becomes of it news tell.
+    ///
+    /// # Errors
+    /// [`ferroce_ipc::ClientError::Refused`] if there is no such connection any more.
+    pub fn go_on(&self, request: CmRequest) -> Result<(), BrokerError> {
+        let (CmRequest::Establish(id) | CmRequest::Disconnect(id)) = request else {
+            return self.connections(request, |_| {}).map(drop);
+        };
+        let Some(inner) = self.inner.try_lock_for(TELL) else {
+            self.tell(request);
+            return Ok(());
+        };
+        let mut guard = Guard::new(self, inner);
+        if guard.inner.minor < MINOR_UNANSWERED {
+            drop(guard);
+            return self.connections(request, |_| {}).map(drop);
+        }
+        if !guard.inner.book.knows(id) {
+            let sentence = format!("no connection {id:?}");
+            return Err(ClientError::from(Refusal { code: RefusalCode::UnknownId, sentence }).into());
+        }
+        self.later.lock().push_back(request);
+        guard.say();
+        Ok(())
     }
 
     /// Asks for something of connection management. `then` sees the answer before any news about it are handed out; it must
@@ -194,6 +247,8 @@ impl BrokerClient {
 
 #[cfg(test)]
 mod tests {
+    use ferroce_wire::cm::CmTime;
+
     use super::*;
 
     const ID: CommId = CommId(0x0100_0001);
@@ -220,6 +275,24 @@ mod tests {
         assert_eq!(told(&mut book), [restore(b"one"), CmRequest::Restored]);
         book.news(&news(2, b""));
         assert_eq!(told(&mut book), [CmRequest::Restored], "it is over");
+    }
+
+    #[test]
+    fn what_nobody_answered_is_said_again() {
+        let mut book = Book::default();
+        let done = CmDone { id: ID, port: 0, serial: 1, record: vec![1] };
+        book.news(&CmNews { id: ID, serial: 1, record: vec![1], what: CmWhat::Established });
+        assert!(!book.knows(ID), "news of a connection that we do not have");
+        book.done(&CmRequest::Mra { id: ID, service_timeout: CmTime::saturating(1), at_once: true }, &done);
+        book.done(&CmRequest::Establish(ID), &CmDone::default());
+        let restore = |record: &[u8]| CmRequest::Restore { id: ID, record: record.to_vec() };
+        assert_eq!(told(&mut book), [restore(&[1]), CmRequest::Establish(ID), CmRequest::Restored]);
+        book.news(&news(2, b"two"));
+        book.done(&CmRequest::Disconnect(ID), &CmDone::default());
+        assert_eq!(told(&mut book), [restore(b"two"), CmRequest::Disconnect(ID), CmRequest::Restored]);
+        book.news(&news(3, b""));
+        book.done(&CmRequest::Disconnect(ID), &CmDone::default());
+        assert_eq!(told(&mut book), [CmRequest::Restored]);
     }
 
     #[test]

@@ -161,6 +161,22 @@ impl<'a> Guard<'a> {
         }
     }
 
+    /// Tells the broker what is to be told, without looking for what it says; if there is none, as [`Guard::drain`].
+    pub(super) fn say(&mut self) {
+        if !self.inner.is_ready() {
+            return self.drain();
+        }
+        self.inner.take_up(&self.owner.later);
+        match self.inner.tell() {
+            Ok(true) => {}
+            Ok(false) => self.retry_in(TELL_AGAIN),
+            Err(e) => {
+                self.down(&e.into());
+                self.drain();
+            }
+        }
+    }
+
     /// The broker is gone, or of no use.
     pub(super) fn down(&mut self, why: &ClientError) {
         let inner = &mut *self.inner;
@@ -299,9 +315,15 @@ impl Inner {
     fn tell(&mut self) -> io::Result<bool> {
         let Link::Up { client, .. } = &mut self.link else { return Ok(true) };
         while let Some(request) = self.book.outbox.pop_front() {
-            let ends = matches!(request, CmRequest::Close(_) | CmRequest::Unbind { .. });
+            let unanswered = matches!(
+                request,
+                CmRequest::Close(_)
+                    | CmRequest::Unbind { .. }
+                    | CmRequest::Establish(_)
+                    | CmRequest::Disconnect(_)
+            );
             let message = Message::Cm(request);
-            let sent = match ends && self.minor >= MINOR_UNANSWERED {
+            let sent = match unanswered && self.minor >= MINOR_UNANSWERED {
                 true => client.tell(&message).map(|()| 0),
                 false => client.send(&message, &[]),
             };
