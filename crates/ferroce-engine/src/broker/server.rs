@@ -31,6 +31,8 @@ const MOST_CONNECTIONS: usize = 64;
 const BURST: usize = 32;
 /// Turns that clients may have before what peers said is looked at.
 const ROUNDS: usize = 8;
+/// MADs to ourselves that wait in a socket before they are read: an unprivileged one has room for some 300.
+const TO_OURSELVES: usize = 64;
 /// How long the last words to a client may wait for it.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -92,8 +94,10 @@ pub struct Server {
     idle_since: Option<Instant>,
     stop: Arc<Guarded<OwnedFd>>,
     buffer: Vec<u8>,
-    /// Taken from `gsi` and not yet looked at; empty between two turns.
-    mads: Vec<(Route, [u8; MAD_LEN])>,
+    /// Taken from `gsi` and not yet looked at.
+    mads: VecDeque<(Route, [u8; MAD_LEN])>,
+    /// MADs that were sent to addresses of our own since one of them was last read.
+    to_ourselves: usize,
 }
 
 /// A connection and what it could not take yet.
@@ -163,7 +167,8 @@ impl Server {
             idle_since: Some(Instant::now()),
             stop: Arc::new(Guarded::new(stop)),
             buffer: Vec::new(),
-            mads: Vec::new(),
+            mads: VecDeque::new(),
+            to_ourselves: 0,
         })
     }
 
@@ -263,10 +268,13 @@ impl Server {
         for end in self.links.values().filter_map(|link| link.closing).chain(idle_end) {
             deadline = Some(deadline.map_or(end, |deadline| deadline.min(end)));
         }
+        if !self.mads.is_empty() {
+            deadline = Some(Instant::now());
+        }
         let timeout = deadline.map(|deadline| {
             let left = deadline.saturating_duration_since(Instant::now()).min(Duration::from_secs(3600));
             // Up to the next millisecond, so as not to wake too early and spin.
-            let left = left + Duration::from_millis(1);
+            let left = if self.mads.is_empty() { left + Duration::from_millis(1) } else { Duration::ZERO };
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
         });
         match poll(&mut fds, timeout.as_ref()) {
@@ -289,13 +297,10 @@ impl Server {
     /// Takes what peers and programs say. What a program said before a peer's message was sent counts before it, because
     /// that message may be its consequence: a program that no longer listens, and tells another so, is asked no more.
     fn hear(&mut self, now: Instant, addresses: Vec<Address>, mut clients: Vec<ClientId>) -> io::Result<()> {
-        let mut mads = std::mem::take(&mut self.mads);
-        for address in addresses {
-            self.gsi.receive(address, |route, mad| mads.extend(mad.try_into().map(|mad| (route, mad))));
-        }
+        addresses.into_iter().for_each(|address| self.gather(address));
         self.broker.no_mads(self.gsi.take_no_mad());
         // The MADs are here, so whatever caused them is in the sockets by now, perhaps since we last looked.
-        let rounds = if mads.is_empty() { 0 } else { ROUNDS };
+        let rounds = if self.mads.is_empty() { 0 } else { ROUNDS };
         for round in 0..=rounds {
             if round > 0 {
                 clients = self.waiting_clients()?;
@@ -308,12 +313,19 @@ impl Server {
                 self.deliver(now);
             }
         }
-        for (route, mad) in mads.drain(..) {
+        // Those that come of these have their turn later.
+        for _ in 0..self.mads.len() {
+            let Some((route, mad)) = self.mads.pop_front() else { break };
             self.broker.mad(now, route, &mad);
             self.deliver(now);
         }
-        self.mads = mads;
         Ok(())
+    }
+
+    /// Takes what waits at queue pair 1 of an address, to be looked at in its turn.
+    fn gather(&mut self, address: Address) {
+        let Self { gsi, mads, .. } = self;
+        gsi.receive(address, |route, mad| mads.extend(mad.try_into().map(|mad| (route, mad))));
     }
 
     /// The clients that have said something.
@@ -434,7 +446,14 @@ impl Server {
         }
         while let Some(output) = self.broker.poll_output() {
             match output {
-                Output::Mad(transmit) => self.gsi.send(&transmit),
+                Output::Mad(transmit) => {
+                    let Some(ours) = self.gsi.send(&transmit) else { continue };
+                    self.to_ourselves += 1;
+                    if self.to_ourselves >= TO_OURSELVES {
+                        self.to_ourselves = 0;
+                        self.gather(ours);
+                    }
+                }
                 Output::Send { client, id, message, descriptors } => {
                     let Some(link) = self.links.get_mut(&client) else { continue };
                     let most_queued =
