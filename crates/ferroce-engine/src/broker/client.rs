@@ -36,6 +36,8 @@ use crate::fork::Guarded;
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long a request may take: longer than a new broker waits for programs of an earlier one.
 const REQUEST: Duration = Duration::from_secs(12);
+/// How long the background thread waits for a lock that is held for moments.
+const MOMENT: Duration = Duration::from_millis(1);
 /// How often a program looks for the next broker: at first, and after [`PATIENCE`].
 const RETRY: Duration = Duration::from_millis(10);
 const RETRY_SLOWLY: Duration = Duration::from_millis(500);
@@ -104,6 +106,8 @@ pub struct BrokerClient {
     inner: Mutex<Inner>,
     /// [`BrokerClient::process`] found the lock taken: whoever holds it says so afterwards.
     missed: AtomicBool,
+    /// Whoever holds the lock waits for an answer, and the connection is not watched.
+    asking: AtomicBool,
     /// What the broker is told without waiting for an answer.
     later: Mutex<VecDeque<CmRequest>>,
     /// Holds the connection, the timer and the wake counter.
@@ -161,6 +165,7 @@ impl BrokerClient {
         Ok(Self {
             inner: Mutex::new(inner),
             missed: AtomicBool::new(false),
+            asking: AtomicBool::new(false),
             later: Mutex::default(),
             epoll,
             wake,
@@ -247,7 +252,10 @@ impl BrokerClient {
 
     /// Does what is due, without waiting, and returns what happened.
     pub fn process(&self) -> Vec<BrokerEvent> {
-        let mut guard = match self.try_guard() {
+        // Whoever holds the lock but waits for no answer has it for moments only.
+        let moment = if self.asking.load(Ordering::Relaxed) { Duration::ZERO } else { MOMENT };
+        let guard = self.inner.try_lock_for(moment).map(|inner| Guard::new(self, inner));
+        let mut guard = match guard {
             Some(guard) => guard,
             None => {
                 // Somebody is in a request, and wakes us when it is over. Until then the descriptor must not be readable.
@@ -282,7 +290,9 @@ impl BrokerClient {
             let Link::Up { client, .. } = &mut inner.link else { continue };
             // The answer is ours: nobody else is to wake up for it.
             watch_for(&self.epoll, client, epoll::EventFlags::empty());
+            self.asking.store(true, Ordering::Relaxed);
             let answer = question(client, inner.minor);
+            self.asking.store(false, Ordering::Relaxed);
             watch_for(&self.epoll, client, epoll::EventFlags::IN);
             match answer {
                 Ok(answer) => return Ok((guard, answer)),
