@@ -38,14 +38,14 @@ struct Record {
     serial: u64,
     octets: Vec<u8>,
     /// What was said since, of which no answer told the record. To say it twice does no harm.
-    then: Option<Then>,
+    then: Then,
 }
 
 /// See [`BrokerClient::go_on`].
-#[derive(Clone, Copy, Debug)]
-enum Then {
-    Establish,
-    Disconnect,
+#[derive(Clone, Copy, Debug, Default)]
+struct Then {
+    establish: bool,
+    disconnect: bool,
 }
 
 impl Book {
@@ -70,7 +70,8 @@ impl Book {
             CmRequest::Establish(id) | CmRequest::Disconnect(id) if done.record.is_empty() => {
                 if let Some(record) = self.records.get_mut(id) {
                     let ends = matches!(request, CmRequest::Disconnect(_));
-                    record.then = Some(if ends { Then::Disconnect } else { Then::Establish });
+                    record.then.disconnect |= ends;
+                    record.then.establish |= !ends;
                 }
             }
             _ => self.record(done.id, done.serial, &done.record),
@@ -95,7 +96,7 @@ impl Book {
     fn record(&mut self, id: CommId, serial: u64, octets: &[u8]) {
         let known = self.records.get(&id);
         let newer = known.is_none_or(|known| serial >= known.serial);
-        let then = known.and_then(|known| known.then);
+        let then = known.map(|known| known.then).unwrap_or_default();
         match (newer, octets.is_empty()) {
             (true, false) => {
                 self.records.insert(id, Record { serial, octets: octets.to_vec(), then });
@@ -121,10 +122,8 @@ impl Book {
             // It counts anew.
             record.serial = 0;
             self.outbox.push_back(CmRequest::Restore { id: *id, record: record.octets.clone() });
-            self.outbox.extend(record.then.map(|then| match then {
-                Then::Establish => CmRequest::Establish(*id),
-                Then::Disconnect => CmRequest::Disconnect(*id),
-            }));
+            self.outbox.extend(record.then.establish.then_some(CmRequest::Establish(*id)));
+            self.outbox.extend(record.then.disconnect.then_some(CmRequest::Disconnect(*id)));
         }
         self.outbox.push_back(CmRequest::Restored);
     }
@@ -289,7 +288,10 @@ mod tests {
         assert_eq!(told(&mut book), [restore(&[1]), CmRequest::Establish(ID), CmRequest::Restored]);
         book.news(&news(2, b"two"));
         book.done(&CmRequest::Disconnect(ID), &CmDone::default());
-        assert_eq!(told(&mut book), [restore(b"two"), CmRequest::Disconnect(ID), CmRequest::Restored]);
+        assert_eq!(
+            told(&mut book),
+            [restore(b"two"), CmRequest::Establish(ID), CmRequest::Disconnect(ID), CmRequest::Restored]
+        );
         book.news(&news(3, b""));
         book.done(&CmRequest::Disconnect(ID), &CmDone::default());
         assert_eq!(told(&mut book), [CmRequest::Restored]);
