@@ -123,10 +123,12 @@ fn ten_thousand_connections_leave_nothing_behind() {
         assert_eq!((status.cm.listeners, status.cm.ports, status.programs.len()), (1, 1, 1));
         assert_eq!(status.programs[0].slots, [1]);
         assert_eq!((status.cm.rx_msgs[0], status.cm.tx_retries), (ALL, [0; 11]), "and nothing was lost");
-        for (who, before, after) in [("the broker", before, has(&broker)), ("the program", ours, has("self"))]
+        for (who, process, before) in [("the broker", broker.as_str(), before), ("the program", "self", ours)]
         {
-            assert_eq!(after.1, before.1, "{who}: descriptors");
-            assert!(after.0 <= before.0 + 256, "{who} has grown from {} to {} pages", before.0, after.0);
+            // One may be that of our last question.
+            eventually("descriptors", || has(process).1 <= before.1);
+            let pages = has(process).0;
+            assert!(pages <= before.0 + 256, "{who} has grown from {} to {pages} pages", before.0);
         }
         drop(port);
         eventually("the port is free", || ports() == 0);
