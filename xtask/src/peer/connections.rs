@@ -26,13 +26,6 @@ const KILL: &str = "for p in /proc/[0-9]*; do [ \"$(cat $p/comm 2>/dev/null)\" =
 
 const DIRECTIONS: [(Side, Side); 2] = [(Side::Kernel, Side::Ours), (Side::Ours, Side::Kernel)];
 
-/// What rdma-core's own rsockets can on RoCE. Datagrams are not among it, which fail between two ends of its own as well;
-/// nor is `-T a`, where its client takes a hang-up for an error although data are there.
-fn rsockets_of_both(amount: Amount) -> impl Iterator<Item = Dialogue> {
-    let can = |dialogue: &Dialogue| dialogue.client.0 != "udpong" && !dialogue.client.1.contains("-T a");
-    rsockets(amount).into_iter().filter(can)
-}
-
 /// Where an end is reached by connection management, which finds its device by that.
 const fn host(side: Side, ipv6: bool) -> &'static str {
     match (side, ipv6) {
@@ -62,7 +55,6 @@ impl Interop<'_> {
                 if ipv6 && !all {
                     list.truncate(1);
                 }
-                list.extend(rsockets_of_both(Amount { all, messages, connections }));
                 for dialogue in list {
                     ends.dialogue(checks, &dialogue, server, client, ipv6)?;
                 }

@@ -534,11 +534,12 @@ static void mappings(void)
 	CHECK(rclose(ends[0]) == 0 && rclose(ends[1]) == 0 && rclose(listening) == 0);
 }
 
-static void datagrams(const char *text)
+/* A server at `bound`, which is reached at `text`. */
+static void datagrams(const char *bound, const char *text)
 {
-	struct sockaddr_storage at = address_of(text, 0), from = {};
+	struct sockaddr_storage at = address_of(bound, 0), to = address_of(text, 0), from = {};
 	socklen_t length = sizeof(at);
-	int server = rsocket(at.ss_family, SOCK_DGRAM, 0), client = rsocket(at.ss_family, SOCK_DGRAM, IPPROTO_UDP);
+	int server = rsocket(at.ss_family, SOCK_DGRAM, 0), client = rsocket(to.ss_family, SOCK_DGRAM, IPPROTO_UDP);
 	char octets[4000] = "";
 	struct pollfd one = { .fd = server, .events = POLLIN | POLLOUT };
 
@@ -551,6 +552,12 @@ static void datagrams(const char *text)
 	CHECK_MINUS(rbind(server, (void *)&at, sizeof(at)), EINVAL);
 	length = sizeof(at);
 	NEED(rgetsockname(server, (void *)&at, &length) == 0);
+	((struct sockaddr_in *)&to)->sin_port = ((struct sockaddr_in *)&at)->sin_port;
+	int family = at.ss_family;
+	socklen_t own = length;
+
+	at = to;
+	length = at.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
 	CHECK_MINUS(rrecv(server, octets, 1, MSG_DONTWAIT), EAGAIN);
 	CHECK(rpoll(&one, 1, 20) == 1 && one.revents == POLLOUT);
 	CHECK_MINUS(rsendto(client, octets, 2049, 0, (void *)&at, length), EMSGSIZE);
@@ -568,7 +575,7 @@ static void datagrams(const char *text)
 			CHECK(rrecv(server, octets, 10, MSG_PEEK) == 10);
 		CHECK(rrecvfrom(server, octets, sizeof(octets), 0, (void *)&from, &got) == size);
 		CHECK(size == 0 || octets[size - 1] == i);
-		CHECK(from.ss_family == at.ss_family && got == length);
+		CHECK(from.ss_family == family && got == own);
 		CHECK(rsendto(server, octets, size, 0, (void *)&from, got) == size);
 		CHECK(rrecv(client, octets, sizeof(octets), 0) == size);
 	}
@@ -647,8 +654,11 @@ int main(void)
 	half_close();
 	threads();
 	mappings();
-	datagrams("127.0.0.1");
-	datagrams("::1");
+	datagrams("127.0.0.1", "127.0.0.1");
+	datagrams("::1", "::1");
+	datagrams("0.0.0.0", "127.0.0.1");
+	datagrams("::", "127.0.0.1");
+	datagrams("::", "::1");
 	many();
 	forked();
 	return finish();

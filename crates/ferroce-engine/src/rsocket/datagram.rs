@@ -40,6 +40,7 @@ const HEARD_AT_ONCE: usize = 64;
 pub struct Datagram {
     me: Weak<Datagram>,
     udp: Arc<Guarded<UdpSocket>>,
+    v6: bool,
     state: Mutex<State>,
 }
 
@@ -128,7 +129,7 @@ impl Datagram {
             sleeper: false,
             waiting: Vec::new(),
         };
-        Ok(Arc::new_cyclic(|me| Self { me: me.clone(), udp, state: Mutex::new(state) }))
+        Ok(Arc::new_cyclic(|me| Self { me: me.clone(), udp, v6, state: Mutex::new(state) }))
     }
 
     /// The UDP socket.
@@ -149,6 +150,16 @@ impl Datagram {
             change(&mut state.settings);
         }
         early
+    }
+
+    /// An address as this socket's family has it: IPv4's are mapped in IPv6.
+    fn own_form(&self, address: SocketAddr) -> SocketAddr {
+        let ip = match address.ip().to_canonical() {
+            IpAddr::V4(v4) if self.v6 => v4.to_ipv6_mapped().into(),
+            _ if self.v6 => return address,
+            ip => ip,
+        };
+        SocketAddr::new(ip, address.port())
     }
 
     /// Its address.
@@ -262,6 +273,7 @@ impl Datagram {
     ) -> Result<usize, RsocketError> {
         let mut state = self.state.lock();
         let address = address.or(state.connected).ok_or(RsocketError::NotConnected)?;
+        let address = self.own_form(address);
         self.start(&mut state)?;
         let length: usize = octets.iter().map(|piece| piece.len()).sum();
         if length > SLOT - SourceHeader::MAX_LEN {
@@ -274,7 +286,10 @@ impl Datagram {
         let Peer { source, qpn, ref ah, .. } = *self.peer(&mut state, address)?;
         let (ah, qpn) = (Arc::clone(ah), qpn);
         match (qpn, state.outlets.get_mut(outlet)) {
-            (Some(qpn), Some(way)) => way.send(&SourceHeader(source), octets, &ah, qpn)?,
+            (Some(qpn), Some(way)) => {
+                let source = SocketAddr::new(source.ip().to_canonical(), source.port());
+                way.send(&SourceHeader(source), octets, &ah, qpn)?;
+            }
             (None, Some(way)) => {
                 let own = way.qpn();
                 self.locate(LocatorKind::Data, own, source.ip(), octets, address)?;
@@ -329,7 +344,7 @@ impl Datagram {
             let mut octets = [0; SLOT];
             outlet.read(message, &mut octets);
             let parsed = SourceHeader::parse(&octets[..message.length.min(SLOT)]);
-            let told = parsed.map(|(SourceHeader(from), behind)| (scatter(behind, out), from));
+            let told = parsed.map(|(SourceHeader(from), behind)| (scatter(behind, out), self.own_form(from)));
             if !peek || told.is_err() {
                 outlet.give_back(message);
                 state.inbox.pop_front();
