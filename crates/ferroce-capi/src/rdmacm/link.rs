@@ -175,7 +175,16 @@ fn with_interface(ip: IpAddr, port: u16, interface: u32) -> SocketAddr {
 }
 
 /// A request is fetched: fills in its id. `None` if it cannot be connected any more, which refuses it.
-pub(super) fn introduce(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival: Arrival) -> Option<Told> {
+pub(super) fn introduce(listen: &'static IdHandle, of: &Arc<LiveId>, arrival: Arrival) -> Option<Told> {
+    let cm::Route { local, remote, .. } = arrival.route;
+    let told = presented(listen, of, arrival);
+    if told.is_none() {
+        tracing::warn!(%local, %remote, "a request is refused: no device or no way back for it, or it says no address");
+    }
+    told
+}
+
+fn presented(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival: Arrival) -> Option<Told> {
     let id = arrival.id?;
     let live = id.live().ok()?.to_arc();
     let (header, rest) = IpCmHeader::parse(&arrival.wish.private).ok()?;

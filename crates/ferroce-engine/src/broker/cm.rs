@@ -66,7 +66,7 @@ pub struct Asker<'a> {
     /// Its slots, at least one.
     pub slots: &'a [u8],
     /// Whether it may have ports below 1024.
-    pub root: bool,
+    pub low_ports: bool,
 }
 
 impl Cm {
@@ -203,7 +203,7 @@ impl Cm {
         let now = self.now;
         let id = match request {
             CmRequest::Bind(bind) => {
-                let port = self.bind(owner, bind, asker.root, has)?;
+                let port = self.bind(owner, bind, asker.low_ports, has)?;
                 return Ok(CmDone { port, ..CmDone::default() });
             }
             CmRequest::Listen { handle, backlog } => return self.listen((owner, handle), backlog),
@@ -275,7 +275,7 @@ impl Cm {
         &mut self,
         owner: u8,
         bind: CmBind,
-        root: bool,
+        low_ports: bool,
         has: impl Fn(Address) -> bool,
     ) -> Result<u16, Refusal> {
         let key = (owner, bind.handle);
@@ -302,7 +302,7 @@ impl Cm {
             port: bind.port,
             af_only: bind.v6_only,
             reuse_address: bind.reuse,
-            privileged: root,
+            privileged: low_ports,
             peer: None,
         };
         // Knuth's generator: where the search for a free port begins need not be a secret.

@@ -27,6 +27,8 @@ pub trait World {
     fn port_holder(&self, address: Address) -> String;
     /// Whether any process but ours has this socket open.
     fn is_open_elsewhere(&self, socket: BorrowedFd<'_>) -> bool;
+    /// Whether a process of user `uid` may take ports below 1024 (CAP_NET_BIND_SERVICE).
+    fn may_bind_low(&self, pid: u32, uid: u32) -> bool;
     /// A process's name, empty if unknown.
     fn command(&self, pid: u32) -> String;
     /// Random numbers that nobody else knows.
@@ -101,6 +103,10 @@ impl World for Kernel {
 
     fn is_open_elsewhere(&self, socket: BorrowedFd<'_>) -> bool {
         holder::is_open_elsewhere(socket)
+    }
+
+    fn may_bind_low(&self, pid: u32, uid: u32) -> bool {
+        holder::may_bind_low(pid, uid)
     }
 
     fn command(&self, pid: u32) -> String {

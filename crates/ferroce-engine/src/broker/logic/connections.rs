@@ -121,10 +121,13 @@ impl<W: World> Broker<W> {
             known.restoring = false;
         }
         let slots = self.slots.of(client);
-        let root = self.clients.get(&client).is_some_and(|known| known.peer.uid == 0);
+        let low = matches!(&request, CmRequest::Bind(bind) if (1..1024).contains(&bind.port));
+        let peer = self.clients.get(&client).map(|known| known.peer);
+        let low_ports = low && peer.is_some_and(|peer| self.world.may_bind_low(peer.pid, peer.uid));
         let groups = &self.groups;
-        let done =
-            self.cm.request(Asker { slots: &slots, root }, request, |address| groups.contains(address))?;
+        let done = self
+            .cm
+            .request(Asker { slots: &slots, low_ports }, request, |address| groups.contains(address))?;
         Ok(Message::CmDone(done))
     }
 
