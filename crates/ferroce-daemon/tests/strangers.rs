@@ -328,3 +328,25 @@ fn what_a_program_said_counts_before_what_a_peer_says_then() {
         }
     });
 }
+
+/// Where no stack is, nobody refuses: the CM's timers say so, after all repetitions.
+#[test]
+fn a_host_without_a_stack_is_unreachable() {
+    isolated("a_host_without_a_stack_is_unreachable", || {
+        let queue = Queue::new().unwrap();
+        let route = Route { local: HOST, remote: ELSEWHERE, interface: 0 };
+        let header = IpCmHeader { source_port: 5, source: HOST, destination: ELSEWHERE }.emit();
+        let params = ConnectParams {
+            private: PrivateData::new(&header).unwrap(),
+            packet_life: CmTime::saturating(8),
+            response_timeout: CmTime::saturating(13),
+            max_cm_retries: 3,
+            ..ConnectParams::new(route, PortSpace::Tcp.service_id(PORT), 1, Qpn::new(0x11))
+        };
+        let _asking = Connection::connect(&params, target(&queue, 1)).unwrap();
+        let kind = next(&queue).kind;
+        assert!(matches!(kind, EventKind::Unreachable), "{kind:?}");
+        let status = status();
+        assert_eq!((status.tx_msgs[0], status.tx_retries[0], status.connections), (4, 3, 0));
+    });
+}
