@@ -135,6 +135,9 @@ pub struct Meeting<'a> {
     pub server: Command,
     /// Started until it is heard.
     pub client: Command,
+    /// For a client that asks many times at once, and might be heard in part: it starts so much after the server, and both
+    /// start again if that was too early.
+    pub patience: Option<Duration>,
     /// Asked when both ended well.
     pub judge: &'a Judge<'a>,
     /// The server serves until it is told to end, which then is a good end.
@@ -146,12 +149,22 @@ pub struct Meeting<'a> {
 impl Meeting<'_> {
     /// Runs it to its end; the client's and the server's ends when both are good.
     pub fn run(self, logs: &Logs, checks: &mut Checks) -> Result<Option<(Ended, Ended)>> {
-        let mut tries = 0..10;
+        let mut tries = 1..=10;
+        let mut patience = self.patience;
         loop {
             let log = logs.path(&format!("{} server", self.name));
             let server = Job::start(again(&self.server), &log, self.limit)?;
-            let client = until_heard(&self.name, &self.client, self.limit, logs)?;
-            if client.output.contains(HALF_HEARD) && tries.next().is_some() {
+            let client = match patience {
+                None => until_heard(&self.name, &self.client, self.limit, logs)?,
+                Some(pause) => {
+                    std::thread::sleep(pause);
+                    let log = logs.path(&format!("{} client", self.name));
+                    Job::start(again(&self.client), &log, self.limit)?.wait()?
+                }
+            };
+            let early = patience.is_some() && is_unheard(&client.output);
+            if (early || client.output.contains(HALF_HEARD)) && tries.next().is_some() {
+                patience = patience.map(|pause| pause * 2);
                 server.signal(Signal::SIGTERM);
                 server.wait()?;
                 continue;

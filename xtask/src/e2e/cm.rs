@@ -92,6 +92,7 @@ impl Stage<'_> {
             name: format!("{host}: {}", dialogue.name()),
             server: command(&dialogue.server)?,
             client: command(&dialogue.client)?,
+            patience: dialogue.patience(),
             judge: &|client, server| dialogue.judge(client, server),
             endless: dialogue.is_endless(),
             limit: LIMIT,
@@ -139,6 +140,7 @@ impl Stage<'_> {
                 name: format!("librspreload at {host}: fork {safe}, rstream {server}, {client}"),
                 server: end(&format!("{server} -b")),
                 client: end(&format!("{client} -s")),
+                patience: None,
                 judge: &|client, _| {
                     ensure!(client.output.contains("custom "), "no result is printed");
                     Ok(())
@@ -183,6 +185,7 @@ impl Stage<'_> {
                 name: format!("cmprobe at {host}: {server}, {client}"),
                 server: end("server", server),
                 client: end("client", client),
+                patience: None,
                 judge: &|_, _| Ok(()),
                 endless: false,
                 limit: LIMIT,

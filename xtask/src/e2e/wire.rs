@@ -82,6 +82,7 @@ fn exchanges(bed: &Bed, checks: &mut Checks) -> Result<()> {
             name: format!("rping at {host} (captured)"),
             server: end("-s"),
             client: end("-c -V"),
+            patience: None,
             judge: &|_, _| Ok(()),
             endless: false,
             limit: Duration::from_secs(60),

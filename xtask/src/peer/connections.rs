@@ -47,6 +47,8 @@ impl Interop<'_> {
             for (server, client) in DIRECTIONS {
                 let amount = Amount { all, messages, connections };
                 let mut list = dialogues(amount);
+                // Linux has no port space of IPoIB on RoCE.
+                list.retain(|dialogue| !dialogue.server.1.starts_with("-p 2 "));
                 list.extend(rsockets(amount).into_iter().filter(is_even));
                 if !ipv6 {
                     list.extend(transports(&["r"])); // never XRC, whose opcodes may crash that kernel
@@ -119,7 +121,7 @@ impl Ends<'_> {
         ipv6: bool,
     ) -> Result<()> {
         let port = self.port();
-        let end = |side, end| {
+        let end = |side, end: &(&'static str, String)| {
             let words = Dialogue::words(end, host(server, ipv6), port);
             self.interop.command(side, &words, None, LIMIT)
         };
@@ -133,6 +135,7 @@ impl Ends<'_> {
             ),
             server: end(server, &dialogue.server),
             client: end(client, &dialogue.client),
+            patience: dialogue.patience(),
             judge: &|client, server| dialogue.judge(client, server),
             endless: dialogue.is_endless(),
             limit: LIMIT,
@@ -165,6 +168,7 @@ impl Ends<'_> {
             name: format!("cmprobe {address}: {passive}, {active}"),
             server: self.probe(server, &format!("server {address} {passive}"), limit),
             client: self.probe(client, &format!("client {address} {active}"), limit),
+            patience: None,
             judge: &|_, _| Ok(()),
             endless: passive == "ignore",
             limit,
