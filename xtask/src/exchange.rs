@@ -163,7 +163,8 @@ impl Meeting<'_> {
                 }
             };
             let early = patience.is_some() && is_unheard(&client.output);
-            if (early || client.output.contains(HALF_HEARD)) && tries.next().is_some() {
+            let half = HALF_HEARD.iter().any(|words| client.output.contains(words));
+            if (early || half) && tries.next().is_some() {
                 patience = patience.map(|pause| pause * 2);
                 server.signal(Signal::SIGTERM);
                 server.wait()?;
@@ -178,8 +179,8 @@ impl Meeting<'_> {
 }
 
 /// perftest's ends connect twice. A client whose second connection comes before the server listens for it has used up the
-/// first: both must start again.
-const HALF_HEARD: &str = "RDMA_CM_EVENT_REJECTED; error: 8.";
+/// first: both must start again. REJ reason 8, and for datagrams SIDR status 1.
+const HALF_HEARD: [&str; 2] = ["RDMA_CM_EVENT_REJECTED; error: 8.", "RDMA_CM_EVENT_UNREACHABLE; error: 1."];
 
 /// The end of the first client that was not refused for want of a listener, or of the last one after 20 seconds.
 pub fn until_heard(name: &str, client: &Command, limit: Duration, logs: &Logs) -> Result<Ended> {
