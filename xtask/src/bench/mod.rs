@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: ferroce against what the same machine does with TCP and plain UDP, in one interleaved
 //! run, so that a slow minute hits all alike. Medians and spread over the rounds; ratios of medians.
 
+mod connect;
 mod ends;
 mod place;
 
@@ -33,6 +34,9 @@ pub struct BenchArgs {
     /// Writes docs/BENCHMARKS.md.
     #[arg(long)]
     save: bool,
+    /// Connecting by cmtime instead, beside the kernel's rxe, in the guest of shared/peer.
+    #[arg(long)]
+    connections: bool,
     /// Set by the benchmark itself inside its network namespace: the distribution.
     #[arg(long, hide = true)]
     inside: Option<PathBuf>,
@@ -108,6 +112,9 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
     if let Some(dist) = &args.inside {
         return measure(args, &Dist::at(dist));
     }
+    if args.connections {
+        return connect::run(args);
+    }
     Programs::ensure(&[debian::BASIC, debian::BENCH])?;
     let dist = dist::build()?;
     let mut command = e2e::enter()?;
@@ -152,7 +159,9 @@ fn measure(args: &BenchArgs, dist: &Dist) -> Result<bool> {
     let text = report(args, &samples)?;
     print!("{text}");
     if args.save {
-        std::fs::write(tree::root().join("docs/BENCHMARKS.md"), text)?;
+        let path = tree::root().join("docs/BENCHMARKS.md");
+        let kept = connect::section(&path);
+        std::fs::write(path, text + &kept)?;
     }
     let count = checks.closing();
     println!("{count}");
@@ -315,7 +324,7 @@ mod tests {
     fn a_median_and_an_empty_row() {
         assert_eq!(median(&mut [3.0, 1.0, 2.0]), 2.0);
         assert!(median(&mut []).is_nan());
-        let args = BenchArgs { rounds: 1, quick: true, save: false, inside: None };
+        let args = BenchArgs { rounds: 1, quick: true, save: false, connections: false, inside: None };
         let samples = BTreeMap::from([((0, 0, true), vec![2.0]), ((0, 0, false), vec![4.0])]);
         let text = report(&args, &samples).unwrap();
         assert!(text.contains("| lo | RC WRITE 64 KiB | 2.00 (2.00–2.00) | TCP, 64 KiB writes | 4.00 (4.00–4.00) | 0.50 | ≥ 0.5 |"));

@@ -21,7 +21,7 @@ use crate::dist::Dist;
 use crate::exchange::{Exchange, Logs, has_listener};
 use crate::report::Checks;
 use crate::{tree, vprobe};
-use guest::Guest;
+pub use guest::Guest;
 use matrix::{Case, Tool};
 
 /// Which implementation an end of an exchange is.
