@@ -1,41 +1,20 @@
 //! Connections by IP address from Rust, in a network namespace of the test's own.
 
+mod common;
+
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::in_namespace;
 use ferroce::cm::{CmError, ConnectError, Connected, Connector, EndOptions, Listener};
 use ferroce::{Access, Error, QpOptions, QpState, RejReason, Status};
 
 #[path = "../examples/rdma_echo.rs"]
 #[allow(dead_code, reason = "its flags are not tried here")]
 mod rdma_echo;
-
-/// Runs the test of that name again, where `lo` is its own. Whether this is that run.
-fn in_namespace(test: &str) -> bool {
-    if std::env::var_os("FERROCE_TEST_INSIDE").is_some() {
-        return true;
-    }
-    let me = std::env::current_exe().expect("a test has a path");
-    for flags in [&["--net"][..], &["--map-root-user", "--net"]] {
-        let unshare = |command: &[&str]| {
-            let mut all = Command::new("unshare");
-            all.args(flags).arg("--").args(command).env("FERROCE_TEST_INSIDE", "1");
-            all.env("FERROCE_BROKER", "embedded").status().is_ok_and(|status| status.success())
-        };
-        if !unshare(&["true"]) {
-            continue;
-        }
-        let script = "ip link set lo up && exec \"$0\" --exact \"$1\" --nocapture";
-        assert!(unshare(&["sh", "-c", script, &me.to_string_lossy(), test]), "{test} failed inside");
-        return false;
-    }
-    println!("skipped: no network namespace can be made here");
-    false
-}
 
 fn address(text: &str) -> SocketAddr {
     text.parse().unwrap()

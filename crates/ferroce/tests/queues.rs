@@ -1,34 +1,12 @@
 //! Completion queues and events from Rust, in a network namespace of the test's own.
 
-use std::process::Command;
+mod common;
 
+use common::in_namespace;
 use ferroce::{
     Access, CompletionQueue, Connection, Context, EventKind, Init, Moderation, ProtectionDomain, QpOptions,
     QueuePair, ReadyToSend, RemoteMemory, Rkey, Status,
 };
-
-/// Runs the test of that name again, where `lo` is its own. Whether this is that run.
-fn in_namespace(test: &str) -> bool {
-    if std::env::var_os("FERROCE_TEST_INSIDE").is_some() {
-        return true;
-    }
-    let me = std::env::current_exe().expect("a test has a path");
-    for flags in [&["--net"][..], &["--map-root-user", "--net"]] {
-        let unshare = |command: &[&str]| {
-            let mut all = Command::new("unshare");
-            all.args(flags).arg("--").args(command).env("FERROCE_TEST_INSIDE", "1");
-            all.env("FERROCE_BROKER", "embedded").status().is_ok_and(|status| status.success())
-        };
-        if !unshare(&["true"]) {
-            continue;
-        }
-        let script = "ip link set lo up && exec \"$0\" --exact \"$1\" --nocapture";
-        assert!(unshare(&["sh", "-c", script, &me.to_string_lossy(), test]), "{test} failed inside");
-        return false;
-    }
-    println!("skipped: no network namespace can be made here");
-    false
-}
 
 type Ready = QueuePair<ReadyToSend>;
 

@@ -32,6 +32,19 @@ static inline int resolve_addr(struct rdma_cm_id *id, const char *text, int port
 	return rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000);
 }
 
+/* The next event, of this kind, for the caller to look at and to acknowledge. */
+static inline struct rdma_cm_event *next_event(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
+{
+	struct rdma_cm_event *event = NULL;
+
+	NEED(rdma_get_cm_event(channel, &event) == 0);
+	if (event->event != kind)
+		fprintf(stderr, "%s, status %d, instead of %s\n", rdma_event_str(event->event), event->status,
+			rdma_event_str(kind));
+	NEED(event->event == kind);
+	return event;
+}
+
 /* The next event, which must be this one. */
 static inline void expect_event(struct rdma_event_channel *channel, struct rdma_cm_id *id,
 				enum rdma_cm_event_type kind, int status)
@@ -57,6 +70,20 @@ static inline struct rdma_cm_id *routed_id(enum rdma_port_space ps)
 	NEED(resolve_addr(id, "127.0.0.1", 7174) == 0);
 	NEED(rdma_resolve_route(id, 2000) == 0);
 	return id;
+}
+
+/* The Q_Key of librdmacm's datagrams, and what stands before one. */
+enum { QKEY = 0x01234567, GRH = 40 };
+
+/* Queues of a datagram id. */
+static inline struct ibv_qp_init_attr datagram_init_attr(void)
+{
+	struct ibv_qp_init_attr init = {
+		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+		.qp_type = IBV_QPT_UD,
+		.sq_sig_all = 1,
+	};
+	return init;
 }
 
 #endif

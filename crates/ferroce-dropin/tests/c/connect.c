@@ -63,18 +63,6 @@ static void ports(void)
 	rdma_destroy_event_channel(channel);
 }
 
-static struct rdma_cm_event *next_event(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
-{
-	struct rdma_cm_event *event = NULL;
-
-	NEED(rdma_get_cm_event(channel, &event) == 0);
-	if (event->event != kind)
-		fprintf(stderr, "%s, status %d, instead of %s\n", rdma_event_str(event->event), event->status,
-			rdma_event_str(kind));
-	NEED(event->event == kind);
-	return event;
-}
-
 static struct rdma_cm_id *client_of(struct rdma_event_channel *channel, const char *text, int port)
 {
 	struct rdma_cm_id *id = NULL;

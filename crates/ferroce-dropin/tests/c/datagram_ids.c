@@ -3,30 +3,6 @@
 
 #include <pthread.h>
 
-enum { QKEY = 0x01234567, GRH = 40 };
-
-static struct ibv_qp_init_attr init_attr(void)
-{
-	struct ibv_qp_init_attr init = {
-		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = IBV_QPT_UD,
-		.sq_sig_all = 1,
-	};
-	return init;
-}
-
-static struct rdma_cm_event *next_event(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
-{
-	struct rdma_cm_event *event = NULL;
-
-	NEED(rdma_get_cm_event(channel, &event) == 0);
-	if (event->event != kind)
-		fprintf(stderr, "%s, status %d, instead of %s\n", rdma_event_str(event->event), event->status,
-			rdma_event_str(kind));
-	NEED(event->event == kind);
-	return event;
-}
-
 static struct rdma_cm_id *listener(struct rdma_event_channel *channel, const char *text, int port)
 {
 	struct sockaddr_storage at = address_of(text, port);
@@ -69,7 +45,7 @@ static void both_ends(const char *bound, const char *text, int port)
 	struct rdma_cm_id *client = client_of(active, text, port);
 
 	CHECK(client->qp_type == IBV_QPT_UD);
-	init = init_attr();
+	init = datagram_init_attr();
 	NEED(rdma_create_qp(client, NULL, &init) == 0);
 	CHECK_MINUS(rdma_connect(client, &param), EINVAL);
 	param.private_data_len = 180;
@@ -85,7 +61,7 @@ static void both_ends(const char *bound, const char *text, int port)
 	CHECK(event->param.ud.private_data_len == 180 && memcmp(event->param.ud.private_data, hello, 180) == 0);
 	CHECK(event->param.ud.qp_num == 0 && event->param.ud.qkey == 0);
 	CHECK(rdma_get_src_port(server) == htons(port) && rdma_get_dst_port(server) == rdma_get_src_port(client));
-	init = init_attr();
+	init = datagram_init_attr();
 	NEED(rdma_create_qp(server, NULL, &init) == 0);
 	struct ibv_mr *mr = ibv_reg_mr(server->pd, buffer, sizeof(buffer), IBV_ACCESS_LOCAL_WRITE);
 
@@ -153,7 +129,7 @@ static void expect_refusal(struct rdma_event_channel *channel, struct rdma_cm_id
 static void refusals(void)
 {
 	struct rdma_event_channel *passive = rdma_create_event_channel(), *active = rdma_create_event_channel();
-	struct ibv_qp_init_attr init = init_attr();
+	struct ibv_qp_init_attr init = datagram_init_attr();
 	char why[137] = "why not";
 	struct ibv_qp_attr attr;
 
@@ -265,7 +241,7 @@ static void the_wrong_kind(void)
 static void *serve(void *argument)
 {
 	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_UDP }, *info = NULL;
-	struct ibv_qp_init_attr init = init_attr();
+	struct ibv_qp_init_attr init = datagram_init_attr();
 	struct rdma_cm_id *listen = NULL, *id = NULL;
 	static char buffer[128];
 	struct ibv_wc wc;
@@ -295,7 +271,7 @@ static void *serve(void *argument)
 static void synchronous(void)
 {
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_UDP }, *info = NULL;
-	struct ibv_qp_init_attr init = init_attr();
+	struct ibv_qp_init_attr init = datagram_init_attr();
 	struct rdma_cm_id *id = NULL;
 	volatile int listening = 0;
 	char buffer[64] = "by calls alone";

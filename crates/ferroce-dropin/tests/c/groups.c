@@ -1,23 +1,11 @@
 /* Multicast groups of ids: joining, what is told, who receives, leaving. */
 #include "cm.h"
 
-enum { QKEY = 0x01234567, GRH = 40 };
-
-static struct ibv_qp_init_attr init_attr(void)
-{
-	struct ibv_qp_init_attr init = {
-		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = IBV_QPT_UD,
-		.sq_sig_all = 1,
-	};
-	return init;
-}
-
 /* A member to be: bound, with the group as its peer, and a queue pair. */
 static struct rdma_cm_id *member(struct rdma_event_channel *channel, const char *local, const char *group)
 {
 	struct sockaddr_storage at = address_of(local, 0), to = address_of(group, 0);
-	struct ibv_qp_init_attr init = init_attr();
+	struct ibv_qp_init_attr init = datagram_init_attr();
 	struct rdma_cm_id *id = NULL;
 
 	NEED(rdma_create_id(channel, &id, NULL, RDMA_PS_UDP) == 0);
@@ -170,7 +158,7 @@ static void failures_of_joining(void)
 {
 	struct rdma_event_channel *channel = rdma_create_event_channel();
 	struct sockaddr_storage host = address_of("127.0.0.1", 0), group = address_of("239.9.9.2", 0);
-	struct ibv_qp_init_attr init = init_attr();
+	struct ibv_qp_init_attr init = datagram_init_attr();
 	struct rdma_cm_event *event = NULL;
 	struct rdma_cm_id *id = NULL;
 
@@ -207,7 +195,7 @@ static void unmapped(void)
 	CHECK_MINUS(rdma_resolve_addr(id, NULL, (void *)&host, 2000), EAFNOSUPPORT);
 	NEED(rdma_resolve_addr(id, NULL, (void *)&group, 2000) == 0);
 	expect_event(channel, id, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
-	struct ibv_qp_init_attr init = init_attr();
+	struct ibv_qp_init_attr init = datagram_init_attr();
 
 	NEED(rdma_create_qp(id, NULL, &init) == 0);
 	CHECK_MINUS(rdma_join_multicast(id, (void *)&host, NULL), EAFNOSUPPORT);
