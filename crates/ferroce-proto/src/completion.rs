@@ -79,6 +79,23 @@ pub struct WorkCompletion {
     pub vendor_err: u32,
 }
 
+impl WorkCompletion {
+    /// Room for one that is yet to be polled.
+    pub const BLANK: Self = Self {
+        wr_id: 0,
+        status: WcStatus::GeneralErr,
+        opcode: WcOpcode::Send,
+        byte_len: 0,
+        imm: None,
+        invalidated: None,
+        qpn: Qpn::new(0),
+        src_qp: Qpn::new(0),
+        solicited: false,
+        grh: false,
+        vendor_err: 0,
+    };
+}
+
 /// Asynchronous event of a queue pair; discriminants are those of `ibv_event_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "ibv_event_type")]

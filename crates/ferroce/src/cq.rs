@@ -125,7 +125,7 @@ impl CompletionQueue {
     pub fn poll(&self, out: &mut Vec<Completion>, most: usize) -> Result<usize, Error> {
         let mut taken = 0;
         while taken < most {
-            let mut batch = [EMPTY; AT_ONCE];
+            let mut batch = [WorkCompletion::BLANK; AT_ONCE];
             let room = AT_ONCE.min(most - taken);
             let count = self.shared.cq.poll(&mut batch[..room])?;
             out.extend(batch[..count].iter().map(|completion| Completion::from(*completion)));
@@ -185,17 +185,3 @@ impl CompletionQueue {
         self.shared.cq.req_notify(true);
     }
 }
-
-const EMPTY: WorkCompletion = WorkCompletion {
-    wr_id: 0,
-    status: WcStatus::Success,
-    opcode: WcOpcode::Send,
-    byte_len: 0,
-    imm: None,
-    invalidated: None,
-    qpn: Qpn::new(0),
-    src_qp: Qpn::new(0),
-    solicited: false,
-    grh: false,
-    vendor_err: 0,
-};

@@ -52,12 +52,12 @@ impl LinkFile {
             Ok(links) => links,
             Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(e) => {
-                let aside = path.with_extension("json.bad");
-                let kept = match fs::rename(&path, &aside) {
-                    Ok(()) => format!("kept as {}", aside.display()),
-                    Err(e) => format!("it stays: {e}"),
+                // What only could not be read this time stays for the next.
+                let fate = match is_passing(&e) {
+                    true => "it stays".to_owned(),
+                    false => put_aside(&path),
                 };
-                warn!("{} cannot be used, so no link is configured: {e}; {kept}", path.display());
+                warn!("{} cannot be used, so no link is configured: {e}; {fate}", path.display());
                 Vec::new()
             }
         }
@@ -73,6 +73,11 @@ impl LinkFile {
             None => RuntimeDir::persistent()?.path().to_owned(),
         };
         let path = dir.join(NAME);
+        // Nothing is replaced that was not understood.
+        if content(&path).is_err_and(|e| e.kind() != io::ErrorKind::NotFound) {
+            let fate = put_aside(&path);
+            warn!("{} could not be used; {fate}", path.display());
+        }
         let fresh = dir.join(format!("{NAME}.{}", std::process::id()));
         let written = write_whole(&fresh, links).and_then(|()| fs::rename(&fresh, &path));
         if written.is_err() {
@@ -82,6 +87,20 @@ impl LinkFile {
         // So that the new name outlives a power cut, too; where that cannot be had, the old content outlives it.
         let _ = File::open(&dir).and_then(|dir| dir.sync_all());
         Ok(())
+    }
+}
+
+/// Whether the next attempt may be better.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EIO | libc::EINTR))
+}
+
+/// Keeps a file as `links.json.bad`, and says what became of it.
+fn put_aside(path: &Path) -> String {
+    let aside = path.with_extension("json.bad");
+    match fs::rename(path, &aside) {
+        Ok(()) => format!("kept as {}", aside.display()),
+        Err(e) => format!("it stays: {e}"),
     }
 }
 
@@ -189,6 +208,17 @@ mod tests {
         }
         folder.file().write(&links()).unwrap();
         assert_eq!(folder.file().read(), links());
+    }
+
+    #[test]
+    fn what_was_not_understood_is_not_written_over() {
+        let folder = Folder::new("over");
+        fs::write(folder.0.join(NAME), "not yet read").unwrap();
+        folder.file().write(&links()).unwrap();
+        assert_eq!(folder.file().read(), links());
+        assert_eq!(fs::read(folder.0.join("links.json.bad")).unwrap(), b"not yet read");
+        let full = |errno| is_passing(&io::Error::from_raw_os_error(errno));
+        assert!(full(libc::EMFILE) && full(libc::EIO) && !full(libc::ELOOP));
     }
 
     #[test]

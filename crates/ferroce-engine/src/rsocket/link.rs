@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ferroce_proto::rsocket::{CONTROL_INLINE, Fault, Incoming, OwnMemory, Payload, Sizes, Stream, Write};
+use ferroce_wire::Lkey;
 use ferroce_wire::rsocket::ConnectData;
-use ferroce_wire::{Lkey, Qpn};
 
 use super::place::Home;
 use super::region::Region;
@@ -112,7 +112,7 @@ impl Link {
     pub(super) fn pump(&mut self) -> bool {
         self.tell();
         let mut moved = false;
-        let mut batch = [BLANK; BATCH];
+        let mut batch = [WorkCompletion::BLANK; BATCH];
         loop {
             let Some(books) = &mut self.books else { return false };
             let count = match self.cq.poll(&mut batch) {
@@ -328,21 +328,6 @@ impl<'a> Pieces<'a> {
         self.left -= done;
     }
 }
-
-/// Room for a completion.
-pub(super) const BLANK: WorkCompletion = WorkCompletion {
-    wr_id: 0,
-    status: WcStatus::GeneralErr,
-    opcode: WcOpcode::Send,
-    byte_len: 0,
-    imm: None,
-    invalidated: None,
-    qpn: Qpn::new(0),
-    src_qp: Qpn::new(0),
-    solicited: false,
-    grh: false,
-    vendor_err: 0,
-};
 
 #[cfg(test)]
 mod tests {

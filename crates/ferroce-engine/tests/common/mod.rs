@@ -181,19 +181,7 @@ pub fn poll_one(cq: &CompletionQueue) -> WorkCompletion {
 }
 
 pub fn blank() -> WorkCompletion {
-    WorkCompletion {
-        wr_id: 0,
-        status: WcStatus::GeneralErr,
-        opcode: WcOpcode::Send,
-        byte_len: 0,
-        imm: None,
-        invalidated: None,
-        qpn: Qpn::new(0),
-        src_qp: Qpn::new(0),
-        solicited: false,
-        grh: false,
-        vendor_err: 0,
-    }
+    WorkCompletion::BLANK
 }
 
 /// Where a queue pair is, as programs tell each other.

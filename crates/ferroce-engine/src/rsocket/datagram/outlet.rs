@@ -8,14 +8,13 @@ use ferroce_wire::{Flow, Psn, Qkey, Qpn};
 
 use crate::device::{MAX_INLINE, MAX_QP_WR};
 use crate::error::PostSendError;
-use crate::rsocket::link::BLANK;
 use crate::rsocket::place::Home;
 use crate::rsocket::region::Region;
 use crate::rsocket::settings::Settings;
 use crate::rsocket::stream::RsocketError;
 use crate::{
     Access, Ah, CompletionChannel, CompletionQueue, Qp, QpAttr, QpAttrMask, QpCaps, QpInit, QpState, RecvWr,
-    SendOp, SendWr, Service, Sge, WcStatus,
+    SendOp, SendWr, Service, Sge, WcStatus, WorkCompletion,
 };
 
 /// The queue key of all ports (`RDMA_UDP_QKEY`).
@@ -127,7 +126,7 @@ impl Outlet {
     /// Takes the completions that are there; messages go to `inbox`. Whether there were any.
     pub(super) fn pump(&mut self, mut inbox: impl FnMut(Received)) -> bool {
         let mut moved = false;
-        let mut batch = [BLANK; BATCH];
+        let mut batch = [WorkCompletion::BLANK; BATCH];
         loop {
             let count = self.cq.poll(&mut batch).unwrap_or(0);
             for completion in &batch[..count] {
