@@ -320,6 +320,10 @@ impl ConnectionManager {
             State::RepRcvd | State::MraRepSent(_) => true,
             State::Established if rej.local_id == CommId::NONE => return Err(CmDropReason::WrongPeer),
             State::Established => true,
+            // It answers something older than our DREQ, perhaps what somebody forged.
+            State::DreqSent(_) if rej.local_id == CommId::NONE && rej.about != About::OTHER => {
+                return Err(CmDropReason::WrongPeer);
+            }
             State::DreqSent(_) => {
                 self.disconnected(now, id, "REJ", Disconnect::ByUs);
                 return Ok(());

@@ -283,6 +283,31 @@ fn f6_a_refused_duplicate_req_does_not_end_what_the_first_began() {
     assert_eq!(probe.cm.state(id), Some("established"));
 }
 
+/// A REJ without an id says only that its sender never heard of ours. About a REQ or REP it answers something older than
+/// our DREQ, perhaps a forged one: the DREQ is still to be answered.
+#[test]
+fn a_refusal_of_older_messages_does_not_answer_the_dreq() {
+    let mut probe = Probe::new();
+    let id = probe.established();
+    probe.cm.disconnect(probe.now, id).unwrap();
+    let refusal = |about| {
+        Message::Rej(Rej {
+            local_id: CommId::NONE,
+            remote_id: id,
+            about,
+            reason: RejReason::INVALID_COMM_ID,
+            info: Info::NONE,
+            private: PrivateData::EMPTY,
+        })
+    };
+    assert_eq!(probe.give(refusal(About::REQ)), Err(CmDropReason::WrongPeer));
+    assert_eq!(probe.give(refusal(About::REP)), Err(CmDropReason::WrongPeer));
+    assert_eq!(probe.cm.state(id), Some("DREQ sent"));
+    assert!(probe.events().is_empty());
+    probe.give(refusal(About::OTHER)).unwrap();
+    assert_eq!(probe.event().kind, CmEventKind::Disconnected(Disconnect::ByUs));
+}
+
 #[test]
 fn who_gave_up_takes_its_request_back() {
     let mut probe = Probe::new();
