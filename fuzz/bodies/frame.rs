@@ -20,6 +20,7 @@ const ROCE: Flow = Flow {
     source_port: 0xc123,
     traffic_class: 0,
     hop_limit: 64,
+    link: ferroce_wire::LinkLayer::UDP,
 };
 
 fn frame<E>(parsed: Result<Frame<'_>, E>) {

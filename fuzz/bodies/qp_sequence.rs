@@ -33,6 +33,7 @@ const FROM: Flow = Flow {
     source_port: 0xc000,
     traffic_class: 0,
     hop_limit: 64,
+    link: ferroce_wire::LinkLayer::UDP,
 };
 
 /// Everything is permitted.
@@ -162,6 +163,7 @@ pub fn run(data: &[u8]) {
             source_port: 0xc000,
             traffic_class: 0,
             hop_limit: 64,
+            link: ferroce_wire::LinkLayer::UDP,
         },
         max_rd_atomic: input.byte() % 20,
         max_dest_rd_atomic: input.byte() % 20,

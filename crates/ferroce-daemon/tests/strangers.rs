@@ -53,6 +53,7 @@ impl Stranger {
             source_port: self.tx.port(),
             traffic_class: 0,
             hop_limit: 0,
+            link: Default::default(),
         };
         let deth = Deth { qkey, src_qp: Qpn::GSI };
         let head = Packet {

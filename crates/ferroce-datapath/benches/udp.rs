@@ -27,8 +27,14 @@ fn main() {
         let rx = RxSocket::from_fd(group.add_member().unwrap()).unwrap();
         group.lease(1, RECEIVE_BUFFER).unwrap();
         let tx = TxPorts::new(ip, 0, 1).get(ip, 1, 2, 3).unwrap();
-        let flow =
-            Flow { source: ip, destination: ip, source_port: tx.port(), traffic_class: 0, hop_limit: 64 };
+        let flow = Flow {
+            source: ip,
+            destination: ip,
+            source_port: tx.port(),
+            traffic_class: 0,
+            hop_limit: 64,
+            link: Default::default(),
+        };
         tx.prefer(&flow).unwrap();
         for (count, len, gso) in [
             (1, 8, true),

@@ -98,7 +98,14 @@ fn send(to_receiver: &Sender<()>, from_receiver: &Receiver<i32>) {
 
     for (source, destination) in addresses(1).into_iter().zip(addresses(2)) {
         let socket = TxSocket::bind(source, scope_id(source, "va"), 0xC042).unwrap();
-        let flow = Flow { source, destination, source_port: socket.port(), traffic_class: 0, hop_limit: 64 };
+        let flow = Flow {
+            source,
+            destination,
+            source_port: socket.port(),
+            traffic_class: 0,
+            hop_limit: 64,
+            link: Default::default(),
+        };
         let mut buffer = vec![0; MAX_BATCH];
         let mut next_psn = 0;
         for &(count, len, gso) in BATCHES {

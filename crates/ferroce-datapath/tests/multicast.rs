@@ -30,6 +30,7 @@ fn flow(socket: &TxSocket, group: IpAddr) -> Flow {
         source_port: socket.port(),
         traffic_class: 0,
         hop_limit: 1,
+        link: Default::default(),
     }
 }
 

@@ -87,6 +87,7 @@ impl Ah {
             source_port: port,
             traffic_class: self.attr.traffic_class,
             hop_limit: self.hop_limit,
+            link: Default::default(),
         };
         Ok(SendTo::Datagram { path, qpn, qkey })
     }

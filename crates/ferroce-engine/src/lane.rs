@@ -386,6 +386,7 @@ impl Lane {
             source_port: datagram.source_port,
             traffic_class: datagram.traffic_class,
             hop_limit: datagram.hop_limit,
+            link: Default::default(),
         }
     }
 

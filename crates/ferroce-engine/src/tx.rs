@@ -63,8 +63,14 @@ impl Senders {
         if let Some(sender) = users.datagrams.get(&port).and_then(Weak::upgrade) {
             return Ok(sender);
         }
-        let flow =
-            Flow { source: self.local, destination, source_port: port, traffic_class: 0, hop_limit: 0 };
+        let flow = Flow {
+            source: self.local,
+            destination,
+            source_port: port,
+            traffic_class: 0,
+            hop_limit: 0,
+            link: Default::default(),
+        };
         let (sender, _) = self.share(&mut users, socket, flow);
         let sender = Arc::new(sender);
         users.datagrams.retain(|_, sender| sender.strong_count() > 0);
@@ -101,6 +107,7 @@ impl Senders {
             source_port: socket.port(),
             traffic_class: ends.traffic_class,
             hop_limit: ends.hop_limit,
+            link: Default::default(),
         };
         let (sender, first) = self.share(&mut users, socket, flow);
         if first {

@@ -271,6 +271,7 @@ fn address_handles_that_lead_nowhere_are_not_made() {
         source_port: 0,
         traffic_class: 0,
         hop_limit: 1,
+        link: Default::default(),
     };
     assert_eq!(AhAttr::answering(&end.context, &area.grh_area(16)), Err(AnswerError::Multicast));
     assert_eq!(AhAttr::answering(&end.context, &[0; 40]), Err(AnswerError::NoHeader));

@@ -222,6 +222,7 @@ impl Default for QpAttr {
                 source_port: 0,
                 traffic_class: 0,
                 hop_limit: 64,
+                link: Default::default(),
             },
             pkey_index: 0,
             port: 1,

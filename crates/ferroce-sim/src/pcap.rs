@@ -115,6 +115,7 @@ mod tests {
             source_port: 0xc000,
             traffic_class: 0,
             hop_limit: 64,
+            link: Default::default(),
         };
         let mut file = PcapFile::new(Vec::new()).unwrap();
         file.packet(Instant::from_nanos(1_000_000_007), &flow, 9, &[0; 16]).unwrap();

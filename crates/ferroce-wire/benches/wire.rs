@@ -18,6 +18,7 @@ fn flow() -> Flow {
         source_port: 0xc123,
         traffic_class: 0,
         hop_limit: 64,
+        link: Default::default(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::view;
+use crate::{Gid, Grh, view};
 
 /// UDP destination port of RoCEv2 (RoCEv2 A17.4.3).
 pub const ROCE_UDP_PORT: u16 = 4791;
@@ -11,7 +11,28 @@ pub const ROCE_UDP_PORT: u16 = 4791;
 const DONT_FRAGMENT: u16 = 0x4000;
 pub(crate) const PROTOCOL_UDP: u8 = 17;
 
-/// Addressing of one direction of RoCEv2. Both addresses are of one family; the destination port is always
+/// What RoCE packets travel in; the numbers are those of `enum ibv_gid_type`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum RoceVersion {
+    /// A GRH in Ethernet frames of type 0x8915: within one subnet (IBTA A16).
+    V1 = 1,
+    /// UDP (RoCEv2 A17).
+    #[default]
+    V2 = 2,
+}
+
+/// What packets have below IP or GRH. Nothing of it is covered by the ICRC.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct LinkLayer {
+    /// Decides what the addresses of a [`Flow`] stand in.
+    pub version: RoceVersion,
+    /// Service level: 0 to 15. Its lower three bits are the priority of frames with a VLAN tag.
+    pub sl: u8,
+    /// Index of the interface that has the local address; 0 where addresses alone decide, as with sockets.
+    pub ifindex: u32,
+}
+
+/// Addressing of one direction. Both addresses are of one family; over UDP the destination port is always
 /// [`ROCE_UDP_PORT`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Flow {
@@ -19,12 +40,14 @@ pub struct Flow {
     pub source: IpAddr,
     /// Peer's address.
     pub destination: IpAddr,
-    /// UDP source port: entropy for ECMP and the receiver's steering. Covered by the ICRC.
+    /// UDP source port: entropy for ECMP and the receiver's steering. Covered by the ICRC. Nothing in RoCEv1.
     pub source_port: u16,
     /// DSCP in the upper six bits, ECN in the lower two. Not covered by the ICRC.
     pub traffic_class: u8,
     /// TTL or hop limit. Not covered by the ICRC.
     pub hop_limit: u8,
+    /// What is below.
+    pub link: LinkLayer,
 }
 
 /// The IP header of a packet.
@@ -36,17 +59,25 @@ pub enum IpHeader {
     V6(view::Ipv6),
 }
 
+impl LinkLayer {
+    /// UDP sockets with nothing in particular, as the default.
+    pub const UDP: Self = Self { version: RoceVersion::V2, sl: 0, ifindex: 0 };
+}
+
 impl Flow {
     /// Octets of [`Flow::grh_area`].
     pub const GRH_AREA: usize = 40;
 
     /// The first octets of a datagram's receive buffer, where InfiniBand has its GRH (IBTA 11.4.1.2, RoCEv2 A17.4.5.1):
-    /// over IPv6 the IP header, over IPv4 twenty zeros and the IP header behind them. `transport_len` as for
-    /// [`Flow::headers`].
+    /// over IPv6 the IP header, over IPv4 twenty zeros and the IP header behind them; of RoCEv1 the GRH itself.
+    /// `transport_len` as for [`Flow::headers`].
     ///
     /// What a socket does not tell is as sockets send it: IPv4 identification 0 with DF, IPv6 flow label 0. The IPv4
     /// checksum fits, since programs tell the versions apart by it.
     pub fn grh_area(&self, transport_len: usize) -> [u8; Self::GRH_AREA] {
+        if self.link.version == RoceVersion::V1 {
+            return zerocopy::transmute!(self.grh().header(transport_len as u16));
+        }
         match self.headers(0, transport_len).0 {
             IpHeader::V4(ip) => {
                 let header: [u8; 20] = zerocopy::transmute!(ip);
@@ -58,11 +89,35 @@ impl Flow {
 
     /// Whether packets have an IPv4 header, and so an ID that the ICRC covers.
     pub const fn is_ipv4(&self) -> bool {
-        matches!((self.source, self.destination), (IpAddr::V4(_), IpAddr::V4(_)))
+        matches!(self.link.version, RoceVersion::V2)
+            && matches!((self.source, self.destination), (IpAddr::V4(_), IpAddr::V4(_)))
+    }
+
+    /// What stands in place of IP and UDP in RoCEv1: IPv4 addresses in their mapped form, flow label 0.
+    pub fn grh(&self) -> Grh {
+        Grh {
+            traffic_class: self.traffic_class,
+            flow_label: 0,
+            hop_limit: self.hop_limit,
+            source: Gid::from_ip(self.source),
+            destination: Gid::from_ip(self.destination),
+        }
+    }
+
+    /// The way of a packet of RoCEv1, as its GRH has it.
+    pub fn of_grh(grh: &Grh, link: LinkLayer) -> Self {
+        Self {
+            source: grh.source.to_ip(),
+            destination: grh.destination.to_ip(),
+            source_port: 0,
+            traffic_class: grh.traffic_class,
+            hop_limit: grh.hop_limit,
+            link: LinkLayer { version: RoceVersion::V1, ..link },
+        }
     }
 
     /// Reads what [`Flow::grh_area`] or another device wrote, but for the source port, which is 0. `None` if there is no
-    /// UDP over IPv6 or IPv4 in it.
+    /// UDP over IPv6 or IPv4 in it, and no BTH behind a GRH.
     ///
     /// What is in the first twenty octets beside an IPv4 header is not specified; if it looks like IPv6, the IPv4
     /// header's checksum decides.
@@ -70,6 +125,10 @@ impl Flow {
         let [_, ip]: [[u8; 20]; 2] = zerocopy::transmute!(*area);
         let v4: view::Ipv4 = zerocopy::transmute!(ip);
         let v6: view::Ipv6 = zerocopy::transmute!(*area);
+        let is_v6 = v6.word0.get() >> 28 == 6;
+        if is_v6 && v6.next_header == Grh::NEXT_HEADER {
+            return Some(Self::of_grh(&Grh::from(v6), LinkLayer::default()));
+        }
         if v4.version_ihl == 0x45 && v4.protocol == PROTOCOL_UDP && v4.checksum.get() == v4.sum() {
             return Some(Self {
                 source: Ipv4Addr::from(v4.source).into(),
@@ -77,15 +136,16 @@ impl Flow {
                 source_port: 0,
                 traffic_class: v4.tos,
                 hop_limit: v4.ttl,
+                link: LinkLayer::default(),
             });
         }
-        let is_v6 = v6.word0.get() >> 28 == 6 && v6.next_header == PROTOCOL_UDP;
-        is_v6.then(|| Self {
+        (is_v6 && v6.next_header == PROTOCOL_UDP).then(|| Self {
             source: Ipv6Addr::from(v6.source).into(),
             destination: Ipv6Addr::from(v6.destination).into(),
             source_port: 0,
             traffic_class: (v6.word0.get() >> 20) as u8,
             hop_limit: v6.hop_limit,
+            link: LinkLayer::default(),
         })
     }
 

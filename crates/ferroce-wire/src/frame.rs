@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 use crate::flow::{IpHeader, PROTOCOL_UDP};
 use crate::icrc::{Prefix, stored};
 use crate::out::Out;
-use crate::{Flow, Grh, ROCE_UDP_PORT, WireError, view};
+use crate::{Flow, Grh, LinkLayer, ROCE_UDP_PORT, RoceVersion, WireError, view};
 
 /// EtherType of RoCEv1.
 pub const ETHERTYPE_ROCE: u16 = 0x8915;
@@ -138,8 +138,21 @@ impl<'a> Frame<'a> {
         Ok(Self { ethernet: None, encapsulation, transport })
     }
 
-    /// The RoCEv2 frame around a packet. `ip_id` means nothing over IPv6.
+    /// Reads a GRH and what is behind it, as it lies in a frame of type [`ETHERTYPE_ROCE`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Frame::parse`].
+    pub fn parse_grh(bytes: &'a [u8]) -> Result<Self, FrameError> {
+        let (encapsulation, transport) = grh(bytes)?;
+        Ok(Self { ethernet: None, encapsulation, transport })
+    }
+
+    /// The frame around a packet. `ip_id` means nothing without an IPv4 header.
     pub fn new(ethernet: Option<Ethernet>, flow: &Flow, ip_id: u16, transport: &'a [u8]) -> Self {
+        if flow.link.version == RoceVersion::V1 {
+            return Self { ethernet, encapsulation: Encapsulation::V1(flow.grh()), transport };
+        }
         let (ip, udp) = flow.headers(ip_id, transport.len());
         Self { ethernet, encapsulation: Encapsulation::V2 { ip, udp }, transport }
     }
@@ -180,12 +193,17 @@ impl<'a> Frame<'a> {
         Ok(need)
     }
 
-    /// Addressing of RoCEv2; `None` for RoCEv1.
-    pub const fn flow(&self) -> Option<Flow> {
+    /// Addressing; of what is below only the version.
+    pub fn way(&self) -> Flow {
         match &self.encapsulation {
-            Encapsulation::V2 { ip, udp } => Some(flow(ip, udp)),
-            Encapsulation::V1(_) => None,
+            Encapsulation::V2 { ip, udp } => flow(ip, udp),
+            Encapsulation::V1(grh) => Flow::of_grh(grh, LinkLayer::default()),
         }
+    }
+
+    /// Addressing of RoCEv2; `None` for RoCEv1.
+    pub fn flow(&self) -> Option<Flow> {
+        Some(self.way()).filter(|way| way.link.version == RoceVersion::V2)
     }
 
     /// The IPv4 ID, where there is one.
@@ -212,7 +230,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-const fn flow(ip: &IpHeader, udp: &view::Udp) -> Flow {
+fn flow(ip: &IpHeader, udp: &view::Udp) -> Flow {
     let source_port = udp.source_port.get();
     match ip {
         IpHeader::V4(ip) => Flow {
@@ -221,6 +239,7 @@ const fn flow(ip: &IpHeader, udp: &view::Udp) -> Flow {
             source_port,
             traffic_class: ip.tos,
             hop_limit: ip.ttl,
+            link: LinkLayer::default(),
         },
         IpHeader::V6(ip) => Flow {
             source: IpAddr::V6(Ipv6Addr::from_octets(ip.source)),
@@ -228,6 +247,7 @@ const fn flow(ip: &IpHeader, udp: &view::Udp) -> Flow {
             source_port,
             traffic_class: (ip.word0.get() >> 20) as u8,
             hop_limit: ip.hop_limit,
+            link: LinkLayer::default(),
         },
     }
 }

@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::flow::IpHeader;
 use crate::opcode::{BTH_LEN, ICRC_LEN};
-use crate::{Flow, Grh, view};
+use crate::{Flow, Grh, RoceVersion, view};
 
 /// Where the masked octet of a BTH lies.
 const BTH_ECN: usize = 4;
@@ -63,7 +63,7 @@ pub fn stored(transport: &[u8]) -> Option<u32> {
 /// ```
 /// # use ferroce_wire::{Flow, icrc::{self, Icrc}};
 /// # let flow = Flow { source: [192, 0, 2, 1].into(), destination: [192, 0, 2, 2].into(), source_port: 0xc000,
-/// #     traffic_class: 0, hop_limit: 64 };
+/// #     traffic_class: 0, hop_limit: 64, link: Default::default() };
 /// # let packet = [4u8; 64];
 /// let mut icrc = Icrc::new(&flow, 0, packet.len());
 /// icrc.update(&packet[..7]);
@@ -134,6 +134,9 @@ pub(crate) struct Masked<Network, Udp> {
 
 impl Prefix {
     pub(crate) fn of_flow(flow: &Flow) -> Self {
+        if flow.link.version == RoceVersion::V1 {
+            return Self::of_grh(&flow.grh().header(0));
+        }
         let (ip, udp) = flow.headers(0, 0);
         Self::of_headers(&ip, &udp)
     }

@@ -34,7 +34,7 @@ pub mod view;
 pub use aeth::{Aeth, CreditCode, NakCode, Syndrome};
 pub use batch::{BatchLimits, PushError, TxBatch};
 pub use error::WireError;
-pub use flow::{Flow, IpHeader, ROCE_UDP_PORT};
+pub use flow::{Flow, IpHeader, LinkLayer, ROCE_UDP_PORT, RoceVersion};
 pub use frame::{ETHERTYPE_ROCE, Encapsulation, Ethernet, Frame, FrameError};
 pub use gid::Gid;
 pub use grh::Grh;

@@ -365,6 +365,7 @@ fn each_field_changes_its_own_octets_in_every_opcode() {
         source_port: 0xc000,
         traffic_class: 0,
         hop_limit: 64,
+        link: Default::default(),
     };
     for (opcode, info) in opcodes() {
         // CNPs are all written as 0x81.

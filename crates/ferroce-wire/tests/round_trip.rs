@@ -134,6 +134,7 @@ fn flow() -> impl Strategy<Value = Flow> {
             source_port,
             traffic_class: tclass,
             hop_limit: hops,
+            link: Default::default(),
         },
     )
 }

@@ -52,7 +52,14 @@ fn sender(group: &Group) -> (TxSocket, Flow) {
 }
 
 fn flow(ip: IpAddr) -> Flow {
-    Flow { source: ip, destination: ip, source_port: 0xC000, traffic_class: 0, hop_limit: 64 }
+    Flow {
+        source: ip,
+        destination: ip,
+        source_port: 0xC000,
+        traffic_class: 0,
+        hop_limit: 64,
+        link: Default::default(),
+    }
 }
 
 fn head(slot: u8, psn: u32) -> Packet<'static> {

@@ -106,6 +106,7 @@ impl Gsi {
                     source_port: datagram.source_port,
                     traffic_class: 0,
                     hop_limit: 0,
+                    link: Default::default(),
                 };
                 match mad(sources, now, &flow, datagram.bytes) {
                     Ok(mad) => {
@@ -159,6 +160,7 @@ impl Gsi {
             source_port: tx.port(),
             traffic_class: transmit.traffic_class,
             hop_limit: 0,
+            link: Default::default(),
         };
         let deth = Deth { qkey: Qkey::GSI, src_qp: Qpn::GSI };
         let head = Packet {
@@ -235,7 +237,14 @@ mod tests {
 
     fn flow() -> Flow {
         let ip = [192, 0, 2, 1].into();
-        Flow { source: ip, destination: ip, source_port: 0xc000, traffic_class: 0, hop_limit: 64 }
+        Flow {
+            source: ip,
+            destination: ip,
+            source_port: 0xc000,
+            traffic_class: 0,
+            hop_limit: 64,
+            link: Default::default(),
+        }
     }
 
     fn datagram(change: impl Fn(&mut Packet<'_>), len: usize) -> Vec<u8> {

@@ -372,7 +372,11 @@ impl QueuePair {
         if matches!(self.state(), QpState::Reset | QpState::Init | QpState::Error) {
             return Err(DropReason::State);
         }
-        if self.roles.is_connected() && from.source != self.shared.attr.path.destination {
+        // The peer speaks the RoCE version of our path; who speaks another is not the peer (admin.md 3).
+        let peer = &self.shared.attr.path;
+        if self.roles.is_connected()
+            && (from.source != peer.destination || from.link.version != peer.link.version)
+        {
             return Err(DropReason::WrongSource);
         }
         if !packet.bth.pkey.matches(Pkey::DEFAULT) {

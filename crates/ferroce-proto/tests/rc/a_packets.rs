@@ -71,7 +71,11 @@ fn a1_packets_that_are_not_for_us_have_no_effect() {
         assert_eq!(result, Err(want));
         assert_eq!(probe.out(), [""; 0]);
     }
-    assert_eq!(probe.end.qp.counters().dropped_pkts, 5);
+    let v1 = ferroce_wire::LinkLayer { version: ferroce_wire::RoceVersion::V1, ..Default::default() };
+    let from = Flow { link: v1, ..flow(1) };
+    let result = probe.end.qp.handle_datagram(probe.now, &from, &packet(good), &mut probe.end.mem);
+    assert_eq!(result, Err(DropReason::WrongSource), "the peer's address, but RoCE v1");
+    assert_eq!(probe.end.qp.counters().dropped_pkts, 6);
     let limited = Bth { pkey: Pkey::new(0x7fff), ..good };
     let result = probe.end.qp.handle_datagram(probe.now, &flow(1), &packet(limited), &mut probe.end.mem);
     assert_eq!(result, Ok(()), "a limited member of our partition");

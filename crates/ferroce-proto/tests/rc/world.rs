@@ -104,6 +104,7 @@ pub fn flow(from: usize) -> Flow {
         source_port: 0xc000 + from as u16,
         traffic_class: 0,
         hop_limit: 64,
+        link: Default::default(),
     }
 }
 

@@ -178,6 +178,7 @@ fn flow(from: u8) -> Flow {
         source_port: 0xc000 + u16::from(from),
         traffic_class: 0,
         hop_limit: 64,
+        link: Default::default(),
     }
 }
 

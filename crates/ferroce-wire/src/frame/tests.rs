@@ -10,7 +10,14 @@ fn flow(v6: bool) -> Flow {
         false => ([192, 0, 2, 1].into(), [192, 0, 2, 2].into()),
         true => ("2001:db8::1".parse().unwrap(), "2001:db8::2".parse().unwrap()),
     };
-    Flow { source, destination, source_port: 0xc123, traffic_class: 0x0a, hop_limit: 64 }
+    Flow {
+        source,
+        destination,
+        source_port: 0xc123,
+        traffic_class: 0x0a,
+        hop_limit: 64,
+        link: Default::default(),
+    }
 }
 
 /// A frame with these tags.

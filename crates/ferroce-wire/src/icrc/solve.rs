@@ -194,6 +194,7 @@ mod tests {
             source_port: 0xc123,
             traffic_class: 0,
             hop_limit: 64,
+            link: Default::default(),
         }
     }
 

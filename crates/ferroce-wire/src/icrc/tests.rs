@@ -77,6 +77,12 @@ fn vector_5_of_roce_v1() {
     let crate::Encapsulation::V1(grh) = frame.encapsulation else { panic!("{frame:?}") };
     assert!(frame.icrc_holds() && verify_v1(&grh, frame.transport));
     assert_eq!(frame.flow(), None);
+    let way = frame.way();
+    assert_eq!(way.grh(), grh, "there and back");
+    assert!(!way.is_ipv4() && verify(&way, 7, frame.transport), "no ID is hashed");
+    assert_eq!(crate::Flow::from_grh_area(&way.grh_area(frame.transport.len())), Some(way));
+    let again = Frame::new(frame.ethernet, &way, 7, frame.transport);
+    assert_eq!(again, frame);
     let mut sealed = frame.transport.to_vec();
     sealed.last_chunk_mut::<4>().unwrap().fill(0);
     seal_v1(&grh, &mut sealed);

@@ -144,6 +144,7 @@ fn flow(source: [u8; 4]) -> Flow {
         source_port: 0xc123,
         traffic_class: 0,
         hop_limit: 64,
+        link: Default::default(),
     }
 }
 
