@@ -78,6 +78,7 @@ pub enum Object {
 #[derive(Subcommand, Debug)]
 pub enum LinkCommand {
     /// Lists links, or one.
+    #[command(alias = "s")]
     Show {
         /// A device, or its port.
         #[arg(value_name = "DEV[/PORT]")]
@@ -100,6 +101,35 @@ pub enum LinkCommand {
         /// Does not keep it across restarts.
         #[arg(long)]
         no_persist: bool,
+    },
+    /// Sets how a device speaks RoCE: several settings at once, or none of them.
+    ///
+    /// What is set stays across restarts, as the link does. Running programs follow at once, connections with the
+    /// next packet where that is possible; GIDs of another type are there as soon as the mode is set.
+    #[command(
+        override_usage = "ferroce link set DEV[/PORT] SETTING VALUE … [--no-persist] [--force]",
+        after_help = "Settings:\n  \
+            roce-mode { v1 | v2 | both }  which GIDs it has\n  \
+            cm-mode { v1 | v2 }           which of them connection management takes, where it has both\n  \
+            cm-tos TOS                    type of service of connections whose program sets none: 0 to 255\n  \
+            tclass TCLASS                 traffic class of all packets: 0 to 255, -1 as programs say\n  \
+            ttl TTL                       hop limit of all packets: 1 to 255, -1 as programs say\n  \
+            crc { on | off }              whether the ICRC of what arrives is checked\n\n\
+            Example:\n  ferroce link set fr1 roce-mode both cm-tos 96"
+    )]
+    Set {
+        /// A device, or its port.
+        #[arg(value_name = "DEV[/PORT]")]
+        link: String,
+        /// Settings with their values.
+        #[arg(required = true, value_name = "SETTING VALUE", allow_negative_numbers = true)]
+        words: Vec<String>,
+        /// Does not keep them across restarts.
+        #[arg(long)]
+        no_persist: bool,
+        /// Even what is not advisable, as `crc off` on a real wire.
+        #[arg(long)]
+        force: bool,
     },
     /// Removes a device that `link add` made.
     Delete {

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use ferroce_ipc::{BROKER_NAME, Client, DeviceInfo, Message, Status};
+use ferroce_ipc::{BROKER_NAME, Client, DeviceInfo, MINOR_SETTINGS, Message, Setting, Status};
 
 /// How long the broker may take to start, or for an answer.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -30,6 +30,22 @@ pub fn status() -> Result<Status> {
 /// A request that is answered by "done" or a refusal.
 pub fn tell(message: &Message) -> Result<()> {
     match connect()?.request(message, LIMIT)? {
+        (Message::Done, _) => Ok(()),
+        (other, _) => bail!("ferroced answered a request with {other:?}"),
+    }
+}
+
+/// Changes settings of a device; a broker from before there were any is named.
+pub fn set(name: &str, settings: Vec<Setting>, transient: bool, force: bool) -> Result<()> {
+    let mut client = connect()?;
+    if client.broker().minor < MINOR_SETTINGS {
+        bail!(
+            "the ferroced that runs ({}) knows no settings: end it, so that a new one starts",
+            client.broker().build
+        );
+    }
+    let message = Message::LinkSet { name: name.to_owned(), settings, transient, force };
+    match client.request(&message, LIMIT)? {
         (Message::Done, _) => Ok(()),
         (other, _) => bail!("ferroced answered a request with {other:?}"),
     }

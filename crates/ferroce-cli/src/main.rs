@@ -13,6 +13,7 @@ mod link;
 mod rows;
 mod run;
 mod scripts;
+mod settings;
 mod status;
 
 use std::process::ExitCode;
@@ -68,6 +69,9 @@ fn link(command: LinkCommand, style: Style) -> Result<()> {
             rows::print(&rows::links(found, style.details), style)
         }
         LinkCommand::Add { name, words, no_persist } => link::add(&name, &words, no_persist),
+        LinkCommand::Set { link, words, no_persist, force } => {
+            settings::set(rows::port_of(&link)?, &words, no_persist, force)
+        }
         LinkCommand::Delete { name, no_persist } => link::delete(&name, no_persist),
     }
 }

@@ -141,7 +141,7 @@ fn text<T: Serialize + Display>(rows: &[T], style: Style) -> Result<String> {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use ferroce_ipc::Origin;
+    use ferroce_ipc::{LinkSettings, Origin};
 
     pub fn device(name: &str, netdev: &str, active: bool) -> DeviceInfo {
         DeviceInfo {
@@ -156,6 +156,7 @@ pub mod tests {
             phys_state: if active { PhysState::LinkUp } else { PhysState::Disabled },
             origin: Origin::Link,
             gids: Vec::new(),
+            settings: LinkSettings::default(),
         }
     }
 

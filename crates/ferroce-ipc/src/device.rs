@@ -2,6 +2,8 @@
 
 use ferroce_wire::Gid;
 
+use crate::settings::LinkSettings;
+
 /// One RDMA device in a client's view: a link on a network interface, with its single port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
@@ -27,6 +29,8 @@ pub struct DeviceInfo {
     pub origin: Origin,
     /// The valid entries of the GID table, by ascending index.
     pub gids: Vec<GidEntry>,
+    /// What an administrator set for it; since minor version 3, the default before.
+    pub settings: LinkSettings,
 }
 
 /// One valid entry of a GID table.
@@ -50,6 +54,16 @@ pub enum GidType {
     RoceV1 = 1,
     /// UDP port 4791.
     RoceV2 = 2,
+}
+
+impl GidType {
+    /// As people write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RoceV1 => "v1",
+            Self::RoceV2 => "v2",
+        }
+    }
 }
 
 /// Physical state of a port; the numbers are the verbs' `phys_state`.

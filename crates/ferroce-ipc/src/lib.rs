@@ -16,6 +16,7 @@ mod connection;
 mod device;
 mod message;
 pub mod packet;
+mod settings;
 
 pub use client::{Answer, Client, ClientError};
 pub use codec::MessageError;
@@ -23,9 +24,11 @@ pub use connection::{Connection, Listener, Peer, Received};
 pub use device::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 pub use message::{
     AddressSockets, CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmStatus, CmWhat,
-    Hello, LeaseEntry, Leased, LinkKind, MAJOR, MAX_MESSAGE, MAX_RECORD, MINOR, MINOR_CONNECTIONS,
-    MINOR_UNANSWERED, Message, Refusal, RefusalCode, ResourceCounts, Status,
+    DEVICE_BYTES, GID_BYTES, Hello, LeaseEntry, Leased, LinkKind, MAJOR, MAX_MESSAGE, MAX_RECORD, MINOR,
+    MINOR_CONNECTIONS, MINOR_SETTINGS, MINOR_UNANSWERED, Message, RULE_BYTES, Refusal, RefusalCode,
+    ResourceCounts, Status,
 };
+pub use settings::{BadPrefix, LinkSettings, Prefix, RoceMode, Setting, TcRule};
 
 /// The abstract Unix name that every broker binds. Abstract names live in the network namespace as UDP ports do, exist
 /// once, and die with their holder: the name is both the broker's address and its lock.

@@ -12,17 +12,21 @@ mod cm;
 use std::net::IpAddr;
 
 use crate::device::DeviceInfo;
+use crate::settings::Setting;
 
+pub use bytes::{DEVICE_BYTES, GID_BYTES, RULE_BYTES};
 pub use cm::{CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmWhat, MAX_RECORD};
 
 /// Major version: another one is refused with a sentence.
 pub const MAJOR: u16 = 1;
 /// Minor version: grows with every new message kind or field.
-pub const MINOR: u16 = 2;
+pub const MINOR: u16 = 3;
 /// The minor version since which there are connections.
 pub const MINOR_CONNECTIONS: u16 = 1;
 /// The minor version since which a [`Message::Cm`] with id 0 is done without an answer.
 pub const MINOR_UNANSWERED: u16 = 2;
+/// The minor version since which devices have settings, and there is [`Message::LinkSet`].
+pub const MINOR_SETTINGS: u16 = 3;
 /// Longest message, in bytes.
 pub const MAX_MESSAGE: usize = 65_536;
 
@@ -87,6 +91,17 @@ pub enum Message {
     CmDone(CmDone),
     /// News of a connection, or of a port that listens.
     CmNews(CmNews),
+    /// Changes settings of a device: all of these or none. Answered by [`Message::Done`]; since minor version 3.
+    LinkSet {
+        /// Name of the device.
+        name: String,
+        /// In their order.
+        settings: Vec<Setting>,
+        /// Not to outlive the broker.
+        transient: bool,
+        /// Even what the broker advises against.
+        force: bool,
+    },
 }
 
 /// The first message of both ends.
@@ -316,6 +331,7 @@ impl Message {
             Self::Cm(_) => 17,
             Self::CmDone(_) => 18,
             Self::CmNews(_) => 19,
+            Self::LinkSet { .. } => 20,
         }
     }
 

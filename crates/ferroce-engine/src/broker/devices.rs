@@ -2,16 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ferroce_ipc::{DeviceInfo, Origin, Refusal, RefusalCode};
+use ferroce_ipc::{DeviceInfo, LinkSettings, Origin, Refusal, RefusalCode, Setting};
 use tracing::info;
 
-use super::gid_table::GidTable;
+use super::gid_table::{GidTable, Holder};
 use super::link_file::ConfiguredLink;
 use super::netdev::{Netdev, addresses_over};
 use super::refusal;
 
 /// Name of the device on `lo` that is always there.
 pub const DEFAULT_DEVICE: &str = "fr0";
+/// Traffic class rules of all devices, so that they fit a message.
+const MOST_RULES: usize = 256;
 
 /// All devices, by id. One netdev has at most one.
 #[derive(Clone, Debug)]
@@ -60,7 +62,9 @@ impl Devices {
         if !self.devices.values().any(|d| d.info.origin == Origin::Default)
             && let Some(lo) = self.netdevs.iter().find(|n| n.loopback).cloned()
         {
-            self.insert(DEFAULT_DEVICE.to_owned(), Origin::Default, &lo);
+            let configured = self.configured.iter().find(|link| link.name == DEFAULT_DEVICE);
+            let settings = configured.map(|link| link.settings.clone()).unwrap_or_default();
+            self.insert(DEFAULT_DEVICE.to_owned(), Origin::Default, &lo, settings);
         }
         // A link goes with its interface, as the kernel's do. A new interface of that name has another index.
         let netdevs = &self.netdevs;
@@ -69,7 +73,7 @@ impl Devices {
             let here = |n: &Netdev| n.name == link.netdev && n.mac == link.mac;
             // Not if somebody gave the name, or the interface, away meanwhile.
             let wanted = !self.put_away.contains(&link.name) && self.netdevs.iter().any(here);
-            if wanted && self.add(&link.name, &link.netdev).is_ok() {
+            if wanted && self.add(&link.name, &link.netdev, link.settings).is_ok() {
                 info!(link.name, link.netdev, "configured link");
             }
         }
@@ -101,18 +105,24 @@ impl Devices {
 
     /// `ferroce link add`; `transient`: not to outlive this broker.
     pub fn add_link(&mut self, name: &str, netdev: &str, transient: bool) -> Result<(), Refusal> {
-        self.add(name, netdev)?;
+        self.add(name, netdev, LinkSettings::default())?;
         let mac = self.netdev(netdev)?.mac;
         self.put_away.remove(name);
         // What was configured by this name, or for this interface, has gone, or this could not be there.
         self.configured.retain(|link| link.name != name && (&*link.netdev, link.mac) != (netdev, mac));
         if !transient {
-            self.configured.push(ConfiguredLink { name: name.to_owned(), netdev: netdev.to_owned(), mac });
+            let settings = LinkSettings::default();
+            self.configured.push(ConfiguredLink {
+                name: name.to_owned(),
+                netdev: netdev.to_owned(),
+                mac,
+                settings,
+            });
         }
         Ok(())
     }
 
-    fn add(&mut self, name: &str, netdev: &str) -> Result<(), Refusal> {
+    fn add(&mut self, name: &str, netdev: &str, settings: LinkSettings) -> Result<(), Refusal> {
         let below = self.netdev(netdev)?.clone();
         if let Some(taken) = self.all().find(|d| d.ifindex == below.ifindex && d.origin != Origin::View) {
             let sentence = format!("{netdev} has the device {} already", taken.name);
@@ -126,12 +136,81 @@ impl Devices {
             Some(view) => {
                 view.info.origin = Origin::Link;
                 view.info.name = name.to_owned();
+                let id = view.info.id;
+                self.settle(id, settings);
             }
             None => {
-                self.insert(name.to_owned(), Origin::Link, &below);
+                self.insert(name.to_owned(), Origin::Link, &below, settings);
             }
         }
         Ok(())
+    }
+
+    /// `ferroce link set`: all of `settings` or none; `transient`: only while this broker lives, as for a link that does
+    /// not outlive it anyway. `force`: ICRCs may be left unchecked on any interface.
+    pub fn set_link(
+        &mut self,
+        name: &str,
+        settings: &[Setting],
+        transient: bool,
+        force: bool,
+    ) -> Result<(), Refusal> {
+        let wrong = |sentence: String| refusal(RefusalCode::BadRequest, sentence);
+        let found = self.devices.values().find(|d| d.info.name == name && d.info.origin != Origin::View);
+        let Some(device) = found.map(|d| d.info.clone()) else {
+            return Err(refusal(RefusalCode::UnknownLink, format!("there is no device named {name}")));
+        };
+        let with =
+            |all: LinkSettings, one: &Setting| all.with(one).map_err(|e| wrong(format!("{name}: {e}")));
+        let new = settings.iter().try_fold(device.settings.clone(), with)?;
+        let others = self.all().filter(|d| d.id != device.id);
+        if others.map(|d| d.settings.rules.len()).sum::<usize>() + new.rules.len() > MOST_RULES {
+            return Err(wrong(format!("there can be {MOST_RULES} rules, of all devices")));
+        }
+        let netdev = self.netdev(&device.netdev)?;
+        if !new.crc && device.settings.crc && !force && !netdev.is_virtual_wire() {
+            return Err(wrong(format!(
+                "{} may be a real wire, where nothing else finds what was damaged underway; --force does it all the same",
+                device.netdev
+            )));
+        }
+        let mac = netdev.mac;
+        if !transient {
+            let same = |link: &ConfiguredLink| {
+                link.name == name && (device.origin == Origin::Default || link.netdev == device.netdev)
+            };
+            if device.origin == Origin::Default && !self.configured.iter().any(same) {
+                self.configured.push(ConfiguredLink {
+                    name: name.to_owned(),
+                    netdev: device.netdev.clone(),
+                    mac,
+                    settings: LinkSettings::default(),
+                });
+            }
+            if let Some(link) = self.configured.iter_mut().find(|link| same(link)) {
+                // One that contradicts what is set only for now is of now, too.
+                for setting in settings {
+                    link.settings = link.settings.with(setting).unwrap_or_else(|_| link.settings.clone());
+                }
+            }
+            let nothing = |link: &ConfiguredLink| {
+                link.name == DEFAULT_DEVICE && link.settings == LinkSettings::default()
+            };
+            self.configured.retain(|link| !nothing(link));
+        }
+        self.settle(device.id, new);
+        Ok(())
+    }
+
+    /// Gives a device its settings; a table for other types of GIDs begins anew.
+    fn settle(&mut self, id: u32, settings: LinkSettings) {
+        let Some(device) = self.devices.get_mut(&id) else { return };
+        let other_types = device.info.settings.roce_mode != settings.roce_mode;
+        device.info.settings = settings;
+        if other_types {
+            device.gids = device.empty_table(&self.netdevs);
+        }
+        self.refresh(id);
     }
 
     /// `ferroce link delete`; `transient`: a configured one is there again with the next broker. One whose interface is
@@ -173,7 +252,7 @@ impl Devices {
         let id = found.unwrap_or_else(|| {
             let free = |name: &String| self.all().all(|d| d.name != *name);
             let name = (1_u32..).map(|n| format!("fr{n}")).find(free).unwrap_or_default();
-            self.insert(name, Origin::View, &below)
+            self.insert(name, Origin::View, &below, LinkSettings::default())
         });
         if let Some(device) = self.devices.get_mut(&id) {
             device.viewers += 1;
@@ -199,16 +278,19 @@ impl Devices {
                 continue;
             }
             if old.origin == Origin::Link {
-                let _ = self.add(&old.name, &old.netdev); // it exists already, or another took its name
+                let _ = self.add(&old.name, &old.netdev, old.settings.clone()); // it exists already, or another took its name
             }
             if let Some(device) = self.devices.values_mut().find(|d| d.info.ifindex == old.ifindex) {
                 if !device.gids.entries().iter().eq(old.gids.iter()) {
-                    let mut gids = GidTable::new(device.reserves_first(&self.netdevs));
+                    let mut gids = device.empty_table(&self.netdevs);
                     old.gids.iter().for_each(|entry| gids.restore(entry));
                     device.gids = gids;
                 }
                 let id = device.info.id;
-                self.refresh(id);
+                match device.info.settings == LinkSettings::default() {
+                    true => self.settle(id, old.settings.clone()), // what was set for as long as that broker lived
+                    false => self.refresh(id),
+                }
             }
         }
     }
@@ -221,7 +303,7 @@ impl Devices {
         })
     }
 
-    fn insert(&mut self, name: String, origin: Origin, below: &Netdev) -> u32 {
+    fn insert(&mut self, name: String, origin: Origin, below: &Netdev, settings: LinkSettings) -> u32 {
         let id = self.next_id;
         self.next_id += 1;
         let free = |dev_name: &String| self.all().all(|d| d.dev_name != *dev_name);
@@ -238,8 +320,11 @@ impl Devices {
             phys_state: below.phys_state(),
             origin,
             gids: Vec::new(),
+            settings,
         };
-        self.devices.insert(id, Device { info, gids: GidTable::new(!below.loopback), viewers: 0 });
+        let mut device = Device { info, gids: GidTable::default(), viewers: 0 };
+        device.gids = device.empty_table(&self.netdevs);
+        self.devices.insert(id, device);
         self.refresh(id);
         id
     }
@@ -248,7 +333,12 @@ impl Devices {
     fn refresh(&mut self, id: u32) {
         let Some(device) = self.devices.get_mut(&id) else { return };
         let Some(below) = self.netdevs.iter().find(|n| n.ifindex == device.info.ifindex) else { return };
-        device.gids.update(&addresses_over(&self.netdevs, below));
+        let settings = &device.info.settings;
+        let types = if settings.roce { settings.roce_mode.types() } else { &[] };
+        let entries = |(ip, ifindex)| types.iter().map(move |gid_type| (ip, ifindex, *gid_type));
+        let present: Vec<Holder> =
+            addresses_over(&self.netdevs, below).into_iter().flat_map(entries).collect();
+        device.gids.update(&present);
         device.info.gids = device.gids.entries();
         device.info.netdev.clone_from(&below.name);
         device.info.mtu = below.mtu;
@@ -258,7 +348,9 @@ impl Devices {
 }
 
 impl Device {
-    fn reserves_first(&self, netdevs: &[Netdev]) -> bool {
-        !netdevs.iter().any(|n| n.ifindex == self.info.ifindex && n.loopback)
+    /// Its GID table when nothing is in it.
+    fn empty_table(&self, netdevs: &[Netdev]) -> GidTable {
+        let loopback = netdevs.iter().any(|n| n.ifindex == self.info.ifindex && n.loopback);
+        GidTable::new(if loopback { &[] } else { self.info.settings.roce_mode.types() })
     }
 }

@@ -1,10 +1,13 @@
 //! The links that somebody configured, in a file, so that they outlive the broker and the machine's restart.
 
+mod settings;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use ferroce_ipc::LinkSettings;
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
@@ -25,6 +28,9 @@ pub struct ConfiguredLink {
     pub netdev: String,
     /// Hardware address of the interface, so that another of that name, say in a container, is not taken for it.
     pub mac: Option<[u8; 6]>,
+    /// What was set for it. An entry for the default device is there for its settings alone.
+    #[serde(default, with = "settings", skip_serializing_if = "settings::is_default")]
+    pub settings: LinkSettings,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -134,6 +140,7 @@ fn write_whole(path: &Path, links: &[ConfiguredLink]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ferroce_ipc::{GidType, RoceMode, TcRule};
 
     fn links() -> Vec<ConfiguredLink> {
         vec![
@@ -141,8 +148,27 @@ mod tests {
                 name: "fr1".to_owned(),
                 netdev: "eth0".to_owned(),
                 mac: Some([2, 0, 0, 0, 0, 255]),
+                settings: LinkSettings::default(),
             },
-            ConfiguredLink { name: "rxe0".to_owned(), netdev: "tun\"0".to_owned(), mac: None },
+            ConfiguredLink {
+                name: "rxe0".to_owned(),
+                netdev: "tun\"0".to_owned(),
+                mac: None,
+                settings: LinkSettings {
+                    roce_mode: RoceMode::Both,
+                    cm_mode: Some(GidType::RoceV1),
+                    cm_tos: 96,
+                    tclass: Some(0),
+                    ttl: Some(3),
+                    rules: vec![TcRule {
+                        tclass: 16,
+                        source: "1.1.1.2".parse().unwrap(),
+                        destination: "any".parse().unwrap(),
+                    }],
+                    crc: false,
+                    roce: false,
+                },
+            },
         ]
     }
 
@@ -208,6 +234,32 @@ mod tests {
         }
         folder.file().write(&links()).unwrap();
         assert_eq!(folder.file().read(), links());
+    }
+
+    #[test]
+    fn settings_are_what_can_be_set() {
+        let folder = Folder::new("settings");
+        let read = |settings: &str| {
+            let link = format!("{{\"name\":\"fr1\",\"netdev\":\"eth0\",\"mac\":null,{settings}}}");
+            fs::write(folder.0.join(NAME), format!("{{\"version\":1,\"links\":[{link}]}}")).unwrap();
+            folder.file().read().first().map(|link| link.settings.clone())
+        };
+        assert_eq!(read("\"later\":1"), Some(LinkSettings::default()), "an older file, or a newer one");
+        let mode = LinkSettings { roce_mode: RoceMode::V1, ..LinkSettings::default() };
+        assert_eq!(read("\"settings\":{\"roce_mode\":\"v1\"}"), Some(mode));
+        for bad in [
+            "{\"roce_mode\":\"v3\"}",
+            "{\"cm_mode\":\"both\"}",
+            "{\"cm_mode\":\"v1\"}",
+            "{\"cm_tos\":256}",
+            "{\"tclass\":-1}",
+            "{\"ttl\":0}",
+            "{\"tc\":[{\"tclass\":16,\"src\":\"1.1.1.1/33\",\"dst\":\"any\"}]}",
+            "7",
+        ] {
+            assert_eq!(read(&format!("\"settings\":{bad}")), None, "{bad}");
+            assert!(folder.names().contains(&"links.json.bad".to_owned()), "{bad}");
+        }
     }
 
     #[test]

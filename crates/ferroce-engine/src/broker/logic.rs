@@ -9,8 +9,8 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use ferroce_ipc::{
-    CmStatus, DeviceInfo, Hello, LeaseEntry, MAJOR, Message, Peer, Refusal, RefusalCode, ResourceCounts,
-    Status,
+    CmStatus, DEVICE_BYTES, DeviceInfo, GID_BYTES, Hello, LeaseEntry, MAJOR, MAX_MESSAGE, Message, Peer,
+    RULE_BYTES, Refusal, RefusalCode, ResourceCounts, Status,
 };
 use ferroce_proto::cm::Transmit;
 use tracing::{debug, info, warn};
@@ -30,8 +30,8 @@ const AWAY: Duration = Duration::from_millis(500);
 const SURVIVORS: Duration = Duration::from_millis(1500);
 /// How often slots that nobody claimed after an adoption are looked at.
 const UNKNOWN: Duration = Duration::from_secs(5);
-/// GIDs in one client's view, so that it fits a message.
-const MOST_GIDS: usize = 2000;
+/// Devices in one client's view; its GIDs are as many as a message then has room for.
+const MOST_DEVICES: usize = 256;
 /// Slots of one program.
 const MOST_SLOTS: usize = 16;
 
@@ -408,6 +408,11 @@ impl<W: World> Broker<W> {
                 info!(name, transient, "link deleted");
                 Ok(Some(Message::Done))
             }
+            Message::LinkSet { name, settings, transient, force } => {
+                self.change_links(|devices| devices.set_link(&name, &settings, transient, force))?;
+                info!(name, ?settings, transient, force, "link set");
+                Ok(Some(Message::Done))
+            }
             Message::GetStatus => Ok(Some(Message::Status(self.status()))),
             Message::Report(counts) => {
                 if let Some(known) = self.clients.get_mut(&client) {
@@ -490,12 +495,13 @@ impl<W: World> Broker<W> {
 
     fn view(&self, own: Option<u32>) -> Vec<DeviceInfo> {
         let mut devices = self.devices.view(own);
-        let mut left = MOST_GIDS;
+        devices.truncate(MOST_DEVICES);
+        let rules: usize = devices.iter().map(|device| device.settings.rules.len()).sum();
+        let mut left = (MAX_MESSAGE - 64 - DEVICE_BYTES * devices.len() - RULE_BYTES * rules) / GID_BYTES;
         for device in &mut devices {
             device.gids.truncate(left);
             left -= device.gids.len();
         }
-        devices.truncate(256);
         devices
     }
 

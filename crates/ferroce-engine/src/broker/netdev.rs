@@ -48,6 +48,8 @@ pub struct Netdev {
     pub running: bool,
     /// The loopback interface.
     pub loopback: bool,
+    /// What the kernel calls its driver's kind: `veth`, `vlan`, `bridge`, …; empty for hardware and `lo`.
+    pub kind: String,
     /// A VLAN or macvlan: the interface below, of this network namespace.
     pub lower: Option<u32>,
     /// Part of a bond: the bond.
@@ -69,6 +71,11 @@ impl Netdev {
             addresses: vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
             ..Self::default()
         }
+    }
+
+    /// Whether what it carries stays in memory of this host.
+    pub fn is_virtual_wire(&self) -> bool {
+        self.loopback || self.kind == "veth"
     }
 
     /// The port's physical state over this interface.

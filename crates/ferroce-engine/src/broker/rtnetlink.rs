@@ -93,6 +93,7 @@ pub fn netdevs() -> io::Result<Vec<Netdev>> {
             let mut netdev = link.netdev;
             netdev.lower = link.lower.filter(|_| matches!(link.kind.as_str(), "vlan" | "macvlan"));
             netdev.bond = link.controller.filter(|index| bonds.contains(index));
+            netdev.kind = link.kind;
             netdev
         })
         .collect())

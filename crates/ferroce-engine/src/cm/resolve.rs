@@ -277,6 +277,7 @@ mod tests {
             phys_state: PhysState::LinkUp,
             origin: Origin::Link,
             gids: gids.iter().map(entry).collect(),
+            settings: ferroce_ipc::LinkSettings::default(),
         }
     }
 

@@ -1,16 +1,25 @@
 //! Messages to bytes and back.
 
+mod settings;
+
 use ferroce_wire::Gid;
 
 use super::*;
 use crate::codec::{MessageError, Reader, Table, Writer};
 use crate::device::{GidEntry, GidType, Origin, PhysState};
 use crate::packet::MAX_DESCRIPTORS;
+use crate::settings::LinkSettings;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"fRoC");
 const HEADER: usize = 16;
-const DEVICE_ROW: u16 = 124;
+const DEVICE_ROW: u16 = 132;
 const GID_ROW: u16 = 28;
+/// Bytes of a device in [`Message::Devices`].
+pub const DEVICE_BYTES: usize = DEVICE_ROW as usize;
+/// Bytes of a GID there.
+pub const GID_BYTES: usize = GID_ROW as usize;
+/// Bytes of a traffic class rule there.
+pub const RULE_BYTES: usize = settings::RULE_ROW as usize;
 const LEASE_ROW: u16 = 72;
 
 impl Message {
@@ -94,6 +103,15 @@ impl Message {
             Self::Cm(request) => return request.encode(w),
             Self::CmDone(done) => return done.encode(w),
             Self::CmNews(news) => return news.encode(w),
+            Self::LinkSet { name, settings, transient, force } => {
+                w.padded::<64>("name", name)?;
+                w.u8(u8::from(*transient));
+                w.u8(u8::from(*force));
+                w.table("settings", settings.len(), settings::SETTING_ROW)?;
+                let end = w.0.len();
+                settings.iter().for_each(|setting| settings::encode_setting(setting, &mut w));
+                return Ok(end);
+            }
         }
         Ok(bytes.len())
     }
@@ -196,6 +214,13 @@ impl Message {
             17 => Self::Cm(CmRequest::decode(&mut body, &mut tail)?),
             18 => Self::CmDone(CmDone::decode(&mut body, &mut tail)?),
             19 => Self::CmNews(CmNews::decode(&mut body, &mut tail)?),
+            20 => {
+                let name = device_name(body.padded::<64>("name")?)?;
+                let (transient, force) = (body.bool("transient")?, body.bool("force")?);
+                let table = Table::read(&mut body)?;
+                let settings = tail.rows(table, settings::decode_setting)?;
+                Self::LinkSet { name, settings, transient, force }
+            }
             other => return Err(MessageError::UnknownKind(other)),
         })
     }
@@ -249,6 +274,8 @@ fn netdev_name(name: String) -> Result<String, MessageError> {
 fn encode_devices(devices: &[DeviceInfo], mut w: Writer<'_>) -> Result<usize, MessageError> {
     w.table("devices", devices.len(), DEVICE_ROW)?;
     w.table("gids", devices.iter().map(|device| device.gids.len()).sum(), GID_ROW)?;
+    let rules = devices.iter().map(|device| device.settings.rules.len()).sum();
+    w.table("rules", rules, settings::RULE_ROW)?;
     let end = w.0.len();
     for device in devices {
         w.u32(device.id);
@@ -263,6 +290,7 @@ fn encode_devices(devices: &[DeviceInfo], mut w: Writer<'_>) -> Result<usize, Me
         w.u8(device.origin as u8);
         w.u8(0);
         w.u32(0);
+        settings::encode(&device.settings, &mut w);
     }
     for (number, device) in devices.iter().enumerate() {
         for entry in &device.gids {
@@ -274,14 +302,18 @@ fn encode_devices(devices: &[DeviceInfo], mut w: Writer<'_>) -> Result<usize, Me
             w.bytes(&entry.gid.0);
         }
     }
+    for (number, device) in devices.iter().enumerate() {
+        device.settings.rules.iter().for_each(|rule| settings::encode_rule(number as u16, rule, &mut w));
+    }
     Ok(end)
 }
 
 fn decode_devices(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Vec<DeviceInfo>, MessageError> {
     let device_table = Table::read(&mut body)?;
     let gid_table = Table::read(&mut body)?;
+    let rule_table = if body.is_empty() { Table { count: 0, stride: 0 } } else { Table::read(&mut body)? };
     let mut devices = tail.rows(device_table, |row| {
-        Ok(DeviceInfo {
+        let mut device = DeviceInfo {
             id: row.u32()?,
             ifindex: row.u32()?,
             mtu: row.u32()?,
@@ -293,7 +325,11 @@ fn decode_devices(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Vec<Devi
             phys_state: row.enumeration("phys_state", PhysState::from_u8)?,
             origin: row.enumeration("origin", Origin::from_u8)?,
             gids: Vec::new(),
-        })
+            settings: LinkSettings::default(),
+        };
+        row.take(5)?;
+        device.settings = settings::decode(row)?;
+        Ok(device)
     })?;
     let gids = tail.rows(gid_table, |row| {
         let device = row.u16()?;
@@ -311,6 +347,10 @@ fn decode_devices(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Vec<Devi
             return Err(MessageError::Value { field: "gid index", value: entry.index.into() });
         }
         device.gids.push(entry);
+    }
+    for (number, rule) in tail.rows(rule_table, settings::decode_rule)? {
+        let wrong = MessageError::Value { field: "device", value: number.into() };
+        devices.get_mut(usize::from(number)).ok_or(wrong)?.settings.rules.push(rule);
     }
     Ok(devices)
 }

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::codec::MessageError;
 use crate::device::{GidEntry, GidType, Origin, PhysState};
+use crate::settings::{LinkSettings, Prefix, RoceMode, TcRule};
 
 fn device() -> DeviceInfo {
     DeviceInfo {
@@ -20,11 +21,33 @@ fn device() -> DeviceInfo {
         phys_state: PhysState::LinkUp,
         origin: Origin::Default,
         gids: vec![gid(0, "127.0.0.1"), gid(1, "::1")],
+        settings: LinkSettings::default(),
     }
 }
 
 fn gid(index: u16, ip: &str) -> GidEntry {
     GidEntry { index, gid: Gid::from_ip(ip.parse().unwrap()), gid_type: GidType::RoceV2, ifindex: 1 }
+}
+
+fn prefix(text: &str) -> Prefix {
+    text.parse().unwrap()
+}
+
+fn rule(tclass: u8, source: &str, destination: &str) -> TcRule {
+    TcRule { tclass, source: prefix(source), destination: prefix(destination) }
+}
+
+fn settings() -> LinkSettings {
+    LinkSettings {
+        roce_mode: RoceMode::Both,
+        cm_mode: Some(GidType::RoceV2),
+        cm_tos: 106,
+        tclass: Some(0),
+        ttl: Some(1),
+        rules: vec![rule(16, "1.1.1.2", "1.1.1.0/24"), rule(255, "any", "2001:db8::/32")],
+        crc: false,
+        roce: false,
+    }
 }
 
 /// One of each kind, in the order of their numbers.
@@ -49,7 +72,10 @@ fn all() -> Vec<Message> {
         Message::Refused(Refusal { code: RefusalCode::PortTaken, sentence: "in use".to_owned() }),
         Message::Done,
         Message::ListDevices,
-        Message::Devices(vec![device(), DeviceInfo { name: "fr1".to_owned(), gids: vec![], ..device() }]),
+        Message::Devices(vec![
+            device(),
+            DeviceInfo { name: "fr1".to_owned(), gids: vec![], settings: settings(), ..device() },
+        ]),
         Message::Lease(254),
         Message::Leased(Leased { slots: vec![1, 2], addresses: 3, notice: "naïve".to_owned() }),
         Message::Address(AddressSockets { ip: "fe80::1".parse().unwrap(), scope_id: 9, slots: vec![3] }),
@@ -89,6 +115,24 @@ fn all() -> Vec<Message> {
         Message::Cm(cm::requests().remove(0)),
         Message::CmDone(cm::done()),
         Message::CmNews(cm::news().remove(0)),
+        Message::LinkSet {
+            name: "fr1".to_owned(),
+            settings: vec![
+                Setting::RoceMode(RoceMode::Both),
+                Setting::CmMode(GidType::RoceV1),
+                Setting::CmTos(96),
+                Setting::Tclass(None),
+                Setting::Tclass(Some(0)),
+                Setting::Ttl(Some(255)),
+                Setting::Rule(rule(16, "1.1.1.0/24", "any")),
+                Setting::NoRule { source: prefix("any"), destination: prefix("2001:db8::/33") },
+                Setting::Crc(false),
+                Setting::Roce(true),
+                Setting::Unknown(99),
+            ],
+            transient: true,
+            force: false,
+        },
     ]
 }
 
@@ -226,13 +270,17 @@ fn bad_fields_are_named() {
 
 #[test]
 fn bad_device_tables_are_named() {
-    let good = Message::Devices(vec![device()]).encode(1).unwrap();
-    // Header 16, two tables 8, then the device's 124 bytes and two GIDs of 28.
-    let (row, first, second) = (24, 148, 176);
+    let good = Message::Devices(vec![DeviceInfo { settings: settings(), ..device() }]).encode(1).unwrap();
+    // Header 16, three tables 12, then the device's 132 bytes, two GIDs of 28 and two rules of 40.
+    let (row, first, second, rule) = (28, 160, 188, 216);
     let cases: &[(&str, usize, u8)] = &[
         ("port_active", row + 116, 2),
         ("phys_state", row + 117, 4),
         ("origin", row + 118, 3),
+        ("roce_mode", row + 124, 4),
+        ("cm_mode", row + 125, 3),
+        ("device", rule, 1),
+        ("prefix", rule + 4, 129),
         ("device", first, 1),
         ("gid_type", first + 4, 0),
         ("gid index", second + 2, 0),
@@ -276,6 +324,42 @@ fn the_first_minor_versions_links_were_to_stay() {
 }
 
 #[test]
+fn devices_of_the_second_minor_version_have_no_settings() {
+    let devices = vec![DeviceInfo { settings: settings(), ..device() }];
+    let bytes = Message::Devices(devices).encode(1).unwrap();
+    // Two tables, rows of 124 bytes, no rules.
+    let mut old = [&bytes[..24], &bytes[28..152], &bytes[160..216]].concat();
+    (old[8], old[12], old[13], old[18]) = (8, old.len() as u8, 0, 124);
+    assert_eq!(Message::decode(&old, 0), Ok((1, Message::Devices(vec![device()]))));
+}
+
+#[test]
+fn bad_settings_are_named() {
+    let message = |setting| {
+        let settings = vec![setting];
+        Message::LinkSet { name: "fr1".to_owned(), settings, transient: false, force: false }
+    };
+    let good = message(Setting::RoceMode(RoceMode::V1)).encode(1).unwrap();
+    let row = 16 + 64 + 6;
+    for (field, bytes) in [
+        ("setting", [1, 1, 9, 0, 0, 0]),
+        ("cm_mode", [2, 1, 3, 0, 0, 0]),
+        ("setting", [7, 1, 2, 0, 0, 0]),
+        ("value there", [3, 0, 0, 0, 0, 0]),
+        ("value there", [3, 2, 0, 0, 0, 0]),
+        ("prefix", [6, 0, 0, 0, 129, 0]),
+        ("prefix", [6, 1, 0, 0, 0, 255]),
+    ] {
+        let mut bad = good.clone();
+        bad[row..row + 6].copy_from_slice(&bytes);
+        match Message::decode(&bad, 0) {
+            Err(MessageError::Value { field: named, .. }) => assert_eq!(named, field),
+            other => panic!("{field}: {other:?}"),
+        }
+    }
+}
+
+#[test]
 fn what_does_not_fit_is_not_sent() {
     let long = "x".repeat(65);
     assert_eq!(
@@ -306,9 +390,22 @@ prop_compose! {
 
 prop_compose! {
     fn a_device()(id: u32, name in "[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,62}", netdev in "[a-z]{1,15}", guid: [u8; 8],
-            mtu: u32, up: bool, gids in entries()) -> DeviceInfo {
-        DeviceInfo { id, name, netdev, node_guid: guid, mtu, port_active: up, gids, ..device() }
+            mtu: u32, up: bool, gids in entries(), roce: bool) -> DeviceInfo {
+        let settings = LinkSettings { roce, ..settings() };
+        DeviceInfo { settings, id, name, netdev, node_guid: guid, mtu, port_active: up, gids, ..device() }
     }
+}
+
+fn a_setting() -> impl Strategy<Value = Setting> {
+    prop_oneof![
+        any::<Option<u8>>().prop_map(Setting::Tclass),
+        any::<u8>().prop_map(Setting::CmTos),
+        (any::<u8>(), any::<[u8; 16]>(), 0..=128_u8).prop_map(|(tclass, octets, length)| {
+            let source = Prefix::of_gid(Gid(octets), length).unwrap();
+            Setting::Rule(TcRule { tclass, source, destination: Prefix::ANY })
+        }),
+        (9..=255_u8).prop_map(Setting::Unknown),
+    ]
 }
 
 fn slots() -> impl Strategy<Value = Vec<u8>> {
@@ -327,6 +424,9 @@ fn a_message() -> impl Strategy<Value = Message> {
             let ip = Gid(gid).to_ip();
             (!slots.is_empty()).then_some(Message::Address(AddressSockets { ip, scope_id, slots }))
         }),
+        ("[a-z]{1,20}", proptest::collection::vec(a_setting(), 0..4), any::<[bool; 2]>()).prop_map(
+            |(name, settings, [transient, force])| Message::LinkSet { name, settings, transient, force }
+        ),
         slots().prop_map(Message::Release),
         slots().prop_map(Message::Resume),
         any::<[u32; 4]>()

@@ -391,6 +391,7 @@ impl Inner {
             | Message::Resume(_)
             | Message::LinkAdd { .. }
             | Message::LinkDel { .. }
+            | Message::LinkSet { .. }
             | Message::GetStatus
             | Message::Report(_)
             | Message::Cm(_) => return Some(ClientError::Unexpected),

@@ -1,5 +1,7 @@
 //! Links, views and addresses as they come and go.
 
+use ferroce_ipc::LinkSettings;
+
 use super::*;
 use crate::broker::link_file::ConfiguredLink;
 
@@ -190,7 +192,12 @@ fn devices_survive_the_broker() {
 
 fn link(name: &str, netdev: &str, mac: u8) -> ConfiguredLink {
     let mac = Some([2, 0, 0, 0, 0, mac]);
-    ConfiguredLink { name: name.to_owned(), netdev: netdev.to_owned(), mac }
+    ConfiguredLink {
+        name: name.to_owned(),
+        netdev: netdev.to_owned(),
+        mac,
+        settings: LinkSettings::default(),
+    }
 }
 
 fn add(name: &str, netdev: &str, transient: bool) -> Message {

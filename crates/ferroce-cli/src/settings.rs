@@ -1,0 +1,114 @@
+//! `ferroce link set`: the words of settings.
+
+use anyhow::Result;
+use ferroce_ipc::{GidType, RoceMode, Setting};
+
+use crate::{Usage, broker};
+
+/// `SETTING VALUE …`, all or nothing.
+pub fn set(device: &str, words: &[String], transient: bool, force: bool) -> Result<()> {
+    broker::set(device, parse(words)?, transient, force)
+}
+
+fn parse(words: &[String]) -> Result<Vec<Setting>, Usage> {
+    words
+        .chunks(2)
+        .map(|pair| match pair {
+            [key, value] => setting(key, value),
+            _ => Err(Usage(format!("'{}' lacks a value", pair.concat()))),
+        })
+        .collect()
+}
+
+fn setting(key: &str, value: &str) -> Result<Setting, Usage> {
+    let wrong = |want: &str| Usage(format!("{key} is {want}, not '{value}'"));
+    let version = || match value {
+        "v1" => Some(GidType::RoceV1),
+        "v2" => Some(GidType::RoceV2),
+        _ => None,
+    };
+    match key {
+        "roce-mode" => match (version(), value) {
+            (Some(GidType::RoceV1), _) => Some(RoceMode::V1),
+            (Some(GidType::RoceV2), _) => Some(RoceMode::V2),
+            (None, "both") => Some(RoceMode::Both),
+            _ => None,
+        }
+        .map(Setting::RoceMode)
+        .ok_or_else(|| wrong("v1, v2 or both")),
+        "cm-mode" => version().map(Setting::CmMode).ok_or_else(|| wrong("v1 or v2")),
+        "cm-tos" => number(value, 0).and_then(|tos| tos.map(Setting::CmTos)).ok_or_else(|| wrong("0 to 255")),
+        "tclass" => number(value, 0).map(Setting::Tclass).ok_or_else(|| wrong("0 to 255, or -1 for none")),
+        "ttl" => number(value, 1).map(Setting::Ttl).ok_or_else(|| wrong("1 to 255, or -1 for none")),
+        "crc" => on_off(value).map(Setting::Crc).ok_or_else(|| wrong("on or off")),
+        _ => Err(Usage(format!(
+            "setting '{key}' is unknown; there are roce-mode, cm-mode, cm-tos, tclass, ttl and crc"
+        ))),
+    }
+}
+
+/// `on` or `off`, or as older tools say it.
+pub fn on_off(word: &str) -> Option<bool> {
+    match word {
+        "on" | "enable" => Some(true),
+        "off" | "disable" => Some(false),
+        _ => None,
+    }
+}
+
+/// A number from `least` to 255, decimal or `0x` and hexadecimal; `Some(None)` for a negative one.
+pub fn number(word: &str, least: u8) -> Option<Option<u8>> {
+    let value = match word.strip_prefix("0x") {
+        Some(digits) if digits.bytes().all(|b| b.is_ascii_hexdigit()) => {
+            i64::from_str_radix(digits, 16).ok()?
+        }
+        Some(_) => return None,
+        None => word.parse::<i64>().ok()?,
+    };
+    match u8::try_from(value) {
+        Ok(value) if value >= least => Some(Some(value)),
+        Err(_) if value < 0 => Some(None),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Result<Vec<Setting>, String> {
+        let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+        parse(&words).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn settings_are_words_with_values() {
+        assert_eq!(
+            words("roce-mode both cm-mode v1 cm-tos 0x60 tclass -1 ttl 255 crc off"),
+            Ok(vec![
+                Setting::RoceMode(RoceMode::Both),
+                Setting::CmMode(GidType::RoceV1),
+                Setting::CmTos(96),
+                Setting::Tclass(None),
+                Setting::Ttl(Some(255)),
+                Setting::Crc(false),
+            ])
+        );
+        for (bad, sentence) in [
+            ("roce-mode", "'roce-mode' lacks a value"),
+            ("roce-mode v3", "roce-mode is v1, v2 or both, not 'v3'"),
+            ("cm-mode both", "cm-mode is v1 or v2, not 'both'"),
+            ("cm-tos -1", "cm-tos is 0 to 255, not '-1'"),
+            ("tclass 256", "tclass is 0 to 255, or -1 for none, not '256'"),
+            ("tclass x", "tclass is 0 to 255, or -1 for none, not 'x'"),
+            ("ttl 0", "ttl is 1 to 255, or -1 for none, not '0'"),
+            ("crc maybe", "crc is on or off, not 'maybe'"),
+            (
+                "mtu 1024",
+                "setting 'mtu' is unknown; there are roce-mode, cm-mode, cm-tos, tclass, ttl and crc",
+            ),
+        ] {
+            assert_eq!(words(bad), Err(sentence.to_owned()), "{bad}");
+        }
+    }
+}
