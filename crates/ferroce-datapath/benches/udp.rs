@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Instant;
 
-use ferroce_datapath::udp::{Group, MAX_BATCH, RECEIVE_BUFFER, RxBuffer, RxSocket, TxPorts};
+use ferroce_datapath::udp::{Class, Group, MAX_BATCH, RECEIVE_BUFFER, RxBuffer, RxSocket, TxPorts};
 use ferroce_wire::{
     BatchLimits, Bth, Flow, IcrcStatus, Operation, Packet, Pkey, Psn, Qpn, RcPacket, Request, TxBatch,
 };
@@ -26,7 +26,7 @@ fn main() {
         };
         let rx = RxSocket::from_fd(group.add_member().unwrap()).unwrap();
         group.lease(1, RECEIVE_BUFFER).unwrap();
-        let tx = TxPorts::new(ip, 0, 1).get(ip, 1, 2, 3).unwrap();
+        let tx = TxPorts::new(ip, 0, 1).get(ip, 1, 2, 3, Class::default()).unwrap();
         let flow = Flow {
             source: ip,
             destination: ip,
@@ -35,7 +35,7 @@ fn main() {
             hop_limit: 64,
             link: Default::default(),
         };
-        tx.prefer(&flow).unwrap();
+        tx.prefer_hop_limit(flow.hop_limit).unwrap();
         for (count, len, gso) in [
             (1, 8, true),
             (1, 1024, true),

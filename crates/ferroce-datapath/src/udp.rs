@@ -19,7 +19,7 @@ mod tx;
 
 pub use group::{Group, OpenError, SLOTS};
 pub use port::{PORTS, source_ports};
-pub use ports::TxPorts;
+pub use ports::{Class, TxPorts};
 pub use rx::{Datagram, Datagrams, RxBuffer, RxSocket};
 pub use tx::{LossReason, MAX_BATCH, SendError, Sent, TxSocket};
 

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
+use ferroce_datapath::udp::Class;
 use ferroce_proto::SendTo;
-use ferroce_wire::{Flow, Gid, Qkey, Qpn};
+use ferroce_wire::{Flow, Gid, LinkLayer, Qkey, Qpn};
 use parking_lot::Mutex;
 
 use crate::attr::AhAttr;
@@ -29,6 +30,7 @@ pub struct Ah {
     destination: IpAddr,
     /// To a multicast group: by which interface.
     ifindex: Option<u32>,
+    class: Class,
     hop_limit: u8,
     /// The socket for each slot of the destination that was sent to, by slot.
     routes: ArcSwap<Vec<(u8, Arc<Sender>)>>,
@@ -40,7 +42,7 @@ pub struct Ah {
 
 impl Ah {
     pub(crate) fn create(pd: &Arc<Pd>, attr: AhAttr) -> Result<Arc<Self>, CreateAhError> {
-        let (lane, hop_limit) = resolve(pd.context(), &attr)?;
+        let Way { lane, class, hop_limit } = resolve(pd.context(), &attr)?;
         if !pd.context().engine().ahs().take() {
             return Err(CreateAhError::Limit { max: device::MAX_AH });
         }
@@ -52,6 +54,7 @@ impl Ah {
             senders: Arc::clone(lane.senders()),
             destination: attr.dgid.to_ip(),
             ifindex: source.filter(|_| attr.dgid.is_multicast()).map(|entry| entry.ifindex),
+            class,
             hop_limit,
             routes: ArcSwap::default(),
             adding: Mutex::new(()),
@@ -85,9 +88,9 @@ impl Ah {
             source: self.senders.local(),
             destination: self.destination,
             source_port: port,
-            traffic_class: self.attr.traffic_class,
+            traffic_class: self.class.traffic_class,
             hop_limit: self.hop_limit,
-            link: Default::default(),
+            link: LinkLayer { sl: self.class.service_level, ..LinkLayer::UDP },
         };
         Ok(SendTo::Datagram { path, qpn, qkey })
     }
@@ -98,7 +101,7 @@ impl Ah {
         if let Some(sender) = find(&routes, slot) {
             return Ok(sender.flow().source_port);
         }
-        let sender = self.senders.of_datagrams(self.destination, slot)?;
+        let sender = self.senders.of_datagrams(self.destination, slot, self.class)?;
         if let Some(ifindex) = self.ifindex {
             sender.set_multicast_interface(ifindex)?;
         }
@@ -146,8 +149,17 @@ impl AhAttr {
     }
 }
 
-/// The lane that an address vector starts from, and the hop limit its packets get.
-pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<(Arc<Lane>, u8), PathError> {
+/// What becomes of an address vector.
+pub(crate) struct Way {
+    /// Where it starts.
+    pub(crate) lane: Arc<Lane>,
+    /// What its packets get, which may not be what the program asked for.
+    pub(crate) class: Class,
+    pub(crate) hop_limit: u8,
+}
+
+/// The way of an address vector, as the device's settings have it now.
+pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<Way, PathError> {
     if !ah.is_global {
         return Err(PathError::NotGlobal);
     }
@@ -162,7 +174,13 @@ pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<(Arc<Lane>, u8),
         return Err(PathError::Dgid { dgid, sgid });
     }
     let lane = context.engine().lane(sgid.to_ip(), scope_of(sgid, entry.ifindex)).ok_or(empty)?;
-    Ok((lane, if ah.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { ah.hop_limit }))
+    let hop_limit = if ah.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { ah.hop_limit };
+    let settings = context.settings();
+    let class = Class {
+        traffic_class: settings.traffic_class(sgid.to_ip(), dgid.to_ip(), ah.traffic_class),
+        service_level: ah.sl & 15,
+    };
+    Ok(Way { lane, class, hop_limit: settings.hop_limit(hop_limit) })
 }
 
 /// Link-local addresses mean something on one interface only.

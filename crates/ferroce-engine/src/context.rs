@@ -8,7 +8,7 @@ use ferroce_wire::{Instant, Pkey};
 use crate::ah::scope_of;
 use crate::async_event::{AsyncEventKind, AsyncQueue};
 use crate::counters::{DeviceCounters, rxe_counters};
-use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, PortAttr};
+use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, LinkSettings, PortAttr};
 use crate::engine::Engine;
 use crate::error::{AllocPdError, CreateChannelError, CreateCqError, OpenError, OpenXrcdError, QueryError};
 use crate::lane::Lane;
@@ -71,6 +71,11 @@ impl Context {
             gids: Vec::new(),
             ..self.opened.clone()
         })
+    }
+
+    /// What an administrator set for the device.
+    pub(crate) fn settings(&self) -> LinkSettings {
+        self.engine.with_device(self.opened.id, |info| Some(info.settings.clone())).unwrap_or_default()
     }
 
     /// Limits and identity.

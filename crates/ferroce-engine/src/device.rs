@@ -4,7 +4,7 @@ use ferroce_wire::PathMtu;
 
 use crate::sys;
 
-pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
+pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, LinkSettings, Origin, PhysState};
 
 /// Limits and identity of a device, as `ibv_query_device` tells them. Every limit can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -174,6 +174,7 @@ impl Engine {
                     self.tell(id, |context| {
                         context.async_events().push_port(AsyncEventKind::GidChange, 1);
                     });
+                    self.settings_changed();
                     self.lanes_changed();
                     if let Some(device) = self.device_by_id(id) {
                         self.groups.follow(&device, self);
@@ -185,7 +186,15 @@ impl Engine {
                 BrokerEvent::PortDown(id) => self.tell(id, |context| {
                     context.async_events().push_port(AsyncEventKind::PortErr, 1);
                 }),
-                BrokerEvent::DeviceAdded(_) => self.tell_nobody(),
+                BrokerEvent::DeviceAdded(_) => {
+                    self.tell_nobody();
+                    self.settings_changed();
+                }
+                // Verbs have no event for it: queries tell.
+                BrokerEvent::DeviceChanged(_) => {
+                    self.tell_nobody();
+                    self.settings_changed();
+                }
                 BrokerEvent::DeviceRemoved(id) => self.tell(id, Context::report_fatal),
                 BrokerEvent::Disconnected => tracing::info!("the broker is gone; traffic goes on"),
                 BrokerEvent::Reconnected => {
@@ -268,6 +277,7 @@ impl Engine {
         let mut lanes = Vec::new();
         for address in lease.addresses {
             let lane = running.lane(address).map_err(OpenError::Resources)?;
+            lane.follow_settings(&self.devices());
             granted = granted.min(lane.granted_rcvbuf().map_err(OpenError::Resources)?);
             lanes.push(Arc::new(lane));
         }
@@ -296,6 +306,7 @@ impl Engine {
     fn add_lane(&self, address: LeasedAddress) -> io::Result<()> {
         let Some(running) = self.running.get() else { return Ok(()) };
         let lane = Arc::new(running.lane(address)?);
+        lane.follow_settings(&self.devices());
         running.lanes.rcu(|lanes| {
             // A later socket of the same address takes the place of the earlier one.
             let same =
@@ -322,6 +333,7 @@ impl Engine {
         let running = self.running();
         let id = running.next_lane.fetch_add(1, Ordering::Relaxed);
         let lane = Arc::new(make(id, Arc::clone(&running.hub)));
+        lane.follow_settings(&self.devices());
         running.lanes.rcu(|lanes| lanes.iter().chain([&lane]).cloned().collect::<Vec<_>>());
         running.hub.attention.request(0, || running.hub.wake());
         lane
@@ -334,6 +346,14 @@ impl Engine {
             .lanes
             .rcu(|lanes| lanes.iter().filter(|known| !Arc::ptr_eq(known, lane)).cloned().collect::<Vec<_>>());
         running.hub.attention.request(0, || running.hub.wake());
+    }
+
+    /// Lanes do as their devices' settings say now.
+    fn settings_changed(&self) {
+        if let Some(running) = self.running.get() {
+            let devices = self.devices();
+            running.lanes.load().iter().for_each(|lane| lane.follow_settings(&devices));
+        }
     }
 
     /// Datagrams come in on every lane of their device.

@@ -54,7 +54,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ferroce_datapath::packet::FrameBuffer;
@@ -63,7 +63,9 @@ use ferroce_wire::icrc::{SourceTable, Verdict};
 use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, Qpn};
 use parking_lot::Mutex;
 
+use crate::ah::scope_of;
 use crate::counters::DeviceCounters;
+use crate::device::{DeviceInfo, GidEntry};
 use crate::fork::Guarded;
 use crate::frames::FramePort;
 use crate::handover::{LaneState, NEVER};
@@ -152,6 +154,8 @@ pub(crate) struct Lane {
     source: Source,
     senders: Arc<Senders>,
     state: LaneState,
+    /// Whether the ICRC of what comes counts.
+    checks: AtomicBool,
     receiver: Mutex<Box<Receiver>>,
     /// Queue pairs whose path starts here, each knowing its place in the list.
     qps: Mutex<Vec<Arc<Qp>>>,
@@ -174,6 +178,7 @@ impl Lane {
             senders: Senders::new(local, scope_id, hub.secret),
             source,
             state: LaneState::new(),
+            checks: AtomicBool::new(true),
             receiver: Mutex::new(Box::new(Receiver {
                 buffer: RxBuffer::new(),
                 frames: None,
@@ -194,6 +199,22 @@ impl Lane {
 
     pub(crate) fn local(&self) -> IpAddr {
         self.local
+    }
+
+    /// Follows the settings of the devices that have its address: no ICRC is checked where one of them says so. A group's
+    /// address belongs to its interface.
+    pub(crate) fn follow_settings(&self, devices: &[DeviceInfo]) {
+        let here = |device: &&DeviceInfo| {
+            let is = |entry: &GidEntry| {
+                entry.gid.to_ip() == self.local && scope_of(entry.gid, entry.ifindex) == self.scope_id
+            };
+            match self.members {
+                None => device.gids.iter().any(is),
+                Some(_) => device.ifindex == self.scope_id,
+            }
+        };
+        let checks = devices.iter().filter(|device| !device.settings.crc).find(here).is_none();
+        self.checks.store(checks, Ordering::Relaxed);
     }
 
     pub(crate) fn scope_id(&self) -> u32 {
@@ -390,7 +411,7 @@ impl Lane {
         }
     }
 
-    /// A datagram that is a packet for this slot with the right ICRC. Everything else is counted.
+    /// A datagram that is a packet for this slot with the right ICRC, if that counts here. Everything else is counted.
     fn verify<'a>(
         &self,
         datagram: &Datagram<'a>,
@@ -402,12 +423,14 @@ impl Lane {
             DeviceCounters::count(&counters.rx_malformed);
             return None;
         };
-        match sources.check(now, &self.flow(datagram), datagram.bytes) {
-            Verdict::Good => {}
-            Verdict::Solved(_) => DeviceCounters::count(&counters.icrc_id_solved),
-            Verdict::Bad => {
-                DeviceCounters::count(&counters.rx_icrc_errors);
-                return None;
+        if self.checks.load(Ordering::Relaxed) {
+            match sources.check(now, &self.flow(datagram), datagram.bytes) {
+                Verdict::Good => {}
+                Verdict::Solved(_) => DeviceCounters::count(&counters.icrc_id_solved),
+                Verdict::Bad => {
+                    DeviceCounters::count(&counters.rx_icrc_errors);
+                    return None;
+                }
             }
         }
         // A group is addressed by its IP address and by this number together; rxe looks at the number alone.

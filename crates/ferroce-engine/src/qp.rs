@@ -18,7 +18,7 @@ use ferroce_proto::{
 use ferroce_wire::{Gid, PathMtu, Qpn};
 use parking_lot::Mutex;
 
-use crate::ah;
+use crate::ah::{self, Way};
 use crate::async_event::AckCount;
 use crate::attr::{AhAttr, QpAttr, QpInit};
 use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
@@ -308,7 +308,7 @@ impl Qp {
 
     /// The lane and socket for a path, from the tables.
     fn resolve(&self, ah: &AhAttr, dest_qp: Qpn) -> Result<Path, ModifyQpError> {
-        let (lane, hop_limit) = ah::resolve(self.context(), ah)?;
+        let Way { lane, class, hop_limit } = ah::resolve(self.context(), ah)?;
         if ah.dgid.is_multicast() {
             return Err(PathError::Dgid { dgid: ah.dgid, sgid: Gid::from_ip(lane.local()) }.into());
         }
@@ -316,7 +316,7 @@ impl Qp {
             destination: ah.dgid.to_ip(),
             local_qpn: self.qpn,
             remote_qpn: dest_qp,
-            traffic_class: ah.traffic_class,
+            class,
             hop_limit,
         };
         let socket = lane.senders().acquire(&ends).map_err(ModifyQpError::Socket)?;

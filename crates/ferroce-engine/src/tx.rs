@@ -10,8 +10,8 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::{Arc, Weak};
 
-use ferroce_datapath::udp::{TxPorts, TxSocket};
-use ferroce_wire::{Flow, Qpn};
+use ferroce_datapath::udp::{Class, TxPorts, TxSocket};
+use ferroce_wire::{Flow, LinkLayer, Qpn};
 use parking_lot::Mutex;
 
 use crate::fork;
@@ -22,7 +22,7 @@ pub(crate) struct Endpoints {
     pub(crate) destination: IpAddr,
     pub(crate) local_qpn: Qpn,
     pub(crate) remote_qpn: Qpn,
-    pub(crate) traffic_class: u8,
+    pub(crate) class: Class,
     pub(crate) hop_limit: u8,
 }
 
@@ -56,9 +56,14 @@ impl Senders {
     }
 
     /// The socket for datagrams to one slot of a destination; who holds it keeps it open.
-    pub(crate) fn of_datagrams(self: &Arc<Self>, destination: IpAddr, slot: u8) -> io::Result<Arc<Sender>> {
+    pub(crate) fn of_datagrams(
+        self: &Arc<Self>,
+        destination: IpAddr,
+        slot: u8,
+        class: Class,
+    ) -> io::Result<Arc<Sender>> {
         let mut users = self.users.lock();
-        let socket = self.ports.get_any(destination, slot)?;
+        let socket = self.ports.get_any(destination, slot, class)?;
         let port = socket.port();
         if let Some(sender) = users.datagrams.get(&port).and_then(Weak::upgrade) {
             return Ok(sender);
@@ -99,21 +104,21 @@ impl Senders {
     pub(crate) fn acquire(self: &Arc<Self>, ends: &Endpoints) -> io::Result<Sender> {
         let slot = (ends.remote_qpn.value() >> 16) as u8;
         let mut users = self.users.lock();
-        let socket =
-            self.ports.get(ends.destination, slot, ends.local_qpn.value(), ends.remote_qpn.value())?;
+        let (local, remote) = (ends.local_qpn.value(), ends.remote_qpn.value());
+        let socket = self.ports.get(ends.destination, slot, local, remote, ends.class)?;
         let flow = Flow {
             source: self.local,
             destination: ends.destination,
             source_port: socket.port(),
-            traffic_class: ends.traffic_class,
+            traffic_class: ends.class.traffic_class,
             hop_limit: ends.hop_limit,
-            link: Default::default(),
+            link: LinkLayer { sl: ends.class.service_level, ..LinkLayer::UDP },
         };
         let (sender, first) = self.share(&mut users, socket, flow);
         if first {
             drop(users);
             // What the first queue pair sends with costs nothing; others of the socket may differ.
-            sender.prefer(&flow)?;
+            sender.prefer_hop_limit(ends.hop_limit)?;
         }
         Ok(sender)
     }

@@ -56,8 +56,8 @@ pub use device::{Context, devices};
 pub use error::{Error, QpError};
 pub use event::Event;
 pub use ferroce_engine::{
-    Access, AsyncEventKind as EventKind, DeviceAttr, DeviceInfo, GidEntry, GidType, Moderation, PortAttr,
-    PortState, QpState, WcOpcode as Opcode, WcStatus as Status,
+    Access, AsyncEventKind as EventKind, DeviceAttr, DeviceInfo, GidEntry, GidType, LinkSettings, Moderation,
+    PortAttr, PortState, QpState, WcOpcode as Opcode, WcStatus as Status,
 };
 pub use ferroce_wire::cm::RejReason;
 pub use ferroce_wire::{Gid, Imm, PathMtu, Psn, Qkey, Qpn, Rkey, SrqNumber};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use core::ffi::{c_int, c_uint, c_void};
 use ferroce_abi as abi;
+use ferroce_engine::cm::attributes;
 use ferroce_wire::Gid;
 use libc::sockaddr;
 
@@ -71,16 +72,26 @@ pub(super) fn joined(id: &'static IdHandle, live: &LiveId, membership: &Arc<Memb
         done(unsafe { mcast::ibv_attach_mcast(qp, &mgid, 0) })
     };
     let mut state = live.state.lock();
+    let tos = match &state.route {
+        Some(route) => route.type_of_service(state.options.tos),
+        None => state.options.tos.unwrap_or(0),
+    };
     let grh = abi::ibv_global_route {
         dgid: abi::ibv_gid { raw: membership.mgid.0 },
         flow_label: 0,
         sgid_index: state.gid_index.unwrap_or(0),
         hop_limit: HOP_LIMIT,
-        traffic_class: state.options.tos,
+        traffic_class: tos,
     };
     let ud = abi::rdma_ud_param {
         private_data: membership.context,
-        ah_attr: abi::ibv_ah_attr { grh, is_global: 1, port_num: 1, ..NO_DATAGRAMS.ah_attr },
+        ah_attr: abi::ibv_ah_attr {
+            grh,
+            is_global: 1,
+            port_num: 1,
+            sl: attributes::service_level(tos),
+            ..NO_DATAGRAMS.ah_attr
+        },
         qp_num: EVERYBODY,
         qkey: qp::qkey(ps),
         ..NO_DATAGRAMS

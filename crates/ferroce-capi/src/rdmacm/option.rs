@@ -11,8 +11,8 @@ use crate::errno::Errno;
 /// What a program may set, and what the connection will use.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Options {
-    /// The traffic class of its packets.
-    pub(super) tos: u8,
+    /// The traffic class of its packets; `None` is the device's default.
+    pub(super) tos: Option<u8>,
     /// Share the address with others that do the same.
     pub(super) reuse_address: bool,
     /// An IPv6 wildcard is not the IPv4 one; `None` leaves it to the system.
@@ -51,7 +51,7 @@ unsafe fn set_of_id(
 ) -> Result<(), Errno> {
     match option {
         // SAFETY: as the caller says.
-        abi::RDMA_OPTION_ID_TOS => state.options.tos = unsafe { value::<u8>(optval, length) }?,
+        abi::RDMA_OPTION_ID_TOS => state.options.tos = Some(unsafe { value::<u8>(optval, length) }?),
         abi::RDMA_OPTION_ID_REUSEADDR => {
             // SAFETY: as the caller says.
             state.options.reuse_address = unsafe { value::<c_int>(optval, length) }? != 0;

@@ -131,6 +131,7 @@ fn find(
 
 /// The path record of a route: everything else follows from there being one kind of fabric.
 pub(super) fn path_record(route: &Route, options: &Options) -> abi::ibv_sa_path_rec {
+    let tos = route.type_of_service(options.tos);
     abi::ibv_sa_path_rec {
         dgid: abi::ibv_gid { raw: Gid::from_ip(route.destination.ip()).0 },
         sgid: abi::ibv_gid { raw: route.local.gid.gid.0 },
@@ -139,11 +140,11 @@ pub(super) fn path_record(route: &Route, options: &Options) -> abi::ibv_sa_path_
         raw_traffic: 0,
         flow_label: flow_label(route).to_be(),
         hop_limit: route.hop_limit,
-        traffic_class: options.tos,
+        traffic_class: tos,
         reversible: 1,
         numb_path: 1,
         pkey: PKEY.to_be(),
-        sl: 0,
+        sl: attributes::service_level(tos),
         mtu_selector: EXACTLY,
         mtu: route.mtu as u8,
         rate_selector: EXACTLY,

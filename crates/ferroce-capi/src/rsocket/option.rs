@@ -161,7 +161,7 @@ fn set(entry: &Entry, level: c_int, optname: c_int, value: c_int) -> Result<(), 
             libc::TCP_KEEPCNT | libc::TCP_KEEPINTVL | libc::TCP_MAXSEG | libc::TCP_CONGESTION,
         ) => {}
         (libc::IPPROTO_IP, libc::IP_TOS) => {
-            choose(&|settings| settings.tos = value as u8);
+            choose(&|settings| settings.tos = Some(value as u8));
         }
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => {
             options.v6_only = on;
@@ -242,7 +242,7 @@ fn told(entry: &Entry, level: c_int, optname: c_int) -> Result<Vec<u8>, Errno> {
         }
         (libc::SOL_SOCKET, libc::SO_RCVBUF) => size(settings.sizes.receive_buffer),
         (libc::SOL_SOCKET, libc::SO_SNDBUF) => size(settings.sizes.send_buffer),
-        (libc::IPPROTO_IP, libc::IP_TOS) => number(settings.tos.into()),
+        (libc::IPPROTO_IP, libc::IP_TOS) => number(settings.tos.unwrap_or(0).into()),
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => flag(options.v6_only),
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => flag(options.no_delay),
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {

@@ -212,7 +212,8 @@ fn what_the_header_said_is_told() {
         for (class, prefer) in [(0, false), (0x8b, false), (0x6a, true), (0x8b, false), (0x6a, false)] {
             let flow = Flow { traffic_class: class, hop_limit: class, ..flow };
             if prefer {
-                tx.prefer(&flow).unwrap();
+                tx.set_class(Class { traffic_class: class, service_level: 0 }).unwrap();
+                tx.prefer_hop_limit(class).unwrap();
             }
             let _ = tx.send_datagram(&flow, &[0, 0, 0, 0, 0, 1]).unwrap();
             let rx = holder(&group, 1);
@@ -445,18 +446,48 @@ fn a_batch_the_kernel_refuses_to_cut_goes_one_by_one() {
 fn queue_pairs_share_sockets() {
     let ip = own_v4();
     let ports = TxPorts::new(ip, 0, 7);
-    let sockets: Vec<_> = (0..1000).map(|pair| ports.get(V6_PEER, 3, pair, 99).unwrap()).collect();
+    let sockets: Vec<_> =
+        (0..1000).map(|pair| ports.get(V6_PEER, 3, pair, 99, Class::default()).unwrap()).collect();
     let distinct: HashSet<_> = sockets.iter().map(|socket| socket.port()).collect();
     assert_eq!(distinct.len(), 8);
     // Taken by another process: the next candidate.
     let wanted = source_ports(7, V6_PEER, 4, 1, 1).next().unwrap();
     let taken = TxSocket::bind(ip, 0, wanted).unwrap();
-    let next = ports.get(V6_PEER, 4, 1, 1).unwrap();
+    let next = ports.get(V6_PEER, 4, 1, 1, Class::default()).unwrap();
     assert_eq!(next.port(), source_ports(7, V6_PEER, 4, 1, 1).nth(1).unwrap());
     // Closed with the last user.
     let port = next.port();
     drop((next, taken));
     TxSocket::bind(ip, 0, port).unwrap();
+}
+
+#[test]
+fn a_socket_has_one_class() {
+    for ip in [own_v4(), V6] {
+        let ports = TxPorts::new(ip, 0, 7);
+        let plain = ports.get(V6_PEER, 5, 1, 1, Class::default()).unwrap();
+        let class = Class { traffic_class: 0x60, service_level: 3 };
+        let other = ports.get(V6_PEER, 5, 1, 1, class).unwrap();
+        assert_ne!(plain.port(), other.port());
+        for (socket, class) in [(&plain, Class::default()), (&other, class)] {
+            assert_eq!(ports.get(V6_PEER, 5, 1, 1, class).unwrap().port(), socket.port());
+            assert_eq!(ports.get_any(V6_PEER, 5, class).unwrap().port(), socket.port());
+            let priority = sys::get_int(&**socket, libc::SOL_SOCKET, libc::SO_PRIORITY).unwrap();
+            assert_eq!(priority, c_int::from(class.service_level), "{ip}");
+        }
+        // Not what the kernel makes of a type of service; and without privilege at most 6.
+        for (traffic_class, service_level, want) in [(0x10, 0, 0..=0), (0, 15, 6..=7), (0, 8, 0..=0)] {
+            let socket = ports.get(V6_PEER, 5, 1, 1, Class { traffic_class, service_level }).unwrap();
+            let priority = sys::get_int(&*socket, libc::SOL_SOCKET, libc::SO_PRIORITY).unwrap();
+            assert!(want.contains(&priority), "{ip} {traffic_class:#x} {service_level}: {priority}");
+        }
+        // When candidates run out, any that is open does.
+        let all: Vec<_> = (0..=64)
+            .map(|traffic_class| Class { traffic_class, service_level: 1 })
+            .map(|class| ports.get(V6_PEER, 6, 1, 1, class).unwrap())
+            .collect();
+        assert_eq!(all.iter().map(|socket| socket.port()).collect::<HashSet<_>>().len(), 64);
+    }
 }
 
 const V6_PEER: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7));

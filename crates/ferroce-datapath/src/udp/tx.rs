@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use ferroce_wire::{BatchLimits, Flow, ROCE_UDP_PORT, TxBatch};
 use libc::{IPPROTO_IP, IPPROTO_IPV6, c_int};
 
-use super::{address, open_socket, set_receive_buffer};
+use super::{Class, address, open_socket, set_receive_buffer};
 use crate::sys::{self, Target};
 
 /// Octets a batch may hold: the longest UDP payload over IPv4.
@@ -117,19 +117,37 @@ impl TxSocket {
         self.local
     }
 
-    /// Makes traffic class and hop limit of `flow` the socket's own, so that sending them costs nothing; other flows of
-    /// the socket still get theirs, with a control message each.
-    pub fn prefer(&self, flow: &Flow) -> io::Result<()> {
-        let ((level, class), hops) = match self.local.ip() {
-            IpAddr::V4(_) => ((IPPROTO_IP, libc::IP_TOS), libc::IP_TTL),
-            IpAddr::V6(_) => ((IPPROTO_IPV6, libc::IPV6_TCLASS), libc::IPV6_UNICAST_HOPS),
-        };
-        sys::set_int(&self.fd, level, class, c_int::from(flow.traffic_class))?;
-        self.traffic_class.store(flow.traffic_class, Ordering::Relaxed);
-        if flow.hop_limit != 0 {
-            sys::set_int(&self.fd, level, hops, c_int::from(flow.hop_limit))?;
-            self.hop_limit.store(flow.hop_limit, Ordering::Relaxed);
+    /// Makes a traffic class the socket's own, so that sending it costs nothing, and a service level the priority of its
+    /// frames; other flows of the socket still get their traffic class, with a control message each.
+    pub(super) fn set_class(&self, class: Class) -> io::Result<()> {
+        let Class { traffic_class, service_level } = class;
+        if class == Class::default() {
+            return Ok(());
         }
+        let (level, name) = match self.local.ip() {
+            IpAddr::V4(_) => (IPPROTO_IP, libc::IP_TOS),
+            IpAddr::V6(_) => (IPPROTO_IPV6, libc::IPV6_TCLASS),
+        };
+        sys::set_int(&self.fd, level, name, c_int::from(traffic_class))?;
+        self.traffic_class.store(traffic_class, Ordering::Relaxed);
+        // The kernel made a priority of the type of service. A priority of 7 wants a privilege.
+        let priority = c_int::from(service_level & 7);
+        let set = |priority| sys::set_int(&self.fd, libc::SOL_SOCKET, libc::SO_PRIORITY, priority);
+        set(priority).or_else(|e| if e.kind() == io::ErrorKind::PermissionDenied { set(6) } else { Err(e) })
+    }
+
+    /// Makes a hop limit other than 0 the socket's own, so that sending it costs nothing; other flows of the socket still
+    /// get theirs, with a control message each.
+    pub fn prefer_hop_limit(&self, hop_limit: u8) -> io::Result<()> {
+        if hop_limit == 0 || hop_limit == self.hop_limit.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let (level, name) = match self.local.ip() {
+            IpAddr::V4(_) => (IPPROTO_IP, libc::IP_TTL),
+            IpAddr::V6(_) => (IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
+        };
+        sys::set_int(&self.fd, level, name, c_int::from(hop_limit))?;
+        self.hop_limit.store(hop_limit, Ordering::Relaxed);
         Ok(())
     }
 

@@ -78,6 +78,8 @@ pub enum BrokerEvent {
     PortActive(u32),
     /// The port of a device is not ACTIVE any more.
     PortDown(u32),
+    /// The MTU or the settings of a device changed.
+    DeviceChanged(u32),
     /// There is a new device.
     DeviceAdded(u32),
     /// A device is gone, with its interface or by `ferroce link del`.

@@ -7,7 +7,7 @@ use tracing::info;
 
 use super::gid_table::{GidTable, Holder};
 use super::link_file::ConfiguredLink;
-use super::netdev::{Netdev, addresses_over};
+use super::netdev::{Address, Netdev, addresses_over};
 use super::refusal;
 
 /// Name of the device on `lo` that is always there.
@@ -96,6 +96,15 @@ impl Devices {
     /// All devices, those of single clients as well.
     pub fn all(&self) -> impl Iterator<Item = &DeviceInfo> {
         self.devices.values().map(|d| &d.info)
+    }
+
+    /// What is set for devices that have this address; nothing for those that are as they were.
+    pub fn settings_at(&self, address: Address) -> impl Iterator<Item = &LinkSettings> {
+        let set = self.all().filter(|device| device.settings != LinkSettings::default());
+        let has = move |device: &&DeviceInfo| {
+            device.gids.iter().any(|entry| Address::of(entry.gid.to_ip(), entry.ifindex) == address)
+        };
+        set.filter(has).map(|device| &device.settings)
     }
 
     /// Whether somebody configured a link, which must not vanish with an idle broker.

@@ -82,8 +82,8 @@ impl Gsi {
         self.ends.iter().map(|(address, end)| (*address, end.rx.as_fd()))
     }
 
-    /// Takes what waits on one address; whether there may be more.
-    pub fn receive(&mut self, address: Address, mut take: impl FnMut(Route, &[u8])) -> bool {
+    /// Takes what waits on one address, with a right ICRC if that is to be checked; whether there may be more.
+    pub fn receive(&mut self, address: Address, check: bool, mut take: impl FnMut(Route, &[u8])) -> bool {
         let Some(end) = self.ends.get(&address) else { return false };
         let receiver = self.receiver.get_or_insert_with(|| {
             Box::new(Receiver { buffer: RxBuffer::new(), sources: SourceTable::new() })
@@ -108,7 +108,7 @@ impl Gsi {
                     hop_limit: 0,
                     link: Default::default(),
                 };
-                match mad(sources, now, &flow, datagram.bytes) {
+                match mad(check.then_some(&mut *sources), now, &flow, datagram.bytes) {
                     Ok(mad) => {
                         let route =
                             Route { local: address.ip, remote: datagram.source, interface: address.scope_id };
@@ -202,14 +202,14 @@ fn sender(secret: u64, local: std::net::IpAddr, scope_id: u32) -> io::Result<TxS
     Err(failure)
 }
 
-/// The MAD in a datagram that is for queue pair 1 (cm.md 1; IBTA 13.5.3, 9.6).
+/// The MAD in a datagram that is for queue pair 1; without `sources` the ICRC is not looked at (cm.md 1; IBTA 13.5.3, 9.6).
 fn mad<'a>(
-    sources: &mut SourceTable<SOURCES>,
+    sources: Option<&mut SourceTable<SOURCES>>,
     now: Instant,
     flow: &Flow,
     bytes: &'a [u8],
 ) -> Result<&'a [u8], &'static str> {
-    if sources.check(now, flow, bytes) == Verdict::Bad {
+    if sources.is_some_and(|sources| sources.check(now, flow, bytes) == Verdict::Bad) {
         return Err("wrong ICRC");
     }
     let packet = Packet::parse(bytes).map_err(|_| "malformed")?;
@@ -266,7 +266,7 @@ mod tests {
     }
 
     fn judge(bytes: &[u8]) -> Result<usize, &'static str> {
-        mad(&mut SourceTable::new(), Instant::from_nanos(1), &flow(), bytes).map(<[u8]>::len)
+        mad(Some(&mut SourceTable::new()), Instant::from_nanos(1), &flow(), bytes).map(<[u8]>::len)
     }
 
     fn deth<'p>(packet: &'p mut Packet<'_>) -> &'p mut Deth {
@@ -281,6 +281,8 @@ mod tests {
         let mut spoiled = good.clone();
         spoiled[70] ^= 1;
         assert_eq!(judge(&spoiled), Err("wrong ICRC"));
+        let unchecked = mad(None, Instant::from_nanos(1), &flow(), &spoiled);
+        assert_eq!(unchecked.map(<[u8]>::len), Ok(MAD_LEN), "where nobody looks at it");
         for (why, change) in [
             ("another queue pair", (|packet| packet.bth.dest_qp = Qpn::new(2)) as fn(&mut Packet<'_>)),
             ("wrong Q_Key", |packet| deth(packet).qkey = Qkey::new(5)),

@@ -324,8 +324,10 @@ impl Server {
 
     /// Takes what waits at queue pair 1 of an address, to be looked at in its turn.
     fn gather(&mut self, address: Address) {
-        let Self { gsi, mads, .. } = self;
-        gsi.receive(address, |route, mad| mads.extend(mad.try_into().map(|mad| (route, mad))));
+        let Self { gsi, mads, broker, .. } = self;
+        gsi.receive(address, broker.checks_crc(address), |route, mad| {
+            mads.extend(mad.try_into().map(|mad| (route, mad)))
+        });
     }
 
     /// The clients that have said something.

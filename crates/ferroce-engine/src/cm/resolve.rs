@@ -39,6 +39,13 @@ pub struct Route {
     pub hop_limit: u8,
 }
 
+impl Route {
+    /// The type of service of a connection whose program asks for this one, or for none.
+    pub fn type_of_service(&self, asked: Option<u8>) -> u8 {
+        asked.unwrap_or(self.local.device.settings.cm_tos)
+    }
+}
+
 /// Why there is no way.
 #[derive(Debug, Error)]
 pub enum ResolveError {

@@ -23,6 +23,7 @@ use super::service::{self, Task};
 use super::settings::Settings;
 use super::stream::{Ready, RsocketError};
 use super::waker::{Waker, attend};
+use crate::cm::attributes;
 use crate::cm::resolve::{self, Route};
 use crate::fork::{self, Guarded};
 use crate::{Ah, AhAttr, CompletionChannel, sys};
@@ -230,11 +231,13 @@ impl Datagram {
             let outlet = self.outlet(state, &route)?;
             let mut source = route.source;
             source.set_port(local.port());
+            let tos = route.type_of_service(state.settings.tos);
             let ah = AhAttr {
                 dgid: Gid::from_ip(route.destination.ip()),
                 sgid_index: route.local.gid.index as u8,
                 hop_limit: route.hop_limit,
-                traffic_class: state.settings.tos,
+                traffic_class: tos,
+                sl: attributes::service_level(tos),
                 ..AhAttr::default()
             };
             let pd = &state.outlets[outlet].home.pd;

@@ -17,8 +17,8 @@ pub struct Settings {
     pub reuse: bool,
     /// `::` does not mean the addresses of IPv4.
     pub v6_only: bool,
-    /// IP's type of service.
-    pub tos: u8,
+    /// IP's type of service; `None` is the device's default.
+    pub tos: Option<u8>,
 }
 
 /// Where an administrator puts other defaults: a file for each, with one number (rsocket(7)).
@@ -53,7 +53,7 @@ fn configured(directory: &Path) -> Configured {
 impl Settings {
     /// What a stream has whose program chooses nothing.
     pub fn usual() -> Self {
-        Self { sizes: CONFIGURED.sizes, reuse: false, v6_only: false, tos: 0 }
+        Self { sizes: CONFIGURED.sizes, reuse: false, v6_only: false, tos: None }
     }
 
     /// How long `rpoll` looks before it sleeps.

@@ -53,6 +53,11 @@ pub const fn flow_label(source_port: u16, destination_port: u16) -> u32 {
     (source_port as u32 * 31 + destination_port as u32) & 0xf_ffff
 }
 
+/// The service level of a path by its type of service: the three most significant bits (Linux 6.12 `cma.c`).
+pub const fn service_level(type_of_service: u8) -> u8 {
+    type_of_service >> 5
+}
+
 /// How long to wait for the answer to a message: there and back, and the time the peer takes (IBTA 12.7).
 pub const fn response_time(packet_life: CmTime, peer: CmTime) -> Duration {
     let there_and_back = packet_life.duration().saturating_mul(2);

@@ -100,13 +100,15 @@ impl Connector {
         self.end.route.source = local;
         let header = IpCmHeader { source_port: local.port(), source: local.ip(), destination: peer.ip() };
         let service = PortSpace::Tcp.service_id(peer.port());
+        let tos = self.end.route.type_of_service(self.options.traffic_class);
         let asked = ConnectParams {
             responder_resources: self.options.responder_resources,
             initiator_depth: self.options.initiator_depth,
             retry_count: self.options.retry_cnt,
             rnr_retry_count: self.options.rnr_retry,
             path_mtu: self.end.route.mtu,
-            traffic_class: self.options.traffic_class,
+            traffic_class: tos,
+            sl: attributes::service_level(tos),
             hop_limit: self.end.route.hop_limit,
             flow_label: attributes::flow_label(local.port(), peer.port()),
             private: PrivateData::concat(&header.emit(), private)?,

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
-use ferroce_engine::cm::attributes::ConnectedAttr;
+use ferroce_engine::cm::attributes::{self, ConnectedAttr};
 use ferroce_engine::cm::resolve::Route;
 use ferroce_engine::cm::{self, steps};
 use ferroce_engine::{AhAttr, Service};
@@ -37,8 +37,8 @@ pub struct EndOptions {
     pub retry_cnt: u8,
     /// Retries when no receive is posted, 0 to 6; 7 is without end. Each end says how often its peer shall try.
     pub rnr_retry: u8,
-    /// DSCP and ECN bits of the packets; the asking end's count for both.
-    pub traffic_class: u8,
+    /// DSCP and ECN bits of the packets, `None` for the device's default; the asking end's count for both.
+    pub traffic_class: Option<u8>,
 }
 
 impl Default for EndOptions {
@@ -53,7 +53,7 @@ impl Default for EndOptions {
             initiator_depth: 16,
             retry_cnt: 7,
             rnr_retry: 7,
-            traffic_class: 0,
+            traffic_class: None,
         }
     }
 }
@@ -110,6 +110,7 @@ impl End {
             sgid_index: self.route.local.gid.index as u8,
             flow_label: label,
             traffic_class: class,
+            sl: attributes::service_level(class),
             hop_limit: hops,
             ..AhAttr::default()
         };

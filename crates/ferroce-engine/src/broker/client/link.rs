@@ -425,6 +425,9 @@ impl Inner {
                     if now.gids != old.gids {
                         self.events.push_back(BrokerEvent::GidsChanged(now.id));
                     }
+                    if (now.mtu, &now.settings) != (old.mtu, &old.settings) {
+                        self.events.push_back(BrokerEvent::DeviceChanged(now.id));
+                    }
                     match (old.port_active, now.port_active) {
                         (false, true) => self.events.push_back(BrokerEvent::PortActive(now.id)),
                         (true, false) => self.events.push_back(BrokerEvent::PortDown(now.id)),

@@ -94,6 +94,11 @@ impl<W: World> Broker<W> {
         self.groups.members(address, &[0])?.pop().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
+    /// Whether the ICRC of what comes to an address counts.
+    pub fn checks_crc(&self, address: Address) -> bool {
+        self.devices.settings_at(address).all(|settings| settings.crc)
+    }
+
     /// Opens the addresses of links, so that who asks there is answered although no program runs.
     pub(super) fn serve_links(&mut self) {
         let links = self.devices.all().filter(|device| device.origin == Origin::Link);
@@ -141,7 +146,13 @@ impl<W: World> Broker<W> {
                 self.take_mad(from, &mad);
             }
         }
-        while let Some(transmit) = self.cm.poll_transmit() {
+        while let Some(mut transmit) = self.cm.poll_transmit() {
+            let Route { local, remote, interface } = transmit.route;
+            if let Some(settings) =
+                self.devices.settings_at(Address { ip: local, scope_id: interface }).next()
+            {
+                transmit.traffic_class = settings.traffic_class(local, remote, transmit.traffic_class);
+            }
             self.output.push_back(Output::Mad(transmit));
         }
         while let Some((slot, news)) = self.cm.poll_news() {

@@ -217,12 +217,14 @@ impl State {
         let guid = u64::from_be_bytes(link.home.context.attr().node_guid);
         let on = cm::Route { local: local.to_canonical(), remote: remote.to_canonical(), interface };
         let service_id = PortSpace::Tcp.service_id(route.destination.port());
+        let tos = route.type_of_service(self.settings.tos);
         let params = ConnectParams {
             responder_resources: 0,
             initiator_depth: 0,
             flow_control: true,
             path_mtu: route.mtu,
-            traffic_class: self.settings.tos,
+            traffic_class: tos,
+            sl: attributes::service_level(tos),
             hop_limit: route.hop_limit,
             flow_label: attributes::flow_label(number, route.destination.port()),
             private: PrivateData::concat(&header.emit(), &introduction).map_err(|_| RsocketError::Invalid)?,
@@ -234,6 +236,7 @@ impl State {
             sgid_index: route.local.gid.index as u8,
             hop_limit: params.hop_limit,
             traffic_class: params.traffic_class,
+            sl: params.sl,
             ..AhAttr::default()
         };
         let (connection, req) = Connection::connect(&params, service::target(&stream.me))?;
