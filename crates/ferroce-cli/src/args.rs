@@ -104,8 +104,8 @@ pub enum LinkCommand {
     },
     /// Sets how a device speaks RoCE: several settings at once, or none of them.
     ///
-    /// What is set stays across restarts, as the link does. Running programs follow at once, connections with the
-    /// next packet where that is possible; GIDs of another type are there as soon as the mode is set.
+    /// What is set stays across restarts, as the link does. Running programs are told at once: of GIDs by an event;
+    /// classes and limits count for address handles and connections made from then on.
     #[command(
         override_usage = "ferroce link set DEV[/PORT] SETTING VALUE … [--no-persist] [--force]",
         after_help = "Settings:\n  \
@@ -130,6 +130,31 @@ pub enum LinkCommand {
         /// Even what is not advisable, as `crc off` on a real wire.
         #[arg(long)]
         force: bool,
+    },
+    /// Traffic classes: one for all packets of a device, or rules by addresses.
+    ///
+    /// The one for all wins. Without it, of the rules that match both the local address and the peer's, the one with
+    /// the longest prefix of the destination counts, then that of the source, in whatever order they came; without any
+    /// the program's own. Address handles and connections made from then on follow.
+    #[command(
+        override_usage = "ferroce link tc DEV[/PORT] [show]\n       \
+            ferroce link tc DEV[/PORT] add [tclass=]TCLASS [src=PREFIX] [dst=PREFIX] [--no-persist]\n       \
+            ferroce link tc DEV[/PORT] delete [src=PREFIX] [dst=PREFIX] [--no-persist]",
+        after_help = "TCLASS is 0 to 255; a negative one deletes what it would be for. PREFIX is an address, one with a \
+            mask as 1.1.1.0/24, of either family, or any. Without prefixes the class is for all packets.\n\n\
+            Examples:\n  ferroce link tc fr1 add tclass=16 src=1.1.1.2 dst=1.1.1.0/24\n  \
+            ferroce link tc fr1 add tclass=-1 src=1.1.1.2 dst=1.1.1.0/24\n  ferroce link tc fr1 add 96"
+    )]
+    Tc {
+        /// A device, or its port.
+        #[arg(value_name = "DEV[/PORT]")]
+        link: String,
+        /// What to do, and for whom.
+        #[arg(value_name = "show | add … | delete …", allow_negative_numbers = true)]
+        words: Vec<String>,
+        /// Does not keep it across restarts.
+        #[arg(long)]
+        no_persist: bool,
     },
     /// Removes a device that `link add` made.
     Delete {

@@ -19,10 +19,15 @@ pub fn devices() -> Result<Vec<DeviceInfo>> {
     }
 }
 
-/// What a broker that runs already does.
-pub fn status() -> Result<Status> {
-    match Client::connect(BROKER_NAME, "", LIMIT)?.request(&Message::GetStatus, LIMIT)? {
-        (Message::Status(status), _) => Ok(status),
+/// What a broker that runs already does, and its devices.
+pub fn status() -> Result<(Status, Vec<DeviceInfo>)> {
+    let mut client = Client::connect(BROKER_NAME, "", LIMIT)?;
+    let devices = match client.request(&Message::ListDevices, LIMIT)? {
+        (Message::Devices(devices), _) => devices,
+        (other, _) => bail!("ferroced answered a question for devices with {other:?}"),
+    };
+    match client.request(&Message::GetStatus, LIMIT)? {
+        (Message::Status(status), _) => Ok((status, devices)),
         (other, _) => bail!("ferroced answered a question for its state with {other:?}"),
     }
 }

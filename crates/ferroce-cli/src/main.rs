@@ -15,6 +15,7 @@ mod run;
 mod scripts;
 mod settings;
 mod status;
+mod tc;
 
 use std::process::ExitCode;
 
@@ -40,7 +41,9 @@ fn main() -> ExitCode {
         Object::Dev { command: None } => dev(None, args.style),
         Object::Gid { command: Some(GidCommand::Show { link }) } => gid(link.as_deref(), args.style),
         Object::Gid { command: None } => gid(None, args.style),
-        Object::Status => broker::status().and_then(|found| status::print(found, args.style)),
+        Object::Status => {
+            broker::status().and_then(|(found, devices)| status::print(found, &devices, args.style))
+        }
     };
     ended(done, Args::command())
 }
@@ -71,6 +74,9 @@ fn link(command: LinkCommand, style: Style) -> Result<()> {
         LinkCommand::Add { name, words, no_persist } => link::add(&name, &words, no_persist),
         LinkCommand::Set { link, words, no_persist, force } => {
             settings::set(rows::port_of(&link)?, &words, no_persist, force)
+        }
+        LinkCommand::Tc { link, words, no_persist } => {
+            tc::run(rows::port_of(&link)?, &words, no_persist, style)
         }
         LinkCommand::Delete { name, no_persist } => link::delete(&name, no_persist),
     }

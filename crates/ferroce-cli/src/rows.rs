@@ -1,6 +1,7 @@
 //! Devices and links as rows: a line of text each, or a JSON array of objects with stable keys. Words and keys
 //! are those of rdma(8).
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::io::Write;
 
@@ -9,6 +10,7 @@ use ferroce_ipc::{DeviceInfo, PhysState};
 use serde::Serialize;
 
 use crate::args::Style;
+use crate::settings;
 
 /// One line of `link show`.
 #[derive(Serialize, Debug)]
@@ -21,6 +23,9 @@ pub struct Link {
     netdev: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     netdev_index: Option<u32>,
+    /// Those that were set, in the words of `link set`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    settings: BTreeMap<&'static str, String>,
 }
 
 /// One line of `dev show`.
@@ -58,7 +63,7 @@ pub fn find<'a>(devices: &'a [DeviceInfo], which: Option<&str>) -> Result<Vec<(u
     }
 }
 
-/// Rows of `link show`; with `details` the index of the network device as well.
+/// Rows of `link show`; with `details` the index of the network device and what was set as well.
 pub fn links(devices: Vec<(u32, &DeviceInfo)>, details: bool) -> Vec<Link> {
     let row = |(ifindex, device): (u32, &DeviceInfo)| Link {
         ifindex,
@@ -72,6 +77,7 @@ pub fn links(devices: Vec<(u32, &DeviceInfo)>, details: bool) -> Vec<Link> {
         },
         netdev: device.netdev.clone(),
         netdev_index: details.then_some(device.ifindex),
+        settings: if details { settings::shown(&device.settings) } else { BTreeMap::new() },
     };
     devices.into_iter().map(row).collect()
 }
@@ -103,7 +109,8 @@ impl Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { ifname, port, state, physical_state, netdev, .. } = self;
         write!(f, "link {ifname}/{port} state {state} physical_state {physical_state} netdev {netdev}")?;
-        self.netdev_index.map_or(Ok(()), |index| write!(f, " netdev_index {index}"))
+        self.netdev_index.map_or(Ok(()), |index| write!(f, " netdev_index {index}"))?;
+        self.settings.iter().try_for_each(|(key, value)| write!(f, " {key} {value}"))
     }
 }
 
@@ -141,7 +148,7 @@ fn text<T: Serialize + Display>(rows: &[T], style: Style) -> Result<String> {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use ferroce_ipc::{LinkSettings, Origin};
+    use ferroce_ipc::{LinkSettings, Origin, RoceMode, Setting};
 
     pub fn device(name: &str, netdev: &str, active: bool) -> DeviceInfo {
         DeviceInfo {
@@ -197,6 +204,13 @@ pub mod tests {
             assert!(text.contains(&format!("\"{key}\":")), "{key}");
         }
         assert_eq!(super::text(&links(Vec::new(), false), JSON).unwrap(), "[]\n");
+        let set = [Setting::RoceMode(RoceMode::Both), Setting::Crc(false)];
+        let settings = set.iter().fold(LinkSettings::default(), |all, one| all.with(one).unwrap());
+        let devices = [DeviceInfo { settings, ..device("fr1", "eth0", true) }];
+        let rows = links(find(&devices, None).unwrap(), true);
+        assert!(rows[0].to_string().ends_with(" netdev_index 2 crc off roce-mode both"), "{}", rows[0]);
+        let json = super::text(&rows, JSON).unwrap();
+        assert!(json.contains(",\"settings\":{\"crc\":\"off\",\"roce-mode\":\"both\"}}"), "{json}");
     }
 
     #[test]

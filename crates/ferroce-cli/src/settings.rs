@@ -1,7 +1,9 @@
 //! `ferroce link set`: the words of settings.
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
-use ferroce_ipc::{GidType, RoceMode, Setting};
+use ferroce_ipc::{GidType, LinkSettings, RoceMode, Setting};
 
 use crate::{Usage, broker};
 
@@ -45,6 +47,25 @@ fn setting(key: &str, value: &str) -> Result<Setting, Usage> {
             "setting '{key}' is unknown; there are roce-mode, cm-mode, cm-tos, tclass, ttl and crc"
         ))),
     }
+}
+
+/// What was set, and what that makes of others.
+pub fn shown(settings: &LinkSettings) -> BTreeMap<&'static str, String> {
+    let default = LinkSettings::default();
+    let number = |value: Option<u8>| value.map(|value| value.to_string());
+    let off = |on: bool| (!on).then(|| "off".to_owned());
+    let other = |differs: bool, value: String| differs.then_some(value);
+    let all = [
+        ("roce-mode", other(settings.roce_mode != default.roce_mode, settings.roce_mode.name().to_owned())),
+        ("cm-mode", settings.cm_mode.map(|_| settings.cm_type().name().to_owned())),
+        ("cm-tos", other(settings.cm_tos != default.cm_tos, settings.cm_tos.to_string())),
+        ("tclass", number(settings.tclass)),
+        ("ttl", number(settings.ttl)),
+        ("tc-rules", other(!settings.rules.is_empty(), settings.rules.len().to_string())),
+        ("crc", off(settings.crc)),
+        ("roce", off(settings.roce)),
+    ];
+    all.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
 }
 
 /// `on` or `off`, or as older tools say it.

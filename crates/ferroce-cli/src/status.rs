@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use anyhow::Result;
-use ferroce_ipc::{CmStatus, Status};
+use ferroce_ipc::{CmStatus, DeviceInfo, Status};
 use serde::Serialize;
 
 use crate::args::Style;
@@ -14,6 +14,8 @@ use crate::rows;
 #[derive(Serialize, Debug)]
 struct Report {
     broker: Broker,
+    /// Links that do not check what arrives.
+    unchecked: Vec<String>,
     programs: Vec<Program>,
     cm: Cm,
 }
@@ -55,8 +57,8 @@ struct Cm {
 /// Counters in named groups.
 type Counters = BTreeMap<&'static str, BTreeMap<&'static str, u64>>;
 
-impl From<Status> for Report {
-    fn from(status: Status) -> Self {
+impl Report {
+    fn new(status: Status, devices: &[DeviceInfo]) -> Self {
         let program = |lease: ferroce_ipc::LeaseEntry| Program {
             pid: lease.pid,
             uid: lease.uid,
@@ -76,6 +78,7 @@ impl From<Status> for Report {
                 slots: status.group_size,
                 adopted: status.adopted,
             },
+            unchecked: devices.iter().filter(|d| !d.settings.crc).map(|d| d.name.clone()).collect(),
             programs: status.programs.into_iter().map(program).collect(),
             cm: Cm {
                 connections: status.cm.connections,
@@ -101,8 +104,8 @@ fn counters(cm: &CmStatus) -> Counters {
 }
 
 /// Prints it in the style asked for; without details, as text, counters that are 0 are left out.
-pub fn print(status: Status, style: Style) -> Result<()> {
-    let report = Report::from(status);
+pub fn print(status: Status, devices: &[DeviceInfo], style: Style) -> Result<()> {
+    let report = Report::new(status, devices);
     let mut text = match (style.json, style.pretty) {
         (true, true) => serde_json::to_string_pretty(&report)?,
         (true, false) => serde_json::to_string(&report)?,
@@ -113,7 +116,7 @@ pub fn print(status: Status, style: Style) -> Result<()> {
 }
 
 fn text(report: &Report, details: bool) -> String {
-    let Report { broker, programs, cm } = report;
+    let Report { broker, unchecked, programs, cm } = report;
     let mut text = format!(
         "broker pid {} uid {} build {} addresses {} slots {} adopted {}\n",
         broker.pid,
@@ -123,6 +126,13 @@ fn text(report: &Report, details: bool) -> String {
         broker.slots,
         if broker.adopted { "yes" } else { "no" }
     );
+    for name in unchecked {
+        let _ = writeln!(
+            text,
+            "WARNING: link {name}/1 does NOT check the ICRC of what arrives: damaged packets count as data \
+             (ferroce link set {name} crc on)"
+        );
+    }
     for Program { pid, uid, comm, slots, pd, cq, qp, mr } in programs {
         let slots: Vec<String> = slots.iter().map(u8::to_string).collect();
         let slots = slots.join(",");
@@ -153,13 +163,18 @@ fn text(report: &Report, details: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ferroce_ipc::{LeaseEntry, ResourceCounts};
+    use crate::rows::tests::device;
+    use ferroce_ipc::{LeaseEntry, LinkSettings, ResourceCounts};
 
     fn report() -> Report {
         let mut cm = CmStatus { connections: 1, listeners: 2, ports: 3, no_mad: 4, ..CmStatus::default() };
         (cm.rx_msgs[0], cm.tx_msgs[10], cm.drops[7]) = (5, 6, 7);
         let resources = ResourceCounts { pds: 1, cqs: 2, qps: 3, mrs: 4 };
-        Report::from(Status {
+        let unchecked = DeviceInfo {
+            settings: LinkSettings { crc: false, ..LinkSettings::default() },
+            ..device("fr1", "eth0", true)
+        };
+        let status = Status {
             broker_pid: 17,
             broker_uid: 1000,
             group_size: 3,
@@ -174,19 +189,22 @@ mod tests {
                 resources,
             }],
             cm: Box::new(cm),
-        })
+        };
+        Report::new(status, &[unchecked, device("fr0", "lo", true)])
     }
 
     #[test]
     fn text_leaves_out_what_did_not_happen() {
         let head = "broker pid 17 uid 1000 build 0.1.0 addresses 2 slots 3 adopted yes\n\
+                    WARNING: link fr1/1 does NOT check the ICRC of what arrives: damaged packets count as data \
+                    (ferroce link set fr1 crc on)\n\
                     program pid 18 comm rping uid 1000 slots 1,4 pd 1 cq 2 qp 3 mr 4\n\
                     cm connections 1 questions 0 listeners 2 ports 3 no_mad 4\n";
         let tail = "cm cm_rx_msgs req 5\ncm cm_tx_msgs apr 6\ncm drops refused 7\n";
         assert_eq!(text(&report(), false), format!("{head}{tail}"));
         let all = text(&report(), true);
         assert!(all.contains("cm cm_rx_duplicates apr 0 drep 0 "), "{all}");
-        assert_eq!(all.lines().count(), 8);
+        assert_eq!(all.lines().count(), 9);
     }
 
     #[test]
