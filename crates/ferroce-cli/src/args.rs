@@ -63,6 +63,20 @@ pub enum Object {
         #[command(subcommand)]
         command: Option<DevCommand>,
     },
+    /// What was counted: of devices, in all programs together, or of each queue pair.
+    #[command(infer_subcommands = true, alias = "stat")]
+    Statistic {
+        /// Without one: show.
+        #[command(subcommand)]
+        command: Option<StatisticCommand>,
+    },
+    /// What objects there are, in which program: protection domains, completion queues, queue pairs, memory regions.
+    #[command(infer_subcommands = true)]
+    Resource {
+        /// Without one: show.
+        #[command(subcommand)]
+        command: Option<ResourceCommand>,
+    },
     /// What the broker of this network namespace does, and for which programs; it is not started for that.
     Status,
     /// GID tables: which address of which network device has which index.
@@ -174,6 +188,45 @@ pub enum DevCommand {
         /// A device.
         #[arg(value_name = "DEV")]
         device: Option<String>,
+    },
+}
+
+/// Commands of `ferroce statistic`.
+#[derive(Subcommand, Debug)]
+pub enum StatisticCommand {
+    /// Lists the counters of all devices, or of one: those that the kernel's rxe has too, with `-d` all.
+    ///
+    /// Programs that ended are counted still; numbers begin with the device, or with the broker if that is newer.
+    #[command(override_usage = "ferroce statistic show [link DEV[/PORT]]")]
+    Show {
+        /// `link DEV[/PORT]`.
+        #[arg(value_name = "link DEV[/PORT]")]
+        words: Vec<String>,
+    },
+    /// Lists the counters of queue pairs.
+    #[command(override_usage = "ferroce statistic qp [show] [link DEV[/PORT]] [FILTER VALUE]...")]
+    Qp {
+        /// `link DEV[/PORT]`, or the name of a number and its value.
+        #[arg(value_name = "FILTER VALUE")]
+        words: Vec<String>,
+    },
+}
+
+/// Commands of `ferroce resource`.
+#[derive(Subcommand, Debug)]
+pub enum ResourceCommand {
+    /// Counts the objects of each device, or lists those of a kind with their program.
+    ///
+    /// A program that is stopped is listed as it was when it stopped; nothing waits for it.
+    #[command(
+        override_usage = "ferroce resource show [DEV]\n       \
+                          ferroce resource show { pd | cq | qp | cm_id | mr | ctx | srq } [link DEV[/PORT]] [FILTER VALUE]...",
+        after_help = "Examples:\n  ferroce resource show\n  ferroce resource show qp link fr0/1 type RC pid 30489"
+    )]
+    Show {
+        /// A device; or a kind of objects, then filters.
+        #[arg(value_name = "DEV | KIND [FILTER VALUE]")]
+        words: Vec<String>,
     },
 }
 

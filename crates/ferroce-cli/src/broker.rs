@@ -5,8 +5,11 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use ferroce_ipc::{BROKER_NAME, Client, DeviceInfo, MINOR_SETTINGS, Message, Setting, Status};
+use anyhow::{Context, Result, bail, ensure};
+use ferroce_ipc::ledger::LedgerReader;
+use ferroce_ipc::{
+    BROKER_NAME, Client, DeviceInfo, LeaseEntry, MINOR_LEDGER, MINOR_SETTINGS, Message, Setting, Status,
+};
 
 /// How long the broker may take to start, or for an answer.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -29,6 +32,55 @@ pub fn status() -> Result<(Status, Vec<DeviceInfo>)> {
     match client.request(&Message::GetStatus, LIMIT)? {
         (Message::Status(status), _) => Ok((status, devices)),
         (other, _) => bail!("ferroced answered a question for its state with {other:?}"),
+    }
+}
+
+/// A greeted connection to ask about counters and objects.
+pub struct Observer(Client);
+
+impl Observer {
+    /// Finds or starts the broker.
+    pub fn new() -> Result<Self> {
+        let client = connect()?;
+        ensure!(client.broker().minor >= MINOR_LEDGER, "ferroced is older than this command and cannot tell");
+        Ok(Self(client))
+    }
+
+    /// The devices that a program started here would see.
+    pub fn devices(&mut self) -> Result<Vec<DeviceInfo>> {
+        match self.0.request(&Message::ListDevices, LIMIT)? {
+            (Message::Devices(devices), _) => Ok(devices),
+            (other, _) => bail!("ferroced answered a question for devices with {other:?}"),
+        }
+    }
+
+    /// What a device counted in all programs.
+    pub fn statistics(&mut self, device: &str) -> Result<Vec<(String, u64)>> {
+        match self.0.request(&Message::GetStatistics(device.to_owned()), LIMIT)? {
+            (Message::Statistics(counters), _) => Ok(counters),
+            (other, _) => bail!("ferroced answered a question for counters with {other:?}"),
+        }
+    }
+
+    /// The programs that hold slots, with their ledgers.
+    pub fn ledgers(&mut self) -> Result<Vec<(LeaseEntry, LedgerReader)>> {
+        let count = match self.0.request(&Message::GetLedgers, LIMIT)? {
+            (Message::Ledgers(count), _) => count,
+            (other, _) => bail!("ferroced answered a question for programs with {other:?}"),
+        };
+        let mut found = Vec::new();
+        for _ in 0..count {
+            match self.0.more(LIMIT)? {
+                (Message::LedgerOf(program), files) => {
+                    // One that is none shows nothing.
+                    let ledger = files.into_iter().next().and_then(|file| LedgerReader::new(file).ok());
+                    found.extend(ledger.map(|ledger| (program, ledger)));
+                }
+                (other, _) => bail!("ferroced answered a question for programs with {other:?}"),
+            }
+        }
+        found.sort_by_key(|(program, _)| program.slots.first().copied());
+        Ok(found)
     }
 }
 

@@ -10,10 +10,14 @@ mod args;
 mod broker;
 mod gids;
 mod link;
+mod resource;
+mod row;
 mod rows;
 mod run;
 mod scripts;
+mod select;
 mod settings;
+mod statistic;
 mod status;
 mod tc;
 
@@ -22,7 +26,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{CommandFactory, Parser};
 
-use args::{Args, DevCommand, GidCommand, LinkCommand, Object, Style};
+use args::{Args, DevCommand, GidCommand, LinkCommand, Object, ResourceCommand, StatisticCommand, Style};
 
 /// A command line that clap could not refuse by itself; exit status 2.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +45,15 @@ fn main() -> ExitCode {
         Object::Dev { command: None } => dev(None, args.style),
         Object::Gid { command: Some(GidCommand::Show { link }) } => gid(link.as_deref(), args.style),
         Object::Gid { command: None } => gid(None, args.style),
+        Object::Resource { command } => {
+            let ResourceCommand::Show { words } =
+                command.unwrap_or(ResourceCommand::Show { words: Vec::new() });
+            resource::show(&words, args.style)
+        }
+        Object::Statistic { command } => {
+            let all = StatisticCommand::Show { words: Vec::new() };
+            statistic::run(command.unwrap_or(all), args.style)
+        }
         Object::Status => {
             broker::status().and_then(|(found, devices)| status::print(found, &devices, args.style))
         }
@@ -107,7 +120,7 @@ mod tests {
         for line in [
             &["ferroce", "run", "--", "ibv_devinfo", "-d", "fr0", "-j"][..],
             &["ferroce", "run", "ibv_devinfo", "-d", "fr0", "-j"],
-            &["ferroce", "r", "--netdev", "eth0", "ibv_devinfo", "-d", "fr0", "-j"],
+            &["ferroce", "ru", "--netdev", "eth0", "ibv_devinfo", "-d", "fr0", "-j"],
         ] {
             let args = Args::try_parse_from(line).unwrap();
             assert!(!args.style.json);
@@ -129,7 +142,11 @@ mod tests {
             "dev s fr0",
             "g",
             "gid s fr0/1",
-            "s",
+            "res",
+            "res sh qp link fr0/1 type RC",
+            "stat",
+            "stati sh link fr0/1",
+            "stat qp show",
             "-j status",
         ] {
             let words = std::iter::once("ferroce").chain(line.split(' '));

@@ -3,14 +3,16 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use ferroce_ipc::ledger::{Entry, Table, Totals};
 use ferroce_wire::{Instant, Pkey};
 
 use crate::ah::scope_of;
 use crate::async_event::{AsyncEventKind, AsyncQueue};
-use crate::counters::{DeviceCounters, rxe_counters};
+use crate::counters::{DeviceCounters, record_head, transport_values};
 use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, LinkSettings, PortAttr};
 use crate::engine::Engine;
 use crate::error::{AllocPdError, CreateChannelError, CreateCqError, OpenError, OpenXrcdError, QueryError};
+use crate::hub::Hub;
 use crate::lane::Lane;
 use crate::memory::guard;
 use crate::{CompletionChannel, CompletionQueue, CqInit, Pd, ThreadDomain, Xrcd, XrcdInit, fork, sys};
@@ -26,6 +28,10 @@ pub struct Context {
     events: AsyncQueue,
     closed: AtomicBool,
     on_fatal: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    hub: Arc<Hub>,
+    /// Its device's block of the ledger.
+    block: usize,
+    entry: Entry,
     epoch: u64,
 }
 
@@ -42,6 +48,10 @@ impl Context {
         // Programs install handlers of their own at any time; each open sees to it that ours is in front.
         guard::install().map_err(OpenError::Resources)?;
         engine.start()?;
+        let hub = Arc::clone(engine.hub());
+        let block = hub.ledger.block_of(opened.id, &opened.name);
+        let entry = hub.ledger.record(Table::Context);
+        entry.store(0, &[record_head(block)]);
         let context = Arc::new(Self {
             engine: Arc::clone(engine),
             name: name.to_owned(),
@@ -49,6 +59,9 @@ impl Context {
             events: AsyncQueue::new().map_err(OpenError::Resources)?,
             closed: AtomicBool::new(false),
             on_fatal: OnceLock::new(),
+            hub,
+            block,
+            entry,
             epoch: fork::epoch(),
         });
         engine.add_context(&context);
@@ -180,14 +193,34 @@ impl Context {
         let _ = self.on_fatal.set(Box::new(tell));
     }
 
-    /// The counters that kernel rxe shows too (`rdma statistic`), of all devices of this process.
+    /// The counters that kernel rxe shows too (`rdma statistic`), of this device in this process.
     pub fn statistics(&self) -> Vec<(&'static str, u64)> {
-        rxe_counters(self.engine.counters(), &self.engine.transport_counters())
+        let mut totals = Totals { device: self.counters().values(), ..Totals::default() };
+        totals.add(&[], &self.hub.ledger.retired(self.block));
+        for qp in self.hub.table.iter().filter(|qp| qp.context().block == self.block) {
+            totals.add(&[], &transport_values(&qp.counters()));
+        }
+        totals.rxe()
     }
 
-    /// What the engine counted, of all devices of this process.
+    /// What the engine counted, of this device in this process.
     pub fn counters(&self) -> &DeviceCounters {
-        self.engine.counters()
+        self.hub.ledger.device(self.block)
+    }
+
+    /// Its device's block of the ledger.
+    pub(crate) fn block(&self) -> usize {
+        self.block
+    }
+
+    /// Its number in the ledger.
+    pub(crate) fn number(&self) -> u32 {
+        self.entry.number()
+    }
+
+    /// A record for an object of it.
+    pub(crate) fn record(&self, table: Table) -> Entry {
+        self.hub.ledger.record(table)
     }
 
     /// Makes a protection domain.
@@ -250,6 +283,7 @@ impl Context {
     pub fn close(self: &Arc<Self>) {
         if self.epoch == fork::epoch() && !self.closed.swap(true, Ordering::AcqRel) {
             self.engine.remove_context(self);
+            self.entry.end();
         }
     }
 

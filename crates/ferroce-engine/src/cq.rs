@@ -4,11 +4,13 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use ferroce_ipc::ledger::{self, Table};
 use ferroce_proto::{WcStatus, WorkCompletion};
 use ferroce_wire::{Instant, Qpn};
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use crate::async_event::{AckCount, AsyncEventKind};
+use crate::counters::record_head;
 use crate::device::{MAX_CQ, MAX_CQE};
 use crate::error::{Busy, CqError, CreateCqError, ResizeCqError};
 use crate::lane::{Lane, LaneSet};
@@ -94,7 +96,14 @@ pub struct CompletionQueue {
     async_acks: AckCount,
     /// Held between `begin_poll` and the end of the polling.
     consumer: Arc<Mutex<()>>,
+    /// What others see of it.
+    entry: ledger::Entry,
     epoch: u64,
+}
+
+/// The second word of its record.
+fn number_and_size(context: &Context, cqe: u32) -> u64 {
+    u64::from(context.number()) << 32 | u64::from(cqe)
 }
 
 impl CompletionQueue {
@@ -123,6 +132,8 @@ impl CompletionQueue {
             channel.add_cq();
         }
         context.engine().objects_changed();
+        let entry = context.record(Table::Cq);
+        entry.store(0, &[record_head(context.block()), number_and_size(context, cqe)]);
         Ok(Arc::new_cyclic(|me| Self {
             me: me.clone(),
             context: Arc::clone(context),
@@ -147,6 +158,7 @@ impl CompletionQueue {
             comp_acks: AckCount::default(),
             async_acks: AckCount::default(),
             consumer: Arc::new(Mutex::new(())),
+            entry,
             epoch: fork::epoch(),
         }))
     }
@@ -164,6 +176,11 @@ impl CompletionQueue {
     /// The context it was made in.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
+    }
+
+    /// Its number in the ledger.
+    pub(crate) fn number(&self) -> u32 {
+        self.entry.number()
     }
 
     /// Completions it can hold.
@@ -332,6 +349,7 @@ impl CompletionQueue {
         ring.entries = fresh;
         ring.capacity = cqe as usize;
         self.capacity.store(cqe, Ordering::Relaxed);
+        self.entry.store(1, &[number_and_size(&self.context, cqe)]);
         Ok(())
     }
 
@@ -374,6 +392,7 @@ impl CompletionQueue {
         if let Some(domain) = &self.domain {
             domain.remove_user();
         }
+        self.entry.end();
         self.context.engine().cqs().give_back();
         self.context.engine().objects_changed();
         Ok(())

@@ -17,7 +17,6 @@ use crate::async_event::AsyncEventKind;
 use crate::background;
 use crate::broker::{BrokerClient, BrokerEvent, BrokerMode, LeasedAddress};
 use crate::cm::Directory;
-use crate::counters::{DeviceCounters, add_counters};
 use crate::device::{self, DeviceInfo};
 use crate::error::{DeviceError, OpenError};
 use crate::frames::FramePort;
@@ -51,7 +50,6 @@ pub(crate) struct Engine {
     memory: MemoryTable,
     /// XRC domains that a file names.
     xrcds: Mutex<Vec<Named>>,
-    retired: Mutex<ferroce_proto::Counters>,
     /// When to tell the broker of changes, [`NEVER`] if there are none.
     report_at: AtomicU64,
     moderated: Moderated,
@@ -131,7 +129,6 @@ impl Engine {
             contexts: Mutex::new(Vec::new()),
             xrcds: Mutex::default(),
             memory: MemoryTable::new().map_err(DeviceError::Broker)?,
-            retired: Mutex::default(),
             report_at: AtomicU64::new(NEVER),
             moderated: Moderated::default(),
             groups: Groups::default(),
@@ -266,7 +263,12 @@ impl Engine {
         let [slot, ..] = lease.slots[..] else {
             return Err(OpenError::Broker(io::Error::other("the broker leased no slot")));
         };
-        let hub = Arc::new(Hub::new(slot, secret).map_err(OpenError::Resources)?);
+        let (hub, ledger) = Hub::new(slot, secret).map_err(OpenError::Resources)?;
+        match ledger {
+            Some(ledger) => self.broker.keep_ledger(ledger),
+            None => tracing::warn!("no shared memory: nobody else will see what this program counts"),
+        }
+        let hub = Arc::new(hub);
         let running = Running {
             lanes: ArcSwap::default(),
             next_lane: AtomicU64::new(0),
@@ -359,6 +361,8 @@ impl Engine {
     /// Datagrams come in on every lane of their device.
     fn lanes_changed(&self) {
         if let Some(running) = self.running.get() {
+            let devices = self.devices();
+            running.lanes.load().iter().for_each(|lane| lane.follow_settings(&devices));
             running.hub.table.iter().for_each(|qp| qp.follow_lanes());
         }
     }
@@ -373,10 +377,6 @@ impl Engine {
 
     pub(crate) fn budget(&self) -> &Arc<Budget> {
         &self.running().budget
-    }
-
-    pub(crate) fn counters(&self) -> &DeviceCounters {
-        &self.hub().counters
     }
 
     /// The program made or ended something: `ferroce status` shall know, but not each time.
@@ -418,18 +418,6 @@ impl Engine {
     /// On the background thread: fires the events that waited long enough, and returns when to look again.
     pub(crate) fn fire_moderated(&self, now: u64) -> u64 {
         self.moderated.fire(now)
-    }
-
-    /// A queue pair ends: what it counted stays in the sum.
-    pub(crate) fn retire(&self, counters: &ferroce_proto::Counters) {
-        add_counters(&mut self.retired.lock(), counters);
-    }
-
-    /// What the transport counted, of all queue pairs of this process that are or were.
-    pub(crate) fn transport_counters(&self) -> ferroce_proto::Counters {
-        let mut sum = *self.retired.lock();
-        self.hub().table.iter().for_each(|qp| add_counters(&mut sum, &qp.counters()));
-        sum
     }
 
     pub(crate) fn lanes(&self) -> Arc<Vec<Arc<Lane>>> {

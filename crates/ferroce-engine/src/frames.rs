@@ -134,6 +134,7 @@ impl FramePort {
         for _ in 0..FRAMES {
             let Some(len) = transport.poll_frame(now, memory, buffer) else { return false };
             DeviceCounters::count(&counters.sent_pkts);
+            DeviceCounters::add(&counters.sent_octets, len as u64);
             DeviceCounters::count(&counters.tx_calls);
             // As on a card, a frame that the interface does not take is lost.
             if let Err(error) = self.socket.send(&buffer[..len]) {

@@ -1,11 +1,12 @@
 //! What lanes, queue pairs and the background thread of one engine share.
 
+use ferroce_ipc::ledger::Ledger;
 use ferroce_wire::Instant;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
-use crate::counters::DeviceCounters;
 use crate::fork::Guarded;
 use crate::handover::Attention;
 use crate::qpn::QpnTable;
@@ -16,7 +17,8 @@ pub(crate) struct Hub {
     pub(crate) table: QpnTable<Qp>,
     /// Numbers of shared receive queues, and those that peers name by them: XRC's.
     pub(crate) srqs: QpnTable<Srq>,
-    pub(crate) counters: DeviceCounters,
+    /// What is counted, and what objects there are, for the broker to read.
+    pub(crate) ledger: Arc<Ledger>,
     pub(crate) attention: Attention,
     /// Random, chosen once for the process.
     pub(crate) secret: u64,
@@ -24,17 +26,20 @@ pub(crate) struct Hub {
 }
 
 impl Hub {
-    /// `secret` is random: one half permutes numbers, the other chooses ports.
-    pub(crate) fn new(slot: u8, secret: u128) -> io::Result<Self> {
+    /// `secret` is random: one half permutes numbers, the other chooses ports. With it comes the descriptor of the ledger,
+    /// if the system gives one.
+    pub(crate) fn new(slot: u8, secret: u128) -> io::Result<(Self, Option<OwnedFd>)> {
+        let (ledger, file) = Ledger::create(slot)?;
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Self {
+        let hub = Self {
             table: QpnTable::new(slot, secret as u64),
             srqs: QpnTable::new(slot, (secret >> 32) as u64),
-            counters: DeviceCounters::default(),
+            ledger: Arc::new(ledger),
             attention: Attention::new(),
             secret: (secret >> 64) as u64,
             wake: Guarded::new(wake),
-        })
+        };
+        Ok((hub, file))
     }
 
     /// Gets the background thread out of its sleep.

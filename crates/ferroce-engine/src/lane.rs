@@ -54,7 +54,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ferroce_datapath::packet::FrameBuffer;
@@ -160,6 +160,8 @@ pub(crate) struct Lane {
     /// Queue pairs whose path starts here, each knowing its place in the list.
     qps: Mutex<Vec<Arc<Qp>>>,
     hub: Arc<Hub>,
+    /// Its device's block of the ledger.
+    block: AtomicUsize,
 }
 
 impl Lane {
@@ -190,6 +192,7 @@ impl Lane {
             })),
             qps: Mutex::new(Vec::new()),
             hub,
+            block: AtomicUsize::new(0),
         }
     }
 
@@ -197,11 +200,15 @@ impl Lane {
         self.id
     }
 
+    fn counters(&self) -> &DeviceCounters {
+        self.hub.ledger.device(self.block.load(Ordering::Relaxed))
+    }
+
     pub(crate) fn local(&self) -> IpAddr {
         self.local
     }
 
-    /// Follows the settings of the devices that have its address: no ICRC is checked where one of them says so. A group's
+    /// Follows the devices that have its address: it counts for the first of them, and no ICRC is checked where one of them says so. A group's
     /// address belongs to its interface.
     pub(crate) fn follow_settings(&self, devices: &[DeviceInfo]) {
         let here = |device: &&DeviceInfo| {
@@ -215,6 +222,10 @@ impl Lane {
         };
         let checks = devices.iter().filter(|device| !device.settings.crc).find(here).is_none();
         self.checks.store(checks, Ordering::Relaxed);
+        // One whose device is gone counts on for it.
+        if let Some(device) = devices.iter().find(here) {
+            self.block.store(self.hub.ledger.block_of(device.id, &device.name), Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn scope_id(&self) -> u32 {
@@ -305,7 +316,7 @@ impl Lane {
                 Some(now)
             }
             Err(error) => {
-                DeviceCounters::count(&self.hub.counters.rx_err);
+                DeviceCounters::count(&self.counters().rx_err);
                 tracing::debug!(%error, local = %self.local, "cannot receive");
                 None
             }
@@ -347,12 +358,13 @@ impl Lane {
     /// Hands every datagram of the buffer to its queue pair, then settles each of those once.
     fn dispatch(&self, receiver: &mut Receiver, now: Instant, program: bool) {
         let Receiver { buffer, sources, touched, owing, .. } = receiver;
-        let counters = &self.hub.counters;
+        let counters = self.counters();
         DeviceCounters::count(&counters.rx_calls);
-        let mut received: u64 = 0;
+        let (mut received, mut octets): (u64, usize) = (0, 0);
         let mut datagrams = buffer.datagrams().peekable();
         while let Some(datagram) = datagrams.next() {
             received += 1;
+            octets += datagram.bytes.len();
             let Some((qpn, packet)) = self.verify(&datagram, sources, now) else { continue };
             let found = self.hub.table.get(qpn);
             let Some(qp) = found.as_deref().and_then(Option::as_ref) else {
@@ -364,6 +376,7 @@ impl Lane {
             // Batches are mostly of one queue pair: keep its lock over the run.
             while let Some(next) = datagrams.next_if(|next| destination(next.bytes) == Some(qpn)) {
                 received += 1;
+                octets += next.bytes.len();
                 if let Some((_, packet)) = self.verify(&next, sources, now) {
                     core.receive(now, &self.flow(&next), &packet, counters);
                 }
@@ -386,6 +399,7 @@ impl Lane {
             }
         }
         DeviceCounters::add(&counters.rcvd_pkts, received);
+        DeviceCounters::add(&counters.rcvd_octets, octets as u64);
         Self::settle_touched(touched, now);
     }
 
@@ -418,7 +432,7 @@ impl Lane {
         sources: &mut SourceTable<SOURCES>,
         now: Instant,
     ) -> Option<(Qpn, Packet<'a>)> {
-        let counters = &self.hub.counters;
+        let counters = self.counters();
         let Some(qpn) = destination(datagram.bytes) else {
             DeviceCounters::count(&counters.rx_malformed);
             return None;

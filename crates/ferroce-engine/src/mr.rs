@@ -4,9 +4,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_wire::{Lkey, Rkey};
 use parking_lot::Mutex;
 
+use crate::counters::record_head;
 use crate::error::Busy;
 use crate::memory::{Access, Change, FileMapping, Key, RegMrError};
 use crate::{Pd, fork};
@@ -21,6 +23,8 @@ pub struct Mr {
     /// Of a file: what is mapped of it, until the registration has ended.
     file: Mutex<Option<FileMapping>>,
     deregistered: AtomicBool,
+    /// What others see of it.
+    entry: Entry,
     epoch: u64,
 }
 
@@ -91,7 +95,16 @@ impl Mr {
         let deregistered = AtomicBool::new(false);
         let null = matches!(kind, Kind::Null);
         let file = Mutex::new(if let Kind::File(mapping) = kind { Some(mapping) } else { None });
-        Arc::new(Self { key, null, now, file, deregistered, epoch: fork::epoch() })
+        let entry = pd.context().record(Table::Mr);
+        let mr = Arc::new(Self { key, null, now, file, deregistered, entry, epoch: fork::epoch() });
+        mr.show(&mr.now.lock());
+        mr
+    }
+
+    fn show(&self, now: &Now) {
+        let keys = u64::from(self.rkey().value()) << 32 | u64::from(self.lkey().value());
+        let head = record_head(now.pd.context().block());
+        self.entry.store(0, &[head, keys, now.len as u64, u64::from(now.pd.number()) << 32, now.addr]);
     }
 
     /// Whether it is without memory, for work requests alone.
@@ -153,6 +166,7 @@ impl Mr {
         if let Some((addr, len)) = translation {
             (now.addr, now.len) = (addr, len);
         }
+        self.show(&now);
         Ok(())
     }
 
@@ -170,6 +184,7 @@ impl Mr {
             return Err(Busy { users: windows as usize });
         }
         self.file.lock().take();
+        self.entry.end();
         pd.remove_user();
         engine.objects_changed();
         Ok(())
@@ -183,6 +198,7 @@ impl Mr {
         let pd = self.pd();
         pd.context().engine().memory().end(self.key);
         self.file.lock().take();
+        self.entry.end();
         pd.remove_user();
         pd.context().engine().objects_changed();
     }

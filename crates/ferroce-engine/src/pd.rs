@@ -4,9 +4,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_proto::Sge;
 
 use crate::attr::{AhAttr, QpInit};
+use crate::counters::record_head;
 use crate::error::{AllocMwError, Busy, CreateAhError, CreateQpError, CreateSrqError};
 use crate::memory::{Access, Advice, AdviseError, MwType, PdId, RegMrError};
 use crate::{Ah, Context, Mr, Mw, Qp, Srq, SrqInit, fork};
@@ -19,6 +21,8 @@ pub struct Pd {
     base: Base,
     users: AtomicUsize,
     deallocated: AtomicBool,
+    /// What others see of it; a domain under another name is not seen.
+    entry: Option<Entry>,
     epoch: u64,
 }
 
@@ -45,12 +49,15 @@ impl Drop for Pd {
 
 impl Pd {
     pub(crate) fn new(context: &Arc<Context>, id: PdId) -> Arc<Self> {
+        let entry = context.record(Table::Pd);
+        entry.store(0, &[record_head(context.block()), u64::from(context.number())]);
         Arc::new(Self {
             context: Arc::clone(context),
             id,
             base: Base::Own,
             users: AtomicUsize::new(0),
             deallocated: AtomicBool::new(false),
+            entry: Some(entry),
             epoch: fork::epoch(),
         })
     }
@@ -73,6 +80,7 @@ impl Pd {
             base: Base::Parent(Arc::clone(self), td.cloned()),
             users: AtomicUsize::new(0),
             deallocated: AtomicBool::new(false),
+            entry: None,
             epoch: fork::epoch(),
         }))
     }
@@ -93,6 +101,7 @@ impl Pd {
             base: Base::Import(Arc::clone(self)),
             users: AtomicUsize::new(0),
             deallocated: AtomicBool::new(false),
+            entry: None,
             epoch: fork::epoch(),
         })
     }
@@ -109,6 +118,15 @@ impl Pd {
 
     pub(crate) fn id(&self) -> PdId {
         self.id
+    }
+
+    /// Its number in the ledger.
+    pub(crate) fn number(&self) -> u32 {
+        match (&self.entry, &self.base) {
+            (Some(entry), _) => entry.number(),
+            (None, Base::Parent(base, _) | Base::Import(base)) => base.number(),
+            (None, Base::Own) => 0,
+        }
     }
 
     /// Registers `len` octets at `addr`, which peers address from `iova` on. Checks that the
@@ -195,6 +213,7 @@ impl Pd {
         if self.deallocated.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        self.entry.iter().for_each(Entry::end);
         match &self.base {
             Base::Parent(base, td) => {
                 base.remove_user();

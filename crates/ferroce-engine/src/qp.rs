@@ -2,6 +2,7 @@
 
 mod datagrams;
 mod flows;
+mod ledger;
 mod locked;
 mod mcast;
 mod parts;
@@ -11,6 +12,7 @@ mod share;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
+use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_proto::{
     MAX_FRAME, PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair, RecvWr,
     SendWr, Service,
@@ -60,6 +62,8 @@ pub struct Qp {
     /// Place in the lane's list, guarded by that list's lock.
     place: AtomicUsize,
     async_acks: AckCount,
+    /// What others see of it.
+    entry: Entry,
     epoch: u64,
 }
 
@@ -156,8 +160,10 @@ impl Qp {
             deadline: AtomicU64::new(NEVER),
             place: AtomicUsize::new(usize::MAX),
             async_acks: AckCount::default(),
+            entry: context.record(Table::Qp),
             epoch: fork::epoch(),
         });
+        qp.introduce();
         hub.table.insert(qpn, Arc::clone(&qp));
         if qp.frames.is_some() {
             qp.settle_in(&mut qp.core.lock());
@@ -477,7 +483,7 @@ impl Qp {
             self.settle_in(&mut core);
             self.frames.iter().for_each(|frames| self.context().engine().close_lane(&frames.lane));
             core.outlets = Outlets::default();
-            self.context().engine().retire(core.transport.counters());
+            self.retire(&core.transport);
             core.memory.end_windows();
             // Gives back what it had in flight.
             let reset = ferroce_proto::QpAttr { state: QpState::Reset, ..Default::default() };

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_proto::{
     Domain, PostRecvError, ReceiveSupply, RecvWqe, RecvWr, SharedReceiveQueue, SrqAttr, SrqAttrMask, Taken,
 };
@@ -11,6 +12,7 @@ use ferroce_wire::{Qpn, SrqNumber};
 use parking_lot::Mutex;
 
 use crate::async_event::AckCount;
+use crate::counters::record_head;
 use crate::device::{MAX_SRQ, MAX_SRQ_SGE, MAX_SRQ_WR};
 use crate::error::{Busy, CreateSrqError, ModifySrqError};
 use crate::xrc::XrcSrq;
@@ -40,6 +42,8 @@ pub struct Srq {
     core: Mutex<Core>,
     users: AtomicUsize,
     async_acks: AckCount,
+    /// What others see of it.
+    entry: Entry,
     epoch: u64,
     xrc: Option<XrcSrq>,
 }
@@ -76,6 +80,10 @@ impl Srq {
             return Err(error);
         }
         pd.add_user();
+        let entry = pd.context().record(Table::Srq);
+        let completions = xrc.as_ref().map_or(0, |xrc| u64::from(xrc.cq.number()) + 1);
+        let numbers = u64::from(pd.number()) << 32 | u64::from(number.value());
+        entry.store(0, &[record_head(pd.context().block()), numbers, completions]);
         let srq = Arc::new_cyclic(|me| Self {
             me: me.clone(),
             pd: Arc::clone(pd),
@@ -85,6 +93,7 @@ impl Srq {
             core: Mutex::new(Core { queue, destroyed: false }),
             users: AtomicUsize::new(0),
             async_acks: AckCount::default(),
+            entry,
             epoch: fork::epoch(),
             xrc,
         });
@@ -187,6 +196,7 @@ impl Srq {
         }
         self.context().async_events().purge_srq(self);
         self.async_acks.wait();
+        self.entry.end();
         hub.srqs.release(number);
         self.pd.remove_user();
         Ok(())

@@ -45,6 +45,7 @@ pub(crate) fn drain(
                 return false;
             }
             DeviceCounters::add(&counters.sent_pkts, batch.len() as u64);
+            DeviceCounters::add(&counters.sent_octets, batch.bytes().len() as u64);
             DeviceCounters::count(&counters.tx_calls);
             // What the system refuses is as if lost on the way: the transport's timers see to it.
             match batch.flow().and_then(|flow| outlet.socket(flow)).map(|socket| socket.send(&mut batch)) {

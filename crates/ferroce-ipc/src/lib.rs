@@ -4,7 +4,7 @@
 //! name [`BROKER_NAME`]: one [`Message`] a packet, fixed little-endian structures, descriptors by `SCM_RIGHTS`. Both
 //! sides open with [`Hello`]. [`Message::decode`] validates every field, so that a peer's bytes can cost the peer its own
 //! connection and nothing else.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)
@@ -14,6 +14,7 @@ mod client;
 mod codec;
 mod connection;
 mod device;
+pub mod ledger;
 mod message;
 pub mod packet;
 mod settings;
@@ -25,8 +26,8 @@ pub use device::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 pub use message::{
     AddressSockets, CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmStatus, CmWhat,
     DEVICE_BYTES, GID_BYTES, Hello, LeaseEntry, Leased, LinkKind, MAJOR, MAX_MESSAGE, MAX_RECORD, MINOR,
-    MINOR_CONNECTIONS, MINOR_SETTINGS, MINOR_UNANSWERED, Message, RULE_BYTES, Refusal, RefusalCode,
-    ResourceCounts, Status,
+    MINOR_CONNECTIONS, MINOR_LEDGER, MINOR_SETTINGS, MINOR_UNANSWERED, Message, RULE_BYTES, Refusal,
+    RefusalCode, ResourceCounts, Status,
 };
 pub use settings::{BadPrefix, LinkSettings, Prefix, RoceMode, Setting, TcRule};
 

@@ -20,13 +20,15 @@ pub use cm::{CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute
 /// Major version: another one is refused with a sentence.
 pub const MAJOR: u16 = 1;
 /// Minor version: grows with every new message kind or field.
-pub const MINOR: u16 = 3;
+pub const MINOR: u16 = 4;
 /// The minor version since which there are connections.
 pub const MINOR_CONNECTIONS: u16 = 1;
 /// The minor version since which a [`Message::Cm`] with id 0 is done without an answer.
 pub const MINOR_UNANSWERED: u16 = 2;
 /// The minor version since which devices have settings, and there is [`Message::LinkSet`].
 pub const MINOR_SETTINGS: u16 = 3;
+/// The minor version since which there are ledgers.
+pub const MINOR_LEDGER: u16 = 4;
 /// Longest message, in bytes.
 pub const MAX_MESSAGE: usize = 65_536;
 
@@ -102,6 +104,18 @@ pub enum Message {
         /// Even what the broker advises against.
         force: bool,
     },
+    /// A program's ledger, one descriptor ([`crate::ledger`]); since minor version 4. No answer.
+    Ledger,
+    /// Asks for [`Message::Statistics`] of the device of this name.
+    GetStatistics(String),
+    /// What a device counted, by name, programs that ended included. Numbers wrap.
+    Statistics(Vec<(String, u64)>),
+    /// Asks for the ledgers of all programs: answered by [`Message::Ledgers`].
+    GetLedgers,
+    /// So many [`Message::LedgerOf`] follow with the same id.
+    Ledgers(u16),
+    /// A program with its ledger, one descriptor.
+    LedgerOf(LeaseEntry),
 }
 
 /// The first message of both ends.
@@ -332,6 +346,12 @@ impl Message {
             Self::CmDone(_) => 18,
             Self::CmNews(_) => 19,
             Self::LinkSet { .. } => 20,
+            Self::Ledger => 40,
+            Self::GetStatistics(_) => 41,
+            Self::Statistics(_) => 42,
+            Self::GetLedgers => 43,
+            Self::Ledgers(_) => 44,
+            Self::LedgerOf(_) => 45,
         }
     }
 
@@ -339,7 +359,7 @@ impl Message {
     pub fn descriptors(&self) -> usize {
         match self {
             Self::Address(address) => address.slots.len(),
-            Self::Leased(_) | Self::Resume(_) | Self::Parked => 1,
+            Self::Leased(_) | Self::Resume(_) | Self::Parked | Self::Ledger | Self::LedgerOf(_) => 1,
             _ => 0,
         }
     }

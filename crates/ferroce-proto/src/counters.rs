@@ -39,4 +39,8 @@ pub struct Counters {
     pub rdma_sends: u64,
     /// Responder: messages received that took a receive WQE.
     pub rdma_recvs: u64,
+    /// Packets that came marked as having met congestion (RFC 3168 section 5: ECN field 3).
+    pub rcvd_ecn_marked: u64,
+    /// Requester: congestion notifications received (RoCEv2 A17.9).
+    pub rcvd_cnps: u64,
 }

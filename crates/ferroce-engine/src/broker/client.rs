@@ -13,7 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use ferroce_ipc::{AddressSockets, Client, ClientError, CmNews, CmRequest, Leased, Message, ResourceCounts};
+use ferroce_ipc::{
+    AddressSockets, Client, ClientError, CmNews, CmRequest, Leased, MINOR_LEDGER, Message, ResourceCounts,
+};
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 use ferroce_wire::cm::CommId;
 use parking_lot::Mutex;
@@ -157,6 +159,7 @@ impl BrokerClient {
             slots: Vec::new(),
             addresses: BTreeSet::new(),
             parked: None,
+            ledger: None,
             minor,
             book: Book::default(),
             known: Arc::clone(&known),
@@ -245,6 +248,33 @@ impl BrokerClient {
         {
             debug!("the broker was not told the number of objects: {e}");
         }
+    }
+
+    /// Hands the program's ledger to the broker, and to each one that follows it. Does not wait.
+    pub fn keep_ledger(&self, ledger: OwnedFd) {
+        let mut inner = self.inner.lock();
+        inner.ledger = Some(Guarded::new(ledger));
+        if let Err(e) = inner.hand_over_ledger() {
+            debug!("the broker was not given the ledger: {e}");
+        }
+    }
+
+    /// What a device of this name counted in all programs, by name.
+    ///
+    /// # Errors
+    /// [`BrokerError::Client`] with the broker's sentence if there is no such device.
+    pub fn statistics(&self, device: &str) -> Result<Vec<(String, u64)>, BrokerError> {
+        let question = Message::GetStatistics(device.to_owned());
+        let (_, counters) = self.ask(|client, minor| {
+            if minor < MINOR_LEDGER {
+                return Err(ClientError::Unexpected);
+            }
+            match client.request(&question, REQUEST)? {
+                (Message::Statistics(counters), _) => Ok(counters),
+                _ => Err(ClientError::Unexpected),
+            }
+        })?;
+        Ok(counters)
     }
 
     /// Readable when [`BrokerClient::process`] has something to do.

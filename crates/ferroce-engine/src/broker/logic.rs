@@ -3,14 +3,15 @@
 
 mod connections;
 mod leases;
+mod ledgers;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use ferroce_ipc::{
-    CmStatus, DEVICE_BYTES, DeviceInfo, GID_BYTES, Hello, LeaseEntry, MAJOR, MAX_MESSAGE, Message, Peer,
-    RULE_BYTES, Refusal, RefusalCode, ResourceCounts, Status,
+    CmStatus, DEVICE_BYTES, DeviceInfo, GID_BYTES, Hello, MAJOR, MAX_MESSAGE, Message, Peer, RULE_BYTES,
+    Refusal, RefusalCode, ResourceCounts, Status,
 };
 use ferroce_proto::cm::Transmit;
 use tracing::{debug, info, warn};
@@ -23,6 +24,7 @@ use super::slots::{Slot, Slots};
 use super::world::World;
 use super::{ClientId, ProcessId, refusal};
 use connections::Survivors;
+use ledgers::Ledgers;
 
 /// How long a connection may be gone while its process lives, before its slots are free: then it has called exec.
 const AWAY: Duration = Duration::from_millis(500);
@@ -75,6 +77,7 @@ pub struct Broker<W: World> {
     leaving: bool,
     cm: Cm,
     survivors: Survivors,
+    ledgers: Ledgers,
     /// Datagrams to queue pair 1 that held no MAD.
     no_mad: u64,
     output: VecDeque<Output>,
@@ -129,6 +132,7 @@ impl<W: World> Broker<W> {
             leaving: false,
             cm,
             survivors: Survivors::default(),
+            ledgers: Ledgers::default(),
             no_mad: 0,
             output: VecDeque::new(),
         }
@@ -302,20 +306,7 @@ impl<W: World> Broker<W> {
 
     /// State for people.
     pub fn status(&self) -> Status {
-        let mut programs = Vec::new();
-        for (id, client) in &self.clients {
-            let slots = self.slots.of(*id);
-            if slots.is_empty() {
-                continue;
-            }
-            programs.push(LeaseEntry {
-                pid: client.peer.pid,
-                uid: client.peer.uid,
-                command: self.world.command(client.peer.pid),
-                slots,
-                resources: client.resources,
-            });
-        }
+        let programs = self.clients.keys().filter_map(|id| self.lease_entry(*id)).collect();
         Status {
             broker_pid: std::process::id(),
             broker_uid: self.uid,
@@ -421,6 +412,18 @@ impl<W: World> Broker<W> {
                 Ok(None)
             }
             Message::Cm(request) => self.connections(client, request).map(Some).map_err(Some),
+            Message::Ledger => match descriptors.into_iter().next() {
+                Some(file) => {
+                    self.take_ledger(client, file);
+                    Ok(None)
+                }
+                None => Err(None),
+            },
+            Message::GetStatistics(device) => self.statistics(&device).map(Some).map_err(Some),
+            Message::GetLedgers => {
+                self.send_ledgers(client, id);
+                Ok(None)
+            }
             // What only brokers say, or a second greeting.
             Message::Hello(_)
             | Message::Refused(_)
@@ -430,7 +433,10 @@ impl<W: World> Broker<W> {
             | Message::Parked
             | Message::Status(_)
             | Message::CmDone(_)
-            | Message::CmNews(_) => Err(None),
+            | Message::CmNews(_)
+            | Message::Statistics(_)
+            | Message::Ledgers(_)
+            | Message::LedgerOf(_) => Err(None),
         }
     }
 
@@ -466,6 +472,8 @@ impl<W: World> Broker<W> {
             self.devices.drop_view(view);
         }
         let slots = self.slots.of(client);
+        let waits = gone.watched && !slots.is_empty();
+        self.put_ledger_away(client, waits.then_some(gone.process));
         if !gone.watched {
             self.free(&slots);
             return;

@@ -24,7 +24,7 @@ impl Lane {
 
     /// Receives and processes one batch; when that was, or `None` if nothing waits.
     pub(super) fn receive_frames(&self, receiver: &mut Receiver, port: &FramePort) -> Option<Instant> {
-        let counters = &self.hub.counters;
+        let counters = self.counters();
         let qp = port.owner()?;
         let rules = port.rules();
         let buffer = receiver.frames.get_or_insert_with(FrameBuffer::new);
@@ -35,6 +35,7 @@ impl Lane {
                     let now = *batch_time.get_or_insert_with(sys::now);
                     if rules.iter().any(|(_, rule)| rule.matches(frame.bytes, frame.outgoing)) {
                         DeviceCounters::count(&counters.rcvd_pkts);
+                        DeviceCounters::add(&counters.rcvd_octets, frame.bytes.len() as u64);
                         locked.get_or_insert_with(|| qp.lock()).receive_frame(now, frame.bytes, counters);
                     }
                 }

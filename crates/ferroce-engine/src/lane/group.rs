@@ -29,12 +29,13 @@ impl Lane {
     /// its copy, for want of a receive WQE say, loses that one alone.
     pub(super) fn fan_out(&self, receiver: &mut Receiver, now: Instant, members: &Members) {
         let Receiver { buffer, sources, touched, .. } = receiver;
-        let counters = &self.hub.counters;
+        let counters = self.counters();
         DeviceCounters::count(&counters.rx_calls);
         let members = members.load();
-        let mut received: u64 = 0;
+        let (mut received, mut octets): (u64, usize) = (0, 0);
         for datagram in buffer.datagrams() {
             received += 1;
+            octets += datagram.bytes.len();
             let Some((_, packet)) = self.verify(&datagram, sources, now) else { continue };
             for qp in members.iter() {
                 let mut core = qp.lock();
@@ -45,6 +46,7 @@ impl Lane {
             }
         }
         DeviceCounters::add(&counters.rcvd_pkts, received);
+        DeviceCounters::add(&counters.rcvd_octets, octets as u64);
         Self::settle_touched(touched, now);
     }
 }

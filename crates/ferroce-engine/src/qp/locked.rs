@@ -11,7 +11,7 @@ use parking_lot::MutexGuard;
 use super::Qp;
 use super::patience::{HOLD, Patience};
 use crate::attr::AhAttr;
-use crate::counters::DeviceCounters;
+use crate::counters::{DeviceCounters, count_drop};
 use crate::cq::Pushed;
 use crate::hub::Hub;
 use crate::lane::Lane;
@@ -86,7 +86,7 @@ impl Locked<'_> {
             return;
         }
         if let Err(reason) = core.transport.handle_datagram(now, from, packet, &mut core.memory) {
-            counters.count_drop(reason);
+            count_drop(counters, reason);
         }
     }
 
@@ -96,7 +96,7 @@ impl Locked<'_> {
         if core.destroyed {
             DeviceCounters::count(&counters.rx_no_qp);
         } else if let Err(reason) = core.transport.handle_frame(now, frame, &mut core.memory) {
-            counters.count_drop(reason);
+            count_drop(counters, reason);
         }
     }
 
@@ -198,6 +198,7 @@ impl Locked<'_> {
             overrun.extend(qp.publish(&mut core, now).overrun);
         }
         let deadline = if unsent { now.as_nanos() } else { Hub::deadline(core.transport.poll_timeout()) };
+        qp.show(&core.transport);
         qp.deadline.store(deadline, Ordering::SeqCst);
         if let Some(lane) = core.home() {
             lane.note_deadline(deadline);
@@ -221,7 +222,7 @@ struct Published {
 
 impl Qp {
     fn counters_of_device(&self) -> &DeviceCounters {
-        &self.context().engine().hub().counters
+        self.context().counters()
     }
 
     /// Whether the program ever asked for events of its completions.

@@ -21,6 +21,7 @@ pub const GID_BYTES: usize = GID_ROW as usize;
 /// Bytes of a traffic class rule there.
 pub const RULE_BYTES: usize = settings::RULE_ROW as usize;
 const LEASE_ROW: u16 = 72;
+const COUNTER_ROW: u16 = 48;
 
 impl Message {
     /// The message's bytes.
@@ -52,7 +53,12 @@ impl Message {
     fn encode_body(&self, bytes: &mut Vec<u8>) -> Result<usize, MessageError> {
         let mut w = Writer(bytes);
         match self {
-            Self::Done | Self::ListDevices | Self::Parked | Self::GetStatus => {}
+            Self::Done
+            | Self::ListDevices
+            | Self::Parked
+            | Self::GetStatus
+            | Self::Ledger
+            | Self::GetLedgers => {}
             Self::Hello(hello) => {
                 w.u32(MAGIC);
                 w.u16(hello.major);
@@ -112,6 +118,18 @@ impl Message {
                 settings.iter().for_each(|setting| settings::encode_setting(setting, &mut w));
                 return Ok(end);
             }
+            Self::GetStatistics(device) => w.padded::<64>("device", device)?,
+            Self::Statistics(counters) => {
+                w.table("counters", counters.len(), COUNTER_ROW)?;
+                let end = w.0.len();
+                for (name, value) in counters {
+                    w.padded::<40>("counter", name)?;
+                    w.u64(*value);
+                }
+                return Ok(end);
+            }
+            Self::Ledgers(count) => w.u16(*count),
+            Self::LedgerOf(program) => encode_lease(program, &mut w)?,
         }
         Ok(bytes.len())
     }
@@ -221,6 +239,15 @@ impl Message {
                 let settings = tail.rows(table, settings::decode_setting)?;
                 Self::LinkSet { name, settings, transient, force }
             }
+            40 => Self::Ledger,
+            41 => Self::GetStatistics(device_name(body.padded::<64>("device")?)?),
+            42 => {
+                let table = Table::read(&mut body)?;
+                Self::Statistics(tail.rows(table, |row| Ok((row.padded::<40>("counter")?, row.u64()?)))?)
+            }
+            43 => Self::GetLedgers,
+            44 => Self::Ledgers(body.u16()?),
+            45 => Self::LedgerOf(decode_lease(&mut body)?),
             other => return Err(MessageError::UnknownKind(other)),
         })
     }
@@ -384,19 +411,33 @@ fn encode_status(status: &Status, mut w: Writer<'_>) -> Result<usize, MessageErr
     }
     let end = w.0.len();
     for program in &status.programs {
-        w.u32(program.pid);
-        w.u32(program.uid);
-        w.padded::<16>("command", &program.command)?;
-        let mut bits = [0_u8; 32];
-        for &slot in &program.slots {
-            if let Some(byte) = bits.get_mut(usize::from(slot >> 3)) {
-                *byte |= 1 << (slot & 7);
-            }
-        }
-        w.bytes(&bits);
-        encode_counts(&program.resources, &mut w);
+        encode_lease(program, &mut w)?;
     }
     Ok(end)
+}
+
+fn encode_lease(program: &LeaseEntry, w: &mut Writer<'_>) -> Result<(), MessageError> {
+    w.u32(program.pid);
+    w.u32(program.uid);
+    w.padded::<16>("command", &program.command)?;
+    let mut bits = [0_u8; 32];
+    for &slot in &program.slots {
+        if let Some(byte) = bits.get_mut(usize::from(slot >> 3)) {
+            *byte |= 1 << (slot & 7);
+        }
+    }
+    w.bytes(&bits);
+    encode_counts(&program.resources, w);
+    Ok(())
+}
+
+fn decode_lease(row: &mut Reader<'_>) -> Result<LeaseEntry, MessageError> {
+    let (pid, uid) = (row.u32()?, row.u32()?);
+    let command = row.padded::<16>("command")?;
+    let bits: [u8; 32] = row.array()?;
+    let held = |slot: &u8| bits.get(usize::from(slot >> 3)).is_some_and(|byte| byte >> (slot & 7) & 1 == 1);
+    let slots = (0..=255).filter(held).collect();
+    Ok(LeaseEntry { pid, uid, command, slots, resources: decode_counts(row)? })
 }
 
 fn decode_status(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Status, MessageError> {
@@ -415,15 +456,7 @@ fn decode_status(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Status, M
     if !body.is_empty() {
         *status.cm = decode_cm_status(&mut body)?;
     }
-    status.programs = tail.rows(table, |row| {
-        let (pid, uid) = (row.u32()?, row.u32()?);
-        let command = row.padded::<16>("command")?;
-        let bits: [u8; 32] = row.array()?;
-        let held =
-            |slot: &u8| bits.get(usize::from(slot >> 3)).is_some_and(|byte| byte >> (slot & 7) & 1 == 1);
-        let slots = (0..=255).filter(held).collect();
-        Ok(LeaseEntry { pid, uid, command, slots, resources: decode_counts(row)? })
-    })?;
+    status.programs = tail.rows(table, decode_lease)?;
     Ok(status)
 }
 

@@ -97,7 +97,7 @@ fn all() -> Vec<Message> {
             groups: 4,
             adopted: true,
             build: "ferroce".to_owned(),
-            programs: vec![program],
+            programs: vec![program.clone()],
             cm: Box::new(CmStatus {
                 connections: 5,
                 questions: 6,
@@ -133,13 +133,20 @@ fn all() -> Vec<Message> {
             transient: true,
             force: false,
         },
+        Message::Ledger,
+        Message::GetStatistics("fr0".to_owned()),
+        Message::Statistics(vec![("rcvd_pkts".to_owned(), u64::MAX), ("link_downed".to_owned(), 0)]),
+        Message::GetLedgers,
+        Message::Ledgers(254),
+        Message::LedgerOf(program),
     ]
 }
 
 #[test]
 fn every_message_comes_out_as_it_went_in() {
-    for (number, message) in all().into_iter().enumerate() {
-        assert_eq!(usize::from(message.kind()), number + 1);
+    let kinds: Vec<u16> = all().iter().map(Message::kind).collect();
+    assert!(kinds.is_sorted_by(|a, b| a < b), "{kinds:?}");
+    for message in all() {
         let bytes = message.encode(99).unwrap();
         assert_eq!(Message::decode(&bytes, message.descriptors()), Ok((99, message)));
     }

@@ -18,7 +18,7 @@ mod uc;
 mod ud;
 mod unreliable;
 
-use ferroce_wire::{Flow, IcrcStatus, Instant, Operation, Packet, PathMtu, Pkey, Qpn, TxBatch};
+use ferroce_wire::{Flow, IcrcStatus, Instant, Operation, Packet, PathMtu, Pkey, Psn, Qpn, TxBatch};
 
 pub use self::raw::MAX_FRAME;
 
@@ -125,6 +125,14 @@ impl QueuePair {
     /// Its counters.
     pub const fn counters(&self) -> &Counters {
         &self.shared.counters
+    }
+
+    /// The queue pair at the other end, the PSN that is expected next and the one that is sent next.
+    pub fn progress(&self) -> (Qpn, Psn, Psn) {
+        let attr = &self.shared.attr;
+        let expected = if self.receiving { self.roles.expected() } else { None };
+        let next = if self.sending { self.line.next() } else { attr.sq_psn };
+        (attr.dest_qp, expected.unwrap_or(attr.rq_psn), next)
     }
 
     /// Its attributes as they are now, in any state (`ibv_query_qp`).
@@ -296,6 +304,7 @@ impl QueuePair {
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
         self.shared.counters.rcvd_pkts += 1;
+        self.shared.counters.rcvd_ecn_marked += u64::from(from.traffic_class & 3 == 3);
         let result = self.dispatch(now, from, packet, mem);
         if let Err(reason) = result {
             self.shared.counters.dropped_pkts += 1;

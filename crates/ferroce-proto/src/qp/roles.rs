@@ -89,6 +89,7 @@ impl Roles {
                 reliable.handle(now, &packet.bth, rc, shared, queues, mem)
             }
             (Self::Reliable(reliable), Operation::Cnp) => {
+                shared.counters.rcvd_cnps += 1;
                 reliable.requester.congested();
                 Ok(())
             }

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use ferroce_ipc::{
-    Client, ClientError, CmRequest, DeviceInfo, MINOR_CONNECTIONS, MINOR_UNANSWERED, Message, Refusal,
+    Client, ClientError, CmRequest, DeviceInfo, MINOR_CONNECTIONS, MINOR_LEDGER, MINOR_UNANSWERED, Message,
+    Refusal,
 };
 use parking_lot::MutexGuard;
 use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
@@ -40,6 +41,8 @@ pub(super) struct Inner {
     pub(super) addresses: BTreeSet<(Address, u8)>,
     /// Reading end of the parked descriptors: held, never read.
     pub(super) parked: Option<Guarded<OwnedFd>>,
+    /// What every broker is given.
+    pub(super) ledger: Option<Guarded<OwnedFd>>,
     /// Minor version of the broker.
     pub(super) minor: u16,
     /// What a new broker is to know of connections.
@@ -308,7 +311,17 @@ impl Inner {
             self.events.push_back(BrokerEvent::Reconnected);
         }
         self.link = Link::Up { client, resume };
-        sent
+        sent.and_then(|()| self.hand_over_ledger())
+    }
+
+    /// Gives the broker the ledger, if there is one and the broker knows what it is.
+    pub(super) fn hand_over_ledger(&mut self) -> io::Result<()> {
+        match (&mut self.link, &self.ledger) {
+            (Link::Up { client, .. }, Some(ledger)) if self.minor >= MINOR_LEDGER => {
+                client.send(&Message::Ledger, &[ledger.as_fd()]).map(drop)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Says what a new broker is to know of connections, as far as it takes it. Whether that was all.
@@ -383,7 +396,12 @@ impl Inner {
             Message::CmDone(_) => {
                 self.book.answered(id);
             }
-            Message::Done | Message::Leased(_) | Message::Status(_) => {}
+            Message::Done
+            | Message::Leased(_)
+            | Message::Status(_)
+            | Message::Statistics(_)
+            | Message::Ledgers(_)
+            | Message::LedgerOf(_) => {}
             Message::Hello(_)
             | Message::ListDevices
             | Message::Lease(_)
@@ -393,6 +411,9 @@ impl Inner {
             | Message::LinkDel { .. }
             | Message::LinkSet { .. }
             | Message::GetStatus
+            | Message::Ledger
+            | Message::GetStatistics(_)
+            | Message::GetLedgers
             | Message::Report(_)
             | Message::Cm(_) => return Some(ClientError::Unexpected),
         }

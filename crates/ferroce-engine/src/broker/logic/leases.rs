@@ -305,6 +305,7 @@ impl<W: World> Broker<W> {
             self.cm.close_owner(*slot);
             self.slots.set(*slot, Slot::Free);
         }
+        self.settle_ledgers();
         if !slots.is_empty() && self.slots.all_free() {
             // Nobody minds if groups of addresses that are no more go away.
             let host = &self.host;

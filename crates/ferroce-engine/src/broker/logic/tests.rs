@@ -1,5 +1,6 @@
 mod connections;
 mod devices;
+mod ledgers;
 mod settings;
 
 use std::os::fd::OwnedFd;

@@ -1,0 +1,189 @@
+//! `ferroce resource show`: the objects of all programs, as their ledgers tell.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use ferroce_ipc::ledger::{DeviceBlock, LedgerReader, Record, Table};
+use ferroce_ipc::{DeviceInfo, LeaseEntry};
+
+use crate::Usage;
+use crate::args::Style;
+use crate::broker::Observer;
+use crate::row::{Head, Row};
+use crate::rows;
+use crate::select::Selection;
+
+/// The kinds that can be listed, in the order of the summary.
+const KINDS: [&str; 7] = ["pd", "cq", "qp", "cm_id", "mr", "ctx", "srq"];
+
+/// What rows may be selected by.
+const KEYS: [&str; 18] = [
+    "pid", "comm", "pdn", "cqn", "ctxn", "mrn", "srqn", "lqpn", "rqpn", "type", "state", "users", "cqe",
+    "rkey", "lkey", "mrlen", "ps", "qp-type",
+];
+
+/// `[DEV]` or `KIND [link DEV[/PORT]] [FILTER VALUE]...`
+pub fn show(words: &[String], style: Style) -> Result<()> {
+    let mut broker = Observer::new()?;
+    let kind = words.first().and_then(|word| KINDS.into_iter().find(|kind| kind == word));
+    let rows = match (kind, words) {
+        (Some(kind), [_, rest @ ..]) => {
+            let (filters, name) = match rest {
+                [name] => (&[][..], Some(rows::port_of(name)?.to_owned())),
+                filters => (filters, None),
+            };
+            let mut selection = Selection::parse(filters, &KEYS)?;
+            selection.device = selection.device.or(name);
+            let devices = broker.devices()?;
+            rows::find(&devices, selection.device.as_deref())?;
+            list(&mut broker, kind, &devices, &selection)?
+        }
+        (_, []) => summary(&mut broker, None)?,
+        (_, [name]) => summary(&mut broker, Some(rows::port_of(name)?))?,
+        _ => return Err(Usage(format!("a device, or one of {}", KINDS.join(", "))).into()),
+    };
+    rows::print(&rows, style)
+}
+
+/// A row a device: how many objects of each kind.
+fn summary(broker: &mut Observer, which: Option<&str>) -> Result<Vec<Row>> {
+    let devices = broker.devices()?;
+    let mut counts: BTreeMap<(String, &str), u64> = BTreeMap::new();
+    for (_, ledger) in broker.ledgers()? {
+        let blocks = ledger.devices()?;
+        for ((block, table), count) in ledger.counts()? {
+            if let Some(block) = blocks.get(block) {
+                *counts.entry((block.name.clone(), kind_of(table))).or_default() += u64::from(count);
+            }
+        }
+    }
+    let row = |(index, device): (u32, &DeviceInfo)| {
+        let count = |kind| counts.get(&(device.name.clone(), kind)).copied().unwrap_or(0);
+        let head = Head::Index(index, device.name.clone());
+        KINDS.into_iter().fold(Row::new(head), |row, kind| row.number(kind, count(kind)))
+    };
+    Ok(rows::find(&devices, which)?.into_iter().map(row).collect())
+}
+
+const fn kind_of(table: Table) -> &'static str {
+    match table {
+        Table::Context => "ctx",
+        Table::Pd => "pd",
+        Table::Cq => "cq",
+        Table::Srq => "srq",
+        Table::Mr => "mr",
+        Table::Qp => "qp",
+    }
+}
+
+fn list(
+    broker: &mut Observer,
+    kind: &str,
+    devices: &[DeviceInfo],
+    selection: &Selection,
+) -> Result<Vec<Row>> {
+    let mut found = Vec::new();
+    for (program, ledger) in broker.ledgers()? {
+        let program = Program { entry: &program, blocks: ledger.devices()?, ledger: &ledger, devices };
+        let Some(table) = Table::ALL.into_iter().find(|table| kind_of(*table) == kind) else { break };
+        let users = program.users(table)?;
+        for record in ledger.records(table)? {
+            let row = program.row(table, &record, users.get(&record.number).copied().unwrap_or(0));
+            found.extend(row.filter(|(device, row)| selection.has_device(device) && selection.takes(row)));
+        }
+    }
+    Ok(found.into_iter().map(|(_, row)| row).collect())
+}
+
+/// One program's objects.
+struct Program<'a> {
+    entry: &'a LeaseEntry,
+    blocks: Vec<DeviceBlock>,
+    ledger: &'a LedgerReader,
+    devices: &'a [DeviceInfo],
+}
+
+impl Program<'_> {
+    /// How many objects use each domain or completion queue.
+    fn users(&self, table: Table) -> Result<BTreeMap<u32, u64>> {
+        let mut users = BTreeMap::new();
+        let mut count = |number: u32| *users.entry(number).or_default() += 1;
+        let qps =
+            if matches!(table, Table::Pd | Table::Cq) { self.ledger.records(Table::Qp)? } else { vec![] };
+        match table {
+            Table::Cq => qps.iter().for_each(|qp| {
+                let (send, receive) = qp.halves(4);
+                count(send);
+                count(receive);
+            }),
+            Table::Pd => {
+                qps.iter().for_each(|qp| count(qp.halves(3).0));
+                self.ledger.records(Table::Mr)?.iter().for_each(|mr| count(mr.halves(3).0));
+                self.ledger.records(Table::Srq)?.iter().for_each(|srq| count(srq.halves(1).0));
+            }
+            Table::Context | Table::Srq | Table::Mr | Table::Qp => {}
+        }
+        Ok(users)
+    }
+
+    /// The device's name and the row; `None` if the record names no device.
+    fn row(&self, table: Table, record: &Record, users: u64) -> Option<(String, Row)> {
+        let name = self.blocks.get(record.block())?.name.clone();
+        // Another client's own device is not in our view.
+        let index = self.devices.iter().position(|device| device.name == name).unwrap_or(self.devices.len());
+        let index = index as u32;
+        let row = match table {
+            Table::Qp => queue_pair(Row::new(Head::Link(Some(index), name.clone())), record),
+            Table::Pd => Row::new(Head::Dev(index, name.clone()))
+                .number("pdn", record.number)
+                .hex("local_dma_lkey", 0_u32)
+                .number("users", users)
+                .number("ctxn", record.halves(1).1),
+            Table::Cq => Row::new(Head::Dev(index, name.clone()))
+                .number("cqn", record.number)
+                .number("cqe", record.halves(1).1)
+                .number("users", users)
+                .text("adaptive-moderation", "off")
+                .number("ctxn", record.halves(1).0),
+            Table::Srq => {
+                let row = Row::new(Head::Dev(index, name.clone())).number("srqn", record.halves(1).1);
+                let row = row.text("type", if record.word(2) > 0 { "XRC" } else { "BASIC" });
+                let row = row.number("pdn", record.halves(1).0);
+                if record.word(2) > 0 { row.number("cqn", record.word(2) - 1) } else { row }
+            }
+            Table::Mr => Row::new(Head::Dev(index, name.clone()))
+                .number("mrn", record.number)
+                .hex("rkey", record.halves(1).0)
+                .hex("lkey", record.halves(1).1)
+                .number("mrlen", record.word(2))
+                .number("pdn", record.halves(3).0),
+            Table::Context => Row::new(Head::Dev(index, name.clone())).number("ctxn", record.number),
+        };
+        Some((name, row.number("pid", self.entry.pid).text("comm", self.entry.command.clone())))
+    }
+}
+
+fn queue_pair(row: Row, record: &Record) -> Row {
+    let head = record.word(0);
+    let (local, remote) = record.halves(1);
+    let (expected, next) = record.halves(2);
+    let service = match head >> 16 & 0xff {
+        2 => "RC",
+        3 => "UC",
+        4 => "UD",
+        8 => "RAW_PACKET",
+        9 => "XRC_INI",
+        10 => "XRC_TGT",
+        _ => "UNKNOWN",
+    };
+    let connected = matches!(service, "RC" | "UC" | "XRC_INI" | "XRC_TGT");
+    let state = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
+    let state = state.get((head >> 24 & 0xff) as usize).copied().unwrap_or("UNKNOWN");
+    let row = row.number("lqpn", local);
+    let row = if connected { row.number("rqpn", remote) } else { row };
+    let row = row.text("type", service).text("state", state);
+    let row = if connected { row.number("rq-psn", expected) } else { row };
+    let row = row.number("sq-psn", next);
+    let row = if connected { row.text("path-mig-state", "MIGRATED") } else { row };
+    row.number("pdn", record.halves(3).0)
+}

@@ -1,0 +1,269 @@
+//! The ledger: what a program counts and what objects it has, in memory that it shares with the broker.
+//!
+//! The program makes a memfd, maps it, and hands the descriptor to the broker once ([`crate::Message::Ledger`]). From then
+//! on it only stores numbers, relaxed, where it would have counted anyway; the broker, and `ferroce` by the broker's hand,
+//! read the file when somebody asks. So a program that is stopped is seen as it was when it stopped, and one that was
+//! killed leaves its last numbers behind. The reader trusts nothing: it reads at most what the layout has room for, and
+//! what it finds are numbers and names to show.
+//!
+//! Layout, in words of 64 bits in native order: a head of 512 words, [`DEVICES`] blocks of 256 words, one for each device
+//! that was used, then a table for each [`Table`]. The file is sparse: only what is used has memory. Counters keep their
+//! place for ever, new ones are added at the end; another layout has another [`VERSION`].
+
+mod map;
+mod names;
+mod reader;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use map::Mapping;
+pub use names::{DEVICE_COUNTERS, DeviceCounters, RXE_COUNTERS, TRANSPORT_COUNTERS, Totals};
+pub use reader::{DeviceBlock, LedgerReader, Record};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"FeLedger");
+const VERSION: u64 = 1;
+
+const WORD: usize = size_of::<u64>();
+const HEAD: usize = 512;
+/// Words of the head: the magic, the layout, retirements begun and ended, the slot, then the used length of each table.
+const AT_MAGIC: usize = 0;
+const AT_VERSION: usize = 1;
+const AT_RETIRED: usize = 2;
+const AT_SLOT: usize = 3;
+const AT_USED: usize = 8;
+
+/// Devices that one program's ledger tells apart; what happens on further ones is counted with the last.
+pub const DEVICES: usize = 32;
+const DEVICE: usize = 256;
+/// Words of a device's block: its id plus 1, its name, what the engine counts, what queue pairs that ended had counted.
+const AT_ID: usize = 0;
+const AT_NAME: usize = 1;
+const NAME: usize = 64 / WORD;
+const AT_COUNTERS: usize = 16;
+const AT_TRANSPORT: usize = 128;
+
+/// The tables of objects.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+#[repr(usize)]
+pub enum Table {
+    /// Open devices.
+    Context = 0,
+    /// Protection domains.
+    Pd = 1,
+    /// Completion queues.
+    Cq = 2,
+    /// Shared receive queues.
+    Srq = 3,
+    /// Memory regions.
+    Mr = 4,
+    /// Queue pairs, with their counters.
+    Qp = 5,
+}
+
+impl Table {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::Context, Self::Pd, Self::Cq, Self::Srq, Self::Mr, Self::Qp];
+
+    /// Records there is room for, each one's words, and the word where the table begins. Objects beyond are not listed.
+    const fn shape(self) -> (usize, usize, usize) {
+        const MANY: usize = 65_536;
+        const CONTEXT: usize = HEAD + DEVICES * DEVICE;
+        const PD: usize = CONTEXT + 4096 * 4;
+        const CQ: usize = PD + MANY * 4;
+        const SRQ: usize = CQ + MANY * 4;
+        const MR: usize = SRQ + MANY * 4;
+        const QP: usize = MR + MANY * 8;
+        match self {
+            Self::Context => (4096, 4, CONTEXT),
+            Self::Pd => (MANY, 4, PD),
+            Self::Cq => (MANY, 4, CQ),
+            Self::Srq => (MANY, 4, SRQ),
+            Self::Mr => (MANY, 8, MR),
+            Self::Qp => (MANY, QP_RECORD, QP),
+        }
+    }
+
+    /// Words of the file.
+    const fn end() -> usize {
+        let (count, stride, start) = Self::Qp.shape();
+        start + count * stride
+    }
+}
+
+/// Words of a queue pair's record: its head and what it says of itself, then what it counts.
+const QP_RECORD: usize = 32;
+/// Where a queue pair's counters begin in its record.
+pub const QP_COUNTERS: usize = 7;
+const _: () = assert!(QP_COUNTERS + TRANSPORT_COUNTERS.len() <= QP_RECORD);
+const _: () = assert!(AT_COUNTERS + DEVICE_COUNTERS.len() <= AT_TRANSPORT);
+const _: () = assert!(AT_TRANSPORT + TRANSPORT_COUNTERS.len() <= DEVICE);
+
+/// The program's side. Storing to it never waits but for [`Ledger::record`] and the end of a [`Entry`], which are not on
+/// the packet path.
+pub struct Ledger {
+    map: Mapping,
+    free: [Mutex<Free>; Table::ALL.len()],
+    devices: Mutex<()>,
+}
+
+/// Places of a table.
+#[derive(Default)]
+struct Free {
+    used: usize,
+    returned: Vec<u32>,
+}
+
+impl Ledger {
+    /// A ledger of the program that holds `slot`, and the descriptor to hand to the broker: `None` if the system gives no
+    /// such memory, so that nobody else will see it.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`.
+    pub fn create(slot: u8) -> io::Result<(Self, Option<OwnedFd>)> {
+        let (map, file) = Mapping::new(Table::end() * WORD)?;
+        let ledger = Self { map, free: Default::default(), devices: Mutex::default() };
+        ledger.set(AT_SLOT, slot.into());
+        ledger.set(AT_VERSION, VERSION);
+        ledger.set(AT_MAGIC, MAGIC);
+        Ok((ledger, file))
+    }
+
+    fn word(&self, at: usize) -> Option<&AtomicU64> {
+        self.map.words().get(at)
+    }
+
+    fn set(&self, at: usize, value: u64) {
+        if let Some(word) = self.word(at) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
+    fn get(&self, at: usize) -> u64 {
+        self.word(at).map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    /// The number of the block that counts for a device: always below [`DEVICES`].
+    pub fn block_of(&self, id: u32, name: &str) -> usize {
+        let _one = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = u64::from(id) + 1;
+        let known = |block: &usize| [0, wanted].contains(&self.get(HEAD + block * DEVICE + AT_ID));
+        let block = (0..DEVICES).find(known).unwrap_or(DEVICES - 1);
+        let at = HEAD + block * DEVICE;
+        if self.get(at + AT_ID) == 0 {
+            for (word, chunk) in name.as_bytes().chunks(WORD).take(NAME).enumerate() {
+                let mut bytes = [0; WORD];
+                bytes.iter_mut().zip(chunk).for_each(|(to, from)| *to = *from);
+                self.set(at + AT_NAME + word, u64::from_ne_bytes(bytes));
+            }
+            self.set(at + AT_ID, wanted);
+        }
+        block
+    }
+
+    /// What the engine counts of a device.
+    pub fn device(&self, block: usize) -> &DeviceCounters {
+        self.map.device(HEAD + block.min(DEVICES - 1) * DEVICE + AT_COUNTERS)
+    }
+
+    /// Adds what a queue pair counted to what those of its device left behind, and ends its record, so that a reader sees
+    /// its numbers once.
+    pub fn retire(&self, block: usize, counted: &[u64], entry: &Entry) {
+        let at = HEAD + block.min(DEVICES - 1) * DEVICE + AT_TRANSPORT;
+        let _one = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(turns) = self.word(AT_RETIRED) else { return };
+        turns.fetch_add(1, Ordering::AcqRel);
+        for (word, count) in counted.iter().enumerate().take(TRANSPORT_COUNTERS.len()) {
+            if let Some(sum) = self.word(at + word) {
+                sum.fetch_add(*count, Ordering::Relaxed);
+            }
+        }
+        entry.end();
+        turns.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// What queue pairs of a device that ended had counted.
+    pub fn retired(&self, block: usize) -> Vec<u64> {
+        let at = HEAD + block.min(DEVICES - 1) * DEVICE + AT_TRANSPORT;
+        (0..TRANSPORT_COUNTERS.len()).map(|word| self.get(at + word)).collect()
+    }
+
+    /// A record for an object; one that stores to nowhere if the table is full.
+    pub fn record(self: &Arc<Self>, table: Table) -> Entry {
+        let (count, stride, start) = table.shape();
+        let mut place = None;
+        if let Some(free) = self.free.get(table as usize) {
+            let mut free = free.lock().unwrap_or_else(PoisonError::into_inner);
+            place = free.returned.pop().map(|place| place as usize);
+            if place.is_none() && free.used < count {
+                place = Some(free.used);
+                free.used += 1;
+                self.set(AT_USED + table as usize, free.used as u64);
+            }
+        }
+        let at = place.map_or(usize::MAX, |place| start + place * stride);
+        Entry { ledger: Arc::clone(self), table, place, at, stride, ended: AtomicU64::new(0) }
+    }
+
+    fn give_back(&self, table: Table, place: usize) {
+        if let Some(free) = self.free.get(table as usize) {
+            free.lock().unwrap_or_else(PoisonError::into_inner).returned.push(place as u32);
+        }
+    }
+}
+
+impl std::fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ledger").field("slot", &self.get(AT_SLOT)).finish_non_exhaustive()
+    }
+}
+
+/// An object's record. It ends with [`Entry::end`], or when it is dropped.
+#[derive(Debug)]
+pub struct Entry {
+    ledger: Arc<Ledger>,
+    table: Table,
+    place: Option<usize>,
+    at: usize,
+    stride: usize,
+    ended: AtomicU64,
+}
+
+impl Entry {
+    /// A number for the object that no other of its kind in the network namespace has, as long as nobody lies: `slot` of
+    /// its program above, place in the table below, from 1 on. 0 if the table was full.
+    pub fn number(&self) -> u32 {
+        let slot = self.ledger.get(AT_SLOT) as u32;
+        self.place.map_or(0, |place| (slot << 20) + place as u32 + 1)
+    }
+
+    /// Stores words from `from` on; the first word is the record's head, which must not be 0. Relaxed.
+    pub fn store(&self, from: usize, words: &[u64]) {
+        let Some(room) = self.stride.checked_sub(from) else { return };
+        let all = self.ledger.map.words();
+        let Some(to) = all.get(self.at.saturating_add(from)..) else { return };
+        for (to, word) in to.iter().zip(words.iter().take(room)) {
+            to.store(*word, Ordering::Relaxed);
+        }
+    }
+
+    /// The object is no more. A second call does nothing.
+    pub fn end(&self) {
+        let Some(place) = self.place else { return };
+        if self.ended.swap(1, Ordering::AcqRel) == 0 {
+            self.store(0, [0; QP_RECORD].get(..self.stride).unwrap_or_default());
+            self.ledger.give_back(self.table, place);
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+//! What is counted, by name.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)+) => {
+        /// What the engine counts of a device in one process, apart from what each queue pair counts. They wrap.
+        #[derive(Debug, Default)]
+        #[repr(C)]
+        pub struct DeviceCounters {
+            $($(#[$doc])* pub $name: AtomicU64,)+
+        }
+
+        /// Names of [`DeviceCounters`], in their order. New ones are added at the end.
+        pub const DEVICE_COUNTERS: &[&str] = &[$(stringify!($name),)+];
+
+        impl DeviceCounters {
+            /// Every counter, in the order of [`DEVICE_COUNTERS`].
+            pub fn values(&self) -> Vec<u64> {
+                vec![$(self.$name.load(Ordering::Relaxed),)+]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Datagrams received.
+    rcvd_pkts,
+    /// Packets sent.
+    sent_pkts,
+    /// System calls that sent.
+    tx_calls,
+    /// System calls that received something.
+    rx_calls,
+    /// The system refused to send; the packets count as lost on the way.
+    send_err,
+    /// The system refused to receive.
+    rx_err,
+    /// Not a RoCE packet: too short, unknown opcode, bad pad, reserved version.
+    rx_malformed,
+    /// ICRC wrong.
+    rx_icrc_errors,
+    /// ICRC right with an IPv4 identification that had to be solved for.
+    icrc_id_solved,
+    /// For another process's slot: dropped alone.
+    rx_stray_slot,
+    /// For no queue pair that exists.
+    rx_no_qp,
+    /// Not from the connected peer's address.
+    rx_wrong_source,
+    /// Not of the queue pair's partition.
+    rx_wrong_pkey,
+    /// Opcode of another service.
+    rx_wrong_service,
+    /// Datagrams without the queue pair's Q_Key.
+    rx_wrong_qkey,
+    /// The queue pair's state takes no packets.
+    rx_wrong_state,
+    /// Requests executed before.
+    rx_duplicate_request,
+    /// Duplicates of READs and atomics that are not retained.
+    rx_duplicate_not_found,
+    /// Requests ahead of the expected PSN.
+    rx_out_of_seq_request,
+    /// Requests without a receive WQE.
+    rx_no_recv_wqe,
+    /// Messages of unreliable services that are longer than the receive WQE.
+    rx_too_long,
+    /// Requests of unreliable services with a wrong opcode, length or permission.
+    rx_invalid_request,
+    /// Requests of unreliable services with a wrong key or range.
+    rx_access_denied,
+    /// Messages whose receive WQE's memory cannot be written.
+    rx_local_fault,
+    /// Requests refused with a fatal NAK.
+    rx_refused,
+    /// Packets that came faster than their answers could be fetched.
+    rx_backlog,
+    /// Answers to nothing outstanding.
+    rx_stale_response,
+    /// Answers after a gap.
+    rx_response_gap,
+    /// NAKs that were acted upon already.
+    rx_duplicate_nak,
+    /// AETHs of a reserved kind.
+    rx_reserved_syndrome,
+    /// Answers that break the protocol.
+    rx_bad_response,
+    /// Times that a completion queue overflowed.
+    cq_overruns,
+    /// Octets of the packets sent, from the BTH to the ICRC.
+    sent_octets,
+    /// Octets of the datagrams received, from the BTH to the ICRC.
+    rcvd_octets,
+}
+
+impl DeviceCounters {
+    /// One more. Relaxed.
+    pub fn count(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// `amount` more. Relaxed.
+    pub fn add(counter: &AtomicU64, amount: u64) {
+        counter.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// Every counter by name, in a fixed order.
+    pub fn snapshot(&self) -> Vec<(&'static str, u64)> {
+        DEVICE_COUNTERS.iter().copied().zip(self.values()).collect()
+    }
+}
+
+/// What each queue pair counts, by name and in the order of its record. New ones are added at the end.
+pub const TRANSPORT_COUNTERS: &[&str] = &[
+    "sent_pkts",
+    "rcvd_pkts",
+    "dropped_pkts",
+    "duplicate_request",
+    "out_of_seq_request",
+    "sent_seq_err",
+    "send_rnr_err",
+    "sent_acks",
+    "rcvd_rnr_err",
+    "rcvd_seq_err",
+    "implied_nak",
+    "resent_pkts",
+    "early_resends",
+    "timeouts",
+    "retry_exceeded_err",
+    "retry_rnr_exceeded_err",
+    "rdma_sends",
+    "rdma_recvs",
+    "rcvd_ecn_marked",
+    "rcvd_cnps",
+];
+
+/// The counters that the kernel's rxe has, in its order. `ack_deferred` and `link_downed` never happen here and are 0.
+pub const RXE_COUNTERS: &[&str] = &[
+    "sent_pkts",
+    "rcvd_pkts",
+    "duplicate_request",
+    "out_of_seq_request",
+    "rcvd_rnr_err",
+    "send_rnr_err",
+    "rcvd_seq_err",
+    "ack_deferred",
+    "retry_exceeded_err",
+    "retry_rnr_exceeded_err",
+    "completer_retry_err",
+    "send_err",
+    "link_downed",
+    "rdma_sends",
+    "rdma_recvs",
+];
+
+/// What one device counted, in the order of [`DEVICE_COUNTERS`] and [`TRANSPORT_COUNTERS`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Totals {
+    /// Of the device.
+    pub device: Vec<u64>,
+    /// Of its queue pairs.
+    pub transport: Vec<u64>,
+}
+
+impl Default for Totals {
+    fn default() -> Self {
+        Self { device: vec![0; DEVICE_COUNTERS.len()], transport: vec![0; TRANSPORT_COUNTERS.len()] }
+    }
+}
+
+impl Totals {
+    /// Adds another sum; numbers wrap.
+    pub fn add(&mut self, device: &[u64], transport: &[u64]) {
+        let sums = self.device.iter_mut().zip(device).chain(self.transport.iter_mut().zip(transport));
+        sums.for_each(|(sum, more)| *sum = sum.wrapping_add(*more));
+    }
+
+    /// A counter by its name; of the device before those of queue pairs.
+    fn by_name(&self, name: &str) -> u64 {
+        let device = DEVICE_COUNTERS.iter().zip(&self.device);
+        let transport = TRANSPORT_COUNTERS.iter().zip(&self.transport);
+        device.chain(transport).find(|(known, _)| **known == name).map_or(0, |(_, value)| *value)
+    }
+
+    /// The counters of [`RXE_COUNTERS`].
+    pub fn rxe(&self) -> Vec<(&'static str, u64)> {
+        let value = |name| match name {
+            "completer_retry_err" => self.by_name("implied_nak").wrapping_add(self.by_name("timeouts")),
+            name => self.by_name(name),
+        };
+        RXE_COUNTERS.iter().map(|name| (*name, value(*name))).collect()
+    }
+
+    /// All counters: rxe's first, then ours.
+    pub fn named(&self) -> Vec<(&'static str, u64)> {
+        let mut all = self.rxe();
+        for name in DEVICE_COUNTERS.iter().chain(TRANSPORT_COUNTERS) {
+            if !all.iter().any(|(known, _)| known == name) {
+                all.push((name, self.by_name(name)));
+            }
+        }
+        all
+    }
+}

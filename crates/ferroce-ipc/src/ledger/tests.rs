@@ -1,0 +1,129 @@
+use std::fs::File;
+use std::io::Write;
+
+use super::*;
+
+fn pair(slot: u8) -> (Arc<Ledger>, LedgerReader) {
+    let (ledger, file) = Ledger::create(slot).unwrap();
+    (Arc::new(ledger), LedgerReader::new(file.unwrap()).unwrap())
+}
+
+fn sum(reader: &LedgerReader, name: &str) -> u64 {
+    let blocks = reader.devices().unwrap();
+    let mut totals = Totals::default();
+    blocks.iter().for_each(|block| totals.add(&block.totals.device, &block.totals.transport));
+    totals.named().into_iter().find(|(known, _)| *known == name).unwrap().1
+}
+
+#[test]
+fn what_a_program_counts_is_read_by_another() {
+    let (ledger, reader) = pair(3);
+    assert_eq!(reader.devices().unwrap(), []);
+    let (a, b) = (ledger.block_of(0, "fr0"), ledger.block_of(7, "eth_rdma"));
+    assert_eq!((a, b, ledger.block_of(0, "fr0")), (0, 1, 0));
+    DeviceCounters::add(&ledger.device(a).rcvd_pkts, 5);
+    DeviceCounters::count(&ledger.device(b).rx_icrc_errors);
+    let blocks = reader.devices().unwrap();
+    let names: Vec<_> = blocks.iter().map(|block| (block.id, &*block.name)).collect();
+    assert_eq!(names, [(0, "fr0"), (7, "eth_rdma")]);
+    assert_eq!(blocks[0].totals.rxe()[1], ("rcvd_pkts", 5));
+    assert!(blocks[1].totals.named().contains(&("rx_icrc_errors", 1)));
+}
+
+#[test]
+fn a_queue_pair_that_ends_leaves_its_numbers() {
+    let (ledger, reader) = pair(1);
+    let block = ledger.block_of(0, "fr0");
+    let entry = ledger.record(Table::Qp);
+    let mut words = [0; QP_RECORD];
+    words[0] = 1 << 8 | block as u64;
+    let place = TRANSPORT_COUNTERS.iter().position(|name| *name == "rdma_sends").unwrap();
+    words[QP_COUNTERS + place] = 4;
+    entry.store(0, &words);
+    assert_eq!(sum(&reader, "rdma_sends"), 4);
+    assert_eq!(reader.records(Table::Qp).unwrap()[0].number, entry.number());
+    ledger.retire(block, &words[QP_COUNTERS..], &entry);
+    assert_eq!(sum(&reader, "rdma_sends"), 4);
+    assert_eq!(reader.records(Table::Qp).unwrap(), []);
+    assert_eq!(ledger.retired(block)[place], 4);
+}
+
+#[test]
+fn places_are_used_again_and_numbers_are_the_slots() {
+    let (ledger, reader) = pair(2);
+    let first = ledger.record(Table::Mr);
+    let second = ledger.record(Table::Mr);
+    assert_eq!((first.number(), second.number()), ((2 << 20) + 1, (2 << 20) + 2));
+    second.store(0, &[1 << 8, 2, 3]);
+    // More than it has room for goes nowhere.
+    second.store(7, &[9; 5]);
+    assert_eq!(reader.records(Table::Mr).unwrap()[0].words, [1 << 8, 2, 3, 0, 0, 0, 0, 9]);
+    first.end();
+    drop(first);
+    assert_eq!(ledger.record(Table::Mr).number(), (2 << 20) + 1);
+    let third = ledger.record(Table::Mr);
+    assert_eq!(third.number(), (2 << 20) + 1, "given back when it was dropped");
+}
+
+#[test]
+fn a_full_table_lists_no_more() {
+    let (ledger, reader) = pair(1);
+    let (count, ..) = Table::Context.shape();
+    let all: Vec<_> = (0..count).map(|_| ledger.record(Table::Context)).collect();
+    let more = ledger.record(Table::Context);
+    more.store(0, &[1 << 8]);
+    assert_eq!(more.number(), 0);
+    assert_eq!(reader.records(Table::Context).unwrap(), []);
+    drop((more, all));
+}
+
+#[test]
+fn devices_beyond_the_room_share_the_last_block() {
+    let (ledger, _reader) = pair(1);
+    let blocks: Vec<_> = (0..40).map(|id| ledger.block_of(id, "x")).collect();
+    assert_eq!((blocks[31], blocks[39]), (31, 31));
+}
+
+#[test]
+fn what_is_no_ledger_is_refused() {
+    for file in [File::open("/dev/null").unwrap(), File::open("/proc/self/exe").unwrap()] {
+        assert_eq!(LedgerReader::new(file.into()).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+    let seal = rustix::fs::SealFlags::SHRINK;
+    for (length, sealed) in
+        [(0, true), (4096, true), (Table::end() * WORD, true), (Table::end() * WORD, false)]
+    {
+        let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("x", flags).unwrap();
+        rustix::fs::ftruncate(&file, length as u64).unwrap();
+        if sealed {
+            rustix::fs::fcntl_add_seals(&file, seal).unwrap();
+        }
+        let error = LedgerReader::new(file).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{length} {sealed}");
+    }
+}
+
+#[test]
+fn whatever_is_in_it_is_only_numbers() {
+    // All bits set: lengths beyond the tables, names that are none, a retirement that never ends.
+    let file = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    let mut file = File::from(file);
+    let head: Vec<u8> = [MAGIC, VERSION].into_iter().flat_map(u64::to_ne_bytes).collect();
+    file.write_all(&head).unwrap();
+    file.write_all(&vec![0xff; 4 * HEAD * WORD]).unwrap();
+    rustix::fs::ftruncate(&file, (Table::end() * WORD) as u64).unwrap();
+    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
+    let reader = LedgerReader::new(file.into()).unwrap();
+    let blocks = reader.devices().unwrap();
+    assert!(blocks.iter().all(|block| block.name.is_empty()));
+    assert_eq!(reader.records(Table::Qp).unwrap(), []);
+    reader.counts().unwrap();
+}
+
+#[test]
+fn nobody_else_can_write_to_it() {
+    let (_ledger, file) = Ledger::create(1).unwrap();
+    let error = File::from(file.unwrap()).write_all(b"x").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(1), "EPERM: sealed");
+}
