@@ -14,8 +14,8 @@ use crate::error::EventError;
 use crate::fork::Guarded;
 use crate::sys;
 
-/// Events that a program waits for: a FIFO whose descriptor is readable exactly while something is in it: an `eventfd` semaphore
-/// with one unit per entry, changed under the queue's lock.
+/// Events that a program waits for: a FIFO whose descriptor is readable exactly while something is in it: an `eventfd`, changed
+/// under the queue's lock. Each entry writes to it, for who waits for edges; only who takes the last one reads.
 pub struct NotifyQueue<T> {
     fd: Guarded<EventFd>,
     entries: Mutex<VecDeque<T>>,
@@ -24,8 +24,7 @@ pub struct NotifyQueue<T> {
 impl<T> NotifyQueue<T> {
     /// An empty queue with a descriptor of its own.
     pub fn new() -> io::Result<Self> {
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE;
-        let fd = EventFd::from_value_and_flags(0, flags)?;
+        let fd = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC)?;
         Ok(Self { fd: Guarded::new(fd), entries: Mutex::new(VecDeque::new()) })
     }
 
@@ -43,12 +42,13 @@ impl<T> NotifyQueue<T> {
         }
     }
 
-    /// The oldest entry, given to `take` before a purge could look for it. Never blocks: under the
-    /// lock there is a unit for every entry.
+    /// The oldest entry, given to `take` before a purge could look for it.
     pub fn pop<R>(&self, take: impl FnOnce(T) -> R) -> Option<R> {
         let mut entries = self.entries.lock();
         let entry = entries.pop_front()?;
-        self.take_unit();
+        if entries.is_empty() {
+            self.silence();
+        }
         Some(take(entry))
     }
 
@@ -58,8 +58,8 @@ impl<T> NotifyQueue<T> {
         let before = entries.len();
         entries.retain(|entry| !gone(entry));
         let purged = before - entries.len();
-        for _ in 0..purged {
-            self.take_unit();
+        if purged > 0 && entries.is_empty() {
+            self.silence();
         }
         purged
     }
@@ -79,9 +79,10 @@ impl<T> NotifyQueue<T> {
         }
     }
 
-    fn take_unit(&self) {
+    /// The last entry is gone. Never blocks: each had written.
+    fn silence(&self) {
         if let Err(errno) = self.fd.read() {
-            tracing::error!(%errno, "an event had no unit");
+            tracing::error!(%errno, "an event had not written");
         }
     }
 

@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -205,6 +206,39 @@ fn ports_are_taken_once() {
     let foreign = Port::bind(&Bind::new(PortSpace::Tcp, "192.0.2.1:0".parse().unwrap()));
     assert!(matches!(foreign, Err(CmError::NoAddress(_))), "{foreign:?}");
     drop(first);
+}
+
+/// Ports of connections are of blocks that this process gives out, of which the broker knows little.
+#[test]
+fn a_connections_port_is_taken_as_any_other() {
+    open();
+    let bind = |address: &str| Port::bind(&Bind::new(PortSpace::Tcp, address.parse().unwrap()));
+    let ports: Vec<Port> = (0..200).map(|_| bind("127.0.0.1:0").unwrap()).collect();
+    let numbers: BTreeSet<u16> = ports.iter().map(Port::number).collect();
+    assert_eq!(numbers.len(), ports.len());
+    for port in &ports {
+        let number = port.number();
+        let taken = bind(&format!("127.0.0.1:{number}"));
+        assert!(matches!(taken, Err(CmError::InUse(_))), "{taken:?}");
+        let other = bind(&format!("[::1]:{number}")).unwrap();
+        let wildcard = bind(&format!("0.0.0.0:{number}"));
+        assert!(matches!(wildcard, Err(CmError::InUse(_))), "{wildcard:?}");
+        drop(other);
+    }
+    // One can be listened at, as any other.
+    let (events, answers) = (Queue::new().unwrap(), Queue::new().unwrap());
+    let fresh = bind("127.0.0.1:0").unwrap();
+    for listening in [&ports[150], &fresh] {
+        listening.listen(0, target(&events, LISTENER)).unwrap();
+        let params = request(loopback("127.0.0.1"), listening.service_id(), Qpn::new(17), b"");
+        let _connection = Connection::connect(&params, target(&answers, 2)).unwrap();
+        let EventKind::Request { .. } = next(&events).kind else { panic!("no request") };
+        let EventKind::Rejected(_) = next(&answers).kind else { panic!("not refused") };
+    }
+    drop(ports);
+    for number in numbers {
+        bind(&format!("0.0.0.0:{number}")).unwrap();
+    }
 }
 
 /// A flood of requests: as many as the backlog wait, the others are not even told.

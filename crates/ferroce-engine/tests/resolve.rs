@@ -17,6 +17,35 @@ const SCRIPT: &str = "
     ip route add 192.0.2.0/24 via 10.7.0.3 mtu 590
     exec \"$0\" --exact \"$1\" --nocapture";
 
+fn ip(arguments: &str) {
+    assert!(Command::new("ip").args(arguments.split(' ')).status().unwrap().success(), "ip {arguments}");
+}
+
+/// What the kernel said is not asked for again, until it changes.
+#[test]
+fn a_way_that_changes_is_seen_at_once() {
+    if !in_namespace("a_way_that_changes_is_seen_at_once") {
+        return;
+    }
+    let netdev = |destination: &str| to(destination).unwrap().local.device.netdev;
+    for _ in 0..20 {
+        assert_eq!(to("192.0.2.77:1").unwrap().mtu, PathMtu::B256);
+        ip("route replace 192.0.2.0/24 via 10.7.0.3 mtu 700");
+        assert_eq!(to("192.0.2.77:1").unwrap().mtu, PathMtu::B512);
+        ip("route replace unreachable 192.0.2.0/24");
+        assert_eq!(errno(to("192.0.2.77:1")), 113);
+        ip("route replace 192.0.2.0/24 via 10.7.0.3 mtu 590");
+    }
+    assert_eq!(netdev("10.7.0.2:1"), "va");
+    ip("rule add to 10.7.0.2 unreachable");
+    assert_eq!(errno(to("10.7.0.2:1")), 101, "as Linux has it");
+    ip("rule del to 10.7.0.2");
+    assert_eq!(netdev("10.7.0.2:1"), "va");
+    assert_eq!(from_to("10.7.0.9:0", "10.7.0.2:1").unwrap().source, "10.7.0.9:0".parse().unwrap());
+    ip("addr del 10.7.0.9/24 dev va");
+    assert!(matches!(from_to("10.7.0.9:0", "10.7.0.2:1"), Err(ResolveError::NotLocal(_))));
+}
+
 /// Runs the test of that name again inside. Whether this is that run.
 fn in_namespace(test: &str) -> bool {
     if std::env::var_os("FERROCE_TEST_INSIDE").is_some() {

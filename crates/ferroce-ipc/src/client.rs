@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::codec::MessageError;
 use crate::connection::{Connection, Peer};
-use crate::message::{Hello, MAJOR, MINOR, Message, Refusal, RefusalCode};
+use crate::message::{Hello, MAJOR, MINOR, Message, Refusal, RefusalCode, SHOW_MADS};
 
 /// How long another user's broker has to say that it makes way.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -170,6 +170,14 @@ impl Client {
         self.connection.send(0, message, &[])
     }
 
+    /// Waits until the broker has room for another message.
+    ///
+    /// # Errors
+    /// `TimedOut`; otherwise those of `poll(2)`.
+    pub fn wait_writable(&self, limit: Duration) -> io::Result<()> {
+        self.connection.wait_writable(Instant::now() + limit)
+    }
+
     /// The next message if one is there: its id, itself, its descriptors.
     ///
     /// # Errors
@@ -304,7 +312,11 @@ impl Hello {
         Self {
             major: MAJOR,
             minor: MINOR,
-            features: 0,
+            features: if std::env::var_os("FERROCE_GSO").is_some_and(|value| value == "off") {
+                SHOW_MADS
+            } else {
+                0
+            },
             pid_namespace: pid_namespace().unwrap_or(0),
             build: concat!("ferroce ", env!("CARGO_PKG_VERSION")).to_owned(),
             netdev: netdev.to_owned(),

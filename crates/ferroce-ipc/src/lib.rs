@@ -26,8 +26,8 @@ pub use device::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 pub use message::{
     AddressSockets, CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmStatus, CmWhat,
     DEVICE_BYTES, GID_BYTES, Hello, LeaseEntry, Leased, LinkKind, MAJOR, MAX_MESSAGE, MAX_RECORD, MINOR,
-    MINOR_CONNECTIONS, MINOR_LEDGER, MINOR_SETTINGS, MINOR_UNANSWERED, Message, RULE_BYTES, Refusal,
-    RefusalCode, ResourceCounts, Status,
+    MINOR_CONNECTIONS, MINOR_LEDGER, MINOR_PORT_BLOCKS, MINOR_SETTINGS, MINOR_UNANSWERED, Message,
+    PORT_BLOCK, RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS, Status,
 };
 pub use settings::{BadPrefix, LinkSettings, Prefix, RoceMode, Setting, TcRule};
 

@@ -15,12 +15,17 @@ use crate::device::DeviceInfo;
 use crate::settings::Setting;
 
 pub use bytes::{DEVICE_BYTES, GID_BYTES, RULE_BYTES};
-pub use cm::{CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmWhat, MAX_RECORD};
+pub use cm::{
+    CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmWhat, MAX_RECORD, PORT_BLOCK,
+};
 
 /// Major version: another one is refused with a sentence.
 pub const MAJOR: u16 = 1;
+/// Bit of [`Hello::features`]: this program's packets are to be seen, so that even MADs which the broker sends to itself
+/// shall be packets.
+pub const SHOW_MADS: u64 = 1;
 /// Minor version: grows with every new message kind or field.
-pub const MINOR: u16 = 4;
+pub const MINOR: u16 = 5;
 /// The minor version since which there are connections.
 pub const MINOR_CONNECTIONS: u16 = 1;
 /// The minor version since which a [`Message::Cm`] with id 0 is done without an answer.
@@ -29,6 +34,8 @@ pub const MINOR_UNANSWERED: u16 = 2;
 pub const MINOR_SETTINGS: u16 = 3;
 /// The minor version since which there are ledgers.
 pub const MINOR_LEDGER: u16 = 4;
+/// The minor version since which there is [`CmRequest::PortBlock`].
+pub const MINOR_PORT_BLOCKS: u16 = 5;
 /// Longest message, in bytes.
 pub const MAX_MESSAGE: usize = 65_536;
 

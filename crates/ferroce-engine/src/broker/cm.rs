@@ -261,6 +261,15 @@ impl Cm {
                 id
             }
             CmRequest::Restored => return Ok(CmDone::default()),
+            CmRequest::PortBlock { space, first } => {
+                let entropy = self.entropy();
+                let port = self.ports.take_block(owner, space, first, entropy).map_err(port_refused)?;
+                return Ok(CmDone { port, ..CmDone::default() });
+            }
+            CmRequest::PortBlockReturn { space, first } => {
+                self.ports.return_block(owner, space, first);
+                return Ok(CmDone::default());
+            }
             CmRequest::Restore { id, record } => {
                 own(asker, id)?;
                 self.restore(id, &record, has)?;
@@ -305,14 +314,18 @@ impl Cm {
             privileged: low_ports,
             peer: None,
         };
-        // Knuth's generator: where the search for a free port begins need not be a secret.
-        self.random =
-            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let entropy = (self.random >> 32) as u32;
+        let entropy = self.entropy();
         let (id, port) = self.ports.bind(owner, &wanted, entropy).map_err(port_refused)?;
         *self.bound.entry(owner).or_default() += 1;
         self.binds.insert(key, Bound { id, bind: CmBind { port, ..bind }, listener: None });
         Ok(port)
+    }
+
+    /// Knuth's generator: where the search for free ports begins need not be a secret.
+    fn entropy(&mut self) -> u32 {
+        self.random =
+            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 32) as u32
     }
 
     fn listen(&mut self, key: BindKey, backlog: u16) -> Result<CmDone, Refusal> {

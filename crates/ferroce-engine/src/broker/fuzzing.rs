@@ -283,7 +283,15 @@ impl<'a> Run<'a> {
                 v6_only: number >= 128,
             }),
             1 => CmRequest::Listen { handle, backlog: u16::from(number / 4) },
-            2 => CmRequest::Unbind { handle },
+            2 if what < 128 => CmRequest::Unbind { handle },
+            2 => {
+                let space = PortSpace::Tcp;
+                let first = [0, 6976, 7000, 32_768][usize::from(number / 4 % 4)];
+                match number % 4 {
+                    0 => CmRequest::PortBlockReturn { space, first },
+                    _ => CmRequest::PortBlock { space, first },
+                }
+            }
             3 => CmRequest::Connect(Box::new(CmConnect {
                 route: self.route(),
                 peer_to_peer: what >= 128,

@@ -129,16 +129,13 @@ impl Gsi {
         std::mem::take(&mut self.no_mad)
     }
 
-    /// Sends a MAD. One that cannot be sent is lost, as on the way. Returns the address that it went to, if that is served
-    /// here.
-    pub fn send(&mut self, transmit: &Transmit) -> Option<Address> {
-        self.transmit(transmit);
-        let Route { remote: ip, interface: scope_id, .. } = transmit.route;
-        let to = Address { ip, scope_id };
-        self.ends.contains_key(&to).then_some(to)
+    /// Whether queue pair 1 of this address is ours.
+    pub fn serves(&self, address: Address) -> bool {
+        self.ends.contains_key(&address)
     }
 
-    fn transmit(&mut self, transmit: &Transmit) {
+    /// Sends a MAD. One that cannot be sent is lost, as on the way.
+    pub fn send(&mut self, transmit: &Transmit) {
         let Route { local, remote, interface } = transmit.route;
         let Some(end) = self.ends.get_mut(&Address { ip: local, scope_id: interface }) else {
             debug!(%local, "no address to send from");

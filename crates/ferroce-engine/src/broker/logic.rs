@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use ferroce_ipc::{
     CmStatus, DEVICE_BYTES, DeviceInfo, GID_BYTES, Hello, MAJOR, MAX_MESSAGE, Message, Peer, RULE_BYTES,
-    Refusal, RefusalCode, ResourceCounts, Status,
+    Refusal, RefusalCode, ResourceCounts, SHOW_MADS, Status,
 };
 use ferroce_proto::cm::Transmit;
 use tracing::{debug, info, warn};
@@ -80,6 +80,8 @@ pub struct Broker<W: World> {
     ledgers: Ledgers,
     /// Datagrams to queue pair 1 that held no MAD.
     no_mad: u64,
+    /// Whether some program wanted to have its packets seen.
+    shows_mads: bool,
     output: VecDeque<Output>,
 }
 
@@ -134,6 +136,7 @@ impl<W: World> Broker<W> {
             survivors: Survivors::default(),
             ledgers: Ledgers::default(),
             no_mad: 0,
+            shows_mads: false,
             output: VecDeque::new(),
         }
     }
@@ -338,6 +341,7 @@ impl<W: World> Broker<W> {
             netdev => Some(self.devices.view_of(netdev)?),
         };
         debug!(?client, build = hello.build, netdev = hello.netdev, "greeted");
+        self.shows_mads |= hello.features & SHOW_MADS != 0;
         let devices = self.view(view);
         if let Some(known) = self.clients.get_mut(&client) {
             known.greeted = true;

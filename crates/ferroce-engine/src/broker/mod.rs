@@ -30,6 +30,7 @@ mod sys;
 mod world;
 
 pub use client::{BrokerClient, BrokerError, BrokerEvent, BrokerMode, Lease, LeasedAddress};
+pub(crate) use rtnetlink::Monitor;
 pub use runtime_dir::RuntimeDir;
 pub use server::{Server, ServerError, ServerOptions};
 

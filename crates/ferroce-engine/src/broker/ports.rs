@@ -7,12 +7,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 
+use ferroce_ipc::PORT_BLOCK;
 use ferroce_proto::cm::Bind;
 use ferroce_wire::Gid;
 use ferroce_wire::cm::PortSpace;
 
 /// Below, a port needs a capability.
 const UNPRIVILEGED: u16 = 1024;
+/// Blocks of one program, of all port spaces: those that it does not use are in nobody else's way.
+const MOST_BLOCKS: usize = 16;
 
 /// Names a binding, for the broker's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -109,13 +112,15 @@ pub struct Ports {
     ephemeral: RangeInclusive<u16>,
     bound: BTreeMap<(PortSpace, u16), Vec<Binding>>,
     places: BTreeMap<BindingId, (PortSpace, u16)>,
+    /// Programs' blocks, by their first port.
+    blocks: BTreeMap<(PortSpace, u16), u8>,
     next: u64,
 }
 
 impl Ports {
     /// With nothing bound. `ephemeral` is what port 0 is chosen from: the namespace's `ip_local_port_range`.
     pub fn new(ephemeral: RangeInclusive<u16>) -> Self {
-        Self { ephemeral, bound: BTreeMap::new(), places: BTreeMap::new(), next: 0 }
+        Self { ephemeral, bound: BTreeMap::new(), places: BTreeMap::new(), blocks: BTreeMap::new(), next: 0 }
     }
 
     /// Bindings there are.
@@ -127,7 +132,7 @@ impl Ports {
     /// Whether nothing is bound.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty() && self.bound.is_empty()
+        self.places.is_empty() && self.bound.is_empty() && self.blocks.is_empty()
     }
 
     /// Takes a port; returns the binding and the port. `entropy` says where the search for a free one begins.
@@ -144,7 +149,7 @@ impl Ports {
         let port = match request.port {
             0 => self.choose(request, entropy).ok_or(BindError::Exhausted)?,
             port if port < UNPRIVILEGED && !request.privileged => return Err(BindError::Access(port)),
-            port if self.conflicts(request, port) => return Err(BindError::InUse(port)),
+            port if self.conflicts(owner, request, port) => return Err(BindError::InUse(port)),
             port => port,
         };
         let id = BindingId(self.next);
@@ -166,7 +171,15 @@ impl Ports {
         self.bound.get(&(space, port)).map_or(&[], Vec::as_slice)
     }
 
-    fn conflicts(&self, request: &BindRequest, port: u16) -> bool {
+    /// Whose block a port is in. Its holder tells only of those of its ports that somebody might meet.
+    fn holder(&self, space: PortSpace, port: u16) -> Option<u8> {
+        self.blocks.get(&(space, port - port % PORT_BLOCK)).copied()
+    }
+
+    fn conflicts(&self, owner: u8, request: &BindRequest, port: u16) -> bool {
+        if self.holder(request.space, port).is_some_and(|holder| holder != owner) {
+            return true;
+        }
         let covers = Covers::of(request);
         self.at(request.space, port)
             .iter()
@@ -184,7 +197,70 @@ impl Ports {
             let peers: BTreeSet<_> = others.iter().map(|other| other.peer).collect();
             request.peer.is_some() && !peers.contains(&None) && !peers.contains(&request.peer)
         };
-        ports().find(|port| self.at(request.space, *port).is_empty()).or_else(|| ports().find(sharable))
+        let held = |port: &u16| self.holder(request.space, *port).is_some();
+        let free = |port: &u16| self.at(request.space, *port).is_empty() && !held(port);
+        ports().find(free).or_else(|| ports().find(sharable))
+    }
+
+    /// Gives a program a block of ephemeral ports; returns its first port. `first` is the one that it has already, or had at
+    /// an earlier broker, 0 for any. All blocks together are at most half of the range.
+    ///
+    /// # Errors
+    ///
+    /// [`BindError::Exhausted`]; [`BindError::InUse`] for a block that is somebody else's, or is none.
+    pub fn take_block(
+        &mut self,
+        owner: u8,
+        space: PortSpace,
+        first: u16,
+        entropy: u32,
+    ) -> Result<u16, BindError> {
+        let first = match first {
+            0 => self.choose_block(owner, space, entropy).ok_or(BindError::Exhausted)?,
+            first => {
+                let known = self.holder(space, first);
+                let others = self.block(space, first).any(|binding| binding.owner != owner);
+                let is_one = first.is_multiple_of(PORT_BLOCK) && first >= UNPRIVILEGED;
+                let too_many = known.is_none() && self.blocks_of(owner) >= MOST_BLOCKS;
+                if !is_one || known.is_some_and(|holder| holder != owner) || others || too_many {
+                    return Err(BindError::InUse(first));
+                }
+                first
+            }
+        };
+        self.blocks.insert((space, first), owner);
+        Ok(first)
+    }
+
+    /// Takes a block back; one that is not the owner's stays.
+    pub fn return_block(&mut self, owner: u8, space: PortSpace, first: u16) {
+        if self.blocks.get(&(space, first)) == Some(&owner) {
+            self.blocks.remove(&(space, first));
+        }
+    }
+
+    /// What is bound in a block.
+    fn block(&self, space: PortSpace, first: u16) -> impl Iterator<Item = &Binding> {
+        let last = first.saturating_add(PORT_BLOCK - 1);
+        self.bound.range((space, first)..=(space, last)).flat_map(|(_, bindings)| bindings)
+    }
+
+    fn blocks_of(&self, owner: u8) -> usize {
+        self.blocks.values().filter(|holder| **holder == owner).count()
+    }
+
+    fn choose_block(&self, owner: u8, space: PortSpace, entropy: u32) -> Option<u16> {
+        let size = u32::from(PORT_BLOCK);
+        let begin = u32::from((*self.ephemeral.start()).max(UNPRIVILEGED)).div_ceil(size);
+        let count = (u32::from(*self.ephemeral.end()) + 1).checked_div(size)?.checked_sub(begin)?;
+        let given = self.blocks.keys().filter(|(of, _)| *of == space).count();
+        if self.blocks_of(owner) >= MOST_BLOCKS || given >= count as usize / 2 {
+            return None;
+        }
+        let numbers = (0..count).map(|k| ((begin + (entropy % count + k) % count) * size) as u16);
+        numbers.into_iter().find(|first| {
+            !self.blocks.contains_key(&(space, *first)) && self.block(space, *first).next().is_none()
+        })
     }
 
     /// Begins to listen. Bindings that share a port do not listen together.
@@ -221,6 +297,7 @@ impl Ports {
         let theirs: Vec<_> =
             self.bound.values().flatten().filter(|binding| binding.owner == owner).map(|b| b.id).collect();
         theirs.into_iter().for_each(|id| self.release(id));
+        self.blocks.retain(|_, holder| *holder != owner);
     }
 
     /// Where a binding is, and which destinations its listener takes.
@@ -341,6 +418,62 @@ mod tests {
         assert_eq!(ports.bind(1, &to("192.0.2.9:6"), 7).unwrap().1, 40_000);
         assert_eq!(ports.bind(1, &to("192.0.2.9:6"), 7), Err(BindError::Exhausted));
         assert_eq!(ports.bind(1, &want("192.0.2.1", 0), 7), Err(BindError::Exhausted));
+    }
+
+    #[test]
+    fn f9_a_block_is_its_programs_alone() {
+        let mut ports = Ports::new(40_000..=40_999);
+        let first = ports.take_block(1, TCP, 0, 77).unwrap();
+        assert!(first.is_multiple_of(PORT_BLOCK) && (40_000..40_999 - PORT_BLOCK).contains(&first));
+        let inside = want("192.0.2.1", first + 5);
+        assert_eq!(ports.bind(2, &inside, 0), Err(BindError::InUse(first + 5)));
+        // In another space it is free; its holder may say more of a port.
+        assert!(ports.bind(2, &BindRequest { space: PortSpace::Udp, ..inside }, 0).is_ok());
+        let (told, _) = ports.bind(1, &inside, 0).unwrap();
+        assert_eq!(ports.bind(1, &inside, 0), Err(BindError::InUse(first + 5)));
+        // Nobody is given a port of it for whom any will do.
+        for entropy in 0..900 {
+            let (_, port) = ports.bind(2, &want("192.0.2.2", 0), entropy).unwrap();
+            assert!(!(first..first + PORT_BLOCK).contains(&port));
+        }
+        assert_eq!(ports.take_block(2, TCP, first, 0), Err(BindError::InUse(first)));
+        assert_eq!(ports.take_block(1, TCP, first, 0), Ok(first), "it has it already");
+        ports.return_block(2, TCP, first);
+        assert_eq!(ports.take_block(2, TCP, first, 0), Err(BindError::InUse(first)), "another's");
+        ports.return_block(1, TCP, first);
+        assert_eq!(ports.take_block(2, TCP, first, 0), Err(BindError::InUse(first)), "still bound");
+        ports.release(told);
+        assert_eq!(ports.take_block(2, TCP, first, 0), Ok(first));
+        ports.release_owner(2);
+        assert!(ports.is_empty());
+    }
+
+    #[test]
+    fn f9_blocks_leave_half_of_the_range() {
+        // 15 whole blocks.
+        let mut ports = Ports::new(40_000..=40_999);
+        let mut given = BTreeSet::new();
+        for entropy in 0..7 {
+            assert!(given.insert(ports.take_block(1, TCP, 0, entropy * 5).unwrap()));
+        }
+        assert_eq!(ports.take_block(2, TCP, 0, 0), Err(BindError::Exhausted));
+        assert!(ports.take_block(2, PortSpace::Udp, 0, 0).is_ok());
+        // One program has not too many; nor are there any where there is no room for two.
+        let mut ports = Ports::new(32_768..=60_999);
+        for entropy in 0..MOST_BLOCKS as u32 {
+            ports.take_block(1, TCP, 0, entropy).unwrap();
+        }
+        assert_eq!(ports.take_block(1, TCP, 0, 0), Err(BindError::Exhausted));
+        assert!(ports.take_block(2, TCP, 0, 0).is_ok());
+        for range in [40_000..=40_064, RangeInclusive::new(1, 0), 0..=0] {
+            assert_eq!(Ports::new(range).take_block(1, TCP, 0, 3), Err(BindError::Exhausted));
+        }
+        let mut ports = Ports::new(0..=u16::MAX);
+        assert_eq!(ports.take_block(1, TCP, 0, 0), Ok(1024));
+        assert_eq!(ports.take_block(1, TCP, 0, 1007), Ok(65_472));
+        for wrong in [64, 1025, 65_535] {
+            assert_eq!(ports.take_block(1, TCP, wrong, 0), Err(BindError::InUse(wrong)));
+        }
     }
 
     #[test]

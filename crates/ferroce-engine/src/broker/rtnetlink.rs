@@ -22,6 +22,9 @@ const NLM_F_ACK: u16 = 4;
 const NLM_F_DUMP: u16 = 0x300;
 /// Groups RTMGRP_LINK, RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR.
 const NEWS: u32 = 1 | 0x10 | 0x100;
+/// And RTMGRP_IPV4_ROUTE, RTMGRP_IPV4_RULE, RTMGRP_IPV6_ROUTE, RTNLGRP_IPV6_RULE and RTNLGRP_NEXTHOP: whatever a route may
+/// depend on.
+const ROUTE_NEWS: u32 = NEWS | 0x40 | 0x80 | 0x400 | 1 << 18 | 1 << 31;
 
 const IFF_UP: u32 = 1;
 const IFF_LOOPBACK: u32 = 8;
@@ -35,7 +38,7 @@ const IFA_F_TENTATIVE: u32 = 0x40;
 /// How long the kernel may take to answer; it answers at once.
 const LIMIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// A socket that becomes readable when an interface or an address changes.
+/// A socket that becomes readable when an interface or an address changes, or a route as well.
 #[derive(Debug)]
 pub struct Monitor {
     fd: OwnedFd,
@@ -45,6 +48,11 @@ impl Monitor {
     /// Follows this network namespace.
     pub fn open() -> io::Result<Self> {
         Ok(Self { fd: socket(NEWS)? })
+    }
+
+    /// Follows its routes, too.
+    pub fn of_routes() -> io::Result<Self> {
+        Ok(Self { fd: socket(ROUTE_NEWS)? })
     }
 
     /// Throws away what has been told; returns whether there was anything. The news are only a reason to look again.

@@ -449,11 +449,24 @@ impl Server {
         while let Some(output) = self.broker.poll_output() {
             match output {
                 Output::Mad(transmit) => {
-                    let Some(ours) = self.gsi.send(&transmit) else { continue };
-                    self.to_ourselves += 1;
-                    if self.to_ourselves >= TO_OURSELVES {
-                        self.to_ourselves = 0;
-                        self.gather(ours);
+                    let Route { local, remote, interface } = transmit.route;
+                    let to = Address { ip: remote, scope_id: interface };
+                    let from = Address { ip: local, scope_id: interface };
+                    if !self.gsi.serves(to) {
+                        self.gsi.send(&transmit);
+                    } else if !self.broker.shows_mads() {
+                        // No packet need say what one hand tells the other; a card's and rxe's do not either.
+                        if self.gsi.serves(from) {
+                            let route = Route { local: remote, remote: local, interface };
+                            self.mads.push_back((route, *transmit.mad));
+                        }
+                    } else {
+                        self.gsi.send(&transmit);
+                        self.to_ourselves += 1;
+                        if self.to_ourselves >= TO_OURSELVES {
+                            self.to_ourselves = 0;
+                            self.gather(to);
+                        }
                     }
                 }
                 Output::Send { client, id, message, descriptors } => {

@@ -61,12 +61,12 @@ impl Connection {
     /// Agrees to a request. The queue pair must be able to receive before.
     ///
     /// # Errors
-    /// [`CmError::Gone`] if the peer took the request back, [`CmError::State`] if it was answered.
+    /// [`CmError::Gone`] if the peer took the request back; if it does so meanwhile, its events tell.
     #[doc(alias = "rdma_accept")]
     pub fn accept(&self, params: &AcceptParams, req: &Req) -> Result<(), CmError> {
         // The PSN is the broker's, who told it with the request.
         let rep = Rep { local_id: self.id, ..params.rep(self.id, Psn::new(0), req) };
-        self.ask(CmRequest::Accept(Box::new(rep)))
+        self.go_on(CmRequest::Accept(Box::new(rep)))
     }
 
     /// Refuses a request or a reply.
@@ -85,8 +85,7 @@ impl Connection {
     /// [`CmError::Gone`]. If it ends meanwhile, its events tell.
     #[doc(alias = "rdma_establish")]
     pub fn establish(&self) -> Result<(), CmError> {
-        self.engine.pay();
-        Ok(self.engine.broker().go_on(CmRequest::Establish(self.id))?)
+        self.go_on(CmRequest::Establish(self.id))
     }
 
     /// Ends the connection, or agrees that the peer ends it. The queue pair should be in the error state before.
@@ -95,8 +94,7 @@ impl Connection {
     /// [`CmError::Gone`]; none if it ends already, or is not yet established, which changes nothing.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self) -> Result<(), CmError> {
-        self.engine.pay();
-        Ok(self.engine.broker().go_on(CmRequest::Disconnect(self.id))?)
+        self.go_on(CmRequest::Disconnect(self.id))
     }
 
     /// The decision about a request or a reply will take longer: the peer is told now, or when it asks again.
@@ -105,6 +103,11 @@ impl Connection {
     /// As [`Connection::accept`].
     pub fn delay(&self, service_timeout: CmTime, at_once: bool) -> Result<(), CmError> {
         self.ask(CmRequest::Mra { id: self.id, service_timeout, at_once })
+    }
+
+    fn go_on(&self, request: CmRequest) -> Result<(), CmError> {
+        self.engine.pay();
+        Ok(self.engine.broker().go_on(request)?)
     }
 
     fn ask(&self, request: CmRequest) -> Result<(), CmError> {

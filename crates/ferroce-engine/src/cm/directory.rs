@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferroce_ipc::{CmNews, CmRequest, CmRoute, CmWhat};
 use ferroce_proto::cm::Route;
 use ferroce_wire::cm::CommId;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
+use super::blocks::Blocks;
 use super::event::{EventKind, Target};
+use super::routes::Routes;
 use super::{Connection, Question};
 use crate::engine::Engine;
 
@@ -18,6 +20,8 @@ use crate::engine::Engine;
 pub(crate) struct Directory {
     next: AtomicU64,
     entries: Mutex<Entries>,
+    blocks: Mutex<Blocks>,
+    routes: Routes,
 }
 
 #[derive(Default)]
@@ -30,6 +34,16 @@ impl Directory {
     /// A handle that no port had.
     pub(super) fn handle(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Ports that this process gives out itself.
+    pub(super) fn blocks(&self) -> MutexGuard<'_, Blocks> {
+        self.blocks.lock()
+    }
+
+    /// What is known of routes.
+    pub(super) fn routes(&self) -> &Routes {
+        &self.routes
     }
 
     pub(super) fn listens(&self, handle: u64, target: Target) {
@@ -88,6 +102,7 @@ impl Directory {
 
     /// These slots are somebody else's, and with them all connections.
     pub(crate) fn lost_slots(&self, slots: &[u8]) {
+        self.blocks.lock().clear();
         let of = |id: &CommId| slots.contains(&((id.0 >> 24) as u8));
         let lost: Vec<Target> = {
             let entries = self.entries.lock();

@@ -8,12 +8,14 @@
 //! Everything that decides is in the broker; it may die and be followed by another one, which is told what this
 //! process has.
 
+mod blocks;
 mod connection;
 mod directory;
 mod error;
 mod event;
 mod port;
 pub mod resolve;
+mod routes;
 pub mod steps;
 
 use std::sync::Arc;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use ferroce_ipc::{CmBind, CmRequest};
 use ferroce_wire::cm::{PortSpace, ServiceId};
 
-use super::{CmError, Target};
+use super::blocks::Choice;
+use super::{CmError, Target, resolve};
 use crate::engine::Engine;
 
 /// What port to take.
@@ -37,6 +38,18 @@ pub struct Port {
     handle: u64,
     space: PortSpace,
     number: u16,
+    origin: Origin,
+}
+
+/// Where a port is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// The broker.
+    Broker,
+    /// The broker, and it is of a block of ours.
+    BrokerOfBlock,
+    /// A block of ours.
+    Block,
 }
 
 impl Port {
@@ -61,8 +74,18 @@ impl Port {
             reuse,
             v6_only,
         };
+        if let Some(number) = of_block(&engine, &wanted) {
+            return Ok(Self { engine, handle, space, number, origin: Origin::Block });
+        }
+        let (is_ours, unsaid) = engine.connections().blocks().claim(space, wanted.port);
+        let origin = if is_ours { Origin::BrokerOfBlock } else { Origin::Broker };
+        let claimed = Claim { engine: &engine, space, number: wanted.port, origin };
+        if let Some(unsaid) = unsaid {
+            say(&engine, unsaid)?;
+        }
         let done = engine.broker().connections(CmRequest::Bind(wanted), |_| {})?;
-        Ok(Self { engine, handle, space, number: done.port })
+        std::mem::forget(claimed);
+        Ok(Self { engine, handle, space, number: done.port, origin })
     }
 
     /// Its number.
@@ -83,6 +106,13 @@ impl Port {
     #[doc(alias = "rdma_listen")]
     pub fn listen(&self, backlog: u16, target: Target) -> Result<(), CmError> {
         self.engine.pay();
+        let unsaid = match self.origin {
+            Origin::Block => self.engine.connections().blocks().unsaid(self.space, self.number),
+            Origin::Broker | Origin::BrokerOfBlock => None,
+        };
+        if let Some(unsaid) = unsaid {
+            say(&self.engine, unsaid)?;
+        }
         // Before, because the first request may be as fast as the answer.
         self.engine.connections().listens(self.handle, target);
         let listen = CmRequest::Listen { handle: self.handle, backlog };
@@ -100,9 +130,63 @@ impl Drop for Port {
     fn drop(&mut self) {
         if self.engine.is_ours() {
             self.engine.connections().forget_port(self.handle);
-            self.engine.broker().tell(CmRequest::Unbind { handle: self.handle });
+            let unsaid = || self.engine.connections().blocks().unsaid(self.space, self.number);
+            if self.origin != Origin::Block || unsaid().is_none() {
+                self.engine.broker().tell(CmRequest::Unbind { handle: self.handle });
+            }
+            drop(Claim { engine: &self.engine, space: self.space, number: self.number, origin: self.origin });
         }
     }
+}
+
+/// A port of a block is given out while this lives.
+struct Claim<'a> {
+    engine: &'a Engine,
+    space: PortSpace,
+    number: u16,
+    origin: Origin,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if self.origin == Origin::Broker {
+            return;
+        }
+        let returned = self.engine.connections().blocks().release(self.space, self.number);
+        if let Some(first) = returned {
+            self.engine.broker().tell(CmRequest::PortBlockReturn { space: self.space, first });
+        }
+    }
+}
+
+/// A port of a block, if any will do for `wanted`, and the broker need not know which.
+fn of_block(engine: &Engine, wanted: &CmBind) -> Option<u16> {
+    if wanted.port != 0 || wanted.reuse || !resolve::is_ours(engine, wanted.address, wanted.interface) {
+        return None;
+    }
+    let blocks = || engine.connections().blocks();
+    for _ in 0..2 {
+        let choice = blocks().choose(wanted);
+        match choice {
+            Choice::Given(number) => return Some(number),
+            Choice::AskForPort => return None,
+            Choice::AskForBlock => {}
+        }
+        let ask =
+            || engine.broker().connections(CmRequest::PortBlock { space: wanted.space, first: 0 }, |_| {});
+        match engine.broker().gives_port_blocks().then(ask) {
+            Some(Ok(done)) => blocks().add(wanted.space, done.port),
+            _ => blocks().refused(),
+        }
+    }
+    None
+}
+
+/// The broker is told of a port that it need not have known.
+fn say(engine: &Engine, unsaid: CmBind) -> Result<(), CmError> {
+    engine.broker().connections(CmRequest::Bind(unsaid), |_| {})?;
+    engine.connections().blocks().said(unsaid.space, unsaid.port);
+    Ok(())
 }
 
 /// IPv4 as IPv4, however it is written.

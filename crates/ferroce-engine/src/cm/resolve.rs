@@ -10,6 +10,7 @@ use ferroce_wire::{Gid, PathMtu};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use thiserror::Error;
 
+use super::routes::Answer;
 use crate::DeviceInfo;
 use crate::device::{GidEntry, GidType};
 use crate::engine::{self, Engine};
@@ -97,13 +98,12 @@ pub fn route(source: Option<SocketAddr>, destination: SocketAddr) -> Result<Rout
     if destination.ip().is_multicast() {
         return group_route(source, destination);
     }
-    let socket = bind(source.unwrap_or_else(|| wildcard(&destination)))?;
-    let unreachable = |source| ResolveError::Unreachable { destination: destination.ip(), source };
-    socket.connect(with_port(destination, ROCE_PORT)).map_err(unreachable)?;
-    let from = socket.local_addr().map_err(unreachable)?;
-    let to = socket.peer_addr().map_err(unreachable)?;
+    let source = with_port(source.unwrap_or_else(|| wildcard(&destination)), 0);
+    let engine = Engine::global()?;
+    let routes = engine.connections().routes();
+    let Answer { from, to, mtu, hop_limit } =
+        routes.get(source, with_port(destination, 0), || ask(source, destination))?;
     let local = owner(from)?;
-    let (mtu, hop_limit) = measures(&socket, from).map_err(|errno| ResolveError::Socket(errno.into()))?;
     Ok(Route {
         mtu: PathMtu::largest_fitting(mtu.min(local.device.mtu)),
         local,
@@ -111,6 +111,17 @@ pub fn route(source: Option<SocketAddr>, destination: SocketAddr) -> Result<Rout
         destination: with_port(to, destination.port()),
         hop_limit,
     })
+}
+
+/// What the kernel says of the way.
+fn ask(source: SocketAddr, destination: SocketAddr) -> Result<Answer, ResolveError> {
+    let socket = bind(source)?;
+    let unreachable = |source| ResolveError::Unreachable { destination: destination.ip(), source };
+    socket.connect(with_port(destination, ROCE_PORT)).map_err(unreachable)?;
+    let from = socket.local_addr().map_err(unreachable)?;
+    let to = socket.peer_addr().map_err(unreachable)?;
+    let (mtu, hop_limit) = measures(&socket, from).map_err(|errno| ResolveError::Socket(errno.into()))?;
+    Ok(Answer { from: with_port(from, 0), to, mtu, hop_limit })
 }
 
 /// The way to a group: from the device that has the source, or the one that the kernel would use, or, if it would use none
@@ -234,6 +245,13 @@ fn find(devices: &[DeviceInfo], address: SocketAddr) -> Option<Local> {
         };
         device.gids.iter().find(is).map(|gid| Local { device: device.clone(), gid: *gid })
     })
+}
+
+/// Whether a device has the address; on `interface`, if that is not 0.
+pub(super) fn is_ours(engine: &Engine, address: IpAddr, interface: u32) -> bool {
+    let gid = Gid::from_ip(address);
+    let is = |entry: &GidEntry| entry.gid == gid && (interface == 0 || entry.ifindex == interface);
+    engine.devices().iter().any(|device| device.gids.iter().any(is))
 }
 
 /// The interface that a link-local address belongs to; other addresses are the host's.

@@ -14,6 +14,8 @@ use ferroce_wire::{Gid, Psn};
 
 use crate::codec::{MessageError, Reader, Writer};
 
+/// Ports of a block: the first is a multiple of this.
+pub const PORT_BLOCK: u16 = 64;
 /// Most octets of a connection's record.
 pub const MAX_RECORD: usize = 1024;
 
@@ -68,6 +70,22 @@ pub enum CmRequest {
     },
     /// To a new broker: that was all.
     Restored,
+    /// Takes [`PORT_BLOCK`] ports that nobody has, of those for whom any will do, for connections of this program: it
+    /// gives them out and takes them back by itself, and the answer has the first. What a program has already, and what a
+    /// new broker is told of, has its number.
+    PortBlock {
+        /// Which ports.
+        space: PortSpace,
+        /// The first, 0 for any that are free.
+        first: u16,
+    },
+    /// Gives a block back.
+    PortBlockReturn {
+        /// Which ports.
+        space: PortSpace,
+        /// The first.
+        first: u16,
+    },
 }
 
 /// A port to take.
@@ -342,6 +360,11 @@ impl Layout {
         CmTime::new(code).ok_or(MessageError::Value { field: "time", value: code.into() })
     }
 
+    fn space(&self) -> Result<PortSpace, MessageError> {
+        PortSpace::from_code(self.space)
+            .ok_or(MessageError::Value { field: "space", value: self.space.into() })
+    }
+
     fn route(&self) -> Result<CmRoute, MessageError> {
         let route =
             CmRoute { local: self.local.to_ip(), remote: self.remote.to_ip(), interface: self.interface };
@@ -405,6 +428,12 @@ impl CmRequest {
             Self::Answer(rep) => Layout::of(12, rep.request_id).with(CmMessage::SidrRep(**rep)),
             Self::Restore { id, record } => Layout { record: record.clone(), ..Layout::of(13, *id) },
             Self::Restored => Layout::new(14),
+            Self::PortBlock { space, first } => {
+                Layout { space: *space as u16, port: *first, ..Layout::new(15) }
+            }
+            Self::PortBlockReturn { space, first } => {
+                Layout { space: *space as u16, port: *first, ..Layout::new(16) }
+            }
         };
         layout.write(w)
     }
@@ -415,8 +444,7 @@ impl CmRequest {
         Ok(match layout.kind {
             1 => Self::Bind(CmBind {
                 handle: layout.handle,
-                space: PortSpace::from_code(layout.space)
-                    .ok_or(MessageError::Value { field: "space", value: layout.space.into() })?,
+                space: layout.space()?,
                 port: layout.port,
                 address: layout.local.to_ip(),
                 interface: layout.interface,
@@ -448,6 +476,8 @@ impl CmRequest {
             12 => Self::Answer(Box::new(expect!(layout, SidrRep))),
             13 => Self::Restore { id, record: layout.record },
             14 => Self::Restored,
+            15 => Self::PortBlock { space: layout.space()?, first: layout.port },
+            16 => Self::PortBlockReturn { space: layout.space()?, first: layout.port },
             other => return Err(MessageError::Value { field: "cm request", value: other.into() }),
         })
     }

@@ -1,13 +1,13 @@
 //! A program's side of connection management: requests, and what the next broker is told.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use ferroce_ipc::{
-    ClientError, CmBind, CmDone, CmNews, CmRequest, CmWhat, MAJOR, MINOR_CONNECTIONS, MINOR_UNANSWERED,
-    Message, Refusal, RefusalCode,
+    ClientError, CmBind, CmDone, CmNews, CmRequest, CmWhat, MAJOR, MINOR_CONNECTIONS, MINOR_PORT_BLOCKS,
+    MINOR_UNANSWERED, Message, Refusal, RefusalCode,
 };
-use ferroce_wire::cm::CommId;
+use ferroce_wire::cm::{CommId, PortSpace, Rep};
 use parking_lot::Mutex;
 
 use super::link::{Guard, Inner};
@@ -19,6 +19,7 @@ const TELL: Duration = Duration::from_millis(20);
 /// What this program has at the broker: all that the next one needs to know.
 #[derive(Debug, Default)]
 pub(super) struct Book {
+    blocks: BTreeSet<(PortSpace, u16)>,
     binds: BTreeMap<u64, Bound>,
     records: BTreeMap<CommId, Record>,
     /// To be said to the new broker before anything else.
@@ -42,8 +43,11 @@ struct Record {
 }
 
 /// See [`BrokerClient::go_on`].
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Then {
+    /// It is a request that was not answered.
+    asked: bool,
+    accept: Option<Box<Rep>>,
     establish: bool,
     disconnect: bool,
 }
@@ -64,8 +68,19 @@ impl Book {
             CmRequest::Unbind { handle } => {
                 self.binds.remove(handle);
             }
+            CmRequest::PortBlock { space, .. } => {
+                self.blocks.insert((*space, done.port));
+            }
+            CmRequest::PortBlockReturn { space, first } => {
+                self.blocks.remove(&(*space, *first));
+            }
             CmRequest::Close(id) => {
                 self.records.remove(id);
+            }
+            CmRequest::Accept(rep) if done.record.is_empty() => {
+                if let Some(record) = self.records.get_mut(&rep.local_id) {
+                    record.then = Then { accept: Some(rep.clone()), ..Then::default() };
+                }
             }
             CmRequest::Establish(id) | CmRequest::Disconnect(id) if done.record.is_empty() => {
                 if let Some(record) = self.records.get_mut(id) {
@@ -90,15 +105,25 @@ impl Book {
         if begins || self.records.contains_key(&news.id) {
             self.record(news.id, news.serial, &news.record);
         }
+        if begins && let Some(record) = self.records.get_mut(&news.id) {
+            record.then.asked = true;
+        }
+    }
+
+    /// Whether it is a request that waits for its answer.
+    fn is_asked(&self, id: CommId) -> bool {
+        self.records.get(&id).is_some_and(|record| record.then.asked)
     }
 
     /// Answers and news may pass each other: the newer record stays.
     fn record(&mut self, id: CommId, serial: u64, octets: &[u8]) {
-        let known = self.records.get(&id);
-        let newer = known.is_none_or(|known| serial >= known.serial);
-        let then = known.map(|known| known.then).unwrap_or_default();
+        let known = self.records.get_mut(&id);
+        let newer = known.as_ref().is_none_or(|known| serial >= known.serial);
         match (newer, octets.is_empty()) {
             (true, false) => {
+                let then = known.map(|known| std::mem::take(&mut known.then)).unwrap_or_default();
+                // Whatever comes after a request comes of its answer.
+                let then = Then { asked: false, accept: None, ..then };
                 self.records.insert(id, Record { serial, octets: octets.to_vec(), then });
             }
             (true, true) => {
@@ -108,10 +133,14 @@ impl Book {
         }
     }
 
-    /// A new broker greeted: it is to be told everything.
-    pub(super) fn tell_all(&mut self) {
+    /// A new broker of this minor version greeted: it is to be told everything.
+    pub(super) fn tell_all(&mut self, minor: u16) {
         self.outbox.clear();
         self.restoring.clear();
+        // Before binds, which may be of their ports.
+        let blocks = self.blocks.iter().filter(|_| minor >= MINOR_PORT_BLOCKS);
+        self.outbox
+            .extend(blocks.map(|(space, first)| CmRequest::PortBlock { space: *space, first: *first }));
         for Bound { bind, backlog } in self.binds.values() {
             self.outbox.push_back(CmRequest::Bind(*bind));
             if let Some(backlog) = *backlog {
@@ -122,6 +151,7 @@ impl Book {
             // It counts anew.
             record.serial = 0;
             self.outbox.push_back(CmRequest::Restore { id: *id, record: record.octets.clone() });
+            self.outbox.extend(record.then.accept.clone().map(CmRequest::Accept));
             self.outbox.extend(record.then.establish.then_some(CmRequest::Establish(*id)));
             self.outbox.extend(record.then.disconnect.then_some(CmRequest::Disconnect(*id)));
         }
@@ -157,6 +187,7 @@ impl Book {
         self.records.retain(|id, _| !lost.contains(&((id.0 >> 24) as u8)));
         if all {
             self.binds.clear();
+            self.blocks.clear();
         }
     }
 }
@@ -167,7 +198,11 @@ impl Inner {
         let later = std::mem::take(&mut *later.lock());
         for request in later {
             self.book.done(&request, &CmDone::default());
-            if self.minor >= MINOR_CONNECTIONS {
+            let since = match request {
+                CmRequest::PortBlockReturn { .. } => MINOR_PORT_BLOCKS,
+                _ => MINOR_CONNECTIONS,
+            };
+            if self.minor >= since {
                 self.book.outbox.push_back(request);
             }
         }
@@ -189,14 +224,17 @@ impl BrokerClient {
         }
     }
 
-    /// Goes on with a connection: [`CmRequest::Establish`] or [`CmRequest::Disconnect`]. Waits for no answer, as
+    /// Goes on with a connection: [`CmRequest::Accept`], [`CmRequest::Establish`] or [`CmRequest::Disconnect`]. Waits for no answer, as
     /// [`BrokerClient::tell`]; what becomes of it news tell.
     ///
     /// # Errors
     /// [`ferroce_ipc::ClientError::Refused`] if there is no such connection any more.
     pub fn go_on(&self, request: CmRequest) -> Result<(), BrokerError> {
-        let (CmRequest::Establish(id) | CmRequest::Disconnect(id)) = request else {
-            return self.connections(request, |_| {}).map(drop);
+        let id = match &request {
+            // Twice is once too often, and the broker says so.
+            CmRequest::Accept(rep) if self.is_asked(rep.local_id) => rep.local_id,
+            CmRequest::Establish(id) | CmRequest::Disconnect(id) => *id,
+            _ => return self.connections(request, |_| {}).map(drop),
         };
         let Some(inner) = self.inner.try_lock_for(TELL) else {
             self.tell(request);
@@ -214,6 +252,15 @@ impl BrokerClient {
         self.later.lock().push_back(request);
         guard.say();
         Ok(())
+    }
+
+    fn is_asked(&self, id: CommId) -> bool {
+        self.inner.try_lock_for(TELL).is_some_and(|inner| inner.book.is_asked(id))
+    }
+
+    /// Whether the broker gives blocks of ports; one that is away may or may not.
+    pub fn gives_port_blocks(&self) -> bool {
+        self.inner.try_lock_for(TELL).is_some_and(|inner| inner.minor >= MINOR_PORT_BLOCKS)
     }
 
     /// Asks for something of connection management. `then` sees the answer before any news about it are handed out; it must
@@ -246,7 +293,10 @@ impl BrokerClient {
 
 #[cfg(test)]
 mod tests {
-    use ferroce_wire::cm::CmTime;
+    use ferroce_ipc::CmRoute;
+    use ferroce_proto::cm::{AcceptParams, ConnectParams, Route};
+    use ferroce_wire::cm::{CmTime, Req};
+    use ferroce_wire::{Psn, Qpn};
 
     use super::*;
 
@@ -256,8 +306,15 @@ mod tests {
         CmNews { id: ID, serial, record: record.to_vec(), what: CmWhat::Established }
     }
 
+    fn req() -> Req {
+        let ip = [127, 0, 0, 1].into();
+        let route = Route { local: ip, remote: ip, interface: 0 };
+        let service = PortSpace::Tcp.service_id(7471);
+        ConnectParams::new(route, service, 1, Qpn::new(16)).req(CommId(7), Psn::new(5))
+    }
+
     fn told(book: &mut Book) -> Vec<CmRequest> {
-        book.tell_all();
+        book.tell_all(MINOR_PORT_BLOCKS);
         book.outbox.drain(..).collect()
     }
 
@@ -295,6 +352,38 @@ mod tests {
         book.news(&news(3, b""));
         book.done(&CmRequest::Disconnect(ID), &CmDone::default());
         assert_eq!(told(&mut book), [CmRequest::Restored]);
+    }
+
+    #[test]
+    fn a_yes_is_said_again_until_something_came_of_it() {
+        let mut book = Book::default();
+        let route = CmRoute { local: [127, 0, 0, 1].into(), remote: [127, 0, 0, 1].into(), interface: 0 };
+        let what =
+            CmWhat::Request { handle: Some(1), route, starting_psn: Psn::new(3), req: Box::new(req()) };
+        book.news(&CmNews { id: ID, serial: 1, record: vec![1], what });
+        assert!(book.is_asked(ID));
+        let rep = Box::new(AcceptParams::new(1, Qpn::new(17)).rep(ID, Psn::new(3), &req()));
+        let yes = CmRequest::Accept(rep);
+        book.done(&yes, &CmDone::default());
+        let restore = |record: &[u8]| CmRequest::Restore { id: ID, record: record.to_vec() };
+        assert!(!book.is_asked(ID));
+        assert_eq!(told(&mut book), [restore(&[1]), yes, CmRequest::Restored]);
+        book.news(&news(2, b"established"));
+        assert_eq!(told(&mut book), [restore(b"established"), CmRequest::Restored]);
+    }
+
+    #[test]
+    fn the_next_broker_is_told_of_blocks_if_it_knows_them() {
+        let mut book = Book::default();
+        let done = |port| CmDone { port, ..CmDone::default() };
+        for first in [40_000, 40_064] {
+            book.done(&CmRequest::PortBlock { space: PortSpace::Tcp, first: 0 }, &done(first));
+        }
+        book.done(&CmRequest::PortBlockReturn { space: PortSpace::Tcp, first: 40_000 }, &CmDone::default());
+        let block = CmRequest::PortBlock { space: PortSpace::Tcp, first: 40_064 };
+        assert_eq!(told(&mut book), [block, CmRequest::Restored]);
+        book.tell_all(MINOR_PORT_BLOCKS - 1);
+        assert_eq!(book.outbox, [CmRequest::Restored]);
     }
 
     #[test]

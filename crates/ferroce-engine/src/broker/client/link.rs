@@ -28,6 +28,8 @@ use crate::fork::Guarded;
 
 /// How soon to go on when a new broker could not take all at once.
 const TELL_AGAIN: Duration = Duration::from_millis(1);
+/// How long a thread of the program that says something waits for the broker to read.
+const ROOM: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
 pub(super) struct Inner {
@@ -170,12 +172,16 @@ impl<'a> Guard<'a> {
             return self.drain();
         }
         self.inner.take_up(&self.owner.later);
-        match self.inner.tell() {
-            Ok(true) => {}
-            Ok(false) => self.retry_in(TELL_AGAIN),
-            Err(e) => {
-                self.down(&e.into());
-                self.drain();
+        loop {
+            match self.inner.tell() {
+                Ok(true) => return,
+                // Who says more than the broker hears goes no faster than it does.
+                Ok(false) if self.inner.has_room_soon() => {}
+                Ok(false) => return self.retry_in(TELL_AGAIN),
+                Err(e) => {
+                    self.down(&e.into());
+                    return self.drain();
+                }
             }
         }
     }
@@ -305,7 +311,7 @@ impl Inner {
             // An older ferroced knows none.
             self.events.extend(self.book.all_lost().map(BrokerEvent::ConnectionLost));
         } else if resume.is_some() {
-            self.book.tell_all();
+            self.book.tell_all(minor);
         }
         if resume.is_none() {
             self.events.push_back(BrokerEvent::Reconnected);
@@ -324,6 +330,11 @@ impl Inner {
         }
     }
 
+    /// Waits until the broker takes another message, for moments.
+    fn has_room_soon(&self) -> bool {
+        matches!(&self.link, Link::Up { client, .. } if client.wait_writable(ROOM).is_ok())
+    }
+
     /// Says what a new broker is to know of connections, as far as it takes it. Whether that was all.
     fn tell(&mut self) -> io::Result<bool> {
         let Link::Up { client, .. } = &mut self.link else { return Ok(true) };
@@ -332,6 +343,8 @@ impl Inner {
                 request,
                 CmRequest::Close(_)
                     | CmRequest::Unbind { .. }
+                    | CmRequest::Accept(_)
+                    | CmRequest::PortBlockReturn { .. }
                     | CmRequest::Establish(_)
                     | CmRequest::Disconnect(_)
             );

@@ -65,6 +65,11 @@ impl<W: World> Broker<W> {
         self.no_mad = self.no_mad.wrapping_add(count);
     }
 
+    /// Whether MADs to ourselves are to be packets: a program wanted so, once.
+    pub fn shows_mads(&self) -> bool {
+        self.shows_mads
+    }
+
     fn take_mad(&mut self, from: Route, mad: &[u8]) {
         let slot = addressee(mad).map(ConnectionManager::owner).and_then(|slot| self.slots.get(slot));
         // Of a program that is stopped, say: only it knows whether there is that connection. Peers repeat.

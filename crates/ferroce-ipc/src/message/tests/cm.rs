@@ -142,6 +142,8 @@ pub(super) fn requests() -> Vec<CmRequest> {
         CmRequest::Answer(Box::new(sidr_rep())),
         CmRequest::Restore { id, record: vec![1; MAX_RECORD] },
         CmRequest::Restored,
+        CmRequest::PortBlock { space: PortSpace::Tcp, first: 0 },
+        CmRequest::PortBlockReturn { space: PortSpace::Udp, first: 40_000 },
     ]
 }
 
