@@ -98,6 +98,7 @@ pub fn route(source: Option<SocketAddr>, destination: SocketAddr) -> Result<Rout
     if destination.ip().is_multicast() {
         return group_route(source, destination);
     }
+    engine::pay();
     let source = with_port(source.unwrap_or_else(|| wildcard(&destination)), 0);
     let engine = Engine::global()?;
     let routes = engine.connections().routes();
