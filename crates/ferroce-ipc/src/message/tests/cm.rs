@@ -225,7 +225,7 @@ fn bad_fields_are_named() {
     // Behind the header of 16 octets.
     let cases: Vec<(&str, Message, usize, u8)> = vec![
         ("cm request", bind(), 16, 0),
-        ("cm request", bind(), 16, 15),
+        ("cm request", bind(), 16, 17),
         ("cm news", over(), 16, 10),
         ("space", bind(), 24, 0xff),
         ("time", connect(), 19, 32),
