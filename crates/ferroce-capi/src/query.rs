@@ -5,6 +5,7 @@ use std::ptr;
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::memory::guard::CAN_PERSIST;
+use ferroce_engine::{DEFAULT_SPEED, width_and_speed};
 use ferroce_engine::{DeviceAttr, GidEntry, GidType, PortAttr};
 
 use crate::call::{self, Owner};
@@ -15,8 +16,6 @@ use crate::handle::Live;
 
 /// Of no vendor, as rxe.
 const VENDOR_ID: u32 = 0xff_ffff;
-/// What `lo` and other interfaces of no known speed are taken for, in Mb/s: about what the UDP datapath reaches.
-const DEFAULT_SPEED: u32 = 40_000;
 /// The only P_Key, as in every full member's table.
 const DEFAULT_PKEY: u16 = 0xffff;
 /// Of the clock of completions, in kHz: it counts nanoseconds.
@@ -203,32 +202,6 @@ pub(crate) unsafe extern "C" fn query_rt_values(
     })
 }
 
-/// The codes of `active_width` and of the speed of a lane whose product is closest to that of an Ethernet of so many
-/// Mb/s, as the kernel picks them for RoCE.
-fn width_and_speed(mbps: u32) -> (u8, u32) {
-    const LANES_1: u8 = 1;
-    const LANES_4: u8 = 2;
-    const SDR: u32 = 1;
-    const DDR: u32 = 2;
-    const FDR10: u32 = 8;
-    const EDR: u32 = 32;
-    const HDR: u32 = 64;
-    const NDR: u32 = 128;
-    const XDR: u32 = 256;
-    const UP_TO: [(u32, (u8, u32)); 9] = [
-        (1_000, (LANES_1, SDR)),
-        (10_000, (LANES_1, FDR10)),
-        (20_000, (LANES_4, DDR)),
-        (25_000, (LANES_1, EDR)),
-        (40_000, (LANES_4, FDR10)),
-        (50_000, (LANES_1, HDR)),
-        (100_000, (LANES_4, EDR)),
-        (200_000, (LANES_4, HDR)),
-        (400_000, (LANES_4, NDR)),
-    ];
-    UP_TO.iter().find(|(most, _)| mbps <= *most).map_or((LANES_4, XDR), |(_, codes)| *codes)
-}
-
 /// The rate of a port in Gb/s, cut to whole ones, as sysfs gives it: by the codes, since programs multiply those.
 pub(crate) fn gigabits(speed: Option<u32>) -> u32 {
     let (width, speed) = width_and_speed(speed.unwrap_or(DEFAULT_SPEED));
@@ -239,7 +212,7 @@ pub(crate) fn gigabits(speed: Option<u32>) -> u32 {
 }
 
 fn port_attr(port: &PortAttr) -> abi::ibv_port_attr {
-    let (active_width, speed) = width_and_speed(port.speed.unwrap_or(DEFAULT_SPEED));
+    let (active_width, speed) = port.width_and_speed();
     abi::ibv_port_attr {
         state: port.state as abi::ibv_port_state,
         max_mtu: port.max_mtu as abi::ibv_mtu,

@@ -40,6 +40,17 @@ pub struct Style {
     pub details: bool,
 }
 
+/// Keeps the files of `ferroce run --sysfs` up to date until that program ends; started by it alone.
+#[derive(Parser, Debug)]
+#[command(name = "ferroce-sysfs", version)]
+pub struct SysfsKeeper {
+    /// The program.
+    pub pid: i32,
+    /// Leaves another one that does it, and ends.
+    #[arg(long)]
+    pub detach: bool,
+}
+
 /// The objects of the grammar.
 #[derive(Subcommand, Debug)]
 pub enum Object {
@@ -269,6 +280,12 @@ pub struct RunArgs {
     /// namespaces, or root.
     #[arg(long)]
     pub private_net: bool,
+    /// Gives the program the device files and the tree below /sys/class that programs look for, read-only.
+    ///
+    /// /sys/class/infiniband and its like, and character devices below /dev/infiniband that do nothing. Counters
+    /// there are a quarter of a second old at most. Needs unprivileged user namespaces, or root.
+    #[arg(long)]
+    pub sysfs: bool,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub command: Vec<OsString>,

@@ -46,6 +46,20 @@ impl Observer {
         Ok(Self(client))
     }
 
+    /// As [`Self::new`], but starts none.
+    pub fn of_running() -> Result<Self> {
+        let netdev = std::env::var("FERROCE_NETDEV").unwrap_or_default();
+        Ok(Self(Client::connect(BROKER_NAME, &netdev, LIMIT)?))
+    }
+
+    /// What the broker does.
+    pub fn status(&mut self) -> Result<Status> {
+        match self.0.request(&Message::GetStatus, LIMIT)? {
+            (Message::Status(status), _) => Ok(status),
+            (other, _) => bail!("ferroced answered a question for its state with {other:?}"),
+        }
+    }
+
     /// The devices that a program started here would see.
     pub fn devices(&mut self) -> Result<Vec<DeviceInfo>> {
         match self.0.request(&Message::ListDevices, LIMIT)? {

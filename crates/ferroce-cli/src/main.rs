@@ -34,6 +34,9 @@ use args::{Args, DevCommand, GidCommand, LinkCommand, Object, ResourceCommand, S
 struct Usage(String);
 
 fn main() -> ExitCode {
+    if run::is_sysfs_keeper() {
+        return ended(run::keep_sysfs(), args::SysfsKeeper::command());
+    }
     if let Some(script) = scripts::called() {
         return ended(scripts::run(script), script.command());
     }

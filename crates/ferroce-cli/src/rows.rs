@@ -99,7 +99,7 @@ pub fn devs(devices: Vec<(u32, &DeviceInfo)>) -> Vec<Dev> {
 }
 
 /// `5054:00ff:fe77:0002`.
-fn guid(octets: [u8; 8]) -> String {
+pub fn guid(octets: [u8; 8]) -> String {
     let quads: Vec<String> =
         octets.chunks(2).map(|c| c.iter().map(|b| format!("{b:02x}")).collect()).collect();
     quads.join(":")

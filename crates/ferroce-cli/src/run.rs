@@ -3,6 +3,8 @@
 //! The command replaces this process, so signals, exit status, process id and job control are its own.
 
 mod private_net;
+mod sysfs;
+mod tree;
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -13,6 +15,8 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::args::RunArgs;
 use crate::broker;
+
+pub use sysfs::{is_sysfs_keeper, keep_sysfs};
 
 /// The library that must be there; its other names are links to it.
 const LIBRARY: &str = "libibverbs.so.1";
@@ -47,6 +51,9 @@ fn prepare(args: &RunArgs) -> Result<Command> {
         command.env("FERROCE_NETDEV", netdev);
     }
     broker::ensure()?;
+    if args.sysfs {
+        sysfs::enter(args.netdev.as_deref())?;
+    }
     Ok(command)
 }
 

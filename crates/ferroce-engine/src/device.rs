@@ -150,6 +150,40 @@ impl PortAttr {
             bad_qkeys: 0,
         }
     }
+
+    /// The codes of the width and of a lane's speed that stand for [`Self::speed`].
+    pub fn width_and_speed(&self) -> (u8, u32) {
+        width_and_speed(self.speed.unwrap_or(DEFAULT_SPEED))
+    }
+}
+
+/// What `lo` and other interfaces of no known speed are taken for, in Mb/s: about what the UDP datapath reaches.
+pub const DEFAULT_SPEED: u32 = 40_000;
+
+/// The codes of `active_width` and of the speed of a lane whose product is closest to that of an Ethernet of so many
+/// Mb/s, as the kernel picks them for RoCE.
+pub fn width_and_speed(mbps: u32) -> (u8, u32) {
+    const LANES_1: u8 = 1;
+    const LANES_4: u8 = 2;
+    const SDR: u32 = 1;
+    const DDR: u32 = 2;
+    const FDR10: u32 = 8;
+    const EDR: u32 = 32;
+    const HDR: u32 = 64;
+    const NDR: u32 = 128;
+    const XDR: u32 = 256;
+    const UP_TO: [(u32, (u8, u32)); 9] = [
+        (1_000, (LANES_1, SDR)),
+        (10_000, (LANES_1, FDR10)),
+        (20_000, (LANES_4, DDR)),
+        (25_000, (LANES_1, EDR)),
+        (40_000, (LANES_4, FDR10)),
+        (50_000, (LANES_1, HDR)),
+        (100_000, (LANES_4, EDR)),
+        (200_000, (LANES_4, HDR)),
+        (400_000, (LANES_4, NDR)),
+    ];
+    UP_TO.iter().find(|(most, _)| mbps <= *most).map_or((LANES_4, XDR), |(_, codes)| *codes)
 }
 
 /// Entries of a port's GID table, as rxe.

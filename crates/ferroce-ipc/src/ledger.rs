@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use map::Mapping;
-pub use names::{DEVICE_COUNTERS, DeviceCounters, RXE_COUNTERS, TRANSPORT_COUNTERS, Totals};
+pub use names::{DEVICE_COUNTERS, DeviceCounters, RXE_COUNTERS, TRANSPORT_COUNTERS, Totals, port_counters};
 pub use reader::{DeviceBlock, LedgerReader, Record};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FeLedger");

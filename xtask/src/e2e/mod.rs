@@ -14,6 +14,7 @@ mod memory;
 mod multicast;
 mod netns;
 mod nobody;
+mod observe;
 mod perftest;
 mod pingpong;
 mod pyverbs;
@@ -41,6 +42,7 @@ use crate::tree;
 pub const STAGES: &[(&str, &str)] = &[
     ("devices", "ibv_devices and ibv_devinfo; every consumer loads silently; a cold start is quick"),
     ("cli", "ferroce link, dev and run: devices come and go, refusals say why"),
+    ("observe", "ferroce statistic and resource; the tree of run --sysfs; all that tells of a device agrees"),
     (
         "pingpong",
         "ibv_rc_pingpong, uc and ud: sizes, events, MTUs, IPv4 and IPv6, eight pairs at once, one core",
@@ -65,6 +67,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
     match stage {
         "devices" => Some(devices::check),
         "cli" => Some(cli::check),
+        "observe" => Some(observe::check),
         "pingpong" => Some(pingpong::check),
         "vprobe" => Some(vprobe::check),
         "wire" => Some(wire::check),

@@ -7,7 +7,11 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
 };
-use nix::unistd::{getegid, geteuid};
+use nix::unistd::{Gid, Uid, getegid, geteuid};
+
+/// What to say where a user can make no namespace.
+pub const NO_NAMESPACES: &str = "this system lets no user make a namespace (sysctl kernel.unprivileged_userns_clone, \
+     user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)";
 
 /// Loopback is the first device of every network namespace.
 const LOOPBACK: i32 = 1;
@@ -19,15 +23,17 @@ pub fn enter() -> Result<()> {
     if uid.is_root() {
         unshare(CloneFlags::CLONE_NEWNET).context("no network namespace for this process")?;
     } else {
-        unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET).context(
-            "this system lets no user make a namespace (sysctl kernel.unprivileged_userns_clone, \
-             user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)",
-        )?;
-        std::fs::write("/proc/self/setgroups", "deny").context("/proc/self/setgroups")?;
-        std::fs::write("/proc/self/uid_map", format!("{uid} {uid} 1")).context("/proc/self/uid_map")?;
-        std::fs::write("/proc/self/gid_map", format!("{gid} {gid} 1")).context("/proc/self/gid_map")?;
+        unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET).context(NO_NAMESPACES)?;
+        keep_identity(uid, gid)?;
     }
     raise_loopback().context("cannot raise lo in the private network namespace")
+}
+
+/// In a fresh user namespace the caller has the uid and gid it had.
+pub fn keep_identity(uid: Uid, gid: Gid) -> Result<()> {
+    std::fs::write("/proc/self/setgroups", "deny").context("/proc/self/setgroups")?;
+    std::fs::write("/proc/self/uid_map", format!("{uid} {uid} 1")).context("/proc/self/uid_map")?;
+    std::fs::write("/proc/self/gid_map", format!("{gid} {gid} 1")).context("/proc/self/gid_map")
 }
 
 /// `ip link set lo up`, over netlink: RTM_NEWLINK with IFF_UP, acknowledged.

@@ -203,3 +203,30 @@ impl Totals {
         all
     }
 }
+
+/// The counters that every port has (IBTA 16.1.3.5, 16.1.4.11), by the names that Linux gives them, of what
+/// [`Totals::named`] says. Packets that are no RoCE packets are errors; data is in units of 4 octets.
+pub fn port_counters<S: AsRef<str>>(named: &[(S, u64)]) -> [(&'static str, u64); 17] {
+    let of =
+        |wanted: &str| named.iter().find(|(name, _)| name.as_ref() == wanted).map_or(0, |(_, value)| *value);
+    let errors = of("rx_malformed").wrapping_add(of("rx_icrc_errors"));
+    [
+        ("symbol_error", 0),
+        ("link_error_recovery", 0),
+        ("link_downed", of("link_downed")),
+        ("port_rcv_errors", errors),
+        ("port_rcv_remote_physical_errors", 0),
+        ("port_rcv_switch_relay_errors", 0),
+        ("port_xmit_discards", of("send_err")),
+        ("port_xmit_constraint_errors", 0),
+        ("port_rcv_constraint_errors", of("rx_wrong_pkey")),
+        ("local_link_integrity_errors", 0),
+        ("excessive_buffer_overrun_errors", 0),
+        ("VL15_dropped", 0),
+        ("port_xmit_data", of("sent_octets") / 4),
+        ("port_rcv_data", of("rcvd_octets") / 4),
+        ("port_xmit_packets", of("sent_pkts")),
+        ("port_rcv_packets", of("rcvd_pkts")),
+        ("port_xmit_wait", 0),
+    ]
+}

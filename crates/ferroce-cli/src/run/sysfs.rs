@@ -1,0 +1,226 @@
+//! `ferroce run --sysfs`: a mount namespace in which the program finds our devices below `/sys/class` and `/dev`.
+//!
+//! The files are in a tmpfs that only a small process of ours can write to, the keeper: it ends when the program does. It
+//! is nobody's child, since a program that waits for all of its children would wait for ever. The program sees the tmpfs
+//! through read-only mounts, and has no privilege left when it begins.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use ferroce_ipc::DeviceInfo;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{getegid, geteuid};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::private_net::{NO_NAMESPACES, keep_identity};
+use super::tree;
+use crate::args::SysfsKeeper;
+use crate::broker::Observer;
+
+/// How old counters may be: what `hw_counters/lifespan` says.
+pub const LIFESPAN: Duration = Duration::from_millis(250);
+/// The keeper's name, by which this program knows that it is one.
+const KEEPER: &str = "ferroce-sysfs";
+/// Hidden for a moment, in our namespace alone, by the tmpfs.
+const SCRATCH: [&str; 4] = ["/mnt", "/tmp", "/var", "/run"];
+/// Class directories that are ours.
+const CLASSES: [&str; 3] = ["infiniband", "infiniband_verbs", "infiniband_mad"];
+/// What every device file of ours is.
+const NULL: &str = "/dev/null";
+
+/// Moves this process, which has one thread, into a namespace with our devices' files.
+pub fn enter(netdev: Option<&str>) -> Result<()> {
+    mount_all(netdev).context("--sysfs is not possible here")
+}
+
+fn mount_all(netdev: Option<&str>) -> Result<()> {
+    let (uid, gid) = (geteuid(), getegid());
+    // Root, or who has entered a namespace of its own just now, needs no other one.
+    if unshare(CloneFlags::CLONE_NEWNS).is_err() {
+        unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).context(NO_NAMESPACES)?;
+        keep_identity(uid, gid)?;
+    }
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
+        .context("mounts cannot be made private")?;
+    let scratch =
+        SCRATCH.into_iter().map(Path::new).find(|path| path.is_dir()).context("no directory to mount on")?;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("ferroce"), scratch, Some("tmpfs"), flags, Some("mode=755")).context("no tmpfs")?;
+    let built = build(scratch, netdev);
+    // The mounts made of it stay, and the keeper's working directory.
+    umount2(scratch, MntFlags::MNT_DETACH).context("the tmpfs cannot be taken away")?;
+    built
+}
+
+fn build(scratch: &Path, netdev: Option<&str>) -> Result<()> {
+    let ours = scratch.join("class");
+    for class in CLASSES {
+        fs::create_dir_all(ours.join(class))?;
+    }
+    let devices = start_keeper(&ours, netdev)?;
+    let classes = scratch.join("sys");
+    copy_by_mounts(Path::new("/sys/class"), &classes, &CLASSES).context("/sys/class")?;
+    for class in CLASSES {
+        let to = classes.join(class);
+        fs::create_dir(&to)?;
+        bind(&ours.join(class), &to)?;
+        read_only(&to)?;
+    }
+    bind(&classes, Path::new("/sys/class"))?;
+    read_only(Path::new("/sys/class"))?;
+    let files = scratch.join("dev");
+    copy_by_mounts(Path::new("/dev"), &files, &["infiniband"]).context("/dev")?;
+    let infiniband = files.join("infiniband");
+    fs::create_dir(&infiniband)?;
+    for name in devices {
+        let to = infiniband.join(name);
+        fs::write(&to, "")?;
+        bind(Path::new(NULL), &to)?;
+    }
+    bind(&files, Path::new("/dev"))
+}
+
+/// A directory with all that is in another one: what is mounted or made there is the same file.
+fn copy_by_mounts(from: &Path, to: &Path, without: &[&str]) -> Result<()> {
+    fs::create_dir(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        if without.iter().any(|name| entry.file_name() == OsStr::new(name)) {
+            continue;
+        }
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        let kind = entry.file_type()?;
+        if kind.is_symlink() {
+            std::os::unix::fs::symlink(fs::read_link(&source)?, &target)?;
+            continue;
+        }
+        if kind.is_dir() {
+            fs::create_dir(&target)?;
+        } else {
+            fs::write(&target, "")?;
+        }
+        // What cannot be passed on, as a file that was masked, is empty here.
+        if let Err(error) = bind(&source, &target)
+            && kind.is_dir()
+        {
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+fn bind(from: &Path, to: &Path) -> Result<()> {
+    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)
+        .with_context(|| format!("{} cannot be mounted on {}", from.display(), to.display()))
+}
+
+fn read_only(at: &Path) -> Result<()> {
+    let flags = MsFlags::MS_REMOUNT
+        | MsFlags::MS_BIND
+        | MsFlags::MS_RDONLY
+        | MsFlags::MS_NOSUID
+        | MsFlags::MS_NODEV
+        | MsFlags::MS_NOEXEC;
+    mount(None::<&str>, at, None::<&str>, flags, None::<&str>)
+        .with_context(|| format!("{} cannot be made read-only", at.display()))
+}
+
+/// Starts the keeper in the directory of its files. Returns the device files' names when all is written.
+fn start_keeper(directory: &Path, netdev: Option<&str>) -> Result<Vec<PathBuf>> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0(KEEPER).arg("--detach").arg(std::process::id().to_string()).current_dir(directory);
+    if let Some(netdev) = netdev {
+        command.env("FERROCE_NETDEV", netdev);
+    }
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("/proc/self/exe")?;
+    let mut names = Vec::new();
+    let mut ready = false;
+    if let Some(out) = child.stdout.take() {
+        for line in BufReader::new(out).lines() {
+            match line?.as_str() {
+                "ready" => ready = true,
+                name => names.push(PathBuf::from(name)),
+            }
+            if ready {
+                break;
+            }
+        }
+    }
+    child.wait()?;
+    if ready { Ok(names) } else { bail!("the files of --sysfs cannot be written") }
+}
+
+/// Whether this process is to be the keeper.
+pub fn is_sysfs_keeper() -> bool {
+    std::env::args_os().next().is_some_and(|name| name == KEEPER)
+}
+
+/// Keeps the files up to date in its working directory.
+pub fn keep_sysfs() -> Result<()> {
+    let SysfsKeeper { pid, detach } = SysfsKeeper::parse();
+    if detach {
+        // An orphan is nobody's business.
+        Command::new("/proc/self/exe").arg0(KEEPER).arg(pid.to_string()).spawn().context("/proc/self/exe")?;
+        return Ok(());
+    }
+    let program = pidfd_open(Pid::from_raw(pid).context("no process id")?, PidfdFlags::empty())?;
+    // Neither a signal to the program's group nor its terminal is ours.
+    rustix::process::setsid().ok();
+    let mut keeper =
+        Keeper { devices: Vec::new(), broker: Some(Observer::new()?), tree: tree::Writer::default() };
+    keeper.refresh()?;
+    for device in &keeper.devices {
+        println!("{}", device.dev_name);
+    }
+    println!("rdma_cm\nready");
+    drop(fs::OpenOptions::new().write(true).open(NULL).map(|null| {
+        // Whoever reads the program's output to its end must not wait for us.
+        rustix::stdio::dup2_stdout(&null).and_then(|()| rustix::stdio::dup2_stderr(&null))
+    }));
+    let lifespan = Timespec { tv_sec: 0, tv_nsec: i64::from(LIFESPAN.subsec_nanos()) };
+    loop {
+        match poll(&mut [PollFd::new(&program, PollFlags::IN)], Some(&lifespan)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+        // A broker that died is followed by another; meanwhile the files stay as they are.
+        if keeper.refresh().is_err() {
+            keeper.broker = None;
+        }
+    }
+}
+
+struct Keeper {
+    devices: Vec<DeviceInfo>,
+    broker: Option<Observer>,
+    tree: tree::Writer,
+}
+
+impl Keeper {
+    fn refresh(&mut self) -> Result<()> {
+        let broker = match &mut self.broker {
+            Some(broker) => broker,
+            none => none.insert(Observer::of_running()?),
+        };
+        let devices = broker.devices()?;
+        let cm = broker.status()?.cm;
+        if devices != self.devices {
+            self.tree.devices(&devices)?;
+            self.devices = devices;
+        }
+        for device in &self.devices {
+            self.tree.counters(device, &broker.statistics(&device.name)?, &cm)?;
+        }
+        Ok(())
+    }
+}
