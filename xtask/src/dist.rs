@@ -19,7 +19,8 @@ const FILE: &str = "libibverbs.so.1";
 const LINKS: [&str; 5] =
     ["libibverbs.so", "librdmacm.so.1", "librdmacm.so", "libibumad.so.3", "libibumad.so"];
 /// The names under which `ferroce` does what the scripts for RoCE cards do.
-const SCRIPTS: [&str; 2] = ["show_gids", "ibdev2netdev"];
+const SCRIPTS: [&str; 6] =
+    ["show_gids", "ibdev2netdev", "cma_roce_mode", "cma_roce_tos", "compat_gid_gen", "rxe_cfg"];
 
 /// A filled distribution directory.
 #[derive(Clone, Debug)]

@@ -14,8 +14,15 @@ mod ferroce;
 pub fn write(share: &Path) -> Result<()> {
     let man1 = share.join("man/man1");
     std::fs::create_dir_all(&man1)?;
-    for command in [ferroce::Args::command(), ferroce::ShowGids::command(), ferroce::IbDev2NetDev::command()]
-    {
+    for command in [
+        ferroce::Args::command(),
+        ferroce::ShowGids::command(),
+        ferroce::IbDev2NetDev::command(),
+        ferroce::CmaRoceMode::command(),
+        ferroce::CmaRoceTos::command(),
+        ferroce::CompatGidGen::command(),
+        ferroce::RxeCfg::command(),
+    ] {
         clap_mangen::generate_to(command, &man1)?;
     }
     let man8 = share.join("man/man8");

@@ -1,9 +1,14 @@
 //! The command line. `cargo xtask dist` compiles this file too, for man pages and completions, so it stands
 //! on clap alone.
 
+#[path = "args/scripts.rs"]
+mod scripts;
+
 use std::ffi::OsString;
 
 use clap::{Parser, Subcommand};
+
+pub use scripts::*;
 
 /// RDMA over Converged Ethernet (RoCEv2) in user space: run programs on it, see and steer its devices.
 ///
@@ -58,7 +63,7 @@ pub enum Object {
     ///
     /// The program's own exit status is returned; 127 when it was not found, 126 when it could not be
     /// started.
-    #[command(after_help = "Example:\n  ferroce run -- ibv_devinfo")]
+    #[command(alias = "r", after_help = "Example:\n  ferroce run -- ibv_devinfo")]
     Run(RunArgs),
     /// Ports: the link of a device to a network device.
     #[command(infer_subcommands = true)]
@@ -89,7 +94,18 @@ pub enum Object {
         command: Option<ResourceCommand>,
     },
     /// What the broker of this network namespace does, and for which programs; it is not started for that.
+    #[command(alias = "s")]
     Status,
+    /// What holds for all devices of this network namespace.
+    #[command(infer_subcommands = true)]
+    System {
+        /// Without one: show.
+        #[command(subcommand)]
+        command: Option<SystemCommand>,
+    },
+    /// Links by the commands of rxe_cfg, the older tool.
+    #[command(infer_subcommands = true)]
+    RxeCfg(RxeCfg),
     /// GID tables: which address of which network device has which index.
     #[command(infer_subcommands = true)]
     Gid {
@@ -139,6 +155,7 @@ pub enum LinkCommand {
             cm-tos TOS                    type of service of connections whose program sets none: 0 to 255\n  \
             tclass TCLASS                 traffic class of all packets: 0 to 255, -1 as programs say\n  \
             ttl TTL                       hop limit of all packets: 1 to 255, -1 as programs say\n  \
+            mtu MTU                       largest RoCE MTU: 256 to 4096 octets, -1 what its interface carries\n  \
             crc { on | off }              whether the ICRC of what arrives is checked\n\n\
             Example:\n  ferroce link set fr1 roce-mode both cm-tos 96"
     )]
@@ -195,11 +212,33 @@ pub enum LinkCommand {
 #[derive(Subcommand, Debug)]
 pub enum DevCommand {
     /// Lists devices, or one.
+    #[command(alias = "s")]
     Show {
         /// A device.
         #[arg(value_name = "DEV")]
         device: Option<String>,
     },
+    /// Gives a device another name, or switches its RoCE on and off: without, its GID table is empty.
+    #[command(override_usage = "ferroce dev set DEV { name NEWNAME | roce { on | off } } [--no-persist]")]
+    Set {
+        /// A device.
+        #[arg(value_name = "DEV")]
+        device: String,
+        /// What, and how.
+        #[arg(required = true, num_args = 2, value_names = ["name | roce", "VALUE"])]
+        words: Vec<String>,
+        /// Does not keep it across restarts.
+        #[arg(long)]
+        no_persist: bool,
+    },
+}
+
+/// Commands of `ferroce system`.
+#[derive(Subcommand, Debug)]
+pub enum SystemCommand {
+    /// Whether network namespaces share devices, and what a fork does to registered memory.
+    #[command(alias = "s")]
+    Show,
 }
 
 /// Commands of `ferroce statistic`.
@@ -251,22 +290,6 @@ pub enum GidCommand {
         link: Option<String>,
     },
 }
-
-/// Lists the GIDs of all devices, or of one, as the script of that name does for RoCE cards.
-#[derive(Parser, Debug)]
-#[command(name = "show_gids", version)]
-pub struct ShowGids {
-    /// A device.
-    #[arg(value_name = "DEV")]
-    pub device: Option<String>,
-    /// Its port, 1.
-    pub port: Option<u8>,
-}
-
-/// Lists which device is on which network device, as the script of that name does for RoCE cards.
-#[derive(Parser, Debug)]
-#[command(name = "ibdev2netdev", version)]
-pub struct IbDev2NetDev {}
 
 /// Arguments of `ferroce run`.
 #[derive(clap::Args, Debug)]

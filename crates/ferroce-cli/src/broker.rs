@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use ferroce_ipc::ledger::LedgerReader;
 use ferroce_ipc::{
-    BROKER_NAME, Client, DeviceInfo, LeaseEntry, MINOR_LEDGER, MINOR_SETTINGS, Message, Setting, Status,
+    BROKER_NAME, Client, DeviceInfo, LeaseEntry, MINOR_LEDGER, MINOR_NETDEVS, MINOR_SETTINGS, Message,
+    NetdevInfo, Setting, Status,
 };
 
 /// How long the broker may take to start, or for an answer.
@@ -106,20 +107,38 @@ pub fn tell(message: &Message) -> Result<()> {
     }
 }
 
-/// Changes settings of a device; a broker from before there were any is named.
+/// Changes settings of a device.
 pub fn set(name: &str, settings: Vec<Setting>, transient: bool, force: bool) -> Result<()> {
-    let mut client = connect()?;
-    if client.broker().minor < MINOR_SETTINGS {
-        bail!(
-            "the ferroced that runs ({}) knows no settings: end it, so that a new one starts",
-            client.broker().build
-        );
-    }
     let message = Message::LinkSet { name: name.to_owned(), settings, transient, force };
-    match client.request(&message, LIMIT)? {
+    tell_since(MINOR_SETTINGS, &message)
+}
+
+/// A request that brokers before minor version `minor` do not know, and so would not answer.
+pub fn tell_since(minor: u16, message: &Message) -> Result<()> {
+    match connect_since(minor)?.request(message, LIMIT)? {
         (Message::Done, _) => Ok(()),
         (other, _) => bail!("ferroced answered a request with {other:?}"),
     }
+}
+
+/// The network interfaces as the broker sees them.
+pub fn netdevs() -> Result<Vec<NetdevInfo>> {
+    match connect_since(MINOR_NETDEVS)?.request(&Message::ListNetdevs, LIMIT)? {
+        (Message::Netdevs(netdevs), _) => Ok(netdevs),
+        (other, _) => bail!("ferroced answered a question for interfaces with {other:?}"),
+    }
+}
+
+fn connect_since(minor: u16) -> Result<Client> {
+    let client = connect()?;
+    let broker = client.broker();
+    if broker.minor < minor {
+        bail!(
+            "the ferroced that runs ({}) is older than this program: end it, so that a new one starts",
+            broker.build
+        );
+    }
+    Ok(client)
 }
 
 /// Makes sure that one runs, unless `FERROCE_BROKER` says that the program has its own or wants none started.

@@ -8,7 +8,22 @@ use crate::{Usage, broker};
 /// `NAME type { roce | rxe } netdev NETDEV`; the two pairs come in any order, as rdma(8) takes them.
 pub fn add(name: &str, words: &[String], transient: bool) -> Result<()> {
     let (kind, netdev) = parse(words)?;
-    broker::tell(&Message::LinkAdd { name: name.to_owned(), kind, netdev: netdev.to_owned(), transient })
+    make(name, kind, netdev, transient)
+}
+
+/// Makes the device.
+pub fn make(name: &str, kind: LinkKind, netdev: &str, transient: bool) -> Result<()> {
+    broker::tell(&Message::LinkAdd { name: name.to_owned(), kind, netdev: netdev.to_owned(), transient })?;
+    // What is only advice must not fail what was done.
+    for vlan in broker::netdevs().unwrap_or_default().iter().filter(|other| other.name == netdev) {
+        if vlan.vlan.is_some_and(|vlan| vlan.egress == [0; 8]) {
+            eprintln!(
+                "ferroce: frames of {netdev} have priority 0 whatever their service level; this changes it: ip link set \
+                 dev {netdev} type vlan egress-qos-map 0:0 1:1 2:2 3:3 4:4 5:5 6:6 7:7"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Removes the device.

@@ -14,11 +14,13 @@ mod resource;
 mod row;
 mod rows;
 mod run;
+mod rxe_cfg;
 mod scripts;
 mod select;
 mod settings;
 mod statistic;
 mod status;
+mod system;
 mod tc;
 
 use std::process::ExitCode;
@@ -26,7 +28,10 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{CommandFactory, Parser};
 
-use args::{Args, DevCommand, GidCommand, LinkCommand, Object, ResourceCommand, StatisticCommand, Style};
+use args::{
+    Args, DevCommand, GidCommand, LinkCommand, Object, ResourceCommand, StatisticCommand, Style,
+    SystemCommand,
+};
 
 /// A command line that clap could not refuse by itself; exit status 2.
 #[derive(Debug, thiserror::Error)]
@@ -44,8 +49,9 @@ fn main() -> ExitCode {
     let done = match args.object {
         Object::Run(run) => return run::run(&run),
         Object::Link { command } => link(command.unwrap_or(LinkCommand::Show { link: None }), args.style),
-        Object::Dev { command: Some(DevCommand::Show { device }) } => dev(device.as_deref(), args.style),
-        Object::Dev { command: None } => dev(None, args.style),
+        Object::Dev { command } => dev(command.unwrap_or(DevCommand::Show { device: None }), args.style),
+        Object::System { command: None | Some(SystemCommand::Show) } => system::show(args.style),
+        Object::RxeCfg(rxe_cfg) => rxe_cfg::run(rxe_cfg.command),
         Object::Gid { command: Some(GidCommand::Show { link }) } => gid(link.as_deref(), args.style),
         Object::Gid { command: None } => gid(None, args.style),
         Object::Resource { command } => {
@@ -85,7 +91,8 @@ fn link(command: LinkCommand, style: Style) -> Result<()> {
             let which = link.as_deref().map(rows::port_of).transpose()?;
             let devices = broker::devices()?;
             let found = rows::find(&devices, which)?;
-            rows::print(&rows::links(found, style.details), style)
+            let netdevs = if style.details { broker::netdevs()? } else { Vec::new() };
+            rows::print(&rows::links(found, style.details.then_some(&netdevs)), style)
         }
         LinkCommand::Add { name, words, no_persist } => link::add(&name, &words, no_persist),
         LinkCommand::Set { link, words, no_persist, force } => {
@@ -98,9 +105,14 @@ fn link(command: LinkCommand, style: Style) -> Result<()> {
     }
 }
 
-fn dev(device: Option<&str>, style: Style) -> Result<()> {
-    let devices = broker::devices()?;
-    rows::print(&rows::devs(rows::find(&devices, device)?), style)
+fn dev(command: DevCommand, style: Style) -> Result<()> {
+    match command {
+        DevCommand::Show { device } => {
+            let devices = broker::devices()?;
+            rows::print(&rows::devs(rows::find(&devices, device.as_deref())?, style.details), style)
+        }
+        DevCommand::Set { device, words, no_persist } => settings::set_dev(&device, &words, no_persist),
+    }
 }
 
 fn gid(link: Option<&str>, style: Style) -> Result<()> {
@@ -143,6 +155,17 @@ mod tests {
             "link show -j -d",
             "d",
             "dev s fr0",
+            "dev set fr0 roce off",
+            "dev set fr0 name rxe0",
+            "link set fr0 tclass -1",
+            "link tc fr0",
+            "link tc fr0 add -1",
+            "link tc fr0 add tclass=-1,src_ip=1.1.1.1 --no-persist",
+            "rxe start -p roce",
+            "sys",
+            "rxe-cfg",
+            "rxe mtu -f rxe0 1024",
+            "rxe crc disable",
             "g",
             "gid s fr0/1",
             "res",
@@ -155,7 +178,17 @@ mod tests {
             let words = std::iter::once("ferroce").chain(line.split(' '));
             assert!(Args::try_parse_from(words).is_ok(), "{line}");
         }
-        for line in ["", "x", "link bogus", "link add fr1", "link del", "run"] {
+        for line in [
+            "",
+            "x",
+            "link bogus",
+            "link add fr1",
+            "dev set fr0 roce",
+            "rxe crc off",
+            "rxe mtu",
+            "link del",
+            "run",
+        ] {
             let words = std::iter::once("ferroce").chain(line.split(' ')).filter(|w| !w.is_empty());
             assert_eq!(Args::try_parse_from(words).unwrap_err().exit_code(), 2, "{line}");
         }

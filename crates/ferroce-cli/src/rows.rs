@@ -6,7 +6,7 @@ use std::fmt::{self, Display};
 use std::io::Write;
 
 use anyhow::{Context, Result, bail};
-use ferroce_ipc::{DeviceInfo, PhysState};
+use ferroce_ipc::{DeviceInfo, NetdevInfo, Pause, PhysState};
 use serde::Serialize;
 
 use crate::args::Style;
@@ -23,6 +23,11 @@ pub struct Link {
     netdev: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     netdev_index: Option<u32>,
+    /// Flow control of the link, and of single priorities, where the interface tells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pause: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pfc: Option<String>,
     /// Those that were set, in the words of `link set`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     settings: BTreeMap<&'static str, String>,
@@ -37,6 +42,10 @@ pub struct Dev {
     fw: &'static str,
     node_guid: String,
     sys_image_guid: String,
+    #[serde(rename = "adaptive-moderation", skip_serializing_if = "Option::is_none")]
+    adaptive_moderation: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    caps: Option<&'static [&'static str]>,
 }
 
 /// The device that `DEV/PORT` names; every device has one port.
@@ -63,8 +72,10 @@ pub fn find<'a>(devices: &'a [DeviceInfo], which: Option<&str>) -> Result<Vec<(u
     }
 }
 
-/// Rows of `link show`; with `details` the index of the network device and what was set as well.
-pub fn links(devices: Vec<(u32, &DeviceInfo)>, details: bool) -> Vec<Link> {
+/// Rows of `link show`; with `details`, for which the interfaces are needed, the index of the network device, its flow
+/// control and what was set as well.
+pub fn links(devices: Vec<(u32, &DeviceInfo)>, details: Option<&Vec<NetdevInfo>>) -> Vec<Link> {
+    let netdev = |device: &DeviceInfo| details?.iter().find(|netdev| netdev.ifindex == device.ifindex);
     let row = |(ifindex, device): (u32, &DeviceInfo)| Link {
         ifindex,
         ifname: device.name.clone(),
@@ -76,14 +87,45 @@ pub fn links(devices: Vec<(u32, &DeviceInfo)>, details: bool) -> Vec<Link> {
             PhysState::LinkUp => "LINK_UP",
         },
         netdev: device.netdev.clone(),
-        netdev_index: details.then_some(device.ifindex),
-        settings: if details { settings::shown(&device.settings) } else { BTreeMap::new() },
+        netdev_index: details.map(|_| device.ifindex),
+        pause: netdev(device).and_then(|netdev| netdev.pause).map(pause),
+        pfc: netdev(device).and_then(|netdev| netdev.pfc).map(priorities),
+        settings: details.map(|_| settings::shown(&device.settings)).unwrap_or_default(),
     };
     devices.into_iter().map(row).collect()
 }
 
-/// Rows of `dev show`.
-pub fn devs(devices: Vec<(u32, &DeviceInfo)>) -> Vec<Dev> {
+/// `rx,tx`, with `auto` before them if the other end has a say.
+fn pause(pause: Pause) -> String {
+    let words = [(pause.autoneg, "auto"), (pause.rx, "rx"), (pause.tx, "tx")];
+    let set: Vec<&str> = words.into_iter().filter(|(on, _)| *on).map(|(_, word)| word).collect();
+    if set.is_empty() { "off".to_owned() } else { set.join(",") }
+}
+
+/// `3,4`.
+fn priorities(bits: u8) -> String {
+    let set: Vec<String> = (0..8).filter(|n| bits >> n & 1 == 1).map(|n: u8| n.to_string()).collect();
+    if set.is_empty() { "off".to_owned() } else { set.join(",") }
+}
+
+/// What every device can, by the names of rdma(8).
+const CAPS: &[&str] = &[
+    "BAD_PKEY_CNTR",
+    "BAD_QKEY_CNTR",
+    "UD_AV_PORT_ENFORCE_PORT_ENFORCE",
+    "CURR_QP_STATE_MOD",
+    "PORT_ACTIVE_EVENT",
+    "SYS_IMAGE_GUID",
+    "RC_RNR_NAK_GEN",
+    "SRQ_RESIZE",
+    "MEM_WINDOW",
+    "XRC",
+    "MEM_WINDOW_TYPE_2B",
+    "MANAGED_FLOW_STEERING",
+];
+
+/// Rows of `dev show`; with `details` what they can, too.
+pub fn devs(devices: Vec<(u32, &DeviceInfo)>, details: bool) -> Vec<Dev> {
     let row = |(ifindex, device): (u32, &DeviceInfo)| {
         let guid = guid(device.node_guid);
         Dev {
@@ -93,6 +135,8 @@ pub fn devs(devices: Vec<(u32, &DeviceInfo)>) -> Vec<Dev> {
             fw: env!("CARGO_PKG_VERSION"),
             sys_image_guid: guid.clone(),
             node_guid: guid,
+            adaptive_moderation: details.then_some("off"),
+            caps: details.then_some(CAPS),
         }
     };
     devices.into_iter().map(row).collect()
@@ -110,15 +154,20 @@ impl Display for Link {
         let Self { ifname, port, state, physical_state, netdev, .. } = self;
         write!(f, "link {ifname}/{port} state {state} physical_state {physical_state} netdev {netdev}")?;
         self.netdev_index.map_or(Ok(()), |index| write!(f, " netdev_index {index}"))?;
+        self.pause.as_ref().map_or(Ok(()), |pause| write!(f, " pause {pause}"))?;
+        self.pfc.as_ref().map_or(Ok(()), |priorities| write!(f, " pfc {priorities}"))?;
         self.settings.iter().try_for_each(|(key, value)| write!(f, " {key} {value}"))
     }
 }
 
 impl Display for Dev {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ifindex, ifname, node_type, fw, node_guid, sys_image_guid } = self;
+        let Self { ifindex, ifname, node_type, fw, node_guid, sys_image_guid, adaptive_moderation, caps } =
+            self;
         write!(f, "{ifindex}: {ifname}: node_type {node_type} fw {fw} ")?;
-        write!(f, "node_guid {node_guid} sys_image_guid {sys_image_guid}")
+        write!(f, "node_guid {node_guid} sys_image_guid {sys_image_guid}")?;
+        adaptive_moderation.map_or(Ok(()), |how| write!(f, " adaptive-moderation {how}"))?;
+        caps.map_or(Ok(()), |caps| write!(f, "\n    caps: <{}>", caps.join(", ")))
     }
 }
 
@@ -175,42 +224,68 @@ pub mod tests {
         let devices = [device("rxe0", "eth0", true), device("fr0", "lo", false)];
         let all = find(&devices, None).unwrap();
         assert_eq!(
-            text(&links(all.clone(), false), TEXT).unwrap(),
+            text(&links(all.clone(), None), TEXT).unwrap(),
             "link rxe0/1 state ACTIVE physical_state LINK_UP netdev eth0\n\
              link fr0/1 state DOWN physical_state DISABLED netdev lo\n"
         );
         let one = find(&devices, Some("fr0")).unwrap();
         assert_eq!(
-            text(&links(one, true), TEXT).unwrap(),
+            text(&links(one, Some(&Vec::new())), TEXT).unwrap(),
             "link fr0/1 state DOWN physical_state DISABLED netdev lo netdev_index 2\n"
         );
         let version = env!("CARGO_PKG_VERSION");
         let line = format!(
             "0: rxe0: node_type ca fw {version} node_guid 5054:00ff:fe77:0002 sys_image_guid 5054:00ff:fe77:0002\n"
         );
-        assert_eq!(text(&devs(find(&devices, Some("rxe0")).unwrap()), TEXT).unwrap(), line);
+        assert_eq!(text(&devs(find(&devices, Some("rxe0")).unwrap(), false), TEXT).unwrap(), line);
     }
 
     #[test]
     fn json_keys_are_stable() {
         let devices = [device("rxe0", "eth0", true)];
         assert_eq!(
-            text(&links(find(&devices, None).unwrap(), true), JSON).unwrap(),
+            text(&links(find(&devices, None).unwrap(), Some(&Vec::new())), JSON).unwrap(),
             "[{\"ifindex\":0,\"ifname\":\"rxe0\",\"port\":1,\"state\":\"ACTIVE\",\"physical_state\":\"LINK_UP\",\
              \"netdev\":\"eth0\",\"netdev_index\":2}]\n"
         );
-        let text = text(&devs(find(&devices, None).unwrap()), JSON).unwrap();
-        for key in ["ifindex", "ifname", "node_type", "fw", "node_guid", "sys_image_guid"] {
+        let text = text(&devs(find(&devices, None).unwrap(), true), JSON).unwrap();
+        for key in [
+            "ifindex",
+            "ifname",
+            "node_type",
+            "fw",
+            "node_guid",
+            "sys_image_guid",
+            "adaptive-moderation",
+            "caps",
+        ] {
             assert!(text.contains(&format!("\"{key}\":")), "{key}");
         }
-        assert_eq!(super::text(&links(Vec::new(), false), JSON).unwrap(), "[]\n");
+        assert_eq!(super::text(&links(Vec::new(), None), JSON).unwrap(), "[]\n");
         let set = [Setting::RoceMode(RoceMode::Both), Setting::Crc(false)];
         let settings = set.iter().fold(LinkSettings::default(), |all, one| all.with(one).unwrap());
         let devices = [DeviceInfo { settings, ..device("fr1", "eth0", true) }];
-        let rows = links(find(&devices, None).unwrap(), true);
+        let rows = links(find(&devices, None).unwrap(), Some(&Vec::new()));
         assert!(rows[0].to_string().ends_with(" netdev_index 2 crc off roce-mode both"), "{}", rows[0]);
         let json = super::text(&rows, JSON).unwrap();
         assert!(json.contains(",\"settings\":{\"crc\":\"off\",\"roce-mode\":\"both\"}}"), "{json}");
+    }
+
+    #[test]
+    fn details_tell_of_flow_control_and_capabilities() {
+        let devices = [device("rxe0", "eth0", true)];
+        let all = find(&devices, None).unwrap();
+        let told = NetdevInfo {
+            ifindex: 2,
+            pause: Some(Pause { autoneg: true, rx: true, tx: false }),
+            pfc: Some(0b1_1000),
+            ..NetdevInfo::default()
+        };
+        let line = text(&links(all.clone(), Some(&vec![told])), TEXT).unwrap();
+        assert!(line.ends_with(" netdev_index 2 pause auto,rx pfc 3,4\n"), "{line}");
+        assert_eq!((pause(Pause::default()).as_str(), priorities(0).as_str()), ("off", "off"));
+        let line = text(&devs(all, true), TEXT).unwrap();
+        assert!(line.contains(" adaptive-moderation off\n    caps: <BAD_PKEY_CNTR, "), "{line}");
     }
 
     #[test]

@@ -1,15 +1,15 @@
 //! The scripts that people type for RoCE cards, by the names under which they know them: links to this program.
 
 use std::ffi::OsStr;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use clap::{Command, CommandFactory, Parser};
-use ferroce_ipc::{DeviceInfo, GidType};
+use ferroce_ipc::{DeviceInfo, GidType, LinkSettings, Setting};
 
-use crate::args::{IbDev2NetDev, ShowGids};
-use crate::{broker, gids, rows};
+use crate::args::{CmaRoceMode, CmaRoceTos, CompatGidGen, IbDev2NetDev, RxeCfg, ShowGids};
+use crate::{broker, gids, rows, rxe_cfg};
 
 /// One of those scripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +18,14 @@ pub enum Script {
     ShowGids,
     /// `ibdev2netdev`.
     IbDev2NetDev,
+    /// `cma_roce_mode -d DEV [-p PORT] [-m 1|2]`.
+    CmaRoceMode,
+    /// `cma_roce_tos -d DEV [-p PORT] [-t TOS]`.
+    CmaRoceTos,
+    /// `compat_gid_gen -d NETDEV [-v VLAN] [-D] [-n]`.
+    CompatGidGen,
+    /// `rxe_cfg …`.
+    RxeCfg,
 }
 
 impl Script {
@@ -25,6 +33,10 @@ impl Script {
         match Path::new(program).file_name()?.to_str()? {
             "show_gids" => Some(Self::ShowGids),
             "ibdev2netdev" => Some(Self::IbDev2NetDev),
+            "cma_roce_mode" => Some(Self::CmaRoceMode),
+            "cma_roce_tos" => Some(Self::CmaRoceTos),
+            "compat_gid_gen" => Some(Self::CompatGidGen),
+            "rxe_cfg" => Some(Self::RxeCfg),
             _ => None,
         }
     }
@@ -34,6 +46,10 @@ impl Script {
         match self {
             Self::ShowGids => ShowGids::command(),
             Self::IbDev2NetDev => IbDev2NetDev::command(),
+            Self::CmaRoceMode => CmaRoceMode::command(),
+            Self::CmaRoceTos => CmaRoceTos::command(),
+            Self::CompatGidGen => CompatGidGen::command(),
+            Self::RxeCfg => RxeCfg::command(),
         }
     }
 }
@@ -59,7 +75,69 @@ pub fn run(script: Script) -> Result<()> {
             let devices = broker::devices()?;
             rows::say(&netdevs(&rows::find(&devices, None)?))
         }
+        Script::CmaRoceMode => {
+            let args = CmaRoceMode::parse();
+            let modes = [(1, GidType::RoceV1), (2, GidType::RoceV2)];
+            let mode = modes.into_iter().find(|(number, _)| Some(*number) == args.mode);
+            cma(&args.device, args.port, mode.map(|(_, mode)| Setting::CmMode(mode)), |settings| {
+                match settings.cm_type() {
+                    GidType::RoceV1 => "IB/RoCE v1".to_owned(),
+                    GidType::RoceV2 => "RoCE v2".to_owned(),
+                }
+            })
+        }
+        Script::CmaRoceTos => {
+            let args = CmaRoceTos::parse();
+            cma(&args.device, args.port, args.tos.map(Setting::CmTos), |settings| settings.cm_tos.to_string())
+        }
+        Script::CompatGidGen => compat_gid(&CompatGidGen::parse()),
+        Script::RxeCfg => {
+            // Of `start`; `-p` is another thing for `ferroce`.
+            let words = std::env::args_os().filter(|word| word != "-p");
+            rxe_cfg::run(RxeCfg::parse_from(words).command)
+        }
     }
+}
+
+/// Sets what is to be set for connections of a device, and prints what is.
+fn cma(
+    device: &str,
+    port: u8,
+    setting: Option<Setting>,
+    shown: impl Fn(&LinkSettings) -> String,
+) -> Result<()> {
+    let device = rows::port_of(&format!("{device}/{port}"))?.to_owned();
+    if let Some(setting) = setting {
+        broker::set(&device, vec![setting], false, false)?;
+    }
+    let devices = broker::devices()?;
+    let found = rows::find(&devices, Some(&device))?;
+    rows::say(&found.iter().map(|(_, device)| format!("{}\n", shown(&device.settings))).collect::<String>())
+}
+
+/// Makes, takes away or only prints the GID of MAC form.
+fn compat_gid(args: &CompatGidGen) -> Result<()> {
+    let all = nix::ifaddrs::getifaddrs().context("cannot list network devices")?;
+    let of = all.filter(|one| one.interface_name == args.device);
+    let mac = of.filter_map(|one| one.address?.as_link_addr()?.addr()).next();
+    let Some(mac) = mac else {
+        bail!("no network device with a hardware address is called {}; see `ip link`", args.device)
+    };
+    let gid = compat_address(mac, args.vlan);
+    rows::say(&format!("{gid}\n"))?;
+    if args.dry {
+        return Ok(());
+    }
+    let netdev = args.vlan.map_or(args.device.clone(), |vlan| format!("{}.{vlan}", args.device));
+    let (verb, address) = (if args.delete { "del" } else { "replace" }, format!("{gid}/64"));
+    rxe_cfg::ip(&["-6", "addr", verb, &address, "dev", &netdev])
+}
+
+/// fe80::/64 and the modified EUI-64 of a hardware address, in which the number of a VLAN stands where ff:fe would.
+fn compat_address(mac: [u8; 6], vlan: Option<u16>) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = mac;
+    let [high, low] = vlan.unwrap_or(0xfffe).to_be_bytes();
+    Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, high, low, d, e, f])
 }
 
 /// A line for each GID in use, and their count.
@@ -171,7 +249,17 @@ mod tests {
         for other in ["ferroce", "/opt/show_gids/ferroce", ""] {
             assert_eq!(Script::of(OsStr::new(other)), None, "{other}");
         }
-        Script::ShowGids.command().debug_assert();
-        Script::IbDev2NetDev.command().debug_assert();
+        for name in
+            ["show_gids", "ibdev2netdev", "cma_roce_mode", "cma_roce_tos", "compat_gid_gen", "rxe_cfg"]
+        {
+            Script::of(OsStr::new(name)).unwrap().command().debug_assert();
+        }
+    }
+
+    #[test]
+    fn gids_of_mac_form() {
+        let mac = [0x52, 0x54, 0x00, 0x77, 0x00, 0x02];
+        assert_eq!(compat_address(mac, None).to_string(), "fe80::5054:ff:fe77:2");
+        assert_eq!(compat_address(mac, Some(100)).to_string(), "fe80::5054:0:6477:2");
     }
 }

@@ -3,13 +3,29 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use ferroce_ipc::{GidType, LinkSettings, RoceMode, Setting};
+use ferroce_ipc::{GidType, LinkSettings, MINOR_NETDEVS, Message, RoceMode, Setting};
+use ferroce_wire::PathMtu;
 
 use crate::{Usage, broker};
 
 /// `SETTING VALUE …`, all or nothing.
 pub fn set(device: &str, words: &[String], transient: bool, force: bool) -> Result<()> {
     broker::set(device, parse(words)?, transient, force)
+}
+
+/// `ferroce dev set`: `name NEWNAME` or `roce { on | off }`.
+pub fn set_dev(device: &str, words: &[String], transient: bool) -> Result<()> {
+    match words {
+        [key, to] if key == "name" => {
+            let (name, to) = (device.to_owned(), to.clone());
+            broker::tell_since(MINOR_NETDEVS, &Message::LinkRename { name, to, transient })
+        }
+        [key, value] if key == "roce" => {
+            let on = on_off(value).ok_or_else(|| Usage(format!("roce is on or off, not '{value}'")))?;
+            broker::set(device, vec![Setting::Roce(on)], transient, false)
+        }
+        _ => Err(Usage("say: name NEWNAME, or roce on or off".to_owned()).into()),
+    }
 }
 
 fn parse(words: &[String]) -> Result<Vec<Setting>, Usage> {
@@ -42,9 +58,12 @@ fn setting(key: &str, value: &str) -> Result<Setting, Usage> {
         "cm-tos" => number(value, 0).and_then(|tos| tos.map(Setting::CmTos)).ok_or_else(|| wrong("0 to 255")),
         "tclass" => number(value, 0).map(Setting::Tclass).ok_or_else(|| wrong("0 to 255, or -1 for none")),
         "ttl" => number(value, 1).map(Setting::Ttl).ok_or_else(|| wrong("1 to 255, or -1 for none")),
+        "mtu" => {
+            mtu(value).map(Setting::Mtu).ok_or_else(|| wrong("256, 512, 1024, 2048 or 4096, or -1 for none"))
+        }
         "crc" => on_off(value).map(Setting::Crc).ok_or_else(|| wrong("on or off")),
         _ => Err(Usage(format!(
-            "setting '{key}' is unknown; there are roce-mode, cm-mode, cm-tos, tclass, ttl and crc"
+            "setting '{key}' is unknown; there are roce-mode, cm-mode, cm-tos, tclass, ttl, mtu and crc"
         ))),
     }
 }
@@ -62,10 +81,19 @@ pub fn shown(settings: &LinkSettings) -> BTreeMap<&'static str, String> {
         ("tclass", number(settings.tclass)),
         ("ttl", number(settings.ttl)),
         ("tc-rules", other(!settings.rules.is_empty(), settings.rules.len().to_string())),
+        ("mtu", settings.mtu.map(|mtu| mtu.bytes().to_string())),
         ("crc", off(settings.crc)),
         ("roce", off(settings.roce)),
     ];
     all.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
+}
+
+/// A RoCE MTU in octets; `Some(None)` for a negative one.
+pub fn mtu(word: &str) -> Option<Option<PathMtu>> {
+    match word.parse::<i32>().ok()? {
+        ..0 => Some(None),
+        octets => PathMtu::of_bytes(octets as usize).map(Some),
+    }
 }
 
 /// `on` or `off`, or as older tools say it.
@@ -124,9 +152,10 @@ mod tests {
             ("tclass x", "tclass is 0 to 255, or -1 for none, not 'x'"),
             ("ttl 0", "ttl is 1 to 255, or -1 for none, not '0'"),
             ("crc maybe", "crc is on or off, not 'maybe'"),
+            ("mtu 1000", "mtu is 256, 512, 1024, 2048 or 4096, or -1 for none, not '1000'"),
             (
-                "mtu 1024",
-                "setting 'mtu' is unknown; there are roce-mode, cm-mode, cm-tos, tclass, ttl and crc",
+                "pfc 3",
+                "setting 'pfc' is unknown; there are roce-mode, cm-mode, cm-tos, tclass, ttl, mtu and crc",
             ),
         ] {
             assert_eq!(words(bad), Err(sentence.to_owned()), "{bad}");

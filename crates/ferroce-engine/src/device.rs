@@ -141,7 +141,7 @@ impl PortAttr {
             state: if info.port_active { PortState::Active } else { PortState::Down },
             phys_state: info.phys_state,
             max_mtu: PathMtu::B4096,
-            active_mtu: PathMtu::largest_fitting(info.mtu),
+            active_mtu: info.path_mtu(),
             gid_tbl_len: GID_TABLE_LEN,
             pkey_tbl_len: 1,
             max_msg_sz: 1 << 31,

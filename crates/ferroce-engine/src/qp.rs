@@ -17,7 +17,7 @@ use ferroce_proto::{
     MAX_FRAME, PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair, RecvWr,
     SendWr, Service,
 };
-use ferroce_wire::{Gid, PathMtu, Qpn};
+use ferroce_wire::{Gid, Qpn};
 use parking_lot::Mutex;
 
 use crate::ah::{self, Way};
@@ -107,7 +107,7 @@ impl Qp {
             caps,
             srq: init.supply(),
             sq_sig_all: init.sq_sig_all,
-            port_mtu: PathMtu::largest_fitting(context.info().mtu),
+            port_mtu: context.info().path_mtu(),
             seed: engine.random(),
             early_resends: true,
             budget: Arc::clone(engine.budget()),
@@ -273,7 +273,7 @@ impl Qp {
             return Err(ModifyQpError::PkeyIndex { index: attr.pkey_index });
         }
         if mask.contains(QpAttrMask::PATH_MTU) {
-            let active = PathMtu::largest_fitting(self.context().info().mtu);
+            let active = self.context().info().path_mtu();
             if attr.path_mtu > active {
                 return Err(ModifyQpError::PathMtu { asked: attr.path_mtu.bytes(), active: active.bytes() });
             }

@@ -1,6 +1,6 @@
 //! What a program sees of a device: its name, port and GID table.
 
-use ferroce_wire::Gid;
+use ferroce_wire::{Gid, PathMtu};
 
 use crate::settings::LinkSettings;
 
@@ -31,6 +31,14 @@ pub struct DeviceInfo {
     pub gids: Vec<GidEntry>,
     /// What an administrator set for it; since minor version 3, the default before.
     pub settings: LinkSettings,
+}
+
+impl DeviceInfo {
+    /// The port's active MTU: the largest that fits its interface with all headers, unless a smaller one was set.
+    pub fn path_mtu(&self) -> PathMtu {
+        let fits = PathMtu::largest_fitting(self.mtu);
+        self.settings.mtu.map_or(fits, |set| set.min(fits))
+    }
 }
 
 /// One valid entry of a GID table.

@@ -16,6 +16,7 @@ mod connection;
 mod device;
 pub mod ledger;
 mod message;
+mod netdev;
 pub mod packet;
 mod settings;
 
@@ -26,9 +27,10 @@ pub use device::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 pub use message::{
     AddressSockets, CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmStatus, CmWhat,
     DEVICE_BYTES, GID_BYTES, Hello, LeaseEntry, Leased, LinkKind, MAJOR, MAX_MESSAGE, MAX_RECORD, MINOR,
-    MINOR_CONNECTIONS, MINOR_LEDGER, MINOR_PORT_BLOCKS, MINOR_SETTINGS, MINOR_UNANSWERED, Message,
-    PORT_BLOCK, RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS, Status,
+    MINOR_CONNECTIONS, MINOR_LEDGER, MINOR_NETDEVS, MINOR_PORT_BLOCKS, MINOR_SETTINGS, MINOR_UNANSWERED,
+    Message, PORT_BLOCK, RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS, Status,
 };
+pub use netdev::{NetdevInfo, Pause, Vlan};
 pub use settings::{BadPrefix, LinkSettings, Prefix, RoceMode, Setting, TcRule};
 
 /// The abstract Unix name that every broker binds. Abstract names live in the network namespace as UDP ports do, exist

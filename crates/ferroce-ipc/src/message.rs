@@ -12,6 +12,7 @@ mod cm;
 use std::net::IpAddr;
 
 use crate::device::DeviceInfo;
+use crate::netdev::NetdevInfo;
 use crate::settings::Setting;
 
 pub use bytes::{DEVICE_BYTES, GID_BYTES, RULE_BYTES};
@@ -25,13 +26,15 @@ pub const MAJOR: u16 = 1;
 /// shall be packets.
 pub const SHOW_MADS: u64 = 1;
 /// Minor version: grows with every new message kind or field.
-pub const MINOR: u16 = 5;
+pub const MINOR: u16 = 6;
 /// The minor version since which there are connections.
 pub const MINOR_CONNECTIONS: u16 = 1;
 /// The minor version since which a [`Message::Cm`] with id 0 is done without an answer.
 pub const MINOR_UNANSWERED: u16 = 2;
 /// The minor version since which devices have settings, and there is [`Message::LinkSet`].
 pub const MINOR_SETTINGS: u16 = 3;
+/// The minor version since which there are [`Message::ListNetdevs`], [`Message::LinkStart`] and [`Message::LinkRename`].
+pub const MINOR_NETDEVS: u16 = 6;
 /// The minor version since which there are ledgers.
 pub const MINOR_LEDGER: u16 = 4;
 /// The minor version since which there is [`CmRequest::PortBlock`].
@@ -110,6 +113,22 @@ pub enum Message {
         transient: bool,
         /// Even what the broker advises against.
         force: bool,
+    },
+    /// Asks for [`Message::Netdevs`]; since minor version 6.
+    ListNetdevs,
+    /// The interfaces of the network namespace, and configured links that wait for one.
+    Netdevs(Vec<NetdevInfo>),
+    /// Configured links that were deleted for as long as the broker lives are to be there again. Answered by
+    /// [`Message::Done`]; since minor version 6.
+    LinkStart,
+    /// Gives a device another name. Answered by [`Message::Done`]; since minor version 6.
+    LinkRename {
+        /// Name of the device.
+        name: String,
+        /// What it is to be called, as in [`Message::LinkAdd`].
+        to: String,
+        /// A link that outlives the broker has its old name again with the next one.
+        transient: bool,
     },
     /// A program's ledger, one descriptor ([`crate::ledger`]); since minor version 4. No answer.
     Ledger,
@@ -353,6 +372,10 @@ impl Message {
             Self::CmDone(_) => 18,
             Self::CmNews(_) => 19,
             Self::LinkSet { .. } => 20,
+            Self::ListNetdevs => 30,
+            Self::Netdevs(_) => 31,
+            Self::LinkStart => 32,
+            Self::LinkRename { .. } => 33,
             Self::Ledger => 40,
             Self::GetStatistics(_) => 41,
             Self::Statistics(_) => 42,

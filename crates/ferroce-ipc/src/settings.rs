@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use ferroce_wire::Gid;
+use ferroce_wire::{Gid, PathMtu};
 
 use crate::device::GidType;
 
@@ -27,6 +27,8 @@ pub struct LinkSettings {
     pub crc: bool,
     /// Whether it speaks RoCE at all: without, its GID table is empty.
     pub roce: bool,
+    /// Largest path MTU of its port, whatever the interface would carry.
+    pub mtu: Option<PathMtu>,
 }
 
 impl Default for LinkSettings {
@@ -40,6 +42,7 @@ impl Default for LinkSettings {
             rules: Vec::new(),
             crc: true,
             roce: true,
+            mtu: None,
         }
     }
 }
@@ -113,6 +116,7 @@ impl LinkSettings {
             }
             Setting::Crc(check) => new.crc = check,
             Setting::Roce(on) => new.roce = on,
+            Setting::Mtu(mtu) => new.mtu = mtu,
             Setting::Unknown(kind) => return Err(format!("this ferroced does not know setting {kind}")),
         }
         Ok(new)
@@ -145,6 +149,8 @@ pub enum Setting {
     Crc(bool),
     /// [`LinkSettings::roce`].
     Roce(bool),
+    /// [`LinkSettings::mtu`].
+    Mtu(Option<PathMtu>),
     /// One that only a newer build knows, by its number.
     Unknown(u8),
 }

@@ -172,6 +172,11 @@ impl PathMtu {
         128 << self as usize
     }
 
+    /// The one of so many payload octets.
+    pub fn of_bytes(octets: usize) -> Option<Self> {
+        Self::ALL.into_iter().find(|mtu| mtu.bytes() == octets)
+    }
+
     /// The largest that fits a netdev of this MTU with its headers, at least 256 (rxe 6.12 `rxe_param.h`).
     pub fn largest_fitting(netdev_mtu: u32) -> Self {
         let room = netdev_mtu.saturating_sub(Self::HEADER_BUDGET);

@@ -254,6 +254,36 @@ impl Devices {
         Ok(())
     }
 
+    /// What [`Devices::delete_link`] put away is there again.
+    pub fn start(&mut self) {
+        self.put_away.clear();
+        self.update(self.netdevs.clone());
+    }
+
+    /// `ferroce dev set … name …`; `transient`: a configured one has its old name again with the next broker. Programs
+    /// that have the device open keep it.
+    pub fn rename_link(&mut self, name: &str, to: &str, transient: bool) -> Result<(), Refusal> {
+        if self.all().any(|d| d.name == to) || self.configured.iter().any(|link| link.name == to) {
+            return Err(refusal(RefusalCode::Exists, format!("a device named {to} exists already")));
+        }
+        let found = self.devices.values_mut().find(|d| d.info.name == name && d.info.origin != Origin::View);
+        let Some(device) = found else {
+            return Err(refusal(RefusalCode::UnknownLink, format!("there is no device named {name}")));
+        };
+        if device.info.origin == Origin::Default {
+            let sentence = format!("{name} is the device that is always there, under this name");
+            return Err(refusal(RefusalCode::BadRequest, sentence));
+        }
+        device.info.name = to.to_owned();
+        match (self.configured.iter_mut().find(|link| link.name == name), transient) {
+            (Some(link), false) => link.name = to.to_owned(),
+            // Until the next broker there is none of the old name.
+            (Some(_), true) => drop(self.put_away.insert(name.to_owned())),
+            (None, _) => {}
+        }
+        Ok(())
+    }
+
     /// The device of a client that asked for `netdev`; give it back by [`Devices::drop_view`].
     pub fn view_of(&mut self, netdev: &str) -> Result<u32, Refusal> {
         let below = self.netdev(netdev)?.clone();

@@ -12,7 +12,7 @@ use ferroce_datapath::udp::OpenError;
 
 use super::link_file::ConfiguredLink;
 use super::netdev::{Address, Netdev};
-use super::world::{Sockets, World};
+use super::world::{Hardware, Sockets, World};
 
 /// What outlives a broker: the sockets on the port, and what holds it.
 #[derive(Debug, Default)]
@@ -33,6 +33,8 @@ pub(crate) struct Port {
     pub(crate) emptied: Vec<(Address, u8)>,
     /// What the file of links holds.
     pub(crate) configured: Vec<ConfiguredLink>,
+    /// VLANs whose frames have their sockets' priorities.
+    pub(crate) mapped: Vec<String>,
     /// That file cannot be written.
     pub(crate) disk_full: bool,
 }
@@ -103,6 +105,15 @@ impl World for Fake {
 
     fn free_ports(&self) -> (u16, u16) {
         (40_000, 40_099)
+    }
+
+    fn hardware(&self, netdev: &Netdev) -> Hardware {
+        Hardware { driver: netdev.kind.clone(), ..Hardware::default() }
+    }
+
+    fn map_priorities(&mut self, netdev: &Netdev) -> io::Result<()> {
+        self.port.borrow_mut().mapped.push(netdev.name.clone());
+        Ok(())
     }
 
     fn configured_links(&self) -> Vec<ConfiguredLink> {

@@ -167,6 +167,7 @@ mod tests {
                     }],
                     crc: false,
                     roce: false,
+                    mtu: Some(ferroce_wire::PathMtu::B512),
                 },
             },
         ]
@@ -254,6 +255,7 @@ mod tests {
             "{\"cm_tos\":256}",
             "{\"tclass\":-1}",
             "{\"ttl\":0}",
+            "{\"mtu\":1000}",
             "{\"tc\":[{\"tclass\":16,\"src\":\"1.1.1.1/33\",\"dst\":\"any\"}]}",
             "7",
         ] {

@@ -4,6 +4,7 @@
 mod connections;
 mod leases;
 mod ledgers;
+mod links;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -14,7 +15,7 @@ use ferroce_ipc::{
     Refusal, RefusalCode, ResourceCounts, SHOW_MADS, Status,
 };
 use ferroce_proto::cm::Transmit;
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use super::cm::Cm;
 use super::devices::Devices;
@@ -393,21 +394,15 @@ impl<W: World> Broker<W> {
                 }
                 None => Err(None),
             },
-            Message::LinkAdd { name, netdev, transient, .. } => {
-                self.change_links(|devices| devices.add_link(&name, &netdev, transient))?;
-                info!(name, netdev, transient, "link added");
+            Message::LinkAdd { .. }
+            | Message::LinkDel { .. }
+            | Message::LinkSet { .. }
+            | Message::LinkStart
+            | Message::LinkRename { .. } => {
+                self.links(message)?;
                 Ok(Some(Message::Done))
             }
-            Message::LinkDel { name, transient } => {
-                self.change_links(|devices| devices.delete_link(&name, transient))?;
-                info!(name, transient, "link deleted");
-                Ok(Some(Message::Done))
-            }
-            Message::LinkSet { name, settings, transient, force } => {
-                self.change_links(|devices| devices.set_link(&name, &settings, transient, force))?;
-                info!(name, ?settings, transient, force, "link set");
-                Ok(Some(Message::Done))
-            }
+            Message::ListNetdevs => Ok(Some(Message::Netdevs(self.netdevs()))),
             Message::GetStatus => Ok(Some(Message::Status(self.status()))),
             Message::Report(counts) => {
                 if let Some(known) = self.clients.get_mut(&client) {
@@ -436,31 +431,13 @@ impl<W: World> Broker<W> {
             | Message::Address(_)
             | Message::Parked
             | Message::Status(_)
+            | Message::Netdevs(_)
             | Message::CmDone(_)
             | Message::CmNews(_)
             | Message::Statistics(_)
             | Message::Ledgers(_)
             | Message::LedgerOf(_) => Err(None),
         }
-    }
-
-    /// Changes the links here and in their file, or neither.
-    fn change_links(
-        &mut self,
-        change: impl FnOnce(&mut Devices) -> Result<(), Refusal>,
-    ) -> Result<(), Refusal> {
-        let mut devices = self.devices.clone();
-        change(&mut devices)?;
-        if devices.configured() != self.devices.configured() {
-            self.world.configure_links(devices.configured()).map_err(|e| {
-                let sentence =
-                    format!("what links there are cannot be kept ({e}); --no-persist does without");
-                refusal(RefusalCode::Failed, sentence)
-            })?;
-        }
-        self.devices = devices;
-        self.publish();
-        Ok(())
     }
 
     /// Forgets a client and closes its connection; its slots wait for its process.

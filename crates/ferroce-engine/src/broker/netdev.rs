@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ferroce_ipc::PhysState;
+use ferroce_ipc::{PhysState, Vlan};
 
 /// A local address as sockets name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,6 +50,8 @@ pub struct Netdev {
     pub loopback: bool,
     /// What the kernel calls its driver's kind: `veth`, `vlan`, `bridge`, …; empty for hardware and `lo`.
     pub kind: String,
+    /// Where it is a VLAN: its number, and the priorities of its frames.
+    pub vlan: Option<Vlan>,
     /// A VLAN or macvlan: the interface below, of this network namespace.
     pub lower: Option<u32>,
     /// Part of a bond: the bond.

@@ -9,6 +9,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
+use ferroce_ipc::Vlan;
+
 use super::netdev::Netdev;
 
 const NLMSG_ERROR: u16 = 2;
@@ -102,6 +104,7 @@ pub fn netdevs() -> io::Result<Vec<Netdev>> {
             netdev.lower = link.lower.filter(|_| matches!(link.kind.as_str(), "vlan" | "macvlan"));
             netdev.bond = link.controller.filter(|index| bonds.contains(index));
             netdev.kind = link.kind;
+            netdev.vlan = link.vlan.filter(|_| netdev.kind == "vlan");
             netdev
         })
         .collect())
@@ -119,6 +122,7 @@ pub fn set_up(ifindex: u32) -> io::Result<()> {
 struct Link {
     netdev: Netdev,
     kind: String,
+    vlan: Option<Vlan>,
     lower: Option<u32>,
     controller: Option<u32>,
 }
@@ -137,6 +141,7 @@ fn parse_link(body: &[u8]) -> Option<Link> {
             ..Netdev::default()
         },
         kind: String::new(),
+        vlan: None,
         lower: None,
         controller: None,
     };
@@ -148,12 +153,15 @@ fn parse_link(body: &[u8]) -> Option<Link> {
             4 => link.netdev.mtu = u32_at(value, 0)?,
             5 => link.lower = u32_at(value, 0),
             10 => link.controller = u32_at(value, 0),
-            // IFLA_LINKINFO with IFLA_INFO_KIND
+            // IFLA_LINKINFO with IFLA_INFO_KIND and IFLA_INFO_DATA
             18 => {
-                link.kind = attributes(value)
-                    .find(|(kind, _)| *kind == 1)
-                    .and_then(|(_, v)| text(v))
-                    .unwrap_or_default()
+                for (kind, value) in attributes(value) {
+                    match kind {
+                        1 => link.kind = text(value).unwrap_or_default(),
+                        2 => link.vlan = parse_vlan(value),
+                        _ => {}
+                    }
+                }
             }
             // IFLA_LINK_NETNSID: the lower interface is in another namespace, its index means nothing here
             37 => elsewhere = true,
@@ -164,6 +172,64 @@ fn parse_link(body: &[u8]) -> Option<Link> {
         link.lower = None;
     }
     (ifindex != 0 && !link.netdev.name.is_empty()).then_some(link)
+}
+
+/// Number and egress map, should the interface be a VLAN.
+fn parse_vlan(data: &[u8]) -> Option<Vlan> {
+    let find = |wanted| attributes(data).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
+    // IFLA_VLAN_ID
+    let mut vlan = Vlan { id: u16_at(find(1)?, 0)?, egress: [0; 8] };
+    // IFLA_VLAN_EGRESS_QOS: pairs of a socket's priority and a tag's
+    for (_, pair) in find(3).into_iter().flat_map(attributes) {
+        let (from, to) = (u32_at(pair, 0)?, u32_at(pair, 4)?);
+        if let Some(entry) = vlan.egress.get_mut(from as usize) {
+            *entry = to as u8 & 7;
+        }
+    }
+    Some(vlan)
+}
+
+/// Makes the frames of a VLAN have the priorities of their sockets, as
+/// `ip link set … type vlan egress-qos-map 0:0 … 7:7` does. Fails with `PermissionDenied` where we may not.
+pub fn map_priorities(ifindex: u32) -> io::Result<()> {
+    let attribute = |kind: u16, value: &[u8]| {
+        let mut bytes = (4 + value.len() as u16).to_ne_bytes().to_vec();
+        bytes.extend_from_slice(&kind.to_ne_bytes());
+        bytes.extend_from_slice(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    };
+    let pair = |priority: u32| attribute(1, &[priority.to_ne_bytes(), priority.to_ne_bytes()].concat());
+    let map = attribute(3, &(0..8).flat_map(pair).collect::<Vec<u8>>());
+    let link_info = [attribute(1, b"vlan\0"), attribute(2, &map)].concat();
+    let mut info = [0_u8; 16];
+    info[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+    let body = [info.to_vec(), attribute(18, &link_info)].concat();
+    request(RTM_NEWLINK, NLM_F_ACK, &body, |_, _| {})
+}
+
+/// Priorities of an interface that have flow control of their own, a bit each; `None` where the driver says nothing.
+pub fn flow_controlled(netdev: &str) -> Option<u8> {
+    const RTM_GETDCB: u16 = 78;
+    const DCB_CMD_IEEE_GET: u8 = 21;
+    let mut body = vec![0, DCB_CMD_IEEE_GET, 0, 0];
+    let name = [netdev.as_bytes(), &[0]].concat();
+    body.extend_from_slice(&(4 + name.len() as u16).to_ne_bytes());
+    body.extend_from_slice(&1_u16.to_ne_bytes()); // DCB_ATTR_IFNAME
+    body.extend_from_slice(&name);
+    body.resize(body.len().next_multiple_of(4), 0);
+    let mut found = None;
+    // No such command in many kernels, no such operation in most drivers. One message, and the acknowledgement's end.
+    let _ = request(RTM_GETDCB, NLM_F_ACK, &body, |_, body| found = found.or(parse_pfc(body)));
+    found
+}
+
+/// The enabled priorities in an answer to DCB_CMD_IEEE_GET.
+fn parse_pfc(body: &[u8]) -> Option<u8> {
+    // DCB_ATTR_IEEE, in it DCB_ATTR_IEEE_PFC, of which the second octet is `pfc_en`
+    let (_, ieee) = attributes(body.get(4..)?).find(|(kind, _)| *kind == 13)?;
+    let (_, pfc) = attributes(ieee).find(|(kind, _)| *kind == 2)?;
+    pfc.get(1).copied()
 }
 
 /// The interface and the address, if the address works.
@@ -318,6 +384,30 @@ mod tests {
     }
 
     #[test]
+    fn vlans_and_their_priorities() {
+        let pair = |from: u32, to: u32| attribute(1, &[from.to_ne_bytes(), to.to_ne_bytes()].concat());
+        let data = |map: &[Vec<u8>]| {
+            [attribute(1, &100_u16.to_ne_bytes()), attribute(3 | 0x8000, &map.concat())].concat()
+        };
+        let vlan = |map: &[Vec<u8>]| {
+            let info = [attribute(1, b"vlan\0"), attribute(2, &data(map))].concat();
+            parse_link(&link(0, &[attribute(3, b"v\0"), attribute(18, &info)])).unwrap().vlan.unwrap()
+        };
+        assert_eq!(vlan(&[]), Vlan { id: 100, egress: [0; 8] });
+        let mapped = vlan(&[pair(3, 5), pair(7, 7), pair(8, 1), pair(u32::MAX, 1)]);
+        assert_eq!(mapped.egress, [0, 0, 0, 5, 0, 0, 0, 7]);
+    }
+
+    #[test]
+    fn flow_control_of_priorities() {
+        let pfc = attribute(2, &[8, 0b1_1000, 0, 0, 0, 0]);
+        let body = [vec![0, 21, 0, 0], attribute(1, b"eth0\0"), attribute(13 | 0x8000, &pfc)].concat();
+        assert_eq!(parse_pfc(&body), Some(0b1_1000));
+        assert_eq!(parse_pfc(&[0, 21, 0, 0]), None);
+        assert_eq!(flow_controlled("lo"), None);
+    }
+
+    #[test]
     fn addresses_that_work() {
         let address = |flags: u32, attributes: &[Vec<u8>]| {
             let mut body = vec![10, 64, flags as u8, 0];
@@ -354,7 +444,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = (parse_link(&bytes).is_some(), parse_address(&bytes));
+            let _ = (parse_link(&bytes).is_some(), parse_address(&bytes), parse_pfc(&bytes));
         }
     }
 }

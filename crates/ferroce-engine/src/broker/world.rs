@@ -7,10 +7,13 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use ferroce_datapath::udp::{Group as UdpGroup, OpenError, RECEIVE_BUFFER};
 
+use ferroce_ipc::Pause;
+
 use super::holder;
 use super::link_file::{ConfiguredLink, LinkFile};
-use super::netdev::Address;
-use crate::fork;
+use super::netdev::{Address, Netdev};
+use super::rtnetlink;
+use crate::{fork, sys};
 
 /// The system.
 pub trait World {
@@ -35,10 +38,27 @@ pub trait World {
     fn secret(&mut self) -> [u64; 2];
     /// First and last of the ports to choose from for whom any will do.
     fn free_ports(&self) -> (u16, u16);
+    /// What the driver of an interface tells.
+    fn hardware(&self, netdev: &Netdev) -> Hardware;
+    /// Makes the frames of a VLAN have the priorities of their sockets.
+    fn map_priorities(&mut self, netdev: &Netdev) -> io::Result<()>;
     /// The links that outlived an earlier broker.
     fn configured_links(&self) -> Vec<ConfiguredLink>;
     /// Makes these links outlive this one: all, or as it was before.
     fn configure_links(&mut self, links: &[ConfiguredLink]) -> io::Result<()>;
+}
+
+/// What a driver tells.
+#[derive(Debug, Default)]
+pub struct Hardware {
+    /// Its name.
+    pub driver: String,
+    /// Mb/s.
+    pub speed: Option<u32>,
+    /// Flow control of the whole link.
+    pub pause: Option<Pause>,
+    /// Priorities with flow control of their own.
+    pub pfc: Option<u8>,
 }
 
 /// The sockets of one local address, a member a slot. Dropping it is for the broker's end.
@@ -124,6 +144,21 @@ impl World for Kernel {
             (Some(Ok(low)), Some(Ok(high))) if low <= high => (low, high),
             _ => (32_768, 60_999),
         }
+    }
+
+    fn hardware(&self, netdev: &Netdev) -> Hardware {
+        let driver = sys::driver(&netdev.name);
+        let pause = sys::pause(&netdev.name).map(|[autoneg, rx, tx]| Pause { autoneg, rx, tx });
+        Hardware {
+            driver: if driver.is_empty() { netdev.kind.clone() } else { driver },
+            speed: sys::link_speed(&netdev.name),
+            pause,
+            pfc: rtnetlink::flow_controlled(&netdev.name),
+        }
+    }
+
+    fn map_priorities(&mut self, netdev: &Netdev) -> io::Result<()> {
+        rtnetlink::map_priorities(netdev.ifindex)
     }
 
     fn configured_links(&self) -> Vec<ConfiguredLink> {

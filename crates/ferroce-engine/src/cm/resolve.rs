@@ -106,7 +106,7 @@ pub fn route(source: Option<SocketAddr>, destination: SocketAddr) -> Result<Rout
         routes.get(source, with_port(destination, 0), || ask(source, destination))?;
     let local = owner(from)?;
     Ok(Route {
-        mtu: PathMtu::largest_fitting(mtu.min(local.device.mtu)),
+        mtu: PathMtu::largest_fitting(mtu).min(local.device.path_mtu()),
         local,
         source: with_port(from, 0),
         destination: with_port(to, destination.port()),
@@ -144,7 +144,7 @@ fn group_route(source: Option<SocketAddr>, destination: SocketAddr) -> Result<Ro
         }
     };
     Ok(Route {
-        mtu: PathMtu::largest_fitting(local.device.mtu),
+        mtu: local.device.path_mtu(),
         local,
         source: with_port(from, 0),
         destination,

@@ -1,5 +1,6 @@
 //! Messages to bytes and back.
 
+mod netdevs;
 mod settings;
 
 use ferroce_wire::Gid;
@@ -58,7 +59,9 @@ impl Message {
             | Self::Parked
             | Self::GetStatus
             | Self::Ledger
-            | Self::GetLedgers => {}
+            | Self::GetLedgers
+            | Self::ListNetdevs
+            | Self::LinkStart => {}
             Self::Hello(hello) => {
                 w.u32(MAGIC);
                 w.u16(hello.major);
@@ -109,6 +112,12 @@ impl Message {
             Self::Cm(request) => return request.encode(w),
             Self::CmDone(done) => return done.encode(w),
             Self::CmNews(news) => return news.encode(w),
+            Self::Netdevs(all) => return netdevs::encode(all, w),
+            Self::LinkRename { name, to, transient } => {
+                w.padded::<64>("name", name)?;
+                w.padded::<64>("to", to)?;
+                w.u8(u8::from(*transient));
+            }
             Self::LinkSet { name, settings, transient, force } => {
                 w.padded::<64>("name", name)?;
                 w.u8(u8::from(*transient));
@@ -239,6 +248,14 @@ impl Message {
                 let settings = tail.rows(table, settings::decode_setting)?;
                 Self::LinkSet { name, settings, transient, force }
             }
+            30 => Self::ListNetdevs,
+            31 => Self::Netdevs(netdevs::decode(body, tail)?),
+            32 => Self::LinkStart,
+            33 => Self::LinkRename {
+                name: device_name(body.padded::<64>("name")?)?,
+                to: device_name(body.padded::<64>("to")?)?,
+                transient: body.bool("transient")?,
+            },
             40 => Self::Ledger,
             41 => Self::GetStatistics(device_name(body.padded::<64>("device")?)?),
             42 => {

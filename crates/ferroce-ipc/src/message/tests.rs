@@ -1,11 +1,12 @@
 mod cm;
 
-use ferroce_wire::Gid;
+use ferroce_wire::{Gid, PathMtu};
 use proptest::prelude::*;
 
 use super::*;
 use crate::codec::MessageError;
 use crate::device::{GidEntry, GidType, Origin, PhysState};
+use crate::netdev::{NetdevInfo, Pause, Vlan};
 use crate::settings::{LinkSettings, Prefix, RoceMode, TcRule};
 
 fn device() -> DeviceInfo {
@@ -47,6 +48,7 @@ fn settings() -> LinkSettings {
         rules: vec![rule(16, "1.1.1.2", "1.1.1.0/24"), rule(255, "any", "2001:db8::/32")],
         crc: false,
         roce: false,
+        mtu: Some(PathMtu::B2048),
     }
 }
 
@@ -128,11 +130,34 @@ fn all() -> Vec<Message> {
                 Setting::NoRule { source: prefix("any"), destination: prefix("2001:db8::/33") },
                 Setting::Crc(false),
                 Setting::Roce(true),
+                Setting::Mtu(Some(PathMtu::B256)),
+                Setting::Mtu(None),
                 Setting::Unknown(99),
             ],
             transient: true,
             force: false,
         },
+        Message::ListNetdevs,
+        Message::Netdevs(vec![
+            NetdevInfo {
+                name: "eth0.100".to_owned(),
+                ifindex: 7,
+                mtu: 1500,
+                up: true,
+                running: false,
+                ethernet: true,
+                driver: "802.1Q VLAN Support".to_owned(),
+                speed: Some(400_000),
+                ipv4: Some([192, 0, 2, 1].into()),
+                pause: Some(Pause { autoneg: true, rx: false, tx: true }),
+                pfc: Some(0x18),
+                vlan: Some(Vlan { id: 100, egress: [0, 1, 2, 3, 4, 5, 6, 7] }),
+                configured: "fr1".to_owned(),
+            },
+            NetdevInfo { name: "eth1".to_owned(), ..NetdevInfo::default() },
+        ]),
+        Message::LinkStart,
+        Message::LinkRename { name: "fr1".to_owned(), to: "rxe0".to_owned(), transient: false },
         Message::Ledger,
         Message::GetStatistics("fr0".to_owned()),
         Message::Statistics(vec![("rcvd_pkts".to_owned(), u64::MAX), ("link_downed".to_owned(), 0)]),
@@ -286,6 +311,7 @@ fn bad_device_tables_are_named() {
         ("origin", row + 118, 3),
         ("roce_mode", row + 124, 4),
         ("cm_mode", row + 125, 3),
+        ("mtu", row + 130, 6),
         ("device", rule, 1),
         ("prefix", rule + 4, 129),
         ("device", first, 1),
@@ -411,7 +437,7 @@ fn a_setting() -> impl Strategy<Value = Setting> {
             let source = Prefix::of_gid(Gid(octets), length).unwrap();
             Setting::Rule(TcRule { tclass, source, destination: Prefix::ANY })
         }),
-        (9..=255_u8).prop_map(Setting::Unknown),
+        (10..=255_u8).prop_map(Setting::Unknown),
     ]
 }
 

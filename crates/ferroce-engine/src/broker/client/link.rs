@@ -412,6 +412,7 @@ impl Inner {
             Message::Done
             | Message::Leased(_)
             | Message::Status(_)
+            | Message::Netdevs(_)
             | Message::Statistics(_)
             | Message::Ledgers(_)
             | Message::LedgerOf(_) => {}
@@ -423,6 +424,9 @@ impl Inner {
             | Message::LinkAdd { .. }
             | Message::LinkDel { .. }
             | Message::LinkSet { .. }
+            | Message::LinkStart
+            | Message::LinkRename { .. }
+            | Message::ListNetdevs
             | Message::GetStatus
             | Message::Ledger
             | Message::GetStatistics(_)
@@ -448,8 +452,13 @@ impl Inner {
     /// Takes over the devices as they are now, and tells the difference.
     fn update(&mut self, devices: Vec<DeviceInfo>) {
         let before = std::mem::replace(&mut self.devices, devices);
-        // Ids are a broker's own: the next one may number anew. Names and interfaces say what is the same.
-        let same = |a: &DeviceInfo, b: &DeviceInfo| a.name == b.name && a.ifindex == b.ifindex;
+        // Ids are a broker's own: the next one may number anew. Names and interfaces say what is the same; an interface
+        // has one device, so that it may be renamed.
+        let renamed = |a: &DeviceInfo, b: &DeviceInfo| {
+            a.id == b.id && a.origin == b.origin && a.node_guid == b.node_guid
+        };
+        let same =
+            |a: &DeviceInfo, b: &DeviceInfo| a.ifindex == b.ifindex && (a.name == b.name || renamed(a, b));
         let highest = before.iter().chain(&self.devices).map(|device| device.id).max().unwrap_or(0);
         let mut unused = highest.wrapping_add(1);
         for now in &mut self.devices {
@@ -459,7 +468,7 @@ impl Inner {
                     if now.gids != old.gids {
                         self.events.push_back(BrokerEvent::GidsChanged(now.id));
                     }
-                    if (now.mtu, &now.settings) != (old.mtu, &old.settings) {
+                    if (now.mtu, &now.name, &now.settings) != (old.mtu, &old.name, &old.settings) {
                         self.events.push_back(BrokerEvent::DeviceChanged(now.id));
                     }
                     match (old.port_active, now.port_active) {

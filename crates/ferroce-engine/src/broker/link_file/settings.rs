@@ -1,6 +1,7 @@
 //! Settings of a device as the file has them: by name, without those nobody set.
 
 use ferroce_ipc::{GidType, LinkSettings, Prefix, RoceMode, Setting, TcRule};
+use ferroce_wire::PathMtu;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -23,6 +24,9 @@ struct Saved {
     crc: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     roce: Option<bool>,
+    /// In octets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mtu: Option<usize>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -54,6 +58,7 @@ pub(super) fn serialize<S: Serializer>(settings: &LinkSettings, to: S) -> Result
         tc: settings.rules.iter().map(rule).collect(),
         crc: (!settings.crc).then_some(false),
         roce: (!settings.roce).then_some(false),
+        mtu: settings.mtu.map(PathMtu::bytes),
     };
     saved.serialize(to)
 }
@@ -88,5 +93,9 @@ fn changes(saved: Saved) -> Result<Vec<Setting>, String> {
     }
     changes.extend(saved.crc.map(Setting::Crc));
     changes.extend(saved.roce.map(Setting::Roce));
+    if let Some(octets) = saved.mtu {
+        let mtu = PathMtu::of_bytes(octets).ok_or_else(|| format!("mtu {octets}"))?;
+        changes.push(Setting::Mtu(Some(mtu)));
+    }
     Ok(changes)
 }

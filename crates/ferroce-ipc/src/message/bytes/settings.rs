@@ -1,6 +1,6 @@
 //! Settings of devices: a few bytes at the end of each device's row, their rules in a table, and changes of them.
 
-use ferroce_wire::Gid;
+use ferroce_wire::{Gid, PathMtu};
 
 use crate::codec::{MessageError, Reader, Writer};
 use crate::device::GidType;
@@ -32,7 +32,8 @@ pub(super) fn encode(settings: &LinkSettings, w: &mut Writer<'_>) {
     w.u8(flags);
     w.u8(settings.tclass.unwrap_or(0));
     w.u8(settings.ttl.unwrap_or(0));
-    w.u16(0);
+    w.u8(settings.mtu.map_or(0, |mtu| mtu as u8));
+    w.u8(0);
 }
 
 /// Without rules. An older peer says nothing, and has none.
@@ -53,6 +54,10 @@ pub(super) fn decode(row: &mut Reader<'_>) -> Result<LinkSettings, MessageError>
     settings.ttl = (flags & TTL != 0).then_some(ttl);
     settings.crc = flags & NO_CRC == 0;
     settings.roce = flags & NO_ROCE == 0;
+    settings.mtu = match row.u8()? {
+        0 => None,
+        code => Some(path_mtu(code)?),
+    };
     Ok(settings)
 }
 
@@ -84,6 +89,7 @@ pub(super) fn encode_setting(setting: &Setting, w: &mut Writer<'_>) {
         Setting::NoRule { source, destination } => ((6, None), (source, destination)),
         Setting::Crc(check) => ((7, Some(check.into())), any),
         Setting::Roce(on) => ((8, Some(on.into())), any),
+        Setting::Mtu(mtu) => ((9, mtu.map(|mtu| mtu as u8)), any),
         Setting::Unknown(kind) => ((kind, None), any),
     };
     w.u8(kind);
@@ -115,9 +121,15 @@ pub(super) fn decode_setting(row: &mut Reader<'_>) -> Result<Setting, MessageErr
         (6, None) => Setting::NoRule { source, destination },
         (7, Some(_)) => Setting::Crc(bool()?),
         (8, Some(_)) => Setting::Roce(bool()?),
+        (9, None) => Setting::Mtu(None),
+        (9, Some(code)) => Setting::Mtu(Some(path_mtu(code)?)),
         (1..=8, None) => return Err(MessageError::Value { field: "value there", value: 0 }),
         (unknown, _) => Setting::Unknown(unknown),
     })
+}
+
+fn path_mtu(code: u8) -> Result<PathMtu, MessageError> {
+    PathMtu::try_from(code).map_err(|_| MessageError::Value { field: "mtu", value: code.into() })
 }
 
 fn gid_type(field: &'static str, value: u8) -> Result<GidType, MessageError> {

@@ -130,3 +130,75 @@ fn settings_that_cannot_be_are_not_half_made() {
         "what is set already is not asked for again"
     );
 }
+
+fn rename(name: &str, to: &str, transient: bool) -> Message {
+    Message::LinkRename { name: name.to_owned(), to: to.to_owned(), transient }
+}
+
+#[test]
+fn devices_get_other_names() {
+    let mut bench = bench();
+    for (name, to, want) in [
+        ("fr9", "rxe0", "there is no device named fr9"),
+        ("fr0", "rxe0", "fr0 is the device that is always there, under this name"),
+        ("fr1", "fr2", "a device named fr2 exists already"),
+    ] {
+        assert_eq!(answer(&mut bench, 1, rename(name, to, false)), Err(want.to_owned()));
+    }
+    let id = bench.devices(1)[0].id;
+    assert_eq!(answer(&mut bench, 1, rename("fr1", "rxe0", false)), Ok(()));
+    assert_eq!(answer(&mut bench, 1, rename("rxe0", "rxe1", true)), Ok(()));
+    let devices = bench.devices(1);
+    assert_eq!((names(&devices), devices[0].id), (vec!["rxe1", "fr2", "fr0"], id), "it is the same device");
+    bench.dies();
+    bench.connect(2, 102);
+    assert_eq!(names(&bench.devices(2)), ["rxe0", "fr0"]);
+}
+
+#[test]
+fn what_was_put_away_is_started() {
+    let mut bench = bench();
+    for name in ["fr1", "fr2"] {
+        let delete = Message::LinkDel { name: name.to_owned(), transient: true };
+        assert_eq!(answer(&mut bench, 1, delete), Ok(()));
+    }
+    assert_eq!(names(&bench.devices(1)), ["fr0"]);
+    assert_eq!(answer(&mut bench, 1, Message::LinkStart), Ok(()));
+    assert_eq!(names(&bench.devices(1)), ["fr1", "fr0"], "the other one was not to stay");
+}
+
+#[test]
+fn interfaces_are_told_with_what_is_configured_for_them() {
+    let vlan = |ifindex, egress| Netdev {
+        name: format!("v{ifindex}"),
+        kind: "vlan".to_owned(),
+        vlan: Some(ferroce_ipc::Vlan { id: 5, egress }),
+        lower: Some(2),
+        ..netdev(ifindex, &[])
+    };
+    let host = vec![
+        netdev(1, &["127.0.0.1"]),
+        netdev(2, &["fe80::1", "192.0.2.1"]),
+        vlan(3, [0; 8]),
+        vlan(4, [1; 8]),
+        Netdev { lower: Some(9), ..vlan(5, [0; 8]) },
+    ];
+    let mut bench = Bench::new(host.clone());
+    bench.connect(1, 101);
+    let (name, netdev) = ("fr1".to_owned(), "eth0".to_owned());
+    let add = Message::LinkAdd { name, kind: LinkKind::Roce, netdev, transient: false };
+    assert_eq!(answer(&mut bench, 1, add), Ok(()));
+    assert_eq!(
+        bench.world.port.borrow().mapped,
+        ["v3"],
+        "those above it of which nobody chose the priorities"
+    );
+    bench.broker.netdevs_changed(vec![host[0].clone(), host[2].clone()]);
+    let sent = bench.say(1, Message::ListNetdevs, vec![]);
+    let Some((_, Message::Netdevs(found), _)) = sent.into_iter().find(|(id, ..)| *id == 5) else { panic!() };
+    let rows: Vec<_> = found
+        .iter()
+        .map(|n| (n.name.as_str(), n.ifindex, n.driver.as_str(), n.configured.as_str()))
+        .collect();
+    assert_eq!(rows, [("lo", 1, "", ""), ("v3", 3, "vlan", ""), ("eth0", 0, "", "fr1")]);
+}

@@ -1,0 +1,130 @@
+//! Command lines of the scripts that people type for RoCE cards and for rxe.
+
+use clap::{Parser, Subcommand};
+
+/// Lists the GIDs of all devices, or of one, as the script of that name does for RoCE cards.
+#[derive(Parser, Debug)]
+#[command(name = "show_gids", version)]
+pub struct ShowGids {
+    /// A device.
+    #[arg(value_name = "DEV")]
+    pub device: Option<String>,
+    /// Its port, 1.
+    pub port: Option<u8>,
+}
+
+/// Lists which device is on which network device, as the script of that name does for RoCE cards.
+#[derive(Parser, Debug)]
+#[command(name = "ibdev2netdev", version)]
+pub struct IbDev2NetDev {}
+
+/// Shows the RoCE version that connections of a device use, or sets it, as the script of that name does for RoCE cards.
+#[derive(Parser, Debug)]
+#[command(name = "cma_roce_mode", version)]
+pub struct CmaRoceMode {
+    /// A device.
+    #[arg(short, value_name = "DEV")]
+    pub device: String,
+    /// Its port, 1.
+    #[arg(short, default_value_t = 1)]
+    pub port: u8,
+    /// 1 is RoCE v1, 2 is RoCE v2.
+    #[arg(short, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub mode: Option<u8>,
+}
+
+/// Shows the type of service of connections whose program sets none, or sets it, as the script of that name does for
+/// RoCE cards.
+#[derive(Parser, Debug)]
+#[command(name = "cma_roce_tos", version)]
+pub struct CmaRoceTos {
+    /// A device.
+    #[arg(short, value_name = "DEV")]
+    pub device: String,
+    /// Its port, 1.
+    #[arg(short, default_value_t = 1)]
+    pub port: u8,
+    /// 0 to 255: DSCP times 4.
+    #[arg(short)]
+    pub tos: Option<u8>,
+}
+
+/// Gives a network device the link-local address that RoCE v1 made of its hardware address before GIDs were IP addresses.
+#[derive(Parser, Debug)]
+#[command(name = "compat_gid_gen")]
+pub struct CompatGidGen {
+    /// A network device.
+    #[arg(short, value_name = "NETDEV")]
+    pub device: String,
+    /// Its VLAN: the address is that of NETDEV.VLAN.
+    #[arg(short, short_alias = 'V', value_parser = clap::value_parser!(u16).range(1..=4094))]
+    pub vlan: Option<u16>,
+    /// Takes the address away.
+    #[arg(short = 'D')]
+    pub delete: bool,
+    /// Only prints it.
+    #[arg(short = 'n')]
+    pub dry: bool,
+}
+
+/// Links by the commands of the older tool of that name.
+#[derive(Parser, Debug)]
+#[command(name = "rxe_cfg", version, infer_subcommands = true)]
+pub struct RxeCfg {
+    /// Without one: status.
+    #[command(subcommand)]
+    pub command: Option<RxeCommand>,
+}
+
+/// Commands of `rxe_cfg`.
+#[derive(Subcommand, Debug)]
+pub enum RxeCommand {
+    /// Lists the Ethernet interfaces and their devices.
+    Status,
+    /// Brings configured links back that `stop` put away, and lists.
+    Start {
+        /// Not needed: every link speaks what `ferroce link set DEV roce-mode` says.
+        #[arg(value_name = "-p PROTO")]
+        proto: Option<String>,
+    },
+    /// Removes all links until the next start.
+    Stop,
+    /// Names the interfaces that have a link after every restart.
+    Persistent,
+    /// Makes a link on an interface, called rxe and a number.
+    Add {
+        /// Does not keep it across restarts.
+        #[arg(short)]
+        n: bool,
+        /// The interface.
+        #[arg(value_name = "ethN")]
+        netdev: String,
+    },
+    /// Removes a link.
+    Remove {
+        /// Leaves one that outlives restarts to be there again after the next one.
+        #[arg(short)]
+        n: bool,
+        /// The interface or the device.
+        #[arg(value_name = "ethN | rxeN")]
+        which: String,
+    },
+    /// Whether links check the ICRC of what arrives; it is always sent.
+    Crc {
+        /// The new way of all links.
+        #[arg(value_parser = ["enable", "disable"])]
+        what: String,
+        /// Even on real wires.
+        #[arg(long)]
+        force: bool,
+    },
+    /// Sets the largest RoCE MTU of a link, or of all.
+    Mtu {
+        /// Raises the interface's MTU where it is too small.
+        #[arg(short)]
+        force: bool,
+        /// The device, if not all, and 256, 512, 1024, 2048 or 4096.
+        #[arg(required = true, num_args = 1..=2, value_name = "[rxeN] MTU")]
+        words: Vec<String>,
+    },
+}
