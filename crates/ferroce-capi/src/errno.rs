@@ -445,6 +445,7 @@ impl From<PathError> for Errno {
             | PathError::Port { .. }
             | PathError::SgidIndex { .. }
             | PathError::Dgid { .. } => Self::EINVAL,
+            PathError::Frames { .. } => Self::EPERM,
         }
     }
 }

@@ -4,11 +4,13 @@
 //! as well. So a rule asks for frames and takes them from nobody; what rules say about priority among programs has no
 //! meaning here.
 
+mod ether;
 mod rule;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+pub use ether::{EtherFrame, EtherSocket};
 pub use rule::{Layer, Pattern, Rule};
 
 use crate::sys::{self, PacketMembership};
@@ -47,7 +49,7 @@ impl PacketSocket {
         // Before the bind, so that nothing is queued that nobody asked for.
         sys::drop_all(&fd)?;
         sys::request_vlan_tags(&fd)?;
-        sys::bind_packet_socket(&fd, ifindex)?;
+        sys::bind_packet_socket(&fd, ifindex, sys::ALL_PROTOCOLS)?;
         Ok(Self { fd, ifindex })
     }
 

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arc_swap::ArcSwap;
 use ferroce_datapath::udp::Class;
 use ferroce_proto::SendTo;
-use ferroce_wire::{Flow, Gid, LinkLayer, Qkey, Qpn};
+use ferroce_wire::{Flow, Gid, LinkLayer, Qkey, Qpn, RoceVersion};
 use parking_lot::Mutex;
 
 use crate::attr::AhAttr;
 use crate::error::{AnswerError, CreateAhError, PathError};
 use crate::lane::Lane;
 use crate::tx::{Sender, Senders};
-use crate::{Context, GidType, Pd, device, fork};
+use crate::{Context, Pd, device, fork, rings};
 
 /// TTL of packets whose address vector says 0, as rxe's never leave the host.
 const DEFAULT_HOP_LIMIT: u8 = 64;
@@ -26,6 +26,8 @@ const DEFAULT_HOP_LIMIT: u8 = 64;
 pub struct Ah {
     pd: Arc<Pd>,
     attr: AhAttr,
+    link: LinkLayer,
+    local: IpAddr,
     senders: Arc<Senders>,
     destination: IpAddr,
     /// To a multicast group: by which interface.
@@ -42,7 +44,7 @@ pub struct Ah {
 
 impl Ah {
     pub(crate) fn create(pd: &Arc<Pd>, attr: AhAttr) -> Result<Arc<Self>, CreateAhError> {
-        let Way { lane, class, hop_limit } = resolve(pd.context(), &attr)?;
+        let Way { lane, local, class, hop_limit, link } = resolve(pd.context(), &attr)?;
         if !pd.context().engine().ahs().take() {
             return Err(CreateAhError::Limit { max: device::MAX_AH });
         }
@@ -51,6 +53,8 @@ impl Ah {
         Ok(Arc::new(Self {
             pd: Arc::clone(pd),
             attr,
+            link,
+            local,
             senders: Arc::clone(lane.senders()),
             destination: attr.dgid.to_ip(),
             ifindex: source.filter(|_| attr.dgid.is_multicast()).map(|entry| entry.ifindex),
@@ -81,16 +85,17 @@ impl Ah {
         let slot = (qpn.value() >> 16) as u8;
         let routes = self.routes.load();
         let port = match find(&routes, slot) {
+            _ if self.link.ifindex != 0 => rings_port(self.link, slot),
             Some(sender) => sender.flow().source_port,
             None => self.add_route(slot)?,
         };
         let path = Flow {
-            source: self.senders.local(),
+            source: self.local,
             destination: self.destination,
             source_port: port,
             traffic_class: self.class.traffic_class,
             hop_limit: self.hop_limit,
-            link: LinkLayer { sl: self.class.service_level, ..LinkLayer::UDP },
+            link: self.link,
         };
         Ok(SendTo::Datagram { path, qpn, qkey })
     }
@@ -137,7 +142,9 @@ impl AhAttr {
         }
         let gid = Gid::from_ip(came.destination);
         let table = context.gid_table();
-        let ours = table.iter().find(|entry| entry.gid == gid && entry.gid_type == GidType::RoceV2);
+        let ours = table
+            .iter()
+            .find(|entry| entry.gid == gid && RoceVersion::from(entry.gid_type) == came.link.version);
         let ours = ours.ok_or(AnswerError::NoSuchGid { gid })?;
         Ok(Self {
             dgid: Gid::from_ip(came.source),
@@ -153,9 +160,20 @@ impl AhAttr {
 pub(crate) struct Way {
     /// Where it starts.
     pub(crate) lane: Arc<Lane>,
+    pub(crate) local: IpAddr,
     /// What its packets get, which may not be what the program asked for.
     pub(crate) class: Class,
     pub(crate) hop_limit: u8,
+    /// With an interface, if they go by the rings to the broker.
+    pub(crate) link: LinkLayer,
+}
+
+/// The UDP source port of what goes by the rings, where no socket is needed for one; RoCE v1 has none.
+pub(crate) fn rings_port(link: LinkLayer, slot: u8) -> u16 {
+    match link.version {
+        RoceVersion::V1 => 0,
+        RoceVersion::V2 => 0xc000 | u16::from(slot),
+    }
 }
 
 /// The way of an address vector, as the device's settings have it now.
@@ -173,14 +191,23 @@ pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<Way, PathError> 
     if dgid.is_zero() || dgid.is_ipv4() != sgid.is_ipv4() {
         return Err(PathError::Dgid { dgid, sgid });
     }
-    let lane = context.engine().lane(sgid.to_ip(), scope_of(sgid, entry.ifindex)).ok_or(empty)?;
+    let (local, version) = (sgid.to_ip(), RoceVersion::from(entry.gid_type));
     let hop_limit = if ah.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { ah.hop_limit };
     let settings = context.settings();
     let class = Class {
-        traffic_class: settings.traffic_class(sgid.to_ip(), dgid.to_ip(), ah.traffic_class),
+        traffic_class: settings.traffic_class(local, dgid.to_ip(), ah.traffic_class),
         service_level: ah.sl & 15,
     };
-    Ok(Way { lane, class, hop_limit: settings.hop_limit(hop_limit) })
+    let hop_limit = settings.hop_limit(hop_limit);
+    if version == RoceVersion::V1 || rings::for_v2() {
+        let rings = context.engine().open_rings().inspect_err(|error| tracing::warn!(%error, "no frames"));
+        let (_, lane) = rings.map_err(|_| PathError::Frames { index })?;
+        let link = LinkLayer { version, sl: class.service_level, ifindex: entry.ifindex };
+        return Ok(Way { lane: Arc::clone(lane), local, class, hop_limit, link });
+    }
+    let lane = context.engine().lane(local, scope_of(sgid, entry.ifindex)).ok_or(empty)?;
+    let link = LinkLayer { sl: class.service_level, ..LinkLayer::UDP };
+    Ok(Way { lane, local, class, hop_limit, link })
 }
 
 /// Link-local addresses mean something on one interface only.

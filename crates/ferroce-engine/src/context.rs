@@ -4,18 +4,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use ferroce_ipc::ledger::{Entry, Table, Totals};
-use ferroce_wire::{Instant, Pkey};
+use ferroce_wire::{Flow, Instant, Pkey, RoceVersion};
 
 use crate::ah::scope_of;
 use crate::async_event::{AsyncEventKind, AsyncQueue};
 use crate::counters::{DeviceCounters, record_head, transport_values};
-use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, LinkSettings, PortAttr};
+use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, GidType, LinkSettings, PortAttr};
 use crate::engine::Engine;
 use crate::error::{AllocPdError, CreateChannelError, CreateCqError, OpenError, OpenXrcdError, QueryError};
 use crate::hub::Hub;
 use crate::lane::Lane;
 use crate::memory::guard;
-use crate::{CompletionChannel, CompletionQueue, CqInit, Pd, ThreadDomain, Xrcd, XrcdInit, fork, sys};
+use crate::{CompletionChannel, CompletionQueue, CqInit, Pd, ThreadDomain, Xrcd, XrcdInit, fork, rings, sys};
 
 /// An open device (`ibv_context`). Contexts are independent: each has its own objects and
 /// asynchronous events.
@@ -296,7 +296,21 @@ impl Context {
             };
             gids.iter().any(is)
         };
-        self.engine.lanes().iter().filter(is_ours).cloned().collect()
+        // Of RoCE v1 there are datagrams as soon as there are addresses, and the rings tell of them.
+        let by_rings = |entry: &GidEntry| entry.gid_type == GidType::RoceV1 || rings::for_v2();
+        let rings = if gids.iter().any(by_rings) { self.engine.open_rings().ok() } else { None };
+        let rings = rings.map(|(_, lane)| lane);
+        self.engine.lanes().iter().filter(is_ours).chain(rings).cloned().collect()
+    }
+
+    /// Whether a packet that came by the rings is for an address of the device.
+    pub(crate) fn has(&self, way: &Flow) -> bool {
+        let is = |entry: &GidEntry| {
+            entry.ifindex == way.link.ifindex
+                && RoceVersion::from(entry.gid_type) == way.link.version
+                && entry.gid.to_ip() == way.destination
+        };
+        self.engine.with_device(self.opened.id, |info| info.gids.iter().any(is).then_some(())).is_some()
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {

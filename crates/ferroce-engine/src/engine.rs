@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use crate::async_event::AsyncEventKind;
 use crate::background;
-use crate::broker::{BrokerClient, BrokerEvent, BrokerMode, LeasedAddress};
+use crate::broker::{BrokerClient, BrokerError, BrokerEvent, BrokerMode, LeasedAddress};
 use crate::cm::Directory;
 use crate::device::{self, DeviceInfo};
 use crate::error::{DeviceError, OpenError};
@@ -27,6 +27,7 @@ use crate::limit::Limit;
 use crate::mcast::{Groups, Members};
 use crate::memory::{MemoryTable, PdId};
 use crate::moderation::Moderated;
+use crate::rings::RingPort;
 use crate::xrc::Named;
 use crate::{CompletionQueue, Context, Qp, fork, sys};
 
@@ -69,6 +70,8 @@ struct Running {
     lanes: ArcSwap<Vec<Arc<Lane>>>,
     next_lane: AtomicU64,
     budget: Arc<Budget>,
+    /// Made when the first address needs them.
+    rings: OnceLock<(Arc<RingPort>, Arc<Lane>)>,
 }
 
 impl Running {
@@ -198,6 +201,13 @@ impl Engine {
                     tracing::info!("a broker took over");
                     self.tell_nobody();
                 }
+                BrokerEvent::Rings(memory) => {
+                    if let Some((port, _)) = self.rings()
+                        && let Err(error) = port.install(&memory)
+                    {
+                        tracing::error!(%error, "the rings of the new broker cannot be used");
+                    }
+                }
                 BrokerEvent::Connection(news) => self.connections.news(self, *news),
                 BrokerEvent::ConnectionLost(id) => self.connections.lost(id),
                 BrokerEvent::SlotsLost(slots) => {
@@ -273,6 +283,7 @@ impl Engine {
             lanes: ArcSwap::default(),
             next_lane: AtomicU64::new(0),
             budget: Arc::new(Budget::new(0)),
+            rings: OnceLock::new(),
             hub,
         };
         let mut granted = usize::MAX;
@@ -329,6 +340,27 @@ impl Engine {
     /// A lane for the frames of a raw packet queue pair.
     pub(crate) fn open_frame_lane(&self, port: &Arc<FramePort>) -> Arc<Lane> {
         self.open_lane(|id, hub| Lane::of_frames(id, Arc::clone(port), hub))
+    }
+
+    /// The rings to the broker and their lane, if they were opened.
+    pub(crate) fn rings(&self) -> Option<&(Arc<RingPort>, Arc<Lane>)> {
+        self.running().rings.get()
+    }
+
+    /// Opens the rings to the broker, once.
+    pub(crate) fn open_rings(&self) -> Result<&(Arc<RingPort>, Arc<Lane>), BrokerError> {
+        let running = self.running();
+        if let Some(open) = running.rings.get() {
+            return Ok(open);
+        }
+        let _opening = self.starting.lock();
+        if let Some(open) = running.rings.get() {
+            return Ok(open);
+        }
+        let port = RingPort::open(&self.broker)?;
+        let slot = running.hub.table.slot();
+        let lane = self.open_lane(|id, hub| Lane::of_rings(id, slot, Arc::clone(&port), hub));
+        Ok(running.rings.get_or_init(|| (port, lane)))
     }
 
     fn open_lane(&self, make: impl FnOnce(u64, Arc<Hub>) -> Lane) -> Arc<Lane> {

@@ -400,6 +400,14 @@ pub enum PathError {
         /// What was asked for.
         index: u8,
     },
+    /// Its packets go by the broker, which does not take them.
+    #[error(
+        "ah_attr.grh.sgid_index {index} is of RoCE v1 or FERROCE_DATAPATH=packet is set, and ferroced sends no frames"
+    )]
+    Frames {
+        /// What was asked for.
+        index: u8,
+    },
     /// The destination is of the other address family, or none, or for a connection a multicast group.
     #[error("ah_attr.grh.dgid {dgid} cannot be reached from {sgid}")]
     Dgid {

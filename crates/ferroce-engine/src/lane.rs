@@ -46,6 +46,7 @@
 
 mod frames;
 mod group;
+mod rings;
 mod set;
 
 pub(crate) use set::{LaneSet, attend};
@@ -59,6 +60,7 @@ use std::time::Duration;
 
 use ferroce_datapath::packet::FrameBuffer;
 use ferroce_datapath::udp::{Datagram, RxBuffer, RxSocket};
+use ferroce_ipc::ring::MAX_PACKET;
 use ferroce_wire::icrc::{SourceTable, Verdict};
 use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, Qpn};
 use parking_lot::Mutex;
@@ -72,6 +74,7 @@ use crate::handover::{LaneState, NEVER};
 use crate::hub::Hub;
 use crate::mcast::Members;
 use crate::memory::guard;
+use crate::rings::RingPort;
 use crate::tx::Senders;
 use crate::{Qp, sys};
 
@@ -104,6 +107,8 @@ struct Receiver {
     buffer: RxBuffer,
     /// Made at the first frame.
     frames: Option<FrameBuffer>,
+    /// Made at the first packet out of a ring.
+    packet: Option<Box<[u8; MAX_PACKET]>>,
     sources: SourceTable<SOURCES>,
     /// Queue pairs whose answers and completions wait for the end of the batch.
     touched: Vec<Arc<Qp>>,
@@ -141,6 +146,8 @@ enum Source {
     Packets(Guarded<RxSocket>),
     /// Ethernet frames of one queue pair.
     Frames(Arc<FramePort>),
+    /// What the broker received.
+    Rings(Arc<RingPort>),
 }
 
 /// One socket and the queue pairs behind it.
@@ -184,6 +191,7 @@ impl Lane {
             receiver: Mutex::new(Box::new(Receiver {
                 buffer: RxBuffer::new(),
                 frames: None,
+                packet: None,
                 sources: SourceTable::new(),
                 touched: Vec::with_capacity(TOUCHED),
                 due: Vec::with_capacity(TOUCHED),
@@ -254,7 +262,7 @@ impl Lane {
     pub(crate) fn granted_rcvbuf(&self) -> io::Result<usize> {
         match &self.source {
             Source::Packets(socket) => socket.granted_rcvbuf(),
-            Source::Frames(_) => Err(io::ErrorKind::Unsupported.into()),
+            Source::Frames(_) | Source::Rings(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
@@ -262,6 +270,7 @@ impl Lane {
         match &self.source {
             Source::Packets(socket) => socket.as_fd(),
             Source::Frames(port) => port.as_fd(),
+            Source::Rings(port) => port.fd(),
         }
     }
 
@@ -303,6 +312,7 @@ impl Lane {
         let socket = match &self.source {
             Source::Packets(socket) => socket,
             Source::Frames(port) => return self.receive_frames(receiver, port),
+            Source::Rings(port) => return self.receive_rings(receiver, port, program),
         };
         match socket.recv(&mut receiver.buffer) {
             Ok(0) => None,

@@ -45,6 +45,7 @@ mod outlets;
 mod pd;
 mod qp;
 mod qpn;
+mod rings;
 pub mod rsocket;
 mod send_batch;
 mod srq;

@@ -1,35 +1,60 @@
-//! The sockets that a queue pair sends from.
+//! Where a queue pair's packets leave: sockets, or the rings to the broker.
 
 use std::sync::Arc;
 
-use ferroce_datapath::udp::TxSocket;
-use ferroce_wire::{BatchLimits, Flow};
+use ferroce_datapath::udp::{SendError, Sent, TxSocket};
+use ferroce_wire::{BatchLimits, Flow, TxBatch};
 
 use crate::engine::Engine;
+use crate::rings::RingPort;
 use crate::tx::Sender;
 
 /// Where packets leave.
 pub(crate) trait Outlet {
-    /// The socket of a flow; `None` if it is gone.
-    fn socket(&self, flow: &Flow) -> Option<&TxSocket>;
+    /// Sends a batch; `None` if what its flow leaves by is gone.
+    fn send(&self, batch: &mut TxBatch<'_>) -> Option<Result<Sent, SendError>>;
     /// What a batch may hold.
     fn limits(&self) -> BatchLimits;
 }
 
-impl Outlet for Sender {
-    fn socket(&self, _: &Flow) -> Option<&TxSocket> {
-        Some(self)
+/// That of a connection.
+pub(crate) enum Exit {
+    /// A socket.
+    Socket(Sender),
+    /// The rings, with the addressing of what leaves there.
+    Rings(Arc<RingPort>, Flow),
+}
+
+impl Exit {
+    /// The addressing of what this queue pair sends.
+    pub(crate) fn flow(&self) -> Flow {
+        match self {
+            Self::Socket(sender) => sender.flow(),
+            Self::Rings(_, flow) => *flow,
+        }
+    }
+}
+
+impl Outlet for Exit {
+    fn send(&self, batch: &mut TxBatch<'_>) -> Option<Result<Sent, SendError>> {
+        Some(match self {
+            Self::Socket(sender) => TxSocket::send(sender, batch),
+            Self::Rings(port, _) => Ok(port.send(batch)),
+        })
     }
 
     fn limits(&self) -> BatchLimits {
-        TxSocket::limits(self)
+        match self {
+            Self::Socket(sender) => TxSocket::limits(sender),
+            Self::Rings(..) => RingPort::limits(),
+        }
     }
 }
 
 /// Those of a queue pair of datagrams, by source port: found without a lock, and open as long as the queue pair may have
 /// something for them, whatever becomes of the address handle. At most 256 for each local address.
 #[derive(Default)]
-pub(crate) struct Outlets(Vec<Arc<Sender>>);
+pub(crate) struct Outlets(Vec<Arc<Sender>>, Option<Arc<RingPort>>);
 
 impl Outlets {
     fn place(&self, flow: &Flow) -> Result<usize, usize> {
@@ -39,6 +64,12 @@ impl Outlets {
 
     /// Sees to it that `flow` has its socket, unless that is closed.
     pub(crate) fn open(&mut self, flow: &Flow, engine: &Engine) {
+        if goes_by_rings(flow) {
+            if self.1.is_none() {
+                self.1 = engine.rings().map(|(port, _)| Arc::clone(port));
+            }
+            return;
+        }
         let Err(place) = self.place(flow) else { return };
         let lanes = engine.lanes();
         let mut of_address = lanes.iter().filter(|lane| lane.local() == flow.source);
@@ -49,13 +80,25 @@ impl Outlets {
 }
 
 impl Outlet for Outlets {
-    fn socket(&self, flow: &Flow) -> Option<&TxSocket> {
-        self.place(flow).ok().and_then(|place| self.0.get(place)).map(|sender| &***sender)
+    fn send(&self, batch: &mut TxBatch<'_>) -> Option<Result<Sent, SendError>> {
+        let flow = batch.flow()?;
+        if goes_by_rings(flow) {
+            return self.1.as_ref().map(|port| Ok(port.send(batch)));
+        }
+        let socket = self.place(flow).ok().and_then(|place| self.0.get(place));
+        socket.map(|sender| TxSocket::send(sender, batch))
     }
 
     /// They agree, but where the system refused to cut for one of them; that one sees to it.
     fn limits(&self) -> BatchLimits {
         // Without any socket packets are lost one by one.
-        self.0.first().map_or(BatchLimits { max_segments: 1, gso: false }, |sender| TxSocket::limits(sender))
+        let none = BatchLimits { max_segments: 1, gso: false };
+        let rings = self.1.as_ref().map_or(none, |_| RingPort::limits());
+        self.0.first().map_or(rings, |sender| TxSocket::limits(sender))
     }
+}
+
+/// Sockets know their interface from the address; who names it sends frames there.
+const fn goes_by_rings(flow: &Flow) -> bool {
+    flow.link.ifindex != 0
 }

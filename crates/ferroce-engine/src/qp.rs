@@ -17,7 +17,7 @@ use ferroce_proto::{
     MAX_FRAME, PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair, RecvWr,
     SendWr, Service,
 };
-use ferroce_wire::{Gid, Qpn};
+use ferroce_wire::{Flow, Gid, Qpn};
 use parking_lot::Mutex;
 
 use crate::ah::{self, Way};
@@ -27,7 +27,7 @@ use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
 use crate::error::{Busy, CreateQpError, ModifyQpError, PathError};
 use crate::frames::Frames;
 use crate::handover::NEVER;
-use crate::outlets::Outlets;
+use crate::outlets::{Exit, Outlets};
 use crate::send_batch::{SendBatch, Stage};
 use crate::tx::Endpoints;
 use crate::{CompletionQueue, Context, Pd, Srq, Xrcd, fork, sys};
@@ -314,9 +314,23 @@ impl Qp {
 
     /// The lane and socket for a path, from the tables.
     fn resolve(&self, ah: &AhAttr, dest_qp: Qpn) -> Result<Path, ModifyQpError> {
-        let Way { lane, class, hop_limit } = ah::resolve(self.context(), ah)?;
+        let Way { lane, local, class, hop_limit, link } = ah::resolve(self.context(), ah)?;
         if ah.dgid.is_multicast() {
-            return Err(PathError::Dgid { dgid: ah.dgid, sgid: Gid::from_ip(lane.local()) }.into());
+            return Err(PathError::Dgid { dgid: ah.dgid, sgid: Gid::from_ip(local) }.into());
+        }
+        if link.ifindex != 0
+            && let Some((port, _)) = self.context().engine().rings()
+        {
+            let slot = (dest_qp.value() >> 16) as u8;
+            let flow = Flow {
+                source: local,
+                destination: ah.dgid.to_ip(),
+                source_port: ah::rings_port(link, slot),
+                traffic_class: class.traffic_class,
+                hop_limit,
+                link,
+            };
+            return Ok(Path { lane, socket: Exit::Rings(Arc::clone(port), flow) });
         }
         let ends = Endpoints {
             destination: ah.dgid.to_ip(),
@@ -326,7 +340,7 @@ impl Qp {
             hop_limit,
         };
         let socket = lane.senders().acquire(&ends).map_err(ModifyQpError::Socket)?;
-        Ok(Path { lane, socket })
+        Ok(Path { lane, socket: Exit::Socket(socket) })
     }
 
     /// Leaves the lane it was on, if any, for that of `path`.

@@ -74,6 +74,11 @@ pub(crate) struct QpnTable<T> {
 }
 
 impl<T> QpnTable<T> {
+    /// The slot.
+    pub(crate) fn slot(&self) -> u8 {
+        self.slot
+    }
+
     /// `slot` is 1 to 254; `key` is the process's secret.
     pub(crate) fn new(slot: u8, key: u64) -> Self {
         Self {

@@ -48,7 +48,7 @@ pub(crate) fn drain(
             DeviceCounters::add(&counters.sent_octets, batch.bytes().len() as u64);
             DeviceCounters::count(&counters.tx_calls);
             // What the system refuses is as if lost on the way: the transport's timers see to it.
-            match batch.flow().and_then(|flow| outlet.socket(flow)).map(|socket| socket.send(&mut batch)) {
+            match outlet.send(&mut batch) {
                 Some(Ok(Sent { lost: 0, .. })) => {}
                 None => DeviceCounters::add(&counters.send_err, batch.len() as u64),
                 Some(Ok(Sent { lost, reason, .. })) => {

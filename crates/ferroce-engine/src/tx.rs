@@ -50,11 +50,6 @@ impl Senders {
         Arc::new(Self { local, ports, users: Mutex::default() })
     }
 
-    /// The local address.
-    pub(crate) fn local(&self) -> IpAddr {
-        self.local
-    }
-
     /// The socket for datagrams to one slot of a destination; who holds it keeps it open.
     pub(crate) fn of_datagrams(
         self: &Arc<Self>,

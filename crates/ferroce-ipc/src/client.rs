@@ -201,9 +201,22 @@ impl Client {
         message: &Message,
         limit: Duration,
     ) -> Result<(Message, Vec<OwnedFd>), ClientError> {
+        self.request_with(message, &[], limit)
+    }
+
+    /// As [`Client::request`], with the descriptors that belong to the message.
+    ///
+    /// # Errors
+    /// As [`Client::request`].
+    pub fn request_with(
+        &mut self,
+        message: &Message,
+        descriptors: &[BorrowedFd<'_>],
+        limit: Duration,
+    ) -> Result<(Message, Vec<OwnedFd>), ClientError> {
         let deadline = Instant::now() + limit;
         loop {
-            match self.send(message, &[]) {
+            match self.send(message, descriptors) {
                 Ok(id) => return self.answer(id, deadline),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     self.connection.wait_writable(deadline).map_err(|e| self.timeout(e))?;

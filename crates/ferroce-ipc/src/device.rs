@@ -1,6 +1,6 @@
 //! What a program sees of a device: its name, port and GID table.
 
-use ferroce_wire::{Gid, PathMtu};
+use ferroce_wire::{Gid, PathMtu, RoceVersion};
 
 use crate::settings::LinkSettings;
 
@@ -62,6 +62,15 @@ pub enum GidType {
     RoceV1 = 1,
     /// UDP port 4791.
     RoceV2 = 2,
+}
+
+impl From<GidType> for RoceVersion {
+    fn from(gid_type: GidType) -> Self {
+        match gid_type {
+            GidType::RoceV1 => Self::V1,
+            GidType::RoceV2 => Self::V2,
+        }
+    }
 }
 
 impl GidType {

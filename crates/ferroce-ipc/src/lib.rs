@@ -1,4 +1,4 @@
-//! What do two processes share? Broker messages and descriptor passing.
+//! What do two processes share? Broker messages, descriptor passing, shared memory and rings of packets in it.
 //!
 //! A program and the broker `ferroced` of its network namespace talk over a `SOCK_SEQPACKET` socket under the abstract
 //! name [`BROKER_NAME`]: one [`Message`] a packet, fixed little-endian structures, descriptors by `SCM_RIGHTS`. Both
@@ -18,7 +18,9 @@ pub mod ledger;
 mod message;
 mod netdev;
 pub mod packet;
+pub mod ring;
 mod settings;
+mod shared;
 
 pub use client::{Answer, Client, ClientError};
 pub use codec::MessageError;
@@ -27,11 +29,13 @@ pub use device::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 pub use message::{
     AddressSockets, CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmStatus, CmWhat,
     DEVICE_BYTES, GID_BYTES, Hello, LeaseEntry, Leased, LinkKind, MAJOR, MAX_MESSAGE, MAX_RECORD, MINOR,
-    MINOR_CONNECTIONS, MINOR_LEDGER, MINOR_NETDEVS, MINOR_PORT_BLOCKS, MINOR_SETTINGS, MINOR_UNANSWERED,
-    Message, PORT_BLOCK, RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS, Status,
+    MINOR_CONNECTIONS, MINOR_LEDGER, MINOR_NETDEVS, MINOR_PORT_BLOCKS, MINOR_RINGS, MINOR_SETTINGS,
+    MINOR_UNANSWERED, Message, PORT_BLOCK, RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS,
+    Status,
 };
 pub use netdev::{NetdevInfo, Pause, Vlan};
 pub use settings::{BadPrefix, LinkSettings, Prefix, RoceMode, Setting, TcRule};
+pub use shared::Shared;
 
 /// The abstract Unix name that every broker binds. Abstract names live in the network namespace as UDP ports do, exist
 /// once, and die with their holder: the name is both the broker's address and its lock.

@@ -26,7 +26,7 @@ pub const MAJOR: u16 = 1;
 /// shall be packets.
 pub const SHOW_MADS: u64 = 1;
 /// Minor version: grows with every new message kind or field.
-pub const MINOR: u16 = 6;
+pub const MINOR: u16 = 7;
 /// The minor version since which there are connections.
 pub const MINOR_CONNECTIONS: u16 = 1;
 /// The minor version since which a [`Message::Cm`] with id 0 is done without an answer.
@@ -39,6 +39,8 @@ pub const MINOR_NETDEVS: u16 = 6;
 pub const MINOR_LEDGER: u16 = 4;
 /// The minor version since which there is [`CmRequest::PortBlock`].
 pub const MINOR_PORT_BLOCKS: u16 = 5;
+/// The minor version since which there are rings.
+pub const MINOR_RINGS: u16 = 7;
 /// Longest message, in bytes.
 pub const MAX_MESSAGE: usize = 65_536;
 
@@ -142,6 +144,12 @@ pub enum Message {
     Ledgers(u16),
     /// A program with its ledger, one descriptor.
     LedgerOf(LeaseEntry),
+    /// Asks for rings, for a program that holds slots; since minor version 7. The descriptor is one end of a socket pair of
+    /// packets: each side sends an octet there when the other may be asleep. Answered by [`Message::Rings`]; earlier ones
+    /// of the program are closed.
+    OpenRings,
+    /// The memory of [`crate::ring::Rings`].
+    Rings,
 }
 
 /// The first message of both ends.
@@ -372,6 +380,8 @@ impl Message {
             Self::CmDone(_) => 18,
             Self::CmNews(_) => 19,
             Self::LinkSet { .. } => 20,
+            Self::OpenRings => 21,
+            Self::Rings => 22,
             Self::ListNetdevs => 30,
             Self::Netdevs(_) => 31,
             Self::LinkStart => 32,
@@ -390,6 +400,7 @@ impl Message {
         match self {
             Self::Address(address) => address.slots.len(),
             Self::Leased(_) | Self::Resume(_) | Self::Parked | Self::Ledger | Self::LedgerOf(_) => 1,
+            Self::OpenRings | Self::Rings => 1,
             _ => 0,
         }
     }

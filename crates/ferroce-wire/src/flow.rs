@@ -2,6 +2,8 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use zerocopy::IntoBytes;
+
 use crate::{Gid, Grh, view};
 
 /// UDP destination port of RoCEv2 (RoCEv2 A17.4.3).
@@ -186,6 +188,24 @@ impl Flow {
             }),
         };
         (ip, udp)
+    }
+}
+
+impl Flow {
+    /// Writes [`Flow::headers`], or of RoCEv1 the GRH, to the front of `out`; how many octets they are.
+    pub fn write_headers(&self, ip_id: u16, transport_len: usize, out: &mut [u8; 48]) -> usize {
+        if self.link.version == RoceVersion::V1 {
+            let header = self.grh().header(transport_len as u16);
+            out.iter_mut().zip(header.as_bytes()).for_each(|(to, from)| *to = *from);
+            return Grh::LEN;
+        }
+        let (ip, udp) = self.headers(ip_id, transport_len);
+        let network: &[u8] = match &ip {
+            IpHeader::V4(ip) => ip.as_bytes(),
+            IpHeader::V6(ip) => ip.as_bytes(),
+        };
+        out.iter_mut().zip(network.iter().chain(udp.as_bytes())).for_each(|(to, from)| *to = *from);
+        network.len() + size_of::<view::Udp>()
     }
 }
 

@@ -3,7 +3,7 @@
 
 mod connect;
 mod ends;
-mod place;
+pub mod place;
 
 pub use ends::{EndArgs, run as run_end};
 

@@ -8,6 +8,7 @@ mod cli;
 mod cm;
 mod crates;
 mod devices;
+mod frames;
 mod lifecycle;
 mod loss;
 mod memory;
@@ -49,6 +50,7 @@ pub const STAGES: &[(&str, &str)] = &[
     ),
     ("vprobe", "scripted exchanges with a checked outcome: every RC operation and error"),
     ("wire", "our own packets, by tshark and an independent ICRC"),
+    ("frames", "RoCE v1 between two namespaces: pingpongs, rping, a capture, strangers, a broker that dies"),
     ("memory", "memory that is written to all the time, and memory that goes away under every role"),
     (
         "cm",
@@ -71,6 +73,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "pingpong" => Some(pingpong::check),
         "vprobe" => Some(vprobe::check),
         "wire" => Some(wire::check),
+        "frames" => Some(frames::check),
         "memory" => Some(memory::check),
         "cm" => Some(cm::check),
         "lifecycle" => Some(lifecycle::check),

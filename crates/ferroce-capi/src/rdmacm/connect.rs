@@ -67,13 +67,8 @@ fn whom(
     let code = u16::try_from(unsafe { (*id.c()).ps }).map_err(|_| Errno::EINVAL)?;
     let space = PortSpace::from_code(code).ok_or(Errno::EINVAL)?;
     let (local, remote) = (route.source.ip(), route.destination.ip());
-    let interface = match route.destination {
-        std::net::SocketAddr::V6(v6) => v6.scope_id(),
-        std::net::SocketAddr::V4(_) => 0,
-    };
     let header = IpCmHeader { source_port: port.number(), source: local, destination: remote };
-    let on = cm::Route { local: local.to_canonical(), remote: remote.to_canonical(), interface };
-    Ok((on, space.service_id(route.destination.port()), header.emit()))
+    Ok((route.on(), space.service_id(route.destination.port()), header.emit()))
 }
 
 /// What to ask the peer for.

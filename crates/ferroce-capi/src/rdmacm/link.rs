@@ -188,11 +188,11 @@ fn presented(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival: Arrival) 
     let id = arrival.id?;
     let live = id.live().ok()?.to_arc();
     let (header, rest) = IpCmHeader::parse(&arrival.wish.private).ok()?;
-    let cm::Route { local, remote, interface } = arrival.route;
+    let on @ cm::Route { local, remote, .. } = arrival.route;
     let (_, port) = arrival.wish.service.port()?;
-    let source = with_interface(local, port, interface);
-    let destination = with_interface(remote, header.source_port, interface);
-    let mut route = resolve::route(Some(source), destination).ok()?;
+    let source = with_interface(local, port, on.ifindex());
+    let destination = with_interface(remote, header.source_port, on.ifindex());
+    let mut route = resolve::back(&on, source, destination).ok()?;
     route.source = source;
     let (listen_c, c) = (listen.c(), id.c());
     // SAFETY: both point to whole ids; the program gets the new one with this event.

@@ -28,6 +28,8 @@ pub(crate) struct FrameInfo {
     pub(crate) vlan: Option<(u16, u16)>,
     pub(crate) outgoing: bool,
     pub(crate) loopback: bool,
+    /// To this host, to a group or to all, not merely seen.
+    pub(crate) meant: bool,
 }
 
 /// A socket for whole frames, not bound: it receives nothing.
@@ -43,10 +45,13 @@ pub(crate) fn open_packet_socket() -> io::Result<OwnedFd> {
 }
 
 /// All protocols of one interface.
-pub(crate) fn bind_packet_socket(fd: &impl AsFd, ifindex: u32) -> io::Result<()> {
+pub(crate) const ALL_PROTOCOLS: u16 = libc::ETH_P_ALL as u16;
+
+/// Frames of type `protocol` on one interface; with 0 none is received.
+pub(crate) fn bind_packet_socket(fd: &impl AsFd, ifindex: u32, protocol: u16) -> io::Result<()> {
     let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as libc::sa_family_t,
-        sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
+        sll_protocol: protocol.to_be(),
         sll_ifindex: c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?,
         sll_hatype: 0,
         sll_pkttype: 0,
@@ -134,6 +139,7 @@ pub(crate) fn receive_frame(fd: &impl AsFd, room: &mut [u8]) -> io::Result<Frame
         vlan,
         outgoing: name.sll_pkttype == libc::PACKET_OUTGOING,
         loopback: name.sll_hatype == libc::ARPHRD_LOOPBACK,
+        meant: name.sll_pkttype != libc::PACKET_OTHERHOST && name.sll_pkttype != libc::PACKET_OUTGOING,
     })
 }
 

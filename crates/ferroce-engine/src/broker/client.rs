@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use ferroce_ipc::{
-    AddressSockets, Client, ClientError, CmNews, CmRequest, Leased, MINOR_LEDGER, Message, ResourceCounts,
+    AddressSockets, Client, ClientError, CmNews, CmRequest, Leased, MINOR_LEDGER, MINOR_RINGS, Message,
+    Refusal, RefusalCode, ResourceCounts,
 };
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 use ferroce_wire::cm::CommId;
@@ -97,6 +98,8 @@ pub enum BrokerEvent {
     Connection(Box<CmNews>),
     /// A new broker did not take a connection over: it is no more.
     ConnectionLost(CommId),
+    /// The memory of the rings to a new broker, in place of those to the last one.
+    Rings(OwnedFd),
 }
 
 /// A program's connection to its broker, whichever that is in the course of time.
@@ -160,6 +163,7 @@ impl BrokerClient {
             addresses: BTreeSet::new(),
             parked: None,
             ledger: None,
+            bell: None,
             minor,
             book: Book::default(),
             known: Arc::clone(&known),
@@ -222,6 +226,30 @@ impl BrokerClient {
             warn!("{notice}");
         }
         Ok(Lease { slots, addresses: sockets, notice })
+    }
+
+    /// Opens rings for packets to and from the broker, for whom `bell` is; of every later broker news bring others
+    /// ([`BrokerEvent::Rings`]). Returns their memory.
+    ///
+    /// # Errors
+    /// [`BrokerError::Client`] with the broker's sentence: it may not send frames, or is too old.
+    pub fn open_rings(&self, bell: OwnedFd) -> Result<OwnedFd, BrokerError> {
+        let bell = Guarded::new(bell);
+        let (mut guard, rings) = self.ask(|client, minor| {
+            if minor < MINOR_RINGS {
+                let sentence =
+                    "this ferroced is too old for RoCE v1: let it end, so that a new one can start";
+                return Err(Refusal { code: RefusalCode::Version, sentence: sentence.to_owned() }.into());
+            }
+            let (answer, mut descriptors) =
+                client.request_with(&Message::OpenRings, &[bell.as_fd()], REQUEST)?;
+            match (answer, descriptors.pop()) {
+                (Message::Rings, Some(rings)) => Ok(rings),
+                _ => Err(ClientError::Unexpected),
+            }
+        })?;
+        guard.inner.bell = Some(bell);
+        Ok(rings)
     }
 
     /// Gives all slots back; their sockets must be closed before.

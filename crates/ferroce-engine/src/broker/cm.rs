@@ -11,6 +11,7 @@ use ferroce_proto::cm::{
     AcceptParams, CmConfig, CmError, CmEventKind, ConnectParams, ConnectionManager, Disconnect, Kind,
     ListenParams, ListenerId, Route, SidrAnswer, SidrParams, Transmit, attributes,
 };
+use ferroce_wire::RoceVersion;
 use ferroce_wire::cm::{CommId, Mad, Message, PortSpace, Rej, Rep, SidrRep, Transport};
 use ferroce_wire::{Instant as CmInstant, PathMtu};
 use tracing::debug;
@@ -360,7 +361,7 @@ impl Cm {
             return Ok(());
         }
         let owner = ConnectionManager::owner(id);
-        let ours = |route: &Route| has(Address { ip: route.local, scope_id: route.interface });
+        let ours = |route: &Route| has(Address::of_route(route));
         match self.manager.import(self.now, owner, record, ours) {
             Ok(taken) if taken == id => Ok(()),
             Ok(other) => {
@@ -460,12 +461,17 @@ fn refused(error: CmError) -> Refusal {
 
 /// A program's route, if it begins at an address of ours.
 fn checked(route: CmRoute, has: impl Fn(Address) -> bool) -> Result<Route, Refusal> {
-    let local = Address::of(route.local, route.interface);
-    if !has(local) {
-        let sentence = format!("no device has the address {local}");
+    let CmRoute { local, remote, interface } = route;
+    let route = Route { local, remote, interface };
+    let address = Address::of_route(&route);
+    if !has(address) {
+        let sentence = format!("no device has the address {address}");
         return Err(refusal(RefusalCode::NoAddress, sentence));
     }
-    Ok(Route { local: local.ip, remote: route.remote, interface: local.scope_id })
+    match route.version() {
+        RoceVersion::V1 => Ok(route),
+        RoceVersion::V2 => Ok(Route { interface: address.scope_id, ..route }),
+    }
 }
 
 fn told(route: &Route) -> CmRoute {

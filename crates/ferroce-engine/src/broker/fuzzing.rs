@@ -414,6 +414,7 @@ impl<'a> Run<'a> {
                     continue;
                 }
                 Output::Send { client, message, descriptors, .. } => (client, message, descriptors),
+                Output::OpenRings { .. } => continue,
                 Output::Close(client) => {
                     self.clients.retain(|known| known.id != client);
                     continue;

@@ -9,7 +9,8 @@ use ferroce_proto::cm::{Route, Transmit};
 use ferroce_wire::icrc::{SourceTable, Verdict};
 use ferroce_wire::mad::MAD_LEN;
 use ferroce_wire::{
-    Bth, Deth, Flow, IcrcStatus, Instant, Operation, Packet, Pkey, Psn, Qkey, Qpn, TxBatch, UdPacket,
+    BatchLimits, Bth, Deth, Flow, Frame, IcrcStatus, Instant, LinkLayer, Operation, Packet, Pkey, Psn, Qkey,
+    Qpn, RoceVersion, TxBatch, UdPacket,
 };
 use tracing::{debug, warn};
 
@@ -23,6 +24,8 @@ const SOURCES: usize = 256;
 const RECEIVE_BUFFER: usize = 1 << 20;
 /// Receive calls on one address before others have their turn.
 const ROUNDS: usize = 8;
+/// Of MADs in RoCE v1, which leave no subnet.
+const HOP_LIMIT: u8 = 64;
 /// A MAD with headers and ICRC, and room to spare.
 const PACKET: usize = 512;
 
@@ -168,11 +171,7 @@ impl Gsi {
         end.psn = end.psn.next();
         let mut octets = [0; PACKET];
         let mut batch = TxBatch::new(&mut octets, tx.limits());
-        let fill = |to: &mut [u8]| {
-            to.copy_from_slice(&transmit.mad[..]);
-            Ok::<(), std::convert::Infallible>(())
-        };
-        if let Err(e) = batch.push(&flow, &head, MAD_LEN, fill) {
+        if let Err(e) = batch.push(&flow, &head, MAD_LEN, fill(transmit)) {
             warn!("a MAD cannot be written: {e}");
             return;
         }
@@ -184,6 +183,49 @@ impl Gsi {
                 end.tx = None;
             }
         }
+    }
+}
+
+/// A MAD as a packet of RoCE v1, from the GRH on, and its addressing.
+pub fn frame(transmit: &Transmit) -> Option<(Flow, Vec<u8>)> {
+    let Route { local, remote, .. } = transmit.route;
+    let flow = Flow {
+        source: local,
+        destination: remote,
+        source_port: 0,
+        traffic_class: transmit.traffic_class,
+        hop_limit: HOP_LIMIT,
+        link: LinkLayer { version: RoceVersion::V1, sl: 0, ifindex: transmit.route.ifindex() },
+    };
+    let deth = Deth { qkey: Qkey::GSI, src_qp: Qpn::GSI };
+    let head = Packet {
+        bth: Bth::new(Qpn::GSI, Psn::new(0)),
+        op: Operation::Ud(UdPacket { deth, payload: &[], imm: None }),
+        icrc: IcrcStatus::Pending,
+    };
+    let mut octets = [0; PACKET];
+    let mut batch = TxBatch::new(&mut octets, BatchLimits { max_segments: 1, gso: false });
+    batch.push(&flow, &head, MAD_LEN, fill(transmit)).inspect_err(|e| warn!("no MAD: {e}")).ok()?;
+    let mut headers = [0; 48];
+    let len = flow.write_headers(0, batch.bytes().len(), &mut headers);
+    Some((flow, [&headers[..len], batch.bytes()].concat()))
+}
+
+/// The MAD in a packet of RoCE v1 that came by interface `ifindex`, from the GRH on.
+pub fn of_frame(ifindex: u32, packet: &[u8]) -> Result<(Route, &[u8]), &'static str> {
+    let frame = Frame::parse_grh(packet).map_err(|_| "malformed")?;
+    if !frame.icrc_holds() {
+        return Err("wrong ICRC");
+    }
+    let way = frame.way();
+    let route = Route { local: way.destination, remote: way.source, interface: ifindex | Route::V1 };
+    Ok((route, mad_of(frame.transport)?))
+}
+
+fn fill(transmit: &Transmit) -> impl FnOnce(&mut [u8]) -> Result<(), std::convert::Infallible> {
+    |to| {
+        to.copy_from_slice(&transmit.mad[..]);
+        Ok(())
     }
 }
 
@@ -209,6 +251,10 @@ fn mad<'a>(
     if sources.is_some_and(|sources| sources.check(now, flow, bytes) == Verdict::Bad) {
         return Err("wrong ICRC");
     }
+    mad_of(bytes)
+}
+
+fn mad_of(bytes: &[u8]) -> Result<&[u8], &'static str> {
     let packet = Packet::parse(bytes).map_err(|_| "malformed")?;
     let Operation::Ud(UdPacket { deth, payload, imm: None }) = packet.op else { return Err("no MAD") };
     if packet.bth.dest_qp != Qpn::GSI {
@@ -228,8 +274,6 @@ fn mad<'a>(
 
 #[cfg(test)]
 mod tests {
-    use ferroce_wire::BatchLimits;
-
     use super::*;
 
     fn flow() -> Flow {

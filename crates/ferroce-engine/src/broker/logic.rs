@@ -2,6 +2,7 @@
 //! is asked of it.
 
 mod connections;
+mod frames;
 mod leases;
 mod ledgers;
 mod links;
@@ -56,6 +57,15 @@ pub enum Output {
     Close(ClientId),
     /// Send a MAD from queue pair 1.
     Mad(Transmit),
+    /// Open rings to a client, and send them as the answer to its request.
+    OpenRings {
+        /// To whom.
+        client: ClientId,
+        /// Its request.
+        id: u32,
+        /// What wakes it.
+        bell: OwnedFd,
+    },
 }
 
 /// The state machine. After each call take [`Broker::poll_output`] until it is empty, and call [`Broker::tick`] when
@@ -83,6 +93,8 @@ pub struct Broker<W: World> {
     no_mad: u64,
     /// Whether some program wanted to have its packets seen.
     shows_mads: bool,
+    /// Grows whenever [`Broker::switch_view`] may have changed.
+    view_changes: u64,
     output: VecDeque<Output>,
 }
 
@@ -138,6 +150,7 @@ impl<W: World> Broker<W> {
             ledgers: Ledgers::default(),
             no_mad: 0,
             shows_mads: false,
+            view_changes: 0,
             output: VecDeque::new(),
         }
     }
@@ -403,6 +416,7 @@ impl<W: World> Broker<W> {
                 Ok(Some(Message::Done))
             }
             Message::ListNetdevs => Ok(Some(Message::Netdevs(self.netdevs()))),
+            Message::OpenRings => self.open_rings(client, id, descriptors).map(|()| None),
             Message::GetStatus => Ok(Some(Message::Status(self.status()))),
             Message::Report(counts) => {
                 if let Some(known) = self.clients.get_mut(&client) {
@@ -434,6 +448,7 @@ impl<W: World> Broker<W> {
             | Message::Netdevs(_)
             | Message::CmDone(_)
             | Message::CmNews(_)
+            | Message::Rings
             | Message::Statistics(_)
             | Message::Ledgers(_)
             | Message::LedgerOf(_) => Err(None),
@@ -447,6 +462,7 @@ impl<W: World> Broker<W> {
     }
 
     fn remove(&mut self, client: ClientId, until: Option<Instant>) {
+        self.view_changes += 1;
         let Some(gone) = self.clients.remove(&client) else { return };
         self.waiting.retain(|w| w.client != client);
         if let Some(view) = gone.view {
@@ -508,6 +524,7 @@ impl<W: World> Broker<W> {
     /// Brings the devices up to date and tells every client what changed for it: first the sockets of new addresses, then
     /// the GIDs that need them.
     fn publish(&mut self) {
+        self.view_changes += 1;
         let mut netdevs = self.host.clone();
         for netdev in &mut netdevs {
             netdev.addresses.retain(|ip| {

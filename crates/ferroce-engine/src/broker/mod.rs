@@ -26,6 +26,7 @@ mod runtime_dir;
 mod server;
 mod slots;
 mod spawn;
+mod switch;
 mod sys;
 mod world;
 
@@ -33,6 +34,7 @@ pub use client::{BrokerClient, BrokerError, BrokerEvent, BrokerMode, Lease, Leas
 pub(crate) use rtnetlink::Monitor;
 pub use runtime_dir::RuntimeDir;
 pub use server::{Server, ServerError, ServerOptions};
+pub(crate) use switch::{ring, silence};
 
 use ferroce_ipc::{Refusal, RefusalCode};
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ferroce_ipc::{PhysState, Vlan};
+use ferroce_proto::cm::Route;
 
 /// A local address as sockets name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -19,6 +20,13 @@ impl Address {
     pub fn of(ip: IpAddr, ifindex: u32) -> Self {
         let link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
         Self { ip, scope_id: if link_local { ifindex } else { 0 } }
+    }
+}
+
+impl Address {
+    /// Where a route of connection management begins.
+    pub fn of_route(route: &Route) -> Self {
+        Self::of(route.local, route.ifindex())
     }
 }
 

@@ -19,6 +19,11 @@ const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
+const RTM_NEWROUTE: u16 = 24;
+const RTM_GETROUTE: u16 = 26;
+const RTM_NEWNEIGH: u16 = 28;
+const RTM_DELNEIGH: u16 = 29;
+const RTM_GETNEIGH: u16 = 30;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLM_F_DUMP: u16 = 0x300;
@@ -36,6 +41,11 @@ const ARPHRD_ETHER: u16 = 1;
 const IFA_F_DADFAILED: u32 = 8;
 const IFA_F_OPTIMISTIC: u32 = 4;
 const IFA_F_TENTATIVE: u32 = 0x40;
+
+/// Group RTMGRP_NEIGH.
+const NEIGHBOURS: u32 = 4;
+/// NUD_REACHABLE, STALE, DELAY, PROBE, NOARP and PERMANENT: the hardware address is there.
+const NUD_VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
 
 /// How long the kernel may take to answer; it answers at once.
 const LIMIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -117,6 +127,142 @@ pub fn set_up(ifindex: u32) -> io::Result<()> {
     info[8..12].copy_from_slice(&IFF_UP.to_ne_bytes());
     info[12..16].copy_from_slice(&IFF_UP.to_ne_bytes());
     request(RTM_NEWLINK, NLM_F_ACK, &info, |_, _| {})
+}
+
+/// The hardware address that belongs to an address of the same link, if the kernel knows it.
+///
+/// # Errors
+/// Of kind `NotFound` when it has not asked for it yet.
+pub fn neighbour(ifindex: u32, ip: IpAddr) -> io::Result<Option<[u8; 6]>> {
+    let mut body = vec![family(ip), 0, 0, 0];
+    body.extend_from_slice(&ifindex.to_ne_bytes());
+    body.extend_from_slice(&[0; 4]);
+    push_address(&mut body, 1, ip);
+    let mut found = None;
+    request(RTM_GETNEIGH, NLM_F_ACK, &body, |kind, body| {
+        if kind == RTM_NEWNEIGH
+            && let Some(entry) = parse_neighbour(body)
+            && (entry.ifindex, entry.ip) == (ifindex, ip)
+        {
+            found = entry.mac;
+        }
+    })?;
+    Ok(found)
+}
+
+/// Where packets from `source` to `destination` go next by interface `ifindex`: to the destination itself if it is on the
+/// same link, otherwise to a router.
+///
+/// # Errors
+/// `ENETUNREACH` and others when there is no way.
+pub fn next_hop(ifindex: u32, source: IpAddr, destination: IpAddr) -> io::Result<IpAddr> {
+    let bits = if destination.is_ipv4() { 32 } else { 128 };
+    let mut body = vec![family(destination), bits, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    push_address(&mut body, 1, destination);
+    push_address(&mut body, 2, source);
+    push_attribute(&mut body, 4, &ifindex.to_ne_bytes());
+    let mut hop = destination;
+    request(RTM_GETROUTE, NLM_F_ACK, &body, |kind, body| {
+        if kind == RTM_NEWROUTE
+            && let Some(gateway) =
+                body.get(12..).and_then(|rest| attributes(rest).find(|(kind, _)| *kind == 5))
+            && let Some(gateway) = ip(gateway.1)
+        {
+            hop = gateway;
+        }
+    })?;
+    Ok(hop)
+}
+
+fn family(ip: IpAddr) -> u8 {
+    if ip.is_ipv4() { libc::AF_INET as u8 } else { libc::AF_INET6 as u8 }
+}
+
+fn push_address(body: &mut Vec<u8>, kind: u16, ip: IpAddr) {
+    match ip {
+        IpAddr::V4(v4) => push_attribute(body, kind, &v4.octets()),
+        IpAddr::V6(v6) => push_attribute(body, kind, &v6.octets()),
+    }
+}
+
+fn push_attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    body.extend_from_slice(&(4 + value.len() as u16).to_ne_bytes());
+    body.extend_from_slice(&kind.to_ne_bytes());
+    body.extend_from_slice(value);
+    body.resize(body.len().next_multiple_of(4), 0);
+}
+
+/// An entry of the neighbour table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    /// On which interface.
+    pub ifindex: u32,
+    /// Its address.
+    pub ip: IpAddr,
+    /// Its hardware address, if that is known.
+    pub mac: Option<[u8; 6]>,
+}
+
+fn parse_neighbour(body: &[u8]) -> Option<Neighbour> {
+    let (head, rest) = body.split_at_checked(12)?;
+    let (ifindex, state) = (u32_at(head, 4)?, u16_at(head, 8)?);
+    let (mut address, mut mac) = (None, None);
+    for (kind, value) in attributes(rest) {
+        match kind {
+            1 => address = ip(value),
+            2 => mac = value.try_into().ok(),
+            _ => {}
+        }
+    }
+    Some(Neighbour { ifindex, ip: address?, mac: mac.filter(|_| state & NUD_VALID != 0) })
+}
+
+/// Tells what changes in the neighbour table.
+#[derive(Debug)]
+pub struct NeighbourMonitor {
+    fd: OwnedFd,
+}
+
+impl NeighbourMonitor {
+    /// Follows this network namespace.
+    pub fn open() -> io::Result<Self> {
+        Ok(Self { fd: socket(NEIGHBOURS)? })
+    }
+
+    /// Takes what changed, without waiting; one that is gone has no hardware address. `false`: something was lost, all
+    /// may have changed.
+    pub fn drain(&self, mut each: impl FnMut(Neighbour)) -> bool {
+        let mut buffer = [0_u8; 16_384];
+        let mut whole = true;
+        for _ in 0..1024 {
+            let got = match rustix::net::recv(&self.fd, buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
+                Ok((_, got)) => got,
+                Err(rustix::io::Errno::NOBUFS) => {
+                    whole = false;
+                    continue;
+                }
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(_) => break,
+            };
+            let mut rest = buffer.get(..got).unwrap_or_default();
+            while let Some(length) = u32_at(rest, 0).map(|length| length as usize) {
+                let (Some(kind), Some(body)) = (u16_at(rest, 4), rest.get(16..length)) else { break };
+                let known = parse_neighbour(body).filter(|_| matches!(kind, RTM_NEWNEIGH | RTM_DELNEIGH));
+                if let Some(entry) = known {
+                    let mac = entry.mac.filter(|_| kind == RTM_NEWNEIGH);
+                    each(Neighbour { mac, ..entry });
+                }
+                rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+            }
+        }
+        whole
+    }
+}
+
+impl AsFd for NeighbourMonitor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 struct Link {

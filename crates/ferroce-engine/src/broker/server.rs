@@ -6,19 +6,21 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ferroce_ipc::{BROKER_NAME, Connection, Listener, Message, MessageError, Peer};
+use ferroce_ipc::{BROKER_NAME, Connection, Listener, Message, MessageError, Peer, Refusal, RefusalCode};
 use ferroce_proto::cm::Route;
+use ferroce_wire::RoceVersion;
 use ferroce_wire::mad::MAD_LEN;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tracing::{debug, error, info, warn};
 
-use super::gsi::Gsi;
+use super::gsi::{self, Gsi};
 use super::logic::{Broker, Output};
 use super::netdev::{Address, Netdev};
 use super::rtnetlink::{self, Monitor};
 use super::runtime_dir::{RuntimeDir, random_guid};
+use super::switch::{Switch, ToGsi};
 use super::world::{Kernel, secret};
-use super::{ClientId, ProcessId, holder};
+use super::{ClientId, ProcessId, holder, refusal};
 use crate::fork::Guarded;
 
 /// Messages that one client may leave unread before it is given up.
@@ -85,6 +87,9 @@ pub struct Server {
     monitor: Option<Guarded<Monitor>>,
     broker: Broker<Kernel>,
     gsi: Gsi,
+    switch: Switch,
+    /// What the switch serves.
+    switch_changes: u64,
     /// What the sockets of `gsi` are made from.
     gsi_changes: u64,
     links: BTreeMap<ClientId, Link>,
@@ -159,6 +164,8 @@ impl Server {
             monitor: monitor.map(Guarded::new),
             broker: Broker::new(Kernel::default(), uid, guid, look()),
             gsi: Gsi::new(secret()),
+            switch: Switch::new().map_err(failed("make an event counter"))?,
+            switch_changes: 0,
             gsi_changes: 0,
             links: BTreeMap::new(),
             processes: BTreeMap::new(),
@@ -208,6 +215,9 @@ impl Server {
                 self.broker.died(now, process);
             }
             self.deliver(now);
+            if ready.frames {
+                self.gather_frames();
+            }
             self.hear(now, ready.gsi, ready.links)?;
             if ready.netdevs && self.monitor.as_ref().is_some_and(|monitor| monitor.drain()) {
                 self.broker.netdevs_changed(look());
@@ -253,6 +263,7 @@ impl Server {
             Some(monitor) => fds.push(PollFd::new(monitor, PollFlags::IN)),
             None => fds.push(PollFd::new(&self.stop, PollFlags::empty())),
         }
+        fds.push(PollFd::from_borrowed_fd(self.switch.gsi_fd(), PollFlags::IN));
         for (_, socket) in self.gsi.descriptors() {
             fds.push(PollFd::from_borrowed_fd(socket, PollFlags::IN));
         }
@@ -285,13 +296,13 @@ impl Server {
         let now = Instant::now();
         let mut events = fds.iter().map(|fd| !fd.revents().is_empty());
         let mut next = || events.next().unwrap_or(false);
-        let (stop, listener, netdevs) = (next(), next(), next());
+        let (stop, listener, netdevs, frames) = (next(), next(), next(), next());
         let gsi = self.gsi.descriptors().map(|(address, _)| address).filter(|_| next()).collect();
         let dead = self.processes.keys().copied().filter(|_| next()).collect();
         let late = |link: &Link| link.closing.is_some_and(|end| end <= now);
         let links =
             self.links.iter().filter(|(_, link)| next() | late(link)).map(|(client, _)| *client).collect();
-        Ok(Ready { stop, listener, netdevs, gsi, dead, links })
+        Ok(Ready { stop, listener, netdevs, frames, gsi, dead, links })
     }
 
     /// Takes what peers and programs say. What a program said before a peer's message was sent counts before it, because
@@ -328,6 +339,20 @@ impl Server {
         gsi.receive(address, broker.checks_crc(address), |route, mad| {
             mads.extend(mad.try_into().map(|mad| (route, mad)))
         });
+    }
+
+    /// The same of what came as frames.
+    fn gather_frames(&mut self) {
+        while let Some(ToGsi { link, packet }) = self.switch.take_gsi() {
+            let found = gsi::of_frame(link.ifindex, &packet);
+            match found.and_then(|(route, mad)| Ok((route, mad.try_into().map_err(|_| "not 256 octets")?))) {
+                Ok(mad) => self.mads.push_back(mad),
+                Err(why) => {
+                    self.broker.no_mads(1);
+                    debug!("dropped a frame to queue pair 1: {why}");
+                }
+            }
+        }
     }
 
     /// The clients that have said something.
@@ -446,8 +471,26 @@ impl Server {
             let Self { gsi, broker, .. } = self;
             gsi.follow(&broker.own_addresses(), |address| broker.own_socket(address));
         }
+        if self.broker.view_changes() != self.switch_changes {
+            self.switch_changes = self.broker.view_changes();
+            self.switch.follow(self.broker.switch_view());
+        }
         while let Some(output) = self.broker.poll_output() {
             match output {
+                Output::OpenRings { client, id, bell } => {
+                    let (answer, descriptors) = match self.switch.open(client, bell) {
+                        Ok(memory) => (Message::Rings, vec![memory]),
+                        Err(e) => (Message::Refused(no_rings(&e)), Vec::new()),
+                    };
+                    let Some(link) = self.links.get_mut(&client) else { continue };
+                    link.queue.push_back((id, answer, descriptors));
+                    self.flush(client);
+                }
+                Output::Mad(transmit) if transmit.route.version() == RoceVersion::V1 => {
+                    if let Some((flow, packet)) = gsi::frame(&transmit) {
+                        self.switch.send(&flow, &packet);
+                    }
+                }
                 Output::Mad(transmit) => {
                     let Route { local, remote, interface } = transmit.route;
                     let to = Address { ip: remote, scope_id: interface };
@@ -516,9 +559,27 @@ struct Ready {
     stop: bool,
     listener: bool,
     netdevs: bool,
+    /// Frames to queue pair 1.
+    frames: bool,
     gsi: Vec<Address>,
     dead: Vec<ProcessId>,
     links: Vec<ClientId>,
+}
+
+fn no_rings(error: &io::Error) -> Refusal {
+    let (code, sentence) = match error.kind() {
+        io::ErrorKind::PermissionDenied => (
+            RefusalCode::Permission,
+            "ferroced may not send Ethernet frames: start it with CAP_NET_RAW, or in a namespace where you have it \
+             (ferroce run --private-net)"
+                .to_owned(),
+        ),
+        io::ErrorKind::NotFound => {
+            (RefusalCode::Failed, "no device has an address for frames: ferroce link set DEV roce-mode both".to_owned())
+        }
+        _ => (RefusalCode::Failed, format!("ferroced cannot make rings: {error}")),
+    };
+    refusal(code, sentence)
 }
 
 /// Who holds the name, from the listener's credentials or from `/proc`.

@@ -6,7 +6,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 
-use ferroce_wire::{Gid, PathMtu};
+use ferroce_wire::{Gid, PathMtu, RoceVersion};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use thiserror::Error;
 
@@ -41,6 +41,17 @@ pub struct Route {
 }
 
 impl Route {
+    /// What the connection manager is to be told: addresses, and by which interface and in which RoCE version.
+    pub fn on(&self) -> super::Route {
+        let (local, remote) = (self.source.ip().to_canonical(), self.destination.ip().to_canonical());
+        let interface = match (self.local.gid.gid_type, self.destination) {
+            (GidType::RoceV1, _) => self.local.gid.ifindex | super::Route::V1,
+            (GidType::RoceV2, SocketAddr::V6(v6)) => v6.scope_id(),
+            (GidType::RoceV2, SocketAddr::V4(_)) => 0,
+        };
+        super::Route { local, remote, interface }
+    }
+
     /// The type of service of a connection whose program asks for this one, or for none.
     pub fn type_of_service(&self, asked: Option<u8>) -> u8 {
         asked.unwrap_or(self.local.device.settings.cm_tos)
@@ -123,6 +134,13 @@ fn ask(source: SocketAddr, destination: SocketAddr) -> Result<Answer, ResolveErr
     let to = socket.peer_addr().map_err(unreachable)?;
     let (mtu, hop_limit) = measures(&socket, from).map_err(|errno| ResolveError::Socket(errno.into()))?;
     Ok(Answer { from: with_port(from, 0), to, mtu, hop_limit })
+}
+
+/// The way back to a peer that came `on` this route, from `source` to `destination`, which are its addresses with ports.
+pub fn back(on: &super::Route, source: SocketAddr, destination: SocketAddr) -> Result<Route, ResolveError> {
+    let route = route(Some(source), destination)?;
+    let found = asked(on, &Engine::global()?.devices());
+    Ok(Route { local: found.ok_or(ResolveError::NoDevice(on.local))?, ..route })
 }
 
 /// The way to a group: from the device that has the source, or the one that the kernel would use, or, if it would use none
@@ -234,18 +252,30 @@ fn owner(address: SocketAddr) -> Result<Local, ResolveError> {
     find(&engine.devices(), address).ok_or(ResolveError::NoDevice(address.ip()))
 }
 
-/// The first device that has the address as a RoCE v2 GID.
+/// The first device that has the address as a GID, of the RoCE version that its connections have.
 fn find(devices: &[DeviceInfo], address: SocketAddr) -> Option<Local> {
-    let gid = Gid::from_ip(address.ip());
     let interface = interface(address);
-    devices.iter().find_map(|device| {
-        let is = |entry: &&GidEntry| {
-            entry.gid == gid
-                && entry.gid_type == GidType::RoceV2
-                && interface.is_none_or(|interface| entry.ifindex == interface)
-        };
-        device.gids.iter().find(is).map(|gid| Local { device: device.clone(), gid: *gid })
-    })
+    devices.iter().find_map(|device| entry(device, address.ip(), interface, device.settings.cm_type()))
+}
+
+/// The GID of a connection that a peer asks for: of the RoCE version that it speaks.
+fn asked(on: &super::Route, devices: &[DeviceInfo]) -> Option<Local> {
+    let gid_type = match on.version() {
+        RoceVersion::V1 => GidType::RoceV1,
+        RoceVersion::V2 => GidType::RoceV2,
+    };
+    let interface = Some(on.ifindex()).filter(|ifindex| *ifindex != 0);
+    devices.iter().find_map(|device| entry(device, on.local, interface, gid_type))
+}
+
+fn entry(device: &DeviceInfo, ip: IpAddr, interface: Option<u32>, gid_type: GidType) -> Option<Local> {
+    let gid = Gid::from_ip(ip);
+    let is = |entry: &&GidEntry| {
+        entry.gid == gid
+            && entry.gid_type == gid_type
+            && interface.is_none_or(|interface| entry.ifindex == interface)
+    };
+    device.gids.iter().find(is).map(|gid| Local { device: device.clone(), gid: *gid })
 }
 
 /// Whether a device has the address; on `interface`, if that is not 0.

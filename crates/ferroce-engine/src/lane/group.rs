@@ -21,7 +21,7 @@ impl Lane {
     pub(crate) fn leave_group(&self, ifindex: u32) -> io::Result<()> {
         match &self.source {
             Source::Packets(socket) => socket.leave(ifindex),
-            Source::Frames(_) => Ok(()),
+            Source::Frames(_) | Source::Rings(_) => Ok(()),
         }
     }
 

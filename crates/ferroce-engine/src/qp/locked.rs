@@ -16,8 +16,7 @@ use crate::cq::Pushed;
 use crate::hub::Hub;
 use crate::lane::Lane;
 use crate::memory::View;
-use crate::outlets::Outlets;
-use crate::tx::Sender;
+use crate::outlets::{Exit, Outlets};
 use crate::{CompletionQueue, sys, transmit};
 
 /// What the queue pair's lock guards.
@@ -45,7 +44,7 @@ pub(super) struct Core {
 /// Where the packets of a connection leave and arrive, from RTR on.
 pub(super) struct Path {
     pub(super) lane: Arc<Lane>,
-    pub(super) socket: Sender,
+    pub(super) socket: Exit,
 }
 
 impl Core {
@@ -54,7 +53,7 @@ impl Core {
         self.path.as_ref().map(|path| &path.lane).or_else(|| self.homes.first())
     }
 
-    /// Whether datagrams to this address are for it.
+    /// Whether datagrams that came by a socket of this address are for it.
     fn hears(&self, destination: IpAddr) -> bool {
         destination.is_multicast() || self.homes.iter().any(|lane| lane.local() == destination)
     }
@@ -80,7 +79,9 @@ impl Locked<'_> {
             DeviceCounters::count(&counters.rx_no_qp);
             return;
         }
-        if self.qp.service == Service::Ud && !core.hears(from.destination) {
+        let by_rings = from.link.ifindex != 0;
+        let hears = || if by_rings { self.qp.context().has(from) } else { core.hears(from.destination) };
+        if self.qp.service == Service::Ud && !hears() {
             // Another device's address.
             DeviceCounters::count(&counters.rx_no_qp);
             return;

@@ -107,9 +107,9 @@ pub(super) fn answer(
     let Ok((header, private)) = IpCmHeader::parse(&req.private.0) else { return Err(not_one) };
     let Some((_, port)) = req.service_id.port() else { return Err(not_one) };
     let peer = ConnectData::parse(private).map_err(|no| RsocketError::Failed(Failure::NoRsocket(no.0)))?;
-    let local = with_interface(on.local, port, on.interface);
-    let remote = with_interface(on.remote, header.source_port, on.interface);
-    let route = resolve::route(Some(local), remote)?;
+    let local = with_interface(on.local, port, on.ifindex());
+    let remote = with_interface(on.remote, header.source_port, on.ifindex());
+    let route = resolve::back(&on, local, remote)?;
     let mut link = Link::new(place::home(&route.local.device)?, settings.sizes)?;
     let agreed = attributes::passive(&req, starting_psn, 0, 0).ok_or(RsocketError::Invalid)?;
     let ah = AhAttr {

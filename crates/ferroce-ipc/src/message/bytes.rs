@@ -61,7 +61,9 @@ impl Message {
             | Self::Ledger
             | Self::GetLedgers
             | Self::ListNetdevs
-            | Self::LinkStart => {}
+            | Self::LinkStart
+            | Self::OpenRings
+            | Self::Rings => {}
             Self::Hello(hello) => {
                 w.u32(MAGIC);
                 w.u16(hello.major);
@@ -248,6 +250,8 @@ impl Message {
                 let settings = tail.rows(table, settings::decode_setting)?;
                 Self::LinkSet { name, settings, transient, force }
             }
+            21 => Self::OpenRings,
+            22 => Self::Rings,
             30 => Self::ListNetdevs,
             31 => Self::Netdevs(netdevs::decode(body, tail)?),
             32 => Self::LinkStart,

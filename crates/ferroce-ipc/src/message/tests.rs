@@ -137,6 +137,8 @@ fn all() -> Vec<Message> {
             transient: true,
             force: false,
         },
+        Message::OpenRings,
+        Message::Rings,
         Message::ListNetdevs,
         Message::Netdevs(vec![
             NetdevInfo {

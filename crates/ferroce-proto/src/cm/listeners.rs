@@ -118,7 +118,7 @@ fn clash(a: &ListenParams, b: &ListenParams) -> bool {
 fn narrowness(bind: Bind, route: &Route) -> Option<u8> {
     match bind {
         Bind::Scoped(address, interface) => {
-            (address == route.local && interface == route.interface).then_some(3)
+            (address == route.local && interface == route.ifindex()).then_some(3)
         }
         Bind::Address(address) => (address == route.local).then_some(2),
         Bind::AnyV4 => route.local.is_ipv4().then_some(1),

@@ -7,7 +7,7 @@ use ferroce_wire::cm::{
     SidrStatus, Transport,
 };
 use ferroce_wire::mad::MAD_LEN;
-use ferroce_wire::{Gid, PathMtu, Pkey, Psn, Qkey, Qpn};
+use ferroce_wire::{Gid, PathMtu, Pkey, Psn, Qkey, Qpn, RoceVersion};
 
 use super::attributes;
 
@@ -19,8 +19,24 @@ pub struct Route {
     /// The peer's.
     pub remote: IpAddr,
     /// The interface of link-local addresses, by whatever number the caller gives it; 0 for others. It belongs to the
-    /// route: a MAD that comes by another interface is not the peer's.
+    /// route: a MAD that comes by another interface is not the peer's. With [`Self::V1`], of all addresses.
     pub interface: u32,
+}
+
+impl Route {
+    /// In [`Self::interface`]: MADs travel in RoCE v1, and so will the connection. A peer that speaks the other version is
+    /// another one.
+    pub const V1: u32 = 1 << 31;
+
+    /// The interface alone.
+    pub const fn ifindex(&self) -> u32 {
+        self.interface & !Self::V1
+    }
+
+    /// Which RoCE it is.
+    pub const fn version(&self) -> RoceVersion {
+        if self.interface & Self::V1 != 0 { RoceVersion::V1 } else { RoceVersion::V2 }
+    }
 }
 
 /// A MAD to send to the peer's queue pair 1.

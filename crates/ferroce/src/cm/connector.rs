@@ -7,7 +7,7 @@ use ferroce_engine::cm::{Bind, ConnectParams, Connection, Port, attributes, reso
 use ferroce_wire::cm::{IpCmHeader, PortSpace, PrivateData};
 
 use super::connected::Ear;
-use super::end::{End, EndOptions, said};
+use super::end::{End, EndOptions};
 use super::{ConnectError, Connected, Pending};
 use crate::{Context, Error, Init, ProtectionDomain, QueuePair};
 
@@ -112,7 +112,7 @@ impl Connector {
             hop_limit: self.end.route.hop_limit,
             flow_label: attributes::flow_label(local.port(), peer.port()),
             private: PrivateData::concat(&header.emit(), private)?,
-            ..ConnectParams::new(said(&self.end.route), service, self.end.guid(), self.end.qp.qpn())
+            ..ConnectParams::new(self.end.route.on(), service, self.end.guid(), self.end.qp.qpn())
         };
         let events = Ear::new()?;
         let (connection, req) = Connection::connect(&asked, events.target())?;

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use ferroce_engine::cm::attributes::{self, ConnectedAttr};
 use ferroce_engine::cm::resolve::Route;
-use ferroce_engine::cm::{self, steps};
+use ferroce_engine::cm::steps;
 use ferroce_engine::{AhAttr, Service};
 use ferroce_wire::Gid;
 
@@ -121,16 +121,6 @@ impl End {
         let (attr, mask) = steps::rts(Service::Rc, agreed);
         Ok(qp.step::<ReadyToSend>(&attr, mask)?)
     }
-}
-
-/// A route as messages have it.
-pub(super) fn said(route: &Route) -> cm::Route {
-    let interface = match route.destination {
-        SocketAddr::V6(v6) => v6.scope_id(),
-        SocketAddr::V4(_) => 0,
-    };
-    let plain = |address: SocketAddr| address.ip().to_canonical();
-    cm::Route { local: plain(route.source), remote: plain(route.destination), interface }
 }
 
 /// An address with its interface if it needs one.

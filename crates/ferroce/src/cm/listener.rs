@@ -89,10 +89,10 @@ impl Listener {
         connection.set_target(events.target());
         let (header, _) = IpCmHeader::parse(&req.private.0).ok()?;
         let names = Names {
-            local: with_interface(route.local, self.port.number(), route.interface),
-            peer: with_interface(route.remote, header.source_port, route.interface),
+            local: with_interface(route.local, self.port.number(), route.ifindex()),
+            peer: with_interface(route.remote, header.source_port, route.ifindex()),
         };
-        Some(Request { connection, events, names, psn: starting_psn, req })
+        Some(Request { connection, events, names, on: route, psn: starting_psn, req })
     }
 }
 
@@ -115,6 +115,8 @@ pub struct Request {
     connection: Connection,
     events: Arc<Ear>,
     names: Names,
+    /// How it came.
+    on: ferroce_engine::cm::Route,
     psn: Psn,
     req: Box<Req>,
 }
@@ -170,7 +172,7 @@ impl Request {
     }
 
     fn route(&self) -> Result<resolve::Route, ConnectError> {
-        let mut route = resolve::route(Some(self.names.local), self.names.peer)?;
+        let mut route = resolve::back(&self.on, self.names.local, self.names.peer)?;
         route.source = self.names.local;
         Ok(route)
     }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use ferroce_ipc::{
-    Client, ClientError, CmRequest, DeviceInfo, MINOR_CONNECTIONS, MINOR_LEDGER, MINOR_UNANSWERED, Message,
-    Refusal,
+    Client, ClientError, CmRequest, DeviceInfo, MINOR_CONNECTIONS, MINOR_LEDGER, MINOR_RINGS,
+    MINOR_UNANSWERED, Message, Refusal,
 };
 use parking_lot::MutexGuard;
 use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
@@ -45,6 +45,8 @@ pub(super) struct Inner {
     pub(super) parked: Option<Guarded<OwnedFd>>,
     /// What every broker is given.
     pub(super) ledger: Option<Guarded<OwnedFd>>,
+    /// The broker's end of the bell of our rings, once they were asked for: the next broker gets it as well.
+    pub(super) bell: Option<Guarded<OwnedFd>>,
     /// Minor version of the broker.
     pub(super) minor: u16,
     /// What a new broker is to know of connections.
@@ -302,6 +304,9 @@ impl Inner {
                 Some(parked) if !self.slots.is_empty() => {
                     client.send(&Message::Devices(self.devices.clone()), &[])?;
                     resume = Some(client.send(&Message::Resume(self.slots.clone()), &[parked.as_fd()])?);
+                    if let Some(bell) = self.bell.as_ref().filter(|_| minor >= MINOR_RINGS) {
+                        client.send(&Message::OpenRings, &[bell.as_fd()])?;
+                    }
                 }
                 _ => {}
             }
@@ -409,6 +414,7 @@ impl Inner {
             Message::CmDone(_) => {
                 self.book.answered(id);
             }
+            Message::Rings => self.events.extend(descriptors.pop().map(BrokerEvent::Rings)),
             Message::Done
             | Message::Leased(_)
             | Message::Status(_)
@@ -432,7 +438,8 @@ impl Inner {
             | Message::GetStatistics(_)
             | Message::GetLedgers
             | Message::Report(_)
-            | Message::Cm(_) => return Some(ClientError::Unexpected),
+            | Message::Cm(_)
+            | Message::OpenRings => return Some(ClientError::Unexpected),
         }
         None
     }

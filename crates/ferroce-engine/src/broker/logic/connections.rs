@@ -152,10 +152,8 @@ impl<W: World> Broker<W> {
             }
         }
         while let Some(mut transmit) = self.cm.poll_transmit() {
-            let Route { local, remote, interface } = transmit.route;
-            if let Some(settings) =
-                self.devices.settings_at(Address { ip: local, scope_id: interface }).next()
-            {
+            let Route { local, remote, .. } = transmit.route;
+            if let Some(settings) = self.devices.settings_at(Address::of_route(&transmit.route)).next() {
                 transmit.traffic_class = settings.traffic_class(local, remote, transmit.traffic_class);
             }
             self.output.push_back(Output::Mad(transmit));

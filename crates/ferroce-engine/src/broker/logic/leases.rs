@@ -173,6 +173,7 @@ impl<W: World> Broker<W> {
         for slot in &slots {
             self.slots.set(*slot, Slot::Leased(client));
         }
+        self.view_changes += 1;
         if let Some(known) = self.clients.get_mut(&client) {
             known.addresses = addresses.iter().copied().collect();
             info!(pid = known.peer.pid, ?slots, "leased");
@@ -253,6 +254,7 @@ impl<W: World> Broker<W> {
         for slot in &slots {
             self.slots.set(*slot, Slot::Leased(client));
         }
+        self.view_changes += 1;
         if let Some(known) = self.clients.get_mut(&client) {
             known.restoring = known.minor >= ferroce_ipc::MINOR_CONNECTIONS;
         }
@@ -299,6 +301,7 @@ impl<W: World> Broker<W> {
     }
 
     pub(super) fn free(&mut self, slots: &[u8]) {
+        self.view_changes += 1;
         for slot in slots {
             info!(slot, "slot is free");
             self.groups.release(*slot);

@@ -9,7 +9,7 @@ use ferroce_wire::rsocket::ConnectData;
 
 use super::{Failure, Role, RsocketError, State, Stream, wildcard};
 use crate::AhAttr;
-use crate::cm::{self, Bind, ConnectParams, Connection, EventKind, Port, attributes, resolve};
+use crate::cm::{Bind, ConnectParams, Connection, EventKind, Port, attributes, resolve};
 use crate::rsocket::link::Link;
 use crate::rsocket::listener::{self, Listener, Request};
 use crate::rsocket::{place, service};
@@ -208,14 +208,10 @@ impl State {
         route.source.set_port(number);
         let link = Link::new(place::home(&route.local.device)?, self.settings.sizes)?;
         let (local, remote) = (route.source.ip(), route.destination.ip());
-        let interface = match route.destination {
-            SocketAddr::V6(v6) => v6.scope_id(),
-            SocketAddr::V4(_) => 0,
-        };
         let header = IpCmHeader { source_port: number, source: local, destination: remote };
         let introduction = link.introduction().emit();
         let guid = u64::from_be_bytes(link.home.context.attr().node_guid);
-        let on = cm::Route { local: local.to_canonical(), remote: remote.to_canonical(), interface };
+        let on = route.on();
         let service_id = PortSpace::Tcp.service_id(route.destination.port());
         let tos = route.type_of_service(self.settings.tos);
         let params = ConnectParams {

@@ -61,7 +61,7 @@ impl Bench {
                     self.broker.mad(self.now, from, &transmit.mad[..]);
                 }
                 Output::Send { client, message: Message::CmNews(news), .. } => all.push((client.0, news)),
-                Output::Send { .. } | Output::Close(_) => {}
+                Output::Send { .. } | Output::Close(_) | Output::OpenRings { .. } => {}
             }
         }
         all

@@ -1,0 +1,105 @@
+//! The lane of the rings to the broker.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use ferroce_ipc::ring::MAX_PACKET;
+use ferroce_wire::{Flow, Frame, IcrcStatus, Instant, LinkLayer, Packet, RoceVersion};
+
+use super::{Lane, Receiver, Source, destination};
+use crate::counters::DeviceCounters;
+use crate::hub::Hub;
+use crate::rings::RingPort;
+use crate::sys;
+
+/// Packets that are looked at in one turn.
+const PACKETS: usize = 32;
+
+impl Lane {
+    /// The lane of the rings.
+    pub(crate) fn of_rings(id: u64, slot: u8, port: Arc<RingPort>, hub: Arc<Hub>) -> Self {
+        // All addresses, so none: nobody looks for it by one.
+        Self::from_source(id, slot, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, Source::Rings(port), hub)
+    }
+
+    /// Receives and processes one batch; when that was, or `None` if nothing waits.
+    pub(super) fn receive_rings(
+        &self,
+        receiver: &mut Receiver,
+        port: &RingPort,
+        program: bool,
+    ) -> Option<Instant> {
+        let Receiver { packet: buffer, touched, .. } = receiver;
+        let buffer = buffer.get_or_insert_with(|| Box::new([0; MAX_PACKET]));
+        let mut batch_time = None;
+        let (mut received, mut octets) = (0, 0);
+        for _ in 0..PACKETS {
+            let Some(popped) = port.next(buffer, program) else { break };
+            let now = *batch_time.get_or_insert_with(sys::now);
+            received += 1;
+            octets += popped.len;
+            if let Some((flow, packet)) = self.read(popped.link, &buffer[..popped.len]) {
+                self.give(touched, now, &flow, &packet);
+            }
+        }
+        let now = batch_time?;
+        let counters = self.counters();
+        DeviceCounters::count(&counters.rx_calls);
+        DeviceCounters::add(&counters.rcvd_pkts, received);
+        DeviceCounters::add(&counters.rcvd_octets, octets as u64);
+        Self::settle_touched(touched, now);
+        receiver.look_at_guard(now);
+        Some(now)
+    }
+
+    /// A packet, from GRH or IP header on, that is one for this slot with the right ICRC. Everything else is counted.
+    fn read<'a>(&self, link: LinkLayer, bytes: &'a [u8]) -> Option<(Flow, Packet<'a>)> {
+        let counters = self.counters();
+        let frame = match link.version {
+            RoceVersion::V1 => Frame::parse_grh(bytes),
+            RoceVersion::V2 => Frame::parse_ip(bytes),
+        };
+        let (Ok(frame), malformed) = (frame, || DeviceCounters::count(&counters.rx_malformed)) else {
+            DeviceCounters::count(&counters.rx_malformed);
+            return None;
+        };
+        let Some(qpn) = destination(frame.transport) else {
+            malformed();
+            return None;
+        };
+        // All 32 bits: nothing of the headers is hidden here.
+        if !frame.icrc_holds() {
+            DeviceCounters::count(&counters.rx_icrc_errors);
+            return None;
+        }
+        if qpn.value() >> 16 != u32::from(self.slot) {
+            DeviceCounters::count(&counters.rx_stray_slot);
+            return None;
+        }
+        match Packet::parse(frame.transport) {
+            Ok(mut packet) => {
+                packet.icrc = IcrcStatus::Checked;
+                Some((Flow { link, ..frame.way() }, packet))
+            }
+            Err(error) => {
+                malformed();
+                tracing::debug!(%error, "malformed packet");
+                None
+            }
+        }
+    }
+
+    fn give(&self, touched: &mut Vec<Arc<crate::Qp>>, now: Instant, flow: &Flow, packet: &Packet<'_>) {
+        let counters = self.counters();
+        let found = self.hub.table.get(packet.bth.dest_qp);
+        let Some(qp) = found.as_deref().and_then(Option::as_ref) else {
+            DeviceCounters::count(&counters.rx_no_qp);
+            return;
+        };
+        let mut core = qp.lock();
+        core.receive(now, flow, packet, counters);
+        if !core.set_touched(true) {
+            touched.push(Arc::clone(qp));
+        }
+    }
+}

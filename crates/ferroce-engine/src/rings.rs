@@ -1,0 +1,137 @@
+//! Packets by way of the broker: RoCE v1, and everything with `FERROCE_DATAPATH=packet`.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use ferroce_datapath::udp::{LossReason, Sent};
+use ferroce_ipc::ring::{Consumer, MAX_PACKET, Popped, Producer, PushError, Rings};
+use ferroce_wire::{BatchLimits, TxBatch};
+use parking_lot::Mutex;
+
+use crate::broker::{BrokerClient, BrokerError, ring, silence};
+use crate::fork::Guarded;
+
+/// Packets of a batch: more would only wait in the ring while others have none.
+const SEGMENTS: usize = 16;
+/// Looks at an empty ring for each look at its bell by a thread that polls: the second is a system call.
+const LOOKS_PER_BELL: u32 = 16;
+
+/// Our side of the rings to the broker. The bell stays for the life of the process, so that a lane can wait for it; the
+/// rings are others with each broker. While there is none, packets are lost, as on the way.
+pub(crate) struct RingPort {
+    /// Readable when something may be in our ring.
+    bell: Guarded<OwnedFd>,
+    /// The broker's end of it. Held so that ours is not closed with a broker, and to ring it ourselves.
+    far: Guarded<OwnedFd>,
+    /// One lock for all who send. It is held for as long as the copy of a batch takes.
+    tx: Mutex<Option<Producer>>,
+    /// The holder of the lane's.
+    rx: Mutex<Option<Consumer>>,
+    looks: AtomicU32,
+}
+
+impl RingPort {
+    /// Opens rings to the broker.
+    pub(crate) fn open(broker: &BrokerClient) -> Result<Arc<Self>, BrokerError> {
+        let (bell, far) = ferroce_ipc::packet::pair()?;
+        let memory = broker.open_rings(far.try_clone()?)?;
+        let (bell, far) = (Guarded::new(bell), Guarded::new(far));
+        let (tx, rx) = (Mutex::new(None), Mutex::new(None));
+        let port = Self { bell, far, tx, rx, looks: AtomicU32::new(0) };
+        port.install(&memory)?;
+        Ok(Arc::new(port))
+    }
+
+    /// Takes the rings of this broker in place of those of the last one.
+    pub(crate) fn install(&self, memory: &OwnedFd) -> io::Result<()> {
+        let Rings { tx, rx } = Rings::join(memory)?;
+        *self.rx.lock() = Some(rx);
+        *self.tx.lock() = Some(tx);
+        ring(&*self.far);
+        Ok(())
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// What a batch may hold. Over IPv4 the packets of a batch have the identifications 0, 1, 2 …, as where the kernel cuts.
+    pub(crate) fn limits() -> BatchLimits {
+        BatchLimits { max_segments: SEGMENTS, gso: true }
+    }
+
+    /// Sends a batch; what does not fit the ring is lost.
+    pub(crate) fn send(&self, batch: &TxBatch<'_>) -> Sent {
+        let Some(flow) = batch.flow() else { return Sent { sent: 0, lost: 0, reason: None } };
+        let mut tx = self.tx.lock();
+        let mut sent = 0;
+        let mut reason = None;
+        if let Some(ring) = tx.as_mut() {
+            for (index, segment) in batch.segments().enumerate() {
+                let id = if batch.limits().gso { index as u16 } else { 0 };
+                let mut headers = [0; 48];
+                let len = flow.write_headers(id, segment.len(), &mut headers);
+                match ring.push(flow.link, &headers[..len], segment) {
+                    Ok(()) => sent += 1,
+                    Err(PushError::Full) => reason = Some(LossReason::Congested),
+                    Err(PushError::TooLong(_)) => reason = Some(LossReason::TooLong),
+                    Err(PushError::Corrupt(_)) => reason = Some(LossReason::Unreachable),
+                }
+            }
+            match ring.publish() {
+                Ok(true) => crate::broker::ring(&*self.bell),
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::error!(%error, "the broker's rings cannot be used");
+                    *tx = None;
+                }
+            }
+        } else {
+            reason = Some(LossReason::Unreachable);
+        }
+        Sent { sent, lost: batch.len() - sent, reason }
+    }
+
+    /// The next packet. `program`: its thread polls, and looks at the bell now and then only.
+    ///
+    /// The bell is silenced when nothing is there, and rung again if something came meanwhile. So whoever waits for it
+    /// misses nothing, whoever takes how much before.
+    pub(crate) fn next(&self, out: &mut [u8; MAX_PACKET], program: bool) -> Option<Popped> {
+        let mut rx = self.rx.lock();
+        let popped = take(&mut rx, out);
+        if popped.is_some() {
+            self.looks.store(0, Ordering::Relaxed);
+            return popped;
+        }
+        let look = self.looks.fetch_add(1, Ordering::Relaxed);
+        if program && !look.is_multiple_of(LOOKS_PER_BELL) {
+            drop(rx);
+            // What is waited for passes through the broker, which may need this very core.
+            std::thread::yield_now();
+            return None;
+        }
+        silence(&*self.bell);
+        let popped = take(&mut rx, out)?;
+        ring(&*self.far);
+        Some(popped)
+    }
+}
+
+fn take(rx: &mut Option<Consumer>, out: &mut [u8; MAX_PACKET]) -> Option<Popped> {
+    match rx.as_mut()?.pop(out) {
+        Ok(popped) => popped,
+        Err(error) => {
+            tracing::error!(%error, "the broker's rings cannot be used");
+            *rx = None;
+            None
+        }
+    }
+}
+
+/// Whether this process asked for packets of RoCE v2 to go by the broker (`FERROCE_DATAPATH=packet`).
+pub(crate) fn for_v2() -> bool {
+    static WANTED: OnceLock<bool> = OnceLock::new();
+    *WANTED.get_or_init(|| std::env::var_os("FERROCE_DATAPATH").is_some_and(|value| value == "packet"))
+}
