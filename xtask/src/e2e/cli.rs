@@ -34,7 +34,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     Ok(())
 }
 
-fn ip(bed: &Bed, words: &str) -> Result<()> {
+pub(super) fn ip(bed: &Bed, words: &str) -> Result<()> {
     let mut command = Command::new(bed.programs.find("ip").context("ip is missing")?);
     let output = command.args(words.split(' ')).output()?;
     ensure!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr).trim());
@@ -47,7 +47,7 @@ fn ferroce(bed: &Bed, words: &str) -> Result<Ended> {
     job::run(command, &bed.logs.path(&format!("ferroce {words}")), Duration::from_secs(10))
 }
 
-fn says(bed: &Bed, words: &str, code: i32, part: &str) -> Result<String> {
+pub(super) fn says(bed: &Bed, words: &str, code: i32, part: &str) -> Result<String> {
     let ended = ferroce(bed, words)?;
     ensure!(ended.status.and_then(|s| s.code()) == Some(code), "wanted exit {code}: {}", ended.describe());
     ensure!(ended.output.contains(part), "wanted '{part}': {}", ended.describe());
@@ -130,7 +130,7 @@ fn comes_and_goes(bed: &Bed) -> Result<()> {
 }
 
 /// Ends the broker; the next command starts another.
-fn restart() -> Result<()> {
+pub(super) fn restart() -> Result<()> {
     netns::end_broker();
     let deadline = Instant::now() + Duration::from_secs(5);
     while !netns::brokers().is_empty() {

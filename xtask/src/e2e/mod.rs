@@ -4,12 +4,14 @@
 //! `unshare -Urn` without root), so they meet no broker but their own and leave nothing behind.
 
 mod bed;
+mod classes;
 mod cli;
 mod cm;
 mod crates;
 mod devices;
 mod frames;
 mod lifecycle;
+mod links;
 mod loss;
 mod memory;
 mod multicast;
@@ -45,6 +47,10 @@ pub const STAGES: &[(&str, &str)] = &[
     ("cli", "ferroce link, dev and run: devices come and go, refusals say why"),
     ("observe", "ferroce statistic and resource; the tree of run --sysfs; all that tells of a device agrees"),
     (
+        "links",
+        "an administrator's session: addresses, MTU, carrier, macvlan, bridge, modes; events, refusals, rules",
+    ),
+    (
         "pingpong",
         "ibv_rc_pingpong, uc and ud: sizes, events, MTUs, IPv4 and IPv6, eight pairs at once, one core",
     ),
@@ -70,6 +76,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "devices" => Some(devices::check),
         "cli" => Some(cli::check),
         "observe" => Some(observe::check),
+        "links" => Some(links::check),
         "pingpong" => Some(pingpong::check),
         "vprobe" => Some(vprobe::check),
         "wire" => Some(wire::check),

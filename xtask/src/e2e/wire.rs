@@ -1,6 +1,6 @@
 //! What really went over the wire: a capture of our own packets, judged by tshark and by an independent ICRC.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -20,24 +20,13 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
         checks.skip("wire", "shared/captures/check.py is not beside the workspace");
         return Ok(());
     };
-    let Some(dumpcap) = bed.programs.find("dumpcap") else {
-        checks.skip("wire", "dumpcap is not here");
-        return Ok(());
-    };
-    let file = bed.logs.0.join("wire.pcap");
-    std::fs::remove_file(&file).ok();
-    let mut command = Command::new(dumpcap);
-    command.args(["-q", "-P", "-i", "lo", "-f", "udp port 4791", "-w"]).arg(&file);
-    let mut capture = Job::start(command, &bed.logs.path("dumpcap"), Duration::from_secs(120))?;
-    let deadline = Instant::now() + Duration::from_secs(10);
-    // The file's header is written when the capture runs.
-    while std::fs::metadata(&file).map_or(0, |m| m.len()) < 24 {
-        if capture.ended() || Instant::now() > deadline {
-            checks.skip("wire", &format!("no capture here: {}", capture.output().trim()));
+    let (file, capture) = match capture(bed, "wire")? {
+        Ok(started) => started,
+        Err(why) => {
+            checks.skip("wire", &why);
             return Ok(());
         }
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    };
     exchanges(bed, checks)?;
     std::thread::sleep(Duration::from_millis(500));
     capture.signal(Signal::SIGINT);
@@ -48,6 +37,28 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     checks.check("tshark: connections", connections(bed, &file));
     checks.check("an independent ICRC", icrc(bed, &second, &file));
     Ok(())
+}
+
+/// Captures RoCE packets on lo to a file; a sentence if that cannot be had here. It ends by SIGINT.
+pub(super) fn capture(bed: &Bed, name: &str) -> Result<Result<(PathBuf, Job), String>> {
+    let Some(dumpcap) = bed.programs.find("dumpcap") else {
+        return Ok(Err("dumpcap is not here".to_owned()));
+    };
+    let file = bed.logs.0.join(format!("{name}.pcap"));
+    std::fs::remove_file(&file).ok();
+    let mut command = Command::new(dumpcap);
+    command.args(["-q", "-P", "-i", "lo", "-f", "udp port 4791", "-w"]).arg(&file);
+    let mut capture =
+        Job::start(command, &bed.logs.path(&format!("{name} dumpcap")), Duration::from_secs(120))?;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    // The file's header is written when the capture runs.
+    while std::fs::metadata(&file).map_or(0, |m| m.len()) < 24 {
+        if capture.ended() || Instant::now() > deadline {
+            return Ok(Err(format!("no capture here: {}", capture.output().trim())));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(Ok((file, capture)))
 }
 
 fn exchanges(bed: &Bed, checks: &mut Checks) -> Result<()> {
@@ -136,7 +147,7 @@ fn filter(bed: &Bed, file: &Path, filter: &str) -> Result<String> {
     tshark_with(bed, file, filter, &[])
 }
 
-fn tshark_with(bed: &Bed, file: &Path, filter: &str, options: &[&str]) -> Result<String> {
+pub(super) fn tshark_with(bed: &Bed, file: &Path, filter: &str, options: &[&str]) -> Result<String> {
     let mut command = Command::new(bed.programs.find("tshark").context("tshark is missing")?);
     // Its guess that a payload is RPC over RDMA makes empty ones "malformed", those of a card as well.
     command.args(["--disable-protocol", "rpcordma", "-r"]).arg(file).args(["-Y", filter]).args(options);
