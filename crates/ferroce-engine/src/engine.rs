@@ -38,6 +38,11 @@ pub fn devices() -> Result<Vec<DeviceInfo>, DeviceError> {
     Ok(engine.devices.load().as_ref().clone())
 }
 
+/// What a device counted in all programs, by name.
+pub fn device_statistics(name: &str) -> Result<Vec<(String, u64)>, DeviceError> {
+    Engine::global()?.broker.statistics(name).map_err(|error| DeviceError::Broker(error.into()))
+}
+
 /// State of a process: its connection to the broker, and from the first opened device on its slot,
 /// lanes and background thread. It lives until the process ends.
 pub(crate) struct Engine {

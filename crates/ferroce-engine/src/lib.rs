@@ -72,8 +72,9 @@ pub use device::{
     MAX_RD_ATOM, MAX_SGE, MAX_SRQ, MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TOTAL_MCAST_QP_ATTACH, Origin, PhysState,
     PortAttr, PortState, width_and_speed,
 };
-pub use engine::devices;
+pub use engine::{device_statistics, devices};
 pub use ferroce_datapath::packet::{Layer, Pattern, Rule};
+pub use ferroce_ipc::ledger::port_counters;
 pub use ferroce_proto::{
     Bind, QpAccess, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge,
     SrqAttr, SrqAttrMask, WcOpcode, WcStatus, WindowAccess, WorkCompletion,

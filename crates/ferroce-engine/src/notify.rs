@@ -52,6 +52,21 @@ impl<T> NotifyQueue<T> {
         Some(take(entry))
     }
 
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.entries.lock().len()
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A look at the oldest entry, which stays.
+    pub fn peek<R>(&self, look: impl FnOnce(&T) -> R) -> Option<R> {
+        self.entries.lock().front().map(look)
+    }
+
     /// Drops every entry that `gone` names, and returns how many those were.
     pub fn purge(&self, mut gone: impl FnMut(&T) -> bool) -> usize {
         let mut entries = self.entries.lock();

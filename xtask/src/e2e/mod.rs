@@ -45,7 +45,10 @@ use crate::tree;
 pub const STAGES: &[(&str, &str)] = &[
     ("devices", "ibv_devices and ibv_devinfo; every consumer loads silently; a cold start is quick"),
     ("cli", "ferroce link, dev and run: devices come and go, refusals say why"),
-    ("observe", "ferroce statistic and resource; the tree of run --sysfs; all that tells of a device agrees"),
+    (
+        "observe",
+        "ferroce statistic and resource, perfquery; the tree of run --sysfs; all that tells of a device agrees",
+    ),
     (
         "links",
         "an administrator's session: addresses, MTU, carrier, macvlan, bridge, modes; events, refusals, rules",

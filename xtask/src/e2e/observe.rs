@@ -33,6 +33,11 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
         checks.skip("statistic and resource", "rping is not here");
     }
     checks.check("bad words", refusals(bed));
+    if bed.programs.find("perfquery").is_some() {
+        checks.check("perfquery of the local port", perfquery(bed));
+    } else {
+        checks.skip("perfquery of the local port", "perfquery is not here");
+    }
     let tried = with_sysfs(bed, "true")?;
     if tried.output.contains("--sysfs is not possible here") {
         checks.skip("run --sysfs", tried.output.trim());
@@ -135,6 +140,32 @@ fn programs(bed: &Bed) -> Result<()> {
     ensure!(after >= seen, "{after} packets after their programs were killed, {seen} before");
     let row = &json(bed, "statistic")?[0];
     ensure!(row.as_object().is_some_and(|row| row.len() == 17), "rxe has 15 counters: {row}");
+    Ok(())
+}
+
+/// Counters of the port by management datagrams, and what goes to another one.
+fn perfquery(bed: &Bed) -> Result<()> {
+    let ask = |args: &[&str]| {
+        let mut command = bed.ours("perfquery");
+        command.args(args);
+        job::run(command, &bed.logs.path("perfquery"), PATIENCE)
+    };
+    // Until nothing is sent between the two any more.
+    wait("the same from both", || {
+        let said = ask(&[])?;
+        let value = |name: &str| -> Option<u64> {
+            let line = said.output.lines().find(|line| line.starts_with(&format!("{name}:")))?;
+            line.rsplit('.').next()?.parse().ok()
+        };
+        let counted = json(bed, "statistic show link fr0")?;
+        ensure!(said.ok() && value("PortSelect") == Some(1), "{}", said.describe());
+        let same = |theirs: &str, ours: &str| value(theirs) == Some(number(&counted[0], ours));
+        Ok(same("PortRcvPkts", "rcvd_pkts") && same("PortXmitPkts", "sent_pkts"))
+    })?;
+    let wide = ask(&["-x"])?;
+    ensure!(wide.ok() && wide.output.contains("PortXmitPkts:"), "{}", wide.describe());
+    let elsewhere = ask(&["5", "1"])?;
+    ensure!(!elsewhere.ok() && elsewhere.output.contains("Invalid argument"), "{}", elsewhere.describe());
     Ok(())
 }
 

@@ -55,7 +55,7 @@ pub unsafe extern "C" fn umad_get_cas_names(cas: *mut [c_char; 20], max: c_int) 
 /// # Safety
 ///
 /// `ca_name` is NULL or a C string.
-unsafe fn find(ca_name: *const c_char) -> Result<DeviceInfo, Errno> {
+pub(super) unsafe fn find(ca_name: *const c_char) -> Result<DeviceInfo, Errno> {
     let mut infos = ferroce_engine::devices()?;
     let index = if ca_name.is_null() {
         infos.iter().position(|info| info.port_active).unwrap_or(0)

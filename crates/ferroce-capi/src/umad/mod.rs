@@ -1,10 +1,12 @@
-//! libibumad: devices and ports as management programs see them, and the buffers of management datagrams.
+//! libibumad: devices and ports as management programs see them, and management datagrams to the port itself.
 //!
 //! The calls return a negative errno, and set errno as well.
 
+mod agent;
 mod datagram;
 mod devices;
 mod names;
+mod port;
 
 pub use datagram::{
     umad_addr_dump, umad_debug, umad_dump, umad_get_mad, umad_get_mad_addr, umad_get_pkey, umad_set_addr,
@@ -17,6 +19,11 @@ pub use devices::{
 };
 pub use names::{
     umad_attribute_str, umad_class_str, umad_common_mad_status_str, umad_method_str, umad_sa_mad_status_str,
+};
+
+pub use port::{
+    umad_close_port, umad_get_fd, umad_open_port, umad_open_smi_port, umad_poll, umad_recv, umad_register,
+    umad_register_oui, umad_register2, umad_send, umad_unregister,
 };
 
 use core::ffi::c_int;

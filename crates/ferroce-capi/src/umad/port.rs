@@ -1,0 +1,297 @@
+//! Ports that are open for management datagrams, and the datagrams that pass through them.
+//!
+//! A datagram to the port itself is answered at once, by [`super::agent`], in the program's own process; no privilege and no
+//! device file is needed. Others would need a path by LIDs, which Ethernet does not have: EINVAL, as from the kernel for
+//! RoCE ports. Queue pair 1, where connection management lives, is the broker's alone.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use core::ffi::{c_char, c_int, c_void};
+use ferroce_abi as abi;
+use ferroce_engine::{DeviceInfo, NotifyQueue};
+use parking_lot::Mutex;
+
+use super::agent::{self, Asked, MAD, NoAnswer};
+use super::devices::find;
+use super::negative;
+use crate::call;
+use crate::errno::Errno;
+
+/// Octets before the datagram.
+const HEADER: usize = size_of::<abi::ib_user_mad>();
+/// Datagrams that wait to be received.
+const MOST_WAITING: usize = 256;
+/// Agents of one port.
+const MOST_AGENTS: usize = 32;
+/// A destination that is the port itself.
+const NO_LID: u16 = 0;
+const PERMISSIVE_LID: u16 = 0xffff;
+
+/// Open ports by their descriptor.
+static PORTS: Mutex<BTreeMap<RawFd, Arc<Port>>> = Mutex::new(BTreeMap::new());
+
+struct Port {
+    /// The device's name.
+    device: String,
+    waiting: NotifyQueue<Reply>,
+    /// The classes of agents, by their number.
+    agents: Mutex<BTreeMap<u32, u8>>,
+}
+
+/// A datagram for an agent.
+struct Reply {
+    agent: u32,
+    /// 0, or ETIMEDOUT with the request itself.
+    status: u32,
+    address: abi::ib_mad_addr,
+    mad: Vec<u8>,
+}
+
+fn port(fd: c_int) -> Result<Arc<Port>, Errno> {
+    PORTS.lock().get(&fd).cloned().ok_or(Errno::EINVAL)
+}
+
+/// Opens a port, 1 or 0 for any, and returns the number by which the other calls know it: its descriptor.
+///
+/// # Safety
+///
+/// `ca_name` is NULL or a C string.
+pub unsafe extern "C" fn umad_open_port(ca_name: *const c_char, portnum: c_int) -> c_int {
+    negative(|_| {
+        // SAFETY: as the caller says.
+        let DeviceInfo { name, .. } = unsafe { find(ca_name) }?;
+        if !(0..=1).contains(&portnum) {
+            return Err(Errno::EINVAL);
+        }
+        let port = Port { device: name, waiting: NotifyQueue::new()?, agents: Mutex::default() };
+        let fd = port.waiting.fd().as_raw_fd();
+        PORTS.lock().insert(fd, Arc::new(port));
+        usize::try_from(fd).map_err(|_| Errno::EBADF)
+    })
+}
+
+/// As [`umad_open_port`]: there is one port for all classes.
+///
+/// # Safety
+///
+/// `ca_name` is NULL or a C string.
+pub unsafe extern "C" fn umad_open_smi_port(ca_name: *const c_char, portnum: c_int) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { umad_open_port(ca_name, portnum) }
+}
+
+/// Closes a port with all of its agents. EINVAL if it is none.
+pub extern "C" fn umad_close_port(fd: c_int) -> c_int {
+    negative(|_| PORTS.lock().remove(&fd).map(|_| 0).ok_or(Errno::EINVAL))
+}
+
+/// A descriptor that is readable while a datagram waits. It is the port's, and must not be closed or read.
+pub extern "C" fn umad_get_fd(fd: c_int) -> c_int {
+    negative(|_| port(fd).and_then(|_| usize::try_from(fd).map_err(|_| Errno::EBADF)))
+}
+
+impl Port {
+    fn register(&self, class: u8) -> Result<u32, Errno> {
+        let mut agents = self.agents.lock();
+        if class == 0 || agents.len() >= MOST_AGENTS {
+            return Err(if class == 0 { Errno::EINVAL } else { Errno::ENOMEM });
+        }
+        let free = (0..).find(|number| !agents.contains_key(number)).unwrap_or(0);
+        agents.insert(free, class);
+        Ok(free)
+    }
+}
+
+/// Makes an agent of a class, and returns its number. Requests never come, since nobody sends any; so `_method_mask` names
+/// nothing.
+pub extern "C" fn umad_register(
+    fd: c_int,
+    mgmt_class: c_int,
+    _mgmt_version: c_int,
+    _rmpp_version: u8,
+    _method_mask: *mut c_void,
+) -> c_int {
+    negative(|_| Ok(port(fd)?.register(u8::try_from(mgmt_class).map_err(|_| Errno::EINVAL)?)? as usize))
+}
+
+/// Makes an agent of a vendor's class, 0x30 to 0x4f.
+pub extern "C" fn umad_register_oui(
+    fd: c_int,
+    mgmt_class: c_int,
+    _rmpp_version: u8,
+    oui: *mut u8,
+    _method_mask: *mut c_void,
+) -> c_int {
+    negative(|_| match u8::try_from(mgmt_class) {
+        Ok(class @ 0x30..=0x4f) if !oui.is_null() => Ok(port(fd)?.register(class)? as usize),
+        _ => Err(Errno::EINVAL),
+    })
+}
+
+/// Makes an agent and stores its number. Returns 0 or an errno.
+///
+/// # Safety
+///
+/// `attr` is NULL or readable, `agent_id` NULL or writable.
+pub unsafe extern "C" fn umad_register2(
+    fd: c_int,
+    attr: *mut abi::umad_reg_attr,
+    agent_id: *mut u32,
+) -> c_int {
+    call::code(|_| {
+        if attr.is_null() || agent_id.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: not NULL, and the caller says it may be read.
+        let class = unsafe { (&raw const (*attr).mgmt_class).read() };
+        let number = port(fd)?.register(class)?;
+        // SAFETY: not NULL, and the caller says it may be written to.
+        unsafe { agent_id.write(number) };
+        Ok(())
+    })
+}
+
+/// Ends an agent. EINVAL if there is none of this number.
+pub extern "C" fn umad_unregister(fd: c_int, agent_id: c_int) -> c_int {
+    negative(|_| {
+        let number = u32::try_from(agent_id).map_err(|_| Errno::EINVAL)?;
+        port(fd)?.agents.lock().remove(&number).map(|_| 0).ok_or(Errno::EINVAL)
+    })
+}
+
+/// Sends a datagram of `length` octets. The answer waits for [`umad_recv`] when this returns; if nobody here serves its
+/// class, the datagram itself with the status ETIMEDOUT.
+///
+/// EINVAL for what is no request, or is for another port; ENOMEM while 256 answers wait.
+///
+/// # Safety
+///
+/// `umad` is NULL or a buffer with a datagram of `length` octets.
+pub unsafe extern "C" fn umad_send(
+    fd: c_int,
+    agent_id: c_int,
+    umad: *mut c_void,
+    length: c_int,
+    _timeout_ms: c_int,
+    _retries: c_int,
+) -> c_int {
+    negative(|_| {
+        let port = port(fd)?;
+        let agent = u32::try_from(agent_id).map_err(|_| Errno::EINVAL)?;
+        let length = usize::try_from(length).map_err(|_| Errno::EINVAL)?;
+        if umad.is_null() || length > MAD || !port.agents.lock().contains_key(&agent) {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: a buffer's header, of no certain alignment.
+        let address = unsafe { (&raw const (*umad.cast::<abi::ib_user_mad>()).addr).read_unaligned() };
+        let mut request = vec![0; length];
+        // SAFETY: the caller says that so many octets follow the header, and `request` has room for them.
+        unsafe {
+            request.as_mut_ptr().copy_from_nonoverlapping(umad.byte_add(HEADER).cast::<u8>(), length);
+        }
+        let info = device(&port.device)?;
+        if !is_here(&address, &info) {
+            return Err(Errno::EINVAL);
+        }
+        if port.waiting.len() >= MOST_WAITING {
+            return Err(Errno::ENOMEM);
+        }
+        let counters = || ferroce_engine::device_statistics(&info.name).unwrap_or_default();
+        let (status, mad) = match agent::answer(&request, &Asked { info: &info, counters: &counters }) {
+            Ok(mad) => (0, mad.to_vec()),
+            Err(NoAnswer::Nobody) => (Errno::ETIMEDOUT.code() as u32, request),
+            Err(NoAnswer::Malformed | NoAnswer::Elsewhere) => return Err(Errno::EINVAL),
+        };
+        port.waiting.push(Reply { agent, status, address, mad });
+        Ok(0)
+    })
+}
+
+fn device(name: &str) -> Result<DeviceInfo, Errno> {
+    ferroce_engine::devices()?.into_iter().find(|info| info.name == name).ok_or(Errno::ENODEV)
+}
+
+/// Whether a destination is the port itself: by a GID of it, or without any path.
+fn is_here(address: &abi::ib_mad_addr, info: &DeviceInfo) -> bool {
+    if address.grh_present != 0 {
+        // SAFETY: every octet pattern is a GID.
+        let gid = unsafe { address.unnamed.gid };
+        return info.gids.iter().any(|entry| entry.gid.0 == gid);
+    }
+    matches!(u16::from_be(address.lid), NO_LID | PERMISSIVE_LID)
+}
+
+/// Waits until a datagram is there: for ever if `timeout_ms` is negative. ETIMEDOUT otherwise, EIO if it cannot wait.
+pub extern "C" fn umad_poll(fd: c_int, timeout_ms: c_int) -> c_int {
+    negative(|_| wait(&*port(fd)?, timeout_ms).map(|()| 0))
+}
+
+fn wait(port: &Port, timeout_ms: c_int) -> Result<(), Errno> {
+    let until = u64::try_from(timeout_ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
+    loop {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()).as_millis());
+        let left = left.map_or(-1, |left| c_int::try_from(left).unwrap_or(c_int::MAX));
+        let mut poll = libc::pollfd { fd: port.waiting.fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry, which is ours.
+        match unsafe { libc::poll(&raw mut poll, 1, left) } {
+            1 => return Ok(()),
+            0 => return Err(Errno::ETIMEDOUT),
+            _ if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => {}
+            _ => return Err(Errno::EIO),
+        }
+    }
+}
+
+/// Takes a datagram of at most `*length` octets, whose length is stored there, and returns its agent's number. Waits as
+/// [`umad_poll`] does; for no time if `timeout_ms` is 0, which fails with EAGAIN. ENOSPC if it is longer than there is room
+/// for: it stays, and `*length` says what it needs.
+///
+/// # Safety
+///
+/// `umad` is NULL or a buffer with room for a datagram of `*length` octets, `length` NULL or readable and writable.
+pub unsafe extern "C" fn umad_recv(
+    fd: c_int,
+    umad: *mut c_void,
+    length: *mut c_int,
+    timeout_ms: c_int,
+) -> c_int {
+    negative(|_| {
+        if umad.is_null() || length.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        let port = port(fd)?;
+        // SAFETY: not NULL, and the caller says it may be read.
+        let room = usize::try_from(unsafe { length.read() }).map_err(|_| Errno::EINVAL)?;
+        if timeout_ms != 0 {
+            wait(&port, timeout_ms)?;
+        }
+        let needed = port.waiting.peek(|reply| reply.mad.len()).ok_or(Errno::EAGAIN)?;
+        if needed > room {
+            // SAFETY: not NULL, and the caller says it may be written to.
+            unsafe { length.write(needed as c_int) };
+            return Err(Errno::ENOSPC);
+        }
+        let Reply { agent, status, address, mad } = port.waiting.pop(|reply| reply).ok_or(Errno::EAGAIN)?;
+        // Another thread took the one that was looked at, and this one is longer.
+        let mad = mad.get(..room.min(mad.len())).unwrap_or_default();
+        let header = abi::ib_user_mad {
+            agent_id: agent,
+            status,
+            timeout_ms: 0,
+            retries: 0,
+            length: (HEADER + mad.len()) as u32,
+            addr: address,
+            data: [],
+        };
+        // SAFETY: the caller gives room for the header and `room` octets behind it, which `mad` does not exceed.
+        unsafe {
+            umad.cast::<abi::ib_user_mad>().write_unaligned(header);
+            umad.byte_add(HEADER).cast::<u8>().copy_from_nonoverlapping(mad.as_ptr(), mad.len());
+            length.write(mad.len() as c_int);
+        }
+        Ok(agent as usize)
+    })
+}
