@@ -73,7 +73,7 @@ pub enum Object {
         command: Option<LinkCommand>,
     },
     /// RDMA devices.
-    #[command(infer_subcommands = true)]
+    #[command(infer_subcommands = true, alias = "d")]
     Dev {
         /// Without one: show.
         #[command(subcommand)]
@@ -106,6 +106,10 @@ pub enum Object {
     /// Links by the commands of rxe_cfg, the older tool.
     #[command(infer_subcommands = true)]
     RxeCfg(RxeCfg),
+    /// What of this host or container keeps programs from RoCE, and what to do about it.
+    ///
+    /// Looks, and changes nothing. Exit status 1 if there is an error.
+    Doctor,
     /// GID tables: which address of which network device has which index.
     #[command(infer_subcommands = true)]
     Gid {

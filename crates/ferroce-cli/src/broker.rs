@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use ferroce_ipc::ledger::LedgerReader;
 use ferroce_ipc::{
     BROKER_NAME, Client, DeviceInfo, LeaseEntry, MINOR_LEDGER, MINOR_NETDEVS, MINOR_SETTINGS, Message,
-    NetdevInfo, Setting, Status,
+    NetdevInfo, Peer, Setting, Status,
 };
 
 /// How long the broker may take to start, or for an answer.
@@ -33,6 +33,16 @@ pub fn status() -> Result<(Status, Vec<DeviceInfo>)> {
     match client.request(&Message::GetStatus, LIMIT)? {
         (Message::Status(status), _) => Ok((status, devices)),
         (other, _) => bail!("ferroced answered a question for its state with {other:?}"),
+    }
+}
+
+/// The broker that runs already, and its devices.
+pub fn running() -> Result<(Peer, Vec<DeviceInfo>)> {
+    let netdev = std::env::var("FERROCE_NETDEV").unwrap_or_default();
+    let mut client = Client::connect(BROKER_NAME, &netdev, LIMIT)?;
+    match client.request(&Message::ListDevices, LIMIT)? {
+        (Message::Devices(devices), _) => Ok((client.peer(), devices)),
+        (other, _) => bail!("ferroced answered a question for devices with {other:?}"),
     }
 }
 

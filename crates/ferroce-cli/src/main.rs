@@ -8,6 +8,7 @@
 
 mod args;
 mod broker;
+mod doctor;
 mod gids;
 mod link;
 mod resource;
@@ -63,6 +64,10 @@ fn main() -> ExitCode {
             let all = StatisticCommand::Show { words: Vec::new() };
             statistic::run(command.unwrap_or(all), args.style)
         }
+        Object::Doctor => match doctor::run(args.style) {
+            Ok(status) => return status,
+            Err(error) => Err(error),
+        },
         Object::Status => {
             broker::status().and_then(|(found, devices)| status::print(found, &devices, args.style))
         }
@@ -174,6 +179,8 @@ mod tests {
             "stati sh link fr0/1",
             "stat qp show",
             "-j status",
+            "doctor",
+            "-j doc",
         ] {
             let words = std::iter::once("ferroce").chain(line.split(' '));
             assert!(Args::try_parse_from(words).is_ok(), "{line}");

@@ -7,6 +7,7 @@ mod bed;
 mod classes;
 mod cli;
 mod cm;
+mod containers;
 mod crates;
 mod devices;
 mod frames;
@@ -65,6 +66,7 @@ pub const STAGES: &[(&str, &str)] = &[
         "cm",
         "rping, ucmatose, rdma_{,x}{client,server}, udaddy, mckey, cmtime, perftest -R, rsockets, by nobody; killed ends",
     ),
+    ("containers", "doctor; a user namespace, a minimal root, a pod of several containers with one eth0"),
     ("lifecycle", "kill -9 of a peer and of the broker, a stopped program, churn"),
     ("stress", "64 queue pairs in 4 processes with 8 or 32 threads: every octet, no lost completion"),
     ("crates", "the tests of a Rust crate for libibverbs, 20 times in parallel threads (with --all)"),
@@ -86,6 +88,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "frames" => Some(frames::check),
         "memory" => Some(memory::check),
         "cm" => Some(cm::check),
+        "containers" => Some(containers::check),
         "lifecycle" => Some(lifecycle::check),
         "stress" => Some(stress::check),
         "crates" => Some(crates::check),

@@ -123,3 +123,13 @@ pub fn nothing_left(checks: &mut Checks) -> Result<()> {
     }
     Ok(())
 }
+
+/// Waits until something holds.
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !holds() {
+        ensure!(Instant::now() < deadline, "not within 10 s: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}

@@ -1,0 +1,103 @@
+//! `ferroce doctor`: what of this host, or container, will keep programs from RoCE, and what to do about each.
+//!
+//! It changes nothing and starts nothing. What it looks at is gathered by [`host`]; what that means is decided by
+//! [`judge`], without looking anywhere.
+
+mod host;
+mod judge;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use crate::args::Style;
+use crate::rows;
+
+/// How bad something is.
+#[derive(Serialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    /// As it should be.
+    Ok,
+    /// Something to know.
+    Note,
+    /// Something works badly, or may not work.
+    Warning,
+    /// Something does not work.
+    Error,
+}
+
+/// One line: what was looked at, and what was seen.
+#[derive(Serialize, Clone, Debug, PartialEq, Eq)]
+struct Finding {
+    check: &'static str,
+    state: State,
+    found: String,
+    /// What to do, if anything is to be done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cure: Option<String>,
+}
+
+impl Finding {
+    fn new(check: &'static str, state: State, found: impl Into<String>) -> Self {
+        Self { check, state, found: found.into(), cure: None }
+    }
+
+    fn ok(check: &'static str, found: impl Into<String>) -> Self {
+        Self::new(check, State::Ok, found)
+    }
+
+    fn cure(self, cure: impl Into<String>) -> Self {
+        Self { cure: Some(cure.into()), ..self }
+    }
+}
+
+/// Looks, and prints; fails if there is an error.
+pub fn run(style: Style) -> Result<ExitCode> {
+    let findings = judge::all(&host::look());
+    rows::say(&shown(&findings, style)?)?;
+    let hopeless = findings.iter().any(|finding| finding.state == State::Error);
+    Ok(if hopeless { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn shown(findings: &[Finding], style: Style) -> Result<String> {
+    let mut text = match (style.json, style.pretty) {
+        (true, true) => serde_json::to_string_pretty(findings)?,
+        (true, false) => serde_json::to_string(findings)?,
+        (false, _) => return Ok(findings.iter().map(line).collect()),
+    };
+    text.push('\n');
+    Ok(text)
+}
+
+fn line(finding: &Finding) -> String {
+    let state = match finding.state {
+        State::Ok => "ok",
+        State::Note => "note",
+        State::Warning => "warning",
+        State::Error => "error",
+    };
+    let cure = finding.cure.as_ref().map(|cure| format!("{:<20}-> {cure}\n", "")).unwrap_or_default();
+    format!("{state:<8} {:<10} {}\n{cure}", finding.check, finding.found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_and_keys() {
+        let findings = [
+            Finding::ok("kernel", "Linux 6.1"),
+            Finding::new("loopback", State::Error, "lo is down").cure("ip link set lo up"),
+        ];
+        let style = |json| Style { json, pretty: false, details: false };
+        let want = "ok       kernel     Linux 6.1\n\
+                    error    loopback   lo is down\n                    -> ip link set lo up\n";
+        assert_eq!(shown(&findings, style(false)).unwrap(), want);
+        let want = "[{\"check\":\"kernel\",\"state\":\"ok\",\"found\":\"Linux 6.1\"},\
+                    {\"check\":\"loopback\",\"state\":\"error\",\"found\":\"lo is down\",\"cure\":\"ip link set lo up\"}]\n";
+        assert_eq!(shown(&findings, style(true)).unwrap(), want);
+    }
+}

@@ -1,0 +1,342 @@
+//! What this host, or container, is like.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use ferroce_ipc::{BROKER_NAME, ClientError, DeviceInfo};
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+use nix::sys::socket::SockaddrStorage;
+
+use crate::broker;
+
+/// The UDP port of RoCE v2.
+pub const PORT: u16 = 4791;
+/// What programs look for.
+pub const LIBRARIES: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libibumad.so.3"];
+
+/// All that is looked at.
+#[derive(Debug, Default)]
+pub struct Host {
+    /// Linux's release.
+    pub kernel: String,
+    /// Our own libraries, folder by folder.
+    pub libraries: Vec<Folder>,
+    /// Network devices by name.
+    pub netdevs: BTreeMap<String, Netdev>,
+    /// The broker that runs.
+    pub broker: Broker,
+    /// Sockets on the port, the broker's own excepted.
+    pub port: Vec<Holder>,
+    /// RDMA devices of the kernel on network devices of this namespace.
+    pub kernel_devices: Vec<KernelDevice>,
+    /// `net.core.rmem_max` and `wmem_max`, where they can be seen.
+    pub buffers: [Option<u64>; 2],
+    /// Open files that a process may have: soft and hard limit.
+    pub files: Option<(u64, u64)>,
+    /// Whether we may set devices up, and with us the broker.
+    pub net_admin: bool,
+    /// Why no namespace can be made, if none can.
+    pub no_namespace: Option<String>,
+    /// What says that this is a container.
+    pub container: Option<String>,
+    /// Whether there are rules that translate addresses.
+    pub nat_rules: bool,
+}
+
+/// A folder that holds libraries of ours.
+#[derive(Debug, Default)]
+pub struct Folder {
+    pub path: PathBuf,
+    /// Their names, with the file that each is.
+    pub files: BTreeMap<String, (u64, u64)>,
+}
+
+/// A network device.
+#[derive(Clone, Debug, Default)]
+pub struct Netdev {
+    pub up: bool,
+    pub loopback: bool,
+    pub addresses: Vec<IpAddr>,
+}
+
+/// What answers by the broker's name.
+#[derive(Debug, Default)]
+pub enum Broker {
+    #[default]
+    None,
+    /// Ours, with its devices.
+    Runs { pid: u32, uid: u32, devices: Vec<DeviceInfo> },
+    /// Why it is of no use; the sentence has the cure.
+    Unusable(String),
+}
+
+/// Somebody with a socket on the port.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Holder {
+    pub address: IpAddr,
+    pub uid: u32,
+    /// The socket is the kernel's own.
+    pub kernel: bool,
+    /// Its process, if that can be seen.
+    pub process: Option<String>,
+}
+
+/// An RDMA device of the kernel.
+#[derive(Debug)]
+pub struct KernelDevice {
+    pub name: String,
+    pub netdev: String,
+    /// The software driver; otherwise a card, which takes the port's packets before the kernel sees them.
+    pub rxe: bool,
+}
+
+/// Looks.
+pub fn look() -> Host {
+    let netdevs = netdevs();
+    let broker = who_answers();
+    Host {
+        kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+        libraries: folders(),
+        port: port(&broker),
+        broker,
+        kernel_devices: kernel_devices(&netdevs),
+        netdevs,
+        buffers: ["rmem_max", "wmem_max"]
+            .map(|name| read(&format!("/proc/sys/net/core/{name}")).trim().parse().ok()),
+        files: limits(&read("/proc/self/limits")),
+        net_admin: has_net_admin(&read("/proc/self/status")),
+        no_namespace: no_namespace(),
+        container: container(),
+        nat_rules: ["ip_tables_names", "ip6_tables_names"]
+            .iter()
+            .any(|table| read(&format!("/proc/net/{table}")).lines().any(|line| line == "nat")),
+    }
+}
+
+/// Empty if it cannot be read.
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// Where the loader may find libraries that are ours.
+fn folders() -> Vec<Folder> {
+    let exe = std::env::current_exe().ok();
+    let beside = exe.as_deref().and_then(Path::parent).and_then(Path::parent).map(|root| root.join("lib"));
+    let asked = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let usual = [
+        "/usr/local/lib",
+        "/usr/lib",
+        "/usr/lib64",
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+    ];
+    let mut found: Vec<Folder> = Vec::new();
+    for path in beside.into_iter().chain(std::env::split_paths(&asked)).chain(usual.map(PathBuf::from)) {
+        let Ok(path) = path.canonicalize() else { continue };
+        if found.iter().any(|folder| folder.path == path) {
+            continue;
+        }
+        let file = |name: &&str| {
+            let file = path.join(name);
+            let is = fs::metadata(&file).ok()?;
+            is_ours(&file).then(|| ((*name).to_owned(), (is.dev(), is.ino())))
+        };
+        let files: BTreeMap<_, _> = LIBRARIES.iter().filter_map(file).collect();
+        if !files.is_empty() {
+            found.push(Folder { path, files });
+        }
+    }
+    found
+}
+
+/// Whether a library has the note that marks it as ferroce's.
+fn is_ours(file: &Path) -> bool {
+    const NAME: &[u8] = b"ferroce\0";
+    let bytes = fs::read(file).unwrap_or_default();
+    bytes.windows(NAME.len()).any(|window| window == NAME)
+}
+
+fn netdevs() -> BTreeMap<String, Netdev> {
+    let mut found: BTreeMap<String, Netdev> = BTreeMap::new();
+    for entry in getifaddrs().into_iter().flatten() {
+        let netdev = found.entry(entry.interface_name).or_default();
+        netdev.up = entry.flags.contains(InterfaceFlags::IFF_UP);
+        netdev.loopback = entry.flags.contains(InterfaceFlags::IFF_LOOPBACK);
+        netdev.addresses.extend(entry.address.as_ref().and_then(ip));
+    }
+    found
+}
+
+fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
+    let v4 = address.as_sockaddr_in().map(|v4| v4.ip().into());
+    v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip().into()))
+}
+
+fn who_answers() -> Broker {
+    match broker::running() {
+        Ok((peer, devices)) => Broker::Runs { pid: peer.pid, uid: peer.uid, devices },
+        Err(error) => match error.downcast_ref::<ClientError>() {
+            Some(ClientError::NoBroker) => Broker::None,
+            _ => Broker::Unusable(format!("@{BROKER_NAME}: {error:#}")),
+        },
+    }
+}
+
+/// Who is on the port. A broker's sockets are told from others by its open files; one that is not in our pid namespace has
+/// those of its user.
+fn port(broker: &Broker) -> Vec<Holder> {
+    let own = match broker {
+        Broker::Runs { pid, .. } => sockets_of(*pid),
+        _ => Vec::new(),
+    };
+    let brokers = |inode: u64, uid: u32| match broker {
+        Broker::Runs { uid: its, .. } if own.is_empty() => uid == *its,
+        _ => own.contains(&inode),
+    };
+    let mut found = Vec::new();
+    for table in ["udp", "udp6"] {
+        for (address, uid, inode) in
+            read(&format!("/proc/thread-self/net/{table}")).lines().filter_map(socket)
+        {
+            if address.is_multicast() || brokers(inode, uid) {
+                continue;
+            }
+            found.push(Holder { address, uid, kernel: inode == 0, process: process_with(inode) });
+        }
+    }
+    found
+}
+
+/// Address, user and inode of a socket on the port, from a line of `/proc/net/udp`.
+fn socket(line: &str) -> Option<(IpAddr, u32, u64)> {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let (local, port) = fields.get(1)?.split_once(':')?;
+    if u16::from_str_radix(port, 16).ok()? != PORT {
+        return None;
+    }
+    // In 32-bit words of the host's order.
+    let word = |at: usize| u32::from_str_radix(local.get(at..at + 8)?, 16).ok().map(u32::to_ne_bytes);
+    let address: IpAddr = match local.len() {
+        8 => word(0)?.into(),
+        32 => {
+            let words = [word(0)?, word(8)?, word(16)?, word(24)?];
+            <[u8; 16]>::try_from(words.concat()).ok()?.into()
+        }
+        _ => return None,
+    };
+    Some((address, fields.get(7)?.parse().ok()?, fields.get(9)?.parse().ok()?))
+}
+
+/// Inodes of a process's sockets.
+fn sockets_of(pid: u32) -> Vec<u64> {
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let inode = |entry: fs::DirEntry| {
+        let target = fs::read_link(entry.path()).ok()?;
+        target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+    };
+    files.filter_map(inode).collect()
+}
+
+fn process_with(inode: u64) -> Option<String> {
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let pid = pids.into_iter().find(|pid| inode != 0 && sockets_of(*pid).contains(&inode))?;
+    Some(format!("process {pid} ({})", read(&format!("/proc/{pid}/comm")).trim()))
+}
+
+fn kernel_devices(netdevs: &BTreeMap<String, Netdev>) -> Vec<KernelDevice> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten() {
+        let path = entry.path();
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let parent = fs::read_to_string(path.join("parent")).ok().map(|parent| parent.trim().to_owned());
+        let rxe = parent.is_some();
+        let cards = fs::read_dir(path.join("device/net")).into_iter().flatten().flatten();
+        let of_card = cards.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        // sysfs may be that of another network namespace.
+        for netdev in parent.into_iter().chain(of_card).filter(|netdev| netdevs.contains_key(netdev)) {
+            found.push(KernelDevice { name: name.clone(), netdev, rxe });
+        }
+    }
+    found
+}
+
+/// "Max open files            1024                 1048576              files"
+fn limits(table: &str) -> Option<(u64, u64)> {
+    let line = table.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    let number = |word: &str| word.parse().ok().or_else(|| (word == "unlimited").then_some(u64::MAX));
+    let mut words = line.split_whitespace().map(number);
+    Some((words.next()??, words.next()??))
+}
+
+/// By the effective capabilities in `/proc/PID/status`.
+fn has_net_admin(status: &str) -> bool {
+    const NET_ADMIN: u32 = 12;
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    line.and_then(|line| u64::from_str_radix(line.trim(), 16).ok())
+        .is_some_and(|set| set >> NET_ADMIN & 1 == 1)
+}
+
+/// By doing it: a copy of this program enters one, shows its version, and ends.
+fn no_namespace() -> Option<String> {
+    let mut command = Command::new(std::env::current_exe().ok()?);
+    command.args(["run", "--private-net", "--", "/proc/self/exe", "--version"]);
+    command.env("FERROCE_BROKER", "none").stdin(Stdio::null());
+    let output = command.output().ok()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let said = said.trim().trim_start_matches("ferroce: ").to_owned();
+    // Without the libraries it ends before that, which is told elsewhere.
+    (!output.status.success() && said.contains("namespace")).then_some(said)
+}
+
+fn container() -> Option<String> {
+    let file = |path: &str| Path::new(path).exists().then(|| path.to_owned());
+    let variable = |name: &str| std::env::var_os(name).map(|_| format!("${name}"));
+    file("/.dockerenv")
+        .or_else(|| file("/run/.containerenv"))
+        .or_else(|| variable("KUBERNETES_SERVICE_HOST"))
+        .or_else(|| variable("container"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_on_the_port() {
+        let line = |local: &str| {
+            format!(
+                "  77: {local} 00000000:0000 07 00000000:00000000 00:00000000 00000000  1000        0 4242 2 0 0"
+            )
+        };
+        let found = socket(&line("0100007F:12B7")).unwrap();
+        assert_eq!(found, ("127.0.0.1".parse().unwrap(), 1000, 4242));
+        let found = socket(&line("00000000000000000000000001000000:12B7")).unwrap();
+        assert_eq!(found.0, "::1".parse::<IpAddr>().unwrap());
+        for other in ["0100007F:12B8", "0100007F", "0100:12B7", "x100007F:12B7"] {
+            assert_eq!(socket(&line(other)), None, "{other}");
+        }
+        assert_eq!(socket("  sl  local_address rem_address   st"), None);
+    }
+
+    #[test]
+    fn who_may_set_devices_up() {
+        assert!(has_net_admin("Name:\tsh\nCapEff:\t000001ffffffffff\n"));
+        assert!(!has_net_admin("CapEff:\t0000000000000400\n"));
+        assert!(!has_net_admin(""));
+    }
+
+    #[test]
+    fn limits_of_open_files() {
+        let table = "Limit                     Soft Limit           Hard Limit           Units     \n\
+                     Max processes             95364                95364                processes \n\
+                     Max open files            1024                 unlimited            files     \n";
+        assert_eq!(limits(table), Some((1024, u64::MAX)));
+        assert_eq!(limits("Max open files\n"), None);
+    }
+}

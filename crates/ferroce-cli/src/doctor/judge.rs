@@ -1,0 +1,293 @@
+//! What it means.
+
+use std::net::IpAddr;
+
+use ferroce_ipc::Origin;
+
+use super::host::{Broker, Folder, Holder, Host, KernelDevice, LIBRARIES, PORT};
+use super::{Finding, State};
+
+/// What sockets ask for.
+const BUFFER: u64 = 8 << 20;
+/// With less than this a sender of one message after the other begins to lose packets.
+const SMALL: u64 = 4 << 20;
+/// Descriptors: the broker has one for each slot and address.
+const FILES: u64 = 1024;
+/// The oldest kernel that is tried.
+const KERNEL: (u32, u32) = (5, 10);
+
+/// Everything, in the order in which it matters to a program that starts.
+pub fn all(host: &Host) -> Vec<Finding> {
+    let mut all = vec![kernel(host), libraries(&host.libraries), loopback(host), broker(host), port(host)];
+    all.extend(links(host));
+    all.extend(cards(host));
+    all.push(buffers(host));
+    all.push(files(host));
+    all.push(namespaces(host));
+    all.push(nat(host));
+    all
+}
+
+fn kernel(host: &Host) -> Finding {
+    let mut numbers = host.kernel.split(|c: char| !c.is_ascii_digit()).map(|word| word.parse::<u32>().ok());
+    let version = numbers.next().flatten().zip(numbers.next().flatten());
+    let found = format!("Linux {}", host.kernel);
+    match version {
+        Some(version) if version < KERNEL => {
+            Finding::new("kernel", State::Warning, format!("{found} is older than 5.10"))
+                .cure("a kernel since 5.10; older ones were not tried")
+        }
+        Some(_) => Finding::ok("kernel", found),
+        None => Finding::new("kernel", State::Note, "its release is not known: is /proc there?"),
+    }
+}
+
+fn libraries(folders: &[Folder]) -> Finding {
+    for Folder { path, files } in folders {
+        let mut distinct: Vec<_> = files.values().collect();
+        distinct.sort();
+        distinct.dedup();
+        if distinct.len() > 1 {
+            let names: Vec<&str> = files.keys().map(String::as_str).collect();
+            let found =
+                format!("in {} {} are copies, not links to one file", path.display(), names.join(", "));
+            let links = LIBRARIES.iter().skip(1);
+            let cure: Vec<String> = links.map(|name| format!("ln -sf {} {name}", LIBRARIES[0])).collect();
+            let cure = format!("cd {} && {}", path.display(), cure.join(" && "));
+            return Finding::new("libraries", State::Error, found).cure(cure);
+        }
+    }
+    match folders {
+        [] => Finding::new("libraries", State::Error, "none of ferroce's libraries is where programs look")
+            .cure("run ferroce from its distribution: lib/ beside bin/ (`ferroce run`), or LD_LIBRARY_PATH"),
+        [first, ..] => {
+            let missing: Vec<&str> =
+                LIBRARIES.iter().copied().filter(|name| !first.files.contains_key(*name)).collect();
+            let at = first.path.display();
+            if missing.is_empty() {
+                Finding::ok("libraries", format!("in {at}, one file by all its names"))
+            } else {
+                let cure = missing.iter().map(|name| format!("ln -s {} {at}/{name}", LIBRARIES[0]));
+                let found = format!("in {at}, but not by the name {}", missing.join(", "));
+                Finding::new("libraries", State::Warning, found).cure(cure.collect::<Vec<_>>().join("; "))
+            }
+        }
+    }
+}
+
+fn loopback(host: &Host) -> Finding {
+    let Some((name, lo)) = host.netdevs.iter().find(|(_, netdev)| netdev.loopback) else {
+        return Finding::new("loopback", State::Warning, "there is no loopback device, so there is no fr0")
+            .cure("make the network namespace with one (lo), or use a link on another netdev");
+    };
+    if !lo.up && host.net_admin && matches!(host.broker, Broker::None) {
+        return Finding::new("loopback", State::Note, format!("{name} is down; the broker will set it up"));
+    }
+    if !lo.up {
+        return Finding::new("loopback", State::Error, format!("{name} is down"))
+            .cure(format!("ip link set {name} up"));
+    }
+    let has = |v4: bool| lo.addresses.iter().any(|address| address.is_ipv4() == v4);
+    match (has(true), has(false)) {
+        (true, true) => Finding::ok("loopback", format!("{name} is up, with IPv4 and IPv6")),
+        (true, false) => {
+            Finding::new("loopback", State::Note, format!("{name} has no IPv6 address: fr0 has no GID ::1"))
+        }
+        (false, _) => Finding::new(
+            "loopback",
+            State::Warning,
+            format!("{name} has no IPv4 address: fr0 has no GID for it"),
+        )
+        .cure(format!("ip addr add 127.0.0.1/8 dev {name}")),
+    }
+}
+
+fn broker(host: &Host) -> Finding {
+    match &host.broker {
+        Broker::None => Finding::ok("broker", "none runs; the first program starts one"),
+        Broker::Runs { pid: 0, uid, .. } => {
+            Finding::ok("broker", format!("runs, as uid {uid}, outside our pid namespace"))
+        }
+        Broker::Runs { pid, uid, .. } => {
+            Finding::ok("broker", format!("runs, as process {pid} of uid {uid}"))
+        }
+        Broker::Unusable(why) => Finding::new("broker", State::Error, why.clone()).cure(
+            "one user's programs share a broker in a network namespace: end the other's, or \
+             `ferroce run --private-net -- CMD`",
+        ),
+    }
+}
+
+fn port(host: &Host) -> Finding {
+    let who = |Holder { address, uid, kernel, process }: &Holder| match (kernel, process) {
+        (true, _) => format!("the kernel on {address}"),
+        (_, Some(process)) => format!("{process} on {address}"),
+        (_, None) => format!("a process of uid {uid} on {address} that cannot be seen"),
+    };
+    if host.port.is_empty() {
+        return Finding::ok("port", format!("UDP port {PORT} is free for the broker"));
+    }
+    let mut holders: Vec<String> = host.port.iter().map(who).collect();
+    holders.sort();
+    holders.dedup();
+    let found = format!("UDP port {PORT} is held by {}", holders.join(", "));
+    if host.port.iter().any(|holder| holder.kernel) {
+        let rxe: Vec<&str> = host.kernel_devices.iter().filter(|d| d.rxe).map(|d| d.name.as_str()).collect();
+        let cure = match rxe.as_slice() {
+            [] => "the kernel's software RoCE: rdma link delete DEV, for each that `rdma link` shows, or \
+                   `ferroce run --private-net -- CMD`"
+                .to_owned(),
+            rxe => format!("rdma link delete {}", rxe.join("; rdma link delete ")),
+        };
+        return Finding::new("port", State::Error, found).cure(cure);
+    }
+    match host.broker {
+        // Programs hold sockets of a broker that just died, and start the next one.
+        Broker::None
+            if host
+                .port
+                .iter()
+                .all(|holder| holder.process.as_deref().is_some_and(|p| p.contains("ferroce"))) =>
+        {
+            Finding::new("port", State::Note, found)
+        }
+        _ => Finding::new("port", State::Error, found)
+            .cure("end it, or `ferroce run --private-net -- CMD` for a port of one's own"),
+    }
+}
+
+fn links(host: &Host) -> Vec<Finding> {
+    let Broker::Runs { devices, .. } = &host.broker else { return Vec::new() };
+    let links: Vec<_> = devices.iter().filter(|device| device.origin == Origin::Link).collect();
+    if links.is_empty() {
+        return vec![
+            Finding::new("links", State::Note, "only this host is reached: there is fr0 on lo, and no link")
+                .cure("ferroce link add fr1 type roce netdev eth0"),
+        ];
+    }
+    let mut found = Vec::new();
+    for device in links {
+        let (name, netdev) = (&device.name, &device.netdev);
+        found.push(if device.port_active && !device.gids.is_empty() {
+            Finding::ok("links", format!("{name} on {netdev} is active"))
+        } else if device.port_active {
+            Finding::new(
+                "links",
+                State::Error,
+                format!("{name}: {netdev} has no address that RoCE could use"),
+            )
+            .cure(format!("ip addr add ADDRESS/LENGTH dev {netdev}"))
+        } else {
+            Finding::new("links", State::Error, format!("{name} is down, because {netdev} is"))
+                .cure(format!("ip link set {netdev} up, and look at the cable and `ip link show {netdev}`"))
+        });
+    }
+    found
+}
+
+fn cards(host: &Host) -> Vec<Finding> {
+    let used = |netdev: &str| match &host.broker {
+        Broker::Runs { devices, .. } => devices.iter().any(|device| device.netdev == netdev),
+        _ => std::env::var("FERROCE_NETDEV").is_ok_and(|asked| asked == netdev),
+    };
+    let cards = host.kernel_devices.iter().filter(|device| !device.rxe);
+    let judged = cards.map(|KernelDevice { name, netdev, .. }| {
+        let found = format!("{name} is a card with RoCE of its own: it takes the packets to port {PORT} on {netdev}");
+        let state = if used(netdev) { State::Error } else { State::Note };
+        Finding::new("card", state, found).cure(
+            "use the card's own RoCE (without ferroce), another netdev, or switch it off: \
+             devlink dev param set DEV name enable_roce value false cmode driverinit && devlink dev reload DEV",
+        )
+    });
+    judged.collect()
+}
+
+fn buffers(host: &Host) -> Finding {
+    let named = ["net.core.rmem_max", "net.core.wmem_max"];
+    let small: Vec<(&str, u64)> = named
+        .into_iter()
+        .zip(host.buffers)
+        .filter_map(|(name, size)| size.filter(|size| *size < SMALL).map(|size| (name, size)))
+        .collect();
+    if host.buffers.iter().all(Option::is_none) {
+        return Finding::new(
+            "buffers",
+            State::Note,
+            "their limits cannot be seen here; the host's are what counts",
+        );
+    }
+    if small.is_empty() {
+        return Finding::ok("buffers", "sockets may have what they ask for, or most of it");
+    }
+    let found: Vec<String> = small.iter().map(|(name, size)| format!("{name} is {size}")).collect();
+    let cure: Vec<String> = small.iter().map(|(name, _)| format!("{name}={BUFFER}")).collect();
+    let found = format!("{}: slow, and losses under load", found.join(", "));
+    Finding::new("buffers", State::Warning, found).cure(format!("on the host: sysctl -w {}", cure.join(" ")))
+}
+
+fn files(host: &Host) -> Finding {
+    match host.files {
+        Some((_, hard)) if hard < FILES => Finding::new(
+            "files",
+            State::Warning,
+            format!("a process may open {hard} files: few programs and addresses"),
+        )
+        .cure("ulimit -Hn 65536, or the container's `--ulimit nofile=65536`"),
+        Some((soft, hard)) if hard == u64::MAX => {
+            Finding::ok("files", format!("a process may open {soft}, or any number"))
+        }
+        Some((soft, hard)) => Finding::ok("files", format!("a process may open {soft}, or {hard}")),
+        None => Finding::new("files", State::Note, "their limit is not known: is /proc there?"),
+    }
+}
+
+fn namespaces(host: &Host) -> Finding {
+    match &host.no_namespace {
+        None => Finding::ok("namespaces", "can be made, for `ferroce run --private-net`"),
+        Some(why) => Finding::new("namespaces", State::Warning, why.clone())
+            .cure("nothing, unless `ferroce run --private-net` or `--sysfs` are wanted: then allow them to this user"),
+    }
+}
+
+/// The ICRC covers the addresses, so packets whose addresses were changed on the way are dropped.
+fn nat(host: &Host) -> Finding {
+    const CURE: &str = "give both ends addresses that reach each other unchanged: the host's network, macvlan or ipvlan, \
+                        or routes in the place of NAT";
+    // slirp4netns and its likes give every container this address, and translate it.
+    let user_mode: Option<IpAddr> = "10.0.2.100".parse().ok();
+    let translated = host.netdevs.iter().find(|(_, n)| n.addresses.iter().any(|a| Some(*a) == user_mode));
+    if let Some((netdev, _)) = translated {
+        let found = format!("{netdev} is behind NAT in user mode (slirp4netns): RoCE does not cross it");
+        return Finding::new("nat", State::Error, found).cure(CURE);
+    }
+    let own = host.netdevs.iter().filter(|(_, netdev)| netdev.up && !netdev.loopback);
+    let private =
+        own.flat_map(|(name, n)| n.addresses.iter().map(move |a| (name, a))).find(|(_, a)| is_private(**a));
+    match (private, &host.container) {
+        (Some((netdev, address)), Some(sign)) => {
+            let found = format!(
+                "{netdev} has the private address {address}, in a container ({sign}): behind NAT, as by docker's and podman's \
+                 bridges, RoCE reaches only the same bridge"
+            );
+            Finding::new("nat", State::Warning, found).cure(CURE)
+        }
+        _ if host.nat_rules => {
+            let found = format!(
+                "there are rules that translate addresses: RoCE does not survive it (UDP port {PORT})"
+            );
+            Finding::new("nat", State::Note, found)
+                .cure(format!("leave it out: iptables -t nat -I POSTROUTING -p udp --dport {PORT} -j ACCEPT"))
+        }
+        _ => Finding::ok("nat", "no sign of it; peers must reach our addresses unchanged"),
+    }
+}
+
+fn is_private(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_private() || (v4.octets()[0] == 100 && v4.octets()[1] & 0xc0 == 64),
+        IpAddr::V6(v6) => v6.is_unique_local(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

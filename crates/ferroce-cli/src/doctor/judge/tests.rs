@@ -1,0 +1,243 @@
+use std::path::PathBuf;
+
+use ferroce_ipc::{DeviceInfo, PhysState};
+
+use super::*;
+use crate::doctor::host::Netdev;
+
+fn folder(files: &[(&str, u64)]) -> Folder {
+    let files = files.iter().map(|(name, inode)| ((*name).to_owned(), (1, *inode))).collect();
+    Folder { path: PathBuf::from("/opt/lib"), files }
+}
+
+fn netdev(loopback: bool, up: bool, addresses: &[&str]) -> Netdev {
+    Netdev { up, loopback, addresses: addresses.iter().map(|address| address.parse().unwrap()).collect() }
+}
+
+/// A host without faults.
+fn healthy() -> Host {
+    Host {
+        kernel: "6.1.0-18-amd64".to_owned(),
+        libraries: vec![folder(&LIBRARIES.map(|name| (name, 7)))],
+        netdevs: [
+            ("lo".to_owned(), netdev(true, true, &["127.0.0.1", "::1"])),
+            ("eth0".to_owned(), netdev(false, true, &["192.168.1.5"])),
+        ]
+        .into(),
+        buffers: [Some(SMALL); 2],
+        files: Some((1024, 4096)),
+        ..Host::default()
+    }
+}
+
+fn device(name: &str, netdev: &str, port_active: bool, gids: usize) -> DeviceInfo {
+    let gid = ferroce_ipc::GidEntry {
+        index: 0,
+        gid: ferroce_wire::Gid::from_ip([192, 168, 1, 5].into()),
+        gid_type: ferroce_ipc::GidType::RoceV2,
+        ifindex: 2,
+    };
+    DeviceInfo {
+        id: 1,
+        name: name.to_owned(),
+        dev_name: "uverbs0".to_owned(),
+        node_guid: [1; 8],
+        netdev: netdev.to_owned(),
+        ifindex: 2,
+        mtu: 1500,
+        port_active,
+        phys_state: PhysState::LinkUp,
+        origin: Origin::Link,
+        gids: vec![gid; gids],
+        settings: ferroce_ipc::LinkSettings::default(),
+    }
+}
+
+fn running(devices: Vec<DeviceInfo>) -> Broker {
+    Broker::Runs { pid: 5, uid: 0, devices }
+}
+
+/// The findings of a check, after a change of a healthy host.
+fn found(check: &str, change: impl FnOnce(&mut Host)) -> Vec<Finding> {
+    let mut host = healthy();
+    change(&mut host);
+    all(&host).into_iter().filter(|finding| finding.check == check).collect()
+}
+
+#[test]
+fn a_healthy_host_has_nothing_to_cure() {
+    for finding in all(&healthy()) {
+        assert_eq!((finding.state, &finding.cure), (State::Ok, &None), "{finding:?}");
+    }
+}
+
+#[test]
+fn each_fault_is_named_with_its_cure() {
+    let holder = |address: &str, kernel, process: Option<&str>| Holder {
+        address: address.parse().unwrap(),
+        uid: 1000,
+        kernel,
+        process: process.map(str::to_owned),
+    };
+    let card = |rxe| KernelDevice { name: "mlx5_0".to_owned(), netdev: "eth0".to_owned(), rxe };
+    type Change = Box<dyn FnOnce(&mut Host)>;
+    let cases: Vec<(&str, Change, State, &str, &str)> = vec![
+        ("kernel", Box::new(|h| h.kernel = "4.19.0".to_owned()), State::Warning, "4.19", "5.10"),
+        ("kernel", Box::new(|h| h.kernel.clear()), State::Note, "/proc", ""),
+        (
+            "libraries",
+            Box::new(|h| h.libraries = vec![folder(&[(LIBRARIES[0], 7), (LIBRARIES[1], 8)])]),
+            State::Error,
+            "copies",
+            "cd /opt/lib && ln -sf libibverbs.so.1 librdmacm.so.1 && ln -sf libibverbs.so.1 libibumad.so.3",
+        ),
+        (
+            "libraries",
+            Box::new(|h| h.libraries = vec![folder(&[(LIBRARIES[0], 7), (LIBRARIES[1], 7)])]),
+            State::Warning,
+            "libibumad.so.3",
+            "ln -s libibverbs.so.1 /opt/lib/libibumad.so.3",
+        ),
+        ("libraries", Box::new(|h| h.libraries.clear()), State::Error, "none", "LD_LIBRARY_PATH"),
+        ("loopback", Box::new(|h| drop(h.netdevs.remove("lo"))), State::Warning, "no loopback", "lo"),
+        (
+            "loopback",
+            Box::new(|h| h.netdevs.get_mut("lo").unwrap().up = false),
+            State::Error,
+            "lo is down",
+            "ip link set lo up",
+        ),
+        (
+            "loopback",
+            Box::new(|h| (h.netdevs.get_mut("lo").unwrap().up, h.net_admin) = (false, true)),
+            State::Note,
+            "will set it up",
+            "",
+        ),
+        (
+            "loopback",
+            Box::new(|h| h.netdevs.get_mut("lo").unwrap().addresses.truncate(1)),
+            State::Note,
+            "IPv6",
+            "",
+        ),
+        (
+            "broker",
+            Box::new(|h| h.broker = Broker::Unusable("held by process 7 of uid 12".to_owned())),
+            State::Error,
+            "uid 12",
+            "--private-net",
+        ),
+        (
+            "port",
+            Box::new(move |h| h.port = vec![holder("0.0.0.0", false, Some("process 17 (nc)"))]),
+            State::Error,
+            "process 17 (nc) on 0.0.0.0",
+            "end it",
+        ),
+        (
+            "port",
+            Box::new(move |h| h.port = vec![holder("0.0.0.0", false, None)]),
+            State::Error,
+            "uid 1000",
+            "--private-net",
+        ),
+        (
+            "port",
+            Box::new(move |h| h.port = vec![holder("127.0.0.1", false, Some("process 9 (ferroced)"))]),
+            State::Note,
+            "process 9",
+            "",
+        ),
+        (
+            "port",
+            Box::new(move |h| {
+                h.port = vec![holder("::", true, None)];
+                h.kernel_devices = vec![KernelDevice { name: "rxe0".to_owned(), ..card(true) }];
+            }),
+            State::Error,
+            "the kernel",
+            "rdma link delete rxe0",
+        ),
+        ("links", Box::new(|h| h.broker = running(Vec::new())), State::Note, "no link", "ferroce link add"),
+        (
+            "links",
+            Box::new(|h| h.broker = running(vec![device("fr1", "eth0", false, 1)])),
+            State::Error,
+            "fr1 is down",
+            "ip link set eth0 up",
+        ),
+        (
+            "links",
+            Box::new(|h| h.broker = running(vec![device("fr1", "eth0", true, 0)])),
+            State::Error,
+            "no address",
+            "ip addr add",
+        ),
+        (
+            "card",
+            Box::new(move |h| {
+                h.broker = running(vec![device("fr1", "eth0", true, 1)]);
+                h.kernel_devices = vec![card(false)];
+            }),
+            State::Error,
+            "mlx5_0 is a card",
+            "enable_roce",
+        ),
+        ("card", Box::new(move |h| h.kernel_devices = vec![card(false)]), State::Note, "mlx5_0", "netdev"),
+        (
+            "buffers",
+            Box::new(|h| h.buffers = [Some(212_992), Some(SMALL)]),
+            State::Warning,
+            "net.core.rmem_max is 212992",
+            "sysctl -w net.core.rmem_max=8388608",
+        ),
+        ("buffers", Box::new(|h| h.buffers = [None; 2]), State::Note, "cannot be seen", ""),
+        ("files", Box::new(|h| h.files = Some((256, 256))), State::Warning, "256", "nofile"),
+        (
+            "namespaces",
+            Box::new(|h| h.no_namespace = Some("this system lets no user".to_owned())),
+            State::Warning,
+            "no user",
+            "--private-net",
+        ),
+        (
+            "nat",
+            Box::new(|h| drop(h.netdevs.insert("tap0".to_owned(), netdev(false, true, &["10.0.2.100"])))),
+            State::Error,
+            "tap0",
+            "macvlan",
+        ),
+        (
+            "nat",
+            Box::new(|h| h.container = Some("/.dockerenv".to_owned())),
+            State::Warning,
+            "192.168.1.5",
+            "unchanged",
+        ),
+        ("nat", Box::new(|h| h.nat_rules = true), State::Note, "rules", "--dport 4791"),
+    ];
+    for (check, change, state, part, cure) in cases {
+        let found = found(check, change);
+        let [finding] = found.as_slice() else { panic!("{check}: {found:?}") };
+        assert_eq!(finding.state, state, "{finding:?}");
+        assert!(finding.found.contains(part), "'{part}' is not in {finding:?}");
+        let said = finding.cure.as_deref().unwrap_or_default();
+        assert!(said.contains(cure) && said.is_empty() == cure.is_empty(), "'{cure}': {finding:?}");
+    }
+}
+
+#[test]
+fn addresses_that_are_translated_sooner_or_later() {
+    for (address, private) in [
+        ("10.1.2.3", true),
+        ("100.64.0.1", true),
+        ("100.128.0.1", false),
+        ("192.0.2.1", false),
+        ("fd07::1", true),
+        ("fe80::1", false),
+        ("2001:db8::1", false),
+    ] {
+        assert_eq!(is_private(address.parse().unwrap()), private, "{address}");
+    }
+}
