@@ -1,4 +1,4 @@
-/* libibumad: devices and ports as ibstat sees them, the buffers of management datagrams, and wrong callers. */
+/* libibumad: devices and ports as ibstat sees them, management datagrams and their buffers, and wrong callers. */
 #include "check.h"
 
 #include <infiniband/umad.h>
@@ -171,6 +171,75 @@ static void buffers(void)
 	CHECK(umad_debug(-1) == 0 && umad_debug(2) == 2 && umad_debug(-1) == 2);
 }
 
+/* A request of the performance class to the port itself, and everything that is none. */
+static void datagrams(void)
+{
+	static _Alignas(8) char umad[64 + 256], answer[64 + 256];
+	unsigned char *mad = umad_get_mad(umad), *got = umad_get_mad(answer);
+	int length = 256, port, agent, other;
+	uint32_t number;
+	struct umad_reg_attr attr = { .mgmt_class = 0x03, .mgmt_class_version = 2 };
+
+	CHECK_NEGATIVE(umad_open_port("mlx5_0", 1), ENODEV);
+	CHECK_NEGATIVE(umad_open_port("fr0", 2), EINVAL);
+	NEED((port = umad_open_port("fr0", 1)) >= 0);
+	CHECK(umad_get_fd(port) >= 0);
+	CHECK_NEGATIVE(umad_get_fd(-1), EINVAL);
+	NEED((agent = umad_register(port, 0x04, 1, 0, NULL)) >= 0);
+	CHECK_NEGATIVE(umad_register(port, 0, 1, 0, NULL), EINVAL);
+	CHECK_NEGATIVE(umad_register(port, 256, 1, 0, NULL), EINVAL);
+	CHECK_NEGATIVE(umad_register(port + 1000, 0x04, 1, 0, NULL), EINVAL);
+	CHECK_NEGATIVE(umad_register_oui(port, 0x04, 0, (uint8_t[3]){ 1, 2, 3 }, NULL), EINVAL);
+	CHECK_NEGATIVE(umad_register_oui(port, 0x30, 0, NULL, NULL), EINVAL);
+	CHECK(umad_register2(port, &attr, NULL) == EINVAL && umad_register2(port, NULL, &number) == EINVAL);
+	NEED(umad_register2(port, &attr, &number) == 0);
+	CHECK((int)number != agent);
+
+	CHECK_NEGATIVE(umad_recv(port, answer, &length, 0), EAGAIN);
+	CHECK_NEGATIVE(umad_recv(port, answer, &length, 1), ETIMEDOUT);
+	CHECK_NEGATIVE(umad_poll(port, 1), ETIMEDOUT);
+
+	/* Get(PortCounters) of port 1. */
+	mad[0] = mad[2] = mad[3] = 1;
+	mad[1] = 0x04;
+	mad[17] = 0x12;
+	mad[65] = 1;
+	mad[15] = 42;
+	NEED(umad_send(port, agent, umad, 256, 100, 3) == 0);
+	CHECK(umad_poll(port, 1000) == 0);
+	length = 255;
+	CHECK_NEGATIVE(umad_recv(port, answer, &length, -1), ENOSPC);
+	CHECK(length == 256);
+	CHECK(umad_recv(port, answer, &length, -1) == agent && length == 256);
+	CHECK(umad_status(answer) == 0 && got[3] == 0x81 && got[15] == 42 && !got[4] && !got[5]);
+	CHECK_NEGATIVE(umad_recv(port, answer, &length, 0), EAGAIN);
+
+	CHECK_NEGATIVE(umad_send(port, agent, NULL, 256, 0, 0), EINVAL);
+	CHECK_NEGATIVE(umad_send(port, agent, umad, 257, 0, 0), EINVAL);
+	CHECK_NEGATIVE(umad_send(port, agent, umad, 23, 0, 0), EINVAL);
+	CHECK_NEGATIVE(umad_send(port, agent, umad, -1, 0, 0), EINVAL);
+	CHECK_NEGATIVE(umad_send(port, 77, umad, 256, 0, 0), EINVAL);
+	CHECK_NEGATIVE(umad_recv(port, NULL, &length, 0), EINVAL);
+	CHECK_NEGATIVE(umad_recv(port, answer, NULL, 0), EINVAL);
+	/* To somebody else. */
+	umad_set_addr(umad, 5, 1, 0, 0x80010000);
+	CHECK_NEGATIVE(umad_send(port, agent, umad, 256, 0, 0), EINVAL);
+	umad_set_addr(umad, 0, 1, 0, 0x80010000);
+	/* A class that nobody serves: the request comes back. */
+	mad[1] = 0x03;
+	NEED(umad_send(port, (int)number, umad, 256, 1, 0) == 0);
+	length = 256;
+	CHECK(umad_recv(port, answer, &length, -1) == (int)number && umad_status(answer) == ETIMEDOUT);
+	CHECK(got[1] == 0x03 && got[3] == 1);
+
+	NEED((other = umad_open_port(NULL, 0)) >= 0 && other != port);
+	CHECK_NEGATIVE(umad_unregister(other, agent), EINVAL);
+	CHECK(umad_unregister(port, agent) == 0);
+	CHECK_NEGATIVE(umad_unregister(port, agent), EINVAL);
+	CHECK(umad_close_port(port) == 0 && umad_close_port(other) == 0);
+	CHECK_NEGATIVE(umad_close_port(port), EINVAL);
+}
+
 int main(void)
 {
 	struct ibv_context *context = open_device();
@@ -178,6 +247,7 @@ int main(void)
 	devices(context);
 	lists();
 	buffers();
+	datagrams();
 	CHECK(umad_done() == 0);
 	CHECK(ibv_close_device(context) == 0);
 	return finish();
