@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use ferroce_ipc::ledger::LedgerReader;
 use ferroce_ipc::{
-    BROKER_NAME, Client, DeviceInfo, LeaseEntry, MINOR_LEDGER, MINOR_NETDEVS, MINOR_SETTINGS, Message,
-    NetdevInfo, Peer, Setting, Status,
+    BROKER_NAME, Client, CmIdEntry, DeviceInfo, LeaseEntry, MINOR_LEDGER, MINOR_NETDEVS, MINOR_SETTINGS,
+    Message, NetdevInfo, Peer, Setting, Status,
 };
 
 /// How long the broker may take to start, or for an answer.
@@ -84,6 +84,23 @@ impl Observer {
         match self.0.request(&Message::GetStatistics(device.to_owned()), LIMIT)? {
             (Message::Statistics(counters), _) => Ok(counters),
             (other, _) => bail!("ferroced answered a question for counters with {other:?}"),
+        }
+    }
+
+    /// Binds and connections of all programs.
+    pub fn cm_ids(&mut self) -> Result<Vec<CmIdEntry>> {
+        let mut found = Vec::new();
+        loop {
+            match self.0.request(&Message::GetCmIds(found.len() as u32), LIMIT)? {
+                (Message::CmIds { ids, more }, _) => {
+                    let more = more && !ids.is_empty();
+                    found.extend(ids);
+                    if !more {
+                        return Ok(found);
+                    }
+                }
+                (other, _) => bail!("ferroced answered a question for connections with {other:?}"),
+            }
         }
     }
 

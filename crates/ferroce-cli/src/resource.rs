@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use ferroce_ipc::ledger::{DeviceBlock, LedgerReader, Record, Table};
-use ferroce_ipc::{DeviceInfo, LeaseEntry};
+use ferroce_ipc::{CmIdState, DeviceInfo, LeaseEntry};
 
 use crate::Usage;
 use crate::args::Style;
@@ -17,9 +17,9 @@ use crate::select::Selection;
 const KINDS: [&str; 7] = ["pd", "cq", "qp", "cm_id", "mr", "ctx", "srq"];
 
 /// What rows may be selected by.
-const KEYS: [&str; 18] = [
+const KEYS: [&str; 21] = [
     "pid", "comm", "pdn", "cqn", "ctxn", "mrn", "srqn", "lqpn", "rqpn", "type", "state", "users", "cqe",
-    "rkey", "lkey", "mrlen", "ps", "qp-type",
+    "rkey", "lkey", "mrlen", "ps", "qp-type", "cm-idn", "src-addr", "dst-addr",
 ];
 
 /// `[DEV]` or `KIND [link DEV[/PORT]] [FILTER VALUE]...`
@@ -57,6 +57,9 @@ fn summary(broker: &mut Observer, which: Option<&str>) -> Result<Vec<Row>> {
             }
         }
     }
+    for (device, _) in cm_ids(broker, &devices)? {
+        *counts.entry((device, "cm_id")).or_default() += 1;
+    }
     let row = |(index, device): (u32, &DeviceInfo)| {
         let count = |kind| counts.get(&(device.name.clone(), kind)).copied().unwrap_or(0);
         let head = Head::Index(index, device.name.clone());
@@ -82,6 +85,11 @@ fn list(
     devices: &[DeviceInfo],
     selection: &Selection,
 ) -> Result<Vec<Row>> {
+    if kind == "cm_id" {
+        let rows = cm_ids(broker, devices)?;
+        let wanted = |(device, row): &(String, Row)| selection.has_device(device) && selection.takes(row);
+        return Ok(rows.into_iter().filter(wanted).map(|(_, row)| row).collect());
+    }
     let mut found = Vec::new();
     for (program, ledger) in broker.ledgers()? {
         let program = Program { entry: &program, blocks: ledger.devices()?, ledger: &ledger, devices };
@@ -93,6 +101,51 @@ fn list(
         }
     }
     Ok(found.into_iter().map(|(_, row)| row).collect())
+}
+
+/// Binds and connections, each at the device that has its address; those of all addresses at the first.
+fn cm_ids(broker: &mut Observer, devices: &[DeviceInfo]) -> Result<Vec<(String, Row)>> {
+    let ids = broker.cm_ids()?;
+    let programs: Vec<LeaseEntry> = if ids.is_empty() { Vec::new() } else { broker.status()?.programs };
+    let mut rows = Vec::new();
+    for id in ids {
+        let has = |device: &DeviceInfo| {
+            id.local.ip().is_unspecified()
+                || device.gids.iter().any(|entry| entry.gid.to_ip() == id.local.ip())
+        };
+        let Some(index) = devices.iter().position(has) else { continue };
+        let name = devices[index].name.clone();
+        let mut row = Row::new(Head::Link(Some(index as u32), name.clone())).number("cm-idn", id.number);
+        if id.qpn > 0 {
+            row = row.number("lqpn", id.qpn);
+        }
+        if id.qp_type > 0 {
+            row = row.text("qp-type", service_name(id.qp_type.into()));
+        }
+        row = row.text(
+            "state",
+            match id.state {
+                CmIdState::AddrBound => "ADDR_BOUND",
+                CmIdState::Listen => "LISTEN",
+                CmIdState::Connect => "CONNECT",
+                CmIdState::Disconnect => "DISCONNECT",
+            },
+        );
+        let space = match id.space {
+            0x0002 => "IPoIB",
+            0x0106 => "TCP",
+            0x0111 => "UDP",
+            0x013f => "IB",
+            _ => "UNKNOWN",
+        };
+        row = row.text("ps", space);
+        if let Some(program) = programs.iter().find(|program| program.slots.contains(&id.slot)) {
+            row = row.number("pid", program.pid).text("comm", program.command.clone());
+        }
+        row = row.text("src-addr", id.local.to_string()).text("dst-addr", id.remote.to_string());
+        rows.push((name, row));
+    }
+    Ok(rows)
 }
 
 /// One program's objects.
@@ -163,11 +216,9 @@ impl Program<'_> {
     }
 }
 
-fn queue_pair(row: Row, record: &Record) -> Row {
-    let head = record.word(0);
-    let (local, remote) = record.halves(1);
-    let (expected, next) = record.halves(2);
-    let service = match head >> 16 & 0xff {
+/// Of `enum ibv_qp_type`.
+const fn service_name(code: u64) -> &'static str {
+    match code {
         2 => "RC",
         3 => "UC",
         4 => "UD",
@@ -175,7 +226,14 @@ fn queue_pair(row: Row, record: &Record) -> Row {
         9 => "XRC_INI",
         10 => "XRC_TGT",
         _ => "UNKNOWN",
-    };
+    }
+}
+
+fn queue_pair(row: Row, record: &Record) -> Row {
+    let head = record.word(0);
+    let (local, remote) = record.halves(1);
+    let (expected, next) = record.halves(2);
+    let service = service_name(head >> 16 & 0xff);
     let connected = matches!(service, "RC" | "UC" | "XRC_INI" | "XRC_TGT");
     let state = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
     let state = state.get((head >> 24 & 0xff) as usize).copied().unwrap_or("UNKNOWN");

@@ -27,11 +27,11 @@ pub use codec::MessageError;
 pub use connection::{Connection, Listener, Peer, Received};
 pub use device::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 pub use message::{
-    AddressSockets, CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmStatus, CmWhat,
-    DEVICE_BYTES, GID_BYTES, Hello, LeaseEntry, Leased, LinkKind, MAJOR, MAX_MESSAGE, MAX_RECORD, MINOR,
-    MINOR_CONNECTIONS, MINOR_LEDGER, MINOR_NETDEVS, MINOR_PORT_BLOCKS, MINOR_RINGS, MINOR_SETTINGS,
-    MINOR_UNANSWERED, Message, PORT_BLOCK, RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS,
-    Status,
+    AddressSockets, CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmIdEntry, CmIdState, CmNews, CmRequest,
+    CmRoute, CmStatus, CmWhat, DEVICE_BYTES, GID_BYTES, Hello, LeaseEntry, Leased, LinkKind, MAJOR,
+    MAX_MESSAGE, MAX_RECORD, MINOR, MINOR_CONNECTIONS, MINOR_LEDGER, MINOR_NETDEVS, MINOR_PORT_BLOCKS,
+    MINOR_RINGS, MINOR_SETTINGS, MINOR_UNANSWERED, Message, PORT_BLOCK, RULE_BYTES, Refusal, RefusalCode,
+    ResourceCounts, SHOW_MADS, Status,
 };
 pub use netdev::{NetdevInfo, Pause, Vlan};
 pub use settings::{BadPrefix, LinkSettings, Prefix, RoceMode, Setting, TcRule};

@@ -9,7 +9,7 @@
 mod bytes;
 mod cm;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use crate::device::DeviceInfo;
 use crate::netdev::NetdevInfo;
@@ -144,6 +144,15 @@ pub enum Message {
     Ledgers(u16),
     /// A program with its ledger, one descriptor.
     LedgerOf(LeaseEntry),
+    /// Asks for [`Message::CmIds`], leaving out so many of them.
+    GetCmIds(u32),
+    /// Binds and connections of all programs.
+    CmIds {
+        /// As many as fit.
+        ids: Vec<CmIdEntry>,
+        /// There are others after these.
+        more: bool,
+    },
     /// Asks for rings, for a program that holds slots; since minor version 7. The descriptor is one end of a socket pair of
     /// packets: each side sends an octet there when the other may be asleep. Answered by [`Message::Rings`]; earlier ones
     /// of the program are closed.
@@ -344,6 +353,41 @@ pub struct LeaseEntry {
     pub resources: ResourceCounts,
 }
 
+/// A bind or a connection, as rdma(8) shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CmIdEntry {
+    /// A number that no other has.
+    pub number: u32,
+    /// Its program's slot.
+    pub slot: u8,
+    /// What it does.
+    pub state: CmIdState,
+    /// `enum ibv_qp_type` of its queue pairs, 0 if it has none.
+    pub qp_type: u8,
+    /// The port space as `enum rdma_port_space` has it, 0 if it has no ports.
+    pub space: u16,
+    /// Its queue pair, 0 as long as it is not known.
+    pub qpn: u32,
+    /// Ours; the unspecified one for all.
+    pub local: SocketAddr,
+    /// The peer's; the unspecified one for none.
+    pub remote: SocketAddr,
+}
+
+/// What rdma(8) calls the state of a [`CmIdEntry`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum CmIdState {
+    /// Has a port.
+    AddrBound = 0,
+    /// Listens.
+    Listen = 1,
+    /// Is connected, or about to be.
+    Connect = 2,
+    /// Ends.
+    Disconnect = 3,
+}
+
 /// Numbers of objects in a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ResourceCounts {
@@ -392,6 +436,8 @@ impl Message {
             Self::GetLedgers => 43,
             Self::Ledgers(_) => 44,
             Self::LedgerOf(_) => 45,
+            Self::GetCmIds(_) => 46,
+            Self::CmIds { .. } => 47,
         }
     }
 

@@ -122,6 +122,14 @@ fn programs(bed: &Bed) -> Result<()> {
         let summary = json(bed, "resource show fr0")?;
         ensure!(summary.len() == 1 && number(&summary[0], kind) >= least as u64, "{summary:?}");
     }
+    let ids = json(bed, "resource show cm_id")?;
+    let of = |state: &str| {
+        ids.iter().filter(|id| id["state"] == state && id["ps"] == "TCP" && id["comm"] == "rping").count()
+    };
+    ensure!(of("LISTEN") == 1 && of("CONNECT") == 2, "{ids:?}");
+    let connected: Vec<_> = ids.iter().filter(|id| id["state"] == "CONNECT").collect();
+    ensure!(connected[0]["src-addr"] == connected[1]["dst-addr"], "{ids:?}");
+    ensure!(connected.iter().all(|id| pairs.iter().any(|pair| pair["lqpn"] == id["lqpn"])), "{ids:?}");
     let text = ferroce(bed, &format!("res sh qp link fr0/1 lqpn {}", a["lqpn"]))?.output;
     ensure!(text.starts_with("link fr0/1 lqpn ") && text.contains(" type RC state RTS rq-psn "), "{text}");
     ensure!(text.lines().count() == 1 && text.trim_end().ends_with(" comm rping"), "{text}");

@@ -1,5 +1,7 @@
 //! Connections of all programs: what the broker decides about them.
 
+mod ids;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 

@@ -433,6 +433,7 @@ impl<W: World> Broker<W> {
                 None => Err(None),
             },
             Message::GetStatistics(device) => self.statistics(&device).map(Some).map_err(Some),
+            Message::GetCmIds(without) => Ok(Some(self.cm.ids(without as usize))),
             Message::GetLedgers => {
                 self.send_ledgers(client, id);
                 Ok(None)
@@ -451,7 +452,8 @@ impl<W: World> Broker<W> {
             | Message::Rings
             | Message::Statistics(_)
             | Message::Ledgers(_)
-            | Message::LedgerOf(_) => Err(None),
+            | Message::LedgerOf(_)
+            | Message::CmIds { .. } => Err(None),
         }
     }
 

@@ -23,6 +23,7 @@ pub const GID_BYTES: usize = GID_ROW as usize;
 pub const RULE_BYTES: usize = settings::RULE_ROW as usize;
 const LEASE_ROW: u16 = 72;
 const COUNTER_ROW: u16 = 48;
+const CM_ID_ROW: u16 = 50;
 
 impl Message {
     /// The message's bytes.
@@ -141,6 +142,26 @@ impl Message {
             }
             Self::Ledgers(count) => w.u16(*count),
             Self::LedgerOf(program) => encode_lease(program, &mut w)?,
+            Self::GetCmIds(without) => w.u32(*without),
+            Self::CmIds { ids, more } => {
+                w.table("cm ids", ids.len(), CM_ID_ROW)?;
+                w.u8(u8::from(*more));
+                let end = w.0.len();
+                for id in ids {
+                    w.u32(id.number);
+                    w.u32(id.qpn);
+                    w.u8(id.slot);
+                    w.u8(id.state as u8);
+                    w.u8(id.qp_type);
+                    w.u8(0);
+                    w.u16(id.space);
+                    for address in [id.local, id.remote] {
+                        w.u16(address.port());
+                        w.bytes(&Gid::from_ip(address.ip()).0);
+                    }
+                }
+                return Ok(end);
+            }
         }
         Ok(bytes.len())
     }
@@ -269,6 +290,12 @@ impl Message {
             43 => Self::GetLedgers,
             44 => Self::Ledgers(body.u16()?),
             45 => Self::LedgerOf(decode_lease(&mut body)?),
+            46 => Self::GetCmIds(body.u32()?),
+            47 => {
+                let table = Table::read(&mut body)?;
+                let more = body.bool("more")?;
+                Self::CmIds { ids: tail.rows(table, decode_cm_id)?, more }
+            }
             other => return Err(MessageError::UnknownKind(other)),
         })
     }
@@ -435,6 +462,25 @@ fn encode_status(status: &Status, mut w: Writer<'_>) -> Result<usize, MessageErr
         encode_lease(program, &mut w)?;
     }
     Ok(end)
+}
+
+fn decode_cm_id(row: &mut Reader<'_>) -> Result<CmIdEntry, MessageError> {
+    let (number, qpn, slot) = (row.u32()?, row.u32()?, row.u8()?);
+    let state = row.enumeration("state", |value| match value {
+        0 => Some(CmIdState::AddrBound),
+        1 => Some(CmIdState::Listen),
+        2 => Some(CmIdState::Connect),
+        3 => Some(CmIdState::Disconnect),
+        _ => None,
+    })?;
+    let qp_type = row.u8()?;
+    row.u8()?;
+    let space = row.u16()?;
+    let mut address = || {
+        let port = row.u16()?;
+        Ok(SocketAddr::new(Gid(row.array()?).to_ip(), port))
+    };
+    Ok(CmIdEntry { number, slot, state, qp_type, space, qpn, local: address()?, remote: address()? })
 }
 
 fn encode_lease(program: &LeaseEntry, w: &mut Writer<'_>) -> Result<(), MessageError> {

@@ -166,6 +166,20 @@ fn all() -> Vec<Message> {
         Message::GetLedgers,
         Message::Ledgers(254),
         Message::LedgerOf(program),
+        Message::GetCmIds(1200),
+        Message::CmIds {
+            ids: vec![CmIdEntry {
+                number: 7,
+                slot: 254,
+                state: CmIdState::Disconnect,
+                qp_type: 2,
+                space: 0x0106,
+                qpn: 0x00fe_0011,
+                local: "10.77.0.2:7174".parse().unwrap(),
+                remote: "[fe80::1]:1".parse().unwrap(),
+            }],
+            more: true,
+        },
     ]
 }
 

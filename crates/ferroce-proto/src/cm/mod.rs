@@ -10,6 +10,7 @@ mod listeners;
 mod passive;
 mod random;
 mod record;
+mod seen;
 mod sidr;
 mod table;
 mod types;
@@ -24,6 +25,7 @@ use ferroce_wire::mad::MadError;
 
 pub use self::counters::{CmCounters, PerMessage};
 pub use self::error::{CmDropReason, CmError, ImportError};
+pub use self::seen::Seen;
 pub use self::types::{
     AcceptParams, Bind, CmEvent, CmEventKind, ConnectParams, Disconnect, Kind, ListenParams, ListenerId,
     Route, SidrAnswer, SidrParams, Transmit,

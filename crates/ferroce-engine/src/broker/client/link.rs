@@ -421,7 +421,8 @@ impl Inner {
             | Message::Netdevs(_)
             | Message::Statistics(_)
             | Message::Ledgers(_)
-            | Message::LedgerOf(_) => {}
+            | Message::LedgerOf(_)
+            | Message::CmIds { .. } => {}
             Message::Hello(_)
             | Message::ListDevices
             | Message::Lease(_)
@@ -437,6 +438,7 @@ impl Inner {
             | Message::Ledger
             | Message::GetStatistics(_)
             | Message::GetLedgers
+            | Message::GetCmIds(_)
             | Message::Report(_)
             | Message::Cm(_)
             | Message::OpenRings => return Some(ClientError::Unexpected),
