@@ -58,6 +58,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use ferroce_datapath::packet::FrameBuffer;
 use ferroce_datapath::udp::{Datagram, RxBuffer, RxSocket};
 use ferroce_ipc::ring::MAX_PACKET;
@@ -163,6 +164,8 @@ pub(crate) struct Lane {
     state: LaneState,
     /// Whether the ICRC of what comes counts.
     checks: AtomicBool,
+    /// Interfaces where it does not, for what rings bring.
+    unchecked: ArcSwap<Vec<u32>>,
     receiver: Mutex<Box<Receiver>>,
     /// Queue pairs whose path starts here, each knowing its place in the list.
     qps: Mutex<Vec<Arc<Qp>>>,
@@ -188,6 +191,7 @@ impl Lane {
             source,
             state: LaneState::new(),
             checks: AtomicBool::new(true),
+            unchecked: ArcSwap::default(),
             receiver: Mutex::new(Box::new(Receiver {
                 buffer: RxBuffer::new(),
                 frames: None,
@@ -228,8 +232,12 @@ impl Lane {
                 Some(_) => device.ifindex == self.scope_id,
             }
         };
-        let checks = devices.iter().filter(|device| !device.settings.crc).find(here).is_none();
-        self.checks.store(checks, Ordering::Relaxed);
+        let mut unchecked = devices.iter().filter(|device| !device.settings.crc);
+        let interfaces = |device: &DeviceInfo| -> Vec<u32> {
+            device.gids.iter().map(|entry| entry.ifindex).chain([device.ifindex]).collect()
+        };
+        self.unchecked.store(Arc::new(unchecked.clone().flat_map(interfaces).collect()));
+        self.checks.store(!unchecked.any(|device| here(&device)), Ordering::Relaxed);
         // One whose device is gone counts on for it.
         if let Some(device) = devices.iter().find(here) {
             self.block.store(self.hub.ledger.block_of(device.id, &device.name), Ordering::Relaxed);
@@ -551,3 +559,6 @@ fn destination(bytes: &[u8]) -> Option<Qpn> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -53,7 +53,8 @@ pub fn send(fd: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) ->
 /// Takes one packet without waiting into `buffer`, which becomes as long as the longest may be. `None` at the end of the connection.
 ///
 /// # Errors
-/// `WouldBlock` when there is none; otherwise those of `recvmsg(2)`.
+/// `WouldBlock` when there is none; EMFILE when descriptors came that this process may not have; otherwise those of
+/// `recvmsg(2)`.
 pub fn recv(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> io::Result<Option<Packet>> {
     receive(fd, buffer, RecvFlags::empty())
 }
@@ -81,6 +82,10 @@ fn receive(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>, flags: RecvFlags) -> io::Re
         if let RecvAncillaryMessage::ScmRights(rights) = message {
             descriptors.extend(rights);
         }
+    }
+    // There was room for more: it is this process that may not have them.
+    if got.flags.contains(ReturnFlags::CTRUNC) && descriptors.len() < MAX_DESCRIPTORS {
+        return Err(rustix::io::Errno::MFILE.into());
     }
     let length = got.bytes.min(MAX_MESSAGE);
     Ok((length > 0).then(|| Packet { length, cut: got.flags.contains(ReturnFlags::TRUNC), descriptors }))

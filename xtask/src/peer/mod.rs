@@ -7,6 +7,7 @@ mod connections;
 mod guest;
 mod matrix;
 mod multicast;
+mod session;
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -112,6 +113,7 @@ pub fn check(checks: &mut Checks, dist: &Dist, programs: &Programs, all: bool, h
         }
     }
     if !harness {
+        checks.check("an administrator's session inside the guest", interop.session());
         interop.multicast(checks)?;
         interop.connections(checks, all)?;
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ferroce_ipc::{DeviceInfo, LinkSettings, Origin, Refusal, RefusalCode, Setting};
+use ferroce_ipc::{DeviceInfo, GidType, LinkSettings, Origin, Refusal, RefusalCode, Setting};
 use tracing::info;
 
 use super::gid_table::{GidTable, Holder};
@@ -24,6 +24,8 @@ pub struct Devices {
     /// Names of those that are not to be there until the next broker.
     put_away: BTreeSet<String>,
     netdevs: Vec<Netdev>,
+    /// Whether frames can be sent, and so GIDs of RoCE v1 work.
+    frames: bool,
     next_id: u32,
     /// Node GUID of interfaces without a hardware address.
     random_guid: [u8; 8],
@@ -38,13 +40,15 @@ struct Device {
 }
 
 impl Devices {
-    /// No device yet: [`Devices::update`] makes the default one, and the configured ones. `random_guid` is not zero.
-    pub fn new(random_guid: [u8; 8], configured: Vec<ConfiguredLink>) -> Self {
+    /// No device yet: [`Devices::update`] makes the default one, and the configured ones. `random_guid` is not zero. Where
+    /// no frames can be sent, no device has GIDs of RoCE v1.
+    pub fn new(random_guid: [u8; 8], configured: Vec<ConfiguredLink>, frames: bool) -> Self {
         Self {
             devices: BTreeMap::new(),
             configured,
             put_away: BTreeSet::new(),
             netdevs: Vec::new(),
+            frames,
             next_id: 0,
             random_guid,
         }
@@ -182,6 +186,12 @@ impl Devices {
                 "{} may be a real wire, where nothing else finds what was damaged underway; --force does it all the same",
                 device.netdev
             )));
+        }
+        let frames = new.roce_mode.types().contains(&GidType::RoceV1);
+        if frames && new.roce_mode != device.settings.roce_mode && !self.frames && !force {
+            let sentence = "RoCE v1 is Ethernet frames, which ferroced may not send: end it and start it with CAP_NET_RAW, or \
+                            use a namespace where you have it (ferroce run --private-net)";
+            return Err(refusal(RefusalCode::Permission, sentence.to_owned()));
         }
         let mac = netdev.mac;
         if !transient {
@@ -373,7 +383,9 @@ impl Devices {
         let Some(device) = self.devices.get_mut(&id) else { return };
         let Some(below) = self.netdevs.iter().find(|n| n.ifindex == device.info.ifindex) else { return };
         let settings = &device.info.settings;
-        let types = if settings.roce { settings.roce_mode.types() } else { &[] };
+        let frames = self.frames;
+        let works = |gid_type: &&GidType| settings.roce && (frames || **gid_type == GidType::RoceV2);
+        let types: Vec<GidType> = settings.roce_mode.types().iter().filter(works).copied().collect();
         let entries = |(ip, ifindex)| types.iter().map(move |gid_type| (ip, ifindex, *gid_type));
         let present: Vec<Holder> =
             addresses_over(&self.netdevs, below).into_iter().flat_map(entries).collect();

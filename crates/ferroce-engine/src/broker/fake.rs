@@ -33,6 +33,8 @@ pub(crate) struct Port {
     pub(crate) emptied: Vec<(Address, u8)>,
     /// What the file of links holds.
     pub(crate) configured: Vec<ConfiguredLink>,
+    /// Frames may not be sent.
+    pub(crate) no_frames: bool,
     /// VLANs whose frames have their sockets' priorities.
     pub(crate) mapped: Vec<String>,
     /// That file cannot be written.
@@ -105,6 +107,10 @@ impl World for Fake {
 
     fn free_ports(&self) -> (u16, u16) {
         (40_000, 40_099)
+    }
+
+    fn may_send_frames(&self) -> bool {
+        !self.port.borrow().no_frames
     }
 
     fn hardware(&self, netdev: &Netdev) -> Hardware {

@@ -130,7 +130,7 @@ struct Waiting {
 impl<W: World> Broker<W> {
     /// A broker of user `uid`. `random_guid` is the node GUID of interfaces without a hardware address, not zero.
     pub fn new(mut world: W, uid: u32, random_guid: [u8; 8], netdevs: Vec<Netdev>) -> Self {
-        let mut devices = Devices::new(random_guid, world.configured_links());
+        let mut devices = Devices::new(random_guid, world.configured_links(), world.may_send_frames());
         devices.update(netdevs.clone());
         let cm = Cm::new(world.secret(), world.free_ports());
         Self {

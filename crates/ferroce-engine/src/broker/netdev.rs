@@ -107,9 +107,16 @@ impl Netdev {
 /// The addresses that a device on `base` has in its GID table, each with the interface that holds it: the device's own
 /// first, then those of VLANs, macvlans and bonds above it; IPv4 before IPv6, as rxe fills its table.
 pub fn addresses_over(netdevs: &[Netdev], base: &Netdev) -> Vec<(IpAddr, u32)> {
-    let above = |n: &&Netdev| n.lower == Some(base.ifindex) || base.bond == Some(n.ifindex);
     let mut holders = vec![base];
-    holders.extend(netdevs.iter().filter(|n| n.ifindex != base.ifindex).filter(above));
+    holders.extend(netdevs.iter().filter(|n| base.bond == Some(n.ifindex) && n.ifindex != base.ifindex));
+    // And above those: a VLAN on a bond, a macvlan on a VLAN.
+    let mut place = 0;
+    while let Some(below) = holders.get(place).map(|holder| holder.ifindex) {
+        let above = netdevs.iter().filter(|n| n.lower == Some(below));
+        let new: Vec<&Netdev> = above.filter(|n| holders.iter().all(|h| h.ifindex != n.ifindex)).collect();
+        holders.extend(new);
+        place += 1;
+    }
     let mut found = Vec::new();
     for v4 in [true, false] {
         for holder in holders.iter().filter(|holder| holder.up) {
@@ -139,6 +146,12 @@ mod tests {
             Netdev { bond: Some(7), ..netdev(6, &[]) },
             netdev(7, &["10.0.7.7"]),
         ];
+        let mut stacked = all.clone();
+        stacked[3].lower = Some(3); // a macvlan on the VLAN
+        stacked[1].lower = Some(2);
+        stacked[0].lower = Some(5); // which cannot be, and must not hang
+        let found = addresses_over(&stacked, &stacked[0]);
+        assert!(found.contains(&("10.0.5.5".parse().unwrap(), 5)), "{found:?}");
         let over = |index: usize| -> Vec<String> {
             addresses_over(&all, &all[index]).iter().map(|(ip, n)| format!("{ip} {n}")).collect()
         };

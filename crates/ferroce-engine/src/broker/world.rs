@@ -38,6 +38,8 @@ pub trait World {
     fn secret(&mut self) -> [u64; 2];
     /// First and last of the ports to choose from for whom any will do.
     fn free_ports(&self) -> (u16, u16);
+    /// Whether this process may send Ethernet frames in this network namespace.
+    fn may_send_frames(&self) -> bool;
     /// What the driver of an interface tells.
     fn hardware(&self, netdev: &Netdev) -> Hardware;
     /// Makes the frames of a VLAN have the priorities of their sockets.
@@ -144,6 +146,12 @@ impl World for Kernel {
             (Some(Ok(low)), Some(Ok(high))) if low <= high => (low, high),
             _ => (32_768, 60_999),
         }
+    }
+
+    fn may_send_frames(&self) -> bool {
+        // Of no protocol: it receives nothing.
+        let (family, kind) = (rustix::net::AddressFamily::PACKET, rustix::net::SocketType::RAW);
+        rustix::net::socket_with(family, kind, rustix::net::SocketFlags::CLOEXEC, None).is_ok()
     }
 
     fn hardware(&self, netdev: &Netdev) -> Hardware {

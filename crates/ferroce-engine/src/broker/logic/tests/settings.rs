@@ -131,6 +131,27 @@ fn settings_that_cannot_be_are_not_half_made() {
     );
 }
 
+#[test]
+fn without_frames_there_is_no_roce_v1() {
+    let mut bench = bench();
+    assert_eq!(answer(&mut bench, 1, set("fr1", &[Setting::RoceMode(RoceMode::Both)])), Ok(()));
+    bench.world.port.borrow_mut().no_frames = true;
+    bench.dies();
+    bench.connect(2, 102);
+    assert_eq!(types(&bench.devices(2)[0]), ["0 fe80::1 v2", "2 192.0.2.1 v2"], "what works of it");
+    let add = Message::LinkAdd {
+        name: "fr2".to_owned(),
+        kind: LinkKind::Roce,
+        netdev: "eth1".to_owned(),
+        transient: true,
+    };
+    assert_eq!(answer(&mut bench, 2, add), Ok(()));
+    let refused = answer(&mut bench, 2, set("fr2", &[Setting::RoceMode(RoceMode::V1)])).unwrap_err();
+    assert!(refused.contains("CAP_NET_RAW"), "{refused}");
+    assert_eq!(answer(&mut bench, 2, set("fr1", &[Setting::CmTos(8)])), Ok(()), "what it has is no obstacle");
+    assert_eq!(answer(&mut bench, 2, set("fr1", &[Setting::RoceMode(RoceMode::V2)])), Ok(()));
+}
+
 fn rename(name: &str, to: &str, transient: bool) -> Message {
     Message::LinkRename { name: name.to_owned(), to: to.to_owned(), transient }
 }
