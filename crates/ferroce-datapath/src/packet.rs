@@ -113,7 +113,8 @@ impl AsFd for PacketSocket {
 impl FrameBuffer {
     /// Allocates the buffer.
     pub fn new() -> Self {
-        Self { bytes: vec![0; MAX_FRAME].into() }
+        // And for what the kernel tells of merged frames.
+        Self { bytes: vec![0; MAX_FRAME + 16].into() }
     }
 }
 

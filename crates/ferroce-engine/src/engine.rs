@@ -29,7 +29,7 @@ use crate::memory::{MemoryTable, PdId};
 use crate::moderation::Moderated;
 use crate::rings::RingPort;
 use crate::xrc::Named;
-use crate::{CompletionQueue, Context, Qp, fork, sys};
+use crate::{CompletionQueue, Context, Qp, fork, rings, sys};
 
 /// The devices of this network namespace, as this process sees them.
 pub fn devices() -> Result<Vec<DeviceInfo>, DeviceError> {
@@ -82,6 +82,9 @@ struct Running {
 impl Running {
     fn lane(&self, address: LeasedAddress) -> io::Result<Lane> {
         let socket = RxSocket::from_fd(address.fd)?;
+        if rings::for_v2() {
+            socket.deafen()?;
+        }
         let id = self.next_lane.fetch_add(1, Ordering::Relaxed);
         Ok(Lane::new(id, address.slot, address.scope_id, socket, Arc::clone(&self.hub)))
     }

@@ -156,7 +156,10 @@ pub enum Message {
     /// Asks for rings, for a program that holds slots; since minor version 7. The descriptor is one end of a socket pair of
     /// packets: each side sends an octet there when the other may be asleep. Answered by [`Message::Rings`]; earlier ones
     /// of the program are closed.
-    OpenRings,
+    OpenRings {
+        /// Also for RoCE v2: what arrives for the program's slots is to come by the rings.
+        v2: bool,
+    },
     /// The memory of [`crate::ring::Rings`].
     Rings,
 }
@@ -424,7 +427,7 @@ impl Message {
             Self::CmDone(_) => 18,
             Self::CmNews(_) => 19,
             Self::LinkSet { .. } => 20,
-            Self::OpenRings => 21,
+            Self::OpenRings { .. } => 21,
             Self::Rings => 22,
             Self::ListNetdevs => 30,
             Self::Netdevs(_) => 31,
@@ -446,7 +449,7 @@ impl Message {
         match self {
             Self::Address(address) => address.slots.len(),
             Self::Leased(_) | Self::Resume(_) | Self::Parked | Self::Ledger | Self::LedgerOf(_) => 1,
-            Self::OpenRings | Self::Rings => 1,
+            Self::OpenRings { .. } | Self::Rings => 1,
             _ => 0,
         }
     }

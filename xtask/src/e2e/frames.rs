@@ -35,6 +35,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     let seen = captured(&wire, &gids, checks);
     checks.check("RoCE v1 on the wire", seen);
     exchanges(&wire, &gids, checks)?;
+    v2_by_frames(&wire, &gids, checks)?;
     checks.check("a v1 end and a v2 end", strangers(&wire, &gids));
     let died = broker_dies(&wire, &gids);
     if let Ok(went_on) = &died {
@@ -75,6 +76,30 @@ impl Wire<'_> {
         let ended = job::run(self.at(server, &command), &log, Duration::from_secs(20))?;
         ensure!(ended.ok(), "{}", ended.describe());
         Ok(ended.output)
+    }
+
+    /// Index of an IPv6 address of RoCE v2; link-local ones would name the peer's otherwise.
+    fn v6_index(&self) -> Result<u32> {
+        for (server, address) in [(true, "fd80::2/64"), (false, "fd80::1/64")] {
+            let mut ip = Command::new(self.bed.programs.find("ip").context("ip is missing")?);
+            ip.args(["-6", "addr", "add", address, "nodad", "dev", self.netdev(server)]);
+            let output = self.at(server, &ip).output()?;
+            ensure!(output.status.success(), "ip: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let index = |server: bool, address: &str| -> Result<Option<u32>> {
+                let text = self.ferroce(server, "gid show fr1")?;
+                let line = text.lines().find(|line| line.contains(address) && line.contains("RoCE v2"));
+                let word = line.and_then(|line| line.split_whitespace().skip_while(|w| *w != "index").nth(1));
+                Ok(word.and_then(|word| word.parse().ok()))
+            };
+            match (index(true, " fd80::2 ")?, index(false, " fd80::1 ")?) {
+                (Some(there), Some(here)) if there == here => return Ok(here),
+                found => ensure!(Instant::now() < deadline, "no common index of IPv6 addresses: {found:?}"),
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     fn ours(&self, server: bool, program: &str, words: &str) -> Command {
@@ -200,6 +225,34 @@ fn captured(wire: &Wire<'_>, gids: &Gids, checks: &mut Checks) -> Result<()> {
     )?;
     ensure!(good.lines().count() >= want / 2, "tshark finds {} packets of ours", good.lines().count());
     checks.note(format!("{} frames of RoCE v1 captured", frames.len()));
+    Ok(())
+}
+
+/// RoCE v2 with `FERROCE_DATAPATH=packet` at both ends or at one; traffic class and hop limit are exactly those asked for.
+fn v2_by_frames(wire: &Wire<'_>, gids: &Gids, checks: &mut Checks) -> Result<()> {
+    let v6 = wire.v6_index()?;
+    let many = if wire.bed.all { 5000 } else { 500 };
+    for (packet_server, packet_client) in [(true, true), (true, false), (false, true)] {
+        for (program, words) in [
+            ("ibv_rc_pingpong", format!("-g {} -n {many} -s 10000 -m 4096 -c -e", gids.v2)),
+            ("ibv_rc_pingpong", format!("-g {v6} -n {many} -s 10000 -m 1024 -c -e")),
+            ("ibv_uc_pingpong", format!("-g {} -n {} -s 1024 -c -e", gids.v2, many / 5)),
+            ("ibv_ud_pingpong", format!("-g {} -n {} -s 1024 -c -e", gids.v2, many / 5)),
+        ] {
+            let mut exchange = wire.exchange(program, &words, &words);
+            for (end, packet) in
+                [(&mut exchange.server, packet_server), (&mut exchange.client, packet_client)]
+            {
+                if packet {
+                    end.env("FERROCE_DATAPATH", "packet");
+                }
+            }
+            let who = |packet| if packet { "packet" } else { "udp" };
+            exchange.name =
+                format!("{program} {words}: {} server, {} client", who(packet_server), who(packet_client));
+            exchange.run(&wire.bed.logs, checks)?;
+        }
+    }
     Ok(())
 }
 

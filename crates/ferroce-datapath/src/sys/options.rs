@@ -78,8 +78,48 @@ pub(crate) fn drop_all(fd: &impl AsFd) -> io::Result<()> {
     attach(fd, libc::SO_ATTACH_FILTER, &[instruction(libc::BPF_RET | libc::BPF_K, 0)])
 }
 
+/// Lets only UDP datagrams to `port` through, whole ones, from the Ethernet header on: over IPv4 or over IPv6, which is the
+/// only protocol that the socket receives.
+pub(crate) fn accept_udp(fd: &impl AsFd, v6: bool, port: u16) -> io::Result<()> {
+    const UDP: u32 = 17;
+    let load = |size: u32, at: u32| instruction(libc::BPF_LD | size | libc::BPF_ABS, at);
+    // To the last instruction but one if it is not so.
+    let unless = |k: u32, left: u8| sock_filter {
+        code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+        jt: 0,
+        jf: left,
+        k,
+    };
+    let (accept, refuse) =
+        (instruction(libc::BPF_RET | libc::BPF_K, u32::MAX), instruction(libc::BPF_RET | libc::BPF_K, 0));
+    if v6 {
+        let program = [
+            load(libc::BPF_B, 20),
+            unless(UDP, 3),
+            load(libc::BPF_H, 56),
+            unless(port.into(), 1),
+            accept,
+            refuse,
+        ];
+        return attach(fd, libc::SO_ATTACH_FILTER, &program);
+    }
+    let program = [
+        load(libc::BPF_B, 23),
+        unless(UDP, 6),
+        load(libc::BPF_H, 20),
+        // Fragments have another offset than 0, or more of them follow.
+        sock_filter { code: (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16, jt: 4, jf: 0, k: 0x3fff },
+        instruction(libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH, 14),
+        instruction(libc::BPF_LD | libc::BPF_H | libc::BPF_IND, 16),
+        unless(port.into(), 1),
+        accept,
+        refuse,
+    ];
+    attach(fd, libc::SO_ATTACH_FILTER, &program)
+}
+
 /// Takes back [`drop_all`].
-pub(super) fn accept_everything(fd: &impl AsFd) -> io::Result<()> {
+pub(crate) fn accept_everything(fd: &impl AsFd) -> io::Result<()> {
     attach(fd, libc::SO_ATTACH_FILTER, &[instruction(libc::BPF_RET | libc::BPF_K, u32::MAX)])
 }
 

@@ -148,6 +148,8 @@ impl Group {
     /// `receive_buffer` bytes ([`super::RECEIVE_BUFFER`]). Returns what the kernel granted.
     pub fn lease(&self, slot: u8, receive_buffer: usize) -> io::Result<usize> {
         let member = self.member(slot).ok_or(io::ErrorKind::NotFound)?;
+        // The last holder may have had it deaf.
+        sys::accept_everything(&member)?;
         discard_waiting(&member)?;
         set_receive_buffer(&member, receive_buffer)
     }

@@ -71,6 +71,11 @@ impl RxSocket {
         set_receive_buffer(&self.fd, bytes)
     }
 
+    /// Nothing is received any more, and nobody is told that the port is closed: somebody else takes the frames.
+    pub fn deafen(&self) -> io::Result<()> {
+        sys::drop_all(&self.fd)
+    }
+
     /// From now on the kernel says what the IP header of each datagram held, those that wait already included. It costs
     /// every receive call, so it is asked for where somebody wants to know.
     pub fn tell_headers(&self) -> io::Result<()> {

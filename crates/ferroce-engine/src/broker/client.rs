@@ -33,6 +33,7 @@ use link::{Guard, Inner, Link};
 use super::netdev::Address;
 use super::spawn::Starter;
 use crate::fork::Guarded;
+use crate::rings;
 
 /// How long finding, starting and greeting a broker may take. It takes milliseconds, but a broker is a process like any
 /// other: beside a dozen that spin on two cores it took more than two seconds.
@@ -242,7 +243,7 @@ impl BrokerClient {
                 return Err(Refusal { code: RefusalCode::Version, sentence: sentence.to_owned() }.into());
             }
             let (answer, mut descriptors) =
-                client.request_with(&Message::OpenRings, &[bell.as_fd()], REQUEST)?;
+                client.request_with(&Message::OpenRings { v2: rings::for_v2() }, &[bell.as_fd()], REQUEST)?;
             match (answer, descriptors.pop()) {
                 (Message::Rings, Some(rings)) => Ok(rings),
                 _ => Err(ClientError::Unexpected),

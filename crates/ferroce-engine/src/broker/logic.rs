@@ -107,6 +107,8 @@ struct Client {
     greeted: bool,
     /// Minor version that it speaks.
     minor: u16,
+    /// Its packets of RoCE v2 are frames.
+    frames_v2: bool,
     /// It has more to tell of an earlier broker's connections.
     restoring: bool,
     view: Option<u32>,
@@ -205,6 +207,7 @@ impl<W: World> Broker<W> {
             watched,
             greeted: false,
             minor: 0,
+            frames_v2: false,
             restoring: false,
             view: None,
             devices: Vec::new(),
@@ -416,7 +419,7 @@ impl<W: World> Broker<W> {
                 Ok(Some(Message::Done))
             }
             Message::ListNetdevs => Ok(Some(Message::Netdevs(self.netdevs()))),
-            Message::OpenRings => self.open_rings(client, id, descriptors).map(|()| None),
+            Message::OpenRings { v2 } => self.open_rings(client, id, v2, descriptors).map(|()| None),
             Message::GetStatus => Ok(Some(Message::Status(self.status()))),
             Message::Report(counts) => {
                 if let Some(known) = self.clients.get_mut(&client) {

@@ -63,7 +63,6 @@ impl Message {
             | Self::GetLedgers
             | Self::ListNetdevs
             | Self::LinkStart
-            | Self::OpenRings
             | Self::Rings => {}
             Self::Hello(hello) => {
                 w.u32(MAGIC);
@@ -84,6 +83,7 @@ impl Message {
             }
             Self::Devices(devices) => return encode_devices(devices, w),
             Self::Lease(count) => w.u8(*count),
+            Self::OpenRings { v2 } => w.u8(u8::from(*v2)),
             Self::Leased(leased) => {
                 let notice = clipped(&leased.notice, 1024);
                 w.u16(leased.addresses);
@@ -271,7 +271,7 @@ impl Message {
                 let settings = tail.rows(table, settings::decode_setting)?;
                 Self::LinkSet { name, settings, transient, force }
             }
-            21 => Self::OpenRings,
+            21 => Self::OpenRings { v2: body.bool("v2")? },
             22 => Self::Rings,
             30 => Self::ListNetdevs,
             31 => Self::Netdevs(netdevs::decode(body, tail)?),

@@ -137,7 +137,7 @@ fn all() -> Vec<Message> {
             transient: true,
             force: false,
         },
-        Message::OpenRings,
+        Message::OpenRings { v2: true },
         Message::Rings,
         Message::ListNetdevs,
         Message::Netdevs(vec![

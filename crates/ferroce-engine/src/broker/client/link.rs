@@ -25,6 +25,7 @@ use super::{
 use crate::broker::netdev::Address;
 use crate::broker::spawn::{self, SpawnError, Starter};
 use crate::fork::Guarded;
+use crate::rings;
 
 /// How soon to go on when a new broker could not take all at once.
 const TELL_AGAIN: Duration = Duration::from_millis(1);
@@ -305,7 +306,7 @@ impl Inner {
                     client.send(&Message::Devices(self.devices.clone()), &[])?;
                     resume = Some(client.send(&Message::Resume(self.slots.clone()), &[parked.as_fd()])?);
                     if let Some(bell) = self.bell.as_ref().filter(|_| minor >= MINOR_RINGS) {
-                        client.send(&Message::OpenRings, &[bell.as_fd()])?;
+                        client.send(&Message::OpenRings { v2: rings::for_v2() }, &[bell.as_fd()])?;
                     }
                 }
                 _ => {}
@@ -441,7 +442,7 @@ impl Inner {
             | Message::GetCmIds(_)
             | Message::Report(_)
             | Message::Cm(_)
-            | Message::OpenRings => return Some(ClientError::Unexpected),
+            | Message::OpenRings { .. } => return Some(ClientError::Unexpected),
         }
         None
     }

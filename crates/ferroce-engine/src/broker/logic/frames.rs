@@ -18,6 +18,7 @@ impl<W: World> Broker<W> {
         &mut self,
         client: ClientId,
         id: u32,
+        v2: bool,
         descriptors: Vec<OwnedFd>,
     ) -> Result<(), Option<Refusal>> {
         if self.slots.of(client).is_empty() {
@@ -25,6 +26,10 @@ impl<W: World> Broker<W> {
             return Err(Some(refusal(RefusalCode::BadRequest, sentence)));
         }
         let bell = descriptors.into_iter().next().ok_or(None)?;
+        if let Some(known) = self.clients.get_mut(&client) {
+            known.frames_v2 = v2;
+        }
+        self.view_changes += 1;
         self.output.push_back(Output::OpenRings { client, id, bell });
         Ok(())
     }
@@ -44,7 +49,8 @@ impl<W: World> Broker<W> {
         };
         let all: Vec<DeviceInfo> = self.devices.all().cloned().collect();
         let ways = of(&all);
-        if !ways.iter().any(|way| way.version == RoceVersion::V1) {
+        let frames_v2 = self.clients.values().any(|known| known.frames_v2);
+        if !frames_v2 && !ways.iter().any(|way| way.version == RoceVersion::V1) {
             return View::default();
         }
         let port = |n: &&Netdev| ways.iter().any(|way| way.ifindex == n.ifindex);
@@ -57,7 +63,7 @@ impl<W: World> Broker<W> {
         let program = |(client, known): (&ClientId, &Client)| {
             let slots = self.slots.of(*client);
             let ways = of(&self.view(known.view));
-            (!slots.is_empty()).then_some(ProgramView { client: *client, slots, ways })
+            (!slots.is_empty()).then_some(ProgramView { client: *client, slots, ways, v2: known.frames_v2 })
         };
         View { ports: ports.collect(), programs: self.clients.iter().filter_map(program).collect(), ways }
     }

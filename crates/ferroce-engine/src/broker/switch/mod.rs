@@ -78,6 +78,8 @@ pub struct ProgramView {
     pub slots: Vec<u8>,
     /// The addresses of its devices.
     pub ways: BTreeSet<Way>,
+    /// Packets of RoCE v2 to its slots come by the rings as well.
+    pub v2: bool,
 }
 
 /// A packet to queue pair 1.
@@ -124,6 +126,8 @@ struct Port {
     view: PortView,
     /// For RoCE v1.
     v1: Option<Arc<Guarded<EtherSocket>>>,
+    /// For RoCE v2, over IPv4 and over IPv6.
+    v2: Vec<Arc<Guarded<EtherSocket>>>,
     /// Where frames leave: of a VLAN the interface below.
     tx: Option<Arc<Guarded<EtherSocket>>>,
 }
@@ -183,6 +187,10 @@ impl Switch {
     /// `NotFound` for any other; otherwise those of [`Rings::create`].
     pub fn open(&mut self, client: ClientId, bell: OwnedFd) -> io::Result<OwnedFd> {
         let mut table = self.shared.table.lock();
+        // Between programs here nothing is needed.
+        if !table.ports.values().any(|port| port.tx.is_some() || port.view.mac.is_none()) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
         let program = table.programs.get_mut(&client).ok_or(io::ErrorKind::NotFound)?;
         let (rings, memory) = Rings::create()?;
         program.open = Some(Open { rings, bell: Arc::new(Guarded::new(bell)) });
@@ -345,11 +353,13 @@ struct Buffers {
 impl Table {
     fn follow(&mut self, view: View) {
         let View { ports, ways, programs } = view;
-        let v1_on = |ifindex: u32| ways.iter().any(|w| w.ifindex == ifindex && w.version == RoceVersion::V1);
+        let on = |ifindex: u32, version| ways.iter().any(|w| w.ifindex == ifindex && w.version == version);
+        let v2 = programs.iter().any(|program| program.v2);
         self.ports.retain(|_, port| ports.contains(&port.view));
         for view in ports {
             let port = self.ports.entry(view.ifindex).or_insert_with(|| Port::new(view));
-            port.serve(v1_on(port.view.ifindex));
+            let ifindex = port.view.ifindex;
+            port.serve(on(ifindex, RoceVersion::V1), v2 && on(ifindex, RoceVersion::V2));
         }
         self.ways = ways;
         let gone: Vec<ClientId> = self.programs.keys().copied().collect();
@@ -370,13 +380,17 @@ impl Table {
     }
 
     fn waits(&self) -> Waits {
-        let port = |(ifindex, port): (&u32, &Port)| Some((*ifindex, Arc::clone(port.v1.as_ref()?)));
+        let sockets = |(ifindex, port): (&u32, &Port)| {
+            let all: Vec<_> =
+                port.v1.iter().chain(&port.v2).map(|socket| (*ifindex, Arc::clone(socket))).collect();
+            all
+        };
         let bell = |(client, program): (&ClientId, &Program)| {
             Some((*client, Arc::clone(&program.open.as_ref()?.bell)))
         };
         Waits {
             generation: Some(self.generation),
-            ports: self.ports.iter().filter_map(port).collect(),
+            ports: self.ports.iter().flat_map(sockets).collect(),
             bells: self.programs.iter().filter_map(bell).collect(),
         }
     }
@@ -441,6 +455,16 @@ impl Table {
                 continue;
             }
             match rules::may_receive(&self.ways, ifindex, frame.bytes) {
+                Ok((link, start, passed)) if link.version == RoceVersion::V2 => {
+                    // Those of others, and of queue pair 1, go by sockets.
+                    let slot = (passed.dest_qp.value() >> 16) as u8;
+                    let program = self.slots.get(&slot).and_then(|client| self.programs.get(client));
+                    if !program.is_some_and(|program| program.view.v2) {
+                        continue;
+                    }
+                    let packet = frame.bytes.get(start..start + passed.len).unwrap_or_default();
+                    rules::cut(packet, frame.merged, |packet| self.deliver(link, passed.dest_qp, packet));
+                }
                 Ok((link, start, passed)) => {
                     let packet = frame.bytes.get(start..start + passed.len).unwrap_or_default();
                     self.deliver(link, passed.dest_qp, packet);
@@ -590,20 +614,26 @@ impl Table {
 
 impl Port {
     fn new(view: PortView) -> Self {
-        Self { view, v1: None, tx: None }
+        Self { view, v1: None, v2: Vec::new(), tx: None }
     }
 
     /// Opens what is needed.
-    fn serve(&mut self, v1: bool) {
+    fn serve(&mut self, v1: bool, v2: bool) {
         let PortView { ifindex, vlan, mac, .. } = self.view;
         if mac.is_none() {
             return;
         }
-        let opened = |ifindex, ethertype| {
-            let socket = EtherSocket::open(ifindex, ethertype);
+        let taken = |socket: io::Result<EtherSocket>| {
             let socket = socket.inspect_err(|e| warn!(ifindex, "no frames can be sent or received: {e}"));
             socket.ok().map(|socket| Arc::new(Guarded::new(socket)))
         };
+        let opened = |ifindex, ethertype| taken(EtherSocket::open(ifindex, ethertype));
+        if !v2 {
+            self.v2.clear();
+        } else if self.v2.is_empty() {
+            self.v2
+                .extend([false, true].into_iter().filter_map(|v6| taken(EtherSocket::open_v2(ifindex, v6))));
+        }
         if v1 && self.v1.is_none() {
             self.v1 = opened(ifindex, ETHERTYPE_ROCE);
         } else if !v1 {

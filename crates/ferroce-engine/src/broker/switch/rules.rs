@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use ferroce_wire::{ETHERTYPE_ROCE, Encapsulation, Frame, Gid, Grh, LinkLayer, Qpn, RoceVersion};
+use ferroce_wire::{ETHERTYPE_ROCE, Encapsulation, Frame, Gid, Grh, LinkLayer, Qpn, RoceVersion, icrc};
 
 /// An address that packets may come from or go to: a GID, with its type and its interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -165,6 +165,27 @@ pub fn may_receive(
     Ok((LinkLayer { version, sl: 0, ifindex }, ETHERNET, passed))
 }
 
+/// Hands out the packets of RoCE v2 of which a frame was merged, `size` octets of UDP payload each, or the one that it is.
+///
+/// Their identifications are lost. They were counted on from the first one's, or all the same, and the ICRC tells.
+pub fn cut(packet: &[u8], size: Option<usize>, mut each: impl FnMut(&[u8])) {
+    let (Some(size), Ok(frame)) = (size, Frame::parse_ip(packet)) else { return each(packet) };
+    let way = frame.way();
+    let first = frame.ip_id().unwrap_or(0);
+    let mut whole = Vec::with_capacity(48 + size);
+    for (index, transport) in frame.transport.chunks(size).enumerate() {
+        let counted = first.wrapping_add(index as u16);
+        let same =
+            index > 0 && !icrc::verify(&way, counted, transport) && icrc::verify(&way, first, transport);
+        let mut headers = [0; 48];
+        let len = way.write_headers(if same { first } else { counted }, transport.len(), &mut headers);
+        whole.clear();
+        whole.extend_from_slice(headers.get(..len).unwrap_or_default());
+        whole.extend_from_slice(transport);
+        each(&whole);
+    }
+}
+
 /// The hardware address that a GID was made from, as RoCE v1 had it before addresses of IP (admin.md 2): the modified
 /// EUI-64, in whose middle ff:fe, or the number of a VLAN, stands. With a VLAN only if `source` is of the same one, because
 /// other link-local addresses may look so.
@@ -304,6 +325,44 @@ mod tests {
         let other = [&[0; 12][..], &[0x08, 0x00], &packet].concat();
         assert_eq!(may_receive(&ways(), 2, &other), Err(Reason::Malformed));
         assert_eq!(may_receive(&ways(), 2, &frame[..13]), Err(Reason::Malformed));
+    }
+
+    /// Packets of one sender, with the identifications `id` says, as one merged frame: what comes out is what went in.
+    #[test]
+    fn merged_frames_are_cut_again() {
+        for (v6, id) in [(false, (|k| 7 + k) as fn(u16) -> u16), (false, |_| 7), (true, |_| 0)] {
+            let (source, destination) = match v6 {
+                false => ("10.0.0.2".parse().unwrap(), "10.0.0.1".parse().unwrap()),
+                true => ("fd00::2".parse().unwrap(), "fd00::1".parse().unwrap()),
+            };
+            let flow = Flow {
+                source,
+                destination,
+                source_port: 0xc000,
+                traffic_class: 1,
+                hop_limit: 9,
+                link: LinkLayer::UDP,
+            };
+            let mut merged = Vec::new();
+            let mut sent = Vec::new();
+            for (k, len) in [64, 64, 64, 20].into_iter().enumerate() {
+                let mut transport = vec![k as u8; len];
+                icrc::seal(&flow, id(k as u16), &mut transport);
+                let mut headers = [0; 48];
+                let front = flow.write_headers(id(k as u16), len, &mut headers);
+                sent.push([&headers[..front], &transport].concat());
+                merged.extend(transport);
+            }
+            let mut headers = [0; 48];
+            let front = flow.write_headers(id(0), merged.len(), &mut headers);
+            let frame = [&headers[..front], &merged].concat();
+            let mut got = Vec::new();
+            cut(&frame, Some(64), |packet| got.push(packet.to_vec()));
+            assert_eq!(got, sent);
+            got.clear();
+            cut(&sent[0], None, |packet| got.push(packet.to_vec()));
+            assert_eq!(got, sent[..1]);
+        }
     }
 
     #[test]
