@@ -1,7 +1,7 @@
 //! RoCE v1 between two network namespaces: Debian's programs over Ethernet frames, judged by tshark and by an ICRC that is
 //! written down here once more.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,8 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     checks.check("RoCE v1 on the wire", seen);
     exchanges(&wire, &gids, checks)?;
     v2_by_frames(&wire, &gids, checks)?;
+    let seen = marked(&wire, &gids, checks);
+    checks.check("traffic class and hop limit", seen);
     checks.check("a v1 end and a v2 end", strangers(&wire, &gids));
     let died = broker_dies(&wire, &gids);
     if let Ok(went_on) = &died {
@@ -178,36 +180,91 @@ fn exchanges(wire: &Wire<'_>, gids: &Gids, checks: &mut Checks) -> Result<()> {
     Ok(())
 }
 
-/// A capture of everything that is not RoCE v2: what tshark makes of it, and whether the ICRCs are right.
-fn captured(wire: &Wire<'_>, gids: &Gids, checks: &mut Checks) -> Result<()> {
-    let Some(dumpcap) = wire.bed.programs.find("dumpcap") else {
-        checks.skip("RoCE v1 captured", "dumpcap is not here");
-        return Ok(());
-    };
-    let file = wire.bed.logs.0.join("frames.pcap");
-    std::fs::remove_file(&file).ok();
-    let mut command = Command::new(dumpcap);
-    command.args(["-q", "-P", "-i", "va", "-w"]).arg(&file);
-    let mut capture = Job::start(command, &wire.bed.logs.path("dumpcap frames"), LIMIT)?;
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while std::fs::metadata(&file).map_or(0, |m| m.len()) < 24 {
-        if capture.ended() || Instant::now() > deadline {
-            checks.skip("RoCE v1 captured", &format!("no capture here: {}", capture.output().trim()));
-            return Ok(());
+/// A capture under way.
+struct Capture {
+    job: Job,
+    file: PathBuf,
+}
+
+impl Capture {
+    /// `None`, and a skip that says why, where there can be none.
+    fn start(wire: &Wire<'_>, name: &str, checks: &mut Checks) -> Result<Option<Self>> {
+        let Some(dumpcap) = wire.bed.programs.find("dumpcap") else {
+            checks.skip(name, "dumpcap is not here");
+            return Ok(None);
+        };
+        let file = wire.bed.logs.0.join(name).with_extension("pcap");
+        std::fs::remove_file(&file).ok();
+        let mut command = Command::new(dumpcap);
+        command.args(["-q", "-P", "-i", "va", "-w"]).arg(&file);
+        let mut job = Job::start(command, &wire.bed.logs.path(&format!("dumpcap {name}")), LIMIT)?;
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while std::fs::metadata(&file).map_or(0, |m| m.len()) < 24 {
+            if job.ended() || Instant::now() > deadline {
+                checks.skip(name, &format!("no capture here: {}", job.output().trim()));
+                return Ok(None);
+            }
+            std::thread::sleep(Duration::from_millis(20));
         }
-        std::thread::sleep(Duration::from_millis(20));
+        Ok(Some(Self { job, file }))
     }
+
+    /// Waits until tshark finds so many packets that match each filter, and ends.
+    fn end(self, wire: &Wire<'_>, wants: &[(&str, usize)]) -> Result<PathBuf> {
+        let deadline = Instant::now() + Duration::from_secs(15);
+        let found = loop {
+            let count = |(filter, want): &(&str, usize)| -> Result<Option<String>> {
+                // The last packet may be written in part.
+                let found = tshark(wire.bed, &self.file, filter).map_or(0, |text| text.lines().count());
+                Ok((found < *want).then(|| format!("{filter}: {found}, wanted {want}")))
+            };
+            let missing: Vec<String> =
+                wants.iter().map(count).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+            if missing.is_empty() || Instant::now() > deadline {
+                break missing;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        };
+        self.job.signal(Signal::SIGINT);
+        self.job.wait()?;
+        ensure!(found.is_empty(), "{found:?}");
+        Ok(self.file)
+    }
+}
+
+/// Those that are set for the device are on the wire, whichever way packets leave.
+fn marked(wire: &Wire<'_>, gids: &Gids, checks: &mut Checks) -> Result<()> {
+    wire.ferroce(false, "link set fr1 tclass 96 ttl 7 --no-persist")?;
+    let Some(capture) = Capture::start(wire, "frames-marked", checks)? else { return Ok(()) };
+    for (gid, datapath) in [(gids.v1, "udp"), (gids.v2, "udp"), (gids.v2, "packet")] {
+        let words = format!("-g {gid} -n 10 -s 1024 -e");
+        let mut exchange = wire.exchange("ibv_rc_pingpong", &words, &words);
+        exchange.client.env("FERROCE_DATAPATH", datapath);
+        exchange.name = format!("{} {datapath}", exchange.name);
+        exchange.run(&wire.bed.logs, checks)?;
+    }
+    wire.ferroce(false, "link set fr1 tclass -1 ttl -1 --no-persist")?;
+    let file = capture.end(
+        wire,
+        &[
+            ("eth.type == 0x8915 && infiniband.grh.tclass == 96 && infiniband.grh.hoplmt == 7", 10),
+            ("udp.dstport == 4791 && ip.dsfield.dscp == 24 && ip.ttl == 7", 20),
+        ],
+    )?;
+    let others = tshark(wire.bed, &file, "udp.dstport == 4791 && ip.src == 10.80.0.1 && ip.ttl != 7")?;
+    ensure!(others.is_empty(), "{others}");
+    Ok(())
+}
+
+/// A capture of RoCE v1: what tshark makes of it, and whether the ICRCs are right.
+fn captured(wire: &Wire<'_>, gids: &Gids, checks: &mut Checks) -> Result<()> {
+    let Some(capture) = Capture::start(wire, "frames", checks)? else { return Ok(()) };
     const MESSAGES: usize = 20;
     let words = format!("-g {} -n {MESSAGES} -s 3001 -c -e", gids.v1);
     wire.exchange("ibv_rc_pingpong", &words, &words).run(&wire.bed.logs, checks)?;
     // Both ends sent as many messages of three packets.
     let want = 2 * 3 * MESSAGES;
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while frames(&file)?.len() < want && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    capture.signal(Signal::SIGINT);
-    capture.wait()?;
+    let file = capture.end(wire, &[("eth.type == 0x8915", want)])?;
     let frames = frames(&file)?;
     ensure!(frames.len() >= want, "{} frames of RoCE v1, wanted {want} at least", frames.len());
     for frame in &frames {
