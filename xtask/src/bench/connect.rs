@@ -95,7 +95,7 @@ fn once(guest: &Guest, logs: &Logs, ours: bool, count: u32, samples: &mut Sample
     Ok(())
 }
 
-const TITLE: &str = "## Connections";
+pub const TITLE: &str = "## Connections";
 
 fn report(args: &BenchArgs, count: u32, samples: &mut Samples) -> Result<String> {
     let mut text = format!(
@@ -145,7 +145,8 @@ fn replaced(document: &str, section: &str) -> String {
 /// What another benchmark that writes the document is to keep.
 pub fn section(path: &Path) -> String {
     let document = std::fs::read_to_string(path).unwrap_or_default();
-    document.find(TITLE).map(|at| format!("\n{}", document.split_at(at).1)).unwrap_or_default()
+    let first = [TITLE, super::objects::TITLE].into_iter().filter_map(|title| document.find(title)).min();
+    first.map(|at| format!("\n{}", document.split_at(at).1)).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -162,7 +163,14 @@ mod tests {
 
     #[test]
     fn ratios_are_of_medians() {
-        let args = BenchArgs { rounds: 3, quick: true, save: false, connections: true, inside: None };
+        let args = BenchArgs {
+            rounds: 3,
+            quick: true,
+            save: false,
+            connections: true,
+            objects: false,
+            inside: None,
+        };
         let mut samples = Samples::new();
         for phase in PHASES {
             samples.insert((true, phase), vec![3.0, 1.0, 2.0]);

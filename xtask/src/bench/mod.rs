@@ -3,6 +3,7 @@
 
 mod connect;
 mod ends;
+mod objects;
 pub mod place;
 
 pub use ends::{EndArgs, run as run_end};
@@ -37,6 +38,9 @@ pub struct BenchArgs {
     /// Connecting by cmtime instead, beside the kernel's rxe, in the guest of shared/peer.
     #[arg(long)]
     connections: bool,
+    /// `ferroce resource show` with many queue pairs instead.
+    #[arg(long)]
+    objects: bool,
     /// Set by the benchmark itself inside its network namespace: the distribution.
     #[arg(long, hide = true)]
     inside: Option<PathBuf>,
@@ -110,7 +114,8 @@ const LIMIT: Duration = Duration::from_secs(150);
 /// Builds, measures, prints; true when every pair ended well.
 pub fn run(args: &BenchArgs) -> Result<bool> {
     if let Some(dist) = &args.inside {
-        return measure(args, &Dist::at(dist));
+        let dist = Dist::at(dist);
+        return if args.objects { objects::run(args, &dist) } else { measure(args, &dist) };
     }
     if args.connections {
         return connect::run(args);
@@ -121,6 +126,7 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
     command.arg(std::env::current_exe()?).arg("bench").arg("--inside").arg(&dist.root);
     command.args(["--rounds", &args.rounds.to_string()]);
     command.args(args.quick.then_some("--quick")).args(args.save.then_some("--save"));
+    command.args(args.objects.then_some("--objects"));
     Ok(command.status()?.success())
 }
 
@@ -324,7 +330,14 @@ mod tests {
     fn a_median_and_an_empty_row() {
         assert_eq!(median(&mut [3.0, 1.0, 2.0]), 2.0);
         assert!(median(&mut []).is_nan());
-        let args = BenchArgs { rounds: 1, quick: true, save: false, connections: false, inside: None };
+        let args = BenchArgs {
+            rounds: 1,
+            quick: true,
+            save: false,
+            connections: false,
+            objects: false,
+            inside: None,
+        };
         let samples = BTreeMap::from([((0, 0, true), vec![2.0]), ((0, 0, false), vec![4.0])]);
         let text = report(&args, &samples).unwrap();
         assert!(text.contains("| lo | RC WRITE 64 KiB | 2.00 (2.00–2.00) | TCP, 64 KiB writes | 4.00 (4.00–4.00) | 0.50 | ≥ 0.5 |"));

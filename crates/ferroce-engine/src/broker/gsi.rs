@@ -37,6 +37,18 @@ pub struct Gsi {
     secret: u64,
     /// Datagrams that held no MAD.
     no_mad: u64,
+    /// What passed through each address.
+    traffic: BTreeMap<Address, Traffic>,
+}
+
+/// Packets of queue pair 1 and their octets, since this was last asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    pub rcvd_pkts: u64,
+    pub rcvd_octets: u64,
+    pub sent_pkts: u64,
+    pub sent_octets: u64,
+    pub send_err: u64,
 }
 
 struct End {
@@ -102,7 +114,10 @@ impl Gsi {
                 }
             }
             let now = sys::now();
+            let traffic = self.traffic.entry(address).or_default();
             for datagram in buffer.datagrams() {
+                traffic.rcvd_pkts += 1;
+                traffic.rcvd_octets += datagram.bytes.len() as u64;
                 let flow = Flow {
                     source: datagram.source,
                     destination: address.ip,
@@ -125,6 +140,11 @@ impl Gsi {
             }
         }
         true
+    }
+
+    /// What passed through each address since this was last asked.
+    pub fn take_traffic(&mut self) -> BTreeMap<Address, Traffic> {
+        std::mem::take(&mut self.traffic)
     }
 
     /// Datagrams that held no MAD, since this was last asked.
@@ -175,10 +195,17 @@ impl Gsi {
             warn!("a MAD cannot be written: {e}");
             return;
         }
+        let traffic = self.traffic.entry(Address { ip: local, scope_id: interface }).or_default();
+        traffic.sent_pkts += 1;
+        traffic.sent_octets += batch.bytes().len() as u64;
         match tx.send(&mut batch) {
             Ok(sent) if sent.lost == 0 => {}
-            Ok(sent) => debug!(%remote, reason = ?sent.reason, "a MAD was not sent"),
+            Ok(sent) => {
+                traffic.send_err += 1;
+                debug!(%remote, reason = ?sent.reason, "a MAD was not sent");
+            }
             Err(e) => {
+                traffic.send_err += 1;
                 warn!("{e}");
                 end.tx = None;
             }

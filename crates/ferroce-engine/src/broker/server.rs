@@ -310,6 +310,9 @@ impl Server {
     fn hear(&mut self, now: Instant, addresses: Vec<Address>, mut clients: Vec<ClientId>) -> io::Result<()> {
         addresses.into_iter().for_each(|address| self.gather(address));
         self.broker.no_mads(self.gsi.take_no_mad());
+        for (address, traffic) in self.gsi.take_traffic() {
+            self.broker.mads_passed(address, &traffic);
+        }
         // The MADs are here, so whatever caused them is in the sockets by now, perhaps since we last looked.
         let rounds = if self.mads.is_empty() { 0 } else { ROUNDS };
         for round in 0..=rounds {

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use ferroce_ipc::ledger::{LedgerReader, Totals};
-use ferroce_ipc::{LeaseEntry, Message, Refusal, RefusalCode};
+use ferroce_ipc::ledger::{DEVICE_COUNTERS, LedgerReader, Totals};
+use ferroce_ipc::{DeviceInfo, LeaseEntry, Message, Refusal, RefusalCode};
 use tracing::{debug, warn};
 
-use super::{Broker, ClientId, ProcessId, Slot};
+use super::{Broker, ClientId, ProcessId, Slot, addresses};
+use crate::broker::gsi::Traffic;
+use crate::broker::netdev::Address;
 use crate::broker::refusal;
 use crate::broker::world::World;
 
@@ -78,6 +80,25 @@ impl<W: World> Broker<W> {
             if let Some(id) = self.devices.all().find(|d| d.name == block.name).map(|d| d.id) {
                 let left = self.ledgers.left.entry(id).or_default();
                 left.add(&block.totals.device, &block.totals.transport);
+            }
+        }
+    }
+
+    /// Packets of queue pair 1, which is the broker's own, count for the device of their address.
+    pub fn mads_passed(&mut self, address: Address, traffic: &Traffic) {
+        let has = |device: &&DeviceInfo| addresses(device).any(|known| known == address);
+        let Some(id) = self.devices.all().find(has).map(|device| device.id) else { return };
+        let left = self.ledgers.left.entry(id).or_default();
+        for (name, more) in [
+            ("rcvd_pkts", traffic.rcvd_pkts),
+            ("rcvd_octets", traffic.rcvd_octets),
+            ("sent_pkts", traffic.sent_pkts),
+            ("sent_octets", traffic.sent_octets),
+            ("send_err", traffic.send_err),
+        ] {
+            let place = DEVICE_COUNTERS.iter().position(|known| *known == name);
+            if let Some(count) = place.and_then(|place| left.device.get_mut(place)) {
+                *count = count.wrapping_add(more);
             }
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use ferroce_ipc::ledger::{DeviceCounters, Entry, Ledger, LedgerReader, QP_COUNTERS, Table};
 
 use super::*;
+use crate::broker::gsi::Traffic;
 
 /// A program that counts.
 struct Program {
@@ -137,6 +138,19 @@ fn the_ledgers_of_all_programs_are_handed_out() {
         })
         .collect();
     assert_eq!(pids, [101, 102]);
+}
+
+#[test]
+fn packets_of_queue_pair_1_count_for_their_device() {
+    let mut bench = Bench::loopback();
+    let program = bench.with_ledger(1);
+    program.receives(3);
+    let traffic = Traffic { rcvd_pkts: 2, sent_octets: 300, ..Traffic::default() };
+    for (ip, scope_id) in [("127.0.0.1", 0), ("10.9.9.9", 0)] {
+        bench.broker.mads_passed(Address { ip: ip.parse().unwrap(), scope_id }, &traffic);
+    }
+    assert_eq!(bench.statistic(1, "rcvd_pkts"), 5);
+    assert_eq!(bench.statistic(1, "sent_octets"), 300);
 }
 
 #[test]
