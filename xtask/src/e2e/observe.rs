@@ -1,7 +1,6 @@
 //! What an administrator sees: counters, objects of all programs, the files of `ferroce run --sysfs`.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -295,31 +294,22 @@ fn live(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// A program that waits for all its children ends, and whoever reads its output to the end does not wait for the keeper.
+/// A program that waits for all its children ends, whoever reads its output to the end does not wait for the keeper, and
+/// no keeper stays, of this check or of those before.
 fn keeper(bed: &Bed) -> Result<()> {
     let mut command = Command::new(bed.dist.bin("ferroce"));
-    command.args([
-        "run",
-        "--sysfs",
-        "--",
-        "sh",
-        "-c",
-        "echo $$; cat /proc/$$/task/$$/children; ls /proc/*/cmdline >&2",
-    ]);
+    command.args(["run", "--sysfs", "--", "sh", "-c", "cat /proc/$$/task/$$/children"]);
     let output = command.output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let mut lines = text.lines();
-    let pid = lines.next().unwrap_or_default().to_owned();
     // Its only child is the one that reads this.
-    let children = lines.next().unwrap_or_default().split_whitespace().count();
-    ensure!(output.status.success() && children <= 1, "{text}");
-    wait("the keeper's end", || {
-        let keeps = |entry: std::fs::DirEntry| {
-            std::fs::read(entry.path().join("cmdline")).is_ok_and(|line| {
-                let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-                words.first() == Some(&&b"ferroce-sysfs"[..]) && words.contains(&pid.as_bytes())
-            })
-        };
-        Ok(!std::fs::read_dir(Path::new("/proc"))?.flatten().any(keeps))
-    })
+    let children = text.split_whitespace().count();
+    ensure!(output.status.success() && children <= 1, "{}: {text}", output.status);
+    let own = std::fs::read_link("/proc/self/ns/net")?;
+    let keeps = |entry: std::fs::DirEntry| {
+        let path = entry.path();
+        let line = std::fs::read(path.join("cmdline")).unwrap_or_default();
+        line.starts_with(b"ferroce-sysfs\0")
+            && std::fs::read_link(path.join("ns/net")).is_ok_and(|ns| ns == own)
+    };
+    wait("the keepers' end", || Ok(!std::fs::read_dir("/proc")?.flatten().any(keeps)))
 }
