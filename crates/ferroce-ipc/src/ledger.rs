@@ -8,7 +8,7 @@
 //!
 //! Layout, in words of 64 bits in native order: a head of 512 words, [`DEVICES`] blocks of 256 words, one for each device
 //! that was used, then a table for each [`Table`]. The file is sparse: only what is used has memory. Counters keep their
-//! place for ever, new ones are added at the end; another layout has another [`VERSION`].
+//! place for ever, new ones are added at the end; another layout has another version.
 
 mod map;
 mod names;
@@ -101,7 +101,7 @@ const _: () = assert!(QP_COUNTERS + TRANSPORT_COUNTERS.len() <= QP_RECORD);
 const _: () = assert!(AT_COUNTERS + DEVICE_COUNTERS.len() <= AT_TRANSPORT);
 const _: () = assert!(AT_TRANSPORT + TRANSPORT_COUNTERS.len() <= DEVICE);
 
-/// The program's side. Storing to it never waits but for [`Ledger::record`] and the end of a [`Entry`], which are not on
+/// The program's side. Storing to it never waits but for [`Ledger::record`] and the end of an [`Entry`], which are not on
 /// the packet path.
 pub struct Ledger {
     map: Mapping,
