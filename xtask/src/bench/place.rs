@@ -101,10 +101,17 @@ impl Place {
 
     /// Does the server listen at the TCP port?
     pub fn listening(&self, port: u16) -> bool {
+        self.listener(port)()
+    }
+
+    /// Says whether the server listens at the TCP port, whenever it is asked.
+    pub fn listener(&self, port: u16) -> impl Fn() -> bool + use<> {
         let pid = self.far.as_ref().map_or_else(|| "self".to_owned(), |far| far.holder.id().to_string());
-        let table =
-            |name: &str| std::fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
-        has_listener(&table("tcp"), port) || has_listener(&table("tcp6"), port)
+        move || {
+            let table =
+                |name: &str| std::fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
+            has_listener(&table("tcp"), port) || has_listener(&table("tcp6"), port)
+        }
     }
 }
 

@@ -51,6 +51,8 @@ const STEPS: &[(&str, &str)] = &[
     ("egress", " EGRESS priority mappings: 0:0 1:1 2:2 3:3 4:4 5:5 6:6 7:7 \n"),
     // Service level 3 of the pingpong, the class of a rule, the hop limit of the device.
     ("frames", "tos 0x60\nttl 7\nvlan 5, p 3\n"),
+    ("frames packet", "tos 0x60\nttl 7\nvlan 5, p 3\n"),
+    ("frames v1", "0x8915\nvlan 5, p 2\nvlan 5, p 3\n"),
     ("bond", "link fr1/1 state ACTIVE physical_state LINK_UP netdev bo0\n"),
     (
         "delete",

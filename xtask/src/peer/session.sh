@@ -67,6 +67,32 @@ wait $server || { cat /tmp/ferroce/server; fail server; }
 wants '10.85.5.1.*10.85.5.2' cat /tmp/ferroce/frames
 kill $dump; wait $dump
 grep -A1 'vlan 5' /tmp/ferroce/frames | grep -B1 '10.85.5.1.[0-9]* > 10.85.5.2' | grep -o 'vlan [0-9]*, p [0-9]\|tos 0x[0-9a-f]*\|ttl [0-9]*' | sort -u
+# By frames that ferroced writes the tag is exact; both ends are of one version, and the sender's marks are looked for.
+marks() {
+  version=$1; filter=$2; datapath=$3
+  a tcpdump -l -i a0 -n -e -v -c 400 "$filter" >/tmp/ferroce/frames 2>/tmp/ferroce/tcpdump &
+  dump=$!
+  wants listening cat /tmp/ferroce/tcpdump
+  index() { ip netns exec $1 $F/ferroce gid show rxe0 | sed -n "s/.*index \([0-9]*\) gid .*$2 type RoCE $version .*/\1/p"; }
+  ga=$(index fa 10.85.5.1); gb=$(index fb 10.85.5.2)
+  FERROCE_DATAPATH=$datapath b $F/ferroce run -- ibv_rc_pingpong -d rxe0 -g $gb -l 2 -n 20 -s 100 -e >/tmp/ferroce/server 2>&1 &
+  server=$!
+  n=0; until b cat /proc/net/tcp6 /proc/net/tcp | grep -q ':4853 .* 0A '; do n=$((n + 1)); [ $n -lt 150 ] || fail "no server"; sleep 0.2; done
+  FERROCE_DATAPATH=$datapath a $F/ferroce run -- ibv_rc_pingpong -d rxe0 -g $ga -l 3 -n 20 -s 100 -e 10.85.5.2 >/tmp/ferroce/client 2>&1 || { cat /tmp/ferroce/client; fail pingpong; }
+  wait $server || { cat /tmp/ferroce/server; fail server; }
+  wants 'vlan 5, p 2' cat /tmp/ferroce/frames; wants 'vlan 5, p 3' cat /tmp/ferroce/frames
+  kill $dump; wait $dump
+}
+for n in fa fb; do ip netns exec $n $F/ferroce link set rxe0 roce-mode both --no-persist; done
+# The socket's priority is not what decides here.
+a ip link set a0.5 type vlan egress 3:0 2:0
+echo "== frames packet"
+marks v2 'vlan and udp port 4791' packet
+grep -A1 'vlan 5' /tmp/ferroce/frames | grep -B1 '10.85.5.1.[0-9]* > 10.85.5.2' | grep -o 'vlan [0-9]*, p [0-9]\|tos 0x[0-9a-f]*\|ttl [0-9]*' | sort -u
+echo "== frames v1"
+marks v1 'vlan and ether proto 0x8915' udp
+grep -o 'vlan [0-9]*, p [0-9], ethertype [^,]*' /tmp/ferroce/frames | grep -o 'vlan [0-9]*, p [0-9]\|0x[0-9a-f]*' | sort -u
+for n in fa fb; do ip netns exec $n $F/ferroce link set rxe0 roce-mode v2 --no-persist; done
 echo "== bond"
 a ip link add bo0 type bond mode active-backup || fail bond
 a ip link add d1 type dummy; a ip link set d1 master bo0; a ip link set bo0 up

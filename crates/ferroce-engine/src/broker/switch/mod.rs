@@ -355,6 +355,14 @@ impl Table {
         let View { ports, ways, programs } = view;
         let on = |ifindex: u32, version| ways.iter().any(|w| w.ifindex == ifindex && w.version == version);
         let v2 = programs.iter().any(|program| program.v2);
+        let of = |ways: &BTreeSet<Way>, ifindex| -> Vec<Way> {
+            ways.iter().filter(|way| way.ifindex == ifindex).copied().collect()
+        };
+        let known = |ifindex: u32| {
+            let port = self.ports.get(&ifindex).is_some_and(|port| ports.contains(&port.view));
+            port && of(&self.ways, ifindex) == of(&ways, ifindex)
+        };
+        self.neighbours.forget(|ifindex| !known(ifindex));
         self.ports.retain(|_, port| ports.contains(&port.view));
         for view in ports {
             let port = self.ports.entry(view.ifindex).or_insert_with(|| Port::new(view));
@@ -375,7 +383,6 @@ impl Table {
                 None => drop(self.programs.insert(view.client, Program { view, open: None })),
             }
         }
-        self.neighbours.forget();
         self.generation += 1;
     }
 
@@ -435,7 +442,7 @@ impl Table {
             }
         });
         if !whole {
-            self.neighbours.forget();
+            self.neighbours.forget(|_| true);
         }
     }
 

@@ -118,9 +118,10 @@ impl Neighbours {
         ready
     }
 
-    /// All may be different now.
-    pub fn forget(&mut self) {
-        self.0.retain(|_, state| matches!(state, State::Asked { .. }));
+    /// All may be different now on these interfaces. Of the others nothing is asked again: the kernel answers at once as a
+    /// rule, but not while somebody holds its lock of interfaces, and packets wait meanwhile.
+    pub fn forget(&mut self, which: impl Fn(u32) -> bool) {
+        self.0.retain(|(ifindex, _), state| matches!(state, State::Asked { .. }) || !which(*ifindex));
     }
 }
 
@@ -161,6 +162,9 @@ mod tests {
         assert_eq!(all.find(now, 2, router, to, false), Found::Known([3; 6]));
         all.changed(&known(2, to, Some([4; 6])));
         assert_eq!(all.find(now, 2, router, to, false), Found::Known([4; 6]), "it moved");
+        all.forget(|ifindex| ifindex == 3);
+        assert_eq!(all.find(now, 2, router, to, false), Found::Known([4; 6]));
+        assert!(!all.0.contains_key(&(3, to)));
         all.changed(&known(2, to, None));
         assert!(!all.0.contains_key(&(2, to)), "it is gone");
     }
