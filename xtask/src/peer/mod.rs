@@ -8,6 +8,7 @@ mod guest;
 mod matrix;
 mod multicast;
 mod session;
+mod uppers;
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -116,6 +117,7 @@ pub fn check(checks: &mut Checks, dist: &Dist, programs: &Programs, all: bool, h
         checks.check("an administrator's session inside the guest", interop.session());
         interop.multicast(checks)?;
         interop.connections(checks, all)?;
+        interop.uppers(checks)?;
     }
     interop.after(checks)
 }

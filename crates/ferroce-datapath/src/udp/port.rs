@@ -10,13 +10,15 @@ pub const PORTS: RangeInclusive<u16> = 0xC000..=0xFFFF;
 const CANDIDATES: u16 = 64;
 /// Different first candidates among them: a process keeps at most about so many sockets open for each slot it talks to.
 const SPREAD: u64 = 8;
+const _: () = assert!(SPREAD * SPREAD == CANDIDATES as u64);
 
 /// The source ports that a queue pair may use, best first, without repetition.
 ///
 /// Two slots of one destination never have a candidate in common, as long as `secret` is the same: the receiving kernel
 /// merges datagrams of one pair of addresses and ports, and steers the whole by the first one's slot. So the lower eight
 /// bits are the slot under a mask that process and destination choose, and the upper six are free: the first candidate's
-/// come from the pair of queue pairs, which spreads queue pairs over paths and the receiver's queues.
+/// come from the pair of queue pairs, which spreads queue pairs over paths and the receiver's queues. They differ in low
+/// and high bits alike, because bonds and switches choose by few bits: Linux's bond of two by the ninth or so.
 ///
 /// `secret` is a random number of the sending process; other processes of this host then mostly want other ports.
 pub fn source_ports(
@@ -33,8 +35,8 @@ pub fn source_ports(
     let place = mix(mix(secret ^ destination as u64) ^ (destination >> 64) as u64);
     let low = u16::from(slot ^ place as u8);
     let pair = mix(place ^ (u64::from(local_qpn) << 32 | u64::from(remote_qpn)));
-    let step = u64::from(CANDIDATES) / SPREAD;
-    let first = (pair % SPREAD * step + (place >> 8) % step) as u16;
+    let choice = pair % SPREAD;
+    let first = (choice * SPREAD + (choice ^ ((place >> 8) % SPREAD))) as u16;
     (0..CANDIDATES).map(move |i| PORTS.start() | ((first + i) % CANDIDATES) << 8 | low)
 }
 

@@ -380,6 +380,10 @@ fn queue_pairs_spread_over_a_few_ports() {
     let first = |pair| source_ports(7, V6, 3, pair, 99).next().unwrap();
     let firsts: HashSet<_> = (0..1000).map(first).collect();
     assert_eq!(firsts.len(), 8);
+    // Whoever chooses a way by any three of the upper bits finds all eight of them.
+    for shift in [8, 11] {
+        assert_eq!(firsts.iter().map(|port| port >> shift & 7).collect::<HashSet<_>>().len(), 8);
+    }
     // Another process prefers others.
     let others: HashSet<_> = (0..1000).map(|pair| source_ports(8, V6, 3, pair, 99).next().unwrap()).collect();
     assert!(firsts.is_disjoint(&others));

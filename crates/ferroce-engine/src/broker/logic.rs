@@ -8,6 +8,7 @@ mod ledgers;
 mod links;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -321,6 +322,14 @@ impl<W: World> Broker<W> {
     /// The host's interfaces changed.
     pub fn netdevs_changed(&mut self, netdevs: Vec<Netdev>) {
         self.host = netdevs;
+        // What is gone is looked at anew when it comes back.
+        let listed = |address: &Address| {
+            let same = |netdev: &Netdev, ip: &IpAddr| Address::of(*ip, netdev.ifindex) == *address;
+            self.host.iter().any(|netdev| netdev.addresses.iter().any(|ip| same(netdev, ip)))
+        };
+        self.taken.retain(listed);
+        self.absent.retain(listed);
+        self.retry_taken();
         self.publish();
     }
 

@@ -125,7 +125,7 @@ impl<W: World> Broker<W> {
         let before = self.taken.len() + self.absent.len();
         let Self { world, groups, taken, absent, .. } = self;
         for addresses in [taken, absent] {
-            addresses.retain(|address| groups.open(world, *address).is_err());
+            addresses.retain(|address| !groups.contains(*address) && groups.open(world, *address).is_err());
         }
         if self.taken.len() + self.absent.len() < before {
             self.tell_parked(true);

@@ -397,6 +397,27 @@ fn an_address_that_does_not_work_is_not_listed() {
     assert_eq!(gids(&bench.devices(1)[0]), ["0 127.0.0.1", "1 ::1"]);
 }
 
+/// It was listed when a program came, and gone when it was opened; later it is there again.
+#[test]
+fn an_address_that_comes_back_is_listed_again() {
+    let mut bench = Bench::loopback();
+    let v6 = Address::of("::1".parse().unwrap(), 1);
+    bench.world.port.borrow_mut().absent.insert(v6);
+    bench.connect(1, 101);
+    assert_eq!(bench.lease(1, 1).unwrap().1, ["127.0.0.1"]);
+    bench.world.port.borrow_mut().absent.clear();
+    let with = Netdev::assumed_loopback();
+    let mut without = with.clone();
+    without.addresses.retain(|ip| ip.is_ipv4());
+    bench.broker.netdevs_changed(vec![without.clone()]);
+    bench.broker.netdevs_changed(vec![with.clone()]);
+    assert_eq!(gids(&bench.devices(1)[0]), ["0 127.0.0.1", "1 ::1"]);
+    // As often as it likes, although its sockets stay.
+    bench.broker.netdevs_changed(vec![without]);
+    bench.broker.netdevs_changed(vec![with]);
+    assert_eq!(gids(&bench.devices(1)[0]), ["0 127.0.0.1", "1 ::1"]);
+}
+
 #[test]
 fn programs_of_other_users_get_a_sentence() {
     let mut bench = Bench::loopback();
