@@ -7,7 +7,7 @@ use crate::job;
 use crate::report::Checks;
 
 /// Where ferroce lies in the guest.
-const ROOT: &str = "/tmp/ferroce";
+const ROOT: &str = "/tmp/ferroce-bond";
 const SCRIPT: &str = include_str!("uppers.sh");
 /// What the script can do, in order; all but the first and the last are checks.
 const STEPS: [(&str, &str); 7] = [
@@ -30,6 +30,7 @@ impl Interop<'_> {
             self.guest.push(&self.dist.bin(name), &format!("{ROOT}/bin/{name}"))?;
         }
         self.guest.inside(&format!("ln -sf libibverbs.so.1 {ROOT}/lib/librdmacm.so.1"))?;
+        std::fs::create_dir_all(&self.logs.0)?;
         let script = self.logs.0.join("uppers.sh");
         std::fs::write(&script, SCRIPT)?;
         self.guest.push(&script, &format!("{ROOT}/uppers.sh"))?;
