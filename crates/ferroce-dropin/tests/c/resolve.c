@@ -53,7 +53,9 @@ static void one(const char *text, int family, struct ibv_context *shared)
 
 	CHECK(memcmp(&path->sgid, &gid, 16) == 0 && memcmp(&path->dgid, &gid, 16) == 0);
 	CHECK(path->mtu == IBV_MTU_4096 && path->mtu_selector == 2);
-	CHECK(path->traffic_class == 0x28 && path->hop_limit == 64 && path->pkey == 0xffff && path->sl == 0);
+	CHECK(path->traffic_class == 0x28 && path->hop_limit == 64 && path->pkey == 0xffff);
+	/* The upper three bits of the type of service. */
+	CHECK(path->sl == 1);
 	CHECK(path->reversible == 1 && path->numb_path == 1);
 	CHECK(path->packet_life_time == 16 && path->packet_life_time_selector == 2);
 	CHECK(rdma_destroy_id(id) == 0);
