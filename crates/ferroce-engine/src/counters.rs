@@ -4,9 +4,17 @@ pub use ferroce_ipc::ledger::DeviceCounters;
 use ferroce_ipc::ledger::TRANSPORT_COUNTERS;
 use ferroce_proto::{Counters, DropReason};
 
+/// Takes every field, so that a counter that is new is missed by the compiler, and puts them in this order.
+macro_rules! in_order {
+    ($counters:expr; $($name:ident,)+) => {{
+        let Counters { $($name),+ } = *$counters;
+        [$($name),+]
+    }};
+}
+
 /// What a queue pair counted, in the order of [`TRANSPORT_COUNTERS`].
 pub(crate) fn transport_values(of: &Counters) -> [u64; TRANSPORT_COUNTERS.len()] {
-    let Counters {
+    in_order! { of;
         sent_pkts,
         rcvd_pkts,
         dropped_pkts,
@@ -27,29 +35,7 @@ pub(crate) fn transport_values(of: &Counters) -> [u64; TRANSPORT_COUNTERS.len()]
         rdma_recvs,
         rcvd_ecn_marked,
         rcvd_cnps,
-    } = *of;
-    [
-        sent_pkts,
-        rcvd_pkts,
-        dropped_pkts,
-        duplicate_request,
-        out_of_seq_request,
-        sent_seq_err,
-        send_rnr_err,
-        sent_acks,
-        rcvd_rnr_err,
-        rcvd_seq_err,
-        implied_nak,
-        resent_pkts,
-        early_resends,
-        timeouts,
-        retry_exceeded_err,
-        retry_rnr_exceeded_err,
-        rdma_sends,
-        rdma_recvs,
-        rcvd_ecn_marked,
-        rcvd_cnps,
-    ]
+    }
 }
 
 /// The head of an object's record: the block of its device, and that there is one.
