@@ -373,7 +373,8 @@ impl Lane {
         }
     }
 
-    /// Hands every datagram of the buffer to its queue pair, then settles each of those once.
+    /// Hands every datagram of the buffer to its queue pair, then settles each of those once, in the order in which they
+    /// were first meant: a program may count on an acknowledgement before the answer that another queue pair takes.
     fn dispatch(&self, receiver: &mut Receiver, now: Instant, program: bool) {
         let Receiver { buffer, sources, touched, owing, .. } = receiver;
         let counters = self.counters();
@@ -399,8 +400,7 @@ impl Lane {
                     core.receive(now, &self.flow(&next), &packet, counters);
                 }
             }
-            if datagrams.peek().is_none() {
-                core.set_touched(false);
+            if datagrams.peek().is_none() && touched.is_empty() {
                 // A single message (and perhaps the acknowledgement of ours), taken by the thread that
                 // looks at its completion next and most likely answers: then its acknowledgement
                 // leaves with the answer.

@@ -11,7 +11,8 @@ use common::{End, PATIENCE, Wanted, address, blank, open, poll_one};
 use ferroce_engine::error::{Busy, CreateSrqError, EventError, OpenXrcdError};
 use ferroce_engine::{
     AhAttr, AsyncElement, AsyncEventKind, CompletionQueue, Context, Inode, Qp, QpAccess, QpAttr, QpAttrMask,
-    QpInit, QpState, RecvWr, SendOp, SendTo, SendWr, Service, Sge, Srq, SrqInit, WcStatus, Xrcd, XrcdInit,
+    QpInit, QpState, RecvWr, SendOp, SendTo, SendWr, Service, Sge, Srq, SrqInit, WcOpcode, WcStatus, Xrcd,
+    XrcdInit,
 };
 use ferroce_wire::{PathMtu, Psn, SrqNumber};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -175,6 +176,36 @@ fn every_target_reaches_every_queue() {
         Err(CreateSrqError::Foreign)
     ));
     assert!(xrcd.create_target(None, 0).is_err());
+}
+
+/// `ib_send_lat -c XRC -e` takes the first event of its only channel for that of its own message: the acknowledgement must
+/// come before the answer, which another queue pair sends than the one that owes it.
+#[test]
+fn a_target_acknowledges_before_the_answer() {
+    let ends = [(); 2].map(|()| {
+        let end = End::new(Wanted::default());
+        let xrcd = domain(&end.context);
+        let (srq, target) = (queue(&xrcd, &end, &end.cq), xrcd.create_target(None, 0).unwrap());
+        let initiator = initiator(&end);
+        (end, srq, target, initiator)
+    });
+    let [(a, a_queue, a_target, a_out), (b, b_queue, b_target, b_out)] = &ends;
+    connect(&a.context, a_out, b_target, 0);
+    connect(&b.context, b_out, a_target, 0);
+    for round in 0..100 {
+        post(a_queue, round, a.sge(0, SIZE));
+        post(b_queue, round, b.sge(0, SIZE));
+        send(a_out, round, SendOp::Send, b_queue.number(), a.sge(SIZE, SIZE));
+        assert_eq!(poll_one(&b.cq).opcode, WcOpcode::Recv);
+        send(b_out, round, SendOp::Send, a_queue.number(), b.sge(SIZE, SIZE));
+        let of_a = [poll_one(&a.cq), poll_one(&a.cq)].map(|completion| completion.opcode);
+        assert_eq!(of_a, [WcOpcode::Send, WcOpcode::Recv], "round {round}");
+        assert_eq!(poll_one(&b.cq).opcode, WcOpcode::Send);
+    }
+    for (_, srq, target, _) in &ends {
+        target.destroy();
+        srq.destroy().unwrap();
+    }
 }
 
 /// A number of no queue of the domain: of another domain, of nobody, of another process.

@@ -144,13 +144,14 @@ impl Locked<'_> {
     /// As [`Self::settle`], but if all there is to send is one acknowledgement, and the program has
     /// one completion to look at, that waits; see [`crate::lane`]. Returns until when it may, if it does: a
     /// time in the past says until the program comes back with something to send, or without. Puts off
-    /// once, but for a peer that goes on without.
+    /// once, but for a peer that goes on without; an XRC target never, since another queue pair sends the answer.
     pub(crate) fn settle_or_owe(mut self, now: Instant) -> Option<Instant> {
         if self.core.destroyed {
             return None;
         }
         let holding = self.core.owes && self.core.transport.holds_ack();
-        if (self.core.owes && !holding) || !self.core.transport.owes_only_ack() {
+        let answers = self.qp.service != Service::XrcTarget;
+        if !answers || (self.core.owes && !holding) || !self.core.transport.owes_only_ack() {
             self.settle(now);
             return None;
         }
