@@ -96,7 +96,7 @@ impl Client {
                 {
                     std::thread::sleep(Duration::from_millis(5));
                 }
-                Err(e @ ClientError::Foreign { .. }) => return Err(makes_way(name, deadline).unwrap_or(e)),
+                Err(e @ ClientError::Foreign { .. }) => return Err(makes_way(name, deadline, e, is_trusted)),
                 other => break other?,
             }
         };
@@ -303,14 +303,37 @@ fn foreign(name: &str, peer: Peer) -> ClientError {
     ClientError::Foreign { name: name.to_owned(), pid: peer.pid, uid: peer.uid }
 }
 
-/// Whether another user's broker says, of its own accord, that it serves nobody and leaves. Nothing is told to it.
-fn makes_way(name: &str, deadline: Instant) -> Option<ClientError> {
-    let (connection, _) = reach(name).ok()?;
-    connection.wait_readable(deadline.min(Instant::now() + PATIENCE)).ok()?;
-    match connection.recv(&mut Vec::new()).ok()??.message {
-        Ok((_, Message::Refused(refusal))) if refusal.code == RefusalCode::Leaving => Some(refusal.into()),
-        _ => None,
+/// What came of another user's broker: its own word that it serves nobody and leaves, that it has left, or `foreign`.
+/// Nothing is told to it.
+fn makes_way(
+    name: &str,
+    deadline: Instant,
+    foreign: ClientError,
+    is_trusted: impl Fn(Peer) -> bool,
+) -> ClientError {
+    let deadline = deadline.min(Instant::now() + PATIENCE);
+    loop {
+        match reach(name) {
+            Ok((_, peer)) if is_trusted(peer) => return ClientError::Closed,
+            Ok((connection, _)) => match first_word(&connection, deadline) {
+                Err(e) if e.is_leaving() && Instant::now() < deadline => {}
+                Ok(Message::Refused(refusal)) if refusal.code == RefusalCode::Leaving => {
+                    return refusal.into();
+                }
+                _ => return foreign,
+            },
+            Err(e) if e.is_leaving() => return e,
+            Err(_) => return foreign,
+        }
+        // It ended before it came to this connection. The next one shows who holds the name now.
+        std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+fn first_word(connection: &Connection, deadline: Instant) -> Result<Message, ClientError> {
+    connection.wait_readable(deadline)?;
+    let received = connection.recv(&mut Vec::new())?.ok_or(ClientError::Closed)?;
+    Ok(received.message?.1)
 }
 
 impl AsFd for Client {
@@ -410,6 +433,26 @@ mod tests {
             }
             thread.join().unwrap();
         }
+    }
+
+    /// Another user's broker that idles makes way by its word, or has ended when we get to ask.
+    #[test]
+    fn what_becomes_of_another_users_broker() {
+        let foreign = |name: &str| ClientError::Foreign { name: name.to_owned(), pid: 1, uid: 2 };
+        for (case, script, leaves) in [
+            ("stays", vec![refused(RefusalCode::ForeignUser, "not for you")], false),
+            ("asks", vec![hello(MAJOR)], false),
+            ("leaves", vec![refused(RefusalCode::Leaving, "not for you, but")], true),
+            ("left", vec![], true),
+        ] {
+            let (name, thread) = broker(case, script);
+            let error = makes_way(&name, Instant::now() + LIMIT, foreign(&name), |_| false);
+            assert_eq!(error.is_leaving(), leaves, "{case}: {error}");
+            thread.join().unwrap();
+        }
+        let (name, thread) = broker("trusted", vec![]);
+        assert!(makes_way(&name, Instant::now() + LIMIT, foreign(&name), |_| true).is_leaving());
+        thread.join().unwrap();
     }
 
     #[test]
