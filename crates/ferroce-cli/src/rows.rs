@@ -6,6 +6,7 @@ use std::fmt::{self, Display};
 use std::io::Write;
 
 use anyhow::{Context, Result, bail};
+use ferroce_ipc::sysfs::quads;
 use ferroce_ipc::{DeviceInfo, NetdevInfo, Pause, PhysState};
 use serde::Serialize;
 
@@ -127,7 +128,7 @@ const CAPS: &[&str] = &[
 /// Rows of `dev show`; with `details` what they can, too.
 pub fn devs(devices: Vec<(u32, &DeviceInfo)>, details: bool) -> Vec<Dev> {
     let row = |(ifindex, device): (u32, &DeviceInfo)| {
-        let guid = guid(device.node_guid);
+        let guid = quads(&device.node_guid);
         Dev {
             ifindex,
             ifname: device.name.clone(),
@@ -140,13 +141,6 @@ pub fn devs(devices: Vec<(u32, &DeviceInfo)>, details: bool) -> Vec<Dev> {
         }
     };
     devices.into_iter().map(row).collect()
-}
-
-/// `5054:00ff:fe77:0002`.
-pub fn guid(octets: [u8; 8]) -> String {
-    let quads: Vec<String> =
-        octets.chunks(2).map(|c| c.iter().map(|b| format!("{b:02x}")).collect()).collect();
-    quads.join(":")
 }
 
 impl Display for Link {

@@ -21,6 +21,7 @@ pub mod packet;
 pub mod ring;
 mod settings;
 mod shared;
+pub mod sysfs;
 
 pub use client::{Answer, Client, ClientError};
 pub use codec::MessageError;

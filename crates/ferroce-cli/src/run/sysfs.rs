@@ -10,11 +10,11 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use ferroce_ipc::DeviceInfo;
+use ferroce_ipc::sysfs::{CLASSES, LIFESPAN};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{getegid, geteuid};
@@ -26,14 +26,10 @@ use super::tree;
 use crate::args::SysfsKeeper;
 use crate::broker::Observer;
 
-/// How old counters may be: what `hw_counters/lifespan` says.
-pub const LIFESPAN: Duration = Duration::from_millis(250);
 /// The keeper's name, by which this program knows that it is one.
 const KEEPER: &str = "ferroce-sysfs";
 /// Hidden for a moment, in our namespace alone, by the tmpfs.
 const SCRATCH: [&str; 4] = ["/mnt", "/tmp", "/var", "/run"];
-/// Class directories that are ours.
-const CLASSES: [&str; 3] = ["infiniband", "infiniband_verbs", "infiniband_mad"];
 /// What every device file of ours is.
 const NULL: &str = "/dev/null";
 

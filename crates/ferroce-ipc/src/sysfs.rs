@@ -1,0 +1,314 @@
+//! The files that sysfs would have for our devices, below `/sys/class`: what there is, and what stands in it.
+//!
+//! One description for the two who need it: `ferroce run --sysfs` writes all of it into files ([`Tree::all`]), the
+//! libraries answer from it one at a time ([`Tree::find`]). What is counted is apart ([`counters`]), because it changes by
+//! itself, and only the broker knows it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::ledger::port_counters;
+use crate::{CmStatus, DeviceInfo, GidEntry, GidType, PhysState};
+
+/// Class directories that are ours.
+pub const CLASSES: [&str; 3] = ["infiniband", "infiniband_verbs", "infiniband_mad"];
+/// How old counters may be that were written into files: what `hw_counters/lifespan` says.
+pub const LIFESPAN: Duration = Duration::from_millis(250);
+
+/// Entries of a GID table.
+const GIDS: u16 = 1024;
+/// What the device file of `run --sysfs` is: `/dev/null`.
+const DEVICE_NUMBER: &str = "1:3";
+/// Where a device's `subsystem` leads.
+const SUBSYSTEM: &str = "../../infiniband";
+
+/// What a path leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Node {
+    /// A directory.
+    Directory,
+    /// A symbolic link with its target. [`Tree::find`] follows it.
+    Link(&'static str),
+    /// A file and its content, with the newline.
+    Text(String),
+    /// A file that the kernel refuses to read (EINVAL): what an empty entry of a GID table says of itself. Written down it is
+    /// empty.
+    Unreadable,
+    /// One of [`counters`], if there is one of that name.
+    Counter {
+        /// The device.
+        device: String,
+        /// A directory below the device's port.
+        group: &'static str,
+        /// The file.
+        name: String,
+    },
+}
+
+/// Why a path leads to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// Nothing of that name (ENOENT).
+    NoSuchFile,
+    /// A file where a directory was expected (ENOTDIR).
+    NotADirectory,
+}
+
+/// The devices that have the files, and what only the system knows of their interfaces.
+pub struct Tree<'a> {
+    /// In their order.
+    pub devices: &'a [DeviceInfo],
+    /// The codes of a port's width and of the speed of a lane.
+    pub speed: &'a dyn Fn(&DeviceInfo) -> (u8, u32),
+    /// The name of an interface.
+    pub netdev: &'a dyn Fn(u32) -> String,
+}
+
+type Word = fn(&DeviceInfo) -> &str;
+type Text = fn(&Tree<'_>, &DeviceInfo) -> String;
+type Entry = fn(&Tree<'_>, Option<&GidEntry>) -> Option<String>;
+
+/// Files of a device, below `infiniband/DEV`; without the newline.
+const FILES: [(&str, Text); 18] = [
+    ("fw_ver", |_, _| env!("CARGO_PKG_VERSION").to_owned()),
+    ("node_desc", |_, _| "ferroce".to_owned()),
+    ("node_guid", |_, device| quads(&device.node_guid)),
+    ("node_type", |_, _| "1: CA".to_owned()),
+    ("parent", |_, device| device.netdev.clone()),
+    ("sys_image_guid", |_, device| quads(&device.node_guid)),
+    ("uevent", |_, device| format!("NAME={}", device.name)),
+    ("device/numa_node", |_, _| "-1".to_owned()),
+    ("ports/1/cap_mask", |_, _| "0x00010000".to_owned()),
+    ("ports/1/lid", |_, _| "0x0".to_owned()),
+    ("ports/1/lid_mask_count", |_, _| "0".to_owned()),
+    ("ports/1/link_layer", |_, _| "Ethernet".to_owned()),
+    ("ports/1/phys_state", |_, device| {
+        let state = match device.phys_state {
+            PhysState::Polling => "2: Polling",
+            PhysState::Disabled => "3: Disabled",
+            PhysState::LinkUp => "5: LinkUp",
+        };
+        state.to_owned()
+    }),
+    ("ports/1/pkeys/0", |_, _| "0xffff".to_owned()),
+    ("ports/1/rate", |tree, device| rate((tree.speed)(device))),
+    ("ports/1/sm_lid", |_, _| "0x0".to_owned()),
+    ("ports/1/sm_sl", |_, _| "0".to_owned()),
+    ("ports/1/state", |_, device| {
+        let state = if device.port_active { "4: ACTIVE" } else { "1: DOWN" };
+        state.to_owned()
+    }),
+];
+
+/// Directories of a device with a file for each entry of its GID table.
+const TABLES: [(&str, Entry); 3] = [
+    ("ports/1/gids", |_, entry| Some(quads(&entry.map_or([0; 16], |entry| entry.gid.0)))),
+    ("ports/1/gid_attrs/types", |_, entry| {
+        let name = match entry?.gid_type {
+            GidType::RoceV1 => "IB/RoCE v1",
+            GidType::RoceV2 => "RoCE v2",
+        };
+        Some(name.to_owned())
+    }),
+    ("ports/1/gid_attrs/ndevs", |tree, entry| Some((tree.netdev)(entry?.ifindex))),
+];
+
+/// Groups of counters, below the port.
+const GROUPS: [&str; 6] =
+    ["counters", "hw_counters", "cm_rx_msgs", "cm_rx_duplicates", "cm_tx_msgs", "cm_tx_retries"];
+const PORT: &str = "ports/1";
+
+/// Files of a device below `infiniband_verbs/uverbsN`.
+const VERBS: [(&str, Word); 3] =
+    [("ibdev", |device| &device.name), ("dev", |_| DEVICE_NUMBER), ("abi_version", |_| "1")];
+/// Files of a device below `infiniband_mad/umadN`.
+const MAD: [(&str, Word); 2] = [("ibdev", |device| &device.name), ("port", |_| "1")];
+/// Files of the classes.
+const ABI: [(&str, &str); 2] = [("infiniband_verbs/abi_version", "6"), ("infiniband_mad/abi_version", "5")];
+
+impl Tree<'_> {
+    /// What an absolute path leads to, `.`, `..`, doubled slashes and links as the kernel takes them. The counter of
+    /// [`Node::Counter`] need not exist.
+    ///
+    /// # Errors
+    /// If it leads to nothing.
+    pub fn find(&self, path: &str) -> Result<Node, Missing> {
+        let mut at: Vec<&str> = Vec::new();
+        let mut here = Node::Directory;
+        for part in path.split('/') {
+            if here != Node::Directory {
+                return Err(Missing::NotADirectory);
+            }
+            match part {
+                "" | "." => continue,
+                ".." => {
+                    at.pop();
+                    continue;
+                }
+                name => at.push(name),
+            }
+            here = self.node(&at).ok_or(Missing::NoSuchFile)?;
+            if matches!(here, Node::Link(_)) {
+                (at, here) = (vec!["sys", "class", "infiniband"], Node::Directory);
+            }
+        }
+        Ok(here)
+    }
+
+    /// Everything but counters, by its path below `/sys/class`. Directories are named where nothing is in them.
+    pub fn all(&self) -> Vec<(String, Node)> {
+        let line = |text: &str| Node::Text(format!("{text}\n"));
+        let mut all: Vec<_> = ABI.map(|(path, text)| (path.to_owned(), line(text))).into();
+        for (number, device) in self.devices.iter().enumerate() {
+            let verbs = format!("infiniband_verbs/{}", device.dev_name);
+            all.extend(VERBS.map(|(file, text)| (format!("{verbs}/{file}"), line(text(device)))));
+            let mad = format!("infiniband_mad/umad{number}");
+            all.extend(MAD.map(|(file, text)| (format!("{mad}/{file}"), line(text(device)))));
+            let root = format!("infiniband/{}", device.name);
+            all.extend(FILES.map(|(file, text)| (format!("{root}/{file}"), line(&text(self, device)))));
+            for (directory, text) in TABLES {
+                let mut entries = device.gids.iter().peekable();
+                all.extend((0..GIDS).map(|index| {
+                    let node = readable(text(self, entries.next_if(|entry| entry.index == index)));
+                    (format!("{root}/{directory}/{index}"), node)
+                }));
+            }
+            all.push((format!("{root}/subsystem"), Node::Link(SUBSYSTEM)));
+            all.push((format!("{root}/device/net/{}", device.netdev), Node::Directory));
+        }
+        all
+    }
+
+    /// What is at this path from the root, without `.` and `..`.
+    fn node(&self, path: &[&str]) -> Option<Node> {
+        let below = match path {
+            [] | ["sys"] | ["sys", "class"] => return Some(Node::Directory),
+            ["sys", "class", below @ ..] => below,
+            _ => return None,
+        };
+        let of_device = |device: Option<&DeviceInfo>, file: &[&str], files: &[(&str, Word)]| {
+            let device = device?;
+            match file {
+                [] => Some(Node::Directory),
+                [file] => {
+                    let (_, text) = files.iter().find(|(known, _)| known == file)?;
+                    Some(Node::Text(format!("{}\n", text(device))))
+                }
+                _ => None,
+            }
+        };
+        match below {
+            [class] => CLASSES.contains(class).then_some(Node::Directory),
+            [class, "abi_version"] => {
+                let (_, text) = ABI.iter().find(|(path, _)| Path::new(path).starts_with(class))?;
+                Some(Node::Text(format!("{text}\n")))
+            }
+            ["infiniband_verbs", name, file @ ..] => {
+                of_device(self.devices.iter().find(|device| device.dev_name == *name), file, &VERBS)
+            }
+            ["infiniband_mad", name, file @ ..] => {
+                let number = name.strip_prefix("umad").and_then(number)?;
+                of_device(self.devices.get(number), file, &MAD)
+            }
+            ["infiniband", name, file @ ..] => {
+                let device = self.devices.iter().find(|device| device.name == *name)?;
+                self.of(device, &file.join("/"))
+            }
+            _ => None,
+        }
+    }
+
+    /// What a device has at this path below its directory.
+    fn of(&self, device: &DeviceInfo, path: &str) -> Option<Node> {
+        if let Some((_, text)) = FILES.iter().find(|(file, _)| *file == path) {
+            return Some(Node::Text(format!("{}\n", text(self, device))));
+        }
+        if path == "subsystem" {
+            return Some(Node::Link(SUBSYSTEM));
+        }
+        let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
+        if let Some((_, text)) = TABLES.iter().find(|(table, _)| *table == directory) {
+            let index = number(name).filter(|index| *index < GIDS.into())?;
+            return Some(readable(text(
+                self,
+                device.gids.iter().find(|entry| usize::from(entry.index) == index),
+            )));
+        }
+        let below_port = |path: &str| -> Option<&'static str> {
+            let group = path.strip_prefix(PORT)?.strip_prefix('/')?;
+            GROUPS.into_iter().find(|known| *known == group)
+        };
+        if let Some(group) = below_port(directory) {
+            return Some(Node::Counter { device: device.name.clone(), group, name: name.to_owned() });
+        }
+        let net = format!("device/net/{}", device.netdev);
+        let directories = TABLES.iter().map(|(table, _)| *table).chain([net.as_str()]);
+        let leads = |file: &str| path.is_empty() || Path::new(file).starts_with(path);
+        let known =
+            directories.chain(FILES.iter().map(|(file, _)| *file)).any(leads) || below_port(path).is_some();
+        known.then_some(Node::Directory)
+    }
+}
+
+/// What a device counted, as [`crate::Message::Statistics`] has it, and connection management for all of them: by the
+/// directory below the device's port, and the file's name.
+pub fn counters<'a>(counted: &'a [(String, u64)], cm: &CmStatus) -> Vec<(&'static str, &'a str, u64)> {
+    let mut all: Vec<_> =
+        counted.iter().map(|(name, value)| ("hw_counters", name.as_str(), *value)).collect();
+    all.push(("hw_counters", "lifespan", LIFESPAN.as_millis() as u64));
+    all.extend(port_counters(counted).map(|(name, value)| ("counters", name, value)));
+    for (group, values) in [
+        ("cm_rx_msgs", &cm.rx_msgs),
+        ("cm_rx_duplicates", &cm.rx_duplicates),
+        ("cm_tx_msgs", &cm.tx_msgs),
+        ("cm_tx_retries", &cm.tx_retries),
+    ] {
+        all.extend(CmStatus::MESSAGES.into_iter().zip(values).map(|(name, value)| (group, name, *value)));
+    }
+    all
+}
+
+/// The file of a counter, below `/sys/class`.
+pub fn counter_path(device: &str, group: &str, name: &str) -> String {
+    format!("infiniband/{device}/{PORT}/{group}/{name}")
+}
+
+/// `5054:00ff:fe77:0002`: GUIDs and GIDs.
+pub fn quads(octets: &[u8]) -> String {
+    let quads: Vec<String> =
+        octets.chunks(2).map(|pair| pair.iter().map(|octet| format!("{octet:02x}")).collect()).collect();
+    quads.join(":")
+}
+
+/// A number as a file is named by it.
+fn number(name: &str) -> Option<usize> {
+    let plain = name == "0" || !name.starts_with(['0', '+']);
+    name.parse().ok().filter(|_| plain)
+}
+
+fn readable(text: Option<String>) -> Node {
+    text.map_or(Node::Unreadable, |text| Node::Text(text + "\n"))
+}
+
+/// `40 Gb/sec (4X FDR10)`.
+fn rate((width, speed): (u8, u32)) -> String {
+    let lanes = if width == 1 { 1 } else { 4 };
+    // Of a lane, in units of 100 Mb/s.
+    let (name, lane) = match speed {
+        1 => ("SDR", 25),
+        2 => ("DDR", 50),
+        4 => ("QDR", 100),
+        8 => ("FDR10", 100),
+        16 => ("FDR", 140),
+        32 => ("EDR", 250),
+        64 => ("HDR", 500),
+        128 => ("NDR", 1000),
+        _ => ("XDR", 2000),
+    };
+    let rate = lanes * lane;
+    let half = if rate % 10 == 5 { ".5" } else { "" };
+    format!("{}{half} Gb/sec ({lanes}X {name})", rate / 10)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+use ferroce_wire::Gid;
+
+use super::*;
+use crate::{LinkSettings, Origin};
+
+fn device(name: &str, dev_name: &str) -> DeviceInfo {
+    let entry = |index, address: &str, gid_type| GidEntry {
+        index,
+        gid: Gid::from_ip(address.parse().unwrap()),
+        gid_type,
+        ifindex: 2,
+    };
+    DeviceInfo {
+        id: 1,
+        name: name.to_owned(),
+        dev_name: dev_name.to_owned(),
+        node_guid: [0x50, 0x54, 0x00, 0xff, 0xfe, 0x77, 0x00, 0x02],
+        netdev: "eth0".to_owned(),
+        ifindex: 2,
+        mtu: 1500,
+        port_active: true,
+        phys_state: PhysState::LinkUp,
+        origin: Origin::Link,
+        gids: vec![entry(1, "10.0.0.1", GidType::RoceV2), entry(3, "10.0.0.1", GidType::RoceV1)],
+        settings: LinkSettings::default(),
+    }
+}
+
+fn with<R>(body: impl FnOnce(&Tree<'_>) -> R) -> R {
+    let devices = [device("fr1", "uverbs1"), device("fr0", "uverbs0")];
+    body(&Tree { devices: &devices, speed: &|_| (2, 8), netdev: &|ifindex| format!("if{ifindex}") })
+}
+
+fn text(text: &str) -> Result<Node, Missing> {
+    Ok(Node::Text(format!("{text}\n")))
+}
+
+#[test]
+fn what_is_written_is_what_is_found() {
+    with(|tree| {
+        let all = tree.all();
+        assert_eq!(all.len(), 2 + 2 * (3 + 2 + 18 + 3 * 1024 + 2));
+        for (path, node) in &all {
+            let found = tree.find(&format!("/sys/class/{path}"));
+            let want = if matches!(node, Node::Link(_)) { &Node::Directory } else { node };
+            assert_eq!(found.as_ref(), Ok(want), "{path}");
+            // All that leads there is a directory.
+            let above: Vec<&str> = path.split('/').collect();
+            for end in 0..above.len() {
+                let path = format!("/sys/class/{}", above[..end].join("/"));
+                assert_eq!(tree.find(&path), Ok(Node::Directory), "{path}");
+            }
+        }
+    });
+}
+
+#[test]
+fn contents() {
+    with(|tree| {
+        for (path, want) in [
+            ("infiniband/fr0/node_guid", "5054:00ff:fe77:0002"),
+            ("infiniband/fr0/ports/1/state", "4: ACTIVE"),
+            ("infiniband/fr0/ports/1/rate", "40 Gb/sec (4X FDR10)"),
+            ("infiniband/fr0/ports/1/gids/0", "0000:0000:0000:0000:0000:0000:0000:0000"),
+            ("infiniband/fr0/ports/1/gids/1", "0000:0000:0000:0000:0000:ffff:0a00:0001"),
+            ("infiniband/fr0/ports/1/gid_attrs/types/1", "RoCE v2"),
+            ("infiniband/fr0/ports/1/gid_attrs/types/3", "IB/RoCE v1"),
+            ("infiniband/fr0/ports/1/gid_attrs/ndevs/3", "if2"),
+            ("infiniband_verbs/uverbs0/ibdev", "fr0"),
+            ("infiniband_verbs/abi_version", "6"),
+            ("infiniband_mad/umad0/ibdev", "fr1"),
+            ("infiniband_mad/abi_version", "5"),
+        ] {
+            assert_eq!(tree.find(&format!("/sys/class/{path}")), text(want), "{path}");
+        }
+        let empty = "/sys/class/infiniband/fr0/ports/1/gid_attrs/types/2";
+        assert_eq!(tree.find(empty), Ok(Node::Unreadable));
+    });
+}
+
+#[test]
+fn paths_are_followed_as_the_kernel_does() {
+    let fr0 = "/sys/class/infiniband/fr0";
+    with(|tree| {
+        for path in [
+            "//sys///class/infiniband//fr0/fw_ver",
+            "/sys/class/./infiniband/../infiniband/fr0/fw_ver",
+            "/../sys/class/infiniband/fr0/ports/1/../../fw_ver",
+            "/sys/class/infiniband/fr1/subsystem/fr0/fw_ver",
+            "/sys/class/infiniband/fr1/subsystem/../infiniband/fr0/fw_ver",
+            "/sys/class/infiniband/fr0/device/net/eth0/../../../fw_ver",
+        ] {
+            assert_eq!(tree.find(path), text(env!("CARGO_PKG_VERSION")), "{path}");
+        }
+        for directory in
+            ["/", "", "/sys", "/sys/class/infiniband/", fr0, "/sys/class/infiniband/fr0/ports/1/hw_counters"]
+        {
+            assert_eq!(tree.find(directory), Ok(Node::Directory), "{directory}");
+        }
+        for file in [
+            "nonsense",
+            "ports/2/state",
+            "ports/1/gids/1024",
+            "ports/1/gids/01",
+            "ports/1/gids/+1",
+            "ports/1/gids/x",
+        ] {
+            assert_eq!(tree.find(&format!("{fr0}/{file}")), Err(Missing::NoSuchFile), "{file}");
+        }
+        for path in [
+            "/sys/class/infiniband/fr2/fw_ver",
+            "/sys/class/infiniband/abi_version",
+            "/sys/class/infiniband_verbs/uverbs2",
+            "/sys/class/infiniband_verbs/uverbs0/nonsense",
+            "/sys/class/infiniband_mad/umad2/port",
+            "/sys/class/infiniband_mad/umad/port",
+            "/sys/class/net/eth0",
+            "/proc/version",
+        ] {
+            assert_eq!(tree.find(path), Err(Missing::NoSuchFile), "{path}");
+        }
+        for file in [
+            "fw_ver/",
+            "fw_ver/..",
+            "fw_ver/../fw_ver",
+            "ports/1/gid_attrs/types/2/x",
+            "ports/1/counters/x/y",
+        ] {
+            assert_eq!(tree.find(&format!("{fr0}/{file}")), Err(Missing::NotADirectory), "{file}");
+        }
+    });
+}
+
+#[test]
+fn counters_are_found_where_they_are_written() {
+    let counted = [("sent_pkts".to_owned(), 7), ("sent_octets".to_owned(), 400)];
+    let cm = CmStatus { tx_msgs: [9; 11], ..CmStatus::default() };
+    let all = counters(&counted, &cm);
+    for want in [
+        ("hw_counters", "sent_pkts", 7),
+        ("hw_counters", "lifespan", 250),
+        ("counters", "port_xmit_data", 100),
+        ("counters", "port_xmit_packets", 7),
+        ("cm_tx_msgs", "req", 9),
+        ("cm_rx_msgs", "req", 0),
+    ] {
+        assert!(all.contains(&want), "{want:?}");
+    }
+    with(|tree| {
+        for (group, name, _) in all {
+            let want = Node::Counter { device: "fr0".to_owned(), group, name: name.to_owned() };
+            let path = counter_path("fr0", group, name);
+            assert_eq!(tree.find(&format!("/sys/class/{path}")), Ok(want), "{path}");
+        }
+    });
+}
+
+#[test]
+fn rates() {
+    for (codes, want) in [
+        ((1, 1), "2.5 Gb/sec (1X SDR)"),
+        ((2, 32), "100 Gb/sec (4X EDR)"),
+        ((2, 256), "800 Gb/sec (4X XDR)"),
+        ((1, 64), "50 Gb/sec (1X HDR)"),
+    ] {
+        assert_eq!(rate(codes), want);
+    }
+}
