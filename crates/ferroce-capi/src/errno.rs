@@ -10,7 +10,7 @@ use ferroce_engine::error::{
     AllocMwError, AllocPdError, AnswerError, AttachError, Busy, CqError, CreateAhError, CreateChannelError,
     CreateCqError, CreateQpError, CreateSrqError, DetachError, DeviceError, EventError, FlowError,
     ModifyQpError, ModifySrqError, OpenError, OpenQpError, OpenXrcdError, PathError, PostRecvError,
-    PostSendError, QueryError, ResizeCqError, TransportCreateQpError, TransportModifyQpError,
+    PostSendError, QueryError, ResizeCqError, SysfsError, TransportCreateQpError, TransportModifyQpError,
     TransportModifySrqError,
 };
 use ferroce_engine::rsocket::{Failure, RsocketError};
@@ -61,13 +61,15 @@ errnos! {
     EIO;
     /// It is connected, and cannot send to somebody else.
     EISCONN;
+    /// A directory in the place of a file.
+    EISDIR;
     /// More places than a call may name, or a datagram that is too long.
     EMSGSIZE;
     /// An entry of the GID table is empty.
     ENODATA;
     /// No such device.
     ENODEV;
-    /// No completion is there.
+    /// No completion is there; no such file.
     ENOENT;
     /// A limit is reached, a queue is full, or there is no memory.
     ENOMEM;
@@ -77,6 +79,8 @@ errnos! {
     ENOSYS;
     /// There is no connection.
     ENOTCONN;
+    /// A file in the place of a directory.
+    ENOTDIR;
     /// The call or an option of it does not exist on this device.
     EOPNOTSUPP;
     /// The broker belongs to somebody else.
@@ -144,6 +148,18 @@ impl From<DeviceError> for Errno {
         match &error {
             DeviceError::Broker(source) if is_forbidden(source) => Self::EPERM,
             DeviceError::Broker(_) => Self::ENOSYS,
+        }
+    }
+}
+
+impl From<SysfsError> for Errno {
+    fn from(error: SysfsError) -> Self {
+        match error {
+            SysfsError::NoSuchFile => Self::ENOENT,
+            SysfsError::NotADirectory => Self::ENOTDIR,
+            SysfsError::Directory => Self::EISDIR,
+            SysfsError::Empty => Self::EINVAL,
+            SysfsError::Device(error) => error.into(),
         }
     }
 }

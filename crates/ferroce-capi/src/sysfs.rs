@@ -1,11 +1,13 @@
-//! The two calls that programs use to look into sysfs. A device of ours has nothing there, unless `ferroce run
-//! --sysfs` lays it over; a file that is missing is an ordinary answer to them.
+//! The two calls that programs use to look into sysfs. A device of ours has no files there, unless `ferroce run --sysfs`
+//! lays them over: what they would say is told from memory.
 
 use core::ffi::{CStr, c_char, c_int};
 use std::ffi::OsStr;
-use std::io::Read;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+
+use ferroce_engine::sysfs;
 
 use crate::call;
 use crate::errno::Errno;
@@ -15,8 +17,9 @@ pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// Reads `dir`/`file` into `buf` of `size` octets, without the newline at the end and with a NUL, and returns the count
-/// of its octets; -1 and errno if there is none or it does not fit.
+/// Reads `dir`/`file` into `buf` of `size` octets, with a NUL in the place of the newline at its end, and returns the count
+/// of octets before that; 0 for an empty one, whose NUL is not written. -1 and errno if there is none (ENOENT, ENOTDIR,
+/// EISDIR), if it does not fit (ENOMEM), or if it says nothing of an empty entry of a GID table (EINVAL).
 ///
 /// # Safety
 ///
@@ -35,19 +38,36 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
         let dir = unsafe { CStr::from_ptr(dir) };
         // SAFETY: as above.
         let file = unsafe { CStr::from_ptr(file) };
-        let path = Path::new(OsStr::from_bytes(dir.to_bytes())).join(OsStr::from_bytes(file.to_bytes()));
-        let mut text = Vec::new();
-        let limit = u64::try_from(size).unwrap_or(u64::MAX).min(c_int::MAX as u64);
-        std::fs::File::open(path)?.take(limit).read_to_end(&mut text)?;
+        let path = [dir.to_bytes(), b"/", file.to_bytes()].concat();
+        let limit = size.min(c_int::MAX as usize);
+        let text = content(&path, limit)?;
         // SAFETY: the caller gives room for `size` octets, and at most so many were read.
         unsafe { buf.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), text.len()) };
-        // As in rdma-core, the newline must fit, too.
-        if text.len() == size {
+        let length = match text.last() {
+            // As in rdma-core, of an empty file nothing is said, not even its end.
+            None => return Ok(0),
+            Some(b'\n') => text.len() - 1,
+            Some(_) => text.len(),
+        };
+        if length == size {
             return Err(Errno::ENOMEM);
         }
-        let length = text.len() - usize::from(text.last() == Some(&b'\n'));
         // SAFETY: inside the room of `size` octets.
         unsafe { buf.add(length).write(0) };
         Ok(length as c_int)
     })
+}
+
+/// The first `limit` octets of a file: a real one if there is one, else one of our devices'.
+fn content(path: &[u8], limit: usize) -> Result<Vec<u8>, Errno> {
+    let mut text = Vec::new();
+    match (File::open(OsStr::from_bytes(path)), str::from_utf8(path)) {
+        (Ok(file), _) => drop(file.take(limit as u64).read_to_end(&mut text)?),
+        (Err(error), Ok(path)) if error.kind() == ErrorKind::NotFound && sysfs::may_have(path) => {
+            text = sysfs::read(path)?.into_bytes();
+            text.truncate(limit);
+        }
+        (Err(error), _) => return Err(error.into()),
+    }
+    Ok(text)
 }

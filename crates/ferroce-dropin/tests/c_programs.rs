@@ -185,6 +185,11 @@ fn management_programs_see_the_devices() {
 }
 
 #[test]
+fn sysfs_is_answered_without_files() {
+    passes("files");
+}
+
+#[test]
 fn whoever_is_used_ends_last() {
     passes("order");
 }

@@ -33,9 +33,7 @@ use crate::{CompletionQueue, Context, Qp, fork, rings, sys};
 
 /// The devices of this network namespace, as this process sees them.
 pub fn devices() -> Result<Vec<DeviceInfo>, DeviceError> {
-    let engine = Engine::global()?;
-    engine.refresh_devices()?;
-    Ok(engine.devices.load().as_ref().clone())
+    Ok(Engine::global()?.current_devices()?.as_ref().clone())
 }
 
 /// What a device counted in all programs, by name.
@@ -153,6 +151,12 @@ impl Engine {
         });
         engine.refresh_devices()?;
         Ok(engine)
+    }
+
+    /// The devices as they are now.
+    pub(crate) fn current_devices(&self) -> Result<Arc<Vec<DeviceInfo>>, DeviceError> {
+        self.refresh_devices()?;
+        Ok(self.devices.load_full())
     }
 
     pub(crate) fn broker(&self) -> &BrokerClient {

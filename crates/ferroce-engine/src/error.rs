@@ -19,6 +19,26 @@ pub enum DeviceError {
     Broker(#[source] io::Error),
 }
 
+/// A file of sysfs cannot be read.
+#[derive(Debug, Error)]
+pub enum SysfsError {
+    /// There is none of this name.
+    #[error("there is no such file")]
+    NoSuchFile,
+    /// The path goes on behind a file.
+    #[error("a part of the path is no directory")]
+    NotADirectory,
+    /// It is a directory.
+    #[error("it is a directory")]
+    Directory,
+    /// An entry of the GID table that is empty.
+    #[error("the entry of the GID table is empty")]
+    Empty,
+    /// Nobody knows what it would say.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
 /// A device cannot be opened.
 #[derive(Debug, Error)]
 pub enum OpenError {

@@ -50,6 +50,7 @@ pub mod rsocket;
 mod send_batch;
 mod srq;
 mod sys;
+pub mod sysfs;
 mod transmit;
 mod tx;
 mod xrc;

@@ -43,14 +43,28 @@ int main(void)
 		printf("MAD status %d: %s, %s\n", i, umad_common_mad_status_str(htobe16(i)),
 		       umad_sa_mad_status_str(htobe16(i)));
 
-	char text[8];
+	static const char *const files[][2] = {
+		{ "/proc", "version" },		   { "/proc/sys/kernel", "ostype" },	{ "/proc", "nonsense" },
+		{ "/proc//sys", "/kernel/ostype" }, { "/proc/sys", "../sys/kernel/ostype" }, { "/proc", "version/" },
+		{ "/proc", "version/nonsense" },   { "/proc", "sys" },			{ "/dev", "null" },
+		{ "", "proc/sys/kernel/ostype" },  { "/proc/version", "" },
+	};
 
-	memset(text, '#', sizeof(text));
-	printf("long file: %d", ibv_read_sysfs_file("/proc", "version", text, sizeof(text)));
-	printf(" %.8s\n", text);
-	memset(text, '#', sizeof(text));
-	int length = ibv_read_sysfs_file("/proc/sys/kernel", "ostype", text, sizeof(text));
-	printf("short file: %d %s\n", length, text);
-	printf("no file: %d\n", ibv_read_sysfs_file("/proc", "nonsense", text, sizeof(text)));
+	for (unsigned int i = 0; i < sizeof(files) / sizeof(*files); i++)
+		/* "Linux" and its newline are six octets. */
+		for (size_t size = 1; size <= 8; size++) {
+			char text[9];
+
+			memset(text, '#', sizeof(text));
+			errno = 0;
+			int length = ibv_read_sysfs_file(files[i][0], files[i][1], text, size);
+
+			printf("%s/%s in %zu: %d, errno %d, ", files[i][0], files[i][1], size, length,
+			       /* Debian's says nothing of what does not fit. */
+			       length < 0 && errno != ENOMEM ? errno : 0);
+			for (unsigned int k = 0; k < sizeof(text); k++)
+				printf(" %02x", (unsigned char)text[k]);
+			printf("\n");
+		}
 	return 0;
 }

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use ferroce_ipc::{
-    AddressSockets, Client, ClientError, CmNews, CmRequest, Leased, MINOR_LEDGER, MINOR_RINGS, Message,
-    Refusal, RefusalCode, ResourceCounts,
+    AddressSockets, Client, ClientError, CmNews, CmRequest, CmStatus, Leased, MINOR_LEDGER, MINOR_RINGS,
+    Message, Refusal, RefusalCode, ResourceCounts,
 };
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 use ferroce_wire::cm::CommId;
@@ -304,6 +304,18 @@ impl BrokerClient {
             }
         })?;
         Ok(counters)
+    }
+
+    /// What connection management counted for all devices and programs.
+    ///
+    /// # Errors
+    /// Those of a broker that must be found anew.
+    pub fn cm_status(&self) -> Result<CmStatus, BrokerError> {
+        let (_, status) = self.ask(|client, _| match client.request(&Message::GetStatus, REQUEST)? {
+            (Message::Status(status), _) => Ok(status),
+            _ => Err(ClientError::Unexpected),
+        })?;
+        Ok(*status.cm)
     }
 
     /// Readable when [`BrokerClient::process`] has something to do.
