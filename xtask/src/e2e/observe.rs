@@ -1,6 +1,7 @@
 //! What an administrator sees: counters, objects of all programs, the files of `ferroce run --sysfs`.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::Bed;
+use crate::cc;
 use crate::job::{self, Ended, Job};
 use crate::report::Checks;
 use crate::tree;
@@ -44,6 +46,11 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     }
     ensure!(tried.ok(), "{}", tried.describe());
     checks.check("the tree is that of rxe", same_tree(bed));
+    if Path::new("/sys/class/infiniband").exists() {
+        checks.skip("files from memory", "this host has devices of its own, whose files come first");
+    } else {
+        checks.check("files from memory", from_memory(bed));
+    }
     checks.check("everything agrees", agrees(bed));
     checks.check("counters in files are live", live(bed));
     checks.check("the keeper is nobody's child and ends", keeper(bed));
@@ -224,6 +231,45 @@ fn same_tree(bed: &Bed) -> Result<()> {
     let count = entries.output.lines().filter(|line| line.parse::<u16>().is_ok()).count();
     ensure!(count == 3 * 1024, "{count} entries of the GID tables");
     Ok(())
+}
+
+/// What ibv_read_sysfs_file answers without any file is what stands in the files.
+fn from_memory(bed: &Bed) -> Result<()> {
+    let program = cc::ours("sysfs", &bed.dist, &bed.programs)?;
+    let listed = with_sysfs(
+        bed,
+        "cd /sys/class && find $PWD/infiniband $PWD/infiniband_verbs $PWD/infiniband_mad -type f | sort",
+    )?;
+    ensure!(listed.ok(), "{}", listed.describe());
+    let list = bed.logs.path("sysfs paths");
+    std::fs::write(&list, &listed.output)?;
+    let read = |words: &[&str]| -> Result<Vec<String>> {
+        let mut command = Command::new(bed.dist.bin("ferroce"));
+        command.arg("run").args(words).arg("--").arg(&program).arg(&list);
+        let ended = job::run(command, &bed.logs.path(&format!("sysfs {}", words.concat())), PATIENCE)?;
+        ensure!(ended.ok(), "{}", ended.describe());
+        Ok(ended.output.lines().map(str::to_owned).collect())
+    };
+    // A file cannot refuse to be read (EINVAL), and is empty instead.
+    let same = |file: &str, memory: &str| {
+        let empty = file.strip_suffix(" 0 ").is_some_and(|path| memory == format!("{path} -22 "));
+        file == memory || empty
+    };
+    // Until the programs of earlier checks count no more.
+    let mut differ = Vec::new();
+    wait("the same from files and from memory", || {
+        let (files, memory) = (read(&["--sysfs"])?, read(&[])?);
+        ensure!(
+            files.len() == listed.output.lines().count() && files.len() > 3 * 1024,
+            "{} files",
+            files.len()
+        );
+        ensure!(files.len() == memory.len(), "{} files, {} answers", files.len(), memory.len());
+        let pairs = files.into_iter().zip(memory);
+        differ = pairs.filter(|(file, memory)| !same(file, memory)).collect();
+        Ok(differ.is_empty())
+    })
+    .with_context(|| format!("{} differ: {:?}", differ.len(), differ.first()))
 }
 
 /// State, rate, GUID and first GID from everything that tells them.
