@@ -121,6 +121,7 @@ pub struct E2eArgs {
 
 /// In the child: runs the stages; true when nothing failed.
 pub fn run(args: &E2eArgs) -> Result<bool> {
+    netns::is_our_own()?;
     raise_loopback()?;
     let faulty = args.faulty.as_ref().map(Dist::at);
     let programs = Programs { unpacked: args.unpacked.clone() };

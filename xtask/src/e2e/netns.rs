@@ -24,6 +24,17 @@ pub fn enter() -> Result<Command> {
     Ok(command)
 }
 
+/// Nobody else is in a namespace that was made for us. In any other, [`nothing_left`] would end what is not ours.
+pub fn is_our_own() -> Result<()> {
+    let others = processes().len();
+    ensure!(
+        others == 0,
+        "{others} other processes are in this network namespace, and what is there at the end is ended: run these stages \
+         by `cargo xtask test --only STAGE`, which makes a namespace for them"
+    );
+    Ok(())
+}
+
 /// A fresh namespace's loopback is down.
 pub fn raise_loopback() -> Result<()> {
     let ip = Programs::default().find("ip").unwrap_or_else(|| PathBuf::from("ip"));
