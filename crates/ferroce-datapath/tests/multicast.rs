@@ -140,6 +140,10 @@ fn on_links() {
         run(&format!("ip link set {name} up"));
     }
     let [a, b] = ["va", "vb"].map(|name| if_nametoindex(name).unwrap());
+    // A link routes IPv6 groups when the kernel has noted its carrier, which may be after `ip` has ended.
+    for (local, ifindex) in [("fd00:18:1::1", a), ("fd00:18:2::1", b)] {
+        until_routed(&sender(local.parse().unwrap(), ifindex), "ff0e::ffff".parse().unwrap());
+    }
     for group in ["239.1.2.3", "224.0.0.77", "ff0e::1:2", "ff02::1:2", "ff05::3", "ff01::4"] {
         let group: IpAddr = group.parse().unwrap();
         let on_a = RxSocket::join(group, a).unwrap();
@@ -154,6 +158,14 @@ fn on_links() {
         }
         assert_eq!(received(&on_a, 1), [[1; 20]], "{group}");
         assert_eq!(received(&on_b, 1), [[2; 20]], "{group}");
+    }
+}
+
+fn until_routed(socket: &TxSocket, group: IpAddr) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while socket.send_datagram(&flow(socket, group), b"to nobody").unwrap().sent == 0 {
+        assert!(Instant::now() < deadline, "no route to {group}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
