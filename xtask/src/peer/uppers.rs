@@ -10,10 +10,11 @@ use crate::report::Checks;
 const ROOT: &str = "/tmp/ferroce-bond";
 const SCRIPT: &str = include_str!("uppers.sh");
 /// What the script can do, in order; all but the first and the last are checks.
-const STEPS: [(&str, &str); 7] = [
+const STEPS: [(&str, &str); 8] = [
     ("set_up", "a bond in the guest"),
     ("failover", "a bond's links are pulled in turn under ib_write_bw and a verifying rping"),
     ("events", "both links are pulled: the port is down, and comes back"),
+    ("members", "a bond's GIDs are those of its active member's device, and follow it"),
     ("vlan", "rping with rxe on a VLAN, both roles, IPv4 and IPv6"),
     ("addresses", "IPv6 addresses come and go under traffic"),
     ("spread", "32 queue pairs go by both links of a bond that spreads flows"),

@@ -124,6 +124,24 @@ events() {
     kill $watch
 }
 
+# Devices on the members: the bond's GIDs are the active one's, and follow it.
+members() {
+    of() { inside bin/ferroce gid show "$1" | grep -c 'netdev bond0' || true; }
+    is() { [ "$(of "f$1")" -ge 2 ] && [ "$(of "f$2")" = 0 ]; }
+    for n in 0 1; do inside bin/ferroce link add fa$n type roce netdev a$n; done
+    for turn in 1 2; do
+        first=$(slave)
+        other=$([ "$first" = a0 ] && echo a1 || echo a0)
+        until_true "is $first $other"
+        ip link set "b${first#a}" down
+        until_true '[ "$(slave)" = "$other" ]'
+        until_true "is $other $first"
+        ip link set "b${first#a}" up
+        until_true "inside sed -n '/Slave Interface: $first/,/MII/p' /proc/net/bonding/bond0 | grep -q 'MII Status: up'"
+    done
+    for n in 0 1; do inside bin/ferroce link del fa$n; done
+}
+
 # Both ends on VLAN 5; what is sent there comes there.
 vlan() {
     ip link add link br0 name br0.5 type vlan id 5

@@ -64,6 +64,8 @@ pub struct Netdev {
     pub lower: Option<u32>,
     /// Part of a bond: the bond.
     pub bond: Option<u32>,
+    /// A bond that sends by one member alone: that one, unless there is none now.
+    pub active_member: Option<u32>,
     /// Addresses that work, in the kernel's order: none that is tentative or a duplicate.
     pub addresses: Vec<IpAddr>,
 }
@@ -105,10 +107,16 @@ impl Netdev {
 }
 
 /// The addresses that a device on `base` has in its GID table, each with the interface that holds it: the device's own
-/// first, then those of VLANs, macvlans and bonds above it; IPv4 before IPv6, as rxe fills its table.
+/// first, then those of VLANs, macvlans and bonds above it; IPv4 before IPv6, as rxe fills its table. What is above a bond
+/// is the active member's alone, and everybody's where the bond has no such member (Linux 6.12, `roce_gid_mgmt.c`).
 pub fn addresses_over(netdevs: &[Netdev], base: &Netdev) -> Vec<(IpAddr, u32)> {
     let mut holders = vec![base];
-    holders.extend(netdevs.iter().filter(|n| base.bond == Some(n.ifindex) && n.ifindex != base.ifindex));
+    let carries = |bond: &&Netdev| {
+        base.bond == Some(bond.ifindex)
+            && bond.ifindex != base.ifindex
+            && bond.active_member.is_none_or(|active| active == base.ifindex)
+    };
+    holders.extend(netdevs.iter().filter(carries));
     // And above those: a VLAN on a bond, a macvlan on a VLAN.
     let mut place = 0;
     while let Some(below) = holders.get(place).map(|holder| holder.ifindex) {
@@ -158,6 +166,28 @@ mod tests {
         assert_eq!(over(0), ["10.0.0.2 2", "10.0.3.3 3", "fe80::2 2", "2001:db8::2 2"]);
         assert_eq!(over(4), ["10.0.7.7 7"], "a bond's address is its members'");
         assert_eq!(over(2), [""; 0], "down");
+    }
+
+    #[test]
+    fn a_bonds_addresses_are_the_active_members() {
+        let over = |active_member, index: usize| -> Vec<String> {
+            let all = [
+                Netdev { bond: Some(7), ..netdev(5, &[]) },
+                Netdev { bond: Some(7), ..netdev(6, &[]) },
+                Netdev { active_member, ..netdev(7, &["10.0.7.7"]) },
+                Netdev { lower: Some(7), ..netdev(8, &["10.0.8.8"]) },
+                Netdev { lower: Some(5), ..netdev(9, &["10.0.9.9"]) },
+            ];
+            addresses_over(&all, &all[index]).iter().map(|(ip, n)| format!("{ip} {n}")).collect()
+        };
+        assert_eq!(over(Some(5), 0), ["10.0.7.7 7", "10.0.9.9 9", "10.0.8.8 8"]);
+        assert_eq!(over(Some(5), 1), [""; 0]);
+        assert_eq!(over(Some(6), 0), ["10.0.9.9 9"], "its own VLAN is not the bond's");
+        assert_eq!(over(Some(6), 1), ["10.0.7.7 7", "10.0.8.8 8"]);
+        for active in [None, Some(5), Some(6)] {
+            assert_eq!(over(active, 2), ["10.0.7.7 7", "10.0.8.8 8"], "the bond's own device");
+        }
+        assert_eq!(over(None, 1), ["10.0.7.7 7", "10.0.8.8 8"], "it spreads, or no link is left");
     }
 
     #[test]

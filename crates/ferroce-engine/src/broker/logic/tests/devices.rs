@@ -119,6 +119,40 @@ fn addresses_are_followed() {
     assert_eq!(devices[0].phys_state, ferroce_ipc::PhysState::Polling);
 }
 
+/// Links on the members of a bond: its GIDs are those of the member that sends, and move with it. Sockets stay.
+#[test]
+fn gids_of_a_bond_follow_the_active_member() {
+    let host = |active_member| {
+        let member = |ifindex| Netdev { bond: Some(4), ..netdev(ifindex, &[]) };
+        let bond = Netdev { active_member, kind: "bond".to_owned(), ..netdev(4, &["192.0.2.1", "192.0.2.2"]) };
+        vec![netdev(1, &["127.0.0.1"]), member(2), member(3), bond]
+    };
+    let mut bench = Bench::new(host(Some(2)));
+    bench.connect(1, 101);
+    bench.say(1, add("fr1", "eth0", true), vec![]);
+    bench.say(1, add("fr2", "eth1", true), vec![]);
+    bench.lease(1, 1).unwrap();
+    bench.output();
+    let both = ["1 192.0.2.1", "2 192.0.2.2"];
+    let shown = |bench: &mut Bench| -> [Vec<String>; 2] {
+        let devices = bench.devices(1);
+        ["fr1", "fr2"].map(|name| gids(devices.iter().find(|device| device.name == name).unwrap()))
+    };
+    assert_eq!(shown(&mut bench), [both.map(String::from).to_vec(), vec![]]);
+    for (active, want) in [(3, [0, 2]), (2, [2, 0]), (3, [0, 2])] {
+        bench.broker.netdevs_changed(host(Some(active)));
+        let heard = bench.heard(1);
+        let told: Vec<&Message> = heard.iter().map(|(_, message, _)| message).collect();
+        assert!(matches!(told[..], [Message::Devices(_)]), "no socket is opened anew: {told:?}");
+        assert_eq!(shown(&mut bench).each_ref().map(Vec::len), want, "member {active}");
+        let of = &shown(&mut bench)[active as usize - 2];
+        assert_eq!(*of, both, "they have the indices they had");
+    }
+    // Neither link is left: nobody can say whose they are.
+    bench.broker.netdevs_changed(host(None));
+    assert_eq!(shown(&mut bench).each_ref().map(Vec::len), [2, 2]);
+}
+
 #[test]
 fn an_address_that_is_gone_is_in_nobodys_way_and_catches_up() {
     let lo = || netdev(1, &["127.0.0.1"]);
