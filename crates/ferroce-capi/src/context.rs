@@ -133,6 +133,7 @@ pub(crate) fn open(
         handle.extra.0.store(true, Ordering::Relaxed);
         rdmacm::device_gone(handle);
     });
+    engine.on_mac_change(|ifindex| rdmacm::mac_changed(handle, ifindex));
     import::opened(origin, device);
     POOL.enliven(handle, LiveContext { engine, origin, _command: command });
     Ok(handle.public())

@@ -207,6 +207,7 @@ pub mod tests {
             origin: Origin::Link,
             gids: Vec::new(),
             settings: LinkSettings::default(),
+            macs: Default::default(),
         }
     }
 

@@ -28,6 +28,7 @@ pub struct Context {
     events: AsyncQueue,
     closed: AtomicBool,
     on_fatal: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    on_mac_change: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
     hub: Arc<Hub>,
     /// Its device's block of the ledger.
     block: usize,
@@ -59,6 +60,7 @@ impl Context {
             events: AsyncQueue::new().map_err(OpenError::Resources)?,
             closed: AtomicBool::new(false),
             on_fatal: OnceLock::new(),
+            on_mac_change: OnceLock::new(),
             hub,
             block,
             entry,
@@ -191,6 +193,18 @@ impl Context {
     /// Has `tell` called, on any thread, when the device is dead, before the event of it can be read. Once a context.
     pub fn on_fatal(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _ = self.on_fatal.set(Box::new(tell));
+    }
+
+    pub(crate) fn report_mac_change(&self, ifindex: u32) {
+        if let Some(tell) = self.on_mac_change.get() {
+            tell(ifindex);
+        }
+    }
+
+    /// Has `tell` called, on the engine's background thread, with the index of an interface that holds GIDs of the device
+    /// and has another hardware address now. It must not wait. Once a context.
+    pub fn on_mac_change(&self, tell: impl Fn(u32) + Send + Sync + 'static) {
+        let _ = self.on_mac_change.set(Box::new(tell));
     }
 
     /// The counters that kernel rxe shows too (`rdma statistic`), of this device in this process.

@@ -192,6 +192,9 @@ impl Engine {
                         self.groups.follow(&device, self);
                     }
                 }
+                BrokerEvent::MacChanged(id, ifindex) => {
+                    self.tell(id, |context| context.report_mac_change(ifindex));
+                }
                 BrokerEvent::PortActive(id) => self.tell(id, |context| {
                     context.async_events().push_port(AsyncEventKind::PortActive, 1);
                 }),

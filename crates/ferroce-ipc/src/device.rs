@@ -1,5 +1,7 @@
 //! What a program sees of a device: its name, port and GID table.
 
+use std::collections::BTreeMap;
+
 use ferroce_wire::{Gid, PathMtu, RoceVersion};
 
 use crate::settings::LinkSettings;
@@ -31,6 +33,9 @@ pub struct DeviceInfo {
     pub gids: Vec<GidEntry>,
     /// What an administrator set for it; since minor version 3, the default before.
     pub settings: LinkSettings,
+    /// Hardware addresses, by index, of its interfaces that have one: those that hold its GIDs, and the bond that its own is
+    /// part of. Since minor version 8, none before; those that do not fit a message are left out.
+    pub macs: BTreeMap<u32, [u8; 6]>,
 }
 
 impl DeviceInfo {

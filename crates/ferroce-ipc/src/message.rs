@@ -15,7 +15,7 @@ use crate::device::DeviceInfo;
 use crate::netdev::NetdevInfo;
 use crate::settings::Setting;
 
-pub use bytes::{DEVICE_BYTES, GID_BYTES, RULE_BYTES};
+pub use bytes::{DEVICE_BYTES, GID_BYTES, MAC_BYTES, RULE_BYTES};
 pub use cm::{
     CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmWhat, MAX_RECORD, PORT_BLOCK,
 };
@@ -26,7 +26,7 @@ pub const MAJOR: u16 = 1;
 /// shall be packets.
 pub const SHOW_MADS: u64 = 1;
 /// Minor version: grows with every new message kind or field.
-pub const MINOR: u16 = 7;
+pub const MINOR: u16 = 8;
 /// The minor version since which there are connections.
 pub const MINOR_CONNECTIONS: u16 = 1;
 /// The minor version since which a [`Message::Cm`] with id 0 is done without an answer.

@@ -49,6 +49,7 @@ pub(super) fn bind(id: &'static IdHandle, live: &Arc<LiveId>, address: SocketAdd
             if let Some(home) = home {
                 take_home(id, &mut state, home);
             }
+            state.interface = local.as_ref().map(|local| local.gid.ifindex);
             state.gid_index = local.and_then(|local| u8::try_from(local.gid.index).ok());
             state.link.port = Some(port);
             Ok(())

@@ -7,7 +7,7 @@ use ferroce_abi as abi;
 use ferroce_engine::DeviceInfo;
 use parking_lot::Mutex;
 
-use super::id::IdHandle;
+use super::id::{IdHandle, State};
 use super::made;
 use crate::context::{self, ContextHandle};
 use crate::device::DeviceHandle;
@@ -121,13 +121,25 @@ pub(super) fn forget(id: &'static IdHandle) {
 
 /// A device is gone: its ids are told, which the program then has to destroy. On any thread.
 pub(crate) fn gone(context: &'static ContextHandle) {
+    tell(context, abi::RDMA_CM_EVENT_DEVICE_REMOVAL, |_| true);
+}
+
+/// An interface that holds GIDs of a device has another hardware address: ids with an address of that interface are told,
+/// which go on all the same. Synchronous ones are not: they would take it for what became of their own call.
+pub(crate) fn mac_changed(context: &'static ContextHandle, ifindex: u32) {
+    let concerns = |state: &State| state.interface == Some(ifindex) && !state.is_synchronous();
+    tell(context, abi::RDMA_CM_EVENT_ADDR_CHANGE, concerns);
+}
+
+/// Queues an event of its own for each id of a device that it concerns.
+fn tell(context: &'static ContextHandle, kind: abi::rdma_cm_event_type, concerns: impl Fn(&State) -> bool) {
     let bound: Vec<_> = BOUND.lock().values().copied().collect();
     for id in bound {
         let Ok(live) = id.live() else { continue };
         let live = live.to_arc();
         let state = live.state.lock();
-        if state.context.is_some_and(|of| std::ptr::eq(of, context)) {
-            state.tell(id, &live, abi::RDMA_CM_EVENT_DEVICE_REMOVAL, Ok(()));
+        if state.context.is_some_and(|of| std::ptr::eq(of, context)) && concerns(&state) {
+            state.tell(id, &live, kind, Ok(()));
         }
     }
 }

@@ -87,6 +87,8 @@ pub(super) struct State {
     pub(super) context: Option<&'static ContextHandle>,
     /// Its address in that device's GID table, if it has a particular one.
     pub(super) gid_index: Option<u8>,
+    /// The interface that holds that address.
+    pub(super) interface: Option<u32>,
     pub(super) options: Options,
     pub(super) link: Link,
     pub(super) memberships: Vec<Arc<Membership>>,
@@ -247,6 +249,7 @@ pub(super) fn make(channel: Arc<LiveChannel>, own: Option<&'static ChannelHandle
         route: None,
         context: None,
         gid_index: None,
+        interface: None,
         options: Options::default(),
         link: Link::default(),
         memberships: Vec::new(),

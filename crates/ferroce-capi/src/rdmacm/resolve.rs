@@ -38,6 +38,7 @@ pub(super) fn take_route(id: &'static IdHandle, state: &mut State, route: Route,
     unsafe { (*id.c()).route.addr.addr.ibaddr = gids };
     take_home(id, state, home);
     state.gid_index = u8::try_from(route.local.gid.index).ok();
+    state.interface = Some(route.local.gid.ifindex);
     state.route = Some(route);
 }
 

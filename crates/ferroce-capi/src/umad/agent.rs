@@ -205,6 +205,7 @@ pub mod tests {
             origin: Origin::Default,
             gids: Vec::new(),
             settings: Default::default(),
+            macs: Default::default(),
         }
     }
 

@@ -78,6 +78,8 @@ pub enum BrokerEvent {
     AddressAdded(LeasedAddress),
     /// The GID table of a device changed.
     GidsChanged(u32),
+    /// The interface of this index, which holds GIDs of a device, has another hardware address.
+    MacChanged(u32, u32),
     /// The port of a device became ACTIVE.
     PortActive(u32),
     /// The port of a device is not ACTIVE any more.

@@ -370,6 +370,7 @@ impl Devices {
             origin,
             gids: Vec::new(),
             settings,
+            macs: BTreeMap::new(),
         };
         let mut device = Device { info, gids: GidTable::default(), viewers: 0 };
         device.gids = device.empty_table(&self.netdevs);
@@ -391,6 +392,11 @@ impl Devices {
             addresses_over(&self.netdevs, below).into_iter().flat_map(entries).collect();
         device.gids.update(&present);
         device.info.gids = device.gids.entries();
+        let holds = |n: &&Netdev| {
+            below.bond == Some(n.ifindex) || device.info.gids.iter().any(|entry| entry.ifindex == n.ifindex)
+        };
+        let mac = |n: &Netdev| n.mac.map(|mac| (n.ifindex, mac));
+        device.info.macs = self.netdevs.iter().filter(holds).filter_map(mac).collect();
         device.info.netdev.clone_from(&below.name);
         device.info.mtu = below.mtu;
         device.info.phys_state = below.phys_state();

@@ -13,8 +13,8 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use ferroce_ipc::{
-    CmStatus, DEVICE_BYTES, DeviceInfo, GID_BYTES, Hello, MAJOR, MAX_MESSAGE, Message, Peer, RULE_BYTES,
-    Refusal, RefusalCode, ResourceCounts, SHOW_MADS, Status,
+    CmStatus, DEVICE_BYTES, DeviceInfo, GID_BYTES, Hello, MAC_BYTES, MAJOR, MAX_MESSAGE, Message, Peer,
+    RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS, Status,
 };
 use ferroce_proto::cm::Transmit;
 use tracing::{debug, warn};
@@ -516,10 +516,16 @@ impl<W: World> Broker<W> {
         let mut devices = self.devices.view(own);
         devices.truncate(MOST_DEVICES);
         let rules: usize = devices.iter().map(|device| device.settings.rules.len()).sum();
-        let mut left = (MAX_MESSAGE - 64 - DEVICE_BYTES * devices.len() - RULE_BYTES * rules) / GID_BYTES;
+        let mut left = MAX_MESSAGE - 64 - DEVICE_BYTES * devices.len() - RULE_BYTES * rules;
         for device in &mut devices {
-            device.gids.truncate(left);
-            left -= device.gids.len();
+            device.gids.truncate(left / GID_BYTES);
+            left -= device.gids.len() * GID_BYTES;
+        }
+        for device in &mut devices {
+            while device.macs.len() > left / MAC_BYTES {
+                device.macs.pop_last();
+            }
+            left -= device.macs.len() * MAC_BYTES;
         }
         devices
     }

@@ -334,6 +334,7 @@ mod tests {
             origin: Origin::Link,
             gids: gids.iter().map(entry).collect(),
             settings: ferroce_ipc::LinkSettings::default(),
+            macs: Default::default(),
         }
     }
 

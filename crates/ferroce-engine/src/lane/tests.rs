@@ -47,6 +47,7 @@ fn device(local: IpAddr, crc: bool) -> DeviceInfo {
         origin: Origin::Default,
         gids: vec![GidEntry { index: 0, gid: Gid::from_ip(local), gid_type: GidType::RoceV2, ifindex: 1 }],
         settings: LinkSettings { crc, ..LinkSettings::default() },
+        macs: Default::default(),
     }
 }
 

@@ -3,6 +3,8 @@
 mod netdevs;
 mod settings;
 
+use std::collections::BTreeMap;
+
 use ferroce_wire::Gid;
 
 use super::*;
@@ -15,10 +17,13 @@ const MAGIC: u32 = u32::from_le_bytes(*b"fRoC");
 const HEADER: usize = 16;
 const DEVICE_ROW: u16 = 132;
 const GID_ROW: u16 = 28;
+const MAC_ROW: u16 = 12;
 /// Bytes of a device in [`Message::Devices`].
 pub const DEVICE_BYTES: usize = DEVICE_ROW as usize;
 /// Bytes of a GID there.
 pub const GID_BYTES: usize = GID_ROW as usize;
+/// Bytes of a hardware address there.
+pub const MAC_BYTES: usize = MAC_ROW as usize;
 /// Bytes of a traffic class rule there.
 pub const RULE_BYTES: usize = settings::RULE_ROW as usize;
 const LEASE_ROW: u16 = 72;
@@ -351,6 +356,7 @@ fn encode_devices(devices: &[DeviceInfo], mut w: Writer<'_>) -> Result<usize, Me
     w.table("gids", devices.iter().map(|device| device.gids.len()).sum(), GID_ROW)?;
     let rules = devices.iter().map(|device| device.settings.rules.len()).sum();
     w.table("rules", rules, settings::RULE_ROW)?;
+    w.table("macs", devices.iter().map(|device| device.macs.len()).sum(), MAC_ROW)?;
     let end = w.0.len();
     for device in devices {
         w.u32(device.id);
@@ -380,13 +386,22 @@ fn encode_devices(devices: &[DeviceInfo], mut w: Writer<'_>) -> Result<usize, Me
     for (number, device) in devices.iter().enumerate() {
         device.settings.rules.iter().for_each(|rule| settings::encode_rule(number as u16, rule, &mut w));
     }
+    for (number, device) in devices.iter().enumerate() {
+        for (ifindex, mac) in &device.macs {
+            w.u16(number as u16);
+            w.bytes(mac);
+            w.u32(*ifindex);
+        }
+    }
     Ok(end)
 }
 
 fn decode_devices(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Vec<DeviceInfo>, MessageError> {
     let device_table = Table::read(&mut body)?;
     let gid_table = Table::read(&mut body)?;
-    let rule_table = if body.is_empty() { Table { count: 0, stride: 0 } } else { Table::read(&mut body)? };
+    let mut later =
+        || if body.is_empty() { Ok(Table { count: 0, stride: 0 }) } else { Table::read(&mut body) };
+    let (rule_table, mac_table) = (later()?, later()?);
     let mut devices = tail.rows(device_table, |row| {
         let mut device = DeviceInfo {
             id: row.u32()?,
@@ -401,6 +416,7 @@ fn decode_devices(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Vec<Devi
             origin: row.enumeration("origin", Origin::from_u8)?,
             gids: Vec::new(),
             settings: LinkSettings::default(),
+            macs: BTreeMap::new(),
         };
         row.take(5)?;
         device.settings = settings::decode(row)?;
@@ -426,6 +442,10 @@ fn decode_devices(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Vec<Devi
     for (number, rule) in tail.rows(rule_table, settings::decode_rule)? {
         let wrong = MessageError::Value { field: "device", value: number.into() };
         devices.get_mut(usize::from(number)).ok_or(wrong)?.settings.rules.push(rule);
+    }
+    for (number, mac, ifindex) in tail.rows(mac_table, |row| Ok((row.u16()?, row.array()?, row.u32()?)))? {
+        let wrong = MessageError::Value { field: "device", value: number.into() };
+        devices.get_mut(usize::from(number)).ok_or(wrong)?.macs.insert(ifindex, mac);
     }
     Ok(devices)
 }

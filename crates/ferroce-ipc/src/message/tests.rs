@@ -1,5 +1,7 @@
 mod cm;
 
+use std::collections::BTreeMap;
+
 use ferroce_wire::{Gid, PathMtu};
 use proptest::prelude::*;
 
@@ -23,6 +25,7 @@ fn device() -> DeviceInfo {
         origin: Origin::Default,
         gids: vec![gid(0, "127.0.0.1"), gid(1, "::1")],
         settings: LinkSettings::default(),
+        macs: BTreeMap::new(),
     }
 }
 
@@ -76,7 +79,13 @@ fn all() -> Vec<Message> {
         Message::ListDevices,
         Message::Devices(vec![
             device(),
-            DeviceInfo { name: "fr1".to_owned(), gids: vec![], settings: settings(), ..device() },
+            DeviceInfo {
+                name: "fr1".to_owned(),
+                gids: vec![],
+                settings: settings(),
+                macs: [(2, [2, 0, 0, 0, 0, 1]), (9, [2, 0, 0, 0, 0, 9])].into(),
+                ..device()
+            },
         ]),
         Message::Lease(254),
         Message::Leased(Leased { slots: vec![1, 2], addresses: 3, notice: "naïve".to_owned() }),
@@ -318,9 +327,11 @@ fn bad_fields_are_named() {
 
 #[test]
 fn bad_device_tables_are_named() {
-    let good = Message::Devices(vec![DeviceInfo { settings: settings(), ..device() }]).encode(1).unwrap();
-    // Header 16, three tables 12, then the device's 132 bytes, two GIDs of 28 and two rules of 40.
-    let (row, first, second, rule) = (28, 160, 188, 216);
+    let macs = [(2, [2, 0, 0, 0, 0, 1])].into();
+    let device = DeviceInfo { settings: settings(), macs, ..device() };
+    let good = Message::Devices(vec![device]).encode(1).unwrap();
+    // Header 16, four tables 16, then the device's 132 bytes, two GIDs of 28, two rules of 40 and a hardware address.
+    let (row, first, second, rule, mac) = (32, 164, 192, 220, 300);
     let cases: &[(&str, usize, u8)] = &[
         ("port_active", row + 116, 2),
         ("phys_state", row + 117, 4),
@@ -330,6 +341,7 @@ fn bad_device_tables_are_named() {
         ("mtu", row + 130, 6),
         ("device", rule, 1),
         ("prefix", rule + 4, 129),
+        ("device", mac, 1),
         ("device", first, 1),
         ("gid_type", first + 4, 0),
         ("gid index", second + 2, 0),
@@ -377,8 +389,17 @@ fn devices_of_the_second_minor_version_have_no_settings() {
     let devices = vec![DeviceInfo { settings: settings(), ..device() }];
     let bytes = Message::Devices(devices).encode(1).unwrap();
     // Two tables, rows of 124 bytes, no rules.
-    let mut old = [&bytes[..24], &bytes[28..152], &bytes[160..216]].concat();
+    let mut old = [&bytes[..24], &bytes[32..156], &bytes[164..220]].concat();
     (old[8], old[12], old[13], old[18]) = (8, old.len() as u8, 0, 124);
+    assert_eq!(Message::decode(&old, 0), Ok((1, Message::Devices(vec![device()]))));
+}
+
+#[test]
+fn devices_of_the_seventh_minor_version_have_no_hardware_addresses() {
+    let bytes = Message::Devices(vec![device()]).encode(1).unwrap();
+    // Three tables.
+    let mut old = [&bytes[..28], &bytes[32..]].concat();
+    (old[8], old[12]) = (12, old.len() as u8);
     assert_eq!(Message::decode(&old, 0), Ok((1, Message::Devices(vec![device()]))));
 }
 
@@ -439,9 +460,12 @@ prop_compose! {
 
 prop_compose! {
     fn a_device()(id: u32, name in "[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,62}", netdev in "[a-z]{1,15}", guid: [u8; 8],
-            mtu: u32, up: bool, gids in entries(), roce: bool) -> DeviceInfo {
+            mtu: u32, up: bool, gids in entries(), roce: bool,
+            macs in proptest::collection::btree_map(any::<u32>(), any::<[u8; 6]>(), 0..3)) -> DeviceInfo {
         let settings = LinkSettings { roce, ..settings() };
-        DeviceInfo { settings, id, name, netdev, node_guid: guid, mtu, port_active: up, gids, ..device() }
+        DeviceInfo {
+            settings, id, name, netdev, node_guid: guid, mtu, port_active: up, gids, macs, ..device()
+        }
     }
 }
 

@@ -23,6 +23,7 @@ fn device(name: &str, dev_name: &str) -> DeviceInfo {
         origin: Origin::Link,
         gids: vec![entry(1, "10.0.0.1", GidType::RoceV2), entry(3, "10.0.0.1", GidType::RoceV1)],
         settings: LinkSettings::default(),
+        macs: Default::default(),
     }
 }
 

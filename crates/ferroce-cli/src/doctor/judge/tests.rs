@@ -50,6 +50,7 @@ fn device(name: &str, netdev: &str, port_active: bool, gids: usize) -> DeviceInf
         origin: Origin::Link,
         gids: vec![gid; gids],
         settings: ferroce_ipc::LinkSettings::default(),
+        macs: Default::default(),
     }
 }
 

@@ -481,6 +481,11 @@ impl Inner {
                     if (now.mtu, &now.name, &now.settings) != (old.mtu, &old.name, &old.settings) {
                         self.events.push_back(BrokerEvent::DeviceChanged(now.id));
                     }
+                    let other = |(ifindex, mac): &(&u32, &[u8; 6])| {
+                        old.macs.get(*ifindex).is_some_and(|before| before != *mac)
+                    };
+                    let changed = now.macs.iter().filter(other);
+                    self.events.extend(changed.map(|(index, _)| BrokerEvent::MacChanged(now.id, *index)));
                     match (old.port_active, now.port_active) {
                         (false, true) => self.events.push_back(BrokerEvent::PortActive(now.id)),
                         (true, false) => self.events.push_back(BrokerEvent::PortDown(now.id)),

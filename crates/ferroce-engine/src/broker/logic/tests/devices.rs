@@ -124,7 +124,8 @@ fn addresses_are_followed() {
 fn gids_of_a_bond_follow_the_active_member() {
     let host = |active_member| {
         let member = |ifindex| Netdev { bond: Some(4), ..netdev(ifindex, &[]) };
-        let bond = Netdev { active_member, kind: "bond".to_owned(), ..netdev(4, &["192.0.2.1", "192.0.2.2"]) };
+        let bond =
+            Netdev { active_member, kind: "bond".to_owned(), ..netdev(4, &["192.0.2.1", "192.0.2.2"]) };
         vec![netdev(1, &["127.0.0.1"]), member(2), member(3), bond]
     };
     let mut bench = Bench::new(host(Some(2)));
@@ -151,6 +152,39 @@ fn gids_of_a_bond_follow_the_active_member() {
     // Neither link is left: nobody can say whose they are.
     bench.broker.netdevs_changed(host(None));
     assert_eq!(shown(&mut bench).each_ref().map(Vec::len), [2, 2]);
+}
+
+/// A program learns which hardware addresses its GIDs have, and when another one comes; its GIDs are what they were.
+#[test]
+fn hardware_addresses_are_followed() {
+    let mac = |last| [2, 0, 0, 0, 0, last];
+    let host = |last| {
+        let eth1 = Netdev { bond: Some(5), ..netdev(3, &[]) };
+        let vlan = Netdev { lower: Some(2), mac: Some(mac(last)), ..netdev(4, &["192.0.2.4"]) };
+        let bond = Netdev { active_member: Some(9), mac: Some(mac(50 + last)), ..netdev(5, &["192.0.2.5"]) };
+        let lo = Netdev { mac: None, ..netdev(1, &["127.0.0.1"]) };
+        vec![lo, netdev(2, &["192.0.2.2"]), eth1, vlan, bond]
+    };
+    let mut bench = Bench::new(host(7));
+    bench.connect(1, 101);
+    bench.say(1, add("fr1", "eth0", true), vec![]);
+    bench.say(1, add("fr2", "eth1", true), vec![]);
+    bench.output();
+    let before = bench.devices(1);
+    for (name, want) in [
+        ("fr0", [].into()),
+        ("fr1", [(2, mac(2)), (4, mac(7))].into()),
+        // It may have to change with the next fail-over, wherever its GIDs are now.
+        ("fr2", [(5, mac(57))].into()),
+    ] {
+        let device = before.iter().find(|device| device.name == name).unwrap();
+        assert_eq!(device.macs, want, "{name}");
+    }
+    bench.broker.netdevs_changed(host(8));
+    let heard = bench.heard(1);
+    let [(0, Message::Devices(after), _)] = &heard[..] else { panic!("{heard:?}") };
+    assert_eq!(after[0].macs, [(2, mac(2)), (4, mac(8))].into());
+    assert!(before.iter().map(|device| &device.gids).eq(after.iter().map(|device| &device.gids)));
 }
 
 #[test]
