@@ -11,8 +11,8 @@ use crate::errno::Errno;
 /// Addresses that are GIDs; the C library has no name for the family.
 pub(crate) const AF_IB: u16 = 27;
 
-/// The address behind a program's pointer. EINVAL for NULL and unknown families; EAFNOSUPPORT for `AF_IB`, which says
-/// nothing that an IP address does not say here.
+/// The address behind a program's pointer. EINVAL for NULL and unknown families; ENODEV for `AF_IB`, as from Linux on RoCE,
+/// where no GID of a socket address leads to an interface (Linux 6.12, `cma_resolve_iboe_route`).
 ///
 /// # Safety
 ///
@@ -37,7 +37,7 @@ pub(crate) unsafe fn read(address: *const sockaddr) -> Result<SocketAddr, Errno>
             let flow = u32::from_be(v6.sin6_flowinfo);
             Ok(SocketAddrV6::new(v6.sin6_addr.s6_addr.into(), port, flow, v6.sin6_scope_id).into())
         }
-        _ if family == AF_IB => Err(Errno::EAFNOSUPPORT),
+        _ if family == AF_IB => Err(Errno::ENODEV),
         _ => Err(Errno::EINVAL),
     }
 }
@@ -64,12 +64,12 @@ pub(crate) unsafe fn read_optional(address: *const sockaddr) -> Result<Option<So
 pub(super) unsafe fn read_group(address: *const sockaddr) -> Result<SocketAddr, Errno> {
     // SAFETY: as the caller says.
     match unsafe { read(address) } {
-        Err(Errno::EAFNOSUPPORT) => {
+        Err(Errno::ENODEV) => {
             // SAFETY: the caller says that all of this family's address may be read.
             let ib = unsafe { address.cast::<abi::sockaddr_ib>().read_unaligned() };
             // SAFETY: octets, whatever they were written as.
             let gid = Gid(unsafe { ib.sib_addr.ib_u.uib_addr8 });
-            if gid.is_multicast() { Ok((gid.to_ip(), 0).into()) } else { Err(Errno::EAFNOSUPPORT) }
+            if gid.is_multicast() { Ok((gid.to_ip(), 0).into()) } else { Err(Errno::ENODEV) }
         }
         read => read,
     }
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn other_families_are_refused() {
-        for (family, want) in [(AF_IB, Errno::EAFNOSUPPORT), (1, Errno::EINVAL), (0, Errno::EINVAL)] {
+        for (family, want) in [(AF_IB, Errno::ENODEV), (1, Errno::EINVAL), (0, Errno::EINVAL)] {
             let mut c = storage(([0, 0, 0, 0], 0).into());
             c.ss_family = family;
             // SAFETY: it is in this frame.

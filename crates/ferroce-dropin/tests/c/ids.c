@@ -157,7 +157,7 @@ static void wrong_callers(void)
 	CHECK_MINUS(rdma_resolve_addr(id, NULL, NULL, 1), EINVAL);
 	CHECK_MINUS(rdma_resolve_addr(id, v6, v4, 1), EINVAL);
 	CHECK_MINUS(rdma_resolve_addr(id, NULL, &local, 1), EINVAL);
-	CHECK_MINUS(rdma_resolve_addr(id, NULL, &gid, 1), EAFNOSUPPORT);
+	CHECK_MINUS(rdma_resolve_addr(id, NULL, &gid, 1), ENODEV);
 	CHECK_MINUS(rdma_resolve_route(id, 1), EINVAL);
 	CHECK(rdma_resolve_addr(id, NULL, v4, 1) == 0);
 	CHECK_MINUS(rdma_resolve_addr(id, NULL, v4, 1), EINVAL);
