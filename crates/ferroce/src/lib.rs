@@ -59,7 +59,7 @@ pub use ferroce_engine::{
     Access, AsyncEventKind as EventKind, DeviceAttr, DeviceInfo, GidEntry, GidType, LinkSettings, Moderation,
     PortAttr, PortState, QpState, WcOpcode as Opcode, WcStatus as Status,
 };
-pub use ferroce_wire::cm::RejReason;
+pub use ferroce_wire::cm::{RejReason, SidrStatus};
 pub use ferroce_wire::{Gid, Imm, PathMtu, Psn, Qkey, Qpn, Rkey, SrqNumber};
 pub use mr::{MemoryRegion, Slice};
 pub use pd::{ProtectionDomain, QpOptions};

@@ -24,21 +24,28 @@
 //!
 //! The other end may be any program that uses librdmacm with port space TCP and reliable connections.
 //!
+//! For datagrams there is nothing to connect: [`DatagramConnector`] asks a peer which of its queue pairs takes them, and
+//! [`DatagramListener`] says so, to programs with librdmacm's port space UDP as well. The example `udaddy` shows both.
+//!
 //! Every call that waits has a counterpart that does not; what to wait for is a descriptor ([`std::os::fd::AsFd`]), readable
 //! while that would say something.
 
 mod connected;
 mod connector;
+mod datagram_connector;
+mod datagram_listener;
 mod end;
 mod listener;
 
 use std::io;
 
 use ferroce_engine::cm::resolve::ResolveError;
-use ferroce_wire::cm::{PrivateDataTooLong, RejReason};
+use ferroce_wire::cm::{PrivateDataTooLong, RejReason, SidrStatus};
 
 pub use connected::{Connected, Pending};
 pub use connector::Connector;
+pub use datagram_connector::{DatagramConnector, DatagramPeer, PendingPeer};
+pub use datagram_listener::{DatagramListener, DatagramRequest};
 pub use end::EndOptions;
 pub use ferroce_engine::cm::CmError;
 pub use listener::{Acceptor, Listener, Request};
@@ -49,6 +56,10 @@ pub const REQUEST_PRIVATE_DATA: usize = 56;
 pub const ACCEPT_PRIVATE_DATA: usize = 196;
 /// Those that come back with a refusal.
 pub const REJECT_PRIVATE_DATA: usize = 148;
+/// Those that go with a question for a queue pair of datagrams.
+pub const DATAGRAM_REQUEST_PRIVATE_DATA: usize = 180;
+/// Those that come back with the answer, be it a refusal.
+pub const DATAGRAM_ANSWER_PRIVATE_DATA: usize = 136;
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +81,14 @@ pub enum ConnectError {
         /// Its code (IBTA 12.6.7): 28 for a program's own reasons, 8 if nobody listens.
         reason: RejReason,
         /// What it had to say: [`REJECT_PRIVATE_DATA`] octets, zeros at the end.
+        private: Box<[u8]>,
+    },
+    /// The peer names no queue pair of datagrams.
+    #[error("the peer refused: {status:?}")]
+    Refused {
+        /// Its code (IBTA 12.11): 1 if nobody listens, 2 for a program's own reasons.
+        status: SidrStatus,
+        /// What it had to say: [`DATAGRAM_ANSWER_PRIVATE_DATA`] octets, zeros at the end.
         private: Box<[u8]>,
     },
     /// The peer does not answer.

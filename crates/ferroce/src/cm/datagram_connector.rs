@@ -1,0 +1,266 @@
+//! The end that asks for a queue pair of datagrams.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use ferroce_engine::AhAttr;
+use ferroce_engine::cm::resolve::{self, Route};
+use ferroce_engine::cm::{Bind, EventKind, Port, Question, Queue, SidrParams, Target, attributes};
+use ferroce_wire::cm::{CmTime, IpCmHeader, PortSpace, PrivateData, SidrRep, SidrStatus};
+use ferroce_wire::{Gid, Qkey, Qpn};
+
+use super::ConnectError;
+use crate::{AddressHandle, Context, Error, ProtectionDomain};
+
+/// How soon a question is answered, 4.3 seconds, before it is repeated (rxe 6.12, `CMA_CM_RESPONSE_TIMEOUT`).
+const RESPONSE_TIMEOUT: CmTime = CmTime::saturating(20);
+/// How often it is repeated (rxe 6.12, `CMA_MAX_CM_RETRIES`).
+const RETRIES: u8 = 15;
+
+/// Will ask a peer which of its queue pairs takes datagrams: there is a way to it.
+#[doc(alias = "rdma_resolve_addr")]
+#[doc(alias = "RDMA_PS_UDP")]
+pub struct DatagramConnector {
+    route: Route,
+    port: Port,
+    traffic_class: Option<u8>,
+}
+
+impl DatagramConnector {
+    /// Finds the device that reaches `peer`.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Resolve`] if there is no such device.
+    pub fn new(peer: SocketAddr) -> Result<Self, Error> {
+        Ok(Self::from(None, peer)?)
+    }
+
+    /// As [`Self::new`], from a local address and port; port 0 is any.
+    ///
+    /// # Errors
+    ///
+    /// As there; [`super::CmError::InUse`] if the port is taken.
+    #[doc(alias = "rdma_bind_addr")]
+    pub fn bound(local: SocketAddr, peer: SocketAddr) -> Result<Self, Error> {
+        Ok(Self::from(Some(local), peer)?)
+    }
+
+    fn from(local: Option<SocketAddr>, peer: SocketAddr) -> Result<Self, ConnectError> {
+        let mut route = resolve::route(local, peer)?;
+        route.source.set_port(local.map_or(0, |local| local.port()));
+        let port = Port::bind(&Bind::new(PortSpace::Udp, route.source))?;
+        route.source.set_port(port.number());
+        Ok(Self { route, port, traffic_class: None })
+    }
+
+    /// DSCP and ECN bits of the question, and of datagrams by [`DatagramPeer::address_handle`]; otherwise the device's
+    /// default.
+    #[must_use]
+    pub fn traffic_class(mut self, class: u8) -> Self {
+        self.traffic_class = Some(class);
+        self
+    }
+
+    /// The device that reaches the peer, which is to have the queue pair at this end.
+    ///
+    /// # Errors
+    ///
+    /// Those of opening it.
+    pub fn device(&self) -> Result<Context, Error> {
+        Context::open(&self.route.local.device.name)
+    }
+
+    /// Our address and port.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.route.source
+    }
+
+    /// Asks the peer, with at most [`DATAGRAM_REQUEST_PRIVATE_DATA`](super::DATAGRAM_REQUEST_PRIVATE_DATA) octets for it, and
+    /// waits for its answer: at once if nobody listens there, 69 seconds if the host does not answer.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Refused`], [`ConnectError::Unreachable`], [`ConnectError::PrivateData`].
+    #[doc(alias = "rdma_connect")]
+    pub fn ask(self, private: &[u8]) -> Result<DatagramPeer, Error> {
+        self.start(private)?.wait()
+    }
+
+    /// Asks the peer as [`Self::ask`], and does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::PrivateData`], [`ConnectError::Cm`].
+    pub fn start(self, private: &[u8]) -> Result<PendingPeer, Error> {
+        Ok(self.question(private)?)
+    }
+
+    fn question(self, private: &[u8]) -> Result<PendingPeer, ConnectError> {
+        let Self { route, port, traffic_class } = self;
+        let (local, peer) = (route.source, route.destination);
+        let header = IpCmHeader { source_port: local.port(), source: local.ip(), destination: peer.ip() };
+        let class = route.type_of_service(traffic_class);
+        let asked = SidrParams {
+            route: route.on(),
+            service_id: PortSpace::Udp.service_id(peer.port()),
+            response_timeout: RESPONSE_TIMEOUT,
+            max_cm_retries: RETRIES,
+            traffic_class: class,
+            private: PrivateData::concat(&header.emit(), private)?,
+        };
+        let events = Queue::new()?;
+        let sink: Arc<Queue> = Arc::clone(&events);
+        let question = Question::ask(&asked, Target::new(sink, 0))?;
+        Ok(PendingPeer { events, asked: Some(Asked { _question: question, route, port, class }) })
+    }
+}
+
+impl fmt::Debug for DatagramConnector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        show(f, "DatagramConnector", &self.route)
+    }
+}
+
+/// Until it is answered.
+struct Asked {
+    _question: Question,
+    route: Route,
+    port: Port,
+    class: u8,
+}
+
+/// A peer that was asked and did not answer yet. Dropped, the question is given up.
+pub struct PendingPeer {
+    events: Arc<Queue>,
+    asked: Option<Asked>,
+}
+
+impl PendingPeer {
+    /// The answer, if it is there. Never waits; after it said something else than `None`, it says [`ConnectError::Over`].
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Refused`], [`ConnectError::Unreachable`], [`ConnectError::Over`].
+    pub fn poll(&mut self) -> Result<Option<DatagramPeer>, Error> {
+        match self.events.poll() {
+            Some(event) => Ok(self.hear(event.kind)?),
+            None if self.asked.is_none() => Err(ConnectError::Over.into()),
+            None => Ok(None),
+        }
+    }
+
+    /// Waits for the answer.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::poll`]; `WouldBlock` if the descriptor was made non-blocking, `Interrupted` by a signal: wait again.
+    pub fn wait(&mut self) -> Result<DatagramPeer, Error> {
+        loop {
+            if self.asked.is_none() {
+                return Err(ConnectError::Over.into());
+            }
+            let event = self.events.get().map_err(ConnectError::Events)?;
+            if let Some(peer) = self.hear(event.kind)? {
+                return Ok(peer);
+            }
+        }
+    }
+
+    fn hear(&mut self, kind: EventKind) -> Result<Option<DatagramPeer>, ConnectError> {
+        let outcome = match kind {
+            EventKind::Answered(rep) if rep.status == SidrStatus::VALID => Ok(rep),
+            EventKind::Answered(rep) => {
+                Err(ConnectError::Refused { status: rep.status, private: Box::new(rep.private.0) })
+            }
+            EventKind::Unreachable => Err(ConnectError::Unreachable),
+            EventKind::Lost => Err(ConnectError::Over),
+            _ => return Ok(None),
+        };
+        let asked = self.asked.take().ok_or(ConnectError::Over)?;
+        outcome.map(|rep| Some(DatagramPeer::new(asked, &rep)))
+    }
+}
+
+impl fmt::Debug for PendingPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingPeer").finish_non_exhaustive()
+    }
+}
+
+impl AsFd for PendingPeer {
+    /// Readable while [`PendingPeer::poll`] would say something.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.fd()
+    }
+}
+
+/// A queue pair of a peer's that takes datagrams. Nothing connects the two: it may end without notice, and send back to
+/// [`Completion::src_qp`](crate::Completion::src_qp) alone.
+pub struct DatagramPeer {
+    /// Its number there.
+    pub qpn: Qpn,
+    /// Its key.
+    pub qkey: Qkey,
+    route: Route,
+    class: u8,
+    private: Box<[u8]>,
+    _port: Port,
+}
+
+impl DatagramPeer {
+    fn new(asked: Asked, rep: &SidrRep) -> Self {
+        let Asked { route, port, class, .. } = asked;
+        Self { qpn: rep.qpn, qkey: rep.qkey, route, class, private: Box::new(rep.private.0), _port: port }
+    }
+
+    /// The way there, for queue pairs of a domain of [`DatagramConnector::device`].
+    ///
+    /// # Errors
+    ///
+    /// Those of making one.
+    #[doc(alias = "ibv_create_ah")]
+    pub fn address_handle(&self, domain: &ProtectionDomain) -> Result<AddressHandle, Error> {
+        let (local, peer) = (self.route.source, self.route.destination);
+        let attr = AhAttr {
+            dgid: Gid::from_ip(peer.ip()),
+            sgid_index: self.route.local.gid.index as u8,
+            flow_label: attributes::flow_label(local.port(), peer.port()),
+            traffic_class: self.class,
+            sl: attributes::service_level(self.class),
+            hop_limit: self.route.hop_limit,
+            ..AhAttr::default()
+        };
+        AddressHandle::new(domain, attr)
+    }
+
+    /// Our address and port, which nobody else has as long as this is kept.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.route.source
+    }
+
+    /// The peer's address and port.
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.route.destination
+    }
+
+    /// What the peer said: [`DATAGRAM_ANSWER_PRIVATE_DATA`](super::DATAGRAM_ANSWER_PRIVATE_DATA) octets, zeros at the end.
+    pub fn private_data(&self) -> &[u8] {
+        &self.private
+    }
+}
+
+impl fmt::Debug for DatagramPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        show(f, "DatagramPeer", &self.route)
+    }
+}
+
+fn show(f: &mut fmt::Formatter<'_>, name: &str, route: &Route) -> fmt::Result {
+    f.debug_struct(name)
+        .field("local", &route.source)
+        .field("peer", &route.destination)
+        .finish_non_exhaustive()
+}

@@ -1,0 +1,177 @@
+//! The end that is asked for a queue pair of datagrams.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use ferroce_engine::cm::{Bind, Event, EventKind, Port, Question, Queue, Route, SidrAnswer, Target, resolve};
+use ferroce_wire::cm::{Ece, IpCmHeader, PortSpace, PrivateData, SidrReq, SidrStatus};
+use ferroce_wire::{Qkey, Qpn};
+
+use super::ConnectError;
+use super::end::with_interface;
+use crate::service::Ud;
+use crate::{Context, Error, QueuePair};
+
+/// Tells whoever asks at a port which queue pair takes datagrams. Ports are those of UDP's port space, apart from those that
+/// connections have.
+#[doc(alias = "rdma_listen")]
+#[doc(alias = "RDMA_PS_UDP")]
+pub struct DatagramListener {
+    port: Port,
+    events: Arc<Queue>,
+    local: SocketAddr,
+}
+
+impl DatagramListener {
+    /// Listens as [`Listener::bind`](super::Listener::bind).
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn bind(local: SocketAddr) -> Result<Self, Error> {
+        Self::with_backlog(local, 0)
+    }
+
+    /// Listens as [`Listener::with_backlog`](super::Listener::with_backlog).
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn with_backlog(local: SocketAddr, backlog: u16) -> Result<Self, Error> {
+        Ok(Self::listen(local, backlog)?)
+    }
+
+    fn listen(mut local: SocketAddr, backlog: u16) -> Result<Self, ConnectError> {
+        let port = Port::bind(&Bind::new(PortSpace::Udp, local))?;
+        local.set_port(port.number());
+        let events = Queue::new()?;
+        let sink: Arc<Queue> = Arc::clone(&events);
+        port.listen(backlog, Target::new(sink, 0))?;
+        Ok(Self { port, events, local })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Waits for somebody to ask.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if the descriptor was made non-blocking, `Interrupted` by a signal: wait again.
+    #[doc(alias = "rdma_get_request")]
+    pub fn accept(&self) -> Result<DatagramRequest, Error> {
+        loop {
+            let event = self.events.get().map_err(ConnectError::Events)?;
+            if let Some(request) = self.request(event) {
+                return Ok(request);
+            }
+        }
+    }
+
+    /// A request, if one is there. Never waits.
+    pub fn poll(&self) -> Option<DatagramRequest> {
+        loop {
+            if let Some(request) = self.request(self.events.poll()?) {
+                return Some(request);
+            }
+        }
+    }
+
+    /// Who does not say an address is refused.
+    fn request(&self, event: Event) -> Option<DatagramRequest> {
+        let EventKind::Asked { question, route, req } = event.kind else { return None };
+        let (header, _) = IpCmHeader::parse(&req.private.0).ok()?;
+        let local = with_interface(route.local, self.port.number(), route.ifindex());
+        let peer = with_interface(route.remote, header.source_port, route.ifindex());
+        Some(DatagramRequest { question, on: route, local, peer, req })
+    }
+}
+
+impl fmt::Debug for DatagramListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DatagramListener").field("local", &self.local).finish_non_exhaustive()
+    }
+}
+
+impl AsFd for DatagramListener {
+    /// Readable while [`DatagramListener::poll`] may have a request.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.fd()
+    }
+}
+
+/// A peer asks for a queue pair of datagrams. Dropped, it is refused.
+#[doc(alias = "RDMA_CM_EVENT_CONNECT_REQUEST")]
+pub struct DatagramRequest {
+    question: Question,
+    /// How it came.
+    on: Route,
+    local: SocketAddr,
+    peer: SocketAddr,
+    req: Box<SidrReq>,
+}
+
+impl DatagramRequest {
+    /// The address that was asked.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Who asks.
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// What they say: [`DATAGRAM_REQUEST_PRIVATE_DATA`](super::DATAGRAM_REQUEST_PRIVATE_DATA) octets, zeros at the end.
+    pub fn private_data(&self) -> &[u8] {
+        self.req.private.0.get(IpCmHeader::LEN..).unwrap_or_default()
+    }
+
+    /// The device that was asked, which is to have the queue pair.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Resolve`] if it is gone.
+    pub fn device(&self) -> Result<Context, Error> {
+        let route = resolve::back(&self.on, self.local, self.peer).map_err(ConnectError::from)?;
+        Context::open(&route.local.device.name)
+    }
+
+    /// Names a queue pair of [`Self::device`], which has its receives posted, and its key, with at most
+    /// [`DATAGRAM_ANSWER_PRIVATE_DATA`](super::DATAGRAM_ANSWER_PRIVATE_DATA) octets for the peer. Any number of peers may be
+    /// told the same one.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::PrivateData`]; [`super::CmError::Gone`] if the peer gave up.
+    #[doc(alias = "rdma_accept")]
+    pub fn answer<State>(self, with: &QueuePair<State, Ud>, private: &[u8]) -> Result<(), Error> {
+        Ok(self.say(SidrStatus::VALID, with.qpn(), with.engine().query().qkey, private)?)
+    }
+
+    /// Refuses, with at most [`DATAGRAM_ANSWER_PRIVATE_DATA`](super::DATAGRAM_ANSWER_PRIVATE_DATA) octets for the peer.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::answer`].
+    #[doc(alias = "rdma_reject")]
+    pub fn reject(self, private: &[u8]) -> Result<(), Error> {
+        Ok(self.say(SidrStatus::REJECTED, Qpn::new(0), Qkey::new(0), private)?)
+    }
+
+    fn say(&self, status: SidrStatus, qpn: Qpn, qkey: Qkey, private: &[u8]) -> Result<(), ConnectError> {
+        let private = PrivateData::new(private)?;
+        Ok(self.question.answer(&SidrAnswer { status, qpn, qkey, ece: Ece::default(), private })?)
+    }
+}
+
+impl fmt::Debug for DatagramRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { local, peer, .. } = self;
+        f.debug_struct("DatagramRequest").field("local", local).field("peer", peer).finish_non_exhaustive()
+    }
+}

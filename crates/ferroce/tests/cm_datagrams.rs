@@ -1,0 +1,161 @@
+//! Datagrams between ends that meet by IP address, in a network namespace of the test's own.
+
+mod common;
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::in_namespace;
+use ferroce::cm::{CmError, ConnectError, DatagramConnector, DatagramListener, Listener};
+use ferroce::service::Ud;
+use ferroce::{
+    Access, Context, Error, HEADER, ProtectionDomain, Qkey, QpOptions, QueuePair, ReadyToSend, SidrStatus,
+    Status,
+};
+
+#[path = "../examples/udaddy.rs"]
+#[allow(dead_code, reason = "its flags are not tried here")]
+mod udaddy;
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+/// Until a descriptor is readable.
+fn readable(fd: &impl AsFd) {
+    let start = Instant::now();
+    while !ready(fd) {
+        assert!(start.elapsed() < Duration::from_secs(20), "nothing happens");
+        thread::yield_now();
+    }
+}
+
+fn ready(fd: &impl AsFd) -> bool {
+    let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
+    let text = std::fs::read_to_string(path).unwrap();
+    let count = text.lines().find_map(|line| line.strip_prefix("eventfd-count:")).expect("an eventfd");
+    u64::from_str_radix(count.trim(), 16).unwrap() > 0
+}
+
+/// A queue pair with a key of its own.
+fn queue_pair(device: &Context, key: u32) -> (QueuePair<ReadyToSend, Ud>, ProtectionDomain) {
+    let domain = device.protection_domain().unwrap();
+    let queue = || device.completion_queue(8, Some(&device.completion_channel().unwrap())).unwrap();
+    let sizes = QpOptions { max_send_wr: 4, max_recv_wr: 4, ..QpOptions::default() };
+    let qp = domain.ud_queue_pair(&queue(), &queue(), sizes).unwrap().init(Qkey::new(key)).unwrap();
+    (qp.ready_to_receive().unwrap().ready_to_send().unwrap(), domain)
+}
+
+#[test]
+fn both_ends_by_descriptors() {
+    if !in_namespace("both_ends_by_descriptors") {
+        return;
+    }
+    for (at, to) in [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("[::]:0", "127.0.0.1")] {
+        let listener = DatagramListener::bind(address(at)).unwrap();
+        assert!(listener.poll().is_none() && !ready(&listener));
+        let to = SocketAddr::new(to.parse().unwrap(), listener.local_addr().port());
+
+        let connector = DatagramConnector::new(to).unwrap().traffic_class(32);
+        let asking_from = connector.local_addr();
+        let (asking, domain) = queue_pair(&connector.device().unwrap(), 0x77);
+        let mut pending = connector.start(b"hello").unwrap();
+        assert!(pending.poll().unwrap().is_none());
+        readable(&listener);
+        let request = listener.poll().unwrap();
+        assert_eq!((request.peer_addr(), request.local_addr()), (asking_from, to));
+        assert_eq!(&request.private_data()[..6], b"hello\0");
+        assert_eq!(request.private_data().len(), ferroce::cm::DATAGRAM_REQUEST_PRIVATE_DATA);
+        let (answering, their_domain) = queue_pair(&request.device().unwrap(), 0x1234);
+        let memory = their_domain.register(vec![0; HEADER + 8], Access::LOCAL_WRITE).unwrap();
+        answering.post_recv(1, &[memory.slice(..)]).unwrap();
+        request.answer(&answering, b"welcome").unwrap();
+        readable(&pending);
+        let peer = pending.poll().unwrap().unwrap();
+        assert!(matches!(pending.poll(), Err(Error::Connect(ConnectError::Over))));
+        assert!(matches!(pending.wait(), Err(Error::Connect(ConnectError::Over))));
+        assert_eq!((peer.qpn, peer.qkey), (answering.qpn(), Qkey::new(0x1234)));
+        assert_eq!((peer.local_addr(), peer.peer_addr()), (asking_from, to));
+        assert_eq!(&peer.private_data()[..8], b"welcome\0");
+        assert_eq!(peer.private_data().len(), ferroce::cm::DATAGRAM_ANSWER_PRIVATE_DATA);
+
+        // There, and back to where it came from.
+        let there = peer.address_handle(&domain).unwrap();
+        let buffer = domain.register(*b"datagram", Access::LOCAL_WRITE).unwrap();
+        asking.send_to(2, &[buffer.slice(..)], &there, peer.qpn, peer.qkey).unwrap();
+        let came = answering.receive_queue().wait().unwrap()[0];
+        assert_eq!((came.status, came.src_qp), (Status::Success, asking.qpn()));
+        let octets = memory.to_vec();
+        assert_eq!(&octets[HEADER..], b"datagram");
+        let back = their_domain.answer(octets[..HEADER].try_into().unwrap()).unwrap();
+        let room = domain.register(vec![0; HEADER + 8], Access::LOCAL_WRITE).unwrap();
+        asking.post_recv(3, &[room.slice(..)]).unwrap();
+        let answer = [memory.slice(HEADER..)];
+        answering.send_to(4, &answer, &back, came.src_qp, Qkey::new(0x77)).unwrap();
+        assert_eq!(asking.receive_queue().wait().unwrap()[0].status, Status::Success);
+        assert_eq!(&room.to_vec()[HEADER..], b"datagram");
+    }
+}
+
+#[test]
+fn refusals() {
+    if !in_namespace("refusals") {
+        return;
+    }
+    let refused = |error: Error| match error {
+        Error::Connect(ConnectError::Refused { status, private }) => (status, private),
+        other => panic!("{other}"),
+    };
+    let nobody = DatagramConnector::new(address("127.0.0.1:4")).unwrap().ask(b"").unwrap_err();
+    assert_eq!(nobody.to_string(), "the peer refused: 1 (service id not supported)");
+    assert_eq!(refused(nobody).0, SidrStatus::UNSUPPORTED);
+
+    // A listener for connections is nobody here, and does not take the port.
+    let connections = Listener::bind(address("127.0.0.1:0")).unwrap();
+    let to = connections.local_addr();
+    assert_eq!(refused(DatagramConnector::new(to).unwrap().ask(b"").unwrap_err()).0, SidrStatus::UNSUPPORTED);
+    let listener = DatagramListener::with_backlog(to, 2).unwrap();
+    let taken = DatagramListener::bind(to).unwrap_err();
+    assert!(matches!(taken, Error::Connect(ConnectError::Cm(CmError::InUse(_)))), "{taken}");
+
+    let mut asking = DatagramConnector::new(to).unwrap().start(&[1; 180]).unwrap();
+    listener.accept().unwrap().reject(b"no").unwrap();
+    let (status, private) = refused(asking.wait().unwrap_err());
+    assert_eq!((status, &private[..3], private.len()), (SidrStatus::REJECTED, &b"no\0"[..], 136));
+    // What is dropped is refused.
+    let mut asking = DatagramConnector::new(to).unwrap().start(b"").unwrap();
+    drop(listener.accept().unwrap());
+    assert_eq!(refused(asking.wait().unwrap_err()).0, SidrStatus::REJECTED);
+    // A question that is given up leaves nothing behind: its port is free again.
+    let bound = DatagramConnector::bound(address("127.0.0.1:7999"), to).unwrap();
+    assert_eq!(bound.local_addr(), address("127.0.0.1:7999"));
+    let twice = DatagramConnector::bound(address("127.0.0.1:7999"), to).unwrap_err();
+    assert!(matches!(twice, Error::Connect(ConnectError::Cm(CmError::InUse(_)))), "{twice}");
+    drop(bound.start(b"").unwrap());
+    drop(DatagramConnector::bound(address("127.0.0.1:7999"), to).unwrap());
+
+    let long = DatagramConnector::new(to).unwrap().start(&[0; 181]).unwrap_err();
+    assert!(matches!(long, Error::Connect(ConnectError::PrivateData(_))), "{long}");
+    let nowhere = DatagramConnector::new(address("192.0.2.1:7")).unwrap_err();
+    assert!(matches!(nowhere, Error::Connect(ConnectError::Resolve(_))), "{nowhere}");
+    let foreign = DatagramListener::bind(address("192.0.2.1:0")).unwrap_err();
+    assert!(matches!(foreign, Error::Connect(ConnectError::Cm(CmError::NoAddress(_)))), "{foreign}");
+}
+
+#[test]
+fn the_udaddy_example() {
+    if !in_namespace("the_udaddy_example") {
+        return;
+    }
+    let listener = DatagramListener::bind(address("[::]:0")).unwrap();
+    let port = listener.local_addr().port();
+    let server = thread::spawn(move || {
+        (0..2).try_for_each(|_| udaddy::serve(&listener, 20, 1000)).map_err(|error| error.to_string())
+    });
+    for to in ["127.0.0.1", "::1"] {
+        udaddy::talk(SocketAddr::new(to.parse().unwrap(), port), 20, 1000).unwrap();
+    }
+    server.join().unwrap().unwrap();
+}
