@@ -116,6 +116,11 @@ fn rsockets_are_sockets() {
 }
 
 #[test]
+fn rsockets_on_link_local_addresses() {
+    passes("rsocket_scopes");
+}
+
+#[test]
 fn rsockets_and_bad_peers() {
     passes("rsocket_peers");
 }

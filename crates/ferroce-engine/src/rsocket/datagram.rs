@@ -8,7 +8,7 @@ mod outlet;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 
@@ -347,7 +347,9 @@ impl Datagram {
             let mut octets = [0; SLOT];
             outlet.read(message, &mut octets);
             let parsed = SourceHeader::parse(&octets[..message.length.min(SLOT)]);
-            let told = parsed.map(|(SourceHeader(from), behind)| (scatter(behind, out), self.own_form(from)));
+            let told = parsed.map(|(SourceHeader(from), behind)| {
+                (scatter(behind, out), self.own_form(scoped(&state, index, from)))
+            });
             if !peek || told.is_err() {
                 outlet.give_back(message);
                 state.inbox.pop_front();
@@ -528,6 +530,23 @@ impl State {
         });
         channels.collect()
     }
+}
+
+/// The address of somebody that came by this outlet, with its interface if it is link-local: the header says none. Their
+/// first datagram came by UDP, which does.
+fn scoped(state: &State, outlet: usize, from: SocketAddr) -> SocketAddr {
+    let SocketAddr::V6(v6) = from else { return from };
+    if !v6.ip().is_unicast_link_local() || v6.scope_id() != 0 {
+        return from;
+    }
+    let same = |known: &&SocketAddrV6| (known.ip(), known.port()) == (v6.ip(), v6.port());
+    let scope =
+        state.peers.iter().filter(|(_, peer)| peer.outlet == outlet).find_map(|(known, _)| match known {
+            SocketAddr::V6(known) => Some(known).filter(same).map(SocketAddrV6::scope_id),
+            SocketAddr::V4(_) => None,
+        });
+    let device = || state.outlets.get(outlet).map_or(0, |outlet| outlet.home.context.info().ifindex);
+    SocketAddrV6::new(*v6.ip(), v6.port(), v6.flowinfo(), scope.unwrap_or_else(device)).into()
 }
 
 /// Which of them are readable.
