@@ -10,6 +10,7 @@ use nix::sys::signal::{Signal, kill};
 
 use super::{Bed, netns};
 use crate::bench::place::Place;
+use crate::cc;
 use crate::exchange::{Exchange, Meeting, Running};
 use crate::job::{self, Ended, Job};
 use crate::report::Checks;
@@ -42,6 +43,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     let seen = marked(&wire, &gids, checks);
     checks.check("traffic class and hop limit", seen);
     checks.check("a v1 end and a v2 end", strangers(&wire, &gids));
+    checks.check("frames that were dropped are counted", forged(&wire));
     let died = broker_dies(&wire, &gids);
     if let Ok(went_on) = &died {
         let what = if *went_on { "went on" } else { "was given up" };
@@ -411,6 +413,41 @@ fn strangers(wire: &Wire<'_>, gids: &Gids) -> Result<()> {
         let told = client.output.contains(TOO_LATE);
         ensure!(failed && told, "{}", client.describe());
     }
+    Ok(())
+}
+
+/// Frames that somebody on the link made up are counted, where they arrive, by what is wrong with them.
+fn forged(wire: &Wire<'_>) -> Result<()> {
+    const COUNT: u64 = 7;
+    const REASONS: [&str; 3] = ["frame_malformed", "frame_not_ours", "frame_no_qp"];
+    let counted = || -> Result<Vec<u64>> {
+        let text = wire.ferroce(true, "-j -d statistic show link fr1/1")?;
+        let rows: serde_json::Value = serde_json::from_str(&text).with_context(|| text.clone())?;
+        let count = |reason| rows[0][reason].as_u64().with_context(|| format!("no {reason} in {text}"));
+        REASONS.into_iter().map(count).collect()
+    };
+    let before = counted()?;
+    let mut ip = Command::new(wire.bed.programs.find("ip").context("ip is missing")?);
+    ip.args(["link", "show", "dev", wire.netdev(true)]);
+    let shown = wire.at(true, &ip).output()?;
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    let mac = shown.split_whitespace().skip_while(|word| *word != "link/ether").nth(1);
+    let mac = mac.with_context(|| format!("no hardware address in {shown}"))?;
+    let mut forge = Command::new(cc::ours("forge", &wire.bed.dist, &wire.bed.programs)?);
+    forge.args([wire.netdev(false), mac, SERVER, &COUNT.to_string()]);
+    let ended = job::run(wire.at(false, &forge), &wire.bed.logs.path("forge"), LIMIT)?;
+    ensure!(ended.ok(), "{}", ended.describe());
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let now = counted()?;
+        if now.iter().zip(&before).all(|(now, before)| *now >= before + COUNT) {
+            break;
+        }
+        ensure!(Instant::now() < deadline, "{REASONS:?}: {before:?} before, {now:?} after {COUNT} of each");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let text = wire.ferroce(true, "-d stat show link fr1/1")?;
+    ensure!(text.starts_with("link fr1/1 sent_pkts ") && text.contains(" frame_not_ours "), "{text}");
     Ok(())
 }
 

@@ -447,6 +447,11 @@ impl Server {
                     }
                     match received.message {
                         Ok((id, message)) => {
+                            if matches!(message, Message::GetStatistics(_)) {
+                                for (ifindex, drops) in self.switch.take_drops() {
+                                    self.broker.frames_dropped(ifindex, &drops);
+                                }
+                            }
                             self.broker.message(now, client, id, message, received.descriptors)
                         }
                         Err(MessageError::UnknownKind(kind)) => debug!(?client, kind, "ignored a message"),

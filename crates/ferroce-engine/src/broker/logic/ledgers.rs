@@ -12,6 +12,7 @@ use super::{Broker, ClientId, ProcessId, Slot, addresses};
 use crate::broker::gsi::Traffic;
 use crate::broker::netdev::Address;
 use crate::broker::refusal;
+use crate::broker::switch::{Counts, Reason};
 use crate::broker::world::World;
 
 /// Most programs whose ledgers one answer brings: no more than there are slots.
@@ -26,6 +27,8 @@ pub(super) struct Ledgers {
     away: Vec<(ProcessId, LedgerReader)>,
     /// What programs that ended had counted, by device.
     left: BTreeMap<u32, Totals>,
+    /// Frames that were dropped, by device.
+    frames: BTreeMap<u32, Counts>,
 }
 
 impl<W: World> Broker<W> {
@@ -103,6 +106,15 @@ impl<W: World> Broker<W> {
         }
     }
 
+    /// Frames that were dropped at an interface count for the device that stands on it, or has addresses of it.
+    pub fn frames_dropped(&mut self, ifindex: u32, more: &Counts) {
+        let upper = |device: &&DeviceInfo| device.gids.iter().any(|entry| entry.ifindex == ifindex);
+        let own = self.devices.all().find(|device| device.ifindex == ifindex);
+        let Some(id) = own.or_else(|| self.devices.all().find(upper)).map(|device| device.id) else { return };
+        let counts = self.ledgers.frames.entry(id).or_default();
+        counts.iter_mut().zip(more).for_each(|(sum, more)| *sum = sum.wrapping_add(*more));
+    }
+
     /// What a device counted in all programs.
     pub(super) fn statistics(&self, device: &str) -> Result<Message, Refusal> {
         let Some(id) = self.devices.all().find(|d| d.name == device).map(|d| d.id) else {
@@ -118,7 +130,9 @@ impl<W: World> Broker<W> {
                 }
             }
         }
-        let named = sum.named().into_iter().map(|(name, value)| (name.to_owned(), value));
+        let frames = self.ledgers.frames.get(&id).copied().unwrap_or_default();
+        let frames = Reason::ALL.iter().map(Reason::counter).zip(frames);
+        let named = sum.named().into_iter().chain(frames).map(|(name, value)| (name.to_owned(), value));
         Ok(Message::Statistics(named.collect()))
     }
 

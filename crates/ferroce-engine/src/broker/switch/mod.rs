@@ -9,6 +9,7 @@
 //! packet's service level, whatever map the VLAN has. They are received from the VLAN, where the kernel has taken the tag
 //! out.
 
+mod drops;
 mod neighbours;
 mod rules;
 
@@ -30,6 +31,8 @@ use super::ClientId;
 use super::rtnetlink::NeighbourMonitor;
 use crate::background::spawn_quietly;
 use crate::fork::Guarded;
+pub use drops::Counts;
+use drops::Drops;
 use neighbours::{Found, Neighbours};
 pub use rules::{Reason, Way};
 
@@ -118,7 +121,7 @@ struct Table {
     slots: BTreeMap<u8, ClientId>,
     neighbours: Neighbours,
     gsi: VecDeque<ToGsi>,
-    drops: [u64; Reason::ALL.len()],
+    drops: Drops,
 }
 
 #[derive(Debug)]
@@ -215,6 +218,11 @@ impl Switch {
         next
     }
 
+    /// What was dropped since this was last asked for, by interface; 0 for none.
+    pub fn take_drops(&self) -> BTreeMap<u32, Counts> {
+        self.shared.table.lock().drops.take()
+    }
+
     /// Sends a packet of queue pair 1, from the GRH or IP header on. One that cannot be sent is lost.
     pub fn send(&self, flow: &Flow, packet: &[u8]) {
         let mut table = self.shared.table.lock();
@@ -238,12 +246,16 @@ impl Shared {
 
     /// Shows programs what was put into their rings.
     fn ring_bells(&self, table: &mut Table) {
-        for program in table.programs.values_mut() {
+        let Table { programs, ports, drops, generation, .. } = table;
+        for program in programs.values_mut() {
             let Some(open) = &mut program.open else { continue };
             match open.rings.tx.publish() {
                 Ok(true) => ring(&*open.bell),
                 Ok(false) => {}
-                Err(_) => table.generation += close(program),
+                Err(_) => {
+                    *generation += close(program);
+                    drops.count(program.interface(ports, 0), Reason::Rings);
+                }
             }
         }
         if !table.gsi.is_empty() {
@@ -402,13 +414,9 @@ impl Table {
         }
     }
 
-    fn count(&mut self, reason: Reason) {
-        debug!(%reason, "dropped a frame");
-        if let Some(count) =
-            Reason::ALL.iter().position(|r| *r == reason).and_then(|at| self.drops.get_mut(at))
-        {
-            *count = count.wrapping_add(1);
-        }
+    fn count(&mut self, ifindex: u32, reason: Reason) {
+        debug!(ifindex, %reason, "dropped a frame");
+        self.drops.count(ifindex, reason);
     }
 
     /// What a program put into its ring before it ended, its last acknowledgement perhaps.
@@ -476,7 +484,7 @@ impl Table {
                     let packet = frame.bytes.get(start..start + passed.len).unwrap_or_default();
                     self.deliver(link, passed.dest_qp, packet);
                 }
-                Err(reason) => self.count(reason),
+                Err(reason) => self.count(ifindex, reason),
             }
         }
     }
@@ -486,21 +494,21 @@ impl Table {
         if dest_qp == Qpn::GSI {
             match self.gsi.len() < MOST_GSI {
                 true => self.gsi.push_back(ToGsi { link, packet: packet.to_vec() }),
-                false => self.count(Reason::Full),
+                false => self.count(link.ifindex, Reason::Full),
             }
             return;
         }
         let slot = (dest_qp.value() >> 16) as u8;
         let program = self.slots.get(&slot).and_then(|client| self.programs.get_mut(client));
         let Some(open) = program.and_then(|program| program.open.as_mut()) else {
-            return self.count(Reason::Slot);
+            return self.count(link.ifindex, Reason::Slot);
         };
         match open.rings.tx.push(link, packet, &[]) {
             Ok(()) => {}
-            Err(PushError::Full) => self.count(Reason::Full),
-            Err(PushError::TooLong(_)) => self.count(Reason::Length),
+            Err(PushError::Full) => self.count(link.ifindex, Reason::Full),
+            Err(PushError::TooLong(_)) => self.count(link.ifindex, Reason::Length),
             // Closed when it is shown.
-            Err(PushError::Corrupt(_)) => self.count(Reason::Slot),
+            Err(PushError::Corrupt(_)) => self.count(link.ifindex, Reason::Slot),
         }
     }
 
@@ -535,6 +543,8 @@ impl Table {
                 Ok(None) => return false,
                 Err(_) => {
                     self.generation += close(program);
+                    let ifindex = program.interface(&self.ports, 0);
+                    self.count(ifindex, Reason::Rings);
                     return false;
                 }
             };
@@ -548,7 +558,10 @@ impl Table {
                     let (from, to, dest_qp) = (passed.source, passed.destination, passed.dest_qp);
                     self.send(now, &Outgoing { link, from, to, dest_qp, packet });
                 }
-                Err(reason) => self.count(reason),
+                Err(reason) => {
+                    let ifindex = program.interface(&self.ports, link.ifindex);
+                    self.count(ifindex, reason);
+                }
             }
         }
         true
@@ -567,7 +580,7 @@ impl Table {
             return self.deliver(LinkLayer { ifindex, ..out.link }, out.dest_qp, out.packet);
         }
         if let Err(reason) = self.transmit(now, out) {
-            self.count(reason);
+            self.count(out.link.ifindex, reason);
         }
     }
 
@@ -616,6 +629,14 @@ impl Table {
             debug!(ifindex, "a frame cannot be sent: {e}");
             Reason::Refused
         })
+    }
+}
+
+impl Program {
+    /// The interface that a packet of its counts for: the one it names, or else that of an address of its.
+    fn interface(&self, ports: &BTreeMap<u32, Port>, named: u32) -> u32 {
+        let first = || self.view.ways.first().map_or(0, |way| way.ifindex);
+        if ports.contains_key(&named) { named } else { first() }
     }
 }
 

@@ -50,11 +50,14 @@ pub enum Reason {
     /// A program does not take its packets out fast enough.
     #[error("ring full")]
     Full,
+    /// A program's rings make no sense: they were closed, once for each that is counted.
+    #[error("rings broken")]
+    Rings,
 }
 
 impl Reason {
     /// All, in the order of their counters.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Malformed,
         Self::Source,
         Self::QueuePair,
@@ -65,7 +68,25 @@ impl Reason {
         Self::Stranger,
         Self::Slot,
         Self::Full,
+        Self::Rings,
     ];
+
+    /// The name of its counter.
+    pub const fn counter(&self) -> &'static str {
+        match self {
+            Self::Malformed => "frame_malformed",
+            Self::Source => "frame_forged_source",
+            Self::QueuePair => "frame_forbidden_qp",
+            Self::Length => "frame_too_long",
+            Self::Port => "frame_no_interface",
+            Self::Neighbour => "frame_no_neighbour",
+            Self::Refused => "frame_not_sent",
+            Self::Stranger => "frame_not_ours",
+            Self::Slot => "frame_no_qp",
+            Self::Full => "frame_ring_full",
+            Self::Rings => "frame_rings_broken",
+        }
+    }
 }
 
 /// A packet that may go on.

@@ -164,3 +164,20 @@ fn what_is_no_ledger_counts_nothing() {
     assert_eq!(bench.statistic(1, "rcvd_pkts"), 0);
     assert!(matches!(bench.say(1, Message::GetLedgers, vec![])[0].1, Message::Ledgers(0)));
 }
+
+#[test]
+fn dropped_frames_count_for_the_device_of_their_interface() {
+    let mut bench = Bench::loopback();
+    bench.connect(9, 200);
+    assert_eq!(bench.statistic(9, "frame_forged_source"), 0);
+    let ifindex = bench.broker.devices.all().next().unwrap().ifindex;
+    let mut drops = crate::broker::switch::Counts::default();
+    (drops[1], drops[10]) = (3, u64::MAX);
+    bench.broker.frames_dropped(ifindex, &drops);
+    bench.broker.frames_dropped(ifindex, &drops);
+    bench.broker.frames_dropped(ifindex + 100, &drops);
+    bench.broker.frames_dropped(0, &drops);
+    assert_eq!(bench.statistic(9, "frame_forged_source"), 6);
+    assert_eq!(bench.statistic(9, "frame_rings_broken"), u64::MAX - 1, "it wraps");
+    assert_eq!(bench.statistic(9, "frame_malformed"), 0);
+}

@@ -1,0 +1,53 @@
+//! Frames that went no further: how many, where and why.
+
+use std::collections::BTreeMap;
+
+use super::Reason;
+
+/// A number for each of [`Reason::ALL`], in its order. They wrap.
+pub type Counts = [u64; Reason::ALL.len()];
+
+/// What was dropped since it was last asked for, by the interface.
+#[derive(Debug, Default)]
+pub struct Drops(BTreeMap<u32, Counts>);
+
+impl Drops {
+    /// One more. `ifindex` is an interface that the switch serves or did serve, or 0: so they are few.
+    pub fn count(&mut self, ifindex: u32, reason: Reason) {
+        let counts = self.0.entry(ifindex).or_default();
+        if let Some(count) =
+            Reason::ALL.iter().position(|known| *known == reason).and_then(|at| counts.get_mut(at))
+        {
+            *count = count.wrapping_add(1);
+        }
+    }
+
+    /// Takes them.
+    pub fn take(&mut self) -> BTreeMap<u32, Counts> {
+        std::mem::take(&mut self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_has_a_place_and_a_name() {
+        let mut drops = Drops::default();
+        for (place, reason) in Reason::ALL.into_iter().enumerate() {
+            for _ in 0..=place {
+                drops.count(2, reason);
+            }
+        }
+        drops.count(3, Reason::Slot);
+        let taken = drops.take();
+        let want: Vec<u64> = (1..=Reason::ALL.len() as u64).collect();
+        assert_eq!(taken[&2].to_vec(), want);
+        assert_eq!(taken[&3].iter().sum::<u64>(), 1);
+        assert!(drops.take().is_empty());
+        let names: std::collections::BTreeSet<&str> = Reason::ALL.iter().map(Reason::counter).collect();
+        assert_eq!(names.len(), Reason::ALL.len());
+        assert!(names.iter().all(|name| name.starts_with("frame_") && name.len() < 40), "{names:?}");
+    }
+}
