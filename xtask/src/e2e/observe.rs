@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::Bed;
 use crate::cc;
+use crate::exchange::{self, Exchange};
 use crate::job::{self, Ended, Job};
 use crate::report::Checks;
 use crate::tree;
@@ -53,6 +54,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     }
     checks.check("everything agrees", agrees(bed));
     checks.check("counters in files are live", live(bed));
+    ucx(bed, checks)?;
     checks.check("the keeper is nobody's child and ends", keeper(bed));
     Ok(())
 }
@@ -337,6 +339,46 @@ fn live(bed: &Bed) -> Result<()> {
     )?;
     drop((server, client));
     ensure!(said.ok(), "the counter does not move: {}", said.describe());
+    Ok(())
+}
+
+/// UCX, which wants the files and the device file, by queue pairs that it connects by datagrams.
+fn ucx(bed: &Bed, checks: &mut Checks) -> Result<()> {
+    let Some(perftest) = bed.programs.find("ucx_perftest") else {
+        checks.skip("UCX", "ucx_perftest is not here");
+        return Ok(());
+    };
+    // Over IPv4 its datagrams do not work, on the kernel's rxe neither: README.md has it.
+    let gids = json(bed, "gid show fr0")?;
+    let Some(gid) = gids.iter().find(|row| row["gid"] == "::1").map(|row| number(row, "index")) else {
+        checks.skip("UCX", "lo has no IPv6 here");
+        return Ok(());
+    };
+    for (test, words) in [("tag_lat", "-s 8 -n 1000"), ("tag_bw", "-s 1000000 -n 50")] {
+        let port = bed.port();
+        let end = |words: &str| {
+            let mut command = Command::new(bed.dist.bin("ferroce"));
+            command.args(["run", "--sysfs", "--"]).arg(&perftest).args(["-p", &port.to_string()]);
+            command.args(words.split_whitespace()).envs([
+                ("UCX_TLS", "rc_verbs,ud_verbs:aux"),
+                ("UCX_NET_DEVICES", "fr0:1"),
+                ("UCX_IB_GID_INDEX", &gid.to_string()),
+            ]);
+            if let Some((root, dirs)) = bed.programs.unpacked.as_ref().zip(bed.programs.libraries()) {
+                let modules = format!("usr/lib/{}-linux-gnu/ucx", std::env::consts::ARCH);
+                command.env("LD_LIBRARY_PATH", dirs).env("UCX_MODULE_DIR", root.join(modules));
+            }
+            command
+        };
+        let exchange = Exchange {
+            name: format!("ucx_perftest {test}"),
+            server: end(""),
+            client: end(&format!("-t {test} {words} 127.0.0.1")),
+            ready: Box::new(move || exchange::listening(port)),
+            limit: PATIENCE,
+        };
+        exchange.run(&bed.logs, checks)?;
+    }
     Ok(())
 }
 
