@@ -12,6 +12,7 @@
 mod drops;
 mod neighbours;
 mod rules;
+mod scout;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -23,7 +24,7 @@ use std::time::Instant;
 use ferroce_datapath::packet::{EtherSocket, FrameBuffer};
 use ferroce_ipc::ring::{ENTRIES, MAX_PACKET, PushError, Rings};
 use ferroce_wire::{ETHERTYPE_ROCE, Flow, Gid, LinkLayer, Qpn, RoceVersion};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tracing::{debug, error, warn};
 
@@ -33,7 +34,7 @@ use crate::background::spawn_quietly;
 use crate::fork::Guarded;
 pub use drops::Counts;
 use drops::Drops;
-use neighbours::{Found, Neighbours};
+use neighbours::{Found, Neighbours, Settled};
 pub use rules::{Reason, Way};
 
 /// Packets of one ring or socket before others have their turn.
@@ -108,6 +109,8 @@ struct Shared {
     wake: Guarded<OwnedFd>,
     /// Something is in [`Table::gsi`].
     gsi: Guarded<OwnedFd>,
+    /// The kernel is to be asked something.
+    asked: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -167,7 +170,8 @@ impl Switch {
             let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
             Ok::<_, io::Error>(Guarded::new(fd))
         };
-        let shared = Shared { table: Mutex::default(), wake: counter()?, gsi: counter()? };
+        let shared =
+            Shared { table: Mutex::default(), wake: counter()?, gsi: counter()?, asked: Condvar::new() };
         Ok(Self { shared: Arc::new(shared), running: false })
     }
 
@@ -178,6 +182,10 @@ impl Switch {
             match spawn_quietly("ferroce-switch", move || run(&shared)) {
                 Ok(()) => self.running = true,
                 Err(e) => error!("no frames are sent or received: {e}"),
+            }
+            let shared = Arc::clone(&self.shared);
+            if let Err(e) = spawn_quietly("ferroce-scout", move || scout::run(&shared, &scout::Here)) {
+                error!("no neighbours are looked for: {e}");
             }
         }
         self.shared.table.lock().follow(view);
@@ -228,13 +236,14 @@ impl Switch {
         let mut table = self.shared.table.lock();
         let (from, to) = (flow.source, flow.destination);
         table.send(Instant::now(), &Outgoing { link: flow.link, from, to, dest_qp: Qpn::GSI, packet });
-        self.shared.ring_bells(&mut table);
+        self.shared.pass_on(&mut table);
     }
 }
 
 impl Drop for Switch {
     fn drop(&mut self) {
         self.shared.table.lock().ended = true;
+        self.shared.asked.notify_all();
         self.shared.look();
     }
 }
@@ -244,8 +253,8 @@ impl Shared {
         let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
     }
 
-    /// Shows programs what was put into their rings.
-    fn ring_bells(&self, table: &mut Table) {
+    /// Shows programs what was put into their rings, and the other threads what is for them.
+    fn pass_on(&self, table: &mut Table) {
         let Table { programs, ports, drops, generation, .. } = table;
         for program in programs.values_mut() {
             let Some(open) = &mut program.open else { continue };
@@ -260,6 +269,9 @@ impl Shared {
         }
         if !table.gsi.is_empty() {
             let _ = rustix::io::write(&*self.gsi, &1_u64.to_ne_bytes());
+        }
+        if table.neighbours.has_questions() {
+            self.asked.notify_one();
         }
     }
 }
@@ -350,7 +362,7 @@ fn run(shared: &Shared) {
             }
         }
         more = table.take_from_programs(now, &mut buffers);
-        shared.ring_bells(&mut table);
+        shared.pass_on(&mut table);
         if waits.generation != Some(table.generation) {
             waits = table.waits();
         }
@@ -374,7 +386,7 @@ impl Table {
             let port = self.ports.get(&ifindex).is_some_and(|port| ports.contains(&port.view));
             port && of(&self.ways, ifindex) == of(&ways, ifindex)
         };
-        self.neighbours.forget(|ifindex| !known(ifindex));
+        self.neighbours.doubt(|ifindex| !known(ifindex));
         self.ports.retain(|_, port| ports.contains(&port.view));
         for view in ports {
             let port = self.ports.entry(view.ifindex).or_insert_with(|| Port::new(view));
@@ -440,17 +452,26 @@ impl Table {
     }
 
     fn hear_of_neighbours(&mut self, monitor: &NeighbourMonitor) {
-        let Self { neighbours, ports, .. } = self;
         let whole = monitor.drain(|neighbour| {
-            for frame in neighbours.changed(&neighbour) {
-                let tx = ports.get(&neighbour.ifindex).and_then(|port| port.tx.as_ref());
-                if let Some(Err(e)) = tx.map(|tx| tx.send(&frame)) {
-                    debug!("a frame that waited for its neighbour is lost: {e}");
-                }
-            }
+            let settled = self.neighbours.changed(&neighbour);
+            self.settle(neighbour.ifindex, settled);
         });
         if !whole {
-            self.neighbours.forget(|_| true);
+            self.neighbours.doubt(|_| true);
+        }
+    }
+
+    /// Sends frames that waited for their neighbour.
+    fn settle(&mut self, ifindex: u32, settled: Settled) {
+        for frame in &settled.ready {
+            match self.ports.get(&ifindex).and_then(|port| port.tx.as_ref()).map(|tx| tx.send(frame)) {
+                Some(Ok(())) => {}
+                Some(Err(_)) => self.count(ifindex, Reason::Refused),
+                None => self.count(ifindex, Reason::Port),
+            }
+        }
+        for _ in 0..settled.lost {
+            self.count(ifindex, Reason::Neighbour);
         }
     }
 
@@ -623,7 +644,8 @@ impl Table {
         put(out.packet);
         let frame = frame.get(..len).unwrap_or_default();
         if found == Found::Asked {
-            return if neighbours.wait(ifindex, out.to, frame) { Ok(()) } else { Err(Reason::Neighbour) };
+            let waits = neighbours.wait(ifindex, out.to, version == RoceVersion::V2, frame);
+            return if waits { Ok(()) } else { Err(Reason::Neighbour) };
         }
         tx.send(frame).map_err(|e| {
             debug!(ifindex, "a frame cannot be sent: {e}");
