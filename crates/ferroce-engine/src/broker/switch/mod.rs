@@ -499,22 +499,24 @@ impl Table {
                         continue;
                     }
                     let packet = frame.bytes.get(start..start + passed.len).unwrap_or_default();
-                    rules::cut(packet, frame.merged, |packet| self.deliver(link, passed.dest_qp, packet));
+                    rules::cut(packet, frame.merged, |front, back| {
+                        self.deliver(link, passed.dest_qp, front, back);
+                    });
                 }
                 Ok((link, start, passed)) => {
                     let packet = frame.bytes.get(start..start + passed.len).unwrap_or_default();
-                    self.deliver(link, passed.dest_qp, packet);
+                    self.deliver(link, passed.dest_qp, packet, &[]);
                 }
                 Err(reason) => self.count(ifindex, reason),
             }
         }
     }
 
-    /// Puts a packet into the ring of whom it is for.
-    fn deliver(&mut self, link: LinkLayer, dest_qp: Qpn, packet: &[u8]) {
+    /// Puts a packet, in two pieces, into the ring of whom it is for.
+    fn deliver(&mut self, link: LinkLayer, dest_qp: Qpn, front: &[u8], back: &[u8]) {
         if dest_qp == Qpn::GSI {
             match self.gsi.len() < MOST_GSI {
-                true => self.gsi.push_back(ToGsi { link, packet: packet.to_vec() }),
+                true => self.gsi.push_back(ToGsi { link, packet: [front, back].concat() }),
                 false => self.count(link.ifindex, Reason::Full),
             }
             return;
@@ -524,7 +526,7 @@ impl Table {
         let Some(open) = program.and_then(|program| program.open.as_mut()) else {
             return self.count(link.ifindex, Reason::Slot);
         };
-        match open.rings.tx.push(link, packet, &[]) {
+        match open.rings.tx.push(link, front, back) {
             Ok(()) => {}
             Err(PushError::Full) => self.count(link.ifindex, Reason::Full),
             Err(PushError::TooLong(_)) => self.count(link.ifindex, Reason::Length),
@@ -598,7 +600,7 @@ impl Table {
         let any = || self.ways.range(at(low)..=at(high)).next().map(|way| way.ifindex);
         let link_local = matches!(out.to, IpAddr::V6(v6) if v6.is_unicast_link_local());
         if let Some(ifindex) = same.or_else(|| if link_local { None } else { any() }) {
-            return self.deliver(LinkLayer { ifindex, ..out.link }, out.dest_qp, out.packet);
+            return self.deliver(LinkLayer { ifindex, ..out.link }, out.dest_qp, out.packet, &[]);
         }
         if let Err(reason) = self.transmit(now, out) {
             self.count(out.link.ifindex, reason);

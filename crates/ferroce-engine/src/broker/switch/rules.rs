@@ -186,24 +186,21 @@ pub fn may_receive(
     Ok((LinkLayer { version, sl: 0, ifindex }, ETHERNET, passed))
 }
 
-/// Hands out the packets of RoCE v2 of which a frame was merged, `size` octets of UDP payload each, or the one that it is.
+/// Hands out the packets of RoCE v2 of which a frame was merged, `size` octets of UDP payload each, or the one that it is:
+/// in two pieces each, of which the second may be empty.
 ///
 /// Their identifications are lost. They were counted on from the first one's, or all the same, and the ICRC tells.
-pub fn cut(packet: &[u8], size: Option<usize>, mut each: impl FnMut(&[u8])) {
-    let (Some(size), Ok(frame)) = (size, Frame::parse_ip(packet)) else { return each(packet) };
+pub fn cut(packet: &[u8], size: Option<usize>, mut each: impl FnMut(&[u8], &[u8])) {
+    let (Some(size), Ok(frame)) = (size, Frame::parse_ip(packet)) else { return each(packet, &[]) };
     let way = frame.way();
     let first = frame.ip_id().unwrap_or(0);
-    let mut whole = Vec::with_capacity(48 + size);
     for (index, transport) in frame.transport.chunks(size).enumerate() {
         let counted = first.wrapping_add(index as u16);
         let same =
             index > 0 && !icrc::verify(&way, counted, transport) && icrc::verify(&way, first, transport);
         let mut headers = [0; 48];
         let len = way.write_headers(if same { first } else { counted }, transport.len(), &mut headers);
-        whole.clear();
-        whole.extend_from_slice(headers.get(..len).unwrap_or_default());
-        whole.extend_from_slice(transport);
-        each(&whole);
+        each(headers.get(..len).unwrap_or_default(), transport);
     }
 }
 
@@ -378,10 +375,10 @@ mod tests {
             let front = flow.write_headers(id(0), merged.len(), &mut headers);
             let frame = [&headers[..front], &merged].concat();
             let mut got = Vec::new();
-            cut(&frame, Some(64), |packet| got.push(packet.to_vec()));
+            cut(&frame, Some(64), |front, back| got.push([front, back].concat()));
             assert_eq!(got, sent);
             got.clear();
-            cut(&sent[0], None, |packet| got.push(packet.to_vec()));
+            cut(&sent[0], None, |front, back| got.push([front, back].concat()));
             assert_eq!(got, sent[..1]);
         }
     }
