@@ -23,7 +23,7 @@
 //! |---|---|---|
 //! | is inside `poll_cq`, queue empty | that thread, one receive call per poll | keeps off the socket, looks again a millisecond after the last poll |
 //! | polls from several threads | whoever gets the lock; the others look at their queues | the same |
-//! | is about to sleep in `get_cq_event` | that thread, for some 10 µs | the same |
+//! | is about to sleep in `get_cq_event` | that thread, for some 10 µs; not on a core where somebody else computes | the same |
 //! | sleeps in `get_cq_event` | the first thread that sleeps (it *watches* the lane); further ones sleep on their channel alone and are woken by whoever receives | keeps off; runs timers that no poller runs |
 //! | returns from `get_cq_event` | nobody for up to a millisecond, in which the program usually polls or sleeps again | is asked to look a millisecond later |
 //! | is inside `post_send` | whoever did before: the caller only transmits | is asked to look when the new deadline is due, if it would sleep longer |
@@ -272,6 +272,11 @@ impl Lane {
             Source::Packets(socket) => socket.granted_rcvbuf(),
             Source::Frames(_) | Source::Rings(_) => Err(io::ErrorKind::Unsupported.into()),
         }
+    }
+
+    /// What it receives comes through the broker.
+    pub(crate) fn is_of_rings(&self) -> bool {
+        matches!(self.source, Source::Rings(_))
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {

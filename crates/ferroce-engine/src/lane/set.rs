@@ -2,8 +2,10 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use ferroce_wire::Instant;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
@@ -24,6 +26,9 @@ const WATCHED: usize = 8;
 /// About 10 µs of receiving nothing.
 const LOOKS_BEFORE_SLEEP: u32 = 24;
 const LOOKS_PER_YIELD: u32 = 4;
+/// Who has looked for longer gave its core to somebody who computes, not to whoever answers, and would do so at each further
+/// yield, for a slice of some milliseconds. Who sleeps is woken before that one has used up its slice.
+const LONGEST_LOOK: Duration = Duration::from_micros(50);
 
 impl LaneSet {
     pub(crate) fn add(&self, lane: &Arc<Lane>) {
@@ -54,9 +59,11 @@ impl LaneSet {
     /// Receives and processes once on every lane that no other thread holds.
     pub(crate) fn serve_once(&self) {
         for lane in self.lanes.load().iter() {
-            if lane.serve_inline() == Served::Busy {
-                // Its holder may wait for this very core.
-                std::thread::yield_now();
+            match lane.serve_inline() {
+                // Its holder, or the broker through which all comes, may wait for this very core.
+                Served::Busy => std::thread::yield_now(),
+                Served::Nothing if lane.is_of_rings() => std::thread::yield_now(),
+                Served::Nothing | Served::Some => {}
             }
         }
     }
@@ -95,12 +102,17 @@ pub(crate) fn attend<E>(
     sleep: impl FnOnce(&[BorrowedFd<'_>]) -> Result<u32, E>,
 ) -> Result<(), E> {
     // To fall asleep and be woken costs as much as a few looks, in which an answer often comes.
-    for look in 1..=LOOKS_BEFORE_SLEEP {
+    let mut looks = Looks { begun: sys::now(), made: 0 };
+    loop {
         if lanes.iter().any(|lane| lane.serve_inline() == Served::Some) {
             return Ok(());
         }
-        if look % LOOKS_PER_YIELD == 0 {
+        let rest = || {
             std::thread::yield_now(); // whoever answers may wait for this core
+            sys::now()
+        };
+        if !looks.go_on(rest) {
+            break;
         }
     }
     lanes.iter().for_each(|lane| lane.pay_now());
@@ -121,6 +133,21 @@ pub(crate) fn attend<E>(
     Ok(())
 }
 
+/// The looks of a thread that is about to sleep.
+struct Looks {
+    begun: Instant,
+    made: u32,
+}
+
+impl Looks {
+    /// Whether to look again after one in vain. `rest` gives the core away and says when it has it back.
+    fn go_on(&mut self, rest: impl FnOnce() -> Instant) -> bool {
+        self.made += 1;
+        !self.made.is_multiple_of(LOOKS_PER_YIELD)
+            || (rest() < self.begun + LONGEST_LOOK && self.made < LOOKS_BEFORE_SLEEP)
+    }
+}
+
 /// The lanes a thread sleeps on; given up however it wakes.
 struct Watch<'a> {
     lanes: [Option<&'a Arc<Lane>>; WATCHED],
@@ -136,5 +163,30 @@ impl Drop for Watch<'_> {
         for lane in self.lanes.iter().flatten() {
             lane.state.unwatch(now, &lane.hub.attention, || lane.hub.wake());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Looks and rests until it sleeps, with rests of so many microseconds.
+    fn until_asleep(micros: u64) -> (u32, u32) {
+        let (mut now, mut rests) = (Instant::from_nanos(7), 0);
+        let mut looks = Looks { begun: now, made: 0 };
+        let mut rest = || {
+            rests += 1;
+            now += Duration::from_micros(micros);
+            now
+        };
+        while looks.go_on(&mut rest) {}
+        (looks.made, rests)
+    }
+
+    #[test]
+    fn who_loses_its_core_to_others_sleeps_at_once() {
+        assert_eq!(until_asleep(1), (24, 6));
+        assert_eq!(until_asleep(20), (12, 3), "the peer is on the same core");
+        assert_eq!(until_asleep(3000), (4, 1), "somebody computes there");
     }
 }
