@@ -11,15 +11,14 @@ use nix::sys::signal::{Signal, kill};
 use super::{Bed, netns};
 use crate::bench::place::Place;
 use crate::cc;
-use crate::exchange::{Exchange, Meeting, Running};
-use crate::job::{self, Ended, Job};
+use crate::exchange::{Exchange, Meeting};
+use crate::job::{self, Job};
 use crate::report::Checks;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const SERVER: &str = "10.80.0.2";
 /// What a pingpong says whose packets are not answered in time.
 const TOO_LATE: &str = "transport retry counter exceeded";
-const TRIES: u32 = 4;
 
 /// Everything over frames.
 pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
@@ -115,35 +114,6 @@ impl Wire<'_> {
         self.at(server, &command)
     }
 
-    /// Runs a pingpong to its end. Its patience is fixed, half a second or so, and a message wakes four processes on its way
-    /// by frames: on a host that is busy with other things that may not do, and then it is tried again.
-    fn patiently(&self, make: impl Fn() -> Exchange<'static>, checks: &mut Checks) -> Result<()> {
-        for tries in 1.. {
-            let exchange = make();
-            let name = exchange.name.clone();
-            let Running { mut server, client, .. } = exchange.start(&self.bed.logs)?;
-            let client = client.with_context(|| format!("{name}: the server was never ready"))?.wait()?;
-            let moment = Instant::now() + Duration::from_secs(2);
-            while !client.ok() && !server.ended() && Instant::now() < moment {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            if !client.ok() {
-                server.signal(Signal::SIGTERM);
-            }
-            let server = server.wait()?;
-            let late = |end: &Ended| end.output.contains(TOO_LATE);
-            if client.ok() && server.ok() {
-                checks.pass();
-                break;
-            } else if tries == TRIES || !(late(&client) || late(&server)) {
-                checks.fail(&name, &format!("client: {}\nserver: {}", client.describe(), server.describe()));
-                break;
-            }
-            checks.note(format!("{name}: again, it was given up as too late"));
-        }
-        Ok(())
-    }
-
     /// A pingpong; the two may have different arguments.
     fn exchange(&self, program: &str, server: &str, client: &str) -> Exchange<'static> {
         let port = self.bed.port();
@@ -195,7 +165,7 @@ fn exchanges(wire: &Wire<'_>, gids: &Gids, checks: &mut Checks) -> Result<()> {
         ("ibv_srq_pingpong", format!("-n {} -c -e", many / 5)),
     ] {
         let words = format!("-g {} {words}", gids.v1);
-        wire.patiently(|| wire.exchange(program, &words, &words), checks)?;
+        wire.exchange(program, &words, &words).run(&wire.bed.logs, checks)?;
     }
     for server in [true, false] {
         wire.ferroce(server, "link set fr1 cm-mode v1 --no-persist")?;
@@ -272,13 +242,10 @@ fn marked(wire: &Wire<'_>, gids: &Gids, checks: &mut Checks) -> Result<()> {
     let Some(capture) = Capture::start(wire, "frames-marked", checks)? else { return Ok(()) };
     for (gid, datapath) in [(gids.v1, "udp"), (gids.v2, "udp"), (gids.v2, "packet")] {
         let words = format!("-g {gid} -n 10 -s 1024 -e");
-        let make = || {
-            let mut exchange = wire.exchange("ibv_rc_pingpong", &words, &words);
-            exchange.client.env("FERROCE_DATAPATH", datapath);
-            exchange.name = format!("{} {datapath}", exchange.name);
-            exchange
-        };
-        wire.patiently(make, checks)?;
+        let mut exchange = wire.exchange("ibv_rc_pingpong", &words, &words);
+        exchange.client.env("FERROCE_DATAPATH", datapath);
+        exchange.name = format!("{} {datapath}", exchange.name);
+        exchange.run(&wire.bed.logs, checks)?;
     }
     wire.ferroce(false, "link set fr1 tclass -1 ttl -1 --no-persist")?;
     let file = capture.end(
@@ -298,7 +265,7 @@ fn captured(wire: &Wire<'_>, gids: &Gids, checks: &mut Checks) -> Result<()> {
     let Some(capture) = Capture::start(wire, "frames", checks)? else { return Ok(()) };
     const MESSAGES: usize = 20;
     let words = format!("-g {} -n {MESSAGES} -s 3001 -c -e", gids.v1);
-    wire.patiently(|| wire.exchange("ibv_rc_pingpong", &words, &words), checks)?;
+    wire.exchange("ibv_rc_pingpong", &words, &words).run(&wire.bed.logs, checks)?;
     // Both ends sent as many messages of three packets.
     let want = 2 * 3 * MESSAGES;
     let file = capture.end(wire, &[("eth.type == 0x8915", want)])?;
@@ -333,24 +300,18 @@ fn v2_by_frames(wire: &Wire<'_>, gids: &Gids, checks: &mut Checks) -> Result<()>
             ("ibv_uc_pingpong", format!("-g {} -n {} -s 1024 -c -e", gids.v2, many / 5)),
             ("ibv_ud_pingpong", format!("-g {} -n {} -s 1024 -c -e", gids.v2, many / 5)),
         ] {
-            let make = || {
-                let mut exchange = wire.exchange(program, &words, &words);
-                for (end, packet) in
-                    [(&mut exchange.server, packet_server), (&mut exchange.client, packet_client)]
-                {
-                    if packet {
-                        end.env("FERROCE_DATAPATH", "packet");
-                    }
+            let mut exchange = wire.exchange(program, &words, &words);
+            for (end, packet) in
+                [(&mut exchange.server, packet_server), (&mut exchange.client, packet_client)]
+            {
+                if packet {
+                    end.env("FERROCE_DATAPATH", "packet");
                 }
-                let who = |packet| if packet { "packet" } else { "udp" };
-                exchange.name = format!(
-                    "{program} {words}: {} server, {} client",
-                    who(packet_server),
-                    who(packet_client)
-                );
-                exchange
-            };
-            wire.patiently(make, checks)?;
+            }
+            let who = |packet| if packet { "packet" } else { "udp" };
+            exchange.name =
+                format!("{program} {words}: {} server, {} client", who(packet_server), who(packet_client));
+            exchange.run(&wire.bed.logs, checks)?;
         }
     }
     Ok(())
