@@ -415,8 +415,11 @@ fn forged(wire: &Wire<'_>) -> Result<()> {
 /// With the broker the packets stop. A program starts the next one and goes on, or its peer gives up before: both ends
 /// come to an end that says which, and neither crashes nor hangs. Whether they went on.
 fn broker_dies(wire: &Wire<'_>, gids: &Gids) -> Result<bool> {
-    let words = format!("-g {} -n 20000 -s 64 -e", gids.v1);
-    let running = wire.exchange("ibv_rc_pingpong", &words, &words).start(&wire.bed.logs)?;
+    let words = format!("-g {} -n 10000 -s 64 -e", gids.v1);
+    let mut exchange = wire.exchange("ibv_rc_pingpong", &words, &words);
+    // A second or two, but where others compute each message waits for its turn.
+    exchange.limit = 4 * LIMIT;
+    let running = exchange.start(&wire.bed.logs)?;
     let client = running.client.context("the server was never ready")?;
     let rings = |text: &str| text.lines().any(|line| line.starts_with("program ") && line.contains("qp 1"));
     let deadline = Instant::now() + Duration::from_secs(20);
