@@ -4,11 +4,9 @@ mod common;
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd};
 use std::thread;
-use std::time::{Duration, Instant};
 
-use common::in_namespace;
+use common::{address, in_namespace, readable, ready};
 use ferroce::cm::{CmError, ConnectError, Connected, Connector, EndOptions, Listener};
 use ferroce::{Access, Error, QpOptions, QpState, RejReason, Status};
 
@@ -16,28 +14,8 @@ use ferroce::{Access, Error, QpOptions, QpState, RejReason, Status};
 #[allow(dead_code, reason = "its flags are not tried here")]
 mod rdma_echo;
 
-fn address(text: &str) -> SocketAddr {
-    text.parse().unwrap()
-}
-
 fn options() -> EndOptions {
     EndOptions { queues: QpOptions { max_recv_wr: 4, ..QpOptions::default() }, ..EndOptions::default() }
-}
-
-/// Until a descriptor is readable.
-fn readable(fd: &impl AsFd) {
-    let start = Instant::now();
-    while !ready(fd) {
-        assert!(start.elapsed() < Duration::from_secs(20), "nothing happens");
-        thread::yield_now();
-    }
-}
-
-fn ready(fd: &impl AsFd) -> bool {
-    let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
-    let text = std::fs::read_to_string(path).unwrap();
-    let count = text.lines().find_map(|line| line.strip_prefix("eventfd-count:")).expect("an eventfd");
-    u64::from_str_radix(count.trim(), 16).unwrap() > 0
 }
 
 /// Both ends in this thread, without a call that waits.

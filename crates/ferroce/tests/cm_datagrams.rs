@@ -3,11 +3,9 @@
 mod common;
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd};
 use std::thread;
-use std::time::{Duration, Instant};
 
-use common::in_namespace;
+use common::{address, in_namespace, readable, ready};
 use ferroce::cm::{CmError, ConnectError, DatagramConnector, DatagramListener, Listener};
 use ferroce::service::Ud;
 use ferroce::{
@@ -18,26 +16,6 @@ use ferroce::{
 #[path = "../examples/udaddy.rs"]
 #[allow(dead_code, reason = "its flags are not tried here")]
 mod udaddy;
-
-fn address(text: &str) -> SocketAddr {
-    text.parse().unwrap()
-}
-
-/// Until a descriptor is readable.
-fn readable(fd: &impl AsFd) {
-    let start = Instant::now();
-    while !ready(fd) {
-        assert!(start.elapsed() < Duration::from_secs(20), "nothing happens");
-        thread::yield_now();
-    }
-}
-
-fn ready(fd: &impl AsFd) -> bool {
-    let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
-    let text = std::fs::read_to_string(path).unwrap();
-    let count = text.lines().find_map(|line| line.strip_prefix("eventfd-count:")).expect("an eventfd");
-    u64::from_str_radix(count.trim(), 16).unwrap() > 0
-}
 
 /// A queue pair with a key of its own.
 fn queue_pair(device: &Context, key: u32) -> (QueuePair<ReadyToSend, Ud>, ProtectionDomain) {

@@ -3,14 +3,13 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 
-use ferroce_engine::cm::{Bind, Event, EventKind, Port, Question, Queue, Route, SidrAnswer, Target, resolve};
+use ferroce_engine::cm::{Event, EventKind, Question, Route, SidrAnswer, resolve};
 use ferroce_wire::cm::{Ece, IpCmHeader, PortSpace, PrivateData, SidrReq, SidrStatus};
 use ferroce_wire::{Qkey, Qpn};
 
 use super::ConnectError;
-use super::end::with_interface;
+use super::door::Door;
 use crate::service::Ud;
 use crate::{Context, Error, QueuePair};
 
@@ -19,9 +18,7 @@ use crate::{Context, Error, QueuePair};
 #[doc(alias = "rdma_listen")]
 #[doc(alias = "RDMA_PS_UDP")]
 pub struct DatagramListener {
-    port: Port,
-    events: Arc<Queue>,
-    local: SocketAddr,
+    door: Door,
 }
 
 impl DatagramListener {
@@ -40,21 +37,12 @@ impl DatagramListener {
     ///
     /// As there.
     pub fn with_backlog(local: SocketAddr, backlog: u16) -> Result<Self, Error> {
-        Ok(Self::listen(local, backlog)?)
-    }
-
-    fn listen(mut local: SocketAddr, backlog: u16) -> Result<Self, ConnectError> {
-        let port = Port::bind(&Bind::new(PortSpace::Udp, local))?;
-        local.set_port(port.number());
-        let events = Queue::new()?;
-        let sink: Arc<Queue> = Arc::clone(&events);
-        port.listen(backlog, Target::new(sink, 0))?;
-        Ok(Self { port, events, local })
+        Ok(Self { door: Door::open(PortSpace::Udp, local, backlog)? })
     }
 
     /// Where it listens.
     pub fn local_addr(&self) -> SocketAddr {
-        self.local
+        self.door.local_addr()
     }
 
     /// Waits for somebody to ask.
@@ -64,43 +52,33 @@ impl DatagramListener {
     /// `WouldBlock` if the descriptor was made non-blocking, `Interrupted` by a signal: wait again.
     #[doc(alias = "rdma_get_request")]
     pub fn accept(&self) -> Result<DatagramRequest, Error> {
-        loop {
-            let event = self.events.get().map_err(ConnectError::Events)?;
-            if let Some(request) = self.request(event) {
-                return Ok(request);
-            }
-        }
+        self.door.wait(|event| self.request(event))
     }
 
     /// A request, if one is there. Never waits.
     pub fn poll(&self) -> Option<DatagramRequest> {
-        loop {
-            if let Some(request) = self.request(self.events.poll()?) {
-                return Some(request);
-            }
-        }
+        self.door.poll(|event| self.request(event))
     }
 
     /// Who does not say an address is refused.
     fn request(&self, event: Event) -> Option<DatagramRequest> {
         let EventKind::Asked { question, route, req } = event.kind else { return None };
         let (header, _) = IpCmHeader::parse(&req.private.0).ok()?;
-        let local = with_interface(route.local, self.port.number(), route.ifindex());
-        let peer = with_interface(route.remote, header.source_port, route.ifindex());
+        let (local, peer) = self.door.names(&route, header.source_port);
         Some(DatagramRequest { question, on: route, local, peer, req })
     }
 }
 
 impl fmt::Debug for DatagramListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DatagramListener").field("local", &self.local).finish_non_exhaustive()
+        f.debug_struct("DatagramListener").field("local", &self.local_addr()).finish_non_exhaustive()
     }
 }
 
 impl AsFd for DatagramListener {
     /// Readable while [`DatagramListener::poll`] may have a request.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.events.fd()
+        self.door.fd()
     }
 }
 

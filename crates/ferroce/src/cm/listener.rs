@@ -5,23 +5,20 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use ferroce_engine::cm::{
-    AcceptParams, Bind, Connection, Event, EventKind, Port, Queue, Target, attributes, resolve,
-};
+use ferroce_engine::cm::{AcceptParams, Connection, Event, EventKind, attributes, resolve};
 use ferroce_wire::Psn;
 use ferroce_wire::cm::{Info, IpCmHeader, PortSpace, PrivateData, RejReason, Req};
 
 use super::connected::{Ear, Names};
-use super::end::{End, EndOptions, with_interface};
+use super::door::Door;
+use super::end::{End, EndOptions};
 use super::{ConnectError, Connected, Pending};
 use crate::{Context, Error, Init, ProtectionDomain, QueuePair};
 
 /// Takes requests for connections at a port.
 #[doc(alias = "rdma_listen")]
 pub struct Listener {
-    port: Port,
-    events: Arc<Queue>,
-    local: SocketAddr,
+    door: Door,
 }
 
 impl Listener {
@@ -41,21 +38,12 @@ impl Listener {
     ///
     /// As there.
     pub fn with_backlog(local: SocketAddr, backlog: u16) -> Result<Self, Error> {
-        Ok(Self::listen(local, backlog)?)
-    }
-
-    fn listen(mut local: SocketAddr, backlog: u16) -> Result<Self, ConnectError> {
-        let port = Port::bind(&Bind::new(PortSpace::Tcp, local))?;
-        local.set_port(port.number());
-        let events = Queue::new()?;
-        let sink: Arc<Queue> = Arc::clone(&events);
-        port.listen(backlog, Target::new(sink, 0))?;
-        Ok(Self { port, events, local })
+        Ok(Self { door: Door::open(PortSpace::Tcp, local, backlog)? })
     }
 
     /// Where it listens.
     pub fn local_addr(&self) -> SocketAddr {
-        self.local
+        self.door.local_addr()
     }
 
     /// Waits for a request.
@@ -65,21 +53,12 @@ impl Listener {
     /// `WouldBlock` if the descriptor was made non-blocking, `Interrupted` by a signal: wait again.
     #[doc(alias = "rdma_get_request")]
     pub fn accept(&self) -> Result<Request, Error> {
-        loop {
-            let event = self.events.get().map_err(ConnectError::Events)?;
-            if let Some(request) = self.request(event) {
-                return Ok(request);
-            }
-        }
+        self.door.wait(|event| self.request(event))
     }
 
     /// A request, if one is there. Never waits.
     pub fn poll(&self) -> Option<Request> {
-        loop {
-            if let Some(request) = self.request(self.events.poll()?) {
-                return Some(request);
-            }
-        }
+        self.door.poll(|event| self.request(event))
     }
 
     /// Requests that cannot be answered are refused here; what happens to one that nobody took up is of no interest.
@@ -88,24 +67,22 @@ impl Listener {
         let events = Ear::new().ok()?;
         connection.set_target(events.target());
         let (header, _) = IpCmHeader::parse(&req.private.0).ok()?;
-        let names = Names {
-            local: with_interface(route.local, self.port.number(), route.ifindex()),
-            peer: with_interface(route.remote, header.source_port, route.ifindex()),
-        };
+        let (local, peer) = self.door.names(&route, header.source_port);
+        let names = Names { local, peer };
         Some(Request { connection, events, names, on: route, psn: starting_psn, req })
     }
 }
 
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listener").field("local", &self.local).finish_non_exhaustive()
+        f.debug_struct("Listener").field("local", &self.local_addr()).finish_non_exhaustive()
     }
 }
 
 impl AsFd for Listener {
     /// Readable while [`Listener::poll`] may have a request.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.events.fd()
+        self.door.fd()
     }
 }
 

@@ -34,6 +34,7 @@ mod connected;
 mod connector;
 mod datagram_connector;
 mod datagram_listener;
+mod door;
 mod end;
 mod listener;
 

@@ -1,6 +1,11 @@
 //! What the tests of this crate share.
+#![allow(dead_code, reason = "each test program uses its part")]
 
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Runs the test of that name again, where `lo` is its own. Whether this is that run.
 pub fn in_namespace(test: &str) -> bool {
@@ -23,4 +28,25 @@ pub fn in_namespace(test: &str) -> bool {
     }
     println!("skipped: no network namespace can be made here");
     false
+}
+
+pub fn address(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+/// Until a descriptor is readable.
+pub fn readable(fd: &impl AsFd) {
+    let start = Instant::now();
+    while !ready(fd) {
+        assert!(start.elapsed() < Duration::from_secs(20), "nothing happens");
+        thread::yield_now();
+    }
+}
+
+/// Whether a descriptor, an eventfd, is readable.
+pub fn ready(fd: &impl AsFd) -> bool {
+    let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
+    let text = std::fs::read_to_string(path).unwrap();
+    let count = text.lines().find_map(|line| line.strip_prefix("eventfd-count:")).expect("an eventfd");
+    u64::from_str_radix(count.trim(), 16).unwrap() > 0
 }

@@ -1,0 +1,63 @@
+//! A port that peers ask at, for connections or for queue pairs of datagrams.
+
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use ferroce_engine::cm::{Bind, Event, Port, Queue, Route, Target};
+use ferroce_wire::cm::PortSpace;
+
+use super::ConnectError;
+use super::end::with_interface;
+use crate::Error;
+
+pub(super) struct Door {
+    port: Port,
+    events: Arc<Queue>,
+    local: SocketAddr,
+}
+
+impl Door {
+    pub(super) fn open(space: PortSpace, mut local: SocketAddr, backlog: u16) -> Result<Self, ConnectError> {
+        let port = Port::bind(&Bind::new(space, local))?;
+        local.set_port(port.number());
+        let events = Queue::new()?;
+        let sink: Arc<Queue> = Arc::clone(&events);
+        port.listen(backlog, Target::new(sink, 0))?;
+        Ok(Self { port, events, local })
+    }
+
+    pub(super) fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Where a request came to, and from which port of its sender's.
+    pub(super) fn names(&self, route: &Route, source_port: u16) -> (SocketAddr, SocketAddr) {
+        let local = with_interface(route.local, self.port.number(), route.ifindex());
+        (local, with_interface(route.remote, source_port, route.ifindex()))
+    }
+
+    /// Waits for an event that `request` makes something of.
+    pub(super) fn wait<T>(&self, request: impl Fn(Event) -> Option<T>) -> Result<T, Error> {
+        loop {
+            let event = self.events.get().map_err(ConnectError::Events)?;
+            if let Some(request) = request(event) {
+                return Ok(request);
+            }
+        }
+    }
+
+    /// The same of those that are there.
+    pub(super) fn poll<T>(&self, request: impl Fn(Event) -> Option<T>) -> Option<T> {
+        loop {
+            if let Some(request) = request(self.events.poll()?) {
+                return Some(request);
+            }
+        }
+    }
+
+    /// Readable while [`Self::poll`] may find something.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.events.fd()
+    }
+}
