@@ -132,10 +132,13 @@ impl From<&io::Error> for Errno {
 
 /// Tells what the errno alone cannot.
 fn told(error: &dyn std::error::Error) {
-    match error.source() {
-        Some(source) => tracing::error!("{error}: {source}"),
-        None => tracing::error!("{error}"),
+    let mut sentence = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        sentence = format!("{sentence}: {error}");
+        cause = error.source();
     }
+    tracing::error!("{sentence}");
 }
 
 fn is_forbidden(error: &io::Error) -> bool {

@@ -191,11 +191,12 @@ fn connect() -> Result<Client> {
 /// `ferroced --detach` says `ready`, or a sentence why not, and ends; what it leaves running has nothing of ours.
 fn start() -> Result<()> {
     let program = program()?;
+    let null = || ferroce_ipc::null_stream().map(Stdio::from);
     let mut child = Command::new(&program)
         .arg("--detach")
-        .stdin(Stdio::null())
+        .stdin(null()?)
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .stderr(null()?)
         .spawn()
         .with_context(|| format!("cannot run {}", program.display()))?;
     let mut said = String::new();

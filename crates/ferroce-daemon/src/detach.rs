@@ -1,10 +1,10 @@
 //! Becoming a stranger to the process that started us.
 
-use std::fs::File;
 use std::io::Read;
 use std::process::{Command, ExitCode, Stdio};
 
 use ferroce_engine::broker::RuntimeDir;
+use ferroce_ipc::null_stream;
 use nix::sys::signal::SigSet;
 use nix::sys::stat::{Mode, umask};
 
@@ -24,18 +24,17 @@ pub fn detach(idle: u64) -> ExitCode {
     if let Err(e) = std::env::set_current_dir("/") {
         return fail(&format!("cannot change to the root directory: {e}"));
     }
-    let log = match RuntimeDir::open().and_then(|dir| dir.log()) {
-        Ok(log) => Stdio::from(log),
-        // A broker without a log serves as well.
-        Err(_) => Stdio::null(),
+    // A broker without a log serves as well.
+    let log = RuntimeDir::open().and_then(|dir| dir.log()).map(Stdio::from);
+    let streams =
+        null_stream().and_then(|input| Ok((input, log.or_else(|_| null_stream().map(Stdio::from))?)));
+    let (input, log) = match streams {
+        Ok(streams) => streams,
+        Err(e) => return fail(&format!("ferroced has no standard input for itself: {e}")),
     };
     let program = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
     let mut serve = Command::new(program);
-    serve
-        .args(["--serve", "--idle", &idle.to_string()])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(log);
+    serve.args(["--serve", "--idle", &idle.to_string()]).stdin(input).stdout(Stdio::piped()).stderr(log);
     let mut child = match serve.spawn() {
         Ok(child) => child,
         Err(e) => return fail(&format!("ferroced cannot start itself: {e}")),
@@ -55,8 +54,7 @@ pub fn detach(idle: u64) -> ExitCode {
 
 /// The broker serves: whoever waits for the end of its output may go on.
 pub fn leave_output() {
-    let gone = File::options().write(true).open("/dev/null").map_err(|e| e.to_string());
-    if let Err(e) = gone.and_then(|null| rustix::stdio::dup2_stdout(&null).map_err(|e| e.to_string())) {
+    if let Err(e) = null_stream().and_then(|null| Ok(rustix::stdio::dup2_stdout(&null)?)) {
         tracing::warn!("standard output stays open: {e}");
     }
 }

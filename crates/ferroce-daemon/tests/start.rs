@@ -53,3 +53,19 @@ fn no_broker_is_started_when_none_is_wanted() {
         assert!(brokers().is_empty());
     });
 }
+
+#[test]
+fn a_root_without_device_nodes() {
+    isolated("a_root_without_device_nodes", || {
+        let hidden = std::process::Command::new("mount").args(["-t", "tmpfs", "none", "/dev"]).status();
+        assert!(hidden.unwrap().success() && !std::path::Path::new("/dev/null").exists());
+        let client = connect();
+        let devices = || client.devices().map(|devices| devices.len());
+        assert_eq!(devices().unwrap(), 1);
+        // The broker that follows one that died is started in the background, with no output at all.
+        let first = brokers();
+        assert_eq!(first.len(), 1);
+        common::kill(first[0]);
+        eventually("another broker", || devices().is_ok_and(|count| count == 1) && brokers() != first);
+    });
+}

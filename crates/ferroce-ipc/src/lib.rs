@@ -17,6 +17,7 @@ mod device;
 pub mod ledger;
 mod message;
 mod netdev;
+mod null;
 pub mod packet;
 pub mod ring;
 mod settings;
@@ -35,6 +36,7 @@ pub use message::{
     ResourceCounts, SHOW_MADS, Status,
 };
 pub use netdev::{NetdevInfo, Pause, Vlan};
+pub use null::null_stream;
 pub use settings::{BadPrefix, LinkSettings, Prefix, RoceMode, Setting, TcRule};
 pub use shared::Shared;
 

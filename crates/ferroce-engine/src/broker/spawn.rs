@@ -13,6 +13,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use ferroce_ipc::null_stream;
 use nix::sys::signal::{SigSet, SigmaskHow, pthread_sigmask};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{error, info, warn};
@@ -70,7 +71,7 @@ impl Starter {
     /// # Errors
     /// All of [`SpawnError`].
     pub fn start(&self, deadline: Instant) -> Result<(), SpawnError> {
-        let (path, mut child) = self.launch(Stdio::piped())?;
+        let (path, mut child) = self.launch(Some(Stdio::piped()))?;
         let mut said = String::new();
         let heard = child.stdout.take().map_or(Ok(()), |stdout| read_until_end(stdout, &mut said, deadline));
         if heard.is_err() {
@@ -90,18 +91,21 @@ impl Starter {
     /// # Errors
     /// As [`Starter::start`], but `Late` and `Said`.
     pub fn start_in_background(&self) -> Result<Child, SpawnError> {
-        Ok(self.launch(Stdio::null())?.1)
+        Ok(self.launch(None)?.1)
     }
 
-    fn launch(&self, output: Stdio) -> Result<(PathBuf, Child), SpawnError> {
+    /// Runs `ferroced --detach`, whose output is lost if there is no `output`. No device node is needed for that.
+    fn launch(&self, output: Option<Stdio>) -> Result<(PathBuf, Child), SpawnError> {
         if is_forked_child() {
             return Err(SpawnError::ForkedChild);
         }
         let path = self.path.clone().ok_or(SpawnError::NotFound)?;
+        let failed = |e| SpawnError::Io(path.clone(), e);
+        let null = || null_stream().map(Stdio::from).map_err(failed);
         let mut command = Command::new(&path);
-        command.arg("--detach").stdin(Stdio::null()).stdout(output).stderr(Stdio::null());
+        command.arg("--detach").stdin(null()?).stdout(output.map_or_else(null, Ok)?).stderr(null()?);
         command.env_clear().envs(self.environment.iter().cloned());
-        let child = command.spawn().map_err(|e| SpawnError::Io(path.clone(), e))?;
+        let child = command.spawn().map_err(failed)?;
         Ok((path, child))
     }
 }
