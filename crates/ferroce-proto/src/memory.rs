@@ -1,5 +1,8 @@
 //! How the state machines touch memory.
 
+#[cfg(test)]
+pub(crate) mod nothing;
+
 use ferroce_wire::{Feth, Lkey, Rkey};
 
 use crate::{Bind, Domain, Sge};

@@ -370,3 +370,6 @@ impl Pipeline {
         self.flight = Flight::default();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -226,11 +226,18 @@ impl Responder {
             self.message = None;
             self.msn = self.msn.next();
         }
-        self.expected = self.expected.next();
+        self.advance(1);
         if bth.ack_req {
             self.replies.acknowledge(bth.psn, self.msn);
         }
         Ok(())
+    }
+
+    /// The next `count` PSNs, at most 2^23, were executed. Every change of `expected` is made here, because the
+    /// resources age with it.
+    fn advance(&mut self, count: u32) {
+        self.resources.age(self.expected, count);
+        self.expected = self.expected.add(count);
     }
 
     fn place_send(&mut self, request: &Request<'_>, mem: &mut impl Memory) -> Result<(), Refusal> {
@@ -276,7 +283,7 @@ impl Responder {
     /// A READ counts as completed when it is accepted (IBTA 9.7.7.1, as rxe); its data is read when it is sent.
     fn accept_read(&mut self, psn: Psn, reth: &Reth, mtu: u32) {
         let count = packets(reth.dma_len, mtu);
-        self.expected = psn.add(count);
+        self.advance(count);
         self.msn = self.msn.next();
         let last = psn.add(count - 1);
         let domain = self.domain;
@@ -297,7 +304,7 @@ impl Responder {
 
     fn atomic_done(&mut self, psn: Psn, original: Result<u64, MemoryError>) -> Result<(), Refusal> {
         let original = original.map_err(refused_word)?;
-        self.expected = psn.next();
+        self.advance(1);
         self.msn = self.msn.next();
         self.resources.remember(Resource { first: psn, last: psn, kind: Kind::Atomic { original } });
         self.replies.push(Reply::Atomic { psn, msn: self.msn, original, replay: false });
@@ -306,7 +313,7 @@ impl Responder {
 
     /// An atomic write or flush was executed; it is answered by a READ response of nothing.
     fn done(&mut self, psn: Psn, kind: Kind) {
-        self.expected = psn.next();
+        self.advance(1);
         self.msn = self.msn.next();
         self.resources.remember(Resource { first: psn, last: psn, kind });
         self.replies.push(Reply::Read(ReadReply::of_nothing(psn, self.msn, false)));
@@ -357,7 +364,7 @@ impl Responder {
                 None,
             ) => {
                 // Not past a read: its answer may be what the peer misses.
-                let end = self.resources.first_after(psn).unwrap_or(self.expected);
+                let end = self.resources.first_after(psn, self.expected).unwrap_or(self.expected);
                 self.replies.acknowledge(end.add(u32::MAX), self.msn);
                 DropReason::DuplicateRequest
             }

@@ -104,6 +104,12 @@ impl Replies {
         self.queue.clear();
     }
 
+    /// Takes the oldest out.
+    #[cfg(test)]
+    pub fn pop(&mut self) -> Option<Reply> {
+        self.queue.pop_front()
+    }
+
     /// Reads and atomics accepted and not wholly answered.
     pub fn reads_pending(&self) -> usize {
         let pending = |reply: &&Reply| {

@@ -6,6 +6,15 @@ use ferroce_wire::{Psn, Rkey};
 
 use crate::Domain;
 
+/// PSNs before the expected one that are duplicates; a PSN further back counts as ahead (IBTA 9.7.2).
+const DUPLICATES: u32 = 1 << 23;
+
+/// How many PSNs `psn` lies before the expected one, 0 to 2^24 - 1. In contrast to [`Psn::since`] it orders all PSNs of a
+/// circle, which the longest READ needs: it takes 2^23 and may begin as many behind the expected PSN.
+const fn behind(psn: Psn, expected: Psn) -> u32 {
+    Psn::new(expected.value().wrapping_sub(psn.value())).value()
+}
+
 /// A read or atomic that was executed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Resource {
@@ -33,7 +42,8 @@ pub(crate) enum Kind {
     Flush,
 }
 
-/// The newest reads and atomics, as many as the peer may have outstanding.
+/// The newest reads and atomics, as many as the peer may have outstanding. All of them end among the duplicates: PSNs
+/// are a circle, and an older entry would be taken for a newer one.
 #[derive(Debug)]
 pub(crate) struct Resources {
     ring: VecDeque<Resource>,
@@ -59,14 +69,24 @@ impl Resources {
         self.ring.push_back(resource);
     }
 
+    /// Forgets the entries to which no duplicate can belong any more when `count` PSNs, at most 2^23, follow `expected`.
+    pub fn age(&mut self, expected: Psn, count: u32) {
+        while let Some(oldest) = self.ring.front()
+            && behind(oldest.last, expected) + count > DUPLICATES
+        {
+            self.ring.pop_front();
+        }
+    }
+
     /// The one that a duplicate's PSN belongs to.
     pub fn find(&self, psn: Psn) -> Option<&Resource> {
         self.ring.iter().rev().find(|entry| psn.since(entry.first) >= 0 && psn.since(entry.last) <= 0)
     }
 
-    /// First PSN of the oldest one after `psn`.
-    pub fn first_after(&self, psn: Psn) -> Option<Psn> {
-        self.ring.iter().map(|entry| entry.first).find(|first| first.since(psn) > 0)
+    /// First PSN of the oldest one after `psn`, which is a duplicate.
+    pub fn first_after(&self, psn: Psn, expected: Psn) -> Option<Psn> {
+        let mut firsts = self.ring.iter().map(|entry| entry.first);
+        firsts.find(|first| behind(*first, expected) < behind(psn, expected))
     }
 
     /// Changes the depth; keeps the newest.

@@ -1,0 +1,184 @@
+use ferroce_wire::{Lkey, Rkey};
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+
+use super::*;
+use crate::memory::nothing::Nothing;
+use crate::{QpAttr, QpCaps, Remote, SendTo, SendWr, Sge};
+
+const MTU: u32 = 256;
+/// Packets that one READ request asks for.
+const CHUNK: u32 = 1 << 20;
+
+/// One posted message. Places count PSNs from the first one without end.
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    first: u64,
+    packets: u32,
+    read: bool,
+}
+
+/// A pipeline, and where its PSNs must be.
+struct Story {
+    line: Pipeline,
+    budget: Budget,
+    start: u32,
+    posted: Vec<Posted>,
+    oldest: u64,
+    next: u64,
+    end: u64,
+}
+
+impl Story {
+    fn new(start: u32) -> Self {
+        let caps = QpCaps { max_send_wr: 64, max_send_sge: 1, ..QpCaps::default() };
+        let mut line = Pipeline::new(SendQueue::new(caps, false));
+        line.begin(Psn::new(start), MTU, CHUNK, Account::Destination(0));
+        let budget = Budget::new(1 << 40);
+        Self { line, budget, start, posted: Vec::new(), oldest: 0, next: 0, end: 0 }
+    }
+
+    fn psn(&self, place: u64) -> Psn {
+        Psn::new(self.start.wrapping_add(place as u32))
+    }
+
+    fn post(&mut self, packets: u32, read: bool) {
+        let remote = Remote { addr: 0, rkey: Rkey::new(1) };
+        let sges = [Sge { addr: 0, length: packets * MTU, lkey: Lkey::new(1) }];
+        let op = if read { SendOp::Read { remote } } else { SendOp::Write { remote } };
+        let wr = SendWr {
+            wr_id: 0,
+            op,
+            to: SendTo::Peer,
+            sges: &sges,
+            signaled: false,
+            solicited: false,
+            fence: false,
+            inline: false,
+        };
+        let attr = QpAttr { max_rd_atomic: 16, ..QpAttr::default() };
+        self.line.queue.post(&wr, &attr, &Nothing).unwrap();
+        self.posted.push(Posted { first: self.end, packets, read });
+        self.end += u64::from(packets);
+    }
+
+    /// Sends packets until `most` PSNs are outstanding, or the window is full, or nothing is left.
+    fn send(&mut self, most: u32) {
+        while self.line.outstanding() < most
+            && let Some(piece) = self.line.piece()
+        {
+            let account = if piece.wqe.op.is_answered() { Account::Reads } else { self.line.destination() };
+            self.budget.force(account, piece.charge);
+            if self.line.sent(&piece) {
+                assert_eq!(piece.psn, self.psn(self.next));
+                self.next += u64::from(piece.count);
+            }
+            assert!(self.next - self.oldest < 1 << 23, "the peer must tell duplicates from what is new");
+        }
+    }
+
+    /// The message of a place.
+    fn owner(&self, place: u64) -> (u64, Posted) {
+        let index = self.posted.iter().rposition(|posted| posted.first <= place).unwrap();
+        (index as u64, self.posted[index])
+    }
+
+    /// Everything that was sent is answered as it must be: reads packet by packet, all else by one ACK for as much as
+    /// there is before the next read. `upto` is the last place that the answers tell of.
+    fn answer(&mut self, upto: u64) {
+        while self.oldest <= upto {
+            let (_, message) = self.owner(self.oldest);
+            let behind = message.first + u64::from(message.packets);
+            if message.read {
+                let stop = behind.min(upto + 1);
+                for _ in self.oldest..stop {
+                    self.line.answered(&self.budget);
+                }
+                self.oldest = stop;
+            } else {
+                let read = self.posted.iter().find(|posted| posted.read && posted.first > self.oldest);
+                let stop = read.map_or(upto + 1, |read| read.first.min(upto + 1));
+                let through = self.psn(upto);
+                let acknowledged = self.line.acknowledge(through, &self.budget);
+                assert_eq!(u64::from(acknowledged.packets), stop - self.oldest);
+                assert_eq!(acknowledged.read_missing, stop <= upto);
+                self.oldest = stop;
+            }
+        }
+        while self.line.queue.pop_done().is_some() {}
+    }
+
+    fn check(&self, places: impl Iterator<Item = u64>) {
+        assert_eq!(self.line.oldest(), self.psn(self.oldest));
+        assert_eq!(self.line.next(), self.psn(self.next));
+        assert_eq!(u64::from(self.line.outstanding()), self.next - self.oldest);
+        for place in places.filter(|place| (self.oldest..self.next).contains(place)) {
+            assert_eq!(self.line.owner(self.psn(place)), Some(self.owner(place).0), "{place}");
+        }
+    }
+}
+
+fn any_message() -> impl Strategy<Value = (u32, bool)> {
+    prop_oneof![
+        3 => (1u32..2000, any::<bool>()),
+        1 => ((1u32 << 20)..=(1 << 23)).prop_map(|packets| (packets, true)),
+        1 => ((1u32 << 10)..=(1 << 18)).prop_map(|packets| (packets, false)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(1),
+        ..ProptestConfig::with_cases(3)
+    })]
+
+    /// The requester knows each unanswered PSN's message, and which PSN comes next, however often the PSNs went round.
+    #[test]
+    fn places_of_the_send_queue_follow_the_psn_round_the_circle(
+        start in 0u32..1 << 24,
+        messages in prop::collection::vec(any_message(), 12),
+        turns in prop::collection::vec((1u32..1 << 23, 0u64..100, any::<bool>()), 4..12),
+    ) {
+        let mut story = Story::new(start);
+        let mut turns = turns.into_iter().cycle();
+        // Until the circle was closed once and a half.
+        for (packets, read) in messages.into_iter().cycle() {
+            if story.end > 3 << 23 {
+                break;
+            }
+            story.post(packets, read);
+            let (window, part, again) = turns.next().unwrap();
+            story.send(window);
+            let outstanding = story.next - story.oldest;
+            let upto = story.oldest + outstanding * part / 100;
+            let ends = [story.oldest, upto, story.next - 1];
+            let bounds = story.posted.iter().rev().take(40).flat_map(|one| {
+                let behind = one.first + u64::from(one.packets);
+                [one.first, behind - 1, behind]
+            });
+            let places: Vec<u64> = ends.into_iter().chain(bounds).collect();
+            story.check(places.iter().copied());
+            if part > 0 {
+                story.answer(upto.min(story.next - 1));
+            }
+            if again {
+                story.line.rewind(&story.budget);
+            }
+            story.check(places.into_iter());
+            // The queue has room for the next message.
+            if story.line.queue.tail() - story.line.queue.done() > 32 {
+                while story.next < story.end || story.oldest < story.next {
+                    story.send(u32::MAX);
+                    story.answer(story.next - 1);
+                }
+            }
+        }
+        while story.oldest < story.end {
+            story.send(u32::MAX);
+            story.answer(story.next - 1);
+        }
+        prop_assert_eq!(story.line.flight().data + story.line.flight().reads, 0);
+        prop_assert_eq!(story.budget.reads_in_use(), 0);
+    }
+}
