@@ -1,6 +1,7 @@
 //! Completion queues.
 
 use std::collections::VecDeque;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -12,9 +13,10 @@ use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 use crate::async_event::{AckCount, AsyncEventKind};
 use crate::counters::record_head;
 use crate::device::{MAX_CQ, MAX_CQE};
-use crate::error::{Busy, CqError, CreateCqError, ResizeCqError};
+use crate::error::{Busy, CqError, CreateCqError, EventError, ResizeCqError};
 use crate::lane::{Lane, LaneSet};
 use crate::moderation::{Moderation, Moderator, Verdict};
+use crate::sleepers::Sleepers;
 use crate::{CompletionChannel, Context, Pd, fork};
 
 /// What a completion queue is made from (`ibv_cq_init_attr_ex`).
@@ -55,7 +57,10 @@ struct Ring {
     entries: VecDeque<Entry>,
     capacity: usize,
     armed: Armed,
+    /// A completion came that the armed event is for; moderation may delay the event.
+    asked: bool,
     moderator: Moderator,
+    sleepers: Sleepers,
     overrun: bool,
     destroyed: bool,
 }
@@ -145,7 +150,9 @@ impl CompletionQueue {
                 entries,
                 capacity: cqe as usize,
                 armed: Armed::No,
+                asked: false,
                 moderator: Moderator::default(),
+                sleepers: Sleepers::default(),
                 overrun: false,
                 destroyed: false,
             }),
@@ -303,15 +310,41 @@ impl CompletionQueue {
         }
     }
 
-    /// Fires the event that was asked for, once.
+    /// Fires the event that was asked for, once, and wakes the threads in [`Self::sleep`].
     fn fire(&self, ring: &mut Ring) {
-        let armed = std::mem::replace(&mut ring.armed, Armed::No) != Armed::No;
-        if armed
-            && !ring.destroyed
-            && let Some(channel) = &self.channel
-        {
-            channel.notify(&self.me);
+        if std::mem::take(&mut ring.asked) {
+            ring.armed = Armed::No;
+            if !ring.destroyed
+                && let Some(channel) = &self.channel
+            {
+                channel.notify(&self.me);
+            }
         }
+        ring.sleepers.wake();
+    }
+
+    /// Sleeps until the queue has something to poll, receiving and processing packets meanwhile when no other thread does.
+    /// It may return earlier, for example after packets for other queues: poll, and sleep again if the queue is empty.
+    ///
+    /// It neither needs nor takes an event of the queue's channel, so any number of threads may sleep here while others wait
+    /// for the channel's events.
+    ///
+    /// # Errors
+    ///
+    /// [`EventError::Interrupted`] after a signal handler without `SA_RESTART`; [`EventError::Io`] if there is no
+    /// descriptor left.
+    pub fn sleep(&self) -> Result<(), EventError> {
+        // Delayed acknowledgements assume that a program which asks for no events polls again soon.
+        self.sleeps.store(true, Ordering::Relaxed);
+        let event = {
+            let mut ring = self.ring.lock();
+            if !ring.entries.is_empty() || ring.overrun {
+                return Ok(());
+            }
+            ring.sleepers.enter().map_err(EventError::Io)?
+        };
+        let _asleep = Asleep(self);
+        self.lanes.sleep(event.as_fd())
     }
 
     /// Acknowledges `events` completion events; destroying the queue waits for all of them.
@@ -435,6 +468,7 @@ impl CompletionQueue {
             if !self.ignore_overrun {
                 ring.overrun = true;
                 self.note_ready(&ring);
+                ring.sleepers.wake();
                 drop(ring);
                 self.context.async_events().push_cq(AsyncEventKind::CqErr, &self.me);
                 return Pushed::Lost { first: true };
@@ -443,12 +477,13 @@ impl CompletionQueue {
         }
         ring.entries.push_back(Entry { completion, at: now });
         self.note_ready(&ring);
-        let fires = match ring.armed {
+        let asked = match ring.armed {
             Armed::No => false,
             Armed::Any => true,
             Armed::Solicited => completion.solicited || completion.status != WcStatus::Success,
         };
-        if fires {
+        ring.asked |= asked;
+        if asked || ring.sleepers.need_wake() {
             match ring.moderator.completed(now) {
                 Verdict::Fire => self.fire(&mut ring),
                 Verdict::Wait => {}
@@ -462,6 +497,15 @@ impl CompletionQueue {
     pub(crate) fn purge(&self, qpn: Qpn) {
         let mut ring = self.ring.lock();
         ring.entries.retain(|entry| entry.completion.qpn != qpn);
+    }
+}
+
+/// A thread in [`CompletionQueue::sleep`], until it returns or unwinds.
+struct Asleep<'a>(&'a CompletionQueue);
+
+impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        self.0.ring.lock().sleepers.leave();
     }
 }
 

@@ -49,7 +49,7 @@ pub struct CompletionChannel {
 
 struct SharedChannel {
     channel: Arc<engine::CompletionChannel>,
-    _open: Arc<Open>,
+    open: Arc<Open>,
 }
 
 impl Drop for SharedChannel {
@@ -62,16 +62,28 @@ impl Drop for SharedChannel {
 impl CompletionChannel {
     pub(crate) fn new(device: &Context) -> Result<Self, Error> {
         let open = Arc::clone(&device.open);
-        Ok(Self { shared: Arc::new(SharedChannel { channel: open.context.create_channel()?, _open: open }) })
+        Ok(Self { shared: Arc::new(SharedChannel { channel: open.context.create_channel()?, open }) })
     }
 
-    /// Waits until a queue that asked for it ([`CompletionQueue::request_event`]) has something.
-    /// Returns at once with an error if the descriptor is non-blocking and nothing is there.
+    /// Waits until a queue that asked for an event ([`CompletionQueue::request_event`]) has a completion, and returns that
+    /// queue. Several queues may report to one channel, and several threads may wait here: each event wakes one of them.
+    ///
+    /// [`CompletionQueue::wait`] takes no events from here.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Event`]: no event is there and the program made the descriptor non-blocking, or a signal handler without
+    /// `SA_RESTART` ran.
     #[doc(alias = "ibv_get_cq_event")]
-    pub fn wait(&self) -> Result<(), Error> {
-        let cq = self.shared.channel.get_event()?;
-        cq.ack_events(1);
-        Ok(())
+    pub fn wait(&self) -> Result<CompletionQueue, Error> {
+        loop {
+            let cq = self.shared.channel.get_event()?;
+            cq.ack_events(1);
+            // The event of a queue whose last handle was dropped meanwhile is of no use to anybody.
+            if let Some(shared) = self.shared.open.queues.get(cq.user()) {
+                return Ok(CompletionQueue { shared });
+            }
+        }
     }
 }
 
@@ -82,21 +94,30 @@ impl AsFd for CompletionChannel {
     }
 }
 
-/// A completion queue. Clones are the same one.
+/// A completion queue. Clones are the same one, and equal.
 #[derive(Clone)]
 #[doc(alias = "ibv_cq")]
 pub struct CompletionQueue {
     shared: Arc<SharedQueue>,
 }
 
-struct SharedQueue {
+impl PartialEq for CompletionQueue {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+}
+
+impl Eq for CompletionQueue {}
+
+pub(crate) struct SharedQueue {
     cq: Arc<engine::CompletionQueue>,
     channel: Option<CompletionChannel>,
-    _open: Arc<Open>,
+    open: Arc<Open>,
 }
 
 impl Drop for SharedQueue {
     fn drop(&mut self) {
+        self.open.queues.remove(self.cq.user());
         // The queue pairs that use it hold it.
         let _ = self.cq.destroy();
     }
@@ -112,8 +133,12 @@ impl CompletionQueue {
         channel: Option<&CompletionChannel>,
     ) -> Result<Self, Error> {
         let open = Arc::clone(&device.open);
-        let cq = open.context.create_cq(entries, 0, channel.map(|channel| &channel.shared.channel), 0)?;
-        Ok(Self { shared: Arc::new(SharedQueue { cq, channel: channel.cloned(), _open: open }) })
+        let number = open.queues.number();
+        let cq =
+            open.context.create_cq(entries, number, channel.map(|channel| &channel.shared.channel), 0)?;
+        let shared = Arc::new(SharedQueue { cq, channel: channel.cloned(), open });
+        shared.open.queues.insert(number, &shared);
+        Ok(Self { shared })
     }
 
     pub(crate) fn engine(&self) -> &Arc<engine::CompletionQueue> {
@@ -156,20 +181,19 @@ impl CompletionQueue {
         self.shared.cq.moderate(moderation);
     }
 
-    /// Waits for completions: asleep if the queue has a channel of its own, otherwise polling.
+    /// Waits for completions: asleep if the queue has a channel, otherwise polling all the time, which reacts faster and
+    /// uses a whole core.
+    ///
+    /// Any number of threads may wait for one queue, and for other queues of the same channel. No event of the channel is
+    /// requested or taken, and [`Self::moderate`] delays the wake-up as it delays events.
     pub fn wait(&self) -> Result<Vec<Completion>, Error> {
         let mut found = Vec::new();
-        loop {
-            if self.poll(&mut found, AT_ONCE)? > 0 {
-                return Ok(found);
+        while self.poll(&mut found, AT_ONCE)? == 0 {
+            if self.shared.channel.is_some() {
+                self.shared.cq.sleep()?;
             }
-            let Some(channel) = &self.shared.channel else { continue };
-            self.request_event();
-            if self.poll(&mut found, AT_ONCE)? > 0 {
-                return Ok(found);
-            }
-            channel.wait()?;
         }
+        Ok(found)
     }
 
     /// Asks for one event on the channel when the next completion comes. What is there already does

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use ferroce_engine as engine;
 use ferroce_engine::{DeviceAttr, DeviceInfo, GidEntry, PortAttr};
 
+use crate::cq::SharedQueue;
+use crate::handles::Handles;
 use crate::{CompletionChannel, CompletionQueue, Error, ProtectionDomain};
 
 /// The devices of this network namespace. Without configuration there is one, `fr0` on `lo`.
@@ -23,6 +25,8 @@ pub struct Context {
 
 pub(crate) struct Open {
     pub(crate) context: Arc<engine::Context>,
+    /// Completion queues, by the number that their events carry.
+    pub(crate) queues: Handles<SharedQueue>,
 }
 
 impl Drop for Open {
@@ -35,7 +39,8 @@ impl Context {
     /// Opens the device named `name`.
     #[doc(alias = "ibv_open_device")]
     pub fn open(name: &str) -> Result<Self, Error> {
-        Ok(Self { open: Arc::new(Open { context: engine::Context::open(name)? }) })
+        let context = engine::Context::open(name)?;
+        Ok(Self { open: Arc::new(Open { context, queues: Handles::default() }) })
     }
 
     fn context(&self) -> &Arc<engine::Context> {

@@ -40,6 +40,7 @@ mod datagram;
 mod device;
 mod error;
 mod event;
+mod handles;
 pub mod mr;
 mod multicast;
 mod pd;

@@ -2,27 +2,8 @@
 
 mod common;
 
-use common::in_namespace;
-use ferroce::{
-    Access, CompletionQueue, Connection, Context, EventKind, Init, Moderation, ProtectionDomain, QpOptions,
-    QueuePair, ReadyToSend, RemoteMemory, Rkey, Status,
-};
-
-type Ready = QueuePair<ReadyToSend>;
-
-/// Two queue pairs of one process, connected to each other.
-fn pair(domain: &ProtectionDomain, queues: [&CompletionQueue; 2]) -> (Ready, Ready) {
-    let make = |queue| {
-        let access = Access::REMOTE_WRITE;
-        domain.rc_queue_pair(queue, queue, QpOptions::default()).unwrap().init(access).unwrap()
-    };
-    let (a, b) = (make(queues[0]), make(queues[1]));
-    let (at_a, at_b) = (a.address(0).unwrap(), b.address(0).unwrap());
-    let ready = |qp: QueuePair<Init>, to: Connection| {
-        qp.ready_to_receive(&to).unwrap().ready_to_send(Default::default()).unwrap()
-    };
-    (ready(a, Connection::to(at_a, at_b)), ready(b, Connection::to(at_b, at_a)))
-}
+use common::{in_namespace, pair};
+use ferroce::{Access, Context, EventKind, Moderation, RemoteMemory, Rkey, Status};
 
 #[test]
 fn completions_have_times_and_events_wait_for_company() {

@@ -7,6 +7,10 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ferroce::{
+    Access, CompletionQueue, Connection, Init, ProtectionDomain, QpOptions, QueuePair, ReadyToSend,
+};
+
 /// Runs the test of that name again, where `lo` is its own. Whether this is that run.
 pub fn in_namespace(test: &str) -> bool {
     if std::env::var_os("FERROCE_TEST_INSIDE").is_some() {
@@ -49,4 +53,29 @@ pub fn ready(fd: &impl AsFd) -> bool {
     let text = std::fs::read_to_string(path).unwrap();
     let count = text.lines().find_map(|line| line.strip_prefix("eventfd-count:")).expect("an eventfd");
     u64::from_str_radix(count.trim(), 16).unwrap() > 0
+}
+
+pub type Ready = QueuePair<ReadyToSend>;
+
+/// Two connected queue pairs of this process. All completions of end `i` go to `queues[i]`.
+pub fn pair(domain: &ProtectionDomain, queues: [&CompletionQueue; 2]) -> (Ready, Ready) {
+    pair_of(domain, queues, QpOptions::default())
+}
+
+/// As [`pair`], with queues of these sizes.
+pub fn pair_of(
+    domain: &ProtectionDomain,
+    queues: [&CompletionQueue; 2],
+    options: QpOptions,
+) -> (Ready, Ready) {
+    let make = |queue| {
+        let access = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        domain.rc_queue_pair(queue, queue, options).unwrap().init(access).unwrap()
+    };
+    let (a, b) = (make(queues[0]), make(queues[1]));
+    let (at_a, at_b) = (a.address(0).unwrap(), b.address(0).unwrap());
+    let ready = |qp: QueuePair<Init>, to: Connection| {
+        qp.ready_to_receive(&to).unwrap().ready_to_send(Default::default()).unwrap()
+    };
+    (ready(a, Connection::to(at_a, at_b)), ready(b, Connection::to(at_b, at_a)))
 }

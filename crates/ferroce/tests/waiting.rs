@@ -1,0 +1,131 @@
+//! Threads that wait for completions, in a network namespace of the test's own.
+
+mod common;
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use common::{in_namespace, pair};
+use ferroce::{Context, Status};
+
+/// So long a wake-up may take before it counts as lost.
+const LOST: Duration = Duration::from_secs(20);
+
+/// Two threads wait, each for its own queue; both queues report to one channel. A message for the second queue must wake the
+/// second thread, every time.
+#[test]
+fn queues_of_one_channel_keep_their_wake_ups() {
+    if !in_namespace("queues_of_one_channel_keep_their_wake_ups") {
+        return;
+    }
+    let device = Context::open("fr0").unwrap();
+    let domain = device.protection_domain().unwrap();
+    let channel = device.completion_channel().unwrap();
+    let sent = device.completion_queue(512, None).unwrap();
+    let queues = [0, 1].map(|_| device.completion_queue(128, Some(&channel)).unwrap());
+    let pairs = [0, 1].map(|end| pair(&domain, [&sent, &queues[end]]));
+    let (tell, told) = mpsc::channel();
+    for (end, queue) in queues.clone().into_iter().enumerate() {
+        let tell = tell.clone();
+        thread::spawn(move || {
+            loop {
+                queue.wait().unwrap();
+                tell.send(end).unwrap();
+            }
+        });
+    }
+    for round in 0..60 {
+        let end = round % 2;
+        let (sender, receiver) = &pairs[end];
+        receiver.post_recv(1, &[]).unwrap();
+        // In one half of the rounds both threads sleep when the message comes, in the other half they are on their way.
+        if round % 4 < 2 {
+            thread::sleep(Duration::from_millis(5));
+        }
+        sender.send(2, &[]).unwrap();
+        assert_eq!(told.recv_timeout(LOST), Ok(end), "round {round}");
+        let mut done = Vec::new();
+        while sent.poll(&mut done, 16).unwrap() == 0 {}
+        assert_eq!(done[0].status, Status::Success);
+    }
+}
+
+/// One thread waits on the channel for several queues and is told which of them has a completion. A thread that waits for
+/// one of the queues meanwhile takes none of the channel's events.
+#[test]
+fn a_channel_names_the_queue() {
+    if !in_namespace("a_channel_names_the_queue") {
+        return;
+    }
+    let device = Context::open("fr0").unwrap();
+    let domain = device.protection_domain().unwrap();
+    let channel = device.completion_channel().unwrap();
+    let sent = device.completion_queue(512, None).unwrap();
+    let queues = [0, 1, 2].map(|_| device.completion_queue(128, Some(&channel)).unwrap());
+    let pairs = [0, 1, 2].map(|end| pair(&domain, [&sent, &queues[end]]));
+    let (tell, told) = mpsc::channel();
+    let sleeper = queues[2].clone();
+    thread::spawn(move || {
+        loop {
+            sleeper.wait().unwrap();
+            tell.send(()).unwrap();
+        }
+    });
+    for round in 0..60 {
+        let end = round % 3;
+        queues[..2].iter().for_each(|queue| queue.request_event());
+        let (sender, receiver) = &pairs[end];
+        receiver.post_recv(1, &[]).unwrap();
+        sender.send(2, &[]).unwrap();
+        if end == 2 {
+            told.recv_timeout(LOST).expect("the thread in wait() is woken");
+            continue;
+        }
+        let queue = channel.wait().unwrap();
+        assert!(queue == queues[end] && queue != queues[1 - end], "round {round}");
+        let mut found = Vec::new();
+        assert_eq!(queue.poll(&mut found, 16).unwrap(), 1);
+        assert_eq!(found[0].status, Status::Success);
+    }
+}
+
+/// Several threads wait for one queue: every completion reaches one of them, and each of them wakes when there is enough.
+#[test]
+fn threads_share_a_queue() {
+    if !in_namespace("threads_share_a_queue") {
+        return;
+    }
+    const THREADS: usize = 4;
+    let device = Context::open("fr0").unwrap();
+    let domain = device.protection_domain().unwrap();
+    let channel = device.completion_channel().unwrap();
+    let sent = device.completion_queue(512, None).unwrap();
+    let received = device.completion_queue(512, Some(&channel)).unwrap();
+    let (a, b) = pair(&domain, [&sent, &received]);
+    let (tell, told) = mpsc::channel();
+    for _ in 0..THREADS {
+        let (queue, tell) = (received.clone(), tell.clone());
+        thread::spawn(move || {
+            loop {
+                let count = queue.wait().unwrap().len();
+                tell.send(count).unwrap();
+            }
+        });
+    }
+    for round in 0..40 {
+        let messages = 1 + round % (2 * THREADS);
+        for wr_id in 0..messages as u64 {
+            b.post_recv(wr_id, &[]).unwrap();
+            a.send(wr_id, &[]).unwrap();
+        }
+        let mut seen = 0;
+        while seen < messages {
+            seen += told.recv_timeout(LOST).unwrap_or_else(|_| panic!("round {round}: {seen} of {messages}"));
+        }
+        let mut done = Vec::new();
+        while done.len() < messages {
+            sent.poll(&mut done, 16).unwrap();
+        }
+    }
+}
