@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::cm::resolve;
+use ferroce_engine::cm::resolve::{self, Local};
 use ferroce_engine::cm::{Bind, Port};
 use ferroce_wire::cm::PortSpace;
 
@@ -36,7 +36,7 @@ pub(super) fn bind(id: &'static IdHandle, live: &Arc<LiveId>, address: SocketAdd
         state.phase = Phase::Bound;
         state.options
     };
-    let bound = resolve::local(address).map_err(Errno::from).and_then(|local| {
+    let bound = owner(address).and_then(|local| {
         let home = local.as_ref().map(|local| device::home(&local.device)).transpose()?;
         Ok((home, local, take(id, address, &options)?))
     });
@@ -61,7 +61,18 @@ pub(super) fn bind(id: &'static IdHandle, live: &Arc<LiveId>, address: SocketAdd
     }
 }
 
-/// Binds the id to a local address and port; 0 is any port. An address that is not the wildcard binds it to its device.
+/// The device that an id gets with a local address. The wildcard and the loopback addresses give it none, as in Linux (6.12,
+/// `cma_any_addr`): libfabric asks for `localhost` to see all devices, and drops those that are not the id's.
+fn owner(address: SocketAddr) -> Result<Option<Local>, Errno> {
+    if address.ip().is_loopback() {
+        return Ok(None);
+    }
+    Ok(resolve::local(address)?)
+}
+
+/// Binds the id to a local address and port; port 0 means any free port. An address of a device binds the id to that device.
+/// The wildcard and the loopback addresses (127.0.0.0/8 and `::1`) leave `id->verbs` NULL, as in Linux: the id then gets a
+/// device from `rdma_resolve_addr`, or each request brings one.
 ///
 /// # Safety
 ///

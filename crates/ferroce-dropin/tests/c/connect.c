@@ -43,7 +43,7 @@ static void ports(void)
 	CHECK_MINUS(rdma_bind_addr(second, (void *)&at), EADDRINUSE);
 	CHECK(rdma_destroy_id(first) == 0);
 	CHECK(rdma_bind_addr(second, (void *)&at) == 0);
-	CHECK(second->verbs && second->port_num == 1 && second->pd);
+	CHECK(!second->verbs && !second->pd);
 	CHECK(rdma_listen(second, 0) == 0);
 	CHECK_MINUS(rdma_listen(second, 0), EINVAL);
 	CHECK_MINUS(rdma_connect(second, NULL), EINVAL);
@@ -158,6 +158,68 @@ static void both_ends(const char *bound, const char *text, int port)
 	CHECK(rdma_destroy_id(client) == 0 && rdma_destroy_id(server) == 0 && rdma_destroy_id(listen) == 0);
 	rdma_destroy_event_channel(active);
 	rdma_destroy_event_channel(passive);
+}
+
+/* A loopback address binds an id to no device, as in Linux. libfabric looks for its providers so: it binds an id to what
+ * "localhost" is, passively, and keeps only the devices that are the id's if it then has one. */
+static void loopback_is_no_device(const char *text, const char *port)
+{
+	struct rdma_event_channel *passive = rdma_create_event_channel(), *active = rdma_create_event_channel();
+	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP }, *info = NULL;
+	struct rdma_cm_id *id = NULL, *listen = NULL, *client = NULL;
+	struct ibv_qp_init_attr init = init_attr();
+	struct rdma_cm_event *event;
+
+	NEED(passive && active && rdma_getaddrinfo(text, port, &hints, &info) == 0);
+	NEED(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+	NEED(rdma_bind_addr(id, info->ai_src_addr) == 0);
+	CHECK(!id->verbs && !id->pd && !id->qp);
+	/* The address stays. */
+	CHECK(rdma_get_local_addr(id)->sa_family == info->ai_src_addr->sa_family);
+	CHECK(memcmp(rdma_get_local_addr(id), info->ai_src_addr, info->ai_src_len) == 0);
+	CHECK(rdma_get_src_port(id) == htons(atoi(port)));
+	CHECK_MINUS(rdma_create_qp(id, NULL, &init), EINVAL);
+	/* Then it is resolved, from that address and port. */
+	NEED(resolve_addr(id, text, atoi(port)) == 0);
+	CHECK(id->verbs && id->pd && id->port_num == 1);
+	CHECK(rdma_get_src_port(id) == htons(atoi(port)));
+	CHECK(rdma_create_qp(id, NULL, &init) == 0);
+	rdma_destroy_qp(id);
+	CHECK(rdma_destroy_id(id) == 0);
+
+	/* A passive endpoint is one, too; its requests have a device. */
+	NEED(rdma_create_ep(&listen, info, NULL, NULL) == 0);
+	CHECK(!listen->verbs);
+	NEED(rdma_migrate_id(listen, passive) == 0 && rdma_listen(listen, 1) == 0);
+	CHECK(!listen->verbs);
+	client = client_of(active, text, atoi(port));
+	init = init_attr();
+	NEED(rdma_create_qp(client, NULL, &init) == 0 && rdma_connect(client, NULL) == 0);
+	event = next_event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(event->listen_id == listen && !listen->verbs);
+	CHECK(event->id->verbs && event->id->verbs == client->verbs && event->id->pd);
+	NEED(rdma_reject(event->id, NULL, 0) == 0);
+	id = event->id;
+	CHECK(rdma_ack_cm_event(event) == 0 && rdma_destroy_id(id) == 0);
+	CHECK(rdma_ack_cm_event(next_event(active, RDMA_CM_EVENT_REJECTED)) == 0);
+	rdma_destroy_qp(client);
+	CHECK(rdma_destroy_id(client) == 0);
+	rdma_destroy_ep(listen);
+	rdma_freeaddrinfo(info);
+	rdma_destroy_event_channel(active);
+	rdma_destroy_event_channel(passive);
+}
+
+/* Any of 127.0.0.0/8, also one that no device has. */
+static void all_of_loopback(void)
+{
+	struct sockaddr_storage at = address_of("127.1.2.3", 0);
+	struct rdma_cm_id *id = NULL;
+
+	NEED(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(id, (void *)&at) == 0 && !id->verbs && rdma_get_src_port(id) != 0);
+	CHECK(rdma_listen(id, 1) == 0);
+	CHECK(rdma_destroy_id(id) == 0);
 }
 
 /* Rejected by a program, by nobody listening, and by a listener that goes away. */
@@ -411,6 +473,9 @@ int main(void)
 	both_ends("::1", "::1", 7176);
 	both_ends("::", "::1", 7177);
 	both_ends("::", "127.0.0.1", 7178);
+	loopback_is_no_device("127.0.0.1", "7184");
+	loopback_is_no_device("::1", "7185");
+	all_of_loopback();
 	refusals();
 	own_queue_pairs(0);
 	own_queue_pairs(1);

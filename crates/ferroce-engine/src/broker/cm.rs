@@ -303,7 +303,8 @@ impl Cm {
             return Err(refusal(RefusalCode::Full, sentence));
         }
         let address = Address::of(bind.address, bind.interface);
-        if !bind.address.is_unspecified() && !has(address) {
+        // A program may bind a loopback address even if no device has it: the port is then reserved, and no request comes.
+        if !bind.address.is_unspecified() && !bind.address.is_loopback() && !has(address) {
             let sentence = format!("no device has the address {address}");
             return Err(refusal(RefusalCode::NoAddress, sentence));
         }

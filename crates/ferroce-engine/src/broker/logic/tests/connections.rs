@@ -147,6 +147,8 @@ fn without_a_slot_or_from_a_foreign_address_nothing() {
     assert_eq!(bench.ask(3, connect()), Err(RefusalCode::BadRequest));
     let elsewhere = CmBind { address: [192, 0, 2, 1].into(), ..bind(1) };
     assert_eq!(bench.ask(1, CmRequest::Bind(elsewhere)), Err(RefusalCode::NoAddress));
+    let loopback = CmBind { address: [127, 0, 0, 2].into(), ..bind(2) };
+    assert!(bench.ask(1, CmRequest::Bind(loopback)).is_ok(), "as in Linux");
     let CmRequest::Connect(mut foreign) = connect() else { panic!() };
     foreign.route.local = [192, 0, 2, 1].into();
     assert_eq!(bench.ask(1, CmRequest::Connect(foreign)), Err(RefusalCode::NoAddress));
