@@ -57,8 +57,14 @@ pub const MORE: &[Program] = &[
     Program { name: "ethtool", package: "ethtool" },
     Program { name: "/usr/include/infiniband/verbs.h", package: "libibverbs-dev" },
     Program { name: "/usr/include/rdma/rdma_cma.h", package: "librdmacm-dev" },
+    Program { name: UMAD_HEADER, package: "libibumad-dev" },
     Program { name: "/usr/lib/python3/dist-packages/pyverbs/__init__.py", package: "python3-pyverbs" },
+    Program { name: "valgrind", package: "valgrind" },
 ];
+
+/// The last of the headers that the C programs of the unit tests include; those of libibverbs and librdmacm are in
+/// [`MORE`], too.
+pub const UMAD_HEADER: &str = "/usr/include/infiniband/umad.h";
 
 /// Where the programs are.
 #[derive(Clone, Default, Debug)]

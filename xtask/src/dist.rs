@@ -50,6 +50,11 @@ impl Dist {
         self.lib().join(FILE)
     }
 
+    /// What keeps valgrind's memcheck silent about the library's own memory.
+    pub fn suppressions(&self) -> PathBuf {
+        self.root.join("share/ferroce/valgrind.supp")
+    }
+
     /// A copy that any user can read, in a fresh directory below the system's temporary one.
     pub fn public_copy(&self, name: &str) -> Result<Self> {
         let root = std::env::temp_dir().join(format!("{name}.{}", std::process::id()));
@@ -102,6 +107,9 @@ pub fn build() -> Result<Dist> {
         symlink("ferroce", bin.join(name))?;
     }
     crate::manual::write(&fresh.join("share"))?;
+    let suppressions = Dist::at(&fresh).suppressions();
+    std::fs::create_dir_all(suppressions.parent().context("a path without a folder")?)?;
+    std::fs::copy(tree::root().join("docs/valgrind.supp"), suppressions)?;
     // The folder is replaced as a whole: a program that runs from the old one keeps its files.
     let root = tree::target().join("dist");
     if root.exists() {

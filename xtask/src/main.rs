@@ -22,6 +22,7 @@ mod manual;
 mod peer;
 mod readme;
 mod report;
+mod sanitizer;
 mod source;
 mod symbols;
 mod test;

@@ -1,11 +1,12 @@
 //! The checks of the sources: format, lints, documentation, unit tests.
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::Result;
 
 use crate::report::Checks;
-use crate::tree;
+use crate::{debian, tree};
 
 /// Runs one cargo command with its output shown only when it fails (or always, with `show`).
 fn cargo(checks: &mut Checks, name: &str, args: &[&str], envs: &[(&str, &str)]) -> Result<()> {
@@ -49,9 +50,21 @@ pub fn doc(checks: &mut Checks) -> Result<()> {
     cargo(checks, "doc of ferroce", &public, &[("RUSTDOCFLAGS", "-D warnings")])
 }
 
-/// `cargo test` over the workspace; counts its tests, not itself.
+/// `cargo test` over the workspace.
 pub fn unit(checks: &mut Checks) -> Result<()> {
-    let output = tree::cargo().args(["test", "--workspace", "--no-fail-fast"]).output()?;
+    let mut command = tree::cargo();
+    command.args(["test", "--workspace", "--no-fail-fast"]);
+    // Where the headers are, the C programs must not be skipped for want of one.
+    if Path::new(debian::UMAD_HEADER).exists() {
+        command.env("FERROCE_C_PROGRAMS", "required");
+    }
+    tests(checks, "cargo-test", command)
+}
+
+/// Runs a `cargo test` command and counts its tests, not itself. What a failed one printed is kept in
+/// `target/xtask/LOG.log`.
+pub fn tests(checks: &mut Checks, log: &str, mut command: Command) -> Result<()> {
+    let output = command.output()?;
     let text = [output.stdout, output.stderr].concat();
     let text = String::from_utf8_lossy(&text);
     let mut count = crate::report::Count::default();
@@ -66,9 +79,9 @@ pub fn unit(checks: &mut Checks) -> Result<()> {
     }
     checks.absorb(count);
     if !output.status.success() {
-        let log = tree::target().join("xtask").join("cargo-test.log");
+        let file = tree::target().join("xtask").join(log).with_extension("log");
         std::fs::create_dir_all(tree::target().join("xtask"))?;
-        std::fs::write(&log, text.as_bytes())?;
+        std::fs::write(&file, text.as_bytes())?;
         let lines: Vec<&str> = text.lines().filter(|l| !l.ends_with(" ... ok")).collect();
         let from = lines.len().saturating_sub(150);
         checks.fail("cargo test", &lines.get(from..).unwrap_or_default().join("\n"));

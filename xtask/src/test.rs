@@ -5,7 +5,7 @@ use clap::Args;
 
 use crate::debian::{self, Programs};
 use crate::report::{Checks, Report};
-use crate::{arrows, crates, dist, e2e, peer, readme, source, symbols};
+use crate::{arrows, crates, dist, e2e, peer, readme, sanitizer, source, symbols};
 
 /// Which stages to run.
 #[derive(Args)]
@@ -40,6 +40,7 @@ const STAGES: &[(&str, &str)] = &[
     ("clippy", "cargo clippy, warnings are errors"),
     ("doc", "cargo doc, warnings are errors"),
     ("unit", "cargo test over the workspace"),
+    ("sanitizer", "the C programs of the tests on a library with AddressSanitizer"),
     ("dist", "the release build fills target/dist"),
     ("symbols", "the library exports what the real ones export"),
 ];
@@ -63,16 +64,22 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         anyhow::ensure!(all_stages().any(|(s, _)| s == name), "no stage is called {name}; see --list");
     }
     let mut report = Report::default();
-    let simple: [(&str, Source); 6] = [
+    let simple: [(&str, Source); 7] = [
         ("fmt", source::fmt),
         ("arrows", arrows::check),
         ("readme", readme::check),
         ("clippy", source::clippy),
         ("doc", source::doc),
         ("unit", source::unit),
+        ("sanitizer", sanitizer::check),
     ];
+    let mut programs = None;
     for (name, body) in simple {
         if args.wants(name) {
+            // Their C programs need headers, which would be missed only by a skipped test.
+            if ["unit", "sanitizer"].contains(&name) {
+                ensure_programs(&mut report, &mut programs);
+            }
             report.stage(name, body);
         }
     }
@@ -93,14 +100,13 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     if stages.is_empty() && !wants_peer {
         return Ok(report.close());
     }
-    let mut programs = None;
-    report.stage("programs", |checks| {
-        programs = Some(Programs::ensure(&[debian::BASIC, debian::MORE])?);
+    ensure_programs(&mut report, &mut programs);
+    let Some(programs) = programs else { return Ok(report.close()) };
+    report.stage("examples", |checks| {
         dist::examples()?;
         checks.pass();
         Ok(())
     });
-    let Some(programs) = programs else { return Ok(report.close()) };
     if !stages.is_empty() {
         let mut faulty = None;
         if args.all && stages.contains(&"loss") {
@@ -120,6 +126,17 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         report.stage(PEER.0, |checks| peer::check(checks, &dist, &programs, args.all, false));
     }
     Ok(report.close())
+}
+
+/// Installs Debian's programs and headers, once.
+fn ensure_programs(report: &mut Report, programs: &mut Option<Programs>) {
+    if programs.is_none() {
+        report.stage("programs", |checks| {
+            *programs = Some(Programs::ensure(&[debian::BASIC, debian::MORE])?);
+            checks.pass();
+            Ok(())
+        });
+    }
 }
 
 /// Here, because the end-to-end stages have no way out of their network namespace.

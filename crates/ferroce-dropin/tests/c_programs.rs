@@ -10,13 +10,17 @@ mod support;
 fn compile(name: &str) -> Result<PathBuf, String> {
     for header in ["infiniband/verbs.h", "infiniband/umad.h", "rdma/rdma_cma.h"] {
         if !Path::new("/usr/include").join(header).exists() {
+            assert!(std::env::var_os("FERROCE_C_PROGRAMS").is_none(), "there is no <{header}>");
             return Err(format!(
                 "there is no <{header}> (Debian: libibverbs-dev librdmacm-dev libibumad-dev)"
             ));
         }
     }
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name).with_extension("c");
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let sanitized = support::sanitized().is_some();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(if sanitized { "c-sanitized" } else { "c" });
+    std::fs::create_dir_all(&folder).expect("target is writable");
+    let program = folder.join(name);
     let output = Command::new("cc")
         .args([
             "-std=gnu11",
@@ -27,6 +31,7 @@ fn compile(name: &str) -> Result<PathBuf, String> {
             "-Wno-missing-field-initializers",
             "-pthread",
         ])
+        .args(sanitized.then_some("-fsanitize=address"))
         .arg("-o")
         .arg(&program)
         .arg(&source)
@@ -43,7 +48,7 @@ fn run(program: &Path, environment: &[(&str, &str)]) -> Result<Output, String> {
     std::fs::create_dir_all(&runtime).expect("target is writable");
     let output = Command::new(form[0])
         .args(&form[1..])
-        .args(["timeout", "60"])
+        .args(["timeout", if support::sanitized().is_some() { "240" } else { "60" }])
         .arg(program)
         .env("LD_LIBRARY_PATH", support::library_dir())
         .env("FERROCE_BROKER", "embedded")
@@ -51,10 +56,15 @@ fn run(program: &Path, environment: &[(&str, &str)]) -> Result<Output, String> {
         .env_remove("VERBS_LOG_LEVEL")
         .env_remove("VERBS_LOG_FILE")
         .env_remove("FERROCE_LOG")
+        .env("ASAN_OPTIONS", SANITIZER_OPTIONS)
         .envs(environment.iter().copied())
         .output();
     output.map_err(|error| format!("{}: {error}", program.display()))
 }
+
+/// The guard of registered memory needs the fault handlers for itself. Objects of the library live until the process
+/// ends, so leaks are valgrind's matter, with the suppressions that are shipped. A forked child shares its parent's pages.
+const SANITIZER_OPTIONS: &str = "handle_segv=0:handle_sigbus=0:detect_leaks=0:exitcode=86";
 
 /// The status of a program that says why it cannot try anything here.
 const SKIPPED: i32 = 77;
@@ -69,6 +79,24 @@ fn passes(name: &str) {
                 return println!("skipped: {said}");
             }
             assert!(output.status.success(), "{name}: {}\n{said}", output.status);
+        }
+        Err(reason) => println!("skipped: {reason}"),
+    }
+}
+
+/// The status of a program that AddressSanitizer ended: `exitcode` of [`SANITIZER_OPTIONS`].
+const OVERRUN: i32 = 86;
+
+#[test]
+fn the_sanitizer_sees_what_the_library_does() {
+    if support::sanitized().is_none() {
+        return println!("skipped: only with a library that was built for it");
+    }
+    match compile("overrun").and_then(|program| run(&program, &[])) {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(OVERRUN), "{said}");
+            assert!(said.contains("heap-buffer-overflow") && said.contains("ibv_query_device"), "{said}");
         }
         Err(reason) => println!("skipped: {reason}"),
     }
@@ -222,6 +250,11 @@ fn each_asynchronous_event() {
 
 #[test]
 fn posting_and_polling_allocate_nothing() {
+    if support::sanitized().is_some() {
+        return println!(
+            "skipped: AddressSanitizer has an allocator of its own, which the program cannot count"
+        );
+    }
     passes("allocation");
 }
 

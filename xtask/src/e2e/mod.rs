@@ -14,6 +14,7 @@ mod frames;
 mod lifecycle;
 mod links;
 mod loss;
+mod memcheck;
 mod memory;
 mod multicast;
 mod netns;
@@ -62,6 +63,7 @@ pub const STAGES: &[(&str, &str)] = &[
     ("wire", "our own packets, by tshark and an independent ICRC"),
     ("frames", "RoCE v1 between two namespaces: pingpongs, rping, a capture, strangers, a broker that dies"),
     ("memory", "memory that is written to all the time, and memory that goes away under every role"),
+    ("memcheck", "a pingpong and rping under valgrind: nothing invalid, nothing lost"),
     (
         "cm",
         "rping, ucmatose, rdma_{,x}{client,server}, udaddy, mckey, cmtime, perftest -R, rsockets, by nobody; killed ends",
@@ -87,6 +89,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "wire" => Some(wire::check),
         "frames" => Some(frames::check),
         "memory" => Some(memory::check),
+        "memcheck" => Some(memcheck::check),
         "cm" => Some(cm::check),
         "containers" => Some(containers::check),
         "lifecycle" => Some(lifecycle::check),

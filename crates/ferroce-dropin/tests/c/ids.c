@@ -137,7 +137,9 @@ static void wrong_callers(void)
 	struct rdma_cm_id *id = NULL;
 	struct sockaddr_storage to = address_of("127.0.0.1", 1), six = address_of("::1", 1);
 	struct sockaddr *v4 = (void *)&to, *v6 = (void *)&six;
-	struct sockaddr local = { .sa_family = AF_UNIX }, gid = { .sa_family = 27 /* AF_IB */ };
+	/* With room for what the family's addresses hold: it is read. */
+	struct sockaddr_storage unix_domain = { .ss_family = AF_UNIX }, ib = { .ss_family = 27 /* AF_IB */ };
+	struct sockaddr *local = (void *)&unix_domain, *gid = (void *)&ib;
 
 	NEED(channel);
 	CHECK_MINUS(rdma_create_id(channel, NULL, NULL, RDMA_PS_TCP), EINVAL);
@@ -156,8 +158,8 @@ static void wrong_callers(void)
 	NEED(rdma_create_id(channel, &id, NULL, RDMA_PS_IB) == 0);
 	CHECK_MINUS(rdma_resolve_addr(id, NULL, NULL, 1), EINVAL);
 	CHECK_MINUS(rdma_resolve_addr(id, v6, v4, 1), EINVAL);
-	CHECK_MINUS(rdma_resolve_addr(id, NULL, &local, 1), EINVAL);
-	CHECK_MINUS(rdma_resolve_addr(id, NULL, &gid, 1), ENODEV);
+	CHECK_MINUS(rdma_resolve_addr(id, NULL, local, 1), EINVAL);
+	CHECK_MINUS(rdma_resolve_addr(id, NULL, gid, 1), ENODEV);
 	CHECK_MINUS(rdma_resolve_route(id, 1), EINVAL);
 	CHECK(rdma_resolve_addr(id, NULL, v4, 1) == 0);
 	CHECK_MINUS(rdma_resolve_addr(id, NULL, v4, 1), EINVAL);

@@ -5,10 +5,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
+/// A library that was built with AddressSanitizer for these tests; set by `cargo xtask test --only sanitizer`.
+pub fn sanitized() -> Option<PathBuf> {
+    std::env::var_os("FERROCE_SANITIZED_LIBRARY").map(PathBuf::from)
+}
+
 /// The library file. A package whose library is a cdylib is not built for its own tests, so this asks cargo to.
 pub fn library() -> &'static Path {
     static FILE: OnceLock<PathBuf> = OnceLock::new();
     FILE.get_or_init(|| {
+        if let Some(file) = sanitized() {
+            return file;
+        }
         let output = Command::new(env!("CARGO"))
             .args(["build", "--quiet", "--package", "ferroce-dropin", "--message-format=json"])
             .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -28,7 +36,8 @@ pub fn library_dir() -> PathBuf {
     static DIR: OnceLock<PathBuf> = OnceLock::new();
     // Once in a process: its tests run side by side.
     DIR.get_or_init(|| {
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lib");
+        let name = if sanitized().is_some() { "lib-sanitized" } else { "lib" };
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         std::fs::create_dir_all(&dir).expect("target is writable");
         for name in [
             "libibverbs.so.1",
