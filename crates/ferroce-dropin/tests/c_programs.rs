@@ -199,6 +199,11 @@ fn events_and_acknowledgements() {
 }
 
 #[test]
+fn descriptors_in_poll_and_epoll() {
+    passes("descriptors");
+}
+
+#[test]
 fn shared_receive_queues() {
     passes("srq");
 }

@@ -48,6 +48,7 @@ mod qpn;
 mod rings;
 pub mod rsocket;
 mod send_batch;
+mod signal;
 mod sleepers;
 mod srq;
 mod sys;

@@ -2,44 +2,51 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
 use crate::engine;
 use crate::error::EventError;
-use crate::fork::Guarded;
+use crate::signal::Signal;
 use crate::sys;
 
-/// Events that a program waits for: a FIFO whose descriptor is readable exactly while something is in it: an `eventfd`, changed
-/// under the queue's lock. Each entry writes to it, for who waits for edges; only who takes the last one reads.
+/// Events that a program waits for: a FIFO whose descriptor is readable exactly while something is in it. The descriptor's signal
+/// changes under the queue's lock. Each entry raises the signal, for programs that wait for edges; taking the last entry lowers it.
 pub struct NotifyQueue<T> {
-    fd: Guarded<EventFd>,
+    signal: Signal,
     entries: Mutex<VecDeque<T>>,
 }
 
 impl<T> NotifyQueue<T> {
-    /// An empty queue with a descriptor of its own.
+    /// An empty queue with a descriptor of its own, which is never writable.
+    ///
+    /// # Errors
+    /// Without a descriptor.
     pub fn new() -> io::Result<Self> {
-        let fd = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC)?;
-        Ok(Self { fd: Guarded::new(fd), entries: Mutex::new(VecDeque::new()) })
+        Ok(Self { signal: Signal::new()?, entries: Mutex::new(VecDeque::new()) })
+    }
+
+    /// An empty queue whose descriptor is always writable, as a umad port's is in Linux.
+    ///
+    /// # Errors
+    /// Without two descriptors.
+    pub fn writable() -> io::Result<Self> {
+        Ok(Self { signal: Signal::writable()?, entries: Mutex::new(VecDeque::new()) })
     }
 
     /// Readable while an event is there. O_NONBLOCK, if the program sets it, is honoured by [`Self::wait`].
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.signal.fd()
     }
 
     /// Appends an event.
     pub fn push(&self, entry: T) {
         let mut entries = self.entries.lock();
         entries.push_back(entry);
-        if let Err(errno) = self.fd.write(1) {
-            tracing::error!(%errno, "cannot signal an event");
-        }
+        self.signal.raise(entries.len() > 1);
     }
 
     /// The oldest entry, given to `take` before a purge could look for it.
@@ -47,7 +54,7 @@ impl<T> NotifyQueue<T> {
         let mut entries = self.entries.lock();
         let entry = entries.pop_front()?;
         if entries.is_empty() {
-            self.silence();
+            self.signal.lower();
         }
         Some(take(entry))
     }
@@ -74,7 +81,7 @@ impl<T> NotifyQueue<T> {
         entries.retain(|entry| !gone(entry));
         let purged = before - entries.len();
         if purged > 0 && entries.is_empty() {
-            self.silence();
+            self.signal.lower();
         }
         purged
     }
@@ -91,13 +98,6 @@ impl<T> NotifyQueue<T> {
             Err(nix::Error::EINTR) if sys::a_handler_interrupts() => Err(EventError::Interrupted),
             Err(nix::Error::EINTR) => Ok(()),
             Err(errno) => Err(EventError::Io(errno.into())),
-        }
-    }
-
-    /// The last entry is gone. Never blocks: each had written.
-    fn silence(&self) {
-        if let Err(errno) = self.fd.read() {
-            tracing::error!(%errno, "an event had not written");
         }
     }
 
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn readable_exactly_while_it_holds_something() {
-        let queue = NotifyQueue::new().expect("eventfd");
+        let queue = NotifyQueue::new().expect("a descriptor");
         assert!(!readable(&queue));
         for entry in 0..4 {
             queue.push(entry);
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn honours_the_program_s_flag() {
-        let queue = NotifyQueue::<u8>::new().expect("eventfd");
+        let queue = NotifyQueue::<u8>::new().expect("a descriptor");
         assert!(!queue.is_nonblocking());
         fcntl(queue.fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("fcntl");
         assert!(queue.is_nonblocking());

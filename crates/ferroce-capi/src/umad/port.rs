@@ -66,7 +66,7 @@ pub unsafe extern "C" fn umad_open_port(ca_name: *const c_char, portnum: c_int) 
         if !(0..=1).contains(&portnum) {
             return Err(Errno::EINVAL);
         }
-        let port = Port { device: name, waiting: NotifyQueue::new()?, agents: Mutex::default() };
+        let port = Port { device: name, waiting: NotifyQueue::writable()?, agents: Mutex::default() };
         let fd = port.waiting.fd().as_raw_fd();
         PORTS.lock().insert(fd, Arc::new(port));
         usize::try_from(fd).map_err(|_| Errno::EBADF)

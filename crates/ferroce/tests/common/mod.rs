@@ -47,12 +47,14 @@ pub fn readable(fd: &impl AsFd) {
     }
 }
 
-/// Whether a descriptor, an eventfd, is readable.
+/// Whether a descriptor is readable. This crate has no `poll`; the kernel shows the interest in the member of the descriptor's epoll
+/// set, which is EPOLLIN while an event is there.
 pub fn ready(fd: &impl AsFd) -> bool {
     let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
     let text = std::fs::read_to_string(path).unwrap();
-    let count = text.lines().find_map(|line| line.strip_prefix("eventfd-count:")).expect("an eventfd");
-    u64::from_str_radix(count.trim(), 16).unwrap() > 0
+    let member = text.lines().find(|line| line.starts_with("tfd:")).expect("an epoll descriptor");
+    let interest = member.split_whitespace().nth(3).expect("it has a mask");
+    u32::from_str_radix(interest, 16).unwrap() & 1 != 0
 }
 
 pub type Ready = QueuePair<ReadyToSend>;
