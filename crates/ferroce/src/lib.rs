@@ -33,6 +33,7 @@
 //! closure, so that the device never writes to memory that was given back; see [`mr`].
 #![deny(unsafe_code)]
 
+mod access;
 pub mod cm;
 mod connection;
 mod cq;
@@ -50,6 +51,7 @@ mod srq;
 mod window;
 mod xrc;
 
+pub use access::Access;
 pub use connection::{Address, Connection, SendOptions};
 pub use cq::{Completion, CompletionChannel, CompletionQueue};
 pub use datagram::{AddressHandle, HEADER};
@@ -57,7 +59,7 @@ pub use device::{Context, devices};
 pub use error::{Error, QpError};
 pub use event::Event;
 pub use ferroce_engine::{
-    Access, AsyncEventKind as EventKind, DeviceAttr, DeviceInfo, GidEntry, GidType, LinkSettings, Moderation,
+    AsyncEventKind as EventKind, DeviceAttr, DeviceInfo, GidEntry, GidType, LinkSettings, Moderation,
     PortAttr, PortState, QpState, WcOpcode as Opcode, WcStatus as Status,
 };
 pub use ferroce_wire::cm::{RejReason, SidrStatus};

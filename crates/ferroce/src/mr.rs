@@ -3,40 +3,148 @@
 //! From registration on, the device reads and writes the memory at any time: when a message
 //! arrives, and with remote access whenever the peer likes. So no reference to it can exist while
 //! it is registered. A [`MemoryRegion`] therefore owns or exclusively borrows its memory and hands
-//! out copies, made octet by octet as far as Rust is concerned.
+//! out copies, made by the routines with which the device itself copies. They are assembly, so
+//! copies by several threads and by the device at the same time are no data race; aligned words of
+//! up to eight octets are never torn.
 
 #![expect(unsafe_code, reason = "memory that the device writes cannot be behind a reference")]
 
+use std::fmt;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ops::{Bound, RangeBounds};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use ferroce_engine as engine;
-use ferroce_engine::{Access, Sge};
+use ferroce_engine::Sge;
+use ferroce_engine::memory::guard;
 use ferroce_wire::{Lkey, Rkey};
 
-use crate::{Error, ProtectionDomain, RemoteMemory};
+use crate::{Access, Error, ProtectionDomain, RemoteMemory};
+
+/// Alignment that atomics need (IBTA 9.4.5), and that memory which a region owns has.
+const ALIGNMENT: usize = align_of::<u64>();
 
 /// Registered memory. Dropping it ends the registration: later use of its keys, ours or the
 /// peer's, is refused.
+///
+/// Memory that the region owns begins at a multiple of 8, so an atomic at an offset that is one is aligned.
 #[doc(alias = "ibv_mr")]
 pub struct MemoryRegion<'a> {
     mr: Arc<engine::Mr>,
-    memory: NonNull<u8>,
-    len: usize,
-    owned: bool,
+    memory: Memory,
     /// Registered memory needs its domain.
     _domain: ProtectionDomain,
     _borrowed: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: the region owns its memory or borrows it exclusively; all access to it goes through raw
-// pointers as below, from whichever thread.
+// SAFETY: the region owns its memory or borrows it exclusively, or a caller of `register_raw` vouches for it; all
+// access to it is by raw pointers as below, from any thread.
 unsafe impl Send for MemoryRegion<'_> {}
-// SAFETY: as above. Concurrent `read` and `write` may mix octets, as the device may, but no
-// reference to the memory exists that this could invalidate.
+// SAFETY: as above. `read` and `write` copy by the engine's guarded routines, which several threads may run at the same
+// time on the same memory, and no reference to the memory exists that a copy could invalidate.
 unsafe impl Sync for MemoryRegion<'_> {}
+
+/// The octets of a region, which nothing refers to but raw pointers.
+struct Memory {
+    start: NonNull<u8>,
+    len: usize,
+    owner: Owner,
+}
+
+/// How the memory is given back.
+enum Owner {
+    /// It belongs to the caller.
+    Caller,
+    /// As a `Vec<u8>` of this capacity.
+    Octets { capacity: usize },
+    /// As a `Vec<u64>` of this capacity.
+    Words { capacity: usize },
+}
+
+impl Memory {
+    /// Takes over the octets, without a copy if they are aligned.
+    fn from_vec(octets: Vec<u8>) -> Self {
+        if !octets.is_empty() && !octets.as_ptr().addr().is_multiple_of(ALIGNMENT) {
+            let aligned = Self::zeroed(octets.len());
+            aligned.write(0, &octets);
+            return aligned;
+        }
+        let mut octets = ManuallyDrop::new(octets);
+        let (len, capacity) = (octets.len(), octets.capacity());
+        Self { start: start_of(octets.as_mut_ptr()), len, owner: Owner::Octets { capacity } }
+    }
+
+    /// New octets, all zero.
+    fn zeroed(len: usize) -> Self {
+        let mut words = ManuallyDrop::new(vec![0_u64; len.div_ceil(ALIGNMENT)]);
+        let capacity = words.capacity();
+        Self { start: start_of(words.as_mut_ptr().cast()), len, owner: Owner::Words { capacity } }
+    }
+
+    fn of_caller(start: NonNull<u8>, len: usize) -> Self {
+        Self { start, len, owner: Owner::Caller }
+    }
+
+    fn addr(&self) -> u64 {
+        self.start.as_ptr().expose_provenance() as u64
+    }
+
+    /// The address of `len` octets from `offset` on.
+    fn part(&self, offset: usize, len: usize) -> u64 {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        assert!(inside, "{len} octets from {offset} on are not inside the region's {}", self.len);
+        self.addr() + offset as u64
+    }
+
+    fn read(&self, offset: usize, out: &mut [u8]) {
+        guard::read(self.part(offset, out.len()), out).expect("the memory of a region stays mapped");
+    }
+
+    fn write(&self, offset: usize, octets: &[u8]) {
+        let to = self.part(offset, octets.len());
+        // SAFETY: `part` checked that the range is inside the memory, into which no reference reaches: it was given as a
+        // vector or as `&mut`, or a caller of `register_raw` vouches for it.
+        unsafe { guard::write(to, octets) }.expect("the memory of a region stays mapped");
+    }
+
+    /// The octets, without a copy if they were given as a vector.
+    fn into_vec(self) -> Vec<u8> {
+        match self.owner {
+            Owner::Octets { capacity } => {
+                let this = ManuallyDrop::new(self);
+                // SAFETY: made from a vector of this length and capacity; the destructor does not run.
+                unsafe { Vec::from_raw_parts(this.start.as_ptr(), this.len, capacity) }
+            }
+            Owner::Words { .. } | Owner::Caller => {
+                let mut octets = vec![0; self.len];
+                self.read(0, &mut octets);
+                octets
+            }
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        match self.owner {
+            Owner::Caller => {}
+            Owner::Octets { capacity } => {
+                // SAFETY: made from a vector of this capacity, and nobody uses it any more.
+                drop(unsafe { Vec::from_raw_parts(self.start.as_ptr(), 0, capacity) });
+            }
+            Owner::Words { capacity } => {
+                // SAFETY: as above; `zeroed` made it as a vector of words.
+                drop(unsafe { Vec::from_raw_parts(self.start.as_ptr().cast::<u64>(), 0, capacity) });
+            }
+        }
+    }
+}
+
+fn start_of(pointer: *mut u8) -> NonNull<u8> {
+    NonNull::new(pointer).expect("a vector's pointer is not null")
+}
 
 /// A part of registered memory, as work requests name it. It holds no memory: if its region is
 /// dropped before the work request is done, that fails with [`crate::Status::LocProtErr`].
@@ -67,28 +175,18 @@ impl Slice {
 impl<'a> MemoryRegion<'a> {
     pub(crate) fn owned(
         domain: &ProtectionDomain,
-        memory: Box<[u8]>,
+        memory: Vec<u8>,
         access: Access,
     ) -> Result<MemoryRegion<'static>, Error> {
-        let len = memory.len();
-        let start = Box::into_raw(memory).cast::<u8>();
-        // SAFETY: a box is never null.
-        let memory = unsafe { NonNull::new_unchecked(start) };
-        match Self::registered(domain, memory, len, access) {
-            Ok(mr) => Ok(MemoryRegion {
-                mr,
-                memory,
-                len,
-                owned: true,
-                _domain: domain.clone(),
-                _borrowed: PhantomData,
-            }),
-            Err(error) => {
-                // SAFETY: from `into_raw` above with this length, and registered nowhere.
-                drop(unsafe { reclaim(memory, len) });
-                Err(error)
-            }
-        }
+        MemoryRegion::new(domain, Memory::from_vec(memory), access)
+    }
+
+    pub(crate) fn zeroed(
+        domain: &ProtectionDomain,
+        len: usize,
+        access: Access,
+    ) -> Result<MemoryRegion<'static>, Error> {
+        MemoryRegion::new(domain, Memory::zeroed(len), access)
     }
 
     /// Private to the crate: a caller that forgets the region instead of dropping it would leave
@@ -99,29 +197,23 @@ impl<'a> MemoryRegion<'a> {
         access: Access,
     ) -> Result<Self, Error> {
         let len = memory.len();
-        let memory = NonNull::from(memory).cast::<u8>();
-        let mr = Self::registered(domain, memory, len, access)?;
-        Ok(Self { mr, memory, len, owned: false, _domain: domain.clone(), _borrowed: PhantomData })
+        Self::new(domain, Memory::of_caller(NonNull::from(memory).cast(), len), access)
     }
 
-    fn registered(
-        domain: &ProtectionDomain,
-        memory: NonNull<u8>,
-        len: usize,
-        access: Access,
-    ) -> Result<Arc<engine::Mr>, Error> {
-        let addr = memory.as_ptr().expose_provenance() as u64;
-        Ok(domain.shared.pd.reg_mr(addr, len, addr, access)?)
+    fn new(domain: &ProtectionDomain, memory: Memory, access: Access) -> Result<Self, Error> {
+        let addr = memory.addr();
+        let mr = domain.shared.pd.reg_mr(addr, memory.len, addr, access.engine())?;
+        Ok(Self { mr, memory, _domain: domain.clone(), _borrowed: PhantomData })
     }
 
     /// Octets.
     pub fn len(&self) -> usize {
-        self.len
+        self.memory.len
     }
 
     /// Whether it has no octets.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// A part of it, for work requests.
@@ -135,13 +227,14 @@ impl<'a> MemoryRegion<'a> {
         Slice { addr: self.mr.addr() + start as u64, length, lkey: self.mr.lkey() }
     }
 
-    /// The region from octet `offset` on, as the peer needs it for READ and WRITE.
+    /// The region from octet `offset` on, as the peer needs it for READ, WRITE and atomics. Atomics need an address that is
+    /// a multiple of 8 (IBTA 9.4.5), and so an `offset` that is one.
     ///
     /// # Panics
     ///
     /// If `offset` is beyond the region.
     pub fn remote(&self, offset: usize) -> RemoteMemory {
-        assert!(offset <= self.len, "offset {offset} is beyond the region's {} octets", self.len);
+        assert!(offset <= self.len(), "offset {offset} is beyond the region's {} octets", self.len());
         RemoteMemory { addr: self.mr.addr() + offset as u64, rkey: self.mr.rkey() }
     }
 
@@ -150,37 +243,28 @@ impl<'a> MemoryRegion<'a> {
         self.mr.rkey()
     }
 
-    /// Copies octets out, from `offset` on. What the device writes meanwhile may be seen in part.
+    /// Copies octets out, from `offset` on. What the device or another thread writes meanwhile may be seen in part, but
+    /// aligned words of up to eight octets are seen whole.
     ///
     /// # Panics
     ///
-    /// If that is not inside the region.
+    /// If that is not inside the region, or if memory of [`ProtectionDomain::register_raw`] is not mapped any more.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
-        let (start, _) = self.bounds(offset..offset + out.len());
-        for (index, octet) in out.iter_mut().enumerate() {
-            // JUSTIFICATION: a slice copy would assume that nobody writes meanwhile.
-            // SAFETY: `bounds` checked that start + index is inside the memory, which lives as long as self.
-            *octet = unsafe { self.memory.as_ptr().add(start + index).read_volatile() };
-        }
+        self.memory.read(offset, out);
     }
 
-    /// Copies octets in, from `offset` on.
+    /// Copies octets in, from `offset` on, in ascending order: a thread that sees the last octet sees all of them.
     ///
     /// # Panics
     ///
-    /// If that is not inside the region.
+    /// As [`Self::read`].
     pub fn write(&self, offset: usize, octets: &[u8]) {
-        let (start, _) = self.bounds(offset..offset + octets.len());
-        for (index, octet) in octets.iter().enumerate() {
-            // JUSTIFICATION: as in `read`.
-            // SAFETY: as in `read`; the memory was given as `Box` or `&mut`, so it may be written.
-            unsafe { self.memory.as_ptr().add(start + index).write_volatile(*octet) };
-        }
+        self.memory.write(offset, octets);
     }
 
     /// All octets, copied.
     pub fn to_vec(&self) -> Vec<u8> {
-        let mut out = vec![0; self.len];
+        let mut out = vec![0; self.len()];
         self.read(0, &mut out);
         out
     }
@@ -189,66 +273,67 @@ impl<'a> MemoryRegion<'a> {
         &self.mr
     }
 
+    /// First octet and the one behind the last.
     pub(crate) fn bounds(&self, range: impl RangeBounds<usize>) -> (usize, usize) {
+        let behind = |octet: &usize| octet.checked_add(1).expect("no region reaches the last address");
         let start = match range.start_bound() {
             Bound::Included(start) => *start,
-            Bound::Excluded(before) => *before + 1,
+            Bound::Excluded(before) => behind(before),
             Bound::Unbounded => 0,
         };
         let end = match range.end_bound() {
-            Bound::Included(last) => *last + 1,
+            Bound::Included(last) => behind(last),
             Bound::Excluded(end) => *end,
-            Bound::Unbounded => self.len,
+            Bound::Unbounded => self.len(),
         };
-        assert!(
-            start <= end && end <= self.len,
-            "{start}..{end} is not inside the region's {} octets",
-            self.len
-        );
+        let len = self.len();
+        assert!(start <= end && end <= len, "{start}..{end} is not inside the region's {len} octets");
         (start, end)
     }
 }
 
 impl MemoryRegion<'static> {
-    /// Ends the registration and gives the memory back.
-    pub fn into_memory(self) -> Box<[u8]> {
-        let mut this = std::mem::ManuallyDrop::new(self);
-        this.end();
-        // SAFETY: a 'static region is made by `owned` only, from a box of this length; its
-        // destructor does not run. After `end` nobody touches the memory.
-        let memory = unsafe { reclaim(this.memory, this.len) };
-        // SAFETY: `this` is not used after this, so each field is dropped once.
-        unsafe {
-            std::ptr::drop_in_place(&raw mut this.mr);
-            std::ptr::drop_in_place(&raw mut this._domain);
-        }
-        memory
-    }
-}
-
-impl MemoryRegion<'_> {
-    fn end(&mut self) {
+    /// Ends the registration and gives the memory back. Memory that was copied at registration, made by
+    /// [`ProtectionDomain::allocate`] or given to [`ProtectionDomain::register_raw`] is copied.
+    pub fn into_memory(mut self) -> Vec<u8> {
         self.mr.end();
+        std::mem::replace(&mut self.memory, Memory::of_caller(NonNull::dangling(), 0)).into_vec()
     }
 }
 
 impl Drop for MemoryRegion<'_> {
     fn drop(&mut self) {
-        self.end();
-        if self.owned {
-            // SAFETY: made by `owned` from a box of this length; after `end` nobody touches it.
-            drop(unsafe { reclaim(self.memory, self.len) });
-        }
+        // From here on the device does not touch the memory, which is dropped next.
+        self.mr.end();
     }
 }
 
-/// The box that `memory` was.
-///
-/// # Safety
-///
-/// `memory` is from `Box::into_raw` of a `Box<[u8]>` of `len` octets, and is used by nobody any more.
-unsafe fn reclaim(memory: NonNull<u8>, len: usize) -> Box<[u8]> {
-    let slice = std::ptr::slice_from_raw_parts_mut(memory.as_ptr(), len);
-    // SAFETY: promised by the caller.
-    unsafe { Box::from_raw(slice) }
+impl fmt::Debug for MemoryRegion<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let addr = format_args!("{:#x}", self.mr.addr());
+        f.debug_struct("MemoryRegion").field("addr", &addr).field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl ProtectionDomain {
+    /// Registers memory that the caller provides by address, for example a mapped file or huge pages.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Register`] if the memory is not mapped, or does not permit `access`.
+    ///
+    /// # Safety
+    ///
+    /// As long as the region exists, no reference to the `len` octets from `start` on is used, and no part of the program
+    /// but the region and the device accesses them. They must be writable if the region is written to. Memory that is
+    /// unmapped meanwhile makes work requests fail; other memory that is mapped there instead may be changed.
+    #[doc(alias = "ibv_reg_mr")]
+    pub unsafe fn register_raw<'a>(
+        &self,
+        start: NonNull<u8>,
+        len: usize,
+        access: Access,
+    ) -> Result<MemoryRegion<'a>, Error> {
+        MemoryRegion::new(self, Memory::of_caller(start, len), access)
+    }
 }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use ferroce_engine as engine;
-use ferroce_engine::{Access, QpCaps, QpInit, Service};
+use ferroce_engine::{QpCaps, QpInit, Service};
 
 use crate::device::Open;
 use crate::qp::Reset;
 use crate::service::{Shares, Uc, Ud};
 use crate::{
-    CompletionQueue, Context, Error, MemoryRegion, MemoryWindow, QueuePair, SharedReceiveQueue, SrqOptions,
+    Access, CompletionQueue, Context, Error, MemoryRegion, MemoryWindow, QueuePair, SharedReceiveQueue,
+    SrqOptions,
 };
 
 /// A protection domain: queue pairs reach only memory of their own domain. Clones are the same one.
@@ -63,16 +64,26 @@ impl ProtectionDomain {
 
     /// Registers memory, which the region owns from then on. Remote access needs
     /// [`Access::REMOTE_READ`] or [`Access::REMOTE_WRITE`] and `LOCAL_WRITE`.
+    ///
+    /// A vector is taken over as it is, unless its memory does not begin at a multiple of 8: then it is copied to memory
+    /// that does.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register(
         &self,
-        memory: impl Into<Box<[u8]>>,
+        memory: impl Into<Vec<u8>>,
         access: Access,
     ) -> Result<MemoryRegion<'static>, Error> {
         MemoryRegion::owned(self, memory.into(), access)
     }
 
-    /// Registers borrowed memory while `work` runs. When this returns, nobody touches it any more.
+    /// Makes memory of `len` octets, all zero, and registers it as [`Self::register`].
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn allocate(&self, len: usize, access: Access) -> Result<MemoryRegion<'static>, Error> {
+        MemoryRegion::zeroed(self, len, access)
+    }
+
+    /// Registers borrowed memory while `work` runs. When this returns, nobody touches it any more. The memory stays where
+    /// it is, so peers' atomics need a start that is a multiple of 8.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_for<R>(
         &self,

@@ -5,15 +5,13 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use ferroce_engine as engine;
-use ferroce_engine::{
-    Access, AhAttr, QpAccess, QpAttr, QpAttrMask, QpState, Remote, SendOp, SendTo, SendWr, Sge,
-};
+use ferroce_engine::{AhAttr, QpAccess, QpAttr, QpAttrMask, QpState, Remote, SendOp, SendTo, SendWr, Sge};
 use ferroce_wire::{Imm, Psn, Qkey, Qpn, Rkey, SrqNumber};
 
 use crate::service::{Connected, Rc, Uc, Ud};
 use crate::{
-    Address, AddressHandle, CompletionQueue, Connection, Error, MemoryRegion, MemoryWindow, ProtectionDomain,
-    QpError, SendOptions, SharedReceiveQueue, Slice,
+    Access, Address, AddressHandle, CompletionQueue, Connection, Error, MemoryRegion, MemoryWindow,
+    ProtectionDomain, QpError, SendOptions, SharedReceiveQueue, Slice,
 };
 
 /// Just made.

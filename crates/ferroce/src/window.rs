@@ -4,9 +4,9 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use ferroce_engine as engine;
-use ferroce_engine::{Access, Bind, MwType, WindowAccess};
+use ferroce_engine::{Bind, MwType, WindowAccess};
 
-use crate::{Error, MemoryRegion, ProtectionDomain, RemoteMemory};
+use crate::{Access, Error, MemoryRegion, ProtectionDomain, RemoteMemory};
 
 /// A key of its own to a part of a region, for one peer and as long as it is bound: the region stays registered when the
 /// window is taken back. Bound by [`crate::WorkRequest::bind`]; dropping it ends it.

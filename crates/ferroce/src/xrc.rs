@@ -4,14 +4,12 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use ferroce_engine as engine;
-use ferroce_engine::{
-    Access, Inode, QpAccess, QpAttr, QpAttrMask, QpCaps, QpInit, QpState, Service, XrcdInit,
-};
+use ferroce_engine::{Inode, QpAccess, QpAttr, QpAttrMask, QpCaps, QpInit, QpState, Service, XrcdInit};
 use ferroce_wire::{Qpn, SrqNumber};
 
 use crate::qp::{self, Owned};
 use crate::{
-    Address, CompletionQueue, Connection, Context, Error, ProtectionDomain, QpOptions, SendOptions,
+    Access, Address, CompletionQueue, Connection, Context, Error, ProtectionDomain, QpOptions, SendOptions,
     SharedReceiveQueue, Slice, SrqOptions, WorkRequest,
 };
 

@@ -1,0 +1,174 @@
+//! Registered memory from Rust, in a network namespace of the test's own.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ops::Bound;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::thread;
+
+use common::{in_namespace, pair};
+use ferroce::{Access, Context, ProtectionDomain, Status, WorkRequest};
+
+/// An allocator that gives octets no more alignment than their type asks for: small vectors of octets begin at odd addresses.
+struct Odd;
+
+#[global_allocator]
+static ODD: Odd = Odd;
+
+/// Larger vectors of octets are aligned.
+const SMALL: usize = 1024;
+
+/// What to ask the system for instead, to have room in front of an odd address.
+fn larger(layout: Layout) -> Option<Layout> {
+    let odd = layout.align() == 1 && layout.size() < SMALL;
+    odd.then(|| Layout::from_size_align(layout.size() + 16, 16).expect("a small layout"))
+}
+
+// SAFETY: the system's allocator gives 16 octets more than asked for, at a multiple of 16; those behind the first are
+// enough for a layout without alignment.
+unsafe impl GlobalAlloc for Odd {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let larger = larger(layout);
+        // SAFETY: the caller's.
+        let start = unsafe { System.alloc(larger.unwrap_or(layout)) };
+        if larger.is_some() && !start.is_null() { start.wrapping_add(1) } else { start }
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        let (start, layout) =
+            larger(layout).map_or((start, layout), |larger| (start.wrapping_sub(1), larger));
+        // SAFETY: `start` and `layout` are those that `alloc` gave to the system's allocator.
+        unsafe { System.dealloc(start, layout) };
+    }
+}
+
+fn domain() -> (Context, ProtectionDomain) {
+    let device = Context::open("fr0").unwrap();
+    let domain = device.protection_domain().unwrap();
+    (device, domain)
+}
+
+const ATOMIC: Access = Access::LOCAL_WRITE.union(Access::REMOTE_ATOMIC);
+
+/// IBTA 9.4.5: atomics work on words at multiples of 8, whatever the program's allocator does with octets.
+#[test]
+fn owned_memory_is_aligned_for_atomics() {
+    if !in_namespace("owned_memory_is_aligned_for_atomics") {
+        return;
+    }
+    let (device, domain) = domain();
+    let done = device.completion_queue(16, None).unwrap();
+    let (a, _b) = pair(&domain, [&done, &done]);
+    let old = domain.allocate(8, Access::LOCAL_WRITE).unwrap();
+    let octets: Vec<u8> = (0..9).collect();
+    assert_eq!(octets.as_ptr().addr() % 2, 1, "the test's allocator is used");
+    let regions =
+        [domain.register(octets, ATOMIC), domain.register([0; 16], ATOMIC), domain.allocate(9, ATOMIC)];
+    for region in regions.map(|region| region.unwrap()) {
+        let before = region.to_vec();
+        a.post_send([&WorkRequest::fetch_add(1, old.slice(..), region.remote(0), 1)]).unwrap();
+        let completion = done.wait().unwrap()[0];
+        assert_eq!(completion.status, Status::Success);
+        assert_eq!(old.to_vec(), before[..8]);
+        let mut after = before;
+        let sum = u64::from_ne_bytes(after[..8].try_into().unwrap()) + 1;
+        after[..8].copy_from_slice(&sum.to_ne_bytes());
+        assert_eq!(region.into_memory(), after);
+    }
+}
+
+/// Memory that is aligned already is taken over as it is, also with room to spare, and given back so.
+#[test]
+fn aligned_vectors_are_not_copied() {
+    if !in_namespace("aligned_vectors_are_not_copied") {
+        return;
+    }
+    let (_device, domain) = domain();
+    let mut octets = Vec::with_capacity(2 * SMALL);
+    octets.resize(20, 0);
+    let start: *const u8 = octets.as_ptr();
+    let region = domain.register(octets, Access::LOCAL_WRITE).unwrap();
+    assert_eq!(region.remote(0).addr, start.addr() as u64);
+    region.write(3, b"words");
+    let octets = region.into_memory();
+    assert_eq!((octets.as_ptr(), octets.len(), octets.capacity()), (start, 20, 2 * SMALL));
+    assert_eq!(&octets[..10], b"\0\0\0words\0\0");
+}
+
+/// Two threads may read and write the same octets. Aligned words are never seen half written.
+#[test]
+fn words_are_copied_whole() {
+    if !in_namespace("words_are_copied_whole") {
+        return;
+    }
+    let (_device, domain) = domain();
+    let region = domain.allocate(64, Access::LOCAL_WRITE).unwrap();
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for round in 0..200_000_u32 {
+                region.write(0, &[round as u8; 64]);
+            }
+        });
+        let mut out = [0; 64];
+        while !writer.is_finished() {
+            region.read(0, &mut out);
+            for word in out.chunks(8) {
+                assert!(word.iter().all(|octet| *octet == word[0]), "a word is torn: {word:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn ranges_outside_the_region_panic() {
+    if !in_namespace("ranges_outside_the_region_panic") {
+        return;
+    }
+    let (_device, domain) = domain();
+    let region = domain.allocate(64, Access::LOCAL_WRITE).unwrap();
+    assert_eq!(region.slice(..).len(), 64);
+    assert_eq!(region.slice(..=63).len(), 64);
+    assert_eq!(region.slice((Bound::Excluded(1), Bound::Included(3))).len(), 2);
+    assert!(region.slice(64..).is_empty());
+    let panics = |work: &dyn Fn()| {
+        let panic = catch_unwind(AssertUnwindSafe(work)).expect_err("it must panic");
+        panic
+            .downcast::<String>()
+            .map_or_else(|panic| panic.downcast_ref::<&str>().unwrap().to_string(), |text| *text)
+    };
+    let last = "no region reaches the last address";
+    assert_eq!(panics(&|| _ = region.slice(0..=usize::MAX)), last);
+    assert_eq!(panics(&|| _ = region.slice((Bound::Excluded(usize::MAX), Bound::Unbounded))), last);
+    for range in [0..65, 65..65, 65..usize::MAX] {
+        let text = panics(&|| _ = region.slice(range.clone()));
+        assert!(text.ends_with("is not inside the region's 64 octets"), "{text}");
+    }
+    for offset in [58, 65, usize::MAX] {
+        for text in [panics(&|| region.read(offset, &mut [0; 7])), panics(&|| region.write(offset, &[0; 7]))]
+        {
+            assert!(text.ends_with("are not inside the region's 64"), "{text}");
+        }
+    }
+    panics(&|| _ = region.remote(65));
+}
+
+#[test]
+fn memory_of_the_caller() {
+    if !in_namespace("memory_of_the_caller") {
+        return;
+    }
+    let (_device, domain) = domain();
+    let mut octets = *b"borrowed";
+    let seen = domain.register_for(&mut octets, Access::LOCAL_WRITE, |region| {
+        region.write(0, b"B");
+        region.to_vec()
+    });
+    assert_eq!((&seen.unwrap()[..], &octets), (&b"Borrowed"[..], b"Borrowed"));
+    let words: &'static mut [u64] = Box::leak(vec![7; 2].into());
+    // SAFETY: nothing else uses the words.
+    let region =
+        unsafe { domain.register_raw(NonNull::from(words).cast(), 16, Access::LOCAL_WRITE) }.unwrap();
+    assert_eq!(region.into_memory(), [7, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
+}
