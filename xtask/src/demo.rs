@@ -81,7 +81,8 @@ impl Stage<'_> {
         all.extend(words[1..].iter().map(|w| (*w).to_owned()));
         let mut command = Command::new(&all[0]);
         command.args(&all[1..]).current_dir("/").env("FERROCE_RCVBUF", RECEIVE_BUFFER.to_string());
-        command.env("FERROCE_RUNTIME_DIR", self.logs.join("run"));
+        // The commands name fr0.
+        command.env("FERROCE_RUNTIME_DIR", self.logs.join("run")).env("FERROCE_LOOPBACK", "1");
         if let Some(dirs) = self.programs.libraries() {
             command.env("LD_LIBRARY_PATH", dirs);
         }

@@ -279,7 +279,8 @@ pub unsafe extern "C" fn ibv_query_port(
     unsafe { query_port(context, port_num, port_attr.cast(), SHORT_PORT_ATTR) }
 }
 
-/// The speed of the port in 100 Mb/s: the netdev's, 40 Gb/s for one that does not say, as `lo`.
+/// The speed of the port in 100 Mb/s: the netdev's, 100 Gb/s for one without a wire, as `lo`, and 40 Gb/s for one that
+/// does not say.
 ///
 /// # Safety
 ///

@@ -229,6 +229,11 @@ fn management_programs_see_the_devices() {
 }
 
 #[test]
+fn the_devices_of_a_list() {
+    passes("listing");
+}
+
+#[test]
 fn sysfs_is_answered_without_files() {
     passes("files");
 }

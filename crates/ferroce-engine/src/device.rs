@@ -2,6 +2,7 @@
 
 use ferroce_wire::PathMtu;
 
+use crate::broker::has_virtual_wire;
 use crate::sys;
 
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, LinkSettings, Origin, PhysState};
@@ -126,7 +127,8 @@ pub struct PortAttr {
     pub pkey_tbl_len: u16,
     /// Bytes of the largest message: 2^31.
     pub max_msg_sz: u32,
-    /// What the netdev says it can carry, in Mb/s; `None` where it says nothing, as `lo`.
+    /// What the netdev says it can carry, in Mb/s; [`VIRTUAL_SPEED`] for one without a wire, whatever it says; `None`
+    /// where nothing is known.
     pub speed: Option<u32>,
     /// Packets that were not of the partition, to this process.
     pub bad_pkeys: u64,
@@ -145,7 +147,7 @@ impl PortAttr {
             gid_tbl_len: GID_TABLE_LEN,
             pkey_tbl_len: 1,
             max_msg_sz: 1 << 31,
-            speed: sys::link_speed(&info.netdev),
+            speed: speed(info),
             bad_pkeys: 0,
             bad_qkeys: 0,
         }
@@ -157,8 +159,20 @@ impl PortAttr {
     }
 }
 
-/// What `lo` and other interfaces of no known speed are taken for, in Mb/s: about what the UDP datapath reaches.
+/// What interfaces of no known speed are taken for, in Mb/s: about what the UDP datapath reaches.
 pub const DEFAULT_SPEED: u32 = 40_000;
+
+/// What interfaces without a wire are taken for, in Mb/s: `lo`, a veth and what stands on veths alone. What Linux says of a
+/// veth (10 Gb/s) is made up. It is as fast as memory, and a program that compares a port with memory must see that: UCX
+/// copies whatever it sends in pieces of 8 KiB to a port that seems slower than `memcpy`.
+pub const VIRTUAL_SPEED: u32 = 100_000;
+
+fn speed(info: &DeviceInfo) -> Option<u32> {
+    match has_virtual_wire(info.ifindex) {
+        true => Some(VIRTUAL_SPEED),
+        false => sys::link_speed(&info.netdev),
+    }
+}
 
 /// The codes of `active_width` and of the speed of a lane whose product is closest to that of an Ethernet of so many
 /// Mb/s, as the kernel picks them for RoCE.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use ferroce_datapath::udp::RxSocket;
-use ferroce_ipc::ResourceCounts;
+use ferroce_ipc::{Listing, Origin, ResourceCounts};
 use ferroce_proto::Budget;
 use parking_lot::Mutex;
 
@@ -31,9 +31,27 @@ use crate::rings::RingPort;
 use crate::xrc::Named;
 use crate::{CompletionQueue, Context, Qp, fork, rings, sys};
 
-/// The devices of this network namespace, as this process sees them.
+/// The devices that this process lists, see [`Listing`]. The default device stays in the list while the process has it open.
+///
+/// # Errors
+/// [`DeviceError::Broker`] if there is no broker and none can be started.
 pub fn devices() -> Result<Vec<DeviceInfo>, DeviceError> {
-    Ok(Engine::global()?.current_devices()?.as_ref().clone())
+    let engine = Engine::global()?;
+    let devices = engine.current_devices()?;
+    let listing = engine.broker.listing();
+    let default = devices.iter().find(|device| device.origin == Origin::Default);
+    let open = default
+        .is_some_and(|device| engine.open_contexts().iter().any(|context| context.device_id() == device.id));
+    Ok(Listing { loopback: listing.loopback || open, ..listing }.of(&devices))
+}
+
+/// The device of that name, listed or not; `None` if there is none.
+///
+/// # Errors
+/// As those of [`devices`].
+pub fn device_named(name: &str) -> Result<Option<DeviceInfo>, DeviceError> {
+    let devices = Engine::global()?.current_devices()?;
+    Ok(devices.iter().find(|device| device.name == name).cloned())
 }
 
 /// What a device counted in all programs, by name.

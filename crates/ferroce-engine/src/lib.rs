@@ -75,7 +75,7 @@ pub use device::{
     MAX_RD_ATOM, MAX_SGE, MAX_SRQ, MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TOTAL_MCAST_QP_ATTACH, Origin, PhysState,
     PortAttr, PortState, width_and_speed,
 };
-pub use engine::{device_statistics, devices};
+pub use engine::{device_named, device_statistics, devices};
 pub use ferroce_datapath::packet::{Layer, Pattern, Rule};
 pub use ferroce_ipc::ledger::port_counters;
 pub use ferroce_proto::{

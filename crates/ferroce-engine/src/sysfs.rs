@@ -1,7 +1,7 @@
 //! What sysfs would say of our devices, for programs that look there and find no file.
 
 use ferroce_ipc::CmStatus;
-use ferroce_ipc::sysfs::{Missing, Node, Tree, counters};
+use ferroce_ipc::sysfs::{Missing, Node, Tree, counters, numa_node};
 use rustix::net::netdevice::index_to_name;
 
 use crate::device::PortAttr;
@@ -26,7 +26,7 @@ pub fn read(path: &str) -> Result<String, SysfsError> {
         known.unwrap_or_else(|| format!("<{ifindex}>"))
     };
     let speed = |device: &_| PortAttr::of(device).width_and_speed();
-    let tree = Tree { devices: &devices, speed: &speed, netdev: &netdev };
+    let tree = Tree { devices: &devices, speed: &speed, netdev: &netdev, numa_node: &numa_node };
     match tree.find(path) {
         Ok(Node::Text(text)) => Ok(text),
         Ok(Node::Directory | Node::Link(_)) => Err(SysfsError::Directory),

@@ -46,6 +46,43 @@ impl DeviceInfo {
     }
 }
 
+/// Which of the devices a program is shown when it asks for a list of them. The others work as well: a connection to an
+/// address finds the device that has the address, listed or not.
+///
+/// The default device on `lo` is a stand-in for the time without configuration. A host with links shows the links alone, as
+/// a host with cards does. Programs that take every active port (UCX, NCCL, Mooncake) would take it as a second path to
+/// every host, because the 127.0.0.1 of two hosts looks like one subnet to them, and would hang. A port that is reported
+/// DOWN would lie to programs that name it, and an order, whatever it is, means nothing to programs that take all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// The first device alone: `FERROCE_NETDEV` asked for it.
+    pub one: bool,
+    /// The default device, too: `FERROCE_LOOPBACK=1`.
+    pub loopback: bool,
+}
+
+impl Listing {
+    /// As the environment says.
+    pub fn from_environment() -> Self {
+        Self {
+            one: std::env::var_os("FERROCE_NETDEV").is_some_and(|netdev| !netdev.is_empty()),
+            loopback: std::env::var_os("FERROCE_LOOPBACK").is_some_and(|value| value == "1"),
+        }
+    }
+
+    /// The devices to show, of those that the broker told a program, in their order.
+    pub fn of(self, devices: &[DeviceInfo]) -> Vec<DeviceInfo> {
+        let links = devices.iter().any(|device| device.origin == Origin::Link);
+        let shown = |(index, device): &(usize, &DeviceInfo)| match device.origin {
+            Origin::Default if self.loopback => true,
+            _ if self.one => *index == 0,
+            Origin::Default => !links,
+            Origin::Link | Origin::View => true,
+        };
+        devices.iter().enumerate().filter(shown).map(|(_, device)| device.clone()).collect()
+    }
+}
+
 /// One valid entry of a GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidEntry {
@@ -127,3 +164,55 @@ macro_rules! from_u8 {
 from_u8!(GidType: RoceV1, RoceV2);
 from_u8!(PhysState: Polling, Disabled, LinkUp);
 from_u8!(Origin: Default, Link, View);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(name: &str, origin: Origin) -> DeviceInfo {
+        DeviceInfo {
+            id: 1,
+            name: name.to_owned(),
+            dev_name: "uverbs0".to_owned(),
+            node_guid: [1; 8],
+            netdev: "eth0".to_owned(),
+            ifindex: 2,
+            mtu: 1500,
+            port_active: true,
+            phys_state: PhysState::LinkUp,
+            origin,
+            gids: Vec::new(),
+            settings: LinkSettings::default(),
+            macs: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn the_default_device_steps_back() {
+        let (fr0, fr1) = (device("fr0", Origin::Default), device("fr1", Origin::Link));
+        let (fr2, own) = (device("fr2", Origin::Link), device("fr3", Origin::View));
+        let alone = vec![fr0.clone()];
+        let links = vec![fr1.clone(), fr2.clone(), fr0.clone()];
+        let view = vec![own, fr1, fr2.clone(), fr0.clone()];
+        let lo = vec![fr0.clone(), fr2];
+        let (default, one) = (Listing::default(), Listing { one: true, loopback: false });
+        let (both, one_and_lo) =
+            (Listing { one: false, loopback: true }, Listing { one: true, loopback: true });
+        for (listing, devices, want) in [
+            (default, &alone, &["fr0"][..]),
+            (default, &links, &["fr1", "fr2"]),
+            (both, &alone, &["fr0"]),
+            (both, &links, &["fr1", "fr2", "fr0"]),
+            (one, &view, &["fr3"]),
+            (one, &links, &["fr1"]),
+            (one, &lo, &["fr0"]),
+            (one_and_lo, &view, &["fr3", "fr0"]),
+            (one_and_lo, &lo, &["fr0"]),
+            (default, &Vec::new(), &[]),
+        ] {
+            let shown = listing.of(devices);
+            let shown: Vec<&str> = shown.iter().map(|device| device.name.as_str()).collect();
+            assert_eq!(shown, want, "{listing:?}");
+        }
+    }
+}

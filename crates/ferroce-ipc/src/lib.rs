@@ -27,7 +27,7 @@ pub mod sysfs;
 pub use client::{Answer, Client, ClientError};
 pub use codec::MessageError;
 pub use connection::{Connection, Listener, Peer, Received};
-pub use device::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
+pub use device::{DeviceInfo, GidEntry, GidType, Listing, Origin, PhysState};
 pub use message::{
     AddressSockets, CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmIdEntry, CmIdState, CmNews, CmRequest,
     CmRoute, CmStatus, CmWhat, DEVICE_BYTES, GID_BYTES, Hello, LeaseEntry, Leased, LinkKind, MAC_BYTES,

@@ -4,6 +4,7 @@
 //! libraries answer from it one at a time ([`Tree::find`]). What is counted is apart ([`counters`]), because it changes by
 //! itself, and only the broker knows it.
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ pub enum Node {
     /// A directory.
     Directory,
     /// A symbolic link with its target. [`Tree::find`] follows it.
-    Link(&'static str),
+    Link(String),
     /// A file and its content, with the newline.
     Text(String),
     /// A file that the kernel refuses to read (EINVAL): what an empty entry of a GID table says of itself. Written down it is
@@ -62,6 +63,8 @@ pub struct Tree<'a> {
     pub speed: &'a dyn Fn(&DeviceInfo) -> (u8, u32),
     /// The name of an interface.
     pub netdev: &'a dyn Fn(u32) -> String,
+    /// The NUMA node of the interface of that name, see [`numa_node`].
+    pub numa_node: &'a dyn Fn(&str) -> i32,
 }
 
 type Word = fn(&DeviceInfo) -> &str;
@@ -69,7 +72,7 @@ type Text = fn(&Tree<'_>, &DeviceInfo) -> String;
 type Entry = fn(&Tree<'_>, Option<&GidEntry>) -> Option<String>;
 
 /// Files of a device, below `infiniband/DEV`; without the newline.
-const FILES: [(&str, Text); 18] = [
+const FILES: [(&str, Text); 17] = [
     ("fw_ver", |_, _| env!("CARGO_PKG_VERSION").to_owned()),
     ("node_desc", |_, _| "ferroce".to_owned()),
     ("node_guid", |_, device| quads(&device.node_guid)),
@@ -77,7 +80,6 @@ const FILES: [(&str, Text); 18] = [
     ("parent", |_, device| device.netdev.clone()),
     ("sys_image_guid", |_, device| quads(&device.node_guid)),
     ("uevent", |_, device| format!("NAME={}", device.name)),
-    ("device/numa_node", |_, _| "-1".to_owned()),
     ("ports/1/cap_mask", |_, _| "0x00010000".to_owned()),
     ("ports/1/lid", |_, _| "0x0".to_owned()),
     ("ports/1/lid_mask_count", |_, _| "0".to_owned()),
@@ -133,23 +135,27 @@ impl Tree<'_> {
     /// # Errors
     /// If it leads to nothing.
     pub fn find(&self, path: &str) -> Result<Node, Missing> {
-        let mut at: Vec<&str> = Vec::new();
+        let mut at: Vec<String> = Vec::new();
         let mut here = Node::Directory;
-        for part in path.split('/') {
+        let mut left: VecDeque<String> = path.split('/').map(str::to_owned).collect();
+        while let Some(part) = left.pop_front() {
             if here != Node::Directory {
                 return Err(Missing::NotADirectory);
             }
-            match part {
+            match part.as_str() {
                 "" | "." => continue,
                 ".." => {
                     at.pop();
                     continue;
                 }
-                name => at.push(name),
+                _ => at.push(part),
             }
-            here = self.node(&at).ok_or(Missing::NoSuchFile)?;
-            if matches!(here, Node::Link(_)) {
-                (at, here) = (vec!["sys", "class", "infiniband"], Node::Directory);
+            let parts: Vec<&str> = at.iter().map(String::as_str).collect();
+            here = self.node(&parts).ok_or(Missing::NoSuchFile)?;
+            if let Node::Link(target) = here {
+                at.pop();
+                target.rsplit('/').for_each(|part| left.push_front(part.to_owned()));
+                here = Node::Directory;
             }
         }
         Ok(here)
@@ -173,8 +179,11 @@ impl Tree<'_> {
                     (format!("{root}/{directory}/{index}"), node)
                 }));
             }
-            all.push((format!("{root}/subsystem"), Node::Link(SUBSYSTEM)));
-            all.push((format!("{root}/device/net/{}", device.netdev), Node::Directory));
+            let (below, numa_node) = (below(device), (self.numa_node)(&device.netdev));
+            all.push((format!("{root}/subsystem"), Node::Link(SUBSYSTEM.to_owned())));
+            all.push((format!("{root}/device"), Node::Link(below.clone())));
+            all.push((format!("{root}/{below}/numa_node"), line(&numa_node.to_string())));
+            all.push((format!("{root}/{below}/net/{}", device.netdev), Node::Directory));
         }
         all
     }
@@ -223,8 +232,14 @@ impl Tree<'_> {
         if let Some((_, text)) = FILES.iter().find(|(file, _)| *file == path) {
             return Some(Node::Text(format!("{}\n", text(self, device))));
         }
-        if path == "subsystem" {
-            return Some(Node::Link(SUBSYSTEM));
+        let below = below(device);
+        match path {
+            "subsystem" => return Some(Node::Link(SUBSYSTEM.to_owned())),
+            "device" => return Some(Node::Link(below)),
+            _ => {}
+        }
+        if path == format!("{below}/numa_node") {
+            return Some(Node::Text(format!("{}\n", (self.numa_node)(&device.netdev))));
         }
         let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
         if let Some((_, text)) = TABLES.iter().find(|(table, _)| *table == directory) {
@@ -241,13 +256,32 @@ impl Tree<'_> {
         if let Some(group) = below_port(directory) {
             return Some(Node::Counter { device: device.name.clone(), group, name: name.to_owned() });
         }
-        let net = format!("device/net/{}", device.netdev);
+        let net = format!("{below}/net/{}", device.netdev);
         let directories = TABLES.iter().map(|(table, _)| *table).chain([net.as_str()]);
         let leads = |file: &str| path.is_empty() || Path::new(file).starts_with(path);
         let known =
             directories.chain(FILES.iter().map(|(file, _)| *file)).any(leads) || below_port(path).is_some();
         known.then_some(Node::Directory)
     }
+}
+
+/// The directory, beside a device's files, that its link `device` names: as on a card a link, because programs read it
+/// (`readlink`), and with a name of its own, because some tell devices apart by that.
+fn below(device: &DeviceInfo) -> String {
+    format!(".{}", device.name)
+}
+
+/// The NUMA node of a network interface: what the kernel says of its hardware; 0 if it says nothing and node 0 is the only
+/// one online, else -1.
+pub fn numa_node(netdev: &str) -> i32 {
+    numa_node_in(Path::new("/sys"), netdev)
+}
+
+fn numa_node_in(sys: &Path, netdev: &str) -> i32 {
+    let read = |path: &str| std::fs::read_to_string(sys.join(path)).unwrap_or_default();
+    let told = read(&format!("class/net/{netdev}/device/numa_node")).trim().parse();
+    let only = if read("devices/system/node/online").trim() == "0" { 0 } else { -1 };
+    told.ok().filter(|node: &i32| *node >= 0).unwrap_or(only)
 }
 
 /// What a device counted, as [`crate::Message::Statistics`] has it, and connection management for all of them: by the
@@ -290,7 +324,7 @@ fn readable(text: Option<String>) -> Node {
     text.map_or(Node::Unreadable, |text| Node::Text(text + "\n"))
 }
 
-/// `40 Gb/sec (4X FDR10)`.
+/// `100 Gb/sec (4X EDR)`.
 fn rate((width, speed): (u8, u32)) -> String {
     let lanes = if width == 1 { 1 } else { 4 };
     // Of a lane, in units of 100 Mb/s.

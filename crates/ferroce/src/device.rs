@@ -9,7 +9,8 @@ use crate::cq::SharedQueue;
 use crate::handles::Handles;
 use crate::{CompletionChannel, CompletionQueue, Error, ProtectionDomain};
 
-/// The devices of this network namespace. Without configuration there is one, `fr0` on `lo`.
+/// The devices of this network namespace. Without configuration there is one, `fr0` on `lo`; with links, or with
+/// `FERROCE_NETDEV`, `fr0` is not listed unless `FERROCE_LOOPBACK=1` or it is open, and can be opened all the same.
 #[doc(alias = "ibv_get_device_list")]
 pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
     Ok(engine::devices()?)

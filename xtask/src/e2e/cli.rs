@@ -124,8 +124,13 @@ fn comes_and_goes(bed: &Bed) -> Result<()> {
     for part in ["active_mtu:\t\t4096 (5)", "GID[  1]:\t\t::ffff:10.81.0.1, RoCE v2"] {
         ensure!(info.contains(part), "no '{part}' in\n{info}");
     }
+    let listed = says(bed, "run -- ibv_devices", 0, "fr1")?;
+    ensure!(!listed.contains("fr0"), "programs that take all devices take fr0:\n{listed}");
+    says(bed, "run --loopback -- ibv_devices", 0, "fr0")?;
+    says(bed, "run --netdev lo -- ibv_devices", 0, "fr0")?;
     says(bed, "link del fr1", 0, "")?;
     says(bed, "link del fr1", 1, "fr1")?;
+    says(bed, "run -- ibv_devices", 0, "fr0")?;
     shows(bed)
 }
 
@@ -180,8 +185,9 @@ fn outlives(bed: &Bed) -> Result<()> {
 
 fn one_view(bed: &Bed) -> Result<()> {
     let text = says(bed, "run --netdev d0 -- ibv_devinfo -v", 0, "::ffff:10.81.0.1")?;
-    let first = text.find("GID[").map(|at| text.split_at(at).0).unwrap_or_default();
-    ensure!(first.matches("hca_id").count() == 1, "the view is not the first device:\n{text}");
+    ensure!(text.matches("hca_id").count() == 1, "not one device:\n{text}");
+    let lo = says(bed, "run --netdev lo -- ibv_devices", 0, "fr0")?;
+    ensure!(!lo.contains("fr1"), "{lo}");
     says(bed, "run --netdev nix -- true", 1, "nix")?;
     Ok(())
 }

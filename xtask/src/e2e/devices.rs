@@ -116,7 +116,7 @@ fn ibstat(bed: &Bed) -> Result<()> {
         "Number of ports: 1",
         "State: Active",
         "Physical state: LinkUp",
-        "Rate: 40",
+        "Rate: 100",
         "Base lid: 0",
         "SM lid: 0",
         "Capability mask: 0x00010000",

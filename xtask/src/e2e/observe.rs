@@ -22,7 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How our tree differs from that of the kernel's rxe: what a path begins with, and words of README.md that explain it.
 const EXPLAINED: &[(&str, &str)] = &[
     ("./power", "`power/`"),
-    ("./device", "`device/`"),
+    ("./device", "`device`"),
+    ("./.fr0", "`device`"),
     ("./ports/1/counters", "`counters/`"),
     ("./ports/1/hw_counters/", "`hw_counters/`"),
 ];
@@ -260,7 +261,7 @@ fn from_memory(bed: &Bed) -> Result<()> {
     // Until the programs of earlier checks count no more.
     let mut differ = Vec::new();
     wait("the same from files and from memory", || {
-        let (files, memory) = (read(&["--sysfs"])?, read(&[])?);
+        let (files, memory) = (read(&["--sysfs"])?, read(&["--no-sysfs"])?);
         ensure!(
             files.len() == listed.output.lines().count() && files.len() > 3 * 1024,
             "{} files",

@@ -56,14 +56,14 @@ pub unsafe extern "C" fn umad_get_cas_names(cas: *mut [c_char; 20], max: c_int) 
 ///
 /// `ca_name` is NULL or a C string.
 pub(super) unsafe fn find(ca_name: *const c_char) -> Result<DeviceInfo, Errno> {
-    let mut infos = ferroce_engine::devices()?;
-    let index = if ca_name.is_null() {
-        infos.iter().position(|info| info.port_active).unwrap_or(0)
-    } else {
+    if !ca_name.is_null() {
         // SAFETY: as the caller says.
         let name = unsafe { CStr::from_ptr(ca_name) };
-        infos.iter().position(|info| info.name.as_bytes() == name.to_bytes()).ok_or(Errno::ENODEV)?
-    };
+        let name = name.to_str().map_err(|_| Errno::ENODEV)?;
+        return ferroce_engine::device_named(name)?.ok_or(Errno::ENODEV);
+    }
+    let mut infos = ferroce_engine::devices()?;
+    let index = infos.iter().position(|info| info.port_active).unwrap_or(0);
     if index < infos.len() { Ok(infos.swap_remove(index)) } else { Err(Errno::ENODEV) }
 }
 

@@ -211,7 +211,7 @@ pub unsafe extern "C" fn umad_send(
 }
 
 fn device(name: &str) -> Result<DeviceInfo, Errno> {
-    ferroce_engine::devices()?.into_iter().find(|info| info.name == name).ok_or(Errno::ENODEV)
+    ferroce_engine::device_named(name)?.ok_or(Errno::ENODEV)
 }
 
 /// Whether a destination is the port itself: by a GID of it, or without any path.

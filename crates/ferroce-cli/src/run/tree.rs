@@ -28,6 +28,7 @@ impl Writer {
             devices,
             speed: &|device| PortAttr::of(device).width_and_speed(),
             netdev: &gids::netdev_name,
+            numa_node: &sysfs::numa_node,
         };
         let tree: BTreeMap<PathBuf, Node> =
             tree.all().into_iter().map(|(path, node)| (path.into(), node)).collect();

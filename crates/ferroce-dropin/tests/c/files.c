@@ -68,7 +68,7 @@ static void port(void)
 	NEED(!ibv_query_port(context, 1, &attr));
 	CHECK(says(device, "ports/1/state", "4: ACTIVE"));
 	CHECK(says(device, "ports/1/phys_state", "5: LinkUp"));
-	CHECK(says(device, "ports/1/rate", "40 Gb/sec (4X FDR10)"));
+	CHECK(says(device, "ports/1/rate", "100 Gb/sec (4X EDR)"));
 	CHECK(says(device, "ports/1/pkeys/0", "0xffff"));
 	for (int i = 0; i < attr.gid_tbl_len; i++) {
 		struct ibv_gid_entry entry;

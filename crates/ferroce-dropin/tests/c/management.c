@@ -21,8 +21,8 @@ static void check_port(const umad_port_t *port, struct ibv_context *context, __b
 	CHECK(port->base_lid == 0 && port->lmc == 0 && port->sm_lid == 0 && port->sm_sl == 0);
 	CHECK(port->state == attr.state && port->phys_state == attr.phys_state);
 	CHECK(be32toh(port->capmask) == attr.port_cap_flags);
-	/* Four lanes of 10 Gb/s. */
-	CHECK(port->rate == 40 && attr.active_width == 2 && attr.active_speed == 8);
+	/* Four lanes of 25 Gb/s. */
+	CHECK(port->rate == 100 && attr.active_width == 2 && attr.active_speed == 32);
 	CHECK(port->port_guid == guid && be64toh(port->gid_prefix) == 0xfe80000000000000);
 	CHECK(port->pkeys_size == 1 && port->pkeys && port->pkeys[0] == 0xffff);
 	CHECK(!strcmp(port->link_layer, "Ethernet"));

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use ferroce_ipc::{
-    AddressSockets, Client, ClientError, CmNews, CmRequest, CmStatus, Leased, MINOR_LEDGER, MINOR_RINGS,
-    Message, Refusal, RefusalCode, ResourceCounts,
+    AddressSockets, Client, ClientError, CmNews, CmRequest, CmStatus, Leased, Listing, MINOR_LEDGER,
+    MINOR_RINGS, Message, Refusal, RefusalCode, ResourceCounts,
 };
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 use ferroce_wire::cm::CommId;
@@ -128,6 +128,7 @@ pub struct BrokerClient {
     timer: Guarded<OwnedFd>,
     /// What the broker last said of the devices, for who must not wait for a request of another thread.
     known: Arc<ArcSwap<Vec<DeviceInfo>>>,
+    listing: Listing,
 }
 
 impl BrokerClient {
@@ -157,6 +158,7 @@ impl BrokerClient {
         watch(&epoll, &wake)?;
         watch(&epoll, &timer)?;
         watch(&epoll, &client)?;
+        let listing = options.listing;
         let inner = Inner {
             options,
             starter,
@@ -183,7 +185,13 @@ impl BrokerClient {
             wake,
             timer,
             known,
+            listing,
         })
+    }
+
+    /// Which devices the program lists.
+    pub fn listing(&self) -> Listing {
+        self.listing
     }
 
     /// The devices as they are now: this program's own first, `fr0` last.

@@ -181,7 +181,7 @@ impl Devices {
             return Err(wrong(format!("there can be {MOST_RULES} rules, of all devices")));
         }
         let netdev = self.netdev(&device.netdev)?;
-        if !new.crc && device.settings.crc && !force && !netdev.is_virtual_wire() {
+        if !new.crc && device.settings.crc && !force && !netdev.virtual_wire {
             return Err(wrong(format!(
                 "{} may be a real wire, where nothing else finds what was damaged underway; --force does it all the same",
                 device.netdev

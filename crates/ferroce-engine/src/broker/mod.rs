@@ -31,7 +31,7 @@ mod sys;
 mod world;
 
 pub use client::{BrokerClient, BrokerError, BrokerEvent, BrokerMode, Lease, LeasedAddress};
-pub(crate) use rtnetlink::Monitor;
+pub(crate) use rtnetlink::{Monitor, has_virtual_wire};
 pub use runtime_dir::RuntimeDir;
 pub use server::{Server, ServerError, ServerOptions};
 pub(crate) use switch::{ring, silence};

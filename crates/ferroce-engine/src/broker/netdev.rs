@@ -62,6 +62,8 @@ pub struct Netdev {
     pub vlan: Option<Vlan>,
     /// A VLAN or macvlan: the interface below, of this network namespace.
     pub lower: Option<u32>,
+    /// Whether all that it carries stays in memory of this host: `lo`, a veth, a bridge of such alone, …
+    pub virtual_wire: bool,
     /// Part of a bond: the bond.
     pub bond: Option<u32>,
     /// A bond that sends by one member alone: that one, unless there is none now.
@@ -80,14 +82,10 @@ impl Netdev {
             up: true,
             running: true,
             loopback: true,
+            virtual_wire: true,
             addresses: vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
             ..Self::default()
         }
-    }
-
-    /// Whether what it carries stays in memory of this host.
-    pub fn is_virtual_wire(&self) -> bool {
-        self.loopback || self.kind == "veth"
     }
 
     /// The port's physical state over this interface.

@@ -106,11 +106,14 @@ pub fn netdevs() -> io::Result<Vec<Netdev>> {
             link.netdev.addresses.push(ip);
         }
     })?;
+    let virtual_wires: Vec<bool> = links.iter().map(|link| is_virtual_wire(&links, link, 0)).collect();
     let bonds: Vec<u32> = links.iter().filter(|l| l.kind == "bond").map(|l| l.netdev.ifindex).collect();
     Ok(links
         .into_iter()
-        .map(|link| {
+        .zip(virtual_wires)
+        .map(|(link, virtual_wire)| {
             let mut netdev = link.netdev;
+            netdev.virtual_wire = virtual_wire;
             netdev.lower = link.lower.filter(|_| matches!(link.kind.as_str(), "vlan" | "macvlan"));
             netdev.bond = link.controller.filter(|index| bonds.contains(index));
             netdev.active_member = link.active_member.filter(|_| link.kind == "bond");
@@ -119,6 +122,33 @@ pub fn netdevs() -> io::Result<Vec<Netdev>> {
             netdev
         })
         .collect())
+}
+
+/// Layers of interfaces that are looked at; Linux allows eight of a kind.
+const MOST_LAYERS: u32 = 16;
+
+/// Whether what an interface carries stays in memory of this host, as far as this network namespace shows: it is one of
+/// software that sends to software, or stands on such alone. Of a lower interface in another namespace nothing is known.
+fn is_virtual_wire(links: &[Link], link: &Link, depth: u32) -> bool {
+    let virtual_too = |other: &Link| depth < MOST_LAYERS && is_virtual_wire(links, other, depth + 1);
+    match link.kind.as_str() {
+        "veth" | "dummy" | "tun" => true,
+        "vlan" | "macvlan" | "macvtap" | "ipvlan" | "ipvtap" => {
+            let lower = links.iter().find(|other| link.lower == Some(other.netdev.ifindex));
+            lower.is_some_and(virtual_too)
+        }
+        "bridge" | "bond" | "team" => {
+            let mut ports = links.iter().filter(|port| port.controller == Some(link.netdev.ifindex));
+            ports.all(virtual_too)
+        }
+        _ => link.netdev.loopback,
+    }
+}
+
+/// Whether the interface of this index has no wire, see [`Netdev::virtual_wire`]; `false` where the kernel does not tell.
+pub fn has_virtual_wire(ifindex: u32) -> bool {
+    let known = netdevs().unwrap_or_default();
+    known.iter().any(|netdev| netdev.ifindex == ifindex && netdev.virtual_wire)
 }
 
 /// `ip link set dev … up`. Fails with `PermissionDenied` where we may not.

@@ -29,7 +29,8 @@ fn device(name: &str, dev_name: &str) -> DeviceInfo {
 
 fn with<R>(body: impl FnOnce(&Tree<'_>) -> R) -> R {
     let devices = [device("fr1", "uverbs1"), device("fr0", "uverbs0")];
-    body(&Tree { devices: &devices, speed: &|_| (2, 8), netdev: &|ifindex| format!("if{ifindex}") })
+    let netdev = |ifindex| format!("if{ifindex}");
+    body(&Tree { devices: &devices, speed: &|_| (2, 32), netdev: &netdev, numa_node: &|_| 3 })
 }
 
 fn text(text: &str) -> Result<Node, Missing> {
@@ -40,7 +41,7 @@ fn text(text: &str) -> Result<Node, Missing> {
 fn what_is_written_is_what_is_found() {
     with(|tree| {
         let all = tree.all();
-        assert_eq!(all.len(), 2 + 2 * (3 + 2 + 18 + 3 * 1024 + 2));
+        assert_eq!(all.len(), 2 + 2 * (3 + 2 + 17 + 3 * 1024 + 4));
         for (path, node) in &all {
             let found = tree.find(&format!("/sys/class/{path}"));
             let want = if matches!(node, Node::Link(_)) { &Node::Directory } else { node };
@@ -61,12 +62,13 @@ fn contents() {
         for (path, want) in [
             ("infiniband/fr0/node_guid", "5054:00ff:fe77:0002"),
             ("infiniband/fr0/ports/1/state", "4: ACTIVE"),
-            ("infiniband/fr0/ports/1/rate", "40 Gb/sec (4X FDR10)"),
+            ("infiniband/fr0/ports/1/rate", "100 Gb/sec (4X EDR)"),
             ("infiniband/fr0/ports/1/gids/0", "0000:0000:0000:0000:0000:0000:0000:0000"),
             ("infiniband/fr0/ports/1/gids/1", "0000:0000:0000:0000:0000:ffff:0a00:0001"),
             ("infiniband/fr0/ports/1/gid_attrs/types/1", "RoCE v2"),
             ("infiniband/fr0/ports/1/gid_attrs/types/3", "IB/RoCE v1"),
             ("infiniband/fr0/ports/1/gid_attrs/ndevs/3", "if2"),
+            ("infiniband/fr0/device/numa_node", "3"),
             ("infiniband_verbs/uverbs0/ibdev", "fr0"),
             ("infiniband_verbs/abi_version", "6"),
             ("infiniband_mad/umad0/ibdev", "fr1"),
@@ -130,6 +132,37 @@ fn paths_are_followed_as_the_kernel_does() {
             assert_eq!(tree.find(&format!("{fr0}/{file}")), Err(Missing::NotADirectory), "{file}");
         }
     });
+}
+
+/// As on a card, where it leads to the PCI device; each leads somewhere else.
+#[test]
+fn device_is_a_symbolic_link() {
+    with(|tree| {
+        let all = tree.all();
+        let target = |path: &str| all.iter().find(|(known, _)| known == path).map(|(_, node)| node.clone());
+        assert_eq!(target("infiniband/fr0/device"), Some(Node::Link(".fr0".to_owned())));
+        assert_eq!(target("infiniband/fr1/device"), Some(Node::Link(".fr1".to_owned())));
+        assert_eq!(tree.find("/sys/class/infiniband/fr0/.fr1"), Err(Missing::NoSuchFile));
+        assert_eq!(tree.find("/sys/class/infiniband/fr0/device/../node_type"), text("1: CA"));
+    });
+}
+
+#[test]
+fn numa_nodes() {
+    let sys = std::env::temp_dir().join(format!("ferroce-numa-{}", std::process::id()));
+    let write = |path: &str, text: &str| {
+        let path = sys.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    assert_eq!(numa_node_in(&sys, "eth0"), -1, "no sysfs");
+    write("class/net/eth0/device/numa_node", "1\n");
+    write("class/net/eth1/device/numa_node", "-1\n");
+    for (online, want) in [("0\n", [1, 0, 0]), ("0-1\n", [1, -1, -1])] {
+        write("devices/system/node/online", online);
+        assert_eq!(["eth0", "eth1", "veth"].map(|netdev| numa_node_in(&sys, netdev)), want, "{online}");
+    }
+    std::fs::remove_dir_all(&sys).unwrap();
 }
 
 #[test]

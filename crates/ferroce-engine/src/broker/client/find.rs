@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use ferroce_ipc::{BROKER_NAME, Client, ClientError, RefusalCode};
+use ferroce_ipc::{BROKER_NAME, Client, ClientError, Listing, RefusalCode};
 use tracing::warn;
 
 use crate::broker::server::ServerError;
@@ -46,16 +46,18 @@ pub struct ConnectOptions {
     pub name: String,
     /// An interface to have a device on, empty for none: `FERROCE_NETDEV`.
     pub netdev: String,
+    /// Which devices the program lists.
+    pub listing: Listing,
 }
 
 impl ConnectOptions {
-    /// The usual name, and `FERROCE_NETDEV`.
+    /// The usual name, and `FERROCE_NETDEV` and `FERROCE_LOOPBACK`.
     pub fn new(mode: BrokerMode) -> Self {
-        let netdev = match sys::is_privileged_program() {
-            true => String::new(),
-            false => std::env::var("FERROCE_NETDEV").unwrap_or_default(),
+        let (netdev, listing) = match sys::is_privileged_program() {
+            true => (String::new(), Listing::default()),
+            false => (std::env::var("FERROCE_NETDEV").unwrap_or_default(), Listing::from_environment()),
         };
-        Self { mode, name: BROKER_NAME.to_owned(), netdev }
+        Self { mode, name: BROKER_NAME.to_owned(), netdev, listing }
     }
 }
 

@@ -45,6 +45,38 @@ fn links() {
 }
 
 #[test]
+fn wires_that_are_memory() {
+    let link = |ifindex, kind: &str, lower, controller| {
+        let mut link = parse_link(&link(0, &[attribute(3, b"x\0")])).unwrap();
+        (link.netdev.ifindex, link.kind) = (ifindex, kind.to_owned());
+        (link.lower, link.controller) = (lower, controller);
+        link
+    };
+    let mut all = vec![
+        link(1, "", None, None),
+        link(2, "", None, Some(8)),
+        link(3, "veth", None, Some(7)),
+        link(4, "veth", None, Some(8)),
+        link(5, "vlan", Some(3), None),
+        link(6, "macvlan", Some(2), None),
+        link(7, "bridge", None, None),
+        link(8, "bridge", None, None),
+        link(9, "macvlan", Some(5), None),
+        link(10, "bridge", None, None),
+        // Its lower interface is in another namespace.
+        link(11, "macvlan", None, None),
+        link(12, "vxlan", Some(3), None),
+        // Two that stand on each other, which cannot be, and must not hang.
+        link(13, "vlan", Some(14), None),
+        link(14, "vlan", Some(13), None),
+    ];
+    all[0].netdev.loopback = true;
+    let found = all.iter().filter(|link| is_virtual_wire(&all, link, 0));
+    let found: Vec<u32> = found.map(|link| link.netdev.ifindex).collect();
+    assert_eq!(found, [1, 3, 4, 5, 7, 9, 10]);
+}
+
+#[test]
 fn vlans_and_their_priorities() {
     let pair = |from: u32, to: u32| attribute(1, &[from.to_ne_bytes(), to.to_ne_bytes()].concat());
     let data = |map: &[Vec<u8>]| {

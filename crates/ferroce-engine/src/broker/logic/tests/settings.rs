@@ -19,7 +19,7 @@ fn answer(bench: &mut Bench, client: u64, message: Message) -> Result<(), String
 }
 
 fn bench() -> Bench {
-    let veth = Netdev { kind: "veth".to_owned(), ..netdev(3, &["192.0.2.2"]) };
+    let veth = Netdev { virtual_wire: true, ..netdev(3, &["192.0.2.2"]) };
     let mut bench = Bench::new(vec![netdev(1, &["127.0.0.1"]), netdev(2, &["fe80::1", "192.0.2.1"]), veth]);
     bench.connect(1, 101);
     for (name, netdev, transient) in [("fr1", "eth0", false), ("fr2", "eth1", true)] {
