@@ -15,9 +15,10 @@ use crate::tree;
 
 /// The library's real file.
 const FILE: &str = "libibverbs.so.1";
-/// The other names of it.
-const LINKS: [&str; 5] =
-    ["libibverbs.so", "librdmacm.so.1", "librdmacm.so", "libibumad.so.3", "libibumad.so"];
+/// The other names of it. There are none for linking (`librdmacm.so`): the file has one SONAME, so a program that is linked with
+/// it asks for `libibverbs.so.1` alone, and does not start on rdma-core. Programs are linked with rdma-core's libraries, and
+/// run on either.
+const LINKS: [&str; 2] = ["librdmacm.so.1", "libibumad.so.3"];
 /// The names under which `ferroce` does what the scripts for RoCE cards do.
 const SCRIPTS: [&str; 6] =
     ["show_gids", "ibdev2netdev", "cma_roce_mode", "cma_roce_tos", "compat_gid_gen", "rxe_cfg"];

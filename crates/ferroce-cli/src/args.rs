@@ -5,6 +5,7 @@
 mod scripts;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
@@ -45,7 +46,7 @@ pub struct Style {
     pub details: bool,
 }
 
-/// Keeps the files of `ferroce run --sysfs` up to date until that program ends; started by it alone.
+/// Keeps the files of `ferroce run` up to date until that program ends; started by it alone.
 #[derive(Parser, Debug)]
 #[command(name = "ferroce-sysfs", version)]
 pub struct SysfsKeeper {
@@ -54,6 +55,9 @@ pub struct SysfsKeeper {
     /// Leaves another one that does it, and ends.
     #[arg(long)]
     pub detach: bool,
+    /// Only tries whether there can be such files, and ends.
+    #[arg(long)]
+    pub probe: bool,
 }
 
 /// The objects of the grammar.
@@ -108,8 +112,14 @@ pub enum Object {
     RxeCfg(RxeCfg),
     /// What of this host or container keeps programs from RoCE, and what to do about it.
     ///
-    /// Looks, and changes nothing. Exit status 1 if there is an error.
-    Doctor,
+    /// Of a PROGRAM it says which libraries the loader will find for it under `ferroce run`, and why: a static program, one
+    /// with more rights than its caller, DT_RPATH and private copies of libibverbs are told. Looks, and changes nothing.
+    /// Exit status 1 if there is an error.
+    #[command(after_help = "Examples:\n  ferroce doctor\n  ferroce doctor /opt/app/bin/server")]
+    Doctor {
+        /// A program, by its path or as it is found in PATH; a library or module works as well.
+        program: Option<PathBuf>,
+    },
     /// GID tables: which address of which network device has which index.
     #[command(infer_subcommands = true)]
     Gid {
@@ -301,18 +311,35 @@ pub struct RunArgs {
     /// Shows the program one device, on this network device.
     #[arg(long, value_name = "IF")]
     pub netdev: Option<String>,
+    /// Shows the program fr0 too, where it would see only links, or the device of --netdev.
+    ///
+    /// As soon as there is a link, fr0 is left out of the list of devices, because programs that take every device would
+    /// take it for a second way to other hosts. `--netdev lo` shows fr0 alone.
+    #[arg(long)]
+    pub loopback: bool,
     /// Gives the program a network namespace of its own with nothing but a loopback device in it.
     ///
     /// For a job that must not share UDP port 4791 with another user's. Needs unprivileged user
     /// namespaces, or root.
     #[arg(long)]
     pub private_net: bool,
-    /// Gives the program the device files and the tree below /sys/class that programs look for, read-only.
+    /// Fails where the program cannot be given the files below /sys/class/infiniband and /dev/infiniband.
     ///
-    /// /sys/class/infiniband and its like, and character devices below /dev/infiniband that do nothing. Counters
-    /// there are a quarter of a second old at most. Needs unprivileged user namespaces, or root.
-    #[arg(long)]
+    /// By default the program is given them where that is possible: the tree of its devices, and character devices that do
+    /// nothing, all read-only, in a mount namespace of its own. Counters there are a quarter of a second old at most. It
+    /// takes unprivileged user namespaces, or root. In a user namespace the program keeps its user and group; set-user-ID
+    /// programs that it starts (sudo) gain nothing, and files of other users look like nobody's.
+    #[arg(long, conflicts_with = "no_sysfs")]
     pub sysfs: bool,
+    /// Runs the program in the namespaces of the caller, without these files.
+    #[arg(long)]
+    pub no_sysfs: bool,
+    /// Puts ferroce's library before every copy of libibverbs that the program brings along, by LD_PRELOAD.
+    ///
+    /// For programs with a DT_RPATH and for bundles that carry a libibverbs under another name, as wheels for Python do;
+    /// `ferroce doctor PROGRAM` tells. Every program that this one starts loads the library as well.
+    #[arg(long)]
+    pub preload: bool,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub command: Vec<OsString>,

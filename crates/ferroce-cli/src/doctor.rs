@@ -1,18 +1,21 @@
-//! `ferroce doctor`: what of this host, or container, will keep programs from RoCE, and what to do about each.
+//! `ferroce doctor`: what of this host, or container, will keep programs from RoCE, and what to do about each; of a program,
+//! what it will load.
 //!
 //! It changes nothing and starts nothing. What it looks at is gathered by [`host`]; what that means is decided by
 //! [`judge`], without looking anywhere.
 
 mod host;
 mod judge;
+mod program;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use serde::Serialize;
 
 use crate::args::Style;
-use crate::rows;
+use crate::{rows, run};
 
 /// How bad something is.
 #[derive(Serialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,9 +56,12 @@ impl Finding {
     }
 }
 
-/// Looks, and prints; fails if there is an error.
-pub fn run(style: Style) -> Result<ExitCode> {
-    let findings = judge::all(&host::look());
+/// Looks at the host, or at a program, and prints; fails if there is an error.
+pub fn run(program: Option<&Path>, style: Style) -> Result<ExitCode> {
+    let findings = match program {
+        None => judge::all(&host::look()),
+        Some(program) => program::judge(program, &run::library_dir()?),
+    };
     rows::say(&shown(&findings, style)?)?;
     let hopeless = findings.iter().any(|finding| finding.state == State::Error);
     Ok(if hopeless { ExitCode::FAILURE } else { ExitCode::SUCCESS })

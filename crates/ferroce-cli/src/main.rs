@@ -11,6 +11,7 @@ mod broker;
 mod doctor;
 mod gids;
 mod link;
+mod program;
 mod resource;
 mod row;
 mod rows;
@@ -64,7 +65,7 @@ fn main() -> ExitCode {
             let all = StatisticCommand::Show { words: Vec::new() };
             statistic::run(command.unwrap_or(all), args.style)
         }
-        Object::Doctor => match doctor::run(args.style) {
+        Object::Doctor { program } => match doctor::run(program.as_deref(), args.style) {
             Ok(status) => return status,
             Err(error) => Err(error),
         },
@@ -181,6 +182,7 @@ mod tests {
             "-j status",
             "doctor",
             "-j doc",
+            "doctor /usr/bin/ibv_devinfo",
         ] {
             let words = std::iter::once("ferroce").chain(line.split(' '));
             assert!(Args::try_parse_from(words).is_ok(), "{line}");

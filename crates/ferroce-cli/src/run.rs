@@ -2,6 +2,7 @@
 //!
 //! The command replaces this process, so signals, exit status, process id and job control are its own.
 
+mod offer;
 mod private_net;
 mod sysfs;
 mod tree;
@@ -14,7 +15,9 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::args::RunArgs;
-use crate::broker;
+use crate::{broker, program};
+
+use offer::{Caller, Offer};
 
 pub use sysfs::{is_sysfs_keeper, keep_sysfs};
 
@@ -50,15 +53,48 @@ fn prepare(args: &RunArgs) -> Result<Command> {
             .with_context(|| format!("no network device is called {netdev}; see `ip link`"))?;
         command.env("FERROCE_NETDEV", netdev);
     }
+    if args.loopback {
+        command.env("FERROCE_LOOPBACK", "1");
+    }
     broker::ensure()?;
-    if args.sysfs {
-        sysfs::enter(args.netdev.as_deref())?;
+    if args.preload {
+        command.env("LD_PRELOAD", preloads(&lib.join(LIBRARY), std::env::var_os("LD_PRELOAD"))?);
+    }
+    if files(args, Path::new(program))? {
+        command.env(offer::GIVEN, offer::given(args));
     }
     Ok(command)
 }
 
+/// Gives the program the files of its devices, if it is to have them; whether it has.
+fn files(args: &RunArgs, program: &Path) -> Result<bool> {
+    if args.sysfs {
+        return sysfs::enter(args).context("--sysfs is not possible here").map(|()| true);
+    }
+    // Without a broker before the program's own nobody knows the devices.
+    let own = matches!(std::env::var("FERROCE_BROKER").as_deref(), Ok("embedded" | "none"));
+    if args.no_sysfs || own || std::env::var(offer::GIVEN).is_ok_and(|given| given == offer::given(args)) {
+        return Ok(false);
+    }
+    let file = program::find(program);
+    let refused = match offer::decide(&Caller::this(), file.as_deref(), || sysfs::probe(args)) {
+        Offer::Leave => return Ok(false),
+        Offer::Refuse(why) => why,
+        Offer::Give => match sysfs::enter(args) {
+            Ok(()) => return Ok(true),
+            Err(error) => format!("{error:#}"),
+        },
+    };
+    eprintln!(
+        "ferroce: {} finds no files in /sys/class/infiniband and /dev/infiniband, which some programs need (UCX, Mooncake): \
+         {refused}; --no-sysfs leaves this line out",
+        program.display()
+    );
+    Ok(false)
+}
+
 /// `lib/` beside the `bin/` that holds this program.
-fn library_dir() -> Result<PathBuf> {
+pub fn library_dir() -> Result<PathBuf> {
     let exe = std::env::current_exe().context("/proc/self/exe")?;
     let lib = exe.parent().and_then(Path::parent).map(|root| root.join("lib")).unwrap_or_default();
     ensure!(
@@ -78,6 +114,18 @@ fn search_path(lib: &Path, before: Option<OsString>) -> Result<OsString> {
     std::env::join_paths(paths).with_context(|| format!("{} cannot be searched", lib.display()))
 }
 
+/// Ours first, then what was asked for already.
+fn preloads(library: &Path, before: Option<OsString>) -> Result<OsString> {
+    let own = library.to_str().filter(|path| !path.contains([':', ' ']));
+    let own = own.with_context(|| format!("{} cannot be preloaded by this name", library.display()))?;
+    let mut all = OsString::from(own);
+    if let Some(before) = before.filter(|before| !before.is_empty()) {
+        all.push(":");
+        all.push(before);
+    }
+    Ok(all)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,5 +142,15 @@ mod tests {
             assert!(matches!(path(before), Ok(Ok(got)) if got == want), "{before}");
         }
         assert!(search_path(Path::new("/with:colon/lib"), None).is_err());
+    }
+
+    #[test]
+    fn our_library_is_preloaded_first() {
+        let library = Path::new("/opt/ferroce/lib/libibverbs.so.1");
+        let all = |before: Option<&str>| preloads(library, before.map(OsString::from)).unwrap();
+        assert_eq!(all(None), "/opt/ferroce/lib/libibverbs.so.1");
+        assert_eq!(all(Some("")), "/opt/ferroce/lib/libibverbs.so.1");
+        assert_eq!(all(Some("/a.so /b.so")), "/opt/ferroce/lib/libibverbs.so.1:/a.so /b.so");
+        assert!(preloads(Path::new("/with space/l.so"), None).is_err(), "the loader would cut it in two");
     }
 }

@@ -129,6 +129,33 @@ fn programs_start_without_a_word_of_the_loader() {
     }
 }
 
+/// A program that is linked in front of our folder asks for the libraries by their own names, and starts with either.
+#[test]
+fn what_is_linked_here_runs_on_rdma_core() {
+    let dir = support::library_dir();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("linked");
+    std::fs::create_dir_all(&folder).expect("target is writable");
+    let (source, program) = (folder.join("linked.c"), folder.join("linked"));
+    let text = "#include <infiniband/umad.h>\n#include <rdma/rdma_cma.h>\n\
+                int main(void) { return !ibv_node_type_str(0) || !rdma_event_str(0) || !umad_class_str(1); }\n";
+    std::fs::write(&source, text).expect("written");
+    let mut cc = Command::new("cc");
+    cc.arg(&source).arg("-o").arg(&program).arg("-L").arg(&dir).args(["-lrdmacm", "-libumad", "-libverbs"]);
+    if !cc.status().is_ok_and(|status| status.success()) {
+        return println!("skipped: no C compiler, or no rdma-core to link with");
+    }
+    let bytes = std::fs::read(&program).expect("it was made");
+    for name in [&b"libibverbs.so.1\0"[..], b"librdmacm.so.1\0", b"libibumad.so.3\0"] {
+        let named = bytes.windows(name.len()).any(|window| window == name);
+        assert!(named, "it does not need {}", String::from_utf8_lossy(name));
+    }
+    for path in ["", &*dir.to_string_lossy()] {
+        let output = Command::new(&program).env("LD_LIBRARY_PATH", path).env("LD_BIND_NOW", "1").output();
+        let output = output.expect("it runs");
+        assert!(output.status.success(), "{path:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
 #[test]
 fn copies_are_refused_by_name() {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("copies");

@@ -1,4 +1,4 @@
-//! `ferroce run --sysfs`: a mount namespace in which the program finds our devices below `/sys/class` and `/dev`.
+//! The files of `ferroce run`: a mount namespace in which the program finds our devices below `/sys/class` and `/dev`.
 //!
 //! The files are in a tmpfs that only a small process of ours can write to, the keeper: it ends when the program does. It
 //! is nobody's child, since a program that waits for all of its children would wait for ever. The program sees the tmpfs
@@ -13,8 +13,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use ferroce_ipc::DeviceInfo;
 use ferroce_ipc::sysfs::{CLASSES, LIFESPAN};
+use ferroce_ipc::{DeviceInfo, Listing};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{getegid, geteuid};
@@ -23,7 +23,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::private_net::{NO_NAMESPACES, keep_identity};
 use super::tree;
-use crate::args::SysfsKeeper;
+use crate::args::{RunArgs, SysfsKeeper};
 use crate::broker::Observer;
 
 /// The keeper's name, by which this program knows that it is one.
@@ -34,35 +34,52 @@ const SCRATCH: [&str; 4] = ["/mnt", "/tmp", "/var", "/run"];
 const NULL: &str = "/dev/null";
 
 /// Moves this process, which has one thread, into a namespace with our devices' files.
-pub fn enter(netdev: Option<&str>) -> Result<()> {
-    mount_all(netdev).context("--sysfs is not possible here")
+pub fn enter(args: &RunArgs) -> Result<()> {
+    mount_all(|directory| start_keeper(directory, args))
 }
 
-fn mount_all(netdev: Option<&str>) -> Result<()> {
+/// Tries it in another process, where nothing is spoilt if a mount is refused after a namespace was not: some systems let
+/// users make namespaces that may do nothing (`kernel.apparmor_restrict_unprivileged_userns`). Says why if not.
+pub fn probe(args: &RunArgs) -> Result<(), String> {
+    // A network namespace of our own came with a user namespace that may mount.
+    if args.private_net {
+        return Ok(());
+    }
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0(KEEPER).args(["--probe", "0"]);
+    let output = command.output().map_err(|error| format!("/proc/self/exe: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let said = said.trim().trim_start_matches(KEEPER).trim_start_matches(": ");
+    if output.status.success() { Ok(()) } else { Err(said.to_owned()) }
+}
+
+/// `devices` writes the files of the devices into a directory, and returns the names of their device files.
+fn mount_all(devices: impl FnOnce(&Path) -> Result<Vec<PathBuf>>) -> Result<()> {
     let (uid, gid) = (geteuid(), getegid());
     // Root, or who has entered a namespace of its own just now, needs no other one.
     if unshare(CloneFlags::CLONE_NEWNS).is_err() {
         unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).context(NO_NAMESPACES)?;
         keep_identity(uid, gid)?;
     }
-    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
-        .context("mounts cannot be made private")?;
+    // What the host mounts later is seen, what is mounted here stays here.
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)
+        .context("mounts cannot be kept from others")?;
     let scratch =
         SCRATCH.into_iter().map(Path::new).find(|path| path.is_dir()).context("no directory to mount on")?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount(Some("ferroce"), scratch, Some("tmpfs"), flags, Some("mode=755")).context("no tmpfs")?;
-    let built = build(scratch, netdev);
+    let built = build(scratch, devices);
     // The mounts made of it stay, and the keeper's working directory.
     umount2(scratch, MntFlags::MNT_DETACH).context("the tmpfs cannot be taken away")?;
     built
 }
 
-fn build(scratch: &Path, netdev: Option<&str>) -> Result<()> {
+fn build(scratch: &Path, devices: impl FnOnce(&Path) -> Result<Vec<PathBuf>>) -> Result<()> {
     let ours = scratch.join("class");
     for class in CLASSES {
         fs::create_dir_all(ours.join(class))?;
     }
-    let devices = start_keeper(&ours, netdev)?;
+    let devices = devices(&ours)?;
     let classes = scratch.join("sys");
     copy_by_mounts(Path::new("/sys/class"), &classes, &CLASSES).context("/sys/class")?;
     for class in CLASSES {
@@ -131,11 +148,14 @@ fn read_only(at: &Path) -> Result<()> {
 }
 
 /// Starts the keeper in the directory of its files. Returns the device files' names when all is written.
-fn start_keeper(directory: &Path, netdev: Option<&str>) -> Result<Vec<PathBuf>> {
+fn start_keeper(directory: &Path, args: &RunArgs) -> Result<Vec<PathBuf>> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0(KEEPER).arg("--detach").arg(std::process::id().to_string()).current_dir(directory);
-    if let Some(netdev) = netdev {
+    if let Some(netdev) = &args.netdev {
         command.env("FERROCE_NETDEV", netdev);
+    }
+    if args.loopback {
+        command.env("FERROCE_LOOPBACK", "1");
     }
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("/proc/self/exe")?;
     let mut names = Vec::new();
@@ -155,14 +175,17 @@ fn start_keeper(directory: &Path, netdev: Option<&str>) -> Result<Vec<PathBuf>> 
     if ready { Ok(names) } else { bail!("the files of --sysfs cannot be written") }
 }
 
-/// Whether this process is to be the keeper.
+/// Whether this process is to be the keeper, or to try whether there can be one.
 pub fn is_sysfs_keeper() -> bool {
     std::env::args_os().next().is_some_and(|name| name == KEEPER)
 }
 
 /// Keeps the files up to date in its working directory.
 pub fn keep_sysfs() -> Result<()> {
-    let SysfsKeeper { pid, detach } = SysfsKeeper::parse();
+    let SysfsKeeper { pid, detach, probe } = SysfsKeeper::parse();
+    if probe {
+        return mount_all(|_| Ok(Vec::new()));
+    }
     if detach {
         // An orphan is nobody's business.
         Command::new("/proc/self/exe").arg0(KEEPER).arg(pid.to_string()).spawn().context("/proc/self/exe")?;
@@ -208,7 +231,7 @@ impl Keeper {
             Some(broker) => broker,
             none => none.insert(Observer::of_running()?),
         };
-        let devices = broker.devices()?;
+        let devices = Listing::from_environment().of(&broker.devices()?);
         let cm = broker.status()?.cm;
         if devices != self.devices {
             self.tree.devices(&devices)?;

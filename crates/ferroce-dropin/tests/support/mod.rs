@@ -39,14 +39,7 @@ pub fn library_dir() -> PathBuf {
         let name = if sanitized().is_some() { "lib-sanitized" } else { "lib" };
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         std::fs::create_dir_all(&dir).expect("target is writable");
-        for name in [
-            "libibverbs.so.1",
-            "libibverbs.so",
-            "librdmacm.so.1",
-            "librdmacm.so",
-            "libibumad.so.3",
-            "libibumad.so",
-        ] {
+        for name in ["libibverbs.so.1", "librdmacm.so.1", "libibumad.so.3"] {
             let link = dir.join(name);
             if std::fs::read_link(&link).ok().as_deref() != Some(library()) {
                 let fresh = dir.join(format!("{name}.{}", std::process::id()));

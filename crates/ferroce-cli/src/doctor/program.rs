@@ -1,0 +1,158 @@
+//! `ferroce doctor PROGRAM`: what a program will load, and why.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use super::{Finding, State};
+use crate::program::{self, Elf, Kind, Loaded, Why};
+
+const CHECK: &str = "program";
+/// Scripts whose interpreter is a script: as many as the kernel follows.
+const MOST_SCRIPTS: usize = 5;
+
+/// What is to be said of the program that is called by this name, if `ours` is the folder of ferroce's libraries.
+pub fn judge(name: &Path, ours: &Path) -> Vec<Finding> {
+    let Some(mut file) = program::find(name) else {
+        return vec![error(format!("{} was not found, neither there nor in PATH", name.display()), None)];
+    };
+    let mut said = Vec::new();
+    for _ in 0..MOST_SCRIPTS {
+        if let Some(obstacle) = obstacle(&file) {
+            said.push(obstacle);
+            return said;
+        }
+        match fs::read(&file).map(|bytes| Kind::of(&bytes)) {
+            Err(why) => {
+                said.push(error(format!("{} cannot be read: {why}", file.display()), None));
+                return said;
+            }
+            Ok(Kind::Script(by)) => {
+                said.push(Finding::ok(
+                    CHECK,
+                    format!("{} is a script, run by {}", file.display(), by.display()),
+                ));
+                match interpreter(&file, by) {
+                    Some(by) => file = by,
+                    None => {
+                        said.push(error(format!("{} has no interpreter here", file.display()), None));
+                        return said;
+                    }
+                }
+            }
+            Ok(kind) => {
+                said.extend(of_file(&file, &kind, ours));
+                return said;
+            }
+        }
+    }
+    said.push(error(format!("{} is a script of too many scripts", name.display()), None));
+    said
+}
+
+/// What keeps the program from being started, or from being reached by any variable.
+fn obstacle(file: &Path) -> Option<Finding> {
+    let mode = fs::metadata(file).ok()?;
+    let shown = file.display();
+    if !mode.is_file() {
+        return Some(error(format!("{shown} is no file"), None));
+    }
+    // A library, or a module of Python, is looked at as well, and is not executable.
+    if mode.permissions().mode() & 0o111 == 0 && !shown.to_string().contains(".so") {
+        return Some(error(format!("{shown} is not executable"), Some(format!("chmod +x {shown}"))));
+    }
+    let privilege = program::privilege(file)?;
+    let found = format!("{shown} is {privilege}: the loader ignores LD_LIBRARY_PATH and LD_PRELOAD for it");
+    let cure = "run a copy without that (cp), or put ferroce's libraries where the system looks first (/etc/ld.so.conf.d)";
+    Some(error(found, Some(cure.to_owned())))
+}
+
+/// The interpreter, through `env`.
+fn interpreter(script: &Path, by: PathBuf) -> Option<PathBuf> {
+    if by.file_name().is_none_or(|name| name != "env") {
+        return program::find(&by);
+    }
+    let text = fs::read(script).ok()?;
+    let line = text.split(|octet| *octet == b'\n').next()?;
+    let line = String::from_utf8_lossy(line).into_owned();
+    let words = line.split_whitespace().skip(1);
+    let word = words.into_iter().find(|word| !word.starts_with('-') && !word.contains('='))?;
+    program::find(Path::new(word))
+}
+
+fn of_file(file: &Path, kind: &Kind, ours: &Path) -> Vec<Finding> {
+    let shown = file.display();
+    let elf = match kind {
+        Kind::Elf(elf) => elf,
+        Kind::Foreign => {
+            let machine = std::env::consts::ARCH;
+            let found =
+                format!("{shown} is for another machine; ferroce's libraries are for {machine}, 64 bit");
+            return vec![error(found, Some("a build for this machine".to_owned()))];
+        }
+        Kind::Script(_) | Kind::Unknown => return vec![error(format!("{shown} is no program"), None)],
+    };
+    if !elf.dynamic {
+        let cure =
+            "link it dynamically: a static program loads no library, so nothing can be put in its place";
+        return vec![error(format!("{shown} is static"), Some(cure.to_owned()))];
+    }
+    if elf.loader.as_ref().is_some_and(|loader| loader.contains("ld-musl")) {
+        let cure = "use a build for glibc: ferroce's library is one, and a process has one C library";
+        return vec![error(format!("{shown} is for musl"), Some(cure.to_owned()))];
+    }
+    libraries(file, elf, ours)
+}
+
+fn libraries(file: &Path, elf: &Elf, ours: &Path) -> Vec<Finding> {
+    let mut environment = vec![ours.to_owned()];
+    environment.extend(std::env::split_paths(&std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default()));
+    let loaded = program::loads(file, elf, &environment);
+    let mut found: Vec<Finding> = loaded.iter().map(|library| of_library(library, file, ours)).collect();
+    let bundled = program::bundled(file);
+    if !bundled.is_empty() {
+        let names: Vec<String> = bundled.iter().map(|path| path.display().to_string()).collect();
+        let sentence = format!("packages bring along copies by names of their own: {}", names.join(", "));
+        found.push(Finding::new(CHECK, State::Warning, sentence).cure(preload(file)));
+    }
+    if found.is_empty() {
+        let sentence = format!(
+            "{} needs none of the libraries itself. What it loads later (dlopen, modules) finds ferroce's by the usual names",
+            file.display()
+        );
+        let cure = "ferroce doctor FILE for a module or plugin of it; LD_DEBUG=libs shows what is loaded";
+        found.push(Finding::new(CHECK, State::Note, sentence).cure(cure));
+    }
+    found
+}
+
+fn of_library(library: &Loaded, program: &Path, ours: &Path) -> Finding {
+    let Loaded { name, by, file, why } = library;
+    let by = if by == program { String::new() } else { format!(", needed by {}", by.display()) };
+    let at = file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
+    let is_ours = file.as_ref().and_then(|file| file.parent()) == Some(ours);
+    let copy = |reason: &str| {
+        Finding::new(CHECK, State::Warning, format!("{name} is {at}, {reason}{by}")).cure(preload(program))
+    };
+    match why {
+        _ if is_ours => Finding::ok(CHECK, format!("{name} is ferroce's, {at}{by}")),
+        Why::Rpath => copy("by DT_RPATH, which comes before LD_LIBRARY_PATH"),
+        Why::Path => copy("by its path"),
+        Why::Environment => {
+            let sentence = format!("{name} is {at}, by LD_LIBRARY_PATH: not ferroce's{by}");
+            Finding::new(CHECK, State::Error, sentence).cure("take that folder out of LD_LIBRARY_PATH")
+        }
+        Why::Runpath | Why::System => {
+            copy("a private copy under a name that ferroce's library does not have")
+        }
+        Why::Nowhere => error(format!("{name} is nowhere{by}"), None),
+    }
+}
+
+fn preload(program: &Path) -> String {
+    format!("ferroce run --preload -- {}: ferroce's library comes before every copy", program.display())
+}
+
+fn error(found: String, cure: Option<String>) -> Finding {
+    Finding { cure, ..Finding::new(CHECK, State::Error, found) }
+}
