@@ -2,7 +2,7 @@
 // corpus, so it has no doc comment of its own.
 
 use ferroce_wire::icrc::{self, Icrc, Verdict};
-use ferroce_wire::{BatchLimits, Flow, Frame, Instant, Packet, SourceTable, TxBatch};
+use ferroce_wire::{BatchLimits, Flow, Frame, IcrcChecker, Packet, TxBatch};
 
 /// First octet: what the rest is. Panics on a broken promise.
 pub fn run(data: &[u8]) {
@@ -42,8 +42,7 @@ fn packet(flow: &Flow, id: u16, transport: &[u8]) {
         let mut pieces = Icrc::new(flow, id, sealed.len());
         sealed[..sealed.len() - 4].chunks(5).for_each(|piece| pieces.update(piece));
         assert_eq!(Some(pieces.finish()), icrc::stored(&sealed));
-        let mut sources = SourceTable::<4>::new();
-        let verdict = sources.check(Instant::ZERO, flow, &sealed);
+        let verdict = IcrcChecker::new().check(flow, &sealed);
         assert!(matches!(verdict, Verdict::Good | Verdict::Solved(_)), "{verdict:?}");
     }
 

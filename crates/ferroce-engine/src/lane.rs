@@ -62,7 +62,7 @@ use arc_swap::ArcSwap;
 use ferroce_datapath::packet::FrameBuffer;
 use ferroce_datapath::udp::{Datagram, RxBuffer, RxSocket};
 use ferroce_ipc::ring::MAX_PACKET;
-use ferroce_wire::icrc::{SourceTable, Verdict};
+use ferroce_wire::icrc::{IcrcChecker, Verdict};
 use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, Qpn};
 use parking_lot::Mutex;
 
@@ -78,9 +78,6 @@ use crate::memory::guard;
 use crate::rings::RingPort;
 use crate::tx::Senders;
 use crate::{Qp, sys};
-
-/// Sources whose habit of numbering packets a lane remembers.
-const SOURCES: usize = 256;
 
 /// Queue pairs in one batch for which there is room from the start; more make the list grow, once.
 const TOUCHED: usize = 64;
@@ -110,7 +107,7 @@ struct Receiver {
     frames: Option<FrameBuffer>,
     /// Made at the first packet out of a ring.
     packet: Option<Box<[u8; MAX_PACKET]>>,
-    sources: SourceTable<SOURCES>,
+    icrc: IcrcChecker,
     /// Queue pairs whose answers and completions wait for the end of the batch.
     touched: Vec<Arc<Qp>>,
     due: Vec<Arc<Qp>>,
@@ -196,7 +193,7 @@ impl Lane {
                 buffer: RxBuffer::new(),
                 frames: None,
                 packet: None,
-                sources: SourceTable::new(),
+                icrc: IcrcChecker::new(),
                 touched: Vec::with_capacity(TOUCHED),
                 due: Vec::with_capacity(TOUCHED),
                 owing: None,
@@ -381,7 +378,7 @@ impl Lane {
     /// Hands every datagram of the buffer to its queue pair, then settles each of those once, in the order in which they
     /// were first meant: a program may count on an acknowledgement before the answer that another queue pair takes.
     fn dispatch(&self, receiver: &mut Receiver, now: Instant, program: bool) {
-        let Receiver { buffer, sources, touched, owing, .. } = receiver;
+        let Receiver { buffer, icrc, touched, owing, .. } = receiver;
         let counters = self.counters();
         DeviceCounters::count(&counters.rx_calls);
         let (mut received, mut octets): (u64, usize) = (0, 0);
@@ -389,7 +386,7 @@ impl Lane {
         while let Some(datagram) = datagrams.next() {
             received += 1;
             octets += datagram.bytes.len();
-            let Some((qpn, packet)) = self.verify(&datagram, sources, now) else { continue };
+            let Some((qpn, packet)) = self.verify(&datagram, icrc) else { continue };
             let found = self.hub.table.get(qpn);
             let Some(qp) = found.as_deref().and_then(Option::as_ref) else {
                 DeviceCounters::count(&counters.rx_no_qp);
@@ -401,7 +398,7 @@ impl Lane {
             while let Some(next) = datagrams.next_if(|next| destination(next.bytes) == Some(qpn)) {
                 received += 1;
                 octets += next.bytes.len();
-                if let Some((_, packet)) = self.verify(&next, sources, now) {
+                if let Some((_, packet)) = self.verify(&next, icrc) {
                     core.receive(now, &self.flow(&next), &packet, counters);
                 }
             }
@@ -449,19 +446,14 @@ impl Lane {
     }
 
     /// A datagram that is a packet for this slot with the right ICRC, if that counts here. Everything else is counted.
-    fn verify<'a>(
-        &self,
-        datagram: &Datagram<'a>,
-        sources: &mut SourceTable<SOURCES>,
-        now: Instant,
-    ) -> Option<(Qpn, Packet<'a>)> {
+    fn verify<'a>(&self, datagram: &Datagram<'a>, icrc: &mut IcrcChecker) -> Option<(Qpn, Packet<'a>)> {
         let counters = self.counters();
         let Some(qpn) = destination(datagram.bytes) else {
             DeviceCounters::count(&counters.rx_malformed);
             return None;
         };
         if self.checks.load(Ordering::Relaxed) {
-            match sources.check(now, &self.flow(datagram), datagram.bytes) {
+            match icrc.check(&self.flow(datagram), datagram.bytes) {
                 Verdict::Good => {}
                 Verdict::Solved(_) => DeviceCounters::count(&counters.icrc_id_solved),
                 Verdict::Bad => {

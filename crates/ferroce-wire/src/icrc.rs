@@ -7,11 +7,11 @@
 //! `transport` here is always BTH to ICRC, the slice that [`Packet::parse`](crate::Packet::parse) takes; its last four
 //! octets are not hashed.
 
+mod checker;
 mod solve;
-mod tracker;
 
+pub use checker::{IcrcChecker, Verdict};
 pub use solve::{IdSolver, solve_id};
-pub use tracker::{IdState, IdTracker, IdVerdict, SourceTable, Verdict};
 
 use crc32fast::Hasher;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

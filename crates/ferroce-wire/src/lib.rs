@@ -39,7 +39,7 @@ pub use frame::{ETHERTYPE_ROCE, Encapsulation, Ethernet, Frame, FrameError};
 pub use gid::Gid;
 pub use grh::Grh;
 pub use header::{AtomicEth, Bth, Deth, Feth, Reth};
-pub use icrc::{Icrc, IdSolver, IdState, IdTracker, SourceTable};
+pub use icrc::{Icrc, IcrcChecker, IdSolver};
 pub use num::{
     AckTimeout, Imm, InvalidPathMtu, Lkey, Msn, PathMtu, Pkey, Psn, Qkey, Qpn, Rkey, RnrTimer, SrqNumber, Ssn,
 };

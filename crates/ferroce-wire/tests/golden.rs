@@ -8,9 +8,8 @@ use common::{captures, header_offset, opcodes};
 use ferroce_wire::cm::{IpCmHeader, Mad, Message};
 use ferroce_wire::icrc::{self, IdSolver, Verdict};
 use ferroce_wire::{
-    Aeth, Deth, Feth, Flow, Frame, Gid, Headers, IdState, Imm, Instant, Msn, Operation, Packet, Pkey, Psn,
-    Qkey, Qpn, RcPacket, Request, Response, Reth, Rkey, SendTail, Service, SourceTable, SrqNumber, Syndrome,
-    WireOpcode,
+    Aeth, Deth, Feth, Flow, Frame, Gid, Headers, IcrcChecker, Imm, Msn, Operation, Packet, Pkey, Psn, Qkey,
+    Qpn, RcPacket, Request, Response, Reth, Rkey, SendTail, Service, SrqNumber, Syndrome, WireOpcode,
 };
 
 /// RoCEv2 packets there are, as `captures/check.py` and tshark count them.
@@ -66,38 +65,33 @@ fn headers_come_out_as_they_went_in() {
     assert_eq!(count, PACKETS);
 }
 
-/// As a UDP socket receives them: without their IDs. Each one is solved, and none is refused for its habit.
+/// As a UDP socket receives them: without their IDs. Each one is solved.
 #[test]
 fn hidden_ids_are_solved() {
     let mut solver = IdSolver::new();
-    let mut states = BTreeMap::new();
+    let mut solved = 0;
     for (name, frames) in captures() {
-        // The two ends of the wire are two receivers.
-        let mut receivers = BTreeMap::<_, SourceTable<8>>::new();
+        let mut checker = IcrcChecker::new();
         for captured in &frames {
             let Ok(frame) = Frame::parse(&captured.bytes) else { continue };
             let flow = frame.flow().unwrap();
-            let receiver = receivers.entry(flow.destination).or_default();
-            let now = Instant::from_nanos(captured.at.as_nanos() as u64);
-            let verdict = receiver.check(now, &flow, frame.transport);
+            let verdict = checker.check(&flow, frame.transport);
             let id = frame.ip_id();
             let wanted = match id {
                 None | Some(0) => Verdict::Good,
                 Some(id) => Verdict::Solved(id),
             };
             assert_eq!(verdict, wanted, "{name}: {frame:?}");
-            if let (Some(id), std::net::IpAddr::V4(source)) = (id, flow.source) {
+            if let Some(id) = id {
                 let stored = icrc::stored(frame.transport).unwrap();
                 let difference = icrc::compute(&flow, 0, frame.transport) ^ stored;
                 assert_eq!(icrc::solve_id(difference, frame.transport.len()), Some(id), "{name}");
                 assert_eq!(solver.solve(difference, frame.transport.len()), Some(id), "{name}");
-                *states.entry(format!("{:?}", receiver.state(source.octets()))).or_insert(0) += 1;
+                solved += u32::from(id != 0);
             }
         }
     }
-    // Kernel rxe counts; the short captures end before that is clear.
-    assert!(states[&format!("{:?}", IdState::Counting)] > 100, "{states:?}");
-    assert!(!states.contains_key("Zero") && !states.contains_key("Free"), "{states:?}");
+    assert!(solved > 100, "kernel rxe counts: {solved}");
 }
 
 /// Management datagrams there are: to queue pair 1, all of the CM.

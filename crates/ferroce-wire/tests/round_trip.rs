@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use ferroce_wire::icrc::{self, Icrc};
 use ferroce_wire::{
-    Aeth, AtomicEth, BatchLimits, Bth, Deth, Feth, Flow, Gid, IcrcStatus, Imm, Instant, Msn, Operation,
-    Packet, Pkey, Psn, PushError, Qkey, Qpn, RcPacket, Request, Response, Reth, Rkey, SendTail, SourceTable,
-    SrqNumber, Syndrome, TxBatch, UdPacket, WireError,
+    Aeth, AtomicEth, BatchLimits, Bth, Deth, Feth, Flow, Gid, IcrcChecker, IcrcStatus, Imm, Msn, Operation,
+    Packet, Pkey, Psn, PushError, Qkey, Qpn, RcPacket, Request, Response, Reth, Rkey, SendTail, SrqNumber,
+    Syndrome, TxBatch, UdPacket, WireError,
 };
 use proptest::prelude::*;
 
@@ -171,7 +171,7 @@ proptest! {
             let difference = icrc::compute(&flow, 0, sealed) ^ icrc::stored(sealed).unwrap();
             prop_assert_eq!(icrc::solve_id(difference, len), Some(id));
         }
-        let verdict = SourceTable::<4>::new().check(Instant::ZERO, &flow, sealed);
+        let verdict = IcrcChecker::new().check(&flow, sealed);
         prop_assert_ne!(verdict, icrc::Verdict::Bad);
 
         // Any other bit but BTH octet 4 breaks it.

@@ -213,8 +213,8 @@ pub const GUARDS: &[Guard] = &[
     Guard {
         entry: "f10",
         file: "crates/ferroce-engine/src/broker/gsi.rs",
-        find: "sources.is_some_and(|sources| sources.check(now, flow, bytes) == Verdict::Bad)",
-        replace: "sources.is_some_and(|sources| sources.check(now, flow, bytes) == Verdict::Bad && false)",
+        find: "icrc.is_some_and(|icrc| icrc.check(flow, bytes) == Verdict::Bad)",
+        replace: "icrc.is_some_and(|icrc| icrc.check(flow, bytes) == Verdict::Bad && false)",
         tests: ENGINE,
     },
     Guard {

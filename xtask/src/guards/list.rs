@@ -520,8 +520,8 @@ pub const GUARDS: &[Guard] = &[
     },
     Guard {
         entry: "e3",
-        file: "crates/ferroce-wire/src/icrc/tracker.rs",
-        find: "self.solver.solve(difference, transport_len)",
+        file: "crates/ferroce-wire/src/icrc/checker.rs",
+        find: "self.solver.solve(difference, transport.len())",
         replace: "None",
         tests: WIRE,
     },

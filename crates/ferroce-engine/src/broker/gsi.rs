@@ -6,20 +6,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ferroce_datapath::udp::{RxBuffer, RxSocket, TxSocket, source_ports};
 use ferroce_proto::cm::{Route, Transmit};
-use ferroce_wire::icrc::{SourceTable, Verdict};
+use ferroce_wire::icrc::{IcrcChecker, Verdict};
 use ferroce_wire::mad::MAD_LEN;
 use ferroce_wire::{
-    BatchLimits, Bth, Deth, Flow, Frame, IcrcStatus, Instant, LinkLayer, Operation, Packet, Pkey, Psn, Qkey,
-    Qpn, RoceVersion, TxBatch, UdPacket,
+    BatchLimits, Bth, Deth, Flow, Frame, IcrcStatus, LinkLayer, Operation, Packet, Pkey, Psn, Qkey, Qpn,
+    RoceVersion, TxBatch, UdPacket,
 };
 use tracing::{debug, warn};
 
 use super::netdev::Address;
 use crate::fork::Guarded;
-use crate::sys;
 
-/// Sources whose habit of numbering packets is remembered.
-const SOURCES: usize = 256;
 /// Octets asked of the kernel for requests that wait.
 const RECEIVE_BUFFER: usize = 1 << 20;
 /// Receive calls on one address before others have their turn.
@@ -59,7 +56,7 @@ struct End {
 
 struct Receiver {
     buffer: RxBuffer,
-    sources: SourceTable<SOURCES>,
+    icrc: IcrcChecker,
 }
 
 impl std::fmt::Debug for Gsi {
@@ -100,10 +97,10 @@ impl Gsi {
     /// Takes what waits on one address, with a right ICRC if that is to be checked; whether there may be more.
     pub fn receive(&mut self, address: Address, check: bool, mut take: impl FnMut(Route, &[u8])) -> bool {
         let Some(end) = self.ends.get(&address) else { return false };
-        let receiver = self.receiver.get_or_insert_with(|| {
-            Box::new(Receiver { buffer: RxBuffer::new(), sources: SourceTable::new() })
-        });
-        let Receiver { buffer, sources } = &mut **receiver;
+        let receiver = self
+            .receiver
+            .get_or_insert_with(|| Box::new(Receiver { buffer: RxBuffer::new(), icrc: IcrcChecker::new() }));
+        let Receiver { buffer, icrc } = &mut **receiver;
         for _ in 0..ROUNDS {
             match end.rx.recv(buffer) {
                 Ok(0) => return false,
@@ -113,7 +110,6 @@ impl Gsi {
                     return false;
                 }
             }
-            let now = sys::now();
             let traffic = self.traffic.entry(address).or_default();
             for datagram in buffer.datagrams() {
                 traffic.rcvd_pkts += 1;
@@ -126,7 +122,7 @@ impl Gsi {
                     hop_limit: 0,
                     link: Default::default(),
                 };
-                match mad(check.then_some(&mut *sources), now, &flow, datagram.bytes) {
+                match mad(check.then_some(&mut *icrc), &flow, datagram.bytes) {
                     Ok(mad) => {
                         let route =
                             Route { local: address.ip, remote: datagram.source, interface: address.scope_id };
@@ -268,14 +264,9 @@ fn sender(secret: u64, local: std::net::IpAddr, scope_id: u32) -> io::Result<TxS
     Err(failure)
 }
 
-/// The MAD in a datagram that is for queue pair 1; without `sources` the ICRC is not looked at (cm.md 1; IBTA 13.5.3, 9.6).
-fn mad<'a>(
-    sources: Option<&mut SourceTable<SOURCES>>,
-    now: Instant,
-    flow: &Flow,
-    bytes: &'a [u8],
-) -> Result<&'a [u8], &'static str> {
-    if sources.is_some_and(|sources| sources.check(now, flow, bytes) == Verdict::Bad) {
+/// The MAD in a datagram that is for queue pair 1; without `icrc` the ICRC is not looked at (cm.md 1; IBTA 13.5.3, 9.6).
+fn mad<'a>(icrc: Option<&mut IcrcChecker>, flow: &Flow, bytes: &'a [u8]) -> Result<&'a [u8], &'static str> {
+    if icrc.is_some_and(|icrc| icrc.check(flow, bytes) == Verdict::Bad) {
         return Err("wrong ICRC");
     }
     mad_of(bytes)
@@ -334,7 +325,7 @@ mod tests {
     }
 
     fn judge(bytes: &[u8]) -> Result<usize, &'static str> {
-        mad(Some(&mut SourceTable::new()), Instant::from_nanos(1), &flow(), bytes).map(<[u8]>::len)
+        mad(Some(&mut IcrcChecker::new()), &flow(), bytes).map(<[u8]>::len)
     }
 
     fn deth<'p>(packet: &'p mut Packet<'_>) -> &'p mut Deth {
@@ -349,7 +340,7 @@ mod tests {
         let mut spoiled = good.clone();
         spoiled[70] ^= 1;
         assert_eq!(judge(&spoiled), Err("wrong ICRC"));
-        let unchecked = mad(None, Instant::from_nanos(1), &flow(), &spoiled);
+        let unchecked = mad(None, &flow(), &spoiled);
         assert_eq!(unchecked.map(<[u8]>::len), Ok(MAD_LEN), "where nobody looks at it");
         for (why, change) in [
             ("another queue pair", (|packet| packet.bth.dest_qp = Qpn::new(2)) as fn(&mut Packet<'_>)),

@@ -28,7 +28,7 @@ impl Lane {
     /// Hands every datagram of the buffer to all members, then settles each of those once. A member that cannot take
     /// its copy, for want of a receive WQE say, loses that one alone.
     pub(super) fn fan_out(&self, receiver: &mut Receiver, now: Instant, members: &Members) {
-        let Receiver { buffer, sources, touched, .. } = receiver;
+        let Receiver { buffer, icrc, touched, .. } = receiver;
         let counters = self.counters();
         DeviceCounters::count(&counters.rx_calls);
         let members = members.load();
@@ -36,7 +36,7 @@ impl Lane {
         for datagram in buffer.datagrams() {
             received += 1;
             octets += datagram.bytes.len();
-            let Some((_, packet)) = self.verify(&datagram, sources, now) else { continue };
+            let Some((_, packet)) = self.verify(&datagram, icrc) else { continue };
             for qp in members.iter() {
                 let mut core = qp.lock();
                 core.receive(now, &self.flow(&datagram), &packet, counters);
