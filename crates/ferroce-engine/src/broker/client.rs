@@ -146,8 +146,7 @@ impl BrokerClient {
     /// As [`BrokerClient::connect`].
     pub fn connect_with(options: ConnectOptions) -> Result<Self, BrokerError> {
         let starter = Starter::from_environment();
-        let mut client = Guarded::new(find_or_start(&options, &starter, Instant::now() + CONNECT)?);
-        let devices = list(&mut client)?;
+        let (client, devices) = find_or_start(&options, &starter, Instant::now() + CONNECT)?;
         let minor = client.broker().minor;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;

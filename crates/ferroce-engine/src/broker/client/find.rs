@@ -3,12 +3,14 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use ferroce_ipc::{BROKER_NAME, Client, ClientError, Listing, RefusalCode};
+use ferroce_ipc::{BROKER_NAME, Client, ClientError, DeviceInfo, Listing, RefusalCode};
 use tracing::warn;
 
+use super::list;
 use crate::broker::server::ServerError;
 use crate::broker::spawn::{self, SpawnError, Starter};
 use crate::broker::sys;
+use crate::fork::Guarded;
 
 /// Where the broker comes from: `FERROCE_BROKER`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -100,18 +102,21 @@ impl From<BrokerError> for io::Error {
 /// For how long a broker that could not start may have lost a race against another one that does.
 const RACE: Duration = Duration::from_secs(1);
 
-/// A greeted client of a broker that was there or that was started.
+/// A greeted client of a broker that was there or that was started, and the devices that the broker listed.
+///
+/// A broker that another program hosts ends with that program, at any moment. The greeting and the list are therefore one
+/// attempt: if the broker ends between them, the next broker is asked for both.
 pub(super) fn find_or_start(
     options: &ConnectOptions,
     starter: &Starter,
     deadline: Instant,
-) -> Result<Client, BrokerError> {
+) -> Result<(Guarded<Client>, Vec<DeviceInfo>), BrokerError> {
     let begun = Instant::now();
     let mut failed = None;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        match Client::connect(&options.name, &options.netdev, left.max(Duration::from_millis(10))) {
-            Ok(client) => return Ok(client),
+        match open(options, left.max(Duration::from_millis(10))) {
+            Ok(found) => return Ok(found),
             Err(e) if !e.is_leaving() => return Err(e.into()),
             Err(e) if left.is_zero() => return Err(failed.unwrap_or_else(|| e.into())),
             // One that is about to end still holds the name.
@@ -134,8 +139,11 @@ pub(super) fn find_or_start(
         };
         match started {
             Ok(()) => {}
-            Err(e @ BrokerError::Spawn(SpawnError::Said(_))) => {
-                // Perhaps it lost a race against one that is of use to us.
+            Err(
+                e @ (BrokerError::Spawn(SpawnError::Said(_))
+                | BrokerError::Embedded(ServerError::Taken { .. })),
+            ) => {
+                // The new broker may have lost a race against another one, which is of use to us or just ends.
                 failed = Some(e);
                 if begun.elapsed() > RACE || Instant::now() > deadline {
                     return Err(failed.unwrap_or_else(|| ClientError::NoBroker.into()));
@@ -145,4 +153,14 @@ pub(super) fn find_or_start(
             Err(e) => return Err(e),
         }
     }
+}
+
+/// Greets the broker that runs, and asks it for its devices.
+fn open(
+    options: &ConnectOptions,
+    limit: Duration,
+) -> Result<(Guarded<Client>, Vec<DeviceInfo>), ClientError> {
+    let mut client = Guarded::new(Client::connect(&options.name, &options.netdev, limit)?);
+    let devices = list(&mut client)?;
+    Ok((client, devices))
 }
