@@ -319,6 +319,38 @@ fn a_low_limit_of_open_files_is_raised() {
     });
 }
 
+/// The broker keeps links where the `ferroce` that made them did: in the directory that the environment names.
+#[test]
+fn the_environment_that_names_directories_reaches_the_broker() {
+    const NAME: &str = "the_environment_that_names_directories_reaches_the_broker";
+    if in_role() {
+        println!("\n{}", chain(&BrokerClient::connect(BrokerMode::Auto).unwrap_err()));
+        return;
+    }
+    isolated(NAME, || {
+        // In place of the daemon: it says what it was given, and serves nobody.
+        let dir = std::path::PathBuf::from(std::env::var_os("FERROCE_RUNTIME_DIR").unwrap());
+        std::fs::create_dir_all(&dir).unwrap();
+        let daemon = dir.join("ferroced");
+        let script = "#!/bin/sh\necho \"$XDG_RUNTIME_DIR $XDG_STATE_HOME $HOME $XDG_DATA_HOME.\"\n";
+        std::fs::write(&daemon, script).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&daemon, mode).unwrap();
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", NAME, "--nocapture"])
+            .env("FERROCE_TEST_ROLE", "program")
+            .env("FERROCE_DAEMON", &daemon)
+            .envs(
+                ["XDG_RUNTIME_DIR", "XDG_STATE_HOME", "HOME", "XDG_DATA_HOME"]
+                    .map(|name| (name, format!("/{name}"))),
+            )
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("/XDG_RUNTIME_DIR /XDG_STATE_HOME /HOME ."), "{said}");
+    });
+}
+
 /// The `ip` program; without it the test says so and passes.
 fn ip(arguments: &str) -> bool {
     match Command::new("ip").args(arguments.split(' ')).status() {

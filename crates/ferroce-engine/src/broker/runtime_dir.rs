@@ -6,6 +6,10 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+/// The environment variables that name the directories, beside those of ferroce's own: a broker that a program starts
+/// inherits them, so that both find the same files.
+pub(super) const VARIABLES: [&str; 3] = ["XDG_RUNTIME_DIR", "XDG_STATE_HOME", "HOME"];
+
 /// `$FERROCE_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/ferroce`, else `/tmp/ferroce-UID`: ours, and writable by nobody else.
 #[derive(Clone, Debug)]
 pub struct RuntimeDir(PathBuf);
@@ -113,6 +117,7 @@ pub fn random_guid() -> [u8; 8] {
 
 /// A directory from the environment, which must be absolute.
 fn variable(name: &str) -> Option<PathBuf> {
+    debug_assert!(name.starts_with("FERROCE_") || VARIABLES.contains(&name), "{name} does not reach brokers");
     if super::sys::is_privileged_program() {
         return None;
     }

@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{error, info, warn};
 
 use super::server::{Server, ServerError, ServerOptions, Stopper};
-use super::sys;
+use super::{runtime_dir, sys};
 
 /// Why no broker could be started.
 #[derive(Debug, thiserror::Error)]
@@ -55,8 +55,7 @@ impl Starter {
         let _ = ORIGIN.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
         let wanted = |(name, _): &(OsString, OsString)| {
             name.to_str().is_some_and(|name| {
-                name.starts_with("FERROCE_")
-                    || matches!(name, "XDG_RUNTIME_DIR" | "XDG_CONFIG_HOME" | "HOME" | "PATH")
+                name.starts_with("FERROCE_") || name == "PATH" || runtime_dir::VARIABLES.contains(&name)
             })
         };
         let environment = match sys::is_privileged_program() {
