@@ -92,7 +92,9 @@ fn serve(role: Role, idle: u64) -> ExitCode {
         std::env::var("FERROCE_LOG").ok().and_then(|level| level.parse().ok()).unwrap_or(LevelFilter::INFO);
     tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false).init();
     let idle = (idle > 0).then(|| Duration::from_secs(idle));
-    let server = match Server::bind(&ServerOptions { idle, ..ServerOptions::default() }) {
+    let bound = Server::raise_descriptor_limit()
+        .and_then(|()| Server::bind(&ServerOptions { idle, ..ServerOptions::default() }));
+    let server = match bound {
         Ok(server) => server,
         // For whoever waits for --detach there is a broker, which is what counts.
         Err(e @ ServerError::Running(_)) if role == Role::Serve => {
@@ -109,7 +111,6 @@ fn serve(role: Role, idle: u64) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    Server::raise_descriptor_limit();
     info!(pid = std::process::id(), "serving");
     if role == Role::Serve {
         say("ready\n");

@@ -351,6 +351,24 @@ fn the_environment_that_names_directories_reaches_the_broker() {
     });
 }
 
+/// A broker inherits the limits of the program that starts it.
+#[test]
+fn a_broker_that_may_open_too_few_files_refuses_to_start() {
+    isolated("a_broker_that_may_open_too_few_files_refuses_to_start", || {
+        for (limit, starts) in [(16, false), (255, false), (256, true)] {
+            let output = Command::new("sh")
+                .args(["-c", &format!("ulimit -n {limit}; exec \"$0\" --detach")])
+                .arg(env!("CARGO_BIN_EXE_ferroced"))
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(said == "ready\n", starts, "{limit}: {said}");
+            assert!(starts || said.contains("ferroced needs 256 open files"), "{limit}: {said}");
+        }
+        assert_eq!(connect().lease(1).unwrap().slots, [1]);
+    });
+}
+
 /// The `ip` program; without it the test says so and passes.
 fn ip(arguments: &str) -> bool {
     match Command::new("ip").args(arguments.split(' ')).status() {

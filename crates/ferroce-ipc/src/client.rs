@@ -11,6 +11,10 @@ use crate::message::{Hello, MAJOR, MINOR, Message, Refusal, RefusalCode, SHOW_MA
 
 /// How long another user's broker has to say that it makes way.
 const PATIENCE: Duration = Duration::from_millis(200);
+/// How long its word is believed: a broker that does make way has ended by then.
+const BELIEF: Duration = Duration::from_secs(1);
+/// How often to look whether it has ended.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// A greeted connection to the broker of this network namespace.
 #[derive(Debug)]
@@ -303,30 +307,32 @@ fn foreign(name: &str, peer: Peer) -> ClientError {
     ClientError::Foreign { name: name.to_owned(), pid: peer.pid, uid: peer.uid }
 }
 
-/// What came of another user's broker: its own word that it serves nobody and leaves, that it has left, or `foreign`.
-/// Nothing is told to it.
+/// Waits for another user's broker that serves nobody and says that it makes way, and returns an error that is
+/// [leaving](ClientError::is_leaving) once the name is free or a trusted broker's. Otherwise `foreign`: the broker stays,
+/// or the name's holder does not do as it says. Nothing is told to the holder, and nothing of its words is passed on.
 fn makes_way(
     name: &str,
     deadline: Instant,
     foreign: ClientError,
     is_trusted: impl Fn(Peer) -> bool,
 ) -> ClientError {
-    let deadline = deadline.min(Instant::now() + PATIENCE);
+    let deadline = deadline.min(Instant::now() + BELIEF);
     loop {
         match reach(name) {
             Ok((_, peer)) if is_trusted(peer) => return ClientError::Closed,
-            Ok((connection, _)) => match first_word(&connection, deadline) {
-                Err(e) if e.is_leaving() && Instant::now() < deadline => {}
-                Ok(Message::Refused(refusal)) if refusal.code == RefusalCode::Leaving => {
-                    return refusal.into();
-                }
+            Ok((connection, _)) => match first_word(&connection, deadline.min(Instant::now() + PATIENCE)) {
+                Ok(Message::Refused(refusal)) if refusal.code == RefusalCode::Leaving => {}
+                // It ended before it came to this connection. The next look shows who holds the name now.
+                Err(e) if e.is_leaving() => {}
                 _ => return foreign,
             },
             Err(e) if e.is_leaving() => return e,
             Err(_) => return foreign,
         }
-        // It ended before it came to this connection. The next one shows who holds the name now.
-        std::thread::sleep(Duration::from_millis(5));
+        if Instant::now() >= deadline {
+            return foreign;
+        }
+        std::thread::sleep(LOOK);
     }
 }
 
@@ -439,6 +445,26 @@ mod tests {
     #[test]
     fn what_becomes_of_another_users_broker() {
         let foreign = |name: &str| ClientError::Foreign { name: name.to_owned(), pid: 1, uid: 2 };
+        let squatter = format!("ferroce.test.{}.squatter", std::process::id());
+        let listener = Listener::bind(&squatter).unwrap();
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let word = refused(RefusalCode::Leaving, "soon, says a stranger");
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    match listener.accept() {
+                        Ok(connection) => drop(crate::packet::send(connection.as_fd(), &word, &[])),
+                        Err(_) => std::thread::sleep(Duration::from_millis(1)),
+                    }
+                }
+            });
+            let error = makes_way(&squatter, Instant::now() + LIMIT, foreign(&squatter), |_| false);
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(
+                matches!(error, ClientError::Foreign { .. }),
+                "it says that it leaves, and stays: {error}"
+            );
+        });
         for (case, script, leaves) in [
             ("stays", vec![refused(RefusalCode::ForeignUser, "not for you")], false),
             ("asks", vec![hello(MAJOR)], false),

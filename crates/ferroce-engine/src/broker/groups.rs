@@ -42,6 +42,21 @@ pub enum GrowError {
     Park(#[from] io::Error),
 }
 
+impl GrowError {
+    /// Whether descriptors have run out.
+    pub fn is_out_of_descriptors(&self) -> bool {
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(self);
+        while let Some(error) = cause {
+            let code = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+            if matches!(code, Some(libc::EMFILE | libc::ENFILE)) {
+                return true;
+            }
+            cause = error.source();
+        }
+        false
+    }
+}
+
 impl<G: Sockets> Groups<G> {
     /// No group.
     pub fn new() -> Self {

@@ -87,6 +87,8 @@ pub struct Broker<W: World> {
     /// Leases that wait for programs of an earlier broker.
     waiting: Vec<Waiting>,
     leaving: bool,
+    /// A descriptor could not be had.
+    exhausted: bool,
     cm: Cm,
     survivors: Survivors,
     ledgers: Ledgers,
@@ -148,6 +150,7 @@ impl<W: World> Broker<W> {
             clients: BTreeMap::new(),
             waiting: Vec::new(),
             leaving: false,
+            exhausted: false,
             cm,
             survivors: Survivors::default(),
             ledgers: Ledgers::default(),
@@ -168,9 +171,19 @@ impl<W: World> Broker<W> {
         self.clients.is_empty() && self.serves_nobody() && self.cm.is_idle()
     }
 
-    /// Whether it made way for another user's program and ends as soon as all is sent.
+    /// Whether it made way for another user's program, and nobody has needed it since.
     pub fn is_leaving(&self) -> bool {
-        self.leaving
+        self.leaving && self.is_idle()
+    }
+
+    /// Whether it has too few descriptors to serve anybody: one that another program starts may have more.
+    pub fn is_exhausted(&self) -> bool {
+        self.exhausted && self.serves_nobody()
+    }
+
+    /// The server found no descriptor for a connection.
+    pub fn no_descriptor(&mut self) {
+        self.exhausted = true;
     }
 
     /// When to call [`Broker::tick`].
@@ -202,6 +215,7 @@ impl<W: World> Broker<W> {
             self.output.push_back(Output::Close(client));
             return;
         }
+        self.leaving = false;
         let new = Client {
             peer,
             process,

@@ -33,7 +33,7 @@ mod world;
 pub use client::{BrokerClient, BrokerError, BrokerEvent, BrokerMode, Lease, LeasedAddress};
 pub(crate) use rtnetlink::{Monitor, has_virtual_wire};
 pub use runtime_dir::RuntimeDir;
-pub use server::{Server, ServerError, ServerOptions};
+pub use server::{FEWEST_DESCRIPTORS, Server, ServerError, ServerOptions};
 pub(crate) use switch::{ring, silence};
 
 use ferroce_ipc::{Refusal, RefusalCode};

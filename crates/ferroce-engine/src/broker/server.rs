@@ -37,6 +37,11 @@ const ROUNDS: usize = 8;
 const TO_OURSELVES: usize = 64;
 /// How long the last words to a client may wait for it.
 const LINGER: Duration = Duration::from_secs(1);
+/// How long a broker that makes way waits for others to take its last words.
+const MAKING_WAY: Duration = Duration::from_millis(500);
+
+/// Open files that a broker must be allowed: a socket for each slot on each local address, and connections.
+pub const FEWEST_DESCRIPTORS: u64 = 256;
 
 /// How a broker runs.
 #[derive(Clone, Debug)]
@@ -70,6 +75,12 @@ pub enum ServerError {
         /// A process, for people.
         holder: String,
     },
+    /// The hard limit of open files is too low.
+    #[error(
+        "ferroced needs {FEWEST_DESCRIPTORS} open files, and this process may have {0}: raise the hard limit \
+         (ulimit -Hn), or start ferroced from elsewhere"
+    )]
+    Limit(u64),
     /// The system failed.
     #[error("cannot {action}")]
     Io {
@@ -97,6 +108,8 @@ pub struct Server {
     next_client: u64,
     idle: Option<Duration>,
     idle_since: Option<Instant>,
+    /// Since when it makes way for another user's program.
+    leaving_since: Option<Instant>,
     stop: Arc<Guarded<OwnedFd>>,
     buffer: Vec<u8>,
     /// Taken from `gsi` and not yet looked at.
@@ -172,6 +185,7 @@ impl Server {
             next_client: 1,
             idle: options.idle,
             idle_since: Some(Instant::now()),
+            leaving_since: None,
             stop: Arc::new(Guarded::new(stop)),
             buffer: Vec::new(),
             mads: VecDeque::new(),
@@ -181,15 +195,26 @@ impl Server {
 
     /// Raises this process's soft limit of open files to the hard one: slots times addresses are more than the usual
     /// 1,024. For `ferroced`; a program's limit is its own.
-    pub fn raise_descriptor_limit() {
+    ///
+    /// # Errors
+    /// [`ServerError::Limit`] if the hard limit, which a broker inherits from the program that starts it, is below
+    /// [`FEWEST_DESCRIPTORS`]: such a broker would fail all programs after the first few.
+    pub fn raise_descriptor_limit() -> Result<(), ServerError> {
         use nix::sys::resource::{Resource, getrlimit, setrlimit};
-        let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| match soft < hard {
+        let limits = getrlimit(Resource::RLIMIT_NOFILE);
+        if let Ok((_, hard)) = limits
+            && hard < FEWEST_DESCRIPTORS
+        {
+            return Err(ServerError::Limit(hard));
+        }
+        let raised = limits.and_then(|(soft, hard)| match soft < hard {
             true => setrlimit(Resource::RLIMIT_NOFILE, hard, hard),
             false => Ok(()),
         });
         if let Err(e) = raised {
             warn!("the limit of open files stays: {e}");
         }
+        Ok(())
     }
 
     /// A handle that ends [`Server::run`].
@@ -239,10 +264,20 @@ impl Server {
 
     fn is_over(&mut self, now: Instant) -> bool {
         let Some(idle) = self.idle else { return false };
-        if self.broker.is_leaving() && self.links.values().all(|link| link.closing.is_some()) {
-            info!("making way for another user's program");
-            return self.links.is_empty();
+        if self.broker.is_exhausted() {
+            error!(
+                "there are no descriptors to serve anybody with: this broker ends, the next one may have more"
+            );
+            return true;
         }
+        if self.broker.is_leaving() {
+            let since = *self.leaving_since.get_or_insert_with(|| {
+                info!("making way for another user's program");
+                now
+            });
+            return self.links.is_empty() || now.saturating_duration_since(since) >= MAKING_WAY;
+        }
+        self.leaving_since = None;
         if !self.broker.is_idle() {
             self.idle_since = None;
             return false;
@@ -276,7 +311,8 @@ impl Server {
         }
         let mut deadline = self.broker.deadline();
         let idle_end = self.idle.zip(self.idle_since).map(|(idle, since)| since + idle);
-        for end in self.links.values().filter_map(|link| link.closing).chain(idle_end) {
+        let left = self.leaving_since.map(|since| since + MAKING_WAY);
+        for end in self.links.values().filter_map(|link| link.closing).chain(idle_end).chain(left) {
             deadline = Some(deadline.map_or(end, |deadline| deadline.min(end)));
         }
         if !self.mads.is_empty() {
@@ -376,6 +412,7 @@ impl Server {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
                     error!("no connection can be accepted: {e}");
+                    self.broker.no_descriptor();
                     // It stays in the queue; do not spin on it.
                     std::thread::sleep(Duration::from_millis(50));
                     return;

@@ -68,7 +68,7 @@ impl<W: World> Broker<W> {
                 Err(GrowError::Open { source: OpenError::NoAddress(_), .. }) => {
                     self.absent.insert(*address);
                 }
-                Err(e) => return Err(failed(&e)),
+                Err(e) => return Err(self.cannot_grow(&e)),
             }
         }
         if !addresses.iter().any(|address| self.groups.contains(*address)) {
@@ -98,10 +98,16 @@ impl<W: World> Broker<W> {
                     slots.push(slot);
                 }
                 Err(GrowError::Incomplete) if !last_try => return Ok(None),
-                Err(e) => return Err(failed(&e)),
+                Err(e) => return Err(self.cannot_grow(&e)),
             }
         }
         Ok(Some((slots, notices.join("; "))))
+    }
+
+    /// The answer to a lease whose sockets cannot be opened.
+    fn cannot_grow(&mut self, error: &GrowError) -> Refusal {
+        self.exhausted |= error.is_out_of_descriptors();
+        failed(error)
     }
 
     /// Programs of an earlier broker that do not answer, because they are stopped perhaps, hold slots that we know by

@@ -439,7 +439,26 @@ fn programs_of_other_users_get_a_sentence() {
         idle.broker.connected(ClientId(1), Peer { pid: 7, uid }, ProcessId(7), true);
         assert!(matches!(&idle.heard(1)[0].1, Message::Refused(r) if r.code == RefusalCode::Leaving));
         assert!(idle.broker.is_leaving());
+        // Somebody of our own needs it meanwhile, and then nobody does again.
+        idle.connect(2, 102);
+        assert!(!idle.broker.is_leaving());
+        idle.broker.disconnected(idle.now, ClientId(2));
+        assert!(idle.broker.is_idle() && !idle.broker.is_leaving(), "the stranger may ask again");
     }
+}
+
+#[test]
+fn a_broker_without_descriptors_ends_unless_it_serves_somebody() {
+    let mut bench = Bench::loopback();
+    bench.connect(1, 101);
+    bench.lease(1, 1).unwrap();
+    bench.connect(2, 102);
+    bench.world.port.borrow_mut().out_of_files = true;
+    let refused = bench.lease(2, 1).unwrap_err();
+    assert!(refused.sentence.contains("Too many open files"), "{}", refused.sentence);
+    assert!(!bench.broker.is_exhausted(), "another program has a slot");
+    bench.say(1, Message::Release(vec![]), vec![]);
+    assert!(bench.broker.is_exhausted());
 }
 
 #[test]
