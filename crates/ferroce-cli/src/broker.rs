@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use ferroce_ipc::ledger::LedgerReader;
+use ferroce_ipc::trust::Files;
 use ferroce_ipc::{
     BROKER_NAME, Client, CmIdEntry, DeviceInfo, LeaseEntry, MINOR_LEDGER, MINOR_NETDEVS, MINOR_SETTINGS,
     Message, NetdevInfo, Peer, Setting, Status,
@@ -211,8 +212,11 @@ fn start() -> Result<()> {
     }
 }
 
-/// Beside this program.
+/// Beside this program, if strangers cannot have put it there.
 fn program() -> Result<PathBuf> {
-    let program = std::env::current_exe().context("/proc/self/exe")?.with_file_name("ferroced");
-    if program.exists() { Ok(program) } else { bail!("{} is not there", program.display()) }
+    let own = std::env::current_exe().context("/proc/self/exe")?;
+    let beside = own.with_file_name("ferroced");
+    Files::new(Some(&own))
+        .program(&beside, own.parent())
+        .with_context(|| format!("{} cannot be executed", beside.display()))
 }

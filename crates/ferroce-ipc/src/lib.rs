@@ -23,6 +23,7 @@ pub mod ring;
 mod settings;
 mod shared;
 pub mod sysfs;
+pub mod trust;
 
 pub use client::{Answer, Client, ClientError};
 pub use codec::MessageError;

@@ -6,6 +6,7 @@
 
 pub mod client;
 mod cm;
+mod daemon;
 mod devices;
 mod early;
 #[cfg(any(test, feature = "fuzzing"))]

@@ -7,7 +7,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,13 +19,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{error, info, warn};
 
 use super::server::{Server, ServerError, ServerOptions, Stopper};
-use super::{runtime_dir, sys};
+use super::{daemon, runtime_dir, sys};
 
 /// Why no broker could be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    /// The program `ferroced` is nowhere: neither beside the library nor in `PATH`.
-    #[error("ferroced was not found, neither in ../bin of the library nor in PATH")]
+    /// The program `ferroced` is nowhere: neither beside the library nor in `PATH`, or strangers may change what is there.
+    #[error(
+        "ferroced was not found, neither in ../bin of the library nor in PATH, as a file that nobody but root and this \
+         user may change"
+    )]
     NotFound,
     /// This process was forked from one that uses ferroce, and has not called exec: it must not start processes.
     #[error("a forked child cannot start ferroced; its parent's is gone")]
@@ -62,7 +65,7 @@ impl Starter {
             true => Vec::new(),
             false => std::env::vars_os().filter(wanted).collect(),
         };
-        Self { path: find(), environment }
+        Self { path: daemon::find(), environment }
     }
 
     /// Starts `ferroced` and waits until it is ready.
@@ -138,36 +141,6 @@ fn is_forked_child() -> bool {
     !matches!(ORIGIN.load(Ordering::Relaxed), 0) && ORIGIN.load(Ordering::Relaxed) != std::process::id()
 }
 
-/// The program `ferroced`: what `FERROCE_DAEMON` names, else beside this library or program, else in `PATH`.
-fn find() -> Option<PathBuf> {
-    let trusted = !sys::is_privileged_program();
-    if trusted && let Some(path) = std::env::var_os("FERROCE_DAEMON") {
-        return Some(PathBuf::from(path)).filter(|path| is_program(path));
-    }
-    let own = [sys::own_file(), std::env::current_exe().ok()];
-    let beside = own.into_iter().flatten().flat_map(|file| beside(&file.canonicalize().unwrap_or(file)));
-    let path = std::env::var_os("PATH").filter(|_| trusted).unwrap_or_default();
-    let in_path: Vec<PathBuf> = std::env::split_paths(&path).map(|dir| dir.join("ferroced")).collect();
-    beside.chain(in_path).find(|path| is_program(path))
-}
-
-/// Where `ferroced` may lie as seen from a file of ours: `../bin` for an installed library, the same directory for an
-/// installed program, the one above for tests and examples of cargo.
-fn beside(file: &Path) -> Vec<PathBuf> {
-    let Some(dir) = file.parent() else { return Vec::new() };
-    let mut places = vec![dir.join("ferroced")];
-    if let Some(above) = dir.parent() {
-        places.insert(0, above.join("bin/ferroced"));
-        places.push(above.join("ferroced"));
-    }
-    places
-}
-
-fn is_program(path: &Path) -> bool {
-    use std::os::unix::fs::PermissionsExt;
-    path.is_absolute() && path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
-}
-
 static EMBEDDED: Mutex<Option<Embedded>> = Mutex::new(None);
 
 struct Embedded {
@@ -211,22 +184,4 @@ pub fn start_embedded(name: &str) -> Result<(), ServerError> {
     *embedded =
         Some(Embedded { thread: thread.map_err(io)?, process: std::process::id(), _stopper: stopper });
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_daemon_is_looked_for_beside_our_files() {
-        let found = beside(Path::new("/opt/ferroce/lib/libferroce.so"));
-        let want = ["/opt/ferroce/bin/ferroced", "/opt/ferroce/lib/ferroced", "/opt/ferroce/ferroced"];
-        assert_eq!(found, want.map(PathBuf::from));
-        assert!(sys::own_file().is_some_and(|file| file.exists()));
-        assert!(
-            !is_program(Path::new("/etc/passwd"))
-                && !is_program(Path::new("/bin"))
-                && is_program(Path::new("/bin/sh"))
-        );
-    }
 }
