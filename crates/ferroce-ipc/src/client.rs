@@ -35,15 +35,15 @@ pub enum ClientError {
     NoBroker,
     /// The name's holder is another user's process.
     #[error(
-        "@{name} is held by process {pid} of uid {uid}: stop it, or run in a network namespace of your own: \
-         ferroce run --private-net -- CMD"
+        "@{name} is held by process {pid} of {}: stop it, or run in a network namespace of your own: \
+         ferroce run --private-net -- CMD", Peer::user(*.uid)
     )]
     Foreign {
         /// The abstract name.
         name: String,
         /// Process id, 0 if it is in no pid namespace we see.
         pid: u32,
-        /// User.
+        /// User, as in [`Peer`].
         uid: u32,
     },
     /// The broker closed the connection without a word; it is leaving or died.

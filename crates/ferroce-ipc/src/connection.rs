@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::codec::MessageError;
 use crate::message::{MAX_MESSAGE, Message};
-use crate::packet;
+use crate::{packet, trust};
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
@@ -36,8 +36,21 @@ pub struct Received {
 pub struct Peer {
     /// Its process id in our pid namespace, 0 if it is in none that we see.
     pub pid: u32,
-    /// Its effective user.
+    /// Its effective user; [`Peer::UNKNOWN`] if our user namespace does not tell it from our own.
     pub uid: u32,
+}
+
+impl Peer {
+    /// In place of a user: one that looks like ours to the kernel's credentials and may be anybody.
+    pub const UNKNOWN: u32 = u32::MAX;
+
+    /// The user, for a message.
+    pub fn user(uid: u32) -> String {
+        match uid {
+            Self::UNKNOWN => "a user whom this user namespace does not map".to_owned(),
+            uid => format!("uid {uid}"),
+        }
+    }
 }
 
 impl Connection {
@@ -60,13 +73,17 @@ impl Connection {
         Ok((Self { fd: a }, Self { fd: b }))
     }
 
-    /// Who is at the other end.
+    /// Who is at the other end. A user namespace shows all users that it does not map as one (65534, "nobody"); a program
+    /// that runs as that user there trusts only processes of its own namespace.
     ///
     /// # Errors
     /// Those of `getsockopt(2)`.
     pub fn peer(&self) -> io::Result<Peer> {
         let who: UnixCredentials = getsockopt(&self.fd, PeerCredentials)?;
-        Ok(Peer { pid: u32::try_from(who.pid()).unwrap_or(0), uid: who.uid() })
+        let (pid, uid) = (u32::try_from(who.pid()).unwrap_or(0), who.uid());
+        let like_us = uid == nix::unistd::geteuid().as_raw() && trust::is_ambiguous(uid);
+        let known = !like_us || trust::is_of_our_namespace(&self.fd, pid);
+        Ok(Peer { pid, uid: if known { uid } else { Peer::UNKNOWN } })
     }
 
     /// Sends one message without waiting.

@@ -118,10 +118,11 @@ fn capabilities(status: &str) -> Option<u64> {
 
 /// How messages name a process.
 pub fn process(pid: u32, uid: u32) -> String {
+    let user = ferroce_ipc::Peer::user(uid);
     match (pid, command(pid)) {
-        (0, _) => format!("a process outside our pid namespace, of uid {uid}"),
-        (pid, command) if command.is_empty() => format!("process {pid} (uid {uid})"),
-        (pid, command) => format!("process {pid} ({command}, uid {uid})"),
+        (0, _) => format!("a process outside our pid namespace, of {user}"),
+        (pid, command) if command.is_empty() => format!("process {pid} ({user})"),
+        (pid, command) => format!("process {pid} ({command}, {user})"),
     }
 }
 

@@ -207,9 +207,10 @@ impl<W: World> Broker<W> {
             self.leaving = self.is_idle();
             let code = if self.leaving { RefusalCode::Leaving } else { RefusalCode::ForeignUser };
             let sentence = format!(
-                "this network namespace is served by ferroced of uid {}, which cannot lend sockets to uid {}: run in a \
+                "this network namespace is served by ferroced of uid {}, which cannot lend sockets to {}: run in a \
                  namespace of your own: ferroce run --private-net -- CMD",
-                self.uid, peer.uid
+                self.uid,
+                Peer::user(peer.uid)
             );
             self.send(client, 0, Message::Refused(refusal(code, sentence)), Vec::new());
             self.output.push_back(Output::Close(client));
