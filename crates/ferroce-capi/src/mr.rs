@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use core::ffi::{c_int, c_uint, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::{Access, Advice, Mr, MrChange};
+use ferroce_engine::{Access, Advice, Mr, MrChange, Sge};
+use ferroce_wire::Lkey;
 
 use crate::call::{self, Owner};
 use crate::context::ContextHandle;
 use crate::errno::Errno;
 use crate::handle::{Handle, Pool};
 use crate::import::Registry;
-use crate::{pd, post};
+use crate::pd;
 
 /// A memory region.
 type MrHandle = Handle<abi::ibv_mr, LiveMr>;
@@ -284,9 +285,15 @@ pub(crate) unsafe extern "C" fn advise_mr(
         if flags & !FLUSH != 0 {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: as the caller says.
-        let ranges = unsafe { post::sges(sg_list, num_sges as usize, num_sges) }?;
-        Ok(live.engine.advise(advice, ranges)?)
+        if sg_list.is_null() && num_sges > 0 {
+            return Err(Errno::EINVAL);
+        }
+        for index in 0..num_sges as usize {
+            // SAFETY: as the caller says.
+            let abi::ibv_sge { addr, length, lkey } = unsafe { sg_list.add(index).read_unaligned() };
+            live.engine.advise(advice, &[Sge { addr, length, lkey: Lkey::new(lkey) }])?;
+        }
+        Ok(())
     })
 }
 

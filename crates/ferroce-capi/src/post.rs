@@ -1,12 +1,12 @@
 //! Posting: the fast path. Nothing here allocates.
 
-use std::cell::Cell;
-use std::mem::offset_of;
+use std::cell::{Cell, UnsafeCell};
+use std::mem::{MaybeUninit, offset_of};
 use std::ptr;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::{MwType, Qp, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge};
+use ferroce_engine::{MAX_SGE, MwType, Qp, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge};
 use ferroce_wire::{Imm, Rkey, SrqNumber};
 
 use crate::ah;
@@ -27,24 +27,79 @@ const _: () = {
 pub(crate) const SEND_FLAGS: u32 =
     abi::IBV_SEND_FENCE | abi::IBV_SEND_SIGNALED | abi::IBV_SEND_SOLICITED | abi::IBV_SEND_INLINE;
 
-/// The list of a work request, in place; EINVAL for more than `most`, before anything is read.
+/// Room for a copy of one list whose address is not a multiple of 8. Programs may keep lists in packed structures (libiscsi
+/// does), and the processor reads them there; Rust's references need aligned memory.
+pub(crate) struct AlignedList(UnsafeCell<[MaybeUninit<Sge>; MAX_SGE as usize]>);
+
+impl AlignedList {
+    /// Costs nothing: the room is written when a list needs it.
+    pub(crate) const fn new() -> Self {
+        Self(UnsafeCell::new([MaybeUninit::uninit(); MAX_SGE as usize]))
+    }
+
+    /// A copy of the list.
+    ///
+    /// # Safety
+    ///
+    /// `list` is an array of `count` elements, at most [`MAX_SGE`], at any address. The copy made before is no longer used.
+    #[cold]
+    unsafe fn copy(&self, list: *const Sge, count: usize) -> &[Sge] {
+        let room = self.0.get().cast::<Sge>();
+        for index in 0..count {
+            // SAFETY: the caller says that the list has this element.
+            let sge = unsafe { list.add(index).read_unaligned() };
+            // SAFETY: there is room for the list, and nobody reads it now, as the caller says.
+            unsafe { room.add(index).write(sge) };
+        }
+        // SAFETY: the loop wrote these elements, and nobody writes to them while the copy is used.
+        unsafe { std::slice::from_raw_parts(room, count) }
+    }
+}
+
+/// The list of a work request: in place if it is aligned, otherwise a copy in `room`. EINVAL for more than `most`, before
+/// anything is read.
 ///
 /// # Safety
 ///
-/// `list` is NULL or an array of `count` elements that stays as it is for `'a`.
-pub(crate) unsafe fn sges<'a>(
+/// `list` is NULL or an array of `count` elements, at any address, that stays as it is while the result is used. What an earlier call
+/// returned with the same `room` is no longer used.
+pub(crate) unsafe fn sges(
     list: *const abi::ibv_sge,
     count: usize,
     most: u32,
-) -> Result<&'a [Sge], Errno> {
+    room: &AlignedList,
+) -> Result<&[Sge], Errno> {
     if count == 0 {
         return Ok(&[]);
     }
-    if list.is_null() || !list.is_aligned() || count > most as usize {
+    if list.is_null() || count > most.min(MAX_SGE) as usize {
         return Err(Errno::EINVAL);
     }
+    let list = list.cast::<Sge>();
+    if !list.is_aligned() {
+        // SAFETY: as the caller says; both types lie alike (above), and the count was compared.
+        return Ok(unsafe { room.copy(list, count) });
+    }
     // SAFETY: the caller says so; both types lie alike (above), and any bits are a value of theirs.
-    Ok(unsafe { std::slice::from_raw_parts(list.cast::<Sge>(), count) })
+    Ok(unsafe { std::slice::from_raw_parts(list, count) })
+}
+
+/// Looks at a program's structure, which may be at any address; `None` for NULL.
+///
+/// # Safety
+///
+/// `at` is NULL or readable during the call.
+unsafe fn look<W: Copy, R>(at: *const W, look: impl FnOnce(&W) -> R) -> Option<R> {
+    if at.is_null() {
+        return None;
+    }
+    if at.is_aligned() {
+        // SAFETY: readable as the caller says, and aligned.
+        return Some(look(unsafe { &*at }));
+    }
+    // SAFETY: readable as the caller says.
+    let copy = unsafe { at.read_unaligned() };
+    Some(look(&copy))
 }
 
 /// A chain of C work requests, converted one by one. Where one is malformed the chain ends there.
@@ -57,6 +112,8 @@ struct Chain<'e, W> {
     most: u32,
     /// The queue pair that sends.
     qp: Option<&'e Qp>,
+    /// For a list that is not aligned.
+    room: &'e AlignedList,
 }
 
 impl<W> Chain<'_, W> {
@@ -75,28 +132,48 @@ impl<W> Chain<'_, W> {
     }
 }
 
-impl Iterator for Chain<'_, abi::ibv_send_wr> {
-    type Item = SendWr<'static>;
+impl<'e> Iterator for Chain<'e, abi::ibv_send_wr> {
+    type Item = SendWr<'e>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        // SAFETY: NULL, or the program's work request, readable during the call of post_send, which outlives every
-        // use of the item.
-        let wr = unsafe { self.next.as_ref() }?;
-        self.take(wr.next, send_wr(wr, self.most, self.qp))
+        let (most, qp, room) = (self.most, self.qp, self.room);
+        let convert = |wr: &abi::ibv_send_wr| {
+            // SAFETY: the program leaves the list alone during the call of post_send, which outlives every use of the
+            // item. The engine is through with a request before it takes the next one.
+            (wr.next, unsafe { send_wr(wr, most, qp, room) })
+        };
+        // SAFETY: NULL, or the program's work request, readable during the call.
+        let (next, converted) = unsafe { look(self.next, convert) }?;
+        self.take(next, converted)
     }
 }
 
-impl Iterator for Chain<'_, abi::ibv_recv_wr> {
-    type Item = RecvWr<'static>;
+impl<'e> Iterator for Chain<'e, abi::ibv_recv_wr> {
+    type Item = RecvWr<'e>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        let (most, room) = (self.most, self.room);
+        let convert = |wr: &abi::ibv_recv_wr| {
+            // SAFETY: as for send work requests.
+            (wr.next, unsafe { recv_wr(wr, most, room) })
+        };
         // SAFETY: as for send work requests.
-        let wr = unsafe { self.next.as_ref() }?;
-        self.take(wr.next, recv_wr(wr, self.most))
+        let (next, converted) = unsafe { look(self.next, convert) }?;
+        self.take(next, converted)
     }
 }
 
-fn send_wr(wr: &'static abi::ibv_send_wr, most: u32, qp: Option<&Qp>) -> Result<SendWr<'static>, Errno> {
+/// Converts one work request, whose list is in place or in `room`.
+///
+/// # Safety
+///
+/// The list of `wr` is as [`sges`] needs it.
+unsafe fn send_wr<'a>(
+    wr: &abi::ibv_send_wr,
+    most: u32,
+    qp: Option<&Qp>,
+    room: &'a AlignedList,
+) -> Result<SendWr<'a>, Errno> {
     let count = usize::try_from(wr.num_sge).map_err(|_| Errno::EINVAL)?;
     if wr.send_flags & !SEND_FLAGS != 0 {
         return Err(Errno::EINVAL);
@@ -105,8 +182,8 @@ fn send_wr(wr: &'static abi::ibv_send_wr, most: u32, qp: Option<&Qp>) -> Result<
         wr_id: wr.wr_id,
         op: send_op(wr)?,
         to: send_to(wr, qp)?,
-        // SAFETY: the program's array, which it leaves alone during the call.
-        sges: unsafe { sges(wr.sg_list, count, most) }?,
+        // SAFETY: as the caller says.
+        sges: unsafe { sges(wr.sg_list, count, most, room) }?,
         signaled: wr.send_flags & abi::IBV_SEND_SIGNALED != 0,
         solicited: wr.send_flags & abi::IBV_SEND_SOLICITED != 0,
         fence: wr.send_flags & abi::IBV_SEND_FENCE != 0,
@@ -181,18 +258,29 @@ fn send_op(wr: &abi::ibv_send_wr) -> Result<SendOp, Errno> {
     }
 }
 
-fn recv_wr(wr: &'static abi::ibv_recv_wr, most: u32) -> Result<RecvWr<'static>, Errno> {
-    let count = usize::try_from(wr.num_sge).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: the program's array, which it leaves alone during the call.
-    let sges = unsafe { sges(wr.sg_list, count, most) }?;
-    Ok(RecvWr { wr_id: wr.wr_id, sges })
-}
-
-/// Runs a post over the chain; `bad` is told the request that was refused, the ones before it are posted.
+/// As [`send_wr`].
 ///
 /// # Safety
 ///
-/// `bad` is NULL or writable.
+/// As there.
+unsafe fn recv_wr<'a>(
+    wr: &abi::ibv_recv_wr,
+    most: u32,
+    room: &'a AlignedList,
+) -> Result<RecvWr<'a>, Errno> {
+    let count = usize::try_from(wr.num_sge).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: as the caller says.
+    let sges = unsafe { sges(wr.sg_list, count, most, room) }?;
+    Ok(RecvWr { wr_id: wr.wr_id, sges })
+}
+
+/// Runs a post over the chain; `bad` is told the request that was refused, the ones before it are posted. Work requests may
+/// be at any address.
+///
+/// # Safety
+///
+/// `first` is NULL or a chain of work requests with their lists, all of which stay as they are during the call; `bad` is NULL
+/// or writable.
 unsafe fn post<W>(
     first: *mut W,
     bad: *mut *mut W,
@@ -200,15 +288,16 @@ unsafe fn post<W>(
 ) -> Result<(), Errno> {
     let at = Cell::new(first);
     let malformed = Cell::new(None);
-    let posted = if first.is_null() || !first.is_aligned() {
+    let room = AlignedList::new();
+    let posted = if first.is_null() {
         Err(Errno::EINVAL)
     } else {
-        run(Chain { next: first, at: &at, malformed: &malformed, most: 0, qp: None })
+        run(Chain { next: first, at: &at, malformed: &malformed, most: 0, qp: None, room: &room })
     };
     let result = malformed.get().map_or(posted, Err);
     if result.is_err() && !bad.is_null() {
         // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { bad.write(at.get()) };
+        unsafe { bad.write_unaligned(at.get()) };
     }
     result
 }

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use crate::ah;
 use crate::call;
 use crate::errno::Errno;
+use crate::post::AlignedList;
 use crate::qp::{self, QpHandle};
 use crate::{mw, post};
 
@@ -469,8 +470,9 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut abi::ibv_qp_ex, num_sge: usize, li
     let most = unsafe { QpHandle::from_c(qp) }
         .and_then(|handle| handle.live())
         .map_or(0, |live| live.engine.caps().max_send_sge);
-    // SAFETY: the program's array, which it leaves alone during the call.
-    let sges = unsafe { post::sges(list, num_sge, most) };
+    let room = AlignedList::new();
+    // SAFETY: the program's array, which it leaves alone during the call; the room is new.
+    let sges = unsafe { post::sges(list, num_sge, most, &room) };
     // SAFETY: as above.
     unsafe { set(qp, sges, false) }
 }
@@ -493,16 +495,16 @@ unsafe extern "C" fn wr_set_inline_data_list(
 ) {
     let pieces = if num_buf == 0 {
         Ok(Vec::new())
-    } else if list.is_null() || !list.is_aligned() || num_buf > MOST_BUFFERS {
+    } else if list.is_null() || num_buf > MOST_BUFFERS {
         Err(Errno::EINVAL)
     } else {
-        // SAFETY: the program's array, which it leaves alone during the call.
-        let bufs = unsafe { std::slice::from_raw_parts(list, num_buf) };
-        let piece = |buf: &abi::ibv_data_buf| {
+        let piece = |index| {
+            // SAFETY: the program's array, at any address, which it leaves alone during the call.
+            let buf = unsafe { list.add(index).read_unaligned() };
             let length = u32::try_from(buf.length).map_err(|_| Errno::ENOSPC)?;
             Ok(Sge { addr: buf.addr.expose_provenance() as u64, length, lkey: Lkey::new(0) })
         };
-        bufs.iter().map(piece).collect::<Result<Vec<Sge>, Errno>>()
+        (0..num_buf).map(piece).collect::<Result<Vec<Sge>, Errno>>()
     };
     let sges = pieces.as_deref().map_err(|errno| *errno);
     // SAFETY: C calls it with the queue pair that it is a member of.

@@ -134,6 +134,11 @@ fn e17_every_operation_of_rc_with_inline_lists() {
 }
 
 #[test]
+fn work_requests_that_are_not_aligned() {
+    passes("misaligned");
+}
+
+#[test]
 fn datagrams_and_their_addresses() {
     passes("datagrams");
 }

@@ -366,6 +366,7 @@ impl Qp {
 
     /// Posts work requests in order and transmits what may leave, on this thread. At the first
     /// that is refused it stops: the ones before it are posted, the error says which one it was.
+    /// Each request is copied before the next one is taken from `wrs`.
     #[doc(alias = "ibv_post_send")]
     pub fn post_send<'a>(
         &self,
@@ -390,7 +391,8 @@ impl Qp {
     }
 
     /// Posts receive work requests in order. At the first that is refused it stops: the ones
-    /// before it are posted, the error says which one it was.
+    /// before it are posted, the error says which one it was. Each request is copied before the
+    /// next one is taken from `wrs`.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv<'a>(
         &self,

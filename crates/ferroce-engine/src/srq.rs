@@ -153,7 +153,7 @@ impl Srq {
     }
 
     /// Posts receive work requests in order. At the first that is refused it stops: the ones before it are posted, the
-    /// error says which one it was.
+    /// error says which one it was. Each request is copied before the next one is taken from `wrs`.
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post_recv<'a>(
         &self,
