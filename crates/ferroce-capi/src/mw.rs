@@ -102,7 +102,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
         let rkey = unsafe { (*handle.c()).rkey };
         let next = window.engine.rkey(rkey.wrapping_add(1));
         // SAFETY: as the caller says.
-        let op = unsafe { operation(mw, next.value(), info, MwType::One) }?;
+        let (op, key) = unsafe { operation(mw, next.value(), info, MwType::One) }?;
         let wr = SendWr {
             wr_id: bind.wr_id,
             signaled: bind.send_flags & abi::IBV_SEND_SIGNALED != 0,
@@ -114,13 +114,28 @@ pub(crate) unsafe extern "C" fn bind_mw(
             inline: false,
         };
         live.engine.post_send([wr]).map_err(|(_, error)| error)?;
-        // SAFETY: as above.
-        unsafe { (*handle.c()).rkey = next.value() };
+        key.show();
         Ok(())
     })
 }
 
-/// What binds a window of type `kind`; EINVAL for windows of the other type and for an address without a region.
+/// The key that a window has once its bind is posted.
+pub(crate) struct NewKey {
+    of: &'static MwHandle,
+    rkey: Rkey,
+}
+
+impl NewKey {
+    /// The bind is posted: `mw->rkey` is the key that the peer may be told. The man page says so for type 1. For type 2 it
+    /// says nothing; irdma's library does it, mlx5's does not, and programs written for mlx5 compute the same key.
+    pub(crate) fn show(self) {
+        // SAFETY: `c()` points to a whole ibv_mw.
+        unsafe { (*self.of.c()).rkey = self.rkey.value() };
+    }
+}
+
+/// What binds a window of type `kind`, and its key from then on; EINVAL for windows of the other type and for an address
+/// without a region.
 ///
 /// # Safety
 ///
@@ -130,9 +145,10 @@ pub(crate) unsafe fn operation(
     rkey: u32,
     info: &abi::ibv_mw_bind_info,
     kind: MwType,
-) -> Result<SendOp, Errno> {
+) -> Result<(SendOp, NewKey), Errno> {
     // SAFETY: as the caller says.
-    let window = unsafe { MwHandle::from_c(mw) }?.live()?;
+    let of = unsafe { MwHandle::from_c(mw) }?;
+    let window = of.live()?;
     if window.engine.kind() != kind {
         return Err(Errno::EINVAL);
     }
@@ -148,12 +164,13 @@ pub(crate) unsafe fn operation(
     } else {
         Lkey::default()
     };
-    Ok(SendOp::BindMw(Bind {
+    let bind = Bind {
         window: window.engine.name(),
         rkey: Rkey::new(rkey),
         region,
         addr: info.addr,
         length: info.length,
         access: WindowAccess::from_bits_retain(info.mw_access_flags),
-    }))
+    };
+    Ok((SendOp::BindMw(bind), NewKey { of, rkey: window.engine.rkey(rkey) }))
 }

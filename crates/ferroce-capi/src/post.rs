@@ -12,6 +12,7 @@ use ferroce_wire::{Imm, Rkey, SrqNumber};
 use crate::ah;
 use crate::call;
 use crate::errno::Errno;
+use crate::mw::NewKey;
 use crate::{mw, qp, srq};
 
 // An array of ibv_sge is an array of Sge.
@@ -114,6 +115,8 @@ struct Chain<'e, W> {
     qp: Option<&'e Qp>,
     /// For a list that is not aligned.
     room: &'e AlignedList,
+    /// Of the window that the request handed out last binds.
+    key: Option<NewKey>,
 }
 
 impl<W> Chain<'_, W> {
@@ -136,6 +139,10 @@ impl<'e> Iterator for Chain<'e, abi::ibv_send_wr> {
     type Item = SendWr<'e>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        // The request before is posted: at the first that is refused the engine stops.
+        if let Some(key) = self.key.take() {
+            key.show();
+        }
         let (most, qp, room) = (self.most, self.qp, self.room);
         let convert = |wr: &abi::ibv_send_wr| {
             // SAFETY: the program leaves the list alone during the call of post_send, which outlives every use of the
@@ -144,7 +151,9 @@ impl<'e> Iterator for Chain<'e, abi::ibv_send_wr> {
         };
         // SAFETY: NULL, or the program's work request, readable during the call.
         let (next, converted) = unsafe { look(self.next, convert) }?;
-        self.take(next, converted)
+        let (wr, key) = self.take(next, converted)?;
+        self.key = key;
+        Some(wr)
     }
 }
 
@@ -173,14 +182,15 @@ unsafe fn send_wr<'a>(
     most: u32,
     qp: Option<&Qp>,
     room: &'a AlignedList,
-) -> Result<SendWr<'a>, Errno> {
+) -> Result<(SendWr<'a>, Option<NewKey>), Errno> {
     let count = usize::try_from(wr.num_sge).map_err(|_| Errno::EINVAL)?;
     if wr.send_flags & !SEND_FLAGS != 0 {
         return Err(Errno::EINVAL);
     }
-    Ok(SendWr {
+    let (op, key) = send_op(wr)?;
+    let wr = SendWr {
         wr_id: wr.wr_id,
-        op: send_op(wr)?,
+        op,
         to: send_to(wr, qp)?,
         // SAFETY: as the caller says.
         sges: unsafe { sges(wr.sg_list, count, most, room) }?,
@@ -188,7 +198,8 @@ unsafe fn send_wr<'a>(
         solicited: wr.send_flags & abi::IBV_SEND_SOLICITED != 0,
         fence: wr.send_flags & abi::IBV_SEND_FENCE != 0,
         inline: wr.send_flags & abi::IBV_SEND_INLINE != 0,
-    })
+    };
+    Ok((wr, key))
 }
 
 /// Whom the request names, on a queue pair of datagrams or of XRC.
@@ -210,7 +221,8 @@ fn send_to(wr: &abi::ibv_send_wr, qp: Option<&Qp>) -> Result<SendTo, Errno> {
 }
 
 /// The unions of the structure, read by what the opcode says; every member of each is plain integers.
-fn send_op(wr: &abi::ibv_send_wr) -> Result<SendOp, Errno> {
+/// A bind brings the key that its window will have.
+fn send_op(wr: &abi::ibv_send_wr) -> Result<(SendOp, Option<NewKey>), Errno> {
     let imm = || {
         // SAFETY: integers of one size.
         Imm(unsafe { wr.unnamed.imm_data }.to_ne_bytes())
@@ -230,32 +242,34 @@ fn send_op(wr: &abi::ibv_send_wr) -> Result<SendOp, Errno> {
         let remote = Remote { addr: atomic.remote_addr, rkey: Rkey::new(atomic.rkey) };
         (remote, atomic.compare_add, atomic.swap)
     };
-    match wr.opcode {
-        abi::IBV_WR_SEND => Ok(SendOp::Send),
-        abi::IBV_WR_SEND_WITH_IMM => Ok(SendOp::SendImm(imm())),
-        abi::IBV_WR_SEND_WITH_INV => Ok(SendOp::SendInvalidate(invalidate())),
-        abi::IBV_WR_RDMA_WRITE => Ok(SendOp::Write { remote: remote() }),
-        abi::IBV_WR_RDMA_WRITE_WITH_IMM => Ok(SendOp::WriteImm { remote: remote(), imm: imm() }),
-        abi::IBV_WR_RDMA_READ => Ok(SendOp::Read { remote: remote() }),
+    let op = match wr.opcode {
+        abi::IBV_WR_SEND => SendOp::Send,
+        abi::IBV_WR_SEND_WITH_IMM => SendOp::SendImm(imm()),
+        abi::IBV_WR_SEND_WITH_INV => SendOp::SendInvalidate(invalidate()),
+        abi::IBV_WR_RDMA_WRITE => SendOp::Write { remote: remote() },
+        abi::IBV_WR_RDMA_WRITE_WITH_IMM => SendOp::WriteImm { remote: remote(), imm: imm() },
+        abi::IBV_WR_RDMA_READ => SendOp::Read { remote: remote() },
         abi::IBV_WR_ATOMIC_CMP_AND_SWP => {
             let (remote, compare, swap) = atomic();
-            Ok(SendOp::CompareSwap { remote, compare, swap })
+            SendOp::CompareSwap { remote, compare, swap }
         }
         abi::IBV_WR_ATOMIC_FETCH_AND_ADD => {
             let (remote, add, _) = atomic();
-            Ok(SendOp::FetchAdd { remote, add })
+            SendOp::FetchAdd { remote, add }
         }
-        abi::IBV_WR_LOCAL_INV => Ok(SendOp::LocalInvalidate(invalidate())),
-        abi::IBV_WR_ATOMIC_WRITE => Ok(SendOp::AtomicWrite { remote: remote(), octets: None }),
+        abi::IBV_WR_LOCAL_INV => SendOp::LocalInvalidate(invalidate()),
+        abi::IBV_WR_ATOMIC_WRITE => SendOp::AtomicWrite { remote: remote(), octets: None },
         abi::IBV_WR_BIND_MW => {
             // SAFETY: the union's members are plain integers and pointers, which any bits are.
             let bind = unsafe { wr.unnamed_2.bind_mw };
             // SAFETY: a window and a region, as the caller of `post_send` says.
-            unsafe { mw::operation(bind.mw, bind.rkey, &bind.bind_info, MwType::Two) }
+            let (op, key) = unsafe { mw::operation(bind.mw, bind.rkey, &bind.bind_info, MwType::Two) }?;
+            return Ok((op, Some(key)));
         }
         // Also IBV_WR_FLUSH: the structure has no place for what kind of flush, so only `ibv_wr_flush` asks for one.
-        _ => Err(Errno::EINVAL),
-    }
+        _ => return Err(Errno::EINVAL),
+    };
+    Ok((op, None))
 }
 
 /// As [`send_wr`].
@@ -263,11 +277,7 @@ fn send_op(wr: &abi::ibv_send_wr) -> Result<SendOp, Errno> {
 /// # Safety
 ///
 /// As there.
-unsafe fn recv_wr<'a>(
-    wr: &abi::ibv_recv_wr,
-    most: u32,
-    room: &'a AlignedList,
-) -> Result<RecvWr<'a>, Errno> {
+unsafe fn recv_wr<'a>(wr: &abi::ibv_recv_wr, most: u32, room: &'a AlignedList) -> Result<RecvWr<'a>, Errno> {
     let count = usize::try_from(wr.num_sge).map_err(|_| Errno::EINVAL)?;
     // SAFETY: as the caller says.
     let sges = unsafe { sges(wr.sg_list, count, most, room) }?;
@@ -292,7 +302,7 @@ unsafe fn post<W>(
     let posted = if first.is_null() {
         Err(Errno::EINVAL)
     } else {
-        run(Chain { next: first, at: &at, malformed: &malformed, most: 0, qp: None, room: &room })
+        run(Chain { next: first, at: &at, malformed: &malformed, most: 0, qp: None, room: &room, key: None })
     };
     let result = malformed.get().map_or(posted, Err);
     if result.is_err() && !bad.is_null() {

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use crate::ah;
 use crate::call;
 use crate::errno::Errno;
+use crate::mw::NewKey;
 use crate::post::AlignedList;
 use crate::qp::{self, QpHandle};
 use crate::{mw, post};
@@ -164,6 +165,8 @@ struct State {
     pending: Option<Pending>,
     /// The first error; nothing of the batch is posted then.
     failed: Option<Errno>,
+    /// Of the windows that the batch binds.
+    keys: Vec<NewKey>,
 }
 
 // SAFETY: the engine's lock inside `SendBatch` may be released by any thread (parking_lot, feature send_guard).
@@ -289,7 +292,7 @@ unsafe extern "C" fn wr_start(qp: *mut abi::ibv_qp_ex) {
         let (handle, live) = unsafe { qp::enter(owner, qp.cast()) }?;
         // Waits without the state's lock, which the open batch needs to end.
         let open = live.engine.sender();
-        *handle.extra.0.lock() = State { open: Some(open), pending: None, failed: None };
+        *handle.extra.0.lock() = State { open: Some(open), ..State::default() };
         Ok(())
     });
 }
@@ -301,13 +304,15 @@ unsafe extern "C" fn wr_complete(qp: *mut abi::ibv_qp_ex) -> c_int {
         let (handle, _live) = unsafe { qp::enter(owner, qp.cast()) }?;
         let mut state = handle.extra.0.lock();
         state.flush();
-        let State { open, failed, .. } = std::mem::take(&mut *state);
+        let State { open, failed, keys, .. } = std::mem::take(&mut *state);
         drop(state);
         let batch = open.ok_or(Errno::EINVAL)?;
-        match failed {
-            Some(errno) => Err(errno),
-            None => batch.commit().map_err(Errno::of_batch),
+        if let Some(errno) = failed {
+            return Err(errno);
         }
+        batch.commit().map_err(Errno::of_batch)?;
+        keys.into_iter().for_each(NewKey::show);
+        Ok(())
     })
 }
 
@@ -405,8 +410,12 @@ unsafe extern "C" fn wr_bind_mw(
         unsafe { mw::operation(mw, rkey, info, MwType::Two) }
     });
     match op {
-        // SAFETY: C calls it with the queue pair that it is a member of.
-        Ok(op) => unsafe { build(qp, op) },
+        Ok((op, key)) => {
+            // SAFETY: C calls it with the queue pair that it is a member of.
+            unsafe { build(qp, op) };
+            // SAFETY: as above.
+            unsafe { with(qp, |_, state| state.keys.push(key)) }
+        }
         // SAFETY: as above.
         Err(errno) => unsafe { with(qp, |_, state| state.fail(errno)) },
     }

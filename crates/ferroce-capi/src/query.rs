@@ -80,6 +80,8 @@ fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
             | abi::IBV_DEVICE_RC_RNR_NAK_GEN
             | abi::IBV_DEVICE_MANAGED_FLOW_STEERING
             | abi::IBV_DEVICE_MEM_WINDOW
+            // Local invalidate, SEND with invalidate and type 2 windows; fast registration is the kernel's own.
+            | abi::IBV_DEVICE_MEM_MGT_EXTENSIONS
             | abi::IBV_DEVICE_MEM_WINDOW_TYPE_2B
             | abi::IBV_DEVICE_SRQ_RESIZE
             | abi::IBV_DEVICE_XRC,

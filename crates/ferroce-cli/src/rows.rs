@@ -121,6 +121,7 @@ const CAPS: &[&str] = &[
     "SRQ_RESIZE",
     "MEM_WINDOW",
     "XRC",
+    "MEM_MGT_EXTENSIONS",
     "MEM_WINDOW_TYPE_2B",
     "MANAGED_FLOW_STEERING",
 ];

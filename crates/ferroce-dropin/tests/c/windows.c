@@ -67,6 +67,8 @@ static void callers_are_checked(void)
 	CHECK(attr.device_cap_flags & IBV_DEVICE_MEM_WINDOW);
 	CHECK(attr.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B);
 	CHECK(!(attr.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2A));
+	/* Local invalidate, SEND with invalidate and windows of type 2: all in type_2(). */
+	CHECK(attr.device_cap_flags & IBV_DEVICE_MEM_MGT_EXTENSIONS);
 
 	CHECK_NULL(ibv_alloc_mw(pd, 0), EINVAL);
 	CHECK_NULL(ibv_alloc_mw(pd, 3), EINVAL);
@@ -174,7 +176,14 @@ static void type_2(void)
 	NEED(mw);
 	uint32_t first = ibv_inc_rkey(mw->rkey), second = ibv_inc_rkey(first);
 
-	CHECK(post_bind(mw, first, part(64, 64)) == 0);
+	/* A key that the program may pass on, once the bind is posted; programs that were written for irdma do. */
+	struct ibv_mw *other_type = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
+	uint32_t before = mw->rkey;
+
+	NEED(other_type);
+	CHECK(post_bind(other_type, first, part(64, 64)) == EINVAL && mw->rkey == before);
+	CHECK(ibv_dealloc_mw(other_type) == 0);
+	CHECK(post_bind(mw, first, part(64, 64)) == 0 && mw->rkey == first);
 	struct ibv_wc wc = next_wc(&two);
 
 	CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW && wc.wr_id == 5);
@@ -195,11 +204,16 @@ static void type_2(void)
 	struct ibv_mw_bind_info info = part(512, 8);
 
 	info.mw_access_flags |= IBV_ACCESS_ZERO_BASED;
+	before = mw->rkey;
+	ibv_wr_start(two.qpx);
+	ibv_wr_bind_mw(two.qpx, mw, second, &info);
+	ibv_wr_abort(two.qpx);
+	CHECK(mw->rkey == before);
 	ibv_wr_start(two.qpx);
 	two.qpx->wr_id = 9;
 	two.qpx->wr_flags = IBV_SEND_SIGNALED;
 	ibv_wr_bind_mw(two.qpx, mw, second, &info);
-	CHECK(ibv_wr_complete(two.qpx) == 0);
+	CHECK(ibv_wr_complete(two.qpx) == 0 && mw->rkey == second);
 	wc = next_wc(&two);
 	CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 9);
 	memset(one.memory, 0x77, 8);
