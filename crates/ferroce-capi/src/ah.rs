@@ -12,7 +12,7 @@ use crate::call::{self, Owner};
 use crate::context::{self, ContextHandle};
 use crate::errno::Errno;
 use crate::handle::{Handle, Pool};
-use crate::pd;
+use crate::{cq, pd};
 
 /// An address handle.
 pub(crate) type AhHandle = Handle<abi::ibv_ah, LiveAh>;
@@ -121,7 +121,9 @@ unsafe fn answer(
     // SAFETY: not NULL; forty octets that the caller lends, whatever their alignment.
     let area = unsafe { grh.cast::<[u8; Flow::GRH_AREA]>().read_unaligned() };
     let attr = AhAttr::answering(&live.engine, &area)?;
-    Ok(AhAttr { sl: wc.sl, port_num, ..attr })
+    // Our completions have the kind of the header there, which is no service level to answer with.
+    let sl = if wc.sl & cq::SL_UDP != 0 { 0 } else { wc.sl };
+    Ok(AhAttr { sl, port_num, ..attr })
 }
 
 /// Fills in the attributes of an address handle that answers a completed receive.

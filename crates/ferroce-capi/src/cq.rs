@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::{CompletionQueue, CqInit, Moderation, WcOpcode, WcStatus, WorkCompletion};
+use ferroce_engine::{CompletionQueue, CqInit, Moderation, NetworkHeader, WcStatus, WorkCompletion};
 
 use crate::call::{self, Owner};
 use crate::channel::ChannelHandle;
@@ -239,19 +239,8 @@ unsafe fn take<const N: usize>(
 }
 
 /// What is in a place before anything completed.
-pub(crate) const EMPTY: WorkCompletion = WorkCompletion {
-    wr_id: 0,
-    status: WcStatus::Success,
-    opcode: WcOpcode::Send,
-    byte_len: 0,
-    imm: None,
-    invalidated: None,
-    qpn: ferroce_wire::Qpn::new(0),
-    src_qp: ferroce_wire::Qpn::new(0),
-    solicited: false,
-    grh: false,
-    vendor_err: 0,
-};
+pub(crate) const EMPTY: WorkCompletion =
+    WorkCompletion { status: WcStatus::Success, ..WorkCompletion::BLANK };
 
 fn c_completion(completion: &WorkCompletion) -> abi::ibv_wc {
     abi::ibv_wc {
@@ -266,7 +255,7 @@ fn c_completion(completion: &WorkCompletion) -> abi::ibv_wc {
         wc_flags: wc_flags(completion),
         pkey_index: 0,
         slid: 0,
-        sl: 0,
+        sl: sl(completion),
         dlid_path_bits: 0,
     }
 }
@@ -286,6 +275,20 @@ pub(crate) fn wc_flags(completion: &WorkCompletion) -> u32 {
     let inv = if completion.invalidated.is_some() { abi::IBV_WC_WITH_INV } else { 0 };
     let grh = if completion.grh { abi::IBV_WC_GRH } else { 0 };
     imm | inv | grh
+}
+
+/// Set in [`sl`] if the datagram came by UDP.
+pub(crate) const SL_UDP: u8 = 8;
+
+/// The kind of a datagram's network header, in the place of the service level, which no packet of ours tells: bit 3 is set for
+/// UDP, bits 2 to 0 are 0 for a GRH, 1 for IPv6, 2 for IPv4. Cards of the mlx5 family do so, and UCX before 1.19 looks there
+/// to find the address of a datagram.
+pub(crate) fn sl(completion: &WorkCompletion) -> u8 {
+    match completion.header {
+        None | Some(NetworkHeader::Grh) => 0,
+        Some(NetworkHeader::Ipv6) => SL_UDP | 1,
+        Some(NetworkHeader::Ipv4) => SL_UDP | 2,
+    }
 }
 
 /// The slot behind the inline `ibv_req_notify_cq`.

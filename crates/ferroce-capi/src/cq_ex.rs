@@ -246,6 +246,7 @@ readers! {
     read_qp_num -> u32 = |completion| completion.qpn.value();
     read_src_qp -> u32 = |completion| completion.src_qp.value();
     read_wc_flags -> u32 = |completion| cq::wc_flags(&completion);
+    read_sl -> u8 = |completion| cq::sl(&completion);
 }
 
 /// In units of `hca_core_clock`: nanoseconds of `CLOCK_MONOTONIC`.
@@ -273,7 +274,6 @@ macro_rules! zeros {
 
 zeros! {
     read_slid -> u32;
-    read_sl -> u8;
     read_dlid_path_bits -> u8;
     read_cvlan -> u16;
     read_flow_tag -> u32;

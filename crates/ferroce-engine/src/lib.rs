@@ -79,8 +79,8 @@ pub use engine::{device_named, device_statistics, devices};
 pub use ferroce_datapath::packet::{Layer, Pattern, Rule};
 pub use ferroce_ipc::ledger::port_counters;
 pub use ferroce_proto::{
-    Bind, QpAccess, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge,
-    SrqAttr, SrqAttrMask, WcOpcode, WcStatus, WindowAccess, WorkCompletion,
+    Bind, NetworkHeader, QpAccess, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp, SendTo, SendWr,
+    Service, Sge, SrqAttr, SrqAttrMask, WcOpcode, WcStatus, WindowAccess, WorkCompletion,
 };
 pub use frames::FlowId;
 pub use memory::{Access, Advice, AdviseError, MwType, RegMrError};

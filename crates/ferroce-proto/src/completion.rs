@@ -1,6 +1,6 @@
 //! What a queue pair reports.
 
-use ferroce_wire::{Imm, Qpn, Rkey, SrqNumber};
+use ferroce_wire::{Flow, Imm, Qpn, Rkey, RoceVersion, SrqNumber};
 
 /// Status of a completion; discriminants are those of `ibv_wc_status`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -51,6 +51,28 @@ pub enum WcOpcode {
     RecvRdmaWithImm = 129,
 }
 
+/// The network header that a packet came behind.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum NetworkHeader {
+    /// A GRH: RoCE v1.
+    Grh,
+    /// IPv6: RoCE v2.
+    Ipv6,
+    /// IPv4: RoCE v2.
+    Ipv4,
+}
+
+impl NetworkHeader {
+    /// The header of packets along `flow`.
+    pub const fn of(flow: &Flow) -> Self {
+        match flow.link.version {
+            RoceVersion::V1 => Self::Grh,
+            RoceVersion::V2 if flow.is_ipv4() => Self::Ipv4,
+            RoceVersion::V2 => Self::Ipv6,
+        }
+    }
+}
+
 /// A completion (`ibv_wc`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[doc(alias = "ibv_wc")]
@@ -73,8 +95,11 @@ pub struct WorkCompletion {
     pub src_qp: Qpn,
     /// The message asked for a solicited event. Errors are to be treated as solicited whatever this says.
     pub solicited: bool,
-    /// The receive buffer begins with the [`ferroce_wire::Flow::grh_area`] of the datagram: UD.
+    /// A message was received, and its packets had a network header: RC, UC, XRC and UD (rxe 6.12 rxe_resp.c `do_complete`).
+    /// The buffer begins with the [`Flow::grh_area`] of a datagram alone.
     pub grh: bool,
+    /// The kind of a received datagram's network header; `None` for everything else.
+    pub header: Option<NetworkHeader>,
     /// More about an error: 0, or the AETH syndrome that the peer sent.
     pub vendor_err: u32,
 }
@@ -92,6 +117,7 @@ impl WorkCompletion {
         src_qp: Qpn::new(0),
         solicited: false,
         grh: false,
+        header: None,
         vendor_err: 0,
     };
 }

@@ -25,7 +25,7 @@ mod work_request;
 
 pub use attr::{QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpState, Service};
 pub use budget::Budget;
-pub use completion::{AsyncEvent, QpEvent, WcOpcode, WcStatus, WorkCompletion};
+pub use completion::{AsyncEvent, NetworkHeader, QpEvent, WcOpcode, WcStatus, WorkCompletion};
 pub use counters::Counters;
 pub use error::{CreateQpError, DropReason, ModifyQpError, ModifySrqError, PostRecvError, PostSendError};
 pub use memory::{Memory, MemoryError, RemoteAccess};

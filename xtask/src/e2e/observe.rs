@@ -349,17 +349,24 @@ fn ucx(bed: &Bed, checks: &mut Checks) -> Result<()> {
         checks.skip("UCX", "ucx_perftest is not here");
         return Ok(());
     };
-    // Over IPv4 its datagrams do not work, on the kernel's rxe neither: README.md has it.
-    let gids = json(bed, "gid show fr0")?;
-    let Some(gid) = gids.iter().find(|row| row["gid"] == "::1").map(|row| number(row, "index")) else {
-        checks.skip("UCX", "lo has no IPv6 here");
-        return Ok(());
-    };
+    // It looks for the kind of IP header in the completions of datagrams, each family at its own value.
+    for (family, address) in [("IPv4", "::ffff:127.0.0.1"), ("IPv6", "::1")] {
+        let gids = json(bed, "gid show fr0")?;
+        match gids.iter().find(|row| row["gid"] == address).map(|row| number(row, "index")) {
+            Some(gid) => ucx_over(bed, checks, &perftest, family, gid)?,
+            None => checks.skip(&format!("UCX over {family}"), "lo has no such address here"),
+        }
+    }
+    Ok(())
+}
+
+/// Both ways of its exchange over one GID.
+fn ucx_over(bed: &Bed, checks: &mut Checks, perftest: &Path, family: &str, gid: u64) -> Result<()> {
     for (test, words) in [("tag_lat", "-s 8 -n 1000"), ("tag_bw", "-s 1000000 -n 50")] {
         let port = bed.port();
         let end = |words: &str| {
             let mut command = Command::new(bed.dist.bin("ferroce"));
-            command.args(["run", "--sysfs", "--"]).arg(&perftest).args(["-p", &port.to_string()]);
+            command.args(["run", "--sysfs", "--"]).arg(perftest).args(["-p", &port.to_string()]);
             command.args(words.split_whitespace()).envs([
                 ("UCX_TLS", "rc_verbs,ud_verbs:aux"),
                 ("UCX_NET_DEVICES", "fr0:1"),
@@ -372,7 +379,7 @@ fn ucx(bed: &Bed, checks: &mut Checks) -> Result<()> {
             command
         };
         let exchange = Exchange {
-            name: format!("ucx_perftest {test}"),
+            name: format!("ucx_perftest {test} over {family}"),
             server: end(""),
             client: end(&format!("-t {test} {words} 127.0.0.1")),
             ready: Box::new(move || exchange::listening(port)),

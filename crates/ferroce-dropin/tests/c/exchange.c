@@ -11,6 +11,8 @@ static void expect(struct end *end, uint64_t wr_id, enum ibv_wc_opcode opcode, u
 
 	CHECK(wc.wr_id == wr_id && wc.status == IBV_WC_SUCCESS && wc.opcode == opcode);
 	CHECK(wc.qp_num == end->qp->qp_num && wc.slid == 0 && wc.pkey_index == 0);
+	/* As rxe: a GRH for what was received, on connections too. */
+	CHECK(!(wc.wc_flags & IBV_WC_GRH) == !(opcode & IBV_WC_RECV) && wc.sl == 0);
 	if (opcode & IBV_WC_RECV)
 		CHECK(wc.byte_len == length);
 }
@@ -29,7 +31,7 @@ static void sends_and_receives(void)
 	post_receive(&b, 8, 200, 64);
 	CHECK(post(&a, IBV_WR_SEND_WITH_IMM, 2, 0, 12, &b, 0, IBV_SEND_SIGNALED) == 0);
 	wc = next_wc(&b);
-	CHECK(wc.wr_id == 8 && wc.opcode == IBV_WC_RECV && wc.wc_flags == IBV_WC_WITH_IMM);
+	CHECK(wc.wr_id == 8 && wc.opcode == IBV_WC_RECV && wc.wc_flags == (IBV_WC_GRH | IBV_WC_WITH_IMM));
 	CHECK(wc.imm_data == htobe32(0x11223344));
 	expect(&a, 2, IBV_WC_SEND, 12);
 
@@ -80,7 +82,7 @@ static void reads_and_writes(void)
 	CHECK(post(&a, IBV_WR_RDMA_WRITE_WITH_IMM, 14, 0, 5000, &b, 64, IBV_SEND_SIGNALED) == 0);
 	wc = next_wc(&b);
 	CHECK(wc.wr_id == 13 && wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && wc.byte_len == 5000);
-	CHECK(wc.wc_flags == IBV_WC_WITH_IMM && wc.imm_data == htobe32(0x11223344));
+	CHECK(wc.wc_flags == (IBV_WC_GRH | IBV_WC_WITH_IMM) && wc.imm_data == htobe32(0x11223344));
 	expect(&a, 14, IBV_WC_RDMA_WRITE, 5000);
 }
 
@@ -166,7 +168,7 @@ static void built_by_functions(void)
 		;
 	CHECK(b.cq_ex->status == IBV_WC_SUCCESS && b.cq_ex->wr_id == 50);
 	CHECK(ibv_wc_read_opcode(b.cq_ex) == IBV_WC_RECV && ibv_wc_read_byte_len(b.cq_ex) == 13);
-	CHECK(ibv_wc_read_wc_flags(b.cq_ex) == IBV_WC_WITH_IMM && ibv_wc_read_imm_data(b.cq_ex) == htobe32(99));
+	CHECK(ibv_wc_read_wc_flags(b.cq_ex) == (IBV_WC_GRH | IBV_WC_WITH_IMM) && ibv_wc_read_imm_data(b.cq_ex) == htobe32(99));
 	CHECK(ibv_wc_read_qp_num(b.cq_ex) == b.qp->qp_num && ibv_wc_read_vendor_err(b.cq_ex) == 0);
 	CHECK(ibv_wc_read_slid(b.cq_ex) == 0 && ibv_wc_read_sl(b.cq_ex) == 0);
 	CHECK(ibv_next_poll(b.cq_ex) == ENOENT);

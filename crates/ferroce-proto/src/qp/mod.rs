@@ -525,6 +525,7 @@ impl QueuePair {
             src_qp: self.shared.attr.dest_qp,
             solicited: false,
             grh: false,
+            header: None,
             vendor_err: failure.vendor_err,
         }
     }

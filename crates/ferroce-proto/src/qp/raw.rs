@@ -79,6 +79,7 @@ impl Receiver {
             src_qp: shared.attr.dest_qp,
             solicited: false,
             grh: false,
+            header: None,
             vendor_err: 0,
         });
         Ok(())

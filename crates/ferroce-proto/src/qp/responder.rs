@@ -338,7 +338,8 @@ impl Responder {
             qpn: shared.qpn,
             src_qp: shared.attr.dest_qp,
             solicited: bth.solicited,
-            grh: false,
+            grh: true,
+            header: None,
             vendor_err: 0,
         };
         self.completions.push_back(Received { completion, queue: self.wqe.queue });
@@ -493,6 +494,7 @@ pub(crate) fn failed(wr_id: u64, status: WcStatus, qpn: Qpn) -> WorkCompletion {
         src_qp: Qpn::new(0),
         solicited: false,
         grh: false,
+        header: None,
         vendor_err: 0,
     }
 }

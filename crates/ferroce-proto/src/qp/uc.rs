@@ -265,7 +265,8 @@ impl Responder {
             qpn: shared.qpn,
             src_qp: shared.attr.dest_qp,
             solicited: bth.solicited,
-            grh: false,
+            grh: true,
+            header: None,
             vendor_err: 0,
         });
     }

@@ -12,8 +12,8 @@ use super::responder::{MAX_COMPLETIONS, failed};
 use super::roles::ReceiveDepth;
 use super::shared::Shared;
 use crate::{
-    AsyncEvent, DropReason, Memory, MemoryError, QpState, RecvWqe, SendOp, SendTo, Taken, WcOpcode, WcStatus,
-    WorkCompletion,
+    AsyncEvent, DropReason, Memory, MemoryError, NetworkHeader, QpState, RecvWqe, SendOp, SendTo, Taken,
+    WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// Adds one datagram to the batch. A batch has one destination, so it is full where that changes.
@@ -126,6 +126,7 @@ impl Receiver {
             src_qp: datagram.deth.src_qp,
             solicited: bth.solicited,
             grh: true,
+            header: Some(NetworkHeader::of(from)),
             vendor_err: 0,
         });
         if shared.state() == QpState::Rtr && !shared.established {

@@ -30,7 +30,7 @@ fn whole_messages_arrive() {
     probe.end.events();
     let got = probe.end.recvs[0];
     assert_eq!((got.wr_id, got.byte_len, got.imm), (1, 2078, Some(IMM)));
-    assert_eq!((got.opcode, got.grh), (WcOpcode::Recv, false));
+    assert_eq!((got.opcode, got.grh, got.header), (WcOpcode::Recv, true, None));
     assert_eq!(probe.bytes()[..100], DATA[..100]);
     assert_eq!(probe.bytes()[200..2178], DATA[100..2078]);
     // The PSN wraps in the middle of all this: it began two below.

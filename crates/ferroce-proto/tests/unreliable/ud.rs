@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use ferroce_proto::{AsyncEvent, DropReason, QpState, WcOpcode, WcStatus};
+use ferroce_proto::{AsyncEvent, DropReason, NetworkHeader, QpState, WcOpcode, WcStatus};
 use ferroce_wire::{Bth, Deth, Flow, Imm, Operation, Psn, Qkey, Qpn, UdPacket};
 
 use crate::probe::{DATA, Probe, UD, local};
@@ -18,7 +18,7 @@ fn datagrams_arrive_behind_their_header() {
         destination: "2001:db8::2".parse().unwrap(),
         ..flow(1)
     };
-    for from in [flow(1), v6] {
+    for (from, header) in [(flow(1), NetworkHeader::Ipv4), (v6, NetworkHeader::Ipv6)] {
         let from = Flow { traffic_class: 0xb8, hop_limit: 63, ..from };
         let mut probe = Probe::in_state(UD, QpState::Rtr);
         // The header may be cut anywhere.
@@ -32,7 +32,7 @@ fn datagrams_arrive_behind_their_header() {
         let got = probe.end.recvs[0];
         assert_eq!((got.wr_id, got.status, got.opcode), (1, WcStatus::Success, WcOpcode::Recv));
         assert_eq!((got.byte_len, got.imm, got.src_qp), (61, Some(IMM), Qpn::new(0x77)));
-        assert!(got.grh && got.solicited);
+        assert!(got.grh && got.solicited && got.header == Some(header));
         let mut area = probe.bytes()[..7].to_vec();
         area.extend(&probe.bytes()[1000..1033]);
         // BTH, DETH, ImmDt, payload, pad, ICRC.
