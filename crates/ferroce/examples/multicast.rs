@@ -75,14 +75,13 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("listening to {group}");
             let mut seen = 0;
             while seen < count {
-                for completion in queue.wait()? {
-                    let mut datagram = vec![0; completion.len as usize];
-                    room.read(slot(completion.wr_id).start, &mut datagram);
-                    let text = String::from_utf8_lossy(&datagram[HEADER..]);
-                    println!("{:#x}: {text}", completion.src_qp.value());
-                    qp.post_recv(completion.wr_id, &[room.slice(slot(completion.wr_id))])?;
-                    seen += 1;
-                }
+                let completion = queue.wait()?;
+                let mut datagram = vec![0; completion.len as usize];
+                room.read(slot(completion.wr_id).start, &mut datagram);
+                let text = String::from_utf8_lossy(&datagram[HEADER..]);
+                println!("{:#x}: {text}", completion.src_qp.value());
+                qp.post_recv(completion.wr_id, &[room.slice(slot(completion.wr_id))])?;
+                seen += 1;
             }
         }
         Role::Send { group, text } => {
@@ -90,9 +89,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             let there = domain.address_handle(options.gid_idx, Gid::from_ip(group))?;
             let qp = qp.ready_to_receive()?.ready_to_send()?;
             qp.send_to(0, &[message.slice(..)], &there, Qpn::MULTICAST, QKEY)?;
-            for completion in queue.wait()? {
-                assert_eq!(completion.status, Status::Success);
-            }
+            let completion = queue.wait()?;
+            assert_eq!(completion.status, Status::Success);
         }
     }
     Ok(())

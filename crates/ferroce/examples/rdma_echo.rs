@@ -86,7 +86,8 @@ fn echo(request: Request) -> Result<(), Box<dyn Error>> {
         // When the peer has this one back, it sends the next one: that must find a receive.
         connection.queue_pair().post_recv(RECV, &[half(n + 1, size)])?;
         connection.queue_pair().send(SEND, &[half(n, len)])?;
-        connection.queue_pair().send_queue().wait()?;
+        // If the peer ended the connection meanwhile, this completion is flushed and the next receive says so.
+        let _ = connection.queue_pair().send_queue().wait()?;
         n += 1;
     }
     connection.wait_disconnected()?;
@@ -95,7 +96,7 @@ fn echo(request: Request) -> Result<(), Box<dyn Error>> {
 
 /// The length of the next message; `None` if the peer ended the connection, which flushes the queue pair.
 fn receive(connection: &Connected) -> Result<Option<usize>, Box<dyn Error>> {
-    let completion = connection.queue_pair().receive_queue().wait()?[0];
+    let completion = connection.queue_pair().receive_queue().wait()?;
     match (completion.status, completion.opcode) {
         (Status::Success, Opcode::Recv) => Ok(Some(completion.len as usize)),
         _ => Ok(None),
@@ -128,7 +129,10 @@ fn one_message(
     qp.post_recv(RECV, &[back.slice(..)])?;
     qp.send(SEND, &[sent.slice(..)])?;
     receive(connection)?.ok_or("the server ended the connection")?;
-    qp.send_queue().wait()?;
+    match qp.send_queue().wait()?.status {
+        Status::Success => {}
+        failed => return Err(format!("a send ended with {failed:?}").into()),
+    }
     if back.to_vec() != text {
         return Err(format!("message {n} came back changed").into());
     }

@@ -37,11 +37,10 @@ fn main() -> Result<(), Error> {
 
     let mut count = 0;
     while count < 3 {
-        for completion in received.wait()? {
-            assert_eq!(completion.status, Status::Success);
-            println!("receive {} on queue pair {}", completion.wr_id, completion.qpn.value());
-            count += 1;
-        }
+        let completion = received.wait()?;
+        assert_eq!(completion.status, Status::Success);
+        println!("receive {} on queue pair {}", completion.wr_id, completion.qpn.value());
+        count += 1;
     }
     let event = loop {
         let event = device.wait_event()?;

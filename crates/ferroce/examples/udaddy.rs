@@ -81,7 +81,7 @@ pub fn talk(server: SocketAddr, count: u32, size: usize) -> Result<(), Box<dyn E
     let peer = connector.ask(b"")?;
     let there = peer.address_handle(&end.domain)?;
     end.send(count, |datagram| datagram.to(&there, peer.qpn, peer.qkey))?;
-    end.receive(count)?;
+    end.receive(count).map(drop)?;
     Ok(())
 }
 
@@ -127,12 +127,13 @@ impl End {
 
 /// Waits for so many completions; returns the first.
 fn completed(queue: &CompletionQueue, count: u32) -> Result<Completion, Box<dyn Error>> {
-    let mut all = Vec::new();
-    while all.len() < count as usize {
-        all.extend(queue.wait()?);
-        if let Some(failed) = all.iter().find(|done| done.status != Status::Success) {
-            return Err(format!("a datagram ended with {:?}", failed.status).into());
+    let mut first = None;
+    for _ in 0..count {
+        let done = queue.wait()?;
+        if done.status != Status::Success {
+            return Err(format!("a datagram ended with {:?}", done.status).into());
         }
+        first.get_or_insert(done);
     }
-    all.into_iter().next().ok_or_else(|| "no datagram at all".into())
+    first.ok_or_else(|| "no datagram at all".into())
 }

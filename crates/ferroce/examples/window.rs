@@ -74,14 +74,11 @@ impl End {
         let mut early = self.early.borrow_mut();
         for wr_id in wr_ids {
             while !early.contains(wr_id) {
-                for completion in self.queue.wait()? {
-                    if completion.status != Status::Success {
-                        return Err(
-                            format!("work request {}: {:?}", completion.wr_id, completion.status).into()
-                        );
-                    }
-                    early.push(completion.wr_id);
+                let completion = self.queue.wait()?;
+                if completion.status != Status::Success {
+                    return Err(format!("work request {}: {:?}", completion.wr_id, completion.status).into());
                 }
+                early.push(completion.wr_id);
             }
             early.retain(|other| other != wr_id);
         }

@@ -34,7 +34,7 @@ fn main() -> Result<(), Error> {
     }
 
     for (queue, received) in &queues {
-        let completion = received.wait()?.remove(0);
+        let completion = received.wait()?;
         assert_eq!(completion.status, Status::Success);
         println!(
             "queue {}: {} octets by target {}",

@@ -12,6 +12,7 @@ use crate::{Context, Error};
 
 /// A completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "its status says whether the work request succeeded"]
 #[doc(alias = "ibv_wc")]
 pub struct Completion {
     /// From the work request.
@@ -123,7 +124,7 @@ impl Drop for SharedQueue {
     }
 }
 
-/// Completions that [`CompletionQueue::wait`] takes at once.
+/// Completions that [`CompletionQueue::poll`] takes from the engine at once.
 const AT_ONCE: usize = 16;
 
 impl CompletionQueue {
@@ -145,7 +146,7 @@ impl CompletionQueue {
         &self.shared.cq
     }
 
-    /// Takes completions that are there, at most as many as `out` has room for. Never blocks.
+    /// Appends completions that are there to `out`, at most `most`, and returns how many those are. Never blocks.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&self, out: &mut Vec<Completion>, most: usize) -> Result<usize, Error> {
         let mut taken = 0;
@@ -181,19 +182,39 @@ impl CompletionQueue {
         self.shared.cq.moderate(moderation);
     }
 
-    /// Waits for completions: asleep if the queue has a channel, otherwise polling all the time, which reacts faster and
-    /// uses a whole core.
+    /// Waits for a completion and takes it, alone: asleep if the queue has a channel, otherwise polling all the time, which
+    /// reacts faster and uses a whole core.
     ///
     /// Any number of threads may wait for one queue, and for other queues of the same channel. No event of the channel is
     /// requested or taken, and [`Self::moderate`] delays the wake-up as it delays events.
-    pub fn wait(&self) -> Result<Vec<Completion>, Error> {
-        let mut found = Vec::new();
-        while self.poll(&mut found, AT_ONCE)? == 0 {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Poll`] when the queue overflowed, after the completions that it held before. [`Error::Event`] after a signal
+    /// handler without `SA_RESTART` ran: wait again.
+    pub fn wait(&self) -> Result<Completion, Error> {
+        let mut found = [WorkCompletion::BLANK];
+        while self.shared.cq.poll(&mut found)? == 0 {
             if self.shared.channel.is_some() {
                 self.shared.cq.sleep()?;
             }
         }
-        Ok(found)
+        Ok(Completion::from(found[0]))
+    }
+
+    /// Waits as [`Self::wait`], then appends the completions that are there to `out`, at least one and at most `most`.
+    /// Returns how many those are. If `most` is 0, it returns 0 at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::wait`].
+    pub fn wait_many(&self, out: &mut Vec<Completion>, most: usize) -> Result<usize, Error> {
+        if most == 0 {
+            return Ok(0);
+        }
+        out.push(self.wait()?);
+        // An overflow is reported by the next call: this one has something to return.
+        Ok(1 + self.poll(out, most - 1).unwrap_or_default())
     }
 
     /// Asks for one event on the channel when the next completion comes. What is there already does

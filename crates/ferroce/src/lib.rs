@@ -20,9 +20,7 @@
 //! let qp = qp.ready_to_receive(&Connection::to(local, remote))?.ready_to_send(Default::default())?;
 //!
 //! qp.send(2, &[buffer.slice(..64)])?;
-//! for completion in queue.wait()? {
-//!     assert_eq!(completion.status, Status::Success);
-//! }
+//! assert_eq!(queue.wait()?.status, Status::Success);
 //! # Ok(())
 //! # }
 //! ```

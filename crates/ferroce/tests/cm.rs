@@ -55,7 +55,7 @@ fn both_ends_by_descriptors() {
             passive.domain().register(vec![7; 64], Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
         let buffer = active.domain().register(vec![0; 64], Access::LOCAL_WRITE).unwrap();
         active.queue_pair().read(1, &[buffer.slice(..)], target.remote(0)).unwrap();
-        assert_eq!(active.queue_pair().send_queue().wait().unwrap()[0].status, Status::Success);
+        assert_eq!(active.queue_pair().send_queue().wait().unwrap().status, Status::Success);
         assert_eq!(buffer.to_vec(), [7; 64]);
 
         // One end ends it, the other hears of it; twice is once.
@@ -68,7 +68,7 @@ fn both_ends_by_descriptors() {
         passive.wait_disconnected().unwrap();
         assert!(passive.poll_disconnected());
         passive.disconnect().unwrap();
-        assert_eq!((flushed[0].wr_id, flushed[0].status), (3, Status::WrFlushErr));
+        assert_eq!((flushed.wr_id, flushed.status), (3, Status::WrFlushErr));
         active.wait_disconnected().unwrap();
     }
 }

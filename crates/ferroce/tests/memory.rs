@@ -69,7 +69,7 @@ fn owned_memory_is_aligned_for_atomics() {
     for region in regions.map(|region| region.unwrap()) {
         let before = region.to_vec();
         a.post_send([&WorkRequest::fetch_add(1, old.slice(..), region.remote(0), 1)]).unwrap();
-        let completion = done.wait().unwrap()[0];
+        let completion = done.wait().unwrap();
         assert_eq!(completion.status, Status::Success);
         assert_eq!(old.to_vec(), before[..8]);
         let mut after = before;

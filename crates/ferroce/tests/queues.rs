@@ -47,7 +47,7 @@ fn what_the_peer_does_wrong_is_an_event() {
     let memory = domain.register(vec![0; 8], Access::LOCAL_WRITE).unwrap();
     let nowhere = RemoteMemory { addr: 0x1000, rkey: Rkey::new(0x1234_5678) };
     a.write(1, &[memory.slice(..)], nowhere).unwrap();
-    assert_eq!(queues[0].wait().unwrap()[0].status, Status::RemAccessErr);
+    assert_eq!(queues[0].wait().unwrap().status, Status::RemAccessErr);
     let event = device.wait_event().unwrap();
     assert_eq!((event.kind, event.queue_pair), (EventKind::QpAccessErr, Some(b.qpn())));
 }

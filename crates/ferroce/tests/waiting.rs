@@ -30,7 +30,7 @@ fn queues_of_one_channel_keep_their_wake_ups() {
         let tell = tell.clone();
         thread::spawn(move || {
             loop {
-                queue.wait().unwrap();
+                assert_eq!(queue.wait().unwrap().status, Status::Success);
                 tell.send(end).unwrap();
             }
         });
@@ -68,7 +68,7 @@ fn a_channel_names_the_queue() {
     let sleeper = queues[2].clone();
     thread::spawn(move || {
         loop {
-            sleeper.wait().unwrap();
+            assert_eq!(sleeper.wait().unwrap().status, Status::Success);
             tell.send(()).unwrap();
         }
     });
@@ -108,7 +108,9 @@ fn threads_share_a_queue() {
         let (queue, tell) = (received.clone(), tell.clone());
         thread::spawn(move || {
             loop {
-                let count = queue.wait().unwrap().len();
+                let mut found = Vec::new();
+                let count = queue.wait_many(&mut found, 4).unwrap();
+                assert_eq!(found.len(), count);
                 tell.send(count).unwrap();
             }
         });
@@ -127,5 +129,34 @@ fn threads_share_a_queue() {
         while done.len() < messages {
             sent.poll(&mut done, 16).unwrap();
         }
+    }
+}
+
+/// `wait` takes one completion and leaves the others; `wait_many` takes no more than asked for.
+#[test]
+fn no_completion_is_dropped() {
+    if !in_namespace("no_completion_is_dropped") {
+        return;
+    }
+    let device = Context::open("fr0").unwrap();
+    let domain = device.protection_domain().unwrap();
+    let channel = device.completion_channel().unwrap();
+    for channel in [None, Some(&channel)] {
+        let done = device.completion_queue(64, channel).unwrap();
+        let (a, b) = pair(&domain, [&done, &done]);
+        for wr_id in 0..20 {
+            b.post_recv(wr_id, &[]).unwrap();
+            a.send(100 + wr_id, &[]).unwrap();
+        }
+        let mut seen = vec![done.wait().unwrap(), done.wait().unwrap()];
+        assert_eq!(done.wait_many(&mut seen, 0).unwrap(), 0);
+        while seen.len() < 40 {
+            let before = seen.len();
+            let count = done.wait_many(&mut seen, 3).unwrap();
+            assert!((1..=3).contains(&count) && seen.len() == before + count);
+        }
+        let mut ids: Vec<u64> = seen.iter().map(|completion| completion.wr_id).collect();
+        ids.sort_unstable();
+        assert_eq!(ids, (0..20).chain(100..120).collect::<Vec<_>>());
     }
 }

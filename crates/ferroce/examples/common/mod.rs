@@ -137,30 +137,29 @@ pub fn play(
         send()?;
     }
     while sent < options.iters || received < options.iters {
-        for completion in queue.wait()? {
-            if completion.status != Status::Success {
-                return Err(
-                    format!("work request {} ended with {:?}", completion.wr_id, completion.status).into()
-                );
-            }
-            if completion.wr_id == SEND {
-                sent += 1;
-                sending = false;
-            } else {
-                received += 1;
-                receiving = false;
-                posted -= 1;
-                if posted <= 1 {
-                    for _ in posted..options.rx_depth {
-                        receive()?;
-                    }
-                    posted = options.rx_depth;
+        let completion = queue.wait()?;
+        if completion.status != Status::Success {
+            return Err(
+                format!("work request {} ended with {:?}", completion.wr_id, completion.status).into()
+            );
+        }
+        if completion.wr_id == SEND {
+            sent += 1;
+            sending = false;
+        } else {
+            received += 1;
+            receiving = false;
+            posted -= 1;
+            if posted <= 1 {
+                for _ in posted..options.rx_depth {
+                    receive()?;
                 }
+                posted = options.rx_depth;
             }
-            if !sending && !receiving && sent < options.iters {
-                send()?;
-                (sending, receiving) = (true, true);
-            }
+        }
+        if !sending && !receiving && sent < options.iters {
+            send()?;
+            (sending, receiving) = (true, true);
         }
     }
     Ok(started.elapsed())

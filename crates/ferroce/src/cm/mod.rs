@@ -11,7 +11,8 @@
 //! let buffer = end.domain().register(vec![0; 4096], Access::LOCAL_WRITE)?;
 //! end.queue_pair().post_recv(1, &[buffer.slice(..)])?;
 //! let connection = end.accept(b"welcome")?;
-//! connection.queue_pair().receive_queue().wait()?;
+//! let received = connection.queue_pair().receive_queue().wait()?;
+//! println!("{:?}: {} octets", received.status, received.len);
 //!
 //! // … and the other.
 //! let end = Connector::new("192.0.2.1:7471".parse().unwrap(), &EndOptions::default())?;
