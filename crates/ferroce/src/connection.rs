@@ -2,7 +2,9 @@
 
 use ferroce_wire::{Gid, PathMtu, Psn, Qpn};
 
-/// One end of a connection: give it to the other end by any means.
+use crate::error::AddressError;
+
+/// One end of a connection: give it to the other end by any means, for example as [`Self::to_bytes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
     /// Where packets go.
@@ -11,8 +13,57 @@ pub struct Address {
     pub qpn: Qpn,
     /// Number of the first packet this end sends; chosen at random.
     pub psn: Psn,
-    /// Place of `gid` in this end's own GID table; means nothing to the other end.
+    /// Largest path MTU that this end's port takes now: the port's active MTU.
+    pub mtu: PathMtu,
+    /// Place of `gid` in this end's own GID table. It means nothing to the other end, and [`Self::to_bytes`] leaves it out.
     pub gid_index: u8,
+}
+
+impl Address {
+    /// Octets of [`Self::to_bytes`].
+    pub const LEN: usize = 24;
+    /// The first of them: the layout of the others.
+    const LAYOUT: u8 = 1;
+
+    /// What the other end has to know, with numbers in network byte order:
+    ///
+    /// | octets | content |
+    /// |---|---|
+    /// | 0 | layout: 1 |
+    /// | 1 to 16 | GID |
+    /// | 17 to 19 | queue pair number |
+    /// | 20 to 22 | first PSN |
+    /// | 23 | largest path MTU: code 1 (256 octets) to 5 (4096), as in `ibv_mtu` |
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut bytes = [Self::LAYOUT; Self::LEN];
+        bytes[1..17].copy_from_slice(&self.gid.0);
+        bytes[17..20].copy_from_slice(&self.qpn.value().to_be_bytes()[1..]);
+        bytes[20..23].copy_from_slice(&self.psn.value().to_be_bytes()[1..]);
+        bytes[23] = self.mtu as u8;
+        bytes
+    }
+
+    /// The address that the other end made these octets of. Its `gid_index` is 0.
+    ///
+    /// # Errors
+    ///
+    /// [`AddressError`] for another layout or an unknown MTU.
+    pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Result<Self, AddressError> {
+        let [layout, rest @ .., mtu] = bytes;
+        if *layout != Self::LAYOUT {
+            return Err(AddressError::Layout(*layout));
+        }
+        let number = |at: usize| u32::from_be_bytes([0, rest[at], rest[at + 1], rest[at + 2]]);
+        let mut gid = Gid([0; 16]);
+        gid.0.copy_from_slice(&rest[..16]);
+        Ok(Self {
+            gid,
+            qpn: Qpn::new(number(16)),
+            psn: Psn::new(number(19)),
+            mtu: PathMtu::try_from(*mtu).map_err(|_| AddressError::Mtu(*mtu))?,
+            gid_index: 0,
+        })
+    }
 }
 
 /// A connection as this end sees it.
@@ -35,12 +86,12 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// With the usual values: path MTU 1024, 16 READs, RNR timer 12.
+    /// With the usual values: the path MTU that both ends take, 16 READs, RNR timer 12.
     pub fn to(local: Address, remote: Address) -> Self {
         Self {
             local,
             remote,
-            path_mtu: PathMtu::B1024,
+            path_mtu: local.mtu.min(remote.mtu),
             max_dest_rd_atomic: 16,
             min_rnr_timer: 12,
             traffic_class: 0,
@@ -66,5 +117,40 @@ impl Default for SendOptions {
     /// 67 ms, 7 retries, RNR without end, 16 READs.
     fn default() -> Self {
         Self { timeout: 14, retry_cnt: 7, rnr_retry: 7, max_rd_atomic: 16 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address() -> Address {
+        let gid = Gid(*b"0123456789abcdef");
+        let (qpn, psn) = (Qpn::new(0x12_3456), Psn::new(0xab_cdef));
+        Address { gid, qpn, psn, mtu: PathMtu::B2048, gid_index: 7 }
+    }
+
+    #[test]
+    fn an_address_as_octets() {
+        let bytes = address().to_bytes();
+        assert_eq!(&bytes, b"\x010123456789abcdef\x12\x34\x56\xab\xcd\xef\x04");
+        assert_eq!(Address::from_bytes(&bytes), Ok(Address { gid_index: 0, ..address() }));
+        let changed = |at: usize, to: u8| {
+            let mut bytes = bytes;
+            bytes[at] = to;
+            Address::from_bytes(&bytes).unwrap_err()
+        };
+        assert_eq!(changed(0, 2), AddressError::Layout(2));
+        assert_eq!([changed(23, 0), changed(23, 6)], [AddressError::Mtu(0), AddressError::Mtu(6)]);
+    }
+
+    /// IBTA 9.6.2.1: both ends use one path MTU, so both must compute the same from what they exchanged.
+    #[test]
+    fn both_ends_choose_the_same_mtu() {
+        let (large, small) = (Address { mtu: PathMtu::B4096, ..address() }, address());
+        for (local, remote) in [(large, small), (small, large)] {
+            assert_eq!(Connection::to(local, remote).path_mtu, PathMtu::B2048);
+        }
+        assert_eq!(Connection::to(large, large).path_mtu, PathMtu::B4096);
     }
 }

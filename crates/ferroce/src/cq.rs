@@ -1,13 +1,14 @@
 //! Completion queues and channels.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferroce_engine as engine;
 use ferroce_engine::{Moderation, WcOpcode, WcStatus, WorkCompletion};
 use ferroce_wire::{Imm, Qpn, Rkey};
 
 use crate::device::Open;
+use crate::room::Demand;
 use crate::{Context, Error};
 
 /// A completion.
@@ -82,7 +83,7 @@ impl CompletionChannel {
             cq.ack_events(1);
             // The event of a queue whose last handle was dropped meanwhile is of no use to anybody.
             if let Some(shared) = self.shared.open.queues.get(cq.user()) {
-                return Ok(CompletionQueue { shared });
+                return Ok(CompletionQueue::of(shared));
             }
         }
     }
@@ -113,6 +114,7 @@ impl Eq for CompletionQueue {}
 pub(crate) struct SharedQueue {
     cq: Arc<engine::CompletionQueue>,
     channel: Option<CompletionChannel>,
+    demand: Mutex<Demand>,
     open: Arc<Open>,
 }
 
@@ -137,9 +139,19 @@ impl CompletionQueue {
         let number = open.queues.number();
         let cq =
             open.context.create_cq(entries, number, channel.map(|channel| &channel.shared.channel), 0)?;
-        let shared = Arc::new(SharedQueue { cq, channel: channel.cloned(), open });
+        let demand = Mutex::default();
+        let shared = Arc::new(SharedQueue { cq, channel: channel.cloned(), demand, open });
         shared.open.queues.insert(number, &shared);
         Ok(Self { shared })
+    }
+
+    pub(crate) fn of(shared: Arc<SharedQueue>) -> Self {
+        Self { shared }
+    }
+
+    /// What its users need.
+    pub(crate) fn demand(&self) -> MutexGuard<'_, Demand> {
+        self.shared.demand.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn engine(&self) -> &Arc<engine::CompletionQueue> {
@@ -170,7 +182,13 @@ impl CompletionQueue {
         Ok(Some((first.into(), poll.completed_at().as_nanos())))
     }
 
-    /// Gives it room for `entries` completions; those it holds stay.
+    /// Completions that it can hold.
+    pub fn capacity(&self) -> u32 {
+        self.shared.cq.capacity()
+    }
+
+    /// Gives it room for `entries` completions; those it holds stay. The next queue pair that is made on it makes it grow
+    /// again if that is not enough, see [`Context::completion_queue`].
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&self, entries: u32) -> Result<(), Error> {
         Ok(self.shared.cq.resize(entries)?)

@@ -7,6 +7,7 @@ use ferroce_engine::{DeviceAttr, DeviceInfo, GidEntry, PortAttr};
 
 use crate::cq::SharedQueue;
 use crate::handles::Handles;
+use crate::srq::SharedSrq;
 use crate::{CompletionChannel, CompletionQueue, Error, ProtectionDomain};
 
 /// The devices of this network namespace. Without configuration there is one, `fr0` on `lo`; with links, or with
@@ -28,6 +29,8 @@ pub(crate) struct Open {
     pub(crate) context: Arc<engine::Context>,
     /// Completion queues, by the number that their events carry.
     pub(crate) queues: Handles<SharedQueue>,
+    /// Shared receive queues, likewise.
+    pub(crate) shared_queues: Handles<SharedSrq>,
 }
 
 impl Drop for Open {
@@ -41,7 +44,8 @@ impl Context {
     #[doc(alias = "ibv_open_device")]
     pub fn open(name: &str) -> Result<Self, Error> {
         let context = engine::Context::open(name)?;
-        Ok(Self { open: Arc::new(Open { context, queues: Handles::default() }) })
+        let open = Open { context, queues: Handles::default(), shared_queues: Handles::default() };
+        Ok(Self { open: Arc::new(open) })
     }
 
     fn context(&self) -> &Arc<engine::Context> {
@@ -84,8 +88,12 @@ impl Context {
         CompletionChannel::new(self)
     }
 
-    /// Makes a completion queue for `entries` completions. More at once than that is an error of
-    /// the queue and of the queue pairs that use it.
+    /// Makes a completion queue for at least `entries` completions. When a queue pair is made on it, the queue grows until
+    /// it can hold a completion for each work request that its queue pairs and their shared receive queues may have
+    /// outstanding, up to the device's `max_cqe`, 1,048,576.
+    ///
+    /// An overflow is the end of the queue and of the queue pairs that use it. A work request is outstanding until its
+    /// completion is made, not until it is polled: a program that posts on and on must poll as often.
     #[doc(alias = "ibv_create_cq")]
     pub fn completion_queue(
         &self,

@@ -1,9 +1,14 @@
-//! One error for everything, naming what was wrong.
+//! One error for everything, naming what was wrong, and the reasons that it names.
 
 use std::io;
 
-use ferroce_engine::error as engine;
-use ferroce_engine::{QpState, RegMrError};
+use ferroce_engine::QpState;
+pub use ferroce_engine::RegMrError;
+pub use ferroce_engine::error::{
+    AllocMwError, AllocPdError, AnswerError, AttachError, CqError, CreateAhError, CreateChannelError,
+    CreateCqError, CreateQpError, CreateSrqError, DetachError, DeviceError, EventError, ModifyQpError,
+    ModifySrqError, OpenError, OpenXrcdError, PostRecvError, PostSendError, QueryError, ResizeCqError,
+};
 use ferroce_wire::Gid;
 
 use crate::cm::ConnectError;
@@ -14,13 +19,13 @@ use crate::cm::ConnectError;
 pub enum Error {
     /// The devices cannot be listed.
     #[error(transparent)]
-    Devices(#[from] engine::DeviceError),
+    Devices(#[from] DeviceError),
     /// The device cannot be opened.
     #[error(transparent)]
-    Open(#[from] engine::OpenError),
+    Open(#[from] OpenError),
     /// No such port, GID or P_Key.
     #[error(transparent)]
-    Query(#[from] engine::QueryError),
+    Query(#[from] QueryError),
     /// The GID table has nothing at this index.
     #[error("entry {index} of the GID table is empty")]
     EmptyGid {
@@ -29,46 +34,43 @@ pub enum Error {
     },
     /// No protection domain can be made.
     #[error(transparent)]
-    ProtectionDomain(#[from] engine::AllocPdError),
+    ProtectionDomain(#[from] AllocPdError),
     /// The memory cannot be registered.
     #[error(transparent)]
     Register(#[from] RegMrError),
     /// No memory window can be made.
     #[error(transparent)]
-    MemoryWindow(#[from] engine::AllocMwError),
+    MemoryWindow(#[from] AllocMwError),
     /// No completion channel can be made.
     #[error(transparent)]
-    Channel(#[from] engine::CreateChannelError),
+    Channel(#[from] CreateChannelError),
     /// No completion queue can be made.
     #[error(transparent)]
-    CompletionQueue(#[from] engine::CreateCqError),
+    CompletionQueue(#[from] CreateCqError),
     /// The completion queue stays as large as it was.
     #[error(transparent)]
-    Resize(#[from] engine::ResizeCqError),
+    Resize(#[from] ResizeCqError),
     /// Completions were lost.
     #[error(transparent)]
-    Poll(#[from] engine::CqError),
+    Poll(#[from] CqError),
     /// A completion event could not be had.
     #[error(transparent)]
-    Event(#[from] engine::EventError),
-    /// The queue reports to no channel.
-    #[error("the completion queue was made without a channel")]
-    NoChannel,
+    Event(#[from] EventError),
     /// No queue pair can be made.
     #[error(transparent)]
-    QueuePair(#[from] engine::CreateQpError),
+    QueuePair(#[from] CreateQpError),
     /// The queue pair cannot take these attributes; the message names the one that is wrong.
     #[error(transparent)]
-    Modify(#[from] engine::ModifyQpError),
+    Modify(#[from] ModifyQpError),
     /// No shared receive queue can be made.
     #[error(transparent)]
-    SharedReceiveQueue(#[from] engine::CreateSrqError),
+    SharedReceiveQueue(#[from] CreateSrqError),
     /// The shared receive queue stays as it was.
     #[error(transparent)]
-    ModifySrq(#[from] engine::ModifySrqError),
+    ModifySrq(#[from] ModifySrqError),
     /// No XRC domain can be opened.
     #[error(transparent)]
-    XrcDomain(#[from] engine::OpenXrcdError),
+    XrcDomain(#[from] OpenXrcdError),
     /// A send work request was refused.
     #[error("send work request {index} of the list")]
     PostSend {
@@ -76,7 +78,7 @@ pub enum Error {
         index: usize,
         /// Why.
         #[source]
-        source: engine::PostSendError,
+        source: PostSendError,
     },
     /// A receive work request was refused.
     #[error("receive work request {index} of the list")]
@@ -85,20 +87,20 @@ pub enum Error {
         index: usize,
         /// Why.
         #[source]
-        source: engine::PostRecvError,
+        source: PostRecvError,
     },
     /// No address handle can be made.
     #[error(transparent)]
-    AddressHandle(#[from] engine::CreateAhError),
+    AddressHandle(#[from] CreateAhError),
     /// A datagram cannot be answered.
     #[error(transparent)]
-    Answer(#[from] engine::AnswerError),
+    Answer(#[from] AnswerError),
     /// A multicast group cannot be joined.
     #[error(transparent)]
-    Attach(#[from] engine::AttachError),
+    Attach(#[from] AttachError),
     /// The queue pair is not attached to the group.
     #[error(transparent)]
-    Detach(#[from] engine::DetachError),
+    Detach(#[from] DetachError),
     /// The two ends' GIDs are of different families.
     #[error("{local} and {remote} are not of one address family")]
     Families {
@@ -107,6 +109,9 @@ pub enum Error {
         /// The peer's.
         remote: Gid,
     },
+    /// The other end's address cannot be read.
+    #[error(transparent)]
+    Address(#[from] AddressError),
     /// There is no connection.
     #[error(transparent)]
     Connect(#[from] ConnectError),
@@ -115,8 +120,31 @@ pub enum Error {
     Io(#[from] io::Error),
 }
 
+impl Error {
+    /// Whether a work request was refused only because its queue is full: poll completions, then post it again.
+    pub fn is_queue_full(&self) -> bool {
+        match self {
+            Self::PostSend { source, .. } => matches!(source, PostSendError::QueueFull { .. }),
+            Self::PostRecv { source, .. } => matches!(source, PostRecvError::QueueFull { .. }),
+            _ => false,
+        }
+    }
+}
+
+/// Octets that are no [`Address`](crate::Address).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AddressError {
+    /// They begin with the number of a layout that this version does not know.
+    #[error("an address of the unknown layout {0}")]
+    Layout(u8),
+    /// The MTU is none.
+    #[error("{0} is no path MTU: 1 (256 octets) to 5 (4096)")]
+    Mtu(u8),
+}
+
 /// A queue pair that did not make a transition, and why. It is unharmed and given back.
-#[derive(thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[error("the queue pair stays in {state:?}")]
 pub struct QpError<Q> {
     /// The queue pair as it was.
@@ -126,15 +154,6 @@ pub struct QpError<Q> {
     /// What was wrong.
     #[source]
     pub source: Error,
-}
-
-impl<Q> std::fmt::Debug for QpError<Q> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("QpError")
-            .field("state", &self.state)
-            .field("source", &self.source)
-            .finish_non_exhaustive()
-    }
 }
 
 impl<Q> From<QpError<Q>> for Error {

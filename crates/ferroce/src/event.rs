@@ -5,32 +5,80 @@ use std::os::fd::BorrowedFd;
 use ferroce_engine::{AsyncElement, AsyncEventKind};
 use ferroce_wire::Qpn;
 
-use crate::{Context, Error};
+use crate::{CompletionQueue, Context, Error, SharedReceiveQueue};
 
 /// What happened, and to what.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 #[doc(alias = "ibv_async_event")]
 #[non_exhaustive]
 pub struct Event {
     /// What happened.
     pub kind: AsyncEventKind,
+    /// To what it happened.
+    pub source: EventSource,
+}
+
+/// To what an [`Event`] happened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum EventSource {
+    /// The queue pair with this number.
+    QueuePair(Qpn),
+    /// A completion queue: it overflowed.
+    CompletionQueue(CompletionQueue),
+    /// A shared receive queue.
+    SharedReceiveQueue(SharedReceiveQueue),
+    /// A port of the device: the one it has, number 1.
+    Port(u8),
+    /// The device as a whole.
+    Device,
+}
+
+impl Event {
     /// The queue pair it happened to, if it was one.
-    pub queue_pair: Option<Qpn>,
+    pub fn queue_pair(&self) -> Option<Qpn> {
+        match self.source {
+            EventSource::QueuePair(qpn) => Some(qpn),
+            _ => None,
+        }
+    }
 }
 
 impl Context {
     /// Waits for the next event of the device, its port, and the objects made from this context. It needs no
     /// acknowledgement here: nothing is freed while its event is at hand.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Event`]: no event is there and the program made the descriptor non-blocking, or a signal handler without
+    /// `SA_RESTART` ran.
     #[doc(alias = "ibv_get_async_event")]
     pub fn wait_event(&self) -> Result<Event, Error> {
         let events = self.open.context.async_events();
-        let event = events.get()?;
-        events.ack(&event);
-        let queue_pair = match &event.element {
-            AsyncElement::Qp(qp) => Some(qp.qpn()),
-            _ => None,
-        };
-        Ok(Event { kind: event.kind, queue_pair })
+        loop {
+            let event = events.get()?;
+            // Acknowledged before a handle is made of it: dropping the last handle waits for the acknowledgement.
+            events.ack(&event);
+            if let Some(source) = self.source(&event.element) {
+                return Ok(Event { kind: event.kind, source });
+            }
+        }
+    }
+
+    /// `None` if the last handle of the object was dropped meanwhile.
+    fn source(&self, element: &AsyncElement) -> Option<EventSource> {
+        Some(match element {
+            AsyncElement::Cq(cq) => {
+                EventSource::CompletionQueue(CompletionQueue::of(self.open.queues.get(cq.user())?))
+            }
+            AsyncElement::Srq(srq) => EventSource::SharedReceiveQueue(SharedReceiveQueue::of(
+                self.open.shared_queues.get(srq.user())?,
+            )),
+            AsyncElement::Qp(qp) => EventSource::QueuePair(qp.qpn()),
+            AsyncElement::SharedQp(share) => EventSource::QueuePair(share.qp().qpn()),
+            AsyncElement::Port(port) => EventSource::Port(*port),
+            AsyncElement::Device => EventSource::Device,
+        })
     }
 
     /// Readable while [`Self::wait_event`] would return at once.

@@ -6,7 +6,7 @@
 //! ```no_run
 //! use ferroce::{Access, Connection, Context, QpOptions, Status};
 //!
-//! # fn exchange(local: ferroce::Address) -> ferroce::Address { local }
+//! # fn exchange(local: [u8; 24]) -> [u8; 24] { local }
 //! # fn main() -> Result<(), ferroce::Error> {
 //! let device = Context::open("fr0")?;
 //! let domain = device.protection_domain()?;
@@ -16,7 +16,8 @@
 //! let qp = domain.rc_queue_pair(&queue, &queue, QpOptions::default())?.init(Access::empty())?;
 //! qp.post_recv(1, &[buffer.slice(..)])?;
 //! let local = qp.address(0)?;
-//! let remote = exchange(local); // by any means: TCP, a file, a command line
+//! let remote = exchange(local.to_bytes()); // by any means: TCP, a file, a command line
+//! let remote = ferroce::Address::from_bytes(&remote)?;
 //! let qp = qp.ready_to_receive(&Connection::to(local, remote))?.ready_to_send(Default::default())?;
 //!
 //! qp.send(2, &[buffer.slice(..64)])?;
@@ -30,6 +31,7 @@
 //! Everything here is released when dropped. Memory is registered by value or for the length of a
 //! closure, so that the device never writes to memory that was given back; see [`mr`].
 #![deny(unsafe_code)]
+#![warn(missing_debug_implementations)]
 
 mod access;
 pub mod cm;
@@ -37,13 +39,15 @@ mod connection;
 mod cq;
 mod datagram;
 mod device;
-mod error;
+pub mod error;
 mod event;
 mod handles;
+mod manners;
 pub mod mr;
 mod multicast;
 mod pd;
 mod qp;
+mod room;
 pub mod service;
 mod srq;
 mod window;
@@ -54,8 +58,8 @@ pub use connection::{Address, Connection, SendOptions};
 pub use cq::{Completion, CompletionChannel, CompletionQueue};
 pub use datagram::{AddressHandle, HEADER};
 pub use device::{Context, devices};
-pub use error::{Error, QpError};
-pub use event::Event;
+pub use error::{AddressError, Error, QpError};
+pub use event::{Event, EventSource};
 pub use ferroce_engine::{
     AsyncEventKind as EventKind, DeviceAttr, DeviceInfo, GidEntry, GidType, LinkSettings, Moderation,
     PortAttr, PortState, QpState, WcOpcode as Opcode, WcStatus as Status,

@@ -7,6 +7,7 @@ use ferroce_engine::{QpCaps, QpInit, Service};
 
 use crate::device::Open;
 use crate::qp::Reset;
+use crate::room::{Requests, Room};
 use crate::service::{Shares, Uc, Ud};
 use crate::{
     Access, CompletionQueue, Context, Error, MemoryRegion, MemoryWindow, QueuePair, SharedReceiveQueue,
@@ -45,7 +46,7 @@ pub struct QpOptions {
     pub max_send_sge: u32,
     /// Pieces of memory in one receive work request, at most 32.
     pub max_recv_sge: u32,
-    /// Octets that a send may carry inline, at most 1,024.
+    /// Octets that a send or write may carry itself ([`WorkRequest::inline`](crate::WorkRequest::inline)), at most 1,024.
     pub max_inline: u32,
 }
 
@@ -60,6 +61,11 @@ impl ProtectionDomain {
     pub(crate) fn new(device: &Context) -> Result<Self, Error> {
         let open = Arc::clone(&device.open);
         Ok(Self { shared: Arc::new(Shared { pd: open.context.alloc_pd()?, open }) })
+    }
+
+    /// The open device that it belongs to.
+    pub fn context(&self) -> Context {
+        Context { open: Arc::clone(&self.shared.open) }
     }
 
     /// Registers memory, which the region owns from then on. Remote access needs
@@ -149,8 +155,7 @@ impl ProtectionDomain {
     /// Makes a shared receive queue, whose memory is of this domain.
     #[doc(alias = "ibv_create_srq")]
     pub fn shared_receive_queue(&self, options: SrqOptions) -> Result<SharedReceiveQueue, Error> {
-        let srq = self.shared.pd.create_srq(options.init())?;
-        Ok(SharedReceiveQueue::new(srq, self.clone(), None))
+        SharedReceiveQueue::new(self, None, |number| self.shared.pd.create_srq(options.init(number)))
     }
 
     fn queue_pair<S>(
@@ -161,6 +166,11 @@ impl ProtectionDomain {
         shared: Option<&SharedReceiveQueue>,
         options: QpOptions,
     ) -> Result<QueuePair<Reset, S>, Error> {
+        let receives = match shared {
+            Some(shared) => shared.requests(),
+            None => Requests::Own(options.max_recv_wr),
+        };
+        let room = [Room::new(send, Requests::Own(options.max_send_wr))?, Room::new(receive, receives)?];
         let QpOptions { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline } = options;
         let init = QpInit {
             service,
@@ -172,6 +182,6 @@ impl ProtectionDomain {
             user: 0,
         };
         let qp = self.shared.pd.create_qp(init)?;
-        Ok(QueuePair::new(qp, self.clone(), send.clone(), receive.clone(), shared.cloned()))
+        Ok(QueuePair::new(qp, self.clone(), send.clone(), receive.clone(), shared.cloned(), room))
     }
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use ferroce_engine as engine;
 use ferroce_engine::{AhAttr, QpAccess, QpAttr, QpAttrMask, QpState, Remote, SendOp, SendTo, SendWr, Sge};
-use ferroce_wire::{Imm, Psn, Qkey, Qpn, Rkey, SrqNumber};
+use ferroce_wire::{Imm, Lkey, Psn, Qkey, Qpn, Rkey, SrqNumber};
 
+use crate::room::Room;
 use crate::service::{Connected, Rc, Uc, Ud};
 use crate::{
     Access, Address, AddressHandle, CompletionQueue, Connection, Error, MemoryRegion, MemoryWindow,
@@ -15,12 +16,16 @@ use crate::{
 };
 
 /// Just made.
+#[derive(Debug)]
 pub struct Reset(());
 /// Takes receives, which wait.
+#[derive(Debug)]
 pub struct Init(());
 /// Receives; cannot send yet.
+#[derive(Debug)]
 pub struct ReadyToReceive(());
 /// Sends and receives.
+#[derive(Debug)]
 pub struct ReadyToSend(());
 
 /// A queue pair. Its type names the state it was brought to by its owner; an error may have moved
@@ -38,6 +43,7 @@ struct Parts {
     send: CompletionQueue,
     receive: CompletionQueue,
     _shared: Option<SharedReceiveQueue>,
+    _room: Box<[Room; 2]>,
     /// What the peer was told of our first packet's number.
     psn: Psn,
 }
@@ -73,6 +79,8 @@ pub struct WorkRequest {
     op: SendOp,
     to: SendTo,
     sges: Vec<Sge>,
+    /// What it carries itself; `sges` is its address then.
+    inline: Option<Arc<[u8]>>,
     signaled: bool,
     solicited: bool,
     fence: bool,
@@ -81,7 +89,8 @@ pub struct WorkRequest {
 impl WorkRequest {
     fn new(wr_id: u64, op: SendOp, memory: &[Slice]) -> Self {
         let sges = memory.iter().map(|slice| slice.sge()).collect();
-        Self { wr_id, op, to: SendTo::Peer, sges, signaled: true, solicited: false, fence: false }
+        let to = SendTo::Peer;
+        Self { wr_id, op, to, sges, inline: None, signaled: true, solicited: false, fence: false }
     }
 
     /// A message for the peer's next receive.
@@ -171,6 +180,24 @@ impl WorkRequest {
         self
     }
 
+    /// Carries `octets` instead of registered memory: for sends and writes, whatever memory was given before. They are copied
+    /// now, and once more when the work request is posted.
+    ///
+    /// More of them than [`QpOptions::max_inline`](crate::QpOptions::max_inline), and work requests without a payload of
+    /// their own (READ, atomics, binds), are refused when posted.
+    #[must_use]
+    #[doc(alias = "IBV_SEND_INLINE")]
+    pub fn inline(mut self, octets: &[u8]) -> Self {
+        // Clones share them, so their address holds as long as one of the clones exists.
+        let octets: Arc<[u8]> = octets.into();
+        let addr = octets.as_ptr().expose_provenance() as u64;
+        // A length that does not fit is more than any queue pair allows.
+        let length = u32::try_from(octets.len()).unwrap_or(u32::MAX);
+        self.sges = vec![Sge { addr, length, lkey: Lkey::new(0) }];
+        self.inline = Some(octets);
+        self
+    }
+
     /// No completion if it succeeds.
     #[must_use]
     pub fn unsignaled(mut self) -> Self {
@@ -193,8 +220,8 @@ impl WorkRequest {
     }
 
     pub(crate) fn as_wr(&self) -> SendWr<'_> {
-        let Self { wr_id, op, to, ref sges, signaled, solicited, fence } = *self;
-        SendWr { wr_id, op, to, sges, signaled, solicited, fence, inline: false }
+        let Self { wr_id, op, to, ref sges, ref inline, signaled, solicited, fence } = *self;
+        SendWr { wr_id, op, to, sges, signaled, solicited, fence, inline: inline.is_some() }
     }
 }
 
@@ -258,9 +285,18 @@ impl<S> QueuePair<Reset, S> {
         send: CompletionQueue,
         receive: CompletionQueue,
         shared: Option<SharedReceiveQueue>,
+        room: [Room; 2],
     ) -> Self {
-        let parts =
-            Parts { qp: Owned(qp), _domain: domain, send, receive, _shared: shared, psn: Psn::new(0) };
+        let psn = Psn::new(0);
+        let parts = Parts {
+            qp: Owned(qp),
+            _domain: domain,
+            send,
+            receive,
+            _shared: shared,
+            _room: Box::new(room),
+            psn,
+        };
         Self { parts, state: PhantomData }
     }
 }
@@ -389,6 +425,12 @@ impl<S: Connected> QueuePair<ReadyToSend, S> {
         self.post_send([&WorkRequest::send(wr_id, from)])
     }
 
+    /// Posts one [`WorkRequest::send`] that carries `octets` itself, see [`WorkRequest::inline`]: no registered memory is
+    /// needed.
+    pub fn send_inline(&self, wr_id: u64, octets: &[u8]) -> Result<(), Error> {
+        self.post_send([&WorkRequest::send(wr_id, &[]).inline(octets)])
+    }
+
     /// Posts one [`WorkRequest::write`].
     pub fn write(&self, wr_id: u64, from: &[Slice], to: RemoteMemory) -> Result<(), Error> {
         self.post_send([&WorkRequest::write(wr_id, from, to)])
@@ -406,8 +448,9 @@ impl QueuePair<ReadyToSend> {
 pub(crate) fn address(qp: &engine::Qp, gid_index: u8) -> Result<Address, Error> {
     let index = u32::from(gid_index);
     let gid = qp.context().gid(index)?.ok_or(Error::EmptyGid { index })?.gid;
+    let mtu = qp.context().port(1)?.active_mtu;
     let psn = Psn::new(std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), gid.0) as u32);
-    Ok(Address { gid, qpn: qp.qpn(), psn, gid_index })
+    Ok(Address { gid, qpn: qp.qpn(), psn, mtu, gid_index })
 }
 
 /// Attributes of RTR.

@@ -6,6 +6,8 @@ use ferroce_engine as engine;
 use ferroce_engine::{RecvWr, Sge, SrqAttr, SrqAttrMask, SrqInit};
 use ferroce_wire::SrqNumber;
 
+use crate::error::CreateSrqError;
+use crate::room::{Requests, Room};
 use crate::{Error, ProtectionDomain, Slice, XrcDomain};
 
 /// Sizes of a shared receive queue.
@@ -26,24 +28,32 @@ impl Default for SrqOptions {
 }
 
 impl SrqOptions {
-    pub(crate) fn init(self) -> SrqInit {
-        SrqInit { max_wr: self.max_wr, max_sge: self.max_sge, user: 0 }
+    pub(crate) fn init(self, number: u64) -> SrqInit {
+        SrqInit { max_wr: self.max_wr, max_sge: self.max_sge, user: number }
     }
 }
 
-/// A receive queue that several queue pairs take from, in the order of posting. Clones are the same one; it ends when the
-/// last of them and of the queue pairs on it is dropped.
+/// A receive queue that several queue pairs take from, in the order of posting. Clones are the same one, and equal; it ends
+/// when the last of them and of the queue pairs on it is dropped.
 #[derive(Clone)]
 #[doc(alias = "ibv_srq")]
 pub struct SharedReceiveQueue {
-    shared: Arc<Shared>,
+    shared: Arc<SharedSrq>,
 }
 
+impl PartialEq for SharedReceiveQueue {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+}
+
+impl Eq for SharedReceiveQueue {}
+
 /// Dropped in this order: the queue first, then what it needs.
-struct Shared {
+pub(crate) struct SharedSrq {
     srq: Owned,
-    _domain: ProtectionDomain,
-    _xrc: Option<XrcDomain>,
+    domain: ProtectionDomain,
+    _xrc: Option<(XrcDomain, Room)>,
 }
 
 struct Owned(Arc<engine::Srq>);
@@ -55,9 +65,28 @@ impl Drop for Owned {
     }
 }
 
+impl Drop for SharedSrq {
+    fn drop(&mut self) {
+        self.domain.shared.open.shared_queues.remove(self.srq.0.user());
+    }
+}
+
 impl SharedReceiveQueue {
-    pub(crate) fn new(srq: Arc<engine::Srq>, domain: ProtectionDomain, xrc: Option<XrcDomain>) -> Self {
-        Self { shared: Arc::new(Shared { srq: Owned(srq), _domain: domain, _xrc: xrc }) }
+    /// A queue that `make` makes, by the number that its events are to carry.
+    pub(crate) fn new(
+        domain: &ProtectionDomain,
+        xrc: Option<(XrcDomain, Room)>,
+        make: impl FnOnce(u64) -> Result<Arc<engine::Srq>, CreateSrqError>,
+    ) -> Result<Self, Error> {
+        let queues = &domain.shared.open.shared_queues;
+        let number = queues.number();
+        let shared = Arc::new(SharedSrq { srq: Owned(make(number)?), domain: domain.clone(), _xrc: xrc });
+        queues.insert(number, &shared);
+        Ok(Self { shared })
+    }
+
+    pub(crate) fn of(shared: Arc<SharedSrq>) -> Self {
+        Self { shared }
     }
 
     pub(crate) fn engine(&self) -> &Arc<engine::Srq> {
@@ -80,7 +109,13 @@ impl SharedReceiveQueue {
         Ok(self.engine().modify(&attr, SrqAttrMask::LIMIT)?)
     }
 
-    /// Gives it room for `max_wr` receives; those that are posted stay.
+    /// The receives that a completion queue of its queue pairs must have room for.
+    pub(crate) fn requests(&self) -> Requests {
+        Requests::Shared { number: self.engine().user(), max_wr: self.engine().query().max_wr }
+    }
+
+    /// Gives it room for `max_wr` receives; those that are posted stay. Completion queues do not grow with it: see
+    /// [`crate::CompletionQueue::resize`].
     #[doc(alias = "ibv_modify_srq")]
     pub fn resize(&self, max_wr: u32) -> Result<(), Error> {
         let attr = SrqAttr { max_wr, ..SrqAttr::default() };

@@ -8,6 +8,7 @@ use ferroce_engine::{Inode, QpAccess, QpAttr, QpAttrMask, QpCaps, QpInit, QpStat
 use ferroce_wire::{Qpn, SrqNumber};
 
 use crate::qp::{self, Owned};
+use crate::room::{Requests, Room};
 use crate::{
     Access, Address, CompletionQueue, Connection, Context, Error, ProtectionDomain, QpOptions, SendOptions,
     SharedReceiveQueue, Slice, SrqOptions, WorkRequest,
@@ -63,8 +64,10 @@ impl XrcDomain {
         queue: &CompletionQueue,
         options: SrqOptions,
     ) -> Result<SharedReceiveQueue, Error> {
-        let srq = self.shared.xrcd.create_srq(&domain.shared.pd, queue.engine(), options.init())?;
-        Ok(SharedReceiveQueue::new(srq, domain.clone(), Some(self.clone())))
+        let room = Room::new(queue, Requests::Own(options.max_wr))?;
+        SharedReceiveQueue::new(domain, Some((self.clone(), room)), |number| {
+            self.shared.xrcd.create_srq(&domain.shared.pd, queue.engine(), options.init(number))
+        })
     }
 
     /// Makes a target. What peers do with memory is looked for in the protection domain of the queue that they name.
@@ -86,6 +89,7 @@ pub struct XrcInitiator {
     qp: Owned,
     _domain: ProtectionDomain,
     send: CompletionQueue,
+    _room: Room,
 }
 
 impl ProtectionDomain {
@@ -93,6 +97,7 @@ impl ProtectionDomain {
     #[doc(alias = "IBV_QPT_XRC_SEND")]
     pub fn xrc_initiator(&self, send: &CompletionQueue, options: QpOptions) -> Result<XrcInitiator, Error> {
         let QpOptions { max_send_wr, max_send_sge, max_inline, .. } = options;
+        let room = Room::new(send, Requests::Own(max_send_wr))?;
         let qp = self.shared.pd.create_qp(QpInit {
             service: Service::XrcInitiator,
             send_cq: Arc::clone(send.engine()),
@@ -102,7 +107,7 @@ impl ProtectionDomain {
             sq_sig_all: false,
             user: 0,
         })?;
-        Ok(XrcInitiator { qp: Owned(qp), _domain: self.clone(), send: send.clone() })
+        Ok(XrcInitiator { qp: Owned(qp), _domain: self.clone(), send: send.clone(), _room: room })
     }
 }
 

@@ -8,7 +8,7 @@ use std::thread;
 
 use common::{address, in_namespace, readable, ready};
 use ferroce::cm::{CmError, ConnectError, Connected, Connector, EndOptions, Listener};
-use ferroce::{Access, Error, QpOptions, QpState, RejReason, Status};
+use ferroce::{Access, Error, EventKind, QpOptions, QpState, RejReason, RemoteMemory, Rkey, Status};
 
 #[path = "../examples/rdma_echo.rs"]
 #[allow(dead_code, reason = "its flags are not tried here")]
@@ -148,6 +148,31 @@ fn dropped_connections_and_shared_queues() {
     all.extend((0..2).map(|_| Connector::new(to, &shared).unwrap().connect(b"").unwrap()));
     drop(all);
     server.join().unwrap();
+}
+
+/// Connections over a device share a context, so that one thread can see the asynchronous events of all of them.
+#[test]
+fn connections_share_a_context() {
+    if !in_namespace("connections_share_a_context") {
+        return;
+    }
+    let listener = Listener::bind(address("127.0.0.1:0")).unwrap();
+    let to = listener.local_addr();
+    let (one, _one) = pair(&listener, to);
+    let (two, peer) = pair(&listener, to);
+    let events = one.domain().context();
+    // A peer that writes where it may not is an event of the other end's queue pair, on the first connection's context.
+    let memory = two.domain().allocate(8, Access::LOCAL_WRITE).unwrap();
+    let nowhere = RemoteMemory { addr: 0x1000, rkey: Rkey::new(0x1234_5678) };
+    two.queue_pair().write(1, &[memory.slice(..)], nowhere).unwrap();
+    assert_eq!(two.queue_pair().send_queue().wait().unwrap().status, Status::RemAccessErr);
+    let event = loop {
+        let event = events.wait_event().unwrap();
+        if event.kind != EventKind::CommEst {
+            break event;
+        }
+    };
+    assert_eq!((event.kind, event.queue_pair()), (EventKind::QpAccessErr, Some(peer.queue_pair().qpn())));
 }
 
 #[test]

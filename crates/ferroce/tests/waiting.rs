@@ -2,11 +2,14 @@
 
 mod common;
 
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::AsFd;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use common::{in_namespace, pair};
+use common::{in_namespace, pair, readable};
 use ferroce::{Context, Status};
 
 /// So long a wake-up may take before it counts as lost.
@@ -158,5 +161,42 @@ fn no_completion_is_dropped() {
         let mut ids: Vec<u64> = seen.iter().map(|completion| completion.wr_id).collect();
         ids.sort_unstable();
         assert_eq!(ids, (0..20).chain(100..120).collect::<Vec<_>>());
+    }
+}
+
+/// A program may do with the lent descriptor whatever safe Rust allows. That another part of it reads from the descriptor
+/// must not stop those who wait.
+#[test]
+fn reading_the_lent_descriptor_stops_nobody() {
+    if !in_namespace("reading_the_lent_descriptor_stops_nobody") {
+        return;
+    }
+    let device = Context::open("fr0").unwrap();
+    let domain = device.protection_domain().unwrap();
+    let channel = device.completion_channel().unwrap();
+    let sent = device.completion_queue(64, None).unwrap();
+    let received = device.completion_queue(64, Some(&channel)).unwrap();
+    let (a, b) = pair(&domain, [&sent, &received]);
+    let (tell, told) = mpsc::channel();
+    let waits = |tell: &mpsc::Sender<&'static str>| {
+        let (channel, received, tell) = (channel.clone(), received.clone(), tell.clone());
+        thread::spawn(move || {
+            assert!(channel.wait().unwrap() == received);
+            tell.send("event").unwrap();
+            assert_eq!(received.wait().unwrap().status, Status::Success);
+            tell.send("completion").unwrap();
+        });
+    };
+    for round in 0..2 {
+        received.request_event();
+        b.post_recv(round, &[]).unwrap();
+        a.send(round, &[]).unwrap();
+        readable(&channel);
+        // It may say anything, or fail.
+        let mut file = File::from(channel.as_fd().try_clone_to_owned().unwrap());
+        let _ = file.read(&mut [0; 8]);
+        waits(&tell);
+        assert_eq!(told.recv_timeout(LOST), Ok("event"), "round {round}");
+        assert_eq!(told.recv_timeout(LOST), Ok("completion"), "round {round}");
     }
 }

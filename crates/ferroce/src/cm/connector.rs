@@ -8,7 +8,7 @@ use ferroce_wire::cm::{IpCmHeader, PortSpace, PrivateData};
 
 use super::connected::Ear;
 use super::end::{End, EndOptions};
-use super::{ConnectError, Connected, Pending};
+use super::{ConnectError, Connected, Pending, context};
 use crate::{Context, Error, Init, ProtectionDomain, QueuePair};
 
 /// An end that will ask a peer for a connection: there is a way to it, and a queue pair that takes receives.
@@ -39,14 +39,14 @@ impl Connector {
         Self::from(Some(local), peer, options)
     }
 
-    /// The device that reaches `peer`: for those who share a protection domain between connections.
+    /// The device that reaches `peer`, as the context that connections share: for those who share a protection domain between connections.
     ///
     /// # Errors
     ///
     /// [`ConnectError::Resolve`].
     pub fn device_for(peer: SocketAddr) -> Result<Context, Error> {
         let route = resolve::route(None, peer).map_err(ConnectError::from)?;
-        Context::open(&route.local.device.name)
+        context::shared(&route.local.device)
     }
 
     fn from(local: Option<SocketAddr>, peer: SocketAddr, options: &EndOptions) -> Result<Self, Error> {

@@ -11,7 +11,7 @@ use ferroce_engine::cm::{Bind, EventKind, Port, Question, Queue, SidrParams, Tar
 use ferroce_wire::cm::{CmTime, IpCmHeader, PortSpace, PrivateData, SidrRep, SidrStatus};
 use ferroce_wire::{Gid, Qkey, Qpn};
 
-use super::ConnectError;
+use super::{ConnectError, context};
 use crate::{AddressHandle, Context, Error, ProtectionDomain};
 
 /// How soon a question is answered, 4.3 seconds, before it is repeated (rxe 6.12, `CMA_CM_RESPONSE_TIMEOUT`).
@@ -64,13 +64,13 @@ impl DatagramConnector {
         self
     }
 
-    /// The device that reaches the peer, which is to have the queue pair at this end.
+    /// The device that reaches the peer, which is to have the queue pair at this end, as the context that connections share.
     ///
     /// # Errors
     ///
     /// Those of opening it.
     pub fn device(&self) -> Result<Context, Error> {
-        Context::open(&self.route.local.device.name)
+        context::shared(&self.route.local.device)
     }
 
     /// Our address and port.

@@ -8,8 +8,8 @@ use ferroce_engine::cm::{Event, EventKind, Question, Route, SidrAnswer, resolve}
 use ferroce_wire::cm::{Ece, IpCmHeader, PortSpace, PrivateData, SidrReq, SidrStatus};
 use ferroce_wire::{Qkey, Qpn};
 
-use super::ConnectError;
 use super::door::Door;
+use super::{ConnectError, context};
 use crate::service::Ud;
 use crate::{Context, Error, QueuePair};
 
@@ -109,14 +109,14 @@ impl DatagramRequest {
         self.req.private.0.get(IpCmHeader::LEN..).unwrap_or_default()
     }
 
-    /// The device that was asked, which is to have the queue pair.
+    /// The device that was asked, which is to have the queue pair, as the context that connections share.
     ///
     /// # Errors
     ///
     /// [`ConnectError::Resolve`] if it is gone.
     pub fn device(&self) -> Result<Context, Error> {
         let route = resolve::back(&self.on, self.local, self.peer).map_err(ConnectError::from)?;
-        Context::open(&route.local.device.name)
+        context::shared(&route.local.device)
     }
 
     /// Names a queue pair of [`Self::device`], which has its receives posted, and its key, with at most

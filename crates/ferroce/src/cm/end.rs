@@ -8,21 +8,21 @@ use ferroce_engine::cm::steps;
 use ferroce_engine::{AhAttr, Service};
 use ferroce_wire::Gid;
 
-use super::ConnectError;
+use super::{ConnectError, context};
 use crate::{
-    Access, CompletionQueue, Context, Error, Init, ProtectionDomain, QpOptions, QueuePair, ReadyToReceive,
-    ReadyToSend,
+    Access, CompletionQueue, Error, Init, ProtectionDomain, QpOptions, QueuePair, ReadyToReceive, ReadyToSend,
 };
 
 /// Reads and atomics of a queue pair that may be in flight.
 const MOST_READS: u8 = ferroce_engine::MAX_RD_ATOM as u8;
 
 /// What an end of a connection is made of.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct EndOptions {
     /// Sizes of the queue pair's queues.
     pub queues: QpOptions,
-    /// Where its memory is; a domain of its own if `None`. It must be of the device that has the address, see
+    /// Where its memory is; if `None`, a domain of its own in the context that connections over the device share. It must be
+    /// of the device that has the address, see
     /// [`Request::device`](super::Request::device) and [`Connector::device_for`](super::Connector::device_for).
     pub domain: Option<ProtectionDomain>,
     /// Where its sends complete; a queue of its own, with a channel, if `None`.
@@ -78,9 +78,9 @@ impl End {
         options.check()?;
         let domain = match &options.domain {
             Some(domain) => domain.clone(),
-            None => Context::open(&route.local.device.name)?.protection_domain()?,
+            None => context::shared(&route.local.device)?.protection_domain()?,
         };
-        let device = Context { open: domain.shared.open.clone() };
+        let device = domain.context();
         let own = |given: &Option<CompletionQueue>, entries: u32| match given {
             Some(queue) => Ok(queue.clone()),
             None => device.completion_queue(entries.max(1), Some(&device.completion_channel()?)),

@@ -12,7 +12,7 @@ use ferroce_wire::cm::{Info, IpCmHeader, PortSpace, PrivateData, RejReason, Req}
 use super::connected::{Ear, Names};
 use super::door::Door;
 use super::end::{End, EndOptions};
-use super::{ConnectError, Connected, Pending};
+use super::{ConnectError, Connected, Pending, context};
 use crate::{Context, Error, Init, ProtectionDomain, QueuePair};
 
 /// Takes requests for connections at a port.
@@ -114,13 +114,13 @@ impl Request {
         self.req.private.0.get(IpCmHeader::LEN..).unwrap_or_default()
     }
 
-    /// The device that was asked: for those who share a protection domain between connections.
+    /// The device that was asked, as the context that connections share: for those who share a protection domain between connections.
     ///
     /// # Errors
     ///
     /// [`ConnectError::Resolve`] if it is gone.
     pub fn device(&self) -> Result<Context, Error> {
-        Context::open(&self.route()?.local.device.name)
+        context::shared(&self.route()?.local.device)
     }
 
     /// Makes a queue pair for the connection. If that fails, the peer is refused.

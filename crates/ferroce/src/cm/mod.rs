@@ -23,6 +23,9 @@
 //! # }
 //! ```
 //!
+//! Connections over the same device share one [`Context`](crate::Context), unless [`EndOptions::domain`] brings another one.
+//! Asynchronous events of all their objects arrive there: `connection.domain().context().wait_event()`.
+//!
 //! The other end may be any program that uses librdmacm with port space TCP and reliable connections.
 //!
 //! For datagrams there is nothing to connect: [`DatagramConnector`] asks a peer which of its queue pairs takes them, and
@@ -33,6 +36,7 @@
 
 mod connected;
 mod connector;
+mod context;
 mod datagram_connector;
 mod datagram_listener;
 mod door;
