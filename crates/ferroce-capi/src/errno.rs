@@ -464,6 +464,7 @@ impl From<PathError> for Errno {
             | PathError::Port { .. }
             | PathError::SgidIndex { .. }
             | PathError::Dgid { .. } => Self::EINVAL,
+            PathError::NoAddress { .. } => Self::EADDRNOTAVAIL,
             PathError::Frames { .. } => Self::EPERM,
         }
     }

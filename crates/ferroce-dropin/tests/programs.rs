@@ -136,7 +136,7 @@ fn what_is_linked_here_runs_on_rdma_core() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("linked");
     std::fs::create_dir_all(&folder).expect("target is writable");
     let (source, program) = (folder.join("linked.c"), folder.join("linked"));
-    let text = "#include <infiniband/umad.h>\n#include <rdma/rdma_cma.h>\n\
+    let text = "#include <infiniband/umad.h>\n#include <infiniband/umad_str.h>\n#include <rdma/rdma_cma.h>\n\
                 int main(void) { return !ibv_node_type_str(0) || !rdma_event_str(0) || !umad_class_str(1); }\n";
     std::fs::write(&source, text).expect("written");
     let mut cc = Command::new("cc");

@@ -420,6 +420,16 @@ pub enum PathError {
         /// What was asked for.
         index: u8,
     },
+    /// The entry is the default GID of its port, which is there without the address.
+    #[error(
+        "no interface has the address of ah_attr.grh.sgid_index {index}, {sgid}: nothing can be sent from it"
+    )]
+    NoAddress {
+        /// What was asked for.
+        index: u8,
+        /// The entry.
+        sgid: Gid,
+    },
     /// Its packets go by the broker, which does not take them.
     #[error(
         "ah_attr.grh.sgid_index {index} is of RoCE v1 or FERROCE_DATAPATH=packet is set, and ferroced sends no frames"

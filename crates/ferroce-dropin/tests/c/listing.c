@@ -1,6 +1,7 @@
-/* Which devices are listed: one that the environment asked for, and the one on lo while it is open. */
+/* Which devices are listed: one that the environment asked for, and the one on lo while it is open; and the default GID. */
 #include "check.h"
 
+#include <arpa/inet.h>
 #include <rdma/rdma_cma.h>
 
 /* The listed names, a space after each. */
@@ -30,13 +31,33 @@ static struct rdma_cm_id *resolved(const char *address)
 	return id;
 }
 
+/* Index 0 is the link-local GID of the hardware address, although IPv6 is off: it is found, and sends nothing. */
+static void default_gid(struct ibv_context *context)
+{
+	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1 };
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	struct ibv_gid_entry entry;
+	union ibv_gid gid, want;
+
+	NEED(pd && inet_pton(AF_INET6, "fe80::fc:ff:fe00:1", want.raw) == 1);
+	CHECK(ibv_query_gid(context, 1, 0, &gid) == 0 && !memcmp(gid.raw, want.raw, 16));
+	CHECK(ibv_query_gid_ex(context, 1, 0, &entry, 0) == 0 && entry.gid_type == IBV_GID_TYPE_ROCE_V2);
+	NEED(inet_pton(AF_INET6, "::ffff:10.84.0.1", want.raw) == 1);
+	CHECK(ibv_query_gid(context, 1, 1, &gid) == 0 && !memcmp(gid.raw, want.raw, 16));
+	NEED(inet_pton(AF_INET6, "fe80::fc:ff:fe00:2", attr.grh.dgid.raw) == 1);
+	errno = 0;
+	CHECK(!ibv_create_ah(pd, &attr) && errno == EADDRNOTAVAIL);
+	CHECK(ibv_dealloc_pd(pd) == 0);
+}
+
 int main(void)
 {
 	struct ibv_context **contexts;
 	struct rdma_cm_id *own, *lo;
 	int count;
 
-	if (system("ip link add d0 type veth peer name d1 && ip addr add 10.84.0.1/24 dev d0 && "
+	if (system("echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6 && "
+		   "ip link add d0 address 02:fc:00:00:00:01 type veth peer name d1 && ip addr add 10.84.0.1/24 dev d0 && "
 		   "ip link set d0 up && ip link set d1 up"))
 		return 77;
 	setenv("FERROCE_NETDEV", "d0", 1);
@@ -46,6 +67,7 @@ int main(void)
 	own = resolved("10.84.0.1");
 	CHECK(!strcmp(ibv_get_device_name(own->verbs->device), "fr1"));
 	CHECK(!strcmp(listed(), "fr1 "));
+	default_gid(own->verbs);
 	contexts = rdma_get_devices(&count);
 	NEED(contexts);
 	CHECK(count == 1 && contexts[0] == own->verbs);

@@ -36,7 +36,7 @@ pub fn library_dir() -> PathBuf {
     static DIR: OnceLock<PathBuf> = OnceLock::new();
     // Once in a process: its tests run side by side.
     DIR.get_or_init(|| {
-        let name = if sanitized().is_some() { "lib-sanitized" } else { "lib" };
+        let name = if sanitized().is_some() { "names-sanitized" } else { "names" };
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         std::fs::create_dir_all(&dir).expect("target is writable");
         for name in ["libibverbs.so.1", "librdmacm.so.1", "libibumad.so.3"] {

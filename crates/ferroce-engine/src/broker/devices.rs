@@ -102,6 +102,12 @@ impl Devices {
         self.devices.values().map(|d| &d.info)
     }
 
+    /// Whether an interface has the address. Of a default GID that need not be so.
+    pub fn is_assigned(&self, address: Address) -> bool {
+        let here = |n: &Netdev| n.addresses.iter().any(|&ip| Address::of(ip, n.ifindex) == address);
+        self.netdevs.iter().any(here)
+    }
+
     /// What is set for devices that have this address; nothing for those that are as they were.
     pub fn settings_at(&self, address: Address) -> impl Iterator<Item = &LinkSettings> {
         let set = self.all().filter(|device| device.settings != LinkSettings::default());
@@ -388,8 +394,9 @@ impl Devices {
         let works = |gid_type: &&GidType| settings.roce && (frames || **gid_type == GidType::RoceV2);
         let types: Vec<GidType> = settings.roce_mode.types().iter().filter(works).copied().collect();
         let entries = |(ip, ifindex)| types.iter().map(move |gid_type| (ip, ifindex, *gid_type));
-        let present: Vec<Holder> =
-            addresses_over(&self.netdevs, below).into_iter().flat_map(entries).collect();
+        let default = below.default_gid.map(|ip| (ip.into(), below.ifindex));
+        let addresses = addresses_over(&self.netdevs, below);
+        let present: Vec<Holder> = default.into_iter().chain(addresses).flat_map(entries).collect();
         device.gids.update(&present);
         device.info.gids = device.gids.entries();
         let holds = |n: &&Netdev| {

@@ -8,8 +8,8 @@ use ferroce_wire::Gid;
 /// Entries of a port's table.
 pub const GID_TABLE: usize = 1024;
 
-/// On interfaces other than `lo`, index 0 belongs to the link-local GID and is empty when none works, so that IPv4 is at
-/// index 1 as on rxe; with two types of GIDs it has indices 0 and 1. Other addresses follow in order of arrival. The index of one that left is given away only when
+/// On interfaces other than `lo`, index 0 belongs to the link-local GID (the default one while no link-local address works), so
+/// that IPv4 is at index 1 as on rxe; with two types of GIDs it has indices 0 and 1. Other addresses follow in order of arrival. The index of one that left is given away only when
 /// every other has been used; should it come back before, it finds its index.
 #[derive(Clone, Debug, Default)]
 pub struct GidTable {

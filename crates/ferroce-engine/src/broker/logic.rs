@@ -549,7 +549,7 @@ impl<W: World> Broker<W> {
         let Some(known) = self.clients.get(&client) else { return Vec::new() };
         let mut found = Vec::new();
         for address in self.view(known.view).iter().flat_map(addresses) {
-            if !found.contains(&address) {
+            if !found.contains(&address) && self.devices.is_assigned(address) {
                 found.push(address);
             }
         }

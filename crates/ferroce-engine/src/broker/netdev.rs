@@ -68,6 +68,8 @@ pub struct Netdev {
     pub bond: Option<u32>,
     /// A bond that sends by one member alone: that one, unless there is none now.
     pub active_member: Option<u32>,
+    /// The GID that its device has from the start, with or without the address, see [`Netdev::own_default_gid`].
+    pub default_gid: Option<Ipv6Addr>,
     /// Addresses that work, in the kernel's order: none that is tentative or a duplicate.
     pub addresses: Vec<IpAddr>,
 }
@@ -86,6 +88,19 @@ impl Netdev {
             addresses: vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
             ..Self::default()
         }
+    }
+
+    /// The link-local address made of the hardware address, where the interface has no link-local address that works: IPv6 is
+    /// off, or duplicates are still looked for. The kernel's devices have this GID always, at index 0 (Linux 6.12,
+    /// `roce_gid_mgmt.c`, `ib_cache_gid_set_default_gid`). Of RoCE v1 it is of use by itself. A member of a bond has none.
+    pub fn own_default_gid(&self) -> Option<Ipv6Addr> {
+        let link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        if self.loopback || self.bond.is_some() || self.addresses.iter().any(link_local) {
+            return None;
+        }
+        let mut octets = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        octets.split_at_mut(8).1.copy_from_slice(&self.eui64()?);
+        Some(octets.into())
     }
 
     /// The port's physical state over this interface.
@@ -201,6 +216,12 @@ mod tests {
         let up = Netdev { mac, running: true, ..netdev(2, &[]) };
         assert_eq!(up.eui64(), Some([0, 0xfc, 0, 0xff, 0xfe, 0, 0, 1]));
         assert_eq!(Netdev::assumed_loopback().eui64(), None);
+        assert_eq!(up.own_default_gid(), Some("fe80::fc:ff:fe00:1".parse().unwrap()));
+        let with = |address: &str| Netdev { mac, ..netdev(2, &[address]) }.own_default_gid();
+        assert!(with("192.0.2.1").is_some() && with("2001:db8::1").is_some());
+        assert_eq!(with("fe80::1"), None, "it has one that works");
+        assert_eq!(Netdev { bond: Some(7), ..up.clone() }.own_default_gid(), None);
+        assert_eq!(Netdev::assumed_loopback().own_default_gid(), None);
         assert_eq!(up.phys_state(), PhysState::LinkUp);
         assert_eq!(Netdev { running: false, ..up.clone() }.phys_state(), PhysState::Polling);
         assert_eq!(Netdev { up: false, ..up }.phys_state(), PhysState::Disabled);

@@ -119,6 +119,7 @@ pub fn netdevs() -> io::Result<Vec<Netdev>> {
             netdev.active_member = link.active_member.filter(|_| link.kind == "bond");
             netdev.kind = link.kind;
             netdev.vlan = link.vlan.filter(|_| netdev.kind == "vlan");
+            netdev.default_gid = netdev.own_default_gid();
             netdev
         })
         .collect())

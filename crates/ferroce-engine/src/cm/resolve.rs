@@ -186,18 +186,18 @@ fn first(like: &SocketAddr) -> Result<Option<(SocketAddr, Local)>, ResolveError>
             && on.is_none_or(|on| entry.ifindex == on)
     };
     let found = engine.devices().iter().find_map(|device| {
-        let gid = device.gids.iter().find(is)?;
+        // A default GID may be there without its address.
+        let gid = device.gids.iter().find(|entry| is(entry) && bind(address_of(entry)).is_ok())?;
         Some(Local { device: device.clone(), gid: *gid })
     });
-    Ok(found.map(|local| {
-        let address = match local.gid.gid.to_ip() {
-            IpAddr::V6(v6) if v6.is_unicast_link_local() => {
-                SocketAddrV6::new(v6, 0, 0, local.gid.ifindex).into()
-            }
-            ip => (ip, 0).into(),
-        };
-        (address, local)
-    }))
+    Ok(found.map(|local| (address_of(&local.gid), local)))
+}
+
+fn address_of(entry: &GidEntry) -> SocketAddr {
+    match entry.gid.to_ip() {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, 0, 0, entry.ifindex).into(),
+        ip => (ip, 0).into(),
+    }
 }
 
 /// The device that owns `address`; `None` for the wildcard, which is on all.

@@ -107,8 +107,9 @@ impl<W: World> Broker<W> {
     /// Opens the addresses of links, so that who asks there is answered although no program runs.
     pub(super) fn serve_links(&mut self) {
         let links = self.devices.all().filter(|device| device.origin == Origin::Link);
-        let closed: Vec<Address> =
-            links.flat_map(addresses).filter(|address| !self.groups.contains(*address)).collect();
+        let closed =
+            |address: &Address| !self.groups.contains(*address) && self.devices.is_assigned(*address);
+        let closed: Vec<Address> = links.flat_map(addresses).filter(closed).collect();
         for address in closed {
             match self.groups.open(&mut self.world, address) {
                 Ok(moved) => {

@@ -342,3 +342,39 @@ fn a_link_that_cannot_be_kept_is_not_made() {
     bench.say(1, delete("fr1", true), vec![]);
     assert_eq!(names(&bench.devices(1)), ["fr0"]);
 }
+
+/// A link has its default GID before it has the address, without sockets, and the address takes its place.
+#[test]
+fn the_default_gid_is_there_from_the_start() {
+    let default = || "fe80::ff:fe00:2".parse().ok();
+    let host = |addresses: &[&str]| {
+        let own = addresses.iter().any(|address| address.starts_with("fe80"));
+        let default_gid = if own { None } else { default() };
+        vec![netdev(1, &["127.0.0.1"]), Netdev { default_gid, ..netdev(2, addresses) }]
+    };
+    let mut bench = Bench::new(host(&[]));
+    bench.connect(1, 101);
+    bench.say(1, add("fr1", "eth0", true), vec![]);
+    assert_eq!(gids(&bench.devices(1)[0]), ["0 fe80::ff:fe00:2"]);
+    assert_eq!(bench.lease(1, 1).unwrap().1, ["127.0.0.1"], "no socket for it");
+    bench.broker.netdevs_changed(host(&["192.0.2.1"]));
+    assert_eq!(gids(&bench.devices(1)[0]), ["0 fe80::ff:fe00:2", "1 192.0.2.1"]);
+    bench.output();
+    // The same address: no other GID, but sockets.
+    bench.broker.netdevs_changed(host(&["192.0.2.1", "fe80::ff:fe00:2"]));
+    let heard = bench.heard(1);
+    let told: Vec<&Message> = heard.iter().map(|(_, message, _)| message).collect();
+    assert!(matches!(told[..], [Message::Address(a)] if a.ip.to_string() == "fe80::ff:fe00:2"), "{told:?}");
+    assert_eq!(gids(&bench.devices(1)[0]), ["0 fe80::ff:fe00:2", "1 192.0.2.1"]);
+    // One that is not made of the hardware address.
+    bench.broker.netdevs_changed(host(&["192.0.2.1", "fe80::7"]));
+    assert_eq!(gids(&bench.devices(1)[0]), ["0 fe80::7", "1 192.0.2.1"]);
+    bench.broker.netdevs_changed(host(&["192.0.2.1"]));
+    assert_eq!(gids(&bench.devices(1)[0]), ["0 fe80::ff:fe00:2", "1 192.0.2.1"]);
+    // IPv6 was never there, and both types are asked for.
+    let both = ferroce_ipc::Setting::RoceMode(ferroce_ipc::RoceMode::Both);
+    let set = Message::LinkSet { name: "fr1".to_owned(), settings: vec![both], transient: true, force: true };
+    bench.say(1, set, vec![]);
+    let want = ["0 fe80::ff:fe00:2", "1 fe80::ff:fe00:2", "2 192.0.2.1", "3 192.0.2.1"];
+    assert_eq!(gids(&bench.devices(1)[0]), want, "of v2 and v1");
+}
