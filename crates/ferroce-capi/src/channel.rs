@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use core::ffi::{c_int, c_uint, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::CompletionChannel;
+use ferroce_engine::{CompletionChannel, Held};
 
 use crate::call;
 use crate::context::{self, ContextHandle};
 use crate::cq::CqHandle;
 use crate::errno::Errno;
 use crate::handle::{Handle, Pool};
+use crate::wait::{self, Step};
 
 /// A completion channel.
 pub(crate) type ChannelHandle = Handle<abi::ibv_comp_channel, LiveChannel>;
@@ -57,17 +58,18 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut abi::ibv_comp_ch
     })
 }
 
-/// Waits for the next event of the channel, EAGAIN instead if its descriptor is non-blocking.
+/// Waits for the next event of the channel, EAGAIN instead if its descriptor is non-blocking. A cancellation point.
 ///
 /// # Safety
 ///
 /// `channel` is NULL or came from [`ibv_create_comp_channel`]; `cq` and `cq_context` are NULL or writable.
-pub unsafe extern "C" fn ibv_get_cq_event(
+pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     channel: *mut abi::ibv_comp_channel,
     cq: *mut *mut abi::ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    call::minus_one(|owner| {
+    wait::minus_one(|owner, woken| {
+        woken?;
         // SAFETY: as the caller says.
         let handle = unsafe { ChannelHandle::from_c(channel) }?;
         if cq.is_null() || cq_context.is_null() {
@@ -78,14 +80,22 @@ pub unsafe extern "C" fn ibv_get_cq_event(
             owner.is(live.context)?;
             Arc::clone(&live.engine)
         };
-        let fired = CqHandle::of_engine(&*channel.get_event()?);
+        let fired = loop {
+            if let Some(fired) = channel.take_event() {
+                break fired;
+            }
+            if let Some(sleep) = channel.fall_asleep(Held::Shared(Arc::clone(&channel) as _))? {
+                return Ok(Step::Sleep(sleep, -1));
+            }
+        };
+        let fired = CqHandle::of_engine(&fired);
         // SAFETY: not NULL, and the caller says it may be written to.
         unsafe { cq.write(fired.c().cast()) };
         // SAFETY: `c()` points to a whole ibv_cq_ex.
         let user = unsafe { (*fired.c()).cq_context };
         // SAFETY: as `cq`.
         unsafe { cq_context.write(user) };
-        Ok(0)
+        Ok(Step::Done(0))
     })
 }
 
@@ -95,7 +105,7 @@ pub unsafe extern "C" fn ibv_get_cq_event(
 ///
 /// `cq` is NULL or came from `ibv_create_cq` or `ibv_create_cq_ex`.
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut abi::ibv_cq, events: c_uint) {
-    call::nothing(|_| {
+    call::quick::nothing(|_| {
         // SAFETY: as the caller says.
         let handle = unsafe { CqHandle::from_c(cq) }?;
         // Not through the context: a dead one must not keep ibv_destroy_cq waiting.

@@ -188,7 +188,7 @@ pub(crate) unsafe extern "C" fn poll_cq(
     num_entries: c_int,
     wc: *mut abi::ibv_wc,
 ) -> c_int {
-    call::negative(|owner| {
+    call::quick::negative(|owner| {
         // SAFETY: as the caller says.
         let (_, live) = unsafe { enter(owner, cq) }?;
         let wanted = usize::try_from(num_entries).map_err(|_| Errno::EINVAL)?;
@@ -297,7 +297,7 @@ pub(crate) fn sl(completion: &WorkCompletion) -> u8 {
 ///
 /// `cq` is NULL or a completion queue.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut abi::ibv_cq, solicited_only: c_int) -> c_int {
-    call::code(|owner| {
+    call::quick::code(|owner| {
         // SAFETY: as the caller says.
         let (_, live) = unsafe { enter(owner, cq) }?;
         live.engine.req_notify(solicited_only != 0);

@@ -171,7 +171,7 @@ pub(crate) fn empty(
 
 /// 0 with the first completion loaded; ENOENT if there is none, and then nothing is held.
 unsafe extern "C" fn start_poll(cq: *mut abi::ibv_cq_ex, attr: *mut abi::ibv_poll_cq_attr) -> c_int {
-    call::status(|owner| {
+    call::quick::status(|owner| {
         // SAFETY: as the caller says; an ibv_cq is the head of an ibv_cq_ex.
         let (handle, live) = unsafe { cq::enter(owner, cq.cast()) }?;
         // SAFETY: NULL, or readable as the caller says.
@@ -188,7 +188,7 @@ unsafe extern "C" fn start_poll(cq: *mut abi::ibv_cq_ex, attr: *mut abi::ibv_pol
 
 /// 0 with the next completion loaded, ENOENT if there is none; the polling goes on either way.
 unsafe extern "C" fn next_poll(cq: *mut abi::ibv_cq_ex) -> c_int {
-    call::status(|owner| {
+    call::quick::status(|owner| {
         // SAFETY: as for `start_poll`.
         let (handle, _) = unsafe { cq::enter(owner, cq.cast()) }?;
         let next = match &mut *handle.extra.poll.lock() {
@@ -203,7 +203,7 @@ unsafe extern "C" fn next_poll(cq: *mut abi::ibv_cq_ex) -> c_int {
 
 /// Ends the polling.
 unsafe extern "C" fn end_poll(cq: *mut abi::ibv_cq_ex) {
-    call::nothing(|_| {
+    call::quick::nothing(|_| {
         // SAFETY: as for `start_poll`.
         unsafe { CqHandle::from_c(cq) }?.extra.end();
         Ok(())

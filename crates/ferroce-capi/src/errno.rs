@@ -220,7 +220,7 @@ impl From<Failure> for Errno {
 impl From<RsocketError> for Errno {
     fn from(error: RsocketError) -> Self {
         match error {
-            RsocketError::WouldBlock => Self::EAGAIN,
+            RsocketError::WouldBlock | RsocketError::Suspended(_) => Self::EAGAIN,
             RsocketError::InProgress => Self::EINPROGRESS,
             RsocketError::NotConnected => Self::ENOTCONN,
             RsocketError::Invalid | RsocketError::NoMapping(_) => Self::EINVAL,

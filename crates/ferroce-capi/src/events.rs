@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::{AsyncElement, AsyncEventKind};
+use ferroce_engine::{AsyncElement, AsyncEventKind, Held};
 
 use crate::call;
 use crate::context::ContextHandle;
@@ -12,17 +12,19 @@ use crate::cq::CqHandle;
 use crate::errno::Errno;
 use crate::qp::QpHandle;
 use crate::srq::SrqHandle;
+use crate::wait::{self, Step};
 
-/// Waits for the next event of the context, EAGAIN instead if its `async_fd` is non-blocking.
+/// Waits for the next event of the context, EAGAIN instead if its `async_fd` is non-blocking. A cancellation point.
 ///
 /// # Safety
 ///
 /// `context` is NULL or open, `event` NULL or writable.
-pub unsafe extern "C" fn ibv_get_async_event(
+pub unsafe extern "C-unwind" fn ibv_get_async_event(
     context: *mut abi::ibv_context,
     event: *mut abi::ibv_async_event,
 ) -> c_int {
-    call::minus_one(|_| {
+    wait::minus_one(|_, woken| {
+        woken?;
         // SAFETY: as the caller says.
         let handle = unsafe { ContextHandle::of(context) }?;
         if event.is_null() {
@@ -30,7 +32,10 @@ pub unsafe extern "C" fn ibv_get_async_event(
         }
         // A dead context still tells of its death.
         let engine = Arc::clone(&handle.live()?.engine);
-        let got = engine.async_events().get()?;
+        let Some(got) = engine.async_events().take() else {
+            let held = Held::Shared(Arc::clone(&engine) as _);
+            return Ok(Step::Sleep(engine.async_events().fall_asleep(held)?, -1));
+        };
         let element = match &got.element {
             AsyncElement::Cq(cq) => abi::ibv_async_event_element { cq: CqHandle::of_engine(cq).c().cast() },
             AsyncElement::Qp(qp) => abi::ibv_async_event_element { qp: QpHandle::public(qp) },
@@ -41,7 +46,7 @@ pub unsafe extern "C" fn ibv_get_async_event(
         };
         // SAFETY: not NULL, and the caller says it may be written to.
         unsafe { event.write(abi::ibv_async_event { element, event_type: got.kind as abi::ibv_event_type }) };
-        Ok(0)
+        Ok(Step::Done(0))
     })
 }
 

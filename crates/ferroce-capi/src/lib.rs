@@ -40,4 +40,5 @@ pub mod start;
 pub mod strings;
 pub mod sysfs;
 pub mod umad;
+mod wait;
 pub(crate) mod xrcd;

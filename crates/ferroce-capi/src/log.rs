@@ -3,7 +3,10 @@
 //! trace, off). Without either only errors are told, for they say what to do.
 
 use std::fs::OpenOptions;
+use std::io::{self, Write};
 use std::sync::{Mutex, Once};
+
+use ferroce_engine::Uncancellable;
 
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Subscriber};
@@ -26,15 +29,30 @@ pub(crate) fn install() {
         });
         // A subscriber that is already there is the program's own, and stays.
         let _ = match file {
-            Some(Ok(file)) => lines.with_writer(Mutex::new(file)).try_init(),
+            Some(Ok(file)) => lines.with_writer(Mutex::new(Whole(file))).try_init(),
             Some(Err((path, error))) => {
-                let installed = lines.with_writer(std::io::stderr).try_init();
+                let installed = lines.with_writer(|| Whole(io::stderr())).try_init();
                 tracing::error!("VERBS_LOG_FILE {path}: {error}; logging to stderr");
                 installed
             }
-            None => lines.with_writer(std::io::stderr).try_init(),
+            None => lines.with_writer(|| Whole(io::stderr())).try_init(),
         };
     });
+}
+
+/// A thread is not cancelled while it writes a line: the posting and polling calls do not see to that themselves.
+struct Whole<W>(W);
+
+impl<W: Write> Write for Whole<W> {
+    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+        let _uncancellable = Uncancellable::new();
+        self.0.write(octets)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let _uncancellable = Uncancellable::new();
+        self.0.flush()
+    }
 }
 
 /// `ferroce: level: message fields`, with the spans it happened in.

@@ -322,7 +322,7 @@ pub(crate) unsafe extern "C" fn post_send(
     wr: *mut abi::ibv_send_wr,
     bad_wr: *mut *mut abi::ibv_send_wr,
 ) -> c_int {
-    call::code(|owner| {
+    call::quick::code(|owner| {
         let run = |chain: Chain<'_, abi::ibv_send_wr>| {
             // SAFETY: as the caller says.
             let (_, live) = unsafe { qp::enter(owner, qp) }?;
@@ -345,7 +345,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     wr: *mut abi::ibv_recv_wr,
     bad_wr: *mut *mut abi::ibv_recv_wr,
 ) -> c_int {
-    call::code(|owner| {
+    call::quick::code(|owner| {
         let run = |mut chain: Chain<'_, abi::ibv_recv_wr>| {
             // SAFETY: as the caller says.
             let (_, live) = unsafe { qp::enter(owner, qp) }?;
@@ -367,7 +367,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     wr: *mut abi::ibv_recv_wr,
     bad_wr: *mut *mut abi::ibv_recv_wr,
 ) -> c_int {
-    call::code(|owner| {
+    call::quick::code(|owner| {
         let run = |mut chain: Chain<'_, abi::ibv_recv_wr>| {
             // SAFETY: as the caller says.
             let (_, live) = unsafe { srq::enter(owner, srq) }?;

@@ -242,7 +242,7 @@ impl State {
 ///
 /// `qp` is NULL or an extended queue pair.
 unsafe fn with(qp: *mut abi::ibv_qp_ex, body: impl FnOnce(&'static QpHandle, &mut State)) {
-    call::nothing(|_| {
+    call::quick::nothing(|_| {
         // SAFETY: as the caller says.
         let handle = unsafe { QpHandle::from_c(qp) }?;
         body(handle, &mut handle.extra.0.lock());
@@ -287,7 +287,7 @@ unsafe fn set(qp: *mut abi::ibv_qp_ex, sges: Result<&[Sge], Errno>, inline: bool
 
 /// Opens a batch; another thread's batch on the queue pair ends first.
 unsafe extern "C" fn wr_start(qp: *mut abi::ibv_qp_ex) {
-    call::nothing(|owner| {
+    call::quick::nothing(|owner| {
         // SAFETY: C calls it with the queue pair that it is a member of; an ibv_qp is its head.
         let (handle, live) = unsafe { qp::enter(owner, qp.cast()) }?;
         // Waits without the state's lock, which the open batch needs to end.
@@ -299,7 +299,7 @@ unsafe extern "C" fn wr_start(qp: *mut abi::ibv_qp_ex) {
 
 /// Posts the batch, or nothing of it and returns its first error.
 unsafe extern "C" fn wr_complete(qp: *mut abi::ibv_qp_ex) -> c_int {
-    call::code(|owner| {
+    call::quick::code(|owner| {
         // SAFETY: as for `wr_start`.
         let (handle, _live) = unsafe { qp::enter(owner, qp.cast()) }?;
         let mut state = handle.extra.0.lock();

@@ -274,6 +274,11 @@ fn posting_and_polling_allocate_nothing() {
 }
 
 #[test]
+fn threads_that_are_cancelled() {
+    passes("cancel");
+}
+
+#[test]
 fn objects_destroyed_under_other_threads() {
     passes("threads");
 }

@@ -7,6 +7,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::EventError;
 use crate::notify::NotifyQueue;
+use crate::sleep::{Held, Sleep};
 use crate::{CompletionQueue, Qp, QpShare, Srq};
 
 /// What happened. Discriminants are those of `enum ibv_event_type`.
@@ -133,13 +134,25 @@ impl AsyncQueue {
     #[doc(alias = "ibv_get_async_event")]
     pub fn get(&self) -> Result<AsyncEvent, EventError> {
         loop {
-            while let Some(entry) = self.queue.pop(hand_out) {
-                if let Some(event) = entry {
-                    return Ok(event);
-                }
+            if let Some(event) = self.take() {
+                return Ok(event);
             }
-            self.queue.wait()?;
+            self.fall_asleep(Held::Nothing)?.sleep()?;
         }
+    }
+
+    /// The oldest event, if there is one.
+    pub fn take(&self) -> Option<AsyncEvent> {
+        std::iter::from_fn(|| self.queue.pop(hand_out)).flatten().next()
+    }
+
+    /// Prepares a sleep until there may be an event. `held` keeps the context alive meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`EventError::WouldBlock`] if the descriptor is non-blocking.
+    pub fn fall_asleep(&self, held: Held) -> Result<Sleep, EventError> {
+        self.queue.fall_asleep(held)
     }
 
     /// Acknowledges an event that [`Self::get`] returned, exactly once.

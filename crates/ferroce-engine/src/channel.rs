@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use crate::error::{Busy, CreateChannelError, EventError};
 use crate::lane::LaneSet;
 use crate::notify::NotifyQueue;
+use crate::sleep::{Held, Sleep};
 use crate::{CompletionQueue, Context, fork};
 
 /// A completion channel (`ibv_comp_channel`): a descriptor and the queues that had something to report.
@@ -47,31 +48,42 @@ impl CompletionChannel {
     #[doc(alias = "ibv_get_cq_event")]
     pub fn get_event(&self) -> Result<Arc<CompletionQueue>, EventError> {
         loop {
-            let popped = self.queue.pop(|cq| {
-                let cq = cq.upgrade()?;
-                cq.comp_acks().handed_out(1);
-                Some(cq)
-            });
-            match popped {
-                Some(Some(cq)) => return Ok(cq),
-                Some(None) => continue,
-                None => {}
+            if let Some(cq) = self.take_event() {
+                return Ok(cq);
             }
-            if self.queue.is_nonblocking() {
-                return Err(EventError::WouldBlock);
+            if let Some(sleep) = self.fall_asleep(Held::Nothing)? {
+                sleep.sleep()?;
             }
-            self.lanes.sleep(self.queue.fd())?;
         }
     }
 
-    /// Sleeps until a queue reported, or somebody nudged, or something arrived; what was reported is taken back. For one
-    /// queue alone, whose owner looks at it then.
-    pub(crate) fn sleep(&self) -> Result<(), EventError> {
-        if self.take_back() == 0 {
-            self.lanes.sleep(self.queue.fd())?;
-            self.take_back();
+    /// The queue that reported first, if one did.
+    pub fn take_event(&self) -> Option<Arc<CompletionQueue>> {
+        let hand_out = |cq: Weak<CompletionQueue>| {
+            let cq = cq.upgrade()?;
+            cq.comp_acks().handed_out(1);
+            Some(cq)
+        };
+        std::iter::from_fn(|| self.queue.pop(hand_out)).flatten().next()
+    }
+
+    /// Prepares a sleep until a queue may have reported, in which the thread receives packets when no other one does. `None`:
+    /// something arrived meanwhile, and was processed. `held` keeps the channel alive meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`EventError::WouldBlock`] if the descriptor is non-blocking.
+    pub fn fall_asleep(&self, held: Held) -> Result<Option<Sleep>, EventError> {
+        if self.queue.is_nonblocking() {
+            return Err(EventError::WouldBlock);
         }
-        Ok(())
+        Ok(self.lanes.fall_asleep(self.queue.fd(), held))
+    }
+
+    /// Prepares a sleep until a queue reported, or somebody nudged, or something arrived. `None`: one of these is the case.
+    /// For one queue alone, whose owner looks at it then and takes back what was reported.
+    pub(crate) fn doze(&self, held: Held) -> Option<Sleep> {
+        if self.take_back() > 0 { None } else { self.lanes.fall_asleep(self.queue.fd(), held) }
     }
 
     /// Takes back what was reported, and says how much that was.

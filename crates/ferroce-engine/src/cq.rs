@@ -16,6 +16,7 @@ use crate::device::{MAX_CQ, MAX_CQE};
 use crate::error::{Busy, CqError, CreateCqError, EventError, ResizeCqError};
 use crate::lane::{Lane, LaneSet};
 use crate::moderation::{Moderation, Moderator, Verdict};
+use crate::sleep::{Held, Sleep};
 use crate::sleepers::Sleepers;
 use crate::{CompletionChannel, Context, Pd, fork};
 
@@ -344,7 +345,7 @@ impl CompletionQueue {
             ring.sleepers.enter().map_err(EventError::Io)?
         };
         let _asleep = Asleep(self);
-        self.lanes.sleep(event.as_fd())
+        self.lanes.fall_asleep(event.as_fd(), Held::Nothing).map_or(Ok(()), Sleep::sleep)
     }
 
     /// Acknowledges `events` completion events; destroying the queue waits for all of them.

@@ -596,6 +596,7 @@ pub(crate) fn pay() {
 
 /// A peer must not wait for an acknowledgement that was put off.
 extern "C" fn pay_all() {
+    let _uncancellable = sys::Uncancellable::new();
     drop(catch_unwind(pay)); // a bug of ours, reported by the panic itself, is no reason to abort an exit
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::fork::Guarded;
 use crate::handover::Attention;
 use crate::qpn::QpnTable;
-use crate::{Qp, Srq};
+use crate::{Qp, Srq, sys};
 
 /// Shared without a lock.
 pub(crate) struct Hub {
@@ -44,17 +44,17 @@ impl Hub {
 
     /// Gets the background thread out of its sleep.
     pub(crate) fn wake(&self) {
-        if let Err(errno) = self.wake.write(1)
-            && errno != nix::Error::EAGAIN
+        if let Err(error) = sys::signal(&*self.wake)
+            && error.kind() != io::ErrorKind::WouldBlock
         {
-            tracing::error!(%errno, "cannot wake the background thread");
+            tracing::error!(%error, "cannot wake the background thread");
         }
     }
 
     /// Makes [`Self::wake_fd`] unreadable again.
     pub(crate) fn woken(&self) {
         // EAGAIN: nobody called, the time was up.
-        let _ = self.wake.read();
+        let _ = sys::silence(&*self.wake);
     }
 
     pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {

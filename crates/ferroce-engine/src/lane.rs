@@ -49,7 +49,7 @@ mod group;
 mod rings;
 mod set;
 
-pub(crate) use set::{LaneSet, attend};
+pub(crate) use set::{LaneSet, WATCHED, Watch, watch};
 
 use std::io;
 use std::net::IpAddr;

@@ -5,13 +5,12 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
 use crate::engine;
 use crate::error::EventError;
 use crate::signal::Signal;
-use crate::sys;
+use crate::sleep::{Held, Sleep};
 
 /// Events that a program waits for: a FIFO whose descriptor is readable exactly while something is in it. The descriptor's signal
 /// changes under the queue's lock. Each entry raises the signal, for programs that wait for edges; taking the last entry lowers it.
@@ -37,7 +36,7 @@ impl<T> NotifyQueue<T> {
         Ok(Self { signal: Signal::writable()?, entries: Mutex::new(VecDeque::new()) })
     }
 
-    /// Readable while an event is there. O_NONBLOCK, if the program sets it, is honoured by [`Self::wait`].
+    /// Readable while an event is there. O_NONBLOCK, if the program sets it, is honoured by [`Self::fall_asleep`].
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.signal.fd()
     }
@@ -86,19 +85,18 @@ impl<T> NotifyQueue<T> {
         purged
     }
 
-    /// Sleeps until something is in the queue; the caller looks whether it is still there.
-    pub fn wait(&self) -> Result<(), EventError> {
+    /// Prepares a sleep until something is in the queue; the caller looks then whether it is still there. `held` keeps the
+    /// queue alive meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`EventError::WouldBlock`] if the program set O_NONBLOCK on the descriptor.
+    pub fn fall_asleep(&self, held: Held) -> Result<Sleep, EventError> {
         if self.is_nonblocking() {
             return Err(EventError::WouldBlock);
         }
         engine::pay();
-        let mut fds = [PollFd::new(self.fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::NONE) {
-            Ok(_) => Ok(()),
-            Err(nix::Error::EINTR) if sys::a_handler_interrupts() => Err(EventError::Interrupted),
-            Err(nix::Error::EINTR) => Ok(()),
-            Err(errno) => Err(EventError::Io(errno.into())),
-        }
+        Ok(Sleep::until_readable(self.fd(), held))
     }
 
     /// Whether the program set O_NONBLOCK on the descriptor.
@@ -110,6 +108,8 @@ impl<T> NotifyQueue<T> {
 
 #[cfg(test)]
 mod tests {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
     use super::*;
 
     fn readable<T>(queue: &NotifyQueue<T>) -> bool {
@@ -138,6 +138,6 @@ mod tests {
         assert!(!queue.is_nonblocking());
         fcntl(queue.fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("fcntl");
         assert!(queue.is_nonblocking());
-        assert!(matches!(queue.wait(), Err(EventError::WouldBlock)));
+        assert!(matches!(queue.fall_asleep(Held::Nothing), Err(EventError::WouldBlock)));
     }
 }

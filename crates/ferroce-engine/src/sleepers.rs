@@ -9,6 +9,7 @@ use std::sync::Arc;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::fork::Guarded;
+use crate::sys;
 
 /// The sleeping threads of one completion queue. The queue's lock protects it.
 ///
@@ -35,9 +36,9 @@ impl Sleepers {
             }
         };
         if std::mem::take(&mut self.signalled)
-            && let Err(errno) = event.read()
+            && let Err(error) = sys::silence(&**event)
         {
-            tracing::error!(%errno, "cannot clear the signal of a completion queue");
+            tracing::error!(%error, "cannot clear the signal of a completion queue");
         }
         self.count += 1;
         Ok(event)
@@ -56,9 +57,9 @@ impl Sleepers {
     /// Wakes all of them.
     pub(crate) fn wake(&mut self) {
         if let Some(event) = self.event.as_ref().filter(|_| self.need_wake()) {
-            match event.write(1) {
+            match sys::signal(&***event) {
                 Ok(_) => self.signalled = true,
-                Err(errno) => tracing::error!(%errno, "cannot wake the threads of a completion queue"),
+                Err(error) => tracing::error!(%error, "cannot wake the threads of a completion queue"),
             }
         }
     }

@@ -1,7 +1,8 @@
 //! The few calls of the operating system that no safe wrapper offers, and the clock.
 #![allow(unsafe_code)]
 
-use std::os::fd::RawFd;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use ferroce_wire::Instant;
 use nix::time::{ClockId, clock_gettime};
@@ -54,6 +55,61 @@ pub(crate) fn close_number(fd: RawFd) {
     // SAFETY: close takes any integer; the number stands in the table of descriptors that only
     // ferroce opened, so nobody else's descriptor is closed.
     unsafe { libc::close(fd) };
+}
+
+/// An element for `poll` that waits until a descriptor is readable.
+pub(crate) fn readable(fd: BorrowedFd<'_>) -> libc::pollfd {
+    libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }
+}
+
+/// `poll` of the system, `timeout` in milliseconds, negative for ever; how many elements have events.
+pub(crate) fn poll(fds: &mut [libc::pollfd], timeout: libc::c_int) -> io::Result<usize> {
+    // SAFETY: so many elements may be read and written.
+    let count = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Adds one to an eventfd. The system call is a raw one, as all of the packet path: the C library's is a cancellation point.
+pub(crate) fn signal(event: impl AsFd) -> io::Result<()> {
+    rustix::io::write(event, &1_u64.to_ne_bytes())?;
+    Ok(())
+}
+
+/// Takes back what was added to an eventfd; fails if nothing was and it is non-blocking. As [`signal`] a raw system call.
+pub(crate) fn silence(event: impl AsFd) -> io::Result<()> {
+    rustix::io::read(event, &mut [0; 8])?;
+    Ok(())
+}
+
+/// While it lives, `pthread_cancel` does not act on this thread: a request waits until the program comes to a cancellation
+/// point of its own. Costs two calls of `pthread_setcancelstate`, about 25 ns.
+pub struct Uncancellable {
+    before: libc::c_int,
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
+}
+
+/// `PTHREAD_CANCEL_DISABLE`, in glibc and in musl.
+const CANCEL_DISABLE: libc::c_int = 1;
+
+impl Uncancellable {
+    /// Begins here.
+    #[expect(clippy::new_without_default, reason = "it acts on the thread, and is no value")]
+    pub fn new() -> Self {
+        let mut before = 0;
+        // SAFETY: a valid state, and a place for the state before.
+        unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
+        Self { before }
+    }
+}
+
+impl Drop for Uncancellable {
+    fn drop(&mut self) {
+        // SAFETY: a state that the C library gave.
+        unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
+    }
 }
 
 /// Whether a signal handler of the program asks for system calls to be interrupted.

@@ -371,7 +371,7 @@ pub unsafe extern "C" fn rdma_resolve_addrinfo(
         let search = unsafe { Search::new(node, service, hints) }?;
         if live.state.lock().is_synchronous() {
             search.run(handle, &live);
-            return id::complete(handle, &live).map(|()| 0);
+            return id::complete(handle).map(|()| 0);
         }
         // Its signals are the program's threads' business.
         let asked = Arc::clone(&live);

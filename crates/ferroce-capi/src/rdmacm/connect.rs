@@ -13,11 +13,12 @@ use ferroce_wire::cm::{
 use ferroce_wire::{PathMtu, Qkey, Qpn};
 
 use super::event::NOTHING;
-use super::id::{self, IdHandle, LiveId, Phase, State};
+use super::id::{self, IdHandle, LiveId, Phase, State, Template};
 use super::link::{self, ACK_DELAY, DEPTH};
 use super::{event, qp};
 use crate::call;
 use crate::errno::Errno;
+use crate::wait;
 
 /// A program's private data.
 ///
@@ -165,16 +166,16 @@ const USUAL: abi::rdma_conn_param = abi::rdma_conn_param {
 
 /// Asks the peer whose route was resolved for a connection. ESTABLISHED, CONNECT_RESPONSE for an id without queue pair,
 /// REJECTED or UNREACHABLE tells what becomes of it. Datagrams' peer is asked for its queue pair: ESTABLISHED brings that
-/// as `param.ud`, UNREACHABLE has the peer's status as its own if it refused.
+/// as `param.ud`, UNREACHABLE has the peer's status as its own if it refused. A cancellation point if the id is synchronous.
 ///
 /// # Safety
 ///
 /// `id` is NULL or an id, `conn_param` NULL or readable with private data as long as it says.
-pub unsafe extern "C" fn rdma_connect(
+pub unsafe extern "C-unwind" fn rdma_connect(
     id: *mut abi::rdma_cm_id,
     conn_param: *mut abi::rdma_conn_param,
 ) -> c_int {
-    call::minus_one(|owner| {
+    id::operation(|owner| {
         // SAFETY: as the caller says.
         let (handle, live) = unsafe { id::enter(id) }?;
         // SAFETY: NULL, or readable as the caller says.
@@ -217,31 +218,32 @@ pub unsafe extern "C" fn rdma_connect(
                 return Err(error.into());
             }
         }
-        id::complete(handle, &live).map(|()| 0)
+        Ok(Some(handle))
     })
 }
 
 /// Answers a request: the id's queue pair, if it has one, is set up, and the peer told. ESTABLISHED tells when the peer
 /// knows; who asked for a queue pair of datagrams is told, and that is all. At the other end it completes a connection after CONNECT_RESPONSE.
+/// A cancellation point if the id is synchronous.
 ///
 /// # Safety
 ///
 /// As for [`rdma_connect`].
-pub unsafe extern "C" fn rdma_accept(
+pub unsafe extern "C-unwind" fn rdma_accept(
     id: *mut abi::rdma_cm_id,
     conn_param: *mut abi::rdma_conn_param,
 ) -> c_int {
-    call::minus_one(|owner| {
+    id::operation(|owner| {
         // SAFETY: as the caller says.
         let (handle, live) = unsafe { id::enter(id) }?;
         if live.state.lock().phase == Phase::Answered {
-            return establish(&live).map(|()| 0);
+            return establish(&live).map(|()| None);
         }
         // SAFETY: NULL, or readable as the caller says.
         let param = unsafe { conn_param.as_ref() };
         if handle.is_for_datagrams() {
             // SAFETY: as the caller says.
-            return unsafe { agree(owner, handle, &live, param.unwrap_or(&USUAL)) }.map(|()| 0);
+            return unsafe { agree(owner, handle, &live, param.unwrap_or(&USUAL)) }.map(|()| None);
         }
         let (connection, req, answer) = {
             let mut state = live.state.lock();
@@ -288,7 +290,7 @@ pub unsafe extern "C" fn rdma_accept(
             link::fail_qp(handle);
             return Err(error.into());
         }
-        id::complete(handle, &live).map(|()| 0)
+        Ok(Some(handle))
     })
 }
 
@@ -449,13 +451,13 @@ pub unsafe extern "C" fn rdma_notify(id: *mut abi::rdma_cm_id, event: abi::ibv_e
 }
 
 /// Ends the connection, or agrees that the peer ended it; the queue pair goes to the error state first. DISCONNECTED
-/// tells when both know.
+/// tells when both know. A cancellation point if the id is synchronous.
 ///
 /// # Safety
 ///
 /// `id` is NULL or an id.
-pub unsafe extern "C" fn rdma_disconnect(id: *mut abi::rdma_cm_id) -> c_int {
-    call::minus_one(|_| {
+pub unsafe extern "C-unwind" fn rdma_disconnect(id: *mut abi::rdma_cm_id) -> c_int {
+    id::operation(|_| {
         // SAFETY: as the caller says.
         let (handle, live) = unsafe { id::enter(id) }?;
         let (phase, connection) = {
@@ -464,7 +466,7 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut abi::rdma_cm_id) -> c_int {
         };
         if handle.is_for_datagrams() && phase == Phase::Connected {
             // There is nothing to end, and no event tells of it (rxe 6.12, `rdma_disconnect`).
-            return Ok(0);
+            return Ok(None);
         }
         let connection = connection.ok_or(Errno::EINVAL)?;
         if !matches!(phase, Phase::Accepted | Phase::Connected | Phase::Ended) {
@@ -474,23 +476,25 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut abi::rdma_cm_id) -> c_int {
         connection.disconnect()?;
         if phase == Phase::Ended {
             // The event was told already.
-            return Ok(0);
+            return Ok(None);
         }
-        id::complete(handle, &live).map(|()| 0)
+        Ok(Some(handle))
     })
 }
 
 /// Waits for a request at a synchronous id that listens. Its id is synchronous too, and has a queue pair if the
-/// endpoint was made with attributes for one.
+/// endpoint was made with attributes for one. A cancellation point.
 ///
 /// # Safety
 ///
 /// `listen` is NULL or an id, `id` NULL or writable.
-pub unsafe extern "C" fn rdma_get_request(
+pub unsafe extern "C-unwind" fn rdma_get_request(
     listen: *mut abi::rdma_cm_id,
     id: *mut *mut abi::rdma_cm_id,
 ) -> c_int {
-    call::minus_one(|_| {
+    let mut settled = false;
+    wait::minus_one(|_, woken| {
+        woken?;
         // SAFETY: as the caller says.
         let (handle, live) = unsafe { id::enter(listen) }?;
         if id.is_null() {
@@ -503,31 +507,48 @@ pub unsafe extern "C" fn rdma_get_request(
             }
             (Arc::clone(state.channel()), state.template)
         };
-        id::settle(handle);
-        let event = event::next(&channel)?;
-        // SAFETY: an event that nobody acknowledged yet.
-        let (kind, of) = unsafe { ((*event).event, (*event).id) };
-        if kind != abi::RDMA_CM_EVENT_CONNECT_REQUEST {
+        if !std::mem::replace(&mut settled, true) {
+            id::settle(handle);
+        }
+        event::next(&channel)?.then(|event| {
+            // SAFETY: an event that nobody acknowledged yet, of a request's id that the program does not have.
+            let of = unsafe { take_request(event, template) }?;
+            // SAFETY: not NULL, and the caller says it may be written to.
+            unsafe { id.write(of) };
+            Ok(0)
+        })
+    })
+}
+
+/// The id of a request that a synchronous id was told, with a queue pair as the endpoint wants it.
+///
+/// # Safety
+///
+/// `event` was not acknowledged, and nobody else has its id if it is a request.
+unsafe fn take_request(
+    event: *mut abi::rdma_cm_event,
+    template: Option<Template>,
+) -> Result<*mut abi::rdma_cm_id, Errno> {
+    // SAFETY: as the caller says.
+    let (kind, of) = unsafe { ((*event).event, (*event).id) };
+    if kind != abi::RDMA_CM_EVENT_CONNECT_REQUEST {
+        // SAFETY: as above.
+        unsafe { event::acknowledge(event) }?;
+        return Err(Errno::EINVAL);
+    }
+    if let Some(template) = template {
+        let mut init = template.init;
+        // SAFETY: the pointers are those that the program gave for this.
+        if unsafe { qp::rdma_create_qp(of, template.pd, &mut init) } != 0 {
+            let errno = std::io::Error::last_os_error().into();
             // SAFETY: as above.
             unsafe { event::acknowledge(event) }?;
-            return Err(Errno::EINVAL);
+            // SAFETY: the id of the request, which the program does not have.
+            id::destroy(unsafe { IdHandle::from_c(of) }?)?;
+            return Err(errno);
         }
-        if let Some(template) = template {
-            let mut init = template.init;
-            // SAFETY: the pointers are those that the program gave for this.
-            if unsafe { qp::rdma_create_qp(of, template.pd, &mut init) } != 0 {
-                let errno = std::io::Error::last_os_error().into();
-                // SAFETY: as above.
-                unsafe { event::acknowledge(event) }?;
-                // SAFETY: the id of the request, which the program does not have.
-                id::destroy(unsafe { IdHandle::from_c(of) }?)?;
-                return Err(errno);
-            }
-        }
-        // SAFETY: a whole rdma_cm_id.
-        unsafe { (*of).event = event };
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { id.write(of) };
-        Ok(0)
-    })
+    }
+    // SAFETY: a whole rdma_cm_id.
+    unsafe { (*of).event = event };
+    Ok(of)
 }

@@ -74,7 +74,7 @@ unsafe fn prepare(
     // SAFETY: as the caller says.
     let destination = unsafe { address::read(found.ai_dst_addr) }?;
     resolve::resolve_address(made, &live, source, destination)?;
-    id::complete(made, &live)?;
+    id::complete(made)?;
     if found.ai_route_len > 0 {
         // SAFETY: as the caller says.
         let path = unsafe { option::whole_path(found.ai_route, found.ai_route_len) }?;
@@ -82,7 +82,7 @@ unsafe fn prepare(
     } else {
         resolve::resolve_route(made, &live)?;
     }
-    id::complete(made, &live)?;
+    id::complete(made)?;
     // SAFETY: NULL, or the program's to lend during the call.
     let Some(init) = (unsafe { qp_init_attr.as_mut() }) else { return Ok(()) };
     // The queue pair is of the kind that was found.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
+use ferroce_engine::Held;
 use ferroce_engine::cm::EventKind;
 
 use super::channel::{ChannelHandle, LiveChannel};
@@ -14,6 +15,7 @@ use super::multicast::{self, Membership};
 use crate::call;
 use crate::errno::Errno;
 use crate::handle::{Handle, Pool};
+use crate::wait::{self, Step};
 
 /// An event as the program sees it.
 type EventHandle = Handle<abi::rdma_cm_event, LiveEvent>;
@@ -108,16 +110,15 @@ pub(super) const NO_DATAGRAMS: abi::rdma_ud_param = abi::rdma_ud_param {
     qkey: 0,
 };
 
-/// The oldest event of a channel; waits for one unless its descriptor is non-blocking.
-pub(super) fn next(channel: &LiveChannel) -> Result<*mut abi::rdma_cm_event, Errno> {
+/// The oldest event of a channel, or a sleep until there may be one; EAGAIN instead if its descriptor is non-blocking.
+pub(super) fn next(channel: &Arc<LiveChannel>) -> Result<Step<*mut abi::rdma_cm_event>, Errno> {
     loop {
         let popped = channel.events.pop(|queued| {
             queued.of.acks.handed_out(1);
             queued
         });
         let Some(queued) = popped else {
-            channel.events.wait()?;
-            continue;
+            return Ok(Step::Sleep(channel.events.fall_asleep(Held::Shared(Arc::clone(channel) as _))?, -1));
         };
         let of = Arc::clone(&queued.of);
         // Only who pops it has it.
@@ -132,7 +133,7 @@ pub(super) fn next(channel: &LiveChannel) -> Result<*mut abi::rdma_cm_event, Err
             What::Joined(group) => Some(multicast::joined(queued.id, &queued.of, &group)),
         });
         match told {
-            Some(told) => return Ok(hand_out(of, told)),
+            Some(told) => return Ok(Step::Done(hand_out(of, told))),
             // Nothing that the program should see.
             None => of.acks.acknowledge(1),
         }
@@ -170,16 +171,18 @@ pub(super) unsafe fn acknowledge(event: *mut abi::rdma_cm_event) -> Result<(), E
     Ok(())
 }
 
-/// Waits for the next event of the channel, EAGAIN instead if its descriptor is non-blocking.
+/// Waits for the next event of the channel, EAGAIN instead if its descriptor is non-blocking. A cancellation
+/// point.
 ///
 /// # Safety
 ///
 /// `channel` is NULL or an event channel, `event` NULL or writable.
-pub unsafe extern "C" fn rdma_get_cm_event(
+pub unsafe extern "C-unwind" fn rdma_get_cm_event(
     channel: *mut abi::rdma_event_channel,
     event: *mut *mut abi::rdma_cm_event,
 ) -> c_int {
-    call::minus_one(|_| {
+    wait::minus_one(|_, woken| {
+        woken?;
         // SAFETY: as the caller says.
         let handle = unsafe { ChannelHandle::from_c(channel) }?;
         if event.is_null() {
@@ -187,10 +190,11 @@ pub unsafe extern "C" fn rdma_get_cm_event(
         }
         // A thread may sleep in here while others use the channel.
         let channel = handle.live()?.to_arc();
-        let got = next(&channel)?;
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { event.write(got) };
-        Ok(0)
+        next(&channel)?.then(|got| {
+            // SAFETY: not NULL, and the caller says it may be written to.
+            unsafe { event.write(got) };
+            Ok(0)
+        })
     })
 }
 

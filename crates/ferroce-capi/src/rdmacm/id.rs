@@ -19,9 +19,11 @@ use super::event::{self, Queued, What};
 use super::link::Link;
 use super::multicast::{self, Membership};
 use super::option::Options;
+use crate::call::Owner;
 use crate::context::ContextHandle;
 use crate::errno::Errno;
 use crate::handle::{Handle, Pool};
+use crate::wait::{self, Step};
 use crate::{call, log};
 
 /// An id.
@@ -177,29 +179,70 @@ pub(super) unsafe fn enter(id: *mut abi::rdma_cm_id) -> Result<(&'static IdHandl
     Ok((handle, handle.live()?.to_arc()))
 }
 
-/// For a synchronous id: waits for the event of the operation that was just begun, which becomes `id->event`, and
-/// fails if that did. For others: nothing.
-pub(super) fn complete(id: &'static IdHandle, live: &LiveId) -> Result<(), Errno> {
-    let channel = {
-        let state = live.state.lock();
-        match state.own {
-            Some(_) => Arc::clone(&state.channel),
-            None => return Ok(()),
+/// A call that begins an operation: for a synchronous id it waits for the operation's event, which becomes `id->event`, and
+/// fails if that did. `begin` returns the id, or nothing if no event will come. A cancellation point while it waits: the
+/// operation then goes on, and its event is the next one of the id.
+pub(super) fn operation<F>(mut begin: F) -> c_int
+where
+    F: FnMut(&Owner) -> Result<Option<&'static IdHandle>, Errno>,
+{
+    const { assert!(!std::mem::needs_drop::<F>(), "a thread may be cancelled while this is on its stack") };
+    let mut begun = None;
+    wait::minus_one(|owner, woken| {
+        woken?;
+        let id = match begun {
+            Some(id) => id,
+            None => {
+                let Some(id) = begin(owner)? else { return Ok(Step::Done(0)) };
+                settle_if_synchronous(id)?;
+                *begun.insert(id)
+            }
+        };
+        completed(id)?.then(|()| Ok(0))
+    })
+}
+
+/// As [`operation`], for one whose event is there already: nothing has to be waited for.
+pub(super) fn complete(id: &'static IdHandle) -> Result<(), Errno> {
+    settle_if_synchronous(id)?;
+    loop {
+        match completed(id)? {
+            Step::Done(()) => return Ok(()),
+            Step::Sleep(sleep, _) => sleep.sleep()?,
         }
-    };
-    settle(id);
-    let event = event::next(&channel)?;
-    // SAFETY: `c()` points to a whole rdma_cm_id.
-    unsafe { (*id.c()).event = event };
-    // SAFETY: an event that nobody acknowledged yet.
-    let (kind, status) = unsafe { ((*event).event, (*event).status) };
-    match status {
-        0 => Ok(()),
-        _ if kind == abi::RDMA_CM_EVENT_REJECTED => Err(Errno::ECONNREFUSED),
-        // The status of a SIDR_REP.
-        1.. if kind == abi::RDMA_CM_EVENT_UNREACHABLE => Err(Errno::ECONNREFUSED),
-        status => Err(std::io::Error::from_raw_os_error(status.wrapping_abs()).into()),
     }
+}
+
+fn settle_if_synchronous(id: &'static IdHandle) -> Result<(), Errno> {
+    if id.live()?.state.lock().is_synchronous() {
+        settle(id);
+    }
+    Ok(())
+}
+
+/// The outcome of a synchronous id's operation, once its event is there. Operations of other ids have none.
+fn completed(id: &'static IdHandle) -> Result<Step<()>, Errno> {
+    let channel = {
+        let live = id.live()?;
+        let state = live.state.lock();
+        if !state.is_synchronous() {
+            return Ok(Step::Done(()));
+        }
+        Arc::clone(&state.channel)
+    };
+    event::next(&channel)?.then(|event| {
+        // SAFETY: `c()` points to a whole rdma_cm_id.
+        unsafe { (*id.c()).event = event };
+        // SAFETY: an event that nobody acknowledged yet.
+        let (kind, status) = unsafe { ((*event).event, (*event).status) };
+        match status {
+            0 => Ok(()),
+            _ if kind == abi::RDMA_CM_EVENT_REJECTED => Err(Errno::ECONNREFUSED),
+            // The status of a SIDR_REP.
+            1.. if kind == abi::RDMA_CM_EVENT_UNREACHABLE => Err(Errno::ECONNREFUSED),
+            status => Err(std::io::Error::from_raw_os_error(status.wrapping_abs()).into()),
+        }
+    })
 }
 
 /// Acknowledges the event of a synchronous id's last operation.
@@ -207,7 +250,7 @@ pub(super) fn settle(id: &'static IdHandle) {
     // SAFETY: `c()` points to a whole rdma_cm_id.
     let event = unsafe { ptr::replace(&raw mut (*id.c()).event, ptr::null_mut()) };
     if !event.is_null() {
-        // SAFETY: `complete` put it there. A program that acknowledged it itself did no harm.
+        // SAFETY: `completed` put it there. A program that acknowledged it itself did no harm.
         let _ = unsafe { event::acknowledge(event) };
     }
 }

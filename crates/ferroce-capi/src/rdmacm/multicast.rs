@@ -163,7 +163,7 @@ unsafe fn enter(
     // SAFETY: as the caller says.
     let group = unsafe { address::read_group(addr) }?;
     join(handle, &live, group, send_only, context)?;
-    id::complete(handle, &live).map(|()| 0)
+    id::complete(handle).map(|()| 0)
 }
 
 /// Joins a group for sending and receiving, once the id is bound to a device. MULTICAST_JOIN tells of it: its `param.ud`

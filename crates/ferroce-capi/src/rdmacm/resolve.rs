@@ -238,7 +238,7 @@ pub unsafe extern "C" fn rdma_resolve_addr(
         // SAFETY: as the caller says.
         let destination = unsafe { address::read_group(dst_addr) }?;
         resolve_address(handle, &live, source, destination)?;
-        id::complete(handle, &live).map(|()| 0)
+        id::complete(handle).map(|()| 0)
     })
 }
 
@@ -256,6 +256,6 @@ pub unsafe extern "C" fn rdma_resolve_route(id: *mut abi::rdma_cm_id, _timeout_m
             owner.is(context)?;
         }
         resolve_route(handle, &live)?;
-        id::complete(handle, &live).map(|()| 0)
+        id::complete(handle).map(|()| 0)
     })
 }

@@ -7,9 +7,10 @@ use ferroce_engine::rsocket::{Datagram, How, Stream};
 use libc::{sockaddr, socklen_t};
 
 use super::address;
+use super::attempt;
 use super::table::{self, Entry, Socket};
 use crate::errno::Errno;
-use crate::{call, log};
+use crate::{call, log, wait};
 
 /// An rsocket. EOPNOTSUPP for what it cannot be.
 pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -58,45 +59,55 @@ pub extern "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
     })
 }
 
-/// The oldest connection that was made. EINVAL if it does not listen.
+/// The oldest connection that was made. EINVAL if it does not listen. A cancellation point.
 ///
 /// # Safety
 ///
 /// `addr` is NULL, or `addrlen` says how much may be written to it.
-pub unsafe extern "C" fn raccept(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
-    call::minus_one(|_| {
+pub unsafe extern "C-unwind" fn raccept(
+    socket: c_int,
+    addr: *mut sockaddr,
+    addrlen: *mut socklen_t,
+) -> c_int {
+    wait::minus_one(|_, woken| {
+        woken?;
         let entry = table::get(socket)?;
-        let stream = entry.socket.stream()?.accept(entry.is_nonblocking())?;
-        if let (false, false, Some(peer)) = (addr.is_null(), addrlen.is_null(), stream.peer_addr()) {
-            // SAFETY: as the caller says.
-            unsafe { address::write(peer, addr, addrlen) }?;
-        }
-        // As rdma-core has it, unlike a socket: what was accepted is non-blocking if the listener is.
-        let status = entry.status.load(Ordering::Relaxed);
-        Ok(table::insert(Entry::new(
-            Socket::Stream(stream),
-            status,
-            entry.descriptor.load(Ordering::Relaxed),
-        )))
+        attempt(entry.socket.stream()?.accept(entry.is_nonblocking()))?.then(|stream| {
+            if let (false, false, Some(peer)) = (addr.is_null(), addrlen.is_null(), stream.peer_addr()) {
+                // SAFETY: as the caller says.
+                unsafe { address::write(peer, addr, addrlen) }?;
+            }
+            // As rdma-core has it, unlike a socket: what was accepted is non-blocking if the listener is.
+            let status = entry.status.load(Ordering::Relaxed);
+            Ok(table::insert(Entry::new(
+                Socket::Stream(stream),
+                status,
+                entry.descriptor.load(Ordering::Relaxed),
+            )))
+        })
     })
 }
 
-/// Asks for a connection. 0 if there is one.
+/// Asks for a connection. 0 if there is one. A cancellation point while it waits: the connection is then made all the same.
 ///
 /// # Safety
 ///
 /// `addr` is NULL or readable for `addrlen` octets.
-pub unsafe extern "C" fn rconnect(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
-    call::minus_one(|_| {
+pub unsafe extern "C-unwind" fn rconnect(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
+    let mut asked = false;
+    wait::minus_one(|_, woken| {
+        woken?;
         let entry = table::get(socket)?;
         // SAFETY: as the caller says.
         let address = unsafe { address::read(addr, addrlen) }?;
-        match &entry.socket {
-            Socket::Stream(stream) => stream.connect(address, entry.is_nonblocking())?,
-            Socket::Datagram(datagram) => datagram.connect(address)?,
+        let again = std::mem::replace(&mut asked, true);
+        let connected = match &entry.socket {
+            Socket::Stream(stream) if again => stream.finish_connect(),
+            Socket::Stream(stream) => stream.connect(address, entry.is_nonblocking()),
+            Socket::Datagram(datagram) => datagram.connect(address),
             Socket::Repoll(_) => return Err(Errno::EBADF),
-        }
-        Ok(0)
+        };
+        attempt(connected)?.then(|()| Ok(0))
     })
 }
 

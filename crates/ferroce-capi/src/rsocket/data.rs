@@ -4,18 +4,24 @@ use std::net::SocketAddr;
 use std::slice;
 
 use core::ffi::{c_int, c_void};
+use ferroce_engine::rsocket::{Progress, RsocketError, Stream};
 use libc::{iovec, msghdr, sockaddr, socklen_t, ssize_t};
 
-use super::address;
 use super::table::{self, Socket};
-use crate::call;
+use super::{address, attempt};
+use crate::call::Owner;
 use crate::errno::Errno;
+use crate::wait::{self, Step, Woken};
 
 /// Places that one call may name.
 const MAX_PLACES: usize = libc::UIO_MAXIOV as usize;
 
-fn count(result: impl FnOnce() -> Result<usize, Errno>) -> ssize_t {
-    call::value(-1, |_| result().map(|octets| isize::try_from(octets).unwrap_or(isize::MAX)))
+/// For a call that waits and returns how many octets, or -1 and errno.
+fn count<F>(attempt: F) -> ssize_t
+where
+    F: FnMut(&Owner, Woken) -> Result<Step<usize>, Errno>,
+{
+    wait::waiting(|_| usize::MAX, attempt) as ssize_t
 }
 
 /// A program's octets to send.
@@ -23,7 +29,7 @@ fn count(result: impl FnOnce() -> Result<usize, Errno>) -> ssize_t {
 /// # Safety
 ///
 /// `buf` is NULL or readable for `len` octets, as long as the call lasts.
-pub(super) unsafe fn sent<'a>(buf: *const c_void, len: usize) -> Result<&'a [u8], Errno> {
+pub(super) unsafe fn given<'a>(buf: *const c_void, len: usize) -> Result<&'a [u8], Errno> {
     match (buf.is_null(), len) {
         (_, 0) => Ok(&[]),
         (true, _) => Err(Errno::EFAULT),
@@ -78,8 +84,17 @@ unsafe fn destination(address: *const sockaddr, length: socklen_t) -> Result<Opt
     unsafe { address::read(address, length) }.map(Some)
 }
 
-/// Receives; how many octets, and from whom.
-fn receive(socket: c_int, out: &mut [&mut [u8]], flags: c_int) -> Result<(usize, Option<SocketAddr>), Errno> {
+/// What was received: how many octets, and from whom.
+type Received = (usize, Option<SocketAddr>);
+
+/// Receives behind what `got` says was received before, and counts there.
+fn receive(
+    socket: c_int,
+    out: &mut [&mut [u8]],
+    flags: c_int,
+    woken: Woken,
+    got: &mut usize,
+) -> Result<Step<Received>, Errno> {
     let entry = table::get(socket)?;
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::EOPNOTSUPP);
@@ -88,19 +103,53 @@ fn receive(socket: c_int, out: &mut [&mut [u8]], flags: c_int) -> Result<(usize,
     let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
     match &entry.socket {
         Socket::Stream(stream) => {
-            let octets = stream.receive_pieces(out, nonblocking, peek, all)?;
-            Ok((octets, stream.peer_addr()))
+            let received = woken.and_then(|()| receive_some(stream, out, nonblocking, peek, all, got));
+            let octets = match received {
+                // What came before is not lost by an error.
+                Err(_) if *got > 0 => Step::Done(*got),
+                received => received?,
+            };
+            octets.then(|octets| Ok((octets, stream.peer_addr())))
         }
         Socket::Datagram(datagram) => {
-            let (octets, from) = datagram.receive(out, nonblocking, peek)?;
-            Ok((octets, Some(from)))
+            woken?;
+            attempt(datagram.receive(out, nonblocking, peek))?.then(|(octets, from)| Ok((octets, Some(from))))
         }
         Socket::Repoll(_) => Err(Errno::EBADF),
     }
 }
 
+/// Receives once, or with `all` until `out` is full or the peer is done.
+fn receive_some(
+    stream: &Stream,
+    out: &mut [&mut [u8]],
+    nonblocking: bool,
+    peek: bool,
+    all: bool,
+    got: &mut usize,
+) -> Result<Step<usize>, Errno> {
+    let room: usize = out.iter().map(|piece| piece.len()).sum();
+    loop {
+        let octets = match attempt(stream.receive(out, *got, nonblocking, peek))? {
+            Step::Done(octets) => octets,
+            sleep => return Ok(sleep),
+        };
+        let before = std::mem::replace(got, octets);
+        if octets == before || octets == room || peek || !all {
+            return Ok(Step::Done(octets));
+        }
+    }
+}
+
 /// Sends, to `to` if it is a datagram's.
-fn send(socket: c_int, octets: &[&[u8]], flags: c_int, to: Option<SocketAddr>) -> Result<usize, Errno> {
+fn send(
+    socket: c_int,
+    octets: &[&[u8]],
+    flags: c_int,
+    to: Option<SocketAddr>,
+    woken: Woken,
+    sent: &mut Progress,
+) -> Result<Step<usize>, Errno> {
     let entry = table::get(socket)?;
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::EOPNOTSUPP);
@@ -108,9 +157,25 @@ fn send(socket: c_int, octets: &[&[u8]], flags: c_int, to: Option<SocketAddr>) -
     let nonblocking = entry.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
     match &entry.socket {
         Socket::Stream(_) if to.is_some() => Err(Errno::EISCONN),
-        Socket::Stream(stream) => Ok(stream.send(octets, nonblocking)?),
-        Socket::Datagram(datagram) => Ok(datagram.send(octets, to, nonblocking)?),
+        Socket::Stream(stream) => go_on(woken, sent, |sent| stream.send(octets, sent, nonblocking)),
+        Socket::Datagram(datagram) => {
+            woken?;
+            attempt(datagram.send(octets, to, nonblocking))
+        }
         Socket::Repoll(_) => Err(Errno::EBADF),
+    }
+}
+
+/// Goes on with what a stream sends. A signal ends the call; what was sent before is not lost by that.
+pub(super) fn go_on(
+    woken: Woken,
+    sent: &mut Progress,
+    send: impl FnOnce(&mut Progress) -> Result<usize, RsocketError>,
+) -> Result<Step<usize>, Errno> {
+    match woken {
+        Err(_) if sent.octets() > 0 => Ok(Step::Done(sent.octets())),
+        Err(errno) => Err(errno),
+        Ok(()) => attempt(send(sent)),
     }
 }
 
@@ -119,9 +184,13 @@ fn send(socket: c_int, octets: &[&[u8]], flags: c_int, to: Option<SocketAddr>) -
 /// # Safety
 ///
 /// `buf` is NULL or writable for `len` octets.
-pub unsafe extern "C" fn rrecv(socket: c_int, buf: *mut c_void, len: usize, flags: c_int) -> ssize_t {
-    // SAFETY: as the caller says.
-    count(|| Ok(receive(socket, &mut [unsafe { room(buf, len) }?], flags)?.0))
+pub unsafe extern "C-unwind" fn rrecv(socket: c_int, buf: *mut c_void, len: usize, flags: c_int) -> ssize_t {
+    let mut got = 0;
+    count(|_, woken| {
+        // SAFETY: as the caller says.
+        let room = unsafe { room(buf, len) }?;
+        receive(socket, &mut [room], flags, woken, &mut got)?.then(|(octets, _)| Ok(octets))
+    })
 }
 
 /// Receives, and tells from whom.
@@ -129,7 +198,7 @@ pub unsafe extern "C" fn rrecv(socket: c_int, buf: *mut c_void, len: usize, flag
 /// # Safety
 ///
 /// As for [`rrecv`]; `src_addr` is NULL, or `addrlen` says how much may be written to it.
-pub unsafe extern "C" fn rrecvfrom(
+pub unsafe extern "C-unwind" fn rrecvfrom(
     socket: c_int,
     buf: *mut c_void,
     len: usize,
@@ -137,14 +206,17 @@ pub unsafe extern "C" fn rrecvfrom(
     src_addr: *mut sockaddr,
     addrlen: *mut socklen_t,
 ) -> ssize_t {
-    count(|| {
+    let mut got = 0;
+    count(|_, woken| {
         // SAFETY: as the caller says.
-        let (octets, from) = receive(socket, &mut [unsafe { room(buf, len) }?], flags)?;
-        if let (false, false, Some(peer)) = (src_addr.is_null(), addrlen.is_null(), from) {
-            // SAFETY: as the caller says.
-            unsafe { address::write(peer, src_addr, addrlen) }?;
-        }
-        Ok(octets)
+        let room = unsafe { room(buf, len) }?;
+        receive(socket, &mut [room], flags, woken, &mut got)?.then(|(octets, from)| {
+            if let (false, false, Some(peer)) = (src_addr.is_null(), addrlen.is_null(), from) {
+                // SAFETY: as the caller says.
+                unsafe { address::write(peer, src_addr, addrlen) }?;
+            }
+            Ok(octets)
+        })
     })
 }
 
@@ -153,21 +225,25 @@ pub unsafe extern "C" fn rrecvfrom(
 /// # Safety
 ///
 /// `msg` is NULL or a whole message header.
-pub unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
-    count(|| {
+pub unsafe extern "C-unwind" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
+    let mut got = 0;
+    count(|_, woken| {
         // SAFETY: as the caller says.
         let header = unsafe { msg.as_mut() }.ok_or(Errno::EFAULT)?;
         if !header.msg_control.is_null() && header.msg_controllen > 0 {
             return Err(Errno::EOPNOTSUPP);
         }
         // SAFETY: as the caller says.
-        let (octets, from) = unsafe { receive_at(socket, header.msg_iov, header.msg_iovlen, flags) }?;
-        header.msg_flags = 0;
-        if let (false, Some(peer)) = (header.msg_name.is_null(), from) {
-            // SAFETY: the caller says that so much may be written there.
-            unsafe { address::write(peer, header.msg_name.cast(), &mut header.msg_namelen) }?;
-        }
-        Ok(octets)
+        let received =
+            unsafe { receive_at(socket, header.msg_iov, header.msg_iovlen, flags, woken, &mut got) }?;
+        received.then(|(octets, from)| {
+            header.msg_flags = 0;
+            if let (false, Some(peer)) = (header.msg_name.is_null(), from) {
+                // SAFETY: the caller says that so much may be written there.
+                unsafe { address::write(peer, header.msg_name.cast(), &mut header.msg_namelen) }?;
+            }
+            Ok(octets)
+        })
     })
 }
 
@@ -179,12 +255,14 @@ unsafe fn receive_at(
     iov: *const iovec,
     count: usize,
     flags: c_int,
-) -> Result<(usize, Option<SocketAddr>), Errno> {
+    woken: Woken,
+    got: &mut usize,
+) -> Result<Step<Received>, Errno> {
     // SAFETY: as the caller says.
     let places = unsafe { places(iov, count) }?;
     // SAFETY: as the caller says.
     let rooms = places.iter().map(|place| unsafe { room(place.iov_base, place.iov_len) });
-    receive(socket, &mut rooms.collect::<Result<Vec<_>, _>>()?, flags)
+    receive(socket, &mut rooms.collect::<Result<Vec<_>, _>>()?, flags, woken, got)
 }
 
 /// # Safety
@@ -196,12 +274,14 @@ unsafe fn send_from(
     count: usize,
     flags: c_int,
     to: Option<SocketAddr>,
-) -> Result<usize, Errno> {
+    woken: Woken,
+    sent: &mut Progress,
+) -> Result<Step<usize>, Errno> {
     // SAFETY: as the caller says.
     let places = unsafe { places(iov, count) }?;
     // SAFETY: as the caller says.
-    let octets = places.iter().map(|place| unsafe { sent(place.iov_base, place.iov_len) });
-    send(socket, &octets.collect::<Result<Vec<_>, _>>()?, flags, to)
+    let octets = places.iter().map(|place| unsafe { given(place.iov_base, place.iov_len) });
+    send(socket, &octets.collect::<Result<Vec<_>, _>>()?, flags, to, woken, sent)
 }
 
 /// Sends.
@@ -209,9 +289,17 @@ unsafe fn send_from(
 /// # Safety
 ///
 /// `buf` is NULL or readable for `len` octets.
-pub unsafe extern "C" fn rsend(socket: c_int, buf: *const c_void, len: usize, flags: c_int) -> ssize_t {
-    // SAFETY: as the caller says.
-    count(|| send(socket, &[unsafe { sent(buf, len) }?], flags, None))
+pub unsafe extern "C-unwind" fn rsend(
+    socket: c_int,
+    buf: *const c_void,
+    len: usize,
+    flags: c_int,
+) -> ssize_t {
+    let mut sent = Progress::NONE;
+    count(|_, woken| {
+        // SAFETY: as the caller says.
+        send(socket, &[unsafe { given(buf, len) }?], flags, None, woken, &mut sent)
+    })
 }
 
 /// Sends, a datagram to an address; a stream has one already: EISCONN.
@@ -219,7 +307,7 @@ pub unsafe extern "C" fn rsend(socket: c_int, buf: *const c_void, len: usize, fl
 /// # Safety
 ///
 /// As for [`rsend`]; `dest_addr` is NULL or readable for `addrlen` octets.
-pub unsafe extern "C" fn rsendto(
+pub unsafe extern "C-unwind" fn rsendto(
     socket: c_int,
     buf: *const c_void,
     len: usize,
@@ -227,12 +315,13 @@ pub unsafe extern "C" fn rsendto(
     dest_addr: *const sockaddr,
     addrlen: socklen_t,
 ) -> ssize_t {
-    count(|| {
+    let mut sent = Progress::NONE;
+    count(|_, woken| {
         table::get(socket)?;
         // SAFETY: as the caller says.
         let to = unsafe { destination(dest_addr, addrlen) }?;
         // SAFETY: as the caller says.
-        send(socket, &[unsafe { sent(buf, len) }?], flags, to)
+        send(socket, &[unsafe { given(buf, len) }?], flags, to, woken, &mut sent)
     })
 }
 
@@ -241,8 +330,9 @@ pub unsafe extern "C" fn rsendto(
 /// # Safety
 ///
 /// `msg` is NULL or a whole message header.
-pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
-    count(|| {
+pub unsafe extern "C-unwind" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
+    let mut sent = Progress::NONE;
+    count(|_, woken| {
         // SAFETY: as the caller says.
         let header = unsafe { msg.as_ref() }.ok_or(Errno::EFAULT)?;
         if !header.msg_control.is_null() && header.msg_controllen > 0 {
@@ -251,7 +341,7 @@ pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_in
         // SAFETY: as the caller says.
         let to = unsafe { destination(header.msg_name.cast(), header.msg_namelen) }?;
         // SAFETY: as the caller says.
-        unsafe { send_from(socket, header.msg_iov, header.msg_iovlen, flags, to) }
+        unsafe { send_from(socket, header.msg_iov, header.msg_iovlen, flags, to, woken, &mut sent) }
     })
 }
 
@@ -260,7 +350,7 @@ pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_in
 /// # Safety
 ///
 /// As there.
-pub unsafe extern "C" fn rread(socket: c_int, buf: *mut c_void, len: usize) -> ssize_t {
+pub unsafe extern "C-unwind" fn rread(socket: c_int, buf: *mut c_void, len: usize) -> ssize_t {
     // SAFETY: as the caller says.
     unsafe { rrecv(socket, buf, len, 0) }
 }
@@ -270,9 +360,13 @@ pub unsafe extern "C" fn rread(socket: c_int, buf: *mut c_void, len: usize) -> s
 /// # Safety
 ///
 /// `iov` is NULL or readable for `iovcnt` elements, each of which is writable.
-pub unsafe extern "C" fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
-    // SAFETY: as the caller says.
-    count(|| Ok(unsafe { receive_at(socket, iov, number(iovcnt)?, 0) }?.0))
+pub unsafe extern "C-unwind" fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
+    let mut got = 0;
+    count(|_, woken| {
+        // SAFETY: as the caller says.
+        let received = unsafe { receive_at(socket, iov, number(iovcnt)?, 0, woken, &mut got) }?;
+        received.then(|(octets, _)| Ok(octets))
+    })
 }
 
 /// As [`rsend`] without flags.
@@ -280,7 +374,7 @@ pub unsafe extern "C" fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int)
 /// # Safety
 ///
 /// As there.
-pub unsafe extern "C" fn rwrite(socket: c_int, buf: *const c_void, len: usize) -> ssize_t {
+pub unsafe extern "C-unwind" fn rwrite(socket: c_int, buf: *const c_void, len: usize) -> ssize_t {
     // SAFETY: as the caller says.
     unsafe { rsend(socket, buf, len, 0) }
 }
@@ -290,7 +384,8 @@ pub unsafe extern "C" fn rwrite(socket: c_int, buf: *const c_void, len: usize) -
 /// # Safety
 ///
 /// `iov` is NULL or readable for `iovcnt` elements, each of which is readable.
-pub unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
+    let mut sent = Progress::NONE;
     // SAFETY: as the caller says.
-    count(|| unsafe { send_from(socket, iov, number(iovcnt)?, 0, None) })
+    count(|_, woken| unsafe { send_from(socket, iov, number(iovcnt)?, 0, None, woken, &mut sent) })
 }

@@ -1,11 +1,12 @@
 //! Memory that is opened to the peer, and WRITEs to that of the peer.
 
 use core::ffi::{c_int, c_void};
+use ferroce_engine::rsocket::Progress;
 use libc::off_t;
 
 use super::{data, table};
-use crate::call;
 use crate::errno::Errno;
+use crate::{call, wait};
 
 /// Opens memory to the peer (`PROT_WRITE`) or registers it (`PROT_NONE`), under `offset`, or under its own address if that
 /// is -1. ENOMEM if the peer has no room for another.
@@ -45,18 +46,23 @@ pub extern "C" fn riounmap(socket: c_int, buf: *mut c_void, len: usize) -> c_int
 /// # Safety
 ///
 /// `buf` is NULL or readable for `count` octets.
-pub unsafe extern "C" fn riowrite(
+pub unsafe extern "C-unwind" fn riowrite(
     socket: c_int,
     buf: *const c_void,
     count: usize,
     offset: off_t,
     flags: c_int,
 ) -> usize {
-    call::value(usize::MAX, |_| {
-        let entry = table::get(socket)?;
-        // SAFETY: as the caller says.
-        let octets = unsafe { data::sent(buf, count) }?;
-        let nonblocking = entry.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
-        Ok(entry.socket.stream()?.send_direct(octets, offset as u64, nonblocking)?)
-    })
+    let mut sent = Progress::NONE;
+    wait::waiting(
+        |_| usize::MAX,
+        |_, woken| {
+            let entry = table::get(socket)?;
+            // SAFETY: as the caller says.
+            let octets = unsafe { data::given(buf, count) }?;
+            let nonblocking = entry.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
+            let stream = entry.socket.stream()?;
+            data::go_on(woken, &mut sent, |sent| stream.send_direct(octets, sent, offset as u64, nonblocking))
+        },
+    )
 }

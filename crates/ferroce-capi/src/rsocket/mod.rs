@@ -4,6 +4,8 @@
 //! socket's alone, in a table of this process; a forked child has an empty one. Where rdma-core differs from the socket
 //! call and `librspreload` depends on it, we are as rdma-core: unknown options are EOPNOTSUPP, and a second `rconnect`
 //! succeeds.
+//!
+//! The calls that may block are cancellation points, as those of sockets are; `rshutdown` and `rclose` are none.
 
 mod address;
 mod connection;
@@ -22,3 +24,17 @@ pub use mapping::{riomap, riounmap, riowrite};
 pub use option::{rgetsockopt, rsetsockopt};
 pub use poll::{rpoll, rselect};
 pub use repoll::{repoll_create, repoll_ctl, repoll_wait};
+
+use ferroce_engine::rsocket::RsocketError;
+
+use crate::errno::Errno;
+use crate::wait::Step;
+
+/// An attempt of a call that may have to wait.
+fn attempt<T>(result: Result<T, RsocketError>) -> Result<Step<T>, Errno> {
+    match result {
+        Ok(value) => Ok(Step::Done(value)),
+        Err(RsocketError::Suspended(sleep)) => Ok(Step::Sleep(*sleep, -1)),
+        Err(error) => Err(error.into()),
+    }
+}

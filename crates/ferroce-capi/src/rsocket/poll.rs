@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use core::ffi::{c_int, c_short};
-use ferroce_engine::rsocket::{Ready, Settings, Waker, attend};
+use ferroce_engine::rsocket::{Ready, Settings, Waker, fall_asleep};
+use ferroce_engine::{Held, Sleep};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, fd_set, nfds_t, pollfd, timeval};
 
-use super::repoll::Repoll;
+use super::repoll;
 use super::table::{self, Entry};
-use crate::call;
 use crate::errno::Errno;
+use crate::wait::{self, Step};
 
 /// What a program asked for that is there.
 fn events(ready: Ready, asked: c_short) -> c_short {
@@ -64,93 +65,133 @@ impl<'a> Set<'a> {
         Ok(self.count())
     }
 
-    /// Sleeps until something may be there, or `timeout` milliseconds are over. `there`: do not.
-    fn sleep(&self, waker: &Arc<Waker>, mut there: bool, timeout: c_int) -> Result<(), Errno> {
-        let mut real = self.plain.clone();
+    /// Prepares a sleep until something may be there. `None`: something may be there now.
+    fn fall_asleep(&self, of: Option<(&Arc<Entry>, u64)>) -> Result<Option<Sleep>, Errno> {
+        let waker = Waker::own()?;
+        let mut watch = Watch { waker, entries: Vec::new(), of: None };
+        if let Some((entry, changes)) = of {
+            let same = repoll::of(entry)?.enter(&watch.waker, changes);
+            watch.of = Some(Arc::clone(entry));
+            if !same {
+                return Ok(None);
+            }
+        }
+        let mut there = false;
         let mut channels = Vec::new();
         for (fd, entry) in self.fds.iter().zip(&self.entries) {
             let Some(entry) = entry else { continue };
             // What cannot be watched is found not to work by the call that the program makes next.
-            let Ok((ready, of)) = entry.socket.watch(waker) else {
+            let Ok((ready, of)) = entry.socket.watch(&watch.waker) else {
                 there = true;
                 continue;
             };
+            watch.entries.push(Arc::clone(entry));
             there |= events(ready, fd.events) != 0;
-            // They live as long as the system looks at their descriptors.
             channels.extend(of);
         }
+        if there {
+            return Ok(None);
+        }
         let of = |fd: BorrowedFd<'_>| pollfd { fd: fd.as_raw_fd(), events: POLLIN, revents: 0 };
-        real.extend(channels.iter().map(|channel| of(channel.fd())));
-        real.push(of(waker.fd()));
-        let slept = if there {
-            Ok(())
-        } else {
-            attend(&channels, |lanes| {
-                let from = real.len();
-                real.extend(lanes.iter().map(|lane| of(*lane)));
-                poll(&mut real, timeout)?;
-                let readable = real[from..].iter().enumerate().filter(|(_, fd)| fd.revents != 0);
-                Ok(readable.fold(0, |readable, (index, _)| readable | 1 << index))
-            })
-        };
-        self.entries.iter().flatten().for_each(|entry| entry.socket.unwatch(waker));
-        slept
+        let mut fds = self.plain.clone();
+        fds.extend(channels.iter().map(|channel| of(channel.fd())));
+        fds.push(of(watch.waker.fd()));
+        // They live as long as the system looks at their descriptors.
+        let held = Held::Own(Box::new((watch, channels.clone())));
+        Ok(fall_asleep(&channels, fds, held))
     }
 }
 
-/// Waits until something is there, `timeout` is over, or `of`, whose elements these are, changed after so many changes.
-pub(super) fn wait(
-    fds: &mut [pollfd],
+/// That a thread waits for rsockets, and perhaps for changes of a set of them.
+struct Watch {
+    waker: Arc<Waker>,
+    entries: Vec<Arc<Entry>>,
+    of: Option<Arc<Entry>>,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.entries.iter().for_each(|entry| entry.socket.unwatch(&self.waker));
+        if let Some(set) = self.of.as_ref().and_then(|entry| repoll::of(entry).ok()) {
+            set.leave(&self.waker);
+        }
+    }
+}
+
+/// A wait for several rsockets and descriptors, over its sleeps.
+#[derive(Clone, Copy)]
+pub(super) struct Wait {
+    start: Instant,
     timeout: Option<Duration>,
-    of: Option<(&Repoll, u64)>,
-) -> Result<c_int, Errno> {
-    let mut set = Set::new(fds);
-    let start = Instant::now();
-    let left = |now: Instant| timeout.map(|timeout| timeout.saturating_sub(now.duration_since(start)));
-    loop {
-        let count = set.look()?;
-        let now = Instant::now();
-        if count > 0 || left(now) == Some(Duration::ZERO) {
-            return Ok(count);
-        }
-        if now.duration_since(start) > Settings::polling() {
-            break;
-        }
+    slept: bool,
+}
+
+impl Wait {
+    /// Begins now, and lasts at most so long.
+    pub(super) fn new(timeout: Option<Duration>) -> Self {
+        Self { start: Instant::now(), timeout, slept: false }
     }
-    let waker = Waker::own()?;
-    loop {
-        // Rounded up, lest the last millisecond is spent spinning.
-        let milliseconds = left(Instant::now())
-            .map_or(-1, |left| c_int::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX));
-        waker.clear();
-        let same = of.is_none_or(|(of, changes)| of.enter(&waker, changes));
-        let slept = set.sleep(&waker, !same, milliseconds);
-        if let Some((of, _)) = of {
-            of.leave(&waker);
+
+    fn left(&self, now: Instant) -> Option<Duration> {
+        self.timeout.map(|timeout| timeout.saturating_sub(now.duration_since(self.start)))
+    }
+
+    /// The time is over.
+    pub(super) fn is_over(&self) -> bool {
+        self.left(Instant::now()) == Some(Duration::ZERO)
+    }
+
+    /// Looks whether something is there, `timeout` is over, or `of`, whose elements these are, changed after so many changes;
+    /// if not, prepares a sleep. The number of elements with events.
+    pub(super) fn attempt(
+        &mut self,
+        fds: &mut [pollfd],
+        of: Option<(&Arc<Entry>, u64)>,
+    ) -> Result<Step<c_int>, Errno> {
+        let mut set = Set::new(fds);
+        loop {
+            let count = set.look()?;
+            let now = Instant::now();
+            if count > 0 || self.left(now) == Some(Duration::ZERO) {
+                return Ok(Step::Done(count));
+            }
+            if self.slept || now.duration_since(self.start) > Settings::polling() {
+                break;
+            }
         }
-        slept?;
-        let count = set.look()?;
-        // What belongs to a set that may have changed is looked at by its owner.
-        if count > 0 || of.is_some() || left(Instant::now()) == Some(Duration::ZERO) {
-            return Ok(count);
+        loop {
+            self.slept = true;
+            let sleep = set.fall_asleep(of)?;
+            if let Some(sleep) = sleep {
+                let left = self.left(Instant::now()).map_or(-1, wait::milliseconds);
+                return Ok(Step::Sleep(sleep, left));
+            }
+            let count = set.look()?;
+            // What belongs to a set that may have changed is looked at by its owner.
+            if count > 0 || of.is_some() || self.is_over() {
+                return Ok(Step::Done(count));
+            }
         }
     }
 }
 
-/// Waits until one of several rsockets and descriptors is ready; `timeout` in milliseconds, negative for ever.
+/// Waits until one of several rsockets and descriptors is ready; `timeout` in milliseconds, negative for ever. A cancellation
+/// point.
 ///
 /// # Safety
 ///
 /// `fds` is NULL or has `nfds` elements.
-pub unsafe extern "C" fn rpoll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int {
-    call::minus_one(|_| {
+pub unsafe extern "C-unwind" fn rpoll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int {
+    let mut waits = Wait::new(u64::try_from(timeout).ok().map(Duration::from_millis));
+    wait::minus_one(|_, woken| {
+        woken?;
         let fds = match (fds.is_null(), nfds as usize) {
             (_, 0) => &mut [],
             (true, _) => return Err(Errno::EFAULT),
             // SAFETY: as the caller says.
             (false, count) => unsafe { slice::from_raw_parts_mut(fds, count) },
         };
-        wait(fds, u64::try_from(timeout).ok().map(Duration::from_millis), None)
+        waits.attempt(fds, None)
     })
 }
 
@@ -172,33 +213,46 @@ unsafe fn asked(nfds: usize, sets: [(*mut fd_set, c_short); 3]) -> Vec<pollfd> {
     fds
 }
 
-/// As [`rpoll`], by sets. The timeout is not changed.
+/// How long a program wants to wait; without end if it gives no time.
+///
+/// # Safety
+///
+/// `timeout` is NULL or readable.
+unsafe fn time(timeout: *const timeval) -> Result<Option<Duration>, Errno> {
+    // SAFETY: as the caller says.
+    let Some(time) = (unsafe { timeout.as_ref() }) else { return Ok(None) };
+    let seconds = u64::try_from(time.tv_sec).map_err(|_| Errno::EINVAL)?;
+    let micros = u64::try_from(time.tv_usec).map_err(|_| Errno::EINVAL)?;
+    Ok(Some(Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros))))
+}
+
+/// As [`rpoll`], by sets. The timeout is not changed. A cancellation point.
 ///
 /// # Safety
 ///
 /// Each pointer is NULL, or may be read and written.
-pub unsafe extern "C" fn rselect(
+pub unsafe extern "C-unwind" fn rselect(
     nfds: c_int,
     readfds: *mut fd_set,
     writefds: *mut fd_set,
     exceptfds: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    call::minus_one(|_| {
+    let mut waits = None;
+    wait::minus_one(|_, woken| {
+        woken?;
         let nfds =
             usize::try_from(nfds).ok().filter(|nfds| *nfds <= libc::FD_SETSIZE).ok_or(Errno::EINVAL)?;
-        // SAFETY: as the caller says.
-        let timeout = match unsafe { timeout.as_ref() } {
-            None => None,
-            Some(time) => {
-                let seconds = u64::try_from(time.tv_sec).map_err(|_| Errno::EINVAL)?;
-                let micros = u64::try_from(time.tv_usec).map_err(|_| Errno::EINVAL)?;
-                Some(Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros)))
-            }
+        let waits = match &mut waits {
+            Some(waits) => waits,
+            // SAFETY: as the caller says.
+            None => waits.insert(Wait::new(unsafe { time(timeout) }?)),
         };
         // SAFETY: as the caller says.
         let mut fds = unsafe { asked(nfds, [(readfds, POLLIN), (writefds, POLLOUT), (exceptfds, POLLPRI)]) };
-        wait(&mut fds, timeout, None)?;
+        if let sleep @ Step::Sleep(..) = waits.attempt(&mut fds, None)? {
+            return Ok(sleep);
+        }
         if fds.iter().any(|fd| fd.revents & POLLNVAL != 0) {
             return Err(Errno::EBADF);
         }
@@ -218,6 +272,6 @@ pub unsafe extern "C" fn rselect(
                 count += 1;
             }
         }
-        Ok(count)
+        Ok(Step::Done(count))
     })
 }

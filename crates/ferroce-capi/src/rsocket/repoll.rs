@@ -5,7 +5,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use core::ffi::c_int;
 use ferroce_engine::rsocket::Waker;
@@ -16,6 +16,7 @@ use super::poll;
 use super::table::{self, Entry, Socket};
 use crate::call;
 use crate::errno::Errno;
+use crate::wait::{self, Step};
 
 /// What is told of a descriptor. The numbers are those of `poll`.
 const KNOWN: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLPRI) as u32;
@@ -89,7 +90,8 @@ impl Repoll {
     }
 }
 
-fn repoll(entry: &Entry) -> Result<&Repoll, Errno> {
+/// The set that an entry is; EINVAL if it is an rsocket.
+pub(super) fn of(entry: &Entry) -> Result<&Repoll, Errno> {
     match &entry.socket {
         Socket::Repoll(repoll) => Ok(repoll),
         Socket::Stream(_) | Socket::Datagram(_) => Err(Errno::EINVAL),
@@ -127,30 +129,32 @@ pub unsafe extern "C" fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *m
             // SAFETY: not NULL, and readable as the caller says; it is packed where the system has it so.
             Some(unsafe { event.read_unaligned() })
         };
-        repoll(&entry)?.control(op, fd, event)?;
+        of(&entry)?.control(op, fd, event)?;
         Ok(0)
     })
 }
 
-/// Waits until something of the set is ready; `timeout` in milliseconds, negative for ever. How many were told.
+/// Waits until something of the set is ready; `timeout` in milliseconds, negative for ever. How many were told. A
+/// cancellation point.
 ///
 /// # Safety
 ///
 /// `events` is NULL or has room for `maxevents`.
-pub unsafe extern "C" fn repoll_wait(
+pub unsafe extern "C-unwind" fn repoll_wait(
     epfd: c_int,
     events: *mut epoll_event,
     maxevents: c_int,
     timeout: c_int,
 ) -> c_int {
-    call::minus_one(|_| {
+    let mut waits = poll::Wait::new(u64::try_from(timeout).ok().map(Duration::from_millis));
+    wait::minus_one(|_, woken| {
+        woken?;
         let entry = table::get(epfd)?;
-        let set = repoll(&entry)?;
+        let set = of(&entry)?;
         let room = usize::try_from(maxevents).ok().filter(|room| *room > 0).ok_or(Errno::EINVAL)?;
         if events.is_null() {
             return Err(Errno::EFAULT);
         }
-        let ends = u64::try_from(timeout).ok().map(|millis| Instant::now() + Duration::from_millis(millis));
         loop {
             let (list, changes) = {
                 let interests = set.interests.lock();
@@ -158,8 +162,9 @@ pub unsafe extern "C" fn repoll_wait(
             };
             let wanted = |known: &Interest| pollfd { fd: known.fd, events: known.events as i16, revents: 0 };
             let mut fds: Vec<_> = list.iter().map(wanted).collect();
-            let left = ends.map(|ends| ends.saturating_duration_since(Instant::now()));
-            poll::wait(&mut fds, left, Some((set, changes)))?;
+            if let sleep @ Step::Sleep(..) = waits.attempt(&mut fds, Some((&entry, changes)))? {
+                return Ok(sleep);
+            }
             let ready =
                 list.iter().zip(&fds).filter(|(_, fd)| fd.revents & libc::POLLNVAL == 0 && fd.revents != 0);
             let mut count = 0;
@@ -171,8 +176,8 @@ pub unsafe extern "C" fn repoll_wait(
             }
             // Closed meanwhile, or something else was asked for.
             table::get(epfd)?;
-            if count > 0 || ends.is_some_and(|ends| Instant::now() >= ends) {
-                return Ok(count as c_int);
+            if count > 0 || waits.is_over() {
+                return Ok(Step::Done(count as c_int));
             }
         }
     })

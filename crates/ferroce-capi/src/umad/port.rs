@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use core::ffi::{c_char, c_int, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::{DeviceInfo, NotifyQueue};
+use ferroce_engine::{DeviceInfo, Held, NotifyQueue, Sleep};
 use parking_lot::Mutex;
 
 use super::agent::{self, Asked, MAD, NoAnswer};
@@ -19,6 +19,7 @@ use super::devices::find;
 use super::negative;
 use crate::call;
 use crate::errno::Errno;
+use crate::wait::{self, Step};
 
 /// Octets before the datagram.
 const HEADER: usize = size_of::<abi::ib_user_mad>();
@@ -224,49 +225,57 @@ fn is_here(address: &abi::ib_mad_addr, info: &DeviceInfo) -> bool {
     matches!(u16::from_be(address.lid), NO_LID | PERMISSIVE_LID)
 }
 
-/// Waits until a datagram is there: for ever if `timeout_ms` is negative. ETIMEDOUT otherwise, EIO if it cannot wait.
-pub extern "C" fn umad_poll(fd: c_int, timeout_ms: c_int) -> c_int {
-    negative(|_| wait(&*port(fd)?, timeout_ms).map(|()| 0))
+/// Waits until a datagram is there: for ever if `timeout_ms` is negative. ETIMEDOUT otherwise, EIO if it cannot wait. A
+/// cancellation point.
+pub extern "C-unwind" fn umad_poll(fd: c_int, timeout_ms: c_int) -> c_int {
+    let until = until(timeout_ms);
+    wait::negative(|_, _| {
+        let port = port(fd)?;
+        if port.waiting.is_empty() { port.sleep(until) } else { Ok(Step::Done(0)) }
+    })
 }
 
-fn wait(port: &Port, timeout_ms: c_int) -> Result<(), Errno> {
-    let until = u64::try_from(timeout_ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
-    loop {
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()).as_millis());
-        let left = left.map_or(-1, |left| c_int::try_from(left).unwrap_or(c_int::MAX));
-        let mut poll = libc::pollfd { fd: port.waiting.fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry, which is ours.
-        match unsafe { libc::poll(&raw mut poll, 1, left) } {
-            1 => return Ok(()),
-            0 => return Err(Errno::ETIMEDOUT),
-            _ if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => {}
-            _ => return Err(Errno::EIO),
+/// When a wait of so many milliseconds is over; never if they are negative.
+fn until(timeout_ms: c_int) -> Option<Instant> {
+    u64::try_from(timeout_ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms))
+}
+
+impl Port {
+    /// Sleeps until there may be a datagram; ETIMEDOUT if the time is over. A signal does not end the wait.
+    fn sleep(self: Arc<Self>, until: Option<Instant>) -> Result<Step<c_int>, Errno> {
+        let left =
+            until.map_or(-1, |until| wait::milliseconds(until.saturating_duration_since(Instant::now())));
+        if left == 0 {
+            return Err(Errno::ETIMEDOUT);
         }
+        let held = Held::Shared(Arc::clone(&self) as _);
+        Ok(Step::Sleep(Sleep::until_readable(self.waiting.fd(), held), left))
     }
 }
 
 /// Takes a datagram of at most `*length` octets, whose length is stored there, and returns its agent's number. Waits as
 /// [`umad_poll`] does; for no time if `timeout_ms` is 0, which fails with EAGAIN. ENOSPC if it is longer than there is room
-/// for: it stays, and `*length` says what it needs.
+/// for: it stays, and `*length` says what it needs. A cancellation point.
 ///
 /// # Safety
 ///
 /// `umad` is NULL or a buffer with room for a datagram of `*length` octets, `length` NULL or readable and writable.
-pub unsafe extern "C" fn umad_recv(
+pub unsafe extern "C-unwind" fn umad_recv(
     fd: c_int,
     umad: *mut c_void,
     length: *mut c_int,
     timeout_ms: c_int,
 ) -> c_int {
-    negative(|_| {
+    let until = until(timeout_ms);
+    wait::negative(|_, _| {
         if umad.is_null() || length.is_null() {
             return Err(Errno::EINVAL);
         }
         let port = port(fd)?;
         // SAFETY: not NULL, and the caller says it may be read.
         let room = usize::try_from(unsafe { length.read() }).map_err(|_| Errno::EINVAL)?;
-        if timeout_ms != 0 {
-            wait(&port, timeout_ms)?;
+        if timeout_ms != 0 && port.waiting.is_empty() {
+            return port.sleep(until);
         }
         let needed = port.waiting.peek(|reply| reply.mad.len()).ok_or(Errno::EAGAIN)?;
         if needed > room {
@@ -292,6 +301,6 @@ pub unsafe extern "C" fn umad_recv(
             umad.byte_add(HEADER).cast::<u8>().copy_from_nonoverlapping(mad.as_ptr(), mad.len());
             length.write(mad.len() as c_int);
         }
-        Ok(agent as usize)
+        Ok(Step::Done(agent as c_int))
     })
 }

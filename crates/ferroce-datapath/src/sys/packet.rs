@@ -128,7 +128,8 @@ pub(crate) fn receive_frame(fd: &impl AsFd, room: &mut [u8]) -> io::Result<Frame
     let len = retry(|| {
         // SAFETY: the header's pointers lead to one name, one vector and one control buffer of the lengths it says, all of
         // this frame and writable; the vector leads to `room`, which is borrowed mutably.
-        unsafe { libc::recvmsg(raw, &raw mut header, libc::MSG_DONTWAIT) }
+        let n = unsafe { libc::syscall(libc::SYS_recvmsg, raw, &raw mut header, libc::MSG_DONTWAIT) };
+        n as isize
     })?;
     // SAFETY: zeroed before the call, and any octets make a valid `sockaddr_ll`.
     let name = unsafe { name.assume_init() };

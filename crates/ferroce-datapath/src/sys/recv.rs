@@ -121,7 +121,14 @@ fn receive_batch<const N: usize>(fd: &impl AsFd, arena: &mut Arena) -> io::Resul
             // the i-th vector to bytes i * STRIDE.. of `arena.data`, which holds MAX_MESSAGES * STRIDE >= N * STRIDE
             // bytes, so no two overlap.
             let n = unsafe {
-                libc::recvmmsg(raw, headers.as_mut_ptr(), N as u32, libc::MSG_DONTWAIT as _, ptr::null_mut())
+                libc::syscall(
+                    libc::SYS_recvmmsg,
+                    raw,
+                    headers.as_mut_ptr(),
+                    N as u32,
+                    libc::MSG_DONTWAIT,
+                    ptr::null_mut::<libc::timespec>(),
+                )
             };
             n as isize
         })?

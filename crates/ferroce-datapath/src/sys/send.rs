@@ -177,7 +177,9 @@ pub(crate) fn send_many<'a>(
     retry(|| {
         // SAFETY: `count` headers are initialised, each as in `send_one` with its own vector; the kernel writes
         // `msg_len` of each header alone.
-        let n = unsafe { libc::sendmmsg(raw, headers.as_mut_ptr(), count, libc::MSG_DONTWAIT as _) };
+        let n = unsafe {
+            libc::syscall(libc::SYS_sendmmsg, raw, headers.as_mut_ptr(), count, libc::MSG_DONTWAIT)
+        };
         n as isize
     })
 }

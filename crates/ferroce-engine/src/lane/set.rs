@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use ferroce_wire::Instant;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
 use super::{Lane, Served};
-use crate::error::EventError;
+use crate::sleep::{Held, Sleep};
 use crate::sys;
 
 /// The lanes that matter to a completion queue or channel: those its queue pairs are on.
@@ -21,7 +20,7 @@ pub(crate) struct LaneSet {
 }
 
 /// Lanes that one sleeping thread watches; the background thread looks after any others.
-const WATCHED: usize = 8;
+pub(crate) const WATCHED: usize = 8;
 
 /// About 10 µs of receiving nothing.
 const LOOKS_BEFORE_SLEEP: u32 = 24;
@@ -68,25 +67,10 @@ impl LaneSet {
         }
     }
 
-    /// Sleeps until `event` is readable or something arrived on a lane, which is then processed.
-    /// Returns after one of them; the caller looks whether it has what it waits for.
-    pub(crate) fn sleep(&self, event: BorrowedFd<'_>) -> Result<(), EventError> {
-        attend(&self.lanes.load_full(), |lanes| {
-            let mut fds =
-                [const { None::<PollFd<'_>> }; WATCHED + 1].map(|_| PollFd::new(event, PollFlags::POLLIN));
-            for (fd, lane) in fds[1..].iter_mut().zip(lanes) {
-                *fd = PollFd::new(*lane, PollFlags::POLLIN);
-            }
-            let fds = &mut fds[..=lanes.len()];
-            match poll(fds, PollTimeout::NONE) {
-                Ok(_) => {}
-                Err(nix::Error::EINTR) if sys::a_handler_interrupts() => return Err(EventError::Interrupted),
-                Err(nix::Error::EINTR) => return Ok(0),
-                Err(errno) => return Err(EventError::Io(errno.into())),
-            }
-            let readable = fds[1..].iter().enumerate().filter(|(_, fd)| fd.any() == Some(true));
-            Ok(readable.fold(0, |readable, (index, _)| readable | 1 << index))
-        })
+    /// Prepares a sleep until `event` is readable or something arrived on a lane. `None`: something arrived meanwhile, and
+    /// was processed. `held` lives as long as the sleep.
+    pub(crate) fn fall_asleep(&self, event: BorrowedFd<'_>, held: Held) -> Option<Sleep> {
+        Sleep::on_lanes(&self.lanes.load_full(), [sys::readable(event)], held)
     }
 
     /// The lanes, as they are now.
@@ -95,17 +79,14 @@ impl LaneSet {
     }
 }
 
-/// Looks a few times whether something arrives on one of `lanes`; if not, calls `sleep` with the descriptors of those that
-/// this thread watches meanwhile, and serves those that it says are readable, as bits by their place.
-pub(crate) fn attend<E>(
-    lanes: &[Arc<Lane>],
-    sleep: impl FnOnce(&[BorrowedFd<'_>]) -> Result<u32, E>,
-) -> Result<(), E> {
+/// Looks a few times whether something arrives on one of `lanes`. If nothing does, the calling thread is the one that watches
+/// those lanes that nobody else watches, eight at most, and is about to sleep on their descriptors.
+pub(crate) fn watch(lanes: &[Arc<Lane>]) -> Option<Watch> {
     // To fall asleep and be woken costs as much as a few looks, in which an answer often comes.
     let mut looks = Looks { begun: sys::now(), made: 0 };
     loop {
         if lanes.iter().any(|lane| lane.serve_inline() == Served::Some) {
-            return Ok(());
+            return None;
         }
         let rest = || {
             std::thread::yield_now(); // whoever answers may wait for this core
@@ -116,21 +97,12 @@ pub(crate) fn attend<E>(
         }
     }
     lanes.iter().for_each(|lane| lane.pay_now());
-    let mut watch = Watch { lanes: [None; WATCHED], count: 0 };
+    let mut watch = Watch::default();
     for lane in lanes.iter().filter(|lane| lane.state.watch()).take(WATCHED) {
-        watch.lanes[watch.count] = Some(lane);
+        watch.lanes[watch.count] = Some(Arc::clone(lane));
         watch.count += 1;
     }
-    let fds = watch.lanes.map(|lane| lane.map(|lane| lane.fd()));
-    let Some(first) = fds[0] else { return sleep(&[]).map(drop) };
-    let readable = sleep(&fds.map(|fd| fd.unwrap_or(first))[..watch.count])?;
-    for (index, lane) in watch.lanes.iter().flatten().enumerate() {
-        if readable & 1 << index != 0 && lane.serve_inline() == Served::Busy {
-            // A poller holds it: it will find what is there. Let it finish.
-            std::thread::yield_now();
-        }
-    }
-    Ok(())
+    Some(watch)
 }
 
 /// The looks of a thread that is about to sleep.
@@ -149,12 +121,30 @@ impl Looks {
 }
 
 /// The lanes a thread sleeps on; given up however it wakes.
-struct Watch<'a> {
-    lanes: [Option<&'a Arc<Lane>>; WATCHED],
+#[derive(Default)]
+pub(crate) struct Watch {
+    lanes: [Option<Arc<Lane>>; WATCHED],
     count: usize,
 }
 
-impl Drop for Watch<'_> {
+impl Watch {
+    /// The descriptors of the lanes, in their order.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.lanes.iter().flatten().map(|lane| lane.fd())
+    }
+
+    /// Receives on those lanes whose descriptors are readable; `readable` says so in their order.
+    pub(crate) fn serve(&self, readable: impl Iterator<Item = bool>) {
+        for (lane, _) in self.lanes.iter().flatten().zip(readable).filter(|(_, readable)| *readable) {
+            if lane.serve_inline() == Served::Busy {
+                // A poller holds it: it will find what is there. Let it finish.
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+impl Drop for Watch {
     fn drop(&mut self) {
         if self.count == 0 {
             return;

@@ -14,7 +14,6 @@ use std::sync::{Arc, Weak};
 
 use ferroce_wire::rsocket::{Locator, LocatorKind, SourceHeader};
 use ferroce_wire::{Gid, Qpn};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
@@ -22,10 +21,11 @@ use super::place;
 use super::service::{self, Task};
 use super::settings::Settings;
 use super::stream::{Ready, RsocketError};
-use super::waker::{Waker, attend};
+use super::waker::{self, Patience, Waker};
 use crate::cm::attributes;
 use crate::cm::resolve::{self, Route};
 use crate::fork::{self, Guarded};
+use crate::sleep::{Held, Sleep};
 use crate::{Ah, AhAttr, CompletionChannel, sys};
 use outlet::{Inbox, Outlet, SLOT};
 
@@ -284,7 +284,7 @@ impl Datagram {
         }
         let outlet = self.peer(&mut state, address)?.outlet;
         let room = |state: &State| state.outlets.get(outlet).is_none_or(Outlet::has_room);
-        let mut state = self.wait(state, nonblocking, room)?;
+        let mut state = self.wait(state, Patience::unless(nonblocking), room)?;
         // It may have been forgotten meanwhile.
         let Peer { source, qpn, ref ah, .. } = *self.peer(&mut state, address)?;
         let (ah, qpn) = (Arc::clone(ah), qpn);
@@ -334,7 +334,7 @@ impl Datagram {
         let mut state = self.state.lock();
         self.start(&mut state)?;
         loop {
-            state = self.wait(state, nonblocking, State::has_input)?;
+            state = self.wait(state, Patience::unless(nonblocking), State::has_input)?;
             if let Some((from, octets)) = state.forwarded.front() {
                 let told = (scatter(octets, out), *from);
                 if !peek {
@@ -435,7 +435,7 @@ impl Datagram {
     fn wait<'a>(
         &'a self,
         mut state: Guard<'a>,
-        nonblocking: bool,
+        patience: Patience,
         done: impl Fn(&State) -> bool,
     ) -> Result<Guard<'a>, RsocketError> {
         loop {
@@ -448,68 +448,81 @@ impl Datagram {
             if state.pump() {
                 continue;
             }
-            if nonblocking {
+            if patience == Patience::None {
                 return Err(RsocketError::WouldBlock);
             }
-            self.sleep(&mut state)?;
+            if let Some(sleep) = self.fall_asleep(&mut state)? {
+                patience.spend(sleep, &mut state)?;
+            }
         }
     }
 
-    /// Sleeps until something may have changed: as a stream does if there is one outlet.
-    fn sleep(&self, state: &mut Guard<'_>) -> Result<(), RsocketError> {
-        if state.sleeper {
-            return self.sleep_on(state, &[]);
+    /// Prepares a sleep until something may have changed, as a stream does if there is one outlet. `None`: something may have.
+    fn fall_asleep(&self, state: &mut Guard<'_>) -> Result<Option<Sleep>, RsocketError> {
+        let me = self.me.upgrade().ok_or(RsocketError::Closed)?;
+        let channels = if state.sleeper { Vec::new() } else { state.channels() };
+        if !state.sleeper {
+            state.outlets.iter().for_each(Outlet::arm);
+            if state.pump() {
+                return Ok(None);
+            }
         }
-        let channels = state.channels();
-        state.outlets.iter().for_each(Outlet::arm);
-        if state.pump() {
-            return Ok(());
+        if let [channel] = &channels[..] {
+            state.sleeper = true;
+            let held = Held::Own(Box::new(Sleeper { me, channel: Arc::clone(channel) }));
+            return Ok(MutexGuard::unlocked(state, || channel.doze(held)));
         }
-        let [channel] = &channels[..] else { return self.sleep_on(state, &channels) };
-        state.sleeper = true;
-        let slept = MutexGuard::unlocked(state, || channel.sleep());
-        state.sleeper = false;
-        state.waiting.iter().for_each(|waker| waker.wake());
-        Ok(slept?)
-    }
-
-    fn sleep_on(
-        &self,
-        state: &mut Guard<'_>,
-        channels: &[Arc<CompletionChannel>],
-    ) -> Result<(), RsocketError> {
         let waker = Waker::own()?;
         state.waiting.push(Arc::clone(&waker));
-        let slept = MutexGuard::unlocked(state, || {
-            attend(channels, |lanes| {
-                let fds = lanes.iter().copied().chain(channels.iter().map(|channel| channel.fd()));
-                let fds = fds.chain([waker.fd()]).map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-                let mut fds: Vec<_> = fds.collect();
-                match poll(&mut fds, PollTimeout::NONE) {
-                    Err(nix::Error::EINTR) if sys::a_handler_interrupts() => Err(RsocketError::Interrupted),
-                    Ok(_) | Err(nix::Error::EINTR) => Ok(readable(&fds[..lanes.len()])),
-                    Err(errno) => Err(RsocketError::System(errno.into())),
-                }
-            })
-        });
-        state.waiting.retain(|known| !Arc::ptr_eq(known, &waker));
-        slept
+        let mut fds: Vec<_> = channels.iter().map(|channel| sys::readable(channel.fd())).collect();
+        fds.push(sys::readable(waker.fd()));
+        let held = Held::Own(Box::new(Waiter { me, waker, _channels: channels.clone() }));
+        Ok(MutexGuard::unlocked(state, || waker::fall_asleep(&channels, fds, held)))
     }
 
     /// Ends it, when what was sent has left. Calls that wait return.
     #[doc(alias = "rclose")]
     pub fn close(&self) {
         let state = self.state.lock();
-        let mut state = match self.wait(state, false, |state| state.outlets.iter().all(Outlet::is_drained)) {
-            Ok(state) => state,
-            Err(_) => self.state.lock(),
-        };
+        let mut state =
+            match self.wait(state, Patience::Sleep, |state| state.outlets.iter().all(Outlet::is_drained)) {
+                Ok(state) => state,
+                Err(_) => self.state.lock(),
+            };
         state.closed = true;
         state.wake();
         let ended = (std::mem::take(&mut state.peers), std::mem::take(&mut state.outlets));
         state.inbox.clear();
         drop(state);
         drop(ended);
+    }
+}
+
+/// The thread that sleeps on the completion channel of the only outlet.
+struct Sleeper {
+    me: Arc<Datagram>,
+    channel: Arc<CompletionChannel>,
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        self.channel.take_back();
+        let mut state = self.me.state.lock();
+        state.sleeper = false;
+        state.waiting.iter().for_each(|waker| waker.wake());
+    }
+}
+
+/// A thread that waits in the list, and on several channels, which live as long as the system looks at their descriptors.
+struct Waiter {
+    me: Arc<Datagram>,
+    waker: Arc<Waker>,
+    _channels: Vec<Arc<CompletionChannel>>,
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        self.me.unwatch(&self.waker);
     }
 }
 
@@ -547,12 +560,6 @@ fn scoped(state: &State, outlet: usize, from: SocketAddr) -> SocketAddr {
         });
     let device = || state.outlets.get(outlet).map_or(0, |outlet| outlet.home.context.info().ifindex);
     SocketAddrV6::new(*v6.ip(), v6.port(), v6.flowinfo(), scope.unwrap_or_else(device)).into()
-}
-
-/// Which of them are readable.
-fn readable(fds: &[PollFd<'_>]) -> u32 {
-    let readable = fds.iter().enumerate().filter(|(_, fd)| fd.any() == Some(true));
-    readable.fold(0, |readable, (index, _)| readable | 1 << index)
 }
 
 /// Copies octets to several places, as far as there is room; how many.

@@ -312,6 +312,11 @@ impl<'a> Pieces<'a> {
         self.left
     }
 
+    /// Leaves out the first `count`.
+    pub(super) fn skip(&mut self, count: usize) {
+        self.take(count, |_, _| {});
+    }
+
     /// Takes `count` octets, at most those left, and gives them to `put` with the number of those before.
     fn take(&mut self, count: usize, mut put: impl FnMut(usize, &[u8])) {
         let mut done = 0;

@@ -7,6 +7,8 @@
 //! - **Waiting.** One thread of those that wait for a stream sleeps on the completion channel, and so receives packets itself;
 //!   all others sleep on a descriptor of their own, a [`Waker`], which is in the stream's list meanwhile. Whoever changes
 //!   something wakes all of that list. `rpoll` puts its waker into the list of every stream it waits for.
+//! - A call that may block does not sleep itself: it prepares a [`crate::Sleep`] and fails with
+//!   [`RsocketError::Suspended`], so that the C call sleeps where it can be cancelled, and calls again.
 //! - **Connections** are made and ended by a thread of their own, the service (`service.rs`): it answers requests at
 //!   listening streams before the program accepts them, as TCP does, and finishes connects that do not block.
 //!
@@ -26,5 +28,5 @@ pub use datagram::Datagram;
 pub use ferroce_proto::rsocket::{Fault, How, Sizes};
 pub use place::PerProcess;
 pub use settings::Settings;
-pub use stream::{Accepted, Failure, Ready, RsocketError, Stream};
-pub use waker::{Waker, attend};
+pub use stream::{Accepted, Failure, Progress, Ready, RsocketError, Stream};
+pub use waker::{Waker, fall_asleep};

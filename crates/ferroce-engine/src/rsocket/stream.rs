@@ -20,13 +20,15 @@ use super::link::Link;
 use super::listener::Listener;
 use super::service::{self, Task};
 use super::settings::Settings;
-use super::waker::Waker;
+use super::waker::{Patience, Waker};
 use crate::cm::resolve::ResolveError;
 use crate::cm::{CmError, Connection, Port};
 use crate::error::{EventError, OpenError};
 use crate::fork::{self, Guarded};
+use crate::sleep::{Held, Sleep};
 use crate::{AhAttr, CompletionChannel, RegMrError};
 use mappings::Mapped;
+pub use transfer::Progress;
 
 /// Why a stream is not connected any more, or never came to be: what `SO_ERROR` tells.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -54,6 +56,9 @@ pub enum RsocketError {
     /// It would have to wait: EAGAIN.
     #[error("it would have to wait")]
     WouldBlock,
+    /// It has to wait: the caller sleeps, and calls again.
+    #[error("it has to wait")]
+    Suspended(Box<Sleep>),
     /// The connection is being made: EINPROGRESS.
     #[error("the connection is being made")]
     InProgress,
@@ -441,7 +446,7 @@ impl Stream {
     fn wait<'a>(
         &'a self,
         mut state: Guard<'a>,
-        nonblocking: bool,
+        patience: Patience,
         done: impl Fn(&State) -> bool,
     ) -> Result<Guard<'a>, RsocketError> {
         loop {
@@ -454,15 +459,18 @@ impl Stream {
             if state.pump() {
                 continue;
             }
-            if nonblocking {
+            if patience == Patience::None {
                 return Err(RsocketError::WouldBlock);
             }
-            self.sleep(&mut state)?;
+            if let Some(sleep) = self.fall_asleep(&mut state)? {
+                patience.spend(sleep, &mut state)?;
+            }
         }
     }
 
-    /// Sleeps until something may have changed.
-    fn sleep(&self, state: &mut Guard<'_>) -> Result<(), RsocketError> {
+    /// Prepares a sleep until something may have changed. `None`: something may have.
+    fn fall_asleep(&self, state: &mut Guard<'_>) -> Result<Option<Sleep>, RsocketError> {
+        let stream = self.me.upgrade().ok_or(RsocketError::Closed)?;
         let channel = state.link.as_ref().filter(|link| link.books.is_some()).map(|link| {
             link.arm();
             Arc::clone(&link.channel)
@@ -470,21 +478,17 @@ impl Stream {
         match channel.filter(|_| !state.sleeper) {
             Some(channel) => {
                 if state.pump() {
-                    return Ok(());
+                    return Ok(None);
                 }
                 state.sleeper = true;
-                let slept = MutexGuard::unlocked(state, || channel.sleep());
-                state.sleeper = false;
-                // One of them must take its place, if this thread has what it waits for.
-                state.waiting.iter().for_each(|waker| waker.wake());
-                Ok(slept?)
+                let held = Held::Own(Box::new(Sleeper { stream, channel: Arc::clone(&channel) }));
+                Ok(MutexGuard::unlocked(state, || channel.doze(held)))
             }
             None => {
                 let waker = Waker::own()?;
                 state.waiting.push(Arc::clone(&waker));
-                let slept = MutexGuard::unlocked(state, || waker.sleep());
-                state.waiting.retain(|known| !Arc::ptr_eq(known, &waker));
-                slept
+                let held = Held::Own(Box::new(Waiter { stream, waker: Arc::clone(&waker) }));
+                Ok(Some(Sleep::until_readable(waker.fd(), held)))
             }
         }
     }
@@ -509,7 +513,7 @@ impl Stream {
         }
         state.wake();
         if how != How::Read || state.books().is_some_and(|books| !books.is_writable()) {
-            state = self.wait(state, false, State::is_drained)?;
+            state = self.wait(state, Patience::Sleep, State::is_drained)?;
         }
         if state.books().is_some_and(|books| books.phase() == Phase::Disconnected) {
             self.part(&mut state);
@@ -548,6 +552,34 @@ impl Stream {
         };
         // Asks the broker, and waits for those who are inside.
         drop(ended);
+    }
+}
+
+/// The thread that sleeps on a stream's completion channel.
+struct Sleeper {
+    stream: Arc<Stream>,
+    channel: Arc<CompletionChannel>,
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        self.channel.take_back();
+        let mut state = self.stream.state.lock();
+        state.sleeper = false;
+        // One of them must take its place, if this thread has what it waits for.
+        state.waiting.iter().for_each(|waker| waker.wake());
+    }
+}
+
+/// A thread that waits in a stream's list.
+struct Waiter {
+    stream: Arc<Stream>,
+    waker: Arc<Waker>,
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        self.stream.unwatch(&self.waker);
     }
 }
 

@@ -5,12 +5,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::MutexGuard;
 
 use super::stream::RsocketError;
+use crate::CompletionChannel;
 use crate::fork::{self, Guarded};
-use crate::{CompletionChannel, lane, sys};
+use crate::sleep::{Held, Sleep};
+use crate::sys;
 
 /// A descriptor of a thread that waits: readable once somebody woke it.
 pub struct Waker {
@@ -18,23 +20,45 @@ pub struct Waker {
     epoch: u64,
 }
 
-/// Sleeps by `sleep`, and meanwhile receives what arrives for `channels`: among what it polls must be the descriptors it is
-/// given, and it says which of them are readable, as bits by their place. Returns early if something arrived before.
-///
-/// # Errors
-///
-/// Those of `sleep`.
-pub fn attend<E>(
+/// Prepares a sleep on `fds` in which the thread receives what arrives for `channels`; their descriptors must be among `fds`
+/// if their events count. `None`: something arrived meanwhile, and was processed.
+pub fn fall_asleep(
     channels: &[Arc<CompletionChannel>],
-    sleep: impl FnOnce(&[BorrowedFd<'_>]) -> Result<u32, E>,
-) -> Result<(), E> {
+    fds: impl IntoIterator<Item = libc::pollfd, IntoIter: Clone>,
+    held: Held,
+) -> Option<Sleep> {
     let mut lanes = Vec::new();
     for lane in channels.iter().flat_map(|channel| Vec::clone(&channel.lanes().all())) {
         if !lanes.iter().any(|known| Arc::ptr_eq(known, &lane)) {
             lanes.push(lane);
         }
     }
-    lane::attend(&lanes, sleep)
+    Sleep::on_lanes(&lanes, fds, held)
+}
+
+/// What a call does that does not have at once what it waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// It fails with [`super::RsocketError::WouldBlock`].
+    None,
+    /// It prepares a sleep, which the caller gets as [`super::RsocketError::Suspended`] and after which it calls again.
+    Suspend,
+    /// It sleeps.
+    Sleep,
+}
+
+impl Patience {
+    pub(super) fn unless(nonblocking: bool) -> Self {
+        if nonblocking { Self::None } else { Self::Suspend }
+    }
+
+    /// Does that with a sleep that was just prepared, with the state's lock given back meanwhile.
+    pub(super) fn spend<T>(self, sleep: Sleep, state: &mut MutexGuard<'_, T>) -> Result<(), RsocketError> {
+        match self {
+            Self::Sleep => Ok(MutexGuard::unlocked(state, || sleep.sleep())?),
+            Self::None | Self::Suspend => Err(RsocketError::Suspended(Box::new(sleep))),
+        }
+    }
 }
 
 thread_local! {
@@ -78,24 +102,12 @@ impl Waker {
     /// Wakes it.
     pub fn wake(&self) {
         // Full, it is readable already.
-        let _ = self.fd.write(1);
+        let _ = sys::signal(&*self.fd);
     }
 
     /// Takes all wakes back.
     pub fn clear(&self) {
         // Empty, there is nothing to take back.
-        let _ = self.fd.read();
-    }
-
-    /// Sleeps until it is woken.
-    pub(super) fn sleep(&self) -> Result<(), RsocketError> {
-        match poll(&mut [PollFd::new(self.fd(), PollFlags::POLLIN)], PollTimeout::NONE) {
-            Ok(_) => {}
-            Err(nix::Error::EINTR) if sys::a_handler_interrupts() => return Err(RsocketError::Interrupted),
-            Err(nix::Error::EINTR) => {}
-            Err(errno) => return Err(RsocketError::System(errno.into())),
-        }
-        self.clear();
-        Ok(())
+        let _ = sys::silence(&*self.fd);
     }
 }

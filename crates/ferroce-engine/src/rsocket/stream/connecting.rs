@@ -12,6 +12,7 @@ use crate::AhAttr;
 use crate::cm::{Bind, ConnectParams, Connection, EventKind, Port, attributes, resolve};
 use crate::rsocket::link::Link;
 use crate::rsocket::listener::{self, Listener, Request};
+use crate::rsocket::waker::Patience;
 use crate::rsocket::{place, service};
 
 impl Stream {
@@ -77,7 +78,7 @@ impl Stream {
         loop {
             let ready =
                 |state: &State| !matches!(&state.role, Role::Listening(listener) if !listener.is_ready());
-            state = self.wait(state, nonblocking, ready)?;
+            state = self.wait(state, Patience::unless(nonblocking), ready)?;
             let Role::Listening(listener) = &mut state.role else { return Err(RsocketError::Closed) };
             if let Some(stream) = listener.take(&self.me) {
                 return Ok(stream);
@@ -85,7 +86,7 @@ impl Stream {
         }
     }
 
-    /// Asks a peer for a connection. If it must not wait, the service makes it.
+    /// Asks a peer for a connection. If it must not wait, the service makes it; if it has to, [`Self::finish_connect`] goes on.
     ///
     /// # Errors
     ///
@@ -105,8 +106,18 @@ impl Stream {
         if nonblocking {
             return Err(RsocketError::InProgress);
         }
+        drop(state);
+        self.finish_connect()
+    }
+
+    /// Waits until a connection that was asked for is there: what [`Self::connect`] does last.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn finish_connect(&self) -> Result<(), RsocketError> {
         let settled = |state: &State| !matches!(state.role, Role::Connecting { .. });
-        let mut state = self.wait(state, false, settled)?;
+        let mut state = self.wait(self.state.lock(), Patience::Suspend, settled)?;
         match state.failure.take() {
             _ if matches!(state.role, Role::Connected) => Ok(()),
             Some(failure) => Err(failure.into()),
