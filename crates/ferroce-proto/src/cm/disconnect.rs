@@ -80,11 +80,18 @@ impl ConnectionManager {
         self.events.retain(|event| event.owner != owner);
     }
 
-    /// The peer's queue pair turns up elsewhere: whatever connected it before is no more.
-    pub(super) fn end_stale(&mut self, now: Instant, old: CommId) {
-        if self.connections.get(&old).is_some_and(|connection| connection.state == State::Established) {
+    /// The peer's queue pair turns up elsewhere: whatever connected it before is no more. Returns false if that may be a lie
+    /// and too many others were believed of late; then nothing happens.
+    pub(super) fn end_stale(&mut self, now: Instant, old: CommId) -> bool {
+        let ends =
+            self.connections.get(&old).is_some_and(|connection| connection.state == State::Established);
+        if ends && !self.stale.take(now) {
+            return false;
+        }
+        if ends {
             self.send_dreq(now, old);
         }
+        true
     }
 
     fn send_dreq(&mut self, now: Instant, id: CommId) {

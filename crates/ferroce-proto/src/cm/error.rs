@@ -41,7 +41,7 @@ pub enum CmDropReason {
     /// The connection's state has no use for it.
     #[error("unexpected in this state")]
     State,
-    /// The listener's backlog, or a limit, is full; the peer tries again.
+    /// The listener's backlog, or a limit, is full, or too many connections ended as stale of late; the peer tries again.
     #[error("no room for another request")]
     Backlog,
     /// Refused with a REJ or a SIDR_REP.

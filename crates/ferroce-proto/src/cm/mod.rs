@@ -12,6 +12,7 @@ mod random;
 mod record;
 mod seen;
 mod sidr;
+mod stale;
 mod table;
 mod types;
 
@@ -35,6 +36,7 @@ use self::connection::{Connection, QpKey, ReqKey};
 use self::listeners::{Ask, Listeners};
 use self::random::Random;
 use self::sidr::Sidr;
+use self::stale::Allowance;
 
 /// All connections, questions and listeners behind one queue pair 1, without I/O.
 ///
@@ -73,6 +75,8 @@ pub struct ConnectionManager {
     outbox: VecDeque<Transmit>,
     events: VecDeque<CmEvent>,
     counters: CmCounters,
+    /// How many more connections may end because a request names their peer's queue pair.
+    stale: Allowance,
 }
 
 /// What a [`ConnectionManager`] is made from.
@@ -107,6 +111,7 @@ impl ConnectionManager {
             outbox: VecDeque::new(),
             events: VecDeque::new(),
             counters: CmCounters::default(),
+            stale: Allowance::default(),
         }
     }
 

@@ -65,7 +65,9 @@ impl ConnectionManager {
         let key = QpKey { remote: from.remote, guid: req.ca_guid, qpn: req.qpn.value() };
         if let Some(old) = self.by_qp.get(&key).copied() {
             // As far as we know that queue pair is connected, or was until just now (IBTA 12.9.8.3.1).
-            self.end_stale(now, old);
+            if !self.end_stale(now, old) {
+                return Err(Refusal::Drop(CmDropReason::Backlog));
+            }
             return Err(Refusal::Rej(RejReason::STALE_CONNECTION));
         }
         Ok(listener)

@@ -9,7 +9,7 @@ use ferroce_proto::cm::{
 };
 use ferroce_wire::cm::{
     About, AprStatus, CmTime, CommId, Ece, Info, Lap, Mad, Message, Mra, PortSpace, PrivateData, Rej,
-    RejReason, Req, Transport,
+    RejReason, Req, Rtu, Transport,
 };
 use ferroce_wire::{Pkey, Psn, Qpn};
 
@@ -176,6 +176,39 @@ fn e5_a_queue_pair_that_turns_up_again_ends_its_old_connection() {
     probe.later(1);
     assert_eq!(probe.event().kind, CmEventKind::TimeWaitOver);
     probe.request(again);
+}
+
+/// A sender that has the peer's address guesses queue pair numbers: only so many guesses count.
+#[test]
+fn e5_only_so_many_connections_end_as_stale_in_a_while() {
+    const ALL: u32 = 300;
+    const AT_ONCE: u32 = 256;
+    let mut probe = Probe::new();
+    let of = |base: u32, n: u32| Req { local_id: CommId(base + n), qpn: Qpn::new(0x100 + n), ..req() };
+    for n in 0..ALL {
+        let id = probe.request(of(1000, n));
+        probe.cm.accept(probe.now, id, &AcceptParams::new(guid(1), Qpn::new(0x9000 + n))).unwrap();
+        let rtu = Rtu { local_id: CommId(1000 + n), remote_id: id, private: PrivateData::EMPTY };
+        probe.give(Message::Rtu(rtu)).unwrap();
+        assert_eq!(probe.event().kind, CmEventKind::Established);
+        probe.out();
+    }
+    let ended =
+        |out: &[Message]| out.iter().filter(|message| matches!(message, Message::Dreq(_))).count() as u32;
+    let mut sum = 0;
+    for n in 0..ALL {
+        let verdict = probe.give(Message::Req(of(5000, n)));
+        let out = probe.out();
+        sum += ended(&out);
+        let (want, answers) =
+            if n < AT_ONCE { (CmDropReason::Refused, 2) } else { (CmDropReason::Backlog, 0) };
+        assert_eq!((verdict, out.len()), (Err(want), answers), "{n}");
+    }
+    assert_eq!(sum, AT_ONCE);
+    // A peer that did start anew repeats itself, and is heard.
+    probe.now += SECOND;
+    assert_eq!(probe.give(Message::Req(of(5000, ALL - 1))), Err(CmDropReason::Refused));
+    assert_eq!(ended(&probe.out()), 1);
 }
 
 #[test]
