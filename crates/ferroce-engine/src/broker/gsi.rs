@@ -122,7 +122,8 @@ impl Gsi {
                     hop_limit: 0,
                     link: Default::default(),
                 };
-                match mad(check.then_some(&mut *icrc), &flow, datagram.bytes) {
+                let honest = is_honest(&self.ends, address.scope_id, &flow);
+                match honest.and_then(|()| mad(check.then_some(&mut *icrc), &flow, datagram.bytes)) {
                     Ok(mad) => {
                         let route =
                             Route { local: address.ip, remote: datagram.source, interface: address.scope_id };
@@ -206,6 +207,20 @@ impl Gsi {
                 end.tx = None;
             }
         }
+    }
+}
+
+/// Refuses a datagram that claims to come from queue pair 1 of this broker and does not. Any program of the host may send
+/// from the host's addresses, but only the broker can send from the port that its own socket is bound to.
+fn is_honest(ends: &BTreeMap<Address, End>, scope_id: u32, flow: &Flow) -> Result<(), &'static str> {
+    let [first, last] = [0, u32::MAX].map(|scope_id| Address { ip: flow.source, scope_id });
+    // The same link-local address on another interface is somebody else's.
+    let there = |own: &Address| own.scope_id == 0 || scope_id == 0 || own.scope_id == scope_id;
+    let mut own = ends.range(first..=last).filter(|(own, _)| there(own)).map(|(_, end)| end).peekable();
+    let none = own.peek().is_none();
+    match none || own.any(|end| end.tx.as_ref().is_some_and(|tx| tx.port() == flow.source_port)) {
+        true => Ok(()),
+        false => Err("claims an address of ours"),
     }
 }
 
