@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod detach;
+mod log;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -90,7 +91,8 @@ fn arguments(mut given: impl Iterator<Item = String>) -> Result<Option<(Role, u6
 fn serve(role: Role, idle: u64) -> ExitCode {
     let level =
         std::env::var("FERROCE_LOG").ok().and_then(|level| level.parse().ok()).unwrap_or(LevelFilter::INFO);
-    tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false).init();
+    let log = log::Log { ours: role == Role::Serve };
+    tracing_subscriber::fmt().with_max_level(level).with_writer(log).with_ansi(false).init();
     let idle = (idle > 0).then(|| Duration::from_secs(idle));
     let bound = Server::raise_descriptor_limit()
         .and_then(|()| Server::bind(&ServerOptions { idle, ..ServerOptions::default() }));

@@ -78,10 +78,13 @@ impl RuntimeDir {
         &self.0
     }
 
-    /// The log of `ferroced`, to be appended to. One that has grown over a megabyte starts anew.
+    /// Octets after which the log starts anew. The earlier one is kept as `ferroced.log.old`, in place of the one before.
+    pub const MOST_LOG: u64 = 1 << 20;
+
+    /// The log of `ferroced`, to be appended to. One that has grown over [`Self::MOST_LOG`] starts anew.
     pub fn log(&self) -> io::Result<File> {
         let path = self.0.join("ferroced.log");
-        if path.symlink_metadata().is_ok_and(|log| log.len() > 1 << 20) {
+        if path.symlink_metadata().is_ok_and(|log| log.len() > Self::MOST_LOG) {
             let _ = std::fs::rename(&path, self.0.join("ferroced.log.old"));
         }
         OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)
