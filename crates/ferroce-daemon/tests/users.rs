@@ -2,22 +2,34 @@
 
 mod common;
 
-use std::process::{Child, Command, Output, Stdio};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use common::{brokers, chain, connect, eventually};
 use ferroce_engine::broker::{BrokerClient, BrokerMode};
 
 const NAME: &str = "programs_of_another_user";
+const UNMAPPED: &str = "users_that_a_user_namespace_does_not_map";
 const NOBODY: &str = "65534";
+/// Two users of the host that nobody is.
+const USERS: [&str; 2] = ["51234", "55555"];
+/// What makes a program of the second look as one of user 65534 to itself, and everybody else as well.
+const AS_NOBODY: [&str; 4] = ["unshare", "--user", "--map-user=65534", "--map-group=65534"];
 
 /// This test in another role, as user 65534 without privileges.
 fn as_nobody(role: &str) -> Child {
+    as_user(NAME, NOBODY, role, &[])
+}
+
+/// A test in another role, as some user without privileges, by way of another program perhaps.
+fn as_user(name: &str, uid: &str, role: &str, by: &[&str]) -> Child {
     Command::new("setpriv")
-        .args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--no-new-privs"])
+        .args(["--reuid", uid, "--regid", uid, "--clear-groups", "--no-new-privs"])
+        .args(by)
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", NAME, "--nocapture"])
+        .args(["--exact", name, "--nocapture"])
         .env("FERROCE_TEST_ROLE", role)
-        .env("FERROCE_RUNTIME_DIR", "/tmp/ferroce-65534-test")
+        .env("FERROCE_RUNTIME_DIR", format!("/tmp/ferroce-{uid}-{name}"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -37,20 +49,58 @@ fn try_lease() {
     }
 }
 
+fn hold() {
+    let client = connect();
+    let lease = client.lease(1).unwrap();
+    println!("\nholding");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    drop((client, lease));
+}
+
+/// Reads what the holder of a slot says until it has it; the rest is to be kept open.
+fn until_it_holds(holder: &mut Child) -> BufReader<ChildStdout> {
+    let mut output = BufReader::new(holder.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("holding") {
+        line.clear();
+        assert_ne!(output.read_line(&mut line).unwrap(), 0, "the holder ended");
+    }
+    output
+}
+
+/// The kernel shows a program of user 65534 in a user namespace each user that this does not map as 65534.
+#[test]
+fn users_that_a_user_namespace_does_not_map() {
+    match std::env::var("FERROCE_TEST_ROLE").as_deref() {
+        Ok("lease") => return try_lease(),
+        Ok("hold") => return hold(),
+        Ok("inside") => {}
+        _ => return outside(UNMAPPED),
+    }
+    // Root's broker raises lo, and makes way.
+    drop(connect());
+    let mut stranger = as_user(UNMAPPED, USERS[0], "hold", &[]);
+    let _output = until_it_holds(&mut stranger);
+    let text = said(as_user(UNMAPPED, USERS[1], "lease", &AS_NOBODY));
+    if text.contains("Operation not permitted") {
+        println!("skipped the rest: users may not make user namespaces here");
+        return;
+    }
+    assert!(text.contains("of a user whom this user namespace does not map: stop it"), "{text}");
+    drop(stranger.stdin.take());
+    stranger.wait().unwrap();
+    // A broker of the same namespace is trusted, by the program that started it; root's would be, were it mapped.
+    let text = said(as_user(UNMAPPED, USERS[1], "lease", &AS_NOBODY));
+    assert!(text.contains("leased [1] as uid 65534"), "{text}");
+}
+
 #[test]
 fn programs_of_another_user() {
     match std::env::var("FERROCE_TEST_ROLE").as_deref() {
         Ok("lease") => return try_lease(),
-        Ok("hold") => {
-            let client = connect();
-            let lease = client.lease(1).unwrap();
-            println!("\nholding");
-            std::io::stdin().read_line(&mut String::new()).unwrap();
-            drop((client, lease));
-            return;
-        }
+        Ok("hold") => return hold(),
         Ok("inside") => {}
-        _ => return outside(),
+        _ => return outside(NAME),
     }
     // Root's programs hold the namespace: somebody else's get a sentence.
     let root = connect();
@@ -65,12 +115,7 @@ fn programs_of_another_user() {
     assert!(text.contains("leased [1] as uid 65534"), "{text}");
     // And the other way: root does not trust somebody else's broker.
     let mut holder = as_nobody("hold");
-    let mut output = std::io::BufReader::new(holder.stdout.take().unwrap());
-    let mut line = String::new();
-    while !line.starts_with("holding") {
-        line.clear();
-        assert_ne!(std::io::BufRead::read_line(&mut output, &mut line).unwrap(), 0, "{}", said(holder));
-    }
+    let _output = until_it_holds(&mut holder);
     let error = BrokerClient::connect(BrokerMode::Auto).unwrap_err();
     let text = chain(&error);
     assert!(text.contains("of uid 65534: stop it, or run in a network namespace of your own"), "{text}");
@@ -82,19 +127,19 @@ fn programs_of_another_user() {
 }
 
 /// A network namespace without a user namespace, in which there are two users.
-fn outside() {
+fn outside(name: &str) {
     let mut probe = Command::new("unshare");
     probe.args(["-n", "setpriv", "--reuid", NOBODY, "--clear-groups"]);
     probe.arg(std::env::current_exe().unwrap()).arg("--list").stdout(Stdio::null()).stderr(Stdio::null());
     if !nix::unistd::geteuid().is_root() || !probe.status().is_ok_and(|status| status.success()) {
-        println!("skipped {NAME}: needs root, unshare, setpriv, and a build that user {NOBODY} can read");
+        println!("skipped {name}: needs root, unshare, setpriv, and a build that user {NOBODY} can read");
         return;
     }
-    let runtime = std::env::temp_dir().join(format!("ferroce-test-{}-users", std::process::id()));
+    let runtime = std::env::temp_dir().join(format!("ferroce-test-{}-{name}", std::process::id()));
     let status = Command::new("unshare")
         .args(["-n", "--pid", "--fork", "--kill-child", "--mount-proc"])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", NAME, "--nocapture"])
+        .args(["--exact", name, "--nocapture"])
         .env("FERROCE_TEST_ROLE", "inside")
         .env("FERROCE_RUNTIME_DIR", &runtime)
         .env("FERROCE_DAEMON", env!("CARGO_BIN_EXE_ferroced"))
@@ -103,6 +148,8 @@ fn outside() {
         .status()
         .unwrap();
     let _ = std::fs::remove_dir_all(&runtime);
-    let _ = std::fs::remove_dir_all("/tmp/ferroce-65534-test");
+    for uid in [NOBODY, USERS[0], USERS[1]] {
+        let _ = std::fs::remove_dir_all(format!("/tmp/ferroce-{uid}-{name}"));
+    }
     assert!(status.success(), "inside the namespace, see above");
 }
