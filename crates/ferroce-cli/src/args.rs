@@ -100,6 +100,17 @@ pub enum Object {
     /// What the broker of this network namespace does, and for which programs; it is not started for that.
     #[command(alias = "s")]
     Status,
+    /// Ends the broker of this network namespace.
+    ///
+    /// The next program that needs a broker starts another one. Links are there again with that one, except those that
+    /// were made with --no-persist. If programs use the broker, nothing happens and the exit status is 1; if no broker runs,
+    /// the exit status is 0.
+    #[command(after_help = "Example:\n  ferroce stop")]
+    Stop {
+        /// Ends it even if programs use it. They start another one and go on.
+        #[arg(long)]
+        force: bool,
+    },
     /// What holds for all devices of this network namespace.
     #[command(infer_subcommands = true)]
     System {

@@ -10,7 +10,7 @@ use ferroce_ipc::ledger::LedgerReader;
 use ferroce_ipc::trust::Files;
 use ferroce_ipc::{
     BROKER_NAME, Client, CmIdEntry, DeviceInfo, LeaseEntry, MINOR_LEDGER, MINOR_NETDEVS, MINOR_SETTINGS,
-    Message, NetdevInfo, Peer, Setting, Status,
+    MINOR_STOP, Message, NetdevInfo, Peer, Setting, Status,
 };
 
 /// How long the broker may take to start, or for an answer.
@@ -34,6 +34,28 @@ pub fn status() -> Result<(Status, Vec<DeviceInfo>)> {
     match client.request(&Message::GetStatus, LIMIT)? {
         (Message::Status(status), _) => Ok((status, devices)),
         (other, _) => bail!("ferroced answered a question for its state with {other:?}"),
+    }
+}
+
+/// Ends the broker that runs, and waits until it has ended: its process id, or `None` if there is none.
+pub fn stop(force: bool) -> Result<Option<u32>> {
+    let mut client = match Client::connect(BROKER_NAME, "", LIMIT) {
+        Err(error) if error.is_leaving() => return Ok(None),
+        other => other?,
+    };
+    let (pid, broker) = (client.peer().pid, client.broker());
+    ensure!(
+        broker.minor >= MINOR_STOP,
+        "the ferroced that runs ({}) is older than this command: kill {pid}",
+        broker.build
+    );
+    match client.request(&Message::Stop { force }, LIMIT)? {
+        (Message::Done, _) => {}
+        (other, _) => bail!("ferroced answered a request with {other:?}"),
+    }
+    match client.more(LIMIT) {
+        Err(error) if error.is_leaving() => Ok(Some(pid)),
+        _ => bail!("ferroced, process {pid}, was told to end and has not yet"),
     }
 }
 

@@ -22,6 +22,7 @@ mod select;
 mod settings;
 mod statistic;
 mod status;
+mod stop;
 mod system;
 mod tc;
 
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
             Ok(status) => return status,
             Err(error) => Err(error),
         },
+        Object::Stop { force } => stop::run(force, args.style),
         Object::Status => {
             broker::status().and_then(|(found, devices)| status::print(found, &devices, args.style))
         }
@@ -180,6 +182,8 @@ mod tests {
             "stati sh link fr0/1",
             "stat qp show",
             "-j status",
+            "stop",
+            "-j stop --force",
             "doctor",
             "-j doc",
             "doctor /usr/bin/ibv_devinfo",

@@ -369,6 +369,113 @@ fn a_broker_that_may_open_too_few_files_refuses_to_start() {
     });
 }
 
+/// What `ferroce stop` asks for.
+#[test]
+fn a_broker_ends_when_told_to() {
+    isolated("a_broker_ends_when_told_to", || {
+        let stop = |force| {
+            let mut asker = Client::connect(BROKER_NAME, "", Duration::from_secs(1)).unwrap();
+            let answer = asker.request(&Message::Stop { force }, Duration::from_secs(1))?.0;
+            let end = asker.more(Duration::from_secs(5)).unwrap_err();
+            assert!(end.is_leaving(), "{end}");
+            Ok::<_, ferroce_ipc::ClientError>(answer)
+        };
+        let program = connect();
+        let lease = program.lease(1).unwrap();
+        let first = brokers();
+        let refused = stop(false).unwrap_err().to_string();
+        assert!(refused.contains(&format!("in use by process {} (", std::process::id())), "{refused}");
+        // The program goes on with the next one, and with its slot.
+        assert_eq!(stop(true).unwrap(), Message::Done);
+        assert_eq!(program.lease(1).unwrap().slots, [2]);
+        let next = brokers();
+        assert!(next != first && next.len() == 1, "{first:?}, {next:?}");
+        drop((program, lease));
+        eventually("nobody uses it", || stop(false).is_ok());
+        eventually("it ends", || brokers().is_empty());
+    });
+}
+
+#[test]
+fn the_log_is_bounded_while_the_broker_runs() {
+    isolated("the_log_is_bounded_while_the_broker_runs", || {
+        let dir = std::path::PathBuf::from(std::env::var_os("FERROCE_RUNTIME_DIR").unwrap());
+        let (log, old) = (dir.join("ferroced.log"), dir.join("ferroced.log.old"));
+        let size = |path: &std::path::Path| path.metadata().map_or(0, |file| file.len());
+        drop(connect());
+        for round in 0..3 {
+            let file = std::fs::File::options().write(true).open(&log).unwrap();
+            file.set_len(size(&log) + (1 << 20)).unwrap();
+            // Each greeting is a line (FERROCE_LOG=debug).
+            drop(connect());
+            eventually("a new log", || size(&log) > 0 && size(&log) < 1 << 20);
+            assert!(size(&old) > 1 << 20, "round {round}: {}", size(&old));
+        }
+        // Where no file can be made the log begins anew in place.
+        std::fs::remove_file(&old).unwrap();
+        std::fs::create_dir(&old).unwrap();
+        std::fs::File::options().write(true).open(&log).unwrap().set_len(3 << 20).unwrap();
+        drop(connect());
+        eventually("it is short again", || size(&log) > 0 && size(&log) < 1 << 20);
+        assert_eq!(brokers().len(), 1);
+    });
+}
+
+/// A link keeps the broker, and with it the network namespace, only while somebody can come to the namespace.
+#[test]
+fn a_broker_with_a_link_ends_with_its_namespace() {
+    const NAME: &str = "a_broker_with_a_link_ends_with_its_namespace";
+    if in_role() {
+        let started =
+            Command::new(env!("CARGO_BIN_EXE_ferroced")).args(["--detach", "--idle", "1"]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&started.stdout), "ready\n");
+        ip("link add va type veth peer name vb");
+        let mut admin = Client::connect(BROKER_NAME, "", Duration::from_secs(1)).unwrap();
+        let link = Message::LinkAdd {
+            name: "fr1".to_owned(),
+            kind: ferroce_ipc::LinkKind::Roce,
+            netdev: "va".to_owned(),
+            transient: true,
+        };
+        eventually("the broker sees va", || {
+            matches!(admin.request(&link, Duration::from_secs(1)), Ok((Message::Done, _)))
+        });
+        return;
+    }
+    isolated(NAME, || {
+        if !ip("link show lo") {
+            return;
+        }
+        let name =
+            std::path::PathBuf::from(std::env::var_os("FERROCE_RUNTIME_DIR").unwrap()).with_extension("net");
+        std::fs::write(&name, "").unwrap();
+        let run = |first: &str| {
+            let output = Command::new("unshare")
+                .args(["-n", "sh", "-c", &format!("{first}; exec \"$@\""), "sh"])
+                .arg(std::env::current_exe().unwrap())
+                .args(["--exact", NAME, "--nocapture", "--test-threads=1"])
+                .env("FERROCE_TEST_ROLE", "admin")
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+            said
+        };
+        run(&format!("mount --bind /proc/self/ns/net {}", name.display()));
+        let said = run("sleep 60 </dev/null >/dev/null 2>&1 & echo child $!");
+        let child = said.lines().find_map(|line| line.strip_prefix("child ")).unwrap().parse().unwrap();
+        // They look once a second.
+        std::thread::sleep(Duration::from_millis(3500));
+        assert_eq!(brokers().len(), 2, "one namespace has a name, the other a process");
+        kill(child);
+        eventually("nobody can come to the second one any more", || brokers().len() == 1);
+        let unmounted = Command::new("umount").arg(&name).status().unwrap();
+        assert!(unmounted.success());
+        eventually("nor to the first", || brokers().is_empty());
+        std::fs::remove_file(&name).unwrap();
+    });
+}
+
 /// The `ip` program; without it the test says so and passes.
 fn ip(arguments: &str) -> bool {
     match Command::new("ip").args(arguments.split(' ')).status() {

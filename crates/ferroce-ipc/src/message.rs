@@ -26,7 +26,7 @@ pub const MAJOR: u16 = 1;
 /// shall be packets.
 pub const SHOW_MADS: u64 = 1;
 /// Minor version: grows with every new message kind or field.
-pub const MINOR: u16 = 8;
+pub const MINOR: u16 = 9;
 /// The minor version since which there are connections.
 pub const MINOR_CONNECTIONS: u16 = 1;
 /// The minor version since which a [`Message::Cm`] with id 0 is done without an answer.
@@ -41,6 +41,8 @@ pub const MINOR_LEDGER: u16 = 4;
 pub const MINOR_PORT_BLOCKS: u16 = 5;
 /// The minor version since which there are rings.
 pub const MINOR_RINGS: u16 = 7;
+/// The minor version since which there is [`Message::Stop`].
+pub const MINOR_STOP: u16 = 9;
 /// Longest message, in bytes.
 pub const MAX_MESSAGE: usize = 65_536;
 
@@ -162,6 +164,11 @@ pub enum Message {
     },
     /// The memory of [`crate::ring::Rings`].
     Rings,
+    /// Ends the broker. Answered by [`Message::Done`], and then by the end of the connection; since minor version 9.
+    Stop {
+        /// Even if other programs use it. They find or start another one and go on.
+        force: bool,
+    },
 }
 
 /// The first message of both ends.
@@ -428,6 +435,7 @@ impl Message {
             Self::CmNews(_) => 19,
             Self::LinkSet { .. } => 20,
             Self::OpenRings { .. } => 21,
+            Self::Stop { .. } => 23,
             Self::Rings => 22,
             Self::ListNetdevs => 30,
             Self::Netdevs(_) => 31,

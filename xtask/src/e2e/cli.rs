@@ -81,6 +81,13 @@ fn status(bed: &Bed) -> Result<()> {
     let pid = netns::brokers().first().map(|pid| Value::from(pid.as_raw()));
     ensure!(json.pointer("/broker/pid") == pid.as_ref(), "{json}");
     ensure!(json.pointer("/cm/cm_rx_msgs/req") == Some(&Value::from(0)), "{json}");
+    let json: Value = serde_json::from_str(&says(bed, "-j stop", 0, "")?)?;
+    ensure!(json.pointer("/0/pid") == pid.as_ref(), "{json}");
+    ensure!(netns::brokers().is_empty(), "it runs still");
+    says(bed, "-j stop --force", 0, "[]")?;
+    says(bed, "run -- ibv_devices", 0, "fr0")?;
+    says(bed, "stop", 0, " stopped")?;
+    says(bed, "run -- ibv_devices", 0, "fr0")?;
     Ok(())
 }
 

@@ -37,6 +37,8 @@ const SURVIVORS: Duration = Duration::from_millis(1500);
 const UNKNOWN: Duration = Duration::from_secs(5);
 /// Devices in one client's view; its GIDs are as many as a message then has room for.
 const MOST_DEVICES: usize = 256;
+/// Programs that a refusal names.
+const MOST_NAMED: usize = 5;
 /// Slots of one program.
 const MOST_SLOTS: usize = 16;
 
@@ -89,6 +91,7 @@ pub struct Broker<W: World> {
     leaving: bool,
     /// A descriptor could not be had.
     exhausted: bool,
+    stopped: bool,
     cm: Cm,
     survivors: Survivors,
     ledgers: Ledgers,
@@ -151,6 +154,7 @@ impl<W: World> Broker<W> {
             waiting: Vec::new(),
             leaving: false,
             exhausted: false,
+            stopped: false,
             cm,
             survivors: Survivors::default(),
             ledgers: Ledgers::default(),
@@ -168,7 +172,7 @@ impl<W: World> Broker<W> {
 
     /// Whether nobody needs this broker: no connection, no slot that is or may be held, no link that somebody configured.
     pub fn is_idle(&self) -> bool {
-        self.clients.is_empty() && self.serves_nobody() && self.cm.is_idle()
+        self.is_unused() && self.serves_nobody()
     }
 
     /// Whether it made way for another user's program, and nobody has needed it since.
@@ -179,6 +183,16 @@ impl<W: World> Broker<W> {
     /// Whether it has too few descriptors to serve anybody: one that another program starts may have more.
     pub fn is_exhausted(&self) -> bool {
         self.exhausted && self.serves_nobody()
+    }
+
+    /// Whether it was told to end.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// Whether nobody uses this broker, although it may have links.
+    pub fn is_unused(&self) -> bool {
+        self.clients.is_empty() && self.slots.all_free() && self.cm.is_idle()
     }
 
     /// The server found no descriptor for a connection.
@@ -445,6 +459,7 @@ impl<W: World> Broker<W> {
             Message::ListNetdevs => Ok(Some(Message::Netdevs(self.netdevs()))),
             Message::OpenRings { v2 } => self.open_rings(client, id, v2, descriptors).map(|()| None),
             Message::GetStatus => Ok(Some(Message::Status(self.status()))),
+            Message::Stop { force } => self.stop(client, force).map(|()| Some(Message::Done)).map_err(Some),
             Message::Report(counts) => {
                 if let Some(known) = self.clients.get_mut(&client) {
                     known.resources = counts;
@@ -482,6 +497,29 @@ impl<W: World> Broker<W> {
             | Message::LedgerOf(_)
             | Message::CmIds { .. } => Err(None),
         }
+    }
+
+    /// Ends the broker as soon as the answer is sent, unless others use it and it is not to be `force`d.
+    fn stop(&mut self, asker: ClientId, force: bool) -> Result<(), Refusal> {
+        let others = self.clients.iter().filter(|(id, _)| **id != asker);
+        let mut users: Vec<u32> = others.map(|(_, client)| client.peer.pid).collect();
+        users.sort_unstable();
+        users.dedup();
+        if !force && (!users.is_empty() || !self.slots.all_free()) {
+            let names: Vec<String> = users
+                .iter()
+                .take(MOST_NAMED)
+                .map(|pid| format!("process {pid} ({})", self.world.command(*pid)))
+                .collect();
+            let users =
+                if names.is_empty() { "a program that is stopped".to_owned() } else { names.join(", ") };
+            let sentence = format!(
+                "ferroced is in use by {users}: end these programs first, or use ferroce stop --force, which they outlive"
+            );
+            return Err(refusal(RefusalCode::Busy, sentence));
+        }
+        self.stopped = true;
+        Ok(())
     }
 
     /// Forgets a client and closes its connection; its slots wait for its process.

@@ -19,6 +19,7 @@ mod gsi;
 mod holder;
 mod link_file;
 mod logic;
+mod namespace;
 mod netdev;
 mod parking;
 mod ports;

@@ -20,7 +20,7 @@ use super::rtnetlink::{self, Monitor};
 use super::runtime_dir::{RuntimeDir, random_guid};
 use super::switch::{Switch, ToGsi};
 use super::world::{Kernel, secret};
-use super::{ClientId, ProcessId, holder, refusal};
+use super::{ClientId, ProcessId, holder, namespace, refusal};
 use crate::fork::Guarded;
 
 /// Messages that one client may leave unread before it is given up.
@@ -110,6 +110,8 @@ pub struct Server {
     idle_since: Option<Instant>,
     /// Since when it makes way for another user's program.
     leaving_since: Option<Instant>,
+    /// While nobody uses it: when to look next whether its network namespace is deserted, and whether it was so last.
+    unused: Option<(Instant, bool)>,
     stop: Arc<Guarded<OwnedFd>>,
     buffer: Vec<u8>,
     /// Taken from `gsi` and not yet looked at.
@@ -186,6 +188,7 @@ impl Server {
             idle: options.idle,
             idle_since: Some(Instant::now()),
             leaving_since: None,
+            unused: None,
             stop: Arc::new(Guarded::new(stop)),
             buffer: Vec::new(),
             mads: VecDeque::new(),
@@ -263,6 +266,10 @@ impl Server {
     }
 
     fn is_over(&mut self, now: Instant) -> bool {
+        if self.broker.is_stopped() {
+            info!("told to end");
+            return true;
+        }
         let Some(idle) = self.idle else { return false };
         if self.broker.is_exhausted() {
             error!(
@@ -280,12 +287,33 @@ impl Server {
         self.leaving_since = None;
         if !self.broker.is_idle() {
             self.idle_since = None;
-            return false;
+            return self.is_deserted(now, idle);
         }
+        self.unused = None;
         let since = *self.idle_since.get_or_insert(now);
         let over = now.saturating_duration_since(since) >= idle;
         if over {
             info!("nobody has needed this broker for {} s: it ends", idle.as_secs());
+        }
+        over
+    }
+
+    /// Whether only this broker, for the sake of links that nobody uses, keeps its network namespace alive. Looks twice, so
+    /// that a process that starts another one and ends is not overlooked.
+    fn is_deserted(&mut self, now: Instant, period: Duration) -> bool {
+        if !self.broker.is_unused() {
+            self.unused = None;
+            return false;
+        }
+        let (at, before) = self.unused.get_or_insert((now + period, false));
+        if now < *at {
+            return false;
+        }
+        let deserted = namespace::is_deserted();
+        let over = deserted && *before;
+        (*at, *before) = (now + period, deserted);
+        if over {
+            info!("nobody is left in this network namespace: its broker ends");
         }
         over
     }
@@ -311,7 +339,8 @@ impl Server {
         }
         let mut deadline = self.broker.deadline();
         let idle_end = self.idle.zip(self.idle_since).map(|(idle, since)| since + idle);
-        let left = self.leaving_since.map(|since| since + MAKING_WAY);
+        let left = self.leaving_since.map(|since| since + MAKING_WAY).into_iter();
+        let left = left.chain(self.unused.map(|(at, _)| at));
         for end in self.links.values().filter_map(|link| link.closing).chain(idle_end).chain(left) {
             deadline = Some(deadline.map_or(end, |deadline| deadline.min(end)));
         }

@@ -89,6 +89,7 @@ impl Message {
             Self::Devices(devices) => return encode_devices(devices, w),
             Self::Lease(count) => w.u8(*count),
             Self::OpenRings { v2 } => w.u8(u8::from(*v2)),
+            Self::Stop { force } => w.u8(u8::from(*force)),
             Self::Leased(leased) => {
                 let notice = clipped(&leased.notice, 1024);
                 w.u16(leased.addresses);
@@ -278,6 +279,7 @@ impl Message {
             }
             21 => Self::OpenRings { v2: body.bool("v2")? },
             22 => Self::Rings,
+            23 => Self::Stop { force: body.bool("force")? },
             30 => Self::ListNetdevs,
             31 => Self::Netdevs(netdevs::decode(body, tail)?),
             32 => Self::LinkStart,

@@ -148,6 +148,7 @@ fn all() -> Vec<Message> {
         },
         Message::OpenRings { v2: true },
         Message::Rings,
+        Message::Stop { force: true },
         Message::ListNetdevs,
         Message::Netdevs(vec![
             NetdevInfo {

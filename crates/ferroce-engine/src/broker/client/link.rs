@@ -442,7 +442,8 @@ impl Inner {
             | Message::GetCmIds(_)
             | Message::Report(_)
             | Message::Cm(_)
-            | Message::OpenRings { .. } => return Some(ClientError::Unexpected),
+            | Message::OpenRings { .. }
+            | Message::Stop { .. } => return Some(ClientError::Unexpected),
         }
         None
     }

@@ -448,6 +448,34 @@ fn programs_of_other_users_get_a_sentence() {
 }
 
 #[test]
+fn it_ends_when_told_to_unless_others_use_it() {
+    let answer = |bench: &mut Bench, client, force| {
+        bench.say(client, Message::Stop { force }, vec![]).pop().unwrap().1
+    };
+    let mut bench = Bench::loopback();
+    bench.connect(1, 101);
+    bench.lease(1, 1).unwrap();
+    bench.connect(2, 102);
+    let Message::Refused(busy) = answer(&mut bench, 2, false) else { panic!("a program has a slot") };
+    assert_eq!(busy.code, RefusalCode::Busy);
+    assert!(busy.sentence.contains("process 101 (program101)"), "{}", busy.sentence);
+    bench.say(1, Message::Release(vec![]), vec![]);
+    assert!(matches!(answer(&mut bench, 2, false), Message::Refused(_)), "it is connected still");
+    // Its connection is gone and its slot is not, because it may come back.
+    bench.lease(1, 1).unwrap();
+    bench.broker.disconnected(bench.now, ClientId(1));
+    assert!(matches!(answer(&mut bench, 2, false), Message::Refused(_)));
+    assert!(!bench.broker.is_stopped());
+    assert_eq!(answer(&mut bench, 2, true), Message::Done);
+    assert!(bench.broker.is_stopped());
+
+    let mut idle = Bench::loopback();
+    idle.connect(1, 101);
+    assert_eq!(answer(&mut idle, 1, false), Message::Done);
+    assert!(idle.broker.is_stopped());
+}
+
+#[test]
 fn a_broker_without_descriptors_ends_unless_it_serves_somebody() {
     let mut bench = Bench::loopback();
     bench.connect(1, 101);
