@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::{CqInit, CqPoll, WorkCompletion};
+use ferroce_engine::{CqInit, CqPoll, WallClock, WorkCompletion};
 use ferroce_wire::Instant;
 use parking_lot::Mutex;
 
@@ -20,12 +20,17 @@ pub(crate) struct Cursor {
     poll: Mutex<Option<CqPoll>>,
     /// What the `read_*` functions read.
     current: UnsafeCell<Current>,
+    wall_clock: UnsafeCell<WallClock>,
 }
 
 impl Default for Cursor {
     fn default() -> Self {
         let current = Current { completion: EMPTY, at: Instant::from_nanos(0) };
-        Self { poll: Mutex::new(None), current: UnsafeCell::new(current) }
+        Self {
+            poll: Mutex::new(None),
+            current: UnsafeCell::new(current),
+            wall_clock: UnsafeCell::new(WallClock::default()),
+        }
     }
 }
 
@@ -36,7 +41,7 @@ struct Current {
     at: Instant,
 }
 
-// SAFETY: `current` is written and read only between start_poll and end_poll, by the one thread that the engine lets
+// SAFETY: `current` and `wall_clock` are written and read only between start_poll and end_poll, by the one thread that the engine lets
 // in. A program that reads outside of them gets some completion: every value of the type is plain data.
 unsafe impl Sync for Cursor {}
 // SAFETY: the engine's lock inside `CqPoll` may be released by any thread (parking_lot, feature send_guard).
@@ -51,6 +56,18 @@ impl Cursor {
     fn current(&self) -> Current {
         // SAFETY: see the type.
         unsafe { *self.current.get() }
+    }
+
+    /// A polling begins.
+    fn begin(&self) {
+        // SAFETY: see the type.
+        unsafe { (*self.wall_clock.get()).begin() };
+    }
+
+    /// When the current completion came to be, in nanoseconds since 1970.
+    fn wall_time(&self) -> u64 {
+        // SAFETY: see the type.
+        unsafe { (*self.wall_clock.get()).time(self.current().at) }
     }
 
     /// Makes `completion` the current one, here and in the members that programs read themselves.
@@ -181,6 +198,7 @@ unsafe extern "C" fn start_poll(cq: *mut abi::ibv_cq_ex, attr: *mut abi::ibv_pol
         let Some((poll, first)) = live.engine.begin_poll()? else { return Ok(libc::ENOENT) };
         let at = poll.completed_at();
         *handle.extra.poll.lock() = Some(poll);
+        handle.extra.begin();
         handle.extra.set(cq, first, at);
         Ok(0)
     })
@@ -255,10 +273,11 @@ unsafe extern "C" fn read_completion_ts(cq: *mut abi::ibv_cq_ex) -> u64 {
     unsafe { current(cq) }.at.as_nanos()
 }
 
-/// Nanoseconds since 1970, by the difference of the two clocks now.
+/// Nanoseconds since 1970, by the difference of the two clocks in this polling. It never decreases from one completion of
+/// the queue to the next.
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut abi::ibv_cq_ex) -> u64 {
     // SAFETY: C calls it with the queue that it is a member of.
-    ferroce_engine::wall_clock(unsafe { current(cq) }.at)
+    unsafe { CqHandle::from_c(cq) }.map_or(0, |handle| handle.extra.wall_time())
 }
 
 /// Members that are 0 on RoCE, or here: packets bring no VLAN tag, rules of `ibv_create_flow` no flow tag.

@@ -56,6 +56,7 @@ mod sys;
 pub mod sysfs;
 mod transmit;
 mod tx;
+mod wall_clock;
 mod xrc;
 
 /// The atomics of [`handover`]; its test puts loom's in their place.
@@ -94,5 +95,6 @@ pub use qp::{Qp, QpShare};
 pub use send_batch::SendBatch;
 pub use sleep::{Held, Sleep};
 pub use srq::{Srq, SrqInit};
-pub use sys::{Uncancellable, wall_clock};
+pub use sys::Uncancellable;
+pub use wall_clock::WallClock;
 pub use xrc::{Inode, Xrcd, XrcdInit};

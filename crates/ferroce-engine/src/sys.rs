@@ -20,13 +20,6 @@ pub(crate) fn now() -> Instant {
     }
 }
 
-/// What the wall clock showed at `at` of the monotonic one, in nanoseconds since 1970, by the difference of both now.
-pub fn wall_clock(at: Instant) -> u64 {
-    let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_nanos());
-    let ago = now().as_nanos().saturating_sub(at.as_nanos());
-    u64::try_from(wall).unwrap_or(u64::MAX).saturating_sub(ago)
-}
-
 /// Runs `child` in every process that this one forks, before `fork` returns there.
 ///
 /// Called at most once per program, see [`crate::fork`].

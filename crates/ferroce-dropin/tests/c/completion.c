@@ -79,7 +79,7 @@ static void every_member_is_there(void)
 	to_rts(&timed, sender.qp->qp_num);
 	for (int i = 0; i < 3; i++)
 		post_receive(&timed, 100 + i, 0, 64);
-	uint64_t raw = raw_clock(), wall = clock_ns(CLOCK_REALTIME), last = 0;
+	uint64_t raw = raw_clock(), wall = clock_ns(CLOCK_REALTIME), last = 0, last_wall = 0;
 
 	for (int i = 0; i < 3; i++)
 		CHECK(post(&sender, IBV_WR_SEND_WITH_IMM, i, 0, 8 + i, &timed, 0, IBV_SEND_SIGNALED) == 0);
@@ -103,6 +103,9 @@ static void every_member_is_there(void)
 			CHECK(at >= raw && at <= raw_clock() && at >= last);
 			/* The wall clock may be stepped, but not by a minute in a test. */
 			CHECK(wall_at + MINUTE > wall && wall_at < clock_ns(CLOCK_REALTIME) + MINUTE);
+			/* The same twice, and never less than the completion before. */
+			CHECK(ibv_wc_read_completion_wallclock_ns(cq) == wall_at && wall_at >= last_wall);
+			last_wall = wall_at;
 			last = at;
 			i++;
 		} while (ibv_next_poll(cq) == 0);
