@@ -245,9 +245,9 @@ impl Srq {
 }
 
 impl ReceiveSupply for Srq {
-    fn take(&self, wqe: &mut RecvWqe) -> Taken {
+    fn take(&self, wqe: &mut RecvWqe, least: u64) -> Taken {
         let mut core = self.core.lock();
-        let taken = core.queue.take(wqe);
+        let taken = core.queue.take(wqe, least);
         self.report(&mut core);
         taken
     }

@@ -300,7 +300,7 @@ impl XrcDomain for XrcCore {
     }
 
     fn take(&self, number: SrqNumber, wqe: &mut RecvWqe) -> Taken {
-        self.with(number, |srq, _| srq.take(wqe)).unwrap_or(Taken::Empty)
+        self.with(number, |srq, _| srq.take(wqe, 0)).unwrap_or(Taken::Empty)
     }
 
     fn max_sge(&self) -> u32 {

@@ -77,12 +77,8 @@ fn a8_every_member_that_can_gets_exactly_one_copy() {
     post(&sender, &ah, QKEY, 1, 100);
     for (index, member) in members.iter().enumerate() {
         match index {
-            1 | 2 => {}
-            4 => {
-                let completion = member.complete();
-                assert_eq!((completion.wr_id, completion.status), (1, WcStatus::LocLenErr));
-                assert_eq!(member.qp.state(), QpState::Rts);
-            }
+            // The datagram is longer than the WQE of 4, which it leaves alone.
+            1 | 2 | 4 => assert_eq!(member.qp.state(), QpState::Rts),
             _ => {
                 let got = member.expect(1, WcOpcode::Recv);
                 assert_eq!((got.byte_len, got.src_qp, got.grh), (140, sender.qp.qpn(), true));

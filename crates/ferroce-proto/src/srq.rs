@@ -88,12 +88,13 @@ impl SharedReceiveQueue {
         self.ring.post(wr)
     }
 
-    /// Moves the oldest WQE into `wqe`; first in, first out, whichever queue pair asks (IBTA 10.2.9.5).
-    pub fn take(&mut self, wqe: &mut RecvWqe) -> Taken {
+    /// Moves the oldest WQE into `wqe` if it holds `least` octets; first in, first out, whichever queue pair asks
+    /// (IBTA 10.2.9.5).
+    pub fn take(&mut self, wqe: &mut RecvWqe, least: u64) -> Taken {
         if self.failed {
             return Taken::Failed;
         }
-        let taken = self.ring.take(wqe);
+        let taken = self.ring.take(wqe, least);
         if taken == Taken::Wqe {
             wqe.set_domain(self.domain);
             self.check_limit();

@@ -10,8 +10,9 @@ use crate::{Memory, MemoryError, Sge};
 
 /// A shared receive queue as its queue pairs see it. The implementation locks: queue pairs take from several threads.
 pub trait ReceiveSupply: Debug + Send + Sync {
-    /// Moves the oldest WQE into `wqe`. What was taken is never given back (IBTA 10.2.9.5).
-    fn take(&self, wqe: &mut RecvWqe) -> Taken;
+    /// Moves the oldest WQE into `wqe` if it holds `least` octets; if not, it stays. What was taken is never given back
+    /// (IBTA 10.2.9.5).
+    fn take(&self, wqe: &mut RecvWqe, least: u64) -> Taken;
 
     /// Most SGEs of a WQE it gives.
     fn max_sge(&self) -> u32;
@@ -22,7 +23,7 @@ pub trait XrcDomain: Debug + Send + Sync {
     /// In whose memory the work requests of the domain's queue `number` are; `None` if the domain has no such queue.
     fn domain_of(&self, number: SrqNumber) -> Option<Domain>;
 
-    /// As [`ReceiveSupply::take`], from queue `number`. [`Taken::Empty`] if it has just ended.
+    /// As [`ReceiveSupply::take`], from queue `number`, whatever the WQE holds. [`Taken::Empty`] if it has just ended.
     fn take(&self, number: SrqNumber, wqe: &mut RecvWqe) -> Taken;
 
     /// Most SGEs of a WQE that any of its queues gives.
@@ -61,6 +62,8 @@ pub enum Taken {
     Wqe,
     /// None is there: RC asks the peer to come again, UC and UD drop.
     Empty,
+    /// The oldest holds too little, and stays: UD drops.
+    TooShort,
     /// The queue failed and gives no more.
     Failed,
 }

@@ -49,9 +49,9 @@ impl Receiver {
         if self.completions.len() >= self.max_completions {
             return Err(DropReason::Backlog);
         }
-        match receives.take(&mut self.wqe) {
+        match receives.take(&mut self.wqe, 0) {
             Taken::Wqe => {}
-            Taken::Empty => return Err(DropReason::NoReceiveWqe),
+            Taken::Empty | Taken::TooShort => return Err(DropReason::NoReceiveWqe),
             Taken::Failed => {
                 shared.transition("shared receive queue failed", QpState::Error);
                 return Err(DropReason::LocalFault);

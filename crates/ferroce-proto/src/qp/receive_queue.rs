@@ -6,8 +6,8 @@ use crate::{PostRecvError, RecvWr, Sge};
 
 /// What a responder takes receive WQEs from: the queue pair's own queue or a shared one.
 pub(crate) trait ReceiveSource {
-    /// Moves the oldest WQE into `wqe`. What was taken is never given back.
-    fn take(&mut self, wqe: &mut RecvWqe) -> Taken;
+    /// Moves the oldest WQE into `wqe` if it holds `least` octets; if not, it stays. What was taken is never given back.
+    fn take(&mut self, wqe: &mut RecvWqe, least: u64) -> Taken;
 
     /// Whether the queue that the packet at hand names is there, and is the one that `bound`, the WQE of the message in
     /// progress, came from (IBTA A14). With it, in whose memory to look for remote keys, if not in the queue pair's.
@@ -137,9 +137,13 @@ impl ReceiveQueue {
 }
 
 impl ReceiveSource for ReceiveQueue {
-    fn take(&mut self, wqe: &mut RecvWqe) -> Taken {
+    fn take(&mut self, wqe: &mut RecvWqe, least: u64) -> Taken {
         let Some((wr_id, sges)) = self.front() else { return Taken::Empty };
-        wqe.fill(wr_id, sges, sg::length(sges));
+        let length = sg::length(sges);
+        if length < least {
+            return Taken::TooShort;
+        }
+        wqe.fill(wr_id, sges, length);
         self.head += 1;
         Taken::Wqe
     }

@@ -73,10 +73,10 @@ impl Receives {
 }
 
 impl ReceiveSource for Receives {
-    fn take(&mut self, wqe: &mut RecvWqe) -> Taken {
+    fn take(&mut self, wqe: &mut RecvWqe, least: u64) -> Taken {
         match self {
-            Self::Own(queue) => queue.take(wqe),
-            Self::Shared(supply) => supply.take(wqe),
+            Self::Own(queue) => queue.take(wqe, least),
+            Self::Shared(supply) => supply.take(wqe, least),
             Self::Named { xrcd, number, .. } => {
                 let taken = xrcd.take(*number, wqe);
                 wqe.queue = Some(*number);

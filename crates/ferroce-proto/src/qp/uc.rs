@@ -193,9 +193,9 @@ impl Responder {
     /// A receive WQE for the message: one that waits for it since an earlier message was given up, or the next.
     fn bind(&mut self, receives: &mut impl ReceiveSource) -> Result<(), DropReason> {
         if !self.bound {
-            match receives.take(&mut self.wqe) {
+            match receives.take(&mut self.wqe, 0) {
                 Taken::Wqe => self.bound = true,
-                Taken::Empty => return Err(DropReason::NoReceiveWqe),
+                Taken::Empty | Taken::TooShort => return Err(DropReason::NoReceiveWqe),
                 Taken::Failed => return Err(DropReason::LocalFault),
             }
         }

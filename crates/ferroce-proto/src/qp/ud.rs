@@ -87,20 +87,19 @@ impl Receiver {
         if self.completions.len() >= self.max_completions {
             return Err(DropReason::Backlog);
         }
-        match receives.take(&mut self.wqe) {
+        let header = Flow::GRH_AREA as u64;
+        let length = header + datagram.payload.len() as u64;
+        match receives.take(&mut self.wqe, length) {
             Taken::Wqe => {}
             Taken::Empty => return Err(DropReason::NoReceiveWqe),
+            // Class D of IBTA 9.9.6: dropped, and the WQE serves the next datagram that fits. It is the same with a shared
+            // receive queue, where rxe completes the WQE in error: a sender of long datagrams must not use up what all
+            // queue pairs share.
+            Taken::TooShort => return Err(DropReason::TooLong),
             Taken::Failed => {
                 shared.transition("shared receive queue failed", QpState::Error);
                 return Err(DropReason::LocalFault);
             }
-        }
-        let header = Flow::GRH_AREA as u64;
-        let length = header + datagram.payload.len() as u64;
-        if length > self.wqe.length {
-            // The queue pair lives on: whoever sends too much must not be able to end it.
-            self.completions.push_back(failed(self.wqe.wr_id, WcStatus::LocLenErr, shared.qpn));
-            return Err(DropReason::TooLong);
         }
         let packet = Packet { bth: *bth, op: Operation::Ud(*datagram), icrc: IcrcStatus::Checked };
         let transport_len =

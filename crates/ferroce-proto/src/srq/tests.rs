@@ -16,12 +16,12 @@ fn post(queue: &mut SharedReceiveQueue, wr_id: u64) -> Result<(), PostRecvError>
 
 fn take(queue: &mut SharedReceiveQueue) -> Option<u64> {
     let mut wqe = RecvWqe::new(2);
-    match queue.take(&mut wqe) {
+    match queue.take(&mut wqe, 0) {
         Taken::Wqe => {
             assert_eq!(wqe.length, 16, "all SGEs came along");
             Some(wqe.wr_id())
         }
-        Taken::Empty | Taken::Failed => None,
+        Taken::Empty | Taken::TooShort | Taken::Failed => None,
     }
 }
 
@@ -57,6 +57,20 @@ fn first_in_first_out_and_never_more_than_fit() {
         Err(PostRecvError::TooManySges { given: 3, max: 2 })
     );
     assert!(queue.is_empty());
+}
+
+/// A datagram that is too long for the oldest WQE leaves it, and the limit, as they are.
+#[test]
+fn a_wqe_that_is_too_short_stays() {
+    let mut queue = queue(3);
+    post(&mut queue, 1).unwrap();
+    post(&mut queue, 2).unwrap();
+    modify(&mut queue, None, Some(2)).unwrap();
+    assert_eq!(queue.take(&mut RecvWqe::new(2), 17), Taken::TooShort);
+    assert_eq!((queue.len(), queue.poll_event()), (2, None));
+    let mut wqe = RecvWqe::new(2);
+    assert_eq!((queue.take(&mut wqe, 16), wqe.wr_id()), (Taken::Wqe, 1));
+    assert_eq!(queue.poll_event(), Some(SrqEvent::LimitReached));
 }
 
 /// Once per arming, when a take leaves fewer than the limit.
@@ -148,6 +162,6 @@ fn a_failed_queue_gives_nothing() {
     queue.fail();
     queue.fail();
     assert_eq!((queue.poll_event(), queue.poll_event()), (Some(SrqEvent::Error), None));
-    assert_eq!(queue.take(&mut RecvWqe::new(2)), Taken::Failed);
+    assert_eq!(queue.take(&mut RecvWqe::new(2), 0), Taken::Failed);
     assert_eq!(queue.len(), 1);
 }

@@ -131,8 +131,8 @@ impl Queue {
 }
 
 impl ReceiveSupply for Queue {
-    fn take(&self, wqe: &mut RecvWqe) -> Taken {
-        self.0.lock().unwrap().take(wqe)
+    fn take(&self, wqe: &mut RecvWqe, least: u64) -> Taken {
+        self.0.lock().unwrap().take(wqe, least)
     }
     fn max_sge(&self) -> u32 {
         2
@@ -157,7 +157,7 @@ impl XrcDomain for Xrcd {
     }
     fn take(&self, number: SrqNumber, wqe: &mut RecvWqe) -> Taken {
         let queue = self.0.lock().unwrap().get(&number.value()).map(|(_, queue)| Arc::clone(queue));
-        queue.map_or(Taken::Empty, |queue| queue.take(wqe))
+        queue.map_or(Taken::Empty, |queue| queue.take(wqe, 0))
     }
     fn max_sge(&self) -> u32 {
         2

@@ -141,12 +141,12 @@ impl Responder {
             | Request::WriteLast { imm: Some(_), .. }
             | Request::WriteOnly { imm: Some(_), .. } => {
                 // Once taken it is never given back: whatever is wrong from here on is fatal.
-                match receives.take(&mut self.wqe) {
+                match receives.take(&mut self.wqe, 0) {
                     Taken::Wqe => {
                         self.bound = true;
                         Ok(())
                     }
-                    Taken::Empty => Err(Refusal::RnrNak),
+                    Taken::Empty | Taken::TooShort => Err(Refusal::RnrNak),
                     Taken::Failed => Err(OWN_FAULT),
                 }
             }
