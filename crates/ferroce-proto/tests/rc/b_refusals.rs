@@ -89,6 +89,38 @@ fn b11_send_with_invalidate_of_a_bad_key_is_no_success() {
     assert_eq!(probe.out(), ["nak 0x62 1 msn 1"]);
 }
 
+/// IBTA 11.6.2: a Local Access Error is exactly this, whichever packet carries the immediate data.
+#[test]
+fn b11_write_with_immediate_and_a_bad_key() {
+    let imm = Some(Imm([1, 2, 3, 4]));
+    // A key that never was.
+    let mut probe = Probe::new(Setup::default());
+    probe.post_recv(1, &[]);
+    probe.post_recv(2, &[]);
+    let bad = Reth { va: BASE, rkey: Rkey::new(0xbad), dma_len: 8 };
+    assert_eq!(probe.request(0, Request::WriteOnly { reth: bad, payload: &DATA[..8], imm }), REFUSED);
+    assert_eq!(probe.out(), ["nak 0x62 0 msn 0"]);
+    assert_eq!(probe.recvs(), [(1, WcStatus::LocAccessErr), (2, WcStatus::WrFlushErr)]);
+    assert_eq!(probe.asyncs(), [], "the completion says it");
+    // A region that ends between the first packet and the last.
+    let mut probe = Probe::new(Setup::default());
+    probe.end.mem.register(9, 0, vec![0; 2048]);
+    probe.post_recv(1, &[]);
+    probe.post_recv(2, &[]);
+    let reth = Reth { va: 0, rkey: Rkey::new(9), dma_len: 1032 };
+    probe.quiet_request(0, Request::WriteFirst { reth, payload: &DATA[..1024] }).unwrap();
+    probe.end.mem.deregister(9);
+    assert_eq!(probe.request(1, Request::WriteLast { payload: &DATA[..8], imm }), REFUSED);
+    assert_eq!(probe.out(), ["nak 0x62 1 msn 0"]);
+    assert_eq!(probe.recvs(), [(1, WcStatus::LocAccessErr), (2, WcStatus::WrFlushErr)]);
+    // Without immediate data no receive is in use, and an event says it.
+    let mut probe = Probe::new(Setup::default());
+    probe.post_recv(1, &[]);
+    assert_eq!(probe.request(0, write_only(bad, &DATA[..8])), REFUSED);
+    assert_eq!(probe.recvs(), [(1, WcStatus::WrFlushErr)]);
+    assert_eq!(probe.asyncs(), [AsyncEvent::QpAccessErr]);
+}
+
 #[test]
 fn b12_an_error_completes_one_receive_and_flushes_the_rest_once() {
     let mut probe = Probe::new(Setup::default());

@@ -33,8 +33,10 @@ pub(super) const INVALID: Refusal =
     Refusal::Nak(Fault { code: NakCode::InvalidRequest, status: WcStatus::WrFlushErr });
 pub(super) const TOO_LONG: Refusal =
     Refusal::Nak(Fault { code: NakCode::InvalidRequest, status: WcStatus::LocLenErr });
+/// A key or its range is bad. The only WQE that can be in use then is that of a WRITE with immediate, for which the status
+/// exists (IBTA 11.6.2).
 pub(super) const ACCESS: Refusal =
-    Refusal::Nak(Fault { code: NakCode::RemoteAccessError, status: WcStatus::WrFlushErr });
+    Refusal::Nak(Fault { code: NakCode::RemoteAccessError, status: WcStatus::LocAccessErr });
 /// The key that a send ends is bad. The data is there, but the message is not what its sender meant: an error at both ends.
 pub(super) const BAD_INVALIDATE: Refusal =
     Refusal::Nak(Fault { code: NakCode::RemoteAccessError, status: WcStatus::LocAccessErr });
