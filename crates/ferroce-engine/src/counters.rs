@@ -35,6 +35,7 @@ pub(crate) fn transport_values(of: &Counters) -> [u64; TRANSPORT_COUNTERS.len()]
         rdma_recvs,
         rcvd_ecn_marked,
         rcvd_cnps,
+        spurious_resends,
     }
 }
 

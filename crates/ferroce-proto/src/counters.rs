@@ -43,4 +43,6 @@ pub struct Counters {
     pub rcvd_ecn_marked: u64,
     /// Requester: congestion notifications received (RoCEv2 A17.9).
     pub rcvd_cnps: u64,
+    /// Requester: of `early_resends`, those that proved needless: the peer was late, and nothing was lost.
+    pub spurious_resends: u64,
 }

@@ -133,6 +133,7 @@ pub const TRANSPORT_COUNTERS: &[&str] = &[
     "rdma_recvs",
     "rcvd_ecn_marked",
     "rcvd_cnps",
+    "spurious_resends",
 ];
 
 /// The counters that the kernel's rxe has, in its order. `ack_deferred` and `link_downed` never happen here and are 0.

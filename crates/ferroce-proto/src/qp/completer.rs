@@ -36,6 +36,20 @@ pub(crate) struct Completer {
     gone_back_to: Option<Psn>,
     /// The oldest PSN when a timeout made us probe.
     probed: Psn,
+    /// Early resends of the oldest PSN, which nothing has answered yet.
+    resent: Option<Resent>,
+    /// The last such resends that seemed to be needed; an answer too many shows that they were not.
+    answered: Option<(Psn, Resent)>,
+}
+
+/// Early resends of one packet.
+#[derive(Clone, Copy, Debug)]
+struct Resent {
+    /// When the wait for an answer began.
+    since: Instant,
+    /// The newest of them.
+    at: Instant,
+    count: u32,
 }
 
 /// What the early timer does.
@@ -85,6 +99,8 @@ impl Completer {
             last_progress: Instant::ZERO,
             gone_back_to: None,
             probed: Psn::new(0),
+            resent: None,
+            answered: None,
         }
     }
 
@@ -109,7 +125,7 @@ impl Completer {
 
     /// No timers: nothing is outstanding, or nothing is to be expected.
     pub fn stop(&mut self) {
-        (self.ack_deadline, self.early) = (None, None);
+        (self.ack_deadline, self.early, self.resent) = (None, None, None);
     }
 
     pub fn timeout(&self) -> Option<Instant> {
@@ -139,6 +155,7 @@ impl Completer {
         }
         side.shared.counters.timeouts += 1;
         self.retries += 1;
+        self.resent = None;
         self.check_retries(now, side)?;
         self.arm(now, side.shared);
         self.go_back_probing(side);
@@ -167,6 +184,8 @@ impl Completer {
         self.early = Some((now + wait.min(MAX_EARLY), Early::GiveUp));
         if !side.line.is_quiet() {
             side.shared.counters.early_resends += 1;
+            let count = self.resent.map_or(0, |resent| resent.count) + 1;
+            self.resent = Some(Resent { since: self.last_progress, at: now, count });
             self.go_back_probing(side);
         }
     }
@@ -210,6 +229,9 @@ impl Completer {
             side.requester.grant(msn, credits);
         }
         if ahead < 0 || ahead as u32 >= line.outstanding() {
+            if ahead < 0 {
+                self.answered_twice(now, psn, side.shared);
+            }
             return Err(DropReason::StaleResponse.into());
         }
         match response {
@@ -257,12 +279,44 @@ impl Completer {
             // No more than what was sent again: the others were lost too.
             side.requester.lost(reads > 0);
         }
+        self.judge_resends(now, side.shared);
         self.rtt.answered(oldest, now);
         side.requester.answered(data, reads, self.rtt.is_queueing(), side.shared);
         (self.retries, self.rnr_retries) = (0, 0);
         self.last_progress = now;
         self.gone_back_to = None;
         if side.line.is_quiet() { self.stop() } else { self.arm(now, side.shared) }
+    }
+
+    /// An answer came after early resends. One that answers a resend comes a round trip later. If it comes sooner or much
+    /// later, it answers the original: the peer was late, as one is that has no core, and nothing was lost.
+    fn judge_resends(&mut self, now: Instant, shared: &mut Shared) {
+        let Some(resent) = self.resent.take() else { return };
+        self.answered = None;
+        match self.rtt.is_round_trip(now.saturating_since(resent.at)) {
+            Some(true) => {
+                self.rtt.was_lost();
+                self.answered = Some((self.probed, Resent { at: now, ..resent }));
+            }
+            Some(false) => self.was_late(now, resent, shared),
+            None => {}
+        }
+    }
+
+    /// An answer to what is answered: if it tells of a packet that was just sent again, both copies arrived.
+    fn answered_twice(&mut self, now: Instant, psn: Psn, shared: &mut Shared) {
+        if let Some((probed, resent)) = self.answered.take()
+            && now.saturating_since(resent.at) <= MAX_EARLY
+            && psn.since(probed) >= 0
+        {
+            self.was_late(resent.at, resent, shared);
+        }
+    }
+
+    /// The early resends were needless; the answer came at `answered`.
+    fn was_late(&mut self, answered: Instant, resent: Resent, shared: &mut Shared) {
+        shared.counters.spurious_resends += u64::from(resent.count);
+        self.rtt.was_late(answered, answered.saturating_since(resent.since));
     }
 
     fn handle_nak(
@@ -308,6 +362,7 @@ impl Completer {
             return Err(DropReason::DuplicateNak.into());
         }
         self.gone_back_to = Some(oldest);
+        self.resent = None;
         if !moved {
             self.retries += 1;
             self.check_retries(now, side)?;

@@ -10,6 +10,7 @@ mod c_retries;
 mod crowd;
 mod d_states;
 mod e_interop;
+mod early;
 mod exchange;
 mod goodput;
 mod huge;

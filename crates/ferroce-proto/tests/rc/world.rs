@@ -216,6 +216,8 @@ pub struct World<'r, M> {
     pub ends: [End<M>; 2],
     pub network: Network<'r, Frame>,
     buffer: Vec<u8>,
+    /// Packets to an end that is asleep arrive when it has woken.
+    pub asleep_until: [Instant; 2],
     /// Forget refusals: long runs have many.
     pub quiet: bool,
     /// The newest packets, for a capture if the test fails.
@@ -240,6 +242,7 @@ impl<'r, M: Memory> World<'r, M> {
             ends,
             network: Network::new(Duration::from_micros(10)),
             buffer: vec![0; 64 << 10],
+            asleep_until: [Instant::ZERO; 2],
             quiet: false,
             log: VecDeque::new(),
         }
@@ -258,7 +261,8 @@ impl<'r, M: Memory> World<'r, M> {
                     self.log.pop_front();
                 }
                 self.log.push_back((self.now, frame.clone()));
-                self.network.send(self.now, 1 - side, frame);
+                let to = 1 - side;
+                self.network.send(self.now.max(self.asleep_until[to]), to, frame);
             }
             batch.clear();
         }

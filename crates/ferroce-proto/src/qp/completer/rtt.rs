@@ -10,6 +10,10 @@ const MIN_TIMEOUT: Duration = Duration::from_micros(250);
 const MIN_RECOVERY: Duration = Duration::from_micros(100);
 /// Before anything was measured: at most this.
 const FIRST_TIMEOUT: Duration = Duration::from_millis(20);
+/// The resends of a peer that was late wait this much longer than it was, in parts of four.
+const PATIENCE_QUARTERS: u32 = 5;
+/// Patience with a peer that was not late again is halved after this time.
+const PATIENCE_FADES: Duration = Duration::from_secs(1);
 /// How long the least round trip time is remembered, at most twice.
 const MEMORY: Duration = Duration::from_secs(10);
 /// A round trip may take so much longer than twice the least before it means that queues fill: what a few batches of 64 KiB
@@ -21,6 +25,10 @@ const SLACK: Duration = Duration::from_micros(200);
 pub(crate) struct Rtt {
     estimate: Option<Estimate>,
     sample: Option<(Psn, Instant)>,
+    /// At least this long nothing is resent on mere silence, within bounds: grows when resends prove needless, and shrinks
+    /// when they were needed. RACK's reordering window is adapted in the same way (RFC 8985 section 6.2).
+    patience: Duration,
+    patience_since: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +51,9 @@ impl Rtt {
     pub fn answered(&mut self, oldest: Psn, now: Instant) {
         let Some((_, sent)) = self.sample.take_if(|(psn, _)| oldest.since(*psn) > 0) else { return };
         let rtt = now.saturating_since(sent);
+        if now.saturating_since(self.patience_since) > PATIENCE_FADES {
+            (self.patience, self.patience_since) = (self.patience / 2, now);
+        }
         let Some(estimate) = &mut self.estimate else {
             self.estimate = Some(Estimate {
                 latest: rtt,
@@ -80,11 +91,33 @@ impl Rtt {
 
     /// When to resend on silence, given the ACK timeout if there is one.
     pub fn timeout(&self, ack_timeout: Option<Duration>) -> Duration {
-        match (self.estimate, ack_timeout) {
-            (Some(estimate), _) => estimate.timeout().max(MIN_TIMEOUT),
-            (None, Some(ack_timeout)) => (ack_timeout / 4).clamp(MIN_TIMEOUT, FIRST_TIMEOUT),
-            (None, None) => FIRST_TIMEOUT,
+        let longest =
+            ack_timeout.map_or(FIRST_TIMEOUT, |timeout| (timeout / 4).clamp(MIN_TIMEOUT, FIRST_TIMEOUT));
+        match self.estimate {
+            Some(estimate) => estimate.timeout().max(self.patience.clamp(MIN_TIMEOUT, longest)),
+            None => longest,
         }
+    }
+
+    /// Whether an answer that comes so long after a packet may be the answer to that packet. `None`: nothing was measured.
+    pub fn is_round_trip(&self, took: Duration) -> Option<bool> {
+        let estimate = self.estimate?;
+        let [newer, older] = estimate.least;
+        // One packet may be quicker than the batches that were measured.
+        let least = newer.min(older) / 2;
+        Some((least..=estimate.timeout().max(MIN_TIMEOUT)).contains(&took))
+    }
+
+    /// A resend was needless: the answer came `took` after the original.
+    pub fn was_late(&mut self, now: Instant, took: Duration) {
+        let longer = (took / 4).saturating_mul(PATIENCE_QUARTERS);
+        self.patience = (self.patience * 2).max(longer).min(FIRST_TIMEOUT);
+        self.patience_since = now;
+    }
+
+    /// A resend was needed.
+    pub fn was_lost(&mut self) {
+        self.patience /= 2;
     }
 
     /// When to resend if what a NAK asked for is not answered.
@@ -128,6 +161,32 @@ mod tests {
         }
         assert_eq!(rtt.timeout(None), MIN_TIMEOUT);
         assert_eq!(rtt.recovery_timeout(None), MIN_RECOVERY);
+    }
+
+    #[test]
+    fn patience_grows_with_late_answers_and_fades() {
+        let mut rtt = Rtt::default();
+        assert_eq!(rtt.is_round_trip(US * 20), None);
+        for _ in 0..100 {
+            measure(&mut rtt, Instant::ZERO, US * 20);
+        }
+        for (took, fits) in [(9, false), (10, true), (250, true), (251, false)] {
+            assert_eq!(rtt.is_round_trip(US * took), Some(fits), "{took}");
+        }
+        rtt.was_late(Instant::ZERO, US * 4000);
+        assert_eq!(rtt.timeout(None), US * 5000);
+        assert_eq!(rtt.timeout(Some(US * 8000)), US * 2000, "the ACK timeout comes behind four of them");
+        assert_eq!(rtt.recovery_timeout(None), MIN_RECOVERY, "behind a NAK the peer is awake");
+        rtt.was_late(Instant::ZERO, US * 400);
+        assert_eq!(rtt.timeout(None), US * 10_000);
+        rtt.was_late(Instant::ZERO, US * 90_000);
+        assert_eq!(rtt.timeout(None), FIRST_TIMEOUT);
+        rtt.was_lost();
+        assert_eq!(rtt.timeout(None), FIRST_TIMEOUT / 2);
+        measure(&mut rtt, Instant::ZERO + PATIENCE_FADES + US, US * 20);
+        assert_eq!(rtt.timeout(None), FIRST_TIMEOUT / 4);
+        (0..20).for_each(|_| rtt.was_lost());
+        assert_eq!(rtt.timeout(None), MIN_TIMEOUT);
     }
 
     #[test]
