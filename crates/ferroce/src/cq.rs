@@ -120,7 +120,9 @@ pub(crate) struct SharedQueue {
 
 impl Drop for SharedQueue {
     fn drop(&mut self) {
-        self.open.queues.remove(self.cq.user());
+        if self.open.is_of_this_process() {
+            self.open.queues.remove(self.cq.user());
+        }
         // The queue pairs that use it hold it.
         let _ = self.cq.destroy();
     }
@@ -147,6 +149,11 @@ impl CompletionQueue {
 
     pub(crate) fn of(shared: Arc<SharedQueue>) -> Self {
         Self { shared }
+    }
+
+    /// Whether this process made it, see [`Open::is_of_this_process`].
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.shared.open.is_of_this_process()
     }
 
     /// What its users need.

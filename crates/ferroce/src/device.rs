@@ -31,6 +31,15 @@ pub(crate) struct Open {
     pub(crate) queues: Handles<SharedQueue>,
     /// Shared receive queues, likewise.
     pub(crate) shared_queues: Handles<SharedSrq>,
+    pid: u32,
+}
+
+impl Open {
+    /// Whether this process opened it. In a forked child other threads of the parent may have left locks locked, and
+    /// nothing of the parent's is of use there.
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.pid == std::process::id()
+    }
 }
 
 impl Drop for Open {
@@ -44,8 +53,8 @@ impl Context {
     #[doc(alias = "ibv_open_device")]
     pub fn open(name: &str) -> Result<Self, Error> {
         let context = engine::Context::open(name)?;
-        let open = Open { context, queues: Handles::default(), shared_queues: Handles::default() };
-        Ok(Self { open: Arc::new(open) })
+        let (queues, shared_queues) = (Handles::default(), Handles::default());
+        Ok(Self { open: Arc::new(Open { context, queues, shared_queues, pid: std::process::id() }) })
     }
 
     fn context(&self) -> &Arc<engine::Context> {

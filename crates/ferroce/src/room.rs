@@ -78,7 +78,9 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        self.queue.demand().remove(self.requests);
+        if self.queue.is_of_this_process() {
+            self.queue.demand().remove(self.requests);
+        }
     }
 }
 

@@ -67,7 +67,10 @@ impl Drop for Owned {
 
 impl Drop for SharedSrq {
     fn drop(&mut self) {
-        self.domain.shared.open.shared_queues.remove(self.srq.0.user());
+        let open = &self.domain.shared.open;
+        if open.is_of_this_process() {
+            open.shared_queues.remove(self.srq.0.user());
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::{in_namespace, pair, readable};
-use ferroce::{Context, Status};
+use ferroce::{Context, Moderation, Status};
 
 /// So long a wake-up may take before it counts as lost.
 const LOST: Duration = Duration::from_secs(20);
@@ -198,5 +198,42 @@ fn reading_the_lent_descriptor_stops_nobody() {
         waits(&tell);
         assert_eq!(told.recv_timeout(LOST), Ok("event"), "round {round}");
         assert_eq!(told.recv_timeout(LOST), Ok("completion"), "round {round}");
+    }
+}
+
+/// Moderation delays the wake-up of a waiting thread: until there are enough completions, or the period is over.
+#[test]
+fn moderation_delays_but_never_loses_a_wake_up() {
+    if !in_namespace("moderation_delays_but_never_loses_a_wake_up") {
+        return;
+    }
+    let device = Context::open("fr0").unwrap();
+    let domain = device.protection_domain().unwrap();
+    let channel = device.completion_channel().unwrap();
+    let sent = device.completion_queue(64, None).unwrap();
+    let received = device.completion_queue(64, Some(&channel)).unwrap();
+    let (a, b) = pair(&domain, [&sent, &received]);
+    received.moderate(Moderation { count: 4, period: 500 });
+    let (tell, told) = mpsc::channel();
+    let queue = received.clone();
+    thread::spawn(move || {
+        loop {
+            tell.send(queue.wait().unwrap().wr_id).unwrap();
+        }
+    });
+    for round in 0..30 {
+        // One message waits for the period, four do not.
+        let messages = if round % 2 == 0 { 1 } else { 4 };
+        for wr_id in 0..messages {
+            b.post_recv(wr_id, &[]).unwrap();
+            a.send(wr_id, &[]).unwrap();
+        }
+        for wr_id in 0..messages {
+            assert_eq!(told.recv_timeout(LOST), Ok(wr_id), "round {round}");
+        }
+        let mut done = Vec::new();
+        while (done.len() as u64) < messages {
+            sent.poll(&mut done, 16).unwrap();
+        }
     }
 }
