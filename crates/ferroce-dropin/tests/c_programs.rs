@@ -304,6 +304,11 @@ fn queue_pairs_of_ids() {
 }
 
 #[test]
+fn sends_that_the_peer_has_are_not_flushed() {
+    passes("last_words");
+}
+
+#[test]
 fn connections_of_ids() {
     passes("connect");
 }

@@ -96,8 +96,7 @@ pub struct CompletionQueue {
     capacity: AtomicU32,
     users: AtomicUsize,
     lanes: LaneSet,
-    /// Polls in a row that found nothing.
-    idle: AtomicU32,
+    idle: Idle,
     comp_acks: AckCount,
     async_acks: AckCount,
     /// Held between `begin_poll` and the end of the polling.
@@ -162,7 +161,7 @@ impl CompletionQueue {
             capacity: AtomicU32::new(cqe),
             users: AtomicUsize::new(0),
             lanes: LaneSet::default(),
-            idle: AtomicU32::new(0),
+            idle: Idle::default(),
             comp_acks: AckCount::default(),
             async_acks: AckCount::default(),
             consumer: Arc::new(Mutex::new(())),
@@ -205,24 +204,13 @@ impl CompletionQueue {
         if out.is_empty() {
             return Ok(0);
         }
-        let mut taken = self.take(out)?;
-        if taken == 0 {
-            self.progress();
-            taken = self.take(out)?;
-            self.note_idle(taken == 0);
-        }
-        Ok(taken)
+        let take = || Ok(Some(self.take(out)?).filter(|taken| *taken > 0));
+        Ok(self.idle.look_for(take, || self.progress())?.unwrap_or(0))
     }
 
     /// Takes one completion for [`CqPoll`], like [`Self::poll`].
     fn poll_one(&self) -> Result<Option<Entry>, CqError> {
-        if let Some(completion) = self.take_one()? {
-            return Ok(Some(completion));
-        }
-        self.progress();
-        let found = self.take_one()?;
-        self.note_idle(found.is_none());
-        Ok(found)
+        self.idle.look_for(|| self.take_one(), || self.progress())
     }
 
     fn take(&self, out: &mut [WorkCompletion]) -> Result<usize, CqError> {
@@ -257,20 +245,6 @@ impl CompletionQueue {
     pub(crate) fn progress(&self) {
         if self.epoch == fork::epoch() {
             self.lanes.serve_once();
-        }
-    }
-
-    /// Cores may be scarcer than spinners: the peer that would answer may wait for this very core.
-    /// So a thread that found nothing for a while lets others run, early.
-    fn note_idle(&self, nothing: bool) {
-        if !nothing {
-            self.idle.store(0, Ordering::Relaxed);
-            return;
-        }
-        let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
-        self.idle.store(idle, Ordering::Relaxed);
-        if idle.is_multiple_of(IDLE_POLLS_PER_YIELD) {
-            std::thread::yield_now();
         }
     }
 
@@ -510,6 +484,45 @@ impl Drop for Asleep<'_> {
     }
 }
 
+/// Polls in a row that found nothing.
+///
+/// Cores may be scarcer than spinners: the peer that would answer may wait for this very core. So a thread that found nothing
+/// for a while lets others run, early. What it waits for may be there when it runs again, perhaps milliseconds later, so it
+/// then looks once more before it says that there is nothing.
+#[derive(Default)]
+struct Idle(AtomicU32);
+
+impl Idle {
+    /// Takes what is there; if that is nothing, makes `progress` and takes again, and once more after others ran.
+    fn look_for<T, E>(
+        &self,
+        mut take: impl FnMut() -> Result<Option<T>, E>,
+        progress: impl Fn(),
+    ) -> Result<Option<T>, E> {
+        if let Some(found) = take()? {
+            return Ok(Some(found));
+        }
+        progress();
+        let mut found = take()?;
+        if found.is_none() && self.is_over() {
+            std::thread::yield_now();
+            progress();
+            found = take()?;
+        }
+        if found.is_some() {
+            self.0.store(0, Ordering::Relaxed);
+        }
+        Ok(found)
+    }
+
+    /// Counts a look in vain; whether others shall run now.
+    fn is_over(&self) -> bool {
+        let looks = self.0.load(Ordering::Relaxed).wrapping_add(1);
+        self.0.store(looks, Ordering::Relaxed);
+        looks.is_multiple_of(IDLE_POLLS_PER_YIELD)
+    }
+}
+
 /// Polls that find nothing before the thread lets others run: about 10 µs of receiving nothing.
 const IDLE_POLLS_PER_YIELD: u32 = 16;
 
@@ -547,4 +560,25 @@ impl CqPoll {
     /// Ends the polling.
     #[doc(alias = "ibv_end_poll")]
     pub fn end(self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_poll_that_let_others_run_looks_once_more() {
+        let idle = Idle::default();
+        // What comes while others run is found by that poll, not by the next one.
+        for poll in (1..=IDLE_POLLS_PER_YIELD).chain(1..=IDLE_POLLS_PER_YIELD) {
+            let yields = poll == IDLE_POLLS_PER_YIELD;
+            let mut takes = 0;
+            let take = || {
+                takes += 1;
+                Ok::<_, CqError>((takes == 3).then_some(7))
+            };
+            assert!(matches!(idle.look_for(take, || {}), Ok(found) if found == yields.then_some(7)));
+            assert_eq!(takes, if yields { 3 } else { 2 }, "poll {poll}");
+        }
+    }
 }

@@ -21,7 +21,7 @@
 //!
 //! | the program … | who receives | what the background thread does |
 //! |---|---|---|
-//! | is inside `poll_cq`, queue empty | that thread, one receive call per poll | keeps off the socket, looks again a millisecond after the last poll |
+//! | is inside `poll_cq`, queue empty | that thread, one receive call per poll, two if it let others run in between | keeps off the socket, looks again a millisecond after the last poll |
 //! | polls from several threads | whoever gets the lock; the others look at their queues | the same |
 //! | is about to sleep in `get_cq_event` | that thread, for some 10 µs; not on a core where somebody else computes | the same |
 //! | sleeps in `get_cq_event` | the first thread that sleeps (it *watches* the lane); further ones sleep on their channel alone and are woken by whoever receives | keeps off; runs timers that no poller runs |
@@ -88,6 +88,9 @@ const ANSWERABLE: u64 = 2;
 /// Batches that go before timers that are due, so that a socket that is never empty does not stop them: 4 MiB,
 /// as much as a socket may hold.
 const BATCHES_BEFORE_TIMERS: u32 = 64;
+
+/// Tries of a thread that must not miss what has arrived. The holder of a lane works for some microseconds.
+const CATCH_UP_TRIES: u32 = 16;
 
 /// What came of trying to serve a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -292,6 +295,17 @@ impl Lane {
     /// Receives and processes until nothing waits or `rounds` batches were done.
     pub(crate) fn serve_in_background(&self, rounds: u32) -> Served {
         self.serve(rounds, false)
+    }
+
+    /// Receives and processes what has arrived, as much as a socket holds. If another thread does so, lets it finish: that
+    /// thread may have what the caller must not miss. Gives up after some tries, so that the holder itself may call this.
+    pub(crate) fn catch_up(&self) {
+        for _ in 0..CATCH_UP_TRIES {
+            if self.serve(BATCHES_BEFORE_TIMERS, false) != Served::Busy {
+                return;
+            }
+            std::thread::yield_now();
+        }
     }
 
     fn serve(&self, rounds: u32, program: bool) -> Served {

@@ -258,9 +258,29 @@ impl Qp {
         *self.core.lock().transport.counters()
     }
 
-    /// Sets the attributes that `mask` names, all or none.
+    /// Receives and processes what has arrived for a connected queue pair. An acknowledgement may wait in the socket, where a
+    /// card would have seen it on arrival; if the queue pair ended now, its request would count as flushed.
+    pub fn catch_up(&self) {
+        if self.epoch != fork::epoch() {
+            return;
+        }
+        let lane = {
+            let core = self.core.lock();
+            let lives = !matches!(core.transport.state(), QpState::Reset | QpState::Init | QpState::Error);
+            core.path.as_ref().filter(|_| lives).map(|path| Arc::clone(&path.lane))
+        };
+        if let Some(lane) = lane {
+            lane.catch_up();
+        }
+    }
+
+    /// Sets the attributes that `mask` names, all or none. What has arrived is processed before the queue pair goes to the
+    /// error state.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyQpError> {
+        if mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::Error {
+            self.catch_up();
+        }
         let mut locked = self.lock();
         if locked.core.destroyed {
             return Err(ModifyQpError::Destroyed);
@@ -481,8 +501,9 @@ impl Qp {
         Ok(())
     }
 
-    /// Ends it for everybody.
+    /// Ends it for everybody, after what has arrived: a peer's last request is acknowledged.
     fn end(&self) -> Result<(), Busy> {
+        self.catch_up();
         let hub = self.context().engine().hub();
         {
             let mut core = self.core.lock();

@@ -21,7 +21,7 @@ use super::id::{self, IdHandle, LiveId, Phase, State};
 use super::resolve::{path_record, take_route};
 use super::{device, done};
 use crate::errno::Errno;
-use crate::qp;
+use crate::qp::{self, QpHandle};
 
 /// Reads and atomics of a queue pair.
 pub(super) const DEPTH: u8 = MAX_RD_ATOM as u8;
@@ -248,7 +248,9 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -
         let was = std::mem::replace(&mut state.phase, Phase::Ended);
         drop(state);
         (was != Phase::Ended).then(|| {
-            fail_qp(id);
+            // As in librdmacm, the queue pair ends with `rdma_disconnect`: until then the program may poll what was
+            // acknowledged before the peer ended the connection.
+            catch_up(id);
             Told::plain(id, abi::RDMA_CM_EVENT_DISCONNECTED, status)
         })
     };
@@ -364,6 +366,16 @@ fn answered(id: &'static IdHandle, live: &Arc<LiveId>, rep: &ferroce_wire::cm::R
             fail_qp(id);
             told(abi::RDMA_CM_EVENT_CONNECT_ERROR, -code)
         }
+    }
+}
+
+/// Processes what has arrived for the id's queue pair.
+fn catch_up(id: &'static IdHandle) {
+    // SAFETY: `c()` points to a whole rdma_cm_id.
+    let qp = unsafe { (*id.c()).qp };
+    // SAFETY: NULL, or `rdma_create_qp` made it; one that the program destroyed is refused.
+    if let Ok(live) = unsafe { QpHandle::from_c(qp) }.and_then(|handle| handle.live()) {
+        live.engine.catch_up();
     }
 }
 
