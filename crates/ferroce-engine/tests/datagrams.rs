@@ -11,7 +11,6 @@ use common::*;
 use ferroce_engine::error::{AnswerError, CreateAhError, ModifyQpError, PathError, PostSendError};
 use ferroce_engine::{
     Ah, AhAttr, QpAttr, QpAttrMask, QpState, RecvWr, SendOp, SendTo, SendWr, Service, WcOpcode, WcStatus,
-    WorkCompletion,
 };
 use ferroce_wire::{Flow, Gid, Imm, PathMtu, Qkey, Qpn};
 

@@ -154,7 +154,7 @@ pub const GUARDS: &[Guard] = &[
     Guard {
         entry: "b2",
         file: "crates/ferroce-proto/src/qp/responder.rs",
-        find: "let end = self.resources.first_after(psn).unwrap_or(self.expected);",
+        find: "let end = self.resources.first_after(psn, self.expected).unwrap_or(self.expected);",
         replace: "let end = self.expected;",
         tests: RC,
     },
@@ -256,9 +256,9 @@ pub const GUARDS: &[Guard] = &[
     Guard {
         entry: "b15",
         file: "crates/ferroce-proto/src/qp/responder.rs",
-        find: "self.expected = psn.add(count);
+        find: "self.advance(count);
         self.msn = self.msn.next();",
-        replace: "self.expected = psn.add(count);",
+        replace: "self.advance(count);",
         tests: RC,
     },
     Guard {

@@ -100,6 +100,20 @@ mod tests {
         assert_eq!(checker.check(&flow, &[]), Verdict::Bad);
     }
 
+    /// Whatever the sender counts, and in whatever order it arrives.
+    #[test]
+    fn e3_every_id_holds() {
+        let mut checker = IcrcChecker::new();
+        let flow = flow([192, 0, 2, 1]);
+        let mut packet = [7; 64];
+        for k in 0..=u16::MAX {
+            let id = k.wrapping_mul(0x9e37);
+            seal(&flow, id, &mut packet);
+            let good = if id == 0 { Verdict::Good } else { Verdict::Solved(id) };
+            assert_eq!(checker.check(&flow, &packet), good);
+        }
+    }
+
     /// bugs.md A2 for this module: any length is judged, none read beyond.
     #[test]
     fn a2_every_length_is_judged() {
