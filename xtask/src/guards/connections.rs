@@ -10,8 +10,15 @@ pub const GUARDS: &[Guard] = &[
     Guard {
         entry: "e5",
         file: "crates/ferroce-proto/src/cm/passive.rs",
-        find: "self.end_stale(now, old);",
-        replace: "            let _ = (now, old);",
+        find: "if !self.end_stale(now, old) {",
+        replace: "            let _ = (now, old);\n            if false {",
+        tests: CM,
+    },
+    Guard {
+        entry: "e5",
+        file: "crates/ferroce-proto/src/cm/passive.rs",
+        find: "if !self.end_stale(now, old) {",
+        replace: "            let _ = self.end_stale(now, old);\n            if false {",
         tests: CM,
     },
     Guard {
