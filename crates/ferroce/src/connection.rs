@@ -144,7 +144,7 @@ mod tests {
         assert_eq!([changed(23, 0), changed(23, 6)], [AddressError::Mtu(0), AddressError::Mtu(6)]);
     }
 
-    /// IBTA 9.6.2.1: both ends use one path MTU, so both must compute the same from what they exchanged.
+    /// Both ends of a connection use one path MTU, so both must compute the same from what they exchanged.
     #[test]
     fn both_ends_choose_the_same_mtu() {
         let (large, small) = (Address { mtu: PathMtu::B4096, ..address() }, address());
