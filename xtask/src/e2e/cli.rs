@@ -30,6 +30,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
         Err(error) => checks.skip("link add", &format!("no veth here: {error:#}")),
     }
     checks.check("run relays the exit status", statuses(bed));
+    checks.check("run gives files and preloads", surroundings(bed));
     checks.check("run --private-net", private(bed));
     Ok(())
 }
@@ -205,6 +206,30 @@ fn statuses(bed: &Bed) -> Result<()> {
     says(bed, "run -- true", 0, "")?;
     says(bed, "run -- nonesuch", 127, "nonesuch")?;
     says(bed, "run -- /etc/passwd", 126, "/etc/passwd")?;
+    Ok(())
+}
+
+/// What a program finds when nothing is said, and when something is.
+fn surroundings(bed: &Bed) -> Result<()> {
+    let files = "ls /sys/class/infiniband /dev/infiniband";
+    if says(bed, "run --sysfs -- true", 0, "").is_ok() {
+        for part in ["fr0", "uverbs0", "rdma_cm"] {
+            says(bed, &format!("run -- {files}"), 0, part)?;
+        }
+        // Within another one nothing is mounted again, unless another device is asked for.
+        let nested =
+            format!("run -- {} run -- readlink /proc/self/ns/mnt", bed.dist.bin("ferroce").display());
+        says(bed, &nested, 0, "mnt:[")?;
+    }
+    let own = std::fs::read_link("/proc/self/ns/mnt")?;
+    says(bed, "run --no-sysfs -- readlink /proc/self/ns/mnt", 0, &own.to_string_lossy())?;
+    let library = bed.dist.library();
+    let preloaded = says(bed, "run --preload --no-sysfs -- cat /proc/self/maps", 0, "")?;
+    ensure!(preloaded.contains(&*library.to_string_lossy()), "{} is not mapped", library.display());
+    let program = bed.programs.find("ibv_devices").context("ibv_devices is missing")?;
+    let words = format!("doctor {}", program.display());
+    says(bed, &words, 0, &format!("libibverbs.so.1 is ferroce's, {}", library.display()))?;
+    says(bed, "doctor nonesuch", 1, "nonesuch was not found")?;
     Ok(())
 }
 

@@ -59,7 +59,8 @@ fn obstacle(file: &Path) -> Option<Finding> {
     }
     // A library, or a module of Python, is looked at as well, and is not executable.
     if mode.permissions().mode() & 0o111 == 0 && !shown.to_string().contains(".so") {
-        return Some(error(format!("{shown} is not executable"), Some(format!("chmod +x {shown}"))));
+        let cure = format!("chmod +x {shown}, if it is a program");
+        return Some(error(format!("{shown} is not executable"), Some(cure)));
     }
     let privilege = program::privilege(file)?;
     let found = format!("{shown} is {privilege}: the loader ignores LD_LIBRARY_PATH and LD_PRELOAD for it");
