@@ -274,6 +274,11 @@ fn posting_and_polling_allocate_nothing() {
 }
 
 #[test]
+fn signal_handlers_that_use_the_library() {
+    passes("signals");
+}
+
+#[test]
 fn threads_that_are_cancelled() {
     passes("cancel");
 }

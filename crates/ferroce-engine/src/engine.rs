@@ -343,8 +343,12 @@ impl Engine {
 
     /// As [`pay`].
     pub(crate) fn pay(&self) {
+        self.each_lane(Lane::pay_now);
+    }
+
+    fn each_lane(&self, act: impl Fn(&Lane)) {
         if let Some(running) = self.running.get() {
-            running.lanes.load().iter().for_each(|lane| lane.pay_now());
+            running.lanes.load().iter().for_each(|lane| act(lane));
         }
     }
 
@@ -585,19 +589,25 @@ impl Engine {
 
 /// Sends acknowledgements that were put off: the calling thread turns to something else than answering its peer.
 pub(crate) fn pay() {
+    with_ours(Engine::pay);
+}
+
+/// Acts on the engine of this process, if there is one.
+fn with_ours(act: impl FnOnce(&Engine)) {
     if let Some(engine) = GLOBAL.load_full() {
         if engine.is_ours() {
-            engine.pay();
+            act(&engine);
         } else {
             std::mem::forget(engine);
         }
     }
 }
 
-/// A peer must not wait for an acknowledgement that was put off.
+/// A peer must not wait for an acknowledgement that was put off. Programs call `exit` in signal handlers too, so this waits for no
+/// lock, which the interrupted thread may hold: such an acknowledgement is lost, and the peer asks again.
 extern "C" fn pay_all() {
     let _uncancellable = sys::Uncancellable::new();
-    drop(catch_unwind(pay)); // a bug of ours, reported by the panic itself, is no reason to abort an exit
+    drop(catch_unwind(|| with_ours(|engine| engine.each_lane(Lane::pay_at_exit)))); // a bug of ours, reported by the panic itself, is no reason to abort an exit
 }
 
 /// Changes within this time are told to the broker at once: 200 ms.

@@ -379,13 +379,23 @@ impl Lane {
         }
     }
 
-    /// Sends what was put off, before this thread sleeps or the process ends.
+    /// Sends what was put off, before this thread sleeps.
     pub(crate) fn pay_now(&self) {
         if self.state.owes()
             && let Some(mut receiver) = self.receiver.try_lock()
             && let Some(Owing { qp, .. }) = receiver.owing.take()
         {
             self.pay(&mut receiver, &qp, sys::now());
+        }
+    }
+
+    /// As [`Self::pay_now`] before the process ends, without waiting for any lock: see [`Qp::pay_if_free`].
+    pub(crate) fn pay_at_exit(&self) {
+        if self.state.owes()
+            && let Some(mut receiver) = self.receiver.try_lock()
+            && let Some(Owing { qp, .. }) = receiver.owing.take()
+        {
+            qp.pay_if_free();
         }
     }
 

@@ -33,7 +33,7 @@ use crate::tx::Endpoints;
 use crate::{CompletionQueue, Context, Pd, Srq, Xrcd, fork, sys};
 
 pub(crate) use locked::Locked;
-use locked::{Core, Path};
+use locked::{Core, Inside, Path};
 pub(crate) use parts::Parts;
 use parts::Target;
 use patience::Patience;
@@ -261,7 +261,7 @@ impl Qp {
     /// Receives and processes what has arrived for a connected queue pair. An acknowledgement may wait in the socket, where a
     /// card would have seen it on arrival; if the queue pair ended now, its request would count as flushed.
     pub fn catch_up(&self) {
-        if self.epoch != fork::epoch() {
+        if self.is_foreign() {
             return;
         }
         let lane = {
@@ -278,6 +278,9 @@ impl Qp {
     /// error state.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyQpError> {
+        if self.is_foreign() {
+            return Err(ModifyQpError::Destroyed);
+        }
         if mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::Error {
             self.catch_up();
         }
@@ -392,7 +395,12 @@ impl Qp {
         &self,
         wrs: impl IntoIterator<Item = SendWr<'a>>,
     ) -> Result<(), (usize, PostSendError)> {
-        let mut locked = self.lock();
+        if self.is_foreign() {
+            return Err((0, PostSendError::State(QpState::Reset)));
+        }
+        let Some(mut locked) = self.lock_to_post() else {
+            return Err((0, PostSendError::QueueFull { max: self.caps.max_send_wr }));
+        };
         if locked.core.destroyed {
             return Err((0, PostSendError::State(QpState::Reset)));
         }
@@ -418,7 +426,12 @@ impl Qp {
         &self,
         wrs: impl IntoIterator<Item = RecvWr<'a>>,
     ) -> Result<(), (usize, PostRecvError)> {
-        let mut locked = self.lock();
+        if self.is_foreign() {
+            return Err((0, PostRecvError::State(QpState::Reset)));
+        }
+        let Some(mut locked) = self.lock_to_post() else {
+            return Err((0, PostRecvError::QueueFull { max: self.caps.max_recv_wr }));
+        };
         if locked.core.destroyed {
             return Err((0, PostRecvError::State(QpState::Reset)));
         }
@@ -446,7 +459,12 @@ impl Qp {
 
     /// Posts all of `wrs` or none.
     pub(crate) fn post_all<'a>(&self, wrs: impl Iterator<Item = SendWr<'a>>) -> Result<(), PostSendError> {
-        let mut locked = self.lock();
+        if self.is_foreign() {
+            return Err(PostSendError::State(QpState::Reset));
+        }
+        let Some(mut locked) = self.lock_to_post() else {
+            return Err(PostSendError::QueueFull { max: self.caps.max_send_wr });
+        };
         if locked.core.destroyed {
             return Err(PostSendError::State(QpState::Reset));
         }
@@ -485,7 +503,7 @@ impl Qp {
     /// [`Busy`] while it is attached to multicast groups or has rules of flows: then nothing happened.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn try_destroy(&self) -> Result<(), Busy> {
-        if self.epoch != fork::epoch() {
+        if self.is_foreign() {
             return Ok(());
         }
         let Some(Target { xrcd, sharing }) = &self.target else { return self.end() };
@@ -554,6 +572,22 @@ impl Qp {
         &self.async_acks
     }
 
+    /// Of the process from which this one was forked: nothing may be sent by its descriptors, whose numbers may be other files' here,
+    /// and its lock may be held for ever.
+    fn is_foreign(&self) -> bool {
+        self.epoch != fork::epoch()
+    }
+
+    /// Sends an acknowledgement that was put off, if no thread is inside the queue pair. For the end of the process: the thread
+    /// that ends it may be inside, if a signal handler calls `exit`.
+    pub(crate) fn pay_if_free(&self) {
+        if let Some(mut core) = self.core.try_lock()
+            && matches!(&core.path, Some(Path { socket: Exit::Socket(_), .. }))
+        {
+            self.pay(&mut core);
+        }
+    }
+
     pub(crate) fn deadline(&self) -> &AtomicU64 {
         &self.deadline
     }
@@ -562,8 +596,13 @@ impl Qp {
         &self.place
     }
 
+    /// As [`Self::lock`], for posts; `None` if this thread is inside the queue pair already, because a signal handler posts.
+    fn lock_to_post(&self) -> Option<Locked<'_>> {
+        Inside::unless_interrupted(self).map(|core| Locked { qp: self, core })
+    }
+
     pub(crate) fn lock(&self) -> Locked<'_> {
-        Locked { qp: self, core: self.core.lock() }
+        Locked { qp: self, core: Inside::wait(self) }
     }
 
     /// To the error state, because a completion queue of it was overrun.

@@ -64,9 +64,12 @@ pub(crate) fn drain(
         }
         true
     };
-    // While the thread ends its buffer may be gone already; programs do post from destructors.
-    match BUILDER.try_with(|builder| send(&mut builder.borrow_mut())) {
-        Ok(more) => more,
-        Err(_) => send(&mut Builder::new()),
+    // While the thread ends its buffer may be gone already; programs do post from destructors. It is in use if a signal handler
+    // posts that interrupted this function, which allocates nothing, so the handler may allocate.
+    let sent =
+        BUILDER.try_with(|builder| builder.try_borrow_mut().map(|mut builder| send(&mut builder)).ok());
+    match sent {
+        Ok(Some(more)) => more,
+        Ok(None) | Err(_) => send(&mut Builder::new()),
     }
 }

@@ -1,6 +1,9 @@
 //! What a queue pair's lock guards, and what is done under it: packets in, packets out, completions.
 
+use std::cell::Cell;
 use std::net::IpAddr;
+use std::ops::{Deref, DerefMut};
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -59,10 +62,61 @@ impl Core {
     }
 }
 
+thread_local! {
+    /// The queue pair whose lock this thread holds, or waits for. A signal handler asks.
+    static INSIDE: Cell<*const Qp> = const { Cell::new(ptr::null()) };
+}
+
+/// What the lock guards, while it is held.
+pub(super) struct Inside<'a> {
+    /// Given back before `INSIDE` says so.
+    core: Option<MutexGuard<'a, Core>>,
+    before: *const Qp,
+}
+
+impl<'a> Inside<'a> {
+    /// Waits for the lock.
+    pub(super) fn wait(qp: &'a Qp) -> Self {
+        let before = INSIDE.replace(qp);
+        Self { core: Some(qp.core.lock()), before }
+    }
+
+    /// As [`Self::wait`]; `None` if the lock is held by this very thread, which a signal handler interrupted.
+    pub(super) fn unless_interrupted(qp: &'a Qp) -> Option<Self> {
+        let interrupted = ptr::eq(INSIDE.get(), qp);
+        if !interrupted {
+            return Some(Self::wait(qp));
+        }
+        let before = INSIDE.get();
+        qp.core.try_lock().map(|core| Self { core: Some(core), before })
+    }
+}
+
+impl Deref for Inside<'_> {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        self.core.as_deref().expect("only the destructor empties it")
+    }
+}
+
+impl DerefMut for Inside<'_> {
+    fn deref_mut(&mut self) -> &mut Core {
+        self.core.as_deref_mut().expect("only the destructor empties it")
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        drop(self.core.take());
+        INSIDE.set(self.before);
+    }
+}
+
 /// A queue pair whose lock is held.
 pub(crate) struct Locked<'a> {
     pub(super) qp: &'a Qp,
-    pub(super) core: MutexGuard<'a, Core>,
+    pub(super) core: Inside<'a>,
 }
 
 impl Locked<'_> {
