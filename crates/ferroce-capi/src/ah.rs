@@ -85,7 +85,7 @@ pub unsafe extern "C" fn ibv_create_ah(
 ///
 /// `ah` is NULL or came from [`ibv_create_ah`].
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut abi::ibv_ah) -> c_int {
-    call::code(|owner| {
+    call::ending(|owner| {
         // SAFETY: as the caller says.
         let handle = unsafe { AhHandle::from_c(ah) }?;
         owner.is(handle.live()?.context)?;

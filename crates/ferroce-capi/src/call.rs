@@ -23,10 +23,15 @@ use crate::errno::{self, Errno};
 pub(crate) struct Owner(Cell<Option<&'static ContextHandle>>);
 
 impl Owner {
-    /// The call works on an object of `context`. EIO if that context is dead.
+    /// The call works on an object of `context`. EIO if that context is dead, or of the process from which this one was forked:
+    /// before any of its locks is asked for.
     pub(crate) fn is(&self, context: &'static ContextHandle) -> Result<(), Errno> {
         self.0.set(Some(context));
-        if context.is_dead() { Err(Errno::EIO) } else { Ok(()) }
+        if context.is_usable() { Ok(()) } else { Err(Errno::EIO) }
+    }
+
+    fn is_foreign(&self) -> bool {
+        self.0.get().is_some_and(ContextHandle::is_foreign)
     }
 }
 
@@ -55,6 +60,11 @@ fn guard<R>(body: impl FnOnce(&Owner) -> Result<R, Errno>) -> Result<R, Errno> {
 /// For calls that return 0 or a positive errno. errno is set as well, because many programs print it.
 pub(crate) fn code(body: impl FnOnce(&Owner) -> Result<(), Errno>) -> c_int {
     as_code(run(body))
+}
+
+/// As [`code`], for calls that end an object. One of the process from which this one was forked ends with that process.
+pub(crate) fn ending(body: impl FnOnce(&Owner) -> Result<(), Errno>) -> c_int {
+    code(|owner| body(owner).or_else(|errno| if owner.is_foreign() { Ok(()) } else { Err(errno) }))
 }
 
 fn as_code(result: Result<(), Errno>) -> c_int {

@@ -50,7 +50,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(
 ///
 /// `channel` is NULL or came from [`ibv_create_comp_channel`].
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut abi::ibv_comp_channel) -> c_int {
-    call::code(|owner| {
+    call::ending(|owner| {
         // SAFETY: as the caller says.
         let handle = unsafe { ChannelHandle::from_c(channel) }?;
         owner.is(handle.live()?.context)?;

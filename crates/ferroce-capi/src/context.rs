@@ -3,11 +3,11 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::Context;
+use ferroce_engine::{Context, process_epoch};
 
 use crate::call;
 use crate::device::DeviceHandle;
@@ -20,7 +20,7 @@ use crate::rdmacm;
 
 /// A context. Programs hold the address of its last member, `verbs_context.context`, since the structure grows at
 /// its front.
-pub(crate) type ContextHandle = Handle<abi::verbs_context, LiveContext, Dead>;
+pub(crate) type ContextHandle = Handle<abi::verbs_context, LiveContext, Life>;
 
 /// What makes a context live.
 pub(crate) struct LiveContext {
@@ -31,11 +31,14 @@ pub(crate) struct LiveContext {
     _command: OwnedFd,
 }
 
-/// Set when a panic came out of a call on the context, or the device is gone.
+/// Of which process a context is, as [`process_epoch`] counts; [`DEAD`] after a panic came out of a call on it, or its device
+/// was removed.
 #[derive(Default)]
-pub(crate) struct Dead(AtomicBool);
+pub(crate) struct Life(AtomicU64);
 
-static POOL: Pool<abi::verbs_context, LiveContext, Dead> = Pool::new();
+const DEAD: u64 = u64::MAX;
+
+static POOL: Pool<abi::verbs_context, LiveContext, Life> = Pool::new();
 
 impl ContextHandle {
     /// The program's pointer.
@@ -60,12 +63,22 @@ impl ContextHandle {
 
     /// A panic came out of a call on it, or its device is gone.
     pub(crate) fn is_dead(&self) -> bool {
-        self.extra.0.load(Ordering::Relaxed)
+        self.extra.0.load(Ordering::Relaxed) == DEAD
+    }
+
+    /// The process from which this one was forked opened it. Its descriptors are closed here, its locks may be held for ever.
+    pub(crate) fn is_foreign(&self) -> bool {
+        ![DEAD, process_epoch()].contains(&self.extra.0.load(Ordering::Relaxed))
+    }
+
+    /// Neither dead nor foreign.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.extra.0.load(Ordering::Relaxed) == process_epoch()
     }
 
     /// Ends it after a panic: told once, and to the program as an event.
     pub(crate) fn die(&self) {
-        if self.extra.0.swap(true, Ordering::Relaxed) {
+        if self.is_foreign() || self.extra.0.swap(DEAD, Ordering::Relaxed) == DEAD {
             return;
         }
         tracing::error!(
@@ -127,10 +140,10 @@ pub(crate) fn open(
         abi_compat: ptr::without_provenance_mut::<c_void>(usize::MAX),
     };
     let handle = POOL.take(ops::verbs_context(context));
-    handle.extra.0.store(false, Ordering::Relaxed);
+    handle.extra.0.store(process_epoch(), Ordering::Relaxed);
     // The device may be gone at any time from here on.
     engine.on_fatal(|| {
-        handle.extra.0.store(true, Ordering::Relaxed);
+        handle.extra.0.store(DEAD, Ordering::Relaxed);
         rdmacm::device_gone(handle);
     });
     engine.on_mac_change(|ifindex| rdmacm::mac_changed(handle, ifindex));

@@ -167,7 +167,7 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut abi::ibv_cq, attr: *mut abi::
 ///
 /// `cq` is NULL or came from `ibv_create_cq` or `ibv_create_cq_ex`.
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut abi::ibv_cq) -> c_int {
-    call::code(|owner| {
+    call::ending(|owner| {
         // SAFETY: as the caller says.
         let (handle, _) = unsafe { enter(owner, cq) }?;
         POOL.end(handle, |live| {

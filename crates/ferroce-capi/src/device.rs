@@ -2,11 +2,11 @@
 
 use std::cell::UnsafeCell;
 use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use core::ffi::{c_char, c_int};
 use ferroce_abi as abi;
 use ferroce_engine::DeviceInfo;
-use parking_lot::Mutex;
 
 use crate::call;
 use crate::errno::Errno;
@@ -24,6 +24,8 @@ pub(crate) struct DeviceHandle {
     rest: [usize; 5],
     pub(crate) name: String,
     guid: [u8; 8],
+    /// The one that was listed before.
+    before: AtomicPtr<Self>,
 }
 
 const _: () = assert!(std::mem::offset_of!(DeviceHandle, provider) == 664);
@@ -38,8 +40,15 @@ unsafe impl Send for DeviceHandle {}
 static NO_PROVIDER: [usize; 32] = [0; 32];
 
 /// Every device ever listed. They are few and their pointers stay valid, so a program may keep one longer than
-/// the man page allows.
-static DEVICES: Mutex<Vec<&'static DeviceHandle>> = Mutex::new(Vec::new());
+/// the man page allows. The last one is first. A list without a lock, because a forked child may open what its parent listed.
+static DEVICES: AtomicPtr<DeviceHandle> = AtomicPtr::new(ptr::null_mut());
+
+/// `last` and those listed before it.
+fn listed(last: *mut DeviceHandle) -> impl Iterator<Item = &'static DeviceHandle> {
+    // SAFETY: NULL, or a device that was listed whole; they are never freed.
+    let device = |at: *mut DeviceHandle| unsafe { at.as_ref() };
+    std::iter::successors(device(last), move |handle| device(handle.before.load(Ordering::Acquire)))
+}
 
 impl DeviceHandle {
     /// The program's pointer.
@@ -49,25 +58,35 @@ impl DeviceHandle {
 
     /// The device behind a program's pointer; EINVAL for any other address.
     pub(crate) fn from_c(device: *const abi::ibv_device) -> Result<&'static Self, Errno> {
-        let devices = DEVICES.lock();
-        let found = devices.iter().find(|handle| ptr::eq(handle.c().cast_const(), device));
-        found.copied().ok_or(Errno::EINVAL)
+        let mut devices = listed(DEVICES.load(Ordering::Acquire));
+        devices.find(|handle| ptr::eq(handle.c().cast_const(), device)).ok_or(Errno::EINVAL)
     }
 
     /// The device of that description, listed from now on.
     pub(crate) fn of(info: &DeviceInfo) -> &'static Self {
-        let mut devices = DEVICES.lock();
-        for handle in devices.iter() {
-            // SAFETY: the name was written before the handle was shared.
-            let dev_name = unsafe { &(*handle.c()).dev_name };
-            if handle.name == info.name
-                && handle.guid == info.node_guid
-                && text(dev_name) == info.dev_name.as_bytes()
-            {
+        let mut made = None::<&'static Self>;
+        loop {
+            let last = DEVICES.load(Ordering::Acquire);
+            if let Some(found) = listed(last).find(|handle| handle.is(info)) {
+                return found;
+            }
+            let handle = *made.get_or_insert_with(|| Box::leak(Box::new(Self::new(info))));
+            handle.before.store(last, Ordering::Relaxed);
+            let new = ptr::from_ref(handle).cast_mut();
+            if DEVICES.compare_exchange(last, new, Ordering::Release, Ordering::Relaxed).is_ok() {
                 return handle;
             }
         }
-        let handle = Box::leak(Box::new(Self {
+    }
+
+    fn is(&self, info: &DeviceInfo) -> bool {
+        // SAFETY: the name was written before the handle was shared.
+        let dev_name = unsafe { &(*self.c()).dev_name };
+        self.name == info.name && self.guid == info.node_guid && text(dev_name) == info.dev_name.as_bytes()
+    }
+
+    fn new(info: &DeviceInfo) -> Self {
+        let handle = Self {
             c: UnsafeCell::new(abi::ibv_device {
                 _ops: abi::_ibv_device_ops { _dummy1: None, _dummy2: None },
                 node_type: abi::IBV_NODE_CA,
@@ -81,9 +100,9 @@ impl DeviceHandle {
             rest: [0; 5],
             name: info.name.clone(),
             guid: info.node_guid,
-        }));
+            before: AtomicPtr::new(ptr::null_mut()),
+        };
         debug_assert!(ptr::eq(handle.provider, &NO_PROVIDER) && handle.rest == [0; 5]);
-        devices.push(handle);
         handle
     }
 }

@@ -54,7 +54,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
 ///
 /// `td` is NULL or came from [`alloc_td`].
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut abi::ibv_td) -> c_int {
-    call::code(|owner| {
+    call::ending(|owner| {
         // SAFETY: as the caller says.
         let handle = unsafe { TdHandle::from_c(td) }?;
         owner.is(handle.live()?.context)?;

@@ -30,6 +30,9 @@ pub unsafe extern "C-unwind" fn ibv_get_async_event(
         if event.is_null() {
             return Err(Errno::EINVAL);
         }
+        if handle.is_foreign() {
+            return Err(Errno::EIO);
+        }
         // A dead context still tells of its death.
         let engine = Arc::clone(&handle.live()?.engine);
         let Some(got) = engine.async_events().take() else {

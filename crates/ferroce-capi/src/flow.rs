@@ -84,7 +84,7 @@ pub unsafe extern "C" fn create_flow(
 ///
 /// `flow` is NULL or came from [`create_flow`].
 pub unsafe extern "C" fn destroy_flow(flow: *mut abi::ibv_flow) -> c_int {
-    call::code(|owner| {
+    call::ending(|owner| {
         // SAFETY: as the caller says.
         let handle = unsafe { FlowHandle::from_c(flow) }?;
         owner.is(handle.live()?.context)?;

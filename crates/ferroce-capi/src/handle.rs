@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::{ArcSwapOption, Guard};
+use ferroce_engine::PerProcess;
 use parking_lot::Mutex;
 
 use crate::errno::Errno;
@@ -84,23 +85,26 @@ impl<L> std::ops::Deref for Live<L> {
     }
 }
 
+/// Handles, the one that rests longest first.
+type Resting<C, L, X> = Mutex<VecDeque<&'static Handle<C, L, X>>>;
+
 /// The handles of one kind that are not in use.
 pub(crate) struct Pool<C: 'static, L: 'static, X: 'static = ()> {
-    resting: Mutex<VecDeque<&'static Handle<C, L, X>>>,
+    resting: PerProcess<Resting<C, L, X>>,
 }
 
 /// Destroyed handles that rest before the oldest is used again: as long as that, a stale pointer is detected.
 const RESTING: usize = 64;
 
-impl<C, L, X: Default> Pool<C, L, X> {
+impl<C, L: Send + Sync, X: Default + Send + Sync> Pool<C, L, X> {
     pub(crate) const fn new() -> Self {
-        Self { resting: Mutex::new(VecDeque::new()) }
+        Self { resting: PerProcess::new() }
     }
 
     /// A handle with the C structure `c`, not yet live.
     pub(crate) fn take(&self, c: C) -> &'static Handle<C, L, X> {
         let reused = {
-            let mut resting = self.resting.lock();
+            let mut resting = self.resting.get().lock();
             if resting.len() > RESTING { resting.pop_front() } else { None }
         };
         match reused {
@@ -145,13 +149,13 @@ impl<C, L, X: Default> Pool<C, L, X> {
             return Err(errno);
         }
         handle.live.store(None);
-        self.resting.lock().push_back(handle);
+        self.resting.get().lock().push_back(handle);
         Ok(())
     }
 
     /// Puts back a handle that never lived.
     pub(crate) fn put_back(&self, handle: &'static Handle<C, L, X>) {
-        self.resting.lock().push_back(handle);
+        self.resting.get().lock().push_back(handle);
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
+use ferroce_engine::PerProcess;
 use parking_lot::Mutex;
 
 use crate::call;
@@ -40,24 +41,26 @@ impl Origin {
 }
 
 /// Objects by the number that C calls their handle.
-pub(crate) struct Registry<T>(Mutex<BTreeMap<u32, (Origin, Weak<T>)>>);
+pub(crate) struct Registry<T>(PerProcess<Mutex<Numbered<T>>>);
 
-impl<T> Registry<T> {
+type Numbered<T> = BTreeMap<u32, (Origin, Weak<T>)>;
+
+impl<T: Send + Sync> Registry<T> {
     pub(crate) const fn new() -> Self {
-        Self(Mutex::new(BTreeMap::new()))
+        Self(PerProcess::new())
     }
 
     pub(crate) fn insert(&self, number: u32, origin: Origin, object: &Arc<T>) {
-        self.0.lock().insert(number, (origin, Arc::downgrade(object)));
+        self.0.get().lock().insert(number, (origin, Arc::downgrade(object)));
     }
 
     pub(crate) fn remove(&self, number: u32) {
-        self.0.lock().remove(&number);
+        self.0.get().lock().remove(&number);
     }
 
     /// The object of that number; EINVAL unless it is of that origin.
     fn find(&self, number: u32, origin: Origin) -> Result<Arc<T>, Errno> {
-        let objects = self.0.lock();
+        let objects = self.0.get().lock();
         let (of, object) = objects.get(&number).ok_or(Errno::EINVAL)?;
         if *of != origin {
             return Err(Errno::EINVAL);
@@ -67,16 +70,16 @@ impl<T> Registry<T> {
 }
 
 /// The devices behind the files of open contexts, and how many contexts there are of each.
-static OPEN: Mutex<BTreeMap<Origin, (&'static DeviceHandle, u32)>> = Mutex::new(BTreeMap::new());
+static OPEN: PerProcess<Mutex<BTreeMap<Origin, (&'static DeviceHandle, u32)>>> = PerProcess::new();
 
 /// A context of `device` is open.
 pub(crate) fn opened(origin: Origin, device: &'static DeviceHandle) {
-    OPEN.lock().entry(origin).or_insert((device, 0)).1 += 1;
+    OPEN.get().lock().entry(origin).or_insert((device, 0)).1 += 1;
 }
 
 /// A context is closed.
 pub(crate) fn closed(origin: Origin) {
-    let mut open = OPEN.lock();
+    let mut open = OPEN.get().lock();
     if let Some((_, contexts)) = open.get_mut(&origin) {
         *contexts -= 1;
         if *contexts == 0 {
@@ -93,7 +96,7 @@ pub(crate) fn closed(origin: Origin) {
 pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut abi::ibv_context {
     call::pointer(|_| {
         let origin = Origin::of(cmd_fd)?;
-        let device = OPEN.lock().get(&origin).map(|(device, _)| *device);
+        let device = OPEN.get().lock().get(&origin).map(|(device, _)| *device);
         let Some(device) = device else {
             tracing::error!("ibv_import_device: descriptor {cmd_fd} is of no context of this process");
             return Err(Errno::EOPNOTSUPP);

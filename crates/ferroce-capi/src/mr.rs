@@ -364,7 +364,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
 ///
 /// `mr` is NULL or came from a registration.
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut abi::ibv_mr) -> c_int {
-    call::code(|owner| {
+    call::ending(|owner| {
         // SAFETY: as the caller says.
         let handle = unsafe { MrHandle::from_c(mr) }?;
         owner.is(handle.live()?.context)?;

@@ -56,7 +56,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut abi::ibv_pd, kind: abi::ibv_mw
 ///
 /// `mw` is NULL or came from [`alloc_mw`].
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut abi::ibv_mw) -> c_int {
-    call::code(|owner| {
+    call::ending(|owner| {
         // SAFETY: as the caller says.
         let handle = unsafe { MwHandle::from_c(mw) }?;
         owner.is(handle.live()?.context)?;

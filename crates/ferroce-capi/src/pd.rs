@@ -88,7 +88,7 @@ pub(crate) fn make_numbered(
 ///
 /// `pd` is NULL, or came from [`ibv_alloc_pd`] or `ibv_alloc_parent_domain`.
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut abi::ibv_pd) -> c_int {
-    call::code(|owner| {
+    call::ending(|owner| {
         // SAFETY: as the caller says.
         let (handle, _) = unsafe { enter(owner, pd) }?;
         POOL.end(handle, |live| {

@@ -338,7 +338,7 @@ pub unsafe extern "C" fn ibv_query_qp(
 ///
 /// `qp` is NULL or a queue pair.
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut abi::ibv_qp) -> c_int {
-    call::code(|owner| {
+    call::ending(|owner| {
         // SAFETY: as the caller says.
         let (handle, _) = unsafe { enter(owner, qp) }?;
         POOL.end(handle, |live| {

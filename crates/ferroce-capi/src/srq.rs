@@ -202,7 +202,7 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut abi::ibv_srq, srq_attr: *mut ab
 ///
 /// `srq` is NULL or a shared receive queue.
 pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut abi::ibv_srq) -> c_int {
-    call::code(|owner| {
+    call::ending(|owner| {
         // SAFETY: as the caller says.
         let (handle, _) = unsafe { enter(owner, srq) }?;
         POOL.end(handle, |live| Ok(live.engine.destroy()?))

@@ -93,7 +93,7 @@ fn inode(fd: c_int) -> Result<Option<Inode>, Errno> {
 ///
 /// `xrcd` is NULL or came from [`open_xrcd`].
 pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut abi::ibv_xrcd) -> c_int {
-    call::code(|owner| {
+    call::ending(|owner| {
         // SAFETY: as the caller says.
         let (handle, _) = unsafe { enter(owner, xrcd) }?;
         POOL.end(handle, |live| Ok(live.engine.close()?))

@@ -21,7 +21,8 @@ static OPEN: [AtomicU64; MAX_FD / 64] = [const { AtomicU64::new(0) }; MAX_FD / 6
 static HIGHEST_WORD: AtomicUsize = AtomicUsize::new(0);
 
 /// How often the line of processes that ended in this one was forked since the first engine.
-pub(crate) fn epoch() -> u64 {
+#[inline]
+pub fn epoch() -> u64 {
     EPOCH.load(Ordering::Relaxed)
 }
 

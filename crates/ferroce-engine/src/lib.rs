@@ -43,6 +43,7 @@ mod mw;
 mod notify;
 mod outlets;
 mod pd;
+mod per_process;
 mod qp;
 mod qpn;
 mod rings;
@@ -84,6 +85,7 @@ pub use ferroce_proto::{
     Bind, NetworkHeader, QpAccess, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp, SendTo, SendWr,
     Service, Sge, SrqAttr, SrqAttrMask, WcOpcode, WcStatus, WindowAccess, WorkCompletion,
 };
+pub use fork::epoch as process_epoch;
 pub use frames::FlowId;
 pub use memory::{Access, Advice, AdviseError, MwType, RegMrError};
 pub use moderation::Moderation;
@@ -91,6 +93,7 @@ pub use mr::{Mr, MrChange};
 pub use mw::Mw;
 pub use notify::NotifyQueue;
 pub use pd::{Pd, ThreadDomain};
+pub use per_process::PerProcess;
 pub use qp::{Qp, QpShare};
 pub use send_batch::SendBatch;
 pub use sleep::{Held, Sleep};

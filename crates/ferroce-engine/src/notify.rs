@@ -5,18 +5,19 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
-use crate::engine;
 use crate::error::EventError;
 use crate::signal::Signal;
 use crate::sleep::{Held, Sleep};
+use crate::{engine, fork};
 
 /// Events that a program waits for: a FIFO whose descriptor is readable exactly while something is in it. The descriptor's signal
 /// changes under the queue's lock. Each entry raises the signal, for programs that wait for edges; taking the last entry lowers it.
 pub struct NotifyQueue<T> {
     signal: Signal,
     entries: Mutex<VecDeque<T>>,
+    epoch: u64,
 }
 
 impl<T> NotifyQueue<T> {
@@ -25,7 +26,7 @@ impl<T> NotifyQueue<T> {
     /// # Errors
     /// Without a descriptor.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { signal: Signal::new()?, entries: Mutex::new(VecDeque::new()) })
+        Ok(Self { signal: Signal::new()?, entries: Mutex::new(VecDeque::new()), epoch: fork::epoch() })
     }
 
     /// An empty queue whose descriptor is always writable, as a umad port's is in Linux.
@@ -33,7 +34,7 @@ impl<T> NotifyQueue<T> {
     /// # Errors
     /// Without two descriptors.
     pub fn writable() -> io::Result<Self> {
-        Ok(Self { signal: Signal::writable()?, entries: Mutex::new(VecDeque::new()) })
+        Ok(Self { signal: Signal::writable()?, entries: Mutex::new(VecDeque::new()), epoch: fork::epoch() })
     }
 
     /// Readable while an event is there. O_NONBLOCK, if the program sets it, is honoured by [`Self::fall_asleep`].
@@ -41,16 +42,22 @@ impl<T> NotifyQueue<T> {
         self.signal.fd()
     }
 
+    /// The entries, unless the queue is of the process from which this one was forked: its descriptor is closed here, and the
+    /// number may be another file's. Then every call finds the queue empty.
+    fn entries(&self) -> Option<MutexGuard<'_, VecDeque<T>>> {
+        (self.epoch == fork::epoch()).then(|| self.entries.lock())
+    }
+
     /// Appends an event.
     pub fn push(&self, entry: T) {
-        let mut entries = self.entries.lock();
+        let Some(mut entries) = self.entries() else { return };
         entries.push_back(entry);
         self.signal.raise(entries.len() > 1);
     }
 
     /// The oldest entry, given to `take` before a purge could look for it.
     pub fn pop<R>(&self, take: impl FnOnce(T) -> R) -> Option<R> {
-        let mut entries = self.entries.lock();
+        let mut entries = self.entries()?;
         let entry = entries.pop_front()?;
         if entries.is_empty() {
             self.signal.lower();
@@ -60,7 +67,7 @@ impl<T> NotifyQueue<T> {
 
     /// How many wait.
     pub fn len(&self) -> usize {
-        self.entries.lock().len()
+        self.entries().map_or(0, |entries| entries.len())
     }
 
     /// Whether nothing waits.
@@ -70,12 +77,12 @@ impl<T> NotifyQueue<T> {
 
     /// A look at the oldest entry, which stays.
     pub fn peek<R>(&self, look: impl FnOnce(&T) -> R) -> Option<R> {
-        self.entries.lock().front().map(look)
+        self.entries()?.front().map(look)
     }
 
     /// Drops every entry that `gone` names, and returns how many those were.
     pub fn purge(&self, mut gone: impl FnMut(&T) -> bool) -> usize {
-        let mut entries = self.entries.lock();
+        let Some(mut entries) = self.entries() else { return 0 };
         let before = entries.len();
         entries.retain(|entry| !gone(entry));
         let purged = before - entries.len();
@@ -90,8 +97,11 @@ impl<T> NotifyQueue<T> {
     ///
     /// # Errors
     ///
-    /// [`EventError::WouldBlock`] if the program set O_NONBLOCK on the descriptor.
+    /// [`EventError::WouldBlock`] if the program set O_NONBLOCK on the descriptor; EIO in a forked child of the queue's process.
     pub fn fall_asleep(&self, held: Held) -> Result<Sleep, EventError> {
+        if self.epoch != fork::epoch() {
+            return Err(EventError::Io(io::Error::from_raw_os_error(libc::EIO)));
+        }
         if self.is_nonblocking() {
             return Err(EventError::WouldBlock);
         }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::*;
-use ferroce_engine::{Context, SendOp, WcOpcode};
+use ferroce_engine::{Context, PerProcess, SendOp, WcOpcode};
 
 const ROLE: &str = "FERROCE_TEST_ROLE";
 
@@ -100,4 +100,30 @@ fn a_forked_child_starts_afresh() {
             }
         }
     }
+}
+
+/// A lock that a thread of the parent held is free in the child, and a queue pair of the parent takes no post there.
+#[test]
+fn a_forked_child_waits_for_no_lock_of_its_parent() {
+    static HELD: PerProcess<std::sync::Mutex<u32>> = PerProcess::new();
+    let _broker = start_broker();
+    let (a, _b) = pair();
+    let held = HELD.get().lock().unwrap();
+    // SAFETY: the child uses the engine, which is made for this, and leaves by _exit.
+    match unsafe { libc::fork() } {
+        0 => {
+            let free = HELD.get().try_lock().is_ok();
+            let refused = a.qp.post_send(std::iter::empty()).is_err();
+            // SAFETY: ends this process without running the parent's destructors.
+            unsafe { libc::_exit(i32::from(!free || !refused)) };
+        }
+        child => {
+            let mut status = -1;
+            // SAFETY: `status` is valid for writes; the child is ours.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert_eq!(status, 0);
+        }
+    }
+    assert!(HELD.get().try_lock().is_err());
+    drop(held);
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::DeviceInfo;
+use ferroce_engine::{DeviceInfo, PerProcess};
 use parking_lot::Mutex;
 
 use super::id::{IdHandle, State};
@@ -18,8 +18,6 @@ use crate::{call, import, log, pd, xrcd};
 struct Shared {
     device: &'static DeviceHandle,
     context: &'static ContextHandle,
-    /// Of whom: a forked child opens devices of its own.
-    process: u32,
     /// The default protection domain, made when an id first needs one.
     pd: Option<Domain<abi::ibv_pd>>,
     /// The default XRC domain, likewise.
@@ -32,16 +30,16 @@ struct Domain<T>(*mut T);
 // SAFETY: a handle of this library, which any thread may use; see `handle`.
 unsafe impl<T> Send for Domain<T> {}
 
-static SHARED: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
+static SHARED: PerProcess<Mutex<Vec<Shared>>> = PerProcess::new();
 
-/// Whether it can still be used: not closed behind our back, not dead, not the parent's.
+/// Whether it can still be used: neither closed behind our back nor dead.
 fn usable(shared: &Shared) -> bool {
-    shared.process == std::process::id() && !shared.context.is_dead() && shared.context.live().is_ok()
+    !shared.context.is_dead() && shared.context.live().is_ok()
 }
 
 fn with<R>(info: &DeviceInfo, look: impl FnOnce(&mut Shared) -> Result<R, Errno>) -> Result<R, Errno> {
     let device = DeviceHandle::of(info);
-    let mut shared = SHARED.lock();
+    let mut shared = SHARED.get().lock();
     shared.retain(usable);
     let index = match shared.iter().position(|known| std::ptr::eq(known.device, device)) {
         Some(index) => index,
@@ -50,7 +48,7 @@ fn with<R>(info: &DeviceInfo, look: impl FnOnce(&mut Shared) -> Result<R, Errno>
             let opened = context::open(device, command).map_err(|(_, errno)| errno)?;
             // SAFETY: it was just opened.
             let context = unsafe { ContextHandle::of(opened) }?;
-            shared.push(Shared { device, context, process: std::process::id(), pd: None, xrcd: None });
+            shared.push(Shared { device, context, pd: None, xrcd: None });
             shared.len() - 1
         }
     };
@@ -82,7 +80,7 @@ pub(super) fn home(info: &DeviceInfo) -> Result<Home, Errno> {
 /// The XRC domain of ids that name none: the target of one meets the shared receive queue of the other there. Nobody else
 /// can open it.
 pub(super) fn default_xrcd(context: &'static ContextHandle) -> Result<*mut abi::ibv_xrcd, Errno> {
-    let mut shared = SHARED.lock();
+    let mut shared = SHARED.get().lock();
     let home = shared.iter_mut().find(|shared| std::ptr::eq(shared.context, context) && usable(shared));
     let home = home.ok_or(Errno::EINVAL)?;
     if let Some(xrcd) = &home.xrcd {
@@ -107,16 +105,16 @@ pub(super) struct Home {
 }
 
 /// Ids that are bound to a device, by place.
-static BOUND: Mutex<BTreeMap<usize, &'static IdHandle>> = Mutex::new(BTreeMap::new());
+static BOUND: PerProcess<Mutex<BTreeMap<usize, &'static IdHandle>>> = PerProcess::new();
 
 /// The id is bound to a device, and is told if that goes.
 pub(super) fn follow(id: &'static IdHandle) {
-    BOUND.lock().insert(std::ptr::from_ref(id).addr(), id);
+    BOUND.get().lock().insert(std::ptr::from_ref(id).addr(), id);
 }
 
 /// The id is no more.
 pub(super) fn forget(id: &'static IdHandle) {
-    BOUND.lock().remove(&std::ptr::from_ref(id).addr());
+    BOUND.get().lock().remove(&std::ptr::from_ref(id).addr());
 }
 
 /// A device is gone: its ids are told, which the program then has to destroy. On any thread.
@@ -133,7 +131,7 @@ pub(crate) fn mac_changed(context: &'static ContextHandle, ifindex: u32) {
 
 /// Queues an event of its own for each id of a device that it concerns.
 fn tell(context: &'static ContextHandle, kind: abi::rdma_cm_event_type, concerns: impl Fn(&State) -> bool) {
-    let bound: Vec<_> = BOUND.lock().values().copied().collect();
+    let bound: Vec<_> = BOUND.get().lock().values().copied().collect();
     for id in bound {
         let Ok(live) = id.live() else { continue };
         let live = live.to_arc();

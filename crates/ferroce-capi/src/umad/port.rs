@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use core::ffi::{c_char, c_int, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::{DeviceInfo, Held, NotifyQueue, Sleep};
+use ferroce_engine::{DeviceInfo, Held, NotifyQueue, PerProcess, Sleep};
 use parking_lot::Mutex;
 
 use super::agent::{self, Asked, MAD, NoAnswer};
@@ -32,7 +32,7 @@ const NO_LID: u16 = 0;
 const PERMISSIVE_LID: u16 = 0xffff;
 
 /// Open ports by their descriptor.
-static PORTS: Mutex<BTreeMap<RawFd, Arc<Port>>> = Mutex::new(BTreeMap::new());
+static PORTS: PerProcess<Mutex<BTreeMap<RawFd, Arc<Port>>>> = PerProcess::new();
 
 struct Port {
     /// The device's name.
@@ -52,7 +52,7 @@ struct Reply {
 }
 
 fn port(fd: c_int) -> Result<Arc<Port>, Errno> {
-    PORTS.lock().get(&fd).cloned().ok_or(Errno::EINVAL)
+    PORTS.get().lock().get(&fd).cloned().ok_or(Errno::EINVAL)
 }
 
 /// Opens a port, 1 or 0 for any, and returns the number by which the other calls know it: its descriptor.
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn umad_open_port(ca_name: *const c_char, portnum: c_int) 
         }
         let port = Port { device: name, waiting: NotifyQueue::writable()?, agents: Mutex::default() };
         let fd = port.waiting.fd().as_raw_fd();
-        PORTS.lock().insert(fd, Arc::new(port));
+        PORTS.get().lock().insert(fd, Arc::new(port));
         usize::try_from(fd).map_err(|_| Errno::EBADF)
     })
 }
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn umad_open_smi_port(ca_name: *const c_char, portnum: c_i
 
 /// Closes a port with all of its agents. EINVAL if it is none.
 pub extern "C" fn umad_close_port(fd: c_int) -> c_int {
-    negative(|_| PORTS.lock().remove(&fd).map(|_| 0).ok_or(Errno::EINVAL))
+    negative(|_| PORTS.get().lock().remove(&fd).map(|_| 0).ok_or(Errno::EINVAL))
 }
 
 /// A descriptor that is readable while a datagram waits. It is the port's, and must not be closed or read.

@@ -1,6 +1,9 @@
-/* A child without exec: it may use none of its parent's objects, and open the device anew; the parent goes on. */
+/* A child without exec: it may use none of its parent's objects, and open the device anew, whatever other threads of the parent
+ * were doing; the parent goes on. */
 #include "pair.h"
 
+#include <arpa/inet.h>
+#include <pthread.h>
 #include <sys/wait.h>
 
 static struct end a, b;
@@ -23,42 +26,148 @@ static void connect_two(void)
 	to_rts(&b, a.qp->qp_num);
 }
 
-/* Whatever these return, they return, and touch nothing of the parent's. */
+enum { FILES = 24 };
+
+/* TCP connections of the child's own, in the numbers that its parent's descriptors had. */
+static void make_files(int ours[FILES], int theirs[FILES])
+{
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t length = sizeof(at);
+	int listener = socket(AF_INET, SOCK_STREAM, 0);
+
+	NEED(listener >= 0);
+	NEED(bind(listener, (struct sockaddr *)&at, sizeof(at)) == 0);
+	NEED(listen(listener, FILES) == 0);
+	NEED(getsockname(listener, (struct sockaddr *)&at, &length) == 0);
+	for (int i = 0; i < FILES; i++) {
+		ours[i] = socket(AF_INET, SOCK_STREAM, 0);
+		NEED(ours[i] >= 0);
+		NEED(connect(ours[i], (struct sockaddr *)&at, length) == 0);
+		theirs[i] = accept(listener, NULL, NULL);
+		NEED(theirs[i] >= 0);
+	}
+}
+
+/* Calls on the parent's objects fail, or do nothing, and write into no descriptor of the child's. */
 static int child(void)
 {
 	struct ibv_wc wc;
 	struct ibv_port_attr port;
+	struct ibv_async_event event;
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+	struct ibv_sge sge = { .addr = (uintptr_t)b.memory, .length = 64, .lkey = b.mr->lkey };
+	struct ibv_recv_wr receive = { .sg_list = &sge, .num_sge = 1 }, *bad;
+	struct ibv_cq *cq;
+	void *cq_context;
+	int ours[FILES], theirs[FILES];
+	char octets[256];
 
 	alarm(20);
 	failures = 0;
-	post(&a, IBV_WR_SEND, 3, 0, 16, &b, 0, IBV_SEND_SIGNALED);
-	ibv_poll_cq(a.cq, 1, &wc);
-	ibv_query_port(context, 1, &port);
-	ibv_destroy_qp(a.qp);
-	ibv_destroy_qp(b.qp);
-	ibv_dereg_mr(a.mr);
-	ibv_destroy_cq(a.cq);
-	ibv_dealloc_pd(pd);
-	ibv_close_device(context);
+	make_files(ours, theirs);
+	CHECK(post(&a, IBV_WR_SEND, 3, 0, 16, &b, 0, IBV_SEND_SIGNALED) == EIO);
+	CHECK(ibv_post_recv(b.qp, &receive, &bad) == EIO);
+	ibv_wr_start(a.qpx);
+	ibv_wr_send(a.qpx);
+	CHECK(ibv_wr_complete(a.qpx) == EIO);
+	CHECK(ibv_poll_cq(a.cq, 1, &wc) == -EIO);
+	CHECK(ibv_req_notify_cq(a.cq, 0) == EIO);
+	CHECK(ibv_query_port(context, 1, &port) == EIO);
+	CHECK(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE) == EIO);
+	CHECK_MINUS(ibv_get_cq_event(a.channel, &cq, &cq_context), EIO);
+	CHECK_MINUS(ibv_get_async_event(context, &event), EIO);
+	CHECK(ibv_destroy_qp(a.qp) == 0);
+	CHECK(ibv_destroy_qp(b.qp) == 0);
+	CHECK(ibv_dereg_mr(a.mr) == 0);
+	CHECK(ibv_destroy_cq(a.cq) == 0);
+	CHECK(ibv_dealloc_pd(pd) == 0);
+	CHECK(ibv_close_device(context) == 0);
+	for (int i = 0; i < FILES; i++) {
+		CHECK(recv(theirs[i], octets, sizeof(octets), MSG_DONTWAIT) == -1 && errno == EAGAIN);
+		CHECK(recv(ours[i], octets, sizeof(octets), MSG_DONTWAIT) == -1 && errno == EAGAIN);
+	}
 	return finish();
+}
+
+static volatile int stop;
+
+/* Makes and ends objects, so that other threads of the parent are inside the library's locks at a fork. */
+static void *churn(void *argument)
+{
+	struct ibv_qp_init_attr init = {
+		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
+		.qp_type = IBV_QPT_RC,
+	};
+	struct ibv_cq *cq = ibv_create_cq(context, 8, NULL, NULL, 0);
+
+	NEED(cq);
+	init.send_cq = init.recv_cq = cq;
+	while (!stop) {
+		struct ibv_pd *domain = ibv_alloc_pd(context);
+		struct ibv_mr *mr = ibv_reg_mr(domain, a.memory, 4096, 0);
+		struct ibv_qp *qp = ibv_create_qp(domain, &init);
+
+		NEED(domain && mr && qp);
+		ibv_destroy_qp(qp);
+		ibv_dereg_mr(mr);
+		ibv_dealloc_pd(domain);
+	}
+	ibv_destroy_cq(cq);
+	return argument;
+}
+
+/* Opens the device anew. What the parent listed still names it. */
+static int anew(struct ibv_device *device)
+{
+	alarm(20);
+	failures = 0;
+	context = ibv_open_device(device);
+	NEED(context);
+	connect_two();
+	exchange();
+	free_end(&a);
+	free_end(&b);
+	CHECK(ibv_dealloc_pd(pd) == 0);
+	CHECK(ibv_close_device(context) == 0);
+	return finish();
+}
+
+static void fork_and_wait(int (*run)(struct ibv_device *), struct ibv_device *device)
+{
+	pid_t pid = fork();
+	int status = -1;
+
+	NEED(pid >= 0);
+	if (pid == 0)
+		_exit(run(device));
+	NEED(waitpid(pid, &status, 0) == pid);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static int use_the_parents(struct ibv_device *device)
+{
+	(void)device;
+	return child();
 }
 
 int main(void)
 {
+	pthread_t threads[3];
+
 	context = open_device();
 	connect_two();
 	exchange();
 	for (int round = 0; round < 3; round++) {
-		pid_t pid = fork();
-		int status = -1;
-
-		NEED(pid >= 0);
-		if (pid == 0)
-			_exit(child());
-		NEED(waitpid(pid, &status, 0) == pid);
-		CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+		fork_and_wait(use_the_parents, NULL);
 		exchange();
 	}
+	for (int i = 0; i < 3; i++)
+		NEED(pthread_create(&threads[i], NULL, churn, NULL) == 0);
+	for (int round = 0; round < 60; round++)
+		fork_and_wait(anew, context->device);
+	stop = 1;
+	for (int i = 0; i < 3; i++)
+		pthread_join(threads[i], NULL);
 	free_end(&a);
 	free_end(&b);
 	CHECK(ibv_dealloc_pd(pd) == 0);

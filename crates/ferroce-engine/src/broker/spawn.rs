@@ -20,6 +20,7 @@ use tracing::{error, info, warn};
 
 use super::server::{Server, ServerError, ServerOptions, Stopper};
 use super::{daemon, runtime_dir, sys};
+use crate::PerProcess;
 
 /// Why no broker could be started.
 #[derive(Debug, thiserror::Error)]
@@ -141,11 +142,10 @@ fn is_forked_child() -> bool {
     !matches!(ORIGIN.load(Ordering::Relaxed), 0) && ORIGIN.load(Ordering::Relaxed) != std::process::id()
 }
 
-static EMBEDDED: Mutex<Option<Embedded>> = Mutex::new(None);
+static EMBEDDED: PerProcess<Mutex<Option<Embedded>>> = PerProcess::new();
 
 struct Embedded {
     thread: std::thread::JoinHandle<()>,
-    process: u32,
     _stopper: Stopper,
 }
 
@@ -154,8 +154,8 @@ struct Embedded {
 /// # Errors
 /// Those of [`Server::bind`], but that it runs already.
 pub fn start_embedded(name: &str) -> Result<(), ServerError> {
-    let mut embedded = EMBEDDED.lock().unwrap_or_else(|e| e.into_inner());
-    if embedded.as_ref().is_some_and(|e| e.process == std::process::id() && !e.thread.is_finished()) {
+    let mut embedded = EMBEDDED.get().lock().unwrap_or_else(|e| e.into_inner());
+    if embedded.as_ref().is_some_and(|e| !e.thread.is_finished()) {
         return Ok(());
     }
     let server = match Server::bind(&ServerOptions { name: name.to_owned(), idle: None }) {
@@ -181,7 +181,6 @@ pub fn start_embedded(name: &str) -> Result<(), ServerError> {
         warn!("the signal mask could not be restored: {e}");
     }
     info!("the broker runs in this process");
-    *embedded =
-        Some(Embedded { thread: thread.map_err(io)?, process: std::process::id(), _stopper: stopper });
+    *embedded = Some(Embedded { thread: thread.map_err(io)?, _stopper: stopper });
     Ok(())
 }

@@ -26,7 +26,6 @@ mod waker;
 
 pub use datagram::Datagram;
 pub use ferroce_proto::rsocket::{Fault, How, Sizes};
-pub use place::PerProcess;
 pub use settings::Settings;
 pub use stream::{Accepted, Failure, Progress, Ready, RsocketError, Stream};
 pub use waker::{Waker, fall_asleep};

@@ -13,12 +13,11 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
-use super::place::PerProcess;
 use super::waker::Waker;
 use super::{Datagram, Stream};
-use crate::background;
 use crate::cm::{Event, EventKind, Sink, Target};
 use crate::fork::Guarded;
+use crate::{PerProcess, background};
 
 /// Something to do.
 pub(super) enum Task {
