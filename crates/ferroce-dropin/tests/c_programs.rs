@@ -209,6 +209,11 @@ fn descriptors_in_poll_and_epoll() {
 }
 
 #[test]
+fn programs_that_wait_by_their_own_epoll() {
+    passes("loops");
+}
+
+#[test]
 fn shared_receive_queues() {
     passes("srq");
 }

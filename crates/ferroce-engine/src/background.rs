@@ -129,7 +129,7 @@ impl Background {
                 self.watch(lane);
                 // What waited out the tick could have been had at once: this program polls its
                 // memory, say, and its completion queue only now and then.
-                if lane.serve_in_background(ROUNDS) == Served::Some {
+                if lane.serve_in_background(ROUNDS) == Served::Some && !lane.follow().was_late() {
                     lane.state().set_eager(true);
                     plan = lane.state().plan(now, true);
                 }
@@ -142,6 +142,10 @@ impl Background {
     /// A lane's socket has something to receive.
     fn ready(&mut self, lane: &Lane) {
         let now = sys::now().as_nanos();
+        // The packet has woken the program as well, which gets a tick to receive it.
+        if lane.follow().is_attached() && !lane.state().is_eager() {
+            lane.state().served(now);
+        }
         if lane.state().kept_by_program(now) {
             self.unwatch(lane);
             return;

@@ -1,11 +1,13 @@
 //! Completion channels: how a thread sleeps until something completes.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
+
 use crate::error::{Busy, CreateChannelError, EventError};
-use crate::lane::LaneSet;
+use crate::lane::{Lane, LaneSet, Served};
 use crate::notify::NotifyQueue;
 use crate::sleep::{Held, Sleep};
 use crate::{CompletionQueue, Context, fork};
@@ -18,6 +20,14 @@ pub struct CompletionChannel {
     cqs: AtomicUsize,
     lanes: LaneSet,
     epoch: u64,
+    /// The lane whose packets make the descriptor readable, see [`Self::get_event`].
+    attached: Mutex<Option<Arc<Lane>>>,
+    /// `attached` holds a lane: read before the lock is taken.
+    is_attached: AtomicBool,
+    /// The queue whose event was taken last.
+    last: Mutex<Weak<CompletionQueue>>,
+    /// The last event was an extra one for which not even a packet was found.
+    guessed: AtomicBool,
 }
 
 impl CompletionChannel {
@@ -28,6 +38,10 @@ impl CompletionChannel {
             cqs: AtomicUsize::new(0),
             lanes: LaneSet::default(),
             epoch: fork::epoch(),
+            attached: Mutex::default(),
+            is_attached: AtomicBool::new(false),
+            last: Mutex::default(),
+            guessed: AtomicBool::new(false),
         }))
     }
 
@@ -44,6 +58,10 @@ impl CompletionChannel {
     /// The queue that reported first; waits for one unless the descriptor is non-blocking. While
     /// it waits it receives and processes packets itself, when no other thread does.
     ///
+    /// A program that waits for a non-blocking descriptor by `poll` or `epoll` and takes each event soon is woken by packets
+    /// directly, and this call then receives them. If such a packet completes nothing, an *extra* event is returned for a queue that
+    /// was asked to notify: `ibv_get_cq_event(3)` allows events without a completion, and a readable descriptor promises an event.
+    ///
     /// Each must be acknowledged: [`CompletionQueue::ack_events`].
     #[doc(alias = "ibv_get_cq_event")]
     pub fn get_event(&self) -> Result<Arc<CompletionQueue>, EventError> {
@@ -57,14 +75,17 @@ impl CompletionChannel {
         }
     }
 
-    /// The queue that reported first, if one did.
+    /// The queue that reported first, if one did, or reports about the packet that woke the program.
     pub fn take_event(&self) -> Option<Arc<CompletionQueue>> {
-        let hand_out = |cq: Weak<CompletionQueue>| {
-            let cq = cq.upgrade()?;
-            cq.comp_acks().handed_out(1);
-            Some(cq)
-        };
-        std::iter::from_fn(|| self.queue.pop(hand_out)).flatten().next()
+        let reported = std::iter::from_fn(|| self.queue.pop(Self::hand_out)).flatten().next();
+        match reported {
+            Some(cq) => Some(self.taken(cq)),
+            // In a forked child a thread of the parent may hold the locks.
+            None if self.is_attached.load(Ordering::Relaxed) && self.epoch == fork::epoch() => {
+                self.receive_event()
+            }
+            None => None,
+        }
     }
 
     /// Prepares a sleep until a queue may have reported, in which the thread receives packets when no other one does. `None`:
@@ -77,7 +98,89 @@ impl CompletionChannel {
         if self.queue.is_nonblocking() {
             return Err(EventError::WouldBlock);
         }
+        if self.is_attached.load(Ordering::Relaxed) {
+            self.detach();
+        }
         Ok(self.lanes.fall_asleep(self.queue.fd(), held))
+    }
+
+    /// `None`: the queue is gone, and with it the event.
+    fn hand_out(cq: Weak<CompletionQueue>) -> Option<Arc<CompletionQueue>> {
+        let cq = cq.upgrade()?;
+        cq.comp_acks().handed_out(1);
+        Some(cq)
+    }
+
+    /// The program takes an event of `cq`.
+    fn taken(&self, cq: Arc<CompletionQueue>) -> Arc<CompletionQueue> {
+        self.guessed.store(false, Ordering::Relaxed);
+        *self.last.lock() = Arc::downgrade(&cq);
+        if let [lane] = &**self.lanes.all()
+            && lane.follow().took(this_thread())
+            && lane.can_wake_programs()
+            && self.queue.is_nonblocking()
+        {
+            self.attach(lane);
+        }
+        cq
+    }
+
+    /// A packet of the lane may have woken the program: receives it, and returns an event if there is one.
+    fn receive_event(&self) -> Option<Arc<CompletionQueue>> {
+        let lane = self.attached.lock().clone()?;
+        let mut served = Served::Nothing;
+        let work = || {
+            served = lane.serve_inline();
+            if served == Served::Busy {
+                // The thread that has the packet is about to report its event.
+                lane.wait_for_holder();
+            }
+        };
+        if let Some(Some(cq)) = self.queue.pop_after(work, Self::hand_out) {
+            return Some(self.taken(cq));
+        }
+        if (served == Served::Some && lane.follow().woke_in_vain()) || lane.follow().is_unwanted() {
+            lane.follow().back_off();
+            self.detach();
+        }
+        // Another thread may have taken the packet that woke this one. Once in a row this is believed; a program that
+        // takes events until there are none would otherwise never come to the end.
+        let guess = served != Served::Some;
+        if guess && self.guessed.swap(true, Ordering::Relaxed) {
+            return None;
+        }
+        self.last.lock().upgrade().filter(|cq| cq.hand_out_extra())
+    }
+
+    fn attach(&self, lane: &Arc<Lane>) {
+        let mut attached = self.attached.lock();
+        if attached.is_some() || !lane.follow().attach() {
+            return;
+        }
+        match self.queue.join(lane.fd()) {
+            Ok(()) => {
+                *attached = Some(Arc::clone(lane));
+                // The background thread was, because the program looked at its queue only now and then.
+                lane.state().set_eager(false);
+                self.is_attached.store(true, Ordering::Relaxed);
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a channel's descriptor cannot hold a socket");
+                lane.follow().detach();
+            }
+        }
+    }
+
+    fn detach(&self) {
+        if self.epoch != fork::epoch() {
+            return;
+        }
+        let mut attached = self.attached.lock();
+        if let Some(lane) = attached.take() {
+            self.is_attached.store(false, Ordering::Relaxed);
+            self.queue.part(lane.fd());
+            lane.follow().detach();
+        }
     }
 
     /// Prepares a sleep until a queue reported, or somebody nudged, or something arrived. `None`: one of these is the case.
@@ -121,6 +224,18 @@ impl CompletionChannel {
         &self.lanes
     }
 
+    /// Packets of `lane` may lead to an event here.
+    pub(crate) fn add_lane(&self, lane: &Arc<Lane>) {
+        self.lanes.add(lane);
+        self.detach();
+    }
+
+    /// Takes back [`Self::add_lane`].
+    pub(crate) fn remove_lane(&self, lane: &Arc<Lane>) {
+        self.lanes.remove(lane);
+        self.detach();
+    }
+
     pub(crate) fn notify(&self, cq: &Weak<CompletionQueue>) {
         self.queue.push(cq.clone());
     }
@@ -128,4 +243,18 @@ impl CompletionChannel {
     pub(crate) fn purge(&self, cq: &CompletionQueue) {
         self.queue.purge(|entry| std::ptr::eq(entry.as_ptr(), cq));
     }
+}
+
+impl Drop for CompletionChannel {
+    fn drop(&mut self) {
+        self.detach();
+    }
+}
+
+/// A number that no other thread has now.
+fn this_thread() -> u64 {
+    thread_local! {
+        static HERE: u8 = const { 0 };
+    }
+    HERE.try_with(|here| std::ptr::from_ref(here).addr() as u64).unwrap_or(0)
 }

@@ -261,6 +261,18 @@ impl CompletionQueue {
         };
     }
 
+    /// Answers the request for an event without a completion; `false` if there was no request. The caller gives the event to the
+    /// program.
+    pub(crate) fn hand_out_extra(&self) -> bool {
+        let mut ring = self.ring.lock();
+        let armed = std::mem::replace(&mut ring.armed, Armed::No) != Armed::No && !ring.destroyed;
+        if armed {
+            // Under the lock: destroying the queue waits for this event or prevents it.
+            self.comp_acks.handed_out(1);
+        }
+        armed
+    }
+
     /// Whether the program ever asked for an event of this queue.
     pub(crate) fn sleeps(&self) -> bool {
         self.sleeps.load(Ordering::Relaxed)
@@ -423,13 +435,13 @@ impl CompletionQueue {
     /// A queue pair that completes into this queue is on `lane`: whoever polls or sleeps here looks at it.
     pub(crate) fn add_lane(&self, lane: &Arc<Lane>) {
         self.lanes.add(lane);
-        self.channel().inspect(|channel| channel.lanes().add(lane));
+        self.channel().inspect(|channel| channel.add_lane(lane));
     }
 
     /// Takes back [`Self::add_lane`].
     pub(crate) fn remove_lane(&self, lane: &Arc<Lane>) {
         self.lanes.remove(lane);
-        self.channel().inspect(|channel| channel.lanes().remove(lane));
+        self.channel().inspect(|channel| channel.remove_lane(lane));
     }
 
     /// Adds a completion and fires the event that was asked for: under one lock, so that no

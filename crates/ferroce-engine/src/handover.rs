@@ -23,7 +23,8 @@ pub struct LaneState {
     watched: AtomicBool,
     /// Earliest deadline of a queue pair on the lane; may be too early, never too late.
     earliest: AtomicU64,
-    /// The program polls its memory, or now and then: wait for no tick. Set by the background thread.
+    /// The program polls its memory, or now and then: wait for no tick. Set by the background thread, and
+    /// cleared as well when packets begin to wake the program.
     eager: AtomicBool,
     /// An acknowledgement waits for the program to come back with something to send.
     owes: AtomicBool,

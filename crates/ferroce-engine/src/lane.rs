@@ -26,6 +26,7 @@
 //! | is about to sleep in `get_cq_event` | that thread, for some 10 µs; not on a core where somebody else computes | the same |
 //! | sleeps in `get_cq_event` | the first thread that sleeps (it *watches* the lane); further ones sleep on their channel alone and are woken by whoever receives | keeps off; runs timers that no poller runs |
 //! | returns from `get_cq_event` | nobody for up to a millisecond, in which the program usually polls or sleeps again | is asked to look a millisecond later |
+//! | waits by its own epoll on a channel's non-blocking descriptor | after some events the thread that takes them, which packets wake (`follow.rs`), inside `get_cq_event`; before that, the background thread | leaves a packet to the program for a millisecond |
 //! | is inside `post_send` | whoever did before: the caller only transmits | is asked to look when the new deadline is due, if it would sleep longer |
 //! | is inside no call | the background thread | sleeps in epoll on the socket until a packet or the earliest deadline |
 //!
@@ -44,6 +45,7 @@
 //! Lock order: lane, queue pair, completion queue, channel. The list of queue pairs on a lane is
 //! a leaf. No lock is shared by queue pairs on the packet path but the lane's, once a batch.
 
+mod follow;
 mod frames;
 mod group;
 mod rings;
@@ -78,6 +80,7 @@ use crate::memory::guard;
 use crate::rings::RingPort;
 use crate::tx::Senders;
 use crate::{Qp, sys};
+use follow::Follow;
 
 /// Queue pairs in one batch for which there is room from the start; more make the list grow, once.
 const TOUCHED: usize = 64;
@@ -162,6 +165,7 @@ pub(crate) struct Lane {
     source: Source,
     senders: Arc<Senders>,
     state: LaneState,
+    follow: Follow,
     /// Whether the ICRC of what comes counts.
     checks: AtomicBool,
     /// Interfaces where it does not, for what rings bring.
@@ -190,6 +194,7 @@ impl Lane {
             senders: Senders::new(local, scope_id, hub.secret),
             source,
             state: LaneState::new(),
+            follow: Follow::new(),
             checks: AtomicBool::new(true),
             unchecked: ArcSwap::default(),
             receiver: Mutex::new(Box::new(Receiver {
@@ -255,6 +260,20 @@ impl Lane {
 
     pub(crate) fn state(&self) -> &LaneState {
         &self.state
+    }
+
+    pub(crate) fn follow(&self) -> &Follow {
+        &self.follow
+    }
+
+    /// A program may wait for its descriptor: datagrams of the program's own address, received one call at a time.
+    pub(crate) fn can_wake_programs(&self) -> bool {
+        matches!(self.source, Source::Packets(_)) && self.members.is_none()
+    }
+
+    /// Returns when no thread holds the lane that held it before. The caller has no lock.
+    pub(crate) fn wait_for_holder(&self) {
+        drop(self.receiver.lock());
     }
 
     /// Datagrams come with what their IP header held from now on.
@@ -343,6 +362,7 @@ impl Lane {
             Ok(_) => {
                 let now = sys::now();
                 receiver.look_at_guard(now);
+                self.follow.received();
                 match &self.members {
                     None => self.dispatch(receiver, now, program),
                     Some(members) => self.fan_out(receiver, now, members),
@@ -374,7 +394,7 @@ impl Lane {
         }
         let mut core = qp.lock();
         if core.owes() {
-            core.waited_in_vain();
+            core.waited_in_vain(now);
             core.settle(now);
         }
     }
@@ -431,7 +451,7 @@ impl Lane {
                 // looks at its completion next and most likely answers: then its acknowledgement
                 // leaves with the answer.
                 if program && received <= ANSWERABLE {
-                    if let Some(until) = core.settle_or_owe(now) {
+                    if let Some(until) = core.settle_or_owe(now, self.follow.is_attached()) {
                         *owing = Some(Owing { qp: Arc::clone(qp), until });
                         self.state.owe(&self.hub.attention, || self.hub.wake());
                     }

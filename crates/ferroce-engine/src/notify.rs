@@ -16,8 +16,22 @@ use crate::{engine, fork};
 /// changes under the queue's lock. Each entry raises the signal, for programs that wait for edges; taking the last entry lowers it.
 pub struct NotifyQueue<T> {
     signal: Signal,
-    entries: Mutex<VecDeque<T>>,
+    inner: Mutex<Inner<T>>,
     epoch: u64,
+}
+
+struct Inner<T> {
+    entries: VecDeque<T>,
+    /// The signal is raised.
+    raised: bool,
+    /// Threads that add entries and then take one themselves: the signal waits for them.
+    quiet: u32,
+}
+
+impl<T> Inner<T> {
+    const fn new() -> Self {
+        Self { entries: VecDeque::new(), raised: false, quiet: 0 }
+    }
 }
 
 impl<T> NotifyQueue<T> {
@@ -26,7 +40,7 @@ impl<T> NotifyQueue<T> {
     /// # Errors
     /// Without a descriptor.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { signal: Signal::new()?, entries: Mutex::new(VecDeque::new()), epoch: fork::epoch() })
+        Ok(Self { signal: Signal::new()?, inner: Mutex::new(Inner::new()), epoch: fork::epoch() })
     }
 
     /// An empty queue whose descriptor is always writable, as a umad port's is in Linux.
@@ -34,7 +48,7 @@ impl<T> NotifyQueue<T> {
     /// # Errors
     /// Without two descriptors.
     pub fn writable() -> io::Result<Self> {
-        Ok(Self { signal: Signal::writable()?, entries: Mutex::new(VecDeque::new()), epoch: fork::epoch() })
+        Ok(Self { signal: Signal::writable()?, inner: Mutex::new(Inner::new()), epoch: fork::epoch() })
     }
 
     /// Readable while an event is there. O_NONBLOCK, if the program sets it, is honoured by [`Self::fall_asleep`].
@@ -44,30 +58,54 @@ impl<T> NotifyQueue<T> {
 
     /// The entries, unless the queue is of the process from which this one was forked: its descriptor is closed here, and the
     /// number may be another file's. Then every call finds the queue empty.
-    fn entries(&self) -> Option<MutexGuard<'_, VecDeque<T>>> {
-        (self.epoch == fork::epoch()).then(|| self.entries.lock())
+    fn inner(&self) -> Option<MutexGuard<'_, Inner<T>>> {
+        (self.epoch == fork::epoch()).then(|| self.inner.lock())
     }
 
     /// Appends an event.
     pub fn push(&self, entry: T) {
-        let Some(mut entries) = self.entries() else { return };
-        entries.push_back(entry);
-        self.signal.raise(entries.len() > 1);
+        let Some(mut inner) = self.inner() else { return };
+        inner.entries.push_back(entry);
+        if inner.quiet == 0 {
+            self.signal.raise(inner.raised);
+            inner.raised = true;
+        }
     }
 
     /// The oldest entry, given to `take` before a purge could look for it.
     pub fn pop<R>(&self, take: impl FnOnce(T) -> R) -> Option<R> {
-        let mut entries = self.entries()?;
-        let entry = entries.pop_front()?;
-        if entries.is_empty() {
-            self.signal.lower();
-        }
+        let mut inner = self.inner()?;
+        let entry = inner.entries.pop_front()?;
+        self.follow(&mut inner);
         Some(take(entry))
+    }
+
+    /// Runs `work`, which may add entries. The descriptor says so only when `work` is done, and only if an entry remains after
+    /// the oldest one was given to `take`: a thread that takes its own entry needs no system call for it.
+    pub(crate) fn pop_after<R>(&self, work: impl FnOnce(), take: impl FnOnce(T) -> R) -> Option<R> {
+        self.inner()?.quiet += 1;
+        let quiet = Quiet(self);
+        work();
+        let popped = self.inner().and_then(|mut inner| inner.entries.pop_front().map(take));
+        drop(quiet);
+        popped
+    }
+
+    /// The signal follows the entries.
+    fn follow(&self, inner: &mut Inner<T>) {
+        let wanted = !inner.entries.is_empty();
+        if inner.raised && !wanted {
+            self.signal.lower();
+            inner.raised = false;
+        } else if !inner.raised && wanted && inner.quiet == 0 {
+            self.signal.raise(false);
+            inner.raised = true;
+        }
     }
 
     /// How many wait.
     pub fn len(&self) -> usize {
-        self.entries().map_or(0, |entries| entries.len())
+        self.inner().map_or(0, |inner| inner.entries.len())
     }
 
     /// Whether nothing waits.
@@ -77,19 +115,16 @@ impl<T> NotifyQueue<T> {
 
     /// A look at the oldest entry, which stays.
     pub fn peek<R>(&self, look: impl FnOnce(&T) -> R) -> Option<R> {
-        self.entries()?.front().map(look)
+        self.inner()?.entries.front().map(look)
     }
 
     /// Drops every entry that `gone` names, and returns how many those were.
     pub fn purge(&self, mut gone: impl FnMut(&T) -> bool) -> usize {
-        let Some(mut entries) = self.entries() else { return 0 };
-        let before = entries.len();
-        entries.retain(|entry| !gone(entry));
-        let purged = before - entries.len();
-        if purged > 0 && entries.is_empty() {
-            self.signal.lower();
-        }
-        purged
+        let Some(mut inner) = self.inner() else { return 0 };
+        let before = inner.entries.len();
+        inner.entries.retain(|entry| !gone(entry));
+        self.follow(&mut inner);
+        before - inner.entries.len()
     }
 
     /// Prepares a sleep until something is in the queue; the caller looks then whether it is still there. `held` keeps the
@@ -109,10 +144,31 @@ impl<T> NotifyQueue<T> {
         Ok(Sleep::until_readable(self.fd(), held))
     }
 
+    /// Makes the descriptor readable as well while `other` is.
+    pub(crate) fn join(&self, other: BorrowedFd<'_>) -> io::Result<()> {
+        self.signal.join(other)
+    }
+
+    /// Takes back [`Self::join`].
+    pub(crate) fn part(&self, other: BorrowedFd<'_>) {
+        self.signal.part(other);
+    }
+
     /// Whether the program set O_NONBLOCK on the descriptor.
     pub(crate) fn is_nonblocking(&self) -> bool {
         fcntl(self.fd(), FcntlArg::F_GETFL)
             .is_ok_and(|flags| OFlag::from_bits_truncate(flags).contains(OFlag::O_NONBLOCK))
+    }
+}
+
+/// Ends the quiet of [`NotifyQueue::pop_after`], however its work ends.
+struct Quiet<'a, T>(&'a NotifyQueue<T>);
+
+impl<T> Drop for Quiet<'_, T> {
+    fn drop(&mut self) {
+        let Some(mut inner) = self.0.inner() else { return };
+        inner.quiet -= 1;
+        self.0.follow(&mut inner);
     }
 }
 
@@ -121,6 +177,26 @@ mod tests {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     use super::*;
+
+    #[test]
+    fn a_thread_that_takes_its_own_entry() {
+        let queue = NotifyQueue::new().expect("a descriptor");
+        let after = |entries: std::ops::Range<u8>| {
+            let work = || {
+                entries.for_each(|entry| queue.push(entry));
+                assert!(!readable(&queue));
+            };
+            queue.pop_after(work, |entry| entry)
+        };
+        assert_eq!(after(0..0), None);
+        assert_eq!(after(1..2), Some(1));
+        assert!(!readable(&queue));
+        assert_eq!(after(2..5), Some(2));
+        assert!(readable(&queue), "two remain for others");
+        assert_eq!(queue.pop_after(|| (), |entry| entry), Some(3));
+        assert_eq!(queue.pop_after(|| (), |entry| entry), Some(4));
+        assert!(!readable(&queue));
+    }
 
     fn readable<T>(queue: &NotifyQueue<T>) -> bool {
         let mut fds = [PollFd::new(queue.fd(), PollFlags::POLLIN)];

@@ -1,5 +1,6 @@
 //! Queue pairs: the transport's state machine, joined to memory, sockets and completion queues.
 
+mod answers;
 mod datagrams;
 mod flows;
 mod ledger;
@@ -32,6 +33,7 @@ use crate::send_batch::{SendBatch, Stage};
 use crate::tx::Endpoints;
 use crate::{CompletionQueue, Context, Pd, Srq, Xrcd, fork, sys};
 
+use answers::Answers;
 pub(crate) use locked::Locked;
 use locked::{Core, Inside, Path};
 pub(crate) use parts::Parts;
@@ -152,6 +154,7 @@ impl Qp {
                 touched: false,
                 owes: false,
                 patience: Patience::new(),
+                answers: Answers::new(),
                 destroyed: false,
                 groups: Vec::new(),
                 frame,
@@ -414,6 +417,7 @@ impl Qp {
                 break;
             }
         }
+        locked.posted(now);
         locked.settle_posted(now);
         result
     }
@@ -478,6 +482,7 @@ impl Qp {
                 return Err(error);
             }
         }
+        locked.posted(now);
         locked.settle_posted(now);
         Ok(())
     }

@@ -2,7 +2,7 @@
 //!
 //! Linux's descriptors of completion channels, asynchronous events and event channels report POLLIN and nothing else. An
 //! `eventfd` reports POLLOUT as well, and event loops that ask for both directions would spin. So a program gets an epoll
-//! descriptor, which is never writable and refuses `read`. Its only member is an eventfd that is always readable, the *source*;
+//! descriptor, which is never writable and refuses `read`. Its member is an eventfd that is always readable, the *source*;
 //! raising the signal sets the interest in it to EPOLLIN, lowering the signal clears the interest. A source serves several signals,
 //! so that a program with many channels needs no second descriptor for each. A umad port is always writable in Linux; its
 //! descriptor is one end of a socket pair.
@@ -46,6 +46,25 @@ impl Signal {
         match self {
             Self::Interest(interest) => interest.set.as_fd(),
             Self::Writable(writable) => writable.ours_and_theirs.1.as_fd(),
+        }
+    }
+
+    /// Makes it readable as well while `other` is. One descriptor at a time, and not for a writable signal.
+    pub(crate) fn join(&self, other: BorrowedFd<'_>) -> io::Result<()> {
+        match self {
+            Self::Interest(interest) => {
+                Ok(epoll::add(&interest.set, other, EventData::new_u64(1), EventFlags::IN)?)
+            }
+            Self::Writable(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Takes back [`Self::join`]. Closing `other` is not enough: another process may hold the same open file.
+    pub(crate) fn part(&self, other: BorrowedFd<'_>) {
+        if let Self::Interest(interest) = self
+            && let Err(errno) = epoll::delete(&interest.set, other)
+        {
+            tracing::error!(%errno, "cannot take a socket out of a channel");
         }
     }
 

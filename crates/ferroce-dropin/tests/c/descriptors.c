@@ -177,8 +177,8 @@ int main(void)
 	to_rts(&b, a.qp->qp_num);
 	only_umad_is_writable();
 	set_nonblocking(b.channel->fd);
-	waiting_for_both_directions_does_not_spin();
 	each_event_is_an_edge();
+	waiting_for_both_directions_does_not_spin();
 	reading_from_it_takes_nothing();
 	free_end(&a);
 	free_end(&b);

@@ -12,6 +12,7 @@ use ferroce_wire::{Flow, Gid, Instant, Packet};
 use parking_lot::MutexGuard;
 
 use super::Qp;
+use super::answers::{Answers, WAIT};
 use super::patience::{HOLD, Patience};
 use crate::attr::AhAttr;
 use crate::counters::{DeviceCounters, count_drop};
@@ -37,6 +38,7 @@ pub(super) struct Core {
     /// An acknowledgement was put off, see [`Locked::settle_or_owe`].
     pub(super) owes: bool,
     pub(super) patience: Patience,
+    pub(super) answers: Answers,
     pub(super) destroyed: bool,
     /// Multicast groups it is attached to.
     pub(super) groups: Vec<Gid>,
@@ -173,10 +175,17 @@ impl Locked<'_> {
     }
 
     /// An acknowledgement that was put off waited in vain.
-    pub(crate) fn waited_in_vain(&mut self) {
+    pub(crate) fn waited_in_vain(&mut self, now: Instant) {
+        self.core.answers.left_alone(now);
         if self.core.transport.holds_ack() {
             self.core.patience.ran_out();
         }
+    }
+
+    /// The program posted send requests, which leave next.
+    pub(crate) fn posted(&mut self, now: Instant) {
+        let waits = self.core.owes;
+        self.core.answers.posted(now, waits);
     }
 
     /// Sends what may leave, publishes what completed, notes the next deadline, and unlocks.
@@ -199,7 +208,9 @@ impl Locked<'_> {
     /// one completion to look at, that waits; see [`crate::lane`]. Returns until when it may, if it does: a
     /// time in the past says until the program comes back with something to send, or without. Puts off
     /// once, but for a peer that goes on without; an XRC target never, since another queue pair sends the answer.
-    pub(crate) fn settle_or_owe(mut self, now: Instant) -> Option<Instant> {
+    /// `by_epoll`: packets wake the program through its own epoll, so the acknowledgement should not leave before an answer
+    /// that seems to follow.
+    pub(crate) fn settle_or_owe(mut self, now: Instant, by_epoll: bool) -> Option<Instant> {
         if self.core.destroyed {
             return None;
         }
@@ -215,8 +226,12 @@ impl Locked<'_> {
         self.core.transport.hold_ack(hold);
         let unsent = if owes { false } else { self.transmit(now) };
         self.core.owes = owes;
+        let until = match hold {
+            true => now + HOLD,
+            false if by_epoll && self.core.answers.is_expected() => now + WAIT,
+            false => Instant::ZERO,
+        };
         self.leave(now, unsent, published);
-        let until = if hold { now + HOLD } else { Instant::ZERO };
         owes.then_some(until)
     }
 
