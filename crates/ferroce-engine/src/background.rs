@@ -29,6 +29,7 @@ pub(crate) fn spawn(engine: Arc<Engine>) -> io::Result<()> {
     epoll.0.add(engine.hub().wake_fd(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
     epoll.0.add(engine.broker().event_fd(), EpollEvent::new(EpollFlags::EPOLLIN, BROKER))?;
     spawn_quietly("ferroce", move || {
+        sys::ask_for_a_short_slice();
         let mut thread = Background { engine, epoll, watched: Vec::new(), known: Arc::default() };
         if catch_unwind(AssertUnwindSafe(|| thread.run())).is_err() {
             tracing::error!("the background thread panicked: the device is dead");

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::time::Duration;
 
 use ferroce_wire::Instant;
 use nix::time::{ClockId, clock_gettime};
@@ -102,6 +103,41 @@ impl Drop for Uncancellable {
     fn drop(&mut self) {
         // SAFETY: a state that the C library gave.
         unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
+    }
+}
+
+/// The least slice that Linux gives.
+const SHORT_SLICE: Duration = Duration::from_micros(100);
+
+/// Asks for time slices of this thread's own, shorter than those of threads that compute. Linux 6.12 and later then runs a thread
+/// that wakes up before such a thread has used up its slice. Older kernels ignore the request. It needs no privilege, and a thread
+/// with a real-time policy is left alone.
+pub(crate) fn ask_for_a_short_slice() {
+    /// `struct sched_attr` of linux/sched/types.h, in its first version.
+    #[repr(C)]
+    #[derive(Default)]
+    struct SchedAttr {
+        size: u32,
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        runtime: u64,
+        deadline: u64,
+        period: u64,
+    }
+    const SIZE: u32 = size_of::<SchedAttr>() as u32;
+    let mut attr = SchedAttr { size: SIZE, ..Default::default() };
+    // SAFETY: the kernel writes at most `SIZE` octets to `attr`, all of whose values are valid.
+    let failed = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, SIZE, 0) };
+    if failed != 0 || attr.policy != libc::SCHED_OTHER as u32 {
+        return;
+    }
+    attr.runtime = SHORT_SLICE.as_nanos() as u64;
+    // SAFETY: the kernel reads `attr.size` octets, which is what it wrote before.
+    let failed = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
+    if failed != 0 {
+        tracing::debug!(error = %std::io::Error::last_os_error(), "the background thread keeps its time slice");
     }
 }
 
