@@ -1,4 +1,4 @@
-//! The two ends of the baselines: a TCP stream, and a UDP ping-pong. Each end is a process of its own
+//! The two ends of the baselines: a TCP stream, and ping-pongs by UDP and TCP. Each end is a process of its own
 //! (`xtask bench-end`), and the receiver checks what it got, as `vbench` does for RDMA.
 
 use std::io::{Read, Write};
@@ -7,12 +7,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 /// What is exchanged.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub enum Kind {
     /// A loop of writes on one TCP stream.
     Tcp,
+    /// A TCP ping-pong, both ends waiting by epoll on a non-blocking socket.
+    TcpEpoll,
     /// A UDP ping-pong, both ends spinning.
     UdpSpin,
     /// A UDP ping-pong, both ends blocking.
@@ -57,6 +60,8 @@ pub fn run(args: &EndArgs) -> Result<()> {
     match (&args.listen, &args.connect, args.kind) {
         (Some(at), None, Kind::Tcp) => tcp_server(at, args),
         (None, Some(to), Kind::Tcp) => tcp_client(to, args),
+        (Some(at), None, Kind::TcpEpoll) => tcp_answerer(at, args),
+        (None, Some(to), Kind::TcpEpoll) => tcp_asker(to, args),
         (Some(at), None, _) => udp_server(at, args),
         (None, Some(to), _) => udp_client(to, args),
         _ => bail!("say --listen or --connect"),
@@ -89,6 +94,55 @@ fn tcp_client(to: &str, args: &EndArgs) -> Result<()> {
     stream.read_exact(&mut [0])?;
     println!("seconds {:.9}", started.elapsed().as_secs_f64());
     Ok(())
+}
+
+/// An event loop around one stream.
+struct Loop {
+    set: Epoll,
+    stream: TcpStream,
+}
+
+impl Loop {
+    fn new(stream: TcpStream) -> Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        let set = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        set.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        Ok(Self { set, stream })
+    }
+
+    /// One message.
+    fn receive(&mut self, message: &mut [u8]) -> Result<()> {
+        let mut have = 0;
+        while have < message.len() {
+            let limit = EpollTimeout::from(5000u16);
+            ensure!(self.set.wait(&mut [EpollEvent::empty()], limit)? == 1, "a message was lost");
+            let got = self.stream.read(&mut message[have..])?;
+            ensure!(got > 0, "the other end is gone");
+            have += got;
+        }
+        Ok(())
+    }
+}
+
+fn tcp_answerer(at: &str, args: &EndArgs) -> Result<()> {
+    let mut events = Loop::new(TcpListener::bind(at)?.accept()?.0)?;
+    let mut message = vec![0; args.size];
+    for number in 0..args.count {
+        events.receive(&mut message)?;
+        ensure!(is_stamped(&message, number), "message {number} is wrong");
+        events.stream.write_all(&message)?;
+    }
+    Ok(())
+}
+
+fn tcp_asker(to: &str, args: &EndArgs) -> Result<()> {
+    let mut events = Loop::new(TcpStream::connect(to).context("connect")?)?;
+    let mut message: Vec<u8> = (0..args.size).map(pattern).collect();
+    ping_pong(args, &mut message, |message| {
+        events.stream.write_all(message)?;
+        events.receive(message)
+    })
 }
 
 /// The socket, spinning or not; a blocking one gives up after a while, since a datagram may be lost.
@@ -137,13 +191,24 @@ fn udp_client(to: &str, args: &EndArgs) -> Result<()> {
     stream.write_all(socket.local_addr()?.to_string().as_bytes())?;
     stream.read_exact(&mut [0])?;
     let mut message: Vec<u8> = (0..args.size).map(pattern).collect();
+    ping_pong(args, &mut message, |message| {
+        socket.send(message)?;
+        recv(&socket, message)
+    })
+}
+
+/// Sends each message by `exchange`, which leaves the answer in its place; prints half the time.
+fn ping_pong(
+    args: &EndArgs,
+    message: &mut [u8],
+    mut exchange: impl FnMut(&mut [u8]) -> Result<()>,
+) -> Result<()> {
     let mut half = Vec::with_capacity(usize::try_from(args.count)?);
     for number in 0..args.count {
         let started = Instant::now();
-        stamp(&mut message, number);
-        socket.send(&message)?;
-        recv(&socket, &mut message)?;
-        ensure!(is_stamped(&message, number), "message {number} is wrong");
+        stamp(message, number);
+        exchange(message)?;
+        ensure!(is_stamped(message, number), "message {number} is wrong");
         half.push(started.elapsed().as_nanos() / 2);
     }
     half.sort_unstable();
@@ -177,6 +242,7 @@ mod tests {
     #[test]
     fn the_baselines_exchange_and_verify() {
         both(Kind::Tcp, 1000, 50);
+        both(Kind::TcpEpoll, 8, 50);
         both(Kind::UdpBlock, 8, 50);
         both(Kind::UdpSpin, 24, 50);
     }
