@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail, ensure};
 use ferroce_ipc::ledger::LedgerReader;
 use ferroce_ipc::trust::Files;
 use ferroce_ipc::{
-    BROKER_NAME, Client, CmIdEntry, DeviceInfo, LeaseEntry, MINOR_LEDGER, MINOR_NETDEVS, MINOR_SETTINGS,
-    MINOR_STOP, Message, NetdevInfo, Peer, Setting, Status,
+    BROKER_NAME, Client, ClientError, CmIdEntry, DeviceInfo, LeaseEntry, MINOR_LEDGER, MINOR_NETDEVS,
+    MINOR_SETTINGS, MINOR_STOP, Message, NetdevInfo, Peer, Setting, Status,
 };
 
 /// How long the broker may take to start, or for an answer.
@@ -26,7 +26,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>> {
 
 /// What a broker that runs already does, and its devices.
 pub fn status() -> Result<(Status, Vec<DeviceInfo>)> {
-    let mut client = Client::connect(BROKER_NAME, "", LIMIT)?;
+    let mut client = connect_to_running("")?;
     let devices = match client.request(&Message::ListDevices, LIMIT)? {
         (Message::Devices(devices), _) => devices,
         (other, _) => bail!("ferroced answered a question for devices with {other:?}"),
@@ -62,7 +62,7 @@ pub fn stop(force: bool) -> Result<Option<u32>> {
 /// The broker that runs already, and its devices.
 pub fn running() -> Result<(Peer, Vec<DeviceInfo>)> {
     let netdev = std::env::var("FERROCE_NETDEV").unwrap_or_default();
-    let mut client = Client::connect(BROKER_NAME, &netdev, LIMIT)?;
+    let mut client = connect_to_running(&netdev)?;
     match client.request(&Message::ListDevices, LIMIT)? {
         (Message::Devices(devices), _) => Ok((client.peer(), devices)),
         (other, _) => bail!("ferroced answered a question for devices with {other:?}"),
@@ -83,7 +83,7 @@ impl Observer {
     /// As [`Self::new`], but starts none.
     pub fn of_running() -> Result<Self> {
         let netdev = std::env::var("FERROCE_NETDEV").unwrap_or_default();
-        Ok(Self(Client::connect(BROKER_NAME, &netdev, LIMIT)?))
+        Ok(Self(connect_to_running(&netdev)?))
     }
 
     /// What the broker does.
@@ -196,6 +196,24 @@ pub fn ensure() -> Result<()> {
     match std::env::var("FERROCE_BROKER").as_deref() {
         Ok("embedded" | "none") => Ok(()),
         _ => connect().map(drop),
+    }
+}
+
+/// A greeted connection to a broker that runs already. If the broker exits while it is greeted, another look finds its
+/// successor, or none.
+fn connect_to_running(netdev: &str) -> Result<Client, ClientError> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match Client::connect(BROKER_NAME, netdev, LIMIT) {
+            Err(error)
+                if error.is_leaving()
+                    && !matches!(error, ClientError::NoBroker)
+                    && Instant::now() < deadline =>
+            {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            done => return done,
+        }
     }
 }
 
