@@ -556,8 +556,8 @@ pub const GUARDS: &[Guard] = &[
     Guard {
         entry: "e17",
         file: "crates/ferroce-capi/src/qp_ex.rs",
-        find: "bufs.iter().map(piece).collect",
-        replace: "bufs.iter().take(1).map(piece).collect",
+        find: "(0..num_buf).map(piece)",
+        replace: "(0..num_buf).take(1).map(piece)",
         tests: C_PROGRAMS,
     },
     Guard {
