@@ -13,7 +13,7 @@ const UNMAPPED: &str = "users_that_a_user_namespace_does_not_map";
 const NOBODY: &str = "65534";
 /// Two users of the host that nobody is.
 const USERS: [&str; 2] = ["51234", "55555"];
-/// What makes a program of the second look as one of user 65534 to itself, and everybody else as well.
+/// Makes a program of the second look as one of user 65534 to itself, and everybody else as well.
 const AS_NOBODY: [&str; 4] = ["unshare", "--user", "--map-user=65534", "--map-group=65534"];
 
 /// This test in another role, as user 65534 without privileges.
@@ -92,6 +92,15 @@ fn users_that_a_user_namespace_does_not_map() {
     // A broker of the same namespace is trusted, by the program that started it; root's would be, were it mapped.
     let text = said(as_user(UNMAPPED, USERS[1], "lease", &AS_NOBODY));
     assert!(text.contains("leased [1] as uid 65534"), "{text}");
+    // A program of the same user in no namespace, or in another one, uses the same broker.
+    let mut holder = as_user(UNMAPPED, USERS[1], "hold", &[]);
+    let _output = until_it_holds(&mut holder);
+    let before = brokers();
+    let text = said(as_user(UNMAPPED, USERS[1], "lease", &AS_NOBODY));
+    assert!(text.contains("leased [2] as uid 65534"), "{text}");
+    assert_eq!(brokers(), before);
+    drop(holder.stdin.take());
+    holder.wait().unwrap();
 }
 
 #[test]

@@ -73,8 +73,8 @@ impl Connection {
         Ok((Self { fd: a }, Self { fd: b }))
     }
 
-    /// Who is at the other end. A user namespace shows all users that it does not map as one (65534, "nobody"); a program
-    /// that runs as that user there trusts only processes of its own namespace.
+    /// The process at the other end. A user namespace shows all users that it does not map as one (65534, "nobody"); a program
+    /// that runs as that user there trusts only processes to which the kernel lets it send signals.
     ///
     /// # Errors
     /// Those of `getsockopt(2)`.
@@ -82,7 +82,7 @@ impl Connection {
         let who: UnixCredentials = getsockopt(&self.fd, PeerCredentials)?;
         let (pid, uid) = (u32::try_from(who.pid()).unwrap_or(0), who.uid());
         let like_us = uid == nix::unistd::geteuid().as_raw() && trust::is_ambiguous(uid);
-        let known = !like_us || trust::is_of_our_namespace(&self.fd, pid);
+        let known = !like_us || trust::is_of_our_user(&self.fd, pid);
         Ok(Peer { pid, uid: if known { uid } else { Peer::UNKNOWN } })
     }
 

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerPidfd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, test_kill_process};
 
-/// What the kernel shows for a user that this user namespace does not map, where nobody set
+/// The number that the kernel shows for a user that this user namespace does not map, where nobody set
 /// `/proc/sys/kernel/overflowuid`.
 const OVERFLOW: u32 = 65_534;
 /// Users that there are; -1 is none.
@@ -31,11 +32,11 @@ fn maps_all_users(map: &str) -> bool {
 }
 
 /// Whether the process at the other end of a Unix socket, number `pid` here, is of our own user, although the kernel shows
-/// its user as it shows others: we may look at its namespaces, which the kernel grants between processes of one user and
-/// one user namespace, and it is in ours.
-pub(crate) fn is_of_our_namespace(socket: &impl AsFd, pid: u32) -> bool {
-    let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/user")).ok();
-    if pid == 0 || namespace(&pid.to_string()).is_none_or(|theirs| namespace("self") != Some(theirs)) {
+/// its user as it shows others. The kernel lets a process send a signal to another one if both are of one user, whatever user
+/// namespaces they are in and whatever these show (kill(2)); or if it has CAP_KILL over the other, and so may do worse to it.
+pub(crate) fn is_of_our_user(socket: &impl AsFd, pid: u32) -> bool {
+    let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    if process.is_none_or(|process| test_kill_process(process).is_err()) {
         return false;
     }
     // The number was the other end's all the time if that process still lives. Kernels before 6.5 do not tell.
@@ -46,7 +47,7 @@ pub(crate) fn is_of_our_namespace(socket: &impl AsFd, pid: u32) -> bool {
     }
 }
 
-/// Who may change the files that this process executes.
+/// The users who may change the files that this process executes.
 #[derive(Clone, Debug)]
 pub struct Files {
     us: u32,
