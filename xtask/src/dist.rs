@@ -51,7 +51,7 @@ impl Dist {
         self.lib().join(FILE)
     }
 
-    /// What keeps valgrind's memcheck silent about the library's own memory.
+    /// The suppressions that keep valgrind's memcheck silent about the library's own memory.
     pub fn suppressions(&self) -> PathBuf {
         self.root.join("share/ferroce/valgrind.supp")
     }

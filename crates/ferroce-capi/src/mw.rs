@@ -134,7 +134,7 @@ impl NewKey {
     }
 }
 
-/// What binds a window of type `kind`, and its key from then on; EINVAL for windows of the other type and for an address
+/// The bind of a window of type `kind`, and the window's key from then on; EINVAL for windows of the other type and for an address
 /// without a region.
 ///
 /// # Safety

@@ -5,7 +5,7 @@
 //! cancels a thread by a forced unwind, which may pass such frames of Rust if their functions can unwind; so the exported
 //! functions are `extern "C-unwind"`, and nothing that has a destructor may live in them.
 //!
-//! What a sleep had registered, such as that this thread receives packets, is taken back by the personality routine of the
+//! The registrations of a sleep, such as that this thread receives packets, are taken back by the personality routine of the
 //! frame that calls `poll` (`ferroce_poll`, written in assembly). The unwinder runs that routine before any cleanup handler of
 //! the program, so the library is then as if the call had never been made. No event is lost, because an attempt that took one
 //! is not cancelled any more.
@@ -20,7 +20,7 @@ use ferroce_engine::Sleep;
 use crate::call::{self, Owner};
 use crate::errno::{self, Errno};
 
-/// What an attempt comes to.
+/// The result of an attempt.
 pub(crate) enum Step<T> {
     /// The call returns this.
     Done(T),
@@ -181,7 +181,7 @@ const PLACE: c_int = if cfg!(target_arch = "x86_64") { 3 } else { 19 };
 const CLEANUP_PHASE: c_int = 2;
 const CONTINUE_UNWIND: c_int = 8;
 
-/// What the unwinder knows of a frame.
+/// The unwinder's knowledge of a frame.
 #[repr(C)]
 struct Frame {
     _opaque: [u8; 0],

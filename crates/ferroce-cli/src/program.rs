@@ -1,4 +1,4 @@
-//! What the loader makes of a program: which libraries it finds for it, and why.
+//! The loader's view of a program: which libraries it finds for it, and why.
 //!
 //! The search is glibc's, as far as it concerns programs on ferroce (ld.so(8)): DT_RPATH of the object and of those that
 //! loaded it unless the object has DT_RUNPATH, then LD_LIBRARY_PATH, then DT_RUNPATH, then the system's directories. What a
@@ -179,7 +179,7 @@ pub enum Why {
 /// Libraries that a program may have in all: a bound, since files may say anything.
 const MOST: usize = 2000;
 
-/// Those of the libraries that the loader finds for the program `file` that are ours or copies of ours, with `environment`
+/// The libraries that the loader finds for the program `file` and that are ours or copies of ours, with `environment`
 /// for LD_LIBRARY_PATH.
 pub fn loads(file: &Path, program: &Elf, environment: &[PathBuf]) -> Vec<Loaded> {
     let system = system_directories();

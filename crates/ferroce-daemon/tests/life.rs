@@ -369,7 +369,7 @@ fn a_broker_that_may_open_too_few_files_refuses_to_start() {
     });
 }
 
-/// What `ferroce stop` asks for.
+/// The request of `ferroce stop`.
 #[test]
 fn a_broker_ends_when_told_to() {
     isolated("a_broker_ends_when_told_to", || {

@@ -259,7 +259,7 @@ fn what_others_say_of_a_connection_changes_nothing() {
         active.establish().unwrap();
         assert!(matches!(next(&queue), Event { context: 2, kind: EventKind::Established }));
         let (a, b) = (active.id(), passive.id());
-        // One that knows everything, but is elsewhere; and one that knows everything and sends from our own address, which
+        // A stranger that knows everything, but is elsewhere; and one that knows everything and sends from our own address, which
         // any user of the host may do.
         for stranger in [Stranger::new(), Stranger::within(50_002)] {
             let before = status();
@@ -303,7 +303,7 @@ fn what_others_say_of_a_connection_changes_nothing() {
                 let now = status();
                 let more = |now: &[u64], before: &[u64]| now.iter().sum::<u64>() - before.iter().sum::<u64>();
                 match stranger.rx.is_none() {
-                    // Nobody but the broker says anything in its name, so it does not even look.
+                    // The broker alone says anything in its name, so it does not even look.
                     true => now.no_mad - before.no_mad == said && now.rx_msgs == before.rx_msgs,
                     false => {
                         more(&now.rx_msgs, &before.rx_msgs) == said && more(&now.drops, &before.drops) == said

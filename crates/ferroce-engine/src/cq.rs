@@ -581,7 +581,7 @@ mod tests {
     #[test]
     fn a_poll_that_let_others_run_looks_once_more() {
         let idle = Idle::default();
-        // What comes while others run is found by that poll, not by the next one.
+        // This poll finds what comes while others run, not the next one.
         for poll in (1..=IDLE_POLLS_PER_YIELD).chain(1..=IDLE_POLLS_PER_YIELD) {
             let yields = poll == IDLE_POLLS_PER_YIELD;
             let mut takes = 0;

@@ -127,7 +127,7 @@ pub struct PortAttr {
     pub pkey_tbl_len: u16,
     /// Bytes of the largest message: 2^31.
     pub max_msg_sz: u32,
-    /// What the netdev says it can carry, in Mb/s; [`VIRTUAL_SPEED`] for one without a wire, whatever it says; `None`
+    /// The speed that the netdev claims, in Mb/s; [`VIRTUAL_SPEED`] for one without a wire, whatever it says; `None`
     /// where nothing is known.
     pub speed: Option<u32>,
     /// Packets that were not of the partition, to this process.
@@ -159,10 +159,10 @@ impl PortAttr {
     }
 }
 
-/// What interfaces of no known speed are taken for, in Mb/s: about what the UDP datapath reaches.
+/// The speed assumed of interfaces that tell none, in Mb/s: about what the UDP datapath reaches.
 pub const DEFAULT_SPEED: u32 = 40_000;
 
-/// What interfaces without a wire are taken for, in Mb/s: `lo`, a veth and what stands on veths alone. What Linux says of a
+/// The speed assumed of interfaces without a wire, in Mb/s: `lo`, a veth and what stands on veths alone. What Linux says of a
 /// veth (10 Gb/s) is made up. It is as fast as memory, and a program that compares a port with memory must see that: UCX
 /// copies whatever it sends in pieces of 8 KiB to a port that seems slower than `memcpy`.
 pub const VIRTUAL_SPEED: u32 = 100_000;

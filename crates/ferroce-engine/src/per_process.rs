@@ -1,4 +1,4 @@
-//! What a process has once, and a forked child anew.
+//! A value that a process has once, and a forked child anew.
 #![allow(unsafe_code)]
 
 use std::ptr;

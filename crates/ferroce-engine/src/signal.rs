@@ -31,12 +31,12 @@ pub(crate) enum Signal {
 }
 
 impl Signal {
-    /// One that is never writable.
+    /// Makes one that is never writable.
     pub(crate) fn new() -> io::Result<Self> {
         Interest::new().map(Self::Interest)
     }
 
-    /// One that is always writable.
+    /// Makes one that is always writable.
     pub(crate) fn writable() -> io::Result<Self> {
         Writable::new().map(Self::Writable)
     }
@@ -130,7 +130,7 @@ struct Source {
 static SOURCES: Mutex<Vec<Weak<Source>>> = Mutex::new(Vec::new());
 
 impl Source {
-    /// One with fewer than [`MEMBERS`] signals.
+    /// A source with fewer than [`MEMBERS`] signals.
     fn with_room() -> io::Result<Arc<Self>> {
         // In a forked child the lock may be held for ever, by a thread that only the parent has.
         let Some(mut sources) = SOURCES.try_lock() else { return Self::new() };
@@ -239,7 +239,7 @@ mod tests {
                 assert!(reports(&set) && !reports(&set));
                 signal.raise(true);
                 assert!(reports(&set) && !reports(&set));
-                // Nobody looks between these two.
+                // No program looks between these two.
                 signal.lower();
                 signal.raise(false);
                 assert!(reports(&set) && !reports(&set));

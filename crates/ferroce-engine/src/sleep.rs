@@ -13,7 +13,7 @@ use crate::error::EventError;
 use crate::lane::{self, Lane, WATCHED, Watch};
 use crate::sys;
 
-/// What must live as long as a sleep: owners of the descriptors, and a destructor that takes back what was registered.
+/// The things that must live as long as a sleep: owners of the descriptors, and a destructor that takes back what was registered.
 pub enum Held {
     /// The caller has it.
     Nothing,
@@ -26,7 +26,7 @@ pub enum Held {
 /// A sleep that is prepared: while it lives, this thread watches the lanes and is in the lists of those who wake it.
 /// Dropping it takes all of that back, so a thread that is cancelled in its sleep leaves nothing behind.
 pub struct Sleep {
-    /// Those of the lanes are the last ones.
+    /// The lanes' descriptors are the last ones.
     fds: Fds,
     watch: Watch,
     _held: Held,
@@ -90,7 +90,7 @@ impl Sleep {
         Some(Self { fds, watch, _held: held })
     }
 
-    /// What `poll` is to be called with.
+    /// The argument for `poll`.
     pub fn fds(&mut self) -> &mut [libc::pollfd] {
         self.fds.slice()
     }

@@ -165,7 +165,7 @@ pub(crate) fn a_handler_interrupts() -> bool {
     })
 }
 
-/// What a network interface says of its speed, in Mb/s; `None` where it does not say, as `lo`. Linux makes up what it says of a veth.
+/// The speed that a network interface claims, in Mb/s; `None` where it does not say, as `lo`. Linux makes up what it says of a veth.
 pub(crate) fn link_speed(netdev: &str) -> Option<u32> {
     const ETHTOOL_GSET: u32 = 1;
     let mut command = EthtoolCmd { cmd: ETHTOOL_GSET, ..EthtoolCmd::default() };

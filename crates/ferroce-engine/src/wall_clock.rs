@@ -30,7 +30,7 @@ impl WallClock {
         self.is_fresh = false;
     }
 
-    /// What the wall clock showed at `at` of the monotonic one, in nanoseconds since 1970; twice the same for the newest
+    /// The wall clock's time at `at` of the monotonic one, in nanoseconds since 1970; twice the same for the newest
     /// completion, and never less than for one before.
     pub fn time(&mut self, at: Instant) -> u64 {
         self.time_by(at, read_difference)

@@ -205,7 +205,7 @@ fn count(end: &End, which: impl Fn(&ferroce_engine::DeviceCounters) -> &std::syn
     which(end.context.counters()).load(Ordering::Relaxed)
 }
 
-/// What does not fit is dropped and counted, and takes no receive WQE; the queue pair lives in every case.
+/// A datagram that does not fit is dropped and counted, and takes no receive WQE; the queue pair lives in every case.
 #[test]
 fn datagrams_that_cannot_be_taken() {
     let (a, b) = (ud(), ud());

@@ -1,4 +1,4 @@
-//! What stands in for a standard stream that nobody uses.
+//! A stand-in for a standard stream that nobody uses.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -11,7 +11,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 /// fails with EBADF, which Rust's standard streams take as written.
 ///
 /// # Errors
-/// Those of `pipe2(2)`: EMFILE, ENFILE.
+/// The errors of `pipe2(2)`: EMFILE, ENFILE.
 pub fn null_stream() -> io::Result<OwnedFd> {
     match OpenOptions::new().read(true).write(true).open("/dev/null") {
         Ok(null) => Ok(null.into()),

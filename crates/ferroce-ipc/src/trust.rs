@@ -204,7 +204,7 @@ mod tests {
         }
     }
 
-    /// What is at fault, as a path below the folder and a word.
+    /// The fault, as a path below the folder and a word.
     fn fault(folder: &Folder, program: &Path, shared: Option<&Path>) -> Option<String> {
         let below = |path: &Path| path.strip_prefix(&folder.0).map(|path| path.display().to_string());
         match Files::new(None).program(program, shared) {

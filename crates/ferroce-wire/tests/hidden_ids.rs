@@ -82,7 +82,7 @@ proptest! {
     }
 }
 
-/// What is left of the check where the identification is hidden: 16 of 32 bits.
+/// The worth of the check where the identification is hidden: 16 of 32 bits.
 #[test]
 fn one_corrupt_packet_in_65536_is_taken() {
     let mut checker = IcrcChecker::new();

@@ -1,11 +1,11 @@
-//! What may be done with memory.
+//! The rights on memory.
 
 use std::fmt;
 use std::ops::{BitOr, BitOrAssign};
 
 use ferroce_engine as engine;
 
-/// What may be done with registered memory, through a window, or by the peer of a queue pair. Rights are joined by `|`.
+/// The rights on registered memory, through a window, or by the peer of a queue pair. Rights are joined by `|`.
 ///
 /// The flags of `ibv_access_flags` that change how memory is addressed or paged are not among them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -25,7 +25,7 @@ impl Address {
     /// The first of them: the layout of the others.
     const LAYOUT: u8 = 1;
 
-    /// What the other end has to know, with numbers in network byte order:
+    /// The facts that the other end needs, with numbers in network byte order:
     ///
     /// | octets | content |
     /// |---|---|

@@ -156,7 +156,7 @@ impl CompletionQueue {
         self.shared.open.is_of_this_process()
     }
 
-    /// What its users need.
+    /// The room that its users need.
     pub(crate) fn demand(&self) -> MutexGuard<'_, Demand> {
         self.shared.demand.lock().unwrap_or_else(PoisonError::into_inner)
     }

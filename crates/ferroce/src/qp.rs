@@ -79,7 +79,7 @@ pub struct WorkRequest {
     op: SendOp,
     to: SendTo,
     sges: Vec<Sge>,
-    /// What it carries itself; `sges` is its address then.
+    /// The octets that it carries itself; `sges` is its address then.
     inline: Option<Arc<[u8]>>,
     signaled: bool,
     solicited: bool,

@@ -9,9 +9,9 @@ use crate::{CompletionQueue, Error};
 /// Work requests whose completions a queue must be able to hold at once.
 #[derive(Clone, Copy)]
 pub(crate) enum Requests {
-    /// Those of one queue pair.
+    /// The completions of one queue pair.
     Own(u32),
-    /// Those of a shared receive queue: the same ones for all queue pairs on it.
+    /// The completions of a shared receive queue: the same ones for all queue pairs on it.
     Shared { number: u64, max_wr: u32 },
 }
 

@@ -92,7 +92,7 @@ fn events_name_their_queues() {
     assert_eq!(limit.kind, EventKind::SrqLimitReached);
     assert_eq!(limit.source, EventSource::SharedReceiveQueue(srqs[1].clone()));
 
-    // Nobody polls the queue: a program can still overflow it, if it makes it smaller than its queue pairs need.
+    // The queue is not polled: a program can still overflow it, if it makes it smaller than its queue pairs need.
     received.resize(1).unwrap();
     for wr_id in 0..3 {
         srqs[1].post_recv(wr_id, &[]).unwrap();
@@ -132,7 +132,7 @@ fn completion_queues_fit_their_queue_pairs() {
         done.poll(&mut all, 1).unwrap();
     }
     assert!(all.iter().all(|completion| completion.status == Status::Success));
-    // What was given up counts no more, and a shared receive queue counts once.
+    // Queue pairs that were given up count no more, and a shared receive queue counts once.
     drop((a, b));
     let srq = domain.shared_receive_queue(SrqOptions { max_wr: 1000, ..SrqOptions::default() }).unwrap();
     let on_srq = [0, 1].map(|_| domain.queue_pair_on::<Rc>(&srq, &done, &done, options).unwrap());

@@ -222,7 +222,7 @@ fn moderation_delays_but_never_loses_a_wake_up() {
         }
     });
     for round in 0..30 {
-        // One message waits for the period, four do not.
+        // A single message waits for the period, four do not.
         let messages = if round % 2 == 0 { 1 } else { 4 };
         for wr_id in 0..messages {
             b.post_recv(wr_id, &[]).unwrap();

@@ -209,7 +209,7 @@ fn statuses(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// What a program finds when nothing is said, and when something is.
+/// The files and libraries that a program finds without options, and with them.
 fn surroundings(bed: &Bed) -> Result<()> {
     let files = "ls /sys/class/infiniband /dev/infiniband";
     if says(bed, "run --sysfs -- true", 0, "").is_ok() {

@@ -84,7 +84,7 @@ unsafe fn destination(address: *const sockaddr, length: socklen_t) -> Result<Opt
     unsafe { address::read(address, length) }.map(Some)
 }
 
-/// What was received: how many octets, and from whom.
+/// The result of a receive: the number of octets, and the sender.
 type Received = (usize, Option<SocketAddr>);
 
 /// Receives behind what `got` says was received before, and counts there.
@@ -105,7 +105,7 @@ fn receive(
         Socket::Stream(stream) => {
             let received = woken.and_then(|()| receive_some(stream, out, nonblocking, peek, all, got));
             let octets = match received {
-                // What came before is not lost by an error.
+                // An error loses nothing that came before.
                 Err(_) if *got > 0 => Step::Done(*got),
                 received => received?,
             };

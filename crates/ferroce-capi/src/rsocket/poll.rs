@@ -167,7 +167,7 @@ impl Wait {
                 return Ok(Step::Sleep(sleep, left));
             }
             let count = set.look()?;
-            // What belongs to a set that may have changed is looked at by its owner.
+            // The owner of a set looks at its members, which may have changed.
             if count > 0 || of.is_some() || self.is_over() {
                 return Ok(Step::Done(count));
             }

@@ -11,7 +11,7 @@ const CHECK: &str = "program";
 /// Scripts whose interpreter is a script: as many as the kernel follows.
 const MOST_SCRIPTS: usize = 5;
 
-/// What is to be said of the program that is called by this name, if `ours` is the folder of ferroce's libraries.
+/// The findings about the program that is called by this name, if `ours` is the folder of ferroce's libraries.
 pub fn judge(name: &Path, ours: &Path) -> Vec<Finding> {
     let Some(mut file) = program::find(name) else {
         return vec![error(format!("{} was not found, neither there nor in PATH", name.display()), None)];
@@ -50,7 +50,7 @@ pub fn judge(name: &Path, ours: &Path) -> Vec<Finding> {
     said
 }
 
-/// What keeps the program from being started, or from being reached by any variable.
+/// The reason that keeps the program from being started, or from being reached by any variable.
 fn obstacle(file: &Path) -> Option<Finding> {
     let mode = fs::metadata(file).ok()?;
     let shown = file.display();

@@ -6,12 +6,12 @@ use std::path::Path;
 use crate::args::RunArgs;
 use crate::program::{self, Kind};
 
-/// What programs that open the files by themselves have in theirs.
+/// Strings in programs that open the files by themselves.
 const SIGNS: [&[u8]; 2] = [b"/sys/class/infiniband", b"/dev/infiniband"];
 /// Names the namespaces and devices whose files are there already: of a `ferroce run` within another one.
 pub const GIVEN: &str = "FERROCE_SYSFS";
 
-/// What is to be done for a program.
+/// The decision for a program.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Offer {
     /// Give it the files.
@@ -22,7 +22,7 @@ pub enum Offer {
     Refuse(String),
 }
 
-/// What there is to know of the caller.
+/// The facts about the caller.
 pub struct Caller {
     /// It may mount without a user namespace of its own.
     pub mounts: bool,
@@ -61,7 +61,7 @@ pub fn decide(
         return Offer::Give;
     }
     if caller.privileged || program.is_some_and(|file| program::privilege(file).is_some()) {
-        // What it may do by these rights is worth more to it than the files.
+        // These rights are worth more to it than the files.
         return Offer::Leave;
     }
     match possible() {

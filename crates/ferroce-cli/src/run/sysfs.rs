@@ -61,7 +61,7 @@ fn mount_all(devices: impl FnOnce(&Path) -> Result<Vec<PathBuf>>) -> Result<()> 
         unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).context(NO_NAMESPACES)?;
         keep_identity(uid, gid)?;
     }
-    // What the host mounts later is seen, what is mounted here stays here.
+    // Later mounts of the host are seen here; mounts made here stay here.
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)
         .context("mounts cannot be kept from others")?;
     let scratch =

@@ -38,7 +38,7 @@ static void arm(void)
 	NEED(ibv_req_notify_cq(b.cq, 0) == 0);
 }
 
-/* What the program does when the descriptor was readable. Returns the completions of b; those of a are thrown away. If this
+/* The program's work when the descriptor was readable. Returns the completions of b; those of a are thrown away. If this
  * thread had to wait for its core, the background thread may have taken the packet meanwhile, and there may be no event. */
 static int turn(void)
 {

@@ -38,7 +38,7 @@ static void fill(int with)
 		memset(a.memory + 100 * i, with + i, 10);
 }
 
-/* What `a` gathered is where `b` scatters it. */
+/* The octets that `a` gathered are where `b` scatters them. */
 static int arrived(size_t at, int with)
 {
 	for (int i = 0; i < LENGTH; i++)

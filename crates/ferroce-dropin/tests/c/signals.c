@@ -26,7 +26,7 @@ static void every(int microseconds, void (*handler)(int))
 	NEED(setitimer(ITIMER_REAL, &timer, NULL) == 0);
 }
 
-/* One completion, without the alarm of next_wc. */
+/* Takes one completion, without the alarm of next_wc. */
 static void take_wc(struct end *end)
 {
 	struct ibv_wc wc;

@@ -31,7 +31,7 @@ pub(super) fn is_deserted() -> bool {
     }
 }
 
-/// What tells the network namespace of a process or thread.
+/// The mark of the network namespace of a process or thread.
 fn look(process: &Path) -> Option<(u64, u64)> {
     let file = process.join("net/dev").metadata().ok()?;
     Some((file.dev(), file.ino()))

@@ -18,7 +18,7 @@ const IN_VAIN: u32 = 64;
 /// Packets in a row that waited for a tick: after that the background thread no longer leaves them to the program.
 const LATE: u32 = 3;
 
-/// What is known of the thread that takes the events. All of it is a guess that costs time alone when it is wrong.
+/// The knowledge about the thread that takes the events. It is a guess; a wrong one costs time alone.
 pub(crate) struct Follow {
     /// Batches that the lane received.
     batches: AtomicU64,

@@ -18,7 +18,7 @@ const SOON: Duration = Duration::from_micros(100);
 const FIRST: u16 = 8;
 const LAST: u16 = 4096;
 
-/// What is known of one queue pair.
+/// The record of one queue pair's answers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answers {
     in_a_row: u16,

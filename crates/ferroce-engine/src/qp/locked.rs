@@ -69,7 +69,7 @@ thread_local! {
     static INSIDE: Cell<*const Qp> = const { Cell::new(ptr::null()) };
 }
 
-/// What the lock guards, while it is held.
+/// The queue pair's state, while its lock is held.
 pub(super) struct Inside<'a> {
     /// Given back before `INSIDE` says so.
     core: Option<MutexGuard<'a, Core>>,

@@ -566,7 +566,7 @@ impl Drop for Sleeper {
         self.channel.take_back();
         let mut state = self.stream.state.lock();
         state.sleeper = false;
-        // One of them must take its place, if this thread has what it waits for.
+        // If this thread has what it waits for, another one must take its place.
         state.waiting.iter().for_each(|waker| waker.wake());
     }
 }

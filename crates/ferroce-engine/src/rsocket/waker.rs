@@ -36,7 +36,7 @@ pub fn fall_asleep(
     Sleep::on_lanes(&lanes, fds, held)
 }
 
-/// What a call does that does not have at once what it waits for.
+/// The behaviour of a call that does not have at once what it waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Patience {
     /// It fails with [`super::RsocketError::WouldBlock`].

@@ -66,7 +66,7 @@ fn write(
         world.run_until(Duration::from_secs(10), |world| !world.ends[0].sends.is_empty());
         world.ends[0].sends.clear();
         took.push(world.now.saturating_since(start));
-        // What is under way arrives, so that each message begins in silence.
+        // All packets under way arrive, so that each message begins in silence.
         world.now += us(50);
         world.run(us(5));
     }
@@ -142,7 +142,7 @@ fn slow_messages(pauses: bool) -> usize {
     slow
 }
 
-/// What was learned of pauses is forgotten when packets are lost: recovery is soon as quick as at first.
+/// The requester forgets what it learned of pauses when packets are lost: recovery is soon as quick as at first.
 #[test]
 fn losses_behind_pauses_are_recovered_quickly() {
     let [before, behind] = [false, true].map(slow_messages);

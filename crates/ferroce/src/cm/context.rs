@@ -1,4 +1,4 @@
-//! One context for all connections over a device.
+//! The context that all connections over a device share.
 
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

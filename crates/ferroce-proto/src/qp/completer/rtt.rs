@@ -103,7 +103,7 @@ impl Rtt {
     pub fn is_round_trip(&self, took: Duration) -> Option<bool> {
         let estimate = self.estimate?;
         let [newer, older] = estimate.least;
-        // One packet may be quicker than the batches that were measured.
+        // A single packet may be quicker than the batches that were measured.
         let least = newer.min(older) / 2;
         Some((least..=estimate.timeout().max(MIN_TIMEOUT)).contains(&took))
     }

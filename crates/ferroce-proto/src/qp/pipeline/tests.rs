@@ -10,7 +10,7 @@ const MTU: u32 = 256;
 /// Packets that one READ request asks for.
 const CHUNK: u32 = 1 << 20;
 
-/// One posted message. Places count PSNs from the first one without end.
+/// A posted message. Places count PSNs from the first one without end.
 #[derive(Clone, Copy, Debug)]
 struct Posted {
     first: u64,

@@ -32,7 +32,7 @@ fn b15_the_msn_wraps() {
 const HALF: u64 = 1 << 23;
 const MTU: u32 = 256;
 
-/// What the peer asks for, with the number of PSNs that it takes.
+/// A request of the peer, with the number of PSNs that it takes.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// So many packets of WRITEs.
@@ -117,7 +117,7 @@ impl Story {
         let packets = u64::from(step.packets());
         let request = match step {
             Step::Writes(_) => Request::WriteOnly { reth: Self::reth(0, 0), payload: &[], imm: None },
-            // What is missing of it.
+            // The rest of it is missing.
             Step::Read(_) => Request::ReadRequest { reth: Self::reth(place, first + packets - place) },
             Step::Atomic => Request::FetchAdd {
                 atomic: AtomicEth { va: 0, rkey: Rkey::new(1), swap_or_add: 1, compare: 0 },

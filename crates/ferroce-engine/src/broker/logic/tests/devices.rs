@@ -366,7 +366,7 @@ fn the_default_gid_is_there_from_the_start() {
     let told: Vec<&Message> = heard.iter().map(|(_, message, _)| message).collect();
     assert!(matches!(told[..], [Message::Address(a)] if a.ip.to_string() == "fe80::ff:fe00:2"), "{told:?}");
     assert_eq!(gids(&bench.devices(1)[0]), ["0 fe80::ff:fe00:2", "1 192.0.2.1"]);
-    // One that is not made of the hardware address.
+    // This one is not made of the hardware address.
     bench.broker.netdevs_changed(host(&["192.0.2.1", "fe80::7"]));
     assert_eq!(gids(&bench.devices(1)[0]), ["0 fe80::7", "1 192.0.2.1"]);
     bench.broker.netdevs_changed(host(&["192.0.2.1"]));
