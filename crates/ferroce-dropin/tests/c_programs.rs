@@ -71,7 +71,11 @@ const SKIPPED: i32 = 77;
 
 /// Compiles and runs, and fails with what the program said.
 fn passes(name: &str) {
-    let output = compile(name).and_then(|program| run(&program, &[]));
+    passes_with(name, &[]);
+}
+
+fn passes_with(name: &str, environment: &[(&str, &str)]) {
+    let output = compile(name).and_then(|program| run(&program, environment));
     match output {
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr);
@@ -324,6 +328,11 @@ fn sends_that_the_peer_has_are_not_flushed() {
 #[test]
 fn connections_of_ids() {
     passes("connect");
+}
+
+#[test]
+fn loopback_addresses_beside_links() {
+    passes_with("connect", &[("WITH_A_LINK", "1")]);
 }
 
 #[test]

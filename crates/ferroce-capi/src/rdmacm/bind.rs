@@ -7,6 +7,7 @@ use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::cm::resolve::{self, Local};
 use ferroce_engine::cm::{Bind, Port};
+use ferroce_engine::{self as engine, Origin};
 use ferroce_wire::cm::PortSpace;
 
 use super::id::{self, IdHandle, LiveId, Phase};
@@ -61,18 +62,22 @@ pub(super) fn bind(id: &'static IdHandle, live: &Arc<LiveId>, address: SocketAdd
     }
 }
 
-/// The device that an id gets with a local address. The wildcard and the loopback addresses give it none, as in Linux (6.12,
-/// `cma_any_addr`): libfabric asks for `localhost` to see all devices, and drops those that are not the id's.
+/// The device that an id gets with a local address; `None` for the wildcard. With links present a loopback address gives none
+/// either, as in Linux (6.12, `cma_any_addr`): libfabric binds an id to `localhost` to see all devices, and drops those that are
+/// not the id's. Without links the device on `lo` is the only one there is, and programs that bind to 127.0.0.1 and then use
+/// `id->verbs`, as rdma-core's Python tests do, find it.
 fn owner(address: SocketAddr) -> Result<Option<Local>, Errno> {
-    if address.ip().is_loopback() {
-        return Ok(None);
+    if !address.ip().is_loopback() {
+        return Ok(resolve::local(address)?);
     }
-    Ok(resolve::local(address)?)
+    let links = engine::devices()?.iter().any(|device| device.origin != Origin::Default);
+    // A loopback address that no device has can be bound all the same.
+    Ok(if links { None } else { resolve::local(address).unwrap_or(None) })
 }
 
 /// Binds the id to a local address and port; port 0 means any free port. An address of a device binds the id to that device.
-/// The wildcard and the loopback addresses (127.0.0.0/8 and `::1`) leave `id->verbs` NULL, as in Linux: the id then gets a
-/// device from `rdma_resolve_addr`, or each request brings one.
+/// The wildcard leaves `id->verbs` NULL, and with links present so do the loopback addresses (127.0.0.0/8 and `::1`), as in Linux:
+/// the id then gets a device from `rdma_resolve_addr`, or each request brings one.
 ///
 /// # Safety
 ///

@@ -161,15 +161,14 @@ static void vendor_options(void)
 static void devices_may_go(void)
 {
 	struct rdma_event_channel *channel = rdma_create_event_channel();
-	struct sockaddr_storage at = address_of("10.84.0.1", 0);
+	struct sockaddr_storage at = address_of("10.84.0.1", 0), lo = address_of("127.0.0.1", 0);
 	struct rdma_cm_id *bound = NULL, *listens = NULL, *other = NULL;
 	struct pollfd quiet;
 
 	NEED(channel && rdma_create_id(channel, &bound, NULL, RDMA_PS_TCP) == 0);
 	NEED(rdma_create_id(channel, &listens, NULL, RDMA_PS_UDP) == 0);
 	NEED(rdma_create_id(channel, &other, NULL, RDMA_PS_TCP) == 0);
-	NEED(rdma_bind_addr(bound, (void *)&at) == 0 && resolve_addr(other, "127.0.0.1", 7293) == 0);
-	expect_event(channel, other, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+	NEED(rdma_bind_addr(bound, (void *)&at) == 0 && rdma_bind_addr(other, (void *)&lo) == 0);
 	NEED(rdma_bind_addr(listens, (void *)&at) == 0 && rdma_listen(listens, 1) == 0);
 	CHECK(bound->verbs && bound->verbs == listens->verbs && bound->verbs != other->verbs);
 	NEED(system("ip link del d0") == 0);
