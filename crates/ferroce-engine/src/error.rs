@@ -48,7 +48,7 @@ pub enum OpenError {
     /// No device of this name.
     #[error("there is no device named {name}")]
     NoSuchDevice {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
     },
     /// A socket, descriptor or thread could not be had.
@@ -417,7 +417,7 @@ pub enum PathError {
     /// No such entry in the GID table.
     #[error("ah_attr.grh.sgid_index {index} is an empty entry of the GID table")]
     SgidIndex {
-        /// What was asked for.
+        /// The index that was asked for.
         index: u8,
     },
     /// The entry is the default GID of its port, which is there without the address.
@@ -425,7 +425,7 @@ pub enum PathError {
         "no interface has the address of ah_attr.grh.sgid_index {index}, {sgid}: nothing can be sent from it"
     )]
     NoAddress {
-        /// What was asked for.
+        /// The index that was asked for.
         index: u8,
         /// The entry.
         sgid: Gid,
@@ -435,7 +435,7 @@ pub enum PathError {
         "ah_attr.grh.sgid_index {index} is of RoCE v1 or FERROCE_DATAPATH=packet is set, and ferroced sends no frames"
     )]
     Frames {
-        /// What was asked for.
+        /// The index that was asked for.
         index: u8,
     },
     /// The destination is of the other address family, or none, or for a connection a multicast group.

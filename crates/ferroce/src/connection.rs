@@ -4,7 +4,7 @@ use ferroce_wire::{Gid, PathMtu, Psn, Qpn};
 
 use crate::error::AddressError;
 
-/// One end of a connection: give it to the other end by any means, for example as [`Self::to_bytes`].
+/// The address of a connection's end: give it to the other end by any means, for example as [`Self::to_bytes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
     /// Where packets go.

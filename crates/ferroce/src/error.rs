@@ -1,4 +1,4 @@
-//! One error for everything, naming what was wrong, and the reasons that it names.
+//! The error of every call, which names what was wrong, and the reasons that it names.
 
 use std::io;
 

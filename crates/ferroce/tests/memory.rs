@@ -20,7 +20,7 @@ static ODD: Odd = Odd;
 /// Larger vectors of octets are aligned.
 const SMALL: usize = 1024;
 
-/// What to ask the system for instead, to have room in front of an odd address.
+/// The layout to ask the system for instead, to have room in front of an odd address.
 fn larger(layout: Layout) -> Option<Layout> {
     let odd = layout.align() == 1 && layout.size() < SMALL;
     odd.then(|| Layout::from_size_align(layout.size() + 16, 16).expect("a small layout"))

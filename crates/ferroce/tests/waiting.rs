@@ -54,7 +54,7 @@ fn queues_of_one_channel_keep_their_wake_ups() {
     }
 }
 
-/// One thread waits on the channel for several queues and is told which of them has a completion. A thread that waits for
+/// A thread waits on the channel for several queues and is told which of them has a completion. A thread that waits for
 /// one of the queues meanwhile takes none of the channel's events.
 #[test]
 fn a_channel_names_the_queue() {
