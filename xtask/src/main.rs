@@ -16,7 +16,6 @@ mod dist;
 mod e2e;
 mod exchange;
 mod expected;
-mod guards;
 mod job;
 mod manual;
 mod peer;
@@ -53,8 +52,6 @@ enum Command {
     /// One end of a baseline.
     #[command(hide = true)]
     BenchEnd(bench::EndArgs),
-    /// Removes each guard against rxe's bugs in turn and sees its tests fail.
-    Guards(guards::GuardsArgs),
     /// Brings the README's table of verbs up to date.
     #[command(hide = true)]
     Readme,
@@ -80,7 +77,6 @@ fn main() -> std::process::ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::BenchEnd(args) => bench::run_end(&args).map(|()| true),
-        Command::Guards(args) => guards::run(&args),
         Command::Readme => readme::write(),
         Command::PeerHarness { all } => test::peer_harness(all),
         Command::E2e(args) => e2e::run(&args),
