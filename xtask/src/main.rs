@@ -18,6 +18,7 @@ mod exchange;
 mod expected;
 mod job;
 mod manual;
+mod no_std;
 mod peer;
 mod readme;
 mod report;

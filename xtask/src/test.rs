@@ -5,7 +5,7 @@ use clap::Args;
 
 use crate::debian::{self, Programs};
 use crate::report::{Checks, Report};
-use crate::{arrows, crates, dist, e2e, peer, readme, sanitizer, source, symbols};
+use crate::{arrows, crates, dist, e2e, no_std, peer, readme, sanitizer, source, symbols};
 
 /// Which stages to run.
 #[derive(Args)]
@@ -36,6 +36,7 @@ type Source = fn(&mut Checks) -> Result<()>;
 const STAGES: &[(&str, &str)] = &[
     ("fmt", "cargo fmt --check"),
     ("arrows", "each crate uses only the crates below it"),
+    ("no_std", "the protocol builds where there is no operating system"),
     ("readme", "the README's table of verbs is what the export table says"),
     ("clippy", "cargo clippy, warnings are errors"),
     ("doc", "cargo doc, warnings are errors"),
@@ -64,9 +65,10 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         anyhow::ensure!(all_stages().any(|(s, _)| s == name), "no stage is called {name}; see --list");
     }
     let mut report = Report::default();
-    let simple: [(&str, Source); 7] = [
+    let simple: [(&str, Source); 8] = [
         ("fmt", source::fmt),
         ("arrows", arrows::check),
+        ("no_std", no_std::check),
         ("readme", readme::check),
         ("clippy", source::clippy),
         ("doc", source::doc),

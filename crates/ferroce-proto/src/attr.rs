@@ -1,7 +1,7 @@
 //! Attributes of a queue pair.
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
+use alloc::sync::Arc;
+use core::net::{IpAddr, Ipv4Addr};
 
 use bitflags::bitflags;
 use ferroce_wire::{Flow, PathMtu, Psn, Qkey, Qpn};

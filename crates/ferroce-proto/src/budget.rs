@@ -1,8 +1,8 @@
 //! What the queue pairs of one process share: how much may be on its way.
 
-use std::hash::{Hash, Hasher};
-use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use core::hash::{Hash, Hasher};
+use core::net::IpAddr;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Octets on their way, of all queue pairs of a process: to each destination address, and asked for by READs into the
 /// process. A receive buffer is the process's, not a queue pair's, so the limits are too.

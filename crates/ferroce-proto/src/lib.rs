@@ -4,11 +4,14 @@
 //! completed and when to call it again. It reads no clock, opens no socket and touches memory only through [`Memory`].
 //! Rules are cited as `IBTA 9.7.5.1.2` or `IBTA C9-92` (InfiniBand Architecture Specification volume 1).
 
+#![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)
 )]
+
+extern crate alloc;
 
 mod attr;
 mod budget;

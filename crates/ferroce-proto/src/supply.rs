@@ -1,7 +1,9 @@
 //! Where receive WQEs come from, if not from a queue pair's own queue.
 
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec;
 use core::fmt::Debug;
-use std::sync::Arc;
 
 use ferroce_wire::SrqNumber;
 

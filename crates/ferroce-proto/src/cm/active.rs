@@ -1,5 +1,6 @@
 //! The end that asks: REQ sent, REP received, RTU sent (IBTA 12.9).
 
+use alloc::boxed::Box;
 use ferroce_wire::Instant;
 use ferroce_wire::cm::{
     About, CmTime, CommId, Info, Message, Mra, PrivateData, Rej, RejReason, Rep, Req, Rtu,

@@ -1,6 +1,6 @@
 //! What the two ends agree on, and what their queue pairs are set to. Functions of their arguments alone.
 
-use std::time::Duration;
+use core::time::Duration;
 
 use ferroce_wire::cm::{CmTime, Rep, Req, Transport};
 use ferroce_wire::{PathMtu, Psn, Qpn};

@@ -1,7 +1,7 @@
 //! One connection: what is known of it, and its state.
 
-use std::net::IpAddr;
-use std::time::Duration;
+use core::net::IpAddr;
+use core::time::Duration;
 
 use ferroce_wire::cm::{CmTime, CommId, Mad, Message, Rep, Req};
 use ferroce_wire::{Instant, Psn, Qpn};

@@ -1,5 +1,6 @@
 //! How connections end: DREQ, DREP, time-wait (IBTA 12.9).
 
+use alloc::vec::Vec;
 use ferroce_wire::Instant;
 use ferroce_wire::cm::{About, CommId, Drep, Dreq, Info, Mad, Message, PrivateData, RejReason};
 

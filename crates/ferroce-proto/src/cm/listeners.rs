@@ -1,7 +1,8 @@
 //! Who listens where.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::net::IpAddr;
 
 use ferroce_wire::Gid;
 use ferroce_wire::cm::{IpCmHeader, ServiceId};

@@ -16,7 +16,7 @@ mod stale;
 mod table;
 mod types;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use ferroce_wire::Instant;
 use ferroce_wire::cm::{

@@ -1,5 +1,6 @@
 //! The end that is asked: REQ received, REP sent, RTU received (IBTA 12.9).
 
+use alloc::boxed::Box;
 use ferroce_wire::cm::{About, CommId, Info, Message, PrivateData, RejReason, Req, Rtu, Transport};
 use ferroce_wire::{Instant, PathMtu, Pkey, Psn};
 

@@ -2,7 +2,8 @@
 //!
 //! A record is kept by the program that owns the connection, and comes back from it: it is untrusted.
 
-use std::time::Duration;
+use alloc::vec::Vec;
+use core::time::Duration;
 
 use ferroce_wire::cm::{CmTime, CommId, Mad, Message, Rep, Req};
 use ferroce_wire::mad::MAD_LEN;

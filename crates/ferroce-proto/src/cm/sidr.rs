@@ -1,6 +1,7 @@
 //! Questions for queue pairs of datagrams, at both ends (IBTA 12.11).
 
-use std::time::Duration;
+use alloc::boxed::Box;
+use core::time::Duration;
 
 use ferroce_wire::cm::{CommId, Ece, Info, Mad, Message, PrivateData, SidrRep, SidrReq, SidrStatus};
 use ferroce_wire::{Instant, Pkey, Qkey, Qpn};

@@ -1,5 +1,6 @@
 //! The table of connections: ids, indexes, timers, and the one place where states change.
 
+use alloc::boxed::Box;
 use ferroce_wire::Instant;
 use ferroce_wire::cm::{CommId, Mad, Message};
 use ferroce_wire::mad::MAD_LEN;
@@ -97,7 +98,7 @@ impl ConnectionManager {
     /// Changes a connection's state: the only place where that is done.
     pub(super) fn enter(&mut self, id: CommId, event: &'static str, to: State) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
-        let from = std::mem::replace(&mut connection.state, to);
+        let from = core::mem::replace(&mut connection.state, to);
         tracing::debug!(?id, from = from.name(), event, to = to.name());
         if let Some(at) = from.deadline() {
             self.timers.remove(&(at, id));

@@ -1,6 +1,7 @@
 //! What goes into connection management and what comes out.
 
-use std::net::IpAddr;
+use alloc::boxed::Box;
+use core::net::IpAddr;
 
 use ferroce_wire::cm::{
     About, CmTime, CommId, Ece, Info, Path, PrivateData, RejReason, Rep, Req, ServiceId, SidrRep, SidrReq,

@@ -1,6 +1,6 @@
 //! Raw packets: whole Ethernet frames, in and out, without a transport (`IBV_QPT_RAW_PACKET`). A frame is a message.
 
-use std::collections::VecDeque;
+use alloc::collections::VecDeque;
 
 use super::pipeline::Pipeline;
 use super::receive_queue::ReceiveSource;

@@ -3,6 +3,9 @@
 use super::sg;
 use crate::supply::{Domain, RecvWqe, Taken};
 use crate::{PostRecvError, RecvWr, Sge};
+use alloc::boxed::Box;
+use alloc::vec;
+use alloc::vec::Vec;
 
 /// What a responder takes receive WQEs from: the queue pair's own queue or a shared one.
 pub(crate) trait ReceiveSource {

@@ -1,6 +1,6 @@
 //! A queue pair's source of receive WQEs.
 
-use std::sync::Arc;
+use alloc::sync::Arc;
 
 use ferroce_wire::SrqNumber;
 

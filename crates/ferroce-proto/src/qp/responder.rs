@@ -4,7 +4,7 @@ mod checks;
 mod replies;
 mod resources;
 
-use std::collections::VecDeque;
+use alloc::collections::VecDeque;
 
 use ferroce_wire::{Bth, Imm, Msn, NakCode, Psn, Qpn, Request, Reth, Rkey, SendTail, Syndrome, TxBatch};
 

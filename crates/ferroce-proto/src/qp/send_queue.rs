@@ -1,5 +1,7 @@
 //! The send queue: work requests from post to report.
 
+use alloc::boxed::Box;
+use alloc::vec;
 use ferroce_wire::{Feth, Psn, SrqNumber};
 
 use super::sg;

@@ -1,6 +1,6 @@
 //! What the three roles of a queue pair share.
 
-use std::sync::Arc;
+use alloc::sync::Arc;
 
 use ferroce_wire::{AckTimeout, Bth, Operation, Psn, Qpn, RcPacket, SrqNumber};
 

@@ -1,6 +1,6 @@
 //! Unreliable Connection: messages arrive whole or not at all (IBTA 9.8.2).
 
-use std::collections::VecDeque;
+use alloc::collections::VecDeque;
 
 use ferroce_wire::{
     Bth, IcrcStatus, Imm, Operation, Packet, Psn, PushError, Request, Reth, Rkey, SendTail, TxBatch,
@@ -100,7 +100,7 @@ impl Responder {
             Ok(()) => {}
             Err(DropReason::LocalFault) => {
                 self.message = None;
-                if std::mem::take(&mut self.bound) {
+                if core::mem::take(&mut self.bound) {
                     self.completions.push_back(failed(self.wqe.wr_id, WcStatus::LocProtErr, shared.qpn));
                 }
                 shared.transition("receive WQE cannot be used", QpState::Error);

@@ -1,6 +1,6 @@
 //! Unreliable Datagram: one packet a message, from anybody who knows the Q_Key (IBTA 9.8.3).
 
-use std::collections::VecDeque;
+use alloc::collections::VecDeque;
 
 use ferroce_wire::{
     Bth, Deth, Flow, IcrcStatus, Operation, Packet, PushError, Qkey, TxBatch, UdPacket, WireError,

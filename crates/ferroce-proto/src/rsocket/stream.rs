@@ -1,6 +1,8 @@
 //! One end of a connected stream.
 
-use std::collections::VecDeque;
+use alloc::collections::VecDeque;
+use alloc::vec;
+use alloc::vec::Vec;
 
 use ferroce_wire::Rkey;
 use ferroce_wire::rsocket::{ByteOrder, ConnectData, Grant, Mapping, Message};

@@ -1,6 +1,6 @@
 //! Answers on their way to the peer, in order.
 
-use std::collections::VecDeque;
+use alloc::collections::VecDeque;
 
 use ferroce_wire::{
     Aeth, CreditCode, IcrcStatus, Msn, NakCode, Packet, Psn, PushError, RcPacket, Response, Rkey, RnrTimer,

@@ -1,6 +1,6 @@
 //! What the responder remembers of reads and atomics, to answer their duplicates.
 
-use std::collections::VecDeque;
+use alloc::collections::VecDeque;
 
 use ferroce_wire::{Psn, Rkey};
 

@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use alloc::sync::Arc;
 
 use ferroce_wire::{AtomicEth, Feth, PathMtu, Reth};
 use proptest::prelude::*;
