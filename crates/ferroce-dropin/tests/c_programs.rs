@@ -133,7 +133,7 @@ fn what_wrong_callers_get() {
 }
 
 #[test]
-fn e17_every_operation_of_rc_with_inline_lists() {
+fn every_rc_operation_with_inline_lists() {
     passes("exchange");
 }
 

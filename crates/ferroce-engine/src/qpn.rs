@@ -63,7 +63,7 @@ type Chunk<T> = Box<[ArcSwapOption<T>]>;
 
 /// The queue pairs of one slot. Looking one up is wait-free; creating and destroying take a lock.
 ///
-/// Layout of a number (DESIGN section 4): `[23:16]` slot, `[15:0]` keyed permutation of a counter. A
+/// Layout of a number: `[23:16]` slot, `[15:0]` keyed permutation of a counter. A
 /// number is given out again only after all others of the slot, so with `n` alive a freed number
 /// rests for the next `65,536 - n` creations.
 pub(crate) struct QpnTable<T> {

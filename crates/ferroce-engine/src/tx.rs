@@ -1,6 +1,6 @@
 //! The sending sockets of one local address, in the hands of its queue pairs.
 //!
-//! [`TxPorts`] knows which source port may serve which queue pair (DESIGN section 4); here their
+//! [`TxPorts`] knows which source port may serve which queue pair; here their
 //! descriptors are recorded for the fork handler as long as some queue pair uses them.
 
 use std::collections::BTreeMap;

@@ -71,7 +71,7 @@ fn uc_messages_of_every_size_arrive() {
 }
 
 #[test]
-fn c10_operations_that_uc_and_ud_do_not_have_are_refused() {
+fn operations_that_uc_and_ud_lack_are_refused() {
     let (a, b) = (uc(), uc());
     connect(&a, &b, 0, PathMtu::B1024);
     let remote = b.remote(0);
@@ -120,9 +120,9 @@ fn a_bad_key_ends_the_send_queue_of_uc_alone() {
     b.expect(5, WcOpcode::Recv);
 }
 
-/// A10, A11: the way that a datagram came stands before it.
+/// The receive buffer begins with the GRH, for datagrams to oneself as well.
 #[test]
-fn a11_datagrams_arrive_behind_their_header() {
+fn datagrams_arrive_behind_their_grh() {
     for gid_index in [0, 1] {
         let (a, b) = (ud(), ud());
         let ah = handle(&a, gid_index);
@@ -157,7 +157,7 @@ fn a11_datagrams_arrive_behind_their_header() {
 
 /// A hop limit of 0 in an address vector would never leave the host: it means the default.
 #[test]
-fn e4_a_hop_limit_of_0_is_64() {
+fn hop_limit_0_is_sent_as_64() {
     for gid_index in [0, 1] {
         let (a, b) = (ud(), ud());
         let dgid = a.context.gid(u32::from(gid_index)).unwrap().unwrap().gid;
@@ -242,7 +242,7 @@ fn datagrams_that_cannot_be_taken() {
 }
 
 #[test]
-fn c16_a_datagram_beyond_the_mtu_is_refused() {
+fn a_datagram_beyond_the_mtu_is_refused() {
     let a = ud();
     let ah = handle(&a, 0);
     let sges = [a.sge(0, 4097)];

@@ -170,7 +170,7 @@ fn events_are_as_asked_for() {
 }
 
 #[test]
-fn e19_limits_can_be_reached() {
+fn reported_limits_can_be_created() {
     let context = open();
     let attr = context.attr();
     let cq = context.create_cq(attr.max_cqe, 0, None, attr.num_comp_vectors - 1).unwrap();
@@ -233,7 +233,7 @@ fn a_thousand_queue_pairs_leak_nothing() {
 
 /// Posts, polls and destroys at once.
 #[test]
-fn d5_destroys_under_traffic() {
+fn objects_are_destroyed_under_traffic() {
     for _ in 0..20 {
         let (a, b) = pair();
         std::thread::scope(|scope| {

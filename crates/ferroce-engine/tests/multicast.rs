@@ -51,9 +51,9 @@ fn count(end: &End, which: impl Fn(&DeviceCounters) -> &AtomicU64) -> u64 {
     which(end.context.counters()).load(Ordering::Relaxed)
 }
 
-/// A8: a member without a receive, with another Q_Key, of a short buffer or not ready loses its own copy alone.
+/// A member without a receive, with another Q_Key, with a short buffer or in another state loses only its own copy.
 #[test]
-fn a8_every_member_that_can_gets_exactly_one_copy() {
+fn each_ready_group_member_gets_exactly_one_copy() {
     let mgid = group(0);
     let sender = ud();
     let ah = handle(&sender, mgid);
@@ -103,7 +103,7 @@ fn a8_every_member_that_can_gets_exactly_one_copy() {
 /// rxe cannot join IPv6 groups; ours is a real member, as the kernel's list says. (Linux has no route for IPv6 groups over
 /// `lo`, so what is sent to them is tested where there is another interface.)
 #[test]
-fn e10_groups_of_ipv6() {
+fn ipv6_groups_are_joined() {
     let [.., a, b] = std::process::id().to_be_bytes();
     let mut address = [0; 16];
     (address[0], address[1], address[14], address[15]) = (0xff, 0x15, a, b);
@@ -156,9 +156,8 @@ fn senders_hear_themselves_and_doubly_attached_is_attached() {
     assert_quiet(&a);
 }
 
-/// D9: what attach, detach and destroy answer in every order.
 #[test]
-fn d9_attach_detach_destroy_matrix() {
+fn attach_detach_and_destroy_in_every_order() {
     let [first, second] = [group(2), group(3)];
     let end = ud();
     let not_attached = |mgid| Err(DetachError::NotAttached { mgid });

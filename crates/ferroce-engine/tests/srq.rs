@@ -178,9 +178,9 @@ fn limit_and_resize_under_load() {
     srq.destroy().unwrap();
 }
 
-/// bugs.md D1: one LAST_WQE_REACHED, after the flush of the WQE in use; the others stay for other queue pairs.
+/// LAST_WQE_REACHED follows the flush of the WQE in use; the other WQEs stay for other queue pairs.
 #[test]
-fn d1_the_last_wqe_is_told_once() {
+fn last_wqe_reached_is_reported_once() {
     let (a, b, c) = (End::new(Wanted::default()), End::new(Wanted::default()), End::new(Wanted::default()));
     let srq = shared(&b, 64);
     let (dying, living) = (with_srq(&b, &srq), with_srq(&b, &srq));

@@ -231,7 +231,7 @@ fn what_the_header_said_is_told() {
 
 /// A datagram with 0 would never leave the host.
 #[test]
-fn e4_a_hop_limit_of_0_is_the_systems() {
+fn hop_limit_0_leaves_the_system_default() {
     for ip in [own_v4(), V6] {
         let group = group(ip, 2);
         let (tx, flow) = sender(&group);

@@ -279,7 +279,7 @@ fn sender(secret: u64, local: std::net::IpAddr, scope_id: u32) -> io::Result<TxS
     Err(failure)
 }
 
-/// The MAD in a datagram that is for queue pair 1; without `icrc` the ICRC is not looked at (cm.md 1; IBTA 13.5.3, 9.6).
+/// The MAD in a datagram that is for queue pair 1; without `icrc` the ICRC is not looked at (IBTA 13.5.3, 9.6).
 fn mad<'a>(icrc: Option<&mut IcrcChecker>, flow: &Flow, bytes: &'a [u8]) -> Result<&'a [u8], &'static str> {
     if icrc.is_some_and(|icrc| icrc.check(flow, bytes) == Verdict::Bad) {
         return Err("wrong ICRC");
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn f10_what_is_no_mad_for_us_is_dropped() {
+    fn packets_that_are_no_mad_for_this_port_are_dropped() {
         let good = datagram(|_| {}, MAD_LEN);
         assert_eq!(judge(&good), Ok(MAD_LEN));
         let mut spoiled = good.clone();
@@ -371,7 +371,7 @@ mod tests {
 
     /// rxe asks for acknowledgements of datagrams.
     #[test]
-    fn e11_a_bit() {
+    fn the_ack_request_bit_of_a_mad_is_ignored() {
         assert_eq!(judge(&datagram(|packet| packet.bth.ack_req = true, MAD_LEN)), Ok(MAD_LEN));
     }
 }

@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn f9_bindings_conflict_where_an_address_is_in_both() {
+    fn bindings_conflict_if_their_addresses_overlap() {
         let only = |address: &str| BindRequest { af_only: true, ..want(address, 7174) };
         let both = |address: &str| want(address, 7174);
         let scoped = |address: &str, scope| BindRequest { scope, ..want(address, 7174) };
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn f9_low_ports_need_the_capability() {
+    fn low_ports_need_the_capability() {
         let mut ports = ports();
         assert_eq!(ports.bind(1, &want("0.0.0.0", 1023), 0), Err(BindError::Access(1023)));
         assert!(ports.bind(1, &want("0.0.0.0", 1024), 0).is_ok());
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn f9_a_block_is_its_programs_alone() {
+    fn a_port_block_belongs_to_one_program() {
         let mut ports = Ports::new(40_000..=40_999);
         let first = ports.take_block(1, TCP, 0, 77).unwrap();
         assert!(first.is_multiple_of(PORT_BLOCK) && (40_000..40_999 - PORT_BLOCK).contains(&first));
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn f9_blocks_leave_half_of_the_range() {
+    fn port_blocks_leave_half_of_the_range() {
         // 15 whole blocks.
         let mut ports = Ports::new(40_000..=40_999);
         let mut given = BTreeSet::new();
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn f9_shared_ports_have_one_listener() {
+    fn shared_ports_have_one_listener() {
         let mut ports = ports();
         let shared = BindRequest { reuse_address: true, ..want("0.0.0.0", 7174) };
         let (a, _) = ports.bind(1, &shared, 0).unwrap();
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn f9_a_dead_program_has_no_ports() {
+    fn a_dead_program_holds_no_ports() {
         let mut ports = ports();
         for (owner, port) in [(1, 5000), (1, 5001), (2, 5002)] {
             ports.bind(owner, &want("::", port), 0).unwrap();

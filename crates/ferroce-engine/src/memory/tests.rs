@@ -175,9 +175,9 @@ fn another_domain_sees_nothing() {
     assert_eq!(other.invalidate(rkey(key)), Err(MemoryError::WrongPd));
 }
 
-/// bugs.md A4: sums that wrap near 2^64.
+/// Address plus length wraps near 2^64.
 #[test]
-fn a4_ranges_end_where_they_were_registered_to() {
+fn access_beyond_the_registered_range_is_refused() {
     let table = table();
     let pages = Pages::new(1);
     let view = table.view(PD);
@@ -460,7 +460,7 @@ fn atomics_are_atomic_with_the_program() {
 }
 
 #[test]
-fn d12_stale_and_guessed_keys_are_refused() {
+fn stale_and_guessed_keys_are_refused() {
     let table = MemoryTable::with_seed([3; 32]);
     let pages = Pages::new(1);
     let view = table.view(PD);
@@ -479,7 +479,7 @@ fn d12_stale_and_guessed_keys_are_refused() {
 
 /// A slot is used again and again, and each time by another key.
 #[test]
-fn d12_generations_wrap_late() {
+fn key_generations_wrap_late() {
     let table = MemoryTable::with_seed([4; 32]);
     let pages = Pages::new(1);
     let view = table.view(PD);

@@ -342,7 +342,7 @@ fn an_older_set_of_parked_descriptors_is_not_the_whole() {
 }
 
 #[test]
-fn e14_a_taken_port_is_named_after_the_wait() {
+fn a_taken_udp_port_is_named_after_the_wait() {
     let mut bench = Bench::loopback();
     let addresses: Vec<Address> = bench.broker.devices.all().flat_map(addresses).collect();
     bench.world.port.borrow_mut().taken.extend(addresses.iter().copied());
@@ -368,7 +368,7 @@ fn e14_a_taken_port_is_named_after_the_wait() {
 }
 
 #[test]
-fn e14_one_taken_port_of_two_is_a_notice() {
+fn one_taken_udp_port_of_two_is_a_notice() {
     let mut bench = Bench::loopback();
     let v4 = Address::of("127.0.0.1".parse().unwrap(), 1);
     bench.world.port.borrow_mut().taken.insert(v4);

@@ -204,7 +204,7 @@ pub fn cut(packet: &[u8], size: Option<usize>, mut each: impl FnMut(&[u8], &[u8]
     }
 }
 
-/// The hardware address that a GID was made from, as RoCE v1 had it before addresses of IP (admin.md 2): the modified
+/// The hardware address that a GID was made from, as RoCE v1 had it before addresses of IP: the modified
 /// EUI-64, in whose middle ff:fe, or the number of a VLAN, stands. With a VLAN only if `source` is of the same one, because
 /// other link-local addresses may look so.
 pub fn mac_of_gid(gid: Gid, source: Gid) -> Option<[u8; 6]> {
@@ -214,7 +214,7 @@ pub fn mac_of_gid(gid: Gid, source: Gid) -> Option<[u8; 6]> {
     (middle == 0xfffe || same_vlan).then_some([a ^ 2, b, c, f, g, h])
 }
 
-/// The hardware address of a multicast group (wire.md 9; RFC 1112 6.4, RFC 2464 7). RoCE v1 has IPv6's for all.
+/// The hardware address of a multicast group (RFC 1112 6.4, RFC 2464 7). RoCE v1 has IPv6's for all.
 pub fn mac_of_group(version: RoceVersion, group: IpAddr) -> [u8; 6] {
     match (version, group, Gid::from_ip(group).0) {
         (RoceVersion::V2, IpAddr::V4(v4), _) => {

@@ -52,7 +52,7 @@ fn each_property_changes_alone_and_all_together() {
 
 /// The domain is not changed before all the rest is known to be right.
 #[test]
-fn d11_a_change_that_fails_changes_nothing() {
+fn a_failed_reregistration_changes_nothing() {
     let table = table();
     let (pages, readonly) = (Pages::new(1), Pages::new(1));
     readonly.protect(0, libc::PROT_READ);
@@ -72,7 +72,7 @@ fn d11_a_change_that_fails_changes_nothing() {
 }
 
 #[test]
-fn e18_a_change_does_not_toggle_on_demand() {
+fn reregistration_does_not_toggle_on_demand_paging() {
     let table = table();
     let pages = Pages::new(1);
     let view = table.view(PD);

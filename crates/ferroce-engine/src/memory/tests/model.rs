@@ -263,7 +263,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn d12_no_key_is_of_use_beyond_its_life(steps in prop::collection::vec(step(), 1..60)) {
+    fn no_key_works_after_its_region_is_gone(steps in prop::collection::vec(step(), 1..60)) {
         let (mut real, mut model) = (Real::new(), Model::default());
         for step in &steps {
             real.run(&mut model, step);

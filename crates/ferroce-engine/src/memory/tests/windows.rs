@@ -102,9 +102,8 @@ fn permissions_are_the_windows_own() {
     }
 }
 
-/// transport.md section 8: who may use it.
 #[test]
-fn d10_type_1_serves_the_domain_and_type_2_its_queue_pair() {
+fn type_1_windows_serve_the_domain_and_type_2_one_queue_pair() {
     for (kind, neighbour) in [(MwType::One, Ok(())), (MwType::Two, WRONG)] {
         let s = setup(kind);
         s.view(QPN).bind(&s.bind(1)).unwrap();
@@ -116,9 +115,8 @@ fn d10_type_1_serves_the_domain_and_type_2_its_queue_pair() {
     }
 }
 
-/// transport.md section 8: what may be bound to what.
 #[test]
-fn d10_binds_are_checked() {
+fn window_binds_are_checked() {
     for kind in [MwType::One, MwType::Two] {
         let s = setup(kind);
         let mut view = s.view(QPN);
@@ -292,7 +290,7 @@ fn a_region_can_be_ended_with_its_windows() {
 }
 
 #[test]
-fn d10_type_2_ends_with_its_queue_pair() {
+fn type_2_windows_end_with_their_queue_pair() {
     let s = setup(MwType::Two);
     let (one, other) =
         (s.table.alloc_window(PD, MwType::One).unwrap(), s.table.alloc_window(PD, MwType::Two).unwrap());

@@ -72,7 +72,7 @@ fn a_view_is_one_clients() {
 
 /// The longest name that Linux allows, kept whole; and what happens when the interface goes while it is in use.
 #[test]
-fn e15_long_names_and_interfaces_that_go() {
+fn long_interface_names_and_removed_interfaces() {
     let long = || Netdev { name: "abcdefghijklmno".to_owned(), ..netdev(2, &["192.0.2.1"]) };
     let lo = || netdev(1, &["127.0.0.1"]);
     let mut bench = Bench::new(vec![lo(), long()]);
