@@ -4,9 +4,9 @@
 
 use std::collections::VecDeque;
 
-use ferroce_proto::rsocket::{How, Incoming, OwnMemory, Phase, Sizes, Stream, Table, Write};
 use ferroce_proto::{Remote, WcStatus};
-use ferroce_wire::rsocket::{ConnectData, Locator, Mapping, Message, SourceHeader};
+use ferroce_rsocket::message::{ConnectData, Locator, Mapping, Message, SourceHeader};
+use ferroce_rsocket::protocol::{How, Incoming, OwnMemory, Phase, Sizes, Stream, Table, Write};
 use ferroce_wire::{Imm, Rkey};
 
 /// Small, so that everything is used up soon.

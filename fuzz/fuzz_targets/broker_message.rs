@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| ferroce_engine::broker::fuzzing::run(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| ferroce_broker::fuzzing::run(data));

@@ -170,7 +170,7 @@ fn install(from: &Path, to: &Path) -> Result<()> {
 fn cargo_build() -> Result<BTreeMap<String, PathBuf>> {
     let output = tree::cargo()
         .args(["build", "--release", "--message-format=json-render-diagnostics"])
-        .args(["-p", "ferroce-dropin", "-p", "ferroce-cli", "-p", "ferroce-daemon"])
+        .args(["-p", "ferroce-dropin", "-p", "ferroce-cli", "-p", "ferroce-broker"])
         .stderr(Stdio::inherit())
         .output()?;
     ensure!(output.status.success(), "cargo build --release failed");

@@ -13,8 +13,8 @@ use ferroce_engine::error::{
     PostSendError, QueryError, ResizeCqError, SysfsError, TransportCreateQpError, TransportModifyQpError,
     TransportModifySrqError,
 };
-use ferroce_engine::rsocket::{Failure, RsocketError};
 use ferroce_engine::{AdviseError, RegMrError};
+use ferroce_rsocket::{Failure, RsocketError};
 
 /// An errno value that a call of ours returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,4 +1,5 @@
-//! What happens when the library is loaded: it makes sure that it is there once.
+//! What happens when the library is loaded: it tells the engine how to run a broker in this process, and makes sure that it
+//! is there once.
 //!
 //! `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3` must be links to one file. The loader maps copies one by one,
 //! each with an engine of its own, and a queue pair made by one would be unknown to the other. That cannot be mended, so
@@ -21,6 +22,7 @@ struct Copy {
 
 /// Ends the program if a second copy of the library is mapped. Run by the loader.
 pub extern "C" fn refuse_copies() {
+    ferroce_engine::broker::embed_with(ferroce_broker::start_embedded);
     let mut copies: Vec<Copy> = Vec::new();
     // SAFETY: the callback takes the vector that it is given, and returns before this does.
     unsafe { libc::dl_iterate_phdr(Some(note_copy), ptr::from_mut(&mut copies).cast()) };

@@ -15,7 +15,8 @@ use crate::attr::AhAttr;
 use crate::error::{AnswerError, CreateAhError, PathError};
 use crate::lane::Lane;
 use crate::tx::{Sender, Senders};
-use crate::{Context, Pd, device, fork, rings};
+use crate::{Context, Pd, device, rings};
+use ferroce_host::fork;
 
 /// TTL of packets whose address vector says 0, as rxe's never leave the host.
 const DEFAULT_HOP_LIMIT: u8 = 64;

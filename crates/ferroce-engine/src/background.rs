@@ -6,13 +6,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
+use crate::clock;
 use crate::engine::Engine;
-use crate::fork::Guarded;
 use crate::handover::NEVER;
 use crate::lane::{Lane, Served};
-use crate::sys;
+use ferroce_host::fork::Guarded;
+use ferroce_host::thread;
 
 /// Batches before it looks at the other lanes.
 const ROUNDS: u32 = 16;
@@ -28,26 +28,14 @@ pub(crate) fn spawn(engine: Arc<Engine>) -> io::Result<()> {
     let epoll = Guarded::new(EpollSet(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?));
     epoll.0.add(engine.hub().wake_fd(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
     epoll.0.add(engine.broker().event_fd(), EpollEvent::new(EpollFlags::EPOLLIN, BROKER))?;
-    spawn_quietly("ferroce", move || {
-        sys::ask_for_a_short_slice();
+    thread::spawn_quietly("ferroce", move || {
+        thread::ask_for_a_short_slice();
         let mut thread = Background { engine, epoll, watched: Vec::new(), known: Arc::default() };
         if catch_unwind(AssertUnwindSafe(|| thread.run())).is_err() {
             tracing::error!("the background thread panicked: the device is dead");
             thread.engine.fatal();
         }
     })
-}
-
-/// Starts a thread of ours, with all signals blocked but those of faults.
-pub(crate) fn spawn_quietly(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    let mut blocked = SigSet::all();
-    [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGILL, Signal::SIGFPE]
-        .into_iter()
-        .for_each(|s| blocked.remove(s));
-    let before = blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
-    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(run);
-    before.thread_set_mask()?;
-    spawned.map(drop)
 }
 
 struct EpollSet(Epoll);
@@ -91,7 +79,7 @@ impl Background {
             if self.look(&lanes) < wake_at {
                 continue;
             }
-            let now = sys::now().as_nanos();
+            let now = clock::now().as_nanos();
             let count = match self.epoll.0.wait(&mut events, timeout(now, wake_at)) {
                 Ok(count) => count,
                 Err(nix::Error::EINTR) => 0,
@@ -117,7 +105,7 @@ impl Background {
 
     /// Does what is due on every lane and returns when to look again.
     fn look(&mut self, lanes: &[Arc<Lane>]) -> u64 {
-        let now = sys::now().as_nanos();
+        let now = clock::now().as_nanos();
         let mut wake_at = self.engine.report_objects(now).min(self.engine.fire_moderated(now));
         for lane in lanes {
             let due = lane.state().earliest() <= now && !lane.state().kept_by_poller(now);
@@ -142,7 +130,7 @@ impl Background {
 
     /// A lane's socket has something to receive.
     fn ready(&mut self, lane: &Lane) {
-        let now = sys::now().as_nanos();
+        let now = clock::now().as_nanos();
         // The packet has woken the program as well, which gets a tick to receive it.
         if lane.follow().is_attached() && !lane.state().is_eager() {
             lane.state().served(now);

@@ -10,7 +10,8 @@ use crate::error::{Busy, CreateChannelError, EventError};
 use crate::lane::{Lane, LaneSet, Served};
 use crate::notify::NotifyQueue;
 use crate::sleep::{Held, Sleep};
-use crate::{CompletionQueue, Context, fork};
+use crate::{CompletionQueue, Context};
+use ferroce_host::fork;
 
 /// A completion channel (`ibv_comp_channel`): a descriptor and the queues that had something to report.
 #[doc(alias = "ibv_comp_channel")]
@@ -185,17 +186,17 @@ impl CompletionChannel {
 
     /// Prepares a sleep until a queue reported, or somebody nudged, or something arrived. `None`: one of these is the case.
     /// For one queue alone, whose owner looks at it then and takes back what was reported.
-    pub(crate) fn doze(&self, held: Held) -> Option<Sleep> {
+    pub fn doze(&self, held: Held) -> Option<Sleep> {
         if self.take_back() > 0 { None } else { self.lanes.fall_asleep(self.queue.fd(), held) }
     }
 
     /// Takes back what was reported, and says how much that was.
-    pub(crate) fn take_back(&self) -> usize {
+    pub fn take_back(&self) -> usize {
         self.queue.purge(|_| true)
     }
 
     /// Wakes who sleeps, though no queue reports.
-    pub(crate) fn nudge(&self) {
+    pub fn nudge(&self) {
         self.queue.push(Weak::new());
     }
 

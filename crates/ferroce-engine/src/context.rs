@@ -15,7 +15,8 @@ use crate::error::{AllocPdError, CreateChannelError, CreateCqError, OpenError, O
 use crate::hub::Hub;
 use crate::lane::Lane;
 use crate::memory::guard;
-use crate::{CompletionChannel, CompletionQueue, CqInit, Pd, ThreadDomain, Xrcd, XrcdInit, fork, rings, sys};
+use crate::{CompletionChannel, CompletionQueue, CqInit, Pd, ThreadDomain, Xrcd, XrcdInit, clock, rings};
+use ferroce_host::fork;
 
 /// An open device (`ibv_context`). Contexts are independent: each has its own objects and
 /// asynchronous events.
@@ -282,7 +283,7 @@ impl Context {
     /// The clock of completions: `CLOCK_MONOTONIC`.
     #[doc(alias = "ibv_query_rt_values_ex")]
     pub fn raw_clock(&self) -> Instant {
-        sys::now()
+        clock::now()
     }
 
     /// Opens an XRC domain.

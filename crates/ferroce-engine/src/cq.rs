@@ -18,7 +18,8 @@ use crate::lane::{Lane, LaneSet};
 use crate::moderation::{Moderation, Moderator, Verdict};
 use crate::sleep::{Held, Sleep};
 use crate::sleepers::Sleepers;
-use crate::{CompletionChannel, Context, Pd, fork};
+use crate::{CompletionChannel, Context, Pd};
+use ferroce_host::fork;
 
 /// What a completion queue is made from (`ibv_cq_init_attr_ex`).
 #[derive(Clone, Default)]

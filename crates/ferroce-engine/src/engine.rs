@@ -29,7 +29,8 @@ use crate::memory::{MemoryTable, PdId};
 use crate::moderation::Moderated;
 use crate::rings::RingPort;
 use crate::xrc::Named;
-use crate::{CompletionQueue, Context, Qp, fork, rings, sys};
+use crate::{CompletionQueue, Context, Qp, clock, rings};
+use ferroce_host::{fork, process};
 
 /// The devices that this process lists, see [`Listing`]. The default device stays in the list while the process has it open.
 ///
@@ -334,7 +335,7 @@ impl Engine {
             unreachable!("only one thread starts");
         }
         static AT_EXIT: Once = Once::new();
-        AT_EXIT.call_once(|| sys::at_exit(pay_all));
+        AT_EXIT.call_once(|| process::at_exit(pay_all));
         if !lease.notice.is_empty() {
             tracing::warn!("{}", lease.notice);
         }
@@ -453,7 +454,7 @@ impl Engine {
         if self.report_at.load(Ordering::Relaxed) == NEVER
             && let Some(running) = self.running.get()
         {
-            let at = sys::now().as_nanos() + REPORT_AFTER;
+            let at = clock::now().as_nanos() + REPORT_AFTER;
             if self.report_at.compare_exchange(NEVER, at, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
                 running.hub.attention.request(at, || running.hub.wake());
             }
@@ -606,7 +607,7 @@ fn with_ours(act: impl FnOnce(&Engine)) {
 /// A peer must not wait for an acknowledgement that was put off. Programs call `exit` in signal handlers too, so this waits for no
 /// lock, which the interrupted thread may hold: such an acknowledgement is lost, and the peer asks again.
 extern "C" fn pay_all() {
-    let _uncancellable = sys::Uncancellable::new();
+    let _uncancellable = ferroce_host::thread::Uncancellable::new();
     drop(catch_unwind(|| with_ours(|engine| engine.each_lane(Lane::pay_at_exit)))); // a bug of ours, reported by the panic itself, is no reason to abort an exit
 }
 

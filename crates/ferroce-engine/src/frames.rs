@@ -15,9 +15,9 @@ use parking_lot::Mutex;
 use crate::Qp;
 use crate::counters::DeviceCounters;
 use crate::error::FlowError;
-use crate::fork::Guarded;
 use crate::lane::Lane;
 use crate::memory::View;
+use ferroce_host::fork::Guarded;
 
 /// Frames of one queue pair before others have their turn.
 const FRAMES: usize = 256;

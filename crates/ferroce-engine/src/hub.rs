@@ -7,10 +7,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::fork::Guarded;
 use crate::handover::Attention;
 use crate::qpn::QpnTable;
-use crate::{Qp, Srq, sys};
+use crate::{Qp, Srq};
+use ferroce_host::event;
+use ferroce_host::fork::Guarded;
 
 /// Shared without a lock.
 pub(crate) struct Hub {
@@ -44,7 +45,7 @@ impl Hub {
 
     /// Gets the background thread out of its sleep.
     pub(crate) fn wake(&self) {
-        if let Err(error) = sys::signal(&*self.wake)
+        if let Err(error) = event::signal(&*self.wake)
             && error.kind() != io::ErrorKind::WouldBlock
         {
             tracing::error!(%error, "cannot wake the background thread");
@@ -54,7 +55,7 @@ impl Hub {
     /// Makes [`Self::wake_fd`] unreadable again.
     pub(crate) fn woken(&self) {
         // EAGAIN: nobody called, the time was up.
-        let _ = sys::silence(&*self.wake);
+        let _ = event::silence(&*self.wake);
     }
 
     pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {

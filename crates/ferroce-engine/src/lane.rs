@@ -71,7 +71,6 @@ use parking_lot::Mutex;
 use crate::ah::scope_of;
 use crate::counters::DeviceCounters;
 use crate::device::{DeviceInfo, GidEntry};
-use crate::fork::Guarded;
 use crate::frames::FramePort;
 use crate::handover::{LaneState, NEVER};
 use crate::hub::Hub;
@@ -79,7 +78,8 @@ use crate::mcast::Members;
 use crate::memory::guard;
 use crate::rings::RingPort;
 use crate::tx::Senders;
-use crate::{Qp, sys};
+use crate::{Qp, clock};
+use ferroce_host::fork::Guarded;
 use follow::Follow;
 
 /// Queue pairs in one batch for which there is room from the start; more make the list grow, once.
@@ -339,7 +339,7 @@ impl Lane {
             let Some(now) = self.receive(&mut receiver, program) else { break };
             batch_time = Some(now);
         }
-        let now = batch_time.unwrap_or_else(sys::now);
+        let now = batch_time.unwrap_or_else(clock::now);
         if program {
             self.state.served(now.as_nanos());
         }
@@ -360,7 +360,7 @@ impl Lane {
         match socket.recv(&mut receiver.buffer) {
             Ok(0) => None,
             Ok(_) => {
-                let now = sys::now();
+                let now = clock::now();
                 receiver.look_at_guard(now);
                 self.follow.received();
                 match &self.members {
@@ -405,7 +405,7 @@ impl Lane {
             && let Some(mut receiver) = self.receiver.try_lock()
             && let Some(Owing { qp, .. }) = receiver.owing.take()
         {
-            self.pay(&mut receiver, &qp, sys::now());
+            self.pay(&mut receiver, &qp, clock::now());
         }
     }
 

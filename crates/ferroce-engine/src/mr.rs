@@ -8,10 +8,11 @@ use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_wire::{Lkey, Rkey};
 use parking_lot::Mutex;
 
+use crate::Pd;
 use crate::counters::record_head;
 use crate::error::Busy;
 use crate::memory::{Access, Change, FileMapping, Key, RegMrError};
-use crate::{Pd, fork};
+use ferroce_host::fork;
 
 /// A memory region (`ibv_mr`). It stays registered until [`Self::dereg`].
 #[doc(alias = "ibv_mr")]

@@ -7,7 +7,8 @@ use ferroce_wire::Rkey;
 
 use crate::error::AllocMwError;
 use crate::memory::{Key, MwType};
-use crate::{Pd, device, fork};
+use crate::{Pd, device};
+use ferroce_host::fork;
 
 /// A memory window (`ibv_mw`): a key to a part of a region, bound to it by work requests ([`crate::SendOp::BindMw`]). It
 /// exists until [`Self::dealloc`].

@@ -7,10 +7,11 @@ use std::os::fd::BorrowedFd;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::engine;
 use crate::error::EventError;
 use crate::signal::Signal;
 use crate::sleep::{Held, Sleep};
-use crate::{engine, fork};
+use ferroce_host::fork;
 
 /// Events that a program waits for: a FIFO whose descriptor is readable exactly while something is in it. The descriptor's signal
 /// changes under the queue's lock. Each entry raises the signal, for programs that wait for edges; taking the last entry lowers it.

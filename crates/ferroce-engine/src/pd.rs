@@ -11,7 +11,8 @@ use crate::attr::{AhAttr, QpInit};
 use crate::counters::record_head;
 use crate::error::{AllocMwError, Busy, CreateAhError, CreateQpError, CreateSrqError};
 use crate::memory::{Access, Advice, AdviseError, MwType, PdId, RegMrError};
-use crate::{Ah, Context, Mr, Mw, Qp, Srq, SrqInit, fork};
+use crate::{Ah, Context, Mr, Mw, Qp, Srq, SrqInit};
+use ferroce_host::fork;
 
 /// A protection domain (`ibv_pd`): queue pairs reach only memory of their own.
 #[doc(alias = "ibv_pd")]

@@ -31,7 +31,8 @@ use crate::handover::NEVER;
 use crate::outlets::{Exit, Outlets};
 use crate::send_batch::{SendBatch, Stage};
 use crate::tx::Endpoints;
-use crate::{CompletionQueue, Context, Pd, Srq, Xrcd, fork, sys};
+use crate::{CompletionQueue, Context, Pd, Srq, Xrcd, clock};
+use ferroce_host::fork;
 
 use answers::Answers;
 pub(crate) use locked::Locked;
@@ -305,7 +306,7 @@ impl Qp {
             }
         }
         self.pay(core);
-        let now = sys::now();
+        let now = clock::now();
         let mut flow = core.transport.query().path;
         let mut fresh = None;
         if mask.contains(QpAttrMask::AV) {
@@ -407,7 +408,7 @@ impl Qp {
         if locked.core.destroyed {
             return Err((0, PostSendError::State(QpState::Reset)));
         }
-        let now = sys::now();
+        let now = clock::now();
         let core = &mut *locked.core;
         let mut result = Ok(());
         for (index, wr) in wrs.into_iter().enumerate() {
@@ -449,7 +450,7 @@ impl Qp {
         }
         // In the error state the posts flush at once; otherwise there is nothing to send.
         if core.transport.state() == QpState::Error {
-            locked.settle(sys::now());
+            locked.settle(clock::now());
         }
         result
     }
@@ -472,7 +473,7 @@ impl Qp {
         if locked.core.destroyed {
             return Err(PostSendError::State(QpState::Reset));
         }
-        let now = sys::now();
+        let now = clock::now();
         let core = &mut *locked.core;
         let mark = core.transport.sq_mark();
         for wr in wrs {
@@ -547,7 +548,7 @@ impl Qp {
             core.memory.end_windows();
             // Gives back what it had in flight.
             let reset = ferroce_proto::QpAttr { state: QpState::Reset, ..Default::default() };
-            if let Err(error) = core.transport.modify(sys::now(), &reset, QpAttrMask::STATE) {
+            if let Err(error) = core.transport.modify(clock::now(), &reset, QpAttrMask::STATE) {
                 tracing::debug!(%error, "a queue pair could not be reset");
             }
         }
@@ -615,7 +616,7 @@ impl Qp {
         let mut locked = self.lock();
         if !locked.core.destroyed {
             locked.core.transport.set_fatal();
-            locked.settle(sys::now());
+            locked.settle(clock::now());
         }
     }
 }

@@ -10,8 +10,9 @@ use ferroce_ipc::ring::{Consumer, MAX_PACKET, Popped, Producer, PushError, Rings
 use ferroce_wire::{BatchLimits, TxBatch};
 use parking_lot::Mutex;
 
-use crate::broker::{BrokerClient, BrokerError, ring, silence};
-use crate::fork::Guarded;
+use crate::broker::{BrokerClient, BrokerError};
+use ferroce_host::fork::Guarded;
+use ferroce_ipc::doorbell;
 
 /// Packets of a batch: more would only wait in the ring while others have none.
 const SEGMENTS: usize = 16;
@@ -49,7 +50,7 @@ impl RingPort {
         let Rings { tx, rx } = Rings::join(memory)?;
         *self.rx.lock() = Some(rx);
         *self.tx.lock() = Some(tx);
-        ring(&*self.far);
+        doorbell::ring(&*self.far);
         Ok(())
     }
 
@@ -81,7 +82,7 @@ impl RingPort {
                 }
             }
             match ring.publish() {
-                Ok(true) => crate::broker::ring(&*self.bell),
+                Ok(true) => doorbell::ring(&*self.bell),
                 Ok(false) => {}
                 Err(error) => {
                     tracing::error!(%error, "the broker's rings cannot be used");
@@ -109,9 +110,9 @@ impl RingPort {
         if program && !look.is_multiple_of(LOOKS_PER_BELL) {
             return None;
         }
-        silence(&*self.bell);
+        doorbell::silence(&*self.bell);
         let popped = take(&mut rx, out)?;
-        ring(&*self.far);
+        doorbell::ring(&*self.far);
         Some(popped)
     }
 }

@@ -16,7 +16,7 @@ use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 
-use crate::fork::{self, Guarded};
+use ferroce_host::fork::{self, Guarded};
 
 /// Signals on one source. The kernel allows 500 paths of two steps from one file to the epoll sets that wait for it, and 100 of
 /// three steps (`path_limits` in Linux's fs/eventpoll.c). With 16 signals each of them can be in 31 sets of the program.

@@ -9,9 +9,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::{fmt, io};
 
+use crate::CompletionChannel;
 use crate::error::EventError;
 use crate::lane::{self, Lane, WATCHED, Watch};
-use crate::sys;
+use ferroce_host::{event, process};
 
 /// The things that must live as long as a sleep: owners of the descriptors, and a destructor that takes back what was registered.
 pub enum Held {
@@ -74,7 +75,23 @@ impl Sleep {
 
     /// A sleep until `event` is readable.
     pub fn until_readable(event: BorrowedFd<'_>, held: Held) -> Self {
-        Self::on([sys::readable(event)], held)
+        Self::on([event::readable(event)], held)
+    }
+
+    /// A sleep on these descriptors, in which the thread receives what arrives for `channels`; the descriptors of the channels
+    /// must be among `fds` if their events count. `None`: something arrived meanwhile, and was processed.
+    pub fn on_channels(
+        channels: &[Arc<CompletionChannel>],
+        fds: impl IntoIterator<Item = libc::pollfd, IntoIter: Clone>,
+        held: Held,
+    ) -> Option<Self> {
+        let mut lanes = Vec::new();
+        for lane in channels.iter().flat_map(|channel| Vec::clone(&channel.lanes().all())) {
+            if !lanes.iter().any(|known| Arc::ptr_eq(known, &lane)) {
+                lanes.push(lane);
+            }
+        }
+        Self::on_lanes(&lanes, fds, held)
     }
 
     /// A sleep on these descriptors, in which the thread also receives on `lanes`. `None`: something arrived meanwhile.
@@ -85,7 +102,7 @@ impl Sleep {
     ) -> Option<Self> {
         let watch = lane::watch(lanes)?;
         let mut of_lanes = [NO_FD; WATCHED];
-        of_lanes.iter_mut().zip(watch.fds()).for_each(|(place, fd)| *place = sys::readable(fd));
+        of_lanes.iter_mut().zip(watch.fds()).for_each(|(place, fd)| *place = event::readable(fd));
         let fds = Fds::new(fds.into_iter().chain(of_lanes.into_iter().take(watch.fds().count())));
         Some(Self { fds, watch, _held: held })
     }
@@ -110,7 +127,7 @@ impl Sleep {
                 Ok(())
             }
             Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(EventError::Io(error)),
-            Err(_) if sys::a_handler_interrupts() => Err(EventError::Interrupted),
+            Err(_) if process::a_handler_interrupts() => Err(EventError::Interrupted),
             Err(_) => Ok(()),
         }
     }
@@ -121,7 +138,7 @@ impl Sleep {
     ///
     /// As for [`Self::end`].
     pub fn sleep(mut self) -> Result<(), EventError> {
-        let polled = sys::poll(self.fds(), -1);
+        let polled = event::poll(self.fds(), -1);
         self.end(polled.map(drop))
     }
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::fork::Guarded;
-use crate::sys;
+use ferroce_host::event;
+use ferroce_host::fork::Guarded;
 
 /// The sleeping threads of one completion queue. The queue's lock protects it.
 ///
@@ -36,7 +36,7 @@ impl Sleepers {
             }
         };
         if std::mem::take(&mut self.signalled)
-            && let Err(error) = sys::silence(&**event)
+            && let Err(error) = event::silence(&**event)
         {
             tracing::error!(%error, "cannot clear the signal of a completion queue");
         }
@@ -57,7 +57,7 @@ impl Sleepers {
     /// Wakes all of them.
     pub(crate) fn wake(&mut self) {
         if let Some(event) = self.event.as_ref().filter(|_| self.need_wake()) {
-            match sys::signal(&***event) {
+            match event::signal(&***event) {
                 Ok(_) => self.signalled = true,
                 Err(error) => tracing::error!(%error, "cannot wake the threads of a completion queue"),
             }

@@ -16,7 +16,8 @@ use crate::counters::record_head;
 use crate::device::{MAX_SRQ, MAX_SRQ_SGE, MAX_SRQ_WR};
 use crate::error::{Busy, CreateSrqError, ModifySrqError};
 use crate::xrc::XrcSrq;
-use crate::{Context, Pd, fork};
+use crate::{Context, Pd};
+use ferroce_host::fork;
 
 /// What a shared receive queue is made from (`ibv_srq_init_attr`).
 #[derive(Clone, Copy, Debug, Default)]

@@ -14,7 +14,7 @@ use ferroce_datapath::udp::{Class, TxPorts, TxSocket};
 use ferroce_wire::{Flow, LinkLayer, Qpn};
 use parking_lot::Mutex;
 
-use crate::fork;
+use ferroce_host::fork;
 
 /// From whom to whom a queue pair sends.
 #[derive(Clone, Copy, Debug)]

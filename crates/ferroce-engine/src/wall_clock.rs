@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use ferroce_wire::Instant;
 
-use crate::sys;
+use crate::clock;
 
 /// Two readings of the difference of the clocks that are no further apart, in nanoseconds, are the same difference: the
 /// clocks are read one after the other.
@@ -52,9 +52,9 @@ impl WallClock {
 
 fn read_difference() -> i64 {
     let reading = |_| {
-        let before = sys::now().as_nanos();
+        let before = clock::now().as_nanos();
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
-        let after = sys::now().as_nanos();
+        let after = clock::now().as_nanos();
         let took = after.saturating_sub(before);
         let wall = i64::try_from(wall).unwrap_or(i64::MAX);
         (took, wall.saturating_sub_unsigned(before + took / 2))
@@ -101,7 +101,7 @@ mod tests {
     fn the_time_is_that_of_the_wall_clock() {
         let seconds = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         let before = seconds();
-        let told = WallClock::default().time(sys::now()) / 1_000_000_000;
+        let told = WallClock::default().time(clock::now()) / 1_000_000_000;
         assert!((before.saturating_sub(1)..=seconds() + 1).contains(&told), "{told}");
     }
 }

@@ -14,11 +14,11 @@ use parking_lot::Mutex;
 
 use crate::device::MAX_SRQ_SGE;
 use crate::error::{Busy, CreateQpError, CreateSrqError, OpenQpError, OpenXrcdError};
-use crate::fork::{self, Guarded};
 use crate::hub::Hub;
 use crate::lane::Lane;
 use crate::qp::Parts;
 use crate::{CompletionQueue, Context, Pd, Qp, QpShare, Srq, SrqInit};
+use ferroce_host::fork::{self, Guarded};
 
 /// A file that names an XRC domain: whoever opens one by the same inode, in this process, gets the same domain.
 #[derive(Clone)]

@@ -14,6 +14,8 @@ mod client;
 mod codec;
 mod connection;
 mod device;
+pub mod doorbell;
+mod embed;
 pub mod ledger;
 mod message;
 mod netdev;
@@ -29,6 +31,7 @@ pub use client::{Answer, Client, ClientError};
 pub use codec::MessageError;
 pub use connection::{Connection, Listener, Peer, Received};
 pub use device::{DeviceInfo, GidEntry, GidType, Listing, Origin, PhysState};
+pub use embed::EmbedError;
 pub use message::{
     AddressSockets, CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmIdEntry, CmIdState, CmNews, CmRequest,
     CmRoute, CmStatus, CmWhat, DEVICE_BYTES, GID_BYTES, Hello, LeaseEntry, Leased, LinkKind, MAC_BYTES,

@@ -21,7 +21,6 @@ mod counters;
 mod error;
 mod memory;
 mod qp;
-pub mod rsocket;
 mod srq;
 mod supply;
 mod work_request;

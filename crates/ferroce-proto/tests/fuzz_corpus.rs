@@ -4,8 +4,6 @@
 mod cm_sequence;
 #[path = "../../../fuzz/bodies/qp_sequence.rs"]
 mod qp_sequence;
-#[path = "../../../fuzz/bodies/rsocket.rs"]
-mod rsocket;
 
 use std::path::Path;
 
@@ -29,22 +27,6 @@ fn qp_sequence_corpus() {
 #[test]
 fn cm_sequence_corpus() {
     replay("cm_sequence", cm_sequence::run);
-}
-
-#[test]
-fn rsocket_corpus() {
-    replay("rsocket", rsocket::run);
-}
-
-#[test]
-fn rsockets_of_chance() {
-    let seed = Seed::for_test("rsockets_of_chance", 3);
-    let mut rng = seed.rng();
-    for _ in 0..3000 {
-        let len = 20 + rng.below(1500);
-        let data: Vec<u8> = (0..len).map(|_| rng.next_u64() as u8).collect();
-        rsocket::run(&data);
-    }
 }
 
 #[test]

@@ -27,7 +27,6 @@ mod num;
 mod opcode;
 mod out;
 mod packet;
-pub mod rsocket;
 mod time;
 pub mod view;
 

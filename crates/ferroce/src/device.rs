@@ -14,7 +14,13 @@ use crate::{CompletionChannel, CompletionQueue, Error, ProtectionDomain};
 /// `FERROCE_NETDEV`, `fr0` is not listed unless `FERROCE_LOOPBACK=1` or it is open, and can be opened all the same.
 #[doc(alias = "ibv_get_device_list")]
 pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
+    offer_a_broker();
     Ok(engine::devices()?)
+}
+
+/// Tells the engine how to run a broker in this process, which it does if it finds neither a broker nor `ferroced`.
+pub(crate) fn offer_a_broker() {
+    engine::broker::embed_with(ferroce_broker::start_embedded);
 }
 
 /// An open device. Clones are the same one; it closes when the last of them and of everything
@@ -52,6 +58,7 @@ impl Context {
     /// Opens the device named `name`.
     #[doc(alias = "ibv_open_device")]
     pub fn open(name: &str) -> Result<Self, Error> {
+        offer_a_broker();
         let context = engine::Context::open(name)?;
         let (queues, shared_queues) = (Handles::default(), Handles::default());
         Ok(Self { open: Arc::new(Open { context, queues, shared_queues, pid: std::process::id() }) })

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use core::ffi::{c_int, c_long};
-use ferroce_engine::rsocket::{Datagram, How, Stream};
+use ferroce_rsocket::{Datagram, How, Stream};
 use libc::{sockaddr, socklen_t};
 
 use super::address;

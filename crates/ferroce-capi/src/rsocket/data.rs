@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::slice;
 
 use core::ffi::{c_int, c_void};
-use ferroce_engine::rsocket::{Progress, RsocketError, Stream};
+use ferroce_rsocket::{Progress, RsocketError, Stream};
 use libc::{iovec, msghdr, sockaddr, socklen_t, ssize_t};
 
 use super::table::{self, Socket};

@@ -1,7 +1,7 @@
 //! Memory that is opened to the peer, and WRITEs to that of the peer.
 
 use core::ffi::{c_int, c_void};
-use ferroce_engine::rsocket::Progress;
+use ferroce_rsocket::Progress;
 use libc::off_t;
 
 use super::{data, table};

@@ -25,7 +25,7 @@ pub use option::{rgetsockopt, rsetsockopt};
 pub use poll::{rpoll, rselect};
 pub use repoll::{repoll_create, repoll_ctl, repoll_wait};
 
-use ferroce_engine::rsocket::RsocketError;
+use ferroce_rsocket::RsocketError;
 
 use crate::errno::Errno;
 use crate::wait::Step;

@@ -4,8 +4,8 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use core::ffi::{c_int, c_void};
-use ferroce_engine::rsocket::{Settings, Sizes};
-use ferroce_wire::rsocket::mappings_for;
+use ferroce_rsocket::message::mappings_for;
+use ferroce_rsocket::{Settings, Sizes};
 use libc::{linger, socklen_t};
 
 use super::table::{self, Entry, Socket};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use core::ffi::{c_int, c_short};
-use ferroce_engine::rsocket::{Ready, Settings, Waker, fall_asleep};
 use ferroce_engine::{Held, Sleep};
+use ferroce_rsocket::{Ready, Settings, Waker};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, fd_set, nfds_t, pollfd, timeval};
 
 use super::repoll;
@@ -98,7 +98,7 @@ impl<'a> Set<'a> {
         fds.push(of(watch.waker.fd()));
         // They live as long as the system looks at their descriptors.
         let held = Held::Own(Box::new((watch, channels.clone())));
-        Ok(fall_asleep(&channels, fds, held))
+        Ok(Sleep::on_channels(&channels, fds, held))
     }
 }
 

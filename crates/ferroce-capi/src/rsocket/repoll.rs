@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use core::ffi::c_int;
-use ferroce_engine::rsocket::Waker;
+use ferroce_rsocket::Waker;
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event, pollfd};
 use parking_lot::Mutex;
 

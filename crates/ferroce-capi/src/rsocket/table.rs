@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use core::ffi::c_int;
-use ferroce_engine::rsocket::{Datagram, Ready, RsocketError, Stream, Waker};
 use ferroce_engine::{CompletionChannel, PerProcess};
+use ferroce_rsocket::{Datagram, Ready, RsocketError, Stream, Waker};
 use parking_lot::{Mutex, RwLock};
 
 use super::option::Options;

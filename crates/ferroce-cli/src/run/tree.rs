@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use ferroce::PortAttr;
+use ferroce_host::speed::{self, DEFAULT_SPEED, width_and_speed};
 use ferroce_ipc::sysfs::{self, Node, Tree};
 use ferroce_ipc::{CmStatus, DeviceInfo};
 
@@ -26,7 +26,7 @@ impl Writer {
     pub fn devices(&mut self, devices: &[DeviceInfo]) -> io::Result<()> {
         let tree = Tree {
             devices,
-            speed: &|device| PortAttr::of(device).width_and_speed(),
+            speed: &|device| width_and_speed(speed::of(device).unwrap_or(DEFAULT_SPEED)),
             netdev: &gids::netdev_name,
             numa_node: &sysfs::numa_node,
         };

@@ -1,53 +1,455 @@
-//! Who owns what programs share: the broker's logic, its server, and the program's client of it.
-//!
-//! `Broker` (in `logic`) decides and does no I/O of its own on connections; [`Server`] runs it over sockets, in the process
-//! `ferroced` or in a thread of a program. [`client::BrokerClient`] is a program's side: it finds or starts the broker,
-//! leases slots, follows news, and after the broker's death finds or starts the next one and hands back what it holds.
+//! A program's side of the broker.
 
-pub mod client;
-mod cm;
-mod daemon;
-mod devices;
-mod early;
-#[cfg(any(test, feature = "fuzzing"))]
-mod fake;
-#[cfg(any(test, feature = "fuzzing"))]
-pub mod fuzzing;
-mod gid_table;
-mod groups;
-mod gsi;
-mod holder;
-mod link_file;
-mod logic;
-mod namespace;
-mod netdev;
-mod parking;
-mod ports;
-mod rtnetlink;
-mod runtime_dir;
-mod server;
-mod slots;
+mod connections;
+mod embed;
+mod find;
+mod link;
+mod program;
 mod spawn;
-mod switch;
-mod sys;
-mod world;
 
-pub use client::{BrokerClient, BrokerError, BrokerEvent, BrokerMode, Lease, LeasedAddress};
-pub(crate) use rtnetlink::{Monitor, has_virtual_wire};
-pub use runtime_dir::RuntimeDir;
-pub use server::{FEWEST_DESCRIPTORS, Server, ServerError, ServerOptions};
-pub(crate) use switch::{ring, silence};
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use ferroce_ipc::{Refusal, RefusalCode};
+use arc_swap::ArcSwap;
+use ferroce_ipc::{
+    AddressSockets, Client, ClientError, CmNews, CmRequest, CmStatus, Leased, Listing, MINOR_LEDGER,
+    MINOR_RINGS, Message, Refusal, RefusalCode, ResourceCounts,
+};
+pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
+use ferroce_wire::cm::CommId;
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
+use tracing::{debug, warn};
 
-/// Names a connection, for the broker's life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ClientId(pub u64);
+pub use embed::{StartEmbedded, embed_with};
+pub use find::{BrokerError, BrokerMode, ConnectOptions};
 
-/// Names a process that holds connections or slots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ProcessId(pub u64);
+use connections::Book;
+use find::find_or_start;
+use link::{Guard, Inner, Link};
 
-fn refusal(code: RefusalCode, sentence: impl Into<String>) -> Refusal {
-    Refusal { code, sentence: sentence.into() }
+use crate::broker::spawn::Starter;
+use crate::rings;
+use ferroce_host::fork::Guarded;
+use ferroce_host::netdev::Address;
+
+/// How long finding, starting and greeting a broker may take. It takes milliseconds, but a broker is a process like any
+/// other: beside a dozen that spin on two cores it took more than two seconds.
+const CONNECT: Duration = Duration::from_secs(10);
+/// How long a request may take: longer than a new broker waits for programs of an earlier one.
+const REQUEST: Duration = Duration::from_secs(12);
+/// How long the background thread waits for a lock that is held for moments.
+const MOMENT: Duration = Duration::from_millis(1);
+/// How often a program looks for the next broker: at first, and after [`PATIENCE`].
+const RETRY: Duration = Duration::from_millis(10);
+const RETRY_SLOWLY: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The slots of this program and the sockets that go with them.
+#[derive(Debug)]
+pub struct Lease {
+    /// The slots: bits 23 to 16 of this program's QPNs.
+    pub slots: Vec<u8>,
+    /// A socket for each slot on each local address.
+    pub addresses: Vec<LeasedAddress>,
+    /// Something for the user, such as an address whose port somebody else holds; may be empty.
+    pub notice: String,
+}
+
+/// A group socket of one slot on one local address.
+#[derive(Debug)]
+pub struct LeasedAddress {
+    /// The slot.
+    pub slot: u8,
+    /// The address it is bound to, with port 4791.
+    pub ip: IpAddr,
+    /// Interface index of a link-local address, else 0.
+    pub scope_id: u32,
+    /// The socket.
+    pub fd: OwnedFd,
+}
+
+/// What a program learns from its broker without asking. Devices are named by [`DeviceInfo::id`].
+#[derive(Debug)]
+pub enum BrokerEvent {
+    /// An address appeared: its socket, which traffic may already reach.
+    AddressAdded(LeasedAddress),
+    /// The GID table of a device changed.
+    GidsChanged(u32),
+    /// The interface of this index, which holds GIDs of a device, has another hardware address.
+    MacChanged(u32, u32),
+    /// The port of a device became ACTIVE.
+    PortActive(u32),
+    /// The port of a device is not ACTIVE any more.
+    PortDown(u32),
+    /// The MTU or the settings of a device changed.
+    DeviceChanged(u32),
+    /// There is a new device.
+    DeviceAdded(u32),
+    /// A device is gone, with its interface or by `ferroce link del`.
+    DeviceRemoved(u32),
+    /// The broker died; the sockets work on. The next one is being looked for, or started.
+    Disconnected,
+    /// There is a broker again, and it knows our slots.
+    Reconnected,
+    /// Slots that were given to somebody else while we were away (this process was stopped, say): whatever stands on them
+    /// is dead.
+    SlotsLost(Vec<u8>),
+    /// News of a connection, or of a port that listens.
+    Connection(Box<CmNews>),
+    /// A new broker did not take a connection over: it is no more.
+    ConnectionLost(CommId),
+    /// The memory of the rings to a new broker, in place of those to the last one.
+    Rings(OwnedFd),
+}
+
+/// A program's connection to its broker, whichever that is in the course of time.
+///
+/// [`BrokerClient::event_fd`] becomes readable when there is something to do; call [`BrokerClient::process`] then, from
+/// one thread, for as long as slots are held: it also brings the next broker when one has died. No call but `connect` and
+/// the requests waits, and these for seconds at most. A forked child closes all descriptors of it and must neither use nor
+/// drop it.
+#[derive(Debug)]
+pub struct BrokerClient {
+    inner: Mutex<Inner>,
+    /// [`BrokerClient::process`] found the lock taken: whoever holds it says so afterwards.
+    missed: AtomicBool,
+    /// Whoever holds the lock waits for an answer, and the connection is not watched.
+    asking: AtomicBool,
+    /// What the broker is told without waiting for an answer.
+    later: Mutex<VecDeque<CmRequest>>,
+    /// Holds the connection, the timer and the wake counter.
+    epoll: Guarded<OwnedFd>,
+    /// Readable while events wait.
+    wake: Guarded<OwnedFd>,
+    /// Readable when the next look for a broker is due.
+    timer: Guarded<OwnedFd>,
+    /// What the broker last said of the devices, for who must not wait for a request of another thread.
+    known: Arc<ArcSwap<Vec<DeviceInfo>>>,
+    listing: Listing,
+}
+
+impl BrokerClient {
+    /// Finds a broker, or starts one.
+    ///
+    /// # Errors
+    /// A sentence that says what to do, after 2 s at most.
+    pub fn connect(mode: BrokerMode) -> Result<Self, BrokerError> {
+        Self::connect_with(ConnectOptions::new(mode))
+    }
+
+    /// As [`BrokerClient::connect`], with another name or interface.
+    ///
+    /// # Errors
+    /// As [`BrokerClient::connect`].
+    pub fn connect_with(options: ConnectOptions) -> Result<Self, BrokerError> {
+        let starter = Starter::from_environment();
+        let (client, devices) = find_or_start(&options, &starter, Instant::now() + CONNECT)?;
+        let minor = client.broker().minor;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(io::Error::from)?;
+        let [epoll, wake, timer] = [epoll, wake, timer].map(Guarded::new);
+        let known = Arc::new(ArcSwap::from_pointee(devices.clone()));
+        watch(&epoll, &wake)?;
+        watch(&epoll, &timer)?;
+        watch(&epoll, &client)?;
+        let listing = options.listing;
+        let inner = Inner {
+            options,
+            starter,
+            link: Link::Up { client, resume: None },
+            devices,
+            slots: Vec::new(),
+            addresses: BTreeSet::new(),
+            parked: None,
+            ledger: None,
+            bell: None,
+            minor,
+            book: Book::default(),
+            known: Arc::clone(&known),
+            events: VecDeque::new(),
+            child: None,
+            armed: false,
+        };
+        Ok(Self {
+            inner: Mutex::new(inner),
+            missed: AtomicBool::new(false),
+            asking: AtomicBool::new(false),
+            later: Mutex::default(),
+            epoll,
+            wake,
+            timer,
+            known,
+            listing,
+        })
+    }
+
+    /// Which devices the program lists.
+    pub fn listing(&self) -> Listing {
+        self.listing
+    }
+
+    /// The devices as they are now: this program's own first, `fr0` last.
+    ///
+    /// # Errors
+    /// Those of a broker that must be found anew.
+    pub fn devices(&self) -> Result<Vec<DeviceInfo>, BrokerError> {
+        let mut guard = self.up()?;
+        guard.drain();
+        Ok(guard.inner.devices.clone())
+    }
+
+    /// The devices as the broker last told them, without asking: never waits for a broker.
+    pub fn known_devices(&self) -> Vec<DeviceInfo> {
+        self.known.load().as_ref().clone()
+    }
+
+    /// Leases `count` slots and the sockets of all addresses.
+    ///
+    /// # Errors
+    /// [`BrokerError::Client`] with the broker's sentence: no slot is free, UDP port 4791 is held by somebody.
+    pub fn lease(&self, count: u8) -> Result<Lease, BrokerError> {
+        let (mut guard, (leased, sockets, parked)) = self.ask(|client, _| {
+            let (answer, mut descriptors) = client.request(&Message::Lease(count), REQUEST)?;
+            let Message::Leased(leased) = answer else { return Err(ClientError::Unexpected) };
+            let mut sockets = Vec::new();
+            for _ in 0..leased.addresses {
+                match client.more(REQUEST)? {
+                    (Message::Address(address), descriptors) => {
+                        sockets.extend(leased_on(&address, descriptors))
+                    }
+                    _ => return Err(ClientError::Unexpected),
+                }
+            }
+            Ok((leased, sockets, descriptors.pop()))
+        })?;
+        let Leased { slots, notice, .. } = leased;
+        let inner = &mut *guard.inner;
+        inner.parked = parked.map(Guarded::new);
+        inner.slots.extend(&slots);
+        inner.addresses.extend(sockets.iter().map(LeasedAddress::key));
+        if !notice.is_empty() {
+            warn!("{notice}");
+        }
+        Ok(Lease { slots, addresses: sockets, notice })
+    }
+
+    /// Opens rings for packets to and from the broker, for whom `bell` is; of every later broker news bring others
+    /// ([`BrokerEvent::Rings`]). Returns their memory.
+    ///
+    /// # Errors
+    /// [`BrokerError::Client`] with the broker's sentence: it may not send frames, or is too old.
+    pub fn open_rings(&self, bell: OwnedFd) -> Result<OwnedFd, BrokerError> {
+        let bell = Guarded::new(bell);
+        let (mut guard, rings) = self.ask(|client, minor| {
+            if minor < MINOR_RINGS {
+                let sentence =
+                    "this ferroced is too old for RoCE v1: let it end, so that a new one can start";
+                return Err(Refusal { code: RefusalCode::Version, sentence: sentence.to_owned() }.into());
+            }
+            let (answer, mut descriptors) =
+                client.request_with(&Message::OpenRings { v2: rings::for_v2() }, &[bell.as_fd()], REQUEST)?;
+            match (answer, descriptors.pop()) {
+                (Message::Rings, Some(rings)) => Ok(rings),
+                _ => Err(ClientError::Unexpected),
+            }
+        })?;
+        guard.inner.bell = Some(bell);
+        Ok(rings)
+    }
+
+    /// Gives all slots back; their sockets must be closed before.
+    ///
+    /// # Errors
+    /// Those of a broker that must be found anew.
+    pub fn release(&self) -> Result<(), BrokerError> {
+        let mut guard = self.up()?;
+        let inner = &mut *guard.inner;
+        let slots = std::mem::take(&mut inner.slots);
+        inner.book.lose_slots(&slots, true);
+        inner.addresses.clear();
+        inner.parked = None;
+        drop(guard);
+        // A broker that dies meanwhile takes no slots along that it was not told of.
+        self.ask(|client, _| client.request(&Message::Release(Vec::new()), REQUEST)).map(drop)
+    }
+
+    /// Tells the broker what this program has, for `ferroce status`. Does not wait; a broker that is away misses it.
+    pub fn report(&self, counts: ResourceCounts) {
+        if let Some(mut inner) = self.inner.try_lock()
+            && let Link::Up { client, .. } = &mut inner.link
+            && let Err(e) = client.send(&Message::Report(counts), &[])
+        {
+            debug!("the broker was not told the number of objects: {e}");
+        }
+    }
+
+    /// Hands the program's ledger to the broker, and to each one that follows it. Does not wait.
+    pub fn keep_ledger(&self, ledger: OwnedFd) {
+        let mut inner = self.inner.lock();
+        inner.ledger = Some(Guarded::new(ledger));
+        if let Err(e) = inner.hand_over_ledger() {
+            debug!("the broker was not given the ledger: {e}");
+        }
+    }
+
+    /// What a device of this name counted in all programs, by name.
+    ///
+    /// # Errors
+    /// [`BrokerError::Client`] with the broker's sentence if there is no such device.
+    pub fn statistics(&self, device: &str) -> Result<Vec<(String, u64)>, BrokerError> {
+        let question = Message::GetStatistics(device.to_owned());
+        let (_, counters) = self.ask(|client, minor| {
+            if minor < MINOR_LEDGER {
+                return Err(ClientError::Unexpected);
+            }
+            match client.request(&question, REQUEST)? {
+                (Message::Statistics(counters), _) => Ok(counters),
+                _ => Err(ClientError::Unexpected),
+            }
+        })?;
+        Ok(counters)
+    }
+
+    /// What connection management counted for all devices and programs.
+    ///
+    /// # Errors
+    /// Those of a broker that must be found anew.
+    pub fn cm_status(&self) -> Result<CmStatus, BrokerError> {
+        let (_, status) = self.ask(|client, _| match client.request(&Message::GetStatus, REQUEST)? {
+            (Message::Status(status), _) => Ok(status),
+            _ => Err(ClientError::Unexpected),
+        })?;
+        Ok(*status.cm)
+    }
+
+    /// Readable when [`BrokerClient::process`] has something to do.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Does what is due, without waiting, and returns what happened.
+    pub fn process(&self) -> Vec<BrokerEvent> {
+        // Whoever holds the lock but waits for no answer has it for moments only.
+        let moment = if self.asking.load(Ordering::Relaxed) { Duration::ZERO } else { MOMENT };
+        let guard = self.inner.try_lock_for(moment).map(|inner| Guard::new(self, inner));
+        let mut guard = match guard {
+            Some(guard) => guard,
+            None => {
+                // Somebody is in a request, and wakes us when it is over. Until then the descriptor must not be readable.
+                let (woken, due) = (clear(&self.wake), clear(&self.timer));
+                if woken || due {
+                    self.missed.store(true, Ordering::SeqCst);
+                }
+                // Unless it was over before it could know.
+                let Some(guard) = self.try_guard() else { return Vec::new() };
+                guard
+            }
+        };
+        guard.drain();
+        let events = guard.inner.events.drain(..).collect();
+        clear(&self.wake);
+        events
+    }
+
+    fn try_guard(&self) -> Option<Guard<'_>> {
+        self.inner.try_lock().map(|inner| Guard::new(self, inner))
+    }
+
+    /// Asks the broker, and the next one if this one dies over the question. The question is told the broker's minor version.
+    fn ask<R>(
+        &self,
+        mut question: impl FnMut(&mut Client, u16) -> Result<R, ClientError>,
+    ) -> Result<(Guard<'_>, R), BrokerError> {
+        let deadline = Instant::now() + CONNECT;
+        loop {
+            let mut guard = self.up()?;
+            let inner = &mut *guard.inner;
+            let Link::Up { client, .. } = &mut inner.link else { continue };
+            // The answer is ours: nobody else is to wake up for it.
+            watch_for(&self.epoll, client, epoll::EventFlags::empty());
+            self.asking.store(true, Ordering::Relaxed);
+            let answer = question(client, inner.minor);
+            self.asking.store(false, Ordering::Relaxed);
+            watch_for(&self.epoll, client, epoll::EventFlags::IN);
+            match answer {
+                Ok(answer) => return Ok((guard, answer)),
+                Err(e) if e.is_leaving() && Instant::now() < deadline => guard.down(&e),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// Waits for a broker if there is none at the moment.
+    fn up(&self) -> Result<Guard<'_>, BrokerError> {
+        let deadline = Instant::now() + CONNECT;
+        loop {
+            let mut guard = Guard::new(self, self.inner.lock());
+            if !guard.inner.is_ready() || !self.later.lock().is_empty() {
+                guard.drain();
+            }
+            if guard.inner.is_ready() {
+                return Ok(guard);
+            }
+            drop(guard);
+            if Instant::now() >= deadline {
+                return Err(ClientError::NoBroker.into());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for BrokerClient {
+    fn drop(&mut self) {
+        let inner = self.inner.get_mut();
+        // So that the slots are free at once; without it the broker waits whether we come back.
+        if let Link::Up { client, .. } = &mut inner.link {
+            let _ = client.send(&Message::Release(Vec::new()), &[]);
+        }
+        inner.reap();
+    }
+}
+
+impl LeasedAddress {
+    fn key(&self) -> (Address, u8) {
+        (Address { ip: self.ip, scope_id: self.scope_id }, self.slot)
+    }
+}
+
+fn list(client: &mut Client) -> Result<Vec<DeviceInfo>, ClientError> {
+    match client.request(&Message::ListDevices, REQUEST)? {
+        (Message::Devices(devices), _) => Ok(devices),
+        _ => Err(ClientError::Unexpected),
+    }
+}
+
+fn leased_on(address: &AddressSockets, descriptors: Vec<OwnedFd>) -> Vec<LeasedAddress> {
+    let AddressSockets { ip, scope_id, slots } = address;
+    let socket = |(slot, fd): (&u8, OwnedFd)| LeasedAddress { slot: *slot, ip: *ip, scope_id: *scope_id, fd };
+    slots.iter().zip(descriptors).map(socket).collect()
+}
+
+fn watch(epoll: &impl AsFd, fd: &impl AsFd) -> io::Result<()> {
+    Ok(epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
+}
+
+/// Changes what to wait for. What is there already counts.
+fn watch_for(epoll: &impl AsFd, fd: &impl AsFd, what: epoll::EventFlags) {
+    if let Err(e) = epoll::modify(epoll, fd, epoll::EventData::new_u64(0), what) {
+        warn!("the connection to ferroced cannot be watched: {e}");
+    }
+}
+
+/// Makes an event counter or a timer unreadable; whether it was readable.
+fn clear(counter: &impl AsFd) -> bool {
+    rustix::io::read(counter, &mut [0; 8]).is_ok()
 }

@@ -1,7 +1,7 @@
-//! Starting a broker: the process `ferroced`, or a thread of this program.
+//! Starting a broker: the process `ferroced`.
 //!
 //! The daemon is started by `ferroced --detach`, which makes itself a stranger to us before it serves: own session, no
-//! descriptor, directory or terminal of ours (see `ferroce-daemon`). So nothing but `posix_spawn` happens in this process,
+//! descriptor, directory or terminal of ours (see `ferroce-broker`). So nothing but `posix_spawn` happens in this process,
 //! which may have threads and any number of descriptors. It says `ready` or a sentence on its standard output and ends;
 //! the output is a pipe of ours and not the program's own, which would keep `$(ibv_devices)` waiting.
 
@@ -9,18 +9,14 @@ use std::ffi::OsString;
 use std::io::{self, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use ferroce_ipc::null_stream;
-use nix::sys::signal::{SigSet, SigmaskHow, pthread_sigmask};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tracing::{error, info, warn};
 
-use super::server::{Server, ServerError, ServerOptions, Stopper};
-use super::{daemon, runtime_dir, sys};
-use crate::PerProcess;
+use super::program;
+use ferroce_host::process;
 
 /// Why no broker could be started.
 #[derive(Debug, thiserror::Error)]
@@ -59,14 +55,16 @@ impl Starter {
         let _ = ORIGIN.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
         let wanted = |(name, _): &(OsString, OsString)| {
             name.to_str().is_some_and(|name| {
-                name.starts_with("FERROCE_") || name == "PATH" || runtime_dir::VARIABLES.contains(&name)
+                name.starts_with("FERROCE_")
+                    || name == "PATH"
+                    || ferroce_host::runtime_dir::VARIABLES.contains(&name)
             })
         };
-        let environment = match sys::is_privileged_program() {
+        let environment = match process::is_privileged_program() {
             true => Vec::new(),
             false => std::env::vars_os().filter(wanted).collect(),
         };
-        Self { path: daemon::find(), environment }
+        Self { path: program::find(), environment }
     }
 
     /// Starts `ferroced` and waits until it is ready.
@@ -140,47 +138,4 @@ static ORIGIN: AtomicU32 = AtomicU32::new(0);
 
 fn is_forked_child() -> bool {
     !matches!(ORIGIN.load(Ordering::Relaxed), 0) && ORIGIN.load(Ordering::Relaxed) != std::process::id()
-}
-
-static EMBEDDED: PerProcess<Mutex<Option<Embedded>>> = PerProcess::new();
-
-struct Embedded {
-    thread: std::thread::JoinHandle<()>,
-    _stopper: Stopper,
-}
-
-/// Runs a broker in a thread of this process, for as long as the process lives. Does nothing where one runs already.
-///
-/// # Errors
-/// Those of [`Server::bind`], but that it runs already.
-pub fn start_embedded(name: &str) -> Result<(), ServerError> {
-    let mut embedded = EMBEDDED.get().lock().unwrap_or_else(|e| e.into_inner());
-    if embedded.as_ref().is_some_and(|e| !e.thread.is_finished()) {
-        return Ok(());
-    }
-    let server = match Server::bind(&ServerOptions { name: name.to_owned(), idle: None }) {
-        Ok(server) => server,
-        Err(ServerError::Running(_)) => return Ok(()),
-        Err(e) => return Err(e),
-    };
-    let stopper = server.stopper();
-    let io = |source| ServerError::Io { action: "start the broker's thread", source };
-    // The program's signals are for the program's threads.
-    let mut before = SigSet::empty();
-    pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), Some(&mut before))
-        .map_err(|e| io(e.into()))?;
-    let thread = std::thread::Builder::new().name("ferroce-broker".to_owned()).spawn(move || {
-        let run = std::panic::AssertUnwindSafe(|| server.run());
-        match std::panic::catch_unwind(run) {
-            Ok(Ok(())) => {}
-            Ok(Err(e)) => error!("the broker of this process failed: {e}"),
-            Err(_) => error!("the broker of this process panicked"),
-        }
-    });
-    if let Err(e) = pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&before), None) {
-        warn!("the signal mask could not be restored: {e}");
-    }
-    info!("the broker runs in this process");
-    *embedded = Some(Embedded { thread: thread.map_err(io)?, _stopper: stopper });
-    Ok(())
 }

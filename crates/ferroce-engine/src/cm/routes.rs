@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::broker::Monitor;
-use crate::fork::Guarded;
+use ferroce_host::fork::Guarded;
+use ferroce_host::rtnetlink::Monitor;
 
 /// Routes that are kept.
 const MOST: usize = 64;

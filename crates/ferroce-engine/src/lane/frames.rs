@@ -7,10 +7,10 @@ use ferroce_datapath::packet::FrameBuffer;
 use ferroce_wire::Instant;
 
 use super::{Lane, Receiver, Source};
+use crate::clock;
 use crate::counters::DeviceCounters;
 use crate::frames::FramePort;
 use crate::hub::Hub;
-use crate::sys;
 
 /// Frames that are looked at in one turn.
 const FRAMES: usize = 32;
@@ -32,7 +32,7 @@ impl Lane {
         for _ in 0..FRAMES {
             match port.socket().recv(buffer) {
                 Ok(Some(frame)) => {
-                    let now = *batch_time.get_or_insert_with(sys::now);
+                    let now = *batch_time.get_or_insert_with(clock::now);
                     if rules.iter().any(|(_, rule)| rule.matches(frame.bytes, frame.outgoing)) {
                         DeviceCounters::count(&counters.rcvd_pkts);
                         DeviceCounters::add(&counters.rcvd_octets, frame.bytes.len() as u64);

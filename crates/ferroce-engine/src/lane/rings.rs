@@ -7,10 +7,10 @@ use ferroce_ipc::ring::MAX_PACKET;
 use ferroce_wire::{Flow, Frame, IcrcStatus, Instant, LinkLayer, Packet, RoceVersion};
 
 use super::{Lane, Receiver, Source, destination};
+use crate::clock;
 use crate::counters::DeviceCounters;
 use crate::hub::Hub;
 use crate::rings::RingPort;
-use crate::sys;
 
 /// Packets that are looked at in one turn.
 const PACKETS: usize = 32;
@@ -35,7 +35,7 @@ impl Lane {
         let (mut received, mut octets) = (0, 0);
         for _ in 0..PACKETS {
             let Some(popped) = port.next(buffer, program) else { break };
-            let now = *batch_time.get_or_insert_with(sys::now);
+            let now = *batch_time.get_or_insert_with(clock::now);
             received += 1;
             octets += popped.len;
             if let Some((flow, packet)) = self.read(popped.link, &buffer[..popped.len]) {

@@ -9,8 +9,9 @@ use ferroce_wire::Instant;
 use parking_lot::Mutex;
 
 use super::{Lane, Served};
+use crate::clock;
 use crate::sleep::{Held, Sleep};
-use crate::sys;
+use ferroce_host::event;
 
 /// The lanes that matter to a completion queue or channel: those its queue pairs are on.
 #[derive(Default)]
@@ -70,7 +71,7 @@ impl LaneSet {
     /// Prepares a sleep until `event` is readable or something arrived on a lane. `None`: something arrived meanwhile, and
     /// was processed. `held` lives as long as the sleep.
     pub(crate) fn fall_asleep(&self, event: BorrowedFd<'_>, held: Held) -> Option<Sleep> {
-        Sleep::on_lanes(&self.lanes.load_full(), [sys::readable(event)], held)
+        Sleep::on_lanes(&self.lanes.load_full(), [event::readable(event)], held)
     }
 
     /// The lanes, as they are now.
@@ -83,14 +84,14 @@ impl LaneSet {
 /// those lanes that nobody else watches, eight at most, and is about to sleep on their descriptors.
 pub(crate) fn watch(lanes: &[Arc<Lane>]) -> Option<Watch> {
     // To fall asleep and be woken costs as much as a few looks, in which an answer often comes.
-    let mut looks = Looks { begun: sys::now(), made: 0 };
+    let mut looks = Looks { begun: clock::now(), made: 0 };
     loop {
         if lanes.iter().any(|lane| lane.serve_inline() == Served::Some) {
             return None;
         }
         let rest = || {
             std::thread::yield_now(); // whoever answers may wait for this core
-            sys::now()
+            clock::now()
         };
         if !looks.go_on(rest) {
             break;
@@ -149,7 +150,7 @@ impl Drop for Watch {
         if self.count == 0 {
             return;
         }
-        let now = sys::now().as_nanos();
+        let now = clock::now().as_nanos();
         for lane in self.lanes.iter().flatten() {
             lane.state.unwatch(now, &lane.hub.attention, || lane.hub.wake());
         }

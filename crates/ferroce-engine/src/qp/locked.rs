@@ -21,7 +21,7 @@ use crate::hub::Hub;
 use crate::lane::Lane;
 use crate::memory::View;
 use crate::outlets::{Exit, Outlets};
-use crate::{CompletionQueue, sys, transmit};
+use crate::{CompletionQueue, clock, transmit};
 
 /// What the queue pair's lock guards.
 pub(super) struct Core {
@@ -308,7 +308,7 @@ impl Qp {
             && let Some(path) = &core.path
         {
             let counters = self.counters_of_device();
-            transmit::drain(&mut core.transport, &mut core.memory, &path.socket, sys::now(), counters);
+            transmit::drain(&mut core.transport, &mut core.memory, &path.socket, clock::now(), counters);
         }
     }
 

@@ -7,7 +7,8 @@ use parking_lot::Mutex;
 
 use super::Qp;
 use crate::async_event::{AckCount, AsyncEventKind};
-use crate::{Context, Xrcd, fork};
+use crate::{Context, Xrcd};
+use ferroce_host::fork;
 
 /// Who has a target open beside its creator.
 #[derive(Default)]

@@ -17,6 +17,7 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 pub fn open() -> Arc<Context> {
     static EMBEDDED: Once = Once::new();
     EMBEDDED.call_once(|| {
+        ferroce_engine::broker::embed_with(ferroce_broker::start_embedded);
         // SAFETY: the first thing every test does, before its threads exist; the test harness
         // itself reads no environment by then.
         unsafe { std::env::set_var("FERROCE_BROKER", "embedded") };

@@ -45,11 +45,13 @@ impl Connector {
     ///
     /// [`ConnectError::Resolve`].
     pub fn device_for(peer: SocketAddr) -> Result<Context, Error> {
+        crate::device::offer_a_broker();
         let route = resolve::route(None, peer).map_err(ConnectError::from)?;
         context::shared(&route.local.device)
     }
 
     fn from(local: Option<SocketAddr>, peer: SocketAddr, options: &EndOptions) -> Result<Self, Error> {
+        crate::device::offer_a_broker();
         let mut route = resolve::route(local, peer).map_err(ConnectError::from)?;
         route.source.set_port(local.map_or(0, |local| local.port()));
         let end = End::new(route, options)?;

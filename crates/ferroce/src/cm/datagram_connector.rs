@@ -49,6 +49,7 @@ impl DatagramConnector {
     }
 
     fn from(local: Option<SocketAddr>, peer: SocketAddr) -> Result<Self, ConnectError> {
+        crate::device::offer_a_broker();
         let mut route = resolve::route(local, peer)?;
         route.source.set_port(local.map_or(0, |local| local.port()));
         let port = Port::bind(&Bind::new(PortSpace::Udp, route.source))?;

@@ -19,6 +19,7 @@ pub(super) struct Door {
 
 impl Door {
     pub(super) fn open(space: PortSpace, mut local: SocketAddr, backlog: u16) -> Result<Self, ConnectError> {
+        crate::device::offer_a_broker();
         let port = Port::bind(&Bind::new(space, local))?;
         local.set_port(port.number());
         let events = Queue::new()?;

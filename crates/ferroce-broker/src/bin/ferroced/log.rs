@@ -1,0 +1,37 @@
+//! The log of a broker in the background: standard error, which is a file there, and stays small.
+
+use std::io::{self, Stderr};
+
+use ferroce_host::runtime_dir::RuntimeDir;
+use rustix::fs::{FileType, fstat, ftruncate};
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Writes to standard error. When the file that this is has grown over [`RuntimeDir::MOST_LOG`], it is renamed as at the
+/// broker's start, and standard error becomes the new one.
+#[derive(Clone, Copy, Debug)]
+pub struct Log {
+    /// Whether the file is ours. One that somebody gave us is left alone.
+    pub ours: bool,
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Stderr;
+
+    fn make_writer(&'a self) -> Stderr {
+        let errors = io::stderr();
+        if self.ours && is_full(&errors) {
+            let fresh = RuntimeDir::open().and_then(|dir| dir.log());
+            let renewed = fresh.and_then(|log| Ok(rustix::stdio::dup2_stderr(&log)?));
+            if renewed.is_err() || is_full(&errors) {
+                // It cannot be renamed. What is appended from now on begins the file anew.
+                let _ = ftruncate(&errors, 0);
+            }
+        }
+        errors
+    }
+}
+
+fn is_full(log: &Stderr) -> bool {
+    let is_large = |size: i64| u64::try_from(size).is_ok_and(|size| size > RuntimeDir::MOST_LOG);
+    fstat(log).is_ok_and(|log| FileType::from_raw_mode(log.st_mode).is_file() && is_large(log.st_size))
+}

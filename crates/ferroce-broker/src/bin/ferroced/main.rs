@@ -1,0 +1,145 @@
+//! Who owns the port when users share it? `ferroced`, the broker.
+//!
+//! | call | does |
+//! |---|---|
+//! | `ferroced` | serves in the foreground, logs to standard error |
+//! | `ferroced --detach` | starts a broker that is a stranger to whoever asked, waits until it serves, says `ready` or a sentence |
+//! | `ferroced --serve` | the second half of `--detach` |
+//!
+//! A library starts `--detach` from within any program, so nothing of that program may live on in the broker: not its
+//! descriptors (a pipe kept open would hang `$(ibv_devices)`), session, terminal, directory or signal mask. All that is
+//! done here, in a fresh process with one thread, and needs nothing unsafe. `--detach` leads the new session and `--serve`
+//! does not, which makes the two what is known as a double fork.
+#![forbid(unsafe_code)]
+
+mod detach;
+mod log;
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use ferroce_broker::{Server, ServerError, ServerOptions};
+use tracing::level_filters::LevelFilter;
+use tracing::{error, info};
+
+const HELP: &str = "\
+Usage: ferroced [--idle SECONDS]
+       ferroced --detach
+
+The broker of ferroce: owns UDP port 4791 of this network namespace, its devices and their GID tables. Programs start it
+when they need it; it ends when nobody has needed it for a minute.
+
+Options:
+      --detach         run in the background, return when it serves
+      --idle SECONDS   end when idle for so long, 0: never [default: FERROCE_IDLE or 60]
+  -h, --help           this
+  -V, --version        version
+
+Environment: FERROCE_LOG (error, warn, info, debug, trace), FERROCE_RUNTIME_DIR (log, node GUID, links), FERROCE_IDLE.
+";
+
+#[derive(Clone, Copy, PartialEq)]
+enum Role {
+    Foreground,
+    Detach,
+    Serve,
+}
+
+fn main() -> ExitCode {
+    let (role, idle) = match arguments(std::env::args().skip(1)) {
+        Ok(Some(found)) => found,
+        Ok(None) => return ExitCode::SUCCESS,
+        Err(sentence) => {
+            eprintln!("ferroced: {sentence}");
+            return ExitCode::from(2);
+        }
+    };
+    match role {
+        Role::Detach => detach::detach(idle),
+        Role::Foreground | Role::Serve => serve(role, idle),
+    }
+}
+
+/// What is asked; `None` if that is answered already.
+fn arguments(mut given: impl Iterator<Item = String>) -> Result<Option<(Role, u64)>, String> {
+    let seconds = |text: String| text.parse::<u64>().map_err(|_| format!("{text:?} is no number of seconds"));
+    let mut idle = match std::env::var("FERROCE_IDLE") {
+        Ok(text) => seconds(text)?,
+        Err(_) => 60,
+    };
+    let mut role = Role::Foreground;
+    while let Some(argument) = given.next() {
+        match argument.as_str() {
+            "--detach" => role = Role::Detach,
+            "--serve" => role = Role::Serve,
+            "--idle" => idle = seconds(given.next().ok_or("--idle needs a number of seconds")?)?,
+            "-h" | "--help" => {
+                say(HELP);
+                return Ok(None);
+            }
+            "-V" | "--version" => {
+                say(concat!("ferroced ", env!("CARGO_PKG_VERSION"), "\n"));
+                return Ok(None);
+            }
+            other => return Err(format!("unknown argument {other:?}; try --help")),
+        }
+    }
+    Ok(Some((role, idle)))
+}
+
+fn serve(role: Role, idle: u64) -> ExitCode {
+    let level =
+        std::env::var("FERROCE_LOG").ok().and_then(|level| level.parse().ok()).unwrap_or(LevelFilter::INFO);
+    let log = log::Log { ours: role == Role::Serve };
+    tracing_subscriber::fmt().with_max_level(level).with_writer(log).with_ansi(false).init();
+    let idle = (idle > 0).then(|| Duration::from_secs(idle));
+    let bound = Server::raise_descriptor_limit()
+        .and_then(|()| Server::bind(&ServerOptions { idle, ..ServerOptions::default() }));
+    let server = match bound {
+        Ok(server) => server,
+        // For whoever waits for --detach there is a broker, which is what counts.
+        Err(e @ ServerError::Running(_)) if role == Role::Serve => {
+            info!("{e}");
+            say("ready\n");
+            return ExitCode::SUCCESS;
+        }
+        Err(e) => {
+            let sentence = chain(&e);
+            error!("{sentence}");
+            if role == Role::Serve {
+                say(&format!("{sentence}\n"));
+            }
+            return ExitCode::FAILURE;
+        }
+    };
+    info!(pid = std::process::id(), "serving");
+    if role == Role::Serve {
+        say("ready\n");
+        detach::leave_output();
+    }
+    match server.run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            error!("cannot go on: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints to standard output; who does not want it need not read it.
+fn say(text: &str) {
+    let mut out = std::io::stdout();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// An error and its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,557 @@
+//! Connections of all programs: what the broker decides about them.
+
+mod ids;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use ferroce_ipc::{
+    CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmStatus, CmWhat, Refusal,
+    RefusalCode,
+};
+use ferroce_proto::cm::{
+    AcceptParams, CmConfig, CmError, CmEventKind, ConnectParams, ConnectionManager, Disconnect, Kind,
+    ListenParams, ListenerId, Route, SidrAnswer, SidrParams, Transmit, attributes,
+};
+use ferroce_wire::RoceVersion;
+use ferroce_wire::cm::{CommId, Mad, Message, PortSpace, Rej, Rep, SidrRep, Transport};
+use ferroce_wire::{Instant as CmInstant, PathMtu};
+use tracing::debug;
+
+use super::early::Early;
+use super::ports::{BindError, BindRequest, BindingId, Ports};
+use super::refusal;
+use ferroce_host::netdev::Address;
+
+/// Connections and questions of one program, and of all. Each takes about a kilobyte.
+const MOST_OF_ONE: usize = 65_536;
+const MOST: usize = 262_144;
+/// Ports of one program.
+const MOST_BINDS: usize = 65_536;
+/// News that wait for a program that is away.
+const MOST_HELD: usize = 16_384;
+
+/// A bind: its program's slot, and its program's name for it.
+type BindKey = (u8, u64);
+
+/// A port in use.
+#[derive(Clone, Copy, Debug)]
+struct Bound {
+    id: BindingId,
+    /// As asked for, with its port.
+    bind: CmBind,
+    /// While it listens.
+    listener: Option<ListenerId>,
+}
+
+/// Connections, ports and listeners of this network namespace.
+#[derive(Debug)]
+pub struct Cm {
+    manager: ConnectionManager,
+    ports: Ports,
+    binds: BTreeMap<BindKey, Bound>,
+    /// How many each program has.
+    bound: BTreeMap<u8, usize>,
+    listeners: BTreeMap<ListenerId, BindKey>,
+    /// Origin of the state machine's time.
+    base: Option<Instant>,
+    now: CmInstant,
+    serial: u64,
+    /// News of programs whose connection to us is lost, by slot.
+    held: BTreeMap<u8, VecDeque<CmNews>>,
+    random: u64,
+    early: Early,
+}
+
+/// What a request needs to know of its program.
+#[derive(Clone, Copy, Debug)]
+pub struct Asker<'a> {
+    /// Its slots, at least one.
+    pub slots: &'a [u8],
+    /// Whether it may have ports below 1024.
+    pub low_ports: bool,
+}
+
+impl Cm {
+    /// `secret` is random; `free_ports` are those to choose from for whom any will do.
+    pub fn new(secret: [u64; 2], free_ports: (u16, u16)) -> Self {
+        let config = CmConfig { key: secret, max_connections: MOST, max_per_owner: MOST_OF_ONE };
+        Self {
+            manager: ConnectionManager::new(config),
+            ports: Ports::new(free_ports.0..=free_ports.1),
+            binds: BTreeMap::new(),
+            bound: BTreeMap::new(),
+            listeners: BTreeMap::new(),
+            base: None,
+            now: CmInstant::ZERO,
+            serial: 0,
+            held: BTreeMap::new(),
+            random: secret[0] ^ secret[1].rotate_left(32),
+            early: Early::default(),
+        }
+    }
+
+    /// Time has passed.
+    pub fn clock(&mut self, now: Instant) {
+        let base = *self.base.get_or_insert(now);
+        let passed = now.saturating_duration_since(base).as_nanos();
+        self.now = self.now.max(CmInstant::from_nanos(u64::try_from(passed).unwrap_or(u64::MAX)));
+    }
+
+    /// When [`Cm::tick`] has something to do.
+    pub fn deadline(&self) -> Option<Instant> {
+        let at = self.manager.poll_timeout().into_iter().chain(self.early.deadline()).min()?;
+        self.base.map(|base| base + Duration::from_nanos(at.as_nanos()))
+    }
+
+    /// Does what is due.
+    pub fn tick(&mut self) {
+        self.manager.handle_timeout(self.now);
+        self.take_early();
+    }
+
+    /// Whether there is no connection, nor anything left of one.
+    pub fn is_idle(&self) -> bool {
+        self.manager.in_use() == 0 && self.early.deadline().is_none()
+    }
+
+    /// What there is, and what was counted.
+    pub fn status(&self) -> CmStatus {
+        let (connections, questions, listeners) = self.manager.census();
+        let counters = self.manager.counters();
+        let small = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        CmStatus {
+            connections: small(connections),
+            questions: small(questions),
+            listeners: small(listeners),
+            ports: small(self.binds.len()),
+            rx_msgs: counters.rx_msgs.0,
+            rx_duplicates: counters.rx_duplicates.0,
+            tx_msgs: counters.tx_msgs.0,
+            tx_retries: counters.tx_retries.0,
+            drops: counters.drops,
+            no_mad: 0,
+        }
+    }
+
+    /// A MAD came to queue pair 1.
+    pub fn mad(&mut self, from: Route, mad: &[u8]) {
+        if !self.early.keep(self.now, from, mad, &self.manager) {
+            self.handle(from, mad);
+        }
+    }
+
+    /// Requests that came before their listener, and those that waited for one in vain.
+    fn take_early(&mut self) {
+        for (from, mad) in self.early.take(self.now, &self.manager) {
+            self.handle(from, &mad);
+        }
+    }
+
+    fn handle(&mut self, from: Route, mad: &[u8]) {
+        if let Err(reason) = self.manager.handle_mad(self.now, from, mad) {
+            debug!(?from, "dropped a MAD: {reason}");
+        }
+    }
+
+    /// The next MAD to send.
+    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        self.manager.poll_transmit()
+    }
+
+    /// The next news, and the slot of the program that they are for.
+    pub fn poll_news(&mut self) -> Option<(u8, CmNews)> {
+        loop {
+            let event = self.manager.poll_event()?;
+            if let Some(what) = self.what(event.id, event.kind) {
+                let (serial, record) = self.record(event.id);
+                return Some((event.owner, CmNews { id: event.id, serial, record, what }));
+            }
+        }
+    }
+
+    /// Keeps news for a program that is away.
+    pub fn hold(&mut self, slot: u8, news: CmNews) {
+        let held = self.held.entry(slot).or_default();
+        if held.len() < MOST_HELD {
+            held.push_back(news);
+        }
+    }
+
+    /// What was kept for it.
+    pub fn take_held(&mut self, slot: u8) -> VecDeque<CmNews> {
+        self.held.remove(&slot).unwrap_or_default()
+    }
+
+    /// The holder of a slot is no more: its peers are told.
+    pub fn close_owner(&mut self, slot: u8) {
+        self.ports.release_owner(slot);
+        self.binds.retain(|(owner, _), _| *owner != slot);
+        self.bound.remove(&slot);
+        self.listeners.retain(|_, (owner, _)| *owner != slot);
+        self.held.remove(&slot);
+        self.manager.close_owner(self.now, slot);
+    }
+
+    /// Does what a program asks for. `has` says which addresses are ours.
+    pub fn request(
+        &mut self,
+        asker: Asker<'_>,
+        request: CmRequest,
+        has: impl Fn(Address) -> bool,
+    ) -> Result<CmDone, Refusal> {
+        let Some(&owner) = asker.slots.first() else {
+            return Err(refusal(RefusalCode::BadRequest, "connections need a slot: lease one first"));
+        };
+        let now = self.now;
+        let id = match request {
+            CmRequest::Bind(bind) => {
+                let port = self.bind(owner, bind, asker.low_ports, has)?;
+                return Ok(CmDone { port, ..CmDone::default() });
+            }
+            CmRequest::Listen { handle, backlog } => return self.listen((owner, handle), backlog),
+            CmRequest::Unbind { handle } => {
+                if let Some(bound) = self.binds.remove(&(owner, handle)) {
+                    self.ports.release(bound.id);
+                    if let Some(count) = self.bound.get_mut(&owner) {
+                        *count = count.saturating_sub(1);
+                    }
+                    if let Some(listener) = bound.listener {
+                        self.manager.unlisten(listener);
+                        self.listeners.remove(&listener);
+                    }
+                }
+                return Ok(CmDone::default());
+            }
+            CmRequest::Connect(connect) => {
+                let route = checked(connect.route, has)?;
+                self.manager.connect(now, owner, &connect_params(route, &connect)?).map_err(refused)?
+            }
+            CmRequest::Ask(ask) => {
+                let route = checked(ask.route, has)?;
+                self.manager.resolve(now, owner, &sidr_params(route, &ask)).map_err(refused)?
+            }
+            CmRequest::Accept(rep) => {
+                let id = own(asker, rep.local_id)?;
+                self.manager.accept(now, id, &accept_params(&rep)).map_err(refused)?;
+                id
+            }
+            CmRequest::Reject(rej) => {
+                let Rej { reason, info, private, .. } = *rej;
+                let id = own(asker, rej.local_id)?;
+                self.manager.reject(now, id, reason, info, private).map_err(refused)?;
+                id
+            }
+            CmRequest::Establish(id) => {
+                self.manager.establish(own(asker, id)?).map_err(refused)?;
+                id
+            }
+            CmRequest::Disconnect(id) => {
+                self.manager.disconnect(now, own(asker, id)?).map_err(refused)?;
+                id
+            }
+            CmRequest::Close(id) => {
+                self.manager.close(now, own(asker, id)?);
+                return Ok(CmDone { id, ..CmDone::default() });
+            }
+            CmRequest::Mra { id, service_timeout, at_once } => {
+                self.manager.send_mra(own(asker, id)?, service_timeout, at_once).map_err(refused)?;
+                id
+            }
+            CmRequest::Answer(rep) => {
+                let id = own(asker, rep.request_id)?;
+                self.manager.answer_sidr(id, &sidr_answer(&rep)).map_err(refused)?;
+                id
+            }
+            CmRequest::Restored => return Ok(CmDone::default()),
+            CmRequest::PortBlock { space, first } => {
+                let entropy = self.entropy();
+                let port = self.ports.take_block(owner, space, first, entropy).map_err(port_refused)?;
+                return Ok(CmDone { port, ..CmDone::default() });
+            }
+            CmRequest::PortBlockReturn { space, first } => {
+                self.ports.return_block(owner, space, first);
+                return Ok(CmDone::default());
+            }
+            CmRequest::Restore { id, record } => {
+                own(asker, id)?;
+                self.restore(id, &record, has)?;
+                id
+            }
+        };
+        let (serial, record) = self.record(id);
+        Ok(CmDone { id, port: 0, serial, record })
+    }
+
+    fn bind(
+        &mut self,
+        owner: u8,
+        bind: CmBind,
+        low_ports: bool,
+        has: impl Fn(Address) -> bool,
+    ) -> Result<u16, Refusal> {
+        let key = (owner, bind.handle);
+        if let Some(known) = self.binds.get(&key) {
+            // Again, after the connection to us was lost.
+            return match known.bind == bind {
+                true => Ok(bind.port),
+                false => Err(refusal(RefusalCode::BadRequest, "the handle names another bind")),
+            };
+        }
+        if self.bound.get(&owner).is_some_and(|count| *count >= MOST_BINDS) {
+            let sentence = format!("a program may bind {MOST_BINDS} ports at most");
+            return Err(refusal(RefusalCode::Full, sentence));
+        }
+        let address = Address::of(bind.address, bind.interface);
+        // A program may bind a loopback address even if no device has it: the port is then reserved, and no request comes.
+        if !bind.address.is_unspecified() && !bind.address.is_loopback() && !has(address) {
+            let sentence = format!("no device has the address {address}");
+            return Err(refusal(RefusalCode::NoAddress, sentence));
+        }
+        let wanted = BindRequest {
+            space: bind.space,
+            address: address.ip,
+            scope: address.scope_id,
+            port: bind.port,
+            af_only: bind.v6_only,
+            reuse_address: bind.reuse,
+            privileged: low_ports,
+            peer: None,
+        };
+        let entropy = self.entropy();
+        let (id, port) = self.ports.bind(owner, &wanted, entropy).map_err(port_refused)?;
+        *self.bound.entry(owner).or_default() += 1;
+        self.binds.insert(key, Bound { id, bind: CmBind { port, ..bind }, listener: None });
+        Ok(port)
+    }
+
+    /// Knuth's generator: where the search for free ports begins need not be a secret.
+    fn entropy(&mut self) -> u32 {
+        self.random =
+            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 32) as u32
+    }
+
+    fn listen(&mut self, key: BindKey, backlog: u16) -> Result<CmDone, Refusal> {
+        let Some(bound) = self.binds.get_mut(&key) else { return Err(port_refused(BindError::Unknown)) };
+        let done = CmDone { port: bound.bind.port, ..CmDone::default() };
+        if bound.listener.is_some() {
+            return Ok(done);
+        }
+        self.ports.listen(bound.id).map_err(port_refused)?;
+        let (space, port, bind) = self.ports.get(bound.id).ok_or_else(|| port_refused(BindError::Unknown))?;
+        let params = ListenParams {
+            service_id: space.service_id(port),
+            bind,
+            kind: match space {
+                PortSpace::Tcp | PortSpace::Sdp => Kind::Connections,
+                PortSpace::Udp | PortSpace::Ipoib => Kind::Datagrams,
+                PortSpace::Ib => Kind::Both,
+            },
+            backlog: backlog.into(),
+        };
+        let listener = self.manager.listen(key.0, params).map_err(refused)?;
+        bound.listener = Some(listener);
+        self.listeners.insert(listener, key);
+        self.take_early();
+        Ok(done)
+    }
+
+    /// A program tells what an earlier broker knew.
+    fn restore(&mut self, id: CommId, record: &[u8], has: impl Fn(Address) -> bool) -> Result<(), Refusal> {
+        if self.manager.knows(id) {
+            // We are that broker.
+            return Ok(());
+        }
+        let owner = ConnectionManager::owner(id);
+        let ours = |route: &Route| has(start_of(route));
+        match self.manager.import(self.now, owner, record, ours) {
+            Ok(taken) if taken == id => Ok(()),
+            Ok(other) => {
+                self.manager.close(self.now, other);
+                Err(refusal(RefusalCode::BadRequest, "the record is of another connection"))
+            }
+            Err(e) => Err(refusal(RefusalCode::UnknownId, e.to_string())),
+        }
+    }
+
+    /// A connection's record as it is now, empty if there is none, and its place in the order of records.
+    fn record(&mut self, id: CommId) -> (u64, Vec<u8>) {
+        self.serial += 1;
+        (self.serial, self.manager.export(self.now, id).unwrap_or_default())
+    }
+
+    /// `None` if nobody is to be told.
+    fn what(&mut self, id: CommId, kind: CmEventKind) -> Option<CmWhat> {
+        Some(match kind {
+            CmEventKind::Request { listener, route, req, starting_psn } => {
+                let handle = match listener {
+                    None => None,
+                    Some(listener) => match self.listeners.get(&listener) {
+                        Some((_, handle)) => Some(*handle),
+                        None => {
+                            // It was asked before its listener went, and nobody will answer.
+                            self.manager.close(self.now, id);
+                            return None;
+                        }
+                    },
+                };
+                CmWhat::Request { handle, route: told(&route), starting_psn, req }
+            }
+            CmEventKind::Reply { rep } => CmWhat::Reply(rep),
+            CmEventKind::Established => CmWhat::Established,
+            CmEventKind::Rejected { about, reason, info, private } => CmWhat::Rejected(Box::new(Rej {
+                local_id: CommId::NONE,
+                remote_id: id,
+                about,
+                reason,
+                info,
+                private: *private,
+            })),
+            CmEventKind::Unreachable => CmWhat::Unreachable,
+            CmEventKind::Disconnected(end) => CmWhat::Disconnected(match end {
+                Disconnect::ByPeer => CmEnd::ByPeer,
+                Disconnect::ByUs => CmEnd::ByUs,
+                Disconnect::NoAnswer => CmEnd::NoAnswer,
+            }),
+            CmEventKind::TimeWaitOver => CmWhat::TimeWaitOver,
+            CmEventKind::SidrRequest { listener, route, req } => match self.listeners.get(&listener) {
+                Some((_, handle)) => CmWhat::SidrRequest { handle: *handle, route: told(&route), req },
+                None => {
+                    self.manager.close(self.now, id);
+                    return None;
+                }
+            },
+            CmEventKind::SidrReply { rep } => CmWhat::SidrReply(rep),
+        })
+    }
+}
+
+/// The connection or question of ours that a MAD is about; `None` for those that begin something, or are none.
+pub fn addressee(mad: &[u8]) -> Option<CommId> {
+    let id = match Mad::parse(mad).ok()?.message {
+        Message::Req(_) | Message::SidrReq(_) => return None,
+        Message::Mra(mra) => mra.remote_id,
+        Message::Rej(rej) => rej.remote_id,
+        Message::Rep(rep) => rep.remote_id,
+        Message::Rtu(rtu) => rtu.remote_id,
+        Message::Dreq(dreq) => dreq.remote_id,
+        Message::Drep(drep) => drep.remote_id,
+        Message::SidrRep(rep) => rep.request_id,
+        Message::Lap(lap) => lap.remote_id,
+        Message::Apr(apr) => apr.remote_id,
+    };
+    Some(id)
+}
+
+/// Only one's own connections can be named.
+fn own(asker: Asker<'_>, id: CommId) -> Result<CommId, Refusal> {
+    match asker.slots.contains(&ConnectionManager::owner(id)) {
+        true => Ok(id),
+        false => Err(refused(CmError::UnknownId(id))),
+    }
+}
+
+fn refused(error: CmError) -> Refusal {
+    let code = match error {
+        CmError::UnknownId(_) => RefusalCode::UnknownId,
+        CmError::State(_) => RefusalCode::WrongState,
+        CmError::InUse(_) => RefusalCode::AddressInUse,
+        CmError::Full(_) => RefusalCode::Full,
+    };
+    refusal(code, error.to_string())
+}
+
+/// A program's route, if it begins at an address of ours.
+fn checked(route: CmRoute, has: impl Fn(Address) -> bool) -> Result<Route, Refusal> {
+    let CmRoute { local, remote, interface } = route;
+    let route = Route { local, remote, interface };
+    let address = start_of(&route);
+    if !has(address) {
+        let sentence = format!("no device has the address {address}");
+        return Err(refusal(RefusalCode::NoAddress, sentence));
+    }
+    match route.version() {
+        RoceVersion::V1 => Ok(route),
+        RoceVersion::V2 => Ok(Route { interface: address.scope_id, ..route }),
+    }
+}
+
+fn told(route: &Route) -> CmRoute {
+    CmRoute { local: route.local, remote: route.remote, interface: route.interface }
+}
+
+fn port_refused(error: BindError) -> Refusal {
+    let code = match error {
+        BindError::InUse(_) => RefusalCode::AddressInUse,
+        BindError::Access(_) => RefusalCode::Permission,
+        BindError::Exhausted => RefusalCode::NoAddress,
+        BindError::Unknown => RefusalCode::UnknownId,
+    };
+    refusal(code, error.to_string())
+}
+
+fn connect_params(route: Route, connect: &CmConnect) -> Result<ConnectParams, Refusal> {
+    let req = &connect.req;
+    let path_mtu =
+        PathMtu::try_from(req.path_mtu).map_err(|e| refusal(RefusalCode::BadRequest, e.to_string()))?;
+    Ok(ConnectParams {
+        peer_to_peer: connect.peer_to_peer,
+        starting_psn: Some(req.starting_psn),
+        transport: req.transport,
+        responder_resources: req.responder_resources,
+        initiator_depth: req.initiator_depth,
+        flow_control: req.flow_control,
+        retry_count: req.retry_count,
+        rnr_retry_count: req.rnr_retry_count,
+        srq: req.srq,
+        path_mtu,
+        packet_life: connect.packet_life,
+        ack_delay: connect.ack_delay,
+        response_timeout: req.remote_timeout,
+        max_cm_retries: req.max_cm_retries,
+        traffic_class: req.primary.traffic_class,
+        hop_limit: req.primary.hop_limit,
+        flow_label: req.primary.flow_label,
+        sl: req.primary.sl,
+        ece: req.ece,
+        private: req.private,
+        ..ConnectParams::new(route, req.service_id, req.ca_guid, req.qpn)
+    })
+}
+
+fn accept_params(rep: &Rep) -> AcceptParams {
+    // Where XRC has its queue pair, nobody else has one.
+    let transport = if rep.eecn.value() == 0 { Transport::Rc } else { Transport::XRC };
+    AcceptParams {
+        responder_resources: rep.responder_resources,
+        initiator_depth: rep.initiator_depth,
+        ack_delay: rep.target_ack_delay,
+        flow_control: rep.flow_control,
+        rnr_retry_count: rep.rnr_retry_count,
+        srq: rep.srq,
+        ece: rep.ece,
+        private: rep.private,
+        ..AcceptParams::new(rep.ca_guid, attributes::replied_qpn(transport, rep))
+    }
+}
+
+fn sidr_params(route: Route, ask: &CmAsk) -> SidrParams {
+    SidrParams {
+        route,
+        service_id: ask.req.service_id,
+        response_timeout: ask.response_timeout,
+        max_cm_retries: ask.retries,
+        traffic_class: ask.traffic_class,
+        private: ask.req.private,
+    }
+}
+
+fn sidr_answer(rep: &SidrRep) -> SidrAnswer {
+    SidrAnswer { status: rep.status, qpn: rep.qpn, qkey: rep.qkey, ece: rep.ece, private: rep.private }
+}
+
+/// The local address at which a route begins.
+pub fn start_of(route: &Route) -> Address {
+    Address::of(route.local, route.ifindex())
+}

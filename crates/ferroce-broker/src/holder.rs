@@ -1,0 +1,239 @@
+//! Who holds a name or a port, so that a message can say it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::BorrowedFd;
+
+use ferroce_wire::ROCE_UDP_PORT;
+
+use ferroce_host::netdev::Address;
+
+/// One UDP socket of `/proc/net/udp`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdpSocket {
+    /// Its user.
+    pub uid: u32,
+    /// Its inode; 0 for a socket of the kernel itself.
+    pub inode: u64,
+    /// Bound to every address.
+    pub wildcard: bool,
+}
+
+/// The sockets that a bind to port 4791 of this address meets: those of the address and of the wildcard. `None` without
+/// `/proc`.
+pub fn sockets_on_port(address: Address) -> Option<Vec<UdpSocket>> {
+    let v6 = std::fs::read_to_string("/proc/thread-self/net/udp6").unwrap_or_default();
+    let v4 = std::fs::read_to_string("/proc/thread-self/net/udp").ok()?;
+    Some(v4.lines().chain(v6.lines()).filter_map(|line| parse(line, address.ip)).collect())
+}
+
+/// The socket of one line, if it is on port 4791 of `ip` or of a wildcard that covers it.
+fn parse(line: &str, ip: IpAddr) -> Option<UdpSocket> {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let (local, port) = fields.get(1)?.split_once(':')?;
+    if u16::from_str_radix(port, 16).ok()? != ROCE_UDP_PORT {
+        return None;
+    }
+    let local = hex_address(local)?;
+    let wildcard = match (local, ip) {
+        // A dual-stack socket's wildcard covers IPv4 as well.
+        (IpAddr::V6(v6), _) => v6 == Ipv6Addr::UNSPECIFIED,
+        (IpAddr::V4(v4), IpAddr::V4(_)) => v4 == Ipv4Addr::UNSPECIFIED,
+        (IpAddr::V4(_), IpAddr::V6(_)) => false,
+    };
+    if local != ip && !wildcard {
+        return None;
+    }
+    Some(UdpSocket { uid: fields.get(7)?.parse().ok()?, inode: fields.get(9)?.parse().ok()?, wildcard })
+}
+
+/// The kernel prints addresses as 32-bit words in host order.
+fn hex_address(text: &str) -> Option<IpAddr> {
+    let mut bytes = Vec::with_capacity(16);
+    for word in text.as_bytes().chunks(8) {
+        let word = u32::from_str_radix(std::str::from_utf8(word).ok()?, 16).ok()?;
+        bytes.extend_from_slice(&word.to_ne_bytes());
+    }
+    match bytes.len() {
+        4 => Some(IpAddr::from(<[u8; 4]>::try_from(bytes).ok()?)),
+        16 => Some(IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?).to_canonical()),
+        _ => None,
+    }
+}
+
+/// Who holds port 4791 of an address: `process 17 (nc, uid 1000)`.
+pub fn of_port(address: Address) -> String {
+    let Some(sockets) = sockets_on_port(address).filter(|sockets| !sockets.is_empty()) else {
+        return "somebody whom /proc does not show".to_owned();
+    };
+    if sockets.iter().all(|socket| socket.inode == 0) {
+        return "the kernel (its own rxe driver, rdma_rxe?)".to_owned();
+    }
+    for socket in &sockets {
+        if let Some(pid) = processes_with(socket.inode).first() {
+            return process(*pid, socket.uid);
+        }
+    }
+    let uids: Vec<String> = sockets.iter().map(|socket| socket.uid.to_string()).collect();
+    format!("a process of uid {} that we may not see, or the kernel's rxe driver", uids.join(", "))
+}
+
+/// Who holds an abstract Unix name without listening on it.
+pub fn of_name(name: &str) -> String {
+    let table = std::fs::read_to_string("/proc/thread-self/net/unix").unwrap_or_default();
+    // Num RefCount Protocol Flags Type St Inode Path
+    let inode = table.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        (fields.get(7)?.strip_prefix('@')? == name).then(|| fields.get(6)?.parse::<u64>().ok()).flatten()
+    });
+    match inode.and_then(|inode| processes_with(inode).first().copied()) {
+        Some(pid) => match std::fs::metadata(format!("/proc/{pid}")) {
+            Ok(meta) => process(pid, std::os::unix::fs::MetadataExt::uid(&meta)),
+            Err(_) => format!("process {pid}"),
+        },
+        None => "a process that /proc does not show us".to_owned(),
+    }
+}
+
+/// Whether a process has CAP_NET_BIND_SERVICE in our own user namespace; of one that `/proc` does not show, whether it is
+/// root's.
+pub fn may_bind_low(pid: u32, uid: u32) -> bool {
+    let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/user")).ok();
+    let theirs = pid.to_string();
+    match std::fs::read_to_string(format!("/proc/{pid}/status")).ok().as_deref().and_then(capabilities) {
+        Some(effective) if pid != 0 => {
+            effective >> NET_BIND_SERVICE & 1 == 1 && namespace("self") == namespace(&theirs)
+        }
+        _ => uid == 0,
+    }
+}
+
+/// Number of the capability (`linux/capability.h`).
+const NET_BIND_SERVICE: u32 = 10;
+
+/// The effective capabilities in `/proc/PID/status`.
+fn capabilities(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(line.trim(), 16).ok()
+}
+
+/// How messages name a process.
+pub fn process(pid: u32, uid: u32) -> String {
+    let user = ferroce_ipc::Peer::user(uid);
+    match (pid, command(pid)) {
+        (0, _) => format!("a process outside our pid namespace, of {user}"),
+        (pid, command) if command.is_empty() => format!("process {pid} ({user})"),
+        (pid, command) => format!("process {pid} ({command}, {user})"),
+    }
+}
+
+/// A process's name as `/proc/PID/comm` has it, empty if unknown.
+pub fn command(pid: u32) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_end().chars().filter(|c| !c.is_control()).collect()
+}
+
+/// Whether any process but ours has this socket open, as far as `/proc` shows it to us.
+pub fn is_open_elsewhere(socket: BorrowedFd<'_>) -> bool {
+    let Ok(stat) = rustix::fs::fstat(socket) else { return false };
+    processes_with(stat.st_ino).iter().any(|pid| *pid != std::process::id())
+}
+
+/// The processes that have a socket open.
+fn processes_with(inode: u64) -> Vec<u32> {
+    let target = format!("socket:[{inode}]");
+    let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| has_open(*pid, &target)).collect()
+}
+
+fn has_open(pid: u32, target: &str) -> bool {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    descriptors
+        .into_iter()
+        .any(|fd| std::fs::read_link(fd.path()).is_ok_and(|link| link.as_os_str() == target))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_proc_net_udp() {
+        type Found = Option<(u32, u64)>;
+        let cases: &[(&str, &str, Found)] = &[
+            (
+                "  12: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000  1000        0 4242 2 0 0",
+                "127.0.0.1",
+                Some((1000, 4242)),
+            ),
+            (
+                "  12: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000  1000        0 4242 2 0 0",
+                "127.0.0.2",
+                None,
+            ),
+            (
+                "  12: 00000000:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 77 2 0 0",
+                "127.0.0.2",
+                Some((0, 77)),
+            ),
+            (
+                "  12: 00000000:12B8 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 77 2 0 0",
+                "127.0.0.2",
+                None,
+            ),
+            (
+                "  12: 00000000000000000000000001000000:12B7 00000000000000000000000000000000:0000 07 00000000:00000000 00:00000000 00000000     5        0 78 2 0 0",
+                "::1",
+                Some((5, 78)),
+            ),
+            (
+                "  12: 00000000000000000000000000000000:12B7 00000000000000000000000000000000:0000 07 00000000:00000000 00:00000000 00000000     5        0 78 2 0 0",
+                "10.0.0.1",
+                Some((5, 78)),
+            ),
+            (
+                "  12: 00000000:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 77 2 0 0",
+                "::1",
+                None,
+            ),
+            (
+                "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops",
+                "::1",
+                None,
+            ),
+            ("", "::1", None),
+            ("  12: 0100007F:12B7", "127.0.0.1", None),
+        ];
+        for (line, ip, want) in cases {
+            let got = parse(line, ip.parse().unwrap()).map(|s| (s.uid, s.inode));
+            assert_eq!(got, *want, "{line} for {ip}");
+        }
+    }
+
+    #[test]
+    fn low_ports_are_for_who_has_the_capability() {
+        let status =
+            |bits: &str| format!("Name:\tnc\nCapPrm:\t0000000000000000\nCapEff:\t{bits}\nSeccomp:\t0\n");
+        assert_eq!(capabilities(&status("0000000000000400")), Some(1 << NET_BIND_SERVICE));
+        assert_eq!(
+            capabilities(&status("000001fffffffbff")).map(|bits| bits >> NET_BIND_SERVICE & 1),
+            Some(0)
+        );
+        assert_eq!(capabilities("Name:\tnc\n"), None);
+        // Of a process that is not to be seen only the user is known.
+        assert!(may_bind_low(0, 0) && !may_bind_low(0, 1000));
+        let own = std::fs::read_to_string("/proc/self/status").unwrap();
+        let may = capabilities(&own).unwrap() >> NET_BIND_SERVICE & 1 == 1;
+        assert_eq!(may_bind_low(std::process::id(), 1000), may);
+    }
+
+    #[test]
+    fn an_own_socket_is_seen_but_not_elsewhere() {
+        use std::os::fd::AsFd;
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert!(!is_open_elsewhere(socket.as_fd()));
+        let inode = rustix::fs::fstat(&socket).unwrap().st_ino;
+        assert_eq!(processes_with(inode), [std::process::id()]);
+        assert_eq!(process(0, 5), "a process outside our pid namespace, of uid 5");
+    }
+}

@@ -1,0 +1,45 @@
+//! What can only one process own? UDP port 4791, the devices and their GID tables, connection management, and the switch of frames.
+//!
+//! `Broker` (in `logic`) decides and does no I/O of its own on connections; [`Server`] runs it over sockets, in the process
+//! `ferroced` or in a thread of a program ([`start_embedded`]). A program's side is `ferroce_engine::broker`.
+#![deny(unsafe_code)]
+
+mod cm;
+mod devices;
+mod early;
+mod embedded;
+#[cfg(any(test, feature = "fuzzing"))]
+mod fake;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+mod gid_table;
+mod groups;
+mod gsi;
+mod holder;
+mod link_file;
+mod logic;
+mod namespace;
+mod parking;
+mod ports;
+mod server;
+mod slots;
+mod switch;
+mod sys;
+mod world;
+
+pub use embedded::start as start_embedded;
+pub use server::{FEWEST_DESCRIPTORS, Server, ServerError, ServerOptions};
+
+use ferroce_ipc::{Refusal, RefusalCode};
+
+/// Names a connection, for the broker's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u64);
+
+/// Names a process that holds connections or slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProcessId(pub u64);
+
+fn refusal(code: RefusalCode, sentence: impl Into<String>) -> Refusal {
+    Refusal { code, sentence: sentence.into() }
+}

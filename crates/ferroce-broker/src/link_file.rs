@@ -1,0 +1,297 @@
+//! The links that somebody configured, in a file, so that they outlive the broker and the machine's restart.
+
+mod settings;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use ferroce_ipc::LinkSettings;
+use serde::{Deserialize, Serialize};
+use tracing::{debug, warn};
+
+use ferroce_host::runtime_dir::RuntimeDir;
+
+const NAME: &str = "links.json";
+/// A file of ours is never longer.
+const LONGEST: u64 = 1 << 20;
+/// Of the file's form.
+const VERSION: u32 = 1;
+
+/// A configured link. It comes to life when its interface is there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfiguredLink {
+    /// Name of the device.
+    pub name: String,
+    /// Name of its interface.
+    pub netdev: String,
+    /// Hardware address of the interface, so that another of that name, say in a container, is not taken for it.
+    pub mac: Option<[u8; 6]>,
+    /// What was set for it. An entry for the default device is there for its settings alone.
+    #[serde(default, with = "settings", skip_serializing_if = "settings::is_default")]
+    pub settings: LinkSettings,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    version: u32,
+    links: Vec<ConfiguredLink>,
+}
+
+/// The file, in the directory for what outlives a restart, or in one that a test names.
+#[derive(Clone, Debug, Default)]
+pub struct LinkFile(Option<PathBuf>);
+
+impl LinkFile {
+    /// What is configured. A file that cannot be understood is kept aside, as `links.json.bad`, and counts as empty.
+    pub fn read(&self) -> Vec<ConfiguredLink> {
+        let path = match self.0.clone().map_or_else(RuntimeDir::persistent_path, Ok) {
+            Ok(dir) => dir.join(NAME),
+            Err(e) => {
+                debug!("no link is configured: {e}");
+                return Vec::new();
+            }
+        };
+        match content(&path) {
+            Ok(links) => links,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(e) => {
+                // What only could not be read this time stays for the next.
+                let fate = match is_passing(&e) {
+                    true => "it stays".to_owned(),
+                    false => put_aside(&path),
+                };
+                warn!("{} cannot be used, so no link is configured: {e}; {fate}", path.display());
+                Vec::new()
+            }
+        }
+    }
+
+    /// Replaces what is configured, as a whole or not at all.
+    ///
+    /// # Errors
+    /// Those of the file system; there may be no directory for it.
+    pub fn write(&self, links: &[ConfiguredLink]) -> io::Result<()> {
+        let dir = match &self.0 {
+            Some(dir) => dir.clone(),
+            None => RuntimeDir::persistent()?.path().to_owned(),
+        };
+        let path = dir.join(NAME);
+        // Nothing is replaced that was not understood.
+        if content(&path).is_err_and(|e| e.kind() != io::ErrorKind::NotFound) {
+            let fate = put_aside(&path);
+            warn!("{} could not be used; {fate}", path.display());
+        }
+        let fresh = dir.join(format!("{NAME}.{}", std::process::id()));
+        let written = write_whole(&fresh, links).and_then(|()| fs::rename(&fresh, &path));
+        if written.is_err() {
+            let _ = fs::remove_file(&fresh); // it may not be there
+        }
+        written.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
+        // So that the new name outlives a power cut, too; where that cannot be had, the old content outlives it.
+        let _ = File::open(&dir).and_then(|dir| dir.sync_all());
+        Ok(())
+    }
+}
+
+/// Whether the next attempt may be better.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EIO | libc::EINTR))
+}
+
+/// Keeps a file as `links.json.bad`, and says what became of it.
+fn put_aside(path: &Path) -> String {
+    let aside = path.with_extension("json.bad");
+    match fs::rename(path, &aside) {
+        Ok(()) => format!("kept as {}", aside.display()),
+        Err(e) => format!("it stays: {e}"),
+    }
+}
+
+fn content(path: &Path) -> io::Result<Vec<ConfiguredLink>> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    if file.metadata()?.uid() != nix::unistd::geteuid().as_raw() {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is another user's"));
+    }
+    let mut text = Vec::new();
+    if file.take(LONGEST + 1).read_to_end(&mut text)? as u64 > LONGEST {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "longer than a file of links can be"));
+    }
+    let content: Content = serde_json::from_slice(&text)?;
+    if content.version != VERSION {
+        let sentence = format!("version {} is unknown, this ferroced knows {VERSION}", content.version);
+        return Err(io::Error::new(io::ErrorKind::InvalidData, sentence));
+    }
+    Ok(content.links)
+}
+
+fn write_whole(path: &Path, links: &[ConfiguredLink]) -> io::Result<()> {
+    let mut text = serde_json::to_vec_pretty(&Content { version: VERSION, links: links.to_vec() })?;
+    text.push(b'\n');
+    let mut new = OpenOptions::new();
+    new.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let mut file = new.open(path)?;
+    file.write_all(&text)?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferroce_ipc::{GidType, RoceMode, TcRule};
+
+    fn links() -> Vec<ConfiguredLink> {
+        vec![
+            ConfiguredLink {
+                name: "fr1".to_owned(),
+                netdev: "eth0".to_owned(),
+                mac: Some([2, 0, 0, 0, 0, 255]),
+                settings: LinkSettings::default(),
+            },
+            ConfiguredLink {
+                name: "rxe0".to_owned(),
+                netdev: "tun\"0".to_owned(),
+                mac: None,
+                settings: LinkSettings {
+                    roce_mode: RoceMode::Both,
+                    cm_mode: Some(GidType::RoceV1),
+                    cm_tos: 96,
+                    tclass: Some(0),
+                    ttl: Some(3),
+                    rules: vec![TcRule {
+                        tclass: 16,
+                        source: "1.1.1.2".parse().unwrap(),
+                        destination: "any".parse().unwrap(),
+                    }],
+                    crc: false,
+                    roce: false,
+                    mtu: Some(ferroce_wire::PathMtu::B512),
+                },
+            },
+        ]
+    }
+
+    /// An empty directory of our own, removed when dropped.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("ferroce-links-{name}-{}", std::process::id()));
+            fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+
+        fn file(&self) -> LinkFile {
+            LinkFile(Some(self.0.clone()))
+        }
+
+        fn names(&self) -> Vec<String> {
+            let entries =
+                fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<String> = entries.collect();
+            names.sort();
+            names
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let folder = Folder::new("read");
+        assert_eq!(folder.file().read(), [], "no file yet");
+        assert!(folder.names().is_empty(), "reading makes nothing");
+        for links in [links(), Vec::new(), links()] {
+            folder.file().write(&links).unwrap();
+            assert_eq!(folder.file().read(), links);
+            assert_eq!(folder.names(), ["links.json"]);
+        }
+    }
+
+    #[test]
+    fn a_spoilt_file_is_kept_aside() {
+        let folder = Folder::new("spoilt");
+        folder.file().write(&links()).unwrap();
+        let whole = fs::read(folder.0.join(NAME)).unwrap();
+        let later = String::from_utf8(whole.clone()).unwrap().replace("\"version\": 1", "\"version\": 2");
+        let long = vec![b' '; LONGEST as usize + 1];
+        let spoilt = [&whole[..whole.len() / 2], b"", b"\0\xff", b"[]", later.as_bytes(), &long];
+        for bytes in spoilt {
+            fs::write(folder.0.join(NAME), bytes).unwrap();
+            assert_eq!(
+                folder.file().read(),
+                [],
+                "{}",
+                String::from_utf8_lossy(&bytes[..bytes.len().min(99)])
+            );
+            assert_eq!(folder.names(), ["links.json.bad"]);
+            assert_eq!(fs::read(folder.0.join("links.json.bad")).unwrap(), bytes);
+        }
+        folder.file().write(&links()).unwrap();
+        assert_eq!(folder.file().read(), links());
+    }
+
+    #[test]
+    fn settings_are_what_can_be_set() {
+        let folder = Folder::new("settings");
+        let read = |settings: &str| {
+            let link = format!("{{\"name\":\"fr1\",\"netdev\":\"eth0\",\"mac\":null,{settings}}}");
+            fs::write(folder.0.join(NAME), format!("{{\"version\":1,\"links\":[{link}]}}")).unwrap();
+            folder.file().read().first().map(|link| link.settings.clone())
+        };
+        assert_eq!(read("\"later\":1"), Some(LinkSettings::default()), "an older file, or a newer one");
+        let mode = LinkSettings { roce_mode: RoceMode::V1, ..LinkSettings::default() };
+        assert_eq!(read("\"settings\":{\"roce_mode\":\"v1\"}"), Some(mode));
+        for bad in [
+            "{\"roce_mode\":\"v3\"}",
+            "{\"cm_mode\":\"both\"}",
+            "{\"cm_mode\":\"v1\"}",
+            "{\"cm_tos\":256}",
+            "{\"tclass\":-1}",
+            "{\"ttl\":0}",
+            "{\"mtu\":1000}",
+            "{\"tc\":[{\"tclass\":16,\"src\":\"1.1.1.1/33\",\"dst\":\"any\"}]}",
+            "7",
+        ] {
+            assert_eq!(read(&format!("\"settings\":{bad}")), None, "{bad}");
+            assert!(folder.names().contains(&"links.json.bad".to_owned()), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_was_not_understood_is_not_written_over() {
+        let folder = Folder::new("over");
+        fs::write(folder.0.join(NAME), "not yet read").unwrap();
+        folder.file().write(&links()).unwrap();
+        assert_eq!(folder.file().read(), links());
+        assert_eq!(fs::read(folder.0.join("links.json.bad")).unwrap(), b"not yet read");
+        let full = |errno| is_passing(&io::Error::from_raw_os_error(errno));
+        assert!(full(libc::EMFILE) && full(libc::EIO) && !full(libc::ELOOP));
+    }
+
+    #[test]
+    fn what_is_no_file_of_ours_is_not_followed() {
+        let folder = Folder::new("link");
+        fs::write(folder.0.join("other"), "{\"version\":1,\"links\":[]}").unwrap();
+        std::os::unix::fs::symlink("other", folder.0.join(NAME)).unwrap();
+        assert_eq!(folder.file().read(), []);
+        assert_eq!(folder.names(), ["links.json.bad", "other"]);
+    }
+
+    #[test]
+    fn without_a_directory_it_says_so() {
+        let folder = Folder::new("none");
+        let file = LinkFile(Some(folder.0.join("not there")));
+        assert_eq!(file.read(), []);
+        let error = file.write(&links()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        assert!(error.to_string().contains("not there/links.json"), "{error}");
+        assert!(folder.names().is_empty());
+    }
+}

@@ -1,0 +1,667 @@
+//! The broker's decisions: clients, devices, leases. Connections, processes and time are told to it; what it wants sent
+//! is asked of it.
+
+mod connections;
+mod frames;
+mod leases;
+mod ledgers;
+mod links;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use ferroce_ipc::{
+    CmStatus, DEVICE_BYTES, DeviceInfo, GID_BYTES, Hello, MAC_BYTES, MAJOR, MAX_MESSAGE, Message, Peer,
+    RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS, Status,
+};
+use ferroce_proto::cm::Transmit;
+use tracing::{debug, warn};
+
+use super::cm::Cm;
+use super::devices::Devices;
+use super::groups::Groups;
+use super::slots::{Slot, Slots};
+use super::world::World;
+use super::{ClientId, ProcessId, refusal};
+use connections::Survivors;
+use ferroce_host::netdev::{Address, Netdev};
+use ledgers::Ledgers;
+
+/// How long a connection may be gone while its process lives, before its slots are free: then it has called exec.
+const AWAY: Duration = Duration::from_millis(500);
+/// How long programs that outlived an earlier broker have to come back before a new program's lease is refused.
+const SURVIVORS: Duration = Duration::from_millis(1500);
+/// How often slots that nobody claimed after an adoption are looked at.
+const UNKNOWN: Duration = Duration::from_secs(5);
+/// Devices in one client's view; its GIDs are as many as a message then has room for.
+const MOST_DEVICES: usize = 256;
+/// Programs that a refusal names.
+const MOST_NAMED: usize = 5;
+/// Slots of one program.
+const MOST_SLOTS: usize = 16;
+
+/// What the server is to do.
+#[derive(Debug)]
+pub enum Output {
+    /// Send a message.
+    Send {
+        /// To whom.
+        client: ClientId,
+        /// The request it answers, or 0.
+        id: u32,
+        /// What.
+        message: Message,
+        /// Its descriptors.
+        descriptors: Vec<OwnedFd>,
+    },
+    /// Close a connection, after what was sent. The broker has forgotten the client already.
+    Close(ClientId),
+    /// Send a MAD from queue pair 1.
+    Mad(Transmit),
+    /// Open rings to a client, and send them as the answer to its request.
+    OpenRings {
+        /// To whom.
+        client: ClientId,
+        /// Its request.
+        id: u32,
+        /// What wakes it.
+        bell: OwnedFd,
+    },
+}
+
+/// The state machine. After each call take [`Broker::poll_output`] until it is empty, and call [`Broker::tick`] when
+/// [`Broker::deadline`] has passed.
+#[derive(Debug)]
+pub struct Broker<W: World> {
+    world: W,
+    uid: u32,
+    devices: Devices,
+    host: Vec<Netdev>,
+    /// Addresses whose port somebody else holds: not in any GID table.
+    taken: BTreeSet<Address>,
+    /// Addresses that the system lists and does not have.
+    absent: BTreeSet<Address>,
+    groups: Groups<W::Group>,
+    slots: Slots,
+    clients: BTreeMap<ClientId, Client>,
+    /// Leases that wait for programs of an earlier broker.
+    waiting: Vec<Waiting>,
+    leaving: bool,
+    /// A descriptor could not be had.
+    exhausted: bool,
+    stopped: bool,
+    cm: Cm,
+    survivors: Survivors,
+    ledgers: Ledgers,
+    /// Datagrams to queue pair 1 that held no MAD.
+    no_mad: u64,
+    /// Whether some program wanted to have its packets seen.
+    shows_mads: bool,
+    /// Grows whenever [`Broker::switch_view`] may have changed.
+    view_changes: u64,
+    output: VecDeque<Output>,
+}
+
+#[derive(Debug)]
+struct Client {
+    peer: Peer,
+    process: ProcessId,
+    /// Whether its death can be seen apart from its connection's end.
+    watched: bool,
+    greeted: bool,
+    /// Minor version that it speaks.
+    minor: u16,
+    /// Its packets of RoCE v2 are frames.
+    frames_v2: bool,
+    /// It has more to tell of an earlier broker's connections.
+    restoring: bool,
+    view: Option<u32>,
+    /// What it was told last.
+    devices: Vec<DeviceInfo>,
+    /// What it knew from an earlier broker.
+    known: Vec<DeviceInfo>,
+    /// Addresses whose sockets it has.
+    addresses: BTreeSet<Address>,
+    resources: ResourceCounts,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    client: ClientId,
+    id: u32,
+    count: u8,
+    until: Instant,
+}
+
+impl<W: World> Broker<W> {
+    /// A broker of user `uid`. `random_guid` is the node GUID of interfaces without a hardware address, not zero.
+    pub fn new(mut world: W, uid: u32, random_guid: [u8; 8], netdevs: Vec<Netdev>) -> Self {
+        let mut devices = Devices::new(random_guid, world.configured_links(), world.may_send_frames());
+        devices.update(netdevs.clone());
+        let cm = Cm::new(world.secret(), world.free_ports());
+        Self {
+            world,
+            uid,
+            devices,
+            host: netdevs,
+            taken: BTreeSet::new(),
+            absent: BTreeSet::new(),
+            groups: Groups::new(),
+            slots: Slots::default(),
+            clients: BTreeMap::new(),
+            waiting: Vec::new(),
+            leaving: false,
+            exhausted: false,
+            stopped: false,
+            cm,
+            survivors: Survivors::default(),
+            ledgers: Ledgers::default(),
+            no_mad: 0,
+            shows_mads: false,
+            view_changes: 0,
+            output: VecDeque::new(),
+        }
+    }
+
+    /// What to do next.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.output.pop_front()
+    }
+
+    /// Whether nobody needs this broker: no connection, no slot that is or may be held, no link that somebody configured.
+    pub fn is_idle(&self) -> bool {
+        self.is_unused() && self.serves_nobody()
+    }
+
+    /// Whether it made way for another user's program, and nobody has needed it since.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving && self.is_idle()
+    }
+
+    /// Whether it has too few descriptors to serve anybody: one that another program starts may have more.
+    pub fn is_exhausted(&self) -> bool {
+        self.exhausted && self.serves_nobody()
+    }
+
+    /// Whether it was told to end.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// Whether nobody uses this broker, although it may have links.
+    pub fn is_unused(&self) -> bool {
+        self.clients.is_empty() && self.slots.all_free() && self.cm.is_idle()
+    }
+
+    /// The server found no descriptor for a connection.
+    pub fn no_descriptor(&mut self) {
+        self.exhausted = true;
+    }
+
+    /// When to call [`Broker::tick`].
+    pub fn deadline(&self) -> Option<Instant> {
+        let slots = self.slots.iter().filter_map(|(_, state)| match state {
+            Slot::Away { until, .. } => until,
+            Slot::Unknown { until } => Some(until),
+            Slot::Free | Slot::Leased(_) => None,
+        });
+        slots
+            .chain(self.waiting.iter().map(|w| w.until))
+            .chain(self.cm.deadline())
+            .chain(self.survivors.until())
+            .min()
+    }
+
+    /// Somebody connected. `watched`: the server will call [`Broker::died`] for the process.
+    pub fn connected(&mut self, client: ClientId, peer: Peer, process: ProcessId, watched: bool) {
+        // Root may ask, but will not be served by somebody else: as long as nobody else is, it needs the name.
+        if peer.uid != self.uid && (peer.uid != 0 || self.is_idle()) {
+            self.leaving = self.is_idle();
+            let code = if self.leaving { RefusalCode::Leaving } else { RefusalCode::ForeignUser };
+            let sentence = format!(
+                "this network namespace is served by ferroced of uid {}, which cannot lend sockets to {}: run in a \
+                 namespace of your own: ferroce run --private-net -- CMD",
+                self.uid,
+                Peer::user(peer.uid)
+            );
+            self.send(client, 0, Message::Refused(refusal(code, sentence)), Vec::new());
+            self.output.push_back(Output::Close(client));
+            return;
+        }
+        self.leaving = false;
+        let new = Client {
+            peer,
+            process,
+            watched,
+            greeted: false,
+            minor: 0,
+            frames_v2: false,
+            restoring: false,
+            view: None,
+            devices: Vec::new(),
+            known: Vec::new(),
+            addresses: BTreeSet::new(),
+            resources: ResourceCounts::default(),
+        };
+        self.clients.insert(client, new);
+        self.send(client, 0, Message::Hello(Hello::ours("")), Vec::new());
+    }
+
+    /// The other end closed the connection.
+    pub fn disconnected(&mut self, now: Instant, client: ClientId) {
+        self.cm.clock(now);
+        self.remove(client, Some(now + AWAY));
+        self.connections_settle();
+    }
+
+    /// The server gives the connection up: it carries no messages, or nobody reads it. While the process lives its slots
+    /// stay its own, because it may only be stopped.
+    pub fn lost(&mut self, client: ClientId) {
+        self.close(client);
+    }
+
+    /// A process ended, whoever holds its connections now: a forked child may.
+    pub fn died(&mut self, now: Instant, process: ProcessId) {
+        self.cm.clock(now);
+        let clients: Vec<ClientId> =
+            self.clients.iter().filter(|(_, c)| c.process == process).map(|(id, _)| *id).collect();
+        for client in clients {
+            self.close(client);
+        }
+        self.free(&self.slots.select(|state| matches!(state, Slot::Away { process: p, .. } if p == process)));
+        self.connections_settle();
+    }
+
+    /// Whether any slot or connection belongs to this process: while one does, its death matters.
+    pub fn knows(&self, process: ProcessId) -> bool {
+        let away = |(_, state)| matches!(state, Slot::Away { process: p, .. } if p == process);
+        self.clients.values().any(|c| c.process == process) || self.slots.iter().any(away)
+    }
+
+    /// A client's message.
+    pub fn message(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        id: u32,
+        message: Message,
+        descriptors: Vec<OwnedFd>,
+    ) {
+        self.cm.clock(now);
+        let Some(known) = self.clients.get(&client) else { return };
+        let unanswered = id == 0 && matches!(message, Message::Cm(_));
+        let outcome = match (known.greeted, message) {
+            (false, Message::Hello(hello)) => match self.greet(client, &hello) {
+                Ok(()) => return,
+                Err(refusal) => {
+                    self.send(client, id, Message::Refused(refusal), Vec::new());
+                    self.close(client);
+                    return;
+                }
+            },
+            (false, _) => Err(None),
+            (true, message) => self.request(now, client, id, message, descriptors),
+        };
+        match outcome {
+            Ok(Some(_)) | Err(Some(_)) if unanswered => {}
+            // Before whatever comes of it: a peer may be as fast as the answer.
+            Ok(Some(answer)) => self.send(client, id, answer, Vec::new()),
+            Ok(None) => {}
+            Err(Some(refusal)) => self.send(client, id, Message::Refused(refusal), Vec::new()),
+            Err(None) => {
+                let sentence = "this message does not belong here".to_owned();
+                self.send(
+                    client,
+                    id,
+                    Message::Refused(refusal(RefusalCode::BadRequest, sentence)),
+                    Vec::new(),
+                );
+                self.close(client);
+            }
+        }
+        self.connections_settle();
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: Instant) {
+        self.cm.clock(now);
+        self.cm.tick();
+        self.survivors.tick(now);
+        let gone = |state| matches!(state, Slot::Away { until: Some(until), .. } if until <= now);
+        self.free(&self.slots.select(gone));
+        // While programs of an earlier broker do not answer, we do not have the sockets to look at.
+        let survivors = self.taken.iter().any(|address| self.world.members_in_kernel(*address) != Some(0));
+        for slot in self.slots.select(|state| matches!(state, Slot::Unknown { until } if until <= now)) {
+            match survivors || self.is_open_elsewhere(slot) {
+                true => self.slots.set(slot, Slot::Unknown { until: now + UNKNOWN }),
+                false => self.free(&[slot]),
+            }
+        }
+        let (late, early) = std::mem::take(&mut self.waiting).into_iter().partition(|w| w.until <= now);
+        self.waiting = early;
+        let late: Vec<Waiting> = late;
+        for waiting in late {
+            self.lease_or_refuse(now, &waiting, true);
+        }
+        self.connections_settle();
+    }
+
+    /// The host's interfaces changed.
+    pub fn netdevs_changed(&mut self, netdevs: Vec<Netdev>) {
+        self.host = netdevs;
+        // What is gone is looked at anew when it comes back.
+        let listed = |address: &Address| {
+            let same = |netdev: &Netdev, ip: &IpAddr| Address::of(*ip, netdev.ifindex) == *address;
+            self.host.iter().any(|netdev| netdev.addresses.iter().any(|ip| same(netdev, ip)))
+        };
+        self.taken.retain(listed);
+        self.absent.retain(listed);
+        self.retry_taken();
+        self.publish();
+    }
+
+    /// State for people.
+    pub fn status(&self) -> Status {
+        let programs = self.clients.keys().filter_map(|id| self.lease_entry(*id)).collect();
+        Status {
+            broker_pid: std::process::id(),
+            broker_uid: self.uid,
+            group_size: self.slots.len() as u16,
+            groups: self.groups.len() as u16,
+            adopted: self.groups.adopted(),
+            build: Hello::ours("").build,
+            programs,
+            cm: Box::new(CmStatus { no_mad: self.no_mad, ..self.cm.status() }),
+        }
+    }
+
+    fn serves_nobody(&self) -> bool {
+        self.slots.all_free() && !self.devices.has_links()
+    }
+
+    fn greet(&mut self, client: ClientId, hello: &Hello) -> Result<(), Refusal> {
+        if hello.major != MAJOR {
+            let theirs = format!("{}.{} ({})", hello.major, hello.minor, hello.build);
+            let sentence = format!(
+                "ferroced speaks protocol {MAJOR}.{}, this program {theirs}: end the programs that use ferroced, so that \
+                 a new one can start",
+                ferroce_ipc::MINOR
+            );
+            return Err(refusal(RefusalCode::Version, sentence));
+        }
+        let view = match hello.netdev.as_str() {
+            "" => None,
+            netdev => Some(self.devices.view_of(netdev)?),
+        };
+        debug!(?client, build = hello.build, netdev = hello.netdev, "greeted");
+        self.shows_mads |= hello.features & SHOW_MADS != 0;
+        let devices = self.view(view);
+        if let Some(known) = self.clients.get_mut(&client) {
+            known.greeted = true;
+            known.minor = hello.minor;
+            known.view = view;
+            known.devices = devices;
+        }
+        Ok(())
+    }
+
+    /// Answers a greeted client: with a message, with a refusal, with nothing yet, or (`Err(None)`) by closing.
+    fn request(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        id: u32,
+        message: Message,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Option<Message>, Option<Refusal>> {
+        match message {
+            Message::ListDevices => {
+                let Some(known) = self.clients.get(&client) else { return Ok(None) };
+                Ok(Some(Message::Devices(self.view(known.view))))
+            }
+            Message::Devices(devices) => {
+                if let Some(known) = self.clients.get_mut(&client) {
+                    known.known = devices;
+                }
+                Ok(None)
+            }
+            Message::Lease(count) => {
+                self.lease_or_refuse(now, &Waiting { client, id, count, until: now + SURVIVORS }, false);
+                Ok(None)
+            }
+            Message::Release(slots) => {
+                let held = self.slots.of(client);
+                let given = if slots.is_empty() { held.clone() } else { slots };
+                if !given.iter().all(|slot| held.contains(slot)) {
+                    let sentence = "only slots that one holds can be given back".to_owned();
+                    return Err(Some(refusal(RefusalCode::BadRequest, sentence)));
+                }
+                self.free(&given);
+                Ok(Some(Message::Done))
+            }
+            Message::Resume(slots) => match descriptors.into_iter().next() {
+                Some(parked) => {
+                    self.resume(now, client, id, &slots, parked);
+                    Ok(None)
+                }
+                None => Err(None),
+            },
+            Message::LinkAdd { .. }
+            | Message::LinkDel { .. }
+            | Message::LinkSet { .. }
+            | Message::LinkStart
+            | Message::LinkRename { .. } => {
+                self.links(message)?;
+                Ok(Some(Message::Done))
+            }
+            Message::ListNetdevs => Ok(Some(Message::Netdevs(self.netdevs()))),
+            Message::OpenRings { v2 } => self.open_rings(client, id, v2, descriptors).map(|()| None),
+            Message::GetStatus => Ok(Some(Message::Status(self.status()))),
+            Message::Stop { force } => self.stop(client, force).map(|()| Some(Message::Done)).map_err(Some),
+            Message::Report(counts) => {
+                if let Some(known) = self.clients.get_mut(&client) {
+                    known.resources = counts;
+                }
+                Ok(None)
+            }
+            Message::Cm(request) => self.connections(client, request).map(Some).map_err(Some),
+            Message::Ledger => match descriptors.into_iter().next() {
+                Some(file) => {
+                    self.take_ledger(client, file);
+                    Ok(None)
+                }
+                None => Err(None),
+            },
+            Message::GetStatistics(device) => self.statistics(&device).map(Some).map_err(Some),
+            Message::GetCmIds(without) => Ok(Some(self.cm.ids(without as usize))),
+            Message::GetLedgers => {
+                self.send_ledgers(client, id);
+                Ok(None)
+            }
+            // What only brokers say, or a second greeting.
+            Message::Hello(_)
+            | Message::Refused(_)
+            | Message::Done
+            | Message::Leased(_)
+            | Message::Address(_)
+            | Message::Parked
+            | Message::Status(_)
+            | Message::Netdevs(_)
+            | Message::CmDone(_)
+            | Message::CmNews(_)
+            | Message::Rings
+            | Message::Statistics(_)
+            | Message::Ledgers(_)
+            | Message::LedgerOf(_)
+            | Message::CmIds { .. } => Err(None),
+        }
+    }
+
+    /// Ends the broker as soon as the answer is sent, unless others use it and it is not to be `force`d.
+    fn stop(&mut self, asker: ClientId, force: bool) -> Result<(), Refusal> {
+        let others = self.clients.iter().filter(|(id, _)| **id != asker);
+        let mut users: Vec<u32> = others.map(|(_, client)| client.peer.pid).collect();
+        users.sort_unstable();
+        users.dedup();
+        if !force && (!users.is_empty() || !self.slots.all_free()) {
+            let names: Vec<String> = users
+                .iter()
+                .take(MOST_NAMED)
+                .map(|pid| format!("process {pid} ({})", self.world.command(*pid)))
+                .collect();
+            let users =
+                if names.is_empty() { "a program that is stopped".to_owned() } else { names.join(", ") };
+            let sentence = format!(
+                "ferroced is in use by {users}: end these programs first, or use ferroce stop --force, which they outlive"
+            );
+            return Err(refusal(RefusalCode::Busy, sentence));
+        }
+        self.stopped = true;
+        Ok(())
+    }
+
+    /// Forgets a client and closes its connection; its slots wait for its process.
+    fn close(&mut self, client: ClientId) {
+        self.remove(client, None);
+        self.output.push_back(Output::Close(client));
+    }
+
+    fn remove(&mut self, client: ClientId, until: Option<Instant>) {
+        self.view_changes += 1;
+        let Some(gone) = self.clients.remove(&client) else { return };
+        self.waiting.retain(|w| w.client != client);
+        if let Some(view) = gone.view {
+            self.devices.drop_view(view);
+        }
+        let slots = self.slots.of(client);
+        let waits = gone.watched && !slots.is_empty();
+        self.put_ledger_away(client, waits.then_some(gone.process));
+        if !gone.watched {
+            self.free(&slots);
+            return;
+        }
+        for slot in slots {
+            self.slots.set(slot, Slot::Away { process: gone.process, until });
+        }
+    }
+
+    fn send(&mut self, client: ClientId, id: u32, message: Message, descriptors: Vec<OwnedFd>) {
+        self.output.push_back(Output::Send { client, id, message, descriptors });
+    }
+
+    fn tell_parked(&mut self, moved: bool) {
+        if !moved {
+            return;
+        }
+        let holds = |client: &ClientId| !self.slots.of(*client).is_empty();
+        let programs: Vec<ClientId> = self.clients.keys().copied().filter(holds).collect();
+        for client in programs {
+            match self.groups.parked() {
+                Ok(parked) => self.send(client, 0, Message::Parked, vec![parked]),
+                Err(e) => warn!("cannot pass on the parked descriptors: {e}"),
+            }
+        }
+    }
+
+    fn view(&self, own: Option<u32>) -> Vec<DeviceInfo> {
+        let mut devices = self.devices.view(own);
+        devices.truncate(MOST_DEVICES);
+        let rules: usize = devices.iter().map(|device| device.settings.rules.len()).sum();
+        let mut left = MAX_MESSAGE - 64 - DEVICE_BYTES * devices.len() - RULE_BYTES * rules;
+        for device in &mut devices {
+            device.gids.truncate(left / GID_BYTES);
+            left -= device.gids.len() * GID_BYTES;
+        }
+        for device in &mut devices {
+            while device.macs.len() > left / MAC_BYTES {
+                device.macs.pop_last();
+            }
+            left -= device.macs.len() * MAC_BYTES;
+        }
+        devices
+    }
+
+    fn addresses_of(&self, client: ClientId) -> Vec<Address> {
+        let Some(known) = self.clients.get(&client) else { return Vec::new() };
+        let mut found = Vec::new();
+        for address in self.view(known.view).iter().flat_map(addresses) {
+            if !found.contains(&address) && self.devices.is_assigned(address) {
+                found.push(address);
+            }
+        }
+        found
+    }
+
+    /// Brings the devices up to date and tells every client what changed for it: first the sockets of new addresses, then
+    /// the GIDs that need them.
+    fn publish(&mut self) {
+        self.view_changes += 1;
+        let mut netdevs = self.host.clone();
+        for netdev in &mut netdevs {
+            netdev.addresses.retain(|ip| {
+                let address = Address::of(*ip, netdev.ifindex);
+                !self.taken.contains(&address) && !self.absent.contains(&address)
+            });
+        }
+        self.devices.update(netdevs);
+        self.serve_links();
+        let clients: Vec<ClientId> =
+            self.clients.iter().filter(|(_, c)| c.greeted).map(|(id, _)| *id).collect();
+        for client in clients {
+            self.send_new_addresses(client);
+            let Some(known) = self.clients.get(&client) else { continue };
+            let devices = self.view(known.view);
+            if devices != known.devices {
+                if let Some(known) = self.clients.get_mut(&client) {
+                    known.devices.clone_from(&devices);
+                }
+                self.send(client, 0, Message::Devices(devices), Vec::new());
+            }
+        }
+    }
+
+    fn send_new_addresses(&mut self, client: ClientId) {
+        let slots = self.slots.of(client);
+        if slots.is_empty() {
+            return;
+        }
+        for address in self.addresses_of(client) {
+            if self.clients.get(&client).is_none_or(|known| known.addresses.contains(&address)) {
+                continue;
+            }
+            if !self.groups.has(address, &slots) {
+                // A new address, or one that was gone while slots were opened.
+                let grown = match self.groups.contains(address) {
+                    true => self.groups.level(self.groups.size()),
+                    false => self.groups.open(&mut self.world, address),
+                };
+                match grown {
+                    Ok(moved) => self.tell_parked(moved),
+                    Err(e) => {
+                        warn!(%address, "no sockets for a new address: {e}");
+                        continue;
+                    }
+                }
+            }
+            match self.groups.lease(address, &slots).and_then(|()| self.groups.members(address, &slots)) {
+                Ok(sockets) => {
+                    if let Some(known) = self.clients.get_mut(&client) {
+                        known.addresses.insert(address);
+                    }
+                    self.send_address(client, 0, address, slots.clone(), sockets);
+                }
+                Err(e) => warn!(%address, "no sockets for a new address: {e}"),
+            }
+        }
+    }
+}
+
+/// The addresses of a device's GIDs.
+fn addresses(device: &DeviceInfo) -> impl Iterator<Item = Address> + '_ {
+    device.gids.iter().map(|entry| Address::of(entry.gid.to_ip(), entry.ifindex))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,181 @@
+//! Connections, as far as clients, slots and addresses matter for them.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use ferroce_ipc::{CmRequest, Message, Origin, Refusal};
+use ferroce_proto::cm::{ConnectionManager, Route};
+use tracing::{debug, warn};
+
+use super::{Broker, Output, addresses};
+use crate::ClientId;
+use crate::cm::{Asker, addressee, start_of};
+use crate::slots::Slot;
+use crate::world::World;
+use ferroce_host::netdev::Address;
+
+/// How long programs of an earlier broker have to tell what they have, before a peer's message about it is answered as if
+/// it were nobody's.
+const PATIENCE: Duration = Duration::from_millis(1500);
+/// Messages of peers that wait as long.
+const MOST_WAITING: usize = 1024;
+
+/// What comes from peers while programs of an earlier broker still come back.
+#[derive(Debug, Default)]
+pub struct Survivors {
+    until: Option<Instant>,
+    waiting: VecDeque<(Route, Box<[u8]>)>,
+}
+
+impl Survivors {
+    /// We took over from an earlier broker.
+    pub fn wait(&mut self, now: Instant) {
+        self.until = Some(now + PATIENCE);
+    }
+
+    /// When [`Survivors::tick`] ends it.
+    pub fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: Instant) {
+        self.until = self.until.filter(|until| *until > now);
+    }
+}
+
+impl<W: World> Broker<W> {
+    /// A MAD came to queue pair 1 of an address.
+    pub fn mad(&mut self, now: Instant, from: Route, mad: &[u8]) {
+        self.cm.clock(now);
+        if self.survivors.until.is_some() {
+            if self.survivors.waiting.len() < MOST_WAITING {
+                self.survivors.waiting.push_back((from, mad.into()));
+            }
+        } else {
+            self.take_mad(from, mad);
+        }
+        self.connections_settle();
+    }
+
+    /// So many datagrams to queue pair 1 held no MAD.
+    pub fn no_mads(&mut self, count: u64) {
+        self.no_mad = self.no_mad.wrapping_add(count);
+    }
+
+    /// Whether MADs to ourselves are to be packets: a program wanted so, once.
+    pub fn shows_mads(&self) -> bool {
+        self.shows_mads
+    }
+
+    fn take_mad(&mut self, from: Route, mad: &[u8]) {
+        let slot = addressee(mad).map(ConnectionManager::owner).and_then(|slot| self.slots.get(slot));
+        // Of a program that is stopped, say: only it knows whether there is that connection. Peers repeat.
+        if !matches!(slot, Some(Slot::Unknown { .. })) {
+            self.cm.mad(from, mad);
+        }
+    }
+
+    /// Whether every program of an earlier broker has told what it has.
+    fn all_told(&self) -> bool {
+        let unknown = self.slots.iter().any(|(_, state)| matches!(state, Slot::Unknown { .. }));
+        !unknown && !self.clients.values().any(|client| client.restoring)
+    }
+
+    /// The addresses that have queue pair 1.
+    pub fn own_addresses(&self) -> Vec<Address> {
+        self.groups.addresses()
+    }
+
+    /// Another number than before, if these, or their sockets, changed.
+    pub fn group_changes(&self) -> u64 {
+        self.groups.changes()
+    }
+
+    /// A duplicate of the broker's own socket on an address: close it when [`Broker::group_changes`] changes.
+    pub fn own_socket(&self, address: Address) -> io::Result<OwnedFd> {
+        self.groups.members(address, &[0])?.pop().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Whether the ICRC of what comes to an address counts.
+    pub fn checks_crc(&self, address: Address) -> bool {
+        self.devices.settings_at(address).all(|settings| settings.crc)
+    }
+
+    /// Opens the addresses of links, so that who asks there is answered although no program runs.
+    pub(super) fn serve_links(&mut self) {
+        let links = self.devices.all().filter(|device| device.origin == Origin::Link);
+        let closed =
+            |address: &Address| !self.groups.contains(*address) && self.devices.is_assigned(*address);
+        let closed: Vec<Address> = links.flat_map(addresses).filter(closed).collect();
+        for address in closed {
+            match self.groups.open(&mut self.world, address) {
+                Ok(moved) => {
+                    if self.slots.len() == 0 {
+                        self.slots.push(Slot::Leased(ClientId(u64::MAX)));
+                    }
+                    self.tell_parked(moved);
+                }
+                // Who leases a slot is told.
+                Err(e) => debug!(%address, "not served: {e}"),
+            }
+        }
+    }
+
+    /// A client's request about connections.
+    pub(super) fn connections(&mut self, client: ClientId, request: CmRequest) -> Result<Message, Refusal> {
+        if request == CmRequest::Restored
+            && let Some(known) = self.clients.get_mut(&client)
+        {
+            known.restoring = false;
+        }
+        let slots = self.slots.of(client);
+        let low = matches!(&request, CmRequest::Bind(bind) if (1..1024).contains(&bind.port));
+        let peer = self.clients.get(&client).map(|known| known.peer);
+        let low_ports = low && peer.is_some_and(|peer| self.world.may_bind_low(peer.pid, peer.uid));
+        let groups = &self.groups;
+        let done = self
+            .cm
+            .request(Asker { slots: &slots, low_ports }, request, |address| groups.contains(address))?;
+        Ok(Message::CmDone(done))
+    }
+
+    /// Passes on what came of it: MADs to peers, news to owners.
+    pub(super) fn connections_settle(&mut self) {
+        if self.survivors.until.is_some() && self.all_told() {
+            self.survivors.until = None;
+        }
+        if self.survivors.until.is_none() {
+            for (from, mad) in std::mem::take(&mut self.survivors.waiting) {
+                self.take_mad(from, &mad);
+            }
+        }
+        while let Some(mut transmit) = self.cm.poll_transmit() {
+            let Route { local, remote, .. } = transmit.route;
+            if let Some(settings) = self.devices.settings_at(start_of(&transmit.route)).next() {
+                transmit.traffic_class = settings.traffic_class(local, remote, transmit.traffic_class);
+            }
+            self.output.push_back(Output::Mad(transmit));
+        }
+        while let Some((slot, news)) = self.cm.poll_news() {
+            match self.slots.get(slot) {
+                Some(Slot::Leased(client)) if self.clients.contains_key(&client) => {
+                    self.send(client, 0, Message::CmNews(news), Vec::new());
+                }
+                Some(Slot::Away { .. }) => self.cm.hold(slot, news),
+                _ => warn!(slot, id = ?news.id, "news of a connection that belongs to nobody"),
+            }
+        }
+    }
+
+    /// A program is there again.
+    pub(super) fn connections_resume(&mut self, client: ClientId, slots: &[u8]) {
+        for slot in slots {
+            for news in self.cm.take_held(*slot) {
+                self.send(client, 0, Message::CmNews(news), Vec::new());
+            }
+        }
+    }
+}

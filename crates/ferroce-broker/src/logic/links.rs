@@ -1,0 +1,116 @@
+//! Links and what is set for them, as somebody asks for it.
+
+use std::net::IpAddr;
+
+use ferroce_ipc::{MAX_MESSAGE, Message, NetdevInfo, Refusal, RefusalCode};
+use tracing::{info, warn};
+
+use super::Broker;
+use crate::devices::Devices;
+use crate::refusal;
+use crate::world::{Hardware, World};
+use ferroce_host::netdev::Netdev;
+
+/// Interfaces that fit a message.
+const MOST_NETDEVS: usize = MAX_MESSAGE / 160;
+
+impl<W: World> Broker<W> {
+    /// One of the messages that change links: all of it, or nothing.
+    pub(super) fn links(&mut self, message: Message) -> Result<(), Refusal> {
+        match message {
+            Message::LinkAdd { name, netdev, transient, .. } => {
+                self.change_links(|devices| devices.add_link(&name, &netdev, transient))?;
+                info!(name, netdev, transient, "link added");
+                self.map_priorities(&netdev);
+            }
+            Message::LinkDel { name, transient } => {
+                self.change_links(|devices| devices.delete_link(&name, transient))?;
+                info!(name, transient, "link deleted");
+            }
+            Message::LinkSet { name, settings, transient, force } => {
+                self.change_links(|devices| devices.set_link(&name, &settings, transient, force))?;
+                info!(name, ?settings, transient, force, "link set");
+            }
+            Message::LinkRename { name, to, transient } => {
+                self.change_links(|devices| devices.rename_link(&name, &to, transient))?;
+                info!(name, to, transient, "link renamed");
+            }
+            Message::LinkStart => {
+                self.devices.start();
+                self.publish();
+            }
+            other => unreachable!("no message about links: {other:?}"),
+        }
+        Ok(())
+    }
+
+    /// Changes the links here and in their file, or neither.
+    fn change_links(
+        &mut self,
+        change: impl FnOnce(&mut Devices) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        let mut devices = self.devices.clone();
+        change(&mut devices)?;
+        if devices.configured() != self.devices.configured() {
+            self.world.configure_links(devices.configured()).map_err(|e| {
+                let sentence =
+                    format!("what links there are cannot be kept ({e}); --no-persist does without");
+                refusal(RefusalCode::Failed, sentence)
+            })?;
+        }
+        self.devices = devices;
+        self.publish();
+        Ok(())
+    }
+
+    /// Frames of a VLAN, or of those above an interface, are to have the priorities of their sockets, where nobody chose
+    /// others and we may; who added the link sees what came of it.
+    fn map_priorities(&mut self, netdev: &str) {
+        let Some(below) = self.host.iter().find(|n| n.name == netdev).map(|n| n.ifindex) else { return };
+        let here = |n: &&Netdev| n.ifindex == below || n.lower == Some(below);
+        let unmapped = |n: &&Netdev| n.vlan.is_some_and(|vlan| vlan.egress == [0; 8]);
+        for vlan in self.host.iter().filter(here).filter(unmapped) {
+            if let Err(e) = self.world.map_priorities(vlan) {
+                warn!(vlan.name, "frames have no priority of their own: {e}");
+            }
+        }
+    }
+
+    /// The interfaces, and configured links that wait for theirs.
+    pub(super) fn netdevs(&self) -> Vec<NetdevInfo> {
+        let configured = |name: &str| {
+            let found = self.devices.configured().iter().find(|link| link.netdev == name);
+            found.map(|link| link.name.clone()).unwrap_or_default()
+        };
+        let row = |netdev: &Netdev| {
+            let Hardware { driver, speed, pause, pfc } = self.world.hardware(netdev);
+            let ipv4 = netdev.addresses.iter().find_map(|ip| match ip {
+                IpAddr::V4(ip) => Some(*ip),
+                IpAddr::V6(_) => None,
+            });
+            NetdevInfo {
+                name: netdev.name.clone(),
+                ifindex: netdev.ifindex,
+                mtu: netdev.mtu,
+                up: netdev.up,
+                running: netdev.running,
+                ethernet: netdev.mac.is_some(),
+                driver,
+                speed,
+                ipv4,
+                pause,
+                pfc,
+                vlan: netdev.vlan,
+                configured: configured(&netdev.name),
+            }
+        };
+        let waiting = self.devices.configured().iter();
+        let waiting = waiting.filter(|link| !self.host.iter().any(|n| n.name == link.netdev));
+        let waiting = waiting.map(|link| NetdevInfo {
+            name: link.netdev.clone(),
+            configured: link.name.clone(),
+            ..NetdevInfo::default()
+        });
+        self.host.iter().map(row).chain(waiting).take(MOST_NETDEVS).collect()
+    }
+}

@@ -1,0 +1,690 @@
+//! The broker's loop over real sockets: one thread, in `ferroced` or in a program.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ferroce_ipc::{BROKER_NAME, Connection, Listener, Message, MessageError, Peer, Refusal, RefusalCode};
+use ferroce_proto::cm::Route;
+use ferroce_wire::RoceVersion;
+use ferroce_wire::mad::MAD_LEN;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use tracing::{debug, error, info, warn};
+
+use super::gsi::{self, Gsi};
+use super::logic::{Broker, Output};
+use super::switch::{Switch, ToGsi};
+use super::world::{Kernel, secret};
+use super::{ClientId, ProcessId, holder, namespace, refusal};
+use ferroce_host::fork::Guarded;
+use ferroce_host::netdev::{Address, Netdev};
+use ferroce_host::rtnetlink::{self, Monitor};
+use ferroce_host::runtime_dir::{RuntimeDir, random_guid};
+
+/// Messages that one client may leave unread before it is given up.
+const MOST_QUEUED: usize = 1024;
+/// The same, where they are news of connections: those of a program that is stopped come together.
+const MOST_NEWS: usize = 32_768;
+/// Connections of one process; a program needs one.
+const MOST_CONNECTIONS: usize = 64;
+/// Messages taken from one client before the others have their turn.
+const BURST: usize = 32;
+/// Turns that clients may have before what peers said is looked at.
+const ROUNDS: usize = 8;
+/// MADs to ourselves that wait in a socket before they are read: an unprivileged one has room for some 300.
+const TO_OURSELVES: usize = 64;
+/// How long the last words to a client may wait for it.
+const LINGER: Duration = Duration::from_secs(1);
+/// How long a broker that makes way waits for others to take its last words.
+const MAKING_WAY: Duration = Duration::from_millis(500);
+
+/// Open files that a broker must be allowed: a socket for each slot on each local address, and connections.
+pub const FEWEST_DESCRIPTORS: u64 = 256;
+
+/// How a broker runs.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// The abstract name.
+    pub name: String,
+    /// Ends when nobody has needed it for so long; `None`: never.
+    pub idle: Option<Duration>,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self { name: BROKER_NAME.to_owned(), idle: Some(Duration::from_secs(60)) }
+    }
+}
+
+/// Why there is no broker.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The name is held by a process of our user or of root: the broker is there already.
+    #[error("ferroced runs already, as process {}", .0.pid)]
+    Running(Peer),
+    /// The name is held by somebody else.
+    #[error(
+        "@{name} is held by {holder}: stop it, or run in a network namespace of your own: \
+         ferroce run --private-net -- CMD"
+    )]
+    Taken {
+        /// The abstract name.
+        name: String,
+        /// A process, for people.
+        holder: String,
+    },
+    /// The hard limit of open files is too low.
+    #[error(
+        "ferroced needs {FEWEST_DESCRIPTORS} open files, and this process may have {0}: raise the hard limit \
+         (ulimit -Hn), or start ferroced from elsewhere"
+    )]
+    Limit(u64),
+    /// The system failed.
+    #[error("cannot {action}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+/// A broker that holds its name.
+#[derive(Debug)]
+pub struct Server {
+    listener: Guarded<Listener>,
+    monitor: Option<Guarded<Monitor>>,
+    broker: Broker<Kernel>,
+    gsi: Gsi,
+    switch: Switch,
+    /// What the switch serves.
+    switch_changes: u64,
+    /// What the sockets of `gsi` are made from.
+    gsi_changes: u64,
+    links: BTreeMap<ClientId, Link>,
+    processes: BTreeMap<ProcessId, Guarded<OwnedFd>>,
+    next_client: u64,
+    idle: Option<Duration>,
+    idle_since: Option<Instant>,
+    /// Since when it makes way for another user's program.
+    leaving_since: Option<Instant>,
+    /// While nobody uses it: when to look next whether its network namespace is deserted, and whether it was so last.
+    unused: Option<(Instant, bool)>,
+    stop: Arc<Guarded<OwnedFd>>,
+    buffer: Vec<u8>,
+    /// Taken from `gsi` and not yet looked at.
+    mads: VecDeque<(Route, [u8; MAD_LEN])>,
+    /// MADs that were sent to addresses of our own since one of them was last read.
+    to_ourselves: usize,
+}
+
+/// A connection and what it could not take yet.
+#[derive(Debug)]
+struct Link {
+    connection: Guarded<Connection>,
+    process: ProcessId,
+    queue: VecDeque<(u32, Message, Vec<OwnedFd>)>,
+    /// Set when only the last words are left; then dropped.
+    closing: Option<Instant>,
+}
+
+/// Ends a running [`Server`] from another thread.
+#[derive(Clone, Debug)]
+pub struct Stopper(Arc<Guarded<OwnedFd>>);
+
+impl Stopper {
+    /// Makes [`Server::run`] return soon.
+    pub fn stop(&self) {
+        // An event counter that is full is an event all the same.
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+impl Server {
+    /// Takes the name and looks at the host. From now on clients may connect; they are served by [`Server::run`].
+    ///
+    /// # Errors
+    /// [`ServerError::Running`] is no failure for who only wants that there is a broker.
+    pub fn bind(options: &ServerOptions) -> Result<Self, ServerError> {
+        let failed = |action| move |source| ServerError::Io { action, source };
+        let mut tries = 0;
+        let listener = loop {
+            match Listener::bind(&options.name) {
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse => match taken(&options.name) {
+                    // Somebody who does not listen, or who dies at this moment.
+                    ServerError::Taken { .. } if tries < 10 => {
+                        tries += 1;
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                    taken => return Err(taken),
+                },
+                other => break other.map_err(failed("take the broker's name"))?,
+            }
+        };
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let stop = stop.map_err(|e| failed("make an event counter")(e.into()))?;
+        let monitor =
+            Monitor::open().inspect_err(|e| warn!("changes of interfaces will not be seen: {e}")).ok();
+        let netdevs = look();
+        raise_loopback(&netdevs);
+        let guid = RuntimeDir::open().and_then(|dir| dir.node_guid()).unwrap_or_else(|e| {
+            warn!("the node GUID is not kept: {e}");
+            random_guid()
+        });
+        let uid = nix::unistd::geteuid().as_raw();
+        Ok(Self {
+            listener: Guarded::new(listener),
+            monitor: monitor.map(Guarded::new),
+            broker: Broker::new(Kernel::default(), uid, guid, look()),
+            gsi: Gsi::new(secret()),
+            switch: Switch::new().map_err(failed("make an event counter"))?,
+            switch_changes: 0,
+            gsi_changes: 0,
+            links: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            next_client: 1,
+            idle: options.idle,
+            idle_since: Some(Instant::now()),
+            leaving_since: None,
+            unused: None,
+            stop: Arc::new(Guarded::new(stop)),
+            buffer: Vec::new(),
+            mads: VecDeque::new(),
+            to_ourselves: 0,
+        })
+    }
+
+    /// Raises this process's soft limit of open files to the hard one: slots times addresses are more than the usual
+    /// 1,024. For `ferroced`; a program's limit is its own.
+    ///
+    /// # Errors
+    /// [`ServerError::Limit`] if the hard limit, which a broker inherits from the program that starts it, is below
+    /// [`FEWEST_DESCRIPTORS`]: such a broker would fail all programs after the first few.
+    pub fn raise_descriptor_limit() -> Result<(), ServerError> {
+        use nix::sys::resource::{Resource, getrlimit, setrlimit};
+        let limits = getrlimit(Resource::RLIMIT_NOFILE);
+        if let Ok((_, hard)) = limits
+            && hard < FEWEST_DESCRIPTORS
+        {
+            return Err(ServerError::Limit(hard));
+        }
+        let raised = limits.and_then(|(soft, hard)| match soft < hard {
+            true => setrlimit(Resource::RLIMIT_NOFILE, hard, hard),
+            false => Ok(()),
+        });
+        if let Err(e) = raised {
+            warn!("the limit of open files stays: {e}");
+        }
+        Ok(())
+    }
+
+    /// A handle that ends [`Server::run`].
+    pub fn stopper(&self) -> Stopper {
+        Stopper(Arc::clone(&self.stop))
+    }
+
+    /// Serves until nobody has needed it for the idle time, or it is stopped.
+    ///
+    /// # Errors
+    /// Those of `poll(2)`: everything else costs single clients at most.
+    pub fn run(mut self) -> io::Result<()> {
+        loop {
+            let ready = self.wait()?;
+            let now = Instant::now();
+            if ready.stop {
+                return Ok(());
+            }
+            // Deaths first: a process id may belong to somebody else afterwards.
+            for process in ready.dead {
+                debug!(?process, "process ended");
+                self.processes.remove(&process);
+                self.broker.died(now, process);
+            }
+            self.deliver(now);
+            if ready.frames {
+                self.gather_frames();
+            }
+            self.hear(now, ready.gsi, ready.links)?;
+            if ready.netdevs && self.monitor.as_ref().is_some_and(|monitor| monitor.drain()) {
+                self.broker.netdevs_changed(look());
+            }
+            if ready.listener {
+                self.accept();
+            }
+            if self.broker.deadline().is_some_and(|deadline| deadline <= now) {
+                self.broker.tick(now);
+            }
+            self.deliver(now);
+            let broker = &self.broker;
+            self.processes.retain(|process, _| broker.knows(*process));
+            if self.is_over(now) {
+                return Ok(());
+            }
+        }
+    }
+
+    fn is_over(&mut self, now: Instant) -> bool {
+        if self.broker.is_stopped() {
+            info!("told to end");
+            return true;
+        }
+        let Some(idle) = self.idle else { return false };
+        if self.broker.is_exhausted() {
+            error!(
+                "there are no descriptors to serve anybody with: this broker ends, the next one may have more"
+            );
+            return true;
+        }
+        if self.broker.is_leaving() {
+            let since = *self.leaving_since.get_or_insert_with(|| {
+                info!("making way for another user's program");
+                now
+            });
+            return self.links.is_empty() || now.saturating_duration_since(since) >= MAKING_WAY;
+        }
+        self.leaving_since = None;
+        if !self.broker.is_idle() {
+            self.idle_since = None;
+            return self.is_deserted(now, idle);
+        }
+        self.unused = None;
+        let since = *self.idle_since.get_or_insert(now);
+        let over = now.saturating_duration_since(since) >= idle;
+        if over {
+            info!("nobody has needed this broker for {} s: it ends", idle.as_secs());
+        }
+        over
+    }
+
+    /// Whether only this broker, for the sake of links that nobody uses, keeps its network namespace alive. Looks twice, so
+    /// that a process that starts another one and ends is not overlooked.
+    fn is_deserted(&mut self, now: Instant, period: Duration) -> bool {
+        if !self.broker.is_unused() {
+            self.unused = None;
+            return false;
+        }
+        let (at, before) = self.unused.get_or_insert((now + period, false));
+        if now < *at {
+            return false;
+        }
+        let deserted = namespace::is_deserted();
+        let over = deserted && *before;
+        (*at, *before) = (now + period, deserted);
+        if over {
+            info!("nobody is left in this network namespace: its broker ends");
+        }
+        over
+    }
+
+    fn wait(&self) -> io::Result<Ready> {
+        let mut fds =
+            vec![PollFd::new(&self.stop, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+        // In place of a monitor that there is not: a descriptor that says nothing.
+        match &self.monitor {
+            Some(monitor) => fds.push(PollFd::new(monitor, PollFlags::IN)),
+            None => fds.push(PollFd::new(&self.stop, PollFlags::empty())),
+        }
+        fds.push(PollFd::from_borrowed_fd(self.switch.gsi_fd(), PollFlags::IN));
+        for (_, socket) in self.gsi.descriptors() {
+            fds.push(PollFd::from_borrowed_fd(socket, PollFlags::IN));
+        }
+        for pidfd in self.processes.values() {
+            fds.push(PollFd::new(pidfd, PollFlags::IN));
+        }
+        for link in self.links.values() {
+            let writes = if link.queue.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+            fds.push(PollFd::new(&link.connection, PollFlags::IN | writes));
+        }
+        let mut deadline = self.broker.deadline();
+        let idle_end = self.idle.zip(self.idle_since).map(|(idle, since)| since + idle);
+        let left = self.leaving_since.map(|since| since + MAKING_WAY).into_iter();
+        let left = left.chain(self.unused.map(|(at, _)| at));
+        for end in self.links.values().filter_map(|link| link.closing).chain(idle_end).chain(left) {
+            deadline = Some(deadline.map_or(end, |deadline| deadline.min(end)));
+        }
+        if !self.mads.is_empty() {
+            deadline = Some(Instant::now());
+        }
+        let timeout = deadline.map(|deadline| {
+            let left = deadline.saturating_duration_since(Instant::now()).min(Duration::from_secs(3600));
+            // Up to the next millisecond, so as not to wake too early and spin.
+            let left = if self.mads.is_empty() { left + Duration::from_millis(1) } else { Duration::ZERO };
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
+        });
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => return Ok(Ready::default()),
+            Err(e) => return Err(e.into()),
+        }
+        let now = Instant::now();
+        let mut events = fds.iter().map(|fd| !fd.revents().is_empty());
+        let mut next = || events.next().unwrap_or(false);
+        let (stop, listener, netdevs, frames) = (next(), next(), next(), next());
+        let gsi = self.gsi.descriptors().map(|(address, _)| address).filter(|_| next()).collect();
+        let dead = self.processes.keys().copied().filter(|_| next()).collect();
+        let late = |link: &Link| link.closing.is_some_and(|end| end <= now);
+        let links =
+            self.links.iter().filter(|(_, link)| next() | late(link)).map(|(client, _)| *client).collect();
+        Ok(Ready { stop, listener, netdevs, frames, gsi, dead, links })
+    }
+
+    /// Takes what peers and programs say. What a program said before a peer's message was sent counts before it, because
+    /// that message may be its consequence: a program that no longer listens, and tells another so, is asked no more.
+    fn hear(&mut self, now: Instant, addresses: Vec<Address>, mut clients: Vec<ClientId>) -> io::Result<()> {
+        addresses.into_iter().for_each(|address| self.gather(address));
+        self.broker.no_mads(self.gsi.take_no_mad());
+        for (address, traffic) in self.gsi.take_traffic() {
+            self.broker.mads_passed(address, &traffic);
+        }
+        // The MADs are here, so whatever caused them is in the sockets by now, perhaps since we last looked.
+        let rounds = if self.mads.is_empty() { 0 } else { ROUNDS };
+        for round in 0..=rounds {
+            if round > 0 {
+                clients = self.waiting_clients()?;
+            }
+            if clients.is_empty() {
+                break;
+            }
+            for client in clients.drain(..) {
+                self.serve(now, client);
+                self.deliver(now);
+            }
+        }
+        // Those that come of these have their turn later.
+        for _ in 0..self.mads.len() {
+            let Some((route, mad)) = self.mads.pop_front() else { break };
+            self.broker.mad(now, route, &mad);
+            self.deliver(now);
+        }
+        Ok(())
+    }
+
+    /// Takes what waits at queue pair 1 of an address, to be looked at in its turn.
+    fn gather(&mut self, address: Address) {
+        let Self { gsi, mads, broker, .. } = self;
+        gsi.receive(address, broker.checks_crc(address), |route, mad| {
+            mads.extend(mad.try_into().map(|mad| (route, mad)))
+        });
+    }
+
+    /// The same of what came as frames.
+    fn gather_frames(&mut self) {
+        while let Some(ToGsi { link, packet }) = self.switch.take_gsi() {
+            let found = gsi::of_frame(link.ifindex, &packet);
+            match found.and_then(|(route, mad)| Ok((route, mad.try_into().map_err(|_| "not 256 octets")?))) {
+                Ok(mad) => self.mads.push_back(mad),
+                Err(why) => {
+                    self.broker.no_mads(1);
+                    debug!("dropped a frame to queue pair 1: {why}");
+                }
+            }
+        }
+    }
+
+    /// The clients that have said something.
+    fn waiting_clients(&self) -> io::Result<Vec<ClientId>> {
+        let links = self.links.values();
+        let mut fds: Vec<PollFd<'_>> =
+            links.map(|link| PollFd::new(&link.connection, PollFlags::IN)).collect();
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::io::retry_on_intr(|| poll(&mut fds, Some(&at_once)))?;
+        let said = |(client, fd): (&ClientId, &PollFd<'_>)| (!fd.revents().is_empty()).then_some(*client);
+        Ok(self.links.keys().zip(&fds).filter_map(said).collect())
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..BURST {
+            let connection = match self.listener.accept() {
+                Ok(connection) => connection,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
+                    error!("no connection can be accepted: {e}");
+                    self.broker.no_descriptor();
+                    // It stays in the queue; do not spin on it.
+                    std::thread::sleep(Duration::from_millis(50));
+                    return;
+                }
+                Err(e) => {
+                    debug!("a connection was gone before it was accepted: {e}");
+                    continue;
+                }
+            };
+            let Ok(peer) = connection.peer() else { continue };
+            let client = ClientId(self.next_client);
+            self.next_client += 1;
+            let (process, watched) = self.watch(client, peer, &connection);
+            if self.links.values().filter(|link| link.process == process).count() >= MOST_CONNECTIONS {
+                warn!(pid = peer.pid, "has {MOST_CONNECTIONS} connections: one more is closed");
+                continue;
+            }
+            self.links.insert(
+                client,
+                Link { connection: Guarded::new(connection), process, queue: VecDeque::new(), closing: None },
+            );
+            self.broker.connected(client, peer, process, watched);
+        }
+    }
+
+    /// Makes the death of a client's process visible, if the system can.
+    fn watch(&mut self, client: ClientId, peer: Peer, connection: &Connection) -> (ProcessId, bool) {
+        let process = match peer.pid {
+            0 => ProcessId(1 << 32 | client.0), // in no pid namespace that we see
+            pid => ProcessId(pid.into()),
+        };
+        if let Some(known) = self.processes.get(&process) {
+            let still = Timespec::default();
+            if poll(&mut [PollFd::new(known, PollFlags::IN)], Some(&still)) == Ok(0) {
+                return (process, true);
+            }
+            // The id was given to a new process before we heard of the old one's death.
+            self.processes.remove(&process);
+            self.broker.died(Instant::now(), process);
+        }
+        let by_socket = nix::sys::socket::getsockopt(connection, nix::sys::socket::sockopt::PeerPidfd).ok();
+        let by_pid = || {
+            let pid = rustix::process::Pid::from_raw(peer.pid.try_into().ok()?)?;
+            rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+        };
+        match by_socket.or_else(by_pid) {
+            Some(pidfd) => {
+                self.processes.insert(process, Guarded::new(pidfd));
+                (process, true)
+            }
+            None => (process, false),
+        }
+    }
+
+    /// Reads what a client says and sends what waits for it.
+    fn serve(&mut self, now: Instant, client: ClientId) {
+        self.flush(client);
+        for _ in 0..BURST {
+            let Some(link) = self.links.get_mut(&client) else { return };
+            let received = link.connection.recv(&mut self.buffer);
+            if link.closing.is_some_and(|end| end <= now) {
+                self.links.remove(&client);
+                return;
+            }
+            match received {
+                Ok(Some(received)) => {
+                    if link.closing.is_some() {
+                        continue;
+                    }
+                    match received.message {
+                        Ok((id, message)) => {
+                            if matches!(message, Message::GetStatistics(_)) {
+                                for (ifindex, drops) in self.switch.take_drops() {
+                                    self.broker.frames_dropped(ifindex, &drops);
+                                }
+                            }
+                            self.broker.message(now, client, id, message, received.descriptors)
+                        }
+                        Err(MessageError::UnknownKind(kind)) => debug!(?client, kind, "ignored a message"),
+                        Err(e) => {
+                            warn!(?client, "not a message: {e}");
+                            self.broker.lost(client);
+                        }
+                    }
+                    self.deliver(now);
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Ok(None) | Err(_) => {
+                    self.links.remove(&client);
+                    self.broker.disconnected(now, client);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Does what the broker wants.
+    fn deliver(&mut self, now: Instant) {
+        if self.broker.group_changes() != self.gsi_changes {
+            self.gsi_changes = self.broker.group_changes();
+            let Self { gsi, broker, .. } = self;
+            gsi.follow(&broker.own_addresses(), |address| broker.own_socket(address));
+        }
+        if self.broker.view_changes() != self.switch_changes {
+            self.switch_changes = self.broker.view_changes();
+            self.switch.follow(self.broker.switch_view());
+        }
+        while let Some(output) = self.broker.poll_output() {
+            match output {
+                Output::OpenRings { client, id, bell } => {
+                    let (answer, descriptors) = match self.switch.open(client, bell) {
+                        Ok(memory) => (Message::Rings, vec![memory]),
+                        Err(e) => (Message::Refused(no_rings(&e)), Vec::new()),
+                    };
+                    let Some(link) = self.links.get_mut(&client) else { continue };
+                    link.queue.push_back((id, answer, descriptors));
+                    self.flush(client);
+                }
+                Output::Mad(transmit) if transmit.route.version() == RoceVersion::V1 => {
+                    if let Some((flow, packet)) = gsi::frame(&transmit) {
+                        self.switch.send(&flow, &packet);
+                    }
+                }
+                Output::Mad(transmit) => {
+                    let Route { local, remote, interface } = transmit.route;
+                    let to = Address { ip: remote, scope_id: interface };
+                    let from = Address { ip: local, scope_id: interface };
+                    if !self.gsi.serves(to) {
+                        self.gsi.send(&transmit);
+                    } else if !self.broker.shows_mads() {
+                        // No packet need say what one hand tells the other; a card's and rxe's do not either.
+                        if self.gsi.serves(from) {
+                            let route = Route { local: remote, remote: local, interface };
+                            self.mads.push_back((route, *transmit.mad));
+                        }
+                    } else {
+                        self.gsi.send(&transmit);
+                        self.to_ourselves += 1;
+                        if self.to_ourselves >= TO_OURSELVES {
+                            self.to_ourselves = 0;
+                            self.gather(to);
+                        }
+                    }
+                }
+                Output::Send { client, id, message, descriptors } => {
+                    let Some(link) = self.links.get_mut(&client) else { continue };
+                    let most_queued =
+                        if matches!(message, Message::CmNews(_)) { MOST_NEWS } else { MOST_QUEUED };
+                    link.queue.push_back((id, message, descriptors));
+                    if link.queue.len() > most_queued {
+                        warn!(?client, "reads nothing: given up");
+                        self.links.remove(&client);
+                        self.broker.lost(client);
+                        continue;
+                    }
+                    self.flush(client);
+                }
+                Output::Close(client) => {
+                    if let Some(link) = self.links.get_mut(&client) {
+                        link.closing = Some(now + LINGER);
+                    }
+                    self.flush(client);
+                }
+            }
+        }
+    }
+
+    fn flush(&mut self, client: ClientId) {
+        let Some(link) = self.links.get_mut(&client) else { return };
+        while let Some((id, message, descriptors)) = link.queue.front() {
+            let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+            match link.connection.send(*id, message, &borrowed) {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                // The other end is gone, which reading will show; a message that cannot be said is left out.
+                Err(e) => debug!(?client, "not sent: {e}"),
+            }
+            link.queue.pop_front();
+        }
+        if link.closing.is_some() {
+            // Not closed yet: with its words unread here, the client would see a reset in place of ours.
+            let _ = rustix::net::shutdown(&link.connection, rustix::net::Shutdown::Write);
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Ready {
+    stop: bool,
+    listener: bool,
+    netdevs: bool,
+    /// Frames to queue pair 1.
+    frames: bool,
+    gsi: Vec<Address>,
+    dead: Vec<ProcessId>,
+    links: Vec<ClientId>,
+}
+
+fn no_rings(error: &io::Error) -> Refusal {
+    let (code, sentence) = match error.kind() {
+        io::ErrorKind::PermissionDenied => (
+            RefusalCode::Permission,
+            "ferroced may not send Ethernet frames: start it with CAP_NET_RAW, or in a namespace where you have it \
+             (ferroce run --private-net)"
+                .to_owned(),
+        ),
+        io::ErrorKind::NotFound => {
+            (RefusalCode::Failed, "no device has an address for frames: ferroce link set DEV roce-mode both".to_owned())
+        }
+        _ => (RefusalCode::Failed, format!("ferroced cannot make rings: {error}")),
+    };
+    refusal(code, sentence)
+}
+
+/// Who holds the name, from the listener's credentials or from `/proc`.
+fn taken(name: &str) -> ServerError {
+    let peer = Connection::connect(name).and_then(|connection| connection.peer());
+    match peer {
+        Ok(peer) if peer.uid == nix::unistd::geteuid().as_raw() || peer.uid == 0 => {
+            ServerError::Running(peer)
+        }
+        Ok(peer) => ServerError::Taken { name: name.to_owned(), holder: holder::process(peer.pid, peer.uid) },
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+            ServerError::Taken { name: name.to_owned(), holder: holder::of_name(name) }
+        }
+        Err(source) => ServerError::Io { action: "reach the holder of the broker's name", source },
+    }
+}
+
+/// The host's interfaces; where the system tells nothing, `lo` as it nearly always is.
+fn look() -> Vec<Netdev> {
+    rtnetlink::netdevs().unwrap_or_else(|e| {
+        warn!("interfaces cannot be listed, only lo is assumed: {e}");
+        vec![Netdev::assumed_loopback()]
+    })
+}
+
+/// In a fresh network namespace `lo` is down, and without it there is no address.
+fn raise_loopback(netdevs: &[Netdev]) {
+    for lo in netdevs.iter().filter(|n| n.loopback && !n.up) {
+        match rtnetlink::set_up(lo.ifindex) {
+            Ok(()) => info!("{} was down, is up now", lo.name),
+            Err(e) => warn!("{} is down: ip link set {} up ({e})", lo.name, lo.name),
+        }
+    }
+}

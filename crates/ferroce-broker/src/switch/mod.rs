@@ -1,0 +1,278 @@
+//! Frames between the rings of programs and the wire: RoCE v1, and v2 for programs that ask for it.
+//!
+//! A thread of its own, so that packets do not wait for connection management nor the other way round. It alone has the
+//! packet sockets: who has one may receive and send anything. Programs write packets from GRH or IP header on into their
+//! rings; [`rules`] says which may leave, and hardware addresses, VLAN tag and type of the frame are written here. What
+//! arrives goes to the ring of the program that holds the slot in its DestQP; queue pair 1 is the broker's own.
+//!
+//! A VLAN's frames are sent by the interface below it, with a tag that is written here: so its priority is that of the
+//! packet's service level, whatever map the VLAN has. They are received from the VLAN, where the kernel has taken the tag
+//! out.
+
+mod drops;
+mod neighbours;
+mod rules;
+mod scout;
+mod table;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use ferroce_datapath::packet::FrameBuffer;
+use ferroce_ipc::doorbell::{ring, silence};
+use ferroce_ipc::ring::{MAX_PACKET, Rings};
+use ferroce_wire::{Flow, LinkLayer, Qpn};
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use tracing::{error, warn};
+
+use super::ClientId;
+pub use drops::Counts;
+use ferroce_host::fork::Guarded;
+use ferroce_host::rtnetlink::NeighbourMonitor;
+use ferroce_host::thread::spawn_quietly;
+pub use rules::{Reason, Way};
+use table::{Buffers, Open, Outgoing, Table, Waits, close};
+
+/// Packets of one ring or socket before others have their turn.
+const BURST: usize = 64;
+
+/// What the switch is to serve.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// The interfaces that hold the addresses.
+    pub ports: Vec<PortView>,
+    /// All addresses that are served: of those queue pair 1 is ours.
+    pub ways: BTreeSet<Way>,
+    /// The programs that hold slots.
+    pub programs: Vec<ProgramView>,
+}
+
+/// An interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortView {
+    /// Its index.
+    pub ifindex: u32,
+    /// Its hardware address; without one nothing is sent by it.
+    pub mac: Option<[u8; 6]>,
+    /// The largest packet that it takes.
+    pub mtu: u32,
+    /// A VLAN: the interface below, and its number.
+    pub vlan: Option<(u32, u16)>,
+}
+
+/// A program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramView {
+    /// Its connection.
+    pub client: ClientId,
+    /// Its slots.
+    pub slots: Vec<u8>,
+    /// The addresses of its devices.
+    pub ways: BTreeSet<Way>,
+    /// Packets of RoCE v2 to its slots come by the rings as well.
+    pub v2: bool,
+}
+
+/// A packet to queue pair 1.
+#[derive(Debug)]
+pub struct ToGsi {
+    /// How it came: version and interface.
+    pub link: LinkLayer,
+    /// From the GRH or IP header on.
+    pub packet: Vec<u8>,
+}
+
+/// The broker's handle. Dropping it ends the thread.
+#[derive(Debug)]
+pub struct Switch {
+    shared: Arc<Shared>,
+    running: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    table: Mutex<Table>,
+    /// The thread is to look at the table.
+    wake: Guarded<OwnedFd>,
+    /// Something is in [`Table::gsi`].
+    gsi: Guarded<OwnedFd>,
+    /// The kernel is to be asked something.
+    asked: Condvar,
+}
+
+impl Switch {
+    /// A switch that serves nothing.
+    ///
+    /// # Errors
+    /// Those of `eventfd(2)`.
+    pub fn new() -> io::Result<Self> {
+        let counter = || {
+            let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            Ok::<_, io::Error>(Guarded::new(fd))
+        };
+        let shared =
+            Shared { table: Mutex::default(), wake: counter()?, gsi: counter()?, asked: Condvar::new() };
+        Ok(Self { shared: Arc::new(shared), running: false })
+    }
+
+    /// Serves this from now on.
+    pub fn follow(&mut self, view: View) {
+        if !self.running && !view.ways.is_empty() {
+            let shared = Arc::clone(&self.shared);
+            match spawn_quietly("ferroce-switch", move || run(&shared)) {
+                Ok(()) => self.running = true,
+                Err(e) => error!("no frames are sent or received: {e}"),
+            }
+            let shared = Arc::clone(&self.shared);
+            if let Err(e) = spawn_quietly("ferroce-scout", move || scout::run(&shared, &scout::Here)) {
+                error!("no neighbours are looked for: {e}");
+            }
+        }
+        self.shared.table.lock().follow(view);
+        self.shared.look();
+    }
+
+    /// Opens rings to a program that [`Switch::follow`] named. Returns their memory.
+    ///
+    /// # Errors
+    /// `NotFound` for any other; otherwise those of [`Rings::create`].
+    pub fn open(&mut self, client: ClientId, bell: OwnedFd) -> io::Result<OwnedFd> {
+        let mut table = self.shared.table.lock();
+        // Between programs here nothing is needed.
+        if !table.ports.values().any(|port| port.tx.is_some() || port.view.mac.is_none()) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let program = table.programs.get_mut(&client).ok_or(io::ErrorKind::NotFound)?;
+        let (rings, memory) = Rings::create()?;
+        program.open = Some(Open { rings, bell: Arc::new(Guarded::new(bell)) });
+        table.generation += 1;
+        drop(table);
+        self.shared.look();
+        Ok(memory)
+    }
+
+    /// Readable when [`Switch::take_gsi`] has something.
+    pub fn gsi_fd(&self) -> BorrowedFd<'_> {
+        self.shared.gsi.as_fd()
+    }
+
+    /// The next packet to queue pair 1.
+    pub fn take_gsi(&self) -> Option<ToGsi> {
+        let mut table = self.shared.table.lock();
+        let next = table.gsi.pop_front();
+        if next.is_none() {
+            let _ = rustix::io::read(&*self.shared.gsi, &mut [0; 8]);
+        }
+        next
+    }
+
+    /// What was dropped since this was last asked for, by interface; 0 for none.
+    pub fn take_drops(&self) -> BTreeMap<u32, Counts> {
+        self.shared.table.lock().drops.take()
+    }
+
+    /// Sends a packet of queue pair 1, from the GRH or IP header on. One that cannot be sent is lost.
+    pub fn send(&self, flow: &Flow, packet: &[u8]) {
+        let mut table = self.shared.table.lock();
+        let (from, to) = (flow.source, flow.destination);
+        table.send(Instant::now(), &Outgoing { link: flow.link, from, to, dest_qp: Qpn::GSI, packet });
+        self.shared.pass_on(&mut table);
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        self.shared.table.lock().ended = true;
+        self.shared.asked.notify_all();
+        self.shared.look();
+    }
+}
+
+impl Shared {
+    fn look(&self) {
+        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+    }
+
+    /// Shows programs what was put into their rings, and the other threads what is for them.
+    fn pass_on(&self, table: &mut Table) {
+        let Table { programs, ports, drops, generation, .. } = table;
+        for program in programs.values_mut() {
+            let Some(open) = &mut program.open else { continue };
+            match open.rings.tx.publish() {
+                Ok(true) => ring(&*open.bell),
+                Ok(false) => {}
+                Err(_) => {
+                    *generation += close(program);
+                    drops.count(program.interface(ports, 0), Reason::Rings);
+                }
+            }
+        }
+        if !table.gsi.is_empty() {
+            let _ = rustix::io::write(&*self.gsi, &1_u64.to_ne_bytes());
+        }
+        if table.neighbours.has_questions() {
+            self.asked.notify_one();
+        }
+    }
+}
+
+fn run(shared: &Shared) {
+    let monitor = NeighbourMonitor::open().map(Guarded::new);
+    let monitor = monitor.inspect_err(|e| warn!("changes of neighbours will not be seen: {e}")).ok();
+    let mut waits = Waits::default();
+    let mut more = false;
+    let mut buffers = Buffers { frame: FrameBuffer::new(), packet: Box::new([0; MAX_PACKET]) };
+    loop {
+        let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN)];
+        match &monitor {
+            Some(monitor) => fds.push(PollFd::new(monitor, PollFlags::IN)),
+            None => fds.push(PollFd::new(&shared.wake, PollFlags::empty())),
+        }
+        fds.extend(waits.ports.iter().map(|(_, socket)| PollFd::new(&**socket, PollFlags::IN)));
+        fds.extend(waits.bells.iter().map(|(_, bell)| PollFd::new(&**bell, PollFlags::IN)));
+        let limit = Timespec { tv_sec: if more { 0 } else { 3600 }, tv_nsec: 0 };
+        match poll(&mut fds, Some(&limit)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => {
+                error!("the switch cannot wait: {e}");
+                return;
+            }
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        let is_ready = |index: usize| ready.get(index).copied().unwrap_or(false);
+        if is_ready(0) {
+            let _ = rustix::io::read(&*shared.wake, &mut [0; 8]);
+        }
+        let now = Instant::now();
+        let mut table = shared.table.lock();
+        if table.ended {
+            return;
+        }
+        if is_ready(1)
+            && let Some(monitor) = &monitor
+        {
+            table.hear_of_neighbours(monitor);
+        }
+        for (index, (ifindex, socket)) in waits.ports.iter().enumerate() {
+            if is_ready(2 + index) {
+                table.receive(*ifindex, socket, &mut buffers);
+            }
+        }
+        let first = 2 + waits.ports.len();
+        for (index, (client, bell)) in waits.bells.iter().enumerate() {
+            if is_ready(first + index) && !silence(&**bell) {
+                table.hang_up(*client, bell);
+            }
+        }
+        more = table.take_from_programs(now, &mut buffers);
+        shared.pass_on(&mut table);
+        if waits.generation != Some(table.generation) {
+            waits = table.waits();
+        }
+    }
+}

@@ -1,0 +1,425 @@
+//! What the switch knows, and a packet's way through it: from a ring or the wire to a ring, to queue pair 1, or to the wire.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ferroce_datapath::packet::{EtherSocket, FrameBuffer};
+use ferroce_ipc::ring::{ENTRIES, MAX_PACKET, PushError, Rings};
+use ferroce_wire::{ETHERTYPE_ROCE, Gid, LinkLayer, Qpn, RoceVersion};
+use tracing::{debug, warn};
+
+use super::drops::Drops;
+use super::neighbours::{Found, Neighbours, Settled};
+use super::rules::{self, Reason, Way};
+use super::{BURST, PortView, ProgramView, ToGsi, View};
+use crate::ClientId;
+use ferroce_host::fork::Guarded;
+use ferroce_host::rtnetlink::NeighbourMonitor;
+
+/// Turns before the wire has its turn.
+const TURNS: usize = 4;
+/// Packets to queue pair 1 that wait for the broker.
+const MOST_GSI: usize = 1024;
+/// Octets before a packet: addresses, tag, type.
+const MOST_ETHERNET: usize = 18;
+const ETHERTYPE_IPV4: u16 = 0x0800;
+const ETHERTYPE_IPV6: u16 = 0x86dd;
+const ETHERTYPE_VLAN: u16 = 0x8100;
+
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    pub(super) ended: bool,
+    /// Grows whenever there are other descriptors to wait for.
+    pub(super) generation: u64,
+    ways: BTreeSet<Way>,
+    pub(super) ports: BTreeMap<u32, Port>,
+    pub(super) programs: BTreeMap<ClientId, Program>,
+    slots: BTreeMap<u8, ClientId>,
+    pub(super) neighbours: Neighbours,
+    pub(super) gsi: VecDeque<ToGsi>,
+    pub(super) drops: Drops,
+}
+
+#[derive(Debug)]
+pub(super) struct Port {
+    pub(super) view: PortView,
+    /// For RoCE v1.
+    v1: Option<Arc<Guarded<EtherSocket>>>,
+    /// For RoCE v2, over IPv4 and over IPv6.
+    v2: Vec<Arc<Guarded<EtherSocket>>>,
+    /// Where frames leave: of a VLAN the interface below.
+    pub(super) tx: Option<Arc<Guarded<EtherSocket>>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Program {
+    pub(super) view: ProgramView,
+    pub(super) open: Option<Open>,
+}
+
+/// A program's rings.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) rings: Rings,
+    pub(super) bell: Arc<Guarded<OwnedFd>>,
+}
+
+/// What to do with a packet that passed.
+pub(super) struct Outgoing<'a> {
+    pub(super) link: LinkLayer,
+    pub(super) from: IpAddr,
+    pub(super) to: IpAddr,
+    pub(super) dest_qp: Qpn,
+    pub(super) packet: &'a [u8],
+}
+
+/// Ends a program's rings, whose indices make no sense.
+pub(super) fn close(program: &mut Program) -> u64 {
+    warn!(client = ?program.view.client, "the rings of a program make no sense: closed");
+    program.open = None;
+    1
+}
+
+/// What the thread waits for.
+#[derive(Default)]
+pub(super) struct Waits {
+    pub(super) generation: Option<u64>,
+    pub(super) ports: Vec<(u32, Arc<Guarded<EtherSocket>>)>,
+    pub(super) bells: Vec<(ClientId, Arc<Guarded<OwnedFd>>)>,
+}
+
+pub(super) struct Buffers {
+    pub(super) frame: FrameBuffer,
+    pub(super) packet: Box<[u8; MAX_PACKET]>,
+}
+
+impl Table {
+    pub(super) fn follow(&mut self, view: View) {
+        let View { ports, ways, programs } = view;
+        let on = |ifindex: u32, version| ways.iter().any(|w| w.ifindex == ifindex && w.version == version);
+        let v2 = programs.iter().any(|program| program.v2);
+        let of = |ways: &BTreeSet<Way>, ifindex| -> Vec<Way> {
+            ways.iter().filter(|way| way.ifindex == ifindex).copied().collect()
+        };
+        let known = |ifindex: u32| {
+            let port = self.ports.get(&ifindex).is_some_and(|port| ports.contains(&port.view));
+            port && of(&self.ways, ifindex) == of(&ways, ifindex)
+        };
+        self.neighbours.doubt(|ifindex| !known(ifindex));
+        self.ports.retain(|_, port| ports.contains(&port.view));
+        for view in ports {
+            let port = self.ports.entry(view.ifindex).or_insert_with(|| Port::new(view));
+            let ifindex = port.view.ifindex;
+            port.serve(on(ifindex, RoceVersion::V1), v2 && on(ifindex, RoceVersion::V2));
+        }
+        self.ways = ways;
+        let gone: Vec<ClientId> = self.programs.keys().copied().collect();
+        for client in gone.into_iter().filter(|client| programs.iter().all(|p| p.client != *client)) {
+            self.take_last(client);
+        }
+        self.programs.retain(|client, _| programs.iter().any(|program| program.client == *client));
+        self.slots.clear();
+        for view in programs {
+            self.slots.extend(view.slots.iter().map(|slot| (*slot, view.client)));
+            match self.programs.get_mut(&view.client) {
+                Some(known) => known.view = view,
+                None => drop(self.programs.insert(view.client, Program { view, open: None })),
+            }
+        }
+        self.generation += 1;
+    }
+
+    pub(super) fn waits(&self) -> Waits {
+        let sockets = |(ifindex, port): (&u32, &Port)| {
+            let all: Vec<_> =
+                port.v1.iter().chain(&port.v2).map(|socket| (*ifindex, Arc::clone(socket))).collect();
+            all
+        };
+        let bell = |(client, program): (&ClientId, &Program)| {
+            Some((*client, Arc::clone(&program.open.as_ref()?.bell)))
+        };
+        Waits {
+            generation: Some(self.generation),
+            ports: self.ports.iter().flat_map(sockets).collect(),
+            bells: self.programs.iter().filter_map(bell).collect(),
+        }
+    }
+
+    fn count(&mut self, ifindex: u32, reason: Reason) {
+        debug!(ifindex, %reason, "dropped a frame");
+        self.drops.count(ifindex, reason);
+    }
+
+    /// What a program put into its ring before it ended, its last acknowledgement perhaps.
+    fn take_last(&mut self, client: ClientId) {
+        let mut packet = Box::new([0; MAX_PACKET]);
+        for _ in 0..=ENTRIES as usize / BURST {
+            if !self.take_from(Instant::now(), client, &mut packet) {
+                break;
+            }
+        }
+    }
+
+    pub(super) fn hang_up(&mut self, client: ClientId, bell: &Arc<Guarded<OwnedFd>>) {
+        self.take_last(client);
+        if let Some(program) = self.programs.get_mut(&client)
+            && program.open.as_ref().is_some_and(|open| Arc::ptr_eq(&open.bell, bell))
+        {
+            program.open = None;
+            self.generation += 1;
+        }
+    }
+
+    pub(super) fn hear_of_neighbours(&mut self, monitor: &NeighbourMonitor) {
+        let whole = monitor.drain(|neighbour| {
+            let settled = self.neighbours.changed(&neighbour);
+            self.settle(neighbour.ifindex, settled);
+        });
+        if !whole {
+            self.neighbours.doubt(|_| true);
+        }
+    }
+
+    /// Sends frames that waited for their neighbour.
+    pub(super) fn settle(&mut self, ifindex: u32, settled: Settled) {
+        for frame in &settled.ready {
+            match self.ports.get(&ifindex).and_then(|port| port.tx.as_ref()).map(|tx| tx.send(frame)) {
+                Some(Ok(())) => {}
+                Some(Err(_)) => self.count(ifindex, Reason::Refused),
+                None => self.count(ifindex, Reason::Port),
+            }
+        }
+        for _ in 0..settled.lost {
+            self.count(ifindex, Reason::Neighbour);
+        }
+    }
+
+    /// Takes what arrived at an interface.
+    pub(super) fn receive(&mut self, ifindex: u32, socket: &EtherSocket, buffers: &mut Buffers) {
+        for _ in 0..BURST {
+            let frame = match socket.recv(&mut buffers.frame) {
+                Ok(Some(frame)) => frame,
+                Ok(None) => return,
+                Err(e) => {
+                    debug!(ifindex, "cannot receive: {e}");
+                    return;
+                }
+            };
+            // A tag that is left is that of a VLAN that we do not have; number 0 is none.
+            if !frame.meant || frame.vlan.is_some_and(|tci| tci & 0xfff != 0) {
+                continue;
+            }
+            match rules::may_receive(&self.ways, ifindex, frame.bytes) {
+                Ok((link, start, passed)) if link.version == RoceVersion::V2 => {
+                    // Those of others, and of queue pair 1, go by sockets.
+                    let slot = (passed.dest_qp.value() >> 16) as u8;
+                    let program = self.slots.get(&slot).and_then(|client| self.programs.get(client));
+                    if !program.is_some_and(|program| program.view.v2) {
+                        continue;
+                    }
+                    let packet = frame.bytes.get(start..start + passed.len).unwrap_or_default();
+                    rules::cut(packet, frame.merged, |front, back| {
+                        self.deliver(link, passed.dest_qp, front, back);
+                    });
+                }
+                Ok((link, start, passed)) => {
+                    let packet = frame.bytes.get(start..start + passed.len).unwrap_or_default();
+                    self.deliver(link, passed.dest_qp, packet, &[]);
+                }
+                Err(reason) => self.count(ifindex, reason),
+            }
+        }
+    }
+
+    /// Puts a packet, in two pieces, into the ring of whom it is for.
+    fn deliver(&mut self, link: LinkLayer, dest_qp: Qpn, front: &[u8], back: &[u8]) {
+        if dest_qp == Qpn::GSI {
+            match self.gsi.len() < MOST_GSI {
+                true => self.gsi.push_back(ToGsi { link, packet: [front, back].concat() }),
+                false => self.count(link.ifindex, Reason::Full),
+            }
+            return;
+        }
+        let slot = (dest_qp.value() >> 16) as u8;
+        let program = self.slots.get(&slot).and_then(|client| self.programs.get_mut(client));
+        let Some(open) = program.and_then(|program| program.open.as_mut()) else {
+            return self.count(link.ifindex, Reason::Slot);
+        };
+        match open.rings.tx.push(link, front, back) {
+            Ok(()) => {}
+            Err(PushError::Full) => self.count(link.ifindex, Reason::Full),
+            Err(PushError::TooLong(_)) => self.count(link.ifindex, Reason::Length),
+            // Closed when it is shown.
+            Err(PushError::Corrupt(_)) => self.count(link.ifindex, Reason::Slot),
+        }
+    }
+
+    /// Takes what programs put into their rings, in turns. Whether there is more.
+    pub(super) fn take_from_programs(&mut self, now: Instant, buffers: &mut Buffers) -> bool {
+        let clients: Vec<ClientId> = self
+            .programs
+            .iter()
+            .filter(|(_, program)| program.open.is_some())
+            .map(|(client, _)| *client)
+            .collect();
+        let mut left = false;
+        for _ in 0..TURNS {
+            left = false;
+            for client in &clients {
+                left |= self.take_from(now, *client, &mut buffers.packet);
+            }
+            if !left {
+                break;
+            }
+        }
+        left
+    }
+
+    /// One turn; whether there is more.
+    fn take_from(&mut self, now: Instant, client: ClientId, buffer: &mut [u8; MAX_PACKET]) -> bool {
+        for _ in 0..BURST {
+            let Some(program) = self.programs.get_mut(&client) else { return false };
+            let Some(open) = &mut program.open else { return false };
+            let popped = match open.rings.rx.pop(buffer) {
+                Ok(Some(popped)) => popped,
+                Ok(None) => return false,
+                Err(_) => {
+                    self.generation += close(program);
+                    let ifindex = program.interface(&self.ports, 0);
+                    self.count(ifindex, Reason::Rings);
+                    return false;
+                }
+            };
+            let packet = buffer.get(..popped.len).unwrap_or_default();
+            let link = popped.link;
+            let mtu = self.ports.get(&link.ifindex).map(|port| port.view.mtu).ok_or(Reason::Port);
+            let ProgramView { ways, slots, .. } = &program.view;
+            match mtu.and_then(|mtu| rules::may_send(ways, slots, mtu, link, packet)) {
+                Ok(passed) => {
+                    let packet = packet.get(..passed.len).unwrap_or_default();
+                    let (from, to, dest_qp) = (passed.source, passed.destination, passed.dest_qp);
+                    self.send(now, &Outgoing { link, from, to, dest_qp, packet });
+                }
+                Err(reason) => {
+                    let ifindex = program.interface(&self.ports, link.ifindex);
+                    self.count(ifindex, reason);
+                }
+            }
+        }
+        true
+    }
+
+    /// Sends a packet that may be sent: to a program here, or by its interface.
+    pub(super) fn send(&mut self, now: Instant, out: &Outgoing<'_>) {
+        let gid = Gid::from_ip(out.to);
+        let (low, high) = (0, u32::MAX);
+        let at = |ifindex| Way { version: out.link.version, gid, ifindex };
+        // One of our own; of link-local ones there may be several.
+        let same = self.ways.contains(&at(out.link.ifindex)).then_some(out.link.ifindex);
+        let any = || self.ways.range(at(low)..=at(high)).next().map(|way| way.ifindex);
+        let link_local = matches!(out.to, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        if let Some(ifindex) = same.or_else(|| if link_local { None } else { any() }) {
+            return self.deliver(LinkLayer { ifindex, ..out.link }, out.dest_qp, out.packet, &[]);
+        }
+        if let Err(reason) = self.transmit(now, out) {
+            self.count(out.link.ifindex, reason);
+        }
+    }
+
+    fn transmit(&mut self, now: Instant, out: &Outgoing<'_>) -> Result<(), Reason> {
+        let Self { ports, neighbours, .. } = self;
+        let LinkLayer { version, sl, ifindex } = out.link;
+        let port = ports.get(&ifindex).ok_or(Reason::Port)?;
+        let (Some(tx), Some(source)) = (&port.tx, port.view.mac) else { return Err(Reason::Port) };
+        let made = rules::mac_of_gid(Gid::from_ip(out.to), Gid::from_ip(out.from));
+        let found = match made.filter(|_| version == RoceVersion::V1) {
+            _ if out.to.is_multicast() => Found::Known(rules::mac_of_group(version, out.to)),
+            Some(mac) => Found::Known(mac),
+            None => neighbours.find(now, ifindex, out.from, out.to, version == RoceVersion::V2),
+        };
+        let destination = match found {
+            Found::Known(mac) => mac,
+            Found::Asked => [0; 6],
+            Found::Unreachable => return Err(Reason::Neighbour),
+        };
+        let mut frame = [0_u8; MOST_ETHERNET + MAX_PACKET];
+        let mut len = 0;
+        let mut put = |octets: &[u8]| {
+            if let Some(to) = frame.get_mut(len..len + octets.len()) {
+                to.copy_from_slice(octets);
+                len += octets.len();
+            }
+        };
+        put(&destination);
+        put(&source);
+        if let Some((_, vid)) = port.view.vlan {
+            put(&ETHERTYPE_VLAN.to_be_bytes());
+            put(&(u16::from(sl & 7) << 13 | vid).to_be_bytes());
+        }
+        let ethertype = match (version, out.to) {
+            (RoceVersion::V1, _) => ETHERTYPE_ROCE,
+            (RoceVersion::V2, IpAddr::V4(_)) => ETHERTYPE_IPV4,
+            (RoceVersion::V2, IpAddr::V6(_)) => ETHERTYPE_IPV6,
+        };
+        put(&ethertype.to_be_bytes());
+        put(out.packet);
+        let frame = frame.get(..len).unwrap_or_default();
+        if found == Found::Asked {
+            let waits = neighbours.wait(ifindex, out.to, version == RoceVersion::V2, frame);
+            return if waits { Ok(()) } else { Err(Reason::Neighbour) };
+        }
+        tx.send(frame).map_err(|e| {
+            debug!(ifindex, "a frame cannot be sent: {e}");
+            Reason::Refused
+        })
+    }
+}
+
+impl Program {
+    /// The interface that a packet of its counts for: the one it names, or else that of an address of its.
+    pub(super) fn interface(&self, ports: &BTreeMap<u32, Port>, named: u32) -> u32 {
+        let first = || self.view.ways.first().map_or(0, |way| way.ifindex);
+        if ports.contains_key(&named) { named } else { first() }
+    }
+}
+
+impl Port {
+    fn new(view: PortView) -> Self {
+        Self { view, v1: None, v2: Vec::new(), tx: None }
+    }
+
+    /// Opens what is needed.
+    fn serve(&mut self, v1: bool, v2: bool) {
+        let PortView { ifindex, vlan, mac, .. } = self.view;
+        if mac.is_none() {
+            return;
+        }
+        let taken = |socket: io::Result<EtherSocket>| {
+            let socket = socket.inspect_err(|e| warn!(ifindex, "no frames can be sent or received: {e}"));
+            socket.ok().map(|socket| Arc::new(Guarded::new(socket)))
+        };
+        let opened = |ifindex, ethertype| taken(EtherSocket::open(ifindex, ethertype));
+        if !v2 {
+            self.v2.clear();
+        } else if self.v2.is_empty() {
+            self.v2
+                .extend([false, true].into_iter().filter_map(|v6| taken(EtherSocket::open_v2(ifindex, v6))));
+        }
+        if v1 && self.v1.is_none() {
+            self.v1 = opened(ifindex, ETHERTYPE_ROCE);
+        } else if !v1 {
+            self.v1 = None;
+        }
+        if self.tx.is_none() {
+            self.tx = match (&self.v1, vlan) {
+                (_, Some((below, _))) => opened(below, 0),
+                (Some(socket), None) => Some(Arc::clone(socket)),
+                (None, None) => opened(ifindex, 0),
+            };
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! What the broker's logic asks of the system: traits, so that tests and the fuzzer can stand in.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use ferroce_datapath::udp::{Group as UdpGroup, OpenError, RECEIVE_BUFFER};
+
+use ferroce_ipc::Pause;
+
+use super::holder;
+use super::link_file::{ConfiguredLink, LinkFile};
+use ferroce_host::netdev::{Address, Netdev};
+use ferroce_host::rtnetlink;
+use ferroce_host::{ethtool, fork};
+
+/// The system.
+pub trait World {
+    /// The sockets of one local address.
+    type Group: Sockets;
+
+    /// Opens the group of an address, with the broker's own member.
+    fn open(&mut self, address: Address) -> Result<Self::Group, OpenError>;
+    /// Takes back the members of a group, which are in the order of their slots.
+    fn adopt(&mut self, address: Address, members: Vec<OwnedFd>) -> Result<Self::Group, OpenError>;
+    /// How many sockets the kernel has on an address's port 4791; `None` if it cannot be known.
+    fn members_in_kernel(&self, address: Address) -> Option<usize>;
+    /// Who holds port 4791 on an address, for a message: `process 17 (nc, uid 0)`.
+    fn port_holder(&self, address: Address) -> String;
+    /// Whether any process but ours has this socket open.
+    fn is_open_elsewhere(&self, socket: BorrowedFd<'_>) -> bool;
+    /// Whether a process of user `uid` may take ports below 1024 (CAP_NET_BIND_SERVICE).
+    fn may_bind_low(&self, pid: u32, uid: u32) -> bool;
+    /// A process's name, empty if unknown.
+    fn command(&self, pid: u32) -> String;
+    /// Random numbers that nobody else knows.
+    fn secret(&mut self) -> [u64; 2];
+    /// First and last of the ports to choose from for whom any will do.
+    fn free_ports(&self) -> (u16, u16);
+    /// Whether this process may send Ethernet frames in this network namespace.
+    fn may_send_frames(&self) -> bool;
+    /// What the driver of an interface tells.
+    fn hardware(&self, netdev: &Netdev) -> Hardware;
+    /// Makes the frames of a VLAN have the priorities of their sockets.
+    fn map_priorities(&mut self, netdev: &Netdev) -> io::Result<()>;
+    /// The links that outlived an earlier broker.
+    fn configured_links(&self) -> Vec<ConfiguredLink>;
+    /// Makes these links outlive this one: all, or as it was before.
+    fn configure_links(&mut self, links: &[ConfiguredLink]) -> io::Result<()>;
+}
+
+/// What a driver tells.
+#[derive(Debug, Default)]
+pub struct Hardware {
+    /// Its name.
+    pub driver: String,
+    /// Mb/s.
+    pub speed: Option<u32>,
+    /// Flow control of the whole link.
+    pub pause: Option<Pause>,
+    /// Priorities with flow control of their own.
+    pub pfc: Option<u8>,
+}
+
+/// The sockets of one local address, a member a slot. Dropping it is for the broker's end.
+pub trait Sockets {
+    /// Number of members, the broker's own included.
+    fn len(&self) -> usize;
+    /// The member of a slot.
+    fn member(&self, slot: u8) -> Option<BorrowedFd<'_>>;
+    /// Opens the next slot.
+    fn add_member(&mut self) -> Result<(), OpenError>;
+    /// Empties a slot and gives it a buffer, for its next holder.
+    fn lease(&self, slot: u8) -> io::Result<()>;
+    /// Empties a slot and takes its buffer.
+    fn release(&self, slot: u8) -> io::Result<()>;
+}
+
+/// The real one: UDP sockets of this network namespace.
+#[derive(Debug, Default)]
+pub struct Kernel {
+    links: LinkFile,
+}
+
+/// A group whose descriptors are not left to forked children, where the broker runs within a program.
+#[derive(Debug)]
+pub struct KernelGroup(UdpGroup);
+
+impl KernelGroup {
+    fn new(group: UdpGroup) -> Self {
+        group.members().for_each(|member| fork::record(member.as_raw_fd()));
+        Self(group)
+    }
+}
+
+impl Drop for KernelGroup {
+    fn drop(&mut self) {
+        self.0.members().for_each(|member| fork::forget(member.as_raw_fd()));
+    }
+}
+
+impl World for Kernel {
+    type Group = KernelGroup;
+
+    fn open(&mut self, address: Address) -> Result<KernelGroup, OpenError> {
+        UdpGroup::open(address.ip, address.scope_id).map(KernelGroup::new)
+    }
+
+    fn adopt(&mut self, address: Address, members: Vec<OwnedFd>) -> Result<KernelGroup, OpenError> {
+        let group = UdpGroup::adopt(members)?;
+        if group.local_addr().ip() != address.ip || group.local_addr().port() != ferroce_wire::ROCE_UDP_PORT {
+            return Err(OpenError::NotAMember { slot: 0, reason: "bound to another address" });
+        }
+        Ok(KernelGroup::new(group))
+    }
+
+    fn members_in_kernel(&self, address: Address) -> Option<usize> {
+        holder::sockets_on_port(address).map(|found| found.iter().filter(|socket| !socket.wildcard).count())
+    }
+
+    fn port_holder(&self, address: Address) -> String {
+        holder::of_port(address)
+    }
+
+    fn is_open_elsewhere(&self, socket: BorrowedFd<'_>) -> bool {
+        holder::is_open_elsewhere(socket)
+    }
+
+    fn may_bind_low(&self, pid: u32, uid: u32) -> bool {
+        holder::may_bind_low(pid, uid)
+    }
+
+    fn command(&self, pid: u32) -> String {
+        holder::command(pid)
+    }
+
+    fn secret(&mut self) -> [u64; 2] {
+        [secret(), secret()]
+    }
+
+    fn free_ports(&self) -> (u16, u16) {
+        let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+        let mut numbers = range.split_whitespace().map(str::parse);
+        match (numbers.next(), numbers.next()) {
+            (Some(Ok(low)), Some(Ok(high))) if low <= high => (low, high),
+            _ => (32_768, 60_999),
+        }
+    }
+
+    fn may_send_frames(&self) -> bool {
+        // Of no protocol: it receives nothing.
+        let (family, kind) = (rustix::net::AddressFamily::PACKET, rustix::net::SocketType::RAW);
+        rustix::net::socket_with(family, kind, rustix::net::SocketFlags::CLOEXEC, None).is_ok()
+    }
+
+    fn hardware(&self, netdev: &Netdev) -> Hardware {
+        let driver = ethtool::driver(&netdev.name);
+        let pause = ethtool::pause(&netdev.name).map(|[autoneg, rx, tx]| Pause { autoneg, rx, tx });
+        Hardware {
+            driver: if driver.is_empty() { netdev.kind.clone() } else { driver },
+            speed: ethtool::link_speed(&netdev.name),
+            pause,
+            pfc: rtnetlink::flow_controlled(&netdev.name),
+        }
+    }
+
+    fn map_priorities(&mut self, netdev: &Netdev) -> io::Result<()> {
+        rtnetlink::map_priorities(netdev.ifindex)
+    }
+
+    fn configured_links(&self) -> Vec<ConfiguredLink> {
+        self.links.read()
+    }
+
+    fn configure_links(&mut self, links: &[ConfiguredLink]) -> io::Result<()> {
+        self.links.write(links)
+    }
+}
+
+/// From the kernel's generator; where there is none, from what the standard library has instead.
+pub fn secret() -> u64 {
+    let mut bytes = [0; 8];
+    match getrandom::fill(&mut bytes) {
+        Ok(()) => u64::from_ne_bytes(bytes),
+        Err(_) => RandomState::new().hash_one(std::process::id()),
+    }
+}
+
+impl Sockets for KernelGroup {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn member(&self, slot: u8) -> Option<BorrowedFd<'_>> {
+        self.0.member(slot)
+    }
+
+    fn add_member(&mut self) -> Result<(), OpenError> {
+        self.0.add_member()?;
+        if let Some(member) = self.0.members().last() {
+            fork::record(member.as_raw_fd());
+        }
+        Ok(())
+    }
+
+    fn lease(&self, slot: u8) -> io::Result<()> {
+        self.0.lease(slot, RECEIVE_BUFFER).map(drop)
+    }
+
+    fn release(&self, slot: u8) -> io::Result<()> {
+        self.0.release(slot)
+    }
+}

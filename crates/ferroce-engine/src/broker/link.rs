@@ -1,0 +1,513 @@
+//! The connection, and what becomes of it: news of the broker, its death, the search for the next one.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::Child;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use ferroce_ipc::{
+    Client, ClientError, CmRequest, DeviceInfo, MINOR_CONNECTIONS, MINOR_LEDGER, MINOR_RINGS,
+    MINOR_UNANSWERED, Message, Refusal,
+};
+use parking_lot::MutexGuard;
+use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
+use tracing::{debug, info, warn};
+
+use super::connections::Book;
+use super::{
+    BrokerClient, BrokerEvent, BrokerMode, CONNECT, ConnectOptions, PATIENCE, RETRY, RETRY_SLOWLY, clear,
+    leased_on, watch,
+};
+use crate::broker::embed;
+use crate::broker::spawn::{SpawnError, Starter};
+use crate::rings;
+use ferroce_host::fork::Guarded;
+use ferroce_host::netdev::Address;
+
+/// How soon to go on when a new broker could not take all at once.
+const TELL_AGAIN: Duration = Duration::from_millis(1);
+/// How long a thread of the program that says something waits for the broker to read.
+const ROOM: Duration = Duration::from_millis(10);
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) options: ConnectOptions,
+    pub(super) starter: Starter,
+    pub(super) link: Link,
+    pub(super) devices: Vec<DeviceInfo>,
+    pub(super) known: Arc<ArcSwap<Vec<DeviceInfo>>>,
+    /// What is leased.
+    pub(super) slots: Vec<u8>,
+    pub(super) addresses: BTreeSet<(Address, u8)>,
+    /// Reading end of the parked descriptors: held, never read.
+    pub(super) parked: Option<Guarded<OwnedFd>>,
+    /// What every broker is given.
+    pub(super) ledger: Option<Guarded<OwnedFd>>,
+    /// The broker's end of the bell of our rings, once they were asked for: the next broker gets it as well.
+    pub(super) bell: Option<Guarded<OwnedFd>>,
+    /// Minor version of the broker.
+    pub(super) minor: u16,
+    /// What a new broker is to know of connections.
+    pub(super) book: Book,
+    pub(super) events: VecDeque<BrokerEvent>,
+    /// A `ferroced --detach` to be reaped.
+    pub(super) child: Option<Child>,
+    /// The timer is set, or has run out.
+    pub(super) armed: bool,
+}
+
+#[derive(Debug)]
+pub(super) enum Link {
+    /// Greeted; `resume` is the request that hands our slots to a new broker, while it is not answered.
+    Up { client: Guarded<Client>, resume: Option<u32> },
+    /// Connected to the next broker, which has not greeted yet.
+    Greeting { client: Guarded<Client>, at: Instant, search: Search },
+    /// No broker.
+    Down(Search),
+}
+
+/// The search for the next broker.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Search {
+    pub(super) since: Instant,
+    /// When we started one last.
+    pub(super) started: Option<Instant>,
+    /// Not to be tried again before.
+    pub(super) next: Instant,
+}
+
+impl Search {
+    pub(super) fn new() -> Self {
+        let now = Instant::now();
+        Self { since: now, started: None, next: now }
+    }
+}
+
+/// The locked state. Releasing it leaves the wake counter readable if events wait.
+pub(super) struct Guard<'a> {
+    pub(super) owner: &'a BrokerClient,
+    pub(super) inner: MutexGuard<'a, Inner>,
+    /// Dropped last, when the lock is free.
+    _nudge: Nudge<'a>,
+}
+
+/// Wakes who found the lock taken.
+struct Nudge<'a>(&'a BrokerClient);
+
+impl Drop for Nudge<'_> {
+    fn drop(&mut self) {
+        if self.0.missed.swap(false, Ordering::SeqCst) {
+            let _ = rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes());
+        }
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        let news = matches!(&self.inner.link, Link::Up { client, .. } if client.has_news());
+        if news || !self.inner.events.is_empty() {
+            let _ = rustix::io::write(&self.owner.wake, &1_u64.to_ne_bytes());
+        }
+    }
+}
+
+impl<'a> Guard<'a> {
+    pub(super) fn new(owner: &'a BrokerClient, inner: MutexGuard<'a, Inner>) -> Self {
+        Self { owner, inner, _nudge: Nudge(owner) }
+    }
+
+    /// Takes every message that is there, and looks for the next broker when that is due.
+    pub(super) fn drain(&mut self) {
+        if self.inner.armed && clear(&self.owner.timer) {
+            self.inner.armed = false;
+        }
+        self.inner.reap();
+        self.inner.take_up(&self.owner.later);
+        loop {
+            let inner = &mut *self.inner;
+            match &mut inner.link {
+                Link::Up { client, .. } => match client.poll() {
+                    Ok(Some((id, message, descriptors))) => {
+                        if let Some(lost) = inner.message(id, message, descriptors) {
+                            self.down(&lost);
+                        }
+                    }
+                    Ok(None) => match inner.tell() {
+                        Ok(true) => return,
+                        Ok(false) => {
+                            self.retry_in(TELL_AGAIN);
+                            return;
+                        }
+                        Err(e) => self.down(&e.into()),
+                    },
+                    Err(e) => self.down(&e),
+                },
+                Link::Greeting { client, at, .. } => match client.poll() {
+                    Ok(Some((_, Message::Hello(hello), _))) if hello.major == ferroce_ipc::MAJOR => {
+                        if let Err(e) = inner.greeted(hello.minor) {
+                            self.down(&e.into());
+                        }
+                    }
+                    Ok(Some((_, Message::Refused(refusal), _))) => self.down(&refusal.into()),
+                    Ok(Some(_)) => self.down(&ClientError::Unexpected),
+                    Ok(None) if at.elapsed() > CONNECT => self.down(&ClientError::Closed),
+                    Ok(None) => {
+                        self.retry_in(CONNECT);
+                        return;
+                    }
+                    Err(e) => self.down(&e),
+                },
+                Link::Down(_) => {
+                    if !self.look() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tells the broker what is to be told, without looking for what it says; if there is none, as [`Guard::drain`].
+    pub(super) fn say(&mut self) {
+        if !self.inner.is_ready() {
+            return self.drain();
+        }
+        self.inner.take_up(&self.owner.later);
+        loop {
+            match self.inner.tell() {
+                Ok(true) => return,
+                // Who says more than the broker hears goes no faster than it does.
+                Ok(false) if self.inner.has_room_soon() => {}
+                Ok(false) => return self.retry_in(TELL_AGAIN),
+                Err(e) => {
+                    self.down(&e.into());
+                    return self.drain();
+                }
+            }
+        }
+    }
+
+    /// The broker is gone, or of no use.
+    pub(super) fn down(&mut self, why: &ClientError) {
+        let inner = &mut *self.inner;
+        match inner.link {
+            Link::Up { .. } => {
+                info!("ferroced is gone: {why}");
+                inner.link = Link::Down(Search::new());
+                inner.events.push_back(BrokerEvent::Disconnected);
+            }
+            Link::Greeting { search, .. } => {
+                // The last one may still be dying, with its name; one that is there and fails must not make us spin.
+                let pause = if why.is_leaving() { RETRY } else { RETRY_SLOWLY };
+                debug!("the next ferroced is of no use: {why}");
+                inner.link = Link::Down(Search { next: Instant::now() + pause, ..search });
+            }
+            Link::Down(_) => {}
+        }
+    }
+
+    /// One try to reach the next broker. Returns whether it is connected; otherwise the timer says when to try again.
+    fn look(&mut self) -> bool {
+        let inner = &mut *self.inner;
+        let Link::Down(search) = inner.link else { return true };
+        let now = Instant::now();
+        if now < search.next {
+            self.retry_in(search.next - now);
+            return false;
+        }
+        let pause = if now >= search.since + PATIENCE { RETRY_SLOWLY } else { RETRY };
+        let mut search = Search { next: now + pause, ..search };
+        match Client::begin(&inner.options.name, &inner.options.netdev) {
+            Ok(client) => match watch(&self.owner.epoll, &client) {
+                Ok(()) => {
+                    inner.link = Link::Greeting { client: Guarded::new(client), at: now, search };
+                    return true;
+                }
+                Err(e) => warn!("the connection to ferroced cannot be watched: {e}"),
+            },
+            Err(ClientError::NoBroker) => {
+                // All programs of a dead broker are here at the same time. The lowest slot starts the next one, the
+                // others follow if that does not happen.
+                let turn = inner.slots.first().map_or(8, |slot| u32::from(slot - 1).min(8));
+                let turn = search.since + Duration::from_millis(50) * turn;
+                if now >= turn && search.started.is_none_or(|last| now >= last + PATIENCE) {
+                    search.started = Some(now);
+                    inner.start();
+                }
+            }
+            Err(e) => debug!("no ferroced yet: {e}"),
+        }
+        inner.link = Link::Down(search);
+        self.retry_in(pause);
+        false
+    }
+
+    fn retry_in(&mut self, time: Duration) {
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let value = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+        let once = Itimerspec { it_interval: zero, it_value: value };
+        self.inner.armed = true;
+        if let Err(e) = timerfd_settime(&self.owner.timer, TimerfdTimerFlags::empty(), &once) {
+            warn!("no timer: {e}");
+        }
+    }
+}
+
+impl Inner {
+    /// Whether there is a broker that knows all it is to know.
+    pub(super) fn is_ready(&self) -> bool {
+        let told = self.book.outbox.is_empty() && self.book.restoring.is_empty();
+        told && matches!(self.link, Link::Up { resume: None, .. })
+    }
+
+    /// Starts the next broker, without waiting for it.
+    fn start(&mut self) {
+        let embedded = match self.options.mode {
+            BrokerMode::None => return,
+            BrokerMode::Embedded => true,
+            BrokerMode::Auto => match self.starter.start_in_background() {
+                Ok(child) => {
+                    self.child = Some(child);
+                    false
+                }
+                Err(SpawnError::NotFound) => true,
+                Err(e) => {
+                    warn!("the next ferroced cannot be started: {e}");
+                    false
+                }
+            },
+        };
+        if embedded && let Err(e) = embed::start(&self.options.name) {
+            warn!("the broker cannot be run in this process: {e}");
+        }
+    }
+
+    pub(super) fn reap(&mut self) {
+        if let Some(child) = &mut self.child
+            && !matches!(child.try_wait(), Ok(None))
+        {
+            self.child = None;
+        }
+    }
+
+    /// A new broker greeted: hands it what it does not know.
+    fn greeted(&mut self, minor: u16) -> io::Result<()> {
+        self.minor = minor;
+        let down = Link::Down(Search::new());
+        let Link::Greeting { mut client, .. } = std::mem::replace(&mut self.link, down) else {
+            return Ok(());
+        };
+        let mut resume = None;
+        let sent = (|| {
+            match &self.parked {
+                Some(parked) if !self.slots.is_empty() => {
+                    client.send(&Message::Devices(self.devices.clone()), &[])?;
+                    resume = Some(client.send(&Message::Resume(self.slots.clone()), &[parked.as_fd()])?);
+                    if let Some(bell) = self.bell.as_ref().filter(|_| minor >= MINOR_RINGS) {
+                        client.send(&Message::OpenRings { v2: rings::for_v2() }, &[bell.as_fd()])?;
+                    }
+                }
+                _ => {}
+            }
+            client.send(&Message::ListDevices, &[]).map(drop)
+        })();
+        if minor < MINOR_CONNECTIONS {
+            // An older ferroced knows none.
+            self.events.extend(self.book.all_lost().map(BrokerEvent::ConnectionLost));
+        } else if resume.is_some() {
+            self.book.tell_all(minor);
+        }
+        if resume.is_none() {
+            self.events.push_back(BrokerEvent::Reconnected);
+        }
+        self.link = Link::Up { client, resume };
+        sent.and_then(|()| self.hand_over_ledger())
+    }
+
+    /// Gives the broker the ledger, if there is one and the broker knows what it is.
+    pub(super) fn hand_over_ledger(&mut self) -> io::Result<()> {
+        match (&mut self.link, &self.ledger) {
+            (Link::Up { client, .. }, Some(ledger)) if self.minor >= MINOR_LEDGER => {
+                client.send(&Message::Ledger, &[ledger.as_fd()]).map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until the broker takes another message, for moments.
+    fn has_room_soon(&self) -> bool {
+        matches!(&self.link, Link::Up { client, .. } if client.wait_writable(ROOM).is_ok())
+    }
+
+    /// Says what a new broker is to know of connections, as far as it takes it. Whether that was all.
+    fn tell(&mut self) -> io::Result<bool> {
+        let Link::Up { client, .. } = &mut self.link else { return Ok(true) };
+        while let Some(request) = self.book.outbox.pop_front() {
+            let unanswered = matches!(
+                request,
+                CmRequest::Close(_)
+                    | CmRequest::Unbind { .. }
+                    | CmRequest::Accept(_)
+                    | CmRequest::PortBlockReturn { .. }
+                    | CmRequest::Establish(_)
+                    | CmRequest::Disconnect(_)
+            );
+            let message = Message::Cm(request);
+            let sent = match unanswered && self.minor >= MINOR_UNANSWERED {
+                true => client.tell(&message).map(|()| 0),
+                false => client.send(&message, &[]),
+            };
+            let Message::Cm(request) = message else { continue };
+            match sent {
+                Ok(id) => self.book.told(id, &request),
+                Err(e) => {
+                    self.book.outbox.push_front(request);
+                    return if e.kind() == io::ErrorKind::WouldBlock { Ok(false) } else { Err(e) };
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// One message of a greeted broker. Returns why its connection is of no use any more, if so.
+    fn message(&mut self, id: u32, message: Message, mut descriptors: Vec<OwnedFd>) -> Option<ClientError> {
+        let Link::Up { resume, .. } = &mut self.link else { return None };
+        match message {
+            Message::Devices(devices) => self.update(devices),
+            Message::Address(address) => {
+                for socket in leased_on(&address, descriptors) {
+                    // Those that we have already come along when a new broker took us over.
+                    if self.slots.contains(&socket.slot) && self.addresses.insert(socket.key()) {
+                        self.events.push_back(BrokerEvent::AddressAdded(socket));
+                    }
+                }
+            }
+            Message::Parked => self.parked = descriptors.pop().map(Guarded::new),
+            Message::Leased(leased) if *resume == Some(id) => {
+                *resume = None;
+                if let Some(parked) = descriptors.pop() {
+                    self.parked = Some(Guarded::new(parked));
+                }
+                self.events.push_back(BrokerEvent::Reconnected);
+                self.lose(&leased.slots);
+            }
+            Message::Refused(refusal) if *resume == Some(id) => {
+                *resume = None;
+                warn!("ferroced does not take our slots back: {refusal}");
+                self.events.push_back(BrokerEvent::Reconnected);
+                self.lose(&[]);
+            }
+            Message::Refused(refusal) if id == 0 => return Some(refusal.into()),
+            Message::CmNews(news) => {
+                self.book.news(&news);
+                self.events.push_back(BrokerEvent::Connection(Box::new(news)));
+            }
+            // The answer to a request that was given up, or to one that needs none.
+            Message::Refused(Refusal { sentence, .. }) => {
+                debug!("refused: {sentence}");
+                if let Some(lost) = self.book.answered(id) {
+                    self.book.lost(lost);
+                    self.events.push_back(BrokerEvent::ConnectionLost(lost));
+                }
+            }
+            Message::CmDone(_) => {
+                self.book.answered(id);
+            }
+            Message::Rings => self.events.extend(descriptors.pop().map(BrokerEvent::Rings)),
+            Message::Done
+            | Message::Leased(_)
+            | Message::Status(_)
+            | Message::Netdevs(_)
+            | Message::Statistics(_)
+            | Message::Ledgers(_)
+            | Message::LedgerOf(_)
+            | Message::CmIds { .. } => {}
+            Message::Hello(_)
+            | Message::ListDevices
+            | Message::Lease(_)
+            | Message::Release(_)
+            | Message::Resume(_)
+            | Message::LinkAdd { .. }
+            | Message::LinkDel { .. }
+            | Message::LinkSet { .. }
+            | Message::LinkStart
+            | Message::LinkRename { .. }
+            | Message::ListNetdevs
+            | Message::GetStatus
+            | Message::Ledger
+            | Message::GetStatistics(_)
+            | Message::GetLedgers
+            | Message::GetCmIds(_)
+            | Message::Report(_)
+            | Message::Cm(_)
+            | Message::OpenRings { .. }
+            | Message::Stop { .. } => return Some(ClientError::Unexpected),
+        }
+        None
+    }
+
+    /// Keeps only these slots.
+    fn lose(&mut self, kept: &[u8]) {
+        let (kept, lost) = self.slots.iter().partition(|slot| kept.contains(slot));
+        self.slots = kept;
+        let lost: Vec<u8> = lost;
+        if !lost.is_empty() {
+            self.addresses.retain(|(_, slot)| !lost.contains(slot));
+            self.book.lose_slots(&lost, self.slots.is_empty());
+            self.events.push_back(BrokerEvent::SlotsLost(lost));
+        }
+    }
+
+    /// Takes over the devices as they are now, and tells the difference.
+    fn update(&mut self, devices: Vec<DeviceInfo>) {
+        let before = std::mem::replace(&mut self.devices, devices);
+        // Ids are a broker's own: the next one may number anew. Names and interfaces say what is the same; an interface
+        // has one device, so that it may be renamed.
+        let renamed = |a: &DeviceInfo, b: &DeviceInfo| {
+            a.id == b.id && a.origin == b.origin && a.node_guid == b.node_guid
+        };
+        let same =
+            |a: &DeviceInfo, b: &DeviceInfo| a.ifindex == b.ifindex && (a.name == b.name || renamed(a, b));
+        let highest = before.iter().chain(&self.devices).map(|device| device.id).max().unwrap_or(0);
+        let mut unused = highest.wrapping_add(1);
+        for now in &mut self.devices {
+            match before.iter().find(|old| same(old, now)) {
+                Some(old) => {
+                    now.id = old.id;
+                    if now.gids != old.gids {
+                        self.events.push_back(BrokerEvent::GidsChanged(now.id));
+                    }
+                    if (now.mtu, &now.name, &now.settings) != (old.mtu, &old.name, &old.settings) {
+                        self.events.push_back(BrokerEvent::DeviceChanged(now.id));
+                    }
+                    let other = |(ifindex, mac): &(&u32, &[u8; 6])| {
+                        old.macs.get(*ifindex).is_some_and(|before| before != *mac)
+                    };
+                    let changed = now.macs.iter().filter(other);
+                    self.events.extend(changed.map(|(index, _)| BrokerEvent::MacChanged(now.id, *index)));
+                    match (old.port_active, now.port_active) {
+                        (false, true) => self.events.push_back(BrokerEvent::PortActive(now.id)),
+                        (true, false) => self.events.push_back(BrokerEvent::PortDown(now.id)),
+                        _ => {}
+                    }
+                }
+                None => {
+                    if before.iter().any(|old| old.id == now.id) {
+                        now.id = unused;
+                        unused = unused.wrapping_add(1);
+                    }
+                    self.events.push_back(BrokerEvent::DeviceAdded(now.id));
+                }
+            }
+        }
+        for old in &before {
+            if !self.devices.iter().any(|now| same(old, now)) {
+                self.events.push_back(BrokerEvent::DeviceRemoved(old.id));
+            }
+        }
+        self.known.store(Arc::new(self.devices.clone()));
+    }
+}

@@ -1,0 +1,90 @@
+//! Questions to the drivers of network interfaces, by `SIOCETHTOOL`.
+#![allow(unsafe_code)]
+
+/// The speed that a network interface claims, in Mb/s; `None` where it does not say, as `lo`. Linux makes up what it says of a veth.
+pub fn link_speed(netdev: &str) -> Option<u32> {
+    const ETHTOOL_GSET: u32 = 1;
+    let mut command = EthtoolCmd { cmd: ETHTOOL_GSET, ..EthtoolCmd::default() };
+    // SAFETY: it is `struct ethtool_cmd`, all numbers.
+    let told = unsafe { ethtool(netdev, &mut command) };
+    let speed = u32::from(command.speed_high) << 16 | u32::from(command.speed);
+    (told && speed != 0 && speed != u32::MAX && speed != u32::from(u16::MAX)).then_some(speed)
+}
+
+/// The name of an interface's driver; empty if it has none that tells.
+pub fn driver(netdev: &str) -> String {
+    const ETHTOOL_GDRVINFO: u32 = 3;
+    let mut info = EthtoolDrvinfo { cmd: ETHTOOL_GDRVINFO, driver: [0; 32], rest: [0; 160] };
+    // SAFETY: it is `struct ethtool_drvinfo`, all octets.
+    if !unsafe { ethtool(netdev, &mut info) } {
+        return String::new();
+    }
+    let end = info.driver.iter().position(|octet| *octet == 0).unwrap_or(0);
+    let name = String::from_utf8_lossy(info.driver.get(..end).unwrap_or_default()).into_owned();
+    if name.chars().any(char::is_control) { String::new() } else { name }
+}
+
+/// An interface's pause frames: negotiated, obeyed, sent. `None` where the driver does not tell.
+pub fn pause(netdev: &str) -> Option<[bool; 3]> {
+    const ETHTOOL_GPAUSEPARAM: u32 = 0x12;
+    let mut param = [ETHTOOL_GPAUSEPARAM, 0, 0, 0];
+    // SAFETY: it is `struct ethtool_pauseparam`: the command and three numbers.
+    let told = unsafe { ethtool(netdev, &mut param) };
+    told.then(|| [param[1] != 0, param[2] != 0, param[3] != 0])
+}
+
+/// Whether the driver of an interface answered `command`.
+///
+/// # Safety
+///
+/// `T` begins with a command's number and is what the kernel writes for that number, of its size; all bytes are values.
+unsafe fn ethtool<T>(netdev: &str, command: &mut T) -> bool {
+    let kind = (rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM);
+    let Ok(socket) = rustix::net::socket(kind.0, kind.1, None) else { return false };
+    // SAFETY: all of it is plain data, for which zero is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // The last octet stays zero.
+    let room = request.ifr_name.len() - 1;
+    for (to, from) in request.ifr_name[..room].iter_mut().zip(netdev.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_data = std::ptr::from_mut(command).cast();
+    // SAFETY: the request names an interface and points to a command of the size that its number has, as the caller says.
+    unsafe { libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&socket), SIOCETHTOOL, &mut request) == 0 }
+}
+
+/// `struct ethtool_cmd` of the kernel's interface.
+#[repr(C)]
+#[derive(Default)]
+struct EthtoolCmd {
+    cmd: u32,
+    supported: u32,
+    advertising: u32,
+    speed: u16,
+    duplex: u8,
+    port: u8,
+    phy_address: u8,
+    transceiver: u8,
+    autoneg: u8,
+    mdio_support: u8,
+    max_tx_packets: u32,
+    max_rx_packets: u32,
+    speed_high: u16,
+    tp_mdix: u8,
+    tp_mdix_ctrl: u8,
+    lp_advertising: u32,
+    reserved: [u32; 2],
+}
+
+const _: () = assert!(size_of::<EthtoolCmd>() == 44);
+
+/// `struct ethtool_drvinfo`: the name alone is looked at.
+#[repr(C)]
+struct EthtoolDrvinfo {
+    cmd: u32,
+    driver: [u8; 32],
+    rest: [u8; 160],
+}
+
+const _: () = assert!(size_of::<EthtoolDrvinfo>() == 196);
+const SIOCETHTOOL: libc::Ioctl = 0x8946;

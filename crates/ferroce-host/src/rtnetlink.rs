@@ -1,0 +1,527 @@
+//! Interfaces and addresses from the kernel, by the few rtnetlink messages that this needs.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use ferroce_ipc::Vlan;
+
+use crate::netdev::Netdev;
+
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const RTM_NEWLINK: u16 = 16;
+const RTM_GETLINK: u16 = 18;
+const RTM_NEWADDR: u16 = 20;
+const RTM_GETADDR: u16 = 22;
+const RTM_NEWROUTE: u16 = 24;
+const RTM_GETROUTE: u16 = 26;
+const RTM_NEWNEIGH: u16 = 28;
+const RTM_DELNEIGH: u16 = 29;
+const RTM_GETNEIGH: u16 = 30;
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_ACK: u16 = 4;
+const NLM_F_DUMP: u16 = 0x300;
+/// Groups RTMGRP_LINK, RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR.
+const NEWS: u32 = 1 | 0x10 | 0x100;
+/// And RTMGRP_IPV4_ROUTE, RTMGRP_IPV4_RULE, RTMGRP_IPV6_ROUTE, RTNLGRP_IPV6_RULE and RTNLGRP_NEXTHOP: whatever a route may
+/// depend on.
+const ROUTE_NEWS: u32 = NEWS | 0x40 | 0x80 | 0x400 | 1 << 18 | 1 << 31;
+
+const IFF_UP: u32 = 1;
+const IFF_LOOPBACK: u32 = 8;
+const IFF_LOWER_UP: u32 = 0x1_0000;
+const ARPHRD_ETHER: u16 = 1;
+/// Duplicate found, or duplicate detection not finished; an optimistic address may be used meanwhile.
+const IFA_F_DADFAILED: u32 = 8;
+const IFA_F_OPTIMISTIC: u32 = 4;
+const IFA_F_TENTATIVE: u32 = 0x40;
+
+/// Group RTMGRP_NEIGH.
+const NEIGHBOURS: u32 = 4;
+/// NUD_REACHABLE, STALE, DELAY, PROBE, NOARP and PERMANENT: the hardware address is there.
+const NUD_VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
+
+/// How long the kernel may take to answer; it answers at once.
+const LIMIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// A socket that becomes readable when an interface or an address changes, or a route as well.
+#[derive(Debug)]
+pub struct Monitor {
+    fd: OwnedFd,
+}
+
+impl Monitor {
+    /// Follows this network namespace.
+    pub fn open() -> io::Result<Self> {
+        Ok(Self { fd: socket(NEWS)? })
+    }
+
+    /// Follows its routes, too.
+    pub fn of_routes() -> io::Result<Self> {
+        Ok(Self { fd: socket(ROUTE_NEWS)? })
+    }
+
+    /// Throws away what has been told; returns whether there was anything. The news are only a reason to look again.
+    pub fn drain(&self) -> bool {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut any = false;
+        for _ in 0..1024 {
+            match rustix::net::recv(&self.fd, &mut buffer, RecvFlags::DONTWAIT) {
+                // Lost news are news.
+                Ok(_) | Err(rustix::io::Errno::NOBUFS) => any = true,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => break,
+            }
+        }
+        any
+    }
+}
+
+impl AsFd for Monitor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// All interfaces of this network namespace, with their addresses.
+pub fn netdevs() -> io::Result<Vec<Netdev>> {
+    let mut links = Vec::new();
+    // struct ifinfomsg and struct ifaddrmsg of zeros: everything.
+    dump(RTM_GETLINK, &[0; 16], |kind, body| {
+        if kind == RTM_NEWLINK {
+            links.extend(parse_link(body));
+        }
+    })?;
+    dump(RTM_GETADDR, &[0; 8], |kind, body| {
+        if kind == RTM_NEWADDR
+            && let Some((ifindex, ip)) = parse_address(body)
+            && let Some(link) = links.iter_mut().find(|link| link.netdev.ifindex == ifindex)
+        {
+            link.netdev.addresses.push(ip);
+        }
+    })?;
+    let virtual_wires: Vec<bool> = links.iter().map(|link| is_virtual_wire(&links, link, 0)).collect();
+    let bonds: Vec<u32> = links.iter().filter(|l| l.kind == "bond").map(|l| l.netdev.ifindex).collect();
+    Ok(links
+        .into_iter()
+        .zip(virtual_wires)
+        .map(|(link, virtual_wire)| {
+            let mut netdev = link.netdev;
+            netdev.virtual_wire = virtual_wire;
+            netdev.lower = link.lower.filter(|_| matches!(link.kind.as_str(), "vlan" | "macvlan"));
+            netdev.bond = link.controller.filter(|index| bonds.contains(index));
+            netdev.active_member = link.active_member.filter(|_| link.kind == "bond");
+            netdev.kind = link.kind;
+            netdev.vlan = link.vlan.filter(|_| netdev.kind == "vlan");
+            netdev.default_gid = netdev.own_default_gid();
+            netdev
+        })
+        .collect())
+}
+
+/// Layers of interfaces that are looked at; Linux allows eight of a kind.
+const MOST_LAYERS: u32 = 16;
+
+/// Whether what an interface carries stays in memory of this host, as far as this network namespace shows: it is one of
+/// software that sends to software, or stands on such alone. Of a lower interface in another namespace nothing is known.
+fn is_virtual_wire(links: &[Link], link: &Link, depth: u32) -> bool {
+    let virtual_too = |other: &Link| depth < MOST_LAYERS && is_virtual_wire(links, other, depth + 1);
+    match link.kind.as_str() {
+        "veth" | "dummy" | "tun" => true,
+        "vlan" | "macvlan" | "macvtap" | "ipvlan" | "ipvtap" => {
+            let lower = links.iter().find(|other| link.lower == Some(other.netdev.ifindex));
+            lower.is_some_and(virtual_too)
+        }
+        "bridge" | "bond" | "team" => {
+            let mut ports = links.iter().filter(|port| port.controller == Some(link.netdev.ifindex));
+            ports.all(virtual_too)
+        }
+        _ => link.netdev.loopback,
+    }
+}
+
+/// Whether the interface of this index has no wire, see [`Netdev::virtual_wire`]; `false` where the kernel does not tell.
+pub fn has_virtual_wire(ifindex: u32) -> bool {
+    let known = netdevs().unwrap_or_default();
+    known.iter().any(|netdev| netdev.ifindex == ifindex && netdev.virtual_wire)
+}
+
+/// `ip link set dev … up`. Fails with `PermissionDenied` where we may not.
+pub fn set_up(ifindex: u32) -> io::Result<()> {
+    let mut info = [0_u8; 16];
+    info[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+    info[8..12].copy_from_slice(&IFF_UP.to_ne_bytes());
+    info[12..16].copy_from_slice(&IFF_UP.to_ne_bytes());
+    request(RTM_NEWLINK, NLM_F_ACK, &info, |_, _| {})
+}
+
+/// The hardware address that belongs to an address of the same link, if the kernel knows it.
+///
+/// # Errors
+/// Of kind `NotFound` when it has not asked for it yet.
+pub fn neighbour(ifindex: u32, ip: IpAddr) -> io::Result<Option<[u8; 6]>> {
+    let mut body = vec![family(ip), 0, 0, 0];
+    body.extend_from_slice(&ifindex.to_ne_bytes());
+    body.extend_from_slice(&[0; 4]);
+    push_address(&mut body, 1, ip);
+    let mut found = None;
+    request(RTM_GETNEIGH, NLM_F_ACK, &body, |kind, body| {
+        if kind == RTM_NEWNEIGH
+            && let Some(entry) = parse_neighbour(body)
+            && (entry.ifindex, entry.ip) == (ifindex, ip)
+        {
+            found = entry.mac;
+        }
+    })?;
+    Ok(found)
+}
+
+/// Where packets from `source` to `destination` go next by interface `ifindex`: to the destination itself if it is on the
+/// same link, otherwise to a router.
+///
+/// # Errors
+/// `ENETUNREACH` and others when there is no way.
+pub fn next_hop(ifindex: u32, source: IpAddr, destination: IpAddr) -> io::Result<IpAddr> {
+    let bits = if destination.is_ipv4() { 32 } else { 128 };
+    let mut body = vec![family(destination), bits, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    push_address(&mut body, 1, destination);
+    push_address(&mut body, 2, source);
+    push_attribute(&mut body, 4, &ifindex.to_ne_bytes());
+    let mut hop = destination;
+    request(RTM_GETROUTE, NLM_F_ACK, &body, |kind, body| {
+        if kind == RTM_NEWROUTE
+            && let Some(gateway) =
+                body.get(12..).and_then(|rest| attributes(rest).find(|(kind, _)| *kind == 5))
+            && let Some(gateway) = ip(gateway.1)
+        {
+            hop = gateway;
+        }
+    })?;
+    Ok(hop)
+}
+
+fn family(ip: IpAddr) -> u8 {
+    if ip.is_ipv4() { libc::AF_INET as u8 } else { libc::AF_INET6 as u8 }
+}
+
+fn push_address(body: &mut Vec<u8>, kind: u16, ip: IpAddr) {
+    match ip {
+        IpAddr::V4(v4) => push_attribute(body, kind, &v4.octets()),
+        IpAddr::V6(v6) => push_attribute(body, kind, &v6.octets()),
+    }
+}
+
+fn push_attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    body.extend_from_slice(&(4 + value.len() as u16).to_ne_bytes());
+    body.extend_from_slice(&kind.to_ne_bytes());
+    body.extend_from_slice(value);
+    body.resize(body.len().next_multiple_of(4), 0);
+}
+
+/// An entry of the neighbour table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    /// On which interface.
+    pub ifindex: u32,
+    /// Its address.
+    pub ip: IpAddr,
+    /// Its hardware address, if that is known.
+    pub mac: Option<[u8; 6]>,
+}
+
+fn parse_neighbour(body: &[u8]) -> Option<Neighbour> {
+    let (head, rest) = body.split_at_checked(12)?;
+    let (ifindex, state) = (u32_at(head, 4)?, u16_at(head, 8)?);
+    let (mut address, mut mac) = (None, None);
+    for (kind, value) in attributes(rest) {
+        match kind {
+            1 => address = ip(value),
+            2 => mac = value.try_into().ok(),
+            _ => {}
+        }
+    }
+    Some(Neighbour { ifindex, ip: address?, mac: mac.filter(|_| state & NUD_VALID != 0) })
+}
+
+/// Tells what changes in the neighbour table.
+#[derive(Debug)]
+pub struct NeighbourMonitor {
+    fd: OwnedFd,
+}
+
+impl NeighbourMonitor {
+    /// Follows this network namespace.
+    pub fn open() -> io::Result<Self> {
+        Ok(Self { fd: socket(NEIGHBOURS)? })
+    }
+
+    /// Takes what changed, without waiting; one that is gone has no hardware address. `false`: something was lost, all
+    /// may have changed.
+    pub fn drain(&self, mut each: impl FnMut(Neighbour)) -> bool {
+        let mut buffer = [0_u8; 16_384];
+        let mut whole = true;
+        for _ in 0..1024 {
+            let got = match rustix::net::recv(&self.fd, buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
+                Ok((_, got)) => got,
+                Err(rustix::io::Errno::NOBUFS) => {
+                    whole = false;
+                    continue;
+                }
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(_) => break,
+            };
+            let mut rest = buffer.get(..got).unwrap_or_default();
+            while let Some(length) = u32_at(rest, 0).map(|length| length as usize) {
+                let (Some(kind), Some(body)) = (u16_at(rest, 4), rest.get(16..length)) else { break };
+                let known = parse_neighbour(body).filter(|_| matches!(kind, RTM_NEWNEIGH | RTM_DELNEIGH));
+                if let Some(entry) = known {
+                    let mac = entry.mac.filter(|_| kind == RTM_NEWNEIGH);
+                    each(Neighbour { mac, ..entry });
+                }
+                rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+            }
+        }
+        whole
+    }
+}
+
+impl AsFd for NeighbourMonitor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+struct Link {
+    netdev: Netdev,
+    kind: String,
+    vlan: Option<Vlan>,
+    active_member: Option<u32>,
+    lower: Option<u32>,
+    controller: Option<u32>,
+}
+
+fn parse_link(body: &[u8]) -> Option<Link> {
+    let (head, rest) = body.split_at_checked(16)?;
+    let ifindex = u32_at(head, 4)?;
+    let flags = u32_at(head, 8)?;
+    let ethernet = u16_at(head, 2)? == ARPHRD_ETHER;
+    let mut link = Link {
+        netdev: Netdev {
+            ifindex,
+            up: flags & IFF_UP != 0,
+            running: flags & (IFF_UP | IFF_LOWER_UP) == IFF_UP | IFF_LOWER_UP,
+            loopback: flags & IFF_LOOPBACK != 0,
+            ..Netdev::default()
+        },
+        kind: String::new(),
+        vlan: None,
+        active_member: None,
+        lower: None,
+        controller: None,
+    };
+    let mut elsewhere = false;
+    for (kind, value) in attributes(rest) {
+        match kind {
+            1 if ethernet => link.netdev.mac = value.try_into().ok().filter(|mac| *mac != [0; 6]),
+            3 => link.netdev.name = text(value)?,
+            4 => link.netdev.mtu = u32_at(value, 0)?,
+            5 => link.lower = u32_at(value, 0),
+            10 => link.controller = u32_at(value, 0),
+            // IFLA_LINKINFO with IFLA_INFO_KIND and IFLA_INFO_DATA
+            18 => {
+                for (kind, value) in attributes(value) {
+                    match kind {
+                        1 => link.kind = text(value).unwrap_or_default(),
+                        // What it means depends on the kind.
+                        2 => (link.vlan, link.active_member) = (parse_vlan(value), parse_bond(value)),
+                        _ => {}
+                    }
+                }
+            }
+            // IFLA_LINK_NETNSID: the lower interface is in another namespace, its index means nothing here
+            37 => elsewhere = true,
+            _ => {}
+        }
+    }
+    if elsewhere {
+        link.lower = None;
+    }
+    (ifindex != 0 && !link.netdev.name.is_empty()).then_some(link)
+}
+
+/// Number and egress map, should the interface be a VLAN.
+fn parse_vlan(data: &[u8]) -> Option<Vlan> {
+    let find = |wanted| attributes(data).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
+    // IFLA_VLAN_ID
+    let mut vlan = Vlan { id: u16_at(find(1)?, 0)?, egress: [0; 8] };
+    // IFLA_VLAN_EGRESS_QOS: pairs of a socket's priority and a tag's
+    for (_, pair) in find(3).into_iter().flat_map(attributes) {
+        let (from, to) = (u32_at(pair, 0)?, u32_at(pair, 4)?);
+        if let Some(entry) = vlan.egress.get_mut(from as usize) {
+            *entry = to as u8 & 7;
+        }
+    }
+    Some(vlan)
+}
+
+/// The member that sends, should the interface be a bond: the kernel names one in the modes that use one alone.
+fn parse_bond(data: &[u8]) -> Option<u32> {
+    // IFLA_BOND_ACTIVE_SLAVE
+    let (_, index) = attributes(data).find(|(kind, _)| *kind == 2)?;
+    u32_at(index, 0).filter(|index| *index != 0)
+}
+
+/// Makes the frames of a VLAN have the priorities of their sockets, as
+/// `ip link set … type vlan egress-qos-map 0:0 … 7:7` does. Fails with `PermissionDenied` where we may not.
+pub fn map_priorities(ifindex: u32) -> io::Result<()> {
+    let attribute = |kind: u16, value: &[u8]| {
+        let mut bytes = (4 + value.len() as u16).to_ne_bytes().to_vec();
+        bytes.extend_from_slice(&kind.to_ne_bytes());
+        bytes.extend_from_slice(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    };
+    let pair = |priority: u32| attribute(1, &[priority.to_ne_bytes(), priority.to_ne_bytes()].concat());
+    let map = attribute(3, &(0..8).flat_map(pair).collect::<Vec<u8>>());
+    let link_info = [attribute(1, b"vlan\0"), attribute(2, &map)].concat();
+    let mut info = [0_u8; 16];
+    info[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+    let body = [info.to_vec(), attribute(18, &link_info)].concat();
+    request(RTM_NEWLINK, NLM_F_ACK, &body, |_, _| {})
+}
+
+/// Priorities of an interface that have flow control of their own, a bit each; `None` where the driver says nothing.
+pub fn flow_controlled(netdev: &str) -> Option<u8> {
+    const RTM_GETDCB: u16 = 78;
+    const DCB_CMD_IEEE_GET: u8 = 21;
+    let mut body = vec![0, DCB_CMD_IEEE_GET, 0, 0];
+    let name = [netdev.as_bytes(), &[0]].concat();
+    body.extend_from_slice(&(4 + name.len() as u16).to_ne_bytes());
+    body.extend_from_slice(&1_u16.to_ne_bytes()); // DCB_ATTR_IFNAME
+    body.extend_from_slice(&name);
+    body.resize(body.len().next_multiple_of(4), 0);
+    let mut found = None;
+    // No such command in many kernels, no such operation in most drivers. One message, and the acknowledgement's end.
+    let _ = request(RTM_GETDCB, NLM_F_ACK, &body, |_, body| found = found.or(parse_pfc(body)));
+    found
+}
+
+/// The enabled priorities in an answer to DCB_CMD_IEEE_GET.
+fn parse_pfc(body: &[u8]) -> Option<u8> {
+    // DCB_ATTR_IEEE, in it DCB_ATTR_IEEE_PFC, of which the second octet is `pfc_en`
+    let (_, ieee) = attributes(body.get(4..)?).find(|(kind, _)| *kind == 13)?;
+    let (_, pfc) = attributes(ieee).find(|(kind, _)| *kind == 2)?;
+    pfc.get(1).copied()
+}
+
+/// The interface and the address, if the address works.
+fn parse_address(body: &[u8]) -> Option<(u32, IpAddr)> {
+    let (head, rest) = body.split_at_checked(8)?;
+    let mut flags = u32::from(*head.get(2)?);
+    let ifindex = u32_at(head, 4)?;
+    let (mut local, mut address) = (None, None);
+    for (kind, value) in attributes(rest) {
+        match kind {
+            // On a point-to-point interface IFA_ADDRESS is the other end, IFA_LOCAL ours.
+            1 => address = ip(value),
+            2 => local = ip(value),
+            8 => flags = u32_at(value, 0)?,
+            _ => {}
+        }
+    }
+    let waiting = flags & IFA_F_TENTATIVE != 0 && flags & IFA_F_OPTIMISTIC == 0;
+    let works = flags & IFA_F_DADFAILED == 0 && !waiting;
+    local.or(address).filter(|_| works).map(|ip| (ifindex, ip))
+}
+
+fn ip(value: &[u8]) -> Option<IpAddr> {
+    match value.len() {
+        4 => Some(Ipv4Addr::from(<[u8; 4]>::try_from(value).ok()?).into()),
+        16 => Some(Ipv6Addr::from(<[u8; 16]>::try_from(value).ok()?).into()),
+        _ => None,
+    }
+}
+
+/// A zero-terminated text; interfaces whose names are none are not for us.
+fn text(value: &[u8]) -> Option<String> {
+    let end = value.iter().position(|&b| b == 0).unwrap_or(value.len());
+    let text = std::str::from_utf8(value.get(..end)?).ok()?;
+    (!text.chars().any(char::is_control)).then(|| text.to_owned())
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+/// Type and value of each attribute.
+fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = usize::from(u16_at(bytes, 0)?);
+        let kind = u16_at(bytes, 2)? & 0x3fff; // without the nested and byte order flags
+        let value = bytes.get(4..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+fn dump(kind: u16, body: &[u8], each: impl FnMut(u16, &[u8])) -> io::Result<()> {
+    request(kind, NLM_F_DUMP, body, each)
+}
+
+fn socket(groups: u32) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    // No protocol is NETLINK_ROUTE, whose number is 0.
+    let fd = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+    rustix::net::bind(&fd, &SocketAddrNetlink::new(0, groups))?;
+    Ok(fd)
+}
+
+/// Sends one request and hands every message of the answer to `each`.
+fn request(kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
+    let fd = socket(0)?;
+    let mut message = Vec::with_capacity(16 + body.len());
+    message.extend_from_slice(&(16 + body.len() as u32).to_ne_bytes());
+    message.extend_from_slice(&kind.to_ne_bytes());
+    message.extend_from_slice(&(NLM_F_REQUEST | flags).to_ne_bytes());
+    message.extend_from_slice(&1_u32.to_ne_bytes()); // sequence number
+    message.extend_from_slice(&0_u32.to_ne_bytes());
+    message.extend_from_slice(body);
+    rustix::net::sendto(&fd, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+
+    let mut buffer = vec![0_u8; 65_536];
+    loop {
+        if rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&LIMIT)))? == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let (_, got) = rustix::net::recv(&fd, buffer.as_mut_slice(), RecvFlags::DONTWAIT)?;
+        let mut rest = buffer.get(..got).unwrap_or_default();
+        while let Some(length) = u32_at(rest, 0).map(|length| length as usize) {
+            let (Some(kind), Some(body)) = (u16_at(rest, 4), rest.get(16..length)) else { break };
+            match kind {
+                NLMSG_DONE => return Ok(()),
+                NLMSG_ERROR => {
+                    return match u32_at(body, 0).map(|code| code as i32) {
+                        Some(0) => Ok(()),
+                        Some(code) => Err(io::Error::from_raw_os_error(code.wrapping_neg())),
+                        None => Err(io::ErrorKind::InvalidData.into()),
+                    };
+                }
+                _ => each(kind, body),
+            }
+            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,234 @@
+//! The queue pair by which a datagram rsocket talks to others on one device.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::message::SourceHeader;
+use ferroce_wire::{Flow, Psn, Qkey, Qpn};
+
+use crate::place::Home;
+use crate::region::Region;
+use crate::settings::Settings;
+use crate::stream::RsocketError;
+use ferroce_engine::error::PostSendError;
+use ferroce_engine::{
+    Access, Ah, CompletionChannel, CompletionQueue, Qp, QpAttr, QpAttrMask, QpCaps, QpInit, QpState, RecvWr,
+    SendOp, SendWr, Service, Sge, WcStatus, WorkCompletion,
+};
+use ferroce_engine::{MAX_INLINE, MAX_QP_WR};
+
+/// The queue key of all ports (`RDMA_UDP_QKEY`).
+const QKEY: Qkey = Qkey::new(0x0123_4567);
+/// Octets of a message, header included.
+pub(super) const SLOT: usize = 2048;
+/// What stands before a received message.
+const GRH: usize = Flow::GRH_AREA;
+/// Ids of receive work requests have this bit; below are slots.
+const RECEIVE: u64 = 1 << 63;
+const BATCH: usize = 16;
+/// So few slots as to be useless are never made.
+const MIN_SLOTS: u32 = 16;
+
+/// A queue pair of datagrams and its messages.
+pub(super) struct Outlet {
+    pub(super) home: Arc<Home>,
+    pub(super) channel: Arc<CompletionChannel>,
+    qp: Arc<Qp>,
+    cq: Arc<CompletionQueue>,
+    send: Region,
+    receive: Region,
+    inline: usize,
+    /// Send slots that nothing is under way in.
+    free: Vec<u32>,
+    slots: u32,
+}
+
+/// Where a message lies that came.
+#[derive(Clone, Copy)]
+pub(super) struct Received {
+    slot: u32,
+    /// Octets, header included.
+    pub(super) length: usize,
+}
+
+fn slots(buffer: u32, queue: u16) -> u32 {
+    (buffer / SLOT as u32).min(queue.into()).clamp(MIN_SLOTS, MAX_QP_WR)
+}
+
+impl Outlet {
+    pub(super) fn new(home: Arc<Home>, settings: &Settings) -> Result<Self, RsocketError> {
+        let sizes = settings.sizes;
+        let (sends, receives) =
+            (slots(sizes.send_buffer, sizes.send_queue), slots(sizes.receive_buffer, sizes.receive_queue));
+        let (context, pd) = (&home.context, &home.pd);
+        let send = Region::new(pd, sends as usize * SLOT, Access::LOCAL_WRITE)?;
+        let receive = Region::new(pd, receives as usize * (GRH + SLOT), Access::LOCAL_WRITE)?;
+        let channel = context.create_channel().map_err(RsocketError::resource)?;
+        let cq = context.create_cq(sends + receives, 0, Some(&channel), 0).map_err(RsocketError::resource)?;
+        let inline = sizes.inline.min(MAX_INLINE);
+        let init = QpInit {
+            service: Service::Ud,
+            send_cq: Arc::clone(&cq),
+            recv_cq: Arc::clone(&cq),
+            srq: None,
+            caps: QpCaps {
+                max_send_wr: sends,
+                max_recv_wr: receives,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline: inline,
+            },
+            sq_sig_all: true,
+            user: 0,
+        };
+        let qp = match pd.create_qp(init) {
+            Ok(qp) => qp,
+            Err(error) => {
+                let _ = (cq.destroy(), channel.destroy());
+                return Err(RsocketError::resource(error));
+            }
+        };
+        let free = (0..sends).collect();
+        let inline = inline as usize;
+        let outlet = Self { home, channel, qp, cq, send, receive, inline, free, slots: sends };
+        outlet.start()?;
+        (0..receives).try_for_each(|slot| outlet.post_receive(slot))?;
+        Ok(outlet)
+    }
+
+    fn start(&self) -> Result<(), RsocketError> {
+        let to = |qp_state, mask| {
+            let attr = QpAttr {
+                qp_state,
+                qkey: QKEY,
+                pkey_index: 0,
+                port_num: 1,
+                sq_psn: Psn::new(0),
+                ..QpAttr::default()
+            };
+            self.qp.modify(&attr, QpAttrMask::STATE | mask).map_err(RsocketError::resource)
+        };
+        to(QpState::Init, QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::QKEY)?;
+        to(QpState::Rtr, QpAttrMask::empty())?;
+        to(QpState::Rts, QpAttrMask::SQ_PSN)
+    }
+
+    pub(super) fn qpn(&self) -> Qpn {
+        self.qp.qpn()
+    }
+
+    fn post_receive(&self, slot: u32) -> Result<(), RsocketError> {
+        let sge = self.receive.sge(slot * (GRH + SLOT) as u32, (GRH + SLOT) as u32);
+        let wr = RecvWr { wr_id: RECEIVE | u64::from(slot), sges: &[sge] };
+        self.qp.post_recv([wr]).map_err(|(_, error)| RsocketError::resource(error))
+    }
+
+    /// Takes the completions that are there; messages go to `inbox`. Whether there were any.
+    pub(super) fn pump(&mut self, mut inbox: impl FnMut(Received)) -> bool {
+        let mut moved = false;
+        let mut batch = [WorkCompletion::BLANK; BATCH];
+        loop {
+            let count = self.cq.poll(&mut batch).unwrap_or(0);
+            for completion in &batch[..count] {
+                let slot = completion.wr_id as u32;
+                if completion.wr_id & RECEIVE == 0 {
+                    self.free.push(slot);
+                } else if completion.status == WcStatus::Success {
+                    let length = (completion.byte_len as usize).saturating_sub(GRH);
+                    inbox(Received { slot, length });
+                } else {
+                    // Too long for us: dropped. In the error state there is nothing to post to.
+                    let _ = self.post_receive(slot);
+                }
+            }
+            moved |= count > 0;
+            if count < BATCH {
+                return moved;
+            }
+        }
+    }
+
+    /// A message can be sent.
+    pub(super) fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Nothing is under way.
+    pub(super) fn is_drained(&self) -> bool {
+        self.free.len() == self.slots as usize
+    }
+
+    /// Sends a message; there is room.
+    pub(super) fn send(
+        &mut self,
+        header: &SourceHeader,
+        octets: &[&[u8]],
+        ah: &Ah,
+        qpn: Qpn,
+    ) -> Result<(), RsocketError> {
+        let mut room = [0; SourceHeader::MAX_LEN];
+        let before = header.emit(&mut room);
+        let length = before + octets.iter().map(|piece| piece.len()).sum::<usize>();
+        if length > SLOT {
+            return Err(RsocketError::TooLong);
+        }
+        let slot = self.free.pop().ok_or(RsocketError::WouldBlock)?;
+        let start = slot as usize * SLOT;
+        let mut at = start;
+        for piece in std::iter::once(&room[..before]).chain(octets.iter().copied()) {
+            self.send.write(at, piece);
+            at += piece.len();
+        }
+        let sge: Sge = self.send.sge(start as u32, length as u32);
+        let posted = ah.to(qpn, QKEY).map_err(RsocketError::System).and_then(|to| {
+            let wr = SendWr {
+                wr_id: u64::from(slot),
+                op: SendOp::Send,
+                to,
+                sges: &[sge],
+                signaled: true,
+                solicited: false,
+                fence: false,
+                inline: length <= self.inline,
+            };
+            self.qp.post_send([wr]).map_err(|(_, error)| match error {
+                PostSendError::DatagramTooLong { .. } => RsocketError::TooLong,
+                error => RsocketError::resource(error),
+            })
+        });
+        if posted.is_err() {
+            self.free.push(slot);
+        }
+        posted
+    }
+
+    /// Copies a message out, header included, as far as there is room.
+    pub(super) fn read(&self, message: Received, out: &mut [u8]) {
+        let start = message.slot as usize * (GRH + SLOT) + GRH;
+        let length = message.length.min(out.len());
+        self.receive.read(start, &mut out[..length]);
+    }
+
+    /// A message was read: its slot can receive again.
+    pub(super) fn give_back(&self, message: Received) {
+        // Refused only where the queue pair has ended.
+        let _ = self.post_receive(message.slot);
+    }
+
+    /// The next completion wakes who sleeps on the channel.
+    pub(super) fn arm(&self) {
+        self.cq.req_notify(false);
+    }
+}
+
+impl Drop for Outlet {
+    fn drop(&mut self) {
+        self.qp.destroy();
+        if self.cq.destroy().is_err() || self.channel.destroy().is_err() {
+            tracing::error!("a completion queue of an rsocket is still used");
+        }
+    }
+}
+
+/// Messages that came, and by which outlet.
+pub(super) type Inbox = VecDeque<(usize, Received)>;

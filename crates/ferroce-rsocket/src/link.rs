@@ -1,0 +1,357 @@
+//! The queue pair of a stream, its memory and its books.
+
+use std::sync::Arc;
+
+use crate::message::ConnectData;
+use crate::protocol::{CONTROL_INLINE, Fault, Incoming, OwnMemory, Payload, Sizes, Stream, Write};
+use ferroce_wire::Lkey;
+
+use super::place::Home;
+use super::region::Region;
+use super::stream::RsocketError;
+use ferroce_engine::cm::attributes::{self, ConnectedAttr};
+use ferroce_engine::cm::steps;
+use ferroce_engine::{
+    Access, AhAttr, CompletionChannel, CompletionQueue, Qp, QpCaps, QpInit, RecvWr, SendOp, SendTo, SendWr,
+    Service, Sge, WcOpcode, WcStatus, WorkCompletion,
+};
+use ferroce_engine::{MAX_INLINE, MAX_QP_WR};
+
+/// Id of every receive work request; those of sends are the books'.
+const RECEIVE: u64 = u64::MAX;
+/// Completions taken at once.
+const BATCH: usize = 16;
+
+/// A queue pair and what it works with.
+pub(super) struct Link {
+    pub(super) home: Arc<Home>,
+    pub(super) channel: Arc<CompletionChannel>,
+    pub(super) qp: Arc<Qp>,
+    pub(super) sizes: Sizes,
+    /// The books, once the peer's data are known.
+    pub(super) books: Option<Stream>,
+    cq: Arc<CompletionQueue>,
+    receive: Region,
+    send: Region,
+    table: Region,
+}
+
+impl Link {
+    /// A queue pair that can receive already, though nobody knows it.
+    pub(super) fn new(home: Arc<Home>, sizes: Sizes) -> Result<Self, RsocketError> {
+        let mut sizes = sizes.possible(u16::try_from(MAX_QP_WR).unwrap_or(u16::MAX));
+        sizes.inline = sizes.inline.min(MAX_INLINE);
+        let (context, pd) = (&home.context, &home.pd);
+        let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let receive = Region::new(pd, sizes.receive_buffer as usize, written)?;
+        let table = Region::new(pd, sizes.table_len(), written)?;
+        let send = Region::new(pd, sizes.send_buffer as usize, Access::LOCAL_WRITE)?;
+        let channel = context.create_channel().map_err(RsocketError::resource)?;
+        let (sends, receives) = (u32::from(sizes.send_queue), u32::from(sizes.receive_queue));
+        let cq = context.create_cq(sends + receives, 0, Some(&channel), 0).map_err(RsocketError::resource)?;
+        let caps = QpCaps {
+            max_send_wr: sends,
+            max_recv_wr: receives,
+            max_send_sge: 2,
+            max_recv_sge: 1,
+            max_inline: sizes.inline.max(CONTROL_INLINE),
+        };
+        let init = QpInit {
+            service: Service::Rc,
+            send_cq: Arc::clone(&cq),
+            recv_cq: Arc::clone(&cq),
+            srq: None,
+            caps,
+            sq_sig_all: true,
+            user: 0,
+        };
+        let qp = match pd.create_qp(init) {
+            Ok(qp) => qp,
+            Err(error) => {
+                end(&cq, &channel);
+                return Err(RsocketError::resource(error));
+            }
+        };
+        let link = Self { home, channel, qp, sizes, books: None, cq, receive, send, table };
+        let (attr, mask) = steps::init(attributes::access(0));
+        link.qp.modify(&attr, mask).map_err(RsocketError::resource)?;
+        link.post_receives(receives)?;
+        Ok(link)
+    }
+
+    /// What the peer is told.
+    pub(super) fn introduction(&self) -> ConnectData {
+        Stream::introduction(&self.sizes, &self.own())
+    }
+
+    fn own(&self) -> OwnMemory {
+        OwnMemory { receive: self.receive.remote(), table: self.table.remote() }
+    }
+
+    /// Both ends have said enough. Nothing is sent yet: the peer's queue pair may not be there.
+    pub(super) fn connect(
+        &mut self,
+        agreed: &ConnectedAttr,
+        ah: AhAttr,
+        peer: ConnectData,
+    ) -> Result<(), RsocketError> {
+        let books = Stream::new(self.sizes, self.own(), peer).map_err(RsocketError::Peer)?;
+        for (attr, mask) in [steps::rtr(Service::Rc, agreed, ah), steps::rts(Service::Rc, agreed)] {
+            self.qp.modify(&attr, mask).map_err(RsocketError::resource)?;
+        }
+        self.books = Some(books);
+        Ok(())
+    }
+
+    fn post_receives(&self, count: u32) -> Result<(), RsocketError> {
+        let wrs = (0..count).map(|_| RecvWr { wr_id: RECEIVE, sges: &[] });
+        self.qp.post_recv(wrs).map_err(|(_, error)| RsocketError::resource(error))
+    }
+
+    /// Takes the completions that are there, and posts what follows from them. Whether there were any.
+    pub(super) fn pump(&mut self) -> bool {
+        self.tell();
+        let mut moved = false;
+        let mut batch = [WorkCompletion::BLANK; BATCH];
+        loop {
+            let Some(books) = &mut self.books else { return false };
+            let count = match self.cq.poll(&mut batch) {
+                Ok(count) => count,
+                Err(error) => {
+                    tracing::error!(%error, "the completion queue of an rsocket");
+                    books.fail(Fault::Write(WcStatus::FatalErr));
+                    return true;
+                }
+            };
+            let mut came = 0;
+            for completion in &batch[..count] {
+                if completion.wr_id != RECEIVE {
+                    books.sent(completion.wr_id, completion.status);
+                } else if completion.status == WcStatus::Success {
+                    came += 1;
+                    let Incoming { imm, written } =
+                        Incoming { imm: completion.imm, written: completion.byte_len };
+                    let imm = imm.filter(|_| completion.opcode == WcOpcode::RecvRdmaWithImm);
+                    books.received(Incoming { imm, written }, &self.table);
+                }
+            }
+            moved |= count > 0;
+            if came > 0 {
+                // Refused only where the queue pair has ended, and then a send says so, or the peer.
+                let _ = self.post_receives(came);
+            }
+            self.tell();
+            if count < BATCH {
+                return moved;
+            }
+        }
+    }
+
+    /// Posts what is due beside data.
+    pub(super) fn tell(&mut self) {
+        while let Some(write) = self.books.as_mut().and_then(Stream::control) {
+            self.post(&write);
+        }
+    }
+
+    /// Posts a WRITE; what it takes from the send buffer is there.
+    pub(super) fn post(&mut self, write: &Write) {
+        let captured = |octets: &[u8]| Sge {
+            addr: octets.as_ptr() as u64,
+            length: octets.len() as u32,
+            lkey: Lkey::new(0),
+        };
+        let (sges, used, inline) = match &write.payload {
+            Payload::None => ([Sge::default(); 2], 0, false),
+            Payload::Grant(octets) => ([captured(octets), Sge::default()], 1, true),
+            Payload::Mapping(octets) => ([captured(octets), Sge::default()], 1, true),
+            &Payload::Buffer { at, first, wrapped, inline } => {
+                let used = if wrapped > 0 { 2 } else { 1 };
+                ([self.send.sge(at, first), self.send.sge(0, wrapped)], used, inline)
+            }
+        };
+        let remote = write.remote;
+        let op = match write.imm {
+            Some(imm) => SendOp::WriteImm { remote, imm },
+            None => SendOp::Write { remote },
+        };
+        let wr = SendWr {
+            wr_id: write.wr_id,
+            op,
+            to: SendTo::Peer,
+            sges: &sges[..used],
+            signaled: true,
+            solicited: false,
+            fence: false,
+            inline,
+        };
+        if let Err((_, error)) = self.qp.post_send([wr]) {
+            tracing::debug!(%error, "a write of an rsocket was not posted");
+            if let Some(books) = &mut self.books {
+                books.fail(Fault::Write(WcStatus::WrFlushErr));
+            }
+        }
+    }
+
+    /// Sends as much of `pieces` as may be sent now; how many octets.
+    pub(super) fn send(&mut self, pieces: &mut Pieces<'_>, piece: &mut u32) -> usize {
+        let mut sent = 0;
+        while let Some(books) = &mut self.books {
+            let octets = u32::try_from(pieces.left()).unwrap_or(u32::MAX).min(*piece);
+            let Some(write) = books.transfer(octets, &self.table) else { break };
+            sent += self.fill(&write.payload, pieces);
+            self.post(&write);
+            *piece = Stream::next_piece(*piece);
+        }
+        sent
+    }
+
+    /// As [`Self::send`], into what the peer mapped at `offset`.
+    pub(super) fn send_direct(
+        &mut self,
+        pieces: &mut Pieces<'_>,
+        piece: &mut u32,
+        offset: u64,
+    ) -> Result<usize, crate::protocol::NoMapping> {
+        let mut sent = 0;
+        while let Some(books) = &mut self.books {
+            let octets = u32::try_from(pieces.left()).unwrap_or(u32::MAX).min(*piece);
+            if octets == 0 {
+                break;
+            }
+            let write = match books.direct(offset.wrapping_add(sent as u64), octets) {
+                Ok(Some(write)) => write,
+                Ok(None) => break,
+                Err(error) if sent == 0 => return Err(error),
+                Err(_) => break,
+            };
+            sent += self.fill(&write.payload, pieces);
+            self.post(&write);
+            *piece = Stream::next_piece(*piece);
+        }
+        Ok(sent)
+    }
+
+    fn fill(&self, payload: &Payload, pieces: &mut Pieces<'_>) -> usize {
+        let &Payload::Buffer { at, first, wrapped, .. } = payload else { return 0 };
+        pieces.take(first as usize, |done, octets| self.send.write(at as usize + done, octets));
+        pieces.take(wrapped as usize, |done, octets| self.send.write(done, octets));
+        (first + wrapped) as usize
+    }
+
+    /// Copies out what can be read, at most to fill `out`; how many octets. With `peek` they can be read again.
+    pub(super) fn receive(&mut self, out: &mut [&mut [u8]], peek: bool) -> usize {
+        let Some(books) = &mut self.books else { return 0 };
+        let room = out.iter().map(|piece| piece.len()).sum();
+        let (at, first, wrapped) = books.readable_at(room);
+        let (first, wrapped) = (first as usize, wrapped as usize);
+        let mut done = 0;
+        for piece in out {
+            let mut filled = 0;
+            while filled < piece.len() && done < first + wrapped {
+                let (from, left) = if done < first {
+                    (at as usize + done, first - done)
+                } else {
+                    (done - first, first + wrapped - done)
+                };
+                let count = left.min(piece.len() - filled);
+                self.receive.read(from, &mut piece[filled..filled + count]);
+                filled += count;
+                done += count;
+            }
+        }
+        if !peek {
+            books.consume(done as u32);
+            self.tell();
+        }
+        done
+    }
+
+    /// Takes the queue pair to the error state: what is outstanding completes, and whoever sleeps wakes.
+    pub(super) fn break_off(&self) {
+        let attr = ferroce_engine::QpAttr {
+            qp_state: ferroce_engine::QpState::Error,
+            ..ferroce_engine::QpAttr::default()
+        };
+        if let Err(error) = self.qp.modify(&attr, ferroce_engine::QpAttrMask::STATE) {
+            tracing::debug!(%error, "the queue pair of an rsocket");
+        }
+    }
+
+    /// The next completion wakes who sleeps on the channel.
+    pub(super) fn arm(&self) {
+        self.cq.req_notify(false);
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.qp.destroy();
+        end(&self.cq, &self.channel);
+    }
+}
+
+fn end(cq: &CompletionQueue, channel: &CompletionChannel) {
+    if cq.destroy().is_err() || channel.destroy().is_err() {
+        tracing::error!("a completion queue of an rsocket is still used");
+    }
+}
+
+/// Octets to send, in several places.
+pub(super) struct Pieces<'a> {
+    rest: &'a [&'a [u8]],
+    /// Octets of the first one that are gone.
+    gone: usize,
+    left: usize,
+}
+
+impl<'a> Pieces<'a> {
+    pub(super) fn new(pieces: &'a [&'a [u8]]) -> Self {
+        Self { rest: pieces, gone: 0, left: pieces.iter().map(|piece| piece.len()).sum() }
+    }
+
+    /// Octets that are left.
+    pub(super) fn left(&self) -> usize {
+        self.left
+    }
+
+    /// Leaves out the first `count`.
+    pub(super) fn skip(&mut self, count: usize) {
+        self.take(count, |_, _| {});
+    }
+
+    /// Takes `count` octets, at most those left, and gives them to `put` with the number of those before.
+    fn take(&mut self, count: usize, mut put: impl FnMut(usize, &[u8])) {
+        let mut done = 0;
+        while let Some((first, behind)) = self.rest.split_first().filter(|_| done < count) {
+            let octets = &first[self.gone..];
+            let octets = &octets[..octets.len().min(count - done)];
+            put(done, octets);
+            done += octets.len();
+            self.gone += octets.len();
+            if self.gone == first.len() {
+                (self.rest, self.gone) = (behind, 0);
+            }
+        }
+        self.left -= done;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_taken_across_their_ends() {
+        let places: [&[u8]; 4] = [b"ab", b"", b"cdef", b"g"];
+        let mut pieces = Pieces::new(&places);
+        let mut got = Vec::new();
+        for (count, left) in [(1, 6), (3, 3), (3, 0)] {
+            let mut room = [0; 3];
+            pieces.take(count, |at, octets| room[at..at + octets.len()].copy_from_slice(octets));
+            got.extend_from_slice(&room[..count]);
+            assert_eq!(pieces.left(), left);
+        }
+        assert_eq!(got, b"abcdefg");
+    }
+}
