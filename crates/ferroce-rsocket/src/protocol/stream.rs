@@ -1,8 +1,8 @@
 //! One end of a connected stream.
 
-use alloc::collections::VecDeque;
-use alloc::vec;
-use alloc::vec::Vec;
+use std::collections::VecDeque;
+use std::vec;
+use std::vec::Vec;
 
 use crate::message::{ByteOrder, ConnectData, Grant, Mapping, Message};
 use ferroce_wire::Rkey;
