@@ -6,7 +6,7 @@ use ferroce_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 
 use crate::errno::Errno;
 
-fn state(state: abi::ibv_qp_state) -> Result<QpState, Errno> {
+pub(crate) fn state(state: abi::ibv_qp_state) -> Result<QpState, Errno> {
     match state {
         abi::IBV_QPS_RESET => Ok(QpState::Reset),
         abi::IBV_QPS_INIT => Ok(QpState::Init),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::{Qp, QpAttrMask, QpCaps, QpInit, QpShare, QpState, Service};
+use ferroce_engine::{Qp, QpAttr, QpAttrMask, QpCaps, QpInit, QpShare, QpState, Service};
 
 use ferroce_wire::Qpn;
 
@@ -56,6 +56,13 @@ impl QpHandle {
         ptr::with_exposed_provenance_mut(user as usize)
     }
 
+    /// Sets the attributes that `mask` names, all or none, and shows the program the state.
+    pub(crate) fn modify(&self, live: &LiveQp, attr: &QpAttr, mask: QpAttrMask) -> Result<(), Errno> {
+        let result = live.engine.modify(attr, mask);
+        self.show_state(live.engine.state());
+        Ok(result?)
+    }
+
     /// Lets the program see the state it is in.
     fn show_state(&self, state: QpState) {
         // SAFETY: `c()` points to a whole ibv_qp_ex; programs only read this member.
@@ -99,7 +106,7 @@ pub(crate) unsafe fn enter(
     Ok((handle, live))
 }
 
-fn service(qp_type: abi::ibv_qp_type) -> Result<Service, Errno> {
+pub(crate) fn service(qp_type: abi::ibv_qp_type) -> Result<Service, Errno> {
     match qp_type {
         abi::IBV_QPT_RC => Ok(Service::Rc),
         abi::IBV_QPT_UC => Ok(Service::Uc),
@@ -298,10 +305,7 @@ pub unsafe extern "C" fn ibv_modify_qp(
         // SAFETY: NULL, or readable as the caller says.
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
         let mask = QpAttrMask::from_bits_retain(attr_mask as u32);
-        let attr = attr::engine_attr(attr, mask)?;
-        let result = live.engine.modify(&attr, mask);
-        handle.show_state(live.engine.state());
-        Ok(result?)
+        handle.modify(&live, &attr::engine_attr(attr, mask)?, mask)
     })
 }
 

@@ -83,7 +83,7 @@ pub use ferroce_host::thread::Uncancellable;
 pub use ferroce_ipc::ledger::port_counters;
 pub use ferroce_proto::{
     Bind, NetworkHeader, QpAccess, QpAttrMask, QpCaps, QpState, RecvWr, Remote, SendOp, SendTo, SendWr,
-    Service, Sge, SrqAttr, SrqAttrMask, WcOpcode, WcStatus, WindowAccess, WorkCompletion,
+    Service, Sge, SrqAttr, SrqAttrMask, WcOpcode, WcStatus, WindowAccess, WorkCompletion, bring_up_mask,
 };
 pub use frames::FlowId;
 pub use memory::{Access, Advice, AdviseError, MwType, RegMrError};

@@ -13,7 +13,7 @@ use ferroce_engine::cm::{
     AcceptParams, Bind, CmError, ConnectParams, Connection, End as Ending, Event, EventKind, Port, Question,
     Queue, Route, SidrAnswer, SidrParams, Target, attributes, resolve, steps,
 };
-use ferroce_engine::{AhAttr, SendOp, Service, WcOpcode};
+use ferroce_engine::{AhAttr, QpState, SendOp, Service, WcOpcode};
 use ferroce_wire::cm::{
     CmTime, Ece, Info, IpCmHeader, PortSpace, PrivateData, RejReason, Req, ServiceId, SidrStatus,
 };
@@ -65,10 +65,10 @@ fn to_rts(end: &End, attr: &attributes::ConnectedAttr, route: Route) {
     let gids = end.context.gid_table();
     let entry = gids.iter().find(|entry| entry.gid == Gid::from_ip(route.local)).unwrap();
     let ah = AhAttr { dgid: Gid::from_ip(route.remote), sgid_index: entry.index as u8, ..AhAttr::default() };
-    let step = |(attr, mask)| end.qp.modify(&attr, mask).unwrap();
-    step(steps::init(attr.access));
-    step(steps::rtr(Service::Rc, attr, ah));
-    step(steps::rts(Service::Rc, attr));
+    for to in [QpState::Init, QpState::Rtr, QpState::Rts] {
+        let (attr, mask) = steps::step(Service::Rc, to, attr, ah);
+        end.qp.modify(&attr, mask).unwrap();
+    }
 }
 
 /// Two queue pairs that the CM connected.

@@ -31,7 +31,7 @@ pub use completion::{AsyncEvent, NetworkHeader, QpEvent, WcOpcode, WcStatus, Wor
 pub use counters::Counters;
 pub use error::{CreateQpError, DropReason, ModifyQpError, ModifySrqError, PostRecvError, PostSendError};
 pub use memory::{Memory, MemoryError, RemoteAccess};
-pub use qp::{MAX_FRAME, QueuePair, SqMark};
+pub use qp::{MAX_FRAME, QueuePair, SqMark, bring_up_mask};
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqAttrMask, SrqEvent};
 pub use supply::{Domain, ReceiveSupply, RecvWqe, Supply, Taken, XrcDomain};
 pub use work_request::{Bind, RecvWr, Remote, SendOp, SendTo, SendWr, Sge, WindowAccess};

@@ -12,8 +12,8 @@ use super::stream::RsocketError;
 use ferroce_engine::cm::attributes::{self, ConnectedAttr};
 use ferroce_engine::cm::steps;
 use ferroce_engine::{
-    Access, AhAttr, CompletionChannel, CompletionQueue, Qp, QpCaps, QpInit, RecvWr, SendOp, SendTo, SendWr,
-    Service, Sge, WcOpcode, WcStatus, WorkCompletion,
+    Access, AhAttr, CompletionChannel, CompletionQueue, Qp, QpCaps, QpInit, QpState, RecvWr, SendOp, SendTo,
+    SendWr, Service, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
 use ferroce_engine::{MAX_INLINE, MAX_QP_WR};
 
@@ -96,7 +96,8 @@ impl Link {
         peer: ConnectData,
     ) -> Result<(), RsocketError> {
         let books = Stream::new(self.sizes, self.own(), peer).map_err(RsocketError::Peer)?;
-        for (attr, mask) in [steps::rtr(Service::Rc, agreed, ah), steps::rts(Service::Rc, agreed)] {
+        for to in [QpState::Rtr, QpState::Rts] {
+            let (attr, mask) = steps::step(Service::Rc, to, agreed, ah);
             self.qp.modify(&attr, mask).map_err(RsocketError::resource)?;
         }
         self.books = Some(books);

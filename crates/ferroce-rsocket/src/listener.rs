@@ -1,7 +1,6 @@
 //! Streams that take requests, and those that come of them.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::{Arc, Weak};
 
 use crate::message::ConnectData;
@@ -88,14 +87,6 @@ impl Listener {
     }
 }
 
-/// An address, with its interface if it needs one.
-fn with_interface(ip: IpAddr, port: u16, interface: u32) -> SocketAddr {
-    match ip {
-        IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, port, 0, interface).into(),
-        ip => (ip, port).into(),
-    }
-}
-
 /// Answers a request by a stream of its own, which is `parent`'s. A request that is dropped is refused.
 pub(super) fn answer(
     parent: &Weak<Stream>,
@@ -107,8 +98,8 @@ pub(super) fn answer(
     let Ok((header, private)) = IpCmHeader::parse(&req.private.0) else { return Err(not_one) };
     let Some((_, port)) = req.service_id.port() else { return Err(not_one) };
     let peer = ConnectData::parse(private).map_err(|no| RsocketError::Failed(Failure::NoRsocket(no.0)))?;
-    let local = with_interface(on.local, port, on.ifindex());
-    let remote = with_interface(on.remote, header.source_port, on.ifindex());
+    let local = on.local_addr(port);
+    let remote = on.remote_addr(header.source_port);
     let route = resolve::back(&on, local, remote)?;
     let mut link = Link::new(place::home(&route.local.device)?, settings.sizes)?;
     let agreed = attributes::passive(&req, starting_psn, 0, 0).ok_or(RsocketError::Invalid)?;

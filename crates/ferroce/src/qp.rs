@@ -5,7 +5,7 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use ferroce_engine as engine;
-use ferroce_engine::{AhAttr, QpAccess, QpAttr, QpAttrMask, QpState, Remote, SendOp, SendTo, SendWr, Sge};
+use ferroce_engine::{AhAttr, QpAccess, QpAttr, QpState, Remote, SendOp, SendTo, SendWr, Sge};
 use ferroce_wire::{Imm, Lkey, Psn, Qkey, Qpn, Rkey, SrqNumber};
 
 use crate::room::Room;
@@ -258,8 +258,9 @@ impl<State, S> QueuePair<State, S> {
         &self.parts.qp.0
     }
 
-    pub(crate) fn step<To>(self, attr: &QpAttr, mask: QpAttrMask) -> Stepped<State, To, S> {
-        match self.engine().modify(attr, mask | QpAttrMask::STATE) {
+    pub(crate) fn step<To>(self, attr: &QpAttr) -> Stepped<State, To, S> {
+        let mask = engine::bring_up_mask(self.engine().service(), attr.qp_state);
+        match self.engine().modify(attr, mask) {
             Ok(()) => Ok(QueuePair { parts: self.parts, state: PhantomData }),
             Err(error) => Err(QpError { state: self.state(), source: error.into(), queue_pair: self }),
         }
@@ -267,7 +268,7 @@ impl<State, S> QueuePair<State, S> {
 
     /// Back to the beginning; work requests are forgotten without completions.
     pub fn reset(self) -> Stepped<State, Reset, S> {
-        self.step(&QpAttr { qp_state: QpState::Reset, ..QpAttr::default() }, QpAttrMask::empty())
+        self.step(&QpAttr { qp_state: QpState::Reset, ..QpAttr::default() })
     }
 
     fn post_recvs(&self, wr_id: u64, memory: &[Slice]) -> Result<(), Error> {
@@ -305,7 +306,7 @@ impl QueuePair<Reset, Ud> {
     /// RESET to INIT; `qkey` is what datagrams must have to be taken.
     pub fn init(self, qkey: Qkey) -> Stepped<Reset, Init, Ud> {
         let attr = QpAttr { qp_state: QpState::Init, qkey, ..QpAttr::default() };
-        self.step(&attr, QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::QKEY)
+        self.step(&attr)
     }
 }
 
@@ -317,7 +318,7 @@ impl<S: Connected> QueuePair<Reset, S> {
             access: QpAccess::from_bits_retain(access.bits()),
             ..QpAttr::default()
         };
-        self.step(&attr, QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS)
+        self.step(&attr)
     }
 }
 
@@ -332,7 +333,7 @@ impl<S> QueuePair<Init, S> {
 impl QueuePair<Init, Ud> {
     /// INIT to RTR: from now on datagrams to any address of the device are taken.
     pub fn ready_to_receive(self) -> Stepped<Init, ReadyToReceive, Ud> {
-        self.step(&QpAttr { qp_state: QpState::Rtr, ..QpAttr::default() }, QpAttrMask::empty())
+        self.step(&QpAttr { qp_state: QpState::Rtr, ..QpAttr::default() })
     }
 }
 
@@ -343,11 +344,7 @@ impl<S: Connected> QueuePair<Init, S> {
             Ok(attr) => attr,
             Err(source) => return Err(QpError { state: self.state(), source, queue_pair: self }),
         };
-        let mut mask = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
-        if S::RELIABLE {
-            mask |= QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
-        }
-        let mut stepped = self.step(&attr, mask)?;
+        let mut stepped = self.step(&attr)?;
         stepped.parts.psn = connection.local.psn;
         Ok(stepped)
     }
@@ -362,7 +359,7 @@ impl<S> QueuePair<ReadyToReceive, S> {
 
     fn send_unanswered(self) -> Stepped<ReadyToReceive, ReadyToSend, S> {
         let attr = QpAttr { qp_state: QpState::Rts, sq_psn: self.parts.psn, ..QpAttr::default() };
-        self.step(&attr, QpAttrMask::SQ_PSN)
+        self.step(&attr)
     }
 }
 
@@ -384,7 +381,7 @@ impl QueuePair<ReadyToReceive> {
     /// RTR to RTS: from now on the peer's packets are answered with ours.
     pub fn ready_to_send(self, options: SendOptions) -> Stepped<ReadyToReceive, ReadyToSend> {
         let attr = sending(self.parts.psn, options);
-        self.step(&attr, SENDING)
+        self.step(&attr)
     }
 }
 
@@ -476,13 +473,6 @@ pub(crate) fn receiving(connection: &Connection) -> Result<QpAttr, Error> {
         ..QpAttr::default()
     })
 }
-
-/// What RTS needs on reliable services.
-pub(crate) const SENDING: QpAttrMask = QpAttrMask::SQ_PSN
-    .union(QpAttrMask::TIMEOUT)
-    .union(QpAttrMask::RETRY_CNT)
-    .union(QpAttrMask::RNR_RETRY)
-    .union(QpAttrMask::MAX_QP_RD_ATOMIC);
 
 /// Attributes of RTS.
 pub(crate) fn sending(psn: Psn, options: SendOptions) -> QpAttr {

@@ -13,10 +13,7 @@ pub struct Ud(());
 
 mod sealed {
     /// Nobody else's types are services.
-    pub trait Sealed {
-        /// Whether packets are answered.
-        const RELIABLE: bool;
-    }
+    pub trait Sealed {}
 
     /// The same for those with receives.
     pub trait Kind {
@@ -44,11 +41,7 @@ impl Shares for Ud {}
 /// A service between one pair of queue pairs.
 pub trait Connected: sealed::Sealed {}
 
-impl sealed::Sealed for Rc {
-    const RELIABLE: bool = true;
-}
-impl sealed::Sealed for Uc {
-    const RELIABLE: bool = false;
-}
+impl sealed::Sealed for Rc {}
+impl sealed::Sealed for Uc {}
 impl Connected for Rc {}
 impl Connected for Uc {}

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use ferroce_engine as engine;
-use ferroce_engine::{Inode, QpAccess, QpAttr, QpAttrMask, QpCaps, QpInit, QpState, Service, XrcdInit};
+use ferroce_engine::{Inode, QpAccess, QpAttr, QpCaps, QpInit, QpState, Service, XrcdInit};
 use ferroce_wire::{Qpn, SrqNumber};
 
 use crate::qp::{self, Owned};
@@ -121,17 +121,10 @@ fn connect(
     let receiving = qp::receiving(connection)?;
     let access = QpAccess::from_bits_retain(access.bits());
     let init = QpAttr { qp_state: QpState::Init, access, ..QpAttr::default() };
-    let state = QpAttrMask::STATE;
-    qp.modify(&init, state | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS)?;
-    // The half that a queue pair does not have takes no notice of its attributes.
-    let mask = QpAttrMask::AV
-        | QpAttrMask::PATH_MTU
-        | QpAttrMask::DEST_QPN
-        | QpAttrMask::RQ_PSN
-        | QpAttrMask::MAX_DEST_RD_ATOMIC
-        | QpAttrMask::MIN_RNR_TIMER;
-    qp.modify(&receiving, state | mask)?;
-    Ok(qp.modify(&qp::sending(connection.local.psn, options), state | qp::SENDING)?)
+    for attr in [init, receiving, qp::sending(connection.local.psn, options)] {
+        qp.modify(&attr, engine::bring_up_mask(qp.service(), attr.qp_state))?;
+    }
+    Ok(())
 }
 
 impl XrcTarget {

@@ -3,25 +3,26 @@
 //! News come on the engine's background thread, which only queues them. What they ask for, such as setting up the queue
 //! pair after a reply, is done by the thread of the program that fetches the event, as in rdma-core.
 
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::{Arc, Weak};
 
-use core::ffi::{c_int, c_uint};
+use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::MAX_RD_ATOM;
 use ferroce_engine::cm::attributes::{self, ConnectedAttr};
-use ferroce_engine::cm::{self, Connection, Event, EventKind, Port, Question, Sink, Target, resolve};
-use ferroce_wire::Psn;
+use ferroce_engine::cm::{self, Connection, Event, EventKind, Port, Question, Sink, Target, resolve, steps};
+use ferroce_engine::{AhAttr, MAX_RD_ATOM, QpAttr, QpAttrMask, QpState, Service};
 use ferroce_wire::cm::{
     CmTime, Ece, Info, IpCmHeader, Path, PrivateData, RejReason, Req, ServiceId, SidrRep, SidrReq, SidrStatus,
 };
+use ferroce_wire::{Gid, Psn};
 
+use super::device;
 use super::event::{NO_DATAGRAMS, NOTHING, Told, What};
 use super::id::{self, IdHandle, LiveId, Phase, State};
 use super::resolve::{path_record, take_route};
-use super::{device, done};
+use crate::attr;
 use crate::errno::Errno;
-use crate::qp::{self, QpHandle};
+use crate::handle::Live;
+use crate::qp::{LiveQp, QpHandle};
 
 /// Reads and atomics of a queue pair.
 pub(super) const DEPTH: u8 = MAX_RD_ATOM as u8;
@@ -166,14 +167,6 @@ impl Drop for Arrival {
     }
 }
 
-/// An address of a peer or of ours, with its interface if it needs one.
-fn with_interface(ip: IpAddr, port: u16, interface: u32) -> SocketAddr {
-    match ip {
-        IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, port, 0, interface).into(),
-        ip => (ip, port).into(),
-    }
-}
-
 /// A request is fetched: fills in its id. `None` if it cannot be connected any more, which refuses it.
 pub(super) fn introduce(listen: &'static IdHandle, of: &Arc<LiveId>, arrival: Arrival) -> Option<Told> {
     let cm::Route { local, remote, .. } = arrival.route;
@@ -188,10 +181,10 @@ fn presented(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival: Arrival) 
     let id = arrival.id?;
     let live = id.live().ok()?.to_arc();
     let (header, rest) = IpCmHeader::parse(&arrival.wish.private).ok()?;
-    let on @ cm::Route { local, remote, .. } = arrival.route;
+    let on = arrival.route;
     let (_, port) = arrival.wish.service.port()?;
-    let source = with_interface(local, port, on.ifindex());
-    let destination = with_interface(remote, header.source_port, on.ifindex());
+    let source = on.local_addr(port);
+    let destination = on.remote_addr(header.source_port);
     let mut route = resolve::back(&on, source, destination).ok()?;
     route.source = source;
     let (listen_c, c) = (listen.c(), id.c());
@@ -306,6 +299,7 @@ fn found(id: &'static IdHandle, live: &LiveId, rep: &SidrRep) -> Told {
     let question = state.link.question.take();
     let ud = match ah_attr(&state) {
         Some(ah_attr) if valid => {
+            let ah_attr = attr::c_ah(&ah_attr);
             abi::rdma_ud_param { ah_attr, qp_num: rep.qpn.value(), qkey: rep.qkey.value(), ..NO_DATAGRAMS }
         }
         _ => NO_DATAGRAMS,
@@ -371,96 +365,59 @@ fn answered(id: &'static IdHandle, live: &Arc<LiveId>, rep: &ferroce_wire::cm::R
 
 /// Processes what has arrived for the id's queue pair.
 fn catch_up(id: &'static IdHandle) {
+    if let Ok((_, qp)) = queue_pair(id) {
+        qp.engine.catch_up();
+    }
+}
+
+/// The id's queue pair, unless the id has none, the program destroyed it, or its context cannot be used.
+fn queue_pair(id: &'static IdHandle) -> Result<(&'static QpHandle, Live<LiveQp>), Errno> {
     // SAFETY: `c()` points to a whole rdma_cm_id.
     let qp = unsafe { (*id.c()).qp };
-    // SAFETY: NULL, or `rdma_create_qp` made it; one that the program destroyed is refused.
-    if let Ok(live) = unsafe { QpHandle::from_c(qp) }.and_then(|handle| handle.live()) {
-        live.engine.catch_up();
-    }
+    // SAFETY: the member is NULL or a queue pair, which `rdma_create_qp` or the program put there; handles are never freed.
+    let handle = unsafe { QpHandle::from_c(qp) }?;
+    let live = handle.live()?;
+    if live.context.is_usable() { Ok((handle, live)) } else { Err(Errno::EIO) }
 }
 
 /// Takes the id's queue pair to the error state.
 pub(super) fn fail_qp(id: &'static IdHandle) {
-    // SAFETY: `c()` points to a whole rdma_cm_id.
-    let qp = unsafe { (*id.c()).qp };
-    if !qp.is_null() {
-        // SAFETY: all of it is plain data, for which zero is a value.
-        let mut attr: abi::ibv_qp_attr = unsafe { std::mem::zeroed() };
-        attr.qp_state = abi::IBV_QPS_ERR;
-        // SAFETY: `rdma_create_qp` made it; one that the program destroyed is refused.
-        unsafe { qp::ibv_modify_qp(qp, &mut attr, abi::IBV_QP_STATE as c_int) };
+    if let Ok((handle, qp)) = queue_pair(id) {
+        let attr = QpAttr { qp_state: QpState::Error, ..QpAttr::default() };
+        let _ = handle.modify(&qp, &attr, QpAttrMask::STATE);
     }
 }
 
 /// Takes the id's queue pair to where both ends can send.
 pub(super) fn bring_up(id: &'static IdHandle, live: &LiveId) -> Result<(), Errno> {
-    // SAFETY: `c()` points to a whole rdma_cm_id.
-    let qp = unsafe { (*id.c()).qp };
-    // SAFETY: as in `fail_qp`.
-    let qp_type = unsafe { qp.as_ref() }.ok_or(Errno::EINVAL)?.qp_type;
-    for to in [abi::IBV_QPS_INIT, abi::IBV_QPS_RTR, abi::IBV_QPS_RTS] {
-        let (mut attr, mask) = step(&live.state.lock(), qp_type, to)?;
-        // SAFETY: as in `fail_qp`.
-        done(unsafe { qp::ibv_modify_qp(qp, &mut attr, mask) })?;
+    let (handle, qp) = queue_pair(id)?;
+    for to in [QpState::Init, QpState::Rtr, QpState::Rts] {
+        let (attr, mask) = step(&live.state.lock(), qp.engine.service(), to)?;
+        handle.modify(&qp, &attr, mask)?;
     }
     Ok(())
 }
 
-/// What a connected queue pair is given on its way to the state `to`; EINVAL while the ends did not say enough.
-pub(super) fn step(
-    state: &State,
-    qp_type: abi::ibv_qp_type,
-    to: abi::ibv_qp_state,
-) -> Result<(abi::ibv_qp_attr, c_int), Errno> {
-    let Some(agreed) = &state.link.agreed else { return Err(Errno::EINVAL) };
-    // SAFETY: all of it is plain data, for which zero is a value.
-    let mut attr: abi::ibv_qp_attr = unsafe { std::mem::zeroed() };
-    attr.qp_state = to;
-    attr.port_num = 1;
-    attr.qp_access_flags = agreed.access.bits();
-    attr.path_mtu = agreed.path_mtu as abi::ibv_mtu;
-    attr.dest_qp_num = agreed.dest_qp.value();
-    (attr.rq_psn, attr.sq_psn) = (agreed.rq_psn.value(), agreed.sq_psn.value());
-    (attr.max_rd_atomic, attr.max_dest_rd_atomic) = (agreed.max_rd_atomic, agreed.max_dest_rd_atomic);
-    attr.min_rnr_timer = agreed.min_rnr_timer;
-    attr.timeout = state.options.ack_timeout.unwrap_or(agreed.timeout);
-    (attr.retry_cnt, attr.rnr_retry) = (agreed.retry_cnt, agreed.rnr_retry);
-    attr.ah_attr = ah_attr(state).ok_or(Errno::EINVAL)?;
-    let receives = qp_type == abi::IBV_QPT_RC || qp_type == abi::IBV_QPT_XRC_RECV;
-    let sends = qp_type == abi::IBV_QPT_RC || qp_type == abi::IBV_QPT_XRC_SEND;
-    let mask: c_uint = match to {
-        abi::IBV_QPS_INIT => abi::IBV_QP_PKEY_INDEX | abi::IBV_QP_PORT | abi::IBV_QP_ACCESS_FLAGS,
-        abi::IBV_QPS_RTR => {
-            let common = abi::IBV_QP_AV | abi::IBV_QP_PATH_MTU | abi::IBV_QP_DEST_QPN | abi::IBV_QP_RQ_PSN;
-            let own = abi::IBV_QP_MAX_DEST_RD_ATOMIC | abi::IBV_QP_MIN_RNR_TIMER;
-            if receives { common | own } else { common }
-        }
-        abi::IBV_QPS_RTS => {
-            let own = abi::IBV_QP_RETRY_CNT | abi::IBV_QP_RNR_RETRY | abi::IBV_QP_MAX_QP_RD_ATOMIC;
-            let timed = if sends || receives { abi::IBV_QP_TIMEOUT } else { 0 };
-            abi::IBV_QP_SQ_PSN | timed | if sends { own } else { 0 }
-        }
-        _ => return Err(Errno::EINVAL),
-    };
-    Ok((attr, (mask | abi::IBV_QP_STATE) as c_int))
+/// The attributes of a connected queue pair for its step to `to`; EINVAL while the ends did not say enough.
+pub(super) fn step(state: &State, service: Service, to: QpState) -> Result<(QpAttr, QpAttrMask), Errno> {
+    let agreed = state.link.agreed.ok_or(Errno::EINVAL)?;
+    let timeout = state.options.ack_timeout.unwrap_or(agreed.timeout);
+    let ah = ah_attr(state).ok_or(Errno::EINVAL)?;
+    Ok(steps::step(service, to, &ConnectedAttr { timeout, ..agreed }, ah))
 }
 
-/// The way to the peer, for an address handle; `None` before the route is resolved.
-fn ah_attr(state: &State) -> Option<abi::ibv_ah_attr> {
+/// The address vector of the peer; `None` before the route is resolved.
+fn ah_attr(state: &State) -> Option<AhAttr> {
     let (route, record) = (state.route.as_ref()?, state.record.as_ref()?);
-    Some(abi::ibv_ah_attr {
-        grh: abi::ibv_global_route {
-            dgid: record.dgid,
-            flow_label: u32::from_be(record.flow_label),
-            sgid_index: route.local.gid.index as u8,
-            hop_limit: record.hop_limit,
-            traffic_class: record.traffic_class,
-        },
-        dlid: 0,
+    // SAFETY: every member of the union is sixteen octets.
+    let dgid = Gid(unsafe { record.dgid.raw });
+    Some(AhAttr {
+        dgid,
+        flow_label: u32::from_be(record.flow_label),
+        sgid_index: route.local.gid.index as u8,
+        hop_limit: record.hop_limit,
+        traffic_class: record.traffic_class,
         sl: record.sl,
-        src_path_bits: 0,
-        static_rate: 0,
-        is_global: 1,
-        port_num: 1,
+        ..AhAttr::default()
     })
 }

@@ -2,15 +2,18 @@
 
 use std::ptr;
 
-use core::ffi::{c_int, c_uint, c_void};
+use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::MAX_INLINE;
+use ferroce_engine::cm::steps;
+use ferroce_engine::{MAX_INLINE, QpAccess, QpAttr, QpAttrMask, QpCaps, QpState, Service, bring_up_mask};
+use ferroce_wire::Qkey;
 
 use super::id::{self, IdHandle};
 use super::{device, done, link, made, multicast};
 use crate::call;
 use crate::errno::Errno;
-use crate::{channel, cq, qp, qp_ex};
+use crate::qp::{LiveQp, QpHandle};
+use crate::{attr, channel, cq, qp, qp_ex};
 
 /// The Q_Key of the UDP and IB port spaces (`RDMA_UDP_QKEY`).
 const UDP_QKEY: u32 = 0x0123_4567;
@@ -158,7 +161,11 @@ pub(super) unsafe fn create(
         // SAFETY: as the caller says.
         let made = made(unsafe { qp_ex::create_qp_ex(verbs, init) })?;
         // SAFETY: it was just made.
-        unsafe { make_ready(c, made) }.inspect_err(|_| {
+        let handle = unsafe { QpHandle::from_c(made) }?;
+        // SAFETY: `c()` points to a whole rdma_cm_id.
+        let ps = unsafe { (*c).ps };
+        let live = handle.live()?;
+        make_ready(ps, handle, &live).inspect_err(|_| {
             // SAFETY: as above.
             unsafe { qp::ibv_destroy_qp(made) };
         })?;
@@ -188,25 +195,14 @@ fn destroy_cqs_but(id: &'static IdHandle, send: *mut abi::ibv_cq, recv: *mut abi
 }
 
 /// Brings a new queue pair to where it can receive, and datagrams' to where it can send.
-///
-/// # Safety
-///
-/// `qp` is a queue pair, `c` a whole rdma_cm_id.
-unsafe fn make_ready(c: *mut abi::rdma_cm_id, qp: *mut abi::ibv_qp) -> Result<(), Errno> {
-    // SAFETY: as the caller says.
-    let (ps, qp_type) = unsafe { ((*c).ps, (*qp).qp_type) };
-    let (mut attr, mask) = init_attr(ps, qp_type);
-    // SAFETY: as the caller says.
-    done(unsafe { qp::ibv_modify_qp(qp, &mut attr, mask) })?;
-    if qp_type == abi::IBV_QPT_UD {
-        attr.qp_state = abi::IBV_QPS_RTR;
-        // SAFETY: as the caller says.
-        done(unsafe { qp::ibv_modify_qp(qp, &mut attr, abi::IBV_QP_STATE as c_int) })?;
-        attr.qp_state = abi::IBV_QPS_RTS;
-        attr.sq_psn = 0;
-        let mask = (abi::IBV_QP_STATE | abi::IBV_QP_SQ_PSN) as c_int;
-        // SAFETY: as the caller says.
-        done(unsafe { qp::ibv_modify_qp(qp, &mut attr, mask) })?;
+fn make_ready(ps: abi::rdma_port_space, qp: &QpHandle, live: &LiveQp) -> Result<(), Errno> {
+    let steps: &[QpState] = match live.engine.service() {
+        Service::Ud => &[QpState::Init, QpState::Rtr, QpState::Rts],
+        _ => &[QpState::Init],
+    };
+    for to in steps {
+        let (attr, mask) = unconnected(ps, live.engine.service(), *to);
+        qp.modify(live, &attr, mask)?;
     }
     Ok(())
 }
@@ -216,19 +212,13 @@ pub(super) fn qkey(ps: abi::rdma_port_space) -> u32 {
     if ps == abi::RDMA_PS_IPOIB { 0 } else { UDP_QKEY }
 }
 
-/// Attributes for INIT, before a connection says which accesses the peer shall have.
-fn init_attr(ps: abi::rdma_port_space, qp_type: abi::ibv_qp_type) -> (abi::ibv_qp_attr, c_int) {
-    // SAFETY: all of it is plain data, for which zero is a value.
-    let mut attr: abi::ibv_qp_attr = unsafe { std::mem::zeroed() };
-    attr.qp_state = abi::IBV_QPS_INIT;
-    attr.port_num = 1;
-    let common: c_uint = abi::IBV_QP_STATE | abi::IBV_QP_PKEY_INDEX | abi::IBV_QP_PORT;
-    if qp_type == abi::IBV_QPT_UD {
-        attr.qkey = qkey(ps);
-        (attr, (common | abi::IBV_QP_QKEY) as c_int)
+/// The attributes for the step to `to`, before a connection says which accesses the peer shall have.
+fn unconnected(ps: abi::rdma_port_space, service: Service, to: QpState) -> (QpAttr, QpAttrMask) {
+    if service == Service::Ud {
+        let attr = QpAttr { qp_state: to, qkey: Qkey::new(qkey(ps)), ..QpAttr::default() };
+        (attr, bring_up_mask(service, to))
     } else {
-        attr.qp_access_flags = abi::IBV_ACCESS_REMOTE_WRITE;
-        (attr, (common | abi::IBV_QP_ACCESS_FLAGS) as c_int)
+        steps::init(QpAccess::REMOTE_WRITE)
     }
 }
 
@@ -343,23 +333,23 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
         let (ps, qp_type) = unsafe { ((*handle.c()).ps, (*handle.c()).qp_type) };
         // SAFETY: not NULL, and readable as the caller says.
         let state = unsafe { (*qp_attr).qp_state };
-        let datagrams = qp_type == abi::IBV_QPT_UD;
-        let (mut attr, mask) = match state {
-            _ if live.state.lock().link.agreed.is_some() => {
-                // SAFETY: `c()` points to a whole rdma_cm_id.
-                let qp = unsafe { (*handle.c()).qp };
-                // SAFETY: NULL, or `create` made it.
-                let of = unsafe { qp.as_ref() }.map_or(qp_type, |qp| qp.qp_type);
-                link::step(&live.state.lock(), of, state)?
+        let to = attr::state(state)?;
+        // SAFETY: `c()` points to a whole rdma_cm_id.
+        let qp = unsafe { (*handle.c()).qp };
+        // SAFETY: NULL, or `create` made it.
+        let qp_type = unsafe { qp.as_ref() }.map_or(qp_type, |qp| qp.qp_type);
+        let service = crate::qp::service(qp_type).unwrap_or(Service::Rc);
+        let state = live.state.lock();
+        let (attr, mask) = match to {
+            QpState::Init | QpState::Rtr | QpState::Rts if state.link.agreed.is_some() => {
+                link::step(&state, service, to)?
             }
-            abi::IBV_QPS_INIT => init_attr(ps, qp_type),
-            abi::IBV_QPS_RTR if datagrams => (init_attr(ps, qp_type).0, abi::IBV_QP_STATE as c_int),
-            abi::IBV_QPS_RTS if datagrams => {
-                (init_attr(ps, qp_type).0, (abi::IBV_QP_STATE | abi::IBV_QP_SQ_PSN) as c_int)
-            }
+            QpState::Init => unconnected(ps, service, to),
+            QpState::Rtr | QpState::Rts if service == Service::Ud => unconnected(ps, service, to),
             _ => return Err(Errno::EINVAL),
         };
-        attr.qp_state = state;
+        drop(state);
+        let (attr, mask) = (attr::c_attr(&attr, &QpCaps::default()), mask.bits() as c_int);
         // SAFETY: not NULL, and the caller says it may be written to.
         unsafe { qp_attr.write(attr) };
         // SAFETY: as above.

@@ -1,7 +1,7 @@
 //! What goes into connection management and what comes out.
 
 use alloc::boxed::Box;
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use ferroce_wire::cm::{
     About, CmTime, CommId, Ece, Info, Path, PrivateData, RejReason, Rep, Req, ServiceId, SidrRep, SidrReq,
@@ -34,9 +34,26 @@ impl Route {
         self.interface & !Self::V1
     }
 
+    /// The local address with `port`, and with its interface if it is link-local.
+    pub fn local_addr(&self, port: u16) -> SocketAddr {
+        with_interface(self.local, port, self.ifindex())
+    }
+
+    /// The peer's address with `port`, and with its interface if it is link-local.
+    pub fn remote_addr(&self, port: u16) -> SocketAddr {
+        with_interface(self.remote, port, self.ifindex())
+    }
+
     /// Which RoCE it is.
     pub const fn version(&self) -> RoceVersion {
         if self.interface & Self::V1 != 0 { RoceVersion::V1 } else { RoceVersion::V2 }
+    }
+}
+
+fn with_interface(ip: IpAddr, port: u16, interface: u32) -> SocketAddr {
+    match ip {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, port, 0, interface).into(),
+        ip => (ip, port).into(),
     }
 }
 

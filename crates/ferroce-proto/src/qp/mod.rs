@@ -21,6 +21,7 @@ mod unreliable;
 use ferroce_wire::{Flow, IcrcStatus, Instant, Operation, Packet, PathMtu, Pkey, Psn, Qpn, TxBatch};
 
 pub use self::raw::MAX_FRAME;
+pub use self::state::bring_up_mask;
 
 use self::completer::Refusal;
 use self::pipeline::Pipeline;

@@ -138,6 +138,18 @@ pub(crate) fn transition(service: Service, from: QpState, to: QpState) -> Option
     table.iter().find(|row| row.from == from && row.to == to)
 }
 
+/// The attributes that a queue pair needs on its way from RESET over INIT and RTR to RTS for the step to `to`, its state among
+/// them. For a state off that way, the state alone.
+pub fn bring_up_mask(service: Service, to: QpState) -> QpAttrMask {
+    let from = match to {
+        Rtr => Init,
+        Rts => Rtr,
+        Reset | Init | Sqd | Sqe | Error => Reset,
+    };
+    let required = transition(service, from, to).map_or(QpAttrMask::empty(), |row| row.required);
+    required | QpAttrMask::STATE
+}
+
 /// The mask without the attributes of the half that an XRC queue pair does not have. Programs name them as on RC
 /// (perftest does), and Linux's system call drops them before it looks at the table.
 pub(crate) const fn half_of(service: Service, mask: QpAttrMask) -> QpAttrMask {

@@ -8,7 +8,6 @@ use ferroce_engine::cm::{Bind, Event, Port, Queue, Route, Target};
 use ferroce_wire::cm::PortSpace;
 
 use super::ConnectError;
-use super::end::with_interface;
 use crate::Error;
 
 pub(super) struct Door {
@@ -34,8 +33,7 @@ impl Door {
 
     /// Where a request came to, and from which port of its sender's.
     pub(super) fn names(&self, route: &Route, source_port: u16) -> (SocketAddr, SocketAddr) {
-        let local = with_interface(route.local, self.port.number(), route.ifindex());
-        (local, with_interface(route.remote, source_port, route.ifindex()))
+        (route.local_addr(self.port.number()), route.remote_addr(source_port))
     }
 
     /// Waits for an event that `request` makes something of.

@@ -1,11 +1,9 @@
 //! What both ends need: a device, a protection domain, and a queue pair that takes receives.
 
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
-
 use ferroce_engine::cm::attributes::{self, ConnectedAttr};
 use ferroce_engine::cm::resolve::Route;
 use ferroce_engine::cm::steps;
-use ferroce_engine::{AhAttr, Service};
+use ferroce_engine::{AhAttr, QpState, Service};
 use ferroce_wire::Gid;
 
 use super::{ConnectError, context};
@@ -114,19 +112,9 @@ impl End {
             hop_limit: hops,
             ..AhAttr::default()
         };
-        let (attr, mask) = steps::init(agreed.access);
-        let qp = self.qp.step::<Init>(&attr, mask)?;
-        let (attr, mask) = steps::rtr(Service::Rc, agreed, ah);
-        let qp = qp.step::<ReadyToReceive>(&attr, mask)?;
-        let (attr, mask) = steps::rts(Service::Rc, agreed);
-        Ok(qp.step::<ReadyToSend>(&attr, mask)?)
-    }
-}
-
-/// An address with its interface if it needs one.
-pub(super) fn with_interface(ip: IpAddr, port: u16, interface: u32) -> SocketAddr {
-    match ip {
-        IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, port, 0, interface).into(),
-        ip => (ip, port).into(),
+        let attr = |to| steps::step(Service::Rc, to, agreed, ah).0;
+        let qp = self.qp.step::<Init>(&attr(QpState::Init))?;
+        let qp = qp.step::<ReadyToReceive>(&attr(QpState::Rtr))?;
+        Ok(qp.step::<ReadyToSend>(&attr(QpState::Rts))?)
     }
 }
