@@ -53,6 +53,18 @@ enum Command {
     /// One end of a baseline.
     #[command(hide = true)]
     BenchEnd(bench::EndArgs),
+    /// Checks what may use what: crates, modules, files; and how long each may be.
+    Arrows {
+        /// Only prints an order of this crate's modules, lowest first.
+        #[arg(long, value_name = "CRATE")]
+        order: Option<String>,
+    },
+    /// Prints lines of code, files, the longest file and unsafe blocks of each crate.
+    Size {
+        /// As a JSON array.
+        #[arg(long)]
+        json: bool,
+    },
     /// Brings the README's table of verbs up to date.
     #[command(hide = true)]
     Readme,
@@ -78,6 +90,8 @@ fn main() -> std::process::ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::BenchEnd(args) => bench::run_end(&args).map(|()| true),
+        Command::Arrows { order } => arrows::run(order.as_deref()),
+        Command::Size { json } => arrows::sizes(json),
         Command::Readme => readme::write(),
         Command::PeerHarness { all } => test::peer_harness(all),
         Command::E2e(args) => e2e::run(&args),

@@ -35,7 +35,7 @@ type Source = fn(&mut Checks) -> Result<()>;
 
 const STAGES: &[(&str, &str)] = &[
     ("fmt", "cargo fmt --check"),
-    ("arrows", "each crate uses only the crates below it"),
+    ("arrows", "crates, modules and files use only what is below them; none is too long"),
     ("no_std", "the protocol builds where there is no operating system"),
     ("readme", "the README's table of verbs is what the export table says"),
     ("clippy", "cargo clippy, warnings are errors"),

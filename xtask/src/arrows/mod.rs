@@ -1,0 +1,78 @@
+//! `cargo xtask arrows`: what may use what, and how long it may be.
+//!
+//! Crates use only the crates below them; modules and files of a crate do not use each other in circles; no file and no
+//! crate outgrows its limit. The tables are in `crates.rs`, `modules.rs` and `sizes.rs`. An entry of a table that the sources
+//! no longer need fails as well.
+
+mod crates;
+mod modules;
+mod scan;
+mod sizes;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::report::{Checks, Report};
+use crate::tree;
+use scan::Sources;
+
+/// A crate of the workspace.
+struct Package {
+    name: String,
+    metadata: Value,
+    /// Library and programs; a crate with both has two.
+    targets: Vec<Sources>,
+}
+
+/// Runs the command; with `order` it prints the order of that crate's modules.
+pub fn run(order: Option<&str>) -> Result<bool> {
+    if let Some(name) = order {
+        modules::print_order(&packages()?, name)?;
+        return Ok(true);
+    }
+    let mut report = Report::default();
+    report.stage("arrows", check);
+    Ok(report.close())
+}
+
+/// The stage.
+pub fn check(checks: &mut Checks) -> Result<()> {
+    let packages = packages()?;
+    crates::check(checks, &packages);
+    modules::check(checks, &packages);
+    sizes::check(checks, &packages);
+    Ok(())
+}
+
+/// Prints the size of each crate.
+pub fn sizes(json: bool) -> Result<bool> {
+    sizes::print(&packages()?, json)?;
+    Ok(true)
+}
+
+/// The crates of the workspace, with their product code read.
+fn packages() -> Result<Vec<Package>> {
+    let output = tree::cargo().args(["metadata", "--no-deps", "--format-version", "1"]).output()?;
+    anyhow::ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout)?;
+    let all = metadata.get("packages").and_then(Value::as_array).context("no packages in the metadata")?;
+    let package = |metadata: &Value| {
+        let targets = metadata.get("targets").and_then(Value::as_array).into_iter().flatten();
+        let kinds = |target: &Value| target.get("kind").map(ToString::to_string).unwrap_or_default();
+        let product = targets.filter(|target| {
+            let kinds = kinds(target);
+            kinds.contains("lib") || kinds.contains("bin")
+        });
+        let targets = product.map(|target| Sources::read(tree::root(), text(target, "src_path")));
+        Ok(Package {
+            name: text(metadata, "name").to_owned(),
+            metadata: metadata.clone(),
+            targets: targets.collect::<Result<_>>()?,
+        })
+    };
+    all.iter().map(package).collect()
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value.get(key).and_then(Value::as_str).unwrap_or_default()
+}

@@ -1,0 +1,262 @@
+//! The order of modules inside a crate, and circles of files.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result};
+
+use super::Package;
+use super::scan::{Sources, Use};
+use crate::report::Checks;
+
+/// The top-level modules of the large crates, lowest first: each uses only modules before it.
+const ORDER: &[(&str, &str)] = &[
+    (
+        "ferroce-capi",
+        "errno attr fork handle log rates refused ah call channel context cq cq_ex device domain flow \
+         import mcast mr mw ops pd post qp qp_ex query rdmacm srq wait xrcd events rsocket start strings \
+         sysfs umad",
+    ),
+    ("ferroce-broker", ""),
+    (
+        "ferroce-engine",
+        "counters error handover limit memory qpn sync sys fork per_process signal sleepers tx ah \
+         async_event attr background broker channel cm context cq device engine frames hub lane mcast \
+         moderation mr mw notify outlets pd qp rings send_batch sleep srq transmit xrc rsocket sysfs \
+         wall_clock",
+    ),
+];
+
+/// Top-level modules that still use each other in a circle, and why.
+const CIRCLES: &[(&str, &str, &str)] = &[
+    (
+        "ferroce",
+        "cm connection cq datagram device error mr pd qp room srq window xrc",
+        "objects name the objects that they are made of and that are made of them",
+    ),
+    (
+        "ferroce-capi",
+        "ah call channel context cq cq_ex device domain flow import mcast mr mw ops pd post qp qp_ex \
+         query rdmacm srq wait xrcd",
+        "contexts list the calls, calls open contexts",
+    ),
+    ("ferroce-datapath", "fault udp", "faults are injected into the batches of udp"),
+    (
+        "ferroce-engine",
+        "ah async_event attr background broker channel cm context cq device engine frames hub lane mcast \
+         moderation mr mw notify outlets pd qp rings send_batch sleep srq transmit xrc",
+        "the objects know the engine and the engine knows them",
+    ),
+    ("ferroce-ipc", "device settings", "each names a type of the other"),
+    ("ferroce-ipc", "message packet", "each names a type of the other"),
+    (
+        "ferroce-proto",
+        "attr error memory qp srq supply",
+        "errors name what they are about, re-exported by the root",
+    ),
+    ("ferroce-wire", "error opcode", "an error names the opcode"),
+    ("xtask", "bench e2e", "each names a type of the other"),
+];
+
+/// Files that may use each other in a circle: a type and its parts.
+const MAX_FILES: usize = 4;
+
+/// Larger circles of files that are still there: one file of each, and how many there are.
+const FILE_CIRCLES: &[(&str, &str, usize)] = &[
+    ("ferroce", "src/cq.rs", 10),
+    ("ferroce-engine", "src/ah.rs", 43),
+    ("ferroce-engine", "src/memory/view.rs", 5),
+    ("ferroce-engine", "src/rsocket/link.rs", 9),
+    ("ferroce-proto", "src/qp/uc.rs", 7),
+    ("ferroce-capi", "src/ah.rs", 35),
+    ("ferroce-cli", "src/tc.rs", 13),
+];
+
+/// Checks all crates.
+pub fn check(checks: &mut Checks, packages: &[Package]) {
+    let mut needed = Needed::default();
+    for package in packages {
+        let mut problems = Vec::new();
+        for sources in &package.targets {
+            problems.extend(circles(&package.name, sources, &mut needed));
+            problems.extend(upward(&package.name, sources));
+            problems.extend(file_circles(&package.name, sources, &mut needed));
+        }
+        checks.check(
+            &format!("{}: modules", package.name),
+            if problems.is_empty() { Ok(()) } else { Err(problems.join("\n")) },
+        );
+    }
+    for (name, modules, _) in CIRCLES {
+        let gone = modules.split_whitespace().filter(|module| !needed.modules.contains(&(*name, *module)));
+        for module in gone {
+            checks.fail(name, &format!("{module} is no longer in a circle: remove it from CIRCLES"));
+        }
+    }
+    for (name, file, count) in FILE_CIRCLES {
+        if !needed.files.contains(&(*name, *file)) {
+            let what = format!(
+                "{file} is not in a circle of {count} files: write the number of today, or remove it"
+            );
+            checks.fail(name, &what);
+        }
+    }
+    for (name, _) in ORDER.iter().filter(|(name, _)| !packages.iter().any(|package| package.name == *name)) {
+        checks.fail(name, "ORDER names it, but there is no such crate");
+    }
+}
+
+/// The entries that the sources still need, each with the name of its crate.
+#[derive(Default)]
+struct Needed {
+    modules: BTreeSet<(&'static str, &'static str)>,
+    files: BTreeSet<(&'static str, &'static str)>,
+}
+
+fn has(modules: &str, module: &str) -> bool {
+    modules.split_whitespace().any(|of| of == module)
+}
+
+/// Which top-level module uses which; the root may use all.
+fn edges(sources: &Sources) -> BTreeSet<(&str, &str)> {
+    let top = |of: &Use| (sources.top(of.user), sources.top(of.target));
+    sources.uses.iter().map(top).filter(|(from, to)| from != to && !from.is_empty()).collect()
+}
+
+/// Prints an order of a crate's top-level modules as `ORDER` has it; modules in a circle share a line.
+pub fn print_order(packages: &[Package], name: &str) -> Result<()> {
+    let package = packages.iter().find(|package| package.name == name).context("there is no such crate")?;
+    for sources in &package.targets {
+        let edges = edges(sources);
+        let circles = strongly_connected(&edges);
+        let modules = sources.modules.iter().filter(|module| module.path.len() == 1);
+        let mut left: BTreeSet<&str> = modules.filter_map(|m| m.path.first()).map(String::as_str).collect();
+        while let Some(first) = left.first().copied() {
+            let together = |module: &str| {
+                let circle = circles.iter().find(|circle| circle.contains(&module)).cloned();
+                circle.unwrap_or_else(|| left.get(module).copied().into_iter().collect())
+            };
+            let free = |group: &Vec<&str>| {
+                let outward = edges.iter().filter(|(from, to)| group.contains(from) && !group.contains(to));
+                outward.map(|(_, to)| to).all(|to| !left.contains(to))
+            };
+            let next =
+                left.iter().map(|module| together(module)).find(free).unwrap_or_else(|| together(first));
+            println!("{}", next.join(" "));
+            left.retain(|module| !next.contains(module));
+        }
+    }
+    Ok(())
+}
+
+/// Circles of top-level modules that are not in the table.
+fn circles(name: &str, sources: &Sources, needed: &mut Needed) -> Vec<String> {
+    let mut problems = Vec::new();
+    for circle in strongly_connected(&edges(sources)) {
+        let listed = CIRCLES
+            .iter()
+            .find(|(of, modules, _)| *of == name && circle.iter().all(|module| has(modules, module)));
+        if let Some((of, modules, _)) = listed {
+            let still = modules.split_whitespace().filter(|module| circle.contains(module));
+            needed.modules.extend(still.map(|module| (*of, module)));
+            continue;
+        }
+        problems.push(format!("{} use each other in a circle:", circle.join(", ")));
+        problems.extend(examples(sources, &circle, |id| sources.top(id).to_owned()));
+    }
+    problems
+}
+
+/// Uses against the declared order, with file and line.
+fn upward(name: &str, sources: &Sources) -> Vec<String> {
+    let Some((_, order)) = ORDER.iter().find(|(of, _)| *of == name) else { return Vec::new() };
+    let order: Vec<&str> = order.split_whitespace().collect();
+    let rank = |module: &str| order.iter().position(|of| *of == module);
+    let mut problems = Vec::new();
+    let modules = sources.modules.iter().filter(|module| module.path.len() == 1);
+    let known: BTreeSet<&str> = modules.filter_map(|m| m.path.first()).map(String::as_str).collect();
+    problems.extend(known.iter().filter(|m| rank(m).is_none()).map(|m| format!("{m} is not in ORDER")));
+    problems
+        .extend(order.iter().filter(|m| !known.contains(*m)).map(|m| format!("{m} of ORDER is no module")));
+    for of in &sources.uses {
+        let (from, to) = (sources.top(of.user), sources.top(of.target));
+        let together =
+            |(of, circle, _): &(&str, &str, &str)| *of == name && has(circle, from) && has(circle, to);
+        if rank(from) < rank(to) && rank(from).is_some() && !CIRCLES.iter().any(together) {
+            problems.push(format!("{}: {from} uses {to}, which is above it", sources.place(of)));
+        }
+    }
+    problems
+}
+
+/// Circles of files that are too large and not in the table.
+fn file_circles(name: &str, sources: &Sources, needed: &mut Needed) -> Vec<String> {
+    let edges: BTreeSet<(usize, usize)> =
+        sources.uses.iter().map(|of| (of.file, sources.file_of(of.target))).collect();
+    let mut problems = Vec::new();
+    for circle in strongly_connected(&edges).into_iter().filter(|circle| circle.len() > MAX_FILES) {
+        let path = |file: &usize| {
+            sources.files.get(*file).map(|file| file.path.display().to_string()).unwrap_or_default()
+        };
+        let paths: Vec<String> = circle.iter().map(path).collect();
+        let listed = FILE_CIRCLES.iter().find(|(of, file, count)| {
+            *of == name && *count == paths.len() && paths.iter().any(|path| path.ends_with(file))
+        });
+        match listed {
+            Some((of, file, _)) => {
+                needed.files.insert((of, file));
+            }
+            None => problems.push(format!("{} files in a circle:\n  {}", paths.len(), paths.join("\n  "))),
+        }
+    }
+    problems
+}
+
+/// One use for each pair of modules in a circle.
+fn examples(sources: &Sources, circle: &[&str], top: impl Fn(usize) -> String) -> Vec<String> {
+    let mut first: BTreeMap<(String, String), String> = BTreeMap::new();
+    for of in &sources.uses {
+        let (from, to) = (top(of.user), top(of.target));
+        if from != to && [&from, &to].into_iter().all(|module| circle.contains(&module.as_str())) {
+            let text = format!("  {}: {from} uses {to}", sources.place(of));
+            first.entry((from, to)).or_insert(text);
+        }
+    }
+    first.into_values().collect()
+}
+
+/// The sets of at least two nodes that all reach each other.
+fn strongly_connected<T: Ord + Copy>(edges: &BTreeSet<(T, T)>) -> Vec<Vec<T>> {
+    let reach = |from: T| {
+        let mut seen = BTreeSet::new();
+        let mut todo = vec![from];
+        while let Some(node) = todo.pop() {
+            let next = edges.iter().filter(|(from, _)| *from == node).map(|(_, to)| *to);
+            todo.extend(next.filter(|to| seen.insert(*to)));
+        }
+        seen
+    };
+    let nodes: BTreeSet<T> = edges.iter().map(|(from, _)| *from).collect();
+    let reached: BTreeMap<T, BTreeSet<T>> = nodes.iter().map(|node| (*node, reach(*node))).collect();
+    let meets = |a: &T, b: &T| reached.get(a).is_some_and(|seen| seen.contains(b));
+    let mut circles: Vec<Vec<T>> = Vec::new();
+    for node in nodes.iter().filter(|node| meets(node, node)) {
+        if !circles.iter().flatten().any(|known| known == node) {
+            circles.push(
+                nodes.iter().filter(|other| meets(node, other) && meets(other, node)).copied().collect(),
+            );
+        }
+    }
+    circles.retain(|circle| circle.len() > 1);
+    circles
+}
+
+#[cfg(test)]
+mod tests {
+    use super::strongly_connected;
+
+    #[test]
+    fn a_circle_is_found_and_a_line_is_none() {
+        let edges = [(1, 2), (2, 3), (3, 1), (3, 4), (4, 5), (6, 6)].into_iter().collect();
+        assert_eq!(strongly_connected(&edges), [vec![1, 2, 3]]);
+    }
+}
