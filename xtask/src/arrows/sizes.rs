@@ -15,9 +15,8 @@ const CRATE: usize = 12_000;
 
 /// What is still longer: a file, or a crate by its name.
 const LONGER: &[&str] = &[
-    "ferroce-engine",
-    "crates/ferroce-engine/src/broker/logic.rs",
-    "crates/ferroce-engine/src/broker/server.rs",
+    "crates/ferroce-broker/src/logic.rs",
+    "crates/ferroce-broker/src/server.rs",
     "crates/ferroce-engine/src/engine.rs",
     "crates/ferroce-engine/src/lane.rs",
     "crates/ferroce-engine/src/qp.rs",
