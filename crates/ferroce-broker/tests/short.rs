@@ -3,7 +3,7 @@
 mod common;
 
 use common::{brokers, chain, isolated, program};
-use ferroce_engine::broker::{BrokerClient, BrokerMode};
+use ferroce_engine::broker::{BrokerClient, BrokerMode, embed_with};
 
 /// Programs at once, and how often.
 const AT_ONCE: usize = 8;
@@ -14,6 +14,7 @@ const ROUNDS: usize = 12;
 fn the_broker_may_end_at_any_step_of_opening() {
     const NAME: &str = "the_broker_may_end_at_any_step_of_opening";
     if std::env::var_os("FERROCE_TEST_ROLE").is_some() {
+        embed_with(ferroce_broker::start_embedded);
         match BrokerClient::connect(BrokerMode::Embedded).and_then(|client| client.lease(1)) {
             Ok(lease) => assert_eq!(lease.slots.len(), 1),
             Err(e) => panic!("{}", chain(&e)),

@@ -5,7 +5,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{brokers, connect, eventually, isolated};
-use ferroce_engine::broker::{BrokerClient, BrokerMode};
+use ferroce_engine::broker::{BrokerClient, BrokerMode, embed_with};
 
 #[test]
 fn the_first_program_starts_the_broker_and_leases_slot_1() {
@@ -39,6 +39,7 @@ fn the_first_program_starts_the_broker_and_leases_slot_1() {
 #[test]
 fn a_broker_within_the_program() {
     isolated("a_broker_within_the_program", || {
+        embed_with(ferroce_broker::start_embedded);
         let client = BrokerClient::connect(BrokerMode::Embedded).unwrap();
         assert_eq!(client.lease(1).unwrap().slots, [1]);
         assert!(brokers().is_empty());

@@ -18,10 +18,10 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
 use super::place;
-use super::service::{self, Task};
+use super::service::{self, ReceiveUdp, Task};
 use super::settings::Settings;
-use super::stream::{Ready, RsocketError};
 use super::waker::{Patience, Waker};
+use crate::error::{Ready, RsocketError};
 use ferroce_engine::cm::attributes;
 use ferroce_engine::cm::resolve::{self, Route};
 use ferroce_engine::{Ah, AhAttr, CompletionChannel};
@@ -219,7 +219,7 @@ impl Datagram {
             rustix::net::bind(self.udp.as_fd(), &local).map_err(io::Error::from)?;
         }
         service::start()?;
-        service::push(Task::Hear(self.me.clone(), Arc::clone(&self.udp)));
+        service::push(Task::Receive(self.me.clone() as _, Arc::clone(&self.udp)));
         state.started = true;
         Ok(())
     }
@@ -363,7 +363,7 @@ impl Datagram {
     }
 
     /// Takes what came by UDP; on the service's thread.
-    pub(super) fn hear(&self) {
+    fn take_from_udp(&self) {
         let mut room = [0; SLOT + Locator::MAX_LEN];
         for _ in 0..HEARD_AT_ONCE {
             // Nothing there, or an ICMP error that only says that a datagram was lost.
@@ -524,6 +524,12 @@ struct Waiter {
 impl Drop for Waiter {
     fn drop(&mut self) {
         self.me.unwatch(&self.waker);
+    }
+}
+
+impl ReceiveUdp for Datagram {
+    fn receive_udp(&self) {
+        self.take_from_udp();
     }
 }
 

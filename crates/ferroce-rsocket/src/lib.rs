@@ -15,8 +15,8 @@
 //! A forked child has none of its parent's streams.
 
 mod datagram;
+mod error;
 mod link;
-mod listener;
 pub mod message;
 mod place;
 pub mod protocol;
@@ -27,7 +27,8 @@ mod stream;
 mod waker;
 
 pub use datagram::Datagram;
+pub use error::{Failure, Ready, RsocketError};
 pub use protocol::{Fault, How, Sizes};
 pub use settings::Settings;
-pub use stream::{Accepted, Failure, Progress, Ready, RsocketError, Stream};
+pub use stream::{Accepted, Progress, Stream};
 pub use waker::Waker;

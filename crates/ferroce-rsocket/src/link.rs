@@ -8,7 +8,7 @@ use ferroce_wire::Lkey;
 
 use super::place::Home;
 use super::region::Region;
-use super::stream::RsocketError;
+use crate::error::RsocketError;
 use ferroce_engine::cm::attributes::{self, ConnectedAttr};
 use ferroce_engine::cm::steps;
 use ferroce_engine::{

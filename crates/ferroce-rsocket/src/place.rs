@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::stream::RsocketError;
+use crate::error::RsocketError;
 use ferroce_engine::{Context, DeviceInfo, Pd};
 use ferroce_host::PerProcess;
 

@@ -14,21 +14,38 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
 use super::waker::Waker;
-use super::{Datagram, Stream};
 use ferroce_engine::cm::{Event, EventKind, Sink, Target};
 use ferroce_host::fork::Guarded;
 use ferroce_host::{PerProcess, thread};
 
+/// What the thread does for a stream.
+pub(super) trait StreamTasks: Send + Sync {
+    /// An event of the stream's port or connection.
+    fn connection_event(&self, kind: EventKind);
+    /// Answers requests that the listening stream has room for.
+    fn answer_waiting(&self);
+    /// The interval of keepalive messages.
+    fn keepalive(&self) -> Option<Duration>;
+    /// Sends a keepalive message.
+    fn send_keepalive(&self);
+}
+
+/// What the thread does for a datagram socket.
+pub(super) trait ReceiveUdp: Send + Sync {
+    /// Takes what came to the UDP socket.
+    fn receive_udp(&self);
+}
+
 /// Something to do.
 pub(super) enum Task {
-    /// Something happened to a stream's port or connection.
-    News(Weak<Stream>, EventKind),
+    /// An event of a stream's port or connection.
+    Event(Weak<dyn StreamTasks>, EventKind),
     /// A listening stream has room for another connection.
-    Room(Weak<Stream>),
+    Room(Weak<dyn StreamTasks>),
     /// How often a stream shall say that it lives has changed.
-    Keepalive(Weak<Stream>),
-    /// A datagram socket's UDP socket shall be heard.
-    Hear(Weak<Datagram>, Arc<Guarded<UdpSocket>>),
+    Keepalive(Weak<dyn StreamTasks>),
+    /// The thread shall receive from a datagram socket's UDP socket.
+    Receive(Weak<dyn ReceiveUdp>, Arc<Guarded<UdpSocket>>),
     /// Some are gone.
     Prune,
 }
@@ -66,41 +83,42 @@ pub(super) fn push(task: Task) {
     }
 }
 
-/// Whoever hears of a stream's port or connection.
-pub(super) fn target(stream: &Weak<Stream>) -> Target {
-    Target::new(Arc::new(Ear(stream.clone())), 0)
+/// The receiver of the events of a stream's port or connection.
+pub(super) fn target(stream: Weak<dyn StreamTasks>) -> Target {
+    Target::new(Arc::new(EventSink(stream)), 0)
 }
 
-struct Ear(Weak<Stream>);
+struct EventSink(Weak<dyn StreamTasks>);
 
-impl Sink for Ear {
+impl Sink for EventSink {
     fn deliver(&self, event: Event) {
-        push(Task::News(self.0.clone(), event.kind));
+        push(Task::Event(self.0.clone(), event.kind));
     }
 }
 
 fn run(service: &Service, waker: &Waker) {
     let mut alive = Keepalives::default();
-    let mut heard = Heard::default();
+    let mut sockets = UdpSockets::default();
     loop {
         let timeout = alive.run(Instant::now());
-        heard.wait(waker, timeout);
+        sockets.wait(waker, timeout);
         waker.clear();
         loop {
             let Some(task) = service.tasks.lock().pop_front() else { break };
-            if catch_unwind(AssertUnwindSafe(|| perform(task, &mut alive, &mut heard))).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| perform(task, &mut alive, &mut sockets))).is_err() {
                 tracing::error!("a bug in ferroce: an rsocket's connection may hang");
             }
         }
     }
 }
 
-/// UDP sockets of datagram sockets. The sockets stay while the system looks at them; a number is closed when its rsocket
-/// is pruned.
+/// UDP sockets of datagram sockets. Each stays open until its rsocket is pruned, because `poll` looks at its number.
 #[derive(Default)]
-struct Heard(Vec<(Weak<Datagram>, Arc<Guarded<UdpSocket>>)>);
+struct UdpSockets(Vec<(Receiver, Arc<Guarded<UdpSocket>>)>);
 
-impl Heard {
+type Receiver = Weak<dyn ReceiveUdp>;
+
+impl UdpSockets {
     /// Waits until something came, and takes it.
     fn wait(&mut self, waker: &Waker, timeout: PollTimeout) {
         let of = |fd| PollFd::new(fd, PollFlags::POLLIN);
@@ -111,7 +129,7 @@ impl Heard {
         let came: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
         for ((socket, _), _) in self.0.iter().zip(came).filter(|(_, came)| *came) {
             if let Some(socket) = socket.upgrade()
-                && catch_unwind(AssertUnwindSafe(|| socket.hear())).is_err()
+                && catch_unwind(AssertUnwindSafe(|| socket.receive_udp())).is_err()
             {
                 tracing::error!("a bug in ferroce: an rsocket lost a datagram");
             }
@@ -119,12 +137,12 @@ impl Heard {
     }
 }
 
-fn perform(task: Task, alive: &mut Keepalives, heard: &mut Heard) {
+fn perform(task: Task, alive: &mut Keepalives, sockets: &mut UdpSockets) {
     match task {
-        Task::News(stream, kind) => {
+        Task::Event(stream, kind) => {
             // What an event of a stream that is gone brought ends with it.
             if let Some(stream) = stream.upgrade() {
-                stream.news(kind);
+                stream.connection_event(kind);
             }
         }
         Task::Room(stream) => {
@@ -133,17 +151,17 @@ fn perform(task: Task, alive: &mut Keepalives, heard: &mut Heard) {
             }
         }
         Task::Keepalive(stream) => alive.set(stream),
-        Task::Hear(socket, udp) => heard.0.push((socket, udp)),
-        Task::Prune => heard.0.retain(|(socket, _)| socket.strong_count() > 0),
+        Task::Receive(socket, udp) => sockets.0.push((socket, udp)),
+        Task::Prune => sockets.0.retain(|(socket, _)| socket.strong_count() > 0),
     }
 }
 
 /// Streams that say now and then that they live.
 #[derive(Default)]
-struct Keepalives(Vec<(Weak<Stream>, Instant)>);
+struct Keepalives(Vec<(Weak<dyn StreamTasks>, Instant)>);
 
 impl Keepalives {
-    fn set(&mut self, stream: Weak<Stream>) {
+    fn set(&mut self, stream: Weak<dyn StreamTasks>) {
         self.0.retain(|(known, _)| !known.ptr_eq(&stream));
         let interval = stream.upgrade().and_then(|stream| stream.keepalive());
         if let Some(due) = interval.and_then(|interval| Instant::now().checked_add(interval)) {
@@ -158,7 +176,7 @@ impl Keepalives {
                 return stream.strong_count() > 0;
             }
             let Some(stream) = stream.upgrade() else { return false };
-            stream.say_alive();
+            stream.send_keepalive();
             let next = stream.keepalive().and_then(|interval| now.checked_add(interval));
             next.is_some_and(|next| {
                 *due = next;

@@ -1,6 +1,7 @@
 //! Stream rsockets.
 
 mod connecting;
+mod listener;
 mod mappings;
 mod transfer;
 
@@ -10,129 +11,27 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::protocol::{Fault, How, NoMapping, Phase};
+use crate::protocol::{How, Phase};
 use ferroce_wire::PathMtu;
 use ferroce_wire::cm::{CmTime, Req};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::link::Link;
-use super::listener::Listener;
-use super::service::{self, Task};
+use super::service::{self, StreamTasks, Task};
 use super::settings::Settings;
 use super::waker::{Patience, Waker};
-use ferroce_engine::cm::resolve::ResolveError;
-use ferroce_engine::cm::{CmError, Connection, Port};
-use ferroce_engine::error::{EventError, OpenError};
-use ferroce_engine::{AhAttr, CompletionChannel, RegMrError};
+use crate::error::{Failure, Ready, RsocketError};
+use ferroce_engine::cm::{Connection, EventKind, Port};
+use ferroce_engine::{AhAttr, CompletionChannel};
 use ferroce_engine::{Held, Sleep};
 use ferroce_host::fork::{self, Guarded};
+use listener::Listener;
 use mappings::Mapped;
 pub use transfer::Progress;
 
-/// Why a stream is not connected any more, or never came to be: what `SO_ERROR` tells.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Failure {
-    /// Nobody listens, or the peer does not want: ECONNREFUSED.
-    #[error("refused")]
-    Refused,
-    /// The peer does not answer: ETIMEDOUT.
-    #[error("no answer")]
-    NoAnswer,
-    /// The peer is no rsocket, or one of this version: ENOTSUP.
-    #[error("the peer is no rsocket of a version that is known, but {0}")]
-    NoRsocket(u8),
-    /// The peer broke a rule, or a WRITE failed: EIO.
-    #[error(transparent)]
-    Broken(#[from] Fault),
-    /// The queue pair could not be set up: EIO.
-    #[error("the queue pair could not be set up")]
-    QueuePair,
-}
-
-/// Why a call on an rsocket failed.
-#[derive(Debug, thiserror::Error)]
-pub enum RsocketError {
-    /// It would have to wait: EAGAIN.
-    #[error("it would have to wait")]
-    WouldBlock,
-    /// It has to wait: the caller sleeps, and calls again.
-    #[error("it has to wait")]
-    Suspended(Box<Sleep>),
-    /// The connection is being made: EINPROGRESS.
-    #[error("the connection is being made")]
-    InProgress,
-    /// There is no connection: ENOTCONN.
-    #[error("not connected")]
-    NotConnected,
-    /// Not in this state, or an argument makes no sense: EINVAL.
-    #[error("not in this state")]
-    Invalid,
-    /// It was closed meanwhile: EBADF.
-    #[error("it is closed")]
-    Closed,
-    /// The peer went: ECONNRESET.
-    #[error("the peer is gone")]
-    Reset,
-    /// The program itself stopped sending: EPIPE.
-    #[error("sending was shut down")]
-    ShutDown,
-    /// A datagram is longer than one can be: EMSGSIZE.
-    #[error("the datagram is too long")]
-    TooLong,
-    /// A signal handler ran: EINTR.
-    #[error("interrupted by a signal")]
-    Interrupted,
-    /// The connection failed.
-    #[error(transparent)]
-    Failed(#[from] Failure),
-    /// The peer's data make no sense: EIO.
-    #[error(transparent)]
-    Peer(Fault),
-    /// The peer mapped nothing there: EINVAL.
-    #[error(transparent)]
-    NoMapping(#[from] NoMapping),
-    /// As many as the peer has room for: ENOMEM.
-    #[error("the peer has no room for another mapping")]
-    Full,
-    /// No such address or way.
-    #[error(transparent)]
-    Resolve(#[from] ResolveError),
-    /// Connection management refused.
-    #[error(transparent)]
-    Cm(#[from] CmError),
-    /// The device could not be opened.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// Memory could not be registered.
-    #[error(transparent)]
-    Memory(#[from] RegMrError),
-    /// An object of the device could not be made: ENOMEM.
-    #[error("no more of it")]
-    Resource(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The system refused.
-    #[error("the system refused")]
-    System(#[from] io::Error),
-}
-
-impl RsocketError {
-    pub(super) fn resource(error: impl std::error::Error + Send + Sync + 'static) -> Self {
-        Self::Resource(Box::new(error))
-    }
-}
-
-impl From<EventError> for RsocketError {
-    fn from(error: EventError) -> Self {
-        match error {
-            EventError::WouldBlock => Self::WouldBlock,
-            EventError::Interrupted => Self::Interrupted,
-            EventError::Io(error) => Self::System(error),
-        }
-    }
-}
-
 /// How far a stream has come.
-pub(super) enum Role {
+enum Role {
     /// It has no connection, perhaps a port.
     Idle,
     /// It takes requests.
@@ -163,19 +62,6 @@ pub struct Accepted {
     pub local: SocketAddr,
     /// The peer's.
     pub remote: SocketAddr,
-}
-
-/// What can be done without waiting.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Ready {
-    /// Reading, or accepting: POLLIN.
-    pub readable: bool,
-    /// Sending: POLLOUT.
-    pub writable: bool,
-    /// Both ends are done, and all was read: POLLHUP. (rdma-core says so while something can be read, and programs stop.)
-    pub hang_up: bool,
-    /// It failed: POLLERR.
-    pub error: bool,
 }
 
 /// A stream rsocket.
@@ -309,7 +195,7 @@ impl Stream {
     }
 
     /// One that came of a request.
-    pub(super) fn accepted(
+    fn accepted(
         addresses: Accepted,
         settings: Settings,
         link: Link,
@@ -394,12 +280,12 @@ impl Stream {
     pub fn set_keepalive(&self, interval: Option<Duration>) -> io::Result<()> {
         service::start()?;
         self.state.lock().keepalive = interval;
-        service::push(Task::Keepalive(self.me.clone()));
+        service::push(Task::Keepalive(self.me.clone() as _));
         Ok(())
     }
 
     /// Says that it lives.
-    pub(super) fn say_alive(&self) {
+    fn say_alive(&self) {
         let mut state = self.state.lock();
         state.pump();
         if matches!(state.role, Role::Connected)
@@ -580,6 +466,26 @@ struct Waiter {
 impl Drop for Waiter {
     fn drop(&mut self) {
         self.stream.unwatch(&self.waker);
+    }
+}
+
+impl StreamTasks for Stream {
+    fn connection_event(&self, kind: EventKind) {
+        if let Some(stream) = self.me.upgrade() {
+            stream.take_event(kind);
+        }
+    }
+
+    fn answer_waiting(&self) {
+        self.answer_waiting_requests();
+    }
+
+    fn keepalive(&self) -> Option<Duration> {
+        self.keepalive()
+    }
+
+    fn send_keepalive(&self) {
+        self.say_alive();
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::MutexGuard;
 
-use super::stream::RsocketError;
+use crate::error::RsocketError;
 use ferroce_engine::Sleep;
 use ferroce_host::event;
 use ferroce_host::fork::{self, Guarded};

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use crate::message::SourceHeader;
 use ferroce_wire::{Flow, Psn, Qkey, Qpn};
 
+use crate::error::RsocketError;
 use crate::place::Home;
 use crate::region::Region;
 use crate::settings::Settings;
-use crate::stream::RsocketError;
 use ferroce_engine::error::PostSendError;
 use ferroce_engine::{
     Access, Ah, CompletionChannel, CompletionQueue, Qp, QpAttr, QpAttrMask, QpCaps, QpInit, QpState, RecvWr,

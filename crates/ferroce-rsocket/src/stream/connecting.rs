@@ -7,9 +7,10 @@ use crate::message::ConnectData;
 use ferroce_wire::Gid;
 use ferroce_wire::cm::{Info, IpCmHeader, PortSpace, PrivateData, RejReason, Rep};
 
-use super::{Failure, Role, RsocketError, State, Stream, wildcard};
+use super::listener::{self, Listener, Request};
+use super::{Role, State, Stream, wildcard};
+use crate::error::{Failure, RsocketError};
 use crate::link::Link;
-use crate::listener::{self, Listener, Request};
 use crate::waker::Patience;
 use crate::{place, service};
 use ferroce_engine::AhAttr;
@@ -54,7 +55,7 @@ impl Stream {
         // Before, because the first request may be as fast as the answer; the service waits for this lock.
         state.role = Role::Listening(listener);
         let listening = match &state.port {
-            Some(port) => port.listen(listener::WAITING, service::target(&self.me)),
+            Some(port) => port.listen(listener::WAITING, service::target(self.me.clone() as _)),
             None => return Err(RsocketError::Invalid),
         };
         if let Err(error) = listening {
@@ -126,12 +127,12 @@ impl Stream {
     }
 
     /// Something happened to its port or connection; on the service's thread.
-    pub(crate) fn news(self: &Arc<Self>, kind: EventKind) {
+    pub(super) fn take_event(self: &Arc<Self>, kind: EventKind) {
         if let EventKind::Request { connection, route, starting_psn, req } = kind {
             if let Role::Listening(listener) = &mut self.state.lock().role {
                 listener.ask(Request { connection, route, starting_psn, req });
             }
-            return self.answer_waiting();
+            return self.answer_waiting_requests();
         }
         let mut state = self.state.lock();
         match &state.role {
@@ -163,7 +164,7 @@ impl Stream {
     }
 
     /// Answers requests as long as there is room for what comes of them; on the service's thread.
-    pub(crate) fn answer_waiting(&self) {
+    pub(super) fn answer_waiting_requests(&self) {
         loop {
             let (request, settings) = {
                 let mut state = self.state.lock();
@@ -192,7 +193,7 @@ impl Stream {
             }
             state.wake();
         }
-        self.answer_waiting();
+        self.answer_waiting_requests();
     }
 }
 
@@ -246,7 +247,7 @@ impl State {
             sl: params.sl,
             ..AhAttr::default()
         };
-        let (connection, req) = Connection::connect(&params, service::target(&stream.me))?;
+        let (connection, req) = Connection::connect(&params, service::target(stream.me.clone() as _))?;
         (self.local, self.remote, self.mtu) = (Some(route.source), Some(route.destination), Some(route.mtu));
         self.settings.sizes = link.sizes;
         (self.link, self.connection) = (Some(link), Some(connection));

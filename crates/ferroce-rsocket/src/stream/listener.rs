@@ -7,11 +7,12 @@ use crate::message::ConnectData;
 use ferroce_wire::Psn;
 use ferroce_wire::cm::{IpCmHeader, PrivateData, Req};
 
-use super::link::Link;
-use super::place;
-use super::service::{self, Task};
-use super::settings::Settings;
-use super::stream::{Accepted, Failure, Role, RsocketError, Stream};
+use super::{Accepted, Role, Stream};
+use crate::error::{Failure, RsocketError};
+use crate::link::Link;
+use crate::place;
+use crate::service::{self, Task};
+use crate::settings::Settings;
 use ferroce_engine::AhAttr;
 use ferroce_engine::cm::{self, AcceptParams, Connection, attributes, resolve};
 use ferroce_wire::Gid;
@@ -51,11 +52,11 @@ impl Listener {
         !self.ready.is_empty()
     }
 
-    /// Takes the oldest that is ready; the service may then answer another request.
+    /// Takes the oldest that is ready; the service may then answer another request of `me`.
     pub(super) fn take(&mut self, me: &Weak<Stream>) -> Option<Arc<Stream>> {
         let taken = self.ready.pop_front()?;
         if !self.waiting.is_empty() {
-            service::push(Task::Room(me.clone()));
+            service::push(Task::Room(me.clone() as _));
         }
         Some(taken)
     }
@@ -125,7 +126,7 @@ pub(super) fn answer(
     link.connect(&agreed, ah, peer)?;
     let stream =
         Stream::accepted(Accepted { local, remote }, settings, link, Role::Accepting(parent.clone()))?;
-    connection.set_target(service::target(&Arc::downgrade(&stream)));
+    connection.set_target(service::target(Arc::downgrade(&stream) as _));
     connection.accept(&accept, &req)?;
     stream.own(connection);
     Ok(stream)
