@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferroce_proto::{
-    Bind, Budget, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, QueuePair, RecvWr,
-    SendOp, SendTo, SendWr, Service, Sge, SqMark, WcStatus, WindowAccess,
+    Bind, Budget, NoSharedQueue, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, QueuePair,
+    RecvWr, SendOp, SendTo, SendWr, Service, Sge, SqMark, WcStatus, WindowAccess,
 };
 use ferroce_wire::{
     Aeth, AtomicEth, BatchLimits, Bth, CreditCode, Feth, Flow, IcrcStatus, Imm, Instant, Lkey, Msn, NakCode,
@@ -425,7 +425,7 @@ impl Run<'_> {
     fn give(&mut self, bth: Bth, op: Operation<'_>) {
         let packet = Packet { bth, op, icrc: IcrcStatus::Checked };
         let before = self.qp.query();
-        let result = self.qp.handle_datagram(self.now, &FROM, &packet, &mut self.mem);
+        let result = self.qp.handle_datagram(self.now, &FROM, &packet, &mut NoSharedQueue, &mut self.mem);
         if bth.dest_qp != QPN {
             assert!(result.is_err());
             assert_eq!(self.qp.query(), before, "not for us");

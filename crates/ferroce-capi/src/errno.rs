@@ -374,7 +374,7 @@ impl From<CreateQpError> for Errno {
             CreateQpError::Limit { .. } => Self::ENOMEM,
             CreateQpError::Frames { source, .. } => source.into(),
             CreateQpError::Transport(error) => match error {
-                TransportCreateQpError::Supply(_) => Self::EINVAL,
+                TransportCreateQpError::SharedReceives(_) => Self::EINVAL,
             },
         }
     }

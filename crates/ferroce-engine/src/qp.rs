@@ -8,6 +8,7 @@ mod locked;
 mod mcast;
 mod parts;
 mod patience;
+mod receives;
 mod share;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -108,7 +109,7 @@ impl Qp {
             qpn,
             service: init.service,
             caps,
-            srq: init.supply(),
+            srq: init.shared_receives(),
             sq_sig_all: init.sq_sig_all,
             port_mtu: context.info().path_mtu(),
             seed: engine.random(),

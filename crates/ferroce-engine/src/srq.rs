@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_proto::{
-    Domain, PostRecvError, ReceiveSupply, RecvWqe, RecvWr, SharedReceiveQueue, SrqAttr, SrqAttrMask, Taken,
+    Domain, PostRecvError, RecvWqe, RecvWr, SharedReceiveQueue, SrqAttr, SrqAttrMask, Taken,
 };
 use ferroce_wire::{Qpn, SrqNumber};
 use parking_lot::Mutex;
@@ -238,23 +238,18 @@ impl Srq {
         self.report(&mut core);
     }
 
-    fn report(&self, core: &mut Core) {
-        if let Some(event) = core.queue.poll_event() {
-            self.context().async_events().push_srq(event.into(), &self.me);
-        }
-    }
-}
-
-impl ReceiveSupply for Srq {
-    fn take(&self, wqe: &mut RecvWqe, least: u64) -> Taken {
+    /// Moves the oldest work request into `wqe` if it holds `least` octets.
+    pub(crate) fn take(&self, wqe: &mut RecvWqe, least: u64) -> Taken {
         let mut core = self.core.lock();
         let taken = core.queue.take(wqe, least);
         self.report(&mut core);
         taken
     }
 
-    fn max_sge(&self) -> u32 {
-        self.max_sge
+    fn report(&self, core: &mut Core) {
+        if let Some(event) = core.queue.poll_event() {
+            self.context().async_events().push_srq(event.into(), &self.me);
+        }
     }
 }
 

@@ -1,18 +1,16 @@
 //! XRC domains (IBTA A14): which target queue pairs may take from which shared receive queues.
 
-use std::fmt;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use ferroce_proto::{Domain, ReceiveSupply, RecvWqe, Taken, XrcDomain};
+use ferroce_proto::{Domain, RecvWqe, Taken};
 use ferroce_wire::{Qpn, SrqNumber};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{Mode, fstat};
 use parking_lot::Mutex;
 
-use crate::device::MAX_SRQ_SGE;
 use crate::error::{Busy, CreateQpError, CreateSrqError, OpenQpError, OpenXrcdError};
 use crate::hub::Hub;
 use crate::lane::Lane;
@@ -247,6 +245,16 @@ impl XrcCore {
         Some(look(srq, xrc))
     }
 
+    /// The protection domain of a queue.
+    pub(crate) fn domain_of(&self, number: SrqNumber) -> Option<Domain> {
+        self.with(number, |srq, _| Domain(srq.pd().id().value()))
+    }
+
+    /// Takes from a queue, see [`Srq::take`].
+    pub(crate) fn take(&self, number: SrqNumber, wqe: &mut RecvWqe, least: u64) -> Taken {
+        self.with(number, |srq, _| srq.take(wqe, least)).unwrap_or(Taken::Empty)
+    }
+
     /// Where completions of a queue go.
     pub(crate) fn cq_of(&self, number: SrqNumber) -> Option<Arc<CompletionQueue>> {
         self.with(number, |_, xrc| Arc::clone(&xrc.cq))
@@ -291,25 +299,5 @@ impl XrcCore {
     /// Removes what a target that ended left in the completion queues.
     pub(crate) fn purge(&self, qpn: Qpn) {
         Self::each_cq(&self.members.lock(), |cq| cq.purge(qpn));
-    }
-}
-
-impl XrcDomain for XrcCore {
-    fn domain_of(&self, number: SrqNumber) -> Option<Domain> {
-        self.with(number, |srq, _| Domain(srq.pd().id().value()))
-    }
-
-    fn take(&self, number: SrqNumber, wqe: &mut RecvWqe) -> Taken {
-        self.with(number, |srq, _| srq.take(wqe, 0)).unwrap_or(Taken::Empty)
-    }
-
-    fn max_sge(&self) -> u32 {
-        MAX_SRQ_SGE
-    }
-}
-
-impl fmt::Debug for XrcCore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("XrcCore").finish_non_exhaustive()
     }
 }

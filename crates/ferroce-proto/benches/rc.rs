@@ -10,7 +10,7 @@ mod ram;
 mod world;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use ferroce_proto::{QpState, QueuePair, Remote, SendOp, SendTo, SendWr, Sge};
+use ferroce_proto::{NoSharedQueue, QpState, QueuePair, Remote, SendOp, SendTo, SendWr, Sge};
 use ferroce_wire::{BatchLimits, IcrcStatus, Instant, Lkey, Packet, PathMtu, Rkey, TxBatch};
 
 use crate::ram::Ram;
@@ -46,7 +46,10 @@ impl Pair {
             for segment in batch.segments() {
                 let mut packet = Packet::parse(segment).unwrap();
                 packet.icrc = IcrcStatus::Checked;
-                receiver.0.handle_datagram(now, &flow(from), &packet, &mut receiver.1).unwrap();
+                receiver
+                    .0
+                    .handle_datagram(now, &flow(from), &packet, &mut NoSharedQueue, &mut receiver.1)
+                    .unwrap();
             }
             batch.clear();
         }

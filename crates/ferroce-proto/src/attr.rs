@@ -6,7 +6,7 @@ use core::net::{IpAddr, Ipv4Addr};
 use bitflags::bitflags;
 use ferroce_wire::{Flow, PathMtu, Psn, Qkey, Qpn};
 
-use crate::{Budget, Supply};
+use crate::{Budget, SharedReceives};
 
 /// Service type of a queue pair; discriminants are those of `ibv_qp_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -67,9 +67,9 @@ pub struct QpConfig {
     pub service: Service,
     /// Its queues, allocated at creation.
     pub caps: QpCaps,
-    /// What it takes receive WQEs from in place of a queue of its own; the sizes of that are then without meaning. A
-    /// [`Supply::Named`] for XRC's targets, and for them alone.
-    pub srq: Option<Supply>,
+    /// The shared queues it takes receive WQEs from in place of a queue of its own, whose sizes then have no meaning.
+    /// [`SharedReceives::XrcDomain`] for XRC targets, and for them alone.
+    pub srq: Option<SharedReceives>,
     /// Every send work request is signaled.
     pub sq_sig_all: bool,
     /// Longest payload of a datagram (UD): the port's active MTU. Connected services are told theirs by `modify`.

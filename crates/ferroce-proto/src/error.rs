@@ -7,7 +7,7 @@ use crate::{MemoryError, QpAttrMask, QpState, Service, SrqAttrMask};
 pub enum CreateQpError {
     /// An XRC target takes from the queues of an XRC domain, other services do not.
     #[error("a queue pair of service {0:?} cannot take its receive WQEs from there")]
-    Supply(Service),
+    SharedReceives(Service),
 }
 
 /// Why a modify changed nothing.

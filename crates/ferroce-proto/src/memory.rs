@@ -5,7 +5,7 @@ pub(crate) mod nothing;
 
 use ferroce_wire::{Feth, Lkey, Rkey};
 
-use crate::{Bind, Domain, Sge};
+use crate::{Bind, Sge};
 
 /// Registered memory, seen by one queue pair: the implementation knows its protection domain and, for windows, its QPN.
 ///
@@ -47,6 +47,10 @@ pub trait Memory {
     /// Binds a memory window.
     fn bind(&mut self, bind: &Bind) -> Result<(), MemoryError>;
 }
+
+/// A protection domain, by the number it has with the implementation of [`Memory`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Domain(pub u32);
 
 /// What a peer wants to do with memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

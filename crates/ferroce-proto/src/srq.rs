@@ -2,9 +2,8 @@
 
 use bitflags::bitflags;
 
-use crate::qp::receive_queue::{ReceiveQueue, ReceiveSource};
-use crate::supply::{Domain, RecvWqe, Taken};
-use crate::{ModifySrqError, PostRecvError, RecvWr};
+use crate::receive::queue::ReceiveQueue;
+use crate::{Domain, ModifySrqError, PostRecvError, RecvWqe, RecvWr, Taken};
 
 /// A receive queue that several queue pairs take from (IBTA 10.2.9), without locks and I/O.
 ///

@@ -11,7 +11,9 @@ mod world;
 
 use std::time::Duration;
 
-use ferroce_proto::{QpEvent, QpState, QueuePair, RecvWr, Remote, SendOp, SendTo, SendWr, Sge, WcStatus};
+use ferroce_proto::{
+    NoSharedQueue, QpEvent, QpState, QueuePair, RecvWr, Remote, SendOp, SendTo, SendWr, Sge, WcStatus,
+};
 use ferroce_wire::{BatchLimits, IcrcStatus, Imm, Instant, Lkey, Packet, Rkey, TxBatch};
 
 use crate::ram::Ram;
@@ -38,7 +40,7 @@ fn carry(
             }
             let mut packet = Packet::parse(segment).unwrap();
             packet.icrc = IcrcStatus::Checked;
-            let _ = to.0.handle_datagram(now, &flow(source), &packet, to.1);
+            let _ = to.0.handle_datagram(now, &flow(source), &packet, &mut NoSharedQueue, to.1);
         }
         batch.clear();
     }

@@ -6,8 +6,9 @@
 mod ram;
 
 use ferroce_proto::{
-    Budget, DropReason, MAX_FRAME, PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState,
-    QueuePair, RecvWr, SendOp, SendTo, SendWr, Service, Sge, WcOpcode, WcStatus, WorkCompletion,
+    Budget, DropReason, MAX_FRAME, NoSharedQueue, PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig,
+    QpEvent, QpState, QueuePair, RecvWr, SendOp, SendTo, SendWr, Service, Sge, WcOpcode, WcStatus,
+    WorkCompletion,
 };
 use ferroce_wire::{Imm, Instant, Lkey, PathMtu, Qpn};
 use ram::Ram;
@@ -107,10 +108,10 @@ fn frames_fill_one_receive_each() {
     qp.post_recv(&RecvWr { wr_id: 2, sges: &[sge(200, 59)] }).unwrap();
     qp.post_recv(&RecvWr { wr_id: 3, sges: &[sge(300, 60)] }).unwrap();
     let frame = [0xee; 60];
-    assert_eq!(qp.handle_frame(NOW, &frame, &mut mem), Ok(()));
-    assert_eq!(qp.handle_frame(NOW, &frame, &mut mem), Err(DropReason::TooLong));
-    assert_eq!(qp.handle_frame(NOW, &frame, &mut mem), Ok(()));
-    assert_eq!(qp.handle_frame(NOW, &frame, &mut mem), Err(DropReason::NoReceiveWqe));
+    assert_eq!(qp.handle_frame(NOW, &frame, &mut NoSharedQueue, &mut mem), Ok(()));
+    assert_eq!(qp.handle_frame(NOW, &frame, &mut NoSharedQueue, &mut mem), Err(DropReason::TooLong));
+    assert_eq!(qp.handle_frame(NOW, &frame, &mut NoSharedQueue, &mut mem), Ok(()));
+    assert_eq!(qp.handle_frame(NOW, &frame, &mut NoSharedQueue, &mut mem), Err(DropReason::NoReceiveWqe));
     let bytes = mem.bytes(KEY);
     assert!(bytes[..10].iter().chain(&bytes[50..100]).all(|&byte| byte == 0xee));
     assert_eq!((bytes[10], bytes[100], bytes[200]), (10, 100, 200), "what is not its own");
@@ -124,7 +125,7 @@ fn states_and_operations_are_checked() {
     let mut mem = memory();
     for state in [QpState::Reset, QpState::Init] {
         let mut qp = queue_pair(state);
-        assert_eq!(qp.handle_frame(NOW, &[0; 60], &mut mem), Err(DropReason::State));
+        assert_eq!(qp.handle_frame(NOW, &[0; 60], &mut NoSharedQueue, &mut mem), Err(DropReason::State));
         assert_eq!(qp.post_send(NOW, &send(1, &[]), &mem), Err(PostSendError::State(state)));
     }
     let mut qp = queue_pair(QpState::Rts);
@@ -136,7 +137,7 @@ fn states_and_operations_are_checked() {
     assert_eq!(qp.post_send(NOW, &send(1, &long), &mem), Err(too_long));
     let state = |state| QpAttr { state, ..QpAttr::default() };
     qp.modify(NOW, &state(QpState::Error), QpAttrMask::STATE).unwrap();
-    assert_eq!(qp.handle_frame(NOW, &[0; 60], &mut mem), Err(DropReason::State));
+    assert_eq!(qp.handle_frame(NOW, &[0; 60], &mut NoSharedQueue, &mut mem), Err(DropReason::State));
 }
 
 /// An unreliable service: a bad key ends sending alone, until the program goes on from SQE.
@@ -152,7 +153,7 @@ fn a_bad_key_stops_the_send_queue() {
     assert_eq!(qp.state(), QpState::Sqe);
     let told_of: Vec<_> = events(&mut qp).iter().map(told).collect();
     assert_eq!(told_of, [(1, WcStatus::LocProtErr, 0), (2, WcStatus::WrFlushErr, 0)]);
-    assert_eq!(qp.handle_frame(NOW, &[0; 60], &mut mem), Ok(()));
+    assert_eq!(qp.handle_frame(NOW, &[0; 60], &mut NoSharedQueue, &mut mem), Ok(()));
     let rts = QpAttr { state: QpState::Rts, ..QpAttr::default() };
     qp.modify(NOW, &rts, QpAttrMask::STATE).unwrap();
     qp.post_send(NOW, &send(4, &[sge(0, 60)]), &mem).unwrap();

@@ -14,6 +14,7 @@ use parking_lot::MutexGuard;
 use super::Qp;
 use super::answers::{Answers, WAIT};
 use super::patience::{HOLD, Patience};
+use super::receives::Receives;
 use crate::attr::AhAttr;
 use crate::counters::{DeviceCounters, count_drop};
 use crate::cq::Pushed;
@@ -142,7 +143,9 @@ impl Locked<'_> {
             DeviceCounters::count(&counters.rx_no_qp);
             return;
         }
-        if let Err(reason) = core.transport.handle_datagram(now, from, packet, &mut core.memory) {
+        if let Err(reason) =
+            core.transport.handle_datagram(now, from, packet, &mut Receives(self.qp), &mut core.memory)
+        {
             count_drop(counters, reason);
         }
     }
@@ -152,7 +155,9 @@ impl Locked<'_> {
         let core = &mut *self.core;
         if core.destroyed {
             DeviceCounters::count(&counters.rx_no_qp);
-        } else if let Err(reason) = core.transport.handle_frame(now, frame, &mut core.memory) {
+        } else if let Err(reason) =
+            core.transport.handle_frame(now, frame, &mut Receives(self.qp), &mut core.memory)
+        {
             count_drop(counters, reason);
         }
     }

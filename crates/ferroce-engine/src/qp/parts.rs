@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use ferroce_proto::{QpCaps, Service, Supply};
+use ferroce_proto::{QpCaps, Service, SharedReceives};
 
 use super::share::Sharing;
 use crate::attr::QpInit;
+use crate::device::MAX_SRQ_SGE;
 use crate::error::CreateQpError;
 use crate::{CompletionQueue, Srq, Xrcd};
 
@@ -56,11 +57,11 @@ impl Parts {
         }
     }
 
-    pub(super) fn supply(&self) -> Option<Supply> {
+    pub(super) fn shared_receives(&self) -> Option<SharedReceives> {
         match (&self.srq, &self.xrcd) {
-            (Some(srq), _) => Some(Supply::Shared(Arc::clone(srq) as Arc<_>)),
-            (None, Some((xrcd, own_memory))) => {
-                Some(Supply::Named { xrcd: Arc::clone(xrcd.domain()) as Arc<_>, own_memory: *own_memory })
+            (Some(srq), _) => Some(SharedReceives::Queue { max_sge: srq.max_sge() }),
+            (None, Some((_, own_memory))) => {
+                Some(SharedReceives::XrcDomain { max_sge: MAX_SRQ_SGE, own_memory: *own_memory })
             }
             (None, None) => None,
         }

@@ -4,14 +4,12 @@ mod completer;
 mod local;
 mod pipeline;
 mod raw;
-pub(crate) mod receive_queue;
-mod receives;
+mod receive_source;
 mod reliable;
 mod requester;
 mod responder;
 mod roles;
 mod send_queue;
-pub(crate) mod sg;
 mod shared;
 mod state;
 mod uc;
@@ -25,14 +23,14 @@ pub use self::state::bring_up_mask;
 
 use self::completer::Refusal;
 use self::pipeline::Pipeline;
-use self::receives::Receives;
+use self::receive_source::{ReceiveQueues, Receives};
 use self::roles::{Queues, ReceiveDepth, Received, Roles};
 use self::send_queue::{Failure, SendQueue, SendWqe};
 use self::shared::Shared;
 use crate::{
     AsyncEvent, Budget, Counters, CreateQpError, DropReason, Memory, ModifyQpError, PostRecvError,
-    PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, RecvWr, SendOp, SendWr, Service,
-    WcOpcode, WcStatus, WorkCompletion,
+    PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, ReceiveSource, RecvWr, SendOp,
+    SendWr, Service, SharedReceives, WcOpcode, WcStatus, WorkCompletion, sg,
 };
 
 /// A queue pair without I/O.
@@ -62,7 +60,7 @@ pub struct QueuePair {
     /// RTS was reached since RESET.
     sending: bool,
     line: Pipeline,
-    receives: Receives,
+    receives: ReceiveQueues,
     roles: Roles,
     /// Longest payload of a datagram.
     port_mtu: PathMtu,
@@ -78,7 +76,7 @@ impl QueuePair {
         let QpConfig { qpn, service, caps, srq, sq_sig_all, port_mtu, seed, early_resends, budget } = config;
         let depth = ReceiveDepth {
             max_wr: if srq.is_some() { u32::MAX } else { caps.max_recv_wr },
-            max_sge: srq.as_ref().map_or(caps.max_recv_sge, |srq| srq.max_sge()),
+            max_sge: srq.map_or(caps.max_recv_sge, SharedReceives::max_sge),
         };
         let roles = Roles::new(service, depth, seed);
         let mut shared = Shared::new(qpn, service, caps, budget, early_resends);
@@ -90,7 +88,7 @@ impl QueuePair {
             receiving: false,
             sending: false,
             line: Pipeline::new(SendQueue::new(caps, matches!(service, Service::Ud | Service::XrcInitiator))),
-            receives: Receives::new(service, caps, srq)?,
+            receives: ReceiveQueues::new(service, caps, srq)?,
             roles,
             port_mtu,
         };
@@ -302,11 +300,12 @@ impl QueuePair {
         now: Instant,
         from: &Flow,
         packet: &Packet<'_>,
+        source: &mut impl ReceiveSource,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
         self.shared.counters.rcvd_pkts += 1;
         self.shared.counters.rcvd_ecn_marked += u64::from(from.traffic_class & 3 == 3);
-        let result = self.dispatch(now, from, packet, mem);
+        let result = self.dispatch(now, from, packet, source, mem);
         if let Err(reason) = result {
             self.shared.counters.dropped_pkts += 1;
             tracing::trace!(qpn = self.shared.qpn.value(), psn = packet.bth.psn.value(), ?reason, "dropped");
@@ -324,11 +323,13 @@ impl QueuePair {
         &mut self,
         now: Instant,
         frame: &[u8],
+        source: &mut impl ReceiveSource,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
-        let Self { shared, receives, roles, .. } = self;
+        let Self { shared, receives: queues, roles, .. } = self;
         shared.counters.rcvd_pkts += 1;
-        let result = roles.handle_frame(frame, shared, receives, mem);
+        let mut receives = Receives { queues, source, named: None };
+        let result = roles.handle_frame(frame, shared, &mut receives, mem);
         self.shared.counters.dropped_pkts += u64::from(result.is_err());
         self.settle(now);
         result
@@ -348,13 +349,16 @@ impl QueuePair {
         now: Instant,
         from: &Flow,
         packet: &Packet<'_>,
+        source: &mut impl ReceiveSource,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
         self.check_packet(from, packet)?;
-        let Self { shared, line, receives, roles, .. } = self;
-        if let Operation::Xrc { srq: Some(number), .. } = packet.op {
-            receives.name(number);
-        }
+        let Self { shared, line, receives: queues, roles, .. } = self;
+        let named = match packet.op {
+            Operation::Xrc { srq, .. } => srq,
+            Operation::Rc(_) | Operation::Uc(_) | Operation::Ud(_) | Operation::Cnp => None,
+        };
+        let receives = Receives { queues, source, named };
         match roles.handle(now, from, packet, shared, Queues { line, receives }, mem) {
             Ok(()) => Ok(()),
             Err(Refusal::Drop(reason)) => Err(reason),

@@ -3,11 +3,11 @@
 use alloc::collections::VecDeque;
 
 use super::pipeline::Pipeline;
-use super::receive_queue::ReceiveSource;
+use super::receive_source::Receives;
 use super::responder::{MAX_COMPLETIONS, failed};
 use super::roles::ReceiveDepth;
 use super::shared::Shared;
-use crate::{DropReason, Memory, QpState, RecvWqe, Taken, WcOpcode, WcStatus, WorkCompletion};
+use crate::{DropReason, Memory, QpState, ReceiveSource, RecvWqe, Taken, WcOpcode, WcStatus, WorkCompletion};
 
 /// Octets of the longest frame, from the destination address to the end of the payload: more than any interface takes.
 pub const MAX_FRAME: usize = 65_550;
@@ -40,7 +40,7 @@ impl Receiver {
         &mut self,
         shared: &mut Shared,
         frame: &[u8],
-        receives: &mut impl ReceiveSource,
+        receives: &mut Receives<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
         if !shared.answers() {

@@ -4,12 +4,11 @@ use ferroce_wire::{Bth, Instant, RcPacket, TxBatch};
 
 use super::completer::{Completer, Refusal, SendSide};
 use super::pipeline::Pipeline;
-use super::receive_queue::ReceiveSource;
 use super::requester::Requester;
 use super::responder::{Drained, Responder};
 use super::roles::{Queues, ReceiveDepth};
 use super::shared::Shared;
-use crate::{DropReason, Memory, QpState};
+use crate::{DropReason, Memory, QpState, ReceiveSource};
 
 /// Serves requests, sends them, and waits for their answers.
 #[derive(Debug)]
@@ -44,13 +43,13 @@ impl Reliable {
         queues: Queues<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), Refusal> {
-        let Queues { line, receives } = queues;
+        let Queues { line, mut receives } = queues;
         match packet {
             RcPacket::Request(request) => {
                 if !shared.answers() {
                     return Err(DropReason::State.into());
                 }
-                Ok(self.responder.handle_request(shared, bth, request, receives, mem)?)
+                Ok(self.responder.handle_request(shared, bth, request, &mut receives, mem)?)
             }
             RcPacket::Response(response) => {
                 if !matches!(shared.state(), QpState::Rts | QpState::Sqd) {

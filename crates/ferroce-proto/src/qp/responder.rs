@@ -12,12 +12,13 @@ use self::checks::{ACCESS, BAD_INVALIDATE, Fault, INVALID, OWN_FAULT, Refusal, T
 pub(crate) use self::replies::Drained;
 use self::replies::{ReadReply, Replies, Reply};
 use self::resources::{Kind, Resource, Resources};
-use super::receive_queue::ReceiveSource;
+use super::receive_source::Receives;
 use super::roles::Received;
 use super::send_queue::packets;
 use super::shared::Shared;
 use crate::{
-    AsyncEvent, Domain, DropReason, Memory, MemoryError, QpState, RecvWqe, WcOpcode, WcStatus, WorkCompletion,
+    AsyncEvent, Domain, DropReason, Memory, MemoryError, QpState, ReceiveSource, RecvWqe, WcOpcode, WcStatus,
+    WorkCompletion,
 };
 
 /// Most receive completions that may wait to be fetched, where the receive queue has as many WQEs. A batch of datagrams
@@ -105,7 +106,7 @@ impl Responder {
         shared: &mut Shared,
         bth: &Bth,
         request: &Request<'_>,
-        receives: &mut impl ReceiveSource,
+        receives: &mut Receives<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
         if !self.replies.has_room() || self.completions.len() >= self.max_completions {
@@ -165,7 +166,7 @@ impl Responder {
         shared: &mut Shared,
         bth: &Bth,
         request: &Request<'_>,
-        receives: &mut impl ReceiveSource,
+        receives: &mut Receives<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), Refusal> {
         self.check_psn(bth.psn)?;

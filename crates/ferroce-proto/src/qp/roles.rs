@@ -4,12 +4,14 @@ use ferroce_wire::{Flow, Instant, Operation, Packet, Psn, RcPacket, SrqNumber, T
 
 use super::completer::Refusal;
 use super::pipeline::Pipeline;
-use super::receive_queue::ReceiveSource;
+use super::receive_source::Receives;
 use super::reliable::Reliable;
 use super::requester::Requester;
 use super::shared::Shared;
 use super::{raw, uc, ud, unreliable};
-use crate::{DropReason, Memory, PostSendError, SendOp, SendTo, SendWr, Service, WorkCompletion};
+use crate::{
+    DropReason, Memory, PostSendError, ReceiveSource, SendOp, SendTo, SendWr, Service, WorkCompletion,
+};
 
 /// The roles of a queue pair. Unreliable services send without any state beside the send queue's, see [`unreliable`].
 #[derive(Debug)]
@@ -48,9 +50,9 @@ impl From<WorkCompletion> for Received {
 }
 
 /// What waits: send WQEs and receive WQEs.
-pub(crate) struct Queues<'a, R> {
+pub(crate) struct Queues<'a, S> {
     pub line: &'a mut Pipeline,
-    pub receives: &'a mut R,
+    pub receives: Receives<'a, S>,
 }
 
 impl Roles {
@@ -72,7 +74,7 @@ impl Roles {
         from: &Flow,
         packet: &Packet<'_>,
         shared: &mut Shared,
-        queues: Queues<'_, impl ReceiveSource>,
+        mut queues: Queues<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), Refusal> {
         match (self, &packet.op) {
@@ -94,10 +96,10 @@ impl Roles {
                 Ok(())
             }
             (Self::Uc(responder), Operation::Uc(request)) => {
-                Ok(responder.handle_request(shared, &packet.bth, request, queues.receives, mem)?)
+                Ok(responder.handle_request(shared, &packet.bth, request, &mut queues.receives, mem)?)
             }
             (Self::Ud(receiver), Operation::Ud(datagram)) => {
-                Ok(receiver.handle(shared, from, &packet.bth, datagram, queues.receives, mem)?)
+                Ok(receiver.handle(shared, from, &packet.bth, datagram, &mut queues.receives, mem)?)
             }
             // There is nothing that it could slow down.
             (Self::Uc(_) | Self::Ud(_) | Self::Raw(_), Operation::Cnp) => Ok(()),
@@ -112,7 +114,7 @@ impl Roles {
         &mut self,
         frame: &[u8],
         shared: &mut Shared,
-        receives: &mut impl ReceiveSource,
+        receives: &mut Receives<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
         match self {

@@ -4,8 +4,7 @@ use alloc::boxed::Box;
 use alloc::vec;
 use ferroce_wire::{Feth, Psn, SrqNumber};
 
-use super::sg;
-use crate::{Memory, MemoryError, PostSendError, QpAttr, QpCaps, SendOp, SendTo, SendWr, Sge, WcStatus};
+use crate::{Memory, MemoryError, PostSendError, QpAttr, QpCaps, SendOp, SendTo, SendWr, Sge, WcStatus, sg};
 
 /// Longest message in octets.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 31;

@@ -7,15 +7,15 @@ use ferroce_wire::{
 };
 
 use super::pipeline::{Piece, Pipeline};
-use super::receive_queue::ReceiveSource;
+use super::receive_source::Receives;
 use super::requester;
 use super::responder::{MAX_COMPLETIONS, failed};
 use super::roles::ReceiveDepth;
 use super::send_queue::MAX_MESSAGE;
 use super::shared::Shared;
 use crate::{
-    AsyncEvent, DropReason, Memory, MemoryError, QpAccess, QpState, RecvWqe, RemoteAccess, Taken, WcOpcode,
-    WcStatus, WorkCompletion,
+    AsyncEvent, DropReason, Memory, MemoryError, QpAccess, QpState, ReceiveSource, RecvWqe, RemoteAccess,
+    Taken, WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// Adds one packet of a message to the batch.
@@ -85,7 +85,7 @@ impl Responder {
         shared: &mut Shared,
         bth: &Bth,
         request: &Request<'_>,
-        receives: &mut impl ReceiveSource,
+        receives: &mut Receives<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
         if !shared.answers() {
@@ -116,7 +116,7 @@ impl Responder {
         shared: &mut Shared,
         bth: &Bth,
         request: &Request<'_>,
-        receives: &mut impl ReceiveSource,
+        receives: &mut Receives<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
         self.check_psn(shared, bth.psn, request)?;
@@ -191,7 +191,7 @@ impl Responder {
     }
 
     /// A receive WQE for the message: one that waits for it since an earlier message was given up, or the next.
-    fn bind(&mut self, receives: &mut impl ReceiveSource) -> Result<(), DropReason> {
+    fn bind(&mut self, receives: &mut Receives<'_, impl ReceiveSource>) -> Result<(), DropReason> {
         if !self.bound {
             match receives.take(&mut self.wqe, 0) {
                 Taken::Wqe => self.bound = true,

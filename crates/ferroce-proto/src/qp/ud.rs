@@ -7,13 +7,13 @@ use ferroce_wire::{
 };
 
 use super::pipeline::{Piece, Pipeline};
-use super::receive_queue::ReceiveSource;
+use super::receive_source::Receives;
 use super::responder::{MAX_COMPLETIONS, failed};
 use super::roles::ReceiveDepth;
 use super::shared::Shared;
 use crate::{
-    AsyncEvent, DropReason, Memory, MemoryError, NetworkHeader, QpState, RecvWqe, SendOp, SendTo, Taken,
-    WcOpcode, WcStatus, WorkCompletion,
+    AsyncEvent, DropReason, Memory, MemoryError, NetworkHeader, QpState, ReceiveSource, RecvWqe, SendOp,
+    SendTo, Taken, WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// Adds one datagram to the batch. A batch has one destination, so it is full where that changes.
@@ -75,7 +75,7 @@ impl Receiver {
         from: &Flow,
         bth: &Bth,
         datagram: &UdPacket<'_>,
-        receives: &mut impl ReceiveSource,
+        receives: &mut Receives<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
         if !shared.answers() {

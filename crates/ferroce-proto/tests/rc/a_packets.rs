@@ -8,7 +8,7 @@
 //! | A10 | a packet without verified ICRC never gets here (`a1_packets_that_are_not_for_us_have_no_effect`) |
 //! | A11 | there is no loopback path beside the wire's |
 
-use ferroce_proto::{AsyncEvent, DropReason, QpAccess, QpState};
+use ferroce_proto::{AsyncEvent, DropReason, NoSharedQueue, QpAccess, QpState};
 use ferroce_wire::{
     AtomicEth, Bth, Feth, Flow, IcrcStatus, Operation, Packet, Pkey, Psn, RcPacket, Request, Reth, Rkey,
     SendTail,
@@ -42,7 +42,13 @@ fn a1_every_opcode_of_other_services_is_dropped_without_effect() {
             }
             let mut probe = Probe::new(Setup::default());
             let before = probe.end.qp.query();
-            let result = probe.end.qp.handle_datagram(probe.now, &flow(1), &packet, &mut probe.end.mem);
+            let result = probe.end.qp.handle_datagram(
+                probe.now,
+                &flow(1),
+                &packet,
+                &mut NoSharedQueue,
+                &mut probe.end.mem,
+            );
             let want = if packet.op == Operation::Cnp { Ok(()) } else { Err(DropReason::WrongService) };
             assert_eq!(result, want, "{code:#x}");
             assert_eq!(probe.out(), [""; 0]);
@@ -67,17 +73,25 @@ fn a1_packets_that_are_not_for_us_have_no_effect() {
     probe.post_recv(1, &[]);
     for (packet, source, want) in cases {
         let from = Flow { source, ..flow(1) };
-        let result = probe.end.qp.handle_datagram(probe.now, &from, &packet, &mut probe.end.mem);
+        let result =
+            probe.end.qp.handle_datagram(probe.now, &from, &packet, &mut NoSharedQueue, &mut probe.end.mem);
         assert_eq!(result, Err(want));
         assert_eq!(probe.out(), [""; 0]);
     }
     let v1 = ferroce_wire::LinkLayer { version: ferroce_wire::RoceVersion::V1, ..Default::default() };
     let from = Flow { link: v1, ..flow(1) };
-    let result = probe.end.qp.handle_datagram(probe.now, &from, &packet(good), &mut probe.end.mem);
+    let result =
+        probe.end.qp.handle_datagram(probe.now, &from, &packet(good), &mut NoSharedQueue, &mut probe.end.mem);
     assert_eq!(result, Err(DropReason::WrongSource), "the peer's address, but RoCE v1");
     assert_eq!(probe.end.qp.counters().dropped_pkts, 6);
     let limited = Bth { pkey: Pkey::new(0x7fff), ..good };
-    let result = probe.end.qp.handle_datagram(probe.now, &flow(1), &packet(limited), &mut probe.end.mem);
+    let result = probe.end.qp.handle_datagram(
+        probe.now,
+        &flow(1),
+        &packet(limited),
+        &mut NoSharedQueue,
+        &mut probe.end.mem,
+    );
     assert_eq!(result, Ok(()), "a limited member of our partition");
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ferroce_proto::{SendOp, WcOpcode, WcStatus};
+use ferroce_proto::{NoSharedQueue, SendOp, WcOpcode, WcStatus};
 use ferroce_wire::{Bth, Flow, IcrcStatus, Imm, Operation, Packet, Psn, RcPacket, Request, RnrTimer};
 
 use crate::probe::{ACK, DATA, Probe, local, reth, rnr, send_only, write_only};
@@ -28,7 +28,8 @@ fn e2_any_source_port_and_traffic_class_is_the_peers() {
         let bth = Bth::new(QPNS[0], Psn::new(probe.setup.psn[1]).add(psn as u32));
         let op = Operation::Rc(RcPacket::Request(write_only(reth(0, 4), &DATA[..4])));
         let packet = Packet { bth, op, icrc: IcrcStatus::Checked };
-        let result = probe.end.qp.handle_datagram(probe.now, &from, &packet, &mut probe.end.mem);
+        let result =
+            probe.end.qp.handle_datagram(probe.now, &from, &packet, &mut NoSharedQueue, &mut probe.end.mem);
         assert_eq!(result, Ok(()), "{source_port}");
     }
 }

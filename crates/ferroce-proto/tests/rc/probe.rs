@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use ferroce_proto::{
-    AsyncEvent, DropReason, QpAttr, QpAttrMask, QpState, RecvWr, SendOp, SendTo, SendWr, Sge, WcStatus,
+    AsyncEvent, DropReason, NoSharedQueue, QpAttr, QpAttrMask, QpState, RecvWr, SendOp, SendTo, SendWr, Sge,
+    WcStatus,
 };
 use ferroce_wire::{
     Aeth, BatchLimits, Bth, CreditCode, IcrcStatus, Instant, Lkey, Msn, NakCode, Operation, Packet, Psn, Qpn,
@@ -101,7 +102,7 @@ impl Probe {
     /// Gives it a packet from its peer without fetching its answer.
     pub fn give(&mut self, bth: Bth, op: RcPacket<'_>) -> Result<(), DropReason> {
         let packet = Packet { bth, op: Operation::Rc(op), icrc: IcrcStatus::Checked };
-        self.end.qp.handle_datagram(self.now, &flow(1), &packet, &mut self.end.mem)
+        self.end.qp.handle_datagram(self.now, &flow(1), &packet, &mut NoSharedQueue, &mut self.end.mem)
     }
 
     /// A request, by its distance from the first PSN, with A set.

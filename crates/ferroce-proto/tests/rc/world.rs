@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferroce_proto::{
-    AsyncEvent, Budget, DropReason, Memory, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState,
-    QueuePair, Service, WorkCompletion,
+    AsyncEvent, Budget, DropReason, Memory, NoSharedQueue, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig,
+    QpEvent, QpState, QueuePair, Service, WorkCompletion,
 };
 use ferroce_sim::{Datagram, Network, PcapFile};
 use ferroce_wire::{BatchLimits, Flow, IcrcStatus, Instant, Packet, PathMtu, Psn, Qkey, Qpn, TxBatch, icrc};
@@ -286,7 +286,13 @@ impl<'r, M: Memory> World<'r, M> {
             match frame.packet() {
                 None => end.bad_icrc += 1,
                 Some(packet) => {
-                    let result = end.qp.handle_datagram(self.now, &frame.flow, &packet, &mut end.mem);
+                    let result = end.qp.handle_datagram(
+                        self.now,
+                        &frame.flow,
+                        &packet,
+                        &mut NoSharedQueue,
+                        &mut end.mem,
+                    );
                     if let Err(reason) = result
                         && !self.quiet
                     {

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use ferroce_proto::{
     AsyncEvent, Bind, Budget, Domain, DropReason, Memory, MemoryError, QpAccess, QpAttr, QpAttrMask, QpCaps,
-    QpConfig, QpEvent, QpState, QueuePair, ReceiveSupply, RecvWqe, RecvWr, RemoteAccess, SendOp, SendTo,
-    SendWr, Service, Sge, SharedReceiveQueue, Supply, Taken, WcStatus, XrcDomain,
+    QpConfig, QpEvent, QpState, QueuePair, ReceiveSource, RecvWqe, RecvWr, RemoteAccess, SendOp, SendTo,
+    SendWr, Service, Sge, SharedReceiveQueue, SharedReceives, Taken, WcStatus,
 };
 use ferroce_wire::{
     BatchLimits, Bth, CreditCode, Feth, Flow, IcrcStatus, Instant, Lkey, Operation, Packet, PathMtu, Psn,
@@ -130,15 +130,6 @@ impl Queue {
     }
 }
 
-impl ReceiveSupply for Queue {
-    fn take(&self, wqe: &mut RecvWqe, least: u64) -> Taken {
-        self.0.lock().unwrap().take(wqe, least)
-    }
-    fn max_sge(&self) -> u32 {
-        2
-    }
-}
-
 /// An XRC domain: its queues by number, each with its protection domain.
 #[derive(Debug, Default)]
 pub struct Xrcd(pub Mutex<BTreeMap<u32, (u32, Arc<Queue>)>>);
@@ -151,21 +142,47 @@ impl Xrcd {
     }
 }
 
-impl XrcDomain for Xrcd {
+/// Where a queue pair takes receive WQEs from.
+#[derive(Clone)]
+pub enum Source {
+    Own,
+    Queue(Arc<Queue>),
+    Xrc { xrcd: Arc<Xrcd>, own_memory: bool },
+}
+
+impl Source {
+    pub fn config(&self) -> Option<SharedReceives> {
+        match self {
+            Self::Own => None,
+            Self::Queue(_) => Some(SharedReceives::Queue { max_sge: 2 }),
+            Self::Xrc { own_memory, .. } => {
+                Some(SharedReceives::XrcDomain { max_sge: 2, own_memory: *own_memory })
+            }
+        }
+    }
+}
+
+impl ReceiveSource for Source {
+    fn take(&mut self, number: Option<SrqNumber>, wqe: &mut RecvWqe, least: u64) -> Taken {
+        match (self, number) {
+            (Self::Queue(queue), None) => queue.0.lock().unwrap().take(wqe, least),
+            (Self::Xrc { xrcd, .. }, Some(number)) => match xrcd.0.lock().unwrap().get(&number.value()) {
+                Some((_, queue)) => queue.0.lock().unwrap().take(wqe, least),
+                None => Taken::Empty,
+            },
+            _ => unreachable!("a queue pair takes from what it was created with"),
+        }
+    }
+
     fn domain_of(&self, number: SrqNumber) -> Option<Domain> {
-        self.0.lock().unwrap().get(&number.value()).map(|(domain, _)| Domain(*domain))
-    }
-    fn take(&self, number: SrqNumber, wqe: &mut RecvWqe) -> Taken {
-        let queue = self.0.lock().unwrap().get(&number.value()).map(|(_, queue)| Arc::clone(queue));
-        queue.map_or(Taken::Empty, |queue| queue.take(wqe, 0))
-    }
-    fn max_sge(&self) -> u32 {
-        2
+        let Self::Xrc { xrcd, .. } = self else { return None };
+        xrcd.0.lock().unwrap().get(&number.value()).map(|(domain, _)| Domain(*domain))
     }
 }
 
 pub struct Bench {
     pub qp: QueuePair,
+    pub source: Source,
     pub mem: Domains,
     pub now: Instant,
 }
@@ -224,7 +241,7 @@ pub fn mask(service: Service, state: QpState) -> QpAttrMask {
 }
 
 impl Bench {
-    pub fn new(service: Service, srq: Option<Supply>, domains: &[u32]) -> Self {
+    pub fn new(service: Service, source: Source, domains: &[u32]) -> Self {
         let qp = QueuePair::new(QpConfig {
             qpn: QPN,
             service,
@@ -235,14 +252,14 @@ impl Bench {
                 max_recv_sge: 2,
                 max_inline: 64,
             },
-            srq,
+            srq: source.config(),
             sq_sig_all: false,
             port_mtu: PathMtu::B1024,
             seed: 5,
             early_resends: false,
             budget: Arc::new(Budget::new(1 << 20)),
         });
-        Self { qp: qp.unwrap(), mem: Domains::new(domains), now: Instant::ZERO }
+        Self { qp: qp.unwrap(), source, mem: Domains::new(domains), now: Instant::ZERO }
     }
 
     /// From RESET to `state`.
@@ -264,7 +281,7 @@ impl Bench {
 
     pub fn give(&mut self, bth: Bth, op: Operation<'_>) -> Result<(), DropReason> {
         let packet = Packet { bth, op, icrc: IcrcStatus::Checked };
-        self.qp.handle_datagram(self.now, &flow(2), &packet, &mut self.mem)
+        self.qp.handle_datagram(self.now, &flow(2), &packet, &mut self.source, &mut self.mem)
     }
 
     /// A request of RC's by its distance from the first PSN, or of XRC's for queue `srq`.

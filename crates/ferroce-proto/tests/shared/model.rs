@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ferroce_proto::{QpState, Service, SrqAttr, SrqAttrMask, SrqEvent, Supply};
+use ferroce_proto::{QpState, Service, SrqAttr, SrqAttrMask, SrqEvent};
 use ferroce_wire::{Request, SendTail};
 use proptest::prelude::*;
 
-use crate::bench::{Bench, DATA, HOME, Queue, Xrcd};
+use crate::bench::{Bench, DATA, HOME, Queue, Source, Xrcd};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -104,13 +104,12 @@ impl World {
         let qps = (0..QPS)
             .map(|_| match xrc {
                 true => {
-                    let supply = Supply::Named { xrcd: Arc::clone(&xrcd) as Arc<_>, own_memory: true };
-                    Bench::new(Service::XrcTarget, Some(supply), &[HOME])
-                        .bring(Service::XrcTarget, QpState::Rtr)
+                    let source = Source::Xrc { xrcd: Arc::clone(&xrcd), own_memory: true };
+                    Bench::new(Service::XrcTarget, source, &[HOME]).bring(Service::XrcTarget, QpState::Rtr)
                 }
                 false => {
-                    let supply = Supply::Shared(Arc::clone(&queues[0]) as Arc<_>);
-                    Bench::new(Service::Rc, Some(supply), &[HOME]).bring(Service::Rc, QpState::Rtr)
+                    let source = Source::Queue(Arc::clone(&queues[0]));
+                    Bench::new(Service::Rc, source, &[HOME]).bring(Service::Rc, QpState::Rtr)
                 }
             })
             .collect();
@@ -239,7 +238,7 @@ impl World {
         assert_eq!(bench.events(), want);
         bench.to(QpState::Reset);
         let service = if self.xrc { Service::XrcTarget } else { Service::Rc };
-        let fresh = std::mem::replace(bench, Bench::new(Service::Rc, None, &[HOME]));
+        let fresh = std::mem::replace(bench, Bench::new(Service::Rc, Source::Own, &[HOME]));
         *bench = fresh.bring(service, QpState::Rtr);
         *model = QpModel::default();
     }

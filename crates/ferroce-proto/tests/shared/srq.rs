@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use ferroce_proto::{DropReason, PostRecvError, QpState, RecvWr, Service, Supply};
+use ferroce_proto::{DropReason, PostRecvError, QpState, RecvWr, Service};
 use ferroce_wire::{Bth, Deth, Operation, Psn, Qkey, Request, SendTail, UdPacket};
 
-use crate::bench::{Bench, DATA, HOME, KEY, PEER, QPN, Queue, THEIRS};
+use crate::bench::{Bench, DATA, HOME, KEY, PEER, QPN, Queue, Source, THEIRS};
 
 fn on(queue: &Arc<Queue>, service: Service) -> Bench {
-    let supply = Supply::Shared(Arc::clone(queue) as Arc<_>);
-    Bench::new(service, Some(supply), &[HOME, 9]).bring(service, QpState::Rts)
+    let source = Source::Queue(Arc::clone(queue));
+    Bench::new(service, source, &[HOME, 9]).bring(service, QpState::Rts)
 }
 
 fn send(payload: &[u8]) -> Request<'_> {

@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use ferroce_proto::{
     CreateQpError, DropReason, PostRecvError, QpAttrMask, QpState, QueuePair, RecvWr, SendOp, SendTo,
-    Service, Supply,
+    Service, SharedReceives,
 };
 use ferroce_wire::{
     Aeth, AtomicEth, Bth, CreditCode, Imm, Msn, Operation, Psn, RcPacket, Request, Response, Rkey, SendTail,
     SrqNumber, Syndrome,
 };
 
-use crate::bench::{BASE, Bench, DATA, HOME, KEY, QPN, Queue, THEIRS, Xrcd, attr, mask, remote, reth};
+use crate::bench::{BASE, Bench, DATA, HOME, KEY, QPN, Source, THEIRS, Xrcd, attr, mask, remote, reth};
 
 pub fn target_in(xrcd: &Arc<Xrcd>, own_memory: bool, state: QpState) -> Bench {
-    let supply = Supply::Named { xrcd: Arc::clone(xrcd) as Arc<_>, own_memory };
-    Bench::new(Service::XrcTarget, Some(supply), &[HOME, 8, 9]).bring(Service::XrcTarget, state)
+    let source = Source::Xrc { xrcd: Arc::clone(xrcd), own_memory };
+    Bench::new(Service::XrcTarget, source, &[HOME, 8, 9]).bring(Service::XrcTarget, state)
 }
 
 fn target(xrcd: &Arc<Xrcd>, own_memory: bool) -> Bench {
@@ -23,7 +23,7 @@ fn target(xrcd: &Arc<Xrcd>, own_memory: bool) -> Bench {
 }
 
 pub fn initiator_in(state: QpState) -> Bench {
-    Bench::new(Service::XrcInitiator, None, &[HOME]).bring(Service::XrcInitiator, state)
+    Bench::new(Service::XrcInitiator, Source::Own, &[HOME]).bring(Service::XrcInitiator, state)
 }
 
 fn send(payload: &[u8]) -> Request<'_> {
@@ -192,7 +192,7 @@ fn halves_take_only_their_half() {
         initiator.give(Bth::new(QPN, Psn::new(crate::bench::OURS)), rc),
         Err(DropReason::WrongService)
     );
-    let mut rc = Bench::new(Service::Rc, None, &[HOME]).bring(Service::Rc, QpState::Rts);
+    let mut rc = Bench::new(Service::Rc, Source::Own, &[HOME]).bring(Service::Rc, QpState::Rts);
     assert_eq!(rc.request(0, Some(5), send(&[])), Err(DropReason::WrongService));
     let uc = Bth::new(QPN, Psn::new(THEIRS));
     assert_eq!(target.give(uc, Operation::Uc(send(&[]))), Err(DropReason::WrongService));
@@ -210,30 +210,30 @@ fn what_cannot_be_posted_or_made() {
     assert_eq!(initiator.qp.post_recv(&recv), Err(PostRecvError::Xrc));
     assert!(target.post(1, SendOp::Send, to(5), 0).is_err());
     assert!(initiator.post(1, SendOp::Send, SendTo::Peer, 0).is_err(), "it names no queue");
-    let mut rc = Bench::new(Service::Rc, None, &[HOME]).bring(Service::Rc, QpState::Rts);
+    let mut rc = Bench::new(Service::Rc, Source::Own, &[HOME]).bring(Service::Rc, QpState::Rts);
     assert!(rc.post(1, SendOp::Send, to(5), 0).is_err());
-    let named = || Some(Supply::Named { xrcd: Arc::new(Xrcd::default()) as Arc<_>, own_memory: true });
-    let shared = || Some(Supply::Shared(Queue::new(1, HOME) as Arc<_>));
-    for (service, supply) in [
-        (Service::Rc, named()),
-        (Service::Ud, named()),
-        (Service::XrcInitiator, named()),
-        (Service::XrcInitiator, shared()),
-        (Service::XrcTarget, shared()),
+    let named = Some(SharedReceives::XrcDomain { max_sge: 2, own_memory: true });
+    let shared = Some(SharedReceives::Queue { max_sge: 2 });
+    for (service, srq) in [
+        (Service::Rc, named),
+        (Service::Ud, named),
+        (Service::XrcInitiator, named),
+        (Service::XrcInitiator, shared),
+        (Service::XrcTarget, shared),
         (Service::XrcTarget, None),
     ] {
         let config = ferroce_proto::QpConfig {
             qpn: QPN,
             service,
             caps: ferroce_proto::QpCaps::default(),
-            srq: supply,
+            srq,
             sq_sig_all: false,
             port_mtu: ferroce_wire::PathMtu::B1024,
             seed: 0,
             early_resends: true,
             budget: Arc::new(ferroce_proto::Budget::new(0)),
         };
-        assert_eq!(QueuePair::new(config).unwrap_err(), CreateQpError::Supply(service));
+        assert_eq!(QueuePair::new(config).unwrap_err(), CreateQpError::SharedReceives(service));
     }
 }
 
@@ -241,9 +241,9 @@ fn what_cannot_be_posted_or_made() {
 #[test]
 fn attributes_of_the_other_half_are_dropped() {
     let xrcd = Arc::new(Xrcd::default());
-    let supply = Supply::Named { xrcd: Arc::clone(&xrcd) as Arc<_>, own_memory: true };
-    let mut target = Bench::new(Service::XrcTarget, Some(supply), &[HOME]);
-    let mut initiator = Bench::new(Service::XrcInitiator, None, &[HOME]);
+    let source = Source::Xrc { xrcd: Arc::clone(&xrcd), own_memory: true };
+    let mut target = Bench::new(Service::XrcTarget, source, &[HOME]);
+    let mut initiator = Bench::new(Service::XrcInitiator, Source::Own, &[HOME]);
     for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
         for (bench, service) in [(&mut target, Service::XrcTarget), (&mut initiator, Service::XrcInitiator)] {
             assert_eq!(

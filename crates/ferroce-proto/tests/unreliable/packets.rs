@@ -1,6 +1,6 @@
 //! A1, A2, A10: packets of every opcode, for UC and UD.
 
-use ferroce_proto::DropReason;
+use ferroce_proto::{DropReason, NoSharedQueue};
 use ferroce_wire::{Bth, IcrcStatus, Instant, Operation, Packet, Pkey, Psn};
 
 use crate::probe::{Probe, UC, UD, local, send_only};
@@ -25,8 +25,13 @@ fn a1_every_opcode_is_taken_or_dropped() {
                     packet.icrc = IcrcStatus::Checked;
                     let mut probe = Probe::new(setup);
                     probe.post_recv(1, &[local(0, 200)]);
-                    let result =
-                        probe.end.qp.handle_datagram(Instant::ZERO, &flow(1), &packet, &mut probe.end.mem);
+                    let result = probe.end.qp.handle_datagram(
+                        Instant::ZERO,
+                        &flow(1),
+                        &packet,
+                        &mut NoSharedQueue,
+                        &mut probe.end.mem,
+                    );
                     let ours = match packet.op {
                         Operation::Uc(_) => setup.service == ferroce_proto::Service::Uc,
                         Operation::Ud(_) => setup.service == ferroce_proto::Service::Ud,
@@ -55,7 +60,7 @@ fn a10_a_packet_without_verified_icrc_is_no_key_violation() {
     let bth = Bth { pkey: Pkey::new(1), ..Bth::new(QPNS[0], Psn::new(0)) };
     let mut packet = Packet { bth, op, icrc: IcrcStatus::Pending };
     let mut give = |packet: &Packet<'_>| {
-        probe.end.qp.handle_datagram(Instant::ZERO, &flow(1), packet, &mut probe.end.mem)
+        probe.end.qp.handle_datagram(Instant::ZERO, &flow(1), packet, &mut NoSharedQueue, &mut probe.end.mem)
     };
     assert_eq!(give(&packet), Err(DropReason::IcrcUnchecked));
     packet.icrc = IcrcStatus::Checked;

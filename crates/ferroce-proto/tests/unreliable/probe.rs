@@ -1,8 +1,8 @@
 //! One queue pair whose peer is the test: give it packets, read what it says as text.
 
 use ferroce_proto::{
-    AsyncEvent, DropReason, QpAttr, QpAttrMask, QpState, RecvWr, Remote, SendOp, SendTo, SendWr, Service,
-    Sge, WcStatus,
+    AsyncEvent, DropReason, NoSharedQueue, QpAttr, QpAttrMask, QpState, RecvWr, Remote, SendOp, SendTo,
+    SendWr, Service, Sge, WcStatus,
 };
 use ferroce_wire::{
     BatchLimits, Bth, Deth, Flow, IcrcStatus, Imm, Instant, Lkey, Operation, Packet, Psn, Qkey, Qpn, Request,
@@ -121,7 +121,7 @@ impl Probe {
 
     pub fn give(&mut self, from: &Flow, bth: Bth, op: Operation<'_>) -> Result<(), DropReason> {
         let packet = Packet { bth, op, icrc: IcrcStatus::Checked };
-        self.end.qp.handle_datagram(Instant::ZERO, from, &packet, &mut self.end.mem)
+        self.end.qp.handle_datagram(Instant::ZERO, from, &packet, &mut NoSharedQueue, &mut self.end.mem)
     }
 
     /// A UC request, by its distance from the first PSN.

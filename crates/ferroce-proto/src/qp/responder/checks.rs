@@ -2,10 +2,10 @@
 
 use ferroce_wire::{Feth, NakCode, Psn, Request, Reth, Rkey};
 
-use super::super::receive_queue::ReceiveSource;
+use super::super::receive_source::Receives;
 use super::super::send_queue::MAX_MESSAGE;
 use super::{Message, Responder};
-use crate::{Memory, MemoryError, QpAccess, RemoteAccess, Taken, WcStatus};
+use crate::{Memory, MemoryError, QpAccess, ReceiveSource, RemoteAccess, Taken, WcStatus};
 
 /// What becomes of a request that is not executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,12 +108,12 @@ impl Responder {
     pub(super) fn check_queue(
         &mut self,
         request: &Request<'_>,
-        receives: &impl ReceiveSource,
+        receives: &Receives<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), Refusal> {
         let goes_on = matches!(request, Request::SendMiddle { .. } | Request::SendLast { .. });
         let bound = (goes_on && self.bound).then_some(&self.wqe);
-        self.domain = receives.named(bound).map_err(|_| Refusal::NoSuchQueue)?;
+        self.domain = receives.check_named(bound).map_err(|_| Refusal::NoSuchQueue)?;
         if self.domain.is_some() {
             mem.enter(self.domain);
         }
@@ -124,7 +124,7 @@ impl Responder {
     pub(super) fn check_resource(
         &mut self,
         request: &Request<'_>,
-        receives: &mut impl ReceiveSource,
+        receives: &mut Receives<'_, impl ReceiveSource>,
     ) -> Result<(), Refusal> {
         match request {
             Request::ReadRequest { .. }

@@ -4,10 +4,10 @@ use ferroce_wire::{AtomicEth, Feth, PathMtu, Reth};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-use super::super::receive_queue::ReceiveQueue;
+use super::super::receive_source::ReceiveQueues;
 use super::*;
 use crate::memory::nothing::Nothing;
-use crate::{Budget, QpAccess, QpCaps, Service};
+use crate::{Budget, NoSharedQueue, QpAccess, QpCaps, Service};
 
 /// The MSN is a counter of 24 bits (IBTA 9.7.7.1).
 #[test]
@@ -22,7 +22,8 @@ fn b15_the_msn_wraps() {
     let write = Request::WriteOnly { reth, payload: &[], imm: None };
     for (psn, msn) in [(0xff_ffff, 0xff_ffff), (0, 0), (1, 1)] {
         let bth = Bth::new(Qpn::new(1), Psn::new(psn));
-        let mut receives = ReceiveQueue::new(0, 0);
+        let queues = &mut ReceiveQueues::Nothing;
+        let mut receives = Receives { queues, source: &mut NoSharedQueue, named: None };
         assert_eq!(responder.handle_request(&mut shared, &bth, &write, &mut receives, &mut Nothing), Ok(()));
         assert_eq!(responder.msn, Msn::new(msn));
     }
@@ -127,7 +128,8 @@ impl Story {
             }
         };
         let bth = Bth::new(Qpn::new(1), self.psn(place));
-        let mut receives = ReceiveQueue::new(0, 0);
+        let queues = &mut ReceiveQueues::Nothing;
+        let mut receives = Receives { queues, source: &mut NoSharedQueue, named: None };
         let said =
             self.responder.handle_request(&mut self.shared, &bth, &request, &mut receives, &mut Nothing);
         let mut answers = Vec::new();

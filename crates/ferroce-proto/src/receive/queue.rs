@@ -1,27 +1,10 @@
 //! A queue of receive WQEs: a queue pair's own, or the ring of a shared one.
 
-use super::sg;
-use crate::supply::{Domain, RecvWqe, Taken};
-use crate::{PostRecvError, RecvWr, Sge};
+use super::{RecvWqe, Taken};
+use crate::{PostRecvError, RecvWr, Sge, sg};
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
-
-/// What a responder takes receive WQEs from: the queue pair's own queue or a shared one.
-pub(crate) trait ReceiveSource {
-    /// Moves the oldest WQE into `wqe` if it holds `least` octets; if not, it stays. What was taken is never given back.
-    fn take(&mut self, wqe: &mut RecvWqe, least: u64) -> Taken;
-
-    /// Whether the queue that the packet at hand names is there, and is the one that `bound`, the WQE of the message in
-    /// progress, came from (IBTA A14). With it, in whose memory to look for remote keys, if not in the queue pair's.
-    fn named(&self, _bound: Option<&RecvWqe>) -> Result<Option<Domain>, NoSuchQueue> {
-        Ok(None)
-    }
-}
-
-/// The packet names a queue that its XRC domain does not have, or not its message's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct NoSuchQueue;
 
 /// A ring, allocated at creation.
 #[derive(Debug)]
@@ -137,10 +120,9 @@ impl ReceiveQueue {
         let slot = index.checked_rem(self.slots.len() as u64).unwrap_or(0) as usize;
         (slot, slot * self.max_sge as usize)
     }
-}
 
-impl ReceiveSource for ReceiveQueue {
-    fn take(&mut self, wqe: &mut RecvWqe, least: u64) -> Taken {
+    /// Moves the oldest WQE into `wqe` if it holds `least` octets; if not, it stays.
+    pub fn take(&mut self, wqe: &mut RecvWqe, least: u64) -> Taken {
         let Some((wr_id, sges)) = self.front() else { return Taken::Empty };
         let length = sg::length(sges);
         if length < least {
