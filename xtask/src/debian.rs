@@ -1,12 +1,14 @@
 //! Debian's programs, which the demo and the end-to-end checks run unmodified.
 //!
-//! Installed where we are root; else fetched with `apt-get download` and unpacked below `target/debian`,
-//! which needs no privilege; on a system without apt the missing ones are named.
+//! Root installs them, after it has printed what; others fetch them with `apt-get download` and unpack them below
+//! `target/debian`, which needs no privilege. With `--no-install`, and on a system without apt, the missing ones are named.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail, ensure};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, ensure};
 
 use crate::tree;
 
@@ -66,6 +68,26 @@ pub const MORE: &[Program] = &[
 /// [`MORE`], too.
 pub const UMAD_HEADER: &str = "/usr/include/infiniband/umad.h";
 
+/// Whether the user declined by `--no-install`.
+static DECLINED: AtomicBool = AtomicBool::new(false);
+
+/// From now on nothing is installed or fetched.
+pub fn decline() {
+    DECLINED.store(true, Ordering::Relaxed);
+}
+
+/// What is about to happen to this machine, and how to prevent it.
+fn announce(packages: &[&str], root: bool) -> String {
+    let names = packages.join(" ");
+    match root {
+        true => format!(
+            "installing Debian packages on this machine, as root: {names}\n       \
+             (`--no-install` declines; as another user they are unpacked below target/ instead)"
+        ),
+        false => format!("fetching Debian packages and unpacking them below target/debian: {names}"),
+    }
+}
+
 /// Where the programs are.
 #[derive(Clone, Default, Debug)]
 pub struct Programs {
@@ -90,14 +112,18 @@ impl Programs {
         if packages.is_empty() {
             return Ok(here);
         }
-        if !on_path("apt-get") || !on_path("dpkg-deb") {
-            bail!(
-                "this system has no apt-get; please install the programs of Debian's packages {}",
-                packages.join(", ")
-            );
-        }
-        eprintln!("xtask: fetching Debian's {}", packages.join(", "));
-        if nix::unistd::geteuid().is_root() {
+        let names = packages.join(", ");
+        ensure!(
+            !DECLINED.load(Ordering::Relaxed),
+            "with --no-install nothing is fetched; please install the programs of Debian's packages {names}"
+        );
+        ensure!(
+            on_path("apt-get") && on_path("dpkg-deb"),
+            "this system has no apt-get; please install the programs of Debian's packages {names}"
+        );
+        let root = nix::unistd::geteuid().is_root();
+        eprintln!("xtask: {}", announce(&packages, root));
+        if root {
             install(&packages)?;
         } else {
             here.unpacked = Some(unpack(&packages)?);
@@ -200,4 +226,28 @@ fn unpack(packages: &[&str]) -> Result<PathBuf> {
         }
     }
     Ok(root)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BASIC, Program, Programs, announce, decline};
+
+    #[test]
+    fn root_is_told_what_is_installed_and_how_to_decline() {
+        let text = announce(&["perftest", "ibverbs-utils"], true);
+        for part in ["installing", "as root", "perftest ibverbs-utils", "--no-install"] {
+            assert!(text.contains(part), "no '{part}' in: {text}");
+        }
+        assert!(!announce(&["perftest"], false).contains("as root"));
+    }
+
+    #[test]
+    fn nothing_is_fetched_once_the_user_has_declined() {
+        const MISSING: &[Program] =
+            &[Program { name: "no-such-program-anywhere", package: "no-such-package" }];
+        assert!(BASIC.iter().all(|program| program.package != "no-such-package"));
+        decline();
+        let error = Programs::ensure(&[MISSING]).unwrap_err().to_string();
+        assert!(error.contains("--no-install") && error.contains("no-such-package"), "{error}");
+    }
 }

@@ -22,6 +22,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Arguments of the demo.
 #[derive(Args)]
 pub struct DemoArgs {
+    /// Installs and fetches no Debian packages; missing programs are named.
+    #[arg(long)]
+    no_install: bool,
     /// Set by the demo itself in its own network namespace: the files to show.
     #[arg(long, hide = true)]
     inside: Option<PathBuf>,
@@ -32,6 +35,9 @@ pub fn run(args: &DemoArgs) -> Result<bool> {
     if let Some(dir) = &args.inside {
         e2e::raise_loopback()?;
         return show(&Dist::at(dir));
+    }
+    if args.no_install {
+        debian::decline();
     }
     let programs = Programs::ensure(&[debian::BASIC])?;
     let dist = dist::build()?;
