@@ -7,6 +7,7 @@
 
 mod arrows;
 mod bench;
+mod book;
 mod cc;
 mod crates;
 mod debian;
@@ -20,7 +21,6 @@ mod job;
 mod manual;
 mod no_std;
 mod peer;
-mod readme;
 mod report;
 mod sanitizer;
 mod source;
@@ -65,9 +65,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Brings the README's table of verbs up to date.
-    #[command(hide = true)]
-    Readme,
+    /// Builds the book, docs/book, into target/book.
+    Book,
     /// Tries the harness of the peer stage: the kernel's rxe against itself, in the guest.
     #[command(hide = true)]
     PeerHarness {
@@ -92,7 +91,7 @@ fn main() -> std::process::ExitCode {
         Command::BenchEnd(args) => bench::run_end(&args).map(|()| true),
         Command::Arrows { order } => arrows::run(order.as_deref()),
         Command::Size { json } => arrows::sizes(json),
-        Command::Readme => readme::write(),
+        Command::Book => book::build(),
         Command::PeerHarness { all } => test::peer_harness(all),
         Command::E2e(args) => e2e::run(&args),
     };

@@ -8,7 +8,7 @@ use clap_complete::Shell;
 
 /// `ferroce`'s own definition, compiled here as well.
 #[path = "../../crates/ferroce-cli/src/args.rs"]
-mod ferroce;
+pub mod ferroce;
 
 /// Writes `share/man/man1/ferroce*.1` and the scripts' pages beside it, `share/man/man8/ferroced.8` and completions for bash, zsh and fish.
 pub fn write(share: &Path) -> Result<()> {

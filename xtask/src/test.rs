@@ -5,7 +5,7 @@ use clap::Args;
 
 use crate::debian::{self, Programs};
 use crate::report::{Checks, Report};
-use crate::{arrows, crates, dist, e2e, no_std, peer, readme, sanitizer, source, symbols};
+use crate::{arrows, book, crates, dist, e2e, no_std, peer, sanitizer, source, symbols};
 
 /// Which stages to run.
 #[derive(Args)]
@@ -19,6 +19,9 @@ pub struct TestArgs {
     /// Not these stages.
     #[arg(long, value_name = "STAGE", value_delimiter = ',')]
     pub skip: Vec<String>,
+    /// Installs and fetches no Debian packages; missing programs are named.
+    #[arg(long)]
+    pub no_install: bool,
     /// Names the stages and stops.
     #[arg(long)]
     pub list: bool,
@@ -37,7 +40,7 @@ const STAGES: &[(&str, &str)] = &[
     ("fmt", "cargo fmt --check"),
     ("arrows", "crates, modules and files use only what is below them; none is too long"),
     ("no_std", "the protocol builds where there is no operating system"),
-    ("readme", "the README's table of verbs is what the export table says"),
+    ("docs", "links, commands and variables of README and book; the book builds"),
     ("clippy", "cargo clippy, warnings are errors"),
     ("doc", "cargo doc, warnings are errors"),
     ("unit", "cargo test over the workspace"),
@@ -64,12 +67,15 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     for name in args.only.iter().chain(&args.skip) {
         anyhow::ensure!(all_stages().any(|(s, _)| s == name), "no stage is called {name}; see --list");
     }
+    if args.no_install {
+        debian::decline();
+    }
     let mut report = Report::default();
     let simple: [(&str, Source); 8] = [
         ("fmt", source::fmt),
         ("arrows", arrows::check),
         ("no_std", no_std::check),
-        ("readme", readme::check),
+        ("docs", book::check),
         ("clippy", source::clippy),
         ("doc", source::doc),
         ("unit", source::unit),

@@ -20,6 +20,7 @@ mod multicast;
 mod netns;
 mod nobody;
 mod observe;
+mod pages;
 mod perftest;
 mod pingpong;
 mod pyverbs;
@@ -68,6 +69,7 @@ pub const STAGES: &[(&str, &str)] = &[
         "cm",
         "rping, ucmatose, rdma_{,x}{client,server}, udaddy, mckey, cmtime, perftest -R, rsockets, by nobody; killed ends",
     ),
+    ("pages", "the commands of the book's pages, by nobody, and what they say"),
     ("containers", "doctor; a user namespace, a minimal root, a pod of several containers with one eth0"),
     ("lifecycle", "kill -9 of a peer and of the broker, a stopped program, churn"),
     ("stress", "64 queue pairs in 4 processes with 8 or 32 threads: every octet, no lost completion"),
@@ -91,6 +93,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "memory" => Some(memory::check),
         "memcheck" => Some(memcheck::check),
         "cm" => Some(cm::check),
+        "pages" => Some(pages::check),
         "containers" => Some(containers::check),
         "lifecycle" => Some(lifecycle::check),
         "stress" => Some(stress::check),
