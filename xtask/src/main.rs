@@ -17,6 +17,7 @@ mod dist;
 mod e2e;
 mod exchange;
 mod expected;
+mod guards;
 mod job;
 mod manual;
 mod no_std;
@@ -59,6 +60,8 @@ enum Command {
         #[arg(long, value_name = "CRATE")]
         order: Option<String>,
     },
+    /// Changes the functions that protect against bad input, one by one, and sees tests fail (cargo-mutants).
+    Guards(guards::GuardsArgs),
     /// Prints lines of code, files, the longest file and unsafe blocks of each crate.
     Size {
         /// As a JSON array.
@@ -90,6 +93,7 @@ fn main() -> std::process::ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::BenchEnd(args) => bench::run_end(&args).map(|()| true),
         Command::Arrows { order } => arrows::run(order.as_deref()),
+        Command::Guards(args) => guards::run(&args),
         Command::Size { json } => arrows::sizes(json),
         Command::Book => book::build(),
         Command::PeerHarness { all } => test::peer_harness(all),
