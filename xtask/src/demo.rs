@@ -11,8 +11,8 @@ use nix::unistd::geteuid;
 
 use crate::debian::{self, Programs};
 use crate::dist::{self, Dist};
-use crate::e2e;
 use crate::job::{self, Job};
+use crate::netns;
 
 const NOBODY: u32 = 65_534;
 /// What a fresh Debian grants: net.core.rmem_max.
@@ -33,7 +33,7 @@ pub struct DemoArgs {
 /// Builds, then shows; true when every program did what it should.
 pub fn run(args: &DemoArgs) -> Result<bool> {
     if let Some(dir) = &args.inside {
-        e2e::raise_loopback()?;
+        netns::raise_loopback()?;
         return show(&Dist::at(dir));
     }
     if args.no_install {
@@ -57,7 +57,7 @@ fn in_namespace(copy: &Dist) -> Result<bool> {
     std::fs::create_dir_all(&run)?;
     std::fs::set_permissions(&run, std::fs::Permissions::from_mode(0o700))?;
     chown(&run, Some(NOBODY), Some(NOBODY))?;
-    let mut command = e2e::enter()?;
+    let mut command = netns::enter()?;
     command.arg(std::env::current_exe()?).args(["demo", "--inside"]).arg(&copy.root);
     Ok(command.status()?.success())
 }
@@ -65,7 +65,7 @@ fn in_namespace(copy: &Dist) -> Result<bool> {
 fn show(dist: &Dist) -> Result<bool> {
     let programs = Programs::ensure(&[debian::BASIC])?;
     let shown = show_with(dist, &programs, &dist.root);
-    e2e::end_broker();
+    netns::end_broker();
     shown
 }
 

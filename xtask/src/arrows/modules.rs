@@ -52,32 +52,21 @@ const CIRCLES: &[(&str, &str, &str)] = &[
     ),
     ("ferroce-ipc", "device settings", "each names a type of the other"),
     ("ferroce-ipc", "message packet", "each names a type of the other"),
-    (
-        "ferroce-proto",
-        "attr error memory qp srq supply",
-        "errors name what they are about, re-exported by the root",
-    ),
-    (
-        "ferroce-rsocket",
-        "datagram link listener place service stream waker",
-        "a stream and its listener know each other",
-    ),
+    ("ferroce-proto", "attr error receive srq", "errors name what they are about, re-exported by the root"),
     ("ferroce-wire", "error opcode", "an error names the opcode"),
-    ("xtask", "bench e2e", "each names a type of the other"),
 ];
 
 /// Files that may use each other in a circle: a type and its parts.
 const MAX_FILES: usize = 4;
 
-/// Larger circles of files that are still there: one file of each, and how many there are.
+/// Larger circles of files that are still there: one file of each, and how many there are at most.
 const FILE_CIRCLES: &[(&str, &str, usize)] = &[
     ("ferroce", "src/cq.rs", 10),
     ("ferroce-proto", "src/qp/uc.rs", 7),
-    ("ferroce-engine", "src/ah.rs", 32),
+    ("ferroce-engine", "src/ah.rs", 33),
     ("ferroce-engine", "src/rings.rs", 5),
     ("ferroce-engine", "src/memory/view.rs", 5),
     ("ferroce-capi", "src/ah.rs", 35),
-    ("ferroce-rsocket", "src/link.rs", 9),
     ("ferroce-cli", "src/tc.rs", 13),
 ];
 
@@ -98,16 +87,14 @@ pub fn check(checks: &mut Checks, packages: &[Package]) {
     }
     for (name, modules, _) in CIRCLES {
         let gone = modules.split_whitespace().filter(|module| !needed.modules.contains(&(*name, *module)));
-        for module in gone {
-            checks.fail(name, &format!("{module} is no longer in a circle: remove it from CIRCLES"));
+        let gone: Vec<&str> = gone.collect();
+        if !gone.is_empty() {
+            checks.fail(name, &format!("no longer in a circle: remove from CIRCLES: {}", gone.join(" ")));
         }
     }
-    for (name, file, count) in FILE_CIRCLES {
+    for (name, file, _) in FILE_CIRCLES {
         if !needed.files.contains(&(*name, *file)) {
-            let what = format!(
-                "{file} is not in a circle of {count} files: write the number of today, or remove it"
-            );
-            checks.fail(name, &what);
+            checks.fail(name, &format!("{file} is in no large circle of files: remove it from FILE_CIRCLES"));
         }
     }
     for (name, _) in ORDER.iter().filter(|(name, _)| !packages.iter().any(|package| package.name == *name)) {
@@ -211,7 +198,7 @@ fn file_circles(name: &str, sources: &Sources, needed: &mut Needed) -> Vec<Strin
         };
         let paths: Vec<String> = circle.iter().map(path).collect();
         let listed = FILE_CIRCLES.iter().find(|(of, file, count)| {
-            *of == name && *count == paths.len() && paths.iter().any(|path| path.ends_with(file))
+            *of == name && paths.len() <= *count && paths.iter().any(|path| path.ends_with(file))
         });
         match listed {
             Some((of, file, _)) => {

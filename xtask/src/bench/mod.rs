@@ -4,7 +4,6 @@
 mod connect;
 mod ends;
 mod objects;
-pub mod place;
 
 pub use ends::{EndArgs, run as run_end};
 
@@ -19,9 +18,9 @@ use clap::Args;
 use crate::debian::{self, Programs};
 use crate::dist::{self, Dist};
 use crate::exchange::{Exchange, Logs};
+use crate::place::Place;
 use crate::report::Checks;
-use crate::{cc, e2e, tree};
-use place::Place;
+use crate::{cc, netns, tree};
 
 /// Which benchmark.
 #[derive(Args)]
@@ -140,7 +139,7 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
     }
     Programs::ensure(&[debian::BASIC, debian::BENCH])?;
     let dist = dist::build()?;
-    let mut command = e2e::enter()?;
+    let mut command = netns::enter()?;
     command.arg(std::env::current_exe()?).arg("bench").arg("--inside").arg(&dist.root);
     command.args(["--rounds", &args.rounds.to_string()]);
     command.args(args.quick.then_some("--quick")).args(args.save.then_some("--save"));
@@ -149,7 +148,7 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
 }
 
 fn measure(args: &BenchArgs, dist: &Dist) -> Result<bool> {
-    e2e::raise_loopback()?;
+    netns::raise_loopback()?;
     let programs = Programs::ensure(&[debian::BASIC, debian::BENCH])?;
     let vbench = cc::ours("vbench", dist, &programs)?;
     let bench = Bench {
@@ -179,7 +178,7 @@ fn measure(args: &BenchArgs, dist: &Dist) -> Result<bool> {
         }
     }
     drop(places);
-    e2e::end_broker();
+    netns::end_broker();
     let text = report(args, &samples)?;
     print!("{text}");
     if args.save {

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use super::{BenchArgs, machine, median, today};
 use crate::debian::{self, Programs};
 use crate::dist::Dist;
-use crate::{cc, e2e, tree};
+use crate::{cc, netns, tree};
 
 /// Programs, and queue pairs of all of them.
 const CASES: [(usize, usize); 3] = [(1, 1), (3, 100), (3, 3000)];
@@ -44,7 +44,7 @@ impl Drop for Holder {
 
 /// In a network namespace of its own: measures, prints, and with `--save` writes the section of docs/BENCHMARKS.md.
 pub fn run(args: &BenchArgs, dist: &Dist) -> Result<bool> {
-    e2e::raise_loopback()?;
+    netns::raise_loopback()?;
     let programs = Programs::ensure(&[debian::BASIC])?;
     let holds = cc::ours("holds", dist, &programs)?;
     let mut samples: BTreeMap<(usize, &str), Vec<f64>> = BTreeMap::new();

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::{Bed, netns};
+use super::Bed;
 use crate::job::{self, Ended};
+use crate::netns;
 use crate::report::Checks;
 
 /// On a veth of this network namespace.

@@ -11,13 +11,14 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::geteuid;
 
+use super::Bed;
 use super::nobody::Nobody;
 use super::pyverbs::{NOBODY, has_nobody};
-use super::{Bed, netns};
 use crate::cc;
 use crate::dialogues::{Amount, Dialogue, Wanted, dialogues, perftests, rsockets, transports};
 use crate::exchange::{Meeting, until_heard};
 use crate::job::Job;
+use crate::netns;
 use crate::report::Checks;
 
 /// For one end.

@@ -8,8 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::{Bed, netns};
+use super::Bed;
 use crate::job;
+use crate::netns;
 use crate::report::Checks;
 
 const LIMIT: Duration = Duration::from_secs(60);

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 
-use super::{Bed, netns};
-use crate::bench::place::Place;
+use super::Bed;
 use crate::cc;
 use crate::exchange::{Exchange, Meeting};
 use crate::job::{self, Job};
+use crate::netns;
+use crate::place::Place;
 use crate::report::Checks;
 
 const LIMIT: Duration = Duration::from_secs(60);

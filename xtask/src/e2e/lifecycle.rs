@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 
-use super::{Bed, netns, pingpong};
+use super::{Bed, pingpong};
 use crate::cc;
 use crate::exchange::{Exchange, listening};
 use crate::job;
+use crate::netns;
 use crate::report::Checks;
 
 /// The programs ask for timeout 14 and retry_cnt 7.

@@ -17,7 +17,6 @@ mod loss;
 mod memcheck;
 mod memory;
 mod multicast;
-mod netns;
 mod nobody;
 mod observe;
 mod pages;
@@ -29,7 +28,6 @@ mod vprobe;
 mod wire;
 
 pub use bed::Bed;
-pub use netns::{end_broker, end_brokers_of, enter, raise_loopback};
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -41,6 +39,7 @@ use clap::Args;
 use crate::debian::Programs;
 use crate::dist::Dist;
 use crate::job;
+use crate::netns;
 use crate::report::{Checks, Count, Report};
 use crate::tree;
 
@@ -128,7 +127,7 @@ pub struct E2eArgs {
 /// In the child: runs the stages; true when nothing failed.
 pub fn run(args: &E2eArgs) -> Result<bool> {
     netns::is_our_own()?;
-    raise_loopback()?;
+    netns::raise_loopback()?;
     let faulty = args.faulty.as_ref().map(Dist::at);
     let programs = Programs { unpacked: args.unpacked.clone() };
     let bed = Bed::new(Dist::at(&args.dist), faulty, programs, args.all)?;
@@ -151,7 +150,7 @@ pub fn start(
     all: bool,
     stages: &[&str],
 ) -> Result<()> {
-    let mut command = match enter() {
+    let mut command = match netns::enter() {
         Ok(command) => command,
         Err(why) => {
             for stage in stages {

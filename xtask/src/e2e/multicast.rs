@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{Bed, netns};
+use super::Bed;
 use crate::exchange::{Exchange, listening};
+use crate::netns;
 use crate::report::Checks;
 
 const LIMIT: Duration = Duration::from_secs(60);

@@ -6,9 +6,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use super::Bed;
 use super::pyverbs::{NOBODY, has_nobody};
-use super::{Bed, netns};
 use crate::dist::Dist;
+use crate::netns;
 
 /// A copy of the distribution that anybody can read, and a runtime folder of nobody's own. Both go when this is
 /// dropped, and so do the brokers of the network namespace: one of another user would refuse the next program.

@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use super::Bed;
 use super::cli::ip;
 use super::pyverbs::{NOBODY, has_nobody};
-use super::{Bed, netns};
 use crate::book::{self, Block, Kind, Page};
 use crate::dist::Dist;
 use crate::job;
+use crate::netns;
 use crate::report::Checks;
 
 /// Stands before the output of each command.

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{Bed, netns};
+use super::Bed;
 use crate::dist::Dist;
 use crate::job;
+use crate::netns;
 use crate::report::Checks;
 use crate::tree;
 

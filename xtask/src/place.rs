@@ -118,7 +118,7 @@ impl Place {
 impl Drop for Far {
     fn drop(&mut self) {
         // Brokers in there are of this run alone; they end with an idle minute, and we do not wait for it.
-        crate::e2e::end_brokers_of(self.holder.id());
+        crate::netns::end_brokers_of(self.holder.id());
         self.holder.kill().ok();
         self.holder.wait().ok();
     }
