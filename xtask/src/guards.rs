@@ -4,6 +4,7 @@
 //! these functions in a copy of the sources, one small change at a time, and the crate's own tests must fail each time.
 //! The files name functions, not source text, so an edit breaks nothing; a function that is gone fails here alone.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -54,7 +55,7 @@ pub fn run(args: &GuardsArgs) -> Result<bool> {
             args.functions.is_empty() || args.functions.iter().any(|part| name.contains(part))
         });
         if args.list {
-            print!("{}", guards.mutants()?);
+            guards.mutants()?.iter().for_each(|line| println!("{line}"));
         } else if !guards.functions.is_empty() {
             report.stage(&guards.package, |checks| guards.check(checks));
         }
@@ -90,17 +91,23 @@ fn parse(package: String, text: &str) -> Result<Guards> {
 }
 
 impl Guards {
-    /// The changes as cargo-mutants names them, a line each.
-    fn mutants(&self) -> Result<String> {
+    /// The changes as cargo-mutants names them, a line each. It lists removed fields of other functions as well.
+    fn mutants(&self) -> Result<Vec<String>> {
         let output = self.command(&["--list"]).output()?;
         ensure!(output.status.success(), "cargo mutants: {}", String::from_utf8_lossy(&output.stderr));
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        let lines = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
+        Ok(self.own(lines))
+    }
+
+    fn own(&self, mut lines: Vec<String>) -> Vec<String> {
+        lines.retain(|line| self.functions.iter().any(|function| is_of(line, function)));
+        lines
     }
 
     fn check(&self, checks: &mut Checks) -> Result<()> {
         let mutants = self.mutants()?;
         for function in &self.functions {
-            if !mutants.lines().any(|line| is_of(line, function)) {
+            if !mutants.iter().any(|line| is_of(line, function)) {
                 checks.fail(function, "tests/guards.txt names it, but there is nothing to change");
             }
         }
@@ -109,11 +116,15 @@ impl Guards {
         std::fs::create_dir_all(&out)?;
         let mut run =
             self.command(&["--no-shuffle", "--colors", "never", "--no-times", "--cap-lints", "true"]);
-        run.arg("--output").arg(&out);
+        run.args(["--minimum-test-timeout", "120", "--output"]).arg(&out);
+        let files: BTreeSet<&str> = mutants.iter().filter_map(|line| line.split(':').next()).collect();
+        for file in files {
+            run.args(["--file", file]);
+        }
         // Dependencies are built once, not in each copy.
         run.env("CARGO_TARGET_DIR", tree::target().join("guards/build"));
         let status = run.status()?;
-        let outcome = |name: &str| read(&out.join("mutants.out").join(name));
+        let outcome = |name: &str| self.own(read(&out.join("mutants.out").join(name)));
         let (caught, missed, timeout) =
             (outcome("caught.txt"), outcome("missed.txt"), outcome("timeout.txt"));
         // 2: a change was not noticed; 3: a test ran into its time limit, which is noticed as well.

@@ -25,10 +25,7 @@ type Exports = BTreeMap<String, Export>;
 
 /// Checks names, versions, default flags and types.
 pub fn check(checks: &mut Checks, library: &Path) -> Result<()> {
-    let Some(table) = tree::shared("abi/symbols.txt") else {
-        checks.skip("symbols", "the table shared/abi/symbols.txt is not beside the workspace");
-        return Ok(());
-    };
+    let Some(table) = tree::shared_or_skip(checks, "symbols", "abi/symbols.txt") else { return Ok(()) };
     let want = wanted(&std::fs::read_to_string(table)?);
     ensure!(want.len() > 300, "the table holds only {} symbols", want.len());
     let have = exported(library)?;

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::report::Checks;
+
 /// The workspace's root, from where this crate was compiled.
 pub fn root() -> &'static Path {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -23,6 +25,15 @@ pub fn shared(path: &str) -> Option<PathBuf> {
         return Some(Path::new(&dir).join(path)).filter(|p| p.exists());
     }
     root().ancestors().skip(1).map(|dir| dir.join("shared").join(path)).find(|p| p.exists())
+}
+
+/// A path below `shared/`; without it `checks` skips `what` and says so.
+pub fn shared_or_skip(checks: &mut Checks, what: &str, path: &str) -> Option<PathBuf> {
+    let found = shared(path);
+    if found.is_none() {
+        checks.skip(what, &format!("shared/{path} is not beside the workspace"));
+    }
+    found
 }
 
 /// The cargo that runs us.

@@ -17,8 +17,11 @@ const LIMIT: Duration = Duration::from_secs(20);
 pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     checks.check("a cold start returns at once", cold(bed));
     checks.check("ibv_devices", lists(bed));
-    checks.check("ibv_devinfo -v", devinfo(bed));
-    checks.check("ibstat", ibstat(bed));
+    let mut rxe = |what, file| tree::shared_or_skip(checks, what, file);
+    let devinfo_of_rxe = rxe("the fields of ibv_devinfo against rxe's", "peer/reference/ibv_devinfo_v.txt");
+    let ibstat_of_rxe = rxe("the lines of ibstat against rxe's", "peer/reference/ibstat.txt");
+    checks.check("ibv_devinfo -v", devinfo(bed, devinfo_of_rxe));
+    checks.check("ibstat", ibstat(bed, ibstat_of_rxe));
     for (name, program, args, wants) in LOADERS {
         if bed.programs.find(program).is_none() {
             checks.skip(name, &format!("{program} is not here"));
@@ -61,7 +64,7 @@ fn fields(text: &str) -> BTreeSet<String> {
     names.map(|n| if n.starts_with("GID[") { "GID[]".to_owned() } else { n.to_owned() }).collect()
 }
 
-fn devinfo(bed: &Bed) -> Result<()> {
+fn devinfo(bed: &Bed, reference: Option<PathBuf>) -> Result<()> {
     let mut command = bed.ours("ibv_devinfo");
     command.args(["-v", "-d", "fr0"]);
     let ended = job::run(command, &bed.logs.path("ibv_devinfo"), LIMIT)?;
@@ -90,7 +93,7 @@ fn devinfo(bed: &Bed) -> Result<()> {
     for (name, least) in [("max_qp", 1000), ("max_cqe", 65_536), ("max_mr", 10_000), ("max_sge", 16)] {
         ensure!(number(name) >= least, "{name} is {}, wanted at least {least}", number(name));
     }
-    if let Some(reference) = tree::shared("peer/reference/ibv_devinfo_v.txt") {
+    if let Some(reference) = reference {
         let want = fields(&std::fs::read_to_string(reference)?);
         let have = fields(text);
         // The first line of the reference is the command; ibv_devinfo leaves out these where max_srq is 0.
@@ -102,7 +105,7 @@ fn devinfo(bed: &Bed) -> Result<()> {
 }
 
 /// What ibstat prints, its lines without the indentation: those of the kernel's rxe in the same order, and ours.
-fn ibstat(bed: &Bed) -> Result<()> {
+fn ibstat(bed: &Bed, reference: Option<PathBuf>) -> Result<()> {
     let said = |args: &[&str]| -> Result<Vec<String>> {
         let mut command = bed.ours("ibstat");
         command.args(args);
@@ -124,7 +127,7 @@ fn ibstat(bed: &Bed) -> Result<()> {
     ] {
         ensure!(lines.iter().any(|line| line == want), "no '{want}' in\n{}", lines.join("\n"));
     }
-    if let Some(reference) = tree::shared("peer/reference/ibstat.txt") {
+    if let Some(reference) = reference {
         let reference = std::fs::read_to_string(reference)?;
         let first = reference.lines().skip(1).take_while(|line| !line.is_empty());
         let labels = |line: &str| line.trim().split([':', '\'']).next().unwrap_or_default().to_owned();

@@ -28,7 +28,11 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
         return Ok(());
     }
     says(bed, "link add rxe0 type rxe netdev s0", 0, "")?;
-    checks.check("formats of rdma(8)", formats(bed));
+    if let Some(reference) =
+        tree::shared_or_skip(checks, "formats of rdma(8)", "peer/reference/rdma_link.txt")
+    {
+        checks.check("formats of rdma(8)", formats(bed, &std::fs::read_to_string(reference)?));
+    }
     checks.check("a session that a program watches", session(bed));
     for kind in ["macvlan", "vlan"] {
         match ip(bed, &above(kind)) {
@@ -81,21 +85,19 @@ fn script(bed: &Bed, line: &str, code: i32) -> Result<String> {
     Ok(ended.output)
 }
 
-/// What follows a command in a file of the reference, up to the next command.
-fn reference(file: &str, command: &str) -> Result<Option<String>> {
-    let Some(path) = tree::shared(&format!("peer/reference/{file}")) else { return Ok(None) };
-    let text = std::fs::read_to_string(path)?;
-    let lines = text.lines().skip_while(|line| *line != command).skip(1);
+/// The output of a command in the text of the reference.
+fn output_in(reference: &str, command: &str) -> Result<String> {
+    let lines = reference.lines().skip_while(|line| *line != command).skip(1);
     let body: Vec<&str> = lines.take_while(|line| !line.starts_with("$ ") && !line.is_empty()).collect();
-    ensure!(!body.is_empty(), "{file} has no '{command}'");
-    Ok(Some(body.join("\n")))
+    ensure!(!body.is_empty(), "the reference has no '{command}'");
+    Ok(body.join("\n"))
 }
 
-fn formats(bed: &Bed) -> Result<()> {
+fn formats(bed: &Bed, reference: &str) -> Result<()> {
     // Until duplicate detection is over there is one GID less, which has no part in this.
     for (theirs, ours) in [("rdma link show", "link show rxe0"), ("rdma -d link show", "-d link show rxe0")] {
         let said = says(bed, ours, 0, "")?;
-        let Some(known) = reference("rdma_link.txt", &format!("$ {theirs}"))? else { return Ok(()) };
+        let known = output_in(reference, &format!("$ {theirs}"))?;
         let words = |text: &str| -> Vec<String> { text.split_whitespace().map(str::to_owned).collect() };
         let (mut known, mut said) = (words(&known), words(&said));
         for (place, _) in
@@ -112,12 +114,12 @@ fn formats(bed: &Bed) -> Result<()> {
         let pairs = all.windows(2).filter(|pair| pair[1].trim_start().starts_with(':'));
         Ok(pairs.map(|pair| pair[0].to_owned()).collect())
     };
-    let known = reference("rdma_link.txt", "$ rdma -d -j -p link show")?.unwrap_or_default();
+    let known = output_in(reference, "$ rdma -d -j -p link show")?;
     let said = says(bed, "-d -j -p link show rxe0", 0, "")?;
     ensure!(keys(&said)? == keys(&known)?, "keys of {said} and {known}");
     let json: Value = serde_json::from_str(&said)?;
     ensure!(json.pointer("/0/state") == Some(&"ACTIVE".into()), "{said}");
-    let known = reference("rdma_link.txt", "$ rdma -d dev show")?.unwrap_or_default();
+    let known = output_in(reference, "$ rdma -d dev show")?;
     let said = says(bed, "-d dev show rxe0", 0, "node_type ca")?;
     let labels = |text: &str| -> BTreeSet<String> {
         ["node_type", "node_guid", "sys_image_guid", "adaptive-moderation", "caps:"]

@@ -47,7 +47,11 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
         return Ok(());
     }
     ensure!(tried.ok(), "{}", tried.describe());
-    checks.check("the tree is that of rxe", same_tree(bed));
+    if let Some(reference) =
+        tree::shared_or_skip(checks, "the tree is that of rxe", "peer/reference/sysfs_tree.txt")
+    {
+        checks.check("the tree is that of rxe", same_tree(bed, &reference));
+    }
     if Path::new("/sys/class/infiniband").exists() {
         checks.skip("files from memory", "this host has devices of its own, whose files come first");
     } else {
@@ -214,8 +218,7 @@ fn paths(listing: &str) -> BTreeSet<&str> {
     listing.lines().filter(|path| path.starts_with("./")).filter(|path| !entry(path)).collect()
 }
 
-fn same_tree(bed: &Bed) -> Result<()> {
-    let Some(reference) = tree::shared("peer/reference/sysfs_tree.txt") else { return Ok(()) };
+fn same_tree(bed: &Bed, reference: &Path) -> Result<()> {
     let reference = std::fs::read_to_string(reference)?;
     let ended = with_sysfs(bed, "cd /sys/class/infiniband/fr0 && find . | sort")?;
     ensure!(ended.ok(), "{}", ended.describe());

@@ -16,10 +16,7 @@ use crate::{tree, vprobe};
 /// Captures on lo, with segmentation offload off: loopback never cuts a batch, and a capture would show it as
 /// one datagram of many packets.
 pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
-    let Some(second) = tree::shared("captures/check.py") else {
-        checks.skip("wire", "shared/captures/check.py is not beside the workspace");
-        return Ok(());
-    };
+    let Some(second) = tree::shared_or_skip(checks, "wire", "captures/check.py") else { return Ok(()) };
     let (file, capture) = match capture(bed, "wire")? {
         Ok(started) => started,
         Err(why) => {

@@ -84,10 +84,7 @@ struct Interop<'a> {
 
 /// The stage. `harness` tries the harness itself, kernel against kernel.
 pub fn check(checks: &mut Checks, dist: &Dist, programs: &Programs, all: bool, harness: bool) -> Result<()> {
-    let Some(script) = tree::shared("peer/peer.sh") else {
-        checks.skip("peer", "shared/peer is not beside the workspace");
-        return Ok(());
-    };
+    let Some(script) = tree::shared_or_skip(checks, "peer", "peer/peer.sh") else { return Ok(()) };
     if !geteuid().is_root() {
         checks.skip("peer", "the guest's tap device and network namespace need root");
         return Ok(());
