@@ -1,6 +1,7 @@
 //! Stations before any packet: the device is seen, with sensible fields, by programs that load silently.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
