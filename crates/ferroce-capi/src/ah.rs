@@ -9,13 +9,12 @@ use ferroce_wire::{Flow, Qkey, Qpn};
 
 use crate::attr::{c_ah, engine_ah};
 use crate::call::{self, Owner};
-use crate::context::{self, ContextHandle};
+use crate::context::object;
+use crate::context::{ContextHandle, LiveContext};
+use crate::cq;
+use crate::entry::{Object, Ptr, export};
 use crate::errno::Errno;
-use crate::handle::{Handle, Pool};
-use crate::{cq, pd};
-
-/// An address handle.
-pub(crate) type AhHandle = Handle<abi::ibv_ah, LiveAh>;
+use crate::handle::{Pool, next_number};
 
 /// What makes an address handle live.
 pub(crate) struct LiveAh {
@@ -25,152 +24,99 @@ pub(crate) struct LiveAh {
 
 static POOL: Pool<abi::ibv_ah, LiveAh> = Pool::new();
 
+object!(abi::ibv_ah => LiveAh);
+
 /// The destination of a datagram; EINVAL where the handle is not one of the queue pair's protection domain (or of its
 /// parent domain).
-///
-/// # Safety
-///
-/// `ah` is NULL or an address handle.
-pub(crate) unsafe fn destination(
+pub(crate) fn destination(
     qp: &Qp,
-    ah: *mut abi::ibv_ah,
+    ah: Object<abi::ibv_ah>,
     remote_qpn: u32,
     remote_qkey: u32,
 ) -> Result<SendTo, Errno> {
-    // SAFETY: as the caller says.
-    let live = unsafe { AhHandle::from_c(ah) }?.live()?;
+    let live = ah.handle()?.live()?;
     if !live.engine.pd().shares_memory_with(qp.pd()) {
         return Err(Errno::EINVAL);
     }
     Ok(live.engine.to(Qpn::new(remote_qpn), Qkey::new(remote_qkey))?)
 }
 
-/// # Safety
-///
-/// `pd` is NULL or a protection domain.
-unsafe fn create(owner: &Owner, pd: *mut abi::ibv_pd, attr: AhAttr) -> Result<*mut abi::ibv_ah, Errno> {
-    // SAFETY: as the caller says.
-    let (_, domain) = unsafe { pd::enter(owner, pd) }?;
+fn create(owner: &Owner, pd: Object<abi::ibv_pd>, attr: AhAttr) -> Result<*mut abi::ibv_ah, Errno> {
+    let (_, domain) = pd.enter(owner)?;
     let engine = domain.engine.create_ah(attr)?;
     let context = domain.context;
-    let ah = POOL.take(abi::ibv_ah { context: context.public(), pd, handle: pd::next_number() });
+    let ah = POOL.take(abi::ibv_ah { context: context.public(), pd: pd.as_ptr(), handle: next_number() });
     POOL.enliven(ah, LiveAh { engine, context });
     Ok(ah.c())
 }
 
-/// Makes an address handle. `is_global` must be 1, port and GID exist, source and destination be of one family;
-/// otherwise EINVAL.
-///
-/// # Safety
-///
-/// `pd` is NULL or a protection domain, `attr` NULL or readable.
-pub unsafe extern "C" fn ibv_create_ah(
-    pd: *mut abi::ibv_pd,
-    attr: *mut abi::ibv_ah_attr,
-) -> *mut abi::ibv_ah {
-    call::pointer(|owner| {
-        // SAFETY: NULL, or readable as the caller says.
-        let attr = engine_ah(unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?);
+export! {
+    /// Makes an address handle. `is_global` must be 1, port and GID exist, source and destination be of one family;
+    /// otherwise EINVAL.
+    pub fn ibv_create_ah(pd: Object<abi::ibv_pd>, attr: Ptr<abi::ibv_ah_attr>) -> *mut abi::ibv_ah = call::pointer |owner| {
+        let attr = engine_ah(&attr.read()?);
         if attr.port_num != 1 {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: as the caller says.
-        unsafe { create(owner, pd, attr) }
-    })
-}
+        create(owner, pd, attr)
+    }
 
-/// Ends it. What was posted to it and has not left may be lost.
-///
-/// # Safety
-///
-/// `ah` is NULL or came from [`ibv_create_ah`].
-pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut abi::ibv_ah) -> c_int {
-    call::ending(|owner| {
-        // SAFETY: as the caller says.
-        let handle = unsafe { AhHandle::from_c(ah) }?;
-        owner.is(handle.live()?.context)?;
+    /// Ends it. What was posted to it and has not left may be lost.
+    pub fn ibv_destroy_ah(ah: Object<abi::ibv_ah>) -> c_int = call::ending |owner| {
+        let (handle, _) = ah.enter(owner)?;
         POOL.end(handle, |live| {
             live.engine.destroy();
             Ok(())
         })
-    })
+    }
 }
 
 /// The way back to the sender of a completed receive; without a GRH it leads nowhere, and `is_global` is 0.
-///
-/// # Safety
-///
-/// `context` is NULL or open; `wc` is NULL or a completion of it; `grh` is NULL or what the receive buffer began with.
-unsafe fn answer(
-    owner: &Owner,
-    context: *mut abi::ibv_context,
+fn answer(
+    context: &LiveContext,
     port_num: u8,
-    wc: *mut abi::ibv_wc,
-    grh: *mut abi::ibv_grh,
+    wc: Ptr<abi::ibv_wc>,
+    grh: Ptr<[u8; Flow::GRH_AREA]>,
 ) -> Result<AhAttr, Errno> {
-    // SAFETY: as the caller says.
-    let (_, live) = unsafe { context::enter(owner, context) }?;
-    // SAFETY: NULL, or readable as the caller says.
-    let wc = unsafe { wc.as_ref() }.ok_or(Errno::EINVAL)?;
+    let wc = wc.read()?;
     if wc.wc_flags & abi::IBV_WC_GRH == 0 {
         return Ok(AhAttr { is_global: false, sl: wc.sl, port_num, ..AhAttr::default() });
     }
-    if grh.is_null() {
-        return Err(Errno::EINVAL);
-    }
-    // SAFETY: not NULL; forty octets that the caller lends, whatever their alignment.
-    let area = unsafe { grh.cast::<[u8; Flow::GRH_AREA]>().read_unaligned() };
-    let attr = AhAttr::answering(&live.engine, &area)?;
+    let grh = grh.some()?;
+    let attr = AhAttr::answering(&context.engine, &grh.read())?;
     // Our completions have the kind of the header there, which is no service level to answer with.
     let sl = if wc.sl & cq::SL_UDP != 0 { 0 } else { wc.sl };
     Ok(AhAttr { sl, port_num, ..attr })
 }
 
-/// Fills in the attributes of an address handle that answers a completed receive.
-///
-/// # Safety
-///
-/// As for [`ibv_create_ah_from_wc`]; `ah_attr` is NULL or writable.
-pub unsafe extern "C" fn ibv_init_ah_from_wc(
-    context: *mut abi::ibv_context,
-    port_num: u8,
-    wc: *mut abi::ibv_wc,
-    grh: *mut abi::ibv_grh,
-    ah_attr: *mut abi::ibv_ah_attr,
-) -> c_int {
-    call::minus_one(|owner| {
-        // SAFETY: as the caller says.
-        let attr = unsafe { answer(owner, context, port_num, wc, grh) }?;
-        if ah_attr.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { ah_attr.write(c_ah(&attr)) };
+export! {
+    /// Fills in the attributes of an address handle that answers a completed receive.
+    pub fn ibv_init_ah_from_wc(
+        context: Object<abi::ibv_context>,
+        port_num: u8,
+        wc: Ptr<abi::ibv_wc>,
+        grh: Ptr<[u8; Flow::GRH_AREA]>,
+        ah_attr: Ptr<abi::ibv_ah_attr>,
+    ) -> c_int = call::minus_one |owner| {
+        let (_, live) = context.opened(owner)?;
+        let attr = answer(&live, port_num, wc, grh)?;
+        ah_attr.some()?.write(c_ah(&attr));
         Ok(0)
-    })
-}
+    }
 
-/// Makes an address handle that answers a completed receive.
-///
-/// # Safety
-///
-/// `pd` is NULL or a protection domain; `wc` is NULL or a completion of its context; `grh` is NULL or what the receive
-/// buffer began with.
-pub unsafe extern "C" fn ibv_create_ah_from_wc(
-    pd: *mut abi::ibv_pd,
-    wc: *mut abi::ibv_wc,
-    grh: *mut abi::ibv_grh,
-    port_num: u8,
-) -> *mut abi::ibv_ah {
-    call::pointer(|owner| {
-        // SAFETY: as the caller says.
-        let (_, domain) = unsafe { pd::enter(owner, pd) }?;
-        // SAFETY: as the caller says.
-        let attr = unsafe { answer(owner, domain.context.public(), port_num, wc, grh) }?;
+    /// Makes an address handle that answers a completed receive.
+    pub fn ibv_create_ah_from_wc(
+        pd: Object<abi::ibv_pd>,
+        wc: Ptr<abi::ibv_wc>,
+        grh: Ptr<[u8; Flow::GRH_AREA]>,
+        port_num: u8,
+    ) -> *mut abi::ibv_ah = call::pointer |owner| {
+        let (_, domain) = pd.enter(owner)?;
+        let context = domain.context.live()?;
+        let attr = answer(&context, port_num, wc, grh)?;
         if attr.port_num != 1 {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: as the caller says.
-        unsafe { create(owner, pd, attr) }
-    })
+        create(owner, pd, attr)
+    }
 }

@@ -16,22 +16,33 @@ use std::ptr;
 use core::ffi::c_int;
 use ferroce_engine::Uncancellable;
 
-use crate::context::ContextHandle;
 use crate::errno::{self, Errno};
 
-/// Whose call this is, for the case of a panic; the body names its context as soon as it knows it.
-pub(crate) struct Owner(Cell<Option<&'static ContextHandle>>);
+/// A context, as far as calls on its objects look at it.
+pub(crate) trait Scope {
+    /// Neither dead nor of the process from which this one was forked.
+    fn is_usable(&self) -> bool;
+    /// The process from which this one was forked opened it. Its descriptors are closed here, its locks may be held for ever.
+    fn is_foreign(&self) -> bool;
+    /// Ends it after a panic.
+    fn die(&self);
+}
+
+/// The context of a call, for the case of a panic; the body names it as soon as it knows it.
+pub(crate) struct Owner(Cell<Option<&'static dyn Scope>>);
 
 impl Owner {
     /// The call works on an object of `context`. EIO if that context is dead, or of the process from which this one was forked:
     /// before any of its locks is asked for.
-    pub(crate) fn is(&self, context: &'static ContextHandle) -> Result<(), Errno> {
+    #[inline(always)]
+    pub(crate) fn is<S: Scope>(&self, context: &'static S) -> Result<(), Errno> {
         self.0.set(Some(context));
         if context.is_usable() { Ok(()) } else { Err(Errno::EIO) }
     }
 
-    fn is_foreign(&self) -> bool {
-        self.0.get().is_some_and(ContextHandle::is_foreign)
+    /// The outcome of ending an object: one of the process from which this one was forked ended with that process.
+    pub(crate) fn ended(&self, result: Result<(), Errno>) -> Result<(), Errno> {
+        result.or_else(|errno| if self.0.get().is_some_and(Scope::is_foreign) { Ok(()) } else { Err(errno) })
     }
 }
 
@@ -62,9 +73,9 @@ pub(crate) fn code(body: impl FnOnce(&Owner) -> Result<(), Errno>) -> c_int {
     as_code(run(body))
 }
 
-/// As [`code`], for calls that end an object. One of the process from which this one was forked ends with that process.
+/// As [`code`], for calls that end an object, see [`Owner::ended`].
 pub(crate) fn ending(body: impl FnOnce(&Owner) -> Result<(), Errno>) -> c_int {
-    code(|owner| body(owner).or_else(|errno| if owner.is_foreign() { Ok(()) } else { Err(errno) }))
+    code(|owner| owner.ended(body(owner)))
 }
 
 fn as_code(result: Result<(), Errno>) -> c_int {
@@ -157,6 +168,7 @@ pub(crate) mod quick {
 mod tests {
     use super::*;
     use crate::context;
+    use crate::context::ContextHandle;
 
     #[test]
     fn a_panic_ends_its_context_and_no_other() {

@@ -9,8 +9,9 @@ use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::{Context, process_epoch};
 
-use crate::call;
+use crate::call::{self, Owner, Scope};
 use crate::device::DeviceHandle;
+use crate::entry::{CObject, Object, export};
 use crate::errno::Errno;
 use crate::handle::{Handle, Live, Pool};
 use crate::import::{self, Origin};
@@ -40,44 +41,63 @@ const DEAD: u64 = u64::MAX;
 
 static POOL: Pool<abi::verbs_context, LiveContext, Life> = Pool::new();
 
+impl CObject for abi::ibv_context {
+    type Whole = abi::verbs_context;
+    type Live = LiveContext;
+    type Extra = Life;
+    const OFFSET: usize = std::mem::offset_of!(abi::verbs_context, context);
+}
+
+/// `object!(T as W => L, X)`: a `T`, the head of a `W`, is an object in a context; `L` makes it live, and `X` is kept with its handle.
+macro_rules! object {
+    ($c:ty => $live:ty $(, $extra:ty)?) => {
+        $crate::context::object!($c as $c => $live $(, $extra)?);
+        impl $crate::entry::InContext for $live {
+            type Context = $crate::context::ContextHandle;
+
+            #[inline(always)]
+            fn context(&self) -> &'static Self::Context {
+                self.context
+            }
+        }
+    };
+    ($c:ty as $whole:ty => $live:ty) => {
+        $crate::context::object!($c as $whole => $live, ());
+    };
+    ($c:ty as $whole:ty => $live:ty, $extra:ty) => {
+        impl $crate::entry::CObject for $c {
+            type Whole = $whole;
+            type Live = $live;
+            type Extra = $extra;
+        }
+    };
+}
+pub(crate) use object;
+
 impl ContextHandle {
     /// The program's pointer.
     pub(crate) fn public(&self) -> *mut abi::ibv_context {
-        // SAFETY: `c()` points to a whole verbs_context.
-        unsafe { ptr::addr_of_mut!((*self.c()).context) }
-    }
-
-    /// The handle behind a program's pointer.
-    ///
-    /// # Safety
-    ///
-    /// `context` is NULL or came from [`ibv_open_device`].
-    pub(crate) unsafe fn of(context: *mut abi::ibv_context) -> Result<&'static Self, Errno> {
-        if context.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        let whole = context.wrapping_byte_sub(std::mem::offset_of!(abi::verbs_context, context));
-        // SAFETY: the caller says that it is ours, so it is the last member of a verbs_context.
-        unsafe { Self::from_c(whole) }
+        self.c().wrapping_byte_add(abi::ibv_context::OFFSET).cast()
     }
 
     /// A panic came out of a call on it, or its device is gone.
     pub(crate) fn is_dead(&self) -> bool {
         self.extra.0.load(Ordering::Relaxed) == DEAD
     }
+}
 
-    /// The process from which this one was forked opened it. Its descriptors are closed here, its locks may be held for ever.
-    pub(crate) fn is_foreign(&self) -> bool {
+impl Scope for ContextHandle {
+    fn is_foreign(&self) -> bool {
         ![DEAD, process_epoch()].contains(&self.extra.0.load(Ordering::Relaxed))
     }
 
-    /// Neither dead nor foreign.
-    pub(crate) fn is_usable(&self) -> bool {
+    #[inline(always)]
+    fn is_usable(&self) -> bool {
         self.extra.0.load(Ordering::Relaxed) == process_epoch()
     }
 
-    /// Ends it after a panic: told once, and to the program as an event.
-    pub(crate) fn die(&self) {
+    /// Told once, and to the program as an event.
+    fn die(&self) {
         if self.is_foreign() || self.extra.0.swap(DEAD, Ordering::Relaxed) == DEAD {
             return;
         }
@@ -90,33 +110,23 @@ impl ContextHandle {
     }
 }
 
-/// The live context behind a program's pointer, entered into `owner`.
-///
-/// # Safety
-///
-/// As for [`ContextHandle::of`].
-pub(crate) unsafe fn enter(
-    owner: &call::Owner,
-    context: *mut abi::ibv_context,
-) -> Result<(&'static ContextHandle, Live<LiveContext>), Errno> {
-    // SAFETY: as the caller says.
-    let handle = unsafe { ContextHandle::of(context) }?;
-    owner.is(handle)?;
-    Ok((handle, handle.live()?))
+impl Object<abi::ibv_context> {
+    /// The live context and its handle, entered into `owner`.
+    pub(crate) fn opened(self, owner: &Owner) -> Result<(&'static ContextHandle, Live<LiveContext>), Errno> {
+        let handle = self.handle()?;
+        owner.is(handle)?;
+        Ok((handle, handle.live()?))
+    }
 }
 
-/// Opens the device.
-///
-/// # Safety
-///
-/// None: any pointer may be given.
-pub unsafe extern "C" fn ibv_open_device(device: *mut abi::ibv_device) -> *mut abi::ibv_context {
-    call::pointer(|_| {
+export! {
+    /// Opens the device.
+    pub fn ibv_open_device(device: *mut abi::ibv_device) -> *mut abi::ibv_context = call::pointer |_| {
         log::install();
         let device = DeviceHandle::from_c(device)?;
         let (command, _) = import::command_file()?;
         open(device, command).map_err(|(_, errno)| errno)
-    })
+    }
 }
 
 /// A context of `device` whose `cmd_fd` is `command`, which comes back if there is none to be had.
@@ -152,26 +162,22 @@ pub(crate) fn open(
     Ok(handle.public())
 }
 
-/// Closes the context. Objects made in it are dead from then on.
-///
-/// # Safety
-///
-/// `context` is NULL or came from [`ibv_open_device`].
-pub unsafe extern "C" fn ibv_close_device(context: *mut abi::ibv_context) -> c_int {
-    call::code(|_| {
-        // SAFETY: as the caller says.
-        let handle = unsafe { ContextHandle::of(context) }?;
+export! {
+    /// Closes the context. Objects made in it are dead from then on.
+    pub fn ibv_close_device(context: Object<abi::ibv_context>) -> c_int = call::code |_| {
+        let handle = context.handle()?;
         POOL.end(handle, |live| {
             live.engine.close();
             import::closed(live.origin);
             Ok(())
         })
-    })
+    }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::entry::named;
 
     /// A context that was never opened.
     pub(crate) fn blank() -> &'static ContextHandle {
@@ -189,8 +195,8 @@ pub(crate) mod tests {
     #[test]
     fn the_program_s_pointer_leads_back() {
         let handle = blank();
-        // SAFETY: it is a context.
-        let found = unsafe { ContextHandle::of(handle.public()) };
+        let public = handle.public();
+        let found = named!(public).handle();
         assert!(ptr::eq(found.expect("a context"), handle));
         assert!(handle.live().is_err());
     }

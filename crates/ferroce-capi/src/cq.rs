@@ -8,12 +8,12 @@ use ferroce_abi as abi;
 use ferroce_engine::{CompletionQueue, CqInit, Moderation, NetworkHeader, WcStatus, WorkCompletion};
 
 use crate::call::{self, Owner};
-use crate::channel::ChannelHandle;
-use crate::context::{self, ContextHandle};
+use crate::context::ContextHandle;
+use crate::context::object;
 use crate::cq_ex::{self, Cursor};
+use crate::entry::{Array, Object, Ptr, export};
 use crate::errno::Errno;
-use crate::handle::{Handle, Live, Pool};
-use crate::pd;
+use crate::handle::{Handle, Pool, next_number, set};
 
 /// A completion queue.
 pub(crate) type CqHandle = Handle<abi::ibv_cq_ex, LiveCq, Cursor>;
@@ -39,51 +39,32 @@ impl CqHandle {
     }
 }
 
-/// The live queue behind a program's pointer, its context entered into `owner`.
-///
-/// # Safety
-///
-/// `cq` is NULL or came from [`create`].
-pub(crate) unsafe fn enter(
-    owner: &Owner,
-    cq: *mut abi::ibv_cq,
-) -> Result<(&'static CqHandle, Live<LiveCq>), Errno> {
-    // SAFETY: as the caller says; an ibv_cq is the head of the handle's ibv_cq_ex.
-    let handle = unsafe { CqHandle::from_c(cq) }?;
-    let live = handle.live()?;
-    owner.is(live.context)?;
-    Ok((handle, live))
-}
+object!(abi::ibv_cq as abi::ibv_cq_ex => LiveCq, Cursor);
+object!(abi::ibv_cq_ex => LiveCq, Cursor);
 
 /// What a completion queue is made from: the engine's part of it, and the program's pointers.
 pub(crate) struct Wanted {
     pub(crate) init: CqInit,
     pub(crate) cq_context: *mut c_void,
     /// NULL, or a channel.
-    pub(crate) channel: *mut abi::ibv_comp_channel,
+    pub(crate) channel: Object<abi::ibv_comp_channel>,
 }
 
 /// Makes a completion queue.
-///
-/// # Safety
-///
-/// `context` is NULL or open, the channel NULL or a channel.
-pub(crate) unsafe fn create(
+pub(crate) fn create(
     owner: &Owner,
-    context: *mut abi::ibv_context,
+    context: Object<abi::ibv_context>,
     wanted: Wanted,
 ) -> Result<*mut abi::ibv_cq_ex, Errno> {
     let Wanted { init, cq_context, channel } = wanted;
-    // SAFETY: as the caller says.
-    let (handle, live) = unsafe { context::enter(owner, context) }?;
+    let (handle, live) = context.opened(owner)?;
     let reports_to = if channel.is_null() {
         None
     } else {
-        // SAFETY: as the caller says.
-        let handle = unsafe { ChannelHandle::from_c(channel) }?;
+        let handle = channel.handle()?;
         Some(Arc::clone(&handle.live()?.engine))
     };
-    let cq = POOL.take(cq_ex::empty(handle.public(), cq_context, channel));
+    let cq = POOL.take(cq_ex::empty(handle.public(), cq_context, channel.as_ptr()));
     let init = CqInit { user: cq.c().addr() as u64, channel: reports_to, ..init };
     let engine = match live.engine.create_cq_with(init) {
         Ok(engine) => engine,
@@ -93,63 +74,40 @@ pub(crate) unsafe fn create(
         }
     };
     let capacity = c_int::try_from(engine.capacity()).unwrap_or(c_int::MAX);
-    // SAFETY: nobody else has the handle yet.
-    unsafe { (*cq.c()).cqe = capacity };
-    // SAFETY: as above.
-    unsafe { (*cq.c()).handle = pd::next_number() };
+    set!(cq.cqe = capacity);
+    set!(cq.handle = next_number());
     POOL.enliven(cq, LiveCq { engine, context: handle });
     Ok(cq.c())
 }
 
-/// Makes a completion queue of at least `cqe` entries.
-///
-/// # Safety
-///
-/// `context` is NULL or open, `channel` NULL or a channel.
-pub unsafe extern "C" fn ibv_create_cq(
-    context: *mut abi::ibv_context,
-    cqe: c_int,
-    cq_context: *mut c_void,
-    channel: *mut abi::ibv_comp_channel,
-    comp_vector: c_int,
-) -> *mut abi::ibv_cq {
-    call::pointer(|owner| {
+export! {
+    /// Makes a completion queue of at least `cqe` entries.
+    pub fn ibv_create_cq(
+        context: Object<abi::ibv_context>,
+        cqe: c_int,
+        cq_context: *mut c_void,
+        channel: Object<abi::ibv_comp_channel>,
+        comp_vector: c_int,
+    ) -> *mut abi::ibv_cq = call::pointer |owner| {
         let cqe = u32::try_from(cqe).map_err(|_| Errno::EINVAL)?;
         let vector = u32::try_from(comp_vector).map_err(|_| Errno::EINVAL)?;
         let init = CqInit { entries: cqe, comp_vector: vector, ..CqInit::default() };
-        // SAFETY: as the caller says.
-        Ok(unsafe { create(owner, context, Wanted { init, cq_context, channel }) }?.cast())
-    })
-}
+        Ok(create(owner, context, Wanted { init, cq_context, channel })?.cast())
+    }
 
-/// Gives the queue room for at least `cqe` entries; EINVAL if it holds more.
-///
-/// # Safety
-///
-/// `cq` is NULL or came from `ibv_create_cq` or `ibv_create_cq_ex`.
-pub unsafe extern "C" fn ibv_resize_cq(cq: *mut abi::ibv_cq, cqe: c_int) -> c_int {
-    call::code(|owner| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { enter(owner, cq) }?;
+    /// Gives the queue room for at least `cqe` entries; EINVAL if it holds more.
+    pub fn ibv_resize_cq(cq: Object<abi::ibv_cq>, cqe: c_int) -> c_int = call::code |owner| {
+        let (handle, live) = cq.enter(owner)?;
         live.engine.resize(u32::try_from(cqe).map_err(|_| Errno::EINVAL)?)?;
         let capacity = c_int::try_from(live.engine.capacity()).unwrap_or(c_int::MAX);
-        // SAFETY: `c()` points to a whole ibv_cq_ex; programs only read this member.
-        unsafe { (*handle.c()).cqe = capacity };
+        set!(handle.cqe = capacity);
         Ok(())
-    })
-}
+    }
 
-/// The slot behind the inline `ibv_modify_cq`: moderation, of which the device has 16 bits each.
-///
-/// # Safety
-///
-/// `cq` is NULL or a completion queue, `attr` NULL or readable.
-pub(crate) unsafe extern "C" fn modify_cq(cq: *mut abi::ibv_cq, attr: *mut abi::ibv_modify_cq_attr) -> c_int {
-    call::code(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { enter(owner, cq) }?;
-        // SAFETY: NULL, or readable as the caller says.
-        let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
+    /// The slot behind the inline `ibv_modify_cq`: moderation, of which the device has 16 bits each.
+    pub(crate) fn modify_cq(cq: Object<abi::ibv_cq>, attr: Ptr<abi::ibv_modify_cq_attr>) -> c_int = call::code |owner| {
+        let (_, live) = cq.enter(owner)?;
+        let attr = attr.read()?;
         if attr.attr_mask & !abi::IBV_CQ_ATTR_MODERATE != 0 {
             return Err(Errno::EINVAL);
         }
@@ -158,62 +116,39 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut abi::ibv_cq, attr: *mut abi::
             live.engine.moderate(Moderation { count: cq_count, period: cq_period });
         }
         Ok(())
-    })
-}
+    }
 
-/// Ends the queue; EBUSY while queue pairs use it. Waits until its events are acknowledged.
-///
-/// # Safety
-///
-/// `cq` is NULL or came from `ibv_create_cq` or `ibv_create_cq_ex`.
-pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut abi::ibv_cq) -> c_int {
-    call::ending(|owner| {
-        // SAFETY: as the caller says.
-        let (handle, _) = unsafe { enter(owner, cq) }?;
+    /// Ends the queue; EBUSY while queue pairs use it. Waits until its events are acknowledged.
+    pub fn ibv_destroy_cq(cq: Object<abi::ibv_cq>) -> c_int = call::ending |owner| {
+        let (handle, _) = cq.enter(owner)?;
         POOL.end(handle, |live| {
             live.engine.destroy()?;
             handle.extra.end();
             Ok(())
         })
-    })
-}
+    }
 
-/// The slot behind the inline `ibv_poll_cq`: up to `num_entries` completions, their count, negative on an error.
-///
-/// # Safety
-///
-/// `cq` is NULL or a completion queue, `wc` has room for `num_entries`.
-pub(crate) unsafe extern "C" fn poll_cq(
-    cq: *mut abi::ibv_cq,
-    num_entries: c_int,
-    wc: *mut abi::ibv_wc,
-) -> c_int {
-    call::quick::negative(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { enter(owner, cq) }?;
-        let wanted = usize::try_from(num_entries).map_err(|_| Errno::EINVAL)?;
-        if wc.is_null() && wanted > 0 {
-            return Err(Errno::EINVAL);
-        }
-        // Most programs ask for one at a time, in a loop: then there is little to prepare.
-        if wanted <= 1 {
-            // SAFETY: as the caller says.
-            unsafe { take::<1>(&live.engine, wc, wanted) }
-        } else {
-            // SAFETY: as the caller says.
-            unsafe { take::<BATCH>(&live.engine, wc, wanted) }
-        }
-    }) as c_int
+    /// The slot behind the inline `ibv_poll_cq`: up to `num_entries` completions, their count, negative on an error.
+    pub(crate) fn poll_cq(cq: Object<abi::ibv_cq>, num_entries: c_int, wc: Ptr<abi::ibv_wc>) -> c_int {
+        call::quick::negative(|owner| {
+            let (_, live) = cq.enter(owner)?;
+            let wanted = usize::try_from(num_entries).map_err(|_| Errno::EINVAL)?;
+            // SAFETY: `wc` has room for `num_entries`.
+            let wc = unsafe { wc.array(wanted) }?;
+            // Most programs ask for one at a time, in a loop: then there is little to prepare.
+            if wanted <= 1 {
+                take::<1>(&live.engine, &wc, wanted)
+            } else {
+                take::<BATCH>(&live.engine, &wc, wanted)
+            }
+        }) as c_int
+    }
 }
 
 /// Takes up to `wanted` completions, `N` at a time.
-///
-/// # Safety
-///
-/// `wc` has room for `wanted`.
-unsafe fn take<const N: usize>(
+fn take<const N: usize>(
     engine: &CompletionQueue,
-    wc: *mut abi::ibv_wc,
+    wc: &Array<abi::ibv_wc>,
     wanted: usize,
 ) -> Result<usize, Errno> {
     let mut taken = 0;
@@ -227,8 +162,7 @@ unsafe fn take<const N: usize>(
             Err(error) => return Err(error.into()),
         };
         for (index, completion) in batch[..count].iter().enumerate() {
-            // SAFETY: the caller gives room for `wanted`, and `taken + index` is less.
-            unsafe { wc.add(taken + index).write(c_completion(completion)) };
+            wc.write(taken + index, c_completion(completion));
         }
         taken += count;
         if count < room {
@@ -291,16 +225,11 @@ pub(crate) fn sl(completion: &WorkCompletion) -> u8 {
     }
 }
 
-/// The slot behind the inline `ibv_req_notify_cq`.
-///
-/// # Safety
-///
-/// `cq` is NULL or a completion queue.
-pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut abi::ibv_cq, solicited_only: c_int) -> c_int {
-    call::quick::code(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { enter(owner, cq) }?;
+export! {
+    /// The slot behind the inline `ibv_req_notify_cq`.
+    pub(crate) fn req_notify_cq(cq: Object<abi::ibv_cq>, solicited_only: c_int) -> c_int = call::quick::code |owner| {
+        let (_, live) = cq.enter(owner)?;
         live.engine.req_notify(solicited_only != 0);
         Ok(())
-    })
+    }
 }

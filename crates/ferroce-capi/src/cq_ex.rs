@@ -11,8 +11,9 @@ use parking_lot::Mutex;
 
 use crate::call;
 use crate::cq::{self, CqHandle, EMPTY};
+use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
-use crate::pd;
+use crate::handle::{get, set};
 
 /// What `start_poll` … `end_poll` of one queue stands on.
 pub(crate) struct Cursor {
@@ -69,15 +70,15 @@ impl Cursor {
         // SAFETY: see the type.
         unsafe { (*self.wall_clock.get()).time(self.current().at) }
     }
+}
 
+impl CqHandle {
     /// Makes `completion` the current one, here and in the members that programs read themselves.
-    fn set(&self, cq: *mut abi::ibv_cq_ex, completion: WorkCompletion, at: Instant) {
+    fn show(&self, completion: WorkCompletion, at: Instant) {
         // SAFETY: see the type.
-        unsafe { *self.current.get() = Current { completion, at } };
-        // SAFETY: `cq` is the handle's own structure.
-        unsafe { (*cq).status = completion.status as abi::ibv_wc_status };
-        // SAFETY: as above.
-        unsafe { (*cq).wr_id = completion.wr_id };
+        unsafe { *self.extra.current.get() = Current { completion, at } };
+        set!(self.status = completion.status as abi::ibv_wc_status);
+        set!(self.wr_id = completion.wr_id);
     }
 }
 
@@ -94,19 +95,14 @@ const WC_FLAGS: u64 = (abi::IBV_WC_EX_WITH_BYTE_LEN
     | abi::IBV_WC_EX_WITH_FLOW_TAG
     | abi::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
 
-/// The slot behind the inline `ibv_create_cq_ex`. EOPNOTSUPP for what the device does not tell, EINVAL for bits that
-/// do not exist: programs probe that way.
-///
-/// # Safety
-///
-/// `context` is NULL or open, `attr` NULL or readable.
-pub(crate) unsafe extern "C" fn create_cq_ex(
-    context: *mut abi::ibv_context,
-    attr: *mut abi::ibv_cq_init_attr_ex,
-) -> *mut abi::ibv_cq_ex {
-    call::pointer(|owner| {
-        // SAFETY: NULL, or readable as the caller says.
-        let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
+export! {
+    /// The slot behind the inline `ibv_create_cq_ex`. EOPNOTSUPP for what the device does not tell, EINVAL for bits that
+    /// do not exist: programs probe that way.
+    pub(crate) fn create_cq_ex(
+        context: Object<abi::ibv_context>,
+        attr: Ptr<abi::ibv_cq_init_attr_ex>,
+    ) -> *mut abi::ibv_cq_ex = call::pointer |owner| {
+        let attr = attr.read()?;
         if attr.comp_mask & !(abi::IBV_CQ_INIT_ATTR_MASK_FLAGS | abi::IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
             return Err(Errno::EINVAL);
         }
@@ -124,8 +120,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
             return Err(Errno::EINVAL);
         }
         let domain = if attr.comp_mask & abi::IBV_CQ_INIT_ATTR_MASK_PD != 0 {
-            // SAFETY: as the caller says.
-            let (_, domain) = unsafe { pd::enter(owner, attr.parent_domain) }?;
+            let (_, domain) = named!(attr.parent_domain).enter(owner)?;
             if !domain.engine.is_parent_domain() {
                 return Err(Errno::EINVAL);
             }
@@ -140,10 +135,9 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
             domain,
             ..CqInit::default()
         };
-        let wanted = cq::Wanted { init, cq_context: attr.cq_context, channel: attr.channel };
-        // SAFETY: as the caller says.
-        unsafe { cq::create(owner, context, wanted) }
-    })
+        let wanted = cq::Wanted { init, cq_context: attr.cq_context, channel: named!(attr.channel) };
+        cq::create(owner, context, wanted)
+    }
 }
 
 /// The C structure of a queue before its first completion.
@@ -186,56 +180,43 @@ pub(crate) fn empty(
     }
 }
 
-/// 0 with the first completion loaded; ENOENT if there is none, and then nothing is held.
-unsafe extern "C" fn start_poll(cq: *mut abi::ibv_cq_ex, attr: *mut abi::ibv_poll_cq_attr) -> c_int {
-    call::quick::status(|owner| {
-        // SAFETY: as the caller says; an ibv_cq is the head of an ibv_cq_ex.
-        let (handle, live) = unsafe { cq::enter(owner, cq.cast()) }?;
-        // SAFETY: NULL, or readable as the caller says.
-        if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
+export! {
+    /// 0 with the first completion loaded; ENOENT if there is none, and then nothing is held.
+    fn start_poll(cq: Object<abi::ibv_cq_ex>, attr: Ptr<abi::ibv_poll_cq_attr>) -> c_int = call::quick::status |owner| {
+        let (handle, live) = cq.enter(owner)?;
+        if attr.lent().is_some_and(|attr| get!(attr.comp_mask) != 0) {
             return Err(Errno::EINVAL);
         }
         let Some((poll, first)) = live.engine.begin_poll()? else { return Ok(libc::ENOENT) };
         let at = poll.completed_at();
         *handle.extra.poll.lock() = Some(poll);
         handle.extra.begin();
-        handle.extra.set(cq, first, at);
+        handle.show(first, at);
         Ok(0)
-    })
-}
+    }
 
-/// 0 with the next completion loaded, ENOENT if there is none; the polling goes on either way.
-unsafe extern "C" fn next_poll(cq: *mut abi::ibv_cq_ex) -> c_int {
-    call::quick::status(|owner| {
-        // SAFETY: as for `start_poll`.
-        let (handle, _) = unsafe { cq::enter(owner, cq.cast()) }?;
+    /// 0 with the next completion loaded, ENOENT if there is none; the polling goes on either way.
+    fn next_poll(cq: Object<abi::ibv_cq_ex>) -> c_int = call::quick::status |owner| {
+        let (handle, _) = cq.enter(owner)?;
         let next = match &mut *handle.extra.poll.lock() {
             Some(poll) => poll.next_completion()?.map(|next| (next, poll.completed_at())),
             None => return Err(Errno::EINVAL),
         };
         let Some((next, at)) = next else { return Ok(libc::ENOENT) };
-        handle.extra.set(cq, next, at);
+        handle.show(next, at);
         Ok(0)
-    })
-}
+    }
 
-/// Ends the polling.
-unsafe extern "C" fn end_poll(cq: *mut abi::ibv_cq_ex) {
-    call::quick::nothing(|_| {
-        // SAFETY: as for `start_poll`.
-        unsafe { CqHandle::from_c(cq) }?.extra.end();
+    /// Ends the polling.
+    fn end_poll(cq: Object<abi::ibv_cq_ex>) -> () = call::quick::nothing |_| {
+        cq.handle()?.extra.end();
         Ok(())
-    });
+    }
 }
 
 /// The completion that `start_poll` or `next_poll` loaded.
-///
-/// # Safety
-///
-/// `cq` came from [`create_cq_ex`].
-unsafe fn current(cq: *mut abi::ibv_cq_ex) -> Current {
-    // SAFETY: as the caller says.
-    match unsafe { CqHandle::from_c(cq) } {
+fn current(cq: Object<abi::ibv_cq_ex>) -> Current {
+    match cq.handle() {
         Ok(handle) => handle.extra.current(),
         Err(_) => Current { completion: EMPTY, at: Instant::from_nanos(0) },
     }
@@ -245,11 +226,12 @@ unsafe fn current(cq: *mut abi::ibv_cq_ex) -> Current {
 macro_rules! readers {
     ($($(#[$doc:meta])* $name:ident -> $result:ty = |$completion:ident| $value:expr;)*) => {
         $(
-            $(#[$doc])*
-            unsafe extern "C" fn $name(cq: *mut abi::ibv_cq_ex) -> $result {
-                // SAFETY: C calls it with the queue that it is a member of.
-                let Current { completion: $completion, at: _ } = unsafe { current(cq) };
-                $value
+            export! {
+                $(#[$doc])*
+                fn $name(cq: Object<abi::ibv_cq_ex>) -> $result {
+                    let Current { completion: $completion, at: _ } = current(cq);
+                    $value
+                }
             }
         )*
     };
@@ -267,17 +249,17 @@ readers! {
     read_sl -> u8 = |completion| cq::sl(&completion);
 }
 
-/// In units of `hca_core_clock`: nanoseconds of `CLOCK_MONOTONIC`.
-unsafe extern "C" fn read_completion_ts(cq: *mut abi::ibv_cq_ex) -> u64 {
-    // SAFETY: C calls it with the queue that it is a member of.
-    unsafe { current(cq) }.at.as_nanos()
-}
+export! {
+    /// In units of `hca_core_clock`: nanoseconds of `CLOCK_MONOTONIC`.
+    fn read_completion_ts(cq: Object<abi::ibv_cq_ex>) -> u64 {
+        current(cq).at.as_nanos()
+    }
 
-/// Nanoseconds since 1970, by the difference of the two clocks in this polling. It never decreases from one completion of
-/// the queue to the next.
-unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut abi::ibv_cq_ex) -> u64 {
-    // SAFETY: C calls it with the queue that it is a member of.
-    unsafe { CqHandle::from_c(cq) }.map_or(0, |handle| handle.extra.wall_time())
+    /// Nanoseconds since 1970, by the difference of the two clocks in this polling. It never decreases from one completion of
+    /// the queue to the next.
+    fn read_completion_wallclock_ns(cq: Object<abi::ibv_cq_ex>) -> u64 {
+        cq.handle().map_or(0, |handle| handle.extra.wall_time())
+    }
 }
 
 /// Members that are 0 on RoCE, or here: packets bring no VLAN tag, rules of `ibv_create_flow` no flow tag.

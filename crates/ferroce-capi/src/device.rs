@@ -9,6 +9,7 @@ use ferroce_abi as abi;
 use ferroce_engine::DeviceInfo;
 
 use crate::call;
+use crate::entry::{Ptr, export};
 use crate::errno::Errno;
 use crate::log;
 
@@ -120,73 +121,59 @@ fn text(array: &[c_char]) -> Vec<u8> {
     array.iter().map(|octet| *octet as u8).take_while(|octet| *octet != 0).collect()
 }
 
-/// The devices, in an array that ends with NULL; their count in `num_devices`, unless that is NULL. No device is not
-/// an error: the array is then empty.
-///
-/// # Safety
-///
-/// `num_devices` is NULL or may be written to.
-pub unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut abi::ibv_device {
-    call::pointer(|_| {
+export! {
+    /// The devices, in an array that ends with NULL; their count in `num_devices`, unless that is NULL. No device is not
+    /// an error: the array is then empty.
+    pub fn ibv_get_device_list(num_devices: Ptr<c_int>) -> *mut *mut abi::ibv_device = call::pointer |_| {
         log::install();
-        if !num_devices.is_null() {
-            // SAFETY: the caller says so.
-            unsafe { num_devices.write(0) };
+        if let Some(count) = num_devices.lent() {
+            count.write(0);
         }
         let infos = ferroce_engine::devices()?;
-        // The program gives it back by ibv_free_device_list, but some free() it.
-        // SAFETY: calloc has no preconditions.
-        let array = unsafe { libc::calloc(infos.len() + 1, size_of::<*mut abi::ibv_device>()) };
-        let array = array.cast::<*mut abi::ibv_device>();
-        if array.is_null() {
-            return Err(Errno::ENOMEM);
-        }
-        for (index, info) in infos.iter().enumerate() {
-            // SAFETY: the array has a place for each and one more.
-            unsafe { array.add(index).write(DeviceHandle::of(info).c()) };
-        }
-        if !num_devices.is_null() {
-            let count = c_int::try_from(infos.len()).unwrap_or(c_int::MAX);
-            // SAFETY: the caller says so.
-            unsafe { num_devices.write(count) };
-        }
-        Ok(array)
-    })
+        let devices: Vec<_> = infos.iter().map(|info| DeviceHandle::of(info).c()).collect();
+        c_list(&devices, num_devices)
+    }
 }
 
-/// Frees the array. The devices in it stay valid.
-///
-/// # Safety
-///
-/// `list` is NULL or came from [`ibv_get_device_list`], once.
-pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut abi::ibv_device) {
-    // SAFETY: from calloc, or NULL, which free ignores.
-    unsafe { libc::free(list.cast()) }
+/// An array that ends with NULL, and its count in `number`, unless that is NULL. It is from `calloc`, because some programs give
+/// it to `free`.
+pub(crate) fn c_list<T>(objects: &[*mut T], number: Ptr<c_int>) -> Result<*mut *mut T, Errno> {
+    // SAFETY: calloc has no preconditions.
+    let array = unsafe { libc::calloc(objects.len() + 1, size_of::<*mut T>()) }.cast::<*mut T>();
+    if array.is_null() {
+        return Err(Errno::ENOMEM);
+    }
+    // SAFETY: the array was just made, with room for all and one more, which is NULL.
+    unsafe { array.copy_from_nonoverlapping(objects.as_ptr(), objects.len()) };
+    if let Some(number) = number.lent() {
+        number.write(c_int::try_from(objects.len()).unwrap_or(c_int::MAX));
+    }
+    Ok(array)
 }
 
-/// The device's name: a member of the public structure, so a device that a program made for itself has one too
-/// (sideway's tests do). NULL for NULL.
-///
-/// # Safety
-///
-/// None: any pointer may be given, and nothing is read through it here.
-pub unsafe extern "C" fn ibv_get_device_name(device: *mut abi::ibv_device) -> *const c_char {
-    call::pointer(|_| {
-        if device.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        Ok(device.wrapping_byte_add(std::mem::offset_of!(abi::ibv_device, name)).cast::<c_char>())
-    })
-    .cast_const()
-}
+export! {
+    /// Frees the array. The devices in it stay valid.
+    pub fn ibv_free_device_list(list: Ptr<*mut abi::ibv_device>) -> () {
+        // SAFETY: from calloc, or NULL, which free ignores.
+        unsafe { libc::free(list.as_ptr().cast()) }
+    }
 
-/// The node GUID in network order, 0 for a device that is none of ours.
-///
-/// # Safety
-///
-/// None: any pointer may be given.
-pub unsafe extern "C" fn ibv_get_device_guid(device: *mut abi::ibv_device) -> abi::be64 {
-    call::value(0, |_| Ok(u64::from_ne_bytes(DeviceHandle::from_c(device)?.guid)))
+    /// The device's name: a member of the public structure, so a device that a program made for itself has one too
+    /// (sideway's tests do). NULL for NULL.
+    pub fn ibv_get_device_name(device: *mut abi::ibv_device) -> *const c_char {
+        call::pointer(|_| {
+            if device.is_null() {
+                return Err(Errno::EINVAL);
+            }
+            Ok(device.wrapping_byte_add(std::mem::offset_of!(abi::ibv_device, name)).cast::<c_char>())
+        })
+        .cast_const()
+    }
+
+    /// The node GUID in network order, 0 for a device that is none of ours.
+    pub fn ibv_get_device_guid(device: *mut abi::ibv_device) -> abi::be64 {
+        call::value(0, |_| Ok(u64::from_ne_bytes(DeviceHandle::from_c(device)?.guid)))
+    }
 }
 
 /// -1: an index is what the kernel gives a device, and it knows none of ours.

@@ -6,30 +6,23 @@ use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::{AsyncElement, AsyncEventKind, Held};
 
-use crate::call;
-use crate::context::ContextHandle;
+use crate::call::{self, Scope};
 use crate::cq::CqHandle;
+use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
 use crate::qp::QpHandle;
 use crate::srq::SrqHandle;
 use crate::wait::{self, Step};
 
-/// Waits for the next event of the context, EAGAIN instead if its `async_fd` is non-blocking. A cancellation point.
-///
-/// # Safety
-///
-/// `context` is NULL or open, `event` NULL or writable.
-pub unsafe extern "C-unwind" fn ibv_get_async_event(
-    context: *mut abi::ibv_context,
-    event: *mut abi::ibv_async_event,
-) -> c_int {
-    wait::minus_one(|_, woken| {
+export! {
+    /// Waits for the next event of the context, EAGAIN instead if its `async_fd` is non-blocking. A cancellation point.
+    pub waiting fn ibv_get_async_event(
+        context: Object<abi::ibv_context>,
+        event: Ptr<abi::ibv_async_event>,
+    ) -> c_int = wait::minus_one |_, woken| {
         woken?;
-        // SAFETY: as the caller says.
-        let handle = unsafe { ContextHandle::of(context) }?;
-        if event.is_null() {
-            return Err(Errno::EINVAL);
-        }
+        let handle = context.handle()?;
+        let event = event.some()?;
         if handle.is_foreign() {
             return Err(Errno::EIO);
         }
@@ -47,21 +40,13 @@ pub unsafe extern "C-unwind" fn ibv_get_async_event(
             AsyncElement::Port(port) => abi::ibv_async_event_element { port_num: c_int::from(*port) },
             AsyncElement::Device => abi::ibv_async_event_element { port_num: 0 },
         };
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { event.write(abi::ibv_async_event { element, event_type: got.kind as abi::ibv_event_type }) };
+        event.write(abi::ibv_async_event { element, event_type: got.kind as abi::ibv_event_type });
         Ok(Step::Done(0))
-    })
-}
+    }
 
-/// Acknowledges an event: destroying its object waits until all of them are.
-///
-/// # Safety
-///
-/// `event` is NULL or came from [`ibv_get_async_event`], and its object was not yet destroyed.
-pub unsafe extern "C" fn ibv_ack_async_event(event: *mut abi::ibv_async_event) {
-    call::nothing(|_| {
-        // SAFETY: NULL, or readable as the caller says.
-        let event = unsafe { event.as_ref() }.ok_or(Errno::EINVAL)?;
+    /// Acknowledges an event: destroying its object waits until all of them are.
+    pub fn ibv_ack_async_event(event: Ptr<abi::ibv_async_event>) -> () = call::nothing |_| {
+        let event = event.read()?;
         let of_queue_pair = [
             AsyncEventKind::QpFatal,
             AsyncEventKind::QpReqErr,
@@ -72,22 +57,19 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut abi::ibv_async_event) {
         ];
         if event.event_type == AsyncEventKind::CqErr as abi::ibv_event_type {
             // SAFETY: an event of this kind names a queue.
-            let cq = unsafe { event.element.cq };
-            // SAFETY: as the caller says.
-            unsafe { CqHandle::from_c(cq) }?.live()?.engine.ack_async_event();
+            let element = unsafe { event.element.cq };
+            named!(element).handle()?.live()?.engine.ack_async_event();
         } else if of_queue_pair.iter().any(|kind| *kind as abi::ibv_event_type == event.event_type) {
             // SAFETY: an event of this kind names a queue pair.
-            let qp = unsafe { event.element.qp };
-            // SAFETY: as the caller says.
-            unsafe { QpHandle::from_c(qp) }?.live()?.ack_async_event();
+            let element = unsafe { event.element.qp };
+            named!(element).handle()?.live()?.ack_async_event();
         }
         let of_srq = [AsyncEventKind::SrqErr, AsyncEventKind::SrqLimitReached];
         if of_srq.iter().any(|kind| *kind as abi::ibv_event_type == event.event_type) {
             // SAFETY: an event of this kind names a shared receive queue.
-            let srq = unsafe { event.element.srq };
-            // SAFETY: as the caller says.
-            unsafe { SrqHandle::from_c(srq) }?.live()?.engine.ack_async_event();
+            let element = unsafe { event.element.srq };
+            named!(element).handle()?.live()?.engine.ack_async_event();
         }
         Ok(())
-    })
+    }
 }

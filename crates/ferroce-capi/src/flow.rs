@@ -8,15 +8,13 @@ use ferroce_engine::{FlowId, Layer, Pattern, Qp, Rule};
 
 use crate::call;
 use crate::context::ContextHandle;
+use crate::context::object;
+use crate::entry::{Object, Ptr, export};
 use crate::errno::Errno;
-use crate::handle::{Handle, Pool};
-use crate::{pd, qp};
-
-/// A rule.
-type FlowHandle = Handle<abi::ibv_flow, LiveFlow>;
+use crate::handle::{Pool, next_number};
 
 /// What makes a rule live.
-struct LiveFlow {
+pub(crate) struct LiveFlow {
     qp: Arc<Qp>,
     id: FlowId,
     context: &'static ContextHandle,
@@ -24,45 +22,34 @@ struct LiveFlow {
 
 static POOL: Pool<abi::ibv_flow, LiveFlow> = Pool::new();
 
+object!(abi::ibv_flow => LiveFlow);
+
 /// Specifications of one rule; one header is asked for once at most by those that are known.
 const MAX_SPECS: u8 = 16;
 /// Octets of the largest specification.
 const MAX_SPEC: usize = size_of::<abi::ibv_flow_spec_ipv6>();
 
-/// Has a raw packet queue pair receive the frames that all specifications match. Other sockets of the system, other queue
-/// pairs and the system itself receive them as well, so priorities and `DONT_TRAP` have nothing to decide.
-///
-/// EINVAL for what is malformed, EOPNOTSUPP for specifications and actions of hardware alone.
-///
-/// # Safety
-///
-/// `qp` is NULL or a queue pair; `attr` is NULL or readable, with `num_of_specs` specifications behind it, each of the
-/// size that it says.
-pub unsafe extern "C" fn create_flow(
-    qp: *mut abi::ibv_qp,
-    attr: *mut abi::ibv_flow_attr,
-) -> *mut abi::ibv_flow {
-    call::pointer(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { qp::enter(owner, qp) }?;
-        if attr.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: not NULL, and readable as the caller says; perhaps in a packed structure.
-        let head = unsafe { attr.read_unaligned() };
-        let mut at = attr.wrapping_add(1).cast::<u8>().cast_const();
+export! {
+    /// Has a raw packet queue pair receive the frames that all specifications match. Other sockets of the system, other queue
+    /// pairs and the system itself receive them as well, so priorities and `DONT_TRAP` have nothing to decide.
+    ///
+    /// EINVAL for what is malformed, EOPNOTSUPP for specifications and actions of hardware alone.
+    pub fn create_flow(qp: Object<abi::ibv_qp>, attr: Ptr<abi::ibv_flow_attr>) -> *mut abi::ibv_flow = call::pointer |owner| {
+        let (_, live) = qp.enter(owner)?;
+        let head = attr.read()?;
+        let mut at = attr.as_ptr().wrapping_add(1).cast::<u8>().cast_const();
         let mut patterns = Vec::new();
         if head.num_of_specs > MAX_SPECS {
             return Err(Errno::EINVAL);
         }
         for _ in 0..head.num_of_specs {
             let size_at = at.wrapping_add(core::mem::offset_of!(abi::ibv_flow_spec_eth, size));
-            // SAFETY: every specification begins with type and size, as the caller says.
+            // SAFETY: `num_of_specs` specifications follow the head, and each begins with type and size.
             let size = usize::from(unsafe { size_at.cast::<u16>().read_unaligned() });
             if !(HEAD..=MAX_SPEC).contains(&size) {
                 return Err(Errno::EINVAL);
             }
-            // SAFETY: the caller says that the specification is readable in the size it states. Nobody writes to it
+            // SAFETY: a specification is readable in the size it states. Nobody writes to it
             // during the call, as to any argument of a verb.
             let spec = unsafe { core::slice::from_raw_parts(at, size) };
             patterns.extend(parse(spec)?);
@@ -72,27 +59,19 @@ pub unsafe extern "C" fn create_flow(
         let id = live.engine.add_flow(rule)?;
         let context = live.context;
         let handle =
-            POOL.take(abi::ibv_flow { comp_mask: 0, context: context.public(), handle: pd::next_number() });
+            POOL.take(abi::ibv_flow { comp_mask: 0, context: context.public(), handle: next_number() });
         POOL.enliven(handle, LiveFlow { qp: Arc::clone(&live.engine), id, context });
         Ok(handle.c())
-    })
-}
+    }
 
-/// Takes back a rule.
-///
-/// # Safety
-///
-/// `flow` is NULL or came from [`create_flow`].
-pub unsafe extern "C" fn destroy_flow(flow: *mut abi::ibv_flow) -> c_int {
-    call::ending(|owner| {
-        // SAFETY: as the caller says.
-        let handle = unsafe { FlowHandle::from_c(flow) }?;
-        owner.is(handle.live()?.context)?;
+    /// Takes back a rule.
+    pub fn destroy_flow(flow: Object<abi::ibv_flow>) -> c_int = call::ending |owner| {
+        let (handle, _) = flow.enter(owner)?;
         POOL.end(handle, |live| {
             live.qp.remove_flow(live.id);
             Ok(())
         })
-    })
+    }
 }
 
 /// What the attributes ask for.

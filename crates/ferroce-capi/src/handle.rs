@@ -9,7 +9,7 @@ use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use arc_swap::{ArcSwapOption, Guard};
 use ferroce_engine::PerProcess;
@@ -59,6 +59,64 @@ impl<C, L, X> Handle<C, L, X> {
         // SAFETY: the caller says it is a handle of this type; those are never freed.
         Ok(unsafe { &*handle })
     }
+}
+
+/// A C structure that programs can see. Its members are read by [`get!`] and written by [`set!`].
+///
+/// # Safety
+///
+/// `c` returns the address of a whole, initialized structure, at any alignment, which may be read and written during a call. Members
+/// that a program reads while we write them, or the other way round, are the program's to synchronize, as in libibverbs.
+pub(crate) unsafe trait Structure {
+    type C;
+
+    fn c(&self) -> *mut Self::C;
+}
+
+// SAFETY: the structure was written when the handle was taken from its pool, and handles are never freed.
+unsafe impl<C, L, X> Structure for Handle<C, L, X> {
+    type C = C;
+
+    #[inline(always)]
+    fn c(&self) -> *mut C {
+        self.c.get()
+    }
+}
+
+// SAFETY: as `S`.
+unsafe impl<S: Structure> Structure for &S {
+    type C = S::C;
+
+    #[inline(always)]
+    fn c(&self) -> *mut S::C {
+        (**self).c()
+    }
+}
+
+/// The value of a member of a [`Structure`]: `get!(id.route.num_paths)`.
+macro_rules! get {
+    ($structure:ident . $($member:ident).+) => {{
+        let c = $crate::handle::Structure::c(&$structure);
+        // SAFETY: `c` points to a whole structure that may be read, see `Structure`.
+        unsafe { (&raw const (*c).$($member).+).read_unaligned() }
+    }};
+}
+pub(crate) use get;
+
+/// Sets a member of a [`Structure`]: `set!(id.route.num_paths = 1)`.
+macro_rules! set {
+    ($structure:ident . $($member:ident).+ = $value:expr) => {{
+        let (c, value) = ($crate::handle::Structure::c(&$structure), $value);
+        // SAFETY: `c` points to a whole structure that may be written, see `Structure`.
+        unsafe { (&raw mut (*c).$($member).+).write_unaligned(value) }
+    }};
+}
+pub(crate) use set;
+
+/// Numbers for the `handle` members, which programs only print.
+pub(crate) fn next_number() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// A reference to what makes a handle live.

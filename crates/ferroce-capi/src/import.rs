@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use crate::call;
 use crate::context;
 use crate::device::DeviceHandle;
+use crate::entry::{Object, export};
 use crate::errno::Errno;
 use crate::mr;
 use crate::pd;
@@ -88,13 +89,9 @@ pub(crate) fn closed(origin: Origin) {
     }
 }
 
-/// Opens the device of another context of this process by a duplicate of its `cmd_fd`, which closing it closes.
-///
-/// # Safety
-///
-/// The descriptor, if it is one of a context, is the caller's to give away.
-pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut abi::ibv_context {
-    call::pointer(|_| {
+export! {
+    /// Opens the device of another context of this process by a duplicate of its `cmd_fd`, which closing it closes.
+    pub fn ibv_import_device(cmd_fd: c_int) -> *mut abi::ibv_context = call::pointer |_| {
         let origin = Origin::of(cmd_fd)?;
         let device = OPEN.get().lock().get(&origin).map(|(device, _)| *device);
         let Some(device) = device else {
@@ -108,57 +105,33 @@ pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut abi::ibv_conte
             let _ = std::os::fd::IntoRawFd::into_raw_fd(command);
             errno
         })
-    })
-}
+    }
 
-/// A domain of the same origin under another pointer. It ends with `ibv_unimport_pd`, or by `ibv_dealloc_pd` together
-/// with the domain itself.
-///
-/// # Safety
-///
-/// `context` is NULL or open.
-pub unsafe extern "C" fn ibv_import_pd(context: *mut abi::ibv_context, pd_handle: u32) -> *mut abi::ibv_pd {
-    call::pointer(|owner| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { context::enter(owner, context) }?;
+    /// A domain of the same origin under another pointer. It ends with `ibv_unimport_pd`, or by `ibv_dealloc_pd` together
+    /// with the domain itself.
+    pub fn ibv_import_pd(context: Object<abi::ibv_context>, pd_handle: u32) -> *mut abi::ibv_pd = call::pointer |owner| {
+        let (handle, live) = context.opened(owner)?;
         let original = pd::REGISTRY.find(pd_handle, live.origin)?;
         Ok(pd::make_numbered(handle, original.import(&live.engine), pd_handle))
-    })
-}
+    }
 
-/// Ends an import; the domain itself stays.
-///
-/// # Safety
-///
-/// `pd` is NULL or a protection domain.
-pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut abi::ibv_pd) {
-    // SAFETY: as the caller says.
-    call::nothing(|owner| unsafe { pd::forget(owner, pd) });
-}
+    /// Ends an import; the domain itself stays.
+    pub fn ibv_unimport_pd(pd: Object<abi::ibv_pd>) -> () = call::nothing |owner| {
+        pd::forget(owner, pd)
+    }
 
-/// A region of the same origin under another pointer, whose `addr` is NULL. It ends with `ibv_unimport_mr`, or by
-/// `ibv_dereg_mr` together with the region itself.
-///
-/// # Safety
-///
-/// `pd` is NULL or a protection domain.
-pub unsafe extern "C" fn ibv_import_mr(pd: *mut abi::ibv_pd, mr_handle: u32) -> *mut abi::ibv_mr {
-    call::pointer(|owner| {
-        // SAFETY: as the caller says.
-        let (_, domain) = unsafe { pd::enter(owner, pd) }?;
+    /// A region of the same origin under another pointer, whose `addr` is NULL. It ends with `ibv_unimport_mr`, or by
+    /// `ibv_dereg_mr` together with the region itself.
+    pub fn ibv_import_mr(pd: Object<abi::ibv_pd>, mr_handle: u32) -> *mut abi::ibv_mr = call::pointer |owner| {
+        let (_, domain) = pd.enter(owner)?;
         let engine = mr::REGISTRY.find(mr_handle, domain.context.live()?.origin)?;
         Ok(mr::import(pd, domain.context, engine, mr_handle))
-    })
-}
+    }
 
-/// Ends an import; the region itself stays.
-///
-/// # Safety
-///
-/// `mr` is NULL or a region.
-pub unsafe extern "C" fn ibv_unimport_mr(mr: *mut abi::ibv_mr) {
-    // SAFETY: as the caller says.
-    call::nothing(|owner| unsafe { mr::forget(owner, mr) });
+    /// Ends an import; the region itself stays.
+    pub fn ibv_unimport_mr(mr: Object<abi::ibv_mr>) -> () = call::nothing |owner| {
+        mr::forget(owner, mr)
+    }
 }
 
 /// A file of its own for each `ibv_open_device`: nothing is ever in it.

@@ -15,6 +15,7 @@ pub mod cq;
 mod cq_ex;
 pub mod device;
 mod domain;
+mod entry;
 pub mod errno;
 pub mod events;
 pub mod flow;

@@ -10,52 +10,42 @@ use ferroce_wire::Lkey;
 
 use crate::call::{self, Owner};
 use crate::context::ContextHandle;
+use crate::context::object;
+use crate::entry::{Object, Ptr, export};
 use crate::errno::Errno;
-use crate::handle::{Handle, Pool};
+use crate::handle::{Pool, get, next_number, set};
 use crate::import::Registry;
-use crate::pd;
-
-/// A memory region.
-type MrHandle = Handle<abi::ibv_mr, LiveMr>;
 
 /// What makes a memory region live.
-struct LiveMr {
+pub(crate) struct LiveMr {
     engine: Arc<Mr>,
     context: &'static ContextHandle,
 }
 
 static POOL: Pool<abi::ibv_mr, LiveMr> = Pool::new();
 
+object!(abi::ibv_mr => LiveMr);
+
 /// Registrations by number, for `ibv_import_mr`.
 pub(crate) static REGISTRY: Registry<Mr> = Registry::new();
 
 /// The live region behind a program's pointer.
-///
-/// # Safety
-///
-/// `mr` is NULL or came from a registration.
-pub(crate) unsafe fn engine(mr: *mut abi::ibv_mr) -> Result<Arc<Mr>, Errno> {
-    // SAFETY: as the caller says.
-    let handle = unsafe { MrHandle::from_c(mr) }?;
+pub(crate) fn engine(mr: Object<abi::ibv_mr>) -> Result<Arc<Mr>, Errno> {
+    let handle = mr.handle()?;
     Ok(Arc::clone(&handle.live()?.engine))
 }
 
 /// Registers memory. `iova` is where peers address it; the octets at `addr` need not stay mapped, but an access
 /// while they are not is refused.
-///
-/// # Safety
-///
-/// `pd` is NULL or came from `ibv_alloc_pd`.
-unsafe fn register(
-    pd: *mut abi::ibv_pd,
+fn register(
+    pd: Object<abi::ibv_pd>,
     addr: *mut c_void,
     length: usize,
     iova: u64,
     access: c_uint,
 ) -> *mut abi::ibv_mr {
     call::pointer(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { pd::enter(owner, pd) }?;
+        let (_, live) = pd.enter(owner)?;
         let access = Access::from_bits_retain(access);
         let engine = live.engine.reg_mr(addr.expose_provenance() as u64, length, iova, access)?;
         Ok(publish(pd, live.context, engine, addr))
@@ -64,12 +54,12 @@ unsafe fn register(
 
 /// The handle of a registration.
 fn publish(
-    pd: *mut abi::ibv_pd,
+    pd: Object<abi::ibv_pd>,
     context: &'static ContextHandle,
     engine: Arc<Mr>,
     addr: *mut c_void,
 ) -> *mut abi::ibv_mr {
-    let number = pd::next_number();
+    let number = next_number();
     if let Ok(live) = context.live() {
         REGISTRY.insert(number, live.origin, &engine);
     }
@@ -78,7 +68,7 @@ fn publish(
 
 /// A region under another pointer; where it lies is the importer's to know.
 pub(crate) fn import(
-    pd: *mut abi::ibv_pd,
+    pd: Object<abi::ibv_pd>,
     context: &'static ContextHandle,
     engine: Arc<Mr>,
     number: u32,
@@ -87,20 +77,14 @@ pub(crate) fn import(
 }
 
 /// Ends a handle and leaves the registration alone.
-///
-/// # Safety
-///
-/// `mr` is NULL or came from a registration.
-pub(crate) unsafe fn forget(owner: &Owner, mr: *mut abi::ibv_mr) -> Result<(), Errno> {
-    // SAFETY: as the caller says.
-    let handle = unsafe { MrHandle::from_c(mr) }?;
-    owner.is(handle.live()?.context)?;
+pub(crate) fn forget(owner: &Owner, mr: Object<abi::ibv_mr>) -> Result<(), Errno> {
+    let (handle, _) = mr.enter(owner)?;
     POOL.end(handle, |_| Ok(()))
 }
 
 /// The handle of a registration that has its number.
 fn publish_numbered(
-    pd: *mut abi::ibv_pd,
+    pd: Object<abi::ibv_pd>,
     context: &'static ContextHandle,
     engine: Arc<Mr>,
     addr: *mut c_void,
@@ -108,7 +92,7 @@ fn publish_numbered(
 ) -> *mut abi::ibv_mr {
     let mr = POOL.take(abi::ibv_mr {
         context: context.public(),
-        pd,
+        pd: pd.as_ptr(),
         addr,
         length: engine.len(),
         handle: number,
@@ -119,62 +103,42 @@ fn publish_numbered(
     mr.c()
 }
 
-/// Registers `length` octets at `addr`, which peers address as the program does.
-///
-/// # Safety
-///
-/// `pd` is NULL or came from `ibv_alloc_pd`.
-pub unsafe extern "C" fn ibv_reg_mr(
-    pd: *mut abi::ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    access: c_int,
-) -> *mut abi::ibv_mr {
-    // SAFETY: as the caller says.
-    unsafe { register(pd, addr, length, addr.expose_provenance() as u64, access as c_uint) }
+export! {
+    /// Registers `length` octets at `addr`, which peers address as the program does.
+    pub fn ibv_reg_mr(
+        pd: Object<abi::ibv_pd>,
+        addr: *mut c_void,
+        length: usize,
+        access: c_int,
+    ) -> *mut abi::ibv_mr {
+        register(pd, addr, length, addr.expose_provenance() as u64, access as c_uint)
+    }
+
+    /// Registers `length` octets at `addr`, which peers address from `iova` on.
+    pub fn ibv_reg_mr_iova(
+        pd: Object<abi::ibv_pd>,
+        addr: *mut c_void,
+        length: usize,
+        iova: u64,
+        access: c_int,
+    ) -> *mut abi::ibv_mr {
+        register(pd, addr, length, iova, access as c_uint)
+    }
+
+    /// What the header makes of `ibv_reg_mr` and `ibv_reg_mr_iova` when it cannot see that `access` has no optional bits.
+    pub fn ibv_reg_mr_iova2(
+        pd: Object<abi::ibv_pd>,
+        addr: *mut c_void,
+        length: usize,
+        iova: u64,
+        access: c_uint,
+    ) -> *mut abi::ibv_mr {
+        register(pd, addr, length, iova, access)
+    }
 }
 
-/// Registers `length` octets at `addr`, which peers address from `iova` on.
-///
-/// # Safety
-///
-/// `pd` is NULL or came from `ibv_alloc_pd`.
-pub unsafe extern "C" fn ibv_reg_mr_iova(
-    pd: *mut abi::ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    iova: u64,
-    access: c_int,
-) -> *mut abi::ibv_mr {
-    // SAFETY: as the caller says.
-    unsafe { register(pd, addr, length, iova, access as c_uint) }
-}
-
-/// What the header makes of `ibv_reg_mr` and `ibv_reg_mr_iova` when it cannot see that `access` has no optional bits.
-///
-/// # Safety
-///
-/// `pd` is NULL or came from `ibv_alloc_pd`.
-pub unsafe extern "C" fn ibv_reg_mr_iova2(
-    pd: *mut abi::ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    iova: u64,
-    access: c_uint,
-) -> *mut abi::ibv_mr {
-    // SAFETY: as the caller says.
-    unsafe { register(pd, addr, length, iova, access) }
-}
-
-/// Registers `length` octets of a file from `offset` on, which peers address from `iova` on: of a memfd or a DMA-BUF that
-/// can be mapped. EBADF for no descriptor, EINVAL for one that cannot be mapped so, for a part that is not inside, and for
-/// an `iova` of another offset in its page; EOPNOTSUPP for access flags beyond local write and remote access.
-///
-/// # Safety
-///
-/// `pd` is NULL or came from `ibv_alloc_pd`.
-pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
-    pd: *mut abi::ibv_pd,
+fn register_file(
+    pd: Object<abi::ibv_pd>,
     offset: u64,
     length: usize,
     iova: u64,
@@ -184,8 +148,7 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     /// Offsets of `offset` and `iova` in their pages agree.
     const PAGE: u64 = 4096;
     call::pointer(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { pd::enter(owner, pd) }?;
+        let (_, live) = pd.enter(owner)?;
         let access = Access::from_bits_retain(access as c_uint);
         let possible = Access::LOCAL_WRITE
             | Access::REMOTE_WRITE
@@ -210,169 +173,140 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     })
 }
 
-/// Registers memory by a structure: `addr` with or without `iova`, or `fd` with `fd_offset` and `iova`, as
-/// [`ibv_reg_dmabuf_mr`]. Buffers of `ibv_alloc_buf` and steering handles are refused with EOPNOTSUPP.
-///
-/// # Safety
-///
-/// `pd` is NULL or came from `ibv_alloc_pd`; `attr` is NULL or readable.
-pub unsafe extern "C" fn ibv_reg_mr_ex(
-    pd: *mut abi::ibv_pd,
-    attr: *mut abi::ibv_mr_init_attr,
-) -> *mut abi::ibv_mr {
-    const ADDR: u64 = abi::IBV_REG_MR_MASK_ADDR as u64;
-    const IOVA: u64 = abi::IBV_REG_MR_MASK_IOVA as u64;
-    const FILE: u64 = (abi::IBV_REG_MR_MASK_FD | abi::IBV_REG_MR_MASK_FD_OFFSET) as u64;
-    // SAFETY: NULL, or readable as the caller says.
-    let attr = unsafe { attr.as_ref() };
-    let checked = call::value(None, |_| {
-        let attr = attr.ok_or(Errno::EINVAL)?;
-        if attr.comp_mask & !(ADDR | IOVA | FILE) != 0 {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        let memory = attr.comp_mask & !IOVA == ADDR;
-        if memory || attr.comp_mask == FILE | IOVA { Ok(Some(attr)) } else { Err(Errno::EINVAL) }
-    });
-    let Some(attr) = checked else { return std::ptr::null_mut() };
-    if attr.comp_mask & FILE != 0 {
-        let &abi::ibv_mr_init_attr { fd_offset, length, iova, fd, access, .. } = attr;
-        // SAFETY: as the caller says.
-        return unsafe { ibv_reg_dmabuf_mr(pd, fd_offset, length, iova, fd, access) };
+export! {
+    /// Registers `length` octets of a file from `offset` on, which peers address from `iova` on: of a memfd or a DMA-BUF that
+    /// can be mapped. EBADF for no descriptor, EINVAL for one that cannot be mapped so, for a part that is not inside, and for
+    /// an `iova` of another offset in its page; EOPNOTSUPP for access flags beyond local write and remote access.
+    pub fn ibv_reg_dmabuf_mr(
+        pd: Object<abi::ibv_pd>,
+        offset: u64,
+        length: usize,
+        iova: u64,
+        fd: c_int,
+        access: c_int,
+    ) -> *mut abi::ibv_mr {
+        register_file(pd, offset, length, iova, fd, access)
     }
-    let iova = if attr.comp_mask & IOVA != 0 { attr.iova } else { attr.addr.expose_provenance() as u64 };
-    // SAFETY: as the caller says.
-    unsafe { register(pd, attr.addr, attr.length, iova, attr.access as c_uint) }
-}
 
-/// The slot behind the inline `ibv_alloc_null_mr`: a region for SGEs that read as zeros and forget what is written.
-///
-/// # Safety
-///
-/// `pd` is NULL or came from `ibv_alloc_pd`.
-pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut abi::ibv_pd) -> *mut abi::ibv_mr {
-    call::pointer(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { pd::enter(owner, pd) }?;
+    /// Registers memory by a structure: `addr` with or without `iova`, or `fd` with `fd_offset` and `iova`, as
+    /// [`ibv_reg_dmabuf_mr`]. Buffers of `ibv_alloc_buf` and steering handles are refused with EOPNOTSUPP.
+    pub fn ibv_reg_mr_ex(pd: Object<abi::ibv_pd>, attr: Ptr<abi::ibv_mr_init_attr>) -> *mut abi::ibv_mr {
+        const ADDR: u64 = abi::IBV_REG_MR_MASK_ADDR as u64;
+        const IOVA: u64 = abi::IBV_REG_MR_MASK_IOVA as u64;
+        const FILE: u64 = (abi::IBV_REG_MR_MASK_FD | abi::IBV_REG_MR_MASK_FD_OFFSET) as u64;
+        let checked = call::value(None, |_| {
+            let attr = attr.read()?;
+            if attr.comp_mask & !(ADDR | IOVA | FILE) != 0 {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            let memory = attr.comp_mask & !IOVA == ADDR;
+            if memory || attr.comp_mask == FILE | IOVA { Ok(Some(attr)) } else { Err(Errno::EINVAL) }
+        });
+        let Some(attr) = checked else { return std::ptr::null_mut() };
+        if attr.comp_mask & FILE != 0 {
+            let abi::ibv_mr_init_attr { fd_offset, length, iova, fd, access, .. } = attr;
+            return register_file(pd, fd_offset, length, iova, fd, access);
+        }
+        let iova = if attr.comp_mask & IOVA != 0 { attr.iova } else { attr.addr.expose_provenance() as u64 };
+        register(pd, attr.addr, attr.length, iova, attr.access as c_uint)
+    }
+
+    /// The slot behind the inline `ibv_alloc_null_mr`: a region for SGEs that read as zeros and forget what is written.
+    pub(crate) fn alloc_null_mr(pd: Object<abi::ibv_pd>) -> *mut abi::ibv_mr = call::pointer |owner| {
+        let (_, live) = pd.enter(owner)?;
         Ok(publish(pd, live.context, live.engine.null_mr()?, std::ptr::null_mut()))
-    })
-}
-
-/// The slot behind the inline `ibv_advise_mr`. Fetches at once, with or without `IBV_ADVISE_MR_FLAG_FLUSH`. EOPNOTSUPP for
-/// advice that does not exist, EINVAL for other flags, for a list that is none and for memory that is not on demand; see
-/// `errno` for what may be wrong with an element.
-///
-/// # Safety
-///
-/// `pd` is NULL or came from `ibv_alloc_pd`; `sg_list` is NULL or an array of `num_sges` elements.
-pub(crate) unsafe extern "C" fn advise_mr(
-    pd: *mut abi::ibv_pd,
-    advice: abi::ibv_advise_mr_advice,
-    flags: u32,
-    sg_list: *mut abi::ibv_sge,
-    num_sges: u32,
-) -> c_int {
-    /// `IBV_ADVISE_MR_FLAG_FLUSH`.
-    const FLUSH: u32 = 1;
-    call::code(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { pd::enter(owner, pd) }?;
-        let advice = match advice {
-            abi::IBV_ADVISE_MR_ADVICE_PREFETCH => Advice::Prefetch,
-            abi::IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE => Advice::PrefetchWrite,
-            abi::IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => Advice::PrefetchNoFault,
-            _ => return Err(Errno::EOPNOTSUPP),
-        };
-        if flags & !FLUSH != 0 {
-            return Err(Errno::EINVAL);
-        }
-        if sg_list.is_null() && num_sges > 0 {
-            return Err(Errno::EINVAL);
-        }
-        for index in 0..num_sges as usize {
-            // SAFETY: as the caller says.
-            let abi::ibv_sge { addr, length, lkey } = unsafe { sg_list.add(index).read_unaligned() };
-            live.engine.advise(advice, &[Sge { addr, length, lkey: Lkey::new(lkey) }])?;
-        }
-        Ok(())
-    })
-}
-
-/// Changes what `flags` name of a registration; the keys stay. Whatever goes wrong, the registration is as it was, so the
-/// answer is `IBV_REREG_MR_ERR_INPUT` ("the old MR is valid") and errno says why; `IBV_REREG_MR_ERR_CMD` if the context
-/// is dead.
-///
-/// # Safety
-///
-/// `mr` is NULL or came from a registration; `pd` is NULL or came from `ibv_alloc_pd`.
-pub unsafe extern "C" fn ibv_rereg_mr(
-    mr: *mut abi::ibv_mr,
-    flags: c_int,
-    pd: *mut abi::ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    access: c_int,
-) -> c_int {
-    let flags = flags as c_uint;
-    let asked = |flag: abi::ibv_rereg_mr_flags| flags & flag != 0;
-    let code = call::code(|owner| {
-        // SAFETY: as the caller says.
-        let handle = unsafe { MrHandle::from_c(mr) }?;
-        let live = handle.live()?;
-        owner.is(live.context)?;
-        if flags & !abi::IBV_REREG_MR_FLAGS_SUPPORTED != 0
-            || (asked(abi::IBV_REREG_MR_CHANGE_TRANSLATION) && (addr.is_null() || length == 0))
-            || (access != 0 && !asked(abi::IBV_REREG_MR_CHANGE_ACCESS))
-        {
-            return Err(Errno::EINVAL);
-        }
-        let mut change = MrChange::default();
-        if asked(abi::IBV_REREG_MR_CHANGE_PD) {
-            // SAFETY: as the caller says.
-            let (_, domain) = unsafe { pd::enter(owner, pd) }?;
-            change.pd = Some(Arc::clone(&domain.engine));
-            owner.is(live.context)?;
-        }
-        if asked(abi::IBV_REREG_MR_CHANGE_TRANSLATION) {
-            change.translation = Some((addr.expose_provenance() as u64, length));
-        }
-        if asked(abi::IBV_REREG_MR_CHANGE_ACCESS) {
-            change.access = Some(Access::from_bits_retain(access as c_uint));
-        }
-        live.engine.rereg(&change)?;
-        // SAFETY: a whole ibv_mr, whose members the program only reads.
-        unsafe {
-            if change.pd.is_some() {
-                (*handle.c()).pd = pd;
-            }
-            if change.translation.is_some() {
-                (*handle.c()).addr = addr;
-                (*handle.c()).length = length;
-            }
-        }
-        Ok(())
-    });
-    match code {
-        0 => 0,
-        libc::EIO => abi::IBV_REREG_MR_ERR_CMD,
-        _ => abi::IBV_REREG_MR_ERR_INPUT,
     }
-}
 
-/// Ends the registration. When this returns nobody touches the memory any more.
-///
-/// # Safety
-///
-/// `mr` is NULL or came from a registration.
-pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut abi::ibv_mr) -> c_int {
-    call::ending(|owner| {
-        // SAFETY: as the caller says.
-        let handle = unsafe { MrHandle::from_c(mr) }?;
-        owner.is(handle.live()?.context)?;
-        POOL.end(handle, |live| {
-            live.engine.dereg()?;
-            // SAFETY: `c()` points to a whole ibv_mr; this member never changes.
-            REGISTRY.remove(unsafe { (*handle.c()).handle });
+    /// The slot behind the inline `ibv_advise_mr`. Fetches at once, with or without `IBV_ADVISE_MR_FLAG_FLUSH`. EOPNOTSUPP for
+    /// advice that does not exist, EINVAL for other flags, for a list that is none and for memory that is not on demand; see
+    /// `errno` for what may be wrong with an element.
+    pub(crate) fn advise_mr(
+        pd: Object<abi::ibv_pd>,
+        advice: abi::ibv_advise_mr_advice,
+        flags: u32,
+        sg_list: Ptr<abi::ibv_sge>,
+        num_sges: u32,
+    ) -> c_int {
+        /// `IBV_ADVISE_MR_FLAG_FLUSH`.
+        const FLUSH: u32 = 1;
+        call::code(|owner| {
+            let (_, live) = pd.enter(owner)?;
+            let advice = match advice {
+                abi::IBV_ADVISE_MR_ADVICE_PREFETCH => Advice::Prefetch,
+                abi::IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE => Advice::PrefetchWrite,
+                abi::IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => Advice::PrefetchNoFault,
+                _ => return Err(Errno::EOPNOTSUPP),
+            };
+            if flags & !FLUSH != 0 {
+                return Err(Errno::EINVAL);
+            }
+            // SAFETY: `sg_list` is as long as `num_sges` says.
+            let list = unsafe { sg_list.array(num_sges as usize) }?;
+            for index in 0..num_sges as usize {
+                let abi::ibv_sge { addr, length, lkey } = list.read(index);
+                live.engine.advise(advice, &[Sge { addr, length, lkey: Lkey::new(lkey) }])?;
+            }
             Ok(())
         })
-    })
+    }
+
+    /// Changes what `flags` name of a registration; the keys stay. Whatever goes wrong, the registration is as it was, so the
+    /// answer is `IBV_REREG_MR_ERR_INPUT` ("the old MR is valid") and errno says why; `IBV_REREG_MR_ERR_CMD` if the context
+    /// is dead.
+    pub fn ibv_rereg_mr(
+        mr: Object<abi::ibv_mr>,
+        flags: c_int,
+        pd: Object<abi::ibv_pd>,
+        addr: *mut c_void,
+        length: usize,
+        access: c_int,
+    ) -> c_int {
+        let flags = flags as c_uint;
+        let asked = |flag: abi::ibv_rereg_mr_flags| flags & flag != 0;
+        let code = call::code(|owner| {
+            let (handle, live) = mr.enter(owner)?;
+            if flags & !abi::IBV_REREG_MR_FLAGS_SUPPORTED != 0
+                || (asked(abi::IBV_REREG_MR_CHANGE_TRANSLATION) && (addr.is_null() || length == 0))
+                || (access != 0 && !asked(abi::IBV_REREG_MR_CHANGE_ACCESS))
+            {
+                return Err(Errno::EINVAL);
+            }
+            let mut change = MrChange::default();
+            if asked(abi::IBV_REREG_MR_CHANGE_PD) {
+                let (_, domain) = pd.enter(owner)?;
+                change.pd = Some(Arc::clone(&domain.engine));
+                owner.is(live.context)?;
+            }
+            if asked(abi::IBV_REREG_MR_CHANGE_TRANSLATION) {
+                change.translation = Some((addr.expose_provenance() as u64, length));
+            }
+            if asked(abi::IBV_REREG_MR_CHANGE_ACCESS) {
+                change.access = Some(Access::from_bits_retain(access as c_uint));
+            }
+            live.engine.rereg(&change)?;
+            if change.pd.is_some() {
+                set!(handle.pd = pd.as_ptr());
+            }
+            if change.translation.is_some() {
+                set!(handle.addr = addr);
+                set!(handle.length = length);
+            }
+            Ok(())
+        });
+        match code {
+            0 => 0,
+            libc::EIO => abi::IBV_REREG_MR_ERR_CMD,
+            _ => abi::IBV_REREG_MR_ERR_INPUT,
+        }
+    }
+
+    /// Ends the registration. When this returns nobody touches the memory any more.
+    pub fn ibv_dereg_mr(mr: Object<abi::ibv_mr>) -> c_int = call::ending |owner| {
+        let (handle, _) = mr.enter(owner)?;
+        POOL.end(handle, |live| {
+            live.engine.dereg()?;
+            REGISTRY.remove(get!(handle.handle));
+            Ok(())
+        })
+    }
 }

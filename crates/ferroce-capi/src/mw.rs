@@ -9,30 +9,29 @@ use ferroce_wire::{Lkey, Rkey};
 
 use crate::call;
 use crate::context::ContextHandle;
+use crate::context::object;
+use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
-use crate::handle::{Handle, Pool};
-use crate::{mr, pd, qp};
+use crate::handle::{Handle, Pool, get, next_number, set};
+use crate::mr;
 
 /// A memory window.
 type MwHandle = Handle<abi::ibv_mw, LiveMw>;
 
 /// What makes a memory window live.
-struct LiveMw {
+pub(crate) struct LiveMw {
     engine: Arc<Mw>,
     context: &'static ContextHandle,
 }
 
 static POOL: Pool<abi::ibv_mw, LiveMw> = Pool::new();
 
-/// The slot behind the inline `ibv_alloc_mw`. EINVAL for other types than 1 and 2.
-///
-/// # Safety
-///
-/// `pd` is NULL or came from `ibv_alloc_pd`.
-pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut abi::ibv_pd, kind: abi::ibv_mw_type) -> *mut abi::ibv_mw {
-    call::pointer(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { pd::enter(owner, pd) }?;
+object!(abi::ibv_mw => LiveMw);
+
+export! {
+    /// The slot behind the inline `ibv_alloc_mw`. EINVAL for other types than 1 and 2.
+    pub(crate) fn alloc_mw(pd: Object<abi::ibv_pd>, kind: abi::ibv_mw_type) -> *mut abi::ibv_mw = call::pointer |owner| {
+        let (_, live) = pd.enter(owner)?;
         let engine = live.engine.alloc_mw(match kind {
             abi::IBV_MW_TYPE_1 => MwType::One,
             abi::IBV_MW_TYPE_2 => MwType::Two,
@@ -40,69 +39,49 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut abi::ibv_pd, kind: abi::ibv_mw
         })?;
         let mw = POOL.take(abi::ibv_mw {
             context: live.context.public(),
-            pd,
+            pd: pd.as_ptr(),
             rkey: engine.name().value(),
-            handle: pd::next_number(),
+            handle: next_number(),
             type_: kind,
         });
         POOL.enliven(mw, LiveMw { engine, context: live.context });
         Ok(mw.c())
-    })
-}
+    }
 
-/// The slot behind the inline `ibv_dealloc_mw`: unbinds it first if it is bound.
-///
-/// # Safety
-///
-/// `mw` is NULL or came from [`alloc_mw`].
-pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut abi::ibv_mw) -> c_int {
-    call::ending(|owner| {
-        // SAFETY: as the caller says.
-        let handle = unsafe { MwHandle::from_c(mw) }?;
-        owner.is(handle.live()?.context)?;
+    /// The slot behind the inline `ibv_dealloc_mw`: unbinds it first if it is bound.
+    pub(crate) fn dealloc_mw(mw: Object<abi::ibv_mw>) -> c_int = call::ending |owner| {
+        let (handle, _) = mw.enter(owner)?;
         POOL.end(handle, |live| {
             live.engine.dealloc();
             Ok(())
         })
-    })
-}
+    }
 
-/// The slot behind the inline `ibv_bind_mw`, for type 1: posts the request and sets `mw->rkey` to the key that it will
-/// have. Without a region, or of length 0, it unbinds. EPERM if region and window are of different domains; what else is
-/// wrong ends the request with `IBV_WC_MW_BIND_ERR`.
-///
-/// # Safety
-///
-/// `qp` is NULL or a queue pair, `mw` NULL or a window, `mw_bind` NULL or readable, its region NULL or a region.
-pub(crate) unsafe extern "C" fn bind_mw(
-    qp: *mut abi::ibv_qp,
-    mw: *mut abi::ibv_mw,
-    mw_bind: *mut abi::ibv_mw_bind,
-) -> c_int {
-    call::code(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { qp::enter(owner, qp) }?;
-        // SAFETY: NULL, or the program's to lend during the call.
-        let bind = unsafe { mw_bind.as_ref() }.ok_or(Errno::EINVAL)?;
-        // SAFETY: as the caller says.
-        let handle = unsafe { MwHandle::from_c(mw) }?;
+    /// The slot behind the inline `ibv_bind_mw`, for type 1: posts the request and sets `mw->rkey` to the key that it will
+    /// have. Without a region, or of length 0, it unbinds. EPERM if region and window are of different domains; what else is
+    /// wrong ends the request with `IBV_WC_MW_BIND_ERR`.
+    pub(crate) fn bind_mw(
+        qp: Object<abi::ibv_qp>,
+        mw: Object<abi::ibv_mw>,
+        mw_bind: Ptr<abi::ibv_mw_bind>,
+    ) -> c_int = call::code |owner| {
+        let (_, live) = qp.enter(owner)?;
+        let bind = mw_bind.read()?;
+        let handle = mw.handle()?;
         let window = handle.live()?;
         let info = &bind.bind_info;
         if live.engine.service() == Service::Ud || info.mw_access_flags & abi::IBV_ACCESS_ZERO_BASED != 0 {
             return Err(Errno::EINVAL);
         }
         if !info.mr.is_null() {
-            // SAFETY: as the caller says.
-            let region = unsafe { mr::engine(info.mr) }?;
+            let region = mr::engine(named!(info.mr))?;
             if !region.pd().shares_memory_with(window.engine.pd()) {
                 return Err(Errno::EPERM);
             }
         }
-        // SAFETY: a whole ibv_mw. The man page lets the program set the key back after a bind that failed.
-        let rkey = unsafe { (*handle.c()).rkey };
+        let rkey = get!(handle.rkey);
         let next = window.engine.rkey(rkey.wrapping_add(1));
-        // SAFETY: as the caller says.
-        let (op, key) = unsafe { operation(mw, next.value(), info, MwType::One) }?;
+        let (op, key) = operation(mw, next.value(), info, MwType::One)?;
         let wr = SendWr {
             wr_id: bind.wr_id,
             signaled: bind.send_flags & abi::IBV_SEND_SIGNALED != 0,
@@ -116,7 +95,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
         live.engine.post_send([wr]).map_err(|(_, error)| error)?;
         key.show();
         Ok(())
-    })
+    }
 }
 
 /// The key that a window has once its bind is posted.
@@ -129,32 +108,26 @@ impl NewKey {
     /// The bind is posted: `mw->rkey` is the key that the peer may be told. The man page says so for type 1. For type 2 it
     /// says nothing; irdma's library does it, mlx5's does not, and programs written for mlx5 compute the same key.
     pub(crate) fn show(self) {
-        // SAFETY: `c()` points to a whole ibv_mw.
-        unsafe { (*self.of.c()).rkey = self.rkey.value() };
+        let Self { of, rkey } = self;
+        set!(of.rkey = rkey.value());
     }
 }
 
 /// The bind of a window of type `kind`, and the window's key from then on; EINVAL for windows of the other type and for an address
 /// without a region.
-///
-/// # Safety
-///
-/// `mw` is NULL or a window, the region NULL or a region.
-pub(crate) unsafe fn operation(
-    mw: *mut abi::ibv_mw,
+pub(crate) fn operation(
+    mw: Object<abi::ibv_mw>,
     rkey: u32,
     info: &abi::ibv_mw_bind_info,
     kind: MwType,
 ) -> Result<(SendOp, NewKey), Errno> {
-    // SAFETY: as the caller says.
-    let of = unsafe { MwHandle::from_c(mw) }?;
+    let of = mw.handle()?;
     let window = of.live()?;
     if window.engine.kind() != kind {
         return Err(Errno::EINVAL);
     }
     let region = if !info.mr.is_null() {
-        // SAFETY: as the caller says.
-        let region = unsafe { mr::engine(info.mr) }?;
+        let region = mr::engine(named!(info.mr))?;
         if region.is_null() {
             return Err(Errno::EOPNOTSUPP);
         }

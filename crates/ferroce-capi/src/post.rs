@@ -2,7 +2,6 @@
 
 use std::cell::{Cell, UnsafeCell};
 use std::mem::{MaybeUninit, offset_of};
-use std::ptr;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
@@ -11,9 +10,10 @@ use ferroce_wire::{Imm, Rkey, SrqNumber};
 
 use crate::ah;
 use crate::call;
+use crate::entry::{FromC, Object, Ptr, export, named};
 use crate::errno::Errno;
+use crate::mw;
 use crate::mw::NewKey;
-use crate::{mw, qp, srq};
 
 // An array of ibv_sge is an array of Sge.
 const _: () = {
@@ -47,9 +47,9 @@ impl AlignedList {
     unsafe fn copy(&self, list: *const Sge, count: usize) -> &[Sge] {
         let room = self.0.get().cast::<Sge>();
         for index in 0..count {
-            // SAFETY: the caller says that the list has this element.
+            // SAFETY: the list has `count` elements.
             let sge = unsafe { list.add(index).read_unaligned() };
-            // SAFETY: there is room for the list, and nobody reads it now, as the caller says.
+            // SAFETY: there is room for `MAX_SGE` elements, and the copy made before is no longer read.
             unsafe { room.add(index).write(sge) };
         }
         // SAFETY: the loop wrote these elements, and nobody writes to them while the copy is used.
@@ -62,8 +62,9 @@ impl AlignedList {
 ///
 /// # Safety
 ///
-/// `list` is NULL or an array of `count` elements, at any address, that stays as it is while the result is used. What an earlier call
-/// returned with the same `room` is no longer used.
+/// `list` is NULL or an array of `count` elements, at any address, that stays as it is while the result is used. An earlier result
+/// with the same `room` is no longer used.
+#[inline(always)]
 pub(crate) unsafe fn sges(
     list: *const abi::ibv_sge,
     count: usize,
@@ -78,36 +79,29 @@ pub(crate) unsafe fn sges(
     }
     let list = list.cast::<Sge>();
     if !list.is_aligned() {
-        // SAFETY: as the caller says; both types lie alike (above), and the count was compared.
+        // SAFETY: `list` has `count` elements; both types lie alike (above), and the count was compared.
         return Ok(unsafe { room.copy(list, count) });
     }
-    // SAFETY: the caller says so; both types lie alike (above), and any bits are a value of theirs.
+    // SAFETY: `list` has `count` elements; both types lie alike (above), and any bits are a value of theirs.
     Ok(unsafe { std::slice::from_raw_parts(list, count) })
 }
 
 /// Looks at a program's structure, which may be at any address; `None` for NULL.
-///
-/// # Safety
-///
-/// `at` is NULL or readable during the call.
-unsafe fn look<W: Copy, R>(at: *const W, look: impl FnOnce(&W) -> R) -> Option<R> {
-    if at.is_null() {
-        return None;
+#[inline(always)]
+fn look<W: Copy, R>(at: Ptr<W>, look: impl FnOnce(&W) -> R) -> Option<R> {
+    let lent = at.lent()?;
+    if at.as_ptr().is_aligned() {
+        // SAFETY: not NULL and aligned; a program leaves its work requests alone during the call that posts them.
+        return Some(look(unsafe { &*at.as_ptr() }));
     }
-    if at.is_aligned() {
-        // SAFETY: readable as the caller says, and aligned.
-        return Some(look(unsafe { &*at }));
-    }
-    // SAFETY: readable as the caller says.
-    let copy = unsafe { at.read_unaligned() };
-    Some(look(&copy))
+    Some(look(&lent.read()))
 }
 
 /// A chain of C work requests, converted one by one. Where one is malformed the chain ends there.
 struct Chain<'e, W> {
-    next: *mut W,
+    next: Ptr<W>,
     /// The request handed out last.
-    at: &'e Cell<*mut W>,
+    at: &'e Cell<Ptr<W>>,
     malformed: &'e Cell<Option<Errno>>,
     /// Elements that a list may have.
     most: u32,
@@ -119,16 +113,16 @@ struct Chain<'e, W> {
     key: Option<NewKey>,
 }
 
-impl<W> Chain<'_, W> {
+impl<W: Copy> Chain<'_, W> {
     /// Hands the conversion's outcome on.
-    fn take<T>(&mut self, next: *mut W, converted: Result<T, Errno>) -> Option<T> {
+    fn take<T>(&mut self, next: Ptr<W>, converted: Result<T, Errno>) -> Option<T> {
         self.at.set(self.next);
         self.next = next;
         match converted {
             Ok(wr) => Some(wr),
             Err(errno) => {
                 self.malformed.set(Some(errno));
-                self.next = ptr::null_mut();
+                self.next = Ptr::NULL;
                 None
             }
         }
@@ -144,13 +138,9 @@ impl<'e> Iterator for Chain<'e, abi::ibv_send_wr> {
             key.show();
         }
         let (most, qp, room) = (self.most, self.qp, self.room);
-        let convert = |wr: &abi::ibv_send_wr| {
-            // SAFETY: the program leaves the list alone during the call of post_send, which outlives every use of the
-            // item. The engine is through with a request before it takes the next one.
-            (wr.next, unsafe { send_wr(wr, most, qp, room) })
-        };
-        // SAFETY: NULL, or the program's work request, readable during the call.
-        let (next, converted) = unsafe { look(self.next, convert) }?;
+        // SAFETY: the engine is through with a request before it takes the next one, so `room` is free again.
+        let convert = |wr: &abi::ibv_send_wr| (next_of(wr.next), unsafe { send_wr(wr, most, qp, room) });
+        let (next, converted) = look(self.next, convert)?;
         let (wr, key) = self.take(next, converted)?;
         self.key = key;
         Some(wr)
@@ -162,21 +152,25 @@ impl<'e> Iterator for Chain<'e, abi::ibv_recv_wr> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let (most, room) = (self.most, self.room);
-        let convert = |wr: &abi::ibv_recv_wr| {
-            // SAFETY: as for send work requests.
-            (wr.next, unsafe { recv_wr(wr, most, room) })
-        };
         // SAFETY: as for send work requests.
-        let (next, converted) = unsafe { look(self.next, convert) }?;
+        let convert = |wr: &abi::ibv_recv_wr| (next_of(wr.next), unsafe { recv_wr(wr, most, room) });
+        let (next, converted) = look(self.next, convert)?;
         self.take(next, converted)
     }
+}
+
+/// The work request behind another one.
+#[inline(always)]
+fn next_of<W>(next: *mut W) -> Ptr<W> {
+    // SAFETY: a pointer inside a program's work request, which follows the contract of `entry`.
+    unsafe { <Ptr<W> as FromC>::from_c(next) }
 }
 
 /// Converts one work request, whose list is in place or in `room`.
 ///
 /// # Safety
 ///
-/// The list of `wr` is as [`sges`] needs it.
+/// A request that was converted with the same `room` before is no longer used.
 unsafe fn send_wr<'a>(
     wr: &abi::ibv_send_wr,
     most: u32,
@@ -192,7 +186,7 @@ unsafe fn send_wr<'a>(
         wr_id: wr.wr_id,
         op,
         to: send_to(wr, qp)?,
-        // SAFETY: as the caller says.
+        // SAFETY: `num_sge` is the length of the list, which the program leaves alone during the call; `room` is free.
         sges: unsafe { sges(wr.sg_list, count, most, room) }?,
         signaled: wr.send_flags & abi::IBV_SEND_SIGNALED != 0,
         solicited: wr.send_flags & abi::IBV_SEND_SOLICITED != 0,
@@ -208,8 +202,7 @@ fn send_to(wr: &abi::ibv_send_wr, qp: Option<&Qp>) -> Result<SendTo, Errno> {
         Some(qp) if qp.service() == Service::Ud => {
             // SAFETY: a pointer and integers, whatever the bits.
             let ud = unsafe { wr.wr.ud };
-            // SAFETY: the program says that it is an address handle, by posting to this queue pair.
-            unsafe { ah::destination(qp, ud.ah, ud.remote_qpn, ud.remote_qkey) }
+            ah::destination(qp, named!(ud.ah), ud.remote_qpn, ud.remote_qkey)
         }
         Some(qp) if qp.service() == Service::XrcInitiator => {
             // SAFETY: an integer, whatever the bits.
@@ -262,8 +255,7 @@ fn send_op(wr: &abi::ibv_send_wr) -> Result<(SendOp, Option<NewKey>), Errno> {
         abi::IBV_WR_BIND_MW => {
             // SAFETY: the union's members are plain integers and pointers, which any bits are.
             let bind = unsafe { wr.unnamed_2.bind_mw };
-            // SAFETY: a window and a region, as the caller of `post_send` says.
-            let (op, key) = unsafe { mw::operation(bind.mw, bind.rkey, &bind.bind_info, MwType::Two) }?;
+            let (op, key) = mw::operation(named!(bind.mw), bind.rkey, &bind.bind_info, MwType::Two)?;
             return Ok((op, Some(key)));
         }
         // Also IBV_WR_FLUSH: the structure has no place for what kind of flush, so only `ibv_wr_flush` asks for one.
@@ -279,21 +271,17 @@ fn send_op(wr: &abi::ibv_send_wr) -> Result<(SendOp, Option<NewKey>), Errno> {
 /// As there.
 unsafe fn recv_wr<'a>(wr: &abi::ibv_recv_wr, most: u32, room: &'a AlignedList) -> Result<RecvWr<'a>, Errno> {
     let count = usize::try_from(wr.num_sge).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: as the caller says.
+    // SAFETY: as in `send_wr`.
     let sges = unsafe { sges(wr.sg_list, count, most, room) }?;
     Ok(RecvWr { wr_id: wr.wr_id, sges })
 }
 
 /// Runs a post over the chain; `bad` is told the request that was refused, the ones before it are posted. Work requests may
 /// be at any address.
-///
-/// # Safety
-///
-/// `first` is NULL or a chain of work requests with their lists, all of which stay as they are during the call; `bad` is NULL
-/// or writable.
-unsafe fn post<W>(
-    first: *mut W,
-    bad: *mut *mut W,
+#[inline(always)]
+fn post<W: Copy>(
+    first: Ptr<W>,
+    bad: Ptr<*mut W>,
     run: impl FnOnce(Chain<'_, W>) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     let at = Cell::new(first);
@@ -305,76 +293,53 @@ unsafe fn post<W>(
         run(Chain { next: first, at: &at, malformed: &malformed, most: 0, qp: None, room: &room, key: None })
     };
     let result = malformed.get().map_or(posted, Err);
-    if result.is_err() && !bad.is_null() {
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { bad.write_unaligned(at.get()) };
+    if let (Err(_), Some(bad)) = (result, bad.lent()) {
+        bad.write(at.get().as_ptr());
     }
     result
 }
 
-/// The slot behind the inline `ibv_post_send`.
-///
-/// # Safety
-///
-/// `qp` is NULL or a queue pair, `wr` NULL or a chain of work requests, `bad_wr` NULL or writable.
-pub(crate) unsafe extern "C" fn post_send(
-    qp: *mut abi::ibv_qp,
-    wr: *mut abi::ibv_send_wr,
-    bad_wr: *mut *mut abi::ibv_send_wr,
-) -> c_int {
-    call::quick::code(|owner| {
+export! {
+    /// The slot behind the inline `ibv_post_send`.
+    pub(crate) fn post_send(
+        qp: Object<abi::ibv_qp>,
+        wr: Ptr<abi::ibv_send_wr>,
+        bad_wr: Ptr<*mut abi::ibv_send_wr>,
+    ) -> c_int = call::quick::code |owner| {
         let run = |chain: Chain<'_, abi::ibv_send_wr>| {
-            // SAFETY: as the caller says.
-            let (_, live) = unsafe { qp::enter(owner, qp) }?;
+            let (_, live) = qp.enter(owner)?;
             let most = live.engine.caps().max_send_sge;
             let chain = Chain { most, qp: Some(&live.engine), ..chain };
             live.engine.post_send(chain).map_err(|(_, error)| error.into())
         };
-        // SAFETY: as the caller says.
-        unsafe { post(wr, bad_wr, run) }
-    })
-}
+        post(wr, bad_wr, run)
+    }
 
-/// The slot behind the inline `ibv_post_recv`.
-///
-/// # Safety
-///
-/// `qp` is NULL or a queue pair, `wr` NULL or a chain of work requests, `bad_wr` NULL or writable.
-pub(crate) unsafe extern "C" fn post_recv(
-    qp: *mut abi::ibv_qp,
-    wr: *mut abi::ibv_recv_wr,
-    bad_wr: *mut *mut abi::ibv_recv_wr,
-) -> c_int {
-    call::quick::code(|owner| {
+    /// The slot behind the inline `ibv_post_recv`.
+    pub(crate) fn post_recv(
+        qp: Object<abi::ibv_qp>,
+        wr: Ptr<abi::ibv_recv_wr>,
+        bad_wr: Ptr<*mut abi::ibv_recv_wr>,
+    ) -> c_int = call::quick::code |owner| {
         let run = |mut chain: Chain<'_, abi::ibv_recv_wr>| {
-            // SAFETY: as the caller says.
-            let (_, live) = unsafe { qp::enter(owner, qp) }?;
+            let (_, live) = qp.enter(owner)?;
             chain.most = live.engine.caps().max_recv_sge;
             live.engine.post_recv(chain).map_err(|(_, error)| error.into())
         };
-        // SAFETY: as the caller says.
-        unsafe { post(wr, bad_wr, run) }
-    })
-}
+        post(wr, bad_wr, run)
+    }
 
-/// The slot behind the inline `ibv_post_srq_recv`.
-///
-/// # Safety
-///
-/// `srq` is NULL or a shared receive queue, `wr` NULL or a chain of work requests, `bad_wr` NULL or writable.
-pub(crate) unsafe extern "C" fn post_srq_recv(
-    srq: *mut abi::ibv_srq,
-    wr: *mut abi::ibv_recv_wr,
-    bad_wr: *mut *mut abi::ibv_recv_wr,
-) -> c_int {
-    call::quick::code(|owner| {
+    /// The slot behind the inline `ibv_post_srq_recv`.
+    pub(crate) fn post_srq_recv(
+        srq: Object<abi::ibv_srq>,
+        wr: Ptr<abi::ibv_recv_wr>,
+        bad_wr: Ptr<*mut abi::ibv_recv_wr>,
+    ) -> c_int = call::quick::code |owner| {
         let run = |mut chain: Chain<'_, abi::ibv_recv_wr>| {
-            // SAFETY: as the caller says.
-            let (_, live) = unsafe { srq::enter(owner, srq) }?;
+            let (_, live) = srq.enter(owner)?;
             chain.most = live.engine.max_sge();
             live.engine.post_recv(chain).map_err(|(_, error)| error.into())
         };
-        // SAFETY: as the caller says.
-        unsafe { post(wr, bad_wr, run) }
-    })
+        post(wr, bad_wr, run)
+    }
 }

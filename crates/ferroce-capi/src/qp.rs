@@ -12,12 +12,11 @@ use ferroce_wire::Qpn;
 use crate::attr;
 use crate::call::{self, Owner};
 use crate::context::ContextHandle;
-use crate::cq;
+use crate::context::object;
+use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
-use crate::handle::{Handle, Live, Pool};
-use crate::pd;
+use crate::handle::{Handle, Live, Pool, next_number, set};
 use crate::qp_ex::{self, Batch};
-use crate::srq;
 use crate::xrcd::LiveXrcd;
 
 /// A queue pair.
@@ -65,8 +64,7 @@ impl QpHandle {
 
     /// Lets the program see the state it is in.
     fn show_state(&self, state: QpState) {
-        // SAFETY: `c()` points to a whole ibv_qp_ex; programs only read this member.
-        unsafe { (*self.c()).qp_base.state = state as abi::ibv_qp_state };
+        set!(self.qp_base.state = state as abi::ibv_qp_state);
     }
 }
 
@@ -90,21 +88,8 @@ impl LiveQp {
     }
 }
 
-/// The live queue pair behind a program's pointer, its context entered into `owner`.
-///
-/// # Safety
-///
-/// `qp` is NULL or came from [`create`].
-pub(crate) unsafe fn enter(
-    owner: &Owner,
-    qp: *mut abi::ibv_qp,
-) -> Result<(&'static QpHandle, Live<LiveQp>), Errno> {
-    // SAFETY: as the caller says; an ibv_qp is the head of the handle's ibv_qp_ex.
-    let handle = unsafe { QpHandle::from_c(qp) }?;
-    let live = handle.live()?;
-    owner.is(live.context)?;
-    Ok((handle, live))
-}
+object!(abi::ibv_qp as abi::ibv_qp_ex => LiveQp, Batch);
+object!(abi::ibv_qp_ex => LiveQp, Batch);
 
 pub(crate) fn service(qp_type: abi::ibv_qp_type) -> Result<Service, Errno> {
     match qp_type {
@@ -120,32 +105,24 @@ pub(crate) fn service(qp_type: abi::ibv_qp_type) -> Result<Service, Errno> {
 }
 
 /// Makes a queue pair and writes the sizes it got into `init.cap`.
-///
-/// # Safety
-///
-/// `pd` is NULL or a protection domain; the pointers in `init` are NULL or objects of this library.
-pub(crate) unsafe fn create(
+pub(crate) fn create(
     owner: &Owner,
-    pd: *mut abi::ibv_pd,
+    pd: Object<abi::ibv_pd>,
     init: &mut abi::ibv_qp_init_attr,
     extended: bool,
 ) -> Result<*mut abi::ibv_qp, Errno> {
-    // SAFETY: as the caller says.
-    let (_, domain) = unsafe { pd::enter(owner, pd) }?;
+    let (_, domain) = pd.enter(owner)?;
     let service = service(init.qp_type)?;
     let shared = if init.srq.is_null() {
         None
     } else {
-        // SAFETY: as the caller says.
-        let (_, srq) = unsafe { srq::enter(owner, init.srq) }?;
+        let (_, srq) = named!(init.srq).enter(owner)?;
         Some(Arc::clone(&srq.engine))
     };
-    // SAFETY: as the caller says.
-    let (_, send_cq) = unsafe { cq::enter(owner, init.send_cq) }?;
+    let (_, send_cq) = named!(init.send_cq).enter(owner)?;
     // An initiator of XRC receives nothing.
     let recv_cq = if service == Service::XrcInitiator { init.send_cq } else { init.recv_cq };
-    // SAFETY: as the caller says.
-    let (_, recv_cq) = unsafe { cq::enter(owner, recv_cq) }?;
+    let (_, recv_cq) = named!(recv_cq).enter(owner)?;
     owner.is(domain.context)?;
     let handle = POOL.take(blank(domain.context, pd, init));
     let made = domain.engine.create_qp(QpInit {
@@ -171,8 +148,7 @@ pub(crate) unsafe fn create(
         }
     };
     init.cap = attr::c_caps(&engine.caps());
-    // SAFETY: the program does not have the handle yet.
-    unsafe { (*handle.c()).qp_base.qp_num = engine.qpn().value() };
+    set!(handle.qp_base.qp_num = engine.qpn().value());
     let init = InitAttr(*init);
     POOL.enliven(handle, LiveQp { engine, share: None, context: domain.context, extended, init });
     Ok(handle.c().cast())
@@ -181,17 +157,17 @@ pub(crate) unsafe fn create(
 /// The C structure of a queue pair that is not there yet.
 fn blank(
     context: &'static ContextHandle,
-    pd: *mut abi::ibv_pd,
+    pd: Object<abi::ibv_pd>,
     init: &abi::ibv_qp_init_attr,
 ) -> abi::ibv_qp_ex {
     qp_ex::empty(abi::ibv_qp {
         context: context.public(),
         qp_context: init.qp_context,
-        pd,
+        pd: pd.as_ptr(),
         send_cq: init.send_cq,
         recv_cq: init.recv_cq,
         srq: init.srq,
-        handle: pd::next_number(),
+        handle: next_number(),
         qp_num: 0,
         state: abi::IBV_QPS_RESET,
         qp_type: init.qp_type,
@@ -215,21 +191,16 @@ fn target_init(qp_context: *mut c_void) -> abi::ibv_qp_init_attr {
 }
 
 /// Makes an XRC target; `pd` may be NULL.
-///
-/// # Safety
-///
-/// `pd` is NULL or a protection domain.
-pub(crate) unsafe fn create_target(
+pub(crate) fn create_target(
     owner: &Owner,
     xrcd: &Live<LiveXrcd>,
-    pd: *mut abi::ibv_pd,
+    pd: Object<abi::ibv_pd>,
     qp_context: *mut c_void,
 ) -> Result<*mut abi::ibv_qp, Errno> {
     let domain = if pd.is_null() {
         None
     } else {
-        // SAFETY: as the caller says.
-        let (_, domain) = unsafe { pd::enter(owner, pd) }?;
+        let (_, domain) = pd.enter(owner)?;
         Some(Arc::clone(&domain.engine))
     };
     let init = target_init(qp_context);
@@ -250,7 +221,7 @@ pub(crate) fn open(
     qp_context: *mut c_void,
 ) -> Result<*mut abi::ibv_qp, Errno> {
     let init = target_init(qp_context);
-    let handle = POOL.take(blank(xrcd.context, ptr::null_mut(), &init));
+    let handle = POOL.take(blank(xrcd.context, Object::NULL, &init));
     match xrcd.engine.open_qp(qpn, handle.c().expose_provenance() as u64) {
         Ok(share) => {
             let engine = Arc::clone(share.qp());
@@ -265,86 +236,52 @@ pub(crate) fn open(
 
 /// Makes the handle live; the pointer for the program.
 fn hand_out(handle: &'static QpHandle, live: LiveQp) -> *mut abi::ibv_qp {
-    // SAFETY: the program does not have the handle yet.
-    unsafe { (*handle.c()).qp_base.qp_num = live.engine.qpn().value() };
+    set!(handle.qp_base.qp_num = live.engine.qpn().value());
     handle.show_state(live.engine.state());
     POOL.enliven(handle, live);
     handle.c().cast()
 }
 
-/// Makes a queue pair.
-///
-/// # Safety
-///
-/// `pd` is NULL or a protection domain; `init` is NULL or writable, its pointers NULL or objects of this library.
-pub unsafe extern "C" fn ibv_create_qp(
-    pd: *mut abi::ibv_pd,
-    init: *mut abi::ibv_qp_init_attr,
-) -> *mut abi::ibv_qp {
-    call::pointer(|owner| {
-        // SAFETY: NULL, or the program's to lend during the call.
-        let init = unsafe { init.as_mut() }.ok_or(Errno::EINVAL)?;
-        // SAFETY: as the caller says.
-        unsafe { create(owner, pd, init, false) }
-    })
-}
+export! {
+    /// Makes a queue pair.
+    pub fn ibv_create_qp(pd: Object<abi::ibv_pd>, init: Ptr<abi::ibv_qp_init_attr>) -> *mut abi::ibv_qp = call::pointer |owner| {
+        let (to, mut init) = (init.some()?, init.read()?);
+        let qp = create(owner, pd, &mut init, false)?;
+        set!(to.cap = init.cap);
+        Ok(qp)
+    }
 
-/// Sets the attributes that `attr_mask` names, all or none.
-///
-/// # Safety
-///
-/// `qp` is NULL or a queue pair, `attr` NULL or readable.
-pub unsafe extern "C" fn ibv_modify_qp(
-    qp: *mut abi::ibv_qp,
-    attr: *mut abi::ibv_qp_attr,
-    attr_mask: c_int,
-) -> c_int {
-    call::code(|owner| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { enter(owner, qp) }?;
-        // SAFETY: NULL, or readable as the caller says.
-        let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
+    /// Sets the attributes that `attr_mask` names, all or none.
+    pub fn ibv_modify_qp(
+        qp: Object<abi::ibv_qp>,
+        attr: Ptr<abi::ibv_qp_attr>,
+        attr_mask: c_int,
+    ) -> c_int = call::code |owner| {
+        let (handle, live) = qp.enter(owner)?;
+        let attr = attr.read()?;
         let mask = QpAttrMask::from_bits_retain(attr_mask as u32);
-        handle.modify(&live, &attr::engine_attr(attr, mask)?, mask)
-    })
-}
+        handle.modify(&live, &attr::engine_attr(&attr, mask)?, mask)
+    }
 
-/// All attributes, whatever `attr_mask` says, and what the queue pair was made with.
-///
-/// # Safety
-///
-/// `qp` is NULL or a queue pair; `attr` and `init_attr` are NULL or writable.
-pub unsafe extern "C" fn ibv_query_qp(
-    qp: *mut abi::ibv_qp,
-    attr: *mut abi::ibv_qp_attr,
-    _attr_mask: c_int,
-    init_attr: *mut abi::ibv_qp_init_attr,
-) -> c_int {
-    call::code(|owner| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { enter(owner, qp) }?;
-        if attr.is_null() || init_attr.is_null() {
-            return Err(Errno::EINVAL);
-        }
+    /// All attributes, whatever `attr_mask` says, and what the queue pair was made with.
+    pub fn ibv_query_qp(
+        qp: Object<abi::ibv_qp>,
+        attr: Ptr<abi::ibv_qp_attr>,
+        _attr_mask: c_int,
+        init_attr: Ptr<abi::ibv_qp_init_attr>,
+    ) -> c_int = call::code |owner| {
+        let (handle, live) = qp.enter(owner)?;
+        let (attr, init_attr) = (attr.some()?, init_attr.some()?);
         let queried = live.engine.query();
         handle.show_state(queried.qp_state);
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { attr.write(attr::c_attr(&queried, &live.engine.caps())) };
-        // SAFETY: as above.
-        unsafe { init_attr.write(live.init.0) };
+        attr.write(attr::c_attr(&queried, &live.engine.caps()));
+        init_attr.write(live.init.0);
         Ok(())
-    })
-}
+    }
 
-/// Ends the queue pair. Outstanding work requests vanish; waits until its events are acknowledged.
-///
-/// # Safety
-///
-/// `qp` is NULL or a queue pair.
-pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut abi::ibv_qp) -> c_int {
-    call::ending(|owner| {
-        // SAFETY: as the caller says.
-        let (handle, _) = unsafe { enter(owner, qp) }?;
+    /// Ends the queue pair. Outstanding work requests vanish; waits until its events are acknowledged.
+    pub fn ibv_destroy_qp(qp: Object<abi::ibv_qp>) -> c_int = call::ending |owner| {
+        let (handle, _) = qp.enter(owner)?;
         POOL.end(handle, |live| {
             match &live.share {
                 Some(share) => share.close(),
@@ -353,31 +290,22 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut abi::ibv_qp) -> c_int {
             handle.extra.abandon();
             Ok(())
         })
-    })
-}
+    }
 
-/// The queue pair in its extended form; NULL unless it was made with `send_ops_flags`.
-///
-/// # Safety
-///
-/// `qp` is NULL or a queue pair.
-pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut abi::ibv_qp) -> *mut abi::ibv_qp_ex {
-    call::value(ptr::null_mut(), |_| {
-        // SAFETY: as the caller says.
-        let handle = unsafe { QpHandle::from_c(qp) }?;
-        Ok(if handle.live()?.extended { handle.c() } else { ptr::null_mut() })
-    })
-}
+    /// The queue pair in its extended form; NULL unless it was made with `send_ops_flags`.
+    pub fn ibv_qp_to_qp_ex(qp: Object<abi::ibv_qp>) -> *mut abi::ibv_qp_ex {
+        call::value(ptr::null_mut(), |_| {
+            let handle = qp.handle()?;
+            Ok(if handle.live()?.extended { handle.c() } else { ptr::null_mut() })
+        })
+    }
 
-/// 0: lost packets are placed when they come again, so nothing is promised about the order within a message.
-///
-/// # Safety
-///
-/// None: nothing is read.
-pub unsafe extern "C" fn ibv_query_qp_data_in_order(
-    _qp: *mut abi::ibv_qp,
-    _opcode: abi::ibv_wr_opcode,
-    _flags: u32,
-) -> c_int {
-    0
+    /// 0: lost packets are placed when they come again, so nothing is promised about the order within a message.
+    pub fn ibv_query_qp_data_in_order(
+        _qp: Object<abi::ibv_qp>,
+        _opcode: abi::ibv_wr_opcode,
+        _flags: u32,
+    ) -> c_int {
+        0
+    }
 }

@@ -8,7 +8,9 @@ use parking_lot::Mutex;
 
 use crate::ah;
 use crate::call;
+use crate::entry::{ConstPtr, Object, Ptr, export, named};
 use crate::errno::Errno;
+use crate::handle::{get, set};
 use crate::mw::NewKey;
 use crate::post::AlignedList;
 use crate::qp::{self, QpHandle};
@@ -52,20 +54,14 @@ const fn send_ops(qp_type: abi::ibv_qp_type) -> u64 {
 /// Buffers of one inline payload: more than octets that any queue pair takes.
 const MOST_BUFFERS: usize = 65_536;
 
-/// The slot behind the inline `ibv_create_qp_ex`.
-///
-/// # Safety
-///
-/// `context` is NULL or open; `attr` is NULL or writable, its pointers NULL or objects of this library.
-pub(crate) unsafe extern "C" fn create_qp_ex(
-    context: *mut abi::ibv_context,
-    attr: *mut abi::ibv_qp_init_attr_ex,
-) -> *mut abi::ibv_qp {
-    call::pointer(|owner| {
-        // SAFETY: as the caller says.
-        let (handle, _) = unsafe { crate::context::enter(owner, context) }?;
-        // SAFETY: NULL, or the program's to lend during the call.
-        let attr = unsafe { attr.as_mut() }.ok_or(Errno::EINVAL)?;
+export! {
+    /// The slot behind the inline `ibv_create_qp_ex`.
+    pub(crate) fn create_qp_ex(
+        context: Object<abi::ibv_context>,
+        attr: Ptr<abi::ibv_qp_init_attr_ex>,
+    ) -> *mut abi::ibv_qp = call::pointer |owner| {
+        let (handle, _) = context.opened(owner)?;
+        let (to, attr) = (attr.some()?, attr.read()?);
         let known = abi::IBV_QP_INIT_ATTR_PD
             | abi::IBV_QP_INIT_ATTR_XRCD
             | abi::IBV_QP_INIT_ATTR_CREATE_FLAGS
@@ -87,19 +83,16 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             return Err(Errno::EOPNOTSUPP);
         }
         if target {
-            // SAFETY: as the caller says.
-            let (_, xrcd) = unsafe { crate::xrcd::enter(owner, attr.xrcd) }?;
+            let (_, xrcd) = named!(attr.xrcd).enter(owner)?;
             if !std::ptr::eq(xrcd.context, handle) {
                 return Err(Errno::EINVAL);
             }
-            let pd = if has(abi::IBV_QP_INIT_ATTR_PD) { attr.pd } else { std::ptr::null_mut() };
-            // SAFETY: as the caller says.
-            let qp = unsafe { qp::create_target(owner, &xrcd, pd, attr.qp_context) }?;
-            attr.cap = crate::attr::c_caps(&Default::default());
+            let pd = if has(abi::IBV_QP_INIT_ATTR_PD) { named!(attr.pd) } else { Object::NULL };
+            let qp = qp::create_target(owner, &xrcd, pd, attr.qp_context)?;
+            set!(to.cap = crate::attr::c_caps(&Default::default()));
             return Ok(qp);
         }
-        // SAFETY: as the caller says.
-        let (_, domain) = unsafe { crate::pd::enter(owner, attr.pd) }?;
+        let (_, domain) = named!(attr.pd).enter(owner)?;
         if !std::ptr::eq(domain.context, handle) {
             return Err(Errno::EINVAL);
         }
@@ -113,11 +106,10 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             qp_type: attr.qp_type,
             sq_sig_all: attr.sq_sig_all,
         };
-        // SAFETY: as the caller says.
-        let qp = unsafe { qp::create(owner, attr.pd, &mut init, extended) }?;
-        attr.cap = init.cap;
+        let qp = qp::create(owner, named!(attr.pd), &mut init, extended)?;
+        set!(to.cap = init.cap);
         Ok(qp)
-    })
+    }
 }
 
 /// The C structure of a queue pair. Every function is there, also those that no queue pair can be asked for: they make
@@ -237,71 +229,51 @@ impl State {
 }
 
 /// Runs `body` on the batch of a program's queue pair.
-///
-/// # Safety
-///
-/// `qp` is NULL or an extended queue pair.
-unsafe fn with(qp: *mut abi::ibv_qp_ex, body: impl FnOnce(&'static QpHandle, &mut State)) {
+fn with(qp: Object<abi::ibv_qp_ex>, body: impl FnOnce(&'static QpHandle, &mut State)) {
     call::quick::nothing(|_| {
-        // SAFETY: as the caller says.
-        let handle = unsafe { QpHandle::from_c(qp) }?;
+        let handle = qp.handle()?;
         body(handle, &mut handle.extra.0.lock());
         Ok(())
     });
 }
 
 /// Starts a request: the members `wr_id` and `wr_flags` count as they are now.
-///
-/// # Safety
-///
-/// As for [`with`].
-unsafe fn build(qp: *mut abi::ibv_qp_ex, op: SendOp) {
+fn build(qp: Object<abi::ibv_qp_ex>, op: SendOp) {
     let start = |handle: &QpHandle, state: &mut State| {
         state.flush();
-        // SAFETY: `c()` points to a whole ibv_qp_ex, whose members the program set before this call.
-        let (wr_id, flags) = unsafe { ((*handle.c()).wr_id, (*handle.c()).wr_flags) };
+        let (wr_id, flags) = (get!(handle.wr_id), get!(handle.wr_flags));
         if flags & !post::SEND_FLAGS != 0 {
             state.fail(Errno::EINVAL);
         }
         state.pending = Some(Pending { wr_id, flags, op, to: SendTo::Peer });
     };
-    // SAFETY: as the caller says.
-    unsafe { with(qp, start) }
+    with(qp, start)
 }
 
 /// Sets the data of the request that was started last.
-///
-/// # Safety
-///
-/// As for [`with`].
-unsafe fn set(qp: *mut abi::ibv_qp_ex, sges: Result<&[Sge], Errno>, inline: bool) {
+fn set(qp: Object<abi::ibv_qp_ex>, sges: Result<&[Sge], Errno>, inline: bool) {
     let fill = |_: &QpHandle, state: &mut State| match (state.pending.take(), sges) {
         (Some(pending), Ok(sges)) => state.push(&pending, sges, inline),
         // Data without a request.
         (None, Ok(_)) => state.fail(Errno::EINVAL),
         (_, Err(errno)) => state.fail(errno),
     };
-    // SAFETY: as the caller says.
-    unsafe { with(qp, fill) }
+    with(qp, fill)
 }
 
-/// Opens a batch; another thread's batch on the queue pair ends first.
-unsafe extern "C" fn wr_start(qp: *mut abi::ibv_qp_ex) {
-    call::quick::nothing(|owner| {
-        // SAFETY: C calls it with the queue pair that it is a member of; an ibv_qp is its head.
-        let (handle, live) = unsafe { qp::enter(owner, qp.cast()) }?;
+export! {
+    /// Opens a batch; another thread's batch on the queue pair ends first.
+    fn wr_start(qp: Object<abi::ibv_qp_ex>) -> () = call::quick::nothing |owner| {
+        let (handle, live) = qp.enter(owner)?;
         // Waits without the state's lock, which the open batch needs to end.
         let open = live.engine.sender();
         *handle.extra.0.lock() = State { open: Some(open), ..State::default() };
         Ok(())
-    });
-}
+    }
 
-/// Posts the batch, or nothing of it and returns its first error.
-unsafe extern "C" fn wr_complete(qp: *mut abi::ibv_qp_ex) -> c_int {
-    call::quick::code(|owner| {
-        // SAFETY: as for `wr_start`.
-        let (handle, _live) = unsafe { qp::enter(owner, qp.cast()) }?;
+    /// Posts the batch, or nothing of it and returns its first error.
+    fn wr_complete(qp: Object<abi::ibv_qp_ex>) -> c_int = call::quick::code |owner| {
+        let (handle, _live) = qp.enter(owner)?;
         let mut state = handle.extra.0.lock();
         state.flush();
         let State { open, failed, keys, .. } = std::mem::take(&mut *state);
@@ -313,22 +285,22 @@ unsafe extern "C" fn wr_complete(qp: *mut abi::ibv_qp_ex) -> c_int {
         batch.commit().map_err(Errno::of_batch)?;
         keys.into_iter().for_each(NewKey::show);
         Ok(())
-    })
-}
+    }
 
-/// Posts nothing.
-unsafe extern "C" fn wr_abort(qp: *mut abi::ibv_qp_ex) {
-    // SAFETY: as for `wr_start`.
-    unsafe { with(qp, |_, state| *state = State::default()) }
+    /// Posts nothing.
+    fn wr_abort(qp: Object<abi::ibv_qp_ex>) -> () {
+        with(qp, |_, state| *state = State::default())
+    }
 }
 
 /// Functions that start a request.
 macro_rules! builders {
     ($($name:ident($($argument:ident: $type:ty),*) => $op:expr;)*) => {
         $(
-            unsafe extern "C" fn $name(qp: *mut abi::ibv_qp_ex $(, $argument: $type)*) {
-                // SAFETY: C calls it with the queue pair that it is a member of.
-                unsafe { build(qp, $op) }
+            export! {
+                fn $name(qp: Object<abi::ibv_qp_ex> $(, $argument: $type)*) -> () {
+                    build(qp, $op)
+                }
             }
         )*
     };
@@ -352,170 +324,140 @@ builders! {
     wr_local_inv(rkey: u32) => SendOp::LocalInvalidate(Rkey::new(rkey));
 }
 
-/// Starts a request: eight octets, copied now, for the peer to store as one word.
-unsafe extern "C" fn wr_atomic_write(
-    qp: *mut abi::ibv_qp_ex,
-    rkey: u32,
-    remote_addr: u64,
-    atomic_wr: *const c_void,
-) {
-    // SAFETY: C calls it with the queue pair that it is a member of.
-    let live = unsafe { QpHandle::from_c(qp) }.and_then(|handle| handle.live());
-    let mut octets = [0; 8];
-    let read = live
-        .and_then(|live| Ok(live.engine.read_inline(atomic_wr.expose_provenance() as u64, &mut octets)?));
-    match read {
-        Ok(()) => {
-            let op = SendOp::AtomicWrite { remote: remote(rkey, remote_addr), octets: Some(octets) };
-            // SAFETY: as above.
-            unsafe { build(qp, op) }
-        }
-        // SAFETY: as above.
-        Err(errno) => unsafe { with(qp, |_, state| state.fail(errno)) },
-    }
-}
-
-/// Starts a request that flushes. `len` beyond what a message can be, and types and levels that are none, make the batch
-/// fail with EINVAL.
-unsafe extern "C" fn wr_flush(
-    qp: *mut abi::ibv_qp_ex,
-    rkey: u32,
-    remote_addr: u64,
-    len: usize,
-    placement: u8,
-    selectivity: u8,
-) {
-    let remote = remote(rkey, remote_addr);
-    match u32::try_from(len) {
-        Ok(length) => {
-            let feth = Feth { placement, selectivity };
-            // SAFETY: C calls it with the queue pair that it is a member of.
-            unsafe { build(qp, SendOp::Flush { remote, length, feth }) }
-        }
-        // SAFETY: as above.
-        Err(_) => unsafe { with(qp, |_, state| state.fail(Errno::EINVAL)) },
-    }
-}
-
-/// Starts a request that binds a type 2 window.
-unsafe extern "C" fn wr_bind_mw(
-    qp: *mut abi::ibv_qp_ex,
-    mw: *mut abi::ibv_mw,
-    rkey: u32,
-    info: *const abi::ibv_mw_bind_info,
-) {
-    // SAFETY: NULL, or the program's to lend during the call.
-    let op = unsafe { info.as_ref() }.ok_or(Errno::EINVAL).and_then(|info| {
-        // SAFETY: C calls it with a window and a region.
-        unsafe { mw::operation(mw, rkey, info, MwType::Two) }
-    });
-    match op {
-        Ok((op, key)) => {
-            // SAFETY: C calls it with the queue pair that it is a member of.
-            unsafe { build(qp, op) };
-            // SAFETY: as above.
-            unsafe { with(qp, |_, state| state.keys.push(key)) }
-        }
-        // SAFETY: as above.
-        Err(errno) => unsafe { with(qp, |_, state| state.fail(errno)) },
-    }
-}
-
-/// Functions that no queue pair can be asked for: the batch fails with EOPNOTSUPP.
-macro_rules! refused {
-    ($($name:ident($($type:ty),*);)*) => {
-        $(
-            unsafe extern "C" fn $name(qp: *mut abi::ibv_qp_ex $(, _: $type)*) {
-                // SAFETY: C calls it with the queue pair that it is a member of.
-                unsafe { with(qp, |_, state| state.fail(Errno::EOPNOTSUPP)) }
+export! {
+    /// Starts a request: eight octets, copied now, for the peer to store as one word.
+    fn wr_atomic_write(
+        qp: Object<abi::ibv_qp_ex>,
+        rkey: u32,
+        remote_addr: u64,
+        atomic_wr: *const c_void,
+    ) -> () {
+        let live = qp.handle().and_then(|handle| handle.live());
+        let mut octets = [0; 8];
+        let read = live
+            .and_then(|live| Ok(live.engine.read_inline(atomic_wr.expose_provenance() as u64, &mut octets)?));
+        match read {
+            Ok(()) => {
+                let op = SendOp::AtomicWrite { remote: remote(rkey, remote_addr), octets: Some(octets) };
+                build(qp, op)
             }
-        )*
-    };
-}
-
-refused! {
-    wr_send_tso(*mut c_void, u16, u16);
-}
-
-/// Sets the destination of the request that was started last, before its data or after.
-unsafe extern "C" fn wr_set_ud_addr(
-    qp: *mut abi::ibv_qp_ex,
-    ah: *mut abi::ibv_ah,
-    remote_qpn: u32,
-    remote_qkey: u32,
-) {
-    let address = |handle: &QpHandle, state: &mut State| {
-        let to = handle.live().and_then(|live| {
-            // SAFETY: the program says that it is an address handle.
-            unsafe { ah::destination(&live.engine, ah, remote_qpn, remote_qkey) }
-        });
-        match to {
-            Ok(to) => state.address(to),
-            Err(errno) => state.fail(errno),
+            Err(errno) => with(qp, |_, state| state.fail(errno)),
         }
-    };
-    // SAFETY: C calls it with the queue pair that it is a member of.
-    unsafe { with(qp, address) }
-}
+    }
 
-/// Sets the shared receive queue of the peer's that the request started last is for, before its data or after.
-unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut abi::ibv_qp_ex, remote_srqn: u32) {
-    let to = SendTo::XrcSrq(SrqNumber::new(remote_srqn));
-    // SAFETY: C calls it with the queue pair that it is a member of.
-    unsafe { with(qp, |_, state| state.address(to)) }
-}
+    /// Starts a request that flushes. `len` beyond what a message can be, and types and levels that are none, make the batch
+    /// fail with EINVAL.
+    fn wr_flush(
+        qp: Object<abi::ibv_qp_ex>,
+        rkey: u32,
+        remote_addr: u64,
+        len: usize,
+        placement: u8,
+        selectivity: u8,
+    ) -> () {
+        let remote = remote(rkey, remote_addr);
+        match u32::try_from(len) {
+            Ok(length) => {
+                let feth = Feth { placement, selectivity };
+                build(qp, SendOp::Flush { remote, length, feth })
+            }
+            Err(_) => with(qp, |_, state| state.fail(Errno::EINVAL)),
+        }
+    }
 
-/// One piece of registered memory; of length 0, none.
-unsafe extern "C" fn wr_set_sge(qp: *mut abi::ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
-    let one = [Sge { addr, length, lkey: Lkey::new(lkey) }];
-    let sges = if length == 0 { &one[..0] } else { &one[..] };
-    // SAFETY: C calls it with the queue pair that it is a member of.
-    unsafe { set(qp, Ok(sges), false) }
-}
+    /// Starts a request that binds a type 2 window.
+    fn wr_bind_mw(
+        qp: Object<abi::ibv_qp_ex>,
+        mw: Object<abi::ibv_mw>,
+        rkey: u32,
+        info: ConstPtr<abi::ibv_mw_bind_info>,
+    ) -> () {
+        match info.read().and_then(|info| mw::operation(mw, rkey, &info, MwType::Two)) {
+            Ok((op, key)) => {
+                build(qp, op);
+                with(qp, |_, state| state.keys.push(key))
+            }
+            Err(errno) => with(qp, |_, state| state.fail(errno)),
+        }
+    }
 
-/// Pieces of registered memory.
-unsafe extern "C" fn wr_set_sge_list(qp: *mut abi::ibv_qp_ex, num_sge: usize, list: *const abi::ibv_sge) {
-    // SAFETY: C calls it with the queue pair that it is a member of.
-    let most = unsafe { QpHandle::from_c(qp) }
-        .and_then(|handle| handle.live())
-        .map_or(0, |live| live.engine.caps().max_send_sge);
-    let room = AlignedList::new();
-    // SAFETY: the program's array, which it leaves alone during the call; the room is new.
-    let sges = unsafe { post::sges(list, num_sge, most, &room) };
-    // SAFETY: as above.
-    unsafe { set(qp, sges, false) }
-}
+    /// No queue pair can be asked for it: the batch fails with EOPNOTSUPP.
+    fn wr_send_tso(qp: Object<abi::ibv_qp_ex>, _hdr: *mut c_void, _hdr_sz: u16, _mss: u16) -> () {
+        with(qp, |_, state| state.fail(Errno::EOPNOTSUPP))
+    }
 
-/// Octets that are copied now.
-unsafe extern "C" fn wr_set_inline_data(qp: *mut abi::ibv_qp_ex, addr: *mut c_void, length: usize) {
-    // Longer than a piece can be is longer than any queue pair takes.
-    let sge = u32::try_from(length).map_err(|_| Errno::ENOSPC);
-    let sge = sge.map(|length| [Sge { addr: addr.expose_provenance() as u64, length, lkey: Lkey::new(0) }]);
-    let sges = sge.as_ref().map(|one| &one[..]).map_err(|errno| *errno);
-    // SAFETY: C calls it with the queue pair that it is a member of.
-    unsafe { set(qp, sges, true) }
-}
-
-/// Octets from several places that are copied now.
-unsafe extern "C" fn wr_set_inline_data_list(
-    qp: *mut abi::ibv_qp_ex,
-    num_buf: usize,
-    list: *const abi::ibv_data_buf,
-) {
-    let pieces = if num_buf == 0 {
-        Ok(Vec::new())
-    } else if list.is_null() || num_buf > MOST_BUFFERS {
-        Err(Errno::EINVAL)
-    } else {
-        let piece = |index| {
-            // SAFETY: the program's array, at any address, which it leaves alone during the call.
-            let buf = unsafe { list.add(index).read_unaligned() };
-            let length = u32::try_from(buf.length).map_err(|_| Errno::ENOSPC)?;
-            Ok(Sge { addr: buf.addr.expose_provenance() as u64, length, lkey: Lkey::new(0) })
+    /// Sets the destination of the request that was started last, before its data or after.
+    fn wr_set_ud_addr(
+        qp: Object<abi::ibv_qp_ex>,
+        ah: Object<abi::ibv_ah>,
+        remote_qpn: u32,
+        remote_qkey: u32,
+    ) -> () {
+        let address = |handle: &QpHandle, state: &mut State| {
+            let to = handle.live().and_then(|live| {
+                ah::destination(&live.engine, ah, remote_qpn, remote_qkey)
+            });
+            match to {
+                Ok(to) => state.address(to),
+                Err(errno) => state.fail(errno),
+            }
         };
-        (0..num_buf).map(piece).collect::<Result<Vec<Sge>, Errno>>()
-    };
-    let sges = pieces.as_deref().map_err(|errno| *errno);
-    // SAFETY: C calls it with the queue pair that it is a member of.
-    unsafe { set(qp, sges, true) }
+        with(qp, address)
+    }
+
+    /// Sets the shared receive queue of the peer's that the request started last is for, before its data or after.
+    fn wr_set_xrc_srqn(qp: Object<abi::ibv_qp_ex>, remote_srqn: u32) -> () {
+        let to = SendTo::XrcSrq(SrqNumber::new(remote_srqn));
+        with(qp, |_, state| state.address(to))
+    }
+
+    /// One piece of registered memory; of length 0, none.
+    fn wr_set_sge(qp: Object<abi::ibv_qp_ex>, lkey: u32, addr: u64, length: u32) -> () {
+        let one = [Sge { addr, length, lkey: Lkey::new(lkey) }];
+        let sges = if length == 0 { &one[..0] } else { &one[..] };
+        set(qp, Ok(sges), false)
+    }
+
+    /// Pieces of registered memory.
+    fn wr_set_sge_list(qp: Object<abi::ibv_qp_ex>, num_sge: usize, list: ConstPtr<abi::ibv_sge>) -> () {
+        let most = qp.handle()
+            .and_then(|handle| handle.live())
+            .map_or(0, |live| live.engine.caps().max_send_sge);
+        let room = AlignedList::new();
+        // SAFETY: `list` has `num_sge` elements, which the program leaves alone during the call; the room is new.
+        let sges = unsafe { post::sges(list.as_ptr(), num_sge, most, &room) };
+        set(qp, sges, false)
+    }
+
+    /// Octets that are copied now.
+    fn wr_set_inline_data(qp: Object<abi::ibv_qp_ex>, addr: *mut c_void, length: usize) -> () {
+        // Longer than a piece can be is longer than any queue pair takes.
+        let sge = u32::try_from(length).map_err(|_| Errno::ENOSPC);
+        let sge = sge.map(|length| [Sge { addr: addr.expose_provenance() as u64, length, lkey: Lkey::new(0) }]);
+        let sges = sge.as_ref().map(|one| &one[..]).map_err(|errno| *errno);
+        set(qp, sges, true)
+    }
+
+    /// Octets from several places that are copied now.
+    fn wr_set_inline_data_list(
+        qp: Object<abi::ibv_qp_ex>,
+        num_buf: usize,
+        list: ConstPtr<abi::ibv_data_buf>,
+    ) -> () {
+        let pieces = if num_buf == 0 {
+            Ok(Vec::new())
+        } else if list.is_null() || num_buf > MOST_BUFFERS {
+            Err(Errno::EINVAL)
+        } else {
+            let piece = |index| {
+                // SAFETY: `list` has `num_buf` elements, at any address.
+                let buf = unsafe { list.as_ptr().add(index).read_unaligned() };
+                let length = u32::try_from(buf.length).map_err(|_| Errno::ENOSPC)?;
+                Ok(Sge { addr: buf.addr.expose_provenance() as u64, length, lkey: Lkey::new(0) })
+            };
+            (0..num_buf).map(piece).collect::<Result<Vec<Sge>, Errno>>()
+        };
+        let sges = pieces.as_deref().map_err(|errno| *errno);
+        set(qp, sges, true)
+    }
 }

@@ -9,10 +9,11 @@ use ferroce_engine::{DEFAULT_SPEED, width_and_speed};
 use ferroce_engine::{DeviceAttr, GidEntry, GidType, PortAttr};
 
 use crate::call::{self, Owner};
-use crate::context::{self, LiveContext};
+use crate::context::LiveContext;
 use crate::device::c_text;
+use crate::entry::{ConstPtr, Object, Ptr, export};
 use crate::errno::Errno;
-use crate::handle::Live;
+use crate::handle::{Live, get, set};
 
 /// Of no vendor, as rxe.
 const VENDOR_ID: u32 = 0xff_ffff;
@@ -30,7 +31,7 @@ const SHORT_PORT_ATTR: usize = 48;
 /// `target` may be written to for `room` octets, and `value` is plain data.
 unsafe fn write_prefix<T: Copy>(target: *mut T, room: usize, value: &T) {
     let known = room.min(size_of::<T>());
-    // SAFETY: the caller gives `room` octets.
+    // SAFETY: `target` has `room` octets.
     unsafe { target.cast::<u8>().write_bytes(0, room) };
     // SAFETY: not more than either side has; the caller's memory does not overlap our value.
     unsafe { target.cast::<u8>().copy_from_nonoverlapping(ptr::from_ref(value).cast(), known) };
@@ -117,49 +118,33 @@ fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
     }
 }
 
-/// Limits and identity of the device. Every limit can be reached; 0 stands for what this version does not have.
-///
-/// # Safety
-///
-/// `context` is NULL or open, `device_attr` NULL or writable.
-pub unsafe extern "C" fn ibv_query_device(
-    context: *mut abi::ibv_context,
-    device_attr: *mut abi::ibv_device_attr,
-) -> c_int {
-    call::code(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { context::enter(owner, context) }?;
-        if device_attr.is_null() {
-            return Err(Errno::EINVAL);
-        }
+export! {
+    /// Limits and identity of the device. Every limit can be reached; 0 stands for what this version does not have.
+    pub fn ibv_query_device(
+        context: Object<abi::ibv_context>,
+        device_attr: Ptr<abi::ibv_device_attr>,
+    ) -> c_int = call::code |owner| {
+        let (_, live) = context.opened(owner)?;
+        let device_attr = device_attr.some()?;
         let attr = self::device_attr(&live.engine.attr());
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { device_attr.write(attr) };
+        device_attr.write(attr);
         Ok(())
-    })
-}
+    }
 
-/// The slot behind `ibv_query_device_ex`. `attr_size` is the program's own size of the structure.
-///
-/// # Safety
-///
-/// As for [`ibv_query_device`], with `attr_size` octets at `attr`; `input` is NULL or readable.
-pub(crate) unsafe extern "C" fn query_device_ex(
-    context: *mut abi::ibv_context,
-    input: *const abi::ibv_query_device_ex_input,
-    attr: *mut abi::ibv_device_attr_ex,
-    attr_size: usize,
-) -> c_int {
-    call::code(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { context::enter(owner, context) }?;
+    /// The slot behind `ibv_query_device_ex`. `attr_size` is the program's own size of the structure.
+    pub(crate) fn query_device_ex(
+        context: Object<abi::ibv_context>,
+        input: ConstPtr<abi::ibv_query_device_ex_input>,
+        attr: Ptr<abi::ibv_device_attr_ex>,
+        attr_size: usize,
+    ) -> c_int = call::code |owner| {
+        let (_, live) = context.opened(owner)?;
         // The first version ended with comp_mask.
         let least = std::mem::offset_of!(abi::ibv_device_attr_ex, comp_mask) + size_of::<u32>();
         if attr.is_null() || attr_size < least {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: NULL, or readable as the caller says.
-        if unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0) {
+        if input.read().is_ok_and(|input| input.comp_mask != 0) {
             return Err(Errno::EINVAL);
         }
         let plain = device_attr(&live.engine.attr());
@@ -173,35 +158,28 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         all.device_cap_flags_ex = u64::from(plain.device_cap_flags) | CAPS_EX;
         all.phys_port_cnt_ex = u32::from(plain.phys_port_cnt);
         all.orig_attr = plain;
-        // SAFETY: the caller gives `attr_size` octets; the structure is plain data.
-        unsafe { write_prefix(attr, attr_size, &all) };
+        // SAFETY: `attr_size` is the program's own size of its structure; ours is plain data.
+        unsafe { write_prefix(attr.as_ptr(), attr_size, &all) };
         Ok(())
-    })
-}
+    }
 
-/// The slot behind `ibv_query_rt_values_ex`: the clock of completion timestamps. As with cards all of it is in
-/// `tv_nsec`, since programs take that for the raw count; `comp_mask` says what was filled in.
-///
-/// # Safety
-///
-/// `context` is NULL or open, `values` NULL or writable.
-pub(crate) unsafe extern "C" fn query_rt_values(
-    context: *mut abi::ibv_context,
-    values: *mut abi::ibv_values_ex,
-) -> c_int {
-    call::code(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { context::enter(owner, context) }?;
-        // SAFETY: NULL, or the program's to lend during the call.
-        let values = unsafe { values.as_mut() }.ok_or(Errno::EINVAL)?;
-        values.comp_mask &= abi::IBV_VALUES_MASK_RAW_CLOCK;
-        if values.comp_mask & abi::IBV_VALUES_MASK_RAW_CLOCK != 0 {
+    /// The slot behind `ibv_query_rt_values_ex`: the clock of completion timestamps. As with cards all of it is in
+    /// `tv_nsec`, since programs take that for the raw count; `comp_mask` says what was filled in.
+    pub(crate) fn query_rt_values(
+        context: Object<abi::ibv_context>,
+        values: Ptr<abi::ibv_values_ex>,
+    ) -> c_int = call::code |owner| {
+        let (_, live) = context.opened(owner)?;
+        let values = values.some()?;
+        let known = get!(values.comp_mask) & abi::IBV_VALUES_MASK_RAW_CLOCK;
+        set!(values.comp_mask = known);
+        if known != 0 {
             let raw = live.engine.raw_clock().as_nanos();
-            values.raw_clock.tv_sec = 0;
-            values.raw_clock.tv_nsec = libc::c_long::try_from(raw).unwrap_or(libc::c_long::MAX);
+            set!(values.raw_clock.tv_sec = 0);
+            set!(values.raw_clock.tv_nsec = libc::c_long::try_from(raw).unwrap_or(libc::c_long::MAX));
         }
         Ok(())
-    })
+    }
 }
 
 /// The rate of a port in Gb/s, cut to whole ones, as sysfs gives it: by the codes, since programs multiply those.
@@ -243,67 +221,64 @@ fn port_attr(port: &PortAttr) -> abi::ibv_port_attr {
     }
 }
 
-/// The slot behind the inline `ibv_query_port`; `port_attr_len` is the program's own size of the structure.
+/// Writes the attributes of a port.
 ///
 /// # Safety
 ///
-/// `context` is NULL or open, `port_attr` NULL or writable for `port_attr_len` octets.
-pub(crate) unsafe extern "C" fn query_port(
-    context: *mut abi::ibv_context,
-    port_num: u8,
-    port_attr: *mut abi::ibv_port_attr,
-    port_attr_len: usize,
-) -> c_int {
-    call::code(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { context::enter(owner, context) }?;
-        if port_attr.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        let attr = self::port_attr(&live.engine.port(port_num)?);
-        // SAFETY: the caller gives so many octets; the structure is plain data.
-        unsafe { write_prefix(port_attr, port_attr_len, &attr) };
-        Ok(())
-    })
+/// `to` is NULL or writable for `room` octets.
+unsafe fn port_to(
+    owner: &Owner,
+    context: Object<abi::ibv_context>,
+    port: u8,
+    to: *mut abi::ibv_port_attr,
+    room: usize,
+) -> Result<(), Errno> {
+    let (_, live) = context.opened(owner)?;
+    if to.is_null() {
+        return Err(Errno::EINVAL);
+    }
+    let attr = port_attr(&live.engine.port(port)?);
+    // SAFETY: not NULL, so `to` has `room` octets; ours is plain data.
+    unsafe { write_prefix(to, room, &attr) };
+    Ok(())
 }
 
-/// The exported `ibv_query_port`, for programs whose structure ends before `port_cap_flags2`.
-///
-/// # Safety
-///
-/// `context` is NULL or open, `port_attr` NULL or writable for 48 octets.
-pub unsafe extern "C" fn ibv_query_port(
-    context: *mut abi::ibv_context,
-    port_num: u8,
-    port_attr: *mut abi::_compat_ibv_port_attr,
-) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe { query_port(context, port_num, port_attr.cast(), SHORT_PORT_ATTR) }
-}
+export! {
+    /// The slot behind the inline `ibv_query_port`; `port_attr_len` is the program's own size of the structure.
+    pub(crate) fn query_port(
+        context: Object<abi::ibv_context>,
+        port_num: u8,
+        port_attr: Ptr<abi::ibv_port_attr>,
+        port_attr_len: usize,
+    ) -> c_int = call::code |owner| {
+        // SAFETY: `port_attr_len` is the program's own size of its structure.
+        unsafe { port_to(owner, context, port_num, port_attr.as_ptr(), port_attr_len) }
+    }
 
-/// The speed of the port in 100 Mb/s: the netdev's, 100 Gb/s for one without a wire, as `lo`, and 40 Gb/s for one that
-/// does not say.
-///
-/// # Safety
-///
-/// `context` is NULL or open, `port_speed` NULL or writable.
-pub unsafe extern "C" fn ibv_query_port_speed(
-    context: *mut abi::ibv_context,
-    port_num: u32,
-    port_speed: *mut u64,
-) -> c_int {
-    call::code(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { context::enter(owner, context) }?;
+    /// The exported `ibv_query_port`, for programs whose structure ends before `port_cap_flags2`.
+    pub fn ibv_query_port(
+        context: Object<abi::ibv_context>,
+        port_num: u8,
+        port_attr: Ptr<abi::_compat_ibv_port_attr>,
+    ) -> c_int = call::code |owner| {
+        // SAFETY: the old structure has these octets, and is the head of today's.
+        unsafe { port_to(owner, context, port_num, port_attr.as_ptr().cast(), SHORT_PORT_ATTR) }
+    }
+
+    /// The speed of the port in 100 Mb/s: the netdev's, 100 Gb/s for one without a wire, as `lo`, and 40 Gb/s for one that
+    /// does not say.
+    pub fn ibv_query_port_speed(
+        context: Object<abi::ibv_context>,
+        port_num: u32,
+        port_speed: Ptr<u64>,
+    ) -> c_int = call::code |owner| {
+        let (_, live) = context.opened(owner)?;
         let port = live.engine.port(narrow_port(port_num)?)?;
-        if port_speed.is_null() {
-            return Err(Errno::EINVAL);
-        }
+        let port_speed = port_speed.some()?;
         let speed = u64::from(port.speed.unwrap_or(DEFAULT_SPEED)) / 100;
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { port_speed.write(speed) };
+        port_speed.write(speed);
         Ok(())
-    })
+    }
 }
 
 fn narrow_port(port: u32) -> Result<u8, Errno> {
@@ -311,69 +286,46 @@ fn narrow_port(port: u32) -> Result<u8, Errno> {
 }
 
 /// The GID table's entry, `None` if it is empty; EINVAL beyond the table and for other ports than 1.
-///
-/// # Safety
-///
-/// `context` is NULL or open.
-unsafe fn gid_entry(
+fn gid_entry(
     owner: &Owner,
-    context: *mut abi::ibv_context,
+    context: Object<abi::ibv_context>,
     port: u32,
     index: u32,
 ) -> Result<Option<GidEntry>, Errno> {
-    // SAFETY: as the caller says.
-    let (_, live) = unsafe { context::enter(owner, context) }?;
+    let (_, live) = context.opened(owner)?;
     live.engine.check_port(narrow_port(port)?)?;
     Ok(live.engine.gid(index)?)
 }
 
-/// The GID at `index`; zeros for an entry that is empty.
-///
-/// # Safety
-///
-/// `context` is NULL or open, `gid` NULL or writable.
-pub unsafe extern "C" fn ibv_query_gid(
-    context: *mut abi::ibv_context,
-    port_num: u8,
-    index: c_int,
-    gid: *mut abi::ibv_gid,
-) -> c_int {
-    call::minus_one(|owner| {
+export! {
+    /// The GID at `index`; zeros for an entry that is empty.
+    pub fn ibv_query_gid(
+        context: Object<abi::ibv_context>,
+        port_num: u8,
+        index: c_int,
+        gid: Ptr<abi::ibv_gid>,
+    ) -> c_int = call::minus_one |owner| {
         let index = u32::try_from(index).map_err(|_| Errno::EINVAL)?;
-        // SAFETY: as the caller says.
-        let entry = unsafe { gid_entry(owner, context, u32::from(port_num), index) }?;
-        if gid.is_null() {
-            return Err(Errno::EINVAL);
-        }
+        let entry = gid_entry(owner, context, u32::from(port_num), index)?;
+        let gid = gid.some()?;
         let raw = entry.map_or([0; 16], |entry| entry.gid.0);
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { gid.write(abi::ibv_gid { raw }) };
+        gid.write(abi::ibv_gid { raw });
         Ok(0)
-    })
-}
+    }
 
-/// The type of the GID at `index` as sysfs tells it: 0 for RoCE v1 and for an empty entry, 1 for RoCE v2.
-///
-/// # Safety
-///
-/// `context` is NULL or open, `gid_type` NULL or writable.
-pub unsafe extern "C" fn ibv_query_gid_type(
-    context: *mut abi::ibv_context,
-    port_num: u8,
-    index: u32,
-    gid_type: *mut u32,
-) -> c_int {
-    call::minus_one(|owner| {
-        // SAFETY: as the caller says.
-        let entry = unsafe { gid_entry(owner, context, u32::from(port_num), index) }?;
-        if gid_type.is_null() {
-            return Err(Errno::EINVAL);
-        }
+    /// The type of the GID at `index` as sysfs tells it: 0 for RoCE v1 and for an empty entry, 1 for RoCE v2.
+    pub fn ibv_query_gid_type(
+        context: Object<abi::ibv_context>,
+        port_num: u8,
+        index: u32,
+        gid_type: Ptr<u32>,
+    ) -> c_int = call::minus_one |owner| {
+        let entry = gid_entry(owner, context, u32::from(port_num), index)?;
+        let gid_type = gid_type.some()?;
         let v2 = entry.is_some_and(|entry| entry.gid_type == GidType::RoceV2);
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { gid_type.write(u32::from(v2)) };
+        gid_type.write(u32::from(v2));
         Ok(0)
-    })
+    }
 }
 
 fn c_gid_entry(entry: &GidEntry) -> abi::ibv_gid_entry {
@@ -386,47 +338,35 @@ fn c_gid_entry(entry: &GidEntry) -> abi::ibv_gid_entry {
     }
 }
 
-/// The entry of the GID table at `gid_index`; ENODATA if it is empty.
-///
-/// # Safety
-///
-/// `context` is NULL or open, `entry` NULL or writable for `entry_size` octets.
-pub unsafe extern "C" fn _ibv_query_gid_ex(
-    context: *mut abi::ibv_context,
-    port_num: u32,
-    gid_index: u32,
-    entry: *mut abi::ibv_gid_entry,
-    flags: u32,
-    entry_size: usize,
-) -> c_int {
-    call::code(|owner| {
-        // SAFETY: as the caller says.
-        let found = unsafe { gid_entry(owner, context, port_num, gid_index) }?;
+export! {
+    /// The entry of the GID table at `gid_index`; ENODATA if it is empty.
+    pub fn _ibv_query_gid_ex(
+        context: Object<abi::ibv_context>,
+        port_num: u32,
+        gid_index: u32,
+        entry: Ptr<abi::ibv_gid_entry>,
+        flags: u32,
+        entry_size: usize,
+    ) -> c_int = call::code |owner| {
+        let found = gid_entry(owner, context, port_num, gid_index)?;
         if flags != 0 || entry.is_null() || entry_size < size_of::<abi::ibv_gid_entry>() {
             return Err(Errno::EINVAL);
         }
         let found = c_gid_entry(&found.ok_or(Errno::ENODATA)?);
-        // SAFETY: the caller gives so many octets; the structure is plain data.
-        unsafe { write_prefix(entry, entry_size, &found) };
+        // SAFETY: `entry_size` is the program's own size of its structure; ours is plain data.
+        unsafe { write_prefix(entry.as_ptr(), entry_size, &found) };
         Ok(())
-    })
-}
+    }
 
-/// All entries that are not empty; their count, or a negative errno: EINVAL if they do not fit into `max_entries`.
-///
-/// # Safety
-///
-/// `context` is NULL or open, `entries` NULL or an array of `max_entries` elements of `entry_size` octets.
-pub unsafe extern "C" fn _ibv_query_gid_table(
-    context: *mut abi::ibv_context,
-    entries: *mut abi::ibv_gid_entry,
-    max_entries: usize,
-    flags: u32,
-    entry_size: usize,
-) -> isize {
-    call::negative(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { context::enter(owner, context) }?;
+    /// All entries that are not empty; their count, or a negative errno: EINVAL if they do not fit into `max_entries`.
+    pub fn _ibv_query_gid_table(
+        context: Object<abi::ibv_context>,
+        entries: Ptr<abi::ibv_gid_entry>,
+        max_entries: usize,
+        flags: u32,
+        entry_size: usize,
+    ) -> isize = call::negative |owner| {
+        let (_, live) = context.opened(owner)?;
         if flags != 0
             || entry_size < size_of::<abi::ibv_gid_entry>()
             || (entries.is_null() && max_entries > 0)
@@ -438,12 +378,12 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
             return Err(Errno::EINVAL);
         }
         for (index, entry) in table.iter().enumerate() {
-            let place = entries.wrapping_byte_add(index * entry_size);
-            // SAFETY: an element of the caller's array; the structure is plain data.
+            let place = entries.as_ptr().wrapping_byte_add(index * entry_size);
+            // SAFETY: the table has no more than `max_entries`, each of which has `entry_size` octets; ours is plain data.
             unsafe { write_prefix(place, entry_size, &c_gid_entry(entry)) };
         }
         Ok(table.len())
-    })
+    }
 }
 
 fn pkey(live: &Live<LiveContext>, port: u8, index: c_int) -> Result<u16, Errno> {
@@ -451,46 +391,27 @@ fn pkey(live: &Live<LiveContext>, port: u8, index: c_int) -> Result<u16, Errno> 
     if index == 0 { Ok(DEFAULT_PKEY) } else { Err(Errno::EINVAL) }
 }
 
-/// The P_Key at `index`, in network order. The table has one.
-///
-/// # Safety
-///
-/// `context` is NULL or open, `pkey` NULL or writable.
-pub unsafe extern "C" fn ibv_query_pkey(
-    context: *mut abi::ibv_context,
-    port_num: u8,
-    index: c_int,
-    pkey: *mut abi::be16,
-) -> c_int {
-    call::minus_one(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { context::enter(owner, context) }?;
+export! {
+    /// The P_Key at `index`, in network order. The table has one.
+    pub fn ibv_query_pkey(
+        context: Object<abi::ibv_context>,
+        port_num: u8,
+        index: c_int,
+        pkey: Ptr<abi::be16>,
+    ) -> c_int = call::minus_one |owner| {
+        let (_, live) = context.opened(owner)?;
         let value = self::pkey(&live, port_num, index)?;
-        if pkey.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { pkey.write(value.to_be()) };
+        let pkey = pkey.some()?;
+        pkey.write(value.to_be());
         Ok(0)
-    })
-}
+    }
 
-/// The index of a P_Key given in network order, -1 if the table does not have it.
-///
-/// # Safety
-///
-/// `context` is NULL or open.
-pub unsafe extern "C" fn ibv_get_pkey_index(
-    context: *mut abi::ibv_context,
-    port_num: u8,
-    pkey: abi::be16,
-) -> c_int {
-    call::minus_one(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { context::enter(owner, context) }?;
+    /// The index of a P_Key given in network order, -1 if the table does not have it.
+    pub fn ibv_get_pkey_index(context: Object<abi::ibv_context>, port_num: u8, pkey: abi::be16) -> c_int = call::minus_one |owner| {
+        let (_, live) = context.opened(owner)?;
         let value = self::pkey(&live, port_num, 0)?;
         if value.to_be() == pkey { Ok(0) } else { Err(Errno::EINVAL) }
-    })
+    }
 }
 
 #[cfg(test)]

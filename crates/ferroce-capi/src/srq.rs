@@ -3,16 +3,16 @@
 use std::ptr;
 use std::sync::Arc;
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::{CompletionQueue, Srq, SrqAttr, SrqAttrMask, SrqInit, Xrcd};
 
 use crate::call::{self, Owner};
-use crate::context::{self, ContextHandle};
+use crate::context::ContextHandle;
+use crate::context::object;
+use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
-use crate::handle::{Handle, Live, Pool};
-use crate::pd;
-use crate::{cq, xrcd};
+use crate::handle::{Handle, Pool, next_number, set};
 
 /// A shared receive queue.
 pub(crate) type SrqHandle = Handle<abi::ibv_srq, LiveSrq>;
@@ -32,42 +32,23 @@ impl SrqHandle {
     }
 }
 
-/// The live queue behind a program's pointer, its context entered into `owner`.
-///
-/// # Safety
-///
-/// `srq` is NULL or came from [`create`].
-pub(crate) unsafe fn enter(
-    owner: &Owner,
-    srq: *mut abi::ibv_srq,
-) -> Result<(&'static SrqHandle, Live<LiveSrq>), Errno> {
-    // SAFETY: as the caller says.
-    let handle = unsafe { SrqHandle::from_c(srq) }?;
-    let live = handle.live()?;
-    owner.is(live.context)?;
-    Ok((handle, live))
-}
+object!(abi::ibv_srq => LiveSrq);
 
 /// Makes a shared receive queue, of XRC if `xrc` says so, and writes the sizes it got into `attr`. `srq_limit` is
 /// ignored, as the man page says.
-///
-/// # Safety
-///
-/// `pd` is NULL or a protection domain.
-unsafe fn create(
+fn create(
     owner: &Owner,
-    pd: *mut abi::ibv_pd,
-    srq_context: *mut core::ffi::c_void,
+    pd: Object<abi::ibv_pd>,
+    srq_context: *mut c_void,
     attr: &mut abi::ibv_srq_attr,
     xrc: Option<(Arc<Xrcd>, Arc<CompletionQueue>)>,
 ) -> Result<*mut abi::ibv_srq, Errno> {
-    // SAFETY: as the caller says.
-    let (_, domain) = unsafe { pd::enter(owner, pd) }?;
+    let (_, domain) = pd.enter(owner)?;
     let handle = POOL.take(abi::ibv_srq {
         context: domain.context.public(),
         srq_context,
-        pd,
-        handle: pd::next_number(),
+        pd: pd.as_ptr(),
+        handle: next_number(),
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
         cond: libc::PTHREAD_COND_INITIALIZER,
         events_completed: 0,
@@ -91,37 +72,25 @@ unsafe fn create(
     Ok(handle.c())
 }
 
-/// Makes a shared receive queue and writes the sizes it got into `init`.
-///
-/// # Safety
-///
-/// `pd` is NULL or a protection domain, `init` NULL or writable.
-pub unsafe extern "C" fn ibv_create_srq(
-    pd: *mut abi::ibv_pd,
-    init: *mut abi::ibv_srq_init_attr,
-) -> *mut abi::ibv_srq {
-    call::pointer(|owner| {
-        // SAFETY: NULL, or the program's to lend during the call.
-        let init = unsafe { init.as_mut() }.ok_or(Errno::EINVAL)?;
-        // SAFETY: as the caller says.
-        unsafe { create(owner, pd, init.srq_context, &mut init.attr, None) }
-    })
-}
+export! {
+    /// Makes a shared receive queue and writes the sizes it got into `init`.
+    pub fn ibv_create_srq(
+        pd: Object<abi::ibv_pd>,
+        init: Ptr<abi::ibv_srq_init_attr>,
+    ) -> *mut abi::ibv_srq = call::pointer |owner| {
+        let (to, mut init) = (init.some()?, init.read()?);
+        let srq = create(owner, pd, init.srq_context, &mut init.attr, None)?;
+        set!(to.attr = init.attr);
+        Ok(srq)
+    }
 
-/// The slot behind the inline `ibv_create_srq_ex`: basic queues and those of XRC; tag matching is not supported.
-///
-/// # Safety
-///
-/// `context` is NULL or open; `init` is NULL or writable, its pointers NULL or objects of this library.
-pub(crate) unsafe extern "C" fn create_srq_ex(
-    context: *mut abi::ibv_context,
-    init: *mut abi::ibv_srq_init_attr_ex,
-) -> *mut abi::ibv_srq {
-    call::pointer(|owner| {
-        // SAFETY: as the caller says.
-        let (handle, _) = unsafe { context::enter(owner, context) }?;
-        // SAFETY: NULL, or the program's to lend during the call.
-        let init = unsafe { init.as_mut() }.ok_or(Errno::EINVAL)?;
+    /// The slot behind the inline `ibv_create_srq_ex`: basic queues and those of XRC; tag matching is not supported.
+    pub(crate) fn create_srq_ex(
+        context: Object<abi::ibv_context>,
+        init: Ptr<abi::ibv_srq_init_attr_ex>,
+    ) -> *mut abi::ibv_srq = call::pointer |owner| {
+        let (handle, _) = context.opened(owner)?;
+        let (to, mut init) = (init.some()?, init.read()?);
         let known = abi::IBV_SRQ_INIT_ATTR_TYPE
             | abi::IBV_SRQ_INIT_ATTR_PD
             | abi::IBV_SRQ_INIT_ATTR_XRCD
@@ -138,91 +107,54 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         let xrc = match srq_type {
             abi::IBV_SRQT_BASIC => None,
             abi::IBV_SRQT_XRC if has(abi::IBV_SRQ_INIT_ATTR_XRCD) && has(abi::IBV_SRQ_INIT_ATTR_CQ) => {
-                // SAFETY: as the caller says.
-                let (_, xrcd) = unsafe { xrcd::enter(owner, init.xrcd) }?;
-                // SAFETY: as the caller says.
-                let (_, cq) = unsafe { cq::enter(owner, init.cq) }?;
+                let (_, xrcd) = named!(init.xrcd).enter(owner)?;
+                let (_, cq) = named!(init.cq).enter(owner)?;
                 Some((Arc::clone(&xrcd.engine), Arc::clone(&cq.engine)))
             }
             abi::IBV_SRQT_TM => return Err(Errno::EOPNOTSUPP),
             _ => return Err(Errno::EINVAL),
         };
-        // SAFETY: as the caller says.
-        let (_, domain) = unsafe { pd::enter(owner, init.pd) }?;
+        let (_, domain) = named!(init.pd).enter(owner)?;
         if !ptr::eq(domain.context, handle) {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: as the caller says.
-        unsafe { create(owner, init.pd, init.srq_context, &mut init.attr, xrc) }
-    })
-}
+        let srq = create(owner, named!(init.pd), init.srq_context, &mut init.attr, xrc)?;
+        set!(to.attr = init.attr);
+        Ok(srq)
+    }
 
-/// Sets the size or the limit, as `srq_attr_mask` says, all or none.
-///
-/// # Safety
-///
-/// `srq` is NULL or a shared receive queue, `srq_attr` NULL or readable.
-pub unsafe extern "C" fn ibv_modify_srq(
-    srq: *mut abi::ibv_srq,
-    srq_attr: *mut abi::ibv_srq_attr,
-    srq_attr_mask: c_int,
-) -> c_int {
-    call::code(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { enter(owner, srq) }?;
-        // SAFETY: NULL, or readable as the caller says.
-        let attr = unsafe { srq_attr.as_ref() }.ok_or(Errno::EINVAL)?;
+    /// Sets the size or the limit, as `srq_attr_mask` says, all or none.
+    pub fn ibv_modify_srq(
+        srq: Object<abi::ibv_srq>,
+        srq_attr: Ptr<abi::ibv_srq_attr>,
+        srq_attr_mask: c_int,
+    ) -> c_int = call::code |owner| {
+        let (_, live) = srq.enter(owner)?;
+        let attr = srq_attr.read()?;
         let attr = SrqAttr { max_wr: attr.max_wr, max_sge: attr.max_sge, limit: attr.srq_limit };
         Ok(live.engine.modify(&attr, SrqAttrMask::from_bits_retain(srq_attr_mask as u32))?)
-    })
-}
+    }
 
-/// The sizes, and the limit: 0 once its event was raised.
-///
-/// # Safety
-///
-/// `srq` is NULL or a shared receive queue, `srq_attr` NULL or writable.
-pub unsafe extern "C" fn ibv_query_srq(srq: *mut abi::ibv_srq, srq_attr: *mut abi::ibv_srq_attr) -> c_int {
-    call::code(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { enter(owner, srq) }?;
-        if srq_attr.is_null() {
-            return Err(Errno::EINVAL);
-        }
+    /// The sizes, and the limit: 0 once its event was raised.
+    pub fn ibv_query_srq(srq: Object<abi::ibv_srq>, srq_attr: Ptr<abi::ibv_srq_attr>) -> c_int = call::code |owner| {
+        let (_, live) = srq.enter(owner)?;
+        let srq_attr = srq_attr.some()?;
         let SrqAttr { max_wr, max_sge, limit } = live.engine.query();
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { srq_attr.write(abi::ibv_srq_attr { max_wr, max_sge, srq_limit: limit }) };
+        srq_attr.write(abi::ibv_srq_attr { max_wr, max_sge, srq_limit: limit });
         Ok(())
-    })
-}
+    }
 
-/// Ends the queue; EBUSY while queue pairs use it. Waits until its events are acknowledged.
-///
-/// # Safety
-///
-/// `srq` is NULL or a shared receive queue.
-pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut abi::ibv_srq) -> c_int {
-    call::ending(|owner| {
-        // SAFETY: as the caller says.
-        let (handle, _) = unsafe { enter(owner, srq) }?;
+    /// Ends the queue; EBUSY while queue pairs use it. Waits until its events are acknowledged.
+    pub fn ibv_destroy_srq(srq: Object<abi::ibv_srq>) -> c_int = call::ending |owner| {
+        let (handle, _) = srq.enter(owner)?;
         POOL.end(handle, |live| Ok(live.engine.destroy()?))
-    })
-}
+    }
 
-/// The slot behind the inline `ibv_get_srq_num`.
-///
-/// # Safety
-///
-/// `srq` is NULL or a shared receive queue, `srq_num` NULL or writable.
-pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut abi::ibv_srq, srq_num: *mut u32) -> c_int {
-    call::code(|owner| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { enter(owner, srq) }?;
-        if srq_num.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { srq_num.write(live.engine.number().value()) };
+    /// The slot behind the inline `ibv_get_srq_num`.
+    pub(crate) fn get_srq_num(srq: Object<abi::ibv_srq>, srq_num: Ptr<u32>) -> c_int = call::code |owner| {
+        let (_, live) = srq.enter(owner)?;
+        let srq_num = srq_num.some()?;
+        srq_num.write(live.engine.number().value());
         Ok(())
-    })
+    }
 }

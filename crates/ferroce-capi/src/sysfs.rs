@@ -1,7 +1,7 @@
 //! The two calls that programs use to look into sysfs. A device of ours has no files there, unless `ferroce run --sysfs`
 //! lays them over: what they would say is told from memory.
 
-use core::ffi::{CStr, c_char, c_int};
+use core::ffi::{c_char, c_int};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use ferroce_engine::sysfs;
 
 use crate::call;
+use crate::entry::{Ptr, Text, export};
 use crate::errno::Errno;
 
 /// Where sysfs is mounted. Never NULL.
@@ -17,32 +18,21 @@ pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// Reads `dir`/`file` into `buf` of `size` octets, with a NUL in the place of the newline at its end, and returns the count
-/// of octets before that; 0 for an empty one, whose NUL is not written. -1 and errno if there is none (ENOENT, ENOTDIR,
-/// EISDIR), if it does not fit (ENOMEM), or if it says nothing of an empty entry of a GID table (EINVAL).
-///
-/// # Safety
-///
-/// `dir` and `file` are C strings, `buf` has room for `size` octets; each may be NULL, which fails with EINVAL.
-pub unsafe extern "C" fn ibv_read_sysfs_file(
-    dir: *const c_char,
-    file: *const c_char,
-    buf: *mut c_char,
-    size: usize,
-) -> c_int {
-    call::minus_one(|_| {
-        if dir.is_null() || file.is_null() || buf.is_null() || size == 0 {
+export! {
+    /// Reads `dir`/`file` into `buf` of `size` octets, with a NUL in the place of the newline at its end, and returns the count
+    /// of octets before that; 0 for an empty one, whose NUL is not written. -1 and errno if there is none (ENOENT, ENOTDIR,
+    /// EISDIR), if it does not fit (ENOMEM), or if it says nothing of an empty entry of a GID table (EINVAL).
+    pub fn ibv_read_sysfs_file(dir: Text, file: Text, buf: Ptr<c_char>, size: usize) -> c_int = call::minus_one |_| {
+        let (Some(dir), Some(file)) = (dir.get(), file.get()) else { return Err(Errno::EINVAL) };
+        if size == 0 {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: not NULL, and the caller says it is a C string.
-        let dir = unsafe { CStr::from_ptr(dir) };
-        // SAFETY: as above.
-        let file = unsafe { CStr::from_ptr(file) };
+        buf.some()?;
         let path = [dir.to_bytes(), b"/", file.to_bytes()].concat();
         let limit = size.min(c_int::MAX as usize);
         let text = content(&path, limit)?;
-        // SAFETY: the caller gives room for `size` octets, and at most so many were read.
-        unsafe { buf.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), text.len()) };
+        // SAFETY: `buf` has room for `size` octets, and no more were read.
+        unsafe { buf.as_ptr().cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), text.len()) };
         let length = match text.last() {
             // As in rdma-core, of an empty file nothing is said, not even its end.
             None => return Ok(0),
@@ -53,9 +43,9 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
             return Err(Errno::ENOMEM);
         }
         // SAFETY: inside the room of `size` octets.
-        unsafe { buf.add(length).write(0) };
+        unsafe { buf.as_ptr().add(length).write(0) };
         Ok(length as c_int)
-    })
+    }
 }
 
 /// The first `limit` octets of a file: a real one if there is one, else one of our devices'.

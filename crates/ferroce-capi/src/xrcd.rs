@@ -8,14 +8,13 @@ use ferroce_abi as abi;
 use ferroce_engine::{Inode, Xrcd, XrcdInit};
 use ferroce_wire::Qpn;
 
-use crate::call::{self, Owner};
-use crate::context::{self, ContextHandle};
+use crate::call::{self};
+use crate::context::ContextHandle;
+use crate::context::object;
+use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
-use crate::handle::{Handle, Live, Pool};
+use crate::handle::Pool;
 use crate::qp;
-
-/// An XRC domain.
-type XrcdHandle = Handle<abi::ibv_xrcd, LiveXrcd>;
 
 /// What makes an XRC domain live.
 pub(crate) struct LiveXrcd {
@@ -25,37 +24,17 @@ pub(crate) struct LiveXrcd {
 
 static POOL: Pool<abi::ibv_xrcd, LiveXrcd> = Pool::new();
 
-/// The live domain behind a program's pointer, its context entered into `owner`.
-///
-/// # Safety
-///
-/// `xrcd` is NULL or came from [`open_xrcd`].
-pub(crate) unsafe fn enter(
-    owner: &Owner,
-    xrcd: *mut abi::ibv_xrcd,
-) -> Result<(&'static Handle<abi::ibv_xrcd, LiveXrcd>, Live<LiveXrcd>), Errno> {
-    // SAFETY: as the caller says.
-    let handle = unsafe { XrcdHandle::from_c(xrcd) }?;
-    let live = handle.live()?;
-    owner.is(live.context)?;
-    Ok((handle, live))
-}
+object!(abi::ibv_xrcd => LiveXrcd);
 
-/// The slot behind the inline `ibv_open_xrcd`. EBADF for a descriptor that is none, EAGAIN without `O_CREAT` for a file
-/// that names no domain of this process, EINVAL with `O_EXCL` for one that does, as Linux has them.
-///
-/// # Safety
-///
-/// `context` is NULL or open, `init` NULL or readable.
-pub(crate) unsafe extern "C" fn open_xrcd(
-    context: *mut abi::ibv_context,
-    init: *mut abi::ibv_xrcd_init_attr,
-) -> *mut abi::ibv_xrcd {
-    call::pointer(|owner| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { context::enter(owner, context) }?;
-        // SAFETY: NULL, or readable as the caller says.
-        let init = unsafe { init.as_ref() }.ok_or(Errno::EINVAL)?;
+export! {
+    /// The slot behind the inline `ibv_open_xrcd`. EBADF for a descriptor that is none, EAGAIN without `O_CREAT` for a file
+    /// that names no domain of this process, EINVAL with `O_EXCL` for one that does, as Linux has them.
+    pub(crate) fn open_xrcd(
+        context: Object<abi::ibv_context>,
+        init: Ptr<abi::ibv_xrcd_init_attr>,
+    ) -> *mut abi::ibv_xrcd = call::pointer |owner| {
+        let (handle, live) = context.opened(owner)?;
+        let init = init.read()?;
         let known = abi::IBV_XRCD_INIT_ATTR_FD | abi::IBV_XRCD_INIT_ATTR_OFLAGS;
         if init.comp_mask & !known != 0 {
             return Err(Errno::EOPNOTSUPP);
@@ -71,7 +50,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(
         let xrcd = POOL.take(abi::ibv_xrcd { context: handle.public() });
         POOL.enliven(xrcd, LiveXrcd { engine, context: handle });
         Ok(xrcd.c())
-    })
+    }
 }
 
 /// The file behind a program's descriptor; `None` for -1.
@@ -87,33 +66,20 @@ fn inode(fd: c_int) -> Result<Option<Inode>, Errno> {
     }
 }
 
-/// The slot behind the inline `ibv_close_xrcd`; EBUSY while queue pairs or shared receive queues use it.
-///
-/// # Safety
-///
-/// `xrcd` is NULL or came from [`open_xrcd`].
-pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut abi::ibv_xrcd) -> c_int {
-    call::ending(|owner| {
-        // SAFETY: as the caller says.
-        let (handle, _) = unsafe { enter(owner, xrcd) }?;
+export! {
+    /// The slot behind the inline `ibv_close_xrcd`; EBUSY while queue pairs or shared receive queues use it.
+    pub(crate) fn close_xrcd(xrcd: Object<abi::ibv_xrcd>) -> c_int = call::ending |owner| {
+        let (handle, _) = xrcd.enter(owner)?;
         POOL.end(handle, |live| Ok(live.engine.close()?))
-    })
-}
+    }
 
-/// The slot behind the inline `ibv_open_qp`: a target queue pair of an XRC domain once more.
-///
-/// # Safety
-///
-/// `context` is NULL or open; `attr` is NULL or readable, its `xrcd` NULL or a domain.
-pub(crate) unsafe extern "C" fn open_qp(
-    context: *mut abi::ibv_context,
-    attr: *mut abi::ibv_qp_open_attr,
-) -> *mut abi::ibv_qp {
-    call::pointer(|owner| {
-        // SAFETY: as the caller says.
-        let (handle, _) = unsafe { context::enter(owner, context) }?;
-        // SAFETY: NULL, or readable as the caller says.
-        let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
+    /// The slot behind the inline `ibv_open_qp`: a target queue pair of an XRC domain once more.
+    pub(crate) fn open_qp(
+        context: Object<abi::ibv_context>,
+        attr: Ptr<abi::ibv_qp_open_attr>,
+    ) -> *mut abi::ibv_qp = call::pointer |owner| {
+        let (handle, _) = context.opened(owner)?;
+        let attr = attr.read()?;
         let needed = abi::IBV_QP_OPEN_ATTR_NUM | abi::IBV_QP_OPEN_ATTR_XRCD | abi::IBV_QP_OPEN_ATTR_TYPE;
         let known = needed | abi::IBV_QP_OPEN_ATTR_CONTEXT;
         if attr.comp_mask & !known != 0 {
@@ -122,13 +88,12 @@ pub(crate) unsafe extern "C" fn open_qp(
         if attr.comp_mask & needed != needed || attr.qp_type != abi::IBV_QPT_XRC_RECV {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { enter(owner, attr.xrcd) }?;
+        let (_, live) = named!(attr.xrcd).enter(owner)?;
         if !std::ptr::eq(live.context, handle) {
             return Err(Errno::EINVAL);
         }
         let has_context = attr.comp_mask & abi::IBV_QP_OPEN_ATTR_CONTEXT != 0;
         let qp_context = if has_context { attr.qp_context } else { std::ptr::null_mut() };
         qp::open(&live, Qpn::new(attr.qp_num), qp_context)
-    })
+    }
 }

@@ -17,8 +17,8 @@ const ORDER: &[(&str, &str)] = &[
     ),
     (
         "ferroce-capi",
-        "errno attr fork handle log rates refused ah call channel context cq cq_ex device domain flow \
-         import mcast mr mw ops pd post qp qp_ex query rdmacm srq wait xrcd events rsocket start strings \
+        "errno attr call handle entry fork log rates refused device wait ah channel context cq cq_ex domain \
+         flow import mr mw ops pd post qp qp_ex query rdmacm srq xrcd events mcast rsocket start strings \
          sysfs umad",
     ),
     (
@@ -38,8 +38,7 @@ const CIRCLES: &[(&str, &str, &str)] = &[
     ),
     (
         "ferroce-capi",
-        "ah call channel context cq cq_ex device domain flow import mcast mr mw ops pd post qp qp_ex \
-         query rdmacm srq wait xrcd",
+        "ah channel context cq cq_ex domain flow import mr mw ops pd post qp qp_ex query rdmacm srq xrcd",
         "contexts list the calls, calls open contexts",
     ),
     ("ferroce-datapath", "fault udp", "faults are injected into the batches of udp"),

@@ -11,6 +11,7 @@ use super::id::{IdHandle, State};
 use super::made;
 use crate::context::{self, ContextHandle};
 use crate::device::DeviceHandle;
+use crate::entry::named;
 use crate::errno::Errno;
 use crate::{call, import, log, pd, xrcd};
 
@@ -46,8 +47,7 @@ fn with<R>(info: &DeviceInfo, look: impl FnOnce(&mut Shared) -> Result<R, Errno>
         None => {
             let (command, _) = import::command_file()?;
             let opened = context::open(device, command).map_err(|(_, errno)| errno)?;
-            // SAFETY: it was just opened.
-            let context = unsafe { ContextHandle::of(opened) }?;
+            let context = named!(opened).handle()?;
             shared.push(Shared { device, context, pd: None, xrcd: None });
             shared.len() - 1
         }

@@ -21,7 +21,7 @@ use crate::wait::{self, Step};
 type EventHandle = Handle<abi::rdma_cm_event, LiveEvent>;
 
 /// What makes an event live: it was not yet acknowledged.
-struct LiveEvent {
+pub(crate) struct LiveEvent {
     of: Arc<LiveId>,
     /// What `private_data` names.
     _private: Box<[u8]>,

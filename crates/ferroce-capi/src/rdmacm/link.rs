@@ -20,6 +20,7 @@ use super::event::{NO_DATAGRAMS, NOTHING, Told, What};
 use super::id::{self, IdHandle, LiveId, Phase, State};
 use super::resolve::{path_record, take_route};
 use crate::attr;
+use crate::call::Scope;
 use crate::errno::Errno;
 use crate::handle::Live;
 use crate::qp::{LiveQp, QpHandle};
@@ -371,7 +372,7 @@ fn catch_up(id: &'static IdHandle) {
 }
 
 /// The id's queue pair, unless the id has none, the program destroyed it, or its context cannot be used.
-fn queue_pair(id: &'static IdHandle) -> Result<(&'static QpHandle, Live<LiveQp>), Errno> {
+pub(super) fn queue_pair(id: &'static IdHandle) -> Result<(&'static QpHandle, Live<LiveQp>), Errno> {
     // SAFETY: `c()` points to a whole rdma_cm_id.
     let qp = unsafe { (*id.c()).qp };
     // SAFETY: the member is NULL or a queue pair, which `rdma_create_qp` or the program put there; handles are never freed.

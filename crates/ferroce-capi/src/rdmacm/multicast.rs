@@ -12,10 +12,10 @@ use libc::sockaddr;
 
 use super::event::{NO_DATAGRAMS, Told, What};
 use super::id::{self, IdHandle, LiveId, Phase};
-use super::{address, done, qp};
+use super::{address, link, qp};
 use crate::call;
 use crate::errno::Errno;
-use crate::mcast;
+use crate::handle::get;
 
 /// Datagrams to a group go to this queue pair (IBTA 10.5.2).
 const EVERYBODY: u32 = 0xff_ffff;
@@ -62,14 +62,10 @@ fn join(
 
 /// The event of a group is fetched: attaches the queue pair.
 pub(super) fn joined(id: &'static IdHandle, live: &LiveId, membership: &Arc<Membership>) -> Told {
-    // SAFETY: `c()` points to a whole rdma_cm_id.
-    let (qp, ps) = unsafe { ((*id.c()).qp, (*id.c()).ps) };
-    let attached = if qp.is_null() || membership.send_only {
+    let attached = if get!(id.qp).is_null() || membership.send_only {
         Ok(())
     } else {
-        let mgid = abi::ibv_gid { raw: membership.mgid.0 };
-        // SAFETY: `rdma_create_qp` made it; one that the program destroyed is refused.
-        done(unsafe { mcast::ibv_attach_mcast(qp, &mgid, 0) })
+        link::queue_pair(id).and_then(|(_, qp)| Ok(qp.engine.attach(membership.mgid)?))
     };
     let mut state = live.state.lock();
     let tos = match &state.route {
@@ -93,7 +89,7 @@ pub(super) fn joined(id: &'static IdHandle, live: &LiveId, membership: &Arc<Memb
             ..NO_DATAGRAMS.ah_attr
         },
         qp_num: EVERYBODY,
-        qkey: qp::qkey(ps),
+        qkey: qp::qkey(get!(id.ps)),
         ..NO_DATAGRAMS
     };
     let (kind, status) = match attached {
@@ -120,31 +116,29 @@ fn leave(id: &'static IdHandle, live: &Arc<LiveId>, address: SocketAddr) -> Resu
     // Another membership may be in the same group.
     let needed = state.memberships.iter().any(|other| other.mgid == membership.mgid && !other.send_only);
     drop(state);
-    // SAFETY: `c()` points to a whole rdma_cm_id.
-    let qp = unsafe { (*id.c()).qp };
-    if qp.is_null() || membership.send_only || untold || needed {
+    if get!(id.qp).is_null() || membership.send_only || untold || needed {
         return Ok(());
     }
-    let mgid = abi::ibv_gid { raw: membership.mgid.0 };
-    // SAFETY: `rdma_create_qp` made it; one that the program destroyed is refused.
-    match unsafe { mcast::ibv_detach_mcast(qp, &mgid, 0) } {
-        // It was not attached: made after the event, or detached by the program.
-        0 | libc::EINVAL => Ok(()),
-        code => done(code),
+    match detach(id, &membership) {
+        // The queue pair was made after the event, or the program detached it.
+        Err(Errno::EINVAL) => Ok(()),
+        result => result,
     }
 }
 
 /// The id, or its queue pair, ends: detaches that from all groups.
 pub(super) fn leave_all(id: &'static IdHandle, memberships: impl IntoIterator<Item = Arc<Membership>>) {
-    // SAFETY: `c()` points to a whole rdma_cm_id.
-    let qp = unsafe { (*id.c()).qp };
     for membership in memberships {
-        if !qp.is_null() && !membership.send_only {
-            let mgid = abi::ibv_gid { raw: membership.mgid.0 };
-            // SAFETY: `rdma_create_qp` made it; one that the program destroyed, or that is not attached, is refused.
-            unsafe { mcast::ibv_detach_mcast(qp, &mgid, 0) };
+        if !membership.send_only {
+            let _ = detach(id, &membership);
         }
     }
+}
+
+/// Detaches the id's queue pair from a group; EINVAL if it is not attached, or if there is none.
+fn detach(id: &'static IdHandle, membership: &Membership) -> Result<(), Errno> {
+    let (_, qp) = link::queue_pair(id)?;
+    Ok(qp.engine.detach(membership.mgid)?)
 }
 
 /// Joins a group, as [`rdma_join_multicast`] and the other say.

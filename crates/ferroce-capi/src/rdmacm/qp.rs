@@ -11,6 +11,7 @@ use ferroce_wire::Qkey;
 use super::id::{self, IdHandle};
 use super::{device, done, link, made, multicast};
 use crate::call;
+use crate::entry::named;
 use crate::errno::Errno;
 use crate::qp::{LiveQp, QpHandle};
 use crate::{attr, channel, cq, qp, qp_ex};
@@ -138,8 +139,7 @@ pub(super) unsafe fn create(
         init.comp_mask |= abi::IBV_QP_INIT_ATTR_PD;
         init.pd = own_pd;
     } else {
-        // SAFETY: as the caller says.
-        let (_, domain) = unsafe { crate::pd::enter(owner, init.pd) }?;
+        let (_, domain) = named!(init.pd).enter(owner)?;
         if !ptr::eq(domain.context, context) {
             return Err(Errno::EINVAL);
         }
