@@ -11,17 +11,46 @@ use clap::{Parser, Subcommand};
 
 pub use scripts::*;
 
-/// RDMA over Converged Ethernet (RoCEv2) in user space: run programs on it, see and steer its devices.
+/// The commands by what one wants to do. Man pages and completions have them one by one.
+const HELP: &str = "\
+{about-with-newline}
+{usage-heading} {usage}
+
+Run:
+  run        Run a program with ferroce's libibverbs, librdmacm and libibumad
+
+Diagnose:
+  doctor     Diagnose why RoCE does not work on this host or for a program, and suggest fixes
+  status     Show the broker and its programs (does not start it)
+  statistic  Show the counters of devices or queue pairs
+  resource   Show the objects of all programs: queue pairs, memory regions, …
+  gid        Show GID tables: which address has which index
+
+Administer:
+  link       Add, delete, set and show links: devices on network interfaces
+  dev        Rename devices, switch RoCE on and off
+  system     Show what applies to all devices of this network namespace
+  stop       Stop the broker of this network namespace
+  rxe-cfg    Manage links by the commands of the older tool rxe_cfg
+
+  help       Show the help of a command
+
+Options:
+{options}{after-help}";
+
+/// RDMA over Converged Ethernet (RoCE v2) in user space: run programs on it, diagnose it, administer its devices.
 ///
-/// The grammar is that of rdma(8). Objects and commands may be abbreviated as long as they are unambiguous:
-/// `ferroce l s` is `ferroce link show`.
+/// The grammar is that of rdma(8). Objects and commands can be abbreviated as long as they are unambiguous:
+/// `ferroce l s` is `ferroce link show`. Data goes to standard output, everything else to standard error.
 #[derive(Parser, Debug)]
 #[command(
     name = "ferroce",
     version,
     infer_subcommands = true,
-    after_help = "Exit status: 0 done, 1 failed, 2 wrong usage; `ferroce run` has its command's own.\n\
-                  Data goes to standard output, everything else to standard error."
+    help_template = HELP,
+    after_help = "Examples:\n  ferroce run -- ibv_devinfo\n  ferroce link add fr1 type roce netdev eth0\n  \
+                  ferroce doctor\n\n\
+                  Exit status:\n  0 done, 1 failed, 2 wrong usage; `ferroce run` returns that of its command"
 )]
 pub struct Args {
     /// How to print.
@@ -35,14 +64,14 @@ pub struct Args {
 /// How data is printed.
 #[derive(clap::Args, Clone, Copy, Debug)]
 pub struct Style {
-    /// Prints JSON: an array of objects.
-    #[arg(short, long, global = true)]
+    /// Print JSON: an array of objects.
+    #[arg(short, long, global = true, help_heading = "Output")]
     pub json: bool,
-    /// Prints JSON with line breaks and indentation.
-    #[arg(short, long, global = true)]
+    /// Print JSON with line breaks and indentation.
+    #[arg(short, long, global = true, help_heading = "Output")]
     pub pretty: bool,
-    /// Prints more of each object.
-    #[arg(short, long, global = true)]
+    /// Print more of each object.
+    #[arg(short, long, global = true, help_heading = "Output")]
     pub details: bool,
 }
 
@@ -63,75 +92,79 @@ pub struct SysfsKeeper {
 /// The objects of the grammar.
 #[derive(Subcommand, Debug)]
 pub enum Object {
-    /// Runs a program with ferroce's libibverbs, librdmacm and libibumad.
+    /// Run a program with ferroce's libibverbs, librdmacm and libibumad.
     ///
-    /// The program's own exit status is returned; 127 when it was not found, 126 when it could not be
-    /// started.
-    #[command(alias = "r", after_help = "Example:\n  ferroce run -- ibv_devinfo")]
+    /// The program finds ferroce's libraries by LD_LIBRARY_PATH, and the files below /sys and /dev that some programs read.
+    /// The broker is started if none runs. Programs that this one starts use ferroce as well.
+    #[command(
+        alias = "r",
+        after_help = "Examples:\n  ferroce run -- ibv_devinfo\n  ferroce run --netdev eth0 -- ib_write_bw -x 1\n\n\
+                      Exit status:\n  that of the program; 127 if it was not found, 126 if it could not be started"
+    )]
     Run(RunArgs),
-    /// Ports: the link of a device to a network device.
+    /// Add, delete, set and show links: devices on network interfaces.
     #[command(infer_subcommands = true)]
     Link {
         /// Without one: show.
         #[command(subcommand)]
         command: Option<LinkCommand>,
     },
-    /// RDMA devices.
+    /// Rename devices, switch RoCE on and off, and show devices.
     #[command(infer_subcommands = true, alias = "d")]
     Dev {
         /// Without one: show.
         #[command(subcommand)]
         command: Option<DevCommand>,
     },
-    /// What was counted: of devices, in all programs together, or of each queue pair.
+    /// Show the counters of devices, over all programs, or of each queue pair.
     #[command(infer_subcommands = true, alias = "stat")]
     Statistic {
         /// Without one: show.
         #[command(subcommand)]
         command: Option<StatisticCommand>,
     },
-    /// What objects there are, in which program: protection domains, completion queues, queue pairs, memory regions.
+    /// Show the objects of all programs: protection domains, completion queues, queue pairs, memory regions.
     #[command(infer_subcommands = true)]
     Resource {
         /// Without one: show.
         #[command(subcommand)]
         command: Option<ResourceCommand>,
     },
-    /// What the broker of this network namespace does, and for which programs; it is not started for that.
+    /// Show the broker of this network namespace and its programs (does not start it).
     #[command(alias = "s")]
     Status,
-    /// Ends the broker of this network namespace.
+    /// Stop the broker of this network namespace.
     ///
-    /// The next program that needs a broker starts another one. Links are there again with that one, except those that
-    /// were made with --no-persist. If programs use the broker, nothing happens and the exit status is 1; if no broker runs,
-    /// the exit status is 0.
-    #[command(after_help = "Example:\n  ferroce stop")]
+    /// The next program that needs a broker starts another one, which has the saved links. Links that were added with
+    /// --no-persist are gone. If programs use the broker, nothing happens.
+    #[command(after_help = "Example:\n  ferroce stop\n\n\
+                            Exit status:\n  0 if no broker runs now, 1 if programs use it")]
     Stop {
-        /// Ends it even if programs use it. They start another one and go on.
+        /// Stop it even if programs use it. They start another one and go on.
         #[arg(long)]
         force: bool,
     },
-    /// What holds for all devices of this network namespace.
+    /// Show what applies to all devices of this network namespace.
     #[command(infer_subcommands = true)]
     System {
         /// Without one: show.
         #[command(subcommand)]
         command: Option<SystemCommand>,
     },
-    /// Links by the commands of rxe_cfg, the older tool.
+    /// Manage links by the commands of rxe_cfg, the older tool.
     #[command(infer_subcommands = true)]
     RxeCfg(RxeCfg),
-    /// What of this host or container keeps programs from RoCE, and what to do about it.
+    /// Diagnose why RoCE does not work on this host or for a program, and suggest fixes.
     ///
-    /// Of a PROGRAM it says which libraries the loader will find for it under `ferroce run`, and why: a static program, one
-    /// with more rights than its caller, DT_RPATH and private copies of libibverbs are told. Looks, and changes nothing.
-    /// Exit status 1 if there is an error.
-    #[command(after_help = "Examples:\n  ferroce doctor\n  ferroce doctor /opt/app/bin/server")]
+    /// Changes nothing. With PROGRAM, shows which libraries the loader will find for it under `ferroce run`, and recognises
+    /// static programs, those with more rights than their caller, DT_RPATH and private copies of libibverbs.
+    #[command(after_help = "Examples:\n  ferroce doctor\n  ferroce doctor /opt/app/bin/server\n\n\
+                            Exit status:\n  0 if nothing is in the way, 1 if there is an error")]
     Doctor {
         /// A program, by its path or as it is found in PATH; a library or module works as well.
         program: Option<PathBuf>,
     },
-    /// GID tables: which address of which network device has which index.
+    /// Show GID tables: which address of which network interface has which index.
     #[command(infer_subcommands = true)]
     Gid {
         /// Without one: show.
@@ -143,16 +176,16 @@ pub enum Object {
 /// Commands of `ferroce link`.
 #[derive(Subcommand, Debug)]
 pub enum LinkCommand {
-    /// Lists links, or one.
+    /// List links, or one.
     #[command(alias = "s")]
     Show {
         /// A device, or its port.
         #[arg(value_name = "DEV[/PORT]")]
         link: Option<String>,
     },
-    /// Makes a device on a network device.
+    /// Add a device on a network interface.
     ///
-    /// It is there again after a restart, of the broker or of the machine, as soon as the network device of that
+    /// The link is saved: it is there again after a restart of the broker or the machine, as soon as the interface of that
     /// name and hardware address is.
     #[command(
         override_usage = "ferroce link add NAME type { roce | rxe } netdev NETDEV [--no-persist]",
@@ -164,24 +197,24 @@ pub enum LinkCommand {
         /// `type roce` (or `rxe`, as the kernel's command has it) and `netdev NETDEV`.
         #[arg(required = true, value_name = "type TYPE netdev NETDEV")]
         words: Vec<String>,
-        /// Does not keep it across restarts.
+        /// Do not save it.
         #[arg(long)]
         no_persist: bool,
     },
-    /// Sets how a device speaks RoCE: several settings at once, or none of them.
+    /// Change how a device speaks RoCE: either all given settings take effect, or none.
     ///
-    /// What is set stays across restarts, as the link does. Running programs are told at once: of GIDs by an event;
-    /// classes and limits count for address handles and connections made from then on.
+    /// Settings are saved with the link. Running programs follow at once: an event tells them of changed GIDs. Classes and
+    /// limits apply to address handles and connections made from then on.
     #[command(
         override_usage = "ferroce link set DEV[/PORT] SETTING VALUE … [--no-persist] [--force]",
         after_help = "Settings:\n  \
-            roce-mode { v1 | v2 | both }  which GIDs it has\n  \
-            cm-mode { v1 | v2 }           which of them connection management takes, where it has both\n  \
+            roce-mode { v1 | v2 | both }  which GIDs the device has\n  \
+            cm-mode { v1 | v2 }           the RoCE version of connections, if the device has both\n  \
             cm-tos TOS                    type of service of connections whose program sets none: 0 to 255\n  \
-            tclass TCLASS                 traffic class of all packets: 0 to 255, -1 as programs say\n  \
-            ttl TTL                       hop limit of all packets: 1 to 255, -1 as programs say\n  \
-            mtu MTU                       largest RoCE MTU: 256 to 4096 octets, -1 what its interface carries\n  \
-            crc { on | off }              whether the ICRC of what arrives is checked\n\n\
+            tclass TCLASS                 traffic class of all packets: 0 to 255; -1 leaves it to programs\n  \
+            ttl TTL                       hop limit of all packets: 1 to 255; -1 leaves it to programs\n  \
+            mtu MTU                       largest RoCE MTU: 256 to 4096 octets; -1 is what the interface carries\n  \
+            crc { on | off }              whether the ICRC of received packets is checked\n\n\
             Example:\n  ferroce link set fr1 roce-mode both cm-tos 96"
     )]
     Set {
@@ -191,24 +224,24 @@ pub enum LinkCommand {
         /// Settings with their values.
         #[arg(required = true, value_name = "SETTING VALUE", allow_negative_numbers = true)]
         words: Vec<String>,
-        /// Does not keep them across restarts.
+        /// Do not save them.
         #[arg(long)]
         no_persist: bool,
-        /// Even what is not advisable, as `crc off` on a real wire.
+        /// Allow settings that are unsafe on real networks, such as `crc off`.
         #[arg(long)]
         force: bool,
     },
-    /// Traffic classes: one for all packets of a device, or rules by addresses.
+    /// Set traffic classes: one for all packets of a device, or rules by addresses.
     ///
-    /// The one for all wins. Without it, of the rules that match both the local address and the peer's, the one with
-    /// the longest prefix of the destination counts, then that of the source, in whatever order they came; without any
-    /// the program's own. Address handles and connections made from then on follow.
+    /// The class for all packets wins. Without it, among the rules that match the local address and the peer's, the one
+    /// with the longest destination prefix wins, then the one with the longest source prefix. Without a rule the program's
+    /// own class is used. Address handles and connections made from then on follow.
     #[command(
         override_usage = "ferroce link tc DEV[/PORT] [show]\n       \
             ferroce link tc DEV[/PORT] add [tclass=]TCLASS [src=PREFIX] [dst=PREFIX] [--no-persist]\n       \
             ferroce link tc DEV[/PORT] delete [src=PREFIX] [dst=PREFIX] [--no-persist]",
-        after_help = "TCLASS is 0 to 255; a negative one deletes what it would be for. PREFIX is an address, one with a \
-            mask as 1.1.1.0/24, of either family, or any. Without prefixes the class is for all packets.\n\n\
+        after_help = "TCLASS is 0 to 255; a negative one deletes the rule. PREFIX is an address, an address with a mask such as \
+            1.1.1.0/24, of either family, or any. Without prefixes the class is for all packets.\n\n\
             Examples:\n  ferroce link tc fr1 add tclass=16 src=1.1.1.2 dst=1.1.1.0/24\n  \
             ferroce link tc fr1 add tclass=-1 src=1.1.1.2 dst=1.1.1.0/24\n  ferroce link tc fr1 add 96"
     )]
@@ -216,18 +249,18 @@ pub enum LinkCommand {
         /// A device, or its port.
         #[arg(value_name = "DEV[/PORT]")]
         link: String,
-        /// What to do, and for whom.
+        /// The rule to add or delete; without one: show.
         #[arg(value_name = "show | add … | delete …", allow_negative_numbers = true)]
         words: Vec<String>,
-        /// Does not keep it across restarts.
+        /// Do not save it.
         #[arg(long)]
         no_persist: bool,
     },
-    /// Removes a device that `link add` made.
+    /// Delete a device that `link add` added.
     Delete {
         /// Name of the device.
         name: String,
-        /// Leaves one that outlives restarts to be there again after the next one.
+        /// Keep the saved link: it is there again after the next restart.
         #[arg(long)]
         no_persist: bool,
     },
@@ -236,23 +269,23 @@ pub enum LinkCommand {
 /// Commands of `ferroce dev`.
 #[derive(Subcommand, Debug)]
 pub enum DevCommand {
-    /// Lists devices, or one.
+    /// List devices, or one.
     #[command(alias = "s")]
     Show {
         /// A device.
         #[arg(value_name = "DEV")]
         device: Option<String>,
     },
-    /// Gives a device another name, or switches its RoCE on and off: without, its GID table is empty.
+    /// Rename a device, or switch RoCE on and off: when it is off, the GID table is empty.
     #[command(override_usage = "ferroce dev set DEV { name NEWNAME | roce { on | off } } [--no-persist]")]
     Set {
         /// A device.
         #[arg(value_name = "DEV")]
         device: String,
-        /// What, and how.
+        /// The setting and its value.
         #[arg(required = true, num_args = 2, value_names = ["name | roce", "VALUE"])]
         words: Vec<String>,
-        /// Does not keep it across restarts.
+        /// Do not save it.
         #[arg(long)]
         no_persist: bool,
     },
@@ -261,7 +294,7 @@ pub enum DevCommand {
 /// Commands of `ferroce system`.
 #[derive(Subcommand, Debug)]
 pub enum SystemCommand {
-    /// Whether network namespaces share devices, and what a fork does to registered memory.
+    /// Show whether network namespaces share devices, and what a fork does to registered memory.
     #[command(alias = "s")]
     Show,
 }
@@ -269,16 +302,16 @@ pub enum SystemCommand {
 /// Commands of `ferroce statistic`.
 #[derive(Subcommand, Debug)]
 pub enum StatisticCommand {
-    /// Lists the counters of all devices, or of one: those that the kernel's rxe has too, with `-d` all.
+    /// List the counters of all devices, or of one: those that the kernel's rxe has, with `-d` all.
     ///
-    /// Programs that ended are counted still; numbers begin with the device, or with the broker if that is newer.
+    /// Counters also cover programs that have exited. They start from zero with the device and with the broker.
     #[command(override_usage = "ferroce statistic show [link DEV[/PORT]]")]
     Show {
         /// `link DEV[/PORT]`.
         #[arg(value_name = "link DEV[/PORT]")]
         words: Vec<String>,
     },
-    /// Lists the counters of queue pairs.
+    /// List the counters of queue pairs.
     #[command(override_usage = "ferroce statistic qp [show] [link DEV[/PORT]] [FILTER VALUE]...")]
     Qp {
         /// `link DEV[/PORT]`, or the name of a number and its value.
@@ -290,9 +323,9 @@ pub enum StatisticCommand {
 /// Commands of `ferroce resource`.
 #[derive(Subcommand, Debug)]
 pub enum ResourceCommand {
-    /// Counts the objects of each device, or lists those of a kind with their program.
+    /// Count the objects of each device, or list those of one kind with their programs.
     ///
-    /// A program that is stopped is listed as it was when it stopped; nothing waits for it.
+    /// A stopped program is listed as it was when it stopped.
     #[command(
         override_usage = "ferroce resource show [DEV]\n       \
                           ferroce resource show { pd | cq | qp | cm_id | mr | ctx | srq } [link DEV[/PORT]] [FILTER VALUE]...",
@@ -308,7 +341,7 @@ pub enum ResourceCommand {
 /// Commands of `ferroce gid`.
 #[derive(Subcommand, Debug)]
 pub enum GidCommand {
-    /// Lists the entries in use of all GID tables, or of one.
+    /// List the entries in use of all GID tables, or of one.
     Show {
         /// A device, or its port.
         #[arg(value_name = "DEV[/PORT]")]
@@ -319,39 +352,60 @@ pub enum GidCommand {
 /// Arguments of `ferroce run`.
 #[derive(clap::Args, Debug)]
 pub struct RunArgs {
-    /// Shows the program one device, on this network device.
+    /// Show the program one device, on this network interface.
     #[arg(long, value_name = "IF")]
     pub netdev: Option<String>,
-    /// Shows the program fr0 too, where it would see only links, or the device of --netdev.
+    /// Show the program fr0 as well, beside links or the device of --netdev.
     ///
-    /// As soon as there is a link, fr0 is left out of the list of devices, because programs that take every device would
-    /// take it for a second way to other hosts. `--netdev lo` shows fr0 alone.
+    /// As soon as there is a link, programs do not see fr0, because those that take every device would take it for a second
+    /// path to other hosts. `--netdev lo` shows fr0 alone.
     #[arg(long)]
     pub loopback: bool,
-    /// Gives the program a network namespace of its own with nothing but a loopback device in it.
+    /// Give the program a network namespace of its own, with a loopback interface alone.
     ///
-    /// For a job that must not share UDP port 4791 with another user's. Needs unprivileged user
-    /// namespaces, or root.
+    /// For a job that must not share UDP port 4791 with another user's. Needs unprivileged user namespaces, or root.
     #[arg(long)]
     pub private_net: bool,
-    /// Fails where the program cannot be given the files below /sys/class/infiniband and /dev/infiniband.
+    /// Fail if the program cannot be given the files below /sys/class/infiniband and /dev/infiniband.
     ///
-    /// By default the program is given them where that is possible: the tree of its devices, and character devices that do
-    /// nothing, all read-only, in a mount namespace of its own. Counters there are a quarter of a second old at most. It
-    /// takes unprivileged user namespaces, or root. In a user namespace the program keeps its user and group; set-user-ID
-    /// programs that it starts (sudo) gain nothing, and files of other users look like nobody's.
+    /// By default the program gets them if possible: the tree of its devices, and character devices that do nothing, all
+    /// read-only, in a private mount namespace. Counters there are at most a quarter of a second old. This needs
+    /// unprivileged user namespaces, or root. In a user namespace the program keeps its user and group; set-user-ID
+    /// programs that it starts (sudo) gain nothing, and files of other users seem to belong to nobody.
     #[arg(long, conflicts_with = "no_sysfs")]
     pub sysfs: bool,
-    /// Runs the program in the namespaces of the caller, without these files.
+    /// Run the program in the caller's namespaces, without these files.
     #[arg(long)]
     pub no_sysfs: bool,
-    /// Puts ferroce's library before every copy of libibverbs that the program brings along, by LD_PRELOAD.
+    /// Load ferroce's library before any copy of libibverbs that the program brings along, by LD_PRELOAD.
     ///
-    /// For programs with a DT_RPATH and for bundles that carry a libibverbs under another name, as wheels for Python do;
-    /// `ferroce doctor PROGRAM` tells. Every program that this one starts loads the library as well.
+    /// For programs with a DT_RPATH, and for bundles that carry a libibverbs under another name, such as wheels for Python;
+    /// `ferroce doctor PROGRAM` recognises them. Every program that this one starts loads the library as well.
     #[arg(long)]
     pub preload: bool,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub command: Vec<OsString>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::{Args, HELP};
+
+    #[test]
+    fn the_grouped_help_has_every_command_and_no_other() {
+        let mut listed: Vec<&str> = HELP
+            .lines()
+            .filter_map(|line| line.strip_prefix("  "))
+            .filter_map(|line| line.split(' ').next())
+            .filter(|name| *name != "help")
+            .collect();
+        let command = Args::command();
+        let mut there: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+        listed.sort_unstable();
+        there.sort_unstable();
+        assert_eq!(listed, there);
+    }
 }

@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-/// Lists the GIDs of all devices, or of one, as the script of that name does for RoCE cards.
+/// List the GIDs of all devices, or of one, as the script of that name does for RoCE cards.
 #[derive(Parser, Debug)]
 #[command(name = "show_gids", version)]
 pub struct ShowGids {
@@ -13,12 +13,12 @@ pub struct ShowGids {
     pub port: Option<u8>,
 }
 
-/// Lists which device is on which network device, as the script of that name does for RoCE cards.
+/// List which device is on which network interface, as the script of that name does for RoCE cards.
 #[derive(Parser, Debug)]
 #[command(name = "ibdev2netdev", version)]
 pub struct IbDev2NetDev {}
 
-/// Shows the RoCE version that connections of a device use, or sets it, as the script of that name does for RoCE cards.
+/// Show or set the RoCE version that connections of a device use, as the script of that name does for RoCE cards.
 #[derive(Parser, Debug)]
 #[command(name = "cma_roce_mode", version)]
 pub struct CmaRoceMode {
@@ -33,8 +33,8 @@ pub struct CmaRoceMode {
     pub mode: Option<u8>,
 }
 
-/// Shows the type of service of connections whose program sets none, or sets it, as the script of that name does for
-/// RoCE cards.
+/// Show or set the type of service of connections whose program sets none, as the script of that name does for RoCE
+/// cards.
 #[derive(Parser, Debug)]
 #[command(name = "cma_roce_tos", version)]
 pub struct CmaRoceTos {
@@ -49,25 +49,26 @@ pub struct CmaRoceTos {
     pub tos: Option<u8>,
 }
 
-/// Gives a network device the link-local address that RoCE v1 made of its hardware address before GIDs were IP addresses.
+/// Give a network interface the link-local address that RoCE v1 made of its hardware address before GIDs were IP
+/// addresses.
 #[derive(Parser, Debug)]
 #[command(name = "compat_gid_gen")]
 pub struct CompatGidGen {
-    /// A network device.
+    /// A network interface.
     #[arg(short, value_name = "NETDEV")]
     pub device: String,
     /// Its VLAN: the address is that of NETDEV.VLAN.
     #[arg(short, short_alias = 'V', value_parser = clap::value_parser!(u16).range(1..=4094))]
     pub vlan: Option<u16>,
-    /// Takes the address away.
+    /// Remove the address.
     #[arg(short = 'D')]
     pub delete: bool,
-    /// Only prints it.
+    /// Only print it.
     #[arg(short = 'n')]
     pub dry: bool,
 }
 
-/// Links by the commands of the older tool of that name.
+/// Manage links by the commands of the older tool of that name.
 #[derive(Parser, Debug)]
 #[command(name = "rxe_cfg", version, infer_subcommands = true)]
 pub struct RxeCfg {
@@ -79,48 +80,48 @@ pub struct RxeCfg {
 /// Commands of `rxe_cfg`.
 #[derive(Subcommand, Debug)]
 pub enum RxeCommand {
-    /// Lists the Ethernet interfaces and their devices.
+    /// List the Ethernet interfaces and their devices.
     Status,
-    /// Brings configured links back that `stop` put away, and lists.
+    /// Bring back the saved links that `stop` removed, and list.
     Start {
-        /// Not needed: every link speaks what `ferroce link set DEV roce-mode` says.
+        /// Ignored: `ferroce link set DEV roce-mode` sets what a link speaks.
         #[arg(value_name = "-p PROTO")]
         proto: Option<String>,
     },
-    /// Removes all links until the next start.
+    /// Remove all links until the next start.
     Stop,
-    /// Names the interfaces that have a link after every restart.
+    /// List the interfaces whose link is saved.
     Persistent,
-    /// Makes a link on an interface, called rxe and a number.
+    /// Add a link on an interface, named rxe and a number.
     Add {
-        /// Does not keep it across restarts.
+        /// Do not save it.
         #[arg(short)]
         n: bool,
         /// The interface.
         #[arg(value_name = "ethN")]
         netdev: String,
     },
-    /// Removes a link.
+    /// Remove a link.
     Remove {
-        /// Leaves one that outlives restarts to be there again after the next one.
+        /// Keep the saved link: it is there again after the next restart.
         #[arg(short)]
         n: bool,
         /// The interface or the device.
         #[arg(value_name = "ethN | rxeN")]
         which: String,
     },
-    /// Whether links check the ICRC of what arrives; it is always sent.
+    /// Set whether links check the ICRC of received packets; it is always sent.
     Crc {
-        /// The new way of all links.
+        /// For all links.
         #[arg(value_parser = ["enable", "disable"])]
         what: String,
-        /// Even on real wires.
+        /// Allow it on real networks.
         #[arg(long)]
         force: bool,
     },
-    /// Sets the largest RoCE MTU of a link, or of all.
+    /// Set the largest RoCE MTU of a link, or of all.
     Mtu {
-        /// Raises the interface's MTU where it is too small.
+        /// Raise the interface's MTU if it is too small.
         #[arg(short)]
         force: bool,
         /// The device, if not all, and 256, 512, 1024, 2048 or 4096.
