@@ -15,7 +15,7 @@ use crate::attr::AhAttr;
 use crate::error::{AnswerError, CreateAhError, PathError};
 use crate::lane::Lane;
 use crate::tx::{Sender, Senders};
-use crate::{Context, Pd, device, rings};
+use crate::{Context, Pd, device};
 use ferroce_host::fork;
 
 /// TTL of packets whose address vector says 0, as rxe's never leave the host.
@@ -41,6 +41,14 @@ pub struct Ah {
     adding: Mutex<()>,
     destroyed: AtomicBool,
     epoch: u64,
+}
+
+impl Pd {
+    /// Makes an address handle. The destination may be a multicast group.
+    #[doc(alias = "ibv_create_ah")]
+    pub fn create_ah(self: &Arc<Self>, attr: AhAttr) -> Result<Arc<Ah>, CreateAhError> {
+        Ah::create(self, attr)
+    }
 }
 
 impl Ah {
@@ -200,22 +208,14 @@ pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<Way, PathError> 
         service_level: ah.sl & 15,
     };
     let hop_limit = settings.hop_limit(hop_limit);
-    if version == RoceVersion::V1 || rings::for_v2() {
+    if version == RoceVersion::V1 || device::v2_by_broker() {
         let rings = context.engine().open_rings().inspect_err(|error| tracing::warn!(%error, "no frames"));
         let (_, lane) = rings.map_err(|_| PathError::Frames { index })?;
         let link = LinkLayer { version, sl: class.service_level, ifindex: entry.ifindex };
         return Ok(Way { lane: Arc::clone(lane), local, class, hop_limit, link });
     }
-    let lane = context.engine().lane(local, scope_of(sgid, entry.ifindex));
+    let lane = context.engine().lane(local, device::scope_of(sgid, entry.ifindex));
     let lane = lane.ok_or(PathError::NoAddress { index, sgid })?;
     let link = LinkLayer { sl: class.service_level, ..LinkLayer::UDP };
     Ok(Way { lane, local, class, hop_limit, link })
-}
-
-/// Link-local addresses mean something on one interface only.
-pub(crate) fn scope_of(gid: Gid, ifindex: u32) -> u32 {
-    match gid.to_ip() {
-        IpAddr::V6(ip) if ip.is_unicast_link_local() => ifindex,
-        _ => 0,
-    }
 }

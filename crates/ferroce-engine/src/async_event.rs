@@ -1,69 +1,12 @@
-//! Asynchronous events of a context and the count of those not yet acknowledged.
+//! Asynchronous events, with the objects that they happened to.
 
-use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Weak};
+use std::any::Any;
+use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
-
+use crate::async_queue::{EventSource, Taken};
 use crate::error::EventError;
-use crate::notify::NotifyQueue;
-use crate::sleep::{Held, Sleep};
-use crate::{CompletionQueue, Qp, QpShare, Srq};
-
-/// What happened. Discriminants are those of `enum ibv_event_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[doc(alias = "ibv_event_type")]
-#[repr(u8)]
-pub enum AsyncEventKind {
-    /// A completion was lost because the queue was full.
-    CqErr = 0,
-    /// A queue pair cannot go on.
-    QpFatal = 1,
-    /// The peer asked what it may not.
-    QpReqErr = 2,
-    /// The peer used a bad key or range.
-    QpAccessErr = 3,
-    /// First request processed in RTR.
-    CommEst = 4,
-    /// SQD reached.
-    SqDrained = 5,
-    /// The device is gone.
-    DeviceFatal = 8,
-    /// The netdev came up.
-    PortActive = 9,
-    /// The netdev went down.
-    PortErr = 10,
-    /// A shared receive queue failed.
-    SrqErr = 14,
-    /// Fewer work requests than the limit are left in a shared receive queue.
-    SrqLimitReached = 15,
-    /// No more WQE will be taken from the shared receive queue.
-    QpLastWqeReached = 16,
-    /// The GID table changed.
-    GidChange = 18,
-}
-
-impl From<ferroce_proto::AsyncEvent> for AsyncEventKind {
-    fn from(event: ferroce_proto::AsyncEvent) -> Self {
-        match event {
-            ferroce_proto::AsyncEvent::QpFatal => Self::QpFatal,
-            ferroce_proto::AsyncEvent::QpReqErr => Self::QpReqErr,
-            ferroce_proto::AsyncEvent::QpAccessErr => Self::QpAccessErr,
-            ferroce_proto::AsyncEvent::CommEst => Self::CommEst,
-            ferroce_proto::AsyncEvent::SqDrained => Self::SqDrained,
-            ferroce_proto::AsyncEvent::QpLastWqeReached => Self::QpLastWqeReached,
-        }
-    }
-}
-
-impl From<ferroce_proto::SrqEvent> for AsyncEventKind {
-    fn from(event: ferroce_proto::SrqEvent) -> Self {
-        match event {
-            ferroce_proto::SrqEvent::Error => Self::SrqErr,
-            ferroce_proto::SrqEvent::LimitReached => Self::SrqLimitReached,
-        }
-    }
-}
+use crate::sleep::Held;
+use crate::{AsyncEventKind, AsyncQueue, CompletionQueue, Qp, QpShare, Srq};
 
 /// To what it happened.
 #[derive(Clone)]
@@ -105,31 +48,27 @@ impl AsyncEvent {
     }
 }
 
-/// An entry of the queue: it must not keep its object alive.
-enum Queued {
-    Cq(AsyncEventKind, Weak<CompletionQueue>),
-    Qp(AsyncEventKind, Weak<Qp>),
-    Shared(AsyncEventKind, Weak<QpShare>),
-    Srq(AsyncEventKind, Weak<Srq>),
-    Port(AsyncEventKind, u8),
-    Device(AsyncEventKind),
-}
-
-/// The asynchronous events of one context.
-pub struct AsyncQueue {
-    queue: NotifyQueue<Queued>,
+impl AsyncElement {
+    /// `None` for an object that is none of the program's.
+    fn of(source: Arc<dyn EventSource>) -> Option<Self> {
+        let object: Arc<dyn Any + Send + Sync> = source;
+        let object = match object.downcast().map(Self::Qp) {
+            Ok(found) => return Some(found),
+            Err(object) => object,
+        };
+        let object = match object.downcast().map(Self::Cq) {
+            Ok(found) => return Some(found),
+            Err(object) => object,
+        };
+        let object = match object.downcast().map(Self::Srq) {
+            Ok(found) => return Some(found),
+            Err(object) => object,
+        };
+        object.downcast().map(Self::SharedQp).ok()
+    }
 }
 
 impl AsyncQueue {
-    pub(crate) fn new() -> std::io::Result<Self> {
-        Ok(Self { queue: NotifyQueue::new()? })
-    }
-
-    /// Readable while an event is there. O_NONBLOCK, if the program sets it, is honoured.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.queue.fd()
-    }
-
     /// The oldest event; waits for one unless the descriptor is non-blocking.
     #[doc(alias = "ibv_get_async_event")]
     pub fn get(&self) -> Result<AsyncEvent, EventError> {
@@ -143,16 +82,11 @@ impl AsyncQueue {
 
     /// The oldest event, if there is one.
     pub fn take(&self) -> Option<AsyncEvent> {
-        std::iter::from_fn(|| self.queue.pop(hand_out)).flatten().next()
-    }
-
-    /// Prepares a sleep until there may be an event. `held` keeps the context alive meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// [`EventError::WouldBlock`] if the descriptor is non-blocking.
-    pub fn fall_asleep(&self, held: Held) -> Result<Sleep, EventError> {
-        self.queue.fall_asleep(held)
+        Some(match self.pop()? {
+            Taken::Object(kind, source) => AsyncEvent { kind, element: AsyncElement::of(source)? },
+            Taken::Port(kind, port) => AsyncEvent { kind, element: AsyncElement::Port(port) },
+            Taken::Device(kind) => AsyncEvent { kind, element: AsyncElement::Device },
+        })
     }
 
     /// Acknowledges an event that [`Self::get`] returned, exactly once.
@@ -164,107 +98,6 @@ impl AsyncQueue {
             AsyncElement::SharedQp(share) => share.ack_async_event(),
             AsyncElement::Srq(srq) => srq.ack_async_event(),
             AsyncElement::Port(_) | AsyncElement::Device => {}
-        }
-    }
-
-    pub(crate) fn push_cq(&self, kind: AsyncEventKind, cq: &Weak<CompletionQueue>) {
-        self.queue.push(Queued::Cq(kind, cq.clone()));
-    }
-
-    pub(crate) fn push_qp(&self, kind: AsyncEventKind, qp: &Weak<Qp>) {
-        self.queue.push(Queued::Qp(kind, qp.clone()));
-    }
-
-    pub(crate) fn push_share(&self, kind: AsyncEventKind, share: &Weak<QpShare>) {
-        self.queue.push(Queued::Shared(kind, share.clone()));
-    }
-
-    pub(crate) fn purge_share(&self, share: &QpShare) {
-        self.queue
-            .purge(|entry| matches!(entry, Queued::Shared(_, weak) if std::ptr::eq(weak.as_ptr(), share)));
-    }
-
-    pub(crate) fn push_srq(&self, kind: AsyncEventKind, srq: &Weak<Srq>) {
-        self.queue.push(Queued::Srq(kind, srq.clone()));
-    }
-
-    pub(crate) fn push_port(&self, kind: AsyncEventKind, port: u8) {
-        self.queue.push(Queued::Port(kind, port));
-    }
-
-    pub(crate) fn push_device(&self, kind: AsyncEventKind) {
-        self.queue.push(Queued::Device(kind));
-    }
-
-    pub(crate) fn purge_cq(&self, cq: &CompletionQueue) {
-        self.queue.purge(|entry| matches!(entry, Queued::Cq(_, weak) if std::ptr::eq(weak.as_ptr(), cq)));
-    }
-
-    pub(crate) fn purge_srq(&self, srq: &Srq) {
-        self.queue.purge(|entry| matches!(entry, Queued::Srq(_, weak) if std::ptr::eq(weak.as_ptr(), srq)));
-    }
-
-    pub(crate) fn purge_qp(&self, qp: &Qp) {
-        self.queue.purge(|entry| matches!(entry, Queued::Qp(_, weak) if std::ptr::eq(weak.as_ptr(), qp)));
-    }
-}
-
-/// `None`: the object is gone, and with it the event.
-fn hand_out(entry: Queued) -> Option<AsyncEvent> {
-    let event = match entry {
-        Queued::Cq(kind, weak) => {
-            let cq = weak.upgrade()?;
-            cq.async_acks().handed_out(1);
-            AsyncEvent { kind, element: AsyncElement::Cq(cq) }
-        }
-        Queued::Qp(kind, weak) => {
-            let qp = weak.upgrade()?;
-            qp.async_acks().handed_out(1);
-            AsyncEvent { kind, element: AsyncElement::Qp(qp) }
-        }
-        Queued::Shared(kind, weak) => {
-            let share = weak.upgrade()?;
-            share.async_acks().handed_out(1);
-            AsyncEvent { kind, element: AsyncElement::SharedQp(share) }
-        }
-        Queued::Srq(kind, weak) => {
-            let srq = weak.upgrade()?;
-            srq.async_acks().handed_out(1);
-            AsyncEvent { kind, element: AsyncElement::Srq(srq) }
-        }
-        Queued::Port(kind, port) => AsyncEvent { kind, element: AsyncElement::Port(port) },
-        Queued::Device(kind) => AsyncEvent { kind, element: AsyncElement::Device },
-    };
-    Some(event)
-}
-
-/// Events handed out and acknowledged of one object; destroying it waits until both are equal.
-#[derive(Default)]
-pub struct AckCount {
-    outstanding: Mutex<i64>,
-    settled: Condvar,
-}
-
-impl AckCount {
-    /// So many events were given to the program.
-    pub fn handed_out(&self, events: u32) {
-        *self.outstanding.lock() += i64::from(events);
-    }
-
-    /// The program is through with so many.
-    pub fn acknowledge(&self, events: u32) {
-        let mut outstanding = self.outstanding.lock();
-        *outstanding -= i64::from(events);
-        if *outstanding <= 0 {
-            self.settled.notify_all();
-        }
-    }
-
-    /// Sleeps until the program is through with all.
-    pub fn wait(&self) {
-        let mut outstanding = self.outstanding.lock();
-        while *outstanding > 0 {
-            self.settled.wait(&mut outstanding);
         }
     }
 }

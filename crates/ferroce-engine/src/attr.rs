@@ -1,31 +1,7 @@
 //! Attributes of queue pairs in the words of verbs: addresses are GIDs and indices of tables.
 
-use std::sync::Arc;
-
-use ferroce_proto::{QpAccess, QpCaps, QpState, Service};
+use ferroce_proto::{QpAccess, QpState};
 use ferroce_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
-
-use crate::{CompletionQueue, Srq};
-
-/// What a queue pair is made from (`ibv_qp_init_attr`).
-#[derive(Clone)]
-#[doc(alias = "ibv_qp_init_attr")]
-pub struct QpInit {
-    /// Its service; [`Service::Rc`] in this version.
-    pub service: Service,
-    /// Where its send completions go.
-    pub send_cq: Arc<CompletionQueue>,
-    /// Where its receive completions go; may be the same.
-    pub recv_cq: Arc<CompletionQueue>,
-    /// A shared receive queue of the same context in place of its own; the sizes of that are then 0.
-    pub srq: Option<Arc<Srq>>,
-    /// Sizes of its queues. What is created is never smaller, see [`crate::Qp::caps`].
-    pub caps: QpCaps,
-    /// Every send work request is signaled.
-    pub sq_sig_all: bool,
-    /// The caller's own, given back by [`crate::Qp::user`] and in events.
-    pub user: u64,
-}
 
 /// Address vector of a connected queue pair (`ibv_ah_attr`): how packets reach the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -31,6 +31,14 @@ pub struct CompletionChannel {
     guessed: AtomicBool,
 }
 
+impl Context {
+    /// Makes a completion channel.
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn create_channel(self: &Arc<Self>) -> Result<Arc<CompletionChannel>, CreateChannelError> {
+        CompletionChannel::create(self)
+    }
+}
+
 impl CompletionChannel {
     pub(crate) fn create(context: &Arc<Context>) -> Result<Arc<Self>, CreateChannelError> {
         Ok(Arc::new(Self {
@@ -243,6 +251,24 @@ impl CompletionChannel {
 
     pub(crate) fn purge(&self, cq: &CompletionQueue) {
         self.queue.purge(|entry| std::ptr::eq(entry.as_ptr(), cq));
+    }
+}
+
+impl Sleep {
+    /// A sleep on these descriptors, in which the thread receives what arrives for `channels`; the descriptors of the channels
+    /// must be among `fds` if their events count. `None`: something arrived meanwhile, and was processed.
+    pub fn on_channels(
+        channels: &[Arc<CompletionChannel>],
+        fds: impl IntoIterator<Item = libc::pollfd, IntoIter: Clone>,
+        held: Held,
+    ) -> Option<Self> {
+        let mut lanes = Vec::new();
+        for lane in channels.iter().flat_map(|channel| Vec::clone(&channel.lanes().all())) {
+            if !lanes.iter().any(|known| Arc::ptr_eq(known, &lane)) {
+                lanes.push(lane);
+            }
+        }
+        Self::on_lanes(&lanes, fds, held)
     }
 }
 

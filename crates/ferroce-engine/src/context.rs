@@ -1,21 +1,20 @@
 //! An open device.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
-use ferroce_ipc::ledger::{Entry, Table, Totals};
+use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_wire::{Flow, Instant, Pkey, RoceVersion};
 
-use crate::ah::scope_of;
-use crate::async_event::{AsyncEventKind, AsyncQueue};
-use crate::counters::{DeviceCounters, record_head, transport_values};
+use crate::async_queue::{AsyncEventKind, AsyncQueue};
+use crate::clock;
+use crate::counters::{DeviceCounters, record_head};
 use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, GidType, LinkSettings, PortAttr};
-use crate::engine::Engine;
-use crate::error::{AllocPdError, CreateChannelError, CreateCqError, OpenError, OpenXrcdError, QueryError};
+use crate::engine::{DeviceChange, Engine, OpenDevice};
+use crate::error::{OpenError, QueryError};
 use crate::hub::Hub;
 use crate::lane::Lane;
 use crate::memory::guard;
-use crate::{CompletionChannel, CompletionQueue, CqInit, Pd, ThreadDomain, Xrcd, XrcdInit, clock, rings};
 use ferroce_host::fork;
 
 /// An open device (`ibv_context`). Contexts are independent: each has its own objects and
@@ -67,7 +66,7 @@ impl Context {
             entry,
             epoch: fork::epoch(),
         });
-        engine.add_context(&context);
+        engine.add_device(Arc::downgrade(&context) as Weak<_>);
         Ok(context)
     }
 
@@ -76,7 +75,7 @@ impl Context {
         &self.name
     }
 
-    pub(crate) fn device_id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.opened.id
     }
 
@@ -196,26 +195,10 @@ impl Context {
         let _ = self.on_fatal.set(Box::new(tell));
     }
 
-    pub(crate) fn report_mac_change(&self, ifindex: u32) {
-        if let Some(tell) = self.on_mac_change.get() {
-            tell(ifindex);
-        }
-    }
-
     /// Has `tell` called, on the engine's background thread, with the index of an interface that holds GIDs of the device
     /// and has another hardware address now. It must not wait. Once a context.
     pub fn on_mac_change(&self, tell: impl Fn(u32) + Send + Sync + 'static) {
         let _ = self.on_mac_change.set(Box::new(tell));
-    }
-
-    /// The counters that kernel rxe shows too (`rdma statistic`), of this device in this process.
-    pub fn statistics(&self) -> Vec<(&'static str, u64)> {
-        let mut totals = Totals { device: self.counters().values(), ..Totals::default() };
-        totals.add(&[], &self.hub.ledger.retired(self.block));
-        for qp in self.hub.table.iter().filter(|qp| qp.context().block == self.block) {
-            totals.add(&[], &transport_values(&qp.counters()));
-        }
-        totals.rxe()
     }
 
     /// What the engine counted, of this device in this process.
@@ -238,68 +221,24 @@ impl Context {
         self.hub.ledger.record(table)
     }
 
-    /// Makes a protection domain.
-    #[doc(alias = "ibv_alloc_pd")]
-    pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>, AllocPdError> {
-        if !self.engine.pds().take() {
-            return Err(AllocPdError::Limit { max: device::MAX_PD });
-        }
-        self.engine.objects_changed();
-        Ok(Pd::new(self, self.engine.next_pd()))
-    }
-
-    /// Makes a completion channel.
-    #[doc(alias = "ibv_create_comp_channel")]
-    pub fn create_channel(self: &Arc<Self>) -> Result<Arc<CompletionChannel>, CreateChannelError> {
-        CompletionChannel::create(self)
-    }
-
-    /// Makes a completion queue of `cqe` entries that reports to `channel`. `user` is the
-    /// caller's own, given back by [`CompletionQueue::user`].
-    #[doc(alias = "ibv_create_cq")]
-    pub fn create_cq(
-        self: &Arc<Self>,
-        cqe: u32,
-        user: u64,
-        channel: Option<&Arc<CompletionChannel>>,
-        comp_vector: u32,
-    ) -> Result<Arc<CompletionQueue>, CreateCqError> {
-        let channel = channel.cloned();
-        self.create_cq_with(CqInit { entries: cqe, user, channel, comp_vector, ..CqInit::default() })
-    }
-
-    /// Makes a completion queue with everything that one can be made with.
-    #[doc(alias = "ibv_create_cq_ex")]
-    pub fn create_cq_with(self: &Arc<Self>, init: CqInit) -> Result<Arc<CompletionQueue>, CreateCqError> {
-        CompletionQueue::create(self, init)
-    }
-
-    /// Makes a thread domain.
-    #[doc(alias = "ibv_alloc_td")]
-    pub fn alloc_td(self: &Arc<Self>) -> Arc<ThreadDomain> {
-        ThreadDomain::new(self)
-    }
-
     /// The clock of completions: `CLOCK_MONOTONIC`.
     #[doc(alias = "ibv_query_rt_values_ex")]
     pub fn raw_clock(&self) -> Instant {
         clock::now()
     }
 
-    /// Opens an XRC domain.
-    #[doc(alias = "ibv_open_xrcd")]
-    pub fn open_xrcd(self: &Arc<Self>, init: &XrcdInit) -> Result<Arc<Xrcd>, OpenXrcdError> {
-        Xrcd::open(self, init)
+    /// Nothing is told of it any more; `false` if that was so before. In a forked child nothing happens.
+    pub(crate) fn end(&self) -> bool {
+        let ends = self.epoch == fork::epoch() && !self.closed.swap(true, Ordering::AcqRel);
+        if ends {
+            self.engine.remove_device(self);
+        }
+        ends
     }
 
-    /// Closes the device. Queue pairs that were left are destroyed, so that peers learn it; other
-    /// objects become useless. A second call does nothing.
-    #[doc(alias = "ibv_close_device")]
-    pub fn close(self: &Arc<Self>) {
-        if self.epoch == fork::epoch() && !self.closed.swap(true, Ordering::AcqRel) {
-            self.engine.remove_context(self);
-            self.entry.end();
-        }
+    /// Its record in the ledger.
+    pub(crate) fn entry(&self) -> &Entry {
+        &self.entry
     }
 
     /// The lanes of the device's addresses.
@@ -307,12 +246,13 @@ impl Context {
         let gids = self.info().gids;
         let is_ours = |lane: &&Arc<Lane>| {
             let is = |entry: &GidEntry| {
-                entry.gid.to_ip() == lane.local() && scope_of(entry.gid, entry.ifindex) == lane.scope_id()
+                entry.gid.to_ip() == lane.local()
+                    && device::scope_of(entry.gid, entry.ifindex) == lane.scope_id()
             };
             gids.iter().any(is)
         };
         // Of RoCE v1 there are datagrams as soon as there are addresses, and the rings tell of them.
-        let by_rings = |entry: &GidEntry| entry.gid_type == GidType::RoceV1 || rings::for_v2();
+        let by_rings = |entry: &GidEntry| entry.gid_type == GidType::RoceV1 || device::v2_by_broker();
         let rings = if gids.iter().any(by_rings) { self.engine.open_rings().ok() } else { None };
         let rings = rings.map(|(_, lane)| lane);
         self.engine.lanes().iter().filter(is_ours).chain(rings).cloned().collect()
@@ -330,5 +270,23 @@ impl Context {
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.engine
+    }
+}
+
+impl OpenDevice for Context {
+    fn device_id(&self) -> u32 {
+        self.opened.id
+    }
+
+    fn changed(&self, change: DeviceChange) {
+        match change {
+            DeviceChange::Gids => self.events.push_port(AsyncEventKind::GidChange, 1),
+            DeviceChange::PortActive => self.events.push_port(AsyncEventKind::PortActive, 1),
+            DeviceChange::PortDown => self.events.push_port(AsyncEventKind::PortErr, 1),
+            DeviceChange::Mac(ifindex) => {
+                self.on_mac_change.get().inspect(|tell| tell(ifindex));
+            }
+            DeviceChange::Dead => self.report_fatal(),
+        }
     }
 }

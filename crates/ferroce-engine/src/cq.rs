@@ -10,12 +10,12 @@ use ferroce_proto::{WcStatus, WorkCompletion};
 use ferroce_wire::{Instant, Qpn};
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
-use crate::async_event::{AckCount, AsyncEventKind};
+use crate::async_queue::{AckCount, AsyncEventKind, EventSource};
 use crate::counters::record_head;
 use crate::device::{MAX_CQ, MAX_CQE};
 use crate::error::{Busy, CqError, CreateCqError, EventError, ResizeCqError};
 use crate::lane::{Lane, LaneSet};
-use crate::moderation::{Moderation, Moderator, Verdict};
+use crate::moderation::{Moderate, Moderation, Moderator, Verdict};
 use crate::sleep::{Held, Sleep};
 use crate::sleepers::Sleepers;
 use crate::{CompletionChannel, Context, Pd};
@@ -110,6 +110,28 @@ pub struct CompletionQueue {
 /// The second word of its record.
 fn number_and_size(context: &Context, cqe: u32) -> u64 {
     u64::from(context.number()) << 32 | u64::from(cqe)
+}
+
+impl Context {
+    /// Makes a completion queue of `cqe` entries that reports to `channel`. `user` is the
+    /// caller's own, given back by [`CompletionQueue::user`].
+    #[doc(alias = "ibv_create_cq")]
+    pub fn create_cq(
+        self: &Arc<Self>,
+        cqe: u32,
+        user: u64,
+        channel: Option<&Arc<CompletionChannel>>,
+        comp_vector: u32,
+    ) -> Result<Arc<CompletionQueue>, CreateCqError> {
+        let channel = channel.cloned();
+        self.create_cq_with(CqInit { entries: cqe, user, channel, comp_vector, ..CqInit::default() })
+    }
+
+    /// Makes a completion queue with everything that one can be made with.
+    #[doc(alias = "ibv_create_cq_ex")]
+    pub fn create_cq_with(self: &Arc<Self>, init: CqInit) -> Result<Arc<CompletionQueue>, CreateCqError> {
+        CompletionQueue::create(self, init)
+    }
 }
 
 impl CompletionQueue {
@@ -288,16 +310,6 @@ impl CompletionQueue {
         }
     }
 
-    /// The engine's timer looks: fires an event that waited long enough.
-    pub(crate) fn fire_moderated(&self, now: u64) {
-        let mut ring = self.ring.lock();
-        match ring.moderator.look(now) {
-            Verdict::Fire => self.fire(&mut ring),
-            Verdict::Wait => {}
-            Verdict::List(due) => self.context.engine().moderate(&self.me, due),
-        }
-    }
-
     /// Fires the event that was asked for, once, and wakes the threads in [`Self::sleep`].
     fn fire(&self, ring: &mut Ring) {
         if std::mem::take(&mut ring.asked) {
@@ -344,10 +356,6 @@ impl CompletionQueue {
     /// Acknowledges one asynchronous event of this queue.
     pub fn ack_async_event(&self) {
         self.async_acks.acknowledge(1);
-    }
-
-    pub(crate) fn async_acks(&self) -> &AckCount {
-        &self.async_acks
     }
 
     pub(crate) fn comp_acks(&self) -> &AckCount {
@@ -404,7 +412,7 @@ impl CompletionQueue {
         if let Some(channel) = &self.channel {
             channel.purge(self);
         }
-        self.context.async_events().purge_cq(self);
+        self.context.async_events().purge(self);
         self.comp_acks.wait();
         self.async_acks.wait();
         if let Some(channel) = &self.channel {
@@ -458,7 +466,7 @@ impl CompletionQueue {
                 self.note_ready(&ring);
                 ring.sleepers.wake();
                 drop(ring);
-                self.context.async_events().push_cq(AsyncEventKind::CqErr, &self.me);
+                self.context.async_events().push(AsyncEventKind::CqErr, self.me.clone());
                 return Pushed::Lost { first: true };
             }
             ring.entries.pop_front();
@@ -475,7 +483,7 @@ impl CompletionQueue {
             match ring.moderator.completed(now) {
                 Verdict::Fire => self.fire(&mut ring),
                 Verdict::Wait => {}
-                Verdict::List(due) => self.context.engine().moderate(&self.me, due),
+                Verdict::List(due) => self.context.engine().moderate(self.me.clone(), due),
             }
         }
         Pushed::Queued
@@ -485,6 +493,23 @@ impl CompletionQueue {
     pub(crate) fn purge(&self, qpn: Qpn) {
         let mut ring = self.ring.lock();
         ring.entries.retain(|entry| entry.completion.qpn != qpn);
+    }
+}
+
+impl EventSource for CompletionQueue {
+    fn async_acks(&self) -> &AckCount {
+        &self.async_acks
+    }
+}
+
+impl Moderate for CompletionQueue {
+    fn fire_moderated(&self, now: u64) {
+        let mut ring = self.ring.lock();
+        match ring.moderator.look(now) {
+            Verdict::Fire => self.fire(&mut ring),
+            Verdict::Wait => {}
+            Verdict::List(due) => self.context.engine().moderate(self.me.clone(), due),
+        }
     }
 }
 

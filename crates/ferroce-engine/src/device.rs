@@ -1,6 +1,9 @@
 //! What a device and its port say about themselves.
 
-use ferroce_wire::PathMtu;
+use std::net::IpAddr;
+use std::sync::OnceLock;
+
+use ferroce_wire::{Gid, PathMtu};
 
 use ferroce_host::speed;
 pub use ferroce_host::speed::{DEFAULT_SPEED, width_and_speed};
@@ -161,3 +164,17 @@ impl PortAttr {
 
 /// Entries of a port's GID table, as rxe.
 pub const GID_TABLE_LEN: u32 = 1024;
+
+/// Whether this process asked for packets of RoCE v2 to go by the broker (`FERROCE_DATAPATH=packet`).
+pub(crate) fn v2_by_broker() -> bool {
+    static WANTED: OnceLock<bool> = OnceLock::new();
+    *WANTED.get_or_init(|| std::env::var_os("FERROCE_DATAPATH").is_some_and(|value| value == "packet"))
+}
+
+/// The scope of an address: link-local addresses mean something on one interface only.
+pub(crate) fn scope_of(gid: Gid, ifindex: u32) -> u32 {
+    match gid.to_ip() {
+        IpAddr::V6(ip) if ip.is_unicast_link_local() => ifindex,
+        _ => 0,
+    }
+}

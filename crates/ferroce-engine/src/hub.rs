@@ -7,17 +7,17 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::Qp;
 use crate::handover::Attention;
 use crate::qpn::QpnTable;
-use crate::{Qp, Srq};
 use ferroce_host::event;
 use ferroce_host::fork::Guarded;
 
 /// Shared without a lock.
 pub(crate) struct Hub {
     pub(crate) table: QpnTable<Qp>,
-    /// Numbers of shared receive queues, and those that peers name by them: XRC's.
-    pub(crate) srqs: QpnTable<Srq>,
+    /// Permutes the numbers of shared receive queues.
+    srq_key: u64,
     /// What is counted, and what objects there are, for the broker to read.
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) attention: Attention,
@@ -34,13 +34,18 @@ impl Hub {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let hub = Self {
             table: QpnTable::new(slot, secret as u64),
-            srqs: QpnTable::new(slot, (secret >> 32) as u64),
+            srq_key: (secret >> 32) as u64,
             ledger: Arc::new(ledger),
             attention: Attention::new(),
             secret: (secret >> 64) as u64,
             wake: Guarded::new(wake),
         };
         Ok((hub, file))
+    }
+
+    /// Numbers for shared receive queues, none of which is used.
+    pub(crate) fn numbers_of_srqs<T>(&self) -> QpnTable<T> {
+        QpnTable::new(self.table.slot(), self.srq_key)
     }
 
     /// Gets the background thread out of its sleep.

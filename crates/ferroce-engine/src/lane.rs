@@ -68,9 +68,8 @@ use ferroce_wire::icrc::{IcrcChecker, Verdict};
 use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, Qpn};
 use parking_lot::Mutex;
 
-use crate::ah::scope_of;
 use crate::counters::DeviceCounters;
-use crate::device::{DeviceInfo, GidEntry};
+use crate::device::{DeviceInfo, GidEntry, scope_of};
 use crate::frames::FramePort;
 use crate::handover::{LaneState, NEVER};
 use crate::hub::Hub;

@@ -18,8 +18,8 @@
 
 mod ah;
 mod async_event;
+mod async_queue;
 mod attr;
-mod background;
 pub mod broker;
 mod channel;
 mod clock;
@@ -46,7 +46,6 @@ mod pd;
 mod qp;
 mod qpn;
 mod rings;
-mod send_batch;
 mod signal;
 mod sleep;
 mod sleepers;
@@ -63,8 +62,9 @@ mod sync {
 }
 
 pub use ah::Ah;
-pub use async_event::{AckCount, AsyncElement, AsyncEvent, AsyncEventKind, AsyncQueue};
-pub use attr::{AhAttr, QpAttr, QpInit};
+pub use async_event::{AsyncElement, AsyncEvent};
+pub use async_queue::{AckCount, AsyncEventKind, AsyncQueue};
+pub use attr::{AhAttr, QpAttr};
 pub use channel::CompletionChannel;
 pub use context::Context;
 pub use counters::DeviceCounters;
@@ -92,8 +92,7 @@ pub use mr::{Mr, MrChange};
 pub use mw::Mw;
 pub use notify::NotifyQueue;
 pub use pd::{Pd, ThreadDomain};
-pub use qp::{Qp, QpShare};
-pub use send_batch::SendBatch;
+pub use qp::{Qp, QpInit, QpShare, SendBatch};
 pub use sleep::{Held, Sleep};
 pub use srq::{Srq, SrqInit};
 pub use wall_clock::WallClock;

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferroce_wire::Instant;
 use parking_lot::Mutex;
 
-use crate::CompletionQueue;
 use crate::handover::NEVER;
 
 /// When a completion queue fires the event that was asked for. Moderation is on while both are set: an event comes
@@ -94,9 +93,15 @@ impl Moderator {
     }
 }
 
+/// A completion queue whose events can wait.
+pub(crate) trait Moderate: Send + Sync {
+    /// Fires an event that waited long enough.
+    fn fire_moderated(&self, now: u64);
+}
+
 /// The queues whose events wait.
 pub(crate) struct Moderated {
-    queues: Mutex<Vec<Weak<CompletionQueue>>>,
+    queues: Mutex<Vec<Weak<dyn Moderate>>>,
     /// When the first of them is due; may be too early, never too late.
     at: AtomicU64,
 }
@@ -109,9 +114,9 @@ impl Default for Moderated {
 
 impl Moderated {
     /// Adds a queue; may be called with its lock held.
-    pub(crate) fn add(&self, cq: &Weak<CompletionQueue>, due: u64) {
+    pub(crate) fn add(&self, cq: Weak<dyn Moderate>, due: u64) {
         let mut queues = self.queues.lock();
-        queues.push(cq.clone());
+        queues.push(cq);
         self.at.fetch_min(due, Ordering::SeqCst);
     }
 

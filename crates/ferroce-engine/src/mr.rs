@@ -29,6 +29,42 @@ pub struct Mr {
     epoch: u64,
 }
 
+impl Pd {
+    /// Registers `len` octets at `addr`, which peers address from `iova` on. Checks that the
+    /// memory is mapped and allows what `access` asks for; pins nothing.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn reg_mr(
+        self: &Arc<Self>,
+        addr: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Arc<Mr>, RegMrError> {
+        Mr::register(self, addr, len, iova, access)
+    }
+
+    /// Registers `len` octets of a file from `offset` on, at least one, which peers address from `iova` on: of a memfd or a
+    /// DMA-BUF, whatever can be mapped.
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
+    pub fn reg_file(
+        self: &Arc<Self>,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Arc<Mr>, RegMrError> {
+        Mr::of_file(self, file, offset, len, iova, access)
+    }
+
+    /// A region of no memory at every address, for work requests alone: what is read from it is zeros, what is written to
+    /// it is lost.
+    #[doc(alias = "ibv_alloc_null_mr")]
+    pub fn null_mr(self: &Arc<Self>) -> Result<Arc<Mr>, RegMrError> {
+        Mr::null(self)
+    }
+}
+
 /// What a change of the registration changes.
 struct Now {
     pd: Arc<Pd>,

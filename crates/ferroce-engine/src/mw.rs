@@ -21,6 +21,14 @@ pub struct Mw {
     epoch: u64,
 }
 
+impl Pd {
+    /// Makes a memory window that is not bound.
+    #[doc(alias = "ibv_alloc_mw")]
+    pub fn alloc_mw(self: &Arc<Self>, kind: MwType) -> Result<Arc<Mw>, AllocMwError> {
+        Mw::alloc(self, kind)
+    }
+}
+
 impl Mw {
     pub(crate) fn alloc(pd: &Arc<Pd>, kind: MwType) -> Result<Arc<Self>, AllocMwError> {
         let engine = pd.context().engine();

@@ -1,17 +1,16 @@
 //! Protection domains and the memory registered in them.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_proto::Sge;
 
-use crate::attr::{AhAttr, QpInit};
+use crate::Context;
 use crate::counters::record_head;
-use crate::error::{AllocMwError, Busy, CreateAhError, CreateQpError, CreateSrqError};
-use crate::memory::{Access, Advice, AdviseError, MwType, PdId, RegMrError};
-use crate::{Ah, Context, Mr, Mw, Qp, Srq, SrqInit};
+use crate::device::MAX_PD;
+use crate::error::{AllocPdError, Busy};
+use crate::memory::{Advice, AdviseError, PdId};
 use ferroce_host::fork;
 
 /// A protection domain (`ibv_pd`): queue pairs reach only memory of their own.
@@ -35,6 +34,24 @@ enum Base {
     Parent(Arc<Pd>, Option<Arc<ThreadDomain>>),
     /// The same domain, imported into another context.
     Import(Arc<Pd>),
+}
+
+impl Context {
+    /// Makes a protection domain.
+    #[doc(alias = "ibv_alloc_pd")]
+    pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>, AllocPdError> {
+        if !self.engine().pds().take() {
+            return Err(AllocPdError::Limit { max: MAX_PD });
+        }
+        self.engine().objects_changed();
+        Ok(Pd::new(self, self.engine().next_pd()))
+    }
+
+    /// Makes a thread domain.
+    #[doc(alias = "ibv_alloc_td")]
+    pub fn alloc_td(self: &Arc<Self>) -> Arc<ThreadDomain> {
+        ThreadDomain::new(self)
+    }
 }
 
 impl Drop for Pd {
@@ -130,40 +147,6 @@ impl Pd {
         }
     }
 
-    /// Registers `len` octets at `addr`, which peers address from `iova` on. Checks that the
-    /// memory is mapped and allows what `access` asks for; pins nothing.
-    #[doc(alias = "ibv_reg_mr")]
-    pub fn reg_mr(
-        self: &Arc<Self>,
-        addr: u64,
-        len: usize,
-        iova: u64,
-        access: Access,
-    ) -> Result<Arc<Mr>, RegMrError> {
-        Mr::register(self, addr, len, iova, access)
-    }
-
-    /// Registers `len` octets of a file from `offset` on, at least one, which peers address from `iova` on: of a memfd or a
-    /// DMA-BUF, whatever can be mapped.
-    #[doc(alias = "ibv_reg_dmabuf_mr")]
-    pub fn reg_file(
-        self: &Arc<Self>,
-        file: BorrowedFd<'_>,
-        offset: u64,
-        len: usize,
-        iova: u64,
-        access: Access,
-    ) -> Result<Arc<Mr>, RegMrError> {
-        Mr::of_file(self, file, offset, len, iova, access)
-    }
-
-    /// A region of no memory at every address, for work requests alone: what is read from it is zeros, what is written to
-    /// it is lost.
-    #[doc(alias = "ibv_alloc_null_mr")]
-    pub fn null_mr(self: &Arc<Self>) -> Result<Arc<Mr>, RegMrError> {
-        Mr::null(self)
-    }
-
     /// Whether memory of the other one is memory of this one: it is the same, or the parent domain of the same.
     pub fn shares_memory_with(&self, other: &Self) -> bool {
         self.id == other.id
@@ -174,30 +157,6 @@ impl Pd {
     pub fn advise(&self, advice: Advice, ranges: &[Sge]) -> Result<(), AdviseError> {
         let memory = self.context.engine().memory();
         ranges.iter().try_for_each(|range| memory.advise(self.id, advice, range))
-    }
-
-    /// Makes a memory window that is not bound.
-    #[doc(alias = "ibv_alloc_mw")]
-    pub fn alloc_mw(self: &Arc<Self>, kind: MwType) -> Result<Arc<Mw>, AllocMwError> {
-        Mw::alloc(self, kind)
-    }
-
-    /// Makes a queue pair in the RESET state.
-    #[doc(alias = "ibv_create_qp")]
-    pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, CreateQpError> {
-        Qp::create(self, init)
-    }
-
-    /// Makes a shared receive queue.
-    #[doc(alias = "ibv_create_srq")]
-    pub fn create_srq(self: &Arc<Self>, init: SrqInit) -> Result<Arc<Srq>, CreateSrqError> {
-        Srq::create(self, init, None)
-    }
-
-    /// Makes an address handle. The destination may be a multicast group.
-    #[doc(alias = "ibv_create_ah")]
-    pub fn create_ah(self: &Arc<Self>, attr: AhAttr) -> Result<Arc<Ah>, CreateAhError> {
-        Ah::create(self, attr)
     }
 
     /// Ends the domain. Refused while memory regions, windows, queue pairs, shared receive queues or address

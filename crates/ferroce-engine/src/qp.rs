@@ -6,9 +6,11 @@ mod flows;
 mod ledger;
 mod locked;
 mod mcast;
+mod of_context;
 mod parts;
 mod patience;
 mod receives;
+mod send_batch;
 mod share;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -23,14 +25,13 @@ use ferroce_wire::{Flow, Gid, Qpn};
 use parking_lot::Mutex;
 
 use crate::ah::{self, Way};
-use crate::async_event::AckCount;
-use crate::attr::{AhAttr, QpAttr, QpInit};
+use crate::async_queue::{AckCount, EventSource};
+use crate::attr::{AhAttr, QpAttr};
 use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
 use crate::error::{Busy, CreateQpError, ModifyQpError, PathError};
 use crate::frames::Frames;
 use crate::handover::NEVER;
 use crate::outlets::{Exit, Outlets};
-use crate::send_batch::{SendBatch, Stage};
 use crate::tx::Endpoints;
 use crate::{CompletionQueue, Context, Pd, Srq, Xrcd, clock};
 use ferroce_host::fork;
@@ -39,8 +40,11 @@ use answers::Answers;
 pub(crate) use locked::Locked;
 use locked::{Core, Inside, Path};
 pub(crate) use parts::Parts;
+pub use parts::QpInit;
 use parts::Target;
 use patience::Patience;
+pub use send_batch::SendBatch;
+use send_batch::Stage;
 pub use share::QpShare;
 use share::{Left, Sharing};
 
@@ -517,7 +521,7 @@ impl Qp {
         match sharing.leave() {
             Left::Before => return Ok(()),
             Left::OthersStay => {
-                self.context().async_events().purge_qp(self);
+                self.context().async_events().purge(self);
                 self.async_acks.wait();
             }
             Left::Last => self.end()?,
@@ -555,7 +559,7 @@ impl Qp {
         }
         hub.table.remove(self.qpn);
         self.purge();
-        self.context().async_events().purge_qp(self);
+        self.context().async_events().purge(self);
         self.async_acks.wait();
         hub.table.release(self.qpn);
         self.cqs().for_each(|cq| cq.remove_user());
@@ -573,10 +577,6 @@ impl Qp {
     /// Acknowledges one asynchronous event of this queue pair.
     pub fn ack_async_event(&self) {
         self.async_acks.acknowledge(1);
-    }
-
-    pub(crate) fn async_acks(&self) -> &AckCount {
-        &self.async_acks
     }
 
     /// Of the process from which this one was forked: nothing may be sent by its descriptors, whose numbers may be other files' here,
@@ -619,5 +619,11 @@ impl Qp {
             locked.core.transport.set_fatal();
             locked.settle(clock::now());
         }
+    }
+}
+
+impl EventSource for Qp {
+    fn async_acks(&self) -> &AckCount {
+        &self.async_acks
     }
 }

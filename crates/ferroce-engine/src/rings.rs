@@ -2,8 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use ferroce_datapath::udp::{LossReason, Sent};
 use ferroce_ipc::ring::{Consumer, MAX_PACKET, Popped, Producer, PushError, Rings};
@@ -126,10 +126,4 @@ fn take(rx: &mut Option<Consumer>, out: &mut [u8; MAX_PACKET]) -> Option<Popped>
             None
         }
     }
-}
-
-/// Whether this process asked for packets of RoCE v2 to go by the broker (`FERROCE_DATAPATH=packet`).
-pub(crate) fn for_v2() -> bool {
-    static WANTED: OnceLock<bool> = OnceLock::new();
-    *WANTED.get_or_init(|| std::env::var_os("FERROCE_DATAPATH").is_some_and(|value| value == "packet"))
 }

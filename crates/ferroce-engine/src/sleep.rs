@@ -9,9 +9,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::{fmt, io};
 
-use crate::CompletionChannel;
 use crate::error::EventError;
-use crate::lane::{self, Lane, WATCHED, Watch};
+use crate::lane::{self, Lane, LaneSet, WATCHED, Watch};
 use ferroce_host::{event, process};
 
 /// The things that must live as long as a sleep: owners of the descriptors, and a destructor that takes back what was registered.
@@ -78,22 +77,6 @@ impl Sleep {
         Self::on([event::readable(event)], held)
     }
 
-    /// A sleep on these descriptors, in which the thread receives what arrives for `channels`; the descriptors of the channels
-    /// must be among `fds` if their events count. `None`: something arrived meanwhile, and was processed.
-    pub fn on_channels(
-        channels: &[Arc<CompletionChannel>],
-        fds: impl IntoIterator<Item = libc::pollfd, IntoIter: Clone>,
-        held: Held,
-    ) -> Option<Self> {
-        let mut lanes = Vec::new();
-        for lane in channels.iter().flat_map(|channel| Vec::clone(&channel.lanes().all())) {
-            if !lanes.iter().any(|known| Arc::ptr_eq(known, &lane)) {
-                lanes.push(lane);
-            }
-        }
-        Self::on_lanes(&lanes, fds, held)
-    }
-
     /// A sleep on these descriptors, in which the thread also receives on `lanes`. `None`: something arrived meanwhile.
     pub(crate) fn on_lanes(
         lanes: &[Arc<Lane>],
@@ -140,5 +123,13 @@ impl Sleep {
     pub fn sleep(mut self) -> Result<(), EventError> {
         let polled = event::poll(self.fds(), -1);
         self.end(polled.map(drop))
+    }
+}
+
+impl LaneSet {
+    /// Prepares a sleep until `event` is readable or something arrived on a lane. `None`: something arrived meanwhile, and
+    /// was processed. `held` lives as long as the sleep.
+    pub(crate) fn fall_asleep(&self, event: BorrowedFd<'_>, held: Held) -> Option<Sleep> {
+        Sleep::on_lanes(&self.all(), [event::readable(event)], held)
     }
 }

@@ -11,10 +11,12 @@ use ferroce_proto::{
 use ferroce_wire::{Qpn, SrqNumber};
 use parking_lot::Mutex;
 
-use crate::async_event::AckCount;
+use crate::async_queue::{AckCount, EventSource};
 use crate::counters::record_head;
 use crate::device::{MAX_SRQ, MAX_SRQ_SGE, MAX_SRQ_WR};
+use crate::engine::Engine;
 use crate::error::{Busy, CreateSrqError, ModifySrqError};
+use crate::qpn::QpnTable;
 use crate::xrc::XrcSrq;
 use crate::{Context, Pd};
 use ferroce_host::fork;
@@ -47,6 +49,15 @@ pub struct Srq {
     entry: Entry,
     epoch: u64,
     xrc: Option<XrcSrq>,
+    table: Arc<QpnTable<Self>>,
+}
+
+impl Pd {
+    /// Makes a shared receive queue.
+    #[doc(alias = "ibv_create_srq")]
+    pub fn create_srq(self: &Arc<Self>, init: SrqInit) -> Result<Arc<Srq>, CreateSrqError> {
+        Srq::create(self, init, None)
+    }
 }
 
 /// What its lock guards: taken under that of a queue pair, before that of a completion queue.
@@ -56,6 +67,11 @@ struct Core {
 }
 
 impl Srq {
+    /// The numbers of the process's shared receive queues, and those queues that peers name by them: XRC's.
+    pub(crate) fn table(engine: &Engine) -> Arc<QpnTable<Self>> {
+        engine.shared(|| engine.hub().numbers_of_srqs())
+    }
+
     pub(crate) fn create(
         pd: &Arc<Pd>,
         init: SrqInit,
@@ -72,12 +88,12 @@ impl Srq {
         }
         let queue = SharedReceiveQueue::new(max_wr, max_sge, Domain(pd.id().value()))
             .ok_or(CreateSrqError::Memory { max_wr })?;
-        let hub = pd.context().engine().hub();
-        let number = hub.srqs.allocate().ok_or(CreateSrqError::Limit { max: MAX_SRQ })?;
+        let table = Self::table(pd.context().engine());
+        let number = table.allocate().ok_or(CreateSrqError::Limit { max: MAX_SRQ })?;
         if let Some(xrc) = &xrc
             && let Err(error) = xrc.add_users(pd.context())
         {
-            hub.srqs.release(number);
+            table.release(number);
             return Err(error);
         }
         pd.add_user();
@@ -97,10 +113,11 @@ impl Srq {
             entry,
             epoch: fork::epoch(),
             xrc,
+            table,
         });
         if let Some(xrc) = &srq.xrc {
             xrc.xrcd.domain().add_srq(&srq, &xrc.cq);
-            hub.srqs.insert(number, Arc::clone(&srq));
+            srq.table.insert(number, Arc::clone(&srq));
         }
         Ok(srq)
     }
@@ -188,17 +205,16 @@ impl Srq {
             }
         }
         let number = Qpn::new(self.number.value());
-        let hub = self.context().engine().hub();
         if let Some(xrc) = &self.xrc {
-            hub.srqs.remove(number);
+            self.table.remove(number);
             xrc.xrcd.domain().remove_srq(self, &xrc.cq);
             xrc.cq.remove_user();
             xrc.xrcd.remove_user();
         }
-        self.context().async_events().purge_srq(self);
+        self.context().async_events().purge(self);
         self.async_acks.wait();
         self.entry.end();
-        hub.srqs.release(number);
+        self.table.release(number);
         self.pd.remove_user();
         Ok(())
     }
@@ -220,10 +236,6 @@ impl Srq {
     /// Acknowledges one asynchronous event of this queue.
     pub fn ack_async_event(&self) {
         self.async_acks.acknowledge(1);
-    }
-
-    pub(crate) fn async_acks(&self) -> &AckCount {
-        &self.async_acks
     }
 
     /// What makes it one of XRC.
@@ -248,8 +260,14 @@ impl Srq {
 
     fn report(&self, core: &mut Core) {
         if let Some(event) = core.queue.poll_event() {
-            self.context().async_events().push_srq(event.into(), &self.me);
+            self.context().async_events().push(event.into(), self.me.clone());
         }
+    }
+}
+
+impl EventSource for Srq {
+    fn async_acks(&self) -> &AckCount {
+        &self.async_acks
     }
 }
 

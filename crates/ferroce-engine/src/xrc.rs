@@ -11,11 +11,10 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::{Mode, fstat};
 use parking_lot::Mutex;
 
-use crate::error::{Busy, CreateQpError, CreateSrqError, OpenQpError, OpenXrcdError};
-use crate::hub::Hub;
+use crate::error::{Busy, CreateSrqError, OpenXrcdError};
 use crate::lane::Lane;
-use crate::qp::Parts;
-use crate::{CompletionQueue, Context, Pd, Qp, QpShare, Srq, SrqInit};
+use crate::qpn::QpnTable;
+use crate::{CompletionQueue, Context, Pd, Srq, SrqInit};
 use ferroce_host::fork::{self, Guarded};
 
 /// A file that names an XRC domain: whoever opens one by the same inode, in this process, gets the same domain.
@@ -66,15 +65,24 @@ pub struct Xrcd {
     epoch: u64,
 }
 
+impl Context {
+    /// Opens an XRC domain.
+    #[doc(alias = "ibv_open_xrcd")]
+    pub fn open_xrcd(self: &Arc<Self>, init: &XrcdInit) -> Result<Arc<Xrcd>, OpenXrcdError> {
+        Xrcd::open(self, init)
+    }
+}
+
 impl Xrcd {
     pub(crate) fn open(context: &Arc<Context>, init: &XrcdInit) -> Result<Arc<Self>, OpenXrcdError> {
         let engine = context.engine();
-        let fresh = || Arc::new(XrcCore { hub: Arc::clone(engine.hub()), members: Mutex::default() });
+        let fresh = || Arc::new(XrcCore { srqs: Srq::table(engine), members: Mutex::default() });
         let domain = match &init.inode {
             None => fresh(),
             Some(inode) => {
-                let mut named = engine.xrcds().lock();
-                let same = |entry: &&mut Named| entry.device == context.device_id() && entry.inode.is(inode);
+                let domains = engine.shared(Domains::default);
+                let mut named = domains.lock();
+                let same = |entry: &&mut Named| entry.device == context.id() && entry.inode.is(inode);
                 match named.iter_mut().find(same) {
                     Some(_) if init.exclusive => return Err(OpenXrcdError::Exists),
                     None if !init.create => return Err(OpenXrcdError::NotThere),
@@ -85,7 +93,7 @@ impl Xrcd {
                     None => {
                         let domain = fresh();
                         named.push(Named {
-                            device: context.device_id(),
+                            device: context.id(),
                             inode: inode.clone(),
                             domain: Arc::clone(&domain),
                             opens: 1,
@@ -115,21 +123,6 @@ impl Xrcd {
         Arc::ptr_eq(&self.domain, &other.domain)
     }
 
-    /// Makes a target queue pair, in RESET: it answers what an initiator asks and receives into the shared receive queue
-    /// that each request names. Remote keys are looked for in `pd`, or without one in the protection domain of that queue.
-    #[doc(alias = "IBV_QPT_XRC_RECV")]
-    pub fn create_target(
-        self: &Arc<Self>,
-        pd: Option<&Arc<Pd>>,
-        user: u64,
-    ) -> Result<Arc<Qp>, CreateQpError> {
-        if pd.is_some_and(|pd| !Arc::ptr_eq(pd.context(), &self.context)) {
-            return Err(CreateQpError::ForeignPd);
-        }
-        let own_memory = pd.is_some();
-        Qp::assemble(pd.unwrap_or(&self.nowhere), Parts::target(self, own_memory, user))
-    }
-
     /// Makes a shared receive queue that targets of this domain receive into; its completions go to `cq`.
     pub fn create_srq(
         self: &Arc<Self>,
@@ -138,17 +131,6 @@ impl Xrcd {
         init: SrqInit,
     ) -> Result<Arc<Srq>, CreateSrqError> {
         Srq::create(pd, init, Some(XrcSrq { xrcd: Arc::clone(self), cq: Arc::clone(cq) }))
-    }
-
-    /// Opens a target queue pair of this domain a second time: it lives until all have closed it. `user` is the caller's
-    /// own, given back in its events.
-    #[doc(alias = "ibv_open_qp")]
-    pub fn open_qp(self: &Arc<Self>, qpn: Qpn, user: u64) -> Result<Arc<QpShare>, OpenQpError> {
-        let table = &self.domain.hub.table;
-        let none = OpenQpError { qpn };
-        let found = table.owns(qpn).then(|| table.get(qpn)).flatten().ok_or(none)?;
-        let qp = found.as_ref().ok_or(none)?;
-        qp.share(self, user).ok_or(none)
     }
 
     /// Closes it. Refused while queue pairs or shared receive queues made or opened by it are there. A second call does
@@ -164,7 +146,8 @@ impl Xrcd {
             return Err(Busy { users });
         }
         if !std::mem::replace(&mut *closed, true) {
-            let mut named = self.context.engine().xrcds().lock();
+            let domains = self.context.engine().shared(Domains::default);
+            let mut named = domains.lock();
             if let Some(at) = named.iter().position(|entry| Arc::ptr_eq(&entry.domain, &self.domain)) {
                 named[at].opens -= 1;
                 if named[at].opens == 0 {
@@ -188,13 +171,21 @@ impl Xrcd {
         self.users.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// The protection domain of targets that have none.
+    pub(crate) fn nowhere(&self) -> &Arc<Pd> {
+        &self.nowhere
+    }
+
     pub(crate) fn domain(&self) -> &Arc<XrcCore> {
         &self.domain
     }
 }
 
+/// All domains of the process that a file names.
+type Domains = Mutex<Vec<Named>>;
+
 /// A domain that has a name.
-pub(crate) struct Named {
+struct Named {
     device: u32,
     inode: Inode,
     domain: Arc<XrcCore>,
@@ -224,7 +215,7 @@ impl XrcSrq {
 
 /// The domain itself.
 pub(crate) struct XrcCore {
-    hub: Arc<Hub>,
+    srqs: Arc<QpnTable<Srq>>,
     members: Mutex<Members>,
 }
 
@@ -239,7 +230,7 @@ impl XrcCore {
     /// Runs `look` on the domain's queue of this number. Wait-free. Numbers of other processes are not here.
     fn with<R>(&self, number: SrqNumber, look: impl FnOnce(&Srq, &XrcSrq) -> R) -> Option<R> {
         let qpn = Qpn::new(number.value());
-        let found = self.hub.srqs.owns(qpn).then(|| self.hub.srqs.get(qpn)).flatten()?;
+        let found = self.srqs.owns(qpn).then(|| self.srqs.get(qpn)).flatten()?;
         let srq = found.as_ref()?;
         let xrc = srq.xrc().filter(|xrc| std::ptr::eq(Arc::as_ptr(&xrc.xrcd.domain), self))?;
         Some(look(srq, xrc))

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::broker::embed;
 use crate::broker::spawn::{SpawnError, Starter};
-use crate::rings;
+use crate::device;
 use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::Address;
 
@@ -307,7 +307,7 @@ impl Inner {
                     client.send(&Message::Devices(self.devices.clone()), &[])?;
                     resume = Some(client.send(&Message::Resume(self.slots.clone()), &[parked.as_fd()])?);
                     if let Some(bell) = self.bell.as_ref().filter(|_| minor >= MINOR_RINGS) {
-                        client.send(&Message::OpenRings { v2: rings::for_v2() }, &[bell.as_fd()])?;
+                        client.send(&Message::OpenRings { v2: device::v2_by_broker() }, &[bell.as_fd()])?;
                     }
                 }
                 _ => {}

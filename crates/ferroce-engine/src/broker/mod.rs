@@ -35,7 +35,7 @@ use find::find_or_start;
 use link::{Guard, Inner, Link};
 
 use crate::broker::spawn::Starter;
-use crate::rings;
+use crate::device;
 use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::Address;
 
@@ -255,8 +255,11 @@ impl BrokerClient {
                     "this ferroced is too old for RoCE v1: let it end, so that a new one can start";
                 return Err(Refusal { code: RefusalCode::Version, sentence: sentence.to_owned() }.into());
             }
-            let (answer, mut descriptors) =
-                client.request_with(&Message::OpenRings { v2: rings::for_v2() }, &[bell.as_fd()], REQUEST)?;
+            let (answer, mut descriptors) = client.request_with(
+                &Message::OpenRings { v2: device::v2_by_broker() },
+                &[bell.as_fd()],
+                REQUEST,
+            )?;
             match (answer, descriptors.pop()) {
                 (Message::Rings, Some(rings)) => Ok(rings),
                 _ => Err(ClientError::Unexpected),

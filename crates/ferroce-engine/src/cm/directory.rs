@@ -1,5 +1,6 @@
 //! Which port and connection of this process is whose.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,11 +14,11 @@ use super::blocks::Blocks;
 use super::event::{EventKind, Target};
 use super::routes::Routes;
 use super::{Connection, Question};
-use crate::engine::Engine;
+use crate::engine::{ConnectionEvents, Engine};
 
 /// Ports and connections of this process, and who is told of them.
 #[derive(Default)]
-pub(crate) struct Directory {
+pub(super) struct Directory {
     next: AtomicU64,
     entries: Mutex<Entries>,
     blocks: Mutex<Blocks>,
@@ -62,8 +63,29 @@ impl Directory {
         self.entries.lock().connections.remove(&id);
     }
 
-    /// The broker told something, on the background thread of `engine`.
-    pub(crate) fn news(&self, engine: &Arc<Engine>, news: CmNews) {
+    fn target(&self, id: CommId) -> Option<Target> {
+        self.entries.lock().connections.get(&id).cloned()
+    }
+
+    /// A request at a port is its listener's for now; refused if that is gone.
+    fn adopt(&self, engine: &Arc<Engine>, id: CommId, handle: u64) -> Option<Target> {
+        let mut entries = self.entries.lock();
+        let target = entries.ports.get(&handle).cloned().flatten();
+        match &target {
+            Some(target) => {
+                entries.connections.insert(id, target.clone());
+            }
+            None => {
+                drop(entries);
+                engine.broker().tell(CmRequest::Close(id));
+            }
+        }
+        target
+    }
+}
+
+impl ConnectionEvents for Directory {
+    fn news(&self, engine: &Arc<Engine>, news: CmNews) {
         let id = news.id;
         let (target, kind) = match news.what {
             CmWhat::Request { handle: Some(handle), route, starting_psn, req } => {
@@ -93,15 +115,13 @@ impl Directory {
         }
     }
 
-    /// A new broker did not take a connection over.
-    pub(crate) fn lost(&self, id: CommId) {
+    fn lost(&self, id: CommId) {
         if let Some(target) = self.target(id) {
             target.tell(EventKind::Lost);
         }
     }
 
-    /// These slots are somebody else's, and with them all connections.
-    pub(crate) fn lost_slots(&self, slots: &[u8]) {
+    fn lost_slots(&self, slots: &[u8]) {
         self.blocks.lock().clear();
         let of = |id: &CommId| slots.contains(&((id.0 >> 24) as u8));
         let lost: Vec<Target> = {
@@ -112,25 +132,13 @@ impl Directory {
             target.tell(EventKind::Lost);
         }
     }
+}
 
-    fn target(&self, id: CommId) -> Option<Target> {
-        self.entries.lock().connections.get(&id).cloned()
-    }
-
-    /// A request at a port is its listener's for now; refused if that is gone.
-    fn adopt(&self, engine: &Arc<Engine>, id: CommId, handle: u64) -> Option<Target> {
-        let mut entries = self.entries.lock();
-        let target = entries.ports.get(&handle).cloned().flatten();
-        match &target {
-            Some(target) => {
-                entries.connections.insert(id, target.clone());
-            }
-            None => {
-                drop(entries);
-                engine.broker().tell(CmRequest::Close(id));
-            }
-        }
-        target
+impl Engine {
+    /// Whose connections and binds are whose.
+    pub(super) fn connections(&self) -> &Directory {
+        let events: &dyn Any = self.connection_events(|| Box::new(Directory::default()));
+        events.downcast_ref().expect("nothing else follows connections")
     }
 }
 

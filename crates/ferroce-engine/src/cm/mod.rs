@@ -27,8 +27,6 @@ pub use ferroce_ipc::CmEnd as End;
 pub use ferroce_proto::cm::{AcceptParams, ConnectParams, Route, SidrAnswer, SidrParams, attributes};
 pub use port::{Bind, Port};
 
-pub(crate) use directory::Directory;
-
 use crate::engine::Engine;
 
 /// The engine, with a slot. Whoever calls connection management keeps no peer waiting meanwhile.

@@ -10,8 +10,6 @@ use parking_lot::Mutex;
 
 use super::{Lane, Served};
 use crate::clock;
-use crate::sleep::{Held, Sleep};
-use ferroce_host::event;
 
 /// The lanes that matter to a completion queue or channel: those its queue pairs are on.
 #[derive(Default)]
@@ -66,12 +64,6 @@ impl LaneSet {
                 Served::Nothing | Served::Some => {}
             }
         }
-    }
-
-    /// Prepares a sleep until `event` is readable or something arrived on a lane. `None`: something arrived meanwhile, and
-    /// was processed. `held` lives as long as the sleep.
-    pub(crate) fn fall_asleep(&self, event: BorrowedFd<'_>, held: Held) -> Option<Sleep> {
-        Sleep::on_lanes(&self.lanes.load_full(), [event::readable(event)], held)
     }
 
     /// The lanes, as they are now.

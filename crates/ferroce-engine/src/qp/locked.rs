@@ -22,7 +22,7 @@ use crate::hub::Hub;
 use crate::lane::Lane;
 use crate::memory::View;
 use crate::outlets::{Exit, Outlets};
-use crate::{CompletionQueue, clock, transmit};
+use crate::{CompletionQueue, Srq, clock, transmit};
 
 /// What the queue pair's lock guards.
 pub(super) struct Core {
@@ -282,7 +282,7 @@ impl Locked<'_> {
         drop(core);
         for cq in overrun {
             DeviceCounters::count(&qp.counters_of_device().cq_overruns);
-            qp.context().engine().fail_users(&cq);
+            fail_users(&cq);
         }
     }
 }
@@ -345,5 +345,17 @@ impl Qp {
             }
         }
         published
+    }
+}
+
+/// A completion queue was overrun: every queue pair that uses it goes to the error state.
+fn fail_users(cq: &Arc<CompletionQueue>) {
+    let engine = cq.context().engine();
+    for qp in engine.hub().table.iter().filter(|qp| qp.cqs().any(|of_qp| Arc::ptr_eq(of_qp, cq))) {
+        qp.fail();
+    }
+    let srqs = Srq::table(engine);
+    for srq in srqs.iter().filter(|srq| srq.xrc().is_some_and(|xrc| Arc::ptr_eq(&xrc.cq, cq))) {
+        srq.fail();
     }
 }

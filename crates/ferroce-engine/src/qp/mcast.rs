@@ -29,7 +29,7 @@ impl Qp {
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach(self: &Arc<Self>, mgid: Gid) -> Result<(), DetachError> {
         let engine = self.context().engine();
-        engine.groups().detach(self, mgid, self.context().device_id(), engine)
+        engine.groups().detach(self, mgid, self.context().id(), engine)
     }
 
     pub(super) fn detach_all(&self) {

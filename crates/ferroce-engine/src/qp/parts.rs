@@ -4,11 +4,39 @@ use std::sync::Arc;
 
 use ferroce_proto::{QpCaps, Service, SharedReceives};
 
+use super::Qp;
 use super::share::Sharing;
-use crate::attr::QpInit;
 use crate::device::MAX_SRQ_SGE;
 use crate::error::CreateQpError;
-use crate::{CompletionQueue, Srq, Xrcd};
+use crate::{CompletionQueue, Pd, Srq, Xrcd};
+
+/// What a queue pair is made from (`ibv_qp_init_attr`).
+#[derive(Clone)]
+#[doc(alias = "ibv_qp_init_attr")]
+pub struct QpInit {
+    /// Its service; [`Service::Rc`] in this version.
+    pub service: Service,
+    /// Where its send completions go.
+    pub send_cq: Arc<CompletionQueue>,
+    /// Where its receive completions go; may be the same.
+    pub recv_cq: Arc<CompletionQueue>,
+    /// A shared receive queue of the same context in place of its own; the sizes of that are then 0.
+    pub srq: Option<Arc<Srq>>,
+    /// Sizes of its queues. What is created is never smaller, see [`crate::Qp::caps`].
+    pub caps: QpCaps,
+    /// Every send work request is signaled.
+    pub sq_sig_all: bool,
+    /// The caller's own, given back by [`crate::Qp::user`] and in events.
+    pub user: u64,
+}
+
+impl Pd {
+    /// Makes a queue pair in the RESET state.
+    #[doc(alias = "ibv_create_qp")]
+    pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, CreateQpError> {
+        Qp::create(self, init)
+    }
+}
 
 /// What an XRC target has beside.
 pub(super) struct Target {

@@ -3,11 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
+use ferroce_wire::Qpn;
 use parking_lot::Mutex;
 
-use super::Qp;
-use crate::async_event::{AckCount, AsyncEventKind};
-use crate::{Context, Xrcd};
+use super::{Parts, Qp};
+use crate::async_queue::{AckCount, AsyncEventKind, EventSource};
+use crate::error::{CreateQpError, OpenQpError};
+use crate::{Context, Pd, Xrcd};
 use ferroce_host::fork;
 
 /// Who has a target open beside its creator.
@@ -52,10 +54,6 @@ impl QpShare {
         self.acks.acknowledge(1);
     }
 
-    pub(crate) fn async_acks(&self) -> &AckCount {
-        &self.acks
-    }
-
     /// Closes it, and ends the queue pair if nobody else has it. Waits until its events are acknowledged. A second call
     /// does nothing.
     pub fn close(&self) {
@@ -72,7 +70,7 @@ impl QpShare {
             holders.shares.retain(|share| !std::ptr::eq(share.as_ptr(), self));
             holders.shares.is_empty() && holders.creator_gone
         };
-        self.context().async_events().purge_share(self);
+        self.context().async_events().purge(self);
         if waits {
             self.acks.wait();
         }
@@ -80,6 +78,12 @@ impl QpShare {
             tracing::error!(%busy, "an XRC target that is in use ended");
         }
         self.xrcd.remove_user();
+    }
+}
+
+impl EventSource for QpShare {
+    fn async_acks(&self) -> &AckCount {
+        &self.acks
     }
 }
 
@@ -117,7 +121,7 @@ impl Sharing {
         let holders = self.0.lock();
         for share in &holders.shares {
             if let Some(held) = share.upgrade() {
-                held.context().async_events().push_share(kind, share);
+                held.context().async_events().push(kind, share.clone());
             }
         }
         !holders.creator_gone
@@ -134,7 +138,7 @@ impl Qp {
     /// Queues an event for everybody who has it open.
     pub(super) fn tell(&self, kind: AsyncEventKind) {
         if self.sharing().is_none_or(|sharing| sharing.tell(kind)) {
-            self.context().async_events().push_qp(kind, &self.me);
+            self.context().async_events().push(kind, self.me.clone());
         }
     }
 
@@ -157,5 +161,33 @@ impl Qp {
         });
         holders.shares.push(Arc::downgrade(&share));
         Some(share)
+    }
+}
+
+impl Xrcd {
+    /// Makes a target queue pair, in RESET: it answers what an initiator asks and receives into the shared receive queue
+    /// that each request names. Remote keys are looked for in `pd`, or without one in the protection domain of that queue.
+    #[doc(alias = "IBV_QPT_XRC_RECV")]
+    pub fn create_target(
+        self: &Arc<Self>,
+        pd: Option<&Arc<Pd>>,
+        user: u64,
+    ) -> Result<Arc<Qp>, CreateQpError> {
+        if pd.is_some_and(|pd| !Arc::ptr_eq(pd.context(), self.context())) {
+            return Err(CreateQpError::ForeignPd);
+        }
+        let own_memory = pd.is_some();
+        Qp::assemble(pd.unwrap_or(self.nowhere()), Parts::target(self, own_memory, user))
+    }
+
+    /// Opens a target queue pair of this domain a second time: it lives until all have closed it. `user` is the caller's
+    /// own, given back in its events.
+    #[doc(alias = "ibv_open_qp")]
+    pub fn open_qp(self: &Arc<Self>, qpn: Qpn, user: u64) -> Result<Arc<QpShare>, OpenQpError> {
+        let table = &self.context().engine().hub().table;
+        let none = OpenQpError { qpn };
+        let found = table.owns(qpn).then(|| table.get(qpn)).flatten().ok_or(none)?;
+        let qp = found.as_ref().ok_or(none)?;
+        qp.share(self, user).ok_or(none)
     }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
+use super::Engine;
 use crate::clock;
-use crate::engine::Engine;
 use crate::handover::NEVER;
 use crate::lane::{Lane, Served};
 use ferroce_host::fork::Guarded;

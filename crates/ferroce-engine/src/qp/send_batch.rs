@@ -6,7 +6,7 @@ use ferroce_proto::{PostSendError, SendOp, SendTo, SendWr, Sge};
 use ferroce_wire::Lkey;
 use parking_lot::{ArcMutexGuard, RawMutex};
 
-use crate::Qp;
+use super::Qp;
 
 /// What was added to a batch so far. Its memory is reused from batch to batch.
 #[derive(Default)]

@@ -1,22 +1,26 @@
 //! The engine: everything that a process has once, however many devices it opens.
 
+mod background;
+mod follow;
+
+use std::any::Any;
 use std::io;
 use std::net::IpAddr;
 use std::panic::catch_unwind;
+use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Once, OnceLock, Weak};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use ferroce_datapath::udp::RxSocket;
-use ferroce_ipc::{Listing, Origin, ResourceCounts};
+use ferroce_ipc::{CmNews, Listing, Origin, ResourceCounts};
 use ferroce_proto::Budget;
+use ferroce_wire::cm::CommId;
 use parking_lot::Mutex;
 
-use crate::async_event::AsyncEventKind;
-use crate::background;
-use crate::broker::{BrokerClient, BrokerError, BrokerEvent, BrokerMode, LeasedAddress};
-use crate::cm::Directory;
+use crate::broker::{BrokerClient, BrokerError, BrokerMode, LeasedAddress};
+use crate::clock;
 use crate::device::{self, DeviceInfo};
 use crate::error::{DeviceError, OpenError};
 use crate::frames::FramePort;
@@ -26,10 +30,8 @@ use crate::lane::Lane;
 use crate::limit::Limit;
 use crate::mcast::{Groups, Members};
 use crate::memory::{MemoryTable, PdId};
-use crate::moderation::Moderated;
+use crate::moderation::{Moderate, Moderated};
 use crate::rings::RingPort;
-use crate::xrc::Named;
-use crate::{CompletionQueue, Context, Qp, clock, rings};
 use ferroce_host::{fork, process};
 
 /// The devices that this process lists, see [`Listing`]. The default device stays in the list while the process has it open.
@@ -41,8 +43,8 @@ pub fn devices() -> Result<Vec<DeviceInfo>, DeviceError> {
     let devices = engine.current_devices()?;
     let listing = engine.broker.listing();
     let default = devices.iter().find(|device| device.origin == Origin::Default);
-    let open = default
-        .is_some_and(|device| engine.open_contexts().iter().any(|context| context.device_id() == device.id));
+    let open =
+        default.is_some_and(|device| engine.open_devices().iter().any(|open| open.device_id() == device.id));
     Ok(Listing { loopback: listing.loopback || open, ..listing }.of(&devices))
 }
 
@@ -69,15 +71,14 @@ pub(crate) struct Engine {
     running: OnceLock<Running>,
     /// Held while `running` is made.
     starting: Mutex<()>,
-    contexts: Mutex<Vec<Weak<Context>>>,
+    open: Mutex<Vec<Weak<dyn OpenDevice>>>,
     memory: MemoryTable,
-    /// XRC domains that a file names.
-    xrcds: Mutex<Vec<Named>>,
+    shared: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
     /// When to tell the broker of changes, [`NEVER`] if there are none.
     report_at: AtomicU64,
     moderated: Moderated,
     groups: Groups,
-    connections: Directory,
+    connection_events: OnceLock<Box<dyn ConnectionEvents>>,
     pds: Limit,
     cqs: Limit,
     ahs: Limit,
@@ -99,7 +100,7 @@ struct Running {
 impl Running {
     fn lane(&self, address: LeasedAddress) -> io::Result<Lane> {
         let socket = RxSocket::from_fd(address.fd)?;
-        if rings::for_v2() {
+        if device::v2_by_broker() {
             socket.deafen()?;
         }
         let id = self.next_lane.fetch_add(1, Ordering::Relaxed);
@@ -154,13 +155,13 @@ impl Engine {
             devices: ArcSwap::default(),
             running: OnceLock::new(),
             starting: Mutex::new(()),
-            contexts: Mutex::new(Vec::new()),
-            xrcds: Mutex::default(),
+            open: Mutex::default(),
+            shared: Mutex::default(),
             memory: MemoryTable::new().map_err(DeviceError::Broker)?,
             report_at: AtomicU64::new(NEVER),
             moderated: Moderated::default(),
             groups: Groups::default(),
-            connections: Directory::default(),
+            connection_events: OnceLock::new(),
             pds: Limit::new(device::MAX_PD),
             cqs: Limit::new(device::MAX_CQ),
             ahs: Limit::new(device::MAX_AH),
@@ -182,87 +183,9 @@ impl Engine {
         &self.broker
     }
 
-    /// Whose connections and binds are whose.
-    pub(crate) fn connections(&self) -> &Directory {
-        &self.connections
-    }
-
     /// Whether this process made it: in a forked child its descriptors are closed.
     pub(crate) fn is_ours(&self) -> bool {
         self.epoch == fork::epoch()
-    }
-
-    /// What the broker tells, on the background thread.
-    pub(crate) fn follow_broker(self: &Arc<Self>) {
-        for event in self.broker.process() {
-            match event {
-                BrokerEvent::AddressAdded(address) => {
-                    if let Err(error) = self.add_lane(address) {
-                        tracing::error!(%error, "an address that appeared cannot be used");
-                    }
-                }
-                BrokerEvent::GidsChanged(id) => {
-                    self.tell(id, |context| {
-                        context.async_events().push_port(AsyncEventKind::GidChange, 1);
-                    });
-                    self.settings_changed();
-                    self.lanes_changed();
-                    if let Some(device) = self.device_by_id(id) {
-                        self.groups.follow(&device, self);
-                    }
-                }
-                BrokerEvent::MacChanged(id, ifindex) => {
-                    self.tell(id, |context| context.report_mac_change(ifindex));
-                }
-                BrokerEvent::PortActive(id) => self.tell(id, |context| {
-                    context.async_events().push_port(AsyncEventKind::PortActive, 1);
-                }),
-                BrokerEvent::PortDown(id) => self.tell(id, |context| {
-                    context.async_events().push_port(AsyncEventKind::PortErr, 1);
-                }),
-                BrokerEvent::DeviceAdded(_) => {
-                    self.tell_nobody();
-                    self.settings_changed();
-                }
-                // Verbs have no event for it: queries tell.
-                BrokerEvent::DeviceChanged(_) => {
-                    self.tell_nobody();
-                    self.settings_changed();
-                }
-                BrokerEvent::DeviceRemoved(id) => self.tell(id, Context::report_fatal),
-                BrokerEvent::Disconnected => tracing::info!("the broker is gone; traffic goes on"),
-                BrokerEvent::Reconnected => {
-                    tracing::info!("a broker took over");
-                    self.tell_nobody();
-                }
-                BrokerEvent::Rings(memory) => {
-                    if let Some((port, _)) = self.rings()
-                        && let Err(error) = port.install(&memory)
-                    {
-                        tracing::error!(%error, "the rings of the new broker cannot be used");
-                    }
-                }
-                BrokerEvent::Connection(news) => self.connections.news(self, *news),
-                BrokerEvent::ConnectionLost(id) => self.connections.lost(id),
-                BrokerEvent::SlotsLost(slots) => {
-                    tracing::error!(?slots, "slots were given to another process: the device is dead");
-                    self.connections.lost_slots(&slots);
-                    self.fatal();
-                }
-            }
-        }
-    }
-
-    fn tell_nobody(&self) {
-        self.devices.store(Arc::new(self.broker.known_devices()));
-    }
-
-    /// Takes over the new view of the devices and queues an event in every context of device `id`.
-    fn tell(&self, id: u32, queue: impl Fn(&Context)) {
-        self.tell_nobody();
-        for context in self.open_contexts().iter().filter(|context| context.device_id() == id) {
-            queue(context);
-        }
     }
 
     /// Asks the broker for the devices as they are now.
@@ -479,7 +402,7 @@ impl Engine {
     }
 
     /// The event of a completion queue waits for more completions, until `due` at the latest.
-    pub(crate) fn moderate(&self, cq: &Weak<CompletionQueue>, due: u64) {
+    pub(crate) fn moderate(&self, cq: Weak<dyn Moderate>, due: u64) {
         self.moderated.add(cq, due);
         let hub = self.hub();
         hub.attention.request(due, || hub.wake());
@@ -506,10 +429,6 @@ impl Engine {
 
     pub(crate) fn memory(&self) -> &MemoryTable {
         &self.memory
-    }
-
-    pub(crate) fn xrcds(&self) -> &Mutex<Vec<Named>> {
-        &self.xrcds
     }
 
     pub(crate) fn pds(&self) -> &Limit {
@@ -546,46 +465,80 @@ impl Engine {
         random_u64().unwrap_or_else(|_| self.random()) as u32
     }
 
-    pub(crate) fn add_context(&self, context: &Arc<Context>) {
-        let mut contexts = self.contexts.lock();
-        contexts.retain(|known| known.strong_count() > 0);
-        contexts.push(Arc::downgrade(context));
+    /// What all objects of one kind in this process share, made when the first of them is: the engine knows nothing of it.
+    pub(crate) fn shared<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> Arc<T> {
+        let mut shared = self.shared.lock();
+        let known = shared.iter().find_map(|known| Arc::clone(known).downcast().ok());
+        known.unwrap_or_else(|| {
+            let made = Arc::new(make());
+            shared.push(Arc::clone(&made) as Arc<_>);
+            made
+        })
     }
 
-    pub(crate) fn remove_context(&self, context: &Arc<Context>) {
-        self.contexts.lock().retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(context)));
-        let left: Vec<Arc<Qp>> =
-            self.hub().table.iter().filter(|qp| Arc::ptr_eq(qp.context(), context)).collect();
-        for qp in left {
-            qp.destroy();
-        }
-        for share in self.hub().table.iter().flat_map(|qp| qp.shares_of(context)) {
-            share.close();
-        }
+    /// Where the broker's words about connections go.
+    pub(crate) fn connection_events(
+        &self,
+        make: impl FnOnce() -> Box<dyn ConnectionEvents>,
+    ) -> &dyn ConnectionEvents {
+        &**self.connection_events.get_or_init(make)
     }
 
-    fn open_contexts(&self) -> Vec<Arc<Context>> {
-        self.contexts.lock().iter().filter_map(Weak::upgrade).collect()
+    /// From now on `device` is told of changes.
+    pub(crate) fn add_device(&self, device: Weak<dyn OpenDevice>) {
+        let mut open = self.open.lock();
+        open.retain(|known| known.strong_count() > 0);
+        open.push(device);
     }
 
-    /// The engine cannot go on: every context learns it.
+    /// Takes back [`Self::add_device`].
+    pub(crate) fn remove_device(&self, device: &dyn OpenDevice) {
+        self.open.lock().retain(|known| !ptr::addr_eq(known.as_ptr(), device));
+    }
+
+    fn open_devices(&self) -> Vec<Arc<dyn OpenDevice>> {
+        self.open.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The engine cannot go on: every open device learns it.
     pub(crate) fn fatal(&self) {
-        for context in self.open_contexts() {
-            context.report_fatal();
+        for device in self.open_devices() {
+            device.changed(DeviceChange::Dead);
         }
     }
+}
 
-    /// A completion queue was overrun: every queue pair that uses it goes to the error state.
-    pub(crate) fn fail_users(&self, cq: &Arc<CompletionQueue>) {
-        let users = self.hub().table.iter();
-        for qp in users.filter(|qp| qp.cqs().any(|of_qp| Arc::ptr_eq(of_qp, cq))) {
-            qp.fail();
-        }
-        let queues = self.hub().srqs.iter();
-        for srq in queues.filter(|srq| srq.xrc().is_some_and(|xrc| Arc::ptr_eq(&xrc.cq, cq))) {
-            srq.fail();
-        }
-    }
+/// A device that the program opened.
+pub(crate) trait OpenDevice: Send + Sync {
+    /// The number that the broker gave it.
+    fn device_id(&self) -> u32;
+    /// Something happened to it.
+    fn changed(&self, change: DeviceChange);
+}
+
+/// What happened to a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum DeviceChange {
+    /// The GID table changed.
+    Gids,
+    /// The interface of this index has another hardware address.
+    Mac(u32),
+    /// The netdev came up.
+    PortActive,
+    /// The netdev went down.
+    PortDown,
+    /// The device is gone.
+    Dead,
+}
+
+/// What connection management is told by the broker, on the background thread.
+pub(crate) trait ConnectionEvents: Any + Send + Sync {
+    /// Something happened to a connection.
+    fn news(&self, engine: &Arc<Engine>, news: CmNews);
+    /// A new broker did not take a connection over.
+    fn lost(&self, id: CommId);
+    /// These slots are another process's, and with them all connections.
+    fn lost_slots(&self, slots: &[u8]);
 }
 
 /// Sends acknowledgements that were put off: the calling thread turns to something else than answering its peer.

@@ -1,0 +1,40 @@
+//! The queue pairs of a context.
+
+use std::sync::Arc;
+
+use ferroce_ipc::ledger::Totals;
+
+use super::Qp;
+use crate::Context;
+use crate::counters::transport_values;
+
+impl Context {
+    /// The counters that kernel rxe shows too (`rdma statistic`), of this device in this process.
+    pub fn statistics(&self) -> Vec<(&'static str, u64)> {
+        let hub = self.engine().hub();
+        let mut totals = Totals { device: self.counters().values(), ..Totals::default() };
+        totals.add(&[], &hub.ledger.retired(self.block()));
+        for qp in hub.table.iter().filter(|qp| qp.context().block() == self.block()) {
+            totals.add(&[], &transport_values(&qp.counters()));
+        }
+        totals.rxe()
+    }
+
+    /// Closes the device. Queue pairs that were left are destroyed, so that peers learn it; other
+    /// objects become useless. A second call does nothing.
+    #[doc(alias = "ibv_close_device")]
+    pub fn close(self: &Arc<Self>) {
+        if !self.end() {
+            return;
+        }
+        let table = &self.engine().hub().table;
+        let left: Vec<Arc<Qp>> = table.iter().filter(|qp| Arc::ptr_eq(qp.context(), self)).collect();
+        for qp in left {
+            qp.destroy();
+        }
+        for share in table.iter().flat_map(|qp| qp.shares_of(self)) {
+            share.close();
+        }
+        self.entry().end();
+    }
+}
