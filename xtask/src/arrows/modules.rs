@@ -23,9 +23,9 @@ const ORDER: &[(&str, &str)] = &[
     ),
     (
         "ferroce-engine",
-        "broker rings clock counters error handover limit memory qpn device signal sleepers sync tx ah \
-         async_event attr background channel cm context cq engine frames hub lane mcast moderation mr mw \
-         notify outlets pd qp send_batch sleep srq transmit xrc sysfs wall_clock",
+        "clock counters error handover limit memory moderation qpn attr device signal sleepers sync tx broker \
+         rings ah async_queue channel context cq engine frames hub lane mcast notify outlets pd qp sleep srq \
+         transmit xrc mr mw async_event cm sysfs wall_clock",
     ),
 ];
 
@@ -42,11 +42,10 @@ const CIRCLES: &[(&str, &str, &str)] = &[
         "contexts list the calls, calls open contexts",
     ),
     ("ferroce-datapath", "fault udp", "faults are injected into the batches of udp"),
-    ("ferroce-engine", "broker rings", "the objects know the engine and the engine knows them"),
     (
         "ferroce-engine",
-        "ah async_event attr background channel cm context cq engine frames hub lane mcast moderation mr \
-         mw notify outlets pd qp send_batch sleep srq transmit xrc",
+        "ah async_queue channel context cq engine frames hub lane mcast notify outlets pd qp sleep srq \
+         transmit xrc",
         "the objects know the engine and the engine knows them",
     ),
     ("ferroce-ipc", "device settings", "each names a type of the other"),

@@ -17,7 +17,6 @@ const CRATE: usize = 12_000;
 const LONGER: &[&str] = &[
     "crates/ferroce-broker/src/logic.rs",
     "crates/ferroce-broker/src/server.rs",
-    "crates/ferroce-engine/src/engine.rs",
     "crates/ferroce-engine/src/lane.rs",
     "crates/ferroce-engine/src/qp.rs",
 ];
