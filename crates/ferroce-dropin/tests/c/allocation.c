@@ -74,10 +74,7 @@ int main(void)
 	/* The library's allocations are counted indeed. */
 	CHECK(allocations > 0);
 	allocations = 0;
-	a = make_end();
-	b = make_end();
-	to_rts(&a, b.qp->qp_num);
-	to_rts(&b, a.qp->qp_num);
+	make_pair(&a, &b);
 	/* What is kept from one call to the next is made in the first rounds. */
 	for (int i = 0; i < 300; i++) {
 		counting = i >= 100;
@@ -88,9 +85,5 @@ int main(void)
 		fprintf(stderr, "%d allocations in 200 rounds\n", allocations);
 		failures++;
 	}
-	free_end(&a);
-	free_end(&b);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pair(&a, &b);
 }

@@ -64,10 +64,7 @@ static enum ibv_qp_state state_of(struct ibv_qp *qp, int *draining)
 
 static void pair(void)
 {
-	a = make_end();
-	b = make_end();
-	to_rts(&a, b.qp->qp_num);
-	to_rts(&b, a.qp->qp_num);
+	make_pair(&a, &b);
 }
 
 static void unpair(void)
@@ -353,7 +350,5 @@ int main(void)
 		devices_may_go();
 	else
 		fprintf(stderr, "no veth can be made here: devices that go are not tried\n");
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pd();
 }

@@ -483,10 +483,7 @@ int main(void)
 	pd = ibv_alloc_pd(context);
 	channel = rdma_create_event_channel();
 	NEED(pd && channel);
-	a = make_end();
-	b = make_end();
-	to_rts(&a, b.qp->qp_num);
-	to_rts(&b, a.qp->qp_num);
+	make_pair(&a, &b);
 
 	while_asleep(call_get_async_event, 3);
 	completion_channels();
@@ -497,9 +494,5 @@ int main(void)
 	rsockets();
 	CHECK(rdma_destroy_id(listener) == 0);
 	rdma_destroy_event_channel(channel);
-	free_end(&a);
-	free_end(&b);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pair(&a, &b);
 }

@@ -292,22 +292,12 @@ static void overruns_can_be_ignored(void)
 
 int main(void)
 {
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
-	a = make_end();
-	b = make_end();
-	to_rts(&a, b.qp->qp_num);
-	to_rts(&b, a.qp->qp_num);
+	open_pair(&a, &b);
 	the_device_has_a_clock();
 	every_member_is_there();
 	events_wait_for_company();
 	only_solicited_ones();
 	resized_under_load();
 	overruns_can_be_ignored();
-	free_end(&a);
-	free_end(&b);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pair(&a, &b);
 }

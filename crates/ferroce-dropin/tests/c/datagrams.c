@@ -232,9 +232,7 @@ static void what_types_can_be_asked_for(void)
 
 int main(void)
 {
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
+	open_pd();
 	a = make_end();
 	b = make_end();
 	from = make(IBV_QPT_UD, a.cq, IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM);
@@ -249,9 +247,5 @@ int main(void)
 	what_types_can_be_asked_for();
 	CHECK(ibv_destroy_qp(from) == 0);
 	CHECK(ibv_destroy_qp(to) == 0);
-	free_end(&a);
-	free_end(&b);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pair(&a, &b);
 }

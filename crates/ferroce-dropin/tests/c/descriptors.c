@@ -168,21 +168,11 @@ static void reading_from_it_takes_nothing(void)
 
 int main(void)
 {
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
-	a = make_end();
-	b = make_end();
-	to_rts(&a, b.qp->qp_num);
-	to_rts(&b, a.qp->qp_num);
+	open_pair(&a, &b);
 	only_umad_is_writable();
 	set_nonblocking(b.channel->fd);
 	each_event_is_an_edge();
 	waiting_for_both_directions_does_not_spin();
 	reading_from_it_takes_nothing();
-	free_end(&a);
-	free_end(&b);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pair(&a, &b);
 }

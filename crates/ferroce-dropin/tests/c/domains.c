@@ -76,8 +76,7 @@ static void traffic(struct ibv_pd *parent)
 	pd = plain;
 	CHECK(a.qp->pd == parent && a.mr->pd == parent);
 	CHECK(ibv_dealloc_pd(parent) == EBUSY && ibv_dealloc_pd(plain) == EBUSY);
-	to_rts(&a, b.qp->qp_num);
-	to_rts(&b, a.qp->qp_num);
+	connect_ends(&a, &b);
 	/* A region of the plain domain in a queue pair of the parent domain. */
 	struct ibv_mr *own = b.mr;
 
@@ -97,9 +96,7 @@ static void traffic(struct ibv_pd *parent)
 
 int main(void)
 {
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
+	open_pd();
 	wrong_callers();
 
 	struct ibv_td *td = make_td();
@@ -121,7 +118,5 @@ int main(void)
 	CHECK(ibv_dealloc_pd(parent) == 0);
 	CHECK(ibv_dealloc_pd(parent) == EINVAL);
 	CHECK(ibv_dealloc_td(td) == 0);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pd();
 }

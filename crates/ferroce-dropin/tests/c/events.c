@@ -101,18 +101,10 @@ static void overrunning_a_queue_is_an_event(void)
 
 int main(void)
 {
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
-	a = make_end();
-	b = make_end();
-	to_rts(&a, b.qp->qp_num);
-	to_rts(&b, a.qp->qp_num);
+	open_pair(&a, &b);
 	empty_descriptors_do_not_block_when_asked_not_to();
 	destroying_a_queue_waits_for_its_events();
 	overrunning_a_queue_is_an_event();
 	free_end(&a);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pd();
 }

@@ -533,10 +533,7 @@ int main(void)
 
 	parent = ibv_alloc_parent_domain(context, &parent_init);
 	NEED(srq && td && parent);
-	a = make_end();
-	b = make_end();
-	to_rts(&a, b.qp->qp_num);
-	to_rts(&b, a.qp->qp_num);
+	make_pair(&a, &b);
 	before = state();
 	devices_and_ports();
 	completion_queues();
@@ -553,7 +550,5 @@ int main(void)
 	CHECK(ibv_dealloc_pd(parent) == 0);
 	CHECK(ibv_dealloc_td(td) == 0);
 	CHECK(ibv_destroy_srq(srq) == 0);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pd();
 }

@@ -330,13 +330,7 @@ static void errors_are_told(void)
 
 int main(void)
 {
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
-	a = make_end();
-	b = make_end();
-	to_rts(&a, b.qp->qp_num);
-	to_rts(&b, a.qp->qp_num);
+	open_pair(&a, &b);
 	sends_and_receives();
 	reads_and_writes();
 	atomics();
@@ -345,9 +339,5 @@ int main(void)
 	events_wake_once();
 	attributes_come_back();
 	errors_are_told();
-	free_end(&a);
-	free_end(&b);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pair(&a, &b);
 }

@@ -132,8 +132,7 @@ static void counters(void)
 	unsigned long long octets = number("ports/1/counters/port_xmit_data");
 	struct end one = make_end(), two = make_end();
 
-	to_rts(&one, two.qp->qp_num);
-	to_rts(&two, one.qp->qp_num);
+	connect_ends(&one, &two);
 	post_receive(&two, 1, 0, 4096);
 	CHECK(post(&one, IBV_WR_SEND, 2, 0, 4096, &two, 0, IBV_SEND_SIGNALED) == 0);
 	CHECK(next_wc(&one).status == IBV_WC_SUCCESS);
@@ -172,15 +171,11 @@ static void changes(void)
 
 int main(void)
 {
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
+	open_pd();
 	identity();
 	port();
 	paths();
 	counters();
 	changes();
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pd();
 }

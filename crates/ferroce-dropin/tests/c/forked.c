@@ -20,10 +20,7 @@ static void connect_two(void)
 {
 	pd = ibv_alloc_pd(context);
 	NEED(pd);
-	a = make_end();
-	b = make_end();
-	to_rts(&a, b.qp->qp_num);
-	to_rts(&b, a.qp->qp_num);
+	make_pair(&a, &b);
 }
 
 enum { FILES = 24 };
@@ -125,11 +122,7 @@ static int anew(struct ibv_device *device)
 	NEED(context);
 	connect_two();
 	exchange();
-	free_end(&a);
-	free_end(&b);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pair(&a, &b);
 }
 
 static void fork_and_wait(int (*run)(struct ibv_device *), struct ibv_device *device)
@@ -174,9 +167,5 @@ int main(void)
 	(void)threads, (void)churn;
 	fork_and_wait(anew, context->device);
 #endif
-	free_end(&a);
-	free_end(&b);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pair(&a, &b);
 }

@@ -5,9 +5,7 @@
 
 int main(void)
 {
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
+	open_pd();
 	struct end a = make_end();
 	struct ibv_context *other = open_device();
 	int pipes[2];

@@ -169,13 +169,7 @@ int main(void)
 {
 	struct epoll_event event = { .events = EPOLLIN | EPOLLOUT };
 
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
-	a = make_end();
-	b = make_end();
-	to_rts(&a, b.qp->qp_num);
-	to_rts(&b, a.qp->qp_num);
+	open_pair(&a, &b);
 	NEED(fcntl(b.channel->fd, F_SETFL, fcntl(b.channel->fd, F_GETFL) | O_NONBLOCK) == 0);
 	set = epoll_create1(EPOLL_CLOEXEC);
 	NEED(set >= 0 && epoll_ctl(set, EPOLL_CTL_ADD, b.channel->fd, &event) == 0);
@@ -193,7 +187,5 @@ int main(void)
 	CHECK(ibv_dereg_mr(a.mr) == 0 && ibv_dereg_mr(b.mr) == 0);
 	CHECK(ibv_destroy_cq(a.cq) == 0 && ibv_destroy_cq(b.cq) == 0);
 	CHECK(ibv_destroy_comp_channel(a.channel) == 0 && ibv_destroy_comp_channel(b.channel) == 0);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pd();
 }

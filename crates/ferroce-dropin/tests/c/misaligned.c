@@ -130,13 +130,7 @@ static void shared(int shift)
 
 int main(void)
 {
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
-	a = make_end();
-	b = make_end();
-	to_rts(&a, b.qp->qp_num);
-	to_rts(&b, a.qp->qp_num);
+	open_pair(&a, &b);
 	for (int shift = 0; shift <= 8; shift++) {
 		chains(0, shift, IBV_SEND_SIGNALED);
 		chains(shift, 0, IBV_SEND_SIGNALED);

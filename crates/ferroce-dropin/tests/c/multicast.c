@@ -114,9 +114,7 @@ static void one_to_many(void)
 
 int main(void)
 {
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
+	open_pd();
 	a = make_end();
 	b = make_end();
 	from = make(a.cq);
@@ -127,9 +125,5 @@ int main(void)
 	for (int i = 0; i < MEMBERS; i++)
 		CHECK(ibv_destroy_qp(to[i]) == 0);
 	CHECK(ibv_destroy_qp(from) == 0);
-	free_end(&a);
-	free_end(&b);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pair(&a, &b);
 }

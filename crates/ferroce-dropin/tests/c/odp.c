@@ -5,20 +5,6 @@
 
 static struct end one, two;
 
-static void connect_ends(void)
-{
-	to_rts(&one, two.qp->qp_num);
-	to_rts(&two, one.qp->qp_num);
-}
-
-static void reconnect(void)
-{
-	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
-
-	NEED(!ibv_modify_qp(one.qp, &reset, IBV_QP_STATE) && !ibv_modify_qp(two.qp, &reset, IBV_QP_STATE));
-	connect_ends();
-}
-
 enum { ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
 	     IBV_ACCESS_ON_DEMAND };
 
@@ -46,7 +32,7 @@ static void refused_and_alive(uint64_t addr, uint32_t rkey)
 {
 	for (int i = 0; i < 3; i++) {
 		CHECK(touch(touches[i], addr, rkey) == IBV_WC_REM_ACCESS_ERR);
-		reconnect();
+		reconnect_ends(&one, &two);
 	}
 }
 
@@ -65,12 +51,12 @@ static void no_place_to_receive(uint64_t addr, uint32_t lkey)
 	CHECK(ibv_post_recv(two.qp, &recv, &bad) == 0);
 	CHECK(touch(IBV_WR_SEND, 0, 0) == IBV_WC_REM_OP_ERR);
 	CHECK(next_wc(&two).status == IBV_WC_LOC_PROT_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 	/* and to send from there */
 	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad_wr;
 
 	CHECK(ibv_post_send(two.qp, &wr, &bad_wr) == 0 && next_wc(&two).status == IBV_WC_LOC_PROT_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 }
 
 static void one_tebibyte_of_nothing(void)
@@ -125,7 +111,7 @@ static void all_there_is(void)
 	CHECK(mprotect(page, 4096, PROT_READ) == 0);
 	CHECK(touch(IBV_WR_RDMA_READ, (uintptr_t)page, mr->rkey) == IBV_WC_SUCCESS);
 	CHECK(touch(IBV_WR_RDMA_WRITE, (uintptr_t)page, mr->rkey) == IBV_WC_REM_ACCESS_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 	CHECK(munmap(page, 4096) == 0);
 	refused_and_alive((uintptr_t)page, mr->rkey);
 	CHECK(ibv_dereg_mr(mr) == 0);
@@ -196,27 +182,19 @@ static void advice(void)
 
 int main(void)
 {
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
+	open_pd();
 	struct ibv_device_attr_ex attr;
 
 	CHECK(ibv_query_device_ex(context, NULL, &attr) == 0);
 	CHECK(attr.odp_caps.general_caps == (IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT));
 	CHECK((attr.odp_caps.per_transport_caps.rc_odp_caps & 0x3f) == 0x3f);
 	CHECK(attr.odp_caps.per_transport_caps.ud_odp_caps == (IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV));
-	one = make_end();
-	two = make_end();
-	connect_ends();
+	make_pair(&one, &two);
 	one_tebibyte_of_nothing();
 	all_there_is();
 	advice();
 	/* all the same */
 	CHECK(post(&one, IBV_WR_RDMA_WRITE, 1, 0, 8, &two, 0, IBV_SEND_SIGNALED) == 0);
 	CHECK(next_wc(&one).status == IBV_WC_SUCCESS);
-	free_end(&one);
-	free_end(&two);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pair(&one, &two);
 }

@@ -138,10 +138,7 @@ static void windows(void)
 	struct ibv_mr *region;
 	struct ibv_mw *window = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
 
-	a = make_end();
-	b = make_end();
-	to_rts(&a, b.qp->qp_num);
-	to_rts(&b, a.qp->qp_num);
+	make_pair(&a, &b);
 	region = ibv_reg_mr(pd, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
 	NEED(window && region);
 	struct ibv_mw_bind bind = {

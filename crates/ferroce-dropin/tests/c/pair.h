@@ -21,6 +21,22 @@ struct end {
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 
+/* The device and a protection domain of it. */
+static inline void open_pd(void)
+{
+	context = open_device();
+	pd = ibv_alloc_pd(context);
+	NEED(pd);
+}
+
+/* The end of a program that began with `open_pd`. */
+static inline int close_pd(void)
+{
+	CHECK(ibv_dealloc_pd(pd) == 0);
+	CHECK(ibv_close_device(context) == 0);
+	return finish();
+}
+
 static inline struct end make_end(void)
 {
 	struct end end = { .channel = ibv_create_comp_channel(context) };
@@ -112,6 +128,42 @@ static inline void free_end(struct end *end)
 	CHECK(ibv_destroy_cq(end->cq) == 0);
 	CHECK(ibv_destroy_comp_channel(end->channel) == 0);
 	free(end->memory);
+}
+
+static inline void connect_ends(struct end *a, struct end *b)
+{
+	to_rts(a, b->qp->qp_num);
+	to_rts(b, a->qp->qp_num);
+}
+
+static inline void reconnect_ends(struct end *a, struct end *b)
+{
+	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+
+	NEED(!ibv_modify_qp(a->qp, &reset, IBV_QP_STATE) && !ibv_modify_qp(b->qp, &reset, IBV_QP_STATE));
+	connect_ends(a, b);
+}
+
+static inline void make_pair(struct end *a, struct end *b)
+{
+	*a = make_end();
+	*b = make_end();
+	connect_ends(a, b);
+}
+
+/* The device and two connected ends. */
+static inline void open_pair(struct end *a, struct end *b)
+{
+	open_pd();
+	make_pair(a, b);
+}
+
+/* The end of a program that began with `open_pair`. */
+static inline int close_pair(struct end *a, struct end *b)
+{
+	free_end(a);
+	free_end(b);
+	return close_pd();
 }
 
 /* One completion, waited for by polling. */

@@ -162,9 +162,7 @@ static void without_the_capability(void)
 
 int main(void)
 {
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
+	open_pd();
 	a = make_end();
 	b = make_end();
 	from = make(a.cq);
@@ -174,9 +172,5 @@ int main(void)
 	without_the_capability();
 	CHECK(ibv_destroy_qp(from) == 0);
 	CHECK(ibv_destroy_qp(to) == 0);
-	free_end(&a);
-	free_end(&b);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pair(&a, &b);
 }

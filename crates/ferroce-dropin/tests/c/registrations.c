@@ -12,15 +12,6 @@ static enum ibv_wc_status write_to_two(void)
 	return next_wc(&one).status;
 }
 
-static void reconnect(void)
-{
-	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
-
-	NEED(!ibv_modify_qp(one.qp, &reset, IBV_QP_STATE) && !ibv_modify_qp(two.qp, &reset, IBV_QP_STATE));
-	to_rts(&one, two.qp->qp_num);
-	to_rts(&two, one.qp->qp_num);
-}
-
 static void callers_get_negative_codes_and_keep_their_region(void)
 {
 	struct ibv_mr *mr = two.mr, before = *mr;
@@ -53,14 +44,14 @@ static void what_is_changed_is_seen_by_peers(void)
 	CHECK(ibv_rereg_mr(two.mr, IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0) == 0);
 	CHECK(two.mr->pd == other && two.mr->rkey == rkey && ibv_dealloc_pd(other) == EBUSY);
 	CHECK(write_to_two() == IBV_WC_REM_ACCESS_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 	CHECK(ibv_rereg_mr(two.mr, IBV_REREG_MR_CHANGE_PD, pd, NULL, 0, 0) == 0);
 	CHECK(ibv_dealloc_pd(other) == 0);
 	CHECK(write_to_two() == IBV_WC_SUCCESS);
 
 	CHECK(ibv_rereg_mr(two.mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE) == 0);
 	CHECK(write_to_two() == IBV_WC_REM_ACCESS_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 
 	/* the last two together */
 	char *was = two.memory;
@@ -73,7 +64,7 @@ static void what_is_changed_is_seen_by_peers(void)
 	CHECK(memory[7] == 7 && was[7] != 7);
 	two.memory = was;
 	CHECK(write_to_two() == IBV_WC_REM_ACCESS_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 	CHECK(ibv_rereg_mr(two.mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, was, ROOM, 0) == 0);
 	CHECK(write_to_two() == IBV_WC_SUCCESS);
 	munmap(memory, 4096);
@@ -150,13 +141,13 @@ static void a_file_is_registered(void)
 	CHECK(pread(fd, &byte, 1, 13000) == 1 && byte == 0);
 	wr.wr.rdma.remote_addr++;
 	CHECK(ibv_post_send(one.qp, &wr, &bad) == 0 && next_wc(&one).status == IBV_WC_REM_ACCESS_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, one.memory, 64, 0) == IBV_REREG_MR_ERR_INPUT);
 	/* the file shrinks */
 	wr.wr.rdma.remote_addr--;
 	CHECK(ftruncate(fd, 4096) == 0);
 	CHECK(ibv_post_send(one.qp, &wr, &bad) == 0 && next_wc(&one).status == IBV_WC_REM_ACCESS_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 	CHECK(ibv_dereg_mr(mr) == 0);
 	close(fd);
 	close(pipes[0]);
@@ -165,20 +156,10 @@ static void a_file_is_registered(void)
 
 int main(void)
 {
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
-	one = make_end();
-	two = make_end();
-	to_rts(&one, two.qp->qp_num);
-	to_rts(&two, one.qp->qp_num);
+	open_pair(&one, &two);
 	callers_get_negative_codes_and_keep_their_region();
 	what_is_changed_is_seen_by_peers();
 	a_null_region_discards_and_reads_as_zeros();
 	a_file_is_registered();
-	free_end(&one);
-	free_end(&two);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pair(&one, &two);
 }

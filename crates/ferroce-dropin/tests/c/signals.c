@@ -7,14 +7,6 @@
 
 static struct end a, b, c, d;
 
-static void connect_two(struct end *one, struct end *other)
-{
-	*one = make_end();
-	*other = make_end();
-	to_rts(one, other->qp->qp_num);
-	to_rts(other, one->qp->qp_num);
-}
-
 static void every(int microseconds, void (*handler)(int))
 {
 	struct itimerval timer = {
@@ -47,10 +39,7 @@ static void leave(int signal)
 /* Messages there and back, unsignaled but for one in eight, so that acknowledgements are put off. */
 static void play_until_the_end(int microseconds)
 {
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
-	connect_two(&a, &b);
+	open_pair(&a, &b);
 	for (int i = 0; i < 8; i++) {
 		post_receive(&a, 1, 0, 64);
 		post_receive(&b, 1, 0, 64);
@@ -108,11 +97,8 @@ static void post_in_a_handler(void)
 	struct ibv_wc wc[4];
 	int completed = 0, got;
 
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
-	connect_two(&a, &b);
-	connect_two(&c, &d);
+	open_pair(&a, &b);
+	make_pair(&c, &d);
 	every(400, post_elsewhere);
 	for (int round = 0; round < 4000 || posted < 100; round++) {
 		NEED(post(&a, IBV_WR_RDMA_WRITE, 2, 0, 32768, &b, 32768, IBV_SEND_SIGNALED) == 0);

@@ -164,18 +164,12 @@ static void events_and_the_order_of_destruction(void)
 
 int main(void)
 {
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
+	open_pd();
 	a = make_end();
 	b = make_end();
 	what_creation_refuses();
 	what_a_queue_takes();
 	a_queue_pair_takes_from_it();
 	events_and_the_order_of_destruction();
-	free_end(&a);
-	free_end(&b);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pair(&a, &b);
 }

@@ -131,8 +131,7 @@ static void traffic_shows(void)
 	struct ibv_qp_attr attr;
 	struct ibv_wc wc;
 
-	to_rts(&a, b.qp->qp_num);
-	to_rts(&b, a.qp->qp_num);
+	connect_ends(&a, &b);
 	/* Three packets of 1024, then one. */
 	CHECK(post(&a, IBV_WR_RDMA_WRITE, 1, 0, 3000, &b, 0, 0) == 0);
 	CHECK(post(&a, IBV_WR_RDMA_WRITE, 2, 0, 8, &b, 0, IBV_SEND_SIGNALED) == 0);
@@ -156,8 +155,7 @@ static void traffic_shows(void)
 	struct ibv_cq *own = a.cq;
 
 	a.cq = send_cq;
-	to_rts(&a, b.qp->qp_num);
-	to_rts(&b, a.qp->qp_num);
+	connect_ends(&a, &b);
 	for (int i = 0; i < 5; i++)
 		CHECK(post(&a, IBV_WR_RDMA_WRITE, i, 0, 8, &b, 0, 0) == 0);
 	for (int i = 0; i < 5; i++)
@@ -184,7 +182,5 @@ int main(void)
 	datagrams();
 	traffic_shows();
 	CHECK(ibv_destroy_cq(send_cq) == 0 && ibv_destroy_cq(recv_cq) == 0);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pd();
 }

@@ -63,17 +63,12 @@ int main(void)
 {
 	void *(*users[])(void *) = { post_until_stopped, poll_until_stopped, batch_until_stopped, query_until_stopped };
 
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
+	open_pd();
 	alarm(50);
 	for (int round = 0; round < 30; round++) {
 		pthread_t thread[4];
 
-		a = make_end();
-		b = make_end();
-		to_rts(&a, b.qp->qp_num);
-		to_rts(&b, a.qp->qp_num);
+		make_pair(&a, &b);
 		stop = posted = refused = 0;
 		for (int i = 0; i < 4; i++)
 			NEED(pthread_create(&thread[i], NULL, users[i], NULL) == 0);
@@ -91,7 +86,5 @@ int main(void)
 		free(a.memory);
 		free_end(&b);
 	}
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pd();
 }

@@ -5,20 +5,6 @@ static struct end one, two;
 /* of `two`, that windows may be bound to, and its memory */
 static struct ibv_mr *region;
 
-static void connect_ends(void)
-{
-	to_rts(&one, two.qp->qp_num);
-	to_rts(&two, one.qp->qp_num);
-}
-
-static void reconnect(void)
-{
-	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
-
-	NEED(!ibv_modify_qp(one.qp, &reset, IBV_QP_STATE) && !ibv_modify_qp(two.qp, &reset, IBV_QP_STATE));
-	connect_ends();
-}
-
 static struct ibv_mw_bind_info part(size_t at, size_t length)
 {
 	return (struct ibv_mw_bind_info){
@@ -121,20 +107,20 @@ static void type_1(void)
 	CHECK(ibv_dereg_mr(region) == EBUSY);
 	CHECK(ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT && errno == EBUSY);
 	CHECK(write_by(first, address(121)) == IBV_WC_REM_ACCESS_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 
 	/* elsewhere, by the next key */
 	bind.bind_info = part(256, 8);
 	CHECK(ibv_bind_mw(two.qp, mw, &bind) == 0 && next_wc(&two).status == IBV_WC_SUCCESS);
 	CHECK(write_by(mw->rkey, address(256)) == IBV_WC_SUCCESS);
 	CHECK(write_by(first, address(256)) == IBV_WC_REM_ACCESS_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 
 	/* to nothing */
 	bind.bind_info.length = 0;
 	CHECK(ibv_bind_mw(two.qp, mw, &bind) == 0 && next_wc(&two).status == IBV_WC_SUCCESS);
 	CHECK(write_by(mw->rkey, address(256)) == IBV_WC_REM_ACCESS_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 
 	/* not by a work request */
 	bind.bind_info = part(0, 8);
@@ -142,11 +128,11 @@ static void type_1(void)
 	struct ibv_send_wr wr = { .opcode = IBV_WR_LOCAL_INV, .send_flags = IBV_SEND_SIGNALED, .invalidate_rkey = mw->rkey }, *bad;
 
 	CHECK(ibv_post_send(two.qp, &wr, &bad) == 0 && next_wc(&two).status == IBV_WC_LOC_QP_OP_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 	CHECK(write_by(mw->rkey, address(0)) == IBV_WC_SUCCESS);
 	CHECK(ibv_dealloc_mw(mw) == 0);
 	CHECK(write_by(mw->rkey, address(0)) == IBV_WC_REM_ACCESS_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 }
 
 static void a_bad_bind_is_reported_as_such(void)
@@ -160,11 +146,11 @@ static void a_bad_bind_is_reported_as_such(void)
 	struct ibv_wc wc = next_wc(&two);
 
 	CHECK(wc.status == IBV_WC_MW_BIND_ERR && wc.wr_id == 8);
-	reconnect();
+	reconnect_ends(&one, &two);
 	bind.bind_info = part(0, 8);
 	bind.bind_info.mr = two.mr;
 	CHECK(ibv_bind_mw(two.qp, mw, &bind) == 0 && next_wc(&two).status == IBV_WC_MW_BIND_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 	CHECK(ibv_dealloc_mw(mw) == 0);
 }
 
@@ -189,16 +175,16 @@ static void type_2(void)
 	CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW && wc.wr_id == 5);
 	CHECK(write_by(first, address(64)) == IBV_WC_SUCCESS);
 	CHECK(write_by(second, address(64)) == IBV_WC_REM_ACCESS_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 	CHECK(post_bind(mw, second, part(64, 64)) == 0 && next_wc(&two).status == IBV_WC_MW_BIND_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 	struct ibv_send_wr local = { .opcode = IBV_WR_LOCAL_INV, .send_flags = IBV_SEND_SIGNALED, .invalidate_rkey = first };
 
 	CHECK(ibv_post_send(two.qp, &local, &bad) == 0);
 	wc = next_wc(&two);
 	CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_LOCAL_INV);
 	CHECK(write_by(first, address(64)) == IBV_WC_REM_ACCESS_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 
 	/* by the peer; zero based, and posted by a function */
 	struct ibv_mw_bind_info info = part(512, 8);
@@ -232,7 +218,7 @@ static void type_2(void)
 	region = ibv_reg_mr(pd, two.memory, ROOM, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
 	NEED(region);
 	CHECK(write_by(second, 0) == IBV_WC_REM_ACCESS_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 
 	/* a key that is no more ends the connection of who sends it */
 	post_receive(&two, 4, 0, 64);
@@ -240,7 +226,7 @@ static void type_2(void)
 	CHECK(next_wc(&one).status == IBV_WC_REM_ACCESS_ERR);
 	wc = next_wc(&two);
 	CHECK(wc.wr_id == 4 && wc.status == IBV_WC_LOC_ACCESS_ERR);
-	reconnect();
+	reconnect_ends(&one, &two);
 	CHECK(ibv_dealloc_mw(mw) == 0);
 }
 
@@ -260,21 +246,17 @@ static void destruction(void)
 
 int main(void)
 {
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
+	open_pd();
 	one = make_end();
 	two = make_end();
 	region = ibv_reg_mr(pd, two.memory, ROOM, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
 	NEED(region);
-	connect_ends();
+	connect_ends(&one, &two);
 	callers_are_checked();
 	type_1();
 	a_bad_bind_is_reported_as_such();
 	type_2();
 	destruction();
 	free_end(&one);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pd();
 }

@@ -6,11 +6,9 @@
 static struct end one, two;
 static volatile int stop;
 
-static void connect_ends(void)
+static void permit_flushes(void)
 {
-	to_rts(&one, two.qp->qp_num);
-	to_rts(&two, one.qp->qp_num);
-	/* what the queue pair admits may change when it is connected */
+	/* The access flags of a connected queue pair may change. */
 	struct ibv_qp_attr attr = {
 		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | 0x300,
 	};
@@ -20,10 +18,8 @@ static void connect_ends(void)
 
 static void reconnect(void)
 {
-	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
-
-	NEED(!ibv_modify_qp(one.qp, &reset, IBV_QP_STATE) && !ibv_modify_qp(two.qp, &reset, IBV_QP_STATE));
-	connect_ends();
+	reconnect_ends(&one, &two);
+	permit_flushes();
 }
 
 enum { ADDS = 20000, DEEP = 8 };
@@ -162,23 +158,16 @@ static void flushes(void)
 
 int main(void)
 {
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
+	open_pd();
 	struct ibv_device_attr_ex attr;
 
 	CHECK(ibv_query_device_ex(context, NULL, &attr) == 0);
 	CHECK(attr.device_cap_flags_ex >> 38 & 1 && attr.device_cap_flags_ex >> 40 & 1);
-	one = make_end();
-	two = make_end();
-	connect_ends();
+	make_pair(&one, &two);
+	permit_flushes();
 	the_sum_is_exact();
 	an_atomic_write_is_never_torn();
 	an_atomic_write_from_registered_memory();
 	flushes();
-	free_end(&one);
-	free_end(&two);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pair(&one, &two);
 }

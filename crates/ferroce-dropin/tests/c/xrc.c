@@ -199,15 +199,11 @@ int main(void)
 {
 	struct ibv_device_attr device;
 
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	NEED(pd);
+	open_pd();
 	CHECK(ibv_query_device(context, &device) == 0 && (device.device_cap_flags & IBV_DEVICE_XRC));
 	a = make_end();
 	domains_and_files();
 	an_exchange();
 	free_end(&a);
-	CHECK(ibv_dealloc_pd(pd) == 0);
-	CHECK(ibv_close_device(context) == 0);
-	return finish();
+	return close_pd();
 }
