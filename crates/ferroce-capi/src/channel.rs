@@ -8,10 +8,13 @@ use ferroce_abi as abi;
 use ferroce_engine::{CompletionChannel, Held};
 
 use crate::call;
-use crate::context::ContextHandle;
+use crate::call::Owner;
 use crate::context::object;
+use crate::context::{ContextHandle, LiveContext};
 use crate::cq::CqHandle;
 use crate::entry::{Object, Ptr, export};
+use crate::errno::Errno;
+use crate::handle::Live;
 use crate::handle::{Pool, get};
 use crate::wait::{self, Step};
 
@@ -25,21 +28,32 @@ static POOL: Pool<abi::ibv_comp_channel, LiveChannel> = Pool::new();
 
 object!(abi::ibv_comp_channel => LiveChannel);
 
+/// Makes a completion channel in an open context.
+pub(crate) fn create(
+    (handle, live): (&'static ContextHandle, Live<LiveContext>),
+) -> Result<*mut abi::ibv_comp_channel, Errno> {
+    let engine = live.engine.create_channel()?;
+    let fd = engine.fd().as_raw_fd();
+    let channel = POOL.take(abi::ibv_comp_channel { context: handle.public(), fd, refcnt: 0 });
+    POOL.enliven(channel, LiveChannel { engine, context: handle });
+    Ok(channel.c())
+}
+
+/// Ends a channel.
+pub(crate) fn destroy(owner: &Owner, channel: Object<abi::ibv_comp_channel>) -> Result<(), Errno> {
+    let (handle, _) = channel.enter(owner)?;
+    POOL.end(handle, |live| Ok(live.engine.destroy()?))
+}
+
 export! {
     /// Makes a completion channel. Its descriptor may be polled, and be set to O_NONBLOCK.
     pub fn ibv_create_comp_channel(context: Object<abi::ibv_context>) -> *mut abi::ibv_comp_channel = call::pointer |owner| {
-        let (handle, live) = context.opened(owner)?;
-        let engine = live.engine.create_channel()?;
-        let fd = engine.fd().as_raw_fd();
-        let channel = POOL.take(abi::ibv_comp_channel { context: handle.public(), fd, refcnt: 0 });
-        POOL.enliven(channel, LiveChannel { engine, context: handle });
-        Ok(channel.c())
+        create(context.opened(owner)?)
     }
 
     /// Ends the channel; EBUSY while completion queues report to it.
     pub fn ibv_destroy_comp_channel(channel: Object<abi::ibv_comp_channel>) -> c_int = call::ending |owner| {
-        let (handle, _) = channel.enter(owner)?;
-        POOL.end(handle, |live| Ok(live.engine.destroy()?))
+        destroy(owner, channel)
     }
 
     /// Waits for the next event of the channel, EAGAIN instead if its descriptor is non-blocking. A cancellation point.

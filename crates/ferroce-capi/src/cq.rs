@@ -80,6 +80,16 @@ pub(crate) fn create(
     Ok(cq.c())
 }
 
+/// Ends a queue.
+pub(crate) fn destroy(owner: &Owner, cq: Object<abi::ibv_cq>) -> Result<(), Errno> {
+    let (handle, _) = cq.enter(owner)?;
+    POOL.end(handle, |live| {
+        live.engine.destroy()?;
+        handle.extra.end();
+        Ok(())
+    })
+}
+
 export! {
     /// Makes a completion queue of at least `cqe` entries.
     pub fn ibv_create_cq(
@@ -120,12 +130,7 @@ export! {
 
     /// Ends the queue; EBUSY while queue pairs use it. Waits until its events are acknowledged.
     pub fn ibv_destroy_cq(cq: Object<abi::ibv_cq>) -> c_int = call::ending |owner| {
-        let (handle, _) = cq.enter(owner)?;
-        POOL.end(handle, |live| {
-            live.engine.destroy()?;
-            handle.extra.end();
-            Ok(())
-        })
+        destroy(owner, cq)
     }
 
     /// The slot behind the inline `ibv_poll_cq`: up to `num_entries` completions, their count, negative on an error.

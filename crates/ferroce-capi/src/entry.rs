@@ -247,6 +247,9 @@ impl<T> FromC for ConstPtr<T> {
 }
 
 impl<T: Copy> ConstPtr<T> {
+    #[cfg(test)]
+    pub(crate) const NULL: Self = Self(Ptr::NULL);
+
     /// The pointer as the program has it.
     #[inline(always)]
     pub(crate) fn as_ptr(self) -> *const T {
@@ -320,7 +323,14 @@ impl Text {
 
 /// The object that a member of a program's structure names: `named!(attr.pd)`, where `attr` is a copy of a structure that the
 /// program gave, or a reference to it.
+/// `named!(const hints.ai_src_addr)` is a pointer to a structure that is only read.
 macro_rules! named {
+    (const $structure:ident . $($member:ident).+) => {{
+        let pointer = $structure.$($member).+.cast_const();
+        // SAFETY: pointers inside a program's structures follow the contract of `entry`, as arguments do.
+        let place: $crate::entry::ConstPtr<_> = unsafe { $crate::entry::FromC::from_c(pointer) };
+        place
+    }};
     ($structure:ident $(. $member:ident)*) => {{
         let pointer: *mut _ = $structure $(. $member)*;
         // SAFETY: pointers inside a program's structures follow the contract of `entry`, as arguments do.

@@ -113,6 +113,16 @@ macro_rules! set {
 }
 pub(crate) use set;
 
+/// The pointer in a member of a [`Structure`], which is NULL from then on.
+macro_rules! take {
+    ($structure:ident . $($member:ident).+) => {{
+        let pointer = $crate::handle::get!($structure . $($member).+);
+        $crate::handle::set!($structure . $($member).+ = std::ptr::null_mut());
+        pointer
+    }};
+}
+pub(crate) use take;
+
 /// Numbers for the `handle` members, which programs only print.
 pub(crate) fn next_number() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);

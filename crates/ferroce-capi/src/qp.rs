@@ -242,6 +242,19 @@ fn hand_out(handle: &'static QpHandle, live: LiveQp) -> *mut abi::ibv_qp {
     handle.c().cast()
 }
 
+/// Ends a queue pair.
+pub(crate) fn destroy(owner: &Owner, qp: Object<abi::ibv_qp>) -> Result<(), Errno> {
+    let (handle, _) = qp.enter(owner)?;
+    POOL.end(handle, |live| {
+        match &live.share {
+            Some(share) => share.close(),
+            None => live.engine.try_destroy()?,
+        }
+        handle.extra.abandon();
+        Ok(())
+    })
+}
+
 export! {
     /// Makes a queue pair.
     pub fn ibv_create_qp(pd: Object<abi::ibv_pd>, init: Ptr<abi::ibv_qp_init_attr>) -> *mut abi::ibv_qp = call::pointer |owner| {
@@ -281,15 +294,7 @@ export! {
 
     /// Ends the queue pair. Outstanding work requests vanish; waits until its events are acknowledged.
     pub fn ibv_destroy_qp(qp: Object<abi::ibv_qp>) -> c_int = call::ending |owner| {
-        let (handle, _) = qp.enter(owner)?;
-        POOL.end(handle, |live| {
-            match &live.share {
-                Some(share) => share.close(),
-                None => live.engine.try_destroy()?,
-            }
-            handle.extra.abandon();
-            Ok(())
-        })
+        destroy(owner, qp)
     }
 
     /// The queue pair in its extended form; NULL unless it was made with `send_ops_flags`.

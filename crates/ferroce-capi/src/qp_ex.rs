@@ -7,7 +7,7 @@ use ferroce_wire::{Feth, Imm, Lkey, Rkey, SrqNumber};
 use parking_lot::Mutex;
 
 use crate::ah;
-use crate::call;
+use crate::call::{self, Owner};
 use crate::entry::{ConstPtr, Object, Ptr, export, named};
 use crate::errno::Errno;
 use crate::handle::{get, set};
@@ -54,59 +54,73 @@ const fn send_ops(qp_type: abi::ibv_qp_type) -> u64 {
 /// Buffers of one inline payload: more than octets that any queue pair takes.
 const MOST_BUFFERS: usize = 65_536;
 
+/// Makes a queue pair of any kind and writes the sizes it got into `attr`.
+pub(crate) fn create(
+    owner: &Owner,
+    context: Object<abi::ibv_context>,
+    attr: &mut abi::ibv_qp_init_attr_ex,
+) -> Result<*mut abi::ibv_qp, Errno> {
+    let (handle, _) = context.opened(owner)?;
+    let known = abi::IBV_QP_INIT_ATTR_PD
+        | abi::IBV_QP_INIT_ATTR_XRCD
+        | abi::IBV_QP_INIT_ATTR_CREATE_FLAGS
+        | abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    let mask = attr.comp_mask;
+    let has = |bit| mask & bit != 0;
+    if attr.comp_mask & !known != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    // A target of XRC is in a domain of that kind, everything else is in a protection domain.
+    let target = attr.qp_type == abi::IBV_QPT_XRC_RECV;
+    if target != has(abi::IBV_QP_INIT_ATTR_XRCD) || !(target || has(abi::IBV_QP_INIT_ATTR_PD)) {
+        return Err(Errno::EINVAL);
+    }
+    if attr.comp_mask & abi::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && attr.create_flags != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let extended = attr.comp_mask & abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
+    if extended && attr.send_ops_flags & !send_ops(attr.qp_type) != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if target {
+        let (_, xrcd) = named!(attr.xrcd).enter(owner)?;
+        if !std::ptr::eq(xrcd.context, handle) {
+            return Err(Errno::EINVAL);
+        }
+        let pd = if has(abi::IBV_QP_INIT_ATTR_PD) { named!(attr.pd) } else { Object::NULL };
+        let qp = qp::create_target(owner, &xrcd, pd, attr.qp_context)?;
+        attr.cap = crate::attr::c_caps(&Default::default());
+        return Ok(qp);
+    }
+    let (_, domain) = named!(attr.pd).enter(owner)?;
+    if !std::ptr::eq(domain.context, handle) {
+        return Err(Errno::EINVAL);
+    }
+    // The plain structure is the head of this one.
+    let mut init = abi::ibv_qp_init_attr {
+        qp_context: attr.qp_context,
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        srq: attr.srq,
+        cap: attr.cap,
+        qp_type: attr.qp_type,
+        sq_sig_all: attr.sq_sig_all,
+    };
+    let qp = qp::create(owner, named!(attr.pd), &mut init, extended)?;
+    attr.cap = init.cap;
+    Ok(qp)
+}
+
 export! {
     /// The slot behind the inline `ibv_create_qp_ex`.
     pub(crate) fn create_qp_ex(
         context: Object<abi::ibv_context>,
         attr: Ptr<abi::ibv_qp_init_attr_ex>,
     ) -> *mut abi::ibv_qp = call::pointer |owner| {
-        let (handle, _) = context.opened(owner)?;
-        let (to, attr) = (attr.some()?, attr.read()?);
-        let known = abi::IBV_QP_INIT_ATTR_PD
-            | abi::IBV_QP_INIT_ATTR_XRCD
-            | abi::IBV_QP_INIT_ATTR_CREATE_FLAGS
-            | abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-        let has = |bit| attr.comp_mask & bit != 0;
-        if attr.comp_mask & !known != 0 {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        // A target of XRC is in a domain of that kind, everything else is in a protection domain.
-        let target = attr.qp_type == abi::IBV_QPT_XRC_RECV;
-        if target != has(abi::IBV_QP_INIT_ATTR_XRCD) || !(target || has(abi::IBV_QP_INIT_ATTR_PD)) {
-            return Err(Errno::EINVAL);
-        }
-        if attr.comp_mask & abi::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && attr.create_flags != 0 {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        let extended = attr.comp_mask & abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
-        if extended && attr.send_ops_flags & !send_ops(attr.qp_type) != 0 {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        if target {
-            let (_, xrcd) = named!(attr.xrcd).enter(owner)?;
-            if !std::ptr::eq(xrcd.context, handle) {
-                return Err(Errno::EINVAL);
-            }
-            let pd = if has(abi::IBV_QP_INIT_ATTR_PD) { named!(attr.pd) } else { Object::NULL };
-            let qp = qp::create_target(owner, &xrcd, pd, attr.qp_context)?;
-            set!(to.cap = crate::attr::c_caps(&Default::default()));
-            return Ok(qp);
-        }
-        let (_, domain) = named!(attr.pd).enter(owner)?;
-        if !std::ptr::eq(domain.context, handle) {
-            return Err(Errno::EINVAL);
-        }
-        // The plain structure is the head of this one.
-        let mut init = abi::ibv_qp_init_attr {
-            qp_context: attr.qp_context,
-            send_cq: attr.send_cq,
-            recv_cq: attr.recv_cq,
-            srq: attr.srq,
-            cap: attr.cap,
-            qp_type: attr.qp_type,
-            sq_sig_all: attr.sq_sig_all,
-        };
-        let qp = qp::create(owner, named!(attr.pd), &mut init, extended)?;
+        // A context that cannot be used is told before a missing structure is.
+        context.opened(owner)?;
+        let (to, mut init) = (attr.some()?, attr.read()?);
+        let qp = create(owner, context, &mut init)?;
         set!(to.cap = init.cap);
         Ok(qp)
     }

@@ -72,6 +72,49 @@ fn create(
     Ok(handle.c())
 }
 
+/// Ends a queue.
+pub(crate) fn destroy(owner: &Owner, srq: Object<abi::ibv_srq>) -> Result<(), Errno> {
+    let (handle, _) = srq.enter(owner)?;
+    POOL.end(handle, |live| Ok(live.engine.destroy()?))
+}
+
+/// Makes a shared receive queue of any kind and writes the sizes it got into `init`.
+pub(crate) fn create_ex(
+    owner: &Owner,
+    context: Object<abi::ibv_context>,
+    init: &mut abi::ibv_srq_init_attr_ex,
+) -> Result<*mut abi::ibv_srq, Errno> {
+    let (handle, _) = context.opened(owner)?;
+    let known = abi::IBV_SRQ_INIT_ATTR_TYPE
+        | abi::IBV_SRQ_INIT_ATTR_PD
+        | abi::IBV_SRQ_INIT_ATTR_XRCD
+        | abi::IBV_SRQ_INIT_ATTR_CQ
+        | abi::IBV_SRQ_INIT_ATTR_TM;
+    let has = |bit| init.comp_mask & bit != 0;
+    if init.comp_mask & !known != 0 || has(abi::IBV_SRQ_INIT_ATTR_TM) {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let srq_type = if has(abi::IBV_SRQ_INIT_ATTR_TYPE) { init.srq_type } else { abi::IBV_SRQT_BASIC };
+    if !has(abi::IBV_SRQ_INIT_ATTR_PD) {
+        return Err(Errno::EINVAL);
+    }
+    let xrc = match srq_type {
+        abi::IBV_SRQT_BASIC => None,
+        abi::IBV_SRQT_XRC if has(abi::IBV_SRQ_INIT_ATTR_XRCD) && has(abi::IBV_SRQ_INIT_ATTR_CQ) => {
+            let (_, xrcd) = named!(init.xrcd).enter(owner)?;
+            let (_, cq) = named!(init.cq).enter(owner)?;
+            Some((Arc::clone(&xrcd.engine), Arc::clone(&cq.engine)))
+        }
+        abi::IBV_SRQT_TM => return Err(Errno::EOPNOTSUPP),
+        _ => return Err(Errno::EINVAL),
+    };
+    let (_, domain) = named!(init.pd).enter(owner)?;
+    if !ptr::eq(domain.context, handle) {
+        return Err(Errno::EINVAL);
+    }
+    create(owner, named!(init.pd), init.srq_context, &mut init.attr, xrc)
+}
+
 export! {
     /// Makes a shared receive queue and writes the sizes it got into `init`.
     pub fn ibv_create_srq(
@@ -89,37 +132,11 @@ export! {
         context: Object<abi::ibv_context>,
         init: Ptr<abi::ibv_srq_init_attr_ex>,
     ) -> *mut abi::ibv_srq = call::pointer |owner| {
-        let (handle, _) = context.opened(owner)?;
-        let (to, mut init) = (init.some()?, init.read()?);
-        let known = abi::IBV_SRQ_INIT_ATTR_TYPE
-            | abi::IBV_SRQ_INIT_ATTR_PD
-            | abi::IBV_SRQ_INIT_ATTR_XRCD
-            | abi::IBV_SRQ_INIT_ATTR_CQ
-            | abi::IBV_SRQ_INIT_ATTR_TM;
-        let has = |bit| init.comp_mask & bit != 0;
-        if init.comp_mask & !known != 0 || has(abi::IBV_SRQ_INIT_ATTR_TM) {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        let srq_type = if has(abi::IBV_SRQ_INIT_ATTR_TYPE) { init.srq_type } else { abi::IBV_SRQT_BASIC };
-        if !has(abi::IBV_SRQ_INIT_ATTR_PD) {
-            return Err(Errno::EINVAL);
-        }
-        let xrc = match srq_type {
-            abi::IBV_SRQT_BASIC => None,
-            abi::IBV_SRQT_XRC if has(abi::IBV_SRQ_INIT_ATTR_XRCD) && has(abi::IBV_SRQ_INIT_ATTR_CQ) => {
-                let (_, xrcd) = named!(init.xrcd).enter(owner)?;
-                let (_, cq) = named!(init.cq).enter(owner)?;
-                Some((Arc::clone(&xrcd.engine), Arc::clone(&cq.engine)))
-            }
-            abi::IBV_SRQT_TM => return Err(Errno::EOPNOTSUPP),
-            _ => return Err(Errno::EINVAL),
-        };
-        let (_, domain) = named!(init.pd).enter(owner)?;
-        if !ptr::eq(domain.context, handle) {
-            return Err(Errno::EINVAL);
-        }
-        let srq = create(owner, named!(init.pd), init.srq_context, &mut init.attr, xrc)?;
-        set!(to.attr = init.attr);
+        // A context that cannot be used is told before a missing structure is.
+        context.opened(owner)?;
+        let (to, mut attr) = (init.some()?, init.read()?);
+        let srq = create_ex(owner, context, &mut attr)?;
+        set!(to.attr = attr.attr);
         Ok(srq)
     }
 
@@ -146,8 +163,7 @@ export! {
 
     /// Ends the queue; EBUSY while queue pairs use it. Waits until its events are acknowledged.
     pub fn ibv_destroy_srq(srq: Object<abi::ibv_srq>) -> c_int = call::ending |owner| {
-        let (handle, _) = srq.enter(owner)?;
-        POOL.end(handle, |live| Ok(live.engine.destroy()?))
+        destroy(owner, srq)
     }
 
     /// The slot behind the inline `ibv_get_srq_num`.

@@ -9,8 +9,8 @@ use ferroce_engine::{Inode, Xrcd, XrcdInit};
 use ferroce_wire::Qpn;
 
 use crate::call::{self};
-use crate::context::ContextHandle;
 use crate::context::object;
+use crate::context::{ContextHandle, LiveContext};
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
 use crate::handle::Pool;
@@ -25,6 +25,18 @@ pub(crate) struct LiveXrcd {
 static POOL: Pool<abi::ibv_xrcd, LiveXrcd> = Pool::new();
 
 object!(abi::ibv_xrcd => LiveXrcd);
+
+/// Opens a domain.
+pub(crate) fn open(
+    context: &'static ContextHandle,
+    live: &LiveContext,
+    init: &XrcdInit,
+) -> Result<*mut abi::ibv_xrcd, Errno> {
+    let engine = live.engine.open_xrcd(init)?;
+    let xrcd = POOL.take(abi::ibv_xrcd { context: context.public() });
+    POOL.enliven(xrcd, LiveXrcd { engine, context });
+    Ok(xrcd.c())
+}
 
 export! {
     /// The slot behind the inline `ibv_open_xrcd`. EBADF for a descriptor that is none, EAGAIN without `O_CREAT` for a file
@@ -42,14 +54,12 @@ export! {
         if init.comp_mask != known || init.oflags & !(libc::O_CREAT | libc::O_EXCL) != 0 {
             return Err(Errno::EINVAL);
         }
-        let engine = live.engine.open_xrcd(&XrcdInit {
+        let init = XrcdInit {
             inode: inode(init.fd)?,
             create: init.oflags & libc::O_CREAT != 0,
             exclusive: init.oflags & libc::O_EXCL != 0,
-        })?;
-        let xrcd = POOL.take(abi::ibv_xrcd { context: handle.public() });
-        POOL.enliven(xrcd, LiveXrcd { engine, context: handle });
-        Ok(xrcd.c())
+        };
+        open(handle, &live, &init)
     }
 }
 

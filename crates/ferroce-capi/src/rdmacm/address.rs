@@ -1,11 +1,13 @@
 //! Socket addresses, between C and Rust.
 
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::ptr;
 
 use ferroce_abi as abi;
 use ferroce_wire::Gid;
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 
+use crate::entry::ConstPtr;
 use crate::errno::Errno;
 
 /// Addresses that are GIDs; the C library has no name for the family.
@@ -13,19 +15,29 @@ pub(crate) const AF_IB: u16 = 27;
 
 /// The address behind a program's pointer. EINVAL for NULL and unknown families; ENODEV for `AF_IB`, as from Linux on RoCE,
 /// where no GID of a socket address leads to an interface (Linux 6.12, `cma_resolve_iboe_route`).
-///
-/// # Safety
-///
-/// `address` is NULL or readable for as long as its family needs.
-pub(crate) unsafe fn read(address: *const sockaddr) -> Result<SocketAddr, Errno> {
+pub(crate) fn read(address: ConstPtr<sockaddr>) -> Result<SocketAddr, Errno> {
     if address.is_null() {
         return Err(Errno::EINVAL);
     }
+    // SAFETY: the contract of `entry`: not NULL, so readable for as long as its family needs.
+    unsafe { parse(address.as_ptr()) }
+}
+
+/// The address in room for any family.
+pub(super) fn of_storage(address: &sockaddr_storage) -> Result<SocketAddr, Errno> {
+    // SAFETY: there is room for any family.
+    unsafe { parse(ptr::from_ref(address).cast()) }
+}
+
+/// # Safety
+///
+/// `address` is readable for as long as its family needs.
+pub(crate) unsafe fn parse(address: *const sockaddr) -> Result<SocketAddr, Errno> {
     // SAFETY: every address begins with its family; programs may have it anywhere.
     let family = unsafe { address.cast::<libc::sa_family_t>().read_unaligned() };
     match i32::from(family) {
         libc::AF_INET => {
-            // SAFETY: the caller says that all of this family's address may be read.
+            // SAFETY: all of this family's address may be read.
             let v4 = unsafe { address.cast::<sockaddr_in>().read_unaligned() };
             let ip = v4.sin_addr.s_addr.to_ne_bytes();
             Ok(SocketAddrV4::new(ip.into(), u16::from_be(v4.sin_port)).into())
@@ -43,30 +55,20 @@ pub(crate) unsafe fn read(address: *const sockaddr) -> Result<SocketAddr, Errno>
 }
 
 /// The same for an address that may be left out.
-///
-/// # Safety
-///
-/// As for [`read`].
-pub(crate) unsafe fn read_optional(address: *const sockaddr) -> Result<Option<SocketAddr>, Errno> {
+pub(super) fn read_optional(address: ConstPtr<sockaddr>) -> Result<Option<SocketAddr>, Errno> {
     if address.is_null() {
         return Ok(None);
     }
-    // SAFETY: as the caller says.
-    unsafe { read(address) }.map(Some)
+    read(address).map(Some)
 }
 
 /// The address of something that may be a group. One of the family `AF_IB` is then a group's GID as it is, which programs
 /// call unmapped; of others [`read`] says why not.
-///
-/// # Safety
-///
-/// As for [`read`].
-pub(super) unsafe fn read_group(address: *const sockaddr) -> Result<SocketAddr, Errno> {
-    // SAFETY: as the caller says.
-    match unsafe { read(address) } {
+pub(super) fn read_group(address: ConstPtr<sockaddr>) -> Result<SocketAddr, Errno> {
+    match read(address) {
         Err(Errno::ENODEV) => {
-            // SAFETY: the caller says that all of this family's address may be read.
-            let ib = unsafe { address.cast::<abi::sockaddr_ib>().read_unaligned() };
+            // SAFETY: the contract of `entry`: the family is `AF_IB`, so all of its address may be read.
+            let ib = unsafe { address.as_ptr().cast::<abi::sockaddr_ib>().read_unaligned() };
             // SAFETY: octets, whatever they were written as.
             let gid = Gid(unsafe { ib.sib_addr.ib_u.uib_addr8 });
             if gid.is_multicast() { Ok((gid.to_ip(), 0).into()) } else { Err(Errno::ENODEV) }
@@ -115,14 +117,12 @@ mod tests {
         for text in ["192.0.2.1:7174", "[2001:db8::1]:1", "[fe80::1%3]:65535", "0.0.0.0:0"] {
             let address: SocketAddr = text.parse().expect("an address");
             let c = storage(address);
-            // SAFETY: it is in this frame.
-            assert_eq!(unsafe { read(std::ptr::from_ref(&c).cast()) }, Ok(address));
+            assert_eq!(of_storage(&c), Ok(address));
         }
         let labelled = SocketAddr::V6(SocketAddrV6::new([1; 16].into(), 2, 0x12345, 0));
         let c = storage(labelled);
         assert_eq!(&c_bytes(&c)[4..8], [0, 1, 0x23, 0x45], "network order");
-        // SAFETY: as above.
-        assert_eq!(unsafe { read(std::ptr::from_ref(&c).cast()) }, Ok(labelled));
+        assert_eq!(of_storage(&c), Ok(labelled));
     }
 
     fn c_bytes(c: &sockaddr_storage) -> [u8; 128] {
@@ -135,12 +135,9 @@ mod tests {
         for (family, want) in [(AF_IB, Errno::ENODEV), (1, Errno::EINVAL), (0, Errno::EINVAL)] {
             let mut c = storage(([0, 0, 0, 0], 0).into());
             c.ss_family = family;
-            // SAFETY: it is in this frame.
-            assert_eq!(unsafe { read(std::ptr::from_ref(&c).cast()) }, Err(want));
+            assert_eq!(of_storage(&c), Err(want));
         }
-        // SAFETY: NULL is allowed.
-        assert_eq!(unsafe { read(std::ptr::null()) }, Err(Errno::EINVAL));
-        // SAFETY: as above.
-        assert_eq!(unsafe { read_optional(std::ptr::null()) }, Ok(None));
+        assert_eq!(read(ConstPtr::NULL), Err(Errno::EINVAL));
+        assert_eq!(read_optional(ConstPtr::NULL), Ok(None));
     }
 }

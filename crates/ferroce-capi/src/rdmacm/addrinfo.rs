@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString};
 use std::ptr;
 use std::sync::Arc;
 
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use libc::{addrinfo, sockaddr, socklen_t};
 
@@ -13,6 +13,7 @@ use super::ep::RAI_PASSIVE;
 use super::event::What;
 use super::id::{self, IdHandle, LiveId};
 use crate::call;
+use crate::entry::{ConstPtr, Object, Ptr, Text, export};
 use crate::errno::Errno;
 
 const RAI_NUMERICHOST: c_int = 2;
@@ -61,7 +62,7 @@ impl List {
     fn duplicate(&self) -> Result<Self, Errno> {
         // SAFETY: it owns an element.
         let original = unsafe { &*self.0 };
-        // SAFETY: its addresses are as long as it says.
+        // SAFETY: an element of ours: its addresses are as long as it says.
         unsafe { answer(None, Some(original)) }
     }
 }
@@ -101,7 +102,7 @@ unsafe fn copy(from: *const c_void, length: usize) -> Result<*mut c_void, Errno>
     if to.is_null() {
         return Err(Errno::ENOMEM);
     }
-    // SAFETY: as the caller says, and the new memory is as long.
+    // SAFETY: both have `length` octets, and the new memory overlaps nothing.
     unsafe { ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast::<u8>(), length) };
     Ok(to)
 }
@@ -118,7 +119,7 @@ unsafe fn copy_address(
     if address.is_null() || length == 0 {
         return Ok((ptr::null_mut(), 0));
     }
-    // SAFETY: as the caller says.
+    // SAFETY: `address` has `length` octets.
     Ok((unsafe { copy(address.cast(), length as usize) }?.cast(), length))
 }
 
@@ -139,11 +140,7 @@ impl Drop for System {
 }
 
 /// Asks the system.
-///
-/// # Safety
-///
-/// `node` and `service` are NULL or C strings.
-unsafe fn ask(node: *const c_char, service: *const c_char, hints: Option<&abi::rdma_addrinfo>) -> Found {
+fn ask(node: Option<&CStr>, service: Option<&CStr>, hints: Option<&abi::rdma_addrinfo>) -> Found {
     // SAFETY: plain data and pointers, for which zero is a value.
     let mut ask: addrinfo = unsafe { std::mem::zeroed() };
     // Without a hint it is a stream, as the port space is TCP's.
@@ -164,73 +161,63 @@ unsafe fn ask(node: *const c_char, service: *const c_char, hints: Option<&abi::r
         };
     }
     let mut list = ptr::null_mut();
-    // SAFETY: as the caller says; the hints and the list are in this frame.
+    let (node, service) = (node.map_or(ptr::null(), CStr::as_ptr), service.map_or(ptr::null(), CStr::as_ptr));
+    // SAFETY: C strings or NULL; the hints and the list are in this frame.
     match unsafe { libc::getaddrinfo(node, service, &ask, &mut list) } {
         0 => Found::Address(System(list)),
         failure => Found::Failure(failure),
     }
 }
 
-/// Resolves a name and a service for either side. 0, or -1 and errno, or one of `getaddrinfo`'s codes.
-///
-/// Without `node` the hints say where to; nothing at all is EINVAL. Source, canonical names and routes are given where
-/// they are known: the source is left to the routing tables.
-///
-/// # Safety
-///
-/// `node` and `service` are NULL or C strings, `hints` NULL or readable with addresses as long as they say, `res` NULL or
-/// writable.
-pub unsafe extern "C" fn rdma_getaddrinfo(
-    node: *const c_char,
-    service: *const c_char,
-    hints: *const abi::rdma_addrinfo,
-    res: *mut *mut abi::rdma_addrinfo,
-) -> c_int {
-    call::minus_one(|_| {
-        // SAFETY: NULL, or readable as the caller says.
-        let hints = unsafe { hints.as_ref() };
-        if res.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: as the caller says.
-        match unsafe { look_up(node, service, hints) }? {
+export! {
+    /// Resolves a name and a service for either side. 0, or -1 and errno, or one of `getaddrinfo`'s codes.
+    ///
+    /// Without `node` the hints say where to; nothing at all is EINVAL. Source, canonical names and routes are given where
+    /// they are known: the source is left to the routing tables.
+    pub fn rdma_getaddrinfo(
+        node: Text,
+        service: Text,
+        hints: ConstPtr<abi::rdma_addrinfo>,
+        res: Ptr<*mut abi::rdma_addrinfo>,
+    ) -> c_int = call::minus_one |_| {
+        let (res, hints) = (res.some()?, hints.read().ok());
+        // SAFETY: addresses in a program's structure are as long as it says.
+        match unsafe { look_up(node.get(), service.get(), hints.as_ref()) }? {
             Ok(list) => {
-                // SAFETY: not NULL, and the caller says it may be written to.
-                unsafe { res.write(list.give()) };
+                res.write(list.give());
                 Ok(0)
             }
             Err(code) => Ok(code),
         }
-    })
+    }
 }
 
 /// What was found, or a code of `getaddrinfo`.
 ///
 /// # Safety
 ///
-/// As for [`rdma_getaddrinfo`].
+/// The addresses of the hints are as long as they say.
 unsafe fn look_up(
-    node: *const c_char,
-    service: *const c_char,
+    node: Option<&CStr>,
+    service: Option<&CStr>,
     hints: Option<&abi::rdma_addrinfo>,
 ) -> Result<Result<List, c_int>, Errno> {
-    if node.is_null() && service.is_null() && hints.is_none() {
+    if node.is_none() && service.is_none() && hints.is_none() {
         return Err(Errno::EINVAL);
     }
     let known = RAI_PASSIVE | RAI_NUMERICHOST | RAI_NOROUTE | RAI_FAMILY | RAI_DNS;
     if hints.is_some_and(|hints| hints.ai_flags & !known != 0) {
         return Ok(Err(libc::EAI_BADFLAGS));
     }
-    let found = if node.is_null() && service.is_null() {
+    let found = if node.is_none() && service.is_none() {
         None
     } else {
-        // SAFETY: as the caller says.
-        match unsafe { ask(node, service, hints) } {
+        match ask(node, service, hints) {
             Found::Address(list) => Some(list),
             Found::Failure(code) => return Ok(Err(code)),
         }
     };
-    // SAFETY: as the caller says.
+    // SAFETY: the addresses of the hints are as long as they say.
     Ok(Ok(unsafe { answer(found.as_ref(), hints) }?))
 }
 
@@ -275,12 +262,12 @@ unsafe fn answer(found: Option<&System>, hints: Option<&abi::rdma_addrinfo>) -> 
     }
     if let Some(hints) = hints {
         if info.ai_dst_addr.is_null() && found.is_none() {
-            // SAFETY: as the caller says.
+            // SAFETY: the addresses of the hints are as long as they say.
             (info.ai_dst_addr, info.ai_dst_len) =
                 unsafe { copy_address(hints.ai_dst_addr, hints.ai_dst_len) }?;
         }
         if info.ai_src_addr.is_null() {
-            // SAFETY: as the caller says.
+            // SAFETY: the addresses of the hints are as long as they say.
             (info.ai_src_addr, info.ai_src_len) =
                 unsafe { copy_address(hints.ai_src_addr, hints.ai_src_len) }?;
         }
@@ -288,13 +275,11 @@ unsafe fn answer(found: Option<&System>, hints: Option<&abi::rdma_addrinfo>) -> 
     Ok(list)
 }
 
-/// Frees results.
-///
-/// # Safety
-///
-/// `res` is NULL or came from [`rdma_getaddrinfo`], once.
-pub unsafe extern "C" fn rdma_freeaddrinfo(res: *mut abi::rdma_addrinfo) {
-    drop(List(res));
+export! {
+    /// Frees results.
+    pub fn rdma_freeaddrinfo(res: Ptr<abi::rdma_addrinfo>) -> () {
+        drop(List(res.as_ptr()));
+    }
 }
 
 /// What a thread of its own looks up.
@@ -308,27 +293,23 @@ struct Search {
 impl Search {
     /// # Safety
     ///
-    /// As for [`rdma_resolve_addrinfo`].
+    /// The addresses of the hints are as long as they say.
     unsafe fn new(
-        node: *const c_char,
-        service: *const c_char,
+        node: Option<&CStr>,
+        service: Option<&CStr>,
         hints: Option<&abi::rdma_addrinfo>,
     ) -> Result<Self, Errno> {
-        // SAFETY: NULL or a C string, as the caller says.
-        let text =
-            |text: *const c_char| (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_owned());
-        // SAFETY: as the caller says.
+        // SAFETY: the addresses of the hints are as long as they say.
         let hints = hints.map(|hints| unsafe { answer(None, Some(hints)) }).transpose()?;
-        Ok(Self { node: text(node), service: text(service), hints })
+        Ok(Self { node: node.map(CStr::to_owned), service: service.map(CStr::to_owned), hints })
     }
 
     /// Looks it up; the result is the id's, the event's status 0, a code of `getaddrinfo`, or a negative errno.
     fn run(self, id: &'static IdHandle, live: &Arc<LiveId>) {
-        let text = |text: &Option<CString>| text.as_ref().map_or(ptr::null(), |text| text.as_ptr());
         // SAFETY: it owns an element.
         let hints = self.hints.as_ref().map(|hints| unsafe { &*hints.0 });
-        // SAFETY: C strings or NULL, and hints of ours.
-        let (found, status) = match unsafe { look_up(text(&self.node), text(&self.service), hints) } {
+        // SAFETY: hints of ours: their addresses are as long as they say.
+        let (found, status) = match unsafe { look_up(self.node.as_deref(), self.service.as_deref(), hints) } {
             Ok(Ok(list)) => (Some(list), 0),
             Ok(Err(code)) => (None, code),
             Err(errno) => (None, -errno.code()),
@@ -343,32 +324,25 @@ impl Search {
     }
 }
 
-/// As [`rdma_getaddrinfo`] without waiting: ADDRINFO_RESOLVED or ADDRINFO_ERROR tells when it is done, and
-/// [`rdma_query_addrinfo`] what was found. EOPNOTSUPP for a subnet administrator, whom RoCE does not have.
-///
-/// # Safety
-///
-/// `id` is NULL or an id, `node` and `service` are NULL or C strings, `hints` NULL or readable with addresses as long as they
-/// say.
-pub unsafe extern "C" fn rdma_resolve_addrinfo(
-    id: *mut abi::rdma_cm_id,
-    node: *const c_char,
-    service: *const c_char,
-    hints: *const abi::rdma_addrinfo,
-) -> c_int {
-    call::minus_one(|_| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { id::enter(id) }?;
-        // SAFETY: NULL, or readable as the caller says.
-        let hints = unsafe { hints.as_ref() };
-        if node.is_null() && service.is_null() && hints.is_none() {
+export! {
+    /// As [`rdma_getaddrinfo`] without waiting: ADDRINFO_RESOLVED or ADDRINFO_ERROR tells when it is done, and
+    /// [`rdma_query_addrinfo`] what was found. EOPNOTSUPP for a subnet administrator, whom RoCE does not have.
+    pub fn rdma_resolve_addrinfo(
+        id: Object<abi::rdma_cm_id>,
+        node: Text,
+        service: Text,
+        hints: ConstPtr<abi::rdma_addrinfo>,
+    ) -> c_int = call::minus_one |_| {
+        let (handle, live) = id.opened()?;
+        let (node, service, hints) = (node.get(), service.get(), hints.read().ok());
+        if node.is_none() && service.is_none() && hints.is_none() {
             return Err(Errno::EINVAL);
         }
         if hints.is_some_and(|hints| hints.ai_flags & RAI_SA != 0) {
             return Err(Errno::EOPNOTSUPP);
         }
-        // SAFETY: as the caller says.
-        let search = unsafe { Search::new(node, service, hints) }?;
+        // SAFETY: addresses in a program's structure are as long as it says.
+        let search = unsafe { Search::new(node, service, hints.as_ref()) }?;
         if live.state.lock().is_synchronous() {
             search.run(handle, &live);
             return id::complete(handle).map(|()| 0);
@@ -381,7 +355,7 @@ pub unsafe extern "C" fn rdma_resolve_addrinfo(
                 .spawn(move || search.run(handle, &asked))
         });
         begun.map(|_| 0).map_err(Errno::from)
-    })
+    }
 }
 
 /// Runs `begin` with all signals blocked, as threads that it starts have them for good.
@@ -398,24 +372,16 @@ fn without_signals<R>(begin: impl FnOnce() -> R) -> R {
     result
 }
 
-/// What `rdma_resolve_addrinfo` found, to be freed by [`rdma_freeaddrinfo`]; EINVAL if it found nothing.
-///
-/// # Safety
-///
-/// `id` is NULL or an id, `info` NULL or writable.
-pub unsafe extern "C" fn rdma_query_addrinfo(
-    id: *mut abi::rdma_cm_id,
-    info: *mut *mut abi::rdma_addrinfo,
-) -> c_int {
-    call::minus_one(|_| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { id::enter(id) }?;
-        if info.is_null() {
-            return Err(Errno::EINVAL);
-        }
+export! {
+    /// What `rdma_resolve_addrinfo` found, to be freed by [`rdma_freeaddrinfo`]; EINVAL if it found nothing.
+    pub fn rdma_query_addrinfo(
+        id: Object<abi::rdma_cm_id>,
+        info: Ptr<*mut abi::rdma_addrinfo>,
+    ) -> c_int = call::minus_one |_| {
+        let (_, live) = id.opened()?;
+        let info = info.some()?;
         let copy = live.state.lock().found.as_ref().ok_or(Errno::EINVAL)?.duplicate()?;
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { info.write(copy.give()) };
+        info.write(copy.give());
         Ok(0)
-    })
+    }
 }

@@ -9,18 +9,20 @@ use ferroce_engine::cm::resolve::{self, Local};
 use ferroce_engine::cm::{Bind, Port};
 use ferroce_engine::{self as engine, Origin};
 use ferroce_wire::cm::PortSpace;
+use libc::sockaddr;
 
 use super::id::{self, IdHandle, LiveId, Phase};
 use super::option::Options;
 use super::resolve::take_home;
 use super::{address, device, link};
 use crate::call;
+use crate::entry::{ConstPtr, Object, export};
 use crate::errno::Errno;
+use crate::handle::get;
 
 /// Takes a port in the id's port space.
 pub(super) fn take(id: &'static IdHandle, address: SocketAddr, options: &Options) -> Result<Port, Errno> {
-    // SAFETY: `c()` points to a whole rdma_cm_id.
-    let code = u16::try_from(unsafe { (*id.c()).ps }).map_err(|_| Errno::EINVAL)?;
+    let code = u16::try_from(get!(id.ps)).map_err(|_| Errno::EINVAL)?;
     let space = PortSpace::from_code(code).ok_or(Errno::EINVAL)?;
     let v6_only = options.family_only.unwrap_or(false);
     Ok(Port::bind(&Bind { space, address, reuse: options.reuse_address, v6_only })?)
@@ -75,33 +77,20 @@ fn owner(address: SocketAddr) -> Result<Option<Local>, Errno> {
     Ok(if links { None } else { resolve::local(address).unwrap_or(None) })
 }
 
-/// Binds the id to a local address and port; port 0 means any free port. An address of a device binds the id to that device.
-/// The wildcard leaves `id->verbs` NULL, and with links present so do the loopback addresses (127.0.0.0/8 and `::1`), as in Linux:
-/// the id then gets a device from `rdma_resolve_addr`, or each request brings one.
-///
-/// # Safety
-///
-/// `id` is NULL or an id, `addr` NULL or as long as its family needs.
-pub unsafe extern "C" fn rdma_bind_addr(id: *mut abi::rdma_cm_id, addr: *mut libc::sockaddr) -> c_int {
-    call::minus_one(|_| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { id::enter(id) }?;
-        // SAFETY: as the caller says.
-        let address = unsafe { address::read(addr) }?;
+export! {
+    /// Binds the id to a local address and port; port 0 means any free port. An address of a device binds the id to that device.
+    /// The wildcard leaves `id->verbs` NULL, and with links present so do the loopback addresses (127.0.0.0/8 and `::1`), as in Linux:
+    /// the id then gets a device from `rdma_resolve_addr`, or each request brings one.
+    pub fn rdma_bind_addr(id: Object<abi::rdma_cm_id>, addr: ConstPtr<sockaddr>) -> c_int = call::minus_one |_| {
+        let (handle, live) = id.opened()?;
+        let address = address::read(addr)?;
         bind(handle, &live, address).map(|()| 0)
-    })
-}
+    }
 
-/// Takes requests from now on: at the port that the id was bound to, or at any. So many may wait for an answer; none or
-/// more than 1024 mean 1024.
-///
-/// # Safety
-///
-/// `id` is NULL or an id.
-pub unsafe extern "C" fn rdma_listen(id: *mut abi::rdma_cm_id, backlog: c_int) -> c_int {
-    call::minus_one(|_| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { id::enter(id) }?;
+    /// Takes requests from now on: at the port that the id was bound to, or at any. So many may wait for an answer; none or
+    /// more than 1024 mean 1024.
+    pub fn rdma_listen(id: Object<abi::rdma_cm_id>, backlog: c_int) -> c_int = call::minus_one |_| {
+        let (handle, live) = id.opened()?;
         if live.state.lock().phase == Phase::Idle {
             bind(handle, &live, ([0, 0, 0, 0], 0).into())?;
         }
@@ -122,5 +111,5 @@ pub unsafe extern "C" fn rdma_listen(id: *mut abi::rdma_cm_id, backlog: c_int) -
             return Err(error.into());
         }
         Ok(0)
-    })
+    }
 }

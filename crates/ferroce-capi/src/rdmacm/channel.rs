@@ -7,6 +7,7 @@ use ferroce_abi as abi;
 use ferroce_engine::NotifyQueue;
 
 use super::event::Queued;
+use crate::entry::{CObject, Object, export};
 use crate::errno::Errno;
 use crate::handle::{Handle, Pool};
 use crate::{call, log};
@@ -14,8 +15,14 @@ use crate::{call, log};
 /// An event channel.
 pub(super) type ChannelHandle = Handle<abi::rdma_event_channel, LiveChannel>;
 
+impl CObject for abi::rdma_event_channel {
+    type Whole = Self;
+    type Live = LiveChannel;
+    type Extra = ();
+}
+
 /// What makes an event channel live.
-pub(super) struct LiveChannel {
+pub(crate) struct LiveChannel {
     /// What happened to ids and was not yet told.
     pub(super) events: NotifyQueue<Arc<Queued>>,
 }
@@ -35,26 +42,15 @@ pub(super) fn destroy(channel: &'static ChannelHandle) -> Result<(), Errno> {
     POOL.end(channel, |_| Ok(()))
 }
 
-/// Makes an event channel. Its descriptor may be polled, and be set to O_NONBLOCK.
-///
-/// # Safety
-///
-/// None: there are no arguments.
-pub unsafe extern "C" fn rdma_create_event_channel() -> *mut abi::rdma_event_channel {
-    call::pointer(|_| {
+export! {
+    /// Makes an event channel. Its descriptor may be polled, and be set to O_NONBLOCK.
+    pub fn rdma_create_event_channel() -> *mut abi::rdma_event_channel = call::pointer |_| {
         log::install();
         Ok(create()?.c())
-    })
-}
+    }
 
-/// Ends the channel. All ids on it must be destroyed, all its events acknowledged.
-///
-/// # Safety
-///
-/// `channel` is NULL or came from [`rdma_create_event_channel`].
-pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut abi::rdma_event_channel) {
-    call::nothing(|_| {
-        // SAFETY: as the caller says.
-        destroy(unsafe { ChannelHandle::from_c(channel) }?)
-    });
+    /// Ends the channel. All ids on it must be destroyed, all its events acknowledged.
+    pub fn rdma_destroy_event_channel(channel: Object<abi::rdma_event_channel>) -> () = call::nothing |_| {
+        destroy(channel.handle()?)
+    }
 }

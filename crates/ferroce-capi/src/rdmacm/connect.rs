@@ -12,41 +12,36 @@ use ferroce_wire::cm::{
 };
 use ferroce_wire::{PathMtu, Qkey, Qpn};
 
-use super::event::NOTHING;
+use super::event::{EventHandle, NOTHING};
 use super::id::{self, IdHandle, LiveId, Phase, State, Template};
 use super::link::{self, ACK_DELAY, DEPTH};
 use super::{event, qp};
-use crate::call;
+use crate::call::{self, Owner};
+use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
+use crate::handle::{get, set};
 use crate::wait;
 
 /// A program's private data.
 ///
 /// # Safety
 ///
-/// `data` is NULL or readable for `length` octets.
+/// `data` is NULL or readable for `length` octets during the call.
 unsafe fn private<'a>(data: *const c_void, length: u8) -> Result<&'a [u8], Errno> {
     match (data.is_null(), length) {
         (_, 0) => Ok(&[]),
         (true, _) => Err(Errno::EINVAL),
-        // SAFETY: as the caller says; nobody changes them during the call.
+        // SAFETY: `data` has `length` octets, which nobody changes during the call.
         (false, length) => Ok(unsafe { slice::from_raw_parts(data.cast(), usize::from(length)) }),
     }
 }
 
 /// The queue pair that a connection is for: the id's, or the one that the program names.
-///
-/// # Safety
-///
-/// The id's `qp` is NULL or a queue pair.
-unsafe fn queue_pair(id: &'static IdHandle, param: &abi::rdma_conn_param) -> (u32, bool, abi::ibv_qp_type) {
-    let c = id.c();
-    // SAFETY: `c()` points to a whole rdma_cm_id.
-    let (qp, qp_type) = unsafe { ((*c).qp, (*c).qp_type) };
-    // SAFETY: as the caller says.
-    match unsafe { qp.as_ref() } {
-        Some(qp) => (qp.qp_num, !qp.srq.is_null(), qp.qp_type),
-        None => (param.qp_num, param.srq != 0, qp_type),
+fn queue_pair(id: &'static IdHandle, param: &abi::rdma_conn_param) -> (u32, bool, abi::ibv_qp_type) {
+    let qp = get!(id.qp);
+    match named!(qp).handle() {
+        Ok(qp) => (get!(qp.qp_base.qp_num), !get!(qp.qp_base.srq).is_null(), get!(qp.qp_base.qp_type)),
+        Err(_) => (param.qp_num, param.srq != 0, get!(id.qp_type)),
     }
 }
 
@@ -64,8 +59,7 @@ fn whom(
     state: &State,
 ) -> Result<(cm::Route, ServiceId, [u8; IpCmHeader::LEN]), Errno> {
     let (Some(route), Some(port)) = (&state.route, &state.link.port) else { return Err(Errno::EINVAL) };
-    // SAFETY: `c()` points to a whole rdma_cm_id.
-    let code = u16::try_from(unsafe { (*id.c()).ps }).map_err(|_| Errno::EINVAL)?;
+    let code = u16::try_from(get!(id.ps)).map_err(|_| Errno::EINVAL)?;
     let space = PortSpace::from_code(code).ok_or(Errno::EINVAL)?;
     let (local, remote) = (route.source.ip(), route.destination.ip());
     let header = IpCmHeader { source_port: port.number(), source: local, destination: remote };
@@ -73,21 +67,16 @@ fn whom(
 }
 
 /// What to ask the peer for.
-///
-/// # Safety
-///
-/// As for [`rdma_connect`].
-unsafe fn request(
+fn request(
     id: &'static IdHandle,
     state: &State,
     param: &abi::rdma_conn_param,
 ) -> Result<ConnectParams, Errno> {
     let (Some(record), Some(context)) = (&state.record, state.context) else { return Err(Errno::EINVAL) };
     let (on, service, header) = whom(id, state)?;
-    // SAFETY: as the caller says.
+    // SAFETY: `private_data_len` is the length of the private data.
     let data = unsafe { private(param.private_data, param.private_data_len) }?;
-    // SAFETY: as the caller says.
-    let (qpn, srq, qp_type) = unsafe { queue_pair(id, param) };
+    let (qpn, srq, qp_type) = queue_pair(id, param);
     let guid = u64::from_be_bytes(context.live()?.engine.attr().node_guid);
     Ok(ConnectParams {
         transport: transport(qp_type),
@@ -111,18 +100,10 @@ unsafe fn request(
 }
 
 /// The same for datagrams: only private data are the program's to say.
-///
-/// # Safety
-///
-/// As for [`rdma_connect`].
-unsafe fn question(
-    id: &'static IdHandle,
-    state: &State,
-    param: &abi::rdma_conn_param,
-) -> Result<SidrParams, Errno> {
+fn question(id: &'static IdHandle, state: &State, param: &abi::rdma_conn_param) -> Result<SidrParams, Errno> {
     let record = state.record.as_ref().ok_or(Errno::EINVAL)?;
     let (route, service_id, header) = whom(id, state)?;
-    // SAFETY: as the caller says.
+    // SAFETY: `private_data_len` is the length of the private data.
     let data = unsafe { private(param.private_data, param.private_data_len) }?;
     Ok(SidrParams {
         route,
@@ -147,8 +128,7 @@ enum Wanted {
 
 /// Vendor options go with queue pairs of the program's own.
 fn ece_of(id: &'static IdHandle, state: &State) -> Ece {
-    // SAFETY: `c()` points to a whole rdma_cm_id.
-    if unsafe { (*id.c()).qp }.is_null() { state.link.local_ece } else { Ece::default() }
+    if get!(id.qp).is_null() { state.link.local_ece } else { Ece::default() }
 }
 
 fn depth(asked: u8, offer: Option<u8>) -> Result<u8, Errno> {
@@ -164,22 +144,16 @@ const USUAL: abi::rdma_conn_param = abi::rdma_conn_param {
     ..NOTHING
 };
 
-/// Asks the peer whose route was resolved for a connection. ESTABLISHED, CONNECT_RESPONSE for an id without queue pair,
-/// REJECTED or UNREACHABLE tells what becomes of it. Datagrams' peer is asked for its queue pair: ESTABLISHED brings that
-/// as `param.ud`, UNREACHABLE has the peer's status as its own if it refused. A cancellation point if the id is synchronous.
-///
-/// # Safety
-///
-/// `id` is NULL or an id, `conn_param` NULL or readable with private data as long as it says.
-pub unsafe extern "C-unwind" fn rdma_connect(
-    id: *mut abi::rdma_cm_id,
-    conn_param: *mut abi::rdma_conn_param,
-) -> c_int {
-    id::operation(|owner| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { id::enter(id) }?;
-        // SAFETY: NULL, or readable as the caller says.
-        let param = unsafe { conn_param.as_ref() }.copied().unwrap_or(USUAL);
+export! {
+    /// Asks the peer whose route was resolved for a connection. ESTABLISHED, CONNECT_RESPONSE for an id without queue pair,
+    /// REJECTED or UNREACHABLE tells what becomes of it. Datagrams' peer is asked for its queue pair: ESTABLISHED brings that
+    /// as `param.ud`, UNREACHABLE has the peer's status as its own if it refused. A cancellation point if the id is synchronous.
+    pub waiting fn rdma_connect(
+        id: Object<abi::rdma_cm_id>,
+        conn_param: Ptr<abi::rdma_conn_param>,
+    ) -> c_int = id::operation |owner| {
+        let (handle, live) = id.opened()?;
+        let param = conn_param.read().unwrap_or(USUAL);
         let wanted = {
             let mut state = live.state.lock();
             if state.phase != Phase::RouteResolved {
@@ -187,11 +161,9 @@ pub unsafe extern "C-unwind" fn rdma_connect(
             }
             owner.is(state.context.ok_or(Errno::EINVAL)?)?;
             let wanted = if handle.is_for_datagrams() {
-                // SAFETY: as the caller says.
-                Wanted::QueuePair(Box::new(unsafe { question(handle, &state, &param) }?))
+                Wanted::QueuePair(Box::new(question(handle, &state, &param)?))
             } else {
-                // SAFETY: as the caller says.
-                Wanted::Connection(Box::new(unsafe { request(handle, &state, &param) }?))
+                Wanted::Connection(Box::new(request(handle, &state, &param)?))
             };
             state.phase = Phase::Connecting;
             wanted
@@ -219,31 +191,22 @@ pub unsafe extern "C-unwind" fn rdma_connect(
             }
         }
         Ok(Some(handle))
-    })
-}
+    }
 
-/// Answers a request: the id's queue pair, if it has one, is set up, and the peer told. ESTABLISHED tells when the peer
-/// knows; who asked for a queue pair of datagrams is told, and that is all. At the other end it completes a connection after CONNECT_RESPONSE.
-/// A cancellation point if the id is synchronous.
-///
-/// # Safety
-///
-/// As for [`rdma_connect`].
-pub unsafe extern "C-unwind" fn rdma_accept(
-    id: *mut abi::rdma_cm_id,
-    conn_param: *mut abi::rdma_conn_param,
-) -> c_int {
-    id::operation(|owner| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { id::enter(id) }?;
+    /// Answers a request: the id's queue pair, if it has one, is set up, and the peer told. ESTABLISHED tells when the peer
+    /// knows; who asked for a queue pair of datagrams is told, and that is all. At the other end it completes a connection after CONNECT_RESPONSE.
+    /// A cancellation point if the id is synchronous.
+    pub waiting fn rdma_accept(
+        id: Object<abi::rdma_cm_id>,
+        conn_param: Ptr<abi::rdma_conn_param>,
+    ) -> c_int = id::operation |owner| {
+        let (handle, live) = id.opened()?;
         if live.state.lock().phase == Phase::Answered {
             return establish(&live).map(|()| None);
         }
-        // SAFETY: NULL, or readable as the caller says.
-        let param = unsafe { conn_param.as_ref() };
+        let param = conn_param.lent().map(|param| param.read());
         if handle.is_for_datagrams() {
-            // SAFETY: as the caller says.
-            return unsafe { agree(owner, handle, &live, param.unwrap_or(&USUAL)) }.map(|()| None);
+            return agree(owner, handle, &live, &param.unwrap_or(USUAL)).map(|()| None);
         }
         let (connection, req, answer) = {
             let mut state = live.state.lock();
@@ -254,15 +217,14 @@ pub unsafe extern "C-unwind" fn rdma_accept(
             owner.is(context)?;
             let connection = state.link.connection.clone().ok_or(Errno::EINVAL)?;
             let req = state.link.req.clone().ok_or(Errno::EINVAL)?;
-            let given = param.copied().unwrap_or(abi::rdma_conn_param {
+            let given = param.unwrap_or(abi::rdma_conn_param {
                 flow_control: u8::from(req.flow_control),
                 rnr_retry_count: req.rnr_retry_count,
                 ..USUAL
             });
-            // SAFETY: as the caller says.
+            // SAFETY: `private_data_len` is the length of the private data.
             let data = unsafe { private(given.private_data, given.private_data_len) }?;
-            // SAFETY: as the caller says.
-            let (qpn, srq, _) = unsafe { queue_pair(handle, &given) };
+            let (qpn, srq, _) = queue_pair(handle, &given);
             let guid = u64::from_be_bytes(context.live()?.engine.attr().node_guid);
             let answer = AcceptParams {
                 responder_resources: depth(given.responder_resources, Some(req.initiator_depth))?,
@@ -280,8 +242,7 @@ pub unsafe extern "C-unwind" fn rdma_accept(
                 attributes::passive(&req, psn, answer.initiator_depth, answer.responder_resources);
             (connection, req, answer)
         };
-        // SAFETY: `c()` points to a whole rdma_cm_id.
-        if !unsafe { (*handle.c()).qp }.is_null() {
+        if !get!(handle.qp).is_null() {
             link::bring_up(handle, &live)?;
         }
         live.state.lock().phase = Phase::Accepted;
@@ -291,24 +252,19 @@ pub unsafe extern "C-unwind" fn rdma_accept(
             return Err(error.into());
         }
         Ok(Some(handle))
-    })
+    }
 }
 
 /// Tells a peer which queue pair its datagrams go to.
-///
-/// # Safety
-///
-/// As for [`rdma_accept`].
-unsafe fn agree(
-    owner: &call::Owner,
+fn agree(
+    owner: &Owner,
     id: &'static IdHandle,
     live: &LiveId,
     param: &abi::rdma_conn_param,
 ) -> Result<(), Errno> {
-    // SAFETY: as the caller says.
+    // SAFETY: `private_data_len` is the length of the private data.
     let data = unsafe { private(param.private_data, param.private_data_len) }?;
-    // SAFETY: as the caller says.
-    let (qpn, ..) = unsafe { queue_pair(id, param) };
+    let (qpn, ..) = queue_pair(id, param);
     let (context, ece) = {
         let state = live.state.lock();
         (state.context, ece_of(id, &state))
@@ -317,8 +273,7 @@ unsafe fn agree(
     let answer = SidrAnswer {
         status: SidrStatus::VALID,
         qpn: Qpn::new(qpn),
-        // SAFETY: `c()` points to a whole rdma_cm_id.
-        qkey: Qkey::new(qp::qkey(unsafe { (*id.c()).ps })),
+        qkey: Qkey::new(qp::qkey(get!(id.ps))),
         ece,
         private: PrivateData::new(data).map_err(|_| Errno::EINVAL)?,
     };
@@ -341,34 +296,31 @@ fn take_question(live: &LiveId, to: Phase) -> Result<Arc<Question>, Errno> {
     Ok(question)
 }
 
-/// Refuses a request, or a reply that the program was to complete itself.
-///
-/// # Safety
-///
-/// `id` is NULL or an id, `private_data` NULL or readable for `private_data_len` octets.
-pub unsafe extern "C" fn rdma_reject(
-    id: *mut abi::rdma_cm_id,
-    private_data: *const c_void,
-    private_data_len: u8,
-) -> c_int {
-    // SAFETY: as the caller says.
-    call::minus_one(|_| unsafe { reject(id, private_data, private_data_len, RejReason::CONSUMER) })
+export! {
+    /// Refuses a request, or a reply that the program was to complete itself.
+    pub fn rdma_reject(
+        id: Object<abi::rdma_cm_id>,
+        private_data: *const c_void,
+        private_data_len: u8,
+    ) -> c_int = call::minus_one |_| {
+        // SAFETY: `private_data_len` is the length of the private data.
+        unsafe { reject(id, private_data, private_data_len, RejReason::CONSUMER) }
+    }
 }
 
 /// Refuses; the reason of datagrams is always the same.
 ///
 /// # Safety
 ///
-/// As for [`rdma_reject`].
+/// `private_data` is NULL or readable for `private_data_len` octets.
 pub(super) unsafe fn reject(
-    id: *mut abi::rdma_cm_id,
+    id: Object<abi::rdma_cm_id>,
     private_data: *const c_void,
     private_data_len: u8,
     reason: RejReason,
 ) -> Result<c_int, Errno> {
-    // SAFETY: as the caller says.
-    let (handle, live) = unsafe { id::enter(id) }?;
-    // SAFETY: as the caller says.
+    let (handle, live) = id.opened()?;
+    // SAFETY: `private_data_len` is the length of the private data.
     let data = unsafe { private(private_data, private_data_len) }?;
     if handle.is_for_datagrams() {
         let answer = SidrAnswer {
@@ -407,33 +359,20 @@ fn establish(live: &LiveId) -> Result<(), Errno> {
     Ok(connection.establish()?)
 }
 
-/// Completes a connection after CONNECT_RESPONSE, once the program has set up its own queue pair. EINVAL for ids that
-/// have one: for those it was done.
-///
-/// # Safety
-///
-/// `id` is NULL or an id.
-pub unsafe extern "C" fn rdma_establish(id: *mut abi::rdma_cm_id) -> c_int {
-    call::minus_one(|_| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { id::enter(id) }?;
-        // SAFETY: `c()` points to a whole rdma_cm_id.
-        if !unsafe { (*handle.c()).qp }.is_null() {
+export! {
+    /// Completes a connection after CONNECT_RESPONSE, once the program has set up its own queue pair. EINVAL for ids that
+    /// have one: for those it was done.
+    pub fn rdma_establish(id: Object<abi::rdma_cm_id>) -> c_int = call::minus_one |_| {
+        let (handle, live) = id.opened()?;
+        if !get!(handle.qp).is_null() {
             return Err(Errno::EINVAL);
         }
         establish(&live).map(|()| 0)
-    })
-}
+    }
 
-/// Tells that data came on the queue pair before the peer's last message: the connection is there.
-///
-/// # Safety
-///
-/// `id` is NULL or an id.
-pub unsafe extern "C" fn rdma_notify(id: *mut abi::rdma_cm_id, event: abi::ibv_event_type) -> c_int {
-    call::minus_one(|_| {
-        // SAFETY: as the caller says.
-        let (_, live) = unsafe { id::enter(id) }?;
+    /// Tells that data came on the queue pair before the peer's last message: the connection is there.
+    pub fn rdma_notify(id: Object<abi::rdma_cm_id>, event: abi::ibv_event_type) -> c_int = call::minus_one |_| {
+        let (_, live) = id.opened()?;
         if event != abi::IBV_EVENT_COMM_EST {
             return Err(Errno::EINVAL);
         }
@@ -447,19 +386,12 @@ pub unsafe extern "C" fn rdma_notify(id: *mut abi::rdma_cm_id, event: abi::ibv_e
             _ => return Err(Errno::EINVAL),
         }
         Ok(0)
-    })
-}
+    }
 
-/// Ends the connection, or agrees that the peer ended it; the queue pair goes to the error state first. DISCONNECTED
-/// tells when both know. A cancellation point if the id is synchronous.
-///
-/// # Safety
-///
-/// `id` is NULL or an id.
-pub unsafe extern "C-unwind" fn rdma_disconnect(id: *mut abi::rdma_cm_id) -> c_int {
-    id::operation(|_| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { id::enter(id) }?;
+    /// Ends the connection, or agrees that the peer ended it; the queue pair goes to the error state first. DISCONNECTED
+    /// tells when both know. A cancellation point if the id is synchronous.
+    pub waiting fn rdma_disconnect(id: Object<abi::rdma_cm_id>) -> c_int = id::operation |_| {
+        let (handle, live) = id.opened()?;
         let (phase, connection) = {
             let state = live.state.lock();
             (state.phase, state.link.connection.clone())
@@ -479,76 +411,56 @@ pub unsafe extern "C-unwind" fn rdma_disconnect(id: *mut abi::rdma_cm_id) -> c_i
             return Ok(None);
         }
         Ok(Some(handle))
-    })
-}
+    }
 
-/// Waits for a request at a synchronous id that listens. Its id is synchronous too, and has a queue pair if the
-/// endpoint was made with attributes for one. A cancellation point.
-///
-/// # Safety
-///
-/// `listen` is NULL or an id, `id` NULL or writable.
-pub unsafe extern "C-unwind" fn rdma_get_request(
-    listen: *mut abi::rdma_cm_id,
-    id: *mut *mut abi::rdma_cm_id,
-) -> c_int {
-    let mut settled = false;
-    wait::minus_one(|_, woken| {
-        woken?;
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { id::enter(listen) }?;
-        if id.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        let (channel, template) = {
-            let state = live.state.lock();
-            if !state.is_synchronous() || state.phase != Phase::Listening {
-                return Err(Errno::EINVAL);
+    /// Waits for a request at a synchronous id that listens. Its id is synchronous too, and has a queue pair if the
+    /// endpoint was made with attributes for one. A cancellation point.
+    pub waiting fn rdma_get_request(
+        listen: Object<abi::rdma_cm_id>,
+        id: Ptr<*mut abi::rdma_cm_id>,
+    ) -> c_int {
+        let mut settled = false;
+        wait::minus_one(|owner, woken| {
+            woken?;
+            let (handle, live) = listen.opened()?;
+            let id = id.some()?;
+            let (channel, template) = {
+                let state = live.state.lock();
+                if !state.is_synchronous() || state.phase != Phase::Listening {
+                    return Err(Errno::EINVAL);
+                }
+                (Arc::clone(state.channel()), state.template)
+            };
+            if !std::mem::replace(&mut settled, true) {
+                id::settle(handle);
             }
-            (Arc::clone(state.channel()), state.template)
-        };
-        if !std::mem::replace(&mut settled, true) {
-            id::settle(handle);
-        }
-        event::next(&channel)?.then(|event| {
-            // SAFETY: an event that nobody acknowledged yet, of a request's id that the program does not have.
-            let of = unsafe { take_request(event, template) }?;
-            // SAFETY: not NULL, and the caller says it may be written to.
-            unsafe { id.write(of) };
-            Ok(0)
+            event::next(&channel)?.then(|event| {
+                id.write(take_request(owner, event, template)?);
+                Ok(0)
+            })
         })
-    })
+    }
 }
 
 /// The id of a request that a synchronous id was told, with a queue pair as the endpoint wants it.
-///
-/// # Safety
-///
-/// `event` was not acknowledged, and nobody else has its id if it is a request.
-unsafe fn take_request(
-    event: *mut abi::rdma_cm_event,
+fn take_request(
+    owner: &Owner,
+    event: &'static EventHandle,
     template: Option<Template>,
 ) -> Result<*mut abi::rdma_cm_id, Errno> {
-    // SAFETY: as the caller says.
-    let (kind, of) = unsafe { ((*event).event, (*event).id) };
-    if kind != abi::RDMA_CM_EVENT_CONNECT_REQUEST {
-        // SAFETY: as above.
-        unsafe { event::acknowledge(event) }?;
+    if get!(event.event) != abi::RDMA_CM_EVENT_CONNECT_REQUEST {
+        event::acknowledge(event)?;
         return Err(Errno::EINVAL);
     }
-    if let Some(template) = template {
-        let mut init = template.init;
-        // SAFETY: the pointers are those that the program gave for this.
-        if unsafe { qp::rdma_create_qp(of, template.pd, &mut init) } != 0 {
-            let errno = std::io::Error::last_os_error().into();
-            // SAFETY: as above.
-            unsafe { event::acknowledge(event) }?;
-            // SAFETY: the id of the request, which the program does not have.
-            id::destroy(unsafe { IdHandle::from_c(of) }?)?;
-            return Err(errno);
-        }
+    let of = get!(event.id);
+    let id = named!(of).handle()?;
+    if let Some(Template { pd, mut init }) = template
+        && let Err(errno) = qp::create_plain(owner, named!(of), pd, &mut init)
+    {
+        event::acknowledge(event)?;
+        id::destroy(id)?;
+        return Err(errno);
     }
-    // SAFETY: a whole rdma_cm_id.
-    unsafe { (*of).event = event };
+    set!(id.event = event.c());
     Ok(of)
 }

@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::{DeviceInfo, PerProcess};
+use ferroce_engine::{DeviceInfo, PerProcess, XrcdInit};
 use parking_lot::Mutex;
 
 use super::id::{IdHandle, State};
-use super::made;
 use crate::context::{self, ContextHandle};
-use crate::device::DeviceHandle;
-use crate::entry::named;
+use crate::device::{DeviceHandle, c_list};
+use crate::entry::{Ptr, export, named};
 use crate::errno::Errno;
 use crate::{call, import, log, pd, xrcd};
 
@@ -67,8 +66,7 @@ pub(super) fn home(info: &DeviceInfo) -> Result<Home, Errno> {
         let pd = match &shared.pd {
             Some(pd) => pd.0,
             None => {
-                // SAFETY: the context is open.
-                let pd = made(unsafe { pd::ibv_alloc_pd(shared.context.public()) })?;
+                let pd = pd::make(shared.context, shared.context.live()?.engine.alloc_pd()?);
                 shared.pd = Some(Domain(pd));
                 pd
             }
@@ -86,13 +84,8 @@ pub(super) fn default_xrcd(context: &'static ContextHandle) -> Result<*mut abi::
     if let Some(xrcd) = &home.xrcd {
         return Ok(xrcd.0);
     }
-    let mut init = abi::ibv_xrcd_init_attr {
-        comp_mask: abi::IBV_XRCD_INIT_ATTR_FD | abi::IBV_XRCD_INIT_ATTR_OFLAGS,
-        fd: -1,
-        oflags: libc::O_CREAT,
-    };
-    // SAFETY: the context is open.
-    let xrcd = made(unsafe { xrcd::open_xrcd(context.public(), &mut init) })?;
+    let init = XrcdInit { inode: None, create: true, exclusive: false };
+    let xrcd = xrcd::open(context, &*context.live()?, &init)?;
     home.xrcd = Some(Domain(xrcd));
     Ok(xrcd)
 }
@@ -142,46 +135,22 @@ fn tell(context: &'static ContextHandle, kind: abi::rdma_cm_event_type, concerns
     }
 }
 
-/// All devices, opened, in an array that ends with NULL; their count in `num_devices`, unless that is NULL. None is not
-/// an error: the array is then empty.
-///
-/// # Safety
-///
-/// `num_devices` is NULL or writable.
-pub unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut abi::ibv_context {
-    call::pointer(|_| {
+export! {
+    /// All devices, opened, in an array that ends with NULL; their count in `num_devices`, unless that is NULL. None is not
+    /// an error: the array is then empty.
+    pub fn rdma_get_devices(num_devices: Ptr<c_int>) -> *mut *mut abi::ibv_context = call::pointer |_| {
         log::install();
-        if !num_devices.is_null() {
-            // SAFETY: not NULL, and the caller says it may be written to.
-            unsafe { num_devices.write(0) };
+        if let Some(count) = num_devices.lent() {
+            count.write(0);
         }
         let infos = ferroce_engine::devices()?;
-        let contexts = infos.iter().map(shared).collect::<Result<Vec<_>, _>>()?;
-        // SAFETY: calloc has no preconditions.
-        let array = unsafe { libc::calloc(contexts.len() + 1, size_of::<*mut abi::ibv_context>()) };
-        let array = array.cast::<*mut abi::ibv_context>();
-        if array.is_null() {
-            return Err(Errno::ENOMEM);
-        }
-        for (index, context) in contexts.iter().enumerate() {
-            // SAFETY: the array has a place for each and one more.
-            unsafe { array.add(index).write(context.public()) };
-        }
-        if !num_devices.is_null() {
-            let count = c_int::try_from(contexts.len()).unwrap_or(c_int::MAX);
-            // SAFETY: as above.
-            unsafe { num_devices.write(count) };
-        }
-        Ok(array)
-    })
-}
+        let contexts = infos.iter().map(|info| Ok(shared(info)?.public()));
+        c_list(&contexts.collect::<Result<Vec<_>, Errno>>()?, num_devices)
+    }
 
-/// Frees the array. The devices stay open.
-///
-/// # Safety
-///
-/// `list` is NULL or came from [`rdma_get_devices`], once.
-pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut abi::ibv_context) {
-    // SAFETY: from calloc, or NULL, which free ignores.
-    unsafe { libc::free(list.cast()) }
+    /// Frees the array. The devices stay open.
+    pub fn rdma_free_devices(list: Ptr<*mut abi::ibv_context>) -> () {
+        // SAFETY: from calloc, or NULL, which free ignores.
+        unsafe { libc::free(list.as_ptr().cast()) }
+    }
 }

@@ -8,17 +8,24 @@ use ferroce_abi as abi;
 use ferroce_engine::Held;
 use ferroce_engine::cm::EventKind;
 
-use super::channel::{ChannelHandle, LiveChannel};
-use super::id::{self, IdHandle, LiveId};
+use super::channel::LiveChannel;
+use super::id::{IdHandle, LiveId};
 use super::link::{self, Arrival};
 use super::multicast::{self, Membership};
 use crate::call;
+use crate::entry::{CObject, Object, Ptr, export};
 use crate::errno::Errno;
 use crate::handle::{Handle, Pool};
 use crate::wait::{self, Step};
 
 /// An event as the program sees it.
-type EventHandle = Handle<abi::rdma_cm_event, LiveEvent>;
+pub(super) type EventHandle = Handle<abi::rdma_cm_event, LiveEvent>;
+
+impl CObject for abi::rdma_cm_event {
+    type Whole = Self;
+    type Live = LiveEvent;
+    type Extra = ();
+}
 
 /// What makes an event live: it was not yet acknowledged.
 pub(crate) struct LiveEvent {
@@ -111,7 +118,7 @@ pub(super) const NO_DATAGRAMS: abi::rdma_ud_param = abi::rdma_ud_param {
 };
 
 /// The oldest event of a channel, or a sleep until there may be one; EAGAIN instead if its descriptor is non-blocking.
-pub(super) fn next(channel: &Arc<LiveChannel>) -> Result<Step<*mut abi::rdma_cm_event>, Errno> {
+pub(super) fn next(channel: &Arc<LiveChannel>) -> Result<Step<&'static EventHandle>, Errno> {
     loop {
         let popped = channel.events.pop(|queued| {
             queued.of.acks.handed_out(1);
@@ -140,7 +147,7 @@ pub(super) fn next(channel: &Arc<LiveChannel>) -> Result<Step<*mut abi::rdma_cm_
     }
 }
 
-fn hand_out(of: Arc<LiveId>, told: Told) -> *mut abi::rdma_cm_event {
+fn hand_out(of: Arc<LiveId>, told: Told) -> &'static EventHandle {
     let Told { id, listen_id, kind, status, mut param, private } = told;
     if !private.is_empty() {
         // Both kinds of parameters begin with the pointer and its length.
@@ -149,19 +156,13 @@ fn hand_out(of: Arc<LiveId>, told: Told) -> *mut abi::rdma_cm_event {
     }
     let event = POOL.take(abi::rdma_cm_event { id, listen_id, event: kind, status, param });
     POOL.enliven(event, LiveEvent { of, _private: private });
-    event.c()
+    event
 }
 
 /// Acknowledges an event; EINVAL if that was done before.
-///
-/// # Safety
-///
-/// `event` is NULL or came from [`next`].
-pub(super) unsafe fn acknowledge(event: *mut abi::rdma_cm_event) -> Result<(), Errno> {
-    // SAFETY: as the caller says.
-    let handle = unsafe { EventHandle::from_c(event) }?;
+pub(super) fn acknowledge(event: &'static EventHandle) -> Result<(), Errno> {
     let mut of = None;
-    POOL.end(handle, |live| {
+    POOL.end(event, |live| {
         of = Some(Arc::clone(&live.of));
         Ok(())
     })?;
@@ -171,64 +172,42 @@ pub(super) unsafe fn acknowledge(event: *mut abi::rdma_cm_event) -> Result<(), E
     Ok(())
 }
 
-/// Waits for the next event of the channel, EAGAIN instead if its descriptor is non-blocking. A cancellation
-/// point.
-///
-/// # Safety
-///
-/// `channel` is NULL or an event channel, `event` NULL or writable.
-pub unsafe extern "C-unwind" fn rdma_get_cm_event(
-    channel: *mut abi::rdma_event_channel,
-    event: *mut *mut abi::rdma_cm_event,
-) -> c_int {
-    wait::minus_one(|_, woken| {
+export! {
+    /// Waits for the next event of the channel, EAGAIN instead if its descriptor is non-blocking. A cancellation
+    /// point.
+    pub waiting fn rdma_get_cm_event(
+        channel: Object<abi::rdma_event_channel>,
+        event: Ptr<*mut abi::rdma_cm_event>,
+    ) -> c_int = wait::minus_one |_, woken| {
         woken?;
-        // SAFETY: as the caller says.
-        let handle = unsafe { ChannelHandle::from_c(channel) }?;
-        if event.is_null() {
-            return Err(Errno::EINVAL);
-        }
+        let handle = channel.handle()?;
+        let event = event.some()?;
         // A thread may sleep in here while others use the channel.
         let channel = handle.live()?.to_arc();
         next(&channel)?.then(|got| {
-            // SAFETY: not NULL, and the caller says it may be written to.
-            unsafe { event.write(got) };
+            event.write(got.c());
             Ok(0)
         })
-    })
-}
+    }
 
-/// Acknowledges an event and frees it: destroying its id waits until all of them are.
-///
-/// # Safety
-///
-/// `event` is NULL or came from [`rdma_get_cm_event`].
-pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut abi::rdma_cm_event) -> c_int {
-    call::minus_one(|_| {
-        // SAFETY: as the caller says.
-        unsafe { acknowledge(event) }.map(|()| 0)
-    })
-}
+    /// Acknowledges an event and frees it: destroying its id waits until all of them are.
+    pub fn rdma_ack_cm_event(event: Object<abi::rdma_cm_event>) -> c_int = call::minus_one |_| {
+        acknowledge(event.handle()?).map(|()| 0)
+    }
 
-/// Queues an event of the program's own for whoever fetches the id's: RDMA_CM_EVENT_USER, or RDMA_CM_EVENT_INTERNAL, which is
-/// no different here. `arg` is its `param.arg`.
-///
-/// # Safety
-///
-/// `id` is NULL or an id.
-pub unsafe extern "C" fn rdma_write_cm_event(
-    id: *mut abi::rdma_cm_id,
-    event: abi::rdma_cm_event_type,
-    status: c_int,
-    arg: u64,
-) -> c_int {
-    call::minus_one(|_| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { id::enter(id) }?;
+    /// Queues an event of the program's own for whoever fetches the id's: RDMA_CM_EVENT_USER, or RDMA_CM_EVENT_INTERNAL, which is
+    /// no different here. `arg` is its `param.arg`.
+    pub fn rdma_write_cm_event(
+        id: Object<abi::rdma_cm_id>,
+        event: abi::rdma_cm_event_type,
+        status: c_int,
+        arg: u64,
+    ) -> c_int = call::minus_one |_| {
+        let (handle, live) = id.opened()?;
         if !matches!(event, abi::RDMA_CM_EVENT_USER | abi::RDMA_CM_EVENT_INTERNAL) {
             return Err(Errno::EINVAL);
         }
         live.state.lock().queue(handle, &live, What::User { kind: event, status, arg });
         Ok(0)
-    })
+    }
 }

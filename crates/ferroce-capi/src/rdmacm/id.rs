@@ -1,14 +1,13 @@
 //! Ids: what a socket is elsewhere.
 
 use std::net::SocketAddr;
-use std::ptr;
 use std::sync::Arc;
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::AckCount;
 use ferroce_engine::cm::resolve::Route;
-use libc::sockaddr;
+use libc::sockaddr_storage;
 use parking_lot::Mutex;
 
 use super::address;
@@ -21,8 +20,9 @@ use super::multicast::{self, Membership};
 use super::option::Options;
 use crate::call::Owner;
 use crate::context::ContextHandle;
+use crate::entry::{CObject, Object, Ptr, export, named};
 use crate::errno::Errno;
-use crate::handle::{Handle, Pool};
+use crate::handle::{Handle, Pool, get, set, take};
 use crate::wait::{self, Step};
 use crate::{call, log};
 
@@ -32,13 +32,12 @@ pub(super) type IdHandle = Handle<abi::rdma_cm_id, LiveId>;
 impl IdHandle {
     /// Its peers are asked for queue pairs, not for connections.
     pub(super) fn is_for_datagrams(&self) -> bool {
-        // SAFETY: `c()` points to a whole rdma_cm_id; this member does not change once somebody else knows the id.
-        unsafe { (*self.c()).qp_type == abi::IBV_QPT_UD }
+        get!(self.qp_type) == abi::IBV_QPT_UD
     }
 }
 
 /// What makes an id live.
-pub(super) struct LiveId {
+pub(crate) struct LiveId {
     pub(super) acks: AckCount,
     /// Held only for moments: the thread that hears the broker takes it.
     pub(super) state: Mutex<State>,
@@ -159,24 +158,25 @@ impl State {
     /// Gives the id its one path record; the earlier one ends.
     pub(super) fn set_path(&mut self, id: &'static IdHandle, record: abi::ibv_sa_path_rec) {
         let path = PathRecord(Box::into_raw(Box::new(record)));
-        // SAFETY: `c()` points to a whole rdma_cm_id; the program reads the route after the event that tells of it.
-        unsafe { (*id.c()).route.path_rec = path.0 };
-        // SAFETY: as above.
-        unsafe { (*id.c()).route.num_paths = 1 };
+        set!(id.route.path_rec = path.0);
+        set!(id.route.num_paths = 1);
         self.path = Some(path);
         self.record = Some(record);
     }
 }
 
-/// The live id behind a program's pointer.
-///
-/// # Safety
-///
-/// `id` is NULL or came from [`create`].
-pub(super) unsafe fn enter(id: *mut abi::rdma_cm_id) -> Result<(&'static IdHandle, Arc<LiveId>), Errno> {
-    // SAFETY: as the caller says.
-    let handle = unsafe { IdHandle::from_c(id) }?;
-    Ok((handle, handle.live()?.to_arc()))
+impl CObject for abi::rdma_cm_id {
+    type Whole = Self;
+    type Live = LiveId;
+    type Extra = ();
+}
+
+impl Object<abi::rdma_cm_id> {
+    /// The live id and its handle.
+    pub(super) fn opened(self) -> Result<(&'static IdHandle, Arc<LiveId>), Errno> {
+        let handle = self.handle()?;
+        Ok((handle, handle.live()?.to_arc()))
+    }
 }
 
 /// A call that begins an operation: for a synchronous id it waits for the operation's event, which becomes `id->event`, and
@@ -231,10 +231,8 @@ fn completed(id: &'static IdHandle) -> Result<Step<()>, Errno> {
         Arc::clone(&state.channel)
     };
     event::next(&channel)?.then(|event| {
-        // SAFETY: `c()` points to a whole rdma_cm_id.
-        unsafe { (*id.c()).event = event };
-        // SAFETY: an event that nobody acknowledged yet.
-        let (kind, status) = unsafe { ((*event).event, (*event).status) };
+        set!(id.event = event.c());
+        let (kind, status) = (get!(event.event), get!(event.status));
         match status {
             0 => Ok(()),
             _ if kind == abi::RDMA_CM_EVENT_REJECTED => Err(Errno::ECONNREFUSED),
@@ -247,36 +245,25 @@ fn completed(id: &'static IdHandle) -> Result<Step<()>, Errno> {
 
 /// Acknowledges the event of a synchronous id's last operation.
 pub(super) fn settle(id: &'static IdHandle) {
-    // SAFETY: `c()` points to a whole rdma_cm_id.
-    let event = unsafe { ptr::replace(&raw mut (*id.c()).event, ptr::null_mut()) };
-    if !event.is_null() {
-        // SAFETY: `completed` put it there. A program that acknowledged it itself did no harm.
-        let _ = unsafe { event::acknowledge(event) };
-    }
+    let event = take!(id.event);
+    // A program that acknowledged it itself did no harm.
+    let _ = named!(event).handle().and_then(event::acknowledge);
 }
 
 /// Makes an id that reports to `channel`, or, if that is NULL, works synchronously.
-///
-/// # Safety
-///
-/// `channel` is NULL or an event channel.
-pub(super) unsafe fn create(
-    channel: *mut abi::rdma_event_channel,
+pub(super) fn create(
+    channel: Object<abi::rdma_event_channel>,
     context: *mut c_void,
     ps: abi::rdma_port_space,
     qp_type: abi::ibv_qp_type,
 ) -> Result<&'static IdHandle, Errno> {
-    // SAFETY: as the caller says.
-    let (own, reports_to) = unsafe { place(channel) }?;
+    let (own, reports_to) = place(channel)?;
     let live = reports_to.live()?.to_arc();
     let id = make(live, own);
-    let c = id.c();
-    // SAFETY: `c()` points to a whole rdma_cm_id, which the program does not have yet.
-    unsafe { (*c).channel = reports_to.c() };
-    // SAFETY: as above.
-    unsafe { (*c).context = context };
-    // SAFETY: as above.
-    unsafe { ((*c).ps, (*c).qp_type) = (ps, qp_type) };
+    set!(id.channel = reports_to.c());
+    set!(id.context = context);
+    set!(id.ps = ps);
+    set!(id.qp_type = qp_type);
     Ok(id)
 }
 
@@ -306,19 +293,14 @@ pub(super) fn make(channel: Arc<LiveChannel>, own: Option<&'static ChannelHandle
 }
 
 /// The channel that a program named, or one for a synchronous id alone.
-///
-/// # Safety
-///
-/// `channel` is NULL or an event channel.
-unsafe fn place(
-    channel: *mut abi::rdma_event_channel,
+fn place(
+    channel: Object<abi::rdma_event_channel>,
 ) -> Result<(Option<&'static ChannelHandle>, &'static ChannelHandle), Errno> {
     if channel.is_null() {
         let own = channel::create()?;
         return Ok((Some(own), own));
     }
-    // SAFETY: as the caller says.
-    Ok((None, unsafe { ChannelHandle::from_c(channel) }?))
+    Ok((None, channel.handle()?))
 }
 
 /// Ends an id. Events that were not told vanish; waits until those that were are acknowledged.
@@ -352,79 +334,51 @@ pub(super) fn destroy(id: &'static IdHandle) -> Result<(), Errno> {
     })
 }
 
-/// Makes an id; without a channel it is synchronous: calls wait for their event, which is then `id->event`.
-///
-/// # Safety
-///
-/// `channel` is NULL or an event channel, `id` NULL or writable.
-pub unsafe extern "C" fn rdma_create_id(
-    channel: *mut abi::rdma_event_channel,
-    id: *mut *mut abi::rdma_cm_id,
-    context: *mut c_void,
-    ps: abi::rdma_port_space,
-) -> c_int {
-    call::minus_one(|_| {
+export! {
+    /// Makes an id; without a channel it is synchronous: calls wait for their event, which is then `id->event`.
+    pub fn rdma_create_id(
+        channel: Object<abi::rdma_event_channel>,
+        id: Ptr<*mut abi::rdma_cm_id>,
+        context: *mut c_void,
+        ps: abi::rdma_port_space,
+    ) -> c_int = call::minus_one |_| {
         log::install();
-        if id.is_null() {
-            return Err(Errno::EINVAL);
-        }
+        let id = id.some()?;
         let qp_type = match ps {
             abi::RDMA_PS_TCP | abi::RDMA_PS_IB => abi::IBV_QPT_RC,
             abi::RDMA_PS_UDP | abi::RDMA_PS_IPOIB => abi::IBV_QPT_UD,
             _ => return Err(Errno::EINVAL),
         };
-        // SAFETY: as the caller says.
-        let made = unsafe { create(channel, context, ps, qp_type) }?;
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { id.write(made.c()) };
+        let made = create(channel, context, ps, qp_type)?;
+        id.write(made.c());
         Ok(0)
-    })
-}
+    }
 
-/// Ends an id, once its events are acknowledged; its queue pair must be destroyed before.
-///
-/// # Safety
-///
-/// `id` is NULL or came from [`rdma_create_id`] or `rdma_create_ep`.
-pub unsafe extern "C" fn rdma_destroy_id(id: *mut abi::rdma_cm_id) -> c_int {
-    call::minus_one(|_| {
-        // SAFETY: as the caller says.
-        destroy(unsafe { IdHandle::from_c(id) }?).map(|()| 0)
-    })
-}
+    /// Ends an id, once its events are acknowledged; its queue pair must be destroyed before.
+    pub fn rdma_destroy_id(id: Object<abi::rdma_cm_id>) -> c_int = call::minus_one |_| {
+        destroy(id.handle()?).map(|()| 0)
+    }
 
-/// Moves an id, with the events that were not told, to another channel; NULL makes it synchronous. Waits until those
-/// that were told are acknowledged.
-///
-/// # Safety
-///
-/// `id` is NULL or an id, `channel` NULL or an event channel.
-pub unsafe extern "C" fn rdma_migrate_id(
-    id: *mut abi::rdma_cm_id,
-    channel: *mut abi::rdma_event_channel,
-) -> c_int {
-    call::minus_one(|_| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { enter(id) }?;
+    /// Moves an id, with the events that were not told, to another channel; NULL makes it synchronous. Waits until those
+    /// that were told are acknowledged.
+    pub fn rdma_migrate_id(
+        id: Object<abi::rdma_cm_id>,
+        channel: Object<abi::rdma_event_channel>,
+    ) -> c_int = call::minus_one |_| {
+        let (handle, live) = id.opened()?;
         settle(handle);
         live.acks.wait();
-        // SAFETY: as the caller says.
-        unsafe { migrate(handle, &live, channel) }.map(|()| 0)
-    })
+        migrate(handle, &live, channel).map(|()| 0)
+    }
 }
 
 /// Moves an id with the events that were not told.
-///
-/// # Safety
-///
-/// `channel` is NULL or an event channel.
-pub(super) unsafe fn migrate(
+pub(super) fn migrate(
     handle: &'static IdHandle,
     live: &Arc<LiveId>,
-    channel: *mut abi::rdma_event_channel,
+    channel: Object<abi::rdma_event_channel>,
 ) -> Result<(), Errno> {
-    // SAFETY: as the caller says.
-    let (own, reports_to) = unsafe { place(channel) }?;
+    let (own, reports_to) = place(channel)?;
     let to = reports_to.live()?.to_arc();
     let previous = {
         let mut state = live.state.lock();
@@ -440,60 +394,44 @@ pub(super) unsafe fn migrate(
         moved.into_iter().for_each(|queued| to.events.push(queued));
         std::mem::replace(&mut state.own, own)
     };
-    // SAFETY: `c()` points to a whole rdma_cm_id.
-    unsafe { (*handle.c()).channel = reports_to.c() };
+    set!(handle.channel = reports_to.c());
     if let Some(previous) = previous {
         let _ = channel::destroy(previous);
     }
     Ok(())
 }
 
-/// The port of one of the id's addresses in network order, 0 if it has none.
-///
-/// # Safety
-///
-/// `id` is NULL or an id.
-unsafe fn port(id: *mut abi::rdma_cm_id, of: fn(&abi::rdma_addr) -> *const sockaddr) -> abi::be16 {
-    call::value(0, |_| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { enter(id) }?;
-        let _unchanged = live.state.lock();
-        // SAFETY: `c()` points to a whole rdma_cm_id.
-        let addresses = unsafe { &(*handle.c()).route.addr };
-        // SAFETY: both have room for any family; a zero family is refused.
-        let address = unsafe { address::read(of(addresses)) };
-        Ok(address.map_or(0, |address| address.port()).to_be())
-    })
+/// The port of an address in network order, 0 if it has none.
+fn port(address: &sockaddr_storage) -> abi::be16 {
+    address::of_storage(address).map_or(0, |address| address.port()).to_be()
 }
 
-/// The local port in network order, 0 while there is none.
-///
-/// # Safety
-///
-/// `id` is NULL or an id.
-pub unsafe extern "C" fn rdma_get_src_port(id: *mut abi::rdma_cm_id) -> abi::be16 {
-    // SAFETY: as the caller says.
-    unsafe { port(id, |addresses| ptr::from_ref(&addresses.unnamed).cast()) }
-}
+export! {
+    /// The local port in network order, 0 while there is none.
+    pub fn rdma_get_src_port(id: Object<abi::rdma_cm_id>) -> abi::be16 {
+        call::value(0, |_| {
+            let (handle, live) = id.opened()?;
+            let _unchanged = live.state.lock();
+            Ok(port(&get!(handle.route.addr.unnamed.src_storage)))
+        })
+    }
 
-/// The peer's port in network order, 0 while there is none.
-///
-/// # Safety
-///
-/// `id` is NULL or an id.
-pub unsafe extern "C" fn rdma_get_dst_port(id: *mut abi::rdma_cm_id) -> abi::be16 {
-    // SAFETY: as the caller says.
-    unsafe { port(id, |addresses| ptr::from_ref(&addresses.unnamed_2).cast()) }
+    /// The peer's port in network order, 0 while there is none.
+    pub fn rdma_get_dst_port(id: Object<abi::rdma_cm_id>) -> abi::be16 {
+        call::value(0, |_| {
+            let (handle, live) = id.opened()?;
+            let _unchanged = live.state.lock();
+            Ok(port(&get!(handle.route.addr.unnamed_2.dst_storage)))
+        })
+    }
 }
 
 /// Lets the program see an address of its id.
 pub(super) fn show_source(id: &'static IdHandle, address: SocketAddr) {
-    // SAFETY: `c()` points to a whole rdma_cm_id; the program reads it after the event that tells of it.
-    unsafe { (*id.c()).route.addr.unnamed.src_storage = address::storage(address) };
+    set!(id.route.addr.unnamed.src_storage = address::storage(address));
 }
 
 /// As [`show_source`].
 pub(super) fn show_destination(id: &'static IdHandle, address: SocketAddr) {
-    // SAFETY: as there.
-    unsafe { (*id.c()).route.addr.unnamed_2.dst_storage = address::storage(address) };
+    set!(id.route.addr.unnamed_2.dst_storage = address::storage(address));
 }

@@ -21,8 +21,9 @@ use super::id::{self, IdHandle, LiveId, Phase, State};
 use super::resolve::{path_record, take_route};
 use crate::attr;
 use crate::call::Scope;
+use crate::entry::{Object, named};
 use crate::errno::Errno;
-use crate::handle::Live;
+use crate::handle::{Live, get, set};
 use crate::qp::{LiveQp, QpHandle};
 
 /// Reads and atomics of a queue pair.
@@ -133,7 +134,7 @@ impl Wish {
 
 // SAFETY: its parameters name no memory; their pointer is NULL.
 unsafe impl Send for Wish {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Wish {}
 
 /// A request that nobody saw yet, with the id it will have.
@@ -188,11 +189,10 @@ fn presented(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival: Arrival) 
     let destination = on.remote_addr(header.source_port);
     let mut route = resolve::back(&on, source, destination).ok()?;
     route.source = source;
-    let (listen_c, c) = (listen.c(), id.c());
-    // SAFETY: both point to whole ids; the program gets the new one with this event.
-    unsafe { ((*c).context, (*c).ps) = ((*listen_c).context, (*listen_c).ps) };
-    // SAFETY: as above.
-    unsafe { ((*c).channel, (*c).qp_type) = ((*listen_c).channel, (*listen_c).qp_type) };
+    set!(id.context = get!(listen.context));
+    set!(id.ps = get!(listen.ps));
+    set!(id.channel = get!(listen.channel));
+    set!(id.qp_type = get!(listen.qp_type));
     let home = device::home(&route.local.device).ok()?;
     let options = of.state.lock().options;
     {
@@ -214,8 +214,7 @@ fn presented(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival: Arrival) 
     }
     let synchronous = of.state.lock().is_synchronous();
     if synchronous {
-        // SAFETY: NULL is allowed.
-        unsafe { id::migrate(id, &live, std::ptr::null_mut()) }.ok()?;
+        id::migrate(id, &live, Object::NULL).ok()?;
     }
     arrival.id = None;
     let param = match arrival.wish.path {
@@ -223,8 +222,8 @@ fn presented(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival: Arrival) 
         None => abi::rdma_cm_event_param { ud: NO_DATAGRAMS },
     };
     Some(Told {
-        id: c,
-        listen_id: listen_c,
+        id: id.c(),
+        listen_id: listen.c(),
         param,
         private: rest.into(),
         ..Told::plain(id, abi::RDMA_CM_EVENT_CONNECT_REQUEST, 0)
@@ -329,8 +328,7 @@ fn answered(id: &'static IdHandle, live: &Arc<LiveId>, rep: &ferroce_wire::cm::R
         qp_num: rep.qpn.value(),
         ..NOTHING
     };
-    // SAFETY: `c()` points to a whole rdma_cm_id.
-    let qp = unsafe { (*id.c()).qp };
+    let qp = get!(id.qp);
     let connection = {
         let mut state = live.state.lock();
         let life = state.record.map_or(16, |record| record.packet_life_time);
@@ -373,10 +371,8 @@ fn catch_up(id: &'static IdHandle) {
 
 /// The id's queue pair, unless the id has none, the program destroyed it, or its context cannot be used.
 pub(super) fn queue_pair(id: &'static IdHandle) -> Result<(&'static QpHandle, Live<LiveQp>), Errno> {
-    // SAFETY: `c()` points to a whole rdma_cm_id.
-    let qp = unsafe { (*id.c()).qp };
-    // SAFETY: the member is NULL or a queue pair, which `rdma_create_qp` or the program put there; handles are never freed.
-    let handle = unsafe { QpHandle::from_c(qp) }?;
+    let qp = get!(id.qp);
+    let handle = named!(qp).handle()?;
     let live = handle.live()?;
     if live.context.is_usable() { Ok((handle, live)) } else { Err(Errno::EIO) }
 }

@@ -37,17 +37,3 @@ pub use option::rdma_set_option;
 pub use qp::{rdma_create_qp, rdma_create_qp_ex, rdma_destroy_qp, rdma_init_qp_attr};
 pub use resolve::{rdma_resolve_addr, rdma_resolve_route};
 pub use srq::{rdma_create_srq, rdma_create_srq_ex, rdma_destroy_srq};
-
-use core::ffi::c_int;
-
-use crate::errno::Errno;
-
-/// What a call of libibverbs returned, as a result: NULL says that errno tells why.
-fn made<T>(pointer: *mut T) -> Result<*mut T, Errno> {
-    if pointer.is_null() { Err(std::io::Error::last_os_error().into()) } else { Ok(pointer) }
-}
-
-/// What a call of libibverbs that returns 0 or an errno returned.
-fn done(code: c_int) -> Result<(), Errno> {
-    if code == 0 { Ok(()) } else { Err(std::io::Error::from_raw_os_error(code).into()) }
-}

@@ -14,6 +14,7 @@ use super::event::{NO_DATAGRAMS, Told, What};
 use super::id::{self, IdHandle, LiveId, Phase};
 use super::{address, link, qp};
 use crate::call;
+use crate::entry::{ConstPtr, Object, Ptr, export, named};
 use crate::errno::Errno;
 use crate::handle::get;
 
@@ -142,53 +143,37 @@ fn detach(id: &'static IdHandle, membership: &Membership) -> Result<(), Errno> {
 }
 
 /// Joins a group, as [`rdma_join_multicast`] and the other say.
-///
-/// # Safety
-///
-/// `id` is NULL or an id, `addr` NULL or as long as its family needs.
-unsafe fn enter(
-    id: *mut abi::rdma_cm_id,
-    addr: *const sockaddr,
+fn enter(
+    id: Object<abi::rdma_cm_id>,
+    addr: ConstPtr<sockaddr>,
     send_only: bool,
     context: *mut c_void,
 ) -> Result<c_int, Errno> {
-    // SAFETY: as the caller says.
-    let (handle, live) = unsafe { id::enter(id) }?;
-    // SAFETY: as the caller says.
-    let group = unsafe { address::read_group(addr) }?;
+    let (handle, live) = id.opened()?;
+    let group = address::read_group(addr)?;
     join(handle, &live, group, send_only, context)?;
     id::complete(handle).map(|()| 0)
 }
 
-/// Joins a group for sending and receiving, once the id is bound to a device. MULTICAST_JOIN tells of it: its `param.ud`
-/// is what datagrams to the group need, and the queue pair, if there is one, is attached. `context` is its `private_data`.
-///
-/// # Safety
-///
-/// `id` is NULL or an id, `addr` NULL or as long as its family needs.
-pub unsafe extern "C" fn rdma_join_multicast(
-    id: *mut abi::rdma_cm_id,
-    addr: *mut sockaddr,
-    context: *mut c_void,
-) -> c_int {
-    // SAFETY: as the caller says.
-    call::minus_one(|_| unsafe { enter(id, addr, false, context) })
-}
+export! {
+    /// Joins a group for sending and receiving, once the id is bound to a device. MULTICAST_JOIN tells of it: its `param.ud`
+    /// is what datagrams to the group need, and the queue pair, if there is one, is attached. `context` is its `private_data`.
+    pub fn rdma_join_multicast(
+        id: Object<abi::rdma_cm_id>,
+        addr: ConstPtr<sockaddr>,
+        context: *mut c_void,
+    ) -> c_int {
+        call::minus_one(|_| enter(id, addr, false, context))
+    }
 
-/// As [`rdma_join_multicast`], perhaps only for sending: the queue pair is then not attached. EINVAL without address or
-/// flags, ENOTSUP for what is not known.
-///
-/// # Safety
-///
-/// As there, and `attr` is NULL or readable, with an address that is NULL or as long as its family needs.
-pub unsafe extern "C" fn rdma_join_multicast_ex(
-    id: *mut abi::rdma_cm_id,
-    attr: *mut abi::rdma_cm_join_mc_attr_ex,
-    context: *mut c_void,
-) -> c_int {
-    call::minus_one(|_| {
-        // SAFETY: NULL, or readable as the caller says.
-        let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
+    /// As [`rdma_join_multicast`], perhaps only for sending: the queue pair is then not attached. EINVAL without address or
+    /// flags, ENOTSUP for what is not known.
+    pub fn rdma_join_multicast_ex(
+        id: Object<abi::rdma_cm_id>,
+        attr: Ptr<abi::rdma_cm_join_mc_attr_ex>,
+        context: *mut c_void,
+    ) -> c_int = call::minus_one |_| {
+        let attr = attr.read()?;
         let all: c_uint = abi::RDMA_CM_JOIN_MC_ATTR_ADDRESS | abi::RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
         if attr.comp_mask & !all != 0 {
             return Err(Errno::EOPNOTSUPP);
@@ -201,22 +186,13 @@ pub unsafe extern "C" fn rdma_join_multicast_ex(
             abi::RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER => true,
             _ => return Err(Errno::EINVAL),
         };
-        // SAFETY: as the caller says.
-        unsafe { enter(id, attr.addr, send_only, context) }
-    })
-}
+        enter(id, named!(const attr.addr), send_only, context)
+    }
 
-/// Leaves a group, and detaches the queue pair. An event of the group that was not fetched vanishes.
-///
-/// # Safety
-///
-/// `id` is NULL or an id, `addr` NULL or as long as its family needs.
-pub unsafe extern "C" fn rdma_leave_multicast(id: *mut abi::rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    call::minus_one(|_| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { id::enter(id) }?;
-        // SAFETY: as the caller says.
-        let group = unsafe { address::read_group(addr) }?;
+    /// Leaves a group, and detaches the queue pair. An event of the group that was not fetched vanishes.
+    pub fn rdma_leave_multicast(id: Object<abi::rdma_cm_id>, addr: ConstPtr<sockaddr>) -> c_int = call::minus_one |_| {
+        let (handle, live) = id.opened()?;
+        let group = address::read_group(addr)?;
         leave(handle, &live, group).map(|()| 0)
-    })
+    }
 }

@@ -3,10 +3,12 @@
 use core::ffi::{c_int, c_uint, c_void};
 use ferroce_abi as abi;
 
-use super::id::{self, Phase, State};
+use super::id::{Phase, State};
 use super::resolve;
 use crate::call;
+use crate::entry::{Object, export};
 use crate::errno::Errno;
+use crate::handle::get;
 
 /// What a program may set, and what the connection will use.
 #[derive(Clone, Copy, Default, Debug)]
@@ -28,12 +30,12 @@ const WHOLE_PATH: u32 = 1 | 2 | 8 | 32;
 ///
 /// # Safety
 ///
-/// `value` is NULL or readable for `length` octets.
+/// `value` is NULL or readable for `length` octets, which may be any value of `T`.
 unsafe fn value<T: Copy>(value: *const c_void, length: usize) -> Result<T, Errno> {
     if value.is_null() || length != size_of::<T>() {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: so many octets may be read; every use is for an integer.
+    // SAFETY: `value` has `length` octets, which are as many as `T` has.
     Ok(unsafe { value.cast::<T>().read_unaligned() })
 }
 
@@ -41,7 +43,7 @@ unsafe fn value<T: Copy>(value: *const c_void, length: usize) -> Result<T, Errno
 ///
 /// # Safety
 ///
-/// As for [`value`].
+/// `optval` is NULL or readable for `length` octets.
 unsafe fn set_of_id(
     state: &mut State,
     qp_type: abi::ibv_qp_type,
@@ -50,14 +52,14 @@ unsafe fn set_of_id(
     length: usize,
 ) -> Result<(), Errno> {
     match option {
-        // SAFETY: as the caller says.
+        // SAFETY: `optval` has `length` octets.
         abi::RDMA_OPTION_ID_TOS => state.options.tos = Some(unsafe { value::<u8>(optval, length) }?),
         abi::RDMA_OPTION_ID_REUSEADDR => {
-            // SAFETY: as the caller says.
+            // SAFETY: `optval` has `length` octets.
             state.options.reuse_address = unsafe { value::<c_int>(optval, length) }? != 0;
         }
         abi::RDMA_OPTION_ID_AFONLY => {
-            // SAFETY: as the caller says.
+            // SAFETY: `optval` has `length` octets.
             let only = unsafe { value::<c_int>(optval, length) }? != 0;
             // Afterwards its address is already taken one way or the other.
             if !matches!(state.phase, Phase::Idle | Phase::Bound) {
@@ -66,7 +68,7 @@ unsafe fn set_of_id(
             state.options.family_only = Some(only);
         }
         abi::RDMA_OPTION_ID_ACK_TIMEOUT => {
-            // SAFETY: as the caller says.
+            // SAFETY: `optval` has `length` octets.
             let timeout = unsafe { value::<u8>(optval, length) }?;
             // Datagrams have none; and it is five bits.
             if qp_type == abi::IBV_QPT_UD || timeout > 31 {
@@ -91,7 +93,7 @@ pub(super) unsafe fn whole_path(optval: *const c_void, length: usize) -> Result<
     }
     for index in 0..count {
         let place = optval.cast::<abi::ibv_path_data>().wrapping_add(index);
-        // SAFETY: within the octets that the caller says may be read.
+        // SAFETY: within the `length` octets of `optval`.
         let data = unsafe { place.read_unaligned() };
         if data.flags == WHOLE_PATH {
             return Ok(data.path);
@@ -100,37 +102,31 @@ pub(super) unsafe fn whole_path(optval: *const c_void, length: usize) -> Result<
     Err(Errno::EINVAL)
 }
 
-/// Sets an option: `RDMA_OPTION_ID` with TOS, REUSEADDR, AFONLY and ACK_TIMEOUT, `RDMA_OPTION_IB` with PATH, which takes
-/// the place of `rdma_resolve_route`. EINVAL for a wrong size or value, ENOSYS for others.
-///
-/// # Safety
-///
-/// `id` is NULL or an id, `optval` NULL or readable for `optlen` octets.
-pub unsafe extern "C" fn rdma_set_option(
-    id: *mut abi::rdma_cm_id,
-    level: c_int,
-    optname: c_int,
-    optval: *mut c_void,
-    optlen: usize,
-) -> c_int {
-    call::minus_one(|_| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { id::enter(id) }?;
+export! {
+    /// Sets an option: `RDMA_OPTION_ID` with TOS, REUSEADDR, AFONLY and ACK_TIMEOUT, `RDMA_OPTION_IB` with PATH, which takes
+    /// the place of `rdma_resolve_route`. EINVAL for a wrong size or value, ENOSYS for others.
+    pub fn rdma_set_option(
+        id: Object<abi::rdma_cm_id>,
+        level: c_int,
+        optname: c_int,
+        optval: *mut c_void,
+        optlen: usize,
+    ) -> c_int = call::minus_one |_| {
+        let (handle, live) = id.opened()?;
         let option = optname as c_uint;
         match level as c_uint {
             abi::RDMA_OPTION_ID => {
-                // SAFETY: `c()` points to a whole rdma_cm_id; this member never changes.
-                let qp_type = unsafe { (*handle.c()).qp_type };
-                // SAFETY: as the caller says.
+                let qp_type = get!(handle.qp_type);
+                // SAFETY: `optlen` is the length of `optval`.
                 unsafe { set_of_id(&mut live.state.lock(), qp_type, option, optval, optlen) }?;
             }
             abi::RDMA_OPTION_IB if option == abi::RDMA_OPTION_IB_PATH => {
-                // SAFETY: as the caller says.
+                // SAFETY: `optlen` is the length of `optval`.
                 let path = unsafe { whole_path(optval, optlen) }?;
                 resolve::take_path(handle, &live, &path)?;
             }
             _ => return Err(Errno::ENOSYS),
         }
         Ok(0)
-    })
+    }
 }

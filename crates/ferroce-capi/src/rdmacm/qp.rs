@@ -2,17 +2,20 @@
 
 use std::ptr;
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::cm::steps;
-use ferroce_engine::{MAX_INLINE, QpAccess, QpAttr, QpAttrMask, QpCaps, QpState, Service, bring_up_mask};
+use ferroce_engine::{
+    CqInit, MAX_INLINE, QpAccess, QpAttr, QpAttrMask, QpCaps, QpState, Service, bring_up_mask,
+};
 use ferroce_wire::Qkey;
 
-use super::id::{self, IdHandle};
-use super::{device, done, link, made, multicast};
-use crate::call;
-use crate::entry::named;
+use super::id::{IdHandle, LiveId};
+use super::{device, link, multicast};
+use crate::call::{self, Owner};
+use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
+use crate::handle::{get, set, take};
 use crate::qp::{LiveQp, QpHandle};
 use crate::{attr, channel, cq, qp, qp_ex};
 
@@ -20,115 +23,77 @@ use crate::{attr, channel, cq, qp, qp_ex};
 const UDP_QKEY: u32 = 0x0123_4567;
 
 /// A completion queue with a channel of its own, both for the program to see. Their context is the id.
-///
-/// # Safety
-///
-/// `context` is open.
-unsafe fn create_cq(
-    context: *mut abi::ibv_context,
+fn create_cq(
+    owner: &Owner,
+    id: &'static IdHandle,
     entries: u32,
-    user: *mut c_void,
 ) -> Result<(*mut abi::ibv_comp_channel, *mut abi::ibv_cq), Errno> {
-    // SAFETY: as the caller says.
-    let events = made(unsafe { channel::ibv_create_comp_channel(context) })?;
-    let entries = c_int::try_from(entries.max(1)).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: as the caller says, and the channel was just made.
-    match made(unsafe { cq::ibv_create_cq(context, entries, user, events, 0) }) {
-        Ok(cq) => Ok((events, cq)),
+    let context = get!(id.verbs);
+    let context = named!(context);
+    let events = channel::create(context.opened(owner)?)?;
+    let channel = named!(events);
+    let init = CqInit { entries: entries.max(1), ..CqInit::default() };
+    let wanted = cq::Wanted { init, cq_context: id.c().cast(), channel };
+    match cq::create(owner, context, wanted) {
+        Ok(cq) => Ok((events, cq.cast())),
         Err(errno) => {
-            // SAFETY: it was just made.
-            unsafe { channel::ibv_destroy_comp_channel(events) };
+            let _ = channel::destroy(owner, channel);
             Err(errno)
         }
     }
 }
 
 /// Makes the completion queue of a shared receive queue, as [`create_cq`].
-///
-/// # Safety
-///
-/// The id is bound to a device.
-pub(super) unsafe fn create_recv_cq(id: &'static IdHandle, entries: u32) -> Result<*mut abi::ibv_cq, Errno> {
-    let c = id.c();
-    // SAFETY: `c()` points to a whole rdma_cm_id, and the caller says that `verbs` is a context.
-    let (events, cq) = unsafe { create_cq((*c).verbs, entries, c.cast()) }?;
-    // SAFETY: as above.
-    unsafe { ((*c).recv_cq_channel, (*c).recv_cq) = (events, cq) };
+pub(super) fn create_recv_cq(
+    owner: &Owner,
+    id: &'static IdHandle,
+    entries: u32,
+) -> Result<*mut abi::ibv_cq, Errno> {
+    let (events, cq) = create_cq(owner, id, entries)?;
+    set!(id.recv_cq_channel = events);
+    set!(id.recv_cq = cq);
     Ok(cq)
 }
 
-/// Ends the completion queues that were made for the id.
-pub(super) fn destroy_cqs(id: &'static IdHandle) {
-    let c = id.c();
-    // SAFETY: `c()` points to a whole rdma_cm_id.
-    let send = unsafe { (&raw mut (*c).send_cq, &raw mut (*c).send_cq_channel) };
-    // SAFETY: as above.
-    let recv = unsafe { (&raw mut (*c).recv_cq, &raw mut (*c).recv_cq_channel) };
+/// Ends the completion queues that were made for the id, unless the program did.
+pub(super) fn destroy_cqs(owner: &Owner, id: &'static IdHandle) {
+    let send = (take!(id.send_cq), take!(id.send_cq_channel));
+    let recv = (take!(id.recv_cq), take!(id.recv_cq_channel));
     for (cq, events) in [send, recv] {
-        // SAFETY: a member of the id.
-        let cq = unsafe { ptr::replace(cq, ptr::null_mut()) };
-        // SAFETY: as above.
-        let events = unsafe { ptr::replace(events, ptr::null_mut()) };
-        if !cq.is_null() {
-            // SAFETY: `create_cq` made it; one that the program destroyed is refused.
-            unsafe { cq::ibv_destroy_cq(cq) };
-        }
-        if !events.is_null() {
-            // SAFETY: as above.
-            unsafe { channel::ibv_destroy_comp_channel(events) };
-        }
+        let _ = cq::destroy(owner, named!(cq));
+        let _ = channel::destroy(owner, named!(events));
     }
 }
 
-/// Completion queues for those that the program did not name.
-///
-/// # Safety
-///
-/// The id is bound to a device.
-unsafe fn fill_cqs(id: &'static IdHandle, init: &mut abi::ibv_qp_init_attr_ex) -> Result<(), Errno> {
-    let c = id.c();
+/// Makes the completion queues that the program did not name.
+fn fill_cqs(owner: &Owner, id: &'static IdHandle, init: &mut abi::ibv_qp_init_attr_ex) -> Result<(), Errno> {
     // A target of XRC has no queues, an initiator receives nothing.
     let sends = init.qp_type != abi::IBV_QPT_XRC_RECV;
     let receives = sends && init.qp_type != abi::IBV_QPT_XRC_SEND;
     if receives && init.recv_cq.is_null() {
-        // SAFETY: `c()` points to a whole rdma_cm_id.
-        let known = unsafe { (*c).recv_cq };
-        init.recv_cq = if known.is_null() {
-            // SAFETY: as the caller says.
-            unsafe { create_recv_cq(id, init.cap.max_recv_wr) }?
-        } else {
-            known
-        };
+        let known = get!(id.recv_cq);
+        init.recv_cq = if known.is_null() { create_recv_cq(owner, id, init.cap.max_recv_wr)? } else { known };
     }
     if sends && init.send_cq.is_null() {
-        // SAFETY: as the caller says.
-        let (events, cq) = unsafe { create_cq((*c).verbs, init.cap.max_send_wr, c.cast()) }?;
-        // SAFETY: `c()` points to a whole rdma_cm_id.
-        unsafe { ((*c).send_cq_channel, (*c).send_cq) = (events, cq) };
+        let (events, cq) = create_cq(owner, id, init.cap.max_send_wr)?;
+        set!(id.send_cq_channel = events);
+        set!(id.send_cq = cq);
         init.send_cq = cq;
     }
     Ok(())
 }
 
 /// Makes the id's queue pair. `init` gets what was filled in, also when that fails later.
-///
-/// # Safety
-///
-/// `c` is NULL or an id; the pointers in `init` are NULL or objects of this library.
-pub(super) unsafe fn create(
-    owner: &call::Owner,
-    c: *mut abi::rdma_cm_id,
+pub(super) fn create(
+    owner: &Owner,
+    id: Object<abi::rdma_cm_id>,
     init: &mut abi::ibv_qp_init_attr_ex,
 ) -> Result<(), Errno> {
-    // SAFETY: as the caller says.
-    let (id, live) = unsafe { id::enter(c) }?;
+    let (id, live) = id.opened()?;
     let context = live.state.lock().context.ok_or(Errno::EINVAL)?;
     owner.is(context)?;
-    let c = id.c();
-    // SAFETY: `c()` points to a whole rdma_cm_id.
-    let (verbs, own_pd, own_srq) = unsafe { ((*c).verbs, (*c).pd, (*c).srq) };
-    // SAFETY: as above.
-    let (own_send, own_recv, there) = unsafe { ((*c).send_cq, (*c).recv_cq, (*c).qp) };
+    let (verbs, own_pd, own_srq) = (get!(id.verbs), get!(id.pd), get!(id.srq));
+    let (own_send, own_recv, there) = (get!(id.send_cq), get!(id.recv_cq), get!(id.qp));
     let differ = |own: *mut abi::ibv_cq, named: *mut abi::ibv_cq| {
         !own.is_null() && !named.is_null() && !ptr::eq(own, named)
     };
@@ -156,41 +121,28 @@ pub(super) unsafe fn create(
     // As rxe and cards, whose send queue has this room anyway: programs rely on it (rdma_xclient sends 16 octets inline).
     let room = init.cap.max_send_sge.saturating_mul(size_of::<abi::ibv_sge>() as u32).min(MAX_INLINE);
     init.cap.max_inline_data = init.cap.max_inline_data.max(room);
-    // SAFETY: it is bound to a device.
-    let result = unsafe { fill_cqs(id, init) }.and_then(|()| {
-        // SAFETY: as the caller says.
-        let made = made(unsafe { qp_ex::create_qp_ex(verbs, init) })?;
-        // SAFETY: it was just made.
-        let handle = unsafe { QpHandle::from_c(made) }?;
-        // SAFETY: `c()` points to a whole rdma_cm_id.
-        let ps = unsafe { (*c).ps };
-        let live = handle.live()?;
-        make_ready(ps, handle, &live).inspect_err(|_| {
-            // SAFETY: as above.
-            unsafe { qp::ibv_destroy_qp(made) };
+    let result = fill_cqs(owner, id, init).and_then(|()| {
+        let made = qp_ex::create(owner, named!(verbs), init)?;
+        let qp = named!(made);
+        let (handle, live) = qp.enter(owner)?;
+        make_ready(get!(id.ps), handle, &live).inspect_err(|_| {
+            let _ = qp::destroy(owner, qp);
         })?;
         Ok(made)
     });
     match result {
         Ok(made) => {
-            // SAFETY: `c()` points to a whole rdma_cm_id.
-            unsafe { (*c).qp = made };
-            // SAFETY: as above.
-            unsafe { (*c).pd = init.pd };
+            set!(id.qp = made);
+            set!(id.pd = init.pd);
             Ok(())
         }
         Err(errno) => {
             // Those of the program stay as they are: only the id's own are in its members.
-            destroy_cqs_but(id, own_send, own_recv);
+            if own_send.is_null() && own_recv.is_null() {
+                destroy_cqs(owner, id);
+            }
             Err(errno)
         }
-    }
-}
-
-/// As [`destroy_cqs`], but leaves those that were there before.
-fn destroy_cqs_but(id: &'static IdHandle, send: *mut abi::ibv_cq, recv: *mut abi::ibv_cq) {
-    if send.is_null() && recv.is_null() {
-        destroy_cqs(id);
     }
 }
 
@@ -238,106 +190,81 @@ fn extended(init: &abi::ibv_qp_init_attr, pd: *mut abi::ibv_pd) -> abi::ibv_qp_i
     ex
 }
 
-/// Makes the id's queue pair, ready to receive, and for datagrams to send. Without a protection domain it is in the
-/// device's default one; completion queues that are NULL are made, with channels, and are the id's members.
-///
-/// # Safety
-///
-/// `id` is NULL or an id, `pd` NULL or a protection domain; `qp_init_attr` is NULL or writable, its pointers NULL or
-/// objects of this library.
-pub unsafe extern "C" fn rdma_create_qp(
-    id: *mut abi::rdma_cm_id,
+/// Makes the id's queue pair from the attributes of `ibv_create_qp`.
+pub(super) fn create_plain(
+    owner: &Owner,
+    id: Object<abi::rdma_cm_id>,
     pd: *mut abi::ibv_pd,
-    qp_init_attr: *mut abi::ibv_qp_init_attr,
-) -> c_int {
-    call::minus_one(|owner| {
-        // SAFETY: NULL, or the program's to lend during the call.
-        let init = unsafe { qp_init_attr.as_mut() }.ok_or(Errno::EINVAL)?;
-        let mut ex = extended(init, pd);
-        // SAFETY: as the caller says.
-        unsafe { create(owner, id, &mut ex) }?;
-        (init.send_cq, init.recv_cq, init.srq) = (ex.send_cq, ex.recv_cq, ex.srq);
-        init.cap = ex.cap;
-        Ok(0)
-    })
-}
-
-/// As [`rdma_create_qp`], with the attributes of `ibv_create_qp_ex`.
-///
-/// # Safety
-///
-/// `id` is NULL or an id; `qp_init_attr` is NULL or writable, its pointers NULL or objects of this library.
-pub unsafe extern "C" fn rdma_create_qp_ex(
-    id: *mut abi::rdma_cm_id,
-    qp_init_attr: *mut abi::ibv_qp_init_attr_ex,
-) -> c_int {
-    call::minus_one(|owner| {
-        // SAFETY: NULL, or the program's to lend during the call.
-        let init = unsafe { qp_init_attr.as_mut() }.ok_or(Errno::EINVAL)?;
-        // On failure the program's attributes stay as they were.
-        let mut ex = *init;
-        // SAFETY: as the caller says.
-        unsafe { create(owner, id, &mut ex) }?;
-        *init = ex;
-        Ok(0)
-    })
+    init: &mut abi::ibv_qp_init_attr,
+) -> Result<(), Errno> {
+    let mut ex = extended(init, pd);
+    create(owner, id, &mut ex)?;
+    (init.send_cq, init.recv_cq, init.srq, init.cap) = (ex.send_cq, ex.recv_cq, ex.srq, ex.cap);
+    Ok(())
 }
 
 /// Ends the id's queue pair, and the completion queues that were made with it.
-///
-/// # Safety
-///
-/// `id` is NULL or an id.
-pub unsafe extern "C" fn rdma_destroy_qp(id: *mut abi::rdma_cm_id) {
-    call::nothing(|_| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { id::enter(id) }?;
-        let groups = live.state.lock().memberships.clone();
-        multicast::leave_all(handle, groups);
-        let c = handle.c();
-        // SAFETY: `c()` points to a whole rdma_cm_id.
-        let qp = unsafe { ptr::replace(&raw mut (*c).qp, ptr::null_mut()) };
-        if qp.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: `create` made it; one that the program destroyed is refused.
-        let result = done(unsafe { qp::ibv_destroy_qp(qp) });
-        // SAFETY: `c()` points to a whole rdma_cm_id.
-        if unsafe { (*c).srq }.is_null() {
-            destroy_cqs(handle);
-        }
-        result
-    });
+pub(super) fn destroy(owner: &Owner, id: &'static IdHandle, live: &LiveId) -> Result<(), Errno> {
+    let groups = live.state.lock().memberships.clone();
+    multicast::leave_all(id, groups);
+    let qp = take!(id.qp);
+    if qp.is_null() {
+        return Err(Errno::EINVAL);
+    }
+    let result = owner.ended(qp::destroy(owner, named!(qp)));
+    if get!(id.srq).is_null() {
+        destroy_cqs(owner, id);
+    }
+    result
 }
 
-/// The attributes that a queue pair of the program's own needs for the state in `qp_attr->qp_state`: INIT, and RTR and
-/// RTS of datagrams and of a connection whose ends said enough; EINVAL before.
-///
-/// # Safety
-///
-/// `id` is NULL or an id, `qp_attr` and `qp_attr_mask` are NULL or writable.
-pub unsafe extern "C" fn rdma_init_qp_attr(
-    id: *mut abi::rdma_cm_id,
-    qp_attr: *mut abi::ibv_qp_attr,
-    qp_attr_mask: *mut c_int,
-) -> c_int {
-    call::minus_one(|owner| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { id::enter(id) }?;
+export! {
+    /// Makes the id's queue pair, ready to receive, and for datagrams to send. Without a protection domain it is in the
+    /// device's default one; completion queues that are NULL are made, with channels, and are the id's members.
+    pub fn rdma_create_qp(
+        id: Object<abi::rdma_cm_id>,
+        pd: Object<abi::ibv_pd>,
+        qp_init_attr: Ptr<abi::ibv_qp_init_attr>,
+    ) -> c_int = call::minus_one |owner| {
+        let (to, mut init) = (qp_init_attr.some()?, qp_init_attr.read()?);
+        create_plain(owner, id, pd.as_ptr(), &mut init)?;
+        to.write(init);
+        Ok(0)
+    }
+
+    /// As [`rdma_create_qp`], with the attributes of `ibv_create_qp_ex`.
+    pub fn rdma_create_qp_ex(
+        id: Object<abi::rdma_cm_id>,
+        qp_init_attr: Ptr<abi::ibv_qp_init_attr_ex>,
+    ) -> c_int = call::minus_one |owner| {
+        // On failure the program's attributes stay as they were.
+        let (to, mut init) = (qp_init_attr.some()?, qp_init_attr.read()?);
+        create(owner, id, &mut init)?;
+        to.write(init);
+        Ok(0)
+    }
+
+    /// Ends the id's queue pair, and the completion queues that were made with it.
+    pub fn rdma_destroy_qp(id: Object<abi::rdma_cm_id>) -> () = call::nothing |owner| {
+        let (handle, live) = id.opened()?;
+        destroy(owner, handle, &live)
+    }
+
+    /// The attributes that a queue pair of the program's own needs for the state in `qp_attr->qp_state`: INIT, and RTR and
+    /// RTS of datagrams and of a connection whose ends said enough; EINVAL before.
+    pub fn rdma_init_qp_attr(
+        id: Object<abi::rdma_cm_id>,
+        qp_attr: Ptr<abi::ibv_qp_attr>,
+        qp_attr_mask: Ptr<c_int>,
+    ) -> c_int = call::minus_one |owner| {
+        let (handle, live) = id.opened()?;
         let context = live.state.lock().context;
-        if qp_attr.is_null() || qp_attr_mask.is_null() {
-            return Err(Errno::EINVAL);
-        }
+        let (qp_attr, qp_attr_mask) = (qp_attr.some()?, qp_attr_mask.some()?);
         owner.is(context.ok_or(Errno::EINVAL)?)?;
-        // SAFETY: `c()` points to a whole rdma_cm_id.
-        let (ps, qp_type) = unsafe { ((*handle.c()).ps, (*handle.c()).qp_type) };
-        // SAFETY: not NULL, and readable as the caller says.
-        let state = unsafe { (*qp_attr).qp_state };
-        let to = attr::state(state)?;
-        // SAFETY: `c()` points to a whole rdma_cm_id.
-        let qp = unsafe { (*handle.c()).qp };
-        // SAFETY: NULL, or `create` made it.
-        let qp_type = unsafe { qp.as_ref() }.map_or(qp_type, |qp| qp.qp_type);
+        let (ps, qp_type) = (get!(handle.ps), get!(handle.qp_type));
+        let to = attr::state(get!(qp_attr.qp_state))?;
+        let qp = get!(handle.qp);
+        let qp_type = named!(qp).handle().map_or(qp_type, |qp| get!(qp.qp_base.qp_type));
         let service = crate::qp::service(qp_type).unwrap_or(Service::Rc);
         let state = live.state.lock();
         let (attr, mask) = match to {
@@ -350,10 +277,8 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
         };
         drop(state);
         let (attr, mask) = (attr::c_attr(&attr, &QpCaps::default()), mask.bits() as c_int);
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { qp_attr.write(attr) };
-        // SAFETY: as above.
-        unsafe { qp_attr_mask.write(mask) };
+        qp_attr.write(attr);
+        qp_attr_mask.write(mask);
         Ok(0)
-    })
+    }
 }

@@ -10,13 +10,16 @@ use ferroce_engine::cm::Port;
 use ferroce_engine::cm::attributes;
 use ferroce_engine::cm::resolve::{self, Route};
 use ferroce_wire::{Gid, PathMtu};
+use libc::sockaddr;
 
 use super::device::{self, Home};
 use super::id::{self, IdHandle, LiveId, Phase, State};
 use super::option::Options;
 use super::{address, bind};
 use crate::call;
+use crate::entry::{ConstPtr, Object, export};
 use crate::errno::Errno;
+use crate::handle::{get, set};
 
 /// `IBV_PATH_…`'s "exactly this": selector of MTU, rate and life time.
 const EXACTLY: u8 = 2;
@@ -34,8 +37,7 @@ pub(super) fn take_route(id: &'static IdHandle, state: &mut State, route: Route,
     };
     id::show_source(id, route.source);
     id::show_destination(id, route.destination);
-    // SAFETY: `c()` points to a whole rdma_cm_id; the program reads it after the event that tells of it.
-    unsafe { (*id.c()).route.addr.addr.ibaddr = gids };
+    set!(id.route.addr.addr.ibaddr = gids);
     take_home(id, state, home);
     state.gid_index = u8::try_from(route.local.gid.index).ok();
     state.interface = Some(route.local.gid.ifindex);
@@ -44,11 +46,9 @@ pub(super) fn take_route(id: &'static IdHandle, state: &mut State, route: Route,
 
 /// Binds the id to a device and lets the program see it.
 pub(super) fn take_home(id: &'static IdHandle, state: &mut State, home: Home) {
-    let c = id.c();
-    // SAFETY: `c()` points to a whole rdma_cm_id; the program reads it after the event that tells of it.
-    unsafe { ((*c).verbs, (*c).port_num) = (home.context.public(), 1) };
-    // SAFETY: as above.
-    unsafe { (*c).pd = home.pd };
+    set!(id.verbs = home.context.public());
+    set!(id.port_num = 1);
+    set!(id.pd = home.pd);
     state.context = Some(home.context);
     device::follow(id);
 }
@@ -110,8 +110,8 @@ fn find(
     bound: Option<u16>,
     options: &Options,
 ) -> Result<(Route, Home, Option<Port>), Failure> {
-    // SAFETY: the id's own address, with room for any family; without one its family is refused.
-    let own = unsafe { address::read(&raw const (*id.c()).route.addr.unnamed.src_addr) }.ok();
+    // Without an address of its own, the family is refused.
+    let own = address::of_storage(&get!(id.route.addr.unnamed.src_storage)).ok();
     let source = source.or(own.filter(|_| bound.is_some()));
     if source.is_some_and(|source| source.is_ipv4() != destination.is_ipv4()) {
         return Err(Failure::OfCall(Errno::EINVAL));
@@ -218,44 +218,30 @@ pub(super) fn take_path(
     Ok(())
 }
 
-/// Finds the device that reaches `dst_addr`, from `src_addr` unless that is NULL or the wildcard, and binds the id to
-/// it. ADDR_RESOLVED or ADDR_ERROR tells the result, at once; the timeout is for networks where it takes time.
-///
-/// # Safety
-///
-/// `id` is NULL or an id; the addresses are NULL or as long as their family needs.
-pub unsafe extern "C" fn rdma_resolve_addr(
-    id: *mut abi::rdma_cm_id,
-    src_addr: *mut libc::sockaddr,
-    dst_addr: *mut libc::sockaddr,
-    _timeout_ms: c_int,
-) -> c_int {
-    call::minus_one(|_| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { id::enter(id) }?;
-        // SAFETY: as the caller says.
-        let source = unsafe { address::read_optional(src_addr) }?;
-        // SAFETY: as the caller says.
-        let destination = unsafe { address::read_group(dst_addr) }?;
+export! {
+    /// Finds the device that reaches `dst_addr`, from `src_addr` unless that is NULL or the wildcard, and binds the id to
+    /// it. ADDR_RESOLVED or ADDR_ERROR tells the result, at once; the timeout is for networks where it takes time.
+    pub fn rdma_resolve_addr(
+        id: Object<abi::rdma_cm_id>,
+        src_addr: ConstPtr<sockaddr>,
+        dst_addr: ConstPtr<sockaddr>,
+        _timeout_ms: c_int,
+    ) -> c_int = call::minus_one |_| {
+        let (handle, live) = id.opened()?;
+        let source = address::read_optional(src_addr)?;
+        let destination = address::read_group(dst_addr)?;
         resolve_address(handle, &live, source, destination)?;
         id::complete(handle).map(|()| 0)
-    })
-}
+    }
 
-/// Finds the path to the address that was resolved: local knowledge on RoCE. ROUTE_RESOLVED tells of it.
-///
-/// # Safety
-///
-/// `id` is NULL or an id.
-pub unsafe extern "C" fn rdma_resolve_route(id: *mut abi::rdma_cm_id, _timeout_ms: c_int) -> c_int {
-    call::minus_one(|owner| {
-        // SAFETY: as the caller says.
-        let (handle, live) = unsafe { id::enter(id) }?;
+    /// Finds the path to the address that was resolved: local knowledge on RoCE. ROUTE_RESOLVED tells of it.
+    pub fn rdma_resolve_route(id: Object<abi::rdma_cm_id>, _timeout_ms: c_int) -> c_int = call::minus_one |owner| {
+        let (handle, live) = id.opened()?;
         let context = live.state.lock().context;
         if let Some(context) = context {
             owner.is(context)?;
         }
         resolve_route(handle, &live)?;
         id::complete(handle).map(|()| 0)
-    })
+    }
 }

@@ -36,7 +36,7 @@ pub(super) unsafe fn read(from: *const sockaddr, length: socklen_t) -> Result<So
         return Err(Errno::EINVAL);
     }
     // SAFETY: as was just checked, all of it may be read.
-    unsafe { address::read(from) }
+    unsafe { address::parse(from) }
 }
 
 /// Gives a program an address: as much as there is room for, and how long it is.
