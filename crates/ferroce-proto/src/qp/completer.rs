@@ -7,10 +7,10 @@ use core::time::Duration;
 use ferroce_wire::{Aeth, Instant, NakCode, Psn, Response, RnrTimer, Syndrome};
 
 use self::rtt::Rtt;
+use super::common::Common;
 use super::pipeline::{Acknowledged, Pipeline};
 use super::requester::Requester;
 use super::send_queue::Failure;
-use super::shared::Shared;
 use crate::{DropReason, Memory, SendOp, WcStatus};
 
 /// Resends between two expiries of the ACK timeout that are not counted.
@@ -82,8 +82,8 @@ impl From<DropReason> for Refusal {
 
 /// The requester's side of a queue pair, as the completer needs it.
 pub(crate) struct SendSide<'a> {
-    pub shared: &'a mut Shared,
-    pub line: &'a mut Pipeline,
+    pub common: &'a mut Common,
+    pub pipeline: &'a mut Pipeline,
     pub requester: &'a mut Requester,
 }
 
@@ -106,20 +106,20 @@ impl Completer {
 
     /// Packets were sent; `before` was the next PSN until then.
     pub fn sent(&mut self, now: Instant, before: Psn, side: &SendSide<'_>) {
-        if side.line.next() != before {
+        if side.pipeline.next() != before {
             // The first of the batch: the one most likely to be answered before something after it is lost.
             self.rtt.sent(before, now);
         }
         if self.ack_deadline.is_none() && self.early.is_none() {
             self.last_progress = now;
-            self.arm(now, side.shared);
+            self.arm(now, side.common);
         }
     }
 
-    fn arm(&mut self, now: Instant, shared: &Shared) {
-        let timeout = shared.ack_timeout();
+    fn arm(&mut self, now: Instant, common: &Common) {
+        let timeout = common.ack_timeout();
         self.ack_deadline = timeout.map(|timeout| now + timeout);
-        self.early = shared.early_resends.then(|| (now + self.rtt.timeout(timeout), Early::GiveUp));
+        self.early = common.early_resends.then(|| (now + self.rtt.timeout(timeout), Early::GiveUp));
         self.early_used = 0;
     }
 
@@ -148,16 +148,16 @@ impl Completer {
 
     /// The local ACK timeout (IBTA 9.7.6.1.3).
     fn expired(&mut self, now: Instant, side: &mut SendSide<'_>) -> Result<(), Refusal> {
-        if side.requester.is_blocked() && side.line.is_rewound() {
+        if side.requester.is_blocked() && side.pipeline.is_rewound() {
             // Nothing was sent that could have been answered: the process's budget is to blame.
-            self.arm(now, side.shared);
+            self.arm(now, side.common);
             return Ok(());
         }
-        side.shared.counters.timeouts += 1;
+        side.common.counters.timeouts += 1;
         self.retries += 1;
         self.resent = None;
         self.check_retries(now, side)?;
-        self.arm(now, side.shared);
+        self.arm(now, side.common);
         self.go_back_probing(side);
         Ok(())
     }
@@ -165,7 +165,7 @@ impl Completer {
     /// No answer in time: sends again, at once or, when that was tried, later.
     fn give_up(&mut self, now: Instant, side: &mut SendSide<'_>) {
         let used = self.early_used;
-        match side.shared.ack_timeout() {
+        match side.common.ack_timeout() {
             Some(_) if used >= EARLY_RESENDS => self.early = None,
             // The first two find single losses, the others outlast an outage.
             Some(timeout) if used >= EARLY_RESENDS / 2 => {
@@ -173,17 +173,17 @@ impl Completer {
             }
             Some(_) | None => return self.resend_early(now, side),
         }
-        side.line.rewind(&side.shared.budget);
+        side.pipeline.rewind(&side.common.budget);
         side.requester.park();
     }
 
     /// The free resend: costs one packet, asks for an answer, and finds both a lost request and a lost answer.
     fn resend_early(&mut self, now: Instant, side: &mut SendSide<'_>) {
         self.early_used += 1;
-        let wait = self.rtt.timeout(side.shared.ack_timeout()).saturating_mul(1 << self.early_used.min(16));
+        let wait = self.rtt.timeout(side.common.ack_timeout()).saturating_mul(1 << self.early_used.min(16));
         self.early = Some((now + wait.min(MAX_EARLY), Early::GiveUp));
-        if !side.line.is_quiet() {
-            side.shared.counters.early_resends += 1;
+        if !side.pipeline.is_quiet() {
+            side.common.counters.early_resends += 1;
             let count = self.resent.map_or(0, |resent| resent.count) + 1;
             self.resent = Some(Resent { since: self.last_progress, at: now, count });
             self.go_back_probing(side);
@@ -191,25 +191,25 @@ impl Completer {
     }
 
     fn go_back_probing(&mut self, side: &mut SendSide<'_>) {
-        self.probed = side.line.oldest();
+        self.probed = side.pipeline.oldest();
         self.rtt.forget_sample();
-        side.line.rewind(&side.shared.budget);
+        side.pipeline.rewind(&side.common.budget);
         side.requester.probe();
     }
 
     /// `retry_cnt` is used up when it is, but never before its time: (1 + retry_cnt) ACK timeouts after the last progress.
     fn check_retries(&mut self, now: Instant, side: &mut SendSide<'_>) -> Result<(), Refusal> {
-        let allowed = u32::from(side.shared.attr.retry_cnt);
-        let least = side.shared.ack_timeout().unwrap_or_default() * (1 + allowed);
+        let allowed = u32::from(side.common.attr.retry_cnt);
+        let least = side.common.ack_timeout().unwrap_or_default() * (1 + allowed);
         if self.retries <= allowed || now.saturating_since(self.last_progress) < least {
             return Ok(());
         }
-        side.shared.counters.retry_exceeded_err += 1;
+        side.common.counters.retry_exceeded_err += 1;
         Err(self.fatal(side, WcStatus::RetryExcErr.into()))
     }
 
     fn fatal(&self, side: &SendSide<'_>, failure: Failure) -> Refusal {
-        Refusal::Fatal { index: side.line.queue.done(), failure }
+        Refusal::Fatal { index: side.pipeline.queue.done(), failure }
     }
 
     /// An answer from the peer.
@@ -221,16 +221,16 @@ impl Completer {
         mem: &mut impl Memory,
         mut side: SendSide<'_>,
     ) -> Result<(), Refusal> {
-        let line = &side.line;
-        let ahead = psn.since(line.oldest());
-        if ahead < line.outstanding() as i32
+        let pipeline = &side.pipeline;
+        let ahead = psn.since(pipeline.oldest());
+        if ahead < pipeline.outstanding() as i32
             && let Some(Aeth { syndrome: Syndrome::Ack { credits }, msn }) = response.aeth()
         {
             side.requester.grant(msn, credits);
         }
-        if ahead < 0 || ahead as u32 >= line.outstanding() {
+        if ahead < 0 || ahead as u32 >= pipeline.outstanding() {
             if ahead < 0 {
-                self.answered_twice(now, psn, side.shared);
+                self.answered_twice(now, psn, side.common);
             }
             return Err(DropReason::StaleResponse.into());
         }
@@ -265,7 +265,7 @@ impl Completer {
 
     /// Everything up to `through` was received.
     fn acknowledge(&mut self, now: Instant, through: Psn, side: &mut SendSide<'_>) -> Acknowledged {
-        let acknowledged = side.line.acknowledge(through, &side.shared.budget);
+        let acknowledged = side.pipeline.acknowledge(through, &side.common.budget);
         if acknowledged.packets > 0 {
             self.progress(now, acknowledged.data, 0, side);
         }
@@ -274,23 +274,23 @@ impl Completer {
 
     /// The oldest PSN moved on: counters are reloaded, timers start anew.
     fn progress(&mut self, now: Instant, data: u64, reads: u64, side: &mut SendSide<'_>) {
-        let oldest = side.line.oldest();
-        if side.requester.is_probing() && oldest.since(self.probed) <= 1 && !side.line.is_quiet() {
+        let oldest = side.pipeline.oldest();
+        if side.requester.is_probing() && oldest.since(self.probed) <= 1 && !side.pipeline.is_quiet() {
             // No more than what was sent again: the others were lost too.
             side.requester.lost(reads > 0);
         }
-        self.judge_resends(now, side.shared);
+        self.judge_resends(now, side.common);
         self.rtt.answered(oldest, now);
-        side.requester.answered(data, reads, self.rtt.is_queueing(), side.shared);
+        side.requester.answered(data, reads, self.rtt.is_queueing(), side.common);
         (self.retries, self.rnr_retries) = (0, 0);
         self.last_progress = now;
         self.gone_back_to = None;
-        if side.line.is_quiet() { self.stop() } else { self.arm(now, side.shared) }
+        if side.pipeline.is_quiet() { self.stop() } else { self.arm(now, side.common) }
     }
 
     /// An answer came after early resends. One that answers a resend comes a round trip later. If it comes sooner or much
     /// later, it answers the original: the peer was late, as one is that has no core, and nothing was lost.
-    fn judge_resends(&mut self, now: Instant, shared: &mut Shared) {
+    fn judge_resends(&mut self, now: Instant, common: &mut Common) {
         let Some(resent) = self.resent.take() else { return };
         self.answered = None;
         match self.rtt.is_round_trip(now.saturating_since(resent.at)) {
@@ -298,24 +298,24 @@ impl Completer {
                 self.rtt.was_lost();
                 self.answered = Some((self.probed, Resent { at: now, ..resent }));
             }
-            Some(false) => self.was_late(now, resent, shared),
+            Some(false) => self.was_late(now, resent, common),
             None => {}
         }
     }
 
     /// An answer to what is answered: if it tells of a packet that was just sent again, both copies arrived.
-    fn answered_twice(&mut self, now: Instant, psn: Psn, shared: &mut Shared) {
+    fn answered_twice(&mut self, now: Instant, psn: Psn, common: &mut Common) {
         if let Some((probed, resent)) = self.answered.take()
             && now.saturating_since(resent.at) <= MAX_EARLY
             && psn.since(probed) >= 0
         {
-            self.was_late(resent.at, resent, shared);
+            self.was_late(resent.at, resent, common);
         }
     }
 
     /// The early resends were needless; the answer came at `answered`.
-    fn was_late(&mut self, answered: Instant, resent: Resent, shared: &mut Shared) {
-        shared.counters.spurious_resends += u64::from(resent.count);
+    fn was_late(&mut self, answered: Instant, resent: Resent, common: &mut Common) {
+        common.counters.spurious_resends += u64::from(resent.count);
         self.rtt.was_late(answered, answered.saturating_since(resent.since));
     }
 
@@ -339,7 +339,7 @@ impl Completer {
             Syndrome::RnrNak(timer) => return self.receiver_not_ready(now, timer, side),
             Syndrome::Nak(NakCode::PsnSequenceError) => {
                 self.go_back(now, moved, side)?;
-                side.shared.counters.rcvd_seq_err += 1;
+                side.common.counters.rcvd_seq_err += 1;
                 return Ok(());
             }
             Syndrome::Nak(NakCode::InvalidRequest) => WcStatus::RemInvReqErr,
@@ -350,14 +350,14 @@ impl Completer {
             | Syndrome::Reserved(_) => WcStatus::BadRespErr,
         };
         // The refused request fails; an older read whose answer is missing is flushed, it can no longer be answered.
-        let index = side.line.owner(psn).unwrap_or(side.line.queue.done());
+        let index = side.pipeline.owner(psn).unwrap_or(side.pipeline.queue.done());
         let failure = Failure { status, vendor_err: u32::from(aeth.syndrome.to_byte()) };
         Err(Refusal::Fatal { index, failure })
     }
 
     /// Sends again from the oldest PSN, at once; `moved` if the same packet was progress (IBTA 9.7.5.2.4).
     fn go_back(&mut self, now: Instant, moved: bool, side: &mut SendSide<'_>) -> Result<(), Refusal> {
-        let oldest = side.line.oldest();
+        let oldest = side.pipeline.oldest();
         if self.gone_back_to == Some(oldest) || side.requester.waits_for_receiver() {
             return Err(DropReason::DuplicateNak.into());
         }
@@ -367,13 +367,13 @@ impl Completer {
             self.retries += 1;
             self.check_retries(now, side)?;
         }
-        let read = side.line.queue.oldest().is_some_and(|wqe| wqe.op.is_answered());
+        let read = side.pipeline.queue.oldest().is_some_and(|wqe| wqe.op.is_answered());
         side.requester.lost(read);
         side.requester.resume();
-        side.line.rewind(&side.shared.budget);
+        side.pipeline.rewind(&side.common.budget);
         self.rtt.forget_sample();
-        if side.shared.early_resends {
-            let wait = self.rtt.recovery_timeout(side.shared.ack_timeout());
+        if side.common.early_resends {
+            let wait = self.rtt.recovery_timeout(side.common.ack_timeout());
             self.early = Some((now + wait, Early::GiveUp));
         }
         Ok(())
@@ -385,7 +385,7 @@ impl Completer {
             Refusal::Drop(_) => DropReason::ResponseGap.into(),
             fatal @ Refusal::Fatal { .. } => fatal,
         })?;
-        side.shared.counters.implied_nak += 1;
+        side.common.counters.implied_nak += 1;
         Ok(())
     }
 
@@ -399,17 +399,17 @@ impl Completer {
         if side.requester.waits_for_receiver() {
             return Err(DropReason::DuplicateNak.into());
         }
-        side.shared.counters.rcvd_rnr_err += 1;
-        let allowed = side.shared.attr.rnr_retry;
+        side.common.counters.rcvd_rnr_err += 1;
+        let allowed = side.common.attr.rnr_retry;
         if allowed != RNR_FOREVER {
             self.rnr_retries += 1;
             if self.rnr_retries > u32::from(allowed) {
-                side.shared.counters.retry_rnr_exceeded_err += 1;
+                side.common.counters.retry_rnr_exceeded_err += 1;
                 return Err(self.fatal(side, WcStatus::RnrRetryExcErr.into()));
             }
         }
         let until = now + timer.delay();
-        side.line.rewind(&side.shared.budget);
+        side.pipeline.rewind(&side.common.budget);
         side.requester.wait_for_receiver(until);
         self.rtt.forget_sample();
         // The peer is alive: what silence may cost is counted from when we send again.
@@ -429,21 +429,21 @@ impl Completer {
         side: &mut SendSide<'_>,
     ) -> Result<(), Refusal> {
         let bad = |side: &SendSide<'_>, index: Option<u64>| Refusal::Fatal {
-            index: index.unwrap_or(side.line.queue.done()),
+            index: index.unwrap_or(side.pipeline.queue.done()),
             failure: WcStatus::BadRespErr.into(),
         };
-        let owner = side.line.owner(psn);
+        let owner = side.pipeline.owner(psn);
         let fits =
-            owner.and_then(|index| side.line.queue.get(index)).is_some_and(|wqe| data.answers(&wqe.op));
+            owner.and_then(|index| side.pipeline.queue.get(index)).is_some_and(|wqe| data.answers(&wqe.op));
         if !fits {
             return Err(bad(side, owner));
         }
         // It acknowledges all sends and writes before it.
         let acknowledged = self.acknowledge(now, psn.add(u32::MAX), side);
-        if side.line.oldest() != psn {
+        if side.pipeline.oldest() != psn {
             return self.implied_nak(now, acknowledged.packets > 0, side);
         }
-        let Some((expected, ends_request)) = side.line.expected_response() else {
+        let Some((expected, ends_request)) = side.pipeline.expected_response() else {
             return Err(bad(side, owner));
         };
         // Atomic writes and flushes are answered by a READ response of nothing.
@@ -459,10 +459,10 @@ impl Completer {
                 &original
             }
         };
-        if side.line.queue.scatter(expected.index, u64::from(expected.offset), octets, mem).is_err() {
+        if side.pipeline.queue.scatter(expected.index, u64::from(expected.offset), octets, mem).is_err() {
             return Err(Refusal::Fatal { index: expected.index, failure: WcStatus::LocProtErr.into() });
         }
-        side.line.answered(&side.shared.budget);
+        side.pipeline.answered(&side.common.budget);
         self.progress(now, 0, octets.len() as u64, side);
         Ok(())
     }

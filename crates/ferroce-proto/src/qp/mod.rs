@@ -1,7 +1,8 @@
 //! The queue pair: one state machine, and the roles that its service has.
 
+mod common;
 mod completer;
-mod local;
+mod local_operations;
 mod pipeline;
 mod raw;
 mod receive_source;
@@ -10,7 +11,6 @@ mod requester;
 mod responder;
 mod roles;
 mod send_queue;
-mod shared;
 mod state;
 mod uc;
 mod ud;
@@ -21,12 +21,12 @@ use ferroce_wire::{Flow, IcrcStatus, Instant, Operation, Packet, PathMtu, Pkey, 
 pub use self::raw::MAX_FRAME;
 pub use self::state::bring_up_mask;
 
+use self::common::Common;
 use self::completer::Refusal;
 use self::pipeline::Pipeline;
 use self::receive_source::{ReceiveQueues, Receives};
 use self::roles::{Queues, ReceiveDepth, Received, Roles};
 use self::send_queue::{Failure, SendQueue, SendWqe};
-use self::shared::Shared;
 use crate::{
     AsyncEvent, Budget, Counters, CreateQpError, DropReason, Memory, ModifyQpError, PostRecvError,
     PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, ReceiveSource, RecvWr, SendOp,
@@ -52,14 +52,14 @@ use crate::{
 /// `now` never goes backwards. Any method may be called in any state.
 #[derive(Debug)]
 pub struct QueuePair {
-    shared: Shared,
+    common: Common,
     service: Service,
     sq_sig_all: bool,
     /// RTR was reached since RESET.
     receiving: bool,
     /// RTS was reached since RESET.
     sending: bool,
-    line: Pipeline,
+    pipeline: Pipeline,
     receives: ReceiveQueues,
     roles: Roles,
     /// Longest payload of a datagram.
@@ -79,20 +79,23 @@ impl QueuePair {
             max_sge: srq.map_or(caps.max_recv_sge, SharedReceives::max_sge),
         };
         let roles = Roles::new(service, depth, seed);
-        let mut shared = Shared::new(qpn, service, caps, budget, early_resends);
-        shared.tells_last_wqe = srq.is_some();
+        let mut common = Common::new(qpn, service, caps, budget, early_resends);
+        common.tells_last_wqe = srq.is_some();
         let mut queue_pair = Self {
-            shared,
+            common,
             service,
             sq_sig_all,
             receiving: false,
             sending: false,
-            line: Pipeline::new(SendQueue::new(caps, matches!(service, Service::Ud | Service::XrcInitiator))),
+            pipeline: Pipeline::new(SendQueue::new(
+                caps,
+                matches!(service, Service::Ud | Service::XrcInitiator),
+            )),
             receives: ReceiveQueues::new(service, caps, srq)?,
             roles,
             port_mtu,
         };
-        queue_pair.shared.attr = queue_pair.fresh_attr();
+        queue_pair.common.attr = queue_pair.fresh_attr();
         Ok(queue_pair)
     }
 
@@ -108,36 +111,36 @@ impl QueuePair {
 
     /// Its number.
     pub const fn qpn(&self) -> Qpn {
-        self.shared.qpn
+        self.common.qpn
     }
 
     /// Sizes of its queues.
     pub const fn caps(&self) -> QpCaps {
-        self.shared.caps
+        self.common.caps
     }
 
     /// Its state.
     pub const fn state(&self) -> QpState {
-        self.shared.state()
+        self.common.state()
     }
 
     /// Its counters.
     pub const fn counters(&self) -> &Counters {
-        &self.shared.counters
+        &self.common.counters
     }
 
     /// The queue pair at the other end, the PSN that is expected next and the one that is sent next.
     pub fn progress(&self) -> (Qpn, Psn, Psn) {
-        let attr = &self.shared.attr;
+        let attr = &self.common.attr;
         let expected = if self.receiving { self.roles.expected() } else { None };
-        let next = if self.sending { self.line.next() } else { attr.sq_psn };
+        let next = if self.sending { self.pipeline.next() } else { attr.sq_psn };
         (attr.dest_qp, expected.unwrap_or(attr.rq_psn), next)
     }
 
     /// Its attributes as they are now, in any state (`ibv_query_qp`).
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> QpAttr {
-        let mut attr = self.shared.attr;
+        let mut attr = self.common.attr;
         (attr.state, attr.cur_state) = (self.state(), self.state());
         if self.receiving
             && let Some(expected) = self.roles.expected()
@@ -145,7 +148,7 @@ impl QueuePair {
             attr.rq_psn = expected;
         }
         if self.sending {
-            attr.sq_psn = self.line.next();
+            attr.sq_psn = self.pipeline.next();
         }
         attr
     }
@@ -160,15 +163,16 @@ impl QueuePair {
         let from = self.state();
         let mask = state::half_of(self.service, mask);
         let to = state::check(self.service, from, attr, mask)?;
-        if from == QpState::Sqd && to == QpState::Rts && self.shared.attr.sq_draining {
+        if from == QpState::Sqd && to == QpState::Rts && self.common.attr.sq_draining {
             return Err(ModifyQpError::Draining);
         }
-        state::apply(&mut self.shared.attr, attr, mask);
+        state::apply(&mut self.common.attr, attr, mask);
         if mask.contains(QpAttrMask::AV) {
-            self.line.redirect(Budget::destination(self.shared.attr.path.destination), &self.shared.budget);
+            self.pipeline
+                .redirect(Budget::destination(self.common.attr.path.destination), &self.common.budget);
         }
         if mask.contains(QpAttrMask::MAX_DEST_RD_ATOMIC) {
-            self.roles.set_depth(self.shared.attr.max_dest_rd_atomic);
+            self.roles.set_depth(self.common.attr.max_dest_rd_atomic);
         }
         if mask.contains(QpAttrMask::STATE) {
             self.enter(from, to, mask);
@@ -185,47 +189,47 @@ impl QueuePair {
                 self.stop_sending();
             }
             (QpState::Init, QpState::Rtr) => {
-                self.shared.established = false;
+                self.common.established = false;
                 self.receiving = true;
-                let attr = &self.shared.attr;
+                let attr = &self.common.attr;
                 self.roles.begin_receiving(attr.rq_psn, attr.max_dest_rd_atomic);
             }
             (QpState::Rtr, QpState::Rts) => self.begin_sending(),
-            (QpState::Sqe, QpState::Rts) => self.line.restart(),
+            (QpState::Sqe, QpState::Rts) => self.pipeline.restart(),
             (QpState::Rts, QpState::Sqd) => {
-                self.shared.attr.en_sqd_async_notify &= mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY);
-                self.shared.attr.sq_draining = true;
+                self.common.attr.en_sqd_async_notify &= mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY);
+                self.common.attr.sq_draining = true;
             }
             _ => {}
         }
         if from != to {
-            self.shared.transition("modify", to);
+            self.common.transition("modify", to);
         }
     }
 
     fn begin_sending(&mut self) {
         self.sending = true;
-        let destination = Budget::destination(self.shared.attr.path.destination);
-        let chunk = self.roles.read_chunk(&self.shared);
-        let mtu = if self.service == Service::RawPacket { MAX_FRAME as u32 } else { self.shared.mtu() };
-        self.line.begin(self.shared.attr.sq_psn, mtu, chunk, destination);
-        self.roles.begin_sending(&self.shared);
+        let destination = Budget::destination(self.common.attr.path.destination);
+        let chunk = self.roles.read_chunk(&self.common);
+        let mtu = if self.service == Service::RawPacket { MAX_FRAME as u32 } else { self.common.mtu() };
+        self.pipeline.begin(self.common.attr.sq_psn, mtu, chunk, destination);
+        self.roles.begin_sending(&self.common);
     }
 
     /// RESET forgets work requests, answers and events (IBTA 10.3.1.1).
     fn reset(&mut self) {
-        self.line.clear(&self.shared.budget);
+        self.pipeline.clear(&self.common.budget);
         self.receives.clear();
-        self.roles.reset(&self.shared);
-        self.shared.events.clear();
-        self.shared.attr = self.fresh_attr();
+        self.roles.reset(&self.common);
+        self.common.events.clear();
+        self.common.attr = self.fresh_attr();
         (self.receiving, self.sending) = (false, false);
     }
 
     fn stop_sending(&mut self) {
-        self.line.give_back(&self.shared.budget);
-        self.roles.stop_sending(&self.shared);
-        self.shared.attr.sq_draining = false;
+        self.pipeline.give_back(&self.common.budget);
+        self.roles.stop_sending(&self.common);
+        self.common.attr.sq_draining = false;
     }
 
     /// Posts a send work request (`ibv_post_send`). It is transmitted by [`poll_transmit`](Self::poll_transmit). In the
@@ -247,7 +251,7 @@ impl QueuePair {
                 roles::check_service(self.service, wr)?;
                 self.check_datagram(wr)?;
                 let wr = SendWr { signaled: wr.signaled || self.sq_sig_all, ..*wr };
-                self.line.queue.post(&wr, &self.shared.attr, mem)
+                self.pipeline.queue.post(&wr, &self.common.attr, mem)
             }
         }
     }
@@ -256,7 +260,7 @@ impl QueuePair {
     fn check_datagram(&self, wr: &SendWr<'_>) -> Result<(), PostSendError> {
         let given = sg::length(wr.sges);
         let max = match self.service {
-            Service::Ud => self.shared.mtu(),
+            Service::Ud => self.common.mtu(),
             Service::RawPacket => MAX_FRAME as u32,
             Service::Rc | Service::Uc | Service::XrcInitiator | Service::XrcTarget => return Ok(()),
         };
@@ -280,14 +284,14 @@ impl QueuePair {
 
     /// Where the next send work request will stand.
     pub const fn sq_mark(&self) -> SqMark {
-        SqMark(self.line.queue.tail())
+        SqMark(self.pipeline.queue.tail())
     }
 
     /// Takes back what was posted since the mark, as far as nothing of it was transmitted (`ibv_wr_abort`): all of it, if
     /// `poll_transmit` and `poll_event` were not called in between.
     #[doc(alias = "ibv_wr_abort")]
     pub fn sq_rollback(&mut self, mark: SqMark) {
-        self.line.queue.roll_back(mark.0);
+        self.pipeline.queue.roll_back(mark.0);
     }
 
     /// Takes one packet for this QPN that came along `from`: addresses, and for datagrams what else their IP header said.
@@ -303,12 +307,12 @@ impl QueuePair {
         source: &mut impl ReceiveSource,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
-        self.shared.counters.rcvd_pkts += 1;
-        self.shared.counters.rcvd_ecn_marked += u64::from(from.traffic_class & 3 == 3);
+        self.common.counters.rcvd_pkts += 1;
+        self.common.counters.rcvd_ecn_marked += u64::from(from.traffic_class & 3 == 3);
         let result = self.dispatch(now, from, packet, source, mem);
         if let Err(reason) = result {
-            self.shared.counters.dropped_pkts += 1;
-            tracing::trace!(qpn = self.shared.qpn.value(), psn = packet.bth.psn.value(), ?reason, "dropped");
+            self.common.counters.dropped_pkts += 1;
+            tracing::trace!(qpn = self.common.qpn.value(), psn = packet.bth.psn.value(), ?reason, "dropped");
         }
         self.settle(now);
         result
@@ -326,11 +330,11 @@ impl QueuePair {
         source: &mut impl ReceiveSource,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
-        let Self { shared, receives: queues, roles, .. } = self;
-        shared.counters.rcvd_pkts += 1;
+        let Self { common, receives: queues, roles, .. } = self;
+        common.counters.rcvd_pkts += 1;
         let mut receives = Receives { queues, source, named: None };
-        let result = roles.handle_frame(frame, shared, &mut receives, mem);
-        self.shared.counters.dropped_pkts += u64::from(result.is_err());
+        let result = roles.handle_frame(frame, common, &mut receives, mem);
+        self.common.counters.dropped_pkts += u64::from(result.is_err());
         self.settle(now);
         result
     }
@@ -338,8 +342,8 @@ impl QueuePair {
     /// Writes the next Ethernet frame to send ([`Service::RawPacket`]) to `out`, of [`MAX_FRAME`] octets, and returns its
     /// length: the counterpart of [`poll_transmit`](Self::poll_transmit). `None` if there is none.
     pub fn poll_frame(&mut self, now: Instant, mem: &impl Memory, out: &mut [u8]) -> Option<usize> {
-        let Self { shared, line, roles, .. } = self;
-        let len = roles.next_frame(shared, line, mem, out);
+        let Self { common, pipeline, roles, .. } = self;
+        let len = roles.next_frame(common, pipeline, mem, out);
         self.settle(now);
         len
     }
@@ -353,13 +357,13 @@ impl QueuePair {
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
         self.check_packet(from, packet)?;
-        let Self { shared, line, receives: queues, roles, .. } = self;
+        let Self { common, pipeline, receives: queues, roles, .. } = self;
         let named = match packet.op {
             Operation::Xrc { srq, .. } => srq,
             Operation::Rc(_) | Operation::Uc(_) | Operation::Ud(_) | Operation::Cnp => None,
         };
         let receives = Receives { queues, source, named };
-        match roles.handle(now, from, packet, shared, Queues { line, receives }, mem) {
+        match roles.handle(now, from, packet, common, Queues { pipeline, receives }, mem) {
             Ok(()) => Ok(()),
             Err(Refusal::Drop(reason)) => Err(reason),
             Err(Refusal::Fatal { index, failure }) => {
@@ -378,7 +382,7 @@ impl QueuePair {
         let meant = if from.destination.is_multicast() {
             packet.bth.dest_qp == Qpn::MULTICAST && !self.roles.is_connected()
         } else {
-            packet.bth.dest_qp == self.shared.qpn
+            packet.bth.dest_qp == self.common.qpn
         };
         if !meant {
             return Err(DropReason::WrongQpn);
@@ -387,7 +391,7 @@ impl QueuePair {
             return Err(DropReason::State);
         }
         // The peer speaks the RoCE version of our path; who speaks another is not the peer (admin.md 3).
-        let peer = &self.shared.attr.path;
+        let peer = &self.common.attr.path;
         if self.roles.is_connected()
             && (from.source != peer.destination || from.link.version != peer.link.version)
         {
@@ -401,8 +405,8 @@ impl QueuePair {
 
     /// Runs the timers that are due at `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let Self { shared, line, roles, .. } = self;
-        if let Err(Refusal::Fatal { index, failure }) = roles.handle_timeout(now, shared, line) {
+        let Self { common, pipeline, roles, .. } = self;
+        if let Err(Refusal::Fatal { index, failure }) = roles.handle_timeout(now, common, pipeline) {
             self.fail_send(index, failure);
         }
         self.settle(now);
@@ -416,7 +420,7 @@ impl QueuePair {
     /// Whether one ACK is all there is to send. It may wait a little for a request to go with: what the application posts
     /// when it sees the completion, say.
     pub fn owes_only_ack(&self) -> bool {
-        self.roles.owes_only_ack(&self.line)
+        self.roles.owes_only_ack(&self.pipeline)
     }
 
     /// While `hold` is true, an ACK that is all there is to answer stays behind, also when requests leave. It speaks for
@@ -435,9 +439,9 @@ impl QueuePair {
     ///
     /// The memory is mutable because local operations of the send queue (invalidate) happen here, in their turn.
     pub fn poll_transmit(&mut self, now: Instant, mem: &mut impl Memory, out: &mut TxBatch<'_>) -> bool {
-        let Self { shared, line, roles, .. } = self;
-        let before = shared.state();
-        let sent = roles.transmit(now, shared, line, mem, out);
+        let Self { common, pipeline, roles, .. } = self;
+        let before = common.state();
+        let sent = roles.transmit(now, common, pipeline, mem, out);
         if before != QpState::Error && self.state() == QpState::Error {
             self.stop_sending();
         }
@@ -447,12 +451,12 @@ impl QueuePair {
 
     /// The next completion or asynchronous event.
     pub fn poll_event(&mut self) -> Option<QpEvent> {
-        while let Some(wqe) = self.line.queue.pop_done() {
+        while let Some(wqe) = self.pipeline.queue.pop_done() {
             if wqe.signaled {
                 return Some(QpEvent::Send(self.completion(&wqe, WcStatus::Success.into())));
             }
         }
-        if let Some(completion) = self.roles.poll_completion(&self.shared) {
+        if let Some(completion) = self.roles.poll_completion(&self.common) {
             return Some(match completion {
                 Received { completion, queue: None } => QpEvent::Recv(completion),
                 Received { completion, queue: Some(number) } => QpEvent::RecvXrc(number, completion),
@@ -460,7 +464,7 @@ impl QueuePair {
         }
         // Flushed in post order, each with a completion, signaled or not (IBTA 10.3.1.5).
         if matches!(self.state(), QpState::Error | QpState::Sqe)
-            && let Some(wqe) = self.line.queue.pop_failed()
+            && let Some(wqe) = self.pipeline.queue.pop_failed()
         {
             let failure = wqe.failure.unwrap_or(WcStatus::WrFlushErr.into());
             return Some(QpEvent::Send(self.completion(&wqe, failure)));
@@ -470,30 +474,30 @@ impl QueuePair {
         {
             return Some(QpEvent::Recv(responder::failed(wr_id, WcStatus::WrFlushErr, self.qpn())));
         }
-        self.shared.events.pop().map(QpEvent::Async)
+        self.common.events.pop().map(QpEvent::Async)
     }
 
     /// The completion queue overran, or something else ended this queue pair for good: error state and
     /// [`AsyncEvent::QpFatal`].
     pub fn set_fatal(&mut self) {
         if !matches!(self.state(), QpState::Reset | QpState::Error) {
-            self.shared.events.raise(AsyncEvent::QpFatal);
+            self.common.events.raise(AsyncEvent::QpFatal);
             self.roles.silence();
             self.stop_sending();
-            self.shared.transition("fatal", QpState::Error);
+            self.common.transition("fatal", QpState::Error);
         }
     }
 
     fn fail_send(&mut self, index: u64, failure: Failure) {
-        if let Some(wqe) = self.line.queue.get_mut(index) {
+        if let Some(wqe) = self.pipeline.queue.get_mut(index) {
             wqe.failure.get_or_insert(failure);
         }
         self.stop_sending();
         if self.roles.survives_send_errors() {
-            self.shared.transition("work request failed", QpState::Sqe);
+            self.common.transition("work request failed", QpState::Sqe);
         } else {
             self.roles.silence();
-            self.shared.transition("work request failed", QpState::Error);
+            self.common.transition("work request failed", QpState::Error);
         }
     }
 
@@ -506,13 +510,13 @@ impl QueuePair {
             }
             return;
         }
-        let done = self.line.queue.done();
-        if let Some(failure) = self.line.queue.get(done).and_then(|wqe| wqe.failure) {
+        let done = self.pipeline.queue.done();
+        if let Some(failure) = self.pipeline.queue.get(done).and_then(|wqe| wqe.failure) {
             self.fail_send(done, failure);
-        } else if self.shared.attr.sq_draining && self.line.queue.started() == done {
-            self.shared.attr.sq_draining = false;
-            if self.shared.attr.en_sqd_async_notify {
-                self.shared.events.raise(AsyncEvent::SqDrained);
+        } else if self.common.attr.sq_draining && self.pipeline.queue.started() == done {
+            self.common.attr.sq_draining = false;
+            if self.common.attr.en_sqd_async_notify {
+                self.common.events.raise(AsyncEvent::SqDrained);
             }
         }
     }
@@ -527,7 +531,7 @@ impl QueuePair {
             imm: None,
             invalidated: None,
             qpn: self.qpn(),
-            src_qp: self.shared.attr.dest_qp,
+            src_qp: self.common.attr.dest_qp,
             solicited: false,
             grh: false,
             header: None,

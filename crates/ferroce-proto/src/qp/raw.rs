@@ -2,11 +2,11 @@
 
 use alloc::collections::VecDeque;
 
+use super::common::Common;
 use super::pipeline::Pipeline;
 use super::receive_source::Receives;
 use super::responder::{MAX_COMPLETIONS, failed};
 use super::roles::ReceiveDepth;
-use super::shared::Shared;
 use crate::{DropReason, Memory, QpState, ReceiveSource, RecvWqe, Taken, WcOpcode, WcStatus, WorkCompletion};
 
 /// Octets of the longest frame, from the destination address to the end of the payload: more than any interface takes.
@@ -38,12 +38,12 @@ impl Receiver {
     /// Puts a frame into the next receive buffer.
     pub fn handle(
         &mut self,
-        shared: &mut Shared,
+        common: &mut Common,
         frame: &[u8],
         receives: &mut Receives<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
-        if !shared.answers() {
+        if !common.answers() {
             return Err(DropReason::State);
         }
         if self.completions.len() >= self.max_completions {
@@ -53,21 +53,21 @@ impl Receiver {
             Taken::Wqe => {}
             Taken::Empty | Taken::TooShort => return Err(DropReason::NoReceiveWqe),
             Taken::Failed => {
-                shared.transition("shared receive queue failed", QpState::Error);
+                common.transition("shared receive queue failed", QpState::Error);
                 return Err(DropReason::LocalFault);
             }
         }
         if frame.len() as u64 > self.wqe.length {
             // The queue pair lives on: whoever sends too much must not be able to end it.
-            self.completions.push_back(failed(self.wqe.wr_id, WcStatus::LocLenErr, shared.qpn));
+            self.completions.push_back(failed(self.wqe.wr_id, WcStatus::LocLenErr, common.qpn));
             return Err(DropReason::TooLong);
         }
         if !frame.is_empty() && self.wqe.scatter(0, frame, mem).is_err() {
-            self.completions.push_back(failed(self.wqe.wr_id, WcStatus::LocProtErr, shared.qpn));
-            shared.transition("receive buffer cannot be written", QpState::Error);
+            self.completions.push_back(failed(self.wqe.wr_id, WcStatus::LocProtErr, common.qpn));
+            common.transition("receive buffer cannot be written", QpState::Error);
             return Err(DropReason::LocalFault);
         }
-        shared.counters.rdma_recvs += 1;
+        common.counters.rdma_recvs += 1;
         self.completions.push_back(WorkCompletion {
             wr_id: self.wqe.wr_id,
             status: WcStatus::Success,
@@ -75,8 +75,8 @@ impl Receiver {
             byte_len: frame.len() as u32,
             imm: None,
             invalidated: None,
-            qpn: shared.qpn,
-            src_qp: shared.attr.dest_qp,
+            qpn: common.qpn,
+            src_qp: common.attr.dest_qp,
             solicited: false,
             grh: false,
             header: None,
@@ -93,27 +93,27 @@ impl Receiver {
 
 /// Writes the next frame to `out`, of [`MAX_FRAME`] octets; its length. It counts as sent.
 pub(crate) fn next_frame(
-    shared: &mut Shared,
-    line: &mut Pipeline,
+    common: &mut Common,
+    pipeline: &mut Pipeline,
     mem: &impl Memory,
     out: &mut [u8],
 ) -> Option<usize> {
-    if shared.state() != QpState::Rts {
+    if common.state() != QpState::Rts {
         return None;
     }
-    let piece = line.piece().filter(|piece| piece.wqe.failure.is_none())?;
+    let piece = pipeline.piece().filter(|piece| piece.wqe.failure.is_none())?;
     let written = match out.get_mut(..piece.len as usize) {
-        Some(room) => line.queue.gather(piece.index, 0, room, mem).map_err(|_| WcStatus::LocProtErr),
+        Some(room) => pipeline.queue.gather(piece.index, 0, room, mem).map_err(|_| WcStatus::LocProtErr),
         None => Err(WcStatus::LocLenErr),
     };
     if let Err(status) = written {
-        if let Some(wqe) = line.queue.get_mut(piece.index) {
+        if let Some(wqe) = pipeline.queue.get_mut(piece.index) {
             wqe.failure = Some(status.into());
         }
         return None;
     }
-    line.handed_over(&piece);
-    shared.counters.sent_pkts += 1;
-    shared.counters.rdma_sends += 1;
+    pipeline.handed_over(&piece);
+    common.counters.sent_pkts += 1;
+    common.counters.rdma_sends += 1;
     Some(piece.len as usize)
 }

@@ -2,12 +2,12 @@
 
 use ferroce_wire::{Bth, Instant, RcPacket, TxBatch};
 
+use super::common::Common;
 use super::completer::{Completer, Refusal, SendSide};
 use super::pipeline::Pipeline;
 use super::requester::Requester;
 use super::responder::{Drained, Responder};
 use super::roles::{Queues, ReceiveDepth};
-use super::shared::Shared;
 use crate::{DropReason, Memory, QpState, ReceiveSource};
 
 /// Serves requests, sends them, and waits for their answers.
@@ -39,24 +39,30 @@ impl Reliable {
         now: Instant,
         bth: &Bth,
         packet: &RcPacket<'_>,
-        shared: &mut Shared,
+        common: &mut Common,
         queues: Queues<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), Refusal> {
-        let Queues { line, mut receives } = queues;
+        let Queues { pipeline, mut receives } = queues;
         match packet {
             RcPacket::Request(request) => {
-                if !shared.answers() {
+                if !common.answers() {
                     return Err(DropReason::State.into());
                 }
-                Ok(self.responder.handle_request(shared, bth, request, &mut receives, mem)?)
+                Ok(self.responder.handle_request(common, bth, request, &mut receives, mem)?)
             }
             RcPacket::Response(response) => {
-                if !matches!(shared.state(), QpState::Rts | QpState::Sqd) {
+                if !matches!(common.state(), QpState::Rts | QpState::Sqd) {
                     return Err(DropReason::State.into());
                 }
                 let Self { requester, completer, .. } = self;
-                completer.handle_response(now, bth.psn, response, mem, SendSide { shared, line, requester })
+                completer.handle_response(
+                    now,
+                    bth.psn,
+                    response,
+                    mem,
+                    SendSide { common, pipeline, requester },
+                )
             }
         }
     }
@@ -65,12 +71,12 @@ impl Reliable {
     pub fn handle_timeout(
         &mut self,
         now: Instant,
-        shared: &mut Shared,
-        line: &mut Pipeline,
+        common: &mut Common,
+        pipeline: &mut Pipeline,
     ) -> Result<(), Refusal> {
         let Self { requester, completer, .. } = self;
         requester.handle_timeout(now);
-        completer.handle_timeout(now, SendSide { shared, line, requester })
+        completer.handle_timeout(now, SendSide { common, pipeline, requester })
     }
 
     /// When to call [`Self::handle_timeout`] next.
@@ -79,8 +85,8 @@ impl Reliable {
     }
 
     /// Whether one ACK is all there is to send.
-    pub fn owes_only_ack(&self, line: &Pipeline) -> bool {
-        self.responder.owes_only_ack() && line.at_cursor().is_none()
+    pub fn owes_only_ack(&self, pipeline: &Pipeline) -> bool {
+        self.responder.owes_only_ack() && pipeline.at_cursor().is_none()
     }
 
     /// Whether an ACK stays behind if it is all there is to answer.
@@ -97,8 +103,8 @@ impl Reliable {
     pub fn transmit(
         &mut self,
         now: Instant,
-        shared: &mut Shared,
-        line: &mut Pipeline,
+        common: &mut Common,
+        pipeline: &mut Pipeline,
         mem: &mut impl Memory,
         out: &mut TxBatch<'_>,
     ) -> u32 {
@@ -108,31 +114,31 @@ impl Reliable {
         // the requests it shares their system call. Requests and answers are not ordered with each other.
         let ack_last = responder.owes_only_ack() && !*ack_passed_over && !held;
         let (mut answers, drained) =
-            if ack_last || held { (0, Drained::Empty) } else { responder.transmit(shared, mem, out) };
+            if ack_last || held { (0, Drained::Empty) } else { responder.transmit(common, mem, out) };
         let mut requests = 0;
         if drained == Drained::Empty {
-            let before = line.next();
-            requests = requester.transmit(now, shared, line, mem, out);
+            let before = pipeline.next();
+            requests = requester.transmit(now, common, pipeline, mem, out);
             if requests > 0 {
-                completer.sent(now, before, &SendSide { shared, line, requester });
+                completer.sent(now, before, &SendSide { common, pipeline, requester });
             }
         }
         if ack_last {
-            (answers, _) = responder.transmit(shared, mem, out);
+            (answers, _) = responder.transmit(common, mem, out);
         }
         *ack_passed_over = ack_last && answers == 0;
         answers + requests
     }
 
     /// Begins to send.
-    pub fn begin_sending(&mut self, shared: &Shared) {
-        self.requester.begin(shared);
+    pub fn begin_sending(&mut self, common: &Common) {
+        self.requester.begin(common);
         self.completer = Completer::new();
     }
 
     /// Sends no requests and waits for no answers any more.
-    pub fn stop_sending(&mut self, shared: &Shared) {
-        self.requester.stop(shared);
+    pub fn stop_sending(&mut self, common: &Common) {
+        self.requester.stop(common);
         self.completer.stop();
     }
 }

@@ -10,10 +10,10 @@ use ferroce_wire::{
 };
 
 use self::window::Window;
-use super::local;
+use super::common::Common;
+use super::local_operations;
 use super::pipeline::{Piece, Pipeline};
 use super::send_queue::Failure;
-use super::shared::Shared;
 use crate::budget::Account;
 use crate::{Memory, QpState, SendOp, Service, WcStatus};
 
@@ -102,16 +102,16 @@ impl Requester {
     }
 
     /// Begins afresh with windows for this budget.
-    pub fn begin(&mut self, shared: &Shared) {
-        let granted = shared.budget.granted();
+    pub fn begin(&mut self, common: &Common) {
+        let granted = common.budget.granted();
         let start = START_WINDOW.min(granted / 8);
-        let floor = FLOOR_PACKETS * u64::from(shared.mtu());
+        let floor = FLOOR_PACKETS * u64::from(common.mtu());
         *self = Self {
-            data: Window::new(start, floor, shared.budget.destination_limit()),
+            data: Window::new(start, floor, common.budget.destination_limit()),
             reads: Window::new(
-                START_WINDOW.min(shared.budget.read_limit()),
+                START_WINDOW.min(common.budget.read_limit()),
                 floor,
-                shared.budget.read_limit(),
+                common.budget.read_limit(),
             ),
             ..Self::new(self.random)
         };
@@ -119,25 +119,25 @@ impl Requester {
 
     /// Packets that one READ request may ask for: four requests fill the budget, so that queue pairs can share it, and one
     /// is no longer than what the responder's kernel takes at once.
-    pub fn read_chunk(shared: &Shared) -> u32 {
-        let octets = (shared.budget.read_limit() / 4).min(READ_REQUEST);
-        (octets / u64::from(shared.mtu())).max(1) as u32
+    pub fn read_chunk(common: &Common) -> u32 {
+        let octets = (common.budget.read_limit() / 4).min(READ_REQUEST);
+        (octets / u64::from(common.mtu())).max(1) as u32
     }
 
     /// Fills the batch; the number of packets it added.
     pub fn transmit(
         &mut self,
         now: Instant,
-        shared: &mut Shared,
-        line: &mut Pipeline,
+        common: &mut Common,
+        pipeline: &mut Pipeline,
         mem: &mut impl Memory,
         out: &mut TxBatch<'_>,
     ) -> u32 {
         let mut sent = 0;
-        if !matches!(shared.state(), QpState::Rts | QpState::Sqd) {
+        if !matches!(common.state(), QpState::Rts | QpState::Sqd) {
             return 0;
         }
-        while let Step::Sent = self.step(now, shared, line, mem, out) {
+        while let Step::Sent = self.step(now, common, pipeline, mem, out) {
             sent += 1;
         }
         sent
@@ -146,71 +146,71 @@ impl Requester {
     fn step(
         &mut self,
         now: Instant,
-        shared: &mut Shared,
-        line: &mut Pipeline,
+        common: &mut Common,
+        pipeline: &mut Pipeline,
         mem: &mut impl Memory,
         out: &mut TxBatch<'_>,
     ) -> Step {
-        if self.rnr_until.is_some() || self.parked || (self.probing && !line.is_rewound()) {
+        if self.rnr_until.is_some() || self.parked || (self.probing && !pipeline.is_rewound()) {
             return Step::Idle;
         }
-        if !local::run(shared, line, mem) {
+        if !local_operations::run(common, pipeline, mem) {
             return Step::Idle;
         }
-        let Some(piece) = line.piece() else { return Step::Idle };
+        let Some(piece) = pipeline.piece() else { return Step::Idle };
         if piece.wqe.failure.is_some() {
             return Step::Idle;
         }
         if piece.starts
-            && let Err(failure) = self.may_start(&piece, shared, line, mem)
+            && let Err(failure) = self.may_start(&piece, common, pipeline, mem)
         {
-            if let (Some(failure), Some(wqe)) = (failure, line.queue.get_mut(piece.index)) {
+            if let (Some(failure), Some(wqe)) = (failure, pipeline.queue.get_mut(piece.index)) {
                 wqe.failure = Some(failure);
             }
             return Step::Idle;
         }
-        match self.admit(now, &piece, shared, line) {
+        match self.admit(now, &piece, common, pipeline) {
             Ok(()) => {}
             Err(Gate::Answer) => return Step::Idle,
             Err(Gate::Budget) => {
-                self.block(now, account(&piece, line), shared);
+                self.block(now, account(&piece, pipeline), common);
                 return Step::Idle;
             }
         }
-        let account = account(&piece, line);
-        match self.push(&piece, shared, line, mem, out) {
+        let account = account(&piece, pipeline);
+        match self.push(&piece, common, pipeline, mem, out) {
             Ok(()) => {}
             Err(PushError::Full) => {
-                shared.budget.give_back(account, piece.charge);
+                common.budget.give_back(account, piece.charge);
                 return Step::Full;
             }
             Err(error) => {
-                shared.budget.give_back(account, piece.charge);
+                common.budget.give_back(account, piece.charge);
                 let status = match error {
                     PushError::Fill(_) => WcStatus::LocProtErr,
                     _ => WcStatus::LocQpOpErr,
                 };
-                if let Some(wqe) = line.queue.get_mut(piece.index) {
+                if let Some(wqe) = pipeline.queue.get_mut(piece.index) {
                     wqe.failure = Some(status.into());
                 }
                 return Step::Idle;
             }
         }
-        self.unblock(shared);
-        shared.counters.sent_pkts += 1;
+        self.unblock(common);
+        common.counters.sent_pkts += 1;
         let is_read = matches!(piece.wqe.op, SendOp::Read { .. });
-        if !line.sent(&piece) {
-            shared.counters.resent_pkts += 1;
+        if !pipeline.sent(&piece) {
+            common.counters.resent_pkts += 1;
         } else if piece.is_last() || is_read {
             // Each READ request is a message to the responder.
             self.sent_messages = self.sent_messages.next();
-            shared.counters.rdma_sends += u64::from(!piece.wqe.op.is_answered());
+            common.counters.rdma_sends += u64::from(!piece.wqe.op.is_answered());
         }
         Step::Sent
     }
 
     /// The budget is used up: tries again soon.
-    fn block(&mut self, now: Instant, account: Account, shared: &Shared) {
+    fn block(&mut self, now: Instant, account: Account, common: &Common) {
         // Xorshift: never 0, and good enough to be out of step.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -219,17 +219,17 @@ impl Requester {
         let since = match self.blocked {
             Some(blocked) if blocked.account == account => blocked.since,
             _ => {
-                self.unblock(shared);
-                shared.budget.wait(account);
+                self.unblock(common);
+                common.budget.wait(account);
                 now
             }
         };
         self.blocked = Some(Blocked { account, since, retry: Some(now + wait) });
     }
 
-    fn unblock(&mut self, shared: &Shared) {
+    fn unblock(&mut self, common: &Common) {
         if let Some(blocked) = self.blocked.take() {
-            shared.budget.stop_waiting(blocked.account);
+            common.budget.stop_waiting(blocked.account);
         }
     }
 
@@ -237,30 +237,31 @@ impl Requester {
     fn may_start(
         &self,
         piece: &Piece,
-        shared: &Shared,
-        line: &mut Pipeline,
+        common: &Common,
+        pipeline: &mut Pipeline,
         mem: &impl Memory,
     ) -> Result<(), Option<Failure>> {
         let wqe = &piece.wqe;
-        if shared.state() != QpState::Rts || (wqe.fence && line.reads_pending() > 0) {
+        if common.state() != QpState::Rts || (wqe.fence && pipeline.reads_pending() > 0) {
             return Err(None);
         }
         // Beyond the credits one message at a time: its answer brings new ones, or an RNR NAK.
         let beyond = |limit: Ssn| self.sent_messages.next().since(limit) > 0;
-        if wqe.op.takes_receive() && self.credits.limit.is_some_and(beyond) && !line.is_quiet() {
+        if wqe.op.takes_receive() && self.credits.limit.is_some_and(beyond) && !pipeline.is_quiet() {
             return Err(None);
         }
         let incoming = wqe.op.writes_local();
-        if wqe.op.is_answered() && shared.attr.max_rd_atomic == 0 {
+        if wqe.op.is_answered() && common.attr.max_rd_atomic == 0 {
             // Modified in SQD after it was posted: it could never start.
             return Err(Some(WcStatus::LocQpOpErr.into()));
         }
         // So that no half of a message is sent. A single packet is checked while it is built.
         if (incoming || piece.total > 1) && !wqe.checked {
-            line.queue
+            pipeline
+                .queue
                 .check_memory(piece.index, incoming, mem)
                 .map_err(|_| Some(WcStatus::LocProtErr.into()))?;
-            if let Some(wqe) = line.queue.get_mut(piece.index) {
+            if let Some(wqe) = pipeline.queue.get_mut(piece.index) {
                 wqe.checked = true;
             }
         }
@@ -268,11 +269,11 @@ impl Requester {
     }
 
     /// Takes the piece's charge, or says what it waits for.
-    fn admit(&self, now: Instant, piece: &Piece, shared: &Shared, line: &Pipeline) -> Result<(), Gate> {
-        let flight = line.flight();
-        let budget = &shared.budget;
+    fn admit(&self, now: Instant, piece: &Piece, common: &Common, pipeline: &Pipeline) -> Result<(), Gate> {
+        let flight = pipeline.flight();
+        let budget = &common.budget;
         let taken = if piece.wqe.op.is_answered() {
-            if flight.read_requests >= u32::from(shared.attr.max_rd_atomic).max(1)
+            if flight.read_requests >= u32::from(common.attr.max_rd_atomic).max(1)
                 || !self.reads.admits(flight.reads, piece.charge)
             {
                 return Err(Gate::Answer);
@@ -284,10 +285,10 @@ impl Requester {
             }
             let waited = self.blocked.map_or(Duration::ZERO, |blocked| now.saturating_since(blocked.since));
             if flight.data == 0 && waited >= BLOCKED_LIMIT {
-                budget.force(line.destination(), piece.charge);
+                budget.force(pipeline.destination(), piece.charge);
                 true
             } else {
-                budget.take(line.destination(), piece.charge, self.blocked.is_some())
+                budget.take(pipeline.destination(), piece.charge, self.blocked.is_some())
             }
         };
         if taken { Ok(()) } else { Err(Gate::Budget) }
@@ -296,28 +297,28 @@ impl Requester {
     fn push(
         &mut self,
         piece: &Piece,
-        shared: &Shared,
-        line: &Pipeline,
+        common: &Common,
+        pipeline: &Pipeline,
         mem: &impl Memory,
         out: &mut TxBatch<'_>,
     ) -> Result<(), PushError<crate::MemoryError>> {
-        let mut bth = shared.bth(piece.psn);
+        let mut bth = common.bth(piece.psn);
         let since = self.since_ack_req + piece.charge;
         bth.ack_req = piece.is_last()
             || piece.wqe.op.is_answered()
             || self.probing
             || since >= self.data.size() / ACK_EVERY
-            || !self.data.admits(line.flight().data + piece.charge, piece.charge);
+            || !self.data.admits(pipeline.flight().data + piece.charge, piece.charge);
         bth.solicited = piece.wqe.solicited && piece.is_last() && piece.wqe.op.takes_receive();
-        let queue = match shared.service() {
-            Service::XrcInitiator => line.queue.srq(piece.index),
+        let queue = match common.service() {
+            Service::XrcInitiator => pipeline.queue.srq(piece.index),
             Service::Rc | Service::Uc | Service::Ud | Service::RawPacket | Service::XrcTarget => None,
         };
-        let op = shared.reliable(RcPacket::Request(request(piece)), queue);
+        let op = common.reliable(RcPacket::Request(request(piece)), queue);
         let head = Packet { bth, op, icrc: IcrcStatus::Checked };
         let len = if piece.wqe.op.writes_local() { 0 } else { piece.len as usize };
-        out.push(&shared.attr.path, &head, len, |payload| {
-            line.queue.gather(piece.index, u64::from(piece.offset), payload, mem)
+        out.push(&common.attr.path, &head, len, |payload| {
+            pipeline.queue.gather(piece.index, u64::from(piece.offset), payload, mem)
         })?;
         self.since_ack_req = if bth.ack_req { 0 } else { since };
         Ok(())
@@ -332,10 +333,10 @@ impl Requester {
     }
 
     /// Answers came for `data` octets of sends and writes and `reads` octets of reads; `queueing` if they came late.
-    pub fn answered(&mut self, data: u64, reads: u64, queueing: bool, shared: &Shared) {
+    pub fn answered(&mut self, data: u64, reads: u64, queueing: bool, common: &Common) {
         // An answer to what the receiver was not ready for: a duplicate of it got through.
         (self.probing, self.parked, self.rnr_until) = (false, false, None);
-        self.unblock(shared);
+        self.unblock(common);
         self.data.grow(data, queueing);
         self.reads.grow(reads, queueing);
     }
@@ -399,15 +400,15 @@ impl Requester {
     }
 
     /// Sends no more.
-    pub fn stop(&mut self, shared: &Shared) {
+    pub fn stop(&mut self, common: &Common) {
         self.rnr_until = None;
         self.resume();
-        self.unblock(shared);
+        self.unblock(common);
     }
 }
 
-fn account(piece: &Piece, line: &Pipeline) -> Account {
-    if piece.wqe.op.is_answered() { Account::Reads } else { line.destination() }
+fn account(piece: &Piece, pipeline: &Pipeline) -> Account {
+    if piece.wqe.op.is_answered() { Account::Reads } else { pipeline.destination() }
 }
 
 /// The headers of a piece; the payload is written by the batch.
@@ -436,7 +437,7 @@ pub(super) fn request(piece: &Piece) -> Request<'static> {
         compare,
     };
     match piece.wqe.op {
-        // A local operation never gets here; see `local::run`.
+        // A local operation never gets here; see `local_operations::run`.
         SendOp::Send | SendOp::LocalInvalidate(_) | SendOp::BindMw(_) => send(SendTail::None),
         SendOp::SendImm(imm) => send(SendTail::Imm(imm)),
         SendOp::SendInvalidate(rkey) => send(SendTail::Invalidate(rkey)),

@@ -12,10 +12,10 @@ use self::checks::{ACCESS, BAD_INVALIDATE, Fault, INVALID, OWN_FAULT, Refusal, T
 pub(crate) use self::replies::Drained;
 use self::replies::{ReadReply, Replies, Reply};
 use self::resources::{Kind, Resource, Resources};
+use super::common::Common;
 use super::receive_source::Receives;
 use super::roles::Received;
 use super::send_queue::packets;
-use super::shared::Shared;
 use crate::{
     AsyncEvent, Domain, DropReason, Memory, MemoryError, QpState, ReceiveSource, RecvWqe, WcOpcode, WcStatus,
     WorkCompletion,
@@ -103,7 +103,7 @@ impl Responder {
     /// Executes a request, or says what becomes of it. `Err` counts it as dropped.
     pub fn handle_request(
         &mut self,
-        shared: &mut Shared,
+        common: &mut Common,
         bth: &Bth,
         request: &Request<'_>,
         receives: &mut Receives<'_, impl ReceiveSource>,
@@ -112,12 +112,12 @@ impl Responder {
         if !self.replies.has_room() || self.completions.len() >= self.max_completions {
             return Err(DropReason::Backlog);
         }
-        let refusal = match self.respond(shared, bth, request, receives, mem) {
+        let refusal = match self.respond(common, bth, request, receives, mem) {
             Ok(()) => {
                 self.nak_sent = false;
-                if shared.state() == QpState::Rtr && !shared.established {
-                    shared.established = true;
-                    shared.events.raise(AsyncEvent::CommEst);
+                if common.state() == QpState::Rtr && !common.established {
+                    common.established = true;
+                    common.events.raise(AsyncEvent::CommEst);
                 }
                 return Ok(());
             }
@@ -125,14 +125,14 @@ impl Responder {
         };
         match refusal {
             Refusal::Duplicate => {
-                shared.counters.duplicate_request += 1;
-                Err(self.answer_again(bth.psn, request, shared.mtu()))
+                common.counters.duplicate_request += 1;
+                Err(self.answer_again(bth.psn, request, common.mtu()))
             }
             Refusal::SequenceGap => {
-                shared.counters.out_of_seq_request += 1;
+                common.counters.out_of_seq_request += 1;
                 if !self.nak_sent {
                     self.nak_sent = true;
-                    shared.counters.sent_seq_err += 1;
+                    common.counters.sent_seq_err += 1;
                     self.nak(self.expected, Syndrome::Nak(NakCode::PsnSequenceError));
                 }
                 Err(DropReason::OutOfSequence)
@@ -140,21 +140,21 @@ impl Responder {
             Refusal::RnrNak => {
                 // What follows it was sent too early as well: no sequence NAK for that.
                 self.nak_sent = true;
-                shared.counters.send_rnr_err += 1;
-                self.nak(bth.psn, replies::rnr(shared.attr.min_rnr_timer));
+                common.counters.send_rnr_err += 1;
+                self.nak(bth.psn, replies::rnr(common.attr.min_rnr_timer));
                 Err(DropReason::ReceiverNotReady)
             }
             Refusal::NoSuchQueue => {
                 self.nak(bth.psn, Syndrome::Nak(NakCode::InvalidRequest));
                 if !self.bound {
-                    shared.events.raise(AsyncEvent::QpAccessErr);
+                    common.events.raise(AsyncEvent::QpAccessErr);
                 }
-                shared.transition("a request named no queue of the domain", QpState::Error);
+                common.transition("a request named no queue of the domain", QpState::Error);
                 Err(DropReason::Refused)
             }
             Refusal::Nak(fault) => {
                 self.nak(bth.psn, Syndrome::Nak(fault.code));
-                self.fail(shared, fault);
+                self.fail(common, fault);
                 Err(DropReason::Refused)
             }
         }
@@ -163,7 +163,7 @@ impl Responder {
     /// The chain of checks, then the effect.
     fn respond(
         &mut self,
-        shared: &mut Shared,
+        common: &mut Common,
         bth: &Bth,
         request: &Request<'_>,
         receives: &mut Receives<'_, impl ReceiveSource>,
@@ -171,18 +171,18 @@ impl Responder {
     ) -> Result<(), Refusal> {
         self.check_psn(bth.psn)?;
         self.check_op_seq(request)?;
-        self.check_op_valid(request, shared.attr.access)?;
+        self.check_op_valid(request, common.attr.access)?;
         self.check_queue(request, receives, mem)?;
         self.check_resource(request, receives)?;
-        self.check_length(request, shared.mtu())?;
+        self.check_length(request, common.mtu())?;
         let target = self.check_rkey(request, mem)?;
-        self.execute(shared, bth, request, target, mem)
+        self.execute(common, bth, request, target, mem)
     }
 
     /// Does what is asked; state advances only behind the effect.
     fn execute(
         &mut self,
-        shared: &mut Shared,
+        common: &mut Common,
         bth: &Bth,
         request: &Request<'_>,
         target: Target,
@@ -190,7 +190,7 @@ impl Responder {
     ) -> Result<(), Refusal> {
         match (request, target) {
             (Request::ReadRequest { reth }, _) => {
-                self.accept_read(bth.psn, reth, shared.mtu());
+                self.accept_read(bth.psn, reth, common.mtu());
                 return Ok(());
             }
             (Request::CompareSwap { atomic }, Target::Memory { rkey, addr }) => {
@@ -222,7 +222,7 @@ impl Responder {
             }
             if self.bound {
                 let write = matches!(request, Request::WriteLast { .. } | Request::WriteOnly { .. });
-                self.complete(shared, bth, &arrival, write);
+                self.complete(common, bth, &arrival, write);
             }
             self.message = None;
             self.msn = self.msn.next();
@@ -321,14 +321,14 @@ impl Responder {
     }
 
     /// Completes the bound receive WQE.
-    fn complete(&mut self, shared: &mut Shared, bth: &Bth, arrival: &Arrival, write: bool) {
+    fn complete(&mut self, common: &mut Common, bth: &Bth, arrival: &Arrival, write: bool) {
         let length = match self.message {
             Some(Message::Send { received }) => received as u32,
             Some(Message::Write { length, .. }) => length,
             None => 0,
         };
         self.bound = false;
-        shared.counters.rdma_recvs += 1;
+        common.counters.rdma_recvs += 1;
         let completion = WorkCompletion {
             wr_id: self.wqe.wr_id,
             status: WcStatus::Success,
@@ -336,8 +336,8 @@ impl Responder {
             byte_len: length,
             imm: arrival.imm,
             invalidated: arrival.invalidate,
-            qpn: shared.qpn,
-            src_qp: shared.attr.dest_qp,
+            qpn: common.qpn,
+            src_qp: common.attr.dest_qp,
             solicited: bth.solicited,
             grh: true,
             header: None,
@@ -412,35 +412,35 @@ impl Responder {
     }
 
     /// The peer's request ended the queue pair: the WQE in use says why, or an event does.
-    fn fail(&mut self, shared: &mut Shared, fault: Fault) {
+    fn fail(&mut self, common: &mut Common, fault: Fault) {
         if self.bound && fault.status != WcStatus::WrFlushErr {
             self.bound = false;
-            self.completions.push_back(self.ended(fault.status, shared.qpn));
+            self.completions.push_back(self.ended(fault.status, common.qpn));
         } else if !self.bound {
             match fault.code {
-                NakCode::InvalidRequest => shared.events.raise(AsyncEvent::QpReqErr),
-                NakCode::RemoteAccessError => shared.events.raise(AsyncEvent::QpAccessErr),
+                NakCode::InvalidRequest => common.events.raise(AsyncEvent::QpReqErr),
+                NakCode::RemoteAccessError => common.events.raise(AsyncEvent::QpAccessErr),
                 NakCode::PsnSequenceError
                 | NakCode::RemoteOperationalError
                 | NakCode::InvalidRdRequest
                 | NakCode::Reserved(_) => {}
             }
         }
-        shared.transition("refused a request", QpState::Error);
+        common.transition("refused a request", QpState::Error);
     }
 
     /// Moves answers into the batch; the number of packets added.
     pub fn transmit(
         &mut self,
-        shared: &mut Shared,
+        common: &mut Common,
         mem: &mut impl Memory,
         out: &mut TxBatch<'_>,
     ) -> (u32, Drained) {
-        let (mut sent, mut drained) = self.replies.transmit(shared, mem, out);
+        let (mut sent, mut drained) = self.replies.transmit(common, mem, out);
         if drained == Drained::MemoryGone {
-            self.fail(shared, Fault { code: NakCode::RemoteAccessError, status: WcStatus::WrFlushErr });
+            self.fail(common, Fault { code: NakCode::RemoteAccessError, status: WcStatus::WrFlushErr });
             let more;
-            (more, drained) = self.replies.transmit(shared, mem, out);
+            (more, drained) = self.replies.transmit(common, mem, out);
             sent += more;
         }
         (sent, drained)
@@ -457,13 +457,13 @@ impl Responder {
     }
 
     /// The next receive completion; in the error state, once those of success are out, the flushed.
-    pub fn poll_completion(&mut self, shared: &Shared) -> Option<Received> {
+    pub fn poll_completion(&mut self, common: &Common) -> Option<Received> {
         if let Some(completion) = self.completions.pop_front() {
             return Some(completion);
         }
-        if shared.state() == QpState::Error && self.bound {
+        if common.state() == QpState::Error && self.bound {
             self.bound = false;
-            return Some(self.ended(WcStatus::WrFlushErr, shared.qpn));
+            return Some(self.ended(WcStatus::WrFlushErr, common.qpn));
         }
         None
     }

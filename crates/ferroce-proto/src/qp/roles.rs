@@ -2,12 +2,12 @@
 
 use ferroce_wire::{Flow, Instant, Operation, Packet, Psn, RcPacket, SrqNumber, TxBatch};
 
+use super::common::Common;
 use super::completer::Refusal;
 use super::pipeline::Pipeline;
 use super::receive_source::Receives;
 use super::reliable::Reliable;
 use super::requester::Requester;
-use super::shared::Shared;
 use super::{raw, uc, ud, unreliable};
 use crate::{
     DropReason, Memory, PostSendError, ReceiveSource, SendOp, SendTo, SendWr, Service, WorkCompletion,
@@ -51,7 +51,7 @@ impl From<WorkCompletion> for Received {
 
 /// What waits: send WQEs and receive WQEs.
 pub(crate) struct Queues<'a, S> {
-    pub line: &'a mut Pipeline,
+    pub pipeline: &'a mut Pipeline,
     pub receives: Receives<'a, S>,
 }
 
@@ -73,33 +73,33 @@ impl Roles {
         now: Instant,
         from: &Flow,
         packet: &Packet<'_>,
-        shared: &mut Shared,
+        common: &mut Common,
         mut queues: Queues<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), Refusal> {
         match (self, &packet.op) {
-            (Self::Reliable(reliable), Operation::Rc(rc)) if shared.service() == Service::Rc => {
-                reliable.handle(now, &packet.bth, rc, shared, queues, mem)
+            (Self::Reliable(reliable), Operation::Rc(rc)) if common.service() == Service::Rc => {
+                reliable.handle(now, &packet.bth, rc, common, queues, mem)
             }
             // An initiator asks, a target answers, neither does both (IBTA A14).
             (Self::Reliable(reliable), Operation::Xrc { packet: rc, .. })
                 if match rc {
-                    RcPacket::Request(_) => shared.service() == Service::XrcTarget,
-                    RcPacket::Response(_) => shared.service() == Service::XrcInitiator,
+                    RcPacket::Request(_) => common.service() == Service::XrcTarget,
+                    RcPacket::Response(_) => common.service() == Service::XrcInitiator,
                 } =>
             {
-                reliable.handle(now, &packet.bth, rc, shared, queues, mem)
+                reliable.handle(now, &packet.bth, rc, common, queues, mem)
             }
             (Self::Reliable(reliable), Operation::Cnp) => {
-                shared.counters.rcvd_cnps += 1;
+                common.counters.rcvd_cnps += 1;
                 reliable.requester.congested();
                 Ok(())
             }
             (Self::Uc(responder), Operation::Uc(request)) => {
-                Ok(responder.handle_request(shared, &packet.bth, request, &mut queues.receives, mem)?)
+                Ok(responder.handle_request(common, &packet.bth, request, &mut queues.receives, mem)?)
             }
             (Self::Ud(receiver), Operation::Ud(datagram)) => {
-                Ok(receiver.handle(shared, from, &packet.bth, datagram, &mut queues.receives, mem)?)
+                Ok(receiver.handle(common, from, &packet.bth, datagram, &mut queues.receives, mem)?)
             }
             // There is nothing that it could slow down.
             (Self::Uc(_) | Self::Ud(_) | Self::Raw(_), Operation::Cnp) => Ok(()),
@@ -113,12 +113,12 @@ impl Roles {
     pub fn handle_frame(
         &mut self,
         frame: &[u8],
-        shared: &mut Shared,
+        common: &mut Common,
         receives: &mut Receives<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
         match self {
-            Self::Raw(receiver) => receiver.handle(shared, frame, receives, mem),
+            Self::Raw(receiver) => receiver.handle(common, frame, receives, mem),
             Self::Reliable(_) | Self::Uc(_) | Self::Ud(_) => Err(DropReason::WrongService),
         }
     }
@@ -126,13 +126,13 @@ impl Roles {
     /// Writes the next frame; its length.
     pub fn next_frame(
         &mut self,
-        shared: &mut Shared,
-        line: &mut Pipeline,
+        common: &mut Common,
+        pipeline: &mut Pipeline,
         mem: &impl Memory,
         out: &mut [u8],
     ) -> Option<usize> {
         match self {
-            Self::Raw(_) => raw::next_frame(shared, line, mem, out),
+            Self::Raw(_) => raw::next_frame(common, pipeline, mem, out),
             Self::Reliable(_) | Self::Uc(_) | Self::Ud(_) => None,
         }
     }
@@ -164,17 +164,17 @@ impl Roles {
     }
 
     /// Begins to send.
-    pub fn begin_sending(&mut self, shared: &Shared) {
+    pub fn begin_sending(&mut self, common: &Common) {
         match self {
-            Self::Reliable(reliable) => reliable.begin_sending(shared),
+            Self::Reliable(reliable) => reliable.begin_sending(common),
             Self::Uc(_) | Self::Ud(_) | Self::Raw(_) => {}
         }
     }
 
     /// Packets that one READ request may ask for.
-    pub fn read_chunk(&self, shared: &Shared) -> u32 {
+    pub fn read_chunk(&self, common: &Common) -> u32 {
         match self {
-            Self::Reliable(_) => Requester::read_chunk(shared),
+            Self::Reliable(_) => Requester::read_chunk(common),
             Self::Uc(_) | Self::Ud(_) | Self::Raw(_) => 1,
         }
     }
@@ -197,8 +197,8 @@ impl Roles {
     }
 
     /// Forgets everything.
-    pub fn reset(&mut self, shared: &Shared) {
-        self.stop_sending(shared);
+    pub fn reset(&mut self, common: &Common) {
+        self.stop_sending(common);
         match self {
             Self::Reliable(reliable) => reliable.responder.reset(),
             Self::Uc(responder) => responder.begin(Psn::new(0)),
@@ -216,9 +216,9 @@ impl Roles {
     }
 
     /// Sends no requests any more.
-    pub fn stop_sending(&mut self, shared: &Shared) {
+    pub fn stop_sending(&mut self, common: &Common) {
         match self {
-            Self::Reliable(reliable) => reliable.stop_sending(shared),
+            Self::Reliable(reliable) => reliable.stop_sending(common),
             Self::Uc(_) | Self::Ud(_) | Self::Raw(_) => {}
         }
     }
@@ -227,15 +227,15 @@ impl Roles {
     pub fn transmit(
         &mut self,
         now: Instant,
-        shared: &mut Shared,
-        line: &mut Pipeline,
+        common: &mut Common,
+        pipeline: &mut Pipeline,
         mem: &mut impl Memory,
         out: &mut TxBatch<'_>,
     ) -> u32 {
         match self {
-            Self::Reliable(reliable) => reliable.transmit(now, shared, line, mem, out),
-            Self::Uc(_) => unreliable::transmit(shared, line, mem, out, uc::push),
-            Self::Ud(_) => unreliable::transmit(shared, line, mem, out, ud::push),
+            Self::Reliable(reliable) => reliable.transmit(now, common, pipeline, mem, out),
+            Self::Uc(_) => unreliable::transmit(common, pipeline, mem, out, uc::push),
+            Self::Ud(_) => unreliable::transmit(common, pipeline, mem, out, ud::push),
             // Frames are no RoCE packets, see [`Self::next_frame`].
             Self::Raw(_) => 0,
         }
@@ -245,11 +245,11 @@ impl Roles {
     pub fn handle_timeout(
         &mut self,
         now: Instant,
-        shared: &mut Shared,
-        line: &mut Pipeline,
+        common: &mut Common,
+        pipeline: &mut Pipeline,
     ) -> Result<(), Refusal> {
         match self {
-            Self::Reliable(reliable) => reliable.handle_timeout(now, shared, line),
+            Self::Reliable(reliable) => reliable.handle_timeout(now, common, pipeline),
             Self::Uc(_) | Self::Ud(_) | Self::Raw(_) => Ok(()),
         }
     }
@@ -263,9 +263,9 @@ impl Roles {
     }
 
     /// Whether one ACK is all there is to send.
-    pub fn owes_only_ack(&self, line: &Pipeline) -> bool {
+    pub fn owes_only_ack(&self, pipeline: &Pipeline) -> bool {
         match self {
-            Self::Reliable(reliable) => reliable.owes_only_ack(line),
+            Self::Reliable(reliable) => reliable.owes_only_ack(pipeline),
             Self::Uc(_) | Self::Ud(_) | Self::Raw(_) => false,
         }
     }
@@ -287,10 +287,10 @@ impl Roles {
     }
 
     /// The next receive completion; in the error state, once those of success are out, of the WQE in use.
-    pub fn poll_completion(&mut self, shared: &Shared) -> Option<Received> {
+    pub fn poll_completion(&mut self, common: &Common) -> Option<Received> {
         match self {
-            Self::Reliable(reliable) => reliable.responder.poll_completion(shared),
-            Self::Uc(responder) => responder.poll_completion(shared).map(Received::from),
+            Self::Reliable(reliable) => reliable.responder.poll_completion(common),
+            Self::Uc(responder) => responder.poll_completion(common).map(Received::from),
             Self::Ud(receiver) => receiver.poll_completion().map(Received::from),
             Self::Raw(receiver) => receiver.poll_completion().map(Received::from),
         }

@@ -6,13 +6,13 @@ use ferroce_wire::{
     Bth, IcrcStatus, Imm, Operation, Packet, Psn, PushError, Request, Reth, Rkey, SendTail, TxBatch,
 };
 
+use super::common::Common;
 use super::pipeline::{Piece, Pipeline};
 use super::receive_source::Receives;
 use super::requester;
 use super::responder::{MAX_COMPLETIONS, failed};
 use super::roles::ReceiveDepth;
 use super::send_queue::MAX_MESSAGE;
-use super::shared::Shared;
 use crate::{
     AsyncEvent, DropReason, Memory, MemoryError, QpAccess, QpState, ReceiveSource, RecvWqe, RemoteAccess,
     Taken, WcOpcode, WcStatus, WorkCompletion,
@@ -21,16 +21,16 @@ use crate::{
 /// Adds one packet of a message to the batch.
 pub(crate) fn push(
     piece: &Piece,
-    shared: &Shared,
-    line: &Pipeline,
+    common: &Common,
+    pipeline: &Pipeline,
     mem: &impl Memory,
     out: &mut TxBatch<'_>,
 ) -> Result<(), PushError<MemoryError>> {
-    let mut bth = shared.bth(piece.psn);
+    let mut bth = common.bth(piece.psn);
     bth.solicited = piece.wqe.solicited && piece.is_last() && piece.wqe.op.takes_receive();
     let head = Packet { bth, op: Operation::Uc(requester::request(piece)), icrc: IcrcStatus::Checked };
-    out.push(&shared.attr.path, &head, piece.len as usize, |payload| {
-        line.queue.gather(piece.index, u64::from(piece.offset), payload, mem)
+    out.push(&common.attr.path, &head, piece.len as usize, |payload| {
+        pipeline.queue.gather(piece.index, u64::from(piece.offset), payload, mem)
     })
 }
 
@@ -82,28 +82,28 @@ impl Responder {
     /// Executes a request or drops it, and with it the rest of its message.
     pub fn handle_request(
         &mut self,
-        shared: &mut Shared,
+        common: &mut Common,
         bth: &Bth,
         request: &Request<'_>,
         receives: &mut Receives<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
-        if !shared.answers() {
+        if !common.answers() {
             return Err(DropReason::State);
         }
-        let result = self.serve(shared, bth, request, receives, mem);
+        let result = self.serve(common, bth, request, receives, mem);
         match result {
-            Ok(()) if shared.state() == QpState::Rtr && !shared.established => {
-                shared.established = true;
-                shared.events.raise(AsyncEvent::CommEst);
+            Ok(()) if common.state() == QpState::Rtr && !common.established => {
+                common.established = true;
+                common.events.raise(AsyncEvent::CommEst);
             }
             Ok(()) => {}
             Err(DropReason::LocalFault) => {
                 self.message = None;
                 if core::mem::take(&mut self.bound) {
-                    self.completions.push_back(failed(self.wqe.wr_id, WcStatus::LocProtErr, shared.qpn));
+                    self.completions.push_back(failed(self.wqe.wr_id, WcStatus::LocProtErr, common.qpn));
                 }
-                shared.transition("receive WQE cannot be used", QpState::Error);
+                common.transition("receive WQE cannot be used", QpState::Error);
             }
             Err(_) => self.message = None,
         }
@@ -113,33 +113,33 @@ impl Responder {
     /// The chain of checks, then the effect.
     fn serve(
         &mut self,
-        shared: &mut Shared,
+        common: &mut Common,
         bth: &Bth,
         request: &Request<'_>,
         receives: &mut Receives<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
-        self.check_psn(shared, bth.psn, request)?;
+        self.check_psn(common, bth.psn, request)?;
         if self.completions.len() >= self.max_completions {
             return Err(DropReason::Backlog);
         }
         match Part::of(request)? {
             Part::Send { first, tail } => {
-                self.check_payload(request, shared.mtu(), tail.is_some())?;
+                self.check_payload(request, common.mtu(), tail.is_some())?;
                 if first {
                     self.bind(receives)?;
                     self.message = Some(Message::Send { received: 0 });
                 }
                 self.place_send(request.payload(), tail.is_some(), mem)?;
                 if let Some(imm) = tail {
-                    self.complete(shared, bth, imm, false);
+                    self.complete(common, bth, imm, false);
                 }
             }
             Part::Write { reth, imm, last } => {
-                if !shared.attr.access.contains(QpAccess::REMOTE_WRITE) {
+                if !common.attr.access.contains(QpAccess::REMOTE_WRITE) {
                     return Err(DropReason::InvalidRequest);
                 }
-                self.check_payload(request, shared.mtu(), last)?;
+                self.check_payload(request, common.mtu(), last)?;
                 if let Some(reth) = reth {
                     self.begin_write(reth, mem)?;
                 }
@@ -148,7 +148,7 @@ impl Responder {
                 }
                 self.place_write(request.payload(), last, mem)?;
                 if imm.is_some() {
-                    self.complete(shared, bth, imm, true);
+                    self.complete(common, bth, imm, true);
                 }
                 if last {
                     self.message = None;
@@ -160,7 +160,7 @@ impl Responder {
 
     /// A first packet is taken whatever its PSN: what came before it is over. Any other must follow the one before it
     /// (IBTA 9.8.2.2.1).
-    fn check_psn(&mut self, shared: &mut Shared, psn: Psn, request: &Request<'_>) -> Result<(), DropReason> {
+    fn check_psn(&mut self, common: &mut Common, psn: Psn, request: &Request<'_>) -> Result<(), DropReason> {
         let begins = matches!(
             request,
             Request::SendFirst { .. }
@@ -171,7 +171,7 @@ impl Responder {
         if begins {
             self.message = None;
         } else if psn != self.expected || self.message.is_none() {
-            shared.counters.out_of_seq_request += 1;
+            common.counters.out_of_seq_request += 1;
             return Err(DropReason::OutOfSequence);
         }
         self.expected = psn.next();
@@ -247,14 +247,14 @@ impl Responder {
     }
 
     /// The message is whole: completes the receive WQE.
-    fn complete(&mut self, shared: &mut Shared, bth: &Bth, imm: Option<Imm>, write: bool) {
+    fn complete(&mut self, common: &mut Common, bth: &Bth, imm: Option<Imm>, write: bool) {
         let byte_len = match self.message.take() {
             Some(Message::Send { received }) => received as u32,
             Some(Message::Write { length, .. }) => length,
             None => 0,
         };
         self.bound = false;
-        shared.counters.rdma_recvs += 1;
+        common.counters.rdma_recvs += 1;
         self.completions.push_back(WorkCompletion {
             wr_id: self.wqe.wr_id,
             status: WcStatus::Success,
@@ -262,8 +262,8 @@ impl Responder {
             byte_len,
             imm,
             invalidated: None,
-            qpn: shared.qpn,
-            src_qp: shared.attr.dest_qp,
+            qpn: common.qpn,
+            src_qp: common.attr.dest_qp,
             solicited: bth.solicited,
             grh: true,
             header: None,
@@ -272,13 +272,13 @@ impl Responder {
     }
 
     /// The next receive completion; in the error state, once those of success are out, that of the WQE in use.
-    pub fn poll_completion(&mut self, shared: &Shared) -> Option<WorkCompletion> {
+    pub fn poll_completion(&mut self, common: &Common) -> Option<WorkCompletion> {
         if let Some(completion) = self.completions.pop_front() {
             return Some(completion);
         }
-        if shared.state() == QpState::Error && self.bound {
+        if common.state() == QpState::Error && self.bound {
             self.bound = false;
-            return Some(failed(self.wqe.wr_id, WcStatus::WrFlushErr, shared.qpn));
+            return Some(failed(self.wqe.wr_id, WcStatus::WrFlushErr, common.qpn));
         }
         None
     }

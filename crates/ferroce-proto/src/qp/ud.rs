@@ -6,11 +6,11 @@ use ferroce_wire::{
     Bth, Deth, Flow, IcrcStatus, Operation, Packet, PushError, Qkey, TxBatch, UdPacket, WireError,
 };
 
+use super::common::Common;
 use super::pipeline::{Piece, Pipeline};
 use super::receive_source::Receives;
 use super::responder::{MAX_COMPLETIONS, failed};
 use super::roles::ReceiveDepth;
-use super::shared::Shared;
 use crate::{
     AsyncEvent, DropReason, Memory, MemoryError, NetworkHeader, QpState, ReceiveSource, RecvWqe, SendOp,
     SendTo, Taken, WcOpcode, WcStatus, WorkCompletion,
@@ -19,24 +19,24 @@ use crate::{
 /// Adds one datagram to the batch. A batch has one destination, so it is full where that changes.
 pub(crate) fn push(
     piece: &Piece,
-    shared: &Shared,
-    line: &Pipeline,
+    common: &Common,
+    pipeline: &Pipeline,
     mem: &impl Memory,
     out: &mut TxBatch<'_>,
 ) -> Result<(), PushError<MemoryError>> {
-    let SendTo::Datagram { path, qpn, qkey } = line.queue.to(piece.index) else {
+    let SendTo::Datagram { path, qpn, qkey } = pipeline.queue.to(piece.index) else {
         return Err(PushError::Wire(WireError::NoSuchOperation(ferroce_wire::Service::Ud)));
     };
     let mut bth = Bth::new(qpn, piece.psn);
     bth.solicited = piece.wqe.solicited;
-    let deth = Deth { qkey: if is_own(qkey) { shared.attr.qkey } else { qkey }, src_qp: shared.qpn };
+    let deth = Deth { qkey: if is_own(qkey) { common.attr.qkey } else { qkey }, src_qp: common.qpn };
     let imm = match piece.wqe.op {
         SendOp::SendImm(imm) => Some(imm),
         _ => None,
     };
     let op = Operation::Ud(UdPacket { deth, payload: &[], imm });
     let head = Packet { bth, op, icrc: IcrcStatus::Checked };
-    out.push(&path, &head, piece.len as usize, |payload| line.queue.gather(piece.index, 0, payload, mem))
+    out.push(&path, &head, piece.len as usize, |payload| pipeline.queue.gather(piece.index, 0, payload, mem))
 }
 
 /// A Q_Key that stands for the sender's own: one with the highest bit set, which programs without privilege cannot
@@ -71,17 +71,17 @@ impl Receiver {
     /// Puts a datagram that came along `from` into the next receive buffer, behind forty octets about the way.
     pub fn handle(
         &mut self,
-        shared: &mut Shared,
+        common: &mut Common,
         from: &Flow,
         bth: &Bth,
         datagram: &UdPacket<'_>,
         receives: &mut Receives<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
-        if !shared.answers() {
+        if !common.answers() {
             return Err(DropReason::State);
         }
-        if datagram.deth.qkey != shared.attr.qkey {
+        if datagram.deth.qkey != common.attr.qkey {
             return Err(DropReason::WrongQkey);
         }
         if self.completions.len() >= self.max_completions {
@@ -97,7 +97,7 @@ impl Receiver {
             // queue pairs share.
             Taken::TooShort => return Err(DropReason::TooLong),
             Taken::Failed => {
-                shared.transition("shared receive queue failed", QpState::Error);
+                common.transition("shared receive queue failed", QpState::Error);
                 return Err(DropReason::LocalFault);
             }
         }
@@ -109,11 +109,11 @@ impl Receiver {
             placed = placed.and_then(|()| self.wqe.scatter(header, datagram.payload, mem));
         }
         if placed.is_err() {
-            self.completions.push_back(failed(self.wqe.wr_id, WcStatus::LocProtErr, shared.qpn));
-            shared.transition("receive buffer cannot be written", QpState::Error);
+            self.completions.push_back(failed(self.wqe.wr_id, WcStatus::LocProtErr, common.qpn));
+            common.transition("receive buffer cannot be written", QpState::Error);
             return Err(DropReason::LocalFault);
         }
-        shared.counters.rdma_recvs += 1;
+        common.counters.rdma_recvs += 1;
         self.completions.push_back(WorkCompletion {
             wr_id: self.wqe.wr_id,
             status: WcStatus::Success,
@@ -121,16 +121,16 @@ impl Receiver {
             byte_len: length as u32,
             imm: datagram.imm,
             invalidated: None,
-            qpn: shared.qpn,
+            qpn: common.qpn,
             src_qp: datagram.deth.src_qp,
             solicited: bth.solicited,
             grh: true,
             header: Some(NetworkHeader::of(from)),
             vendor_err: 0,
         });
-        if shared.state() == QpState::Rtr && !shared.established {
-            shared.established = true;
-            shared.events.raise(AsyncEvent::CommEst);
+        if common.state() == QpState::Rtr && !common.established {
+            common.established = true;
+            common.events.raise(AsyncEvent::CommEst);
         }
         Ok(())
     }

@@ -5,31 +5,33 @@
 
 use ferroce_wire::{PushError, TxBatch};
 
-use super::local;
+use super::common::Common;
+use super::local_operations;
 use super::pipeline::{Piece, Pipeline};
-use super::shared::Shared;
 use crate::{Memory, MemoryError, QpState, WcStatus};
 
 /// Adds packets to the batch, each written by `push`; the number of packets.
 pub(crate) fn transmit<M: Memory>(
-    shared: &mut Shared,
-    line: &mut Pipeline,
+    common: &mut Common,
+    pipeline: &mut Pipeline,
     mem: &mut M,
     out: &mut TxBatch<'_>,
-    push: impl Fn(&Piece, &Shared, &Pipeline, &M, &mut TxBatch<'_>) -> Result<(), PushError<MemoryError>>,
+    push: impl Fn(&Piece, &Common, &Pipeline, &M, &mut TxBatch<'_>) -> Result<(), PushError<MemoryError>>,
 ) -> u32 {
     let mut sent = 0;
-    while matches!(shared.state(), QpState::Rts | QpState::Sqd) && local::run(shared, line, mem) {
-        let Some(piece) = line.piece() else { break };
+    while matches!(common.state(), QpState::Rts | QpState::Sqd)
+        && local_operations::run(common, pipeline, mem)
+    {
+        let Some(piece) = pipeline.piece() else { break };
         // In SQD only what has begun goes on.
-        if piece.wqe.failure.is_some() || (piece.starts && shared.state() != QpState::Rts) {
+        if piece.wqe.failure.is_some() || (piece.starts && common.state() != QpState::Rts) {
             break;
         }
         // So that no half of a message is sent. A single packet is checked while it is built.
         let whole =
-            piece.total == 1 || !piece.starts || line.queue.check_memory(piece.index, false, mem).is_ok();
+            piece.total == 1 || !piece.starts || pipeline.queue.check_memory(piece.index, false, mem).is_ok();
         let pushed = if whole {
-            push(&piece, shared, line, mem, out)
+            push(&piece, common, pipeline, mem, out)
         } else {
             Err(PushError::Fill(MemoryError::BadKey))
         };
@@ -41,16 +43,16 @@ pub(crate) fn transmit<M: Memory>(
                     PushError::Fill(_) => WcStatus::LocProtErr,
                     PushError::Full | PushError::Wire(_) => WcStatus::LocQpOpErr,
                 };
-                if let Some(wqe) = line.queue.get_mut(piece.index) {
+                if let Some(wqe) = pipeline.queue.get_mut(piece.index) {
                     wqe.failure = Some(status.into());
                 }
                 break;
             }
         }
-        line.handed_over(&piece);
+        pipeline.handed_over(&piece);
         sent += 1;
-        shared.counters.sent_pkts += 1;
-        shared.counters.rdma_sends += u64::from(piece.is_last());
+        common.counters.sent_pkts += 1;
+        common.counters.rdma_sends += u64::from(piece.is_last());
     }
     sent
 }

@@ -20,7 +20,7 @@ struct Posted {
 
 /// A pipeline, and where its PSNs must be.
 struct Story {
-    line: Pipeline,
+    pipeline: Pipeline,
     budget: Budget,
     start: u32,
     posted: Vec<Posted>,
@@ -32,10 +32,10 @@ struct Story {
 impl Story {
     fn new(start: u32) -> Self {
         let caps = QpCaps { max_send_wr: 64, max_send_sge: 1, ..QpCaps::default() };
-        let mut line = Pipeline::new(SendQueue::new(caps, false));
-        line.begin(Psn::new(start), MTU, CHUNK, Account::Destination(0));
+        let mut pipeline = Pipeline::new(SendQueue::new(caps, false));
+        pipeline.begin(Psn::new(start), MTU, CHUNK, Account::Destination(0));
         let budget = Budget::new(1 << 40);
-        Self { line, budget, start, posted: Vec::new(), oldest: 0, next: 0, end: 0 }
+        Self { pipeline, budget, start, posted: Vec::new(), oldest: 0, next: 0, end: 0 }
     }
 
     fn psn(&self, place: u64) -> Psn {
@@ -57,19 +57,20 @@ impl Story {
             inline: false,
         };
         let attr = QpAttr { max_rd_atomic: 16, ..QpAttr::default() };
-        self.line.queue.post(&wr, &attr, &Nothing).unwrap();
+        self.pipeline.queue.post(&wr, &attr, &Nothing).unwrap();
         self.posted.push(Posted { first: self.end, packets, read });
         self.end += u64::from(packets);
     }
 
     /// Sends packets until `most` PSNs are outstanding, or the window is full, or nothing is left.
     fn send(&mut self, most: u32) {
-        while self.line.outstanding() < most
-            && let Some(piece) = self.line.piece()
+        while self.pipeline.outstanding() < most
+            && let Some(piece) = self.pipeline.piece()
         {
-            let account = if piece.wqe.op.is_answered() { Account::Reads } else { self.line.destination() };
+            let account =
+                if piece.wqe.op.is_answered() { Account::Reads } else { self.pipeline.destination() };
             self.budget.force(account, piece.charge);
-            if self.line.sent(&piece) {
+            if self.pipeline.sent(&piece) {
                 assert_eq!(piece.psn, self.psn(self.next));
                 self.next += u64::from(piece.count);
             }
@@ -92,28 +93,28 @@ impl Story {
             if message.read {
                 let stop = behind.min(upto + 1);
                 for _ in self.oldest..stop {
-                    self.line.answered(&self.budget);
+                    self.pipeline.answered(&self.budget);
                 }
                 self.oldest = stop;
             } else {
                 let read = self.posted.iter().find(|posted| posted.read && posted.first > self.oldest);
                 let stop = read.map_or(upto + 1, |read| read.first.min(upto + 1));
                 let through = self.psn(upto);
-                let acknowledged = self.line.acknowledge(through, &self.budget);
+                let acknowledged = self.pipeline.acknowledge(through, &self.budget);
                 assert_eq!(u64::from(acknowledged.packets), stop - self.oldest);
                 assert_eq!(acknowledged.read_missing, stop <= upto);
                 self.oldest = stop;
             }
         }
-        while self.line.queue.pop_done().is_some() {}
+        while self.pipeline.queue.pop_done().is_some() {}
     }
 
     fn check(&self, places: impl Iterator<Item = u64>) {
-        assert_eq!(self.line.oldest(), self.psn(self.oldest));
-        assert_eq!(self.line.next(), self.psn(self.next));
-        assert_eq!(u64::from(self.line.outstanding()), self.next - self.oldest);
+        assert_eq!(self.pipeline.oldest(), self.psn(self.oldest));
+        assert_eq!(self.pipeline.next(), self.psn(self.next));
+        assert_eq!(u64::from(self.pipeline.outstanding()), self.next - self.oldest);
         for place in places.filter(|place| (self.oldest..self.next).contains(place)) {
-            assert_eq!(self.line.owner(self.psn(place)), Some(self.owner(place).0), "{place}");
+            assert_eq!(self.pipeline.owner(self.psn(place)), Some(self.owner(place).0), "{place}");
         }
     }
 }
@@ -163,11 +164,11 @@ proptest! {
                 story.answer(upto.min(story.next - 1));
             }
             if again {
-                story.line.rewind(&story.budget);
+                story.pipeline.rewind(&story.budget);
             }
             story.check(places.into_iter());
             // The queue has room for the next message.
-            if story.line.queue.tail() - story.line.queue.done() > 32 {
+            if story.pipeline.queue.tail() - story.pipeline.queue.done() > 32 {
                 while story.next < story.end || story.oldest < story.next {
                     story.send(u32::MAX);
                     story.answer(story.next - 1);
@@ -178,7 +179,7 @@ proptest! {
             story.send(u32::MAX);
             story.answer(story.next - 1);
         }
-        prop_assert_eq!(story.line.flight().data + story.line.flight().reads, 0);
+        prop_assert_eq!(story.pipeline.flight().data + story.pipeline.flight().reads, 0);
         prop_assert_eq!(story.budget.reads_in_use(), 0);
     }
 }

@@ -7,7 +7,7 @@ use ferroce_wire::{
     Syndrome, TxBatch,
 };
 
-use super::super::shared::Shared;
+use super::super::common::Common;
 use crate::{Domain, Memory};
 
 /// An answer. It carries the MSN of when it was due, so that an ACK never speaks for what came after it.
@@ -162,18 +162,18 @@ impl Replies {
     /// Moves answers into the batch; the number of packets added.
     pub fn transmit(
         &mut self,
-        shared: &mut Shared,
+        common: &mut Common,
         mem: &mut impl Memory,
         out: &mut TxBatch<'_>,
     ) -> (u32, Drained) {
         let mut sent = 0;
         while let Some(reply) = self.queue.front_mut() {
-            match push(reply, shared, mem, out) {
+            match push(reply, common, mem, out) {
                 Ok(finished) => {
                     sent += 1;
-                    shared.counters.sent_pkts += 1;
+                    common.counters.sent_pkts += 1;
                     match reply {
-                        Reply::Ack { .. } => shared.counters.sent_acks += 1,
+                        Reply::Ack { .. } => common.counters.sent_acks += 1,
                         Reply::Nak { .. } | Reply::Read(_) | Reply::Atomic { .. } => {}
                     }
                     if finished {
@@ -218,7 +218,7 @@ impl Replies {
 /// Pushes the next packet of an answer; whether it was the last.
 fn push(
     reply: &mut Reply,
-    shared: &Shared,
+    common: &Common,
     mem: &mut impl Memory,
     out: &mut TxBatch<'_>,
 ) -> Result<bool, PushError<crate::MemoryError>> {
@@ -226,9 +226,9 @@ fn push(
         mem.enter(*domain);
     }
     let mut send = |psn, response: Response<'_>, len: u32, addr: u64, rkey| {
-        let op = shared.reliable(RcPacket::Response(response), None);
-        let head = Packet { bth: shared.bth(psn), op, icrc: IcrcStatus::Checked };
-        out.push(&shared.attr.path, &head, len as usize, |payload| {
+        let op = common.reliable(RcPacket::Response(response), None);
+        let head = Packet { bth: common.bth(psn), op, icrc: IcrcStatus::Checked };
+        out.push(&common.attr.path, &head, len as usize, |payload| {
             if payload.is_empty() { Ok(()) } else { mem.read_remote(rkey, addr, payload) }
         })
     };
@@ -249,7 +249,7 @@ fn push(
             Ok(true)
         }
         Reply::Read(read) => {
-            let len = read.remaining.min(shared.mtu());
+            let len = read.remaining.min(common.mtu());
             let last = len == read.remaining;
             let (aeth, payload) = (ack(read.msn), &[][..]);
             let response = match (read.fresh, last) {

@@ -13,8 +13,8 @@ use crate::{Budget, NoSharedQueue, QpAccess, QpCaps, Service};
 #[test]
 fn b15_the_msn_wraps() {
     let caps = QpCaps::default();
-    let mut shared = Shared::new(Qpn::new(1), Service::Rc, caps, Arc::new(Budget::new(0)), false);
-    shared.attr.access = QpAccess::REMOTE_WRITE;
+    let mut common = Common::new(Qpn::new(1), Service::Rc, caps, Arc::new(Budget::new(0)), false);
+    common.attr.access = QpAccess::REMOTE_WRITE;
     let mut responder = Responder::new(0, 0);
     responder.begin(Psn::new(0xff_ffff), 0);
     responder.msn = Msn::new(0xff_fffe);
@@ -24,7 +24,7 @@ fn b15_the_msn_wraps() {
         let bth = Bth::new(Qpn::new(1), Psn::new(psn));
         let queues = &mut ReceiveQueues::Nothing;
         let mut receives = Receives { queues, source: &mut NoSharedQueue, named: None };
-        assert_eq!(responder.handle_request(&mut shared, &bth, &write, &mut receives, &mut Nothing), Ok(()));
+        assert_eq!(responder.handle_request(&mut common, &bth, &write, &mut receives, &mut Nothing), Ok(()));
         assert_eq!(responder.msn, Msn::new(msn));
     }
 }
@@ -61,7 +61,7 @@ impl Step {
 /// A responder, and all that it was asked for since the first PSN. Places count from there without end.
 struct Story {
     responder: Responder,
-    shared: Shared,
+    common: Common,
     start: u32,
     depth: usize,
     steps: Vec<(u64, Step)>,
@@ -71,12 +71,12 @@ struct Story {
 impl Story {
     fn new(start: u32, depth: u8) -> Self {
         let budget = Arc::new(Budget::new(0));
-        let mut shared = Shared::new(Qpn::new(1), Service::Rc, QpCaps::default(), budget, false);
-        shared.attr.path_mtu = PathMtu::B256;
+        let mut common = Common::new(Qpn::new(1), Service::Rc, QpCaps::default(), budget, false);
+        common.attr.path_mtu = PathMtu::B256;
         let mut responder = Responder::new(0, 0);
         responder.begin(Psn::new(start), depth);
         let depth = usize::from(depth).next_power_of_two();
-        Self { responder, shared, start, depth, steps: Vec::new(), end: 0 }
+        Self { responder, common, start, depth, steps: Vec::new(), end: 0 }
     }
 
     fn psn(&self, place: u64) -> Psn {
@@ -131,7 +131,7 @@ impl Story {
         let queues = &mut ReceiveQueues::Nothing;
         let mut receives = Receives { queues, source: &mut NoSharedQueue, named: None };
         let said =
-            self.responder.handle_request(&mut self.shared, &bth, &request, &mut receives, &mut Nothing);
+            self.responder.handle_request(&mut self.common, &bth, &request, &mut receives, &mut Nothing);
         let mut answers = Vec::new();
         answers.extend(core::iter::from_fn(|| self.responder.replies.pop()));
         let is_kept = self.kept().any(|(at, _)| at == first);

@@ -8,7 +8,7 @@ use crate::{AsyncEvent, Budget, Counters, QpAttr, QpCaps, QpState, Service};
 
 /// Attributes, state, counters and events: passed to the roles, owned by the queue pair.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct Common {
     pub qpn: Qpn,
     service: Service,
     pub caps: QpCaps,
@@ -24,7 +24,7 @@ pub(crate) struct Shared {
     state: QpState,
 }
 
-impl Shared {
+impl Common {
     pub fn new(qpn: Qpn, service: Service, caps: QpCaps, budget: Arc<Budget>, early_resends: bool) -> Self {
         Self {
             qpn,

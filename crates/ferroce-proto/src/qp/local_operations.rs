@@ -1,18 +1,18 @@
 //! Work requests that end in this queue pair: no packet leaves for them.
 
+use super::common::Common;
 use super::pipeline::Pipeline;
-use super::shared::Shared;
 use crate::{Memory, QpState, SendOp, WcStatus};
 
 /// Executes local operations at the cursor. `false` if one must wait or failed.
-pub(crate) fn run(shared: &Shared, line: &mut Pipeline, mem: &mut impl Memory) -> bool {
-    while let Some((index, wqe)) = line.at_cursor() {
+pub(crate) fn run(common: &Common, pipeline: &mut Pipeline, mem: &mut impl Memory) -> bool {
+    while let Some((index, wqe)) = pipeline.at_cursor() {
         if !wqe.op.is_local() {
             return true;
         }
         // It waits for everything before it, as rxe's does: whoever posts it after the last use of a key need not
         // think of retries.
-        if shared.state() != QpState::Rts || wqe.failure.is_some() || line.queue.done() != index {
+        if common.state() != QpState::Rts || wqe.failure.is_some() || pipeline.queue.done() != index {
             return false;
         }
         let done = match wqe.op {
@@ -22,9 +22,9 @@ pub(crate) fn run(shared: &Shared, line: &mut Pipeline, mem: &mut impl Memory) -
             _ => return true,
         };
         match done {
-            Ok(()) => line.executed_locally(),
+            Ok(()) => pipeline.executed_locally(),
             Err(status) => {
-                if let Some(wqe) = line.queue.get_mut(index) {
+                if let Some(wqe) = pipeline.queue.get_mut(index) {
                     wqe.failure = Some(status.into());
                 }
                 return false;
