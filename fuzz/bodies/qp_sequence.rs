@@ -211,7 +211,7 @@ impl Run<'_> {
             (QpState::Rts, M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC),
         ];
         for (state, mask) in steps {
-            self.qp.modify(self.now, &QpAttr { state, ..self.attr }, mask | M::STATE).unwrap();
+            self.qp.modify(&QpAttr { state, ..self.attr }, mask | M::STATE).unwrap();
         }
         self.sends.clear();
         self.receives.clear();
@@ -291,7 +291,7 @@ impl Run<'_> {
             inline: flags & 8 != 0,
         };
         let state = self.qp.state();
-        if self.qp.post_send(self.now, &wr, &self.mem).is_ok() {
+        if self.qp.post_send(&wr, &self.mem).is_ok() {
             assert!(matches!(state, QpState::Rts | QpState::Sqd | QpState::Error));
             self.sends.insert(self.next_id);
             self.next_id += 1;
@@ -498,7 +498,7 @@ impl Run<'_> {
             ..self.attr
         };
         let before = self.qp.query();
-        match self.qp.modify(self.now, &attr, mask) {
+        match self.qp.modify(&attr, mask) {
             Ok(()) if state == QpState::Reset && mask.contains(QpAttrMask::STATE) => {
                 self.sends.clear();
                 self.receives.clear();

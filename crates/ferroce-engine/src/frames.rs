@@ -9,7 +9,6 @@ use std::sync::{Arc, OnceLock, Weak};
 use arc_swap::ArcSwap;
 use ferroce_datapath::packet::{PacketSocket, Rule};
 use ferroce_proto::QueuePair;
-use ferroce_wire::Instant;
 use parking_lot::Mutex;
 
 use crate::Qp;
@@ -128,11 +127,10 @@ impl FramePort {
         transport: &mut QueuePair,
         memory: &View,
         buffer: &mut [u8],
-        now: Instant,
         counters: &DeviceCounters,
     ) -> bool {
         for _ in 0..FRAMES {
-            let Some(len) = transport.poll_frame(now, memory, buffer) else { return false };
+            let Some(len) = transport.poll_frame(memory, buffer) else { return false };
             DeviceCounters::count(&counters.sent_pkts);
             DeviceCounters::add(&counters.sent_octets, len as u64);
             DeviceCounters::count(&counters.tx_calls);

@@ -324,7 +324,7 @@ impl Qp {
             flow = path.socket.flow();
             fresh = Some(path);
         }
-        core.transport.modify(now, &attr.to_transport(flow), mask)?;
+        core.transport.modify(&attr.to_transport(flow), mask)?;
         if let Some(path) = fresh {
             core.ah = attr.ah;
             self.move_to(core, Some(path));
@@ -418,7 +418,7 @@ impl Qp {
         let mut result = Ok(());
         for (index, wr) in wrs.into_iter().enumerate() {
             self.open_outlet(core, &wr);
-            if let Err(error) = core.transport.post_send(now, &wr, &core.memory) {
+            if let Err(error) = core.transport.post_send(&wr, &core.memory) {
                 result = Err((index, error));
                 break;
             }
@@ -483,7 +483,7 @@ impl Qp {
         let mark = core.transport.sq_mark();
         for wr in wrs {
             self.open_outlet(core, &wr);
-            if let Err(error) = core.transport.post_send(now, &wr, &core.memory) {
+            if let Err(error) = core.transport.post_send(&wr, &core.memory) {
                 core.transport.sq_rollback(mark);
                 return Err(error);
             }
@@ -553,7 +553,7 @@ impl Qp {
             core.memory.end_windows();
             // Gives back what it had in flight.
             let reset = ferroce_proto::QpAttr { state: QpState::Reset, ..Default::default() };
-            if let Err(error) = core.transport.modify(clock::now(), &reset, QpAttrMask::STATE) {
+            if let Err(error) = core.transport.modify(&reset, QpAttrMask::STATE) {
                 tracing::debug!(%error, "a queue pair could not be reset");
             }
         }

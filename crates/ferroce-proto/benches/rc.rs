@@ -71,7 +71,7 @@ impl Pair {
         };
         self.now += 10_000;
         for _ in 0..count {
-            self.ends[0].0.post_send(Instant::from_nanos(self.now), &wr, &self.ends[0].1).unwrap();
+            self.ends[0].0.post_send(&wr, &self.ends[0].1).unwrap();
         }
         let mut completed = 0;
         while completed < count {

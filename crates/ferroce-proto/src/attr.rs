@@ -27,6 +27,24 @@ pub enum Service {
     XrcTarget = 10,
 }
 
+impl Service {
+    /// Whether packets come from one peer alone.
+    pub(crate) const fn is_connected(self) -> bool {
+        match self {
+            Self::Rc | Self::Uc | Self::XrcInitiator | Self::XrcTarget => true,
+            Self::Ud | Self::RawPacket => false,
+        }
+    }
+
+    /// Whether an error of a send work request ends the send queue alone (SQE, IBTA 10.3.1).
+    pub(crate) const fn survives_send_errors(self) -> bool {
+        match self {
+            Self::Rc | Self::XrcInitiator | Self::XrcTarget => false,
+            Self::Uc | Self::Ud | Self::RawPacket => true,
+        }
+    }
+}
+
 /// State of a queue pair; discriminants are those of `ibv_qp_state`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "ibv_qp_state")]

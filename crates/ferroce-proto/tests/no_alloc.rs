@@ -73,7 +73,7 @@ fn exchange(ends: &mut [(QueuePair, Ram); 2], buffer: &mut [u8], lost: u32) {
                 fence: false,
                 inline: false,
             };
-            a.0.post_send(now, &wr, &a.1).unwrap();
+            a.0.post_send(&wr, &a.1).unwrap();
             posted += 1;
         }
         let room = [Sge { addr: 0, length: 8192, lkey: Lkey::new(KEY) }];

@@ -10,11 +10,10 @@ use ferroce_proto::{
     QpEvent, QpState, QueuePair, RecvWr, SendOp, SendTo, SendWr, Service, Sge, WcOpcode, WcStatus,
     WorkCompletion,
 };
-use ferroce_wire::{Imm, Instant, Lkey, PathMtu, Qpn};
+use ferroce_wire::{Imm, Lkey, PathMtu, Qpn};
 use ram::Ram;
 use std::sync::Arc;
 
-const NOW: Instant = Instant::from_nanos(1);
 const KEY: u32 = 7;
 const BASE: u64 = 0x1000;
 
@@ -39,7 +38,7 @@ fn queue_pair(state: QpState) -> QueuePair {
         if qp.state() == state {
             break;
         }
-        qp.modify(NOW, &QpAttr { state: to, port: 1, ..QpAttr::default() }, mask).unwrap();
+        qp.modify(&QpAttr { state: to, port: 1, ..QpAttr::default() }, mask).unwrap();
     }
     assert_eq!(qp.state(), state);
     qp
@@ -88,14 +87,14 @@ fn frames_leave_whole_and_in_order() {
     for (wr_id, sges) in
         [(1, &[sge(0, 60)][..]), (2, &[sge(5, 14), sge(100, 9000)]), (3, &[sge(0, MAX_FRAME as u32)])]
     {
-        qp.post_send(NOW, &send(wr_id, sges), &mem).unwrap();
+        qp.post_send(&send(wr_id, sges), &mem).unwrap();
     }
-    assert_eq!(qp.poll_frame(NOW, &mem, &mut out), Some(60));
+    assert_eq!(qp.poll_frame(&mem, &mut out), Some(60));
     assert_eq!(out[..60], mem.bytes(KEY)[..60]);
-    assert_eq!(qp.poll_frame(NOW, &mem, &mut out), Some(9014));
+    assert_eq!(qp.poll_frame(&mem, &mut out), Some(9014));
     assert_eq!((&out[..14], &out[14..9014]), (&mem.bytes(KEY)[5..19], &mem.bytes(KEY)[100..9100]));
-    assert_eq!(qp.poll_frame(NOW, &mem, &mut out), Some(MAX_FRAME));
-    assert_eq!(qp.poll_frame(NOW, &mem, &mut out), None);
+    assert_eq!(qp.poll_frame(&mem, &mut out), Some(MAX_FRAME));
+    assert_eq!(qp.poll_frame(&mem, &mut out), None);
     let told: Vec<_> = events(&mut qp).iter().map(told).collect();
     let sent = |wr_id, len| (wr_id, WcStatus::Success, len);
     assert_eq!(told, [sent(1, 60), sent(2, 9014), sent(3, MAX_FRAME as u32)]);
@@ -108,10 +107,10 @@ fn frames_fill_one_receive_each() {
     qp.post_recv(&RecvWr { wr_id: 2, sges: &[sge(200, 59)] }).unwrap();
     qp.post_recv(&RecvWr { wr_id: 3, sges: &[sge(300, 60)] }).unwrap();
     let frame = [0xee; 60];
-    assert_eq!(qp.handle_frame(NOW, &frame, &mut NoSharedQueue, &mut mem), Ok(()));
-    assert_eq!(qp.handle_frame(NOW, &frame, &mut NoSharedQueue, &mut mem), Err(DropReason::TooLong));
-    assert_eq!(qp.handle_frame(NOW, &frame, &mut NoSharedQueue, &mut mem), Ok(()));
-    assert_eq!(qp.handle_frame(NOW, &frame, &mut NoSharedQueue, &mut mem), Err(DropReason::NoReceiveWqe));
+    assert_eq!(qp.handle_frame(&frame, &mut NoSharedQueue, &mut mem), Ok(()));
+    assert_eq!(qp.handle_frame(&frame, &mut NoSharedQueue, &mut mem), Err(DropReason::TooLong));
+    assert_eq!(qp.handle_frame(&frame, &mut NoSharedQueue, &mut mem), Ok(()));
+    assert_eq!(qp.handle_frame(&frame, &mut NoSharedQueue, &mut mem), Err(DropReason::NoReceiveWqe));
     let bytes = mem.bytes(KEY);
     assert!(bytes[..10].iter().chain(&bytes[50..100]).all(|&byte| byte == 0xee));
     assert_eq!((bytes[10], bytes[100], bytes[200]), (10, 100, 200), "what is not its own");
@@ -125,19 +124,19 @@ fn states_and_operations_are_checked() {
     let mut mem = memory();
     for state in [QpState::Reset, QpState::Init] {
         let mut qp = queue_pair(state);
-        assert_eq!(qp.handle_frame(NOW, &[0; 60], &mut NoSharedQueue, &mut mem), Err(DropReason::State));
-        assert_eq!(qp.post_send(NOW, &send(1, &[]), &mem), Err(PostSendError::State(state)));
+        assert_eq!(qp.handle_frame(&[0; 60], &mut NoSharedQueue, &mut mem), Err(DropReason::State));
+        assert_eq!(qp.post_send(&send(1, &[]), &mem), Err(PostSendError::State(state)));
     }
     let mut qp = queue_pair(QpState::Rts);
     let imm = SendWr { op: SendOp::SendImm(Imm([0; 4])), ..send(1, &[]) };
-    assert_eq!(qp.post_send(NOW, &imm, &mem), Err(PostSendError::Operation(Service::RawPacket)));
+    assert_eq!(qp.post_send(&imm, &mem), Err(PostSendError::Operation(Service::RawPacket)));
     let long = [sge(0, MAX_FRAME as u32 + 1)];
     let max = MAX_FRAME as u32;
     let too_long = PostSendError::DatagramTooLong { given: u64::from(max) + 1, max };
-    assert_eq!(qp.post_send(NOW, &send(1, &long), &mem), Err(too_long));
+    assert_eq!(qp.post_send(&send(1, &long), &mem), Err(too_long));
     let state = |state| QpAttr { state, ..QpAttr::default() };
-    qp.modify(NOW, &state(QpState::Error), QpAttrMask::STATE).unwrap();
-    assert_eq!(qp.handle_frame(NOW, &[0; 60], &mut NoSharedQueue, &mut mem), Err(DropReason::State));
+    qp.modify(&state(QpState::Error), QpAttrMask::STATE).unwrap();
+    assert_eq!(qp.handle_frame(&[0; 60], &mut NoSharedQueue, &mut mem), Err(DropReason::State));
 }
 
 /// An unreliable service: a bad key ends sending alone, until the program goes on from SQE.
@@ -146,18 +145,18 @@ fn a_bad_key_stops_the_send_queue() {
     let (mut qp, mut mem) = (queue_pair(QpState::Rts), memory());
     let mut out = vec![0; MAX_FRAME];
     let wrong = [Sge { lkey: Lkey::new(99), ..sge(0, 60) }];
-    qp.post_send(NOW, &send(1, &wrong), &mem).unwrap();
-    qp.post_send(NOW, &send(2, &[sge(0, 60)]), &mem).unwrap();
+    qp.post_send(&send(1, &wrong), &mem).unwrap();
+    qp.post_send(&send(2, &[sge(0, 60)]), &mem).unwrap();
     qp.post_recv(&RecvWr { wr_id: 3, sges: &[sge(0, 60)] }).unwrap();
-    assert_eq!(qp.poll_frame(NOW, &mem, &mut out), None);
+    assert_eq!(qp.poll_frame(&mem, &mut out), None);
     assert_eq!(qp.state(), QpState::Sqe);
     let told_of: Vec<_> = events(&mut qp).iter().map(told).collect();
     assert_eq!(told_of, [(1, WcStatus::LocProtErr, 0), (2, WcStatus::WrFlushErr, 0)]);
-    assert_eq!(qp.handle_frame(NOW, &[0; 60], &mut NoSharedQueue, &mut mem), Ok(()));
+    assert_eq!(qp.handle_frame(&[0; 60], &mut NoSharedQueue, &mut mem), Ok(()));
     let rts = QpAttr { state: QpState::Rts, ..QpAttr::default() };
-    qp.modify(NOW, &rts, QpAttrMask::STATE).unwrap();
-    qp.post_send(NOW, &send(4, &[sge(0, 60)]), &mem).unwrap();
-    assert_eq!(qp.poll_frame(NOW, &mem, &mut out), Some(60));
+    qp.modify(&rts, QpAttrMask::STATE).unwrap();
+    qp.post_send(&send(4, &[sge(0, 60)]), &mem).unwrap();
+    assert_eq!(qp.poll_frame(&mem, &mut out), Some(60));
     let opcodes: Vec<_> = events(&mut qp)
         .iter()
         .map(|event| match event {

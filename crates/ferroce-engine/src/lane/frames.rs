@@ -32,11 +32,11 @@ impl Lane {
         for _ in 0..FRAMES {
             match port.socket().recv(buffer) {
                 Ok(Some(frame)) => {
-                    let now = *batch_time.get_or_insert_with(clock::now);
+                    batch_time.get_or_insert_with(clock::now);
                     if rules.iter().any(|(_, rule)| rule.matches(frame.bytes, frame.outgoing)) {
                         DeviceCounters::count(&counters.rcvd_pkts);
                         DeviceCounters::add(&counters.rcvd_octets, frame.bytes.len() as u64);
-                        locked.get_or_insert_with(|| qp.lock()).receive_frame(now, frame.bytes, counters);
+                        locked.get_or_insert_with(|| qp.lock()).receive_frame(frame.bytes, counters);
                     }
                 }
                 Ok(None) => break,

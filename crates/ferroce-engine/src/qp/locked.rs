@@ -151,12 +151,12 @@ impl Locked<'_> {
     }
 
     /// Gives it one Ethernet frame.
-    pub(crate) fn receive_frame(&mut self, now: Instant, frame: &[u8], counters: &DeviceCounters) {
+    pub(crate) fn receive_frame(&mut self, frame: &[u8], counters: &DeviceCounters) {
         let core = &mut *self.core;
         if core.destroyed {
             DeviceCounters::count(&counters.rx_no_qp);
         } else if let Err(reason) =
-            core.transport.handle_frame(now, frame, &mut Receives(self.qp), &mut core.memory)
+            core.transport.handle_frame(frame, &mut Receives(self.qp), &mut core.memory)
         {
             count_drop(counters, reason);
         }
@@ -256,9 +256,7 @@ impl Locked<'_> {
                 unsent
             }
             None => match &self.qp.frames {
-                Some(frames) => {
-                    frames.port.drain(transport, memory, frame, now, self.qp.counters_of_device())
-                }
+                Some(frames) => frames.port.drain(transport, memory, frame, self.qp.counters_of_device()),
                 None => false,
             },
         };

@@ -1,12 +1,16 @@
-//! What the three roles of a queue pair share.
+//! What the requester, the completer and the responder of a queue pair have in common.
 
 use alloc::sync::Arc;
 
-use ferroce_wire::{AckTimeout, Bth, Operation, Psn, Qpn, RcPacket, SrqNumber};
+use ferroce_wire::{AckTimeout, Bth, Imm, Operation, Psn, Qpn, RcPacket, Rkey, SrqNumber};
 
-use crate::{AsyncEvent, Budget, Counters, QpAttr, QpCaps, QpState, Service};
+use super::receiving::{Message, Receiving, SharedQueues};
+use crate::{
+    AsyncEvent, Budget, Counters, CreateQpError, DropReason, Memory, QpAttr, QpCaps, QpConfig, QpState,
+    ReceiveSource, Service, Taken, WcOpcode, WcStatus, WorkCompletion,
+};
 
-/// Attributes, state, counters and events: passed to the roles, owned by the queue pair.
+/// Attributes, state, counters, events and the receive half: passed to the roles, owned by the queue pair.
 #[derive(Debug)]
 pub(crate) struct Common {
     pub qpn: Qpn,
@@ -17,16 +21,19 @@ pub(crate) struct Common {
     pub events: Events,
     pub budget: Arc<Budget>,
     pub early_resends: bool,
-    /// It takes from a shared receive queue, and has to say when it will take no more.
-    pub tells_last_wqe: bool,
+    pub receiving: Receiving,
+    /// It takes from a shared receive queue, and has to report when it will take no more.
+    tells_last_wqe: bool,
     /// A request was processed since RTR.
-    pub established: bool,
+    established: bool,
     state: QpState,
 }
 
 impl Common {
-    pub fn new(qpn: Qpn, service: Service, caps: QpCaps, budget: Arc<Budget>, early_resends: bool) -> Self {
-        Self {
+    pub fn new(config: QpConfig) -> Result<Self, CreateQpError> {
+        let receiving = Receiving::new(&config)?;
+        let QpConfig { qpn, service, caps, srq, early_resends, budget, .. } = config;
+        Ok(Self {
             qpn,
             service,
             caps,
@@ -35,10 +42,11 @@ impl Common {
             events: Events::default(),
             budget,
             early_resends,
-            tells_last_wqe: false,
+            receiving,
+            tells_last_wqe: srq.is_some(),
             established: false,
             state: QpState::Reset,
-        }
+        })
     }
 
     pub const fn state(&self) -> QpState {
@@ -52,7 +60,79 @@ impl Common {
             // Fetched behind all completions, so behind that of a WQE in use (IBTA 11.6.3.2).
             self.events.raise(AsyncEvent::QpLastWqeReached);
         }
+        if to == QpState::Rtr {
+            self.established = false;
+        }
         self.state = to;
+    }
+
+    /// A request was processed: the first one in RTR raises an event.
+    pub fn processed(&mut self) {
+        if self.state == QpState::Rtr && !self.established {
+            self.established = true;
+            self.events.raise(AsyncEvent::CommEst);
+        }
+    }
+
+    /// Binds a receive WQE of at least `least` octets, where no answer tells the peer that there is none.
+    pub fn bind(
+        &mut self,
+        queues: &mut SharedQueues<'_, impl ReceiveSource>,
+        least: u64,
+    ) -> Result<(), DropReason> {
+        match self.receiving.take(queues, least) {
+            Taken::Wqe => Ok(()),
+            Taken::Empty => Err(DropReason::NoReceiveWqe),
+            Taken::TooShort => Err(DropReason::TooLong),
+            Taken::Failed => Err(self.local_fault()),
+        }
+    }
+
+    /// Copies a message's octets from `offset` on into the receive WQE in use.
+    pub fn place(&mut self, offset: u64, octets: &[u8], mem: &mut impl Memory) -> Result<(), DropReason> {
+        match self.receiving.scatter(offset, octets, mem) {
+            Ok(()) => Ok(()),
+            Err(_) => Err(self.local_fault()),
+        }
+    }
+
+    /// Completes the WQE in use with success, for a message from `completion.src_qp`.
+    pub fn complete(&mut self, completion: WorkCompletion) {
+        self.counters.rdma_recvs += 1;
+        self.receiving.complete(WorkCompletion { status: WcStatus::Success, qpn: self.qpn, ..completion });
+    }
+
+    /// Completes the WQE in use with a message of the connected peer, whose last packet had this header.
+    pub fn complete_message(
+        &mut self,
+        message: Option<Message>,
+        bth: &Bth,
+        imm: Option<Imm>,
+        invalidated: Option<Rkey>,
+    ) {
+        let (opcode, byte_len) = match message {
+            Some(Message::Write { length, .. }) => (WcOpcode::RecvRdmaWithImm, length),
+            Some(Message::Send { received }) => (WcOpcode::Recv, received as u32),
+            None => (WcOpcode::Recv, 0),
+        };
+        self.complete(WorkCompletion {
+            opcode,
+            byte_len,
+            imm,
+            invalidated,
+            src_qp: self.attr.dest_qp,
+            solicited: bth.solicited,
+            grh: true,
+            ..WorkCompletion::BLANK
+        });
+    }
+
+    /// The receive WQE in use cannot be written, or the shared queue failed: the end of a queue pair without a peer that
+    /// could be told.
+    fn local_fault(&mut self) -> DropReason {
+        self.receiving.fail(WcStatus::LocProtErr, self.qpn);
+        self.transition("receive WQE cannot be used", QpState::Error);
+        DropReason::LocalFault
     }
 
     /// Whether requests are served.

@@ -5,7 +5,7 @@ mod completer;
 mod local_operations;
 mod pipeline;
 mod raw;
-mod receive_source;
+mod receiving;
 mod reliable;
 mod requester;
 mod responder;
@@ -16,7 +16,7 @@ mod uc;
 mod ud;
 mod unreliable;
 
-use ferroce_wire::{Flow, IcrcStatus, Instant, Operation, Packet, PathMtu, Pkey, Psn, Qpn, TxBatch};
+use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, PathMtu, Pkey, Psn, Qpn, TxBatch};
 
 pub use self::raw::MAX_FRAME;
 pub use self::state::bring_up_mask;
@@ -24,13 +24,15 @@ pub use self::state::bring_up_mask;
 use self::common::Common;
 use self::completer::Refusal;
 use self::pipeline::Pipeline;
-use self::receive_source::{ReceiveQueues, Receives};
-use self::roles::{Queues, ReceiveDepth, Received, Roles};
+use self::receiving::SharedQueues;
+use self::reliable::Reliable;
+use self::requester::Requester;
+use self::roles::Roles;
 use self::send_queue::{Failure, SendQueue, SendWqe};
 use crate::{
     AsyncEvent, Budget, Counters, CreateQpError, DropReason, Memory, ModifyQpError, PostRecvError,
     PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, ReceiveSource, RecvWr, SendOp,
-    SendWr, Service, SharedReceives, WcOpcode, WcStatus, WorkCompletion, sg,
+    SendWr, Service, WcOpcode, WcStatus, WorkCompletion, sg,
 };
 
 /// A queue pair without I/O.
@@ -60,7 +62,6 @@ pub struct QueuePair {
     /// RTS was reached since RESET.
     sending: bool,
     pipeline: Pipeline,
-    receives: ReceiveQueues,
     roles: Roles,
     /// Longest payload of a datagram.
     port_mtu: PathMtu,
@@ -73,26 +74,16 @@ pub struct SqMark(u64);
 impl QueuePair {
     /// Creates one in RESET, with all its queues.
     pub fn new(config: QpConfig) -> Result<Self, CreateQpError> {
-        let QpConfig { qpn, service, caps, srq, sq_sig_all, port_mtu, seed, early_resends, budget } = config;
-        let depth = ReceiveDepth {
-            max_wr: if srq.is_some() { u32::MAX } else { caps.max_recv_wr },
-            max_sge: srq.map_or(caps.max_recv_sge, SharedReceives::max_sge),
-        };
-        let roles = Roles::new(service, depth, seed);
-        let mut common = Common::new(qpn, service, caps, budget, early_resends);
-        common.tells_last_wqe = srq.is_some();
+        let QpConfig { service, caps, sq_sig_all, port_mtu, seed, .. } = config;
+        let addressed = matches!(service, Service::Ud | Service::XrcInitiator);
         let mut queue_pair = Self {
-            common,
+            common: Common::new(config)?,
             service,
             sq_sig_all,
             receiving: false,
             sending: false,
-            pipeline: Pipeline::new(SendQueue::new(
-                caps,
-                matches!(service, Service::Ud | Service::XrcInitiator),
-            )),
-            receives: ReceiveQueues::new(service, caps, srq)?,
-            roles,
+            pipeline: Pipeline::new(SendQueue::new(caps, addressed)),
+            roles: Roles::new(service, seed),
             port_mtu,
         };
         queue_pair.common.attr = queue_pair.fresh_attr();
@@ -159,7 +150,7 @@ impl QueuePair {
     ///
     /// See [`ModifyQpError`]; the queue pair is as it was.
     #[doc(alias = "ibv_modify_qp")]
-    pub fn modify(&mut self, now: Instant, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyQpError> {
+    pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyQpError> {
         let from = self.state();
         let mask = state::half_of(self.service, mask);
         let to = state::check(self.service, from, attr, mask)?;
@@ -171,13 +162,15 @@ impl QueuePair {
             self.pipeline
                 .redirect(Budget::destination(self.common.attr.path.destination), &self.common.budget);
         }
-        if mask.contains(QpAttrMask::MAX_DEST_RD_ATOMIC) {
-            self.roles.set_depth(self.common.attr.max_dest_rd_atomic);
+        if mask.contains(QpAttrMask::MAX_DEST_RD_ATOMIC)
+            && let Some(reliable) = self.roles.reliable_mut()
+        {
+            reliable.responder.set_depth(self.common.attr.max_dest_rd_atomic);
         }
         if mask.contains(QpAttrMask::STATE) {
             self.enter(from, to, mask);
         }
-        self.settle(now);
+        self.after_change();
         Ok(())
     }
 
@@ -185,11 +178,10 @@ impl QueuePair {
         match (from, to) {
             (_, QpState::Reset) => self.reset(),
             (_, QpState::Error) => {
-                self.roles.silence();
+                self.drop_answers();
                 self.stop_sending();
             }
             (QpState::Init, QpState::Rtr) => {
-                self.common.established = false;
                 self.receiving = true;
                 let attr = &self.common.attr;
                 self.roles.begin_receiving(attr.rq_psn, attr.max_dest_rd_atomic);
@@ -210,17 +202,22 @@ impl QueuePair {
     fn begin_sending(&mut self) {
         self.sending = true;
         let destination = Budget::destination(self.common.attr.path.destination);
-        let chunk = self.roles.read_chunk(&self.common);
         let mtu = if self.service == Service::RawPacket { MAX_FRAME as u32 } else { self.common.mtu() };
+        let chunk = self.roles.reliable().map_or(1, |_| Requester::read_chunk(&self.common));
         self.pipeline.begin(self.common.attr.sq_psn, mtu, chunk, destination);
-        self.roles.begin_sending(&self.common);
+        if let Some(reliable) = self.roles.reliable_mut() {
+            reliable.begin_sending(&self.common);
+        }
     }
 
     /// RESET forgets work requests, answers and events (IBTA 10.3.1.1).
     fn reset(&mut self) {
         self.pipeline.clear(&self.common.budget);
-        self.receives.clear();
-        self.roles.reset(&self.common);
+        self.common.receiving.clear();
+        if let Some(reliable) = self.roles.reliable_mut() {
+            reliable.stop_sending(&self.common);
+            reliable.responder.reset();
+        }
         self.common.events.clear();
         self.common.attr = self.fresh_attr();
         (self.receiving, self.sending) = (false, false);
@@ -228,8 +225,17 @@ impl QueuePair {
 
     fn stop_sending(&mut self) {
         self.pipeline.give_back(&self.common.budget);
-        self.roles.stop_sending(&self.common);
+        if let Some(reliable) = self.roles.reliable_mut() {
+            reliable.stop_sending(&self.common);
+        }
         self.common.attr.sq_draining = false;
+    }
+
+    /// The queue pair ended: what was to be answered is not.
+    fn drop_answers(&mut self) {
+        if let Some(reliable) = self.roles.reliable_mut() {
+            reliable.responder.drop_answers();
+        }
     }
 
     /// Posts a send work request (`ibv_post_send`). It is transmitted by [`poll_transmit`](Self::poll_transmit). In the
@@ -239,12 +245,7 @@ impl QueuePair {
     ///
     /// See [`PostSendError`]; the queue is as it was.
     #[doc(alias = "ibv_post_send")]
-    pub fn post_send(
-        &mut self,
-        _now: Instant,
-        wr: &SendWr<'_>,
-        mem: &impl Memory,
-    ) -> Result<(), PostSendError> {
+    pub fn post_send(&mut self, wr: &SendWr<'_>, mem: &impl Memory) -> Result<(), PostSendError> {
         match self.state() {
             QpState::Reset | QpState::Init | QpState::Rtr => Err(PostSendError::State(self.state())),
             QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Error => {
@@ -277,7 +278,7 @@ impl QueuePair {
         match self.state() {
             QpState::Reset => Err(PostRecvError::State(QpState::Reset)),
             QpState::Init | QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Error => {
-                self.receives.post(wr)
+                self.common.receiving.post(wr)
             }
         }
     }
@@ -314,7 +315,7 @@ impl QueuePair {
             self.common.counters.dropped_pkts += 1;
             tracing::trace!(qpn = self.common.qpn.value(), psn = packet.bth.psn.value(), ?reason, "dropped");
         }
-        self.settle(now);
+        self.after_change();
         result
     }
 
@@ -325,26 +326,30 @@ impl QueuePair {
     /// It had no effect, or that of one which does not fit; the reason is for counters.
     pub fn handle_frame(
         &mut self,
-        now: Instant,
         frame: &[u8],
         source: &mut impl ReceiveSource,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
-        let Self { common, receives: queues, roles, .. } = self;
-        common.counters.rcvd_pkts += 1;
-        let mut receives = Receives { queues, source, named: None };
-        let result = roles.handle_frame(frame, common, &mut receives, mem);
+        self.common.counters.rcvd_pkts += 1;
+        let result = match self.service {
+            Service::RawPacket => {
+                raw::receive(&mut self.common, frame, &mut SharedQueues { source, named: None }, mem)
+            }
+            _ => Err(DropReason::WrongService),
+        };
         self.common.counters.dropped_pkts += u64::from(result.is_err());
-        self.settle(now);
+        self.after_change();
         result
     }
 
     /// Writes the next Ethernet frame to send ([`Service::RawPacket`]) to `out`, of [`MAX_FRAME`] octets, and returns its
     /// length: the counterpart of [`poll_transmit`](Self::poll_transmit). `None` if there is none.
-    pub fn poll_frame(&mut self, now: Instant, mem: &impl Memory, out: &mut [u8]) -> Option<usize> {
-        let Self { common, pipeline, roles, .. } = self;
-        let len = roles.next_frame(common, pipeline, mem, out);
-        self.settle(now);
+    pub fn poll_frame(&mut self, mem: &impl Memory, out: &mut [u8]) -> Option<usize> {
+        let len = match self.service {
+            Service::RawPacket => raw::next_frame(&mut self.common, &mut self.pipeline, mem, out),
+            _ => None,
+        };
+        self.after_change();
         len
     }
 
@@ -357,13 +362,8 @@ impl QueuePair {
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
         self.check_packet(from, packet)?;
-        let Self { common, pipeline, receives: queues, roles, .. } = self;
-        let named = match packet.op {
-            Operation::Xrc { srq, .. } => srq,
-            Operation::Rc(_) | Operation::Uc(_) | Operation::Ud(_) | Operation::Cnp => None,
-        };
-        let receives = Receives { queues, source, named };
-        match roles.handle(now, from, packet, common, Queues { pipeline, receives }, mem) {
+        let Self { common, pipeline, roles, .. } = self;
+        match roles.handle(now, from, packet, common, pipeline, source, mem) {
             Ok(()) => Ok(()),
             Err(Refusal::Drop(reason)) => Err(reason),
             Err(Refusal::Fatal { index, failure }) => {
@@ -380,19 +380,19 @@ impl QueuePair {
         }
         // A group is its address and this number together; whoever hands the packet over knows who is attached.
         let meant = if from.destination.is_multicast() {
-            packet.bth.dest_qp == Qpn::MULTICAST && !self.roles.is_connected()
+            packet.bth.dest_qp == Qpn::MULTICAST && !self.service.is_connected()
         } else {
             packet.bth.dest_qp == self.common.qpn
         };
         if !meant {
             return Err(DropReason::WrongQpn);
         }
-        if matches!(self.state(), QpState::Reset | QpState::Init | QpState::Error) {
+        if !self.common.answers() {
             return Err(DropReason::State);
         }
         // The peer speaks the RoCE version of our path; who speaks another is not the peer (admin.md 3).
         let peer = &self.common.attr.path;
-        if self.roles.is_connected()
+        if self.service.is_connected()
             && (from.source != peer.destination || from.link.version != peer.link.version)
         {
             return Err(DropReason::WrongSource);
@@ -406,33 +406,37 @@ impl QueuePair {
     /// Runs the timers that are due at `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
         let Self { common, pipeline, roles, .. } = self;
-        if let Err(Refusal::Fatal { index, failure }) = roles.handle_timeout(now, common, pipeline) {
+        if let Some(reliable) = roles.reliable_mut()
+            && let Err(Refusal::Fatal { index, failure }) = reliable.handle_timeout(now, common, pipeline)
+        {
             self.fail_send(index, failure);
         }
-        self.settle(now);
+        self.after_change();
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next; `None` if there is nothing to wait for.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.roles.timeout()
+        self.roles.reliable().and_then(Reliable::timeout)
     }
 
     /// Whether one ACK is all there is to send. It may wait a little for a request to go with: what the application posts
     /// when it sees the completion, say.
     pub fn owes_only_ack(&self) -> bool {
-        self.roles.owes_only_ack(&self.pipeline)
+        self.roles.reliable().is_some_and(|reliable| reliable.owes_only_ack(&self.pipeline))
     }
 
     /// While `hold` is true, an ACK that is all there is to answer stays behind, also when requests leave. It speaks for
     /// later requests too (IBTA 9.7.5.1.2), and any other answer takes it along. Whoever holds it sees to it that it
     /// leaves before the peer takes it for lost.
     pub fn hold_ack(&mut self, hold: bool) {
-        self.roles.hold_ack(hold);
+        if let Some(reliable) = self.roles.reliable_mut() {
+            reliable.hold_ack(hold);
+        }
     }
 
     /// Whether an ACK is held back.
     pub fn holds_ack(&self) -> bool {
-        self.roles.holds_ack()
+        self.roles.reliable().is_some_and(Reliable::holds_ack)
     }
 
     /// Adds packets to the batch, answers first but for a lone ACK. `true` if it added any: send the batch, clear it and call again.
@@ -445,7 +449,7 @@ impl QueuePair {
         if before != QpState::Error && self.state() == QpState::Error {
             self.stop_sending();
         }
-        self.settle(now);
+        self.after_change();
         sent > 0
     }
 
@@ -456,11 +460,9 @@ impl QueuePair {
                 return Some(QpEvent::Send(self.completion(&wqe, WcStatus::Success.into())));
             }
         }
-        if let Some(completion) = self.roles.poll_completion(&self.common) {
-            return Some(match completion {
-                Received { completion, queue: None } => QpEvent::Recv(completion),
-                Received { completion, queue: Some(number) } => QpEvent::RecvXrc(number, completion),
-            });
+        let (error, qpn) = (self.state() == QpState::Error, self.qpn());
+        if let Some(event) = self.common.receiving.poll_completion(error, qpn) {
+            return Some(event);
         }
         // Flushed in post order, each with a completion, signaled or not (IBTA 10.3.1.5).
         if matches!(self.state(), QpState::Error | QpState::Sqe)
@@ -469,10 +471,8 @@ impl QueuePair {
             let failure = wqe.failure.unwrap_or(WcStatus::WrFlushErr.into());
             return Some(QpEvent::Send(self.completion(&wqe, failure)));
         }
-        if self.state() == QpState::Error
-            && let Some(wr_id) = self.receives.pop_flushed()
-        {
-            return Some(QpEvent::Recv(responder::failed(wr_id, WcStatus::WrFlushErr, self.qpn())));
+        if error && let Some(event) = self.common.receiving.flush(qpn) {
+            return Some(event);
         }
         self.common.events.pop().map(QpEvent::Async)
     }
@@ -482,7 +482,7 @@ impl QueuePair {
     pub fn set_fatal(&mut self) {
         if !matches!(self.state(), QpState::Reset | QpState::Error) {
             self.common.events.raise(AsyncEvent::QpFatal);
-            self.roles.silence();
+            self.drop_answers();
             self.stop_sending();
             self.common.transition("fatal", QpState::Error);
         }
@@ -493,17 +493,17 @@ impl QueuePair {
             wqe.failure.get_or_insert(failure);
         }
         self.stop_sending();
-        if self.roles.survives_send_errors() {
+        if self.service.survives_send_errors() {
             self.common.transition("work request failed", QpState::Sqe);
         } else {
-            self.roles.silence();
+            self.drop_answers();
             self.common.transition("work request failed", QpState::Error);
         }
     }
 
     /// What follows from any change: a WQE that cannot succeed fails once it is the oldest, and SQD is reached once
     /// everything that started has completed.
-    fn settle(&mut self, _now: Instant) {
+    fn after_change(&mut self) {
         if !matches!(self.state(), QpState::Rts | QpState::Sqd) {
             if self.state() == QpState::Error {
                 self.stop_sending();
@@ -528,14 +528,10 @@ impl QueuePair {
             status: failure.status,
             opcode: opcode(&wqe.op),
             byte_len: if success { wqe.length } else { 0 },
-            imm: None,
-            invalidated: None,
             qpn: self.qpn(),
             src_qp: self.common.attr.dest_qp,
-            solicited: false,
-            grh: false,
-            header: None,
             vendor_err: failure.vendor_err,
+            ..WorkCompletion::BLANK
         }
     }
 }

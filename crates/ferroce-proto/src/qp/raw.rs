@@ -1,94 +1,40 @@
 //! Raw packets: whole Ethernet frames, in and out, without a transport (`IBV_QPT_RAW_PACKET`). A frame is a message.
 
-use alloc::collections::VecDeque;
-
 use super::common::Common;
 use super::pipeline::Pipeline;
-use super::receive_source::Receives;
-use super::responder::{MAX_COMPLETIONS, failed};
-use super::roles::ReceiveDepth;
-use crate::{DropReason, Memory, QpState, ReceiveSource, RecvWqe, Taken, WcOpcode, WcStatus, WorkCompletion};
+use super::receiving::SharedQueues;
+use crate::{DropReason, Memory, QpState, ReceiveSource, WcOpcode, WcStatus, WorkCompletion};
 
 /// Octets of the longest frame, from the destination address to the end of the payload: more than any interface takes.
 pub const MAX_FRAME: usize = 65_550;
 
-/// Takes frames. Nothing that a sender does changes its state.
-#[derive(Debug)]
-pub(crate) struct Receiver {
-    wqe: RecvWqe,
-    completions: VecDeque<WorkCompletion>,
-    max_completions: usize,
-}
-
-impl Receiver {
-    pub fn new(depth: ReceiveDepth) -> Self {
-        let completions = depth.max_wr.clamp(1, MAX_COMPLETIONS) as usize;
-        Self {
-            wqe: RecvWqe::new(depth.max_sge),
-            completions: VecDeque::with_capacity(completions),
-            max_completions: completions,
-        }
+/// Puts a frame into the next receive buffer. Nothing that a sender does changes the queue pair's state.
+pub(crate) fn receive(
+    common: &mut Common,
+    frame: &[u8],
+    queues: &mut SharedQueues<'_, impl ReceiveSource>,
+    mem: &mut impl Memory,
+) -> Result<(), DropReason> {
+    if !common.answers() {
+        return Err(DropReason::State);
     }
-
-    /// Forgets everything.
-    pub fn reset(&mut self) {
-        self.completions.clear();
+    if !common.receiving.has_room() {
+        return Err(DropReason::Backlog);
     }
-
-    /// Puts a frame into the next receive buffer.
-    pub fn handle(
-        &mut self,
-        common: &mut Common,
-        frame: &[u8],
-        receives: &mut Receives<'_, impl ReceiveSource>,
-        mem: &mut impl Memory,
-    ) -> Result<(), DropReason> {
-        if !common.answers() {
-            return Err(DropReason::State);
-        }
-        if self.completions.len() >= self.max_completions {
-            return Err(DropReason::Backlog);
-        }
-        match receives.take(&mut self.wqe, 0) {
-            Taken::Wqe => {}
-            Taken::Empty | Taken::TooShort => return Err(DropReason::NoReceiveWqe),
-            Taken::Failed => {
-                common.transition("shared receive queue failed", QpState::Error);
-                return Err(DropReason::LocalFault);
-            }
-        }
-        if frame.len() as u64 > self.wqe.length {
-            // The queue pair lives on: whoever sends too much must not be able to end it.
-            self.completions.push_back(failed(self.wqe.wr_id, WcStatus::LocLenErr, common.qpn));
-            return Err(DropReason::TooLong);
-        }
-        if !frame.is_empty() && self.wqe.scatter(0, frame, mem).is_err() {
-            self.completions.push_back(failed(self.wqe.wr_id, WcStatus::LocProtErr, common.qpn));
-            common.transition("receive buffer cannot be written", QpState::Error);
-            return Err(DropReason::LocalFault);
-        }
-        common.counters.rdma_recvs += 1;
-        self.completions.push_back(WorkCompletion {
-            wr_id: self.wqe.wr_id,
-            status: WcStatus::Success,
-            opcode: WcOpcode::Recv,
-            byte_len: frame.len() as u32,
-            imm: None,
-            invalidated: None,
-            qpn: common.qpn,
-            src_qp: common.attr.dest_qp,
-            solicited: false,
-            grh: false,
-            header: None,
-            vendor_err: 0,
-        });
-        Ok(())
+    common.bind(queues, 0)?;
+    if common.receiving.bound().is_some_and(|wqe| frame.len() as u64 > wqe.length) {
+        // The queue pair stays as it is: a sender of long frames must not be able to end it.
+        common.receiving.fail(WcStatus::LocLenErr, common.qpn);
+        return Err(DropReason::TooLong);
     }
-
-    /// The next receive completion.
-    pub fn poll_completion(&mut self) -> Option<WorkCompletion> {
-        self.completions.pop_front()
-    }
+    common.place(0, frame, mem)?;
+    common.complete(WorkCompletion {
+        opcode: WcOpcode::Recv,
+        byte_len: frame.len() as u32,
+        src_qp: common.attr.dest_qp,
+        ..WorkCompletion::BLANK
+    });
+    Ok(())
 }
 
 /// Writes the next frame to `out`, of [`MAX_FRAME`] octets; its length. It counts as sent.

@@ -1,14 +1,13 @@
 //! The roles of a reliable queue pair: requester, completer and responder together.
 
-use ferroce_wire::{Bth, Instant, RcPacket, TxBatch};
+use ferroce_wire::{Instant, Psn, Response, TxBatch};
 
 use super::common::Common;
 use super::completer::{Completer, Refusal, SendSide};
 use super::pipeline::Pipeline;
 use super::requester::Requester;
 use super::responder::{Drained, Responder};
-use super::roles::{Queues, ReceiveDepth};
-use crate::{DropReason, Memory, QpState, ReceiveSource};
+use crate::{DropReason, Memory, QpState};
 
 /// Serves requests, sends them, and waits for their answers.
 #[derive(Debug)]
@@ -23,48 +22,31 @@ pub(crate) struct Reliable {
 }
 
 impl Reliable {
-    pub fn new(depth: ReceiveDepth, seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         Self {
             requester: Requester::new(seed),
             completer: Completer::new(),
-            responder: Responder::new(depth.max_sge, depth.max_wr),
+            responder: Responder::new(),
             ack_passed_over: false,
             ack_held: false,
         }
     }
 
-    /// Takes a packet that was found to be the peer's.
-    pub fn handle(
+    /// Takes a response of the peer.
+    pub fn handle_response(
         &mut self,
         now: Instant,
-        bth: &Bth,
-        packet: &RcPacket<'_>,
+        psn: Psn,
+        response: &Response<'_>,
         common: &mut Common,
-        queues: Queues<'_, impl ReceiveSource>,
+        pipeline: &mut Pipeline,
         mem: &mut impl Memory,
     ) -> Result<(), Refusal> {
-        let Queues { pipeline, mut receives } = queues;
-        match packet {
-            RcPacket::Request(request) => {
-                if !common.answers() {
-                    return Err(DropReason::State.into());
-                }
-                Ok(self.responder.handle_request(common, bth, request, &mut receives, mem)?)
-            }
-            RcPacket::Response(response) => {
-                if !matches!(common.state(), QpState::Rts | QpState::Sqd) {
-                    return Err(DropReason::State.into());
-                }
-                let Self { requester, completer, .. } = self;
-                completer.handle_response(
-                    now,
-                    bth.psn,
-                    response,
-                    mem,
-                    SendSide { common, pipeline, requester },
-                )
-            }
+        if !matches!(common.state(), QpState::Rts | QpState::Sqd) {
+            return Err(DropReason::State.into());
         }
+        let Self { requester, completer, .. } = self;
+        completer.handle_response(now, psn, response, mem, SendSide { common, pipeline, requester })
     }
 
     /// Runs the timers that are due at `now`.

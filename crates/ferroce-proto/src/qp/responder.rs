@@ -4,26 +4,16 @@ mod checks;
 mod replies;
 mod resources;
 
-use alloc::collections::VecDeque;
-
-use ferroce_wire::{Bth, Imm, Msn, NakCode, Psn, Qpn, Request, Reth, Rkey, SendTail, Syndrome, TxBatch};
+use ferroce_wire::{Bth, Imm, Msn, NakCode, Psn, Request, Reth, Rkey, SendTail, Syndrome, TxBatch};
 
 use self::checks::{ACCESS, BAD_INVALIDATE, Fault, INVALID, OWN_FAULT, Refusal, Target};
 pub(crate) use self::replies::Drained;
 use self::replies::{ReadReply, Replies, Reply};
 use self::resources::{Kind, Resource, Resources};
 use super::common::Common;
-use super::receive_source::Receives;
-use super::roles::Received;
+use super::receiving::{Message, SharedQueues};
 use super::send_queue::packets;
-use crate::{
-    AsyncEvent, Domain, DropReason, Memory, MemoryError, QpState, ReceiveSource, RecvWqe, WcOpcode, WcStatus,
-    WorkCompletion,
-};
-
-/// Most receive completions that may wait to be fetched, where the receive queue has as many WQEs. A batch of datagrams
-/// holds fewer.
-pub(crate) const MAX_COMPLETIONS: u32 = 1024;
+use crate::{AsyncEvent, Domain, DropReason, Memory, MemoryError, QpState, ReceiveSource, WcStatus};
 
 /// Executes requests. It needs no timer.
 #[derive(Debug)]
@@ -36,39 +26,21 @@ pub(crate) struct Responder {
     nak_sent: bool,
     /// A message whose last packet has not come.
     message: Option<Message>,
-    /// The receive WQE in use, if `bound`.
-    wqe: RecvWqe,
-    bound: bool,
     resources: Resources,
     replies: Replies,
-    completions: VecDeque<Received>,
     /// In whose memory the request at hand looks for remote keys, if not in the queue pair's: XRC.
     domain: Option<Domain>,
-    max_completions: usize,
-}
-
-/// A message in the middle.
-#[derive(Clone, Copy, Debug)]
-enum Message {
-    Send { received: u64 },
-    Write { rkey: Rkey, addr: u64, remaining: u32, length: u32 },
 }
 
 impl Responder {
-    /// For receive WQEs of so many SGEs, of which so many can be there at a time.
-    pub fn new(max_recv_sge: u32, max_recv_wr: u32) -> Self {
-        let completions = max_recv_wr.clamp(1, MAX_COMPLETIONS) as usize;
+    pub fn new() -> Self {
         Self {
             expected: Psn::new(0),
             msn: Msn::new(0),
             nak_sent: false,
             message: None,
-            wqe: RecvWqe::new(max_recv_sge),
-            bound: false,
             resources: Resources::new(0),
             replies: Replies::new(0),
-            completions: VecDeque::with_capacity(completions),
-            max_completions: completions,
             domain: None,
         }
     }
@@ -90,10 +62,9 @@ impl Responder {
 
     /// Forgets everything.
     pub fn reset(&mut self) {
-        (self.msn, self.nak_sent, self.message, self.bound) = (Msn::new(0), false, None, false);
+        (self.msn, self.nak_sent, self.message) = (Msn::new(0), false, None);
         self.resources.clear();
         self.replies.clear();
-        self.completions.clear();
     }
 
     pub const fn expected(&self) -> Psn {
@@ -106,19 +77,16 @@ impl Responder {
         common: &mut Common,
         bth: &Bth,
         request: &Request<'_>,
-        receives: &mut Receives<'_, impl ReceiveSource>,
+        queues: &mut SharedQueues<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
-        if !self.replies.has_room() || self.completions.len() >= self.max_completions {
+        if !self.replies.has_room() || !common.receiving.has_room() {
             return Err(DropReason::Backlog);
         }
-        let refusal = match self.respond(common, bth, request, receives, mem) {
+        let refusal = match self.respond(common, bth, request, queues, mem) {
             Ok(()) => {
                 self.nak_sent = false;
-                if common.state() == QpState::Rtr && !common.established {
-                    common.established = true;
-                    common.events.raise(AsyncEvent::CommEst);
-                }
+                common.processed();
                 return Ok(());
             }
             Err(refusal) => refusal,
@@ -146,7 +114,7 @@ impl Responder {
             }
             Refusal::NoSuchQueue => {
                 self.nak(bth.psn, Syndrome::Nak(NakCode::InvalidRequest));
-                if !self.bound {
+                if common.receiving.bound().is_none() {
                     common.events.raise(AsyncEvent::QpAccessErr);
                 }
                 common.transition("a request named no queue of the domain", QpState::Error);
@@ -166,15 +134,15 @@ impl Responder {
         common: &mut Common,
         bth: &Bth,
         request: &Request<'_>,
-        receives: &mut Receives<'_, impl ReceiveSource>,
+        queues: &mut SharedQueues<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), Refusal> {
         self.check_psn(bth.psn)?;
         self.check_op_seq(request)?;
         self.check_op_valid(request, common.attr.access)?;
-        self.check_queue(request, receives, mem)?;
-        self.check_resource(request, receives)?;
-        self.check_length(request, common.mtu())?;
+        self.check_queue(request, &common.receiving, queues, mem)?;
+        self.check_resource(request, &mut common.receiving, queues)?;
+        self.check_length(request, common)?;
         let target = self.check_rkey(request, mem)?;
         self.execute(common, bth, request, target, mem)
     }
@@ -213,16 +181,15 @@ impl Responder {
                 self.done(bth.psn, Kind::Flush);
                 return Ok(());
             }
-            (_, Target::Receive) => self.place_send(request, mem)?,
+            (_, Target::Receive) => self.place_send(common, request, mem)?,
             (_, Target::Memory { rkey, addr }) => self.place_write(request, rkey, addr, mem)?,
         }
         if let Some(arrival) = Arrival::of(request) {
             if let Some(rkey) = arrival.invalidate {
                 mem.invalidate(rkey).map_err(|_| BAD_INVALIDATE)?;
             }
-            if self.bound {
-                let write = matches!(request, Request::WriteLast { .. } | Request::WriteOnly { .. });
-                self.complete(common, bth, &arrival, write);
+            if common.receiving.bound().is_some() {
+                common.complete_message(self.message, bth, arrival.imm, arrival.invalidate);
             }
             self.message = None;
             self.msn = self.msn.next();
@@ -241,13 +208,16 @@ impl Responder {
         self.expected = self.expected.add(count);
     }
 
-    fn place_send(&mut self, request: &Request<'_>, mem: &mut impl Memory) -> Result<(), Refusal> {
+    fn place_send(
+        &mut self,
+        common: &Common,
+        request: &Request<'_>,
+        mem: &mut impl Memory,
+    ) -> Result<(), Refusal> {
         let (offset, payload) = (self.received(), request.payload());
-        if !payload.is_empty() {
-            self.wqe.scatter(offset, payload, mem).map_err(|_| OWN_FAULT)?;
-            if self.domain.is_some() {
-                mem.enter(self.domain);
-            }
+        common.receiving.scatter(offset, payload, mem).map_err(|_| OWN_FAULT)?;
+        if self.domain.is_some() {
+            mem.enter(self.domain);
         }
         self.message = Some(Message::Send { received: offset + payload.len() as u64 });
         Ok(())
@@ -320,32 +290,6 @@ impl Responder {
         self.replies.push(Reply::Read(ReadReply::of_nothing(psn, self.msn, false)));
     }
 
-    /// Completes the bound receive WQE.
-    fn complete(&mut self, common: &mut Common, bth: &Bth, arrival: &Arrival, write: bool) {
-        let length = match self.message {
-            Some(Message::Send { received }) => received as u32,
-            Some(Message::Write { length, .. }) => length,
-            None => 0,
-        };
-        self.bound = false;
-        common.counters.rdma_recvs += 1;
-        let completion = WorkCompletion {
-            wr_id: self.wqe.wr_id,
-            status: WcStatus::Success,
-            opcode: if write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv },
-            byte_len: length,
-            imm: arrival.imm,
-            invalidated: arrival.invalidate,
-            qpn: common.qpn,
-            src_qp: common.attr.dest_qp,
-            solicited: bth.solicited,
-            grh: true,
-            header: None,
-            vendor_err: 0,
-        };
-        self.completions.push_back(Received { completion, queue: self.wqe.queue });
-    }
-
     fn nak(&mut self, psn: Psn, syndrome: Syndrome) {
         self.replies.push(Reply::Nak { psn, msn: self.msn, syndrome });
     }
@@ -413,10 +357,12 @@ impl Responder {
 
     /// The peer's request ended the queue pair: the WQE in use says why, or an event does.
     fn fail(&mut self, common: &mut Common, fault: Fault) {
-        if self.bound && fault.status != WcStatus::WrFlushErr {
-            self.bound = false;
-            self.completions.push_back(self.ended(fault.status, common.qpn));
-        } else if !self.bound {
+        if common.receiving.bound().is_some() {
+            // A flush is reported behind the other completions, see `Receiving::poll_completion`.
+            if fault.status != WcStatus::WrFlushErr {
+                common.receiving.fail(fault.status, common.qpn);
+            }
+        } else {
             match fault.code {
                 NakCode::InvalidRequest => common.events.raise(AsyncEvent::QpReqErr),
                 NakCode::RemoteAccessError => common.events.raise(AsyncEvent::QpAccessErr),
@@ -451,26 +397,9 @@ impl Responder {
         self.replies.is_one_ack()
     }
 
-    /// The application ended the queue pair: no more answers.
-    pub fn silence(&mut self) {
+    /// The queue pair ended: what was to be answered is not.
+    pub fn drop_answers(&mut self) {
         self.replies.clear();
-    }
-
-    /// The next receive completion; in the error state, once those of success are out, the flushed.
-    pub fn poll_completion(&mut self, common: &Common) -> Option<Received> {
-        if let Some(completion) = self.completions.pop_front() {
-            return Some(completion);
-        }
-        if common.state() == QpState::Error && self.bound {
-            self.bound = false;
-            return Some(self.ended(WcStatus::WrFlushErr, common.qpn));
-        }
-        None
-    }
-
-    /// How the WQE in use ends in error.
-    fn ended(&self, status: WcStatus, qpn: Qpn) -> Received {
-        Received { completion: failed(self.wqe.wr_id, status, qpn), queue: self.wqe.queue }
     }
 }
 
@@ -479,24 +408,6 @@ fn refused_word(error: MemoryError) -> Refusal {
     match error {
         MemoryError::Misaligned => INVALID,
         _ => ACCESS,
-    }
-}
-
-/// A receive completion of error.
-pub(crate) fn failed(wr_id: u64, status: WcStatus, qpn: Qpn) -> WorkCompletion {
-    WorkCompletion {
-        wr_id,
-        status,
-        opcode: WcOpcode::Recv,
-        byte_len: 0,
-        imm: None,
-        invalidated: None,
-        qpn,
-        src_qp: Qpn::new(0),
-        solicited: false,
-        grh: false,
-        header: None,
-        vendor_err: 0,
     }
 }
 

@@ -1,22 +1,15 @@
 //! Unreliable Connection: messages arrive whole or not at all (IBTA 9.8.2).
 
-use alloc::collections::VecDeque;
-
 use ferroce_wire::{
-    Bth, IcrcStatus, Imm, Operation, Packet, Psn, PushError, Request, Reth, Rkey, SendTail, TxBatch,
+    Bth, IcrcStatus, Imm, Operation, Packet, Psn, PushError, Request, Reth, SendTail, TxBatch,
 };
 
 use super::common::Common;
 use super::pipeline::{Piece, Pipeline};
-use super::receive_source::Receives;
+use super::receiving::{Message, SharedQueues};
 use super::requester;
-use super::responder::{MAX_COMPLETIONS, failed};
-use super::roles::ReceiveDepth;
 use super::send_queue::MAX_MESSAGE;
-use crate::{
-    AsyncEvent, DropReason, Memory, MemoryError, QpAccess, QpState, ReceiveSource, RecvWqe, RemoteAccess,
-    Taken, WcOpcode, WcStatus, WorkCompletion,
-};
+use crate::{DropReason, Memory, MemoryError, QpAccess, ReceiveSource, RemoteAccess};
 
 /// Adds one packet of a message to the batch.
 pub(crate) fn push(
@@ -42,37 +35,16 @@ pub(crate) struct Responder {
     expected: Psn,
     /// A message whose last packet has not come; packets in the middle of any other are dropped.
     message: Option<Message>,
-    /// The receive WQE in use, if `bound`.
-    wqe: RecvWqe,
-    bound: bool,
-    completions: VecDeque<WorkCompletion>,
-    max_completions: usize,
-}
-
-/// A message in the middle.
-#[derive(Clone, Copy, Debug)]
-enum Message {
-    Send { received: u64 },
-    Write { rkey: Rkey, addr: u64, remaining: u32, length: u32 },
 }
 
 impl Responder {
-    pub fn new(depth: ReceiveDepth) -> Self {
-        let completions = depth.max_wr.clamp(1, MAX_COMPLETIONS) as usize;
-        Self {
-            expected: Psn::new(0),
-            message: None,
-            wqe: RecvWqe::new(depth.max_sge),
-            bound: false,
-            completions: VecDeque::with_capacity(completions),
-            max_completions: completions,
-        }
+    pub const fn new() -> Self {
+        Self { expected: Psn::new(0), message: None }
     }
 
-    /// Begins to serve, with nothing left of before.
+    /// Begins to serve.
     pub fn begin(&mut self, psn: Psn) {
-        (self.expected, self.message, self.bound) = (psn, None, false);
-        self.completions.clear();
+        (self.expected, self.message) = (psn, None);
     }
 
     pub const fn expected(&self) -> Psn {
@@ -85,26 +57,12 @@ impl Responder {
         common: &mut Common,
         bth: &Bth,
         request: &Request<'_>,
-        receives: &mut Receives<'_, impl ReceiveSource>,
+        queues: &mut SharedQueues<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
-        if !common.answers() {
-            return Err(DropReason::State);
-        }
-        let result = self.serve(common, bth, request, receives, mem);
+        let result = self.serve(common, bth, request, queues, mem);
         match result {
-            Ok(()) if common.state() == QpState::Rtr && !common.established => {
-                common.established = true;
-                common.events.raise(AsyncEvent::CommEst);
-            }
-            Ok(()) => {}
-            Err(DropReason::LocalFault) => {
-                self.message = None;
-                if core::mem::take(&mut self.bound) {
-                    self.completions.push_back(failed(self.wqe.wr_id, WcStatus::LocProtErr, common.qpn));
-                }
-                common.transition("receive WQE cannot be used", QpState::Error);
-            }
+            Ok(()) => common.processed(),
             Err(_) => self.message = None,
         }
         result
@@ -116,23 +74,23 @@ impl Responder {
         common: &mut Common,
         bth: &Bth,
         request: &Request<'_>,
-        receives: &mut Receives<'_, impl ReceiveSource>,
+        queues: &mut SharedQueues<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
         self.check_psn(common, bth.psn, request)?;
-        if self.completions.len() >= self.max_completions {
+        if !common.receiving.has_room() {
             return Err(DropReason::Backlog);
         }
         match Part::of(request)? {
             Part::Send { first, tail } => {
                 self.check_payload(request, common.mtu(), tail.is_some())?;
                 if first {
-                    self.bind(receives)?;
+                    common.bind(queues, 0)?;
                     self.message = Some(Message::Send { received: 0 });
                 }
-                self.place_send(request.payload(), tail.is_some(), mem)?;
+                self.place_send(common, request.payload(), tail.is_some(), mem)?;
                 if let Some(imm) = tail {
-                    self.complete(common, bth, imm, false);
+                    common.complete_message(self.message.take(), bth, imm, None);
                 }
             }
             Part::Write { reth, imm, last } => {
@@ -144,11 +102,11 @@ impl Responder {
                     self.begin_write(reth, mem)?;
                 }
                 if imm.is_some() {
-                    self.bind(receives)?;
+                    common.bind(queues, 0)?;
                 }
                 self.place_write(request.payload(), last, mem)?;
                 if imm.is_some() {
-                    self.complete(common, bth, imm, true);
+                    common.complete_message(self.message.take(), bth, imm, None);
                 }
                 if last {
                     self.message = None;
@@ -190,28 +148,20 @@ impl Responder {
         if fits { Ok(()) } else { Err(DropReason::InvalidRequest) }
     }
 
-    /// A receive WQE for the message: one that waits for it since an earlier message was given up, or the next.
-    fn bind(&mut self, receives: &mut Receives<'_, impl ReceiveSource>) -> Result<(), DropReason> {
-        if !self.bound {
-            match receives.take(&mut self.wqe, 0) {
-                Taken::Wqe => self.bound = true,
-                Taken::Empty | Taken::TooShort => return Err(DropReason::NoReceiveWqe),
-                Taken::Failed => return Err(DropReason::LocalFault),
-            }
-        }
-        Ok(())
-    }
-
-    fn place_send(&mut self, payload: &[u8], last: bool, mem: &mut impl Memory) -> Result<(), DropReason> {
+    fn place_send(
+        &mut self,
+        common: &mut Common,
+        payload: &[u8],
+        last: bool,
+        mem: &mut impl Memory,
+    ) -> Result<(), DropReason> {
         let Some(Message::Send { received }) = self.message else { return Err(DropReason::InvalidRequest) };
         let after = received + payload.len() as u64;
         // Before the last one more octet must follow.
-        if after + u64::from(!last) > self.wqe.length {
+        if common.receiving.bound().is_none_or(|wqe| after + u64::from(!last) > wqe.length) {
             return Err(DropReason::TooLong);
         }
-        if !payload.is_empty() {
-            self.wqe.scatter(received, payload, mem).map_err(|_| DropReason::LocalFault)?;
-        }
+        common.place(received, payload, mem)?;
         self.message = Some(Message::Send { received: after });
         Ok(())
     }
@@ -244,43 +194,6 @@ impl Responder {
         let addr = addr.wrapping_add(u64::from(len));
         self.message = Some(Message::Write { rkey, addr, remaining: remaining - len, length });
         Ok(())
-    }
-
-    /// The message is whole: completes the receive WQE.
-    fn complete(&mut self, common: &mut Common, bth: &Bth, imm: Option<Imm>, write: bool) {
-        let byte_len = match self.message.take() {
-            Some(Message::Send { received }) => received as u32,
-            Some(Message::Write { length, .. }) => length,
-            None => 0,
-        };
-        self.bound = false;
-        common.counters.rdma_recvs += 1;
-        self.completions.push_back(WorkCompletion {
-            wr_id: self.wqe.wr_id,
-            status: WcStatus::Success,
-            opcode: if write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv },
-            byte_len,
-            imm,
-            invalidated: None,
-            qpn: common.qpn,
-            src_qp: common.attr.dest_qp,
-            solicited: bth.solicited,
-            grh: true,
-            header: None,
-            vendor_err: 0,
-        });
-    }
-
-    /// The next receive completion; in the error state, once those of success are out, that of the WQE in use.
-    pub fn poll_completion(&mut self, common: &Common) -> Option<WorkCompletion> {
-        if let Some(completion) = self.completions.pop_front() {
-            return Some(completion);
-        }
-        if common.state() == QpState::Error && self.bound {
-            self.bound = false;
-            return Some(failed(self.wqe.wr_id, WcStatus::WrFlushErr, common.qpn));
-        }
-        None
     }
 }
 

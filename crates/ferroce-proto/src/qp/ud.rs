@@ -1,19 +1,14 @@
 //! Unreliable Datagram: one packet a message, from anybody who knows the Q_Key (IBTA 9.8.3).
 
-use alloc::collections::VecDeque;
-
 use ferroce_wire::{
     Bth, Deth, Flow, IcrcStatus, Operation, Packet, PushError, Qkey, TxBatch, UdPacket, WireError,
 };
 
 use super::common::Common;
 use super::pipeline::{Piece, Pipeline};
-use super::receive_source::Receives;
-use super::responder::{MAX_COMPLETIONS, failed};
-use super::roles::ReceiveDepth;
+use super::receiving::SharedQueues;
 use crate::{
-    AsyncEvent, DropReason, Memory, MemoryError, NetworkHeader, QpState, ReceiveSource, RecvWqe, SendOp,
-    SendTo, Taken, WcOpcode, WcStatus, WorkCompletion,
+    DropReason, Memory, MemoryError, NetworkHeader, ReceiveSource, SendOp, SendTo, WcOpcode, WorkCompletion,
 };
 
 /// Adds one datagram to the batch. A batch has one destination, so it is full where that changes.
@@ -45,98 +40,42 @@ const fn is_own(qkey: Qkey) -> bool {
     qkey.value() >> 31 != 0
 }
 
-/// Takes datagrams. Nothing that a sender does changes its state.
-#[derive(Debug)]
-pub(crate) struct Receiver {
-    wqe: RecvWqe,
-    completions: VecDeque<WorkCompletion>,
-    max_completions: usize,
-}
-
-impl Receiver {
-    pub fn new(depth: ReceiveDepth) -> Self {
-        let completions = depth.max_wr.clamp(1, MAX_COMPLETIONS) as usize;
-        Self {
-            wqe: RecvWqe::new(depth.max_sge),
-            completions: VecDeque::with_capacity(completions),
-            max_completions: completions,
-        }
+/// Puts a datagram that came along `from` into the next receive buffer, behind forty octets of network header. Nothing
+/// that a sender does changes the queue pair's state.
+pub(crate) fn receive(
+    common: &mut Common,
+    from: &Flow,
+    bth: &Bth,
+    datagram: &UdPacket<'_>,
+    queues: &mut SharedQueues<'_, impl ReceiveSource>,
+    mem: &mut impl Memory,
+) -> Result<(), DropReason> {
+    if datagram.deth.qkey != common.attr.qkey {
+        return Err(DropReason::WrongQkey);
     }
-
-    /// Forgets everything.
-    pub fn reset(&mut self) {
-        self.completions.clear();
+    if !common.receiving.has_room() {
+        return Err(DropReason::Backlog);
     }
-
-    /// Puts a datagram that came along `from` into the next receive buffer, behind forty octets about the way.
-    pub fn handle(
-        &mut self,
-        common: &mut Common,
-        from: &Flow,
-        bth: &Bth,
-        datagram: &UdPacket<'_>,
-        receives: &mut Receives<'_, impl ReceiveSource>,
-        mem: &mut impl Memory,
-    ) -> Result<(), DropReason> {
-        if !common.answers() {
-            return Err(DropReason::State);
-        }
-        if datagram.deth.qkey != common.attr.qkey {
-            return Err(DropReason::WrongQkey);
-        }
-        if self.completions.len() >= self.max_completions {
-            return Err(DropReason::Backlog);
-        }
-        let header = Flow::GRH_AREA as u64;
-        let length = header + datagram.payload.len() as u64;
-        match receives.take(&mut self.wqe, length) {
-            Taken::Wqe => {}
-            Taken::Empty => return Err(DropReason::NoReceiveWqe),
-            // Class D of IBTA 9.9.6: dropped, and the WQE serves the next datagram that fits. It is the same with a shared
-            // receive queue, where rxe completes the WQE in error: a sender of long datagrams must not use up what all
-            // queue pairs share.
-            Taken::TooShort => return Err(DropReason::TooLong),
-            Taken::Failed => {
-                common.transition("shared receive queue failed", QpState::Error);
-                return Err(DropReason::LocalFault);
-            }
-        }
-        let packet = Packet { bth: *bth, op: Operation::Ud(*datagram), icrc: IcrcStatus::Checked };
-        let transport_len =
-            packet.wire_len(datagram.payload.len()).map_err(|_| DropReason::InvalidRequest)?;
-        let mut placed = self.wqe.scatter(0, &from.grh_area(transport_len), mem);
-        if !datagram.payload.is_empty() {
-            placed = placed.and_then(|()| self.wqe.scatter(header, datagram.payload, mem));
-        }
-        if placed.is_err() {
-            self.completions.push_back(failed(self.wqe.wr_id, WcStatus::LocProtErr, common.qpn));
-            common.transition("receive buffer cannot be written", QpState::Error);
-            return Err(DropReason::LocalFault);
-        }
-        common.counters.rdma_recvs += 1;
-        self.completions.push_back(WorkCompletion {
-            wr_id: self.wqe.wr_id,
-            status: WcStatus::Success,
-            opcode: WcOpcode::Recv,
-            byte_len: length as u32,
-            imm: datagram.imm,
-            invalidated: None,
-            qpn: common.qpn,
-            src_qp: datagram.deth.src_qp,
-            solicited: bth.solicited,
-            grh: true,
-            header: Some(NetworkHeader::of(from)),
-            vendor_err: 0,
-        });
-        if common.state() == QpState::Rtr && !common.established {
-            common.established = true;
-            common.events.raise(AsyncEvent::CommEst);
-        }
-        Ok(())
-    }
-
-    /// The next receive completion.
-    pub fn poll_completion(&mut self) -> Option<WorkCompletion> {
-        self.completions.pop_front()
-    }
+    let packet = Packet { bth: *bth, op: Operation::Ud(*datagram), icrc: IcrcStatus::Checked };
+    let transport_len = packet.wire_len(datagram.payload.len()).map_err(|_| DropReason::InvalidRequest)?;
+    let header = Flow::GRH_AREA as u64;
+    let length = header + datagram.payload.len() as u64;
+    // Class D of IBTA 9.9.6: a datagram that is too long is dropped, and the WQE serves the next datagram that fits. It is
+    // the same with a shared receive queue, where rxe completes the WQE in error: a sender of long datagrams must not use
+    // up what all queue pairs share.
+    common.bind(queues, length)?;
+    common.place(0, &from.grh_area(transport_len), mem)?;
+    common.place(header, datagram.payload, mem)?;
+    common.complete(WorkCompletion {
+        opcode: WcOpcode::Recv,
+        byte_len: length as u32,
+        imm: datagram.imm,
+        src_qp: datagram.deth.src_qp,
+        solicited: bth.solicited,
+        grh: true,
+        header: Some(NetworkHeader::of(from)),
+        ..WorkCompletion::BLANK
+    });
+    common.processed();
+    Ok(())
 }

@@ -67,7 +67,7 @@ fn c7_reads_without_depth_are_refused() {
         fence: false,
         inline: false,
     };
-    let result = probe.end.qp.post_send(probe.now, &wr(SendOp::Read { remote: remote(0) }), &probe.end.mem);
+    let result = probe.end.qp.post_send(&wr(SendOp::Read { remote: remote(0) }), &probe.end.mem);
     assert_eq!(result, Err(PostSendError::NoReadAtomicDepth));
     // Taken away while it waits.
     let mut probe = Probe::new(plain());

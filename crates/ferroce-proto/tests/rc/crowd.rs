@@ -46,7 +46,7 @@ fn run(op: SendOp, loss: u32, dead: usize) -> (u64, u64, Instant) {
                     inline: false,
                 };
                 let end = &mut world.ends[0];
-                end.qp.post_send(world.now, &wr, &end.mem).unwrap();
+                end.qp.post_send(&wr, &end.mem).unwrap();
             }
             world.drain(0);
             world

@@ -170,7 +170,7 @@ fn d3_a_failed_modify_changes_nothing() {
         let mut qp = setup.queue_pair(0);
         setup.bring(&mut qp, 0, state);
         let before = (qp.query(), format!("{qp:?}"));
-        assert_eq!(qp.modify(ferroce_wire::Instant::ZERO, &attr, mask), Err(want));
+        assert_eq!(qp.modify(&attr, mask), Err(want));
         assert_eq!((qp.query(), format!("{qp:?}")), before);
     }
 }
@@ -206,7 +206,7 @@ fn d4_sqd_finishes_what_started_and_holds_the_rest() {
     assert_eq!(probe.out(), ["send_last 2 [952] A"]);
     probe.post(3, SendOp::Send, &[]);
     let attr = QpAttr { state: QpState::Rts, ..probe.setup.attr(0) };
-    let result = probe.end.qp.modify(probe.now, &attr, QpAttrMask::STATE);
+    let result = probe.end.qp.modify(&attr, QpAttrMask::STATE);
     assert_eq!(result, Err(ModifyQpError::Draining));
     assert_eq!(probe.wait(Duration::from_millis(70)).len(), 1, "retried");
     probe.request(0, write_only(reth(0, 4), &DATA[..4])).unwrap();
@@ -305,7 +305,7 @@ fn posts_that_are_refused_take_nothing() {
             fence: false,
             inline,
         };
-        probe.end.qp.post_send(probe.now, &wr, &probe.end.mem)
+        probe.end.qp.post_send(&wr, &probe.end.mem)
     };
     let one = local(0, 1);
     let add = SendOp::FetchAdd { remote: remote(0), add: 1 };
@@ -360,7 +360,7 @@ fn posts_by_state() {
             fence: false,
             inline: false,
         };
-        (qp.post_send(ferroce_wire::Instant::ZERO, &wr, &mem), qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }))
+        (qp.post_send(&wr, &mem), qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }))
     };
     for state in [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd] {
         let mut qp = setup.queue_pair(0);

@@ -61,7 +61,7 @@ fn write(
             inline: false,
         };
         let (start, end) = (world.now, &mut world.ends[0]);
-        end.qp.post_send(start, &wr, &end.mem).unwrap();
+        end.qp.post_send(&wr, &end.mem).unwrap();
         world.asleep_until[1] = start + busy(wr_id);
         world.run_until(Duration::from_secs(10), |world| !world.ends[0].sends.is_empty());
         world.ends[0].sends.clear();

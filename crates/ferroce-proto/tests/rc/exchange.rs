@@ -64,7 +64,7 @@ fn one_of_each(setup: &Setup, len: u32) {
     ];
     for (wr_id, (op, sges)) in ops.into_iter().enumerate() {
         let end = &mut world.ends[0];
-        end.qp.post_send(world.now, &send_wr(wr_id as u64, op, sges), &end.mem).unwrap();
+        end.qp.post_send(&send_wr(wr_id as u64, op, sges), &end.mem).unwrap();
         world.run_until(SECOND, |world| world.ends[0].sends.len() == wr_id + 1);
         let received = world.ends[1].mem.bytes(2);
         let want = pattern(len as usize, 0);

@@ -62,7 +62,7 @@ fn goodput(kind: Kind, size: u32, loss: u32, rcvbuf: usize) -> u64 {
                 inline: false,
             };
             let end = &mut world.ends[0];
-            end.qp.post_send(world.now, &wr, &end.mem).unwrap();
+            end.qp.post_send(&wr, &end.mem).unwrap();
             posted += 1;
         }
         world.drain(0);

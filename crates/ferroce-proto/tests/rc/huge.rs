@@ -125,7 +125,7 @@ fn transfer(mtu: PathMtu, op: SendOp, reader: usize) {
         inline: false,
     };
     let end = &mut world.ends[0];
-    end.qp.post_send(world.now, &wr, &end.mem).unwrap();
+    end.qp.post_send(&wr, &end.mem).unwrap();
     world.run_until(Duration::from_secs(1000), |world| !world.ends[0].sends.is_empty());
     let done = world.ends[0].sends[0];
     assert_eq!((done.status, done.byte_len), (WcStatus::Success, LEN));

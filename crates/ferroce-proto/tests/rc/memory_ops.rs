@@ -59,7 +59,7 @@ fn d10_a_bind_takes_effect_in_its_turn() {
         fence: false,
         inline: true,
     };
-    let refused = probe.end.qp.post_send(probe.now, &inline, &probe.end.mem);
+    let refused = probe.end.qp.post_send(&inline, &probe.end.mem);
     assert_eq!(refused, Err(PostSendError::InlineNotAllowed));
     probe.post(7, bind(0xdef00, 1, 77, 64), &[]);
     probe.post(8, SendOp::Send, &[]);
@@ -224,7 +224,7 @@ fn what_is_no_atomic_write_or_flush_is_not_posted() {
             fence: false,
             inline,
         };
-        probe.end.qp.post_send(probe.now, &wr, &probe.end.mem)
+        probe.end.qp.post_send(&wr, &probe.end.mem)
     };
     let write = |offset| SendOp::AtomicWrite { remote: remote(offset), octets: None };
     assert_eq!(post(write(0), &[local(0, 4)], false), Err(PostSendError::AtomicLength { given: 4 }));

@@ -70,7 +70,7 @@ impl Probe {
 
     /// Modifies attributes named by `mask`.
     pub fn modify(&mut self, attr: QpAttr, mask: QpAttrMask) {
-        self.end.qp.modify(self.now, &attr, mask).unwrap();
+        self.end.qp.modify(&attr, mask).unwrap();
     }
 
     pub fn to(&mut self, state: QpState) {
@@ -96,7 +96,7 @@ impl Probe {
     }
 
     pub fn post_wr(&mut self, wr: SendWr<'_>) {
-        self.end.qp.post_send(self.now, &wr, &self.end.mem).unwrap();
+        self.end.qp.post_send(&wr, &self.end.mem).unwrap();
     }
 
     /// Gives it a packet from its peer without fetching its answer.

@@ -102,7 +102,7 @@ proptest! {
         }
         let wr = SendWr { wr_id: 1, op, to: SendTo::Peer, sges, signaled: true, solicited: false, fence: false, inline: false };
         let end = &mut world.ends[0];
-        end.qp.post_send(world.now, &wr, &end.mem).unwrap();
+        end.qp.post_send(&wr, &end.mem).unwrap();
         world.run_until(Duration::from_secs(1), |world| !world.ends[0].sends.is_empty());
         prop_assert_eq!(world.ends[0].sends[0].status, WcStatus::Success);
         let collect = |ram: &Ram, key, sges: &[Sge]| -> Vec<u8> {

@@ -49,7 +49,7 @@ fn prepare(state: QpState, busy: bool) -> Probe {
 
 fn modify(probe: &mut Probe, state: QpState, mask: QpAttrMask) -> String {
     let attr = QpAttr { state, ..probe.setup.attr(0) };
-    match probe.end.qp.modify(probe.now, &attr, mask | QpAttrMask::STATE) {
+    match probe.end.qp.modify(&attr, mask | QpAttrMask::STATE) {
         Ok(()) => "ok".into(),
         Err(error) => format!("{error}"),
     }
@@ -95,7 +95,7 @@ const EVENTS: &[Event] = &[
             fence: false,
             inline: false,
         };
-        result(probe.end.qp.post_send(probe.now, &wr, &probe.end.mem))
+        result(probe.end.qp.post_send(&wr, &probe.end.mem))
     }),
     ("post_send of a bad key", |probe| {
         let bad = ferroce_proto::Sge { lkey: ferroce_wire::Lkey::new(0xbad), ..local(0, 4) };
@@ -109,7 +109,7 @@ const EVENTS: &[Event] = &[
             fence: false,
             inline: false,
         };
-        result(probe.end.qp.post_send(probe.now, &wr, &probe.end.mem))
+        result(probe.end.qp.post_send(&wr, &probe.end.mem))
     }),
     ("post_recv", |probe| result(probe.end.qp.post_recv(&RecvWr { wr_id: 12, sges: &[] }))),
     ("request: send", |probe| result(probe.request(0, send_only(&DATA[..4])))),

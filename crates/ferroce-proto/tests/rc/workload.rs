@@ -147,7 +147,7 @@ impl Direction {
             same(world.ends[to].mem.bytes(region), at, expected.message, expected.len);
         }
         self.post_receives(&mut world.ends[to]);
-        self.post_sends(now, world);
+        self.post_sends(world);
     }
 
     fn note(&mut self, now: Instant, what: u64) {
@@ -199,7 +199,7 @@ impl Direction {
         }
     }
 
-    fn post_sends(&mut self, now: Instant, world: &mut World<'_, Ram>) {
+    fn post_sends(&mut self, world: &mut World<'_, Ram>) {
         while self.next < self.total && self.posted.len() < self.depth {
             let message = self.next;
             self.next += 1;
@@ -239,7 +239,7 @@ impl Direction {
                 inline: false,
             };
             let end = &mut world.ends[self.from];
-            end.qp.post_send(now, &wr, &end.mem).unwrap();
+            end.qp.post_send(&wr, &end.mem).unwrap();
         }
     }
 

@@ -176,7 +176,7 @@ impl Setup {
                 return;
             }
             let attr = QpAttr { state: next, ..self.attr(side) };
-            qp.modify(Instant::ZERO, &attr, mask | QpAttrMask::STATE).unwrap();
+            qp.modify(&attr, mask | QpAttrMask::STATE).unwrap();
         }
         assert_eq!(qp.state(), state);
     }

@@ -266,7 +266,7 @@ impl Bench {
     pub fn bring(mut self, service: Service, state: QpState) -> Self {
         for next in [QpState::Init, QpState::Rtr, QpState::Rts] {
             if self.qp.state() != state {
-                self.qp.modify(self.now, &attr(next), mask(service, next)).unwrap();
+                self.qp.modify(&attr(next), mask(service, next)).unwrap();
             }
         }
         if self.qp.state() != state {
@@ -276,7 +276,7 @@ impl Bench {
     }
 
     pub fn to(&mut self, state: QpState) {
-        self.qp.modify(self.now, &attr(state), QpAttrMask::STATE).unwrap();
+        self.qp.modify(&attr(state), QpAttrMask::STATE).unwrap();
     }
 
     pub fn give(&mut self, bth: Bth, op: Operation<'_>) -> Result<(), DropReason> {
@@ -309,7 +309,7 @@ impl Bench {
         let sges = if length == 0 { &sges[..0] } else { &sges[..] };
         let (signaled, solicited, fence, inline) = (true, false, false, false);
         let wr = SendWr { wr_id, op, to, sges, signaled, solicited, fence, inline };
-        self.qp.post_send(self.now, &wr, &self.mem).map_err(|error| error.to_string())
+        self.qp.post_send(&wr, &self.mem).map_err(|error| error.to_string())
     }
 
     /// What it sends, as text.

@@ -21,7 +21,7 @@ fn modify(bench: &mut Bench, service: Service, state: QpState) -> Result<(), Str
     } else {
         QpAttrMask::STATE
     };
-    bench.qp.modify(bench.now, &attr(state), mask).map_err(|error| error.to_string())
+    bench.qp.modify(&attr(state), mask).map_err(|error| error.to_string())
 }
 
 fn request(bench: &mut Bench, srq: u32, request: Request<'_>) -> Result<(), String> {

@@ -246,11 +246,7 @@ fn attributes_of_the_other_half_are_dropped() {
     let mut initiator = Bench::new(Service::XrcInitiator, Source::Own, &[HOME]);
     for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
         for (bench, service) in [(&mut target, Service::XrcTarget), (&mut initiator, Service::XrcInitiator)] {
-            assert_eq!(
-                bench.qp.modify(bench.now, &attr(state), mask(Service::Rc, state)),
-                Ok(()),
-                "{service:?}"
-            );
+            assert_eq!(bench.qp.modify(&attr(state), mask(Service::Rc, state)), Ok(()), "{service:?}");
         }
     }
     let (target, initiator) = (target.qp.query(), initiator.qp.query());
@@ -260,5 +256,5 @@ fn attributes_of_the_other_half_are_dropped() {
     let xrcd = Arc::new(Xrcd::default());
     let mut target = target_in(&xrcd, true, QpState::Rtr);
     let bad = mask(Service::Rc, QpState::Rts) | QpAttrMask::QKEY;
-    assert!(target.qp.modify(target.now, &attr(QpState::Rts), bad).is_err());
+    assert!(target.qp.modify(&attr(QpState::Rts), bad).is_err());
 }

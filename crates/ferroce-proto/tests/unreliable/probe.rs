@@ -98,7 +98,7 @@ impl Probe {
 
     pub fn modify(&mut self, state: QpState, mask: QpAttrMask) -> Result<(), ferroce_proto::ModifyQpError> {
         let attr = QpAttr { state, ..self.setup.attr(0) };
-        self.end.qp.modify(Instant::ZERO, &attr, mask | QpAttrMask::STATE)
+        self.end.qp.modify(&attr, mask | QpAttrMask::STATE)
     }
 
     pub fn post_recv(&mut self, wr_id: u64, sges: &[Sge]) {
@@ -116,7 +116,7 @@ impl Probe {
 
     pub fn post(&mut self, wr_id: u64, op: SendOp, sges: &[Sge]) {
         let wr = self.wr(wr_id, op, sges);
-        self.end.qp.post_send(Instant::ZERO, &wr, &self.end.mem).unwrap();
+        self.end.qp.post_send(&wr, &self.end.mem).unwrap();
     }
 
     pub fn give(&mut self, from: &Flow, bth: Bth, op: Operation<'_>) -> Result<(), DropReason> {

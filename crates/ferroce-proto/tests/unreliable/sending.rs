@@ -4,7 +4,7 @@ use ferroce_proto::{
     AsyncEvent, PostSendError, QpAttr, QpAttrMask, QpState, SendOp, SendTo, SendWr, Service, WcOpcode,
     WcStatus,
 };
-use ferroce_wire::{Imm, Instant, Lkey, Qkey, Rkey};
+use ferroce_wire::{Imm, Lkey, Qkey, Rkey};
 
 use crate::probe::{Probe, UC, UD, datagram, local, remote};
 use crate::world::{ADDRESSES, QKEY, QPNS};
@@ -53,7 +53,7 @@ fn solicited_is_said_where_it_means_something() {
         [SendOp::Send, SendOp::Write { remote: remote(0) }, SendOp::WriteImm { remote: remote(0), imm: IMM }]
     {
         let wr = SendWr { solicited: true, ..probe.wr(1, op, &[]) };
-        probe.end.qp.post_send(Instant::ZERO, &wr, &probe.end.mem).unwrap();
+        probe.end.qp.post_send(&wr, &probe.end.mem).unwrap();
     }
     assert_eq!(
         probe.out(),
@@ -91,7 +91,7 @@ fn datagrams_go_where_each_says() {
         SendWr { solicited: true, ..probe.wr(4, SendOp::Send, &inline) },
     ];
     for wr in wrs {
-        probe.end.qp.post_send(Instant::ZERO, &wr, &probe.end.mem).unwrap();
+        probe.end.qp.post_send(&wr, &probe.end.mem).unwrap();
     }
     assert_eq!(
         probe.out(),
@@ -120,24 +120,24 @@ fn c16_what_cannot_be_posted() {
     ] {
         for (probe, service) in [(&mut uc, Service::Uc), (&mut ud, Service::Ud)] {
             let wr = probe.wr(1, op, &eight);
-            let refused = probe.end.qp.post_send(Instant::ZERO, &wr, &probe.end.mem);
+            let refused = probe.end.qp.post_send(&wr, &probe.end.mem);
             assert_eq!(refused, Err(PostSendError::Operation(service)), "{op:?}");
         }
     }
     for op in [SendOp::Write { remote: remote(0) }, SendOp::LocalInvalidate(key)] {
         let wr = ud.wr(1, op, &[]);
-        let refused = ud.end.qp.post_send(Instant::ZERO, &wr, &ud.end.mem);
+        let refused = ud.end.qp.post_send(&wr, &ud.end.mem);
         assert_eq!(refused, Err(PostSendError::Operation(Service::Ud)), "{op:?}");
     }
     let wr = SendWr { to: SendTo::Peer, ..ud.wr(1, SendOp::Send, &[]) };
-    let refused = ud.end.qp.post_send(Instant::ZERO, &wr, &ud.end.mem);
+    let refused = ud.end.qp.post_send(&wr, &ud.end.mem);
     assert_eq!(refused, Err(PostSendError::Destination(Service::Ud)));
     let wr = SendWr { to: datagram(QPNS[1], QKEY), ..uc.wr(1, SendOp::Send, &[]) };
-    let refused = uc.end.qp.post_send(Instant::ZERO, &wr, &uc.end.mem);
+    let refused = uc.end.qp.post_send(&wr, &uc.end.mem);
     assert_eq!(refused, Err(PostSendError::Destination(Service::Uc)));
     let sges = [local(0, 4096), local(0, 1)];
     let wr = ud.wr(1, SendOp::Send, &sges);
-    let refused = ud.end.qp.post_send(Instant::ZERO, &wr, &ud.end.mem);
+    let refused = ud.end.qp.post_send(&wr, &ud.end.mem);
     assert_eq!(refused, Err(PostSendError::DatagramTooLong { given: 4097, max: 4096 }));
     for probe in [&mut uc, &mut ud] {
         assert_eq!((probe.out(), probe.sends()), (vec![], vec![]));
@@ -170,7 +170,7 @@ fn a_send_error_stops_the_send_queue_alone() {
         assert_eq!((received, probe.recvs()), (Ok(()), vec![(10, WcStatus::Success)]));
         let attr = QpAttr { state: QpState::Rts, cur_state: QpState::Sqe, ..setup.attr(0) };
         let mask = QpAttrMask::STATE | QpAttrMask::CUR_STATE;
-        probe.end.qp.modify(Instant::ZERO, &attr, mask).unwrap();
+        probe.end.qp.modify(&attr, mask).unwrap();
         probe.post(5, SendOp::Send, &[]);
         assert_eq!(probe.out().len(), 1);
         assert_eq!(probe.sends(), [(5, WcStatus::Success)]);
@@ -199,7 +199,7 @@ fn d4_sqd_holds_what_is_posted() {
             let mut probe = Probe::new(setup);
             let mask = if ask { QpAttrMask::EN_SQD_ASYNC_NOTIFY } else { QpAttrMask::empty() };
             let attr = QpAttr { state: QpState::Sqd, en_sqd_async_notify: true, ..setup.attr(0) };
-            probe.end.qp.modify(Instant::ZERO, &attr, mask | QpAttrMask::STATE).unwrap();
+            probe.end.qp.modify(&attr, mask | QpAttrMask::STATE).unwrap();
             probe.post(1, SendOp::Send, &[local(0, 100)]);
             assert_eq!((probe.out(), probe.sends()), (vec![], vec![]));
             let want = if ask { vec![AsyncEvent::SqDrained] } else { vec![] };

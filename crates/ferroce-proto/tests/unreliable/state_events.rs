@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use ferroce_proto::{QpState, RecvWr, SendOp, Service};
-use ferroce_wire::{Instant, Lkey, Qkey, Request};
+use ferroce_wire::{Lkey, Qkey, Request};
 
 use crate::probe::{DATA, Probe, UC, UD, local, reth, send_only, write_only};
 use crate::snapshot;
@@ -48,7 +48,7 @@ fn post(probe: &mut Probe, op: SendOp, bad: bool) -> String {
     let sge = local(0, 4);
     let sges = [if bad { ferroce_proto::Sge { lkey: Lkey::new(0xbad), ..sge } } else { sge }];
     let wr = probe.wr(3, op, &sges);
-    result(probe.end.qp.post_send(Instant::ZERO, &wr, &probe.end.mem))
+    result(probe.end.qp.post_send(&wr, &probe.end.mem))
 }
 
 type Event = (&'static str, fn(&mut Probe) -> String);

@@ -86,7 +86,7 @@ fn the_key_is_the_present_one() {
     probe.post_recv(1, &[local(0, 40)]);
     let attr = ferroce_proto::QpAttr { qkey: Qkey::new(2), ..UD.attr(0) };
     let mask = ferroce_proto::QpAttrMask::QKEY;
-    probe.end.qp.modify(ferroce_wire::Instant::ZERO, &attr, mask).unwrap();
+    probe.end.qp.modify(&attr, mask).unwrap();
     assert_eq!(probe.datagram(QKEY, &[], None), Err(DropReason::WrongQkey));
     assert_eq!(probe.datagram(Qkey::new(2), &[], None), Ok(()));
 }

@@ -73,7 +73,7 @@ fn run(loss: u32, duplication: u32, reordering: u32, seed: u64) -> (BTreeSet<u64
             fence: false,
             inline: false,
         };
-        sender.qp.post_send(world.now, &wr, &sender.mem).unwrap();
+        sender.qp.post_send(&wr, &sender.mem).unwrap();
         world.drain(0);
         assert_eq!(world.ends[0].sends.drain(..).map(|c| c.status).collect::<Vec<_>>(), [WcStatus::Success]);
         world.now += Duration::from_micros(5);

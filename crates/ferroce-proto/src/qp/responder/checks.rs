@@ -2,9 +2,10 @@
 
 use ferroce_wire::{Feth, NakCode, Psn, Request, Reth, Rkey};
 
-use super::super::receive_source::Receives;
+use super::super::common::Common;
+use super::super::receiving::{Message, Receiving, SharedQueues};
 use super::super::send_queue::MAX_MESSAGE;
-use super::{Message, Responder};
+use super::Responder;
 use crate::{Memory, MemoryError, QpAccess, ReceiveSource, RemoteAccess, Taken, WcStatus};
 
 /// What becomes of a request that is not executed.
@@ -108,12 +109,12 @@ impl Responder {
     pub(super) fn check_queue(
         &mut self,
         request: &Request<'_>,
-        receives: &Receives<'_, impl ReceiveSource>,
+        receiving: &Receiving,
+        queues: &SharedQueues<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), Refusal> {
-        let goes_on = matches!(request, Request::SendMiddle { .. } | Request::SendLast { .. });
-        let bound = (goes_on && self.bound).then_some(&self.wqe);
-        self.domain = receives.check_named(bound).map_err(|_| Refusal::NoSuchQueue)?;
+        let continues = matches!(request, Request::SendMiddle { .. } | Request::SendLast { .. });
+        self.domain = receiving.check_named(queues, continues).map_err(|_| Refusal::NoSuchQueue)?;
         if self.domain.is_some() {
             mem.enter(self.domain);
         }
@@ -124,7 +125,8 @@ impl Responder {
     pub(super) fn check_resource(
         &mut self,
         request: &Request<'_>,
-        receives: &mut Receives<'_, impl ReceiveSource>,
+        receiving: &mut Receiving,
+        queues: &mut SharedQueues<'_, impl ReceiveSource>,
     ) -> Result<(), Refusal> {
         match request {
             Request::ReadRequest { .. }
@@ -143,11 +145,8 @@ impl Responder {
             | Request::WriteLast { imm: Some(_), .. }
             | Request::WriteOnly { imm: Some(_), .. } => {
                 // Once taken it is never given back: whatever is wrong from here on is fatal.
-                match receives.take(&mut self.wqe, 0) {
-                    Taken::Wqe => {
-                        self.bound = true;
-                        Ok(())
-                    }
+                match receiving.take(queues, 0) {
+                    Taken::Wqe => Ok(()),
                     Taken::Empty | Taken::TooShort => Err(Refusal::RnrNak),
                     Taken::Failed => Err(OWN_FAULT),
                 }
@@ -163,9 +162,10 @@ impl Responder {
 
     /// Each packet against the path MTU, messages against what was declared and what there is room for
     /// (IBTA C9-92 to C9-94, 9.7.4.1.7).
-    pub(super) fn check_length(&self, request: &Request<'_>, mtu: u32) -> Result<(), Refusal> {
+    pub(super) fn check_length(&self, request: &Request<'_>, common: &Common) -> Result<(), Refusal> {
         let len = request.payload().len() as u64;
-        let full = u64::from(mtu);
+        let full = u64::from(common.mtu());
+        let room = common.receiving.bound().map_or(0, |wqe| wqe.length);
         let packet_fits = match request {
             Request::SendFirst { .. }
             | Request::SendMiddle { .. }
@@ -190,10 +190,10 @@ impl Responder {
         let message_fits = match request {
             Request::SendFirst { .. } | Request::SendMiddle { .. } => {
                 // One more packet must follow.
-                return if self.received() + len < self.wqe.length { Ok(()) } else { Err(TOO_LONG) };
+                return if self.received() + len < room { Ok(()) } else { Err(TOO_LONG) };
             }
             Request::SendLast { .. } | Request::SendOnly { .. } => {
-                return if self.received() + len <= self.wqe.length { Ok(()) } else { Err(TOO_LONG) };
+                return if self.received() + len <= room { Ok(()) } else { Err(TOO_LONG) };
             }
             Request::WriteFirst { reth, .. } => (len + 1..=MAX_MESSAGE).contains(&declared(reth)),
             Request::WriteMiddle { .. } => len < remaining,
@@ -208,10 +208,7 @@ impl Responder {
 
     /// Octets of the send in progress.
     pub(super) fn received(&self) -> u64 {
-        match self.message {
-            Some(Message::Send { received }) => received,
-            Some(Message::Write { .. }) | None => 0,
-        }
+        self.message.map_or(0, Message::received)
     }
 
     /// Key, range and permission of all that the message will touch, at its first packet. Zero length needs none

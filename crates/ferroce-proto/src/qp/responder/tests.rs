@@ -1,30 +1,42 @@
 use alloc::sync::Arc;
 
-use ferroce_wire::{AtomicEth, Feth, PathMtu, Reth};
+use ferroce_wire::{AtomicEth, Feth, PathMtu, Qpn, Reth};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-use super::super::receive_source::ReceiveQueues;
 use super::*;
 use crate::memory::nothing::Nothing;
-use crate::{Budget, NoSharedQueue, QpAccess, QpCaps, Service};
+use crate::{Budget, NoSharedQueue, QpAccess, QpCaps, QpConfig, Service};
+
+fn common() -> Common {
+    let config = QpConfig {
+        qpn: Qpn::new(1),
+        service: Service::Rc,
+        caps: QpCaps::default(),
+        srq: None,
+        sq_sig_all: false,
+        port_mtu: PathMtu::B256,
+        seed: 0,
+        early_resends: false,
+        budget: Arc::new(Budget::new(0)),
+    };
+    Common::new(config).unwrap()
+}
 
 /// The MSN is a counter of 24 bits (IBTA 9.7.7.1).
 #[test]
 fn b15_the_msn_wraps() {
-    let caps = QpCaps::default();
-    let mut common = Common::new(Qpn::new(1), Service::Rc, caps, Arc::new(Budget::new(0)), false);
+    let mut common = common();
     common.attr.access = QpAccess::REMOTE_WRITE;
-    let mut responder = Responder::new(0, 0);
+    let mut responder = Responder::new();
     responder.begin(Psn::new(0xff_ffff), 0);
     responder.msn = Msn::new(0xff_fffe);
     let reth = Reth { va: 0, rkey: Rkey::new(0), dma_len: 0 };
     let write = Request::WriteOnly { reth, payload: &[], imm: None };
     for (psn, msn) in [(0xff_ffff, 0xff_ffff), (0, 0), (1, 1)] {
         let bth = Bth::new(Qpn::new(1), Psn::new(psn));
-        let queues = &mut ReceiveQueues::Nothing;
-        let mut receives = Receives { queues, source: &mut NoSharedQueue, named: None };
-        assert_eq!(responder.handle_request(&mut common, &bth, &write, &mut receives, &mut Nothing), Ok(()));
+        let mut queues = SharedQueues { source: &mut NoSharedQueue, named: None };
+        assert_eq!(responder.handle_request(&mut common, &bth, &write, &mut queues, &mut Nothing), Ok(()));
         assert_eq!(responder.msn, Msn::new(msn));
     }
 }
@@ -70,10 +82,9 @@ struct Story {
 
 impl Story {
     fn new(start: u32, depth: u8) -> Self {
-        let budget = Arc::new(Budget::new(0));
-        let mut common = Common::new(Qpn::new(1), Service::Rc, QpCaps::default(), budget, false);
+        let mut common = common();
         common.attr.path_mtu = PathMtu::B256;
-        let mut responder = Responder::new(0, 0);
+        let mut responder = Responder::new();
         responder.begin(Psn::new(start), depth);
         let depth = usize::from(depth).next_power_of_two();
         Self { responder, common, start, depth, steps: Vec::new(), end: 0 }
@@ -128,10 +139,8 @@ impl Story {
             }
         };
         let bth = Bth::new(Qpn::new(1), self.psn(place));
-        let queues = &mut ReceiveQueues::Nothing;
-        let mut receives = Receives { queues, source: &mut NoSharedQueue, named: None };
-        let said =
-            self.responder.handle_request(&mut self.common, &bth, &request, &mut receives, &mut Nothing);
+        let mut queues = SharedQueues { source: &mut NoSharedQueue, named: None };
+        let said = self.responder.handle_request(&mut self.common, &bth, &request, &mut queues, &mut Nothing);
         let mut answers = Vec::new();
         answers.extend(core::iter::from_fn(|| self.responder.replies.pop()));
         let is_kept = self.kept().any(|(at, _)| at == first);
