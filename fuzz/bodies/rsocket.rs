@@ -52,7 +52,7 @@ pub fn run(data: &[u8]) {
             assert_eq!(ConnectData::parse(&peer.emit()), Ok(peer));
             (peer, &data[ConnectData::LEN..])
         }
-        Err(_) => (Stream::introduction(&SIZES, &OWN), data),
+        Err(_) => (Stream::connect_data(&SIZES, &OWN), data),
     };
     let Ok(mut stream) = Stream::new(SIZES, OWN, peer) else { return };
     let mut posted: VecDeque<Write> = VecDeque::new();
@@ -83,7 +83,8 @@ pub fn run(data: &[u8]) {
             }
             10 => {
                 let mapping = Mapping { offset: word.into(), memory: peer.first };
-                posted.extend(stream.tell_mapping(u16::from(d) % stream.peer_mappings().max(1), &mapping));
+                posted
+                    .extend(stream.announce_mapping(u16::from(d) % stream.peer_mappings().max(1), &mapping));
             }
             _ => stream.shutdown([How::Read, How::Write, How::Both][usize::from(fill % 3)]),
         }

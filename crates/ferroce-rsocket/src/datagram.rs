@@ -1,10 +1,10 @@
-//! Datagram rsockets: a UDP socket, and a queue pair of datagrams for each device that is used.
+//! Datagram rsockets: a UDP socket, and one UD queue pair for each device in use.
 //!
-//! The first datagram to somebody goes by UDP, behind a locator that says which queue pair we have; the peer's service
-//! takes it to its program and answers with a locator of its own. From then on datagrams go from queue pair to queue pair.
-//! Both ways are as lossy as UDP.
+//! The first datagram to a peer is sent by UDP behind a locator that names our queue pair. The peer's service thread
+//! queues it for the program and answers with a locator of its own. Later datagrams travel between the queue pairs.
+//! Either path may lose datagrams, as UDP does.
 
-mod outlet;
+mod endpoint;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -17,27 +17,26 @@ use ferroce_wire::{Gid, Qpn};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
-use super::place;
+use super::device;
 use super::service::{self, ReceiveUdp, Task};
 use super::settings::Settings;
-use super::waker::{Patience, Waker};
+use super::waker::{Blocking, Waker};
 use crate::error::{Ready, RsocketError};
+use endpoint::{Endpoint, Inbox, SLOT};
 use ferroce_engine::cm::attributes;
 use ferroce_engine::cm::resolve::{self, Route};
 use ferroce_engine::{Ah, AhAttr, CompletionChannel};
 use ferroce_engine::{Held, Sleep};
 use ferroce_host::event;
 use ferroce_host::fork::{self, Guarded};
-use outlet::{Inbox, Outlet, SLOT};
 
-/// Peers that are remembered. One more, and all are found out again.
+/// A further peer clears the table; each peer is then resolved again.
 const MAX_PEERS: usize = 4096;
-/// Datagrams that came by UDP and wait.
+/// Limit of queued datagrams that arrived by UDP.
 const MAX_FORWARDED: usize = 256;
-/// Datagrams of the UDP socket that the service takes before others have their turn.
-const HEARD_AT_ONCE: usize = 64;
+/// Datagrams that the service reads from one UDP socket before it serves the next.
+const UDP_BATCH: usize = 64;
 
-/// A datagram rsocket.
 #[doc(alias = "rsocket")]
 pub struct Datagram {
     me: Weak<Datagram>,
@@ -46,12 +45,11 @@ pub struct Datagram {
     state: Mutex<State>,
 }
 
-/// Somebody that was sent to, or was heard of.
 struct Peer {
-    /// By which outlet, and from which address of ours.
-    outlet: usize,
+    /// Index into `State::endpoints`, and our address towards this peer.
+    endpoint: usize,
     source: SocketAddr,
-    /// The way, and the queue pair once it is known.
+    /// The queue pair number is `None` until the peer's locator arrives.
     ah: Arc<Ah>,
     qpn: Option<Qpn>,
 }
@@ -64,11 +62,11 @@ impl Drop for Peer {
 
 struct State {
     settings: Settings,
-    outlets: Vec<Outlet>,
+    endpoints: Vec<Endpoint>,
     peers: BTreeMap<SocketAddr, Peer>,
     connected: Option<SocketAddr>,
     inbox: Inbox,
-    /// What came by UDP, and from whom.
+    /// Datagrams that arrived by UDP, with their senders.
     forwarded: VecDeque<(SocketAddr, Vec<u8>)>,
     started: bool,
     closed: bool,
@@ -80,10 +78,10 @@ type Guard<'a> = MutexGuard<'a, State>;
 
 impl State {
     fn pump(&mut self) -> bool {
-        let Self { outlets, inbox, .. } = self;
+        let Self { endpoints, inbox, .. } = self;
         let mut moved = false;
-        for (index, outlet) in outlets.iter_mut().enumerate() {
-            moved |= outlet.pump(|message| inbox.push_back((index, message)));
+        for (index, endpoint) in endpoints.iter_mut().enumerate() {
+            moved |= endpoint.pump(|message| inbox.push_back((index, message)));
         }
         if moved {
             self.wake();
@@ -94,7 +92,7 @@ impl State {
     fn wake(&mut self) {
         self.waiting.iter().for_each(|waker| waker.wake());
         if self.sleeper {
-            self.outlets.iter().take(1).for_each(|outlet| outlet.channel.nudge());
+            self.endpoints.iter().take(1).for_each(|endpoint| endpoint.channel.nudge());
         }
     }
 
@@ -103,17 +101,15 @@ impl State {
     }
 
     fn ready(&self) -> Ready {
-        let writable = self.outlets.iter().all(Outlet::has_room);
+        let writable = self.endpoints.iter().all(Endpoint::has_room);
         Ready { readable: self.has_input(), writable, ..Ready::default() }
     }
 }
 
 impl Datagram {
-    /// A socket without address.
-    ///
     /// # Errors
     ///
-    /// Those of `socket`.
+    /// Returns the errors of `socket(2)`.
     pub fn new(v6: bool) -> io::Result<Arc<Self>> {
         fork::install();
         let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
@@ -121,7 +117,7 @@ impl Datagram {
         let udp = Arc::new(Guarded::new(UdpSocket::from(udp)));
         let state = State {
             settings: Settings::usual(),
-            outlets: Vec::new(),
+            endpoints: Vec::new(),
             peers: BTreeMap::new(),
             connected: None,
             inbox: VecDeque::new(),
@@ -134,27 +130,25 @@ impl Datagram {
         Ok(Arc::new_cyclic(|me| Self { me: me.clone(), udp, v6, state: Mutex::new(state) }))
     }
 
-    /// The UDP socket.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.udp.as_fd()
     }
 
-    /// What the program chose.
     pub fn settings(&self) -> Settings {
         self.state.lock().settings
     }
 
-    /// Changes what the program chose. Whether it counts: once there is a queue pair it comes too late.
+    /// Returns `false` and changes nothing once a queue pair exists.
     pub fn choose(&self, change: impl FnOnce(&mut Settings)) -> bool {
         let mut state = self.state.lock();
-        let early = state.outlets.is_empty();
+        let early = state.endpoints.is_empty();
         if early {
             change(&mut state.settings);
         }
         early
     }
 
-    /// An address as this socket's family has it: IPv4's are mapped in IPv6.
+    /// Converts an address to this socket's family: on an IPv6 socket an IPv4 address becomes v4-mapped.
     fn own_form(&self, address: SocketAddr) -> SocketAddr {
         let ip = match address.ip().to_canonical() {
             IpAddr::V4(v4) if self.v6 => v4.to_ipv6_mapped().into(),
@@ -164,36 +158,31 @@ impl Datagram {
         SocketAddr::new(ip, address.port())
     }
 
-    /// Its address.
-    ///
     /// # Errors
     ///
-    /// Those of `getsockname`.
+    /// Returns the errors of `getsockname(2)`.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.udp.local_addr()
     }
 
-    /// Whom it is connected to.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.state.lock().connected
     }
 
-    /// Takes an address and a port.
-    ///
     /// # Errors
     ///
-    /// Those of `bind`.
+    /// Returns the errors of `bind(2)`.
     #[doc(alias = "rbind")]
     pub fn bind(&self, address: SocketAddr) -> Result<(), RsocketError> {
         rustix::net::bind(self.udp.as_fd(), &address).map_err(io::Error::from)?;
         self.start(&mut self.state.lock())
     }
 
-    /// From now on sends to `address`, and hears nobody else before it is found.
+    /// Sends to `address` from now on, and receives from no other UDP address.
     ///
     /// # Errors
-    ///
-    /// Those of `connect`; that there is no way.
+    /// Returns the errors of `connect(2)`, and an error without a route.
+    /// Those of `connect`; that there is no endpoint.
     #[doc(alias = "rconnect")]
     pub fn connect(&self, address: SocketAddr) -> Result<(), RsocketError> {
         let mut state = self.state.lock();
@@ -204,7 +193,7 @@ impl Datagram {
         Ok(())
     }
 
-    /// Has the service hear the UDP socket, which gets a port if it has none.
+    /// Registers the UDP socket with the service thread; the socket gets a port if it has none.
     fn start(&self, state: &mut State) -> Result<(), RsocketError> {
         if state.started {
             return Ok(());
@@ -224,12 +213,12 @@ impl Datagram {
         Ok(())
     }
 
-    /// Whoever has this address, as far as is known; finds out by which device to go.
+    /// Returns the peer of this address; resolves its device and route if the peer is unknown.
     fn peer<'a>(&self, state: &'a mut State, address: SocketAddr) -> Result<&'a mut Peer, RsocketError> {
         if !state.peers.contains_key(&address) {
             let local = self.udp.local_addr()?;
             let route = resolve::route(Some(local).filter(|local| !local.ip().is_unspecified()), address)?;
-            let outlet = self.outlet(state, &route)?;
+            let endpoint = self.endpoint(state, &route)?;
             let mut source = route.source;
             source.set_port(local.port());
             let tos = route.type_of_service(state.settings.tos);
@@ -241,33 +230,34 @@ impl Datagram {
                 sl: attributes::service_level(tos),
                 ..AhAttr::default()
             };
-            let pd = &state.outlets[outlet].home.pd;
+            let pd = &state.endpoints[endpoint].device.pd;
             let ah = pd.create_ah(ah).map_err(RsocketError::resource)?;
             if state.peers.len() >= MAX_PEERS {
                 state.peers.clear();
             }
-            state.peers.insert(address, Peer { outlet, source, ah, qpn: None });
+            state.peers.insert(address, Peer { endpoint, source, ah, qpn: None });
         }
         state.peers.get_mut(&address).ok_or(RsocketError::Invalid)
     }
 
-    fn outlet(&self, state: &mut State, route: &Route) -> Result<usize, RsocketError> {
-        let home = place::home(&route.local.device)?;
-        if let Some(index) = state.outlets.iter().position(|outlet| Arc::ptr_eq(&outlet.home, &home)) {
+    fn endpoint(&self, state: &mut State, route: &Route) -> Result<usize, RsocketError> {
+        let device = device::open(&route.local.device)?;
+        if let Some(index) =
+            state.endpoints.iter().position(|endpoint| Arc::ptr_eq(&endpoint.device, &device))
+        {
             return Ok(index);
         }
-        state.outlets.push(Outlet::new(home, &state.settings)?);
-        // Who waits did not know of it.
+        state.endpoints.push(Endpoint::new(device, &state.settings)?);
+        // The waiting threads do not watch this endpoint yet.
         state.wake();
-        Ok(state.outlets.len() - 1)
+        Ok(state.endpoints.len() - 1)
     }
 
-    /// Sends a datagram to `address`, or to whom it is connected.
+    /// Sends a datagram to `address`, or to the connected peer.
     ///
     /// # Errors
-    ///
-    /// [`RsocketError::NotConnected`] without an address; [`RsocketError::TooLong`]; [`RsocketError::WouldBlock`] if it must
-    /// not wait.
+    /// [`RsocketError::NotConnected`] without an address; [`RsocketError::TooLong`]; [`RsocketError::WouldBlock`] if
+    /// `nonblocking` is set and no send slot is free.
     #[doc(alias = "rsendto")]
     pub fn send(
         &self,
@@ -283,19 +273,19 @@ impl Datagram {
         if length > SLOT - SourceHeader::MAX_LEN {
             return Err(RsocketError::TooLong);
         }
-        let outlet = self.peer(&mut state, address)?.outlet;
-        let room = |state: &State| state.outlets.get(outlet).is_none_or(Outlet::has_room);
-        let mut state = self.wait(state, Patience::unless(nonblocking), room)?;
-        // It may have been forgotten meanwhile.
+        let endpoint = self.peer(&mut state, address)?.endpoint;
+        let room = |state: &State| state.endpoints.get(endpoint).is_none_or(Endpoint::has_room);
+        let mut state = self.wait(state, Blocking::unless(nonblocking), room)?;
+        // The table of peers may have been cleared during the wait.
         let Peer { source, qpn, ref ah, .. } = *self.peer(&mut state, address)?;
         let (ah, qpn) = (Arc::clone(ah), qpn);
-        match (qpn, state.outlets.get_mut(outlet)) {
-            (Some(qpn), Some(way)) => {
+        match (qpn, state.endpoints.get_mut(endpoint)) {
+            (Some(qpn), Some(endpoint)) => {
                 let source = SocketAddr::new(source.ip().to_canonical(), source.port());
-                way.send(&SourceHeader(source), octets, &ah, qpn)?;
+                endpoint.send(&SourceHeader(source), octets, &ah, qpn)?;
             }
-            (None, Some(way)) => {
-                let own = way.qpn();
+            (None, Some(endpoint)) => {
+                let own = endpoint.qpn();
                 self.locate(LocatorKind::Data, own, source.ip(), octets, address)?;
             }
             (_, None) => return Err(RsocketError::Closed),
@@ -303,7 +293,7 @@ impl Datagram {
         Ok(length)
     }
 
-    /// Says by UDP which queue pair is ours.
+    /// Sends a locator with our queue pair number by UDP.
     fn locate(
         &self,
         kind: LocatorKind,
@@ -319,12 +309,12 @@ impl Datagram {
         self.udp.send_to(&datagram, to).map(drop)
     }
 
-    /// Receives a datagram into `out`, as far as there is room; its length and whom it is from. With `peek` it can be
-    /// received again.
+    /// Receives a datagram into `out`, cut to its size, and returns its length and its sender. With `peek` it stays
+    /// queued.
     ///
     /// # Errors
     ///
-    /// [`RsocketError::WouldBlock`] if it must not wait.
+    /// [`RsocketError::WouldBlock`] if `nonblocking` is set and no datagram is queued.
     #[doc(alias = "rrecvfrom")]
     pub fn receive(
         &self,
@@ -335,38 +325,38 @@ impl Datagram {
         let mut state = self.state.lock();
         self.start(&mut state)?;
         loop {
-            state = self.wait(state, Patience::unless(nonblocking), State::has_input)?;
+            state = self.wait(state, Blocking::unless(nonblocking), State::has_input)?;
             if let Some((from, octets)) = state.forwarded.front() {
-                let told = (scatter(octets, out), *from);
+                let received = (scatter(octets, out), *from);
                 if !peek {
                     state.forwarded.pop_front();
                 }
-                return Ok(told);
+                return Ok(received);
             }
             let Some(&(index, message)) = state.inbox.front() else { continue };
-            let Some(outlet) = state.outlets.get(index) else { return Err(RsocketError::Closed) };
+            let Some(endpoint) = state.endpoints.get(index) else { return Err(RsocketError::Closed) };
             let mut octets = [0; SLOT];
-            outlet.read(message, &mut octets);
+            endpoint.read(message, &mut octets);
             let parsed = SourceHeader::parse(&octets[..message.length.min(SLOT)]);
-            let told = parsed.map(|(SourceHeader(from), behind)| {
+            let received = parsed.map(|(SourceHeader(from), behind)| {
                 (scatter(behind, out), self.own_form(scoped(&state, index, from)))
             });
-            if !peek || told.is_err() {
-                outlet.give_back(message);
+            if !peek || received.is_err() {
+                endpoint.give_back(message);
                 state.inbox.pop_front();
             }
-            // Without a header it is nobody's.
-            if let Ok(told) = told {
-                return Ok(told);
+            // A message without a valid header is dropped.
+            if let Ok(received) = received {
+                return Ok(received);
             }
         }
     }
 
-    /// Takes what came by UDP; on the service's thread.
+    /// Reads the UDP socket; runs on the service's thread.
     fn take_from_udp(&self) {
         let mut room = [0; SLOT + Locator::MAX_LEN];
-        for _ in 0..HEARD_AT_ONCE {
-            // Nothing there, or an ICMP error that only says that a datagram was lost.
+        for _ in 0..UDP_BATCH {
+            // The socket is empty, or it reports an ICMP error, which only means a lost datagram.
             let Ok((length, _, Some(from))) =
                 rustix::net::recvfrom(self.udp.as_fd(), &mut room[..], RecvFlags::DONTWAIT)
             else {
@@ -377,24 +367,24 @@ impl Datagram {
             else {
                 continue;
             };
-            if let Err(error) = self.heard(from, locator, octets) {
-                tracing::debug!(%error, %from, "a datagram of an rsocket was dropped");
+            if let Err(error) = self.handle_locator(from, locator, octets) {
+                tracing::debug!(%error, %from, "an rsocket dropped a datagram");
             }
         }
     }
 
-    fn heard(&self, from: SocketAddr, locator: Locator, octets: &[u8]) -> Result<(), RsocketError> {
+    fn handle_locator(&self, from: SocketAddr, locator: Locator, octets: &[u8]) -> Result<(), RsocketError> {
         let mut state = self.state.lock();
         if state.closed {
             return Err(RsocketError::Closed);
         }
         let peer = self.peer(&mut state, from)?;
         peer.qpn = Some(locator.qpn);
-        let (outlet, source) = (peer.outlet, peer.source);
+        let (endpoint, source) = (peer.endpoint, peer.source);
         if locator.kind == LocatorKind::Answer {
             return Ok(());
         }
-        let Some(own) = state.outlets.get(outlet).map(Outlet::qpn) else { return Ok(()) };
+        let Some(own) = state.endpoints.get(endpoint).map(Endpoint::qpn) else { return Ok(()) };
         if state.forwarded.len() < MAX_FORWARDED {
             state.forwarded.push_back((from, octets.to_vec()));
             state.wake();
@@ -403,18 +393,18 @@ impl Datagram {
         Ok(())
     }
 
-    /// What can be done without waiting.
+    /// Takes completions and returns the operations that would not block.
     pub fn ready(&self) -> Ready {
         let mut state = self.state.lock();
         state.pump();
         state.ready()
     }
 
-    /// As [`super::Stream::watch`].
+    /// See [`super::Stream::watch`].
     ///
     /// # Errors
     ///
-    /// If it cannot be heard.
+    /// If the UDP socket cannot be registered with the service.
     pub fn watch(&self, waker: &Arc<Waker>) -> Result<(Ready, Vec<Arc<CompletionChannel>>), RsocketError> {
         let mut state = self.state.lock();
         self.start(&mut state)?;
@@ -422,21 +412,21 @@ impl Datagram {
             state.waiting.push(Arc::clone(waker));
         }
         let channels = if state.sleeper { Vec::new() } else { state.channels() };
-        state.outlets.iter().for_each(Outlet::arm);
+        state.endpoints.iter().for_each(Endpoint::arm);
         state.pump();
         Ok((state.ready(), channels))
     }
 
-    /// Takes [`Self::watch`] back.
+    /// Undoes [`Self::watch`].
     pub fn unwatch(&self, waker: &Arc<Waker>) {
         self.state.lock().waiting.retain(|known| !Arc::ptr_eq(known, waker));
     }
 
-    /// Waits until `done` says so.
+    /// Waits until `done` returns true.
     fn wait<'a>(
         &'a self,
         mut state: Guard<'a>,
-        patience: Patience,
+        blocking: Blocking,
         done: impl Fn(&State) -> bool,
     ) -> Result<Guard<'a>, RsocketError> {
         loop {
@@ -449,21 +439,22 @@ impl Datagram {
             if state.pump() {
                 continue;
             }
-            if patience == Patience::None {
+            if blocking == Blocking::None {
                 return Err(RsocketError::WouldBlock);
             }
-            if let Some(sleep) = self.fall_asleep(&mut state)? {
-                patience.spend(sleep, &mut state)?;
+            if let Some(sleep) = self.prepare_sleep(&mut state)? {
+                blocking.apply(sleep, &mut state)?;
             }
         }
     }
 
-    /// Prepares a sleep until something may have changed, as a stream does if there is one outlet. `None`: something may have.
-    fn fall_asleep(&self, state: &mut Guard<'_>) -> Result<Option<Sleep>, RsocketError> {
+    /// Prepares a sleep until the state may have changed: on the channel if there is exactly one endpoint, else on a
+    /// waker. Returns `None` if it has changed already.
+    fn prepare_sleep(&self, state: &mut Guard<'_>) -> Result<Option<Sleep>, RsocketError> {
         let me = self.me.upgrade().ok_or(RsocketError::Closed)?;
         let channels = if state.sleeper { Vec::new() } else { state.channels() };
         if !state.sleeper {
-            state.outlets.iter().for_each(Outlet::arm);
+            state.endpoints.iter().for_each(Endpoint::arm);
             if state.pump() {
                 return Ok(None);
             }
@@ -481,25 +472,26 @@ impl Datagram {
         Ok(MutexGuard::unlocked(state, || Sleep::on_channels(&channels, fds, held)))
     }
 
-    /// Ends it, when what was sent has left. Calls that wait return.
+    /// Closes the socket after its outstanding sends have completed. Waiting calls return.
     #[doc(alias = "rclose")]
     pub fn close(&self) {
         let state = self.state.lock();
-        let mut state =
-            match self.wait(state, Patience::Sleep, |state| state.outlets.iter().all(Outlet::is_drained)) {
-                Ok(state) => state,
-                Err(_) => self.state.lock(),
-            };
+        let mut state = match self
+            .wait(state, Blocking::Sleep, |state| state.endpoints.iter().all(Endpoint::is_drained))
+        {
+            Ok(state) => state,
+            Err(_) => self.state.lock(),
+        };
         state.closed = true;
         state.wake();
-        let ended = (std::mem::take(&mut state.peers), std::mem::take(&mut state.outlets));
+        let ended = (std::mem::take(&mut state.peers), std::mem::take(&mut state.endpoints));
         state.inbox.clear();
         drop(state);
         drop(ended);
     }
 }
 
-/// The thread that sleeps on the completion channel of the only outlet.
+/// The thread that sleeps on the completion channel of the only endpoint.
 struct Sleeper {
     me: Arc<Datagram>,
     channel: Arc<CompletionChannel>,
@@ -514,7 +506,8 @@ impl Drop for Sleeper {
     }
 }
 
-/// A thread that waits in the list, and on several channels, which live as long as the system looks at their descriptors.
+/// A thread that sleeps on its waker and several channels. It keeps the channels open while the kernel polls their
+/// descriptors.
 struct Waiter {
     me: Arc<Datagram>,
     waker: Arc<Waker>,
@@ -542,34 +535,35 @@ impl Drop for Datagram {
 }
 
 impl State {
-    /// The channels to sleep on, with nothing in them that is known already.
+    /// Returns the channels to sleep on, after it consumed their queued events.
     fn channels(&self) -> Vec<Arc<CompletionChannel>> {
-        let channels = self.outlets.iter().map(|outlet| {
-            outlet.channel.take_back();
-            Arc::clone(&outlet.channel)
+        let channels = self.endpoints.iter().map(|endpoint| {
+            endpoint.channel.take_back();
+            Arc::clone(&endpoint.channel)
         });
         channels.collect()
     }
 }
 
-/// The address of somebody that came by this outlet, with its interface if it is link-local: the header says none. Their
-/// first datagram came by UDP, which does.
-fn scoped(state: &State, outlet: usize, from: SocketAddr) -> SocketAddr {
+/// Adds the interface to a link-local address, because the source header has none. It is known from the peer's first
+/// datagram, which arrived by UDP.
+fn scoped(state: &State, endpoint: usize, from: SocketAddr) -> SocketAddr {
     let SocketAddr::V6(v6) = from else { return from };
     if !v6.ip().is_unicast_link_local() || v6.scope_id() != 0 {
         return from;
     }
     let same = |known: &&SocketAddrV6| (known.ip(), known.port()) == (v6.ip(), v6.port());
     let scope =
-        state.peers.iter().filter(|(_, peer)| peer.outlet == outlet).find_map(|(known, _)| match known {
+        state.peers.iter().filter(|(_, peer)| peer.endpoint == endpoint).find_map(|(known, _)| match known {
             SocketAddr::V6(known) => Some(known).filter(same).map(SocketAddrV6::scope_id),
             SocketAddr::V4(_) => None,
         });
-    let device = || state.outlets.get(outlet).map_or(0, |outlet| outlet.home.context.info().ifindex);
+    let device =
+        || state.endpoints.get(endpoint).map_or(0, |endpoint| endpoint.device.context.info().ifindex);
     SocketAddrV6::new(*v6.ip(), v6.port(), v6.flowinfo(), scope.unwrap_or_else(device)).into()
 }
 
-/// Copies octets to several places, as far as there is room; how many.
+/// Copies octets into several buffers until they are full, and returns the number copied.
 fn scatter(mut octets: &[u8], out: &mut [&mut [u8]]) -> usize {
     let all = octets.len();
     for piece in out {

@@ -1,4 +1,4 @@
-//! Why calls on rsockets fail, and what can be done with one without waiting.
+//! Errors of rsocket calls, and their readiness.
 
 use std::io;
 
@@ -9,87 +9,80 @@ use ferroce_engine::{RegMrError, Sleep};
 
 use crate::protocol::{Fault, NoMapping};
 
-/// Why a stream is not connected any more, or never came to be: what `SO_ERROR` tells.
+/// The reason why a stream lost its connection or never had one: `SO_ERROR`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Failure {
-    /// Nobody listens, or the peer does not want: ECONNREFUSED.
+    /// No stream listens there, or the peer rejected the request: ECONNREFUSED.
     #[error("refused")]
     Refused,
     /// The peer does not answer: ETIMEDOUT.
     #[error("no answer")]
     NoAnswer,
-    /// The peer is no rsocket, or one of this version: ENOTSUP.
+    /// The peer is no rsocket, or has another version: ENOTSUP.
     #[error("the peer is no rsocket of a version that is known, but {0}")]
     NoRsocket(u8),
-    /// The peer broke a rule, or a WRITE failed: EIO.
+    /// The peer broke the protocol, or a WRITE failed: EIO.
     #[error(transparent)]
     Broken(#[from] Fault),
-    /// The queue pair could not be set up: EIO.
+    /// EIO.
     #[error("the queue pair could not be set up")]
     QueuePair,
 }
 
-/// Why a call on an rsocket failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RsocketError {
-    /// It would have to wait: EAGAIN.
+    /// EAGAIN.
     #[error("it would have to wait")]
     WouldBlock,
-    /// It has to wait: the caller sleeps, and calls again.
+    /// The caller sleeps and calls again.
     #[error("it has to wait")]
     Suspended(Box<Sleep>),
-    /// The connection is being made: EINPROGRESS.
+    /// EINPROGRESS.
     #[error("the connection is being made")]
     InProgress,
-    /// There is no connection: ENOTCONN.
+    /// ENOTCONN.
     #[error("not connected")]
     NotConnected,
-    /// Not in this state, or an argument makes no sense: EINVAL.
+    /// The state of the socket or an argument does not permit the call: EINVAL.
     #[error("not in this state")]
     Invalid,
-    /// It was closed meanwhile: EBADF.
+    /// Another thread closed the socket during the call: EBADF.
     #[error("it is closed")]
     Closed,
-    /// The peer went: ECONNRESET.
+    /// The peer has disconnected: ECONNRESET.
     #[error("the peer is gone")]
     Reset,
-    /// The program itself stopped sending: EPIPE.
+    /// The program has shut down sending: EPIPE.
     #[error("sending was shut down")]
     ShutDown,
-    /// A datagram is longer than one can be: EMSGSIZE.
+    /// EMSGSIZE.
     #[error("the datagram is too long")]
     TooLong,
-    /// A signal handler ran: EINTR.
+    /// EINTR.
     #[error("interrupted by a signal")]
     Interrupted,
-    /// The connection failed.
     #[error(transparent)]
     Failed(#[from] Failure),
-    /// The peer's data make no sense: EIO.
+    /// The peer's connection data are invalid: EIO.
     #[error(transparent)]
     Peer(Fault),
-    /// The peer mapped nothing there: EINVAL.
+    /// The peer mapped no memory at this offset: EINVAL.
     #[error(transparent)]
     NoMapping(#[from] NoMapping),
-    /// As many as the peer has room for: ENOMEM.
+    /// ENOMEM.
     #[error("the peer has no room for another mapping")]
     Full,
-    /// No such address or way.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
-    /// Connection management refused.
     #[error(transparent)]
     Cm(#[from] CmError),
-    /// The device could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// Memory could not be registered.
     #[error(transparent)]
     Memory(#[from] RegMrError),
-    /// An object of the device could not be made: ENOMEM.
+    /// The device could not create an object: ENOMEM.
     #[error("no more of it")]
     Resource(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The system refused.
     #[error("the system refused")]
     System(#[from] io::Error),
 }
@@ -110,15 +103,16 @@ impl From<EventError> for RsocketError {
     }
 }
 
-/// What can be done without waiting.
+/// Operations that would not block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ready {
-    /// Reading, or accepting: POLLIN.
+    /// Read or accept: POLLIN.
     pub readable: bool,
-    /// Sending: POLLOUT.
+    /// POLLOUT.
     pub writable: bool,
-    /// Both ends are done, and all was read: POLLHUP. (rdma-core says so while something can be read, and programs stop.)
+    /// Both directions have ended, and all data were read: POLLHUP. (rdma-core reports it while data are left, and
+    /// programs stop reading.)
     pub hang_up: bool,
-    /// It failed: POLLERR.
+    /// POLLERR.
     pub error: bool,
 }

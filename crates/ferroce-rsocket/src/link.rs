@@ -1,4 +1,4 @@
-//! The queue pair of a stream, its memory and its books.
+//! The queue pair of a stream, its memory and its protocol state.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::message::ConnectData;
 use crate::protocol::{CONTROL_INLINE, Fault, Incoming, OwnMemory, Payload, Sizes, Stream, Write};
 use ferroce_wire::Lkey;
 
-use super::place::Home;
+use super::device::Device;
 use super::region::Region;
 use crate::error::RsocketError;
 use ferroce_engine::cm::attributes::{self, ConnectedAttr};
@@ -17,19 +17,17 @@ use ferroce_engine::{
 };
 use ferroce_engine::{MAX_INLINE, MAX_QP_WR};
 
-/// Id of every receive work request; those of sends are the books'.
+/// Id of every receive work request; the protocol chooses those of sends.
 const RECEIVE: u64 = u64::MAX;
-/// Completions taken at once.
 const BATCH: usize = 16;
 
-/// A queue pair and what it works with.
 pub(super) struct Link {
-    pub(super) home: Arc<Home>,
+    pub(super) device: Arc<Device>,
     pub(super) channel: Arc<CompletionChannel>,
     pub(super) qp: Arc<Qp>,
     pub(super) sizes: Sizes,
-    /// The books, once the peer's data are known.
-    pub(super) books: Option<Stream>,
+    /// `None` until the peer's connection data are known.
+    pub(super) protocol: Option<Stream>,
     cq: Arc<CompletionQueue>,
     receive: Region,
     send: Region,
@@ -37,11 +35,11 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// A queue pair that can receive already, though nobody knows it.
-    pub(super) fn new(home: Arc<Home>, sizes: Sizes) -> Result<Self, RsocketError> {
+    /// Creates a queue pair in Init with all receives posted.
+    pub(super) fn new(device: Arc<Device>, sizes: Sizes) -> Result<Self, RsocketError> {
         let mut sizes = sizes.possible(u16::try_from(MAX_QP_WR).unwrap_or(u16::MAX));
         sizes.inline = sizes.inline.min(MAX_INLINE);
-        let (context, pd) = (&home.context, &home.pd);
+        let (context, pd) = (&device.context, &device.pd);
         let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let receive = Region::new(pd, sizes.receive_buffer as usize, written)?;
         let table = Region::new(pd, sizes.table_len(), written)?;
@@ -72,35 +70,35 @@ impl Link {
                 return Err(RsocketError::resource(error));
             }
         };
-        let link = Self { home, channel, qp, sizes, books: None, cq, receive, send, table };
+        let link = Self { device, channel, qp, sizes, protocol: None, cq, receive, send, table };
         let (attr, mask) = steps::init(attributes::access(0));
         link.qp.modify(&attr, mask).map_err(RsocketError::resource)?;
         link.post_receives(receives)?;
         Ok(link)
     }
 
-    /// What the peer is told.
-    pub(super) fn introduction(&self) -> ConnectData {
-        Stream::introduction(&self.sizes, &self.own())
+    /// The private data of our REQ or REP.
+    pub(super) fn connect_data(&self) -> ConnectData {
+        Stream::connect_data(&self.sizes, &self.own())
     }
 
     fn own(&self) -> OwnMemory {
         OwnMemory { receive: self.receive.remote(), table: self.table.remote() }
     }
 
-    /// Both ends have said enough. Nothing is sent yet: the peer's queue pair may not be there.
+    /// Moves the queue pair to RTS. It sends nothing yet: the peer's queue pair may not be ready.
     pub(super) fn connect(
         &mut self,
         agreed: &ConnectedAttr,
         ah: AhAttr,
         peer: ConnectData,
     ) -> Result<(), RsocketError> {
-        let books = Stream::new(self.sizes, self.own(), peer).map_err(RsocketError::Peer)?;
+        let protocol = Stream::new(self.sizes, self.own(), peer).map_err(RsocketError::Peer)?;
         for to in [QpState::Rtr, QpState::Rts] {
             let (attr, mask) = steps::step(Service::Rc, to, agreed, ah);
             self.qp.modify(&attr, mask).map_err(RsocketError::resource)?;
         }
-        self.books = Some(books);
+        self.protocol = Some(protocol);
         Ok(())
     }
 
@@ -109,53 +107,53 @@ impl Link {
         self.qp.post_recv(wrs).map_err(|(_, error)| RsocketError::resource(error))
     }
 
-    /// Takes the completions that are there, and posts what follows from them. Whether there were any.
+    /// Takes completions, and posts the work that follows from them. Returns whether there were any.
     pub(super) fn pump(&mut self) -> bool {
-        self.tell();
+        self.post_control();
         let mut moved = false;
         let mut batch = [WorkCompletion::BLANK; BATCH];
         loop {
-            let Some(books) = &mut self.books else { return false };
+            let Some(protocol) = &mut self.protocol else { return false };
             let count = match self.cq.poll(&mut batch) {
                 Ok(count) => count,
                 Err(error) => {
-                    tracing::error!(%error, "the completion queue of an rsocket");
-                    books.fail(Fault::Write(WcStatus::FatalErr));
+                    tracing::error!(%error, "an rsocket cannot poll its completion queue");
+                    protocol.fail(Fault::Write(WcStatus::FatalErr));
                     return true;
                 }
             };
-            let mut came = 0;
+            let mut received = 0;
             for completion in &batch[..count] {
                 if completion.wr_id != RECEIVE {
-                    books.sent(completion.wr_id, completion.status);
+                    protocol.sent(completion.wr_id, completion.status);
                 } else if completion.status == WcStatus::Success {
-                    came += 1;
+                    received += 1;
                     let Incoming { imm, written } =
                         Incoming { imm: completion.imm, written: completion.byte_len };
                     let imm = imm.filter(|_| completion.opcode == WcOpcode::RecvRdmaWithImm);
-                    books.received(Incoming { imm, written }, &self.table);
+                    protocol.received(Incoming { imm, written }, &self.table);
                 }
             }
             moved |= count > 0;
-            if came > 0 {
-                // Refused only where the queue pair has ended, and then a send says so, or the peer.
-                let _ = self.post_receives(came);
+            if received > 0 {
+                // Posting fails only after the queue pair has ended; a send or the peer reports that.
+                let _ = self.post_receives(received);
             }
-            self.tell();
+            self.post_control();
             if count < BATCH {
                 return moved;
             }
         }
     }
 
-    /// Posts what is due beside data.
-    pub(super) fn tell(&mut self) {
-        while let Some(write) = self.books.as_mut().and_then(Stream::control) {
+    /// Posts the control messages that are due.
+    pub(super) fn post_control(&mut self) {
+        while let Some(write) = self.protocol.as_mut().and_then(Stream::control) {
             self.post(&write);
         }
     }
 
-    /// Posts a WRITE; what it takes from the send buffer is there.
+    /// Posts a WRITE; its octets are in the send buffer already.
     pub(super) fn post(&mut self, write: &Write) {
         let captured = |octets: &[u8]| Sge {
             addr: octets.as_ptr() as u64,
@@ -187,19 +185,19 @@ impl Link {
             inline,
         };
         if let Err((_, error)) = self.qp.post_send([wr]) {
-            tracing::debug!(%error, "a write of an rsocket was not posted");
-            if let Some(books) = &mut self.books {
-                books.fail(Fault::Write(WcStatus::WrFlushErr));
+            tracing::debug!(%error, "an rsocket could not post a WRITE");
+            if let Some(protocol) = &mut self.protocol {
+                protocol.fail(Fault::Write(WcStatus::WrFlushErr));
             }
         }
     }
 
-    /// Sends as much of `pieces` as may be sent now; how many octets.
+    /// Sends as much of `pieces` as possible now, and returns the number of octets.
     pub(super) fn send(&mut self, pieces: &mut Pieces<'_>, piece: &mut u32) -> usize {
         let mut sent = 0;
-        while let Some(books) = &mut self.books {
+        while let Some(protocol) = &mut self.protocol {
             let octets = u32::try_from(pieces.left()).unwrap_or(u32::MAX).min(*piece);
-            let Some(write) = books.transfer(octets, &self.table) else { break };
+            let Some(write) = protocol.transfer(octets, &self.table) else { break };
             sent += self.fill(&write.payload, pieces);
             self.post(&write);
             *piece = Stream::next_piece(*piece);
@@ -207,7 +205,7 @@ impl Link {
         sent
     }
 
-    /// As [`Self::send`], into what the peer mapped at `offset`.
+    /// As [`Self::send`], to the memory that the peer mapped at `offset`.
     pub(super) fn send_direct(
         &mut self,
         pieces: &mut Pieces<'_>,
@@ -215,12 +213,12 @@ impl Link {
         offset: u64,
     ) -> Result<usize, crate::protocol::NoMapping> {
         let mut sent = 0;
-        while let Some(books) = &mut self.books {
+        while let Some(protocol) = &mut self.protocol {
             let octets = u32::try_from(pieces.left()).unwrap_or(u32::MAX).min(*piece);
             if octets == 0 {
                 break;
             }
-            let write = match books.direct(offset.wrapping_add(sent as u64), octets) {
+            let write = match protocol.direct(offset.wrapping_add(sent as u64), octets) {
                 Ok(Some(write)) => write,
                 Ok(None) => break,
                 Err(error) if sent == 0 => return Err(error),
@@ -240,11 +238,11 @@ impl Link {
         (first + wrapped) as usize
     }
 
-    /// Copies out what can be read, at most to fill `out`; how many octets. With `peek` they can be read again.
+    /// Copies readable octets to `out` and returns their number. With `peek` they stay readable.
     pub(super) fn receive(&mut self, out: &mut [&mut [u8]], peek: bool) -> usize {
-        let Some(books) = &mut self.books else { return 0 };
+        let Some(protocol) = &mut self.protocol else { return 0 };
         let room = out.iter().map(|piece| piece.len()).sum();
-        let (at, first, wrapped) = books.readable_at(room);
+        let (at, first, wrapped) = protocol.readable_at(room);
         let (first, wrapped) = (first as usize, wrapped as usize);
         let mut done = 0;
         for piece in out {
@@ -262,24 +260,24 @@ impl Link {
             }
         }
         if !peek {
-            books.consume(done as u32);
-            self.tell();
+            protocol.consume(done as u32);
+            self.post_control();
         }
         done
     }
 
-    /// Takes the queue pair to the error state: what is outstanding completes, and whoever sleeps wakes.
-    pub(super) fn break_off(&self) {
+    /// Moves the queue pair to the error state: outstanding requests complete, and sleeping threads wake.
+    pub(super) fn move_to_error(&self) {
         let attr = ferroce_engine::QpAttr {
             qp_state: ferroce_engine::QpState::Error,
             ..ferroce_engine::QpAttr::default()
         };
         if let Err(error) = self.qp.modify(&attr, ferroce_engine::QpAttrMask::STATE) {
-            tracing::debug!(%error, "the queue pair of an rsocket");
+            tracing::debug!(%error, "an rsocket cannot move its queue pair to Error");
         }
     }
 
-    /// The next completion wakes who sleeps on the channel.
+    /// The next completion raises an event on the channel.
     pub(super) fn arm(&self) {
         self.cq.req_notify(false);
     }
@@ -294,14 +292,14 @@ impl Drop for Link {
 
 fn end(cq: &CompletionQueue, channel: &CompletionChannel) {
     if cq.destroy().is_err() || channel.destroy().is_err() {
-        tracing::error!("a completion queue of an rsocket is still used");
+        tracing::error!("a completion queue of an rsocket is still in use");
     }
 }
 
-/// Octets to send, in several places.
+/// Octets to send, in several buffers.
 pub(super) struct Pieces<'a> {
     rest: &'a [&'a [u8]],
-    /// Octets of the first one that are gone.
+    /// Octets of the first buffer that were taken.
     gone: usize,
     left: usize,
 }
@@ -311,17 +309,15 @@ impl<'a> Pieces<'a> {
         Self { rest: pieces, gone: 0, left: pieces.iter().map(|piece| piece.len()).sum() }
     }
 
-    /// Octets that are left.
     pub(super) fn left(&self) -> usize {
         self.left
     }
 
-    /// Leaves out the first `count`.
     pub(super) fn skip(&mut self, count: usize) {
         self.take(count, |_, _| {});
     }
 
-    /// Takes `count` octets, at most those left, and gives them to `put` with the number of those before.
+    /// Takes `count` octets, at most those left, and passes each run to `put` with its offset.
     fn take(&mut self, count: usize, mut put: impl FnMut(usize, &[u8])) {
         let mut done = 0;
         while let Some((first, behind)) = self.rest.split_first().filter(|_| done < count) {

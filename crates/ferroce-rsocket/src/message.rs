@@ -1,37 +1,32 @@
 //! The bytes of rsockets (rdma-core 44, `librdmacm/docs/rsocket`): sockets over queue pairs.
 //!
-//! **Streams.** Each end has a receive buffer, which the peer fills by RDMA WRITE, and a table that the peer fills as well:
-//! two [`Grant`]s, pieces of the peer's receive buffer that may be written to, and behind them [`Mapping`]s of memory that a
-//! program opened. Where both are is said once, in the private data of REQ and REP ([`ConnectData`]). Every WRITE that the
-//! other end has to hear of carries immediate data, a [`Message`]. Tables are in the byte order of the host that reads them;
-//! everything else is big-endian.
+//! **Streams.** Each end has a receive buffer and a table, and the peer fills both by RDMA WRITE. The table holds two
+//! [`Grant`]s, which are writable pieces of the peer's receive buffer, and behind them [`Mapping`]s of memory that the
+//! peer's program opened. The private data of REQ and REP ([`ConnectData`]) say where both are. A WRITE that concerns
+//! the other end carries immediate data, a [`Message`]. Tables are in the byte order of the reading host; everything
+//! else is big-endian.
 //!
-//! **Datagrams.** A datagram goes to the UDP port of its destination behind a [`Locator`], which tells the peer which queue
-//! pair of datagrams sent it; the answer is a locator alone. From then on datagrams go to the queue pair, behind a
-//! [`SourceHeader`], which tells the UDP port they come from.
+//! **Datagrams.** The first datagram is sent to the UDP port of its destination behind a [`Locator`], which names the
+//! sender's UD queue pair; the answer is a locator alone. Later datagrams are sent to the queue pair behind a
+//! [`SourceHeader`], which names the sending UDP port.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use ferroce_wire::{Imm, Qpn, Rkey};
 
-/// The only version.
 const VERSION: u8 = 1;
-/// The sender's byte order is the big one.
+/// The sender is big-endian.
 const BIG_ENDIAN: u8 = 1 << 0;
 /// The sender's table has mappings behind the grants.
 const HAS_MAPPINGS: u8 = 1 << 1;
 
-/// Order of the octets in a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ByteOrder {
-    /// The highest first.
     Big,
-    /// The lowest first.
     Little,
 }
 
 impl ByteOrder {
-    /// That of this host.
     pub const NATIVE: Self = if cfg!(target_endian = "big") { Self::Big } else { Self::Little };
 
     const fn put64(self, value: u64) -> [u8; 8] {
@@ -63,29 +58,24 @@ impl ByteOrder {
     }
 }
 
-/// A piece of memory that the other end may write to.
+/// Memory that the other end may write to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grant {
-    /// First octet.
     pub addr: u64,
-    /// Its key.
     pub rkey: Rkey,
-    /// Octets; of a table in [`ConnectData`], grants.
+    /// In octets; in grants for the table in [`ConnectData`].
     pub length: u32,
 }
 
 impl Grant {
-    /// Octets of its form.
+    /// Octets on the wire.
     pub const LEN: usize = 16;
-    /// None.
     pub const NONE: Self = Self { addr: 0, rkey: Rkey::new(0), length: 0 };
 
-    /// As it lies in a table or in private data.
     pub fn emit(&self, order: ByteOrder) -> [u8; Self::LEN] {
         join([order.put64(self.addr).as_slice(), &order.put32(self.rkey.value()), &order.put32(self.length)])
     }
 
-    /// From a table or private data.
     pub fn parse(octets: &[u8; Self::LEN], order: ByteOrder) -> Self {
         let mut rest = octets.as_slice();
         let addr = order.get64(take(&mut rest));
@@ -97,22 +87,19 @@ impl Grant {
 /// Memory that a program opened under an offset of its choice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mapping {
-    /// What its first octet is called.
+    /// The offset of its first octet.
     pub offset: u64,
-    /// The memory.
     pub memory: Grant,
 }
 
 impl Mapping {
-    /// Octets of its form.
+    /// Octets on the wire.
     pub const LEN: usize = 8 + Grant::LEN;
 
-    /// As it lies in a table.
     pub fn emit(&self, order: ByteOrder) -> [u8; Self::LEN] {
         join([order.put64(self.offset).as_slice(), &self.memory.emit(order)])
     }
 
-    /// From a table.
     pub fn parse(octets: &[u8; Self::LEN], order: ByteOrder) -> Self {
         let mut rest = octets.as_slice();
         let offset = order.get64(take(&mut rest));
@@ -120,7 +107,7 @@ impl Mapping {
     }
 }
 
-/// A count of mappings in an octet: to 128 literally, above in units of 256.
+/// Encodes a count of mappings in an octet: literally to 128, above in units of 256.
 fn count_to_code(count: u16) -> u8 {
     match u8::try_from(count) {
         Ok(count) if count <= 0x80 => count,
@@ -132,36 +119,35 @@ fn code_to_count(code: u8) -> u16 {
     if code <= 0x80 { u16::from(code) } else { u16::from(code & 0x7f) << 8 }
 }
 
-/// Mappings that a table has if so many are asked for: fewer, where the octet of [`ConnectData`] cannot say it.
+/// Returns the size of a table for `count` mappings: smaller where the octet of [`ConnectData`] cannot encode the
+/// count.
 pub fn mappings_for(count: u16) -> u16 {
     code_to_count(count_to_code(count))
 }
 
-/// What each end tells the other in the private data of REQ and REP.
+/// The private data of REQ and REP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConnectData {
-    /// The sender's byte order, of what the peer writes into its table.
+    /// The sender's byte order, in which the peer writes the table.
     pub order: ByteOrder,
-    /// Messages that the sender has receive WQEs for.
+    /// Receive WQEs that the sender has posted.
     pub credits: u16,
-    /// Mappings that the sender's table has room for, see [`mappings_for`].
+    /// Capacity of the sender's table for mappings, see [`mappings_for`].
     pub mappings: u16,
-    /// The sender's table.
     pub table: Grant,
-    /// The first grant: where the receiver may write to at once.
+    /// The first grant: the receiver may write to it at once.
     pub first: Grant,
 }
 
-/// Private data that are not those of an rsocket.
+/// The private data are not those of an rsocket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the peer is no rsocket, or one of version {0}")]
 pub struct NoRsocket(pub u8);
 
 impl ConnectData {
-    /// Octets of its form.
+    /// Octets on the wire.
     pub const LEN: usize = 8 + 2 * Grant::LEN;
 
-    /// As private data.
     pub fn emit(&self) -> [u8; Self::LEN] {
         let order = if self.order == ByteOrder::Big { BIG_ENDIAN } else { 0 };
         let [high, low] = self.credits.to_be_bytes();
@@ -169,11 +155,11 @@ impl ConnectData {
         join([head.as_slice(), &self.table.emit(ByteOrder::Big), &self.first.emit(ByteOrder::Big)])
     }
 
-    /// From private data, which may have more octets.
+    /// Parses private data; further octets are ignored.
     ///
     /// # Errors
     ///
-    /// For another version, and for fewer octets.
+    /// For another version, and for too few octets.
     pub fn parse(private: &[u8]) -> Result<Self, NoRsocket> {
         let version = private.first().copied().unwrap_or(0);
         let octets: &[u8; Self::LEN] = private.first_chunk().ok_or(NoRsocket(version))?;
@@ -194,24 +180,23 @@ impl ConnectData {
     }
 }
 
-/// What the immediate data of a WRITE say: three bits which, 29 bits what of it.
+/// The immediate data of a WRITE: three bits of kind, 29 bits of value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// So many octets were written behind the ones before; below 2^29.
+    /// The number of octets written behind the previous ones, below 2^29.
     Data(u32),
-    /// The sender has receive WQEs for all messages before this one, counted from the first; it may have written a grant.
+    /// The sender has receive WQEs for all messages before this number; it may also have written a grant.
     Credits(u16),
-    /// The sender wrote this mapping.
+    /// The sender wrote the mapping of this index.
     Mapped(u16),
     /// Neither end sends any more.
     Disconnect,
-    /// The sender still lives.
     Keepalive,
     /// The sender sends no more.
     Shutdown,
 }
 
-/// Immediate data that mean nothing.
+/// The immediate data have a reserved kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("immediate data {0:#010x} mean nothing")]
 pub struct NoMessage(pub u32);
@@ -224,7 +209,6 @@ const KIND_SHIFT: u32 = 29;
 const VALUE_MASK: u32 = (1 << KIND_SHIFT) - 1;
 
 impl Message {
-    /// As immediate data.
     pub fn imm(self) -> Imm {
         let (kind, value) = match self {
             Self::Data(octets) => (DATA, octets & VALUE_MASK),
@@ -237,11 +221,11 @@ impl Message {
         Imm((kind << KIND_SHIFT | value).to_be_bytes())
     }
 
-    /// From immediate data. Of credits and indices 16 bits count, as rdma-core has it.
+    /// Parses immediate data. Credits and indices use 16 bits, as in rdma-core.
     ///
     /// # Errors
     ///
-    /// For kinds that are reserved.
+    /// For reserved kinds.
     pub fn parse(imm: Imm) -> Result<Self, NoMessage> {
         let word = u32::from_be_bytes(imm.0);
         let value = word & VALUE_MASK;
@@ -257,40 +241,35 @@ impl Message {
     }
 }
 
-/// Bytes that are no header of a datagram. They are dropped.
+/// The datagram has no valid header and is dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("no header of a datagram rsocket")]
 pub struct NoHeader;
 
-/// Whether a datagram on the UDP socket carries something.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LocatorKind {
-    /// Data are behind it, and it wants an answer.
+    /// Data follow, and the sender expects an answer.
     Data,
-    /// It is an answer.
     Answer,
 }
 
-/// What stands before a datagram on the UDP socket: which queue pair its sender has.
+/// The header of a datagram on the UDP socket: the sender's queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Locator {
-    /// Whether it wants an answer.
     pub kind: LocatorKind,
-    /// The sender's queue pair of datagrams.
     pub qpn: Qpn,
     /// The sender's address.
     pub address: IpAddr,
 }
 
 impl Locator {
-    /// The largest one.
     pub const MAX_LEN: usize = Self::HEAD + 16;
     const HEAD: usize = 12;
     const TAG: u32 = 0x5555_5555;
     const V4: u8 = 16;
     const V6: u8 = 28;
 
-    /// Writes it and returns its length.
+    /// Writes the header and returns its length.
     pub fn emit(&self, out: &mut [u8; Self::MAX_LEN]) -> usize {
         let kind = match self.kind {
             LocatorKind::Data => DATA,
@@ -305,11 +284,11 @@ impl Locator {
         usize::from(length)
     }
 
-    /// Parses the head of a datagram, and returns what is behind it.
+    /// Parses the header, and returns the octets behind it.
     ///
     /// # Errors
     ///
-    /// Without the tag, for other kinds, and for a length that is not that of its version.
+    /// Without the tag, for unknown kinds, and for a length that does not fit the IP version.
     pub fn parse(datagram: &[u8]) -> Result<(Self, &[u8]), NoHeader> {
         let head: &[u8; Self::HEAD] = datagram.first_chunk().ok_or(NoHeader)?;
         let mut rest = head.as_slice();
@@ -330,17 +309,16 @@ impl Locator {
     }
 }
 
-/// What stands before a datagram between queue pairs: the UDP socket it comes from.
+/// The header of a datagram between queue pairs: the address of the sending UDP socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SourceHeader(pub SocketAddr);
 
 impl SourceHeader {
-    /// The largest one.
     pub const MAX_LEN: usize = 24;
     const V4: u8 = 8;
     const V6: u8 = 24;
 
-    /// Writes it and returns its length.
+    /// Writes the header and returns its length.
     pub fn emit(&self, out: &mut [u8; Self::MAX_LEN]) -> usize {
         let port = self.0.port().to_be_bytes();
         let mut address = [0; 16];
@@ -358,11 +336,11 @@ impl SourceHeader {
         }
     }
 
-    /// Parses the head of a datagram, and returns what is behind it.
+    /// Parses the header, and returns the octets behind it.
     ///
     /// # Errors
     ///
-    /// For a length that is not that of its version.
+    /// For a length that does not fit the IP version.
     pub fn parse(datagram: &[u8]) -> Result<(Self, &[u8]), NoHeader> {
         let head: &[u8; 4] = datagram.first_chunk().ok_or(NoHeader)?;
         let [version, length, high, low] = *head;
@@ -398,14 +376,14 @@ fn get_address(version: u8, octets: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Takes the first octets; zeros where there are none, which callers rule out by the type they begin with.
+/// Takes the first N octets, or zeros if there are fewer; the callers pass arrays of sufficient size.
 fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
     let Some((head, tail)) = rest.split_first_chunk() else { return [0; N] };
     *rest = tail;
     *head
 }
 
-/// Puts parts together, and zeros behind them.
+/// Concatenates `parts` and fills the rest with zeros.
 fn join<const N: usize, const PARTS: usize>(parts: [&[u8]; PARTS]) -> [u8; N] {
     let mut whole = [0; N];
     whole.iter_mut().zip(parts.into_iter().flatten()).for_each(|(to, from)| *to = *from);
@@ -450,7 +428,7 @@ mod tests {
         for (asked, got) in
             [(0, 0), (1, 1), (128, 128), (129, 128), (255, 128), (256, 256), (257, 256), (0x7fff, 0x7f00)]
         {
-            // 128 in an octet is both a count and the mark of units without any.
+            // 128 is both a literal count and the flag of units with the value 0.
             assert_eq!(mappings_for(asked), got, "{asked}");
         }
     }

@@ -1,6 +1,7 @@
-//! The thread that makes and ends connections of rsockets, and does what is due without any call.
+//! The thread that makes and ends connections of rsockets, and sends keepalives.
 //!
-//! What the broker tells comes on the engine's background thread, which must not wait; here the broker may be asked.
+//! The broker's events arrive on the engine's background thread, which must not block; this thread may wait for the
+//! broker.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,35 +19,30 @@ use ferroce_engine::cm::{Event, EventKind, Sink, Target};
 use ferroce_host::fork::Guarded;
 use ferroce_host::{PerProcess, thread};
 
-/// What the thread does for a stream.
+/// The thread's calls into a stream.
 pub(super) trait StreamTasks: Send + Sync {
-    /// An event of the stream's port or connection.
     fn connection_event(&self, kind: EventKind);
-    /// Answers requests that the listening stream has room for.
+    /// Accepts queued requests while the listening stream has room.
     fn answer_waiting(&self);
     /// The interval of keepalive messages.
     fn keepalive(&self) -> Option<Duration>;
-    /// Sends a keepalive message.
     fn send_keepalive(&self);
 }
 
-/// What the thread does for a datagram socket.
+/// The thread's call into a datagram socket.
 pub(super) trait ReceiveUdp: Send + Sync {
-    /// Takes what came to the UDP socket.
     fn receive_udp(&self);
 }
 
-/// Something to do.
 pub(super) enum Task {
-    /// An event of a stream's port or connection.
     Event(Weak<dyn StreamTasks>, EventKind),
     /// A listening stream has room for another connection.
     Room(Weak<dyn StreamTasks>),
-    /// How often a stream shall say that it lives has changed.
+    /// The keepalive interval of a stream has changed.
     Keepalive(Weak<dyn StreamTasks>),
-    /// The thread shall receive from a datagram socket's UDP socket.
+    /// Watches a datagram socket's UDP socket from now on.
     Receive(Weak<dyn ReceiveUdp>, Arc<Guarded<UdpSocket>>),
-    /// Some are gone.
+    /// Removes the datagram sockets that were dropped.
     Prune,
 }
 
@@ -59,7 +55,7 @@ struct Service {
 
 static SERVICE: PerProcess<Service> = PerProcess::new();
 
-/// Starts the thread, unless it runs.
+/// Starts the thread unless it runs.
 pub(super) fn start() -> io::Result<()> {
     let service = SERVICE.get();
     let _starting = service.starting.lock();
@@ -69,12 +65,12 @@ pub(super) fn start() -> io::Result<()> {
     let waker = Waker::alone()?;
     let own = Arc::clone(&waker);
     thread::spawn_quietly("ferroce-rsocket", move || run(service, &own))?;
-    // Nobody else sets it while the lock is held.
+    // Setting cannot fail: `starting` is locked and the cell was empty.
     let _ = service.waker.set(waker);
     Ok(())
 }
 
-/// Has the thread do something.
+/// Queues a task for the thread.
 pub(super) fn push(task: Task) {
     let service = SERVICE.get();
     service.tasks.lock().push_back(task);
@@ -112,22 +108,22 @@ fn run(service: &Service, waker: &Waker) {
     }
 }
 
-/// UDP sockets of datagram sockets. Each stays open until its rsocket is pruned, because `poll` looks at its number.
+/// UDP sockets of datagram sockets. Each stays open until its rsocket is pruned, because `poll` uses its descriptor.
 #[derive(Default)]
 struct UdpSockets(Vec<(Receiver, Arc<Guarded<UdpSocket>>)>);
 
 type Receiver = Weak<dyn ReceiveUdp>;
 
 impl UdpSockets {
-    /// Waits until something came, and takes it.
+    /// Waits for datagrams or tasks, and receives the datagrams.
     fn wait(&mut self, waker: &Waker, timeout: PollTimeout) {
         let of = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut fds: Vec<_> = self.0.iter().map(|(_, udp)| of(udp.as_fd())).collect();
         fds.push(of(waker.fd()));
-        // Interrupted, it looks as well.
+        // After EINTR the sockets are examined as well.
         let _ = poll(&mut fds, timeout);
-        let came: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
-        for ((socket, _), _) in self.0.iter().zip(came).filter(|(_, came)| *came) {
+        let ready: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
+        for ((socket, _), _) in self.0.iter().zip(ready).filter(|(_, ready)| *ready) {
             if let Some(socket) = socket.upgrade()
                 && catch_unwind(AssertUnwindSafe(|| socket.receive_udp())).is_err()
             {
@@ -140,7 +136,7 @@ impl UdpSockets {
 fn perform(task: Task, alive: &mut Keepalives, sockets: &mut UdpSockets) {
     match task {
         Task::Event(stream, kind) => {
-            // What an event of a stream that is gone brought ends with it.
+            // Dropping the event of a closed stream ends the connection in it.
             if let Some(stream) = stream.upgrade() {
                 stream.connection_event(kind);
             }
@@ -156,7 +152,7 @@ fn perform(task: Task, alive: &mut Keepalives, sockets: &mut UdpSockets) {
     }
 }
 
-/// Streams that say now and then that they live.
+/// Streams with a keepalive interval, each with its next due time.
 #[derive(Default)]
 struct Keepalives(Vec<(Weak<dyn StreamTasks>, Instant)>);
 
@@ -169,7 +165,7 @@ impl Keepalives {
         }
     }
 
-    /// Says what is due; how long nothing will be.
+    /// Sends the keepalives that are due, and returns the time until the next.
     fn run(&mut self, now: Instant) -> PollTimeout {
         self.0.retain_mut(|(stream, due)| {
             if *due > now {
@@ -184,7 +180,7 @@ impl Keepalives {
             })
         });
         let next = self.0.iter().map(|(_, due)| due.saturating_duration_since(now)).min();
-        // Rounded up, lest it looks too early again and again.
+        // Rounded up, so that the thread does not wake just before the time.
         let next = next.map(|next| next + Duration::from_millis(1));
         next.map_or(PollTimeout::NONE, |next| PollTimeout::try_from(next).unwrap_or(PollTimeout::MAX))
     }

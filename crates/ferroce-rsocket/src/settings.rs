@@ -1,5 +1,3 @@
-//! What a program may choose before a stream is connected.
-
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::LazyLock;
@@ -8,20 +6,20 @@ use std::time::Duration;
 use crate::message::mappings_for;
 use crate::protocol::Sizes;
 
-/// What a program may choose before a stream is connected; accepted ones inherit it.
+/// Options that a program may set before a stream is connected; accepted streams inherit them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
-    /// Buffers and queues; made possible when the queue pair is made.
+    /// Rounded to permitted values when the queue pair is created.
     pub sizes: Sizes,
-    /// Others that say so too may have the same port, as long as none listens.
+    /// Permits other sockets with this option to use the same port, unless one listens.
     pub reuse: bool,
-    /// `::` does not mean the addresses of IPv4.
+    /// `::` does not include IPv4 addresses.
     pub v6_only: bool,
-    /// IP's type of service; `None` is the device's default.
+    /// The IP type of service; `None` is the device's default.
     pub tos: Option<u8>,
 }
 
-/// Where an administrator puts other defaults: a file for each, with one number (rsocket(7)).
+/// The administrator's defaults: one file for each, with one number (rsocket(7)).
 const DIRECTORY: &str = "/etc/rdma/rsocket";
 
 /// Defaults of this host.
@@ -51,12 +49,12 @@ fn configured(directory: &Path) -> Configured {
 }
 
 impl Settings {
-    /// What a stream has whose program chooses nothing.
+    /// The host's defaults.
     pub fn usual() -> Self {
         Self { sizes: CONFIGURED.sizes, reuse: false, v6_only: false, tos: None }
     }
 
-    /// How long `rpoll` looks before it sleeps.
+    /// The time that `rpoll` polls before it sleeps.
     pub fn polling() -> Duration {
         CONFIGURED.polling
     }

@@ -20,7 +20,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::link::Link;
 use super::service::{self, StreamTasks, Task};
 use super::settings::Settings;
-use super::waker::{Patience, Waker};
+use super::waker::{Blocking, Waker};
 use crate::error::{Failure, Ready, RsocketError};
 use ferroce_engine::cm::{Connection, EventKind, Port};
 use ferroce_engine::{AhAttr, CompletionChannel};
@@ -30,41 +30,33 @@ use listener::Listener;
 use mappings::Mapped;
 pub use transfer::Progress;
 
-/// How far a stream has come.
 enum Role {
-    /// It has no connection, perhaps a port.
+    /// Unconnected, perhaps with a port.
     Idle,
-    /// It takes requests.
     Listening(Listener),
-    /// The peer was asked.
+    /// A request was sent.
     Connecting {
-        /// What it was asked.
         req: Box<Req>,
-        /// The way there.
         ah: AhAttr,
-        /// Of packets on that way.
+        /// Packet life time of the path.
         life: CmTime,
     },
-    /// The peer asked this one's parent, and was answered.
+    /// The parent's peer sent a request, which was answered.
     Accepting(Weak<Stream>),
-    /// Both ends are there, or were.
+    /// Both ends were connected, and may have disconnected since.
     Connected,
-    /// There will never be a connection.
+    /// The connection attempt failed.
     Failed,
-    /// The program is done with it.
     Closed,
 }
 
-/// Both addresses of a stream that came of a request.
+/// The addresses of an accepted stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Accepted {
-    /// Ours.
     pub local: SocketAddr,
-    /// The peer's.
     pub remote: SocketAddr,
 }
 
-/// A stream rsocket.
 #[doc(alias = "rsocket")]
 pub struct Stream {
     me: Weak<Stream>,
@@ -93,15 +85,15 @@ struct State {
 type Guard<'a> = MutexGuard<'a, State>;
 
 impl State {
-    /// Takes completions; wakes the others if there were any. Whether there were.
+    /// Takes completions and wakes the waiting threads if there were any, which it returns.
     fn pump(&mut self) -> bool {
         let Some(link) = &mut self.link else { return false };
         if !matches!(self.role, Role::Connected) {
             return false;
         }
-        let before = link.books.as_ref().map(|books| books.phase());
+        let before = link.protocol.as_ref().map(|protocol| protocol.phase());
         let moved = link.pump();
-        let after = link.books.as_ref().map(|books| books.phase());
+        let after = link.protocol.as_ref().map(|protocol| protocol.phase());
         if let (Some(Phase::Connected), Some(Phase::Failed(fault))) = (before, after) {
             tracing::debug!(%fault, "an rsocket ends");
             self.failure = Some(fault.into());
@@ -112,7 +104,7 @@ impl State {
         moved
     }
 
-    /// Something changed: whoever waits looks again.
+    /// Makes every waiting thread check the state again.
     fn wake(&mut self) {
         self.waiting.iter().for_each(|waker| waker.wake());
         if let (true, Some(link)) = (self.sleeper, &self.link) {
@@ -120,28 +112,27 @@ impl State {
         }
     }
 
-    fn books(&self) -> Option<&crate::protocol::Stream> {
-        self.link.as_ref()?.books.as_ref()
+    fn protocol(&self) -> Option<&crate::protocol::Stream> {
+        self.link.as_ref()?.protocol.as_ref()
     }
 
-    /// Octets that can be read.
     fn available(&self) -> u32 {
-        self.books().map_or(0, |books| books.available())
+        self.protocol().map_or(0, |protocol| protocol.available())
     }
 
-    /// Something can be read, or nothing ever will.
+    /// Octets are readable, or none will arrive any more.
     fn has_input(&self) -> bool {
-        self.available() > 0 || self.books().is_none_or(|books| !books.is_readable())
+        self.available() > 0 || self.protocol().is_none_or(|protocol| !protocol.is_readable())
     }
 
-    /// Something can be sent, or nothing ever will.
+    /// Octets can be sent, or sending has ended.
     fn has_room(&self) -> bool {
-        self.books().is_none_or(|books| books.can_send() || !books.is_writable())
+        self.protocol().is_none_or(|protocol| protocol.can_send() || !protocol.is_writable())
     }
 
-    /// What was sent has arrived, or nothing will any more.
+    /// All octets sent have arrived, or the connection has ended.
     fn is_drained(&self) -> bool {
-        self.books().is_none_or(|books| books.is_drained() || books.phase() != Phase::Connected)
+        self.protocol().is_none_or(|protocol| protocol.is_drained() || protocol.phase() != Phase::Connected)
     }
 
     fn ready(&self) -> Ready {
@@ -149,7 +140,7 @@ impl State {
             Role::Listening(listener) => Ready { readable: listener.is_ready(), ..Ready::default() },
             Role::Failed => Ready { readable: true, writable: true, hang_up: false, error: true },
             Role::Connected => {
-                let phase = self.books().map_or(Phase::Disconnected, |books| books.phase());
+                let phase = self.protocol().map_or(Phase::Disconnected, |protocol| protocol.phase());
                 Ready {
                     readable: self.has_input(),
                     writable: self.has_room(),
@@ -163,11 +154,9 @@ impl State {
 }
 
 impl Stream {
-    /// A stream without address.
-    ///
     /// # Errors
     ///
-    /// Without another descriptor.
+    /// If no descriptor is free.
     pub fn new(v6: bool) -> io::Result<Arc<Self>> {
         Self::with(State {
             settings: Settings::usual(),
@@ -194,7 +183,6 @@ impl Stream {
         Ok(Arc::new_cyclic(|me| Self { me: me.clone(), fd, state: Mutex::new(state) }))
     }
 
-    /// One that came of a request.
     fn accepted(
         addresses: Accepted,
         settings: Settings,
@@ -213,22 +201,20 @@ impl Stream {
         Ok(stream)
     }
 
-    /// It has this connection.
     pub(super) fn own(&self, connection: Connection) {
         self.state.lock().connection = Some(connection);
     }
 
-    /// A descriptor that is the stream's alone. It says nothing: see [`Self::watch`].
+    /// A descriptor that identifies the stream. It reports no readiness: see [`Self::watch`].
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// What the program chose.
     pub fn settings(&self) -> Settings {
         self.state.lock().settings
     }
 
-    /// Changes what the program chose. Whether it counts: once there is a queue pair, sizes come too late, and stay.
+    /// Returns `false` once a queue pair exists; sizes then stay as they are.
     pub fn choose(&self, change: impl FnOnce(&mut Settings)) -> bool {
         let mut state = self.state.lock();
         let sizes = state.settings.sizes;
@@ -239,44 +225,41 @@ impl Stream {
         state.link.is_none()
     }
 
-    /// Whether there is a connection.
     pub fn is_connected(&self) -> bool {
         let state = self.state.lock();
         matches!(state.role, Role::Connected)
-            && state.books().is_some_and(|books| books.phase() == Phase::Connected)
+            && state.protocol().is_some_and(|protocol| protocol.phase() == Phase::Connected)
     }
 
-    /// Its address; the wildcard without one.
+    /// The local address, or the wildcard without one.
     pub fn local_addr(&self) -> SocketAddr {
         let state = self.state.lock();
         state.local.unwrap_or_else(|| wildcard(state.v6))
     }
 
-    /// The peer's address.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.state.lock().remote
     }
 
-    /// Payload of a full packet, once the way is known.
+    /// The payload of a full packet; `None` until the path is known.
     pub fn mtu(&self) -> Option<PathMtu> {
         self.state.lock().mtu
     }
 
-    /// What made the connection fail, told once.
+    /// Returns the failure of the connection once.
     pub fn take_failure(&self) -> Option<Failure> {
         self.state.lock().failure.take()
     }
 
-    /// How often it says that it lives.
     pub fn keepalive(&self) -> Option<Duration> {
         self.state.lock().keepalive
     }
 
-    /// Has it say so often that it lives, or not at all. A peer that is gone is noticed by that.
+    /// Sends keepalives at this interval; with them the stream notices a peer that has vanished. `None` stops them.
     ///
     /// # Errors
     ///
-    /// If the thread that does it cannot be started.
+    /// If the service thread cannot be started.
     pub fn set_keepalive(&self, interval: Option<Duration>) -> io::Result<()> {
         service::start()?;
         self.state.lock().keepalive = interval;
@@ -284,35 +267,34 @@ impl Stream {
         Ok(())
     }
 
-    /// Says that it lives.
-    fn say_alive(&self) {
+    fn post_keepalive(&self) {
         let mut state = self.state.lock();
         state.pump();
         if matches!(state.role, Role::Connected)
             && let Some(link) = &mut state.link
-            && let Some(write) = link.books.as_mut().and_then(|books| books.keepalive())
+            && let Some(write) = link.protocol.as_mut().and_then(|protocol| protocol.keepalive())
         {
             link.post(&write);
         }
     }
 
-    /// What can be done without waiting.
+    /// Takes completions and returns the operations that would not block.
     pub fn ready(&self) -> Ready {
         let mut state = self.state.lock();
         state.pump();
         state.ready()
     }
 
-    /// As [`Self::ready`]. From now on `waker` is woken when that may have changed, until [`Self::unwatch`]; so does the
-    /// descriptor of the channel, if there is one, say it by becoming readable.
+    /// As [`Self::ready`]. Until [`Self::unwatch`], `waker` is woken when the result may have changed; the descriptor
+    /// of the returned channel becomes readable for the same reason.
     pub fn watch(&self, waker: &Arc<Waker>) -> (Ready, Option<Arc<CompletionChannel>>) {
         let mut state = self.state.lock();
         if !state.waiting.iter().any(|known| Arc::ptr_eq(known, waker)) {
             state.waiting.push(Arc::clone(waker));
         }
         let mut channel = None;
-        if let Some(link) = state.link.as_ref().filter(|link| link.books.is_some()) {
-            // One that sleeps on it takes its events, and wakes all.
+        if let Some(link) = state.link.as_ref().filter(|link| link.protocol.is_some()) {
+            // A thread that sleeps on the channel takes its events and wakes the others.
             if !state.sleeper {
                 link.channel.take_back();
                 channel = Some(Arc::clone(&link.channel));
@@ -323,16 +305,16 @@ impl Stream {
         (state.ready(), channel)
     }
 
-    /// Takes [`Self::watch`] back.
+    /// Undoes [`Self::watch`].
     pub fn unwatch(&self, waker: &Arc<Waker>) {
         self.state.lock().waiting.retain(|known| !Arc::ptr_eq(known, waker));
     }
 
-    /// Waits until `done` says so.
+    /// Waits until `done` returns true.
     fn wait<'a>(
         &'a self,
         mut state: Guard<'a>,
-        patience: Patience,
+        blocking: Blocking,
         done: impl Fn(&State) -> bool,
     ) -> Result<Guard<'a>, RsocketError> {
         loop {
@@ -345,19 +327,19 @@ impl Stream {
             if state.pump() {
                 continue;
             }
-            if patience == Patience::None {
+            if blocking == Blocking::None {
                 return Err(RsocketError::WouldBlock);
             }
-            if let Some(sleep) = self.fall_asleep(&mut state)? {
-                patience.spend(sleep, &mut state)?;
+            if let Some(sleep) = self.prepare_sleep(&mut state)? {
+                blocking.apply(sleep, &mut state)?;
             }
         }
     }
 
-    /// Prepares a sleep until something may have changed. `None`: something may have.
-    fn fall_asleep(&self, state: &mut Guard<'_>) -> Result<Option<Sleep>, RsocketError> {
+    /// Prepares a sleep until the state may have changed. Returns `None` if it has changed already.
+    fn prepare_sleep(&self, state: &mut Guard<'_>) -> Result<Option<Sleep>, RsocketError> {
         let stream = self.me.upgrade().ok_or(RsocketError::Closed)?;
-        let channel = state.link.as_ref().filter(|link| link.books.is_some()).map(|link| {
+        let channel = state.link.as_ref().filter(|link| link.protocol.is_some()).map(|link| {
             link.arm();
             Arc::clone(&link.channel)
         });
@@ -379,10 +361,10 @@ impl Stream {
         }
     }
 
-    /// Stops reading, sending or both, and waits until the peer has everything.
+    /// Shuts down reading, sending or both, and waits until the peer has all octets.
     ///
     /// # Errors
-    ///
+    /// [`RsocketError::NotConnected`]; [`RsocketError::Interrupted`] by a signal during the wait.
     /// [`RsocketError::NotConnected`]; [`RsocketError::Interrupted`] while it waits.
     #[doc(alias = "rshutdown")]
     pub fn shutdown(&self, how: How) -> Result<(), RsocketError> {
@@ -392,25 +374,25 @@ impl Stream {
         }
         state.pump();
         if let Some(link) = &mut state.link {
-            if let Some(books) = &mut link.books {
-                books.shutdown(how);
+            if let Some(protocol) = &mut link.protocol {
+                protocol.shutdown(how);
             }
-            link.tell();
+            link.post_control();
         }
         state.wake();
-        if how != How::Read || state.books().is_some_and(|books| !books.is_writable()) {
-            state = self.wait(state, Patience::Sleep, State::is_drained)?;
+        if how != How::Read || state.protocol().is_some_and(|protocol| !protocol.is_writable()) {
+            state = self.wait(state, Blocking::Sleep, State::is_drained)?;
         }
-        if state.books().is_some_and(|books| books.phase() == Phase::Disconnected) {
-            self.part(&mut state);
+        if state.protocol().is_some_and(|protocol| protocol.phase() == Phase::Disconnected) {
+            self.disconnect(&mut state);
         }
         Ok(())
     }
 
-    /// Ends the connection, in the eyes of connection management as well.
-    fn part(&self, state: &mut State) {
+    /// Disconnects the queue pair and the connection manager's connection.
+    fn disconnect(&self, state: &mut State) {
         if let Some(link) = &state.link {
-            link.break_off();
+            link.move_to_error();
         }
         if let Some(connection) = &state.connection
             && let Err(error) = connection.disconnect()
@@ -420,13 +402,14 @@ impl Stream {
         state.wake();
     }
 
-    /// Ends it: as [`Self::shutdown`] of both if there is a connection, at once if not. Calls that wait return.
+    /// Closes the stream: a connected one as [`Self::shutdown`] of both directions, others at once. Waiting calls
+    /// return.
     #[doc(alias = "rclose")]
     pub fn close(&self) {
         if self.is_connected()
             && let Err(error) = self.shutdown(How::Both)
         {
-            tracing::debug!(%error, "an rsocket is closed without farewell");
+            tracing::debug!(%error, "an rsocket is closed without a disconnect message");
         }
         let ended = {
             let mut state = self.state.lock();
@@ -436,7 +419,7 @@ impl Stream {
             let mapped = std::mem::take(&mut state.mapped);
             (role, mapped, state.port.take(), state.connection.take(), state.link.take())
         };
-        // Asks the broker, and waits for those who are inside.
+        // Calls the broker, and waits for threads inside the objects, so the lock is free.
         drop(ended);
     }
 }
@@ -452,12 +435,12 @@ impl Drop for Sleeper {
         self.channel.take_back();
         let mut state = self.stream.state.lock();
         state.sleeper = false;
-        // If this thread has what it waits for, another one must take its place.
+        // If this thread returns, another one must take its place.
         state.waiting.iter().for_each(|waker| waker.wake());
     }
 }
 
-/// A thread that waits in a stream's list.
+/// A thread that sleeps on its waker in a stream's list.
 struct Waiter {
     stream: Arc<Stream>,
     waker: Arc<Waker>,
@@ -485,14 +468,14 @@ impl StreamTasks for Stream {
     }
 
     fn send_keepalive(&self) {
-        self.say_alive();
+        self.post_keepalive();
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        // The connection before the queue pair: the peer is to hear of it.
+        // Dropped before the queue pair, so that the peer receives a DREQ.
         state.connection = None;
     }
 }

@@ -1,4 +1,4 @@
-//! How a thread that waits is woken.
+//! Waking of waiting threads.
 
 use std::cell::RefCell;
 use std::io;
@@ -13,30 +13,30 @@ use ferroce_engine::Sleep;
 use ferroce_host::event;
 use ferroce_host::fork::{self, Guarded};
 
-/// A descriptor of a thread that waits: readable once somebody woke it.
+/// A descriptor of a waiting thread: readable after a wake.
 pub struct Waker {
     fd: Guarded<EventFd>,
     epoch: u64,
 }
 
-/// The behaviour of a call that does not have at once what it waits for.
+/// The behaviour of a call that cannot finish at once.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Patience {
-    /// It fails with [`super::RsocketError::WouldBlock`].
+pub(super) enum Blocking {
+    /// The call fails with [`super::RsocketError::WouldBlock`].
     None,
-    /// It prepares a sleep, which the caller gets as [`super::RsocketError::Suspended`] and after which it calls again.
+    /// The call fails with [`super::RsocketError::Suspended`]; the caller sleeps, and calls again.
     Suspend,
-    /// It sleeps.
+    /// The call sleeps.
     Sleep,
 }
 
-impl Patience {
+impl Blocking {
     pub(super) fn unless(nonblocking: bool) -> Self {
         if nonblocking { Self::None } else { Self::Suspend }
     }
 
-    /// Does that with a sleep that was just prepared, with the state's lock given back meanwhile.
-    pub(super) fn spend<T>(self, sleep: Sleep, state: &mut MutexGuard<'_, T>) -> Result<(), RsocketError> {
+    /// Sleeps with the state's lock released, or returns the sleep to the caller.
+    pub(super) fn apply<T>(self, sleep: Sleep, state: &mut MutexGuard<'_, T>) -> Result<(), RsocketError> {
         match self {
             Self::Sleep => Ok(MutexGuard::unlocked(state, || sleep.sleep())?),
             Self::None | Self::Suspend => Err(RsocketError::Suspended(Box::new(sleep))),
@@ -49,22 +49,22 @@ thread_local! {
 }
 
 impl Waker {
-    /// Nobody's in particular.
+    /// Creates a waker that belongs to no thread.
     ///
     /// # Errors
     ///
-    /// Without another descriptor.
+    /// If no descriptor is free.
     pub fn alone() -> io::Result<Arc<Self>> {
         fork::install();
         let fd = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         Ok(Arc::new(Self { fd: Guarded::new(fd), epoch: fork::epoch() }))
     }
 
-    /// The calling thread's, not woken.
+    /// Returns the calling thread's waker, cleared.
     ///
     /// # Errors
     ///
-    /// Without another descriptor.
+    /// If no descriptor is free.
     pub fn own() -> io::Result<Arc<Self>> {
         OWN.with_borrow_mut(|own| {
             if let Some(waker) = own.as_ref().filter(|waker| waker.epoch == fork::epoch()) {
@@ -77,20 +77,17 @@ impl Waker {
         })
     }
 
-    /// Readable once it was woken.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Wakes it.
     pub fn wake(&self) {
-        // Full, it is readable already.
+        // A full eventfd is readable already.
         let _ = event::signal(&*self.fd);
     }
 
-    /// Takes all wakes back.
     pub fn clear(&self) {
-        // Empty, there is nothing to take back.
+        // EAGAIN means that it is clear.
         let _ = event::silence(&*self.fd);
     }
 }

@@ -1,4 +1,4 @@
-//! The inputs that fuzzing found, and some thousand random ones, on stable Rust.
+//! Replays the inputs that fuzzing found, and some thousand random ones, on stable Rust.
 
 #[path = "../../../fuzz/bodies/rsocket.rs"]
 mod rsocket;

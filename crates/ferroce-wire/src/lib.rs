@@ -6,6 +6,7 @@
 //! Layout facts are cited as `IBTA 9.2` (InfiniBand Architecture Specification volume 1) and `RoCEv2 A17` (its annex).
 
 #![no_std]
+#![warn(missing_docs)]
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),

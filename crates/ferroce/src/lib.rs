@@ -1,7 +1,7 @@
 //! RDMA verbs from Rust, on any Linux machine: no RDMA card, no kernel module, no root.
 //!
-//! What goes over the wire is RoCEv2, so the other end may be a program on a RoCE card, on the
-//! Linux kernel's `rdma_rxe`, or one that uses ferroce through `libibverbs`.
+//! The wire protocol is RoCEv2. The other end may be a program on a RoCE card, on the Linux kernel's `rdma_rxe`, or one
+//! that uses ferroce through `libibverbs`.
 //!
 //! ```no_run
 //! use ferroce::{Access, Connection, Context, QpOptions, Status};
@@ -26,12 +26,12 @@
 //! # }
 //! ```
 //!
-//! Who is at the other end need not be told by other means: [`cm`] connects by IP address.
+//! Instead of an exchange by other means, [`cm`] connects by IP address.
 //!
-//! Everything here is released when dropped. Memory is registered by value or for the length of a
-//! closure, so that the device never writes to memory that was given back; see [`mr`].
+//! Dropping an object releases it. Memory is registered by value or for the length of a closure, so that the device
+//! never writes to memory that was freed; see [`mr`].
 #![deny(unsafe_code)]
-#![warn(missing_debug_implementations)]
+#![warn(missing_docs, missing_debug_implementations)]
 
 mod access;
 pub mod cm;

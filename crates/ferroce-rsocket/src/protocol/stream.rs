@@ -13,7 +13,7 @@ use super::types::{
 };
 use ferroce_proto::{Remote, WcStatus};
 
-/// What a work request was, in its id: the kind in the upper half, octets in the lower.
+/// The kind of a work request and its octets, encoded in its id: the kind in the upper half, octets in the lower.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Posted {
     Data(u32),
@@ -44,9 +44,9 @@ impl Posted {
 
 /// One end of a connected stream.
 ///
-/// After each call, [`Stream::control`] is asked until it has nothing more; every [`Write`] that was returned is posted, in
-/// that order. Completions come to [`Stream::sent`] and [`Stream::received`], in their order; for each of the latter another
-/// receive WQE is posted.
+/// After each call, the caller drains [`Stream::control`] and posts every returned [`Write`] in order. It passes
+/// completions to [`Stream::sent`] and [`Stream::received`] in order, and posts another receive WQE for each of the
+/// latter.
 #[derive(Debug)]
 pub struct Stream {
     sizes: Sizes,
@@ -60,39 +60,39 @@ pub struct Stream {
     /// Number of the next message, and the first that the peer has no room for.
     number: u16,
     limit: u16,
-    /// Send WQEs for all but control messages.
+    /// Free send WQEs, without those for control messages.
     slots: u16,
     control: u16,
-    /// Said as soon as there is a slot.
-    farewell: Option<Message>,
+    /// Sent as soon as a slot is free.
+    pending_end: Option<Message>,
     send_at: u32,
     send_free: u32,
-    /// What is left of the grant in use, the place of the next, and how many came that were not taken.
+    /// The rest of the grant in use, the table index of the next one, and the number of grants that arrived unused.
     grant: Grant,
     next_grant: usize,
     untaken: usize,
-    /// What the peer mapped.
+    /// Memory that the peer mapped.
     mapped: Vec<Option<Mapping>>,
 
     // Receiving.
     /// Octets that the peer may still write.
     granted: u32,
-    /// Messages that were not read to their end: octets left of each.
+    /// The unread octets of each received message.
     messages: VecDeque<u32>,
     available: u32,
     read_at: u32,
-    /// Octets read that were not granted again, and where they begin.
+    /// Octets read but not granted again, and their start.
     ungranted: u32,
     grant_at: u32,
-    /// Messages read, and the number of them at which credits are due.
+    /// Messages read, and the count at which credits are due.
     read: u16,
     due: u16,
-    /// Place of our next grant in the peer's table.
-    peer_place: u32,
+    /// Index of our next grant in the peer's table.
+    peer_index: u32,
 }
 
 impl Stream {
-    /// One end, when both know each other's data.
+    /// Builds one end after both ends exchanged their connection data.
     ///
     /// # Errors
     ///
@@ -113,7 +113,7 @@ impl Stream {
             limit: peer.credits,
             slots: sizes.send_queue.saturating_sub(CONTROL_SLOTS),
             control: 0,
-            farewell: None,
+            pending_end: None,
             send_at: 0,
             send_free: sizes.send_buffer,
             grant: peer.first,
@@ -128,12 +128,12 @@ impl Stream {
             grant_at: half,
             read: 0,
             due: sizes.receive_queue / 2,
-            peer_place: 1,
+            peer_index: 1,
         })
     }
 
-    /// What the peer is told when the connection is made.
-    pub fn introduction(sizes: &Sizes, own: &OwnMemory) -> ConnectData {
+    /// Returns the private data of our REQ or REP.
+    pub fn connect_data(sizes: &Sizes, own: &OwnMemory) -> ConnectData {
         let grant = |memory: Remote, length| Grant { addr: memory.addr, rkey: memory.rkey, length };
         ConnectData {
             order: ByteOrder::NATIVE,
@@ -144,7 +144,6 @@ impl Stream {
         }
     }
 
-    /// How it stands.
     pub fn phase(&self) -> Phase {
         self.phase
     }
@@ -153,22 +152,20 @@ impl Stream {
         self.phase == Phase::Connected
     }
 
-    /// More may come, or came and was not read.
+    /// The peer may send more, or received octets are unread.
     pub fn is_readable(&self) -> bool {
         self.readable && self.is_connected()
     }
 
-    /// This end did not stop sending, nor did the peer go.
+    /// This end has not shut down sending, and the peer is connected.
     pub fn is_writable(&self) -> bool {
         self.writable && self.is_connected()
     }
 
-    /// Octets that can be read.
     pub fn available(&self) -> u32 {
         self.available
     }
 
-    /// Something can be sent at once.
     pub fn can_send(&self) -> bool {
         self.is_writable()
             && self.slots > 0
@@ -177,21 +174,21 @@ impl Stream {
             && self.grant.length > 0
     }
 
-    /// Everything that was sent has arrived.
+    /// All octets sent have arrived.
     pub fn is_drained(&self) -> bool {
         let all = self.sizes.send_queue.saturating_sub(CONTROL_SLOTS);
-        self.slots == all && self.control == 0 && self.farewell.is_none()
+        self.slots == all && self.control == 0 && self.pending_end.is_none()
     }
 
-    /// The piece to begin with; see [`Stream::transfer`].
+    /// The first piece of a transfer; see [`Stream::transfer`].
     pub const FIRST_PIECE: u32 = LOW_WATER;
 
-    /// The piece to follow one of `piece` octets: small ones leave early, large ones cost less.
+    /// The piece after one of `piece` octets: small first pieces leave early, large later ones cost less.
     pub fn next_piece(piece: u32) -> u32 {
         piece.saturating_mul(2).min(MAX_TRANSFER)
     }
 
-    /// Sends up to `octets`; how many it says in the payload. `None` if nothing can be sent now.
+    /// Sends up to `octets`; the payload gives the number. Returns `None` if nothing can be sent now.
     pub fn transfer(&mut self, octets: u32, table: &impl Table) -> Option<Write> {
         if !self.can_send() || octets == 0 {
             return None;
@@ -211,11 +208,11 @@ impl Stream {
         })
     }
 
-    /// Writes up to `octets` to what the peer mapped at `offset`. `None` if nothing can be sent now.
+    /// Writes up to `octets` to the memory that the peer mapped at `offset`. Returns `None` if nothing can be sent now.
     ///
     /// # Errors
     ///
-    /// If nothing is mapped there.
+    /// If the peer mapped no memory there.
     pub fn direct(&mut self, offset: u64, octets: u32) -> Result<Option<Write>, NoMapping> {
         let within = |mapping: &&Mapping| {
             offset.checked_sub(mapping.offset).is_some_and(|past| past < u64::from(mapping.memory.length))
@@ -232,14 +229,14 @@ impl Stream {
         Ok(Some(Write { wr_id: Posted::Data(length).id(), payload, remote, imm: None }))
     }
 
-    /// Mappings that the peer's table has room for.
+    /// Capacity of the peer's table for mappings.
     pub fn peer_mappings(&self) -> u16 {
         self.peer.mappings
     }
 
-    /// Tells the peer what is mapped under `index`, which is below [`Stream::peer_mappings`]. `None` if nothing can be
+    /// Announces the mapping of `index`, which is below [`Stream::peer_mappings`]. Returns `None` if nothing can be
     /// sent now.
-    pub fn tell_mapping(&mut self, index: u16, mapping: &Mapping) -> Option<Write> {
+    pub fn announce_mapping(&mut self, index: u16, mapping: &Mapping) -> Option<Write> {
         if !self.can_send() {
             return None;
         }
@@ -259,7 +256,7 @@ impl Stream {
         Remote { addr: self.peer.table.addr.wrapping_add(at), rkey: self.peer.table.rkey }
     }
 
-    /// Takes room in the send buffer. Inline octets are captured at once, but counted until they arrived.
+    /// Takes room in the send buffer. Inline octets are captured at once, but count until they arrive.
     fn buffer(&mut self, length: u32) -> Payload {
         self.slots -= 1;
         self.send_free -= length;
@@ -276,7 +273,7 @@ impl Stream {
         Payload::Buffer { at, first, wrapped, inline }
     }
 
-    /// Takes the next grant, if the one in use is used up and another one came.
+    /// Takes the next grant if the current one is used up.
     fn take_grant(&mut self, table: &impl Table) {
         if self.grant.length > 0 || self.untaken == 0 {
             return;
@@ -291,7 +288,7 @@ impl Stream {
         }
     }
 
-    /// The next thing to tell the peer beside data, if anything is due.
+    /// Returns the next control message that is due.
     pub fn control(&mut self) -> Option<Write> {
         if !self.is_connected() || self.control == CONTROL_SLOTS {
             return None;
@@ -309,7 +306,7 @@ impl Stream {
             let (payload, remote) = self.grant_half(half);
             return Some(Write { wr_id, payload, remote, imm });
         }
-        let message = self.farewell.take()?;
+        let message = self.pending_end.take()?;
         self.control += 1;
         let posted = if message == Message::Disconnect { Posted::Disconnect } else { Posted::Control };
         Some(Write { wr_id: posted.id(), payload: Payload::None, remote: NOWHERE, imm: Some(message.imm()) })
@@ -319,15 +316,16 @@ impl Stream {
         let memory = self.own.receive;
         let addr = memory.addr.wrapping_add(u64::from(self.grant_at));
         let grant = Grant { addr, rkey: memory.rkey, length: half };
-        let remote = self.in_peer_table(u64::from(self.peer_place) * Grant::LEN as u64);
+        let remote = self.in_peer_table(u64::from(self.peer_index) * Grant::LEN as u64);
         self.ungranted -= half;
         self.granted += half;
         self.grant_at = if self.grant_at == 0 { half } else { 0 };
-        self.peer_place = (self.peer_place + 1) % self.peer.table.length;
+        self.peer_index = (self.peer_index + 1) % self.peer.table.length;
         (Payload::Grant(grant.emit(self.peer.order)), remote)
     }
 
-    /// Says that this end still lives, if that need not wait. The peer's queue pair answers, its program hears nothing.
+    /// Returns a keepalive message if a slot is free. The peer's queue pair acknowledges it; its program does not
+    /// notice.
     pub fn keepalive(&mut self) -> Option<Write> {
         if !self.is_connected() || self.control == CONTROL_SLOTS {
             return None;
@@ -336,7 +334,7 @@ impl Stream {
         Some(Write { wr_id: Posted::Control.id(), payload: Payload::None, remote: NOWHERE, imm: None })
     }
 
-    /// Stops reading, sending or both. What was sent before still arrives: see [`Stream::is_drained`].
+    /// Shuts down reading, sending or both. Octets sent before still arrive: see [`Stream::is_drained`].
     pub fn shutdown(&mut self, how: How) {
         if !self.is_connected() {
             return;
@@ -347,21 +345,21 @@ impl Stream {
         if (self.readable, self.writable) == (before_read, before_write) {
             return;
         }
-        self.farewell = match (self.readable, self.writable) {
+        self.pending_end = match (self.readable, self.writable) {
             (false, false) => Some(Message::Disconnect),
             (true, false) => Some(Message::Shutdown),
-            (_, true) => self.farewell,
+            (_, true) => self.pending_end,
         };
     }
 
-    /// The connection is no more.
+    /// The connection has ended.
     pub fn hang_up(&mut self) {
         if self.is_connected() {
             self.phase = Phase::Disconnected;
         }
     }
 
-    /// It ends by a fault; the first one counts.
+    /// Ends the stream with a fault, unless it has one.
     pub fn fail(&mut self, fault: Fault) {
         if self.is_connected() {
             self.phase = Phase::Failed(fault);
@@ -387,7 +385,7 @@ impl Stream {
         }
     }
 
-    /// A message came.
+    /// A message arrived.
     pub fn received(&mut self, incoming: Incoming, table: &impl Table) {
         if let Err(fault) = self.take(incoming, table) {
             self.fail(fault);
@@ -395,8 +393,9 @@ impl Stream {
     }
 
     fn take(&mut self, Incoming { imm, written }: Incoming, table: &impl Table) -> Result<(), Fault> {
-        let stands_for = |said| if written == said { Ok(()) } else { Err(Fault::Length { said, written }) };
-        match Message::parse(imm.ok_or(Fault::Silent)?)? {
+        let stands_for =
+            |announced| if written == announced { Ok(()) } else { Err(Fault::Length { announced, written }) };
+        match Message::parse(imm.ok_or(Fault::NoImmediate)?)? {
             Message::Data(octets) => {
                 stands_for(octets)?;
                 self.take_data(octets)
@@ -417,7 +416,8 @@ impl Stream {
                 let mut octets = [0; Mapping::LEN];
                 table.read(GRANTS * Grant::LEN + usize::from(index) * Mapping::LEN, &mut octets);
                 *place = Some(Mapping::parse(&octets, ByteOrder::NATIVE));
-                // It was numbered, so it is read. (rdma-core 44 forgets this, and loses a credit each time.)
+                // It is a numbered message, so it counts as read. (rdma-core 44 omits this, and loses a credit each
+                // time.)
                 self.read = self.read.wrapping_add(1);
                 Ok(())
             }
@@ -434,8 +434,10 @@ impl Stream {
     }
 
     fn take_data(&mut self, octets: u32) -> Result<(), Fault> {
-        self.granted =
-            self.granted.checked_sub(octets).ok_or(Fault::Overrun { said: octets, granted: self.granted })?;
+        self.granted = self
+            .granted
+            .checked_sub(octets)
+            .ok_or(Fault::Overrun { announced: octets, granted: self.granted })?;
         if octets == 0 {
             self.read = self.read.wrapping_add(1);
             return Ok(());
@@ -448,15 +450,15 @@ impl Stream {
         Ok(())
     }
 
-    /// Where the next octets to read lie in the receive buffer, at most `octets`: from the first place on so many, then from
-    /// its start so many.
+    /// Locates up to `octets` readable octets in the receive buffer: the start, the count to the end of the ring, and
+    /// the count from its beginning.
     pub fn readable_at(&self, octets: usize) -> (u32, u32, u32) {
         let length = u32::try_from(octets).unwrap_or(u32::MAX).min(self.available);
         let first = length.min(self.sizes.receive_buffer - self.read_at);
         (self.read_at, first, length - first)
     }
 
-    /// So many octets were read, at most [`Stream::available`].
+    /// Marks `octets` as read, at most [`Stream::available`].
     pub fn consume(&mut self, octets: u32) {
         let mut left = octets.min(self.available);
         self.available -= left;
@@ -477,5 +479,5 @@ impl Stream {
     }
 }
 
-/// Of a WRITE without octets.
+/// Target of a WRITE without octets.
 const NOWHERE: Remote = Remote { addr: 0, rkey: Rkey::new(0) };

@@ -1,5 +1,5 @@
-//! Two ends and the wire between them: any interleaving, small buffers, few credits. The octets must come out as they went
-//! in, and somebody must always be able to go on.
+//! Two ends and the wire between them, with any interleaving, small buffers and few credits. The octets arrive in
+//! order, and at least one end can always make progress.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -33,7 +33,7 @@ impl Table for Octets {
     }
 }
 
-/// A WRITE under way: inline octets are captured, others are read when it arrives.
+/// An outstanding WRITE: inline octets are captured, others are read on arrival.
 struct Posted {
     write: Write,
     captured: Option<Vec<u8>>,
@@ -46,7 +46,6 @@ struct End {
     opened: Vec<u8>,
     table: Octets,
     posted: VecDeque<Posted>,
-    /// Receive WQEs.
     wqes: usize,
     sent: VecDeque<u64>,
     came: VecDeque<Incoming>,
@@ -54,7 +53,7 @@ struct End {
     read: u64,
 }
 
-/// The octet at a place of the stream.
+/// The octet at offset `place` of the stream.
 fn octet(place: u64) -> u8 {
     (place.wrapping_mul(31) ^ (place >> 8) ^ (place >> 16)) as u8
 }
@@ -104,18 +103,18 @@ impl End {
         u64::from(first + wrapped)
     }
 
-    /// Sends a piece of at most `octets`; how many it took.
+    /// Sends a piece of at most `octets`, and returns its length.
     fn write(&mut self, octets: u32) -> u64 {
         let Some(write) = self.stream.transfer(octets, &self.table) else { return 0 };
         let from = self.written;
         let length = self.fill(write.payload, |i| octet(from + i));
         self.written += length;
         self.post(write);
-        self.tell();
+        self.post_control();
         length
     }
 
-    /// Reads at most `octets` and checks them; how many there were.
+    /// Reads and checks at most `octets`, and returns their number.
     fn read(&mut self, octets: usize) -> u64 {
         let (at, first, wrapped) = self.stream.readable_at(octets);
         let places = (at..at + first).chain(0..wrapped);
@@ -124,17 +123,17 @@ impl End {
             self.read += 1;
         }
         self.stream.consume(first + wrapped);
-        self.tell();
+        self.post_control();
         u64::from(first + wrapped)
     }
 
-    fn tell(&mut self) {
+    fn post_control(&mut self) {
         while let Some(write) = self.stream.control() {
             self.post(write);
         }
     }
 
-    /// One completion; whether there was one.
+    /// Handles one completion; returns whether there was one.
     fn complete(&mut self, receive: bool) -> bool {
         let found = if receive {
             let Some(incoming) = self.came.pop_front() else { return false };
@@ -146,11 +145,10 @@ impl End {
             self.stream.sent(id, WcStatus::Success);
             true
         };
-        self.tell();
+        self.post_control();
         found
     }
 
-    /// A WRITE arrives.
     fn arrive(&mut self, octets: &[u8], remote: Remote, imm: Option<Imm>) {
         if !octets.is_empty() {
             let (memory, base) = match remote.rkey {
@@ -171,7 +169,7 @@ impl End {
     }
 }
 
-/// The oldest WRITE of `from` arrives at `to`, unless that has no receive WQE; whether it did.
+/// Delivers the oldest WRITE of `from` unless `to` has no receive WQE; returns whether it did.
 fn deliver(from: &mut End, to: &mut End) -> bool {
     let Some(Posted { write, captured }) = from.posted.pop_front() else { return false };
     if write.imm.is_some() && to.wqes == 0 {
@@ -185,7 +183,7 @@ fn deliver(from: &mut End, to: &mut End) -> bool {
 }
 
 fn pair(a: Sizes, b: Sizes) -> [End; 2] {
-    let of = |sizes: &Sizes| Stream::introduction(sizes, &OWN);
+    let of = |sizes: &Sizes| Stream::connect_data(sizes, &OWN);
     [End::new(a, of(&b)), End::new(b, of(&a))]
 }
 
@@ -194,9 +192,9 @@ fn two(ends: &mut [End; 2], from: usize) -> (&mut End, &mut End) {
     if from == 0 { (a, b) } else { (b, a) }
 }
 
-/// Lets everything that is under way arrive.
-fn settle(ends: &mut [End; 2]) {
-    ends.iter_mut().for_each(End::tell);
+/// Delivers all outstanding WRITEs.
+fn deliver_all(ends: &mut [End; 2]) {
+    ends.iter_mut().for_each(End::post_control);
     loop {
         let mut moved = false;
         for from in 0..2 {
@@ -209,7 +207,7 @@ fn settle(ends: &mut [End; 2]) {
     }
 }
 
-/// A generator of numbers that is the same for the same seed.
+/// A seeded generator.
 struct Dice(u64);
 
 impl Dice {
@@ -233,8 +231,8 @@ fn sizes() -> impl Strategy<Value = Sizes> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Both ends send and read at random, and completions are seen at random times: nothing is lost, and nothing waits
-    /// for ever.
+    /// Both ends send and read at random, and completions are polled at random times: nothing is lost, and neither end
+    /// hangs.
     #[test]
     fn everything_arrives(a in sizes(), b in sizes(), seed in 1_u64.., octets in 0_u64..200_000) {
         let mut ends = pair(a, b);
@@ -250,17 +248,17 @@ proptest! {
                 _ => from.complete(false),
             };
             idle = if moved { 0 } else { idle + 1 };
-            prop_assert!(idle < 2000, "nobody can go on: {:?} {:?}", ends[0].stream, ends[1].stream);
+            prop_assert!(idle < 2000, "no end makes progress: {:?} {:?}", ends[0].stream, ends[1].stream);
             prop_assert!(ends.iter().all(|end| end.stream.phase() == Phase::Connected));
         }
-        settle(&mut ends);
+        deliver_all(&mut ends);
         for end in &ends {
             prop_assert_eq!((end.written, end.read), (octets, octets));
             prop_assert!(end.stream.is_drained() && end.stream.can_send());
         }
     }
 
-    /// Whatever a peer says, the books stay whole: what may be read lies in the buffer.
+    /// Whatever a peer sends, the state stays consistent: readable octets lie in the buffer.
     #[test]
     fn no_message_confuses(words in prop::collection::vec((any::<u32>(), 0_u32..6, any::<u8>()), 1..200)) {
         let [mut end, _] = pair(SMALL, SMALL);
@@ -287,8 +285,8 @@ proptest! {
 #[test]
 fn a_half_is_granted_at_once_and_again_when_it_was_read() {
     let [mut a, mut b] = pair(SMALL, SMALL);
-    // The first half is in the private data, the second one follows before anybody asks.
-    b.tell();
+    // The private data grant the first half; the second grant follows at once.
+    b.post_control();
     let Payload::Grant(octets) = b.posted[0].write.payload else { panic!("{:?}", b.posted[0].write) };
     let grant = Grant::parse(&octets, ByteOrder::NATIVE);
     assert_eq!(grant, Grant { addr: RECEIVE.addr + 2048, rkey: RECEIVE.rkey, length: 2048 });
@@ -296,41 +294,41 @@ fn a_half_is_granted_at_once_and_again_when_it_was_read() {
     assert_eq!(b.posted[0].write.imm, Some(Message::Credits(16).imm()));
     assert!(deliver(&mut b, &mut a) && a.complete(true));
     assert_eq!((a.write(4000), a.write(4000)), (2048, 2048));
-    assert_eq!(a.write(1), 0, "no room, at either end");
+    assert_eq!(a.write(1), 0, "neither end has room");
     let mut ends = [a, b];
-    settle(&mut ends);
+    deliver_all(&mut ends);
     let [a, b] = &mut ends;
     assert!(!a.stream.can_send(), "nothing was read");
     assert_eq!(b.read(2047), 2047);
     assert!(b.posted.is_empty());
     assert_eq!(b.read(1), 1);
     assert_eq!(b.posted.len(), 1);
-    settle(&mut ends);
+    deliver_all(&mut ends);
     assert!(ends[0].stream.can_send());
 }
 
 #[test]
 fn credits_follow_half_of_the_messages() {
     let mut ends = pair(SMALL, SMALL);
-    settle(&mut ends);
+    deliver_all(&mut ends);
     let [a, _] = &mut ends;
     let mut messages = 0;
     while a.write(1) == 1 {
         messages += 1;
     }
     assert_eq!(messages, 12, "control messages keep four send WQEs");
-    settle(&mut ends);
+    deliver_all(&mut ends);
     let [a, _] = &mut ends;
     while a.write(1) == 1 {
         messages += 1;
     }
     assert_eq!(messages, 16, "credits are those of the receive queue");
-    settle(&mut ends);
+    deliver_all(&mut ends);
     assert_eq!(ends[1].read(7), 7);
-    settle(&mut ends);
+    deliver_all(&mut ends);
     assert!(!ends[0].stream.can_send());
     assert_eq!(ends[1].read(1), 1);
-    settle(&mut ends);
+    deliver_all(&mut ends);
     let [a, _] = &mut ends;
     for _ in 0..8 {
         assert_eq!(a.write(1), 1);
@@ -342,21 +340,21 @@ fn credits_follow_half_of_the_messages() {
 fn shutdown_in_each_order() {
     for (first, second) in [(How::Write, How::Write), (How::Write, How::Both), (How::Both, How::Both)] {
         let mut ends = pair(SMALL, SMALL);
-        settle(&mut ends);
+        deliver_all(&mut ends);
         ends[0].write(100);
         ends[0].stream.shutdown(first);
         assert!(!ends[0].stream.is_writable());
         assert_eq!(ends[0].write(1), 0);
-        settle(&mut ends);
+        deliver_all(&mut ends);
         assert!(!ends[1].stream.is_readable());
         assert_eq!(ends[1].read(1000), 100, "what came before can be read");
         if first == How::Write {
             assert_eq!(ends[1].stream.phase(), Phase::Connected);
             assert_eq!(ends[1].write(10), 10, "the other way still works");
-            settle(&mut ends);
+            deliver_all(&mut ends);
             assert_eq!(ends[0].read(1000), 10);
             ends[1].stream.shutdown(second);
-            settle(&mut ends);
+            deliver_all(&mut ends);
         }
         assert!(ends.iter().all(|end| end.stream.phase() == Phase::Disconnected), "{first:?} {second:?}");
     }
@@ -365,28 +363,28 @@ fn shutdown_in_each_order() {
 #[test]
 fn shutdown_of_reading_says_nothing_yet() {
     let mut ends = pair(SMALL, SMALL);
-    settle(&mut ends);
+    deliver_all(&mut ends);
     ends[0].stream.shutdown(How::Read);
-    settle(&mut ends);
+    deliver_all(&mut ends);
     assert!(ends[0].stream.is_writable() && ends[1].stream.is_readable());
     ends[0].stream.shutdown(How::Write);
-    settle(&mut ends);
+    deliver_all(&mut ends);
     assert!(ends.iter().all(|end| end.stream.phase() == Phase::Disconnected));
 }
 
 #[test]
 fn mappings_and_direct_writes() {
     let mut ends = pair(SMALL, SMALL);
-    settle(&mut ends);
+    deliver_all(&mut ends);
     assert_eq!(ends[1].stream.peer_mappings(), 3);
     assert_eq!(ends[0].stream.direct(7, 1), Err(NoMapping(7)));
     let memory = Grant { addr: OPENED.addr, rkey: OPENED.rkey, length: 3000 };
-    // Many times: each takes a credit and must give it back.
+    // Each round consumes a credit and must return it.
     for round in 0..100 {
         let mapping = Mapping { offset: 100 + round, memory };
-        let write = ends[1].stream.tell_mapping(2, &mapping).expect("credit");
+        let write = ends[1].stream.announce_mapping(2, &mapping).expect("credit");
         ends[1].post(write);
-        settle(&mut ends);
+        deliver_all(&mut ends);
     }
     assert_eq!(ends[0].stream.direct(198, 1), Err(NoMapping(198)));
     let [a, _] = &mut ends;
@@ -409,14 +407,14 @@ fn faults() {
     let message = |message: Message, written| Incoming { imm: Some(message.imm()), written };
     let empty_grants = |count: usize| vec![message(Message::Credits(20), 16); count];
     for (incoming, fault) in [
-        (vec![message(Message::Data(5), 4)], Fault::Length { said: 5, written: 4 }),
-        (vec![message(Message::Data(2049), 2049)], Fault::Overrun { said: 2049, granted: 2048 }),
+        (vec![message(Message::Data(5), 4)], Fault::Length { announced: 5, written: 4 }),
+        (vec![message(Message::Data(2049), 2049)], Fault::Overrun { announced: 2049, granted: 2048 }),
         (vec![message(Message::Data(1), 1); 17], Fault::Credit),
-        (vec![message(Message::Credits(1), 15)], Fault::Length { said: 16, written: 15 }),
+        (vec![message(Message::Credits(1), 15)], Fault::Length { announced: 16, written: 15 }),
         (empty_grants(3), Fault::Grants),
         (vec![message(Message::Mapped(3), 24)], Fault::MappingIndex(3)),
-        (vec![message(Message::Mapped(0), 0)], Fault::Length { said: 24, written: 0 }),
-        (vec![Incoming { imm: None, written: 0 }], Fault::Silent),
+        (vec![message(Message::Mapped(0), 0)], Fault::Length { announced: 24, written: 0 }),
+        (vec![Incoming { imm: None, written: 0 }], Fault::NoImmediate),
     ] {
         let [mut end, _] = pair(SMALL, SMALL);
         for incoming in incoming {
@@ -433,19 +431,19 @@ fn faults() {
     end.stream.sent(0, WcStatus::RemAccessErr);
     assert_eq!(end.stream.phase(), Phase::Failed(Fault::Write(WcStatus::RemAccessErr)));
     let small =
-        ConnectData { table: Grant { length: 1, ..Grant::NONE }, ..Stream::introduction(&SMALL, &OWN) };
+        ConnectData { table: Grant { length: 1, ..Grant::NONE }, ..Stream::connect_data(&SMALL, &OWN) };
     assert_eq!(Stream::new(SMALL, OWN, small).err(), Some(Fault::PeerTable(1)));
 }
 
 #[test]
 fn keepalives_say_nothing_and_use_a_control_slot() {
     let mut ends = pair(SMALL, SMALL);
-    settle(&mut ends);
+    deliver_all(&mut ends);
     let write = ends[0].stream.keepalive().expect("a slot");
     assert_eq!((write.payload, write.imm), (Payload::None, None));
     assert!(!ends[0].stream.is_drained());
     ends[0].post(write);
-    settle(&mut ends);
+    deliver_all(&mut ends);
     assert!(ends[0].stream.is_drained());
     (0..4).for_each(|_| assert!(ends[0].stream.keepalive().is_some()));
     assert_eq!(ends[0].stream.keepalive(), None);

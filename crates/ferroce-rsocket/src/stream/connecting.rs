@@ -1,4 +1,4 @@
-//! How a stream comes to be connected.
+//! How a stream is connected.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use super::listener::{self, Listener, Request};
 use super::{Role, State, Stream, wildcard};
 use crate::error::{Failure, RsocketError};
 use crate::link::Link;
-use crate::waker::Patience;
-use crate::{place, service};
+use crate::waker::Blocking;
+use crate::{device, service};
 use ferroce_engine::AhAttr;
 use ferroce_engine::cm::{Bind, ConnectParams, Connection, EventKind, Port, attributes, resolve};
 
 impl Stream {
-    /// Takes an address and a port; port 0 is any.
+    /// Binds an address and a port; port 0 is any.
     ///
     /// # Errors
     ///
-    /// [`RsocketError::Invalid`] if it has one; those of addresses and ports.
+    /// [`RsocketError::Invalid`] if the stream has a port; errors of addresses and ports.
     #[doc(alias = "rbind")]
     pub fn bind(&self, address: SocketAddr) -> Result<(), RsocketError> {
         let mut state = self.state.lock();
@@ -32,12 +32,12 @@ impl Stream {
         state.take_port(address)
     }
 
-    /// Takes requests from now on, at any port if it has none. So many, at most 1024, are answered before the program
-    /// accepts them; others wait. A second call changes nothing.
+    /// Listens, at any port if the stream has none. The service accepts up to `backlog` connections, at most 1024,
+    /// before the program does; further requests wait. A second call changes nothing.
     ///
     /// # Errors
     ///
-    /// [`RsocketError::Invalid`] if it has a connection; those of ports.
+    /// [`RsocketError::Invalid`] if the stream has a connection; errors of ports.
     #[doc(alias = "rlisten")]
     pub fn listen(&self, backlog: i32) -> Result<(), RsocketError> {
         let mut state = self.state.lock();
@@ -52,7 +52,7 @@ impl Stream {
         }
         service::start()?;
         let listener = Listener::new(backlog);
-        // Before, because the first request may be as fast as the answer; the service waits for this lock.
+        // Set first, because a request may arrive before `listen` returns; the service waits for this lock.
         state.role = Role::Listening(listener);
         let listening = match &state.port {
             Some(port) => port.listen(listener::WAITING, service::target(self.me.clone() as _)),
@@ -65,11 +65,12 @@ impl Stream {
         Ok(())
     }
 
-    /// The oldest connection that was made and not accepted.
+    /// Returns the oldest connection that was not accepted yet.
     ///
     /// # Errors
     ///
-    /// [`RsocketError::Invalid`] if it does not listen; [`RsocketError::WouldBlock`] if it must not wait.
+    /// [`RsocketError::Invalid`] if the stream does not listen; [`RsocketError::WouldBlock`] if `nonblocking` is set
+    /// and none is ready.
     #[doc(alias = "raccept")]
     pub fn accept(&self, nonblocking: bool) -> Result<Arc<Self>, RsocketError> {
         let mut state = self.state.lock();
@@ -79,7 +80,7 @@ impl Stream {
         loop {
             let ready =
                 |state: &State| !matches!(&state.role, Role::Listening(listener) if !listener.is_ready());
-            state = self.wait(state, Patience::unless(nonblocking), ready)?;
+            state = self.wait(state, Blocking::unless(nonblocking), ready)?;
             let Role::Listening(listener) = &mut state.role else { return Err(RsocketError::Closed) };
             if let Some(stream) = listener.take(&self.me) {
                 return Ok(stream);
@@ -87,19 +88,20 @@ impl Stream {
         }
     }
 
-    /// Asks a peer for a connection. If it must not wait, the service makes it; if it has to, [`Self::finish_connect`] goes on.
+    /// Connects to a peer. With `nonblocking` the service finishes the connect; otherwise the call waits in
+    /// [`Self::finish_connect`].
     ///
     /// # Errors
     ///
-    /// [`RsocketError::InProgress`] if it must not wait; [`RsocketError::Failed`] if there will be no connection;
-    /// [`RsocketError::NotConnected`] if it failed before.
+    /// [`RsocketError::InProgress`] with `nonblocking`; [`RsocketError::Failed`] if this attempt failed;
+    /// [`RsocketError::NotConnected`] if an earlier one did.
     #[doc(alias = "rconnect")]
     pub fn connect(&self, address: SocketAddr, nonblocking: bool) -> Result<(), RsocketError> {
         let mut state = self.state.lock();
         match state.role {
             Role::Connected => return Ok(()),
             Role::Failed => return Err(RsocketError::NotConnected),
-            Role::Idle => state.ask(self, address)?,
+            Role::Idle => state.send_request(self, address)?,
             Role::Connecting { .. } => {}
             Role::Listening(_) | Role::Accepting(_) => return Err(RsocketError::Invalid),
             Role::Closed => return Err(RsocketError::Closed),
@@ -111,14 +113,14 @@ impl Stream {
         self.finish_connect()
     }
 
-    /// Waits until a connection that was asked for is there: what [`Self::connect`] does last.
+    /// Waits for the end of the attempt that [`Self::connect`] began.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// See [`Self::connect`].
     pub fn finish_connect(&self) -> Result<(), RsocketError> {
-        let settled = |state: &State| !matches!(state.role, Role::Connecting { .. });
-        let mut state = self.wait(self.state.lock(), Patience::Suspend, settled)?;
+        let finished = |state: &State| !matches!(state.role, Role::Connecting { .. });
+        let mut state = self.wait(self.state.lock(), Blocking::Suspend, finished)?;
         match state.failure.take() {
             _ if matches!(state.role, Role::Connected) => Ok(()),
             Some(failure) => Err(failure.into()),
@@ -126,11 +128,11 @@ impl Stream {
         }
     }
 
-    /// Something happened to its port or connection; on the service's thread.
+    /// Handles an event of the port or connection; runs on the service's thread.
     pub(super) fn take_event(self: &Arc<Self>, kind: EventKind) {
         if let EventKind::Request { connection, route, starting_psn, req } = kind {
             if let Role::Listening(listener) = &mut self.state.lock().role {
-                listener.ask(Request { connection, route, starting_psn, req });
+                listener.push(Request { connection, route, starting_psn, req });
             }
             return self.answer_waiting_requests();
         }
@@ -142,20 +144,20 @@ impl Stream {
                 let established = matches!(kind, EventKind::Established);
                 state.role = if established { Role::Connected } else { Role::Failed };
                 if let Some(link) = state.link.as_mut().filter(|_| established) {
-                    link.tell();
+                    link.post_control();
                 }
                 drop(state);
                 if let Some(parent) = parent {
-                    parent.settle(self, established);
+                    parent.finish_request(self, established);
                 }
             }
             Role::Connected if matches!(kind, EventKind::Disconnected(_) | EventKind::Lost) => {
                 state.pump();
                 if let Some(link) = &mut state.link {
-                    if let Some(books) = &mut link.books {
-                        books.hang_up();
+                    if let Some(protocol) = &mut link.protocol {
+                        protocol.hang_up();
                     }
-                    link.break_off();
+                    link.move_to_error();
                 }
                 state.wake();
             }
@@ -163,7 +165,7 @@ impl Stream {
         }
     }
 
-    /// Answers requests as long as there is room for what comes of them; on the service's thread.
+    /// Accepts queued requests while there is room; runs on the service's thread.
     pub(super) fn answer_waiting_requests(&self) {
         loop {
             let (request, settings) = {
@@ -176,20 +178,20 @@ impl Stream {
             match listener::answer(&self.me, settings, request) {
                 Ok(stream) => {
                     if let Role::Listening(listener) = &mut self.state.lock().role {
-                        listener.raise(stream);
+                        listener.add_answered(stream);
                     }
                 }
-                Err(error) => tracing::debug!(%error, "a request at an rsocket was refused"),
+                Err(error) => tracing::debug!(%error, "an rsocket refused a request"),
             }
         }
     }
 
-    /// A stream that came of a request here is established, or came to nothing.
-    fn settle(&self, stream: &Arc<Stream>, established: bool) {
+    /// An answered request is established, or it failed.
+    fn finish_request(&self, stream: &Arc<Stream>, established: bool) {
         {
             let mut state = self.state.lock();
             if let Role::Listening(listener) = &mut state.role {
-                listener.settle(stream, established);
+                listener.finish_request(stream, established);
             }
             state.wake();
         }
@@ -209,8 +211,8 @@ impl State {
         Ok(())
     }
 
-    /// Asks the peer.
-    fn ask(&mut self, stream: &Stream, address: SocketAddr) -> Result<(), RsocketError> {
+    /// Sends the connection request.
+    fn send_request(&mut self, stream: &Stream, address: SocketAddr) -> Result<(), RsocketError> {
         service::start()?;
         let mut route = resolve::route(self.local, address)?;
         if self.port.is_none() {
@@ -218,11 +220,11 @@ impl State {
         }
         let number = self.port.as_ref().map_or(0, Port::number);
         route.source.set_port(number);
-        let link = Link::new(place::home(&route.local.device)?, self.settings.sizes)?;
+        let link = Link::new(device::open(&route.local.device)?, self.settings.sizes)?;
         let (local, remote) = (route.source.ip(), route.destination.ip());
         let header = IpCmHeader { source_port: number, source: local, destination: remote };
-        let introduction = link.introduction().emit();
-        let guid = u64::from_be_bytes(link.home.context.attr().node_guid);
+        let connect_data = link.connect_data().emit();
+        let guid = u64::from_be_bytes(link.device.context.attr().node_guid);
         let on = route.on();
         let service_id = PortSpace::Tcp.service_id(route.destination.port());
         let tos = route.type_of_service(self.settings.tos);
@@ -235,7 +237,7 @@ impl State {
             sl: attributes::service_level(tos),
             hop_limit: route.hop_limit,
             flow_label: attributes::flow_label(number, route.destination.port()),
-            private: PrivateData::concat(&header.emit(), &introduction).map_err(|_| RsocketError::Invalid)?,
+            private: PrivateData::concat(&header.emit(), &connect_data).map_err(|_| RsocketError::Invalid)?,
             ..ConnectParams::new(on, service_id, guid, link.qp.qpn())
         };
         let ah = AhAttr {
@@ -255,19 +257,19 @@ impl State {
         Ok(())
     }
 
-    /// The peer answered, or will not.
+    /// The peer answered, or the attempt ended without an answer.
     fn replied(&mut self, kind: EventKind) {
         let failure = match kind {
-            EventKind::Reply(rep) => match self.agree(&rep) {
+            EventKind::Reply(rep) => match self.establish(&rep) {
                 Ok(()) => {
                     self.role = Role::Connected;
                     if let Some(link) = &mut self.link {
-                        link.tell();
+                        link.post_control();
                     }
                     return self.wake();
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "an rsocket cannot be connected");
+                    tracing::debug!(%error, "an rsocket cannot use the peer's reply");
                     if let Some(connection) = &self.connection {
                         let _ = connection.reject(RejReason::CONSUMER, Info::NONE, PrivateData::EMPTY);
                     }
@@ -287,8 +289,8 @@ impl State {
         self.wake();
     }
 
-    /// Sets the queue pair up, and tells the peer.
-    fn agree(&mut self, rep: &Rep) -> Result<(), RsocketError> {
+    /// Moves the queue pair to RTS, and sends RTU.
+    fn establish(&mut self, rep: &Rep) -> Result<(), RsocketError> {
         let (Role::Connecting { req, ah, life }, Some(link), Some(connection)) =
             (&self.role, &mut self.link, &self.connection)
         else {

@@ -1,4 +1,4 @@
-//! Streams that take requests, and those that come of them.
+//! Listening streams, and the streams of their requests.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -8,9 +8,9 @@ use ferroce_wire::Psn;
 use ferroce_wire::cm::{IpCmHeader, PrivateData, Req};
 
 use super::{Accepted, Role, Stream};
+use crate::device;
 use crate::error::{Failure, RsocketError};
 use crate::link::Link;
-use crate::place;
 use crate::service::{self, Task};
 use crate::settings::Settings;
 use ferroce_engine::AhAttr;
@@ -19,21 +19,19 @@ use ferroce_wire::Gid;
 
 /// Connections that are made before the program accepts them.
 const MAX_BACKLOG: usize = 1024;
-/// Requests that may wait for one of those to be accepted, which costs little: as many as at any port.
+/// Requests that may wait for room, with little cost each: the same limit.
 pub(super) const WAITING: u16 = MAX_BACKLOG as u16;
 
-/// What a listening stream has.
 #[derive(Default)]
 pub(super) struct Listener {
     limit: usize,
-    /// Requests that there was no room for.
+    /// Requests beyond the limit.
     waiting: VecDeque<Request>,
-    /// Those that were answered, and are not established yet.
-    raising: Vec<Arc<Stream>>,
+    /// Answered requests that are not established yet.
+    answered: Vec<Arc<Stream>>,
     ready: VecDeque<Arc<Stream>>,
 }
 
-/// Somebody wants a connection.
 pub(super) struct Request {
     pub(super) connection: Connection,
     pub(super) route: cm::Route,
@@ -47,12 +45,11 @@ impl Listener {
         Self { limit, ..Self::default() }
     }
 
-    /// One that can be accepted.
     pub(super) fn is_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// Takes the oldest that is ready; the service may then answer another request of `me`.
+    /// Takes the oldest ready stream; the service may then answer another request of `me`.
     pub(super) fn take(&mut self, me: &Weak<Stream>) -> Option<Arc<Stream>> {
         let taken = self.ready.pop_front()?;
         if !self.waiting.is_empty() {
@@ -61,26 +58,26 @@ impl Listener {
         Some(taken)
     }
 
-    pub(super) fn ask(&mut self, request: Request) {
+    pub(super) fn push(&mut self, request: Request) {
         self.waiting.push_back(request);
     }
 
-    /// A request that there is room for.
+    /// Takes the next request if there is room for its stream.
     pub(super) fn next(&mut self) -> Option<Request> {
-        let room = self.ready.len() + self.raising.len() < self.limit;
+        let room = self.ready.len() + self.answered.len() < self.limit;
         if room { self.waiting.pop_front() } else { None }
     }
 
-    pub(super) fn raise(&mut self, stream: Arc<Stream>) {
-        self.raising.push(stream);
+    pub(super) fn add_answered(&mut self, stream: Arc<Stream>) {
+        self.answered.push(stream);
     }
 
-    /// One that was answered is established, or came to nothing. Whether one became ready.
-    pub(super) fn settle(&mut self, stream: &Arc<Stream>, established: bool) -> bool {
-        let Some(index) = self.raising.iter().position(|known| Arc::ptr_eq(known, stream)) else {
+    /// An answered request is established, or it failed. Returns whether a stream became ready.
+    pub(super) fn finish_request(&mut self, stream: &Arc<Stream>, established: bool) -> bool {
+        let Some(index) = self.answered.iter().position(|known| Arc::ptr_eq(known, stream)) else {
             return false;
         };
-        let stream = self.raising.swap_remove(index);
+        let stream = self.answered.swap_remove(index);
         if established {
             self.ready.push_back(stream);
         }
@@ -88,21 +85,21 @@ impl Listener {
     }
 }
 
-/// Answers a request by a stream of its own, which is `parent`'s. A request that is dropped is refused.
+/// Answers a request with a new stream, whose parent is `parent`. Dropping a request rejects it.
 pub(super) fn answer(
     parent: &Weak<Stream>,
     settings: Settings,
     request: Request,
 ) -> Result<Arc<Stream>, RsocketError> {
     let Request { connection, route: on, starting_psn, req } = request;
-    let not_one = RsocketError::Failed(Failure::NoRsocket(0));
-    let Ok((header, private)) = IpCmHeader::parse(&req.private.0) else { return Err(not_one) };
-    let Some((_, port)) = req.service_id.port() else { return Err(not_one) };
+    let no_rsocket = RsocketError::Failed(Failure::NoRsocket(0));
+    let Ok((header, private)) = IpCmHeader::parse(&req.private.0) else { return Err(no_rsocket) };
+    let Some((_, port)) = req.service_id.port() else { return Err(no_rsocket) };
     let peer = ConnectData::parse(private).map_err(|no| RsocketError::Failed(Failure::NoRsocket(no.0)))?;
     let local = on.local_addr(port);
     let remote = on.remote_addr(header.source_port);
     let route = resolve::back(&on, local, remote)?;
-    let mut link = Link::new(place::home(&route.local.device)?, settings.sizes)?;
+    let mut link = Link::new(device::open(&route.local.device)?, settings.sizes)?;
     let agreed = attributes::passive(&req, starting_psn, 0, 0).ok_or(RsocketError::Invalid)?;
     let ah = AhAttr {
         dgid: Gid::from_ip(on.remote),
@@ -113,14 +110,14 @@ pub(super) fn answer(
         sl: req.primary.sl,
         ..AhAttr::default()
     };
-    let introduction = link.introduction();
-    let guid = u64::from_be_bytes(link.home.context.attr().node_guid);
+    let connect_data = link.connect_data();
+    let guid = u64::from_be_bytes(link.device.context.attr().node_guid);
     let accept = AcceptParams {
         responder_resources: 0,
         initiator_depth: 0,
         flow_control: req.flow_control,
         rnr_retry_count: req.rnr_retry_count,
-        private: PrivateData::new(&introduction.emit()).map_err(|_| RsocketError::Invalid)?,
+        private: PrivateData::new(&connect_data.emit()).map_err(|_| RsocketError::Invalid)?,
         ..AcceptParams::new(guid, link.qp.qpn())
     };
     link.connect(&agreed, ah, peer)?;

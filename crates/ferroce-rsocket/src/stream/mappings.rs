@@ -7,14 +7,14 @@ use crate::message::{Grant, Mapping};
 use super::{Role, RsocketError, State, Stream};
 use ferroce_engine::{Access, Mr};
 
-/// Memory that was opened. It stays registered as long as it is in the list.
+/// Registered as long as it is in the list.
 pub(super) struct Mapped {
     mr: Arc<Mr>,
     addr: u64,
     len: usize,
-    /// Its place in the peer's table, unless it is open to nobody; and whether the peer was told.
+    /// Its index in the peer's table, if the peer may write to it, and whether the peer knows it.
     index: Option<u16>,
-    told: bool,
+    known_to_peer: bool,
     offset: u64,
 }
 
@@ -25,12 +25,12 @@ impl Drop for Mapped {
 }
 
 impl Stream {
-    /// Opens memory to the peer, under `offset` or, if that is `None`, under its own address; which is returned. With
-    /// `write` unset it is only registered. The peer is told with what is sent next.
+    /// Opens memory to the peer under `offset`, or under its own address if that is `None`, and returns the offset.
+    /// Without `write` the memory is only registered. The next send announces it to the peer.
     ///
     /// # Errors
     ///
-    /// [`RsocketError::NotConnected`]; [`RsocketError::Full`] if the peer has no place left; those of registrations.
+    /// [`RsocketError::NotConnected`]; [`RsocketError::Full`] if the peer's table is full; errors of registrations.
     #[doc(alias = "riomap")]
     pub fn map(&self, addr: u64, len: usize, write: bool, offset: Option<u64>) -> Result<u64, RsocketError> {
         let mut state = self.state.lock();
@@ -41,7 +41,7 @@ impl Stream {
             return Err(RsocketError::NotConnected);
         };
         let index = if write {
-            let places = link.books.as_ref().map_or(0, |books| books.peer_mappings());
+            let places = link.protocol.as_ref().map_or(0, |protocol| protocol.peer_mappings());
             let free = (0..places).find(|place| mapped.iter().all(|known| known.index != Some(*place)));
             Some(free.ok_or(RsocketError::Full)?)
         } else {
@@ -49,13 +49,13 @@ impl Stream {
         };
         u32::try_from(len).map_err(|_| RsocketError::Invalid)?;
         let access = if write { Access::LOCAL_WRITE | Access::REMOTE_WRITE } else { Access::LOCAL_WRITE };
-        let mr = link.home.pd.reg_mr(addr, len, addr, access)?;
+        let mr = link.device.pd.reg_mr(addr, len, addr, access)?;
         let offset = offset.unwrap_or(addr);
-        mapped.push(Mapped { mr, addr, len, index, told: false, offset });
+        mapped.push(Mapped { mr, addr, len, index, known_to_peer: false, offset });
         Ok(offset)
     }
 
-    /// Closes memory that was opened: WRITEs of the peer to it fail, and the connection with them.
+    /// Closes opened memory: later WRITEs of the peer to it fail, and end the connection.
     ///
     /// # Errors
     ///
@@ -72,18 +72,19 @@ impl Stream {
 }
 
 impl State {
-    /// Tells the peer of memory that it does not know. Whether it now knows all.
-    pub(super) fn tell_mappings(&mut self) -> bool {
+    /// Announces new mappings to the peer. Returns whether the peer now has all.
+    pub(super) fn announce_mappings(&mut self) -> bool {
         let Some(link) = &mut self.link else { return true };
-        for known in self.mapped.iter_mut().filter(|known| !known.told) {
+        for known in self.mapped.iter_mut().filter(|known| !known.known_to_peer) {
             if let Some(index) = known.index {
                 let memory = Grant { addr: known.addr, rkey: known.mr.rkey(), length: known.len as u32 };
                 let mapping = Mapping { offset: known.offset, memory };
-                let write = link.books.as_mut().and_then(|books| books.tell_mapping(index, &mapping));
+                let write =
+                    link.protocol.as_mut().and_then(|protocol| protocol.announce_mapping(index, &mapping));
                 let Some(write) = write else { return false };
                 link.post(&write);
             }
-            known.told = true;
+            known.known_to_peer = true;
         }
         true
     }

@@ -1,4 +1,4 @@
-//! The queue pair by which a datagram rsocket talks to others on one device.
+//! The UD queue pair of a datagram rsocket on one device.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::message::SourceHeader;
 use ferroce_wire::{Flow, Psn, Qkey, Qpn};
 
+use crate::device::Device;
 use crate::error::RsocketError;
-use crate::place::Home;
 use crate::region::Region;
 use crate::settings::Settings;
 use ferroce_engine::error::PostSendError;
@@ -17,33 +17,30 @@ use ferroce_engine::{
 };
 use ferroce_engine::{MAX_INLINE, MAX_QP_WR};
 
-/// The queue key of all ports (`RDMA_UDP_QKEY`).
+/// The Q_Key of all rsockets (`RDMA_UDP_QKEY`).
 const QKEY: Qkey = Qkey::new(0x0123_4567);
-/// Octets of a message, header included.
+/// Octets of a message slot, header included.
 pub(super) const SLOT: usize = 2048;
-/// What stands before a received message.
+/// The GRH area precedes each received message.
 const GRH: usize = Flow::GRH_AREA;
-/// Ids of receive work requests have this bit; below are slots.
+/// This bit marks the ids of receive work requests; the low bits are the slot.
 const RECEIVE: u64 = 1 << 63;
 const BATCH: usize = 16;
-/// So few slots as to be useless are never made.
 const MIN_SLOTS: u32 = 16;
 
-/// A queue pair of datagrams and its messages.
-pub(super) struct Outlet {
-    pub(super) home: Arc<Home>,
+pub(super) struct Endpoint {
+    pub(super) device: Arc<Device>,
     pub(super) channel: Arc<CompletionChannel>,
     qp: Arc<Qp>,
     cq: Arc<CompletionQueue>,
     send: Region,
     receive: Region,
     inline: usize,
-    /// Send slots that nothing is under way in.
+    /// Send slots without an outstanding send.
     free: Vec<u32>,
     slots: u32,
 }
 
-/// Where a message lies that came.
 #[derive(Clone, Copy)]
 pub(super) struct Received {
     slot: u32,
@@ -55,12 +52,12 @@ fn slots(buffer: u32, queue: u16) -> u32 {
     (buffer / SLOT as u32).min(queue.into()).clamp(MIN_SLOTS, MAX_QP_WR)
 }
 
-impl Outlet {
-    pub(super) fn new(home: Arc<Home>, settings: &Settings) -> Result<Self, RsocketError> {
+impl Endpoint {
+    pub(super) fn new(device: Arc<Device>, settings: &Settings) -> Result<Self, RsocketError> {
         let sizes = settings.sizes;
         let (sends, receives) =
             (slots(sizes.send_buffer, sizes.send_queue), slots(sizes.receive_buffer, sizes.receive_queue));
-        let (context, pd) = (&home.context, &home.pd);
+        let (context, pd) = (&device.context, &device.pd);
         let send = Region::new(pd, sends as usize * SLOT, Access::LOCAL_WRITE)?;
         let receive = Region::new(pd, receives as usize * (GRH + SLOT), Access::LOCAL_WRITE)?;
         let channel = context.create_channel().map_err(RsocketError::resource)?;
@@ -90,10 +87,10 @@ impl Outlet {
         };
         let free = (0..sends).collect();
         let inline = inline as usize;
-        let outlet = Self { home, channel, qp, cq, send, receive, inline, free, slots: sends };
-        outlet.start()?;
-        (0..receives).try_for_each(|slot| outlet.post_receive(slot))?;
-        Ok(outlet)
+        let endpoint = Self { device, channel, qp, cq, send, receive, inline, free, slots: sends };
+        endpoint.start()?;
+        (0..receives).try_for_each(|slot| endpoint.post_receive(slot))?;
+        Ok(endpoint)
     }
 
     fn start(&self) -> Result<(), RsocketError> {
@@ -123,7 +120,7 @@ impl Outlet {
         self.qp.post_recv([wr]).map_err(|(_, error)| RsocketError::resource(error))
     }
 
-    /// Takes the completions that are there; messages go to `inbox`. Whether there were any.
+    /// Takes completions, and passes received messages to `inbox`. Returns whether there were any.
     pub(super) fn pump(&mut self, mut inbox: impl FnMut(Received)) -> bool {
         let mut moved = false;
         let mut batch = [WorkCompletion::BLANK; BATCH];
@@ -137,7 +134,7 @@ impl Outlet {
                     let length = (completion.byte_len as usize).saturating_sub(GRH);
                     inbox(Received { slot, length });
                 } else {
-                    // Too long for us: dropped. In the error state there is nothing to post to.
+                    // A message longer than the slot is dropped. In the error state posting fails, which is harmless.
                     let _ = self.post_receive(slot);
                 }
             }
@@ -148,17 +145,16 @@ impl Outlet {
         }
     }
 
-    /// A message can be sent.
     pub(super) fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
 
-    /// Nothing is under way.
+    /// No send is outstanding.
     pub(super) fn is_drained(&self) -> bool {
         self.free.len() == self.slots as usize
     }
 
-    /// Sends a message; there is room.
+    /// Sends a message; the caller has checked [`Self::has_room`].
     pub(super) fn send(
         &mut self,
         header: &SourceHeader,
@@ -202,33 +198,33 @@ impl Outlet {
         posted
     }
 
-    /// Copies a message out, header included, as far as there is room.
+    /// Copies a message, header included, cut to the size of `out`.
     pub(super) fn read(&self, message: Received, out: &mut [u8]) {
         let start = message.slot as usize * (GRH + SLOT) + GRH;
         let length = message.length.min(out.len());
         self.receive.read(start, &mut out[..length]);
     }
 
-    /// A message was read: its slot can receive again.
+    /// Posts the slot of a message again.
     pub(super) fn give_back(&self, message: Received) {
-        // Refused only where the queue pair has ended.
+        // Posting fails only after the queue pair has ended.
         let _ = self.post_receive(message.slot);
     }
 
-    /// The next completion wakes who sleeps on the channel.
+    /// The next completion raises an event on the channel.
     pub(super) fn arm(&self) {
         self.cq.req_notify(false);
     }
 }
 
-impl Drop for Outlet {
+impl Drop for Endpoint {
     fn drop(&mut self) {
         self.qp.destroy();
         if self.cq.destroy().is_err() || self.channel.destroy().is_err() {
-            tracing::error!("a completion queue of an rsocket is still used");
+            tracing::error!("a completion queue of an rsocket is still in use");
         }
     }
 }
 
-/// Messages that came, and by which outlet.
+/// Received messages, each with the index of its endpoint.
 pub(super) type Inbox = VecDeque<(usize, Received)>;
