@@ -1,21 +1,22 @@
-//! Questions to the drivers of network interfaces, by `SIOCETHTOOL`.
+//! Queries to the drivers of network interfaces by `SIOCETHTOOL`.
 #![allow(unsafe_code)]
 
-/// The speed that a network interface claims, in Mb/s; `None` where it does not say, as `lo`. Linux makes up what it says of a veth.
+/// The interface's link speed in Mb/s; `None` if its driver reports none, as `lo`. The value that Linux reports for a
+/// veth is invented.
 pub fn link_speed(netdev: &str) -> Option<u32> {
     const ETHTOOL_GSET: u32 = 1;
     let mut command = EthtoolCmd { cmd: ETHTOOL_GSET, ..EthtoolCmd::default() };
-    // SAFETY: it is `struct ethtool_cmd`, all numbers.
-    let told = unsafe { ethtool(netdev, &mut command) };
+    // SAFETY: `EthtoolCmd` is `struct ethtool_cmd`, all numbers.
+    let answered = unsafe { ethtool(netdev, &mut command) };
     let speed = u32::from(command.speed_high) << 16 | u32::from(command.speed);
-    (told && speed != 0 && speed != u32::MAX && speed != u32::from(u16::MAX)).then_some(speed)
+    (answered && speed != 0 && speed != u32::MAX && speed != u32::from(u16::MAX)).then_some(speed)
 }
 
-/// The name of an interface's driver; empty if it has none that tells.
+/// The name of an interface's driver; empty if the driver reports none.
 pub fn driver(netdev: &str) -> String {
     const ETHTOOL_GDRVINFO: u32 = 3;
     let mut info = EthtoolDrvinfo { cmd: ETHTOOL_GDRVINFO, driver: [0; 32], rest: [0; 160] };
-    // SAFETY: it is `struct ethtool_drvinfo`, all octets.
+    // SAFETY: `EthtoolDrvinfo` is `struct ethtool_drvinfo`, all octets.
     if !unsafe { ethtool(netdev, &mut info) } {
         return String::new();
     }
@@ -24,36 +25,38 @@ pub fn driver(netdev: &str) -> String {
     if name.chars().any(char::is_control) { String::new() } else { name }
 }
 
-/// An interface's pause frames: negotiated, obeyed, sent. `None` where the driver does not tell.
+/// The pause parameters of an interface: autonegotiation, receive, transmit. `None` if the driver reports none.
 pub fn pause(netdev: &str) -> Option<[bool; 3]> {
     const ETHTOOL_GPAUSEPARAM: u32 = 0x12;
     let mut param = [ETHTOOL_GPAUSEPARAM, 0, 0, 0];
-    // SAFETY: it is `struct ethtool_pauseparam`: the command and three numbers.
-    let told = unsafe { ethtool(netdev, &mut param) };
-    told.then(|| [param[1] != 0, param[2] != 0, param[3] != 0])
+    // SAFETY: `param` is `struct ethtool_pauseparam`: the command and three numbers.
+    let answered = unsafe { ethtool(netdev, &mut param) };
+    answered.then(|| [param[1] != 0, param[2] != 0, param[3] != 0])
 }
 
-/// Whether the driver of an interface answered `command`.
+/// Executes `command`; returns whether the driver answered.
 ///
 /// # Safety
 ///
-/// `T` begins with a command's number and is what the kernel writes for that number, of its size; all bytes are values.
+/// `T` is the structure that the kernel reads and writes for the command number at its start, and any bytes are a valid
+/// `T`.
 unsafe fn ethtool<T>(netdev: &str, command: &mut T) -> bool {
     let kind = (rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM);
     let Ok(socket) = rustix::net::socket(kind.0, kind.1, None) else { return false };
-    // SAFETY: all of it is plain data, for which zero is a value.
+    // SAFETY: all members are plain data, for which zero is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // The last octet stays zero.
+    // The last octet stays zero, as the terminator.
     let room = request.ifr_name.len() - 1;
     for (to, from) in request.ifr_name[..room].iter_mut().zip(netdev.bytes()) {
         *to = from as libc::c_char;
     }
     request.ifr_ifru.ifru_data = std::ptr::from_mut(command).cast();
-    // SAFETY: the request names an interface and points to a command of the size that its number has, as the caller says.
+    // SAFETY: the request names an interface, and `ifr_data` points to a `T`, which has the size of its command by this
+    // function's contract.
     unsafe { libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&socket), SIOCETHTOOL, &mut request) == 0 }
 }
 
-/// `struct ethtool_cmd` of the kernel's interface.
+/// `struct ethtool_cmd` of linux/ethtool.h.
 #[repr(C)]
 #[derive(Default)]
 struct EthtoolCmd {
@@ -78,7 +81,7 @@ struct EthtoolCmd {
 
 const _: () = assert!(size_of::<EthtoolCmd>() == 44);
 
-/// `struct ethtool_drvinfo`: the name alone is looked at.
+/// `struct ethtool_drvinfo` of linux/ethtool.h; only the driver's name is used.
 #[repr(C)]
 struct EthtoolDrvinfo {
     cmd: u32,

@@ -1,10 +1,9 @@
-//! What a forked child keeps of its parent's engine: nothing.
+//! A forked child keeps nothing of its parent's engine.
 //!
-//! A child without exec would otherwise hold its parent's sockets and broker connection open and
-//! so hide the parent's death from the broker and from peers. The handler closes the numbers
-//! recorded here and bumps the [`epoch`]: objects of an older epoch are dead shells whose
-//! destructors and verbs must not touch a descriptor or a lock that another thread of the parent
-//! may have held. The child may open the device anew, which starts an engine of its own.
+//! A child without exec would otherwise hold its parent's sockets and broker connection open, and so hide the parent's
+//! death from the broker and from peers. The fork handler closes the descriptors recorded here and increments the
+//! [`epoch`]. Destructors and verbs of objects of an older epoch must not touch a descriptor, or a lock that another
+//! thread of the parent may have held. If the child opens a device, it starts an engine of its own.
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -13,14 +12,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::process;
 
-/// Descriptor numbers above this are not recorded: no default limit lets a process have so many.
+/// Descriptors from this number on are not recorded: no default limit reaches it.
 const MAX_FD: usize = 1 << 20;
 
 static EPOCH: AtomicU64 = AtomicU64::new(0);
 static OPEN: [AtomicU64; MAX_FD / 64] = [const { AtomicU64::new(0) }; MAX_FD / 64];
 static HIGHEST_WORD: AtomicUsize = AtomicUsize::new(0);
 
-/// How often the line of processes that ended in this one was forked since the first engine.
+/// The number of forks between the process with the first engine and this one.
 #[inline]
 pub fn epoch() -> u64 {
     EPOCH.load(Ordering::Relaxed)
@@ -33,7 +32,7 @@ pub fn install() {
 }
 
 extern "C" fn in_child() {
-    // Only atomics and close: other threads of the parent may have held any lock.
+    // The handler uses only atomics and close: other threads of the parent may have held any lock.
     for (index, word) in OPEN.iter().enumerate().take(HIGHEST_WORD.load(Ordering::Relaxed) + 1) {
         let mut bits = word.swap(0, Ordering::Relaxed);
         while bits != 0 {
@@ -50,7 +49,7 @@ fn word_and_bit(fd: RawFd) -> Option<(usize, u64)> {
     Some((fd / 64, 1 << (fd % 64)))
 }
 
-/// Records that `fd` is ferroce's, to be closed in a forked child.
+/// Records that ferroce owns `fd`, so that a forked child closes it.
 pub fn record(fd: RawFd) {
     if let Some((word, bit)) = word_and_bit(fd) {
         OPEN[word].fetch_or(bit, Ordering::Relaxed);
@@ -58,15 +57,15 @@ pub fn record(fd: RawFd) {
     }
 }
 
-/// Takes back [`record`]; call it before the descriptor is closed.
+/// Undoes [`record`]; the caller closes the descriptor afterwards.
 pub fn forget(fd: RawFd) {
     if let Some((word, bit)) = word_and_bit(fd) {
         OPEN[word].fetch_and(!bit, Ordering::Relaxed);
     }
 }
 
-/// An owner of one descriptor: recorded while it lives, and never closed a second time in a
-/// forked child, where the number may already belong to something else.
+/// An owner of one descriptor, recorded while it lives. A forked child does not close it a second time, because the
+/// number may belong to another file by then.
 #[derive(Debug)]
 pub struct Guarded<T> {
     inner: Option<T>,
@@ -75,7 +74,7 @@ pub struct Guarded<T> {
 }
 
 impl<T: AsFd> Guarded<T> {
-    /// Takes over `inner`, whose descriptor a forked child will close.
+    /// Takes over `inner`, and records its descriptor.
     pub fn new(inner: T) -> Self {
         let fd = inner.as_fd().as_raw_fd();
         record(fd);

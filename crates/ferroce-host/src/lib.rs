@@ -1,6 +1,7 @@
-//! What does this process ask of its kernel? Fork epochs, threads without signals, interfaces and routes, the directories of files.
+//! Services of the kernel for this process: fork epochs, threads without signals, interfaces and routes, directories of
+//! files.
 //!
-//! Programs that use the engine and the broker need the same of the process they live in, and know each other by messages alone.
+//! The engine and the broker both need them, and know each other by messages alone.
 #![deny(unsafe_code)]
 
 pub mod ethtool;

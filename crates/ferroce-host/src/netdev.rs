@@ -1,21 +1,19 @@
-//! What the broker knows of the host's network interfaces.
+//! Network interfaces and their addresses.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ferroce_ipc::{PhysState, Vlan};
 
-/// A local address as sockets name it.
+/// A local address, as a socket address names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
-    /// The address.
     pub ip: IpAddr,
     /// Interface index of a link-local IPv6 address, else 0.
     pub scope_id: u32,
 }
 
 impl Address {
-    /// The address `ip` of interface `ifindex`.
     pub fn of(ip: IpAddr, ifindex: u32) -> Self {
         let link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
         Self { ip, scope_id: if link_local { ifindex } else { 0 } }
@@ -31,43 +29,40 @@ impl fmt::Display for Address {
     }
 }
 
-/// One network interface.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Netdev {
     /// Index, 1 or more.
     pub ifindex: u32,
-    /// Name.
     pub name: String,
     /// Bytes of the largest IP packet.
     pub mtu: u32,
-    /// Hardware address of an Ethernet interface that has one.
+    /// Only for Ethernet interfaces.
     pub mac: Option<[u8; 6]>,
-    /// Set up by the administrator.
+    /// The administrator has set it up (IFF_UP).
     pub up: bool,
-    /// Up, and the carrier is there.
+    /// Up with carrier (IFF_RUNNING).
     pub running: bool,
-    /// The loopback interface.
     pub loopback: bool,
-    /// What the kernel calls its driver's kind: `veth`, `vlan`, `bridge`, …; empty for hardware and `lo`.
+    /// The kernel's link kind: `veth`, `vlan`, `bridge`, …; empty for hardware and `lo`.
     pub kind: String,
-    /// Where it is a VLAN: its number, and the priorities of its frames.
+    /// The VLAN's number and the priorities of its frames.
     pub vlan: Option<Vlan>,
-    /// A VLAN or macvlan: the interface below, of this network namespace.
+    /// The interface below a VLAN or macvlan, if it is in this network namespace.
     pub lower: Option<u32>,
-    /// Whether all that it carries stays in memory of this host: `lo`, a veth, a bridge of such alone, …
+    /// All its traffic stays in memory of this host: `lo`, a veth, a bridge of such interfaces, …
     pub virtual_wire: bool,
-    /// Part of a bond: the bond.
+    /// The bond that it is a member of.
     pub bond: Option<u32>,
-    /// A bond that sends by one member alone: that one, unless there is none now.
+    /// The sending member of a bond in a mode with one sender; `None` without such a member.
     pub active_member: Option<u32>,
-    /// The GID that its device has from the start, with or without the address, see [`Netdev::own_default_gid`].
+    /// The GID that its device has even without the address, see [`Netdev::own_default_gid`].
     pub default_gid: Option<Ipv6Addr>,
-    /// Addresses that work, in the kernel's order: none that is tentative or a duplicate.
+    /// Usable addresses in the kernel's order: neither tentative nor duplicate.
     pub addresses: Vec<IpAddr>,
 }
 
 impl Netdev {
-    /// The loopback interface as it nearly always is, for systems that tell us nothing.
+    /// The usual loopback interface, for systems where rtnetlink reports nothing.
     pub fn assumed_loopback() -> Self {
         Self {
             ifindex: 1,
@@ -82,9 +77,10 @@ impl Netdev {
         }
     }
 
-    /// The link-local address made of the hardware address, where the interface has no link-local address that works: IPv6 is
-    /// off, or duplicates are still looked for. The kernel's devices have this GID always, at index 0 (Linux 6.12,
-    /// `roce_gid_mgmt.c`, `ib_cache_gid_set_default_gid`). Of RoCE v1 it is of use by itself. A member of a bond has none.
+    /// The link-local address derived from the hardware address, if the interface has no usable link-local address:
+    /// IPv6 is off, or duplicate detection is not finished. The kernel's devices always have this GID, at index 0
+    /// (Linux 6.12, `roce_gid_mgmt.c`, `ib_cache_gid_set_default_gid`). RoCE v1 can use it without the address. Members
+    /// of a bond have none.
     pub fn own_default_gid(&self) -> Option<Ipv6Addr> {
         let link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
         if self.loopback || self.bond.is_some() || self.addresses.iter().any(link_local) {
@@ -95,7 +91,6 @@ impl Netdev {
         Some(octets.into())
     }
 
-    /// The port's physical state over this interface.
     pub fn phys_state(&self) -> PhysState {
         match (self.up, self.running) {
             (true, true) => PhysState::LinkUp,
@@ -104,16 +99,16 @@ impl Netdev {
         }
     }
 
-    /// Modified EUI-64 of the hardware address.
+    /// The modified EUI-64 of the hardware address.
     pub fn eui64(&self) -> Option<[u8; 8]> {
         let [a, b, c, d, e, f] = self.mac?;
         Some([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
     }
 }
 
-/// The addresses that a device on `base` has in its GID table, each with the interface that holds it: the device's own
-/// first, then those of VLANs, macvlans and bonds above it; IPv4 before IPv6, as rxe fills its table. What is above a bond
-/// is the active member's alone, and everybody's where the bond has no such member (Linux 6.12, `roce_gid_mgmt.c`).
+/// The addresses in the GID table of a device on `base`, each with the interface that holds it: those of `base` first,
+/// then those of VLANs, macvlans and bonds above it; IPv4 before IPv6, in rxe's order. Addresses above a bond belong to
+/// the active member only, or to all members if the bond has no such member (Linux 6.12, `roce_gid_mgmt.c`).
 pub fn addresses_over(netdevs: &[Netdev], base: &Netdev) -> Vec<(IpAddr, u32)> {
     let mut holders = vec![base];
     let carries = |bond: &&Netdev| {
@@ -122,7 +117,7 @@ pub fn addresses_over(netdevs: &[Netdev], base: &Netdev) -> Vec<(IpAddr, u32)> {
             && bond.active_member.is_none_or(|active| active == base.ifindex)
     };
     holders.extend(netdevs.iter().filter(carries));
-    // And above those: a VLAN on a bond, a macvlan on a VLAN.
+    // Interfaces above those as well: a VLAN on a bond, a macvlan on a VLAN.
     let mut place = 0;
     while let Some(below) = holders.get(place).map(|holder| holder.ifindex) {
         let above = netdevs.iter().filter(|n| n.lower == Some(below));
@@ -162,7 +157,7 @@ mod tests {
         let mut stacked = all.clone();
         stacked[3].lower = Some(3); // a macvlan on the VLAN
         stacked[1].lower = Some(2);
-        stacked[0].lower = Some(5); // which cannot be, and must not hang
+        stacked[0].lower = Some(5); // impossible; the search must still end
         let found = addresses_over(&stacked, &stacked[0]);
         assert!(found.contains(&("10.0.5.5".parse().unwrap(), 5)), "{found:?}");
         let over = |index: usize| -> Vec<String> {

@@ -1,4 +1,4 @@
-//! A value that a process has once, and a forked child anew.
+//! A value that each process has once.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::fork;
 
-/// A value that each process has for itself. A forked child begins with a new one, because another thread of the parent may have
-/// held a lock in the old one at the fork; the old one stays behind in the child's memory. Finding the value takes no lock.
+/// A value of this process. A forked child starts with a new one, because another thread of the parent may have held a
+/// lock in the old one at the fork; the old one leaks in the child. Finding the value takes no lock.
 pub struct PerProcess<T> {
     newest: AtomicPtr<Node<T>>,
 }
@@ -18,14 +18,14 @@ struct Node<T> {
 }
 
 impl<T> PerProcess<T> {
-    /// Made when first asked for.
+    /// The first [`Self::get`] creates the value.
     pub const fn new() -> Self {
         Self { newest: AtomicPtr::new(ptr::null_mut()) }
     }
 }
 
 impl<T: Default + Send + Sync> PerProcess<T> {
-    /// This process's.
+    /// This process's value.
     pub fn get(&self) -> &T {
         fork::install();
         let epoch = fork::epoch();
@@ -38,10 +38,10 @@ impl<T: Default + Send + Sync> PerProcess<T> {
         }
         let fresh = Box::into_raw(Box::new(Node { epoch, value: T::default() }));
         match self.newest.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: just published, and never freed. What it replaces is the parent's, and stays.
+            // SAFETY: just published, and never freed. The node it replaces is the parent's and is not freed either.
             Ok(_) => unsafe { &(*fresh).value },
             Err(other) => {
-                // SAFETY: from `into_raw`, and nobody else saw it.
+                // SAFETY: from `into_raw`, and the failed exchange published it to no other thread.
                 drop(unsafe { Box::from_raw(fresh) });
                 // SAFETY: another thread of this process published it; it is never freed.
                 unsafe { &(*other).value }

@@ -1,4 +1,4 @@
-//! What a library has to know of the process that it is loaded into, and the handlers that it installs there.
+//! Facts about the process that loads the library, and its fork and exit handlers.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -6,42 +6,39 @@ use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// Runs `child` in every process that this one forks, before `fork` returns there.
-///
-/// Called at most once per program, see [`crate::fork`].
+/// Runs `child` in every process that this one forks, before `fork` returns there. Called at most once per program, see
+/// [`crate::fork`].
 pub fn at_fork_child(child: extern "C" fn()) {
-    // SAFETY: `child` is a function of the whole program's lifetime (the library is linked
-    // `-z nodelete`), takes nothing, and only uses async-signal-safe calls and atomics.
+    // SAFETY: `child` exists as long as the program (the library is linked `-z nodelete`), takes no argument, and uses
+    // only async-signal-safe calls and atomics.
     let refused = unsafe { libc::pthread_atfork(None, None, Some(child)) };
     if refused != 0 {
         tracing::warn!(errno = refused, "no fork handler: a forked child keeps this process's sockets open");
     }
 }
 
-/// Runs `last` when the process exits by `exit` or by returning from `main`.
+/// Runs `last` when the process calls `exit` or returns from `main`.
 pub fn at_exit(last: extern "C" fn()) {
-    // SAFETY: `last` is a function of the whole program's lifetime (the library is linked
-    // `-z nodelete`) that takes nothing and does not unwind.
+    // SAFETY: `last` exists as long as the program (the library is linked `-z nodelete`), takes no argument and does
+    // not unwind.
     let refused = unsafe { libc::atexit(last) };
     if refused != 0 {
-        tracing::warn!("no exit handler: a last acknowledgement may be missed by its peer");
+        tracing::warn!("no exit handler: a peer may miss a last acknowledgement");
     }
 }
 
-/// Closes a descriptor by number, whoever owned it. For the fork handler only: the owner of the
-/// number exists in the parent, in the child nobody will use it again.
+/// Closes a descriptor by number. Only the fork handler calls it: the owner of the number is an object of the parent,
+/// and the child does not use it.
 pub fn close_number(fd: RawFd) {
-    // SAFETY: close takes any integer; the number stands in the table of descriptors that only
-    // ferroce opened, so nobody else's descriptor is closed.
+    // SAFETY: close takes any integer; the fork handler passes recorded numbers, which ferroce opened.
     unsafe { libc::close(fd) };
 }
 
-/// Whether a signal handler of the program asks for system calls to be interrupted.
+/// Returns whether a signal handler of the program interrupts system calls.
 ///
-/// `poll` returns EINTR after every handler. `read`, which the man page of `ibv_get_cq_event`
-/// promises, is restarted if the handler was installed with SA_RESTART. Which handler just ran
-/// cannot be known, so a wait reports EINTR only if some handler exists that would not restart.
-/// Handlers of faults do not count: they do not interrupt a wait.
+/// `poll` returns EINTR after every handler. The man page of `ibv_get_cq_event` describes a `read`, which is restarted
+/// if the handler was installed with SA_RESTART. The handler that just ran is unknown, so a wait reports EINTR only if
+/// the program has a handler without SA_RESTART. Handlers of faults do not count, because they do not interrupt a wait.
 pub fn a_handler_interrupts() -> bool {
     const FAULTS: [libc::c_int; 6] =
         [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT, libc::SIGTRAP];
@@ -60,8 +57,8 @@ pub fn a_handler_interrupts() -> bool {
     })
 }
 
-/// The file that this code was loaded from: the library, or the executable it is linked into. The kernel tells the path;
-/// the loader remembers one as it was given, which a change of directory makes another file's.
+/// The file that this code was loaded from: the library, or the executable it is linked into. The kernel's path is
+/// absolute; the loader may have a relative one, which a change of directory makes wrong.
 pub fn own_file() -> Option<PathBuf> {
     match std::fs::read("/proc/self/maps") {
         Ok(maps) => mapped_at(&maps, own_file as *const () as usize),
@@ -69,7 +66,7 @@ pub fn own_file() -> Option<PathBuf> {
     }
 }
 
-/// The file that a line of `/proc/PID/maps` has for an address.
+/// The file of the mapping in `/proc/PID/maps` that contains an address.
 fn mapped_at(maps: &[u8], address: usize) -> Option<PathBuf> {
     let number = |hex: &[u8]| usize::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok();
     let within = |line: &[u8]| -> Option<bool> {
@@ -82,25 +79,26 @@ fn mapped_at(maps: &[u8], address: usize) -> Option<PathBuf> {
     Some(PathBuf::from(std::ffi::OsStr::from_bytes(path)))
 }
 
-/// The same as the loader remembers it.
+/// The loader's path of the same file.
 fn loaded_file() -> Option<PathBuf> {
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     let inside = own_file as *const libc::c_void;
-    // SAFETY: `info` is large enough for a Dl_info, and any address may be asked for.
+    // SAFETY: `info` is valid for writes of a Dl_info, and dladdr accepts any address.
     if unsafe { libc::dladdr(inside, info.as_mut_ptr()) } == 0 {
         return None;
     }
-    // SAFETY: dladdr succeeded, so it filled `info`; all zeros would have been valid before as well.
+    // SAFETY: dladdr succeeded, so it filled `info`.
     let info = unsafe { info.assume_init() };
     if info.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: dli_fname is a C string that lives as long as the object is loaded, which our own code is.
+    // SAFETY: dli_fname is a C string that exists while the object is loaded, and this code is part of that object.
     let name = unsafe { CStr::from_ptr(info.dli_fname) };
     Some(PathBuf::from(std::ffi::OsStr::from_bytes(name.to_bytes())))
 }
 
-/// Whether this program runs with more rights than the user who started it: its environment is not to be trusted.
+/// Returns whether this program runs with more rights than the user who started it; its environment is then not
+/// trusted.
 pub fn is_privileged_program() -> bool {
     // SAFETY: getauxval takes any number.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }

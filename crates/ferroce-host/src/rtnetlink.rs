@@ -1,4 +1,4 @@
-//! Interfaces and addresses from the kernel, by the few rtnetlink messages that this needs.
+//! Interfaces, addresses, routes and neighbours from the kernel by rtnetlink.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -28,10 +28,10 @@ const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLM_F_DUMP: u16 = 0x300;
 /// Groups RTMGRP_LINK, RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR.
-const NEWS: u32 = 1 | 0x10 | 0x100;
-/// And RTMGRP_IPV4_ROUTE, RTMGRP_IPV4_RULE, RTMGRP_IPV6_ROUTE, RTNLGRP_IPV6_RULE and RTNLGRP_NEXTHOP: whatever a route may
-/// depend on.
-const ROUTE_NEWS: u32 = NEWS | 0x40 | 0x80 | 0x400 | 1 << 18 | 1 << 31;
+const LINK_GROUPS: u32 = 1 | 0x10 | 0x100;
+/// Also RTMGRP_IPV4_ROUTE, RTMGRP_IPV4_RULE, RTMGRP_IPV6_ROUTE, RTNLGRP_IPV6_RULE and RTNLGRP_NEXTHOP, since a route
+/// depends on all of them.
+const ROUTE_GROUPS: u32 = LINK_GROUPS | 0x40 | 0x80 | 0x400 | 1 << 18 | 1 << 31;
 
 const IFF_UP: u32 = 1;
 const IFF_LOOPBACK: u32 = 8;
@@ -44,36 +44,36 @@ const IFA_F_TENTATIVE: u32 = 0x40;
 
 /// Group RTMGRP_NEIGH.
 const NEIGHBOURS: u32 = 4;
-/// NUD_REACHABLE, STALE, DELAY, PROBE, NOARP and PERMANENT: the hardware address is there.
+/// NUD_REACHABLE, STALE, DELAY, PROBE, NOARP and PERMANENT: the hardware address is known.
 const NUD_VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
 
-/// How long the kernel may take to answer; it answers at once.
+/// Time limit of an answer; the kernel answers at once.
 const LIMIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// A socket that becomes readable when an interface or an address changes, or a route as well.
+/// A socket that becomes readable when an interface, an address or (if opened for it) a route changes.
 #[derive(Debug)]
 pub struct Monitor {
     fd: OwnedFd,
 }
 
 impl Monitor {
-    /// Follows this network namespace.
+    /// Monitors this network namespace.
     pub fn open() -> io::Result<Self> {
-        Ok(Self { fd: socket(NEWS)? })
+        Ok(Self { fd: socket(LINK_GROUPS)? })
     }
 
-    /// Follows its routes, too.
+    /// Monitors its routes, too.
     pub fn of_routes() -> io::Result<Self> {
-        Ok(Self { fd: socket(ROUTE_NEWS)? })
+        Ok(Self { fd: socket(ROUTE_GROUPS)? })
     }
 
-    /// Throws away what has been told; returns whether there was anything. The news are only a reason to look again.
+    /// Discards the queued notifications; returns whether there were any. The caller then reads the present state.
     pub fn drain(&self) -> bool {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut any = false;
         for _ in 0..1024 {
             match rustix::net::recv(&self.fd, &mut buffer, RecvFlags::DONTWAIT) {
-                // Lost news are news.
+                // ENOBUFS: the kernel dropped notifications.
                 Ok(_) | Err(rustix::io::Errno::NOBUFS) => any = true,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(_) => break,
@@ -92,7 +92,7 @@ impl AsFd for Monitor {
 /// All interfaces of this network namespace, with their addresses.
 pub fn netdevs() -> io::Result<Vec<Netdev>> {
     let mut links = Vec::new();
-    // struct ifinfomsg and struct ifaddrmsg of zeros: everything.
+    // A struct ifinfomsg or ifaddrmsg of zeros selects everything.
     dump(RTM_GETLINK, &[0; 16], |kind, body| {
         if kind == RTM_NEWLINK {
             links.extend(parse_link(body));
@@ -125,11 +125,12 @@ pub fn netdevs() -> io::Result<Vec<Netdev>> {
         .collect())
 }
 
-/// Layers of interfaces that are looked at; Linux allows eight of a kind.
+/// Limit of nested interfaces in a search; Linux allows eight of a kind.
 const MOST_LAYERS: u32 = 16;
 
-/// Whether what an interface carries stays in memory of this host, as far as this network namespace shows: it is one of
-/// software that sends to software, or stands on such alone. Of a lower interface in another namespace nothing is known.
+/// Returns whether the interface's traffic stays in memory of this host, as far as this network namespace shows: it is
+/// virtual, and so are all interfaces below it. An interface below in another namespace is unknown and counts as
+/// physical.
 fn is_virtual_wire(links: &[Link], link: &Link, depth: u32) -> bool {
     let virtual_too = |other: &Link| depth < MOST_LAYERS && is_virtual_wire(links, other, depth + 1);
     match link.kind.as_str() {
@@ -146,13 +147,13 @@ fn is_virtual_wire(links: &[Link], link: &Link, depth: u32) -> bool {
     }
 }
 
-/// Whether the interface of this index has no wire, see [`Netdev::virtual_wire`]; `false` where the kernel does not tell.
+/// See [`Netdev::virtual_wire`]; `false` if the kernel does not answer.
 pub fn has_virtual_wire(ifindex: u32) -> bool {
     let known = netdevs().unwrap_or_default();
     known.iter().any(|netdev| netdev.ifindex == ifindex && netdev.virtual_wire)
 }
 
-/// `ip link set dev … up`. Fails with `PermissionDenied` where we may not.
+/// Executes `ip link set dev … up`. Fails with `PermissionDenied` without the right.
 pub fn set_up(ifindex: u32) -> io::Result<()> {
     let mut info = [0_u8; 16];
     info[4..8].copy_from_slice(&ifindex.to_ne_bytes());
@@ -161,10 +162,10 @@ pub fn set_up(ifindex: u32) -> io::Result<()> {
     request(RTM_NEWLINK, NLM_F_ACK, &info, |_, _| {})
 }
 
-/// The hardware address that belongs to an address of the same link, if the kernel knows it.
+/// Returns the hardware address of a neighbour; `None` if the interface needs none.
 ///
 /// # Errors
-/// Of kind `NotFound` when it has not asked for it yet.
+/// Of kind `NotFound` if the kernel has not resolved the address yet.
 pub fn neighbour(ifindex: u32, ip: IpAddr) -> io::Result<Option<[u8; 6]>> {
     let mut body = vec![family(ip), 0, 0, 0];
     body.extend_from_slice(&ifindex.to_ne_bytes());
@@ -182,11 +183,11 @@ pub fn neighbour(ifindex: u32, ip: IpAddr) -> io::Result<Option<[u8; 6]>> {
     Ok(found)
 }
 
-/// Where packets from `source` to `destination` go next by interface `ifindex`: to the destination itself if it is on the
-/// same link, otherwise to a router.
+/// The next hop from `source` to `destination` by interface `ifindex`: the destination itself if it is on the same
+/// link, otherwise a router.
 ///
 /// # Errors
-/// `ENETUNREACH` and others when there is no way.
+/// `ENETUNREACH` and others if there is no route.
 pub fn next_hop(ifindex: u32, source: IpAddr, destination: IpAddr) -> io::Result<IpAddr> {
     let bits = if destination.is_ipv4() { 32 } else { 128 };
     let mut body = vec![family(destination), bits, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -224,14 +225,11 @@ fn push_attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     body.resize(body.len().next_multiple_of(4), 0);
 }
 
-/// An entry of the neighbour table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Neighbour {
-    /// On which interface.
     pub ifindex: u32,
-    /// Its address.
     pub ip: IpAddr,
-    /// Its hardware address, if that is known.
+    /// `None` if it is unknown.
     pub mac: Option<[u8; 6]>,
 }
 
@@ -249,20 +247,20 @@ fn parse_neighbour(body: &[u8]) -> Option<Neighbour> {
     Some(Neighbour { ifindex, ip: address?, mac: mac.filter(|_| state & NUD_VALID != 0) })
 }
 
-/// Tells what changes in the neighbour table.
+/// A socket that receives changes of the neighbour table.
 #[derive(Debug)]
 pub struct NeighbourMonitor {
     fd: OwnedFd,
 }
 
 impl NeighbourMonitor {
-    /// Follows this network namespace.
+    /// Monitors this network namespace.
     pub fn open() -> io::Result<Self> {
         Ok(Self { fd: socket(NEIGHBOURS)? })
     }
 
-    /// Takes what changed, without waiting; one that is gone has no hardware address. `false`: something was lost, all
-    /// may have changed.
+    /// Passes the queued changes to `each` without waiting; a removed entry has no hardware address. Returns `false` if
+    /// the kernel dropped notifications, so that any entry may have changed.
     pub fn drain(&self, mut each: impl FnMut(Neighbour)) -> bool {
         let mut buffer = [0_u8; 16_384];
         let mut whole = true;
@@ -338,13 +336,13 @@ fn parse_link(body: &[u8]) -> Option<Link> {
                 for (kind, value) in attributes(value) {
                     match kind {
                         1 => link.kind = text(value).unwrap_or_default(),
-                        // What it means depends on the kind.
+                        // The meaning of IFLA_INFO_DATA depends on the kind.
                         2 => (link.vlan, link.active_member) = (parse_vlan(value), parse_bond(value)),
                         _ => {}
                     }
                 }
             }
-            // IFLA_LINK_NETNSID: the lower interface is in another namespace, its index means nothing here
+            // IFLA_LINK_NETNSID: the lower interface is in another namespace, where its index belongs to another one
             37 => elsewhere = true,
             _ => {}
         }
@@ -355,7 +353,7 @@ fn parse_link(body: &[u8]) -> Option<Link> {
     (ifindex != 0 && !link.netdev.name.is_empty()).then_some(link)
 }
 
-/// Number and egress map, should the interface be a VLAN.
+/// The number and egress map of a VLAN.
 fn parse_vlan(data: &[u8]) -> Option<Vlan> {
     let find = |wanted| attributes(data).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
     // IFLA_VLAN_ID
@@ -370,15 +368,15 @@ fn parse_vlan(data: &[u8]) -> Option<Vlan> {
     Some(vlan)
 }
 
-/// The member that sends, should the interface be a bond: the kernel names one in the modes that use one alone.
+/// The sending member of a bond; the kernel names it in modes with one sender.
 fn parse_bond(data: &[u8]) -> Option<u32> {
     // IFLA_BOND_ACTIVE_SLAVE
     let (_, index) = attributes(data).find(|(kind, _)| *kind == 2)?;
     u32_at(index, 0).filter(|index| *index != 0)
 }
 
-/// Makes the frames of a VLAN have the priorities of their sockets, as
-/// `ip link set … type vlan egress-qos-map 0:0 … 7:7` does. Fails with `PermissionDenied` where we may not.
+/// Copies the sockets' priorities to the frames of a VLAN, as `ip link set … type vlan egress-qos-map 0:0 … 7:7` does.
+/// Fails with `PermissionDenied` without the right.
 pub fn map_priorities(ifindex: u32) -> io::Result<()> {
     let attribute = |kind: u16, value: &[u8]| {
         let mut bytes = (4 + value.len() as u16).to_ne_bytes().to_vec();
@@ -396,7 +394,7 @@ pub fn map_priorities(ifindex: u32) -> io::Result<()> {
     request(RTM_NEWLINK, NLM_F_ACK, &body, |_, _| {})
 }
 
-/// Priorities of an interface that have flow control of their own, a bit each; `None` where the driver says nothing.
+/// Priorities of an interface with flow control, one bit each; `None` if the driver reports none.
 pub fn flow_controlled(netdev: &str) -> Option<u8> {
     const RTM_GETDCB: u16 = 78;
     const DCB_CMD_IEEE_GET: u8 = 21;
@@ -407,7 +405,8 @@ pub fn flow_controlled(netdev: &str) -> Option<u8> {
     body.extend_from_slice(&name);
     body.resize(body.len().next_multiple_of(4), 0);
     let mut found = None;
-    // No such command in many kernels, no such operation in most drivers. One message, and the acknowledgement's end.
+    // Many kernels lack the command, most drivers the operation. The answer is one message, and the acknowledgement
+    // ends it.
     let _ = request(RTM_GETDCB, NLM_F_ACK, &body, |_, body| found = found.or(parse_pfc(body)));
     found
 }
@@ -420,7 +419,7 @@ fn parse_pfc(body: &[u8]) -> Option<u8> {
     pfc.get(1).copied()
 }
 
-/// The interface and the address, if the address works.
+/// The interface and the address, if the address is usable.
 fn parse_address(body: &[u8]) -> Option<(u32, IpAddr)> {
     let (head, rest) = body.split_at_checked(8)?;
     let mut flags = u32::from(*head.get(2)?);
@@ -448,7 +447,7 @@ fn ip(value: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// A zero-terminated text; interfaces whose names are none are not for us.
+/// A zero-terminated UTF-8 text; interfaces with other names are ignored.
 fn text(value: &[u8]) -> Option<String> {
     let end = value.iter().position(|&b| b == 0).unwrap_or(value.len());
     let text = std::str::from_utf8(value.get(..end)?).ok()?;
@@ -463,7 +462,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// Type and value of each attribute.
+/// The type and value of each attribute.
 fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::from(u16_at(bytes, 0)?);
@@ -480,13 +479,13 @@ fn dump(kind: u16, body: &[u8], each: impl FnMut(u16, &[u8])) -> io::Result<()> 
 
 fn socket(groups: u32) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    // No protocol is NETLINK_ROUTE, whose number is 0.
+    // The default protocol 0 is NETLINK_ROUTE.
     let fd = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
     rustix::net::bind(&fd, &SocketAddrNetlink::new(0, groups))?;
     Ok(fd)
 }
 
-/// Sends one request and hands every message of the answer to `each`.
+/// Sends one request and passes every message of the answer to `each`.
 fn request(kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
     let fd = socket(0)?;
     let mut message = Vec::with_capacity(16 + body.len());

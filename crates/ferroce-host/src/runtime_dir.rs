@@ -1,24 +1,26 @@
-//! The directories for ferroce's files: a log and a stored node GUID, and what is to outlive the machine's restart. Nothing
-//! in them is needed to find the broker.
+//! The directories of ferroce's files: the log, a stored node GUID, and state that survives a reboot. No file in them
+//! is needed to find the broker.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The environment variables that name the directories, beside those of ferroce's own: a broker that a program starts
-/// inherits them, so that both find the same files.
+/// The environment variables that name the directories, beside ferroce's own. A broker that a program starts inherits
+/// them, so that both find the same files.
 pub const VARIABLES: [&str; 3] = ["XDG_RUNTIME_DIR", "XDG_STATE_HOME", "HOME"];
 
-/// `$FERROCE_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/ferroce`, else `/tmp/ferroce-UID`: ours, and writable by nobody else.
+/// `$FERROCE_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/ferroce`, else `/tmp/ferroce-UID`: owned by us, and writable by no
+/// other user.
 #[derive(Clone, Debug)]
 pub struct RuntimeDir(PathBuf);
 
 impl RuntimeDir {
-    /// Finds the directory, and makes it if it is not there.
+    /// Finds the directory, and creates it if it does not exist.
     ///
     /// # Errors
-    /// `PermissionDenied` if it is somebody else's, a link, or others may write to it; otherwise those of `mkdir(2)`.
+    /// `PermissionDenied` if another user owns it or may write to it, or if it is a link; otherwise the errors of
+    /// `mkdir(2)`.
     pub fn open() -> io::Result<Self> {
         let uid = nix::unistd::geteuid().as_raw();
         let path = match (variable("FERROCE_RUNTIME_DIR"), variable("XDG_RUNTIME_DIR")) {
@@ -29,11 +31,11 @@ impl RuntimeDir {
         Self::at(path, uid)
     }
 
-    /// Where files go that outlive the machine's restart: `$FERROCE_RUNTIME_DIR`, else `/var/lib/ferroce` for root, else
+    /// The directory of files that survive a reboot: `$FERROCE_RUNTIME_DIR`, else `/var/lib/ferroce` for root, else
     /// `$XDG_STATE_HOME/ferroce` or `$HOME/.local/state/ferroce`.
     ///
     /// # Errors
-    /// `NotFound` without any of them.
+    /// `NotFound` if none of the variables is set.
     pub fn persistent_path() -> io::Result<PathBuf> {
         let uid = nix::unistd::geteuid().as_raw();
         let home = variable("HOME").map(|home| home.join(".local/state"));
@@ -47,10 +49,10 @@ impl RuntimeDir {
         found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, none))
     }
 
-    /// Finds [`RuntimeDir::persistent_path`], and makes it if it is not there.
+    /// Finds [`RuntimeDir::persistent_path`], and creates it if it does not exist.
     ///
     /// # Errors
-    /// As [`RuntimeDir::open`], or `NotFound` where there is no such path.
+    /// As [`RuntimeDir::open`], and `NotFound` without such a path.
     pub fn persistent() -> io::Result<Self> {
         let path = Self::persistent_path()?;
         if let Some(parent) = path.parent() {
@@ -64,7 +66,7 @@ impl RuntimeDir {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
             _ => {}
         }
-        // Not through a link, which in /tmp anybody could have put there.
+        // It follows no link, which any user could have made in /tmp.
         let found = path.symlink_metadata()?;
         if !found.is_dir() || found.uid() != uid || found.mode() & 0o022 != 0 {
             let text = format!("{} is not a directory that only uid {uid} can write to", path.display());
@@ -73,15 +75,14 @@ impl RuntimeDir {
         Ok(Self(path))
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Octets after which the log starts anew. The earlier one is kept as `ferroced.log.old`, in place of the one before.
+    /// Size at which the log starts anew, in octets. The previous log is kept as `ferroced.log.old`.
     pub const MOST_LOG: u64 = 1 << 20;
 
-    /// The log of `ferroced`, to be appended to. One that has grown over [`Self::MOST_LOG`] starts anew.
+    /// Opens the log of `ferroced` to append. A log larger than [`Self::MOST_LOG`] starts anew.
     pub fn log(&self) -> io::Result<File> {
         let path = self.0.join("ferroced.log");
         if path.symlink_metadata().is_ok_and(|log| log.len() > Self::MOST_LOG) {
@@ -90,7 +91,7 @@ impl RuntimeDir {
         OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)
     }
 
-    /// The stored node GUID of interfaces without a hardware address; made if there is none.
+    /// The stored node GUID of interfaces without a hardware address; created if there is none.
     pub fn node_guid(&self) -> io::Result<[u8; 8]> {
         let path = self.0.join("node-guid");
         let mut stored = [0; 8];
@@ -107,7 +108,7 @@ impl RuntimeDir {
     }
 }
 
-/// A locally administered EUI-64 that nobody else has; never zero.
+/// A random locally administered EUI-64; never zero.
 pub fn random_guid() -> [u8; 8] {
     let mut guid = [0_u8; 8];
     if rustix::rand::getrandom(&mut guid, rustix::rand::GetRandomFlags::empty()).is_err() {
@@ -118,7 +119,7 @@ pub fn random_guid() -> [u8; 8] {
     guid
 }
 
-/// A directory from the environment, which must be absolute.
+/// A directory from the environment; a relative path is ignored.
 fn variable(name: &str) -> Option<PathBuf> {
     debug_assert!(name.starts_with("FERROCE_") || VARIABLES.contains(&name), "{name} does not reach brokers");
     if crate::process::is_privileged_program() {

@@ -5,15 +5,15 @@ use ferroce_ipc::DeviceInfo;
 use crate::ethtool;
 use crate::rtnetlink::has_virtual_wire;
 
-/// The speed assumed of interfaces that tell none, in Mb/s: about what the UDP datapath reaches.
+/// The speed assumed of interfaces that report none, in Mb/s: about the limit of the UDP datapath.
 pub const DEFAULT_SPEED: u32 = 40_000;
 
-/// The speed assumed of interfaces without a wire, in Mb/s: `lo`, a veth and what stands on veths alone. What Linux says of a
-/// veth (10 Gb/s) is made up. It is as fast as memory, and a program that compares a port with memory must see that: UCX
-/// copies whatever it sends in pieces of 8 KiB to a port that seems slower than `memcpy`.
+/// The speed assumed of interfaces without a wire, in Mb/s: `lo`, a veth and interfaces above veths alone. The 10 Gb/s
+/// that Linux reports for a veth are invented. It is as fast as memory, and a program that compares a port with memory
+/// must see that: UCX copies messages in pieces of 8 KiB to a port that seems slower than `memcpy`.
 pub const VIRTUAL_SPEED: u32 = 100_000;
 
-/// The speed that the interface of a device claims, in Mb/s; `None` if it claims none.
+/// The speed that the interface of a device reports, in Mb/s.
 pub fn of(info: &DeviceInfo) -> Option<u32> {
     match has_virtual_wire(info.ifindex) {
         true => Some(VIRTUAL_SPEED),
@@ -21,8 +21,8 @@ pub fn of(info: &DeviceInfo) -> Option<u32> {
     }
 }
 
-/// The codes of `active_width` and of the speed of a lane whose product is closest to that of an Ethernet of so many
-/// Mb/s, as the kernel picks them for RoCE.
+/// The codes of `active_width` and of the lane speed with the product closest to `mbps` Mb/s, as the kernel chooses
+/// them for RoCE.
 pub fn width_and_speed(mbps: u32) -> (u8, u32) {
     const LANES_1: u8 = 1;
     const LANES_4: u8 = 2;

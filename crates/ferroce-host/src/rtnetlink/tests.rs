@@ -66,7 +66,7 @@ fn wires_that_are_memory() {
         // Its lower interface is in another namespace.
         link(11, "macvlan", None, None),
         link(12, "vxlan", Some(3), None),
-        // Two that stand on each other, which cannot be, and must not hang.
+        // Two interfaces on each other: impossible, but the search must end.
         link(13, "vlan", Some(14), None),
         link(14, "vlan", Some(13), None),
     ];
