@@ -1,4 +1,4 @@
-//! What a call costs on lo: `cargo bench -p ferroce-datapath --bench udp`. Sending there includes delivery.
+//! Cost of a call on lo, which includes delivery when sending: `cargo bench -p ferroce-datapath --bench udp`.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -81,7 +81,7 @@ fn main() {
         for _ in 0..ROUNDS {
             assert_eq!(rx.recv(&mut buffer).unwrap(), 0);
         }
-        println!("nothing waits: {} ns", start.elapsed().as_nanos() / ROUNDS as u128);
+        println!("empty socket: {} ns", start.elapsed().as_nanos() / ROUNDS as u128);
     }
 }
 

@@ -1,6 +1,6 @@
-//! A lossy network between the socket and whoever receives from it, for tests over real sockets.
+//! A lossy network between the socket and its receiver, for tests over real sockets.
 //!
-//! `FERROCE_FAULT=seed=1,loss=0.05,burst=3,duplicate=0.01,reorder=0.02` sets it for every [`crate::udp::RxBuffer`] of
+//! `FERROCE_FAULT=seed=1,loss=0.05,burst=3,duplicate=0.01,reorder=0.02` applies to every [`crate::udp::RxBuffer`] of
 //! the process; absent keys are 0, `burst` and `seed` 1.
 
 use std::collections::VecDeque;
@@ -9,35 +9,32 @@ use std::str::FromStr;
 
 use crate::udp::Datagram;
 
-/// How likely which fault is.
+/// The probabilities of each fault.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct FaultPlan {
-    /// Same seed and same arrivals give same faults.
+    /// The same seed and arrivals give the same faults.
     pub seed: u64,
     /// Probability that a loss begins with a datagram, 0 to 1.
     pub loss: f64,
-    /// Datagrams that a loss takes, at least 1.
+    /// Datagrams in one loss, at least 1.
     pub burst: u32,
-    /// Probability that a datagram comes twice.
+    /// Probability that a datagram is delivered twice.
     pub duplicate: f64,
-    /// Probability that a datagram comes late: after one to eight that followed it.
+    /// Probability that a datagram is delivered late: after one to eight of its successors.
     pub reorder: f64,
 }
 
-/// What a lossy network has done so far.
+/// Counts of faults since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct FaultCounts {
-    /// Datagrams that went through it.
+    /// All datagrams.
     pub seen: u64,
-    /// Of these, lost ones.
     pub lost: u64,
-    /// Of these, delivered twice.
     pub duplicated: u64,
-    /// Of these, delivered late.
     pub reordered: u64,
 }
 
-/// Not a fault plan: unknown key or a value out of range.
+/// A fault plan has an unknown key or a value out of range.
 #[derive(Debug, thiserror::Error)]
 #[error("not a fault: {0:?}")]
 pub struct InvalidFaultPlan(String);
@@ -80,15 +77,14 @@ impl FromStr for FaultPlan {
     }
 }
 
-/// The network itself.
 #[derive(Debug)]
 pub(crate) struct Fault {
     plan: FaultPlan,
     random: u64,
     counts: FaultCounts,
-    /// Datagrams that the running loss still takes.
+    /// Datagrams still to drop in the present loss.
     burst_left: u32,
-    /// Late datagrams and how many others go first.
+    /// Late datagrams, each with the number of datagrams to deliver before.
     late: VecDeque<(u32, Owned)>,
     delivered: Vec<Owned>,
 }
@@ -116,11 +112,11 @@ impl Fault {
         }
     }
 
-    /// What `FERROCE_FAULT` asks for.
+    /// The plan in `FERROCE_FAULT`.
     ///
     /// # Panics
     ///
-    /// When it is not a plan: a test that silently tested nothing would be worse.
+    /// If the plan is invalid, because a test without faults would pass for the wrong reason.
     #[expect(clippy::expect_used, reason = "tests only")]
     pub(crate) fn from_env() -> Option<Self> {
         let text = std::env::var("FERROCE_FAULT").ok()?;
@@ -131,12 +127,12 @@ impl Fault {
         self.counts
     }
 
-    /// Forgets what was delivered.
+    /// Drops the delivered datagrams.
     pub(crate) fn clear(&mut self) {
         self.delivered.clear();
     }
 
-    /// Datagrams that came through since [`Self::clear`].
+    /// Number of datagrams delivered since [`Self::clear`].
     pub(crate) fn delivered(&self) -> usize {
         self.delivered.len()
     }
@@ -147,7 +143,7 @@ impl Fault {
         Some(Datagram { source, source_port, segment_index, bytes, gro, traffic_class, hop_limit })
     }
 
-    /// A datagram arrives.
+    /// Passes an arrived datagram through the network.
     pub(crate) fn pass(&mut self, datagram: &Datagram<'_>) {
         self.counts.seen += 1;
         if self.burst_left == 0 && self.happens(self.plan.loss) {

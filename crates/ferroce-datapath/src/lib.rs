@@ -1,8 +1,8 @@
-//! How do packets move? UDP sockets with segmentation offload; packet sockets for raw frames.
+//! Transport of packets: UDP sockets with segmentation offload, and packet sockets for raw frames.
 //!
-//! The crate knows addresses, slots and batches of sealed packets, and no queue pair. [`udp::Group`] is what the broker
-//! holds for a local address, [`udp::RxSocket`] is a member of it in a program's hands, [`udp::TxSocket`] sends from
-//! one UDP source port.
+//! The crate knows addresses, slots and batches of sealed packets, and no queue pair. The broker holds a [`udp::Group`]
+//! for each local address; a program receives from one member of it, a [`udp::RxSocket`]; a [`udp::TxSocket`] sends
+//! from one UDP source port.
 #![deny(unsafe_code)]
 
 #[cfg(feature = "fault")]

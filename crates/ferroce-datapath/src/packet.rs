@@ -1,8 +1,7 @@
 //! Whole Ethernet frames over AF_PACKET, for programs that have CAP_NET_RAW themselves.
 //!
-//! A socket is one program's view of one interface: frames come in as copies, the system's own network stack sees them
-//! as well. So a rule asks for frames and takes them from nobody; what rules say about priority among programs has no
-//! meaning here.
+//! A socket receives copies of the frames of one interface; the kernel's network stack and other programs receive them
+//! as well. The priorities of flow rules among programs therefore have no effect.
 
 mod ether;
 mod rule;
@@ -15,7 +14,7 @@ pub use rule::{Layer, Pattern, Rule};
 
 use crate::sys::{self, PacketMembership};
 
-/// Octets of the longest frame that is received, VLAN tag included; the rest of a longer one is cut off.
+/// Octets of the longest frame, VLAN tag included; longer frames are cut.
 pub const MAX_FRAME: usize = 65_554;
 
 /// A program's access to the frames of one interface.
@@ -25,42 +24,41 @@ pub struct PacketSocket {
     ifindex: u32,
 }
 
-/// Where a frame is received to.
+/// The buffer for a received frame.
 pub struct FrameBuffer {
-    /// With room before the frame for a VLAN tag that the kernel took out.
+    /// Has space before the frame for a VLAN tag that the kernel stripped.
     bytes: Box<[u8]>,
 }
 
-/// A frame that was received.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceivedFrame<'a> {
-    /// From its destination address to the end of its payload, with its VLAN tags, without FCS.
+    /// From the destination address to the end of the payload, with VLAN tags, without FCS.
     pub bytes: &'a [u8],
-    /// It left by the interface instead of arriving there.
+    /// The frame leaves by the interface.
     pub outgoing: bool,
 }
 
 impl PacketSocket {
     /// Opens a socket that sends by the interface `ifindex` and receives nothing until [`PacketSocket::listen`].
     ///
-    /// `PermissionDenied` without CAP_NET_RAW in the network namespace; `ENODEV` when there is no such interface.
+    /// `PermissionDenied` without CAP_NET_RAW in the network namespace; `ENODEV` if there is no such interface.
     pub fn open(ifindex: u32) -> io::Result<Self> {
         let fd = sys::open_packet_socket()?;
-        // Before the bind, so that nothing is queued that nobody asked for.
+        // The filter precedes the bind, so that the kernel queues no frame before `listen`.
         sys::drop_all(&fd)?;
         sys::request_vlan_tags(&fd)?;
         sys::bind_packet_socket(&fd, ifindex, sys::ALL_PROTOCOLS)?;
         Ok(Self { fd, ifindex })
     }
 
-    /// Receives every frame that arrives from now on, and with `outgoing` also those that leave; or with `false` none.
+    /// Starts or stops receiving arriving frames; `outgoing` includes leaving frames.
     pub fn listen(&self, listen: bool, outgoing: bool) -> io::Result<()> {
         sys::ignore_outgoing(&self.fd, !outgoing)?;
         if listen { sys::accept_all(&self.fd) } else { sys::drop_all(&self.fd) }
     }
 
-    /// Has the interface accept frames to this address although it is not its own, or with `None` to any address, or
-    /// takes that back. Each request is to be taken back once; the interface keeps count.
+    /// Makes the interface accept frames to `address` (`None`: to any address) besides its own, or undoes that. The
+    /// kernel counts requests, so each must be undone once.
     pub fn accept(&self, address: Option<[u8; 6]>, accept: bool) -> io::Result<()> {
         let membership = match address {
             None => PacketMembership::Promiscuous,
@@ -72,13 +70,13 @@ impl PacketSocket {
 
     /// Sends a frame; never blocks.
     ///
-    /// `WouldBlock` or `ENOBUFS` when the interface's queue is full, `EMSGSIZE` when the frame does not fit it, `EINVAL`
-    /// when it is shorter than its header, `ENETDOWN` when it is down.
+    /// `WouldBlock` or `ENOBUFS` if the interface's queue is full, `EMSGSIZE` if the frame exceeds its MTU, `EINVAL` if
+    /// the frame is shorter than its header, `ENETDOWN` if the interface is down.
     pub fn send(&self, frame: &[u8]) -> io::Result<()> {
         socket2::SockRef::from(&self.fd).send_with_flags(frame, libc::MSG_DONTWAIT).map(drop)
     }
 
-    /// The next frame that waits; `None` when there is none. Never blocks.
+    /// Returns the next queued frame, or `None`. Never blocks.
     pub fn recv<'a>(&self, buffer: &'a mut FrameBuffer) -> io::Result<Option<ReceivedFrame<'a>>> {
         const TAG: usize = 4;
         const ADDRESSES: usize = 12;
@@ -95,7 +93,7 @@ impl PacketSocket {
             buffer.bytes[ADDRESSES + 2..ADDRESSES + 4].copy_from_slice(&tci.to_be_bytes());
         }
         let bytes = &buffer.bytes[start..TAG + received.len];
-        // What is sent over lo arrives there: the frame comes a second time.
+        // A frame sent over lo arrives there as well: it is received a second time.
         let outgoing = received.outgoing;
         if outgoing && received.loopback {
             return Ok(Some(ReceivedFrame { bytes: &[], outgoing }));
@@ -111,9 +109,8 @@ impl AsFd for PacketSocket {
 }
 
 impl FrameBuffer {
-    /// Allocates the buffer.
     pub fn new() -> Self {
-        // And for what the kernel tells of merged frames.
+        // 16 octets more for the `virtio_net_hdr` of merged frames.
         Self { bytes: vec![0; MAX_FRAME + 16].into() }
     }
 }

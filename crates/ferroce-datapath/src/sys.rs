@@ -1,5 +1,5 @@
-//! What the kernel offers and no safe crate does: options of UDP sockets, batched receive and send with control
-//! messages. The only unsafe code of this crate.
+//! System calls without a safe crate: options of UDP sockets, batched receive and send with control messages. All
+//! unsafe code of this crate.
 #![allow(unsafe_code)]
 
 mod options;

@@ -1,6 +1,6 @@
 //! RoCEv2 over unprivileged UDP sockets.
 //!
-//! | what | socket |
+//! | purpose | socket |
 //! |---|---|
 //! | receive | one *group* of `SO_REUSEPORT` sockets for each local address, bound to port 4791; a classic BPF program sends each datagram to the member whose index is bits 23..16 of the destination QPN, the *slot* |
 //! | receive multicast | a socket of its own for each multicast group and interface, bound to the group's address |
@@ -34,21 +34,20 @@ use socket2::Socket;
 
 use crate::sys;
 
-/// Receive buffer asked for when a member is leased, in bytes of payload and kernel overhead; the kernel grants
-/// `net.core.rmem_max` at most, often 208 KiB.
+/// Receive buffer requested for a leased member, in bytes of payload and kernel overhead; the kernel grants at most
+/// `net.core.rmem_max`, often 208 KiB.
 pub const RECEIVE_BUFFER: usize = 8 << 20;
 
-/// A datagram socket of the family of `ip` with what sending and receiving share. Not bound.
+/// Opens an unbound datagram socket of the family of `ip`, with the options common to sending and receiving.
 fn open_socket(ip: IpAddr) -> io::Result<Socket> {
-    // By the system's own call: a library that puts itself before that of libc, as librspreload does, may make sockets of
-    // its own, from this one's.
+    // A direct system call: an interposed library such as librspreload would otherwise create a socket of its own.
     let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket: Socket =
         rustix::net::socket_with(family, SocketType::DGRAM, flags, Some(ipproto::UDP))?.into();
     match ip {
         IpAddr::V4(_) => {
-            // PROBE, not DO: with DO a smaller route MTU or a forged ICMP message turns into EMSGSIZE.
+            // With DO instead of PROBE, a smaller route MTU or a forged ICMP message causes EMSGSIZE.
             sys::set_int(&socket, IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
             sys::set_int(&socket, IPPROTO_IP, libc::IP_MULTICAST_ALL, 0)?;
         }
@@ -63,16 +62,16 @@ fn open_socket(ip: IpAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Sets the receive buffer and returns what the kernel granted, in bytes of its own accounting: it doubles the number
-/// it is given, and charges a datagram of 4,156 bytes with about 8 KiB.
+/// Sets the receive buffer and returns the size that the kernel granted, in its own accounting: it doubles the
+/// requested number, and charges about 8 KiB for a datagram of 4,156 bytes.
 fn set_receive_buffer(fd: &impl AsFd, bytes: usize) -> io::Result<usize> {
     let bytes = c_int::try_from(bytes.min(receive_buffer_cap())).unwrap_or(c_int::MAX / 2);
     sys::set_int(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)?;
     granted_receive_buffer(fd)
 }
 
-/// `FERROCE_RCVBUF`, in bytes, caps every request, as a small `net.core.rmem_max` does: so that a system like that can
-/// be tried on one where it is large, since the sysctl is not per network namespace.
+/// `FERROCE_RCVBUF`, in bytes, caps every request. It imitates a small `net.core.rmem_max` in tests, since that sysctl
+/// is not per network namespace.
 fn receive_buffer_cap() -> usize {
     static CAP: OnceLock<usize> = OnceLock::new();
     *CAP.get_or_init(|| {

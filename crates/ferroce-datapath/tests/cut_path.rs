@@ -1,6 +1,5 @@
-//! What leaves a machine: frames on a veth whose sender has to cut batches itself, as for a network card.
-//!
-//! Over lo, and over a veth with its offloads on, a batch is never cut, so this needs network namespaces of its own.
+//! Segments on the wire: frames on a veth whose sender must split batches itself, as for a network card. Over lo, and
+//! over a veth with its offloads on, a batch is never split, so the test makes network namespaces.
 
 use std::io::Read;
 use std::net::IpAddr;
@@ -20,7 +19,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 const SLOT: u8 = 3;
 
-/// Batches to send: packets, payload of each, whether the kernel cuts.
+/// Batches to send: number of packets, payload of each, whether the kernel splits.
 const BATCHES: &[(u32, usize, bool)] =
     &[(1, 4096, true), (15, 4096, true), (62, 1024, true), (64, 0, true), (10, 1024, false), (2, 256, true)];
 
@@ -55,13 +54,13 @@ fn run(command: &str) {
     assert!(status.is_ok_and(|status| status.success()), "{command}");
 }
 
-/// IPv4, IPv6, and link-local IPv6, which is an address only together with the interface.
+/// IPv4, IPv6, and link-local IPv6, which is complete only with the interface.
 fn addresses(last: u8) -> [IpAddr; 3] {
     let v6 = |prefix: &str| format!("{prefix}::{last}").parse().unwrap();
     [IpAddr::from([198, 18, 0, last]), v6("fd00:18"), v6("fe80")]
 }
 
-/// The interface's index where the address needs it.
+/// The interface's index if the address needs it.
 fn scope_id(ip: IpAddr, name: &str) -> u32 {
     match ip {
         IpAddr::V6(ip) if ip.is_unicast_link_local() => if_nametoindex(name).unwrap(),
@@ -69,7 +68,7 @@ fn scope_id(ip: IpAddr, name: &str) -> u32 {
     }
 }
 
-/// Moves this thread into a namespace of its own and brings its end of the link up.
+/// Moves this thread into a new namespace and sets up its end of the link.
 fn enter(name: &str, last: u8, make_link: impl FnOnce()) {
     unshare(CloneFlags::CLONE_NEWNET).unwrap();
     make_link();
@@ -80,7 +79,7 @@ fn enter(name: &str, last: u8, make_link: impl FnOnce()) {
     run(&format!("ip link set {name} mtu 9000 up"));
 }
 
-/// Signals: the receiver sends its thread's id, then that it is ready, then that it has seen all.
+/// Signals: the receiver sends its thread's id, then that it is ready, then that it has received all.
 fn send(to_receiver: &Sender<()>, from_receiver: &Receiver<i32>) {
     enter("va", 1, || {
         let peer = from_receiver.recv().unwrap();
@@ -88,7 +87,7 @@ fn send(to_receiver: &Sender<()>, from_receiver: &Receiver<i32>) {
         run(&format!("ip link set vb netns {peer}"));
         run("ethtool -K va tso off gso off tx-udp-segmentation off");
     });
-    // Here and not at the other end, where merging comes before capturing.
+    // On the sending end, because at the other one merging precedes capturing.
     let every_protocol = Protocol::from(i32::from(3_u16.to_be()));
     let capture = Socket::new(Domain::PACKET, Type::RAW, Some(every_protocol)).unwrap();
     capture.set_recv_buffer_size(16 << 20).unwrap();
@@ -129,16 +128,16 @@ fn send(to_receiver: &Sender<()>, from_receiver: &Receiver<i32>) {
         }
         assert!(socket.limits().gso, "the kernel cuts where the interface does not");
     }
-    // The link lives as long as this namespace, and that as long as this thread.
+    // The link lives as long as this namespace, which lives as long as this thread.
     from_receiver.recv().unwrap();
 }
 
-/// The next RoCE frame must be this segment under this IPv4 identification.
+/// The next RoCE frame must be this segment with this IPv4 identification.
 fn look_at_next_frame(mut capture: &Socket, flow: Flow, id: u16, segment: &[u8]) {
     let mut bytes = vec![0; 65_536];
     let (frame, ip, udp) = loop {
         let n = capture.read(&mut bytes).expect("a frame");
-        // Neighbour resolution goes on beside.
+        // Neighbour resolution sends frames at the same time.
         if let Ok(frame) = Frame::parse(&bytes[..n]) {
             let Encapsulation::V2 { ip, udp } = frame.encapsulation else { panic!("{frame:?}") };
             break (Frame::parse(&bytes[..n]).unwrap(), ip, udp);
@@ -174,7 +173,7 @@ fn receive(to_sender: &Sender<i32>, from_sender: &Receiver<()>) {
     enter("vb", 2, || {
         to_sender.send(gettid().as_raw()).unwrap();
         from_sender.recv().unwrap();
-        // A veth polls, and so merges, only when asked to.
+        // A veth polls, and so merges, only with GRO on.
         run("ethtool -K vb gro on");
     });
     let groups = addresses(2).map(|ip| {
@@ -185,7 +184,7 @@ fn receive(to_sender: &Sender<i32>, from_sender: &Receiver<()>) {
             RxSocket::from_fd(member).unwrap()
         });
         let slots: Vec<_> = slots.collect();
-        // Kept, or its members would be renumbered.
+        // Kept open, or its members would be renumbered.
         (group, slots)
     });
     to_sender.send(0).unwrap();

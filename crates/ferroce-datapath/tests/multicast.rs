@@ -10,7 +10,7 @@ use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::Uid;
 
-/// Of 239.192/14, for use inside an organisation; every process another one.
+/// An address of 239.192/14, for use inside an organisation; each process has another one.
 fn group_v4(number: u8) -> IpAddr {
     let [.., high, low] = std::process::id().to_be_bytes();
     Ipv4Addr::new(239, 192 | number, high, low).into()
@@ -39,7 +39,7 @@ fn send(socket: &TxSocket, group: IpAddr, bytes: &[u8]) {
     assert_eq!(sent, Sent { sent: 1, lost: 0, reason: None }, "to {group}");
 }
 
-/// Everything that is there, at least `count` datagrams.
+/// All queued datagrams, at least `count`.
 fn received(socket: &RxSocket, count: usize) -> Vec<Vec<u8>> {
     let mut buffer = RxBuffer::new();
     let mut all = Vec::new();
@@ -120,7 +120,7 @@ fn only_groups_and_interfaces_that_exist_can_be_joined() {
     assert!(socket.set_multicast_interface(0x7fff_ffff).is_err());
 }
 
-/// Two links of one namespace: a group is one interface's, for IPv6 as well.
+/// Two links of one namespace: a group belongs to one interface, for IPv6 as well.
 #[test]
 fn an_interface_s_groups_are_its_own() {
     if !Uid::effective().is_root() || Command::new("ip").arg("-V").output().is_err() {
@@ -140,7 +140,7 @@ fn on_links() {
         run(&format!("ip link set {name} up"));
     }
     let [a, b] = ["va", "vb"].map(|name| if_nametoindex(name).unwrap());
-    // A link routes IPv6 groups when the kernel has noted its carrier, which may be after `ip` has ended.
+    // A link routes IPv6 groups after the kernel has noticed its carrier, which may be after `ip` has exited.
     for (local, ifindex) in [("fd00:18:1::1", a), ("fd00:18:2::1", b)] {
         until_routed(&sender(local.parse().unwrap(), ifindex), "ff0e::ffff".parse().unwrap());
     }

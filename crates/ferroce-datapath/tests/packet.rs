@@ -14,7 +14,7 @@ fn frame(destination: [u8; 6], mark: u8, len: usize) -> Vec<u8> {
     frame
 }
 
-/// What waits or comes within a moment, experimental EtherType alone: the system talks too.
+/// Frames that are queued or arrive within a moment, of the experimental EtherType only, since the kernel sends others.
 fn received(socket: &PacketSocket, count: usize) -> Vec<(Vec<u8>, bool)> {
     let mut buffer = FrameBuffer::new();
     let mut all = Vec::new();
@@ -49,7 +49,7 @@ fn in_namespace(body: fn()) {
         for name in ["va", "vb"] {
             run(&format!("ip link set {name} up"));
         }
-        // The kernel lets frames through a moment after that.
+        // The kernel passes frames a moment after that.
         let up = |name| {
             let shown = Command::new("ip").args(["link", "show", name]).output().unwrap();
             String::from_utf8_lossy(&shown.stdout).contains("state UP")
@@ -75,17 +75,17 @@ fn frames_cross_a_link() {
         let other = [2, 0, 0, 0, 0, 7];
         va.send(&frame(other, 1, 60)).unwrap();
         vb.listen(true, false).unwrap();
-        assert_eq!(received(&vb, 0), [], "what came before is not seen");
+        assert_eq!(received(&vb, 0), [], "earlier frames are not received");
         vb.accept(None, true).unwrap();
         va.send(&frame(other, 2, 60)).unwrap();
         va.send(&frame(other, 3, 1514)).unwrap();
         assert_eq!(received(&vb, 2), [(frame(other, 2, 60), false), (frame(other, 3, 1514), false)]);
-        // With its tag, wherever the kernel keeps it meanwhile.
+        // With its tag, wherever the kernel stores it meanwhile.
         let mut tagged = frame(other, 4, 60);
         tagged.splice(12..12, [0x81, 0, 0x61, 0x23]);
         va.send(&tagged).unwrap();
         assert_eq!(received(&vb, 1), [(tagged, false)]);
-        // What leaves is seen by those who ask, but not by its sender.
+        // Leaving frames are received by sockets that requested them, but not by their sender.
         vb.listen(true, true).unwrap();
         va.listen(true, true).unwrap();
         let witness = PacketSocket::open(if_nametoindex("va").unwrap()).unwrap();
@@ -123,9 +123,9 @@ fn what_cannot_be_sent_or_opened_is_an_error() {
         assert_eq!(va.send(&[0; 13]).unwrap_err().raw_os_error(), Some(libc::EINVAL));
         assert_eq!(va.send(&[0; 9000]).unwrap_err().raw_os_error(), Some(libc::EMSGSIZE));
         assert_eq!(PacketSocket::open(0x7fff_ffff).unwrap_err().raw_os_error(), Some(libc::ENODEV));
-        // Of this thread alone would be enough, but glibc changes all of the process's: in a child.
+        // Changing this thread alone would do, but glibc changes the whole process: so in a child.
         let nobody = 65_534.into();
-        // SAFETY: the child calls nothing but system calls and ends.
+        // SAFETY: the child makes only system calls and exits.
         match unsafe { nix::unistd::fork() }.unwrap() {
             nix::unistd::ForkResult::Child => {
                 setresuid(nobody, nobody, nobody).unwrap();

@@ -73,7 +73,7 @@ impl FramePort {
         if rules.len() >= MAX_FLOWS {
             return Err(FlowError::Limit { max: MAX_FLOWS });
         }
-        let address = rule.wants_address();
+        let address = rule.required_address();
         if let Some(address) = address {
             self.socket.accept(address, true).map_err(FlowError::System)?;
         }
@@ -99,7 +99,7 @@ impl FramePort {
         if let Err(error) = self.publish(left) {
             tracing::error!(%error, "a packet socket cannot be told what to receive");
         }
-        gone.iter().filter_map(|(_, rule)| rule.wants_address()).for_each(|address| self.give_up(address));
+        gone.iter().filter_map(|(_, rule)| rule.required_address()).for_each(|address| self.give_up(address));
     }
 
     fn give_up(&self, address: Option<[u8; 6]>) {
@@ -111,7 +111,7 @@ impl FramePort {
 
     /// First the rules, then the socket: no frame comes that nobody asked for.
     fn publish(&self, rules: Vec<(FlowId, Rule)>) -> io::Result<()> {
-        let outgoing = rules.iter().any(|(_, rule)| rule.wants_outgoing());
+        let outgoing = rules.iter().any(|(_, rule)| rule.includes_outgoing());
         let listen = !rules.is_empty();
         let before = self.rules.swap(Arc::new(rules));
         let told = self.socket.listen(listen, outgoing);

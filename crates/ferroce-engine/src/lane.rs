@@ -276,9 +276,9 @@ impl Lane {
     }
 
     /// Datagrams come with what their IP header held from now on.
-    pub(crate) fn tell_headers(&self) {
+    pub(crate) fn receive_headers(&self) {
         if let Source::Packets(socket) = &self.source
-            && let Err(error) = socket.tell_headers()
+            && let Err(error) = socket.receive_headers()
         {
             tracing::warn!(%error, local = %self.local, "datagrams come without TTL and traffic class");
         }

@@ -10,36 +10,35 @@ use crate::sys;
 
 const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
-/// Not in every libc.
+/// Some libcs lack the constant.
 const PACKET_VNET_HDR: libc::c_int = 15;
 
-/// Octets asked of the kernel for frames that wait.
+/// Requested size of the receive buffer, in octets.
 const RECEIVE_BUFFER: usize = 8 << 20;
 
-/// Receives the frames of one type that arrive at one interface, and sends any there. Needs CAP_NET_RAW in the network
-/// namespace, and so does whoever it would be handed to: it could be bound anew, to everything. It is handed to nobody.
+/// Receives the frames of one type on one interface, and sends any there. Needs CAP_NET_RAW in the network namespace.
+/// The broker passes it to no program, because a program could bind it anew to all frames.
 #[derive(Debug)]
 pub struct EtherSocket {
     fd: OwnedFd,
-    /// The kernel tells of merged frames.
-    about: bool,
+    /// The kernel prepends a `virtio_net_hdr` to each frame.
+    vnet_hdr: bool,
 }
 
-/// Octets that the kernel writes before a frame when it is asked about merged ones (`struct virtio_net_hdr`).
-const ABOUT: usize = 10;
-/// In its second octet: several UDP datagrams that were merged, or not yet cut.
+/// Size of `struct virtio_net_hdr`.
+const VNET_HDR_LEN: usize = 10;
+/// VIRTIO_NET_HDR_GSO_UDP_L4 in its second octet: several UDP datagrams in one frame.
 const MERGED_UDP: u8 = 5;
 
-/// A frame that was received.
 #[derive(Clone, Copy, Debug)]
 pub struct EtherFrame<'a> {
-    /// From its destination address to the end of its payload, without FCS; without a tag that the kernel took out.
+    /// From the destination address to the end of the payload, without FCS and without a stripped VLAN tag.
     pub bytes: &'a [u8],
-    /// 802.1Q tag control information of a tag that the kernel took out.
+    /// 802.1Q tag control information of a stripped tag.
     pub vlan: Option<u16>,
-    /// Sent to an address of this host or to a group, not merely seen.
+    /// Sent to an address of this host or to a group (not PACKET_OTHERHOST).
     pub meant: bool,
-    /// Its UDP payload is that of several datagrams of so many octets, the last one perhaps of fewer.
+    /// Size of each merged UDP datagram; the last one may be shorter.
     pub merged: Option<usize>,
 }
 
@@ -47,19 +46,19 @@ impl EtherSocket {
     /// Opens a socket for frames of type `ethertype` at interface `ifindex`; with type 0 it receives nothing.
     ///
     /// # Errors
-    /// `PermissionDenied` without CAP_NET_RAW in the network namespace; `ENODEV` when there is no such interface.
+    /// `PermissionDenied` without CAP_NET_RAW in the network namespace; `ENODEV` if there is no such interface.
     pub fn open(ifindex: u32, ethertype: u16) -> io::Result<Self> {
         let fd = sys::open_packet_socket()?;
         sys::request_vlan_tags(&fd)?;
-        // Refused on kernels before 4.20; of a single type the kernel shows none that leaves anyway.
+        // Kernels before 4.20 refuse; for a single type the kernel shows no leaving frames anyway.
         let _ = sys::ignore_outgoing(&fd, true);
-        // What the kernel does not grant is loss when frames come faster than they are taken.
+        // A smaller buffer only loses frames sooner under load.
         let _ = socket2::SockRef::from(&fd).set_recv_buffer_size(RECEIVE_BUFFER);
         sys::bind_packet_socket(&fd, ifindex, ethertype)?;
-        Ok(Self { fd, about: false })
+        Ok(Self { fd, vnet_hdr: false })
     }
 
-    /// Opens a socket that receives the frames of RoCE v2 over IPv4 or IPv6, and nothing else; it cannot send.
+    /// Opens a socket that receives only RoCE v2 frames over IPv4 or IPv6; it cannot send.
     ///
     /// # Errors
     /// As [`EtherSocket::open`].
@@ -70,10 +69,10 @@ impl EtherSocket {
         sys::set_int(&fd, libc::SOL_PACKET, PACKET_VNET_HDR, 1)?;
         let _ = socket2::SockRef::from(&fd).set_recv_buffer_size(RECEIVE_BUFFER);
         sys::bind_packet_socket(&fd, ifindex, if v6 { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 })?;
-        Ok(Self { fd, about: true })
+        Ok(Self { fd, vnet_hdr: true })
     }
 
-    /// Whether this process may open one.
+    /// Returns whether this process may open one.
     pub fn is_permitted() -> bool {
         sys::open_packet_socket().is_ok()
     }
@@ -86,16 +85,16 @@ impl EtherSocket {
         socket2::SockRef::from(&self.fd).send_with_flags(frame, libc::MSG_DONTWAIT).map(drop)
     }
 
-    /// The next frame that waits; `None` when there is none. Never blocks.
+    /// Returns the next queued frame, or `None`. Never blocks.
     ///
     /// # Errors
-    /// Those of `recvmsg(2)`: `ENETDOWN` once when the interface goes down.
+    /// Those of `recvmsg(2)`: `ENETDOWN` once after the interface is set down.
     pub fn recv<'a>(&self, buffer: &'a mut FrameBuffer) -> io::Result<Option<EtherFrame<'a>>> {
         match sys::receive_frame(&self.fd, &mut buffer.bytes) {
             Ok(info) => {
-                let before = if self.about { ABOUT.min(info.len) } else { 0 };
-                let (about, bytes) = buffer.bytes[..info.len].split_at(before);
-                let merged = match about {
+                let before = if self.vnet_hdr { VNET_HDR_LEN.min(info.len) } else { 0 };
+                let (vnet_hdr, bytes) = buffer.bytes[..info.len].split_at(before);
+                let merged = match vnet_hdr {
                     [_, kind, _, _, low, high, ..] if kind & 0x7f == MERGED_UDP => {
                         Some(usize::from(u16::from_ne_bytes([*low, *high]))).filter(|size| *size > 0)
                     }

@@ -1,6 +1,5 @@
-//! Which frames somebody asks for.
+//! Rules that select frames.
 
-/// A header of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Layer {
     /// Destination and source address, and the EtherType behind the last VLAN tag: 14 octets.
@@ -17,7 +16,7 @@ pub enum Layer {
     Udp,
 }
 
-/// What a header must look like: where a bit of the mask is set, its bit must be the value's.
+/// Required bits of a header: each bit set in the mask must equal that of the value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pattern {
     layer: Layer,
@@ -25,13 +24,12 @@ pub struct Pattern {
     mask: [u8; Self::ROOM],
 }
 
-/// Frames that match all patterns; without any, all frames.
+/// Selects frames that match all patterns; without patterns, all frames.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rule {
     patterns: Vec<Pattern>,
-    /// Only frames to group addresses.
     groups_only: bool,
-    /// Frames that leave, too.
+    /// Selects leaving frames, too.
     outgoing: bool,
 }
 
@@ -51,13 +49,13 @@ impl Layer {
 impl Pattern {
     const ROOM: usize = 40;
 
-    /// A header of which nothing is asked but that it is there.
+    /// Requires the header, with any content.
     pub const fn new(layer: Layer) -> Self {
         Self { layer, value: [0; Self::ROOM], mask: [0; Self::ROOM] }
     }
 
-    /// Asks for `value` at octet `offset` where bits of `mask`, of the same length, are set. What is beyond the header
-    /// counts as never there.
+    /// Requires `value` at octet `offset` in the bits of `mask`, which has the same length. Octets beyond the header
+    /// never match.
     #[must_use]
     pub fn at(mut self, offset: usize, value: &[u8], mask: &[u8]) -> Self {
         for (i, (value, mask)) in value.iter().zip(mask).enumerate() {
@@ -76,7 +74,7 @@ impl Pattern {
             .all(|(value, mask)| have.next().is_some_and(|have| have & mask == *value))
     }
 
-    /// The destination address it asks for, if that is one address.
+    /// The destination address that the pattern requires, if it is a single address.
     fn destination(&self) -> Option<[u8; 6]> {
         let ([value @ .., _, _, _, _, _, _, _, _], [mask @ .., _, _, _, _, _, _, _, _]) =
             (self.value.first_chunk::<14>()?, self.mask.first_chunk::<14>()?);
@@ -85,35 +83,33 @@ impl Pattern {
 }
 
 impl Rule {
-    /// Frames that arrive and match all `patterns`.
+    /// Arriving frames that match all `patterns`.
     pub const fn arriving(patterns: Vec<Pattern>) -> Self {
         Self { patterns, groups_only: false, outgoing: false }
     }
 
-    /// Everything that arrives, or with `groups_only` what goes to group addresses, broadcast included.
+    /// All arriving frames; with `groups_only` those to multicast addresses, broadcast included.
     pub const fn all(groups_only: bool) -> Self {
         Self { patterns: Vec::new(), groups_only, outgoing: false }
     }
 
-    /// Everything that arrives and leaves.
+    /// All arriving and leaving frames.
     pub const fn sniffer() -> Self {
         Self { patterns: Vec::new(), groups_only: false, outgoing: true }
     }
 
-    /// Whether it asks for frames that leave.
-    pub const fn wants_outgoing(&self) -> bool {
+    pub const fn includes_outgoing(&self) -> bool {
         self.outgoing
     }
 
-    /// The addresses that the interface must accept for it: `Some(None)` any, `None` none but its own.
-    pub fn wants_address(&self) -> Option<Option<[u8; 6]>> {
+    /// The addresses that the interface must accept for this rule: `Some(None)` all, `None` only its own.
+    pub fn required_address(&self) -> Option<Option<[u8; 6]>> {
         if self.patterns.is_empty() {
             return Some(None);
         }
         self.patterns.iter().find_map(Pattern::destination).map(Some)
     }
 
-    /// Whether it asks for this frame.
     pub fn matches(&self, frame: &[u8], outgoing: bool) -> bool {
         if outgoing && !self.outgoing {
             return false;
@@ -128,7 +124,7 @@ impl Rule {
     }
 }
 
-/// The headers of a frame, as far as they are whole.
+/// The complete headers of a frame.
 struct Headers<'a> {
     ethernet: [u8; 14],
     vlan: Option<&'a [u8]>,

@@ -6,15 +6,14 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use libc::{c_int, sock_filter, sock_fprog};
 
-/// Sets an option whose value is a C `int`.
+/// Sets an option of type `int`.
 pub(crate) fn set_int(fd: &impl AsFd, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     set_value(fd, level, name, &value)
 }
 
-/// Sets an option to a value of the kind that it takes; the kernel checks the size.
+/// Sets an option; the kernel checks the size of the value.
 pub(super) fn set_value<T: Copy>(fd: &impl AsFd, level: c_int, name: c_int, value: &T) -> io::Result<()> {
-    // SAFETY: the pointer and the length are those of `value`, which lives through the call; the descriptor is open
-    // because it is borrowed.
+    // SAFETY: pointer and length are those of `value`, which outlives the call; the borrowed descriptor is open.
     let rc = unsafe {
         libc::setsockopt(
             fd.as_fd().as_raw_fd(),
@@ -27,7 +26,7 @@ pub(super) fn set_value<T: Copy>(fd: &impl AsFd, level: c_int, name: c_int, valu
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Reads an option whose value is a C `int`.
+/// Reads an option of type `int`.
 pub(crate) fn get_int(fd: &impl AsFd, level: c_int, name: c_int) -> io::Result<c_int> {
     let mut value = [0 as c_int];
     get_ints(fd, level, name, &mut value)?;
@@ -43,7 +42,7 @@ fn get_ints(fd: &impl AsFd, level: c_int, name: c_int, values: &mut [c_int]) -> 
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Binds a socket to an interface by its index; for unprivileged processes too since Linux 5.7.
+/// Binds a socket to an interface by its index; Linux 5.7 and later permit it without privilege.
 pub(crate) const SO_BINDTOIFINDEX: c_int = 62;
 
 /// Multicast datagrams of this IPv4 socket leave by the interface `ifindex`.
@@ -53,7 +52,7 @@ pub(crate) fn set_multicast_interface_v4(fd: &impl AsFd, ifindex: c_int) -> io::
     set_value(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &value)
 }
 
-/// Datagrams the kernel dropped because the receive buffer was full, since the socket was made (`SO_MEMINFO`).
+/// Datagrams that the kernel dropped since the socket was opened because the receive buffer was full (`SO_MEMINFO`).
 pub(crate) fn receive_drops(fd: &impl AsFd) -> io::Result<u32> {
     const SO_MEMINFO: c_int = 55;
     const SK_MEMINFO_DROPS: usize = 8;
@@ -62,9 +61,9 @@ pub(crate) fn receive_drops(fd: &impl AsFd) -> io::Result<u32> {
     Ok(info[SK_MEMINFO_DROPS] as u32)
 }
 
-/// Steers a reuseport group by one byte of the UDP payload: the datagram goes to the member whose index is the byte at
-/// `offset`. The program sees the payload alone, in both families. A datagram shorter than that goes to member 0, an
-/// index beyond the group falls back to the kernel's hash.
+/// Makes a reuseport group deliver each datagram to the member with the index in the byte at `offset` of the UDP
+/// payload; the BPF program sees only the payload. A shorter datagram is delivered to member 0; for an index beyond the
+/// group the kernel uses its hash.
 pub(crate) fn steer_by_payload_byte(fd: &impl AsFd, offset: u32) -> io::Result<()> {
     let program = [
         instruction(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, offset),
@@ -73,17 +72,17 @@ pub(crate) fn steer_by_payload_byte(fd: &impl AsFd, offset: u32) -> io::Result<(
     attach(fd, libc::SO_ATTACH_REUSEPORT_CBPF, &program)
 }
 
-/// Makes the socket drop everything that arrives.
+/// Makes the socket drop all arriving data.
 pub(crate) fn drop_all(fd: &impl AsFd) -> io::Result<()> {
     attach(fd, libc::SO_ATTACH_FILTER, &[instruction(libc::BPF_RET | libc::BPF_K, 0)])
 }
 
-/// Lets only UDP datagrams to `port` through, whole ones, from the Ethernet header on: over IPv4 or over IPv6, which is the
-/// only protocol that the socket receives.
+/// Makes the socket drop all frames but unfragmented UDP datagrams to `port`, over IPv4 or IPv6; the socket receives
+/// only that protocol.
 pub(crate) fn accept_udp(fd: &impl AsFd, v6: bool, port: u16) -> io::Result<()> {
     const UDP: u32 = 17;
     let load = |size: u32, at: u32| instruction(libc::BPF_LD | size | libc::BPF_ABS, at);
-    // To the last instruction but one if it is not so.
+    // Unless equal, jumps to the last instruction but one.
     let unless = |k: u32, left: u8| sock_filter {
         code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
         jt: 0,
@@ -107,7 +106,7 @@ pub(crate) fn accept_udp(fd: &impl AsFd, v6: bool, port: u16) -> io::Result<()> 
         load(libc::BPF_B, 23),
         unless(UDP, 6),
         load(libc::BPF_H, 20),
-        // Fragments have another offset than 0, or more of them follow.
+        // A fragment has an offset other than 0, or the flag for more fragments.
         sock_filter { code: (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16, jt: 4, jf: 0, k: 0x3fff },
         instruction(libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH, 14),
         instruction(libc::BPF_LD | libc::BPF_H | libc::BPF_IND, 16),
@@ -118,7 +117,7 @@ pub(crate) fn accept_udp(fd: &impl AsFd, v6: bool, port: u16) -> io::Result<()> 
     attach(fd, libc::SO_ATTACH_FILTER, &program)
 }
 
-/// Takes back [`drop_all`].
+/// Undoes [`drop_all`].
 pub(crate) fn accept_everything(fd: &impl AsFd) -> io::Result<()> {
     attach(fd, libc::SO_ATTACH_FILTER, &[instruction(libc::BPF_RET | libc::BPF_K, u32::MAX)])
 }
@@ -129,8 +128,8 @@ fn instruction(code: u32, k: u32) -> sock_filter {
 
 fn attach(fd: &impl AsFd, option: c_int, program: &[sock_filter]) -> io::Result<()> {
     let program = sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
-    // SAFETY: `sock_fprog` is what both options take; the kernel copies the `len` instructions it points to, and they
-    // outlive the call; it writes to none of them.
+    // SAFETY: both options take a `sock_fprog`; the kernel copies the `len` instructions behind its pointer, which
+    // outlive the call, and writes to none.
     let rc = unsafe {
         libc::setsockopt(
             fd.as_fd().as_raw_fd(),

@@ -9,10 +9,10 @@ use libc::{c_int, iovec, msghdr};
 use super::options::{accept_everything, set_int, set_value};
 use super::recv::retry;
 
-/// Not in every libc: Linux 4.20.
+/// Linux 4.20; some libcs lack the constant.
 const PACKET_IGNORE_OUTGOING: c_int = 23;
 
-/// What an interface shall accept beside its own.
+/// Addresses that an interface accepts besides its own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PacketMembership {
     Promiscuous,
@@ -20,19 +20,18 @@ pub(crate) enum PacketMembership {
     Multicast([u8; 6]),
 }
 
-/// What came with a frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FrameInfo {
     pub(crate) len: usize,
-    /// Protocol and control information of a tag that the kernel took out.
+    /// Protocol and control information of a stripped tag.
     pub(crate) vlan: Option<(u16, u16)>,
     pub(crate) outgoing: bool,
     pub(crate) loopback: bool,
-    /// To this host, to a group or to all, not merely seen.
+    /// Sent to this host, to a group or to all (not PACKET_OTHERHOST).
     pub(crate) meant: bool,
 }
 
-/// A socket for whole frames, not bound: it receives nothing.
+/// Opens a socket for whole frames; unbound, so it receives nothing.
 pub(crate) fn open_packet_socket() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: no memory is involved.
@@ -40,14 +39,14 @@ pub(crate) fn open_packet_socket() -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel just gave this descriptor, nobody else has it.
+    // SAFETY: the kernel has just returned this descriptor, so it is open and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// All protocols of one interface.
+/// ETH_P_ALL.
 pub(crate) const ALL_PROTOCOLS: u16 = libc::ETH_P_ALL as u16;
 
-/// Frames of type `protocol` on one interface; with 0 none is received.
+/// Binds to frames of type `protocol` on one interface; with 0 it receives none.
 pub(crate) fn bind_packet_socket(fd: &impl AsFd, ifindex: u32, protocol: u16) -> io::Result<()> {
     let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as libc::sa_family_t,
@@ -58,7 +57,7 @@ pub(crate) fn bind_packet_socket(fd: &impl AsFd, ifindex: u32, protocol: u16) ->
         sll_halen: 0,
         sll_addr: [0; 8],
     };
-    // SAFETY: pointer and length are those of `address`, which lives through the call.
+    // SAFETY: pointer and length are those of `address`, which outlives the call.
     let rc = unsafe {
         libc::bind(
             fd.as_fd().as_raw_fd(),
@@ -69,22 +68,22 @@ pub(crate) fn bind_packet_socket(fd: &impl AsFd, ifindex: u32, protocol: u16) ->
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Takes back [`super::drop_all`].
+/// Undoes [`super::drop_all`].
 pub(crate) fn accept_all(fd: &impl AsFd) -> io::Result<()> {
     accept_everything(fd)
 }
 
-/// Tags come as control messages.
+/// Requests stripped VLAN tags as control messages.
 pub(crate) fn request_vlan_tags(fd: &impl AsFd) -> io::Result<()> {
     set_int(fd, libc::SOL_PACKET, libc::PACKET_AUXDATA, 1)
 }
 
-/// Whether frames that leave by the interface are no business of this socket's.
+/// Excludes or includes leaving frames.
 pub(crate) fn ignore_outgoing(fd: &impl AsFd, ignore: bool) -> io::Result<()> {
     set_int(fd, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, c_int::from(ignore))
 }
 
-/// Adds or takes back what the interface shall accept.
+/// Adds or removes an accepted address.
 pub(crate) fn packet_membership(
     fd: &impl AsFd,
     ifindex: u32,
@@ -107,16 +106,16 @@ pub(crate) fn packet_membership(
     set_value(fd, libc::SOL_PACKET, option, &request)
 }
 
-/// Room for one `tpacket_auxdata`.
+/// Space for one `tpacket_auxdata`.
 #[repr(C, align(8))]
 struct Control([MaybeUninit<u8>; 64]);
 
-/// Receives one frame without blocking; of a longer one what fits.
+/// Receives one frame without blocking; a longer one is cut.
 pub(crate) fn receive_frame(fd: &impl AsFd, room: &mut [u8]) -> io::Result<FrameInfo> {
     let mut name = MaybeUninit::<libc::sockaddr_ll>::zeroed();
     let mut control = Control([MaybeUninit::uninit(); 64]);
     let mut vector = iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
-    // SAFETY: `msghdr` is plain old data, for which zeros are a valid value.
+    // SAFETY: `msghdr` is plain old data, for which zeros are valid.
     let mut header: msghdr = unsafe { std::mem::zeroed() };
     header.msg_name = name.as_mut_ptr().cast();
     header.msg_namelen = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
@@ -126,14 +125,14 @@ pub(crate) fn receive_frame(fd: &impl AsFd, room: &mut [u8]) -> io::Result<Frame
     header.msg_controllen = size_of::<Control>() as _;
     let raw = fd.as_fd().as_raw_fd();
     let len = retry(|| {
-        // SAFETY: the header's pointers lead to one name, one vector and one control buffer of the lengths it says, all of
-        // this frame and writable; the vector leads to `room`, which is borrowed mutably.
+        // SAFETY: the header's pointers lead to one name, one vector and one control buffer of the lengths in it, all
+        // local and writable; the vector leads to `room`, which is borrowed mutably.
         let n = unsafe { libc::syscall(libc::SYS_recvmsg, raw, &raw mut header, libc::MSG_DONTWAIT) };
         n as isize
     })?;
-    // SAFETY: zeroed before the call, and any octets make a valid `sockaddr_ll`.
+    // SAFETY: zeroed before the call, and any octets are a valid `sockaddr_ll`.
     let name = unsafe { name.assume_init() };
-    // SAFETY: the kernel received this message, so the control buffer is filled to the length that the header says.
+    // SAFETY: recvmsg succeeded, so it filled the control buffer to the length in the header.
     let vlan = unsafe { vlan_tag(&header) };
     Ok(FrameInfo {
         len: len.min(room.len()),
@@ -146,9 +145,9 @@ pub(crate) fn receive_frame(fd: &impl AsFd, room: &mut [u8]) -> io::Result<Frame
 
 /// # Safety
 ///
-/// `header` was filled by `recvmsg`, its control pointer leads to a live buffer.
+/// `recvmsg` filled `header`, and its control pointer leads to a live buffer.
 unsafe fn vlan_tag(header: &msghdr) -> Option<(u16, u16)> {
-    // SAFETY: control pointer and length are those the kernel left: a well-formed list of control messages.
+    // SAFETY: control pointer and length are those of recvmsg: a well-formed list of control messages.
     let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !at.is_null() {
         // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return null or a whole, aligned header inside the list.
@@ -156,11 +155,11 @@ unsafe fn vlan_tag(header: &msghdr) -> Option<(u16, u16)> {
         // SAFETY: CMSG_LEN computes a number.
         let needed = unsafe { libc::CMSG_LEN(size_of::<libc::tpacket_auxdata>() as u32) } as usize;
         if level == libc::SOL_PACKET && kind == libc::PACKET_AUXDATA && len >= needed {
-            // SAFETY: the message holds a whole `tpacket_auxdata`, by the check; it may be unaligned.
+            // SAFETY: the message has a whole `tpacket_auxdata`, by the check; it may be unaligned.
             let data = unsafe { libc::CMSG_DATA(at).cast::<libc::tpacket_auxdata>().read_unaligned() };
             if data.tp_status & libc::TP_STATUS_VLAN_VALID != 0 {
-                let told = data.tp_status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
-                return Some((if told { data.tp_vlan_tpid } else { 0x8100 }, data.tp_vlan_tci));
+                let tpid_valid = data.tp_status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
+                return Some((if tpid_valid { data.tp_vlan_tpid } else { 0x8100 }, data.tp_vlan_tci));
             }
         }
         // SAFETY: `at` is a header of this list.

@@ -1,4 +1,4 @@
-//! Receiving: one or many messages a call, with the control messages we asked for.
+//! Receiving: one or many messages a call, with their control messages.
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};
@@ -8,35 +8,33 @@ use std::ptr;
 
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr};
 
-/// Largest number of messages one call takes.
+/// Limit of messages a call.
 pub(crate) const MAX_MESSAGES: usize = 32;
-/// Room for one message: a coalesced one is no longer than the longest UDP payload.
+/// Space for one message: a coalesced one is no longer than the longest UDP payload.
 const MESSAGE_ROOM: usize = 65_536;
-/// Distance of two messages' places. Not a multiple of the page size, or all heads would compete for one cache set.
+/// Distance of two messages. It is no multiple of the page size, or all headers would compete for one cache set.
 const STRIDE: usize = MESSAGE_ROOM + 9 * 64;
 
-/// What the kernel said about one message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
     pub(crate) source: IpAddr,
     pub(crate) source_port: u16,
-    /// TOS or traffic class.
     pub(crate) traffic_class: u8,
-    /// TTL or hop limit; 0 where the kernel did not say.
+    /// TTL or hop limit; 0 if the kernel did not report it.
     pub(crate) hop_limit: u8,
-    /// Bytes received.
     pub(crate) len: usize,
-    /// Size of each datagram but the last, when the kernel coalesced several.
+    /// Size of each datagram but the last, if the kernel coalesced several.
     pub(crate) segment_size: Option<usize>,
 }
 
-/// Memory for [`MAX_MESSAGES`] messages of any size; pages never written to are never allocated.
+/// Memory for [`MAX_MESSAGES`] messages of any size; the kernel allocates only the pages that it writes.
 pub(crate) struct Arena {
     data: Vec<u8>,
     messages: Vec<Message>,
 }
 
-/// Room for UDP_GRO, IPV6_TCLASS and IPV6_HOPLIMIT, an `int` each, and one more that an administrator's BPF program may add.
+/// Space for UDP_GRO, IPV6_TCLASS and IPV6_HOPLIMIT, an `int` each, and one more that an administrator's BPF program
+/// may add.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 struct Control([MaybeUninit<u8>; 96]);
@@ -55,7 +53,7 @@ impl Arena {
         Self { data: vec![0; MAX_MESSAGES * STRIDE], messages: Vec::with_capacity(MAX_MESSAGES) }
     }
 
-    /// What the last [`receive`] brought.
+    /// The messages of the last [`receive`].
     pub(crate) fn messages(&self) -> &[Message] {
         &self.messages
     }
@@ -66,8 +64,8 @@ impl Arena {
     }
 }
 
-/// Receives up to `max` messages, at most [`MAX_MESSAGES`], in one call that does not block; forgets the ones before.
-/// `WouldBlock` when nothing waits.
+/// Receives up to `max` messages, at most [`MAX_MESSAGES`], in one non-blocking call; drops the previous ones.
+/// `WouldBlock` if the socket is empty.
 pub(crate) fn receive(fd: &impl AsFd, arena: &mut Arena, max: usize) -> io::Result<usize> {
     arena.messages.clear();
     if max <= 1 {
@@ -103,11 +101,11 @@ fn receive_batch<const N: usize>(fd: &impl AsFd, arena: &mut Arena) -> io::Resul
     });
     let count = if N == 1 {
         let n = retry(|| {
-            // JUSTIFICATION: `libc::recvmsg` is a cancellation point; the two atomic exchanges that costs are a tenth of
-            // a call that finds nothing, and nothing here may be cancelled half-way.
-            // SAFETY: the header's pointers lead to one name, one vector and one control buffer of the lengths it
-            // says, all of this frame and writable; the vector leads to MESSAGE_ROOM bytes inside `arena.data`, which
-            // is borrowed mutably.
+            // JUSTIFICATION: `libc::recvmsg` is a cancellation point; its two atomic exchanges are a tenth of a call on
+            // an empty socket, and a cancellation here would leave the state half-written.
+            // SAFETY: the header's pointers lead to one name, one vector and one control buffer of the lengths in it,
+            // all local and writable; the vector leads to MESSAGE_ROOM bytes inside `arena.data`, which is borrowed
+            // mutably.
             let n = unsafe {
                 libc::syscall(libc::SYS_recvmsg, raw, &raw mut headers[0].msg_hdr, libc::MSG_DONTWAIT)
             };
@@ -118,7 +116,7 @@ fn receive_batch<const N: usize>(fd: &impl AsFd, arena: &mut Arena) -> io::Resul
     } else {
         retry(|| {
             // SAFETY: as above for each of the N headers: they lead to the i-th name, vector and control buffer, and
-            // the i-th vector to bytes i * STRIDE.. of `arena.data`, which holds MAX_MESSAGES * STRIDE >= N * STRIDE
+            // the i-th vector to bytes i * STRIDE.. of `arena.data`, which has MAX_MESSAGES * STRIDE >= N * STRIDE
             // bytes, so no two overlap.
             let n = unsafe {
                 libc::syscall(
@@ -134,8 +132,8 @@ fn receive_batch<const N: usize>(fd: &impl AsFd, arena: &mut Arena) -> io::Resul
         })?
     };
     for (header, name) in headers.iter().zip(&names).take(count) {
-        // SAFETY: the kernel received this message, so it filled the name and the control buffer to the lengths that
-        // the header now says.
+        // SAFETY: the kernel received this message, so it filled the name and the control buffer to the lengths in the
+        // header.
         let message = unsafe { decode(&header.msg_hdr, header.msg_len as usize, name) };
         arena.messages.push(message);
     }
@@ -143,7 +141,7 @@ fn receive_batch<const N: usize>(fd: &impl AsFd, arena: &mut Arena) -> io::Resul
 }
 
 fn header(name: *mut c_void, name_len: usize, vector: *mut iovec, control: *mut Control) -> msghdr {
-    // SAFETY: `msghdr` is plain old data, for which zeros are a valid value (musl pads it, so it has no literal).
+    // SAFETY: `msghdr` is plain old data, for which zeros are valid (musl pads it, so it has no literal).
     let mut header: msghdr = unsafe { std::mem::zeroed() };
     header.msg_name = name;
     header.msg_namelen = name_len as libc::socklen_t;
@@ -156,32 +154,31 @@ fn header(name: *mut c_void, name_len: usize, vector: *mut iovec, control: *mut 
 
 /// # Safety
 ///
-/// `header` was filled by `recvmsg` or `recvmmsg`, its name pointer leads to `name`, its control pointer to a live
-/// buffer.
+/// `recvmsg` or `recvmmsg` filled `header`; its name pointer leads to `name`, its control pointer to a live buffer.
 unsafe fn decode(header: &msghdr, len: usize, name: &MaybeUninit<Name>) -> Message {
-    // SAFETY: the caller says so.
+    // SAFETY: the kernel wrote `msg_namelen` bytes to `name`, by this function's contract.
     let (source, source_port) = unsafe { decode_name(header.msg_namelen as usize, name) };
     let len = len.min(MESSAGE_ROOM);
     let mut message =
         Message { source, source_port, traffic_class: 0, hop_limit: 0, len, segment_size: None };
-    // SAFETY: control pointer and length are those the kernel left: a well-formed list of control messages.
+    // SAFETY: control pointer and length are those of recvmsg: a well-formed list of control messages.
     let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !at.is_null() {
         // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return null or a whole, aligned header inside the list.
         let (level, kind, cmsg_len) = unsafe { ((*at).cmsg_level, (*at).cmsg_type, (*at).cmsg_len as usize) };
-        // SAFETY: as above; the pointer is only computed here.
+        // SAFETY: as above; CMSG_DATA only computes a pointer.
         let data = unsafe { libc::CMSG_DATA(at) };
         // SAFETY: CMSG_LEN computes a number.
         let data_len = cmsg_len.saturating_sub(unsafe { libc::CMSG_LEN(0) } as usize);
         match (level, kind) {
             (libc::SOL_UDP, libc::UDP_GRO) if data_len >= size_of::<c_int>() => {
-                // SAFETY: the message holds `data_len` bytes of data, an `int` by the check; it may be unaligned.
+                // SAFETY: the message has `data_len` bytes of data, an `int` by the check; it may be unaligned.
                 let size = unsafe { data.cast::<c_int>().read_unaligned() };
                 message.segment_size = usize::try_from(size).ok().filter(|&s| s > 0 && s < message.len);
             }
-            // IPv4 says one byte, IPv6 an int.
+            // The type is a byte for IPv4, an int for IPv6.
             (libc::IPPROTO_IP, libc::IP_TOS) if data_len >= 1 => {
-                // SAFETY: the message holds at least the one byte.
+                // SAFETY: the message has at least one byte, by the check.
                 message.traffic_class = unsafe { data.read() };
             }
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if data_len >= size_of::<c_int>() => {
@@ -202,7 +199,7 @@ unsafe fn decode(header: &msghdr, len: usize, name: &MaybeUninit<Name>) -> Messa
     message
 }
 
-/// The unspecified address for a family that is neither; no socket of ours receives such.
+/// Returns the unspecified address for any other family, which no socket of ours receives.
 ///
 /// # Safety
 ///
@@ -213,10 +210,10 @@ unsafe fn decode_name(len: usize, name: &MaybeUninit<Name>) -> (IpAddr, u16) {
         return NONE;
     }
     let name: *const Name = name.as_ptr();
-    // SAFETY: at least the family was written, by the check; a union is read in place, not as a whole.
+    // SAFETY: the kernel wrote at least the family, by the check; the union is read in place, not as a whole.
     match c_int::from(unsafe { (*name).family }) {
         libc::AF_INET if len >= size_of::<libc::sockaddr_in>() => {
-            // SAFETY: a whole sockaddr_in was written, by the check; any bytes make a valid one.
+            // SAFETY: the kernel wrote a whole sockaddr_in, by the check; any bytes are valid.
             let v4 = unsafe { (*name).v4 };
             let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
             (ip.into(), u16::from_be(v4.sin_port))

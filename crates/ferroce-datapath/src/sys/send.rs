@@ -1,4 +1,4 @@
-//! Sending: one buffer cut by the kernel, or several messages a call.
+//! Sending: one buffer that the kernel segments, or several messages a call.
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};
@@ -9,10 +9,10 @@ use libc::{c_int, iovec, mmsghdr, msghdr};
 
 use super::recv::retry;
 
-/// Largest number of messages [`send_many`] takes.
+/// Limit of messages in [`send_many`].
 pub(crate) const MAX_SEGMENTS: usize = 64;
 
-/// Where a message goes and how, as the kernel wants it.
+/// The destination of a message and its options, in the kernel's form.
 pub(crate) struct Target {
     name: Name,
     name_len: libc::socklen_t,
@@ -27,7 +27,7 @@ union Name {
     v6: libc::sockaddr_in6,
 }
 
-/// Room for three control messages of an `int`.
+/// Space for three control messages of an `int`.
 #[repr(C, align(8))]
 struct Control([MaybeUninit<u8>; 72]);
 
@@ -62,12 +62,12 @@ impl Target {
         }
     }
 
-    /// Has the kernel cut the message into datagrams of `size` bytes, the last one perhaps shorter.
+    /// Makes the kernel segment the message into datagrams of `size` bytes; the last one may be shorter.
     pub(crate) fn segment(&mut self, size: u16) {
         self.push(libc::SOL_UDP, libc::UDP_SEGMENT, size);
     }
 
-    /// TOS or traffic class of this message alone.
+    /// Sets the TOS or traffic class of this message.
     pub(crate) fn traffic_class(&mut self, family: IpAddr, value: u8) {
         match family {
             IpAddr::V4(_) => self.push(libc::IPPROTO_IP, libc::IP_TOS, c_int::from(value)),
@@ -75,7 +75,7 @@ impl Target {
         }
     }
 
-    /// TTL or hop limit of this message alone; the kernel refuses 0.
+    /// Sets the TTL or hop limit of this message; the kernel refuses 0.
     pub(crate) fn hop_limit(&mut self, family: IpAddr, value: u8) {
         match family {
             IpAddr::V4(_) => self.push(libc::IPPROTO_IP, libc::IP_TTL, c_int::from(value)),
@@ -89,12 +89,12 @@ impl Target {
             (libc::CMSG_SPACE(size_of::<T>() as u32) as usize, libc::CMSG_LEN(size_of::<T>() as u32))
         };
         let end = self.control_len + space;
-        assert!(end <= size_of::<Control>(), "a target has three control messages at most");
+        assert!(end <= size_of::<Control>(), "a target has at most three control messages");
         let at = (&raw mut self.control).cast::<u8>();
-        // SAFETY: `control_len` is inside the buffer, by the assertion; it is a sum of CMSG_SPACE values, so the place
-        // is aligned as the buffer is.
+        // SAFETY: `control_len` is inside the buffer, by the assertion; as a sum of CMSG_SPACE values it keeps the
+        // buffer's alignment.
         let at = unsafe { at.add(self.control_len) }.cast::<libc::cmsghdr>();
-        // SAFETY: `space` bytes from there are inside the buffer, which holds a header; zeroing first leaves no
+        // SAFETY: `space` bytes from there are inside the buffer and have room for a header; zeroing first leaves no
         // padding uninitialised.
         unsafe { at.cast::<u8>().write_bytes(0, space) };
         // SAFETY: the header is inside the buffer, aligned and initialised by the zeros.
@@ -109,7 +109,7 @@ impl Target {
 
     /// The header for the message in `vector`. The kernel writes through none of its pointers when it sends.
     fn header(&self, vector: *mut iovec) -> msghdr {
-        // SAFETY: `msghdr` is plain old data, for which zeros are a valid value.
+        // SAFETY: `msghdr` is plain old data, for which zeros are valid.
         let mut header: msghdr = unsafe { std::mem::zeroed() };
         header.msg_name = (&raw const self.name).cast_mut().cast();
         header.msg_namelen = self.name_len;
@@ -127,9 +127,9 @@ impl Target {
 pub(crate) fn send_one(fd: &impl AsFd, target: &Target, bytes: &[u8]) -> io::Result<()> {
     let raw = fd.as_fd().as_raw_fd();
     if target.control_len == 0 {
-        // A tenth of a microsecond less: no header and vector for the kernel to fetch and check.
+        // Saves a tenth of a microsecond: the kernel fetches and checks no header and vector.
         retry(|| {
-            // SAFETY: `bytes` and the target's name are of the lengths given, outlive the call and are only read.
+            // SAFETY: `bytes` and the target's name have the lengths given, outlive the call and are only read.
             let n = unsafe {
                 libc::syscall(
                     libc::SYS_sendto,
@@ -148,8 +148,8 @@ pub(crate) fn send_one(fd: &impl AsFd, target: &Target, bytes: &[u8]) -> io::Res
     let mut vector = vector(bytes);
     let header = target.header(&raw mut vector);
     retry(|| {
-        // JUSTIFICATION: as in `receive_batch`, no cancellation point.
-        // SAFETY: the header leads to the target's name and control messages, of the lengths it says, and to one
+        // JUSTIFICATION: as in `receive`, no cancellation point.
+        // SAFETY: the header leads to the target's name and control messages, of the lengths in it, and to one
         // vector, which leads to `bytes`; all of them outlive the call.
         let n = unsafe { libc::syscall(libc::SYS_sendmsg, raw, &raw const header, libc::MSG_DONTWAIT) };
         n as isize
@@ -157,8 +157,8 @@ pub(crate) fn send_one(fd: &impl AsFd, target: &Target, bytes: &[u8]) -> io::Res
     Ok(())
 }
 
-/// Sends the first [`MAX_SEGMENTS`] of `segments` as messages of their own, without blocking. Returns how many the
-/// kernel took; the error is the first one's.
+/// Sends the first [`MAX_SEGMENTS`] of `segments` as separate messages, without blocking. Returns the number that the
+/// kernel accepted, or the error of the first.
 pub(crate) fn send_many<'a>(
     fd: &impl AsFd,
     target: &Target,
@@ -175,8 +175,8 @@ pub(crate) fn send_many<'a>(
     let mut headers: [mmsghdr; MAX_SEGMENTS] =
         std::array::from_fn(|i| mmsghdr { msg_hdr: target.header(vectors_at.wrapping_add(i)), msg_len: 0 });
     retry(|| {
-        // SAFETY: `count` headers are initialised, each as in `send_one` with its own vector; the kernel writes
-        // `msg_len` of each header alone.
+        // SAFETY: `count` headers are initialised, each as in `send_one` with its own vector; the kernel writes only
+        // their `msg_len`.
         let n = unsafe {
             libc::syscall(libc::SYS_sendmmsg, raw, headers.as_mut_ptr(), count, libc::MSG_DONTWAIT)
         };

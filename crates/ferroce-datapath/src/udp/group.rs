@@ -1,4 +1,4 @@
-//! The broker's side: all receiving sockets of one local address.
+//! All receiving sockets of one local address, which the broker holds.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -10,54 +10,49 @@ use socket2::{SockRef, Socket};
 use super::{address, open_socket, set_receive_buffer};
 use crate::sys;
 
-/// Members a group can have: slots 0 to 254. Slot 255 is never leased, because QPN 0xFFFFFF lies there.
+/// Limit of members: slots 0 to 254. Slot 255 is never leased, because it contains QPN 0xFFFFFF.
 pub const SLOTS: usize = 255;
 
-/// Byte of the UDP payload by which datagrams are steered: bits 23..16 of the BTH's destination QPN.
+/// Byte of the UDP payload that selects the member: bits 23..16 of the BTH's destination QPN.
 const STEERING_BYTE: u32 = 5;
 
 /// All sockets of one local address on UDP port 4791. The index of a member is its slot.
 ///
-/// A member is never closed while any program lives: closing one would move the last member into its place. So the group
-/// only grows, and dropping it is for the end of the broker alone. Members of free slots have the smallest receive
-/// buffer the kernel allows; [`Group::lease`] enlarges it.
+/// A member is never closed while a program lives, because the kernel would move the last member to its index. So the
+/// group only grows, and it is dropped only at the end of the broker. Members of free slots have the kernel's smallest
+/// receive buffer; [`Group::lease`] enlarges it.
 #[derive(Debug)]
 pub struct Group {
     local: SocketAddr,
     members: Vec<OwnedFd>,
 }
 
-/// Why a group could not be opened or taken back.
+/// Failure to open or adopt a group.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Something holds the port: members of a group that survived its broker, another program, or the kernel's rxe.
+    /// Another socket has the port: a member of a group that survived its broker, another program, or the kernel's rxe.
     #[error("UDP {0} is in use")]
     InUse(SocketAddr),
-    /// The address is not one of this host, or no longer.
+    /// The address is not (or no longer) one of this host.
     #[error("no such local address: {0}")]
     NoAddress(SocketAddr),
-    /// The kernel cannot steer a group by a BPF program.
+    /// The kernel does not support SO_ATTACH_REUSEPORT_CBPF.
     #[error("the kernel does not steer groups of UDP sockets by BPF")]
     NoSteering(#[source] io::Error),
-    /// A descriptor to adopt is not a member of one group, for the reason given.
+    /// A descriptor to adopt is not a member of the group.
     #[error("descriptor of slot {slot} cannot be adopted: {reason}")]
     NotAMember {
         /// Index in the list of descriptors.
         slot: usize,
-        /// What it is not.
         reason: &'static str,
     },
     /// The list of members to adopt is empty or longer than [`SLOTS`].
     #[error("a group has 1 to {SLOTS} members, not {0}")]
     Count(usize),
-    /// Any other failure of the kernel.
     #[error("UDP {address}: cannot {action}")]
     Io {
-        /// The group's address.
         address: SocketAddr,
-        /// What was tried.
         action: &'static str,
-        /// The kernel's answer.
         #[source]
         source: io::Error,
     },
@@ -67,16 +62,15 @@ impl Group {
     /// Opens the group of local address `ip` with member 0, the broker's own; `scope_id` is the interface's index for a
     /// link-local IPv6 address, 0 otherwise.
     ///
-    /// [`OpenError::InUse`] also when members of a dead broker's group survive: they may be taken back by
-    /// [`Group::adopt`].
+    /// Returns [`OpenError::InUse`] also if members of a dead broker's group survive: [`Group::adopt`] takes them over.
     pub fn open(ip: IpAddr, scope_id: u32) -> Result<Self, OpenError> {
         Self::open_at(address(ip, scope_id, ROCE_UDP_PORT))
     }
 
     pub(super) fn open_at(local: SocketAddr) -> Result<Self, OpenError> {
-        // With SO_REUSEPORT a bind would succeed beside survivors of our own uid, join their group and replace its filter
-        // without an error; so the first bind is without. Two brokers cannot come between the two binds: the broker's
-        // name in the abstract Unix namespace is taken before.
+        // With SO_REUSEPORT, a bind would succeed beside surviving members of our uid, join their group and replace its
+        // filter without an error. So the first bind is without it. Two brokers cannot interleave their two binds,
+        // because a broker takes its name in the abstract Unix namespace before.
         let probe = open_socket(local.ip()).map_err(|e| failed(local, "open a socket", e))?;
         probe.bind(&local.into()).map_err(|e| bind_error(local, e))?;
         drop(probe);
@@ -87,10 +81,10 @@ impl Group {
         Ok(group)
     }
 
-    /// Takes back the members of a group whose broker died, in the order of their slots, and steers it again (a program
-    /// may have replaced the filter).
+    /// Adopts the members of a group whose broker died, in the order of their slots, and attaches the filter again,
+    /// because a program may have replaced it.
     ///
-    /// The caller vouches that the list is complete and in order; checked are family, type, address, port and
+    /// The caller guarantees that the list is complete and ordered; the function checks family, type, address, port and
     /// `SO_REUSEPORT` of each.
     pub fn adopt(members: Vec<OwnedFd>) -> Result<Self, OpenError> {
         if members.is_empty() || members.len() > SLOTS {
@@ -114,16 +108,16 @@ impl Group {
         self.local
     }
 
-    /// Number of members; slots are 0 to this number, exclusive.
+    /// Number of members, which have the slots from 0.
     #[expect(clippy::len_without_is_empty, reason = "a group has member 0 from the start")]
     pub fn len(&self) -> usize {
         self.members.len()
     }
 
-    /// Opens the next slot and returns a duplicate of its descriptor, to be handed out. Its receive buffer is the
-    /// smallest; [`Group::lease`] enlarges it.
+    /// Opens the next slot and returns a duplicate of its descriptor for a program. Its receive buffer is the smallest;
+    /// [`Group::lease`] enlarges it.
     ///
-    /// [`OpenError::Count`] when slots 0 to 254 exist already.
+    /// [`OpenError::Count`] if slots 0 to 254 exist already.
     pub fn add_member(&mut self) -> Result<OwnedFd, OpenError> {
         if self.members.len() >= SLOTS {
             return Err(OpenError::Count(self.members.len() + 1));
@@ -134,7 +128,7 @@ impl Group {
         Ok(duplicate)
     }
 
-    /// The descriptor of a slot, to be parked or sent to a program.
+    /// The descriptor of a slot, to store in the service manager or to send to a program.
     pub fn member(&self, slot: u8) -> Option<BorrowedFd<'_>> {
         self.members.get(usize::from(slot)).map(AsFd::as_fd)
     }
@@ -144,17 +138,17 @@ impl Group {
         self.members.iter().map(AsFd::as_fd)
     }
 
-    /// Prepares a slot for its next holder: throws away what waits for the last one and asks for a receive buffer of
-    /// `receive_buffer` bytes ([`super::RECEIVE_BUFFER`]). Returns what the kernel granted.
+    /// Prepares a slot for its next holder: discards the queue of the previous one, and requests a receive buffer of
+    /// `receive_buffer` bytes ([`super::RECEIVE_BUFFER`]). Returns the size that the kernel granted.
     pub fn lease(&self, slot: u8, receive_buffer: usize) -> io::Result<usize> {
         let member = self.member(slot).ok_or(io::ErrorKind::NotFound)?;
-        // The last holder may have had it deaf.
+        // The previous holder may have called `drop_all`.
         sys::accept_everything(&member)?;
         discard_waiting(&member)?;
         set_receive_buffer(&member, receive_buffer)
     }
 
-    /// Makes a slot cheap whose holder is gone: the smallest receive buffer, nothing in it.
+    /// Reduces a slot without a holder to the smallest receive buffer, and discards its queue.
     pub fn release(&self, slot: u8) -> io::Result<()> {
         let member = self.member(slot).ok_or(io::ErrorKind::NotFound)?;
         set_receive_buffer(&member, 0)?;
@@ -167,7 +161,7 @@ impl Group {
         let configured = socket.set_reuse_port(true).and_then(|()| configure_receiver(&socket, local.ip()));
         configured.map_err(|e| failed(local, "configure a socket", e))?;
         if first {
-            // Before the bind, so that no datagram is ever steered by the kernel's hash.
+            // The filter precedes the bind, so that the kernel's hash never selects a member.
             self.steer(&socket)?;
         }
         socket.bind(&local.into()).map_err(|e| bind_error(local, e))?;
@@ -181,7 +175,7 @@ impl Group {
 
 pub(super) fn configure_receiver(socket: &Socket, ip: IpAddr) -> io::Result<()> {
     set_receive_buffer(socket, 0)?;
-    // On every member: while it merges, the kernel asks a member picked by its hash.
+    // On every member, because GRO consults a member that the kernel's hash selects.
     sys::set_int(socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
     match ip {
         IpAddr::V4(_) => Ok(()),
@@ -206,7 +200,7 @@ fn check_member(fd: &OwnedFd) -> Result<SocketAddr, &'static str> {
     local.filter(|a| a.port() != 0).ok_or("not bound")
 }
 
-/// Empties a socket's queue. Bounded, so that a sender cannot keep us here.
+/// Discards a socket's queue. The loop is bounded, so that a sender cannot prolong it.
 fn discard_waiting(fd: &impl AsFd) -> io::Result<()> {
     let socket = SockRef::from(fd);
     for _ in 0..65_536 {
@@ -223,7 +217,7 @@ fn discard_waiting(fd: &impl AsFd) -> io::Result<()> {
 fn bind_error(local: SocketAddr, source: io::Error) -> OpenError {
     match source.raw_os_error() {
         Some(libc::EADDRINUSE) => OpenError::InUse(local),
-        // ENODEV and EINVAL: a scope id that is no interface, or none for a link-local address.
+        // ENODEV and EINVAL: the scope id names no interface, or a link-local address has none.
         Some(libc::EADDRNOTAVAIL | libc::ENODEV | libc::EINVAL) => OpenError::NoAddress(local),
         _ => failed(local, "bind", source),
     }

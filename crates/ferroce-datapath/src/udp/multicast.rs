@@ -1,4 +1,4 @@
-//! Being a member of a multicast group.
+//! Members of multicast groups.
 
 use std::io;
 use std::net::IpAddr;
@@ -14,19 +14,18 @@ use crate::sys;
 impl RxSocket {
     /// Joins multicast group `group` on the interface `ifindex`: IGMP for IPv4, MLD for IPv6.
     ///
-    /// The socket is bound to the group's address on UDP port 4791 and to the interface, so it receives what is sent to
-    /// this group there and nothing else. Any number of sockets, of any number of processes, may join one group; each
-    /// gets a copy of its own.
+    /// The socket is bound to the group's address on UDP port 4791 and to the interface, so it receives only datagrams
+    /// to this group there. Any number of sockets and processes may join one group; each receives a copy.
     ///
-    /// An error of kind `InvalidInput` when `group` is no multicast address; else what the kernel answers: `ENODEV` for
-    /// an interface that is gone, `ENOBUFS` or `EMFILE` when there are too many.
+    /// An error of kind `InvalidInput` if `group` is no multicast address; otherwise the kernel's: `ENODEV` if the
+    /// interface is gone, `ENOBUFS` or `EMFILE` if there are too many memberships.
     pub fn join(group: IpAddr, ifindex: u32) -> io::Result<Self> {
         if !group.is_multicast() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let socket = open_socket(group)?;
         socket.set_reuse_address(true)?;
-        // The membership alone decides for IPv4; IPv6 looks at the group only, not at the interface it was joined on.
+        // For IPv4 the membership selects the interface; for IPv6 the kernel checks only the group.
         sys::set_int(&socket, libc::SOL_SOCKET, sys::SO_BINDTOIFINDEX, index(ifindex)?)?;
         configure_receiver(&socket, group)?;
         set_receive_buffer(&socket, RECEIVE_BUFFER)?;
@@ -38,11 +37,11 @@ impl RxSocket {
             IpAddr::V6(group) => socket.join_multicast_v6(&group, ifindex)?,
         }
         let joined = Self::from_fd(socket.into())?;
-        joined.tell_headers()?;
+        joined.receive_headers()?;
         Ok(joined)
     }
 
-    /// Leaves the group of [`RxSocket::join`], so that nothing more arrives although the socket may live on.
+    /// Leaves the group of [`RxSocket::join`], so that the socket receives nothing more.
     pub fn leave(&self, ifindex: u32) -> io::Result<()> {
         let socket = socket2::SockRef::from(self);
         match self.local_addr().ip() {
@@ -55,10 +54,10 @@ impl RxSocket {
 }
 
 impl TxSocket {
-    /// Datagrams to multicast groups leave by the interface `ifindex` from now on, and come back to the members on this
-    /// host. Without it the routing table decides, which need not choose the interface that the local address is on.
+    /// Sends multicast datagrams by the interface `ifindex` from now on, with loopback to the members on this host.
+    /// Without it the routing table selects the interface, which need not be that of the local address.
     ///
-    /// `ENODEV` when the interface is gone.
+    /// `ENODEV` if the interface is gone.
     pub fn set_multicast_interface(&self, ifindex: u32) -> io::Result<()> {
         match self.local_addr().ip() {
             IpAddr::V4(_) => {

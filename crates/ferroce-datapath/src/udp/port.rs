@@ -1,4 +1,4 @@
-//! Which UDP source ports a flow may use.
+//! UDP source ports of flows.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -8,19 +8,21 @@ pub const PORTS: RangeInclusive<u16> = 0xC000..=0xFFFF;
 
 /// Ports that one process may use towards one slot of one destination.
 const CANDIDATES: u16 = 64;
-/// Different first candidates among them: a process keeps at most about so many sockets open for each slot it talks to.
+/// Number of different first candidates: a process keeps at most about this many sockets open for each slot it sends
+/// to.
 const SPREAD: u64 = 8;
 const _: () = assert!(SPREAD * SPREAD == CANDIDATES as u64);
 
 /// The source ports that a queue pair may use, best first, without repetition.
 ///
-/// Two slots of one destination never have a candidate in common, as long as `secret` is the same: the receiving kernel
-/// merges datagrams of one pair of addresses and ports, and steers the whole by the first one's slot. So the lower eight
-/// bits are the slot under a mask that process and destination choose, and the upper six are free: the first candidate's
-/// come from the pair of queue pairs, which spreads queue pairs over paths and the receiver's queues. They differ in low
-/// and high bits alike, because bonds and switches choose by few bits: Linux's bond of two by the ninth or so.
+/// With the same `secret`, two slots of one destination never share a candidate: the receiving kernel merges datagrams
+/// of one pair of addresses and ports, and delivers all to the first one's slot. So the lower eight bits are the slot
+/// under a mask of process and destination, and the upper six are free. The first candidate derives them from the pair
+/// of queue pairs, which spreads queue pairs over paths and the receiver's queues. The candidates differ in low and
+/// high bits alike, because bonds and switches select by few bits: Linux's bond of two by about the ninth.
 ///
-/// `secret` is a random number of the sending process; other processes of this host then mostly want other ports.
+/// `secret` is a random number of the sending process, so that the processes of this host usually prefer different
+/// ports.
 pub fn source_ports(
     secret: u64,
     destination: IpAddr,
@@ -32,11 +34,11 @@ pub fn source_ports(
         IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
         IpAddr::V6(ip) => ip.to_bits(),
     };
-    let place = mix(mix(secret ^ destination as u64) ^ (destination >> 64) as u64);
-    let low = u16::from(slot ^ place as u8);
-    let pair = mix(place ^ (u64::from(local_qpn) << 32 | u64::from(remote_qpn)));
+    let mask = mix(mix(secret ^ destination as u64) ^ (destination >> 64) as u64);
+    let low = u16::from(slot ^ mask as u8);
+    let pair = mix(mask ^ (u64::from(local_qpn) << 32 | u64::from(remote_qpn)));
     let choice = pair % SPREAD;
-    let first = (choice * SPREAD + (choice ^ ((place >> 8) % SPREAD))) as u16;
+    let first = (choice * SPREAD + (choice ^ ((mask >> 8) % SPREAD))) as u16;
     (0..CANDIDATES).map(move |i| PORTS.start() | ((first + i) % CANDIDATES) << 8 | low)
 }
 

@@ -1,5 +1,3 @@
-//! A process's sending sockets at one local address.
-
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
@@ -7,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::{TxSocket, source_ports};
 
-/// The sending sockets of one local address, opened as queue pairs need them and closed with the last that does.
+/// The sending sockets of one local address, opened when a queue pair needs them and closed with the last user.
 ///
-/// Queue pairs of one class towards one slot of one destination share at most about eight sockets, and a socket serves any number of
-/// destinations, so a process with thousands of queue pairs keeps within 1024 descriptors.
+/// Queue pairs of one class towards one slot of one destination share at most about eight sockets, and a socket serves
+/// any number of destinations, so a process with thousands of queue pairs needs fewer than 1024 descriptors.
 #[derive(Debug)]
 pub struct TxPorts {
     ip: IpAddr,
@@ -19,31 +17,31 @@ pub struct TxPorts {
     open: Mutex<BTreeMap<u16, Open>>,
 }
 
-/// A socket, and whose packets it sends.
+/// A socket, with the class and slots of its packets.
 #[derive(Debug)]
 struct Open {
     class: Class,
     socket: Weak<TxSocket>,
 }
 
-/// What packets of one socket have in common, because the kernel takes the priority of frames from the socket.
+/// The properties that all packets of one socket share, because the kernel derives the priority of frames from the
+/// socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Class {
-    /// DSCP and ECN.
     pub traffic_class: u8,
     /// Service level: 0 to 15.
     pub service_level: u8,
 }
 
 impl TxPorts {
-    /// No socket yet. `scope_id` as for [`TxSocket::bind`], `secret` as for [`source_ports`]: one random number for the
-    /// whole process.
+    /// Opens no socket yet. `scope_id` as for [`TxSocket::bind`], `secret` as for [`source_ports`]: one random number
+    /// for the whole process.
     pub fn new(ip: IpAddr, scope_id: u32, secret: u64) -> Self {
         Self { ip, scope_id, secret, open: Mutex::default() }
     }
 
-    /// A socket for datagrams to one slot of a destination: any that is open and may serve the slot, or a new one. Thus a
-    /// process that sends to very many destinations has at most 256 of them.
+    /// Returns a socket for datagrams to one slot of a destination: an open one that may serve the slot, or a new one.
+    /// A process that sends to very many destinations thus has at most 256 of them.
     ///
     /// Errors as for [`Self::get`].
     pub fn get_any(&self, destination: IpAddr, slot: u8, class: Class) -> io::Result<Arc<TxSocket>> {
@@ -55,10 +53,10 @@ impl TxPorts {
         open.map_or_else(|| self.get(destination, slot, 0, 0, class), Ok)
     }
 
-    /// The socket for a pair of queue pairs, to be kept as long as the pair lives: a flow does not change its port.
+    /// Returns the socket for a pair of queue pairs, which keeps it for life: a flow does not change its port.
     ///
-    /// An error of kind `AddrInUse` when other processes hold all 64 candidates. When descriptors or candidates run out,
-    /// any socket that is open and may serve the slot does; frames then have the priority of its class.
+    /// An error of kind `AddrInUse` if other processes have all 64 candidates. Without free descriptors or candidates
+    /// it returns any open socket that may serve the slot; frames then have the priority of its class.
     pub fn get(
         &self,
         destination: IpAddr,
@@ -101,7 +99,7 @@ impl TxPorts {
 }
 
 impl Open {
-    /// The socket, if it is for this class and anybody has it.
+    /// Returns the socket if it has this class and is in use.
     fn of(&self, class: Class) -> Option<Arc<TxSocket>> {
         self.socket.upgrade().filter(|_| self.class == class)
     }

@@ -1,4 +1,4 @@
-//! Receiving as a holder of a slot.
+//! Receiving from a slot.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -9,76 +9,73 @@ use socket2::SockRef;
 use super::{granted_receive_buffer, set_receive_buffer};
 use crate::sys::{self, Arena, MAX_MESSAGES};
 
-/// A member of a [`super::Group`], in the hands of its slot's holder.
+/// A member of a [`super::Group`], owned by its slot's holder.
 #[derive(Debug)]
 pub struct RxSocket {
     fd: OwnedFd,
     local: SocketAddr,
 }
 
-/// Where datagrams are received to: made once, used for every call. 2 MiB of address space, of which only pages that a
-/// datagram touched are real.
+/// A receive buffer, allocated once and used for every call: 2 MiB of address space, of which only the written pages
+/// take memory.
 pub struct RxBuffer {
     arena: Arena,
-    /// Messages to ask for next.
-    ask: usize,
+    /// Number of messages that the next call requests.
+    batch: usize,
     #[cfg(feature = "fault")]
     fault: Option<crate::fault::Fault>,
 }
 
-/// One datagram as it was sent, cut out again where the kernel merged several.
+/// One datagram as it was sent; a message that the kernel merged is split again.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
-    /// Sender's address.
     pub source: IpAddr,
-    /// Sender's UDP port.
     pub source_port: u16,
-    /// Place in the merged message; 0 where `gro` is false. A sender that uses segmentation offload numbers the IPv4
-    /// identifications of a batch like this, unless the receiver's kernel merged less than the whole batch.
+    /// Index in the merged message; 0 where `gro` is false. A sender with segmentation offload numbers the IPv4
+    /// identifications of a batch likewise, unless the receiver's kernel merged only a part of the batch.
     pub segment_index: u16,
     /// BTH to ICRC.
     pub bytes: &'a [u8],
-    /// Whether the kernel merged this datagram with others.
+    /// The kernel merged this datagram with others.
     pub gro: bool,
-    /// DSCP and ECN of its IP header, 0 without [`RxSocket::tell_headers`]; the kernel merges only what agrees in them.
+    /// DSCP and ECN of its IP header, 0 without [`RxSocket::receive_headers`]; the kernel merges only datagrams that
+    /// agree in them.
     pub traffic_class: u8,
     /// TTL or hop limit of its IP header; as `traffic_class`.
     pub hop_limit: u8,
 }
 
 impl RxSocket {
-    /// Takes over a member of a group.
-    ///
-    /// An error when it is no bound IP socket.
+    /// Takes over a member of a group. Fails if it is no bound IP socket.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         let local = SockRef::from(&fd).local_addr()?.as_socket();
         Ok(Self { local: local.ok_or(io::ErrorKind::InvalidInput)?, fd })
     }
 
-    /// Address and port the group is bound to.
+    /// Address and port of the group.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    /// The receive buffer the kernel granted, in bytes as it accounts for them: payload and bookkeeping, often twice
-    /// the payload.
+    /// The receive buffer that the kernel granted, in bytes of its accounting: payload and overhead, often twice the
+    /// payload.
     pub fn granted_rcvbuf(&self) -> io::Result<usize> {
         granted_receive_buffer(&self.fd)
     }
 
-    /// Asks for a receive buffer of `bytes` and returns what was granted.
+    /// Requests a receive buffer of `bytes` and returns the granted size.
     pub fn set_rcvbuf(&self, bytes: usize) -> io::Result<usize> {
         set_receive_buffer(&self.fd, bytes)
     }
 
-    /// Nothing is received any more, and nobody is told that the port is closed: somebody else takes the frames.
-    pub fn deafen(&self) -> io::Result<()> {
+    /// Receives nothing any more, without ICMP errors to senders: another socket takes the frames.
+    pub fn drop_all(&self) -> io::Result<()> {
         sys::drop_all(&self.fd)
     }
 
-    /// From now on the kernel says what the IP header of each datagram held, those that wait already included. It costs
-    /// every receive call, so it is asked for where somebody wants to know.
-    pub fn tell_headers(&self) -> io::Result<()> {
+    /// From now on the kernel reports the IP header of each datagram, queued ones included. This makes every receive
+    /// call slower, so it is on only where a user needs it.
+    pub fn receive_headers(&self) -> io::Result<()> {
         match self.local.ip() {
             IpAddr::V4(_) => {
                 sys::set_int(self, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
@@ -91,15 +88,15 @@ impl RxSocket {
         }
     }
 
-    /// Datagrams the kernel dropped because the receive buffer was full, since the member was opened; wraps.
+    /// Datagrams that the kernel dropped since the member was opened because the receive buffer was full; wraps.
     pub fn drops(&self) -> io::Result<u32> {
         sys::receive_drops(&self.fd)
     }
 
-    /// Receives what waits, as much as one system call gives, and returns the number of datagrams now in `buffer`; 0
-    /// when nothing waited. Never blocks. What the buffer held before is forgotten.
+    /// Receives queued datagrams with one system call, and returns the number now in `buffer`, 0 if the socket was
+    /// empty. Never blocks. The previous contents of the buffer are dropped.
     ///
-    /// One message while the kernel merges datagrams, up to 32 while they arrive one by one.
+    /// One call takes one message while the kernel merges datagrams, up to 32 while they arrive singly.
     pub fn recv(&self, buffer: &mut RxBuffer) -> io::Result<usize> {
         #[cfg(feature = "fault")]
         if let Some(mut fault) = buffer.fault.take() {
@@ -111,11 +108,11 @@ impl RxSocket {
     }
 
     fn recv_all(&self, buffer: &mut RxBuffer) -> io::Result<usize> {
-        match sys::receive(&self.fd, &mut buffer.arena, buffer.ask) {
+        match sys::receive(&self.fd, &mut buffer.arena, buffer.batch) {
             Ok(_) => {}
             Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => {
-                // Whoever polls an empty socket most likely waits for one message.
-                buffer.ask = 1;
+                // A caller that polls an empty socket most likely waits for one message.
+                buffer.batch = 1;
                 return Ok(0);
             }
             Err(e) => return Err(e),
@@ -141,11 +138,10 @@ impl AsFd for RxSocket {
 }
 
 impl RxBuffer {
-    /// Allocates the buffer.
     pub fn new() -> Self {
         Self {
             arena: Arena::new(),
-            ask: 1,
+            batch: 1,
             #[cfg(feature = "fault")]
             fault: crate::fault::Fault::from_env(),
         }
@@ -157,7 +153,7 @@ impl RxBuffer {
         Self { fault: Some(crate::fault::Fault::new(plan)), ..Self::new() }
     }
 
-    /// What the lossy network has done so far; zeros without one.
+    /// Counts of the lossy network; zeros without one.
     #[cfg(feature = "fault")]
     pub fn fault_counts(&self) -> crate::fault::FaultCounts {
         self.fault.as_ref().map(crate::fault::Fault::counts).unwrap_or_default()
@@ -173,16 +169,16 @@ impl RxBuffer {
         messages.map(|m| m.segment_size.map_or(1, |size| m.len.div_ceil(size))).sum()
     }
 
-    /// A system call that finds one message costs a little more when it looks for the second, so many are asked for
-    /// only while several wait, and only while they come unmerged: a merged one is a batch of its own.
+    /// A call that finds one message is a little slower if it looks for a second. So the next call requests many only
+    /// while several are queued and unmerged: a merged one is a batch of its own.
     fn adapt(&mut self) {
         let messages = self.arena.messages();
         let merged = messages.iter().any(|m| m.segment_size.is_some());
-        self.ask = match messages.len() {
+        self.batch = match messages.len() {
             _ if merged => 1,
-            n if n == self.ask => (self.ask * 8).min(MAX_MESSAGES),
+            n if n == self.batch => (self.batch * 8).min(MAX_MESSAGES),
             1 => 1,
-            _ => self.ask,
+            _ => self.batch,
         };
     }
 }
@@ -193,10 +189,9 @@ impl Default for RxBuffer {
     }
 }
 
-/// Iterator of [`RxBuffer::datagrams`].
 pub struct Datagrams<'a> {
     buffer: &'a RxBuffer,
-    /// With faults: the datagram itself.
+    /// With faults, the index of the datagram itself.
     message: usize,
     offset: usize,
     segment: u16,

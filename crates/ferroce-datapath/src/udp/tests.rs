@@ -10,7 +10,7 @@ use ferroce_wire::{
 
 use super::*;
 
-/// An address of 127/8 that no other test, in this process or another, uses just now.
+/// An address of 127/8 that no other test uses, in this process or another.
 fn own_v4() -> IpAddr {
     static COUNTER: AtomicU32 = AtomicU32::new(0);
     let n = std::process::id().wrapping_mul(64).wrapping_add(COUNTER.fetch_add(1, Ordering::Relaxed));
@@ -23,7 +23,7 @@ const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 fn group(ip: IpAddr, slots: u8) -> Group {
     let mut group = match ip {
         IpAddr::V4(_) => Group::open(ip, 0).unwrap(),
-        // ::1 is the only address of its kind: a port of our own instead.
+        // There is only one ::1, so the test uses a port of its own.
         IpAddr::V6(_) => {
             let free = std::net::UdpSocket::bind((ip, 0)).unwrap().local_addr().unwrap();
             Group::open_at(free).unwrap()
@@ -42,7 +42,7 @@ fn holder(group: &Group, slot: u8) -> RxSocket {
     RxSocket::from_fd(group.member(slot).unwrap().try_clone_to_owned().unwrap()).unwrap()
 }
 
-/// A socket of any free source port towards the group, and a flow from it.
+/// A socket with any free source port towards the group, and a flow from it.
 fn sender(group: &Group) -> (TxSocket, Flow) {
     let ip = group.local_addr().ip();
     let ports = source_ports(std::process::id().into(), ip, 1, 2, 3);
@@ -89,7 +89,7 @@ fn fill(batch: &mut TxBatch<'_>, flow: &Flow, slot: u8, count: u32, len: usize) 
     }
 }
 
-/// Receives until `count` datagrams came or nothing more comes; each with index, merged or not and its bytes.
+/// Receives until `count` datagrams arrived or none follows; returns index, merged flag and bytes of each.
 fn receive(socket: &RxSocket, count: usize) -> Vec<(u16, bool, Vec<u8>)> {
     let mut buffer = RxBuffer::new();
     let mut all = Vec::new();
@@ -99,7 +99,7 @@ fn receive(socket: &RxSocket, count: usize) -> Vec<(u16, bool, Vec<u8>)> {
         assert_eq!(n, buffer.datagrams().count());
         all.extend(buffer.datagrams().map(|d| (d.segment_index, d.gro, d.bytes.to_vec())));
     }
-    assert_eq!(socket.recv(&mut buffer).unwrap(), 0, "more than {count} datagrams came");
+    assert_eq!(socket.recv(&mut buffer).unwrap(), 0, "more than {count} datagrams arrived");
     all
 }
 
@@ -157,7 +157,7 @@ fn a_batch_arrives_whole_and_in_order() {
                 let got = receive(&holder(&group, 2), count as usize);
                 assert_eq!(got.len(), count as usize);
                 for (i, ((index, merged, bytes), segment)) in got.iter().zip(batch.segments()).enumerate() {
-                    // Over lo a batch is never cut, and single datagrams are never merged.
+                    // Over lo a batch is never split, and single datagrams are never merged.
                     let together = gso && count > 1;
                     assert_eq!((usize::from(*index), *merged), (if together { i } else { 0 }, together));
                     assert_eq!(bytes, segment);
@@ -217,7 +217,7 @@ fn what_the_header_said_is_told() {
             }
             let _ = tx.send_datagram(&flow, &[0, 0, 0, 0, 0, 1]).unwrap();
             let rx = holder(&group, 1);
-            rx.tell_headers().unwrap();
+            rx.receive_headers().unwrap();
             let mut buffer = RxBuffer::new();
             assert_eq!(rx.recv(&mut buffer).unwrap(), 1);
             let got = buffer.datagrams().next().unwrap();
@@ -229,7 +229,7 @@ fn what_the_header_said_is_told() {
     }
 }
 
-/// A datagram with 0 would never leave the host.
+/// A datagram with hop limit 0 would not leave the host.
 #[test]
 fn hop_limit_0_leaves_the_system_default() {
     for ip in [own_v4(), V6] {
@@ -237,14 +237,14 @@ fn hop_limit_0_leaves_the_system_default() {
         let (tx, flow) = sender(&group);
         let _ = tx.send_datagram(&Flow { hop_limit: 0, ..flow }, &[0, 0, 0, 0, 0, 1]).unwrap();
         let rx = holder(&group, 1);
-        rx.tell_headers().unwrap();
+        rx.receive_headers().unwrap();
         let mut buffer = RxBuffer::new();
         assert_eq!(rx.recv(&mut buffer).unwrap(), 1);
         assert_eq!(buffer.datagrams().next().unwrap().hop_limit, 64);
     }
 }
 
-/// As the kernel's rxe sends, over both families.
+/// The kernel's rxe sends without checksum over both families.
 #[test]
 fn datagrams_without_checksum_are_received() {
     const UDP_NO_CHECK6_TX: c_int = 101;
@@ -277,7 +277,7 @@ fn a_free_slot_holds_next_to_nothing_and_a_leased_one_what_is_granted() {
     send(100);
     assert!(rx.drops().unwrap() >= 98);
 
-    // The next holder finds nothing of that.
+    // The next holder receives none of these datagrams.
     let granted = group.lease(1, RECEIVE_BUFFER).unwrap();
     assert_eq!(granted, rx.granted_rcvbuf().unwrap());
     let limit: usize =
@@ -380,11 +380,11 @@ fn queue_pairs_spread_over_a_few_ports() {
     let first = |pair| source_ports(7, V6, 3, pair, 99).next().unwrap();
     let firsts: HashSet<_> = (0..1000).map(first).collect();
     assert_eq!(firsts.len(), 8);
-    // Whoever chooses a way by any three of the upper bits finds all eight of them.
+    // Any three of the upper bits take all eight values.
     for shift in [8, 11] {
         assert_eq!(firsts.iter().map(|port| port >> shift & 7).collect::<HashSet<_>>().len(), 8);
     }
-    // Another process prefers others.
+    // Another process prefers other ports.
     let others: HashSet<_> = (0..1000).map(|pair| source_ports(8, V6, 3, pair, 99).next().unwrap()).collect();
     assert!(firsts.is_disjoint(&others));
 }
@@ -405,7 +405,7 @@ fn what_is_sent_to_a_source_port_vanishes() {
     other.send_to(b"anything", tx.local_addr()).unwrap();
     let received = socket2::SockRef::from(&tx).recv(&mut []);
     assert_eq!(received.unwrap_err().kind(), io::ErrorKind::WouldBlock);
-    // As seen by the sender: no ICMP error either.
+    // The sender receives no ICMP error either.
     other.send_to(b"again", tx.local_addr()).unwrap();
 }
 
@@ -417,7 +417,7 @@ fn what_the_network_refuses_is_loss() {
         tx.send_datagram(&flow, bytes).unwrap()
     };
     let loss = |reason| Sent { sent: 0, lost: 1, reason: Some(reason) };
-    // A loopback source leaves by no interface; broadcast needs a permission we do not ask for.
+    // A loopback source leaves by no interface; broadcast needs SO_BROADCAST, which is not set.
     assert_eq!(lost("198.51.100.1", b"x").sent, 0);
     assert_eq!(lost("255.255.255.255", b"x").sent, 0);
     assert_eq!(lost("127.0.0.1", &[0; 65_508]), loss(LossReason::TooLong));
@@ -427,7 +427,7 @@ fn what_the_network_refuses_is_loss() {
 fn a_batch_the_kernel_refuses_to_cut_goes_one_by_one() {
     let group = group(own_v4(), 2);
     let (tx, flow) = sender(&group);
-    // Segmentation needs checksums: without, the kernel answers EINVAL (EIO where an interface cannot).
+    // Segmentation needs checksums: without them the kernel returns EINVAL (EIO if the interface cannot compute them).
     sys::set_int(&tx, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
     let mut buf = vec![0; MAX_BATCH];
     for round in 0..2 {
@@ -454,12 +454,12 @@ fn queue_pairs_share_sockets() {
         (0..1000).map(|pair| ports.get(V6_PEER, 3, pair, 99, Class::default()).unwrap()).collect();
     let distinct: HashSet<_> = sockets.iter().map(|socket| socket.port()).collect();
     assert_eq!(distinct.len(), 8);
-    // Taken by another process: the next candidate.
+    // If another process has the port, the next candidate is used.
     let wanted = source_ports(7, V6_PEER, 4, 1, 1).next().unwrap();
     let taken = TxSocket::bind(ip, 0, wanted).unwrap();
     let next = ports.get(V6_PEER, 4, 1, 1, Class::default()).unwrap();
     assert_eq!(next.port(), source_ports(7, V6_PEER, 4, 1, 1).nth(1).unwrap());
-    // Closed with the last user.
+    // The last user closes it.
     let port = next.port();
     drop((next, taken));
     TxSocket::bind(ip, 0, port).unwrap();
@@ -479,13 +479,13 @@ fn a_socket_has_one_class() {
             let priority = sys::get_int(&**socket, libc::SOL_SOCKET, libc::SO_PRIORITY).unwrap();
             assert_eq!(priority, c_int::from(class.service_level), "{ip}");
         }
-        // Not what the kernel makes of a type of service; and without privilege at most 6.
+        // The priority is not the kernel's for this type of service, and without privilege at most 6.
         for (traffic_class, service_level, want) in [(0x10, 0, 0..=0), (0, 15, 6..=7), (0, 8, 0..=0)] {
             let socket = ports.get(V6_PEER, 5, 1, 1, Class { traffic_class, service_level }).unwrap();
             let priority = sys::get_int(&*socket, libc::SOL_SOCKET, libc::SO_PRIORITY).unwrap();
             assert!(want.contains(&priority), "{ip} {traffic_class:#x} {service_level}: {priority}");
         }
-        // When candidates run out, any that is open does.
+        // Without free candidates any open socket is used.
         let all: Vec<_> = (0..=64)
             .map(|traffic_class| Class { traffic_class, service_level: 1 })
             .map(|class| ports.get(V6_PEER, 6, 1, 1, class).unwrap())

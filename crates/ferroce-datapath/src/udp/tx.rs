@@ -1,5 +1,3 @@
-//! Sending from one UDP source port.
-
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,36 +10,35 @@ use libc::{IPPROTO_IP, IPPROTO_IPV6, c_int};
 use super::{Class, address, open_socket, set_receive_buffer};
 use crate::sys::{self, Target};
 
-/// Octets a batch may hold: the longest UDP payload over IPv4.
+/// Limit of a batch in octets: the longest UDP payload over IPv4.
 pub const MAX_BATCH: usize = 65_507;
 
-/// Send buffer asked for, in octets: what may wait in an interface's queue.
+/// Requested send buffer in octets: the limit of data in an interface's queue.
 const SEND_BUFFER: usize = 4 << 20;
 
-/// An unconnected socket that sends from one UDP source port and receives nothing.
-///
-/// May be used by many threads and for many flows at once.
+/// An unconnected socket that sends from one UDP source port and receives nothing. Any number of threads and flows may
+/// share it.
 #[derive(Debug)]
 pub struct TxSocket {
     fd: OwnedFd,
     local: SocketAddr,
-    /// [`ROCE_UDP_PORT`] but in tests.
+    /// [`ROCE_UDP_PORT`] except in tests.
     peer_port: u16,
-    /// What the socket puts into headers when a call says nothing.
+    /// The socket's values for messages without control messages.
     traffic_class: AtomicU8,
     hop_limit: AtomicU8,
     gso: AtomicBool,
 }
 
-/// What became of a batch or datagram. Lost ones are as good as lost in the network: the transport repeats them.
+/// The outcome of a batch or datagram. Lost datagrams count as lost in the network: the transport retransmits them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[must_use = "losses want to be counted"]
+#[must_use = "losses must be counted"]
 pub struct Sent {
-    /// Datagrams the kernel took.
+    /// Datagrams that the kernel accepted.
     pub sent: usize,
-    /// Datagrams the kernel refused.
+    /// Datagrams that the kernel refused.
     pub lost: usize,
-    /// Why the last one was refused.
+    /// The reason of the last refusal.
     pub reason: Option<LossReason>,
 }
 
@@ -49,38 +46,34 @@ impl Sent {
     const NONE: Self = Self { sent: 0, lost: 0, reason: None };
 }
 
-/// Why the kernel refused a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LossReason {
     /// The send buffer or the interface's queue is full, or memory is short.
     Congested,
     /// A firewall or security policy forbids it.
     Forbidden,
-    /// No route, no such local address any more, interface down.
+    /// No route, no such local address any more, or the interface is down.
     Unreachable,
-    /// The datagram does not fit the interface's MTU.
+    /// The datagram exceeds the interface's MTU.
     TooLong,
-    /// Anything else the network stack may answer.
     Other,
 }
 
-/// The socket itself cannot be used: a bug, or a foreign hand closed our descriptor.
+/// The socket itself is unusable: a bug, or the program closed our descriptor.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot send from {local}")]
 pub struct SendError {
-    /// The socket's address.
     pub local: SocketAddr,
-    /// The kernel's answer.
     #[source]
     pub source: io::Error,
 }
 
 impl TxSocket {
-    /// Opens a socket for source port `port` of local address `ip`; `scope_id` is the interface's index for a link-local
-    /// IPv6 address, 0 otherwise.
+    /// Opens a socket for source port `port` of local address `ip`; `scope_id` is the interface's index for a
+    /// link-local IPv6 address, 0 otherwise.
     ///
-    /// An error of kind `AddrInUse` asks for the next candidate of [`super::source_ports`]: another process, or this one,
-    /// has the port. It is never shared through `SO_REUSEPORT`.
+    /// An error of kind `AddrInUse` means that this or another process has the port: the caller tries the next of
+    /// [`super::source_ports`]. The port is never shared through `SO_REUSEPORT`.
     pub fn bind(ip: IpAddr, scope_id: u32, port: u16) -> io::Result<Self> {
         Self::bind_towards(ip, scope_id, port, ROCE_UDP_PORT)
     }
@@ -88,7 +81,7 @@ impl TxSocket {
     pub(super) fn bind_towards(ip: IpAddr, scope_id: u32, port: u16, peer_port: u16) -> io::Result<Self> {
         let socket = open_socket(ip)?;
         set_receive_buffer(&socket, 0)?;
-        // A full send buffer is loss; the kernel grants `net.core.wmem_max` at most.
+        // A full send buffer causes loss; the kernel grants at most `net.core.wmem_max`.
         socket.set_send_buffer_size(SEND_BUFFER)?;
         sys::drop_all(&socket)?;
         let local = address(ip, scope_id, port);
@@ -102,12 +95,11 @@ impl TxSocket {
             peer_port,
             traffic_class: AtomicU8::new(0),
             hop_limit: AtomicU8::new(hop_limit as u8),
-            gso: AtomicBool::new(gso_wanted()),
+            gso: AtomicBool::new(gso_enabled()),
             fd: socket.into(),
         })
     }
 
-    /// The source port.
     pub fn port(&self) -> u16 {
         self.local.port()
     }
@@ -117,8 +109,8 @@ impl TxSocket {
         self.local
     }
 
-    /// Makes a traffic class the socket's own, so that sending it costs nothing, and a service level the priority of its
-    /// frames; other flows of the socket still get their traffic class, with a control message each.
+    /// Makes a traffic class the socket's default, which needs no control message, and a service level the priority of
+    /// its frames. Other flows of the socket send their traffic class in a control message.
     pub(super) fn set_class(&self, class: Class) -> io::Result<()> {
         let Class { traffic_class, service_level } = class;
         if class == Class::default() {
@@ -130,14 +122,14 @@ impl TxSocket {
         };
         sys::set_int(&self.fd, level, name, c_int::from(traffic_class))?;
         self.traffic_class.store(traffic_class, Ordering::Relaxed);
-        // The kernel made a priority of the type of service. A priority of 7 wants a privilege.
+        // The kernel derived a priority from the type of service. A priority of 7 needs a privilege.
         let priority = c_int::from(service_level & 7);
         let set = |priority| sys::set_int(&self.fd, libc::SOL_SOCKET, libc::SO_PRIORITY, priority);
         set(priority).or_else(|e| if e.kind() == io::ErrorKind::PermissionDenied { set(6) } else { Err(e) })
     }
 
-    /// Makes a hop limit other than 0 the socket's own, so that sending it costs nothing; other flows of the socket still
-    /// get theirs, with a control message each.
+    /// Makes a hop limit other than 0 the socket's default, which needs no control message. Other flows of the socket
+    /// send theirs in a control message.
     pub fn prefer_hop_limit(&self, hop_limit: u8) -> io::Result<()> {
         if hop_limit == 0 || hop_limit == self.hop_limit.load(Ordering::Relaxed) {
             return Ok(());
@@ -151,14 +143,14 @@ impl TxSocket {
         Ok(())
     }
 
-    /// What a batch for this socket may hold. `gso` turns false for good when `FERROCE_GSO=off` or once the kernel
-    /// refused to cut.
+    /// The limits of a batch for this socket. `gso` is false with `FERROCE_GSO=off`, and permanently false once the
+    /// kernel refused to segment.
     pub fn limits(&self) -> BatchLimits {
         BatchLimits { max_segments: sys::MAX_SEGMENTS, gso: self.gso.load(Ordering::Relaxed) }
     }
 
-    /// Sends a batch, in one system call where the kernel cuts it. The batch is left as it is, but for its ICRCs and
-    /// limits when the kernel refused to cut and it was sent one by one.
+    /// Sends a batch, in one system call if the kernel segments it. If the kernel refuses to segment, the batch is sent
+    /// one by one, with its ICRCs and limits changed.
     pub fn send(&self, batch: &mut TxBatch<'_>) -> Result<Sent, SendError> {
         let Some(flow) = batch.flow() else { return Ok(Sent::NONE) };
         let target = self.target(flow);
@@ -175,8 +167,8 @@ impl TxSocket {
         let mut cut = self.target(flow);
         cut.segment(batch.segment_size() as u16);
         match sys::send_one(&self.fd, &cut, batch.bytes()) {
-            // EIO: the interface cannot compute checksums while cutting. EINVAL: no segmentation here, but also a source
-            // address that is gone, so only success without segmentation proves it.
+            // EIO: the interface cannot compute checksums while segmenting. EINVAL: segmentation is unsupported, or the
+            // source address is gone; only success without segmentation proves the former.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EIO | libc::EINVAL)) => {
                 batch.reseal_without_gso();
                 let sent = self.send_one_by_one(&target, batch)?;
@@ -185,7 +177,7 @@ impl TxSocket {
                 }
                 Ok(sent)
             }
-            answer => self.outcome(batch.len(), answer.map(|()| batch.len())),
+            result => self.outcome(batch.len(), result.map(|()| batch.len())),
         }
     }
 
@@ -193,10 +185,10 @@ impl TxSocket {
         let mut total = Sent::NONE;
         while total.sent + total.lost < batch.len() {
             let done = total.sent + total.lost;
-            let answer = sys::send_many(&self.fd, target, batch.segments().skip(done));
-            // The answer is about the first of them alone; when the queue is full, the others need not be tried.
-            let full = answer.as_ref().is_err_and(|e| loss_reason(e) == Some(LossReason::Congested));
-            let part = self.outcome(if full { batch.len() - done } else { 1 }, answer)?;
+            let result = sys::send_many(&self.fd, target, batch.segments().skip(done));
+            // The error concerns the first of them only; after a full queue the others are not tried.
+            let full = result.as_ref().is_err_and(|e| loss_reason(e) == Some(LossReason::Congested));
+            let part = self.outcome(if full { batch.len() - done } else { 1 }, result)?;
             total.sent += part.sent;
             total.lost += part.lost;
             total.reason = part.reason.or(total.reason);
@@ -204,7 +196,7 @@ impl TxSocket {
         Ok(total)
     }
 
-    /// Sends one sealed datagram (BTH to ICRC). `flow`'s source is not looked at: it is the socket's.
+    /// Sends one sealed datagram (BTH to ICRC). The source of `flow` is ignored: it is the socket's.
     ///
     /// A hop limit of 0 leaves the system's default, because the kernel refuses 0.
     pub fn send_datagram(&self, flow: &Flow, bytes: &[u8]) -> Result<Sent, SendError> {
@@ -229,9 +221,9 @@ impl TxSocket {
         target
     }
 
-    /// Sorts the kernel's answer to `count` datagrams into loss and failure.
-    fn outcome(&self, count: usize, answer: io::Result<usize>) -> Result<Sent, SendError> {
-        match answer {
+    /// Sorts the kernel's result for `count` datagrams into loss and failure.
+    fn outcome(&self, count: usize, result: io::Result<usize>) -> Result<Sent, SendError> {
+        match result {
             Ok(sent) => Ok(Sent { sent, lost: 0, reason: None }),
             Err(source) => match loss_reason(&source) {
                 Some(reason) => Ok(Sent { sent: 0, lost: count, reason: Some(reason) }),
@@ -247,18 +239,18 @@ impl AsFd for TxSocket {
     }
 }
 
-/// Whether segmentation offload is wanted at all: captures on lo show single packets without it.
-fn gso_wanted() -> bool {
+/// Returns whether segmentation offload is enabled: captures on lo show single packets without it.
+fn gso_enabled() -> bool {
     static WANTED: OnceLock<bool> = OnceLock::new();
     *WANTED.get_or_init(|| std::env::var_os("FERROCE_GSO").is_none_or(|value| value != "off"))
 }
 
-/// `None` for what only a broken socket or a bug of ours can answer.
+/// Returns `None` for errors that only a broken socket or a bug causes.
 fn loss_reason(e: &io::Error) -> Option<LossReason> {
     Some(match e.raw_os_error()? {
         libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM => LossReason::Congested,
         libc::EPERM | libc::EACCES => LossReason::Forbidden,
-        // EINVAL: the source address is no longer ours.
+        // EINVAL: the source address is no longer local.
         libc::ENETUNREACH
         | libc::EHOSTUNREACH
         | libc::ENETDOWN

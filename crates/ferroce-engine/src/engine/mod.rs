@@ -101,7 +101,7 @@ impl Running {
     fn lane(&self, address: LeasedAddress) -> io::Result<Lane> {
         let socket = RxSocket::from_fd(address.fd)?;
         if device::v2_by_broker() {
-            socket.deafen()?;
+            socket.drop_all()?;
         }
         let id = self.next_lane.fetch_add(1, Ordering::Relaxed);
         Ok(Lane::new(id, address.slot, address.scope_id, socket, Arc::clone(&self.hub)))

@@ -40,7 +40,7 @@ impl Qp {
         let is_in =
             |lane: &Arc<Lane>, lanes: &[Arc<Lane>]| lanes.iter().any(|other| Arc::ptr_eq(lane, other));
         for lane in core.homes.iter().filter(|lane| !is_in(lane, &before)) {
-            lane.tell_headers();
+            lane.receive_headers();
             self.listen(lane);
         }
         before.iter().filter(|lane| !is_in(lane, &core.homes)).for_each(|lane| self.listen_no_more(lane));

@@ -30,7 +30,7 @@ fn ipv6(next: u8) -> Vec<u8> {
 
 const PORTS: [u8; 4] = [0x12, 0x34, 0x56, 0x78];
 
-/// What is asked for, of which frame, and whether that is what was asked for.
+/// Each case: the patterns, the frame, and whether they match.
 #[test]
 fn rules_match_what_they_say() {
     use Layer::*;
@@ -91,7 +91,7 @@ fn a_frame_may_end_anywhere() {
             assert_eq!(rule.matches(&whole[..len], false), len >= ends, "{layer:?} in {len} octets");
         }
     }
-    // A header that claims less than it is long.
+    // An IPv4 header with a length field below its minimum.
     let mut short = frame(None, 0x0800, &ipv4(17, 0, 5));
     short[14] = 0x40;
     assert!(Rule::arriving(vec![Pattern::new(Layer::Udp)]).matches(&short, false));
@@ -102,10 +102,10 @@ fn rules_say_what_the_interface_must_accept() {
     let mac = [2, 0, 0, 0, 0, 1];
     let exact = Pattern::new(Layer::Ethernet).at(0, &mac, &[0xff; 6]);
     let some = Pattern::new(Layer::Ethernet).at(0, &mac[..5], &[0xff; 5]);
-    assert_eq!(Rule::arriving(vec![exact]).wants_address(), Some(Some(mac)));
-    assert_eq!(Rule::arriving(vec![some]).wants_address(), None);
+    assert_eq!(Rule::arriving(vec![exact]).required_address(), Some(Some(mac)));
+    assert_eq!(Rule::arriving(vec![some]).required_address(), None);
     for all in [Rule::all(false), Rule::all(true), Rule::sniffer()] {
-        assert_eq!(all.wants_address(), Some(None));
+        assert_eq!(all.required_address(), Some(None));
     }
     let mut broadcast = frame(None, 0x0806, &[0; 28]);
     assert!(!Rule::all(true).matches(&broadcast, false) && Rule::all(false).matches(&broadcast, false));
