@@ -1,23 +1,17 @@
 //! Contexts: opened devices.
 
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::{Context, process_epoch};
 
-use crate::call::{self, Owner, Scope};
-use crate::device::DeviceHandle;
-use crate::entry::{CObject, Object, export};
+use crate::call::{Owner, Scope};
+use crate::entry::{CObject, Object};
 use crate::errno::Errno;
 use crate::handle::{Handle, Live, Pool};
-use crate::import::{self, Origin};
-use crate::log;
-use crate::ops;
-use crate::rdmacm;
+use crate::origin::Origin;
 
 /// A context. Programs hold the address of its last member, `verbs_context.context`, since the structure grows at
 /// its front.
@@ -39,7 +33,13 @@ pub(crate) struct Life(AtomicU64);
 
 const DEAD: u64 = u64::MAX;
 
-static POOL: Pool<abi::verbs_context, LiveContext, Life> = Pool::new();
+impl LiveContext {
+    pub(crate) fn new(engine: Arc<Context>, origin: Origin, command: OwnedFd) -> Self {
+        Self { engine, origin, _command: command }
+    }
+}
+
+pub(crate) static POOL: Pool<abi::verbs_context, LiveContext, Life> = Pool::new();
 
 impl CObject for abi::ibv_context {
     type Whole = abi::verbs_context;
@@ -78,6 +78,16 @@ impl ContextHandle {
     /// The program's pointer.
     pub(crate) fn public(&self) -> *mut abi::ibv_context {
         self.c().wrapping_byte_add(abi::ibv_context::OFFSET).cast()
+    }
+
+    /// It is opened, by this process.
+    pub(crate) fn begin(&self) {
+        self.extra.0.store(process_epoch(), Ordering::Relaxed);
+    }
+
+    /// Its device is gone.
+    pub(crate) fn lose(&self) {
+        self.extra.0.store(DEAD, Ordering::Relaxed);
     }
 
     /// A panic came out of a call on it, or its device is gone.
@@ -119,61 +129,6 @@ impl Object<abi::ibv_context> {
     }
 }
 
-export! {
-    /// Opens the device.
-    pub fn ibv_open_device(device: *mut abi::ibv_device) -> *mut abi::ibv_context = call::pointer |_| {
-        log::install();
-        let device = DeviceHandle::from_c(device)?;
-        let (command, _) = import::command_file()?;
-        open(device, command).map_err(|(_, errno)| errno)
-    }
-}
-
-/// A context of `device` whose `cmd_fd` is `command`, which comes back if there is none to be had.
-pub(crate) fn open(
-    device: &'static DeviceHandle,
-    command: OwnedFd,
-) -> Result<*mut abi::ibv_context, (OwnedFd, Errno)> {
-    let opened = Origin::of(command.as_raw_fd())
-        .and_then(|origin| Context::open(&device.name).map(|engine| (origin, engine)).map_err(Errno::from));
-    let (origin, engine) = match opened {
-        Ok(opened) => opened,
-        Err(errno) => return Err((command, errno)),
-    };
-    let context = abi::ibv_context {
-        device: device.c(),
-        ops: ops::CONTEXT_OPS,
-        cmd_fd: command.as_raw_fd(),
-        async_fd: engine.async_events().fd().as_raw_fd(),
-        num_comp_vectors: c_int::try_from(engine.num_comp_vectors()).unwrap_or(c_int::MAX),
-        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-        abi_compat: ptr::without_provenance_mut::<c_void>(usize::MAX),
-    };
-    let handle = POOL.take(ops::verbs_context(context));
-    handle.extra.0.store(process_epoch(), Ordering::Relaxed);
-    // The device may be gone at any time from here on.
-    engine.on_fatal(|| {
-        handle.extra.0.store(DEAD, Ordering::Relaxed);
-        rdmacm::device_gone(handle);
-    });
-    engine.on_mac_change(|ifindex| rdmacm::mac_changed(handle, ifindex));
-    import::opened(origin, device);
-    POOL.enliven(handle, LiveContext { engine, origin, _command: command });
-    Ok(handle.public())
-}
-
-export! {
-    /// Closes the context. Objects made in it are dead from then on.
-    pub fn ibv_close_device(context: Object<abi::ibv_context>) -> c_int = call::code |_| {
-        let handle = context.handle()?;
-        POOL.end(handle, |live| {
-            live.engine.close();
-            import::closed(live.origin);
-            Ok(())
-        })
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -181,15 +136,8 @@ pub(crate) mod tests {
 
     /// A context that was never opened.
     pub(crate) fn blank() -> &'static ContextHandle {
-        POOL.take(ops::verbs_context(abi::ibv_context {
-            device: ptr::null_mut(),
-            ops: ops::CONTEXT_OPS,
-            cmd_fd: -1,
-            async_fd: -1,
-            num_comp_vectors: 0,
-            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-            abi_compat: ptr::null_mut(),
-        }))
+        // SAFETY: plain data, pointers and optional functions, for which zero is a value.
+        POOL.take(unsafe { std::mem::zeroed() })
     }
 
     #[test]
@@ -197,7 +145,7 @@ pub(crate) mod tests {
         let handle = blank();
         let public = handle.public();
         let found = named!(public).handle();
-        assert!(ptr::eq(found.expect("a context"), handle));
+        assert!(std::ptr::eq(found.expect("a context"), handle));
         assert!(handle.live().is_err());
     }
 }

@@ -3,17 +3,17 @@
 use std::ptr;
 use std::sync::Arc;
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::{CompletionQueue, CqInit, Moderation, NetworkHeader, WcStatus, WorkCompletion};
+use ferroce_engine::{CompletionQueue, Moderation, NetworkHeader, WorkCompletion};
 
 use crate::call::{self, Owner};
 use crate::context::ContextHandle;
 use crate::context::object;
-use crate::cq_ex::{self, Cursor};
+use crate::cursor::{Cursor, EMPTY};
 use crate::entry::{Array, Object, Ptr, export};
 use crate::errno::Errno;
-use crate::handle::{Handle, Pool, next_number, set};
+use crate::handle::{Handle, Pool, set};
 
 /// A completion queue.
 pub(crate) type CqHandle = Handle<abi::ibv_cq_ex, LiveCq, Cursor>;
@@ -24,7 +24,7 @@ pub(crate) struct LiveCq {
     pub(crate) context: &'static ContextHandle,
 }
 
-static POOL: Pool<abi::ibv_cq_ex, LiveCq, Cursor> = Pool::new();
+pub(crate) static POOL: Pool<abi::ibv_cq_ex, LiveCq, Cursor> = Pool::new();
 
 /// Completions taken from the engine at a time, on the stack.
 const BATCH: usize = 16;
@@ -42,44 +42,6 @@ impl CqHandle {
 object!(abi::ibv_cq as abi::ibv_cq_ex => LiveCq, Cursor);
 object!(abi::ibv_cq_ex => LiveCq, Cursor);
 
-/// What a completion queue is made from: the engine's part of it, and the program's pointers.
-pub(crate) struct Wanted {
-    pub(crate) init: CqInit,
-    pub(crate) cq_context: *mut c_void,
-    /// NULL, or a channel.
-    pub(crate) channel: Object<abi::ibv_comp_channel>,
-}
-
-/// Makes a completion queue.
-pub(crate) fn create(
-    owner: &Owner,
-    context: Object<abi::ibv_context>,
-    wanted: Wanted,
-) -> Result<*mut abi::ibv_cq_ex, Errno> {
-    let Wanted { init, cq_context, channel } = wanted;
-    let (handle, live) = context.opened(owner)?;
-    let reports_to = if channel.is_null() {
-        None
-    } else {
-        let handle = channel.handle()?;
-        Some(Arc::clone(&handle.live()?.engine))
-    };
-    let cq = POOL.take(cq_ex::empty(handle.public(), cq_context, channel.as_ptr()));
-    let init = CqInit { user: cq.c().addr() as u64, channel: reports_to, ..init };
-    let engine = match live.engine.create_cq_with(init) {
-        Ok(engine) => engine,
-        Err(error) => {
-            POOL.put_back(cq);
-            return Err(error.into());
-        }
-    };
-    let capacity = c_int::try_from(engine.capacity()).unwrap_or(c_int::MAX);
-    set!(cq.cqe = capacity);
-    set!(cq.handle = next_number());
-    POOL.enliven(cq, LiveCq { engine, context: handle });
-    Ok(cq.c())
-}
-
 /// Ends a queue.
 pub(crate) fn destroy(owner: &Owner, cq: Object<abi::ibv_cq>) -> Result<(), Errno> {
     let (handle, _) = cq.enter(owner)?;
@@ -91,20 +53,6 @@ pub(crate) fn destroy(owner: &Owner, cq: Object<abi::ibv_cq>) -> Result<(), Errn
 }
 
 export! {
-    /// Makes a completion queue of at least `cqe` entries.
-    pub fn ibv_create_cq(
-        context: Object<abi::ibv_context>,
-        cqe: c_int,
-        cq_context: *mut c_void,
-        channel: Object<abi::ibv_comp_channel>,
-        comp_vector: c_int,
-    ) -> *mut abi::ibv_cq = call::pointer |owner| {
-        let cqe = u32::try_from(cqe).map_err(|_| Errno::EINVAL)?;
-        let vector = u32::try_from(comp_vector).map_err(|_| Errno::EINVAL)?;
-        let init = CqInit { entries: cqe, comp_vector: vector, ..CqInit::default() };
-        Ok(create(owner, context, Wanted { init, cq_context, channel })?.cast())
-    }
-
     /// Gives the queue room for at least `cqe` entries; EINVAL if it holds more.
     pub fn ibv_resize_cq(cq: Object<abi::ibv_cq>, cqe: c_int) -> c_int = call::code |owner| {
         let (handle, live) = cq.enter(owner)?;
@@ -176,10 +124,6 @@ fn take<const N: usize>(
     }
     Ok(taken)
 }
-
-/// What is in a place before anything completed.
-pub(crate) const EMPTY: WorkCompletion =
-    WorkCompletion { status: WcStatus::Success, ..WorkCompletion::BLANK };
 
 fn c_completion(completion: &WorkCompletion) -> abi::ibv_wc {
     abi::ibv_wc {

@@ -1,76 +1,18 @@
-//! Extended completion queues: completions read member by member, one at a time.
+//! Making completion queues, and the extended ones: completions read member by member, one at a time.
 
-use std::cell::UnsafeCell;
 use std::sync::Arc;
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::{CqInit, CqPoll, WallClock, WorkCompletion};
+use ferroce_engine::{CqInit, WorkCompletion};
 use ferroce_wire::Instant;
-use parking_lot::Mutex;
 
-use crate::call;
-use crate::cq::{self, CqHandle, EMPTY};
+use crate::call::{self, Owner};
+use crate::cq::{self, CqHandle, LiveCq, POOL};
+use crate::cursor::{Current, EMPTY};
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
-use crate::handle::{get, set};
-
-/// What `start_poll` … `end_poll` of one queue stands on.
-pub(crate) struct Cursor {
-    /// Held by the engine from start to end, so that other pollers wait.
-    poll: Mutex<Option<CqPoll>>,
-    /// What the `read_*` functions read.
-    current: UnsafeCell<Current>,
-    wall_clock: UnsafeCell<WallClock>,
-}
-
-impl Default for Cursor {
-    fn default() -> Self {
-        let current = Current { completion: EMPTY, at: Instant::from_nanos(0) };
-        Self {
-            poll: Mutex::new(None),
-            current: UnsafeCell::new(current),
-            wall_clock: UnsafeCell::new(WallClock::default()),
-        }
-    }
-}
-
-/// A completion and when it came to be.
-#[derive(Clone, Copy)]
-struct Current {
-    completion: WorkCompletion,
-    at: Instant,
-}
-
-// SAFETY: `current` and `wall_clock` are written and read only between start_poll and end_poll, by the one thread that the engine lets
-// in. A program that reads outside of them gets some completion: every value of the type is plain data.
-unsafe impl Sync for Cursor {}
-// SAFETY: the engine's lock inside `CqPoll` may be released by any thread (parking_lot, feature send_guard).
-unsafe impl Send for Cursor {}
-
-impl Cursor {
-    /// Ends a polling that the program left open.
-    pub(crate) fn end(&self) {
-        drop(self.poll.lock().take());
-    }
-
-    fn current(&self) -> Current {
-        // SAFETY: see the type.
-        unsafe { *self.current.get() }
-    }
-
-    /// A polling begins.
-    fn begin(&self) {
-        // SAFETY: see the type.
-        unsafe { (*self.wall_clock.get()).begin() };
-    }
-
-    /// When the current completion came to be, in nanoseconds since 1970.
-    fn wall_time(&self) -> u64 {
-        // SAFETY: see the type.
-        unsafe { (*self.wall_clock.get()).time(self.current().at) }
-    }
-}
+use crate::handle::{get, next_number, set};
 
 impl CqHandle {
     /// Makes `completion` the current one, here and in the members that programs read themselves.
@@ -95,7 +37,59 @@ const WC_FLAGS: u64 = (abi::IBV_WC_EX_WITH_BYTE_LEN
     | abi::IBV_WC_EX_WITH_FLOW_TAG
     | abi::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
 
+/// What a completion queue is made from: the engine's part of it, and the program's pointers.
+pub(crate) struct Wanted {
+    pub(crate) init: CqInit,
+    pub(crate) cq_context: *mut c_void,
+    /// NULL, or a channel.
+    pub(crate) channel: Object<abi::ibv_comp_channel>,
+}
+
+/// Makes a completion queue.
+pub(crate) fn create(
+    owner: &Owner,
+    context: Object<abi::ibv_context>,
+    wanted: Wanted,
+) -> Result<*mut abi::ibv_cq_ex, Errno> {
+    let Wanted { init, cq_context, channel } = wanted;
+    let (handle, live) = context.opened(owner)?;
+    let reports_to = if channel.is_null() {
+        None
+    } else {
+        let handle = channel.handle()?;
+        Some(Arc::clone(&handle.live()?.engine))
+    };
+    let cq = POOL.take(empty(handle.public(), cq_context, channel.as_ptr()));
+    let init = CqInit { user: cq.c().addr() as u64, channel: reports_to, ..init };
+    let engine = match live.engine.create_cq_with(init) {
+        Ok(engine) => engine,
+        Err(error) => {
+            POOL.put_back(cq);
+            return Err(error.into());
+        }
+    };
+    let capacity = c_int::try_from(engine.capacity()).unwrap_or(c_int::MAX);
+    set!(cq.cqe = capacity);
+    set!(cq.handle = next_number());
+    POOL.enliven(cq, LiveCq { engine, context: handle });
+    Ok(cq.c())
+}
+
 export! {
+    /// Makes a completion queue of at least `cqe` entries.
+    pub fn ibv_create_cq(
+        context: Object<abi::ibv_context>,
+        cqe: c_int,
+        cq_context: *mut c_void,
+        channel: Object<abi::ibv_comp_channel>,
+        comp_vector: c_int,
+    ) -> *mut abi::ibv_cq = call::pointer |owner| {
+        let cqe = u32::try_from(cqe).map_err(|_| Errno::EINVAL)?;
+        let vector = u32::try_from(comp_vector).map_err(|_| Errno::EINVAL)?;
+        let init = CqInit { entries: cqe, comp_vector: vector, ..CqInit::default() };
+        Ok(create(owner, context, Wanted { init, cq_context, channel })?.cast())
+    }
+
     /// The slot behind the inline `ibv_create_cq_ex`. EOPNOTSUPP for what the device does not tell, EINVAL for bits that
     /// do not exist: programs probe that way.
     pub(crate) fn create_cq_ex(
@@ -135,8 +129,8 @@ export! {
             domain,
             ..CqInit::default()
         };
-        let wanted = cq::Wanted { init, cq_context: attr.cq_context, channel: named!(attr.channel) };
-        cq::create(owner, context, wanted)
+        let wanted = Wanted { init, cq_context: attr.cq_context, channel: named!(attr.channel) };
+        create(owner, context, wanted)
     }
 }
 

@@ -1,8 +1,8 @@
-//! Asynchronous events.
+//! Events: asynchronous ones of contexts, and completion events of channels.
 
 use std::sync::Arc;
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_uint, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::{AsyncElement, AsyncEventKind, Held};
 
@@ -10,6 +10,7 @@ use crate::call::{self, Scope};
 use crate::cq::CqHandle;
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
+use crate::handle::get;
 use crate::qp::QpHandle;
 use crate::srq::SrqHandle;
 use crate::wait::{self, Step};
@@ -70,6 +71,42 @@ export! {
             let element = unsafe { event.element.srq };
             named!(element).handle()?.live()?.engine.ack_async_event();
         }
+        Ok(())
+    }
+
+    /// Waits for the next event of the channel, EAGAIN instead if its descriptor is non-blocking. A cancellation point.
+    pub waiting fn ibv_get_cq_event(
+        channel: Object<abi::ibv_comp_channel>,
+        cq: Ptr<*mut abi::ibv_cq>,
+        cq_context: Ptr<*mut c_void>,
+    ) -> c_int = wait::minus_one |owner, woken| {
+        woken?;
+        let handle = channel.handle()?;
+        let (cq, cq_context) = (cq.some()?, cq_context.some()?);
+        let channel = {
+            let live = handle.live()?;
+            owner.is(live.context)?;
+            Arc::clone(&live.engine)
+        };
+        let fired = loop {
+            if let Some(fired) = channel.take_event() {
+                break fired;
+            }
+            if let Some(sleep) = channel.fall_asleep(Held::Shared(Arc::clone(&channel) as _))? {
+                return Ok(Step::Sleep(sleep, -1));
+            }
+        };
+        let fired = CqHandle::of_engine(&fired);
+        cq.write(fired.c().cast());
+        cq_context.write(get!(fired.cq_context));
+        Ok(Step::Done(0))
+    }
+
+    /// Acknowledges completion events: destroying the queue waits until all of them are.
+    pub fn ibv_ack_cq_events(cq: Object<abi::ibv_cq>, events: c_uint) -> () = call::quick::nothing |_| {
+        let handle = cq.handle()?;
+        // Not through the context: a dead one must not keep ibv_destroy_cq waiting.
+        handle.live()?.engine.ack_events(events);
         Ok(())
     }
 }

@@ -1,18 +1,29 @@
 //! What does each C call do? `ibv_*`, `rdma_*` and `umad_*` over the engine.
 //!
-//! A module an object; each holds the exported functions and those behind the inline ones. `call` is the boundary
-//! that every call crosses, [`errno`] the one place where errors become numbers, `handle` the memory behind the
-//! pointers that programs hold, [`refused`] what this version does not do.
+//! The modules, lowest first; each uses only those before it:
+//!
+//! - [`errno`] is the one place where errors become numbers, `log` where log lines go, [`refused`] what this version does not do,
+//!   [`strings`] and [`rates`] are tables, [`fork`] and [`start`] answer without an engine, `attr` converts attributes;
+//! - `call` is the boundary that every call crosses, `handle` the memory behind the pointers that programs hold, `wait` the calls
+//!   that may be cancelled, `entry` makes exported functions from safe bodies;
+//! - `device`, `origin`, `sysfs` and `context` are devices and what was opened of them;
+//! - a module for each kind of object: `pd`, `domain`, `channel`, `cursor`, `cq`, `cq_ex`, `xrcd`, `srq`, `mr`, `mw`, `ah`, `batch`,
+//!   `qp`, `post`, `qp_ex`, `create_qp`, `flow`, `mcast`; each holds the exported functions and those behind the inline ones;
+//! - `query` and `events` look at them, `ops` is the table of functions in a context, `open` and `import` make contexts;
+//! - [`rdmacm`], [`rsocket`] and [`umad`] are the other libraries.
 //!
 //! Nothing here is `#[no_mangle]`: `ferroce-dropin` gives the functions their names and versions.
 
 pub mod ah;
 mod attr;
+mod batch;
 mod call;
 pub mod channel;
-pub mod context;
+mod context;
 pub mod cq;
-mod cq_ex;
+pub mod cq_ex;
+pub mod create_qp;
+mod cursor;
 pub mod device;
 mod domain;
 mod entry;
@@ -26,7 +37,9 @@ mod log;
 pub mod mcast;
 pub mod mr;
 mod mw;
+pub mod open;
 mod ops;
+mod origin;
 pub mod pd;
 mod post;
 pub mod qp;

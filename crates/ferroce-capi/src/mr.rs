@@ -14,7 +14,7 @@ use crate::context::object;
 use crate::entry::{Object, Ptr, export};
 use crate::errno::Errno;
 use crate::handle::{Pool, get, next_number, set};
-use crate::import::Registry;
+use crate::origin::Registry;
 
 /// What makes a memory region live.
 pub(crate) struct LiveMr {

@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::{Bind, Mw, MwType, SendOp, SendTo, SendWr, Service, WindowAccess};
+use ferroce_engine::{Bind, Mw, MwType, SendOp, WindowAccess};
 use ferroce_wire::{Lkey, Rkey};
 
 use crate::call;
 use crate::context::ContextHandle;
 use crate::context::object;
-use crate::entry::{Object, Ptr, export, named};
+use crate::entry::{Object, export, named};
 use crate::errno::Errno;
-use crate::handle::{Handle, Pool, get, next_number, set};
+use crate::handle::{Handle, Pool, next_number, set};
 use crate::mr;
 
 /// A memory window.
@@ -20,7 +20,7 @@ type MwHandle = Handle<abi::ibv_mw, LiveMw>;
 
 /// What makes a memory window live.
 pub(crate) struct LiveMw {
-    engine: Arc<Mw>,
+    pub(crate) engine: Arc<Mw>,
     context: &'static ContextHandle,
 }
 
@@ -55,46 +55,6 @@ export! {
             live.engine.dealloc();
             Ok(())
         })
-    }
-
-    /// The slot behind the inline `ibv_bind_mw`, for type 1: posts the request and sets `mw->rkey` to the key that it will
-    /// have. Without a region, or of length 0, it unbinds. EPERM if region and window are of different domains; what else is
-    /// wrong ends the request with `IBV_WC_MW_BIND_ERR`.
-    pub(crate) fn bind_mw(
-        qp: Object<abi::ibv_qp>,
-        mw: Object<abi::ibv_mw>,
-        mw_bind: Ptr<abi::ibv_mw_bind>,
-    ) -> c_int = call::code |owner| {
-        let (_, live) = qp.enter(owner)?;
-        let bind = mw_bind.read()?;
-        let handle = mw.handle()?;
-        let window = handle.live()?;
-        let info = &bind.bind_info;
-        if live.engine.service() == Service::Ud || info.mw_access_flags & abi::IBV_ACCESS_ZERO_BASED != 0 {
-            return Err(Errno::EINVAL);
-        }
-        if !info.mr.is_null() {
-            let region = mr::engine(named!(info.mr))?;
-            if !region.pd().shares_memory_with(window.engine.pd()) {
-                return Err(Errno::EPERM);
-            }
-        }
-        let rkey = get!(handle.rkey);
-        let next = window.engine.rkey(rkey.wrapping_add(1));
-        let (op, key) = operation(mw, next.value(), info, MwType::One)?;
-        let wr = SendWr {
-            wr_id: bind.wr_id,
-            signaled: bind.send_flags & abi::IBV_SEND_SIGNALED != 0,
-            fence: bind.send_flags & abi::IBV_SEND_FENCE != 0,
-            op,
-            to: SendTo::Peer,
-            sges: &[],
-            solicited: false,
-            inline: false,
-        };
-        live.engine.post_send([wr]).map_err(|(_, error)| error)?;
-        key.show();
-        Ok(())
     }
 }
 

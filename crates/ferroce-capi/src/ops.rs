@@ -2,7 +2,7 @@
 
 use ferroce_abi as abi;
 
-use crate::{cq, cq_ex, domain, flow, mr, mw, post, qp_ex, query, refused, srq, xrcd};
+use crate::{cq, cq_ex, create_qp, domain, flow, mr, mw, post, query, refused, srq, xrcd};
 
 /// A slot of whatever type that refuses: the functions of [`refused`] look at no argument.
 macro_rules! refuse {
@@ -26,7 +26,7 @@ pub(crate) const CONTEXT_OPS: abi::ibv_context_ops = abi::ibv_context_ops {
     _compat_rereg_mr: refuse!(null_nosys),
     _compat_dereg_mr: refuse!(null_nosys),
     alloc_mw: Some(mw::alloc_mw),
-    bind_mw: Some(mw::bind_mw),
+    bind_mw: Some(post::bind_mw),
     dealloc_mw: Some(mw::dealloc_mw),
     _compat_create_cq: refuse!(null_nosys),
     poll_cq: Some(cq::poll_cq),
@@ -93,8 +93,8 @@ pub(crate) fn verbs_context(context: abi::ibv_context) -> abi::verbs_context {
         ABI_placeholder2: refuse!(errno_not_supported),
         ibv_create_flow: Some(flow::create_flow),
         ABI_placeholder1: refuse!(null_not_supported),
-        open_qp: Some(xrcd::open_qp),
-        create_qp_ex: Some(qp_ex::create_qp_ex),
+        open_qp: Some(create_qp::open_qp),
+        create_qp_ex: Some(create_qp::create_qp_ex),
         get_srq_num: Some(srq::get_srq_num),
         create_srq_ex: Some(srq::create_srq_ex),
         open_xrcd: Some(xrcd::open_xrcd),

@@ -12,7 +12,7 @@ use crate::context::object;
 use crate::entry::{Object, export};
 use crate::errno::Errno;
 use crate::handle::{Pool, get, next_number};
-use crate::import::Registry;
+use crate::origin::Registry;
 
 /// What makes a protection domain live.
 pub(crate) struct LivePd {

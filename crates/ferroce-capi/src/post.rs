@@ -12,6 +12,8 @@ use crate::ah;
 use crate::call;
 use crate::entry::{FromC, Object, Ptr, export, named};
 use crate::errno::Errno;
+use crate::handle::get;
+use crate::mr;
 use crate::mw;
 use crate::mw::NewKey;
 
@@ -341,5 +343,45 @@ export! {
             live.engine.post_recv(chain).map_err(|(_, error)| error.into())
         };
         post(wr, bad_wr, run)
+    }
+
+    /// The slot behind the inline `ibv_bind_mw`, for type 1: posts the request and sets `mw->rkey` to the key that it will
+    /// have. Without a region, or of length 0, it unbinds. EPERM if region and window are of different domains; what else is
+    /// wrong ends the request with `IBV_WC_MW_BIND_ERR`.
+    pub(crate) fn bind_mw(
+        qp: Object<abi::ibv_qp>,
+        window: Object<abi::ibv_mw>,
+        mw_bind: Ptr<abi::ibv_mw_bind>,
+    ) -> c_int = call::code |owner| {
+        let (_, live) = qp.enter(owner)?;
+        let bind = mw_bind.read()?;
+        let handle = window.handle()?;
+        let live_window = handle.live()?;
+        let info = &bind.bind_info;
+        if live.engine.service() == Service::Ud || info.mw_access_flags & abi::IBV_ACCESS_ZERO_BASED != 0 {
+            return Err(Errno::EINVAL);
+        }
+        if !info.mr.is_null() {
+            let region = mr::engine(named!(info.mr))?;
+            if !region.pd().shares_memory_with(live_window.engine.pd()) {
+                return Err(Errno::EPERM);
+            }
+        }
+        let rkey = get!(handle.rkey);
+        let next = live_window.engine.rkey(rkey.wrapping_add(1));
+        let (op, key) = mw::operation(window, next.value(), info, MwType::One)?;
+        let wr = SendWr {
+            wr_id: bind.wr_id,
+            signaled: bind.send_flags & abi::IBV_SEND_SIGNALED != 0,
+            fence: bind.send_flags & abi::IBV_SEND_FENCE != 0,
+            op,
+            to: SendTo::Peer,
+            sges: &[],
+            solicited: false,
+            inline: false,
+        };
+        live.engine.post_send([wr]).map_err(|(_, error)| error)?;
+        key.show();
+        Ok(())
     }
 }

@@ -2,129 +2,22 @@
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::{MwType, Remote, SendBatch, SendOp, SendTo, SendWr, Sge};
+use ferroce_engine::{MwType, Remote, SendOp, SendTo, Sge};
 use ferroce_wire::{Feth, Imm, Lkey, Rkey, SrqNumber};
-use parking_lot::Mutex;
 
 use crate::ah;
-use crate::call::{self, Owner};
-use crate::entry::{ConstPtr, Object, Ptr, export, named};
+use crate::batch::{Pending, State};
+use crate::call;
+use crate::entry::{ConstPtr, Object, export};
 use crate::errno::Errno;
-use crate::handle::{get, set};
+use crate::handle::get;
 use crate::mw::NewKey;
 use crate::post::AlignedList;
-use crate::qp::{self, QpHandle};
+use crate::qp::QpHandle;
 use crate::{mw, post};
-
-/// What an RC queue pair can be asked for in `send_ops_flags`.
-const RC_OPS: u64 = (abi::IBV_QP_EX_WITH_RDMA_WRITE
-    | abi::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
-    | abi::IBV_QP_EX_WITH_SEND
-    | abi::IBV_QP_EX_WITH_SEND_WITH_IMM
-    | abi::IBV_QP_EX_WITH_RDMA_READ
-    | abi::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
-    | abi::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
-    | abi::IBV_QP_EX_WITH_LOCAL_INV
-    | abi::IBV_QP_EX_WITH_BIND_MW
-    | abi::IBV_QP_EX_WITH_ATOMIC_WRITE
-    | abi::IBV_QP_EX_WITH_FLUSH
-    | abi::IBV_QP_EX_WITH_SEND_WITH_INV) as u64;
-
-/// The same for UC.
-const UC_OPS: u64 = (abi::IBV_QP_EX_WITH_RDMA_WRITE
-    | abi::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
-    | abi::IBV_QP_EX_WITH_SEND
-    | abi::IBV_QP_EX_WITH_SEND_WITH_IMM
-    | abi::IBV_QP_EX_WITH_LOCAL_INV
-    | abi::IBV_QP_EX_WITH_BIND_MW) as u64;
-
-/// The same for UD.
-const UD_OPS: u64 = (abi::IBV_QP_EX_WITH_SEND | abi::IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
-
-/// What a queue pair of a type can be asked for; nothing where the type is not known.
-const fn send_ops(qp_type: abi::ibv_qp_type) -> u64 {
-    match qp_type {
-        abi::IBV_QPT_RC | abi::IBV_QPT_XRC_SEND => RC_OPS,
-        abi::IBV_QPT_UC => UC_OPS,
-        abi::IBV_QPT_UD => UD_OPS,
-        _ => 0,
-    }
-}
 
 /// Buffers of one inline payload: more than octets that any queue pair takes.
 const MOST_BUFFERS: usize = 65_536;
-
-/// Makes a queue pair of any kind and writes the sizes it got into `attr`.
-pub(crate) fn create(
-    owner: &Owner,
-    context: Object<abi::ibv_context>,
-    attr: &mut abi::ibv_qp_init_attr_ex,
-) -> Result<*mut abi::ibv_qp, Errno> {
-    let (handle, _) = context.opened(owner)?;
-    let known = abi::IBV_QP_INIT_ATTR_PD
-        | abi::IBV_QP_INIT_ATTR_XRCD
-        | abi::IBV_QP_INIT_ATTR_CREATE_FLAGS
-        | abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    let mask = attr.comp_mask;
-    let has = |bit| mask & bit != 0;
-    if attr.comp_mask & !known != 0 {
-        return Err(Errno::EOPNOTSUPP);
-    }
-    // A target of XRC is in a domain of that kind, everything else is in a protection domain.
-    let target = attr.qp_type == abi::IBV_QPT_XRC_RECV;
-    if target != has(abi::IBV_QP_INIT_ATTR_XRCD) || !(target || has(abi::IBV_QP_INIT_ATTR_PD)) {
-        return Err(Errno::EINVAL);
-    }
-    if attr.comp_mask & abi::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && attr.create_flags != 0 {
-        return Err(Errno::EOPNOTSUPP);
-    }
-    let extended = attr.comp_mask & abi::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
-    if extended && attr.send_ops_flags & !send_ops(attr.qp_type) != 0 {
-        return Err(Errno::EOPNOTSUPP);
-    }
-    if target {
-        let (_, xrcd) = named!(attr.xrcd).enter(owner)?;
-        if !std::ptr::eq(xrcd.context, handle) {
-            return Err(Errno::EINVAL);
-        }
-        let pd = if has(abi::IBV_QP_INIT_ATTR_PD) { named!(attr.pd) } else { Object::NULL };
-        let qp = qp::create_target(owner, &xrcd, pd, attr.qp_context)?;
-        attr.cap = crate::attr::c_caps(&Default::default());
-        return Ok(qp);
-    }
-    let (_, domain) = named!(attr.pd).enter(owner)?;
-    if !std::ptr::eq(domain.context, handle) {
-        return Err(Errno::EINVAL);
-    }
-    // The plain structure is the head of this one.
-    let mut init = abi::ibv_qp_init_attr {
-        qp_context: attr.qp_context,
-        send_cq: attr.send_cq,
-        recv_cq: attr.recv_cq,
-        srq: attr.srq,
-        cap: attr.cap,
-        qp_type: attr.qp_type,
-        sq_sig_all: attr.sq_sig_all,
-    };
-    let qp = qp::create(owner, named!(attr.pd), &mut init, extended)?;
-    attr.cap = init.cap;
-    Ok(qp)
-}
-
-export! {
-    /// The slot behind the inline `ibv_create_qp_ex`.
-    pub(crate) fn create_qp_ex(
-        context: Object<abi::ibv_context>,
-        attr: Ptr<abi::ibv_qp_init_attr_ex>,
-    ) -> *mut abi::ibv_qp = call::pointer |owner| {
-        // A context that cannot be used is told before a missing structure is.
-        context.opened(owner)?;
-        let (to, mut init) = (attr.some()?, attr.read()?);
-        let qp = create(owner, context, &mut init)?;
-        set!(to.cap = init.cap);
-        Ok(qp)
-    }
-}
 
 /// The C structure of a queue pair. Every function is there, also those that no queue pair can be asked for: they make
 /// the batch fail.
@@ -156,89 +49,6 @@ pub(crate) fn empty(qp_base: abi::ibv_qp) -> abi::ibv_qp_ex {
         wr_abort: Some(wr_abort),
         wr_atomic_write: Some(wr_atomic_write),
         wr_flush: Some(wr_flush),
-    }
-}
-
-/// The batch that a program builds on one queue pair, between `wr_start` and its end.
-#[derive(Default)]
-pub(crate) struct Batch(Mutex<State>);
-
-#[derive(Default)]
-struct State {
-    /// Held by the engine from start to end, so that other batches wait.
-    open: Option<SendBatch>,
-    /// A request whose data was not set yet.
-    pending: Option<Pending>,
-    /// The first error; nothing of the batch is posted then.
-    failed: Option<Errno>,
-    /// Of the windows that the batch binds.
-    keys: Vec<NewKey>,
-}
-
-// SAFETY: the engine's lock inside `SendBatch` may be released by any thread (parking_lot, feature send_guard).
-unsafe impl Send for State {}
-
-struct Pending {
-    wr_id: u64,
-    flags: u32,
-    op: SendOp,
-    to: SendTo,
-}
-
-impl Batch {
-    /// Drops what was built.
-    pub(crate) fn abandon(&self) {
-        let state = std::mem::take(&mut *self.0.lock());
-        drop(state);
-    }
-}
-
-impl State {
-    /// Adds a request that takes no data from here on.
-    fn push(&mut self, pending: &Pending, sges: &[Sge], inline: bool) {
-        let Some(batch) = &mut self.open else { return };
-        if self.failed.is_some() {
-            return;
-        }
-        let pushed = batch.push(&SendWr {
-            wr_id: pending.wr_id,
-            op: pending.op,
-            to: pending.to,
-            sges,
-            signaled: pending.flags & abi::IBV_SEND_SIGNALED != 0,
-            solicited: pending.flags & abi::IBV_SEND_SOLICITED != 0,
-            fence: pending.flags & abi::IBV_SEND_FENCE != 0,
-            inline,
-        });
-        if let Err(error) = pushed {
-            self.failed = Some(Errno::of_batch(error));
-        }
-    }
-
-    /// A request without a setter has no data.
-    fn flush(&mut self) {
-        if let Some(pending) = self.pending.take() {
-            self.push(&pending, &[], false);
-        }
-    }
-
-    /// Says to whom the request that was started last goes, before its data was set or after.
-    fn address(&mut self, to: SendTo) {
-        let addressed = match (&mut self.pending, &mut self.open) {
-            (Some(pending), _) => {
-                pending.to = to;
-                true
-            }
-            (None, Some(batch)) => batch.set_destination(to),
-            (None, None) => false,
-        };
-        if !addressed {
-            self.fail(Errno::EINVAL);
-        }
-    }
-
-    fn fail(&mut self, errno: Errno) {
-        self.failed.get_or_insert(errno);
     }
 }
 

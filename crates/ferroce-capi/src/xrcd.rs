@@ -6,15 +6,13 @@ use std::sync::Arc;
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::{Inode, Xrcd, XrcdInit};
-use ferroce_wire::Qpn;
 
 use crate::call::{self};
 use crate::context::object;
 use crate::context::{ContextHandle, LiveContext};
-use crate::entry::{Object, Ptr, export, named};
+use crate::entry::{Object, Ptr, export};
 use crate::errno::Errno;
 use crate::handle::Pool;
-use crate::qp;
 
 /// What makes an XRC domain live.
 pub(crate) struct LiveXrcd {
@@ -81,29 +79,5 @@ export! {
     pub(crate) fn close_xrcd(xrcd: Object<abi::ibv_xrcd>) -> c_int = call::ending |owner| {
         let (handle, _) = xrcd.enter(owner)?;
         POOL.end(handle, |live| Ok(live.engine.close()?))
-    }
-
-    /// The slot behind the inline `ibv_open_qp`: a target queue pair of an XRC domain once more.
-    pub(crate) fn open_qp(
-        context: Object<abi::ibv_context>,
-        attr: Ptr<abi::ibv_qp_open_attr>,
-    ) -> *mut abi::ibv_qp = call::pointer |owner| {
-        let (handle, _) = context.opened(owner)?;
-        let attr = attr.read()?;
-        let needed = abi::IBV_QP_OPEN_ATTR_NUM | abi::IBV_QP_OPEN_ATTR_XRCD | abi::IBV_QP_OPEN_ATTR_TYPE;
-        let known = needed | abi::IBV_QP_OPEN_ATTR_CONTEXT;
-        if attr.comp_mask & !known != 0 {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        if attr.comp_mask & needed != needed || attr.qp_type != abi::IBV_QPT_XRC_RECV {
-            return Err(Errno::EINVAL);
-        }
-        let (_, live) = named!(attr.xrcd).enter(owner)?;
-        if !std::ptr::eq(live.context, handle) {
-            return Err(Errno::EINVAL);
-        }
-        let has_context = attr.comp_mask & abi::IBV_QP_OPEN_ATTR_CONTEXT != 0;
-        let qp_context = if has_context { attr.qp_context } else { std::ptr::null_mut() };
-        qp::open(&live, Qpn::new(attr.qp_num), qp_context)
     }
 }

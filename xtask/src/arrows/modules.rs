@@ -17,9 +17,9 @@ const ORDER: &[(&str, &str)] = &[
     ),
     (
         "ferroce-capi",
-        "errno attr call handle entry fork log rates refused device wait ah channel context cq cq_ex domain \
-         flow import mr mw ops pd post qp qp_ex query rdmacm srq xrcd events mcast rsocket start strings \
-         sysfs umad",
+        "errno log refused strings rates fork start attr call handle wait entry device origin sysfs context pd \
+         domain channel cursor cq cq_ex xrcd srq mr mw ah batch qp post qp_ex create_qp flow mcast query \
+         events ops open import rdmacm rsocket umad",
     ),
     (
         "ferroce-engine",
@@ -35,11 +35,6 @@ const CIRCLES: &[(&str, &str, &str)] = &[
         "ferroce",
         "cm connection cq datagram device error mr pd qp room srq window xrc",
         "objects name the objects that they are made of and that are made of them",
-    ),
-    (
-        "ferroce-capi",
-        "ah channel context cq cq_ex domain flow import mr mw ops pd post qp qp_ex query rdmacm srq xrcd",
-        "contexts list the calls, calls open contexts",
     ),
     ("ferroce-datapath", "fault udp", "faults are injected into the batches of udp"),
     (
@@ -64,7 +59,7 @@ const FILE_CIRCLES: &[(&str, &str, usize)] = &[
     ("ferroce-engine", "src/ah.rs", 33),
     ("ferroce-engine", "src/rings.rs", 5),
     ("ferroce-engine", "src/memory/view.rs", 5),
-    ("ferroce-capi", "src/ah.rs", 35),
+    ("ferroce-capi", "src/rdmacm/addrinfo.rs", 13),
     ("ferroce-cli", "src/tc.rs", 13),
 ];
 

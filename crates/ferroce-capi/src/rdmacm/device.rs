@@ -8,11 +8,11 @@ use ferroce_engine::{DeviceInfo, PerProcess, XrcdInit};
 use parking_lot::Mutex;
 
 use super::id::{IdHandle, State};
-use crate::context::{self, ContextHandle};
+use crate::context::ContextHandle;
 use crate::device::{DeviceHandle, c_list};
 use crate::entry::{Ptr, export, named};
 use crate::errno::Errno;
-use crate::{call, import, log, pd, xrcd};
+use crate::{call, log, open, origin, pd, xrcd};
 
 /// A device that was opened for ids. It stays open, as the man page of `rdma_get_devices` says.
 struct Shared {
@@ -44,9 +44,10 @@ fn with<R>(info: &DeviceInfo, look: impl FnOnce(&mut Shared) -> Result<R, Errno>
     let index = match shared.iter().position(|known| std::ptr::eq(known.device, device)) {
         Some(index) => index,
         None => {
-            let (command, _) = import::command_file()?;
-            let opened = context::open(device, command).map_err(|(_, errno)| errno)?;
+            let (command, _) = origin::command_file()?;
+            let opened = open::open(device, command, gone).map_err(|(_, errno)| errno)?;
             let context = named!(opened).handle()?;
+            context.live()?.engine.on_mac_change(move |ifindex| mac_changed(context, ifindex));
             shared.push(Shared { device, context, pd: None, xrcd: None });
             shared.len() - 1
         }
@@ -111,13 +112,13 @@ pub(super) fn forget(id: &'static IdHandle) {
 }
 
 /// A device is gone: its ids are told, which the program then has to destroy. On any thread.
-pub(crate) fn gone(context: &'static ContextHandle) {
+fn gone(context: &'static ContextHandle) {
     tell(context, abi::RDMA_CM_EVENT_DEVICE_REMOVAL, |_| true);
 }
 
 /// An interface that holds GIDs of a device has another hardware address: ids with an address of that interface are told,
 /// which go on all the same. Synchronous ones are not: they would take it for what became of their own call.
-pub(crate) fn mac_changed(context: &'static ContextHandle, ifindex: u32) {
+fn mac_changed(context: &'static ContextHandle, ifindex: u32) {
     let concerns = |state: &State| state.interface == Some(ifindex) && !state.is_synchronous();
     tell(context, abi::RDMA_CM_EVENT_ADDR_CHANGE, concerns);
 }

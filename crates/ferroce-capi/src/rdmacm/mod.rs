@@ -26,7 +26,6 @@ pub use channel::{rdma_create_event_channel, rdma_destroy_event_channel};
 pub use connect::{
     rdma_accept, rdma_connect, rdma_disconnect, rdma_establish, rdma_get_request, rdma_notify, rdma_reject,
 };
-pub(crate) use device::{gone as device_gone, mac_changed};
 pub use device::{rdma_free_devices, rdma_get_devices};
 pub use ece::{rdma_get_remote_ece, rdma_reject_ece, rdma_set_local_ece};
 pub use ep::{rdma_create_ep, rdma_destroy_ep};

@@ -17,7 +17,7 @@ use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
 use crate::handle::{get, set, take};
 use crate::qp::{LiveQp, QpHandle};
-use crate::{attr, channel, cq, qp, qp_ex};
+use crate::{attr, channel, cq, cq_ex, create_qp, qp};
 
 /// The Q_Key of the UDP and IB port spaces (`RDMA_UDP_QKEY`).
 const UDP_QKEY: u32 = 0x0123_4567;
@@ -33,8 +33,8 @@ fn create_cq(
     let events = channel::create(context.opened(owner)?)?;
     let channel = named!(events);
     let init = CqInit { entries: entries.max(1), ..CqInit::default() };
-    let wanted = cq::Wanted { init, cq_context: id.c().cast(), channel };
-    match cq::create(owner, context, wanted) {
+    let wanted = cq_ex::Wanted { init, cq_context: id.c().cast(), channel };
+    match cq_ex::create(owner, context, wanted) {
         Ok(cq) => Ok((events, cq.cast())),
         Err(errno) => {
             let _ = channel::destroy(owner, channel);
@@ -122,7 +122,7 @@ pub(super) fn create(
     let room = init.cap.max_send_sge.saturating_mul(size_of::<abi::ibv_sge>() as u32).min(MAX_INLINE);
     init.cap.max_inline_data = init.cap.max_inline_data.max(room);
     let result = fill_cqs(owner, id, init).and_then(|()| {
-        let made = qp_ex::create(owner, named!(verbs), init)?;
+        let made = create_qp::create_ex(owner, named!(verbs), init)?;
         let qp = named!(made);
         let (handle, live) = qp.enter(owner)?;
         make_ready(get!(id.ps), handle, &live).inspect_err(|_| {

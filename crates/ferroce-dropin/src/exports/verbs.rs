@@ -6,7 +6,7 @@ exports! {
     compat "ibv_ack_async_event" "IBVERBS_1.0" = refused::nothing, "takes the structures of 2005";
     default "ibv_ack_async_event" "IBVERBS_1.1" = events::ibv_ack_async_event;
     compat "ibv_ack_cq_events" "IBVERBS_1.0" = refused::nothing, "takes the structures of 2005";
-    default "ibv_ack_cq_events" "IBVERBS_1.1" = channel::ibv_ack_cq_events;
+    default "ibv_ack_cq_events" "IBVERBS_1.1" = events::ibv_ack_cq_events;
     default "ibv_alloc_buf" "IBVERBS_1.17" = refused::null_not_supported, "no buffers of the device's own";
     default "ibv_alloc_dmah" "IBVERBS_1.15" = refused::null_not_supported, "no steering of DMA";
     compat "ibv_alloc_pd" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
@@ -14,7 +14,7 @@ exports! {
     compat "ibv_attach_mcast" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
     default "ibv_attach_mcast" "IBVERBS_1.1" = mcast::ibv_attach_mcast;
     compat "ibv_close_device" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
-    default "ibv_close_device" "IBVERBS_1.1" = context::ibv_close_device;
+    default "ibv_close_device" "IBVERBS_1.1" = open::ibv_close_device;
     default "ibv_copy_ah_attr_from_kern" "IBVERBS_1.1" = refused::nothing, "for rdma-core's own librdmacm";
     default "ibv_copy_path_rec_from_kern" "IBVERBS_1.0" = refused::nothing, "for rdma-core's own librdmacm";
     default "ibv_copy_path_rec_to_kern" "IBVERBS_1.0" = refused::nothing, "for rdma-core's own librdmacm";
@@ -25,9 +25,9 @@ exports! {
     default "ibv_create_comp_channel" "IBVERBS_1.0" = channel::ibv_create_comp_channel;
     default "ibv_create_comp_cntr" "IBVERBS_1.18" = refused::null_not_supported, "no completion counters";
     compat "ibv_create_cq" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
-    default "ibv_create_cq" "IBVERBS_1.1" = cq::ibv_create_cq;
+    default "ibv_create_cq" "IBVERBS_1.1" = cq_ex::ibv_create_cq;
     compat "ibv_create_qp" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
-    default "ibv_create_qp" "IBVERBS_1.1" = qp::ibv_create_qp;
+    default "ibv_create_qp" "IBVERBS_1.1" = create_qp::ibv_create_qp;
     compat "ibv_create_srq" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
     default "ibv_create_srq" "IBVERBS_1.1" = srq::ibv_create_srq;
     default "ibv_dealloc_dmah" "IBVERBS_1.15" = refused::errno_not_supported, "no steering of DMA";
@@ -59,7 +59,7 @@ exports! {
     compat "ibv_get_async_event" "IBVERBS_1.0" = refused::minus_one_nosys, "takes the structures of 2005";
     default "ibv_get_async_event" "IBVERBS_1.1" = events::ibv_get_async_event;
     compat "ibv_get_cq_event" "IBVERBS_1.0" = refused::minus_one_nosys, "takes the structures of 2005";
-    default "ibv_get_cq_event" "IBVERBS_1.1" = channel::ibv_get_cq_event;
+    default "ibv_get_cq_event" "IBVERBS_1.1" = events::ibv_get_cq_event;
     compat "ibv_get_device_guid" "IBVERBS_1.0" = refused::zero, "takes the structures of 2005";
     default "ibv_get_device_guid" "IBVERBS_1.1" = device::ibv_get_device_guid;
     default "ibv_get_device_index" "IBVERBS_1.9" = device::ibv_get_device_index;
@@ -83,7 +83,7 @@ exports! {
     default "ibv_modify_srq" "IBVERBS_1.1" = srq::ibv_modify_srq;
     default "ibv_node_type_str" "IBVERBS_1.1" = strings::ibv_node_type_str;
     compat "ibv_open_device" "IBVERBS_1.0" = refused::null_nosys, "takes the structures of 2005";
-    default "ibv_open_device" "IBVERBS_1.1" = context::ibv_open_device;
+    default "ibv_open_device" "IBVERBS_1.1" = open::ibv_open_device;
     default "ibv_port_state_str" "IBVERBS_1.1" = strings::ibv_port_state_str;
     default "ibv_qp_attach_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
     default "ibv_qp_to_qp_ex" "IBVERBS_1.6" = qp::ibv_qp_to_qp_ex;
