@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::flow::IpHeader;
 use crate::opcode::{BTH_LEN, ICRC_LEN};
-use crate::{Flow, Grh, RoceVersion, view};
+use crate::{Flow, RoceVersion, view};
 
 /// Where the masked octet of a BTH lies.
 const BTH_ECN: usize = 4;
@@ -36,21 +36,6 @@ pub fn verify(flow: &Flow, ip_id: u16, transport: &[u8]) -> bool {
 /// Writes the ICRC into the last four octets of a packet of `flow`. Shorter slices stay as they are.
 pub fn seal(flow: &Flow, ip_id: u16, segment: &mut [u8]) {
     Prefix::of_flow(flow).seal(ip_id, segment);
-}
-
-/// As [`compute`], for RoCEv1.
-pub fn compute_v1(grh: &Grh, transport: &[u8]) -> u32 {
-    Prefix::of_grh(&grh.header(0)).compute(0, transport)
-}
-
-/// As [`verify`], for RoCEv1.
-pub fn verify_v1(grh: &Grh, transport: &[u8]) -> bool {
-    stored(transport) == Some(compute_v1(grh, transport))
-}
-
-/// As [`seal`], for RoCEv1.
-pub fn seal_v1(grh: &Grh, segment: &mut [u8]) {
-    Prefix::of_grh(&grh.header(0)).seal(0, segment);
 }
 
 /// The ICRC that a packet carries; `None` if it is too short for one.
@@ -81,11 +66,6 @@ impl Icrc {
     /// Begins a packet of `flow` that takes `transport_len` octets from BTH to ICRC.
     pub fn new(flow: &Flow, ip_id: u16, transport_len: usize) -> Self {
         Prefix::of_flow(flow).begin(ip_id, transport_len)
-    }
-
-    /// Begins a packet of RoCEv1.
-    pub fn new_v1(grh: &Grh, transport_len: usize) -> Self {
-        Prefix::of_grh(&grh.header(0)).begin(0, transport_len)
     }
 
     /// The next octets, BTH to pad.

@@ -43,8 +43,6 @@ pub use icrc::{Icrc, IcrcChecker, IdSolver};
 pub use num::{
     AckTimeout, Imm, InvalidPathMtu, Lkey, Msn, PathMtu, Pkey, Psn, Qkey, Qpn, Rkey, RnrTimer, SrqNumber, Ssn,
 };
-pub use opcode::{
-    Headers, OpcodeFlags, OpcodeInfo, PayloadRule, RcOpcode, Service, UcOpcode, UdOpcode, WireOpcode,
-};
+pub use opcode::{Headers, OpcodeInfo, PayloadRule, RcOpcode, Service, WireOpcode};
 pub use packet::{IcrcStatus, Operation, Packet, RcPacket, Request, Response, SendTail, UdPacket};
 pub use time::Instant;

@@ -1,7 +1,5 @@
 //! Every opcode, in one table.
 
-use crate::WireError;
-
 /// Transport service that an opcode belongs to: bits 7 to 5 of it (IBTA 9.2.1).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
@@ -124,31 +122,6 @@ impl PayloadRule {
     }
 }
 
-/// What an opcode means for a message and for the receiver: a set.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct OpcodeFlags(u8);
-
-impl OpcodeFlags {
-    /// Travels from requester to responder.
-    pub const REQUEST: Self = Self(1);
-    /// Begins a message: First or Only.
-    pub const START: Self = Self(1 << 1);
-    /// Ends a message: Last or Only.
-    pub const END: Self = Self(1 << 2);
-    /// Takes a receive WQE's completion: Send Last and Only, and Write with Immediate.
-    pub const CONSUMES_RECV: Self = Self(1 << 3);
-
-    /// Both sets.
-    pub const fn with(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    /// Whether all of `other` is in here.
-    pub const fn contains(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
-}
-
 /// One line of the opcode table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpcodeInfo {
@@ -162,125 +135,57 @@ pub struct OpcodeInfo {
     pub header_len: usize,
     /// What payload may follow.
     pub payload: PayloadRule,
-    /// Its part in a message.
-    pub flags: OpcodeFlags,
 }
 
-impl OpcodeInfo {
-    /// Whether it travels from requester to responder.
-    pub const fn is_request(&self) -> bool {
-        self.flags.contains(OpcodeFlags::REQUEST)
+/// An operation by its opcode on RC, whose low five bits name the same operation in every service.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+#[expect(missing_docs, reason = "the names are those of IBTA table 38")]
+pub enum RcOpcode {
+    SendFirst = 0x00,
+    SendMiddle = 0x01,
+    SendLast = 0x02,
+    SendLastImm = 0x03,
+    SendOnly = 0x04,
+    SendOnlyImm = 0x05,
+    WriteFirst = 0x06,
+    WriteMiddle = 0x07,
+    WriteLast = 0x08,
+    WriteLastImm = 0x09,
+    WriteOnly = 0x0a,
+    WriteOnlyImm = 0x0b,
+    ReadRequest = 0x0c,
+    ReadFirst = 0x0d,
+    ReadMiddle = 0x0e,
+    ReadLast = 0x0f,
+    ReadOnly = 0x10,
+    Acknowledge = 0x11,
+    AtomicAcknowledge = 0x12,
+    CompareSwap = 0x13,
+    FetchAdd = 0x14,
+    SendLastInvalidate = 0x16,
+    SendOnlyInvalidate = 0x17,
+    Flush = 0x1c,
+    AtomicWrite = 0x1d,
+}
+
+impl RcOpcode {
+    /// What payload it may carry.
+    pub fn payload_rule(self) -> PayloadRule {
+        WireOpcode(self as u8).info().map_or(PayloadRule::None, |info| info.payload)
     }
 }
 
-macro_rules! opcodes {
-    ($(#[$doc:meta])* $enum:ident { $($(#[$item:meta])* $name:ident = $value:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-        #[repr(u8)]
-        pub enum $enum {
-            $($(#[$item])* #[doc = concat!("`", stringify!($value), "`")] $name = $value,)*
-        }
-
-        impl $enum {
-            /// All of them, in order.
-            pub const ALL: &[Self] = &[$(Self::$name,)*];
-        }
-
-        impl TryFrom<WireOpcode> for $enum {
-            type Error = WireError;
-
-            fn try_from(opcode: WireOpcode) -> Result<Self, WireError> {
-                match opcode.0 {
-                    $($value => Ok(Self::$name),)*
-                    other => Err(WireError::UnknownOpcode(other)),
-                }
-            }
-        }
-
-        impl From<$enum> for WireOpcode {
-            fn from(opcode: $enum) -> Self {
-                Self(opcode as u8)
-            }
-        }
-    };
-}
-
-opcodes! {
-    /// Opcodes of RC; their low five bits name the same operation in every service.
-    RcOpcode {
-        SendFirst = 0x00,
-        SendMiddle = 0x01,
-        SendLast = 0x02,
-        SendLastImm = 0x03,
-        SendOnly = 0x04,
-        SendOnlyImm = 0x05,
-        WriteFirst = 0x06,
-        WriteMiddle = 0x07,
-        WriteLast = 0x08,
-        WriteLastImm = 0x09,
-        WriteOnly = 0x0a,
-        WriteOnlyImm = 0x0b,
-        ReadRequest = 0x0c,
-        ReadFirst = 0x0d,
-        ReadMiddle = 0x0e,
-        ReadLast = 0x0f,
-        ReadOnly = 0x10,
-        Acknowledge = 0x11,
-        AtomicAcknowledge = 0x12,
-        CompareSwap = 0x13,
-        FetchAdd = 0x14,
-        SendLastInvalidate = 0x16,
-        SendOnlyInvalidate = 0x17,
-        Flush = 0x1c,
-        AtomicWrite = 0x1d,
-    }
-}
-
-opcodes! {
-    /// Opcodes of UC.
-    UcOpcode {
-        SendFirst = 0x20,
-        SendMiddle = 0x21,
-        SendLast = 0x22,
-        SendLastImm = 0x23,
-        SendOnly = 0x24,
-        SendOnlyImm = 0x25,
-        WriteFirst = 0x26,
-        WriteMiddle = 0x27,
-        WriteLast = 0x28,
-        WriteLastImm = 0x29,
-        WriteOnly = 0x2a,
-        WriteOnlyImm = 0x2b,
-    }
-}
-
-opcodes! {
-    /// Opcodes of UD.
-    UdOpcode {
-        SendOnly = 0x64,
-        SendOnlyImm = 0x65,
-    }
-}
-
-/// A line of [`OPERATIONS`]: the operation, its headers on RC, payload, flags, and the services that have it.
-type Row = (RcOpcode, Headers, PayloadRule, OpcodeFlags, u8);
+/// A line of [`OPERATIONS`]: the operation, its headers on RC, payload, direction, and the other services that have it.
+type Row = (RcOpcode, Headers, PayloadRule, bool, u8);
 
 const UC: u8 = 1;
 const UD: u8 = 2;
 const RD: u8 = 4;
 const XRC: u8 = 8;
 
-const FIRST: OpcodeFlags = OpcodeFlags::REQUEST.with(OpcodeFlags::START);
-const MIDDLE: OpcodeFlags = OpcodeFlags::REQUEST;
-const LAST: OpcodeFlags = OpcodeFlags::REQUEST.with(OpcodeFlags::END);
-const ONLY: OpcodeFlags = FIRST.with(OpcodeFlags::END);
-const LAST_RECV: OpcodeFlags = LAST.with(OpcodeFlags::CONSUMES_RECV);
-const ONLY_RECV: OpcodeFlags = ONLY.with(OpcodeFlags::CONSUMES_RECV);
-const RESP_FIRST: OpcodeFlags = OpcodeFlags::START;
-const RESP_MIDDLE: OpcodeFlags = OpcodeFlags(0);
-const RESP_LAST: OpcodeFlags = OpcodeFlags::END;
-const RESP_ONLY: OpcodeFlags = OpcodeFlags::START.with(OpcodeFlags::END);
+const REQUEST: bool = true;
+const RESPONSE: bool = false;
 
 /// IBTA table 38, annexes A14 and A19.
 #[rustfmt::skip]
@@ -289,31 +194,31 @@ const OPERATIONS: [Row; 25] = {
     use PayloadRule as P;
     use RcOpcode::*;
     [
-        (SendFirst,          H::NONE,                     P::Full,     FIRST,       UC | RD | XRC),
-        (SendMiddle,         H::NONE,                     P::Full,     MIDDLE,      UC | RD | XRC),
-        (SendLast,           H::NONE,                     P::NotEmpty, LAST_RECV,   UC | RD | XRC),
-        (SendLastImm,        H::IMM,                      P::NotEmpty, LAST_RECV,   UC | RD | XRC),
-        (SendOnly,           H::NONE,                     P::Any,      ONLY_RECV,   UC | UD | RD | XRC),
-        (SendOnlyImm,        H::IMM,                      P::Any,      ONLY_RECV,   UC | UD | RD | XRC),
-        (WriteFirst,         H::RETH,                     P::Full,     FIRST,       UC | RD | XRC),
-        (WriteMiddle,        H::NONE,                     P::Full,     MIDDLE,      UC | RD | XRC),
-        (WriteLast,          H::NONE,                     P::NotEmpty, LAST,        UC | RD | XRC),
-        (WriteLastImm,       H::IMM,                      P::NotEmpty, LAST_RECV,   UC | RD | XRC),
-        (WriteOnly,          H::RETH,                     P::Any,      ONLY,        UC | RD | XRC),
-        (WriteOnlyImm,       H::RETH.with(H::IMM),        P::Any,      ONLY_RECV,   UC | RD | XRC),
-        (ReadRequest,        H::RETH,                     P::None,     ONLY,        RD | XRC),
-        (ReadFirst,          H::AETH,                     P::Full,     RESP_FIRST,  RD | XRC),
-        (ReadMiddle,         H::NONE,                     P::Full,     RESP_MIDDLE, RD | XRC),
-        (ReadLast,           H::AETH,                     P::NotEmpty, RESP_LAST,   RD | XRC),
-        (ReadOnly,           H::AETH,                     P::Any,      RESP_ONLY,   RD | XRC),
-        (Acknowledge,        H::AETH,                     P::None,     RESP_ONLY,   RD | XRC),
-        (AtomicAcknowledge,  H::AETH.with(H::ATOMIC_ACK), P::None,     RESP_ONLY,   RD | XRC),
-        (CompareSwap,        H::ATOMIC,                   P::None,     ONLY,        RD | XRC),
-        (FetchAdd,           H::ATOMIC,                   P::None,     ONLY,        RD | XRC),
-        (SendLastInvalidate, H::IETH,                     P::NotEmpty, LAST_RECV,   XRC),
-        (SendOnlyInvalidate, H::IETH,                     P::Any,      ONLY_RECV,   XRC),
-        (Flush,              H::FETH.with(H::RETH),       P::None,     ONLY,        RD | XRC),
-        (AtomicWrite,        H::RETH,                     P::Eight,    ONLY,        RD | XRC),
+        (SendFirst,          H::NONE,                     P::Full,     REQUEST,  UC | RD | XRC),
+        (SendMiddle,         H::NONE,                     P::Full,     REQUEST,  UC | RD | XRC),
+        (SendLast,           H::NONE,                     P::NotEmpty, REQUEST,  UC | RD | XRC),
+        (SendLastImm,        H::IMM,                      P::NotEmpty, REQUEST,  UC | RD | XRC),
+        (SendOnly,           H::NONE,                     P::Any,      REQUEST,  UC | UD | RD | XRC),
+        (SendOnlyImm,        H::IMM,                      P::Any,      REQUEST,  UC | UD | RD | XRC),
+        (WriteFirst,         H::RETH,                     P::Full,     REQUEST,  UC | RD | XRC),
+        (WriteMiddle,        H::NONE,                     P::Full,     REQUEST,  UC | RD | XRC),
+        (WriteLast,          H::NONE,                     P::NotEmpty, REQUEST,  UC | RD | XRC),
+        (WriteLastImm,       H::IMM,                      P::NotEmpty, REQUEST,  UC | RD | XRC),
+        (WriteOnly,          H::RETH,                     P::Any,      REQUEST,  UC | RD | XRC),
+        (WriteOnlyImm,       H::RETH.with(H::IMM),        P::Any,      REQUEST,  UC | RD | XRC),
+        (ReadRequest,        H::RETH,                     P::None,     REQUEST,  RD | XRC),
+        (ReadFirst,          H::AETH,                     P::Full,     RESPONSE, RD | XRC),
+        (ReadMiddle,         H::NONE,                     P::Full,     RESPONSE, RD | XRC),
+        (ReadLast,           H::AETH,                     P::NotEmpty, RESPONSE, RD | XRC),
+        (ReadOnly,           H::AETH,                     P::Any,      RESPONSE, RD | XRC),
+        (Acknowledge,        H::AETH,                     P::None,     RESPONSE, RD | XRC),
+        (AtomicAcknowledge,  H::AETH.with(H::ATOMIC_ACK), P::None,     RESPONSE, RD | XRC),
+        (CompareSwap,        H::ATOMIC,                   P::None,     REQUEST,  RD | XRC),
+        (FetchAdd,           H::ATOMIC,                   P::None,     REQUEST,  RD | XRC),
+        (SendLastInvalidate, H::IETH,                     P::NotEmpty, REQUEST,  XRC),
+        (SendOnlyInvalidate, H::IETH,                     P::Any,      REQUEST,  XRC),
+        (Flush,              H::FETH.with(H::RETH),       P::None,     REQUEST,  RD | XRC),
+        (AtomicWrite,        H::RETH,                     P::Eight,    REQUEST,  RD | XRC),
     ]
 };
 
@@ -327,10 +232,9 @@ const fn line(
     operation: Option<RcOpcode>,
     headers: Headers,
     payload: PayloadRule,
-    flags: OpcodeFlags,
 ) -> Option<OpcodeInfo> {
     let header_len = BTH_LEN + headers.octets();
-    Some(OpcodeInfo { service, operation, headers, header_len, payload, flags })
+    Some(OpcodeInfo { service, operation, headers, header_len, payload })
 }
 
 #[expect(clippy::indexing_slicing, reason = "evaluated at compile time: out of bounds does not compile")]
@@ -339,33 +243,30 @@ const fn build() -> [Option<OpcodeInfo>; 256] {
     let mut table = [None; 256];
     let mut i = 0;
     while i < OPERATIONS.len() {
-        let (op, headers, payload, flags, services) = OPERATIONS[i];
+        let (op, headers, payload, request, services) = OPERATIONS[i];
         let (low, some) = (op as usize, Some(op));
-        let request = flags.contains(OpcodeFlags::REQUEST);
-        table[low] = line(Service::Rc, some, headers, payload, flags);
+        table[low] = line(Service::Rc, some, headers, payload);
         if services & UC != 0 {
-            table[Service::Uc as usize | low] = line(Service::Uc, some, headers, payload, flags);
+            table[Service::Uc as usize | low] = line(Service::Uc, some, headers, payload);
         }
         if services & UD != 0 {
-            table[Service::Ud as usize | low] =
-                line(Service::Ud, some, headers.with(H::DETH), payload, flags);
+            table[Service::Ud as usize | low] = line(Service::Ud, some, headers.with(H::DETH), payload);
         }
         if services & RD != 0 {
             let extra = if request { H::RDETH.with(H::DETH) } else { H::RDETH };
-            table[Service::Rd as usize | low] = line(Service::Rd, some, headers.with(extra), payload, flags);
+            table[Service::Rd as usize | low] = line(Service::Rd, some, headers.with(extra), payload);
         }
         if services & XRC != 0 {
             let extra = if request { H::XRCETH } else { H::NONE };
-            table[Service::Xrc as usize | low] =
-                line(Service::Xrc, some, headers.with(extra), payload, flags);
+            table[Service::Xrc as usize | low] = line(Service::Xrc, some, headers.with(extra), payload);
         }
         i += 1;
     }
-    table[0x55] = line(Service::Rd, None, H::RDETH.with(H::DETH), PayloadRule::None, ONLY);
+    table[0x55] = line(Service::Rd, None, H::RDETH.with(H::DETH), PayloadRule::None);
     // The whole class is CNP: 0x81 by A17, 0x80 by Linux's and tshark's tables.
     let mut cnp = Service::Cnp as usize;
     while cnp < Service::Xrc as usize {
-        table[cnp] = line(Service::Cnp, None, H::CNP, PayloadRule::None, ONLY);
+        table[cnp] = line(Service::Cnp, None, H::CNP, PayloadRule::None);
         cnp += 1;
     }
     table

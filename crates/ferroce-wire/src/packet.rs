@@ -183,6 +183,11 @@ impl<'a> Request<'a> {
         }
     }
 
+    /// Whether the payload's length is one that the opcode allows at this path MTU (IBTA C9-92 to C9-94).
+    pub fn payload_fits(&self, mtu: u32) -> bool {
+        self.opcode().payload_rule().allows(self.payload().len(), mtu as usize)
+    }
+
     /// The opcode on RC.
     pub const fn opcode(&self) -> RcOpcode {
         match self {

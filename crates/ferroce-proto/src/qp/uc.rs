@@ -81,9 +81,12 @@ impl Responder {
         if !common.receiving.has_room() {
             return Err(DropReason::Backlog);
         }
-        match Part::of(request)? {
+        let part = Part::of(request)?;
+        if !request.payload_fits(common.mtu()) {
+            return Err(DropReason::InvalidRequest);
+        }
+        match part {
             Part::Send { first, tail } => {
-                self.check_payload(request, common.mtu(), tail.is_some())?;
                 if first {
                     common.bind(queues, 0)?;
                     self.message = Some(Message::Send { received: 0 });
@@ -97,7 +100,6 @@ impl Responder {
                 if !common.attr.access.contains(QpAccess::REMOTE_WRITE) {
                     return Err(DropReason::InvalidRequest);
                 }
-                self.check_payload(request, common.mtu(), last)?;
                 if let Some(reth) = reth {
                     self.begin_write(reth, mem)?;
                 }
@@ -134,18 +136,6 @@ impl Responder {
         }
         self.expected = psn.next();
         Ok(())
-    }
-
-    /// Each packet against the path MTU (IBTA C9-92 to C9-94).
-    fn check_payload(&self, request: &Request<'_>, mtu: u32, last: bool) -> Result<(), DropReason> {
-        let len = request.payload().len() as u64;
-        let only = matches!(request, Request::SendOnly { .. } | Request::WriteOnly { .. });
-        let fits = match (only, last) {
-            (true, _) => len <= u64::from(mtu),
-            (false, true) => (1..=u64::from(mtu)).contains(&len),
-            (false, false) => len == u64::from(mtu),
-        };
-        if fits { Ok(()) } else { Err(DropReason::InvalidRequest) }
     }
 
     fn place_send(

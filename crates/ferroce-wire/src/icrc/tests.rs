@@ -75,7 +75,7 @@ fn vector_5_of_roce_v1() {
     frame.extend(&bytes);
     let frame = Frame::parse(&frame).unwrap();
     let crate::Encapsulation::V1(grh) = frame.encapsulation else { panic!("{frame:?}") };
-    assert!(frame.icrc_holds() && verify_v1(&grh, frame.transport));
+    assert!(frame.icrc_holds());
     assert_eq!(frame.flow(), None);
     let way = frame.way();
     assert_eq!(way.grh(), grh, "there and back");
@@ -85,7 +85,7 @@ fn vector_5_of_roce_v1() {
     assert_eq!(again, frame);
     let mut sealed = frame.transport.to_vec();
     sealed.last_chunk_mut::<4>().unwrap().fill(0);
-    seal_v1(&grh, &mut sealed);
+    seal(&way, 7, &mut sealed);
     assert_eq!(sealed, frame.transport);
     assert_eq!(grh.header(frame.transport.len() as u16).as_bytes(), &bytes[..40]);
 }

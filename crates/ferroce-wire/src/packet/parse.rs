@@ -4,7 +4,7 @@ use zerocopy::byteorder::network_endian::U32;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::{IcrcStatus, Operation, Packet, RcPacket, Request, Response, SendTail, UdPacket};
-use crate::opcode::{BTH_LEN, ICRC_LEN, PayloadRule, RcOpcode, Service, WireOpcode};
+use crate::opcode::{BTH_LEN, Headers, ICRC_LEN, PayloadRule, RcOpcode, Service, WireOpcode};
 use crate::{Aeth, Bth, Imm, Rkey, SrqNumber, WireError, view};
 
 impl<'a> Packet<'a> {
@@ -39,7 +39,11 @@ impl<'a> Packet<'a> {
             },
             (Service::Ud, Some(operation)) => Operation::Ud(rest.ud_packet(operation)?),
             (Service::Xrc, Some(operation)) => {
-                let srq = if info.is_request() { Some(rest.take::<view::XrcEth>()?) } else { None };
+                let srq = if info.headers.contains(Headers::XRCETH) {
+                    Some(rest.take::<view::XrcEth>()?)
+                } else {
+                    None
+                };
                 let srq = srq.map(|header| SrqNumber::from_be_bytes(header.srq));
                 Operation::Xrc { srq, packet: rest.rc_packet(operation)? }
             }

@@ -164,22 +164,8 @@ impl Responder {
     /// (IBTA C9-92 to C9-94, 9.7.4.1.7).
     pub(super) fn check_length(&self, request: &Request<'_>, common: &Common) -> Result<(), Refusal> {
         let len = request.payload().len() as u64;
-        let full = u64::from(common.mtu());
         let room = common.receiving.bound().map_or(0, |wqe| wqe.length);
-        let packet_fits = match request {
-            Request::SendFirst { .. }
-            | Request::SendMiddle { .. }
-            | Request::WriteFirst { .. }
-            | Request::WriteMiddle { .. } => len == full,
-            Request::SendLast { .. } | Request::WriteLast { .. } => (1..=full).contains(&len),
-            Request::SendOnly { .. } | Request::WriteOnly { .. } => len <= full,
-            Request::ReadRequest { .. }
-            | Request::CompareSwap { .. }
-            | Request::FetchAdd { .. }
-            | Request::Flush { .. }
-            | Request::AtomicWrite { .. } => true,
-        };
-        if !packet_fits {
+        if !request.payload_fits(common.mtu()) {
             return Err(INVALID);
         }
         let declared = |reth: &Reth| u64::from(reth.dma_len);
@@ -201,7 +187,7 @@ impl Responder {
             Request::WriteOnly { reth, .. } => len == declared(reth),
             Request::ReadRequest { reth } => declared(reth) <= MAX_MESSAGE,
             Request::CompareSwap { .. } | Request::FetchAdd { .. } | Request::Flush { .. } => true,
-            Request::AtomicWrite { reth, payload } => reth.dma_len == 8 && payload.len() == 8,
+            Request::AtomicWrite { reth, .. } => reth.dma_len == 8,
         };
         if message_fits { Ok(()) } else { Err(INVALID) }
     }
