@@ -1,4 +1,4 @@
-//! Datagrams no peer should send. The names carry the numbers of rxe's bugs that they come from.
+//! Datagrams no peer should send.
 
 mod common;
 
@@ -35,7 +35,7 @@ fn parse(bytes: &[u8]) -> Result<Packet<'_>, WireError> {
 }
 
 #[test]
-fn a1_every_opcode() {
+fn every_opcode_parses_or_is_refused_by_name() {
     for opcode in 0..=255u8 {
         let known = WireOpcode(opcode).info();
         for len in [0, 4, 11, 12, 15, 16, 20, 32, 48, 64, 1040] {
@@ -64,7 +64,7 @@ fn a1_every_opcode() {
 }
 
 #[test]
-fn a2_every_length_and_pad() {
+fn no_length_and_pad_is_read_beyond_its_end() {
     let mut parsed = 0;
     for opcode in 0..=255 {
         for pad in 0..4 {
@@ -80,7 +80,7 @@ fn a2_every_length_and_pad() {
 
 /// The pad is longer than what the headers leave.
 #[test]
-fn a2_pad_without_payload() {
+fn a_pad_longer_than_the_payload_is_refused() {
     for pad in 1..4 {
         let bytes = datagram(0x04, pad, 16, 0);
         assert_eq!(
@@ -93,7 +93,7 @@ fn a2_pad_without_payload() {
 
 /// The responder answers it with a NAK, so it is a packet; its payload is what is there.
 #[test]
-fn a3_atomic_write_with_another_payload_than_8() {
+fn an_atomic_write_parses_with_any_payload() {
     for payload in 0..=64 {
         let pad = (4 - payload % 4) % 4;
         let bytes = datagram(0x1d, pad as u8, 28 + payload + pad + 4, 0x40);
@@ -109,7 +109,7 @@ fn a3_atomic_write_with_another_payload_than_8() {
 
 /// Each payload length modulo 4 has one pad; another length does not exist on the wire.
 #[test]
-fn a9_pad_follows_from_length() {
+fn the_pad_follows_from_the_length() {
     for len in 16..80 {
         for pad in 0..4 {
             let got = parse(&datagram(0x04, pad, len, 0)).map(|packet| packet.op.payload().len());

@@ -390,7 +390,7 @@ impl QueuePair {
         if !self.common.answers() {
             return Err(DropReason::State);
         }
-        // The peer speaks the RoCE version of our path; who speaks another is not the peer (admin.md 3).
+        // A packet of another RoCE version than our path's does not come from the peer.
         let peer = &self.common.attr.path;
         if self.service.is_connected()
             && (from.source != peer.destination || from.link.version != peer.link.version)

@@ -17,7 +17,7 @@ use super::send_queue::Failure;
 use crate::budget::Account;
 use crate::{Memory, QpState, SendOp, Service, WcStatus};
 
-/// Largest first window in octets; smaller where the receive buffer is (DESIGN: 1/8 of it).
+/// Largest first window in octets; at most an eighth of the receive buffer.
 const START_WINDOW: u64 = 64 << 10;
 /// Most octets that one READ request asks for.
 const READ_REQUEST: u64 = 64 << 10;

@@ -89,7 +89,7 @@ fn the_limit_is_one_shot() {
     assert_eq!((take(&mut queue), queue.poll_event()), (None, None));
 }
 
-/// Who arms it too late would otherwise wait for a take that never comes (IBTA 11.2.3.3).
+/// A program that arms the limit late would otherwise wait for a take that never comes (IBTA 11.2.3.3).
 #[test]
 fn a_limit_above_what_is_there_is_reached_at_once() {
     let mut queue = queue(8);
@@ -116,9 +116,9 @@ fn a_resize_keeps_wqes_and_their_order() {
     assert_eq!([(); 5].map(|()| take(&mut queue)), [Some(1), Some(2), Some(3), Some(4), None]);
 }
 
-/// bugs.md D7: a resize that fails leaves the queue as it was.
+/// A resize that fails leaves the queue as it was.
 #[test]
-fn d7_a_failed_modify_changes_nothing() {
+fn a_failed_modify_changes_nothing() {
     let mut queue = queue(4);
     (0..3).for_each(|wr_id| post(&mut queue, wr_id).unwrap());
     modify(&mut queue, None, Some(2)).unwrap();

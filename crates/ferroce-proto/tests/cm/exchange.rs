@@ -77,7 +77,7 @@ fn a_req_says_what_the_program_asked_for() {
 }
 
 #[test]
-fn f3_refusals_have_their_reasons() {
+fn refusals_have_their_reasons() {
     let nobody = PortSpace::Tcp.service_id(1);
     let cases: [(&str, Req, RejReason); 5] = [
         ("nobody listens", Req { service_id: nobody, ..req() }, RejReason::INVALID_SERVICE_ID),
@@ -100,7 +100,7 @@ fn f3_refusals_have_their_reasons() {
 
 /// Who listens on one address is not reached, and no peer pretends to be another, by what private data say.
 #[test]
-fn f1_addresses_that_are_not_the_packets_find_no_listener() {
+fn addresses_that_are_not_the_packets_find_no_listener() {
     let mut probe = Probe::new();
     let private = PrivateData::new(&crate::world::header(1)).unwrap();
     assert_eq!(probe.give(Message::Req(Req { private, ..req() })), Err(CmDropReason::Refused));
@@ -110,7 +110,7 @@ fn f1_addresses_that_are_not_the_packets_find_no_listener() {
 
 /// The peer hears which is the largest (IBTA 12.6.7).
 #[test]
-fn e6_a_path_mtu_that_there_is_not_is_refused() {
+fn an_invalid_path_mtu_is_refused() {
     for path_mtu in [0, 6, 7] {
         let mut probe = Probe::new();
         assert_eq!(probe.give(Message::Req(Req { path_mtu, ..req() })), Err(CmDropReason::Refused));
@@ -121,7 +121,7 @@ fn e6_a_path_mtu_that_there_is_not_is_refused() {
 }
 
 #[test]
-fn f4_nonsense_is_ignored() {
+fn nonsense_is_ignored() {
     let mut probe = Probe::new();
     for (at, value) in [(0, 1), (0, 0x10), (1, 0x50)] {
         let mut private = req().private;
@@ -134,7 +134,7 @@ fn f4_nonsense_is_ignored() {
 }
 
 #[test]
-fn f3_a_req_of_another_class_version_is_told_so() {
+fn a_req_of_another_class_version_is_rejected() {
     let mut probe = Probe::new();
     let mut bytes = Mad { transaction_id: TID, message: Message::Req(req()) }.emit();
     bytes[2] = 3;
@@ -143,7 +143,7 @@ fn f3_a_req_of_another_class_version_is_told_so() {
 }
 
 #[test]
-fn f5_an_id_names_one_request() {
+fn an_id_names_one_request() {
     let mut probe = Probe::new();
     probe.request(req());
     assert_eq!(probe.give(Message::Req(req())), Err(CmDropReason::Duplicate));
@@ -156,7 +156,7 @@ fn f5_an_id_names_one_request() {
 }
 
 #[test]
-fn e5_a_queue_pair_that_turns_up_again_ends_its_old_connection() {
+fn a_queue_pair_that_turns_up_again_ends_its_old_connection() {
     let mut probe = Probe::new();
     let old = probe.established();
     let again = Req { local_id: CommId(77), ..req() };
@@ -180,7 +180,7 @@ fn e5_a_queue_pair_that_turns_up_again_ends_its_old_connection() {
 
 /// A sender that has the peer's address guesses queue pair numbers: only so many guesses count.
 #[test]
-fn e5_only_so_many_connections_end_as_stale_in_a_while() {
+fn only_so_many_connections_end_as_stale_in_a_while() {
     const ALL: u32 = 300;
     const AT_ONCE: u32 = 256;
     let mut probe = Probe::new();
@@ -212,7 +212,7 @@ fn e5_only_so_many_connections_end_as_stale_in_a_while() {
 }
 
 #[test]
-fn e5_a_rep_with_a_connected_queue_pair_is_stale() {
+fn a_rep_with_a_connected_queue_pair_is_stale() {
     let mut probe = Probe::new();
     let old = probe.established();
     let id = probe.cm.connect(probe.now, 9, &connect_params(1)).unwrap();
@@ -244,7 +244,7 @@ fn strangers_get_their_answers() {
 
 /// Whoever knows everything but cannot send from the peer's address; and the peer, about a connection it does not have.
 #[test]
-fn f2_only_the_peer_can_touch_a_connection() {
+fn only_the_peer_can_touch_a_connection() {
     let mut probe = Probe::new();
     let id = probe.established();
     let messages = [
@@ -283,7 +283,7 @@ fn f2_only_the_peer_can_touch_a_connection() {
 }
 
 #[test]
-fn f2_only_who_was_asked_can_answer() {
+fn only_the_peer_that_was_asked_can_answer() {
     let mut probe = Probe::new();
     let id = probe.cm.connect(probe.now, 9, &connect_params(1)).unwrap();
     probe.out();
@@ -298,7 +298,7 @@ fn f2_only_who_was_asked_can_answer() {
 
 /// A REQ that came twice and late, when the listener was gone.
 #[test]
-fn f6_a_refused_duplicate_req_does_not_end_what_the_first_began() {
+fn a_refused_duplicate_req_does_not_end_what_the_first_began() {
     let mut probe = Probe::new();
     let id = probe.cm.connect(probe.now, 9, &connect_params(1)).unwrap();
     probe.give(Message::Rep(rep(id))).unwrap();
@@ -390,7 +390,7 @@ fn alternate_paths_are_refused() {
 }
 
 #[test]
-fn f7_an_mra_puts_off_the_end_once() {
+fn an_mra_puts_off_the_end_once() {
     let mut probe = Probe::new();
     let id = probe.cm.connect(probe.now, 9, &connect_params(1)).unwrap();
     let mra = |code| {
@@ -533,7 +533,7 @@ fn xrc_names_its_target_elsewhere() {
 }
 
 #[test]
-fn e7_an_impatient_peer_is_slowed_down() {
+fn a_peer_that_repeats_too_soon_gets_an_mra() {
     let mut probe = Probe::new();
     let id = probe.request(Req { local_timeout: CmTime::saturating(0), ..req() });
     probe.cm.accept(probe.now, id, &accept()).unwrap();
@@ -548,7 +548,7 @@ fn e7_an_impatient_peer_is_slowed_down() {
 }
 
 #[test]
-fn e7_time_wait_is_as_long_as_the_path_says_within_bounds() {
+fn time_wait_is_as_long_as_the_path_says_within_bounds() {
     for (code, millis) in [(0, 1), (8, 1), (17, 536), (24, 68_719), (31, 68_719)] {
         let mut probe = Probe::new();
         let mut req = req();

@@ -9,7 +9,7 @@ use crate::probe::{Probe, THEIRS, TID, dreq, req, sidr_req};
 use crate::world::{SERVICE, address, connect_params, manager, qpn, route, sidr_params};
 
 #[test]
-fn f8_requests_beyond_the_backlog_come_again() {
+fn requests_beyond_the_backlog_come_again() {
     let mut probe = Probe::new();
     let asks = |n: u32| Req { local_id: CommId(n), qpn: Qpn::new(n), ..req() };
     let first = probe.request(asks(1));
@@ -29,7 +29,7 @@ fn f8_requests_beyond_the_backlog_come_again() {
 }
 
 #[test]
-fn f8_a_flood_is_bounded() {
+fn a_flood_is_bounded() {
     let mut probe = Probe::new();
     for n in 1..50_000 {
         let _ = probe.give(Message::Req(Req { local_id: CommId(n), qpn: Qpn::new(n), ..req() }));
@@ -43,7 +43,7 @@ fn f8_a_flood_is_bounded() {
 }
 
 #[test]
-fn f8_limits_are_per_owner_and_for_all() {
+fn limits_are_per_owner_and_for_all() {
     let mut cm = manager(1);
     let now = ferroce_wire::Instant::ZERO;
     for owner in [1, 2] {

@@ -97,7 +97,7 @@ fn goodput_by_loss_and_size() {
     snapshot::check("goodput.txt", &table);
 }
 
-/// DESIGN section 9: half of it must remain at 1 % loss.
+/// Half of the goodput must remain at 1 % loss.
 #[test]
 fn a_hundredth_lost_costs_less_than_half() {
     let [without, with] = [0, 10_000].map(|loss| goodput(Kind::Write, 65536, loss, 4 << 20));

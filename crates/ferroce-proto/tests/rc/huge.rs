@@ -140,16 +140,15 @@ fn remote() -> Remote {
     Remote { addr: BASE, rkey: Rkey::new(1) }
 }
 
-/// bugs.md C6.
 #[test]
-fn c6_a_message_of_two_gibibytes() {
+fn a_message_of_two_gibibytes() {
     transfer(PathMtu::B4096, SendOp::WriteImm { remote: remote(), imm: Imm([1; 4]) }, 1);
 }
 
 /// At 256 octets it takes 2^23 PSNs: half of the circle.
 #[test]
 #[ignore = "takes a minute"]
-fn c6_two_gibibytes_in_the_smallest_packets() {
+fn two_gibibytes_in_the_smallest_packets() {
     transfer(PathMtu::B256, SendOp::Send, 1);
     transfer(PathMtu::B256, SendOp::Read { remote: remote() }, 0);
 }

@@ -115,10 +115,10 @@ fn every_setup_gets_through() {
     }
 }
 
-/// bugs.md C5: progress at a fifth of all packets lost, both ways.
+/// Messages make progress at a fifth of all packets lost, both ways.
 #[test]
-fn c5_progress_at_twenty_percent_loss() {
-    let seed = Seed::for_test("c5_progress_at_twenty_percent_loss", 5);
+fn progress_at_twenty_percent_loss() {
+    let seed = Seed::for_test("progress_at_twenty_percent_loss", 5);
     let faults = Faults { loss: 200_000, ..Faults::default() };
     run(&Setup::default(), faults, seed.value, 4_000, 20_000);
 }

@@ -19,7 +19,7 @@ fn plain() -> Setup {
 
 /// Binding takes effect in the order of the queue, behind what may still be sent again.
 #[test]
-fn d10_a_bind_takes_effect_in_its_turn() {
+fn a_bind_takes_effect_in_its_turn() {
     let bind = |window: u32, octet: u32, region: u32, length: u64| {
         SendOp::BindMw(Bind {
             window: Rkey::new(window),

@@ -1,4 +1,4 @@
-//! A1, A2, A10: packets of every opcode, for UC and UD.
+//! Packets of every opcode, for UC and UD.
 
 use ferroce_proto::{DropReason, NoSharedQueue};
 use ferroce_wire::{Bth, IcrcStatus, Instant, Operation, Packet, Pkey, Psn};
@@ -8,7 +8,7 @@ use crate::world::{ADDRESSES, QKEY, QPNS, flow};
 
 /// Whatever the opcode, length and pad: no answer, no completion, no change; and of another service no effect at all.
 #[test]
-fn a1_every_opcode_is_taken_or_dropped() {
+fn every_opcode_is_taken_or_dropped() {
     for setup in [UC, UD] {
         for code in 0..=255_u8 {
             for pad in 0..4_u8 {
@@ -51,9 +51,9 @@ fn a1_every_opcode_is_taken_or_dropped() {
     }
 }
 
-/// A10: nothing is judged, and so nothing counted, before the ICRC is known to hold.
+/// Nothing is judged or counted before the ICRC is known to hold.
 #[test]
-fn a10_a_packet_without_verified_icrc_is_no_key_violation() {
+fn a_packet_without_verified_icrc_is_no_key_violation() {
     let mut probe = Probe::new(UD);
     let deth = ferroce_wire::Deth { qkey: ferroce_wire::Qkey::new(1), src_qp: QPNS[1] };
     let op = Operation::Ud(ferroce_wire::UdPacket { deth, payload: &[], imm: None });

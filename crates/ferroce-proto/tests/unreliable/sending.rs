@@ -105,9 +105,9 @@ fn datagrams_go_where_each_says() {
     assert_eq!(probe.sends(), [1, 2, 3, 4].map(|id| (id, WcStatus::Success)));
 }
 
-/// C10, C16: what could never be right is refused where the caller is told which request it was.
+/// A request that can never succeed is refused by the post, which tells the caller which request it was.
 #[test]
-fn c16_what_cannot_be_posted() {
+fn requests_that_the_service_lacks_cannot_be_posted() {
     let mut uc = Probe::new(UC);
     let mut ud = Probe::new(UD);
     let key = Rkey::new(1);
@@ -191,9 +191,9 @@ fn no_half_of_a_message_is_sent() {
     assert_eq!(probe.sends(), [(1, WcStatus::LocProtErr)]);
 }
 
-/// What was held in SQD leaves when it ends; SQ_DRAINED only when asked for (D4).
+/// Requests that SQD held leave when SQD ends; SQ_DRAINED comes only when it was asked for.
 #[test]
-fn d4_sqd_holds_what_is_posted() {
+fn sqd_holds_what_is_posted() {
     for setup in [UC, UD] {
         for ask in [false, true] {
             let mut probe = Probe::new(setup);
@@ -211,9 +211,9 @@ fn d4_sqd_holds_what_is_posted() {
     }
 }
 
-/// D2: posts in ERROR complete, flushed; RESET forgets.
+/// Posts in ERROR complete, flushed; RESET forgets.
 #[test]
-fn d2_error_flushes_and_reset_forgets() {
+fn error_flushes_and_reset_forgets() {
     for setup in [UC, UD] {
         let mut probe = Probe::new(setup);
         probe.post_recv(10, &[]);

@@ -95,14 +95,14 @@ fn what_is_wrong_drops_the_message_silently() {
     let wrapping = ferroce_wire::Reth { va: u64::MAX, ..reth(0, 4) };
     let cases: &[(&str, &[Request<'_>], DropReason)] = &[
         (
-            "A5: a first packet that is not full",
+            "a first packet that is not full",
             &[Request::SendFirst { payload: short }],
             DropReason::InvalidRequest,
         ),
-        ("A5: a middle one", &[first(0), Request::SendMiddle { payload: short }], DropReason::InvalidRequest),
-        ("A5: too long for one packet", &[send_only(long)], DropReason::InvalidRequest),
+        ("a middle one", &[first(0), Request::SendMiddle { payload: short }], DropReason::InvalidRequest),
+        ("too long for one packet", &[send_only(long)], DropReason::InvalidRequest),
         (
-            "A5: a last one without octets",
+            "a last one without octets",
             &[first(0), Request::SendLast { payload: &[], tail: SendTail::None }],
             DropReason::InvalidRequest,
         ),
@@ -113,23 +113,23 @@ fn what_is_wrong_drops_the_message_silently() {
         ),
         ("longer than the WQE", &[first(0), middle(0), middle(0)], DropReason::TooLong),
         ("longer than the WQE, at its end", &[first(0), middle(0), last(0, 453)], DropReason::TooLong),
-        ("A4: beyond the memory", &[write_only(reth(65_533, 4), &DATA[..4])], DropReason::AccessDenied),
-        ("A4: a range that wraps", &[write_only(wrapping, &DATA[..4])], DropReason::AccessDenied),
+        ("beyond the memory", &[write_only(reth(65_533, 4), &DATA[..4])], DropReason::AccessDenied),
+        ("a range that wraps", &[write_only(wrapping, &DATA[..4])], DropReason::AccessDenied),
         ("no such key", &[write_only(nobody, &DATA[..4])], DropReason::AccessDenied),
         (
-            "B14: the whole range, at the first packet",
+            "the whole range, at the first packet",
             &[Request::WriteFirst { reth: reth(64_000, 2048), payload: full }],
             DropReason::AccessDenied,
         ),
         (
-            "A5: more than 2^31",
+            "more than 2^31",
             &[Request::WriteFirst { reth: reth(0, (1 << 31) + 1), payload: full }],
             DropReason::InvalidRequest,
         ),
-        ("A6: longer than declared", &[write_only(reth(0, 3), &DATA[..4])], DropReason::InvalidRequest),
-        ("A6: shorter than declared", &[write_only(reth(0, 5), &DATA[..4])], DropReason::InvalidRequest),
+        ("longer than declared", &[write_only(reth(0, 3), &DATA[..4])], DropReason::InvalidRequest),
+        ("shorter than declared", &[write_only(reth(0, 5), &DATA[..4])], DropReason::InvalidRequest),
         (
-            "A6: the middle fills what is declared",
+            "the middle fills what is declared",
             &[
                 Request::WriteFirst { reth: reth(0, 2048), payload: full },
                 Request::WriteMiddle { payload: full },
@@ -137,7 +137,7 @@ fn what_is_wrong_drops_the_message_silently() {
             DropReason::InvalidRequest,
         ),
         (
-            "A6: ends too soon",
+            "ends too soon",
             &[
                 Request::WriteFirst { reth: reth(0, 2048), payload: full },
                 Request::WriteLast { payload: short, imm: None },

@@ -127,7 +127,7 @@ fn grh_states_the_length() {
     assert_eq!(Frame::parse(&bytes), Err(FrameError::IpVersion(5)));
 }
 
-/// RFC 791: the sum over a header with its checksum is zero; vectors from wire.md 7.1.
+/// RFC 791: the sum over a header with its checksum is zero. The headers are of captured packets.
 #[test]
 fn ipv4_checksum() {
     for (header, sum) in [

@@ -102,7 +102,7 @@ mod tests {
 
     /// Whatever the sender counts, and in whatever order it arrives.
     #[test]
-    fn e3_every_id_holds() {
+    fn a_packet_holds_with_every_id() {
         let mut checker = IcrcChecker::new();
         let flow = flow([192, 0, 2, 1]);
         let mut packet = [7; 64];
@@ -114,9 +114,9 @@ mod tests {
         }
     }
 
-    /// bugs.md A2 for this module: any length is judged, none read beyond.
+    /// Any length is judged, none is read beyond.
     #[test]
-    fn a2_every_length_is_judged() {
+    fn every_length_is_judged() {
         let mut checker = IcrcChecker::new();
         for len in 0..100 {
             let mut packet = [3; 100];

@@ -209,9 +209,8 @@ mod tests {
         assert_eq!(over_x(times_x(0x1234_5678)), 0x1234_5678);
     }
 
-    /// DESIGN.md section 6.
     #[test]
-    fn e3_every_id_is_found() {
+    fn every_id_is_found() {
         let packet = [0x5a; 1024 + 24];
         let mut solver = IdSolver::new();
         for len in (16..1048).step_by(4).chain([1048]) {

@@ -7,7 +7,7 @@ use std::vec::Vec;
 use super::*;
 use crate::{Frame, Packet};
 
-/// wire.md 7.1, by number: IP header to ICRC. 1 and 2 are from cards, 7 to 10 from kernel rxe.
+/// Captured packets, IP header to ICRC: 1 and 2 are from cards, 7 to 10 from kernel rxe.
 const VECTORS: [(u8, &str); 9] = [
     (
         1,
@@ -44,7 +44,7 @@ const VECTORS: [(u8, &str); 9] = [
     ),
 ];
 
-/// wire.md 7.1 vector 5: GRH to ICRC.
+/// A captured packet of RoCE v1, GRH to ICRC.
 const VECTOR_V1: &str = "6000000000181b0120010db800000000000000000000000120010db80000000000000000000000020470ffff000000118012345668656c6c6f000000e6bb2d6b";
 
 fn hex(text: &str) -> Vec<u8> {
@@ -69,7 +69,7 @@ fn vectors() {
 }
 
 #[test]
-fn vector_5_of_roce_v1() {
+fn the_icrc_of_a_captured_roce_v1_packet_holds() {
     let bytes = hex(VECTOR_V1);
     let mut frame = hex("ffffffffffff0200000000018915");
     frame.extend(&bytes);
@@ -116,9 +116,9 @@ fn exactly_the_masked_bits_are_free() {
     }
 }
 
-/// bugs.md A9: the pad is hashed, for each length of pad.
+/// The pad is hashed, for each length of pad.
 #[test]
-fn a9_icrc_over_unaligned_payloads() {
+fn the_icrc_covers_the_pad() {
     // Vector 3 and its prefixes, computed apart from this code with zlib.
     let flow = Frame::parse_ip(&hex(VECTORS[2].1)).unwrap().flow().unwrap();
     let bth = crate::Bth {

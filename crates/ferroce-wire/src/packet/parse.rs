@@ -21,7 +21,7 @@ impl<'a> Packet<'a> {
         if raw.version() != 0 {
             return Err(WireError::Version(raw.version()));
         }
-        // Before any other octet is read: bugs.md A1, A2.
+        // Before any other octet is read.
         let need = info.header_len + raw.pad() + ICRC_LEN;
         let payload_len = have.checked_sub(need).ok_or(WireError::Truncated { need, have })?;
         if !have.is_multiple_of(4) {

@@ -25,7 +25,7 @@ fn common() -> Common {
 
 /// The MSN is a counter of 24 bits (IBTA 9.7.7.1).
 #[test]
-fn b15_the_msn_wraps() {
+fn the_msn_wraps() {
     let mut common = common();
     common.attr.access = QpAccess::REMOTE_WRITE;
     let mut responder = Responder::new();

@@ -11,19 +11,19 @@ use ferroce_wire::{
     SrqNumber, Syndrome,
 };
 
-use crate::bench::{BASE, Bench, DATA, HOME, KEY, QPN, Source, THEIRS, Xrcd, attr, mask, remote, reth};
+use crate::probe::{BASE, DATA, HOME, KEY, Probe, QPN, Source, THEIRS, Xrcd, attr, mask, remote, reth};
 
-pub fn target_in(xrcd: &Arc<Xrcd>, own_memory: bool, state: QpState) -> Bench {
+pub fn target_in(xrcd: &Arc<Xrcd>, own_memory: bool, state: QpState) -> Probe {
     let source = Source::Xrc { xrcd: Arc::clone(xrcd), own_memory };
-    Bench::new(Service::XrcTarget, source, &[HOME, 8, 9]).bring(Service::XrcTarget, state)
+    Probe::new(Service::XrcTarget, source, &[HOME, 8, 9]).bring(Service::XrcTarget, state)
 }
 
-fn target(xrcd: &Arc<Xrcd>, own_memory: bool) -> Bench {
+fn target(xrcd: &Arc<Xrcd>, own_memory: bool) -> Probe {
     target_in(xrcd, own_memory, QpState::Rtr)
 }
 
-pub fn initiator_in(state: QpState) -> Bench {
-    Bench::new(Service::XrcInitiator, Source::Own, &[HOME]).bring(Service::XrcInitiator, state)
+pub fn initiator_in(state: QpState) -> Probe {
+    Probe::new(Service::XrcInitiator, Source::Own, &[HOME]).bring(Service::XrcInitiator, state)
 }
 
 fn send(payload: &[u8]) -> Request<'_> {
@@ -59,7 +59,7 @@ fn each_request_takes_from_the_queue_it_names() {
     assert_eq!(a.out(), ["xrc: Rnr 12 3"]);
 }
 
-/// NAK 0x61 and an access event where no WQE can tell (transport.md section 6).
+/// The peer gets NAK 0x61, and the program an access event where no WQE can report it (IBTA A14).
 #[test]
 fn a_queue_that_is_not_there_is_an_invalid_request() {
     let write = Request::WriteOnly { reth: reth(0, 4), payload: &DATA[..4], imm: None };
@@ -189,15 +189,15 @@ fn halves_take_only_their_half() {
     assert_eq!(initiator.request(0, Some(5), send(&[])), Err(DropReason::WrongService));
     let rc = Operation::Rc(RcPacket::Response(ack()));
     assert_eq!(
-        initiator.give(Bth::new(QPN, Psn::new(crate::bench::OURS)), rc),
+        initiator.give(Bth::new(QPN, Psn::new(crate::probe::OURS)), rc),
         Err(DropReason::WrongService)
     );
-    let mut rc = Bench::new(Service::Rc, Source::Own, &[HOME]).bring(Service::Rc, QpState::Rts);
+    let mut rc = Probe::new(Service::Rc, Source::Own, &[HOME]).bring(Service::Rc, QpState::Rts);
     assert_eq!(rc.request(0, Some(5), send(&[])), Err(DropReason::WrongService));
     let uc = Bth::new(QPN, Psn::new(THEIRS));
     assert_eq!(target.give(uc, Operation::Uc(send(&[]))), Err(DropReason::WrongService));
-    for bench in [&mut target, &mut initiator, &mut rc] {
-        assert_eq!((bench.out(), bench.events()), (vec![], vec![]));
+    for probe in [&mut target, &mut initiator, &mut rc] {
+        assert_eq!((probe.out(), probe.events()), (vec![], vec![]));
     }
 }
 
@@ -210,7 +210,7 @@ fn what_cannot_be_posted_or_made() {
     assert_eq!(initiator.qp.post_recv(&recv), Err(PostRecvError::Xrc));
     assert!(target.post(1, SendOp::Send, to(5), 0).is_err());
     assert!(initiator.post(1, SendOp::Send, SendTo::Peer, 0).is_err(), "it names no queue");
-    let mut rc = Bench::new(Service::Rc, Source::Own, &[HOME]).bring(Service::Rc, QpState::Rts);
+    let mut rc = Probe::new(Service::Rc, Source::Own, &[HOME]).bring(Service::Rc, QpState::Rts);
     assert!(rc.post(1, SendOp::Send, to(5), 0).is_err());
     let named = Some(SharedReceives::XrcDomain { max_sge: 2, own_memory: true });
     let shared = Some(SharedReceives::Queue { max_sge: 2 });
@@ -242,11 +242,11 @@ fn what_cannot_be_posted_or_made() {
 fn attributes_of_the_other_half_are_dropped() {
     let xrcd = Arc::new(Xrcd::default());
     let source = Source::Xrc { xrcd: Arc::clone(&xrcd), own_memory: true };
-    let mut target = Bench::new(Service::XrcTarget, source, &[HOME]);
-    let mut initiator = Bench::new(Service::XrcInitiator, Source::Own, &[HOME]);
+    let mut target = Probe::new(Service::XrcTarget, source, &[HOME]);
+    let mut initiator = Probe::new(Service::XrcInitiator, Source::Own, &[HOME]);
     for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
-        for (bench, service) in [(&mut target, Service::XrcTarget), (&mut initiator, Service::XrcInitiator)] {
-            assert_eq!(bench.qp.modify(&attr(state), mask(Service::Rc, state)), Ok(()), "{service:?}");
+        for (probe, service) in [(&mut target, Service::XrcTarget), (&mut initiator, Service::XrcInitiator)] {
+            assert_eq!(probe.qp.modify(&attr(state), mask(Service::Rc, state)), Ok(()), "{service:?}");
         }
     }
     let (target, initiator) = (target.qp.query(), initiator.qp.query());

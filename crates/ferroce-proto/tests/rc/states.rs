@@ -1,11 +1,4 @@
-//! rxe's bugs, part D (state, flush, teardown): each test is named for its entry and shows what ours does instead.
-//!
-//! | bug | n/a here, because |
-//! |---|---|
-//! | D5 | one thread drives a queue pair; locks and timers that outlive it are the engine's |
-//! | D6, D7 | completion queues are the engine's; [`QueuePair::set_fatal`] is what their overrun does here |
-//! | D9 | multicast comes with UD |
-//! | D10, D11, D12 | windows, re-registration and keys are the engine's memory |
+//! States of a queue pair: flush, drain and teardown.
 
 use std::time::Duration;
 
@@ -27,7 +20,7 @@ const SUCCESS: WcStatus = WcStatus::Success;
 
 /// With its own queue there is no LAST_WQE_REACHED; the WQE in use is not lost.
 #[test]
-fn d1_a_receive_in_use_is_flushed_once() {
+fn a_receive_in_use_is_flushed_once() {
     let mut probe = Probe::new(plain());
     probe.post_recv(1, &[local(0, 4096)]);
     probe.post_recv(2, &[local(0, 4096)]);
@@ -39,7 +32,7 @@ fn d1_a_receive_in_use_is_flushed_once() {
 
 /// The drain idiom: a marker behind everything else comes back flushed, last.
 #[test]
-fn d2_posts_in_error_are_flushed() {
+fn posts_in_error_are_flushed() {
     let mut probe = Probe::new(plain());
     probe.post(1, SendOp::Send, &[local(0, 4)]);
     probe.post(2, SendOp::Read { remote: remote(0) }, &[local(0, 4)]);
@@ -76,7 +69,7 @@ fn d2_posts_in_error_are_flushed() {
 
 /// What had completed before the error stays a success.
 #[test]
-fn d2_successes_come_before_flushes() {
+fn successes_come_before_flushes() {
     let mut probe = Probe::new(plain());
     probe.post_recv(11, &[local(0, 4)]);
     probe.post_recv(12, &[local(0, 4)]);
@@ -92,7 +85,7 @@ fn d2_successes_come_before_flushes() {
 
 /// Every way to get a modify wrong leaves everything as it was.
 #[test]
-fn d3_a_failed_modify_changes_nothing() {
+fn a_failed_modify_changes_nothing() {
     use QpAttrMask as M;
     let attr = Setup::default().attr(0);
     let rtr =
@@ -176,7 +169,7 @@ fn d3_a_failed_modify_changes_nothing() {
 }
 
 #[test]
-fn d4_sq_drained_comes_only_when_asked_for() {
+fn sq_drained_comes_only_when_asked_for() {
     for asked in [false, true] {
         let mut probe = Probe::new(plain());
         probe.post(1, SendOp::Send, &[local(0, 4)]);
@@ -196,7 +189,7 @@ fn d4_sq_drained_comes_only_when_asked_for() {
 
 /// SQD: a message that started is finished, with its retries; the others wait for RTS (IBTA 10.3.1.4).
 #[test]
-fn d4_sqd_finishes_what_started_and_holds_the_rest() {
+fn sqd_finishes_what_started_and_holds_the_rest() {
     let mut probe = Probe::new(plain());
     probe.batch = 2;
     probe.post(1, SendOp::Send, &[local(0, 3000)]);
@@ -222,7 +215,7 @@ fn d4_sqd_finishes_what_started_and_holds_the_rest() {
 
 /// Nothing outstanding: SQD is reached at once.
 #[test]
-fn d4_an_idle_queue_drains_at_once() {
+fn an_idle_queue_drains_at_once() {
     let mut probe = Probe::new(plain());
     let attr = QpAttr { state: QpState::Sqd, en_sqd_async_notify: true, ..probe.setup.attr(0) };
     probe.modify(attr, QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY);
@@ -232,7 +225,7 @@ fn d4_an_idle_queue_drains_at_once() {
 }
 
 #[test]
-fn d6_a_fatal_queue_pair_says_so_once() {
+fn a_fatal_queue_pair_raises_one_event() {
     let mut probe = Probe::new(plain());
     probe.post(1, SendOp::Send, &[]);
     probe.out();
@@ -245,7 +238,7 @@ fn d6_a_fatal_queue_pair_says_so_once() {
 
 /// What a dropped queue pair had in flight is free for the others.
 #[test]
-fn d8_dropping_a_queue_pair_returns_its_share() {
+fn dropping_a_queue_pair_returns_its_share() {
     let setup = plain();
     let budget = std::sync::Arc::new(ferroce_proto::Budget::new(setup.rcvbuf));
     for how in 0..3 {

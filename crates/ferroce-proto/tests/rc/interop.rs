@@ -1,4 +1,4 @@
-//! rxe's bugs, part E (addressing and interoperation), as far as a queue pair decides them.
+//! Freedoms of other implementations that a queue pair must accept, and timers that both ends must agree on.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::world::{QPNS, Setup, flow};
 
 /// rxe sends M = 0, cards 1: both are meant for us. Ours is 0.
 #[test]
-fn e1_the_m_bit_means_nothing() {
+fn the_m_bit_means_nothing() {
     let mut probe = Probe::new(Setup::default());
     for (psn, mig_req) in [(0, false), (1, true), (2, false)] {
         let bth = Bth { ack_req: true, mig_req, ..Bth::new(QPNS[0], Psn::new(probe.setup.psn[1]).add(psn)) };
@@ -21,7 +21,7 @@ fn e1_the_m_bit_means_nothing() {
 
 /// Old rxe sends everything from one source port, newer ones and cards from others, and traffic classes change on the way.
 #[test]
-fn e2_any_source_port_and_traffic_class_is_the_peers() {
+fn any_source_port_and_traffic_class_is_the_peers() {
     let mut probe = Probe::new(Setup::default());
     for (psn, source_port) in [0u16, 1, 4791, 0xc000, 0xd872, 0xffff].into_iter().enumerate() {
         let from = Flow { source_port, traffic_class: source_port as u8, hop_limit: psn as u8, ..flow(1) };
@@ -36,7 +36,7 @@ fn e2_any_source_port_and_traffic_class_is_the_peers() {
 
 /// Code 0, which the CM gives programs, is the longest delay and not none.
 #[test]
-fn e8_rnr_timer_0_is_655_milliseconds() {
+fn rnr_timer_0_is_655_milliseconds() {
     assert_eq!(RnrTimer::new(0).unwrap().delay(), Duration::from_micros(655_360));
     let mut probe = Probe::new(Setup { min_rnr_timer: 0, ..Setup::default() });
     assert!(probe.request(0, send_only(&[])).is_err());
@@ -51,7 +51,7 @@ fn e8_rnr_timer_0_is_655_milliseconds() {
 /// A peer that is never ready and asks to be back in 10 µs: nothing leaves before that however many NAKs come, and when it
 /// is ready everything arrives.
 #[test]
-fn e9_a_storm_of_rnr_naks_is_answered_once_a_delay() {
+fn a_storm_of_rnr_naks_is_answered_once_a_delay() {
     let mut probe = Probe::new(Setup::default());
     for wr_id in 0..64 {
         probe.post(wr_id, SendOp::Send, &[local(0, 4)]);
@@ -76,7 +76,7 @@ fn e9_a_storm_of_rnr_naks_is_answered_once_a_delay() {
 
 /// What was written, not the room of the receive that its immediate took.
 #[test]
-fn e16_the_length_of_a_write_with_immediate_is_the_writes() {
+fn the_length_of_a_write_with_immediate_is_the_writes() {
     let mut probe = Probe::new(Setup::default());
     probe.post_recv(1, &[local(0, 4096)]);
     probe.post_recv(2, &[]);

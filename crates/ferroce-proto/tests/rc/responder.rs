@@ -1,5 +1,4 @@
-//! rxe's bugs, part B (responder): each test is named for its entry and shows what ours does instead. To B9, gaps and
-//! replays; the others are in `b_refusals`.
+//! The responder: gaps, duplicates and replays; refusals are in `refusals`.
 
 use std::time::Duration;
 
@@ -22,7 +21,7 @@ const DUPLICATE: Result<(), DropReason> = Err(DropReason::DuplicateRequest);
 const REFUSED: Result<(), DropReason> = Err(DropReason::Refused);
 
 #[test]
-fn b1_a_replayed_read_leaves_a_write_in_progress_alone() {
+fn a_replayed_read_leaves_a_write_in_progress_alone() {
     let mut probe = Probe::new(Setup::default());
     probe.request(0, read(0, 8)).unwrap();
     probe.quiet_request(1, Request::WriteFirst { reth: reth(100, 2058), payload: &DATA[..1024] }).unwrap();
@@ -36,7 +35,7 @@ fn b1_a_replayed_read_leaves_a_write_in_progress_alone() {
 }
 
 #[test]
-fn b2_the_ack_of_a_duplicate_does_not_pass_an_unanswered_read() {
+fn the_ack_of_a_duplicate_does_not_pass_an_unanswered_read() {
     let mut probe = Probe::new(Setup::default());
     let write = write_only(reth(0, 4), &DATA[..4]);
     probe.request(0, write).unwrap();
@@ -54,7 +53,7 @@ fn b2_the_ack_of_a_duplicate_does_not_pass_an_unanswered_read() {
 }
 
 #[test]
-fn b3_duplicates_are_acknowledged_once_a_batch() {
+fn duplicates_are_acknowledged_once_a_batch() {
     let mut probe = Probe::new(Setup::default());
     let write = |psn: u32| write_only(reth(u64::from(psn) * 4, 4), &DATA[..4]);
     for psn in 0..5 {
@@ -74,7 +73,7 @@ fn b3_duplicates_are_acknowledged_once_a_batch() {
 
 /// Only requests that ask for it are acknowledged.
 #[test]
-fn b3_quiet_requests_are_not_acknowledged() {
+fn quiet_requests_are_not_acknowledged() {
     let mut probe = Probe::new(Setup::default());
     probe.quiet_request(0, write_only(reth(0, 4), &DATA[..4])).unwrap();
     assert_eq!(probe.out(), [""; 0]);
@@ -85,7 +84,7 @@ fn b3_quiet_requests_are_not_acknowledged() {
 
 /// Behind a request, which is longer, an ACK shares its system call.
 #[test]
-fn b3_a_lone_ack_rides_behind_a_request() {
+fn a_lone_ack_rides_behind_a_request() {
     let mut probe = Probe::new(Setup::default());
     probe.request(0, write_only(reth(0, 4), &DATA[..4])).unwrap();
     probe.post(1, SendOp::Send, &[local(0, 8)]);
@@ -95,7 +94,7 @@ fn b3_a_lone_ack_rides_behind_a_request() {
 
 /// One that is held speaks for what comes later, and any other answer takes it along.
 #[test]
-fn b3_an_ack_that_is_held_stays_behind() {
+fn an_ack_that_is_held_stays_behind() {
     let mut probe = Probe::new(Setup::default());
     let write = write_only(reth(0, 4), &DATA[..4]);
     probe.request(0, write).unwrap();
@@ -116,7 +115,7 @@ fn b3_an_ack_that_is_held_stays_behind() {
 }
 
 #[test]
-fn b4_one_nak_for_each_gap() {
+fn one_nak_for_each_gap() {
     let mut probe = Probe::new(Setup::default());
     let write = write_only(reth(0, 4), &DATA[..4]);
     probe.request(0, write).unwrap();
@@ -137,7 +136,7 @@ fn b4_one_nak_for_each_gap() {
 }
 
 #[test]
-fn b5_a_partial_read_request_is_answered_as_a_new_one() {
+fn a_partial_read_request_is_answered_as_a_new_one() {
     let mut probe = Probe::new(Setup::default());
     probe.request(0, read(0, 3000)).unwrap();
     assert_eq!(probe.out(), ["read_first 0 [1024] msn 1", "read_middle 1 [1024]", "read_last 2 [952] msn 1"]);
@@ -149,7 +148,7 @@ fn b5_a_partial_read_request_is_answered_as_a_new_one() {
 
 /// As requester: whichever opcodes the responder chooses for the rest of a READ.
 #[test]
-fn b5_the_rest_of_a_read_may_come_as_first_or_as_middle() {
+fn the_rest_of_a_read_may_come_as_first_or_as_middle() {
     let payload = &DATA[1024..2048];
     let end = &DATA[2048..3000];
     let middle = Response::ReadMiddle { payload };
@@ -172,7 +171,7 @@ fn b5_the_rest_of_a_read_may_come_as_first_or_as_middle() {
 }
 
 #[test]
-fn b6_replay_of_a_read_through_a_zero_based_window() {
+fn replay_of_a_read_through_a_zero_based_window() {
     let mut probe = Probe::new(Setup::default());
     probe.end.mem.register(9, 0, DATA[..3000].to_vec());
     let reth = |va, dma_len| Reth { va, rkey: Rkey::new(9), dma_len };
@@ -190,7 +189,7 @@ fn b6_replay_of_a_read_through_a_zero_based_window() {
 }
 
 #[test]
-fn b7_more_reads_than_agreed_are_an_invalid_request() {
+fn more_reads_than_agreed_are_an_invalid_request() {
     let mut probe = Probe::new(Setup { rd_atomic: 2, ..Setup::default() });
     probe.request(0, read(0, 4)).unwrap();
     probe.request(1, fetch_add(0, 1)).unwrap();
@@ -200,7 +199,7 @@ fn b7_more_reads_than_agreed_are_an_invalid_request() {
 }
 
 #[test]
-fn b7_within_the_depth_everything_can_be_replayed() {
+fn within_the_depth_everything_can_be_replayed() {
     let mut probe = Probe::new(Setup { rd_atomic: 4, ..Setup::default() });
     for psn in 0..10 {
         probe.request(psn, read(u64::from(psn), 4)).unwrap();
@@ -219,7 +218,7 @@ fn b7_within_the_depth_everything_can_be_replayed() {
 
 /// rxe rounds the depth up to a power of two and, as requester, uses all of it.
 #[test]
-fn b7_the_depth_is_rounded_up_as_rxe_does() {
+fn the_depth_is_rounded_up_as_rxe_does() {
     let mut probe = Probe::new(Setup { rd_atomic: 3, ..Setup::default() });
     for psn in 0..4 {
         probe.request(psn, read(0, 4)).unwrap();
@@ -228,7 +227,7 @@ fn b7_the_depth_is_rounded_up_as_rxe_does() {
 }
 
 #[test]
-fn b8_reads_and_atomics_are_never_answered_with_rnr() {
+fn reads_and_atomics_are_never_answered_with_rnr() {
     let mut probe = Probe::new(Setup::default());
     assert_eq!(probe.request(0, send_only(&[])), Err(DropReason::ReceiverNotReady));
     assert_eq!(probe.out(), ["rnr 0 timer 12 msn 0"]);
@@ -239,7 +238,7 @@ fn b8_reads_and_atomics_are_never_answered_with_rnr() {
 
 /// As requester: rxe answers a READ so when it cannot send.
 #[test]
-fn b8_an_rnr_nak_for_a_read_is_survived() {
+fn an_rnr_nak_for_a_read_is_survived() {
     let mut probe = Probe::new(Setup::default());
     probe.post(1, SendOp::Read { remote: remote(0) }, &[local(0, 4)]);
     assert_eq!(probe.out(), ["read 0 @0x0+4"]);
@@ -251,7 +250,7 @@ fn b8_an_rnr_nak_for_a_read_is_survived() {
 }
 
 #[test]
-fn b9_memory_that_goes_in_the_middle_of_a_read() {
+fn memory_that_goes_in_the_middle_of_a_read_ends_the_connection() {
     let mut probe = Probe::new(Setup::default());
     probe.batch = 2;
     probe.request(0, read(0, 8192)).unwrap();
@@ -266,7 +265,7 @@ fn b9_memory_that_goes_in_the_middle_of_a_read() {
 
 /// A duplicate that the network made may come when the memory is rightly gone: that must not end the queue pair.
 #[test]
-fn b9_memory_that_goes_before_a_replay() {
+fn memory_that_goes_before_a_replay_does_not_end_the_connection() {
     let mut probe = Probe::new(Setup::default());
     probe.request(0, read(0, 8)).unwrap();
     probe.out();

@@ -1,12 +1,4 @@
-//! rxe's bugs, part A (crafted packets), as far as they concern the responder.
-//!
-//! | bug | n/a here, because |
-//! |---|---|
-//! | A2, A9 | lengths, pads and the ICRC are wire's |
-//! | A7 | a posted receive is copied, and the borrow checker knows it; shared queues come later |
-//! | A8 | multicast comes with UD |
-//! | A10 | a packet without verified ICRC never gets here (`a1_packets_that_are_not_for_us_have_no_effect`) |
-//! | A11 | there is no loopback path beside the wire's |
+//! Crafted packets: what a responder accepts, refuses and ignores. Lengths, pads and the ICRC are tested in `ferroce-wire`.
 
 use ferroce_proto::{AsyncEvent, DropReason, NoSharedQueue, QpAccess, QpState};
 use ferroce_wire::{
@@ -28,7 +20,7 @@ fn refused_as_invalid(request: Request<'_>) {
 }
 
 #[test]
-fn a1_every_opcode_of_other_services_is_dropped_without_effect() {
+fn every_opcode_of_other_services_is_dropped_without_effect() {
     for code in 0..=255 {
         let mut datagram = [0u8; 12 + 40 + 4];
         datagram[0] = code;
@@ -58,7 +50,7 @@ fn a1_every_opcode_of_other_services_is_dropped_without_effect() {
 }
 
 #[test]
-fn a1_packets_that_are_not_for_us_have_no_effect() {
+fn packets_that_are_not_for_us_have_no_effect() {
     let good = Bth { ack_req: true, ..Bth::new(QPNS[0], Psn::new(Setup::default().psn[1])) };
     let packet =
         |bth| Packet { bth, op: Operation::Rc(RcPacket::Request(send_only(&[]))), icrc: IcrcStatus::Checked };
@@ -96,7 +88,7 @@ fn a1_packets_that_are_not_for_us_have_no_effect() {
 }
 
 #[test]
-fn a3_an_atomic_write_has_eight_octets() {
+fn an_atomic_write_has_eight_octets() {
     for len in [0, 4, 7, 9, 12, 16, 1024] {
         refused_as_invalid(Request::AtomicWrite { reth: reth(0, 8), payload: &DATA[..len] });
         refused_as_invalid(Request::AtomicWrite { reth: reth(0, len as u32), payload: &DATA[..8] });
@@ -109,7 +101,7 @@ fn a3_an_atomic_write_has_eight_octets() {
 
 /// Kinds of flush that there are not, and those that the queue pair does not admit.
 #[test]
-fn a3_a_flush_is_of_a_kind_that_is_admitted() {
+fn a_flush_is_of_a_kind_that_is_admitted() {
     for (placement, selectivity) in [(0, 0), (4, 0), (5, 0), (8, 1), (1, 2), (1, 3), (3, 2)] {
         refused_as_invalid(Request::Flush { feth: Feth { placement, selectivity }, reth: reth(0, 8) });
     }
@@ -132,7 +124,7 @@ fn a3_a_flush_is_of_a_kind_that_is_admitted() {
 }
 
 #[test]
-fn a4_ranges_that_wrap_or_exceed_are_access_errors() {
+fn ranges_that_wrap_or_exceed_are_access_errors() {
     let cases = [
         (u64::MAX, 2),
         (u64::MAX - 1, 2),
@@ -160,7 +152,7 @@ fn a4_ranges_that_wrap_or_exceed_are_access_errors() {
 }
 
 #[test]
-fn a5_lengths_against_the_path_mtu() {
+fn lengths_are_checked_against_the_path_mtu() {
     let none = SendTail::None;
     for payload in [&DATA[..0], &DATA[..1023], &DATA[..1025]] {
         refused_as_invalid(Request::SendFirst { payload });
@@ -190,7 +182,7 @@ fn a5_lengths_against_the_path_mtu() {
 }
 
 #[test]
-fn a6_writes_never_exceed_what_they_declared() {
+fn writes_never_exceed_what_they_declared() {
     let first = |dma_len| Request::WriteFirst { reth: reth(0, dma_len), payload: &DATA[..1024] };
     // Declared, then the packets behind the First.
     let cases: [(u32, &[Request<'_>]); 5] = [
@@ -216,7 +208,7 @@ fn a6_writes_never_exceed_what_they_declared() {
 
 /// The replay of a READ is a suffix of the original or nothing.
 #[test]
-fn a6_a_replayed_read_never_exceeds_the_original() {
+fn a_replayed_read_never_exceeds_the_original() {
     let read = |offset, len| Request::ReadRequest { reth: reth(offset, len) };
     let mut probe = Probe::new(Setup::default());
     probe.request(0, read(0, 3000)).unwrap();
@@ -240,7 +232,7 @@ fn a6_a_replayed_read_never_exceeds_the_original() {
 }
 
 #[test]
-fn a12_zero_length_needs_no_key() {
+fn zero_length_needs_no_key() {
     let nonsense = Reth { va: u64::MAX, rkey: Rkey::new(0xdead), dma_len: 0 };
     let mut probe = Probe::new(Setup::default());
     probe.request(0, write_only(nonsense, &[])).unwrap();
@@ -256,7 +248,7 @@ fn a12_zero_length_needs_no_key() {
 
 /// A flush of nothing still names memory.
 #[test]
-fn a12_a_flush_of_nothing_needs_a_key() {
+fn a_flush_of_nothing_needs_a_key() {
     for selectivity in [Feth::RANGE, Feth::WHOLE_REGION] {
         let feth = Feth { placement: Feth::GLOBAL_VISIBILITY, selectivity };
         let mut probe = Probe::new(Setup::default());

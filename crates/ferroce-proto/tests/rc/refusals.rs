@@ -1,4 +1,4 @@
-//! rxe's bugs, part B (responder) from B10 on, where it refuses, waits or fails; the others are in `b_responder`.
+//! The responder where it refuses, waits or fails; gaps and replays are in `responder`.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ const DUPLICATE: Result<(), DropReason> = Err(DropReason::DuplicateRequest);
 const REFUSED: Result<(), DropReason> = Err(DropReason::Refused);
 
 #[test]
-fn b10_a_message_too_long_for_its_receive() {
+fn a_message_too_long_for_its_receive_is_an_error_at_both_ends() {
     let first = Request::SendFirst { payload: &DATA[..1024] };
     let middle = Request::SendMiddle { payload: &DATA[1024..2048] };
     let last = Request::SendLast { payload: &DATA[2048..2100], tail: SendTail::None };
@@ -52,7 +52,7 @@ fn b10_a_message_too_long_for_its_receive() {
 
 /// As requester: rxe says 0x63, cards 0x61.
 #[test]
-fn b10_either_nak_for_a_message_too_long_is_understood() {
+fn either_nak_for_a_message_too_long_is_understood() {
     for (code, status) in [
         (NakCode::InvalidRequest, WcStatus::RemInvReqErr),
         (NakCode::RemoteOperationalError, WcStatus::RemOpErr),
@@ -68,7 +68,7 @@ fn b10_either_nak_for_a_message_too_long_is_understood() {
 
 /// Our choice: NAK 0x62, and the receive ends in LOC_ACCESS_ERR although its data is there.
 #[test]
-fn b11_send_with_invalidate_of_a_bad_key_is_no_success() {
+fn send_with_invalidate_of_a_bad_key_is_no_success() {
     let mut probe = Probe::new(Setup::default());
     probe.post_recv(1, &[local(0, 16)]);
     probe.post_recv(2, &[local(0, 16)]);
@@ -91,7 +91,7 @@ fn b11_send_with_invalidate_of_a_bad_key_is_no_success() {
 
 /// IBTA 11.6.2: a Local Access Error is exactly this, whichever packet carries the immediate data.
 #[test]
-fn b11_write_with_immediate_and_a_bad_key() {
+fn write_with_immediate_and_a_bad_key() {
     let imm = Some(Imm([1, 2, 3, 4]));
     // A key that never was.
     let mut probe = Probe::new(Setup::default());
@@ -122,7 +122,7 @@ fn b11_write_with_immediate_and_a_bad_key() {
 }
 
 #[test]
-fn b12_an_error_completes_one_receive_and_flushes_the_rest_once() {
+fn an_error_completes_one_receive_and_flushes_the_rest_once() {
     let mut probe = Probe::new(Setup::default());
     for wr_id in 0..5 {
         probe.post_recv(wr_id, &[local(0, 100)]);
@@ -141,7 +141,7 @@ fn b12_an_error_completes_one_receive_and_flushes_the_rest_once() {
 
 /// An error in the middle of a message: its receive is flushed first.
 #[test]
-fn b12_a_receive_in_use_is_flushed_in_its_order() {
+fn a_receive_in_use_is_flushed_in_its_order() {
     let mut probe = Probe::new(Setup::default());
     for wr_id in 0..3 {
         probe.post_recv(wr_id, &[local(0, 4096)]);
@@ -154,7 +154,7 @@ fn b12_a_receive_in_use_is_flushed_in_its_order() {
 }
 
 #[test]
-fn b12_opcodes_out_of_sequence() {
+fn opcodes_out_of_sequence_are_invalid_requests() {
     let send_first = Request::SendFirst { payload: &DATA[..1024] };
     let write_first = Request::WriteFirst { reth: reth(0, 4096), payload: &DATA[..1024] };
     let send_middle = Request::SendMiddle { payload: &DATA[..1024] };
@@ -182,7 +182,7 @@ fn b12_opcodes_out_of_sequence() {
 }
 
 #[test]
-fn b13_a_permission_missing_at_the_queue_pair_or_at_the_memory() {
+fn a_permission_missing_at_the_queue_pair_or_at_the_memory() {
     let write = write_only(reth(0, 4), &DATA[..4]);
     let all = QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ | QpAccess::REMOTE_ATOMIC;
     for (request, needs) in [
@@ -207,7 +207,7 @@ fn b13_a_permission_missing_at_the_queue_pair_or_at_the_memory() {
 }
 
 #[test]
-fn b13_atomics_are_aligned() {
+fn atomics_are_aligned() {
     let mut probe = Probe::new(Setup::default());
     assert_eq!(probe.request(0, fetch_add(4, 1)), REFUSED);
     assert_eq!(probe.out(), ["nak 0x61 0 msn 0"]);
@@ -215,7 +215,7 @@ fn b13_atomics_are_aligned() {
 
 /// The receive buffer is the responder's own fault.
 #[test]
-fn b13_a_bad_receive_buffer() {
+fn a_bad_receive_buffer_is_an_operational_error() {
     let mut probe = Probe::new(Setup::default());
     let foreign = ferroce_proto::Sge { lkey: ferroce_wire::Lkey::new(0xbad), ..local(0, 100) };
     probe.post_recv(1, &[foreign]);
@@ -226,7 +226,7 @@ fn b13_a_bad_receive_buffer() {
 }
 
 #[test]
-fn b14_a_write_out_of_range_is_refused_at_its_first_packet() {
+fn a_write_out_of_range_is_refused_at_its_first_packet() {
     let mut probe = Probe::new(Setup::default());
     let reth = reth((64 << 10) - 2000, 2058);
     assert_eq!(probe.request(0, Request::WriteFirst { reth, payload: &DATA[..1024] }), REFUSED);
@@ -236,7 +236,7 @@ fn b14_a_write_out_of_range_is_refused_at_its_first_packet() {
 
 /// The memory went behind the First.
 #[test]
-fn b14_memory_that_goes_in_the_middle_of_a_write() {
+fn memory_that_goes_in_the_middle_of_a_write() {
     for deregistered in [true, false] {
         let mut probe = Probe::new(Setup::default());
         probe.request(0, Request::WriteFirst { reth: reth(0, 2058), payload: &DATA[..1024] }).unwrap();
@@ -253,7 +253,7 @@ fn b14_memory_that_goes_in_the_middle_of_a_write() {
 
 /// That it wraps is tested beside the responder's code.
 #[test]
-fn b15_what_the_msn_counts() {
+fn the_msn_counts_completed_messages() {
     let mut probe = Probe::new(Setup::default());
     probe.post_recv(1, &[local(0, 4096)]);
     probe.batch = 1;
@@ -275,7 +275,7 @@ fn b15_what_the_msn_counts() {
 }
 
 #[test]
-fn b16_an_atomic_is_done_once() {
+fn an_atomic_is_done_once() {
     let mut probe = Probe::new(Setup::default());
     let cas = AtomicEth { va: BASE + 8, rkey: Rkey::new(KEY), swap_or_add: 77, compare: 0 };
     probe.request(0, fetch_add(0, 5)).unwrap();
@@ -297,7 +297,7 @@ fn b16_an_atomic_is_done_once() {
 }
 
 #[test]
-fn b17_events_where_no_completion_can_tell() {
+fn events_where_no_completion_can_tell() {
     let write = write_only(reth(0, 4), &DATA[..4]);
     let mut probe = Probe::in_state(Setup::default(), QpState::Rtr);
     probe.request(0, write).unwrap();
@@ -315,7 +315,7 @@ fn b17_events_where_no_completion_can_tell() {
 }
 
 #[test]
-fn b18_the_depth_can_change_under_incoming_reads() {
+fn the_depth_can_change_under_incoming_reads() {
     let mut probe = Probe::new(Setup::default());
     probe.batch = 1;
     for psn in 0..8 {
@@ -338,7 +338,7 @@ fn b18_the_depth_can_change_under_incoming_reads() {
 }
 
 #[test]
-fn b19_a_new_connection_uses_the_same_memory_after_an_error() {
+fn a_new_connection_uses_the_same_memory_after_an_error() {
     let mut probe = Probe::new(Setup::default());
     assert_eq!(probe.request(0, write_only(reth(1 << 20, 4), &DATA[..4])), REFUSED);
     probe.out();
@@ -350,7 +350,7 @@ fn b19_a_new_connection_uses_the_same_memory_after_an_error() {
 }
 
 #[test]
-fn b20_nothing_is_sent_again_before_the_rnr_delay() {
+fn nothing_is_sent_again_before_the_rnr_delay() {
     for code in [1, 22, 0] {
         let mut probe = Probe::new(Setup::default());
         probe.post(1, SendOp::Send, &[local(0, 4)]);
@@ -368,7 +368,7 @@ fn b20_nothing_is_sent_again_before_the_rnr_delay() {
 
 /// No receive: RNR NAK with the PSN of the packet, nothing changes, and what follows is dropped in silence.
 #[test]
-fn b20_receiver_not_ready() {
+fn a_send_without_a_receive_gets_an_rnr_nak() {
     let mut probe = Probe::new(Setup::default());
     let with_imm = Request::WriteOnly { reth: reth(0, 4), payload: &DATA[..4], imm: Some(Imm([1, 2, 3, 4])) };
     for request in [send_only(&DATA[..4]), Request::SendFirst { payload: &DATA[..1024] }, with_imm] {
@@ -387,7 +387,7 @@ fn b20_receiver_not_ready() {
 
 /// The immediate's packet needs the receive; what was written before stays.
 #[test]
-fn b20_receiver_not_ready_at_the_end_of_a_write() {
+fn a_write_with_immediate_gets_an_rnr_nak_at_its_end() {
     let mut probe = Probe::new(Setup::default());
     probe.quiet_request(0, Request::WriteFirst { reth: reth(0, 1030), payload: &DATA[..1024] }).unwrap();
     let last = Request::WriteLast { payload: &DATA[1024..1030], imm: Some(Imm([9; 4])) };

@@ -7,7 +7,7 @@ use ferroce_proto::{QpState, Service, SrqAttr, SrqAttrMask, SrqEvent};
 use ferroce_wire::{Request, SendTail};
 use proptest::prelude::*;
 
-use crate::bench::{Bench, DATA, HOME, Queue, Source, Xrcd};
+use crate::probe::{DATA, HOME, Probe, Queue, Source, Xrcd};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -86,7 +86,7 @@ struct World {
     xrc: bool,
     xrcd: Arc<Xrcd>,
     queues: Vec<Arc<Queue>>,
-    qps: Vec<Bench>,
+    qps: Vec<Probe>,
     queue_models: Vec<QueueModel>,
     qp_models: Vec<QpModel>,
     next_wr: u64,
@@ -105,11 +105,11 @@ impl World {
             .map(|_| match xrc {
                 true => {
                     let source = Source::Xrc { xrcd: Arc::clone(&xrcd), own_memory: true };
-                    Bench::new(Service::XrcTarget, source, &[HOME]).bring(Service::XrcTarget, QpState::Rtr)
+                    Probe::new(Service::XrcTarget, source, &[HOME]).bring(Service::XrcTarget, QpState::Rtr)
                 }
                 false => {
                     let source = Source::Queue(Arc::clone(&queues[0]));
-                    Bench::new(Service::Rc, source, &[HOME]).bring(Service::Rc, QpState::Rtr)
+                    Probe::new(Service::Rc, source, &[HOME]).bring(Service::Rc, QpState::Rtr)
                 }
             })
             .collect();
@@ -225,8 +225,8 @@ impl World {
 
     fn cycle(&mut self, qp: usize) {
         let model = &mut self.qp_models[qp];
-        let bench = &mut self.qps[qp];
-        bench.to(QpState::Error);
+        let probe = &mut self.qps[qp];
+        probe.to(QpState::Error);
         let mut want = Vec::new();
         if !model.dead {
             if let Some((id, number)) = model.bound {
@@ -235,11 +235,11 @@ impl World {
             }
             want.push("QpLastWqeReached".to_owned());
         }
-        assert_eq!(bench.events(), want);
-        bench.to(QpState::Reset);
+        assert_eq!(probe.events(), want);
+        probe.to(QpState::Reset);
         let service = if self.xrc { Service::XrcTarget } else { Service::Rc };
-        let fresh = std::mem::replace(bench, Bench::new(Service::Rc, Source::Own, &[HOME]));
-        *bench = fresh.bring(service, QpState::Rtr);
+        let fresh = std::mem::replace(probe, Probe::new(Service::Rc, Source::Own, &[HOME]));
+        *probe = fresh.bring(service, QpState::Rtr);
         *model = QpModel::default();
     }
 

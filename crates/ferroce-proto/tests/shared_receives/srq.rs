@@ -5,11 +5,11 @@ use std::sync::Arc;
 use ferroce_proto::{DropReason, PostRecvError, QpState, RecvWr, Service};
 use ferroce_wire::{Bth, Deth, Operation, Psn, Qkey, Request, SendTail, UdPacket};
 
-use crate::bench::{Bench, DATA, HOME, KEY, PEER, QPN, Queue, Source, THEIRS};
+use crate::probe::{DATA, HOME, KEY, PEER, Probe, QPN, Queue, Source, THEIRS};
 
-fn on(queue: &Arc<Queue>, service: Service) -> Bench {
+fn on(queue: &Arc<Queue>, service: Service) -> Probe {
     let source = Source::Queue(Arc::clone(queue));
-    Bench::new(service, source, &[HOME, 9]).bring(service, QpState::Rts)
+    Probe::new(service, source, &[HOME, 9]).bring(service, QpState::Rts)
 }
 
 fn send(payload: &[u8]) -> Request<'_> {
@@ -55,7 +55,7 @@ fn memory_is_of_the_queue_s_domain() {
     a.request(
         1,
         None,
-        Request::WriteOnly { reth: crate::bench::reth(100, 4), payload: &DATA[4..8], imm: None },
+        Request::WriteOnly { reth: crate::probe::reth(100, 4), payload: &DATA[4..8], imm: None },
     )
     .unwrap();
     assert_eq!(a.mem.of(HOME).bytes(KEY)[100..104], DATA[4..8]);
@@ -69,9 +69,9 @@ fn memory_is_of_the_queue_s_domain() {
     assert_eq!(queue.len(), 1, "those not in use stay");
 }
 
-/// bugs.md D1: one LAST_WQE_REACHED behind the flush of the WQE in use, which is not given back.
+/// One LAST_WQE_REACHED comes behind the flush of the WQE in use, which is not given back.
 #[test]
-fn d1_only_the_wqe_in_use_flushes_and_the_last_is_told_once() {
+fn only_the_wqe_in_use_flushes_and_last_wqe_reached_comes_once() {
     let queue = Queue::new(8, HOME);
     let mut a = on(&queue, Service::Rc);
     (0..3).for_each(|wr_id| queue.post(wr_id, 4096));
@@ -134,7 +134,7 @@ fn ud_drops_without_a_wqe() {
     let mut a = on(&queue, Service::Ud);
     let deth = Deth { qkey: Qkey::new(7), src_qp: PEER };
     let datagram = UdPacket { deth, payload: &DATA[..4], imm: None };
-    let give = |a: &mut Bench| a.give(Bth::new(QPN, Psn::new(0)), Operation::Ud(datagram));
+    let give = |a: &mut Probe| a.give(Bth::new(QPN, Psn::new(0)), Operation::Ud(datagram));
     assert_eq!(give(&mut a), Err(DropReason::NoReceiveWqe));
     queue.post(1, 44);
     assert_eq!(give(&mut a), Ok(()));

@@ -180,7 +180,7 @@ impl ReceiveSource for Source {
     }
 }
 
-pub struct Bench {
+pub struct Probe {
     pub qp: QueuePair,
     pub source: Source,
     pub mem: Domains,
@@ -240,7 +240,7 @@ pub fn mask(service: Service, state: QpState) -> QpAttrMask {
         }
 }
 
-impl Bench {
+impl Probe {
     pub fn new(service: Service, source: Source, domains: &[u32]) -> Self {
         let qp = QueuePair::new(QpConfig {
             qpn: QPN,

@@ -2,8 +2,8 @@
 
 #![allow(dead_code, reason = "the support has more than is used here")]
 
-mod bench;
 mod model;
+mod probe;
 #[path = "../rc/ram.rs"]
 mod ram;
 mod srq;
