@@ -7,6 +7,8 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use ferroce_sim::Rng;
+
 use crate::udp::Datagram;
 
 /// The probabilities of each fault.
@@ -80,7 +82,7 @@ impl FromStr for FaultPlan {
 #[derive(Debug)]
 pub(crate) struct Fault {
     plan: FaultPlan,
-    random: u64,
+    random: Rng,
     counts: FaultCounts,
     /// Datagrams still to drop in the present loss.
     burst_left: u32,
@@ -104,7 +106,7 @@ impl Fault {
     pub(crate) fn new(plan: FaultPlan) -> Self {
         Self {
             plan,
-            random: plan.seed,
+            random: Rng::new(plan.seed),
             counts: FaultCounts::default(),
             burst_left: 0,
             late: VecDeque::new(),
@@ -163,7 +165,7 @@ impl Fault {
         }
         if self.happens(self.plan.reorder) {
             self.counts.reordered += 1;
-            let others = 1 + self.next() as u32 % 8;
+            let others = 1 + self.random.below(8) as u32;
             self.late.push_back((others, owned));
         } else {
             self.deliver(owned);
@@ -181,16 +183,7 @@ impl Fault {
     }
 
     fn happens(&mut self, probability: f64) -> bool {
-        ((self.next() >> 11) as f64) < probability * (1_u64 << 53) as f64
-    }
-
-    /// SplitMix64.
-    fn next(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = self.random;
-        let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
+        self.random.chance((probability * 1e6) as u32)
     }
 }
 

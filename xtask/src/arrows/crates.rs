@@ -12,7 +12,7 @@ const USES: &[(&str, &[&str])] = &[
     ("ferroce-wire", &[]),
     ("ferroce-proto", &["ferroce-wire"]),
     ("ferroce-ipc", &["ferroce-wire"]),
-    ("ferroce-datapath", &["ferroce-wire"]),
+    ("ferroce-datapath", &["ferroce-sim", "ferroce-wire"]),
     ("ferroce-host", &["ferroce-ipc"]),
     ("ferroce-engine", &["ferroce-proto", "ferroce-datapath", "ferroce-host", "ferroce-ipc", "ferroce-wire"]),
     ("ferroce-rsocket", &["ferroce-engine", "ferroce-host", "ferroce-proto", "ferroce-wire"]),
