@@ -234,16 +234,16 @@ fn flow(ip: &IpHeader, udp: &view::Udp) -> Flow {
     let source_port = udp.source_port.get();
     match ip {
         IpHeader::V4(ip) => Flow {
-            source: IpAddr::V4(Ipv4Addr::from_octets(ip.source)),
-            destination: IpAddr::V4(Ipv4Addr::from_octets(ip.destination)),
+            source: IpAddr::V4(Ipv4Addr::from(ip.source)),
+            destination: IpAddr::V4(Ipv4Addr::from(ip.destination)),
             source_port,
             traffic_class: ip.tos,
             hop_limit: ip.ttl,
             link: LinkLayer::default(),
         },
         IpHeader::V6(ip) => Flow {
-            source: IpAddr::V6(Ipv6Addr::from_octets(ip.source)),
-            destination: IpAddr::V6(Ipv6Addr::from_octets(ip.destination)),
+            source: IpAddr::V6(Ipv6Addr::from(ip.source)),
+            destination: IpAddr::V6(Ipv6Addr::from(ip.destination)),
             source_port,
             traffic_class: (ip.word0.get() >> 20) as u8,
             hop_limit: ip.hop_limit,

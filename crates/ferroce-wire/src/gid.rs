@@ -21,7 +21,7 @@ impl Gid {
 
     /// The address of a GID: an IPv4-mapped one is an IPv4 address.
     pub const fn to_ip(self) -> IpAddr {
-        let v6 = Ipv6Addr::from_octets(self.0);
+        let v6 = Ipv6Addr::from_bits(u128::from_be_bytes(self.0));
         match v6.to_ipv4_mapped() {
             Some(v4) => IpAddr::V4(v4),
             None => IpAddr::V6(v6),
@@ -65,7 +65,7 @@ impl From<Ipv6Addr> for Gid {
 impl fmt::Display for Gid {
     /// As an IPv6 address: `::ffff:192.0.2.1`, `fe80::1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&Ipv6Addr::from_octets(self.0), f)
+        fmt::Display::fmt(&Ipv6Addr::from(self.0), f)
     }
 }
 

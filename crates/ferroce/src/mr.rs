@@ -310,8 +310,9 @@ impl Drop for MemoryRegion<'_> {
 
 impl fmt::Debug for MemoryRegion<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let addr = format_args!("{:#x}", self.mr.addr());
-        f.debug_struct("MemoryRegion").field("addr", &addr).field("len", &self.len()).finish_non_exhaustive()
+        let addr = self.mr.addr();
+        let mut region = f.debug_struct("MemoryRegion");
+        region.field("addr", &format_args!("{addr:#x}")).field("len", &self.len()).finish_non_exhaustive()
     }
 }
 
