@@ -27,6 +27,7 @@ mod place;
 mod report;
 mod sanitizer;
 mod source;
+mod supply;
 mod symbols;
 mod test;
 mod tree;

@@ -5,7 +5,7 @@ use clap::Args;
 
 use crate::debian::{self, Programs};
 use crate::report::{Checks, Report};
-use crate::{arrows, book, crates, dist, e2e, no_std, peer, sanitizer, source, symbols};
+use crate::{arrows, book, crates, dist, e2e, no_std, peer, sanitizer, source, supply, symbols};
 
 /// Which stages to run.
 #[derive(Args)]
@@ -29,8 +29,9 @@ pub struct TestArgs {
 
 impl TestArgs {
     fn wants(&self, stage: &str) -> bool {
-        (self.only.is_empty() || self.only.iter().any(|s| s == stage))
-            && !self.skip.iter().any(|s| s == stage)
+        let named = self.only.iter().any(|s| s == stage);
+        let usual = self.only.is_empty() && (self.all || !THOROUGH.contains(&stage));
+        (named || usual) && !self.skip.iter().any(|s| s == stage)
     }
 }
 
@@ -45,9 +46,14 @@ const STAGES: &[(&str, &str)] = &[
     ("doc", "cargo doc, warnings are errors"),
     ("unit", "cargo test over the workspace"),
     ("sanitizer", "the C programs of the tests on a library with AddressSanitizer"),
+    ("msrv", "the workspace builds with the oldest Rust that the manifest promises (with --all)"),
+    ("deny", "licences and sources of dependencies, by cargo deny (with --all)"),
     ("dist", "the release build fills target/dist"),
     ("symbols", "the library exports what the real ones export"),
 ];
+
+/// Stages that run with `--all`, or if they are named.
+const THOROUGH: [&str; 2] = ["msrv", "deny"];
 
 /// The last stage: a peer that is not ours.
 const PEER: (&str, &str) = ("peer", "both ends against the Linux kernel's rdma_rxe in a QEMU guest");
@@ -71,7 +77,7 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         debian::decline();
     }
     let mut report = Report::default();
-    let simple: [(&str, Source); 8] = [
+    let simple: [(&str, Source); 10] = [
         ("fmt", source::fmt),
         ("arrows", arrows::check),
         ("no_std", no_std::check),
@@ -80,6 +86,8 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         ("doc", source::doc),
         ("unit", source::unit),
         ("sanitizer", sanitizer::check),
+        ("msrv", supply::oldest_rust),
+        ("deny", supply::dependencies),
     ];
     let mut programs = None;
     for (name, body) in simple {

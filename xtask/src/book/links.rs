@@ -1,4 +1,4 @@
-//! Every relative link of a page leads to a file that is there, and to a heading of it.
+//! Every relative link of a page leads to a file that is there, and to a heading of it; every path that it names is there, too.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -31,12 +31,25 @@ pub fn check(pages: &[Page], checks: &mut Checks) -> Result<()> {
                 wrong.push(format!("({link}): {} has no such heading", target.display()));
             }
         }
+        // The changelog may name files of earlier days.
+        let named = if page.path == "CHANGELOG.md" { Vec::new() } else { paths(&page.text) };
+        let gone = named.into_iter().filter(|path| !tree::root().join(path).exists());
+        wrong.extend(gone.map(|path| format!("`{path}` is not there")));
         match wrong.is_empty() {
             true => checks.pass(),
             false => checks.fail(&page.path, &wrong.join("\n")),
         }
     }
     Ok(())
+}
+
+/// Paths below the root that stand as code in the text.
+fn paths(text: &str) -> Vec<&str> {
+    const FOLDERS: [&str; 4] = ["crates/", "xtask/", "docs/", "fuzz/"];
+    let spans = text.split('`').skip(1).step_by(2);
+    spans
+        .filter(|span| FOLDERS.iter().any(|f| span.starts_with(f)) && !span.contains([' ', '*', '\n']))
+        .collect()
 }
 
 /// Targets of `[text](target)` outside of code, those on other hosts excepted.
@@ -98,6 +111,7 @@ mod tests {
         let text = "# The `one`\n[a](b.md#c) and [d](https://e) [f](../g)\n```\n[no](no)\n# no\n```\n## Which GID index?\n";
         assert_eq!(links(text), ["b.md#c", "../g"]);
         assert_eq!(headings(text), ["the-one", "which-gid-index"]);
+        assert_eq!(paths("in `crates/a/src` and `cargo x`, `docs/b.md`"), ["crates/a/src", "docs/b.md"]);
         assert_eq!(plain(Path::new("docs/book/src/../../../README.md")), Path::new("README.md"));
     }
 }
