@@ -24,7 +24,7 @@ pub(super) unsafe fn read(from: *const sockaddr, length: socklen_t) -> Result<So
     if length < size_of::<libc::sa_family_t>() {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: the caller says that as many octets may be read.
+    // SAFETY: `from` has `length` octets, which are enough.
     let family = i32::from(unsafe { from.cast::<libc::sa_family_t>().read_unaligned() });
     let whole = match family {
         libc::AF_INET => size_of::<sockaddr_in>(),
@@ -54,17 +54,17 @@ pub(super) unsafe fn write(
     }
     let storage = address::storage(address);
     let whole = length_of(&address);
-    // SAFETY: not NULL, and the caller says it is readable.
+    // SAFETY: not NULL, so readable.
     let room = unsafe { length.read() } as usize;
     let count = room.min(whole);
     if count > 0 && to.is_null() {
         return Err(Errno::EFAULT);
     }
     if count > 0 {
-        // SAFETY: the storage has room for any address, and the caller says that `to` has so much.
+        // SAFETY: the storage has room for any address, and `to` has `room` octets.
         unsafe { std::ptr::copy_nonoverlapping(std::ptr::from_ref(&storage).cast::<u8>(), to.cast(), count) };
     }
-    // SAFETY: not NULL, and the caller says it is writable.
+    // SAFETY: not NULL, so writable.
     unsafe { length.write(whole as socklen_t) };
     Ok(())
 }

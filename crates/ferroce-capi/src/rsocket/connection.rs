@@ -9,6 +9,7 @@ use libc::{sockaddr, socklen_t};
 use super::address;
 use super::attempt;
 use super::table::{self, Entry, Socket};
+use crate::entry::{ConstPtr, Ptr, export};
 use crate::errno::Errno;
 use crate::{call, log, wait};
 
@@ -32,23 +33,19 @@ pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int 
     })
 }
 
-/// Gives it an address and a port.
-///
-/// # Safety
-///
-/// `addr` is NULL or readable for `addrlen` octets.
-pub unsafe extern "C" fn rbind(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
-    call::minus_one(|_| {
+export! {
+    /// Gives it an address and a port.
+    pub fn rbind(socket: c_int, addr: ConstPtr<sockaddr>, addrlen: socklen_t) -> c_int = call::minus_one |_| {
         let entry = table::get(socket)?;
-        // SAFETY: as the caller says.
-        let address = unsafe { address::read(addr, addrlen) }?;
+        // SAFETY: `addrlen` is the length of `addr`.
+        let address = unsafe { address::read(addr.as_ptr(), addrlen) }?;
         match &entry.socket {
             Socket::Stream(stream) => stream.bind(address)?,
             Socket::Datagram(datagram) => datagram.bind(address)?,
             Socket::Repoll(_) => return Err(Errno::EBADF),
         }
         Ok(0)
-    })
+    }
 }
 
 /// Takes requests from now on.
@@ -59,23 +56,15 @@ pub extern "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
     })
 }
 
-/// The oldest connection that was made. EINVAL if it does not listen. A cancellation point.
-///
-/// # Safety
-///
-/// `addr` is NULL, or `addrlen` says how much may be written to it.
-pub unsafe extern "C-unwind" fn raccept(
-    socket: c_int,
-    addr: *mut sockaddr,
-    addrlen: *mut socklen_t,
-) -> c_int {
-    wait::minus_one(|_, woken| {
+export! {
+    /// The oldest connection that was made. EINVAL if it does not listen. A cancellation point.
+    pub waiting fn raccept(socket: c_int, addr: Ptr<sockaddr>, addrlen: Ptr<socklen_t>) -> c_int = wait::minus_one |_, woken| {
         woken?;
         let entry = table::get(socket)?;
         attempt(entry.socket.stream()?.accept(entry.is_nonblocking()))?.then(|stream| {
             if let (false, false, Some(peer)) = (addr.is_null(), addrlen.is_null(), stream.peer_addr()) {
-                // SAFETY: as the caller says.
-                unsafe { address::write(peer, addr, addrlen) }?;
+                // SAFETY: `addrlen` names the room at `addr`.
+                unsafe { address::write(peer, addr.as_ptr(), addrlen.as_ptr()) }?;
             }
             // As rdma-core has it, unlike a socket: what was accepted is non-blocking if the listener is.
             let status = entry.status.load(Ordering::Relaxed);
@@ -85,30 +74,26 @@ pub unsafe extern "C-unwind" fn raccept(
                 entry.descriptor.load(Ordering::Relaxed),
             )))
         })
-    })
-}
+    }
 
-/// Asks for a connection. 0 if there is one. A cancellation point while it waits: the connection is then made all the same.
-///
-/// # Safety
-///
-/// `addr` is NULL or readable for `addrlen` octets.
-pub unsafe extern "C-unwind" fn rconnect(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
-    let mut asked = false;
-    wait::minus_one(|_, woken| {
-        woken?;
-        let entry = table::get(socket)?;
-        // SAFETY: as the caller says.
-        let address = unsafe { address::read(addr, addrlen) }?;
-        let again = std::mem::replace(&mut asked, true);
-        let connected = match &entry.socket {
-            Socket::Stream(stream) if again => stream.finish_connect(),
-            Socket::Stream(stream) => stream.connect(address, entry.is_nonblocking()),
-            Socket::Datagram(datagram) => datagram.connect(address),
-            Socket::Repoll(_) => return Err(Errno::EBADF),
-        };
-        attempt(connected)?.then(|()| Ok(0))
-    })
+    /// Asks for a connection. 0 if there is one. A cancellation point while it waits: the connection is then made all the same.
+    pub waiting fn rconnect(socket: c_int, addr: ConstPtr<sockaddr>, addrlen: socklen_t) -> c_int {
+        let mut asked = false;
+        wait::minus_one(|_, woken| {
+            woken?;
+            let entry = table::get(socket)?;
+            // SAFETY: `addrlen` is the length of `addr`.
+            let address = unsafe { address::read(addr.as_ptr(), addrlen) }?;
+            let again = std::mem::replace(&mut asked, true);
+            let connected = match &entry.socket {
+                Socket::Stream(stream) if again => stream.finish_connect(),
+                Socket::Stream(stream) => stream.connect(address, entry.is_nonblocking()),
+                Socket::Datagram(datagram) => datagram.connect(address),
+                Socket::Repoll(_) => return Err(Errno::EBADF),
+            };
+            attempt(connected)?.then(|()| Ok(0))
+        })
+    }
 }
 
 /// Stops reading, sending or both, and waits until the peer has what was sent.
@@ -138,41 +123,31 @@ pub extern "C" fn rclose(socket: c_int) -> c_int {
     })
 }
 
-/// The peer's address.
-///
-/// # Safety
-///
-/// `addrlen` is NULL or says how much may be written to `addr`.
-pub unsafe extern "C" fn rgetpeername(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
-    call::minus_one(|_| {
+export! {
+    /// The peer's address.
+    pub fn rgetpeername(socket: c_int, addr: Ptr<sockaddr>, addrlen: Ptr<socklen_t>) -> c_int = call::minus_one |_| {
         let peer = match &table::get(socket)?.socket {
             Socket::Stream(stream) => stream.peer_addr(),
             Socket::Datagram(datagram) => datagram.peer_addr(),
             Socket::Repoll(_) => return Err(Errno::EBADF),
         };
         let peer = peer.ok_or(Errno::ENOTCONN)?;
-        // SAFETY: as the caller says.
-        unsafe { address::write(peer, addr, addrlen) }?;
+        // SAFETY: `addrlen` names the room at `addr`.
+        unsafe { address::write(peer, addr.as_ptr(), addrlen.as_ptr()) }?;
         Ok(0)
-    })
-}
+    }
 
-/// Its own address.
-///
-/// # Safety
-///
-/// As for [`rgetpeername`].
-pub unsafe extern "C" fn rgetsockname(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
-    call::minus_one(|_| {
+    /// Its own address.
+    pub fn rgetsockname(socket: c_int, addr: Ptr<sockaddr>, addrlen: Ptr<socklen_t>) -> c_int = call::minus_one |_| {
         let own = match &table::get(socket)?.socket {
             Socket::Stream(stream) => stream.local_addr(),
             Socket::Datagram(datagram) => datagram.local_addr()?,
             Socket::Repoll(_) => return Err(Errno::EBADF),
         };
-        // SAFETY: as the caller says.
-        unsafe { address::write(own, addr, addrlen) }?;
+        // SAFETY: `addrlen` names the room at `addr`.
+        unsafe { address::write(own, addr.as_ptr(), addrlen.as_ptr()) }?;
         Ok(0)
-    })
+    }
 }
 
 /// Flags of the descriptor. `arg` is that of the commands that have one.

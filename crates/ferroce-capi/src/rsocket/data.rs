@@ -10,7 +10,9 @@ use libc::{iovec, msghdr, sockaddr, socklen_t, ssize_t};
 use super::table::{self, Socket};
 use super::{address, attempt};
 use crate::call::Owner;
+use crate::entry::{ConstPtr, Ptr, export};
 use crate::errno::Errno;
+use crate::handle::set;
 use crate::wait::{self, Step, Woken};
 
 /// Places that one call may name.
@@ -33,7 +35,7 @@ pub(super) unsafe fn given<'a>(buf: *const c_void, len: usize) -> Result<&'a [u8
     match (buf.is_null(), len) {
         (_, 0) => Ok(&[]),
         (true, _) => Err(Errno::EFAULT),
-        // SAFETY: as the caller says; a program that changes them meanwhile sends either.
+        // SAFETY: `buf` has `len` octets; a program that changes them meanwhile sends either.
         (false, len) => Ok(unsafe { slice::from_raw_parts(buf.cast(), len) }),
     }
 }
@@ -47,7 +49,7 @@ unsafe fn room<'a>(buf: *mut c_void, len: usize) -> Result<&'a mut [u8], Errno> 
     match (buf.is_null(), len) {
         (_, 0) => Ok(&mut []),
         (true, _) => Err(Errno::EFAULT),
-        // SAFETY: as the caller says; nobody reads what was not written before.
+        // SAFETY: `buf` has `len` octets; nobody reads what was not written before.
         (false, len) => Ok(unsafe { slice::from_raw_parts_mut(buf.cast(), len) }),
     }
 }
@@ -62,7 +64,7 @@ unsafe fn places<'a>(iov: *const iovec, count: usize) -> Result<&'a [iovec], Err
         (_, 0) => Ok(&[]),
         (true, _) => Err(Errno::EFAULT),
         (false, count) if count > MAX_PLACES => Err(Errno::EMSGSIZE),
-        // SAFETY: as the caller says.
+        // SAFETY: `iov` has `count` elements.
         (false, count) => Ok(unsafe { slice::from_raw_parts(iov, count) }),
     }
 }
@@ -71,7 +73,7 @@ fn number(count: c_int) -> Result<usize, Errno> {
     usize::try_from(count).ok().filter(|count| *count <= MAX_PLACES).ok_or(Errno::EINVAL)
 }
 
-/// Whom to send to, if a program names anybody.
+/// The address to send to, if a program names one.
 ///
 /// # Safety
 ///
@@ -80,7 +82,7 @@ unsafe fn destination(address: *const sockaddr, length: socklen_t) -> Result<Opt
     if address.is_null() {
         return Ok(None);
     }
-    // SAFETY: as the caller says.
+    // SAFETY: `address` has `length` octets.
     unsafe { address::read(address, length) }.map(Some)
 }
 
@@ -179,72 +181,63 @@ pub(super) fn go_on(
     }
 }
 
-/// Receives; 0 when the peer is done.
-///
-/// # Safety
-///
-/// `buf` is NULL or writable for `len` octets.
-pub unsafe extern "C-unwind" fn rrecv(socket: c_int, buf: *mut c_void, len: usize, flags: c_int) -> ssize_t {
-    let mut got = 0;
-    count(|_, woken| {
-        // SAFETY: as the caller says.
-        let room = unsafe { room(buf, len) }?;
-        receive(socket, &mut [room], flags, woken, &mut got)?.then(|(octets, _)| Ok(octets))
-    })
-}
-
-/// Receives, and tells from whom.
-///
-/// # Safety
-///
-/// As for [`rrecv`]; `src_addr` is NULL, or `addrlen` says how much may be written to it.
-pub unsafe extern "C-unwind" fn rrecvfrom(
-    socket: c_int,
-    buf: *mut c_void,
-    len: usize,
-    flags: c_int,
-    src_addr: *mut sockaddr,
-    addrlen: *mut socklen_t,
-) -> ssize_t {
-    let mut got = 0;
-    count(|_, woken| {
-        // SAFETY: as the caller says.
-        let room = unsafe { room(buf, len) }?;
-        receive(socket, &mut [room], flags, woken, &mut got)?.then(|(octets, from)| {
-            if let (false, false, Some(peer)) = (src_addr.is_null(), addrlen.is_null(), from) {
-                // SAFETY: as the caller says.
-                unsafe { address::write(peer, src_addr, addrlen) }?;
-            }
-            Ok(octets)
+export! {
+    /// Receives; 0 when the peer is done.
+    pub waiting fn rrecv(socket: c_int, buf: *mut c_void, len: usize, flags: c_int) -> ssize_t {
+        let mut got = 0;
+        count(|_, woken| {
+            // SAFETY: `len` is the length of `buf`.
+            let room = unsafe { room(buf, len) }?;
+            receive(socket, &mut [room], flags, woken, &mut got)?.then(|(octets, _)| Ok(octets))
         })
-    })
-}
+    }
 
-/// Receives into several places. Control data are EOPNOTSUPP.
-///
-/// # Safety
-///
-/// `msg` is NULL or a whole message header.
-pub unsafe extern "C-unwind" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
-    let mut got = 0;
-    count(|_, woken| {
-        // SAFETY: as the caller says.
-        let header = unsafe { msg.as_mut() }.ok_or(Errno::EFAULT)?;
-        if !header.msg_control.is_null() && header.msg_controllen > 0 {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        // SAFETY: as the caller says.
-        let received =
-            unsafe { receive_at(socket, header.msg_iov, header.msg_iovlen, flags, woken, &mut got) }?;
-        received.then(|(octets, from)| {
-            header.msg_flags = 0;
-            if let (false, Some(peer)) = (header.msg_name.is_null(), from) {
-                // SAFETY: the caller says that so much may be written there.
-                unsafe { address::write(peer, header.msg_name.cast(), &mut header.msg_namelen) }?;
-            }
-            Ok(octets)
+    /// Receives, and tells from whom.
+    pub waiting fn rrecvfrom(
+        socket: c_int,
+        buf: *mut c_void,
+        len: usize,
+        flags: c_int,
+        src_addr: Ptr<sockaddr>,
+        addrlen: Ptr<socklen_t>,
+    ) -> ssize_t {
+        let mut got = 0;
+        count(|_, woken| {
+            // SAFETY: `len` is the length of `buf`.
+            let room = unsafe { room(buf, len) }?;
+            receive(socket, &mut [room], flags, woken, &mut got)?.then(|(octets, from)| {
+                if let (false, false, Some(peer)) = (src_addr.is_null(), addrlen.is_null(), from) {
+                    // SAFETY: `addrlen` names the room at `src_addr`.
+                    unsafe { address::write(peer, src_addr.as_ptr(), addrlen.as_ptr()) }?;
+                }
+                Ok(octets)
+            })
         })
-    })
+    }
+
+    /// Receives into several places. Control data are EOPNOTSUPP.
+    pub waiting fn rrecvmsg(socket: c_int, msg: Ptr<msghdr>, flags: c_int) -> ssize_t {
+        let mut got = 0;
+        count(|_, woken| {
+            let to = msg.lent().ok_or(Errno::EFAULT)?;
+            let mut header = to.read();
+            if !header.msg_control.is_null() && header.msg_controllen > 0 {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            // SAFETY: `msg_iovlen` is the length of `msg_iov`, whose elements are as long as they say.
+            let received =
+                unsafe { receive_at(socket, header.msg_iov, header.msg_iovlen, flags, woken, &mut got) }?;
+            received.then(|(octets, from)| {
+                set!(to.msg_flags = 0);
+                if let (false, Some(peer)) = (header.msg_name.is_null(), from) {
+                    // SAFETY: `msg_namelen` names the room at `msg_name`.
+                    unsafe { address::write(peer, header.msg_name.cast(), &mut header.msg_namelen) }?;
+                    set!(to.msg_namelen = header.msg_namelen);
+                }
+                Ok(octets)
+            })
+        })
+    }
 }
 
 /// # Safety
@@ -258,9 +251,9 @@ unsafe fn receive_at(
     woken: Woken,
     got: &mut usize,
 ) -> Result<Step<Received>, Errno> {
-    // SAFETY: as the caller says.
+    // SAFETY: `iov` has `count` elements.
     let places = unsafe { places(iov, count) }?;
-    // SAFETY: as the caller says.
+    // SAFETY: each place is as long as it says.
     let rooms = places.iter().map(|place| unsafe { room(place.iov_base, place.iov_len) });
     receive(socket, &mut rooms.collect::<Result<Vec<_>, _>>()?, flags, woken, got)
 }
@@ -277,115 +270,83 @@ unsafe fn send_from(
     woken: Woken,
     sent: &mut Progress,
 ) -> Result<Step<usize>, Errno> {
-    // SAFETY: as the caller says.
+    // SAFETY: `iov` has `count` elements.
     let places = unsafe { places(iov, count) }?;
-    // SAFETY: as the caller says.
+    // SAFETY: each place is as long as it says.
     let octets = places.iter().map(|place| unsafe { given(place.iov_base, place.iov_len) });
     send(socket, &octets.collect::<Result<Vec<_>, _>>()?, flags, to, woken, sent)
 }
 
-/// Sends.
-///
-/// # Safety
-///
-/// `buf` is NULL or readable for `len` octets.
-pub unsafe extern "C-unwind" fn rsend(
-    socket: c_int,
-    buf: *const c_void,
-    len: usize,
-    flags: c_int,
-) -> ssize_t {
-    let mut sent = Progress::NONE;
-    count(|_, woken| {
-        // SAFETY: as the caller says.
-        send(socket, &[unsafe { given(buf, len) }?], flags, None, woken, &mut sent)
-    })
-}
+export! {
+    /// Sends.
+    pub waiting fn rsend(socket: c_int, buf: *const c_void, len: usize, flags: c_int) -> ssize_t {
+        let mut sent = Progress::NONE;
+        count(|_, woken| {
+            // SAFETY: `len` is the length of `buf`.
+            send(socket, &[unsafe { given(buf, len) }?], flags, None, woken, &mut sent)
+        })
+    }
 
-/// Sends, a datagram to an address; a stream has one already: EISCONN.
-///
-/// # Safety
-///
-/// As for [`rsend`]; `dest_addr` is NULL or readable for `addrlen` octets.
-pub unsafe extern "C-unwind" fn rsendto(
-    socket: c_int,
-    buf: *const c_void,
-    len: usize,
-    flags: c_int,
-    dest_addr: *const sockaddr,
-    addrlen: socklen_t,
-) -> ssize_t {
-    let mut sent = Progress::NONE;
-    count(|_, woken| {
-        table::get(socket)?;
-        // SAFETY: as the caller says.
-        let to = unsafe { destination(dest_addr, addrlen) }?;
-        // SAFETY: as the caller says.
-        send(socket, &[unsafe { given(buf, len) }?], flags, to, woken, &mut sent)
-    })
-}
+    /// Sends, a datagram to an address; a stream has one already: EISCONN.
+    pub waiting fn rsendto(
+        socket: c_int,
+        buf: *const c_void,
+        len: usize,
+        flags: c_int,
+        dest_addr: ConstPtr<sockaddr>,
+        addrlen: socklen_t,
+    ) -> ssize_t {
+        let mut sent = Progress::NONE;
+        count(|_, woken| {
+            table::get(socket)?;
+            // SAFETY: `addrlen` is the length of `dest_addr`.
+            let to = unsafe { destination(dest_addr.as_ptr(), addrlen) }?;
+            // SAFETY: `len` is the length of `buf`.
+            send(socket, &[unsafe { given(buf, len) }?], flags, to, woken, &mut sent)
+        })
+    }
 
-/// Sends from several places. Control data are EOPNOTSUPP.
-///
-/// # Safety
-///
-/// `msg` is NULL or a whole message header.
-pub unsafe extern "C-unwind" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
-    let mut sent = Progress::NONE;
-    count(|_, woken| {
-        // SAFETY: as the caller says.
-        let header = unsafe { msg.as_ref() }.ok_or(Errno::EFAULT)?;
-        if !header.msg_control.is_null() && header.msg_controllen > 0 {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        // SAFETY: as the caller says.
-        let to = unsafe { destination(header.msg_name.cast(), header.msg_namelen) }?;
-        // SAFETY: as the caller says.
-        unsafe { send_from(socket, header.msg_iov, header.msg_iovlen, flags, to, woken, &mut sent) }
-    })
-}
+    /// Sends from several places. Control data are EOPNOTSUPP.
+    pub waiting fn rsendmsg(socket: c_int, msg: ConstPtr<msghdr>, flags: c_int) -> ssize_t {
+        let mut sent = Progress::NONE;
+        count(|_, woken| {
+            let header = msg.read().map_err(|_| Errno::EFAULT)?;
+            if !header.msg_control.is_null() && header.msg_controllen > 0 {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            // SAFETY: `msg_namelen` is the length of `msg_name`.
+            let to = unsafe { destination(header.msg_name.cast(), header.msg_namelen) }?;
+            // SAFETY: `msg_iovlen` is the length of `msg_iov`, whose elements are as long as they say.
+            unsafe { send_from(socket, header.msg_iov, header.msg_iovlen, flags, to, woken, &mut sent) }
+        })
+    }
 
-/// As [`rrecv`] without flags.
-///
-/// # Safety
-///
-/// As there.
-pub unsafe extern "C-unwind" fn rread(socket: c_int, buf: *mut c_void, len: usize) -> ssize_t {
-    // SAFETY: as the caller says.
-    unsafe { rrecv(socket, buf, len, 0) }
-}
+    /// As [`rrecv`] without flags.
+    pub waiting fn rread(socket: c_int, buf: *mut c_void, len: usize) -> ssize_t {
+        // SAFETY: `len` is the length of `buf`, as there.
+        unsafe { rrecv(socket, buf, len, 0) }
+    }
 
-/// As [`rread`], into several places.
-///
-/// # Safety
-///
-/// `iov` is NULL or readable for `iovcnt` elements, each of which is writable.
-pub unsafe extern "C-unwind" fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
-    let mut got = 0;
-    count(|_, woken| {
-        // SAFETY: as the caller says.
-        let received = unsafe { receive_at(socket, iov, number(iovcnt)?, 0, woken, &mut got) }?;
-        received.then(|(octets, _)| Ok(octets))
-    })
-}
+    /// As [`rread`], into several places.
+    pub waiting fn rreadv(socket: c_int, iov: ConstPtr<iovec>, iovcnt: c_int) -> ssize_t {
+        let mut got = 0;
+        count(|_, woken| {
+            // SAFETY: `iovcnt` is the length of `iov`, whose elements are as long as they say.
+            let received = unsafe { receive_at(socket, iov.as_ptr(), number(iovcnt)?, 0, woken, &mut got) }?;
+            received.then(|(octets, _)| Ok(octets))
+        })
+    }
 
-/// As [`rsend`] without flags.
-///
-/// # Safety
-///
-/// As there.
-pub unsafe extern "C-unwind" fn rwrite(socket: c_int, buf: *const c_void, len: usize) -> ssize_t {
-    // SAFETY: as the caller says.
-    unsafe { rsend(socket, buf, len, 0) }
-}
+    /// As [`rsend`] without flags.
+    pub waiting fn rwrite(socket: c_int, buf: *const c_void, len: usize) -> ssize_t {
+        // SAFETY: `len` is the length of `buf`, as there.
+        unsafe { rsend(socket, buf, len, 0) }
+    }
 
-/// As [`rwrite`], from several places.
-///
-/// # Safety
-///
-/// `iov` is NULL or readable for `iovcnt` elements, each of which is readable.
-pub unsafe extern "C-unwind" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
-    let mut sent = Progress::NONE;
-    // SAFETY: as the caller says.
-    count(|_, woken| unsafe { send_from(socket, iov, number(iovcnt)?, 0, None, woken, &mut sent) })
+    /// As [`rwrite`], from several places.
+    pub waiting fn rwritev(socket: c_int, iov: ConstPtr<iovec>, iovcnt: c_int) -> ssize_t {
+        let mut sent = Progress::NONE;
+        // SAFETY: `iovcnt` is the length of `iov`, whose elements are as long as they say.
+        count(|_, woken| unsafe { send_from(socket, iov.as_ptr(), number(iovcnt)?, 0, None, woken, &mut sent) })
+    }
 }

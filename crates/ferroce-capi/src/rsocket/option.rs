@@ -10,6 +10,7 @@ use libc::{linger, socklen_t};
 
 use super::table::{self, Entry, Socket};
 use crate::call;
+use crate::entry::{Ptr, export};
 use crate::errno::Errno;
 
 /// `SOL_RDMA` of `<rdma/rsocket.h>`, and its options.
@@ -62,24 +63,20 @@ unsafe fn number(value: *const c_void, length: socklen_t) -> Result<c_int, Errno
     if (length as usize) < size_of::<c_int>() {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: as was just checked; a program may have it anywhere.
+    // SAFETY: `value` has `length` octets, which are enough; a program may have it anywhere.
     Ok(unsafe { value.cast::<c_int>().read_unaligned() })
 }
 
-/// Sets an option. EOPNOTSUPP for unknown ones, as rdma-core has it; EINVAL for sizes of queues once there is a
-/// connection.
-///
-/// # Safety
-///
-/// `optval` is NULL or readable for `optlen` octets.
-pub unsafe extern "C" fn rsetsockopt(
-    socket: c_int,
-    level: c_int,
-    optname: c_int,
-    optval: *const c_void,
-    optlen: socklen_t,
-) -> c_int {
-    call::minus_one(|_| {
+export! {
+    /// Sets an option. EOPNOTSUPP for unknown ones, as rdma-core has it; EINVAL for sizes of queues once there is a
+    /// connection.
+    pub fn rsetsockopt(
+        socket: c_int,
+        level: c_int,
+        optname: c_int,
+        optval: *const c_void,
+        optlen: socklen_t,
+    ) -> c_int = call::minus_one |_| {
         let entry = table::get(socket)?;
         if (level, optname) == (SOL_RDMA, RDMA_ROUTE) {
             if optval.is_null() {
@@ -88,7 +85,7 @@ pub unsafe extern "C" fn rsetsockopt(
             if optlen as usize > MAX_ROUTE {
                 return Err(Errno::EINVAL);
             }
-            // SAFETY: not NULL, and readable as the caller says.
+            // SAFETY: not NULL, and `optlen` is its length.
             let route = unsafe { std::slice::from_raw_parts(optval.cast::<u8>(), optlen as usize) };
             // There is one kind of way on RoCE: what the program knows of it is what we know.
             entry.options.lock().route = route.to_vec();
@@ -105,11 +102,11 @@ pub unsafe extern "C" fn rsetsockopt(
                 return Ok(0);
             }
         }
-        // SAFETY: as the caller says. A `struct linger` begins with such a number.
+        // SAFETY: `optlen` is the length of `optval`. A `struct linger` begins with such a number.
         let value = unsafe { number(optval, optlen) }?;
         set(&entry, level, optname, value)?;
         Ok(0)
-    })
+    }
 }
 
 fn set(entry: &Entry, level: c_int, optname: c_int, value: c_int) -> Result<(), Errno> {
@@ -176,39 +173,34 @@ fn set(entry: &Entry, level: c_int, optname: c_int, value: c_int) -> Result<(), 
     Ok(())
 }
 
-/// Tells an option. EOPNOTSUPP for unknown ones, as rdma-core has it.
-///
-/// # Safety
-///
-/// `optlen` is NULL or says how much may be written to `optval`.
-pub unsafe extern "C" fn rgetsockopt(
-    socket: c_int,
-    level: c_int,
-    optname: c_int,
-    optval: *mut c_void,
-    optlen: *mut socklen_t,
-) -> c_int {
-    call::minus_one(|_| {
+export! {
+    /// Tells an option. EOPNOTSUPP for unknown ones, as rdma-core has it.
+    pub fn rgetsockopt(
+        socket: c_int,
+        level: c_int,
+        optname: c_int,
+        optval: *mut c_void,
+        optlen: Ptr<socklen_t>,
+    ) -> c_int = call::minus_one |_| {
         let entry = table::get(socket)?;
         if let (Socket::Datagram(datagram), true) = (&entry.socket, is_udp(level, optname)) {
             // SAFETY: the system checks what it is given.
             let refused =
-                unsafe { libc::getsockopt(datagram.fd().as_raw_fd(), level, optname, optval, optlen) };
+                unsafe { libc::getsockopt(datagram.fd().as_raw_fd(), level, optname, optval, optlen.as_ptr()) };
             return if refused == 0 { Ok(0) } else { Err(std::io::Error::last_os_error().into()) };
         }
         let octets = told(&entry, level, optname)?;
-        if optval.is_null() || optlen.is_null() {
+        let optlen = optlen.lent().ok_or(Errno::EFAULT)?;
+        if optval.is_null() {
             return Err(Errno::EFAULT);
         }
-        // SAFETY: not NULL, and the caller says it is readable.
-        let room = unsafe { optlen.read() } as usize;
+        let room = optlen.read() as usize;
         let count = room.min(octets.len());
-        // SAFETY: there is so much room, and so many octets.
+        // SAFETY: `optval` has `room` octets.
         unsafe { std::ptr::copy_nonoverlapping(octets.as_ptr(), optval.cast(), count) };
-        // SAFETY: not NULL, and the caller says it is writable.
-        unsafe { optlen.write(count as socklen_t) };
+        optlen.write(count as socklen_t);
         Ok(0)
-    })
+    }
 }
 
 /// Options of datagrams that are the UDP socket's.

@@ -12,6 +12,7 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, fd_set, nfds_t,
 
 use super::repoll;
 use super::table::{self, Entry};
+use crate::entry::{Ptr, export};
 use crate::errno::Errno;
 use crate::wait::{self, Step};
 
@@ -24,7 +25,7 @@ fn events(ready: Ready, asked: c_short) -> c_short {
 
 /// `poll` of the system; the number of elements with events.
 fn poll(fds: &mut [pollfd], timeout: c_int) -> Result<c_int, Errno> {
-    // SAFETY: so many elements may be read and written.
+    // SAFETY: the slice has so many elements.
     let count = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as nfds_t, timeout) };
     if count < 0 { Err(std::io::Error::last_os_error().into()) } else { Ok(count) }
 }
@@ -175,37 +176,31 @@ impl Wait {
     }
 }
 
-/// Waits until one of several rsockets and descriptors is ready; `timeout` in milliseconds, negative for ever. A cancellation
-/// point.
-///
-/// # Safety
-///
-/// `fds` is NULL or has `nfds` elements.
-pub unsafe extern "C-unwind" fn rpoll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int {
-    let mut waits = Wait::new(u64::try_from(timeout).ok().map(Duration::from_millis));
-    wait::minus_one(|_, woken| {
-        woken?;
-        let fds = match (fds.is_null(), nfds as usize) {
-            (_, 0) => &mut [],
-            (true, _) => return Err(Errno::EFAULT),
-            // SAFETY: as the caller says.
-            (false, count) => unsafe { slice::from_raw_parts_mut(fds, count) },
-        };
-        waits.attempt(fds, None)
-    })
+export! {
+    /// Waits until one of several rsockets and descriptors is ready; `timeout` in milliseconds, negative for ever. A cancellation
+    /// point.
+    pub waiting fn rpoll(fds: Ptr<pollfd>, nfds: nfds_t, timeout: c_int) -> c_int {
+        let mut waits = Wait::new(u64::try_from(timeout).ok().map(Duration::from_millis));
+        wait::minus_one(|_, woken| {
+            woken?;
+            let fds = match (fds.is_null(), nfds as usize) {
+                (_, 0) => &mut [],
+                (true, _) => return Err(Errno::EFAULT),
+                // SAFETY: `nfds` is the length of `fds`, which is the program's to lend during the call.
+                (false, count) => unsafe { slice::from_raw_parts_mut(fds.as_ptr(), count) },
+            };
+            waits.attempt(fds, None)
+        })
+    }
 }
 
 /// What a program wants of descriptors below `nfds`.
-///
-/// # Safety
-///
-/// Each set is NULL or readable.
-unsafe fn asked(nfds: usize, sets: [(*mut fd_set, c_short); 3]) -> Vec<pollfd> {
+fn asked(nfds: usize, sets: [(Ptr<fd_set>, c_short); 3]) -> Vec<pollfd> {
     let mut fds = Vec::new();
     for fd in 0..nfds as c_int {
         let wanted = sets.iter().filter(|(set, _)| {
             // SAFETY: NULL is not looked at, and the number is below FD_SETSIZE.
-            !set.is_null() && unsafe { libc::FD_ISSET(fd, *set) }
+            !set.is_null() && unsafe { libc::FD_ISSET(fd, set.as_ptr()) }
         });
         let events = wanted.map(|(_, event)| *event).reduce(|all, event| all | event);
         fds.extend(events.map(|events| pollfd { fd, events, revents: 0 }));
@@ -214,64 +209,56 @@ unsafe fn asked(nfds: usize, sets: [(*mut fd_set, c_short); 3]) -> Vec<pollfd> {
 }
 
 /// How long a program wants to wait; without end if it gives no time.
-///
-/// # Safety
-///
-/// `timeout` is NULL or readable.
-unsafe fn time(timeout: *const timeval) -> Result<Option<Duration>, Errno> {
-    // SAFETY: as the caller says.
-    let Some(time) = (unsafe { timeout.as_ref() }) else { return Ok(None) };
+fn time(timeout: Ptr<timeval>) -> Result<Option<Duration>, Errno> {
+    let Some(time) = timeout.lent() else { return Ok(None) };
+    let time = time.read();
     let seconds = u64::try_from(time.tv_sec).map_err(|_| Errno::EINVAL)?;
     let micros = u64::try_from(time.tv_usec).map_err(|_| Errno::EINVAL)?;
     Ok(Some(Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros))))
 }
 
-/// As [`rpoll`], by sets. The timeout is not changed. A cancellation point.
-///
-/// # Safety
-///
-/// Each pointer is NULL, or may be read and written.
-pub unsafe extern "C-unwind" fn rselect(
-    nfds: c_int,
-    readfds: *mut fd_set,
-    writefds: *mut fd_set,
-    exceptfds: *mut fd_set,
-    timeout: *mut timeval,
-) -> c_int {
-    let mut waits = None;
-    wait::minus_one(|_, woken| {
-        woken?;
-        let nfds =
-            usize::try_from(nfds).ok().filter(|nfds| *nfds <= libc::FD_SETSIZE).ok_or(Errno::EINVAL)?;
-        let waits = match &mut waits {
-            Some(waits) => waits,
-            // SAFETY: as the caller says.
-            None => waits.insert(Wait::new(unsafe { time(timeout) }?)),
-        };
-        // SAFETY: as the caller says.
-        let mut fds = unsafe { asked(nfds, [(readfds, POLLIN), (writefds, POLLOUT), (exceptfds, POLLPRI)]) };
-        if let sleep @ Step::Sleep(..) = waits.attempt(&mut fds, None)? {
-            return Ok(sleep);
-        }
-        if fds.iter().any(|fd| fd.revents & POLLNVAL != 0) {
-            return Err(Errno::EBADF);
-        }
-        // As the system has it: what broke is readable and writable.
-        let sets = [
-            (readfds, POLLIN, POLLIN | POLLHUP | POLLERR),
-            (writefds, POLLOUT, POLLOUT | POLLERR),
-            (exceptfds, POLLPRI, POLLPRI),
-        ];
-        let mut count = 0;
-        for (set, asked, said) in sets.into_iter().filter(|(set, ..)| !set.is_null()) {
-            // SAFETY: not NULL, and writable as the caller says.
-            unsafe { libc::FD_ZERO(set) };
-            for fd in fds.iter().filter(|fd| fd.events & asked != 0 && fd.revents & said != 0) {
-                // SAFETY: as above; the number is below FD_SETSIZE.
-                unsafe { libc::FD_SET(fd.fd, set) };
-                count += 1;
+export! {
+    /// As [`rpoll`], by sets. The timeout is not changed. A cancellation point.
+    pub waiting fn rselect(
+        nfds: c_int,
+        readfds: Ptr<fd_set>,
+        writefds: Ptr<fd_set>,
+        exceptfds: Ptr<fd_set>,
+        timeout: Ptr<timeval>,
+    ) -> c_int {
+        let mut waits = None;
+        wait::minus_one(|_, woken| {
+            woken?;
+            let nfds =
+                usize::try_from(nfds).ok().filter(|nfds| *nfds <= libc::FD_SETSIZE).ok_or(Errno::EINVAL)?;
+            let waits = match &mut waits {
+                Some(waits) => waits,
+                None => waits.insert(Wait::new(time(timeout)?)),
+            };
+            let mut fds = asked(nfds, [(readfds, POLLIN), (writefds, POLLOUT), (exceptfds, POLLPRI)]);
+            if let sleep @ Step::Sleep(..) = waits.attempt(&mut fds, None)? {
+                return Ok(sleep);
             }
-        }
-        Ok(Step::Done(count))
-    })
+            if fds.iter().any(|fd| fd.revents & POLLNVAL != 0) {
+                return Err(Errno::EBADF);
+            }
+            // As the system has it: what broke is readable and writable.
+            let sets = [
+                (readfds, POLLIN, POLLIN | POLLHUP | POLLERR),
+                (writefds, POLLOUT, POLLOUT | POLLERR),
+                (exceptfds, POLLPRI, POLLPRI),
+            ];
+            let mut count = 0;
+            for (set, asked, said) in sets.into_iter().filter(|(set, ..)| !set.is_null()) {
+                // SAFETY: not NULL, so writable.
+                unsafe { libc::FD_ZERO(set.as_ptr()) };
+                for fd in fds.iter().filter(|fd| fd.events & asked != 0 && fd.revents & said != 0) {
+                    // SAFETY: not NULL, so writable; the number is below FD_SETSIZE.
+                    unsafe { libc::FD_SET(fd.fd, set.as_ptr()) };
+                    count += 1;
+                }
+            }
+            Ok(Step::Done(count))
+        })
+    }
 }

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use super::poll;
 use super::table::{self, Entry, Socket};
 use crate::call;
+use crate::entry::{Ptr, export};
 use crate::errno::Errno;
 use crate::wait::{self, Step};
 
@@ -109,13 +110,9 @@ pub extern "C" fn repoll_create(flags: c_int) -> c_int {
     })
 }
 
-/// Adds an rsocket or descriptor, changes what is told of it, or takes it out.
-///
-/// # Safety
-///
-/// `event` is NULL or readable.
-pub unsafe extern "C" fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    call::minus_one(|_| {
+export! {
+    /// Adds an rsocket or descriptor, changes what is told of it, or takes it out.
+    pub fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: Ptr<epoll_event>) -> c_int = call::minus_one |_| {
         if fd < 0 {
             return Err(Errno::EBADF);
         }
@@ -123,62 +120,53 @@ pub unsafe extern "C" fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *m
         if epfd == fd {
             return Err(Errno::EINVAL);
         }
-        let event = if event.is_null() {
-            None
-        } else {
-            // SAFETY: not NULL, and readable as the caller says; it is packed where the system has it so.
-            Some(unsafe { event.read_unaligned() })
-        };
+        let event = event.lent().map(|event| event.read());
         of(&entry)?.control(op, fd, event)?;
         Ok(0)
-    })
-}
+    }
 
-/// Waits until something of the set is ready; `timeout` in milliseconds, negative for ever. How many were told. A
-/// cancellation point.
-///
-/// # Safety
-///
-/// `events` is NULL or has room for `maxevents`.
-pub unsafe extern "C-unwind" fn repoll_wait(
-    epfd: c_int,
-    events: *mut epoll_event,
-    maxevents: c_int,
-    timeout: c_int,
-) -> c_int {
-    let mut waits = poll::Wait::new(u64::try_from(timeout).ok().map(Duration::from_millis));
-    wait::minus_one(|_, woken| {
-        woken?;
-        let entry = table::get(epfd)?;
-        let set = of(&entry)?;
-        let room = usize::try_from(maxevents).ok().filter(|room| *room > 0).ok_or(Errno::EINVAL)?;
-        if events.is_null() {
-            return Err(Errno::EFAULT);
-        }
-        loop {
-            let (list, changes) = {
-                let interests = set.interests.lock();
-                (interests.list.clone(), interests.changes)
-            };
-            let wanted = |known: &Interest| pollfd { fd: known.fd, events: known.events as i16, revents: 0 };
-            let mut fds: Vec<_> = list.iter().map(wanted).collect();
-            if let sleep @ Step::Sleep(..) = waits.attempt(&mut fds, Some((&entry, changes)))? {
-                return Ok(sleep);
+    /// Waits until something of the set is ready; `timeout` in milliseconds, negative for ever. How many were told. A
+    /// cancellation point.
+    pub waiting fn repoll_wait(
+        epfd: c_int,
+        events: Ptr<epoll_event>,
+        maxevents: c_int,
+        timeout: c_int,
+    ) -> c_int {
+        let mut waits = poll::Wait::new(u64::try_from(timeout).ok().map(Duration::from_millis));
+        wait::minus_one(|_, woken| {
+            woken?;
+            let entry = table::get(epfd)?;
+            let set = of(&entry)?;
+            let room = usize::try_from(maxevents).ok().filter(|room| *room > 0).ok_or(Errno::EINVAL)?;
+            if events.is_null() {
+                return Err(Errno::EFAULT);
             }
-            let ready =
-                list.iter().zip(&fds).filter(|(_, fd)| fd.revents & libc::POLLNVAL == 0 && fd.revents != 0);
-            let mut count = 0;
-            for (known, fd) in ready.take(room) {
-                let event = epoll_event { events: fd.revents as u32 & KNOWN, u64: known.data };
-                // SAFETY: the caller says that there is room for so many.
-                unsafe { events.add(count).write_unaligned(event) };
-                count += 1;
+            loop {
+                let (list, changes) = {
+                    let interests = set.interests.lock();
+                    (interests.list.clone(), interests.changes)
+                };
+                let wanted = |known: &Interest| pollfd { fd: known.fd, events: known.events as i16, revents: 0 };
+                let mut fds: Vec<_> = list.iter().map(wanted).collect();
+                if let sleep @ Step::Sleep(..) = waits.attempt(&mut fds, Some((&entry, changes)))? {
+                    return Ok(sleep);
+                }
+                let ready =
+                    list.iter().zip(&fds).filter(|(_, fd)| fd.revents & libc::POLLNVAL == 0 && fd.revents != 0);
+                let mut count = 0;
+                for (known, fd) in ready.take(room) {
+                    let event = epoll_event { events: fd.revents as u32 & KNOWN, u64: known.data };
+                    // SAFETY: there is room for `maxevents`, and `count` is less.
+                    unsafe { events.as_ptr().add(count).write_unaligned(event) };
+                    count += 1;
+                }
+                // Closed meanwhile, or something else was asked for.
+                table::get(epfd)?;
+                if count > 0 || waits.is_over() {
+                    return Ok(Step::Done(count as c_int));
+                }
             }
-            // Closed meanwhile, or something else was asked for.
-            table::get(epfd)?;
-            if count > 0 || waits.is_over() {
-                return Ok(Step::Done(count as c_int));
-            }
-        }
-    })
+        })
+    }
 }

@@ -10,7 +10,9 @@ use ferroce_engine::{DeviceInfo, PortAttr};
 use super::negative;
 use crate::call;
 use crate::device::c_text;
+use crate::entry::{Ptr, Text, export};
 use crate::errno::Errno;
+use crate::handle::{get, set};
 use crate::log;
 use crate::query::gigabits;
 
@@ -30,35 +32,23 @@ pub extern "C" fn umad_done() -> c_int {
     0
 }
 
-/// Names the devices, `max` at most, and returns how many.
-///
-/// # Safety
-///
-/// `cas` is NULL or has room for `max` names of 20 octets.
-pub unsafe extern "C" fn umad_get_cas_names(cas: *mut [c_char; 20], max: c_int) -> c_int {
-    negative(|_| {
+export! {
+    /// Names the devices, `max` at most, and returns how many.
+    pub fn umad_get_cas_names(cas: Ptr<[c_char; 20]>, max: c_int) -> c_int = negative |_| {
         let max = usize::try_from(max).map_err(|_| Errno::EINVAL)?;
-        if cas.is_null() {
-            return Err(Errno::EINVAL);
-        }
+        // SAFETY: there is room for `max` names.
+        let cas = unsafe { cas.some().and(cas.array(max)) }?;
         let infos = ferroce_engine::devices()?;
         for (index, info) in infos.iter().take(max).enumerate() {
-            // SAFETY: the caller gives room for `max`.
-            unsafe { cas.add(index).write(c_text(&info.name)) };
+            cas.write(index, c_text(&info.name));
         }
         Ok(infos.len().min(max))
-    })
+    }
 }
 
 /// The device of that name; without one, that of the first port that is up, or else the first.
-///
-/// # Safety
-///
-/// `ca_name` is NULL or a C string.
-pub(super) unsafe fn find(ca_name: *const c_char) -> Result<DeviceInfo, Errno> {
-    if !ca_name.is_null() {
-        // SAFETY: as the caller says.
-        let name = unsafe { CStr::from_ptr(ca_name) };
+pub(super) fn find(ca_name: Text) -> Result<DeviceInfo, Errno> {
+    if let Some(name) = ca_name.get() {
         let name = name.to_str().map_err(|_| Errno::ENODEV)?;
         return ferroce_engine::device_named(name)?.ok_or(Errno::ENODEV);
     }
@@ -67,19 +57,10 @@ pub(super) unsafe fn find(ca_name: *const c_char) -> Result<DeviceInfo, Errno> {
     if index < infos.len() { Ok(infos.swap_remove(index)) } else { Err(Errno::ENODEV) }
 }
 
-/// The GUIDs of a device's ports, `max` at most: 0 for port 0, which only switches have, then that of port 1.
-///
-/// # Safety
-///
-/// `ca_name` is NULL or a C string; `portguids` is NULL or has room for `max` of them.
-pub unsafe extern "C" fn umad_get_ca_portguids(
-    ca_name: *const c_char,
-    portguids: *mut u64,
-    max: c_int,
-) -> c_int {
-    negative(|_| {
-        // SAFETY: as the caller says.
-        let info = unsafe { find(ca_name) }?;
+export! {
+    /// The GUIDs of a device's ports, `max` at most: 0 for port 0, which only switches have, then that of port 1.
+    pub fn umad_get_ca_portguids(ca_name: Text, portguids: Ptr<u64>, max: c_int) -> c_int = negative |_| {
+        let info = find(ca_name)?;
         let guids = [0, u64::from_ne_bytes(info.node_guid)];
         let max = usize::try_from(max).map_err(|_| Errno::EINVAL)?;
         if portguids.is_null() {
@@ -88,10 +69,10 @@ pub unsafe extern "C" fn umad_get_ca_portguids(
         if max < guids.len() {
             return Err(Errno::ENOMEM);
         }
-        // SAFETY: room for `max`, as the caller says.
-        unsafe { slice::from_raw_parts_mut(portguids, guids.len()) }.copy_from_slice(&guids);
+        // SAFETY: there is room for `max`.
+        unsafe { slice::from_raw_parts_mut(portguids.as_ptr(), guids.len()) }.copy_from_slice(&guids);
         Ok(guids.len())
-    })
+    }
 }
 
 /// The one port of a device.
@@ -116,18 +97,11 @@ fn port_of(info: &DeviceInfo) -> abi::umad_port {
     }
 }
 
-/// Describes a device and its ports. ENODEV if there is none of that name. Give it back by [`umad_release_ca`].
-///
-/// # Safety
-///
-/// `ca_name` is NULL or a C string, `ca` NULL or writable.
-pub unsafe extern "C" fn umad_get_ca(ca_name: *const c_char, ca: *mut abi::umad_ca) -> c_int {
-    negative(|_| {
-        // SAFETY: as the caller says.
-        let info = unsafe { find(ca_name) }?;
-        if ca.is_null() {
-            return Err(Errno::EINVAL);
-        }
+export! {
+    /// Describes a device and its ports. ENODEV if there is none of that name. Give it back by [`umad_release_ca`].
+    pub fn umad_get_ca(ca_name: Text, ca: Ptr<abi::umad_ca>) -> c_int = negative |_| {
+        let info = find(ca_name)?;
+        let ca = ca.some()?;
         let guid = u64::from_ne_bytes(info.node_guid);
         let mut ports = [ptr::null_mut(); 10];
         ports[1] = Box::into_raw(Box::new(port_of(&info)));
@@ -142,81 +116,46 @@ pub unsafe extern "C" fn umad_get_ca(ca_name: *const c_char, ca: *mut abi::umad_
             system_guid: guid,
             ports,
         };
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { ca.write(described) };
+        ca.write(described);
         Ok(0)
-    })
-}
+    }
 
-/// Frees what [`umad_get_ca`] filled in; a second time does nothing.
-///
-/// # Safety
-///
-/// `ca` is NULL or from [`umad_get_ca`].
-pub unsafe extern "C" fn umad_release_ca(ca: *mut abi::umad_ca) -> c_int {
-    negative(|_| {
-        // SAFETY: as the caller says.
-        let ca = unsafe { ca.as_mut() }.ok_or(Errno::ENODEV)?;
-        for port in ca.ports.iter_mut().filter(|port| !port.is_null()) {
+    /// Frees what [`umad_get_ca`] filled in; a second time does nothing.
+    pub fn umad_release_ca(ca: Ptr<abi::umad_ca>) -> c_int = negative |_| {
+        let ca = ca.lent().ok_or(Errno::ENODEV)?;
+        let ports = get!(ca.ports);
+        set!(ca.ports = [ptr::null_mut(); 10]);
+        for port in ports.into_iter().filter(|port| !port.is_null()) {
             // SAFETY: from `Box::into_raw`, and forgotten here.
-            drop(unsafe { Box::from_raw(std::mem::replace(port, ptr::null_mut())) });
+            drop(unsafe { Box::from_raw(port) });
         }
         Ok(0)
-    })
-}
+    }
 
-/// Describes a port: 1, or 0 for any. ENODEV if there is no such device, EINVAL if it has no such port.
-///
-/// # Safety
-///
-/// `ca_name` is NULL or a C string, `port` NULL or writable.
-pub unsafe extern "C" fn umad_get_port(
-    ca_name: *const c_char,
-    portnum: c_int,
-    port: *mut abi::umad_port,
-) -> c_int {
-    negative(|_| {
-        // SAFETY: as the caller says.
-        let info = unsafe { find(ca_name) }?;
-        if port.is_null() || !(0..=1).contains(&portnum) {
+    /// Describes a port: 1, or 0 for any. ENODEV if there is no such device, EINVAL if it has no such port.
+    pub fn umad_get_port(ca_name: Text, portnum: c_int, port: Ptr<abi::umad_port>) -> c_int = negative |_| {
+        let info = find(ca_name)?;
+        let port = port.some()?;
+        if !(0..=1).contains(&portnum) {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { port.write(port_of(&info)) };
+        port.write(port_of(&info));
         Ok(0)
-    })
-}
+    }
 
-/// Forgets what [`umad_get_port`] filled in.
-///
-/// # Safety
-///
-/// `port` is NULL or from [`umad_get_port`].
-pub unsafe extern "C" fn umad_release_port(port: *mut abi::umad_port) -> c_int {
-    negative(|_| {
-        // SAFETY: as the caller says.
-        let port = unsafe { port.as_mut() }.ok_or(Errno::ENODEV)?;
-        (port.pkeys, port.pkeys_size) = (ptr::null_mut(), 0);
+    /// Forgets what [`umad_get_port`] filled in.
+    pub fn umad_release_port(port: Ptr<abi::umad_port>) -> c_int = negative |_| {
+        let port = port.lent().ok_or(Errno::ENODEV)?;
+        set!(port.pkeys = ptr::null_mut());
+        set!(port.pkeys_size = 0);
         Ok(0)
-    })
-}
+    }
 
-/// The file by which a subnet manager says that it is one. RoCE has no subnet manager: ENODEV or EINVAL.
-///
-/// # Safety
-///
-/// `ca_name` is NULL or a C string.
-pub unsafe extern "C" fn umad_get_issm_path(
-    ca_name: *const c_char,
-    _portnum: c_int,
-    _path: *mut c_char,
-    _max: c_int,
-) -> c_int {
-    negative(|_| {
-        // SAFETY: as the caller says.
-        unsafe { find(ca_name) }?;
+    /// The file by which a subnet manager says that it is one. RoCE has no subnet manager: ENODEV or EINVAL.
+    pub fn umad_get_issm_path(ca_name: Text, _portnum: c_int, _path: Ptr<c_char>, _max: c_int) -> c_int = negative |_| {
+        find(ca_name)?;
         Err(Errno::EINVAL)
-    })
+    }
 }
 
 /// The devices as a list. NULL and errno if there is none.
@@ -233,39 +172,25 @@ pub extern "C" fn umad_get_ca_device_list() -> *mut abi::umad_device_node {
     })
 }
 
-/// Frees the list.
-///
-/// # Safety
-///
-/// `head` is NULL or from [`umad_get_ca_device_list`], once.
-pub unsafe extern "C" fn umad_free_ca_device_list(head: *mut abi::umad_device_node) {
-    call::nothing(|_| {
-        let mut at = head;
+export! {
+    /// Frees the list.
+    pub fn umad_free_ca_device_list(head: Ptr<abi::umad_device_node>) -> () = call::nothing |_| {
+        let mut at = head.as_ptr();
         while !at.is_null() {
-            // SAFETY: from `Box::into_raw`, as the caller says.
+            // SAFETY: from `Box::into_raw`: the program frees a list once.
             let node = unsafe { Box::from_raw(at) };
             // SAFETY: from `CString::into_raw`.
             drop(unsafe { CString::from_raw(node.ca_name.cast_mut()) });
             at = node.next;
         }
         Ok(())
-    });
-}
+    }
 
-/// Sorts the first `size` devices of a list by name, all for 0. Returns 0 or an errno.
-///
-/// # Safety
-///
-/// `head` is NULL or points to NULL or to a list from [`umad_get_ca_device_list`].
-pub unsafe extern "C" fn umad_sort_ca_device_list(
-    head: *mut *mut abi::umad_device_node,
-    size: usize,
-) -> c_int {
-    call::code(|_| {
-        // SAFETY: as the caller says.
-        let head = unsafe { head.as_mut() }.ok_or(Errno::EINVAL)?;
+    /// Sorts the first `size` devices of a list by name, all for 0. Returns 0 or an errno.
+    pub fn umad_sort_ca_device_list(head: Ptr<*mut abi::umad_device_node>, size: usize) -> c_int = call::code |_| {
+        let head = head.some()?;
         let mut nodes = Vec::new();
-        let mut rest = *head;
+        let mut rest = head.read();
         while !rest.is_null() && (size == 0 || nodes.len() < size) {
             nodes.push(rest);
             // SAFETY: a whole node of the list.
@@ -277,7 +202,7 @@ pub unsafe extern "C" fn umad_sort_ca_device_list(
             // SAFETY: a whole node of the list, which is the caller's alone meanwhile.
             unsafe { (*node).next = std::mem::replace(&mut rest, node) };
         }
-        *head = rest;
+        head.write(rest);
         Ok(())
-    })
+    }
 }

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::{DeviceInfo, Held, NotifyQueue, PerProcess, Sleep};
 use parking_lot::Mutex;
@@ -18,7 +18,9 @@ use super::agent::{self, Asked, MAD, NoAnswer};
 use super::devices::find;
 use super::negative;
 use crate::call;
+use crate::entry::{Ptr, Text, export};
 use crate::errno::Errno;
+use crate::handle::get;
 use crate::wait::{self, Step};
 
 /// Octets before the datagram.
@@ -55,15 +57,10 @@ fn port(fd: c_int) -> Result<Arc<Port>, Errno> {
     PORTS.get().lock().get(&fd).cloned().ok_or(Errno::EINVAL)
 }
 
-/// Opens a port, 1 or 0 for any, and returns the number by which the other calls know it: its descriptor.
-///
-/// # Safety
-///
-/// `ca_name` is NULL or a C string.
-pub unsafe extern "C" fn umad_open_port(ca_name: *const c_char, portnum: c_int) -> c_int {
+/// Opens a port.
+fn open(ca_name: Text, portnum: c_int) -> c_int {
     negative(|_| {
-        // SAFETY: as the caller says.
-        let DeviceInfo { name, .. } = unsafe { find(ca_name) }?;
+        let DeviceInfo { name, .. } = find(ca_name)?;
         if !(0..=1).contains(&portnum) {
             return Err(Errno::EINVAL);
         }
@@ -74,14 +71,16 @@ pub unsafe extern "C" fn umad_open_port(ca_name: *const c_char, portnum: c_int) 
     })
 }
 
-/// As [`umad_open_port`]: there is one port for all classes.
-///
-/// # Safety
-///
-/// `ca_name` is NULL or a C string.
-pub unsafe extern "C" fn umad_open_smi_port(ca_name: *const c_char, portnum: c_int) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe { umad_open_port(ca_name, portnum) }
+export! {
+    /// Opens a port, 1 or 0 for any, and returns the number by which the other calls know it: its descriptor.
+    pub fn umad_open_port(ca_name: Text, portnum: c_int) -> c_int {
+        open(ca_name, portnum)
+    }
+
+    /// As [`umad_open_port`]: there is one port for all classes.
+    pub fn umad_open_smi_port(ca_name: Text, portnum: c_int) -> c_int {
+        open(ca_name, portnum)
+    }
 }
 
 /// Closes a port with all of its agents. EINVAL if it is none.
@@ -132,27 +131,15 @@ pub extern "C" fn umad_register_oui(
     })
 }
 
-/// Makes an agent and stores its number. Returns 0 or an errno.
-///
-/// # Safety
-///
-/// `attr` is NULL or readable, `agent_id` NULL or writable.
-pub unsafe extern "C" fn umad_register2(
-    fd: c_int,
-    attr: *mut abi::umad_reg_attr,
-    agent_id: *mut u32,
-) -> c_int {
-    call::code(|_| {
-        if attr.is_null() || agent_id.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: not NULL, and the caller says it may be read.
-        let class = unsafe { (&raw const (*attr).mgmt_class).read() };
+export! {
+    /// Makes an agent and stores its number. Returns 0 or an errno.
+    pub fn umad_register2(fd: c_int, attr: Ptr<abi::umad_reg_attr>, agent_id: Ptr<u32>) -> c_int = call::code |_| {
+        let (attr, agent_id) = (attr.some()?, agent_id.some()?);
+        let class = get!(attr.mgmt_class);
         let number = port(fd)?.register(class)?;
-        // SAFETY: not NULL, and the caller says it may be written to.
-        unsafe { agent_id.write(number) };
+        agent_id.write(number);
         Ok(())
-    })
+    }
 }
 
 /// Ends an agent. EINVAL if there is none of this number.
@@ -163,23 +150,19 @@ pub extern "C" fn umad_unregister(fd: c_int, agent_id: c_int) -> c_int {
     })
 }
 
-/// Sends a datagram of `length` octets. The answer waits for [`umad_recv`] when this returns; if nobody here serves its
-/// class, the datagram itself with the status ETIMEDOUT.
-///
-/// EINVAL for what is no request, or is for another port; ENOMEM while 256 answers wait.
-///
-/// # Safety
-///
-/// `umad` is NULL or a buffer with a datagram of `length` octets.
-pub unsafe extern "C" fn umad_send(
-    fd: c_int,
-    agent_id: c_int,
-    umad: *mut c_void,
-    length: c_int,
-    _timeout_ms: c_int,
-    _retries: c_int,
-) -> c_int {
-    negative(|_| {
+export! {
+    /// Sends a datagram of `length` octets. The answer waits for [`umad_recv`] when this returns; if nobody here serves its
+    /// class, the datagram itself with the status ETIMEDOUT.
+    ///
+    /// EINVAL for what is no request, or is for another port; ENOMEM while 256 answers wait.
+    pub fn umad_send(
+        fd: c_int,
+        agent_id: c_int,
+        umad: *mut c_void,
+        length: c_int,
+        _timeout_ms: c_int,
+        _retries: c_int,
+    ) -> c_int = negative |_| {
         let port = port(fd)?;
         let agent = u32::try_from(agent_id).map_err(|_| Errno::EINVAL)?;
         let length = usize::try_from(length).map_err(|_| Errno::EINVAL)?;
@@ -189,7 +172,7 @@ pub unsafe extern "C" fn umad_send(
         // SAFETY: a buffer's header, of no certain alignment.
         let address = unsafe { (&raw const (*umad.cast::<abi::ib_user_mad>()).addr).read_unaligned() };
         let mut request = vec![0; length];
-        // SAFETY: the caller says that so many octets follow the header, and `request` has room for them.
+        // SAFETY: a datagram of `length` octets follows the header, and `request` has room for it.
         unsafe {
             request.as_mut_ptr().copy_from_nonoverlapping(umad.byte_add(HEADER).cast::<u8>(), length);
         }
@@ -208,7 +191,7 @@ pub unsafe extern "C" fn umad_send(
         };
         port.waiting.push(Reply { agent, status, address, mad });
         Ok(0)
-    })
+    }
 }
 
 fn device(name: &str) -> Result<DeviceInfo, Errno> {
@@ -253,54 +236,51 @@ impl Port {
     }
 }
 
-/// Takes a datagram of at most `*length` octets, whose length is stored there, and returns its agent's number. Waits as
-/// [`umad_poll`] does; for no time if `timeout_ms` is 0, which fails with EAGAIN. ENOSPC if it is longer than there is room
-/// for: it stays, and `*length` says what it needs. A cancellation point.
-///
-/// # Safety
-///
-/// `umad` is NULL or a buffer with room for a datagram of `*length` octets, `length` NULL or readable and writable.
-pub unsafe extern "C-unwind" fn umad_recv(
-    fd: c_int,
-    umad: *mut c_void,
-    length: *mut c_int,
-    timeout_ms: c_int,
-) -> c_int {
-    let until = until(timeout_ms);
-    wait::negative(|_, _| {
-        if umad.is_null() || length.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        let port = port(fd)?;
-        // SAFETY: not NULL, and the caller says it may be read.
-        let room = usize::try_from(unsafe { length.read() }).map_err(|_| Errno::EINVAL)?;
-        if timeout_ms != 0 && port.waiting.is_empty() {
-            return port.sleep(until);
-        }
-        let needed = port.waiting.peek(|reply| reply.mad.len()).ok_or(Errno::EAGAIN)?;
-        if needed > room {
-            // SAFETY: not NULL, and the caller says it may be written to.
-            unsafe { length.write(needed as c_int) };
-            return Err(Errno::ENOSPC);
-        }
-        let Reply { agent, status, address, mad } = port.waiting.pop(|reply| reply).ok_or(Errno::EAGAIN)?;
-        // Another thread took the one that was looked at, and this one is longer.
-        let mad = mad.get(..room.min(mad.len())).unwrap_or_default();
-        let header = abi::ib_user_mad {
-            agent_id: agent,
-            status,
-            timeout_ms: 0,
-            retries: 0,
-            length: (HEADER + mad.len()) as u32,
-            addr: address,
-            data: [],
-        };
-        // SAFETY: the caller gives room for the header and `room` octets behind it, which `mad` does not exceed.
-        unsafe {
-            umad.cast::<abi::ib_user_mad>().write_unaligned(header);
-            umad.byte_add(HEADER).cast::<u8>().copy_from_nonoverlapping(mad.as_ptr(), mad.len());
+export! {
+    /// Takes a datagram of at most `*length` octets, whose length is stored there, and returns its agent's number. Waits as
+    /// [`umad_poll`] does; for no time if `timeout_ms` is 0, which fails with EAGAIN. ENOSPC if it is longer than there is room
+    /// for: it stays, and `*length` says what it needs. A cancellation point.
+    pub waiting fn umad_recv(
+        fd: c_int,
+        umad: *mut c_void,
+        length: Ptr<c_int>,
+        timeout_ms: c_int,
+    ) -> c_int {
+        let until = until(timeout_ms);
+        wait::negative(|_, _| {
+            let length = length.some()?;
+            if umad.is_null() {
+                return Err(Errno::EINVAL);
+            }
+            let port = port(fd)?;
+            let room = usize::try_from(length.read()).map_err(|_| Errno::EINVAL)?;
+            if timeout_ms != 0 && port.waiting.is_empty() {
+                return port.sleep(until);
+            }
+            let needed = port.waiting.peek(|reply| reply.mad.len()).ok_or(Errno::EAGAIN)?;
+            if needed > room {
+                length.write(needed as c_int);
+                return Err(Errno::ENOSPC);
+            }
+            let Reply { agent, status, address, mad } = port.waiting.pop(|reply| reply).ok_or(Errno::EAGAIN)?;
+            // Another thread took the one that was looked at, and this one is longer.
+            let mad = mad.get(..room.min(mad.len())).unwrap_or_default();
+            let header = abi::ib_user_mad {
+                agent_id: agent,
+                status,
+                timeout_ms: 0,
+                retries: 0,
+                length: (HEADER + mad.len()) as u32,
+                addr: address,
+                data: [],
+            };
+            // SAFETY: the buffer has room for the header and `room` octets behind it, which `mad` does not exceed.
+            unsafe {
+                umad.cast::<abi::ib_user_mad>().write_unaligned(header);
+                umad.byte_add(HEADER).cast::<u8>().copy_from_nonoverlapping(mad.as_ptr(), mad.len());
+            }
             length.write(mad.len() as c_int);
-        }
-        Ok(Step::Done(agent as c_int))
-    })
+            Ok(Step::Done(agent as c_int))
+        })
+    }
 }
