@@ -13,11 +13,8 @@ use crate::{Budget, SharedReceives};
 #[doc(alias = "ibv_qp_type")]
 #[repr(u8)]
 pub enum Service {
-    /// Reliable Connection.
     Rc = 2,
-    /// Unreliable Connection.
     Uc = 3,
-    /// Unreliable Datagram.
     Ud = 4,
     /// Ethernet frames (`IBV_QPT_RAW_PACKET`).
     RawPacket = 8,
@@ -49,7 +46,6 @@ impl Service {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "ibv_qp_state")]
 #[repr(u8)]
-#[expect(missing_docs, reason = "the names are those of ibv_qp_state")]
 pub enum QpState {
     Reset = 0,
     Init = 1,
@@ -76,12 +72,10 @@ pub struct QpCaps {
     pub max_inline: u32,
 }
 
-/// What a queue pair is made from.
+/// The configuration of a new queue pair.
 #[derive(Clone, Debug)]
 pub struct QpConfig {
-    /// Its number.
     pub qpn: Qpn,
-    /// Its service.
     pub service: Service,
     /// Its queues, allocated at creation.
     pub caps: QpCaps,
@@ -97,7 +91,7 @@ pub struct QpConfig {
     /// Resend before the ACK timeout, by a timer derived from the round trip time. On in programs; tests that count
     /// transmissions turn it off.
     pub early_resends: bool,
-    /// What it shares with the process's other queue pairs.
+    /// Shared with the process's other queue pairs.
     pub budget: Arc<Budget>,
 }
 
@@ -188,9 +182,7 @@ pub struct QpAttr {
     pub rq_psn: Psn,
     /// The PSN of the next request never sent before.
     pub sq_psn: Psn,
-    /// The peer's queue pair.
     pub dest_qp: Qpn,
-    /// What the peer may do.
     pub access: QpAccess,
     /// The address vector: our address and source port, the peer's address.
     pub path: Flow,
@@ -202,7 +194,7 @@ pub struct QpAttr {
     pub max_rd_atomic: u8,
     /// Reads and atomics of the peer's that may be outstanding, at most 128.
     pub max_dest_rd_atomic: u8,
-    /// What an RNR NAK asks the peer to wait: code 0 to 31, see `ferroce_wire::RnrTimer`.
+    /// The delay that an RNR NAK asks of the peer: code 0 to 31, see `ferroce_wire::RnrTimer`.
     pub min_rnr_timer: u8,
     /// Local ACK timeout: code 0 (none) to 31, see `ferroce_wire::AckTimeout`.
     pub timeout: u8,

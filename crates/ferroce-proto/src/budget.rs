@@ -1,4 +1,4 @@
-//! What the queue pairs of one process share: how much may be on its way.
+//! The limits on data in flight that the queue pairs of one process share.
 
 use core::hash::{Hash, Hasher};
 use core::net::IpAddr;
@@ -19,7 +19,7 @@ pub struct Budget {
 #[derive(Debug)]
 struct Shares {
     in_use: AtomicU64,
-    /// Queue pairs that were refused and come again.
+    /// Queue pairs that were refused and will try again.
     waiting: AtomicU64,
 }
 
@@ -84,8 +84,8 @@ impl Budget {
         Account::Destination((hash ^ (hash >> 32) ^ (hash >> 16) ^ (hash >> 8)) as u8)
     }
 
-    /// Takes `amount` if the limit is then not exceeded. Whoever finds nothing taken gets his amount however large it is, so
-    /// that a buffer smaller than a packet does not stop everything.
+    /// Takes `amount` if the limit is then not exceeded. If nothing is taken, any amount is granted, so that a buffer
+    /// smaller than a packet does not stop everything.
     ///
     /// While others wait, room for a packet of each, up to half of it all, is theirs: otherwise those that have something on
     /// its way would take again at once whatever comes free. `waited` tells that the caller is one of them.
@@ -119,7 +119,7 @@ impl Budget {
         }
     }
 
-    /// Somebody was refused and will come again; [`Budget::stop_waiting`] follows.
+    /// A queue pair was refused and will try again; [`Budget::stop_waiting`] follows.
     pub(crate) fn wait(&self, account: Account) {
         if let Some(shares) = self.shares(account) {
             shares.waiting.fetch_add(1, Ordering::Relaxed);
@@ -170,7 +170,7 @@ mod tests {
     fn limits_hold_but_for_the_first() {
         let budget = Budget::new(1000);
         assert_eq!((budget.read_limit(), budget.destination_limit()), (250, 500));
-        assert!(budget.take(Account::Reads, 9999, false), "whoever is alone gets it all");
+        assert!(budget.take(Account::Reads, 9999, false), "an unused budget grants any amount");
         assert!(!budget.take(Account::Reads, 1, false));
         budget.give_back(Account::Reads, 9999);
         assert!(budget.take(Account::Reads, 200, false));

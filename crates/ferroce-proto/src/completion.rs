@@ -1,4 +1,4 @@
-//! What a queue pair reports.
+//! Completions and events of a queue pair.
 
 use ferroce_wire::{Flow, Imm, Qpn, Rkey, RoceVersion, SrqNumber};
 
@@ -6,7 +6,6 @@ use ferroce_wire::{Flow, Imm, Qpn, Rkey, RoceVersion, SrqNumber};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "ibv_wc_status")]
 #[repr(u8)]
-#[expect(missing_docs, reason = "the names are those of ibv_wc_status")]
 pub enum WcStatus {
     Success = 0,
     LocLenErr = 1,
@@ -32,11 +31,10 @@ pub enum WcStatus {
     GeneralErr = 21,
 }
 
-/// What completed; discriminants are those of `ibv_wc_opcode`. Valid on success only.
+/// The operation that completed; discriminants are those of `ibv_wc_opcode`. Valid on success only.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "ibv_wc_opcode")]
 #[repr(u8)]
-#[expect(missing_docs, reason = "the names are those of ibv_wc_opcode")]
 pub enum WcOpcode {
     Send = 0,
     RdmaWrite = 1,
@@ -77,11 +75,9 @@ impl NetworkHeader {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[doc(alias = "ibv_wc")]
 pub struct WorkCompletion {
-    /// From the work request.
     pub wr_id: u64,
-    /// Success or why not.
     pub status: WcStatus,
-    /// What completed; on errors what was asked for.
+    /// The operation that completed, on errors too.
     pub opcode: WcOpcode,
     /// Length of the message in octets; on errors 0.
     pub byte_len: u32,
@@ -141,7 +137,7 @@ pub enum AsyncEvent {
     QpLastWqeReached = 16,
 }
 
-/// What [`crate::QueuePair::poll_event`] yields.
+/// The result of [`crate::QueuePair::poll_event`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum QpEvent {
     /// For the send completion queue.

@@ -1,4 +1,4 @@
-//! What is counted. Names that kernel rxe also has mean what they mean there.
+//! Counters. A name that kernel rxe also has means the same there.
 
 /// Counters of one queue pair since its creation. They wrap.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

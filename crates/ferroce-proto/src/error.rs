@@ -1,4 +1,4 @@
-//! What can go wrong, by operation.
+//! Errors, by operation.
 
 use crate::{MemoryError, QpAttrMask, QpState, Service, SrqAttrMask};
 
@@ -15,46 +15,23 @@ pub enum CreateQpError {
 pub enum ModifyQpError {
     /// The state machine has no such transition (IBTA 10.3.1).
     #[error("no transition from {from:?} to {to:?}")]
-    Transition {
-        /// State it is in.
-        from: QpState,
-        /// State asked for.
-        to: QpState,
-    },
+    Transition { from: QpState, to: QpState },
     /// `cur_state` was given and is wrong, or may not be given in this state.
     #[error("the queue pair is in {actual:?}, not in {claimed:?}")]
     CurrentState {
-        /// State it is in.
         actual: QpState,
         /// State the caller named.
         claimed: QpState,
     },
     /// The transition needs attributes that the mask does not have.
     #[error("{from:?} to {to:?} needs {missing:?}")]
-    Missing {
-        /// State it is in.
-        from: QpState,
-        /// State asked for.
-        to: QpState,
-        /// What is not there.
-        missing: QpAttrMask,
-    },
+    Missing { from: QpState, to: QpState, missing: QpAttrMask },
     /// The transition does not allow attributes that the mask has.
     #[error("{from:?} to {to:?} does not allow {extra:?}")]
-    NotAllowed {
-        /// State it is in.
-        from: QpState,
-        /// State asked for.
-        to: QpState,
-        /// What is too much.
-        extra: QpAttrMask,
-    },
+    NotAllowed { from: QpState, to: QpState, extra: QpAttrMask },
     /// A value is out of its range.
     #[error("{attribute:?} is out of range")]
-    Value {
-        /// Whose value.
-        attribute: QpAttrMask,
-    },
+    Value { attribute: QpAttrMask },
     /// In SQD, and what had started has not yet completed.
     #[error("the send queue is still draining")]
     Draining,
@@ -68,14 +45,10 @@ pub enum PostSendError {
     State(QpState),
     /// All WQEs are in use.
     #[error("all {max} send WQEs are in use")]
-    QueueFull {
-        /// How many there are.
-        max: u32,
-    },
+    QueueFull { max: u32 },
     /// More SGEs than the queue pair was made for.
     #[error("{given} SGEs, at most {max}")]
     TooManySges {
-        /// In the work request.
         given: usize,
         /// `max_send_sge`.
         max: u32,
@@ -83,7 +56,6 @@ pub enum PostSendError {
     /// More inline octets than the queue pair was made for.
     #[error("{given} inline octets, at most {max}")]
     InlineTooLong {
-        /// In the work request.
         given: u64,
         /// `max_inline`.
         max: u32,
@@ -91,32 +63,21 @@ pub enum PostSendError {
     /// The service does not know this operation, as READ on UC or WRITE on UD.
     #[error("a queue pair of service {0:?} has no such operation")]
     Operation(Service),
-    /// A datagram to nobody, or a destination given to a connected queue pair.
+    /// A datagram without a destination, or a destination given to a connected queue pair.
     #[error("a queue pair of service {0:?} does not send to such a destination")]
     Destination(Service),
     /// A datagram is one packet.
     #[error("a datagram of {given} octets, at most {max}")]
-    DatagramTooLong {
-        /// In the work request.
-        given: u64,
-        /// The port's active MTU.
-        max: u32,
-    },
+    DatagramTooLong { given: u64, max: u32 },
     /// Inline makes no sense for an operation that writes local memory or has no payload.
     #[error("this operation has no inline payload")]
     InlineNotAllowed,
     /// Longer than a message can be.
     #[error("{given} octets, a message has at most 2^31")]
-    MessageTooLong {
-        /// In the work request.
-        given: u64,
-    },
+    MessageTooLong { given: u64 },
     /// Atomics are eight octets.
     #[error("an atomic needs 8 octets of local memory, not {given}")]
-    AtomicLength {
-        /// In the work request.
-        given: u64,
-    },
+    AtomicLength { given: u64 },
     /// Atomics are aligned.
     #[error("an atomic needs a remote address that is a multiple of 8")]
     AtomicMisaligned,
@@ -139,14 +100,10 @@ pub enum PostRecvError {
     State(QpState),
     /// All WQEs are in use.
     #[error("all {max} receive WQEs are in use")]
-    QueueFull {
-        /// How many there are.
-        max: u32,
-    },
+    QueueFull { max: u32 },
     /// More SGEs than the queue pair was made for.
     #[error("{given} SGEs, at most {max}")]
     TooManySges {
-        /// In the work request.
         given: usize,
         /// `max_recv_sge`.
         max: u32,
@@ -164,32 +121,20 @@ pub enum PostRecvError {
 pub enum ModifySrqError {
     /// Attributes that do not exist.
     #[error("a shared receive queue has no attributes {unknown:?}")]
-    Mask {
-        /// Their bits.
-        unknown: SrqAttrMask,
-    },
+    Mask { unknown: SrqAttrMask },
     /// Too small for what is in it, or for anything.
     #[error("{asked} work requests do not hold the {present} that are outstanding")]
-    Size {
-        /// Size asked for.
-        asked: u32,
-        /// WQEs in it.
-        present: u32,
-    },
+    Size { asked: u32, present: u32 },
     /// A limit that is more than it can hold.
     #[error("a limit of {limit} is more than the queue's {max_wr} work requests")]
     Limit {
         /// Limit asked for, or armed before.
         limit: u32,
-        /// Size it would be for.
         max_wr: u32,
     },
     /// No memory for the new size.
     #[error("no memory for {max_wr} work requests")]
-    Memory {
-        /// Size asked for.
-        max_wr: u32,
-    },
+    Memory { max_wr: u32 },
 }
 
 /// Why a packet had no effect. A NAK may have been sent nevertheless; these are for counters.

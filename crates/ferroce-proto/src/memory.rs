@@ -44,7 +44,6 @@ pub trait Memory {
     fn flush(&mut self, rkey: Rkey, addr: u64, len: u64, feth: Feth) -> Result<(), MemoryError>;
     /// Ends a key that may be invalidated by work requests (type 2 windows), by ours or by the peer's.
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), MemoryError>;
-    /// Binds a memory window.
     fn bind(&mut self, bind: &Bind) -> Result<(), MemoryError>;
 }
 
@@ -52,12 +51,10 @@ pub trait Memory {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Domain(pub u32);
 
-/// What a peer wants to do with memory.
+/// A peer's kind of access to memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RemoteAccess {
-    /// READ.
     Read,
-    /// WRITE.
     Write,
     /// Compare-and-swap and fetch-and-add.
     Atomic,

@@ -41,10 +41,7 @@ impl ReceiveSource for NoSharedQueue {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SharedReceives {
     /// One shared receive queue: RC, UC, UD and raw packets.
-    Queue {
-        /// Most SGEs of its WQEs.
-        max_sge: u32,
-    },
+    Queue { max_sge: u32 },
     /// The queue of an XRC domain that each request names: XRC targets.
     XrcDomain {
         /// Most SGEs of a WQE that any of the domain's queues gives.
@@ -56,7 +53,6 @@ pub enum SharedReceives {
 }
 
 impl SharedReceives {
-    /// Most SGEs of a WQE.
     pub(crate) const fn max_sge(self) -> u32 {
         match self {
             Self::Queue { max_sge } | Self::XrcDomain { max_sge, .. } => max_sge,
@@ -64,10 +60,9 @@ impl SharedReceives {
     }
 }
 
-/// What a request for a receive WQE brought.
+/// The result of [`ReceiveSource::take`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Taken {
-    /// A WQE.
     Wqe,
     /// The queue is empty: RC sends an RNR NAK, UC and UD drop.
     Empty,
@@ -84,7 +79,6 @@ pub struct RecvWqe {
     pub(crate) wr_id: u64,
     sges: Box<[Sge]>,
     sge_count: usize,
-    /// Octets it holds.
     pub(crate) length: u64,
     /// The domain of the memory that its SGEs name, if not the queue pair's: a shared queue has a domain of its own.
     domain: Option<Domain>,
@@ -117,7 +111,6 @@ impl RecvWqe {
         self.domain = Some(domain);
     }
 
-    /// From the work request.
     pub const fn wr_id(&self) -> u64 {
         self.wr_id
     }

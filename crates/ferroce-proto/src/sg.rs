@@ -4,7 +4,6 @@ use ferroce_wire::Lkey;
 
 use crate::{Memory, MemoryError, Sge};
 
-/// Sum of the lengths.
 pub(crate) fn length(sges: &[Sge]) -> u64 {
     sges.iter().map(|sge| u64::from(sge.length)).sum()
 }

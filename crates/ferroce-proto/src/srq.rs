@@ -18,7 +18,7 @@ pub struct SharedReceiveQueue {
     event: Option<SrqEvent>,
 }
 
-/// What a shared receive queue reports; discriminants are those of `ibv_event_type`.
+/// An event of a shared receive queue; discriminants are those of `ibv_event_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum SrqEvent {

@@ -1,4 +1,4 @@
-//! What the application asks for.
+//! Work requests.
 
 use bitflags::bitflags;
 use ferroce_wire::{Feth, Flow, Imm, Lkey, Qkey, Qpn, Rkey, SrqNumber};
@@ -21,13 +21,11 @@ pub struct Sge {
 pub struct Remote {
     /// First octet, in the address space of the key.
     pub addr: u64,
-    /// The peer's key.
     pub rkey: Rkey,
 }
 
 /// Operation of a send work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[expect(missing_docs, reason = "the variants are the verbs' opcodes, the fields their operands")]
 pub enum SendOp {
     Send,
     SendImm(Imm),
@@ -61,7 +59,6 @@ pub enum SendOp {
     /// Waits until earlier writes and atomics of this queue pair are where all see them, or where they survive.
     Flush {
         remote: Remote,
-        /// Octets.
         length: u32,
         /// Where to, and whether the whole region of the key (then address and length mean nothing).
         feth: Feth,
@@ -72,7 +69,7 @@ pub enum SendOp {
     BindMw(Bind),
 }
 
-/// What a memory window is bound to (`ibv_mw_bind_info`).
+/// The memory that a window is bound to (`ibv_mw_bind_info`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[doc(alias = "ibv_mw_bind_info")]
 pub struct Bind {
@@ -80,18 +77,16 @@ pub struct Bind {
     pub window: Rkey,
     /// Its low octet is that of the window's key from then on.
     pub rkey: Rkey,
-    /// The region.
     pub region: Lkey,
     /// First octet, in the address space of the region.
     pub addr: u64,
     /// Octets; 0 binds to nothing.
     pub length: u64,
-    /// What the peer may do.
     pub access: WindowAccess,
 }
 
 bitflags! {
-    /// What a peer may do through a window: bits of `ibv_access_flags`. Others are kept, to be refused by who binds.
+    /// A peer's permissions through a window: bits of `ibv_access_flags`. Other bits are kept for [`Memory::bind`](crate::Memory::bind) to refuse.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct WindowAccess: u32 {
         /// `IBV_ACCESS_REMOTE_WRITE`.
@@ -116,7 +111,6 @@ pub enum SendTo {
     Datagram {
         /// The way there: what an address handle stands for, with the source port to send from.
         path: Flow,
-        /// The queue pair there.
         qpn: Qpn,
         /// Its queue key. With bit 31 set the sender's own is used instead (IBTA 10.2.5).
         qkey: Qkey,
@@ -132,7 +126,6 @@ pub enum SendTo {
 pub struct SendWr<'a> {
     /// Comes back in the completion.
     pub wr_id: u64,
-    /// What to do.
     pub op: SendOp,
     /// To whom; [`SendTo::Peer`] where the service knows whom.
     pub to: SendTo,

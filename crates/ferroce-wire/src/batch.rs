@@ -6,7 +6,7 @@ use crate::icrc::Starts;
 use crate::opcode::ICRC_LEN;
 use crate::{Flow, Packet, WireError};
 
-/// What a batch may hold.
+/// The limits of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchLimits {
     /// Packets, at least 1; Linux sends at most 64 or 128 segments in one call, by version.
@@ -61,7 +61,7 @@ impl Kept<'_> {
     }
 }
 
-/// What the first packet lays down for the others.
+/// The properties that the first packet sets for the others.
 #[derive(Debug)]
 struct First {
     flow: Flow,

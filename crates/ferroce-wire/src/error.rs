@@ -1,4 +1,4 @@
-//! What can be wrong with bytes.
+//! Errors of bytes.
 
 use crate::Service;
 
@@ -32,7 +32,7 @@ pub enum WireError {
     /// No service assigns this opcode (IBTA table 38).
     #[error("unknown opcode {0:#04x}")]
     UnknownOpcode(u8),
-    /// An opcode of Reliable Datagram, which nobody implements.
+    /// An opcode of Reliable Datagram, which is not implemented.
     #[error("opcode {0:#04x} belongs to Reliable Datagram, which is not supported")]
     UnsupportedOpcode(u8),
     /// Transport header version is not 0 (IBTA 9.2.4).

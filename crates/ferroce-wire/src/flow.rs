@@ -13,7 +13,7 @@ pub const ROCE_UDP_PORT: u16 = 4791;
 const DONT_FRAGMENT: u16 = 0x4000;
 pub(crate) const PROTOCOL_UDP: u8 = 17;
 
-/// What RoCE packets travel in; the numbers are those of `enum ibv_gid_type`.
+/// The encapsulation of RoCE packets; the numbers are those of `enum ibv_gid_type`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum RoceVersion {
     /// A GRH in Ethernet frames of type 0x8915: within one subnet (IBTA A16).
@@ -23,7 +23,7 @@ pub enum RoceVersion {
     V2 = 2,
 }
 
-/// What packets have below IP or GRH. Nothing of it is covered by the ICRC.
+/// The part of a packet below IP or GRH. The ICRC covers nothing of it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct LinkLayer {
     /// Decides what the addresses of a [`Flow`] stand in.

@@ -1,6 +1,6 @@
 //! What do the bytes mean? RoCE headers, opcodes and the ICRC.
 //!
-//! A received datagram becomes a [`Packet`] once, at the edge; above it nobody looks at bytes again. On the way
+//! A received datagram becomes a [`Packet`] once, at the edge; code above it does not look at bytes again. On the way
 //! out a `Packet` writes its own headers. Nothing here allocates, does I/O or keeps time.
 //!
 //! Layout facts are cited as `IBTA 9.2` (InfiniBand Architecture Specification volume 1) and `RoCEv2 A17` (its annex).

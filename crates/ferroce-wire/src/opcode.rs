@@ -26,12 +26,12 @@ impl WireOpcode {
     /// Congestion notification packet.
     pub const CNP: Self = Self(0x81);
 
-    /// What the table says; `None` if no service assigns the opcode.
+    /// The line of the table; `None` if no service assigns the opcode.
     pub fn info(self) -> Option<&'static OpcodeInfo> {
         TABLE.get(usize::from(self.0)).and_then(Option::as_ref)
     }
 
-    /// The opcode by which `service` says `operation`, if it has one. CNP has none but [`WireOpcode::CNP`].
+    /// The opcode of `operation` on `service`, if the service has it. CNP has none but [`WireOpcode::CNP`].
     pub fn of(service: Service, operation: RcOpcode) -> Option<Self> {
         let opcode = Self(service as u8 | operation as u8);
         opcode.info().filter(|info| info.operation == Some(operation)).map(|_| opcode)
@@ -94,7 +94,7 @@ impl Headers {
     }
 }
 
-/// What payload an opcode may carry (IBTA 9.7.4.1.4, C9-92 to C9-94).
+/// The payload that an opcode may carry (IBTA 9.7.4.1.4, C9-92 to C9-94).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PayloadRule {
     /// None.
@@ -125,15 +125,15 @@ impl PayloadRule {
 /// One line of the opcode table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpcodeInfo {
-    /// Who speaks it.
+    /// The service that has it.
     pub service: Service,
-    /// The operation in RC's words, which other services share; `None` for CNP and RD's ReSync.
+    /// The operation by its name on RC, which other services share; `None` for CNP and RD's ReSync.
     pub operation: Option<RcOpcode>,
     /// Extension headers.
     pub headers: Headers,
     /// Octets of BTH and extension headers.
     pub header_len: usize,
-    /// What payload may follow.
+    /// The payload that may follow.
     pub payload: PayloadRule,
 }
 
@@ -170,7 +170,7 @@ pub enum RcOpcode {
 }
 
 impl RcOpcode {
-    /// What payload it may carry.
+    /// The payload that it may carry.
     pub fn payload_rule(self) -> PayloadRule {
         WireOpcode(self as u8).info().map_or(PayloadRule::None, |info| info.payload)
     }

@@ -9,9 +9,9 @@ use crate::{Aeth, AtomicEth, Bth, Deth, Feth, Imm, RcOpcode, Reth, Rkey, Service
 /// length agree. Lengths against the path MTU are for the state machines, which answer them with a NAK.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Packet<'a> {
-    /// What every packet has.
+    /// The header of every packet.
     pub bth: Bth,
-    /// What it asks or answers.
+    /// The request or response.
     pub op: Operation<'a>,
     /// Whether the ICRC was verified.
     pub icrc: IcrcStatus,
@@ -74,7 +74,7 @@ pub enum Request<'a> {
     AtomicWrite { reth: Reth, payload: &'a [u8] },
 }
 
-/// What the end of a send message carries beside payload.
+/// The data at the end of a send message beside payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SendTail {
     /// Nothing.

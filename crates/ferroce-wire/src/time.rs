@@ -4,7 +4,7 @@ use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
 use core::time::Duration;
 
-/// A point in time: nanoseconds since an origin that whoever drives the state machines chooses.
+/// A point in time: nanoseconds since an origin that the caller of the state machines chooses.
 ///
 /// Not `std::time::Instant`, so that tests write time as numbers and a run can be replayed. Arithmetic saturates:
 /// 2^64 ns are 584 years.

@@ -46,7 +46,6 @@ const CIRCLES: &[(&str, &str, &str)] = &[
     ("ferroce-ipc", "device settings", "each names a type of the other"),
     ("ferroce-ipc", "message packet", "each names a type of the other"),
     ("ferroce-proto", "attr error receive srq", "errors name what they are about, re-exported by the root"),
-    ("ferroce-wire", "error opcode", "an error names the opcode"),
 ];
 
 /// Files that may use each other in a circle: a type and its parts.

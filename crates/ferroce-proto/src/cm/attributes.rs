@@ -16,7 +16,6 @@ pub const MAX_DEPTH: u8 = 0xff;
 pub struct DepthError {
     /// What the program asked for.
     pub asked: u8,
-    /// What there is.
     pub limit: u8,
 }
 
@@ -68,9 +67,7 @@ pub const fn response_time(packet_life: CmTime, peer: CmTime) -> Duration {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[doc(alias = "rdma_init_qp_attr")]
 pub struct ConnectedAttr {
-    /// The peer's queue pair.
     pub dest_qp: Qpn,
-    /// What the peer may do.
     pub access: QpAccess,
     /// Code of the path MTU, as the REQ proposed it.
     pub path_mtu: PathMtu,
@@ -86,7 +83,6 @@ pub struct ConnectedAttr {
     pub min_rnr_timer: u8,
     /// Code of the local ACK timeout.
     pub timeout: u8,
-    /// Retries.
     pub retry_cnt: u8,
     /// Retries after RNR NAKs.
     pub rnr_retry: u8,

@@ -18,16 +18,13 @@ const SHORTEST_TIME_WAIT: CmTime = CmTime::saturating(8);
 /// Which end of a connection this is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
-    /// Sent the REQ.
     Active,
-    /// Received it.
     Passive,
 }
 
 /// A message that is repeated until it is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Retry {
-    /// When to do it.
     pub at: Instant,
     /// How often that can still be.
     pub left: u8,
@@ -36,7 +33,6 @@ pub(super) struct Retry {
 /// State of a connection, as IBTA 12.9 names them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    /// Active: REQ sent.
     ReqSent(Retry),
     /// Active: the peer will take longer.
     MraReqRcvd(Retry),
@@ -48,13 +44,11 @@ pub(super) enum State {
     ReqRcvd,
     /// Passive: the same, and the peer is told so when it asks again.
     MraReqSent(CmTime),
-    /// Passive: REP sent.
     RepSent(Retry),
     /// Passive: the peer will take longer.
     MraRepRcvd(Retry),
     /// Both ends know of each other.
     Established,
-    /// We want to end it.
     DreqSent(Retry),
     /// The peer wants to end it, the program has not yet agreed.
     DreqRcvd,
@@ -125,7 +119,6 @@ pub(super) struct QpKey {
 pub(super) struct Connection {
     pub id: CommId,
     pub role: Role,
-    /// By a REQ of each end.
     pub peer_to_peer: bool,
     pub route: Route,
     /// Whose backlog it is in.
@@ -172,7 +165,6 @@ impl Connection {
         Some(QpKey { remote: self.route.remote, guid, qpn: qpn.value() })
     }
 
-    /// The REQ we received.
     pub(super) fn req_key(&self) -> Option<ReqKey> {
         let Req { local_id: id, ca_guid: guid, .. } = self.req;
         (self.role == Role::Passive).then_some(ReqKey { remote: self.route.remote, id, guid })

@@ -16,7 +16,6 @@ impl PerMessage {
     pub const NAMES: [&'static str; 11] =
         ["req", "mra", "rej", "rep", "rtu", "dreq", "drep", "sidr_req", "sidr_rep", "lap", "apr"];
 
-    /// All together.
     pub fn total(&self) -> u64 {
         self.0.iter().fold(0, |sum, count| sum.wrapping_add(*count))
     }
@@ -47,7 +46,6 @@ pub struct CmCounters {
 }
 
 impl CmCounters {
-    /// MADs without effect.
     pub fn dropped(&self) -> u64 {
         self.drops.iter().fold(0, |sum, count| sum.wrapping_add(*count))
     }

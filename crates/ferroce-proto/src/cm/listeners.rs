@@ -18,7 +18,6 @@ struct Listener {
     waiting: usize,
 }
 
-/// All listeners.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     by_id: BTreeMap<ListenerId, Listener>,

@@ -86,7 +86,6 @@ pub struct CmConfig {
     pub key: [u64; 2],
     /// Most connections and questions, time-wait included.
     pub max_connections: usize,
-    /// Most of one owner.
     pub max_per_owner: usize,
 }
 
@@ -94,7 +93,6 @@ pub struct CmConfig {
 const OUTBOX: usize = 4096;
 
 impl ConnectionManager {
-    /// With nobody connected.
     pub fn new(config: CmConfig) -> Self {
         Self {
             random: Random::new(config.key),
@@ -164,7 +162,6 @@ impl ConnectionManager {
         all.filter(|(_, connection)| !connection.orphaned).map(|(id, _)| *id)
     }
 
-    /// Counts since creation.
     pub const fn counters(&self) -> &CmCounters {
         &self.counters
     }
@@ -200,14 +197,12 @@ impl ConnectionManager {
         known || self.listeners.find(service, &from, ask).is_some()
     }
 
-    /// The next MAD to send.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         let transmit = self.outbox.pop_front()?;
         self.counters.tx_msgs.count(&transmit.mad[..]);
         Some(transmit)
     }
 
-    /// What happened next.
     pub fn poll_event(&mut self) -> Option<CmEvent> {
         self.events.pop_front()
     }
@@ -217,7 +212,6 @@ impl ConnectionManager {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Does what is due.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some((at, id)) = self.timers.first().copied()
             && at <= now

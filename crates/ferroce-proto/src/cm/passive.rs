@@ -11,9 +11,7 @@ use super::{CmDropReason, CmError, ConnectionManager};
 
 /// What becomes of a request that nobody is told of.
 enum Refusal {
-    /// It is ignored.
     Drop(CmDropReason),
-    /// The peer hears why.
     Rej(RejReason),
 }
 

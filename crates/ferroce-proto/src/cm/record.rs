@@ -167,7 +167,6 @@ fn nanos(duration: Duration) -> [u8; 8] {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX).to_le_bytes()
 }
 
-/// Octets from the front.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {

@@ -9,11 +9,9 @@ use super::{ConnectionManager, Route};
 /// A connection, its ports included where it is one of the RDMA IP CM service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seen {
-    /// Its name.
     pub id: CommId,
     /// One end is ending it, or it is over.
     pub ending: bool,
-    /// Between whom.
     pub route: Route,
     /// Our queue pair, once it is known.
     pub qpn: Option<Qpn>,

@@ -11,7 +11,6 @@ use super::listeners::{Ask, check_addresses};
 use super::types::{CmEventKind, ListenerId, Route, SidrAnswer, SidrParams};
 use super::{CmDropReason, CmError, ConnectionManager};
 
-/// A question under way.
 #[derive(Clone, Debug)]
 pub(super) enum Sidr {
     /// Ours, repeated until it is answered.

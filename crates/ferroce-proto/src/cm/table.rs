@@ -67,7 +67,6 @@ impl ConnectionManager {
         self.connections.insert(id, connection);
     }
 
-    /// Forgets a connection.
     pub(super) fn remove(&mut self, id: CommId) {
         let Some(connection) = self.connections.remove(&id) else { return };
         tracing::debug!(?id, from = connection.state.name(), to = "idle");

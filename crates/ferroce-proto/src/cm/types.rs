@@ -15,9 +15,7 @@ use super::attributes;
 /// Where a MAD comes from or goes to. IPv4 addresses are never written as IPv6 ones.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Route {
-    /// Our address.
     pub local: IpAddr,
-    /// The peer's.
     pub remote: IpAddr,
     /// The interface of link-local addresses, by whatever number the caller gives it; 0 for others. It belongs to the
     /// route: a MAD that comes by another interface is not the peer's. With [`Self::V1`], of all addresses.
@@ -29,7 +27,6 @@ impl Route {
     /// another one.
     pub const V1: u32 = 1 << 31;
 
-    /// The interface alone.
     pub const fn ifindex(&self) -> u32 {
         self.interface & !Self::V1
     }
@@ -44,7 +41,6 @@ impl Route {
         with_interface(self.remote, port, self.ifindex())
     }
 
-    /// Which RoCE it is.
     pub const fn version(&self) -> RoceVersion {
         if self.interface & Self::V1 != 0 { RoceVersion::V1 } else { RoceVersion::V2 }
     }
@@ -60,22 +56,17 @@ fn with_interface(ip: IpAddr, port: u16, interface: u32) -> SocketAddr {
 /// A MAD to send to the peer's queue pair 1.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Transmit {
-    /// Whereto.
     pub route: Route,
-    /// IP's type of service.
     pub traffic_class: u8,
-    /// What.
     pub mad: Box<[u8; MAD_LEN]>,
 }
 
-/// Who listens.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ListenerId(pub(super) u64);
 
 /// Destinations that a listener takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bind {
-    /// Every local address.
     Any,
     /// Every local IPv4 address.
     AnyV4,
@@ -90,22 +81,16 @@ pub enum Bind {
 /// What a listener is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Connections, by REQ.
     Connections,
     /// Queue pairs, by SIDR_REQ.
     Datagrams,
-    /// Either.
     Both,
 }
 
-/// A listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListenParams {
-    /// The service.
     pub service_id: ServiceId,
-    /// At which addresses.
     pub bind: Bind,
-    /// By which messages.
     pub kind: Kind,
     /// Requests that may wait for an answer; 0 and more than [`Self::MAX_BACKLOG`] mean that many. Further ones are
     /// dropped, and come again.
@@ -120,15 +105,11 @@ impl ListenParams {
 /// A request for a connection. See [`Req`] for what the fields mean.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConnectParams {
-    /// Between whom.
     pub route: Route,
     /// The peer connects to us at the same time, to the same service; nobody listens (IBTA 12.10).
     pub peer_to_peer: bool,
-    /// The service.
     pub service_id: ServiceId,
-    /// Our node GUID.
     pub ca_guid: u64,
-    /// Our queue pair.
     pub qpn: Qpn,
     /// The PSN our queue pair expects first; a random one if `None`.
     pub starting_psn: Option<Psn>,
@@ -156,15 +137,12 @@ pub struct ConnectParams {
     pub response_timeout: CmTime,
     /// How often each end repeats a message, at most 15.
     pub max_cm_retries: u8,
-    /// IP's type of service.
     pub traffic_class: u8,
-    /// IP's time to live.
     pub hop_limit: u8,
     /// 20 bits.
     pub flow_label: u32,
     /// Service level, 4 bits.
     pub sl: u8,
-    /// Vendor options.
     pub ece: Ece,
     /// With the IP CM header, if the service is a port.
     pub private: PrivateData<92>,
@@ -201,7 +179,6 @@ impl ConnectParams {
         }
     }
 
-    /// The REQ.
     pub fn req(&self, local_id: CommId, starting_psn: Psn) -> Req {
         let routed = self.hop_limit > 1;
         let lid = if routed { 0xffff } else { 0 };
@@ -251,9 +228,7 @@ impl ConnectParams {
 /// The answer to a request for a connection. See [`Rep`] for what the fields mean.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AcceptParams {
-    /// Our node GUID.
     pub ca_guid: u64,
-    /// Our queue pair.
     pub qpn: Qpn,
     /// Reads and atomics that we can serve.
     pub responder_resources: u8,
@@ -267,9 +242,7 @@ pub struct AcceptParams {
     pub rnr_retry_count: u8,
     /// Our queue pair takes from a shared receive queue.
     pub srq: bool,
-    /// Vendor options.
     pub ece: Ece,
-    /// For the peer.
     pub private: PrivateData<196>,
 }
 
@@ -319,15 +292,12 @@ impl AcceptParams {
 /// A question for a queue pair of datagrams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SidrParams {
-    /// Between whom.
     pub route: Route,
-    /// The service.
     pub service_id: ServiceId,
     /// How soon the peer answers: 20.
     pub response_timeout: CmTime,
     /// How often to repeat it, at most 15.
     pub max_cm_retries: u8,
-    /// IP's type of service.
     pub traffic_class: u8,
     /// With the IP CM header, if the service is a port.
     pub private: PrivateData<216>,
@@ -338,24 +308,18 @@ pub struct SidrParams {
 pub struct SidrAnswer {
     /// Whether the rest means anything.
     pub status: SidrStatus,
-    /// The queue pair.
     pub qpn: Qpn,
-    /// Its key.
     pub qkey: Qkey,
-    /// Vendor options.
     pub ece: Ece,
-    /// For the peer.
     pub private: PrivateData<136>,
 }
 
 /// What happened, and to whom.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CmEvent {
-    /// Whose.
     pub owner: u8,
     /// Which connection, question or request.
     pub id: CommId,
-    /// What.
     pub kind: CmEventKind,
 }
 
@@ -365,11 +329,9 @@ pub struct CmEvent {
 pub enum CmEventKind {
     /// Somebody wants a connection: accept or reject it. `listener` is `None` if this is a peer that we asked too.
     Request {
-        /// Who was asked.
         listener: Option<ListenerId>,
         /// Between whom: as the packet said, which may not be what the REQ says.
         route: Route,
-        /// What they want.
         req: Box<Req>,
         /// The PSN that our queue pair is to expect first.
         starting_psn: Psn,
@@ -382,16 +344,7 @@ pub enum CmEventKind {
     /// The connection is there at both ends.
     Established,
     /// The peer refused, or took back what it had asked for.
-    Rejected {
-        /// What it refused.
-        about: About,
-        /// Why.
-        reason: RejReason,
-        /// More about why.
-        info: Info,
-        /// From the peer.
-        private: Box<PrivateData<148>>,
-    },
+    Rejected { about: About, reason: RejReason, info: Info, private: Box<PrivateData<148>> },
     /// No answer to a REQ, REP or SIDR_REQ.
     Unreachable,
     /// The connection ends. Comes once.
@@ -399,14 +352,7 @@ pub enum CmEventKind {
     /// Time-wait is over; the id means nothing any more.
     TimeWaitOver,
     /// Somebody asks for a queue pair: answer it.
-    SidrRequest {
-        /// Who was asked.
-        listener: ListenerId,
-        /// Between whom.
-        route: Route,
-        /// What they want.
-        req: Box<SidrReq>,
-    },
+    SidrRequest { listener: ListenerId, route: Route, req: Box<SidrReq> },
     /// The answer to a question; the id means nothing any more.
     SidrReply {
         /// What the peer answered; its status says whether it agreed.
@@ -414,7 +360,6 @@ pub enum CmEventKind {
     },
 }
 
-/// How a connection ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Disconnect {
     /// The peer asked for it: answer by `disconnect`.

@@ -4,7 +4,6 @@ use ferroce_wire::{Feth, Lkey, Rkey};
 
 use crate::{Bind, Memory, MemoryError, RemoteAccess, Sge};
 
-/// No memory at all.
 pub(crate) struct Nothing;
 
 const NONE: MemoryError = MemoryError::BadKey;

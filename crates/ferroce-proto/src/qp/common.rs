@@ -1,4 +1,4 @@
-//! What the requester, the completer and the responder of a queue pair have in common.
+//! State that the requester, the completer and the responder of a queue pair have in common.
 
 use alloc::sync::Arc;
 
@@ -127,8 +127,8 @@ impl Common {
         });
     }
 
-    /// The receive WQE in use cannot be written, or the shared queue failed: the end of a queue pair without a peer that
-    /// could be told.
+    /// The receive WQE in use cannot be written, or the shared queue failed: the queue pair ends, and no answer
+    /// tells the peer.
     fn local_fault(&mut self) -> DropReason {
         self.receiving.fail(WcStatus::LocProtErr, self.qpn);
         self.transition("receive WQE cannot be used", QpState::Error);
@@ -161,7 +161,7 @@ impl Common {
         AckTimeout::new(self.attr.timeout).and_then(AckTimeout::delay)
     }
 
-    /// A header to the peer. The M bit stays clear, as rxe's; nobody reads it on RoCE.
+    /// A header to the peer. The M bit stays clear, as rxe's; RoCE does not use it.
     pub const fn bth(&self, psn: Psn) -> Bth {
         Bth::new(self.attr.dest_qp, psn)
     }

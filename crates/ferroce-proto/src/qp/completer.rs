@@ -47,12 +47,11 @@ pub(crate) struct Completer {
 struct Resent {
     /// When the wait for an answer began.
     since: Instant,
-    /// The newest of them.
     at: Instant,
     count: u32,
 }
 
-/// What the early timer does.
+/// The early timer's state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Early {
     /// The answer will not come any more: what it was promised of the budget is free for others.
@@ -60,16 +59,13 @@ enum Early {
     Resend,
 }
 
-/// What became of an answer that is no progress.
+/// The fate of an answer that is no progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refusal {
-    /// No effect.
     Drop(DropReason),
     /// A WQE fails and with it the queue pair.
     Fatal {
-        /// Which WQE.
         index: u64,
-        /// How.
         failure: Failure,
     },
 }

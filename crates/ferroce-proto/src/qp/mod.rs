@@ -100,22 +100,18 @@ impl QueuePair {
         }
     }
 
-    /// Its number.
     pub const fn qpn(&self) -> Qpn {
         self.common.qpn
     }
 
-    /// Sizes of its queues.
     pub const fn caps(&self) -> QpCaps {
         self.common.caps
     }
 
-    /// Its state.
     pub const fn state(&self) -> QpState {
         self.common.state()
     }
 
-    /// Its counters.
     pub const fn counters(&self) -> &Counters {
         &self.common.counters
     }
@@ -378,7 +374,7 @@ impl QueuePair {
         if packet.icrc != IcrcStatus::Checked {
             return Err(DropReason::IcrcUnchecked);
         }
-        // A group is its address and this number together; whoever hands the packet over knows who is attached.
+        // A group is its address and this number together; the caller knows which queue pairs are attached.
         let meant = if from.destination.is_multicast() {
             packet.bth.dest_qp == Qpn::MULTICAST && !self.service.is_connected()
         } else {
@@ -426,8 +422,8 @@ impl QueuePair {
     }
 
     /// While `hold` is true, an ACK that is all there is to answer stays behind, also when requests leave. It speaks for
-    /// later requests too (IBTA 9.7.5.1.2), and any other answer takes it along. Whoever holds it sees to it that it
-    /// leaves before the peer takes it for lost.
+    /// later requests too (IBTA 9.7.5.1.2), and any other answer takes it along. The caller sees to it that it leaves
+    /// before the peer takes it for lost.
     pub fn hold_ack(&mut self, hold: bool) {
         if let Some(reliable) = self.roles.reliable_mut() {
             reliable.hold_ack(hold);
@@ -501,7 +497,7 @@ impl QueuePair {
         }
     }
 
-    /// What follows from any change: a WQE that cannot succeed fails once it is the oldest, and SQD is reached once
+    /// Follows any change: a WQE that cannot succeed fails once it is the oldest, and SQD is reached once
     /// everything that started has completed.
     fn after_change(&mut self) {
         if !matches!(self.state(), QpState::Rts | QpState::Sqd) {
@@ -537,7 +533,7 @@ impl QueuePair {
 }
 
 impl Drop for QueuePair {
-    /// What it has in flight goes back to the process's budget.
+    /// Returns its data in flight to the process's budget.
     fn drop(&mut self) {
         self.stop_sending();
     }

@@ -11,14 +11,13 @@ const PACKET_OVERHEAD: u64 = 256;
 /// A PSN window is half of the circle (IBTA 9.7.2).
 const MAX_OUTSTANDING: u32 = 1 << 23;
 
-/// A packet of a WQE.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Position {
     pub wqe: u64,
     pub packet: u32,
 }
 
-/// What is to be sent next: one packet, or a READ request for several.
+/// The next piece to send: one packet, or a READ request for several.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub index: u64,
@@ -32,7 +31,6 @@ pub(crate) struct Piece {
     pub total: u32,
     /// First octet of the message that it covers.
     pub offset: u32,
-    /// Octets that it covers.
     pub len: u32,
     /// Nothing of the WQE was sent before.
     pub starts: bool,
@@ -41,13 +39,12 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// It ends the message.
     pub const fn is_last(&self) -> bool {
         self.packet + self.count == self.total
     }
 }
 
-/// What is on its way; equals the charges of everything from the oldest unanswered PSN to the cursor.
+/// Octets in flight; equals the charges of everything from the oldest unanswered PSN to the cursor.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Flight {
     /// Octets of sends and writes.
@@ -58,7 +55,7 @@ pub(crate) struct Flight {
     pub read_requests: u32,
 }
 
-/// What requester and completer share: the queue, and three places in it: the oldest unanswered PSN, the next never sent
+/// The state that requester and completer share: the queue, and three places in it: the oldest unanswered PSN, the next never sent
 /// before, and the cursor between them where the next packet comes from. A retry is a cursor put back.
 ///
 /// A READ of more than `read_chunk` packets goes out as several READ requests, so that what is on its way to us stays
@@ -78,10 +75,9 @@ pub(crate) struct Pipeline {
     destination: Account,
 }
 
-/// What an acknowledgement did.
+/// The effect of an acknowledgement.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Acknowledged {
-    /// PSNs newly answered.
     pub packets: u32,
     /// Octets of sends and writes newly answered, as charged.
     pub data: u64,
@@ -134,7 +130,6 @@ impl Pipeline {
         self.reads_pending
     }
 
-    /// Unanswered PSNs.
     pub const fn outstanding(&self) -> u32 {
         self.next.since(self.oldest) as u32
     }
@@ -154,12 +149,11 @@ impl Pipeline {
         Position { wqe: self.queue.done(), packet }
     }
 
-    /// The WQE at the cursor.
     pub fn at_cursor(&self) -> Option<(u64, &SendWqe)> {
         Some((self.cursor.wqe, self.queue.get(self.cursor.wqe)?))
     }
 
-    /// What to send at the cursor; `None` at the end of the queue or of the PSN window.
+    /// The piece to send at the cursor; `None` at the end of the queue or of the PSN window.
     pub fn piece(&self) -> Option<Piece> {
         let Position { wqe: index, packet } = self.cursor;
         let wqe = *self.queue.get(index)?;
@@ -225,7 +219,7 @@ impl Pipeline {
         is_new
     }
 
-    /// Notes that a piece of an unreliable service left: nobody answers it, so it counts as answered.
+    /// Notes that a piece of an unreliable service left: no answer comes, so it counts as answered.
     pub fn handed_over(&mut self, piece: &Piece) {
         if piece.starts {
             self.queue.start(piece.psn, piece.total);
@@ -286,7 +280,7 @@ impl Pipeline {
         let from = self.oldest.since(wqe.first_psn) as u32;
         let to = from + count;
         let charge = self.charge(wqe.length, from, to);
-        // What was sent again since a retry is in flight; the rest was given up then.
+        // Packets sent again since a retry are in flight; the others were given up then.
         let in_flight = match self.cursor.wqe.cmp(&self.queue.done()) {
             core::cmp::Ordering::Greater => to,
             core::cmp::Ordering::Equal => to.min(self.cursor.packet).max(from),

@@ -24,7 +24,6 @@ pub(crate) struct Receiving {
     max_completions: usize,
 }
 
-/// Where WQEs come from.
 #[derive(Debug)]
 enum Queue {
     Own(ReceiveQueue),
@@ -102,7 +101,6 @@ impl Receiving {
         }
     }
 
-    /// RESET.
     pub fn clear(&mut self) {
         if let Queue::Own(queue) = &mut self.queue {
             queue.clear();
@@ -116,7 +114,6 @@ impl Receiving {
         self.completions.len() < self.max_completions
     }
 
-    /// The WQE in use.
     pub fn bound(&self) -> Option<&RecvWqe> {
         self.bound.then_some(&self.wqe)
     }

@@ -76,7 +76,6 @@ impl Reliable {
         self.ack_held = hold;
     }
 
-    /// Whether one does.
     pub fn holds_ack(&self) -> bool {
         self.ack_held && self.responder.owes_only_ack()
     }
@@ -112,7 +111,6 @@ impl Reliable {
         answers + requests
     }
 
-    /// Begins to send.
     pub fn begin_sending(&mut self, common: &Common) {
         self.requester.begin(common);
         self.completer = Completer::new();

@@ -59,7 +59,6 @@ struct Credits {
     limit: Option<Ssn>,
 }
 
-/// Stopped by the budget.
 #[derive(Clone, Copy, Debug)]
 struct Blocked {
     account: Account,
@@ -77,11 +76,8 @@ enum Step {
     Idle,
 }
 
-/// Why a piece must wait.
 enum Gate {
-    /// For an answer.
     Answer,
-    /// For other queue pairs.
     Budget,
 }
 
@@ -399,7 +395,6 @@ impl Requester {
         [self.rnr_until, self.blocked.and_then(|blocked| blocked.retry)].into_iter().flatten().min()
     }
 
-    /// Sends no more.
     pub fn stop(&mut self, common: &Common) {
         self.rnr_until = None;
         self.resume();

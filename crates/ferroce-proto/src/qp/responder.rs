@@ -18,9 +18,7 @@ use crate::{AsyncEvent, Domain, DropReason, Memory, MemoryError, QpState, Receiv
 /// Executes requests. It needs no timer.
 #[derive(Debug)]
 pub(crate) struct Responder {
-    /// The PSN expected next.
     expected: Psn,
-    /// Messages completed.
     msn: Msn,
     /// A sequence or RNR NAK was sent for the expected PSN; the next waits until it came.
     nak_sent: bool,
@@ -60,7 +58,6 @@ impl Responder {
         self.replies.resize(depth);
     }
 
-    /// Forgets everything.
     pub fn reset(&mut self) {
         (self.msn, self.nak_sent, self.message) = (Msn::new(0), false, None);
         self.resources.clear();
@@ -106,7 +103,7 @@ impl Responder {
                 Err(DropReason::OutOfSequence)
             }
             Refusal::RnrNak => {
-                // What follows it was sent too early as well: no sequence NAK for that.
+                // The requests behind it were sent too early as well: they get no sequence NAK.
                 self.nak_sent = true;
                 common.counters.send_rnr_err += 1;
                 self.nak(bth.psn, replies::rnr(common.attr.min_rnr_timer));
@@ -403,7 +400,7 @@ impl Responder {
     }
 }
 
-/// Why a word was not touched, as the peer hears it.
+/// The NAK for a word that was not touched.
 fn refused_word(error: MemoryError) -> Refusal {
     match error {
         MemoryError::Misaligned => INVALID,
@@ -411,7 +408,7 @@ fn refused_word(error: MemoryError) -> Refusal {
     }
 }
 
-/// What the end of a message brings to a receive completion.
+/// The end of a message, as the receive completion reports it.
 struct Arrival {
     imm: Option<Imm>,
     invalidate: Option<Rkey>,

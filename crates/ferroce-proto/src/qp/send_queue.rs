@@ -88,7 +88,6 @@ pub(crate) struct SendQueue {
     done: u64,
     /// Oldest WQE of which nothing was sent.
     started: u64,
-    /// The next to be posted.
     tail: u64,
 }
 
@@ -162,7 +161,6 @@ impl SendQueue {
         Ok(())
     }
 
-    /// To whom a WQE goes.
     pub fn to(&self, index: u64) -> SendTo {
         self.destinations.get(self.slot(index)).copied().unwrap_or_default()
     }
@@ -280,7 +278,6 @@ impl SendQueue {
         wqe
     }
 
-    /// Forgets everything.
     pub fn clear(&mut self) {
         (self.reported, self.done, self.started) = (self.tail, self.tail, self.tail);
     }

@@ -31,7 +31,6 @@ pub(crate) fn push(
 /// packet; a receive WQE that was taken for it waits for that one.
 #[derive(Debug)]
 pub(crate) struct Responder {
-    /// The PSN expected next.
     expected: Psn,
     /// A message whose last packet has not come; packets in the middle of any other are dropped.
     message: Option<Message>,
@@ -42,7 +41,6 @@ impl Responder {
         Self { expected: Psn::new(0), message: None }
     }
 
-    /// Begins to serve.
     pub fn begin(&mut self, psn: Psn) {
         (self.expected, self.message) = (psn, None);
     }
@@ -187,7 +185,7 @@ impl Responder {
     }
 }
 
-/// What a packet is of its message.
+/// The part of a message that a packet is.
 enum Part<'a> {
     /// `tail` where the message ends: its immediate data, if any.
     Send { first: bool, tail: Option<Option<Imm>> },

@@ -1,4 +1,4 @@
-//! Unreliable Datagram: one packet a message, from anybody who knows the Q_Key (IBTA 9.8.3).
+//! Unreliable Datagram: one packet a message, from any sender that knows the Q_Key (IBTA 9.8.3).
 
 use ferroce_wire::{
     Bth, Deth, Flow, IcrcStatus, Operation, Packet, PushError, Qkey, TxBatch, UdPacket, WireError,

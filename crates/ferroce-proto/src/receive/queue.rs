@@ -47,17 +47,14 @@ impl ReceiveQueue {
         Some(Self { slots: zeroed(slots)?, sges, max_sge, head: 0, tail: 0 })
     }
 
-    /// WQEs it can hold.
     pub const fn capacity(&self) -> u32 {
         self.slots.len() as u32
     }
 
-    /// SGEs of a WQE.
     pub const fn max_sge(&self) -> u32 {
         self.max_sge
     }
 
-    /// WQEs in it.
     pub const fn len(&self) -> u32 {
         (self.tail - self.head) as u32
     }
@@ -93,7 +90,6 @@ impl ReceiveQueue {
         Some(wr_id)
     }
 
-    /// Forgets everything.
     pub fn clear(&mut self) {
         self.head = self.tail;
     }

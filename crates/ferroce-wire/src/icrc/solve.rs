@@ -126,7 +126,7 @@ pub struct IdSolver {
     entries: [Entry; Self::ENTRIES],
 }
 
-/// What one length needs.
+/// The constants for one length.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     transport_len: usize,

@@ -54,7 +54,7 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// What is not read yet: extension headers, payload, pad, ICRC.
+/// The part that is not read yet: extension headers, payload, pad, ICRC.
 struct Rest<'a> {
     bytes: &'a [u8],
     payload_len: usize,

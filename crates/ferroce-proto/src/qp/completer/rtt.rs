@@ -115,7 +115,6 @@ impl Rtt {
         self.patience_since = now;
     }
 
-    /// A resend was needed.
     pub fn was_lost(&mut self) {
         self.patience /= 2;
     }

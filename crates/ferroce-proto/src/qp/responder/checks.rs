@@ -1,4 +1,4 @@
-//! What a request must pass before it has any effect, in the field's order.
+//! The checks that a request must pass before it has any effect, in the order of the specification.
 
 use ferroce_wire::{Feth, NakCode, Psn, Request, Reth, Rkey};
 
@@ -8,7 +8,7 @@ use super::super::send_queue::MAX_MESSAGE;
 use super::Responder;
 use crate::{Memory, MemoryError, QpAccess, ReceiveSource, RemoteAccess, Taken, WcStatus};
 
-/// What becomes of a request that is not executed.
+/// The fate of a request that is not executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Refusal {
     /// It was executed before (IBTA C9-105).
@@ -17,13 +17,14 @@ pub(super) enum Refusal {
     SequenceGap,
     /// There is no receive WQE for it.
     RnrNak,
-    /// It names a shared receive queue that is none of its XRC domain's, or not that of its message (IBTA A14).
+    /// It names a shared receive queue that its XRC domain does not have, or another one than its message's first packet
+    /// (IBTA A14).
     NoSuchQueue,
     /// It can never be executed.
     Nak(Fault),
 }
 
-/// A fatal refusal: what the peer hears and, if a receive WQE is in use, how that ends.
+/// A fatal refusal: the NAK that the peer gets and, if a receive WQE is in use, its status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Fault {
     pub code: NakCode,
@@ -48,10 +49,12 @@ pub(super) const OWN_FAULT: Refusal =
 /// Where a request's effect goes, checked.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target {
-    /// The receive WQE.
     Receive,
     /// Remote memory from here on.
-    Memory { rkey: Rkey, addr: u64 },
+    Memory {
+        rkey: Rkey,
+        addr: u64,
+    },
 }
 
 impl Responder {
@@ -85,7 +88,7 @@ impl Responder {
         if fits { Ok(()) } else { Err(INVALID) }
     }
 
-    /// What the queue pair supports and admits (IBTA 9.7.4.1.6). A missing permission here is an invalid request; a missing
+    /// Checks that the queue pair supports and admits the operation (IBTA 9.7.4.1.6). A missing permission here is an invalid request; a missing
     /// permission of memory is an access error.
     pub(super) fn check_op_valid(&self, request: &Request<'_>, access: QpAccess) -> Result<(), Refusal> {
         let needs = match request {
@@ -243,7 +246,7 @@ impl Responder {
     }
 }
 
-/// What a queue pair must admit for a flush; `None` if there is no such flush (IBTA A19.4.1).
+/// The access that a queue pair must admit for a flush; `None` if there is no such flush (IBTA A19.4.1).
 fn flush_access(feth: Feth) -> Option<QpAccess> {
     let placement = match feth.placement {
         Feth::GLOBAL_VISIBILITY => QpAccess::FLUSH_GLOBAL,

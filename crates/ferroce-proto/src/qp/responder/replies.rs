@@ -32,7 +32,7 @@ pub(crate) enum Reply {
     },
 }
 
-/// What of a READ remains to be answered.
+/// The part of a READ that is not answered yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadReply {
     /// The request's PSN as first seen: names it.
@@ -62,7 +62,6 @@ impl ReadReply {
 /// How draining the answers ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Drained {
-    /// All are out.
     Empty,
     /// The batch takes no more.
     Full,
@@ -104,7 +103,6 @@ impl Replies {
         self.queue.clear();
     }
 
-    /// Takes the oldest out.
     #[cfg(test)]
     pub fn pop(&mut self) -> Option<Reply> {
         self.queue.pop_front()

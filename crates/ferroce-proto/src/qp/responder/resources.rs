@@ -1,4 +1,4 @@
-//! What the responder remembers of reads and atomics, to answer their duplicates.
+//! The reads and atomics that the responder remembers to answer their duplicates.
 
 use alloc::collections::VecDeque;
 
@@ -23,7 +23,7 @@ pub(crate) struct Resource {
     pub kind: Kind,
 }
 
-/// What it takes to answer it again.
+/// All that a second answer needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
     Read {
