@@ -19,6 +19,8 @@ mod exchange;
 mod expected;
 mod guards;
 mod job;
+#[cfg(test)]
+mod known_faults;
 mod manual;
 mod netns;
 mod no_std;
