@@ -8,8 +8,8 @@ use ferroce_proto::cm::{
     attributes,
 };
 use ferroce_wire::cm::{
-    About, AprStatus, CmTime, CommId, Ece, Info, Lap, Mad, Message, Mra, PortSpace, PrivateData, Rej,
-    RejReason, Req, Rtu, Transport,
+    About, AprStatus, CmTime, CommId, Ece, Info, IpCmHeader, Lap, Mad, Message, Mra, PortSpace, PrivateData,
+    Rej, RejReason, Req, Rtu, Transport,
 };
 use ferroce_wire::{Pkey, Psn, Qpn};
 
@@ -101,11 +101,15 @@ fn refusals_have_their_reasons() {
 /// Who listens on one address is not reached, and no peer pretends to be another, by what private data say.
 #[test]
 fn addresses_that_are_not_the_packets_find_no_listener() {
-    let mut probe = Probe::new();
-    let private = PrivateData::new(&crate::world::header(1)).unwrap();
-    assert_eq!(probe.give(Message::Req(Req { private, ..req() })), Err(CmDropReason::Refused));
-    assert_eq!(probe.rejected().3, RejReason::INVALID_SERVICE_ID);
-    assert!(probe.events().is_empty() && probe.cm.in_use() == 0);
+    let [source, destination] = [0, 1].map(crate::world::address);
+    for (source, destination) in [(destination, source), (source, source), (destination, destination)] {
+        let mut probe = Probe::new();
+        let header = IpCmHeader { source_port: 999, source, destination }.emit();
+        let private = PrivateData::new(&header).unwrap();
+        assert_eq!(probe.give(Message::Req(Req { private, ..req() })), Err(CmDropReason::Refused));
+        assert_eq!(probe.rejected().3, RejReason::INVALID_SERVICE_ID);
+        assert!(probe.events().is_empty() && probe.cm.in_use() == 0);
+    }
 }
 
 /// The peer hears which is the largest (IBTA 12.6.7).

@@ -75,7 +75,12 @@ fn packets_that_are_not_for_us_have_no_effect() {
     let result =
         probe.end.qp.handle_datagram(probe.now, &from, &packet(good), &mut NoSharedQueue, &mut probe.end.mem);
     assert_eq!(result, Err(DropReason::WrongSource), "the peer's address, but RoCE v1");
-    assert_eq!(probe.end.qp.counters().dropped_pkts, 6);
+    let to_group = Flow { destination: "::ffff:239.0.0.1".parse().unwrap(), ..flow(1) };
+    let group = packet(Bth { dest_qp: ferroce_wire::Qpn::MULTICAST, ..good });
+    let result =
+        probe.end.qp.handle_datagram(probe.now, &to_group, &group, &mut NoSharedQueue, &mut probe.end.mem);
+    assert_eq!(result, Err(DropReason::WrongQpn), "a connection is in no group");
+    assert_eq!(probe.end.qp.counters().dropped_pkts, 7);
     let limited = Bth { pkey: Pkey::new(0x7fff), ..good };
     let result = probe.end.qp.handle_datagram(
         probe.now,
