@@ -46,7 +46,7 @@ fn create(owner: &Owner, pd: Object<abi::ibv_pd>, attr: AhAttr) -> Result<*mut a
     let engine = domain.engine.create_ah(attr)?;
     let context = domain.context;
     let ah = POOL.take(abi::ibv_ah { context: context.public(), pd: pd.as_ptr(), handle: next_number() });
-    POOL.enliven(ah, LiveAh { engine, context });
+    POOL.make_live(ah, LiveAh { engine, context });
     Ok(ah.c())
 }
 

@@ -33,7 +33,7 @@ pub(crate) fn create(
     let engine = live.engine.create_channel()?;
     let fd = engine.fd().as_raw_fd();
     let channel = POOL.take(abi::ibv_comp_channel { context: handle.public(), fd, refcnt: 0 });
-    POOL.enliven(channel, LiveChannel { engine, context: handle });
+    POOL.make_live(channel, LiveChannel { engine, context: handle });
     Ok(channel.c())
 }
 

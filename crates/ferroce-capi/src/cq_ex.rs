@@ -71,7 +71,7 @@ pub(crate) fn create(
     let capacity = c_int::try_from(engine.capacity()).unwrap_or(c_int::MAX);
     set!(cq.cqe = capacity);
     set!(cq.handle = next_number());
-    POOL.enliven(cq, LiveCq { engine, context: handle });
+    POOL.make_live(cq, LiveCq { engine, context: handle });
     Ok(cq.c())
 }
 

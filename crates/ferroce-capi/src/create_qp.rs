@@ -99,7 +99,7 @@ fn create(
     init.cap = attr::c_caps(&engine.caps());
     set!(handle.qp_base.qp_num = engine.qpn().value());
     let init = InitAttr(*init);
-    POOL.enliven(handle, LiveQp { engine, share: None, context: domain.context, extended, init });
+    POOL.make_live(handle, LiveQp { engine, share: None, context: domain.context, extended, init });
     Ok(handle.c().cast())
 }
 
@@ -183,7 +183,7 @@ fn open(xrcd: &Live<LiveXrcd>, qpn: Qpn, qp_context: *mut c_void) -> Result<*mut
 fn hand_out(handle: &'static QpHandle, live: LiveQp) -> *mut abi::ibv_qp {
     set!(handle.qp_base.qp_num = live.engine.qpn().value());
     handle.show_state(live.engine.state());
-    POOL.enliven(handle, live);
+    POOL.make_live(handle, live);
     handle.c().cast()
 }
 

@@ -38,7 +38,7 @@ export! {
             return Err(Errno::EOPNOTSUPP);
         }
         let td = POOL.take(abi::ibv_td { context: handle.public() });
-        POOL.enliven(td, LiveTd { engine: live.engine.alloc_td(), context: handle });
+        POOL.make_live(td, LiveTd { engine: live.engine.alloc_td(), context: handle });
         Ok(td.c())
     }
 

@@ -60,7 +60,7 @@ export! {
         let context = live.context;
         let handle =
             POOL.take(abi::ibv_flow { comp_mask: 0, context: context.public(), handle: next_number() });
-        POOL.enliven(handle, LiveFlow { qp: Arc::clone(&live.engine), id, context });
+        POOL.make_live(handle, LiveFlow { qp: Arc::clone(&live.engine), id, context });
         Ok(handle.c())
     }
 

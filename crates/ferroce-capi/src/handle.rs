@@ -2,7 +2,7 @@
 //!
 //! A program may call with a handle that it, or another of its threads, has already destroyed. So that this is an
 //! EINVAL and not a read of freed memory, handles are never given back to the allocator: a destroyed one is blank and
-//! returns to its pool, which hands out the one that rests longest. What makes a handle live is the `Arc` of the
+//! returns to its pool, which hands out the one that has been idle longest. What makes a handle live is the `Arc` of the
 //! engine's object inside it; a call in flight keeps that object alive.
 
 use std::cell::UnsafeCell;
@@ -56,7 +56,7 @@ impl<C, L, X> Handle<C, L, X> {
         if handle.is_null() || !handle.is_aligned() {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: the caller says it is a handle of this type; those are never freed.
+        // SAFETY: not NULL and aligned, so a handle of this type; handles are never freed.
         Ok(unsafe { &*handle })
     }
 }
@@ -153,31 +153,31 @@ impl<L> std::ops::Deref for Live<L> {
     }
 }
 
-/// Handles, the one that rests longest first.
-type Resting<C, L, X> = Mutex<VecDeque<&'static Handle<C, L, X>>>;
+/// Handles, the one that has been idle longest first.
+type Idle<C, L, X> = Mutex<VecDeque<&'static Handle<C, L, X>>>;
 
 /// The handles of one kind that are not in use.
 pub(crate) struct Pool<C: 'static, L: 'static, X: 'static = ()> {
-    resting: PerProcess<Resting<C, L, X>>,
+    idle: PerProcess<Idle<C, L, X>>,
 }
 
 /// Destroyed handles that rest before the oldest is used again: as long as that, a stale pointer is detected.
-const RESTING: usize = 64;
+const IDLE: usize = 64;
 
 impl<C, L: Send + Sync, X: Default + Send + Sync> Pool<C, L, X> {
     pub(crate) const fn new() -> Self {
-        Self { resting: PerProcess::new() }
+        Self { idle: PerProcess::new() }
     }
 
     /// A handle with the C structure `c`, not yet live.
     pub(crate) fn take(&self, c: C) -> &'static Handle<C, L, X> {
         let reused = {
-            let mut resting = self.resting.get().lock();
-            if resting.len() > RESTING { resting.pop_front() } else { None }
+            let mut idle = self.idle.get().lock();
+            if idle.len() > IDLE { idle.pop_front() } else { None }
         };
         match reused {
             Some(handle) => {
-                // SAFETY: nobody holds a reference into `c`, and no live program pointer names a resting handle.
+                // SAFETY: nobody holds a reference into `c`, and no live program pointer names an idle handle.
                 unsafe { handle.c.get().write(c) }
                 handle
             }
@@ -196,7 +196,7 @@ impl<C, L: Send + Sync, X: Default + Send + Sync> Pool<C, L, X> {
     }
 
     /// Makes it live.
-    pub(crate) fn enliven(&self, handle: &'static Handle<C, L, X>, live: L) {
+    pub(crate) fn make_live(&self, handle: &'static Handle<C, L, X>, live: L) {
         handle.ending.store(false, Ordering::Relaxed);
         handle.live.store(Some(Arc::new(live)));
     }
@@ -217,13 +217,13 @@ impl<C, L: Send + Sync, X: Default + Send + Sync> Pool<C, L, X> {
             return Err(errno);
         }
         handle.live.store(None);
-        self.resting.get().lock().push_back(handle);
+        self.idle.get().lock().push_back(handle);
         Ok(())
     }
 
     /// Puts back a handle that never lived.
     pub(crate) fn put_back(&self, handle: &'static Handle<C, L, X>) {
-        self.resting.get().lock().push_back(handle);
+        self.idle.get().lock().push_back(handle);
     }
 }
 
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn a_destroyed_handle_is_detected_and_reused_late() {
         let first = POOL.take([1; 4]);
-        POOL.enliven(first, "first".to_owned());
+        POOL.make_live(first, "first".to_owned());
         assert_eq!(first.live().map(|live| live.to_arc().len()), Ok(5));
         let pointer = first.c();
         // SAFETY: from the pool.
@@ -249,10 +249,10 @@ mod tests {
         assert_eq!(POOL.end(first, |_| Ok(())), Err(Errno::EINVAL));
         assert_eq!(&**held, "first");
         assert_eq!(same.live().err(), Some(Errno::EINVAL));
-        for _ in 0..RESTING {
+        for _ in 0..IDLE {
             let other = POOL.take([2; 4]);
             assert!(!std::ptr::eq(other, first));
-            POOL.enliven(other, String::new());
+            POOL.make_live(other, String::new());
             assert_eq!(POOL.end(other, |_| Ok(())), Ok(()));
         }
         assert!(std::ptr::eq(POOL.take([3; 4]), first));

@@ -99,7 +99,7 @@ fn publish_numbered(
         lkey: engine.lkey().value(),
         rkey: engine.rkey().value(),
     });
-    POOL.enliven(mr, LiveMr { engine, context });
+    POOL.make_live(mr, LiveMr { engine, context });
     mr.c()
 }
 

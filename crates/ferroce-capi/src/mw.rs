@@ -44,7 +44,7 @@ export! {
             handle: next_number(),
             type_: kind,
         });
-        POOL.enliven(mw, LiveMw { engine, context: live.context });
+        POOL.make_live(mw, LiveMw { engine, context: live.context });
         Ok(mw.c())
     }
 

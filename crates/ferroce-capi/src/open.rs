@@ -46,7 +46,7 @@ pub(crate) fn open(
         on_gone(handle);
     });
     origin::opened(origin, device);
-    POOL.enliven(handle, LiveContext::new(engine, origin, command));
+    POOL.make_live(handle, LiveContext::new(engine, origin, command));
     Ok(handle.public())
 }
 

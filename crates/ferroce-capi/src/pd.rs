@@ -51,7 +51,7 @@ pub(crate) fn make_numbered(
     number: u32,
 ) -> *mut abi::ibv_pd {
     let pd = POOL.take(abi::ibv_pd { context: context.public(), handle: number });
-    POOL.enliven(pd, LivePd { engine, context });
+    POOL.make_live(pd, LivePd { engine, context });
     pd.c()
 }
 

@@ -68,7 +68,7 @@ fn create(
     };
     let got = engine.query();
     (attr.max_wr, attr.max_sge) = (got.max_wr, got.max_sge);
-    POOL.enliven(handle, LiveSrq { engine, context: domain.context });
+    POOL.make_live(handle, LiveSrq { engine, context: domain.context });
     Ok(handle.c())
 }
 

@@ -32,7 +32,7 @@ pub(crate) fn open(
 ) -> Result<*mut abi::ibv_xrcd, Errno> {
     let engine = live.engine.open_xrcd(init)?;
     let xrcd = POOL.take(abi::ibv_xrcd { context: context.public() });
-    POOL.enliven(xrcd, LiveXrcd { engine, context });
+    POOL.make_live(xrcd, LiveXrcd { engine, context });
     Ok(xrcd.c())
 }
 

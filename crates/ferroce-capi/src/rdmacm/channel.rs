@@ -33,7 +33,7 @@ static POOL: Pool<abi::rdma_event_channel, LiveChannel> = Pool::new();
 pub(super) fn create() -> Result<&'static ChannelHandle, Errno> {
     let events = NotifyQueue::new()?;
     let channel = POOL.take(abi::rdma_event_channel { fd: events.fd().as_raw_fd() });
-    POOL.enliven(channel, LiveChannel { events });
+    POOL.make_live(channel, LiveChannel { events });
     Ok(channel)
 }
 

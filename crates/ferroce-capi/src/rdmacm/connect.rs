@@ -281,7 +281,7 @@ fn agree(
     if answered.is_err() {
         live.state.lock().phase = Phase::Ended;
     }
-    id::settle(id);
+    id::acknowledge_last(id);
     Ok(answered?)
 }
 
@@ -432,7 +432,7 @@ export! {
                 (Arc::clone(state.channel()), state.template)
             };
             if !std::mem::replace(&mut settled, true) {
-                id::settle(handle);
+                id::acknowledge_last(handle);
             }
             event::next(&channel)?.then(|event| {
                 id.write(take_request(owner, event, template)?);

@@ -48,7 +48,7 @@ pub(super) enum What {
     /// An operation of the id's own ended. `status` is 0 or a negative errno.
     Result { kind: abi::rdma_cm_event_type, status: c_int },
     /// Something on its connection.
-    News(EventKind),
+    Connection(EventKind),
     /// Somebody asks at its port; dropped, they are refused.
     Request(Arrival),
     /// The program says so itself.
@@ -58,7 +58,7 @@ pub(super) enum What {
 }
 
 /// What the program is told.
-pub(super) struct Told {
+pub(super) struct ProgramEvent {
     pub(super) id: *mut abi::rdma_cm_id,
     pub(super) listen_id: *mut abi::rdma_cm_id,
     pub(super) kind: abi::rdma_cm_event_type,
@@ -67,7 +67,7 @@ pub(super) struct Told {
     pub(super) private: Box<[u8]>,
 }
 
-impl Told {
+impl ProgramEvent {
     /// An event that says nothing more.
     pub(super) fn plain(id: &'static IdHandle, kind: abi::rdma_cm_event_type, status: c_int) -> Self {
         Self {
@@ -130,13 +130,13 @@ pub(super) fn next(channel: &Arc<LiveChannel>) -> Result<Step<&'static EventHand
         let of = Arc::clone(&queued.of);
         // Only who pops it has it.
         let told = Arc::into_inner(queued).and_then(|queued| match queued.what {
-            What::Result { kind, status } => Some(Told::plain(queued.id, kind, status)),
+            What::Result { kind, status } => Some(ProgramEvent::plain(queued.id, kind, status)),
             What::User { kind, status, arg } => {
                 let param = abi::rdma_cm_event_param { arg };
-                Some(Told { param, ..Told::plain(queued.id, kind, status) })
+                Some(ProgramEvent { param, ..ProgramEvent::plain(queued.id, kind, status) })
             }
-            What::News(kind) => link::tell(queued.id, &queued.of, kind),
-            What::Request(arrival) => link::introduce(queued.id, &queued.of, arrival),
+            What::Connection(kind) => link::tell(queued.id, &queued.of, kind),
+            What::Request(arrival) => link::take_arrival(queued.id, &queued.of, arrival),
             What::Joined(group) => Some(multicast::joined(queued.id, &queued.of, &group)),
         });
         match told {
@@ -147,15 +147,15 @@ pub(super) fn next(channel: &Arc<LiveChannel>) -> Result<Step<&'static EventHand
     }
 }
 
-fn hand_out(of: Arc<LiveId>, told: Told) -> &'static EventHandle {
-    let Told { id, listen_id, kind, status, mut param, private } = told;
+fn hand_out(of: Arc<LiveId>, told: ProgramEvent) -> &'static EventHandle {
+    let ProgramEvent { id, listen_id, kind, status, mut param, private } = told;
     if !private.is_empty() {
         // Both kinds of parameters begin with the pointer and its length.
         param.conn.private_data = private.as_ptr().cast::<c_void>();
         param.conn.private_data_len = u8::try_from(private.len()).unwrap_or(u8::MAX);
     }
     let event = POOL.take(abi::rdma_cm_event { id, listen_id, event: kind, status, param });
-    POOL.enliven(event, LiveEvent { of, _private: private });
+    POOL.make_live(event, LiveEvent { of, _private: private });
     event
 }
 

@@ -194,7 +194,7 @@ where
             Some(id) => id,
             None => {
                 let Some(id) = begin(owner)? else { return Ok(Step::Done(0)) };
-                settle_if_synchronous(id)?;
+                acknowledge_if_synchronous(id)?;
                 *begun.insert(id)
             }
         };
@@ -204,7 +204,7 @@ where
 
 /// As [`operation`], for one whose event is there already: nothing has to be waited for.
 pub(super) fn complete(id: &'static IdHandle) -> Result<(), Errno> {
-    settle_if_synchronous(id)?;
+    acknowledge_if_synchronous(id)?;
     loop {
         match completed(id)? {
             Step::Done(()) => return Ok(()),
@@ -213,9 +213,9 @@ pub(super) fn complete(id: &'static IdHandle) -> Result<(), Errno> {
     }
 }
 
-fn settle_if_synchronous(id: &'static IdHandle) -> Result<(), Errno> {
+fn acknowledge_if_synchronous(id: &'static IdHandle) -> Result<(), Errno> {
     if id.live()?.state.lock().is_synchronous() {
-        settle(id);
+        acknowledge_last(id);
     }
     Ok(())
 }
@@ -244,7 +244,7 @@ fn completed(id: &'static IdHandle) -> Result<Step<()>, Errno> {
 }
 
 /// Acknowledges the event of a synchronous id's last operation.
-pub(super) fn settle(id: &'static IdHandle) {
+pub(super) fn acknowledge_last(id: &'static IdHandle) {
     let event = take!(id.event);
     // A program that acknowledged it itself did no harm.
     let _ = named!(event).handle().and_then(event::acknowledge);
@@ -288,7 +288,10 @@ pub(super) fn make(channel: Arc<LiveChannel>, own: Option<&'static ChannelHandle
         record: None,
         template: None,
     };
-    POOL.enliven(id, LiveId { acks: AckCount::default(), state: Mutex::new(state), asking: Mutex::new(()) });
+    POOL.make_live(
+        id,
+        LiveId { acks: AckCount::default(), state: Mutex::new(state), asking: Mutex::new(()) },
+    );
     id
 }
 
@@ -307,7 +310,7 @@ fn place(
 pub(super) fn destroy(id: &'static IdHandle) -> Result<(), Errno> {
     let of = id.live()?.to_arc();
     POOL.end(id, |live| {
-        settle(id);
+        acknowledge_last(id);
         device::forget(id);
         let mut untold = Vec::new();
         let (own, link, memberships) = {
@@ -366,7 +369,7 @@ export! {
         channel: Object<abi::rdma_event_channel>,
     ) -> c_int = call::minus_one |_| {
         let (handle, live) = id.opened()?;
-        settle(handle);
+        acknowledge_last(handle);
         live.acks.wait();
         migrate(handle, &live, channel).map(|()| 0)
     }

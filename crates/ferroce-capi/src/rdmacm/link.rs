@@ -1,6 +1,6 @@
 //! The connection of an id: what the broker tells of it, and what the program is told.
 //!
-//! News come on the engine's background thread, which only queues them. What they ask for, such as setting up the queue
+//! Events come on the engine's background thread, which only queues them. Their consequences, such as setting up the queue
 //! pair after a reply, is done by the thread of the program that fetches the event, as in rdma-core.
 
 use std::sync::{Arc, Weak};
@@ -16,7 +16,7 @@ use ferroce_wire::cm::{
 use ferroce_wire::{Gid, Psn};
 
 use super::device;
-use super::event::{NO_DATAGRAMS, NOTHING, Told, What};
+use super::event::{NO_DATAGRAMS, NOTHING, ProgramEvent, What};
 use super::id::{self, IdHandle, LiveId, Phase, State};
 use super::resolve::{path_record, take_route};
 use crate::attr;
@@ -50,25 +50,25 @@ pub(super) struct Link {
     pub(super) remote_ece: Ece,
 }
 
-/// Who hears what happens to an id.
-pub(super) struct Ear {
+/// The sink of an id's connection events.
+pub(super) struct EventSink {
     id: &'static IdHandle,
     of: Weak<LiveId>,
 }
 
 /// The target that stands for an id.
 pub(super) fn target(id: &'static IdHandle, live: &Arc<LiveId>) -> Target {
-    Target::new(Arc::new(Ear { id, of: Arc::downgrade(live) }), 0)
+    Target::new(Arc::new(EventSink { id, of: Arc::downgrade(live) }), 0)
 }
 
-impl Sink for Ear {
+impl Sink for EventSink {
     fn deliver(&self, event: Event) {
         // An event of an id that is gone ends what it brought.
         let Some(live) = self.of.upgrade() else { return };
         let what = match event.kind {
             // A listener is asked for what its queue pairs are; for anything else, that is refused here.
             EventKind::Request { connection, route, starting_psn, req } if !self.id.is_for_datagrams() => {
-                let wish = Wish::of_connection(&req);
+                let wish = RequestParams::of_connection(&req);
                 let link = |target| {
                     connection.set_target(target);
                     // A queue pair of the program's own may be set up before it accepts: then all that was offered counts.
@@ -85,7 +85,7 @@ impl Sink for Ear {
                 What::Request(Arrival::new(&live, route, wish, link))
             }
             EventKind::Asked { question, route, req } if self.id.is_for_datagrams() => {
-                let wish = Wish::of_question(&req);
+                let wish = RequestParams::of_question(&req);
                 let link = |target| {
                     question.set_target(target);
                     Link { question: Some(question.into()), ..Link::default() }
@@ -94,14 +94,14 @@ impl Sink for Ear {
             }
             // Only who connects both ways at once hears of crossing requests, and nobody here does.
             EventKind::Request { .. } | EventKind::Asked { .. } | EventKind::CrossingRequest { .. } => return,
-            kind => What::News(kind),
+            kind => What::Connection(kind),
         };
         live.state.lock().queue(self.id, &live, what);
     }
 }
 
 /// What a peer asks for, as it is told to the program.
-pub(super) struct Wish {
+pub(super) struct RequestParams {
     service: ServiceId,
     /// For connections: what they are to be like.
     conn: abi::rdma_conn_param,
@@ -110,7 +110,7 @@ pub(super) struct Wish {
     private: Box<[u8]>,
 }
 
-impl Wish {
+impl RequestParams {
     fn of_connection(req: &Req) -> Self {
         // The depths are the peer's, and so change places.
         let conn = abi::rdma_conn_param {
@@ -133,20 +133,20 @@ impl Wish {
 }
 
 // SAFETY: its parameters name no memory; their pointer is NULL.
-unsafe impl Send for Wish {}
+unsafe impl Send for RequestParams {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for Wish {}
+unsafe impl Sync for RequestParams {}
 
 /// A request that nobody saw yet, with the id it will have.
 pub(super) struct Arrival {
     id: Option<&'static IdHandle>,
     route: cm::Route,
-    wish: Wish,
+    wish: RequestParams,
 }
 
 impl Arrival {
     /// For a request at the listener `at`; `link` is told who hears of it.
-    fn new(at: &LiveId, route: cm::Route, wish: Wish, link: impl FnOnce(Target) -> Link) -> Self {
+    fn new(at: &LiveId, route: cm::Route, wish: RequestParams, link: impl FnOnce(Target) -> Link) -> Self {
         let channel = Arc::clone(at.state.lock().channel());
         let id = id::make(channel, None);
         if let Ok(live) = id.live() {
@@ -170,7 +170,11 @@ impl Drop for Arrival {
 }
 
 /// A request is fetched: fills in its id. `None` if it cannot be connected any more, which refuses it.
-pub(super) fn introduce(listen: &'static IdHandle, of: &Arc<LiveId>, arrival: Arrival) -> Option<Told> {
+pub(super) fn take_arrival(
+    listen: &'static IdHandle,
+    of: &Arc<LiveId>,
+    arrival: Arrival,
+) -> Option<ProgramEvent> {
     let cm::Route { local, remote, .. } = arrival.route;
     let told = presented(listen, of, arrival);
     if told.is_none() {
@@ -179,7 +183,7 @@ pub(super) fn introduce(listen: &'static IdHandle, of: &Arc<LiveId>, arrival: Ar
     told
 }
 
-fn presented(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival: Arrival) -> Option<Told> {
+fn presented(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival: Arrival) -> Option<ProgramEvent> {
     let id = arrival.id?;
     let live = id.live().ok()?.to_arc();
     let (header, rest) = IpCmHeader::parse(&arrival.wish.private).ok()?;
@@ -221,17 +225,17 @@ fn presented(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival: Arrival) 
         Some(_) => abi::rdma_cm_event_param { conn: arrival.wish.conn },
         None => abi::rdma_cm_event_param { ud: NO_DATAGRAMS },
     };
-    Some(Told {
+    Some(ProgramEvent {
         id: id.c(),
         listen_id: listen.c(),
         param,
         private: rest.into(),
-        ..Told::plain(id, abi::RDMA_CM_EVENT_CONNECT_REQUEST, 0)
+        ..ProgramEvent::plain(id, abi::RDMA_CM_EVENT_CONNECT_REQUEST, 0)
     })
 }
 
-/// News of a connection are fetched. `None` for what the program need not know.
-pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -> Option<Told> {
+/// The program fetches an event of a connection. `None` if the program need not know of it.
+pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -> Option<ProgramEvent> {
     // The call that asked is through, and left what the answer belongs to.
     drop(live.asking.lock());
     let silent = -libc::ETIMEDOUT;
@@ -244,7 +248,7 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -
             // As in librdmacm, the queue pair ends with `rdma_disconnect`: until then the program may poll what was
             // acknowledged before the peer ended the connection.
             catch_up(id);
-            Told::plain(id, abi::RDMA_CM_EVENT_DISCONNECTED, status)
+            ProgramEvent::plain(id, abi::RDMA_CM_EVENT_DISCONNECTED, status)
         })
     };
     let refused = |event, status| {
@@ -253,7 +257,7 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -
         if !id.is_for_datagrams() {
             fail_qp(id);
         }
-        Told::plain(id, event, status)
+        ProgramEvent::plain(id, event, status)
     };
     match kind {
         EventKind::Reply(rep) => Some(answered(id, live, &rep)),
@@ -263,16 +267,16 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -
                 return None;
             }
             state.phase = Phase::Connected;
-            Some(Told::plain(id, abi::RDMA_CM_EVENT_ESTABLISHED, 0))
+            Some(ProgramEvent::plain(id, abi::RDMA_CM_EVENT_ESTABLISHED, 0))
         }
-        EventKind::Rejected(rej) => Some(Told {
+        EventKind::Rejected(rej) => Some(ProgramEvent {
             private: Box::new(rej.private.0),
             ..refused(abi::RDMA_CM_EVENT_REJECTED, c_int::from(rej.reason.0))
         }),
         EventKind::Unreachable => Some(refused(abi::RDMA_CM_EVENT_UNREACHABLE, silent)),
         EventKind::Disconnected(cm::End::NoAnswer) => ended(silent),
         EventKind::Disconnected(cm::End::ByPeer | cm::End::ByUs) => ended(0),
-        EventKind::TimeWaitOver => Some(Told::plain(id, abi::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0)),
+        EventKind::TimeWaitOver => Some(ProgramEvent::plain(id, abi::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0)),
         EventKind::Lost => {
             let phase = live.state.lock().phase;
             match phase {
@@ -290,7 +294,7 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -
 }
 
 /// The answer to our question, as the program sees it.
-fn found(id: &'static IdHandle, live: &LiveId, rep: &SidrRep) -> Told {
+fn found(id: &'static IdHandle, live: &LiveId, rep: &SidrRep) -> ProgramEvent {
     let mut state = live.state.lock();
     let valid = rep.status == SidrStatus::VALID;
     state.phase = if valid { Phase::Connected } else { Phase::Ended };
@@ -310,15 +314,15 @@ fn found(id: &'static IdHandle, live: &LiveId, rep: &SidrRep) -> Told {
         true => (abi::RDMA_CM_EVENT_ESTABLISHED, 0),
         false => (abi::RDMA_CM_EVENT_UNREACHABLE, c_int::from(rep.status.0)),
     };
-    Told {
+    ProgramEvent {
         param: abi::rdma_cm_event_param { ud },
         private: Box::new(rep.private.0),
-        ..Told::plain(id, kind, status)
+        ..ProgramEvent::plain(id, kind, status)
     }
 }
 
 /// The peer agreed: sets up the queue pair and says so, unless the program has one of its own.
-fn answered(id: &'static IdHandle, live: &Arc<LiveId>, rep: &ferroce_wire::cm::Rep) -> Told {
+fn answered(id: &'static IdHandle, live: &Arc<LiveId>, rep: &ferroce_wire::cm::Rep) -> ProgramEvent {
     let conn = abi::rdma_conn_param {
         responder_resources: rep.responder_resources,
         initiator_depth: rep.initiator_depth,
@@ -338,10 +342,10 @@ fn answered(id: &'static IdHandle, live: &Arc<LiveId>, rep: &ferroce_wire::cm::R
         state.phase = if qp.is_null() { Phase::Answered } else { Phase::Connected };
         state.link.connection.clone()
     };
-    let told = |kind, status| Told {
+    let told = |kind, status| ProgramEvent {
         param: abi::rdma_cm_event_param { conn },
         private: Box::new(rep.private.0),
-        ..Told::plain(id, kind, status)
+        ..ProgramEvent::plain(id, kind, status)
     };
     if qp.is_null() {
         return told(abi::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);

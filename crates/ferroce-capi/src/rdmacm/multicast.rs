@@ -10,7 +10,7 @@ use ferroce_engine::cm::attributes;
 use ferroce_wire::Gid;
 use libc::sockaddr;
 
-use super::event::{NO_DATAGRAMS, Told, What};
+use super::event::{NO_DATAGRAMS, ProgramEvent, What};
 use super::id::{self, IdHandle, LiveId, Phase};
 use super::{address, link, qp};
 use crate::call;
@@ -62,7 +62,7 @@ fn join(
 }
 
 /// The event of a group is fetched: attaches the queue pair.
-pub(super) fn joined(id: &'static IdHandle, live: &LiveId, membership: &Arc<Membership>) -> Told {
+pub(super) fn joined(id: &'static IdHandle, live: &LiveId, membership: &Arc<Membership>) -> ProgramEvent {
     let attached = if get!(id.qp).is_null() || membership.send_only {
         Ok(())
     } else {
@@ -100,7 +100,7 @@ pub(super) fn joined(id: &'static IdHandle, live: &LiveId, membership: &Arc<Memb
             (abi::RDMA_CM_EVENT_MULTICAST_ERROR, -errno.code())
         }
     };
-    Told { param: abi::rdma_cm_event_param { ud }, ..Told::plain(id, kind, status) }
+    ProgramEvent { param: abi::rdma_cm_event_param { ud }, ..ProgramEvent::plain(id, kind, status) }
 }
 
 /// Leaves a group; EADDRNOTAVAIL if it is not one of the id's.
