@@ -214,7 +214,7 @@ pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<Way, PathError> 
         let link = LinkLayer { version, sl: class.service_level, ifindex: entry.ifindex };
         return Ok(Way { lane: Arc::clone(lane), local, class, hop_limit, link });
     }
-    let lane = context.engine().lane(local, device::scope_of(sgid, entry.ifindex));
+    let lane = context.engine().lanes().of(local, device::scope_of(sgid, entry.ifindex));
     let lane = lane.ok_or(PathError::NoAddress { index, sgid })?;
     let link = LinkLayer { sl: class.service_level, ..LinkLayer::UDP };
     Ok(Way { lane, local, class, hop_limit, link })

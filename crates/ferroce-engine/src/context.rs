@@ -4,16 +4,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use ferroce_ipc::ledger::{Entry, Table};
-use ferroce_wire::{Flow, Instant, Pkey, RoceVersion};
+use ferroce_wire::{Instant, Pkey};
 
 use crate::async_queue::{AsyncEventKind, AsyncQueue};
 use crate::clock;
 use crate::counters::{DeviceCounters, record_head};
-use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, GidType, LinkSettings, PortAttr};
+use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, LinkSettings, PortAttr};
 use crate::engine::{DeviceChange, Engine, OpenDevice};
 use crate::error::{OpenError, QueryError};
-use crate::hub::Hub;
-use crate::lane::Lane;
+use crate::lane::Hub;
 use crate::memory::guard;
 use ferroce_host::fork;
 
@@ -239,33 +238,6 @@ impl Context {
     /// Its record in the ledger.
     pub(crate) fn entry(&self) -> &Entry {
         &self.entry
-    }
-
-    /// The lanes of the device's addresses.
-    pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
-        let gids = self.info().gids;
-        let is_ours = |lane: &&Arc<Lane>| {
-            let is = |entry: &GidEntry| {
-                entry.gid.to_ip() == lane.local()
-                    && device::scope_of(entry.gid, entry.ifindex) == lane.scope_id()
-            };
-            gids.iter().any(is)
-        };
-        // Of RoCE v1 there are datagrams as soon as there are addresses, and the rings tell of them.
-        let by_rings = |entry: &GidEntry| entry.gid_type == GidType::RoceV1 || device::v2_by_broker();
-        let rings = if gids.iter().any(by_rings) { self.engine.open_rings().ok() } else { None };
-        let rings = rings.map(|(_, lane)| lane);
-        self.engine.lanes().iter().filter(is_ours).chain(rings).cloned().collect()
-    }
-
-    /// Whether a packet that came by the rings is for an address of the device.
-    pub(crate) fn has(&self, way: &Flow) -> bool {
-        let is = |entry: &GidEntry| {
-            entry.ifindex == way.link.ifindex
-                && RoceVersion::from(entry.gid_type) == way.link.version
-                && entry.gid.to_ip() == way.destination
-        };
-        self.engine.with_device(self.opened.id, |info| info.gids.iter().any(is).then_some(())).is_some()
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {

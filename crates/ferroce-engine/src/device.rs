@@ -1,9 +1,10 @@
 //! What a device and its port say about themselves.
 
 use std::net::IpAddr;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use ferroce_wire::{Gid, PathMtu};
+use arc_swap::ArcSwap;
+use ferroce_wire::{Flow, Gid, PathMtu, RoceVersion};
 
 use ferroce_host::speed;
 pub use ferroce_host::speed::{DEFAULT_SPEED, width_and_speed};
@@ -176,5 +177,34 @@ pub(crate) fn scope_of(gid: Gid, ifindex: u32) -> u32 {
     match gid.to_ip() {
         IpAddr::V6(ip) if ip.is_unicast_link_local() => ifindex,
         _ => 0,
+    }
+}
+
+/// The devices, as last told by the broker.
+#[derive(Default)]
+pub(crate) struct Devices(ArcSwap<Vec<DeviceInfo>>);
+
+impl Devices {
+    pub(crate) fn all(&self) -> Arc<Vec<DeviceInfo>> {
+        self.0.load_full()
+    }
+
+    pub(crate) fn set(&self, devices: Vec<DeviceInfo>) {
+        self.0.store(Arc::new(devices));
+    }
+
+    /// Looks at a device without copying it; `None` if it is gone.
+    pub(crate) fn with<R>(&self, id: u32, look: impl FnOnce(&DeviceInfo) -> Option<R>) -> Option<R> {
+        self.0.load().iter().find(|info| info.id == id).and_then(look)
+    }
+
+    /// Whether a packet that came by the rings is for an address of device `id`.
+    pub(crate) fn has(&self, id: u32, flow: &Flow) -> bool {
+        let is = |entry: &GidEntry| {
+            entry.ifindex == flow.link.ifindex
+                && RoceVersion::from(entry.gid_type) == flow.link.version
+                && entry.gid.to_ip() == flow.destination
+        };
+        self.with(id, |info| info.gids.iter().any(is).then_some(())).is_some()
     }
 }

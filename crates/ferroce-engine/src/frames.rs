@@ -4,17 +4,15 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use ferroce_datapath::packet::{PacketSocket, Rule};
 use ferroce_proto::QueuePair;
 use parking_lot::Mutex;
 
-use crate::Qp;
 use crate::counters::DeviceCounters;
 use crate::error::FlowError;
-use crate::lane::Lane;
 use crate::memory::View;
 use ferroce_host::fork::Guarded;
 
@@ -23,20 +21,13 @@ const FRAMES: usize = 256;
 /// Rules of one queue pair: each frame is held against all of them.
 const MAX_FLOWS: usize = 256;
 
-/// A rule of a queue pair, see [`Qp::add_flow`].
+/// A rule of a queue pair, see [`crate::Qp::add_flow`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FlowId(u32);
-
-/// What a raw packet queue pair has beside its transport.
-pub(crate) struct Frames {
-    pub(crate) port: Arc<FramePort>,
-    pub(crate) lane: Arc<Lane>,
-}
 
 /// A queue pair's access to an interface.
 pub(crate) struct FramePort {
     socket: Guarded<PacketSocket>,
-    qp: OnceLock<Weak<Qp>>,
     /// Which frames it wants, read without a lock.
     rules: ArcSwap<Vec<(FlowId, Rule)>>,
     /// Number of the next rule; held while rules change.
@@ -47,16 +38,7 @@ impl FramePort {
     pub(crate) fn open(ifindex: u32) -> io::Result<Arc<Self>> {
         let socket = Guarded::new(PacketSocket::open(ifindex)?);
         let rules = ArcSwap::default();
-        Ok(Arc::new(Self { socket, qp: OnceLock::new(), rules, next: Mutex::new(0) }))
-    }
-
-    /// Whose it is, said once.
-    pub(crate) fn belongs_to(&self, qp: &Weak<Qp>) {
-        self.qp.get_or_init(|| qp.clone());
-    }
-
-    pub(crate) fn owner(&self) -> Option<Arc<Qp>> {
-        self.qp.get()?.upgrade()
+        Ok(Arc::new(Self { socket, rules, next: Mutex::new(0) }))
     }
 
     pub(crate) fn socket(&self) -> &PacketSocket {

@@ -27,7 +27,7 @@ pub struct LaneState {
     /// cleared as well when packets begin to wake the program.
     eager: AtomicBool,
     /// An acknowledgement waits for the program to come back with something to send.
-    owes: AtomicBool,
+    delayed_ack: AtomicBool,
 }
 
 /// What the background thread has to do about one lane.
@@ -47,7 +47,7 @@ impl LaneState {
             watched: AtomicBool::new(false),
             earliest: AtomicU64::new(NEVER),
             eager: AtomicBool::new(false),
-            owes: AtomicBool::new(false),
+            delayed_ack: AtomicBool::new(false),
         }
     }
 
@@ -102,26 +102,26 @@ impl LaneState {
         attention.request(now.saturating_add(TICK), wake);
     }
 
-    /// The holder put off an acknowledgement: if the program does not come back, the background
+    /// The holder delays an acknowledgement: if the program does not come back, the background
     /// thread sends it a tick after the lane was last served.
-    pub fn owe(&self, attention: &Attention, wake: impl FnOnce()) {
-        self.owes.store(true, Ordering::Relaxed);
+    pub fn ack_delayed(&self, attention: &Attention, wake: impl FnOnce()) {
+        self.delayed_ack.store(true, Ordering::Relaxed);
         attention.request(self.tick_over_at(), wake);
     }
 
-    /// The holder has sent what it put off.
-    pub fn settled(&self) {
-        self.owes.store(false, Ordering::Relaxed);
+    /// The holder has sent it.
+    pub fn ack_flushed(&self) {
+        self.delayed_ack.store(false, Ordering::Relaxed);
     }
 
-    /// Whether an acknowledgement was put off.
-    pub fn owes(&self) -> bool {
-        self.owes.load(Ordering::Relaxed)
+    /// Whether an acknowledgement is delayed.
+    pub fn delayed_ack_pending(&self) -> bool {
+        self.delayed_ack.load(Ordering::Relaxed)
     }
 
-    /// Whether what was put off cannot wait any longer.
-    pub fn is_overdue(&self, now: u64) -> bool {
-        self.owes() && now >= self.tick_over_at()
+    /// Whether it cannot wait any longer.
+    pub fn delayed_ack_overdue(&self, now: u64) -> bool {
+        self.delayed_ack_pending() && now >= self.tick_over_at()
     }
 
     fn tick_over_at(&self) -> u64 {
@@ -154,7 +154,7 @@ impl LaneState {
             NEVER => NEVER,
             earliest => earliest.max(cold_at),
         };
-        let timers = if self.owes() { timers.min(self.tick_over_at()) } else { timers };
+        let timers = if self.delayed_ack_pending() { timers.min(self.tick_over_at()) } else { timers };
         if self.watched.load(Ordering::Relaxed) {
             Plan { watch: watching, wake_at: timers }
         } else if watching || now >= cold_at {

@@ -14,6 +14,18 @@
 //! All objects are `Arc`, `Send` and `Sync`; any call may be made from any thread at any time.
 //! Ending one is explicit (`destroy`, `dealloc`, `dereg`, `close`) and refused with [`error::Busy`]
 //! while others use it. [`lane`] tells who receives packets on whose thread.
+//!
+//! Modules know each other in one direction, lowest first:
+//!
+//! 1. errors, clocks, counters, `handover`, registered [`memory`], device descriptions, the table of queue pair numbers;
+//! 2. [`broker`], the connection to it, and `rings`, `frames`, `tx`, `outlets`, `transmit`: how packets move;
+//! 3. [`lane`]: receives, and delivers to endpoints, the half of a queue pair that packets need; `mcast`;
+//! 4. `engine`: what a process has once, with the background thread and the broker's events;
+//! 5. `notify`, `async_queue`, `context`, and the objects: `pd`, `mr`, `mw`, `ah`, `channel`, `cq`, `srq`, `xrc`, `qp`;
+//! 6. `async_event`, which names all objects, [`sysfs`] and [`cm`].
+//!
+//! A lower module reaches a higher one by a trait that it defines: `lane::Outputs`, `engine::OpenDevice`,
+//! `engine::ConnectionEvents`, `moderation::Moderate`, `async_queue::EventSource`. A constructor stands with what it makes.
 #![deny(unsafe_code)]
 
 mod ah;
@@ -32,7 +44,6 @@ mod engine;
 pub mod error;
 mod frames;
 mod handover;
-mod hub;
 pub mod lane;
 mod limit;
 mod mcast;

@@ -11,19 +11,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use ferroce_datapath::udp::RxSocket;
 use ferroce_wire::Gid;
 use parking_lot::Mutex;
 
-use crate::Qp;
 use crate::device::{DeviceInfo, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH};
-use crate::engine::Engine;
 use crate::error::{AttachError, DetachError};
-use crate::lane::Lane;
-
-/// The queue pairs that are attached to one group, as its lanes see them.
-pub(crate) type Members = Arc<ArcSwap<Vec<Arc<Qp>>>>;
+use crate::lane::{Endpoint, Lane, Lanes, Members};
 
 /// All groups of a process.
 #[derive(Default)]
@@ -39,20 +33,20 @@ struct Group {
 }
 
 impl Groups {
-    /// Attaches `qp` to the group on the interfaces of `device`. A second time changes nothing.
+    /// Attaches an endpoint to the group on the interfaces of `device`. A second time changes nothing.
     pub(crate) fn attach(
         &self,
-        qp: &Arc<Qp>,
+        endpoint: &Arc<Endpoint>,
         mgid: Gid,
         device: &DeviceInfo,
-        engine: &Engine,
+        lanes: &Lanes,
     ) -> Result<(), AttachError> {
         let ip = mgid.to_ip();
         let mut groups = self.table.lock();
         let count = groups.len() as u32;
         let group = groups.get(&(device.id, ip));
         let members = group.map(|group| group.members.load_full()).unwrap_or_default();
-        if members.iter().any(|member| Arc::ptr_eq(member, qp)) {
+        if members.iter().any(|member| Arc::ptr_eq(member, endpoint)) {
             return Ok(());
         }
         if group.is_none() && count >= MAX_MCAST_GRP {
@@ -63,51 +57,51 @@ impl Groups {
         }
         let fresh = match group {
             Some(_) => None,
-            None => Some(Group::open(ip, device, engine)?),
+            None => Some(Group::open(ip, device, lanes)?),
         };
-        if !qp.join(mgid) {
+        if !endpoint.join(mgid) {
             if let Some(group) = fresh {
-                group.lanes.iter().for_each(|(ifindex, lane)| close(lane, *ifindex, engine));
+                group.lanes.iter().for_each(|(ifindex, lane)| close(lane, *ifindex, lanes));
             }
             return Err(AttachError::Destroyed);
         }
         let group = groups.entry((device.id, ip)).or_insert_with(|| fresh.expect("made if there was none"));
         // First the lanes, so that whoever polls the queue finds what the new member is given.
-        group.lanes.values().for_each(|lane| qp.listen(lane));
-        group.publish(members.iter().chain([qp]).cloned().collect());
+        group.lanes.values().for_each(|lane| endpoint.outputs.add_lane(lane));
+        group.publish(members.iter().chain([endpoint]).cloned().collect());
         Ok(())
     }
 
-    /// Takes `qp` out of the group; the last one to go ends the membership.
+    /// Takes an endpoint out of the group; the last one to go ends the membership.
     pub(crate) fn detach(
         &self,
-        qp: &Arc<Qp>,
+        endpoint: &Arc<Endpoint>,
         mgid: Gid,
         device: u32,
-        engine: &Engine,
+        lanes: &Lanes,
     ) -> Result<(), DetachError> {
         let ip = mgid.to_ip();
         let mut groups = self.table.lock();
         let unknown = DetachError::NotAttached { mgid };
         let group = groups.get_mut(&(device, ip)).ok_or(unknown)?;
         let members = group.members.load_full();
-        if !members.iter().any(|member| Arc::ptr_eq(member, qp)) {
+        if !members.iter().any(|member| Arc::ptr_eq(member, endpoint)) {
             return Err(unknown);
         }
-        let left: Vec<_> = members.iter().filter(|member| !Arc::ptr_eq(member, qp)).cloned().collect();
+        let left: Vec<_> = members.iter().filter(|member| !Arc::ptr_eq(member, endpoint)).cloned().collect();
         let empty = left.is_empty();
         group.publish(left);
-        group.lanes.values().for_each(|lane| qp.listen_no_more(lane));
-        qp.leave(mgid);
+        group.lanes.values().for_each(|lane| endpoint.outputs.remove_lane(lane));
+        endpoint.leave(mgid);
         if empty && let Some(group) = groups.remove(&(device, ip)) {
-            group.lanes.iter().for_each(|(ifindex, lane)| close(lane, *ifindex, engine));
+            group.lanes.iter().for_each(|(ifindex, lane)| close(lane, *ifindex, lanes));
         }
         Ok(())
     }
 
     /// The addresses of a device changed, perhaps its interfaces too: joins where a group is missing,
     /// leaves what is gone.
-    pub(crate) fn follow(&self, device: &DeviceInfo, engine: &Engine) {
+    pub(crate) fn follow(&self, device: &DeviceInfo, lanes: &Lanes) {
         let mut table = self.table.lock();
         let mine = table.iter_mut().filter(|((id, _), _)| *id == device.id);
         for ((_, ip), group) in mine {
@@ -116,8 +110,8 @@ impl Groups {
             group.lanes.retain(|ifindex, lane| {
                 let keep = wanted.contains(ifindex);
                 if !keep {
-                    members.iter().for_each(|qp| qp.listen_no_more(lane));
-                    close(lane, *ifindex, engine);
+                    members.iter().for_each(|member| member.outputs.remove_lane(lane));
+                    close(lane, *ifindex, lanes);
                 }
                 keep
             });
@@ -127,8 +121,8 @@ impl Groups {
                 }
                 match RxSocket::join(*ip, ifindex) {
                     Ok(socket) => {
-                        let lane = engine.open_group_lane(socket, ifindex, &group.members);
-                        members.iter().for_each(|qp| qp.listen(&lane));
+                        let lane = lanes.open_group(socket, ifindex, &group.members);
+                        members.iter().for_each(|member| member.outputs.add_lane(&lane));
                         group.lanes.insert(ifindex, lane);
                     }
                     Err(error) => {
@@ -141,16 +135,16 @@ impl Groups {
 }
 
 impl Group {
-    fn open(ip: IpAddr, device: &DeviceInfo, engine: &Engine) -> Result<Self, AttachError> {
+    fn open(ip: IpAddr, device: &DeviceInfo, lanes: &Lanes) -> Result<Self, AttachError> {
         let members = Members::default();
         let mut open = BTreeMap::new();
         for ifindex in interfaces(device, ip) {
             match RxSocket::join(ip, ifindex) {
                 Ok(socket) => {
-                    open.insert(ifindex, engine.open_group_lane(socket, ifindex, &members));
+                    open.insert(ifindex, lanes.open_group(socket, ifindex, &members));
                 }
                 Err(source) => {
-                    open.iter().for_each(|(ifindex, lane)| close(lane, *ifindex, engine));
+                    open.iter().for_each(|(ifindex, lane)| close(lane, *ifindex, lanes));
                     return Err(AttachError::Join { group: ip, ifindex, source });
                 }
             }
@@ -158,7 +152,7 @@ impl Group {
         Ok(Self { members, lanes: open })
     }
 
-    fn publish(&self, members: Vec<Arc<Qp>>) {
+    fn publish(&self, members: Vec<Arc<Endpoint>>) {
         self.members.store(Arc::new(members));
     }
 }
@@ -170,8 +164,8 @@ fn interfaces(device: &DeviceInfo, group: IpAddr) -> BTreeSet<u32> {
     if found.is_empty() { BTreeSet::from([device.ifindex]) } else { found }
 }
 
-fn close(lane: &Arc<Lane>, ifindex: u32, engine: &Engine) {
-    engine.close_lane(lane);
+fn close(lane: &Arc<Lane>, ifindex: u32, lanes: &Lanes) {
+    lanes.close(lane);
     if let Err(error) = lane.leave_group(ifindex) {
         // The interface may be gone, and its memberships with it.
         tracing::debug!(%error, group = %lane.local(), ifindex, "cannot leave a multicast group");

@@ -141,7 +141,7 @@ impl<T> NotifyQueue<T> {
         if self.is_nonblocking() {
             return Err(EventError::WouldBlock);
         }
-        engine::pay();
+        engine::flush_delayed_acks();
         Ok(Sleep::until_readable(self.fd(), held))
     }
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use ferroce_datapath::udp::{SendError, Sent, TxSocket};
 use ferroce_wire::{BatchLimits, Flow, TxBatch};
 
-use crate::engine::Engine;
 use crate::rings::RingPort;
 use crate::tx::Sender;
 
@@ -62,18 +61,22 @@ impl Outlets {
         self.0.binary_search_by_key(&key(flow), |sender| key(&sender.flow()))
     }
 
-    /// Sees to it that `flow` has its socket, unless that is closed.
-    pub(crate) fn open(&mut self, flow: &Flow, engine: &Engine) {
+    /// Sees to it that `flow` has its socket, unless that is closed. `rings` and `socket` find what packets can leave by.
+    pub(crate) fn open(
+        &mut self,
+        flow: &Flow,
+        rings: impl FnOnce() -> Option<Arc<RingPort>>,
+        socket: impl FnOnce() -> Option<Arc<Sender>>,
+    ) {
         if goes_by_rings(flow) {
             if self.1.is_none() {
-                self.1 = engine.rings().map(|(port, _)| Arc::clone(port));
+                self.1 = rings();
             }
             return;
         }
-        let Err(place) = self.place(flow) else { return };
-        let lanes = engine.lanes();
-        let mut of_address = lanes.iter().filter(|lane| lane.local() == flow.source);
-        if let Some(sender) = of_address.find_map(|lane| lane.senders().datagrams_from(flow.source_port)) {
+        if let Err(place) = self.place(flow)
+            && let Some(sender) = socket()
+        {
             self.0.insert(place, sender);
         }
     }

@@ -57,7 +57,7 @@ impl World {
         self.woken.load(Ordering::SeqCst)
     }
 
-    /// A queue pair sets its deadline, as `Qp::settle` does.
+    /// A queue pair sets its deadline, as `Locked::finish_batch` does.
     fn set_deadline(&self, at: u64) {
         self.deadline.store(at, Ordering::SeqCst);
         self.lane.deadline(at, &self.attention, || self.wake());
@@ -103,18 +103,18 @@ fn no_deadline_is_slept_through() {
 
 /// An acknowledgement was put off and the program does not come back.
 #[test]
-fn what_is_owed_is_paid() {
+fn a_delayed_acknowledgement_is_sent() {
     loom::model(|| {
         let world = World::new();
         world.lane.served(NOW);
         let program = {
             let world = Arc::clone(&world);
-            thread::spawn(move || world.lane.owe(&world.attention, || world.wake()))
+            thread::spawn(move || world.lane.ack_delayed(&world.attention, || world.wake()))
         };
         let sleep = world.park(NOW, true);
         program.join().unwrap();
         assert!(sleep.wake_at <= NOW + TICK || world.was_woken(), "asleep until {}", sleep.wake_at);
-        assert!(world.lane.is_overdue(NOW + TICK));
+        assert!(world.lane.delayed_ack_overdue(NOW + TICK));
     });
 }
 

@@ -23,9 +23,9 @@ const ORDER: &[(&str, &str)] = &[
     ),
     (
         "ferroce-engine",
-        "clock counters error handover limit memory moderation qpn attr device signal sleepers sync tx broker \
-         rings ah async_queue channel context cq engine frames hub lane mcast notify outlets pd qp sleep srq \
-         transmit xrc mr mw async_event cm sysfs wall_clock",
+        "error limit clock sync handover attr signal sleepers moderation counters memory qpn device wall_clock \
+         broker rings frames tx outlets transmit lane mcast sleep engine notify async_queue context pd mr mw ah \
+         channel cq srq xrc qp async_event sysfs cm",
     ),
 ];
 
@@ -37,12 +37,8 @@ const CIRCLES: &[(&str, &str, &str)] = &[
         "objects name the objects that they are made of and that are made of them",
     ),
     ("ferroce-datapath", "fault udp", "faults are injected into the batches of udp"),
-    (
-        "ferroce-engine",
-        "ah async_queue channel context cq engine frames hub lane mcast notify outlets pd qp sleep srq \
-         transmit xrc",
-        "the objects know the engine and the engine knows them",
-    ),
+    ("ferroce-engine", "channel cq", "a channel lists the queues that report to it"),
+    ("ferroce-engine", "srq xrc", "a domain lists the queues that peers name in it"),
     ("ferroce-ipc", "device settings", "each names a type of the other"),
     ("ferroce-ipc", "message packet", "each names a type of the other"),
     ("ferroce-proto", "attr error receive srq", "errors name what they are about, re-exported by the root"),

@@ -106,12 +106,12 @@ impl Connection {
     }
 
     fn go_on(&self, request: CmRequest) -> Result<(), CmError> {
-        self.engine.pay();
+        self.engine.flush_delayed_acks();
         Ok(self.engine.broker().go_on(request)?)
     }
 
     fn ask(&self, request: CmRequest) -> Result<(), CmError> {
-        self.engine.pay();
+        self.engine.flush_delayed_acks();
         self.engine.broker().connections(request, |_| {})?;
         Ok(())
     }

@@ -152,7 +152,7 @@ impl Queue {
             if self.events.is_nonblocking() {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            engine::pay();
+            engine::flush_delayed_acks();
             poll(&mut [PollFd::new(self.fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
         }
     }

@@ -71,7 +71,7 @@ impl Background {
         let hub = Arc::clone(self.engine.hub());
         loop {
             hub.attention.unpark();
-            let lanes = self.engine.lanes();
+            let lanes = self.engine.lanes().all();
             self.unwatch_closed(&lanes);
             let wake_at = self.look(&lanes);
             hub.attention.park(wake_at);
@@ -109,7 +109,7 @@ impl Background {
         let mut wake_at = self.engine.report_objects(now).min(self.engine.fire_moderated(now));
         for lane in lanes {
             let due = lane.state().earliest() <= now && !lane.state().kept_by_poller(now);
-            if due || lane.state().is_overdue(now) {
+            if due || lane.state().delayed_ack_overdue(now) {
                 lane.serve_in_background(ROUNDS);
             }
             let watching = self.find(lane).is_ok();

@@ -1,9 +1,12 @@
 //! The broker's events, on the background thread.
 
+use std::io;
 use std::sync::Arc;
 
-use super::{DeviceChange, Engine};
-use crate::broker::BrokerEvent;
+use ferroce_proto::Service;
+
+use super::{DeviceChange, Engine, Running};
+use crate::broker::{BrokerEvent, LeasedAddress};
 
 impl Engine {
     /// What the broker tells, on the background thread.
@@ -20,7 +23,7 @@ impl Engine {
                     self.settings_changed();
                     self.lanes_changed();
                     if let Some(device) = self.device_by_id(id) {
-                        self.groups.follow(&device, self);
+                        self.groups.follow(&device, self.lanes());
                     }
                 }
                 BrokerEvent::MacChanged(id, ifindex) => {
@@ -43,13 +46,7 @@ impl Engine {
                     tracing::info!("a broker took over");
                     self.take_over_devices();
                 }
-                BrokerEvent::Rings(memory) => {
-                    if let Some((port, _)) = self.rings()
-                        && let Err(error) = port.install(&memory)
-                    {
-                        tracing::error!(%error, "the rings of the new broker cannot be used");
-                    }
-                }
+                BrokerEvent::Rings(memory) => self.lanes().install_rings(&memory),
                 BrokerEvent::Connection(news) => {
                     self.connection_events.get().inspect(|events| events.news(self, *news));
                 }
@@ -66,7 +63,7 @@ impl Engine {
     }
 
     fn take_over_devices(&self) {
-        self.devices.store(Arc::new(self.broker.known_devices()));
+        self.devices.set(self.broker.known_devices());
     }
 
     /// Takes over the new view of the devices and tells those contexts that have device `id` open.
@@ -74,6 +71,31 @@ impl Engine {
         self.take_over_devices();
         for device in self.open_devices().iter().filter(|device| device.device_id() == id) {
             device.changed(change);
+        }
+    }
+
+    /// An address appeared after the lease.
+    fn add_lane(&self, address: LeasedAddress) -> io::Result<()> {
+        if let Some(Running { lanes, .. }) = self.running.get() {
+            lanes.add(address)?;
+            self.lanes_changed();
+        }
+        Ok(())
+    }
+
+    /// Lanes do as their devices' settings say now.
+    fn settings_changed(&self) {
+        if let Some(Running { lanes, .. }) = self.running.get() {
+            lanes.follow_settings();
+        }
+    }
+
+    /// Datagrams come in on every lane of their device.
+    fn lanes_changed(&self) {
+        let Some(Running { lanes, .. }) = self.running.get() else { return };
+        lanes.follow_settings();
+        for endpoint in lanes.hub().table.iter().filter(|endpoint| endpoint.service == Service::Ud) {
+            endpoint.follow_lanes(&mut endpoint.core.lock(), || self.lanes_of(endpoint.device));
         }
     }
 }

@@ -5,30 +5,26 @@ mod follow;
 
 use std::any::Any;
 use std::io;
-use std::net::IpAddr;
 use std::panic::catch_unwind;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Once, OnceLock, Weak};
 use std::time::Duration;
 
-use arc_swap::{ArcSwap, ArcSwapOption};
-use ferroce_datapath::udp::RxSocket;
+use arc_swap::ArcSwapOption;
 use ferroce_ipc::{CmNews, Listing, Origin, ResourceCounts};
 use ferroce_proto::Budget;
 use ferroce_wire::cm::CommId;
 use parking_lot::Mutex;
 
-use crate::broker::{BrokerClient, BrokerError, BrokerMode, LeasedAddress};
+use crate::broker::{BrokerClient, BrokerError, BrokerMode};
 use crate::clock;
-use crate::device::{self, DeviceInfo};
+use crate::device::{self, DeviceInfo, Devices, GidEntry, GidType};
 use crate::error::{DeviceError, OpenError};
-use crate::frames::FramePort;
 use crate::handover::NEVER;
-use crate::hub::Hub;
-use crate::lane::Lane;
+use crate::lane::{Hub, Lane, Lanes};
 use crate::limit::Limit;
-use crate::mcast::{Groups, Members};
+use crate::mcast::Groups;
 use crate::memory::{MemoryTable, PdId};
 use crate::moderation::{Moderate, Moderated};
 use crate::rings::RingPort;
@@ -67,7 +63,7 @@ pub fn device_statistics(name: &str) -> Result<Vec<(String, u64)>, DeviceError> 
 pub(crate) struct Engine {
     epoch: u64,
     broker: BrokerClient,
-    devices: ArcSwap<Vec<DeviceInfo>>,
+    devices: Arc<Devices>,
     running: OnceLock<Running>,
     /// Held while `running` is made.
     starting: Mutex<()>,
@@ -89,23 +85,8 @@ pub(crate) struct Engine {
 
 /// What exists once a slot is leased.
 struct Running {
-    hub: Arc<Hub>,
-    lanes: ArcSwap<Vec<Arc<Lane>>>,
-    next_lane: AtomicU64,
+    lanes: Lanes,
     budget: Arc<Budget>,
-    /// Made when the first address needs them.
-    rings: OnceLock<(Arc<RingPort>, Arc<Lane>)>,
-}
-
-impl Running {
-    fn lane(&self, address: LeasedAddress) -> io::Result<Lane> {
-        let socket = RxSocket::from_fd(address.fd)?;
-        if device::v2_by_broker() {
-            socket.drop_all()?;
-        }
-        let id = self.next_lane.fetch_add(1, Ordering::Relaxed);
-        Ok(Lane::new(id, address.slot, address.scope_id, socket, Arc::clone(&self.hub)))
-    }
 }
 
 static GLOBAL: ArcSwapOption<Engine> = ArcSwapOption::const_empty();
@@ -152,7 +133,7 @@ impl Engine {
         let engine = Arc::new(Self {
             epoch: fork::epoch(),
             broker,
-            devices: ArcSwap::default(),
+            devices: Arc::default(),
             running: OnceLock::new(),
             starting: Mutex::new(()),
             open: Mutex::default(),
@@ -176,7 +157,7 @@ impl Engine {
     /// The devices as they are now.
     pub(crate) fn current_devices(&self) -> Result<Arc<Vec<DeviceInfo>>, DeviceError> {
         self.refresh_devices()?;
-        Ok(self.devices.load_full())
+        Ok(self.devices.all())
     }
 
     pub(crate) fn broker(&self) -> &BrokerClient {
@@ -191,13 +172,13 @@ impl Engine {
     /// Asks the broker for the devices as they are now.
     pub(crate) fn refresh_devices(&self) -> Result<(), DeviceError> {
         let devices = self.broker.devices().map_err(|error| DeviceError::Broker(error.into()))?;
-        self.devices.store(Arc::new(devices));
+        self.devices.set(devices);
         Ok(())
     }
 
     /// The devices, as last told: at once if [`Self::is_running`], otherwise when they were last asked for.
     pub(crate) fn devices(&self) -> Arc<Vec<DeviceInfo>> {
-        self.devices.load_full()
+        self.devices.all()
     }
 
     /// Whether a device was opened, and with it the thread started that follows the broker.
@@ -206,16 +187,16 @@ impl Engine {
     }
 
     pub(crate) fn device(&self, name: &str) -> Option<DeviceInfo> {
-        self.devices.load().iter().find(|info| info.name == name).cloned()
+        self.devices.all().iter().find(|info| info.name == name).cloned()
     }
 
     pub(crate) fn device_by_id(&self, id: u32) -> Option<DeviceInfo> {
-        self.devices.load().iter().find(|info| info.id == id).cloned()
+        self.devices.with(id, |info| Some(info.clone()))
     }
 
     /// Looks at a device without copying it; `None` if it is gone.
     pub(crate) fn with_device<R>(&self, id: u32, look: impl FnOnce(&DeviceInfo) -> Option<R>) -> Option<R> {
-        self.devices.load().iter().find(|info| info.id == id).and_then(look)
+        self.devices.with(id, look)
     }
 
     /// Leases a slot and starts the background thread, once.
@@ -230,134 +211,58 @@ impl Engine {
         let [slot, ..] = lease.slots[..] else {
             return Err(OpenError::Broker(io::Error::other("the broker leased no slot")));
         };
-        let (hub, ledger) = Hub::new(slot, secret).map_err(OpenError::Resources)?;
+        let devices = Arc::clone(&self.devices);
+        let (hub, ledger) = Hub::new(slot, secret, devices).map_err(OpenError::Resources)?;
         match ledger {
             Some(ledger) => self.broker.keep_ledger(ledger),
             None => tracing::warn!("no shared memory: nobody else will see what this program counts"),
         }
-        let hub = Arc::new(hub);
-        let running = Running {
-            lanes: ArcSwap::default(),
-            next_lane: AtomicU64::new(0),
-            budget: Arc::new(Budget::new(0)),
-            rings: OnceLock::new(),
-            hub,
-        };
-        let mut granted = usize::MAX;
-        let mut lanes = Vec::new();
+        let lanes = Lanes::new(Arc::new(hub));
+        let mut granted = None;
         for address in lease.addresses {
-            let lane = running.lane(address).map_err(OpenError::Resources)?;
-            lane.follow_settings(&self.devices());
-            granted = granted.min(lane.granted_rcvbuf().map_err(OpenError::Resources)?);
-            lanes.push(Arc::new(lane));
+            let more = lanes.add(address).map_err(OpenError::Resources)?;
+            granted = Some(granted.unwrap_or(more).min(more));
         }
-        let granted = if lanes.is_empty() { DEFAULT_RECEIVE_BUFFER } else { granted };
-        let running = Running { budget: Arc::new(Budget::new(granted)), ..running };
-        running.lanes.store(Arc::new(lanes));
+        let budget = Arc::new(Budget::new(granted.unwrap_or(DEFAULT_RECEIVE_BUFFER)));
+        let running = Running { lanes, budget };
         if self.running.set(running).is_err() {
             unreachable!("only one thread starts");
         }
         static AT_EXIT: Once = Once::new();
-        AT_EXIT.call_once(|| process::at_exit(pay_all));
+        AT_EXIT.call_once(|| process::at_exit(flush_delayed_acks_at_exit));
         if !lease.notice.is_empty() {
             tracing::warn!("{}", lease.notice);
         }
         background::spawn(Arc::clone(self)).map_err(OpenError::Resources)
     }
 
-    /// As [`pay`].
-    pub(crate) fn pay(&self) {
-        self.each_lane(Lane::pay_now);
-    }
-
-    fn each_lane(&self, act: impl Fn(&Lane)) {
-        if let Some(running) = self.running.get() {
-            running.lanes.load().iter().for_each(|lane| act(lane));
+    /// As [`flush_delayed_acks`].
+    pub(crate) fn flush_delayed_acks(&self) {
+        if let Some(Running { lanes, .. }) = self.running.get() {
+            lanes.each(Lane::flush_delayed_ack);
         }
     }
 
-    /// An address appeared after the lease.
-    fn add_lane(&self, address: LeasedAddress) -> io::Result<()> {
-        let Some(running) = self.running.get() else { return Ok(()) };
-        let lane = Arc::new(running.lane(address)?);
-        lane.follow_settings(&self.devices());
-        running.lanes.rcu(|lanes| {
-            // A later socket of the same address takes the place of the earlier one.
-            let same =
-                |known: &&Arc<Lane>| known.local() != lane.local() || known.scope_id() != lane.scope_id();
-            let kept = lanes.iter().filter(same).cloned();
-            kept.chain([Arc::clone(&lane)]).collect::<Vec<_>>()
-        });
-        self.lanes_changed();
-        Ok(())
-    }
-
-    /// A lane for the membership of a multicast group: background and pollers serve it from now on.
-    pub(crate) fn open_group_lane(&self, socket: RxSocket, ifindex: u32, members: &Members) -> Arc<Lane> {
-        let members = Arc::clone(members);
-        self.open_lane(|id, hub| Lane::of_group(id, ifindex, socket, members, hub))
-    }
-
-    /// A lane for the frames of a raw packet queue pair.
-    pub(crate) fn open_frame_lane(&self, port: &Arc<FramePort>) -> Arc<Lane> {
-        self.open_lane(|id, hub| Lane::of_frames(id, Arc::clone(port), hub))
-    }
-
-    /// The rings to the broker and their lane, if they were opened.
-    pub(crate) fn rings(&self) -> Option<&(Arc<RingPort>, Arc<Lane>)> {
-        self.running().rings.get()
+    /// The lanes of the addresses of device `id`.
+    pub(crate) fn lanes_of(&self, id: u32) -> Vec<Arc<Lane>> {
+        let gids = self.devices.with(id, |info| Some(info.gids.clone())).unwrap_or_default();
+        let is_ours = |lane: &&Arc<Lane>| {
+            let is = |entry: &GidEntry| {
+                entry.gid.to_ip() == lane.local()
+                    && device::scope_of(entry.gid, entry.ifindex) == lane.scope_id()
+            };
+            gids.iter().any(is)
+        };
+        // Of RoCE v1 there are datagrams as soon as there are addresses, and the rings tell of them.
+        let by_rings = |entry: &GidEntry| entry.gid_type == GidType::RoceV1 || device::v2_by_broker();
+        let rings = if gids.iter().any(by_rings) { self.open_rings().ok() } else { None };
+        let rings = rings.map(|(_, lane)| lane);
+        self.lanes().all().iter().filter(is_ours).chain(rings).cloned().collect()
     }
 
     /// Opens the rings to the broker, once.
     pub(crate) fn open_rings(&self) -> Result<&(Arc<RingPort>, Arc<Lane>), BrokerError> {
-        let running = self.running();
-        if let Some(open) = running.rings.get() {
-            return Ok(open);
-        }
-        let _opening = self.starting.lock();
-        if let Some(open) = running.rings.get() {
-            return Ok(open);
-        }
-        let port = RingPort::open(&self.broker)?;
-        let slot = running.hub.table.slot();
-        let lane = self.open_lane(|id, hub| Lane::of_rings(id, slot, Arc::clone(&port), hub));
-        Ok(running.rings.get_or_init(|| (port, lane)))
-    }
-
-    fn open_lane(&self, make: impl FnOnce(u64, Arc<Hub>) -> Lane) -> Arc<Lane> {
-        let running = self.running();
-        let id = running.next_lane.fetch_add(1, Ordering::Relaxed);
-        let lane = Arc::new(make(id, Arc::clone(&running.hub)));
-        lane.follow_settings(&self.devices());
-        running.lanes.rcu(|lanes| lanes.iter().chain([&lane]).cloned().collect::<Vec<_>>());
-        running.hub.attention.request(0, || running.hub.wake());
-        lane
-    }
-
-    /// Nobody serves it any more; its socket is closed when the last one who looks at it has left.
-    pub(crate) fn close_lane(&self, lane: &Arc<Lane>) {
-        let running = self.running();
-        running
-            .lanes
-            .rcu(|lanes| lanes.iter().filter(|known| !Arc::ptr_eq(known, lane)).cloned().collect::<Vec<_>>());
-        running.hub.attention.request(0, || running.hub.wake());
-    }
-
-    /// Lanes do as their devices' settings say now.
-    fn settings_changed(&self) {
-        if let Some(running) = self.running.get() {
-            let devices = self.devices();
-            running.lanes.load().iter().for_each(|lane| lane.follow_settings(&devices));
-        }
-    }
-
-    /// Datagrams come in on every lane of their device.
-    fn lanes_changed(&self) {
-        if let Some(running) = self.running.get() {
-            let devices = self.devices();
-            running.lanes.load().iter().for_each(|lane| lane.follow_settings(&devices));
-            running.hub.table.iter().for_each(|qp| qp.follow_lanes());
-        }
+        self.lanes().open_rings(&self.broker)
     }
 
     fn running(&self) -> &Running {
@@ -365,7 +270,7 @@ impl Engine {
     }
 
     pub(crate) fn hub(&self) -> &Arc<Hub> {
-        &self.running().hub
+        self.lanes().hub()
     }
 
     pub(crate) fn budget(&self) -> &Arc<Budget> {
@@ -379,7 +284,7 @@ impl Engine {
         {
             let at = clock::now().as_nanos() + REPORT_AFTER;
             if self.report_at.compare_exchange(NEVER, at, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-                running.hub.attention.request(at, || running.hub.wake());
+                running.lanes.hub().request_look(at);
             }
         }
     }
@@ -404,8 +309,7 @@ impl Engine {
     /// The event of a completion queue waits for more completions, until `due` at the latest.
     pub(crate) fn moderate(&self, cq: Weak<dyn Moderate>, due: u64) {
         self.moderated.add(cq, due);
-        let hub = self.hub();
-        hub.attention.request(due, || hub.wake());
+        self.hub().request_look(due);
     }
 
     /// On the background thread: fires the events that waited long enough, and returns when to look again.
@@ -413,14 +317,8 @@ impl Engine {
         self.moderated.fire(now)
     }
 
-    pub(crate) fn lanes(&self) -> Arc<Vec<Arc<Lane>>> {
-        self.running().lanes.load_full()
-    }
-
-    /// The lane of a local address.
-    pub(crate) fn lane(&self, ip: IpAddr, scope_id: u32) -> Option<Arc<Lane>> {
-        let lanes = self.running().lanes.load();
-        lanes.iter().find(|lane| lane.local() == ip && lane.scope_id() == scope_id).cloned()
+    pub(crate) fn lanes(&self) -> &Lanes {
+        &self.running().lanes
     }
 
     pub(crate) fn groups(&self) -> &Groups {
@@ -541,9 +439,9 @@ pub(crate) trait ConnectionEvents: Any + Send + Sync {
     fn lost_slots(&self, slots: &[u8]);
 }
 
-/// Sends acknowledgements that were put off: the calling thread turns to something else than answering its peer.
-pub(crate) fn pay() {
-    with_ours(Engine::pay);
+/// Sends delayed acknowledgements: the calling thread turns to something else than answering its peer.
+pub(crate) fn flush_delayed_acks() {
+    with_ours(Engine::flush_delayed_acks);
 }
 
 /// Acts on the engine of this process, if there is one.
@@ -557,11 +455,16 @@ fn with_ours(act: impl FnOnce(&Engine)) {
     }
 }
 
-/// A peer must not wait for an acknowledgement that was put off. Programs call `exit` in signal handlers too, so this waits for no
+/// A peer must not wait for a delayed acknowledgement. Programs call `exit` in signal handlers too, so this waits for no
 /// lock, which the interrupted thread may hold: such an acknowledgement is lost, and the peer asks again.
-extern "C" fn pay_all() {
+extern "C" fn flush_delayed_acks_at_exit() {
     let _uncancellable = ferroce_host::thread::Uncancellable::new();
-    drop(catch_unwind(|| with_ours(|engine| engine.each_lane(Lane::pay_at_exit)))); // a bug of ours, reported by the panic itself, is no reason to abort an exit
+    let flush = |engine: &Engine| {
+        if let Some(Running { lanes, .. }) = engine.running.get() {
+            lanes.each(Lane::flush_delayed_ack_at_exit);
+        }
+    };
+    drop(catch_unwind(|| with_ours(flush))); // a bug of ours, reported by the panic itself, is no reason to abort an exit
 }
 
 /// Changes within this time are told to the broker at once: 200 ms.

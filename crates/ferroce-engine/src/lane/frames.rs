@@ -1,31 +1,35 @@
 //! The lane of a raw packet queue pair.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use ferroce_datapath::packet::FrameBuffer;
 use ferroce_wire::Instant;
 
-use super::{Lane, Receiver, Source};
+use super::{Endpoint, Hub, Lane, Receiver, Source};
 use crate::clock;
 use crate::counters::DeviceCounters;
 use crate::frames::FramePort;
-use crate::hub::Hub;
 
 /// Frames that are looked at in one turn.
 const FRAMES: usize = 32;
 
 impl Lane {
     /// The lane of a packet socket.
-    pub(crate) fn of_frames(id: u64, port: Arc<FramePort>, hub: Arc<Hub>) -> Self {
+    pub(crate) fn of_frames(id: u64, port: Arc<FramePort>, endpoint: Weak<Endpoint>, hub: Arc<Hub>) -> Self {
         // No address of ours: nobody looks for it.
-        Self::from_source(id, 0, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, Source::Frames(port), hub)
+        Self::from_source(id, 0, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, Source::Frames { port, endpoint }, hub)
     }
 
     /// Receives and processes one batch; when that was, or `None` if nothing waits.
-    pub(super) fn receive_frames(&self, receiver: &mut Receiver, port: &FramePort) -> Option<Instant> {
+    pub(super) fn receive_frames(
+        &self,
+        receiver: &mut Receiver,
+        port: &FramePort,
+        endpoint: &Weak<Endpoint>,
+    ) -> Option<Instant> {
         let counters = self.counters();
-        let qp = port.owner()?;
+        let endpoint = endpoint.upgrade()?;
         let rules = port.rules();
         let buffer = receiver.frames.get_or_insert_with(FrameBuffer::new);
         let (mut batch_time, mut locked) = (None, None);
@@ -36,7 +40,7 @@ impl Lane {
                     if rules.iter().any(|(_, rule)| rule.matches(frame.bytes, frame.outgoing)) {
                         DeviceCounters::count(&counters.rcvd_pkts);
                         DeviceCounters::add(&counters.rcvd_octets, frame.bytes.len() as u64);
-                        locked.get_or_insert_with(|| qp.lock()).receive_frame(frame.bytes, counters);
+                        locked.get_or_insert_with(|| endpoint.lock()).receive_frame(frame.bytes, counters);
                     }
                 }
                 Ok(None) => break,
@@ -50,7 +54,7 @@ impl Lane {
         let now = batch_time?;
         DeviceCounters::count(&counters.rx_calls);
         if let Some(locked) = locked {
-            locked.settle(now);
+            locked.finish_batch(now);
         }
         receiver.look_at_guard(now);
         Some(now)

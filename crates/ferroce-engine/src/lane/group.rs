@@ -3,29 +3,34 @@
 use std::io;
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use ferroce_datapath::udp::RxSocket;
+use ferroce_host::fork::Guarded;
 use ferroce_wire::Instant;
 
-use super::{Lane, Receiver, Source};
+use super::{Endpoint, Hub, Lane, Receiver, Source};
 use crate::counters::DeviceCounters;
-use crate::hub::Hub;
-use crate::mcast::Members;
+
+/// The endpoints that are attached to one group.
+pub(crate) type Members = Arc<ArcSwap<Vec<Arc<Endpoint>>>>;
 
 impl Lane {
     /// The lane of a membership on interface `ifindex`.
     pub(crate) fn of_group(id: u64, ifindex: u32, socket: RxSocket, members: Members, hub: Arc<Hub>) -> Self {
-        Self { members: Some(members), ..Self::new(id, 0, ifindex, socket, hub) }
+        let local = socket.local_addr().ip();
+        let source = Source::Group { socket: Guarded::new(socket), members };
+        Self::from_source(id, 0, local, ifindex, source, hub)
     }
 
     /// Leaves the group: nothing more arrives, though somebody may still look at the socket.
     pub(crate) fn leave_group(&self, ifindex: u32) -> io::Result<()> {
         match &self.source {
-            Source::Packets(socket) => socket.leave(ifindex),
-            Source::Frames(_) | Source::Rings(_) => Ok(()),
+            Source::Group { socket, .. } => socket.leave(ifindex),
+            _ => Ok(()),
         }
     }
 
-    /// Hands every datagram of the buffer to all members, then settles each of those once. A member that cannot take
+    /// Hands every datagram of the buffer to all members, then finishes the batch of each of those. A member that cannot take
     /// its copy, for want of a receive WQE say, loses that one alone.
     pub(super) fn fan_out(&self, receiver: &mut Receiver, now: Instant, members: &Members) {
         let Receiver { buffer, icrc, touched, .. } = receiver;
@@ -37,16 +42,16 @@ impl Lane {
             received += 1;
             octets += datagram.bytes.len();
             let Some((_, packet)) = self.verify(&datagram, icrc) else { continue };
-            for qp in members.iter() {
-                let mut core = qp.lock();
-                core.receive(now, &self.flow(&datagram), &packet, counters);
-                if !core.set_touched(true) {
-                    touched.push(Arc::clone(qp));
+            for endpoint in members.iter() {
+                let mut locked = endpoint.lock();
+                locked.receive(now, &self.flow(&datagram), &packet, counters);
+                if !locked.set_touched(true) {
+                    touched.push(Arc::clone(endpoint));
                 }
             }
         }
         DeviceCounters::add(&counters.rcvd_pkts, received);
         DeviceCounters::add(&counters.rcvd_octets, octets as u64);
-        Self::settle_touched(touched, now);
+        Self::finish_touched(touched, now);
     }
 }

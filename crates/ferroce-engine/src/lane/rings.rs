@@ -3,13 +3,15 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
+
 use ferroce_ipc::ring::MAX_PACKET;
 use ferroce_wire::{Flow, Frame, IcrcStatus, Instant, LinkLayer, Packet, RoceVersion};
 
-use super::{Lane, Receiver, Source, destination};
+use super::deliver::destination;
+use super::{Endpoint, Hub, Lane, Receiver, Source};
 use crate::clock;
 use crate::counters::DeviceCounters;
-use crate::hub::Hub;
 use crate::rings::RingPort;
 
 /// Packets that are looked at in one turn.
@@ -19,7 +21,8 @@ impl Lane {
     /// The lane of the rings.
     pub(crate) fn of_rings(id: u64, slot: u8, port: Arc<RingPort>, hub: Arc<Hub>) -> Self {
         // All addresses, so none: nobody looks for it by one.
-        Self::from_source(id, slot, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, Source::Rings(port), hub)
+        let source = Source::Rings { port, unchecked: ArcSwap::default() };
+        Self::from_source(id, slot, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, source, hub)
     }
 
     /// Receives and processes one batch; when that was, or `None` if nothing waits.
@@ -27,6 +30,7 @@ impl Lane {
         &self,
         receiver: &mut Receiver,
         port: &RingPort,
+        unchecked: &ArcSwap<Vec<u32>>,
         program: bool,
     ) -> Option<Instant> {
         let Receiver { packet: buffer, touched, .. } = receiver;
@@ -38,7 +42,7 @@ impl Lane {
             let now = *batch_time.get_or_insert_with(clock::now);
             received += 1;
             octets += popped.len;
-            if let Some((flow, packet)) = self.read(popped.link, &buffer[..popped.len]) {
+            if let Some((flow, packet)) = self.read(popped.link, unchecked, &buffer[..popped.len]) {
                 self.give(touched, now, &flow, &packet);
             }
         }
@@ -47,13 +51,18 @@ impl Lane {
         DeviceCounters::count(&counters.rx_calls);
         DeviceCounters::add(&counters.rcvd_pkts, received);
         DeviceCounters::add(&counters.rcvd_octets, octets as u64);
-        Self::settle_touched(touched, now);
+        Self::finish_touched(touched, now);
         receiver.look_at_guard(now);
         Some(now)
     }
 
     /// A packet, from GRH or IP header on, that is one for this slot with the right ICRC. Everything else is counted.
-    fn read<'a>(&self, link: LinkLayer, bytes: &'a [u8]) -> Option<(Flow, Packet<'a>)> {
+    fn read<'a>(
+        &self,
+        link: LinkLayer,
+        unchecked: &ArcSwap<Vec<u32>>,
+        bytes: &'a [u8],
+    ) -> Option<(Flow, Packet<'a>)> {
         let counters = self.counters();
         let frame = match link.version {
             RoceVersion::V1 => Frame::parse_grh(bytes),
@@ -68,7 +77,7 @@ impl Lane {
             return None;
         };
         // All 32 bits: nothing of the headers is hidden here.
-        if !frame.icrc_holds() && !self.unchecked.load().contains(&link.ifindex) {
+        if !frame.icrc_holds() && !unchecked.load().contains(&link.ifindex) {
             DeviceCounters::count(&counters.rx_icrc_errors);
             return None;
         }
@@ -89,17 +98,17 @@ impl Lane {
         }
     }
 
-    fn give(&self, touched: &mut Vec<Arc<crate::Qp>>, now: Instant, flow: &Flow, packet: &Packet<'_>) {
+    fn give(&self, touched: &mut Vec<Arc<Endpoint>>, now: Instant, flow: &Flow, packet: &Packet<'_>) {
         let counters = self.counters();
         let found = self.hub.table.get(packet.bth.dest_qp);
-        let Some(qp) = found.as_deref().and_then(Option::as_ref) else {
+        let Some(endpoint) = found.as_deref().and_then(Option::as_ref) else {
             DeviceCounters::count(&counters.rx_no_qp);
             return;
         };
-        let mut core = qp.lock();
-        core.receive(now, flow, packet, counters);
-        if !core.set_touched(true) {
-            touched.push(Arc::clone(qp));
+        let mut locked = endpoint.lock();
+        locked.receive(now, flow, packet, counters);
+        if !locked.set_touched(true) {
+            touched.push(Arc::clone(endpoint));
         }
     }
 }

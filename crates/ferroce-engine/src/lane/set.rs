@@ -89,7 +89,7 @@ pub(crate) fn watch(lanes: &[Arc<Lane>]) -> Option<Watch> {
             break;
         }
     }
-    lanes.iter().for_each(|lane| lane.pay_now());
+    lanes.iter().for_each(|lane| lane.flush_delayed_ack());
     let mut watch = Watch::default();
     for lane in lanes.iter().filter(|lane| lane.state.watch()).take(WATCHED) {
         watch.lanes[watch.count] = Some(Arc::clone(lane));

@@ -1,7 +1,10 @@
 use std::net::UdpSocket;
 
 use ferroce_ipc::{GidType, LinkSettings, Origin, PhysState};
-use ferroce_wire::{BatchLimits, Bth, Deth, Gid, LinkLayer, Operation, Psn, Qkey, TxBatch, UdPacket};
+use ferroce_wire::{
+    BatchLimits, Bth, Deth, Flow, Gid, IcrcStatus, LinkLayer, Operation, Packet, Psn, Qkey, Qpn, TxBatch,
+    UdPacket,
+};
 
 use super::*;
 
@@ -53,7 +56,7 @@ fn device(local: IpAddr, crc: bool) -> DeviceInfo {
 
 #[test]
 fn an_icrc_counts_unless_somebody_said_otherwise() {
-    let (hub, _) = Hub::new(SLOT, 1).unwrap();
+    let (hub, _) = Hub::new(SLOT, 1, Arc::default()).unwrap();
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let to = socket.local_addr().unwrap();
     let lane = Lane::new(0, SLOT, 0, RxSocket::from_fd(socket.into()).unwrap(), Arc::new(hub));

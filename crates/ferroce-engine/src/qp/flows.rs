@@ -21,31 +21,31 @@ impl Qp {
     /// it. Everybody else who sees them goes on to do so, the system's own network stack included.
     #[doc(alias = "ibv_create_flow")]
     pub fn add_flow(&self, rule: Rule) -> Result<FlowId, FlowError> {
-        let frames = self.frames.as_ref().ok_or(FlowError::Service)?;
+        let port = self.endpoint.frames.as_ref().ok_or(FlowError::Service)?;
         // So that no rule is added to what another thread destroys.
-        let core = self.core.lock();
+        let core = self.endpoint.core.lock();
         if core.destroyed {
             return Err(FlowError::Destroyed);
         }
-        frames.port.add(rule)
+        port.add(rule)
     }
 
     /// Takes back [`Self::add_flow`]; a second time nothing happens.
     #[doc(alias = "ibv_destroy_flow")]
     pub fn remove_flow(&self, id: FlowId) {
-        if let Some(frames) = &self.frames {
-            frames.port.remove(id);
+        if let Some(port) = &self.endpoint.frames {
+            port.remove(id);
         }
     }
 
     /// How many rules it has.
     pub(super) fn flows(&self) -> usize {
-        self.frames.as_ref().map_or(0, |frames| frames.port.rules().len())
+        self.endpoint.frames.as_ref().map_or(0, |port| port.rules().len())
     }
 
     pub(super) fn remove_flows(&self) {
-        if let Some(frames) = &self.frames {
-            frames.port.rules().iter().for_each(|(id, _)| frames.port.remove(*id));
+        if let Some(port) = &self.endpoint.frames {
+            port.rules().iter().for_each(|(id, _)| port.remove(*id));
         }
     }
 }

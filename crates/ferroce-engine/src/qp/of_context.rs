@@ -14,7 +14,7 @@ impl Context {
         let hub = self.engine().hub();
         let mut totals = Totals { device: self.counters().values(), ..Totals::default() };
         totals.add(&[], &hub.ledger.retired(self.block()));
-        for qp in hub.table.iter().filter(|qp| qp.context().block() == self.block()) {
+        for qp in Qp::all(self.engine()).filter(|qp| qp.context().block() == self.block()) {
             totals.add(&[], &transport_values(&qp.counters()));
         }
         totals.rxe()
@@ -27,12 +27,12 @@ impl Context {
         if !self.end() {
             return;
         }
-        let table = &self.engine().hub().table;
-        let left: Vec<Arc<Qp>> = table.iter().filter(|qp| Arc::ptr_eq(qp.context(), self)).collect();
+        let left: Vec<Arc<Qp>> =
+            Qp::all(self.engine()).filter(|qp| Arc::ptr_eq(qp.context(), self)).collect();
         for qp in left {
             qp.destroy();
         }
-        for share in table.iter().flat_map(|qp| qp.shares_of(self)) {
+        for share in Qp::all(self.engine()).flat_map(|qp| qp.shares_of(self)) {
             share.close();
         }
         self.entry().end();

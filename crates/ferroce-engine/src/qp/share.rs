@@ -117,7 +117,7 @@ impl Sharing {
     }
 
     /// Tells everybody but the creator; whether to tell the creator.
-    pub(super) fn tell(&self, kind: AsyncEventKind) -> bool {
+    pub(super) fn report(&self, kind: AsyncEventKind) -> bool {
         let holders = self.0.lock();
         for share in &holders.shares {
             if let Some(held) = share.upgrade() {
@@ -135,17 +135,10 @@ impl Sharing {
 }
 
 impl Qp {
-    /// Queues an event for everybody who has it open.
-    pub(super) fn tell(&self, kind: AsyncEventKind) {
-        if self.sharing().is_none_or(|sharing| sharing.tell(kind)) {
-            self.context().async_events().push(kind, self.me.clone());
-        }
-    }
-
     /// Opens it once more; `None` if it is no target of this domain, or ending.
     pub(crate) fn share(self: &Arc<Self>, xrcd: &Arc<Xrcd>, user: u64) -> Option<Arc<QpShare>> {
         let sharing = self.sharing()?;
-        if !self.target.as_ref()?.xrcd.is(xrcd) {
+        if !self.xrcd()?.is(xrcd) {
             return None;
         }
         let mut holders = sharing.0.lock();
@@ -187,7 +180,7 @@ impl Xrcd {
         let table = &self.context().engine().hub().table;
         let none = OpenQpError { qpn };
         let found = table.owns(qpn).then(|| table.get(qpn)).flatten().ok_or(none)?;
-        let qp = found.as_ref().ok_or(none)?;
+        let qp = found.as_ref().and_then(|endpoint| Qp::of(endpoint)).ok_or(none)?;
         qp.share(self, user).ok_or(none)
     }
 }

@@ -1,4 +1,4 @@
-//! What lanes, queue pairs and the background thread of one engine share.
+//! What lanes, endpoints and the background thread of one engine share.
 
 use ferroce_ipc::ledger::Ledger;
 use ferroce_wire::Instant;
@@ -7,7 +7,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::Qp;
+use super::Endpoint;
+use crate::device::Devices;
 use crate::handover::Attention;
 use crate::qpn::QpnTable;
 use ferroce_host::event;
@@ -15,9 +16,10 @@ use ferroce_host::fork::Guarded;
 
 /// Shared without a lock.
 pub(crate) struct Hub {
-    pub(crate) table: QpnTable<Qp>,
+    pub(crate) table: QpnTable<Endpoint>,
     /// Permutes the numbers of shared receive queues.
     srq_key: u64,
+    pub(crate) devices: Arc<Devices>,
     /// What is counted, and what objects there are, for the broker to read.
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) attention: Attention,
@@ -29,12 +31,13 @@ pub(crate) struct Hub {
 impl Hub {
     /// `secret` is random: one half permutes numbers, the other chooses ports. With it comes the descriptor of the ledger,
     /// if the system gives one.
-    pub(crate) fn new(slot: u8, secret: u128) -> io::Result<(Self, Option<OwnedFd>)> {
+    pub(crate) fn new(slot: u8, secret: u128, devices: Arc<Devices>) -> io::Result<(Self, Option<OwnedFd>)> {
         let (ledger, file) = Ledger::create(slot)?;
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let hub = Self {
             table: QpnTable::new(slot, secret as u64),
             srq_key: (secret >> 32) as u64,
+            devices,
             ledger: Arc::new(ledger),
             attention: Attention::new(),
             secret: (secret >> 64) as u64,
@@ -46,6 +49,11 @@ impl Hub {
     /// Numbers for shared receive queues, none of which is used.
     pub(crate) fn numbers_of_srqs<T>(&self) -> QpnTable<T> {
         QpnTable::new(self.table.slot(), self.srq_key)
+    }
+
+    /// Has the background thread look at the lanes no later than `at`.
+    pub(crate) fn request_look(&self, at: u64) {
+        self.attention.request(at, || self.wake());
     }
 
     /// Gets the background thread out of its sleep.

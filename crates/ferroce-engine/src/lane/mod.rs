@@ -6,7 +6,7 @@
 //! completion queue instead. So packets are dispatched in the order of arrival whoever receives
 //! them: two threads that received freely would swap packets, and each swap costs a NAK.
 //!
-//! The holder receives a batch, hands each datagram to its queue pair, sends the batch's
+//! The holder receives a batch, hands each datagram to its endpoint, which is the half of a queue pair that packets need, sends the batch's
 //! acknowledgements, publishes its completions and runs the timers that are due. It reads the clock
 //! once a batch and allocates nothing.
 //!
@@ -15,7 +15,7 @@
 //! acknowledgement shares the answer's system call, which halves the cost of a ping-pong. It waits
 //! until the lane is served again, its queue pair posts, is modified or destroyed, a thread goes to
 //! sleep or calls connection management, the process exits, or a millisecond has passed. If the peer goes on without, it may
-//! stay behind its answer too, and speak for a few messages: `qp/patience.rs` decides that.
+//! stay behind its answer too, and speak for a few messages: `endpoint/delayed_ack.rs` decides that.
 //!
 //! # Who holds the lane in which state
 //!
@@ -45,47 +45,49 @@
 //! Lock order: lane, queue pair, completion queue, channel. The list of queue pairs on a lane is
 //! a leaf. No lock is shared by queue pairs on the packet path but the lane's, once a batch.
 
+mod deliver;
+mod endpoint;
 mod follow;
 mod frames;
 mod group;
+mod hub;
+mod lanes;
 mod rings;
 mod set;
 
+pub(crate) use endpoint::{Core, Endpoint, Outputs, OverrunQueue, Path, Published};
+pub(crate) use group::Members;
+pub(crate) use hub::Hub;
+pub(crate) use lanes::Lanes;
 pub(crate) use set::{LaneSet, WATCHED, Watch, watch};
 
-use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use ferroce_datapath::packet::FrameBuffer;
-use ferroce_datapath::udp::{Datagram, RxBuffer, RxSocket};
+use ferroce_datapath::udp::{RxBuffer, RxSocket};
 use ferroce_ipc::ring::MAX_PACKET;
-use ferroce_wire::icrc::{IcrcChecker, Verdict};
-use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, Qpn};
+use ferroce_wire::Instant;
+use ferroce_wire::icrc::IcrcChecker;
 use parking_lot::Mutex;
 
+use crate::clock;
 use crate::counters::DeviceCounters;
 use crate::device::{DeviceInfo, GidEntry, scope_of};
 use crate::frames::FramePort;
 use crate::handover::{LaneState, NEVER};
-use crate::hub::Hub;
-use crate::mcast::Members;
 use crate::memory::guard;
 use crate::rings::RingPort;
 use crate::tx::Senders;
-use crate::{Qp, clock};
 use ferroce_host::fork::Guarded;
 use follow::Follow;
 
-/// Queue pairs in one batch for which there is room from the start; more make the list grow, once.
+/// Endpoints in one batch for which there is room from the start; more make the list grow, once.
 const TOUCHED: usize = 64;
-
-/// Datagrams that one message of a ping-pong comes in: its own and the acknowledgement behind it.
-const ANSWERABLE: u64 = 2;
 
 /// Batches that go before timers that are due, so that a socket that is never empty does not stop them: 4 MiB,
 /// as much as a socket may hold.
@@ -113,18 +115,18 @@ struct Receiver {
     /// Made at the first packet out of a ring.
     packet: Option<Box<[u8; MAX_PACKET]>>,
     icrc: IcrcChecker,
-    /// Queue pairs whose answers and completions wait for the end of the batch.
-    touched: Vec<Arc<Qp>>,
-    due: Vec<Arc<Qp>>,
-    owing: Option<Owing>,
+    /// Endpoints whose answers and completions wait for the end of the batch.
+    touched: Vec<Arc<Endpoint>>,
+    due: Vec<Arc<Endpoint>>,
+    delayed_ack: Option<DelayedBy>,
     /// When the fault guard is to be looked at again.
     guard_due: Instant,
 }
 
-/// A queue pair whose acknowledgement waits for something to go with.
-struct Owing {
-    qp: Arc<Qp>,
-    /// It waits for so long, also when the program comes back without.
+/// An endpoint whose acknowledgement waits for something to leave with.
+struct DelayedBy {
+    endpoint: Arc<Endpoint>,
+    /// It waits until then, also when the program comes back without.
     until: Instant,
 }
 
@@ -143,22 +145,30 @@ impl Receiver {
     }
 }
 
-/// What a lane receives from.
+/// What a lane receives from, and what only lanes of that kind have. An enum, because lanes of all kinds are in one list.
 enum Source {
-    /// RoCE packets.
-    Packets(Guarded<RxSocket>),
-    /// Ethernet frames of one queue pair.
-    Frames(Arc<FramePort>),
+    /// Datagrams to an address.
+    Udp(Guarded<RxSocket>),
+    /// Datagrams to a multicast group.
+    Group {
+        socket: Guarded<RxSocket>,
+        /// The endpoints that are attached.
+        members: Members,
+    },
+    /// Ethernet frames of one endpoint.
+    Frames { port: Arc<FramePort>, endpoint: Weak<Endpoint> },
     /// What the broker received.
-    Rings(Arc<RingPort>),
+    Rings {
+        port: Arc<RingPort>,
+        /// Interfaces where the ICRC does not count.
+        unchecked: ArcSwap<Vec<u32>>,
+    },
 }
 
-/// One socket and the queue pairs behind it.
+/// One socket and the endpoints behind it.
 pub(crate) struct Lane {
     id: u64,
     slot: u8,
-    /// Of a multicast group: who is attached to it.
-    members: Option<Members>,
     local: IpAddr,
     scope_id: u32,
     source: Source,
@@ -167,11 +177,9 @@ pub(crate) struct Lane {
     follow: Follow,
     /// Whether the ICRC of what comes counts.
     checks: AtomicBool,
-    /// Interfaces where it does not, for what rings bring.
-    unchecked: ArcSwap<Vec<u32>>,
     receiver: Mutex<Box<Receiver>>,
-    /// Queue pairs whose path starts here, each knowing its place in the list.
-    qps: Mutex<Vec<Arc<Qp>>>,
+    /// Endpoints whose path starts here, each knowing its place in the list.
+    endpoints: Mutex<Vec<Arc<Endpoint>>>,
     hub: Arc<Hub>,
     /// Its device's block of the ledger.
     block: AtomicUsize,
@@ -180,14 +188,13 @@ pub(crate) struct Lane {
 impl Lane {
     pub(crate) fn new(id: u64, slot: u8, scope_id: u32, socket: RxSocket, hub: Arc<Hub>) -> Self {
         let local = socket.local_addr().ip();
-        Self::from_source(id, slot, local, scope_id, Source::Packets(Guarded::new(socket)), hub)
+        Self::from_source(id, slot, local, scope_id, Source::Udp(Guarded::new(socket)), hub)
     }
 
     fn from_source(id: u64, slot: u8, local: IpAddr, scope_id: u32, source: Source, hub: Arc<Hub>) -> Self {
         Self {
             id,
             slot,
-            members: None,
             local,
             scope_id,
             senders: Senders::new(local, scope_id, hub.secret),
@@ -195,7 +202,6 @@ impl Lane {
             state: LaneState::new(),
             follow: Follow::new(),
             checks: AtomicBool::new(true),
-            unchecked: ArcSwap::default(),
             receiver: Mutex::new(Box::new(Receiver {
                 buffer: RxBuffer::new(),
                 frames: None,
@@ -203,10 +209,10 @@ impl Lane {
                 icrc: IcrcChecker::new(),
                 touched: Vec::with_capacity(TOUCHED),
                 due: Vec::with_capacity(TOUCHED),
-                owing: None,
+                delayed_ack: None,
                 guard_due: Instant::from_nanos(0),
             })),
-            qps: Mutex::new(Vec::new()),
+            endpoints: Mutex::new(Vec::new()),
             hub,
             block: AtomicUsize::new(0),
         }
@@ -224,25 +230,27 @@ impl Lane {
         self.local
     }
 
-    /// Follows the devices that have its address: it counts for the first of them, and no ICRC is checked where one of them says so. A group's
-    /// address belongs to its interface.
+    /// Takes over the settings of the devices that have its address: the first of them counts what the lane receives, and if one
+    /// of them checks no ICRC, the lane does not either. A group's address belongs to its interface.
     pub(crate) fn follow_settings(&self, devices: &[DeviceInfo]) {
         let here = |device: &&DeviceInfo| {
             let is = |entry: &GidEntry| {
                 entry.gid.to_ip() == self.local && scope_of(entry.gid, entry.ifindex) == self.scope_id
             };
-            match self.members {
-                None => device.gids.iter().any(is),
-                Some(_) => device.ifindex == self.scope_id,
+            match self.source {
+                Source::Group { .. } => device.ifindex == self.scope_id,
+                _ => device.gids.iter().any(is),
             }
         };
         let mut unchecked = devices.iter().filter(|device| !device.settings.crc);
-        let interfaces = |device: &DeviceInfo| -> Vec<u32> {
-            device.gids.iter().map(|entry| entry.ifindex).chain([device.ifindex]).collect()
-        };
-        self.unchecked.store(Arc::new(unchecked.clone().flat_map(interfaces).collect()));
+        if let Source::Rings { unchecked: interfaces, .. } = &self.source {
+            let of = |device: &DeviceInfo| -> Vec<u32> {
+                device.gids.iter().map(|entry| entry.ifindex).chain([device.ifindex]).collect()
+            };
+            interfaces.store(Arc::new(unchecked.clone().flat_map(of).collect()));
+        }
         self.checks.store(!unchecked.any(|device| here(&device)), Ordering::Relaxed);
-        // One whose device is gone counts on for it.
+        // A lane whose device is gone goes on counting for it.
         if let Some(device) = devices.iter().find(here) {
             self.block.store(self.hub.ledger.block_of(device.id, &device.name), Ordering::Relaxed);
         }
@@ -267,7 +275,7 @@ impl Lane {
 
     /// A program may wait for its descriptor: datagrams of the program's own address, received one call at a time.
     pub(crate) fn can_wake_programs(&self) -> bool {
-        matches!(self.source, Source::Packets(_)) && self.members.is_none()
+        matches!(self.source, Source::Udp(_))
     }
 
     /// Returns when no thread holds the lane that held it before. The caller has no lock.
@@ -277,31 +285,23 @@ impl Lane {
 
     /// Datagrams come with what their IP header held from now on.
     pub(crate) fn receive_headers(&self) {
-        if let Source::Packets(socket) = &self.source
+        if let Source::Udp(socket) | Source::Group { socket, .. } = &self.source
             && let Err(error) = socket.receive_headers()
         {
             tracing::warn!(%error, local = %self.local, "datagrams come without TTL and traffic class");
         }
     }
 
-    /// Octets that the kernel keeps for this socket.
-    pub(crate) fn granted_rcvbuf(&self) -> io::Result<usize> {
-        match &self.source {
-            Source::Packets(socket) => socket.granted_rcvbuf(),
-            Source::Frames(_) | Source::Rings(_) => Err(io::ErrorKind::Unsupported.into()),
-        }
-    }
-
     /// What it receives comes through the broker.
     pub(crate) fn is_of_rings(&self) -> bool {
-        matches!(self.source, Source::Rings(_))
+        matches!(self.source, Source::Rings { .. })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         match &self.source {
-            Source::Packets(socket) => socket.as_fd(),
-            Source::Frames(port) => port.as_fd(),
-            Source::Rings(port) => port.fd(),
+            Source::Udp(socket) | Source::Group { socket, .. } => socket.as_fd(),
+            Source::Frames { port, .. } => port.as_fd(),
+            Source::Rings { port, .. } => port.fd(),
         }
     }
 
@@ -330,10 +330,10 @@ impl Lane {
         let Some(mut receiver) = self.receiver.try_lock() else {
             return Served::Busy;
         };
-        let owing = receiver.owing.take();
+        let delayed = receiver.delayed_ack.take();
         let mut batch_time = None;
         // A batch of a group is many copies: a flood holds nobody up who waits for other lanes.
-        let rounds = if self.members.is_some() { 1 } else { rounds };
+        let rounds = if matches!(self.source, Source::Group { .. }) { 1 } else { rounds };
         for _ in 0..rounds {
             let Some(now) = self.receive(&mut receiver, program) else { break };
             batch_time = Some(now);
@@ -342,8 +342,8 @@ impl Lane {
         if program {
             self.state.served(now.as_nanos());
         }
-        if let Some(owing) = owing {
-            self.keep_or_pay(&mut receiver, owing, now, program);
+        if let Some(delayed) = delayed {
+            self.keep_or_flush(&mut receiver, delayed, now, program);
         }
         let late = self.state.earliest() <= now.as_nanos() && self.run_timers(&mut receiver, now);
         if late || batch_time.is_some() { Served::Some } else { Served::Nothing }
@@ -352,9 +352,11 @@ impl Lane {
     /// Receives and processes one batch; when that was, or `None` if nothing waits.
     fn receive(&self, receiver: &mut Receiver, program: bool) -> Option<Instant> {
         let socket = match &self.source {
-            Source::Packets(socket) => socket,
-            Source::Frames(port) => return self.receive_frames(receiver, port),
-            Source::Rings(port) => return self.receive_rings(receiver, port, program),
+            Source::Udp(socket) | Source::Group { socket, .. } => socket,
+            Source::Frames { port, endpoint } => return self.receive_frames(receiver, port, endpoint),
+            Source::Rings { port, unchecked } => {
+                return self.receive_rings(receiver, port, unchecked, program);
+            }
         };
         match socket.recv(&mut receiver.buffer) {
             Ok(0) => None,
@@ -362,9 +364,9 @@ impl Lane {
                 let now = clock::now();
                 receiver.look_at_guard(now);
                 self.follow.received();
-                match &self.members {
-                    None => self.dispatch(receiver, now, program),
-                    Some(members) => self.fan_out(receiver, now, members),
+                match &self.source {
+                    Source::Group { members, .. } => self.fan_out(receiver, now, members),
+                    _ => self.dispatch(receiver, now, program),
                 }
                 Some(now)
             }
@@ -376,154 +378,46 @@ impl Lane {
         }
     }
 
-    /// The lane was served since an acknowledgement was put off.
-    fn keep_or_pay(&self, receiver: &mut Receiver, owing: Owing, now: Instant, program: bool) {
-        match &receiver.owing {
+    /// The lane was served since an acknowledgement was delayed.
+    fn keep_or_flush(&self, receiver: &mut Receiver, delayed: DelayedBy, now: Instant, program: bool) {
+        match &receiver.delayed_ack {
             // The new one speaks for it too.
-            Some(newer) if Arc::ptr_eq(&newer.qp, &owing.qp) => {}
-            None if program && now < owing.until => receiver.owing = Some(owing),
-            _ => self.pay(receiver, &owing.qp, now),
+            Some(newer) if Arc::ptr_eq(&newer.endpoint, &delayed.endpoint) => {}
+            None if program && now < delayed.until => receiver.delayed_ack = Some(delayed),
+            _ => self.flush(receiver, &delayed.endpoint, now),
         }
     }
 
-    /// Sends the acknowledgement that was put off, if it did not leave with something else.
-    fn pay(&self, receiver: &mut Receiver, qp: &Arc<Qp>, now: Instant) {
-        if receiver.owing.is_none() {
-            self.state.settled();
+    /// Sends the delayed acknowledgement, if it did not leave with something else.
+    fn flush(&self, receiver: &mut Receiver, endpoint: &Endpoint, now: Instant) {
+        if receiver.delayed_ack.is_none() {
+            self.state.ack_flushed();
         }
-        let mut core = qp.lock();
-        if core.owes() {
-            core.waited_in_vain(now);
-            core.settle(now);
+        let mut locked = endpoint.lock();
+        if locked.delayed_ack_pending() {
+            locked.ack_waited_in_vain(now);
+            locked.finish_batch(now);
         }
     }
 
-    /// Sends what was put off, before this thread sleeps.
-    pub(crate) fn pay_now(&self) {
-        if self.state.owes()
+    /// Sends a delayed acknowledgement, before this thread sleeps.
+    pub(crate) fn flush_delayed_ack(&self) {
+        if self.state.delayed_ack_pending()
             && let Some(mut receiver) = self.receiver.try_lock()
-            && let Some(Owing { qp, .. }) = receiver.owing.take()
+            && let Some(DelayedBy { endpoint, .. }) = receiver.delayed_ack.take()
         {
-            self.pay(&mut receiver, &qp, clock::now());
+            self.flush(&mut receiver, &endpoint, clock::now());
         }
     }
 
-    /// As [`Self::pay_now`] before the process ends, without waiting for any lock: see [`Qp::pay_if_free`].
-    pub(crate) fn pay_at_exit(&self) {
-        if self.state.owes()
+    /// As [`Self::flush_delayed_ack`] before the process ends, without waiting for any lock: see
+    /// [`Endpoint::flush_delayed_ack_if_free`].
+    pub(crate) fn flush_delayed_ack_at_exit(&self) {
+        if self.state.delayed_ack_pending()
             && let Some(mut receiver) = self.receiver.try_lock()
-            && let Some(Owing { qp, .. }) = receiver.owing.take()
+            && let Some(DelayedBy { endpoint, .. }) = receiver.delayed_ack.take()
         {
-            qp.pay_if_free();
-        }
-    }
-
-    /// Hands every datagram of the buffer to its queue pair, then settles each of those once, in the order in which they
-    /// were first meant: a program may count on an acknowledgement before the answer that another queue pair takes.
-    fn dispatch(&self, receiver: &mut Receiver, now: Instant, program: bool) {
-        let Receiver { buffer, icrc, touched, owing, .. } = receiver;
-        let counters = self.counters();
-        DeviceCounters::count(&counters.rx_calls);
-        let (mut received, mut octets): (u64, usize) = (0, 0);
-        let mut datagrams = buffer.datagrams().peekable();
-        while let Some(datagram) = datagrams.next() {
-            received += 1;
-            octets += datagram.bytes.len();
-            let Some((qpn, packet)) = self.verify(&datagram, icrc) else { continue };
-            let found = self.hub.table.get(qpn);
-            let Some(qp) = found.as_deref().and_then(Option::as_ref) else {
-                DeviceCounters::count(&counters.rx_no_qp);
-                continue;
-            };
-            let mut core = qp.lock();
-            core.receive(now, &self.flow(&datagram), &packet, counters);
-            // Batches are mostly of one queue pair: keep its lock over the run.
-            while let Some(next) = datagrams.next_if(|next| destination(next.bytes) == Some(qpn)) {
-                received += 1;
-                octets += next.bytes.len();
-                if let Some((_, packet)) = self.verify(&next, icrc) {
-                    core.receive(now, &self.flow(&next), &packet, counters);
-                }
-            }
-            if datagrams.peek().is_none() && touched.is_empty() {
-                // A single message (and perhaps the acknowledgement of ours), taken by the thread that
-                // looks at its completion next and most likely answers: then its acknowledgement
-                // leaves with the answer.
-                if program && received <= ANSWERABLE {
-                    if let Some(until) = core.settle_or_owe(now, self.follow.is_attached()) {
-                        *owing = Some(Owing { qp: Arc::clone(qp), until });
-                        self.state.owe(&self.hub.attention, || self.hub.wake());
-                    }
-                } else {
-                    core.settle(now);
-                }
-            } else if !core.set_touched(true) {
-                touched.push(Arc::clone(qp));
-            }
-        }
-        DeviceCounters::add(&counters.rcvd_pkts, received);
-        DeviceCounters::add(&counters.rcvd_octets, octets as u64);
-        Self::settle_touched(touched, now);
-    }
-
-    /// Sends the batch's answers and publishes its completions.
-    fn settle_touched(touched: &mut Vec<Arc<Qp>>, now: Instant) {
-        for qp in touched.drain(..) {
-            let mut core = qp.lock();
-            if core.set_touched(false) {
-                core.settle(now);
-            }
-        }
-    }
-
-    /// The way a datagram came.
-    fn flow(&self, datagram: &Datagram<'_>) -> Flow {
-        Flow {
-            source: datagram.source,
-            destination: self.local,
-            source_port: datagram.source_port,
-            traffic_class: datagram.traffic_class,
-            hop_limit: datagram.hop_limit,
-            link: Default::default(),
-        }
-    }
-
-    /// A datagram that is a packet for this slot with the right ICRC, if that counts here. Everything else is counted.
-    fn verify<'a>(&self, datagram: &Datagram<'a>, icrc: &mut IcrcChecker) -> Option<(Qpn, Packet<'a>)> {
-        let counters = self.counters();
-        let Some(qpn) = destination(datagram.bytes) else {
-            DeviceCounters::count(&counters.rx_malformed);
-            return None;
-        };
-        if self.checks.load(Ordering::Relaxed) {
-            match icrc.check(&self.flow(datagram), datagram.bytes) {
-                Verdict::Good => {}
-                Verdict::Solved(_) => DeviceCounters::count(&counters.icrc_id_solved),
-                Verdict::Bad => {
-                    DeviceCounters::count(&counters.rx_icrc_errors);
-                    return None;
-                }
-            }
-        }
-        // A group is addressed by its IP address and by this number together; rxe looks at the number alone.
-        let meant = match &self.members {
-            None => qpn.value() >> 16 == u32::from(self.slot),
-            Some(_) => qpn == Qpn::MULTICAST,
-        };
-        if !meant {
-            DeviceCounters::count(&counters.rx_stray_slot);
-            return None;
-        }
-        match Packet::parse(datagram.bytes) {
-            Ok(mut packet) => {
-                packet.icrc = IcrcStatus::Checked;
-                Some((qpn, packet))
-            }
-            Err(error) => {
-                DeviceCounters::count(&counters.rx_malformed);
-                tracing::debug!(%error, source = %datagram.source, "malformed packet");
-                None
-            }
+            endpoint.flush_delayed_ack_if_free();
         }
     }
 
@@ -536,11 +430,11 @@ impl Lane {
         self.state.start_scan();
         let mut earliest = NEVER;
         {
-            let qps = self.qps.lock();
-            for qp in qps.iter() {
-                let deadline = qp.deadline().load(Ordering::SeqCst);
+            let endpoints = self.endpoints.lock();
+            for endpoint in endpoints.iter() {
+                let deadline = endpoint.deadline.load(Ordering::SeqCst);
                 if deadline <= now.as_nanos() {
-                    receiver.due.push(Arc::clone(qp));
+                    receiver.due.push(Arc::clone(endpoint));
                 } else {
                     earliest = earliest.min(deadline);
                 }
@@ -557,46 +451,38 @@ impl Lane {
             now = later;
             batches += 1;
         }
-        for qp in receiver.due.drain(..) {
-            let mut core = qp.lock();
-            if qp.deadline().load(Ordering::SeqCst) <= now.as_nanos() {
-                core.expire(now);
-                core.settle(now);
+        for endpoint in receiver.due.drain(..) {
+            let mut locked = endpoint.lock();
+            if endpoint.deadline.load(Ordering::SeqCst) <= now.as_nanos() {
+                locked.expire(now);
+                locked.finish_batch(now);
             }
         }
         batches > 0
     }
 
-    /// Some queue pair of the lane wants its timers run at `deadline`.
+    /// Some endpoint of the lane wants its timers run at `deadline`.
     pub(crate) fn note_deadline(&self, deadline: u64) {
         if deadline != NEVER {
             self.state.deadline(deadline, &self.hub.attention, || self.hub.wake());
         }
     }
 
-    pub(crate) fn attach(&self, qp: &Arc<Qp>) {
-        let mut qps = self.qps.lock();
-        qp.place().store(qps.len(), Ordering::Relaxed);
-        qps.push(Arc::clone(qp));
+    pub(crate) fn attach(&self, endpoint: &Arc<Endpoint>) {
+        let mut endpoints = self.endpoints.lock();
+        endpoint.place.store(endpoints.len(), Ordering::Relaxed);
+        endpoints.push(Arc::clone(endpoint));
     }
 
-    pub(crate) fn detach(&self, qp: &Qp) {
-        let mut qps = self.qps.lock();
-        let place = qp.place().load(Ordering::Relaxed);
-        if qps.get(place).is_some_and(|found| std::ptr::eq(Arc::as_ptr(found), qp)) {
-            qps.swap_remove(place);
-            if let Some(moved) = qps.get(place) {
-                moved.place().store(place, Ordering::Relaxed);
+    pub(crate) fn detach(&self, endpoint: &Endpoint) {
+        let mut endpoints = self.endpoints.lock();
+        let place = endpoint.place.load(Ordering::Relaxed);
+        if endpoints.get(place).is_some_and(|found| std::ptr::eq(Arc::as_ptr(found), endpoint)) {
+            endpoints.swap_remove(place);
+            if let Some(moved) = endpoints.get(place) {
+                moved.place.store(place, Ordering::Relaxed);
             }
         }
-    }
-}
-
-/// DestQP of a datagram that is long enough to have one: BTH octets 5 to 7.
-fn destination(bytes: &[u8]) -> Option<Qpn> {
-    match bytes {
-        [_, _, _, _, _, a, b, c, ..] => Some(Qpn::from_be_bytes([*a, *b, *c])),
-        _ => None,
     }
 }
 

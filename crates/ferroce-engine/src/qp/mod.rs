@@ -1,22 +1,18 @@
 //! Queue pairs: the transport's state machine, joined to memory, sockets and completion queues.
 
-mod answers;
 mod datagrams;
 mod flows;
-mod ledger;
-mod locked;
 mod mcast;
 mod of_context;
 mod parts;
-mod patience;
-mod receives;
+mod resources;
 mod send_batch;
 mod share;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
-use ferroce_ipc::ledger::{Entry, Table};
+use ferroce_ipc::ledger::Table;
 use ferroce_proto::{
     MAX_FRAME, PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair, RecvWr,
     SendWr, Service,
@@ -28,21 +24,19 @@ use crate::ah::{self, Way};
 use crate::async_queue::{AckCount, EventSource};
 use crate::attr::{AhAttr, QpAttr};
 use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
+use crate::engine::Engine;
 use crate::error::{Busy, CreateQpError, ModifyQpError, PathError};
-use crate::frames::Frames;
 use crate::handover::NEVER;
+use crate::lane::{Core, Endpoint, Path};
 use crate::outlets::{Exit, Outlets};
 use crate::tx::Endpoints;
 use crate::{CompletionQueue, Context, Pd, Srq, Xrcd, clock};
 use ferroce_host::fork;
 
-use answers::Answers;
-pub(crate) use locked::Locked;
-use locked::{Core, Inside, Path};
 pub(crate) use parts::Parts;
 pub use parts::QpInit;
 use parts::Target;
-use patience::Patience;
+use resources::Resources;
 pub use send_batch::SendBatch;
 use send_batch::Stage;
 pub use share::QpShare;
@@ -51,27 +45,13 @@ use share::{Left, Sharing};
 /// A queue pair (`ibv_qp`). Thread safe; posts transmit on the caller's thread.
 #[doc(alias = "ibv_qp")]
 pub struct Qp {
-    me: Weak<Qp>,
-    pd: Arc<Pd>,
-    send_cq: Option<Arc<CompletionQueue>>,
-    recv_cq: Option<Arc<CompletionQueue>>,
-    srq: Option<Arc<Srq>>,
-    target: Option<Target>,
-    frames: Option<Frames>,
-    qpn: Qpn,
-    service: Service,
+    endpoint: Arc<Endpoint>,
+    resources: Arc<Resources>,
     caps: QpCaps,
     sq_sig_all: bool,
     user: u64,
-    core: Mutex<Core>,
     stage: Arc<Mutex<Stage>>,
-    /// When the transport wants its timers run, see `Lane::note_deadline`.
-    deadline: AtomicU64,
-    /// Place in the lane's list, guarded by that list's lock.
-    place: AtomicUsize,
     async_acks: AckCount,
-    /// What others see of it.
-    entry: Entry,
     epoch: u64,
 }
 
@@ -134,56 +114,84 @@ impl Qp {
         pd.add_user();
         let frame = if port.is_some() { vec![0; MAX_FRAME].into() } else { Box::default() };
         let memory = engine.memory().view(pd.id()).of(qpn);
-        let qp = Arc::new_cyclic(|me| Self {
-            me: me.clone(),
-            pd: Arc::clone(pd),
-            send_cq: init.send_cq,
-            recv_cq: init.recv_cq,
-            srq: init.srq,
-            frames: port.map(|port| {
-                port.belongs_to(me);
-                Frames { lane: engine.open_frame_lane(&port), port }
-            }),
-            target: init.xrcd.map(|(xrcd, _)| Target { xrcd, sharing: Sharing::default() }),
-            qpn,
-            service: init.service,
-            caps,
-            sq_sig_all: init.sq_sig_all,
-            user: init.user,
-            core: Mutex::new(Core {
-                transport,
-                memory,
-                ah: AhAttr::default(),
-                path: None,
-                outlets: Outlets::default(),
-                homes: Vec::new(),
-                touched: false,
-                owes: false,
-                patience: Patience::new(),
-                answers: Answers::new(),
-                destroyed: false,
-                groups: Vec::new(),
-                frame,
-            }),
-            stage: Arc::new(Mutex::new(Stage::default())),
-            deadline: AtomicU64::new(NEVER),
-            place: AtomicUsize::new(usize::MAX),
-            async_acks: AckCount::default(),
-            entry: context.record(Table::Qp),
-            epoch: fork::epoch(),
+        let qp = Arc::new_cyclic(|me: &Weak<Self>| {
+            let resources = Arc::new(Resources {
+                me: me.clone(),
+                pd: Arc::clone(pd),
+                send_cq: init.send_cq,
+                recv_cq: init.recv_cq,
+                srq: init.srq,
+                target: init.xrcd.map(|(xrcd, _)| Target { xrcd, sharing: Sharing::default() }),
+            });
+            let endpoint = Arc::new(Endpoint {
+                owner: me.clone() as Weak<_>,
+                qpn,
+                service: init.service,
+                device: context.id(),
+                block: context.block(),
+                frames: port,
+                core: Mutex::new(Core::new(transport, memory, frame)),
+                deadline: AtomicU64::new(NEVER),
+                place: AtomicUsize::new(usize::MAX),
+                entry: context.record(Table::Qp),
+                hub: Arc::clone(hub),
+                outputs: Arc::clone(&resources) as Arc<_>,
+            });
+            Self {
+                endpoint,
+                resources,
+                caps,
+                sq_sig_all: init.sq_sig_all,
+                user: init.user,
+                stage: Arc::new(Mutex::new(Stage::default())),
+                async_acks: AckCount::default(),
+                epoch: fork::epoch(),
+            }
         });
         qp.introduce();
-        hub.table.insert(qpn, Arc::clone(&qp));
-        if qp.frames.is_some() {
-            qp.settle_in(&mut qp.core.lock());
+        {
+            let mut core = qp.endpoint.core.lock();
+            core.keep = Some(Arc::clone(&qp) as Arc<_>);
+            if let Some(port) = &qp.endpoint.frames {
+                core.frame_lane = Some(engine.lanes().open_frames(port, &qp.endpoint));
+                qp.follow_lanes(&mut core);
+            }
         }
+        hub.table.insert(qpn, Arc::clone(&qp.endpoint));
         engine.objects_changed();
         Ok(qp)
     }
 
+    /// The queue pair that an endpoint is of; `None` if it is gone.
+    fn of(endpoint: &Endpoint) -> Option<Arc<Self>> {
+        endpoint.owner.upgrade()?.downcast().ok()
+    }
+
+    /// All queue pairs of the process.
+    fn all(engine: &Engine) -> impl Iterator<Item = Arc<Self>> {
+        engine.hub().table.iter().filter_map(|endpoint| Self::of(&endpoint))
+    }
+
+    /// Writes into its record in the ledger what stays as it is.
+    fn introduce(&self) {
+        let core = self.endpoint.core.lock();
+        let pair = |upper: u32, lower: u32| u64::from(upper) << 32 | u64::from(lower);
+        let number = |cq: Option<&Arc<CompletionQueue>>| cq.map_or(0, |cq| cq.number());
+        let srq = self.srq().map_or(0, |srq| srq.number().value());
+        self.endpoint.entry.store(
+            3,
+            &[
+                pair(self.pd().number(), self.context().number()),
+                pair(number(self.send_cq()), number(self.recv_cq())),
+                pair(srq, 0),
+            ],
+        );
+        self.endpoint.show(&core.transport);
+    }
+
     /// Its number, unique in the network namespace.
     pub fn qpn(&self) -> Qpn {
-        self.qpn
+        self.endpoint.qpn
     }
 
     /// The sizes it was made with, at least those asked for.
@@ -193,7 +201,7 @@ impl Qp {
 
     /// Its service.
     pub fn service(&self) -> Service {
-        self.service
+        self.endpoint.service
     }
 
     /// Whether every send work request is signaled.
@@ -208,36 +216,36 @@ impl Qp {
 
     /// The domain it is in.
     pub fn pd(&self) -> &Arc<Pd> {
-        &self.pd
+        &self.resources.pd
     }
 
     /// The context it was made in.
     pub fn context(&self) -> &Arc<Context> {
-        self.pd.context()
+        self.resources.pd.context()
     }
 
     /// Where its send completions go; XRC targets have none.
     pub fn send_cq(&self) -> Option<&Arc<CompletionQueue>> {
-        self.send_cq.as_ref()
+        self.resources.send_cq.as_ref()
     }
 
     /// Where its receive completions go; XRC has none, completions go to those of shared receive queues.
     pub fn recv_cq(&self) -> Option<&Arc<CompletionQueue>> {
-        self.recv_cq.as_ref()
+        self.resources.recv_cq.as_ref()
     }
 
     /// Its completion queues; twice the same if both are one.
     pub(crate) fn cqs(&self) -> impl Iterator<Item = &Arc<CompletionQueue>> {
-        self.send_cq.iter().chain(&self.recv_cq)
+        self.resources.cqs()
     }
 
     /// The domain whose shared receive queues it receives into: XRC targets.
     pub fn xrcd(&self) -> Option<&Arc<Xrcd>> {
-        self.target.as_ref().map(|target| &target.xrcd)
+        self.resources.xrcd()
     }
 
     fn sharing(&self) -> Option<&Sharing> {
-        self.target.as_ref().map(|target| &target.sharing)
+        self.resources.target.as_ref().map(|target| &target.sharing)
     }
 
     /// Those of a context that have it open beside its creator.
@@ -247,24 +255,24 @@ impl Qp {
 
     /// Where its receive WQEs come from, if not from a queue of its own.
     pub fn srq(&self) -> Option<&Arc<Srq>> {
-        self.srq.as_ref()
+        self.resources.srq.as_ref()
     }
 
     /// The state it is in.
     pub fn state(&self) -> QpState {
-        self.core.lock().transport.state()
+        self.endpoint.core.lock().transport.state()
     }
 
     /// All attributes.
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> QpAttr {
-        let core = self.core.lock();
+        let core = self.endpoint.core.lock();
         QpAttr::from_transport(&core.transport.query(), core.ah)
     }
 
     /// What the transport counted on this queue pair.
     pub fn counters(&self) -> ferroce_proto::Counters {
-        *self.core.lock().transport.counters()
+        *self.endpoint.core.lock().transport.counters()
     }
 
     /// Receives and processes what has arrived for a connected queue pair. An acknowledgement may wait in the socket, where a
@@ -274,7 +282,7 @@ impl Qp {
             return;
         }
         let lane = {
-            let core = self.core.lock();
+            let core = self.endpoint.core.lock();
             let lives = !matches!(core.transport.state(), QpState::Reset | QpState::Init | QpState::Error);
             core.path.as_ref().filter(|_| lives).map(|path| Arc::clone(&path.lane))
         };
@@ -293,7 +301,7 @@ impl Qp {
         if mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::Error {
             self.catch_up();
         }
-        let mut locked = self.lock();
+        let mut locked = self.endpoint.lock();
         if locked.core.destroyed {
             return Err(ModifyQpError::Destroyed);
         }
@@ -310,7 +318,7 @@ impl Qp {
                 return Err(ModifyQpError::PathMtu { asked: attr.path_mtu.bytes(), active: active.bytes() });
             }
         }
-        self.pay(core);
+        self.endpoint.flush_delayed_ack(core);
         let now = clock::now();
         let mut flow = core.transport.query().path;
         let mut fresh = None;
@@ -327,16 +335,16 @@ impl Qp {
         core.transport.modify(&attr.to_transport(flow), mask)?;
         if let Some(path) = fresh {
             core.ah = attr.ah;
-            self.move_to(core, Some(path));
+            self.endpoint.move_to(core, Some(path));
         }
         let reset = core.transport.state() == QpState::Reset;
         if reset {
-            self.move_to(core, None);
+            self.endpoint.move_to(core, None);
             core.ah = AhAttr::default();
             core.outlets = Outlets::default();
         }
-        self.settle_in(core);
-        locked.settle(now);
+        self.follow_lanes(core);
+        locked.finish_batch(now);
         if reset {
             // Providers of cards clean the queues of what a reset queue pair left, programs expect it.
             self.purge();
@@ -351,7 +359,7 @@ impl Qp {
             return Err(PathError::Dgid { dgid: ah.dgid, sgid: Gid::from_ip(local) }.into());
         }
         if link.ifindex != 0
-            && let Some((port, _)) = self.context().engine().rings()
+            && let Some((port, _)) = self.context().engine().lanes().rings()
         {
             let slot = (dest_qp.value() >> 16) as u8;
             let flow = Flow {
@@ -366,34 +374,13 @@ impl Qp {
         }
         let ends = Endpoints {
             destination: ah.dgid.to_ip(),
-            local_qpn: self.qpn,
+            local_qpn: self.qpn(),
             remote_qpn: dest_qp,
             class,
             hop_limit,
         };
         let socket = lane.senders().acquire(&ends).map_err(ModifyQpError::Socket)?;
         Ok(Path { lane, socket: Exit::Socket(socket) })
-    }
-
-    /// Leaves the lane it was on, if any, for that of `path`.
-    fn move_to(&self, core: &mut Core, path: Option<Path>) {
-        let before = std::mem::replace(&mut core.path, path);
-        let same = match (&before, &core.path) {
-            (Some(before), Some(after)) => Arc::ptr_eq(&before.lane, &after.lane),
-            (None, None) => true,
-            _ => false,
-        };
-        if same {
-            return;
-        }
-        if let Some(Path { lane, .. }) = before {
-            lane.detach(self);
-            self.listen_no_more(&lane);
-        }
-        if let (Some(Path { lane, .. }), Some(me)) = (&core.path, self.me.upgrade()) {
-            lane.attach(&me);
-            self.listen(lane);
-        }
     }
 
     /// Posts work requests in order and transmits what may leave, on this thread. At the first
@@ -407,7 +394,7 @@ impl Qp {
         if self.is_foreign() {
             return Err((0, PostSendError::State(QpState::Reset)));
         }
-        let Some(mut locked) = self.lock_to_post() else {
+        let Some(mut locked) = self.endpoint.lock_to_post() else {
             return Err((0, PostSendError::QueueFull { max: self.caps.max_send_wr }));
         };
         if locked.core.destroyed {
@@ -423,8 +410,7 @@ impl Qp {
                 break;
             }
         }
-        locked.posted(now);
-        locked.settle_posted(now);
+        locked.finish_post(now);
         result
     }
 
@@ -439,7 +425,7 @@ impl Qp {
         if self.is_foreign() {
             return Err((0, PostRecvError::State(QpState::Reset)));
         }
-        let Some(mut locked) = self.lock_to_post() else {
+        let Some(mut locked) = self.endpoint.lock_to_post() else {
             return Err((0, PostRecvError::QueueFull { max: self.caps.max_recv_wr }));
         };
         if locked.core.destroyed {
@@ -455,7 +441,7 @@ impl Qp {
         }
         // In the error state the posts flush at once; otherwise there is nothing to send.
         if core.transport.state() == QpState::Error {
-            locked.settle(clock::now());
+            locked.finish_batch(clock::now());
         }
         result
     }
@@ -472,7 +458,7 @@ impl Qp {
         if self.is_foreign() {
             return Err(PostSendError::State(QpState::Reset));
         }
-        let Some(mut locked) = self.lock_to_post() else {
+        let Some(mut locked) = self.endpoint.lock_to_post() else {
             return Err(PostSendError::QueueFull { max: self.caps.max_send_wr });
         };
         if locked.core.destroyed {
@@ -488,15 +474,14 @@ impl Qp {
                 return Err(error);
             }
         }
-        locked.posted(now);
-        locked.settle_posted(now);
+        locked.finish_post(now);
         Ok(())
     }
 
     /// Copies from the program's own memory, as inline data is; [`PostSendError::Inline`] if it is not there.
     pub fn read_inline(&self, addr: u64, out: &mut [u8]) -> Result<(), PostSendError> {
         use ferroce_proto::Memory;
-        self.core.lock().memory.read_inline(addr, out).map_err(PostSendError::Inline)
+        self.endpoint.core.lock().memory.read_inline(addr, out).map_err(PostSendError::Inline)
     }
 
     /// Ends the queue pair, after it left every multicast group and gave up its rules; else as [`Self::try_destroy`].
@@ -517,7 +502,7 @@ impl Qp {
         if self.is_foreign() {
             return Ok(());
         }
-        let Some(Target { xrcd, sharing }) = &self.target else { return self.end() };
+        let Some(Target { xrcd, sharing }) = &self.resources.target else { return self.end() };
         match sharing.leave() {
             Left::Before => return Ok(()),
             Left::OthersStay => {
@@ -533,9 +518,10 @@ impl Qp {
     /// Ends it for everybody, after what has arrived: a peer's last request is acknowledged.
     fn end(&self) -> Result<(), Busy> {
         self.catch_up();
-        let hub = self.context().engine().hub();
-        {
-            let mut core = self.core.lock();
+        let engine = self.context().engine();
+        let hub = engine.hub();
+        let keep = {
+            let mut core = self.endpoint.core.lock();
             if core.destroyed {
                 return Ok(());
             }
@@ -544,34 +530,36 @@ impl Qp {
                 return Err(Busy { users });
             }
             core.destroyed = true;
-            self.pay(&mut core);
-            self.move_to(&mut core, None);
-            self.settle_in(&mut core);
-            self.frames.iter().for_each(|frames| self.context().engine().close_lane(&frames.lane));
+            self.endpoint.flush_delayed_ack(&mut core);
+            self.endpoint.move_to(&mut core, None);
+            self.follow_lanes(&mut core);
+            core.frame_lane.take().inspect(|lane| engine.lanes().close(lane));
             core.outlets = Outlets::default();
-            self.retire(&core.transport);
+            self.endpoint.retire(&core.transport);
             core.memory.end_windows();
             // Gives back what it had in flight.
             let reset = ferroce_proto::QpAttr { state: QpState::Reset, ..Default::default() };
             if let Err(error) = core.transport.modify(&reset, QpAttrMask::STATE) {
                 tracing::debug!(%error, "a queue pair could not be reset");
             }
-        }
-        hub.table.remove(self.qpn);
+            core.keep.take()
+        };
+        hub.table.remove(self.qpn());
         self.purge();
         self.context().async_events().purge(self);
         self.async_acks.wait();
-        hub.table.release(self.qpn);
+        hub.table.release(self.qpn());
         self.cqs().for_each(|cq| cq.remove_user());
-        self.srq.iter().for_each(|srq| srq.remove_user());
-        self.pd.remove_user();
-        self.context().engine().objects_changed();
+        self.srq().inspect(|srq| srq.remove_user());
+        self.pd().remove_user();
+        engine.objects_changed();
+        drop(keep);
         Ok(())
     }
 
     fn purge(&self) {
-        self.cqs().for_each(|cq| cq.purge(self.qpn));
-        self.xrcd().inspect(|xrcd| xrcd.domain().purge(self.qpn));
+        self.cqs().for_each(|cq| cq.purge(self.qpn()));
+        self.xrcd().inspect(|xrcd| xrcd.domain().purge(self.qpn()));
     }
 
     /// Acknowledges one asynchronous event of this queue pair.
@@ -583,42 +571,6 @@ impl Qp {
     /// and its lock may be held for ever.
     fn is_foreign(&self) -> bool {
         self.epoch != fork::epoch()
-    }
-
-    /// Sends an acknowledgement that was put off, if no thread is inside the queue pair. For the end of the process: the thread
-    /// that ends it may be inside, if a signal handler calls `exit`.
-    pub(crate) fn pay_if_free(&self) {
-        if let Some(mut core) = self.core.try_lock()
-            && matches!(&core.path, Some(Path { socket: Exit::Socket(_), .. }))
-        {
-            self.pay(&mut core);
-        }
-    }
-
-    pub(crate) fn deadline(&self) -> &AtomicU64 {
-        &self.deadline
-    }
-
-    pub(crate) fn place(&self) -> &AtomicUsize {
-        &self.place
-    }
-
-    /// As [`Self::lock`], for posts; `None` if this thread is inside the queue pair already, because a signal handler posts.
-    fn lock_to_post(&self) -> Option<Locked<'_>> {
-        Inside::unless_interrupted(self).map(|core| Locked { qp: self, core })
-    }
-
-    pub(crate) fn lock(&self) -> Locked<'_> {
-        Locked { qp: self, core: Inside::wait(self) }
-    }
-
-    /// To the error state, because a completion queue of it was overrun.
-    pub(crate) fn fail(&self) {
-        let mut locked = self.lock();
-        if !locked.core.destroyed {
-            locked.core.transport.set_fatal();
-            locked.settle(clock::now());
-        }
     }
 }
 

@@ -1,0 +1,138 @@
+//! From a lane's buffer to endpoints: datagrams are checked, found their endpoint and handed over.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ferroce_datapath::udp::Datagram;
+use ferroce_wire::icrc::{IcrcChecker, Verdict};
+use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, Qpn};
+
+use super::{DelayedBy, Endpoint, Lane, Receiver, Source};
+use crate::counters::DeviceCounters;
+
+/// Datagrams that one message of a ping-pong comes in: its own and the acknowledgement behind it.
+const ANSWERABLE: u64 = 2;
+
+impl Lane {
+    /// Hands every datagram of the buffer to its endpoint, then finishes the batch of each of those, in the order in which they
+    /// were first meant: a program may count on an acknowledgement before the answer that another queue pair takes.
+    pub(super) fn dispatch(&self, receiver: &mut Receiver, now: Instant, program: bool) {
+        let Receiver { buffer, icrc, touched, delayed_ack, .. } = receiver;
+        let counters = self.counters();
+        DeviceCounters::count(&counters.rx_calls);
+        let (mut received, mut octets): (u64, usize) = (0, 0);
+        let mut datagrams = buffer.datagrams().peekable();
+        while let Some(datagram) = datagrams.next() {
+            received += 1;
+            octets += datagram.bytes.len();
+            let Some((qpn, packet)) = self.verify(&datagram, icrc) else { continue };
+            let found = self.hub.table.get(qpn);
+            let Some(endpoint) = found.as_deref().and_then(Option::as_ref) else {
+                DeviceCounters::count(&counters.rx_no_qp);
+                continue;
+            };
+            let mut locked = endpoint.lock();
+            locked.receive(now, &self.flow(&datagram), &packet, counters);
+            // Batches are mostly of one queue pair: keep its lock over the run.
+            while let Some(next) = datagrams.next_if(|next| destination(next.bytes) == Some(qpn)) {
+                received += 1;
+                octets += next.bytes.len();
+                if let Some((_, packet)) = self.verify(&next, icrc) {
+                    locked.receive(now, &self.flow(&next), &packet, counters);
+                }
+            }
+            if datagrams.peek().is_none() && touched.is_empty() {
+                // A single message (and perhaps the acknowledgement of ours), taken by the thread that
+                // looks at its completion next and most likely answers: then its acknowledgement
+                // leaves with the answer.
+                if program && received <= ANSWERABLE {
+                    let by_epoll = self.follow.is_attached();
+                    if let Some(until) = locked.finish_batch_delaying_ack(now, by_epoll) {
+                        *delayed_ack = Some(DelayedBy { endpoint: Arc::clone(endpoint), until });
+                        self.state.ack_delayed(&self.hub.attention, || self.hub.wake());
+                    }
+                } else {
+                    locked.finish_batch(now);
+                }
+            } else if !locked.set_touched(true) {
+                touched.push(Arc::clone(endpoint));
+            }
+        }
+        DeviceCounters::add(&counters.rcvd_pkts, received);
+        DeviceCounters::add(&counters.rcvd_octets, octets as u64);
+        Self::finish_touched(touched, now);
+    }
+
+    /// Sends the batch's answers and publishes its completions.
+    pub(super) fn finish_touched(touched: &mut Vec<Arc<Endpoint>>, now: Instant) {
+        for endpoint in touched.drain(..) {
+            let mut locked = endpoint.lock();
+            if locked.set_touched(false) {
+                locked.finish_batch(now);
+            }
+        }
+    }
+
+    /// The way a datagram came.
+    pub(super) fn flow(&self, datagram: &Datagram<'_>) -> Flow {
+        Flow {
+            source: datagram.source,
+            destination: self.local,
+            source_port: datagram.source_port,
+            traffic_class: datagram.traffic_class,
+            hop_limit: datagram.hop_limit,
+            link: Default::default(),
+        }
+    }
+
+    /// A datagram that is a packet for this slot with the right ICRC, if that counts here. Everything else is counted.
+    pub(super) fn verify<'a>(
+        &self,
+        datagram: &Datagram<'a>,
+        icrc: &mut IcrcChecker,
+    ) -> Option<(Qpn, Packet<'a>)> {
+        let counters = self.counters();
+        let Some(qpn) = destination(datagram.bytes) else {
+            DeviceCounters::count(&counters.rx_malformed);
+            return None;
+        };
+        if self.checks.load(Ordering::Relaxed) {
+            match icrc.check(&self.flow(datagram), datagram.bytes) {
+                Verdict::Good => {}
+                Verdict::Solved(_) => DeviceCounters::count(&counters.icrc_id_solved),
+                Verdict::Bad => {
+                    DeviceCounters::count(&counters.rx_icrc_errors);
+                    return None;
+                }
+            }
+        }
+        // A group is addressed by its IP address and by this number together; rxe looks at the number alone.
+        let meant = match &self.source {
+            Source::Group { .. } => qpn == Qpn::MULTICAST,
+            _ => qpn.value() >> 16 == u32::from(self.slot),
+        };
+        if !meant {
+            DeviceCounters::count(&counters.rx_stray_slot);
+            return None;
+        }
+        match Packet::parse(datagram.bytes) {
+            Ok(mut packet) => {
+                packet.icrc = IcrcStatus::Checked;
+                Some((qpn, packet))
+            }
+            Err(error) => {
+                DeviceCounters::count(&counters.rx_malformed);
+                tracing::debug!(%error, source = %datagram.source, "malformed packet");
+                None
+            }
+        }
+    }
+}
+
+/// DestQP of a datagram that is long enough to have one: BTH octets 5 to 7.
+pub(super) fn destination(bytes: &[u8]) -> Option<Qpn> {
+    match bytes {
+        [_, _, _, _, _, a, b, c, ..] => Some(Qpn::from_be_bytes([*a, *b, *c])),
+        _ => None,
+    }
+}

@@ -1,0 +1,344 @@
+//! An endpoint's lock: what it guards, and what is done under it: packets in, packets out, completions.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::net::IpAddr;
+use std::ops::{Deref, DerefMut};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ferroce_proto::{Domain, QueuePair, ReceiveSource, RecvWqe, Service, Taken};
+use ferroce_wire::{Flow, Gid, Instant, Packet, SrqNumber};
+use parking_lot::MutexGuard;
+
+use super::delayed_ack::DelayedAck;
+use super::{Endpoint, Outputs, Published};
+use crate::attr::AhAttr;
+use crate::counters::{DeviceCounters, count_drop};
+use crate::lane::{Hub, Lane};
+use crate::memory::View;
+use crate::outlets::{Exit, Outlets};
+use crate::{clock, transmit};
+
+/// What an endpoint's lock guards.
+pub(crate) struct Core {
+    pub(crate) transport: QueuePair,
+    pub(crate) memory: View,
+    pub(crate) ah: AhAttr,
+    pub(crate) path: Option<Path>,
+    /// Of datagrams: the sockets they leave from.
+    pub(crate) outlets: Outlets,
+    /// Of datagrams, from RTR on: the lanes they come in on. The first one runs its timers.
+    pub(crate) datagram_lanes: Vec<Arc<Lane>>,
+    /// Of raw packets: the lane of their socket.
+    pub(crate) frame_lane: Option<Arc<Lane>>,
+    /// In the lane's list of endpoints whose batch is not finished.
+    touched: bool,
+    delayed_ack: DelayedAck,
+    pub(crate) destroyed: bool,
+    /// Multicast groups it is attached to.
+    pub(crate) groups: Vec<Gid>,
+    /// Of raw packets: where frames are put together.
+    frame: Box<[u8]>,
+    /// The queue pair, which so lives until it is destroyed.
+    pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+/// Where the packets of a connection leave and arrive, from RTR on.
+pub(crate) struct Path {
+    pub(crate) lane: Arc<Lane>,
+    pub(crate) socket: Exit,
+}
+
+impl Core {
+    /// In RESET. `frame` has room for a frame of raw packets.
+    pub(crate) fn new(transport: QueuePair, memory: View, frame: Box<[u8]>) -> Self {
+        Self {
+            transport,
+            memory,
+            ah: AhAttr::default(),
+            path: None,
+            outlets: Outlets::default(),
+            datagram_lanes: Vec::new(),
+            frame_lane: None,
+            touched: false,
+            delayed_ack: DelayedAck::new(),
+            destroyed: false,
+            groups: Vec::new(),
+            frame,
+            keep: None,
+        }
+    }
+
+    /// The lane that runs its timers.
+    fn home(&self) -> Option<&Arc<Lane>> {
+        self.path.as_ref().map(|path| &path.lane).or_else(|| self.datagram_lanes.first())
+    }
+
+    /// Whether datagrams that came by a socket of this address are for it.
+    fn has_address(&self, destination: IpAddr) -> bool {
+        destination.is_multicast() || self.datagram_lanes.iter().any(|lane| lane.local() == destination)
+    }
+}
+
+thread_local! {
+    /// The endpoint whose lock this thread holds, or waits for. A signal handler asks.
+    static INSIDE: Cell<*const Endpoint> = const { Cell::new(ptr::null()) };
+}
+
+/// The endpoint's state, while its lock is held.
+pub(crate) struct Inside<'a> {
+    /// Given back before `INSIDE` says so.
+    core: Option<MutexGuard<'a, Core>>,
+    before: *const Endpoint,
+}
+
+impl<'a> Inside<'a> {
+    /// Waits for the lock.
+    pub(super) fn wait(endpoint: &'a Endpoint) -> Self {
+        let before = INSIDE.replace(endpoint);
+        Self { core: Some(endpoint.core.lock()), before }
+    }
+
+    /// As [`Self::wait`]; `None` if the lock is held by this very thread, which a signal handler interrupted.
+    pub(super) fn unless_interrupted(endpoint: &'a Endpoint) -> Option<Self> {
+        let interrupted = ptr::eq(INSIDE.get(), endpoint);
+        if !interrupted {
+            return Some(Self::wait(endpoint));
+        }
+        let before = INSIDE.get();
+        endpoint.core.try_lock().map(|core| Self { core: Some(core), before })
+    }
+}
+
+impl Deref for Inside<'_> {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        self.core.as_deref().expect("only the destructor empties it")
+    }
+}
+
+impl DerefMut for Inside<'_> {
+    fn deref_mut(&mut self) -> &mut Core {
+        self.core.as_deref_mut().expect("only the destructor empties it")
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        drop(self.core.take());
+        INSIDE.set(self.before);
+    }
+}
+
+/// An endpoint whose lock is held.
+pub(crate) struct Locked<'a> {
+    pub(super) endpoint: &'a Endpoint,
+    pub(crate) core: Inside<'a>,
+}
+
+/// The shared receive queues that an endpoint's transport takes from. Each call locks the queue it takes from.
+struct Receives<'a>(&'a dyn Outputs);
+
+impl ReceiveSource for Receives<'_> {
+    fn take(&mut self, number: Option<SrqNumber>, wqe: &mut RecvWqe, least: u64) -> Taken {
+        self.0.take(number, wqe, least)
+    }
+
+    fn domain_of(&self, number: SrqNumber) -> Option<Domain> {
+        self.0.domain_of(number)
+    }
+}
+
+impl Locked<'_> {
+    /// Gives it one packet.
+    pub(crate) fn receive(
+        &mut self,
+        now: Instant,
+        from: &Flow,
+        packet: &Packet<'_>,
+        counters: &DeviceCounters,
+    ) {
+        let core = &mut *self.core;
+        if core.destroyed {
+            DeviceCounters::count(&counters.rx_no_qp);
+            return;
+        }
+        let by_rings = from.link.ifindex != 0;
+        let device = || match by_rings {
+            true => self.endpoint.hub.devices.has(self.endpoint.device, from),
+            false => core.has_address(from.destination),
+        };
+        if self.endpoint.service == Service::Ud && !device() {
+            // Another device's address.
+            DeviceCounters::count(&counters.rx_no_qp);
+            return;
+        }
+        if let Err(reason) = core.transport.handle_datagram(
+            now,
+            from,
+            packet,
+            &mut Receives(&*self.endpoint.outputs),
+            &mut core.memory,
+        ) {
+            count_drop(counters, reason);
+        }
+    }
+
+    /// Gives it one Ethernet frame.
+    pub(crate) fn receive_frame(&mut self, frame: &[u8], counters: &DeviceCounters) {
+        let core = &mut *self.core;
+        if core.destroyed {
+            DeviceCounters::count(&counters.rx_no_qp);
+        } else if let Err(reason) =
+            core.transport.handle_frame(frame, &mut Receives(&*self.endpoint.outputs), &mut core.memory)
+        {
+            count_drop(counters, reason);
+        }
+    }
+
+    /// Runs its timers.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        if !self.core.destroyed {
+            self.core.transport.handle_timeout(now);
+        }
+    }
+
+    /// Notes whether it waits for the end of the batch; returns what was noted before.
+    pub(crate) fn set_touched(&mut self, touched: bool) -> bool {
+        std::mem::replace(&mut self.core.touched, touched)
+    }
+
+    /// Whether its acknowledgement waits for something to leave with.
+    pub(crate) fn delayed_ack_pending(&self) -> bool {
+        self.core.delayed_ack.is_pending()
+    }
+
+    /// Nothing came for the delayed acknowledgement to leave with.
+    pub(crate) fn ack_waited_in_vain(&mut self, now: Instant) {
+        let held = self.core.transport.holds_ack();
+        self.core.delayed_ack.waited_in_vain(now, held);
+    }
+
+    /// The program posted send requests: sends what may leave, as [`Self::finish_batch`], but an acknowledgement that is held
+    /// back stays so.
+    pub(crate) fn finish_post(mut self, now: Instant) {
+        self.core.delayed_ack.posted(now);
+        self.finish(now);
+    }
+
+    /// Sends what may leave, publishes what completed, notes the next deadline, and unlocks.
+    pub(crate) fn finish_batch(mut self, now: Instant) {
+        self.core.transport.hold_ack(false);
+        self.finish(now);
+    }
+
+    fn finish(mut self, now: Instant) {
+        if self.core.destroyed {
+            return;
+        }
+        let unsent = self.transmit(now);
+        let published = self.endpoint.outputs.publish(&mut self.core.transport, now);
+        self.leave(now, unsent, published);
+    }
+
+    /// As [`Self::finish_batch`], but if all there is to send is one acknowledgement, and the program has
+    /// one completion to look at, that waits; see [`crate::lane`]. Returns until when it may, if it does: a
+    /// time in the past says until the program comes back with something to send, or without. Puts off
+    /// once, but for a peer that goes on without; an XRC target never, since another queue pair sends the answer.
+    /// `by_epoll`: packets wake the program through its own epoll, so the acknowledgement should not leave before an answer
+    /// that seems to follow.
+    pub(crate) fn finish_batch_delaying_ack(mut self, now: Instant, by_epoll: bool) -> Option<Instant> {
+        if self.core.destroyed {
+            return None;
+        }
+        let pending = self.core.delayed_ack.is_pending();
+        let holding = pending && self.core.transport.holds_ack();
+        let answers = self.endpoint.service != Service::XrcTarget;
+        if !answers || (pending && !holding) || !self.core.transport.owes_only_ack() {
+            self.finish_batch(now);
+            return None;
+        }
+        let published = self.endpoint.outputs.publish(&mut self.core.transport, now);
+        let delays = published.receives == 1 && published.overrun.is_empty();
+        let delay = delays.then(|| {
+            let sleeps = self.endpoint.outputs.reports_by_events();
+            self.core.delayed_ack.delay(now, holding, sleeps, by_epoll)
+        });
+        self.core.transport.hold_ack(delay.is_some_and(|delay| delay.held));
+        let unsent = if delays { false } else { self.transmit(now) };
+        self.core.delayed_ack.set_pending(delays);
+        self.leave(now, unsent, published);
+        delay.map(|delay| delay.until)
+    }
+
+    /// Whether there is more to send.
+    fn transmit(&mut self, now: Instant) -> bool {
+        let Core { transport, memory, path, outlets, datagram_lanes, delayed_ack, frame, .. } =
+            &mut *self.core;
+        let counters = self.endpoint.counters();
+        let unsent = match path {
+            Some(path) => transmit::drain(transport, memory, &path.socket, now, counters),
+            None if self.endpoint.service == Service::Ud => {
+                let mut drain = || transmit::drain(transport, memory, outlets, now, counters);
+                // Without a lane nobody would come back for the rest, which is as good as lost.
+                let mut unsent = drain();
+                while unsent && datagram_lanes.is_empty() {
+                    unsent = drain();
+                }
+                unsent
+            }
+            None => match &self.endpoint.frames {
+                Some(port) => port.drain(transport, memory, frame, counters),
+                None => false,
+            },
+        };
+        delayed_ack.set_pending(delayed_ack.is_pending() && transport.holds_ack());
+        unsent
+    }
+
+    fn leave(self, now: Instant, unsent: bool, published: Published) {
+        let Self { endpoint, mut core } = self;
+        let mut overrun = published.overrun;
+        if !overrun.is_empty() {
+            core.transport.set_fatal();
+            overrun.extend(endpoint.outputs.publish(&mut core.transport, now).overrun);
+        }
+        let deadline = if unsent { now.as_nanos() } else { Hub::deadline(core.transport.poll_timeout()) };
+        endpoint.show(&core.transport);
+        endpoint.deadline.store(deadline, Ordering::SeqCst);
+        if let Some(lane) = core.home() {
+            lane.note_deadline(deadline);
+        }
+        drop(core);
+        for queue in overrun {
+            DeviceCounters::count(&endpoint.counters().cq_overruns);
+            queue.fail_users();
+        }
+    }
+}
+
+impl Endpoint {
+    /// Sends the delayed acknowledgement, because the queue pair is about to change.
+    pub(crate) fn flush_delayed_ack(&self, core: &mut Core) {
+        core.transport.hold_ack(false);
+        if core.delayed_ack.take_pending()
+            && let Some(path) = &core.path
+        {
+            let Core { transport, memory, .. } = core;
+            transmit::drain(transport, memory, &path.socket, clock::now(), self.counters());
+        }
+    }
+
+    /// As [`Self::flush_delayed_ack`], if no thread is inside the queue pair. For the end of the process: the thread
+    /// that ends it may be inside, if a signal handler calls `exit`.
+    pub(crate) fn flush_delayed_ack_if_free(&self) {
+        if let Some(mut core) = self.core.try_lock()
+            && matches!(&core.path, Some(Path { socket: Exit::Socket(_), .. }))
+        {
+            self.flush_delayed_ack(&mut core);
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Endpoints: the half of a queue pair that packets need. A lane delivers to them and knows no queue pair.
+
+mod delayed_ack;
+mod locked;
+
+use std::any::Any;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::{Arc, Weak};
+
+use ferroce_ipc::ledger::{Entry, QP_COUNTERS};
+use ferroce_proto::{Domain, QpState, QueuePair, RecvWqe, Service, Taken};
+use ferroce_wire::{Gid, Instant, Qpn, SrqNumber};
+use parking_lot::Mutex;
+
+use super::{Hub, Lane};
+use crate::clock;
+use crate::counters::{DeviceCounters, record_head, transport_values};
+use crate::frames::FramePort;
+
+use locked::Inside;
+pub(crate) use locked::{Core, Locked, Path};
+
+/// What a lane delivers to.
+pub(crate) struct Endpoint {
+    /// The queue pair, for modules that know what one is.
+    pub(crate) owner: Weak<dyn Any + Send + Sync>,
+    pub(crate) qpn: Qpn,
+    pub(crate) service: Service,
+    /// The number of its device, and the device's block of the ledger.
+    pub(crate) device: u32,
+    pub(crate) block: usize,
+    /// Of raw packets: the socket they leave from.
+    pub(crate) frames: Option<Arc<FramePort>>,
+    pub(crate) core: Mutex<Core>,
+    /// When the transport wants its timers run, see [`Lane::note_deadline`].
+    pub(crate) deadline: AtomicU64,
+    /// Place in the lane's list, guarded by that list's lock.
+    pub(crate) place: AtomicUsize,
+    /// Its record in the ledger.
+    pub(crate) entry: Entry,
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) outputs: Arc<dyn Outputs>,
+}
+
+/// What a queue pair uses to receive into and to report to. Called once a batch, but for shared receive queues.
+pub(crate) trait Outputs: Send + Sync {
+    /// Hands out completions and events.
+    fn publish(&self, transport: &mut QueuePair, now: Instant) -> Published;
+    /// Whether the program ever asked for events of its completions.
+    fn reports_by_events(&self) -> bool;
+    /// A thread that waits for its completions receives on this lane.
+    fn add_lane(&self, lane: &Arc<Lane>);
+    /// Takes back [`Self::add_lane`].
+    fn remove_lane(&self, lane: &Arc<Lane>);
+    /// Takes from a shared receive queue, see [`ferroce_proto::ReceiveSource::take`].
+    fn take(&self, number: Option<SrqNumber>, wqe: &mut RecvWqe, least: u64) -> Taken;
+    /// The protection domain of a shared receive queue that a peer names.
+    fn domain_of(&self, number: SrqNumber) -> Option<Domain>;
+}
+
+/// The outcome of [`Outputs::publish`].
+#[derive(Default)]
+pub(crate) struct Published {
+    /// Receive completions.
+    pub(crate) receives: usize,
+    /// Queues that just overflowed, normally none.
+    pub(crate) overrun: Vec<Arc<dyn OverrunQueue>>,
+}
+
+/// A completion queue that was overrun.
+pub(crate) trait OverrunQueue: Send + Sync {
+    /// Every queue pair that uses it goes to the error state. No lock of a queue pair is held.
+    fn fail_users(&self);
+}
+
+impl Endpoint {
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        Locked { endpoint: self, core: Inside::wait(self) }
+    }
+
+    /// As [`Self::lock`], for posts; `None` if this thread is inside the queue pair already, because a signal handler posts.
+    pub(crate) fn lock_to_post(&self) -> Option<Locked<'_>> {
+        Inside::unless_interrupted(self).map(|core| Locked { endpoint: self, core })
+    }
+
+    fn counters(&self) -> &DeviceCounters {
+        self.hub.ledger.device(self.block)
+    }
+
+    /// To the error state, because a completion queue of it was overrun.
+    pub(crate) fn fail(&self) {
+        let mut locked = self.lock();
+        if !locked.core.destroyed {
+            locked.core.transport.set_fatal();
+            locked.finish_batch(clock::now());
+        }
+    }
+
+    /// Leaves the lane it was on, if any, for that of `path`.
+    pub(crate) fn move_to(self: &Arc<Self>, core: &mut Core, path: Option<Path>) {
+        let before = std::mem::replace(&mut core.path, path);
+        let same = match (&before, &core.path) {
+            (Some(before), Some(after)) => Arc::ptr_eq(&before.lane, &after.lane),
+            (None, None) => true,
+            _ => false,
+        };
+        if same {
+            return;
+        }
+        if let Some(Path { lane, .. }) = before {
+            lane.detach(self);
+            self.outputs.remove_lane(&lane);
+        }
+        if let Some(Path { lane, .. }) = &core.path {
+            lane.attach(self);
+            self.outputs.add_lane(lane);
+        }
+    }
+
+    /// From RTR on, datagrams come in on all lanes of the device. Frames have a lane of their own.
+    pub(crate) fn follow_lanes(
+        self: &Arc<Self>,
+        core: &mut Core,
+        of_device: impl FnOnce() -> Vec<Arc<Lane>>,
+    ) {
+        let receives = !matches!(core.transport.state(), QpState::Reset | QpState::Init);
+        let wanted = match (&core.frame_lane, self.service) {
+            _ if core.destroyed => Vec::new(),
+            (Some(lane), _) => vec![Arc::clone(lane)],
+            (None, Service::Ud) if receives => of_device(),
+            (None, _) => Vec::new(),
+        };
+        let before = std::mem::replace(&mut core.datagram_lanes, wanted);
+        let is_in =
+            |lane: &Arc<Lane>, lanes: &[Arc<Lane>]| lanes.iter().any(|other| Arc::ptr_eq(lane, other));
+        for lane in core.datagram_lanes.iter().filter(|lane| !is_in(lane, &before)) {
+            lane.receive_headers();
+            self.outputs.add_lane(lane);
+        }
+        let left = before.iter().filter(|lane| !is_in(lane, &core.datagram_lanes));
+        left.for_each(|lane| self.outputs.remove_lane(lane));
+        let (first, now) = (before.first(), core.datagram_lanes.first());
+        if first.map(Arc::as_ptr) != now.map(Arc::as_ptr) {
+            if let Some(lane) = first {
+                lane.detach(self);
+            }
+            if let Some(lane) = now {
+                lane.attach(self);
+            }
+        }
+    }
+
+    /// Notes that it is attached to a multicast group; `false` if it was destroyed.
+    pub(crate) fn join(&self, mgid: Gid) -> bool {
+        let mut core = self.core.lock();
+        if !core.destroyed {
+            core.groups.push(mgid);
+        }
+        !core.destroyed
+    }
+
+    /// Takes back [`Self::join`].
+    pub(crate) fn leave(&self, mgid: Gid) {
+        self.core.lock().groups.retain(|group| *group != mgid);
+    }
+
+    /// Brings the record up to date: some stores to memory that is this process's own as far as the processor is concerned.
+    pub(crate) fn show(&self, transport: &QueuePair) {
+        let (remote, expected, next) = transport.progress();
+        let kind = service_code(self.service) << 16 | (transport.state() as u64) << 24;
+        self.entry.store(
+            0,
+            &[
+                record_head(self.block) | kind,
+                u64::from(self.qpn.value()) << 32 | u64::from(remote.value()),
+                u64::from(expected.value()) << 32 | u64::from(next.value()),
+            ],
+        );
+        self.entry.store(QP_COUNTERS, &transport_values(transport.counters()));
+    }
+
+    /// Its numbers stay in its device's sum, its record ends.
+    pub(crate) fn retire(&self, transport: &QueuePair) {
+        self.hub.ledger.retire(self.block, &transport_values(transport.counters()), &self.entry);
+    }
+}
+
+/// The numbers that the verbs give to services (`enum ibv_qp_type`).
+const fn service_code(service: Service) -> u64 {
+    match service {
+        Service::Rc => 2,
+        Service::Uc => 3,
+        Service::Ud => 4,
+        Service::RawPacket => 8,
+        Service::XrcInitiator => 9,
+        Service::XrcTarget => 10,
+    }
+}

@@ -1,0 +1,151 @@
+//! The lanes of a process.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use arc_swap::ArcSwap;
+use ferroce_datapath::udp::RxSocket;
+use ferroce_wire::Flow;
+use parking_lot::Mutex;
+
+use super::{Endpoint, Hub, Lane, Members};
+use crate::broker::{BrokerClient, BrokerError, LeasedAddress};
+use crate::device;
+use crate::frames::FramePort;
+use crate::rings::RingPort;
+use crate::tx::Sender;
+
+/// All lanes, which the background thread and pollers serve.
+pub(crate) struct Lanes {
+    hub: Arc<Hub>,
+    list: ArcSwap<Vec<Arc<Lane>>>,
+    next: AtomicU64,
+    /// Made when the first address needs them.
+    rings: OnceLock<(Arc<RingPort>, Arc<Lane>)>,
+    /// Held while `rings` is made.
+    opening: Mutex<()>,
+}
+
+impl Lanes {
+    pub(crate) fn new(hub: Arc<Hub>) -> Self {
+        let (list, next) = (ArcSwap::default(), AtomicU64::new(0));
+        Self { hub, list, next, rings: OnceLock::new(), opening: Mutex::new(()) }
+    }
+
+    pub(crate) fn hub(&self) -> &Arc<Hub> {
+        &self.hub
+    }
+
+    /// The lanes, as they are now.
+    pub(crate) fn all(&self) -> Arc<Vec<Arc<Lane>>> {
+        self.list.load_full()
+    }
+
+    /// The same without a count: for the end of the process.
+    pub(crate) fn each(&self, act: impl Fn(&Lane)) {
+        self.list.load().iter().for_each(|lane| act(lane));
+    }
+
+    /// The lane of a local address.
+    pub(crate) fn of(&self, ip: IpAddr, scope_id: u32) -> Option<Arc<Lane>> {
+        let list = self.list.load();
+        list.iter().find(|lane| lane.local() == ip && lane.scope_id() == scope_id).cloned()
+    }
+
+    /// The socket that an address handle opened for datagrams of this flow.
+    pub(crate) fn datagram_socket(&self, flow: &Flow) -> Option<Arc<Sender>> {
+        let list = self.list.load();
+        let mut of_address = list.iter().filter(|lane| lane.local() == flow.source);
+        of_address.find_map(|lane| lane.senders().datagrams_from(flow.source_port))
+    }
+
+    /// A lane for a leased address, in the place of an earlier one of the same address. Returns the octets that the kernel keeps
+    /// for its socket.
+    pub(crate) fn add(&self, address: LeasedAddress) -> io::Result<usize> {
+        let socket = RxSocket::from_fd(address.fd)?;
+        if device::v2_by_broker() {
+            socket.drop_all()?;
+        }
+        let granted = socket.granted_rcvbuf()?;
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let lane = Lane::new(id, address.slot, address.scope_id, socket, Arc::clone(&self.hub));
+        lane.follow_settings(&self.hub.devices.all());
+        let lane = Arc::new(lane);
+        self.list.rcu(|lanes| {
+            let other =
+                |known: &&Arc<Lane>| known.local() != lane.local() || known.scope_id() != lane.scope_id();
+            let kept = lanes.iter().filter(other).cloned();
+            kept.chain([Arc::clone(&lane)]).collect::<Vec<_>>()
+        });
+        Ok(granted)
+    }
+
+    /// A lane for the membership of a multicast group.
+    pub(crate) fn open_group(&self, socket: RxSocket, ifindex: u32, members: &Members) -> Arc<Lane> {
+        let members = Arc::clone(members);
+        self.open(|id, hub| Lane::of_group(id, ifindex, socket, members, hub))
+    }
+
+    /// A lane for the frames of a raw packet queue pair.
+    pub(crate) fn open_frames(&self, port: &Arc<FramePort>, endpoint: &Arc<Endpoint>) -> Arc<Lane> {
+        let endpoint = Arc::downgrade(endpoint);
+        self.open(|id, hub| Lane::of_frames(id, Arc::clone(port), endpoint, hub))
+    }
+
+    /// The rings to the broker and their lane, if they were opened.
+    pub(crate) fn rings(&self) -> Option<&(Arc<RingPort>, Arc<Lane>)> {
+        self.rings.get()
+    }
+
+    /// Opens the rings to the broker, once.
+    pub(crate) fn open_rings(
+        &self,
+        broker: &BrokerClient,
+    ) -> Result<&(Arc<RingPort>, Arc<Lane>), BrokerError> {
+        if let Some(open) = self.rings.get() {
+            return Ok(open);
+        }
+        let _opening = self.opening.lock();
+        if let Some(open) = self.rings.get() {
+            return Ok(open);
+        }
+        let port = RingPort::open(broker)?;
+        let slot = self.hub.table.slot();
+        let lane = self.open(|id, hub| Lane::of_rings(id, slot, Arc::clone(&port), hub));
+        Ok(self.rings.get_or_init(|| (port, lane)))
+    }
+
+    /// A new broker made other rings.
+    pub(crate) fn install_rings(&self, memory: &OwnedFd) {
+        if let Some((port, _)) = self.rings()
+            && let Err(error) = port.install(memory)
+        {
+            tracing::error!(%error, "the rings of the new broker cannot be used");
+        }
+    }
+
+    fn open(&self, make: impl FnOnce(u64, Arc<Hub>) -> Lane) -> Arc<Lane> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let lane = Arc::new(make(id, Arc::clone(&self.hub)));
+        lane.follow_settings(&self.hub.devices.all());
+        self.list.rcu(|lanes| lanes.iter().chain([&lane]).cloned().collect::<Vec<_>>());
+        self.hub.request_look(0);
+        lane
+    }
+
+    /// Nobody serves it any more; its socket is closed when the last one who looks at it has left.
+    pub(crate) fn close(&self, lane: &Arc<Lane>) {
+        self.list
+            .rcu(|lanes| lanes.iter().filter(|known| !Arc::ptr_eq(known, lane)).cloned().collect::<Vec<_>>());
+        self.hub.request_look(0);
+    }
+
+    /// Lanes do as their devices' settings say now.
+    pub(crate) fn follow_settings(&self) {
+        let devices = self.hub.devices.all();
+        self.each(|lane| lane.follow_settings(&devices));
+    }
+}

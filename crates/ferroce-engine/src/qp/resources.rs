@@ -1,0 +1,113 @@
+//! What a queue pair uses, and how its endpoint reports there.
+
+use std::ptr;
+use std::sync::{Arc, Weak};
+
+use ferroce_proto::{Domain, QpEvent, QueuePair, RecvWqe, Taken};
+use ferroce_wire::{Instant, SrqNumber};
+
+use super::Qp;
+use super::parts::Target;
+use crate::async_queue::AsyncEventKind;
+use crate::cq::Pushed;
+use crate::lane::{Lane, Outputs, OverrunQueue, Published};
+use crate::{CompletionQueue, Pd, Srq, Xrcd};
+
+/// The objects that a queue pair uses as long as it lives.
+pub(super) struct Resources {
+    pub(super) me: Weak<Qp>,
+    pub(super) pd: Arc<Pd>,
+    pub(super) send_cq: Option<Arc<CompletionQueue>>,
+    pub(super) recv_cq: Option<Arc<CompletionQueue>>,
+    pub(super) srq: Option<Arc<Srq>>,
+    pub(super) target: Option<Target>,
+}
+
+impl Resources {
+    /// The completion queues; twice the same if both are one.
+    pub(super) fn cqs(&self) -> impl Iterator<Item = &Arc<CompletionQueue>> {
+        self.send_cq.iter().chain(&self.recv_cq)
+    }
+
+    pub(super) fn xrcd(&self) -> Option<&Arc<Xrcd>> {
+        self.target.as_ref().map(|target| &target.xrcd)
+    }
+
+    /// Queues an event for each holder of the queue pair.
+    fn report(&self, kind: AsyncEventKind) {
+        if self.target.as_ref().is_none_or(|target| target.sharing.report(kind)) {
+            self.pd.context().async_events().push(kind, self.me.clone());
+        }
+    }
+}
+
+impl Outputs for Resources {
+    fn publish(&self, transport: &mut QueuePair, now: Instant) -> Published {
+        let mut published = Published::default();
+        while let Some(event) = transport.poll_event() {
+            let queue;
+            let (cq, completion) = match event {
+                QpEvent::Send(completion) => (self.send_cq.as_ref(), completion),
+                QpEvent::Recv(completion) => {
+                    published.receives += 1;
+                    (self.recv_cq.as_ref(), completion)
+                }
+                QpEvent::RecvXrc(number, completion) => {
+                    published.receives += 1;
+                    queue = self.xrcd().and_then(|xrcd| xrcd.domain().cq_of(number));
+                    (queue.as_ref(), completion)
+                }
+                QpEvent::Async(event) => {
+                    self.report(event.into());
+                    continue;
+                }
+            };
+            // A queue that ended took its completions with it.
+            let Some(cq) = cq else { continue };
+            if cq.push(completion, now) == (Pushed::Lost { first: true }) {
+                published.overrun.push(Arc::clone(cq) as Arc<_>);
+            }
+        }
+        published
+    }
+
+    fn reports_by_events(&self) -> bool {
+        self.cqs().any(|cq| cq.sleeps())
+    }
+
+    fn add_lane(&self, lane: &Arc<Lane>) {
+        self.cqs().for_each(|cq| cq.add_lane(lane));
+        self.xrcd().inspect(|xrcd| xrcd.domain().add_lane(lane));
+    }
+
+    fn remove_lane(&self, lane: &Arc<Lane>) {
+        self.cqs().for_each(|cq| cq.remove_lane(lane));
+        self.xrcd().inspect(|xrcd| xrcd.domain().remove_lane(lane));
+    }
+
+    fn take(&self, number: Option<SrqNumber>, wqe: &mut RecvWqe, least: u64) -> Taken {
+        match (number, &self.srq, self.xrcd()) {
+            (None, Some(srq), _) => srq.take(wqe, least),
+            (Some(number), _, Some(xrcd)) => xrcd.domain().take(number, wqe, least),
+            _ => Taken::Empty,
+        }
+    }
+
+    fn domain_of(&self, number: SrqNumber) -> Option<Domain> {
+        self.xrcd()?.domain().domain_of(number)
+    }
+}
+
+impl OverrunQueue for CompletionQueue {
+    fn fail_users(&self) {
+        let engine = self.context().engine();
+        let is_self = |cq: &Arc<CompletionQueue>| ptr::eq(Arc::as_ptr(cq), self);
+        for qp in Qp::all(engine).filter(|qp| qp.cqs().any(is_self)) {
+            qp.endpoint.fail();
+        }
+        let srqs = Srq::table(engine);
+        for srq in srqs.iter().filter(|srq| srq.xrc().is_some_and(|xrc| is_self(&xrc.cq))) {
+            srq.fail();
+        }
+    }
+}
