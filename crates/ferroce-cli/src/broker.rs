@@ -13,31 +13,31 @@ use ferroce_ipc::{
     MINOR_SETTINGS, MINOR_STOP, Message, NetdevInfo, Peer, Setting, Status,
 };
 
-/// How long the broker may take to start, or for an answer.
+/// Time limit for the broker's start, and for each answer.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// The devices that a program started here would see.
+/// The devices that a program started here sees.
 pub fn devices() -> Result<Vec<DeviceInfo>> {
     match connect()?.request(&Message::ListDevices, LIMIT)? {
         (Message::Devices(devices), _) => Ok(devices),
-        (other, _) => bail!("ferroced answered a question for devices with {other:?}"),
+        (other, _) => bail!("ferroced answered a request for devices with {other:?}"),
     }
 }
 
-/// What a broker that runs already does, and its devices.
+/// The state of a running broker, and its devices.
 pub fn status() -> Result<(Status, Vec<DeviceInfo>)> {
     let mut client = connect_to_running("")?;
     let devices = match client.request(&Message::ListDevices, LIMIT)? {
         (Message::Devices(devices), _) => devices,
-        (other, _) => bail!("ferroced answered a question for devices with {other:?}"),
+        (other, _) => bail!("ferroced answered a request for devices with {other:?}"),
     };
     match client.request(&Message::GetStatus, LIMIT)? {
         (Message::Status(status), _) => Ok((status, devices)),
-        (other, _) => bail!("ferroced answered a question for its state with {other:?}"),
+        (other, _) => bail!("ferroced answered a request for its state with {other:?}"),
     }
 }
 
-/// Ends the broker that runs, and waits until it has ended: its process id, or `None` if there is none.
+/// Ends the running broker, and waits for its exit. Returns its process id, or `None` if no broker runs.
 pub fn stop(force: bool) -> Result<Option<u32>> {
     let mut client = match Client::connect(BROKER_NAME, "", LIMIT) {
         Err(error) if error.is_leaving() => return Ok(None),
@@ -55,62 +55,64 @@ pub fn stop(force: bool) -> Result<Option<u32>> {
     }
     match client.more(LIMIT) {
         Err(error) if error.is_leaving() => Ok(Some(pid)),
-        _ => bail!("ferroced, process {pid}, was told to end and has not yet"),
+        _ => bail!("ferroced, process {pid}, has not exited after the request to stop"),
     }
 }
 
-/// The broker that runs already, and its devices.
+/// The running broker, and its devices.
 pub fn running() -> Result<(Peer, Vec<DeviceInfo>)> {
     let netdev = std::env::var("FERROCE_NETDEV").unwrap_or_default();
     let mut client = connect_to_running(&netdev)?;
     match client.request(&Message::ListDevices, LIMIT)? {
         (Message::Devices(devices), _) => Ok((client.peer(), devices)),
-        (other, _) => bail!("ferroced answered a question for devices with {other:?}"),
+        (other, _) => bail!("ferroced answered a request for devices with {other:?}"),
     }
 }
 
-/// A greeted connection to ask about counters and objects.
+/// A connection to query counters and objects.
 pub struct Observer(Client);
 
 impl Observer {
     /// Finds or starts the broker.
     pub fn new() -> Result<Self> {
         let client = connect()?;
-        ensure!(client.broker().minor >= MINOR_LEDGER, "ferroced is older than this command and cannot tell");
+        ensure!(
+            client.broker().minor >= MINOR_LEDGER,
+            "ferroced is older than this command and has no such counters"
+        );
         Ok(Self(client))
     }
 
-    /// As [`Self::new`], but starts none.
+    /// As [`Self::new`], but starts no broker.
     pub fn of_running() -> Result<Self> {
         let netdev = std::env::var("FERROCE_NETDEV").unwrap_or_default();
         Ok(Self(connect_to_running(&netdev)?))
     }
 
-    /// What the broker does.
     pub fn status(&mut self) -> Result<Status> {
         match self.0.request(&Message::GetStatus, LIMIT)? {
             (Message::Status(status), _) => Ok(status),
-            (other, _) => bail!("ferroced answered a question for its state with {other:?}"),
+            (other, _) => bail!("ferroced answered a request for its state with {other:?}"),
         }
     }
 
-    /// The devices that a program started here would see.
+    /// The devices that a program started here sees.
     pub fn devices(&mut self) -> Result<Vec<DeviceInfo>> {
         match self.0.request(&Message::ListDevices, LIMIT)? {
             (Message::Devices(devices), _) => Ok(devices),
-            (other, _) => bail!("ferroced answered a question for devices with {other:?}"),
+            (other, _) => bail!("ferroced answered a request for devices with {other:?}"),
         }
     }
 
-    /// What a device counted in all programs.
+    /// The counters of a device, summed over all programs.
     pub fn statistics(&mut self, device: &str) -> Result<Vec<(String, u64)>> {
         match self.0.request(&Message::GetStatistics(device.to_owned()), LIMIT)? {
             (Message::Statistics(counters), _) => Ok(counters),
-            (other, _) => bail!("ferroced answered a question for counters with {other:?}"),
+            (other, _) => bail!("ferroced answered a request for counters with {other:?}"),
         }
     }
 
-    /// Binds and connections of all programs.
+    /// Bound ids and connections of all programs.
     pub fn cm_ids(&mut self) -> Result<Vec<CmIdEntry>> {
         let mut found = Vec::new();
         loop {
@@ -122,7 +124,7 @@ impl Observer {
                         return Ok(found);
                     }
                 }
-                (other, _) => bail!("ferroced answered a question for connections with {other:?}"),
+                (other, _) => bail!("ferroced answered a request for connections with {other:?}"),
             }
         }
     }
@@ -131,17 +133,17 @@ impl Observer {
     pub fn ledgers(&mut self) -> Result<Vec<(LeaseEntry, LedgerReader)>> {
         let count = match self.0.request(&Message::GetLedgers, LIMIT)? {
             (Message::Ledgers(count), _) => count,
-            (other, _) => bail!("ferroced answered a question for programs with {other:?}"),
+            (other, _) => bail!("ferroced answered a request for programs with {other:?}"),
         };
         let mut found = Vec::new();
         for _ in 0..count {
             match self.0.more(LIMIT)? {
                 (Message::LedgerOf(program), files) => {
-                    // One that is none shows nothing.
+                    // An invalid ledger is skipped.
                     let ledger = files.into_iter().next().and_then(|file| LedgerReader::new(file).ok());
                     found.extend(ledger.map(|ledger| (program, ledger)));
                 }
-                (other, _) => bail!("ferroced answered a question for programs with {other:?}"),
+                (other, _) => bail!("ferroced answered a request for programs with {other:?}"),
             }
         }
         found.sort_by_key(|(program, _)| program.slots.first().copied());
@@ -149,33 +151,32 @@ impl Observer {
     }
 }
 
-/// A request that is answered by "done" or a refusal.
-pub fn tell(message: &Message) -> Result<()> {
+/// Sends a request; the broker answers with success or an error.
+pub fn send(message: &Message) -> Result<()> {
     match connect()?.request(message, LIMIT)? {
         (Message::Done, _) => Ok(()),
         (other, _) => bail!("ferroced answered a request with {other:?}"),
     }
 }
 
-/// Changes settings of a device.
 pub fn set(name: &str, settings: Vec<Setting>, transient: bool, force: bool) -> Result<()> {
     let message = Message::LinkSet { name: name.to_owned(), settings, transient, force };
-    tell_since(MINOR_SETTINGS, &message)
+    send_since(MINOR_SETTINGS, &message)
 }
 
-/// A request that brokers before minor version `minor` do not know, and so would not answer.
-pub fn tell_since(minor: u16, message: &Message) -> Result<()> {
+/// Sends a request that brokers before minor version `minor` do not know, and so do not answer.
+pub fn send_since(minor: u16, message: &Message) -> Result<()> {
     match connect_since(minor)?.request(message, LIMIT)? {
         (Message::Done, _) => Ok(()),
         (other, _) => bail!("ferroced answered a request with {other:?}"),
     }
 }
 
-/// The network interfaces as the broker sees them.
+/// The network interfaces that the broker has found.
 pub fn netdevs() -> Result<Vec<NetdevInfo>> {
     match connect_since(MINOR_NETDEVS)?.request(&Message::ListNetdevs, LIMIT)? {
         (Message::Netdevs(netdevs), _) => Ok(netdevs),
-        (other, _) => bail!("ferroced answered a question for interfaces with {other:?}"),
+        (other, _) => bail!("ferroced answered a request for interfaces with {other:?}"),
     }
 }
 
@@ -191,7 +192,8 @@ fn connect_since(minor: u16) -> Result<Client> {
     Ok(client)
 }
 
-/// Makes sure that one runs, unless `FERROCE_BROKER` says that the program has its own or wants none started.
+/// Starts a broker if none runs, unless `FERROCE_BROKER` says that the program has its own, or that none is to be
+/// started.
 pub fn ensure() -> Result<()> {
     match std::env::var("FERROCE_BROKER").as_deref() {
         Ok("embedded" | "none") => Ok(()),
@@ -199,8 +201,7 @@ pub fn ensure() -> Result<()> {
     }
 }
 
-/// A greeted connection to a broker that runs already. If the broker exits while it is greeted, another look finds its
-/// successor, or none.
+/// Connects to a running broker. If it exits during the handshake, another attempt finds its successor, or none.
 fn connect_to_running(netdev: &str) -> Result<Client, ClientError> {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -217,7 +218,7 @@ fn connect_to_running(netdev: &str) -> Result<Client, ClientError> {
     }
 }
 
-/// A greeted connection. A broker that is just leaving is met with a new one.
+/// Connects to the broker, or starts one if it has just exited.
 fn connect() -> Result<Client> {
     let netdev = std::env::var("FERROCE_NETDEV").unwrap_or_default();
     let deadline = Instant::now() + LIMIT;
@@ -229,7 +230,7 @@ fn connect() -> Result<Client> {
     }
 }
 
-/// `ferroced --detach` says `ready`, or a sentence why not, and ends; what it leaves running has nothing of ours.
+/// `ferroced --detach` prints `ready` or an error and exits; the daemon inherits no descriptor of ours.
 fn start() -> Result<()> {
     let program = program()?;
     let null = || ferroce_ipc::null_stream().map(Stdio::from);
@@ -240,19 +241,19 @@ fn start() -> Result<()> {
         .stderr(null()?)
         .spawn()
         .with_context(|| format!("cannot run {}", program.display()))?;
-    let mut said = String::new();
+    let mut output = String::new();
     if let Some(mut out) = child.stdout.take() {
-        out.read_to_string(&mut said)?;
+        out.read_to_string(&mut output)?;
     }
     let status = child.wait()?;
-    match said.trim() {
+    match output.trim() {
         "ready" => Ok(()),
-        "" => bail!("{} ended without a word: {status}", program.display()),
+        "" => bail!("{} exited without a message: {status}", program.display()),
         sentence => bail!("{sentence}"),
     }
 }
 
-/// Beside this program, if strangers cannot have put it there.
+/// The broker beside this program, if no other user can have put it there.
 fn program() -> Result<PathBuf> {
     let own = std::env::current_exe().context("/proc/self/exe")?;
     let beside = own.with_file_name("ferroced");

@@ -1,8 +1,7 @@
-//! `ferroce doctor`: what of this host, or container, will keep programs from RoCE, and what to do about each; of a program,
-//! what it will load.
+//! `ferroce doctor`: finds what keeps programs on this host or in this container from RoCE, and how to correct it; of a
+//! program, the libraries that it will load.
 //!
-//! It changes nothing and starts nothing. What it looks at is gathered by [`host`]; what that means is decided by
-//! [`judge`], without looking anywhere.
+//! It changes and starts nothing. [`host`] gathers the facts; [`judge`] derives the findings from them alone.
 
 mod host;
 mod judge;
@@ -17,27 +16,25 @@ use serde::Serialize;
 use crate::args::Style;
 use crate::{rows, run};
 
-/// How bad something is.
 #[derive(Serialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "lowercase")]
 enum State {
-    /// As it should be.
     Ok,
-    /// Something to know.
+    /// Information.
     Note,
-    /// Something works badly, or may not work.
+    /// A feature works badly, or may fail.
     Warning,
-    /// Something does not work.
+    /// A feature does not work.
     Error,
 }
 
-/// One line: what was looked at, and what was seen.
+/// One line: a check and its finding.
 #[derive(Serialize, Clone, Debug, PartialEq, Eq)]
 struct Finding {
     check: &'static str,
     state: State,
     found: String,
-    /// What to do, if anything is to be done.
+    /// The remedy, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     cure: Option<String>,
 }
@@ -56,13 +53,13 @@ impl Finding {
     }
 }
 
-/// Looks at the host, or at a program, and prints; fails if there is an error.
+/// Examines the host or a program and prints the findings; fails if one is an error.
 pub fn run(program: Option<&Path>, style: Style) -> Result<ExitCode> {
     let findings = match program {
-        None => judge::all(&host::look()),
+        None => judge::all(&host::gather()),
         Some(program) => program::judge(program, &run::library_dir()?),
     };
-    rows::say(&shown(&findings, style)?)?;
+    rows::write_text(&shown(&findings, style)?)?;
     let hopeless = findings.iter().any(|finding| finding.state == State::Error);
     Ok(if hopeless { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -5,7 +5,6 @@ use std::fmt::{self, Display};
 use ferroce_ipc::{DeviceInfo, GidType};
 use serde::Serialize;
 
-/// One line of `gid show`.
 #[derive(Serialize, Debug, PartialEq, Eq)]
 pub struct Gid {
     ifname: String,
@@ -17,7 +16,7 @@ pub struct Gid {
     netdev: String,
 }
 
-/// The entries in use of these devices, by index. `netdev` names an interface.
+/// The used entries of these devices, by index. `netdev` maps an ifindex to a name.
 pub fn gids(devices: &[(u32, &DeviceInfo)], netdev: impl Fn(u32) -> String) -> Vec<Gid> {
     let mut rows = Vec::new();
     for (_, device) in devices {
@@ -33,7 +32,7 @@ pub fn gids(devices: &[(u32, &DeviceInfo)], netdev: impl Fn(u32) -> String) -> V
     rows
 }
 
-/// As sysfs and `ibv_devinfo` name it.
+/// The name in sysfs and `ibv_devinfo`.
 fn type_name(gid_type: GidType) -> &'static str {
     match gid_type {
         GidType::RoceV1 => "RoCE v1",
@@ -41,7 +40,7 @@ fn type_name(gid_type: GidType) -> &'static str {
     }
 }
 
-/// The interface's name; its index in angle brackets if it has gone meanwhile.
+/// The interface's name, or its index in angle brackets after its removal.
 pub fn netdev_name(ifindex: u32) -> String {
     let known = nix::net::if_::if_indextoname(ifindex).ok();
     known.and_then(|name| name.into_string().ok()).unwrap_or_else(|| format!("<{ifindex}>"))

@@ -5,16 +5,15 @@ use ferroce_ipc::{LinkKind, Message};
 
 use crate::{Usage, broker};
 
-/// `NAME type { roce | rxe } netdev NETDEV`; the two pairs come in any order, as rdma(8) takes them.
+/// Parses `NAME type { roce | rxe } netdev NETDEV`; the two pairs may be in any order, as in rdma(8).
 pub fn add(name: &str, words: &[String], transient: bool) -> Result<()> {
     let (kind, netdev) = parse(words)?;
     make(name, kind, netdev, transient)
 }
 
-/// Makes the device.
 pub fn make(name: &str, kind: LinkKind, netdev: &str, transient: bool) -> Result<()> {
-    broker::tell(&Message::LinkAdd { name: name.to_owned(), kind, netdev: netdev.to_owned(), transient })?;
-    // What is only advice must not fail what was done.
+    broker::send(&Message::LinkAdd { name: name.to_owned(), kind, netdev: netdev.to_owned(), transient })?;
+    // An error here only omits advice; the link exists.
     for vlan in broker::netdevs().unwrap_or_default().iter().filter(|other| other.name == netdev) {
         if vlan.vlan.is_some_and(|vlan| vlan.egress == [0; 8]) {
             eprintln!(
@@ -26,9 +25,8 @@ pub fn make(name: &str, kind: LinkKind, netdev: &str, transient: bool) -> Result
     Ok(())
 }
 
-/// Removes the device.
 pub fn delete(name: &str, transient: bool) -> Result<()> {
-    broker::tell(&Message::LinkDel { name: name.to_owned(), transient })
+    broker::send(&Message::LinkDel { name: name.to_owned(), transient })
 }
 
 fn parse(words: &[String]) -> Result<(LinkKind, &str), Usage> {
@@ -44,14 +42,14 @@ fn parse(words: &[String]) -> Result<(LinkKind, &str), Usage> {
             }
             [key, value] if key == "netdev" && netdev.is_none() => netdev = Some(value.as_str()),
             [key, ..] => {
-                return Err(Usage(format!("'{key}' was not expected; say: type roce netdev NETDEV")));
+                return Err(Usage(format!("'{key}' is unexpected; expected: type roce netdev NETDEV")));
             }
             [] => {}
         }
     }
     match (kind, netdev) {
         (Some(kind), Some(netdev)) => Ok((kind, netdev)),
-        _ => Err(Usage("say: type roce netdev NETDEV".to_owned())),
+        _ => Err(Usage("expected: type roce netdev NETDEV".to_owned())),
     }
 }
 

@@ -1,9 +1,8 @@
-//! How do I see and steer it? The program `ferroce`.
+//! The program `ferroce`, which shows and configures devices.
 //!
-//! The grammar is that of rdma(8), so that what an administrator knows works here too. Data goes to standard
-//! output, everything else to standard error; exit status 0 done, 1 failed, 2 wrong usage. `ferroce run`
-//! becomes the command it is given and so has that command's status. Under the name of one of the scripts that people
-//! type for RoCE cards, it does what that script does.
+//! The grammar is that of rdma(8). Data is written to standard output, everything else to standard error. The exit
+//! status is 0 for success, 1 for failure, 2 for wrong usage. `ferroce run` replaces itself by the given command and so
+//! has its status. Under the name of a vendor's script for RoCE cards, the program does what that script does.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -36,7 +35,7 @@ use args::{
     SystemCommand,
 };
 
-/// A command line that clap could not refuse by itself; exit status 2.
+/// A usage error that clap cannot detect; exit status 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Usage(String);
@@ -78,7 +77,7 @@ fn main() -> ExitCode {
     ended(done, Args::command())
 }
 
-/// The exit status, after a sentence about what went wrong.
+/// Prints an error, and returns the exit status.
 fn ended(done: Result<()>, mut command: clap::Command) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,

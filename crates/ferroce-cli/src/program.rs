@@ -1,8 +1,8 @@
-//! The loader's view of a program: which libraries it finds for it, and why.
+//! The loader's view of a program: which libraries it finds, and by which rule.
 //!
-//! The search is glibc's, as far as it concerns programs on ferroce (ld.so(8)): DT_RPATH of the object and of those that
-//! loaded it unless the object has DT_RUNPATH, then LD_LIBRARY_PATH, then DT_RUNPATH, then the system's directories. What a
-//! program loads by itself later (`dlopen`, modules of Python) cannot be seen in a file.
+//! The search is glibc's, as far as it concerns programs on ferroce (ld.so(8)): DT_RPATH of the object and of those
+//! that loaded it unless the object has DT_RUNPATH, then LD_LIBRARY_PATH, then DT_RUNPATH, then the system's
+//! directories. Libraries that a program loads itself later (`dlopen`, Python modules) are not visible in its file.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -14,32 +14,28 @@ use std::path::{Path, PathBuf};
 use object::elf;
 use object::read::elf::{Dyn, ElfFile64, ProgramHeader};
 
-/// The libraries that are ours, without version and suffix.
+/// Names of ferroce's libraries, without version and suffix.
 pub const OURS: [&str; 3] = ["libibverbs", "librdmacm", "libibumad"];
 
-/// The machine that ferroce's library is for.
+/// The ELF machine of ferroce's library.
 const MACHINE: u16 = match cfg!(target_arch = "aarch64") {
     true => elf::EM_AARCH64,
     false => elf::EM_X86_64,
 };
 
-/// A file as the kernel and the loader see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `#!`: the program that runs it.
+    /// `#!`, with its interpreter.
     Script(PathBuf),
     /// An ELF file of another machine or word size.
     Foreign,
-    /// An ELF file for this machine.
     Elf(Elf),
-    /// Neither.
     Unknown,
 }
 
-/// An ELF file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Elf {
-    /// The program that loads its libraries; none for libraries and static programs.
+    /// PT_INTERP; `None` for libraries and static programs.
     pub loader: Option<String>,
     /// Whether it has a dynamic section, without which it loads nothing.
     pub dynamic: bool,
@@ -47,12 +43,12 @@ pub struct Elf {
     pub needed: Vec<String>,
     /// DT_RPATH, as written.
     pub rpath: Vec<String>,
-    /// DT_RUNPATH, as written; with it DT_RPATH means nothing.
+    /// DT_RUNPATH, as written; if present, the loader ignores DT_RPATH.
     pub runpath: Vec<String>,
 }
 
 impl Kind {
-    /// Looks at a file's content.
+    /// Parses a file.
     pub fn of(bytes: &[u8]) -> Self {
         if let Some(line) = bytes.strip_prefix(b"#!") {
             let line = line.split(|octet| *octet == b'\n').next().unwrap_or_default().trim_ascii();
@@ -81,7 +77,7 @@ fn parse(bytes: &[u8]) -> Option<Elf> {
             found.loader = Some(text(path.strip_suffix(b"\0").unwrap_or(path)));
         }
     }
-    // By the program headers, as the loader does it: a file may have no sections at all.
+    // Uses the program headers, as the loader does: a file may have no sections at all.
     let Some(entries) = headers.iter().find_map(|header| header.dynamic(endian, bytes).ok().flatten()) else {
         return Some(found);
     };
@@ -112,14 +108,14 @@ fn text(octets: &[u8]) -> String {
     String::from_utf8_lossy(octets).into_owned()
 }
 
-/// Whether a library's file name is one of ours, or of a copy under another name (`libibverbs-1de1263b.so.1.14`).
+/// Returns whether a file name is one of ferroce's libraries, or of a renamed copy (`libibverbs-1de1263b.so.1.14`).
 pub fn is_ours(name: &str) -> bool {
     OURS.iter().any(|ours| {
         name.strip_prefix(ours).is_some_and(|rest| rest.contains(".so") && rest.starts_with(['.', '-']))
     })
 }
 
-/// Where a program that is called by this name is: as it stands if it has a slash, else in `PATH`.
+/// The path of a program: a name with a slash as it is, others from `PATH`.
 pub fn find(name: &Path) -> Option<PathBuf> {
     if name.as_os_str().as_bytes().contains(&b'/') {
         return name.exists().then(|| name.to_owned());
@@ -131,7 +127,7 @@ pub fn find(name: &Path) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|directory| directory.join(name)).find(is)
 }
 
-/// Why the loader ignores the environment of a program: it has more rights than its caller.
+/// The reason why the loader ignores a program's environment: the program has more rights than its caller.
 pub fn privilege(file: &Path) -> Option<&'static str> {
     let mode = fs::metadata(file).ok()?;
     let own = |id: u32, caller: u32| id != caller;
@@ -146,46 +142,39 @@ pub fn privilege(file: &Path) -> Option<&'static str> {
     (has.is_ok() && !nix::unistd::getuid().is_root()).then_some("given capabilities (setcap)")
 }
 
-/// A library that the loader finds for a program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Loaded {
-    /// The name that it is asked for by.
+    /// The name in DT_NEEDED.
     pub name: String,
-    /// The object that asks.
+    /// The object that needs it.
     pub by: PathBuf,
-    /// The file that is found, if one is.
     pub file: Option<PathBuf>,
-    /// By which rule.
     pub why: Why,
 }
 
-/// Where the loader found a library.
+/// The rule by which the loader found a library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {
-    /// By DT_RPATH, which is looked at before LD_LIBRARY_PATH.
+    /// DT_RPATH, which precedes LD_LIBRARY_PATH.
     Rpath,
-    /// By LD_LIBRARY_PATH.
     Environment,
-    /// By DT_RUNPATH.
     Runpath,
-    /// In a directory of the system's.
+    /// A system directory.
     System,
-    /// By a path in DT_NEEDED.
+    /// A path in DT_NEEDED.
     Path,
-    /// Nowhere.
     Nowhere,
 }
 
-/// Libraries that a program may have in all: a bound, since files may say anything.
+/// Limit of a program's libraries in the search, since files may be malformed.
 const MOST: usize = 2000;
 
-/// The libraries that the loader finds for the program `file` and that are ours or copies of ours, with `environment`
-/// for LD_LIBRARY_PATH.
+/// Those libraries among a program's that are ferroce's or copies of them; `environment` is LD_LIBRARY_PATH.
 pub fn loads(file: &Path, program: &Elf, environment: &[PathBuf]) -> Vec<Loaded> {
     let system = system_directories();
     let mut seen: BTreeSet<String> = BTreeSet::new();
     let mut found = Vec::new();
-    // Each with the DT_RPATHs that count for what it needs: its own and those of the objects that loaded it.
+    // Each object with the DT_RPATHs that apply to its libraries: its own and those of the objects that loaded it.
     let mut left = vec![(file.to_owned(), program.clone(), Vec::new())];
     while let Some((by, object, above)) = left.pop() {
         let here = |path: &String| expanded(path, &by);
@@ -213,7 +202,7 @@ pub fn loads(file: &Path, program: &Elf, environment: &[PathBuf]) -> Vec<Loaded>
     found
 }
 
-/// Files that are not for this machine are passed over.
+/// Skips files for other machines.
 fn search(name: &str, places: &[(Why, &[PathBuf])]) -> (Why, Option<PathBuf>, Option<Elf>) {
     let look = |path: PathBuf| match Kind::of(&fs::read(&path).ok()?) {
         Kind::Elf(library) => Some((path, library)),
@@ -231,14 +220,14 @@ fn search(name: &str, places: &[(Why, &[PathBuf])]) -> (Why, Option<PathBuf>, Op
     (Why::Nowhere, None, None)
 }
 
-/// A path of DT_RPATH or DT_RUNPATH of the object `by`.
+/// Expands a path of DT_RPATH or DT_RUNPATH of the object `by`.
 fn expanded(path: &str, by: &Path) -> PathBuf {
     let by = by.canonicalize().unwrap_or_else(|_| by.to_owned());
     let origin = by.parent().unwrap_or(Path::new("/")).to_string_lossy();
     path.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin).into()
 }
 
-/// The loader's own, and those of `/etc/ld.so.conf`.
+/// The loader's own directories, and those of `/etc/ld.so.conf`.
 fn system_directories() -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
     let mut files: Vec<PathBuf> = vec!["/etc/ld.so.conf".into()];
@@ -254,8 +243,8 @@ fn system_directories() -> Vec<PathBuf> {
     found
 }
 
-/// Copies of our libraries that wheels of this Python bring along, in folders `*.libs` of its packages. None for programs
-/// that are no Python.
+/// Copies of ferroce's libraries in this Python's wheels, in folders `*.libs` of its packages. Empty for other
+/// programs.
 pub fn bundled(interpreter: &Path) -> Vec<PathBuf> {
     let name = interpreter.file_name().unwrap_or_default().to_string_lossy();
     let Some(root) = interpreter.parent().and_then(Path::parent).filter(|_| name.starts_with("python"))

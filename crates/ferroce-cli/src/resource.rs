@@ -1,4 +1,4 @@
-//! `ferroce resource show`: the objects of all programs, as their ledgers tell.
+//! `ferroce resource show`: the objects of all programs, from their ledgers.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::select::Selection;
 /// The kinds that can be listed, in the order of the summary.
 const KINDS: [&str; 7] = ["pd", "cq", "qp", "cm_id", "mr", "ctx", "srq"];
 
-/// What rows may be selected by.
+/// The keys of filters.
 const KEYS: [&str; 21] = [
     "pid", "comm", "pdn", "cqn", "ctxn", "mrn", "srqn", "lqpn", "rqpn", "type", "state", "users", "cqe",
     "rkey", "lkey", "mrlen", "ps", "qp-type", "cm-idn", "src-addr", "dst-addr",
@@ -45,7 +45,7 @@ pub fn show(words: &[String], style: Style) -> Result<()> {
     rows::print(&rows, style)
 }
 
-/// A row a device: how many objects of each kind.
+/// One row for each device: the number of objects of each kind.
 fn summary(broker: &mut Observer, which: Option<&str>) -> Result<Vec<Row>> {
     let devices = broker.devices()?;
     let mut counts: BTreeMap<(String, &str), u64> = BTreeMap::new();
@@ -103,7 +103,7 @@ fn list(
     Ok(found.into_iter().map(|(_, row)| row).collect())
 }
 
-/// Binds and connections, each at the device that has its address; those of all addresses at the first.
+/// Bound ids and connections, each at the device with its address; those of the wildcard address at the first.
 fn cm_ids(broker: &mut Observer, devices: &[DeviceInfo]) -> Result<Vec<(String, Row)>> {
     let ids = broker.cm_ids()?;
     let programs: Vec<LeaseEntry> = if ids.is_empty() { Vec::new() } else { broker.status()?.programs };
@@ -148,7 +148,6 @@ fn cm_ids(broker: &mut Observer, devices: &[DeviceInfo]) -> Result<Vec<(String, 
     Ok(rows)
 }
 
-/// One program's objects.
 struct Program<'a> {
     entry: &'a LeaseEntry,
     blocks: Vec<DeviceBlock>,
@@ -157,7 +156,7 @@ struct Program<'a> {
 }
 
 impl Program<'_> {
-    /// How many objects use each domain or completion queue.
+    /// The number of objects that use each domain or completion queue.
     fn users(&self, table: Table) -> Result<BTreeMap<u32, u64>> {
         let mut users = BTreeMap::new();
         let mut count = |number: u32| *users.entry(number).or_default() += 1;
@@ -179,10 +178,10 @@ impl Program<'_> {
         Ok(users)
     }
 
-    /// The device's name and the row; `None` if the record names no device.
+    /// The device's name and the row; `None` if the record has no device.
     fn row(&self, table: Table, record: &Record, users: u64) -> Option<(String, Row)> {
         let name = self.blocks.get(record.block())?.name.clone();
-        // Another client's own device is not in our view.
+        // The private device of another program is not in our list.
         let index = self.devices.iter().position(|device| device.name == name).unwrap_or(self.devices.len());
         let index = index as u32;
         let row = match table {
@@ -216,7 +215,7 @@ impl Program<'_> {
     }
 }
 
-/// Of `enum ibv_qp_type`.
+/// Names of `enum ibv_qp_type`.
 const fn service_name(code: u64) -> &'static str {
     match code {
         2 => "RC",

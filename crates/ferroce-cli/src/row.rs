@@ -1,21 +1,18 @@
-//! One object a line, with whatever it has to say: as rdma(8) prints it, or as JSON.
+//! Output lines of an object, in the format of rdma(8) or as JSON.
 
 use std::fmt::{self, Display};
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-/// A value of a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// A word.
     Text(String),
-    /// A number.
     Number(u64),
-    /// A number that is shown in hexadecimal.
+    /// A number shown in hexadecimal.
     Hex(u64),
 }
 
-/// What a line begins with.
+/// The beginning of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Head {
     /// `link DEV/1`; with the device's index in JSON.
@@ -26,7 +23,6 @@ pub enum Head {
     Index(u32, String),
 }
 
-/// One line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     head: Head,
@@ -34,30 +30,25 @@ pub struct Row {
 }
 
 impl Row {
-    /// A line without a field yet.
     pub fn new(head: Head) -> Self {
         Self { head, fields: Vec::new() }
     }
 
-    /// A number.
     pub fn number(mut self, key: &str, value: impl Into<u64>) -> Self {
         self.fields.push((key.to_owned(), Value::Number(value.into())));
         self
     }
 
-    /// A number in hexadecimal.
     pub fn hex(mut self, key: &str, value: impl Into<u64>) -> Self {
         self.fields.push((key.to_owned(), Value::Hex(value.into())));
         self
     }
 
-    /// A word.
     pub fn text(mut self, key: &str, value: impl Into<String>) -> Self {
         self.fields.push((key.to_owned(), Value::Text(value.into())));
         self
     }
 
-    /// The value of a field.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.fields.iter().find(|(known, _)| known == key).map(|(_, value)| value)
     }

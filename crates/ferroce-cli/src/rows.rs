@@ -1,5 +1,5 @@
-//! Devices and links as rows: a line of text each, or a JSON array of objects with stable keys. Words and keys
-//! are those of rdma(8).
+//! Devices and links as rows: one line of text each, or a JSON array of objects with stable keys. Words and keys are
+//! those of rdma(8).
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -13,7 +13,6 @@ use serde::Serialize;
 use crate::args::Style;
 use crate::settings;
 
-/// One line of `link show`.
 #[derive(Serialize, Debug)]
 pub struct Link {
     ifindex: u32,
@@ -24,17 +23,16 @@ pub struct Link {
     netdev: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     netdev_index: Option<u32>,
-    /// Flow control of the link, and of single priorities, where the interface tells.
+    /// Flow control of the link and of single priorities, if the driver reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pause: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pfc: Option<String>,
-    /// Those that were set, in the words of `link set`.
+    /// The configured settings, in the words of `link set`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     settings: BTreeMap<&'static str, String>,
 }
 
-/// One line of `dev show`.
 #[derive(Serialize, Debug)]
 pub struct Dev {
     ifindex: u32,
@@ -49,7 +47,7 @@ pub struct Dev {
     caps: Option<&'static [&'static str]>,
 }
 
-/// The device that `DEV/PORT` names; every device has one port.
+/// Returns the device in `DEV/PORT`; every device has one port.
 pub fn port_of(link: &str) -> Result<&str> {
     match link.split_once('/') {
         None | Some((_, "1")) => Ok(link.split('/').next().unwrap_or_default()),
@@ -57,7 +55,7 @@ pub fn port_of(link: &str) -> Result<&str> {
     }
 }
 
-/// All devices with their index, or the one called `which`.
+/// Returns all devices with their index, or the one called `which`.
 pub fn find<'a>(devices: &'a [DeviceInfo], which: Option<&str>) -> Result<Vec<(u32, &'a DeviceInfo)>> {
     let all = (0..).zip(devices);
     match which {
@@ -73,8 +71,8 @@ pub fn find<'a>(devices: &'a [DeviceInfo], which: Option<&str>) -> Result<Vec<(u
     }
 }
 
-/// Rows of `link show`; with `details`, for which the interfaces are needed, the index of the network device, its flow
-/// control and what was set as well.
+/// Rows of `link show`; with `details` (the interfaces) they include the index of the network device, its flow control
+/// and its settings.
 pub fn links(devices: Vec<(u32, &DeviceInfo)>, details: Option<&Vec<NetdevInfo>>) -> Vec<Link> {
     let netdev = |device: &DeviceInfo| details?.iter().find(|netdev| netdev.ifindex == device.ifindex);
     let row = |(ifindex, device): (u32, &DeviceInfo)| Link {
@@ -96,7 +94,7 @@ pub fn links(devices: Vec<(u32, &DeviceInfo)>, details: Option<&Vec<NetdevInfo>>
     devices.into_iter().map(row).collect()
 }
 
-/// `rx,tx`, with `auto` before them if the other end has a say.
+/// `rx,tx`, preceded by `auto` if the link negotiates it.
 fn pause(pause: Pause) -> String {
     let words = [(pause.autoneg, "auto"), (pause.rx, "rx"), (pause.tx, "tx")];
     let set: Vec<&str> = words.into_iter().filter(|(on, _)| *on).map(|(_, word)| word).collect();
@@ -109,7 +107,7 @@ fn priorities(bits: u8) -> String {
     if set.is_empty() { "off".to_owned() } else { set.join(",") }
 }
 
-/// What every device can, by the names of rdma(8).
+/// Capabilities of every device, by their names in rdma(8).
 const CAPS: &[&str] = &[
     "BAD_PKEY_CNTR",
     "BAD_QKEY_CNTR",
@@ -126,7 +124,7 @@ const CAPS: &[&str] = &[
     "MANAGED_FLOW_STEERING",
 ];
 
-/// Rows of `dev show`; with `details` what they can, too.
+/// Rows of `dev show`; with `details` they include the capabilities.
 pub fn devs(devices: Vec<(u32, &DeviceInfo)>, details: bool) -> Vec<Dev> {
     let row = |(ifindex, device): (u32, &DeviceInfo)| {
         let guid = quads(&device.node_guid);
@@ -166,13 +164,13 @@ impl Display for Dev {
     }
 }
 
-/// Prints rows in the style asked for.
+/// Prints rows in the given style.
 pub fn print<T: Serialize + Display>(rows: &[T], style: Style) -> Result<()> {
-    say(&text(rows, style)?)
+    write_text(&text(rows, style)?)
 }
 
-/// Writes to standard output. A reader that has gone (`| head`) is no error.
-pub fn say(text: &str) -> Result<()> {
+/// Writes to standard output. A closed pipe (`| head`) is no error.
+pub fn write_text(text: &str) -> Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("standard output"),
         _ => Ok(()),
@@ -271,13 +269,13 @@ pub mod tests {
     fn details_tell_of_flow_control_and_capabilities() {
         let devices = [device("rxe0", "eth0", true)];
         let all = find(&devices, None).unwrap();
-        let told = NetdevInfo {
+        let reported = NetdevInfo {
             ifindex: 2,
             pause: Some(Pause { autoneg: true, rx: true, tx: false }),
             pfc: Some(0b1_1000),
             ..NetdevInfo::default()
         };
-        let line = text(&links(all.clone(), Some(&vec![told])), TEXT).unwrap();
+        let line = text(&links(all.clone(), Some(&vec![reported])), TEXT).unwrap();
         assert!(line.ends_with(" netdev_index 2 pause auto,rx pfc 3,4\n"), "{line}");
         assert_eq!((pause(Pause::default()).as_str(), priorities(0).as_str()), ("off", "off"));
         let line = text(&devs(all, true), TEXT).unwrap();

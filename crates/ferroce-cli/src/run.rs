@@ -1,6 +1,6 @@
-//! `ferroce run`: becomes the given command, with ferroce's libraries in front of the system's.
+//! `ferroce run`: executes the command with ferroce's libraries before the system's.
 //!
-//! The command replaces this process, so signals, exit status, process id and job control are its own.
+//! The command replaces this process, so it has its own signals, exit status, process id and job control.
 
 mod offer;
 mod private_net;
@@ -21,10 +21,10 @@ use offer::{Caller, Offer};
 
 pub use sysfs::{is_sysfs_keeper, keep_sysfs};
 
-/// The library that must be there; its other names are links to it.
+/// The library that must exist; its other names are links to it.
 const LIBRARY: &str = "libibverbs.so.1";
 
-/// Runs; returns only when that failed.
+/// Executes the command; returns only on failure.
 pub fn run(args: &RunArgs) -> ExitCode {
     match prepare(args) {
         Err(error) => {
@@ -34,7 +34,7 @@ pub fn run(args: &RunArgs) -> ExitCode {
         Ok(mut command) => {
             let error = command.exec();
             eprintln!("ferroce: {}: {error}", command.get_program().to_string_lossy());
-            // As env(1) and the shells do.
+            // The exit status is that of env(1) and the shells.
             ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
         }
     }
@@ -66,12 +66,12 @@ fn prepare(args: &RunArgs) -> Result<Command> {
     Ok(command)
 }
 
-/// Gives the program the files of its devices, if it is to have them; whether it has.
+/// Gives the program the files of its devices if it needs them; returns whether it did.
 fn files(args: &RunArgs, program: &Path) -> Result<bool> {
     if args.sysfs {
         return sysfs::enter(args).context("--sysfs is not possible here").map(|()| true);
     }
-    // Without a broker before the program's own nobody knows the devices.
+    // With a broker of the program's own, the devices are unknown before it starts.
     let own = matches!(std::env::var("FERROCE_BROKER").as_deref(), Ok("embedded" | "none"));
     if args.no_sysfs || own || std::env::var(offer::GIVEN).is_ok_and(|given| given == offer::given(args)) {
         return Ok(false);
@@ -93,7 +93,7 @@ fn files(args: &RunArgs, program: &Path) -> Result<bool> {
     Ok(false)
 }
 
-/// `lib/` beside the `bin/` that holds this program.
+/// `lib/` beside the `bin/` of this program.
 pub fn library_dir() -> Result<PathBuf> {
     let exe = std::env::current_exe().context("/proc/self/exe")?;
     let lib = exe.parent().and_then(Path::parent).map(|root| root.join("lib")).unwrap_or_default();
@@ -105,16 +105,16 @@ pub fn library_dir() -> Result<PathBuf> {
     Ok(lib)
 }
 
-/// Ours first, then what was asked for already.
+/// Puts our folder before the existing ones.
 fn search_path(lib: &Path, before: Option<OsString>) -> Result<OsString> {
     let before = before.unwrap_or_default();
     let rest = std::env::split_paths(&before).filter(|p| p != lib && !p.as_os_str().is_empty());
     let paths = std::iter::once(lib.to_owned()).chain(rest);
-    // A colon or semicolon in the folder's name would cut it in two for the loader.
+    // The loader would split a name at a colon or semicolon.
     std::env::join_paths(paths).with_context(|| format!("{} cannot be searched", lib.display()))
 }
 
-/// Ours first, then what was asked for already.
+/// Puts our library before the existing ones.
 fn preloads(library: &Path, before: Option<OsString>) -> Result<OsString> {
     let own = library.to_str().filter(|path| !path.contains([':', ' ']));
     let own = own.with_context(|| format!("{} cannot be preloaded by this name", library.display()))?;

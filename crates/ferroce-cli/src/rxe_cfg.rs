@@ -9,19 +9,19 @@ use ferroce_wire::PathMtu;
 use crate::args::RxeCommand;
 use crate::{Usage, broker, link, rows, settings};
 
-/// Does what one of its commands says; without any, lists.
+/// Executes a command; without one, lists.
 pub fn run(command: Option<RxeCommand>) -> Result<()> {
     match command.unwrap_or(RxeCommand::Status) {
         RxeCommand::Status => status(),
         RxeCommand::Start { proto: _ } => {
-            broker::tell_since(MINOR_NETDEVS, &Message::LinkStart)?;
+            broker::send_since(MINOR_NETDEVS, &Message::LinkStart)?;
             status()
         }
         RxeCommand::Stop => links()?.iter().try_for_each(|device| link::delete(&device.name, true)),
         RxeCommand::Persistent => {
             let netdevs = broker::netdevs()?;
             let kept = netdevs.iter().filter(|netdev| !netdev.configured.is_empty());
-            rows::say(&kept.map(|netdev| format!("{}\n", netdev.name)).collect::<String>())
+            rows::write_text(&kept.map(|netdev| format!("{}\n", netdev.name)).collect::<String>())
         }
         RxeCommand::Add { n, netdev } => {
             let devices = broker::devices()?;
@@ -53,10 +53,10 @@ fn links() -> Result<Vec<DeviceInfo>> {
 }
 
 fn status() -> Result<()> {
-    rows::say(&table(&broker::netdevs()?, &broker::devices()?))
+    rows::write_text(&table(&broker::netdevs()?, &broker::devices()?))
 }
 
-/// Ethernet interfaces, and others that have a device.
+/// Ethernet interfaces, and others with a device.
 fn table(netdevs: &[NetdevInfo], devices: &[DeviceInfo]) -> String {
     let device = |netdev: &NetdevInfo| devices.iter().find(|device| device.ifindex == netdev.ifindex);
     let here = |netdev: &&NetdevInfo| netdev.ifindex != 0 && (netdev.ethernet || device(netdev).is_some());
@@ -97,12 +97,12 @@ fn rmtu(mtu: PathMtu) -> String {
     format!("{}  ({})", mtu.bytes(), mtu as u8)
 }
 
-/// `[rxeN] MTU`. With `force` an interface that is too small is made larger first.
+/// Executes `[rxeN] MTU`. With `force` it first raises the MTU of an interface that is too small.
 fn mtu(force: bool, words: &[String]) -> Result<()> {
     let (which, octets) = match words {
         [which, octets] => (Some(which.as_str()), octets),
         [octets] => (None, octets),
-        _ => return Err(Usage("say: [rxeN] MTU".to_owned()).into()),
+        _ => return Err(Usage("expected: [rxeN] MTU".to_owned()).into()),
     };
     let mtu = settings::mtu(octets).flatten();
     let mtu =
@@ -138,8 +138,8 @@ fn mtu(force: bool, words: &[String]) -> Result<()> {
 pub fn ip(words: &[&str]) -> Result<()> {
     let line = format!("ip {}", words.join(" "));
     let output = Command::new("ip").args(words).output().with_context(|| format!("cannot run {line}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{line}: {}", said.trim());
+    let message = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{line}: {}", message.trim());
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! The scripts that people type for RoCE cards, by the names under which they know them: links to this program.
+//! Vendors' scripts for RoCE cards: links to this program with the scripts' names.
 
 use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv6Addr};
@@ -11,7 +11,6 @@ use ferroce_ipc::{DeviceInfo, GidType, LinkSettings, Setting};
 use crate::args::{CmaRoceMode, CmaRoceTos, CompatGidGen, IbDev2NetDev, RxeCfg, ShowGids};
 use crate::{broker, gids, rows, rxe_cfg};
 
-/// One of those scripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Script {
     /// `show_gids [DEV [PORT]]`.
@@ -41,7 +40,6 @@ impl Script {
         }
     }
 
-    /// Its command line.
     pub fn command(self) -> Command {
         match self {
             Self::ShowGids => ShowGids::command(),
@@ -54,12 +52,11 @@ impl Script {
     }
 }
 
-/// The script that this program was called as.
+/// The script whose name this program was called by.
 pub fn called() -> Option<Script> {
     Script::of(&std::env::args_os().next()?)
 }
 
-/// Does what the script does.
 pub fn run(script: Script) -> Result<()> {
     match script {
         Script::ShowGids => {
@@ -68,12 +65,12 @@ pub fn run(script: Script) -> Result<()> {
                 rows::port_of(&format!("{device}/{port}"))?;
             }
             let devices = broker::devices()?;
-            rows::say(&gid_table(&rows::find(&devices, args.device.as_deref())?, gids::netdev_name))
+            rows::write_text(&gid_table(&rows::find(&devices, args.device.as_deref())?, gids::netdev_name))
         }
         Script::IbDev2NetDev => {
             IbDev2NetDev::parse();
             let devices = broker::devices()?;
-            rows::say(&netdevs(&rows::find(&devices, None)?))
+            rows::write_text(&netdevs(&rows::find(&devices, None)?))
         }
         Script::CmaRoceMode => {
             let args = CmaRoceMode::parse();
@@ -92,14 +89,14 @@ pub fn run(script: Script) -> Result<()> {
         }
         Script::CompatGidGen => compat_gid(&CompatGidGen::parse()),
         Script::RxeCfg => {
-            // Of `start`; `-p` is another thing for `ferroce`.
+            // Drops the `-p` of `start`, which has another meaning for `ferroce`.
             let words = std::env::args_os().filter(|word| word != "-p");
             rxe_cfg::run(RxeCfg::parse_from(words).command)
         }
     }
 }
 
-/// Sets what is to be set for connections of a device, and prints what is.
+/// Sets the attribute for connections of a device if requested, and prints it.
 fn cma(
     device: &str,
     port: u8,
@@ -112,10 +109,12 @@ fn cma(
     }
     let devices = broker::devices()?;
     let found = rows::find(&devices, Some(&device))?;
-    rows::say(&found.iter().map(|(_, device)| format!("{}\n", shown(&device.settings))).collect::<String>())
+    rows::write_text(
+        &found.iter().map(|(_, device)| format!("{}\n", shown(&device.settings))).collect::<String>(),
+    )
 }
 
-/// Makes, takes away or only prints the GID of MAC form.
+/// Adds, removes or only prints the GID made from the MAC address.
 fn compat_gid(args: &CompatGidGen) -> Result<()> {
     let all = nix::ifaddrs::getifaddrs().context("cannot list network devices")?;
     let of = all.filter(|one| one.interface_name == args.device);
@@ -124,7 +123,7 @@ fn compat_gid(args: &CompatGidGen) -> Result<()> {
         bail!("no network device with a hardware address is called {}; see `ip link`", args.device)
     };
     let gid = compat_address(mac, args.vlan);
-    rows::say(&format!("{gid}\n"))?;
+    rows::write_text(&format!("{gid}\n"))?;
     if args.dry {
         return Ok(());
     }
@@ -133,14 +132,14 @@ fn compat_gid(args: &CompatGidGen) -> Result<()> {
     rxe_cfg::ip(&["-6", "addr", verb, &address, "dev", &netdev])
 }
 
-/// fe80::/64 and the modified EUI-64 of a hardware address, in which the number of a VLAN stands where ff:fe would.
+/// fe80::/64 and the modified EUI-64 of a hardware address, with a VLAN's number in place of ff:fe.
 fn compat_address(mac: [u8; 6], vlan: Option<u16>) -> Ipv6Addr {
     let [a, b, c, d, e, f] = mac;
     let [high, low] = vlan.unwrap_or(0xfffe).to_be_bytes();
     Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, high, low, d, e, f])
 }
 
-/// A line for each GID in use, and their count.
+/// One line for each used GID, and their count.
 fn gid_table(devices: &[(u32, &DeviceInfo)], netdev: impl Fn(u32) -> String) -> String {
     let mut text = "DEV\tPORT\tINDEX\tGID\t\t\t\t\tIPv4  \t\tVER\tDEV\n".to_owned();
     text += "---\t----\t-----\t---\t\t\t\t\t------------  \t---\t---\n";

@@ -1,4 +1,4 @@
-//! Which rows somebody wants to see: `link DEV/PORT`, `lqpn 17-20,33`, `type RC`.
+//! Filters of rows: `link DEV/PORT`, `lqpn 17-20,33`, `type RC`.
 
 use anyhow::Result;
 
@@ -6,10 +6,9 @@ use crate::Usage;
 use crate::row::{Row, Value};
 use crate::rows;
 
-/// What rdma(8) calls filters: all of them must hold.
+/// The filters of rdma(8); a row must match all.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// The only device, if one was named.
     pub device: Option<String>,
     filters: Vec<(String, Vec<Wanted>)>,
 }
@@ -22,13 +21,13 @@ enum Wanted {
 }
 
 impl Selection {
-    /// Pairs of a key and a value; `keys` are those of the rows.
+    /// Parses pairs of a key and a value; `keys` are those of the rows.
     pub fn parse(words: &[String], keys: &[&str]) -> Result<Self> {
         let mut selection = Self::default();
         for pair in words.chunks(2) {
             match pair {
                 [key, value] if matches!(&**key, "link" | "dev") => {
-                    // `fr0/-` is each of its ports, of which there is one.
+                    // `fr0/-` means all its ports, of which there is one.
                     let value = value.strip_suffix("/-").unwrap_or(value);
                     selection.device = Some(rows::port_of(value)?.to_owned());
                 }
@@ -46,12 +45,11 @@ impl Selection {
         Ok(selection)
     }
 
-    /// Whether rows of this device are wanted.
     pub fn has_device(&self, name: &str) -> bool {
         self.device.as_ref().is_none_or(|device| device == name)
     }
 
-    /// Whether a row is wanted.
+    /// Returns whether a row matches.
     pub fn takes(&self, row: &Row) -> bool {
         self.filters.iter().all(|(key, wanted)| {
             row.get(key).is_some_and(|value| wanted.iter().any(|wanted| wanted.is(value)))

@@ -1,4 +1,4 @@
-//! `ferroce link set`: the words of settings.
+//! `ferroce link set`: parses and prints settings.
 
 use std::collections::BTreeMap;
 
@@ -8,23 +8,23 @@ use ferroce_wire::PathMtu;
 
 use crate::{Usage, broker};
 
-/// `SETTING VALUE …`, all or nothing.
+/// Executes `SETTING VALUE …`; on an error nothing is set.
 pub fn set(device: &str, words: &[String], transient: bool, force: bool) -> Result<()> {
     broker::set(device, parse(words)?, transient, force)
 }
 
-/// `ferroce dev set`: `name NEWNAME` or `roce { on | off }`.
+/// Executes `name NEWNAME` or `roce { on | off }`.
 pub fn set_dev(device: &str, words: &[String], transient: bool) -> Result<()> {
     match words {
         [key, to] if key == "name" => {
             let (name, to) = (device.to_owned(), to.clone());
-            broker::tell_since(MINOR_NETDEVS, &Message::LinkRename { name, to, transient })
+            broker::send_since(MINOR_NETDEVS, &Message::LinkRename { name, to, transient })
         }
         [key, value] if key == "roce" => {
             let on = on_off(value).ok_or_else(|| Usage(format!("roce is on or off, not '{value}'")))?;
             broker::set(device, vec![Setting::Roce(on)], transient, false)
         }
-        _ => Err(Usage("say: name NEWNAME, or roce on or off".to_owned()).into()),
+        _ => Err(Usage("expected: name NEWNAME, or roce on or off".to_owned()).into()),
     }
 }
 
@@ -68,7 +68,7 @@ fn setting(key: &str, value: &str) -> Result<Setting, Usage> {
     }
 }
 
-/// What was set, and what that makes of others.
+/// The configured settings, and the other values that they change.
 pub fn shown(settings: &LinkSettings) -> BTreeMap<&'static str, String> {
     let default = LinkSettings::default();
     let number = |value: Option<u8>| value.map(|value| value.to_string());
@@ -88,7 +88,7 @@ pub fn shown(settings: &LinkSettings) -> BTreeMap<&'static str, String> {
     all.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
 }
 
-/// A RoCE MTU in octets; `Some(None)` for a negative one.
+/// Parses a RoCE MTU in octets; `Some(None)` for a negative one.
 pub fn mtu(word: &str) -> Option<Option<PathMtu>> {
     match word.parse::<i32>().ok()? {
         ..0 => Some(None),
@@ -96,7 +96,7 @@ pub fn mtu(word: &str) -> Option<Option<PathMtu>> {
     }
 }
 
-/// `on` or `off`, or as older tools say it.
+/// Parses `on` or `off`, or the words of older tools.
 pub fn on_off(word: &str) -> Option<bool> {
     match word {
         "on" | "enable" => Some(true),
@@ -105,7 +105,7 @@ pub fn on_off(word: &str) -> Option<bool> {
     }
 }
 
-/// A number from `least` to 255, decimal or `0x` and hexadecimal; `Some(None)` for a negative one.
+/// Parses a number from `least` to 255, decimal or `0x` and hexadecimal; `Some(None)` for a negative one.
 pub fn number(word: &str, least: u8) -> Option<Option<u8>> {
     let value = match word.strip_prefix("0x") {
         Some(digits) if digits.bytes().all(|b| b.is_ascii_hexdigit()) => {

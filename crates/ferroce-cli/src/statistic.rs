@@ -9,7 +9,6 @@ use crate::row::{Head, Row};
 use crate::rows;
 use crate::select::Selection;
 
-/// Prints what was asked for.
 pub fn run(command: StatisticCommand, style: Style) -> Result<()> {
     let mut broker = Observer::new()?;
     let rows = match command {
@@ -19,7 +18,7 @@ pub fn run(command: StatisticCommand, style: Style) -> Result<()> {
     rows::print(&rows, style)
 }
 
-/// A row a device: the counters of rxe, with `all` ours as well.
+/// One row for each device: the counters of rxe, with `all` ferroce's own as well.
 fn devices(broker: &mut Observer, words: &[String], all: bool) -> Result<Vec<Row>> {
     let selection = Selection::parse(words, &[])?;
     let devices = broker.devices()?;
@@ -36,7 +35,7 @@ fn devices(broker: &mut Observer, words: &[String], all: bool) -> Result<Vec<Row
     Ok(found)
 }
 
-/// A row a queue pair.
+/// One row for each queue pair.
 fn queue_pairs(broker: &mut Observer, words: &[String]) -> Result<Vec<Row>> {
     let words =
         if words.first().is_some_and(|word| "show".starts_with(&**word)) { &words[1..] } else { words };
@@ -55,8 +54,8 @@ fn queue_pairs(broker: &mut Observer, words: &[String]) -> Result<Vec<Row>> {
                 .number("lqpn", record.halves(1).0)
                 .number("pid", program.pid)
                 .text("comm", program.command.clone());
-            for (place, name) in TRANSPORT_COUNTERS.iter().enumerate() {
-                row = row.number(name, record.word(QP_COUNTERS + place));
+            for (index, name) in TRANSPORT_COUNTERS.iter().enumerate() {
+                row = row.number(name, record.word(QP_COUNTERS + index));
             }
             found.extend(selection.takes(&row).then_some(row));
         }

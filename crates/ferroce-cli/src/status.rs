@@ -1,4 +1,4 @@
-//! What the broker does at the moment, and for whom.
+//! `ferroce status`: the present state of the broker and its programs.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,11 +10,11 @@ use serde::Serialize;
 use crate::args::Style;
 use crate::rows;
 
-/// All of it, as JSON has it.
+/// The whole report, in the structure of the JSON output.
 #[derive(Serialize, Debug)]
 struct Report {
     broker: Broker,
-    /// Links that do not check what arrives.
+    /// Links with ICRC checks off.
     unchecked: Vec<String>,
     programs: Vec<Program>,
     cm: Cm,
@@ -48,13 +48,12 @@ struct Cm {
     questions: u32,
     listeners: u32,
     ports: u32,
-    /// By the names that Linux gives the groups and their members below `/sys/class/infiniband/DEV/ports/1`.
+    /// The groups and members have Linux's names below `/sys/class/infiniband/DEV/ports/1`.
     #[serde(flatten)]
     messages: Counters,
     no_mad: u64,
 }
 
-/// Counters in named groups.
 type Counters = BTreeMap<&'static str, BTreeMap<&'static str, u64>>;
 
 impl Report {
@@ -103,16 +102,16 @@ fn counters(cm: &CmStatus) -> Counters {
     ])
 }
 
-/// Prints it in the style asked for; without details, as text, counters that are 0 are left out.
+/// Prints the report in the given style; text without details omits counters of 0.
 pub fn print(status: Status, devices: &[DeviceInfo], style: Style) -> Result<()> {
     let report = Report::new(status, devices);
     let mut text = match (style.json, style.pretty) {
         (true, true) => serde_json::to_string_pretty(&report)?,
         (true, false) => serde_json::to_string(&report)?,
-        (false, _) => return rows::say(&self::text(&report, style.details)),
+        (false, _) => return rows::write_text(&self::text(&report, style.details)),
     };
     text.push('\n');
-    rows::say(&text)
+    rows::write_text(&text)
 }
 
 fn text(report: &Report, details: bool) -> String {

@@ -1,5 +1,3 @@
-//! Ending the broker.
-
 use std::fmt;
 
 use anyhow::Result;
@@ -8,7 +6,7 @@ use serde::Serialize;
 use crate::args::Style;
 use crate::{broker, rows};
 
-/// A broker that has ended.
+/// The result of a stop.
 #[derive(Serialize, Debug)]
 struct Stopped {
     pid: u32,
@@ -21,7 +19,7 @@ impl fmt::Display for Stopped {
     }
 }
 
-/// Ends the broker of this network namespace, and says which one that was. That there is none is no failure.
+/// Ends the broker of this network namespace, and prints its process id. Without a broker it succeeds.
 pub fn run(force: bool, style: Style) -> Result<()> {
     let stopped = broker::stop(force)?.map(|pid| Stopped { pid, stopped: true });
     if stopped.is_none() {

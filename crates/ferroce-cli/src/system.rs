@@ -1,4 +1,4 @@
-//! `ferroce system`: what holds for all devices.
+//! `ferroce system`: properties of all devices.
 
 use std::fmt::{self, Display};
 
@@ -8,17 +8,15 @@ use serde::Serialize;
 use crate::args::Style;
 use crate::rows;
 
-/// The one line of `system show`.
 #[derive(Serialize, Debug)]
 struct System {
-    /// Every network namespace has devices of its own.
+    /// Every network namespace has its own devices.
     netns: &'static str,
-    /// A forked child has copies of registered pages: its parent's stay where they are.
+    /// A forked child gets copies of registered pages; the parent keeps the originals.
     #[serde(rename = "copy-on-fork")]
     copy_on_fork: &'static str,
 }
 
-/// Prints it.
 pub fn show(style: Style) -> Result<()> {
     rows::print(&[System { netns: "exclusive", copy_on_fork: "on" }], style)
 }

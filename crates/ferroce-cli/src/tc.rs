@@ -9,7 +9,6 @@ use serde::Serialize;
 use crate::args::Style;
 use crate::{Usage, broker, rows, settings};
 
-/// One line of `link tc DEV show`.
 #[derive(Serialize, Debug, PartialEq, Eq)]
 struct Row {
     ifname: String,
@@ -21,11 +20,11 @@ struct Row {
     dst: Option<String>,
 }
 
-/// Does what the words say; without any, shows.
+/// Executes the command; without words it shows the rules.
 pub fn run(device: &str, words: &[String], transient: bool, style: Style) -> Result<()> {
     let (verb, rest) = words.split_first().map_or(("show", words), |(verb, rest)| (verb.as_str(), rest));
     let setting = match verb {
-        "" => return Err(Usage("say: show, add or delete".to_owned()).into()),
+        "" => return Err(Usage("expected: show, add or delete".to_owned()).into()),
         _ if "show".starts_with(verb) && rest.is_empty() => {
             let devices = broker::devices()?;
             let found = rows::find(&devices, Some(device))?;
@@ -34,12 +33,12 @@ pub fn run(device: &str, words: &[String], transient: bool, style: Style) -> Res
         }
         _ if "add".starts_with(verb) => change(rest, false)?,
         _ if "delete".starts_with(verb) => change(rest, true)?,
-        other => return Err(Usage(format!("'{other}' was not expected; say: show, add or delete")).into()),
+        other => return Err(Usage(format!("'{other}' is unexpected; expected: show, add or delete")).into()),
     };
     broker::set(device, vec![setting], transient, false)
 }
 
-/// The class of all packets first, then the rules in the order in which they are looked at.
+/// The class of all packets first, then the rules in order of precedence.
 fn rows_of(name: &str, settings: &LinkSettings) -> Vec<Row> {
     let row = |tclass, src, dst| Row { ifname: name.to_owned(), port: 1, tclass, src, dst };
     let all = settings.tclass.map(|tclass| row(tclass, None, None));
@@ -57,7 +56,8 @@ impl Display for Row {
     }
 }
 
-/// `[tclass=]TCLASS [src=PREFIX] [dst=PREFIX]`, apart by blanks or commas, as the drivers of cards take it in a file.
+/// Parses `[tclass=]TCLASS [src=PREFIX] [dst=PREFIX]`, separated by blanks or commas, as in the sysfs file of a card's
+/// driver.
 fn change(words: &[String], delete: bool) -> Result<Setting, Usage> {
     let (mut tclass, mut source, mut destination) = (None, None, None);
     for word in words.iter().flat_map(|word| word.split(',')).filter(|word| !word.is_empty()) {
@@ -75,13 +75,13 @@ fn change(words: &[String], delete: bool) -> Result<Setting, Usage> {
             _ => return Err(Usage(format!("'{key}' is unknown; there are tclass=, src= and dst="))),
         };
         if twice {
-            return Err(Usage(format!("{key} is there twice")));
+            return Err(Usage(format!("{key} is given twice")));
         }
     }
     let tclass = match (tclass, delete) {
         (Some(tclass), false) => tclass,
         (None | Some(_), true) => None,
-        (None, false) => return Err(Usage("say: tclass=TCLASS".to_owned())),
+        (None, false) => return Err(Usage("expected: tclass=TCLASS".to_owned())),
     };
     let both = source.is_some() || destination.is_some();
     let (source, destination) = (source.unwrap_or(Prefix::ANY), destination.unwrap_or(Prefix::ANY));
@@ -134,13 +134,13 @@ mod tests {
             assert_eq!(words(text, delete), Ok(want), "{text}");
         }
         for (bad, sentence) in [
-            ("", "say: tclass=TCLASS"),
-            ("src=1.1.1.1", "say: tclass=TCLASS"),
+            ("", "expected: tclass=TCLASS"),
+            ("src=1.1.1.1", "expected: tclass=TCLASS"),
             ("tclass=256", "tclass is 0 to 255, or -1 for none, not '256'"),
             ("tclass=", "tclass is 0 to 255, or -1 for none, not ''"),
             ("16 src=1.1.1", "src is '1.1.1': not an address, nor one with a mask as 10.1.0.0/16"),
             ("16 dst=1.1.1.1/33", "dst is '1.1.1.1/33': not an address, nor one with a mask as 10.1.0.0/16"),
-            ("16 17", "tclass is there twice"),
+            ("16 17", "tclass is given twice"),
             ("16 prio=3", "'prio' is unknown; there are tclass=, src= and dst="),
         ] {
             assert_eq!(words(bad, false), Err(sentence.to_owned()), "{bad}");

@@ -1,4 +1,4 @@
-//! What this host, or container, is like.
+//! Facts about this host or container.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,47 +16,44 @@ use crate::broker;
 
 /// The UDP port of RoCE v2.
 pub const PORT: u16 = 4791;
-/// What programs look for.
+/// The names by which programs load the libraries.
 pub const LIBRARIES: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libibumad.so.3"];
 
-/// All that is looked at.
 #[derive(Debug, Default)]
 pub struct Host {
-    /// Linux's release.
+    /// Release of the kernel.
     pub kernel: String,
-    /// Our own libraries, folder by folder.
+    /// Folders with ferroce's libraries.
     pub libraries: Vec<Folder>,
     /// Network devices by name.
     pub netdevs: BTreeMap<String, Netdev>,
-    /// The broker that runs.
     pub broker: Broker,
-    /// Sockets on the port, the broker's own excepted.
+    /// Sockets on the port, except the broker's.
     pub port: Vec<Holder>,
     /// RDMA devices of the kernel on network devices of this namespace.
     pub kernel_devices: Vec<KernelDevice>,
-    /// `net.core.rmem_max` and `wmem_max`, where they can be seen.
+    /// `net.core.rmem_max` and `wmem_max`, if they are visible.
     pub buffers: [Option<u64>; 2],
-    /// Open files that a process may have: soft and hard limit.
+    /// Limits of open files: soft and hard.
     pub files: Option<(u64, u64)>,
-    /// Whether we may set devices up, and with us the broker.
+    /// Whether we, and so the broker, may set devices up.
     pub net_admin: bool,
-    /// Why no namespace can be made, if none can.
+    /// The reason why no namespace can be made.
     pub no_namespace: Option<String>,
-    /// What says that this is a container.
+    /// The sign that this is a container.
     pub container: Option<String>,
-    /// Whether there are rules that translate addresses.
+    /// Whether there are NAT rules.
     pub nat_rules: bool,
 }
 
-/// A folder that holds libraries of ours.
+/// A folder with libraries of ferroce.
 #[derive(Debug, Default)]
 pub struct Folder {
     pub path: PathBuf,
-    /// Their names, with the file that each is.
+    /// Device and inode of each file, by name.
     pub files: BTreeMap<String, (u64, u64)>,
 }
 
-/// A network device.
 #[derive(Clone, Debug, Default)]
 pub struct Netdev {
     pub up: bool,
@@ -64,25 +61,25 @@ pub struct Netdev {
     pub addresses: Vec<IpAddr>,
 }
 
-/// What answers by the broker's name.
+/// The broker's state.
 #[derive(Debug, Default)]
 pub enum Broker {
     #[default]
     None,
-    /// Ours, with its devices.
+    /// A usable one, with its devices.
     Runs { pid: u32, uid: u32, devices: Vec<DeviceInfo> },
-    /// Why it is of no use; the sentence has the cure.
+    /// The reason why it is unusable; the text contains the remedy.
     Unusable(String),
 }
 
-/// Somebody with a socket on the port.
+/// The owner of a socket on the port.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Holder {
     pub address: IpAddr,
     pub uid: u32,
-    /// The socket is the kernel's own.
+    /// The kernel itself owns the socket.
     pub kernel: bool,
-    /// Its process, if that can be seen.
+    /// The process, if it is visible.
     pub process: Option<String>,
 }
 
@@ -91,12 +88,11 @@ pub struct Holder {
 pub struct KernelDevice {
     pub name: String,
     pub netdev: String,
-    /// The software driver; otherwise a card, which takes the port's packets before the kernel sees them.
+    /// rxe; otherwise a card, which takes the port's packets before the kernel receives them.
     pub rxe: bool,
 }
 
-/// Looks.
-pub fn look() -> Host {
+pub fn gather() -> Host {
     let netdevs = netdevs();
     let broker = who_answers();
     Host {
@@ -118,12 +114,12 @@ pub fn look() -> Host {
     }
 }
 
-/// Empty if it cannot be read.
+/// Returns an empty text if it cannot be read.
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// Where the loader may find libraries that are ours.
+/// Folders where the loader may find ferroce's libraries.
 fn folders() -> Vec<Folder> {
     let exe = std::env::current_exe().ok();
     let beside = exe.as_deref().and_then(Path::parent).and_then(Path::parent).map(|root| root.join("lib"));
@@ -154,7 +150,7 @@ fn folders() -> Vec<Folder> {
     found
 }
 
-/// Whether a library has the note that marks it as ferroce's.
+/// Returns whether a library has ferroce's ELF note.
 fn is_ours(file: &Path) -> bool {
     const NAME: &[u8] = b"ferroce\0";
     let bytes = fs::read(file).unwrap_or_default();
@@ -187,8 +183,8 @@ fn who_answers() -> Broker {
     }
 }
 
-/// Who is on the port. A broker's sockets are told from others by its open files; one that is not in our pid namespace has
-/// those of its user.
+/// The owners of sockets on the port, without the broker. Its open files identify the broker's sockets; if it is
+/// outside our pid namespace, its user does.
 fn port(broker: &Broker) -> Vec<Holder> {
     let own = match broker {
         Broker::Runs { pid, .. } => sockets_of(*pid),
@@ -219,7 +215,7 @@ fn socket(line: &str) -> Option<(IpAddr, u32, u64)> {
     if u16::from_str_radix(port, 16).ok()? != PORT {
         return None;
     }
-    // In 32-bit words of the host's order.
+    // 32-bit words in host byte order.
     let word = |at: usize| u32::from_str_radix(local.get(at..at + 8)?, 16).ok().map(u32::to_ne_bytes);
     let address: IpAddr = match local.len() {
         8 => word(0)?.into(),
@@ -258,7 +254,7 @@ fn kernel_devices(netdevs: &BTreeMap<String, Netdev>) -> Vec<KernelDevice> {
         let rxe = parent.is_some();
         let cards = fs::read_dir(path.join("device/net")).into_iter().flatten().flatten();
         let of_card = cards.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        // sysfs may be that of another network namespace.
+        // sysfs may show another network namespace.
         for netdev in parent.into_iter().chain(of_card).filter(|netdev| netdevs.contains_key(netdev)) {
             found.push(KernelDevice { name: name.clone(), netdev, rxe });
         }
@@ -266,7 +262,7 @@ fn kernel_devices(netdevs: &BTreeMap<String, Netdev>) -> Vec<KernelDevice> {
     found
 }
 
-/// "Max open files            1024                 1048576              files"
+/// Parses `Max open files            1024                 1048576              files`.
 fn limits(table: &str) -> Option<(u64, u64)> {
     let line = table.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     let number = |word: &str| word.parse().ok().or_else(|| (word == "unlimited").then_some(u64::MAX));
@@ -274,7 +270,7 @@ fn limits(table: &str) -> Option<(u64, u64)> {
     Some((words.next()??, words.next()??))
 }
 
-/// By the effective capabilities in `/proc/PID/status`.
+/// Checks the effective capabilities in `/proc/PID/status`.
 fn has_net_admin(status: &str) -> bool {
     const NET_ADMIN: u32 = 12;
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -282,16 +278,16 @@ fn has_net_admin(status: &str) -> bool {
         .is_some_and(|set| set >> NET_ADMIN & 1 == 1)
 }
 
-/// By doing it: a copy of this program enters one, shows its version, and ends.
+/// Tries it: a copy of this program enters a namespace, prints its version, and exits.
 fn no_namespace() -> Option<String> {
     let mut command = Command::new(std::env::current_exe().ok()?);
     command.args(["run", "--private-net", "--", "/proc/self/exe", "--version"]);
     command.env("FERROCE_BROKER", "none").stdin(Stdio::null());
     let output = command.output().ok()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    let said = said.trim().trim_start_matches("ferroce: ").to_owned();
-    // Without the libraries it ends before that, which is told elsewhere.
-    (!output.status.success() && said.contains("namespace")).then_some(said)
+    let message = String::from_utf8_lossy(&output.stderr);
+    let message = message.trim().trim_start_matches("ferroce: ").to_owned();
+    // Without the libraries it exits before that, which another check reports.
+    (!output.status.success() && message.contains("namespace")).then_some(message)
 }
 
 fn container() -> Option<String> {

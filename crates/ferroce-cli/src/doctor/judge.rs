@@ -1,4 +1,4 @@
-//! What it means.
+//! Findings from the facts.
 
 use std::net::IpAddr;
 
@@ -7,16 +7,16 @@ use ferroce_ipc::Origin;
 use super::host::{Broker, Folder, Holder, Host, KernelDevice, LIBRARIES, PORT};
 use super::{Finding, State};
 
-/// What sockets ask for.
+/// The buffer size that sockets request.
 const BUFFER: u64 = 8 << 20;
-/// With less than this a sender of one message after the other begins to lose packets.
+/// With a smaller buffer, a sender with one outstanding message begins to lose packets.
 const SMALL: u64 = 4 << 20;
-/// Descriptors: the broker has one for each slot and address.
+/// The broker has a descriptor for each slot and address.
 const FILES: u64 = 1024;
-/// The oldest kernel that is tried.
+/// The oldest tested kernel.
 const KERNEL: (u32, u32) = (5, 10);
 
-/// Everything, in the order in which it matters to a program that starts.
+/// All findings, in the order of importance to a starting program.
 pub fn all(host: &Host) -> Vec<Finding> {
     let mut all = vec![kernel(host), libraries(&host.libraries), loopback(host), broker(host), port(host)];
     all.extend(links(host));
@@ -35,10 +35,10 @@ fn kernel(host: &Host) -> Finding {
     match version {
         Some(version) if version < KERNEL => {
             Finding::new("kernel", State::Warning, format!("{found} is older than 5.10"))
-                .cure("a kernel since 5.10; older ones were not tried")
+                .cure("use a kernel since 5.10; older ones are untested")
         }
         Some(_) => Finding::ok("kernel", found),
-        None => Finding::new("kernel", State::Note, "its release is not known: is /proc there?"),
+        None => Finding::new("kernel", State::Note, "the release is unknown: is /proc mounted?"),
     }
 }
 
@@ -58,8 +58,12 @@ fn libraries(folders: &[Folder]) -> Finding {
         }
     }
     match folders {
-        [] => Finding::new("libraries", State::Error, "none of ferroce's libraries is where programs look")
-            .cure("run ferroce from its distribution: lib/ beside bin/ (`ferroce run`), or LD_LIBRARY_PATH"),
+        [] => Finding::new(
+            "libraries",
+            State::Error,
+            "none of ferroce's libraries is in a directory that the loader searches",
+        )
+        .cure("run ferroce from its distribution: lib/ beside bin/ (`ferroce run`), or LD_LIBRARY_PATH"),
         [first, ..] => {
             let missing: Vec<&str> =
                 LIBRARIES.iter().copied().filter(|name| !first.files.contains_key(*name)).collect();
@@ -77,8 +81,8 @@ fn libraries(folders: &[Folder]) -> Finding {
 
 fn loopback(host: &Host) -> Finding {
     let Some((name, lo)) = host.netdevs.iter().find(|(_, netdev)| netdev.loopback) else {
-        return Finding::new("loopback", State::Warning, "there is no loopback device, so there is no fr0")
-            .cure("make the network namespace with one (lo), or use a link on another netdev");
+        return Finding::new("loopback", State::Warning, "there is no loopback device, and so no fr0")
+            .cure("create the network namespace with lo, or use a link on another netdev");
     };
     if !lo.up && host.net_admin && matches!(host.broker, Broker::None) {
         return Finding::new("loopback", State::Note, format!("{name} is down; the broker will set it up"));
@@ -104,7 +108,7 @@ fn loopback(host: &Host) -> Finding {
 
 fn broker(host: &Host) -> Finding {
     match &host.broker {
-        Broker::None => Finding::ok("broker", "none runs; the first program starts one"),
+        Broker::None => Finding::ok("broker", "no broker runs; the first program starts one"),
         Broker::Runs { pid: 0, uid, .. } => {
             Finding::ok("broker", format!("runs, as uid {uid}, outside our pid namespace"))
         }
@@ -122,7 +126,7 @@ fn port(host: &Host) -> Finding {
     let who = |Holder { address, uid, kernel, process }: &Holder| match (kernel, process) {
         (true, _) => format!("the kernel on {address}"),
         (_, Some(process)) => format!("{process} on {address}"),
-        (_, None) => format!("a process of uid {uid} on {address} that cannot be seen"),
+        (_, None) => format!("an invisible process of uid {uid} on {address}"),
     };
     if host.port.is_empty() {
         return Finding::ok("port", format!("UDP port {PORT} is free for the broker"));
@@ -142,7 +146,7 @@ fn port(host: &Host) -> Finding {
         return Finding::new("port", State::Error, found).cure(cure);
     }
     match host.broker {
-        // Programs hold sockets of a broker that just died, and start the next one.
+        // Surviving programs of a dead broker hold its sockets, and start the next one.
         Broker::None
             if host
                 .port
@@ -152,7 +156,7 @@ fn port(host: &Host) -> Finding {
             Finding::new("port", State::Note, found)
         }
         _ => Finding::new("port", State::Error, found)
-            .cure("end it, or `ferroce run --private-net -- CMD` for a port of one's own"),
+            .cure("end it, or run the program on a port of its own: ferroce run --private-net -- CMD"),
     }
 }
 
@@ -161,8 +165,12 @@ fn links(host: &Host) -> Vec<Finding> {
     let links: Vec<_> = devices.iter().filter(|device| device.origin == Origin::Link).collect();
     if links.is_empty() {
         return vec![
-            Finding::new("links", State::Note, "only this host is reached: there is fr0 on lo, and no link")
-                .cure("ferroce link add fr1 type roce netdev eth0"),
+            Finding::new(
+                "links",
+                State::Note,
+                "devices reach only this host: there is fr0 on lo, and no link",
+            )
+            .cure("ferroce link add fr1 type roce netdev eth0"),
         ];
     }
     let mut found = Vec::new();
@@ -171,15 +179,11 @@ fn links(host: &Host) -> Vec<Finding> {
         found.push(if device.port_active && !device.gids.is_empty() {
             Finding::ok("links", format!("{name} on {netdev} is active"))
         } else if device.port_active {
-            Finding::new(
-                "links",
-                State::Error,
-                format!("{name}: {netdev} has no address that RoCE could use"),
-            )
-            .cure(format!("ip addr add ADDRESS/LENGTH dev {netdev}"))
+            Finding::new("links", State::Error, format!("{name}: {netdev} has no address that RoCE can use"))
+                .cure(format!("ip addr add ADDRESS/LENGTH dev {netdev}"))
         } else {
             Finding::new("links", State::Error, format!("{name} is down, because {netdev} is"))
-                .cure(format!("ip link set {netdev} up, and look at the cable and `ip link show {netdev}`"))
+                .cure(format!("ip link set {netdev} up, and check the cable and `ip link show {netdev}`"))
         });
     }
     found
@@ -192,7 +196,7 @@ fn cards(host: &Host) -> Vec<Finding> {
     };
     let cards = host.kernel_devices.iter().filter(|device| !device.rxe);
     let judged = cards.map(|KernelDevice { name, netdev, .. }| {
-        let found = format!("{name} is a card with RoCE of its own: it takes the packets to port {PORT} on {netdev}");
+        let found = format!("{name} is a card with RoCE in hardware: it takes the packets to port {PORT} on {netdev}");
         let state = if used(netdev) { State::Error } else { State::Note };
         Finding::new("card", state, found).cure(
             "use the card's own RoCE (without ferroce), another netdev, or switch it off: \
@@ -213,11 +217,11 @@ fn buffers(host: &Host) -> Finding {
         return Finding::new(
             "buffers",
             State::Note,
-            "their limits cannot be seen here; the host's are what counts",
+            "the limits cannot be seen here; those of the host apply",
         );
     }
     if small.is_empty() {
-        return Finding::ok("buffers", "sockets may have what they ask for, or most of it");
+        return Finding::ok("buffers", "sockets may have the requested size, or most of it");
     }
     let found: Vec<String> = small.iter().map(|(name, size)| format!("{name} is {size}")).collect();
     let cure: Vec<String> = small.iter().map(|(name, _)| format!("{name}={BUFFER}")).collect();
@@ -237,7 +241,7 @@ fn files(host: &Host) -> Finding {
             Finding::ok("files", format!("a process may open {soft}, or any number"))
         }
         Some((soft, hard)) => Finding::ok("files", format!("a process may open {soft}, or {hard}")),
-        None => Finding::new("files", State::Note, "their limit is not known: is /proc there?"),
+        None => Finding::new("files", State::Note, "the limit is unknown: is /proc mounted?"),
     }
 }
 
@@ -245,15 +249,15 @@ fn namespaces(host: &Host) -> Finding {
     match &host.no_namespace {
         None => Finding::ok("namespaces", "can be made, for `ferroce run --private-net`"),
         Some(why) => Finding::new("namespaces", State::Warning, why.clone())
-            .cure("nothing, unless `ferroce run --private-net` or `--sysfs` are wanted: then allow them to this user"),
+            .cure("only `ferroce run --private-net` and `--sysfs` need them: to use these, allow namespaces to this user"),
     }
 }
 
-/// The ICRC covers the addresses, so packets whose addresses were changed on the way are dropped.
+/// The ICRC covers the addresses, so receivers drop packets after address translation.
 fn nat(host: &Host) -> Finding {
     const CURE: &str = "give both ends addresses that reach each other unchanged: the host's network, macvlan or ipvlan, \
-                        or routes in the place of NAT";
-    // slirp4netns and its likes give every container this address, and translate it.
+                        or routes instead of NAT";
+    // slirp4netns and similar programs give every container this address, and translate it.
     let user_mode: Option<IpAddr> = "10.0.2.100".parse().ok();
     let translated = host.netdevs.iter().find(|(_, n)| n.addresses.iter().any(|a| Some(*a) == user_mode));
     if let Some((netdev, _)) = translated {
@@ -273,12 +277,13 @@ fn nat(host: &Host) -> Finding {
         }
         _ if host.nat_rules => {
             let found = format!(
-                "there are rules that translate addresses: RoCE does not survive it (UDP port {PORT})"
+                "there are rules that translate addresses, which RoCE does not permit (UDP port {PORT})"
             );
-            Finding::new("nat", State::Note, found)
-                .cure(format!("leave it out: iptables -t nat -I POSTROUTING -p udp --dport {PORT} -j ACCEPT"))
+            Finding::new("nat", State::Note, found).cure(format!(
+                "exclude the port: iptables -t nat -I POSTROUTING -p udp --dport {PORT} -j ACCEPT"
+            ))
         }
-        _ => Finding::ok("nat", "no sign of it; peers must reach our addresses unchanged"),
+        _ => Finding::ok("nat", "no sign of NAT; peers must reach our addresses unchanged"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `ferroce doctor PROGRAM`: what a program will load, and why.
+//! `ferroce doctor PROGRAM`: the libraries that a program will load, and why.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,67 +8,67 @@ use super::{Finding, State};
 use crate::program::{self, Elf, Kind, Loaded, Why};
 
 const CHECK: &str = "program";
-/// Scripts whose interpreter is a script: as many as the kernel follows.
+/// Limit of nested script interpreters, as in the kernel.
 const MOST_SCRIPTS: usize = 5;
 
-/// The findings about the program that is called by this name, if `ours` is the folder of ferroce's libraries.
+/// The findings about the program `name`; `ours` is the folder of ferroce's libraries.
 pub fn judge(name: &Path, ours: &Path) -> Vec<Finding> {
     let Some(mut file) = program::find(name) else {
-        return vec![error(format!("{} was not found, neither there nor in PATH", name.display()), None)];
+        return vec![error(format!("{} was not found as a path or in PATH", name.display()), None)];
     };
-    let mut said = Vec::new();
+    let mut findings = Vec::new();
     for _ in 0..MOST_SCRIPTS {
         if let Some(obstacle) = obstacle(&file) {
-            said.push(obstacle);
-            return said;
+            findings.push(obstacle);
+            return findings;
         }
         match fs::read(&file).map(|bytes| Kind::of(&bytes)) {
             Err(why) => {
-                said.push(error(format!("{} cannot be read: {why}", file.display()), None));
-                return said;
+                findings.push(error(format!("{} cannot be read: {why}", file.display()), None));
+                return findings;
             }
             Ok(Kind::Script(by)) => {
-                said.push(Finding::ok(
+                findings.push(Finding::ok(
                     CHECK,
                     format!("{} is a script, run by {}", file.display(), by.display()),
                 ));
                 match interpreter(&file, by) {
                     Some(by) => file = by,
                     None => {
-                        said.push(error(format!("{} has no interpreter here", file.display()), None));
-                        return said;
+                        findings.push(error(format!("{} has no interpreter here", file.display()), None));
+                        return findings;
                     }
                 }
             }
             Ok(kind) => {
-                said.extend(of_file(&file, &kind, ours));
-                return said;
+                findings.extend(of_file(&file, &kind, ours));
+                return findings;
             }
         }
     }
-    said.push(error(format!("{} is a script of too many scripts", name.display()), None));
-    said
+    findings.push(error(format!("{} has too many nested script interpreters", name.display()), None));
+    findings
 }
 
-/// The reason that keeps the program from being started, or from being reached by any variable.
+/// The reason why the program cannot be started, or ignores the environment.
 fn obstacle(file: &Path) -> Option<Finding> {
     let mode = fs::metadata(file).ok()?;
     let shown = file.display();
     if !mode.is_file() {
-        return Some(error(format!("{shown} is no file"), None));
+        return Some(error(format!("{shown} is not a regular file"), None));
     }
-    // A library, or a module of Python, is looked at as well, and is not executable.
+    // A library or Python module may be examined as well, and is not executable.
     if mode.permissions().mode() & 0o111 == 0 && !shown.to_string().contains(".so") {
         let cure = format!("chmod +x {shown}, if it is a program");
         return Some(error(format!("{shown} is not executable"), Some(cure)));
     }
     let privilege = program::privilege(file)?;
     let found = format!("{shown} is {privilege}: the loader ignores LD_LIBRARY_PATH and LD_PRELOAD for it");
-    let cure = "run a copy without that (cp), or put ferroce's libraries where the system looks first (/etc/ld.so.conf.d)";
+    let cure = "run a copy without these rights (cp), or put ferroce's libraries where the loader searches first (/etc/ld.so.conf.d)";
     Some(error(found, Some(cure.to_owned())))
 }
 
-/// The interpreter, through `env`.
+/// The interpreter; `env` is resolved.
 fn interpreter(script: &Path, by: PathBuf) -> Option<PathBuf> {
     if by.file_name().is_none_or(|name| name != "env") {
         return program::find(&by);
@@ -89,13 +89,12 @@ fn of_file(file: &Path, kind: &Kind, ours: &Path) -> Vec<Finding> {
             let machine = std::env::consts::ARCH;
             let found =
                 format!("{shown} is for another machine; ferroce's libraries are for {machine}, 64 bit");
-            return vec![error(found, Some("a build for this machine".to_owned()))];
+            return vec![error(found, Some("use a build for this machine".to_owned()))];
         }
-        Kind::Script(_) | Kind::Unknown => return vec![error(format!("{shown} is no program"), None)],
+        Kind::Script(_) | Kind::Unknown => return vec![error(format!("{shown} is not a program"), None)],
     };
     if !elf.dynamic {
-        let cure =
-            "link it dynamically: a static program loads no library, so nothing can be put in its place";
+        let cure = "link it dynamically: a static program loads no library, so ferroce's cannot replace it";
         return vec![error(format!("{shown} is static"), Some(cure.to_owned()))];
     }
     if elf.loader.as_ref().is_some_and(|loader| loader.contains("ld-musl")) {
@@ -113,7 +112,7 @@ fn libraries(file: &Path, elf: &Elf, ours: &Path) -> Vec<Finding> {
     let bundled = program::bundled(file);
     if !bundled.is_empty() {
         let names: Vec<String> = bundled.iter().map(|path| path.display().to_string()).collect();
-        let sentence = format!("packages bring along copies by names of their own: {}", names.join(", "));
+        let sentence = format!("packages contain renamed copies: {}", names.join(", "));
         found.push(Finding::new(CHECK, State::Warning, sentence).cure(preload(file)));
     }
     if found.is_empty() {
@@ -141,12 +140,10 @@ fn of_library(library: &Loaded, program: &Path, ours: &Path) -> Finding {
         Why::Path => copy("by its path"),
         Why::Environment => {
             let sentence = format!("{name} is {at}, by LD_LIBRARY_PATH: not ferroce's{by}");
-            Finding::new(CHECK, State::Error, sentence).cure("take that folder out of LD_LIBRARY_PATH")
+            Finding::new(CHECK, State::Error, sentence).cure("remove that folder from LD_LIBRARY_PATH")
         }
-        Why::Runpath | Why::System => {
-            copy("a private copy under a name that ferroce's library does not have")
-        }
-        Why::Nowhere => error(format!("{name} is nowhere{by}"), None),
+        Why::Runpath | Why::System => copy("a private copy under a name that ferroce's library lacks"),
+        Why::Nowhere => error(format!("{name} was not found{by}"), None),
     }
 }
 

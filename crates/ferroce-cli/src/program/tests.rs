@@ -27,7 +27,7 @@ fn what_files_are() {
     assert_eq!(Kind::of(&other), Kind::Foreign);
     other[4] = elf::ELFCLASS32;
     assert_eq!(Kind::of(&other), Kind::Foreign);
-    // Whatever is cut off or garbled, it says something.
+    // Truncated or malformed files give a result, and no panic.
     for end in (0..4096).step_by(7) {
         Kind::of(&own[..end]);
         let mut garbled = own[..8192].to_vec();
@@ -36,7 +36,7 @@ fn what_files_are() {
     }
 }
 
-/// Libraries and programs as people link them, and where the loader would find the library.
+/// Real programs, and the library that the loader finds for each.
 #[test]
 fn the_loaders_rules() {
     let root = std::env::temp_dir().join(format!("ferroce-program-{}", std::process::id()));
@@ -58,7 +58,7 @@ fn the_loaders_rules() {
     }
     let copy = "libibverbs-1de1263b.so.1";
     assert!(library("libibverbs.so.1", "ours") && library(copy, "private"));
-    // A library between the program and ours.
+    // A library between the program and ferroce's.
     let between = ["-shared", "-fPIC", "-Wl,-soname,libmid.so.1", "-o", "private/libmid.so.1", "l.c"];
     assert!(cc(&[&between[..], &["-Wl,--no-as-needed", "private/libibverbs.so.1"]].concat()));
     let find = |name: &str, link: &[&str]| -> (Vec<Loaded>, PathBuf) {
@@ -77,7 +77,7 @@ fn the_loaders_rules() {
         ("origin", vec![plain, old, origin], Why::Rpath, &private),
         ("runpath", vec![plain, new, &absolute], Why::Environment, &ours),
         ("wheel", vec!["private/libibverbs-1de1263b.so.1", new, origin], Why::Runpath, &private),
-        // DT_RPATH counts for what libraries of the program need; DT_RUNPATH for the program alone.
+        // DT_RPATH applies to the libraries of a program's libraries, DT_RUNPATH only to its own.
         ("deep", [&through[..], &[old, &absolute]].concat(), Why::Rpath, &private),
         ("shallow", [&through[..], &[new, &absolute]].concat(), Why::Environment, &ours),
     ] {

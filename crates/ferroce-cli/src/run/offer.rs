@@ -1,4 +1,5 @@
-//! Whether a program is given the files of its devices when nobody said so: where that takes nothing away from it.
+//! Decides whether a program without `--sysfs` or `--no-sysfs` gets the files of its devices: only if it loses no right
+//! by that.
 
 use std::fs;
 use std::path::Path;
@@ -6,37 +7,34 @@ use std::path::Path;
 use crate::args::RunArgs;
 use crate::program::{self, Kind};
 
-/// Strings in programs that open the files by themselves.
+/// Paths in programs that open the files themselves.
 const SIGNS: [&[u8]; 2] = [b"/sys/class/infiniband", b"/dev/infiniband"];
-/// Names the namespaces and devices whose files are there already: of a `ferroce run` within another one.
+/// Set by an outer `ferroce run`: the namespaces and devices of existing files.
 pub const GIVEN: &str = "FERROCE_SYSFS";
 
-/// The decision for a program.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Offer {
-    /// Give it the files.
     Give,
-    /// It needs none, or has them, or they would cost it a right. Nothing is said.
+    /// No files and no message: it needs none, has them, or would lose a right.
     Leave,
-    /// It gets none, for this reason.
+    /// No files, for this reason.
     Refuse(String),
 }
 
-/// The facts about the caller.
 pub struct Caller {
-    /// It may mount without a user namespace of its own.
+    /// It may mount without a new user namespace.
     pub mounts: bool,
-    /// Its capabilities that a program inherits: what a user namespace would take from it.
+    /// Programs inherit capabilities from it, which a user namespace would remove.
     pub privileged: bool,
 }
 
 impl Caller {
-    /// This process.
+    /// The caller is this process.
     pub fn this() -> Self {
         Self::of(&fs::read_to_string("/proc/self/status").unwrap_or_default())
     }
 
-    /// By `/proc/PID/status`. For uid 0 a program keeps all of the effective capabilities, for others the ambient ones.
+    /// Parses `/proc/PID/status`. With uid 0 a program keeps all effective capabilities, otherwise the ambient ones.
     fn of(status: &str) -> Self {
         const SYS_ADMIN: u32 = 21;
         let field = |name: &str| {
@@ -51,7 +49,7 @@ impl Caller {
     }
 }
 
-/// Decides. `possible` tries whether a user namespace can be made that may mount.
+/// Decides. `possible` tries to make a user namespace that may mount.
 pub fn decide(
     caller: &Caller,
     program: Option<&Path>,
@@ -61,7 +59,7 @@ pub fn decide(
         return Offer::Give;
     }
     if caller.privileged || program.is_some_and(|file| program::privilege(file).is_some()) {
-        // These rights are worth more to it than the files.
+        // These rights matter more to the program than the files.
         return Offer::Leave;
     }
     match possible() {
@@ -71,8 +69,8 @@ pub fn decide(
     }
 }
 
-/// Whether it is of no interest to a program that there are no files: it calls the libraries itself, and has no path of
-/// these files in its own. Of others, as interpreters, nothing can be known.
+/// Returns whether the program works without the files: it links the libraries itself, and contains no path of these
+/// files. Of others, such as interpreters, this is unknown.
 fn needs_no_files(program: &Path) -> bool {
     let bytes = fs::read(program).unwrap_or_default();
     let Kind::Elf(elf) = Kind::of(&bytes) else { return false };

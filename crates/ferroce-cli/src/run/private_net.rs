@@ -1,4 +1,4 @@
-//! A network namespace of one's own: its own UDP port 4791, its own broker, loopback only.
+//! A private network namespace: with its own UDP port 4791 and broker, and only the loopback device.
 
 use std::os::fd::AsRawFd;
 
@@ -9,15 +9,15 @@ use nix::sys::socket::{
 };
 use nix::unistd::{Gid, Uid, getegid, geteuid};
 
-/// What to say where a user can make no namespace.
+/// The error if users cannot make namespaces.
 pub const NO_NAMESPACES: &str = "this system lets no user make a namespace (sysctl kernel.unprivileged_userns_clone, \
      user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)";
 
 /// Loopback is the first device of every network namespace.
 const LOOPBACK: i32 = 1;
 
-/// Moves this process (which has one thread) into a fresh network namespace with loopback up. Without root
-/// a user namespace comes with it, in which the caller keeps its uid and gid.
+/// Moves this process (which has one thread) into a new network namespace with loopback up. Without root it also makes
+/// a user namespace, in which the caller keeps its uid and gid.
 pub fn enter() -> Result<()> {
     let (uid, gid) = (geteuid(), getegid());
     if uid.is_root() {
@@ -29,7 +29,7 @@ pub fn enter() -> Result<()> {
     raise_loopback().context("cannot raise lo in the private network namespace")
 }
 
-/// In a fresh user namespace the caller has the uid and gid it had.
+/// Maps the caller's uid and gid to themselves in a new user namespace.
 pub fn keep_identity(uid: Uid, gid: Gid) -> Result<()> {
     std::fs::write("/proc/self/setgroups", "deny").context("/proc/self/setgroups")?;
     std::fs::write("/proc/self/uid_map", format!("{uid} {uid} 1")).context("/proc/self/uid_map")?;

@@ -1,8 +1,8 @@
 //! The files of `ferroce run`: a mount namespace in which the program finds our devices below `/sys/class` and `/dev`.
 //!
-//! The files are in a tmpfs that only a small process of ours can write to, the keeper: it ends when the program does. It
-//! is nobody's child, since a program that waits for all of its children would wait for ever. The program sees the tmpfs
-//! through read-only mounts, and has no privilege left when it begins.
+//! The files are in a tmpfs that only a small process of ours, the keeper, can write to; it exits after the program. It
+//! is no child of the program, because a program that waits for all its children would wait for ever. The program
+//! accesses the tmpfs through read-only mounts, and has no privilege left when it starts.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -26,11 +26,11 @@ use super::tree;
 use crate::args::{RunArgs, SysfsKeeper};
 use crate::broker::Observer;
 
-/// The keeper's name, by which this program knows that it is one.
+/// The keeper's program name, by which this program recognises its role.
 const KEEPER: &str = "ferroce-sysfs";
-/// Hidden for a moment, in our namespace alone, by the tmpfs.
+/// The tmpfs covers one of these for a moment, in our namespace only.
 const SCRATCH: [&str; 4] = ["/mnt", "/tmp", "/var", "/run"];
-/// What every device file of ours is.
+/// The target of every device file.
 const NULL: &str = "/dev/null";
 
 /// Moves this process, which has one thread, into a namespace with our devices' files.
@@ -38,30 +38,30 @@ pub fn enter(args: &RunArgs) -> Result<()> {
     mount_all(|directory| start_keeper(directory, args))
 }
 
-/// Tries it in another process, where nothing is spoilt if a mount is refused after a namespace was not: some systems let
-/// users make namespaces that may do nothing (`kernel.apparmor_restrict_unprivileged_userns`). Says why if not.
+/// Tries it in another process, because a mount may fail after the namespace was made: some systems permit namespaces
+/// without rights (`kernel.apparmor_restrict_unprivileged_userns`). Returns the reason of a failure.
 pub fn probe(args: &RunArgs) -> Result<(), String> {
-    // A network namespace of our own came with a user namespace that may mount.
+    // `--private-net` has made a user namespace that may mount.
     if args.private_net {
         return Ok(());
     }
     let mut command = Command::new("/proc/self/exe");
     command.arg0(KEEPER).args(["--probe", "0"]);
     let output = command.output().map_err(|error| format!("/proc/self/exe: {error}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    let said = said.trim().trim_start_matches(KEEPER).trim_start_matches(": ");
-    if output.status.success() { Ok(()) } else { Err(said.to_owned()) }
+    let message = String::from_utf8_lossy(&output.stderr);
+    let message = message.trim().trim_start_matches(KEEPER).trim_start_matches(": ");
+    if output.status.success() { Ok(()) } else { Err(message.to_owned()) }
 }
 
 /// `devices` writes the files of the devices into a directory, and returns the names of their device files.
 fn mount_all(devices: impl FnOnce(&Path) -> Result<Vec<PathBuf>>) -> Result<()> {
     let (uid, gid) = (geteuid(), getegid());
-    // Root, or who has entered a namespace of its own just now, needs no other one.
+    // Root, and a process in a user namespace of its own, need no other one.
     if unshare(CloneFlags::CLONE_NEWNS).is_err() {
         unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).context(NO_NAMESPACES)?;
         keep_identity(uid, gid)?;
     }
-    // Later mounts of the host are seen here; mounts made here stay here.
+    // Later mounts of the host propagate to us; our mounts do not propagate.
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)
         .context("mounts cannot be kept from others")?;
     let scratch =
@@ -69,7 +69,7 @@ fn mount_all(devices: impl FnOnce(&Path) -> Result<Vec<PathBuf>>) -> Result<()> 
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount(Some("ferroce"), scratch, Some("tmpfs"), flags, Some("mode=755")).context("no tmpfs")?;
     let built = build(scratch, devices);
-    // The mounts made of it stay, and the keeper's working directory.
+    // The mounts made from it stay, and the keeper's working directory.
     umount2(scratch, MntFlags::MNT_DETACH).context("the tmpfs cannot be taken away")?;
     built
 }
@@ -102,7 +102,7 @@ fn build(scratch: &Path, devices: impl FnOnce(&Path) -> Result<Vec<PathBuf>>) ->
     bind(&files, Path::new("/dev"))
 }
 
-/// A directory with all that is in another one: what is mounted or made there is the same file.
+/// Fills a directory with bind mounts of all entries of another one.
 fn copy_by_mounts(from: &Path, to: &Path, without: &[&str]) -> Result<()> {
     fs::create_dir(to)?;
     for entry in fs::read_dir(from)? {
@@ -121,7 +121,7 @@ fn copy_by_mounts(from: &Path, to: &Path, without: &[&str]) -> Result<()> {
         } else {
             fs::write(&target, "")?;
         }
-        // What cannot be passed on, as a file that was masked, is empty here.
+        // An entry that cannot be mounted, such as a masked file, is empty here.
         if let Err(error) = bind(&source, &target)
             && kind.is_dir()
         {
@@ -147,7 +147,7 @@ fn read_only(at: &Path) -> Result<()> {
         .with_context(|| format!("{} cannot be made read-only", at.display()))
 }
 
-/// Starts the keeper in the directory of its files. Returns the device files' names when all is written.
+/// Starts the keeper in the directory of its files. Returns the device files' names after all files are written.
 fn start_keeper(directory: &Path, args: &RunArgs) -> Result<Vec<PathBuf>> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0(KEEPER).arg("--detach").arg(std::process::id().to_string()).current_dir(directory);
@@ -175,24 +175,24 @@ fn start_keeper(directory: &Path, args: &RunArgs) -> Result<Vec<PathBuf>> {
     if ready { Ok(names) } else { bail!("the files of --sysfs cannot be written") }
 }
 
-/// Whether this process is to be the keeper, or to try whether there can be one.
+/// Returns whether this process is the keeper, or tests whether one can run.
 pub fn is_sysfs_keeper() -> bool {
     std::env::args_os().next().is_some_and(|name| name == KEEPER)
 }
 
-/// Keeps the files up to date in its working directory.
+/// Updates the files in its working directory until the program exits.
 pub fn keep_sysfs() -> Result<()> {
     let SysfsKeeper { pid, detach, probe } = SysfsKeeper::parse();
     if probe {
         return mount_all(|_| Ok(Vec::new()));
     }
     if detach {
-        // An orphan is nobody's business.
+        // The keeper becomes an orphan, so the program does not wait for it.
         Command::new("/proc/self/exe").arg0(KEEPER).arg(pid.to_string()).spawn().context("/proc/self/exe")?;
         return Ok(());
     }
     let program = pidfd_open(Pid::from_raw(pid).context("no process id")?, PidfdFlags::empty())?;
-    // Neither a signal to the program's group nor its terminal is ours.
+    // The keeper leaves the program's process group and terminal.
     rustix::process::setsid().ok();
     let mut keeper =
         Keeper { devices: Vec::new(), broker: Some(Observer::new()?), tree: tree::Writer::default() };
@@ -202,7 +202,7 @@ pub fn keep_sysfs() -> Result<()> {
     }
     println!("rdma_cm\nready");
     drop(fs::OpenOptions::new().write(true).open(NULL).map(|null| {
-        // Whoever reads the program's output to its end must not wait for us.
+        // A reader of the program's output must not wait for the keeper.
         rustix::stdio::dup2_stdout(&null).and_then(|()| rustix::stdio::dup2_stderr(&null))
     }));
     let lifespan = Timespec { tv_sec: 0, tv_nsec: i64::from(LIFESPAN.subsec_nanos()) };
@@ -212,7 +212,7 @@ pub fn keep_sysfs() -> Result<()> {
             Ok(_) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
-        // A broker that died is followed by another; meanwhile the files stay as they are.
+        // While a dead broker is replaced, the files stay as they are.
         if keeper.refresh().is_err() {
             keeper.broker = None;
         }

@@ -1,4 +1,4 @@
-//! The files of devices, written as sysfs has them for the kernel's.
+//! The files of devices, in the layout of the kernel's sysfs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,10 +11,9 @@ use ferroce_ipc::{CmStatus, DeviceInfo};
 
 use crate::gids;
 
-/// An empty entry of a GID table.
 const NO_GID: &str = "0000:0000:0000:0000:0000:0000:0000:0000\n";
 
-/// Writes what changed, below the working directory: whoever reads sees the old or the new, and never half of it.
+/// Writes changed files below the working directory, each by a rename: readers get the old or the new content.
 #[derive(Default)]
 pub struct Writer {
     written: BTreeMap<PathBuf, Node>,
@@ -22,7 +21,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// The devices are these.
+    /// Writes the files of these devices, and removes all others.
     pub fn devices(&mut self, devices: &[DeviceInfo]) -> io::Result<()> {
         let tree = Tree {
             devices,
@@ -36,7 +35,7 @@ impl Writer {
         for path in old.keys().filter(|path| !tree.contains_key(*path)) {
             remove(path);
         }
-        // Of a device that is gone its counters, and the directories that are empty now.
+        // Removes the counters of removed devices, and empty directories.
         let here = |path: &Path| {
             devices.iter().any(|device| path.starts_with(format!("infiniband/{}", device.name)))
         };
@@ -54,7 +53,7 @@ impl Writer {
         Ok(())
     }
 
-    /// What a device counted, and connection management for all of them.
+    /// Writes the counters of a device, and those of connection management for all.
     pub fn counters(
         &mut self,
         device: &DeviceInfo,
@@ -80,21 +79,21 @@ fn write(path: &Path, node: &Node) -> io::Result<()> {
             std::os::unix::fs::symlink(target, parent_of(path)?)
         }
         Node::Text(text) => write_text(path, text),
-        // A file of ours cannot refuse.
+        // A regular file cannot refuse a read.
         Node::Unreadable => write_text(path, ""),
-        // Written with the others, see `Writer::counters`.
+        // [`Writer::counters`] writes it.
         Node::Counter { .. } => Ok(()),
     }
 }
 
-/// The path, which now has a directory to be in.
+/// Creates the parent directory of a path.
 fn parent_of(path: &Path) -> io::Result<&Path> {
     path.parent().map_or(Ok(()), fs::create_dir_all).map(|()| path)
 }
 
 fn write_text(path: &Path, text: &str) -> io::Result<()> {
     let new = Path::new("new");
-    // Most entries of a GID table are alike: one file is enough for them.
+    // Most entries of a GID table are equal, and share one file.
     let shared = match text {
         NO_GID => Some("no_gid"),
         "" => Some("nothing"),
@@ -109,7 +108,7 @@ fn write_text(path: &Path, text: &str) -> io::Result<()> {
         }
         None => fs::write(new, text)?,
     }
-    // Of two links to one file `rename` leaves both.
+    // If both names are links to one file, `rename` keeps both.
     fs::rename(new, parent_of(path)?)?;
     match fs::remove_file(new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -117,7 +116,7 @@ fn write_text(path: &Path, text: &str) -> io::Result<()> {
     }
 }
 
-/// Removes a file, and the directories that it leaves empty.
+/// Removes a file, and the directories that become empty.
 fn remove(path: &Path) {
     let _ = fs::remove_file(path).or_else(|_| fs::remove_dir(path));
     for parent in path.ancestors().skip(1).filter(|parent| parent.components().count() > 1) {

@@ -14,7 +14,6 @@ fn netdev(loopback: bool, up: bool, addresses: &[&str]) -> Netdev {
     Netdev { up, loopback, addresses: addresses.iter().map(|address| address.parse().unwrap()).collect() }
 }
 
-/// A host without faults.
 fn healthy() -> Host {
     Host {
         kernel: "6.1.0-18-amd64".to_owned(),
@@ -58,7 +57,7 @@ fn running(devices: Vec<DeviceInfo>) -> Broker {
     Broker::Runs { pid: 5, uid: 0, devices }
 }
 
-/// The findings of a check, after a change of a healthy host.
+/// The findings of a check after a change to the healthy host.
 fn found(check: &str, change: impl FnOnce(&mut Host)) -> Vec<Finding> {
     let mut host = healthy();
     change(&mut host);
@@ -223,8 +222,8 @@ fn each_fault_is_named_with_its_cure() {
         let [finding] = found.as_slice() else { panic!("{check}: {found:?}") };
         assert_eq!(finding.state, state, "{finding:?}");
         assert!(finding.found.contains(part), "'{part}' is not in {finding:?}");
-        let said = finding.cure.as_deref().unwrap_or_default();
-        assert!(said.contains(cure) && said.is_empty() == cure.is_empty(), "'{cure}': {finding:?}");
+        let given = finding.cure.as_deref().unwrap_or_default();
+        assert!(given.contains(cure) && given.is_empty() == cure.is_empty(), "'{cure}': {finding:?}");
     }
 }
 
