@@ -1,4 +1,4 @@
-//! Attributes that calls take and give.
+//! Attribute structures of calls.
 
 use crate::*;
 use core::ffi::{c_int, c_uint, c_void};

@@ -1,4 +1,4 @@
-//! The device and its context: what programs reach by pointer arithmetic and by function pointers.
+//! The device and its context, which programs access by pointer arithmetic and function pointers.
 
 use crate::*;
 use core::ffi::{c_char, c_int, c_uint, c_void};
@@ -270,13 +270,13 @@ layout!(verbs_context, 696, {
     alloc_buf: 8, dm_export_dmabuf_fd: 16, reg_mr_ex: 24, dealloc_dmah: 32, alloc_dmah: 40,
 });
 
-/// Only pointers to it exist: the public functions take its place.
+/// Opaque: only pointers to it exist.
 #[repr(C)]
 pub struct _compat_ibv_port_attr {
     _unseen: [u8; 0],
 }
 
-/// The library's own part of a `verbs_context`, never seen by programs.
+/// The library's private part of a `verbs_context`.
 #[repr(C)]
 pub struct verbs_ex_private {
     _unseen: [u8; 0],

@@ -1,4 +1,4 @@
-//! What a device, a port and a GID table say of themselves.
+//! Attributes of a device, a port and a GID table.
 
 use crate::*;
 use core::ffi::{c_char, c_int, c_uint};

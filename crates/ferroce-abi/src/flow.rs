@@ -1,4 +1,4 @@
-//! Flow steering, which no RoCE device in user space offers: the types exist for the tables of functions.
+//! Flow steering rules, which raw packet queue pairs use.
 
 use crate::*;
 use core::ffi::c_void;

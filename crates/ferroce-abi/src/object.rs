@@ -1,4 +1,4 @@
-//! Objects: the part of each that programs read and write.
+//! Objects: the members that programs read and write.
 
 use crate::*;
 use core::ffi::{c_int, c_uint, c_void};

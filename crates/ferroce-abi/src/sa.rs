@@ -1,4 +1,4 @@
-//! Subnet administration records, which librdmacm hands out as the path of a connection.
+//! Subnet administration records, which describe the path of a connection in librdmacm.
 
 use crate::*;
 use core::ffi::c_int;

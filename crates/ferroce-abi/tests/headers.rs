@@ -1,11 +1,11 @@
-//! The layouts asserted in this crate are those of the installed C headers. Skipped, with a sentence, where there are
-//! none (Debian: libibverbs-dev, librdmacm-dev, libibumad-dev) or no C compiler.
+//! The layouts asserted in this crate are those of the installed C headers. Skipped with a message without the headers
+//! (Debian: libibverbs-dev, librdmacm-dev, libibumad-dev) or a C compiler.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// Types and members that releases after 44 brought; older headers may lack them, and nothing else.
+/// Types and members of releases after 44; older headers may lack them, and no others.
 const NEWER_THAN_44: &[&str] = &[
     "ibv_comp_cntr",
     "ibv_comp_cntr_caps",
@@ -27,8 +27,8 @@ const NEWER_THAN_44: &[&str] = &[
     "verbs_context.alloc_dmah",
 ];
 
-/// Structures that newer releases enlarge: compared member by member only. `verbs_context` grows at its front, so its
-/// members are compared by their distance from the end.
+/// Structures that newer releases enlarge: only their members are compared. `verbs_context` grows at its front, so the
+/// test compares the distance of its members from the end.
 const GROW: &[&str] = &["verbs_context", "ibv_port_attr", "ibv_qp_ex"];
 
 struct Layout {
@@ -36,7 +36,7 @@ struct Layout {
     members: Vec<(String, usize)>,
 }
 
-/// The `layout!` lines of the sources, with the names that C uses.
+/// The `layout!` lines of the sources, with their C names.
 fn layouts() -> BTreeMap<String, Layout> {
     let mut layouts = BTreeMap::new();
     for file in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).expect("sources") {
@@ -187,7 +187,7 @@ fn layouts_are_those_of_the_c_headers() {
         if output.status.success() {
             break;
         }
-        // Leave out what these headers do not have yet, as long as it is known to be newer.
+        // Omits members that these headers lack, if they are known to be newer.
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         let lines: Vec<&str> = program.lines().collect();
         let before = left_out.len();
