@@ -1,4 +1,4 @@
-//! One sender and any number of receivers of a multicast group, in as many processes.
+//! One sender and any number of receivers of a multicast group, each in its own process.
 //!
 //! ```text
 //! cargo run --release --example multicast -- receive 239.1.2.3 &
@@ -12,11 +12,11 @@ use std::net::IpAddr;
 use clap::{Parser, Subcommand};
 use ferroce::{Access, Context, Gid, HEADER, Qkey, QpOptions, Qpn, Status};
 
-/// Who knows it may talk to the group.
+/// The group's Q_Key, which all members share.
 const QKEY: Qkey = Qkey::new(0x0123_4567);
 const ROOM: usize = 1024;
 
-/// Talks to a multicast group, or listens to it.
+/// Sends to a multicast group, or receives from it.
 #[derive(Parser)]
 struct Options {
     #[command(subcommand)]

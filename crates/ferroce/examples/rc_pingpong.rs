@@ -1,5 +1,5 @@
-//! `ibv_rc_pingpong` in Rust: the flags and the exchange of addresses are those of the program of
-//! that name, so that either end may be it.
+//! `ibv_rc_pingpong` in Rust, with the flags and the exchange of addresses of that program, so that either end may be
+//! it.
 //!
 //! ```text
 //! cargo run --release --example rc_pingpong -- -d fr0 -g 0 &
@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     common::main("rc_pingpong", run)
 }
 
-/// Sends a message to and fro over a reliable connection.
+/// Exchanges a message over a reliable connection.
 fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let device = common::open(options)?;
     let domain = device.protection_domain()?;

@@ -1,4 +1,4 @@
-//! A server that sends back what it receives, and its client, who meet by IP address.
+//! A server that returns each message, and its client. They connect by IP address.
 //!
 //!     rdma_echo --port 7471                   the server
 //!     rdma_echo --port 7471 192.0.2.1 -n 100  the client
@@ -69,7 +69,7 @@ pub fn serve(listener: &Listener, connections: usize) -> Result<(), Box<dyn Erro
     Ok(())
 }
 
-/// The client says in its private data how long its messages are.
+/// The client's private data are the length of its messages.
 fn echo(request: Request) -> Result<(), Box<dyn Error>> {
     let size = usize::from(u16::from_be_bytes([request.private_data()[0], request.private_data()[1]]));
     if size == 0 {
@@ -83,10 +83,10 @@ fn echo(request: Request) -> Result<(), Box<dyn Error>> {
     let mut connection = end.accept(b"")?;
     let mut n = 0;
     while let Some(len) = receive(&connection)? {
-        // When the peer has this one back, it sends the next one: that must find a receive.
+        // The peer sends the next message after this one returned, so its receive is posted first.
         connection.queue_pair().post_recv(RECV, &[half(n + 1, size)])?;
         connection.queue_pair().send(SEND, &[half(n, len)])?;
-        // If the peer ended the connection meanwhile, this completion is flushed and the next receive says so.
+        // If the peer disconnected meanwhile, this completion is flushed, and so is the next receive.
         let _ = connection.queue_pair().send_queue().wait()?;
         n += 1;
     }
@@ -94,7 +94,7 @@ fn echo(request: Request) -> Result<(), Box<dyn Error>> {
     Ok(connection.disconnect()?)
 }
 
-/// The length of the next message; `None` if the peer ended the connection, which flushes the queue pair.
+/// Returns the length of the next message; `None` if the peer disconnected, which flushes the queue pair.
 fn receive(connection: &Connected) -> Result<Option<usize>, Box<dyn Error>> {
     let completion = connection.queue_pair().receive_queue().wait()?;
     match (completion.status, completion.opcode) {
@@ -103,7 +103,7 @@ fn receive(connection: &Connected) -> Result<Option<usize>, Box<dyn Error>> {
     }
 }
 
-/// Sends messages and compares what comes back.
+/// Sends messages and compares those that return.
 pub fn talk(server: SocketAddr, size: usize, iters: u64) -> Result<(), Box<dyn Error>> {
     let said = u16::try_from(size)?.to_be_bytes();
     let end = Connector::new(server, &EndOptions::default())?;

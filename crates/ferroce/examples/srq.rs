@@ -18,7 +18,7 @@ fn main() -> Result<(), Error> {
         let start = wr_id as usize * 64;
         shared.post_recv(wr_id, &[buffer.slice(start..start + 64)])?;
     }
-    shared.set_limit(3)?; // tell us when fewer are left
+    shared.set_limit(3)?; // an event when fewer are left
 
     let message = domain.register(b"one of three".to_vec(), Access::empty())?;
     let mut ends = Vec::new();

@@ -1,5 +1,5 @@
-//! `ibv_uc_pingpong` in Rust: the flags and the exchange of addresses are those of the program of
-//! that name, so that either end may be it.
+//! `ibv_uc_pingpong` in Rust, with the flags and the exchange of addresses of that program, so that either end may be
+//! it.
 //!
 //! ```text
 //! cargo run --release --example uc_pingpong -- -d fr0 -g 0 &
@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     common::main("uc_pingpong", run)
 }
 
-/// Sends a message to and fro over an unreliable connection: a message that is lost ends the game.
+/// Exchanges a message over an unreliable connection: after a lost message both ends wait for ever.
 fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let device = common::open(options)?;
     let domain = device.protection_domain()?;

@@ -1,5 +1,5 @@
-//! `ibv_ud_pingpong` in Rust: the flags and the exchange of addresses are those of the program of
-//! that name, so that either end may be it.
+//! `ibv_ud_pingpong` in Rust, with the flags and the exchange of addresses of that program, so that either end may be
+//! it.
 //!
 //! ```text
 //! cargo run --release --example ud_pingpong -- -d fr0 -g 0 -s 1024 &
@@ -14,14 +14,14 @@ use std::process::ExitCode;
 use common::{Options, RECV, SEND};
 use ferroce::{Access, HEADER, Qkey, QpOptions};
 
-/// The queue key of Debian's program.
+/// The Q_Key of Debian's program.
 const QKEY: Qkey = Qkey::new(0x1111_1111);
 
 fn main() -> ExitCode {
     common::main("ud_pingpong", run)
 }
 
-/// Sends a datagram to and fro: one packet, behind the header that it came with.
+/// Exchanges a datagram of one packet, which arrives behind its IP header.
 fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let device = common::open(options)?;
     let domain = device.protection_domain()?;

@@ -1,4 +1,5 @@
-//! Debian's `udaddy` in Rust: datagrams between two ends that meet by IP address. Either end may be that program.
+//! Debian's `udaddy` in Rust: datagrams between two ends that resolve each other by IP address. Either end may be that
+//! program.
 //!
 //! ```text
 //! cargo run --release --example udaddy &
@@ -33,9 +34,9 @@ struct Options {
     size: usize,
 }
 
-/// Debian's program knows no other.
+/// Debian's program has no option for the port.
 const PORT: u16 = 7174;
-/// The key of librdmacm's datagrams.
+/// The Q_Key of librdmacm's datagrams.
 const QKEY: Qkey = Qkey::new(0x0123_4567);
 const RECV: u64 = 1;
 const SEND: u64 = 2;
@@ -61,11 +62,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// Tells the next who asks where to send, and sends everything back when it is there.
+/// Answers the next request with a queue pair, and returns all datagrams after the last arrived.
 pub fn serve(listener: &DatagramListener, count: u32, size: usize) -> Result<(), Box<dyn Error>> {
     let request = listener.accept()?;
     let end = End::new(&request.device()?, count, size)?;
-    // Its receives are there: the peer may send as soon as it knows.
+    // Its receives are posted already: the peer may send at once.
     request.answer(&end.qp, b"")?;
     let first = end.receive(count)?;
     let mut header = [0; HEADER];
@@ -74,7 +75,7 @@ pub fn serve(listener: &DatagramListener, count: u32, size: usize) -> Result<(),
     end.send(count, |datagram| datagram.to(&back, first.src_qp, QKEY))
 }
 
-/// Asks the server for its queue pair, sends datagrams there and waits until they are back.
+/// Resolves the server's queue pair, sends datagrams there and waits until they return.
 pub fn talk(server: SocketAddr, count: u32, size: usize) -> Result<(), Box<dyn Error>> {
     let connector = DatagramConnector::new(server)?;
     let end = End::new(&connector.device()?, count, size)?;
@@ -85,7 +86,7 @@ pub fn talk(server: SocketAddr, count: u32, size: usize) -> Result<(), Box<dyn E
     Ok(())
 }
 
-/// A queue pair that takes datagrams.
+/// A UD queue pair with posted receives.
 struct End {
     qp: QueuePair<ReadyToSend, Ud>,
     memory: MemoryRegion<'static>,
@@ -105,7 +106,7 @@ impl End {
         Ok(Self { qp: qp.ready_to_receive()?.ready_to_send()?, memory, domain })
     }
 
-    /// Sends datagrams, which have our number with them, because Debian's server asks there.
+    /// Sends datagrams. Their immediate data is our queue pair number, which Debian's server reads.
     fn send(
         &self,
         count: u32,
@@ -119,19 +120,19 @@ impl End {
         completed(self.qp.send_queue(), count).map(drop)
     }
 
-    /// Waits until so many are here; returns the first.
+    /// Waits for `count` datagrams; returns the first.
     fn receive(&self, count: u32) -> Result<Completion, Box<dyn Error>> {
         completed(self.qp.receive_queue(), count)
     }
 }
 
-/// Waits for so many completions; returns the first.
+/// Waits for `count` completions; returns the first.
 fn completed(queue: &CompletionQueue, count: u32) -> Result<Completion, Box<dyn Error>> {
     let mut first = None;
     for _ in 0..count {
         let done = queue.wait()?;
         if done.status != Status::Success {
-            return Err(format!("a datagram ended with {:?}", done.status).into());
+            return Err(format!("a datagram completed with {:?}", done.status).into());
         }
         first.get_or_insert(done);
     }

@@ -1,12 +1,12 @@
-//! A memory window: the server opens a part of its memory to the client, which writes there and hands the key back.
+//! A memory window: the server opens a part of its memory to the client, which writes there and invalidates the key.
 //!
 //! ```text
 //! cargo run --release --example window -- -d fr0 -g 0 -n 10 &
 //! cargo run --release --example window -- -d fr0 -g 0 -n 10 127.0.0.1
 //! ```
 //!
-//! Each round the server binds the window by a new key, which it tells the client by a message; the client writes through
-//! it and ends it with its answer.
+//! In each round the server binds the window under a new key and sends it to the client; the client writes through the
+//! window and invalidates it with its answer.
 
 mod common;
 
@@ -22,7 +22,7 @@ use ferroce::{
 
 const BIND: u64 = 3;
 const WRITE: u64 = 4;
-/// What is told of a window: its address and key.
+/// Octets of a window's address and key.
 const NOTE: usize = 12;
 
 fn main() -> ExitCode {
@@ -64,12 +64,12 @@ struct End {
     queue: CompletionQueue,
     memory: MemoryRegion<'static>,
     notes: MemoryRegion<'static>,
-    /// What completed before it was waited for.
+    /// Completions that arrived before they were waited for.
     early: RefCell<Vec<u64>>,
 }
 
 impl End {
-    /// Waits until each of these has completed.
+    /// Waits until all of `wr_ids` have completed.
     fn wait(&self, wr_ids: &[u64]) -> Result<(), Box<dyn Error>> {
         let mut early = self.early.borrow_mut();
         for wr_id in wr_ids {
@@ -85,7 +85,7 @@ impl End {
         Ok(())
     }
 
-    /// The server: opens the window, tells the client, and waits until the client has written and closed it.
+    /// The server: opens the window, sends its key, and waits until the client has written and closed it.
     fn open(
         &self,
         bind: &WorkRequest,
@@ -95,7 +95,7 @@ impl End {
         let RemoteMemory { addr, rkey } = opened();
         let note = [&addr.to_be_bytes()[..], &rkey.value().to_be_bytes()].concat();
         self.notes.write(NOTE, &note);
-        // In this order on the wire too: whoever has the note may use the window.
+        // The order of the two requests is that on the wire: the client receives the key after the bind.
         self.qp.post_send(&[bind.clone(), WorkRequest::send(SEND, &[self.notes.slice(NOTE..)])])?;
         self.wait(&[BIND, SEND, RECV])?;
         let byte = round as u8;

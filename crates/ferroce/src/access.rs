@@ -1,19 +1,19 @@
-//! The rights on memory.
+//! Access rights to memory.
 
 use std::fmt;
 use std::ops::{BitOr, BitOrAssign};
 
 use ferroce_engine as engine;
 
-/// The rights on registered memory, through a window, or by the peer of a queue pair. Rights are joined by `|`.
+/// Rights to registered memory, through a window, or of the peer of a queue pair. `|` joins rights.
 ///
-/// The flags of `ibv_access_flags` that change how memory is addressed or paged are not among them.
+/// Flags of `ibv_access_flags` that change addressing or paging are not supported.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[doc(alias = "ibv_access_flags")]
 pub struct Access(engine::Access);
 
 impl Access {
-    /// Receives, READs and atomics of our own may write to the memory.
+    /// Receives, and our READs and atomics, may write to the memory.
     #[doc(alias = "IBV_ACCESS_LOCAL_WRITE")]
     pub const LOCAL_WRITE: Self = Self(engine::Access::LOCAL_WRITE);
     /// Peers may write to it. Needs `LOCAL_WRITE`.
@@ -28,29 +28,29 @@ impl Access {
     /// Windows may be bound to it.
     #[doc(alias = "IBV_ACCESS_MW_BIND")]
     pub const MW_BIND: Self = Self(engine::Access::MW_BIND);
-    /// Peers may flush it to where all see it.
+    /// Peers may flush it to global visibility.
     #[doc(alias = "IBV_ACCESS_FLUSH_GLOBAL")]
     pub const FLUSH_GLOBAL: Self = Self(engine::Access::FLUSH_GLOBAL);
-    /// Peers may flush it to persistent memory, which all of it must be.
+    /// Peers may flush it to persistence; all of the memory must be persistent.
     #[doc(alias = "IBV_ACCESS_FLUSH_PERSISTENT")]
     pub const FLUSH_PERSISTENT: Self = Self(engine::Access::FLUSH_PERSISTENT);
 
-    /// No rights: our own work requests may read the memory.
+    /// No rights: only our own sends and writes may read the memory.
     pub const fn empty() -> Self {
         Self(engine::Access::empty())
     }
 
-    /// Whether there are no rights.
+    /// Returns whether there are no rights.
     pub const fn is_empty(self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether all of `other` is among them.
+    /// Returns whether all of `other` are included.
     pub const fn contains(self, other: Self) -> bool {
         self.0.contains(other.0)
     }
 
-    /// Both together, as `|`, in constants.
+    /// Joins both, as `|` does; usable in constants.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0.union(other.0))
@@ -60,7 +60,6 @@ impl Access {
         self.0
     }
 
-    /// As in `ibv_access_flags`.
     pub(crate) fn bits(self) -> u32 {
         self.0.bits()
     }

@@ -1,4 +1,4 @@
-//! Completion queues grow with the queue pairs that use them.
+//! The capacity of completion queues, which grows with the queue pairs that use them.
 
 use std::collections::HashMap;
 
@@ -6,20 +6,20 @@ use ferroce_engine::MAX_CQE;
 
 use crate::{CompletionQueue, Error};
 
-/// Work requests whose completions a queue must be able to hold at once.
+/// Work requests that need capacity for their completions.
 #[derive(Clone, Copy)]
 pub(crate) enum Requests {
-    /// The completions of one queue pair.
+    /// Those of one queue pair.
     Own(u32),
-    /// The completions of a shared receive queue: the same ones for all queue pairs on it.
+    /// Those of a shared receive queue, which counts once for all its queue pairs.
     Shared { number: u64, max_wr: u32 },
 }
 
-/// Sums them up.
+/// Sum of all requests.
 #[derive(Default)]
 pub(crate) struct Demand {
     own: u64,
-    /// By number of the shared receive queue: how many queue pairs brought it, and its size.
+    /// For each shared receive queue its number of queue pairs, and its size.
     shared: HashMap<u64, (usize, u32)>,
 }
 
@@ -49,34 +49,34 @@ impl Demand {
         }
     }
 
-    /// At most what a queue may have.
+    /// Capped at the largest queue.
     fn entries(&self) -> u32 {
         let shared: u64 = self.shared.values().map(|(_, max_wr)| u64::from(*max_wr)).sum();
         u32::try_from(self.own + shared).unwrap_or(MAX_CQE).min(MAX_CQE)
     }
 }
 
-/// Room in a completion queue. Dropping it lets others have it.
-pub(crate) struct Room {
+/// Capacity in a completion queue, released on drop.
+pub(crate) struct Capacity {
     queue: CompletionQueue,
     requests: Requests,
 }
 
-impl Room {
-    /// Grows the queue if it has no room for these requests.
+impl Capacity {
+    /// Enlarges the queue if these requests need it.
     pub(crate) fn new(queue: &CompletionQueue, requests: Requests) -> Result<Self, Error> {
         let mut demand = queue.demand();
         demand.add(requests);
-        // From here on the destructor takes it back; it must not find the lock held.
-        let room = Self { queue: queue.clone(), requests };
+        // On an error below the destructor of `room` removes the requests again; it takes the lock itself.
+        let capacity = Self { queue: queue.clone(), requests };
         let entries = demand.entries();
         let grown = if queue.engine().capacity() < entries { queue.resize(entries) } else { Ok(()) };
         drop(demand);
-        grown.map(|()| room)
+        grown.map(|()| capacity)
     }
 }
 
-impl Drop for Room {
+impl Drop for Capacity {
     fn drop(&mut self) {
         if self.queue.is_of_this_process() {
             self.queue.demand().remove(self.requests);

@@ -1,28 +1,28 @@
-//! What two ends must know of each other.
+//! The parameters of a connection.
 
 use ferroce_wire::{Gid, PathMtu, Psn, Qpn};
 
 use crate::error::AddressError;
 
-/// The address of a connection's end: give it to the other end by any means, for example as [`Self::to_bytes`].
+/// The address of a connection's end: transfer it to the other end by any means, for example as [`Self::to_bytes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Where packets go.
+    /// The destination GID of packets to this end.
     pub gid: Gid,
-    /// Which queue pair they are for.
+    /// The destination queue pair of packets to this end.
     pub qpn: Qpn,
     /// Number of the first packet this end sends; chosen at random.
     pub psn: Psn,
-    /// Largest path MTU that this end's port takes now: the port's active MTU.
+    /// Largest path MTU of this end: the port's active MTU.
     pub mtu: PathMtu,
-    /// Place of `gid` in this end's own GID table. It means nothing to the other end, and [`Self::to_bytes`] leaves it out.
+    /// Index of `gid` in this end's GID table. It is local, and [`Self::to_bytes`] omits it.
     pub gid_index: u8,
 }
 
 impl Address {
     /// Octets of [`Self::to_bytes`].
     pub const LEN: usize = 24;
-    /// The first of them: the layout of the others.
+    /// The first octet: the version of the layout.
     const LAYOUT: u8 = 1;
 
     /// The facts that the other end needs, with numbers in network byte order:
@@ -43,7 +43,7 @@ impl Address {
         bytes
     }
 
-    /// The address that the other end made these octets of. Its `gid_index` is 0.
+    /// Parses the octets of the other end's [`Self::to_bytes`]. Its `gid_index` is 0.
     ///
     /// # Errors
     ///
@@ -73,11 +73,11 @@ pub struct Connection {
     pub local: Address,
     /// The other end.
     pub remote: Address,
-    /// Payload of a full packet; both ends must say the same.
+    /// Payload of a full packet; both ends must use the same.
     pub path_mtu: PathMtu,
     /// READs and atomics of the peer's that may be in flight, at most 128.
     pub max_dest_rd_atomic: u8,
-    /// How long the peer shall wait when no receive is posted: code 0 to 31 of IBTA table 45; 12 is 0.64 ms.
+    /// The time that the peer waits after an RNR NAK: code 0 to 31 of IBTA table 45; 12 is 0.64 ms.
     pub min_rnr_timer: u8,
     /// DSCP and ECN bits of our packets.
     pub traffic_class: u8,
@@ -86,7 +86,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// With the usual values: the path MTU that both ends take, 16 READs, RNR timer 12.
+    /// Returns the usual values: the largest path MTU of both ends, 16 READs, RNR timer 12.
     pub fn to(local: Address, remote: Address) -> Self {
         Self {
             local,
@@ -100,21 +100,21 @@ impl Connection {
     }
 }
 
-/// How the sending side treats its peer.
+/// Parameters of the requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendOptions {
-    /// Local ACK timeout: 4.096 µs × 2^n, at most 31; 0 waits for ever. 14 is 67 ms.
+    /// Local ACK timeout: 4.096 µs × 2^n, at most 31; 0 disables it. 14 is 67 ms.
     pub timeout: u8,
-    /// Retries before the connection is given up, 0 to 7.
+    /// Retries before the connection fails, 0 to 7.
     pub retry_cnt: u8,
-    /// Retries when the peer has no receive posted, 0 to 6; 7 is without end.
+    /// Retries while the peer has no receive posted, 0 to 6; 7 is unlimited.
     pub rnr_retry: u8,
-    /// READs and atomics of ours that may be in flight, at most 128 and no more than the peer admits.
+    /// READs and atomics of ours that may be in flight, at most 128 and no more than the peer permits.
     pub max_rd_atomic: u8,
 }
 
 impl Default for SendOptions {
-    /// 67 ms, 7 retries, RNR without end, 16 READs.
+    /// 67 ms, 7 retries, unlimited RNR retries, 16 READs.
     fn default() -> Self {
         Self { timeout: 14, retry_cnt: 7, rnr_retry: 7, max_rd_atomic: 16 }
     }
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!([changed(23, 0), changed(23, 6)], [AddressError::Mtu(0), AddressError::Mtu(6)]);
     }
 
-    /// Both ends of a connection use one path MTU, so both must compute the same from what they exchanged.
+    /// Both ends of a connection use one path MTU, so both must compute the same from the exchanged addresses.
     #[test]
     fn both_ends_choose_the_same_mtu() {
         let (large, small) = (Address { mtu: PathMtu::B4096, ..address() }, address());

@@ -7,8 +7,8 @@ use ferroce_engine as engine;
 use ferroce_engine::{Moderation, WcOpcode, WcStatus, WorkCompletion};
 use ferroce_wire::{Imm, Qpn, Rkey};
 
+use crate::capacity::Demand;
 use crate::device::Open;
-use crate::room::Demand;
 use crate::{Context, Error};
 
 /// A completion.
@@ -16,21 +16,21 @@ use crate::{Context, Error};
 #[must_use = "its status says whether the work request succeeded"]
 #[doc(alias = "ibv_wc")]
 pub struct Completion {
-    /// From the work request.
+    /// The number given in the work request.
     pub wr_id: u64,
-    /// Success or why not.
+    /// Success, or the error.
     pub status: WcStatus,
-    /// What completed.
+    /// The completed operation.
     pub opcode: WcOpcode,
     /// Octets received or read; 0 on errors.
     pub len: u32,
     /// Immediate data of a received message.
     pub imm: Option<Imm>,
-    /// Key of ours that a received message ended.
+    /// Local key that a received message invalidated.
     pub invalidated: Option<Rkey>,
-    /// The queue pair it completed on.
+    /// The queue pair of the work request.
     pub qpn: Qpn,
-    /// Who sent a datagram.
+    /// The sender of a datagram.
     pub src_qp: Qpn,
 }
 
@@ -42,7 +42,7 @@ impl From<WorkCompletion> for Completion {
     }
 }
 
-/// A completion channel: sleep on it, or put its descriptor into your own event loop.
+/// A completion channel: wait on it, or add its descriptor to an event loop.
 #[derive(Clone)]
 #[doc(alias = "ibv_comp_channel")]
 pub struct CompletionChannel {
@@ -56,7 +56,7 @@ struct SharedChannel {
 
 impl Drop for SharedChannel {
     fn drop(&mut self) {
-        // The queues that report to it hold it.
+        // No queue uses the channel any more, because a queue holds a reference to it.
         let _ = self.channel.destroy();
     }
 }
@@ -67,21 +67,21 @@ impl CompletionChannel {
         Ok(Self { shared: Arc::new(SharedChannel { channel: open.context.create_channel()?, open }) })
     }
 
-    /// Waits until a queue that asked for an event ([`CompletionQueue::request_event`]) has a completion, and returns that
-    /// queue. Several queues may report to one channel, and several threads may wait here: each event wakes one of them.
+    /// Waits for the event of a queue that requested one ([`CompletionQueue::request_event`]), and returns that queue.
+    /// Several queues may report to one channel, and several threads may wait here: each event wakes one of them.
     ///
     /// [`CompletionQueue::wait`] takes no events from here.
     ///
     /// # Errors
     ///
-    /// [`Error::Event`]: no event is there and the program made the descriptor non-blocking, or a signal handler without
-    /// `SA_RESTART` ran.
+    /// [`Error::Event`]: the program made the descriptor non-blocking and no event is queued, or a signal handler
+    /// without `SA_RESTART` ran.
     #[doc(alias = "ibv_get_cq_event")]
     pub fn wait(&self) -> Result<CompletionQueue, Error> {
         loop {
             let cq = self.shared.channel.get_event()?;
             cq.ack_events(1);
-            // The event of a queue whose last handle was dropped meanwhile is of no use to anybody.
+            // An event of a queue without handles is dropped.
             if let Some(shared) = self.shared.open.queues.get(cq.user()) {
                 return Ok(CompletionQueue::of(shared));
             }
@@ -123,12 +123,12 @@ impl Drop for SharedQueue {
         if self.open.is_of_this_process() {
             self.open.queues.remove(self.cq.user());
         }
-        // The queue pairs that use it hold it.
+        // No queue pair uses it any more, because a queue pair holds a reference to it.
         let _ = self.cq.destroy();
     }
 }
 
-/// Completions that [`CompletionQueue::poll`] takes from the engine at once.
+/// Completions that [`CompletionQueue::poll`] takes from the engine in one step.
 const AT_ONCE: usize = 16;
 
 impl CompletionQueue {
@@ -151,12 +151,12 @@ impl CompletionQueue {
         Self { shared }
     }
 
-    /// Whether this process made it, see [`Open::is_of_this_process`].
+    /// Returns whether this process created it, see [`Open::is_of_this_process`].
     pub(crate) fn is_of_this_process(&self) -> bool {
         self.shared.open.is_of_this_process()
     }
 
-    /// The room that its users need.
+    /// The capacity that its users need.
     pub(crate) fn demand(&self) -> MutexGuard<'_, Demand> {
         self.shared.demand.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -165,58 +165,58 @@ impl CompletionQueue {
         &self.shared.cq
     }
 
-    /// Appends completions that are there to `out`, at most `most`, and returns how many those are. Never blocks.
+    /// Appends up to `most` completions to `out` and returns their number. Never blocks.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&self, out: &mut Vec<Completion>, most: usize) -> Result<usize, Error> {
         let mut taken = 0;
         while taken < most {
             let mut batch = [WorkCompletion::BLANK; AT_ONCE];
-            let room = AT_ONCE.min(most - taken);
-            let count = self.shared.cq.poll(&mut batch[..room])?;
+            let free = AT_ONCE.min(most - taken);
+            let count = self.shared.cq.poll(&mut batch[..free])?;
             out.extend(batch[..count].iter().map(|completion| Completion::from(*completion)));
             taken += count;
-            if count < room {
+            if count < free {
                 break;
             }
         }
         Ok(taken)
     }
 
-    /// Takes one completion, and when it came to be, in nanoseconds of [`Context::clock`].
+    /// Takes one completion and the time of its creation, in nanoseconds of [`Context::clock`].
     #[doc(alias = "ibv_wc_read_completion_ts")]
     pub fn poll_timed(&self) -> Result<Option<(Completion, u64)>, Error> {
         let Some((poll, first)) = self.shared.cq.begin_poll()? else { return Ok(None) };
         Ok(Some((first.into(), poll.completed_at().as_nanos())))
     }
 
-    /// Completions that it can hold.
+    /// The capacity in completions.
     pub fn capacity(&self) -> u32 {
         self.shared.cq.capacity()
     }
 
-    /// Gives it room for `entries` completions; those it holds stay. The next queue pair that is made on it makes it grow
-    /// again if that is not enough, see [`Context::completion_queue`].
+    /// Changes the capacity to `entries`; completions in the queue stay. The next queue pair that is created on it
+    /// enlarges it again if needed, see [`Context::completion_queue`].
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&self, entries: u32) -> Result<(), Error> {
         Ok(self.shared.cq.resize(entries)?)
     }
 
-    /// Has events of the channel wait for more completions. Polling sees each completion at once, as ever.
+    /// Delays events of the channel until more completions are queued. Polling still returns each completion at once.
     #[doc(alias = "ibv_modify_cq")]
     pub fn moderate(&self, moderation: Moderation) {
         self.shared.cq.moderate(moderation);
     }
 
-    /// Waits for a completion and takes it, alone: asleep if the queue has a channel, otherwise polling all the time, which
-    /// reacts faster and uses a whole core.
+    /// Waits for one completion and takes it. With a channel the thread sleeps; without one it polls, which reacts
+    /// faster and uses a whole core.
     ///
-    /// Any number of threads may wait for one queue, and for other queues of the same channel. No event of the channel is
-    /// requested or taken, and [`Self::moderate`] delays the wake-up as it delays events.
+    /// Any number of threads may wait for one queue, and for other queues of the same channel. The call neither
+    /// requests nor takes events of the channel; [`Self::moderate`] delays the wake-up as it delays events.
     ///
     /// # Errors
     ///
-    /// [`Error::Poll`] when the queue overflowed, after the completions that it held before. [`Error::Event`] after a signal
-    /// handler without `SA_RESTART` ran: wait again.
+    /// [`Error::Poll`] if the queue overflowed, after the earlier completions are taken. [`Error::Event`] after a
+    /// signal handler without `SA_RESTART` ran: wait again.
     pub fn wait(&self) -> Result<Completion, Error> {
         let mut found = [WorkCompletion::BLANK];
         while self.shared.cq.poll(&mut found)? == 0 {
@@ -227,8 +227,8 @@ impl CompletionQueue {
         Ok(Completion::from(found[0]))
     }
 
-    /// Waits as [`Self::wait`], then appends the completions that are there to `out`, at least one and at most `most`.
-    /// Returns how many those are. If `most` is 0, it returns 0 at once.
+    /// Waits as [`Self::wait`], then appends at least one and at most `most` completions to `out`. Returns their
+    /// number. If `most` is 0, it returns 0 at once.
     ///
     /// # Errors
     ///
@@ -238,12 +238,12 @@ impl CompletionQueue {
             return Ok(0);
         }
         out.push(self.wait()?);
-        // An overflow is reported by the next call: this one has something to return.
+        // The next call reports an overflow, because this one has a result.
         Ok(1 + self.poll(out, most - 1).unwrap_or_default())
     }
 
-    /// Asks for one event on the channel when the next completion comes. What is there already does
-    /// not count: ask, poll until empty, then wait.
+    /// Requests one event on the channel for the next completion. Completions already in the queue cause none: request,
+    /// poll until the queue is empty, then wait.
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn request_event(&self) {
         self.shared.cq.req_notify(false);

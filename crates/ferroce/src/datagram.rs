@@ -1,4 +1,4 @@
-//! Where datagrams go and come from.
+//! Addresses of datagrams.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use ferroce_wire::{Flow, Gid, Qkey, Qpn};
 
 use crate::{Error, ProtectionDomain};
 
-/// Octets that a datagram's receive buffer begins with, before the payload: the IP header that it came with.
+/// Octets at the beginning of a datagram's receive buffer, before the payload: the IP header of the packet.
 pub const HEADER: usize = Flow::GRH_AREA;
 
-/// The way to another host, for datagrams. Clones are the same one.
+/// The address of another host, for datagrams. Clones are the same handle.
 #[derive(Clone)]
 #[doc(alias = "ibv_ah")]
 pub struct AddressHandle {
@@ -35,21 +35,21 @@ impl AddressHandle {
         Ok(Self { shared: Arc::new(Shared { ah, _domain: domain.clone() }) })
     }
 
-    /// A queue pair there, for [`WorkRequest::to`](crate::WorkRequest::to).
+    /// A queue pair at that host, for [`WorkRequest::to`](crate::WorkRequest::to).
     pub(crate) fn to(&self, qpn: Qpn, qkey: Qkey) -> Result<SendTo, Error> {
         Ok(self.shared.ah.to(qpn, qkey)?)
     }
 }
 
 impl ProtectionDomain {
-    /// The way from our GID at `gid_index` to the host of `gid`.
+    /// Creates a handle for the path from our GID at `gid_index` to the host of `gid`.
     #[doc(alias = "ibv_create_ah")]
     pub fn address_handle(&self, gid_index: u8, gid: Gid) -> Result<AddressHandle, Error> {
         AddressHandle::new(self, AhAttr { dgid: gid, sgid_index: gid_index, ..AhAttr::default() })
     }
 
-    /// The way back to whoever sent a datagram, from the [`HEADER`] that its receive buffer begins with. The queue pair there
-    /// is [`Completion::src_qp`](crate::Completion::src_qp).
+    /// Creates a handle for the sender of a datagram from the [`HEADER`] in its receive buffer. The queue pair there is
+    /// [`Completion::src_qp`](crate::Completion::src_qp).
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn answer(&self, header: &[u8; HEADER]) -> Result<AddressHandle, Error> {
         AddressHandle::new(self, AhAttr::answering(&self.shared.open.context, header)?)

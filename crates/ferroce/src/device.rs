@@ -1,4 +1,4 @@
-//! Devices and what is made from an open one.
+//! Devices and their objects.
 
 use std::sync::Arc;
 
@@ -10,21 +10,21 @@ use crate::handles::Handles;
 use crate::srq::SharedSrq;
 use crate::{CompletionChannel, CompletionQueue, Error, ProtectionDomain};
 
-/// The devices of this network namespace. Without configuration there is one, `fr0` on `lo`; with links, or with
-/// `FERROCE_NETDEV`, `fr0` is not listed unless `FERROCE_LOOPBACK=1` or it is open, and can be opened all the same.
+/// Lists the devices of this network namespace. Without configuration there is one, `fr0` on `lo`. With links, or with
+/// `FERROCE_NETDEV`, `fr0` is listed only if `FERROCE_LOOPBACK=1` or it is open; it can be opened in any case.
 #[doc(alias = "ibv_get_device_list")]
 pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
     offer_a_broker();
     Ok(engine::devices()?)
 }
 
-/// Tells the engine how to run a broker in this process, which it does if it finds neither a broker nor `ferroced`.
+/// Registers the in-process broker, which the engine starts if it finds neither a broker nor `ferroced`.
 pub(crate) fn offer_a_broker() {
     engine::broker::embed_with(ferroce_broker::start_embedded);
 }
 
-/// An open device. Clones are the same one; it closes when the last of them and of everything
-/// made from it is dropped.
+/// An open device. Clones are the same one; it closes after the last clone and the last object created from it are
+/// dropped.
 #[derive(Clone)]
 #[doc(alias = "ibv_context")]
 pub struct Context {
@@ -33,16 +33,16 @@ pub struct Context {
 
 pub(crate) struct Open {
     pub(crate) context: Arc<engine::Context>,
-    /// Completion queues, by the number that their events carry.
+    /// Completion queues, by the number in their events.
     pub(crate) queues: Handles<SharedQueue>,
-    /// Shared receive queues, likewise.
+    /// Shared receive queues, by the number in their events.
     pub(crate) shared_queues: Handles<SharedSrq>,
     pid: u32,
 }
 
 impl Open {
-    /// Whether this process opened it. In a forked child other threads of the parent may have left locks locked, and
-    /// nothing of the parent's is of use there.
+    /// Returns whether this process opened it. In a forked child, threads of the parent may have left locks locked, and
+    /// the parent's objects are unusable.
     pub(crate) fn is_of_this_process(&self) -> bool {
         self.pid == std::process::id()
     }
@@ -68,48 +68,48 @@ impl Context {
         &self.open.context
     }
 
-    /// Limits and identity.
+    /// Returns the device's limits and identity.
     #[doc(alias = "ibv_query_device")]
     pub fn attributes(&self) -> DeviceAttr {
         self.context().attr()
     }
 
-    /// State of the device's one port, number 1.
+    /// Returns the state of the device's only port, number 1.
     #[doc(alias = "ibv_query_port")]
     pub fn port(&self) -> Result<PortAttr, Error> {
         Ok(self.context().port(1)?)
     }
 
-    /// The entries of the GID table that are in use.
+    /// Returns the used entries of the GID table.
     #[doc(alias = "ibv_query_gid_table")]
     pub fn gids(&self) -> Vec<GidEntry> {
         self.context().gid_table()
     }
 
-    /// One entry of the GID table.
+    /// Returns one entry of the GID table.
     #[doc(alias = "ibv_query_gid")]
     pub fn gid(&self, index: u32) -> Result<GidEntry, Error> {
         self.context().gid(index)?.ok_or(Error::EmptyGid { index })
     }
 
-    /// Makes a protection domain.
+    /// Creates a protection domain.
     #[doc(alias = "ibv_alloc_pd")]
     pub fn protection_domain(&self) -> Result<ProtectionDomain, Error> {
         ProtectionDomain::new(self)
     }
 
-    /// Makes a completion channel: a descriptor that tells when completions are there.
+    /// Creates a completion channel, a descriptor that becomes readable on completions.
     #[doc(alias = "ibv_create_comp_channel")]
     pub fn completion_channel(&self) -> Result<CompletionChannel, Error> {
         CompletionChannel::new(self)
     }
 
-    /// Makes a completion queue for at least `entries` completions. When a queue pair is made on it, the queue grows until
-    /// it can hold a completion for each work request that its queue pairs and their shared receive queues may have
+    /// Creates a completion queue for at least `entries` completions. Each queue pair created on it enlarges the queue
+    /// to one completion for each work request that its queue pairs and their shared receive queues may have
     /// outstanding, up to the device's `max_cqe`, 1,048,576.
     ///
-    /// An overflow is the end of the queue and of the queue pairs that use it. A work request is outstanding until its
-    /// completion is made, not until it is polled: a program that posts on and on must poll as often.
+    /// An overflow ends the queue and the queue pairs that use it. A work request is outstanding until its completion
+    /// is created, not until it is polled: a program that posts continuously must poll as often.
     #[doc(alias = "ibv_create_cq")]
     pub fn completion_queue(
         &self,

@@ -1,4 +1,4 @@
-//! The error of every call, which names what was wrong, and the reasons that it names.
+//! The error of every call.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use ferroce_wire::Gid;
 
 use crate::cm::ConnectError;
 
-/// Why a call failed. The object it was called on is as before.
+/// The reason of a failed call. The object of the call is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -26,70 +26,70 @@ pub enum Error {
     /// No such port, GID or P_Key.
     #[error(transparent)]
     Query(#[from] QueryError),
-    /// The GID table has nothing at this index.
+    /// The entry of the GID table is empty.
     #[error("entry {index} of the GID table is empty")]
     EmptyGid {
-        /// What was asked for.
+        /// The requested index.
         index: u32,
     },
-    /// No protection domain can be made.
+    /// A protection domain cannot be created.
     #[error(transparent)]
     ProtectionDomain(#[from] AllocPdError),
     /// The memory cannot be registered.
     #[error(transparent)]
     Register(#[from] RegMrError),
-    /// No memory window can be made.
+    /// A memory window cannot be created.
     #[error(transparent)]
     MemoryWindow(#[from] AllocMwError),
-    /// No completion channel can be made.
+    /// A completion channel cannot be created.
     #[error(transparent)]
     Channel(#[from] CreateChannelError),
-    /// No completion queue can be made.
+    /// A completion queue cannot be created.
     #[error(transparent)]
     CompletionQueue(#[from] CreateCqError),
-    /// The completion queue stays as large as it was.
+    /// The completion queue cannot be resized; its size is unchanged.
     #[error(transparent)]
     Resize(#[from] ResizeCqError),
-    /// Completions were lost.
+    /// The queue overflowed, and completions were lost.
     #[error(transparent)]
     Poll(#[from] CqError),
-    /// A completion event could not be had.
+    /// Waiting for an event failed.
     #[error(transparent)]
     Event(#[from] EventError),
-    /// No queue pair can be made.
+    /// A queue pair cannot be created.
     #[error(transparent)]
     QueuePair(#[from] CreateQpError),
-    /// The queue pair cannot take these attributes; the message names the one that is wrong.
+    /// The queue pair refuses these attributes; the message names the wrong one.
     #[error(transparent)]
     Modify(#[from] ModifyQpError),
-    /// No shared receive queue can be made.
+    /// A shared receive queue cannot be created.
     #[error(transparent)]
     SharedReceiveQueue(#[from] CreateSrqError),
-    /// The shared receive queue stays as it was.
+    /// The shared receive queue cannot be modified; it is unchanged.
     #[error(transparent)]
     ModifySrq(#[from] ModifySrqError),
-    /// No XRC domain can be opened.
+    /// An XRC domain cannot be opened.
     #[error(transparent)]
     XrcDomain(#[from] OpenXrcdError),
-    /// A send work request was refused.
+    /// The queue pair refused a send work request.
     #[error("send work request {index} of the list")]
     PostSend {
-        /// Its place; those before it are posted.
+        /// Its index; the earlier ones are posted.
         index: usize,
-        /// Why.
+        /// The reason.
         #[source]
         source: PostSendError,
     },
-    /// A receive work request was refused.
+    /// The queue refused a receive work request.
     #[error("receive work request {index} of the list")]
     PostRecv {
-        /// Its place; those before it are posted.
+        /// Its index; the earlier ones are posted.
         index: usize,
-        /// Why.
+        /// The reason.
         #[source]
         source: PostRecvError,
     },
-    /// No address handle can be made.
+    /// An address handle cannot be created.
     #[error(transparent)]
     AddressHandle(#[from] CreateAhError),
     /// A datagram cannot be answered.
@@ -104,24 +104,24 @@ pub enum Error {
     /// The two ends' GIDs are of different families.
     #[error("{local} and {remote} are not of one address family")]
     Families {
-        /// Ours.
+        /// The local GID.
         local: Gid,
-        /// The peer's.
+        /// The peer's GID.
         remote: Gid,
     },
-    /// The other end's address cannot be read.
+    /// The octets of the other end's address are invalid.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// There is no connection.
+    /// The connection could not be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The system refused.
+    /// The kernel refused a call.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
 impl Error {
-    /// Whether a work request was refused only because its queue is full: poll completions, then post it again.
+    /// Returns whether the queue was full: poll completions, then post the work request again.
     pub fn is_queue_full(&self) -> bool {
         match self {
             Self::PostSend { source, .. } => matches!(source, PostSendError::QueueFull { .. }),
@@ -131,27 +131,27 @@ impl Error {
     }
 }
 
-/// Octets that are no [`Address`](crate::Address).
+/// The octets are no [`Address`](crate::Address).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AddressError {
-    /// They begin with the number of a layout that this version does not know.
+    /// The version of the layout is unknown.
     #[error("an address of the unknown layout {0}")]
     Layout(u8),
-    /// The MTU is none.
+    /// The code of the MTU is invalid.
     #[error("{0} is no path MTU: 1 (256 octets) to 5 (4096)")]
     Mtu(u8),
 }
 
-/// A queue pair that did not make a transition, and why. It is unharmed and given back.
+/// A queue pair that failed to change its state. It is unchanged and returned in the error.
 #[derive(Debug, thiserror::Error)]
 #[error("the queue pair stays in {state:?}")]
 pub struct QpError<Q> {
-    /// The queue pair as it was.
+    /// The unchanged queue pair.
     pub queue_pair: Q,
-    /// The state it is in.
+    /// Its state.
     pub state: QpState,
-    /// What was wrong.
+    /// The reason.
     #[source]
     pub source: Error,
 }

@@ -1,4 +1,4 @@
-//! Asynchronous events: what happens to a device and its objects by itself.
+//! Asynchronous events of a device and its objects.
 
 use std::os::fd::BorrowedFd;
 
@@ -7,18 +7,18 @@ use ferroce_wire::Qpn;
 
 use crate::{CompletionQueue, Context, Error, SharedReceiveQueue};
 
-/// What happened, and to what.
+/// An asynchronous event.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[doc(alias = "ibv_async_event")]
 #[non_exhaustive]
 pub struct Event {
-    /// What happened.
+    /// The kind of event.
     pub kind: AsyncEventKind,
-    /// To what it happened.
+    /// The object of the event.
     pub source: EventSource,
 }
 
-/// To what an [`Event`] happened.
+/// The object of an [`Event`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum EventSource {
@@ -28,14 +28,14 @@ pub enum EventSource {
     CompletionQueue(CompletionQueue),
     /// A shared receive queue.
     SharedReceiveQueue(SharedReceiveQueue),
-    /// A port of the device: the one it has, number 1.
+    /// A port of the device; its only one has number 1.
     Port(u8),
     /// The device as a whole.
     Device,
 }
 
 impl Event {
-    /// The queue pair it happened to, if it was one.
+    /// Returns the queue pair of the event, if its object is one.
     pub fn queue_pair(&self) -> Option<Qpn> {
         match self.source {
             EventSource::QueuePair(qpn) => Some(qpn),
@@ -45,19 +45,19 @@ impl Event {
 }
 
 impl Context {
-    /// Waits for the next event of the device, its port, and the objects made from this context. It needs no
-    /// acknowledgement here: nothing is freed while its event is at hand.
+    /// Waits for the next event of the device, its port, and the objects created from this context. It needs no
+    /// acknowledgement.
     ///
     /// # Errors
     ///
-    /// [`Error::Event`]: no event is there and the program made the descriptor non-blocking, or a signal handler without
-    /// `SA_RESTART` ran.
+    /// [`Error::Event`]: the program made the descriptor non-blocking and no event is queued, or a signal handler
+    /// without `SA_RESTART` ran.
     #[doc(alias = "ibv_get_async_event")]
     pub fn wait_event(&self) -> Result<Event, Error> {
         let events = self.open.context.async_events();
         loop {
             let event = events.get()?;
-            // Acknowledged before a handle is made of it: dropping the last handle waits for the acknowledgement.
+            // Acknowledged before the handle is created: dropping the last handle waits for the acknowledgement.
             events.ack(&event);
             if let Some(source) = self.source(&event.element) {
                 return Ok(Event { kind: event.kind, source });
@@ -65,7 +65,7 @@ impl Context {
         }
     }
 
-    /// `None` if the last handle of the object was dropped meanwhile.
+    /// Returns `None` if the last handle of the object was dropped meanwhile.
     fn source(&self, element: &AsyncElement) -> Option<EventSource> {
         Some(match element {
             AsyncElement::Cq(cq) => {

@@ -1,10 +1,10 @@
-//! From the numbers that the engine gives back with events to the crate's handles.
+//! Maps numbers in the engine's events to handles.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The objects of one kind that exist in a context. It keeps none of them alive.
+/// The objects of one kind in a context, as weak references.
 pub(crate) struct Handles<T> {
     known: Mutex<HashMap<u64, Weak<T>>>,
     next: AtomicU64,

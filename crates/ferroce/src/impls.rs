@@ -1,4 +1,4 @@
-//! `Debug` and `AsRawFd` of the public types, in few words each.
+//! `Debug` and `AsRawFd` of the public types.
 
 use std::fmt::{Debug, Formatter, Result};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -77,7 +77,7 @@ impl Debug for XrcInitiator {
     }
 }
 
-/// Event loops ask for a raw descriptor: that of `AsFd`.
+/// Event loops need a raw descriptor: that of `AsFd`.
 macro_rules! as_raw_fd {
     ($($name:ty),* $(,)?) => {
         $(impl AsRawFd for $name {

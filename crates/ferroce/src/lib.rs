@@ -34,6 +34,7 @@
 #![warn(missing_docs, missing_debug_implementations)]
 
 mod access;
+mod capacity;
 pub mod cm;
 mod connection;
 mod cq;
@@ -42,12 +43,11 @@ mod device;
 pub mod error;
 mod event;
 mod handles;
-mod manners;
+mod impls;
 pub mod mr;
 mod multicast;
 mod pd;
 mod qp;
-mod room;
 pub mod service;
 mod srq;
 mod window;

@@ -1,11 +1,10 @@
-//! Registered memory: the one place of this crate that needs `unsafe`.
+//! Registered memory, the only module of this crate with `unsafe`.
 //!
-//! From registration on, the device reads and writes the memory at any time: when a message
-//! arrives, and with remote access whenever the peer likes. So no reference to it can exist while
-//! it is registered. A [`MemoryRegion`] therefore owns or exclusively borrows its memory and hands
-//! out copies, made by the routines with which the device itself copies. They are assembly, so
-//! copies by several threads and by the device at the same time are no data race; aligned words of
-//! up to eight octets are never torn.
+//! From registration on, the device reads and writes the memory at any time: when a message arrives, and with remote
+//! access whenever the peer does. So no reference to it may exist while it is registered. A [`MemoryRegion`] therefore
+//! owns or exclusively borrows its memory and returns copies. The device's own routines make them: they are assembly,
+//! so concurrent copies by several threads and by the device are no data race, and aligned words of up to eight octets
+//! are never torn.
 
 #![expect(unsafe_code, reason = "memory that the device writes cannot be behind a reference")]
 
@@ -23,43 +22,42 @@ use ferroce_wire::{Lkey, Rkey};
 
 use crate::{Access, Error, ProtectionDomain, RemoteMemory};
 
-/// Alignment that atomics need (IBTA 9.4.5), and that memory which a region owns has.
+/// Alignment that atomics need (IBTA 9.4.5); memory that a region owns has it.
 const ALIGNMENT: usize = align_of::<u64>();
 
-/// Registered memory. Dropping it ends the registration: later use of its keys, ours or the
-/// peer's, is refused.
+/// Registered memory. Dropping it ends the registration; later uses of its keys, ours or the peer's, fail.
 ///
-/// Memory that the region owns begins at a multiple of 8, so an atomic at an offset that is one is aligned.
+/// Memory that the region owns begins at a multiple of 8, so an atomic at such an offset is aligned.
 #[doc(alias = "ibv_mr")]
 pub struct MemoryRegion<'a> {
     mr: Arc<engine::Mr>,
     memory: Memory,
-    /// Registered memory needs its domain.
+    /// The registration uses the domain.
     _domain: ProtectionDomain,
     _borrowed: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: the region owns its memory or borrows it exclusively, or a caller of `register_raw` vouches for it; all
-// access to it is by raw pointers as below, from any thread.
+// SAFETY: the region owns its memory or borrows it exclusively, or it meets the contract of `register_raw`; all access
+// to it is by raw pointers, from any thread.
 unsafe impl Send for MemoryRegion<'_> {}
 // SAFETY: as above. `read` and `write` copy by the engine's guarded routines, which several threads may run at the same
 // time on the same memory, and no reference to the memory exists that a copy could invalidate.
 unsafe impl Sync for MemoryRegion<'_> {}
 
-/// The octets of a region, which nothing refers to but raw pointers.
+/// The octets of a region, accessed only by raw pointers.
 struct Memory {
     start: NonNull<u8>,
     len: usize,
     owner: Owner,
 }
 
-/// How the memory is given back.
+/// The way to free the memory.
 enum Owner {
-    /// It belongs to the caller.
+    /// The caller's memory is not freed.
     Caller,
-    /// As a `Vec<u8>` of this capacity.
+    /// A `Vec<u8>` of this capacity.
     Octets { capacity: usize },
-    /// As a `Vec<u64>` of this capacity.
+    /// A `Vec<u64>` of this capacity.
     Words { capacity: usize },
 }
 
@@ -76,7 +74,7 @@ impl Memory {
         Self { start: start_of(octets.as_mut_ptr()), len, owner: Owner::Octets { capacity } }
     }
 
-    /// New octets, all zero.
+    /// Allocates zeroed octets.
     fn zeroed(len: usize) -> Self {
         let mut words = ManuallyDrop::new(vec![0_u64; len.div_ceil(ALIGNMENT)]);
         let capacity = words.capacity();
@@ -104,12 +102,12 @@ impl Memory {
 
     fn write(&self, offset: usize, octets: &[u8]) {
         let to = self.part(offset, octets.len());
-        // SAFETY: `part` checked that the range is inside the memory, into which no reference reaches: it was given as a
-        // vector or as `&mut`, or a caller of `register_raw` vouches for it.
+        // SAFETY: `part` checked that the range is inside the memory, to which no reference exists: the constructor
+        // took a vector or a `&mut`, or the memory meets the contract of `register_raw`.
         unsafe { guard::write(to, octets) }.expect("the memory of a region stays mapped");
     }
 
-    /// The octets, without a copy if they were given as a vector.
+    /// Returns the octets, without a copy if they are a `Vec<u8>`.
     fn into_vec(self) -> Vec<u8> {
         match self.owner {
             Owner::Octets { capacity } => {
@@ -131,11 +129,11 @@ impl Drop for Memory {
         match self.owner {
             Owner::Caller => {}
             Owner::Octets { capacity } => {
-                // SAFETY: made from a vector of this capacity, and nobody uses it any more.
+                // SAFETY: made from a vector of this capacity, and no pointer to it is used any more.
                 drop(unsafe { Vec::from_raw_parts(self.start.as_ptr(), 0, capacity) });
             }
             Owner::Words { capacity } => {
-                // SAFETY: as above; `zeroed` made it as a vector of words.
+                // SAFETY: as above; `zeroed` allocated a vector of words.
                 drop(unsafe { Vec::from_raw_parts(self.start.as_ptr().cast::<u64>(), 0, capacity) });
             }
         }
@@ -146,8 +144,8 @@ fn start_of(pointer: *mut u8) -> NonNull<u8> {
     NonNull::new(pointer).expect("a vector's pointer is not null")
 }
 
-/// A part of registered memory, as work requests name it. It holds no memory: if its region is
-/// dropped before the work request is done, that fails with [`crate::Status::LocProtErr`].
+/// A part of registered memory in a work request. It keeps no memory alive: if its region is dropped before the work
+/// request is done, that fails with [`crate::Status::LocProtErr`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "ibv_sge")]
 pub struct Slice {
@@ -161,12 +159,12 @@ impl Slice {
         Sge { addr: self.addr, length: self.length, lkey: self.lkey }
     }
 
-    /// Octets.
+    /// The length in octets.
     pub fn len(&self) -> usize {
         self.length as usize
     }
 
-    /// Whether it has no octets.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
@@ -189,8 +187,8 @@ impl<'a> MemoryRegion<'a> {
         MemoryRegion::new(domain, Memory::zeroed(len), access)
     }
 
-    /// Private to the crate: a caller that forgets the region instead of dropping it would leave
-    /// the borrowed memory registered after the borrow.
+    /// Private to the crate: a caller that forgets the region instead of dropping it would leave the borrowed memory
+    /// registered after the borrow.
     pub(crate) fn borrowed(
         domain: &ProtectionDomain,
         memory: &'a mut [u8],
@@ -206,17 +204,17 @@ impl<'a> MemoryRegion<'a> {
         Ok(Self { mr, memory, _domain: domain.clone(), _borrowed: PhantomData })
     }
 
-    /// Octets.
+    /// The length in octets.
     pub fn len(&self) -> usize {
         self.memory.len
     }
 
-    /// Whether it has no octets.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A part of it, for work requests.
+    /// Returns a part of it, for work requests.
     ///
     /// # Panics
     ///
@@ -227,8 +225,8 @@ impl<'a> MemoryRegion<'a> {
         Slice { addr: self.mr.addr() + start as u64, length, lkey: self.mr.lkey() }
     }
 
-    /// The region from octet `offset` on, as the peer needs it for READ, WRITE and atomics. Atomics need an address that is
-    /// a multiple of 8 (IBTA 9.4.5), and so an `offset` that is one.
+    /// Returns the memory from octet `offset` on, for the peer's READ, WRITE and atomics. Atomics need an address that
+    /// is a multiple of 8 (IBTA 9.4.5), and so such an `offset`.
     ///
     /// # Panics
     ///
@@ -238,22 +236,22 @@ impl<'a> MemoryRegion<'a> {
         RemoteMemory { addr: self.mr.addr() + offset as u64, rkey: self.mr.rkey() }
     }
 
-    /// The key that the peer needs.
+    /// The key for the peer.
     pub fn rkey(&self) -> Rkey {
         self.mr.rkey()
     }
 
-    /// Copies octets out, from `offset` on. What the device or another thread writes meanwhile may be seen in part, but
-    /// aligned words of up to eight octets are seen whole.
+    /// Copies octets from `offset` on to `out`. A concurrent write of the device or another thread may be copied in
+    /// part, but aligned words of up to eight octets are never torn.
     ///
     /// # Panics
     ///
-    /// If that is not inside the region, or if memory of [`ProtectionDomain::register_raw`] is not mapped any more.
+    /// If the range is not inside the region, or if memory of [`ProtectionDomain::register_raw`] is no longer mapped.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         self.memory.read(offset, out);
     }
 
-    /// Copies octets in, from `offset` on, in ascending order: a thread that sees the last octet sees all of them.
+    /// Copies `octets` to `offset`, in ascending order: a thread that sees the last octet sees all of them.
     ///
     /// # Panics
     ///
@@ -262,7 +260,7 @@ impl<'a> MemoryRegion<'a> {
         self.memory.write(offset, octets);
     }
 
-    /// All octets, copied.
+    /// Returns a copy of all octets.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut out = vec![0; self.len()];
         self.read(0, &mut out);
@@ -273,7 +271,7 @@ impl<'a> MemoryRegion<'a> {
         &self.mr
     }
 
-    /// First octet and the one behind the last.
+    /// The first octet and the one behind the last.
     pub(crate) fn bounds(&self, range: impl RangeBounds<usize>) -> (usize, usize) {
         let behind = |octet: &usize| octet.checked_add(1).expect("no region reaches the last address");
         let start = match range.start_bound() {
@@ -293,8 +291,8 @@ impl<'a> MemoryRegion<'a> {
 }
 
 impl MemoryRegion<'static> {
-    /// Ends the registration and gives the memory back. Memory that was copied at registration, made by
-    /// [`ProtectionDomain::allocate`] or given to [`ProtectionDomain::register_raw`] is copied.
+    /// Ends the registration and returns the memory. It is copied if registration copied it, or if
+    /// [`ProtectionDomain::allocate`] or [`ProtectionDomain::register_raw`] registered it.
     pub fn into_memory(mut self) -> Vec<u8> {
         self.mr.end();
         std::mem::replace(&mut self.memory, Memory::of_caller(NonNull::dangling(), 0)).into_vec()
@@ -303,7 +301,7 @@ impl MemoryRegion<'static> {
 
 impl Drop for MemoryRegion<'_> {
     fn drop(&mut self) {
-        // From here on the device does not touch the memory, which is dropped next.
+        // After this the device does not access the memory, which is dropped next.
         self.mr.end();
     }
 }
@@ -317,7 +315,7 @@ impl fmt::Debug for MemoryRegion<'_> {
 }
 
 impl ProtectionDomain {
-    /// Registers memory that the caller provides by address, for example a mapped file or huge pages.
+    /// Registers memory by address, for example a mapped file or huge pages.
     ///
     /// # Errors
     ///
@@ -325,9 +323,9 @@ impl ProtectionDomain {
     ///
     /// # Safety
     ///
-    /// As long as the region exists, no reference to the `len` octets from `start` on is used, and no part of the program
-    /// but the region and the device accesses them. They must be writable if the region is written to. Memory that is
-    /// unmapped meanwhile makes work requests fail; other memory that is mapped there instead may be changed.
+    /// While the region exists, no reference to the `len` octets from `start` on is used, and only the region and the
+    /// device access them. They must be writable if the region is written to. If the memory is unmapped meanwhile, work
+    /// requests fail; if other memory is mapped there, they may change it.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_raw<'a>(
         &self,

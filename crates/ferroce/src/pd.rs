@@ -5,16 +5,16 @@ use std::sync::Arc;
 use ferroce_engine as engine;
 use ferroce_engine::{QpCaps, QpInit, Service};
 
+use crate::capacity::{Capacity, Requests};
 use crate::device::Open;
 use crate::qp::Reset;
-use crate::room::{Requests, Room};
 use crate::service::{Shares, Uc, Ud};
 use crate::{
     Access, CompletionQueue, Context, Error, MemoryRegion, MemoryWindow, QueuePair, SharedReceiveQueue,
     SrqOptions,
 };
 
-/// A protection domain: queue pairs reach only memory of their own domain. Clones are the same one.
+/// A protection domain: queue pairs access only memory of their own domain. Clones are the same one.
 #[derive(Clone)]
 #[doc(alias = "ibv_pd")]
 pub struct ProtectionDomain {
@@ -23,13 +23,13 @@ pub struct ProtectionDomain {
 
 pub(crate) struct Shared {
     pub(crate) pd: Arc<engine::Pd>,
-    /// Dropped after the domain: the device outlives what was made from it.
+    /// Dropped after the domain: the device must outlive its objects.
     pub(crate) open: Arc<Open>,
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Everything in the domain holds it, so nothing can be in it any more.
+        // The domain is empty, because each object in it holds a reference.
         let _ = self.pd.dealloc();
     }
 }
@@ -38,20 +38,20 @@ impl Drop for Shared {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "ibv_qp_cap")]
 pub struct QpOptions {
-    /// Send work requests that may be outstanding, at most 16,384.
+    /// Limit of outstanding send work requests, at most 16,384.
     pub max_send_wr: u32,
-    /// Receive work requests that may be outstanding, at most 16,384.
+    /// Limit of outstanding receive work requests, at most 16,384.
     pub max_recv_wr: u32,
-    /// Pieces of memory in one send work request, at most 32.
+    /// Limit of slices in one send work request, at most 32.
     pub max_send_sge: u32,
-    /// Pieces of memory in one receive work request, at most 32.
+    /// Limit of slices in one receive work request, at most 32.
     pub max_recv_sge: u32,
-    /// Octets that a send or write may carry itself ([`WorkRequest::inline`](crate::WorkRequest::inline)), at most 1,024.
+    /// Limit of octets in an inline send or write ([`WorkRequest::inline`](crate::WorkRequest::inline)), at most 1,024.
     pub max_inline: u32,
 }
 
 impl Default for QpOptions {
-    /// 128 work requests each way, one piece of memory each, 64 octets inline.
+    /// 128 work requests in each direction, one slice each, 64 octets inline.
     fn default() -> Self {
         Self { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 }
     }
@@ -63,16 +63,15 @@ impl ProtectionDomain {
         Ok(Self { shared: Arc::new(Shared { pd: open.context.alloc_pd()?, open }) })
     }
 
-    /// The open device that it belongs to.
+    /// Returns the open device of the domain.
     pub fn context(&self) -> Context {
         Context { open: Arc::clone(&self.shared.open) }
     }
 
-    /// Registers memory, which the region owns from then on. Remote access needs
-    /// [`Access::REMOTE_READ`] or [`Access::REMOTE_WRITE`] and `LOCAL_WRITE`.
+    /// Registers memory, which the region owns from then on. Remote access needs [`Access::REMOTE_READ`] or
+    /// [`Access::REMOTE_WRITE`] and `LOCAL_WRITE`.
     ///
-    /// A vector is taken over as it is, unless its memory does not begin at a multiple of 8: then it is copied to memory
-    /// that does.
+    /// The region uses the vector's own memory if that begins at a multiple of 8; otherwise it copies the octets.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register(
         &self,
@@ -82,14 +81,14 @@ impl ProtectionDomain {
         MemoryRegion::owned(self, memory.into(), access)
     }
 
-    /// Makes memory of `len` octets, all zero, and registers it as [`Self::register`].
+    /// Allocates `len` zeroed octets and registers them as [`Self::register`].
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate(&self, len: usize, access: Access) -> Result<MemoryRegion<'static>, Error> {
         MemoryRegion::zeroed(self, len, access)
     }
 
-    /// Registers borrowed memory while `work` runs. When this returns, nobody touches it any more. The memory stays where
-    /// it is, so peers' atomics need a start that is a multiple of 8.
+    /// Registers borrowed memory while `work` runs. After the return the device does not access it. The memory is not
+    /// moved, so peers' atomics need a start that is a multiple of 8.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_for<R>(
         &self,
@@ -101,13 +100,13 @@ impl ProtectionDomain {
         Ok(work(&region))
     }
 
-    /// Makes a memory window of type 2, bound to nothing.
+    /// Creates an unbound memory window of type 2.
     #[doc(alias = "ibv_alloc_mw")]
     pub fn memory_window(&self) -> Result<MemoryWindow, Error> {
         MemoryWindow::new(self)
     }
 
-    /// Makes a reliable connected queue pair.
+    /// Creates a reliable connected queue pair.
     #[doc(alias = "ibv_create_qp")]
     pub fn rc_queue_pair(
         &self,
@@ -118,7 +117,7 @@ impl ProtectionDomain {
         self.queue_pair(Service::Rc, send, receive, None, options)
     }
 
-    /// Makes an unreliable connected queue pair.
+    /// Creates an unreliable connected queue pair.
     #[doc(alias = "ibv_create_qp")]
     pub fn uc_queue_pair(
         &self,
@@ -129,7 +128,7 @@ impl ProtectionDomain {
         self.queue_pair(Service::Uc, send, receive, None, options)
     }
 
-    /// Makes a queue pair of datagrams.
+    /// Creates an unreliable datagram queue pair.
     #[doc(alias = "ibv_create_qp")]
     pub fn ud_queue_pair(
         &self,
@@ -140,7 +139,7 @@ impl ProtectionDomain {
         self.queue_pair(Service::Ud, send, receive, None, options)
     }
 
-    /// Makes a queue pair that takes its receives from a shared queue; the sizes of a queue of its own do not count.
+    /// Creates a queue pair that takes its receives from a shared queue; the receive sizes in its options are ignored.
     #[doc(alias = "ibv_create_qp")]
     pub fn queue_pair_on<S: Shares>(
         &self,
@@ -152,7 +151,7 @@ impl ProtectionDomain {
         self.queue_pair(S::SERVICE, send, receive, Some(shared), options)
     }
 
-    /// Makes a shared receive queue, whose memory is of this domain.
+    /// Creates a shared receive queue, with memory of this domain.
     #[doc(alias = "ibv_create_srq")]
     pub fn shared_receive_queue(&self, options: SrqOptions) -> Result<SharedReceiveQueue, Error> {
         SharedReceiveQueue::new(self, None, |number| self.shared.pd.create_srq(options.init(number)))
@@ -170,7 +169,8 @@ impl ProtectionDomain {
             Some(shared) => shared.requests(),
             None => Requests::Own(options.max_recv_wr),
         };
-        let room = [Room::new(send, Requests::Own(options.max_send_wr))?, Room::new(receive, receives)?];
+        let capacity =
+            [Capacity::new(send, Requests::Own(options.max_send_wr))?, Capacity::new(receive, receives)?];
         let QpOptions { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline } = options;
         let init = QpInit {
             service,
@@ -182,6 +182,6 @@ impl ProtectionDomain {
             user: 0,
         };
         let qp = self.shared.pd.create_qp(init)?;
-        Ok(QueuePair::new(qp, self.clone(), send.clone(), receive.clone(), shared.cloned(), room))
+        Ok(QueuePair::new(qp, self.clone(), send.clone(), receive.clone(), shared.cloned(), capacity))
     }
 }

@@ -1,4 +1,4 @@
-//! Queue pairs, whose state and service are part of their type.
+//! Queue pairs, with their state and service in the type.
 
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
@@ -8,43 +8,43 @@ use ferroce_engine as engine;
 use ferroce_engine::{AhAttr, QpAccess, QpAttr, QpState, Remote, SendOp, SendTo, SendWr, Sge};
 use ferroce_wire::{Imm, Lkey, Psn, Qkey, Qpn, Rkey, SrqNumber};
 
-use crate::room::Room;
+use crate::capacity::Capacity;
 use crate::service::{Connected, Rc, Uc, Ud};
 use crate::{
     Access, Address, AddressHandle, CompletionQueue, Connection, Error, MemoryRegion, MemoryWindow,
     ProtectionDomain, QpError, SendOptions, SharedReceiveQueue, Slice,
 };
 
-/// Just made.
+/// RESET: after creation.
 #[derive(Debug)]
 pub struct Reset(());
-/// Takes receives, which wait.
+/// INIT: accepts receives, but no packets.
 #[derive(Debug)]
 pub struct Init(());
-/// Receives; cannot send yet.
+/// RTR: receives, but cannot send yet.
 #[derive(Debug)]
 pub struct ReadyToReceive(());
-/// Sends and receives.
+/// RTS: sends and receives.
 #[derive(Debug)]
 pub struct ReadyToSend(());
 
-/// A queue pair. Its type names the state it was brought to by its owner; an error may have moved
-/// it to [`QpState::Error`] since, in which completions tell so.
+/// A queue pair. Its type names the last state that the program requested; an error may have moved it to
+/// [`QpState::Error`] since, as its completions then show.
 #[doc(alias = "ibv_qp")]
 pub struct QueuePair<State, Service = Rc> {
     parts: Parts,
     state: PhantomData<(State, Service)>,
 }
 
-/// Dropped in this order: the queue pair first, then what it needs.
+/// Dropped in this order: the queue pair first, then the objects it uses.
 struct Parts {
     qp: Owned,
     _domain: ProtectionDomain,
     send: CompletionQueue,
     receive: CompletionQueue,
     _shared: Option<SharedReceiveQueue>,
-    _room: Box<[Room; 2]>,
-    /// What the peer was told of our first packet's number.
+    _capacity: Box<[Capacity; 2]>,
+    /// The first PSN in our address.
     psn: Psn,
 }
 
@@ -56,10 +56,10 @@ impl Drop for Owned {
     }
 }
 
-/// A place in the peer's memory, which it told us.
+/// A location in the peer's memory, as received from the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteMemory {
-    /// Its address there.
+    /// Its address at the peer.
     pub addr: u64,
     /// The peer's key.
     pub rkey: Rkey,
@@ -79,7 +79,7 @@ pub struct WorkRequest {
     op: SendOp,
     to: SendTo,
     sges: Vec<Sge>,
-    /// The octets that it carries itself; `sges` is its address then.
+    /// The inline octets; `sges` has their address.
     inline: Option<Arc<[u8]>>,
     signaled: bool,
     solicited: bool,
@@ -93,22 +93,22 @@ impl WorkRequest {
         Self { wr_id, op, to, sges, inline: None, signaled: true, solicited: false, fence: false }
     }
 
-    /// A message for the peer's next receive.
+    /// Sends a message to the peer's next receive.
     pub fn send(wr_id: u64, from: &[Slice]) -> Self {
         Self::new(wr_id, SendOp::Send, from)
     }
 
-    /// As [`Self::send`], with four octets for the peer's completion.
+    /// As [`Self::send`], with immediate data for the peer's completion.
     pub fn send_imm(wr_id: u64, from: &[Slice], imm: Imm) -> Self {
         Self::new(wr_id, SendOp::SendImm(imm), from)
     }
 
-    /// As [`Self::send`]; ends a key of the peer's.
+    /// As [`Self::send`], and invalidates a key of the peer.
     pub fn send_invalidate(wr_id: u64, from: &[Slice], rkey: Rkey) -> Self {
         Self::new(wr_id, SendOp::SendInvalidate(rkey), from)
     }
 
-    /// Writes into the peer's memory, which is not told.
+    /// Writes to the peer's memory, without a completion there.
     pub fn write(wr_id: u64, from: &[Slice], to: RemoteMemory) -> Self {
         Self::new(wr_id, SendOp::Write { remote: to.into() }, from)
     }
@@ -123,24 +123,24 @@ impl WorkRequest {
         Self::new(wr_id, SendOp::Read { remote: from.into() }, to)
     }
 
-    /// If the peer's eight octets are `compare`, makes them `swap`; what they were goes to `old`.
+    /// Replaces eight octets of the peer by `swap` if they equal `compare`; their previous value is stored in `old`.
     pub fn compare_swap(wr_id: u64, old: Slice, at: RemoteMemory, compare: u64, swap: u64) -> Self {
         Self::new(wr_id, SendOp::CompareSwap { remote: at.into(), compare, swap }, &[old])
     }
 
-    /// Adds to the peer's eight octets; what they were goes to `old`.
+    /// Adds to eight octets of the peer; their previous value is stored in `old`.
     pub fn fetch_add(wr_id: u64, old: Slice, at: RemoteMemory, add: u64) -> Self {
         Self::new(wr_id, SendOp::FetchAdd { remote: at.into(), add }, &[old])
     }
 
-    /// Stores eight octets (as they lie in memory) in the peer's memory as one word, behind everything before. The peer must
-    /// know this operation, which is younger than the others: ferroce does.
+    /// Stores eight octets (in memory order) as one word in the peer's memory, after all earlier operations. The peer
+    /// must support this newer operation, as ferroce does.
     pub fn atomic_write(wr_id: u64, octets: [u8; 8], to: RemoteMemory) -> Self {
         Self::new(wr_id, SendOp::AtomicWrite { remote: to.into(), octets: Some(octets) }, &[])
     }
 
-    /// Binds a window to `range` of a region, for the peer of the queue pair that this is posted to: `access` is what the
-    /// peer may do. When it completes, [`MemoryWindow::remote`] is what to tell the peer.
+    /// Binds a window to `range` of a region, for the peer of the queue pair that it is posted to: `access` is what the
+    /// peer may do. After its completion, send [`MemoryWindow::remote`] to the peer.
     ///
     /// The region needs [`Access::MW_BIND`]. A window is bound once; [`Self::local_invalidate`] or the peer's
     /// [`Self::send_invalidate`] frees it.
@@ -159,60 +159,60 @@ impl WorkRequest {
         Self::new(wr_id, SendOp::BindMw(window.bind(region, range, access)), &[])
     }
 
-    /// Ends a key of our own: that of a bound window.
+    /// Invalidates a key of our own: that of a bound window.
     pub fn local_invalidate(wr_id: u64, rkey: Rkey) -> Self {
         Self::new(wr_id, SendOp::LocalInvalidate(rkey), &[])
     }
 
-    /// The destination of a datagram: queue pair `qpn` there, whose queue key is `qkey`. With bit 31 set, the sender's own key
-    /// is used.
+    /// Sets the destination of a datagram: queue pair `qpn` there, with the Q_Key `qkey`. If its bit 31 is set, the
+    /// sender's own Q_Key is used.
     ///
-    /// Opens a socket the first time that a process there is sent to; that can fail.
+    /// The first datagram to a process there opens a socket, which can fail.
     pub fn to(mut self, there: &AddressHandle, qpn: Qpn, qkey: Qkey) -> Result<Self, Error> {
         self.to = there.to(qpn, qkey)?;
         Ok(self)
     }
 
-    /// The shared receive queue of the peer's that it is for, or whose protection domain it needs: XRC.
+    /// Sets the peer's shared receive queue that takes the message, or that selects the protection domain: XRC.
     #[must_use]
     pub fn to_queue(mut self, number: SrqNumber) -> Self {
         self.to = SendTo::XrcSrq(number);
         self
     }
 
-    /// Carries `octets` instead of registered memory: for sends and writes, whatever memory was given before. They are copied
-    /// now, and once more when the work request is posted.
+    /// Carries `octets` instead of registered memory, in sends and writes; it replaces slices that were given before.
+    /// The octets are copied now, and again when the work request is posted.
     ///
-    /// More of them than [`QpOptions::max_inline`](crate::QpOptions::max_inline), and work requests without a payload of
-    /// their own (READ, atomics, binds), are refused when posted.
+    /// Posting fails for more octets than [`QpOptions::max_inline`](crate::QpOptions::max_inline), and for work
+    /// requests without a payload of their own (READ, atomics, binds).
     #[must_use]
     #[doc(alias = "IBV_SEND_INLINE")]
     pub fn inline(mut self, octets: &[u8]) -> Self {
-        // Clones share them, so their address holds as long as one of the clones exists.
+        // Clones share the octets, so their address is valid as long as one of the clones exists.
         let octets: Arc<[u8]> = octets.into();
         let addr = octets.as_ptr().expose_provenance() as u64;
-        // A length that does not fit is more than any queue pair allows.
+        // A length beyond `u32` exceeds every queue pair's limit.
         let length = u32::try_from(octets.len()).unwrap_or(u32::MAX);
         self.sges = vec![Sge { addr, length, lkey: Lkey::new(0) }];
         self.inline = Some(octets);
         self
     }
 
-    /// No completion if it succeeds.
+    /// Requests no completion on success.
     #[must_use]
     pub fn unsignaled(mut self) -> Self {
         self.signaled = false;
         self
     }
 
-    /// Fires the peer's request for solicited events.
+    /// Raises a solicited event at the peer.
     #[must_use]
     pub fn solicited(mut self) -> Self {
         self.solicited = true;
         self
     }
 
-    /// Starts only when all earlier READs and atomics are done.
+    /// Starts only after all earlier READs and atomics are done.
     #[must_use]
     pub fn fenced(mut self) -> Self {
         self.fence = true;
@@ -228,23 +228,23 @@ impl WorkRequest {
 type Stepped<From, To, S = Rc> = Result<QueuePair<To, S>, QpError<QueuePair<From, S>>>;
 
 impl<State, S> QueuePair<State, S> {
-    /// Its number.
+    /// Returns its number.
     pub fn qpn(&self) -> Qpn {
         self.engine().qpn()
     }
 
-    /// The state it is really in.
+    /// Returns its actual state.
     #[doc(alias = "ibv_query_qp")]
     pub fn state(&self) -> QpState {
         self.engine().state()
     }
 
-    /// Where its send completions go.
+    /// Returns the completion queue of its sends.
     pub fn send_queue(&self) -> &CompletionQueue {
         &self.parts.send
     }
 
-    /// Where its receive completions go.
+    /// Returns the completion queue of its receives.
     pub fn receive_queue(&self) -> &CompletionQueue {
         &self.parts.receive
     }
@@ -266,7 +266,7 @@ impl<State, S> QueuePair<State, S> {
         }
     }
 
-    /// Back to the beginning; work requests are forgotten without completions.
+    /// Moves it to RESET; outstanding work requests are dropped without completions.
     pub fn reset(self) -> Stepped<State, Reset, S> {
         self.step(&QpAttr { qp_state: QpState::Reset, ..QpAttr::default() })
     }
@@ -286,7 +286,7 @@ impl<S> QueuePair<Reset, S> {
         send: CompletionQueue,
         receive: CompletionQueue,
         shared: Option<SharedReceiveQueue>,
-        room: [Room; 2],
+        capacity: [Capacity; 2],
     ) -> Self {
         let psn = Psn::new(0);
         let parts = Parts {
@@ -295,7 +295,7 @@ impl<S> QueuePair<Reset, S> {
             send,
             receive,
             _shared: shared,
-            _room: Box::new(room),
+            _capacity: Box::new(capacity),
             psn,
         };
         Self { parts, state: PhantomData }
@@ -303,7 +303,7 @@ impl<S> QueuePair<Reset, S> {
 }
 
 impl QueuePair<Reset, Ud> {
-    /// RESET to INIT; `qkey` is what datagrams must have to be taken.
+    /// RESET to INIT; `qkey` is the Q_Key that datagrams to it must carry.
     pub fn init(self, qkey: Qkey) -> Stepped<Reset, Init, Ud> {
         let attr = QpAttr { qp_state: QpState::Init, qkey, ..QpAttr::default() };
         self.step(&attr)
@@ -311,7 +311,7 @@ impl QueuePair<Reset, Ud> {
 }
 
 impl<S: Connected> QueuePair<Reset, S> {
-    /// RESET to INIT; `access` is what the peer may do.
+    /// RESET to INIT; `access` are the rights of the peer.
     pub fn init(self, access: Access) -> Stepped<Reset, Init, S> {
         let attr = QpAttr {
             qp_state: QpState::Init,
@@ -323,7 +323,7 @@ impl<S: Connected> QueuePair<Reset, S> {
 }
 
 impl<S> QueuePair<Init, S> {
-    /// Posts a receive, which waits until packets are taken.
+    /// Posts a receive; packets are accepted only from RTR on.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv(&self, wr_id: u64, memory: &[Slice]) -> Result<(), Error> {
         self.post_recvs(wr_id, memory)
@@ -331,14 +331,14 @@ impl<S> QueuePair<Init, S> {
 }
 
 impl QueuePair<Init, Ud> {
-    /// INIT to RTR: from now on datagrams to any address of the device are taken.
+    /// INIT to RTR: from now on it accepts datagrams to any address of the device.
     pub fn ready_to_receive(self) -> Stepped<Init, ReadyToReceive, Ud> {
         self.step(&QpAttr { qp_state: QpState::Rtr, ..QpAttr::default() })
     }
 }
 
 impl<S: Connected> QueuePair<Init, S> {
-    /// INIT to RTR: from now on the peer's packets are taken.
+    /// INIT to RTR: from now on it accepts the peer's packets.
     pub fn ready_to_receive(self, connection: &Connection) -> Stepped<Init, ReadyToReceive, S> {
         let attr = match receiving(connection) {
             Ok(attr) => attr,
@@ -364,21 +364,21 @@ impl<S> QueuePair<ReadyToReceive, S> {
 }
 
 impl QueuePair<ReadyToReceive, Uc> {
-    /// RTR to RTS: from now on messages leave.
+    /// RTR to RTS: from now on it sends messages.
     pub fn ready_to_send(self) -> Stepped<ReadyToReceive, ReadyToSend, Uc> {
         self.send_unanswered()
     }
 }
 
 impl QueuePair<ReadyToReceive, Ud> {
-    /// RTR to RTS: from now on datagrams leave.
+    /// RTR to RTS: from now on it sends datagrams.
     pub fn ready_to_send(self) -> Stepped<ReadyToReceive, ReadyToSend, Ud> {
         self.send_unanswered()
     }
 }
 
 impl QueuePair<ReadyToReceive> {
-    /// RTR to RTS: from now on the peer's packets are answered with ours.
+    /// RTR to RTS: from now on it sends requests.
     pub fn ready_to_send(self, options: SendOptions) -> Stepped<ReadyToReceive, ReadyToSend> {
         let attr = sending(self.parts.psn, options);
         self.step(&attr)
@@ -392,8 +392,8 @@ impl<S> QueuePair<ReadyToSend, S> {
         self.post_recvs(wr_id, memory)
     }
 
-    /// Posts send work requests in order, and transmits on this thread. At the first that is
-    /// refused it stops, see [`Error::PostSend`].
+    /// Posts send work requests in order, and transmits on this thread. It stops at the first one that is refused, see
+    /// [`Error::PostSend`].
     #[doc(alias = "ibv_post_send")]
     pub fn post_send<'a>(&self, requests: impl IntoIterator<Item = &'a WorkRequest>) -> Result<(), Error> {
         self.engine()
@@ -422,8 +422,7 @@ impl<S: Connected> QueuePair<ReadyToSend, S> {
         self.post_send([&WorkRequest::send(wr_id, from)])
     }
 
-    /// Posts one [`WorkRequest::send`] that carries `octets` itself, see [`WorkRequest::inline`]: no registered memory is
-    /// needed.
+    /// Posts one [`WorkRequest::send`] of `octets`, see [`WorkRequest::inline`]: no registered memory is needed.
     pub fn send_inline(&self, wr_id: u64, octets: &[u8]) -> Result<(), Error> {
         self.post_send([&WorkRequest::send(wr_id, &[]).inline(octets)])
     }

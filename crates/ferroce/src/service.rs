@@ -1,23 +1,22 @@
-//! What a queue pair promises: a type for each service.
+//! The services of queue pairs, as types.
 
-/// Reliable Connection: everything arrives, once and in order, or the queue pair ends.
+/// Reliable Connection: each message arrives once and in order, or the queue pair fails.
 #[derive(Clone, Copy, Debug)]
 pub struct Rc(());
-/// Unreliable Connection: a message to the one peer arrives whole or not at all. There is no flow control: a receiver that
-/// is slower than its sender loses messages.
+/// Unreliable Connection: a message to the one peer arrives whole or not at all. There is no flow control: a slow
+/// receiver loses messages.
 #[derive(Clone, Copy, Debug)]
 pub struct Uc(());
-/// Unreliable Datagram: single packets to and from anybody, as [`Uc`] without promises.
+/// Unreliable Datagram: single packets to and from any queue pair, which may be lost as with [`Uc`].
 #[derive(Clone, Copy, Debug)]
 pub struct Ud(());
 
 mod sealed {
-    /// Nobody else's types are services.
+    /// Other crates cannot implement the traits.
     pub trait Sealed {}
 
-    /// The same for those with receives.
+    /// Services with receives.
     pub trait Kind {
-        /// The engine's name.
         const SERVICE: ferroce_engine::Service;
     }
 }

@@ -6,22 +6,22 @@ use ferroce_engine as engine;
 use ferroce_engine::{RecvWr, Sge, SrqAttr, SrqAttrMask, SrqInit};
 use ferroce_wire::SrqNumber;
 
+use crate::capacity::{Capacity, Requests};
 use crate::error::CreateSrqError;
-use crate::room::{Requests, Room};
 use crate::{Error, ProtectionDomain, Slice, XrcDomain};
 
 /// Sizes of a shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "ibv_srq_attr")]
 pub struct SrqOptions {
-    /// Receive work requests that may be outstanding, 1 to 16,384.
+    /// Limit of outstanding receive work requests, 1 to 16,384.
     pub max_wr: u32,
-    /// Pieces of memory in one of them, at most 32.
+    /// Limit of slices in one of them, at most 32.
     pub max_sge: u32,
 }
 
 impl Default for SrqOptions {
-    /// 128 work requests of one piece of memory.
+    /// 128 work requests of one slice.
     fn default() -> Self {
         Self { max_wr: 128, max_sge: 1 }
     }
@@ -33,8 +33,8 @@ impl SrqOptions {
     }
 }
 
-/// A receive queue that several queue pairs take from, in the order of posting. Clones are the same one, and equal; it ends
-/// when the last of them and of the queue pairs on it is dropped.
+/// A receive queue shared by several queue pairs, which take its receives in the order of posting. Clones are the same
+/// one, and equal; it ends after the last clone and the last queue pair on it are dropped.
 #[derive(Clone)]
 #[doc(alias = "ibv_srq")]
 pub struct SharedReceiveQueue {
@@ -49,18 +49,18 @@ impl PartialEq for SharedReceiveQueue {
 
 impl Eq for SharedReceiveQueue {}
 
-/// Dropped in this order: the queue first, then what it needs.
+/// Dropped in this order: the queue first, then the objects it uses.
 pub(crate) struct SharedSrq {
     srq: Owned,
     domain: ProtectionDomain,
-    _xrc: Option<(XrcDomain, Room)>,
+    _xrc: Option<(XrcDomain, Capacity)>,
 }
 
 struct Owned(Arc<engine::Srq>);
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // Queue pairs on it hold it, so nobody uses it any more.
+        // No queue pair uses it any more, because a queue pair holds a reference to it.
         let _ = self.0.destroy();
     }
 }
@@ -75,10 +75,10 @@ impl Drop for SharedSrq {
 }
 
 impl SharedReceiveQueue {
-    /// A queue that `make` makes, by the number that its events are to carry.
+    /// Wraps the queue that `make` creates, with the number for its events.
     pub(crate) fn new(
         domain: &ProtectionDomain,
-        xrc: Option<(XrcDomain, Room)>,
+        xrc: Option<(XrcDomain, Capacity)>,
         make: impl FnOnce(u64) -> Result<Arc<engine::Srq>, CreateSrqError>,
     ) -> Result<Self, Error> {
         let queues = &domain.shared.open.shared_queues;
@@ -96,7 +96,7 @@ impl SharedReceiveQueue {
         &self.shared.srq.0
     }
 
-    /// Posts a receive for whichever queue pair takes it.
+    /// Posts a receive for any of the queue pairs.
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post_recv(&self, wr_id: u64, memory: &[Slice]) -> Result<(), Error> {
         let sges: Vec<Sge> = memory.iter().map(|slice| slice.sge()).collect();
@@ -105,19 +105,19 @@ impl SharedReceiveQueue {
             .map_err(|(index, source)| Error::PostRecv { index, source })
     }
 
-    /// Asks for one [`crate::EventKind::SrqLimitReached`] when fewer than `limit` receives are left; 0 for none.
+    /// Requests one [`crate::EventKind::SrqLimitReached`] when fewer than `limit` receives are left; 0 disables it.
     #[doc(alias = "ibv_modify_srq")]
     pub fn set_limit(&self, limit: u32) -> Result<(), Error> {
         let attr = SrqAttr { limit, ..SrqAttr::default() };
         Ok(self.engine().modify(&attr, SrqAttrMask::LIMIT)?)
     }
 
-    /// The receives that a completion queue of its queue pairs must have room for.
+    /// The receives that a completion queue of its queue pairs needs capacity for.
     pub(crate) fn requests(&self) -> Requests {
         Requests::Shared { number: self.engine().user(), max_wr: self.engine().query().max_wr }
     }
 
-    /// Gives it room for `max_wr` receives; those that are posted stay. Completion queues do not grow with it: see
+    /// Changes the capacity to `max_wr` receives; posted ones stay. Completion queues do not grow with it: see
     /// [`crate::CompletionQueue::resize`].
     #[doc(alias = "ibv_modify_srq")]
     pub fn resize(&self, max_wr: u32) -> Result<(), Error> {
@@ -125,13 +125,13 @@ impl SharedReceiveQueue {
         Ok(self.engine().modify(&attr, SrqAttrMask::MAX_WR)?)
     }
 
-    /// The limit as it is now: 0 once its event was raised.
+    /// Returns the present limit: 0 after its event was raised.
     #[doc(alias = "ibv_query_srq")]
     pub fn limit(&self) -> u32 {
         self.engine().query().limit
     }
 
-    /// Its number, which peers name it by on XRC.
+    /// Returns the number by which XRC peers address it.
     #[doc(alias = "ibv_get_srq_num")]
     pub fn number(&self) -> SrqNumber {
         self.engine().number()

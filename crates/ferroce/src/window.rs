@@ -8,16 +8,15 @@ use ferroce_engine::{Bind, MwType, WindowAccess};
 
 use crate::{Access, Error, MemoryRegion, ProtectionDomain, RemoteMemory};
 
-/// A key of its own to a part of a region, for one peer and as long as it is bound: the region stays registered when the
-/// window is taken back. Bound by [`crate::WorkRequest::bind`]; dropping it ends it.
+/// A separate key to a part of a region, for one peer and until it is invalidated; the region stays registered
+/// afterwards. [`crate::WorkRequest::bind`] binds it; dropping it invalidates it.
 #[doc(alias = "ibv_mw")]
 pub struct MemoryWindow {
     mw: Arc<engine::Mw>,
-    /// Bound how often; gives each key another last octet.
+    /// Number of binds; it varies the last octet of each key.
     binds: u8,
-    /// Where the memory of the last bind begins.
+    /// Start of the memory of the last bind.
     addr: u64,
-    /// A window needs its domain.
     _domain: ProtectionDomain,
 }
 
@@ -27,8 +26,8 @@ impl MemoryWindow {
         Ok(Self { mw, binds: 0, addr: 0, _domain: domain.clone() })
     }
 
-    /// The memory of the last bind, as the peer needs it: valid from when that has completed until the window is invalidated
-    /// or dropped, or the region or the queue pair.
+    /// The memory of the last bind, for the peer: valid from the completion of the bind until the window is
+    /// invalidated, or the window, the region or the queue pair is dropped.
     pub fn remote(&self) -> RemoteMemory {
         RemoteMemory { addr: self.addr, rkey: self.mw.rkey(self.binds.into()) }
     }

@@ -18,7 +18,7 @@ fn options() -> EndOptions {
     EndOptions { queues: QpOptions { max_recv_wr: 4, ..QpOptions::default() }, ..EndOptions::default() }
 }
 
-/// Both ends in this thread, without a call that waits.
+/// Connects both ends in this thread, without blocking calls.
 fn pair(listener: &Listener, to: SocketAddr) -> (Connected, Connected) {
     let mut asking = Connector::new(to, &options()).unwrap().start(b"hello").unwrap();
     readable(listener);
@@ -50,7 +50,7 @@ fn both_ends_by_descriptors() {
         let to = SocketAddr::new(to.parse().unwrap(), listener.local_addr().port());
         let (mut active, mut passive) = pair(&listener, to);
 
-        // Messages, and what the peer's memory admits.
+        // Messages, and the peer's access rights.
         let target =
             passive.domain().register(vec![7; 64], Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
         let buffer = active.domain().register(vec![0; 64], Access::LOCAL_WRITE).unwrap();
@@ -58,7 +58,7 @@ fn both_ends_by_descriptors() {
         assert_eq!(active.queue_pair().send_queue().wait().unwrap().status, Status::Success);
         assert_eq!(buffer.to_vec(), [7; 64]);
 
-        // One end ends it, the other hears of it; twice is once.
+        // One end disconnects, and the other is notified; a second call changes nothing.
         passive.queue_pair().post_recv(3, &[target.slice(..)]).unwrap();
         assert!(!active.poll_disconnected() && !passive.poll_disconnected());
         active.disconnect().unwrap();
@@ -91,7 +91,7 @@ fn refusals() {
     let error = asking.wait().unwrap_err();
     let Error::Connect(ConnectError::Rejected { reason, private }) = error else { panic!("{error}") };
     assert_eq!((reason, &private[..3], private.len()), (RejReason::CONSUMER, &b"no\0"[..], 148));
-    // What is dropped is refused, at each stage.
+    // Dropping rejects the request, at each stage.
     for stage in 0..2 {
         let mut asking = Connector::new(to, &options()).unwrap().start(b"").unwrap();
         let request = listener.accept().unwrap();
@@ -116,7 +116,7 @@ fn refusals() {
     assert!(matches!(nowhere, Error::Connect(ConnectError::Resolve(_))), "{nowhere}");
 }
 
-/// A connection that is dropped ends at the other end; domains and queues may be shared.
+/// Dropping a connection disconnects the other end; domains and queues may be shared.
 #[test]
 fn dropped_connections_and_shared_queues() {
     if !in_namespace("dropped_connections_and_shared_queues") {
@@ -150,7 +150,7 @@ fn dropped_connections_and_shared_queues() {
     server.join().unwrap();
 }
 
-/// Connections over a device share a context, so that one thread can see the asynchronous events of all of them.
+/// Connections over a device share a context, so that one thread can receive the asynchronous events of all.
 #[test]
 fn connections_share_a_context() {
     if !in_namespace("connections_share_a_context") {
@@ -161,7 +161,7 @@ fn connections_share_a_context() {
     let (one, _one) = pair(&listener, to);
     let (two, peer) = pair(&listener, to);
     let events = one.domain().context();
-    // A peer that writes where it may not is an event of the other end's queue pair, on the first connection's context.
+    // A forbidden write is an event of the target's queue pair, on the first connection's context.
     let memory = two.domain().allocate(8, Access::LOCAL_WRITE).unwrap();
     let nowhere = RemoteMemory { addr: 0x1000, rkey: Rkey::new(0x1234_5678) };
     two.queue_pair().write(1, &[memory.slice(..)], nowhere).unwrap();

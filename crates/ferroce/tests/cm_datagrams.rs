@@ -1,4 +1,4 @@
-//! Datagrams between ends that meet by IP address, in a network namespace of the test's own.
+//! Datagrams between ends that resolve each other by IP address, in a network namespace of the test's own.
 
 mod common;
 
@@ -17,7 +17,7 @@ use ferroce::{
 #[allow(dead_code, reason = "its flags are not tried here")]
 mod udaddy;
 
-/// A queue pair with a key of its own.
+/// A queue pair with its own Q_Key.
 fn queue_pair(device: &Context, key: u32) -> (QueuePair<ReadyToSend, Ud>, ProtectionDomain) {
     let domain = device.protection_domain().unwrap();
     let queue = || device.completion_queue(8, Some(&device.completion_channel().unwrap())).unwrap();
@@ -59,7 +59,7 @@ fn both_ends_by_descriptors() {
         assert_eq!(&peer.private_data()[..8], b"welcome\0");
         assert_eq!(peer.private_data().len(), ferroce::cm::DATAGRAM_ANSWER_PRIVATE_DATA);
 
-        // There, and back to where it came from.
+        // To the peer, and back to the sender.
         let there = peer.address_handle(&domain).unwrap();
         let buffer = domain.register(*b"datagram", Access::LOCAL_WRITE).unwrap();
         asking.send_to(2, &[buffer.slice(..)], &there, peer.qpn, peer.qkey).unwrap();
@@ -68,12 +68,12 @@ fn both_ends_by_descriptors() {
         let octets = memory.to_vec();
         assert_eq!(&octets[HEADER..], b"datagram");
         let back = their_domain.answer(octets[..HEADER].try_into().unwrap()).unwrap();
-        let room = domain.register(vec![0; HEADER + 8], Access::LOCAL_WRITE).unwrap();
-        asking.post_recv(3, &[room.slice(..)]).unwrap();
+        let returned = domain.register(vec![0; HEADER + 8], Access::LOCAL_WRITE).unwrap();
+        asking.post_recv(3, &[returned.slice(..)]).unwrap();
         let answer = [memory.slice(HEADER..)];
         answering.send_to(4, &answer, &back, came.src_qp, Qkey::new(0x77)).unwrap();
         assert_eq!(asking.receive_queue().wait().unwrap().status, Status::Success);
-        assert_eq!(&room.to_vec()[HEADER..], b"datagram");
+        assert_eq!(&returned.to_vec()[HEADER..], b"datagram");
     }
 }
 
@@ -90,7 +90,7 @@ fn refusals() {
     assert_eq!(nobody.to_string(), "the peer refused: 1 (service id not supported)");
     assert_eq!(refused(nobody).0, SidrStatus::UNSUPPORTED);
 
-    // A listener for connections is nobody here, and does not take the port.
+    // A listener for connections does not answer here, and does not occupy the port.
     let connections = Listener::bind(address("127.0.0.1:0")).unwrap();
     let to = connections.local_addr();
     assert_eq!(refused(DatagramConnector::new(to).unwrap().ask(b"").unwrap_err()).0, SidrStatus::UNSUPPORTED);
@@ -102,11 +102,11 @@ fn refusals() {
     listener.accept().unwrap().reject(b"no").unwrap();
     let (status, private) = refused(asking.wait().unwrap_err());
     assert_eq!((status, &private[..3], private.len()), (SidrStatus::REJECTED, &b"no\0"[..], 136));
-    // What is dropped is refused.
+    // Dropping rejects the request.
     let mut asking = DatagramConnector::new(to).unwrap().start(b"").unwrap();
     drop(listener.accept().unwrap());
     assert_eq!(refused(asking.wait().unwrap_err()).0, SidrStatus::REJECTED);
-    // A question that is given up leaves nothing behind: its port is free again.
+    // A dropped request releases its port.
     let bound = DatagramConnector::bound(address("127.0.0.1:7999"), to).unwrap();
     assert_eq!(bound.local_addr(), address("127.0.0.1:7999"));
     let twice = DatagramConnector::bound(address("127.0.0.1:7999"), to).unwrap_err();

@@ -11,7 +11,7 @@ use std::thread;
 use common::{in_namespace, pair};
 use ferroce::{Access, Context, ProtectionDomain, Status, WorkRequest};
 
-/// An allocator that gives octets no more alignment than their type asks for: small vectors of octets begin at odd addresses.
+/// An allocator without more alignment than the type needs: small vectors of octets begin at odd addresses.
 struct Odd;
 
 #[global_allocator]
@@ -20,18 +20,18 @@ static ODD: Odd = Odd;
 /// Larger vectors of octets are aligned.
 const SMALL: usize = 1024;
 
-/// The layout to ask the system for instead, to have room in front of an odd address.
+/// The larger layout to allocate, with room before an odd address.
 fn larger(layout: Layout) -> Option<Layout> {
     let odd = layout.align() == 1 && layout.size() < SMALL;
     odd.then(|| Layout::from_size_align(layout.size() + 16, 16).expect("a small layout"))
 }
 
-// SAFETY: the system's allocator gives 16 octets more than asked for, at a multiple of 16; those behind the first are
-// enough for a layout without alignment.
+// SAFETY: the system's allocator returns 16 octets more at a multiple of 16; the octets behind the first suffice for a
+// layout without alignment.
 unsafe impl GlobalAlloc for Odd {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let larger = larger(layout);
-        // SAFETY: the caller's.
+        // SAFETY: the layout is valid: the caller's, or one with a nonzero size.
         let start = unsafe { System.alloc(larger.unwrap_or(layout)) };
         if larger.is_some() && !start.is_null() { start.wrapping_add(1) } else { start }
     }
@@ -39,7 +39,7 @@ unsafe impl GlobalAlloc for Odd {
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
         let (start, layout) =
             larger(layout).map_or((start, layout), |larger| (start.wrapping_sub(1), larger));
-        // SAFETY: `start` and `layout` are those that `alloc` gave to the system's allocator.
+        // SAFETY: `start` and `layout` are those that `alloc` passed to the system's allocator.
         unsafe { System.dealloc(start, layout) };
     }
 }
@@ -79,7 +79,7 @@ fn owned_memory_is_aligned_for_atomics() {
     }
 }
 
-/// Memory that is aligned already is taken over as it is, also with room to spare, and given back so.
+/// Aligned memory is used without a copy, also with spare capacity, and returned so.
 #[test]
 fn aligned_vectors_are_not_copied() {
     if !in_namespace("aligned_vectors_are_not_copied") {
@@ -97,7 +97,7 @@ fn aligned_vectors_are_not_copied() {
     assert_eq!(&octets[..10], b"\0\0\0words\0\0");
 }
 
-/// Two threads may read and write the same octets. Aligned words are never seen half written.
+/// Two threads may read and write the same octets. Aligned words are never torn.
 #[test]
 fn words_are_copied_whole() {
     if !in_namespace("words_are_copied_whole") {

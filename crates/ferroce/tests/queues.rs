@@ -57,7 +57,7 @@ fn what_the_peer_does_wrong_is_an_event() {
     assert_eq!((event.kind, event.queue_pair()), (EventKind::QpAccessErr, Some(b.qpn())));
 }
 
-/// Events name the completion queue or the shared receive queue that they are about, by a handle.
+/// Events name their completion queue or shared receive queue by a handle.
 #[test]
 fn events_name_their_queues() {
     if !in_namespace("events_name_their_queues") {
@@ -69,7 +69,7 @@ fn events_name_their_queues() {
     let received = device.completion_queue(16, None).unwrap();
     let srqs = [0, 1].map(|_| domain.shared_receive_queue(SrqOptions::default()).unwrap());
     assert_ne!(srqs[0], srqs[1]);
-    // The second one has no receives left as soon as one is taken.
+    // The second one is below its limit as soon as one receive is taken.
     let options = QpOptions { max_send_wr: 4, ..QpOptions::default() };
     let sender = domain.rc_queue_pair(&sent, &sent, options).unwrap().init(Access::empty()).unwrap();
     let receiver = domain.queue_pair_on::<Rc>(&srqs[1], &sent, &received, options).unwrap();
@@ -92,7 +92,7 @@ fn events_name_their_queues() {
     assert_eq!(limit.kind, EventKind::SrqLimitReached);
     assert_eq!(limit.source, EventSource::SharedReceiveQueue(srqs[1].clone()));
 
-    // The queue is not polled: a program can still overflow it, if it makes it smaller than its queue pairs need.
+    // A program that shrinks the queue below the needs of its queue pairs can overflow it.
     received.resize(1).unwrap();
     for wr_id in 0..3 {
         srqs[1].post_recv(wr_id, &[]).unwrap();
@@ -109,7 +109,7 @@ fn events_name_their_queues() {
     assert!(overflow.source != EventSource::CompletionQueue(sent));
 }
 
-/// A completion queue of any size that queue pairs are made on has room for all that they can have outstanding.
+/// A completion queue of any size grows to the outstanding requests of its queue pairs.
 #[test]
 fn completion_queues_fit_their_queue_pairs() {
     if !in_namespace("completion_queues_fit_their_queue_pairs") {
@@ -126,13 +126,13 @@ fn completion_queues_fit_their_queue_pairs() {
         b.post_recv(wr_id, &[]).unwrap();
         a.send(wr_id, &[]).unwrap();
     }
-    // Other than by polling, nobody can see that all of them completed.
+    // Only polling shows that all of them completed.
     let mut all = Vec::new();
     while all.len() < 256 {
         done.poll(&mut all, 1).unwrap();
     }
     assert!(all.iter().all(|completion| completion.status == Status::Success));
-    // Queue pairs that were given up count no more, and a shared receive queue counts once.
+    // Dropped queue pairs no longer count, and a shared receive queue counts once.
     drop((a, b));
     let srq = domain.shared_receive_queue(SrqOptions { max_wr: 1000, ..SrqOptions::default() }).unwrap();
     let on_srq = [0, 1].map(|_| domain.queue_pair_on::<Rc>(&srq, &done, &done, options).unwrap());
@@ -147,7 +147,7 @@ fn completion_queues_fit_their_queue_pairs() {
     assert_eq!(initiator.send_queue(), &received);
 }
 
-/// `max_inline` is how many octets a work request may carry itself.
+/// `max_inline` is the limit of octets in a work request.
 #[test]
 fn work_requests_carry_octets() {
     if !in_namespace("work_requests_carry_octets") {
@@ -161,7 +161,7 @@ fn work_requests_carry_octets() {
         let (a, b) = pair_of(&domain, [&done, &done], QpOptions { max_inline, ..QpOptions::default() });
         let octets: Vec<u8> = (0..=max_inline as u8).collect();
         let (fits, long) = (&octets[1..], &octets[..]);
-        // A clone carries them on when the original is gone.
+        // A clone keeps the octets after the original is dropped.
         let imm = WorkRequest::send_imm(1, &[room.slice(..)], Imm([7; 4])).inline(fits);
         let clone = imm.clone();
         drop(imm);
@@ -216,7 +216,7 @@ fn a_full_queue_can_be_told() {
     assert!(!a.send_inline(1, &[0; 65]).unwrap_err().is_queue_full());
 }
 
-/// The path MTU is what both ends take.
+/// The path MTU is the smaller of both ends.
 #[test]
 fn addresses_carry_the_mtu() {
     if !in_namespace("addresses_carry_the_mtu") {

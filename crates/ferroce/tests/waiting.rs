@@ -12,11 +12,11 @@ use std::time::Duration;
 use common::{in_namespace, pair, readable};
 use ferroce::{Context, Moderation, Status};
 
-/// So long a wake-up may take before it counts as lost.
+/// A wake-up after this time counts as lost.
 const LOST: Duration = Duration::from_secs(20);
 
-/// Two threads wait, each for its own queue; both queues report to one channel. A message for the second queue must wake the
-/// second thread, every time.
+/// Two threads wait, each for its own queue; both queues report to one channel. A message for the second queue must
+/// wake the second thread, every time.
 #[test]
 fn queues_of_one_channel_keep_their_wake_ups() {
     if !in_namespace("queues_of_one_channel_keep_their_wake_ups") {
@@ -28,13 +28,13 @@ fn queues_of_one_channel_keep_their_wake_ups() {
     let sent = device.completion_queue(512, None).unwrap();
     let queues = [0, 1].map(|_| device.completion_queue(128, Some(&channel)).unwrap());
     let pairs = [0, 1].map(|end| pair(&domain, [&sent, &queues[end]]));
-    let (tell, told) = mpsc::channel();
+    let (done_tx, done) = mpsc::channel();
     for (end, queue) in queues.clone().into_iter().enumerate() {
-        let tell = tell.clone();
+        let done_tx = done_tx.clone();
         thread::spawn(move || {
             loop {
                 assert_eq!(queue.wait().unwrap().status, Status::Success);
-                tell.send(end).unwrap();
+                done_tx.send(end).unwrap();
             }
         });
     }
@@ -42,19 +42,19 @@ fn queues_of_one_channel_keep_their_wake_ups() {
         let end = round % 2;
         let (sender, receiver) = &pairs[end];
         receiver.post_recv(1, &[]).unwrap();
-        // In one half of the rounds both threads sleep when the message comes, in the other half they are on their way.
+        // In half of the rounds both threads sleep when the message arrives, in the others they do not sleep yet.
         if round % 4 < 2 {
             thread::sleep(Duration::from_millis(5));
         }
         sender.send(2, &[]).unwrap();
-        assert_eq!(told.recv_timeout(LOST), Ok(end), "round {round}");
+        assert_eq!(done.recv_timeout(LOST), Ok(end), "round {round}");
         let mut done = Vec::new();
         while sent.poll(&mut done, 16).unwrap() == 0 {}
         assert_eq!(done[0].status, Status::Success);
     }
 }
 
-/// A thread waits on the channel for several queues and is told which of them has a completion. A thread that waits for
+/// A thread waits on the channel for several queues and gets the queue that has a completion. A thread that waits for
 /// one of the queues meanwhile takes none of the channel's events.
 #[test]
 fn a_channel_names_the_queue() {
@@ -67,12 +67,12 @@ fn a_channel_names_the_queue() {
     let sent = device.completion_queue(512, None).unwrap();
     let queues = [0, 1, 2].map(|_| device.completion_queue(128, Some(&channel)).unwrap());
     let pairs = [0, 1, 2].map(|end| pair(&domain, [&sent, &queues[end]]));
-    let (tell, told) = mpsc::channel();
+    let (done_tx, done) = mpsc::channel();
     let sleeper = queues[2].clone();
     thread::spawn(move || {
         loop {
             assert_eq!(sleeper.wait().unwrap().status, Status::Success);
-            tell.send(()).unwrap();
+            done_tx.send(()).unwrap();
         }
     });
     for round in 0..60 {
@@ -82,7 +82,7 @@ fn a_channel_names_the_queue() {
         receiver.post_recv(1, &[]).unwrap();
         sender.send(2, &[]).unwrap();
         if end == 2 {
-            told.recv_timeout(LOST).expect("the thread in wait() is woken");
+            done.recv_timeout(LOST).expect("the thread in wait() is woken");
             continue;
         }
         let queue = channel.wait().unwrap();
@@ -93,7 +93,8 @@ fn a_channel_names_the_queue() {
     }
 }
 
-/// Several threads wait for one queue: every completion reaches one of them, and each of them wakes when there is enough.
+/// Several threads wait for one queue: every completion reaches one of them, and each of them wakes when there are
+/// enough.
 #[test]
 fn threads_share_a_queue() {
     if !in_namespace("threads_share_a_queue") {
@@ -106,15 +107,15 @@ fn threads_share_a_queue() {
     let sent = device.completion_queue(512, None).unwrap();
     let received = device.completion_queue(512, Some(&channel)).unwrap();
     let (a, b) = pair(&domain, [&sent, &received]);
-    let (tell, told) = mpsc::channel();
+    let (done_tx, done) = mpsc::channel();
     for _ in 0..THREADS {
-        let (queue, tell) = (received.clone(), tell.clone());
+        let (queue, done_tx) = (received.clone(), done_tx.clone());
         thread::spawn(move || {
             loop {
                 let mut found = Vec::new();
                 let count = queue.wait_many(&mut found, 4).unwrap();
                 assert_eq!(found.len(), count);
-                tell.send(count).unwrap();
+                done_tx.send(count).unwrap();
             }
         });
     }
@@ -126,7 +127,7 @@ fn threads_share_a_queue() {
         }
         let mut seen = 0;
         while seen < messages {
-            seen += told.recv_timeout(LOST).unwrap_or_else(|_| panic!("round {round}: {seen} of {messages}"));
+            seen += done.recv_timeout(LOST).unwrap_or_else(|_| panic!("round {round}: {seen} of {messages}"));
         }
         let mut done = Vec::new();
         while done.len() < messages {
@@ -135,7 +136,7 @@ fn threads_share_a_queue() {
     }
 }
 
-/// `wait` takes one completion and leaves the others; `wait_many` takes no more than asked for.
+/// `wait` takes one completion and leaves the others; `wait_many` takes at most the requested number.
 #[test]
 fn no_completion_is_dropped() {
     if !in_namespace("no_completion_is_dropped") {
@@ -164,8 +165,7 @@ fn no_completion_is_dropped() {
     }
 }
 
-/// A program may do with the lent descriptor whatever safe Rust allows. That another part of it reads from the descriptor
-/// must not stop those who wait.
+/// A program may do anything with the lent descriptor that safe Rust permits. Reading it must not stop waiting threads.
 #[test]
 fn reading_the_lent_descriptor_stops_nobody() {
     if !in_namespace("reading_the_lent_descriptor_stops_nobody") {
@@ -177,14 +177,14 @@ fn reading_the_lent_descriptor_stops_nobody() {
     let sent = device.completion_queue(64, None).unwrap();
     let received = device.completion_queue(64, Some(&channel)).unwrap();
     let (a, b) = pair(&domain, [&sent, &received]);
-    let (tell, told) = mpsc::channel();
-    let waits = |tell: &mpsc::Sender<&'static str>| {
-        let (channel, received, tell) = (channel.clone(), received.clone(), tell.clone());
+    let (done_tx, done) = mpsc::channel();
+    let waits = |done_tx: &mpsc::Sender<&'static str>| {
+        let (channel, received, done_tx) = (channel.clone(), received.clone(), done_tx.clone());
         thread::spawn(move || {
             assert!(channel.wait().unwrap() == received);
-            tell.send("event").unwrap();
+            done_tx.send("event").unwrap();
             assert_eq!(received.wait().unwrap().status, Status::Success);
-            tell.send("completion").unwrap();
+            done_tx.send("completion").unwrap();
         });
     };
     for round in 0..2 {
@@ -192,12 +192,12 @@ fn reading_the_lent_descriptor_stops_nobody() {
         b.post_recv(round, &[]).unwrap();
         a.send(round, &[]).unwrap();
         readable(&channel);
-        // It may say anything, or fail.
+        // The read may return anything, or fail.
         let mut file = File::from(channel.as_fd().try_clone_to_owned().unwrap());
         let _ = file.read(&mut [0; 8]);
-        waits(&tell);
-        assert_eq!(told.recv_timeout(LOST), Ok("event"), "round {round}");
-        assert_eq!(told.recv_timeout(LOST), Ok("completion"), "round {round}");
+        waits(&done_tx);
+        assert_eq!(done.recv_timeout(LOST), Ok("event"), "round {round}");
+        assert_eq!(done.recv_timeout(LOST), Ok("completion"), "round {round}");
     }
 }
 
@@ -214,11 +214,11 @@ fn moderation_delays_but_never_loses_a_wake_up() {
     let received = device.completion_queue(64, Some(&channel)).unwrap();
     let (a, b) = pair(&domain, [&sent, &received]);
     received.moderate(Moderation { count: 4, period: 500 });
-    let (tell, told) = mpsc::channel();
+    let (done_tx, done) = mpsc::channel();
     let queue = received.clone();
     thread::spawn(move || {
         loop {
-            tell.send(queue.wait().unwrap().wr_id).unwrap();
+            done_tx.send(queue.wait().unwrap().wr_id).unwrap();
         }
     });
     for round in 0..30 {
@@ -229,7 +229,7 @@ fn moderation_delays_but_never_loses_a_wake_up() {
             a.send(wr_id, &[]).unwrap();
         }
         for wr_id in 0..messages {
-            assert_eq!(told.recv_timeout(LOST), Ok(wr_id), "round {round}");
+            assert_eq!(done.recv_timeout(LOST), Ok(wr_id), "round {round}");
         }
         let mut done = Vec::new();
         while (done.len() as u64) < messages {

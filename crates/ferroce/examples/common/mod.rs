@@ -1,5 +1,5 @@
-//! What the pingpong examples share: flags, the exchange of addresses by TCP, and the report of Debian's programs, so that
-//! either end may be one of those.
+//! Shared code of the pingpong examples: flags, the exchange of addresses by TCP, and the report of Debian's programs.
+//! Either end may be Debian's program.
 
 #![allow(dead_code, reason = "no example uses all of it")]
 
@@ -49,13 +49,12 @@ pub struct Options {
     pub chk: bool,
 }
 
-/// One page of the check that the C program makes.
+/// One page of the C program's check.
 const PAGE: usize = 4096;
-/// `wr_id` of receives and sends.
 pub const RECV: u64 = 1;
 pub const SEND: u64 = 2;
 
-/// Runs an example and prints why it failed.
+/// Runs an example and prints its error.
 pub fn main(name: &str, run: impl FnOnce(&Options) -> Result<(), Box<dyn Error>>) -> ExitCode {
     match run(&Options::parse()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -72,7 +71,7 @@ pub fn main(name: &str, run: impl FnOnce(&Options) -> Result<(), Box<dyn Error>>
     }
 }
 
-/// The device that is asked for, or the first.
+/// Opens the requested device, or the first.
 pub fn open(options: &Options) -> Result<Context, Box<dyn Error>> {
     let name = match &options.ib_dev {
         Some(name) => name.clone(),
@@ -89,7 +88,7 @@ pub fn mark(options: &Options, region: &MemoryRegion<'_>, from: usize) {
     (0..options.size).step_by(PAGE).for_each(|page| region.write(from + page, &[0]));
 }
 
-/// Whether the message that arrived has its marks.
+/// Checks the marks of the received message.
 pub fn check(options: &Options, region: &MemoryRegion<'_>, from: usize) -> Result<(), Box<dyn Error>> {
     let received = region.to_vec();
     match (0..options.size).step_by(PAGE).find(|page| received[from + page] != 0) {
@@ -98,7 +97,7 @@ pub fn check(options: &Options, region: &MemoryRegion<'_>, from: usize) -> Resul
     }
 }
 
-/// Tells the other end our address and hears its; `ready` is called with that when this end shall be ready for packets.
+/// Exchanges addresses with the other end; `ready` is called with the peer's before the peer may send.
 pub fn meet<R>(
     options: &Options,
     local: &Address,
@@ -121,7 +120,7 @@ pub fn meet<R>(
     Ok(made)
 }
 
-/// To and fro, until both ends sent and received every message. `send` posts one, `receive` one receive.
+/// Exchanges messages until both ends have sent and received all. `send` posts a send, `receive` a receive.
 pub fn play(
     options: &Options,
     queue: &CompletionQueue,
@@ -190,8 +189,8 @@ pub fn show(end: &str, address: &Address) {
     println!("  {end:<6} address:  LID 0x0000, QPN 0x{qpn:06x}, PSN 0x{psn:06x}, GID {gid}");
 }
 
-/// The TCP connection over which the ends tell each other their addresses, as text of 52 octets:
-/// LID, QPN, PSN and GID in hexadecimal, colons between them, a zero octet at the end.
+/// The TCP connection over which the ends exchange their addresses, as text of 52 octets: LID, QPN, PSN and GID in
+/// hexadecimal, separated by colons, with a zero octet at the end.
 pub struct Exchange {
     stream: TcpStream,
     pub client: bool,
@@ -226,7 +225,7 @@ impl Exchange {
         self.stream
             .read_exact(&mut text)
             .map_err(|error| format!("the other end sent no address: {error}"))?;
-        parse(&text).ok_or_else(|| "the other end sent something that is no address".into())
+        parse(&text).ok_or_else(|| "the other end sent an invalid address".into())
     }
 
     pub fn done(&mut self) -> Result<(), Box<dyn Error>> {
@@ -247,6 +246,6 @@ fn parse(text: &[u8; TEXT]) -> Option<Address> {
     let psn = u32::from_str_radix(fields.next()?, 16).ok()?;
     let gid = u128::from_str_radix(fields.next()?, 16).ok()?;
     let (gid, qpn, psn) = (Gid(gid.to_be_bytes()), Qpn::new(qpn), Psn::new(psn));
-    // The text says nothing of an MTU: both ends are started with the same `--mtu`.
+    // The text has no MTU: both ends are started with the same `--mtu`.
     Some(Address { gid, qpn, psn, mtu: PathMtu::B4096, gid_index: 0 })
 }

@@ -1,4 +1,3 @@
-//! What the tests of this crate share.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::net::SocketAddr;
@@ -11,7 +10,7 @@ use ferroce::{
     Access, CompletionQueue, Connection, Init, ProtectionDomain, QpOptions, QueuePair, ReadyToSend,
 };
 
-/// Runs the test of that name again, where `lo` is its own. Whether this is that run.
+/// Runs the named test again in a new network namespace. Returns whether this is that run.
 pub fn in_namespace(test: &str) -> bool {
     if std::env::var_os("FERROCE_TEST_INSIDE").is_some() {
         return true;
@@ -38,7 +37,7 @@ pub fn address(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// Until a descriptor is readable.
+/// Waits until a descriptor is readable.
 pub fn readable(fd: &impl AsFd) {
     let start = Instant::now();
     while !ready(fd) {
@@ -47,8 +46,8 @@ pub fn readable(fd: &impl AsFd) {
     }
 }
 
-/// Whether a descriptor is readable. This crate has no `poll`; the kernel shows the interest in the member of the descriptor's epoll
-/// set, which is EPOLLIN while an event is there.
+/// Returns whether a descriptor is readable. This crate has no `poll`; the kernel shows EPOLLIN in the interest mask of
+/// the descriptor's epoll member while an event is queued.
 pub fn ready(fd: &impl AsFd) -> bool {
     let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
     let text = std::fs::read_to_string(path).unwrap();
@@ -59,7 +58,7 @@ pub fn ready(fd: &impl AsFd) -> bool {
 
 pub type Ready = QueuePair<ReadyToSend>;
 
-/// Two connected queue pairs of this process. All completions of end `i` go to `queues[i]`.
+/// Two connected queue pairs of this process. All completions of end `i` are in `queues[i]`.
 pub fn pair(domain: &ProtectionDomain, queues: [&CompletionQueue; 2]) -> (Ready, Ready) {
     pair_of(domain, queues, QpOptions::default())
 }
