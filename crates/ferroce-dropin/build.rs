@@ -1,5 +1,5 @@
-//! Hands the linker what a library with versioned symbols needs: the nodes, the name, and lld, which alone accepts
-//! `.symver` beside the version script of rustc.
+//! Passes the linker arguments of a library with versioned symbols: the version nodes, the SONAME, and lld, the only
+//! linker that accepts `.symver` beside the version script of rustc.
 
 fn main() {
     let dir = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");

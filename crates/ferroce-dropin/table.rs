@@ -1,17 +1,15 @@
-// The export tables as data: the same files that src/lib.rs turns into trampolines. Included by path from the tests
-// here and from xtask, since nothing can depend on a cdylib.
+// The export tables as data, from the same files as the trampolines in src/lib.rs. The tests here and xtask include
+// this file by path, since no crate can depend on a cdylib.
 
-/// One exported symbol.
 pub struct Export {
     /// `default` or `compat`.
     pub kind: &'static str,
     /// The symbol without its version.
     pub name: &'static str,
-    /// The version node.
     pub node: &'static str,
-    /// The module of `ferroce-capi` behind it; `refused` if it only refuses.
+    /// The module of `ferroce-capi` with its function; `refused` if the call always fails.
     pub module: &'static str,
-    /// Why it refuses; `None` if it does what its man page says.
+    /// The reason of the refusal; `None` if the call is implemented.
     pub reason: Option<&'static str>,
 }
 
@@ -40,12 +38,12 @@ mod umad {
     include!("src/exports/umad.rs");
 }
 
-/// Every export of the three libraries.
 pub fn exports() -> impl Iterator<Item = &'static Export> {
     [verbs::TABLE, provider::TABLE, rdmacm::TABLE, umad::TABLE].into_iter().flatten()
 }
 
-/// The table of verbs done and refused, for the book: one line a public function (the provider interface is one).
+/// The table of implemented and refused verbs for the book: one line for each public function, and one for the provider
+/// interface.
 pub fn markdown() -> String {
     let mut lines: Vec<(&str, &str, &str, &str)> = Vec::new();
     for (library, table) in

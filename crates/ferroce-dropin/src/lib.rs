@@ -1,9 +1,9 @@
-//! What do the libraries export? The cdylib behind three names: `libibverbs.so.1`, `librdmacm.so.1` and
-//! `libibumad.so.3` are links to this one file, so a process has one engine.
+//! The cdylib behind three names: `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3` are links to this one file,
+//! so a process has one engine.
 //!
-//! The tables in `exports/` give each symbol its version and the function of `ferroce-capi` behind it. A plain
-//! `#[no_mangle]` symbol would lose its version under the version script that rustc writes, so each line becomes a
-//! trampoline named by `.symver`; `abi.map` holds the empty version nodes.
+//! The tables in `exports/` give each symbol its version and its function in `ferroce-capi`. A plain `#[no_mangle]`
+//! symbol would lose its version under the version script of rustc, so each line becomes a trampoline named by
+//! `.symver`; `abi.map` has the empty version nodes.
 
 /// The loader calls it.
 #[used]
@@ -11,7 +11,7 @@
 #[unsafe(link_section = ".init_array")]
 static AT_START: extern "C" fn() = ferroce_capi::start::refuse_copies;
 
-// The note by which `refuse_copies` knows this library.
+// The ELF note by which `refuse_copies` identifies this library.
 core::arch::global_asm!(
     ".pushsection .note.ferroce,\"a\",@note",
     ".balign 4",
@@ -21,7 +21,7 @@ core::arch::global_asm!(
     ".popsection",
 );
 
-/// What `verbs_allow_disassociate_destroy` names: provider libraries read this byte and never write it.
+/// The byte `verbs_allow_disassociate_destroy`: provider libraries read it and never write it.
 const ALLOW_DISASSOCIATE_DESTROY: u8 = 0;
 
 macro_rules! label {
@@ -30,7 +30,7 @@ macro_rules! label {
     };
 }
 
-/// `name@@NODE` is what a program linked today asks for, `name@NODE` only one linked long ago.
+/// Programs linked today need `name@@NODE`; only old ones need `name@NODE`.
 macro_rules! symver {
     (default $name:literal $node:literal) => {
         concat!(".symver __abi_", $name, "_", $node, ", ", $name, "@@@", $node)
@@ -81,8 +81,8 @@ macro_rules! export {
     };
 }
 
-/// A table of exports. Each line: `default` or `compat`, name, version node, the function, and for one that only
-/// refuses, why. Tests and the README's table read the same files with a macro of their own.
+/// A table of exports. Each line: `default` or `compat`, name, version node, the function, and for refusing ones the
+/// reason. Tests and the README's table read the same files with a macro of their own.
 macro_rules! exports {
     ($($kind:ident $name:literal $node:literal = $module:ident :: $function:ident $(, $reason:literal)? ;)*) => {
         $(export!($kind $name $node $module $function);)*

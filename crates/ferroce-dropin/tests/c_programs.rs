@@ -1,12 +1,12 @@
 //! C programs, compiled against the system's headers and run with our library in a network namespace of their own.
-//! Skipped, with a sentence, where there are no headers, no C compiler or no way to make such a namespace.
+//! Skipped with a message without headers, a C compiler or such a namespace.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 mod support;
 
-/// Compiles `tests/c/NAME.c`; the reason if that is not possible here.
+/// Compiles `tests/c/NAME.c`; returns the reason if that is impossible here.
 fn compile(name: &str) -> Result<PathBuf, String> {
     for header in ["infiniband/verbs.h", "infiniband/umad.h", "rdma/rdma_cma.h"] {
         if !Path::new("/usr/include").join(header).exists() {
@@ -63,13 +63,13 @@ fn run(program: &Path, environment: &[(&str, &str)]) -> Result<Output, String> {
 }
 
 /// The guard of registered memory needs the fault handlers for itself. Objects of the library live until the process
-/// ends, so leaks are valgrind's matter, with the suppressions that are shipped. A forked child shares its parent's pages.
+/// exits, so valgrind checks leaks, with the shipped suppressions. A forked child shares its parent's pages.
 const SANITIZER_OPTIONS: &str = "handle_segv=0:handle_sigbus=0:detect_leaks=0:exitcode=86";
 
-/// The status of a program that says why it cannot try anything here.
+/// The exit status of a program that skips its test.
 const SKIPPED: i32 = 77;
 
-/// Compiles and runs, and fails with what the program said.
+/// Compiles and runs the program; fails with its output.
 fn passes(name: &str) {
     passes_with(name, &[]);
 }
@@ -92,7 +92,7 @@ fn passes_with(name: &str, environment: &[(&str, &str)]) {
 const OVERRUN: i32 = 86;
 
 #[test]
-fn the_sanitizer_sees_what_the_library_does() {
+fn the_sanitizer_covers_the_library() {
     if support::sanitized().is_none() {
         return println!("skipped: only with a library that was built for it");
     }
@@ -123,12 +123,12 @@ fn names_and_rates_are_those_of_the_installed_library() {
 }
 
 #[test]
-fn what_the_headers_rely_on() {
+fn layouts_and_tables_fit_the_headers() {
     passes("traps");
 }
 
 #[test]
-fn what_wrong_callers_get() {
+fn wrong_callers_get_errors() {
     passes("bad_input");
 }
 
@@ -233,7 +233,7 @@ fn objects_imported_within_a_process() {
 }
 
 #[test]
-fn queue_pairs_say_what_they_are() {
+fn queue_pairs_report_their_attributes() {
     passes("states");
 }
 
@@ -263,7 +263,7 @@ fn every_opcode_on_every_type() {
 }
 
 #[test]
-fn every_verb_refuses_what_it_does_not_know() {
+fn every_verb_refuses_unknown_arguments() {
     passes("every_verb");
 }
 
@@ -336,7 +336,7 @@ fn loopback_addresses_beside_links() {
 }
 
 #[test]
-fn ids_hear_of_another_hardware_address() {
+fn ids_get_address_change_events() {
     passes("addr_change");
 }
 
@@ -356,6 +356,6 @@ fn later_functions_of_ids_and_vendor_options() {
 }
 
 #[test]
-fn what_is_not_built_says_so() {
+fn unimplemented_calls_fail() {
     passes("refused");
 }

@@ -1,5 +1,5 @@
-//! Every program, library and module on this machine that links one of the three libraries resolves with ours,
-//! silently; copies instead of links are refused with a sentence.
+//! Every program, library and module on this machine that links one of the three libraries resolves with ours, without
+//! messages; copies instead of links are refused with a message.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +16,7 @@ const DIRECTORIES: &[&str] = &[
     "/usr/lib/python3/dist-packages/pyverbs",
 ];
 
-/// Those of `DIRECTORIES` and two levels below that need one of our names.
+/// The files in `DIRECTORIES` and two levels below that need one of our names.
 fn users() -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut left: Vec<(PathBuf, u8)> = DIRECTORIES.iter().map(|dir| (PathBuf::from(dir), 0)).collect();
@@ -63,7 +63,7 @@ fn everything_that_links_us_resolves() {
     }
     let dir = support::library_dir();
     for user in &users {
-        // Binds each symbol, as BIND_NOW programs do, and says what is missing.
+        // Binds each symbol, as BIND_NOW programs do, and prints missing ones.
         let Ok(output) = Command::new("ldd").arg("-r").arg(user).env("LD_LIBRARY_PATH", &dir).output() else {
             println!("skipped: there is no ldd");
             return;
@@ -72,7 +72,7 @@ fn everything_that_links_us_resolves() {
             String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         for line in said.lines() {
             let ours = ["ibv_", "verbs_", "rdma_", "umad_", "IBVERBS_", "RDMACM_", "IBUMAD_"];
-            // Plugins leave symbols of their host open; those are not ours.
+            // Plugins leave symbols of their host undefined; those are not ours.
             let open = line.contains("undefined symbol") && ours.iter().any(|part| line.contains(part));
             let versions =
                 line.contains("version") && (line.contains("not found") || line.contains("no version"));
@@ -129,9 +129,9 @@ fn programs_start_without_a_word_of_the_loader() {
     }
 }
 
-/// A program that is linked in front of our folder asks for the libraries by their own names, and starts with either.
+/// A program linked with our folder needs the libraries by rdma-core's names, and starts with either implementation.
 #[test]
-fn what_is_linked_here_runs_on_rdma_core() {
+fn programs_linked_here_run_on_rdma_core() {
     let dir = support::library_dir();
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("linked");
     std::fs::create_dir_all(&folder).expect("target is writable");
@@ -156,8 +156,8 @@ fn what_is_linked_here_runs_on_rdma_core() {
     }
 }
 
-/// A program that brings along a libibverbs under another name, as wheels for Python do: preloaded, ours comes before it,
-/// with the copy's versioned symbols.
+/// A program with a bundled and renamed libibverbs, as in Python wheels: if preloaded, ours precedes the copy and has
+/// its versioned symbols.
 #[test]
 fn a_bundled_copy_is_overridden() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bundled");
@@ -168,7 +168,7 @@ fn a_bundled_copy_is_overridden() {
     let Ok(mut copy) = std::fs::read(&theirs) else {
         return println!("skipped: no C compiler, or no rdma-core to copy");
     };
-    // Its own name, by one of the same length.
+    // Replaces the SONAME by one of the same length.
     let (name, other) = (b"libibverbs.so.1\0", b"libibverbs-1.so\0");
     while let Some(at) = copy.windows(name.len()).position(|window| window == name) {
         copy[at..at + other.len()].copy_from_slice(other);
@@ -227,7 +227,7 @@ fn copies_are_refused_by_name() {
     assert!(with_links.is_ok_and(|status| status.success()));
 }
 
-/// `ibv_devices` where no broker is and none may be started.
+/// Runs `ibv_devices` without a broker, where none may be started.
 fn without_broker(environment: &[(&str, &str)]) -> Result<std::process::Output, String> {
     let form = support::namespace()?;
     let output = Command::new(form[0])
@@ -248,7 +248,7 @@ fn without_broker(environment: &[(&str, &str)]) -> Result<std::process::Output, 
 }
 
 #[test]
-fn a_missing_broker_is_told_where_the_user_wants_it() {
+fn a_missing_broker_is_logged_where_configured() {
     let told = match without_broker(&[]) {
         Ok(output) => output,
         Err(reason) => return println!("skipped: {reason}"),
@@ -297,7 +297,7 @@ fn programs_that_look_for_devices_survive() {
             .output()
             .expect("timeout(1) runs");
         let said = String::from_utf8_lossy(&output.stderr);
-        // 124: it waits for a peer. 128 and more: a signal ended it; 255: it says so itself.
+        // 124: it waits for a peer. 128 and more: a signal ended it; 255: it reported an error itself.
         let code = output.status.code();
         assert!(code.is_some_and(|code| code < 128 || code == 255), "{program:?}: {}\n{said}", output.status);
         assert!(!said.contains("terminated with signal"), "{program:?}: {said}");

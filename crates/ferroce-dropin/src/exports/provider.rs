@@ -1,4 +1,4 @@
-// libibverbs, private: what provider libraries (libmlx5, libefa, the *-rdmav plugins) ask for at load. They must exist.
+// libibverbs, private: symbols that provider libraries (libmlx5, libefa, the *-rdmav plugins) need at load.
 exports! {
     default "__ioctl_final_num_attrs" "IBVERBS_PRIVATE_34" = refused::zero, "provider interface";
     compat "__ioctl_final_num_attrs" "IBVERBS_PRIVATE_57" = refused::zero, "provider interface";

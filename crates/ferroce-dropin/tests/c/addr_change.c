@@ -1,4 +1,4 @@
-/* RDMA_CM_EVENT_ADDR_CHANGE: ids are told when the interface of their address has another hardware address. */
+/* RDMA_CM_EVENT_ADDR_CHANGE: ids get it when the interface of their address gets another hardware address. */
 #include "cm.h"
 
 #include <fcntl.h>
@@ -19,7 +19,7 @@ static struct rdma_event_channel *new_channel(void)
 	return channel;
 }
 
-/* An id that is bound to an address, reporting to a channel of its own. */
+/* An id bound to an address, with an event channel of its own. */
 static struct rdma_cm_id *bound_to(const char *text, int port)
 {
 	struct sockaddr_storage at = address_of(text, port);
@@ -57,7 +57,7 @@ int main(void)
 	NEED(rdma_create_id(NULL, &synchronous, NULL, RDMA_PS_TCP) == 0);
 	NEED(resolve_addr(synchronous, "10.9.0.1", PORT) == 0);
 
-	/* What the first change told is told when the second one is. */
+	/* After the second change, the events of the first have arrived, too. */
 	static const char *const changes[] = { "ip link set va address 02:00:00:00:09:01",
 					       "ip link set va address 02:00:00:00:09:02" };
 	for (int i = 0; i < 2; i++) {
@@ -68,7 +68,7 @@ int main(void)
 	CHECK(is_quiet(listener) && is_quiet(active));
 	CHECK(is_quiet(anywhere) && is_quiet(elsewhere) && is_quiet(synchronous));
 
-	/* It is a hint: they go on. */
+	/* The event is a hint: the ids stay usable. */
 	CHECK(rdma_resolve_route(active, 2000) == 0);
 	expect_event(active->channel, active, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
 	CHECK(rdma_resolve_route(synchronous, 2000) == 0);
@@ -78,7 +78,7 @@ int main(void)
 	struct rdma_cm_id *passive = request->id;
 	CHECK(rdma_ack_cm_event(request) == 0);
 
-	/* The id of a request has that address, too, and was no id of a change before. */
+	/* The id of a request has that address, too, and existed at no change before. */
 	NEED(run("ip link set va address 02:00:00:00:09:03") == 0);
 	struct rdma_cm_event *changed[2];
 	for (int i = 0; i < 2; i++)

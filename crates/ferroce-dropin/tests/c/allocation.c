@@ -71,11 +71,11 @@ int main(void)
 	pd = ibv_alloc_pd(context);
 	counting = 0;
 	NEED(pd);
-	/* The library's allocations are counted indeed. */
+	/* The counter sees the library's allocations. */
 	CHECK(allocations > 0);
 	allocations = 0;
 	make_pair(&a, &b);
-	/* What is kept from one call to the next is made in the first rounds. */
+	/* The first rounds allocate buffers that later calls reuse. */
 	for (int i = 0; i < 300; i++) {
 		counting = i >= 100;
 		round_trip(i);

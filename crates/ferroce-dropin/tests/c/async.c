@@ -1,5 +1,5 @@
-/* Each asynchronous event, from what causes it to its acknowledgement. Ports and devices follow network interfaces of
- * this program's own network namespace. */
+/* Each asynchronous event, from its cause to its acknowledgement. Ports and devices follow network interfaces of this
+ * program's own network namespace. */
 #include "pair.h"
 
 #include <fcntl.h>
@@ -7,7 +7,7 @@
 
 static struct end a, b;
 
-/* The next event of `from`, or -1 if none comes in time. Port events carry the port; the caller checks the rest. */
+/* The next event of `from`, or -1 after the timeout. Port events must name the port; the caller checks the rest. */
 static struct ibv_async_event event_of(struct ibv_context *from, int milliseconds)
 {
 	struct pollfd fd = { .fd = from->async_fd, .events = POLLIN };
@@ -18,7 +18,7 @@ static struct ibv_async_event event_of(struct ibv_context *from, int millisecond
 	return event;
 }
 
-/* Reads events until one of the kind comes; others before it must be of the kinds that `also` allows. */
+/* Reads events until one of the kind arrives; earlier ones must be of the kinds that `also` allows. */
 static void expect_port(struct ibv_context *from, int kind, int also)
 {
 	for (;;) {
@@ -74,7 +74,7 @@ static void unpair(void)
 	nothing_more(context);
 }
 
-/* The first request in RTR is told, once, and not in RTS. */
+/* The first request in RTR raises COMM_EST once; in RTS none does. */
 static void communication_established(void)
 {
 	struct ibv_qp_attr rts = { .qp_state = IBV_QPS_RTS, .sq_psn = 5, .timeout = 12, .retry_cnt = 7, .rnr_retry = 7 };
@@ -107,7 +107,7 @@ static void communication_established(void)
 	unpair();
 }
 
-/* SQD: what was sent completes, what is posted waits; the event comes when the first is through. */
+/* SQD: outstanding requests complete, posted ones wait; the event follows the last completion. */
 static void send_queue_drained(void)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1 };
@@ -115,7 +115,7 @@ static void send_queue_drained(void)
 	int draining = -1;
 
 	pair();
-	/* No receive is posted: the message is answered with RNR and stays under way. */
+	/* No receive is posted: the message gets an RNR NAK and stays outstanding. */
 	CHECK(post(&a, IBV_WR_SEND, 1, 0, 8, &b, 0, IBV_SEND_SIGNALED) == 0);
 	CHECK(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY) == 0);
 	CHECK(a.qp->state == IBV_QPS_SQD && state_of(a.qp, &draining) == IBV_QPS_SQD && draining == 1);
@@ -136,7 +136,7 @@ static void send_queue_drained(void)
 	CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 2);
 	CHECK(next_wc(&b).wr_id == 11);
 
-	/* Not asked for: no event. Nothing under way: drained at once. */
+	/* No event if it was not requested. Without outstanding requests the queue is drained at once. */
 	attr.qp_state = IBV_QPS_SQD;
 	attr.en_sqd_async_notify = 0;
 	CHECK(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE) == 0);
@@ -144,7 +144,7 @@ static void send_queue_drained(void)
 	unpair();
 }
 
-/* What the peer does wrong is told to the one it is done to. */
+/* An error of the peer raises an event at the responder. */
 static void refused_requests(void)
 {
 	struct ibv_wc wc;
@@ -169,7 +169,7 @@ static void refused_requests(void)
 	expect_qp(wc.status == IBV_WC_REM_INV_REQ_ERR ? IBV_EVENT_QP_REQ_ERR : IBV_EVENT_QP_ACCESS_ERR, b.qp);
 	unpair();
 
-	/* One that costs a receive is told there, by its completion: no event. */
+	/* A request that consumes a receive completes it with the error, and raises no event. */
 	pair();
 	post_receive(&b, 1, 0, 4);
 	CHECK(post(&a, IBV_WR_SEND, 1, 0, 64, &b, 0, IBV_SEND_SIGNALED) == 0);
@@ -199,7 +199,7 @@ static void spoil(void)
 	CHECK(next_wc(&a).status == IBV_WC_REM_ACCESS_ERR);
 }
 
-/* Destroying a queue pair waits for events that were read, and takes those that were not with it. */
+/* Destroying a queue pair waits for acknowledgements of read events, and discards unread ones. */
 static void destroyed_with_its_events(void)
 {
 	struct pollfd fd = { .fd = context->async_fd, .events = POLLIN };
@@ -219,7 +219,7 @@ static void destroyed_with_its_events(void)
 	pthread_join(thread, NULL);
 }
 
-/* The first device whose name is, or is not, `name`. */
+/* The first device with (or, if `same` is 0, without) this name. */
 static struct ibv_context *open_named(const char *name, int same)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -247,7 +247,7 @@ static int port_state(struct ibv_context *of)
 	return port.state;
 }
 
-/* Every context learns of its port, at once or later, and the query agrees when it does. */
+/* Every context gets the events of its port, and a later query agrees with them. */
 static void ports_follow_their_interface(void)
 {
 	struct ibv_context *other = open_named("fr0", 1);
@@ -283,11 +283,11 @@ static void ports_follow_their_interface(void)
 	expect_port(context, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_GID_CHANGE);
 	expect_port(other, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_GID_CHANGE);
 	CHECK(port_state(context) == IBV_PORT_ACTIVE);
-	/* Unread events of a port keep nobody from closing. */
+	/* Unread port events do not prevent closing. */
 	CHECK(ibv_close_device(other) == 0);
 }
 
-/* A device whose interface is deleted: the event, and EIO from every call but the one that closes it. */
+/* A device whose interface is deleted: the event, and EIO from every call except closing. */
 static void devices_may_go(void)
 {
 	struct ibv_context *gone = open_named("fr0", 0);
@@ -296,7 +296,7 @@ static void devices_may_go(void)
 
 	NEED(fcntl(gone->async_fd, F_SETFL, O_NONBLOCK) == 0);
 
-	/* Neither has a wire, whatever Linux says of a veth: four lanes of 25 Gb/s. */
+	/* Neither has a wire, whatever Linux reports for a veth: four lanes of 25 Gb/s. */
 	CHECK(ibv_query_port(gone, 1, &port) == 0);
 	CHECK(port.active_width == 2 && port.active_speed == 32);
 	CHECK(ibv_query_port(context, 1, &port) == 0);
@@ -318,7 +318,7 @@ static void devices_may_go(void)
 	CHECK(ibv_dealloc_pd(domain) == EIO);
 	CHECK(ibv_poll_cq(cq, 1, &wc) < 0);
 	CHECK(ibv_close_device(gone) == 0);
-	/* Others live on. */
+	/* Other devices still work. */
 	pair();
 	CHECK(post(&a, IBV_WR_RDMA_WRITE, 1, 0, 8, &b, 0, IBV_SEND_SIGNALED) == 0);
 	CHECK(next_wc(&a).status == IBV_WC_SUCCESS);
@@ -333,7 +333,7 @@ int main(void)
 
 	if (veth)
 		setenv("FERROCE_NETDEV", "d0", 1);
-	/* Both devices are in the list. */
+	/* Lists both devices. */
 	setenv("FERROCE_LOOPBACK", "1", 1);
 	raise_lo();
 

@@ -1,4 +1,4 @@
-/* Callers that are wrong: NULLs, bad sizes, destroyed handles. Each call fails as its man page says; none crashes. */
+/* Wrong callers: NULLs, bad sizes, destroyed handles. Each call fails as its man page says; none crashes. */
 #include "check.h"
 
 #include <sys/mman.h>
@@ -53,7 +53,7 @@ static void nulls_are_refused(void)
 	CHECK(ibv_qp_to_qp_ex(NULL) == NULL);
 	CHECK(ibv_query_device(NULL, NULL) == EINVAL);
 
-	/* The inline calls find their way through the object, so these go to the slots themselves. */
+	/* The inline calls dereference the object, so these call the function pointers directly. */
 	struct ibv_send_wr *bad_send;
 	struct ibv_recv_wr *bad_recv;
 	struct verbs_context *verbs = verbs_get_ctx(context);
@@ -93,7 +93,7 @@ static void queues_have_limits(void)
 	CHECK(ibv_poll_cq(cq, 1, &wc) == 0);
 }
 
-static void extended_queues_are_asked_for_what_exists(void)
+static void extended_queues_refuse_unknown_flags(void)
 {
 	struct ibv_cq_init_attr_ex attr = { .cqe = 4, .wc_flags = IBV_WC_STANDARD_FLAGS };
 	struct ibv_cq_ex *queue = ibv_create_cq_ex(context, &attr);
@@ -105,7 +105,7 @@ static void extended_queues_are_asked_for_what_exists(void)
 	CHECK(ibv_next_poll(queue) == EINVAL);
 	poll.comp_mask = 1;
 	CHECK(ibv_start_poll(queue, &poll) == EINVAL);
-	/* Ended twice, or never started: nothing happens. */
+	/* Ended twice, or never started: the call does nothing. */
 	ibv_end_poll(queue);
 	CHECK(ibv_start_poll(queue, NULL) == ENOENT);
 	CHECK(ibv_destroy_cq(ibv_cq_ex_to_cq(queue)) == 0);
@@ -272,7 +272,7 @@ static void states_and_values_are_checked(void)
 	RTR(attr.min_rnr_timer = 32);
 	RTR(attr.max_dest_rd_atomic = 200);
 
-	/* Posting where the state does not allow it, and requests that are malformed. */
+	/* Posts that the state does not permit, and malformed requests. */
 	struct ibv_sge sge[3] = {};
 	struct ibv_send_wr send = { .wr_id = 1, .opcode = IBV_WR_SEND, .num_sge = 0 }, *bad_send = NULL;
 	struct ibv_recv_wr recv = { .wr_id = 2, .sg_list = sge, .num_sge = 3 }, *bad_recv = NULL;
@@ -281,7 +281,7 @@ static void states_and_values_are_checked(void)
 	CHECK(ibv_post_recv(qp, &recv, &bad_recv) == EINVAL && bad_recv == &recv);
 	recv.num_sge = -1;
 	CHECK(ibv_post_recv(qp, &recv, &bad_recv) == EINVAL);
-	/* A count that lies: the list is not read. */
+	/* A wrong count: the call does not read the list. */
 	char *edge = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	NEED(edge != MAP_FAILED);
@@ -315,7 +315,7 @@ static void states_and_values_are_checked(void)
 	CHECK(ibv_post_send(qp, &send, &bad_send) == EINVAL);
 	CHECK(ibv_destroy_qp(qp) == 0);
 
-	/* Destroyed: each call says so. */
+	/* After destruction each call fails. */
 	CHECK(ibv_destroy_qp(qp) == EINVAL);
 	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == EINVAL);
 	CHECK(context->ops.post_send(qp, &send, &bad_send) == EINVAL);
@@ -355,7 +355,7 @@ int main(void)
 	NEED(pd && cq);
 	nulls_are_refused();
 	queues_have_limits();
-	extended_queues_are_asked_for_what_exists();
+	extended_queues_refuse_unknown_flags();
 	destroyed_handles_are_refused();
 	registrations_are_checked();
 	queue_pairs_have_limits();

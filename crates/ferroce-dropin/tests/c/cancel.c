@@ -1,5 +1,5 @@
-/* Threads that are cancelled: in a call that waits they end, and what they waited for is there for others; in any other
- * call a request to cancel has no effect. */
+/* Cancelled threads: a blocking call ends, and loses no event or message for other threads; in any other call a
+ * cancellation request has no effect. */
 #include "cm.h"
 #include "pair.h"
 
@@ -17,7 +17,7 @@ static struct rdma_event_channel *channel;
 static struct rdma_cm_id *listener;
 static int umad, agent, listening, silent, streams[2];
 
-/* A thread that makes one call, and what became of it. */
+/* A thread that makes one call, and its result. */
 struct waiter {
 	void (*call)(struct waiter *);
 	void (*handler)(void);
@@ -70,7 +70,7 @@ static void start(struct waiter *waiter)
 	NEED(pthread_create(&waiter->thread, NULL, wait_in_thread, waiter) == 0);
 }
 
-/* Until the thread sleeps, and still does a while later. */
+/* Waits until the thread sleeps, and still does a while later. */
 static void until_asleep(struct waiter *waiter)
 {
 	for (int looks = 0; looks < 5;) {
@@ -196,7 +196,7 @@ static void while_asleep(void (*call)(struct waiter *), int times)
 	}
 }
 
-/* A request that is there before acts before anything is taken. */
+/* A pending cancellation takes effect before the call takes anything. */
 static void before_the_call(void (*call)(struct waiter *))
 {
 	struct waiter waiter = { .call = call, .held = 1 };
@@ -212,7 +212,7 @@ static void before_the_call(void (*call)(struct waiter *))
 	CHECK(result == PTHREAD_CANCELED && waiter.handled == 1 && !waiter.returned);
 }
 
-/* Packets are received though no thread is in a call. */
+/* Packets are received while no thread is in a call. */
 static void written_without_a_call(void)
 {
 	volatile char *there = b.memory + 512;
@@ -242,7 +242,7 @@ static void completion_channels(void)
 	cancel(&waiter);
 	CHECK(next_wc(&a).status == IBV_WC_SUCCESS);
 
-	/* The channel serves others, and an event that was there before the request to cancel is not lost. */
+	/* The channel still works, and an event that preceded the cancellation is not lost. */
 	CHECK(ibv_req_notify_cq(b.cq, 0) == 0);
 	post_receive(&b, 1, 0, 64);
 	CHECK(post(&a, IBV_WR_SEND, 2, 0, 16, &b, 0, IBV_SEND_SIGNALED) == 0);
@@ -259,7 +259,7 @@ static void completion_channels(void)
 
 static volatile unsigned received;
 
-/* Takes messages until it is cancelled. */
+/* Receives messages until it is cancelled. */
 static void receive_all(struct waiter *waiter)
 {
 	struct ibv_cq *cq;
@@ -284,7 +284,7 @@ static void tick(int signal)
 	(void)signal;
 }
 
-/* Signals come all the time, for whichever thread. */
+/* Sends signals to the process all the time. */
 static timer_t storm(void)
 {
 	struct sigaction action = { .sa_handler = tick, .sa_flags = SA_RESTART };
@@ -333,7 +333,7 @@ static void while_packets_flow(void)
 
 static volatile int done;
 
-/* Calls of every kind, while a request to cancel is pending. */
+/* Calls of every kind, with a cancellation request pending. */
 static void many_calls(struct waiter *waiter)
 {
 	struct ibv_qp_init_attr init = {
@@ -374,7 +374,7 @@ static void many_calls(struct waiter *waiter)
 		CHECK(rdma_destroy_id(id) == 0);
 	}
 	done = 1;
-	/* Events that came meanwhile wait in the channel: a call that takes one acts on the request first. */
+	/* Events that arrived meanwhile are in the channel: a blocking call acts on the cancellation first. */
 	ibv_get_cq_event(b.channel, &cq, &cq_context);
 }
 
@@ -445,7 +445,7 @@ static void rsockets(void)
 	NEED(rbind(listening, (struct sockaddr *)&at, sizeof(struct sockaddr_in)) == 0);
 	NEED(rlisten(listening, 4) == 0);
 	while_asleep(call_raccept, 2);
-	/* At this port a program listens that does not answer. */
+	/* A program listens at this port and does not answer. */
 	while_asleep(call_rconnect, 1);
 
 	NEED(pthread_create(&thread, NULL, connect_a_stream, NULL) == 0);
@@ -457,7 +457,7 @@ static void rsockets(void)
 	while_asleep(call_rselect, 2);
 	CHECK(rsend(streams[1], "so it goes", 10, 0) == 10);
 	CHECK(rrecv(streams[0], octets, 10, MSG_WAITALL) == 10 && memcmp(octets, "so it goes", 10) == 0);
-	/* Two threads wait: one of them receives packets, the other is woken when that one ends. */
+	/* Two threads wait: one receives packets; when it ends, the other is woken. */
 	struct waiter first = { .call = call_rrecv }, second = { .call = call_rrecv };
 
 	start(&first);
@@ -469,7 +469,7 @@ static void rsockets(void)
 	CHECK(rsend(streams[1], mass, 64, 0) == 64);
 	NEED(pthread_join(second.thread, NULL) == 0);
 	CHECK(second.returned && !second.handled);
-	/* The peer has no more room: what was sent before stays sent. */
+	/* The peer has no more space: octets sent before stay sent. */
 	while_asleep(call_rsend, 1);
 	CHECK(rrecv(streams[0], octets, sizeof(octets), MSG_WAITALL) == sizeof(octets));
 	CHECK(rclose(silent) == 0);

@@ -1,5 +1,5 @@
-/* What the C tests share: checks that name their line, the loopback interface of a fresh network namespace, and the
- * device. Exit status: 0 passed, 1 failed, 77 skipped. */
+/* Shared by the C tests: checks that print their line, the loopback interface of a fresh network namespace, and the device.
+ * Exit status: 0 passed, 1 failed, 77 skipped. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -27,7 +27,7 @@ static int failures;
 		}                                                                                \
 	} while (0)
 
-/* For what the rest of a test stands on. */
+/* For conditions without which the test cannot continue. */
 #define NEED(condition)                                                                          \
 	do {                                                                                     \
 		int saved_errno = errno;                                                         \
@@ -67,7 +67,7 @@ static inline void raise_lo(void)
 		close(fd);
 }
 
-/* The first device, opened. */
+/* Opens the first device. */
 static inline struct ibv_context *open_device(void)
 {
 	raise_lo();

@@ -1,4 +1,4 @@
-/* What the tests of connection management share. */
+/* Shared by the tests of connection management. */
 #ifndef CM_H
 #define CM_H
 
@@ -32,7 +32,7 @@ static inline int resolve_addr(struct rdma_cm_id *id, const char *text, int port
 	return rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000);
 }
 
-/* The next event, of this kind, for the caller to look at and to acknowledge. */
+/* The next event, which must be of this kind; the caller acknowledges it. */
 static inline struct rdma_cm_event *next_event(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
 {
 	struct rdma_cm_event *event = NULL;
@@ -45,7 +45,7 @@ static inline struct rdma_cm_event *next_event(struct rdma_event_channel *channe
 	return event;
 }
 
-/* The next event, which must be this one. */
+/* Checks and acknowledges the next event. */
 static inline void expect_event(struct rdma_event_channel *channel, struct rdma_cm_id *id,
 				enum rdma_cm_event_type kind, int status)
 {
@@ -72,7 +72,7 @@ static inline struct rdma_cm_id *routed_id(enum rdma_port_space ps)
 	return id;
 }
 
-/* The Q_Key of librdmacm's datagrams, and what stands before one. */
+/* The Q_Key of librdmacm's datagrams, and the length of the header before one. */
 enum { QKEY = 0x01234567, GRH = 40 };
 
 /* Queues of a datagram id. */

@@ -32,7 +32,7 @@ static void the_device_has_a_clock(void)
 	struct ibv_values_ex values = { .comp_mask = 0, .raw_clock = { 7, 7 } };
 
 	CHECK(ibv_query_device_ex(context, NULL, &attr) == 0);
-	/* kHz: a unit is a nanosecond. */
+	/* In kHz: a unit is a nanosecond. */
 	CHECK(attr.hca_core_clock == 1000000 && attr.completion_timestamp_mask == UINT64_MAX);
 	CHECK(attr.cq_mod_caps.max_cq_count == 65535 && attr.cq_mod_caps.max_cq_period == 65535);
 	CHECK(ibv_query_rt_values_ex(context, &values) == 0);
@@ -42,7 +42,7 @@ static void the_device_has_a_clock(void)
 	CHECK(before <= now && now <= after);
 }
 
-/* Gives `end` a queue of its own instead of pair.h's. */
+/* Replaces the completion queue of pair.h in `end`. */
 static void replace_queue(struct end *end, struct ibv_cq_init_attr_ex *attr)
 {
 	end->cq_ex = ibv_create_cq_ex(context, attr);
@@ -101,9 +101,9 @@ static void every_member_is_there(void)
 			uint64_t wall_at = ibv_wc_read_completion_wallclock_ns(cq);
 
 			CHECK(at >= raw && at <= raw_clock() && at >= last);
-			/* The wall clock may be stepped, but not by a minute in a test. */
+			/* The wall clock may be stepped, but hardly by a minute during a test. */
 			CHECK(wall_at + MINUTE > wall && wall_at < clock_ns(CLOCK_REALTIME) + MINUTE);
-			/* The same twice, and never less than the completion before. */
+			/* A second read returns the same value, which is not below that of the previous completion. */
 			CHECK(ibv_wc_read_completion_wallclock_ns(cq) == wall_at && wall_at >= last_wall);
 			last_wall = wall_at;
 			last = at;
@@ -115,7 +115,7 @@ static void every_member_is_there(void)
 	CHECK(ibv_destroy_cq(timed.cq) == 0 && ibv_destroy_cq(sender.cq) == 0);
 }
 
-/* `count` messages from a to b, and their completions polled at the sender. */
+/* Sends `count` messages from a to b, and polls their completions at the sender. */
 static void deliver(int count, unsigned int flags)
 {
 	for (int i = 0; i < count; i++) {
@@ -160,7 +160,7 @@ static void events_wait_for_company(void)
 	CHECK(verbs_get_ctx(context)->modify_cq(b.cq, NULL) == EINVAL);
 	CHECK(verbs_get_ctx(context)->modify_cq(NULL, &attr) == EINVAL);
 
-	/* By count: the third completes it. Polling sees each at once, the event comes all the same. */
+	/* By count: the third completion raises the event. Polling returns each at once. */
 	moderate(3, 65535);
 	CHECK(ibv_req_notify_cq(b.cq, 0) == 0);
 	uint64_t from = clock_ns(CLOCK_MONOTONIC);
@@ -168,7 +168,7 @@ static void events_wait_for_company(void)
 	deliver(2, 0);
 	int early = event_within(0);
 
-	/* On a machine that stood still for the period, the event was due. */
+	/* If the machine stalled for the period, the event was due. */
 	CHECK(!early || clock_ns(CLOCK_MONOTONIC) - from >= 65000000);
 	drain(1);
 	if (!early) {
@@ -180,7 +180,7 @@ static void events_wait_for_company(void)
 	}
 	CHECK(ibv_poll_cq(b.cq, 1, &wc) == 0);
 
-	/* By time: one completion alone, after 20 ms. */
+	/* By time: a single completion after 20 ms. */
 	moderate(1000, 20000);
 	CHECK(ibv_req_notify_cq(b.cq, 0) == 0);
 	from = clock_ns(CLOCK_MONOTONIC);
@@ -190,7 +190,7 @@ static void events_wait_for_company(void)
 	CHECK(!event_within(0));
 	drain(1);
 
-	/* Unasked for, none. Turned off, one that waits comes. */
+	/* No event without a request. Turning moderation off raises the delayed one. */
 	deliver(1, 0);
 	CHECK(!event_within(50));
 	drain(1);
@@ -211,7 +211,7 @@ static void only_solicited_ones(void)
 	CHECK(event_within(5000));
 	deliver(1, IBV_SEND_SOLICITED);
 	CHECK(!event_within(20));
-	/* The stronger request stays. */
+	/* The stronger request remains. */
 	CHECK(ibv_req_notify_cq(b.cq, 0) == 0 && ibv_req_notify_cq(b.cq, 1) == 0);
 	deliver(1, 0);
 	CHECK(event_within(5000));
@@ -225,7 +225,7 @@ static void *resize(void *unused)
 	for (int i = 0; resizing; i++) {
 		int refused = ibv_resize_cq(b.cq, 8 + i % 64 * 16);
 
-		/* Smaller than what it holds is refused and changes nothing. */
+		/* A size below the present contents is refused and changes nothing. */
 		CHECK(refused == 0 || refused == EINVAL);
 	}
 	return unused;
@@ -260,7 +260,7 @@ static void resized_under_load(void)
 	CHECK(ibv_resize_cq(b.cq, 64) == 0 && b.cq->cqe >= 64);
 }
 
-/* The oldest completions make way, and the queue goes on. */
+/* New completions replace the oldest, and the queue stays usable. */
 static void overruns_can_be_ignored(void)
 {
 	struct ibv_cq_init_attr_ex attr = {

@@ -75,7 +75,7 @@ static struct rdma_cm_id *client_of(struct rdma_event_channel *channel, const ch
 	return id;
 }
 
-/* Both ends by events, with private data both ways and a message. */
+/* Both ends use events, with private data in both directions and a message. */
 static void both_ends(const char *bound, const char *text, int port)
 {
 	struct rdma_event_channel *passive = rdma_create_event_channel(), *active = rdma_create_event_channel();
@@ -160,8 +160,8 @@ static void both_ends(const char *bound, const char *text, int port)
 	rdma_destroy_event_channel(passive);
 }
 
-/* With links, a loopback address binds an id to no device, as in Linux. libfabric looks for its providers so: it binds an id to what
- * "localhost" is, passively, and keeps only the devices that are the id's if it then has one. */
+/* With links, a loopback address binds an id to no device, as in Linux. libfabric finds its providers this way: it binds a
+ * passive id to the address of "localhost", and if the id then has a device, keeps only that one. */
 static void loopback_is_no_device(const char *text, const char *port)
 {
 	struct rdma_event_channel *passive = rdma_create_event_channel(), *active = rdma_create_event_channel();
@@ -174,12 +174,12 @@ static void loopback_is_no_device(const char *text, const char *port)
 	NEED(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
 	NEED(rdma_bind_addr(id, info->ai_src_addr) == 0);
 	CHECK(!id->verbs && !id->pd && !id->qp);
-	/* The address stays. */
+	/* The address is kept. */
 	CHECK(rdma_get_local_addr(id)->sa_family == info->ai_src_addr->sa_family);
 	CHECK(memcmp(rdma_get_local_addr(id), info->ai_src_addr, info->ai_src_len) == 0);
 	CHECK(rdma_get_src_port(id) == htons(atoi(port)));
 	CHECK_MINUS(rdma_create_qp(id, NULL, &init), EINVAL);
-	/* Then it is resolved, from that address and port. */
+	/* Resolving starts from that address and port. */
 	NEED(resolve_addr(id, text, atoi(port)) == 0);
 	CHECK(id->verbs && id->pd && id->port_num == 1);
 	CHECK(rdma_get_src_port(id) == htons(atoi(port)));
@@ -187,7 +187,7 @@ static void loopback_is_no_device(const char *text, const char *port)
 	rdma_destroy_qp(id);
 	CHECK(rdma_destroy_id(id) == 0);
 
-	/* A passive endpoint is one, too; its requests have a device. */
+	/* A passive endpoint has no device either; its requests have one. */
 	NEED(rdma_create_ep(&listen, info, NULL, NULL) == 0);
 	CHECK(!listen->verbs);
 	NEED(rdma_migrate_id(listen, passive) == 0 && rdma_listen(listen, 1) == 0);
@@ -210,7 +210,7 @@ static void loopback_is_no_device(const char *text, const char *port)
 	rdma_destroy_event_channel(passive);
 }
 
-/* Any of 127.0.0.0/8, also one that no device has. */
+/* Any address of 127.0.0.0/8, also one of no device. */
 static void all_of_loopback(void)
 {
 	struct sockaddr_storage at = address_of("127.1.2.3", 0);
@@ -222,7 +222,7 @@ static void all_of_loopback(void)
 	CHECK(rdma_destroy_id(id) == 0);
 }
 
-/* Rejected by a program, by nobody listening, and by a listener that goes away. */
+/* Rejected by a program, for lack of a listener, and by the end of a listener. */
 static void refusals(void)
 {
 	struct rdma_event_channel *passive = rdma_create_event_channel(), *active = rdma_create_event_channel();
@@ -238,7 +238,7 @@ static void refusals(void)
 	struct rdma_cm_event *event = next_event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
 	struct rdma_cm_id *server = event->id;
 
-	/* "As many as there may be" at either end. */
+	/* RDMA_MAX_RESP_RES and RDMA_MAX_INIT_DEPTH at either end. */
 	CHECK(event->param.conn.responder_resources == 128 && event->param.conn.initiator_depth == 128);
 	NEED(rdma_reject(server, why, sizeof(why)) == 0);
 	CHECK(rdma_ack_cm_event(event) == 0);
@@ -250,7 +250,7 @@ static void refusals(void)
 	rdma_destroy_qp(client);
 	CHECK(rdma_destroy_id(client) == 0);
 
-	/* A request that nobody fetched is refused with its listener. */
+	/* The end of the listener rejects requests that were not fetched. */
 	client = client_of(active, "127.0.0.1", 7180);
 	NEED(rdma_connect(client, NULL) == 0);
 	usleep(50000);
@@ -281,7 +281,7 @@ static void set_up(struct rdma_cm_id *id, struct ibv_qp *qp)
 	}
 }
 
-/* A queue pair that the program makes and sets up itself, the server's before or after it accepts. */
+/* The program creates and connects the queue pair itself, the server before or after it accepts. */
 static void own_queue_pairs(int before)
 {
 	struct rdma_event_channel *passive = rdma_create_event_channel(), *active = rdma_create_event_channel();
@@ -317,7 +317,7 @@ static void own_queue_pairs(int before)
 	CHECK_MINUS(rdma_establish(client), EINVAL);
 	CHECK(rdma_ack_cm_event(event) == 0);
 	expect_event(passive, server, RDMA_CM_EVENT_ESTABLISHED, 0);
-	/* An id that ends takes its connection along. */
+	/* Destroying an id ends its connection. */
 	CHECK(rdma_destroy_id(server) == 0);
 	expect_event(active, client, RDMA_CM_EVENT_DISCONNECTED, 0);
 	CHECK(rdma_destroy_id(client) == 0 && rdma_destroy_id(listen) == 0);
@@ -359,7 +359,7 @@ static void *serve(void *argument)
 	return NULL;
 }
 
-/* Both ends by calls that wait. */
+/* Both ends use blocking calls. */
 static void synchronous(void)
 {
 	struct rdma_addrinfo *info = NULL;
@@ -429,7 +429,7 @@ static void *receive_by_xrc(void *argument)
 	return NULL;
 }
 
-/* The target and the shared receive queue of an id are in one domain although nobody names any. */
+/* Without a named domain, the target and the shared receive queue of an id share one. */
 static void xrc(void)
 {
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_IB, .ai_qp_type = IBV_QPT_XRC_SEND }, *info = NULL;

@@ -1,4 +1,4 @@
-/* Datagrams by ids: a peer is asked for its queue pair, there is no connection. */
+/* Datagrams by ids: a SIDR request resolves the peer's queue pair, without a connection. */
 #include "cm.h"
 
 #include <pthread.h>
@@ -31,7 +31,7 @@ static void post_recv(struct rdma_cm_id *id, char *to, struct ibv_mr *mr)
 	NEED(rdma_post_recv(id, NULL, to, 128, mr) == 0);
 }
 
-/* Both ends by events: the question, the answer, and datagrams both ways. */
+/* Both ends use events: the request, the answer, and datagrams in both directions. */
 static void both_ends(const char *bound, const char *text, int port)
 {
 	struct rdma_event_channel *passive = rdma_create_event_channel(), *active = rdma_create_event_channel();
@@ -93,7 +93,7 @@ static void both_ends(const char *bound, const char *text, int port)
 	CHECK(strcmp(buffer[1] + GRH, "without a connection") == 0);
 	CHECK(ibv_destroy_ah(ah) == 0);
 
-	/* Back to whom it came from. */
+	/* Back to the sender. */
 	ah = ibv_create_ah_from_wc(server->pd, &wc, (struct ibv_grh *)buffer[1], 1);
 	NEED(ah);
 	post_recv(client, buffer[3], mr);
@@ -104,7 +104,7 @@ static void both_ends(const char *bound, const char *text, int port)
 	NEED(rdma_get_send_comp(server, &wc) == 1);
 	CHECK(ibv_destroy_ah(ah) == 0);
 
-	/* There is nothing to end. */
+	/* Disconnecting succeeds and does nothing. */
 	CHECK(rdma_disconnect(client) == 0 && rdma_disconnect(server) == 0);
 	CHECK_MINUS(rdma_establish(client), EINVAL);
 	CHECK(ibv_dereg_mr(mr) == 0);
@@ -125,7 +125,7 @@ static void expect_refusal(struct rdma_event_channel *channel, struct rdma_cm_id
 	CHECK(rdma_ack_cm_event(event) == 0);
 }
 
-/* By a program, by nobody, and with a listener that goes: the queue pair of whoever asked goes on. */
+/* Refused by a program, for lack of a listener, and by the end of the listener: the requester's queue pair stays usable. */
 static void refusals(void)
 {
 	struct rdma_event_channel *passive = rdma_create_event_channel(), *active = rdma_create_event_channel();
@@ -155,7 +155,7 @@ static void refusals(void)
 	rdma_destroy_qp(client);
 	CHECK(rdma_destroy_id(client) == 0);
 
-	/* One that was seen and not answered is refused when its id goes, one that nobody saw with its listener. */
+	/* Destroying its id rejects a fetched request, and the end of the listener rejects an unfetched one. */
 	client = client_of(active, "127.0.0.1", 7284);
 	NEED(rdma_connect(client, NULL) == 0);
 	event = next_event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
@@ -179,7 +179,7 @@ static void refusals(void)
 	rdma_destroy_event_channel(passive);
 }
 
-/* Queue pairs of the program's own, with vendor options, and ids that are destroyed with the question open. */
+/* The program's own queue pairs, with vendor options, and ids that are destroyed with a request pending. */
 static void own_queue_pairs(void)
 {
 	struct rdma_event_channel *passive = rdma_create_event_channel(), *active = rdma_create_event_channel();
@@ -216,7 +216,7 @@ static void own_queue_pairs(void)
 	rdma_destroy_event_channel(passive);
 }
 
-/* The IB port space has both: who listens for connections is not asked for queue pairs, and the other way round. */
+/* The IB port space has both: a listener for connections gets no SIDR requests, and the reverse. */
 static void the_wrong_kind(void)
 {
 	struct sockaddr_storage at = address_of("127.0.0.1", 7286);
@@ -267,7 +267,7 @@ static void *serve(void *argument)
 	return NULL;
 }
 
-/* Both ends by calls that wait. */
+/* Both ends use blocking calls. */
 static void synchronous(void)
 {
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_UDP }, *info = NULL;

@@ -1,4 +1,4 @@
-/* UD and UC: address handles, both ways of posting, what completions say, and what is refused. */
+/* UD and UC: address handles, both ways of posting, the fields of completions, and refused requests. */
 #include "pair.h"
 
 #include <arpa/inet.h>
@@ -52,7 +52,7 @@ static struct ibv_ah_attr local(uint8_t index)
 	return attr;
 }
 
-static void what_address_handles_refuse(void)
+static void wrong_address_handles_are_refused(void)
 {
 	struct ibv_ah_attr attr = local(0), other = local(1);
 	struct ibv_device_attr device;
@@ -125,7 +125,7 @@ static void datagrams(uint8_t index)
 	CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV && wc.wr_id == 9);
 	CHECK(wc.wc_flags == (IBV_WC_GRH | IBV_WC_WITH_IMM) && wc.imm_data == htonl(0xabcd));
 	CHECK(wc.byte_len == GRH + 11 && wc.src_qp == from->qp_num && wc.qp_num == to->qp_num);
-	/* The kind of IP header, where UCX before 1.19 looks for it. */
+	/* The IP version, where UCX before 1.19 reads it. */
 	CHECK(wc.sl == (index ? 9 : 10));
 	CHECK(wc.slid == 0 && wc.pkey_index == 0 && wc.dlid_path_bits == 0);
 	CHECK(memcmp(b.memory + GRH, "a datagram", 11) == 0);
@@ -145,7 +145,7 @@ static void datagrams(uint8_t index)
 	CHECK(ibv_init_ah_from_wc(context, 1, &wc, (void *)b.memory, &answer) == 0 && answer.is_global == 0);
 	CHECK_NULL(ibv_create_ah_from_wc(pd, &wc, (void *)b.memory, 1), EINVAL);
 
-	/* Refused at the call, and the queue pair goes on. */
+	/* The call fails, and the queue pair stays usable. */
 	CHECK(post_to(NULL, IBV_WR_SEND, QKEY, 1) == EINVAL);
 	CHECK(post_to(foreign, IBV_WR_SEND, QKEY, 1) == EINVAL);
 	CHECK(post_to(ah, IBV_WR_RDMA_WRITE, QKEY, 1) == EINVAL);
@@ -156,7 +156,7 @@ static void datagrams(uint8_t index)
 	CHECK(post_to(back, IBV_WR_SEND, 0x80000000, 1) == 0); /* the queue pair's own key */
 	CHECK(next_wc(&a).status == IBV_WC_SUCCESS);
 	CHECK(next_wc(&b).byte_len == GRH + 1);
-	/* One that is too long is dropped; the work request serves the next one that fits. */
+	/* A datagram that is too long is dropped; the work request receives the next one that fits. */
 	receive(11, GRH + 4);
 	CHECK(post_to(back, IBV_WR_SEND, QKEY, 5) == 0);
 	CHECK(next_wc(&a).status == IBV_WC_SUCCESS);
@@ -201,7 +201,7 @@ static void built_by_functions(void)
 		CHECK(ibv_wc_read_wc_flags(b.cq_ex) == (IBV_WC_GRH | (i ? IBV_WC_WITH_IMM : 0)));
 		ibv_end_poll(b.cq_ex);
 	}
-	/* To nobody; by a handle that is none; an address for nothing. */
+	/* No destination; an invalid handle; an address on a request that needs none. */
 	ibv_wr_start(qpx);
 	ibv_wr_send(qpx);
 	ibv_wr_set_sge(qpx, a.mr->lkey, (uintptr_t)a.memory, 7);
@@ -217,7 +217,7 @@ static void built_by_functions(void)
 	CHECK(ibv_destroy_ah(ah) == 0);
 }
 
-static void what_types_can_be_asked_for(void)
+static void operations_of_each_type(void)
 {
 	CHECK_NULL(make(IBV_QPT_UD, a.cq, IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE), EOPNOTSUPP);
 	CHECK_NULL(make(IBV_QPT_UC, a.cq, IBV_QP_EX_WITH_RDMA_READ), EOPNOTSUPP);
@@ -240,11 +240,11 @@ int main(void)
 	NEED(from && to);
 	ud_to_rts(from);
 	ud_to_rts(to);
-	what_address_handles_refuse();
+	wrong_address_handles_are_refused();
 	datagrams(0);
 	datagrams(1);
 	built_by_functions();
-	what_types_can_be_asked_for();
+	operations_of_each_type();
 	CHECK(ibv_destroy_qp(from) == 0);
 	CHECK(ibv_destroy_qp(to) == 0);
 	return close_pair(&a, &b);

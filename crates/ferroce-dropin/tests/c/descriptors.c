@@ -23,7 +23,7 @@ static void set_nonblocking(int fd)
 	NEED(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) == 0);
 }
 
-/* A completion at b, with the event if one was asked for. */
+/* Completes a request at b; the event follows only if it was requested. */
 static void send_one(void)
 {
 	post_receive(&b, 1, 0, 64);
@@ -47,8 +47,8 @@ static void take_event(void)
 	ibv_ack_cq_events(cq, 1);
 }
 
-/* As Linux has it: events are there to be taken or not, and nobody writes to these descriptors; a umad port takes
- * datagrams at any time. */
+/* As in Linux, these descriptors are readable while events are queued, and never writable; a umad port takes datagrams at
+ * any time. */
 static void only_umad_is_writable(void)
 {
 	struct rdma_event_channel *events = rdma_create_event_channel();
@@ -85,7 +85,7 @@ static void only_umad_is_writable(void)
 	CHECK(umad_close_port(port) == 0);
 }
 
-/* A program that asks for both directions, as event loops do, wakes up for events alone. */
+/* A program that polls for both directions, as event loops do, wakes only for events. */
 static void waiting_for_both_directions_does_not_spin(void)
 {
 	int set = epoll_create1(EPOLL_CLOEXEC), in_vain = 0, sent = 0, completed = 0;
@@ -121,7 +121,7 @@ static void waiting_for_both_directions_does_not_spin(void)
 	close(set);
 }
 
-/* Each event is an edge, also where others wait already. */
+/* Each event is an edge, also when others are queued already. */
 static void each_event_is_an_edge(void)
 {
 	int set = epoll_create1(EPOLL_CLOEXEC);
@@ -147,7 +147,7 @@ static void each_event_is_an_edge(void)
 	close(set);
 }
 
-/* A thread of the program that reads from the descriptor takes no event away, and nobody waits for one because of it. */
+/* A thread that reads from the descriptor takes no event, and delays no other thread. */
 static void reading_from_it_takes_nothing(void)
 {
 	uint64_t octets;

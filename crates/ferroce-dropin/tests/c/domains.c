@@ -1,4 +1,4 @@
-/* Thread domains and parent domains: what is made in one works as in a plain domain, and is ended in order. */
+/* Thread domains and parent domains: their objects work as in a plain domain, and are destroyed in order. */
 #include "pair.h"
 
 static int allocations;
@@ -57,7 +57,7 @@ static void wrong_callers(void)
 	CHECK(ibv_close_device(other) == 0);
 }
 
-/* Everything in the parent domain: the pair of pair.h, extended queues, and keys of the plain domain. */
+/* All objects in the parent domain: the pair of pair.h, extended queues, and keys of the plain domain. */
 static void traffic(struct ibv_pd *parent)
 {
 	struct ibv_pd *plain = pd;

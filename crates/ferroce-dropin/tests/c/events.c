@@ -1,4 +1,4 @@
-/* Descriptors and acknowledgements: non-blocking reads, edges, and destroy calls that wait. */
+/* Descriptors and acknowledgements: non-blocking reads, edges, and blocking destroy calls. */
 #include "pair.h"
 
 #include <fcntl.h>
@@ -19,7 +19,7 @@ static void *acknowledge_late(void *unused)
 	return unused;
 }
 
-static void empty_descriptors_do_not_block_when_asked_not_to(void)
+static void empty_nonblocking_descriptors_do_not_block(void)
 {
 	struct ibv_async_event event;
 	struct ibv_cq *cq;
@@ -33,7 +33,7 @@ static void empty_descriptors_do_not_block_when_asked_not_to(void)
 	CHECK_MINUS(ibv_get_cq_event(b.channel, &cq, &user), EAGAIN);
 }
 
-/* ibv_destroy_cq returns when every event was acknowledged, not before. */
+/* ibv_destroy_cq returns after every event was acknowledged, not before. */
 static void destroying_a_queue_waits_for_its_events(void)
 {
 	struct pollfd fd = { .fd = b.channel->fd, .events = POLLIN };
@@ -55,7 +55,7 @@ static void destroying_a_queue_waits_for_its_events(void)
 	CHECK(ibv_dereg_mr(b.mr) == 0);
 }
 
-/* An overrun is an event and the end of the queue, never silent loss. */
+/* An overrun raises an event and ends the queue; completions are never lost silently. */
 static void overrunning_a_queue_is_an_event(void)
 {
 	struct ibv_cq *small = ibv_create_cq(context, 1, NULL, NULL, 0);
@@ -102,7 +102,7 @@ static void overrunning_a_queue_is_an_event(void)
 int main(void)
 {
 	open_pair(&a, &b);
-	empty_descriptors_do_not_block_when_asked_not_to();
+	empty_nonblocking_descriptors_do_not_block();
 	destroying_a_queue_waits_for_its_events();
 	overrunning_a_queue_is_an_event();
 	free_end(&a);

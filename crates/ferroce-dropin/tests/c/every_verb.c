@@ -1,5 +1,5 @@
-/* Every verb: what it does not know is refused with the errno of its man page, and changes nothing; limits hold at
- * creation. A row is a call and what it returns; after each the objects are as before. */
+/* Every verb refuses unknown arguments with the errno of its man page, and changes nothing; limits apply at creation. A row
+ * is a call and its result; after each one the objects are unchanged. */
 #include "pair.h"
 
 #include <fcntl.h>
@@ -10,7 +10,7 @@ static struct ibv_td *td;
 static struct ibv_pd *parent;
 static struct ibv_device_attr device;
 
-/* All that a refused call must leave alone. */
+/* The state that a refused call must not change. */
 struct state {
 	struct ibv_qp_attr attr;
 	struct ibv_qp_init_attr init;
@@ -39,7 +39,7 @@ static struct state state(void)
 
 static struct state before;
 
-/* Structures have octets between their members, which mean nothing. */
+/* Padding between members is not compared. */
 static const char *difference(const struct state *now)
 {
 #define SAME(member)                                                                             \
@@ -123,7 +123,7 @@ static void row(const char *what, int line, long got, long want, int wanted_errn
 	untouched(what, line);
 }
 
-/* 0 or an errno; NULL and errno; -1 and errno; a negative errno. */
+/* Return values: 0 or an errno; NULL and errno; -1 and errno; a negative errno. */
 #define CODE(want, call) (errno = 0, row(#call, __LINE__, (call), want, 0))
 #define NOTHING(want, call)                                                                      \
 	do {                                                                                     \
@@ -221,7 +221,7 @@ static struct ibv_qp_init_attr_ex qp_init(void)
 	};
 }
 
-/* What each type can be asked to send by the wr_* functions, as this version has it. */
+/* The operations that each type supports in the wr_* functions, in this version. */
 static uint64_t send_ops(enum ibv_qp_type type)
 {
 	uint64_t all = 0;
@@ -300,7 +300,7 @@ static void queue_pairs_that_live(void)
 		attr = (struct ibv_qp_attr){ __VA_ARGS__ };                                      \
 		CODE(EINVAL, ibv_modify_qp(a.qp, &attr, mask));                                  \
 	} while (0)
-	/* Attributes that the state does not take, and those that RoCE does not have. */
+	/* Attributes that the state does not permit, and those that RoCE lacks. */
 	for (int bit = 0; bit < 32; bit++) {
 		uint32_t mask = 1u << bit;
 
@@ -326,7 +326,7 @@ static void queue_pairs_that_live(void)
 	CODE(EOPNOTSUPP, ibv_modify_qp_rate_limit(a.qp, &rate));
 	CODE(EOPNOTSUPP, ibv_query_ece(a.qp, &ece));
 	CODE(EOPNOTSUPP, ibv_set_ece(a.qp, &ece));
-	/* Packets that were lost are placed when they come again. */
+	/* Retransmitted packets are placed. */
 	for (int opcode = IBV_WR_RDMA_WRITE; opcode <= IBV_WR_ATOMIC_FETCH_AND_ADD; opcode++) {
 		CODE(0, ibv_query_qp_data_in_order(a.qp, opcode, 0));
 		CODE(0, ibv_query_qp_data_in_order(a.qp, opcode, 1));
@@ -383,7 +383,7 @@ static void work_requests(void)
 	RECEIVE(EINVAL, recv.sg_list = NULL);
 }
 
-/* The same by functions: the first error sticks, and nothing of the batch is posted. */
+/* The same by functions: the first error persists, and the whole batch is dropped. */
 static void batches(void)
 {
 	struct ibv_qp_ex *qpx = a.qpx;
@@ -402,7 +402,7 @@ static void batches(void)
 		CODE(want, ibv_wr_complete(qpx));                                                \
 	} while (0)
 	BATCH(ENOSPC, (ibv_wr_send(qpx), ibv_wr_set_inline_data(qpx, a.memory, 4096)));
-	/* Each fits, both together do not. */
+	/* Each request fits, both together do not. */
 	CHECK(before.init.cap.max_inline_data < 200 && before.init.cap.max_inline_data >= 100);
 	BATCH(ENOSPC, (ibv_wr_send(qpx), ibv_wr_set_inline_data_list(qpx, 2, buffers)));
 	BATCH(EINVAL, (ibv_wr_send(qpx), ibv_wr_set_inline_data_list(qpx, 2, NULL)));
@@ -414,12 +414,12 @@ static void batches(void)
 		       ibv_wr_set_sge(qpx, a.mr->lkey, (uintptr_t)a.memory, 8)));
 	BATCH(EOPNOTSUPP, (ibv_wr_send_tso(qpx, a.memory, 8, 512),
 			   ibv_wr_set_sge(qpx, a.mr->lkey, (uintptr_t)a.memory, 8)));
-	/* More than the queue has. */
+	/* More requests than the queue has WQEs. */
 	BATCH(ENOMEM, for (unsigned int i = 0; i < before.init.cap.max_send_wr; i++) {
 		ibv_wr_rdma_write(qpx, b.mr->rkey, (uintptr_t)b.memory);
 		ibv_wr_set_sge(qpx, a.mr->lkey, (uintptr_t)a.memory, 8);
 	});
-	/* Thrown away, and then nothing is open. */
+	/* After the abort no batch is open. */
 	ibv_wr_start(qpx);
 	ibv_wr_send(qpx);
 	ibv_wr_set_sge(qpx, a.mr->lkey, (uintptr_t)a.memory, 8);
@@ -452,7 +452,7 @@ static void shared_receive_queues(void)
 	CODE(EINVAL, ibv_query_srq(srq, NULL));
 }
 
-static void what_the_device_does_not_have(void)
+static void unsupported_features_are_refused(void)
 {
 	struct ibv_alloc_dm_attr dm = { .length = 64 };
 	struct ibv_counters_init_attr counters = {};
@@ -478,7 +478,7 @@ static void what_the_device_does_not_have(void)
 	CODE(EOPNOTSUPP, slots()->post_srq_ops(srq, NULL, NULL));
 }
 
-/* As many as the device says, and not one more. */
+/* Exactly as many objects as the device's limits. */
 static void limits(void)
 {
 	int count = 0;
@@ -488,7 +488,7 @@ static void limits(void)
 	while (count <= device.max_pd && (domains[count] = ibv_alloc_pd(context)))
 		count++;
 	CHECK(errno == ENOMEM);
-	/* pd is one of them; a parent domain is none. */
+	/* `pd` counts as one; a parent domain does not count. */
 	CHECK(count == device.max_pd - 1);
 	untouched("ibv_alloc_pd", __LINE__);
 	while (count--)
@@ -509,7 +509,7 @@ static void limits(void)
 	free(queues);
 }
 
-/* What was refused a thousand times still works. */
+/* After a thousand refusals the objects still work. */
 static void still_alive(void)
 {
 	post_receive(&b, 1, 0, 64);
@@ -542,7 +542,7 @@ int main(void)
 	work_requests();
 	batches();
 	shared_receive_queues();
-	what_the_device_does_not_have();
+	unsupported_features_are_refused();
 	limits();
 	still_alive();
 	free_end(&a);

@@ -11,7 +11,7 @@ static void expect(struct end *end, uint64_t wr_id, enum ibv_wc_opcode opcode, u
 
 	CHECK(wc.wr_id == wr_id && wc.status == IBV_WC_SUCCESS && wc.opcode == opcode);
 	CHECK(wc.qp_num == end->qp->qp_num && wc.slid == 0 && wc.pkey_index == 0);
-	/* As rxe: a GRH for what was received, on connections too. */
+	/* As rxe, receives have the GRH flag, on connections too. */
 	CHECK(!(wc.wc_flags & IBV_WC_GRH) == !(opcode & IBV_WC_RECV) && wc.sl == 0);
 	if (opcode & IBV_WC_RECV)
 		CHECK(wc.byte_len == length);
@@ -55,7 +55,7 @@ static void sends_and_receives(void)
 	sge.addr = (uintptr_t)a.memory;
 	CHECK(ibv_post_send(a.qp, &wr, &bad) == EINVAL && bad == &wr);
 
-	/* Nothing at all. */
+	/* An empty message. */
 	wr = (struct ibv_send_wr){ .wr_id = 4, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED };
 	post_receive(&b, 10, 0, 0);
 	CHECK(ibv_post_send(a.qp, &wr, &bad) == 0);
@@ -115,7 +115,7 @@ static void atomics(void)
 	CHECK(ibv_post_send(a.qp, &wr, &bad) == EINVAL);
 }
 
-/* The chain stops at the request that is refused; those before it are posted. */
+/* The chain stops at the refused request; the ones before it are posted. */
 static void a_chain_stops_where_it_is_wrong(void)
 {
 	struct ibv_send_wr wr[3] = {}, *bad = NULL;
@@ -177,7 +177,7 @@ static void built_by_functions(void)
 	CHECK(!strcmp(b.memory + 4096, "split inline") && !memcmp(a.memory, b.memory, 3000));
 	expect(&a, 41, IBV_WC_SEND, 0);
 
-	/* Aborted and failed batches post nothing. */
+	/* Aborted and failed batches post no request. */
 	struct ibv_wc wc;
 
 	ibv_wr_start(qp);
@@ -221,7 +221,7 @@ static void built_by_functions(void)
 	ibv_wr_set_sge_list(qp, 1, NULL);
 	CHECK(ibv_wr_complete(qp) == EINVAL);
 
-	/* Builders without a setter, setters without a builder, nothing open: no crash. */
+	/* Builders without a setter, setters without a builder, no open batch: no crash. */
 	ibv_wr_start(qp);
 	ibv_wr_set_sge(qp, a.mr->lkey, (uintptr_t)a.memory, 8);
 	CHECK(ibv_wr_complete(qp) == EINVAL);
@@ -253,7 +253,7 @@ static void events_wake_once(void)
 	expect(&a, 61, IBV_WC_SEND, 8);
 	ibv_ack_cq_events(cq, 1);
 
-	/* Solicited only: an ordinary message does not wake, a solicited one does. */
+	/* Solicited only: an ordinary message raises no event, a solicited one does. */
 	CHECK(ibv_req_notify_cq(b.cq, 1) == 0);
 	post_receive(&b, 62, 0, 64);
 	post_receive(&b, 63, 0, 64);
@@ -288,8 +288,8 @@ static void attributes_come_back(void)
 	CHECK(ibv_query_qp_data_in_order(a.qp, IBV_WR_RDMA_WRITE, 0) == 0);
 }
 
-/* A key the peer does not know: both ends end in the error state, and say so. */
-static void errors_are_told(void)
+/* An unknown key: both ends move to the error state, and report it. */
+static void errors_are_reported(void)
 {
 	struct ibv_qp_attr attr;
 	struct ibv_qp_init_attr init;
@@ -311,7 +311,7 @@ static void errors_are_told(void)
 	wc = next_wc(&a);
 	CHECK(wc.status == IBV_WC_WR_FLUSH_ERR);
 
-	/* The responder tells by an asynchronous event, because no receive could. */
+	/* The responder raises an asynchronous event, because the request consumes no receive. */
 	struct pollfd fd = { .fd = context->async_fd, .events = POLLIN };
 	int told = 0;
 
@@ -338,6 +338,6 @@ int main(void)
 	built_by_functions();
 	events_wake_once();
 	attributes_come_back();
-	errors_are_told();
+	errors_are_reported();
 	return close_pair(&a, &b);
 }

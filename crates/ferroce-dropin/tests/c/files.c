@@ -1,13 +1,13 @@
-/* ibv_read_sysfs_file where there are no files: what sysfs would say of our device, as it is now. */
+/* ibv_read_sysfs_file without sysfs files: the library generates those of our device. */
 #include "pair.h"
 
-/* Declared for providers alone, whose header is not installed. */
+/* Only the providers' header declares it, and that is not installed. */
 const char *ibv_get_sysfs_path(void);
 int ibv_read_sysfs_file(const char *dir, const char *file, char *buf, size_t size);
 
 static char text[128];
 
-/* What a file says; its length, or -1. */
+/* Reads a file; returns its length, or -1. */
 static int reads(const char *dir, const char *file)
 {
 	memset(text, '#', sizeof(text));
@@ -55,7 +55,7 @@ static void identity(void)
 	CHECK(says("/sys/class/infiniband_verbs", "abi_version", "6"));
 	CHECK(says("/sys/class/infiniband_mad/umad0", "ibdev", "fr0"));
 	CHECK(says("/sys/class/infiniband_mad/umad0", "port", "1"));
-	/* From the mount point on, as ibv_devinfo and others go. */
+	/* From the mount point on, as ibv_devinfo and others do. */
 	CHECK(says(ibv_get_sysfs_path(), "class/infiniband/fr0/ports/1/link_layer", "Ethernet"));
 }
 
@@ -114,9 +114,9 @@ static void paths(void)
 	CHECK_MINUS(reads("sys/class/infiniband/fr0", "node_guid"), ENOENT);
 	CHECK_MINUS(reads("", "nonsense"), ENOENT);
 	CHECK_MINUS(reads("/sys/class/infiniband/\xff", "node_guid"), ENOENT);
-	/* What is a real file is read from there. */
+	/* Existing files are read from the file system. */
 	CHECK(says("/proc/sys/kernel", "ostype", "Linux"));
-	/* "1: CA" and its newline, which are six octets. */
+	/* "1: CA" and its newline are six octets. */
 	memset(text, '#', sizeof(text));
 	CHECK(ibv_read_sysfs_file(device, "node_type", text, 6) == 5 && !memcmp(text, "1: CA\0#", 7));
 	CHECK_MINUS(ibv_read_sysfs_file(device, "node_type", text, 5), ENOMEM);
@@ -137,7 +137,7 @@ static void counters(void)
 	CHECK(post(&one, IBV_WR_SEND, 2, 0, 4096, &two, 0, IBV_SEND_SIGNALED) == 0);
 	CHECK(next_wc(&one).status == IBV_WC_SUCCESS);
 	CHECK(next_wc(&two).status == IBV_WC_SUCCESS);
-	/* Four packets of 1024 octets; what was sent is counted when it was. */
+	/* Four packets of 1024 octets; the counter includes them when they were sent. */
 	CHECK(number("ports/1/hw_counters/sent_pkts") >= sent + 4);
 	CHECK(number("ports/1/counters/port_xmit_data") >= octets + 4096 / 4);
 	CHECK(number("ports/1/hw_counters/lifespan") > 0);
@@ -147,7 +147,7 @@ static void counters(void)
 	free_end(&two);
 }
 
-/* An interface that goes down is seen as soon as it is known. */
+/* Files show an interface's state after the library noticed the change. */
 static void changes(void)
 {
 	struct ifreq request = { .ifr_name = "lo" };

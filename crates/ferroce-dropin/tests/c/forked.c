@@ -1,5 +1,5 @@
-/* A child without exec: it may use none of its parent's objects, and open the device anew, whatever other threads of the parent
- * were doing; the parent goes on. */
+/* A child without exec: it cannot use its parent's objects, and can open the device again, whatever other threads of the
+ * parent were doing; the parent continues. */
 #include "pair.h"
 
 #include <arpa/inet.h>
@@ -25,7 +25,7 @@ static void connect_two(void)
 
 enum { FILES = 24 };
 
-/* TCP connections of the child's own, in the numbers that its parent's descriptors had. */
+/* Opens TCP connections of the child's own, which get the numbers of its parent's descriptors. */
 static void make_files(int ours[FILES], int theirs[FILES])
 {
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -45,7 +45,7 @@ static void make_files(int ours[FILES], int theirs[FILES])
 	}
 }
 
-/* Calls on the parent's objects fail, or do nothing, and write into no descriptor of the child's. */
+/* Calls on the parent's objects fail, or do nothing, and write to no descriptor of the child. */
 static int child(void)
 {
 	struct ibv_wc wc;
@@ -88,7 +88,7 @@ static int child(void)
 
 static volatile int stop;
 
-/* Makes and ends objects, so that other threads of the parent are inside the library's locks at a fork. */
+/* Creates and destroys objects, so that other threads of the parent are inside the library's locks at a fork. */
 static void *churn(void *argument)
 {
 	struct ibv_qp_init_attr init = {
@@ -113,7 +113,7 @@ static void *churn(void *argument)
 	return argument;
 }
 
-/* Opens the device anew. What the parent listed still names it. */
+/* Opens the device again. Devices that the parent listed are still valid. */
 static int anew(struct ibv_device *device)
 {
 	alarm(20);
@@ -155,7 +155,7 @@ int main(void)
 		exchange();
 	}
 #ifndef __SANITIZE_ADDRESS__
-	/* AddressSanitizer's allocator has locks that a child inherits from the threads of its parent. */
+	/* AddressSanitizer's allocator has locks, which a child inherits from the threads of its parent. */
 	for (int i = 0; i < 3; i++)
 		NEED(pthread_create(&threads[i], NULL, churn, NULL) == 0);
 	for (int round = 0; round < 60; round++)

@@ -1,7 +1,7 @@
-/* Multicast groups of ids: joining, what is told, who receives, leaving. */
+/* Multicast groups of ids: joining, events, receivers, leaving. */
 #include "cm.h"
 
-/* A member to be: bound, with the group as its peer, and a queue pair. */
+/* An id, not yet a member: bound, with the group as its peer, and a queue pair. */
 static struct rdma_cm_id *member(struct rdma_event_channel *channel, const char *local, const char *group)
 {
 	struct sockaddr_storage at = address_of(local, 0), to = address_of(group, 0);
@@ -47,7 +47,7 @@ static void send_to(struct rdma_cm_id *id, struct ibv_ah *ah, char *text, struct
 	CHECK(wc.status == IBV_WC_SUCCESS);
 }
 
-/* One who only sends, two who receive, one of whom leaves. */
+/* One id only sends, two receive, and one of these leaves. */
 static void members(const char *local, const char *group, const char *mgid)
 {
 	struct rdma_event_channel *channel = rdma_create_event_channel();
@@ -85,7 +85,7 @@ static void members(const char *local, const char *group, const char *mgid)
 	NEED(rdma_get_recv_comp(second, &wc) == 1);
 	CHECK(wc.status == IBV_WC_SUCCESS && strcmp(buffer[2] + GRH, "to all") == 0);
 
-	/* Twice a member, once left: still one. */
+	/* Joined twice and left once: still a member. */
 	NEED(rdma_join_multicast(first, (void *)&to, NULL) == 0);
 	CHECK(ibv_destroy_ah(joined(channel, first, mgid, NULL)) == 0);
 	CHECK(rdma_leave_multicast(first, (void *)&to) == 0);
@@ -99,7 +99,7 @@ static void members(const char *local, const char *group, const char *mgid)
 	CHECK(wc.status == IBV_WC_SUCCESS && strcmp(buffer[1] + GRH, "to one") == 0);
 	CHECK(ibv_poll_cq(second->recv_cq, 1, &wc) == 0 && ibv_poll_cq(sender->recv_cq, 1, &wc) == 0);
 
-	/* What was joined and not seen is not seen after leaving; the others end with their ids. */
+	/* After leaving, an unread join event is discarded; the other memberships end with their ids. */
 	NEED(rdma_join_multicast(second, (void *)&to, NULL) == 0);
 	CHECK(rdma_leave_multicast(second, (void *)&to) == 0);
 	CHECK(rdma_leave_multicast(sender, (void *)&to) == 0);
@@ -111,7 +111,7 @@ static void members(const char *local, const char *group, const char *mgid)
 	rdma_destroy_event_channel(channel);
 }
 
-static void what_is_refused(void)
+static void wrong_calls_are_refused(void)
 {
 	struct sockaddr_storage group = address_of("239.9.9.1", 0), host = address_of("127.0.0.1", 0),
 				any = address_of("0.0.0.0", 0);
@@ -145,7 +145,7 @@ static void what_is_refused(void)
 	CHECK_MINUS(rdma_leave_multicast(id, NULL), EINVAL);
 	CHECK_MINUS(rdma_leave_multicast(NULL, (void *)&group), EINVAL);
 
-	/* Without a queue pair there is a membership all the same; a synchronous id waits for its event. */
+	/* An id without a queue pair can join, too; a synchronous id waits for the event. */
 	CHECK(rdma_join_multicast(id, (void *)&group, &any) == 0);
 	CHECK(id->event && id->event->event == RDMA_CM_EVENT_MULTICAST_JOIN);
 	CHECK(id->event->param.ud.private_data == &any);
@@ -153,7 +153,7 @@ static void what_is_refused(void)
 	CHECK(rdma_destroy_id(id) == 0);
 }
 
-/* A queue pair that cannot be attached: the event says so. */
+/* If the queue pair cannot be attached, the event has the error. */
 static void failures_of_joining(void)
 {
 	struct rdma_event_channel *channel = rdma_create_event_channel();
@@ -177,7 +177,7 @@ static void failures_of_joining(void)
 	rdma_destroy_event_channel(channel);
 }
 
-/* A group's GID as it is. */
+/* A group given as a GID. */
 static void unmapped(void)
 {
 	struct rdma_event_channel *channel = rdma_create_event_channel();
@@ -211,10 +211,10 @@ int main(void)
 {
 	raise_lo();
 	members("127.0.0.1", "239.9.9.9", "::ffff:239.9.9.9");
-	/* Linux gives lo no route for groups of IPv6. */
+	/* Linux has no route for IPv6 groups on lo. */
 	if (system("ip -6 route add local ff00::/8 dev lo") == 0)
 		members("::1", "ff0e::9:9", "ff0e::9:9");
-	what_is_refused();
+	wrong_calls_are_refused();
 	failures_of_joining();
 	unmapped();
 	return finish();

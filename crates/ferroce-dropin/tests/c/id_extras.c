@@ -1,5 +1,5 @@
-/* What came to librdmacm later than Debian 12's: events of the program's own, names looked up without waiting; vendor
- * options; devices that go. */
+/* Calls of librdmacm after Debian 12's version: events of the program's own, asynchronous name resolution; vendor options;
+ * removed devices. */
 #include "cm.h"
 
 #include <dlfcn.h>
@@ -29,7 +29,7 @@ static void own_events(void)
 		CHECK(rdma_write_cm_event(id, kind, 0x11223344, 0x55667788aabbccdd) == 0);
 		NEED(rdma_get_cm_event(channel, &event) == 0);
 		CHECK(event->id == id && (int)event->event == kind && event->status == 0x11223344);
-		/* `param.arg` is where both kinds of parameters begin. */
+		/* Both kinds of parameters begin at `param.arg`. */
 		CHECK(memcmp(&event->param, &(uint64_t){ 0x55667788aabbccdd }, 8) == 0);
 		CHECK(rdma_ack_cm_event(event) == 0);
 	}
@@ -76,7 +76,7 @@ static void names(void)
 	CHECK((int)event->event == ADDRINFO_ERROR && event->status == EAI_NONAME);
 	CHECK(rdma_ack_cm_event(event) == 0);
 	CHECK_MINUS(rdma_query_addrinfo(id, &info), EINVAL);
-	/* One that is destroyed meanwhile hears nothing. */
+	/* An id that is destroyed meanwhile gets no event. */
 	CHECK(rdma_resolve_addrinfo(id, "127.0.0.1", "7290", &hints) == 0);
 	CHECK(rdma_destroy_id(id) == 0);
 	rdma_destroy_event_channel(channel);
@@ -89,7 +89,7 @@ static void names(void)
 	CHECK(rdma_destroy_id(waits) == 0);
 }
 
-/* Both ends tell their options, and one refuses the other's. */
+/* Both ends exchange their options, and one rejects the other's. */
 static void vendor_options(void)
 {
 	struct rdma_event_channel *passive = rdma_create_event_channel(), *active = rdma_create_event_channel();
@@ -140,7 +140,7 @@ static void vendor_options(void)
 			CHECK(rdma_get_remote_ece(client, &got) == 0 && got.vendor_id == 1 && got.options == 2);
 			CHECK(rdma_establish(client) == 0);
 			expect_event(passive, server, RDMA_CM_EVENT_ESTABLISHED, 0);
-			/* Each end hears that it is over, and when its packets are no more under way. */
+			/* Each end gets the disconnect event, and the event of the end of TIMEWAIT. */
 			CHECK(rdma_disconnect(client) == 0);
 			expect_event(passive, server, RDMA_CM_EVENT_DISCONNECTED, 0);
 			CHECK(rdma_disconnect(server) == 0);
@@ -157,7 +157,7 @@ static void vendor_options(void)
 	rdma_destroy_event_channel(passive);
 }
 
-/* A device goes with its interface: its ids are told, others are not. */
+/* A device is removed with its interface: its ids get the event, others do not. */
 static void devices_may_go(void)
 {
 	struct rdma_event_channel *channel = rdma_create_event_channel();

@@ -51,7 +51,7 @@ static void connected(void)
 	CHECK(ibv_destroy_cq(gone) == EINVAL);
 	rdma_destroy_qp(id);
 
-	/* With queues and a domain of the program's own, which stay. */
+	/* With the program's own queues and domain, which are not destroyed. */
 	struct ibv_pd *pd = ibv_alloc_pd(id->verbs);
 	struct ibv_cq *cq = ibv_create_cq(id->verbs, 16, NULL, NULL, 0);
 
@@ -76,7 +76,7 @@ static void datagrams(void)
 	NEED(rdma_create_qp(id, NULL, &init) == 0);
 	CHECK(state_of(id->qp, &attr) == IBV_QPS_RTS);
 	CHECK(attr.qkey == RDMA_UDP_QKEY);
-	/* Ready to send: to itself, by the route that was resolved. */
+	/* The queue pair is in RTS: it sends to itself over the resolved route. */
 	struct ibv_mr *mr = rdma_reg_msgs(id, buffer, sizeof(buffer));
 	struct ibv_ah_attr to = {
 		.is_global = 1,
@@ -164,7 +164,7 @@ static void attributes(void)
 	attr.qp_state = IBV_QPS_RTR;
 	CHECK(rdma_init_qp_attr(datagrams, &attr, &mask) == 0);
 	CHECK(mask == IBV_QP_STATE && attr.qp_state == IBV_QPS_RTR);
-	/* There is no connection whose attributes these would be. */
+	/* Without a connection there are no attributes. */
 	CHECK_MINUS(rdma_init_qp_attr(id, &attr, &mask), EINVAL);
 	CHECK_MINUS(rdma_init_qp_attr(id, NULL, &mask), EINVAL);
 	CHECK_MINUS(rdma_init_qp_attr(id, &attr, NULL), EINVAL);
@@ -175,7 +175,7 @@ static void attributes(void)
 	struct ibv_qp_init_attr init = init_attr(IBV_QPT_RC);
 	struct ibv_srq_init_attr srq = { .attr = { .max_wr = 1, .max_sge = 1 } };
 
-	/* An id without a device has no queue pair; and neither has NULL. */
+	/* An id without a device cannot have a queue pair; nor can NULL. */
 	CHECK_MINUS(rdma_create_qp(fresh, NULL, &init), EINVAL);
 	CHECK_MINUS(rdma_create_srq(fresh, NULL, &srq), EINVAL);
 	CHECK_MINUS(rdma_create_qp(NULL, NULL, &init), EINVAL);

@@ -1,4 +1,4 @@
-/* Ids, channels and events: what is told to whom, who waits for whom, and what wrong callers get. */
+/* Ids, channels and events: the channel of each event, blocking destroy calls, and errors of wrong callers. */
 #include "cm.h"
 
 #include <fcntl.h>
@@ -47,7 +47,7 @@ static void channels(void)
 	CHECK(rdma_get_dst_port(id) == htons(7174));
 	CHECK_MINUS(rdma_get_cm_event(channel, &event), EAGAIN);
 
-	/* What was not told vanishes with the id. */
+	/* Destroying the id discards its unread events. */
 	CHECK(rdma_resolve_route(id, 2000) == 0);
 	CHECK(readable(channel->fd) == 1);
 	CHECK(rdma_destroy_id(id) == 0);
@@ -96,7 +96,7 @@ static void synchronous(void)
 	CHECK_MINUS(resolve_addr(id, "203.0.113.1", 7174), ENETUNREACH);
 	NEED(id->event);
 	CHECK(id->event->event == RDMA_CM_EVENT_ADDR_ERROR && id->event->status == -ENETUNREACH);
-	/* Another try may succeed. */
+	/* Another attempt may succeed. */
 	CHECK(resolve_addr(id, "127.0.0.1", 7174) == 0);
 	CHECK(rdma_destroy_id(id) == 0);
 }
@@ -117,7 +117,7 @@ static void migration(void)
 	CHECK(readable(first->fd) == 0);
 	expect_event(second, id, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
 
-	/* To a channel of its own, and from it. */
+	/* To a channel of its own, and back. */
 	CHECK(rdma_migrate_id(id, NULL) == 0);
 	CHECK(id->channel && id->channel != second);
 	CHECK(rdma_resolve_route(id, 2000) == 0);
@@ -137,7 +137,7 @@ static void wrong_callers(void)
 	struct rdma_cm_id *id = NULL;
 	struct sockaddr_storage to = address_of("127.0.0.1", 1), six = address_of("::1", 1);
 	struct sockaddr *v4 = (void *)&to, *v6 = (void *)&six;
-	/* With room for what the family's addresses hold: it is read. */
+	/* The buffers have the size of the family's addresses, because the library reads all of it. */
 	struct sockaddr_storage unix_domain = { .ss_family = AF_UNIX }, ib = { .ss_family = 27 /* AF_IB */ };
 	struct sockaddr *local = (void *)&unix_domain, *gid = (void *)&ib;
 
@@ -191,7 +191,7 @@ static void options(void)
 	CHECK_MINUS(rdma_set_option(id, 99, 0, &yes, sizeof(yes)), ENOSYS);
 	CHECK_MINUS(rdma_set_option(NULL, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, 1), EINVAL);
 
-	/* A path of one's own comes between address and connection, with everything else as it was resolved. */
+	/* The program sets its own path between resolving and connecting; everything else stays as resolved. */
 	path.flags = IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL;
 	path.path.mtu = 2 << 6 | IBV_MTU_1024;
 	path.path.tclass = 0x44;

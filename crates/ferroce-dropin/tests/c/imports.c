@@ -1,4 +1,4 @@
-/* Importing within one process: a second context, domain and region over the first's. */
+/* Imports within one process: a second context, domain and region for those of the first. */
 #include "pair.h"
 
 #include <fcntl.h>
@@ -10,7 +10,7 @@ int main(void)
 	struct ibv_context *other = open_device();
 	int pipes[2];
 
-	/* Descriptors of nobody, of something else, and numbers of nothing. */
+	/* Closed descriptors, descriptors of other files, and unknown handles. */
 	NEED(pipe(pipes) == 0);
 	CHECK_NULL(ibv_import_device(-1), EBADF);
 	CHECK_NULL(ibv_import_device(pipes[0]), EOPNOTSUPP);
@@ -39,7 +39,7 @@ int main(void)
 	NEED(mr && mr->lkey == a.mr->lkey && mr->rkey == a.mr->rkey && mr->addr == NULL && mr->length == ROOM);
 	CHECK(mr->pd == domain && mr->context == imported);
 
-	/* A queue pair of the imported domain reaches the first context's memory. */
+	/* A queue pair of the imported domain accesses the first context's memory. */
 	struct ibv_context *first = context;
 	struct ibv_pd *own = pd;
 
@@ -67,7 +67,7 @@ int main(void)
 	CHECK(next_wc(&b).status == IBV_WC_SUCCESS);
 	CHECK(!strcmp(a.memory + 512, "imported"));
 
-	/* Forgotten: the originals live on. */
+	/* Unimporting leaves the originals. */
 	ibv_unimport_mr(mr);
 	CHECK(ibv_dereg_mr(mr) == EINVAL);
 	b.mr = registered;
@@ -75,7 +75,7 @@ int main(void)
 	ibv_unimport_pd(domain);
 	CHECK(ibv_dealloc_pd(domain) == EINVAL);
 	free_end(&a);
-	/* Another import is left: by it the domain itself ends. */
+	/* Another import remains, and with its end the domain ends. */
 	CHECK(ibv_dealloc_pd(pd) == EBUSY);
 	CHECK(ibv_dealloc_pd(again) == 0);
 	CHECK(ibv_dealloc_pd(pd) == 0);

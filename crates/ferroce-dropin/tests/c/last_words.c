@@ -1,6 +1,6 @@
-/* A peer that has our last message ends the connection at once: its acknowledgement and its disconnect come together. The send
- * was delivered, so it completes with success, whether the program polls before it disconnects or after. Two processes, because
- * two ends of one process share a socket, and each would take the other's packets out of it. */
+/* A peer that has our last message ends the connection at once: its acknowledgement and its disconnect arrive together. The
+ * send was delivered, so it completes with success, whether the program polls before or after it disconnects. The ends are
+ * two processes, because two ends of one process share a socket, and each would receive the other's packets. */
 #include "cm.h"
 
 #include <sys/wait.h>
@@ -15,7 +15,7 @@ struct end {
 	struct ibv_mr *mr;
 };
 
-/* A queue pair for the id, with a receive posted. */
+/* Gives the id a queue pair with a posted receive. */
 static struct end equip(struct rdma_cm_id *id)
 {
 	struct end end = { .id = id, .cq = ibv_create_cq(id->verbs, 4, NULL, NULL, 0) };
@@ -56,7 +56,7 @@ static void send_to(struct end *peer)
 	NEED(rdma_post_send(peer->id, (void *)(intptr_t)SEND, memory, LENGTH, peer->mr, 0) == 0);
 }
 
-/* Asks, and ends the connection with the answer: by a disconnect, or by ending everything. */
+/* Sends the request, and after the answer ends the connection: by a disconnect, or by destroying everything. */
 static void client(int round)
 {
 	struct rdma_event_channel *channel = rdma_create_event_channel();
@@ -81,7 +81,7 @@ static void client(int round)
 	rdma_destroy_event_channel(channel);
 }
 
-/* Answers; how the answer's send completed. */
+/* Answers, and returns the completion status of the answer's send. */
 static enum ibv_wc_status serve(struct rdma_event_channel *channel, int round)
 {
 	struct rdma_cm_event *event = next_event(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
@@ -96,7 +96,7 @@ static enum ibv_wc_status serve(struct rdma_event_channel *channel, int round)
 	NEED(polled(&end).wr_id == RECV);
 	send_to(&end);
 	expect_event(channel, end.id, RDMA_CM_EVENT_DISCONNECTED, 0);
-	/* The queue pair is the program's to end. */
+	/* The program itself destroys the queue pair. */
 	NEED(ibv_query_qp(end.id->qp, &attr, IBV_QP_STATE, &init) == 0);
 	CHECK(attr.qp_state == IBV_QPS_RTS);
 	if (round & 2)

@@ -1,10 +1,10 @@
-/* Which devices are listed: one that the environment asked for, and the one on lo while it is open; and the default GID. */
+/* Listed devices: those that the environment selects, and the one on lo while it is open; and the default GID. */
 #include "check.h"
 
 #include <arpa/inet.h>
 #include <rdma/rdma_cma.h>
 
-/* The listed names, a space after each. */
+/* The listed names, with a space after each. */
 static const char *listed(void)
 {
 	static char names[256];
@@ -18,7 +18,7 @@ static const char *listed(void)
 	return names;
 }
 
-/* Programs that name no device connect by addresses: to this host as well. */
+/* Programs that name no device connect by addresses, to this host as well. */
 static struct rdma_cm_id *resolved(const char *address)
 {
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP }, *info;
@@ -31,7 +31,7 @@ static struct rdma_cm_id *resolved(const char *address)
 	return id;
 }
 
-/* Index 0 is the link-local GID of the hardware address, although IPv6 is off: it is found, and sends nothing. */
+/* With IPv6 off, index 0 is still the link-local GID of the hardware address; it cannot send. */
 static void default_gid(struct ibv_context *context)
 {
 	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1 };
@@ -73,7 +73,7 @@ int main(void)
 	CHECK(count == 1 && contexts[0] == own->verbs);
 	rdma_free_devices(contexts);
 
-	/* Listed or not, it is there; and a program that has it finds it in the list. */
+	/* The device can be opened even if it is not listed; while it is open, the program's list includes it. */
 	lo = resolved("127.0.0.1");
 	NEED(lo->verbs);
 	CHECK(!strcmp(ibv_get_device_name(lo->verbs->device), "fr0"));

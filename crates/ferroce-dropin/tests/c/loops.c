@@ -1,5 +1,5 @@
-/* A program that waits by its own epoll on the non-blocking descriptor of a completion channel. After some events its packets
- * wake it directly: the lane's socket is a second member of the epoll set behind the descriptor. */
+/* A program with its own epoll on the non-blocking descriptor of a completion channel. After some events packets wake the
+ * program directly: the lane's socket is a second member of the epoll set behind the descriptor. */
 #include "pair.h"
 
 #include <fcntl.h>
@@ -38,8 +38,8 @@ static void arm(void)
 	NEED(ibv_req_notify_cq(b.cq, 0) == 0);
 }
 
-/* The program's work when the descriptor was readable. Returns the completions of b; those of a are thrown away. If this
- * thread had to wait for its core, the background thread may have taken the packet meanwhile, and there may be no event. */
+/* The program's work when the descriptor is readable. Returns the completions of b; those of a are discarded. If this
+ * thread had to wait for its core, the background thread may have received the packet meanwhile, and there may be no event. */
 static int turn(void)
 {
 	struct ibv_cq *cq;
@@ -80,7 +80,7 @@ static void until_packets_wake_it(void)
 	NEED(members() == 2);
 }
 
-/* Nothing that was received by whatever thread keeps the descriptor readable. */
+/* Packets received by any thread do not keep the descriptor readable. */
 static void it_is_quiet_afterwards(void)
 {
 	while (readable(100))
@@ -88,7 +88,7 @@ static void it_is_quiet_afterwards(void)
 	CHECK(readable(0) == 0);
 }
 
-/* Edges come with packets, and a program that takes all events each time comes to an end each time. */
+/* Packets cause edges, and a program that takes all events each time reaches an empty channel each time. */
 static void edges_are_seen(void)
 {
 	int edges = epoll_create1(EPOLL_CLOEXEC);
@@ -120,7 +120,7 @@ static void edges_are_seen(void)
 	close(edges);
 }
 
-/* The program looks at its memory alone: the background thread receives what the program leaves. */
+/* The program polls only its memory: the background thread receives the packets. */
 static void packets_of_a_program_that_does_not_look_arrive(void)
 {
 	volatile char *byte = b.memory + 1000;
@@ -136,8 +136,8 @@ static void packets_of_a_program_that_does_not_look_arrive(void)
 	}
 }
 
-/* A stream of packets that complete nothing at b: the program is woken for a while, and then no more. */
-static void packets_without_events_wake_nobody_for_long(void)
+/* A stream of packets without completions at b wakes the program for a while, and then no more. */
+static void packets_without_events_stop_waking_the_program(void)
 {
 	int woken = 0;
 
@@ -157,7 +157,7 @@ static void packets_without_events_wake_nobody_for_long(void)
 	CHECK(readable(100) == 0);
 }
 
-/* Without queue pairs the descriptor belongs to its events alone. */
+/* Without queue pairs only events make the descriptor readable. */
 static void the_socket_leaves_with_the_queue_pair(void)
 {
 	NEED(members() == 2);
@@ -179,7 +179,7 @@ int main(void)
 	edges_are_seen();
 	packets_of_a_program_that_does_not_look_arrive();
 	until_packets_wake_it();
-	packets_without_events_wake_nobody_for_long();
+	packets_without_events_stop_waking_the_program();
 	until_packets_wake_it();
 	the_socket_leaves_with_the_queue_pair();
 

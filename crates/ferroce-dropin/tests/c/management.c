@@ -1,4 +1,4 @@
-/* libibumad: devices and ports as ibstat sees them, management datagrams and their buffers, and wrong callers. */
+/* libibumad: devices and ports as in ibstat, management datagrams and their buffers, and wrong callers. */
 #include "check.h"
 
 #include <infiniband/umad.h>
@@ -100,7 +100,7 @@ static void lists(void)
 	list = NULL;
 	CHECK(umad_sort_ca_device_list(&list, 0) == 0 && !list);
 
-	/* The order is all that it looks at, so nodes of our own do as well. */
+	/* The call only sorts, so the nodes may be any. */
 	struct umad_device_node nodes[4] = {
 		{ &nodes[1], "c" }, { &nodes[2], "b" }, { &nodes[3], "d" }, { NULL, "a" },
 	};
@@ -124,7 +124,7 @@ static void lists(void)
 
 static void buffers(void)
 {
-	/* Not aligned, as in a program's own structure. */
+	/* Unaligned, as in a program's own packed structure. */
 	struct __attribute__((packed)) {
 		char shift;
 		struct ib_user_mad umad;
@@ -171,7 +171,7 @@ static void buffers(void)
 	CHECK(umad_debug(-1) == 0 && umad_debug(2) == 2 && umad_debug(-1) == 2);
 }
 
-/* A request of the performance class to the port itself, and everything that is none. */
+/* A request of the performance class to the port itself, and datagrams of other kinds. */
 static void datagrams(void)
 {
 	static _Alignas(8) char umad[64 + 256], answer[64 + 256];
@@ -221,11 +221,11 @@ static void datagrams(void)
 	CHECK_NEGATIVE(umad_send(port, 77, umad, 256, 0, 0), EINVAL);
 	CHECK_NEGATIVE(umad_recv(port, NULL, &length, 0), EINVAL);
 	CHECK_NEGATIVE(umad_recv(port, answer, NULL, 0), EINVAL);
-	/* To somebody else. */
+	/* To another address. */
 	umad_set_addr(umad, 5, 1, 0, 0x80010000);
 	CHECK_NEGATIVE(umad_send(port, agent, umad, 256, 0, 0), EINVAL);
 	umad_set_addr(umad, 0, 1, 0, 0x80010000);
-	/* A class that nobody serves: the request comes back. */
+	/* A class without an agent: the request is returned. */
 	mad[1] = 0x03;
 	NEED(umad_send(port, (int)number, umad, 256, 1, 0) == 0);
 	length = 256;

@@ -1,5 +1,5 @@
-/* Work requests and their lists at addresses that are no multiple of 8, as in packed structures (libiscsi keeps a list at offset
- * 204 of one): the processor reads them there, so every library takes them. */
+/* Work requests and lists at addresses that are no multiple of 8, as in packed structures (libiscsi has a list at offset
+ * 204 of one). The processor permits such reads, so every library accepts them. */
 #include "pair.h"
 
 #include <endian.h>
@@ -8,7 +8,7 @@ enum { PIECES = 3, LENGTH = PIECES * 10 };
 
 static struct end a, b;
 
-/* Places for what is posted; `shift` octets further they are misaligned. */
+/* Buffers for the posted structures; an offset of `shift` octets misaligns them. */
 struct place {
 	char room[256] __attribute__((aligned(16)));
 };
@@ -21,7 +21,7 @@ static void *put(struct place *place, int shift, const void *what, size_t size)
 	return memcpy(place->room + shift, what, size);
 }
 
-/* Pieces of ten octets each, every hundred octets from `at` on. */
+/* Elements of ten octets, one every hundred octets from `at` on. */
 static struct ibv_sge *list(struct place *place, int shift, const struct end *end, size_t at)
 {
 	struct ibv_sge sges[PIECES];
@@ -38,7 +38,7 @@ static void fill(int with)
 		memset(a.memory + 100 * i, with + i, 10);
 }
 
-/* The octets that `a` gathered are where `b` scatters them. */
+/* Compares the octets that `a` gathered with those that `b` scattered. */
 static int arrived(size_t at, int with)
 {
 	for (int i = 0; i < LENGTH; i++)
@@ -56,7 +56,7 @@ static void expect(struct end *end, uint64_t wr_id, enum ibv_wc_opcode opcode, u
 		CHECK(wc.byte_len == length);
 }
 
-/* Chains of two of each kind: requests `of_requests` octets beside the right place, lists `of_lists`. */
+/* Chains of two of each kind: requests misaligned by `of_requests` octets, lists by `of_lists`. */
 static void chains(int of_requests, int of_lists, unsigned int flags)
 {
 	struct ibv_sge *to = list(&receive_list, of_lists, &b, 0), *from = list(&send_list, of_lists, &a, 0);
@@ -77,7 +77,7 @@ static void chains(int of_requests, int of_lists, unsigned int flags)
 	}
 	CHECK(arrived(0, 'a' + of_lists));
 
-	/* The request that is refused is named, wherever it is. */
+	/* The call returns the refused request, aligned or not. */
 	send.send_flags = 1u << 30;
 	send.next = NULL;
 	struct ibv_send_wr *wrong = put(&first_send, of_requests, &send, sizeof(send));
@@ -110,7 +110,7 @@ static void built_by_functions(int shift)
 	CHECK(!strcmp(b.memory + 2000, "split inline"));
 }
 
-/* Of a shared receive queue. */
+/* The same for a shared receive queue. */
 static void shared(int shift)
 {
 	struct ibv_srq_init_attr init = { .attr = { .max_wr = 4, .max_sge = PIECES } };

@@ -37,7 +37,7 @@ static union ibv_gid gid(const char *text)
 	return gid;
 }
 
-static void what_is_refused(void)
+static void wrong_calls_are_refused(void)
 {
 	union ibv_gid group = gid("::ffff:239.1.2.3"), other = gid("::ffff:239.1.2.4");
 	const char *none[] = { "::ffff:10.0.0.1", "::ffff:255.255.255.255", "::", "::1", "fe80::1" };
@@ -62,7 +62,7 @@ static void what_is_refused(void)
 	CHECK(ibv_detach_mcast(to[0], &other, 0) == EINVAL);
 	CHECK(ibv_detach_mcast(to[1], &group, 0) == EINVAL);
 	CHECK(ibv_destroy_qp(to[0]) == EBUSY);
-	/* The LID means nothing here; a pointer may point anywhere. */
+	/* The LID is ignored; the GID may be unaligned. */
 	char odd[17];
 
 	memcpy(odd + 1, &group, 16);
@@ -103,7 +103,7 @@ static void one_to_many(void)
 		seen |= 1 << wc.wr_id;
 		CHECK(wc.byte_len == 50 && wc.qp_num == to[wc.wr_id]->qp_num && wc.src_qp == from->qp_num);
 		CHECK((wc.wc_flags & IBV_WC_GRH) && !strcmp(got + 40, "everybody"));
-		/* Whom it came from is told, but a group is no address to answer from. */
+		/* The completion has the sender's address, but no handle can be made with a group as the source. */
 		CHECK(ibv_init_ah_from_wc(context, 1, &back, (struct ibv_grh *)got, &answer) == -1);
 	}
 	CHECK(seen == (1 << MEMBERS) - 1);
@@ -120,7 +120,7 @@ int main(void)
 	from = make(a.cq);
 	for (int i = 0; i < MEMBERS; i++)
 		to[i] = make(b.cq);
-	what_is_refused();
+	wrong_calls_are_refused();
 	one_to_many();
 	for (int i = 0; i < MEMBERS; i++)
 		CHECK(ibv_destroy_qp(to[i]) == 0);

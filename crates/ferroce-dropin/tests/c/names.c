@@ -1,4 +1,4 @@
-/* Names and rates. Run with Debian's library and with ours; the outputs must be the same. */
+/* Names and rates. The test runs it with Debian's library and with ours, and compares the outputs. */
 #include "check.h"
 
 #include <infiniband/umad_str.h>
@@ -60,7 +60,8 @@ int main(void)
 			int length = ibv_read_sysfs_file(files[i][0], files[i][1], text, size);
 
 			printf("%s/%s in %zu: %d, errno %d, ", files[i][0], files[i][1], size, length,
-			       /* Debian's says nothing of what does not fit. */
+			       /* Debian's library does not document errno
+			        * for a buffer that is too small. */
 			       length < 0 && errno != ENOMEM ? errno : 0);
 			for (unsigned int k = 0; k < sizeof(text); k++)
 				printf(" %02x", (unsigned char)text[k]);

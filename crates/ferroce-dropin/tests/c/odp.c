@@ -1,4 +1,4 @@
-/* Memory on demand: registered although it is not there, touched by peers where there is nothing, fetched ahead. */
+/* On-demand paging: registration of unmapped memory, accesses of peers to it, prefetching. */
 #include "pair.h"
 
 #include <sys/mman.h>
@@ -42,7 +42,7 @@ static void accepted(uint64_t addr, uint32_t rkey)
 		CHECK(touch(touches[i], addr, rkey) == IBV_WC_SUCCESS);
 }
 
-/* A receive into what is not there: the sender hears of it, and the receiver's own completion says why. */
+/* A receive into unmapped memory: the sender gets a NAK, and the receiver's completion has the error. */
 static void no_place_to_receive(uint64_t addr, uint32_t lkey)
 {
 	struct ibv_sge sge = { .addr = addr, .length = 8, .lkey = lkey };
@@ -65,7 +65,7 @@ static void one_tebibyte_of_nothing(void)
 	char *space = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
 	NEED(space != MAP_FAILED);
-	/* not on demand it is refused */
+	/* without on-demand paging it is refused */
 	CHECK_NULL(ibv_reg_mr(pd, space, size, IBV_ACCESS_LOCAL_WRITE), EFAULT);
 	struct ibv_mr *mr = ibv_reg_mr(pd, space, size, ALL);
 
@@ -78,7 +78,7 @@ static void one_tebibyte_of_nothing(void)
 	refused_and_alive(at + size - 8, mr->rkey);
 	refused_and_alive(at + size, mr->rkey);
 	no_place_to_receive(at + 4096, mr->lkey);
-	/* what comes later is there */
+	/* pages that are mapped later are accessible */
 	CHECK(mprotect(space + size / 2, 4096, PROT_READ | PROT_WRITE) == 0);
 	accepted(at + size / 2, mr->rkey);
 	accepted(at + size / 2 + 4088, mr->rkey);
@@ -103,7 +103,7 @@ static void all_there_is(void)
 		refused_and_alive(nowhere[i], mr->rkey);
 	refused_and_alive(-(uint64_t)8, mr->rkey);
 	no_place_to_receive(8, mr->lkey);
-	/* a page that comes and goes */
+	/* a page that is mapped and unmapped */
 	char *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	NEED(page != MAP_FAILED);
@@ -115,7 +115,7 @@ static void all_there_is(void)
 	CHECK(munmap(page, 4096) == 0);
 	refused_and_alive((uintptr_t)page, mr->rkey);
 	CHECK(ibv_dereg_mr(mr) == 0);
-	/* nothing of the kind without being asked for */
+	/* not without the access flag */
 	CHECK_NULL(ibv_reg_mr(pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE), EFAULT);
 	CHECK_NULL(ibv_reg_mr_iova(pd, NULL, SIZE_MAX, 4096, ALL), EINVAL);
 }
@@ -158,7 +158,7 @@ static void advice(void)
 	CHECK(advise(READ, at, 8, foreign->lkey) == EPERM);
 	CHECK(advise(READ, at, 8, 0) == ENOENT);
 	CHECK(advise(READ, at, 8, ~mr->lkey) == ENOENT);
-	/* not bound: it is no key of anything */
+	/* a window that is not bound has no key */
 	CHECK(advise(READ, at, 8, mw->rkey) == ENOENT);
 	CHECK(advise(READ, (uintptr_t)two.memory, 8, two.mr->lkey) == EINVAL);
 	CHECK(advise(READ, at, size + 1, mr->lkey) == EFAULT);

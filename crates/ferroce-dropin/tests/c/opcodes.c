@@ -1,6 +1,6 @@
-/* Every opcode on every type of queue pair, posted the old and the new way: both know the same ones. What a type has
- * not is EINVAL, and EOPNOTSUPP when a queue pair is to be made for it. The queue pairs are in the error state, so what
- * is accepted comes back at once. */
+/* Every opcode on every type of queue pair, posted by both interfaces, which accept the same ones. An operation that a type
+ * lacks is EINVAL when posted, and EOPNOTSUPP when a queue pair is created for it. The queue pairs are in the error state,
+ * so accepted requests complete at once. */
 #include "pair.h"
 
 static struct ibv_cq *cq;
@@ -47,7 +47,7 @@ static struct ibv_qp *make(enum ibv_qp_type type, uint64_t flags)
 	return ibv_create_qp_ex(context, &init);
 }
 
-/* By way of RTS, where READs and atomics get their depth. */
+/* Through RTS, where the depth of READs and atomics is set. */
 static void spoil(struct ibv_qp *qp)
 {
 	struct ibv_qp_attr attr = {
@@ -74,7 +74,7 @@ static void spoil(struct ibv_qp *qp)
 	NEED(!ibv_modify_qp(qp, &attr, IBV_QP_STATE));
 }
 
-/* What came of a post: accepted is a flushed completion, refused is none. */
+/* The result of a post: an accepted request completes as flushed, a refused one does not complete. */
 static int accepted(const char *how, int line, int result)
 {
 	struct ibv_wc wc = {};
@@ -103,7 +103,7 @@ static int old_way(struct ibv_qp *qp, enum ibv_wr_opcode opcode)
 		wr.bind_mw.bind_info = (struct ibv_mw_bind_info){
 			.mr = mr, .addr = (uintptr_t)memory, .length = 8, .mw_access_flags = IBV_ACCESS_REMOTE_WRITE };
 	} else {
-		/* The unions of RDMA and of atomics begin alike. */
+		/* The unions of RDMA and of atomics have the same beginning. */
 		wr.wr.rdma.remote_addr = (uintptr_t)memory;
 		wr.wr.rdma.rkey = mr->rkey;
 		if (opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)

@@ -1,5 +1,5 @@
-/* Whoever is used ends last: for every pair of objects of which one needs the other, destroying that is EBUSY, changes
- * nothing, and works once the other is gone. */
+/* For every pair of objects of which one uses the other: destroying the used one is EBUSY, changes nothing, and succeeds
+ * after the user is destroyed. */
 #include "pair.h"
 
 #include <fcntl.h>
@@ -11,7 +11,7 @@ static struct ibv_xrcd *xrcd;
 static struct ibv_td *td;
 static char memory[4096];
 
-/* `user` is made, keeps `used` by itself, and ends. */
+/* Creates `user`, which keeps `used`, and destroys it. */
 #define KEEPS(type, user, end_user, used, end_used)                                              \
 	do {                                                                                     \
 		type *made = user;                                                               \
@@ -156,7 +156,7 @@ static void windows(void)
 	free_end(&b);
 }
 
-/* A queue pair in a multicast group stays until it leaves. */
+/* A queue pair in a multicast group cannot be destroyed until it leaves. */
 static void groups(void)
 {
 	struct ibv_qp_init_attr init = {

@@ -1,5 +1,5 @@
-/* A program error that makes the library write beyond a block of memory. Under AddressSanitizer the process must end there:
- * the test of the sanitizer stage itself. */
+/* A wrong program, for which the library writes beyond a block of memory. AddressSanitizer must end the process here: this
+ * tests the sanitizer stage itself. */
 #include "check.h"
 
 int main(void)

@@ -166,7 +166,7 @@ static inline int close_pair(struct end *a, struct end *b)
 	return close_pd();
 }
 
-/* One completion, waited for by polling. */
+/* Polls until one completion arrives. */
 static inline struct ibv_wc next_wc(struct end *end)
 {
 	struct ibv_wc wc;

@@ -106,7 +106,7 @@ static void frames_are_steered(void)
 	CHECK(ibv_destroy_flow(flow) == EINVAL);
 }
 
-static void what_is_refused(void)
+static void wrong_calls_are_refused(void)
 {
 	struct rule asked;
 	struct ibv_qp_init_attr init = init_of(a.cq);
@@ -147,7 +147,7 @@ static void what_is_refused(void)
 	CHECK(ibv_post_send(from, &wr, &bad) == EINVAL);
 }
 
-/* Without the capability the answer is EPERM, whatever else the program may do. */
+/* Without the capability the call fails with EPERM, whatever other rights the program has. */
 static void without_the_capability(void)
 {
 	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
@@ -168,7 +168,7 @@ int main(void)
 	from = make(a.cq);
 	to = make(b.cq);
 	frames_are_steered();
-	what_is_refused();
+	wrong_calls_are_refused();
 	without_the_capability();
 	CHECK(ibv_destroy_qp(from) == 0);
 	CHECK(ibv_destroy_qp(to) == 0);

@@ -1,4 +1,4 @@
-/* What is not built is there and says so. */
+/* Calls that are not implemented exist and return their errors. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -6,7 +6,7 @@
 
 int main(void)
 {
-	/* Younger than the headers: struct umad_ca_pair pairs[], size_t max_pairs. */
+	/* Newer than the headers: struct umad_ca_pair pairs[], size_t max_pairs. */
 	void *umad = dlopen("libibumad.so.3", RTLD_NOW);
 	NEED(umad);
 	int (*pairs)(void *, size_t) = dlsym(umad, "umad_get_smi_gsi_pairs");

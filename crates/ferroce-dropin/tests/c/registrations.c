@@ -1,11 +1,11 @@
-/* Registrations that change, regions without memory: what callers get, and what work requests see. */
+/* Reregistration and null regions: results of the calls, and of work requests. */
 #include "pair.h"
 
 #include <sys/mman.h>
 
 static struct end one, two;
 
-/* One RDMA WRITE of eight bytes to `two`; its status. */
+/* Returns the status of one RDMA WRITE of eight bytes to `two`. */
 static enum ibv_wc_status write_to_two(void)
 {
 	CHECK(post(&one, IBV_WR_RDMA_WRITE, 1, 0, 8, &two, 0, IBV_SEND_SIGNALED) == 0);
@@ -70,7 +70,7 @@ static void what_is_changed_is_seen_by_peers(void)
 	munmap(memory, 4096);
 }
 
-/* A message whose middle the receiver does not want, and one of zeros that nobody wrote. */
+/* The receiver discards the middle of a message, and a sender sends zeros without a buffer. */
 static void a_null_region_discards_and_reads_as_zeros(void)
 {
 	struct ibv_mr *null = ibv_alloc_null_mr(pd);
@@ -106,7 +106,7 @@ static void a_null_region_discards_and_reads_as_zeros(void)
 	CHECK(ibv_dereg_mr(null) == EINVAL);
 }
 
-/* Memory that another process may have too: written through the file, seen by a peer, and the reverse. */
+/* Memory shared with other processes: writes through the file are visible to a peer, and the reverse. */
 static void a_file_is_registered(void)
 {
 	int fd = memfd_create("shared", MFD_CLOEXEC), access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
@@ -128,7 +128,7 @@ static void a_file_is_registered(void)
 
 	NEED(mr);
 	CHECK(mr->length == 8000 && mr->pd == pd);
-	/* a peer writes by the iova, and to the part alone */
+	/* a peer writes by the iova, only to the mapped part */
 	struct ibv_sge sge = { .addr = (uintptr_t)one.memory, .length = 8, .lkey = one.mr->lkey };
 	struct ibv_send_wr wr = {
 		.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,

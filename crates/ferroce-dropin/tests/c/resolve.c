@@ -1,4 +1,4 @@
-/* Addresses and routes: which device an address leads to, what the id then knows, and names. */
+/* Addresses and routes: the device of an address, the data of a resolved id, and names. */
 #include "cm.h"
 
 #include <netdb.h>
@@ -31,7 +31,7 @@ static void one(const char *text, int family, struct ibv_context *shared)
 	CHECK(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, 1) == 0);
 	NEED(resolve_addr(id, text, 7174) == 0);
 	expect_event(channel, id, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
-	/* One device, whoever asks for it. */
+	/* All ids get the same context. */
 	CHECK(id->verbs == shared && id->port_num == 1);
 	CHECK(id->pd && id->pd->context == shared);
 	CHECK(rdma_get_local_addr(id)->sa_family == family && rdma_get_peer_addr(id)->sa_family == family);
@@ -62,7 +62,7 @@ static void one(const char *text, int family, struct ibv_context *shared)
 	rdma_destroy_event_channel(channel);
 }
 
-/* The event tells what went wrong on the way; the call what was wrong with the call. */
+/* Errors of the resolution are in the event, errors of the arguments in the return value. */
 static void failures_of(void)
 {
 	struct rdma_event_channel *channel = rdma_create_event_channel();
@@ -118,7 +118,7 @@ static void names(void)
 	      rdma_getaddrinfo("127.0.0.1", "1", &hints, &info) == EAI_NONAME);
 	CHECK(rdma_getaddrinfo("127.0.0.1", "no such service", NULL, &info) == EAI_SERVICE);
 
-	/* Without a name the hints say where to. */
+	/* Without a name the hints have the destination. */
 	hints = (struct rdma_addrinfo){ .ai_port_space = RDMA_PS_TCP, .ai_dst_addr = (void *)&given,
 					.ai_dst_len = sizeof(struct sockaddr_in) };
 	NEED(rdma_getaddrinfo(NULL, NULL, &hints, &info) == 0);

@@ -1,10 +1,10 @@
-/* Peers that are no good rsockets: each ends the rsocket that met it, with an error, and nothing else. */
+/* Peers that break the rsocket protocol: each ends its own connection with an error, and no other. */
 #include "cm.h"
 
 #include <poll.h>
 #include <rdma/rsocket.h>
 
-/* Private data, as the protocol has them. */
+/* Private data of the protocol. */
 struct grant {
 	uint64_t addr;
 	uint32_t key, length;
@@ -96,14 +96,14 @@ static void bad_introductions(void)
 	CHECK(rclose(fd) == 0);
 }
 
-/* What a peer does to break an rsocket, which gives a grant, four numbers and a receive buffer. */
+/* A message that breaks the protocol. The rsocket has granted memory and credits, and has a receive buffer. */
 struct wrong {
 	const char *name;
 	enum ibv_wr_opcode opcode;
 	uint32_t imm, length;
-	/* So often. */
+	/* The number of such messages. */
 	int times;
-	/* The peer has no memory for what we write. */
+	/* The peer's grant names memory that it has not registered. */
 	int nowhere;
 };
 

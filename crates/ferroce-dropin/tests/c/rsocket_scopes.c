@@ -1,4 +1,4 @@
-/* Rsockets on link-local addresses of IPv6, which mean something on one interface only. */
+/* Rsockets on link-local IPv6 addresses, which are valid on one interface only. */
 #include "cm.h"
 
 #include <rdma/rsocket.h>
@@ -38,7 +38,7 @@ static void datagrams(void)
 	int server = bound(SOCK_DGRAM, &at), client = bound(SOCK_DGRAM, &own);
 	char octets[100] = "";
 
-	/* The first ones go by UDP, the later ones from queue pair to queue pair: they are from the same one. */
+	/* The first datagrams are sent by UDP, later ones between the queue pairs: the source address is the same. */
 	for (int i = 0; i < 50; i++) {
 		struct sockaddr_in6 from = {};
 		socklen_t length = LENGTH;
@@ -52,7 +52,7 @@ static void datagrams(void)
 	}
 	CHECK(rclose(client) == 0 && rclose(server) == 0);
 
-	/* One that is bound to nothing. */
+	/* An unbound socket. */
 	client = rsocket(AF_INET6, SOCK_DGRAM, 0);
 	at = link_local("fe80::7:1", 0);
 	server = bound(SOCK_DGRAM, &at);

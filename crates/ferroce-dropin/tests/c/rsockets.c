@@ -26,7 +26,7 @@ static int listener(const char *text, struct sockaddr_storage *at)
 	return fd;
 }
 
-/* Two connected ends: the first connected, the second was accepted. */
+/* Two connected ends: the first by rconnect, the second by raccept. */
 static void pair(const char *text, int ends[2])
 {
 	struct sockaddr_storage at, own, peer;
@@ -35,7 +35,7 @@ static void pair(const char *text, int ends[2])
 
 	ends[0] = rsocket(at.ss_family, SOCK_STREAM, IPPROTO_TCP);
 	NEED(ends[0] >= 0);
-	/* Nobody accepts yet: as with TCP that need not be. */
+	/* As with TCP, the connect succeeds before the accept. */
 	NEED(rconnect(ends[0], (void *)&at, sizeof(at)) == 0);
 	CHECK(rconnect(ends[0], (void *)&at, sizeof(at)) == 0);
 	memset(&peer, 0, sizeof(peer));
@@ -244,7 +244,7 @@ static int ready(int fd, int timeout)
 	return one.revents;
 }
 
-/* Until nothing fits any more; how much that was. */
+/* Sends until the buffers are full; returns the number of octets. */
 static size_t fill(int fd)
 {
 	static char octets[10000];
@@ -294,7 +294,7 @@ static void waiting(void)
 	CHECK_MINUS(rselect(-1, NULL, NULL, NULL, NULL), EINVAL);
 
 	sent = fill(ends[0]);
-	/* What the peer granted at first may come late. */
+	/* The peer's first grants may arrive late. */
 	for (size_t more = 1; more; sent += more) {
 		usleep(20000);
 		more = fill(ends[0]);
@@ -315,7 +315,7 @@ static void waiting(void)
 	close(pipes[1]);
 }
 
-/* Younger than the header, and so by name. */
+/* Newer than the header, so looked up by name. */
 static int (*create_set)(int);
 static int (*control_set)(int, int, int, struct epoll_event *);
 static int (*wait_set)(int, struct epoll_event *, int, int);
@@ -377,7 +377,7 @@ static void sets(void)
 	CHECK(wait_set(set, events, 4, -1) == 1 && events[0].events == EPOLLOUT && events[0].data.u64 == 3);
 	CHECK(control_set(set, EPOLL_CTL_DEL, ends[0], NULL) == 0);
 	CHECK(wait_set(set, events, 4, 0) == 0);
-	/* What another thread adds counts at once. */
+	/* Additions of another thread take effect at once. */
 	CHECK(rsend(ends[0], "y", 1, 0) == 1);
 	other_set = set;
 	other_fd = ends[1];
@@ -399,7 +399,7 @@ static void half_close(void)
 	CHECK(rsend(ends[0], "last", 4, 0) == 4);
 	CHECK(rshutdown(ends[0], SHUT_WR) == 0);
 	CHECK_MINUS(rsend(ends[0], "x", 1, 0), EPIPE);
-	/* What was sent before comes first, and no hang-up. */
+	/* Octets sent before are readable first, without a hang-up. */
 	CHECK(ready(ends[1], 10000) == (POLLIN | POLLOUT));
 	CHECK(rrecv(ends[1], text, 16, MSG_WAITALL) == 4);
 	CHECK(rrecv(ends[1], text, 16, 0) == 0);
@@ -471,7 +471,7 @@ static void threads(void)
 	pthread_t thread[4];
 	int ends[2];
 
-	/* Both ways at once: two threads in each rsocket. */
+	/* Both directions at once: two threads in each rsocket. */
 	pair("127.0.0.1", ends);
 	for (int i = 0; i < 2; i++) {
 		NEED(pthread_create(&thread[i], NULL, send_all, &ends[i]) == 0);
@@ -479,7 +479,7 @@ static void threads(void)
 	}
 	for (int i = 0; i < 4; i++)
 		NEED(pthread_join(thread[i], NULL) == 0);
-	/* Whoever waits is woken by a close. */
+	/* A close wakes all waiting threads. */
 	for (int i = 0; i < 2; i++)
 		NEED(pthread_create(&thread[i], NULL, receive_blocked, &ends[0]) == 0);
 	usleep(100000);
@@ -506,7 +506,7 @@ static void mappings(void)
 	CHECK(riomap(ends[0], memory, sizeof(memory), PROT_WRITE, 0, 5000) == 5000);
 	CHECK_MINUS(riomap(ends[0], memory, 10, PROT_WRITE, 0, 0), ENOMEM);
 	CHECK_MINUS(riowrite(ends[1], octets, 10, 5000, 0), EINVAL);
-	/* The mapping is told with what is sent next. */
+	/* The next send announces the mapping. */
 	CHECK(rsend(ends[0], "x", 1, 0) == 1 && rrecv(ends[1], octets, 1, 0) == 1);
 	memset(octets, 'q', sizeof(octets));
 	CHECK_MINUS(riowrite(ends[1], octets, 10, 4999, 0), EINVAL);
@@ -517,13 +517,13 @@ static void mappings(void)
 	CHECK(memory[8999] == 0 && memory[9999] == 'q');
 	CHECK_MINUS(riounmap(ends[0], memory, 17), EINVAL);
 	CHECK(riounmap(ends[0], memory, sizeof(memory)) == 0);
-	/* A place is free again, and credits come back. */
+	/* Unmapping frees an entry of the table, and the messages return their credits. */
 	for (int i = 0; i < 1000; i++) {
 		NEED(riomap(ends[0], memory, 100, PROT_WRITE, 0, i) == i);
 		NEED(rsend(ends[0], "x", 1, 0) == 1 && rrecv(ends[1], octets, 1, 0) == 1);
 		NEED(riounmap(ends[0], memory, 100) == 0);
 	}
-	/* What is not open any more is not written to: the connection ends. */
+	/* A write to closed memory ends the connection. */
 	CHECK(riowrite(ends[1], octets, 10, 999, 0) == 10);
 	struct pollfd broken = { .fd = ends[1] };
 
@@ -534,7 +534,7 @@ static void mappings(void)
 	CHECK(rclose(ends[0]) == 0 && rclose(ends[1]) == 0 && rclose(listening) == 0);
 }
 
-/* A server at `bound`, which is reached at `text`. */
+/* A server at `bound`; clients connect to `text`. */
 static void datagrams(const char *bound, const char *text)
 {
 	struct sockaddr_storage at = address_of(bound, 0), to = address_of(text, 0), from = {};
@@ -562,7 +562,7 @@ static void datagrams(const char *bound, const char *text)
 	CHECK(rpoll(&one, 1, 20) == 1 && one.revents == POLLOUT);
 	CHECK_MINUS(rsendto(client, octets, 2049, 0, (void *)&at, length), EMSGSIZE);
 	one.events = POLLIN;
-	/* The first ones go by UDP, the later ones from queue pair to queue pair. */
+	/* The first datagrams are sent by UDP, later ones between the queue pairs. */
 	for (int i = 0; i < 100; i++) {
 		int size = i * 20;
 
@@ -619,7 +619,7 @@ static int descriptors(void)
 	return count;
 }
 
-/* Nothing is left of connections that ended, whoever ended them. */
+/* Ended connections leave no descriptors, whichever end closed them. */
 static void many(void)
 {
 	struct sockaddr_storage at = {};
@@ -637,7 +637,7 @@ static void many(void)
 		at = address_of("127.0.0.1", 9);
 		CHECK(rsendto(fd, "x", 1, 0, (void *)&at, sizeof(at)) == 1 && rclose(fd) == 0);
 	}
-	/* The service closes what it hears a moment later. */
+	/* The service closes the connections of vanished peers a moment later. */
 	for (int i = 0; i < 100 && descriptors() > before; i++)
 		usleep(10000);
 	CHECK(descriptors() <= before);

@@ -1,4 +1,4 @@
-/* Signal handlers that use the library: one ends the program in the middle of a ping-pong, one posts to another queue pair. */
+/* Signal handlers that call the library: one exits the program during a ping-pong, one posts to another queue pair. */
 #include "pair.h"
 
 #include <signal.h>
@@ -36,7 +36,7 @@ static void leave(int signal)
 	exit(0);
 }
 
-/* Messages there and back, unsignaled but for one in eight, so that acknowledgements are put off. */
+/* A ping-pong with one signaled message in eight, so that acknowledgements are delayed. */
 static void play_until_the_end(int microseconds)
 {
 	open_pair(&a, &b);
@@ -91,7 +91,7 @@ static void post_elsewhere(int signal)
 	posted += !error;
 }
 
-/* The handler's queue pairs have a completion queue of their own, which the program polls between its messages. */
+/* The handler's queue pairs have a separate completion queue, which the program polls between its messages. */
 static void post_in_a_handler(void)
 {
 	struct ibv_wc wc[4];

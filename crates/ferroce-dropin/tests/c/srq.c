@@ -1,4 +1,4 @@
-/* Shared receive queues: what they take and refuse, their events, and the order of destruction. */
+/* Shared receive queues: accepted and refused arguments, events, and the order of destruction. */
 #include "pair.h"
 
 #include <fcntl.h>
@@ -39,7 +39,7 @@ static void what_creation_refuses(void)
 	CHECK_NULL(ibv_create_srq(pd, &init), EINVAL);
 	init.attr = (struct ibv_srq_attr){ .max_wr = 1, .max_sge = device.max_srq_sge + 1 };
 	CHECK_NULL(ibv_create_srq(pd, &init), EINVAL);
-	/* What is reported can be had; the limit is not for creation. */
+	/* The reported maximum is available; creation ignores the limit. */
 	init.attr = (struct ibv_srq_attr){ .max_wr = device.max_srq_wr, .max_sge = device.max_srq_sge, .srq_limit = 7 };
 	struct ibv_srq *largest = ibv_create_srq(pd, &init);
 	struct ibv_srq_attr attr;
@@ -83,7 +83,7 @@ static void what_a_queue_takes(void)
 		CHECK(post_srq(i, 2) == 0);
 	CHECK(post_srq(4, 1) == ENOMEM);
 	attr = (struct ibv_srq_attr){ .max_wr = 3 };
-	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR) == EINVAL); /* four are there */
+	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR) == EINVAL); /* four are posted */
 	attr = (struct ibv_srq_attr){ .max_wr = 8, .srq_limit = 9 };
 	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) == EINVAL);
 	CHECK(ibv_modify_srq(srq, &attr, 4) == EINVAL);

@@ -1,4 +1,4 @@
-/* ibv_query_qp is true in every state of every service; sq_sig_all; what RESET leaves. */
+/* ibv_query_qp is correct in every state of every service; sq_sig_all; the effect of RESET. */
 #include "pair.h"
 
 static struct ibv_cq *send_cq, *recv_cq;
@@ -79,7 +79,7 @@ static void connected(enum ibv_qp_type type)
 	CHECK(ibv_modify_qp(qp, &to, IBV_QP_STATE) == 0);
 	attr = query(qp, IBV_QPS_SQD, &init);
 	CHECK(attr.sq_draining == 0);
-	/* Drained: the path may change. */
+	/* In SQD, drained, the path may change. */
 	to.ah_attr = attr.ah_attr;
 	to.ah_attr.grh.traffic_class = 32;
 	CHECK(ibv_modify_qp(qp, &to, IBV_QP_STATE | IBV_QP_AV) == 0);
@@ -123,7 +123,7 @@ static void datagrams(void)
 	CHECK(ibv_destroy_qp(qp) == 0);
 }
 
-/* PSNs follow the packets; unsignaled requests complete only where the queue pair says so. */
+/* PSNs advance with packets; unsignaled requests complete only if the queue pair signals all. */
 static void traffic_shows(void)
 {
 	struct end a = make_end(), b = make_end();
@@ -160,7 +160,7 @@ static void traffic_shows(void)
 		CHECK(post(&a, IBV_WR_RDMA_WRITE, i, 0, 8, &b, 0, 0) == 0);
 	for (int i = 0; i < 5; i++)
 		CHECK(next_wc(&a).wr_id == (uint64_t)i);
-	/* What is in the queues when the queue pair is reset goes with it. */
+	/* A reset discards the contents of the queues. */
 	CHECK(post(&a, IBV_WR_RDMA_WRITE, 9, 0, 8, &b, 0, 0) == 0);
 	attr.qp_state = IBV_QPS_RESET;
 	CHECK(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE) == 0);

@@ -1,4 +1,4 @@
-/* Objects that are destroyed while other threads use them: calls fail, nothing crashes or hangs. */
+/* Objects that are destroyed while other threads use them: calls fail, none crashes or hangs. */
 #include "pair.h"
 
 #include <pthread.h>

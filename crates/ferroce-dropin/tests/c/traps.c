@@ -1,4 +1,4 @@
-/* What programs compiled against the C headers rely on beyond the signatures: layouts, tables, lengths. */
+/* Assumptions of compiled C programs beyond the signatures: layouts, tables, lengths. */
 #include "check.h"
 
 #include <dlfcn.h>
@@ -30,7 +30,7 @@ static void device_is_larger_than_it_looks(void)
 	CHECK(ibv_get_device_index(device) == -1);
 }
 
-/* A program makes a device for itself, as sideway's tests do: it has a name, and that is all. */
+/* A program makes a device structure itself, as sideway's tests do: only its name is valid. */
 static void a_device_of_their_own(void)
 {
 	static struct ibv_device own = { .name = "own" };
@@ -41,7 +41,7 @@ static void a_device_of_their_own(void)
 	CHECK_NULL(ibv_open_device(&own), EINVAL);
 }
 
-/* The libraries of vendors, loaded beside ours, know that the device is none of theirs. */
+/* Vendors' libraries, loaded beside ours, do not take the device for one of theirs. */
 static void vendors_leave_it_alone(void)
 {
 	void *mlx5 = dlopen("libmlx5.so.1", RTLD_NOW), *efa = dlopen("libefa.so.1", RTLD_NOW);
@@ -80,7 +80,7 @@ static void verbs_context_is_the_newest(void)
 	CHECK(context->abi_compat == (void *)UINTPTR_MAX);
 	CHECK(verbs->sz == 696);
 	CHECK(verbs->_ABI_placeholder3 == 0);
-	/* From its front, which this program's header may not know, to the last function. */
+	/* From the structure's front, which this program's header may not declare, to the last function. */
 	char *front = (char *)context - (696 - sizeof(*context));
 
 	for (char *slot = front; slot < (char *)&verbs->_ABI_placeholder3; slot += sizeof(void *))
@@ -143,7 +143,7 @@ static void query_device_ex_writes_what_it_may(void)
 	memset(&attr, 0xa5, sizeof(attr));
 	CHECK(ibv_query_device_ex(context, NULL, &attr) == 0);
 	CHECK(ibv_query_device(context, &plain) == 0);
-	/* Behind the last member is padding. */
+	/* The last member is followed by padding. */
 	CHECK(!memcmp(&plain, &attr.orig_attr, offsetof(struct ibv_device_attr, phys_port_cnt) + 1));
 	CHECK(attr.comp_mask == 0 && attr.max_dm_size == 0);
 	CHECK(attr.phys_port_cnt_ex == 1 && (uint32_t)attr.device_cap_flags_ex == plain.device_cap_flags);
@@ -281,7 +281,7 @@ static void locks_of_the_headers_work(void)
 	CHECK(pthread_cond_signal(&cq->cond) == 0);
 	CHECK(pthread_mutex_lock(&context->mutex) == 0 && pthread_mutex_unlock(&context->mutex) == 0);
 	struct ibv_pd *pd = ibv_alloc_pd(context);
-	/* With comp_mask of PD alone the header takes the old call, and hands it the head of the new structure. */
+	/* With a comp_mask of PD alone the header calls the old function with the beginning of the new structure. */
 	struct ibv_qp_init_attr_ex attr = {
 		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { .max_send_wr = 1 },
 		.comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd, .create_flags = 0x12345678,
@@ -303,8 +303,8 @@ static void fork_is_safe_without_help(void)
 	CHECK(ibv_is_fork_initialized() == IBV_FORK_UNNEEDED);
 }
 
-/* Calls of this version's header that no slot of ours may leave to chance. */
-static void what_is_not_built_says_so(void)
+/* Each function pointer of this version's header whose call is not implemented fails with an error. */
+static void unimplemented_calls_fail(void)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(context);
 	struct ibv_srq_init_attr_ex tags = {
@@ -353,7 +353,7 @@ int main(void)
 	descriptors_are_real_and_distinct();
 	locks_of_the_headers_work();
 	fork_is_safe_without_help();
-	what_is_not_built_says_so();
+	unimplemented_calls_fail();
 	two_contexts_are_independent();
 	CHECK(ibv_close_device(context) == 0);
 	return finish();

@@ -1,4 +1,4 @@
-/* Memory windows: what callers get, what is bound when, what a peer can do through one, and how each ends. */
+/* Memory windows: results of the calls, bindings, accesses of a peer, and the end of each window. */
 #include "pair.h"
 
 static struct end one, two;
@@ -15,7 +15,7 @@ static struct ibv_mw_bind_info part(size_t at, size_t length)
 	};
 }
 
-/* The status of one RDMA WRITE of eight bytes by `one`. */
+/* Returns the status of one RDMA WRITE of eight bytes by `one`. */
 static enum ibv_wc_status write_by(uint32_t rkey, uint64_t addr)
 {
 	struct ibv_sge sge = { .addr = (uintptr_t)one.memory, .length = 8, .lkey = one.mr->lkey };
@@ -109,20 +109,20 @@ static void type_1(void)
 	CHECK(write_by(first, address(121)) == IBV_WC_REM_ACCESS_ERR);
 	reconnect_ends(&one, &two);
 
-	/* elsewhere, by the next key */
+	/* to another part, by the next key */
 	bind.bind_info = part(256, 8);
 	CHECK(ibv_bind_mw(two.qp, mw, &bind) == 0 && next_wc(&two).status == IBV_WC_SUCCESS);
 	CHECK(write_by(mw->rkey, address(256)) == IBV_WC_SUCCESS);
 	CHECK(write_by(first, address(256)) == IBV_WC_REM_ACCESS_ERR);
 	reconnect_ends(&one, &two);
 
-	/* to nothing */
+	/* to an empty part */
 	bind.bind_info.length = 0;
 	CHECK(ibv_bind_mw(two.qp, mw, &bind) == 0 && next_wc(&two).status == IBV_WC_SUCCESS);
 	CHECK(write_by(mw->rkey, address(256)) == IBV_WC_REM_ACCESS_ERR);
 	reconnect_ends(&one, &two);
 
-	/* not by a work request */
+	/* a local invalidate of a type 1 window completes with an error */
 	bind.bind_info = part(0, 8);
 	CHECK(ibv_bind_mw(two.qp, mw, &bind) == 0 && next_wc(&two).status == IBV_WC_SUCCESS);
 	struct ibv_send_wr wr = { .opcode = IBV_WR_LOCAL_INV, .send_flags = IBV_SEND_SIGNALED, .invalidate_rkey = mw->rkey }, *bad;
@@ -141,7 +141,7 @@ static void a_bad_bind_is_reported_as_such(void)
 	struct ibv_mw_bind bind = { .wr_id = 8, .bind_info = part(0, ROOM + 1) };
 
 	NEED(mw);
-	/* unsignaled: errors are reported all the same */
+	/* unsignaled: errors are reported nevertheless */
 	CHECK(ibv_bind_mw(two.qp, mw, &bind) == 0);
 	struct ibv_wc wc = next_wc(&two);
 
@@ -162,7 +162,7 @@ static void type_2(void)
 	NEED(mw);
 	uint32_t first = ibv_inc_rkey(mw->rkey), second = ibv_inc_rkey(first);
 
-	/* A key that the program may pass on, once the bind is posted; programs that were written for irdma do. */
+	/* The program may send the key after posting the bind; programs written for irdma do. */
 	struct ibv_mw *other_type = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
 	uint32_t before = mw->rkey;
 
@@ -220,7 +220,7 @@ static void type_2(void)
 	CHECK(write_by(second, 0) == IBV_WC_REM_ACCESS_ERR);
 	reconnect_ends(&one, &two);
 
-	/* a key that is no more ends the connection of who sends it */
+	/* an invalid key ends the connection of its sender */
 	post_receive(&two, 4, 0, 64);
 	CHECK(ibv_post_send(one.qp, &remote, &bad) == 0);
 	CHECK(next_wc(&one).status == IBV_WC_REM_ACCESS_ERR);
@@ -230,7 +230,7 @@ static void type_2(void)
 	CHECK(ibv_dealloc_mw(mw) == 0);
 }
 
-/* A type 2 window ends with its queue pair; then the region can go. */
+/* A type 2 window ends with its queue pair; then the region can be deregistered. */
 static void destruction(void)
 {
 	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2);

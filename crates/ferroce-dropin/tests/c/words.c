@@ -1,4 +1,4 @@
-/* Words: atomics that the program's own CPU takes part in, atomic writes that are never torn, and flushes. */
+/* Atomics concurrent with the program's own CPU, atomic writes that are never torn, and flushes. */
 #include "pair.h"
 
 #include <pthread.h>
@@ -31,7 +31,7 @@ static void *add_locally(void *word)
 	return NULL;
 }
 
-/* A thread adds to a word while the peer does: the sum is exact, and no result comes twice. */
+/* A thread adds to a word at the same time as the peer: the sum is exact, and no result occurs twice. */
 static void the_sum_is_exact(void)
 {
 	uint64_t *word = (uint64_t *)(two.memory + 64), last = 0;
@@ -84,7 +84,7 @@ static void an_atomic_write_is_never_torn(void)
 		one.qpx->wr_id = i;
 		one.qpx->wr_flags = IBV_SEND_SIGNALED;
 		ibv_wr_atomic_write(one.qpx, two.mr->rkey, (uintptr_t)word, &value);
-		/* copied by the call */
+		/* the call has copied it */
 		memset(&value, 0xee, 3);
 		NEED(ibv_wr_complete(one.qpx) == 0);
 		struct ibv_wc wc = next_wc(&one);
@@ -103,9 +103,9 @@ static void an_atomic_write_from_registered_memory(void)
 	CHECK(next_wc(&one).status == IBV_WC_SUCCESS && two.memory[263] == 0x5a);
 	CHECK(post(&one, IBV_WR_ATOMIC_WRITE, 1, 0, 4, &two, 256, IBV_SEND_SIGNALED) == EINVAL);
 	CHECK(post(&one, IBV_WR_ATOMIC_WRITE, 1, 0, 8, &two, 260, IBV_SEND_SIGNALED) == EINVAL);
-	/* IBV_WR_FLUSH: this structure cannot say what kind of flush */
+	/* IBV_WR_FLUSH: this structure has no member for the kind of flush */
 	CHECK(post(&one, 14, 1, 0, 8, &two, 256, IBV_SEND_SIGNALED) == EINVAL);
-	/* the header of Debian 12 has no name for it, the structure goes on */
+	/* the header of Debian 12 lacks its name, but the structure is longer */
 	ibv_wr_start(one.qpx);
 	ibv_wr_atomic_write(one.qpx, two.mr->rkey, (uintptr_t)two.memory, NULL);
 	CHECK(ibv_wr_complete(one.qpx) == EFAULT);
@@ -115,7 +115,7 @@ typedef void flush_function(struct ibv_qp_ex *, uint32_t, uint64_t, size_t, uint
 
 static int post_flush(uint32_t rkey, size_t length, uint8_t type, uint8_t level)
 {
-	/* behind wr_atomic_write, for headers that do not know it yet */
+	/* behind wr_atomic_write, for headers that lack it */
 	flush_function *flush = ((flush_function **)&one.qpx->wr_atomic_write)[1];
 
 	ibv_wr_start(one.qpx);
@@ -131,7 +131,7 @@ static void flushes(void)
 	struct ibv_mr *mr = ibv_reg_mr(pd, two.memory, ROOM, access);
 
 	NEED(mr);
-	/* persistent memory this is not */
+	/* this is no persistent memory */
 	CHECK_NULL(ibv_reg_mr(pd, two.memory, ROOM, access | 0x200), EINVAL);
 	CHECK(post_flush(mr->rkey, 4096, GLOBAL, RANGE) == 0);
 	struct ibv_wc wc = next_wc(&one);

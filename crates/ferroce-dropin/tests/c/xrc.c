@@ -1,4 +1,4 @@
-/* XRC: domains and what they refuse, a target opened twice, queues by number, and the order of destruction. */
+/* XRC: domains and refused arguments, a target opened twice, queues by number, and the order of destruction. */
 #include "pair.h"
 
 #include <fcntl.h>
@@ -122,7 +122,7 @@ static void an_exchange(void)
 
 	end.qp = initiator;
 	to_rts(&end, target->qp_num);
-	end.qp = opened; /* either handle will do */
+	end.qp = opened; /* either handle works */
 	to_rts(&end, initiator->qp_num);
 	CHECK(ibv_post_recv(target, &recv, &bad_recv) == EINVAL);
 	CHECK(ibv_post_recv(initiator, &recv, &bad_recv) == EINVAL);
@@ -148,7 +148,7 @@ static void an_exchange(void)
 		else
 			CHECK(wc.wr_id == 5 && wc.qp_num == initiator->qp_num);
 	}
-	/* The queue is named before the data or behind it; a request that names none is refused as a whole. */
+	/* The number may be set before the data or after it; a request without a number is refused whole. */
 	extended = ibv_qp_to_qp_ex(initiator);
 	NEED(extended);
 	ibv_wr_start(extended);

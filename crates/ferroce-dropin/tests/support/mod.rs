@@ -1,16 +1,16 @@
-//! Builds the library once a test binary and lays its names out as an installation does.
+//! Builds the library once for each test binary and installs its names as links.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// A library that was built with AddressSanitizer for these tests; set by `cargo xtask test --only sanitizer`.
+/// A library built with AddressSanitizer for these tests; `cargo xtask test --only sanitizer` sets it.
 pub fn sanitized() -> Option<PathBuf> {
     std::env::var_os("FERROCE_SANITIZED_LIBRARY").map(PathBuf::from)
 }
 
-/// The library file. A package whose library is a cdylib is not built for its own tests, so this asks cargo to.
+/// The library file. Cargo does not build a cdylib for its own package's tests, so this runs cargo.
 pub fn library() -> &'static Path {
     static FILE: OnceLock<PathBuf> = OnceLock::new();
     FILE.get_or_init(|| {
@@ -34,7 +34,7 @@ pub fn library() -> &'static Path {
 /// A directory with the names that programs load, as links to the one file.
 pub fn library_dir() -> PathBuf {
     static DIR: OnceLock<PathBuf> = OnceLock::new();
-    // Once in a process: its tests run side by side.
+    // Once in a process, because its tests run in parallel.
     DIR.get_or_init(|| {
         let name = if sanitized().is_some() { "names-sanitized" } else { "names" };
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -52,7 +52,7 @@ pub fn library_dir() -> PathBuf {
     .clone()
 }
 
-/// `unshare` with what makes a fresh network namespace for this user, or why there is none.
+/// Returns the `unshare` command that makes a network namespace for this user, or the reason why none can be made.
 pub fn namespace() -> Result<Vec<&'static str>, String> {
     static FORM: OnceLock<Option<Vec<&'static str>>> = OnceLock::new();
     let form = FORM.get_or_init(|| {
