@@ -50,7 +50,6 @@ const MAX_FILES: usize = 4;
 /// Larger circles of files that are still there: one file of each, and how many there are at most.
 const FILE_CIRCLES: &[(&str, &str, usize)] = &[
     ("ferroce", "src/cq.rs", 10),
-    ("ferroce-engine", "src/ah.rs", 33),
     ("ferroce-engine", "src/memory/view.rs", 5),
     ("ferroce-capi", "src/rdmacm/addrinfo.rs", 13),
     ("ferroce-cli", "src/tc.rs", 13),

@@ -35,12 +35,11 @@ use ferroce_host::fork;
 
 pub(crate) use parts::Parts;
 pub use parts::QpInit;
-use parts::Target;
 use resources::Resources;
 pub use send_batch::SendBatch;
 use send_batch::Stage;
 pub use share::QpShare;
-use share::{Left, Sharing};
+use share::{Left, Sharing, Target};
 
 /// A queue pair (`ibv_qp`). Thread safe; posts transmit on the caller's thread.
 #[doc(alias = "ibv_qp")]
@@ -53,6 +52,14 @@ pub struct Qp {
     stage: Arc<Mutex<Stage>>,
     async_acks: AckCount,
     epoch: u64,
+}
+
+impl Pd {
+    /// Makes a queue pair in the RESET state.
+    #[doc(alias = "ibv_create_qp")]
+    pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, CreateQpError> {
+        Qp::create(self, init)
+    }
 }
 
 impl Qp {

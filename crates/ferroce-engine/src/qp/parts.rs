@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use ferroce_proto::{QpCaps, Service, SharedReceives};
 
-use super::Qp;
-use super::share::Sharing;
 use crate::device::MAX_SRQ_SGE;
 use crate::error::CreateQpError;
-use crate::{CompletionQueue, Pd, Srq, Xrcd};
+use crate::{CompletionQueue, Srq, Xrcd};
 
 /// What a queue pair is made from (`ibv_qp_init_attr`).
 #[derive(Clone)]
@@ -28,20 +26,6 @@ pub struct QpInit {
     pub sq_sig_all: bool,
     /// The caller's own, given back by [`crate::Qp::user`] and in events.
     pub user: u64,
-}
-
-impl Pd {
-    /// Makes a queue pair in the RESET state.
-    #[doc(alias = "ibv_create_qp")]
-    pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, CreateQpError> {
-        Qp::create(self, init)
-    }
-}
-
-/// What an XRC target has beside.
-pub(super) struct Target {
-    pub(super) xrcd: Arc<Xrcd>,
-    pub(super) sharing: Sharing,
 }
 
 /// What a queue pair is put together from, whichever its service.

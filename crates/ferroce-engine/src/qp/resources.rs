@@ -7,7 +7,7 @@ use ferroce_proto::{Domain, QpEvent, QueuePair, RecvWqe, Taken};
 use ferroce_wire::{Instant, SrqNumber};
 
 use super::Qp;
-use super::parts::Target;
+use super::share::Target;
 use crate::async_queue::AsyncEventKind;
 use crate::cq::Pushed;
 use crate::lane::{Lane, Outputs, OverrunQueue, Published};

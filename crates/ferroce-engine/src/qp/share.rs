@@ -12,6 +12,12 @@ use crate::error::{CreateQpError, OpenQpError};
 use crate::{Context, Pd, Xrcd};
 use ferroce_host::fork;
 
+/// The parts of a queue pair that only XRC targets have.
+pub(super) struct Target {
+    pub(super) xrcd: Arc<Xrcd>,
+    pub(super) sharing: Sharing,
+}
+
 /// Who has a target open beside its creator.
 #[derive(Default)]
 pub(super) struct Sharing(Mutex<Holders>);
