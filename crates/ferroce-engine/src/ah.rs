@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use crate::attr::AhAttr;
 use crate::error::{AnswerError, CreateAhError, PathError};
 use crate::lane::Lane;
-use crate::tx::{Sender, Senders};
+use crate::tx::{SharedTxSocket, TxSockets};
 use crate::{Context, Pd, device};
 use ferroce_host::fork;
 
@@ -29,14 +29,14 @@ pub struct Ah {
     attr: AhAttr,
     link: LinkLayer,
     local: IpAddr,
-    senders: Arc<Senders>,
+    tx_sockets: Arc<TxSockets>,
     destination: IpAddr,
     /// To a multicast group: by which interface.
     ifindex: Option<u32>,
     class: Class,
     hop_limit: u8,
     /// The socket for each slot of the destination that was sent to, by slot.
-    routes: ArcSwap<Vec<(u8, Arc<Sender>)>>,
+    routes: ArcSwap<Vec<(u8, Arc<SharedTxSocket>)>>,
     /// Held while a route is added.
     adding: Mutex<()>,
     destroyed: AtomicBool,
@@ -53,7 +53,7 @@ impl Pd {
 
 impl Ah {
     pub(crate) fn create(pd: &Arc<Pd>, attr: AhAttr) -> Result<Arc<Self>, CreateAhError> {
-        let Way { lane, local, class, hop_limit, link } = resolve(pd.context(), &attr)?;
+        let ResolvedPath { lane, local, class, hop_limit, link } = resolve(pd.context(), &attr)?;
         if !pd.context().engine().ahs().take() {
             return Err(CreateAhError::Limit { max: device::MAX_AH });
         }
@@ -64,7 +64,7 @@ impl Ah {
             attr,
             link,
             local,
-            senders: Arc::clone(lane.senders()),
+            tx_sockets: Arc::clone(lane.tx_sockets()),
             destination: attr.dgid.to_ip(),
             ifindex: source.filter(|_| attr.dgid.is_multicast()).map(|entry| entry.ifindex),
             class,
@@ -115,7 +115,7 @@ impl Ah {
         if let Some(sender) = find(&routes, slot) {
             return Ok(sender.flow().source_port);
         }
-        let sender = self.senders.of_datagrams(self.destination, slot, self.class)?;
+        let sender = self.tx_sockets.of_datagrams(self.destination, slot, self.class)?;
         if let Some(ifindex) = self.ifindex {
             sender.set_multicast_interface(ifindex)?;
         }
@@ -136,7 +136,7 @@ impl Ah {
     }
 }
 
-fn find(routes: &[(u8, Arc<Sender>)], slot: u8) -> Option<&Arc<Sender>> {
+fn find(routes: &[(u8, Arc<SharedTxSocket>)], slot: u8) -> Option<&Arc<SharedTxSocket>> {
     routes.iter().find(|(known, _)| *known == slot).map(|(_, sender)| sender)
 }
 
@@ -166,7 +166,7 @@ impl AhAttr {
 }
 
 /// What becomes of an address vector.
-pub(crate) struct Way {
+pub(crate) struct ResolvedPath {
     /// Where it starts.
     pub(crate) lane: Arc<Lane>,
     pub(crate) local: IpAddr,
@@ -186,7 +186,7 @@ pub(crate) fn rings_port(link: LinkLayer, slot: u8) -> u16 {
 }
 
 /// The way of an address vector, as the device's settings have it now.
-pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<Way, PathError> {
+pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<ResolvedPath, PathError> {
     if !ah.is_global {
         return Err(PathError::NotGlobal);
     }
@@ -212,10 +212,10 @@ pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<Way, PathError> 
         let rings = context.engine().open_rings().inspect_err(|error| tracing::warn!(%error, "no frames"));
         let (_, lane) = rings.map_err(|_| PathError::Frames { index })?;
         let link = LinkLayer { version, sl: class.service_level, ifindex: entry.ifindex };
-        return Ok(Way { lane: Arc::clone(lane), local, class, hop_limit, link });
+        return Ok(ResolvedPath { lane: Arc::clone(lane), local, class, hop_limit, link });
     }
     let lane = context.engine().lanes().of(local, device::scope_of(sgid, entry.ifindex));
     let lane = lane.ok_or(PathError::NoAddress { index, sgid })?;
     let link = LinkLayer { sl: class.service_level, ..LinkLayer::UDP };
-    Ok(Way { lane, local, class, hop_limit, link })
+    Ok(ResolvedPath { lane, local, class, hop_limit, link })
 }

@@ -18,7 +18,7 @@
 //! Modules know each other in one direction, lowest first:
 //!
 //! 1. errors, clocks, counters, `handover`, registered [`memory`], device descriptions, the table of queue pair numbers;
-//! 2. [`broker`], the connection to it, and `rings`, `frames`, `tx`, `outlets`, `transmit`: how packets move;
+//! 2. [`broker`], the connection to it, and `rings`, `frames`, `tx`, `tx_path`, `transmit`: how packets move;
 //! 3. [`lane`]: receives, and delivers to endpoints, the half of a queue pair that packets need; `mcast`;
 //! 4. `engine`: what a process has once, with the background thread and the broker's events;
 //! 5. `notify`, `async_queue`, `context`, and the objects: `pd`, `mr`, `mw`, `ah`, `channel`, `cq`, `srq`, `xrc`, `qp`;
@@ -52,7 +52,6 @@ mod moderation;
 mod mr;
 mod mw;
 mod notify;
-mod outlets;
 mod pd;
 mod qp;
 mod qpn;
@@ -64,6 +63,7 @@ mod srq;
 pub mod sysfs;
 mod transmit;
 mod tx;
+mod tx_path;
 mod wall_clock;
 mod xrc;
 

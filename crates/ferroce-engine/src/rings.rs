@@ -16,14 +16,14 @@ use ferroce_ipc::doorbell;
 
 /// Packets of a batch: more would only wait in the ring while others have none.
 const SEGMENTS: usize = 16;
-/// Looks at an empty ring for each look at its bell by a thread that polls: the second is a system call.
-const LOOKS_PER_BELL: u32 = 16;
+/// Looks at an empty ring for each look at its doorbell by a thread that polls: the second is a system call.
+const LOOKS_PER_DOORBELL: u32 = 16;
 
-/// Our side of the rings to the broker. The bell stays for the life of the process, so that a lane can wait for it; the
+/// Our side of the rings to the broker. The doorbell stays for the life of the process, so that a lane can wait for it; the
 /// rings are others with each broker. While there is none, packets are lost, as on the way.
 pub(crate) struct RingPort {
     /// Readable when something may be in our ring.
-    bell: Guarded<OwnedFd>,
+    doorbell: Guarded<OwnedFd>,
     /// The broker's end of it. Held so that ours is not closed with a broker, and to ring it ourselves.
     far: Guarded<OwnedFd>,
     /// One lock for all who send. It is held for as long as the copy of a batch takes.
@@ -36,11 +36,11 @@ pub(crate) struct RingPort {
 impl RingPort {
     /// Opens rings to the broker.
     pub(crate) fn open(broker: &BrokerClient) -> Result<Arc<Self>, BrokerError> {
-        let (bell, far) = ferroce_ipc::packet::pair()?;
+        let (doorbell, far) = ferroce_ipc::packet::pair()?;
         let memory = broker.open_rings(far.try_clone()?)?;
-        let (bell, far) = (Guarded::new(bell), Guarded::new(far));
+        let (doorbell, far) = (Guarded::new(doorbell), Guarded::new(far));
         let (tx, rx) = (Mutex::new(None), Mutex::new(None));
-        let port = Self { bell, far, tx, rx, looks: AtomicU32::new(0) };
+        let port = Self { doorbell, far, tx, rx, looks: AtomicU32::new(0) };
         port.install(&memory)?;
         Ok(Arc::new(port))
     }
@@ -55,7 +55,7 @@ impl RingPort {
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.doorbell.as_fd()
     }
 
     /// What a batch may hold. Over IPv4 the packets of a batch have the identifications 0, 1, 2 …, as where the kernel cuts.
@@ -82,7 +82,7 @@ impl RingPort {
                 }
             }
             match ring.publish() {
-                Ok(true) => doorbell::ring(&*self.bell),
+                Ok(true) => doorbell::ring(&*self.doorbell),
                 Ok(false) => {}
                 Err(error) => {
                     tracing::error!(%error, "the broker's rings cannot be used");
@@ -95,9 +95,9 @@ impl RingPort {
         Sent { sent, lost: batch.len() - sent, reason }
     }
 
-    /// The next packet. `program`: its thread polls, and looks at the bell now and then only.
+    /// The next packet. `program`: its thread polls, and looks at the doorbell now and then only.
     ///
-    /// The bell is silenced when nothing is there, and rung again if something came meanwhile. So whoever waits for it
+    /// The doorbell is silenced when nothing is there, and rung again if something came meanwhile. So whoever waits for it
     /// misses nothing, whoever takes how much before.
     pub(crate) fn next(&self, out: &mut [u8; MAX_PACKET], program: bool) -> Option<Popped> {
         let mut rx = self.rx.lock();
@@ -107,10 +107,10 @@ impl RingPort {
             return popped;
         }
         let look = self.looks.fetch_add(1, Ordering::Relaxed);
-        if program && !look.is_multiple_of(LOOKS_PER_BELL) {
+        if program && !look.is_multiple_of(LOOKS_PER_DOORBELL) {
             return None;
         }
-        doorbell::silence(&*self.bell);
+        doorbell::silence(&*self.doorbell);
         let popped = take(&mut rx, out)?;
         doorbell::ring(&*self.far);
         Some(popped)

@@ -9,7 +9,7 @@ use ferroce_wire::{Instant, TxBatch};
 
 use crate::counters::DeviceCounters;
 use crate::memory::View;
-use crate::outlets::Outlet;
+use crate::tx_path::Transmit;
 
 /// Batches of one queue pair before others have their turn: a peer may ask for 2 GiB at once.
 const BATCHES: usize = 32;
@@ -34,12 +34,12 @@ thread_local! {
 pub(crate) fn drain(
     transport: &mut QueuePair,
     memory: &mut View,
-    outlet: &impl Outlet,
+    path: &impl Transmit,
     now: Instant,
     counters: &DeviceCounters,
 ) -> bool {
     let mut send = |builder: &mut Builder| {
-        let mut batch = TxBatch::with_starts(&mut builder.buffer, outlet.limits(), &mut builder.starts);
+        let mut batch = TxBatch::with_starts(&mut builder.buffer, path.limits(), &mut builder.starts);
         for _ in 0..BATCHES {
             if !transport.poll_transmit(now, memory, &mut batch) {
                 return false;
@@ -48,7 +48,7 @@ pub(crate) fn drain(
             DeviceCounters::add(&counters.sent_octets, batch.bytes().len() as u64);
             DeviceCounters::count(&counters.tx_calls);
             // What the system refuses is as if lost on the way: the transport's timers see to it.
-            match outlet.send(&mut batch) {
+            match path.send(&mut batch) {
                 Some(Ok(Sent { lost: 0, .. })) => {}
                 None => DeviceCounters::add(&counters.send_err, batch.len() as u64),
                 Some(Ok(Sent { lost, reason, .. })) => {

@@ -18,7 +18,7 @@ use ferroce_host::fork;
 
 /// From whom to whom a queue pair sends.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Endpoints {
+pub(crate) struct Destination {
     pub(crate) destination: IpAddr,
     pub(crate) local_qpn: Qpn,
     pub(crate) remote_qpn: Qpn,
@@ -27,7 +27,7 @@ pub(crate) struct Endpoints {
 }
 
 /// All sending sockets of one local address.
-pub(crate) struct Senders {
+pub(crate) struct TxSockets {
     local: IpAddr,
     ports: TxPorts,
     /// Also held while a socket is opened or closed, so that no number is recorded that is closed already.
@@ -40,10 +40,10 @@ struct Users {
     /// How many queue pairs and routes of datagrams, by descriptor.
     counts: BTreeMap<RawFd, usize>,
     /// Those for datagrams, by source port.
-    datagrams: BTreeMap<u16, Weak<Sender>>,
+    datagrams: BTreeMap<u16, Weak<SharedTxSocket>>,
 }
 
-impl Senders {
+impl TxSockets {
     /// `secret` is one random number for the whole process.
     pub(crate) fn new(local: IpAddr, scope_id: u32, secret: u64) -> Arc<Self> {
         let ports = TxPorts::new(local, scope_id, secret);
@@ -56,7 +56,7 @@ impl Senders {
         destination: IpAddr,
         slot: u8,
         class: Class,
-    ) -> io::Result<Arc<Sender>> {
+    ) -> io::Result<Arc<SharedTxSocket>> {
         let mut users = self.users.lock();
         let socket = self.ports.get_any(destination, slot, class)?;
         let port = socket.port();
@@ -79,12 +79,17 @@ impl Senders {
     }
 
     /// The socket that [`Self::of_datagrams`] found before, if somebody still holds it.
-    pub(crate) fn datagrams_from(&self, port: u16) -> Option<Arc<Sender>> {
+    pub(crate) fn datagrams_from(&self, port: u16) -> Option<Arc<SharedTxSocket>> {
         self.users.lock().datagrams.get(&port).and_then(Weak::upgrade)
     }
 
     /// Counts one more user of a socket; whether it is the first.
-    fn share(self: &Arc<Self>, users: &mut Users, socket: Arc<TxSocket>, flow: Flow) -> (Sender, bool) {
+    fn share(
+        self: &Arc<Self>,
+        users: &mut Users,
+        socket: Arc<TxSocket>,
+        flow: Flow,
+    ) -> (SharedTxSocket, bool) {
         let fd = socket.as_fd().as_raw_fd();
         let count = users.counts.entry(fd).or_insert(0);
         *count += 1;
@@ -92,11 +97,14 @@ impl Senders {
         if first {
             fork::record(fd);
         }
-        (Sender { socket: Some(socket), fd, flow, pool: Arc::clone(self), epoch: fork::epoch() }, first)
+        (
+            SharedTxSocket { socket: Some(socket), fd, flow, pool: Arc::clone(self), epoch: fork::epoch() },
+            first,
+        )
     }
 
     /// The socket of a queue pair, for its life.
-    pub(crate) fn acquire(self: &Arc<Self>, ends: &Endpoints) -> io::Result<Sender> {
+    pub(crate) fn acquire(self: &Arc<Self>, ends: &Destination) -> io::Result<SharedTxSocket> {
         let slot = (ends.remote_qpn.value() >> 16) as u8;
         let mut users = self.users.lock();
         let (local, remote) = (ends.local_qpn.value(), ends.remote_qpn.value());
@@ -120,22 +128,22 @@ impl Senders {
 }
 
 /// A queue pair's share of a sending socket.
-pub(crate) struct Sender {
+pub(crate) struct SharedTxSocket {
     socket: Option<Arc<TxSocket>>,
     fd: RawFd,
     flow: Flow,
-    pool: Arc<Senders>,
+    pool: Arc<TxSockets>,
     epoch: u64,
 }
 
-impl Sender {
+impl SharedTxSocket {
     /// The addressing of what this queue pair sends.
     pub(crate) fn flow(&self) -> Flow {
         self.flow
     }
 }
 
-impl Deref for Sender {
+impl Deref for SharedTxSocket {
     type Target = TxSocket;
 
     fn deref(&self) -> &TxSocket {
@@ -143,7 +151,7 @@ impl Deref for Sender {
     }
 }
 
-impl Drop for Sender {
+impl Drop for SharedTxSocket {
     fn drop(&mut self) {
         let socket = self.socket.take();
         if self.epoch != fork::epoch() {

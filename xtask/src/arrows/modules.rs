@@ -24,7 +24,7 @@ const ORDER: &[(&str, &str)] = &[
     (
         "ferroce-engine",
         "error limit clock sync handover attr signal sleepers moderation counters memory qpn device wall_clock \
-         broker rings frames tx outlets transmit lane mcast sleep engine notify async_queue context pd mr mw ah \
+         broker rings frames tx tx_path transmit lane mcast sleep engine notify async_queue context pd mr mw ah \
          channel cq srq xrc qp async_event sysfs cm",
     ),
 ];

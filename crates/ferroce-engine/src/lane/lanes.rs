@@ -16,7 +16,7 @@ use crate::broker::{BrokerClient, BrokerError, LeasedAddress};
 use crate::device;
 use crate::frames::FramePort;
 use crate::rings::RingPort;
-use crate::tx::Sender;
+use crate::tx::SharedTxSocket;
 
 /// All lanes, which the background thread and pollers serve.
 pub(crate) struct Lanes {
@@ -56,10 +56,10 @@ impl Lanes {
     }
 
     /// The socket that an address handle opened for datagrams of this flow.
-    pub(crate) fn datagram_socket(&self, flow: &Flow) -> Option<Arc<Sender>> {
+    pub(crate) fn datagram_socket(&self, flow: &Flow) -> Option<Arc<SharedTxSocket>> {
         let list = self.list.load();
         let mut of_address = list.iter().filter(|lane| lane.local() == flow.source);
-        of_address.find_map(|lane| lane.senders().datagrams_from(flow.source_port))
+        of_address.find_map(|lane| lane.tx_sockets().datagrams_from(flow.source_port))
     }
 
     /// A lane for a leased address, in the place of an earlier one of the same address. Returns the octets that the kernel keeps

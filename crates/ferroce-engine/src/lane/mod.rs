@@ -55,7 +55,7 @@ mod lanes;
 mod rings;
 mod set;
 
-pub(crate) use endpoint::{Core, Endpoint, Outputs, OverrunQueue, Path, Published};
+pub(crate) use endpoint::{ConnectedPath, Core, Endpoint, Outputs, OverrunQueue, Published};
 pub(crate) use group::Members;
 pub(crate) use hub::Hub;
 pub(crate) use lanes::Lanes;
@@ -82,11 +82,11 @@ use crate::frames::FramePort;
 use crate::handover::{LaneState, NEVER};
 use crate::memory::guard;
 use crate::rings::RingPort;
-use crate::tx::Senders;
+use crate::tx::TxSockets;
 use ferroce_host::fork::Guarded;
 use follow::Follow;
 
-/// Endpoints in one batch for which there is room from the start; more make the list grow, once.
+/// Destination in one batch for which there is room from the start; more make the list grow, once.
 const TOUCHED: usize = 64;
 
 /// Batches that go before timers that are due, so that a socket that is never empty does not stop them: 4 MiB,
@@ -115,7 +115,7 @@ struct Receiver {
     /// Made at the first packet out of a ring.
     packet: Option<Box<[u8; MAX_PACKET]>>,
     icrc: IcrcChecker,
-    /// Endpoints whose answers and completions wait for the end of the batch.
+    /// Destination whose answers and completions wait for the end of the batch.
     touched: Vec<Arc<Endpoint>>,
     due: Vec<Arc<Endpoint>>,
     delayed_ack: Option<DelayedBy>,
@@ -172,13 +172,13 @@ pub(crate) struct Lane {
     local: IpAddr,
     scope_id: u32,
     source: Source,
-    senders: Arc<Senders>,
+    tx_sockets: Arc<TxSockets>,
     state: LaneState,
     follow: Follow,
     /// Whether the ICRC of what comes counts.
     checks: AtomicBool,
     receiver: Mutex<Box<Receiver>>,
-    /// Endpoints whose path starts here, each knowing its place in the list.
+    /// Destination whose path starts here, each knowing its place in the list.
     endpoints: Mutex<Vec<Arc<Endpoint>>>,
     hub: Arc<Hub>,
     /// Its device's block of the ledger.
@@ -197,7 +197,7 @@ impl Lane {
             slot,
             local,
             scope_id,
-            senders: Senders::new(local, scope_id, hub.secret),
+            tx_sockets: TxSockets::new(local, scope_id, hub.secret),
             source,
             state: LaneState::new(),
             follow: Follow::new(),
@@ -261,8 +261,8 @@ impl Lane {
     }
 
     /// The sockets that queue pairs of this lane send from.
-    pub(crate) fn senders(&self) -> &Arc<Senders> {
-        &self.senders
+    pub(crate) fn tx_sockets(&self) -> &Arc<TxSockets> {
+        &self.tx_sockets
     }
 
     pub(crate) fn state(&self) -> &LaneState {

@@ -14,11 +14,11 @@ impl Qp {
     }
 
     /// A datagram leaves from the socket that its address handle opened.
-    pub(super) fn open_outlet(&self, core: &mut Core, wr: &SendWr<'_>) {
+    pub(super) fn open_tx_path(&self, core: &mut Core, wr: &SendWr<'_>) {
         if let (SendTo::Datagram { path, .. }, Service::Ud) = (&wr.to, self.endpoint.service) {
             let lanes = self.context().engine().lanes();
             let rings = || lanes.rings().map(|(port, _)| Arc::clone(port));
-            core.outlets.open(path, rings, || lanes.datagram_socket(path));
+            core.datagram_paths.open(path, rings, || lanes.datagram_socket(path));
         }
     }
 }

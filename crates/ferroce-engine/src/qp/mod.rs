@@ -20,16 +20,16 @@ use ferroce_proto::{
 use ferroce_wire::{Flow, Gid, Qpn};
 use parking_lot::Mutex;
 
-use crate::ah::{self, Way};
+use crate::ah::{self, ResolvedPath};
 use crate::async_queue::{AckCount, EventSource};
 use crate::attr::{AhAttr, QpAttr};
 use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
 use crate::engine::Engine;
 use crate::error::{Busy, CreateQpError, ModifyQpError, PathError};
 use crate::handover::NEVER;
-use crate::lane::{Core, Endpoint, Path};
-use crate::outlets::{Exit, Outlets};
-use crate::tx::Endpoints;
+use crate::lane::{ConnectedPath, Core, Endpoint};
+use crate::tx::Destination;
+use crate::tx_path::{DatagramPaths, TxPath};
 use crate::{CompletionQueue, Context, Pd, Srq, Xrcd, clock};
 use ferroce_host::fork;
 
@@ -348,7 +348,7 @@ impl Qp {
         if reset {
             self.endpoint.move_to(core, None);
             core.ah = AhAttr::default();
-            core.outlets = Outlets::default();
+            core.datagram_paths = DatagramPaths::default();
         }
         self.follow_lanes(core);
         locked.finish_batch(now);
@@ -360,8 +360,8 @@ impl Qp {
     }
 
     /// The lane and socket for a path, from the tables.
-    fn resolve(&self, ah: &AhAttr, dest_qp: Qpn) -> Result<Path, ModifyQpError> {
-        let Way { lane, local, class, hop_limit, link } = ah::resolve(self.context(), ah)?;
+    fn resolve(&self, ah: &AhAttr, dest_qp: Qpn) -> Result<ConnectedPath, ModifyQpError> {
+        let ResolvedPath { lane, local, class, hop_limit, link } = ah::resolve(self.context(), ah)?;
         if ah.dgid.is_multicast() {
             return Err(PathError::Dgid { dgid: ah.dgid, sgid: Gid::from_ip(local) }.into());
         }
@@ -377,17 +377,17 @@ impl Qp {
                 hop_limit,
                 link,
             };
-            return Ok(Path { lane, socket: Exit::Rings(Arc::clone(port), flow) });
+            return Ok(ConnectedPath { lane, socket: TxPath::Rings(Arc::clone(port), flow) });
         }
-        let ends = Endpoints {
+        let ends = Destination {
             destination: ah.dgid.to_ip(),
             local_qpn: self.qpn(),
             remote_qpn: dest_qp,
             class,
             hop_limit,
         };
-        let socket = lane.senders().acquire(&ends).map_err(ModifyQpError::Socket)?;
-        Ok(Path { lane, socket: Exit::Socket(socket) })
+        let socket = lane.tx_sockets().acquire(&ends).map_err(ModifyQpError::Socket)?;
+        Ok(ConnectedPath { lane, socket: TxPath::Socket(socket) })
     }
 
     /// Posts work requests in order and transmits what may leave, on this thread. At the first
@@ -411,7 +411,7 @@ impl Qp {
         let core = &mut *locked.core;
         let mut result = Ok(());
         for (index, wr) in wrs.into_iter().enumerate() {
-            self.open_outlet(core, &wr);
+            self.open_tx_path(core, &wr);
             if let Err(error) = core.transport.post_send(&wr, &core.memory) {
                 result = Err((index, error));
                 break;
@@ -475,7 +475,7 @@ impl Qp {
         let core = &mut *locked.core;
         let mark = core.transport.sq_mark();
         for wr in wrs {
-            self.open_outlet(core, &wr);
+            self.open_tx_path(core, &wr);
             if let Err(error) = core.transport.post_send(&wr, &core.memory) {
                 core.transport.sq_rollback(mark);
                 return Err(error);
@@ -541,7 +541,7 @@ impl Qp {
             self.endpoint.move_to(&mut core, None);
             self.follow_lanes(&mut core);
             core.frame_lane.take().inspect(|lane| engine.lanes().close(lane));
-            core.outlets = Outlets::default();
+            core.datagram_paths = DatagramPaths::default();
             self.endpoint.retire(&core.transport);
             core.memory.end_windows();
             // Gives back what it had in flight.

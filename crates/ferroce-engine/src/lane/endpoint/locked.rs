@@ -18,7 +18,7 @@ use crate::attr::AhAttr;
 use crate::counters::{DeviceCounters, count_drop};
 use crate::lane::{Hub, Lane};
 use crate::memory::View;
-use crate::outlets::{Exit, Outlets};
+use crate::tx_path::{DatagramPaths, TxPath};
 use crate::{clock, transmit};
 
 /// What an endpoint's lock guards.
@@ -26,9 +26,9 @@ pub(crate) struct Core {
     pub(crate) transport: QueuePair,
     pub(crate) memory: View,
     pub(crate) ah: AhAttr,
-    pub(crate) path: Option<Path>,
+    pub(crate) path: Option<ConnectedPath>,
     /// Of datagrams: the sockets they leave from.
-    pub(crate) outlets: Outlets,
+    pub(crate) datagram_paths: DatagramPaths,
     /// Of datagrams, from RTR on: the lanes they come in on. The first one runs its timers.
     pub(crate) datagram_lanes: Vec<Arc<Lane>>,
     /// Of raw packets: the lane of their socket.
@@ -46,9 +46,9 @@ pub(crate) struct Core {
 }
 
 /// Where the packets of a connection leave and arrive, from RTR on.
-pub(crate) struct Path {
+pub(crate) struct ConnectedPath {
     pub(crate) lane: Arc<Lane>,
-    pub(crate) socket: Exit,
+    pub(crate) socket: TxPath,
 }
 
 impl Core {
@@ -59,7 +59,7 @@ impl Core {
             memory,
             ah: AhAttr::default(),
             path: None,
-            outlets: Outlets::default(),
+            datagram_paths: DatagramPaths::default(),
             datagram_lanes: Vec::new(),
             frame_lane: None,
             touched: false,
@@ -276,13 +276,13 @@ impl Locked<'_> {
 
     /// Whether there is more to send.
     fn transmit(&mut self, now: Instant) -> bool {
-        let Core { transport, memory, path, outlets, datagram_lanes, delayed_ack, frame, .. } =
+        let Core { transport, memory, path, datagram_paths, datagram_lanes, delayed_ack, frame, .. } =
             &mut *self.core;
         let counters = self.endpoint.counters();
         let unsent = match path {
             Some(path) => transmit::drain(transport, memory, &path.socket, now, counters),
             None if self.endpoint.service == Service::Ud => {
-                let mut drain = || transmit::drain(transport, memory, outlets, now, counters);
+                let mut drain = || transmit::drain(transport, memory, datagram_paths, now, counters);
                 // Without a lane nobody would come back for the rest, which is as good as lost.
                 let mut unsent = drain();
                 while unsent && datagram_lanes.is_empty() {
@@ -336,7 +336,7 @@ impl Endpoint {
     /// that ends it may be inside, if a signal handler calls `exit`.
     pub(crate) fn flush_delayed_ack_if_free(&self) {
         if let Some(mut core) = self.core.try_lock()
-            && matches!(&core.path, Some(Path { socket: Exit::Socket(_), .. }))
+            && matches!(&core.path, Some(ConnectedPath { socket: TxPath::Socket(_), .. }))
         {
             self.flush_delayed_ack(&mut core);
         }

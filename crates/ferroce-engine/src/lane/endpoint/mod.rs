@@ -1,4 +1,4 @@
-//! Endpoints: the half of a queue pair that packets need. A lane delivers to them and knows no queue pair.
+//! Destination: the half of a queue pair that packets need. A lane delivers to them and knows no queue pair.
 
 mod delayed_ack;
 mod locked;
@@ -18,7 +18,7 @@ use crate::counters::{DeviceCounters, record_head, transport_values};
 use crate::frames::FramePort;
 
 use locked::Inside;
-pub(crate) use locked::{Core, Locked, Path};
+pub(crate) use locked::{ConnectedPath, Core, Locked};
 
 /// What a lane delivers to.
 pub(crate) struct Endpoint {
@@ -97,7 +97,7 @@ impl Endpoint {
     }
 
     /// Leaves the lane it was on, if any, for that of `path`.
-    pub(crate) fn move_to(self: &Arc<Self>, core: &mut Core, path: Option<Path>) {
+    pub(crate) fn move_to(self: &Arc<Self>, core: &mut Core, path: Option<ConnectedPath>) {
         let before = std::mem::replace(&mut core.path, path);
         let same = match (&before, &core.path) {
             (Some(before), Some(after)) => Arc::ptr_eq(&before.lane, &after.lane),
@@ -107,11 +107,11 @@ impl Endpoint {
         if same {
             return;
         }
-        if let Some(Path { lane, .. }) = before {
+        if let Some(ConnectedPath { lane, .. }) = before {
             lane.detach(self);
             self.outputs.remove_lane(&lane);
         }
-        if let Some(Path { lane, .. }) = &core.path {
+        if let Some(ConnectedPath { lane, .. }) = &core.path {
             lane.attach(self);
             self.outputs.add_lane(lane);
         }

@@ -6,10 +6,10 @@ use ferroce_datapath::udp::{SendError, Sent, TxSocket};
 use ferroce_wire::{BatchLimits, Flow, TxBatch};
 
 use crate::rings::RingPort;
-use crate::tx::Sender;
+use crate::tx::SharedTxSocket;
 
 /// Where packets leave.
-pub(crate) trait Outlet {
+pub(crate) trait Transmit {
     /// Sends a batch; `None` if what its flow leaves by is gone.
     fn send(&self, batch: &mut TxBatch<'_>) -> Option<Result<Sent, SendError>>;
     /// What a batch may hold.
@@ -17,14 +17,14 @@ pub(crate) trait Outlet {
 }
 
 /// That of a connection.
-pub(crate) enum Exit {
+pub(crate) enum TxPath {
     /// A socket.
-    Socket(Sender),
+    Socket(SharedTxSocket),
     /// The rings, with the addressing of what leaves there.
     Rings(Arc<RingPort>, Flow),
 }
 
-impl Exit {
+impl TxPath {
     /// The addressing of what this queue pair sends.
     pub(crate) fn flow(&self) -> Flow {
         match self {
@@ -34,7 +34,7 @@ impl Exit {
     }
 }
 
-impl Outlet for Exit {
+impl Transmit for TxPath {
     fn send(&self, batch: &mut TxBatch<'_>) -> Option<Result<Sent, SendError>> {
         Some(match self {
             Self::Socket(sender) => TxSocket::send(sender, batch),
@@ -53,9 +53,9 @@ impl Outlet for Exit {
 /// Those of a queue pair of datagrams, by source port: found without a lock, and open as long as the queue pair may have
 /// something for them, whatever becomes of the address handle. At most 256 for each local address.
 #[derive(Default)]
-pub(crate) struct Outlets(Vec<Arc<Sender>>, Option<Arc<RingPort>>);
+pub(crate) struct DatagramPaths(Vec<Arc<SharedTxSocket>>, Option<Arc<RingPort>>);
 
-impl Outlets {
+impl DatagramPaths {
     fn place(&self, flow: &Flow) -> Result<usize, usize> {
         let key = |flow: &Flow| (flow.source_port, flow.source);
         self.0.binary_search_by_key(&key(flow), |sender| key(&sender.flow()))
@@ -66,7 +66,7 @@ impl Outlets {
         &mut self,
         flow: &Flow,
         rings: impl FnOnce() -> Option<Arc<RingPort>>,
-        socket: impl FnOnce() -> Option<Arc<Sender>>,
+        socket: impl FnOnce() -> Option<Arc<SharedTxSocket>>,
     ) {
         if goes_by_rings(flow) {
             if self.1.is_none() {
@@ -82,7 +82,7 @@ impl Outlets {
     }
 }
 
-impl Outlet for Outlets {
+impl Transmit for DatagramPaths {
     fn send(&self, batch: &mut TxBatch<'_>) -> Option<Result<Sent, SendError>> {
         let flow = batch.flow()?;
         if goes_by_rings(flow) {
