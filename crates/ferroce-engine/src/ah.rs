@@ -165,7 +165,7 @@ impl AhAttr {
     }
 }
 
-/// What becomes of an address vector.
+/// The path that an address vector stands for.
 pub(crate) struct ResolvedPath {
     /// Where it starts.
     pub(crate) lane: Arc<Lane>,

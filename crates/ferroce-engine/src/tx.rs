@@ -34,12 +34,12 @@ pub(crate) struct TxSockets {
     users: Mutex<Users>,
 }
 
-/// Who uses which socket.
+/// The users of each socket.
 #[derive(Default)]
 struct Users {
     /// How many queue pairs and routes of datagrams, by descriptor.
     counts: BTreeMap<RawFd, usize>,
-    /// Those for datagrams, by source port.
+    /// The sockets for datagrams, by source port.
     datagrams: BTreeMap<u16, Weak<SharedTxSocket>>,
 }
 

@@ -12,11 +12,11 @@ use crate::tx::SharedTxSocket;
 pub(crate) trait Transmit {
     /// Sends a batch; `None` if what its flow leaves by is gone.
     fn send(&self, batch: &mut TxBatch<'_>) -> Option<Result<Sent, SendError>>;
-    /// What a batch may hold.
+    /// The limits of a batch.
     fn limits(&self) -> BatchLimits;
 }
 
-/// That of a connection.
+/// The path of a connection.
 pub(crate) enum TxPath {
     /// A socket.
     Socket(SharedTxSocket),
@@ -50,7 +50,7 @@ impl Transmit for TxPath {
     }
 }
 
-/// Those of a queue pair of datagrams, by source port: found without a lock, and open as long as the queue pair may have
+/// The sockets of a queue pair of datagrams, by source port: found without a lock, and open as long as the queue pair may have
 /// something for them, whatever becomes of the address handle. At most 256 for each local address.
 #[derive(Default)]
 pub(crate) struct DatagramPaths(Vec<Arc<SharedTxSocket>>, Option<Arc<RingPort>>);

@@ -70,7 +70,7 @@ struct Ring {
     destroyed: bool,
 }
 
-/// What became of a completion.
+/// The outcome of adding a completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Pushed {
     /// It can be polled.
@@ -105,7 +105,7 @@ pub struct CompletionQueue {
     async_acks: AckCount,
     /// Held between `begin_poll` and the end of the polling.
     consumer: Arc<Mutex<()>>,
-    /// What others see of it.
+    /// Its record in the ledger.
     entry: ledger::Entry,
     epoch: u64,
 }

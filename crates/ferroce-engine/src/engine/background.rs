@@ -75,7 +75,7 @@ impl Background {
             self.unwatch_closed(&lanes);
             let wake_at = self.look(&lanes);
             hub.attention.park(wake_at);
-            // Whoever changed something before it could see the new time is found here.
+            // A thread that changed something before it could see the new time is found here.
             if self.look(&lanes) < wake_at {
                 continue;
             }

@@ -53,7 +53,7 @@ pub fn device_named(name: &str) -> Result<Option<DeviceInfo>, DeviceError> {
     Ok(devices.iter().find(|device| device.name == name).cloned())
 }
 
-/// What a device counted in all programs, by name.
+/// The counters of a device, summed over all programs, by name.
 pub fn device_statistics(name: &str) -> Result<Vec<(String, u64)>, DeviceError> {
     Engine::global()?.broker.statistics(name).map_err(|error| DeviceError::Broker(error.into()))
 }
@@ -83,7 +83,7 @@ pub(crate) struct Engine {
     random: AtomicU64,
 }
 
-/// What exists once a slot is leased.
+/// The parts of the engine that exist once a slot is leased.
 struct Running {
     lanes: Lanes,
     budget: Arc<Budget>,
@@ -363,7 +363,7 @@ impl Engine {
         random_u64().unwrap_or_else(|_| self.random()) as u32
     }
 
-    /// What all objects of one kind in this process share, made when the first of them is: the engine knows nothing of it.
+    /// The state that all objects of one kind in this process share. The first of them makes it; the engine does not look into it.
     pub(crate) fn shared<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> Arc<T> {
         let mut shared = self.shared.lock();
         let known = shared.iter().find_map(|known| Arc::clone(known).downcast().ok());
@@ -414,7 +414,7 @@ pub(crate) trait OpenDevice: Send + Sync {
     fn changed(&self, change: DeviceChange);
 }
 
-/// What happened to a device.
+/// A change of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum DeviceChange {
     /// The GID table changed.

@@ -86,7 +86,7 @@ use crate::tx::TxSockets;
 use ferroce_host::fork::Guarded;
 use follow::Follow;
 
-/// Destination in one batch for which there is room from the start; more make the list grow, once.
+/// The list of endpoints of one batch has room for this many from the start; a larger batch makes it grow, once.
 const TOUCHED: usize = 64;
 
 /// Batches that go before timers that are due, so that a socket that is never empty does not stop them: 4 MiB,
@@ -96,7 +96,7 @@ const BATCHES_BEFORE_TIMERS: u32 = 64;
 /// Tries of a thread that must not miss what has arrived. The holder of a lane works for some microseconds.
 const CATCH_UP_TRIES: u32 = 16;
 
-/// What came of trying to serve a lane.
+/// The outcome of an attempt to serve a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Served {
     /// Another thread holds it.
@@ -107,7 +107,7 @@ pub(crate) enum Served {
     Some,
 }
 
-/// What the holder works with.
+/// The buffers and lists that the holder of the lane works with.
 struct Receiver {
     buffer: RxBuffer,
     /// Made at the first frame.
@@ -115,7 +115,7 @@ struct Receiver {
     /// Made at the first packet out of a ring.
     packet: Option<Box<[u8; MAX_PACKET]>>,
     icrc: IcrcChecker,
-    /// Destination whose answers and completions wait for the end of the batch.
+    /// Endpoints whose answers and completions wait for the end of the batch.
     touched: Vec<Arc<Endpoint>>,
     due: Vec<Arc<Endpoint>>,
     delayed_ack: Option<DelayedBy>,
@@ -145,7 +145,7 @@ impl Receiver {
     }
 }
 
-/// What a lane receives from, and what only lanes of that kind have. An enum, because lanes of all kinds are in one list.
+/// The source of a lane's packets, with the state that only lanes of that kind have. An enum, because lanes of all kinds are in one list.
 enum Source {
     /// Datagrams to an address.
     Udp(Guarded<RxSocket>),
@@ -178,7 +178,7 @@ pub(crate) struct Lane {
     /// Whether the ICRC of what comes counts.
     checks: AtomicBool,
     receiver: Mutex<Box<Receiver>>,
-    /// Destination whose path starts here, each knowing its place in the list.
+    /// Endpoints whose path starts here, each knowing its place in the list.
     endpoints: Mutex<Vec<Arc<Endpoint>>>,
     hub: Arc<Hub>,
     /// Its device's block of the ledger.

@@ -24,8 +24,8 @@ pub(crate) const WATCHED: usize = 8;
 /// About 10 µs of receiving nothing.
 const LOOKS_BEFORE_SLEEP: u32 = 24;
 const LOOKS_PER_YIELD: u32 = 4;
-/// Who has looked for longer gave its core to somebody who computes, not to whoever answers, and would do so at each further
-/// yield, for a slice of some milliseconds. Who sleeps is woken before that one has used up its slice.
+/// A thread that has looked for longer gave its core to a thread that computes, not to the peer that answers. Each further yield
+/// would do so again, for a slice of some milliseconds. A thread that sleeps is woken before that slice is used up.
 const LONGEST_LOOK: Duration = Duration::from_micros(50);
 
 impl LaneSet {

@@ -255,7 +255,7 @@ impl Qp {
         self.resources.target.as_ref().map(|target| &target.sharing)
     }
 
-    /// Those of a context that have it open beside its creator.
+    /// The shares by which a context has it open beside its creator.
     pub(crate) fn shares_of(&self, context: &Arc<Context>) -> Vec<Arc<QpShare>> {
         self.sharing().map(|sharing| sharing.of_context(context)).unwrap_or_default()
     }

@@ -28,7 +28,7 @@ pub struct QpInit {
     pub user: u64,
 }
 
-/// What a queue pair is put together from, whichever its service.
+/// The parts of a new queue pair of any service.
 pub(crate) struct Parts {
     pub(super) service: Service,
     pub(super) send_cq: Option<Arc<CompletionQueue>>,
@@ -55,7 +55,7 @@ impl From<QpInit> for Parts {
 }
 
 impl Parts {
-    /// Those of an XRC target.
+    /// The parts of an XRC target.
     pub(crate) fn target(xrcd: &Arc<Xrcd>, own_memory: bool, user: u64) -> Self {
         Self {
             service: Service::XrcTarget,

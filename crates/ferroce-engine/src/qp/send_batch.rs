@@ -8,7 +8,7 @@ use parking_lot::{ArcMutexGuard, RawMutex};
 
 use super::Qp;
 
-/// What was added to a batch so far. Its memory is reused from batch to batch.
+/// The work requests that were added to a batch so far. Its memory is reused from batch to batch.
 #[derive(Default)]
 pub(crate) struct Stage {
     wrs: Vec<Staged>,

@@ -18,7 +18,7 @@ pub(super) struct Target {
     pub(super) sharing: Sharing,
 }
 
-/// Who has a target open beside its creator.
+/// The contexts that have a target open beside its creator.
 #[derive(Default)]
 pub(super) struct Sharing(Mutex<Holders>);
 
@@ -94,13 +94,13 @@ impl EventSource for QpShare {
 }
 
 impl Drop for QpShare {
-    /// Whoever forgot to close it does not keep the queue pair.
+    /// A share that the program forgot to close does not keep the queue pair.
     fn drop(&mut self) {
         self.leave(false);
     }
 }
 
-/// What it means that the creator destroys its queue pair.
+/// The effect of the creator's destroying its queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Left {
     /// It had done so before.

@@ -21,7 +21,7 @@ use crate::memory::View;
 use crate::tx_path::{DatagramPaths, TxPath};
 use crate::{clock, transmit};
 
-/// What an endpoint's lock guards.
+/// The state that an endpoint's lock guards.
 pub(crate) struct Core {
     pub(crate) transport: QueuePair,
     pub(crate) memory: View,

@@ -1,4 +1,4 @@
-//! Destination: the half of a queue pair that packets need. A lane delivers to them and knows no queue pair.
+//! Endpoints: the half of a queue pair that packets need. A lane delivers to them and knows no queue pair.
 
 mod delayed_ack;
 mod locked;
@@ -20,7 +20,7 @@ use crate::frames::FramePort;
 use locked::Inside;
 pub(crate) use locked::{ConnectedPath, Core, Locked};
 
-/// What a lane delivers to.
+/// The half of a queue pair that a lane delivers to.
 pub(crate) struct Endpoint {
     /// The queue pair, for modules that know what one is.
     pub(crate) owner: Weak<dyn Any + Send + Sync>,
@@ -42,7 +42,7 @@ pub(crate) struct Endpoint {
     pub(crate) outputs: Arc<dyn Outputs>,
 }
 
-/// What a queue pair uses to receive into and to report to. Called once a batch, but for shared receive queues.
+/// The queues that a queue pair receives into and reports to. Called once a batch, but for shared receive queues.
 pub(crate) trait Outputs: Send + Sync {
     /// Hands out completions and events.
     fn publish(&self, transport: &mut QueuePair, now: Instant) -> Published;
