@@ -5,17 +5,12 @@ mod ids;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use ferroce_ipc::{
-    CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmStatus, CmWhat, Refusal,
-    RefusalCode,
-};
+use ferroce_ipc::{CmBind, CmDone, CmNotice, CmRequest, CmStatus, Refusal, RefusalCode};
 use ferroce_proto::cm::{
-    AcceptParams, CmConfig, CmError, CmEventKind, ConnectParams, ConnectionManager, Disconnect, Kind,
-    ListenParams, ListenerId, Route, SidrAnswer, SidrParams, Transmit, attributes,
+    CmConfig, CmError, CmEventKind, ConnectionManager, Kind, ListenParams, ListenerId, Route, Transmit,
 };
-use ferroce_wire::RoceVersion;
-use ferroce_wire::cm::{CommId, Mad, Message, PortSpace, Rej, Rep, SidrRep, Transport};
-use ferroce_wire::{Instant as CmInstant, PathMtu};
+use ferroce_wire::cm::{CommId, Mad, Message, PortSpace};
+use ferroce_wire::{Instant as CmInstant, RoceVersion};
 use tracing::debug;
 
 use super::early::Early;
@@ -23,12 +18,12 @@ use super::ports::{BindError, BindRequest, BindingId, Ports};
 use super::refusal;
 use ferroce_host::netdev::Address;
 
-/// Connections and questions of one program, and of all. Each takes about a kilobyte.
+/// Connections and SIDR requests of one program, and of all. Each takes about a kilobyte.
 const MOST_OF_ONE: usize = 65_536;
 const MOST: usize = 262_144;
 /// Ports of one program.
 const MOST_BINDS: usize = 65_536;
-/// News that wait for a program that is away.
+/// Events that wait for a program that is away.
 const MOST_HELD: usize = 16_384;
 
 /// A bind: its program's slot, and its program's name for it.
@@ -57,8 +52,8 @@ pub struct Cm {
     base: Option<Instant>,
     now: CmInstant,
     serial: u64,
-    /// News of programs whose connection to us is lost, by slot.
-    held: BTreeMap<u8, VecDeque<CmNews>>,
+    /// Events of programs whose connection to us is lost, by slot.
+    held: BTreeMap<u8, VecDeque<CmNotice>>,
     random: u64,
     early: Early,
 }
@@ -117,19 +112,14 @@ impl Cm {
 
     /// What there is, and what was counted.
     pub fn status(&self) -> CmStatus {
-        let (connections, questions, listeners) = self.manager.census();
-        let counters = self.manager.counters();
+        let (connections, sidr_requests, listeners) = self.manager.census();
         let small = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         CmStatus {
             connections: small(connections),
-            questions: small(questions),
+            sidr_requests: small(sidr_requests),
             listeners: small(listeners),
             ports: small(self.binds.len()),
-            rx_msgs: counters.rx_msgs.0,
-            rx_duplicates: counters.rx_duplicates.0,
-            tx_msgs: counters.tx_msgs.0,
-            tx_retries: counters.tx_retries.0,
-            drops: counters.drops,
+            counters: *self.manager.counters(),
             no_mad: 0,
         }
     }
@@ -159,27 +149,35 @@ impl Cm {
         self.manager.poll_transmit()
     }
 
-    /// The next news, and the slot of the program that they are for.
-    pub fn poll_news(&mut self) -> Option<(u8, CmNews)> {
+    /// What happened next, for the program that owns it.
+    pub fn poll_event(&mut self) -> Option<CmNotice> {
         loop {
-            let event = self.manager.poll_event()?;
-            if let Some(what) = self.what(event.id, event.kind) {
-                let (serial, record) = self.record(event.id);
-                return Some((event.owner, CmNews { id: event.id, serial, record, what }));
+            let mut event = self.manager.poll_event()?;
+            if let CmEventKind::Request { listener: Some(listener), .. }
+            | CmEventKind::SidrRequest { listener, .. } = &mut event.kind
+            {
+                let Some((_, handle)) = self.listeners.get(listener) else {
+                    // The listener ended before its program heard of the request: nobody will answer.
+                    self.manager.close(self.now, event.id);
+                    continue;
+                };
+                *listener = ListenerId(*handle);
             }
+            let (serial, record) = self.record(event.id);
+            return Some(CmNotice { event, serial, record });
         }
     }
 
-    /// Keeps news for a program that is away.
-    pub fn hold(&mut self, slot: u8, news: CmNews) {
-        let held = self.held.entry(slot).or_default();
+    /// Keeps an event for a program that is away.
+    pub fn hold(&mut self, notice: CmNotice) {
+        let held = self.held.entry(notice.event.owner).or_default();
         if held.len() < MOST_HELD {
-            held.push_back(news);
+            held.push_back(notice);
         }
     }
 
     /// What was kept for it.
-    pub fn take_held(&mut self, slot: u8) -> VecDeque<CmNews> {
+    pub fn take_held(&mut self, slot: u8) -> VecDeque<CmNotice> {
         self.held.remove(&slot).unwrap_or_default()
     }
 
@@ -223,23 +221,20 @@ impl Cm {
                 }
                 return Ok(CmDone::default());
             }
-            CmRequest::Connect(connect) => {
-                let route = checked(connect.route, has)?;
-                self.manager.connect(now, owner, &connect_params(route, &connect)?).map_err(refused)?
+            CmRequest::Connect(mut params) => {
+                params.route = checked(params.route, has)?;
+                self.manager.connect(now, owner, &params).map_err(refused)?
             }
-            CmRequest::Ask(ask) => {
-                let route = checked(ask.route, has)?;
-                self.manager.resolve(now, owner, &sidr_params(route, &ask)).map_err(refused)?
+            CmRequest::Resolve(mut params) => {
+                params.route = checked(params.route, has)?;
+                self.manager.resolve(now, owner, &params).map_err(refused)?
             }
-            CmRequest::Accept(rep) => {
-                let id = own(asker, rep.local_id)?;
-                self.manager.accept(now, id, &accept_params(&rep)).map_err(refused)?;
+            CmRequest::Accept { id, params } => {
+                self.manager.accept(now, own(asker, id)?, &params).map_err(refused)?;
                 id
             }
-            CmRequest::Reject(rej) => {
-                let Rej { reason, info, private, .. } = *rej;
-                let id = own(asker, rej.local_id)?;
-                self.manager.reject(now, id, reason, info, private).map_err(refused)?;
+            CmRequest::Reject { id, reason, info, private } => {
+                self.manager.reject(now, own(asker, id)?, reason, info, *private).map_err(refused)?;
                 id
             }
             CmRequest::Establish(id) => {
@@ -258,9 +253,8 @@ impl Cm {
                 self.manager.send_mra(own(asker, id)?, service_timeout, at_once).map_err(refused)?;
                 id
             }
-            CmRequest::Answer(rep) => {
-                let id = own(asker, rep.request_id)?;
-                self.manager.answer_sidr(id, &sidr_answer(&rep)).map_err(refused)?;
+            CmRequest::Answer { id, answer } => {
+                self.manager.answer_sidr(own(asker, id)?, &answer).map_err(refused)?;
                 id
             }
             CmRequest::Restored => return Ok(CmDone::default()),
@@ -380,54 +374,9 @@ impl Cm {
         self.serial += 1;
         (self.serial, self.manager.export(self.now, id).unwrap_or_default())
     }
-
-    /// `None` if nobody is to be told.
-    fn what(&mut self, id: CommId, kind: CmEventKind) -> Option<CmWhat> {
-        Some(match kind {
-            CmEventKind::Request { listener, route, req, starting_psn } => {
-                let handle = match listener {
-                    None => None,
-                    Some(listener) => match self.listeners.get(&listener) {
-                        Some((_, handle)) => Some(*handle),
-                        None => {
-                            // It was asked before its listener went, and nobody will answer.
-                            self.manager.close(self.now, id);
-                            return None;
-                        }
-                    },
-                };
-                CmWhat::Request { handle, route: told(&route), starting_psn, req }
-            }
-            CmEventKind::Reply { rep } => CmWhat::Reply(rep),
-            CmEventKind::Established => CmWhat::Established,
-            CmEventKind::Rejected { about, reason, info, private } => CmWhat::Rejected(Box::new(Rej {
-                local_id: CommId::NONE,
-                remote_id: id,
-                about,
-                reason,
-                info,
-                private: *private,
-            })),
-            CmEventKind::Unreachable => CmWhat::Unreachable,
-            CmEventKind::Disconnected(end) => CmWhat::Disconnected(match end {
-                Disconnect::ByPeer => CmEnd::ByPeer,
-                Disconnect::ByUs => CmEnd::ByUs,
-                Disconnect::NoAnswer => CmEnd::NoAnswer,
-            }),
-            CmEventKind::TimeWaitOver => CmWhat::TimeWaitOver,
-            CmEventKind::SidrRequest { listener, route, req } => match self.listeners.get(&listener) {
-                Some((_, handle)) => CmWhat::SidrRequest { handle: *handle, route: told(&route), req },
-                None => {
-                    self.manager.close(self.now, id);
-                    return None;
-                }
-            },
-            CmEventKind::SidrReply { rep } => CmWhat::SidrReply(rep),
-        })
-    }
 }
 
-/// The connection or question of ours that a MAD is about; `None` for those that begin something, or are none.
+/// The connection or SIDR request of ours that a MAD is about; `None` for a MAD that begins one, or is malformed.
 pub fn addressee(mad: &[u8]) -> Option<CommId> {
     let id = match Mad::parse(mad).ok()?.message {
         Message::Req(_) | Message::SidrReq(_) => return None,
@@ -462,10 +411,8 @@ fn refused(error: CmError) -> Refusal {
     refusal(code, error.to_string())
 }
 
-/// A program's route, if it begins at an address of ours.
-fn checked(route: CmRoute, has: impl Fn(Address) -> bool) -> Result<Route, Refusal> {
-    let CmRoute { local, remote, interface } = route;
-    let route = Route { local, remote, interface };
+/// The route of a program's request, if it begins at an address of ours.
+fn checked(route: Route, has: impl Fn(Address) -> bool) -> Result<Route, Refusal> {
     let address = start_of(&route);
     if !has(address) {
         let sentence = format!("no device has the address {address}");
@@ -477,10 +424,6 @@ fn checked(route: CmRoute, has: impl Fn(Address) -> bool) -> Result<Route, Refus
     }
 }
 
-fn told(route: &Route) -> CmRoute {
-    CmRoute { local: route.local, remote: route.remote, interface: route.interface }
-}
-
 fn port_refused(error: BindError) -> Refusal {
     let code = match error {
         BindError::InUse(_) => RefusalCode::AddressInUse,
@@ -489,66 +432,6 @@ fn port_refused(error: BindError) -> Refusal {
         BindError::Unknown => RefusalCode::UnknownId,
     };
     refusal(code, error.to_string())
-}
-
-fn connect_params(route: Route, connect: &CmConnect) -> Result<ConnectParams, Refusal> {
-    let req = &connect.req;
-    let path_mtu =
-        PathMtu::try_from(req.path_mtu).map_err(|e| refusal(RefusalCode::BadRequest, e.to_string()))?;
-    Ok(ConnectParams {
-        peer_to_peer: connect.peer_to_peer,
-        starting_psn: Some(req.starting_psn),
-        transport: req.transport,
-        responder_resources: req.responder_resources,
-        initiator_depth: req.initiator_depth,
-        flow_control: req.flow_control,
-        retry_count: req.retry_count,
-        rnr_retry_count: req.rnr_retry_count,
-        srq: req.srq,
-        path_mtu,
-        packet_life: connect.packet_life,
-        ack_delay: connect.ack_delay,
-        response_timeout: req.remote_timeout,
-        max_cm_retries: req.max_cm_retries,
-        traffic_class: req.primary.traffic_class,
-        hop_limit: req.primary.hop_limit,
-        flow_label: req.primary.flow_label,
-        sl: req.primary.sl,
-        ece: req.ece,
-        private: req.private,
-        ..ConnectParams::new(route, req.service_id, req.ca_guid, req.qpn)
-    })
-}
-
-fn accept_params(rep: &Rep) -> AcceptParams {
-    // Where XRC has its queue pair, nobody else has one.
-    let transport = if rep.eecn.value() == 0 { Transport::Rc } else { Transport::XRC };
-    AcceptParams {
-        responder_resources: rep.responder_resources,
-        initiator_depth: rep.initiator_depth,
-        ack_delay: rep.target_ack_delay,
-        flow_control: rep.flow_control,
-        rnr_retry_count: rep.rnr_retry_count,
-        srq: rep.srq,
-        ece: rep.ece,
-        private: rep.private,
-        ..AcceptParams::new(rep.ca_guid, attributes::replied_qpn(transport, rep))
-    }
-}
-
-fn sidr_params(route: Route, ask: &CmAsk) -> SidrParams {
-    SidrParams {
-        route,
-        service_id: ask.req.service_id,
-        response_timeout: ask.response_timeout,
-        max_cm_retries: ask.retries,
-        traffic_class: ask.traffic_class,
-        private: ask.req.private,
-    }
-}
-
-fn sidr_answer(rep: &SidrRep) -> SidrAnswer {
-    SidrAnswer { status: rep.status, qpn: rep.qpn, qkey: rep.qkey, ece: rep.ece, private: rep.private }
 }
 
 /// The local address at which a route begins.

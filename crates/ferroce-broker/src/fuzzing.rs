@@ -8,16 +8,12 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use ferroce_ipc::{
-    CmAsk, CmBind, CmConnect, CmRequest, CmRoute, CmWhat, DeviceInfo, Hello, LinkKind, Message, Peer,
-    ResourceCounts,
-};
-use ferroce_proto::cm::{AcceptParams, ConnectParams, Route, Transmit};
+use ferroce_ipc::{CmBind, CmNotice, CmRequest, DeviceInfo, Hello, LinkKind, Message, Peer, ResourceCounts};
+use ferroce_proto::cm::{AcceptParams, CmEventKind, ConnectParams, Route, SidrAnswer, SidrParams, Transmit};
 use ferroce_wire::cm::{
-    About, CmTime, CommId, Ece, Info, IpCmHeader, PortSpace, PrivateData, Rej, RejReason, Req, ServiceId,
-    SidrRep, SidrReq, SidrStatus,
+    CmTime, CommId, Ece, Info, IpCmHeader, PortSpace, PrivateData, RejReason, SidrStatus,
 };
-use ferroce_wire::{Pkey, Psn, Qkey, Qpn};
+use ferroce_wire::{Psn, Qkey, Qpn};
 
 use super::fake::{Fake, netdev};
 use super::logic::{Broker, Output};
@@ -292,51 +288,48 @@ impl<'a> Run<'a> {
                     _ => CmRequest::PortBlock { space, first },
                 }
             }
-            3 => CmRequest::Connect(Box::new(CmConnect {
-                route: self.route(),
-                peer_to_peer: what >= 128,
-                packet_life: CmTime::saturating(16),
-                ack_delay: CmTime::saturating(15),
-                req: self.req(number),
-            })),
-            4 => {
-                let params = AcceptParams::new(1, Qpn::new(u32::from(number)));
-                CmRequest::Accept(Box::new(params.rep(id, Psn::new(1), &self.req(number))))
+            3 => {
+                let route = self.route();
+                let service_id = PortSpace::Tcp.service_id(7000);
+                CmRequest::Connect(Box::new(ConnectParams {
+                    peer_to_peer: what >= 128,
+                    starting_psn: Some(Psn::new(3)),
+                    private: self.private(),
+                    ..ConnectParams::new(route, service_id, 1, Qpn::new(number.into()))
+                }))
             }
-            5 => CmRequest::Reject(Box::new(Rej {
-                local_id: id,
-                remote_id: CommId::NONE,
-                about: About::REQ,
+            4 => {
+                let params = Box::new(AcceptParams::new(1, Qpn::new(u32::from(number))));
+                CmRequest::Accept { id, params }
+            }
+            5 => CmRequest::Reject {
+                id,
                 reason: RejReason::CONSUMER,
                 info: Info::NONE,
-                private: PrivateData::EMPTY,
-            })),
+                private: Box::new(PrivateData::EMPTY),
+            },
             6 => CmRequest::Establish(id),
             7 => CmRequest::Disconnect(id),
             8 => CmRequest::Close(id),
             9 => CmRequest::Mra { id, service_timeout: CmTime::saturating(number), at_once: what >= 128 },
-            10 => CmRequest::Ask(Box::new(CmAsk {
+            10 => CmRequest::Resolve(Box::new(SidrParams {
                 route: self.route(),
+                service_id: PortSpace::Udp.service_id(7000),
                 response_timeout: CmTime::saturating(20),
-                retries: number,
+                max_cm_retries: number,
                 traffic_class: 0,
-                req: SidrReq {
-                    request_id: CommId::NONE,
-                    pkey: Pkey::DEFAULT,
-                    service_id: PortSpace::Udp.service_id(7000),
-                    private: self.private(),
-                },
+                private: self.private(),
             })),
-            11 => CmRequest::Answer(Box::new(SidrRep {
-                request_id: id,
-                status: SidrStatus::VALID,
-                info: Info::NONE,
-                ece: Ece::default(),
-                qpn: Qpn::new(1),
-                service_id: ServiceId(0),
-                qkey: Qkey::new(1),
-                private: PrivateData::EMPTY,
-            })),
+            11 => CmRequest::Answer {
+                id,
+                answer: Box::new(SidrAnswer {
+                    status: SidrStatus::VALID,
+                    qpn: Qpn::new(1),
+                    qkey: Qkey::new(1),
+                    ece: Ece::default(),
+                    private: PrivateData::EMPTY,
+                }),
+            },
             _ => match self.clients[client].records.get(usize::from(number % 8)) {
                 Some((id, record)) => CmRequest::Restore { id: *id, record: record.clone() },
                 None => CmRequest::Restore { id, record: self.bytes().to_vec() },
@@ -345,18 +338,10 @@ impl<'a> Run<'a> {
         self.say(client, 1, Message::Cm(request), Vec::new());
     }
 
-    fn route(&mut self) -> CmRoute {
+    fn route(&mut self) -> Route {
         let ip = ["127.0.0.1", "::1", "127.0.0.1", "192.0.2.1"][usize::from(self.number() % 4)];
         let ip = ip.parse().expect("an address");
-        CmRoute { local: ip, remote: ip, interface: 0 }
-    }
-
-    fn req(&mut self, number: u8) -> Req {
-        let route = Route { local: [127, 0, 0, 1].into(), remote: [127, 0, 0, 1].into(), interface: 0 };
-        let (service_id, qpn) = (PortSpace::Tcp.service_id(7000), Qpn::new(number.into()));
-        let params =
-            ConnectParams { private: self.private(), ..ConnectParams::new(route, service_id, 1, qpn) };
-        params.req(CommId(9), Psn::new(3))
+        Route { local: ip, remote: ip, interface: 0 }
     }
 
     fn private<const N: usize>(&mut self) -> PrivateData<N> {
@@ -451,15 +436,15 @@ impl<'a> Run<'a> {
                         |slot: &u8| self.holders.get(slot).is_some_and(|holder| holder.process == process);
                     assert!(address.slots.iter().all(own), "sockets of another program's slot");
                 }
-                Message::CmNews(news) => {
-                    let (slot, process) = ((news.id.0 >> 24) as u8, client.process);
-                    let own = self.holders.get(&slot).is_some_and(|holder| holder.process == process);
-                    assert!(own, "news of another program's connection");
-                    self.established += usize::from(news.what == CmWhat::Established);
-                    self.known.push_back(news.id);
+                Message::CmEvent(CmNotice { event, record, .. }) => {
+                    let process = client.process;
+                    let own = self.holders.get(&event.owner).is_some_and(|holder| holder.process == process);
+                    assert!(own, "an event of another program's connection");
+                    self.established += usize::from(event.kind == CmEventKind::Established);
+                    self.known.push_back(event.id);
                     self.known.truncate(16);
-                    client.records.retain(|(id, _)| *id != news.id);
-                    client.records.push((news.id, news.record));
+                    client.records.retain(|(id, _)| *id != event.id);
+                    client.records.push((event.id, record));
                 }
                 Message::CmDone(done) => {
                     self.known.push_front(done.id);

@@ -111,8 +111,6 @@ struct Client {
     /// Whether its death can be seen apart from its connection's end.
     watched: bool,
     greeted: bool,
-    /// Minor version that it speaks.
-    minor: u16,
     /// Its packets of RoCE v2 are frames.
     frames_v2: bool,
     /// It has more to tell of an earlier broker's connections.
@@ -236,7 +234,6 @@ impl<W: World> Broker<W> {
             process,
             watched,
             greeted: false,
-            minor: 0,
             frames_v2: false,
             restoring: false,
             view: None,
@@ -400,7 +397,6 @@ impl<W: World> Broker<W> {
         let devices = self.view(view);
         if let Some(known) = self.clients.get_mut(&client) {
             known.greeted = true;
-            known.minor = hello.minor;
             known.view = view;
             known.devices = devices;
         }
@@ -490,7 +486,7 @@ impl<W: World> Broker<W> {
             | Message::Status(_)
             | Message::Netdevs(_)
             | Message::CmDone(_)
-            | Message::CmNews(_)
+            | Message::CmEvent(_)
             | Message::Rings
             | Message::Statistics(_)
             | Message::Ledgers(_)

@@ -589,7 +589,7 @@ impl Server {
                 Output::Send { client, id, message, descriptors } => {
                     let Some(link) = self.links.get_mut(&client) else { continue };
                     let most_queued =
-                        if matches!(message, Message::CmNews(_)) { MOST_NEWS } else { MOST_QUEUED };
+                        if matches!(message, Message::CmEvent(_)) { MOST_NEWS } else { MOST_QUEUED };
                     link.queue.push_back((id, message, descriptors));
                     if link.queue.len() > most_queued {
                         warn!(?client, "reads nothing: given up");

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use common::{brokers, isolated, kill, program};
 use ferroce_engine::cm::{
-    AcceptParams, Bind, CmError, ConnectParams, Connection, Event, EventKind, Port, Question, Queue, Route,
-    SidrAnswer, SidrParams, Target,
+    AcceptParams, Bind, CmError, CmEventKind, ConnectParams, Connection, Disconnect, Event, EventSink, Port,
+    Queue, Route, SidrAnswer, SidrParams, SidrRequest,
 };
 use ferroce_wire::cm::{CmTime, Ece, IpCmHeader, PortSpace, PrivateData, RejReason, SidrStatus};
 use ferroce_wire::{Psn, Qkey, Qpn};
@@ -31,35 +31,35 @@ fn next(queue: &Queue) -> Event {
     queue.poll().unwrap()
 }
 
-fn target(queue: &Arc<Queue>) -> Target {
-    let queue: Arc<Queue> = Arc::clone(queue);
-    Target::new(queue, 0)
+fn sink(queue: &Arc<Queue>) -> EventSink {
+    EventSink::queue(queue, 0)
 }
 
 /// A program that listens, accepts at once or with the next line of its standard input, and tells everything.
 fn serve(at_once: bool) {
     let queue = Queue::new().unwrap();
     let port = Port::bind(&Bind::new(PortSpace::Tcp, SocketAddr::new(LOCALHOST, PORT))).unwrap();
-    port.listen(0, target(&queue)).unwrap();
+    port.listen(0, sink(&queue)).unwrap();
     println!("\nlistening");
     let mut connections = BTreeMap::new();
     let mut qpn = 0x20;
     loop {
-        let Event { context, kind } = next_for_ever(&queue);
+        let Event { context, kind, incoming } = next_for_ever(&queue);
         match kind {
-            EventKind::Request { connection, req, .. } => {
+            CmEventKind::Request { .. } => {
+                let connection = incoming.unwrap().connection();
                 println!("\nrequest");
                 if !at_once {
                     std::io::stdin().lock().read_line(&mut String::new()).unwrap();
                 }
                 // Queue pairs that are in use twice would be stale connections to the peer.
                 qpn += 1;
-                connection.set_target(Target { context: qpn.into(), ..target(&queue) });
-                connection.accept(&AcceptParams::new(2, Qpn::new(qpn)), &req).unwrap();
+                connection.set_sink(EventSink::queue(&queue, qpn.into()));
+                connection.accept(&AcceptParams::new(2, Qpn::new(qpn))).unwrap();
                 connections.insert(u64::from(qpn), connection);
             }
-            EventKind::Established => println!("\nestablished"),
-            EventKind::Disconnected(end) => {
+            CmEventKind::Established => println!("\nestablished"),
+            CmEventKind::Disconnected(end) => {
                 println!("\ndisconnected {end:?}");
                 connections[&context].disconnect().unwrap();
             }
@@ -111,13 +111,13 @@ fn ask(queue: &Arc<Queue>, qpn: u32) -> Connection {
         starting_psn: Some(Psn::new(1)),
         ..ConnectParams::new(route, PortSpace::Tcp.service_id(PORT), 1, Qpn::new(qpn))
     };
-    Connection::connect(&params, target(queue)).unwrap().0
+    Connection::connect(&params, sink(queue)).unwrap().0
 }
 
 fn establish(server: &mut Server, queue: &Arc<Queue>, qpn: u32) -> Connection {
     let connection = ask(queue, qpn);
     server.says("request");
-    assert!(matches!(next(queue).kind, EventKind::Reply(_)));
+    assert!(matches!(next(queue).kind, CmEventKind::Reply { .. }));
     connection.establish().unwrap();
     server.says("established");
     connection
@@ -127,8 +127,8 @@ fn over(server: &mut Server, queue: &Queue, connection: &Connection) {
     connection.disconnect().unwrap();
     server.says("disconnected ByPeer");
     let event = next(queue).kind;
-    assert!(matches!(event, EventKind::Disconnected(ferroce_engine::cm::End::ByUs)), "{event:?}");
-    assert!(matches!(next(queue).kind, EventKind::TimeWaitOver));
+    assert!(matches!(event, CmEventKind::Disconnected(Disconnect::ByUs)), "{event:?}");
+    assert!(matches!(next(queue).kind, CmEventKind::TimeWaitOver));
     assert!(matches!(connection.disconnect(), Err(CmError::Gone(_))));
 }
 
@@ -171,20 +171,20 @@ fn a_request_outlives_its_broker() {
         kill(brokers()[0]);
         std::thread::sleep(Duration::from_millis(300));
         writeln!(server.input).unwrap();
-        assert!(matches!(next(&queue).kind, EventKind::Reply(_)));
+        assert!(matches!(next(&queue).kind, CmEventKind::Reply { .. }));
         connection.establish().unwrap();
         server.says("established");
         server.ends();
     });
 }
 
-/// The one who asks asks again; the one who was asked hears it anew.
+/// Each program tells the next broker its SIDR request; the listener gets it anew.
 #[test]
-fn a_question_outlives_its_broker() {
-    isolated("a_question_outlives_its_broker", || {
+fn a_sidr_request_outlives_its_broker() {
+    isolated("a_sidr_request_outlives_its_broker", || {
         let queue = Queue::new().unwrap();
         let port = Port::bind(&Bind::new(PortSpace::Udp, SocketAddr::new(LOCALHOST, PORT))).unwrap();
-        port.listen(0, target(&queue)).unwrap();
+        port.listen(0, sink(&queue)).unwrap();
         let header = IpCmHeader { source_port: 5, source: LOCALHOST, destination: LOCALHOST }.emit();
         let params = SidrParams {
             route: Route { local: LOCALHOST, remote: LOCALHOST, interface: 0 },
@@ -194,14 +194,18 @@ fn a_question_outlives_its_broker() {
             traffic_class: 0,
             private: PrivateData::new(&header).unwrap(),
         };
-        let question = Question::ask(&params, Target { context: 1, ..target(&queue) }).unwrap();
-        let Event { context: 0, kind: EventKind::Asked { question: first, .. } } = next(&queue) else {
+        let request = SidrRequest::send(&params, EventSink::queue(&queue, 1)).unwrap();
+        let Event { context: 0, kind: CmEventKind::SidrRequest { .. }, incoming: Some(first) } = next(&queue)
+        else {
             panic!("not asked")
         };
+        let first = first.sidr_request();
         kill(brokers()[0]);
-        let Event { context: 0, kind: EventKind::Asked { question: again, .. } } = next(&queue) else {
+        let Event { context: 0, kind: CmEventKind::SidrRequest { .. }, incoming: Some(again) } = next(&queue)
+        else {
             panic!("not asked again")
         };
+        let again = again.sidr_request();
         let answer = SidrAnswer {
             status: SidrStatus::VALID,
             qpn: Qpn::new(7),
@@ -212,9 +216,11 @@ fn a_question_outlives_its_broker() {
         // The first one went with its broker.
         assert!(matches!(first.answer(&answer), Err(CmError::Gone(_))));
         again.answer(&answer).unwrap();
-        let Event { context: 1, kind: EventKind::Answered(rep) } = next(&queue) else { panic!("no answer") };
+        let Event { context: 1, kind: CmEventKind::SidrReply { rep }, .. } = next(&queue) else {
+            panic!("no answer")
+        };
         assert_eq!((rep.qpn, rep.qkey), (Qpn::new(7), Qkey::new(8)));
-        drop(question);
+        drop(request);
     });
 }
 
@@ -227,18 +233,18 @@ fn the_peers_of_a_dead_program_are_told() {
         let connection = establish(&mut server, &queue, 0x11);
         server.ends();
         let event = next(&queue).kind;
-        assert!(matches!(event, EventKind::Disconnected(ferroce_engine::cm::End::ByPeer)), "{event:?}");
+        assert!(matches!(event, CmEventKind::Disconnected(Disconnect::ByPeer)), "{event:?}");
         connection.disconnect().unwrap();
-        assert!(matches!(next(&queue).kind, EventKind::TimeWaitOver));
+        assert!(matches!(next(&queue).kind, CmEventKind::TimeWaitOver));
         // One that had not decided yet; and nobody has the port any more.
         let mut server = Server::start(NAME, "slow");
         let _connection = ask(&queue, 0x12);
         server.says("request");
         server.ends();
-        let EventKind::Rejected(rej) = next(&queue).kind else { panic!("not rejected") };
-        assert_eq!(rej.reason, RejReason::CONSUMER);
+        let CmEventKind::Rejected { reason, .. } = next(&queue).kind else { panic!("not rejected") };
+        assert_eq!(reason, RejReason::CONSUMER);
         let _connection = ask(&queue, 0x13);
-        let EventKind::Rejected(rej) = next(&queue).kind else { panic!("not rejected") };
-        assert_eq!(rej.reason, RejReason::INVALID_SERVICE_ID);
+        let CmEventKind::Rejected { reason, .. } = next(&queue).kind else { panic!("not rejected") };
+        assert_eq!(reason, RejReason::INVALID_SERVICE_ID);
     });
 }

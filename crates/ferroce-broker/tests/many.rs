@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{brokers, eventually, isolated};
 use ferroce_engine::cm::{
-    AcceptParams, Bind, ConnectParams, Connection, Event, EventKind, Port, Queue, Route, Target,
+    AcceptParams, Bind, CmEventKind, ConnectParams, Connection, Event, EventSink, Port, Queue, Route,
 };
 use ferroce_ipc::{BROKER_NAME, Client, Message, Status};
 use ferroce_wire::Qpn;
@@ -22,9 +22,8 @@ const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const ALL: u64 = 10_000;
 const AT_ONCE: u64 = 500;
 
-fn target(queue: &Arc<Queue>, context: u64) -> Target {
-    let queue: Arc<Queue> = Arc::clone(queue);
-    Target::new(queue, context)
+fn sink(queue: &Arc<Queue>, context: u64) -> EventSink {
+    EventSink::queue(queue, context)
 }
 
 fn next(queue: &Queue) -> Event {
@@ -63,27 +62,28 @@ fn round(queue: &Arc<Queue>, first: u64) {
             private: PrivateData::new(&header).unwrap(),
             ..ConnectParams::new(route, PortSpace::Tcp.service_id(PORT), 1, qpn(active))
         };
-        ends.insert(active, Connection::connect(&params, target(queue, active)).unwrap().0);
+        ends.insert(active, Connection::connect(&params, sink(queue, active)).unwrap().0);
     }
     let mut left = 2 * AT_ONCE;
     while left > 0 {
-        let Event { context, kind } = next(queue);
+        let Event { context, kind, incoming } = next(queue);
         match kind {
-            EventKind::Request { connection, req, .. } => {
+            CmEventKind::Request { req, .. } => {
+                let connection = incoming.unwrap().connection();
                 let passive = u64::from(req.qpn.value() - 0x0001_0000) + 1;
-                connection.set_target(target(queue, passive));
-                connection.accept(&AcceptParams::new(1, qpn(passive)), &req).unwrap();
+                connection.set_sink(sink(queue, passive));
+                connection.accept(&AcceptParams::new(1, qpn(passive))).unwrap();
                 ends.insert(passive, connection);
             }
-            EventKind::Reply(_) => {
+            CmEventKind::Reply { .. } => {
                 ends[&context].establish().unwrap();
                 if context % 4 == 0 {
                     ends[&context].disconnect().unwrap();
                 }
             }
-            EventKind::Established if context % 4 == 3 => ends[&context].disconnect().unwrap(),
-            EventKind::Established => {}
-            EventKind::Disconnected(_) => {
+            CmEventKind::Established if context % 4 == 3 => ends[&context].disconnect().unwrap(),
+            CmEventKind::Established => {}
+            CmEventKind::Disconnected(_) => {
                 ends[&context].disconnect().unwrap();
                 // One of the two sees time-wait to its end, the other leaves that to the broker.
                 if context % 2 == 0 {
@@ -91,7 +91,7 @@ fn round(queue: &Arc<Queue>, first: u64) {
                     left -= 1;
                 }
             }
-            EventKind::TimeWaitOver => {
+            CmEventKind::TimeWaitOver => {
                 ends.remove(&context);
                 left -= 1;
             }
@@ -106,14 +106,14 @@ fn ten_thousand_connections_leave_nothing_behind() {
     isolated("ten_thousand_connections_leave_nothing_behind", || {
         let queue = Queue::new().unwrap();
         let port = Port::bind(&Bind::new(PortSpace::Tcp, SocketAddr::new(LOCALHOST, PORT))).unwrap();
-        port.listen(0, target(&queue, u64::MAX)).unwrap();
+        port.listen(0, sink(&queue, u64::MAX)).unwrap();
         let broker = brokers()[0].to_string();
         // The first are what everybody's memory grows to.
         let warm = 2000;
         (0..warm / AT_ONCE).for_each(|number| round(&queue, number * AT_ONCE));
         let nothing = || {
             let cm = status().cm;
-            (cm.connections, cm.questions) == (0, 0)
+            (cm.connections, cm.sidr_requests) == (0, 0)
         };
         eventually("time-wait is over", nothing);
         let (before, ours) = (has(&broker), has("self"));
@@ -122,7 +122,11 @@ fn ten_thousand_connections_leave_nothing_behind() {
         let status = status();
         assert_eq!((status.cm.listeners, status.cm.ports, status.programs.len()), (1, 1, 1));
         assert_eq!(status.programs[0].slots, [1]);
-        assert_eq!((status.cm.rx_msgs[0], status.cm.tx_retries), (ALL, [0; 11]), "and nothing was lost");
+        assert_eq!(
+            (status.cm.counters.rx_msgs.0[0], status.cm.counters.tx_retries.0),
+            (ALL, [0; 11]),
+            "and nothing was lost"
+        );
         for (who, process, before) in [("the broker", broker.as_str(), before), ("the program", "self", ours)]
         {
             // One may be that of our last question.

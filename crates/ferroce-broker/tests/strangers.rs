@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::{brokers, eventually, isolated};
 use ferroce_datapath::udp::TxSocket;
 use ferroce_engine::cm::{
-    AcceptParams, Bind, ConnectParams, Connection, Event, EventKind, Port, Queue, Route, Target,
+    AcceptParams, Bind, CmEventKind, ConnectParams, Connection, Event, EventSink, Port, Queue, Route,
 };
 use ferroce_ipc::{BROKER_NAME, Client, CmStatus, Message as ToBroker};
 use ferroce_wire::cm::{
@@ -102,14 +102,13 @@ impl Stranger {
     }
 }
 
-fn target(queue: &Arc<Queue>, context: u64) -> Target {
-    let queue: Arc<Queue> = Arc::clone(queue);
-    Target::new(queue, context)
+fn sink(queue: &Arc<Queue>, context: u64) -> EventSink {
+    EventSink::queue(queue, context)
 }
 
 fn listen(queue: &Arc<Queue>, backlog: u16) -> Port {
     let port = Port::bind(&Bind::new(PortSpace::Tcp, SocketAddr::new(HOST, PORT))).unwrap();
-    port.listen(backlog, target(queue, 0)).unwrap();
+    port.listen(backlog, sink(queue, 0)).unwrap();
     port
 }
 
@@ -130,7 +129,7 @@ fn status() -> CmStatus {
 
 fn dropped(reason: &str) -> u64 {
     let place = CmStatus::DROPS.iter().position(|name| *name == reason).unwrap();
-    status().drops[place]
+    status().counters.drops[place]
 }
 
 /// Memory of the broker, in pages.
@@ -190,16 +189,16 @@ fn strangers_are_answered_or_counted() {
         }
         eventually("all are counted", || {
             let status = status();
-            status.no_mad == 3 && status.drops[0] == 5
+            status.no_mad == 3 && status.counters.drops[0] == 5
         });
         // After all that: a request, once however often it is said.
         for _ in 0..3 {
             stranger.send(Qkey::GSI, &good);
         }
-        assert!(matches!(next(&queue).kind, EventKind::Request { req, .. } if req.local_id == CommId(6)));
+        assert!(matches!(next(&queue).kind, CmEventKind::Request { req, .. } if req.local_id == CommId(6)));
         assert_eq!(stranger.refused(), (About::REQ, RejReason::CONSUMER), "nobody kept it");
         eventually("the duplicates are counted", || {
-            status().rx_duplicates[0] == 2 && status().connections == 0
+            status().counters.rx_duplicates.0[0] == 2 && status().connections == 0
         });
         drop(port);
     });
@@ -226,7 +225,7 @@ fn a_flood_of_requests_is_bounded() {
         }
         let status = status();
         assert_eq!(status.connections, u32::from(BACKLOG));
-        assert!(status.rx_msgs[0] > 1000, "{status:?}");
+        assert!(status.counters.rx_msgs.0[0] > 1000, "{status:?}");
         let grown = resident().saturating_sub(before);
         assert!(grown < 512, "{grown} pages more");
         // The listener has as many as it wanted, and goes on with them.
@@ -251,13 +250,13 @@ fn what_others_say_of_a_connection_changes_nothing() {
             private: PrivateData::new(&header).unwrap(),
             ..ConnectParams::new(route, PortSpace::Tcp.service_id(PORT), 1, Qpn::new(0x11))
         };
-        let (active, _) = Connection::connect(&params, target(&queue, 1)).unwrap();
-        let EventKind::Request { connection: passive, req, .. } = next(&queue).kind else { panic!() };
-        passive.set_target(target(&queue, 2));
-        passive.accept(&AcceptParams::new(1, Qpn::new(0x22)), &req).unwrap();
-        let EventKind::Reply(rep) = next(&queue).kind else { panic!() };
+        let (active, _) = Connection::connect(&params, sink(&queue, 1)).unwrap();
+        let passive = next(&queue).incoming.unwrap().connection();
+        passive.set_sink(sink(&queue, 2));
+        passive.accept(&AcceptParams::new(1, Qpn::new(0x22))).unwrap();
+        let CmEventKind::Reply { rep } = next(&queue).kind else { panic!() };
         active.establish().unwrap();
-        assert!(matches!(next(&queue), Event { context: 2, kind: EventKind::Established }));
+        assert!(matches!(next(&queue), Event { context: 2, kind: CmEventKind::Established, .. }));
         let (a, b) = (active.id(), passive.id());
         // A stranger that knows everything, but is elsewhere; and one that knows everything and sends from our own address, which
         // any user of the host may do.
@@ -304,9 +303,12 @@ fn what_others_say_of_a_connection_changes_nothing() {
                 let more = |now: &[u64], before: &[u64]| now.iter().sum::<u64>() - before.iter().sum::<u64>();
                 match stranger.rx.is_none() {
                     // The broker alone says anything in its name, so it does not even look.
-                    true => now.no_mad - before.no_mad == said && now.rx_msgs == before.rx_msgs,
+                    true => {
+                        now.no_mad - before.no_mad == said && now.counters.rx_msgs == before.counters.rx_msgs
+                    }
                     false => {
-                        more(&now.rx_msgs, &before.rx_msgs) == said && more(&now.drops, &before.drops) == said
+                        more(&now.counters.rx_msgs.0, &before.counters.rx_msgs.0) == said
+                            && more(&now.counters.drops, &before.counters.drops) == said
                     }
                 }
             });
@@ -314,9 +316,9 @@ fn what_others_say_of_a_connection_changes_nothing() {
         assert!(queue.poll().is_none());
         // It can be ended as if nothing had been.
         active.disconnect().unwrap();
-        assert!(matches!(next(&queue), Event { context: 2, kind: EventKind::Disconnected(_) }));
+        assert!(matches!(next(&queue), Event { context: 2, kind: CmEventKind::Disconnected(_), .. }));
         passive.disconnect().unwrap();
-        assert!(matches!(next(&queue), Event { context: 1, kind: EventKind::Disconnected(_) }));
+        assert!(matches!(next(&queue), Event { context: 1, kind: CmEventKind::Disconnected(_), .. }));
     });
 }
 
@@ -356,10 +358,13 @@ fn a_host_without_a_stack_is_unreachable() {
             max_cm_retries: 3,
             ..ConnectParams::new(route, PortSpace::Tcp.service_id(PORT), 1, Qpn::new(0x11))
         };
-        let _asking = Connection::connect(&params, target(&queue, 1)).unwrap();
+        let _asking = Connection::connect(&params, sink(&queue, 1)).unwrap();
         let kind = next(&queue).kind;
-        assert!(matches!(kind, EventKind::Unreachable), "{kind:?}");
+        assert!(matches!(kind, CmEventKind::Unreachable), "{kind:?}");
         let status = status();
-        assert_eq!((status.tx_msgs[0], status.tx_retries[0], status.connections), (4, 3, 0));
+        assert_eq!(
+            (status.counters.tx_msgs.0[0], status.counters.tx_retries.0[0], status.connections),
+            (4, 3, 0)
+        );
     });
 }

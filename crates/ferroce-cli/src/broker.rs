@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use ferroce_ipc::ledger::LedgerReader;
 use ferroce_ipc::trust::Files;
 use ferroce_ipc::{
-    BROKER_NAME, Client, ClientError, CmIdEntry, DeviceInfo, LeaseEntry, MINOR_LEDGER, MINOR_NETDEVS,
-    MINOR_SETTINGS, MINOR_STOP, Message, NetdevInfo, Peer, Setting, Status,
+    BROKER_NAME, Client, ClientError, CmIdEntry, DeviceInfo, LeaseEntry, Message, NetdevInfo, Peer, Setting,
+    Status,
 };
 
 /// Time limit for the broker's start, and for each answer.
@@ -43,12 +43,7 @@ pub fn stop(force: bool) -> Result<Option<u32>> {
         Err(error) if error.is_leaving() => return Ok(None),
         other => other?,
     };
-    let (pid, broker) = (client.peer().pid, client.broker());
-    ensure!(
-        broker.minor >= MINOR_STOP,
-        "the ferroced that runs ({}) is older than this command: kill {pid}",
-        broker.build
-    );
+    let pid = client.peer().pid;
     match client.request(&Message::Stop { force }, LIMIT)? {
         (Message::Done, _) => {}
         (other, _) => bail!("ferroced answered a request with {other:?}"),
@@ -75,12 +70,7 @@ pub struct Observer(Client);
 impl Observer {
     /// Finds or starts the broker.
     pub fn new() -> Result<Self> {
-        let client = connect()?;
-        ensure!(
-            client.broker().minor >= MINOR_LEDGER,
-            "ferroced is older than this command and has no such counters"
-        );
-        Ok(Self(client))
+        connect().map(Self)
     }
 
     /// As [`Self::new`], but starts no broker.
@@ -161,35 +151,15 @@ pub fn send(message: &Message) -> Result<()> {
 
 pub fn set(name: &str, settings: Vec<Setting>, transient: bool, force: bool) -> Result<()> {
     let message = Message::LinkSet { name: name.to_owned(), settings, transient, force };
-    send_since(MINOR_SETTINGS, &message)
-}
-
-/// Sends a request that brokers before minor version `minor` do not know, and so do not answer.
-pub fn send_since(minor: u16, message: &Message) -> Result<()> {
-    match connect_since(minor)?.request(message, LIMIT)? {
-        (Message::Done, _) => Ok(()),
-        (other, _) => bail!("ferroced answered a request with {other:?}"),
-    }
+    send(&message)
 }
 
 /// The network interfaces that the broker has found.
 pub fn netdevs() -> Result<Vec<NetdevInfo>> {
-    match connect_since(MINOR_NETDEVS)?.request(&Message::ListNetdevs, LIMIT)? {
+    match connect()?.request(&Message::ListNetdevs, LIMIT)? {
         (Message::Netdevs(netdevs), _) => Ok(netdevs),
         (other, _) => bail!("ferroced answered a request for interfaces with {other:?}"),
     }
-}
-
-fn connect_since(minor: u16) -> Result<Client> {
-    let client = connect()?;
-    let broker = client.broker();
-    if broker.minor < minor {
-        bail!(
-            "the ferroced that runs ({}) is older than this program: end it, so that a new one starts",
-            broker.build
-        );
-    }
-    Ok(client)
 }
 
 /// Starts a broker if none runs, unless `FERROCE_BROKER` says that the program has its own, or that none is to be

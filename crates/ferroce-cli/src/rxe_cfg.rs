@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use ferroce_ipc::{DeviceInfo, LinkKind, MINOR_NETDEVS, Message, NetdevInfo, Origin, Setting};
+use ferroce_ipc::{DeviceInfo, LinkKind, Message, NetdevInfo, Origin, Setting};
 use ferroce_wire::PathMtu;
 
 use crate::args::RxeCommand;
@@ -14,7 +14,7 @@ pub fn run(command: Option<RxeCommand>) -> Result<()> {
     match command.unwrap_or(RxeCommand::Status) {
         RxeCommand::Status => status(),
         RxeCommand::Start { proto: _ } => {
-            broker::send_since(MINOR_NETDEVS, &Message::LinkStart)?;
+            broker::send(&Message::LinkStart)?;
             status()
         }
         RxeCommand::Stop => links()?.iter().try_for_each(|device| link::delete(&device.name, true)),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use ferroce_ipc::{GidType, LinkSettings, MINOR_NETDEVS, Message, RoceMode, Setting};
+use ferroce_ipc::{GidType, LinkSettings, Message, RoceMode, Setting};
 use ferroce_wire::PathMtu;
 
 use crate::{Usage, broker};
@@ -18,7 +18,7 @@ pub fn set_dev(device: &str, words: &[String], transient: bool) -> Result<()> {
     match words {
         [key, to] if key == "name" => {
             let (name, to) = (device.to_owned(), to.clone());
-            broker::send_since(MINOR_NETDEVS, &Message::LinkRename { name, to, transient })
+            broker::send(&Message::LinkRename { name, to, transient })
         }
         [key, value] if key == "roce" => {
             let on = on_off(value).ok_or_else(|| Usage(format!("roce is on or off, not '{value}'")))?;

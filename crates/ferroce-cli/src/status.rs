@@ -81,7 +81,7 @@ impl Report {
             programs: status.programs.into_iter().map(program).collect(),
             cm: Cm {
                 connections: status.cm.connections,
-                questions: status.cm.questions,
+                questions: status.cm.sidr_requests,
                 listeners: status.cm.listeners,
                 ports: status.cm.ports,
                 messages: counters(&status.cm),
@@ -94,11 +94,11 @@ impl Report {
 fn counters(cm: &CmStatus) -> Counters {
     let messages = |counts: &[u64]| CmStatus::MESSAGES.into_iter().zip(counts.iter().copied()).collect();
     BTreeMap::from([
-        ("cm_rx_msgs", messages(&cm.rx_msgs)),
-        ("cm_rx_duplicates", messages(&cm.rx_duplicates)),
-        ("cm_tx_msgs", messages(&cm.tx_msgs)),
-        ("cm_tx_retries", messages(&cm.tx_retries)),
-        ("drops", CmStatus::DROPS.into_iter().zip(cm.drops).collect()),
+        ("cm_rx_msgs", messages(&cm.counters.rx_msgs.0)),
+        ("cm_rx_duplicates", messages(&cm.counters.rx_duplicates.0)),
+        ("cm_tx_msgs", messages(&cm.counters.tx_msgs.0)),
+        ("cm_tx_retries", messages(&cm.counters.tx_retries.0)),
+        ("drops", CmStatus::DROPS.into_iter().zip(cm.counters.drops).collect()),
     ])
 }
 
@@ -167,7 +167,8 @@ mod tests {
 
     fn report() -> Report {
         let mut cm = CmStatus { connections: 1, listeners: 2, ports: 3, no_mad: 4, ..CmStatus::default() };
-        (cm.rx_msgs[0], cm.tx_msgs[10], cm.drops[7]) = (5, 6, 7);
+        let counters = &mut cm.counters;
+        (counters.rx_msgs.0[0], counters.tx_msgs.0[10], counters.drops[7]) = (5, 6, 7);
         let resources = ResourceCounts { pds: 1, cqs: 2, qps: 3, mrs: 4 };
         let unchecked = DeviceInfo {
             settings: LinkSettings { crc: false, ..LinkSettings::default() },

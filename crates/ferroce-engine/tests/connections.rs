@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use ferroce_engine::cm::{
-    AcceptParams, Bind, CmError, ConnectParams, Connection, End as Ending, Event, EventKind, Port, Question,
-    Queue, Route, SidrAnswer, SidrParams, Target, attributes, resolve, steps,
+    AcceptParams, Bind, CmError, CmEventKind, ConnectParams, Connection, Disconnect, Event, EventSink, Port,
+    Queue, Route, SidrAnswer, SidrParams, SidrRequest, attributes, resolve, steps,
 };
 use ferroce_engine::{AhAttr, QpState, SendOp, Service, WcOpcode};
 use ferroce_wire::cm::{
@@ -29,9 +29,8 @@ fn next(queue: &Queue) -> Event {
     queue.poll().unwrap()
 }
 
-fn target(queue: &Arc<Queue>, context: u64) -> Target {
-    let queue: Arc<Queue> = Arc::clone(queue);
-    Target::new(queue, context)
+fn sink(queue: &Arc<Queue>, context: u64) -> EventSink {
+    EventSink::queue(queue, context)
 }
 
 fn loopback(address: &str) -> Route {
@@ -42,7 +41,7 @@ fn loopback(address: &str) -> Route {
 fn listen(queue: &Arc<Queue>, space: PortSpace, address: &str, backlog: u16) -> Port {
     let address = SocketAddr::new(address.parse().unwrap(), 0);
     let port = Port::bind(&Bind::new(space, address)).unwrap();
-    port.listen(backlog, target(queue, LISTENER)).unwrap();
+    port.listen(backlog, sink(queue, LISTENER)).unwrap();
     port
 }
 
@@ -85,19 +84,21 @@ fn connect(address: &str) -> Pair {
     let port = listen(&events, PortSpace::Tcp, address, 0);
     let (a, b) = (End::new(Wanted::default()), End::new(Wanted::default()));
     let params = request(route, port.service_id(), a.qp.qpn(), b"hello");
-    let (active, asked) = Connection::connect(&params, target(&events, 2)).unwrap();
+    let (active, asked) = Connection::connect(&params, sink(&events, 2)).unwrap();
 
     let Event {
         context: LISTENER,
-        kind: EventKind::Request { connection: passive, route: from, starting_psn, req },
+        kind: CmEventKind::Request { route: from, starting_psn, req, .. },
+        incoming: Some(incoming),
     } = next(&events)
     else {
         panic!("no request")
     };
+    let passive = incoming.connection();
     assert_eq!(from, loopback(address));
     assert_eq!(*req, asked);
     assert_eq!(&req.private.0[36..42], b"hello\0");
-    passive.set_target(target(&events, 3));
+    passive.set_sink(sink(&events, 3));
     to_rts(&b, &attributes::passive(&req, starting_psn, 2, 4).unwrap(), from);
     let private = PrivateData::new(b"welcome").unwrap();
     let accept = AcceptParams {
@@ -106,17 +107,19 @@ fn connect(address: &str) -> Pair {
         private,
         ..AcceptParams::new(8, b.qp.qpn())
     };
-    passive.accept(&accept, &req).unwrap();
-    assert!(matches!(passive.accept(&accept, &req), Err(CmError::State(_))));
+    passive.accept(&accept).unwrap();
+    assert!(matches!(passive.accept(&accept), Err(CmError::State(_))));
 
-    let Event { context: 2, kind: EventKind::Reply(rep) } = next(&events) else { panic!("no reply") };
+    let Event { context: 2, kind: CmEventKind::Reply { rep }, .. } = next(&events) else {
+        panic!("no reply")
+    };
     assert_eq!(
         (&rep.private.0[..8], rep.qpn, rep.starting_psn),
         (&b"welcome\0"[..], b.qp.qpn(), starting_psn)
     );
     to_rts(&a, &attributes::active(&asked, &rep, params.packet_life).unwrap(), route);
     active.establish().unwrap();
-    assert!(matches!(next(&events), Event { context: 3, kind: EventKind::Established }));
+    assert!(matches!(next(&events), Event { context: 3, kind: CmEventKind::Established, .. }));
     Pair { active: (a, active), passive: (b, passive), events }
 }
 
@@ -142,16 +145,17 @@ fn connect_exchange_disconnect() {
         exchange(&pair);
         let Pair { active: (_a, active), passive: (_b, passive), events } = pair;
         active.disconnect().unwrap();
-        let Event { context: 3, kind: EventKind::Disconnected(Ending::ByPeer) } = next(&events) else {
+        let Event { context: 3, kind: CmEventKind::Disconnected(Disconnect::ByPeer), .. } = next(&events)
+        else {
             panic!("not disconnected")
         };
         passive.disconnect().unwrap();
         let mut left = vec![2, 2, 3];
         while !left.is_empty() {
-            let Event { context, kind } = next(&events);
+            let Event { context, kind, .. } = next(&events);
             match kind {
-                EventKind::Disconnected(Ending::ByUs) => assert_eq!(context, 2),
-                EventKind::TimeWaitOver => {}
+                CmEventKind::Disconnected(Disconnect::ByUs) => assert_eq!(context, 2),
+                CmEventKind::TimeWaitOver => {}
                 other => panic!("{other:?}"),
             }
             left.remove(left.iter().position(|known| *known == context).unwrap());
@@ -167,17 +171,24 @@ fn reject_with_private_data() {
     let events = Queue::new().unwrap();
     let port = listen(&events, PortSpace::Tcp, "0.0.0.0", 0);
     let params = request(route, port.service_id(), Qpn::new(17), &[9; 56]);
-    let (_active, _) = Connection::connect(&params, target(&events, 2)).unwrap();
-    let EventKind::Request { connection, req, .. } = next(&events).kind else { panic!("no request") };
+    let (_active, _) = Connection::connect(&params, sink(&events, 2)).unwrap();
+    let Event { kind: CmEventKind::Request { req, .. }, incoming: Some(incoming), .. } = next(&events) else {
+        panic!("no request")
+    };
+    let connection = incoming.connection();
     assert_eq!(req.private.0[36..], [9; 56]);
     connection.reject(RejReason::CONSUMER, Info::NONE, PrivateData([3; 148])).unwrap();
-    let Event { context: 2, kind: EventKind::Rejected(rej) } = next(&events) else { panic!("not rejected") };
-    assert_eq!((rej.reason, rej.private), (RejReason::CONSUMER, PrivateData([3; 148])));
+    let Event { context: 2, kind: CmEventKind::Rejected { reason, private, .. }, .. } = next(&events) else {
+        panic!("not rejected")
+    };
+    assert_eq!((reason, *private), (RejReason::CONSUMER, PrivateData([3; 148])));
     // One that is dropped is rejected as well.
-    let (_active, _) = Connection::connect(&params, target(&events, 4)).unwrap();
+    let (_active, _) = Connection::connect(&params, sink(&events, 4)).unwrap();
     drop(next(&events));
-    let Event { context: 4, kind: EventKind::Rejected(rej) } = next(&events) else { panic!("not rejected") };
-    assert_eq!(rej.reason, RejReason::CONSUMER);
+    let Event { context: 4, kind: CmEventKind::Rejected { reason, .. }, .. } = next(&events) else {
+        panic!("not rejected")
+    };
+    assert_eq!(reason, RejReason::CONSUMER);
 }
 
 #[test]
@@ -187,9 +198,9 @@ fn nobody_listens() {
     for address in ["127.0.0.1", "::1"] {
         let params = request(loopback(address), PortSpace::Tcp.service_id(4), Qpn::new(17), b"");
         let start = Instant::now();
-        let (_connection, _) = Connection::connect(&params, target(&events, 2)).unwrap();
-        let EventKind::Rejected(rej) = next(&events).kind else { panic!("not rejected") };
-        assert_eq!(rej.reason, RejReason::INVALID_SERVICE_ID);
+        let (_connection, _) = Connection::connect(&params, sink(&events, 2)).unwrap();
+        let CmEventKind::Rejected { reason, .. } = next(&events).kind else { panic!("not rejected") };
+        assert_eq!(reason, RejReason::INVALID_SERVICE_ID);
         assert!(start.elapsed() < Duration::from_secs(1), "by an answer, not by silence");
     }
 }
@@ -229,11 +240,11 @@ fn a_connections_port_is_taken_as_any_other() {
     let (events, answers) = (Queue::new().unwrap(), Queue::new().unwrap());
     let fresh = bind("127.0.0.1:0").unwrap();
     for listening in [&ports[150], &fresh] {
-        listening.listen(0, target(&events, LISTENER)).unwrap();
+        listening.listen(0, sink(&events, LISTENER)).unwrap();
         let params = request(loopback("127.0.0.1"), listening.service_id(), Qpn::new(17), b"");
-        let _connection = Connection::connect(&params, target(&answers, 2)).unwrap();
-        let EventKind::Request { .. } = next(&events).kind else { panic!("no request") };
-        let EventKind::Rejected(_) = next(&answers).kind else { panic!("not refused") };
+        let _connection = Connection::connect(&params, sink(&answers, 2)).unwrap();
+        let CmEventKind::Request { .. } = next(&events).kind else { panic!("no request") };
+        let CmEventKind::Rejected { .. } = next(&answers).kind else { panic!("not refused") };
     }
     drop(ports);
     for number in numbers {
@@ -251,7 +262,7 @@ fn the_backlog_is_honoured() {
     let asked: Vec<(Connection, Req)> = (0..10)
         .map(|n| {
             let params = request(route, port.service_id(), Qpn::new(100 + n), b"");
-            Connection::connect(&params, target(&answers, n.into())).unwrap()
+            Connection::connect(&params, sink(&answers, n.into())).unwrap()
         })
         .collect();
     let requests: Vec<Event> = (0..3).map(|_| next(&events)).collect();
@@ -259,13 +270,13 @@ fn the_backlog_is_honoured() {
     assert_eq!(poll(&mut fds, PollTimeout::from(100_u8)).unwrap(), 0, "more than the backlog");
     drop(requests);
     for _ in 0..3 {
-        assert!(matches!(next(&answers).kind, EventKind::Rejected(_)));
+        assert!(matches!(next(&answers).kind, CmEventKind::Rejected { .. }));
     }
     drop(asked);
 }
 
 #[test]
-fn questions_for_datagram_queue_pairs() {
+fn sidr_requests_for_ud_queue_pairs() {
     open();
     let route = loopback("127.0.0.1");
     let events = Queue::new().unwrap();
@@ -278,11 +289,13 @@ fn questions_for_datagram_queue_pairs() {
         traffic_class: 0,
         private: PrivateData::concat(&header(route), b"who").unwrap(),
     };
-    let question = Question::ask(&params, target(&events, 2)).unwrap();
-    let Event { context: LISTENER, kind: EventKind::Asked { question: theirs, req, .. } } = next(&events)
+    let asked = SidrRequest::send(&params, sink(&events, 2)).unwrap();
+    let Event { context: LISTENER, kind: CmEventKind::SidrRequest { req, .. }, incoming: Some(incoming) } =
+        next(&events)
     else {
         panic!("not asked")
     };
+    let theirs = incoming.sidr_request();
     assert_eq!(&req.private.0[36..39], b"who");
     let answer = SidrAnswer {
         status: SidrStatus::VALID,
@@ -292,12 +305,16 @@ fn questions_for_datagram_queue_pairs() {
         private: PrivateData::new(b"me").unwrap(),
     };
     theirs.answer(&answer).unwrap();
-    let Event { context: 2, kind: EventKind::Answered(rep) } = next(&events) else { panic!("no answer") };
+    let Event { context: 2, kind: CmEventKind::SidrReply { rep }, .. } = next(&events) else {
+        panic!("no answer")
+    };
     assert_eq!((rep.qpn, rep.qkey, &rep.private.0[..3]), (Qpn::new(77), Qkey::new(5), &b"me\0"[..]));
-    drop(question);
+    drop(asked);
     let nobody = SidrParams { service_id: PortSpace::Udp.service_id(4), ..params };
-    let _question = Question::ask(&nobody, target(&events, 3)).unwrap();
-    let Event { context: 3, kind: EventKind::Answered(rep) } = next(&events) else { panic!("no answer") };
+    let _request = SidrRequest::send(&nobody, sink(&events, 3)).unwrap();
+    let Event { context: 3, kind: CmEventKind::SidrReply { rep }, .. } = next(&events) else {
+        panic!("no answer")
+    };
     assert_eq!(rep.status, SidrStatus::UNSUPPORTED);
 }
 

@@ -74,11 +74,6 @@ impl<'a> Reader<'a> {
         Ok(found)
     }
 
-    /// Whether all was read: what an older peer does not know it leaves out at the end.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.at >= self.bytes.len()
-    }
-
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], MessageError> {
         let mut out = [0; N];
         out.copy_from_slice(self.take(N)?);

@@ -33,11 +33,9 @@ pub use connection::{Connection, Listener, Peer, Received};
 pub use device::{DeviceInfo, GidEntry, GidType, Listing, Origin, PhysState};
 pub use embed::EmbedError;
 pub use message::{
-    AddressSockets, CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmIdEntry, CmIdState, CmNews, CmRequest,
-    CmRoute, CmStatus, CmWhat, DEVICE_BYTES, GID_BYTES, Hello, LeaseEntry, Leased, LinkKind, MAC_BYTES,
-    MAJOR, MAX_MESSAGE, MAX_RECORD, MINOR, MINOR_CONNECTIONS, MINOR_LEDGER, MINOR_NETDEVS, MINOR_PORT_BLOCKS,
-    MINOR_RINGS, MINOR_SETTINGS, MINOR_STOP, MINOR_UNANSWERED, Message, PORT_BLOCK, RULE_BYTES, Refusal,
-    RefusalCode, ResourceCounts, SHOW_MADS, Status,
+    AddressSockets, CmBind, CmDone, CmIdEntry, CmIdState, CmNotice, CmRequest, CmStatus, DEVICE_BYTES,
+    GID_BYTES, Hello, LeaseEntry, Leased, LinkKind, MAC_BYTES, MAJOR, MAX_MESSAGE, MINOR, Message,
+    PORT_BLOCK, RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS, Status,
 };
 pub use netdev::{NetdevInfo, Pause, Vlan};
 pub use null::null_stream;

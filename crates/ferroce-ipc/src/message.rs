@@ -8,41 +8,26 @@
 
 mod bytes;
 mod cm;
+mod fields;
 
 use std::net::{IpAddr, SocketAddr};
+
+use ferroce_proto::cm::{CmCounters, CmDropReason, PerMessage};
 
 use crate::device::DeviceInfo;
 use crate::netdev::NetdevInfo;
 use crate::settings::Setting;
 
 pub use bytes::{DEVICE_BYTES, GID_BYTES, MAC_BYTES, RULE_BYTES};
-pub use cm::{
-    CmAsk, CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmWhat, MAX_RECORD, PORT_BLOCK,
-};
+pub use cm::{CmBind, CmDone, CmNotice, CmRequest, PORT_BLOCK};
 
 /// Major version: another one is refused with a sentence.
 pub const MAJOR: u16 = 1;
 /// Bit of [`Hello::features`]: this program's packets are to be seen, so that even MADs which the broker sends to itself
 /// shall be packets.
 pub const SHOW_MADS: u64 = 1;
-/// Minor version: grows with every new message kind or field.
-pub const MINOR: u16 = 9;
-/// The minor version since which there are connections.
-pub const MINOR_CONNECTIONS: u16 = 1;
-/// The minor version since which a [`Message::Cm`] with id 0 is done without an answer.
-pub const MINOR_UNANSWERED: u16 = 2;
-/// The minor version since which devices have settings, and there is [`Message::LinkSet`].
-pub const MINOR_SETTINGS: u16 = 3;
-/// The minor version since which there are [`Message::ListNetdevs`], [`Message::LinkStart`] and [`Message::LinkRename`].
-pub const MINOR_NETDEVS: u16 = 6;
-/// The minor version since which there are ledgers.
-pub const MINOR_LEDGER: u16 = 4;
-/// The minor version since which there is [`CmRequest::PortBlock`].
-pub const MINOR_PORT_BLOCKS: u16 = 5;
-/// The minor version since which there are rings.
-pub const MINOR_RINGS: u16 = 7;
-/// The minor version since which there is [`Message::Stop`].
-pub const MINOR_STOP: u16 = 9;
+/// Minor version: grows with every new message kind or field. Each end skips optional fields that it does not know.
+pub const MINOR: u16 = 0;
 /// Longest message, in bytes.
 pub const MAX_MESSAGE: usize = 65_536;
 
@@ -101,13 +86,13 @@ pub enum Message {
     Status(Status),
     /// A program tells what it has; no answer.
     Report(ResourceCounts),
-    /// Asks for something of connection management; since minor version 1. Answered by [`Message::CmDone`].
+    /// Asks for something of connection management; answered by [`Message::CmDone`].
     Cm(CmRequest),
     /// Connection management did as asked.
     CmDone(CmDone),
-    /// News of a connection, or of a port that listens.
-    CmNews(CmNews),
-    /// Changes settings of a device: all of these or none. Answered by [`Message::Done`]; since minor version 3.
+    /// Something happened to a connection, or at a port that listens.
+    CmEvent(CmNotice),
+    /// Changes settings of a device: all of these or none. Answered by [`Message::Done`].
     LinkSet {
         /// Name of the device.
         name: String,
@@ -118,14 +103,14 @@ pub enum Message {
         /// Even what the broker advises against.
         force: bool,
     },
-    /// Asks for [`Message::Netdevs`]; since minor version 6.
+    /// Asks for [`Message::Netdevs`].
     ListNetdevs,
     /// The interfaces of the network namespace, and configured links that wait for one.
     Netdevs(Vec<NetdevInfo>),
     /// Configured links that were deleted for as long as the broker lives are to be there again. Answered by
-    /// [`Message::Done`]; since minor version 6.
+    /// [`Message::Done`].
     LinkStart,
-    /// Gives a device another name. Answered by [`Message::Done`]; since minor version 6.
+    /// Gives a device another name. Answered by [`Message::Done`].
     LinkRename {
         /// Name of the device.
         name: String,
@@ -134,7 +119,7 @@ pub enum Message {
         /// A link that outlives the broker has its old name again with the next one.
         transient: bool,
     },
-    /// A program's ledger, one descriptor ([`crate::ledger`]); since minor version 4. No answer.
+    /// A program's ledger, one descriptor ([`crate::ledger`]). No answer.
     Ledger,
     /// Asks for [`Message::Statistics`] of the device of this name.
     GetStatistics(String),
@@ -155,7 +140,7 @@ pub enum Message {
         /// There are others after these.
         more: bool,
     },
-    /// Asks for rings, for a program that holds slots; since minor version 7. The descriptor is one end of a socket pair of
+    /// Asks for rings, for a program that holds slots. The descriptor is one end of a socket pair of
     /// packets: each side sends an octet there when the other may be asleep. Answered by [`Message::Rings`]; earlier ones
     /// of the program are closed.
     OpenRings {
@@ -164,7 +149,7 @@ pub enum Message {
     },
     /// The memory of [`crate::ring::Rings`].
     Rings,
-    /// Ends the broker. Answered by [`Message::Done`], and then by the end of the connection; since minor version 9.
+    /// Ends the broker. Answered by [`Message::Done`], and then by the end of the connection.
     Stop {
         /// Even if other programs use it. They find or start another one and go on.
         force: bool,
@@ -178,7 +163,7 @@ pub struct Hello {
     pub major: u16,
     /// [`MINOR`] of the sender.
     pub minor: u16,
-    /// Bits for optional behaviour; none is defined.
+    /// Bits for optional behaviour: [`SHOW_MADS`].
     pub features: u64,
     /// Inode of the sender's pid namespace, 0 if unknown: process ids can be compared only within one.
     pub pid_namespace: u64,
@@ -309,7 +294,7 @@ pub struct Status {
     pub build: String,
     /// The programs that hold slots.
     pub programs: Vec<LeaseEntry>,
-    /// Connection management; since minor version 2, zeros before.
+    /// Connection management.
     pub cm: Box<CmStatus>,
 }
 
@@ -318,22 +303,14 @@ pub struct Status {
 pub struct CmStatus {
     /// Connections, time-wait included.
     pub connections: u32,
-    /// Questions for queue pairs of datagrams.
-    pub questions: u32,
+    /// SIDR requests.
+    pub sidr_requests: u32,
     /// Listeners.
     pub listeners: u32,
     /// Ports of all port spaces.
     pub ports: u32,
-    /// Messages received, by kind as in [`CmStatus::MESSAGES`].
-    pub rx_msgs: [u64; 11],
-    /// Of those, repetitions of what was handled before.
-    pub rx_duplicates: [u64; 11],
-    /// Messages sent, repetitions included.
-    pub tx_msgs: [u64; 11],
-    /// Of those, repetitions because no answer came.
-    pub tx_retries: [u64; 11],
-    /// MADs without effect, by reason as in [`CmStatus::DROPS`].
-    pub drops: [u64; 8],
+    /// MADs, by kind as in [`CmStatus::MESSAGES`] and by reason as in [`CmStatus::DROPS`].
+    pub counters: CmCounters,
     /// Datagrams to queue pair 1 that held no MAD.
     pub no_mad: u64,
 }
@@ -341,11 +318,9 @@ pub struct CmStatus {
 impl CmStatus {
     /// The messages, as Linux names them below `/sys/class/infiniband_cm` in each of `cm_rx_msgs`, `cm_rx_duplicates`,
     /// `cm_tx_msgs` and `cm_tx_retries`.
-    pub const MESSAGES: [&'static str; 11] =
-        ["req", "mra", "rej", "rep", "rtu", "dreq", "drep", "sidr_req", "sidr_rep", "lap", "apr"];
+    pub const MESSAGES: [&'static str; 11] = PerMessage::NAMES;
     /// Why MADs had no effect.
-    pub const DROPS: [&'static str; 8] =
-        ["malformed", "invalid", "duplicate", "unknown_id", "wrong_peer", "state", "backlog", "refused"];
+    pub const DROPS: [&'static str; 8] = CmDropReason::NAMES;
 }
 
 /// A program that holds slots.
@@ -432,7 +407,7 @@ impl Message {
             Self::Report(_) => 16,
             Self::Cm(_) => 17,
             Self::CmDone(_) => 18,
-            Self::CmNews(_) => 19,
+            Self::CmEvent(_) => 19,
             Self::LinkSet { .. } => 20,
             Self::OpenRings { .. } => 21,
             Self::Stop { .. } => 23,

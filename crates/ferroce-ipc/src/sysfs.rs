@@ -292,12 +292,12 @@ pub fn counters<'a>(counted: &'a [(String, u64)], cm: &CmStatus) -> Vec<(&'stati
     all.push(("hw_counters", "lifespan", LIFESPAN.as_millis() as u64));
     all.extend(port_counters(counted).map(|(name, value)| ("counters", name, value)));
     for (group, values) in [
-        ("cm_rx_msgs", &cm.rx_msgs),
-        ("cm_rx_duplicates", &cm.rx_duplicates),
-        ("cm_tx_msgs", &cm.tx_msgs),
-        ("cm_tx_retries", &cm.tx_retries),
+        ("cm_rx_msgs", &cm.counters.rx_msgs),
+        ("cm_rx_duplicates", &cm.counters.rx_duplicates),
+        ("cm_tx_msgs", &cm.counters.tx_msgs),
+        ("cm_tx_retries", &cm.counters.tx_retries),
     ] {
-        all.extend(CmStatus::MESSAGES.into_iter().zip(values).map(|(name, value)| (group, name, *value)));
+        all.extend(CmStatus::MESSAGES.into_iter().zip(&values.0).map(|(name, value)| (group, name, *value)));
     }
     all
 }

@@ -15,13 +15,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
 use super::waker::Waker;
-use ferroce_engine::cm::{Event, EventKind, Sink, Target};
+use ferroce_engine::cm::{Event, EventSink};
 use ferroce_host::fork::Guarded;
 use ferroce_host::{PerProcess, thread};
 
 /// The thread's calls into a stream.
 pub(super) trait StreamTasks: Send + Sync {
-    fn connection_event(&self, kind: EventKind);
+    fn connection_event(&self, event: Event);
     /// Accepts queued requests while the listening stream has room.
     fn answer_waiting(&self);
     /// The interval of keepalive messages.
@@ -35,7 +35,7 @@ pub(super) trait ReceiveUdp: Send + Sync {
 }
 
 pub(super) enum Task {
-    Event(Weak<dyn StreamTasks>, EventKind),
+    Event(Weak<dyn StreamTasks>, Event),
     /// A listening stream has room for another connection.
     Room(Weak<dyn StreamTasks>),
     /// The keepalive interval of a stream has changed.
@@ -80,16 +80,8 @@ pub(super) fn push(task: Task) {
 }
 
 /// The receiver of the events of a stream's port or connection.
-pub(super) fn target(stream: Weak<dyn StreamTasks>) -> Target {
-    Target::new(Arc::new(EventSink(stream)), 0)
-}
-
-struct EventSink(Weak<dyn StreamTasks>);
-
-impl Sink for EventSink {
-    fn deliver(&self, event: Event) {
-        push(Task::Event(self.0.clone(), event.kind));
-    }
+pub(super) fn sink(stream: Weak<dyn StreamTasks>) -> EventSink {
+    EventSink::new(move |event| push(Task::Event(stream.clone(), event)))
 }
 
 fn run(service: &Service, waker: &Waker) {

@@ -22,7 +22,7 @@ use super::service::{self, StreamTasks, Task};
 use super::settings::Settings;
 use super::waker::{Blocking, Waker};
 use crate::error::{Failure, Ready, RsocketError};
-use ferroce_engine::cm::{Connection, EventKind, Port};
+use ferroce_engine::cm::{Connection, Event, Port};
 use ferroce_engine::{AhAttr, CompletionChannel};
 use ferroce_engine::{Held, Sleep};
 use ferroce_host::fork::{self, Guarded};
@@ -453,9 +453,9 @@ impl Drop for Waiter {
 }
 
 impl StreamTasks for Stream {
-    fn connection_event(&self, kind: EventKind) {
+    fn connection_event(&self, event: Event) {
         if let Some(stream) = self.me.upgrade() {
-            stream.take_event(kind);
+            stream.take_event(event);
         }
     }
 

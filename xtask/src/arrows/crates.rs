@@ -11,7 +11,7 @@ use crate::report::Checks;
 const USES: &[(&str, &[&str])] = &[
     ("ferroce-wire", &[]),
     ("ferroce-proto", &["ferroce-wire"]),
-    ("ferroce-ipc", &["ferroce-wire"]),
+    ("ferroce-ipc", &["ferroce-proto", "ferroce-wire"]),
     ("ferroce-datapath", &["ferroce-sim", "ferroce-wire"]),
     ("ferroce-host", &["ferroce-ipc"]),
     ("ferroce-engine", &["ferroce-proto", "ferroce-datapath", "ferroce-host", "ferroce-ipc", "ferroce-wire"]),

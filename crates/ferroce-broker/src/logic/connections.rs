@@ -159,13 +159,13 @@ impl<W: World> Broker<W> {
             }
             self.output.push_back(Output::Mad(transmit));
         }
-        while let Some((slot, news)) = self.cm.poll_news() {
-            match self.slots.get(slot) {
+        while let Some(notice) = self.cm.poll_event() {
+            match self.slots.get(notice.event.owner) {
                 Some(Slot::Leased(client)) if self.clients.contains_key(&client) => {
-                    self.send(client, 0, Message::CmNews(news), Vec::new());
+                    self.send(client, 0, Message::CmEvent(notice), Vec::new());
                 }
-                Some(Slot::Away { .. }) => self.cm.hold(slot, news),
-                _ => warn!(slot, id = ?news.id, "news of a connection that belongs to nobody"),
+                Some(Slot::Away { .. }) => self.cm.hold(notice),
+                _ => warn!(event = ?notice.event, "an event of a connection that belongs to nobody"),
             }
         }
     }
@@ -173,8 +173,8 @@ impl<W: World> Broker<W> {
     /// A program is there again.
     pub(super) fn connections_resume(&mut self, client: ClientId, slots: &[u8]) {
         for slot in slots {
-            for news in self.cm.take_held(*slot) {
-                self.send(client, 0, Message::CmNews(news), Vec::new());
+            for notice in self.cm.take_held(*slot) {
+                self.send(client, 0, Message::CmEvent(notice), Vec::new());
             }
         }
     }

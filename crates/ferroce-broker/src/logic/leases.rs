@@ -262,7 +262,7 @@ impl<W: World> Broker<W> {
         }
         self.view_changes += 1;
         if let Some(known) = self.clients.get_mut(&client) {
-            known.restoring = known.minor >= ferroce_ipc::MINOR_CONNECTIONS;
+            known.restoring = true;
         }
         self.resumed(client, id, slots);
         self.retry_waiting(now);

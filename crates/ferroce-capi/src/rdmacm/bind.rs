@@ -103,7 +103,7 @@ export! {
             state.link.port.take().ok_or(Errno::EINVAL)?
         };
         // Not under the lock: the first request may be told before this returns.
-        let listening = port.listen(u16::try_from(backlog).unwrap_or(0), link::target(handle, &live));
+        let listening = port.listen(u16::try_from(backlog).unwrap_or(0), link::sink(handle, &live));
         let mut state = live.state.lock();
         state.link.port = Some(port);
         if let Err(error) = listening {

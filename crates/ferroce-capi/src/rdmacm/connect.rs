@@ -6,7 +6,9 @@ use std::sync::Arc;
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::cm::attributes;
-use ferroce_engine::cm::{self, AcceptParams, ConnectParams, Connection, Question, SidrAnswer, SidrParams};
+use ferroce_engine::cm::{
+    self, AcceptParams, ConnectParams, Connection, SidrAnswer, SidrParams, SidrRequest,
+};
 use ferroce_wire::cm::{
     CmTime, Ece, Info, IpCmHeader, PortSpace, PrivateData, RejReason, ServiceId, SidrStatus, Transport,
 };
@@ -172,17 +174,15 @@ export! {
         // returns waits for `asking`.
         {
             let _asking = live.asking.lock();
-            let target = link::target(handle, &live);
+            let sink = link::sink(handle, &live);
             let asked = match wanted {
-                Wanted::Connection(params) => {
-                    Connection::connect(&params, target).map(|(connection, req)| {
-                        let mut state = live.state.lock();
-                        state.link.connection = Some(Arc::new(connection));
-                        state.link.req = Some(Box::new(req));
-                    })
-                }
-                Wanted::QueuePair(params) => Question::ask(&params, target).map(|question| {
-                    live.state.lock().link.question = Some(Arc::new(question));
+                Wanted::Connection(params) => Connection::connect(&params, sink).map(|(connection, req)| {
+                    let mut state = live.state.lock();
+                    state.link.connection = Some(Arc::new(connection));
+                    state.link.req = Some(Box::new(req));
+                }),
+                Wanted::QueuePair(params) => SidrRequest::send(&params, sink).map(|request| {
+                    live.state.lock().link.sidr_request = Some(Arc::new(request));
                 }),
             };
             if let Err(error) = asked {
@@ -208,7 +208,7 @@ export! {
         if handle.is_for_datagrams() {
             return agree(owner, handle, &live, &param.unwrap_or(USUAL)).map(|()| None);
         }
-        let (connection, req, answer) = {
+        let (connection, answer) = {
             let mut state = live.state.lock();
             if state.phase != Phase::Requested {
                 return Err(Errno::EINVAL);
@@ -240,13 +240,13 @@ export! {
             let psn = state.link.psn;
             state.link.agreed =
                 attributes::passive(&req, psn, answer.initiator_depth, answer.responder_resources);
-            (connection, req, answer)
+            (connection, answer)
         };
         if !get!(handle.qp).is_null() {
             link::bring_up(handle, &live)?;
         }
         live.state.lock().phase = Phase::Accepted;
-        if let Err(error) = connection.accept(&answer, &req) {
+        if let Err(error) = connection.accept(&answer) {
             live.state.lock().phase = Phase::Ended;
             link::fail_qp(handle);
             return Err(error.into());
@@ -277,7 +277,7 @@ fn agree(
         ece,
         private: PrivateData::new(data).map_err(|_| Errno::EINVAL)?,
     };
-    let answered = take_question(live, Phase::Connected)?.answer(&answer);
+    let answered = take_sidr_request(live, Phase::Connected)?.answer(&answer);
     if answered.is_err() {
         live.state.lock().phase = Phase::Ended;
     }
@@ -285,15 +285,15 @@ fn agree(
     Ok(answered?)
 }
 
-/// A peer's question, to be answered: the id is then `to`.
-fn take_question(live: &LiveId, to: Phase) -> Result<Arc<Question>, Errno> {
+/// A peer's SIDR request, to be answered: the id is then `to`.
+fn take_sidr_request(live: &LiveId, to: Phase) -> Result<Arc<SidrRequest>, Errno> {
     let mut state = live.state.lock();
     if state.phase != Phase::Requested {
         return Err(Errno::EINVAL);
     }
-    let question = state.link.question.take().ok_or(Errno::EINVAL)?;
+    let request = state.link.sidr_request.take().ok_or(Errno::EINVAL)?;
     state.phase = to;
-    Ok(question)
+    Ok(request)
 }
 
 export! {
@@ -330,7 +330,7 @@ pub(super) unsafe fn reject(
             ece: Ece::default(),
             private: PrivateData::new(data).map_err(|_| Errno::EINVAL)?,
         };
-        take_question(&live, Phase::Ended)?.answer(&answer)?;
+        take_sidr_request(&live, Phase::Ended)?.answer(&answer)?;
         return Ok(0);
     }
     let data = PrivateData::new(data).map_err(|_| Errno::EINVAL)?;

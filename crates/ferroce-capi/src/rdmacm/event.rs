@@ -6,7 +6,7 @@ use std::sync::Arc;
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::Held;
-use ferroce_engine::cm::EventKind;
+use ferroce_engine::cm::CmEventKind;
 
 use super::channel::LiveChannel;
 use super::id::{IdHandle, LiveId};
@@ -48,7 +48,7 @@ pub(super) enum What {
     /// An operation of the id's own ended. `status` is 0 or a negative errno.
     Result { kind: abi::rdma_cm_event_type, status: c_int },
     /// Something on its connection.
-    Connection(EventKind),
+    Connection(CmEventKind),
     /// Somebody asks at its port; dropped, they are refused.
     Request(Arrival),
     /// The program says so itself.

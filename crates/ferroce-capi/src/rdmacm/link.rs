@@ -3,12 +3,14 @@
 //! Events come on the engine's background thread, which only queues them. Their consequences, such as setting up the queue
 //! pair after a reply, is done by the thread of the program that fetches the event, as in rdma-core.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::cm::attributes::{self, ConnectedAttr};
-use ferroce_engine::cm::{self, Connection, Event, EventKind, Port, Question, Sink, Target, resolve, steps};
+use ferroce_engine::cm::{
+    self, CmEventKind, Connection, Disconnect, Event, EventSink, Port, SidrRequest, resolve, steps,
+};
 use ferroce_engine::{AhAttr, MAX_RD_ATOM, QpAttr, QpAttrMask, QpState, Service};
 use ferroce_wire::cm::{
     CmTime, Ece, Info, IpCmHeader, Path, PrivateData, RejReason, Req, ServiceId, SidrRep, SidrReq, SidrStatus,
@@ -37,7 +39,7 @@ pub(super) struct Link {
     pub(super) port: Option<Port>,
     pub(super) connection: Option<Arc<Connection>>,
     /// The same for datagrams, until it is answered.
-    pub(super) question: Option<Arc<Question>>,
+    pub(super) sidr_request: Option<Arc<SidrRequest>>,
     /// Ours, or the one we were asked by.
     pub(super) req: Option<Box<Req>>,
     /// The PSN that our queue pair expects first, if we were asked.
@@ -50,54 +52,52 @@ pub(super) struct Link {
     pub(super) remote_ece: Ece,
 }
 
-/// The sink of an id's connection events.
-pub(super) struct EventSink {
-    id: &'static IdHandle,
-    of: Weak<LiveId>,
-}
-
-/// The target that stands for an id.
-pub(super) fn target(id: &'static IdHandle, live: &Arc<LiveId>) -> Target {
-    Target::new(Arc::new(EventSink { id, of: Arc::downgrade(live) }), 0)
-}
-
-impl Sink for EventSink {
-    fn deliver(&self, event: Event) {
+/// The sink of an id's events. The queue holds them until the program fetches them.
+pub(super) fn sink(id: &'static IdHandle, live: &Arc<LiveId>) -> EventSink {
+    let of = Arc::downgrade(live);
+    EventSink::new(move |event| {
         // An event of an id that is gone ends what it brought.
-        let Some(live) = self.of.upgrade() else { return };
-        let what = match event.kind {
-            // A listener is asked for what its queue pairs are; for anything else, that is refused here.
-            EventKind::Request { connection, route, starting_psn, req } if !self.id.is_for_datagrams() => {
-                let wish = RequestParams::of_connection(&req);
-                let link = |target| {
-                    connection.set_target(target);
-                    // A queue pair of the program's own may be set up before it accepts: then all that was offered counts.
-                    let (ours, theirs) = (req.responder_resources.min(DEPTH), req.initiator_depth.min(DEPTH));
-                    Link {
-                        connection: Some(connection.into()),
-                        agreed: attributes::passive(&req, starting_psn, ours, theirs),
-                        remote_ece: req.ece,
-                        req: Some(req),
-                        psn: starting_psn,
-                        ..Link::default()
-                    }
-                };
-                What::Request(Arrival::new(&live, route, wish, link))
-            }
-            EventKind::Asked { question, route, req } if self.id.is_for_datagrams() => {
-                let wish = RequestParams::of_question(&req);
-                let link = |target| {
-                    question.set_target(target);
-                    Link { question: Some(question.into()), ..Link::default() }
-                };
-                What::Request(Arrival::new(&live, route, wish, link))
-            }
-            // Only who connects both ways at once hears of crossing requests, and nobody here does.
-            EventKind::Request { .. } | EventKind::Asked { .. } | EventKind::CrossingRequest { .. } => return,
-            kind => What::Connection(kind),
-        };
-        live.state.lock().queue(self.id, &live, what);
-    }
+        if let Some(live) = of.upgrade() {
+            deliver(id, &live, event);
+        }
+    })
+}
+
+fn deliver(id: &'static IdHandle, live: &Arc<LiveId>, event: Event) {
+    let what = match (event.kind, event.incoming) {
+        // A listener takes the requests that fit its queue pairs; others are refused here.
+        (CmEventKind::Request { route, starting_psn, req, .. }, Some(incoming)) if !id.is_for_datagrams() => {
+            let params = RequestParams::of_connection(&req);
+            let link = |sink| {
+                let connection = incoming.connection();
+                connection.set_sink(sink);
+                // A queue pair of the program's own may be set up before it accepts: then all that was offered counts.
+                let (ours, theirs) = (req.responder_resources.min(DEPTH), req.initiator_depth.min(DEPTH));
+                Link {
+                    connection: Some(connection.into()),
+                    agreed: attributes::passive(&req, starting_psn, ours, theirs),
+                    remote_ece: req.ece,
+                    req: Some(req),
+                    psn: starting_psn,
+                    ..Link::default()
+                }
+            };
+            What::Request(Arrival::new(live, route, params, link))
+        }
+        (CmEventKind::SidrRequest { route, req, .. }, Some(incoming)) if id.is_for_datagrams() => {
+            let params = RequestParams::of_sidr_request(&req);
+            let link = |sink| {
+                let request = incoming.sidr_request();
+                request.set_sink(sink);
+                Link { sidr_request: Some(request.into()), ..Link::default() }
+            };
+            What::Request(Arrival::new(live, route, params, link))
+        }
+        // A crossing request is an event of an id that connects peer to peer, and librdmacm has none.
+        (CmEventKind::Request { .. } | CmEventKind::SidrRequest { .. }, _) => return,
+        (kind, _) => What::Connection(kind),
+    };
+    live.state.lock().queue(id, live, what);
 }
 
 /// What a peer asks for, as it is told to the program.
@@ -127,7 +127,7 @@ impl RequestParams {
         Self { service: req.service_id, conn, path, private: Box::new(req.private.0) }
     }
 
-    fn of_question(req: &SidrReq) -> Self {
+    fn of_sidr_request(req: &SidrReq) -> Self {
         Self { service: req.service_id, conn: NOTHING, path: None, private: Box::new(req.private.0) }
     }
 }
@@ -146,12 +146,12 @@ pub(super) struct Arrival {
 
 impl Arrival {
     /// For a request at the listener `at`; `link` is told who hears of it.
-    fn new(at: &LiveId, route: cm::Route, wish: RequestParams, link: impl FnOnce(Target) -> Link) -> Self {
+    fn new(at: &LiveId, route: cm::Route, wish: RequestParams, link: impl FnOnce(EventSink) -> Link) -> Self {
         let channel = Arc::clone(at.state.lock().channel());
         let id = id::make(channel, None);
         if let Ok(live) = id.live() {
             let live = live.to_arc();
-            let link = link(target(id, &live));
+            let link = link(sink(id, &live));
             let mut state = live.state.lock();
             state.phase = Phase::Requested;
             state.link = link;
@@ -203,7 +203,7 @@ fn presented(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival: Arrival) 
         let mut state = live.state.lock();
         state.options = options;
         take_route(id, &mut state, route.clone(), home);
-        // A question comes without a path: its answer goes back as it came, and datagrams have addresses of their own.
+        // A SIDR request comes without a path: its answer goes back as it came, and datagrams have addresses of their own.
         if let Some((path, mtu)) = arrival.wish.path {
             let record = abi::ibv_sa_path_rec {
                 flow_label: path.flow_label.to_be(),
@@ -235,7 +235,7 @@ fn presented(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival: Arrival) 
 }
 
 /// The program fetches an event of a connection. `None` if the program need not know of it.
-pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -> Option<ProgramEvent> {
+pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: CmEventKind) -> Option<ProgramEvent> {
     // The call that asked is through, and left what the answer belongs to.
     drop(live.asking.lock());
     let silent = -libc::ETIMEDOUT;
@@ -260,8 +260,8 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -
         ProgramEvent::plain(id, event, status)
     };
     match kind {
-        EventKind::Reply(rep) => Some(answered(id, live, &rep)),
-        EventKind::Established => {
+        CmEventKind::Reply { rep } => Some(answered(id, live, &rep)),
+        CmEventKind::Established => {
             let mut state = live.state.lock();
             if state.phase != Phase::Accepted {
                 return None;
@@ -269,38 +269,38 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, kind: EventKind) -
             state.phase = Phase::Connected;
             Some(ProgramEvent::plain(id, abi::RDMA_CM_EVENT_ESTABLISHED, 0))
         }
-        EventKind::Rejected(rej) => Some(ProgramEvent {
-            private: Box::new(rej.private.0),
-            ..refused(abi::RDMA_CM_EVENT_REJECTED, c_int::from(rej.reason.0))
+        CmEventKind::Rejected { reason, private, .. } => Some(ProgramEvent {
+            private: Box::new(private.0),
+            ..refused(abi::RDMA_CM_EVENT_REJECTED, c_int::from(reason.0))
         }),
-        EventKind::Unreachable => Some(refused(abi::RDMA_CM_EVENT_UNREACHABLE, silent)),
-        EventKind::Disconnected(cm::End::NoAnswer) => ended(silent),
-        EventKind::Disconnected(cm::End::ByPeer | cm::End::ByUs) => ended(0),
-        EventKind::TimeWaitOver => Some(ProgramEvent::plain(id, abi::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0)),
-        EventKind::Lost => {
+        CmEventKind::Unreachable => Some(refused(abi::RDMA_CM_EVENT_UNREACHABLE, silent)),
+        CmEventKind::Disconnected(Disconnect::NoAnswer) => ended(silent),
+        CmEventKind::Disconnected(Disconnect::ByPeer | Disconnect::ByUs) => ended(0),
+        CmEventKind::TimeWaitOver => Some(ProgramEvent::plain(id, abi::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0)),
+        CmEventKind::Lost => {
             let phase = live.state.lock().phase;
             match phase {
                 Phase::Connecting | Phase::Requested | Phase::Answered => {
                     Some(refused(abi::RDMA_CM_EVENT_UNREACHABLE, silent))
                 }
-                // The answer of a question outlives it.
+                // The answer to a SIDR request outlives it.
                 _ if id.is_for_datagrams() => None,
                 _ => ended(silent),
             }
         }
-        EventKind::Answered(rep) => Some(found(id, live, &rep)),
-        EventKind::Request { .. } | EventKind::CrossingRequest { .. } | EventKind::Asked { .. } => None,
+        CmEventKind::SidrReply { rep } => Some(found(id, live, &rep)),
+        CmEventKind::Request { .. } | CmEventKind::SidrRequest { .. } => None,
     }
 }
 
-/// The answer to our question, as the program sees it.
+/// The answer to our SIDR request, as the program sees it.
 fn found(id: &'static IdHandle, live: &LiveId, rep: &SidrRep) -> ProgramEvent {
     let mut state = live.state.lock();
     let valid = rep.status == SidrStatus::VALID;
     state.phase = if valid { Phase::Connected } else { Phase::Ended };
     state.link.remote_ece = rep.ece;
     // It is answered: the broker knows nothing more of it.
-    let question = state.link.question.take();
+    let request = state.link.sidr_request.take();
     let ud = match ah_attr(&state) {
         Some(ah_attr) if valid => {
             let ah_attr = attr::c_ah(&ah_attr);
@@ -309,7 +309,7 @@ fn found(id: &'static IdHandle, live: &LiveId, rep: &SidrRep) -> ProgramEvent {
         _ => NO_DATAGRAMS,
     };
     drop(state);
-    drop(question);
+    drop(request);
     let (kind, status) = match valid {
         true => (abi::RDMA_CM_EVENT_ESTABLISHED, 0),
         false => (abi::RDMA_CM_EVENT_UNREACHABLE, c_int::from(rep.status.0)),

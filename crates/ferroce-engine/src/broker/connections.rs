@@ -3,11 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use ferroce_ipc::{
-    ClientError, CmBind, CmDone, CmNews, CmRequest, CmWhat, MAJOR, MINOR_CONNECTIONS, MINOR_PORT_BLOCKS,
-    MINOR_UNANSWERED, Message, Refusal, RefusalCode,
-};
-use ferroce_wire::cm::{CommId, PortSpace, Rep};
+use ferroce_ipc::{ClientError, CmBind, CmDone, CmNotice, CmRequest, Message, Refusal, RefusalCode};
+use ferroce_proto::cm::{AcceptParams, CmEventKind};
+use ferroce_wire::cm::{CommId, PortSpace};
 use parking_lot::Mutex;
 
 use super::link::{Guard, Inner};
@@ -47,7 +45,7 @@ struct Record {
 struct Then {
     /// It is a request that was not answered.
     asked: bool,
-    accept: Option<Box<Rep>>,
+    accept: Option<Box<AcceptParams>>,
     establish: bool,
     disconnect: bool,
 }
@@ -77,9 +75,9 @@ impl Book {
             CmRequest::Close(id) => {
                 self.records.remove(id);
             }
-            CmRequest::Accept(rep) if done.record.is_empty() => {
-                if let Some(record) = self.records.get_mut(&rep.local_id) {
-                    record.then = Then { accept: Some(rep.clone()), ..Then::default() };
+            CmRequest::Accept { id, params } if done.record.is_empty() => {
+                if let Some(record) = self.records.get_mut(id) {
+                    record.then = Then { accept: Some(params.clone()), ..Then::default() };
                 }
             }
             CmRequest::Establish(id) | CmRequest::Disconnect(id) if done.record.is_empty() => {
@@ -98,14 +96,15 @@ impl Book {
         self.records.contains_key(&id)
     }
 
-    /// News came.
-    pub(super) fn news(&mut self, news: &CmNews) {
-        // News may have been under way when the program closed what they are about.
-        let begins = matches!(news.what, CmWhat::Request { handle: Some(_), .. });
-        if begins || self.records.contains_key(&news.id) {
-            self.record(news.id, news.serial, &news.record);
+    /// An event came.
+    pub(super) fn event(&mut self, notice: &CmNotice) {
+        let CmNotice { event, serial, record } = notice;
+        // The event may have been under way when the program closed the connection.
+        let begins = matches!(event.kind, CmEventKind::Request { listener: Some(_), .. });
+        if begins || self.records.contains_key(&event.id) {
+            self.record(event.id, *serial, record);
         }
-        if begins && let Some(record) = self.records.get_mut(&news.id) {
+        if begins && let Some(record) = self.records.get_mut(&event.id) {
             record.then.asked = true;
         }
     }
@@ -133,14 +132,14 @@ impl Book {
         }
     }
 
-    /// A new broker of this minor version greeted: it is to be told everything.
-    pub(super) fn tell_all(&mut self, minor: u16) {
+    /// A new broker greeted: it is to be told everything.
+    pub(super) fn tell_all(&mut self) {
         self.outbox.clear();
         self.restoring.clear();
         // Before binds, which may be of their ports.
-        let blocks = self.blocks.iter().filter(|_| minor >= MINOR_PORT_BLOCKS);
-        self.outbox
-            .extend(blocks.map(|(space, first)| CmRequest::PortBlock { space: *space, first: *first }));
+        self.outbox.extend(
+            self.blocks.iter().map(|(space, first)| CmRequest::PortBlock { space: *space, first: *first }),
+        );
         for Bound { bind, backlog } in self.binds.values() {
             self.outbox.push_back(CmRequest::Bind(*bind));
             if let Some(backlog) = *backlog {
@@ -151,18 +150,12 @@ impl Book {
             // It counts anew.
             record.serial = 0;
             self.outbox.push_back(CmRequest::Restore { id: *id, record: record.octets.clone() });
-            self.outbox.extend(record.then.accept.clone().map(CmRequest::Accept));
+            let accept = |params| CmRequest::Accept { id: *id, params };
+            self.outbox.extend(record.then.accept.clone().map(accept));
             self.outbox.extend(record.then.establish.then_some(CmRequest::Establish(*id)));
             self.outbox.extend(record.then.disconnect.then_some(CmRequest::Disconnect(*id)));
         }
         self.outbox.push_back(CmRequest::Restored);
-    }
-
-    /// A broker that knows nothing of connections took over: those there were.
-    pub(super) fn all_lost(&mut self) -> impl Iterator<Item = CommId> + use<> {
-        self.outbox.clear();
-        self.restoring.clear();
-        std::mem::take(&mut self.records).into_keys()
     }
 
     /// Something of the outbox was sent as request `id`.
@@ -198,13 +191,7 @@ impl Inner {
         let later = std::mem::take(&mut *later.lock());
         for request in later {
             self.book.done(&request, &CmDone::default());
-            let since = match request {
-                CmRequest::PortBlockReturn { .. } => MINOR_PORT_BLOCKS,
-                _ => MINOR_CONNECTIONS,
-            };
-            if self.minor >= since {
-                self.book.outbox.push_back(request);
-            }
+            self.book.outbox.push_back(request);
         }
     }
 }
@@ -232,7 +219,7 @@ impl BrokerClient {
     pub fn go_on(&self, request: CmRequest) -> Result<(), BrokerError> {
         let id = match &request {
             // Twice is once too often, and the broker says so.
-            CmRequest::Accept(rep) if self.is_asked(rep.local_id) => rep.local_id,
+            CmRequest::Accept { id, .. } if self.is_asked(*id) => *id,
             CmRequest::Establish(id) | CmRequest::Disconnect(id) => *id,
             _ => return self.connections(request, |_| {}).map(drop),
         };
@@ -241,10 +228,6 @@ impl BrokerClient {
             return Ok(());
         };
         let mut guard = Guard::new(self, inner);
-        if guard.inner.minor < MINOR_UNANSWERED {
-            drop(guard);
-            return self.connections(request, |_| {}).map(drop);
-        }
         if !guard.inner.book.knows(id) {
             let sentence = format!("no connection {id:?}");
             return Err(ClientError::from(Refusal { code: RefusalCode::UnknownId, sentence }).into());
@@ -258,11 +241,6 @@ impl BrokerClient {
         self.inner.try_lock_for(TELL).is_some_and(|inner| inner.book.is_asked(id))
     }
 
-    /// Whether the broker gives blocks of ports; one that is away may or may not.
-    pub fn gives_port_blocks(&self) -> bool {
-        self.inner.try_lock_for(TELL).is_some_and(|inner| inner.minor >= MINOR_PORT_BLOCKS)
-    }
-
     /// Asks for something of connection management. `then` sees the answer before any news about it are handed out; it must
     /// not call this client.
     ///
@@ -270,18 +248,9 @@ impl BrokerClient {
     /// [`ferroce_ipc::ClientError::Refused`] with the broker's reason; those of a broker that must be found anew.
     pub fn connections(&self, request: CmRequest, then: impl FnOnce(&CmDone)) -> Result<CmDone, BrokerError> {
         let message = Message::Cm(request);
-        let (mut guard, done) = self.ask(|client, minor| {
-            if minor < MINOR_CONNECTIONS {
-                let sentence = format!(
-                    "ferroced speaks protocol {MAJOR}.{minor}, connections need {MAJOR}.{MINOR_CONNECTIONS}: end the \
-                     programs that use ferroced, so that a new one can start"
-                );
-                return Err(Refusal { code: RefusalCode::Version, sentence }.into());
-            }
-            match client.request(&message, REQUEST)? {
-                (Message::CmDone(done), _) => Ok(done),
-                _ => Err(ClientError::Unexpected),
-            }
+        let (mut guard, done) = self.ask(|client| match client.request(&message, REQUEST)? {
+            (Message::CmDone(done), _) => Ok(done),
+            _ => Err(ClientError::Unexpected),
         })?;
         if let Message::Cm(request) = &message {
             guard.inner.book.done(request, &done);
@@ -293,28 +262,24 @@ impl BrokerClient {
 
 #[cfg(test)]
 mod tests {
-    use ferroce_ipc::CmRoute;
-    use ferroce_proto::cm::{AcceptParams, ConnectParams, Route};
-    use ferroce_wire::cm::{CmTime, Req};
+    use ferroce_proto::cm::{CmEvent, ConnectParams, ListenerId, Route};
+    use ferroce_wire::cm::CmTime;
     use ferroce_wire::{Psn, Qpn};
 
     use super::*;
 
     const ID: CommId = CommId(0x0100_0001);
 
-    fn news(serial: u64, record: &[u8]) -> CmNews {
-        CmNews { id: ID, serial, record: record.to_vec(), what: CmWhat::Established }
+    fn notice(kind: CmEventKind, serial: u64, record: &[u8]) -> CmNotice {
+        CmNotice { event: CmEvent { owner: 1, id: ID, kind }, serial, record: record.to_vec() }
     }
 
-    fn req() -> Req {
-        let ip = [127, 0, 0, 1].into();
-        let route = Route { local: ip, remote: ip, interface: 0 };
-        let service = PortSpace::Tcp.service_id(7471);
-        ConnectParams::new(route, service, 1, Qpn::new(16)).req(CommId(7), Psn::new(5))
+    fn established(serial: u64, record: &[u8]) -> CmNotice {
+        notice(CmEventKind::Established, serial, record)
     }
 
     fn told(book: &mut Book) -> Vec<CmRequest> {
-        book.tell_all(MINOR_PORT_BLOCKS);
+        book.tell_all();
         book.outbox.drain(..).collect()
     }
 
@@ -323,13 +288,13 @@ mod tests {
         let mut book = Book::default();
         let done = |serial, record: &[u8]| CmDone { id: ID, port: 0, serial, record: record.to_vec() };
         book.done(&CmRequest::Establish(ID), &done(3, b"three"));
-        book.news(&news(2, b"two"));
+        book.event(&established(2, b"two"));
         let restore = |record: &[u8]| CmRequest::Restore { id: ID, record: record.to_vec() };
         assert_eq!(told(&mut book), [restore(b"three"), CmRequest::Restored]);
         // The next one counts anew.
-        book.news(&news(1, b"one"));
+        book.event(&established(1, b"one"));
         assert_eq!(told(&mut book), [restore(b"one"), CmRequest::Restored]);
-        book.news(&news(2, b""));
+        book.event(&established(2, b""));
         assert_eq!(told(&mut book), [CmRequest::Restored], "it is over");
     }
 
@@ -337,19 +302,19 @@ mod tests {
     fn what_nobody_answered_is_said_again() {
         let mut book = Book::default();
         let done = CmDone { id: ID, port: 0, serial: 1, record: vec![1] };
-        book.news(&CmNews { id: ID, serial: 1, record: vec![1], what: CmWhat::Established });
+        book.event(&established(1, &[1]));
         assert!(!book.knows(ID), "news of a connection that we do not have");
         book.done(&CmRequest::Mra { id: ID, service_timeout: CmTime::saturating(1), at_once: true }, &done);
         book.done(&CmRequest::Establish(ID), &CmDone::default());
         let restore = |record: &[u8]| CmRequest::Restore { id: ID, record: record.to_vec() };
         assert_eq!(told(&mut book), [restore(&[1]), CmRequest::Establish(ID), CmRequest::Restored]);
-        book.news(&news(2, b"two"));
+        book.event(&established(2, b"two"));
         book.done(&CmRequest::Disconnect(ID), &CmDone::default());
         assert_eq!(
             told(&mut book),
             [restore(b"two"), CmRequest::Establish(ID), CmRequest::Disconnect(ID), CmRequest::Restored]
         );
-        book.news(&news(3, b""));
+        book.event(&established(3, b""));
         book.done(&CmRequest::Disconnect(ID), &CmDone::default());
         assert_eq!(told(&mut book), [CmRequest::Restored]);
     }
@@ -357,23 +322,29 @@ mod tests {
     #[test]
     fn a_yes_is_said_again_until_something_came_of_it() {
         let mut book = Book::default();
-        let route = CmRoute { local: [127, 0, 0, 1].into(), remote: [127, 0, 0, 1].into(), interface: 0 };
-        let what =
-            CmWhat::Request { handle: Some(1), route, starting_psn: Psn::new(3), req: Box::new(req()) };
-        book.news(&CmNews { id: ID, serial: 1, record: vec![1], what });
+        let ip = [127, 0, 0, 1].into();
+        let route = Route { local: ip, remote: ip, interface: 0 };
+        let service = PortSpace::Tcp.service_id(7471);
+        let req = ConnectParams::new(route, service, 1, Qpn::new(16)).req(CommId(7), Psn::new(5));
+        let request = CmEventKind::Request {
+            listener: Some(ListenerId(1)),
+            route,
+            starting_psn: Psn::new(3),
+            req: Box::new(req),
+        };
+        book.event(&notice(request, 1, &[1]));
         assert!(book.is_asked(ID));
-        let rep = Box::new(AcceptParams::new(1, Qpn::new(17)).rep(ID, Psn::new(3), &req()));
-        let yes = CmRequest::Accept(rep);
+        let yes = CmRequest::Accept { id: ID, params: Box::new(AcceptParams::new(1, Qpn::new(17))) };
         book.done(&yes, &CmDone::default());
         let restore = |record: &[u8]| CmRequest::Restore { id: ID, record: record.to_vec() };
         assert!(!book.is_asked(ID));
         assert_eq!(told(&mut book), [restore(&[1]), yes, CmRequest::Restored]);
-        book.news(&news(2, b"established"));
+        book.event(&established(2, b"established"));
         assert_eq!(told(&mut book), [restore(b"established"), CmRequest::Restored]);
     }
 
     #[test]
-    fn the_next_broker_is_told_of_blocks_if_it_knows_them() {
+    fn the_next_broker_is_told_of_blocks() {
         let mut book = Book::default();
         let done = |port| CmDone { port, ..CmDone::default() };
         for first in [40_000, 40_064] {
@@ -382,8 +353,6 @@ mod tests {
         book.done(&CmRequest::PortBlockReturn { space: PortSpace::Tcp, first: 40_000 }, &CmDone::default());
         let block = CmRequest::PortBlock { space: PortSpace::Tcp, first: 40_064 };
         assert_eq!(told(&mut book), [block, CmRequest::Restored]);
-        book.tell_all(MINOR_PORT_BLOCKS - 1);
-        assert_eq!(book.outbox, [CmRequest::Restored]);
     }
 
     #[test]
@@ -392,7 +361,7 @@ mod tests {
         let done = CmDone { id: ID, port: 0, serial: 1, record: vec![1] };
         book.done(&CmRequest::Establish(ID), &done);
         book.done(&CmRequest::Close(ID), &CmDone::default());
-        book.news(&news(2, b"late"));
+        book.event(&established(2, b"late"));
         assert_eq!(told(&mut book), [CmRequest::Restored]);
     }
 }

@@ -9,10 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use ferroce_ipc::{
-    Client, ClientError, CmRequest, DeviceInfo, MINOR_CONNECTIONS, MINOR_LEDGER, MINOR_RINGS,
-    MINOR_UNANSWERED, Message, Refusal,
-};
+use ferroce_ipc::{Client, ClientError, CmRequest, DeviceInfo, Message, Refusal};
 use parking_lot::MutexGuard;
 use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 use tracing::{debug, info, warn};
@@ -49,8 +46,6 @@ pub(super) struct Inner {
     pub(super) ledger: Option<Guarded<OwnedFd>>,
     /// The broker's end of the bell of our rings, once they were asked for: the next broker gets it as well.
     pub(super) bell: Option<Guarded<OwnedFd>>,
-    /// Minor version of the broker.
-    pub(super) minor: u16,
     /// What a new broker is to know of connections.
     pub(super) book: Book,
     pub(super) events: VecDeque<BrokerEvent>,
@@ -148,7 +143,7 @@ impl<'a> Guard<'a> {
                 },
                 Link::Greeting { client, at, .. } => match client.poll() {
                     Ok(Some((_, Message::Hello(hello), _))) if hello.major == ferroce_ipc::MAJOR => {
-                        if let Err(e) = inner.greeted(hello.minor) {
+                        if let Err(e) = inner.greeted() {
                             self.down(&e.into());
                         }
                     }
@@ -294,8 +289,7 @@ impl Inner {
     }
 
     /// A new broker greeted: hands it what it does not know.
-    fn greeted(&mut self, minor: u16) -> io::Result<()> {
-        self.minor = minor;
+    fn greeted(&mut self) -> io::Result<()> {
         let down = Link::Down(Search::new());
         let Link::Greeting { mut client, .. } = std::mem::replace(&mut self.link, down) else {
             return Ok(());
@@ -306,7 +300,7 @@ impl Inner {
                 Some(parked) if !self.slots.is_empty() => {
                     client.send(&Message::Devices(self.devices.clone()), &[])?;
                     resume = Some(client.send(&Message::Resume(self.slots.clone()), &[parked.as_fd()])?);
-                    if let Some(bell) = self.bell.as_ref().filter(|_| minor >= MINOR_RINGS) {
+                    if let Some(bell) = &self.bell {
                         client.send(&Message::OpenRings { v2: device::v2_by_broker() }, &[bell.as_fd()])?;
                     }
                 }
@@ -314,23 +308,18 @@ impl Inner {
             }
             client.send(&Message::ListDevices, &[]).map(drop)
         })();
-        if minor < MINOR_CONNECTIONS {
-            // An older ferroced knows none.
-            self.events.extend(self.book.all_lost().map(BrokerEvent::ConnectionLost));
-        } else if resume.is_some() {
-            self.book.tell_all(minor);
-        }
-        if resume.is_none() {
-            self.events.push_back(BrokerEvent::Reconnected);
+        match resume {
+            Some(_) => self.book.tell_all(),
+            None => self.events.push_back(BrokerEvent::Reconnected),
         }
         self.link = Link::Up { client, resume };
         sent.and_then(|()| self.hand_over_ledger())
     }
 
-    /// Gives the broker the ledger, if there is one and the broker knows what it is.
+    /// Gives the broker the ledger, if there is one.
     pub(super) fn hand_over_ledger(&mut self) -> io::Result<()> {
         match (&mut self.link, &self.ledger) {
-            (Link::Up { client, .. }, Some(ledger)) if self.minor >= MINOR_LEDGER => {
+            (Link::Up { client, .. }, Some(ledger)) => {
                 client.send(&Message::Ledger, &[ledger.as_fd()]).map(drop)
             }
             _ => Ok(()),
@@ -350,13 +339,13 @@ impl Inner {
                 request,
                 CmRequest::Close(_)
                     | CmRequest::Unbind { .. }
-                    | CmRequest::Accept(_)
+                    | CmRequest::Accept { .. }
                     | CmRequest::PortBlockReturn { .. }
                     | CmRequest::Establish(_)
                     | CmRequest::Disconnect(_)
             );
             let message = Message::Cm(request);
-            let sent = match unanswered && self.minor >= MINOR_UNANSWERED {
+            let sent = match unanswered {
                 true => client.tell(&message).map(|()| 0),
                 false => client.send(&message, &[]),
             };
@@ -401,9 +390,9 @@ impl Inner {
                 self.lose(&[]);
             }
             Message::Refused(refusal) if id == 0 => return Some(refusal.into()),
-            Message::CmNews(news) => {
-                self.book.news(&news);
-                self.events.push_back(BrokerEvent::Connection(Box::new(news)));
+            Message::CmEvent(notice) => {
+                self.book.event(&notice);
+                self.events.push_back(BrokerEvent::Connection(Box::new(notice.event)));
             }
             // The answer to a request that was given up, or to one that needs none.
             Message::Refused(Refusal { sentence, .. }) => {

@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use ferroce_ipc::{
-    AddressSockets, Client, ClientError, CmNews, CmRequest, CmStatus, Leased, Listing, MINOR_LEDGER,
-    MINOR_RINGS, Message, Refusal, RefusalCode, ResourceCounts,
+    AddressSockets, Client, ClientError, CmRequest, CmStatus, Leased, Listing, Message, ResourceCounts,
 };
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
+use ferroce_proto::cm::CmEvent;
 use ferroce_wire::cm::CommId;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -101,8 +101,8 @@ pub enum BrokerEvent {
     /// Slots that were given to somebody else while we were away (this process was stopped, say): whatever stands on them
     /// is dead.
     SlotsLost(Vec<u8>),
-    /// News of a connection, or of a port that listens.
-    Connection(Box<CmNews>),
+    /// Something happened to a connection, or at a port that listens.
+    Connection(Box<CmEvent>),
     /// A new broker did not take a connection over: it is no more.
     ConnectionLost(CommId),
     /// The memory of the rings to a new broker, in place of those to the last one.
@@ -151,7 +151,6 @@ impl BrokerClient {
     pub fn connect_with(options: ConnectOptions) -> Result<Self, BrokerError> {
         let starter = Starter::from_environment();
         let (client, devices) = find_or_start(&options, &starter, Instant::now() + CONNECT)?;
-        let minor = client.broker().minor;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
@@ -172,7 +171,6 @@ impl BrokerClient {
             parked: None,
             ledger: None,
             bell: None,
-            minor,
             book: Book::default(),
             known: Arc::clone(&known),
             events: VecDeque::new(),
@@ -217,7 +215,7 @@ impl BrokerClient {
     /// # Errors
     /// [`BrokerError::Client`] with the broker's sentence: no slot is free, UDP port 4791 is held by somebody.
     pub fn lease(&self, count: u8) -> Result<Lease, BrokerError> {
-        let (mut guard, (leased, sockets, parked)) = self.ask(|client, _| {
+        let (mut guard, (leased, sockets, parked)) = self.ask(|client| {
             let (answer, mut descriptors) = client.request(&Message::Lease(count), REQUEST)?;
             let Message::Leased(leased) = answer else { return Err(ClientError::Unexpected) };
             let mut sockets = Vec::new();
@@ -246,15 +244,10 @@ impl BrokerClient {
     /// ([`BrokerEvent::Rings`]). Returns their memory.
     ///
     /// # Errors
-    /// [`BrokerError::Client`] with the broker's sentence: it may not send frames, or is too old.
+    /// [`BrokerError::Client`] with the broker's sentence: it may not send frames.
     pub fn open_rings(&self, bell: OwnedFd) -> Result<OwnedFd, BrokerError> {
         let bell = Guarded::new(bell);
-        let (mut guard, rings) = self.ask(|client, minor| {
-            if minor < MINOR_RINGS {
-                let sentence =
-                    "this ferroced is too old for RoCE v1: let it end, so that a new one can start";
-                return Err(Refusal { code: RefusalCode::Version, sentence: sentence.to_owned() }.into());
-            }
+        let (mut guard, rings) = self.ask(|client| {
             let (answer, mut descriptors) = client.request_with(
                 &Message::OpenRings { v2: device::v2_by_broker() },
                 &[bell.as_fd()],
@@ -282,7 +275,7 @@ impl BrokerClient {
         inner.parked = None;
         drop(guard);
         // A broker that dies meanwhile takes no slots along that it was not told of.
-        self.ask(|client, _| client.request(&Message::Release(Vec::new()), REQUEST)).map(drop)
+        self.ask(|client| client.request(&Message::Release(Vec::new()), REQUEST)).map(drop)
     }
 
     /// Tells the broker what this program has, for `ferroce status`. Does not wait; a broker that is away misses it.
@@ -310,14 +303,9 @@ impl BrokerClient {
     /// [`BrokerError::Client`] with the broker's sentence if there is no such device.
     pub fn statistics(&self, device: &str) -> Result<Vec<(String, u64)>, BrokerError> {
         let question = Message::GetStatistics(device.to_owned());
-        let (_, counters) = self.ask(|client, minor| {
-            if minor < MINOR_LEDGER {
-                return Err(ClientError::Unexpected);
-            }
-            match client.request(&question, REQUEST)? {
-                (Message::Statistics(counters), _) => Ok(counters),
-                _ => Err(ClientError::Unexpected),
-            }
+        let (_, counters) = self.ask(|client| match client.request(&question, REQUEST)? {
+            (Message::Statistics(counters), _) => Ok(counters),
+            _ => Err(ClientError::Unexpected),
         })?;
         Ok(counters)
     }
@@ -327,7 +315,7 @@ impl BrokerClient {
     /// # Errors
     /// Those of a broker that must be found anew.
     pub fn cm_status(&self) -> Result<CmStatus, BrokerError> {
-        let (_, status) = self.ask(|client, _| match client.request(&Message::GetStatus, REQUEST)? {
+        let (_, status) = self.ask(|client| match client.request(&Message::GetStatus, REQUEST)? {
             (Message::Status(status), _) => Ok(status),
             _ => Err(ClientError::Unexpected),
         })?;
@@ -367,10 +355,10 @@ impl BrokerClient {
         self.inner.try_lock().map(|inner| Guard::new(self, inner))
     }
 
-    /// Asks the broker, and the next one if this one dies over the question. The question is told the broker's minor version.
+    /// Asks the broker, and the next one if this one dies over the question.
     fn ask<R>(
         &self,
-        mut question: impl FnMut(&mut Client, u16) -> Result<R, ClientError>,
+        mut question: impl FnMut(&mut Client) -> Result<R, ClientError>,
     ) -> Result<(Guard<'_>, R), BrokerError> {
         let deadline = Instant::now() + CONNECT;
         loop {
@@ -380,7 +368,7 @@ impl BrokerClient {
             // The answer is ours: nobody else is to wake up for it.
             watch_for(&self.epoll, client, epoll::EventFlags::empty());
             self.asking.store(true, Ordering::Relaxed);
-            let answer = question(client, inner.minor);
+            let answer = question(client);
             self.asking.store(false, Ordering::Relaxed);
             watch_for(&self.epoll, client, epoll::EventFlags::IN);
             match answer {

@@ -1,72 +1,104 @@
-//! Connections and questions of this process.
+//! Connections and SIDR requests of this process.
 
 use std::fmt;
 use std::sync::Arc;
 
-use ferroce_ipc::{CmAsk, CmConnect, CmRequest, CmRoute};
-use ferroce_proto::cm::{AcceptParams, ConnectParams, Route, SidrAnswer, SidrParams};
-use ferroce_wire::cm::{
-    About, CmTime, CommId, Info, PrivateData, Rej, RejReason, Rep, Req, ServiceId, SidrRep, SidrReq,
-};
-use ferroce_wire::{Pkey, Psn};
+use ferroce_ipc::{CmDone, CmRequest};
+use ferroce_proto::cm::{AcceptParams, ConnectParams, SidrAnswer, SidrParams};
+use ferroce_wire::Psn;
+use ferroce_wire::cm::{CmTime, CommId, Info, PrivateData, RejReason, Req};
 
-use super::{CmError, Target};
+use super::{CmError, EventSink};
 use crate::engine::Engine;
 
-/// A connection, or what may become one. Dropped, it is ended as its state wants: disconnected, rejected, given up.
-pub struct Connection {
+/// A communication id of this process. Dropped, it is closed at the broker.
+pub(super) struct Owned {
     engine: Arc<Engine>,
     id: CommId,
 }
 
+impl Owned {
+    pub(super) fn new(engine: Arc<Engine>, id: CommId) -> Self {
+        Self { engine, id }
+    }
+
+    /// Has the broker make one, whose events `sink` takes.
+    fn begin(request: CmRequest, sink: EventSink) -> Result<Self, CmError> {
+        let engine = super::engine()?;
+        let set = |done: &CmDone| engine.connections().set(done.id, sink);
+        let done = engine.broker().connections(request, set)?;
+        Ok(Self { engine, id: done.id })
+    }
+
+    /// Sends a request about it, and waits for the answer.
+    fn ask(&self, request: CmRequest) -> Result<(), CmError> {
+        self.engine.flush_delayed_acks();
+        self.engine.broker().connections(request, |_| {})?;
+        Ok(())
+    }
+
+    /// Sends a request about it that needs no answer.
+    fn go_on(&self, request: CmRequest) -> Result<(), CmError> {
+        self.engine.flush_delayed_acks();
+        Ok(self.engine.broker().go_on(request)?)
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        if self.engine.is_ours() {
+            self.engine.connections().forget(self.id);
+            self.engine.broker().tell(CmRequest::Close(self.id));
+        }
+    }
+}
+
+impl fmt::Debug for Owned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.id.fmt(f)
+    }
+}
+
+/// A connection, or what may become one. Dropped, it is ended as its state wants: disconnected, rejected, given up.
+#[derive(Debug)]
+pub struct Connection(pub(super) Owned);
+
 impl Connection {
-    /// Asks a peer for a connection, and tells `target` what becomes of it. Returns the REQ as well, from which and from
-    /// the REP [`super::attributes::active`] derives what the queue pair is set to.
+    /// Asks a peer for a connection, whose events `sink` takes. Returns the REQ as well, from which and from the REP
+    /// [`super::attributes::active`] derives the attributes of the queue pair.
     ///
     /// # Errors
     /// [`CmError::NoAddress`], [`CmError::Full`], and those of a process without broker or slot.
     #[doc(alias = "rdma_connect")]
-    pub fn connect(params: &ConnectParams, target: Target) -> Result<(Self, Req), CmError> {
-        let engine = super::engine()?;
-        let psn = params.starting_psn.unwrap_or_else(|| Psn::new(engine.secret_random()));
-        let mut req = params.req(CommId::NONE, psn);
-        let connect = CmConnect {
-            route: said(params.route),
-            peer_to_peer: params.peer_to_peer,
-            packet_life: params.packet_life,
-            ack_delay: params.ack_delay,
-            req,
+    pub fn connect(params: &ConnectParams, sink: EventSink) -> Result<(Self, Req), CmError> {
+        let psn = match params.starting_psn {
+            Some(psn) => psn,
+            None => Psn::new(super::engine()?.secret_random()),
         };
-        let request = CmRequest::Connect(Box::new(connect));
-        let done = engine.broker().connections(request, |done| engine.connections().set(done.id, target))?;
-        req.local_id = done.id;
-        Ok((Self { engine, id: done.id }, req))
-    }
-
-    pub(super) fn adopted(engine: Arc<Engine>, id: CommId) -> Self {
-        Self { engine, id }
+        let request = ConnectParams { starting_psn: Some(psn), ..*params };
+        let owned = Owned::begin(CmRequest::Connect(Box::new(request)), sink)?;
+        let req = params.req(owned.id, psn);
+        Ok((Self(owned), req))
     }
 
     /// Its communication id.
     pub fn id(&self) -> CommId {
-        self.id
+        self.0.id
     }
 
-    /// From now on `target` is told what happens to it. Events that were told before stay where they are.
+    /// From now on `sink` takes its events. Events that were delivered before stay where they are.
     #[doc(alias = "rdma_migrate_id")]
-    pub fn set_target(&self, target: Target) {
-        self.engine.connections().set(self.id, target);
+    pub fn set_sink(&self, sink: EventSink) {
+        self.0.engine.connections().set(self.0.id, sink);
     }
 
     /// Agrees to a request. The queue pair must be able to receive before.
     ///
     /// # Errors
-    /// [`CmError::Gone`] if the peer took the request back; if it does so meanwhile, its events tell.
+    /// [`CmError::Gone`] if the peer took the request back; if it does so meanwhile, an event tells.
     #[doc(alias = "rdma_accept")]
-    pub fn accept(&self, params: &AcceptParams, req: &Req) -> Result<(), CmError> {
-        // The PSN is the broker's, who told it with the request.
-        let rep = Rep { local_id: self.id, ..params.rep(self.id, Psn::new(0), req) };
-        self.go_on(CmRequest::Accept(Box::new(rep)))
+    pub fn accept(&self, params: &AcceptParams) -> Result<(), CmError> {
+        self.0.go_on(CmRequest::Accept { id: self.0.id, params: Box::new(*params) })
     }
 
     /// Refuses a request or a reply.
@@ -75,17 +107,16 @@ impl Connection {
     /// As [`Connection::accept`].
     #[doc(alias = "rdma_reject")]
     pub fn reject(&self, reason: RejReason, info: Info, private: PrivateData<148>) -> Result<(), CmError> {
-        let (local_id, remote_id, about) = (self.id, CommId::NONE, About::REQ);
-        self.ask(CmRequest::Reject(Box::new(Rej { local_id, remote_id, about, reason, info, private })))
+        self.0.ask(CmRequest::Reject { id: self.0.id, reason, info, private: Box::new(private) })
     }
 
     /// After a reply: the queue pair is set up. At the passive end: data came before the peer's last message.
     ///
     /// # Errors
-    /// [`CmError::Gone`]. If it ends meanwhile, its events tell.
+    /// [`CmError::Gone`]. If it ends meanwhile, an event tells.
     #[doc(alias = "rdma_establish")]
     pub fn establish(&self) -> Result<(), CmError> {
-        self.go_on(CmRequest::Establish(self.id))
+        self.0.go_on(CmRequest::Establish(self.0.id))
     }
 
     /// Ends the connection, or agrees that the peer ends it. The queue pair should be in the error state before.
@@ -94,7 +125,7 @@ impl Connection {
     /// [`CmError::Gone`]; none if it ends already, or is not yet established, which changes nothing.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self) -> Result<(), CmError> {
-        self.go_on(CmRequest::Disconnect(self.id))
+        self.0.go_on(CmRequest::Disconnect(self.0.id))
     }
 
     /// The decision about a request or a reply will take longer: the peer is told now, or when it asks again.
@@ -102,71 +133,32 @@ impl Connection {
     /// # Errors
     /// As [`Connection::accept`].
     pub fn delay(&self, service_timeout: CmTime, at_once: bool) -> Result<(), CmError> {
-        self.ask(CmRequest::Mra { id: self.id, service_timeout, at_once })
-    }
-
-    fn go_on(&self, request: CmRequest) -> Result<(), CmError> {
-        self.engine.flush_delayed_acks();
-        Ok(self.engine.broker().go_on(request)?)
-    }
-
-    fn ask(&self, request: CmRequest) -> Result<(), CmError> {
-        self.engine.flush_delayed_acks();
-        self.engine.broker().connections(request, |_| {})?;
-        Ok(())
+        self.0.ask(CmRequest::Mra { id: self.0.id, service_timeout, at_once })
     }
 }
 
-impl Drop for Connection {
-    fn drop(&mut self) {
-        close(&self.engine, self.id);
-    }
-}
+/// A request for the UD queue pair behind a service, ours or a peer's. Dropped, ours is given up and a peer's is refused.
+#[derive(Debug)]
+pub struct SidrRequest(pub(super) Owned);
 
-/// A question for a queue pair of datagrams, ours or a peer's. Dropped, ours is given up and a peer's is refused.
-pub struct Question {
-    engine: Arc<Engine>,
-    id: CommId,
-}
-
-impl Question {
-    /// Asks a peer, and tells `target` the answer.
+impl SidrRequest {
+    /// Asks a peer, whose answer `sink` takes.
     ///
     /// # Errors
     /// As [`Connection::connect`].
     #[doc(alias = "rdma_connect")]
-    pub fn ask(params: &SidrParams, target: Target) -> Result<Self, CmError> {
-        let engine = super::engine()?;
-        let req = SidrReq {
-            request_id: CommId::NONE,
-            pkey: Pkey::DEFAULT,
-            service_id: params.service_id,
-            private: params.private,
-        };
-        let ask = CmAsk {
-            route: said(params.route),
-            response_timeout: params.response_timeout,
-            retries: params.max_cm_retries,
-            traffic_class: params.traffic_class,
-            req,
-        };
-        let request = CmRequest::Ask(Box::new(ask));
-        let done = engine.broker().connections(request, |done| engine.connections().set(done.id, target))?;
-        Ok(Self { engine, id: done.id })
-    }
-
-    pub(super) fn adopted(engine: Arc<Engine>, id: CommId) -> Self {
-        Self { engine, id }
+    pub fn send(params: &SidrParams, sink: EventSink) -> Result<Self, CmError> {
+        Owned::begin(CmRequest::Resolve(Box::new(*params)), sink).map(Self)
     }
 
     /// Its id.
     pub fn id(&self) -> CommId {
-        self.id
+        self.0.id
     }
 
-    /// From now on `target` is told what happens to it.
-    pub fn set_target(&self, target: Target) {
-        self.engine.connections().set(self.id, target);
+    /// From now on `sink` takes its events.
+    pub fn set_sink(&self, sink: EventSink) {
+        self.0.engine.connections().set(self.0.id, sink);
     }
 
     /// Answers a peer.
@@ -175,46 +167,8 @@ impl Question {
     /// [`CmError::Gone`] if it was answered.
     #[doc(alias = "rdma_accept")]
     pub fn answer(&self, answer: &SidrAnswer) -> Result<(), CmError> {
-        let rep = SidrRep {
-            request_id: self.id,
-            status: answer.status,
-            info: Info::NONE,
-            ece: answer.ece,
-            qpn: answer.qpn,
-            service_id: ServiceId(0),
-            qkey: answer.qkey,
-            private: answer.private,
-        };
-        self.engine.broker().connections(CmRequest::Answer(Box::new(rep)), |_| {})?;
+        let request = CmRequest::Answer { id: self.0.id, answer: Box::new(*answer) };
+        self.0.engine.broker().connections(request, |_| {})?;
         Ok(())
-    }
-}
-
-impl Drop for Question {
-    fn drop(&mut self) {
-        close(&self.engine, self.id);
-    }
-}
-
-fn close(engine: &Engine, id: CommId) {
-    if engine.is_ours() {
-        engine.connections().forget(id);
-        engine.broker().tell(CmRequest::Close(id));
-    }
-}
-
-fn said(route: Route) -> CmRoute {
-    CmRoute { local: route.local, remote: route.remote, interface: route.interface }
-}
-
-impl fmt::Debug for Connection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Question {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Question").field("id", &self.id).finish_non_exhaustive()
     }
 }

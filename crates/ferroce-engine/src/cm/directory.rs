@@ -5,15 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ferroce_ipc::{CmNews, CmRequest, CmRoute, CmWhat};
-use ferroce_proto::cm::Route;
+use ferroce_proto::cm::{CmEvent, CmEventKind, ListenerId};
 use ferroce_wire::cm::CommId;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::blocks::Blocks;
-use super::event::{EventKind, Target};
+use super::connection::Owned;
+use super::event::{EventSink, Incoming};
 use super::routes::Routes;
-use super::{Connection, Question};
 use crate::engine::{ConnectionEvents, Engine};
 
 /// Ports and connections of this process, and who is told of them.
@@ -27,8 +26,8 @@ pub(super) struct Directory {
 
 #[derive(Default)]
 struct Entries {
-    ports: BTreeMap<u64, Option<Target>>,
-    connections: BTreeMap<CommId, Target>,
+    ports: BTreeMap<u64, Option<EventSink>>,
+    connections: BTreeMap<CommId, EventSink>,
 }
 
 impl Directory {
@@ -47,89 +46,65 @@ impl Directory {
         &self.routes
     }
 
-    pub(super) fn listens(&self, handle: u64, target: Target) {
-        self.entries.lock().ports.insert(handle, Some(target));
+    pub(super) fn listens(&self, handle: u64, sink: EventSink) {
+        self.entries.lock().ports.insert(handle, Some(sink));
     }
 
     pub(super) fn forget_port(&self, handle: u64) {
         self.entries.lock().ports.remove(&handle);
     }
 
-    pub(super) fn set(&self, id: CommId, target: Target) {
-        self.entries.lock().connections.insert(id, target);
+    pub(super) fn set(&self, id: CommId, sink: EventSink) {
+        self.entries.lock().connections.insert(id, sink);
     }
 
     pub(super) fn forget(&self, id: CommId) {
         self.entries.lock().connections.remove(&id);
     }
 
-    fn target(&self, id: CommId) -> Option<Target> {
+    fn sink(&self, id: CommId) -> Option<EventSink> {
         self.entries.lock().connections.get(&id).cloned()
     }
 
-    /// A request at a port is its listener's for now; refused if that is gone.
-    fn adopt(&self, engine: &Arc<Engine>, id: CommId, handle: u64) -> Option<Target> {
+    /// A request at a port is its listener's for now.
+    fn adopt(&self, id: CommId, handle: u64) -> Option<EventSink> {
         let mut entries = self.entries.lock();
-        let target = entries.ports.get(&handle).cloned().flatten();
-        match &target {
-            Some(target) => {
-                entries.connections.insert(id, target.clone());
-            }
-            None => {
-                drop(entries);
-                engine.broker().tell(CmRequest::Close(id));
-            }
-        }
-        target
+        let sink = entries.ports.get(&handle).cloned().flatten()?;
+        entries.connections.insert(id, sink.clone());
+        Some(sink)
     }
 }
 
 impl ConnectionEvents for Directory {
-    fn news(&self, engine: &Arc<Engine>, news: CmNews) {
-        let id = news.id;
-        let (target, kind) = match news.what {
-            CmWhat::Request { handle: Some(handle), route, starting_psn, req } => {
-                let Some(target) = self.adopt(engine, id, handle) else { return };
-                let connection = Connection::adopted(Arc::clone(engine), id);
-                let route = told(route);
-                (Some(target), EventKind::Request { connection, route, starting_psn, req })
+    fn deliver(&self, engine: &Arc<Engine>, event: CmEvent) {
+        let CmEvent { id, kind, .. } = event;
+        let (sink, incoming) = match &kind {
+            CmEventKind::Request { listener: Some(ListenerId(handle)), .. }
+            | CmEventKind::SidrRequest { listener: ListenerId(handle), .. } => {
+                (self.adopt(id, *handle), Some(Incoming(Owned::new(Arc::clone(engine), id))))
             }
-            CmWhat::SidrRequest { handle, route, req } => {
-                let Some(target) = self.adopt(engine, id, handle) else { return };
-                let question = Question::adopted(Arc::clone(engine), id);
-                (Some(target), EventKind::Asked { question, route: told(route), req })
-            }
-            CmWhat::Request { handle: None, starting_psn, req, .. } => {
-                (self.target(id), EventKind::CrossingRequest { starting_psn, req })
-            }
-            CmWhat::Reply(rep) => (self.target(id), EventKind::Reply(rep)),
-            CmWhat::Established => (self.target(id), EventKind::Established),
-            CmWhat::Rejected(rej) => (self.target(id), EventKind::Rejected(rej)),
-            CmWhat::Unreachable => (self.target(id), EventKind::Unreachable),
-            CmWhat::Disconnected(end) => (self.target(id), EventKind::Disconnected(end)),
-            CmWhat::TimeWaitOver => (self.target(id), EventKind::TimeWaitOver),
-            CmWhat::SidrReply(rep) => (self.target(id), EventKind::Answered(rep)),
+            _ => (self.sink(id), None),
         };
-        if let Some(target) = target {
-            target.tell(kind);
+        if let Some(sink) = sink {
+            sink.deliver(kind, incoming);
         }
     }
 
     fn lost(&self, id: CommId) {
-        if let Some(target) = self.target(id) {
-            target.tell(EventKind::Lost);
+        if let Some(sink) = self.sink(id) {
+            sink.deliver(CmEventKind::Lost, None);
         }
     }
 
     fn lost_slots(&self, slots: &[u8]) {
         self.blocks.lock().clear();
         let of = |id: &CommId| slots.contains(&((id.0 >> 24) as u8));
-        let lost: Vec<Target> = {
+        let lost: Vec<EventSink> = {
             let entries = self.entries.lock();
-            entries.connections.iter().filter(|(id, _)| of(id)).map(|(_, target)| target.clone()).collect()
+            entries.connections.iter().filter(|(id, _)| of(id)).map(|(_, sink)| sink.clone()).collect()
         };
-        for target in lost {
-            target.tell(EventKind::Lost);
+        for sink in lost {
+            sink.deliver(CmEventKind::Lost, None);
         }
     }
 }
@@ -140,8 +115,4 @@ impl Engine {
         let events: &dyn Any = self.connection_events(|| Box::new(Directory::default()));
         events.downcast_ref().expect("nothing else follows connections")
     }
-}
-
-fn told(route: CmRoute) -> Route {
-    Route { local: route.local, remote: route.remote, interface: route.interface }
 }

@@ -5,112 +5,82 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use ferroce_ipc::CmEnd;
-use ferroce_proto::cm::Route;
-use ferroce_wire::Psn;
-use ferroce_wire::cm::{Rej, Rep, Req, SidrRep, SidrReq};
+use ferroce_proto::cm::CmEventKind;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{Connection, Question};
+use super::connection::Owned;
+use super::{Connection, SidrRequest};
 use crate::engine;
 use crate::notify::NotifyQueue;
 
-/// Something that happened.
+/// Something that happened to a connection, a SIDR request or at a port.
+///
+/// | event | librdmacm |
+/// |---|---|
+/// | [`CmEventKind::Request`], [`CmEventKind::SidrRequest`] | `RDMA_CM_EVENT_CONNECT_REQUEST` |
+/// | [`CmEventKind::Reply`] | `RDMA_CM_EVENT_CONNECT_RESPONSE` |
+/// | [`CmEventKind::Established`] | `RDMA_CM_EVENT_ESTABLISHED` |
+/// | [`CmEventKind::Rejected`] | `RDMA_CM_EVENT_REJECTED` |
+/// | [`CmEventKind::Unreachable`] | `RDMA_CM_EVENT_UNREACHABLE` |
+/// | [`CmEventKind::Disconnected`] | `RDMA_CM_EVENT_DISCONNECTED` |
+/// | [`CmEventKind::TimeWaitOver`] | `RDMA_CM_EVENT_TIMEWAIT_EXIT` |
 #[derive(Debug)]
 pub struct Event {
-    /// The context of the [`Target`] that was told: of the connection, or for requests of the port.
+    /// The context of the [`EventSink`] that was told: of the connection, or for requests of the port.
     pub context: u64,
-    /// What.
-    pub kind: EventKind,
+    /// What happened.
+    pub kind: CmEventKind,
+    /// The request that came to a port, if it is one. Until the connection has a sink of its own, that of the port is told
+    /// of it.
+    pub incoming: Option<Incoming>,
 }
 
-/// What happened. Names of librdmacm's events stand as aliases.
+/// A peer's request to a port. Dropped, it is refused.
 #[derive(Debug)]
-pub enum EventKind {
-    /// Somebody wants a connection: accept or reject it. Until it has a target of its own, that of the port is told of
-    /// it. Dropped, it is rejected.
-    #[doc(alias = "RDMA_CM_EVENT_CONNECT_REQUEST")]
-    Request {
-        /// The connection there may be.
-        connection: Connection,
-        /// Between whom, as the packet said.
-        route: Route,
-        /// The PSN that our queue pair is to expect first.
-        starting_psn: Psn,
-        /// What they want; private data with the header of the IP CM service.
-        req: Box<Req>,
-    },
-    /// The peer we asked asked us at the same time: answer as if we had listened.
-    CrossingRequest {
-        /// The PSN that our queue pair is to expect first.
-        starting_psn: Psn,
-        /// What they want.
-        req: Box<Req>,
-    },
-    /// The peer agreed: set up the queue pair, then [`Connection::establish`].
-    #[doc(alias = "RDMA_CM_EVENT_CONNECT_RESPONSE")]
-    Reply(Box<Rep>),
-    /// The connection is there at both ends.
-    #[doc(alias = "RDMA_CM_EVENT_ESTABLISHED")]
-    Established,
-    /// The peer refused, or took back what it had asked for.
-    #[doc(alias = "RDMA_CM_EVENT_REJECTED")]
-    Rejected(Box<Rej>),
-    /// The peer does not answer.
-    #[doc(alias = "RDMA_CM_EVENT_UNREACHABLE")]
-    Unreachable,
-    /// The connection ends; comes once.
-    #[doc(alias = "RDMA_CM_EVENT_DISCONNECTED")]
-    Disconnected(CmEnd),
-    /// Time-wait is over: packets of the connection are no more under way.
-    #[doc(alias = "RDMA_CM_EVENT_TIMEWAIT_EXIT")]
-    TimeWaitOver,
-    /// Somebody asks for a queue pair of datagrams: answer. Dropped, it is refused.
-    #[doc(alias = "RDMA_CM_EVENT_CONNECT_REQUEST")]
-    Asked {
-        /// What answers it.
-        question: Question,
-        /// Between whom, as the packet said.
-        route: Route,
-        /// What they want.
-        req: Box<SidrReq>,
-    },
-    /// The answer to our question; its status says whether the peer agreed.
-    Answered(Box<SidrRep>),
-    /// The connection is no more, because a new broker did not take it over or this process lost its slot.
-    Lost,
+pub struct Incoming(pub(super) Owned);
+
+impl Incoming {
+    /// The connection there may be: accept or reject it. For [`CmEventKind::Request`].
+    pub fn connection(self) -> Connection {
+        Connection(self.0)
+    }
+
+    /// The means to answer a [`CmEventKind::SidrRequest`].
+    pub fn sidr_request(self) -> SidrRequest {
+        SidrRequest(self.0)
+    }
 }
 
-/// Who wants to hear what happens. Called on the engine's background thread, one event at a time in order: it must not
-/// wait, nor call connection management (dropping what an event brought is allowed).
-pub trait Sink: Send + Sync {
-    /// Something happened.
-    fn deliver(&self, event: Event);
-}
-
-/// Who is told of what happens to a port or connection.
+/// Takes the events of a port or a connection.
+///
+/// It is called on the engine's background thread, one event at a time in order: it must not wait, nor call connection
+/// management (dropping what an event brought is allowed).
 #[derive(Clone)]
-pub struct Target {
-    /// Who.
-    pub sink: Arc<dyn Sink>,
-    /// Given back in each event.
-    pub context: u64,
+pub struct EventSink {
+    deliver: Arc<dyn Fn(Event) + Send + Sync>,
+    context: u64,
 }
 
-impl Target {
-    /// Names a sink, and what it is given back.
-    pub fn new(sink: Arc<dyn Sink>, context: u64) -> Self {
-        Self { sink, context }
+impl EventSink {
+    /// Calls `deliver` with each event.
+    pub fn new(deliver: impl Fn(Event) + Send + Sync + 'static) -> Self {
+        Self { deliver: Arc::new(deliver), context: 0 }
     }
 
-    pub(super) fn tell(&self, kind: EventKind) {
-        self.sink.deliver(Event { context: self.context, kind });
+    /// Appends each event to `queue`, with this context.
+    pub fn queue(queue: &Arc<Queue>, context: u64) -> Self {
+        let queue = Arc::clone(queue);
+        Self { context, ..Self::new(move |event| queue.push(event)) }
+    }
+
+    pub(super) fn deliver(&self, kind: CmEventKind, incoming: Option<Incoming>) {
+        (self.deliver)(Event { context: self.context, kind, incoming });
     }
 }
 
-impl fmt::Debug for Target {
+impl fmt::Debug for EventSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Target").field("context", &self.context).finish_non_exhaustive()
+        f.debug_struct("EventSink").field("context", &self.context).finish_non_exhaustive()
     }
 }
 
@@ -127,6 +97,11 @@ impl Queue {
     /// Without another descriptor.
     pub fn new() -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self { events: NotifyQueue::new()? }))
+    }
+
+    /// Appends an event.
+    pub fn push(&self, event: Event) {
+        self.events.push(event);
     }
 
     /// Readable while an event is there. O_NONBLOCK, if the program sets it, is honoured by [`Queue::get`].
@@ -155,11 +130,5 @@ impl Queue {
             engine::flush_delayed_acks();
             poll(&mut [PollFd::new(self.fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
         }
-    }
-}
-
-impl Sink for Queue {
-    fn deliver(&self, event: Event) {
-        self.events.push(event);
     }
 }

@@ -1,8 +1,8 @@
 //! Connection management: the client half of librdmacm.
 //!
 //! [`Port::bind`] takes a port of a port space, [`Port::listen`] takes requests at it, [`Connection::connect`] asks a peer
-//! for a connection, [`Question::ask`] for the queue pair of datagrams behind a port. What happens then is told as an
-//! [`Event`] to whoever was named as its [`Target`]: a [`Queue`] with a descriptor, or a [`Sink`] of the caller's own.
+//! for a connection, [`SidrRequest::send`] for the UD queue pair behind a port. What happens then comes as an [`Event`] to
+//! the [`EventSink`] that was given: a [`Queue`] with a descriptor, or a function of the caller's own.
 //! What a connection's queue pair has to be set to is in [`attributes`].
 //!
 //! Everything that decides is in the broker; it may die and be followed by another one, which is told what this
@@ -20,11 +20,12 @@ pub mod steps;
 
 use std::sync::Arc;
 
-pub use connection::{Connection, Question};
+pub use connection::{Connection, SidrRequest};
 pub use error::CmError;
-pub use event::{Event, EventKind, Queue, Sink, Target};
-pub use ferroce_ipc::CmEnd as End;
-pub use ferroce_proto::cm::{AcceptParams, ConnectParams, Route, SidrAnswer, SidrParams, attributes};
+pub use event::{Event, EventSink, Incoming, Queue};
+pub use ferroce_proto::cm::{
+    AcceptParams, CmEventKind, ConnectParams, Disconnect, Route, SidrAnswer, SidrParams, attributes,
+};
 pub use port::{Bind, Port};
 
 use crate::engine::Engine;

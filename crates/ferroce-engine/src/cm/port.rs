@@ -8,7 +8,7 @@ use ferroce_ipc::{CmBind, CmRequest};
 use ferroce_wire::cm::{PortSpace, ServiceId};
 
 use super::blocks::Choice;
-use super::{CmError, Target, resolve};
+use super::{CmError, EventSink, resolve};
 use crate::engine::Engine;
 
 /// What port to take.
@@ -98,13 +98,13 @@ impl Port {
         self.space.service_id(self.number)
     }
 
-    /// Takes requests from now on, and tells `target` of each. So many may wait for an answer; 0, or more than 1024, mean
+    /// Takes requests from now on, and gives each to `sink`. `backlog` of them may wait for an answer; 0, or more than 1024, mean
     /// 1024. Further ones are dropped, and come again.
     ///
     /// # Errors
     /// [`CmError::InUse`] if the port is shared.
     #[doc(alias = "rdma_listen")]
-    pub fn listen(&self, backlog: u16, target: Target) -> Result<(), CmError> {
+    pub fn listen(&self, backlog: u16, sink: EventSink) -> Result<(), CmError> {
         self.engine.flush_delayed_acks();
         let unsaid = match self.origin {
             Origin::Block => self.engine.connections().blocks().unsaid(self.space, self.number),
@@ -114,7 +114,7 @@ impl Port {
             say(&self.engine, unsaid)?;
         }
         // Before, because the first request may be as fast as the answer.
-        self.engine.connections().listens(self.handle, target);
+        self.engine.connections().listens(self.handle, sink);
         let listen = CmRequest::Listen { handle: self.handle, backlog };
         let listening = self.engine.broker().connections(listen, |_| {});
         if listening.is_err() {
@@ -172,10 +172,9 @@ fn of_block(engine: &Engine, wanted: &CmBind) -> Option<u16> {
             Choice::AskForPort => return None,
             Choice::AskForBlock => {}
         }
-        let ask =
-            || engine.broker().connections(CmRequest::PortBlock { space: wanted.space, first: 0 }, |_| {});
-        match engine.broker().gives_port_blocks().then(ask) {
-            Some(Ok(done)) => blocks().add(wanted.space, done.port),
+        let request = CmRequest::PortBlock { space: wanted.space, first: 0 };
+        match engine.broker().connections(request, |_| {}) {
+            Ok(done) => blocks().add(wanted.space, done.port),
             _ => blocks().refused(),
         }
     }

@@ -47,8 +47,8 @@ impl Engine {
                     self.take_over_devices();
                 }
                 BrokerEvent::Rings(memory) => self.lanes().install_rings(&memory),
-                BrokerEvent::Connection(news) => {
-                    self.connection_events.get().inspect(|events| events.news(self, *news));
+                BrokerEvent::Connection(event) => {
+                    self.connection_events.get().inspect(|events| events.deliver(self, *event));
                 }
                 BrokerEvent::ConnectionLost(id) => {
                     self.connection_events.get().inspect(|events| events.lost(id));

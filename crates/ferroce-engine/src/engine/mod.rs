@@ -12,8 +12,9 @@ use std::sync::{Arc, Once, OnceLock, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use ferroce_ipc::{CmNews, Listing, Origin, ResourceCounts};
+use ferroce_ipc::{Listing, Origin, ResourceCounts};
 use ferroce_proto::Budget;
+use ferroce_proto::cm::CmEvent;
 use ferroce_wire::cm::CommId;
 use parking_lot::Mutex;
 
@@ -432,7 +433,7 @@ pub(crate) enum DeviceChange {
 /// What connection management is told by the broker, on the background thread.
 pub(crate) trait ConnectionEvents: Any + Send + Sync {
     /// Something happened to a connection.
-    fn news(&self, engine: &Arc<Engine>, news: CmNews);
+    fn deliver(&self, engine: &Arc<Engine>, event: CmEvent);
     /// A new broker did not take a connection over.
     fn lost(&self, id: CommId);
     /// These slots are another process's, and with them all connections.

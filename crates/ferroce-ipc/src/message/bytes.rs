@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 
 use ferroce_wire::Gid;
 
+use super::fields::Field;
 use super::*;
 use crate::codec::{MessageError, Reader, Table, Writer};
 use crate::device::{GidEntry, GidType, Origin, PhysState};
 use crate::packet::MAX_DESCRIPTORS;
-use crate::settings::LinkSettings;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"fRoC");
 const HEADER: usize = 16;
@@ -118,9 +118,9 @@ impl Message {
             }
             Self::Status(status) => return encode_status(status, w),
             Self::Report(counts) => encode_counts(counts, &mut w),
-            Self::Cm(request) => return request.encode(w),
-            Self::CmDone(done) => return done.encode(w),
-            Self::CmNews(news) => return news.encode(w),
+            Self::Cm(request) => return cm::encode(request, request.record(), w),
+            Self::CmDone(done) => return cm::encode(done, &done.record, w),
+            Self::CmEvent(notice) => return cm::encode(notice, &notice.record, w),
             Self::Netdevs(all) => return netdevs::encode(all, w),
             Self::LinkRename { name, to, transient } => {
                 w.padded::<64>("name", name)?;
@@ -258,18 +258,18 @@ impl Message {
                     1 => Some(LinkKind::Rxe),
                     _ => None,
                 })?,
-                transient: transient(&mut body)?,
+                transient: body.bool("transient")?,
             },
             13 => Self::LinkDel {
                 name: device_name(body.padded::<64>("name")?)?,
-                transient: transient(&mut body)?,
+                transient: body.bool("transient")?,
             },
             14 => Self::GetStatus,
             15 => Self::Status(decode_status(body, tail)?),
             16 => Self::Report(decode_counts(&mut body)?),
-            17 => Self::Cm(CmRequest::decode(&mut body, &mut tail)?),
-            18 => Self::CmDone(CmDone::decode(&mut body, &mut tail)?),
-            19 => Self::CmNews(CmNews::decode(&mut body, &mut tail)?),
+            17 => Self::Cm(Field::take(&mut body)?),
+            18 => Self::CmDone(Field::take(&mut body)?),
+            19 => Self::CmEvent(Field::take(&mut body)?),
             20 => {
                 let name = device_name(body.padded::<64>("name")?)?;
                 let (transient, force) = (body.bool("transient")?, body.bool("force")?);
@@ -401,11 +401,9 @@ fn encode_devices(devices: &[DeviceInfo], mut w: Writer<'_>) -> Result<usize, Me
 fn decode_devices(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Vec<DeviceInfo>, MessageError> {
     let device_table = Table::read(&mut body)?;
     let gid_table = Table::read(&mut body)?;
-    let mut later =
-        || if body.is_empty() { Ok(Table { count: 0, stride: 0 }) } else { Table::read(&mut body) };
-    let (rule_table, mac_table) = (later()?, later()?);
+    let (rule_table, mac_table) = (Table::read(&mut body)?, Table::read(&mut body)?);
     let mut devices = tail.rows(device_table, |row| {
-        let mut device = DeviceInfo {
+        Ok(DeviceInfo {
             id: row.u32()?,
             ifindex: row.u32()?,
             mtu: row.u32()?,
@@ -417,12 +415,12 @@ fn decode_devices(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Vec<Devi
             phys_state: row.enumeration("phys_state", PhysState::from_u8)?,
             origin: row.enumeration("origin", Origin::from_u8)?,
             gids: Vec::new(),
-            settings: LinkSettings::default(),
+            settings: {
+                row.take(5)?;
+                settings::decode(row)?
+            },
             macs: BTreeMap::new(),
-        };
-        row.take(5)?;
-        device.settings = settings::decode(row)?;
-        Ok(device)
+        })
     })?;
     let gids = tail.rows(gid_table, |row| {
         let device = row.u16()?;
@@ -472,11 +470,12 @@ fn encode_status(status: &Status, mut w: Writer<'_>) -> Result<usize, MessageErr
     w.bytes(&[0; 3]);
     w.table("programs", status.programs.len(), LEASE_ROW)?;
     let cm = &status.cm;
-    for count in [cm.connections, cm.questions, cm.listeners, cm.ports] {
+    for count in [cm.connections, cm.sidr_requests, cm.listeners, cm.ports] {
         w.u32(count);
     }
-    let kinds = [&cm.rx_msgs, &cm.rx_duplicates, &cm.tx_msgs, &cm.tx_retries];
-    for count in kinds.into_iter().flatten().chain(&cm.drops).chain([&cm.no_mad]) {
+    let CmCounters { rx_msgs, rx_duplicates, tx_msgs, tx_retries, drops } = &cm.counters;
+    let kinds = [rx_msgs, rx_duplicates, tx_msgs, tx_retries].into_iter().flat_map(|kind| &kind.0);
+    for count in kinds.chain(drops).chain([&cm.no_mad]) {
         w.u64(*count);
     }
     let end = w.0.len();
@@ -530,41 +529,34 @@ fn decode_lease(row: &mut Reader<'_>) -> Result<LeaseEntry, MessageError> {
 }
 
 fn decode_status(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Status, MessageError> {
-    let mut status = Status {
+    Ok(Status {
         broker_pid: body.u32()?,
         broker_uid: body.u32()?,
         group_size: body.u16()?,
         groups: body.u16()?,
         build: body.padded::<32>("build")?,
         adopted: body.bool("adopted")?,
-        programs: Vec::new(),
-        cm: Box::default(),
-    };
-    body.take(3)?;
-    let table = Table::read(&mut body)?;
-    if !body.is_empty() {
-        *status.cm = decode_cm_status(&mut body)?;
-    }
-    status.programs = tail.rows(table, decode_lease)?;
-    Ok(status)
+        programs: {
+            body.take(3)?;
+            let table = Table::read(&mut body)?;
+            tail.rows(table, decode_lease)?
+        },
+        cm: Box::new(decode_cm_status(&mut body)?),
+    })
 }
 
 fn decode_cm_status(r: &mut Reader<'_>) -> Result<CmStatus, MessageError> {
     let mut cm = CmStatus {
         connections: r.u32()?,
-        questions: r.u32()?,
+        sidr_requests: r.u32()?,
         listeners: r.u32()?,
         ports: r.u32()?,
         ..CmStatus::default()
     };
-    let kinds = [&mut cm.rx_msgs, &mut cm.rx_duplicates, &mut cm.tx_msgs, &mut cm.tx_retries];
-    for count in kinds.into_iter().flatten().chain(&mut cm.drops).chain([&mut cm.no_mad]) {
+    let CmCounters { rx_msgs, rx_duplicates, tx_msgs, tx_retries, drops } = &mut cm.counters;
+    let kinds = [rx_msgs, rx_duplicates, tx_msgs, tx_retries].into_iter().flat_map(|kind| &mut kind.0);
+    for count in kinds.chain(drops).chain([&mut cm.no_mad]) {
         *count = r.u64()?;
     }
     Ok(cm)
-}
-
-/// Programs of the first minor version say nothing of it.
-fn transient(body: &mut Reader<'_>) -> Result<bool, MessageError> {
-    if body.is_empty() { Ok(false) } else { body.bool("transient") }
 }

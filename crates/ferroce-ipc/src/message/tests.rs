@@ -111,21 +111,23 @@ fn all() -> Vec<Message> {
             programs: vec![program.clone()],
             cm: Box::new(CmStatus {
                 connections: 5,
-                questions: 6,
+                sidr_requests: 6,
                 listeners: 7,
                 ports: 8,
-                rx_msgs: std::array::from_fn(|place| place as u64),
-                rx_duplicates: [9; 11],
-                tx_msgs: [u64::MAX; 11],
-                tx_retries: [10; 11],
-                drops: [11; 8],
+                counters: CmCounters {
+                    rx_msgs: PerMessage(std::array::from_fn(|place| place as u64)),
+                    rx_duplicates: PerMessage([9; 11]),
+                    tx_msgs: PerMessage([u64::MAX; 11]),
+                    tx_retries: PerMessage([10; 11]),
+                    drops: [11; 8],
+                },
                 no_mad: 12,
             }),
         }),
         Message::Report(counts),
         Message::Cm(cm::requests().remove(0)),
         Message::CmDone(cm::done()),
-        Message::CmNews(cm::news().remove(0)),
+        Message::CmEvent(cm::notices().remove(0)),
         Message::LinkSet {
             name: "fr1".to_owned(),
             settings: vec![
@@ -286,7 +288,7 @@ fn bad_fields_are_named() {
         field
     };
     let link =
-        |device: &[u8], netdev: &[u8], kind: u8| [name(device, 64), name(netdev, 16), vec![kind]].concat();
+        |device: &[u8], netdev: &[u8], kind: u8| [name(device, 64), name(netdev, 16), vec![kind, 0]].concat();
     let hello =
         |magic: &[u8], build: &[u8]| [magic, &[1, 0, 0, 0], &[0; 16], &name(build, 32), &[0; 16]].concat();
     let cases: Vec<(&str, Vec<u8>, MessageError)> = vec![
@@ -356,52 +358,6 @@ fn bad_device_tables_are_named() {
             other => panic!("{field}: {other:?}"),
         }
     }
-}
-
-#[test]
-fn the_first_minor_versions_links_were_to_stay() {
-    for (message, at) in [
-        (Message::LinkDel { name: "fr1".to_owned(), transient: true }, 64),
-        (
-            Message::LinkAdd {
-                name: "fr1".to_owned(),
-                kind: LinkKind::Roce,
-                netdev: "eth0".to_owned(),
-                transient: true,
-            },
-            81,
-        ),
-    ] {
-        let mut bytes = message.encode(7).unwrap();
-        assert_eq!(Message::decode(&bytes, 0), Ok((7, message.clone())));
-        // Without its last octet, as it was.
-        assert_eq!(bytes.pop(), Some(1));
-        assert_eq!(bytes.len(), 16 + at);
-        (bytes[8], bytes[12]) = (at as u8, (16 + at) as u8);
-        match Message::decode(&bytes, 0).unwrap().1 {
-            Message::LinkDel { transient, .. } | Message::LinkAdd { transient, .. } => assert!(!transient),
-            other => panic!("{other:?}"),
-        }
-    }
-}
-
-#[test]
-fn devices_of_the_second_minor_version_have_no_settings() {
-    let devices = vec![DeviceInfo { settings: settings(), ..device() }];
-    let bytes = Message::Devices(devices).encode(1).unwrap();
-    // Two tables, rows of 124 bytes, no rules.
-    let mut old = [&bytes[..24], &bytes[32..156], &bytes[164..220]].concat();
-    (old[8], old[12], old[13], old[18]) = (8, old.len() as u8, 0, 124);
-    assert_eq!(Message::decode(&old, 0), Ok((1, Message::Devices(vec![device()]))));
-}
-
-#[test]
-fn devices_of_the_seventh_minor_version_have_no_hardware_addresses() {
-    let bytes = Message::Devices(vec![device()]).encode(1).unwrap();
-    // Three tables.
-    let mut old = [&bytes[..28], &bytes[32..]].concat();
-    (old[8], old[12]) = (12, old.len() as u8);
-    assert_eq!(Message::decode(&old, 0), Ok((1, Message::Devices(vec![device()]))));
 }
 
 #[test]

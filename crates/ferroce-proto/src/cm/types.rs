@@ -61,8 +61,10 @@ pub struct Transmit {
     pub mad: Box<[u8; MAD_LEN]>,
 }
 
+/// A listener. [`super::ConnectionManager::listen`] chooses the number; a broker that hands an event on puts the name in its
+/// place that the listening program gave.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct ListenerId(pub(super) u64);
+pub struct ListenerId(pub u64);
 
 /// Destinations that a listener takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -358,6 +360,9 @@ pub enum CmEventKind {
         /// What the peer answered; its status says whether it agreed.
         rep: Box<SidrRep>,
     },
+    /// The connection or SIDR request is no more, because its connection manager ended and no other took it over. A
+    /// [`super::ConnectionManager`] does not say so itself.
+    Lost,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -388,6 +388,7 @@ impl World<'_> {
                     self.ends[end].disconnect(now, id).unwrap();
                 }
             }
+            CmEventKind::Lost => panic!("a connection manager does not say so"),
             CmEventKind::TimeWaitOver => {
                 let story = self.stories[end].get_mut(&id).unwrap();
                 assert!(!std::mem::replace(&mut story.time_wait_over, true));

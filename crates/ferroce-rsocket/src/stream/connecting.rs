@@ -14,7 +14,7 @@ use crate::link::Link;
 use crate::waker::Blocking;
 use crate::{device, service};
 use ferroce_engine::AhAttr;
-use ferroce_engine::cm::{Bind, ConnectParams, Connection, EventKind, Port, attributes, resolve};
+use ferroce_engine::cm::{Bind, CmEventKind, ConnectParams, Connection, Event, Port, attributes, resolve};
 
 impl Stream {
     /// Binds an address and a port; port 0 is any.
@@ -55,7 +55,7 @@ impl Stream {
         // Set first, because a request may arrive before `listen` returns; the service waits for this lock.
         state.role = Role::Listening(listener);
         let listening = match &state.port {
-            Some(port) => port.listen(listener::WAITING, service::target(self.me.clone() as _)),
+            Some(port) => port.listen(listener::WAITING, service::sink(self.me.clone() as _)),
             None => return Err(RsocketError::Invalid),
         };
         if let Err(error) = listening {
@@ -129,19 +129,22 @@ impl Stream {
     }
 
     /// Handles an event of the port or connection; runs on the service's thread.
-    pub(super) fn take_event(self: &Arc<Self>, kind: EventKind) {
-        if let EventKind::Request { connection, route, starting_psn, req } = kind {
-            if let Role::Listening(listener) = &mut self.state.lock().role {
-                listener.push(Request { connection, route, starting_psn, req });
+    pub(super) fn take_event(self: &Arc<Self>, event: Event) {
+        let kind = match (event.kind, event.incoming) {
+            (CmEventKind::Request { route, starting_psn, req, .. }, Some(incoming)) => {
+                if let Role::Listening(listener) = &mut self.state.lock().role {
+                    listener.push(Request { connection: incoming.connection(), route, starting_psn, req });
+                }
+                return self.answer_waiting_requests();
             }
-            return self.answer_waiting_requests();
-        }
+            (kind, _) => kind,
+        };
         let mut state = self.state.lock();
         match &state.role {
             Role::Connecting { .. } => state.replied(kind),
             Role::Accepting(parent) => {
                 let parent = parent.upgrade();
-                let established = matches!(kind, EventKind::Established);
+                let established = matches!(kind, CmEventKind::Established);
                 state.role = if established { Role::Connected } else { Role::Failed };
                 if let Some(link) = state.link.as_mut().filter(|_| established) {
                     link.post_control();
@@ -151,7 +154,7 @@ impl Stream {
                     parent.finish_request(self, established);
                 }
             }
-            Role::Connected if matches!(kind, EventKind::Disconnected(_) | EventKind::Lost) => {
+            Role::Connected if matches!(kind, CmEventKind::Disconnected(_) | CmEventKind::Lost) => {
                 state.pump();
                 if let Some(link) = &mut state.link {
                     if let Some(protocol) = &mut link.protocol {
@@ -249,7 +252,7 @@ impl State {
             sl: params.sl,
             ..AhAttr::default()
         };
-        let (connection, req) = Connection::connect(&params, service::target(stream.me.clone() as _))?;
+        let (connection, req) = Connection::connect(&params, service::sink(stream.me.clone() as _))?;
         (self.local, self.remote, self.mtu) = (Some(route.source), Some(route.destination), Some(route.mtu));
         self.settings.sizes = link.sizes;
         (self.link, self.connection) = (Some(link), Some(connection));
@@ -258,9 +261,9 @@ impl State {
     }
 
     /// The peer answered, or the attempt ended without an answer.
-    fn replied(&mut self, kind: EventKind) {
+    fn replied(&mut self, kind: CmEventKind) {
         let failure = match kind {
-            EventKind::Reply(rep) => match self.establish(&rep) {
+            CmEventKind::Reply { rep } => match self.establish(&rep) {
                 Ok(()) => {
                     self.role = Role::Connected;
                     if let Some(link) = &mut self.link {
@@ -280,8 +283,8 @@ impl State {
                     }
                 }
             },
-            EventKind::Rejected(_) => Failure::Refused,
-            EventKind::Unreachable | EventKind::Disconnected(_) | EventKind::Lost => Failure::NoAnswer,
+            CmEventKind::Rejected { .. } => Failure::Refused,
+            CmEventKind::Unreachable | CmEventKind::Disconnected(_) | CmEventKind::Lost => Failure::NoAnswer,
             _ => return,
         };
         self.failure = Some(failure);

@@ -123,8 +123,8 @@ pub(super) fn answer(
     link.connect(&agreed, ah, peer)?;
     let stream =
         Stream::accepted(Accepted { local, remote }, settings, link, Role::Accepting(parent.clone()))?;
-    connection.set_target(service::target(Arc::downgrade(&stream) as _));
-    connection.accept(&accept, &req)?;
+    connection.set_sink(service::sink(Arc::downgrade(&stream) as _));
+    connection.accept(&accept)?;
     stream.own(connection);
     Ok(stream)
 }

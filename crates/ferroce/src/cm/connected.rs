@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock, Weak};
 
 use ferroce_engine::cm::attributes;
-use ferroce_engine::cm::{Connection, Event, EventKind, Queue, Sink, Target};
+use ferroce_engine::cm::{CmEventKind, Connection, Event, EventSink, Queue};
 use ferroce_engine::{Qp, QpAttr, QpAttrMask};
 use ferroce_wire::cm::{CmTime, Info, PrivateData, RejReason, Rep, Req};
 
@@ -14,38 +14,36 @@ use super::ConnectError;
 use super::end::End;
 use crate::{Error, ProtectionDomain, QpState, QueuePair, ReadyToSend};
 
-/// Hears what happens to a connection. When it ends, its queue pair does, so that whoever waits for completions knows.
-pub(super) struct Ear {
+/// The events of a connection. When it ends, its queue pair does, so that a thread that waits for completions wakes.
+pub(super) struct Events {
     queue: Arc<Queue>,
     qp: OnceLock<Weak<Qp>>,
 }
 
-impl Ear {
+impl Events {
     pub(super) fn new() -> Result<Arc<Self>, ConnectError> {
         Ok(Arc::new(Self { queue: Queue::new()?, qp: OnceLock::new() }))
     }
 
     /// From now on `qp` ends with the connection.
     pub(super) fn watch(&self, qp: &Arc<Qp>) {
-        // There is one in an ear's life.
+        // A connection has one queue pair.
         let _ = self.qp.set(Arc::downgrade(qp));
     }
 
-    pub(super) fn target(self: &Arc<Self>) -> Target {
-        let sink: Arc<Self> = Arc::clone(self);
-        Target::new(sink, 0)
+    pub(super) fn sink(self: &Arc<Self>) -> EventSink {
+        let events = Arc::clone(self);
+        EventSink::new(move |event| events.push(event))
     }
-}
 
-impl Sink for Ear {
-    fn deliver(&self, event: Event) {
+    fn push(&self, event: Event) {
         if ends(&event.kind)
             && let Some(qp) = self.qp.get().and_then(Weak::upgrade)
         {
             // One that is destroyed needs nothing more.
             let _ = fail(&qp);
         }
-        self.queue.deliver(event);
+        self.queue.push(event);
     }
 }
 
@@ -78,7 +76,7 @@ pub struct Pending {
     connection: Option<Connection>,
     /// What the port is held for.
     port: Option<ferroce_engine::cm::Port>,
-    events: Arc<Ear>,
+    events: Arc<Events>,
     names: Names,
     stage: Stage,
 }
@@ -88,7 +86,7 @@ impl Pending {
         end: End,
         connection: Connection,
         port: ferroce_engine::cm::Port,
-        events: Arc<Ear>,
+        events: Arc<Events>,
         req: Req,
         packet_life: CmTime,
     ) -> Self {
@@ -101,7 +99,7 @@ impl Pending {
         qp: QueuePair<ReadyToSend>,
         domain: ProtectionDomain,
         connection: Connection,
-        events: Arc<Ear>,
+        events: Arc<Events>,
         names: Names,
     ) -> Self {
         let stage = Stage::Answered { qp: Box::new(qp), domain };
@@ -115,7 +113,7 @@ impl Pending {
     /// [`ConnectError::Rejected`], [`ConnectError::Unreachable`], [`ConnectError::Over`], and those of the queue pair.
     pub fn poll(&mut self) -> Result<Option<Connected>, Error> {
         match self.events.queue.poll() {
-            Some(event) => self.hear(event.kind),
+            Some(event) => self.take_event(event.kind),
             None if matches!(self.stage, Stage::Done) => Err(ConnectError::Over.into()),
             None => Ok(None),
         }
@@ -132,25 +130,25 @@ impl Pending {
                 return Err(ConnectError::Over.into());
             }
             let event = self.events.queue.get().map_err(ConnectError::Events)?;
-            if let Some(connected) = self.hear(event.kind)? {
+            if let Some(connected) = self.take_event(event.kind)? {
                 return Ok(connected);
             }
         }
     }
 
-    fn hear(&mut self, kind: EventKind) -> Result<Option<Connected>, Error> {
+    fn take_event(&mut self, kind: CmEventKind) -> Result<Option<Connected>, Error> {
         match kind {
-            EventKind::Reply(rep) => self.reply(&rep).map(Some),
-            EventKind::Established => Ok(self.established()),
-            EventKind::Rejected(rej) => {
+            CmEventKind::Reply { rep } => self.reply(&rep).map(Some),
+            CmEventKind::Established => Ok(self.established()),
+            CmEventKind::Rejected { reason, private, .. } => {
                 self.stage = Stage::Done;
-                Err(ConnectError::Rejected { reason: rej.reason, private: Box::new(rej.private.0) }.into())
+                Err(ConnectError::Rejected { reason, private: Box::new(private.0) }.into())
             }
-            EventKind::Unreachable => {
+            CmEventKind::Unreachable => {
                 self.stage = Stage::Done;
                 Err(ConnectError::Unreachable.into())
             }
-            EventKind::Disconnected(_) | EventKind::Lost => {
+            CmEventKind::Disconnected(_) | CmEventKind::Lost => {
                 self.stage = Stage::Done;
                 Err(ConnectError::Over.into())
             }
@@ -224,7 +222,7 @@ pub struct Connected {
     qp: QueuePair<ReadyToSend>,
     domain: ProtectionDomain,
     _port: Option<ferroce_engine::cm::Port>,
-    events: Arc<Ear>,
+    events: Arc<Events>,
     names: Names,
     private: Box<[u8]>,
     over: bool,
@@ -300,8 +298,8 @@ impl Connected {
     }
 }
 
-fn ends(kind: &EventKind) -> bool {
-    matches!(kind, EventKind::Disconnected(_) | EventKind::Lost)
+fn ends(kind: &CmEventKind) -> bool {
+    matches!(kind, CmEventKind::Disconnected(_) | CmEventKind::Lost)
 }
 
 impl AsFd for Connected {

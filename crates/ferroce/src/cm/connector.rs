@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use ferroce_engine::cm::{Bind, ConnectParams, Connection, Port, attributes, resolve};
 use ferroce_wire::cm::{IpCmHeader, PortSpace, PrivateData};
 
-use super::connected::Ear;
+use super::connected::Events;
 use super::end::{End, EndOptions};
 use super::{ConnectError, Connected, Pending, context};
 use crate::{Context, Error, Init, ProtectionDomain, QueuePair};
@@ -116,8 +116,8 @@ impl Connector {
             private: PrivateData::concat(&header.emit(), private)?,
             ..ConnectParams::new(self.end.route.on(), service, self.end.guid(), self.end.qp.qpn())
         };
-        let events = Ear::new()?;
-        let (connection, req) = Connection::connect(&asked, events.target())?;
+        let events = Events::new()?;
+        let (connection, req) = Connection::connect(&asked, events.sink())?;
         Ok(Pending::asked(self.end, connection, self.port, events, req, asked.packet_life))
     }
 }

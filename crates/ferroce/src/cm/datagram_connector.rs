@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ferroce_engine::AhAttr;
 use ferroce_engine::cm::resolve::{self, Route};
-use ferroce_engine::cm::{Bind, EventKind, Port, Question, Queue, SidrParams, Target, attributes};
+use ferroce_engine::cm::{Bind, CmEventKind, EventSink, Port, Queue, SidrParams, SidrRequest, attributes};
 use ferroce_wire::cm::{CmTime, IpCmHeader, PortSpace, PrivateData, SidrRep, SidrStatus};
 use ferroce_wire::{Gid, Qkey, Qpn};
 
@@ -96,10 +96,10 @@ impl DatagramConnector {
     ///
     /// [`ConnectError::PrivateData`], [`ConnectError::Cm`].
     pub fn start(self, private: &[u8]) -> Result<PendingPeer, Error> {
-        Ok(self.question(private)?)
+        Ok(self.send(private)?)
     }
 
-    fn question(self, private: &[u8]) -> Result<PendingPeer, ConnectError> {
+    fn send(self, private: &[u8]) -> Result<PendingPeer, ConnectError> {
         let Self { route, port, traffic_class } = self;
         let (local, peer) = (route.source, route.destination);
         let header = IpCmHeader { source_port: local.port(), source: local.ip(), destination: peer.ip() };
@@ -113,9 +113,8 @@ impl DatagramConnector {
             private: PrivateData::concat(&header.emit(), private)?,
         };
         let events = Queue::new()?;
-        let sink: Arc<Queue> = Arc::clone(&events);
-        let question = Question::ask(&asked, Target::new(sink, 0))?;
-        Ok(PendingPeer { events, asked: Some(Asked { _question: question, route, port, class }) })
+        let request = SidrRequest::send(&asked, EventSink::queue(&events, 0))?;
+        Ok(PendingPeer { events, asked: Some(Asked { _request: request, route, port, class }) })
     }
 }
 
@@ -127,13 +126,13 @@ impl fmt::Debug for DatagramConnector {
 
 /// Until it is answered.
 struct Asked {
-    _question: Question,
+    _request: SidrRequest,
     route: Route,
     port: Port,
     class: u8,
 }
 
-/// A peer that was asked and did not answer yet. Dropped, the question is given up.
+/// A peer that was asked and did not answer yet. Dropped, the request is given up.
 pub struct PendingPeer {
     events: Arc<Queue>,
     asked: Option<Asked>,
@@ -147,7 +146,7 @@ impl PendingPeer {
     /// [`ConnectError::Refused`], [`ConnectError::Unreachable`], [`ConnectError::Over`].
     pub fn poll(&mut self) -> Result<Option<DatagramPeer>, Error> {
         match self.events.poll() {
-            Some(event) => Ok(self.hear(event.kind)?),
+            Some(event) => Ok(self.take_event(event.kind)?),
             None if self.asked.is_none() => Err(ConnectError::Over.into()),
             None => Ok(None),
         }
@@ -164,20 +163,20 @@ impl PendingPeer {
                 return Err(ConnectError::Over.into());
             }
             let event = self.events.get().map_err(ConnectError::Events)?;
-            if let Some(peer) = self.hear(event.kind)? {
+            if let Some(peer) = self.take_event(event.kind)? {
                 return Ok(peer);
             }
         }
     }
 
-    fn hear(&mut self, kind: EventKind) -> Result<Option<DatagramPeer>, ConnectError> {
+    fn take_event(&mut self, kind: CmEventKind) -> Result<Option<DatagramPeer>, ConnectError> {
         let outcome = match kind {
-            EventKind::Answered(rep) if rep.status == SidrStatus::VALID => Ok(rep),
-            EventKind::Answered(rep) => {
+            CmEventKind::SidrReply { rep } if rep.status == SidrStatus::VALID => Ok(rep),
+            CmEventKind::SidrReply { rep } => {
                 Err(ConnectError::Refused { status: rep.status, private: Box::new(rep.private.0) })
             }
-            EventKind::Unreachable => Err(ConnectError::Unreachable),
-            EventKind::Lost => Err(ConnectError::Over),
+            CmEventKind::Unreachable => Err(ConnectError::Unreachable),
+            CmEventKind::Lost => Err(ConnectError::Over),
             _ => return Ok(None),
         };
         let asked = self.asked.take().ok_or(ConnectError::Over)?;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use ferroce_engine::cm::{Event, EventKind, Question, Route, SidrAnswer, resolve};
+use ferroce_engine::cm::{CmEventKind, Event, Route, SidrAnswer, SidrRequest, resolve};
 use ferroce_wire::cm::{Ece, IpCmHeader, PortSpace, PrivateData, SidrReq, SidrStatus};
 use ferroce_wire::{Qkey, Qpn};
 
@@ -62,10 +62,11 @@ impl DatagramListener {
 
     /// Who does not say an address is refused.
     fn request(&self, event: Event) -> Option<DatagramRequest> {
-        let EventKind::Asked { question, route, req } = event.kind else { return None };
+        let CmEventKind::SidrRequest { route, req, .. } = event.kind else { return None };
+        let request = event.incoming?.sidr_request();
         let (header, _) = IpCmHeader::parse(&req.private.0).ok()?;
         let (local, peer) = self.door.names(&route, header.source_port);
-        Some(DatagramRequest { question, on: route, local, peer, req })
+        Some(DatagramRequest { request, on: route, local, peer, req })
     }
 }
 
@@ -85,7 +86,7 @@ impl AsFd for DatagramListener {
 /// A peer asks for a queue pair of datagrams. Dropped, it is refused.
 #[doc(alias = "RDMA_CM_EVENT_CONNECT_REQUEST")]
 pub struct DatagramRequest {
-    question: Question,
+    request: SidrRequest,
     /// How it came.
     on: Route,
     local: SocketAddr,
@@ -143,7 +144,7 @@ impl DatagramRequest {
 
     fn say(&self, status: SidrStatus, qpn: Qpn, qkey: Qkey, private: &[u8]) -> Result<(), ConnectError> {
         let private = PrivateData::new(private)?;
-        Ok(self.question.answer(&SidrAnswer { status, qpn, qkey, ece: Ece::default(), private })?)
+        Ok(self.request.answer(&SidrAnswer { status, qpn, qkey, ece: Ece::default(), private })?)
     }
 }
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use ferroce_engine::cm::{Bind, Event, Port, Queue, Route, Target};
+use ferroce_engine::cm::{Bind, Event, EventSink, Port, Queue, Route};
 use ferroce_wire::cm::PortSpace;
 
 use super::ConnectError;
@@ -22,8 +22,7 @@ impl Door {
         let port = Port::bind(&Bind::new(space, local))?;
         local.set_port(port.number());
         let events = Queue::new()?;
-        let sink: Arc<Queue> = Arc::clone(&events);
-        port.listen(backlog, Target::new(sink, 0))?;
+        port.listen(backlog, EventSink::queue(&events, 0))?;
         Ok(Self { port, events, local })
     }
 

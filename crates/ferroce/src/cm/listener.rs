@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use ferroce_engine::cm::{AcceptParams, Connection, Event, EventKind, attributes, resolve};
+use ferroce_engine::cm::{AcceptParams, CmEventKind, Connection, Event, attributes, resolve};
 use ferroce_wire::Psn;
 use ferroce_wire::cm::{Info, IpCmHeader, PortSpace, PrivateData, RejReason, Req};
 
-use super::connected::{Ear, Names};
+use super::connected::{Events, Names};
 use super::door::Door;
 use super::end::{End, EndOptions};
 use super::{ConnectError, Connected, Pending, context};
@@ -63,9 +63,10 @@ impl Listener {
 
     /// Requests that cannot be answered are refused here; what happens to one that nobody took up is of no interest.
     fn request(&self, event: Event) -> Option<Request> {
-        let EventKind::Request { connection, route, starting_psn, req } = event.kind else { return None };
-        let events = Ear::new().ok()?;
-        connection.set_target(events.target());
+        let CmEventKind::Request { route, starting_psn, req, .. } = event.kind else { return None };
+        let connection = event.incoming?.connection();
+        let events = Events::new().ok()?;
+        connection.set_sink(events.sink());
         let (header, _) = IpCmHeader::parse(&req.private.0).ok()?;
         let (local, peer) = self.door.names(&route, header.source_port);
         let names = Names { local, peer };
@@ -90,7 +91,7 @@ impl AsFd for Listener {
 #[doc(alias = "RDMA_CM_EVENT_CONNECT_REQUEST")]
 pub struct Request {
     connection: Connection,
-    events: Arc<Ear>,
+    events: Arc<Events>,
     names: Names,
     /// How it came.
     on: ferroce_engine::cm::Route,
@@ -221,7 +222,7 @@ impl Acceptor {
         let path = req.primary;
         let qp = end.connect(&agreed, path.flow_label, path.traffic_class, path.hop_limit)?;
         request.events.watch(qp.engine());
-        request.connection.accept(&answer, req).map_err(ConnectError::from)?;
+        request.connection.accept(&answer).map_err(ConnectError::from)?;
         let Request { connection, events, names, .. } = request;
         Ok(Pending::answered(qp, domain, connection, events, names))
     }

@@ -1,6 +1,6 @@
-use ferroce_ipc::{CmBind, CmConnect, CmDone, CmEnd, CmNews, CmRequest, CmRoute, CmWhat};
-use ferroce_proto::cm::{AcceptParams, ConnectParams, Route};
-use ferroce_wire::cm::{CmTime, CommId, IpCmHeader, PortSpace, PrivateData, RejReason, Req};
+use ferroce_ipc::{CmBind, CmDone, CmRequest};
+use ferroce_proto::cm::{AcceptParams, CmEvent, CmEventKind, ConnectParams, Disconnect, ListenerId, Route};
+use ferroce_wire::cm::{CommId, IpCmHeader, PortSpace, PrivateData, RejReason, Req};
 use ferroce_wire::{Psn, Qpn};
 
 use std::fs::File;
@@ -50,8 +50,8 @@ impl Bench {
         self.ask(client, CmRequest::Listen { handle, backlog: 0 }).unwrap();
     }
 
-    /// Lets all MADs arrive, and returns the news of each client.
-    fn run(&mut self) -> Vec<(u64, CmNews)> {
+    /// Lets all MADs arrive, and returns the events of each client with the records that came along.
+    fn run(&mut self) -> Vec<(u64, CmEvent, Vec<u8>)> {
         let mut all = Vec::new();
         while let Some(output) = self.broker.poll_output() {
             match output {
@@ -60,7 +60,9 @@ impl Bench {
                     let from = Route { local: remote, remote: local, interface };
                     self.broker.mad(self.now, from, &transmit.mad[..]);
                 }
-                Output::Send { client, message: Message::CmNews(news), .. } => all.push((client.0, news)),
+                Output::Send { client, message: Message::CmEvent(notice), .. } => {
+                    all.push((client.0, notice.event, notice.record));
+                }
                 Output::Send { .. } | Output::Close(_) | Output::OpenRings { .. } => {}
             }
         }
@@ -72,15 +74,16 @@ impl Bench {
         self.listen(1, 7);
         let active = self.ask(2, connect()).unwrap().id;
         let passive = match &self.run()[..] {
-            [(1, CmNews { id, what: CmWhat::Request { handle: Some(7), .. }, .. })] => *id,
+            [
+                (1, CmEvent { id, kind: CmEventKind::Request { listener: Some(ListenerId(7)), .. }, .. }, _),
+            ] => *id,
             other => panic!("{other:?}"),
         };
-        let accept = AcceptParams::new(1, Qpn::new(9)).rep(passive, Psn::new(0), &req());
-        self.ask(1, CmRequest::Accept(Box::new(accept))).unwrap();
-        assert!(matches!(&self.run()[..], [(2, CmNews { what: CmWhat::Reply(_), .. })]));
+        self.ask(1, accept(passive)).unwrap();
+        assert!(matches!(&self.run()[..], [(2, CmEvent { kind: CmEventKind::Reply { .. }, .. }, _)]));
         let ours = self.ask(2, CmRequest::Establish(active)).unwrap().record;
         match &self.run()[..] {
-            [(1, CmNews { what: CmWhat::Established, record, .. })] => {
+            [(1, CmEvent { kind: CmEventKind::Established, .. }, record)] => {
                 [(passive, record.clone()), (active, ours)]
             }
             other => panic!("{other:?}"),
@@ -100,24 +103,25 @@ fn bind(handle: u64) -> CmBind {
     }
 }
 
-fn req() -> Req {
+fn params() -> ConnectParams {
     let ip = [127, 0, 0, 1].into();
     let route = Route { local: ip, remote: ip, interface: 0 };
     let header = IpCmHeader { source_port: 1, source: ip, destination: ip }.emit();
     let service_id = PortSpace::Tcp.service_id(PORT);
     let params = ConnectParams::new(route, service_id, 1, Qpn::new(8));
-    ConnectParams { private: PrivateData::new(&header).unwrap(), ..params }.req(CommId::NONE, Psn::new(3))
+    ConnectParams { private: PrivateData::new(&header).unwrap(), ..params }
+}
+
+fn req() -> Req {
+    params().req(CommId::NONE, Psn::new(3))
 }
 
 fn connect() -> CmRequest {
-    let ip = [127, 0, 0, 1].into();
-    CmRequest::Connect(Box::new(CmConnect {
-        route: CmRoute { local: ip, remote: ip, interface: 0 },
-        peer_to_peer: false,
-        packet_life: CmTime::saturating(16),
-        ack_delay: CmTime::saturating(15),
-        req: req(),
-    }))
+    CmRequest::Connect(Box::new(params()))
+}
+
+fn accept(id: CommId) -> CmRequest {
+    CmRequest::Accept { id, params: Box::new(AcceptParams::new(1, Qpn::new(9))) }
 }
 
 #[test]
@@ -137,7 +141,10 @@ fn ids_carry_the_slot_and_are_their_owners_alone() {
     bench.ask(2, CmRequest::Unbind { handle: 7 }).unwrap();
     assert_eq!(bench.ask(2, CmRequest::Bind(bind(7))), Err(RefusalCode::AddressInUse), "it is the other's");
     bench.ask(2, CmRequest::Disconnect(active)).unwrap();
-    assert!(matches!(&bench.run()[..], [(1, CmNews { what: CmWhat::Disconnected(CmEnd::ByPeer), .. })]));
+    assert!(matches!(
+        &bench.run()[..],
+        [(1, CmEvent { kind: CmEventKind::Disconnected(Disconnect::ByPeer), .. }, _)]
+    ));
 }
 
 #[test]
@@ -162,7 +169,10 @@ fn the_next_holder_of_a_slot_inherits_nothing() {
     let [(passive, record), (active, _)] = bench.connected();
     bench.broker.died(bench.now, ProcessId(101));
     let news = bench.run();
-    assert!(matches!(&news[..], [(2, CmNews { what: CmWhat::Disconnected(CmEnd::ByPeer), .. })]), "{news:?}");
+    assert!(
+        matches!(&news[..], [(2, CmEvent { kind: CmEventKind::Disconnected(Disconnect::ByPeer), .. }, _)]),
+        "{news:?}"
+    );
     // Its port is free, its connection is not to be had, and what still happens to it is told nobody.
     bench.connect(3, 103);
     assert_eq!(bench.lease(3, 1).unwrap().0, [1]);
@@ -173,7 +183,7 @@ fn the_next_holder_of_a_slot_inherits_nothing() {
     bench.now += Duration::from_secs(10);
     bench.broker.tick(bench.now);
     let news = bench.run();
-    assert!(matches!(&news[..], [(2, CmNews { what: CmWhat::TimeWaitOver, .. })]), "{news:?}");
+    assert!(matches!(&news[..], [(2, CmEvent { kind: CmEventKind::TimeWaitOver, .. }, _)]), "{news:?}");
     assert!(bench.broker.cm.is_idle());
     assert!(!record.is_empty());
 }
@@ -189,10 +199,10 @@ fn news_wait_for_a_program_whose_connection_broke() {
     let parked = File::open("/dev/null").unwrap().into();
     let heard = bench.say(3, Message::Resume(vec![1]), vec![parked]);
     let news = heard.iter().filter_map(|(_, message, _)| match message {
-        Message::CmNews(news) => Some(&news.what),
+        Message::CmEvent(notice) => Some(&notice.event.kind),
         _ => None,
     });
-    assert_eq!(news.collect::<Vec<_>>(), [&CmWhat::Disconnected(CmEnd::ByPeer)]);
+    assert_eq!(news.collect::<Vec<_>>(), [&CmEventKind::Disconnected(Disconnect::ByPeer)]);
 }
 
 #[test]
@@ -234,8 +244,7 @@ fn who_asked_is_answered_before_anybody_hears_of_it() {
     };
     said(&mut bench, 2, connect());
     let passive = bench.run()[0].1.id;
-    let accept = AcceptParams::new(1, Qpn::new(9)).rep(passive, Psn::new(0), &req());
-    said(&mut bench, 1, CmRequest::Accept(Box::new(accept)));
+    said(&mut bench, 1, accept(passive));
     let active = bench.run()[0].1.id;
     said(&mut bench, 2, CmRequest::Establish(active));
     bench.run();
@@ -274,7 +283,10 @@ fn a_request_may_come_a_moment_before_its_listener() {
         matches!(first, Some(Output::Send { id: 6, message: Message::CmDone(_), .. })),
         "the answer first"
     );
-    assert!(matches!(&bench.run()[..], [(1, CmNews { what: CmWhat::Request { handle: Some(7), .. }, .. })]));
+    assert!(matches!(
+        &bench.run()[..],
+        [(1, CmEvent { kind: CmEventKind::Request { listener: Some(ListenerId(7)), .. }, .. }, _)]
+    ));
     bench.ask(2, CmRequest::Close(early)).unwrap();
 }
 
@@ -287,8 +299,8 @@ fn where_nobody_listens_one_is_refused_soon() {
     assert!(bench.run().is_empty());
     bench.wait(GRACE);
     match &bench.run()[..] {
-        [(2, CmNews { what: CmWhat::Rejected(rej), .. })] => {
-            assert_eq!(rej.reason, RejReason::INVALID_SERVICE_ID)
+        [(2, CmEvent { kind: CmEventKind::Rejected { reason, .. }, .. }, _)] => {
+            assert_eq!(*reason, RejReason::INVALID_SERVICE_ID)
         }
         other => panic!("{other:?}"),
     }
@@ -311,6 +323,7 @@ fn a_flood_of_requests_for_nobody_is_refused_at_once() {
     bench.wait(GRACE);
     assert!(matches!(bench.broker.poll_output(), Some(Output::Mad(_))));
     let status = bench.broker.status().cm;
-    assert_eq!((status.rx_msgs[0], status.tx_msgs[2], status.drops[7]), (1000, 1000, 1000));
+    let counters = status.counters;
+    assert_eq!((counters.rx_msgs.0[0], counters.tx_msgs.0[2], counters.drops[7]), (1000, 1000, 1000));
     assert_eq!(status.connections, 0);
 }

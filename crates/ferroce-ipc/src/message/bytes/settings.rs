@@ -36,18 +36,17 @@ pub(super) fn encode(settings: &LinkSettings, w: &mut Writer<'_>) {
     w.u8(0);
 }
 
-/// Without rules. An older peer says nothing, and has none.
+/// Without rules.
 pub(super) fn decode(row: &mut Reader<'_>) -> Result<LinkSettings, MessageError> {
-    let mut settings = LinkSettings::default();
-    if row.is_empty() {
-        return Ok(settings);
-    }
-    settings.roce_mode = row.enumeration("roce_mode", RoceMode::from_u8)?;
-    settings.cm_mode = match row.u8()? {
-        0 => None,
-        value => Some(gid_type("cm_mode", value)?),
+    let mut settings = LinkSettings {
+        roce_mode: row.enumeration("roce_mode", RoceMode::from_u8)?,
+        cm_mode: match row.u8()? {
+            0 => None,
+            value => Some(gid_type("cm_mode", value)?),
+        },
+        cm_tos: row.u8()?,
+        ..LinkSettings::default()
     };
-    settings.cm_tos = row.u8()?;
     let flags = row.u8()?;
     let (tclass, ttl) = (row.u8()?, row.u8()?);
     settings.tclass = (flags & TCLASS != 0).then_some(tclass);

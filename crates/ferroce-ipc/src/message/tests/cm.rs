@@ -1,8 +1,12 @@
-use ferroce_wire::cm::{
-    About, CmTime, CommId, Ece, Info, Path, PortSpace, PrivateData, Rej, RejReason, Rep, Req, ServiceId,
-    SidrRep, SidrReq, SidrStatus, Transport,
+use ferroce_proto::cm::{
+    AcceptParams, CmEvent, CmEventKind, ConnectParams, ConnectionManager, Disconnect, ListenerId, Route,
+    SidrAnswer, SidrParams,
 };
-use ferroce_wire::{Pkey, Psn, Qkey, Qpn};
+use ferroce_wire::cm::{
+    About, CmTime, CommId, Ece, Info, PortSpace, PrivateData, RejReason, Rep, Req, ServiceId, SidrRep,
+    SidrReq, SidrStatus, Transport,
+};
+use ferroce_wire::{PathMtu, Pkey, Psn, Qkey, Qpn};
 use proptest::prelude::*;
 
 use super::*;
@@ -11,67 +15,63 @@ fn time(code: u8) -> CmTime {
     CmTime::new(code).unwrap()
 }
 
-fn req() -> Req {
-    Req {
-        local_id: CommId(1),
-        ece: Ece { vendor_id: 0x15b3, options: 9 },
+const MAX_RECORD: usize = ConnectionManager::MAX_RECORD;
+
+/// Every field differs from its neighbours and from its default.
+fn connect() -> ConnectParams {
+    ConnectParams {
+        route: route(),
+        peer_to_peer: true,
         service_id: PortSpace::Tcp.service_id(7471),
         ca_guid: 3,
-        qkey: Qkey::new(0),
         qpn: Qpn::new(0x01_0203),
+        starting_psn: Some(Psn::new(0x12_3456)),
+        transport: Transport::XRC,
         responder_resources: 4,
         initiator_depth: 5,
-        local_eecn: Qpn::new(0),
-        remote_eecn: Qpn::new(0),
-        remote_timeout: time(20),
-        local_timeout: time(21),
-        transport: Transport::Uc,
         flow_control: true,
-        starting_psn: Psn::new(0x12_3456),
-        retry_count: 7,
-        pkey: Pkey::DEFAULT,
-        path_mtu: 3,
-        rdc_exists: false,
-        rnr_retry_count: 6,
-        max_cm_retries: 15,
+        retry_count: 6,
+        rnr_retry_count: 2,
         srq: true,
-        primary: Path { hop_limit: 64, ack_timeout: time(17), ..Path::default() },
-        alternate: Path::default(),
-        sap_supported: false,
+        path_mtu: PathMtu::B2048,
+        packet_life: time(17),
+        ack_delay: time(16),
+        response_timeout: time(21),
+        max_cm_retries: 14,
+        traffic_class: 106,
+        hop_limit: 63,
+        flow_label: 0xa_bcde,
+        sl: 9,
+        ece: Ece { vendor_id: 0x15b3, options: 9 },
         private: PrivateData([7; 92]),
     }
 }
 
-fn rep() -> Rep {
-    Rep {
-        local_id: CommId(5),
-        remote_id: CommId(6),
-        qkey: Qkey::new(0),
+fn accept() -> AcceptParams {
+    AcceptParams {
+        ca_guid: 4,
         qpn: Qpn::new(9),
-        eecn: Qpn::new(0),
-        ece: Ece::default(),
-        starting_psn: Psn::new(8),
         responder_resources: 1,
         initiator_depth: 2,
-        target_ack_delay: time(15),
-        failover: 0,
-        flow_control: false,
-        rnr_retry_count: 7,
-        srq: false,
-        ca_guid: 4,
+        ack_delay: time(14),
+        flow_control: true,
+        rnr_retry_count: 3,
+        srq: true,
+        ece: Ece { vendor_id: 5, options: 6 },
         private: PrivateData([6; 196]),
     }
 }
 
-fn rej() -> Rej {
-    Rej {
-        local_id: CommId(5),
-        remote_id: CommId(6),
-        about: About::REP,
-        reason: RejReason::CONSUMER,
-        info: Info::new(b"info"),
-        private: PrivateData([5; 148]),
-    }
+fn req() -> Req {
+    connect().req(CommId(1), Psn::new(0x12_3456))
+}
+
+fn rep() -> Rep {
+    accept().rep(
+        CommId(5),
+        Psn::new(8),
+        &ConnectParams { transport: Transport::Rc, ..connect() }.req(CommId(6), Psn::new(1)),
+    )
 }
 
 fn sidr_req() -> SidrReq {
@@ -92,8 +92,8 @@ fn sidr_rep() -> SidrRep {
     }
 }
 
-fn route() -> CmRoute {
-    CmRoute { local: "fe80::1".parse().unwrap(), remote: "fe80::2".parse().unwrap(), interface: 3 }
+fn route() -> Route {
+    Route { local: "fe80::1".parse().unwrap(), remote: "fe80::2".parse().unwrap(), interface: 3 }
 }
 
 fn bind() -> CmBind {
@@ -115,31 +115,40 @@ pub(super) fn requests() -> Vec<CmRequest> {
         CmRequest::Bind(bind()),
         CmRequest::Listen { handle: 2, backlog: 1024 },
         CmRequest::Unbind { handle: 3 },
-        CmRequest::Connect(Box::new(CmConnect {
-            route: route(),
-            peer_to_peer: true,
-            packet_life: time(16),
-            ack_delay: time(15),
-            req: req(),
-        })),
-        CmRequest::Accept(Box::new(rep())),
-        CmRequest::Reject(Box::new(rej())),
+        CmRequest::Connect(Box::new(connect())),
+        CmRequest::Accept { id, params: Box::new(accept()) },
+        CmRequest::Reject {
+            id,
+            reason: RejReason::CONSUMER,
+            info: Info::new(b"info"),
+            private: Box::new(PrivateData([5; 148])),
+        },
         CmRequest::Establish(id),
         CmRequest::Disconnect(id),
         CmRequest::Close(id),
         CmRequest::Mra { id, service_timeout: time(24), at_once: true },
-        CmRequest::Ask(Box::new(CmAsk {
-            route: CmRoute {
+        CmRequest::Resolve(Box::new(SidrParams {
+            route: Route {
                 local: "10.0.0.1".parse().unwrap(),
                 remote: "10.0.0.2".parse().unwrap(),
                 interface: 0,
             },
+            service_id: PortSpace::Udp.service_id(7),
             response_timeout: time(20),
-            retries: 15,
+            max_cm_retries: 15,
             traffic_class: 32,
-            req: sidr_req(),
+            private: PrivateData([4; 216]),
         })),
-        CmRequest::Answer(Box::new(sidr_rep())),
+        CmRequest::Answer {
+            id,
+            answer: Box::new(SidrAnswer {
+                status: SidrStatus::VALID,
+                qpn: Qpn::new(8),
+                qkey: Qkey::new(10),
+                ece: Ece { vendor_id: 1, options: 2 },
+                private: PrivateData([3; 136]),
+            }),
+        },
         CmRequest::Restore { id, record: vec![1; MAX_RECORD] },
         CmRequest::Restored,
         CmRequest::PortBlock { space: PortSpace::Tcp, first: 0 },
@@ -148,34 +157,48 @@ pub(super) fn requests() -> Vec<CmRequest> {
 }
 
 pub(super) fn done() -> CmDone {
-    CmDone { id: CommId(9), port: 40_000, serial: 1 << 50, record: vec![2; 600] }
+    CmDone { id: CommId(9), port: 40_000, serial: 1 << 50, record: vec![2; 500] }
 }
 
 /// One of each.
-pub(super) fn news() -> Vec<CmNews> {
-    let request =
-        |handle| CmWhat::Request { handle, route: route(), starting_psn: Psn::new(77), req: Box::new(req()) };
-    let whats = vec![
-        request(Some(4)),
+pub(super) fn notices() -> Vec<CmNotice> {
+    let request = |listener| CmEventKind::Request {
+        listener,
+        route: route(),
+        starting_psn: Psn::new(77),
+        req: Box::new(req()),
+    };
+    let kinds = vec![
+        request(Some(ListenerId(4))),
         request(None),
-        CmWhat::Reply(Box::new(rep())),
-        CmWhat::Established,
-        CmWhat::Rejected(Box::new(rej())),
-        CmWhat::Unreachable,
-        CmWhat::Disconnected(CmEnd::ByPeer),
-        CmWhat::Disconnected(CmEnd::ByUs),
-        CmWhat::Disconnected(CmEnd::NoAnswer),
-        CmWhat::TimeWaitOver,
-        CmWhat::SidrRequest { handle: 5, route: route(), req: Box::new(sidr_req()) },
-        CmWhat::SidrReply(Box::new(sidr_rep())),
+        CmEventKind::Reply { rep: Box::new(rep()) },
+        CmEventKind::Established,
+        CmEventKind::Rejected {
+            about: About::REP,
+            reason: RejReason::CONSUMER,
+            info: Info::new(b"info"),
+            private: Box::new(PrivateData([5; 148])),
+        },
+        CmEventKind::Unreachable,
+        CmEventKind::Disconnected(Disconnect::ByPeer),
+        CmEventKind::Disconnected(Disconnect::ByUs),
+        CmEventKind::Disconnected(Disconnect::NoAnswer),
+        CmEventKind::TimeWaitOver,
+        CmEventKind::SidrRequest { listener: ListenerId(5), route: route(), req: Box::new(sidr_req()) },
+        CmEventKind::SidrReply { rep: Box::new(sidr_rep()) },
+        CmEventKind::Lost,
     ];
-    let news = |what| CmNews { id: CommId(11), serial: 12, record: vec![13; 14], what };
-    whats.into_iter().map(news).collect()
+    let notice = |kind| CmNotice {
+        event: CmEvent { owner: 2, id: CommId(0x0200_000b), kind },
+        serial: 12,
+        record: vec![13; 14],
+    };
+    kinds.into_iter().map(notice).collect()
 }
 
 fn every_message() -> Vec<Message> {
     let requests = requests().into_iter().map(Message::Cm);
-    requests.chain(news().into_iter().map(Message::CmNews)).chain([Message::CmDone(done())]).collect()
+    requests.chain(notices().into_iter().map(Message::CmEvent)).chain([Message::CmDone(done())]).collect()
 }
 
 /// Any of them, with its numbers changed.
@@ -186,9 +209,12 @@ pub(super) fn a_message() -> impl Strategy<Value = Message> {
                 Message::Cm(CmRequest::Bind(bind)) => (bind.handle, bind.port) = (handle, port),
                 Message::Cm(CmRequest::Connect(connect)) => connect.packet_life = time(code),
                 Message::Cm(CmRequest::Close(to)) => *to = CommId(id),
-                Message::Cm(CmRequest::Accept(rep)) => rep.local_id = CommId(id),
+                Message::Cm(CmRequest::Accept { id: of, .. }) => *of = CommId(id),
                 Message::CmDone(done) => done.serial = handle,
-                Message::CmNews(news) => news.id = CommId(id),
+                Message::CmEvent(notice) => {
+                    notice.event.id = CommId(id);
+                    notice.event.owner = ConnectionManager::owner(CommId(id));
+                }
                 _ => {}
             }
             message
@@ -220,30 +246,31 @@ fn every_truncation_is_refused() {
 fn bad_fields_are_named() {
     let connect = || Message::Cm(requests().remove(3));
     let bind = || Message::Cm(requests().remove(0));
-    let done = || Message::CmDone(done());
-    let over = || Message::CmNews(news().remove(6));
-    // Behind the header of 16 octets.
+    let notice = |which| Message::CmEvent(notices().remove(which));
+    // Behind the header of 16 octets; an event stands behind a serial number, a record of 14 octets and its id.
+    let event = 16 + 8 + 2 + 14 + 4;
     let cases: Vec<(&str, Message, usize, u8)> = vec![
         ("cm request", bind(), 16, 0),
         ("cm request", bind(), 16, 17),
-        ("cm news", over(), 16, 10),
-        ("space", bind(), 24, 0xff),
-        ("time", connect(), 19, 32),
-        ("time", connect(), 20, 32),
+        ("cm event", notice(6), event, 11),
+        ("space", bind(), 16 + 1 + 8, 0xff),
+        ("flag", connect(), 17 + 36, 2),
+        ("transport", connect(), 17 + 36 + 1 + 8 + 8 + 4 + 5, 3),
+        ("path mtu", connect(), 17 + 36 + 1 + 8 + 8 + 4 + 5 + 7, 6),
+        ("time", connect(), 17 + 36 + 1 + 8 + 8 + 4 + 5 + 8, 32),
         // IPv4 to IPv6.
-        ("remote", connect(), 16 + 12 + 12 + 16 + 16 + 11, 0),
-        ("mad", connect(), 16 + 12 + 12 + 16 + 32, 2),
-        // Of another class, of another kind.
-        ("mad", connect(), 16 + 12 + 12 + 16 + 32 + 2, 9),
-        ("mad", connect(), 16 + 12 + 12 + 16 + 32 + 1 + 17, 0x13),
-        ("record", done(), 27, 5),
-        ("end", over(), 18, 3),
+        ("remote", connect(), 0, 0),
+        // A MAD of another class, of another kind.
+        ("mad", notice(2), event + 1 + 1, 9),
+        ("mad", notice(2), event + 1 + 17, 0x10),
+        ("record", Message::CmDone(done()), 16 + 4 + 2 + 8 + 1, 5),
+        ("end", notice(6), event + 1, 3),
     ];
     for (field, message, at, value) in cases {
         let mut bytes = message.encode(1).unwrap();
         if field == "remote" {
             let gid = Gid::from_ip([10, 0, 0, 1].into()).0;
-            bytes[72..88].copy_from_slice(&gid);
+            bytes[17 + 16..17 + 32].copy_from_slice(&gid);
         } else {
             bytes[at] = value;
         }
@@ -255,4 +282,15 @@ fn bad_fields_are_named() {
     let record = vec![0; MAX_RECORD + 1];
     let long = Message::Cm(CmRequest::Restore { id: CommId(1), record });
     assert_eq!(long.encode(1), Err(MessageError::TooLong { field: "record" }));
+}
+
+#[test]
+fn a_newer_minor_may_lengthen_a_connect_request() {
+    let message = Message::Cm(CmRequest::Connect(Box::new(connect())));
+    let mut bytes = message.encode(3).unwrap();
+    bytes.extend([0xff; 5]);
+    for (at, length) in [(8, bytes.len() - 16), (12, bytes.len())] {
+        bytes[at..at + 2].copy_from_slice(&(length as u16).to_le_bytes());
+    }
+    assert_eq!(Message::decode(&bytes, 0), Ok((3, message)));
 }
