@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
+use ferroce_ipc::ledger::records::{CqRecord, MrRecord, PdRecord, QpRecord, SrqRecord};
 use ferroce_ipc::ledger::{DeviceBlock, LedgerReader, Record, Table};
 use ferroce_ipc::{CmIdState, DeviceInfo, LeaseEntry};
 
@@ -120,7 +121,7 @@ fn cm_ids(broker: &mut Observer, devices: &[DeviceInfo]) -> Result<Vec<(String, 
             row = row.number("lqpn", id.qpn);
         }
         if id.qp_type > 0 {
-            row = row.text("qp-type", service_name(id.qp_type.into()));
+            row = row.text("qp-type", service_name(id.qp_type));
         }
         row = row.text(
             "state",
@@ -164,14 +165,14 @@ impl Program<'_> {
             if matches!(table, Table::Pd | Table::Cq) { self.ledger.records(Table::Qp)? } else { vec![] };
         match table {
             Table::Cq => qps.iter().for_each(|qp| {
-                let (send, receive) = qp.halves(4);
-                count(send);
-                count(receive);
+                let QpRecord { parts, .. } = qp.decode();
+                count(parts.send_cq);
+                count(parts.recv_cq);
             }),
             Table::Pd => {
-                qps.iter().for_each(|qp| count(qp.halves(3).0));
-                self.ledger.records(Table::Mr)?.iter().for_each(|mr| count(mr.halves(3).0));
-                self.ledger.records(Table::Srq)?.iter().for_each(|srq| count(srq.halves(1).0));
+                qps.iter().for_each(|qp| count(qp.decode::<QpRecord>().parts.pd));
+                self.ledger.records(Table::Mr)?.iter().for_each(|mr| count(mr.decode::<MrRecord>().pd));
+                self.ledger.records(Table::Srq)?.iter().for_each(|srq| count(srq.decode::<SrqRecord>().pd));
             }
             Table::Context | Table::Srq | Table::Mr | Table::Qp => {}
         }
@@ -185,30 +186,40 @@ impl Program<'_> {
         let index = self.devices.iter().position(|device| device.name == name).unwrap_or(self.devices.len());
         let index = index as u32;
         let row = match table {
-            Table::Qp => queue_pair(Row::new(Head::Link(Some(index), name.clone())), record),
+            Table::Qp => queue_pair(Row::new(Head::Link(Some(index), name.clone())), &record.decode()),
             Table::Pd => Row::new(Head::Dev(index, name.clone()))
                 .number("pdn", record.number)
                 .hex("local_dma_lkey", 0_u32)
                 .number("users", users)
-                .number("ctxn", record.halves(1).1),
-            Table::Cq => Row::new(Head::Dev(index, name.clone()))
-                .number("cqn", record.number)
-                .number("cqe", record.halves(1).1)
-                .number("users", users)
-                .text("adaptive-moderation", "off")
-                .number("ctxn", record.halves(1).0),
-            Table::Srq => {
-                let row = Row::new(Head::Dev(index, name.clone())).number("srqn", record.halves(1).1);
-                let row = row.text("type", if record.word(2) > 0 { "XRC" } else { "BASIC" });
-                let row = row.number("pdn", record.halves(1).0);
-                if record.word(2) > 0 { row.number("cqn", record.word(2) - 1) } else { row }
+                .number("ctxn", record.decode::<PdRecord>().context),
+            Table::Cq => {
+                let cq: CqRecord = record.decode();
+                Row::new(Head::Dev(index, name.clone()))
+                    .number("cqn", record.number)
+                    .number("cqe", cq.cqe)
+                    .number("users", users)
+                    .text("adaptive-moderation", "off")
+                    .number("ctxn", cq.context)
             }
-            Table::Mr => Row::new(Head::Dev(index, name.clone()))
-                .number("mrn", record.number)
-                .hex("rkey", record.halves(1).0)
-                .hex("lkey", record.halves(1).1)
-                .number("mrlen", record.word(2))
-                .number("pdn", record.halves(3).0),
+            Table::Srq => {
+                let srq: SrqRecord = record.decode();
+                let row = Row::new(Head::Dev(index, name.clone())).number("srqn", srq.srqn);
+                let row = row.text("type", if srq.cq.is_some() { "XRC" } else { "BASIC" });
+                let row = row.number("pdn", srq.pd);
+                match srq.cq {
+                    Some(cq) => row.number("cqn", cq),
+                    None => row,
+                }
+            }
+            Table::Mr => {
+                let mr: MrRecord = record.decode();
+                Row::new(Head::Dev(index, name.clone()))
+                    .number("mrn", record.number)
+                    .hex("rkey", mr.rkey)
+                    .hex("lkey", mr.lkey)
+                    .number("mrlen", mr.length)
+                    .number("pdn", mr.pd)
+            }
             Table::Context => Row::new(Head::Dev(index, name.clone())).number("ctxn", record.number),
         };
         Some((name, row.number("pid", self.entry.pid).text("comm", self.entry.command.clone())))
@@ -216,7 +227,7 @@ impl Program<'_> {
 }
 
 /// Names of `enum ibv_qp_type`.
-const fn service_name(code: u64) -> &'static str {
+const fn service_name(code: u8) -> &'static str {
     match code {
         2 => "RC",
         3 => "UC",
@@ -228,19 +239,17 @@ const fn service_name(code: u64) -> &'static str {
     }
 }
 
-fn queue_pair(row: Row, record: &Record) -> Row {
-    let head = record.word(0);
-    let (local, remote) = record.halves(1);
-    let (expected, next) = record.halves(2);
-    let service = service_name(head >> 16 & 0xff);
+fn queue_pair(row: Row, qp: &QpRecord) -> Row {
+    let QpRecord { progress, parts } = qp;
+    let service = service_name(progress.service);
     let connected = matches!(service, "RC" | "UC" | "XRC_INI" | "XRC_TGT");
     let state = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
-    let state = state.get((head >> 24 & 0xff) as usize).copied().unwrap_or("UNKNOWN");
-    let row = row.number("lqpn", local);
-    let row = if connected { row.number("rqpn", remote) } else { row };
+    let state = state.get(usize::from(progress.state)).copied().unwrap_or("UNKNOWN");
+    let row = row.number("lqpn", progress.qpn);
+    let row = if connected { row.number("rqpn", progress.remote_qpn) } else { row };
     let row = row.text("type", service).text("state", state);
-    let row = if connected { row.number("rq-psn", expected) } else { row };
-    let row = row.number("sq-psn", next);
+    let row = if connected { row.number("rq-psn", progress.rq_psn) } else { row };
+    let row = row.number("sq-psn", progress.sq_psn);
     let row = if connected { row.text("path-mig-state", "MIGRATED") } else { row };
-    row.number("pdn", record.halves(3).0)
+    row.number("pdn", parts.pd)
 }

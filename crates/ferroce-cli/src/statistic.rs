@@ -1,7 +1,8 @@
 //! `ferroce statistic`: counters of devices and of queue pairs.
 
 use anyhow::Result;
-use ferroce_ipc::ledger::{QP_COUNTERS, RXE_COUNTERS, TRANSPORT_COUNTERS, Table};
+use ferroce_ipc::ledger::records::QpProgress;
+use ferroce_ipc::ledger::{RXE_COUNTERS, TRANSPORT_COUNTERS, Table};
 
 use crate::args::{StatisticCommand, Style};
 use crate::broker::Observer;
@@ -51,11 +52,11 @@ fn queue_pairs(broker: &mut Observer, words: &[String]) -> Result<Vec<Row>> {
                 continue;
             }
             let mut row = Row::new(Head::Link(None, block.name.clone()))
-                .number("lqpn", record.halves(1).0)
+                .number("lqpn", record.decode::<QpProgress>().qpn)
                 .number("pid", program.pid)
                 .text("comm", program.command.clone());
-            for (index, name) in TRANSPORT_COUNTERS.iter().enumerate() {
-                row = row.number(name, record.word(QP_COUNTERS + index));
+            for (name, count) in TRANSPORT_COUNTERS.iter().zip(record.counters()) {
+                row = row.number(name, *count);
             }
             found.extend(selection.takes(&row).then_some(row));
         }

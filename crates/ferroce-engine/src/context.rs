@@ -3,12 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
+use ferroce_ipc::ledger::records::ContextRecord;
 use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_wire::{Instant, Pkey};
 
 use crate::async_queue::{AsyncEventKind, AsyncQueue};
 use crate::clock;
-use crate::counters::{DeviceCounters, record_head};
+use crate::counters::DeviceCounters;
 use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, LinkSettings, PortAttr};
 use crate::engine::{DeviceChange, Engine, OpenDevice};
 use crate::error::{OpenError, QueryError};
@@ -51,7 +52,7 @@ impl Context {
         let hub = Arc::clone(engine.hub());
         let block = hub.ledger.block_of(opened.id, &opened.name);
         let entry = hub.ledger.record(Table::Context);
-        entry.store(0, &[record_head(block)]);
+        entry.put(&ContextRecord { block });
         let context = Arc::new(Self {
             engine: Arc::clone(engine),
             name: name.to_owned(),

@@ -39,11 +39,6 @@ pub(crate) fn transport_values(of: &Counters) -> [u64; TRANSPORT_COUNTERS.len()]
     }
 }
 
-/// The head of an object's record: the block of its device, and that there is one.
-pub(crate) fn record_head(block: usize) -> u64 {
-    1 << 8 | (block as u64 & 0xff)
-}
-
 /// Counts a packet that had no effect.
 pub(crate) fn count_drop(counters: &DeviceCounters, reason: DropReason) {
     DeviceCounters::count(match reason {

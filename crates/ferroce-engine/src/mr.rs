@@ -4,12 +4,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ferroce_ipc::ledger::records::MrRecord;
 use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_wire::{Lkey, Rkey};
 use parking_lot::Mutex;
 
 use crate::Pd;
-use crate::counters::record_head;
 use crate::error::Busy;
 use crate::memory::{Access, Change, FileMapping, Key, RegMrError};
 use ferroce_host::fork;
@@ -139,9 +139,14 @@ impl Mr {
     }
 
     fn show(&self, now: &Now) {
-        let keys = u64::from(self.rkey().value()) << 32 | u64::from(self.lkey().value());
-        let head = record_head(now.pd.context().block());
-        self.entry.store(0, &[head, keys, now.len as u64, u64::from(now.pd.number()) << 32, now.addr]);
+        self.entry.put(&MrRecord {
+            block: now.pd.context().block(),
+            rkey: self.rkey().value(),
+            lkey: self.lkey().value(),
+            length: now.len as u64,
+            pd: now.pd.number(),
+            address: now.addr,
+        });
     }
 
     /// Whether it is without memory, for work requests alone.

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use ferroce_ipc::ledger::records::PdRecord;
 use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_proto::Sge;
 
 use crate::Context;
-use crate::counters::record_head;
 use crate::device::MAX_PD;
 use crate::error::{AllocPdError, Busy};
 use crate::memory::{Advice, AdviseError, PdId};
@@ -68,7 +68,7 @@ impl Drop for Pd {
 impl Pd {
     pub(crate) fn new(context: &Arc<Context>, id: PdId) -> Arc<Self> {
         let entry = context.record(Table::Pd);
-        entry.store(0, &[record_head(context.block()), u64::from(context.number())]);
+        entry.put(&PdRecord { block: context.block(), context: context.number() });
         Arc::new(Self {
             context: Arc::clone(context),
             id,

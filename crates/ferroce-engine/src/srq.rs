@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use ferroce_ipc::ledger::records::SrqRecord;
 use ferroce_ipc::ledger::{Entry, Table};
 use ferroce_proto::{
     Domain, PostRecvError, RecvWqe, RecvWr, SharedReceiveQueue, SrqAttr, SrqAttrMask, Taken,
@@ -12,7 +13,6 @@ use ferroce_wire::{Qpn, SrqNumber};
 use parking_lot::Mutex;
 
 use crate::async_queue::{AckCount, EventSource};
-use crate::counters::record_head;
 use crate::device::{MAX_SRQ, MAX_SRQ_SGE, MAX_SRQ_WR};
 use crate::engine::Engine;
 use crate::error::{Busy, CreateSrqError, ModifySrqError};
@@ -98,9 +98,12 @@ impl Srq {
         }
         pd.add_user();
         let entry = pd.context().record(Table::Srq);
-        let completions = xrc.as_ref().map_or(0, |xrc| u64::from(xrc.cq.number()) + 1);
-        let numbers = u64::from(pd.number()) << 32 | u64::from(number.value());
-        entry.store(0, &[record_head(pd.context().block()), numbers, completions]);
+        entry.put(&SrqRecord {
+            block: pd.context().block(),
+            pd: pd.number(),
+            srqn: number.value(),
+            cq: xrc.as_ref().map(|xrc| xrc.cq.number()),
+        });
         let srq = Arc::new_cyclic(|me| Self {
             me: me.clone(),
             pd: Arc::clone(pd),

@@ -13,6 +13,7 @@
 mod map;
 mod names;
 mod reader;
+pub mod records;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -22,6 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use map::Mapping;
 pub use names::{DEVICE_COUNTERS, DeviceCounters, RXE_COUNTERS, TRANSPORT_COUNTERS, Totals, port_counters};
 pub use reader::{DeviceBlock, LedgerReader, Record};
+use records::Fields;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FeLedger");
 const VERSION: u64 = 1;
@@ -96,7 +98,7 @@ impl Table {
 /// Words of a queue pair's record: its head and what it says of itself, then what it counts.
 const QP_RECORD: usize = 32;
 /// Where a queue pair's counters begin in its record.
-pub const QP_COUNTERS: usize = 7;
+const QP_COUNTERS: usize = 7;
 const _: () = assert!(QP_COUNTERS + TRANSPORT_COUNTERS.len() <= QP_RECORD);
 const _: () = assert!(AT_COUNTERS + DEVICE_COUNTERS.len() <= AT_TRANSPORT);
 const _: () = assert!(AT_TRANSPORT + TRANSPORT_COUNTERS.len() <= DEVICE);
@@ -239,8 +241,20 @@ impl Entry {
         self.place.map_or(0, |place| (slot << 20) + place as u32 + 1)
     }
 
-    /// Stores words from `from` on; the first word is the record's head, which must not be 0. Relaxed.
-    pub fn store(&self, from: usize, words: &[u64]) {
+    /// Stores an object's record, or a part of it. Relaxed.
+    #[inline]
+    pub fn put<F: Fields>(&self, fields: &F) {
+        debug_assert_eq!(F::TABLE, self.table);
+        self.store(F::AT, fields.encode().as_ref());
+    }
+
+    /// Stores what a queue pair counts. Relaxed.
+    pub fn put_counters(&self, counted: &[u64; TRANSPORT_COUNTERS.len()]) {
+        self.store(QP_COUNTERS, counted);
+    }
+
+    /// Stores words from `from` on; the first word of a record must not be 0. Relaxed.
+    fn store(&self, from: usize, words: &[u64]) {
         let Some(room) = self.stride.checked_sub(from) else { return };
         let all = self.ledger.map.words();
         let Some(to) = all.get(self.at.saturating_add(from)..) else { return };

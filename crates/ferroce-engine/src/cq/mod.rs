@@ -7,13 +7,13 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use ferroce_ipc::ledger::records::CqRecord;
 use ferroce_ipc::ledger::{self, Table};
 use ferroce_proto::{WcStatus, WorkCompletion};
 use ferroce_wire::{Instant, Qpn};
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use crate::async_queue::{AckCount, AsyncEventKind, EventSource};
-use crate::counters::record_head;
 use crate::device::{MAX_CQ, MAX_CQE};
 use crate::error::{Busy, CqError, CreateCqError, EventError, ResizeCqError};
 use crate::lane::{Lane, LaneSet};
@@ -110,9 +110,8 @@ pub struct CompletionQueue {
     epoch: u64,
 }
 
-/// The second word of its record.
-fn number_and_size(context: &Context, cqe: u32) -> u64 {
-    u64::from(context.number()) << 32 | u64::from(cqe)
+fn ledger_record(context: &Context, cqe: u32) -> CqRecord {
+    CqRecord { block: context.block(), context: context.number(), cqe }
 }
 
 impl Context {
@@ -164,7 +163,7 @@ impl CompletionQueue {
         }
         context.engine().objects_changed();
         let entry = context.record(Table::Cq);
-        entry.store(0, &[record_head(context.block()), number_and_size(context, cqe)]);
+        entry.put(&ledger_record(context, cqe));
         Ok(Arc::new_cyclic(|me| Self {
             me: me.clone(),
             context: Arc::clone(context),
@@ -381,7 +380,7 @@ impl CompletionQueue {
         ring.entries = fresh;
         ring.capacity = cqe as usize;
         self.capacity.store(cqe, Ordering::Relaxed);
-        self.entry.store(1, &[number_and_size(&self.context, cqe)]);
+        self.entry.put(&ledger_record(&self.context, cqe));
         Ok(())
     }
 

@@ -182,17 +182,15 @@ impl Qp {
     /// Writes into its record in the ledger what stays as it is.
     fn introduce(&self) {
         let core = self.endpoint.core.lock();
-        let pair = |upper: u32, lower: u32| u64::from(upper) << 32 | u64::from(lower);
         let number = |cq: Option<&Arc<CompletionQueue>>| cq.map_or(0, |cq| cq.number());
         let srq = self.srq().map_or(0, |srq| srq.number().value());
-        self.endpoint.entry.store(
-            3,
-            &[
-                pair(self.pd().number(), self.context().number()),
-                pair(number(self.send_cq()), number(self.recv_cq())),
-                pair(srq, 0),
-            ],
-        );
+        self.endpoint.entry.put(&ferroce_ipc::ledger::records::QpParts {
+            pd: self.pd().number(),
+            context: self.context().number(),
+            send_cq: number(self.send_cq()),
+            recv_cq: number(self.recv_cq()),
+            srqn: srq,
+        });
         self.endpoint.show(&core.transport);
     }
 

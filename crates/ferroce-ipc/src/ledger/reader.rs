@@ -37,19 +37,24 @@ pub struct Record {
     /// The number that [`Entry::number`] gives for it.
     pub number: u32,
     /// All words of it; the first is not 0.
-    pub words: Vec<u64>,
+    pub(super) words: Vec<u64>,
 }
 
 impl Record {
-    /// A word, 0 if there is none.
-    pub fn word(&self, at: usize) -> u64 {
-        self.words.get(at).copied().unwrap_or(0)
+    /// The object. `F` is of the table that the record is from.
+    pub fn decode<F: Fields>(&self) -> F {
+        F::decode(&self.words)
     }
 
-    /// A word's upper and lower half.
-    pub fn halves(&self, at: usize) -> (u32, u32) {
-        let word = self.word(at);
-        ((word >> 32) as u32, word as u32)
+    /// Number of the block of the device that it is on.
+    pub fn block(&self) -> usize {
+        records::block(&self.words)
+    }
+
+    /// What a queue pair counted, in the order of [`TRANSPORT_COUNTERS`].
+    pub fn counters(&self) -> &[u64] {
+        let counted = self.words.get(QP_COUNTERS..).unwrap_or_default();
+        counted.get(..TRANSPORT_COUNTERS.len()).unwrap_or(counted)
     }
 }
 
@@ -124,7 +129,7 @@ impl LedgerReader {
     fn add_live(&self, blocks: &mut [DeviceBlock]) -> io::Result<()> {
         for qp in self.records(Table::Qp)? {
             if let Some(block) = blocks.get_mut(qp.block()) {
-                block.totals.add(&[], qp.words.get(QP_COUNTERS..).unwrap_or_default());
+                block.totals.add(&[], qp.counters());
             }
         }
         Ok(())
@@ -181,13 +186,6 @@ impl LedgerReader {
         }
         let (words, _) = bytes.as_chunks::<WORD>();
         Ok(words.iter().copied().map(u64::from_ne_bytes).collect())
-    }
-}
-
-impl Record {
-    /// Number of the block of the device that it is on: the lowest octet of its head.
-    pub fn block(&self) -> usize {
-        (self.word(0) & 0xff) as usize
     }
 }
 

@@ -1,7 +1,8 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use ferroce_ipc::ledger::{DeviceCounters, Entry, Ledger, LedgerReader, QP_COUNTERS, Table};
+use ferroce_ipc::ledger::records::QpProgress;
+use ferroce_ipc::ledger::{DeviceCounters, Entry, Ledger, LedgerReader, TRANSPORT_COUNTERS, Table};
 
 use super::*;
 use crate::gsi::Traffic;
@@ -32,8 +33,18 @@ impl Program {
     /// A queue pair that sent one packet.
     fn queue_pair(&self) -> Entry {
         let entry = self.ledger.record(Table::Qp);
-        entry.store(0, &[1 << 8 | self.block as u64]);
-        entry.store(QP_COUNTERS + 11, &[1]);
+        entry.put(&QpProgress {
+            block: self.block,
+            service: 2,
+            state: 3,
+            qpn: 0,
+            remote_qpn: 0,
+            rq_psn: 0,
+            sq_psn: 0,
+        });
+        let mut counted = [0; TRANSPORT_COUNTERS.len()];
+        counted[11] = 1;
+        entry.put_counters(&counted);
         entry
     }
 }

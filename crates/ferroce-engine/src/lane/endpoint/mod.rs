@@ -7,14 +7,15 @@ use std::any::Any;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
-use ferroce_ipc::ledger::{Entry, QP_COUNTERS};
+use ferroce_ipc::ledger::Entry;
+use ferroce_ipc::ledger::records::QpProgress;
 use ferroce_proto::{Domain, QpState, QueuePair, RecvWqe, Service, Taken};
 use ferroce_wire::{Gid, Instant, Qpn, SrqNumber};
 use parking_lot::Mutex;
 
 use super::{Hub, Lane};
 use crate::clock;
-use crate::counters::{DeviceCounters, record_head, transport_values};
+use crate::counters::{DeviceCounters, transport_values};
 use crate::frames::FramePort;
 
 use locked::Inside;
@@ -167,32 +168,20 @@ impl Endpoint {
     /// Brings the record up to date: some stores to memory that is this process's own as far as the processor is concerned.
     pub(crate) fn show(&self, transport: &QueuePair) {
         let (remote, expected, next) = transport.progress();
-        let kind = service_code(self.service) << 16 | (transport.state() as u64) << 24;
-        self.entry.store(
-            0,
-            &[
-                record_head(self.block) | kind,
-                u64::from(self.qpn.value()) << 32 | u64::from(remote.value()),
-                u64::from(expected.value()) << 32 | u64::from(next.value()),
-            ],
-        );
-        self.entry.store(QP_COUNTERS, &transport_values(transport.counters()));
+        self.entry.put(&QpProgress {
+            block: self.block,
+            service: self.service as u8,
+            state: transport.state() as u8,
+            qpn: self.qpn.value(),
+            remote_qpn: remote.value(),
+            rq_psn: expected.value(),
+            sq_psn: next.value(),
+        });
+        self.entry.put_counters(&transport_values(transport.counters()));
     }
 
     /// Its numbers stay in its device's sum, its record ends.
     pub(crate) fn retire(&self, transport: &QueuePair) {
         self.hub.ledger.retire(self.block, &transport_values(transport.counters()), &self.entry);
-    }
-}
-
-/// The numbers that the verbs give to services (`enum ibv_qp_type`).
-const fn service_code(service: Service) -> u64 {
-    match service {
-        Service::Rc => 2,
-        Service::Uc => 3,
-        Service::Ud => 4,
-        Service::RawPacket => 8,
-        Service::XrcInitiator => 9,
-        Service::XrcTarget => 10,
     }
 }

@@ -1,0 +1,324 @@
+//! The records of objects: a type for each kind, and its words.
+
+use super::{QP_COUNTERS, Table};
+
+/// An object's record, or a part of it. Its words stand in the record from [`Self::AT`] on.
+pub trait Fields: Sized {
+    /// The words.
+    type Words: AsRef<[u64]>;
+    /// The table that has such records.
+    const TABLE: Table;
+    /// Where the words begin.
+    const AT: usize;
+
+    /// To words.
+    fn encode(&self) -> Self::Words;
+
+    /// From all words of a record. Any words are some record; missing ones are 0.
+    fn decode(words: &[u64]) -> Self;
+}
+
+/// Set in the first word, which is 0 if there is no record; its lowest octet is the block of the object's device.
+const PRESENT: u64 = 1 << 8;
+
+const fn head(block: usize) -> u64 {
+    PRESENT | (block as u64 & 0xff)
+}
+
+const fn pair(upper: u32, lower: u32) -> u64 {
+    (upper as u64) << 32 | lower as u64
+}
+
+fn word(words: &[u64], at: usize) -> u64 {
+    words.get(at).copied().unwrap_or(0)
+}
+
+fn halves(words: &[u64], at: usize) -> (u32, u32) {
+    let word = word(words, at);
+    ((word >> 32) as u32, word as u32)
+}
+
+/// The block of the device that any record's object is on.
+pub(super) fn block(words: &[u64]) -> usize {
+    (word(words, 0) & 0xff) as usize
+}
+
+/// An open device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContextRecord {
+    /// Block of its device.
+    pub block: usize,
+}
+
+impl Fields for ContextRecord {
+    type Words = [u64; 1];
+    const TABLE: Table = Table::Context;
+    const AT: usize = 0;
+
+    fn encode(&self) -> [u64; 1] {
+        [head(self.block)]
+    }
+
+    fn decode(words: &[u64]) -> Self {
+        Self { block: block(words) }
+    }
+}
+
+/// A protection domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PdRecord {
+    /// Block of its device.
+    pub block: usize,
+    /// Number of its context.
+    pub context: u32,
+}
+
+impl Fields for PdRecord {
+    type Words = [u64; 2];
+    const TABLE: Table = Table::Pd;
+    const AT: usize = 0;
+
+    fn encode(&self) -> [u64; 2] {
+        [head(self.block), pair(0, self.context)]
+    }
+
+    fn decode(words: &[u64]) -> Self {
+        Self { block: block(words), context: halves(words, 1).1 }
+    }
+}
+
+/// A completion queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CqRecord {
+    /// Block of its device.
+    pub block: usize,
+    /// Number of its context.
+    pub context: u32,
+    /// Entries it has room for.
+    pub cqe: u32,
+}
+
+impl Fields for CqRecord {
+    type Words = [u64; 2];
+    const TABLE: Table = Table::Cq;
+    const AT: usize = 0;
+
+    fn encode(&self) -> [u64; 2] {
+        [head(self.block), pair(self.context, self.cqe)]
+    }
+
+    fn decode(words: &[u64]) -> Self {
+        let (context, cqe) = halves(words, 1);
+        Self { block: block(words), context, cqe }
+    }
+}
+
+/// A shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqRecord {
+    /// Block of its device.
+    pub block: usize,
+    /// Number of its protection domain.
+    pub pd: u32,
+    /// Its number on the wire.
+    pub srqn: u32,
+    /// Number of its completion queue, if it is an XRC one.
+    pub cq: Option<u32>,
+}
+
+impl Fields for SrqRecord {
+    type Words = [u64; 3];
+    const TABLE: Table = Table::Srq;
+    const AT: usize = 0;
+
+    fn encode(&self) -> [u64; 3] {
+        let cq = self.cq.map_or(0, |cq| u64::from(cq) + 1);
+        [head(self.block), pair(self.pd, self.srqn), cq]
+    }
+
+    fn decode(words: &[u64]) -> Self {
+        let (pd, srqn) = halves(words, 1);
+        Self { block: block(words), pd, srqn, cq: word(words, 2).checked_sub(1).map(|cq| cq as u32) }
+    }
+}
+
+/// A memory region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MrRecord {
+    /// Block of its device.
+    pub block: usize,
+    /// The rkey.
+    pub rkey: u32,
+    /// The lkey.
+    pub lkey: u32,
+    /// Octets.
+    pub length: u64,
+    /// Number of its protection domain.
+    pub pd: u32,
+    /// Where it begins in the program's memory.
+    pub address: u64,
+}
+
+impl Fields for MrRecord {
+    type Words = [u64; 5];
+    const TABLE: Table = Table::Mr;
+    const AT: usize = 0;
+
+    fn encode(&self) -> [u64; 5] {
+        [head(self.block), pair(self.rkey, self.lkey), self.length, pair(self.pd, 0), self.address]
+    }
+
+    fn decode(words: &[u64]) -> Self {
+        let (rkey, lkey) = halves(words, 1);
+        let (length, pd, address) = (word(words, 2), halves(words, 3).0, word(words, 4));
+        Self { block: block(words), rkey, lkey, length, pd, address }
+    }
+}
+
+/// The part of a queue pair's record that changes, stored whenever the queue pair's lock is released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpProgress {
+    /// Block of its device.
+    pub block: usize,
+    /// Its service, of `enum ibv_qp_type`.
+    pub service: u8,
+    /// Its state, of `enum ibv_qp_state`.
+    pub state: u8,
+    /// Its number.
+    pub qpn: u32,
+    /// The number of the peer's queue pair.
+    pub remote_qpn: u32,
+    /// The PSN expected next.
+    pub rq_psn: u32,
+    /// The PSN sent next.
+    pub sq_psn: u32,
+}
+
+impl Fields for QpProgress {
+    type Words = [u64; 3];
+    const TABLE: Table = Table::Qp;
+    const AT: usize = 0;
+
+    #[inline]
+    fn encode(&self) -> [u64; 3] {
+        let kind = (self.service as u64) << 16 | (self.state as u64) << 24;
+        [head(self.block) | kind, pair(self.qpn, self.remote_qpn), pair(self.rq_psn, self.sq_psn)]
+    }
+
+    fn decode(words: &[u64]) -> Self {
+        let (first, (qpn, remote_qpn), (rq_psn, sq_psn)) =
+            (word(words, 0), halves(words, 1), halves(words, 2));
+        let (service, state) = ((first >> 16) as u8, (first >> 24) as u8);
+        Self { block: block(words), service, state, qpn, remote_qpn, rq_psn, sq_psn }
+    }
+}
+
+/// The part of a queue pair's record that stays: the objects that it uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpParts {
+    /// Number of its protection domain.
+    pub pd: u32,
+    /// Number of its context.
+    pub context: u32,
+    /// Number of its send completion queue, 0 for none.
+    pub send_cq: u32,
+    /// Number of its receive completion queue, 0 for none.
+    pub recv_cq: u32,
+    /// Number on the wire of its shared receive queue, 0 for none.
+    pub srqn: u32,
+}
+
+impl Fields for QpParts {
+    type Words = [u64; 3];
+    const TABLE: Table = Table::Qp;
+    const AT: usize = 3;
+
+    fn encode(&self) -> [u64; 3] {
+        [pair(self.pd, self.context), pair(self.send_cq, self.recv_cq), pair(self.srqn, 0)]
+    }
+
+    fn decode(words: &[u64]) -> Self {
+        let ((pd, context), (send_cq, recv_cq)) = (halves(words, 3), halves(words, 4));
+        Self { pd, context, send_cq, recv_cq, srqn: halves(words, 5).0 }
+    }
+}
+
+/// A queue pair, without its counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpRecord {
+    /// The part that changes.
+    pub progress: QpProgress,
+    /// The part that stays.
+    pub parts: QpParts,
+}
+
+impl Fields for QpRecord {
+    type Words = [u64; 6];
+    const TABLE: Table = Table::Qp;
+    const AT: usize = 0;
+
+    fn encode(&self) -> [u64; 6] {
+        let ([a, b, c], [d, e, f]) = (self.progress.encode(), self.parts.encode());
+        [a, b, c, d, e, f]
+    }
+
+    fn decode(words: &[u64]) -> Self {
+        Self { progress: QpProgress::decode(words), parts: QpParts::decode(words) }
+    }
+}
+
+const _: () = assert!(QpParts::AT + 3 <= QP_COUNTERS);
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Stored as the engine does and decoded as a reader does.
+    fn check<F: Fields + Debug + PartialEq>(fields: F) {
+        let mut words = vec![u64::MAX; F::AT];
+        words.extend(fields.encode().as_ref());
+        assert_eq!(F::decode(&words), fields);
+        if F::AT == 0 {
+            assert_ne!(words[0], 0, "{fields:?} is there");
+        }
+    }
+
+    fn progress(block: usize, n: [u32; 4], service: u8, state: u8) -> QpProgress {
+        QpProgress { block, service, state, qpn: n[0], remote_qpn: n[1], rq_psn: n[2], sq_psn: n[3] }
+    }
+
+    fn parts(n: [u32; 5]) -> QpParts {
+        QpParts { pd: n[0], context: n[1], send_cq: n[2], recv_cq: n[3], srqn: n[4] }
+    }
+
+    proptest! {
+        #[test]
+        fn every_record_comes_out_as_it_went_in(
+            block in 0..super::super::DEVICES, n: [u32; 5], cq: Option<u32>, length: u64, address: u64, kind: [u8; 2],
+        ) {
+            let progress = progress(block, [n[0], n[1], n[2], n[3]], kind[0], kind[1]);
+            check(ContextRecord { block });
+            check(PdRecord { block, context: n[0] });
+            check(CqRecord { block, context: n[0], cqe: n[1] });
+            check(SrqRecord { block, pd: n[0], srqn: n[1], cq });
+            check(MrRecord { block, rkey: n[0], lkey: n[1], length, pd: n[2], address });
+            check(progress);
+            check(parts(n));
+            check(QpRecord { progress, parts: parts(n) });
+        }
+
+        #[test]
+        fn any_words_are_some_record(words: Vec<u64>) {
+            ContextRecord::decode(&words);
+            PdRecord::decode(&words);
+            CqRecord::decode(&words);
+            SrqRecord::decode(&words);
+            MrRecord::decode(&words);
+            QpRecord::decode(&words);
+        }
+    }
+}
