@@ -5,7 +5,7 @@
 //! which may have threads and any number of descriptors. It says `ready` or a sentence on its standard output and ends;
 //! the output is a pipe of ours and not the program's own, which would keep `$(ibv_devices)` waiting.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -53,16 +53,9 @@ impl Starter {
     /// As the environment says now.
     pub fn from_environment() -> Self {
         let _ = ORIGIN.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
-        let wanted = |(name, _): &(OsString, OsString)| {
-            name.to_str().is_some_and(|name| {
-                name.starts_with("FERROCE_")
-                    || name == "PATH"
-                    || ferroce_host::runtime_dir::VARIABLES.contains(&name)
-            })
-        };
         let environment = match process::is_privileged_program() {
             true => Vec::new(),
-            false => std::env::vars_os().filter(wanted).collect(),
+            false => std::env::vars_os().filter(|(name, _)| is_passed_on(name)).collect(),
         };
         Self { path: program::find(), environment }
     }
@@ -111,6 +104,13 @@ impl Starter {
     }
 }
 
+/// Whether a broker that this program starts inherits an environment variable.
+fn is_passed_on(name: &OsStr) -> bool {
+    name.to_str().is_some_and(|name| {
+        name.starts_with("FERROCE_") || name == "PATH" || ferroce_host::runtime_dir::VARIABLES.contains(&name)
+    })
+}
+
 fn read_until_end(
     mut pipe: impl Read + std::os::fd::AsFd,
     said: &mut String,
@@ -138,4 +138,20 @@ static ORIGIN: AtomicU32 = AtomicU32::new(0);
 
 fn is_forked_child() -> bool {
     !matches!(ORIGIN.load(Ordering::Relaxed), 0) && ORIGIN.load(Ordering::Relaxed) != std::process::id()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `ferroce` starts a broker with its own environment: both must find the same `links.json`.
+    #[test]
+    fn a_broker_that_a_program_starts_finds_the_same_files() {
+        for name in ["XDG_STATE_HOME", "XDG_RUNTIME_DIR", "HOME", "FERROCE_RUNTIME_DIR", "PATH"] {
+            assert!(is_passed_on(OsStr::new(name)), "{name}");
+        }
+        for name in ["LD_PRELOAD", "LD_LIBRARY_PATH", "XDG_CONFIG_HOME"] {
+            assert!(!is_passed_on(OsStr::new(name)), "{name}");
+        }
+    }
 }
