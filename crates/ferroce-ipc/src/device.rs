@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use ferroce_wire::{Gid, PathMtu, RoceVersion};
+use ferroce_wire::PathMtu;
 
+use crate::gid::GidEntry;
 use crate::settings::LinkSettings;
 
 /// One RDMA device in a client's view: a link on a network interface, with its single port.
@@ -83,48 +84,6 @@ impl Listing {
     }
 }
 
-/// One valid entry of a GID table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GidEntry {
-    /// Index in the port's table: 0 to 1023.
-    pub index: u16,
-    /// The GID; its address is one of the interface or of an upper of it.
-    pub gid: Gid,
-    /// RoCE version.
-    pub gid_type: GidType,
-    /// The interface that holds the address: the device's own or a VLAN, macvlan or bond above it.
-    pub ifindex: u32,
-}
-
-/// RoCE version of a GID; the numbers are `enum ibv_gid_type`'s.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum GidType {
-    /// Ethernet frames of type 0x8915.
-    RoceV1 = 1,
-    /// UDP port 4791.
-    RoceV2 = 2,
-}
-
-impl From<GidType> for RoceVersion {
-    fn from(gid_type: GidType) -> Self {
-        match gid_type {
-            GidType::RoceV1 => Self::V1,
-            GidType::RoceV2 => Self::V2,
-        }
-    }
-}
-
-impl GidType {
-    /// As people write it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::RoceV1 => "v1",
-            Self::RoceV2 => "v2",
-        }
-    }
-}
-
 /// Physical state of a port; the numbers are the verbs' `phys_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -161,7 +120,6 @@ macro_rules! from_u8 {
     };
 }
 
-from_u8!(GidType: RoceV1, RoceV2);
 from_u8!(PhysState: Polling, Disabled, LinkUp);
 from_u8!(Origin: Default, Link, View);
 

@@ -16,6 +16,7 @@ mod connection;
 mod device;
 pub mod doorbell;
 mod embed;
+mod gid;
 pub mod ledger;
 mod message;
 mod netdev;
@@ -30,8 +31,9 @@ pub mod trust;
 pub use client::{Answer, Client, ClientError};
 pub use codec::MessageError;
 pub use connection::{Connection, Listener, Peer, Received};
-pub use device::{DeviceInfo, GidEntry, GidType, Listing, Origin, PhysState};
+pub use device::{DeviceInfo, Listing, Origin, PhysState};
 pub use embed::EmbedError;
+pub use gid::{GidEntry, GidType};
 pub use message::{
     AddressSockets, CmBind, CmDone, CmIdEntry, CmIdState, CmNotice, CmRequest, CmStatus, DEVICE_BYTES,
     GID_BYTES, Hello, LeaseEntry, Leased, LinkKind, MAC_BYTES, MAJOR, MAX_MESSAGE, MINOR, Message,

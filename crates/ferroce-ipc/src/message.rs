@@ -18,6 +18,7 @@ use crate::device::DeviceInfo;
 use crate::netdev::NetdevInfo;
 use crate::settings::Setting;
 
+pub use crate::packet::MAX_MESSAGE;
 pub use bytes::{DEVICE_BYTES, GID_BYTES, MAC_BYTES, RULE_BYTES};
 pub use cm::{CmBind, CmDone, CmNotice, CmRequest, PORT_BLOCK};
 
@@ -28,8 +29,6 @@ pub const MAJOR: u16 = 1;
 pub const SHOW_MADS: u64 = 1;
 /// Minor version: grows with every new message kind or field. Each end skips optional fields that it does not know.
 pub const MINOR: u16 = 0;
-/// Longest message, in bytes.
-pub const MAX_MESSAGE: usize = 65_536;
 
 /// GID indices are below this, the table length that ports report.
 const GID_TABLE: u16 = 1024;

@@ -9,10 +9,10 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 
-use crate::message::MAX_MESSAGE;
-
 /// Most descriptors in one packet: the kernel's `SCM_MAX_FD`.
 pub const MAX_DESCRIPTORS: usize = 253;
+/// Longest message, in bytes.
+pub const MAX_MESSAGE: usize = 65_536;
 
 /// What came beside the bytes.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use ferroce_wire::{Gid, PathMtu};
 
-use crate::device::GidType;
+use crate::gid::GidType;
 
 /// Settings of one device. The default is a device nobody set anything for.
 #[derive(Clone, Debug, PartialEq, Eq)]

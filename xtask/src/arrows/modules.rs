@@ -39,8 +39,6 @@ const CIRCLES: &[(&str, &str, &str)] = &[
     ("ferroce-datapath", "fault udp", "faults are injected into the batches of udp"),
     ("ferroce-engine", "channel cq", "a channel lists the queues that report to it"),
     ("ferroce-engine", "srq xrc", "a domain lists the queues that peers name in it"),
-    ("ferroce-ipc", "device settings", "each names a type of the other"),
-    ("ferroce-ipc", "message packet", "each names a type of the other"),
     ("ferroce-proto", "attr error receive srq", "errors name what they are about, re-exported by the root"),
 ];
 

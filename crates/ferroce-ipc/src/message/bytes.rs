@@ -10,7 +10,8 @@ use ferroce_wire::Gid;
 use super::fields::Field;
 use super::*;
 use crate::codec::{MessageError, Reader, Table, Writer};
-use crate::device::{GidEntry, GidType, Origin, PhysState};
+use crate::device::{Origin, PhysState};
+use crate::gid::{GidEntry, GidType};
 use crate::packet::MAX_DESCRIPTORS;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"fRoC");

@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::codec::MessageError;
-use crate::device::{GidEntry, GidType, Origin, PhysState};
+use crate::device::{Origin, PhysState};
+use crate::gid::{GidEntry, GidType};
 use crate::netdev::{NetdevInfo, Pause, Vlan};
 use crate::settings::{LinkSettings, Prefix, RoceMode, TcRule};
 

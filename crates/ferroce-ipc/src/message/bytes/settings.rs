@@ -3,7 +3,7 @@
 use ferroce_wire::{Gid, PathMtu};
 
 use crate::codec::{MessageError, Reader, Writer};
-use crate::device::GidType;
+use crate::gid::GidType;
 use crate::settings::{LinkSettings, Prefix, RoceMode, Setting, TcRule};
 
 pub(super) const RULE_ROW: u16 = 40;

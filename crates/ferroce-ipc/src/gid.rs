@@ -1,0 +1,54 @@
+//! Entries of GID tables.
+
+use ferroce_wire::{Gid, RoceVersion};
+
+/// One valid entry of a GID table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// Index in the port's table: 0 to 1023.
+    pub index: u16,
+    /// The GID; its address is one of the interface or of an upper of it.
+    pub gid: Gid,
+    /// RoCE version.
+    pub gid_type: GidType,
+    /// The interface that holds the address: the device's own or a VLAN, macvlan or bond above it.
+    pub ifindex: u32,
+}
+
+/// RoCE version of a GID; the numbers are `enum ibv_gid_type`'s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum GidType {
+    /// Ethernet frames of type 0x8915.
+    RoceV1 = 1,
+    /// UDP port 4791.
+    RoceV2 = 2,
+}
+
+impl From<GidType> for RoceVersion {
+    fn from(gid_type: GidType) -> Self {
+        match gid_type {
+            GidType::RoceV1 => Self::V1,
+            GidType::RoceV2 => Self::V2,
+        }
+    }
+}
+
+impl GidType {
+    /// The type with this number.
+    pub(crate) const fn from_u8(value: u8) -> Option<Self> {
+        match value {
+            1 => Some(Self::RoceV1),
+            2 => Some(Self::RoceV2),
+            _ => None,
+        }
+    }
+
+    /// As people write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RoceV1 => "v1",
+            Self::RoceV2 => "v2",
+        }
+    }
+}
