@@ -268,7 +268,7 @@ impl<T: Copy> ConstPtr<T> {
     }
 }
 
-/// A program's structure, for the time of a call. Members are read and written by [`get!`] and [`set!`].
+/// A program's structure, for the time of a call. Members are read and written by the macros `get` and `set`.
 pub(crate) struct Lent<T>(*mut T, PhantomData<*mut T>);
 
 // SAFETY: the program lends the whole structure for the call.

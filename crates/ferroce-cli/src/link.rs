@@ -3,7 +3,7 @@
 use anyhow::Result;
 use ferroce_ipc::{LinkKind, Message};
 
-use crate::{Usage, broker};
+use crate::{broker, usage::Usage};
 
 /// Parses `NAME type { roce | rxe } netdev NETDEV`; the two pairs may be in any order, as in rdma(8).
 pub fn add(name: &str, words: &[String], transient: bool) -> Result<()> {

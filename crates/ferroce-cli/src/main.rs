@@ -24,21 +24,19 @@ mod status;
 mod stop;
 mod system;
 mod tc;
+mod usage;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{CommandFactory, Parser};
 
+use usage::Usage;
+
 use args::{
     Args, DevCommand, GidCommand, LinkCommand, Object, ResourceCommand, StatisticCommand, Style,
     SystemCommand,
 };
-
-/// A usage error that clap cannot detect; exit status 2.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Usage(String);
 
 fn main() -> ExitCode {
     if run::is_sysfs_keeper() {

@@ -7,12 +7,12 @@ use ferroce_ipc::ledger::records::{CqRecord, MrRecord, PdRecord, QpRecord, SrqRe
 use ferroce_ipc::ledger::{DeviceBlock, LedgerReader, Record, Table};
 use ferroce_ipc::{CmIdState, DeviceInfo, LeaseEntry};
 
-use crate::Usage;
 use crate::args::Style;
 use crate::broker::Observer;
 use crate::row::{Head, Row};
 use crate::rows;
 use crate::select::Selection;
+use crate::usage::Usage;
 
 /// The kinds that can be listed, in the order of the summary.
 const KINDS: [&str; 7] = ["pd", "cq", "qp", "cm_id", "mr", "ctx", "srq"];

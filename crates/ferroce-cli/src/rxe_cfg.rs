@@ -7,7 +7,7 @@ use ferroce_ipc::{DeviceInfo, LinkKind, Message, NetdevInfo, Origin, Setting};
 use ferroce_wire::PathMtu;
 
 use crate::args::RxeCommand;
-use crate::{Usage, broker, link, rows, settings};
+use crate::{broker, link, rows, settings, usage::Usage};
 
 /// Executes a command; without one, lists.
 pub fn run(command: Option<RxeCommand>) -> Result<()> {

@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 
-use crate::Usage;
 use crate::row::{Row, Value};
 use crate::rows;
+use crate::usage::Usage;
 
 /// The filters of rdma(8); a row must match all.
 #[derive(Debug, Default, PartialEq, Eq)]

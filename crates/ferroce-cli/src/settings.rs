@@ -6,7 +6,7 @@ use anyhow::Result;
 use ferroce_ipc::{GidType, LinkSettings, Message, RoceMode, Setting};
 use ferroce_wire::PathMtu;
 
-use crate::{Usage, broker};
+use crate::{broker, usage::Usage};
 
 /// Executes `SETTING VALUE …`; on an error nothing is set.
 pub fn set(device: &str, words: &[String], transient: bool, force: bool) -> Result<()> {

@@ -7,7 +7,7 @@ use ferroce_ipc::{LinkSettings, Prefix, Setting, TcRule};
 use serde::Serialize;
 
 use crate::args::Style;
-use crate::{Usage, broker, rows, settings};
+use crate::{broker, rows, settings, usage::Usage};
 
 #[derive(Serialize, Debug, PartialEq, Eq)]
 struct Row {

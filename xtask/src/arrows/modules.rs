@@ -33,7 +33,7 @@ const ORDER: &[(&str, &str)] = &[
 const CIRCLES: &[(&str, &str, &str)] = &[
     (
         "ferroce",
-        "cm connection cq datagram device error mr pd qp room srq window xrc",
+        "capacity cm connection cq datagram device error mr pd qp srq window xrc",
         "objects name the objects that they are made of and that are made of them",
     ),
     ("ferroce-datapath", "fault udp", "faults are injected into the batches of udp"),
@@ -50,7 +50,6 @@ const FILE_CIRCLES: &[(&str, &str, usize)] = &[
     ("ferroce", "src/cq.rs", 10),
     ("ferroce-engine", "src/memory/view.rs", 5),
     ("ferroce-capi", "src/rdmacm/addrinfo.rs", 13),
-    ("ferroce-cli", "src/tc.rs", 13),
 ];
 
 /// Checks all crates.
