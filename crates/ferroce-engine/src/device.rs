@@ -131,7 +131,7 @@ pub struct PortAttr {
     pub pkey_tbl_len: u16,
     /// Bytes of the largest message: 2^31.
     pub max_msg_sz: u32,
-    /// The speed that the netdev claims, in Mb/s; [`VIRTUAL_SPEED`] for one without a wire, whatever it says; `None`
+    /// The speed that the netdev claims, in Mb/s; [`VIRTUAL_SPEED`](ferroce_host::speed::VIRTUAL_SPEED) for one without a wire, whatever it says; `None`
     /// where nothing is known.
     pub speed: Option<u32>,
     /// Packets that were not of the partition, to this process.

@@ -139,7 +139,7 @@ pub struct CmDone {
 /// Something happened to a connection, SIDR request or listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CmNotice {
-    /// What happened. A [`ListenerId`] in it is the handle of the program's bind.
+    /// What happened. A [`ListenerId`](ferroce_proto::cm::ListenerId) in it is the handle of the program's bind.
     pub event: CmEvent,
     /// As in [`CmDone`].
     pub serial: u64,

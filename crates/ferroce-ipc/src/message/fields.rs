@@ -200,7 +200,9 @@ impl Field for IpAddr {
 impl Field for Route {
     fn put(&self, w: &mut Writer<'_>) {
         let Self { local, remote, interface } = self;
-        (local.put(w), remote.put(w), interface.put(w));
+        local.put(w);
+        remote.put(w);
+        interface.put(w);
     }
 
     fn take(r: &mut Reader<'_>) -> Result<Self, MessageError> {
