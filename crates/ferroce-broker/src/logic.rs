@@ -6,6 +6,7 @@ mod frames;
 mod leases;
 mod ledgers;
 mod links;
+mod requests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -37,8 +38,6 @@ const SURVIVORS: Duration = Duration::from_millis(1500);
 const UNKNOWN: Duration = Duration::from_secs(5);
 /// Devices in one client's view; its GIDs are as many as a message then has room for.
 const MOST_DEVICES: usize = 256;
-/// Programs that a refusal names.
-const MOST_NAMED: usize = 5;
 /// Slots of one program.
 const MOST_SLOTS: usize = 16;
 
@@ -400,121 +399,6 @@ impl<W: World> Broker<W> {
             known.view = view;
             known.devices = devices;
         }
-        Ok(())
-    }
-
-    /// Answers a greeted client: with a message, with a refusal, with nothing yet, or (`Err(None)`) by closing.
-    fn request(
-        &mut self,
-        now: Instant,
-        client: ClientId,
-        id: u32,
-        message: Message,
-        descriptors: Vec<OwnedFd>,
-    ) -> Result<Option<Message>, Option<Refusal>> {
-        match message {
-            Message::ListDevices => {
-                let Some(known) = self.clients.get(&client) else { return Ok(None) };
-                Ok(Some(Message::Devices(self.view(known.view))))
-            }
-            Message::Devices(devices) => {
-                if let Some(known) = self.clients.get_mut(&client) {
-                    known.known = devices;
-                }
-                Ok(None)
-            }
-            Message::Lease(count) => {
-                self.lease_or_refuse(now, &Waiting { client, id, count, until: now + SURVIVORS }, false);
-                Ok(None)
-            }
-            Message::Release(slots) => {
-                let held = self.slots.of(client);
-                let given = if slots.is_empty() { held.clone() } else { slots };
-                if !given.iter().all(|slot| held.contains(slot)) {
-                    let sentence = "only slots that one holds can be given back".to_owned();
-                    return Err(Some(refusal(RefusalCode::BadRequest, sentence)));
-                }
-                self.free(&given);
-                Ok(Some(Message::Done))
-            }
-            Message::Resume(slots) => match descriptors.into_iter().next() {
-                Some(parked) => {
-                    self.resume(now, client, id, &slots, parked);
-                    Ok(None)
-                }
-                None => Err(None),
-            },
-            Message::LinkAdd { .. }
-            | Message::LinkDel { .. }
-            | Message::LinkSet { .. }
-            | Message::LinkStart
-            | Message::LinkRename { .. } => {
-                self.links(message)?;
-                Ok(Some(Message::Done))
-            }
-            Message::ListNetdevs => Ok(Some(Message::Netdevs(self.netdevs()))),
-            Message::OpenRings { v2 } => self.open_rings(client, id, v2, descriptors).map(|()| None),
-            Message::GetStatus => Ok(Some(Message::Status(self.status()))),
-            Message::Stop { force } => self.stop(client, force).map(|()| Some(Message::Done)).map_err(Some),
-            Message::Report(counts) => {
-                if let Some(known) = self.clients.get_mut(&client) {
-                    known.resources = counts;
-                }
-                Ok(None)
-            }
-            Message::Cm(request) => self.connections(client, request).map(Some).map_err(Some),
-            Message::Ledger => match descriptors.into_iter().next() {
-                Some(file) => {
-                    self.take_ledger(client, file);
-                    Ok(None)
-                }
-                None => Err(None),
-            },
-            Message::GetStatistics(device) => self.statistics(&device).map(Some).map_err(Some),
-            Message::GetCmIds(without) => Ok(Some(self.cm.ids(without as usize))),
-            Message::GetLedgers => {
-                self.send_ledgers(client, id);
-                Ok(None)
-            }
-            // What only brokers say, or a second greeting.
-            Message::Hello(_)
-            | Message::Refused(_)
-            | Message::Done
-            | Message::Leased(_)
-            | Message::Address(_)
-            | Message::Parked
-            | Message::Status(_)
-            | Message::Netdevs(_)
-            | Message::CmDone(_)
-            | Message::CmEvent(_)
-            | Message::Rings
-            | Message::Statistics(_)
-            | Message::Ledgers(_)
-            | Message::LedgerOf(_)
-            | Message::CmIds { .. } => Err(None),
-        }
-    }
-
-    /// Ends the broker as soon as the answer is sent, unless others use it and it is not to be `force`d.
-    fn stop(&mut self, asker: ClientId, force: bool) -> Result<(), Refusal> {
-        let others = self.clients.iter().filter(|(id, _)| **id != asker);
-        let mut users: Vec<u32> = others.map(|(_, client)| client.peer.pid).collect();
-        users.sort_unstable();
-        users.dedup();
-        if !force && (!users.is_empty() || !self.slots.all_free()) {
-            let names: Vec<String> = users
-                .iter()
-                .take(MOST_NAMED)
-                .map(|pid| format!("process {pid} ({})", self.world.command(*pid)))
-                .collect();
-            let users =
-                if names.is_empty() { "a program that is stopped".to_owned() } else { names.join(", ") };
-            let sentence = format!(
-                "ferroced is in use by {users}: end these programs first, or use ferroce stop --force, which they outlive"
-            );
-            return Err(refusal(RefusalCode::Busy, sentence));
-        }
-        self.stopped = true;
         Ok(())
     }
 

@@ -1,0 +1,192 @@
+//! The clients of a [`Server`]: accepts their connections, reads their messages, and keeps what they cannot take yet.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use ferroce_host::fork::Guarded;
+use ferroce_ipc::{Connection, Message, MessageError, Peer};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tracing::{debug, error, warn};
+
+use super::Server;
+use crate::{ClientId, ProcessId};
+
+/// Messages that one client may leave unread before it is given up.
+const MOST_QUEUED: usize = 1024;
+/// The same for connection events: those of a program that is stopped come together.
+const MOST_EVENTS: usize = 32_768;
+/// Connections of one process; a program needs one.
+const MOST_CONNECTIONS: usize = 64;
+/// Messages taken from one client before the others have their turn.
+const BURST: usize = 32;
+/// How long a closed connection may wait for its client to read the last messages.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// A connection and what it could not take yet.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) connection: Guarded<Connection>,
+    process: ProcessId,
+    pub(super) queue: VecDeque<(u32, Message, Vec<OwnedFd>)>,
+    /// When the connection is dropped, set once only the last messages are left.
+    pub(super) closing: Option<Instant>,
+}
+
+impl Server {
+    /// The clients that have said something.
+    pub(super) fn waiting_clients(&self) -> io::Result<Vec<ClientId>> {
+        let links = self.links.values();
+        let mut fds: Vec<PollFd<'_>> =
+            links.map(|link| PollFd::new(&link.connection, PollFlags::IN)).collect();
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::io::retry_on_intr(|| poll(&mut fds, Some(&at_once)))?;
+        let said = |(client, fd): (&ClientId, &PollFd<'_>)| (!fd.revents().is_empty()).then_some(*client);
+        Ok(self.links.keys().zip(&fds).filter_map(said).collect())
+    }
+
+    pub(super) fn accept(&mut self) {
+        for _ in 0..BURST {
+            let connection = match self.listener.accept() {
+                Ok(connection) => connection,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
+                    error!("no connection can be accepted: {e}");
+                    self.broker.no_descriptor();
+                    // It stays in the queue; do not spin on it.
+                    std::thread::sleep(Duration::from_millis(50));
+                    return;
+                }
+                Err(e) => {
+                    debug!("a connection was gone before it was accepted: {e}");
+                    continue;
+                }
+            };
+            let Ok(peer) = connection.peer() else { continue };
+            let client = ClientId(self.next_client);
+            self.next_client += 1;
+            let (process, watched) = self.watch(client, peer, &connection);
+            if self.links.values().filter(|link| link.process == process).count() >= MOST_CONNECTIONS {
+                warn!(pid = peer.pid, "has {MOST_CONNECTIONS} connections: one more is closed");
+                continue;
+            }
+            self.links.insert(
+                client,
+                Link { connection: Guarded::new(connection), process, queue: VecDeque::new(), closing: None },
+            );
+            self.broker.connected(client, peer, process, watched);
+        }
+    }
+
+    /// Makes the death of a client's process visible, if the system can.
+    fn watch(&mut self, client: ClientId, peer: Peer, connection: &Connection) -> (ProcessId, bool) {
+        let process = match peer.pid {
+            0 => ProcessId(1 << 32 | client.0), // in no pid namespace that we see
+            pid => ProcessId(pid.into()),
+        };
+        if let Some(known) = self.processes.get(&process) {
+            let still = Timespec::default();
+            if poll(&mut [PollFd::new(known, PollFlags::IN)], Some(&still)) == Ok(0) {
+                return (process, true);
+            }
+            // The id was given to a new process before we heard of the old one's death.
+            self.processes.remove(&process);
+            self.broker.died(Instant::now(), process);
+        }
+        let by_socket = nix::sys::socket::getsockopt(connection, nix::sys::socket::sockopt::PeerPidfd).ok();
+        let by_pid = || {
+            let pid = rustix::process::Pid::from_raw(peer.pid.try_into().ok()?)?;
+            rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+        };
+        match by_socket.or_else(by_pid) {
+            Some(pidfd) => {
+                self.processes.insert(process, Guarded::new(pidfd));
+                (process, true)
+            }
+            None => (process, false),
+        }
+    }
+
+    /// Reads what a client says and sends what waits for it.
+    pub(super) fn serve(&mut self, now: Instant, client: ClientId) {
+        self.flush(client);
+        for _ in 0..BURST {
+            let Some(link) = self.links.get_mut(&client) else { return };
+            let received = link.connection.recv(&mut self.buffer);
+            if link.closing.is_some_and(|end| end <= now) {
+                self.links.remove(&client);
+                return;
+            }
+            match received {
+                Ok(Some(received)) => {
+                    if link.closing.is_some() {
+                        continue;
+                    }
+                    match received.message {
+                        Ok((id, message)) => {
+                            if matches!(message, Message::GetStatistics(_)) {
+                                for (ifindex, drops) in self.switch.take_drops() {
+                                    self.broker.frames_dropped(ifindex, &drops);
+                                }
+                            }
+                            self.broker.message(now, client, id, message, received.descriptors)
+                        }
+                        Err(MessageError::UnknownKind(kind)) => debug!(?client, kind, "ignored a message"),
+                        Err(e) => {
+                            warn!(?client, "not a message: {e}");
+                            self.broker.lost(client);
+                        }
+                    }
+                    self.deliver(now);
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Ok(None) | Err(_) => {
+                    self.links.remove(&client);
+                    self.broker.disconnected(now, client);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Sends a message, at once or when the client has read what waits before it.
+    pub(super) fn send(&mut self, client: ClientId, id: u32, message: Message, descriptors: Vec<OwnedFd>) {
+        let Some(link) = self.links.get_mut(&client) else { return };
+        let most_queued = if matches!(message, Message::CmEvent(_)) { MOST_EVENTS } else { MOST_QUEUED };
+        link.queue.push_back((id, message, descriptors));
+        if link.queue.len() > most_queued {
+            warn!(?client, "reads nothing: given up");
+            self.links.remove(&client);
+            self.broker.lost(client);
+            return;
+        }
+        self.flush(client);
+    }
+
+    /// Closes a connection once its client has read what waits for it, or has not done so in time.
+    pub(super) fn close(&mut self, now: Instant, client: ClientId) {
+        if let Some(link) = self.links.get_mut(&client) {
+            link.closing = Some(now + LINGER);
+        }
+        self.flush(client);
+    }
+
+    pub(super) fn flush(&mut self, client: ClientId) {
+        let Some(link) = self.links.get_mut(&client) else { return };
+        while let Some((id, message, descriptors)) = link.queue.front() {
+            let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+            match link.connection.send(*id, message, &borrowed) {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                // The other end is gone, which reading will show; a message that cannot be said is left out.
+                Err(e) => debug!(?client, "not sent: {e}"),
+            }
+            link.queue.pop_front();
+        }
+        if link.closing.is_some() {
+            // Not closed yet: with its messages unread here, the client would see a reset in place of ours.
+            let _ = rustix::net::shutdown(&link.connection, rustix::net::Shutdown::Write);
+        }
+    }
+}
