@@ -45,12 +45,18 @@ struct Content {
 pub struct LinkFile(Option<PathBuf>);
 
 impl LinkFile {
-    /// What is configured. A file that cannot be understood is kept aside, as `links.json.bad`, and counts as empty.
+    /// What is configured. A file that cannot be understood is kept aside, as `links.json.bad`, and counts as empty. A file
+    /// in a directory that another user can write to stays unread: that user could bring back an older file of ours.
     pub fn read(&self) -> Vec<ConfiguredLink> {
-        let path = match self.0.clone().map_or_else(RuntimeDir::persistent_path, Ok) {
-            Ok(dir) => dir.join(NAME),
-            Err(e) => {
+        let dir = self.0.clone().map_or_else(RuntimeDir::persistent_path, Ok).and_then(RuntimeDir::existing);
+        let path = match dir {
+            Ok(dir) => dir.path().join(NAME),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 debug!("no link is configured: {e}");
+                return Vec::new();
+            }
+            Err(e) => {
+                warn!("{NAME} is not read, so no link is configured: {e}");
                 return Vec::new();
             }
         };
@@ -141,6 +147,7 @@ fn write_whole(path: &Path, links: &[ConfiguredLink]) -> io::Result<()> {
 mod tests {
     use super::*;
     use ferroce_ipc::{GidType, RoceMode, TcRule};
+    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 
     fn links() -> Vec<ConfiguredLink> {
         vec![
@@ -179,7 +186,7 @@ mod tests {
     impl Folder {
         fn new(name: &str) -> Self {
             let path = std::env::temp_dir().join(format!("ferroce-links-{name}-{}", std::process::id()));
-            fs::create_dir(&path).unwrap();
+            fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
             Self(path)
         }
 
@@ -282,6 +289,20 @@ mod tests {
         std::os::unix::fs::symlink("other", folder.0.join(NAME)).unwrap();
         assert_eq!(folder.file().read(), []);
         assert_eq!(folder.names(), ["links.json.bad", "other"]);
+    }
+
+    #[test]
+    fn a_directory_that_others_can_write_to_is_not_read() {
+        let folder = Folder::new("open");
+        folder.file().write(&links()).unwrap();
+        for (mode, read) in [(0o777, Vec::new()), (0o720, Vec::new()), (0o755, links())] {
+            fs::set_permissions(&folder.0, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(folder.file().read(), read, "{mode:o}");
+            assert_eq!(folder.names(), ["links.json"], "the file stays, {mode:o}");
+        }
+        let link = LinkFile(Some(folder.0.join("link")));
+        std::os::unix::fs::symlink(".", folder.0.join("link")).unwrap();
+        assert_eq!(link.read(), [], "any user can make a link in /tmp");
     }
 
     #[test]

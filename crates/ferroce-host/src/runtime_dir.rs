@@ -66,6 +66,18 @@ impl RuntimeDir {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
             _ => {}
         }
+        Self::check(path, uid)
+    }
+
+    /// A directory that exists already.
+    ///
+    /// # Errors
+    /// As [`RuntimeDir::open`], and `NotFound` if there is none.
+    pub fn existing(path: PathBuf) -> io::Result<Self> {
+        Self::check(path, nix::unistd::geteuid().as_raw())
+    }
+
+    fn check(path: PathBuf, uid: u32) -> io::Result<Self> {
         // It follows no link, which any user could have made in /tmp.
         let found = path.symlink_metadata()?;
         if !found.is_dir() || found.uid() != uid || found.mode() & 0o022 != 0 {
@@ -150,9 +162,13 @@ mod tests {
         std::fs::set_permissions(base.join("open"), std::fs::Permissions::from_mode(0o777)).unwrap();
         std::fs::write(base.join("file"), b"").unwrap();
         for wrong in ["link", "open", "file"] {
-            let error = RuntimeDir::at(base.join(wrong), uid).unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{wrong}");
+            for refused in [RuntimeDir::at(base.join(wrong), uid), RuntimeDir::existing(base.join(wrong))] {
+                assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::PermissionDenied, "{wrong}");
+            }
         }
+        let none = RuntimeDir::existing(base.join("none")).unwrap_err();
+        assert_eq!(none.kind(), io::ErrorKind::NotFound);
+        assert!(!base.join("none").exists(), "looking for it does not create it");
         let error = RuntimeDir::at(base.join("made"), uid + 1).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
         std::fs::remove_dir_all(&base).unwrap();
