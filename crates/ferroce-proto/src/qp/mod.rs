@@ -417,22 +417,22 @@ impl QueuePair {
 
     /// Whether one ACK is all there is to send. It may wait a little for a request to go with: what the application posts
     /// when it sees the completion, say.
-    pub fn owes_only_ack(&self) -> bool {
-        self.roles.reliable().is_some_and(|reliable| reliable.owes_only_ack(&self.pipeline))
+    pub fn only_ack_pending(&self) -> bool {
+        self.roles.reliable().is_some_and(|reliable| reliable.only_ack_pending(&self.pipeline))
     }
 
     /// While `hold` is true, an ACK that is all there is to answer stays behind, also when requests leave. It speaks for
     /// later requests too (IBTA 9.7.5.1.2), and any other answer takes it along. The caller sees to it that it leaves
     /// before the peer takes it for lost.
-    pub fn hold_ack(&mut self, hold: bool) {
+    pub fn delay_ack(&mut self, hold: bool) {
         if let Some(reliable) = self.roles.reliable_mut() {
-            reliable.hold_ack(hold);
+            reliable.delay_ack(hold);
         }
     }
 
     /// Whether an ACK is held back.
-    pub fn holds_ack(&self) -> bool {
-        self.roles.reliable().is_some_and(Reliable::holds_ack)
+    pub fn delays_ack(&self) -> bool {
+        self.roles.reliable().is_some_and(Reliable::delays_ack)
     }
 
     /// Adds packets to the batch, answers first but for a lone ACK. `true` if it added any: send the batch, clear it and call again.

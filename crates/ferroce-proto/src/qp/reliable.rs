@@ -18,7 +18,7 @@ pub(crate) struct Reliable {
     /// Requests went before an ACK that then found no room: it is its turn.
     ack_passed_over: bool,
     /// A lone ACK stays behind.
-    ack_held: bool,
+    ack_delayed: bool,
 }
 
 impl Reliable {
@@ -28,7 +28,7 @@ impl Reliable {
             completer: Completer::new(),
             responder: Responder::new(),
             ack_passed_over: false,
-            ack_held: false,
+            ack_delayed: false,
         }
     }
 
@@ -67,17 +67,17 @@ impl Reliable {
     }
 
     /// Whether one ACK is all there is to send.
-    pub fn owes_only_ack(&self, pipeline: &Pipeline) -> bool {
-        self.responder.owes_only_ack() && pipeline.at_cursor().is_none()
+    pub fn only_ack_pending(&self, pipeline: &Pipeline) -> bool {
+        self.responder.only_ack_pending() && pipeline.at_cursor().is_none()
     }
 
     /// Whether an ACK stays behind if it is all there is to answer.
-    pub fn hold_ack(&mut self, hold: bool) {
-        self.ack_held = hold;
+    pub fn delay_ack(&mut self, hold: bool) {
+        self.ack_delayed = hold;
     }
 
-    pub fn holds_ack(&self) -> bool {
-        self.ack_held && self.responder.owes_only_ack()
+    pub fn delays_ack(&self) -> bool {
+        self.ack_delayed && self.responder.only_ack_pending()
     }
 
     /// Adds packets to the batch, answers first but for a lone ACK; the number of packets.
@@ -89,11 +89,11 @@ impl Reliable {
         mem: &mut impl Memory,
         out: &mut TxBatch<'_>,
     ) -> u32 {
-        let held = self.holds_ack();
-        let Self { requester, completer, responder, ack_passed_over, ack_held: _ } = self;
+        let held = self.delays_ack();
+        let Self { requester, completer, responder, ack_passed_over, ack_delayed: _ } = self;
         // A lone ACK is shorter than almost every request, and only the last packet of a batch may be shorter: behind
         // the requests it shares their system call. Requests and answers are not ordered with each other.
-        let ack_last = responder.owes_only_ack() && !*ack_passed_over && !held;
+        let ack_last = responder.only_ack_pending() && !*ack_passed_over && !held;
         let (mut answers, drained) =
             if ack_last || held { (0, Drained::Empty) } else { responder.transmit(common, mem, out) };
         let mut requests = 0;

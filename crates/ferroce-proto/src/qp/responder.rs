@@ -390,7 +390,7 @@ impl Responder {
     }
 
     /// Whether one ACK is all there is to answer.
-    pub fn owes_only_ack(&self) -> bool {
+    pub fn only_ack_pending(&self) -> bool {
         self.replies.is_one_ack()
     }
 

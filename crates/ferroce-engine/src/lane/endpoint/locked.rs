@@ -218,7 +218,7 @@ impl Locked<'_> {
 
     /// Nothing came for the delayed acknowledgement to leave with.
     pub(crate) fn ack_waited_in_vain(&mut self, now: Instant) {
-        let held = self.core.transport.holds_ack();
+        let held = self.core.transport.delays_ack();
         self.core.delayed_ack.waited_in_vain(now, held);
     }
 
@@ -231,7 +231,7 @@ impl Locked<'_> {
 
     /// Sends what may leave, publishes what completed, notes the next deadline, and unlocks.
     pub(crate) fn finish_batch(mut self, now: Instant) {
-        self.core.transport.hold_ack(false);
+        self.core.transport.delay_ack(false);
         self.finish(now);
     }
 
@@ -255,9 +255,9 @@ impl Locked<'_> {
             return None;
         }
         let pending = self.core.delayed_ack.is_pending();
-        let holding = pending && self.core.transport.holds_ack();
+        let holding = pending && self.core.transport.delays_ack();
         let answers = self.endpoint.service != Service::XrcTarget;
-        if !answers || (pending && !holding) || !self.core.transport.owes_only_ack() {
+        if !answers || (pending && !holding) || !self.core.transport.only_ack_pending() {
             self.finish_batch(now);
             return None;
         }
@@ -267,7 +267,7 @@ impl Locked<'_> {
             let sleeps = self.endpoint.outputs.reports_by_events();
             self.core.delayed_ack.delay(now, holding, sleeps, by_epoll)
         });
-        self.core.transport.hold_ack(delay.is_some_and(|delay| delay.held));
+        self.core.transport.delay_ack(delay.is_some_and(|delay| delay.held));
         let unsent = if delays { false } else { self.transmit(now) };
         self.core.delayed_ack.set_pending(delays);
         self.leave(now, unsent, published);
@@ -295,7 +295,7 @@ impl Locked<'_> {
                 None => false,
             },
         };
-        delayed_ack.set_pending(delayed_ack.is_pending() && transport.holds_ack());
+        delayed_ack.set_pending(delayed_ack.is_pending() && transport.delays_ack());
         unsent
     }
 
@@ -323,7 +323,7 @@ impl Locked<'_> {
 impl Endpoint {
     /// Sends the delayed acknowledgement, because the queue pair is about to change.
     pub(crate) fn flush_delayed_ack(&self, core: &mut Core) {
-        core.transport.hold_ack(false);
+        core.transport.delay_ack(false);
         if core.delayed_ack.take_pending()
             && let Some(path) = &core.path
         {
