@@ -3,7 +3,7 @@
 //! | call | does |
 //! |---|---|
 //! | `ferroced` | serves in the foreground, logs to standard error |
-//! | `ferroced --detach` | starts a broker that is a stranger to whoever asked, waits until it serves, says `ready` or a sentence |
+//! | `ferroced --detach` | starts a broker that shares nothing with the caller, waits until it serves, prints `ready` or an error |
 //! | `ferroced --serve` | the second half of `--detach` |
 //!
 //! A library starts `--detach` from within any program, so nothing of that program may live on in the broker: not its
@@ -27,16 +27,17 @@ const HELP: &str = "\
 Usage: ferroced [--idle SECONDS]
        ferroced --detach
 
-The broker of ferroce: owns UDP port 4791 of this network namespace, its devices and their GID tables. Programs start it
-when they need it; it ends when nobody has needed it for a minute.
+The broker of ferroce. It owns UDP port 4791 of this network namespace, the devices and their GID tables. Programs start
+it when they need it. It exits after a minute in which nobody needed it.
 
 Options:
-      --detach         run in the background, return when it serves
-      --idle SECONDS   end when idle for so long, 0: never [default: FERROCE_IDLE or 60]
-  -h, --help           this
-  -V, --version        version
+      --detach         run in the background; return when the broker serves
+      --idle SECONDS   exit after this idle time, 0 for never [default: FERROCE_IDLE or 60]
+  -h, --help           print this help
+  -V, --version        print the version
 
 Environment: FERROCE_LOG (error, warn, info, debug, trace), FERROCE_RUNTIME_DIR (log, node GUID, links), FERROCE_IDLE.
+Manual page: ferroced(8).
 ";
 
 #[derive(Clone, Copy, PartialEq)]
@@ -98,7 +99,7 @@ fn serve(role: Role, idle: u64) -> ExitCode {
         .and_then(|()| Server::bind(&ServerOptions { idle, ..ServerOptions::default() }));
     let server = match bound {
         Ok(server) => server,
-        // For whoever waits for --detach there is a broker, which is what counts.
+        // The caller of --detach only needs some broker, and there is one.
         Err(e @ ServerError::Running(_)) if role == Role::Serve => {
             info!("{e}");
             say("ready\n");
@@ -127,7 +128,7 @@ fn serve(role: Role, idle: u64) -> ExitCode {
     }
 }
 
-/// Prints to standard output; who does not want it need not read it.
+/// Prints to standard output, which may be closed.
 fn say(text: &str) {
     let mut out = std::io::stdout();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
