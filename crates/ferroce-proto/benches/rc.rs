@@ -1,4 +1,4 @@
-//! What the transport itself costs: two queue pairs in one thread, batches handed over as they are.
+//! The cost of the transport itself: two queue pairs in one thread exchange batches directly.
 
 #![allow(missing_docs, reason = "criterion's macros")]
 
@@ -56,7 +56,7 @@ impl Pair {
         while sender.0.poll_event().is_some() {}
     }
 
-    /// Posts so many, and carries them and their answers until all have completed.
+    /// Posts `count` requests, and carries packets and answers until all have completed.
     fn exchange(&mut self, op: SendOp, length: u32, count: usize) {
         let sges = [Sge { addr: 0, length, lkey: Lkey::new(KEY) }];
         let wr = SendWr {

@@ -164,7 +164,7 @@ pub enum DropReason {
     /// Executed before; answered again where that helps the peer.
     #[error("duplicate request")]
     DuplicateRequest,
-    /// A READ or atomic executed so long ago that its answer is forgotten, or one that differs from the original.
+    /// The answer to this READ or atomic is no longer kept, or the duplicate differs from the original.
     #[error("duplicate of a read or atomic that is not retained")]
     DuplicateNotFound,
     /// Ahead of the expected PSN.

@@ -9,9 +9,9 @@ use crate::{Bind, Sge};
 
 /// Registered memory, seen by one queue pair: the implementation knows its protection domain and, for windows, its QPN.
 ///
-/// Every call checks key, domain, permission and range itself; the `check_*` calls ask ahead, so that a message is
-/// refused before its first octet is written. What they promise may have ended by the time of the copy: the
-/// application may deregister at any moment. `addr` is in the key's address space (virtual, iova or zero based).
+/// Every call checks key, domain, permission and range itself. The `check_*` calls check ahead, so that a message is
+/// refused before its first octet is written. Their result may be outdated by the time of the copy: the application may
+/// deregister at any moment. `addr` is in the key's address space (virtual, iova or zero based).
 ///
 /// A length of zero is never passed: such accesses need no valid key (IBTA C9-88).
 pub trait Memory {
@@ -39,8 +39,8 @@ pub trait Memory {
     fn enter(&mut self, _domain: Option<Domain>) {}
     /// Stores eight octets (as they lie in memory) by one aligned store, behind everything written before.
     fn atomic_write(&mut self, rkey: Rkey, addr: u64, octets: [u8; 8]) -> Result<(), MemoryError>;
-    /// Brings what was written before, to the `len` octets at `addr` or to all that the key stands for, to where `feth`
-    /// wants it. Checks the key also for a length of zero.
+    /// Flushes earlier writes to the `len` octets at `addr`, or to the whole region of the key, to the placement that
+    /// `feth` names. Checks the key also for a length of zero.
     fn flush(&mut self, rkey: Rkey, addr: u64, len: u64, feth: Feth) -> Result<(), MemoryError>;
     /// Ends a key that may be invalidated by work requests (type 2 windows), by ours or by the peer's.
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), MemoryError>;

@@ -107,7 +107,7 @@ pub enum SendTo {
     /// The connected peer: RC and UC.
     #[default]
     Peer,
-    /// Whom it names: UD, and nothing else.
+    /// The destination of a datagram: UD only.
     Datagram {
         /// The way there: what an address handle stands for, with the source port to send from.
         path: Flow,
@@ -119,7 +119,7 @@ pub enum SendTo {
     XrcSrq(SrqNumber),
 }
 
-/// A send work request. What it refers to is copied when it is posted; the memory itself is read, perhaps more than
+/// A send work request. `post_send` copies the lists that it refers to; the payload memory is read, perhaps more than
 /// once, until its completion.
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ibv_send_wr")]

@@ -1,4 +1,5 @@
-//! What fuzzing found, and a few thousand sequences of chance: the same bodies as the fuzz targets, on stable Rust.
+//! Runs the findings of fuzzing and a few thousand random sequences through the bodies of the fuzz targets, on stable
+//! Rust.
 
 #[path = "../../../fuzz/bodies/cm_sequence.rs"]
 mod cm_sequence;

@@ -21,7 +21,7 @@ use crate::world::{Setup, flow};
 
 const KEY: u32 = 7;
 
-/// Moves what one end wants to send to the other, but for each `lost`th packet.
+/// Moves the packets of one end to the other, except each `lost`th packet.
 fn carry(
     now: Instant,
     from: &mut (QueuePair, Ram),

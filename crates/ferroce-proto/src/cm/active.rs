@@ -1,4 +1,4 @@
-//! The end that asks: REQ sent, REP received, RTU sent (IBTA 12.9).
+//! The active end of a connection: it sends the REQ, receives the REP and sends the RTU (IBTA 12.9).
 
 use alloc::boxed::Box;
 use ferroce_wire::Instant;
@@ -11,12 +11,13 @@ use super::types::{CmEventKind, ConnectParams, Disconnect, Route};
 use super::{CmDropReason, CmError, ConnectionManager, attributes};
 
 impl ConnectionManager {
-    /// Asks a peer for a connection. [`CmEventKind::Reply`], [`CmEventKind::Rejected`] or [`CmEventKind::Unreachable`] will say
-    /// what became of it; peer to peer, [`CmEventKind::Request`] may come instead.
+    /// Sends a REQ to a peer. The outcome is [`CmEventKind::Reply`], [`CmEventKind::Rejected`] or
+    /// [`CmEventKind::Unreachable`]; peer to peer, [`CmEventKind::Request`] may come instead.
     ///
     /// # Errors
     ///
-    /// [`CmError::Full`]; [`CmError::InUse`] if the same peer is already asked for the same service, peer to peer.
+    /// [`CmError::Full`]; [`CmError::InUse`] if a peer-to-peer REQ for the same service is already outstanding to that
+    /// peer.
     pub fn connect(&mut self, now: Instant, owner: u8, params: &ConnectParams) -> Result<CommId, CmError> {
         if params.peer_to_peer && self.peers.contains_key(&(params.service_id, params.route)) {
             return Err(CmError::InUse(params.service_id));
@@ -45,14 +46,14 @@ impl ConnectionManager {
         Ok(id)
     }
 
-    /// The program has set up its queue pair after [`CmEventKind::Reply`]: tells the peer, and the connection is there. No
-    /// event follows. For the passive end: data has come before the RTU (`AsyncEvent::CommEst`), so the connection is
-    /// there, and [`CmEventKind::Established`] says so.
+    /// Reports that the program has set up its queue pair after [`CmEventKind::Reply`]: sends the RTU, and the
+    /// connection is established. No event follows. At the passive end, the program calls this when data arrived before
+    /// the RTU (`AsyncEvent::CommEst`); [`CmEventKind::Established`] follows.
     ///
     /// # Errors
     ///
-    /// [`CmError::UnknownId`]; [`CmError::State`] if the peer has not replied, or was not replied to. Already established is
-    /// no error.
+    /// [`CmError::UnknownId`]; [`CmError::State`] if the peer has not replied, or was not replied to. The call succeeds
+    /// if the connection is already established.
     #[doc(alias = "rdma_establish")]
     pub fn establish(&mut self, id: CommId) -> Result<(), CmError> {
         let connection = self.get(id)?;
@@ -78,7 +79,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Repeats what was not answered, or gives up.
+    /// Repeats the unanswered message, or gives up when no retries are left.
     pub(super) fn connection_timeout(&mut self, now: Instant, id: CommId) {
         let Some(connection) = self.connections.get(&id) else { return };
         let again = |retry: Retry| {
@@ -129,7 +130,7 @@ impl ConnectionManager {
         }
     }
 
-    /// The peer is silent: tells it, should it hear that, and the program.
+    /// The peer does not answer: sends it a REJ, in case it can receive, and reports the end to the program.
     fn give_up(&mut self, id: CommId, about: About) {
         self.send_timeout(id, about);
         self.tell(id, CmEventKind::Unreachable);
@@ -173,7 +174,8 @@ impl ConnectionManager {
         }
         let id = rep.remote_id;
         let Some(connection) = self.connections.get(&id) else {
-            // Whoever asked has given up: the peer need not repeat this for a minute (IBTA 12.6.7, reason 6).
+            // The program has given up the request: the peer need not repeat its REP for a minute (IBTA 12.6.7, reason
+            // 6).
             self.refuse(from, tid, rep.local_id, About::REP, RejReason::INVALID_COMM_ID, Info::NONE);
             return Err(CmDropReason::UnknownId);
         };
@@ -199,7 +201,7 @@ impl ConnectionManager {
         connection.rep = Some(*rep);
         let key = connection.qp_key();
         if let Some(old) = key.and_then(|key| self.holder(key, id)) {
-            // That queue pair is connected, as far as we know: the peer has started anew (IBTA 12.9.8.3.1).
+            // According to our table that queue pair is connected: the peer has started anew (IBTA 12.9.8.3.1).
             self.send_rej(id, About::REP, RejReason::STALE_CONNECTION, Info::NONE, PrivateData::EMPTY);
             self.tell(id, stale());
             self.remove(id);
@@ -214,16 +216,16 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Who else has a queue pair of a peer.
+    /// Another connection that has this queue pair of the peer.
     pub(super) fn holder(&self, key: QpKey, id: CommId) -> Option<CommId> {
         self.by_qp.get(&key).copied().filter(|holder| *holder != id)
     }
 
-    /// The peer did not hear our answer to its REP.
+    /// The peer repeats its REP, so our answer to it was lost.
     fn repeated_rep(&mut self, id: CommId, tid: u64, rep: &Rep) -> Result<(), CmDropReason> {
         let Some(connection) = self.connections.get(&id) else { return Err(CmDropReason::UnknownId) };
         if connection.remote_id() != Some(rep.local_id) {
-            // It answers a REQ that came late: that one led to another connection, which is over.
+            // The REP answers a late duplicate of a REQ: that duplicate led to another connection, which has ended.
             let from = connection.route;
             self.refuse(from, tid, rep.local_id, About::REP, RejReason::INVALID_COMM_ID, Info::NONE);
             return Err(CmDropReason::WrongPeer);
@@ -236,12 +238,12 @@ impl ConnectionManager {
         Err(CmDropReason::Duplicate)
     }
 
-    /// A decision will take longer than the peer waits: about a REQ that was received, or a REP. With `at_once` the peer
-    /// is told now, otherwise when it asks again.
+    /// Announces that the program needs more time to decide about a REQ or a REP. With `at_once` the MRA is sent now,
+    /// otherwise when the peer repeats its message.
     ///
     /// # Errors
     ///
-    /// [`CmError::UnknownId`]; [`CmError::State`] if the peer waits for nothing.
+    /// [`CmError::UnknownId`]; [`CmError::State`] if the peer expects no answer.
     pub fn send_mra(&mut self, id: CommId, service_timeout: CmTime, at_once: bool) -> Result<(), CmError> {
         let state = match self.get(id)?.state {
             State::ReqRcvd | State::MraReqSent(_) => State::MraReqSent(service_timeout),
@@ -276,7 +278,7 @@ impl ConnectionManager {
             (State::RepSent(retry), About::REP) if connection.remote_id() == Some(mra.local_id) => {
                 State::MraRepRcvd(patient(retry))
             }
-            // Once is enough: nobody can put an end off for ever.
+            // Only one MRA counts: a peer must not be able to postpone the end for ever.
             (State::MraReqRcvd(_) | State::MraRepRcvd(_), _) => return Err(CmDropReason::Duplicate),
             _ => return Err(CmDropReason::State),
         };
@@ -296,12 +298,13 @@ impl ConnectionManager {
         let stale = rej.reason == RejReason::STALE_CONNECTION;
         let of_req = rej.about == About::REQ && rej.reason != RejReason::TIMEOUT;
         let wait = match connection.state {
-            // The other end has not begun yet: it will ask us when it does, or be there when we ask again.
+            // The other end has not connected yet: its own REQ will come later, or it will accept the next repetition
+            // of ours.
             State::ReqSent(_) if connection.peer_to_peer && rej.reason == RejReason::INVALID_SERVICE_ID => {
                 return Err(CmDropReason::Duplicate);
             }
             State::ReqSent(_) | State::MraReqRcvd(_) => stale,
-            // A refused duplicate of a REQ that was answered before; from peer to peer, our own.
+            // The peer refuses a duplicate of a REQ that it answered before; peer to peer, it refuses our own REQ.
             State::RepRcvd
             | State::MraRepSent(_)
             | State::RepSent(_)
@@ -321,7 +324,7 @@ impl ConnectionManager {
             State::RepRcvd | State::MraRepSent(_) => true,
             State::Established if rej.local_id == CommId::NONE => return Err(CmDropReason::WrongPeer),
             State::Established => true,
-            // It answers something older than our DREQ, perhaps what somebody forged.
+            // The REJ answers a message older than our DREQ, or it is forged.
             State::DreqSent(_) if rej.local_id == CommId::NONE && rej.about != About::OTHER => {
                 return Err(CmDropReason::WrongPeer);
             }
@@ -340,10 +343,10 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Which connection a REJ is about, if it comes from that connection's peer.
+    /// The connection that a REJ refers to, if it comes from that connection's peer.
     fn rejected(&self, from: Route, rej: &Rej) -> Result<CommId, CmDropReason> {
         if rej.remote_id == CommId::NONE && rej.reason == RejReason::TIMEOUT {
-            // Who asked never heard of us; it names itself by its id and GUID.
+            // The sender does not know our id; it identifies itself by its own id and GUID.
             let guid = rej.info.get().first_chunk().ok_or(CmDropReason::Invalid)?;
             let key = ReqKey { remote: from.remote, id: rej.local_id, guid: u64::from_be_bytes(*guid) };
             let id = *self.by_req.get(&key).ok_or(CmDropReason::UnknownId)?;
@@ -365,7 +368,7 @@ impl ConnectionManager {
     }
 }
 
-/// What the program hears of a REP that contradicts what we know.
+/// The event for a REP that contradicts our table.
 fn stale() -> CmEventKind {
     CmEventKind::Rejected {
         about: About::REP,

@@ -1,4 +1,5 @@
-//! What the two ends agree on, and what their queue pairs are set to. Functions of their arguments alone.
+//! The values that two ends agree on, and the attributes of their queue pairs. All are pure functions of their
+//! arguments.
 
 use core::time::Duration;
 
@@ -14,17 +15,17 @@ pub const MAX_DEPTH: u8 = 0xff;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a depth of {asked}, the device has {limit}")]
 pub struct DepthError {
-    /// What the program asked for.
+    /// The number in the program's parameters.
     pub asked: u8,
     pub limit: u8,
 }
 
-/// A depth as it goes into a REQ or REP: what the program asked for, [`MAX_DEPTH`] being the device's limit, or what the
-/// peer offers if that is less (`offer`: of the REP's sender alone).
+/// The depth for a REQ or REP: the program's number, the device's limit for [`MAX_DEPTH`], or the peer's `offer` if
+/// that is less (given by the REP's sender only).
 ///
 /// # Errors
 ///
-/// If a number is asked for that the device does not have.
+/// The program's number exceeds the device's limit.
 pub fn depth(asked: u8, limit: u8, offer: Option<u8>) -> Result<u8, DepthError> {
     match asked {
         MAX_DEPTH => Ok(limit.min(offer.unwrap_or(limit))),
@@ -37,7 +38,7 @@ pub fn depth(asked: u8, limit: u8, offer: Option<u8>) -> Result<u8, DepthError> 
 /// (IBTA 12.7, as Linux 6.12 rounds it in `cm.c`).
 pub fn ack_timeout(ack_delay: CmTime, packet_life: CmTime) -> CmTime {
     let (delay, trip) = (ack_delay.code(), packet_life.code().saturating_add(1));
-    // Adding two powers of two: the larger, and one more if they are about the same.
+    // The sum of two powers of two: the larger, and one more if they are about the same.
     let code = if trip >= delay {
         trip + u8::from(delay >= trip - 1)
     } else {
@@ -46,24 +47,24 @@ pub fn ack_timeout(ack_delay: CmTime, packet_life: CmTime) -> CmTime {
     CmTime::saturating(code)
 }
 
-/// The flow label of a path to a port, where the program asks for none: 20 bits that differ by connection, as in the REQs
-/// of Linux.
+/// The flow label of a path to a port if the program gives none: 20 bits that differ by connection, as in the REQs of
+/// Linux.
 pub const fn flow_label(source_port: u16, destination_port: u16) -> u32 {
     (source_port as u32 * 31 + destination_port as u32) & 0xf_ffff
 }
 
-/// The service level of a path by its type of service: the three most significant bits (Linux 6.12 `cma.c`).
+/// The service level of a path: the three most significant bits of its type of service (Linux 6.12 `cma.c`).
 pub const fn service_level(type_of_service: u8) -> u8 {
     type_of_service >> 5
 }
 
-/// How long to wait for the answer to a message: there and back, and the time the peer takes (IBTA 12.7).
+/// The time to wait for the answer to a message: twice the packet life time plus the peer's response time (IBTA 12.7).
 pub const fn response_time(packet_life: CmTime, peer: CmTime) -> Duration {
     let there_and_back = packet_life.duration().saturating_mul(2);
     there_and_back.saturating_add(peer.duration())
 }
 
-/// What one end's queue pair is set to on its way to RTS.
+/// The attributes of one end's queue pair on its way to RTS.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[doc(alias = "rdma_init_qp_attr")]
 pub struct ConnectedAttr {
@@ -71,13 +72,13 @@ pub struct ConnectedAttr {
     pub access: QpAccess,
     /// Code of the path MTU, as the REQ proposed it.
     pub path_mtu: PathMtu,
-    /// The PSN this end told the peer.
+    /// The PSN that this end announced to the peer.
     pub rq_psn: Psn,
-    /// The PSN the peer told this end.
+    /// The PSN that the peer announced to this end.
     pub sq_psn: Psn,
-    /// Reads and atomics of this end.
+    /// Reads and atomics that this end may have outstanding.
     pub max_rd_atomic: u8,
-    /// Reads and atomics of the peer.
+    /// Reads and atomics that the peer may have outstanding.
     pub max_dest_rd_atomic: u8,
     /// Code of the delay after an RNR NAK: 0, the longest.
     pub min_rnr_timer: u8,
@@ -88,7 +89,7 @@ pub struct ConnectedAttr {
     pub rnr_retry: u8,
 }
 
-/// What a queue pair is told at INIT: the peer may read and do atomics only if there are resources to respond with.
+/// The access flags for INIT: the peer may use reads and atomics only if there are responder resources.
 pub fn access(responder_resources: u8) -> QpAccess {
     let write = QpAccess::LOCAL_WRITE | QpAccess::REMOTE_WRITE;
     if responder_resources == 0 {
@@ -101,7 +102,7 @@ pub fn access(responder_resources: u8) -> QpAccess {
         | QpAccess::FLUSH_PERSISTENT
 }
 
-/// For the end that sent the REQ and received the REP. `None` if the REQ's path MTU is none.
+/// The attributes for the end that sent the REQ and received the REP. `None` if the REQ's path MTU is invalid.
 pub fn active(req: &Req, rep: &Rep, packet_life: CmTime) -> Option<ConnectedAttr> {
     Some(ConnectedAttr {
         dest_qp: replied_qpn(req.transport, rep),
@@ -118,8 +119,8 @@ pub fn active(req: &Req, rep: &Rep, packet_life: CmTime) -> Option<ConnectedAttr
     })
 }
 
-/// For the end that received the REQ: `psn`, `initiator_depth` and `responder_resources` are those of its REP, which may
-/// not have been sent. `None` if the REQ's path MTU is none.
+/// The attributes for the end that received the REQ. `psn`, `initiator_depth` and `responder_resources` are those of
+/// its REP, which may not have been sent yet. `None` if the REQ's path MTU is invalid.
 pub fn passive(req: &Req, psn: Psn, initiator_depth: u8, responder_resources: u8) -> Option<ConnectedAttr> {
     Some(ConnectedAttr {
         dest_qp: req.qpn,
@@ -136,7 +137,7 @@ pub fn passive(req: &Req, psn: Psn, initiator_depth: u8, responder_resources: u8
     })
 }
 
-/// The queue pair of a REP's sender: XRC has it in another field.
+/// The queue pair of a REP's sender. XRC carries it in another field.
 pub fn replied_qpn(transport: Transport, rep: &Rep) -> Qpn {
     if transport == Transport::XRC { rep.eecn } else { rep.qpn }
 }
@@ -152,7 +153,7 @@ mod tests {
     #[test]
     fn ack_timeouts_as_linux_rounds_them() {
         for (delay, life, want) in [
-            // As captured: rxe's delay of 15, life 16 and 18.
+            // The values of a capture: rxe's delay of 15, life 16 and 18.
             (15, 16, 17),
             (15, 18, 19),
             (0, 0, 2),
@@ -171,7 +172,7 @@ mod tests {
 
     #[test]
     fn response_times() {
-        // 2 · 2^16 + 2^20 units of 4.096 µs: what Linux counts as 4608 ms.
+        // 2 · 2^16 + 2^20 units of 4.096 µs, which Linux rounds to 4608 ms.
         assert_eq!(response_time(time(16), time(20)).as_millis(), 4831);
         assert_eq!(response_time(time(0), time(0)).as_nanos(), 3 * 4096);
         assert!(response_time(time(31), time(31)) < Duration::from_secs(30_000));

@@ -1,4 +1,4 @@
-//! One connection: what is known of it, and its state.
+//! One connection: its messages, its timers and its state.
 
 use core::net::IpAddr;
 use core::time::Duration;
@@ -9,13 +9,12 @@ use ferroce_wire::{Instant, Psn, Qpn};
 use super::attributes::replied_qpn;
 use super::types::{ListenerId, Route};
 
-/// Bounds of what a peer, or a record, can make us wait for one answer. The CM of Linux counts at least a millisecond.
+/// Bounds for the wait for one answer, whatever a peer or a record says. The CM of Linux waits at least a millisecond.
 pub(super) const RESPONSE_TIME: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(20));
-/// Longest time that a peer's MRA, or its ACK timeout in time-wait, can make us wait: what Linux itself asks for.
+/// Longest wait that a peer's MRA, or its ACK timeout in time-wait, can cause: the value that Linux itself requests.
 pub(super) const LONGEST_WAIT: CmTime = CmTime::saturating(24);
 const SHORTEST_TIME_WAIT: CmTime = CmTime::saturating(8);
 
-/// Which end of a connection this is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
     Active,
@@ -26,7 +25,7 @@ pub(super) enum Role {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Retry {
     pub at: Instant,
-    /// How often that can still be.
+    /// Repetitions that are left.
     pub left: u8,
 }
 
@@ -34,25 +33,24 @@ pub(super) struct Retry {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     ReqSent(Retry),
-    /// Active: the peer will take longer.
+    /// Active: the peer has announced that it will take longer.
     MraReqRcvd(Retry),
-    /// Active: the program sets up its queue pair.
+    /// Active: the program is setting up its queue pair.
     RepRcvd,
-    /// Active: the same, and the peer is told so when it asks again.
+    /// Active: as [`Self::RepRcvd`], and a repeated REP is answered with an MRA.
     MraRepSent(CmTime),
-    /// Passive: the program decides.
+    /// Passive: the program is deciding.
     ReqRcvd,
-    /// Passive: the same, and the peer is told so when it asks again.
+    /// Passive: as [`Self::ReqRcvd`], and a repeated REQ is answered with an MRA.
     MraReqSent(CmTime),
     RepSent(Retry),
-    /// Passive: the peer will take longer.
+    /// Passive: the peer has announced that it will take longer.
     MraRepRcvd(Retry),
-    /// Both ends know of each other.
     Established,
     DreqSent(Retry),
-    /// The peer wants to end it, the program has not yet agreed.
+    /// The peer has sent a DREQ, and the program has not yet agreed.
     DreqRcvd,
-    /// Over, but the numbers stay reserved for as long as packets may be under way.
+    /// The connection has ended, but its numbers stay reserved while packets may be under way.
     TimeWait(Instant),
 }
 
@@ -74,7 +72,7 @@ impl State {
         }
     }
 
-    /// When something is to be done.
+    /// The time of the next repetition or timeout.
     pub(super) const fn deadline(&self) -> Option<Instant> {
         match self {
             Self::ReqSent(retry)
@@ -92,7 +90,7 @@ impl State {
         }
     }
 
-    /// Occupies a place in its listener's backlog.
+    /// Whether the connection takes a place in its listener's backlog.
     pub(super) const fn waits_for_program(&self) -> bool {
         matches!(self, Self::ReqRcvd | Self::MraReqSent(_))
     }
@@ -106,7 +104,7 @@ pub(super) struct ReqKey {
     pub guid: u64,
 }
 
-/// Names a queue pair of a peer. The address is part of it, so that nobody elsewhere can claim it.
+/// Names a queue pair of a peer. The address is part of it, so that a sender elsewhere cannot claim it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct QpKey {
     pub remote: IpAddr,
@@ -114,25 +112,25 @@ pub(super) struct QpKey {
     pub qpn: u32,
 }
 
-/// A connection. The two messages that made it hold all that is known of it.
+/// A connection. The REQ and the REP hold all that is known of it.
 #[derive(Clone, Debug)]
 pub(super) struct Connection {
     pub id: CommId,
     pub role: Role,
     pub peer_to_peer: bool,
     pub route: Route,
-    /// Whose backlog it is in.
+    /// The listener whose backlog counts this request.
     pub listener: Option<ListenerId>,
     pub transaction_id: u64,
-    /// Ours, or the peer's, by role.
+    /// Our REQ if active, the peer's if passive.
     pub req: Req,
-    /// The other end's; passive: `None` until accepted.
+    /// The REP of the passive end; `None` there until the program accepts.
     pub rep: Option<Rep>,
-    /// The PSN our queue pair expects first.
+    /// The first PSN that our queue pair expects.
     pub psn: Psn,
-    /// How long to wait for an answer.
+    /// The time to wait for an answer.
     pub response_time: Duration,
-    /// Its program is gone: nobody hears of it any more.
+    /// The owner has closed the connection: no event is reported any more.
     pub orphaned: bool,
     pub state: State,
 }
@@ -145,7 +143,7 @@ impl Connection {
         }
     }
 
-    /// Our queue pair, once it is known.
+    /// Our queue pair; `None` until it is known.
     pub(super) fn local_qpn(&self) -> Option<Qpn> {
         match self.role {
             Role::Active => Some(self.req.qpn),
@@ -153,7 +151,7 @@ impl Connection {
         }
     }
 
-    /// The peer's queue pair and GUID, once they are known.
+    /// The peer's queue pair and GUID; `None` until they are known.
     pub(super) fn qp_key(&self) -> Option<QpKey> {
         let (guid, qpn) = match self.role {
             Role::Active => {
@@ -174,19 +172,19 @@ impl Connection {
         Mad { transaction_id: self.transaction_id, message }
     }
 
-    /// Repeat after the response time, as often as the REQ says.
+    /// Starts a [`Retry`]: one repetition per response time, as many as the REQ says.
     pub(super) fn first_try(&self, now: Instant) -> Retry {
         Retry { at: now + self.response_time, left: self.req.max_cm_retries }
     }
 
-    /// From now on for as long as the path's ACK timeout.
+    /// Time-wait from now on, as long as the path's ACK timeout.
     pub(super) fn time_wait(&self, now: Instant) -> State {
         let time = self.req.primary.ack_timeout.clamp(SHORTEST_TIME_WAIT, LONGEST_WAIT);
         State::TimeWait(now + time.duration())
     }
 }
 
-/// Within the bounds for one answer.
+/// The response time, limited to [`RESPONSE_TIME`].
 pub(super) fn bounded(response_time: Duration) -> Duration {
     let (shortest, longest) = RESPONSE_TIME;
     response_time.clamp(shortest, longest)

@@ -1,18 +1,18 @@
-//! What is counted, under the names that Linux has in `/sys/class/infiniband_cm`.
+//! Counters under the names that Linux uses in `/sys/class/infiniband_cm`.
 
 use super::CmDropReason;
 
-/// Where a MAD has its attribute id.
+/// Offset of the attribute id in a MAD.
 const ATTRIBUTE: usize = 16;
 /// The attribute id of the first message, REQ.
 const FIRST: u16 = 0x10;
 
-/// A number for each message of the CM. They wrap.
+/// One counter for each message of the CM. They wrap.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct PerMessage(pub [u64; 11]);
 
 impl PerMessage {
-    /// The messages, in the order of the numbers and of the attribute ids.
+    /// The names of the messages, in the order of the counters and of the attribute ids.
     pub const NAMES: [&'static str; 11] =
         ["req", "mra", "rej", "rep", "rtu", "dreq", "drep", "sidr_req", "sidr_rep", "lap", "apr"];
 
@@ -20,7 +20,7 @@ impl PerMessage {
         self.0.iter().fold(0, |sum, count| sum.wrapping_add(*count))
     }
 
-    /// One more message; a MAD that is none is not counted.
+    /// Counts a message; a MAD that is no CM message is not counted.
     pub(super) fn count(&mut self, mad: &[u8]) {
         let attribute = mad.get(ATTRIBUTE..).and_then(<[u8]>::first_chunk).copied().map(u16::from_be_bytes);
         let place = attribute.and_then(|attribute| attribute.checked_sub(FIRST)).map(usize::from);
@@ -33,13 +33,13 @@ impl PerMessage {
 /// Messages since creation. They wrap.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct CmCounters {
-    /// Given to `handle_mad`.
+    /// Messages given to `handle_mad`.
     pub rx_msgs: PerMessage,
-    /// Of those, repetitions of what was handled before.
+    /// The part of `rx_msgs` that had been handled before.
     pub rx_duplicates: PerMessage,
-    /// Handed to `poll_transmit`, repetitions included.
+    /// Messages returned by `poll_transmit`, repetitions included.
     pub tx_msgs: PerMessage,
-    /// Of those, repetitions because no answer came.
+    /// The part of `tx_msgs` that was repeated because no answer came.
     pub tx_retries: PerMessage,
     /// MADs without effect, by reason: [`CmDropReason::NAMES`].
     pub drops: [u64; 8],

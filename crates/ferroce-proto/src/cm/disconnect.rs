@@ -9,11 +9,13 @@ use super::types::{CmEventKind, Disconnect, Route};
 use super::{CmDropReason, CmError, ConnectionManager};
 
 impl ConnectionManager {
-    /// Ends a connection, or agrees that the peer ends it. The queue pair should be in the error state before.
+    /// Ends a connection, or agrees that the peer ends it. The program should move the queue pair to the error state
+    /// first.
     ///
     /// # Errors
     ///
-    /// [`CmError::UnknownId`]; [`CmError::State`] if it is not yet established. Already ending is no error.
+    /// [`CmError::UnknownId`]; [`CmError::State`] if it is not yet established. The call succeeds if it is already
+    /// ending.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&mut self, now: Instant, id: CommId) -> Result<(), CmError> {
         match self.get(id)?.state {
@@ -31,8 +33,8 @@ impl ConnectionManager {
         }
     }
 
-    /// The program has no more use for a connection, question or request, in whatever state: the peer is told, and the
-    /// program hears no more of it. What must be kept for a while is kept without it.
+    /// Closes a connection, SIDR request or pending request in any state: the peer is informed, and no further event is
+    /// reported for it. State that the protocol needs for longer is kept internally.
     pub fn close(&mut self, now: Instant, id: CommId) {
         if self.sidr.contains_key(&id) {
             self.close_sidr(id);
@@ -54,7 +56,7 @@ impl ConnectionManager {
                 self.send_rej(id, About::REP, consumer, Info::NONE, PrivateData::EMPTY);
                 self.time_wait(now, id, "close");
             }
-            // Takes back our own REP.
+            // Revokes our own REP.
             State::RepSent(_) | State::MraRepRcvd(_) => {
                 self.send_rej(id, About::OTHER, consumer, Info::NONE, PrivateData::EMPTY);
                 self.time_wait(now, id, "close");
@@ -68,7 +70,7 @@ impl ConnectionManager {
         }
     }
 
-    /// An owner is gone with all it had: connections, questions, listeners.
+    /// Closes everything of an owner that has ended: connections, SIDR requests, listeners.
     pub fn close_owner(&mut self, now: Instant, owner: u8) {
         self.listeners.remove_owner(owner);
         let low = CommId(u32::from(owner) << 24);
@@ -81,8 +83,8 @@ impl ConnectionManager {
         self.events.retain(|event| event.owner != owner);
     }
 
-    /// The peer's queue pair turns up elsewhere: whatever connected it before is no more. Returns false if that may be a lie
-    /// and too many others were believed of late; then nothing happens.
+    /// The peer uses its queue pair for a new connection, so the old one has ended. Returns false, and changes nothing,
+    /// if the request may be forged and too many such requests were accepted recently.
     pub(super) fn end_stale(&mut self, now: Instant, old: CommId) -> bool {
         let ends =
             self.connections.get(&old).is_some_and(|connection| connection.state == State::Established);
@@ -135,7 +137,7 @@ impl ConnectionManager {
         let connection = match self.of_peer(from, dreq.remote_id, dreq.local_id) {
             Ok(connection) => connection,
             Err(reason) => {
-                // Whoever asks is told that it is over, whatever it was (IBTA 12.9).
+                // An unknown DREQ is always answered with a DREP (IBTA 12.9).
                 let (local_id, remote_id) = (dreq.remote_id, dreq.local_id);
                 let drep = Drep { local_id, remote_id, private: PrivateData::EMPTY };
                 self.answer(from, Mad { transaction_id: tid, message: Message::Drep(drep) });
@@ -148,7 +150,7 @@ impl ConnectionManager {
         }
         let (state, alone) = (connection.state, connection.orphaned);
         if let Some(connection) = self.connections.get_mut(&id) {
-            // The DREP is of the DREQ's transaction.
+            // The DREP must carry the transaction id of the DREQ.
             connection.transaction_id = tid;
         }
         match state {
@@ -165,7 +167,7 @@ impl ConnectionManager {
                 }
                 Ok(())
             }
-            // Both want to end it: neither needs to be asked.
+            // Both ends are disconnecting: neither program has to agree.
             State::DreqSent(_) => {
                 self.send_drep(id);
                 self.disconnected(now, id, "DREQ", Disconnect::ByUs);

@@ -1,60 +1,61 @@
-//! What can go wrong in connection management.
+//! Errors of connection management.
 
 use ferroce_wire::cm::{CommId, ServiceId};
 use ferroce_wire::mad::MadError;
 
-/// Why a command changed nothing.
+/// A command failed and changed nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CmError {
-    /// No connection, question or request of this id.
+    /// No connection, SIDR request or pending request has this id.
     #[error("no connection {0:?}")]
     UnknownId(CommId),
-    /// Its state does not allow this.
+    /// The state of the connection does not allow this command.
     #[error("a connection in state {0} does not do this")]
     State(&'static str),
-    /// Somebody listens there, or asks the same peer for the same service.
+    /// Another listener uses it, or a peer-to-peer REQ to the same peer for the same service is outstanding.
     #[error("{0:?} is in use")]
     InUse(ServiceId),
-    /// As many connections as there may be, of this owner or of all.
+    /// The owner, or all owners together, have reached the limit.
     #[error("all {0} connections are in use")]
     Full(usize),
 }
 
-/// Why a MAD had no effect beyond an answer. These are for counters.
+/// The reason why a MAD had no effect beyond an answer; used for counters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CmDropReason {
-    /// No message of the CM.
+    /// The MAD is no CM message.
     #[error("no CM message")]
     Malformed(#[source] MadError),
-    /// A value that no sender of the message may have: an id of 0, an IP CM header that is none.
+    /// The message has a value that no sender may use: an id of 0, or an invalid IP CM header.
     #[error("invalid message")]
     Invalid,
-    /// It was handled before, and answered again where that helps the peer.
+    /// The message was handled before; it is answered again where that helps the peer.
     #[error("duplicate")]
     Duplicate,
-    /// Names a connection that there is not.
+    /// The message names an unknown connection.
     #[error("unknown communication id")]
     UnknownId,
-    /// Names a connection, but is not from its peer.
+    /// The message names a connection, but is not from its peer.
     #[error("not from the peer")]
     WrongPeer,
-    /// The connection's state has no use for it.
+    /// The connection's state does not expect this message.
     #[error("unexpected in this state")]
     State,
-    /// The listener's backlog, or a limit, is full, or too many connections ended as stale of late; the peer tries again.
+    /// The listener's backlog or another limit is reached, or too many connections ended as stale recently; the peer
+    /// retries.
     #[error("no room for another request")]
     Backlog,
-    /// Refused with a REJ or a SIDR_REP.
+    /// The request was refused with a REJ or a SIDR_REP.
     #[error("refused")]
     Refused,
 }
 
 impl CmDropReason {
-    /// Names of the counters, in their order.
+    /// The names of the counters, in their order.
     pub const NAMES: [&'static str; 8] =
         ["malformed", "invalid", "duplicate", "unknown_id", "wrong_peer", "state", "backlog", "refused"];
 
-    /// Which of the counters counts it.
+    /// The index of the counter for this reason.
     pub(super) const fn place(self) -> usize {
         match self {
             Self::Malformed(_) => 0,
@@ -69,19 +70,19 @@ impl CmDropReason {
     }
 }
 
-/// Why a record was not taken.
+/// The reason why a record was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ImportError {
-    /// Not what `export` writes, or it contradicts itself.
+    /// The record is not one that `export` writes, or it contradicts itself.
     #[error("no record of a connection")]
     Invalid,
-    /// Of another owner.
+    /// The record belongs to another owner.
     #[error("the record's communication id belongs to another owner")]
     Owner,
-    /// The id, or the remote queue pair, is in use.
+    /// The id or the remote queue pair is in use.
     #[error("the record's communication id or remote queue pair is in use")]
     InUse,
-    /// As many connections as there may be.
+    /// The limit of connections is reached.
     #[error("all {0} connections are in use")]
     Full(usize),
 }

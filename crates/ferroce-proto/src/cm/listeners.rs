@@ -1,4 +1,4 @@
-//! Who listens where.
+//! Listeners, and the search for the one that takes a request.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -14,7 +14,7 @@ use super::types::{Bind, Kind, ListenParams, ListenerId, Route};
 struct Listener {
     owner: u8,
     params: ListenParams,
-    /// Requests that wait for an answer.
+    /// Requests that the program has not answered yet.
     waiting: usize,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Listeners {
     next: u64,
 }
 
-/// By what message somebody asks.
+/// The kind of request: REQ or SIDR_REQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Ask {
     Connection,
@@ -71,7 +71,7 @@ impl Listeners {
         }
     }
 
-    /// Who takes a request: the listener with the narrowest destination.
+    /// The listener that takes a request: of those that match, the one with the narrowest destination.
     pub(super) fn find(&self, service_id: ServiceId, route: &Route, ask: Ask) -> Option<ListenerId> {
         let ids = self.by_service.get(&service_id)?;
         let takes = |id: &&ListenerId| {
@@ -86,7 +86,7 @@ impl Listeners {
         ids.iter().filter(|id| takes(id).is_some()).max_by_key(takes).copied()
     }
 
-    /// One more request waits. Returns whose listener it is; `None` if there is no room.
+    /// Counts one more pending request. Returns the listener's owner; `None` if the backlog is full.
     pub(super) fn wait(&mut self, id: ListenerId) -> Option<u8> {
         let listener = self.by_id.get_mut(&id)?;
         if listener.waiting >= listener.params.backlog {
@@ -96,7 +96,7 @@ impl Listeners {
         Some(listener.owner)
     }
 
-    /// A request waits no longer.
+    /// Counts one pending request less.
     pub(super) fn answered(&mut self, id: ListenerId) {
         if let Some(listener) = self.by_id.get_mut(&id) {
             listener.waiting = listener.waiting.saturating_sub(1);
@@ -108,13 +108,13 @@ impl Listeners {
     }
 }
 
-/// Whether two listeners would be asked for the same.
+/// Whether two listeners would take the same requests.
 fn clash(a: &ListenParams, b: &ListenParams) -> bool {
     let kinds = a.kind == b.kind || a.kind == Kind::Both || b.kind == Kind::Both;
     kinds && a.bind == b.bind
 }
 
-/// Whether a destination is covered, and by how narrow a bind.
+/// Whether a bind covers a destination, and how narrow it is.
 fn narrowness(bind: Bind, route: &Route) -> Option<u8> {
     match bind {
         Bind::Scoped(address, interface) => {
@@ -127,8 +127,8 @@ fn narrowness(bind: Bind, route: &Route) -> Option<u8> {
     }
 }
 
-/// Whether the addresses in the private data are those of the packet. Who listens on 127.0.0.1 must not be reached from
-/// elsewhere by writing that address; a peer must not pretend to be another in what programs are told.
+/// Checks that the addresses in the private data are those of the packet. A listener on 127.0.0.1 must not be reachable
+/// from elsewhere by means of that address, and a peer must not report a foreign address to programs.
 pub(super) fn check_addresses(
     service_id: ServiceId,
     private: &[u8],
@@ -141,7 +141,7 @@ pub(super) fn check_addresses(
     Ok(canonical(header.source) == route.remote && canonical(header.destination) == route.local)
 }
 
-/// An IPv4-mapped address is an IPv4 address, as in GIDs.
+/// Turns an IPv4-mapped address into the IPv4 address, as in GIDs.
 fn canonical(ip: IpAddr) -> IpAddr {
     Gid::from_ip(ip).to_ip()
 }

@@ -1,4 +1,4 @@
-//! Connection management: who is connected to whom, and how that begins and ends (IBTA 12).
+//! Connection management: how connections begin and end (IBTA 12).
 
 mod active;
 pub mod attributes;
@@ -38,31 +38,31 @@ use self::random::Random;
 use self::sidr::Sidr;
 use self::stale::Allowance;
 
-/// All connections, questions and listeners behind one queue pair 1, without I/O.
+/// All connections, SIDR requests and listeners behind one queue pair 1, without I/O.
 ///
 /// # How to drive it
 ///
 /// - Commands: [`listen`](Self::listen), [`connect`](Self::connect), [`accept`](Self::accept), [`reject`](Self::reject),
 ///   [`establish`](Self::establish), [`disconnect`](Self::disconnect), [`close`](Self::close) and others.
 /// - Input: [`handle_mad`](Self::handle_mad) for each MAD, [`handle_timeout`](Self::handle_timeout) when
-///   [`poll_timeout`](Self::poll_timeout) has come. It may be called early or twice; it then does nothing.
+///   [`poll_timeout`](Self::poll_timeout) has come. An early or repeated call does nothing.
 /// - Output, after each of these: [`poll_transmit`](Self::poll_transmit) until `None`, then
 ///   [`poll_event`](Self::poll_event) until `None`, then wait for input, or until [`poll_timeout`](Self::poll_timeout).
 ///
-/// A MAD that could not be sent counts as lost on the way: drop it, the retries do the rest. `now` never goes backwards.
+/// A MAD that could not be sent counts as lost: drop it, the retries replace it. `now` never goes backwards.
 ///
-/// Each connection has an owner, a number that stands in the top octet of its [`CommId`]; the caller checks that who
-/// names a connection owns it. Communication ids and PSNs are unguessable without the key.
+/// Each connection has an owner, a number in the top octet of its [`CommId`]. The caller checks that a program owns the
+/// connection it names. Communication ids and PSNs cannot be guessed without the key.
 ///
-/// Everything is bounded: connections by [`CmConfig`], requests that wait by their listener's backlog, the wait for each
-/// answer by the protocol's timers, whatever a peer says. Only a program that neither answers nor closes keeps what it
-/// has.
+/// Every resource is bounded, whatever a peer sends: connections by [`CmConfig`], pending requests by their listener's
+/// backlog, the wait for each answer by the protocol's timers. Only a program that neither answers nor closes keeps its
+/// connections for longer.
 #[derive(Debug)]
 pub struct ConnectionManager {
     config: CmConfig,
     random: Random,
     connections: BTreeMap<CommId, Connection>,
-    /// Connections and questions of each owner.
+    /// Connections and SIDR requests of each owner.
     used: BTreeMap<u8, usize>,
     by_req: BTreeMap<ReqKey, CommId>,
     by_qp: BTreeMap<QpKey, CommId>,
@@ -75,21 +75,20 @@ pub struct ConnectionManager {
     outbox: VecDeque<Transmit>,
     events: VecDeque<CmEvent>,
     counters: CmCounters,
-    /// How many more connections may end because a request names their peer's queue pair.
+    /// Connections that may still end because a request names their peer's queue pair.
     stale: Allowance,
 }
 
-/// What a [`ConnectionManager`] is made from.
 #[derive(Clone, Debug)]
 pub struct CmConfig {
-    /// Where communication ids and PSNs come from: random and secret.
+    /// The key for communication ids and PSNs: random and secret.
     pub key: [u64; 2],
-    /// Most connections and questions, time-wait included.
+    /// Maximum of connections and SIDR requests, time-wait included.
     pub max_connections: usize,
     pub max_per_owner: usize,
 }
 
-/// Answers that wait to be fetched when further ones to strangers are left out.
+/// If this number of answers waits to be sent, unknown senders get no answer.
 const OUTBOX: usize = 4096;
 
 impl ConnectionManager {
@@ -113,17 +112,17 @@ impl ConnectionManager {
         }
     }
 
-    /// Who owns a communication id.
+    /// The owner of a communication id.
     pub const fn owner(id: CommId) -> u8 {
         (id.0 >> 24) as u8
     }
 
-    /// Connections, time-wait included, and questions.
+    /// The number of connections, time-wait included, and SIDR requests.
     pub fn in_use(&self) -> usize {
         self.connections.len() + self.sidr.len()
     }
 
-    /// Whether nothing is left: no connection, question or listener, no timer.
+    /// Whether there is no connection, SIDR request, listener or timer.
     pub fn is_empty(&self) -> bool {
         self.in_use() == 0
             && self.listeners.len() == 0
@@ -135,27 +134,27 @@ impl ConnectionManager {
             && self.used.is_empty()
     }
 
-    /// How many connections are there, time-wait included; questions; listeners.
+    /// The numbers of connections (time-wait included), SIDR requests and listeners.
     pub fn census(&self) -> (usize, usize, usize) {
         (self.connections.len(), self.sidr.len(), self.listeners.len())
     }
 
-    /// The state of a connection, in words; `None` if there is none of this id.
+    /// The name of a connection's state; `None` if the id is unknown.
     pub fn state(&self, id: CommId) -> Option<&'static str> {
         self.connections.get(&id).map(|connection| connection.state.name())
     }
 
-    /// Whether there is a connection or a question of this id.
+    /// Whether a connection or SIDR request has this id.
     pub fn knows(&self, id: CommId) -> bool {
         self.connections.contains_key(&id) || self.sidr.contains_key(&id)
     }
 
-    /// Between whom a connection is; `None` if there is none of this id.
+    /// The two ends of a connection; `None` if the id is unknown.
     pub fn route(&self, id: CommId) -> Option<Route> {
         self.connections.get(&id).map(|connection| connection.route)
     }
 
-    /// The connections of an owner that it has not closed, time-wait included.
+    /// The connections that an owner has not closed, time-wait included.
     pub fn connections_of(&self, owner: u8) -> impl Iterator<Item = CommId> + '_ {
         let low = CommId(u32::from(owner) << 24);
         let all = self.connections.range(low..=CommId(low.0 | 0x00ff_ffff));
@@ -166,7 +165,7 @@ impl ConnectionManager {
         &self.counters
     }
 
-    /// Takes requests to a service. For ports: who may bind which is decided elsewhere.
+    /// Starts to listen for a service. The caller has checked that the owner may bind the port.
     ///
     /// # Errors
     ///
@@ -175,12 +174,12 @@ impl ConnectionManager {
         self.listeners.add(owner, params)
     }
 
-    /// Takes no more requests. Those that wait can still be accepted or rejected.
+    /// Stops listening. The program can still accept or reject pending requests.
     pub fn unlisten(&mut self, id: ListenerId) {
         self.listeners.remove(id);
     }
 
-    /// Whether a MAD would find somebody: `false` for requests at which nobody listens.
+    /// Whether a MAD has a recipient here: `false` for requests without a listener.
     pub fn has_taker(&self, from: Route, mad: &[u8]) -> bool {
         let (service, ask, known) = match Mad::parse(mad).map(|mad| mad.message) {
             Ok(Message::Req(req)) => {
@@ -207,7 +206,7 @@ impl ConnectionManager {
         self.events.pop_front()
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    /// The time of the next call of [`handle_timeout`](Self::handle_timeout); `None` if no timer runs.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
     }
@@ -225,11 +224,11 @@ impl ConnectionManager {
         }
     }
 
-    /// Takes a MAD that came to queue pair 1: 256 octets.
+    /// Handles a MAD of 256 octets that arrived at queue pair 1.
     ///
     /// # Errors
     ///
-    /// Why it had no effect. An answer may have to be sent nevertheless.
+    /// The reason why it had no effect. An answer may have to be sent nevertheless.
     pub fn handle_mad(&mut self, now: Instant, from: Route, mad: &[u8]) -> Result<(), CmDropReason> {
         self.counters.rx_msgs.count(mad);
         let result = self.dispatch(now, from, mad);
@@ -267,7 +266,7 @@ impl ConnectionManager {
         }
     }
 
-    /// A REQ of a class version that we do not speak is refused as such (IBTA 12.6.7, reason 31).
+    /// Refuses a REQ of an unknown class version (IBTA 12.6.7, reason 31).
     fn refuse_version(&mut self, from: Route, bytes: &[u8], error: MadError) {
         if let MadError::ClassVersion(_) = error
             && let Some((tid, id)) = Mad::foreign_req(bytes)
@@ -276,7 +275,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Refuses a message of a stranger: with no id of ours.
+    /// Refuses a message of an unknown sender, without an id of ours.
     fn refuse(
         &mut self,
         from: Route,

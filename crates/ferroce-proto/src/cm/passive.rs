@@ -1,4 +1,4 @@
-//! The end that is asked: REQ received, REP sent, RTU received (IBTA 12.9).
+//! The passive end of a connection: it receives the REQ, sends the REP and receives the RTU (IBTA 12.9).
 
 use alloc::boxed::Box;
 use ferroce_wire::cm::{About, CommId, Info, Message, PrivateData, RejReason, Req, Rtu, Transport};
@@ -9,7 +9,7 @@ use super::listeners::{Ask, check_addresses};
 use super::types::{AcceptParams, CmEventKind, ListenerId, Route};
 use super::{CmDropReason, CmError, ConnectionManager};
 
-/// What becomes of a request that nobody is told of.
+/// A request that is not reported to any program.
 enum Refusal {
     Drop(CmDropReason),
     Rej(RejReason),
@@ -39,7 +39,7 @@ impl ConnectionManager {
             Err(Refusal::Rej(reason)) => reason,
         };
         let info = match reason {
-            // The largest that there is (IBTA 12.6.7).
+            // The largest MTU that exists (IBTA 12.6.7).
             RejReason::INVALID_MTU => Info::new(&[PathMtu::B4096 as u8]),
             _ => Info::NONE,
         };
@@ -47,7 +47,7 @@ impl ConnectionManager {
         Err(CmDropReason::Refused)
     }
 
-    /// Who takes a request, or why nobody does.
+    /// The listener that takes a request, or the reason for a refusal.
     fn examine(&mut self, now: Instant, from: Route, req: &Req) -> Result<ListenerId, Refusal> {
         let honest = check_addresses(req.service_id, &req.private.0, &from).map_err(Refusal::Drop)?;
         let listener = self.listeners.find(req.service_id, &from, Ask::Connection).filter(|_| honest);
@@ -63,7 +63,7 @@ impl ConnectionManager {
         }
         let key = QpKey { remote: from.remote, guid: req.ca_guid, qpn: req.qpn.value() };
         if let Some(old) = self.by_qp.get(&key).copied() {
-            // As far as we know that queue pair is connected, or was until just now (IBTA 12.9.8.3.1).
+            // According to our table that queue pair is connected, or was until just now (IBTA 12.9.8.3.1).
             if !self.end_stale(now, old) {
                 return Err(Refusal::Drop(CmDropReason::Backlog));
             }
@@ -114,12 +114,12 @@ impl ConnectionManager {
         self.tell(id, kind);
     }
 
-    /// The peer did not hear our answer to its REQ.
+    /// The peer repeats its REQ, so our answer to it was lost.
     fn repeated_req(&mut self, from: Route, tid: u64, id: CommId, req: &Req) -> Result<(), CmDropReason> {
         let Some(connection) = self.connections.get(&id) else { return Err(CmDropReason::UnknownId) };
         let first = &connection.req;
         if (first.qpn, first.starting_psn, first.service_id) != (req.qpn, req.starting_psn, req.service_id) {
-            // Another request under an id that is in use (IBTA 12.6.7, reason 30).
+            // A different request uses an id that is in use (IBTA 12.6.7, reason 30).
             self.refuse(from, tid, req.local_id, About::REQ, RejReason::DUPLICATE_COMM_ID, Info::NONE);
             return Err(CmDropReason::Refused);
         }
@@ -134,8 +134,8 @@ impl ConnectionManager {
         Err(CmDropReason::Duplicate)
     }
 
-    /// Two peers ask each other: the one with the larger GUID, then queue pair number, stays active (as Linux orders
-    /// them; IBTA 12.10 leaves both to compare).
+    /// Two peers send each other REQs: the end with the larger GUID, then the larger queue pair number, stays active
+    /// (Linux orders them so; IBTA 12.10 requires only a comparison).
     fn crossing_req(&mut self, from: Route, tid: u64, id: CommId, req: &Req) -> Result<(), CmDropReason> {
         let Some(connection) = self.connections.get(&id) else { return Err(CmDropReason::UnknownId) };
         let ours = (connection.req.ca_guid, connection.req.qpn.value(), connection.req.local_id);
@@ -158,11 +158,11 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Agrees to a request. The queue pair must be able to receive: the peer may send as soon as it has the REP.
+    /// Accepts a request. The queue pair must be able to receive: the peer may send as soon as it has the REP.
     ///
     /// # Errors
     ///
-    /// [`CmError::UnknownId`]; [`CmError::State`] if it was answered before.
+    /// [`CmError::UnknownId`]; [`CmError::State`] if the request was answered before.
     #[doc(alias = "rdma_accept")]
     pub fn accept(&mut self, now: Instant, id: CommId, params: &AcceptParams) -> Result<(), CmError> {
         let connection = self.get(id)?;
@@ -183,7 +183,7 @@ impl ConnectionManager {
     ///
     /// # Errors
     ///
-    /// [`CmError::UnknownId`]; [`CmError::State`] if there is nothing to refuse.
+    /// [`CmError::UnknownId`]; [`CmError::State`] if no request or reply is pending.
     #[doc(alias = "rdma_reject")]
     pub fn reject(
         &mut self,

@@ -1,6 +1,6 @@
-//! Numbers that nobody else can guess.
+//! Unguessable numbers.
 
-/// SipHash-2-4 of a counter: whoever sees some of the numbers learns nothing about the others without the key.
+/// SipHash-2-4 of a counter: an observer of some of the numbers cannot predict the others without the key.
 #[derive(Clone, Debug)]
 pub(super) struct Random {
     key: [u64; 2],
@@ -22,7 +22,7 @@ impl Random {
     }
 }
 
-/// Of eight octets, least significant first.
+/// Hashes eight octets, least significant first.
 fn siphash([k0, k1]: [u64; 2], message: u64) -> u64 {
     let mut v = [
         k0 ^ 0x736f_6d65_7073_6575,

@@ -1,6 +1,6 @@
-//! Connections as octets, so that another broker can go on with them.
+//! Connections as octets, so that another broker can continue them.
 //!
-//! A record is kept by the program that owns the connection, and comes back from it: it is untrusted.
+//! The program that owns the connection keeps the record and returns it, so the record is untrusted.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -15,16 +15,16 @@ use super::types::Route;
 use super::{CmError, ConnectionManager, ImportError};
 
 const VERSION: u8 = 1;
-/// In the place of the version: the record is of a question.
+/// Marks a record of a SIDR request, in the place of the version.
 const QUESTION: u8 = 2;
 const PASSIVE: u8 = 1;
 const PEER_TO_PEER: u8 = 2;
 const HAS_REP: u8 = 4;
 
 impl ConnectionManager {
-    /// A connection as octets, of at most [`Self::MAX_RECORD`]: to be kept after each event and command. One that is older
-    /// by what happened on the wire since serves too, as the peer repeats what was not answered. Questions of ours have one
-    /// too; those of peers do not, who ask again.
+    /// Writes a connection or one of our SIDR requests as at most [`Self::MAX_RECORD`] octets. The program keeps the
+    /// record after each event and command. An older record works too, because the peer repeats unanswered messages.
+    /// SIDR requests of peers have no record: the peer repeats them.
     ///
     /// # Errors
     ///
@@ -36,11 +36,11 @@ impl ConnectionManager {
         Ok(write(self.get(id)?, now))
     }
 
-    /// Most octets of a record.
+    /// Maximum octets of a record.
     pub const MAX_RECORD: usize = 72 + 2 * MAD_LEN;
 
-    /// Takes over a connection that [`export`](Self::export) described, of this owner. `is_ours` says whether we can be
-    /// at the local end of a route. No event is repeated; what was to be repeated on the wire still is.
+    /// Restores a connection of this owner that [`export`](Self::export) wrote. `is_ours` says whether the local end of
+    /// a route is one of our addresses. No event is reported again; pending repetitions continue.
     ///
     /// # Errors
     ///
@@ -128,7 +128,7 @@ fn write(connection: &Connection, now: Instant) -> Vec<u8> {
     out
 }
 
-/// `None` for a peer's.
+/// Returns `None` for a SIDR request of a peer.
 fn write_question(question: &Sidr, now: Instant) -> Option<Vec<u8>> {
     let Sidr::Asking { route, traffic_class, mad, response_time, retry } = question else { return None };
     let mut out = Vec::with_capacity(ConnectionManager::MAX_RECORD);
@@ -186,7 +186,7 @@ impl Reader<'_> {
     }
 }
 
-/// `None` unless all of it can be true at once.
+/// Returns `None` if the record contradicts itself.
 fn read(record: &[u8], now: Instant) -> Option<Connection> {
     let mut reader = Reader(record);
     let [VERSION, flags, state, number] = reader.take()? else { return None };
@@ -232,7 +232,7 @@ fn read(record: &[u8], now: Instant) -> Option<Connection> {
     })
 }
 
-/// The messages are of this connection.
+/// Whether the messages belong to this connection.
 fn agree(role: Role, id: CommId, psn: Psn, req: &Req, rep: Option<&Rep>) -> bool {
     let rep_is_answer = rep.is_none_or(|rep| rep.local_id != CommId::NONE && rep.remote_id == req.local_id);
     let ours = match role {
@@ -263,7 +263,7 @@ fn read_state(code: u8, number: u8, left: Duration, response: Duration, now: Ins
     })
 }
 
-/// Whether that end can be in that state.
+/// Whether an end of this role can be in this state.
 fn possible(role: Role, state: &State, has_rep: bool) -> bool {
     match state {
         State::ReqSent(_) | State::MraReqRcvd(_) => role == Role::Active && !has_rep,

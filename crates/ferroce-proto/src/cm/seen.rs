@@ -1,4 +1,4 @@
-//! Connections as administrators see them.
+//! Connections in the form that administrators see.
 
 use ferroce_wire::Qpn;
 use ferroce_wire::cm::{CommId, IpCmHeader, PortSpace, Transport};
@@ -6,27 +6,27 @@ use ferroce_wire::cm::{CommId, IpCmHeader, PortSpace, Transport};
 use super::connection::{Role, State};
 use super::{ConnectionManager, Route};
 
-/// A connection, its ports included where it is one of the RDMA IP CM service.
+/// A connection, with its ports if it belongs to the RDMA IP CM service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seen {
     pub id: CommId,
-    /// One end is ending it, or it is over.
+    /// An end has begun to end it, or it has ended.
     pub ending: bool,
     pub route: Route,
-    /// Our queue pair, once it is known.
+    /// Our queue pair; `None` until it is known.
     pub qpn: Option<Qpn>,
     /// Service of the queue pairs.
     pub transport: Transport,
-    /// The table of its ports.
+    /// The port space of its ports.
     pub space: Option<PortSpace>,
-    /// Our port, or 0.
+    /// Our port; 0 if unknown.
     pub local_port: u16,
-    /// The peer's port, or 0.
+    /// The peer's port; 0 if unknown.
     pub remote_port: u16,
 }
 
 impl ConnectionManager {
-    /// The connections of an owner that it has not closed.
+    /// The connections that an owner has not closed.
     pub fn seen(&self, owner: u8) -> impl Iterator<Item = Seen> + '_ {
         self.connections_of(owner).filter_map(|id| self.connections.get(&id)).map(|connection| {
             let service = connection.req.service_id;

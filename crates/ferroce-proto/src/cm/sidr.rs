@@ -1,4 +1,4 @@
-//! Questions for queue pairs of datagrams, at both ends (IBTA 12.11).
+//! SIDR requests for UD queue pairs, at both ends (IBTA 12.11).
 
 use alloc::boxed::Box;
 use core::time::Duration;
@@ -13,14 +13,14 @@ use super::{CmDropReason, CmError, ConnectionManager};
 
 #[derive(Clone, Debug)]
 pub(super) enum Sidr {
-    /// Ours, repeated until it is answered.
+    /// Our request, repeated until the peer answers.
     Asking { route: Route, traffic_class: u8, mad: Mad, response_time: Duration, retry: Retry },
-    /// A peer's, waiting for a program.
+    /// A peer's request, not yet answered by the program.
     Asked { route: Route, transaction_id: u64, req: SidrReq, listener: ListenerId },
 }
 
 impl ConnectionManager {
-    /// Asks a peer for the queue pair behind a service. [`CmEventKind::SidrReply`] or [`CmEventKind::Unreachable`] follows.
+    /// Sends a SIDR_REQ for a service to a peer. [`CmEventKind::SidrReply`] or [`CmEventKind::Unreachable`] follows.
     ///
     /// # Errors
     ///
@@ -45,11 +45,11 @@ impl ConnectionManager {
         Ok(id)
     }
 
-    /// Answers a question; its id means nothing any more. If the answer is lost, the peer asks again.
+    /// Answers a SIDR request; its id becomes invalid. If the answer is lost, the peer repeats the request.
     ///
     /// # Errors
     ///
-    /// [`CmError::UnknownId`] if there is no such question.
+    /// [`CmError::UnknownId`] if no such request is pending.
     pub fn answer_sidr(&mut self, id: CommId, answer: &SidrAnswer) -> Result<(), CmError> {
         let Some(Sidr::Asked { route, transaction_id, req, .. }) = self.sidr.get(&id) else {
             return Err(CmError::UnknownId(id));
@@ -84,10 +84,10 @@ impl ConnectionManager {
         self.count_out(id);
     }
 
-    /// Nobody wants the answer, or will give one.
+    /// Drops our own request, or refuses the peer's.
     pub(super) fn close_sidr(&mut self, id: CommId) {
         if let Some(Sidr::Asked { .. }) = self.sidr.get(&id) {
-            // It is there, so this answers it.
+            // The entry exists, so this call answers it.
             let _ = self.answer_sidr(id, &refusal(SidrStatus::REJECTED));
         } else {
             self.remove_sidr(id);
@@ -157,7 +157,7 @@ impl ConnectionManager {
             return Err(CmDropReason::UnknownId);
         };
         let Message::SidrReq(req) = &mad.message else { return Err(CmDropReason::State) };
-        // A refusal need not repeat the service.
+        // A refusal may carry another service id.
         let same = req.service_id == rep.service_id || rep.status != SidrStatus::VALID;
         if *route != from || !same {
             return Err(CmDropReason::WrongPeer);

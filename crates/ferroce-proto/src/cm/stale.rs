@@ -1,4 +1,4 @@
-//! How many connections may end because somebody asks for a new one in their peer's name.
+//! A limit on connections that end because a new request names their peer's queue pair.
 //!
 //! A request from the queue pair of a connected peer says that the peer has started anew, so the old connection ends
 //! (IBTA 12.9.8.3.1). Such a request needs no communication id. A sender that can forge the peer's address, and knows its
@@ -7,16 +7,16 @@
 
 use ferroce_wire::Instant;
 
-/// Connections that may end at once: as many as a peer that starts anew may have had.
+/// Connections that may end at once: enough for all connections of a peer that starts anew.
 const AT_ONCE: u32 = 256;
-/// How soon another one may, in nanoseconds: about 60 a second.
+/// Interval in nanoseconds until another one may end: about 60 a second.
 const EACH: u64 = 16_000_000;
 
-/// A bucket of verdicts that fills with time.
+/// A token bucket that fills with time.
 #[derive(Debug)]
 pub(super) struct Allowance {
     left: u32,
-    /// Until when time has been turned into verdicts.
+    /// Time up to which tokens have been added.
     at: Instant,
 }
 
@@ -27,7 +27,7 @@ impl Default for Allowance {
 }
 
 impl Allowance {
-    /// Takes one, if one is left.
+    /// Takes a token, if one is left.
     pub(super) fn take(&mut self, now: Instant) -> bool {
         let passed = now.saturating_since(self.at).as_nanos() as u64;
         let gained = u32::try_from(passed / EACH).unwrap_or(u32::MAX);

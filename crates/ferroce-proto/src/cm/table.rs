@@ -10,10 +10,10 @@ use super::types::{CmEvent, CmEventKind, Route, Transmit};
 use super::{CmDropReason, CmError, ConnectionManager, ImportError, OUTBOX};
 
 impl ConnectionManager {
-    /// A fresh id of an owner, and a place for what it names.
+    /// Reserves an unused id of an owner.
     pub(super) fn allocate(&mut self, owner: u8) -> Result<CommId, CmError> {
         self.room(owner)?;
-        // Owners have far fewer ids in use than there are, so that a few draws do.
+        // Owners use a small part of their ids, so a few draws find a free one.
         for _ in 0..1000 {
             let id = CommId(u32::from(owner) << 24 | self.random.next_u32() >> 8);
             if id != CommId::NONE && !self.connections.contains_key(&id) && !self.sidr.contains_key(&id) {
@@ -48,7 +48,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Takes in a connection with all its indexes.
+    /// Adds a connection to the table and all its indexes.
     pub(super) fn insert(&mut self, connection: Connection) {
         let id = connection.id;
         self.count_in(id);
@@ -94,7 +94,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Changes a connection's state: the only place where that is done.
+    /// Changes a connection's state. No other function does.
     pub(super) fn enter(&mut self, id: CommId, event: &'static str, to: State) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let from = core::mem::replace(&mut connection.state, to);
@@ -113,7 +113,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Ends a connection by time-wait.
+    /// Moves a connection to time-wait.
     pub(super) fn time_wait(&mut self, now: Instant, id: CommId, event: &'static str) {
         if let Some(connection) = self.connections.get(&id) {
             let state = connection.time_wait(now);
@@ -123,7 +123,7 @@ impl ConnectionManager {
 
     pub(super) fn get(&self, id: CommId) -> Result<&Connection, CmError> {
         let connection = self.connections.get(&id).ok_or(CmError::UnknownId(id))?;
-        // Its program has closed it: for programs it is no more.
+        // The program has closed the connection, so its id is unknown to programs.
         if connection.orphaned { Err(CmError::UnknownId(id)) } else { Ok(connection) }
     }
 
@@ -150,7 +150,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Answers somebody for whom nothing is kept, unless too much is waiting to be sent.
+    /// Answers a sender without an entry in the table, unless the outbox is full.
     pub(super) fn answer(&mut self, to: Route, mad: Mad) {
         if self.outbox.len() < OUTBOX {
             self.transmit(to, 0, &mad);
@@ -163,7 +163,7 @@ impl ConnectionManager {
         self.outbox.push_back(Transmit { route, traffic_class, mad });
     }
 
-    /// Sends a message that was sent before and not answered.
+    /// Sends an unanswered message again.
     pub(super) fn transmit_again(&mut self, route: Route, traffic_class: u8, mad: &Mad) {
         self.transmit(route, traffic_class, mad);
         if let Some(again) = self.outbox.back() {
@@ -171,14 +171,14 @@ impl ConnectionManager {
         }
     }
 
-    /// Tells a connection's program, if it has one.
+    /// Reports an event to a connection's program, if it has one.
     pub(super) fn tell(&mut self, id: CommId, kind: CmEventKind) {
         if self.connections.get(&id).is_none_or(|connection| !connection.orphaned) {
             self.events.push_back(CmEvent { owner: Self::owner(id), id, kind });
         }
     }
 
-    /// Whether a connection read from a record can be taken in beside the others.
+    /// Whether a connection from a record conflicts with no other one.
     pub(super) fn admits(&self, connection: &Connection) -> Result<(), ImportError> {
         let taken = connection.req_key().is_some_and(|key| self.by_req.contains_key(&key))
             || connection.qp_key().is_some_and(|key| self.by_qp.contains_key(&key))
@@ -190,7 +190,7 @@ impl ConnectionManager {
         self.has_place(connection.id)
     }
 
-    /// Whether an id is free, and there is room for what it names.
+    /// Whether an id is free and the limits allow another entry.
     pub(super) fn has_place(&self, id: CommId) -> Result<(), ImportError> {
         if self.connections.contains_key(&id) || self.sidr.contains_key(&id) {
             return Err(ImportError::InUse);

@@ -1,4 +1,4 @@
-//! What goes into connection management and what comes out.
+//! Parameters, commands and events of connection management.
 
 use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -12,19 +12,19 @@ use ferroce_wire::{Gid, PathMtu, Pkey, Psn, Qkey, Qpn, RoceVersion};
 
 use super::attributes;
 
-/// Where a MAD comes from or goes to. IPv4 addresses are never written as IPv6 ones.
+/// The two ends of a MAD. IPv4 addresses are never written as IPv6 ones.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Route {
     pub local: IpAddr,
     pub remote: IpAddr,
-    /// The interface of link-local addresses, by whatever number the caller gives it; 0 for others. It belongs to the
-    /// route: a MAD that comes by another interface is not the peer's. With [`Self::V1`], of all addresses.
+    /// The interface of link-local addresses, as a number of the caller's choice; 0 for other addresses. It is part of
+    /// the route: a MAD from another interface is not the peer's. With [`Self::V1`] it is set for all addresses.
     pub interface: u32,
 }
 
 impl Route {
-    /// In [`Self::interface`]: MADs travel in RoCE v1, and so will the connection. A peer that speaks the other version is
-    /// another one.
+    /// A flag in [`Self::interface`]: the MADs and the connection use RoCEv1. A peer that uses the other version is a
+    /// different peer.
     pub const V1: u32 = 1 << 31;
 
     pub const fn ifindex(&self) -> u32 {
@@ -61,12 +61,11 @@ pub struct Transmit {
     pub mad: Box<[u8; MAD_LEN]>,
 }
 
-/// A listener. [`super::ConnectionManager::listen`] chooses the number; a broker that hands an event on puts the name in its
-/// place that the listening program gave.
+/// A listener. [`super::ConnectionManager::listen`] chooses the number; a broker that forwards an event replaces it by
+/// the name that the listening program gave.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ListenerId(pub u64);
 
-/// Destinations that a listener takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bind {
     Any,
@@ -74,17 +73,17 @@ pub enum Bind {
     AnyV4,
     /// Every local IPv6 address.
     AnyV6,
-    /// This one, on any interface.
+    /// This address, on any interface.
     Address(IpAddr),
-    /// This one, on one interface: link-local addresses.
+    /// This address, on one interface: link-local addresses.
     Scoped(IpAddr, u32),
 }
 
-/// What a listener is asked for.
+/// The kind of request that a listener takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     Connections,
-    /// Queue pairs, by SIDR_REQ.
+    /// UD queue pairs, by SIDR_REQ.
     Datagrams,
     Both,
 }
@@ -94,26 +93,26 @@ pub struct ListenParams {
     pub service_id: ServiceId,
     pub bind: Bind,
     pub kind: Kind,
-    /// Requests that may wait for an answer; 0 and more than [`Self::MAX_BACKLOG`] mean that many. Further ones are
-    /// dropped, and come again.
+    /// Maximum of pending requests; 0 and values above [`Self::MAX_BACKLOG`] mean [`Self::MAX_BACKLOG`]. Further
+    /// requests are dropped, and the peer repeats them.
     pub backlog: usize,
 }
 
 impl ListenParams {
-    /// Most requests that may wait, of one listener.
+    /// Maximum of pending requests of one listener.
     pub const MAX_BACKLOG: usize = 1024;
 }
 
-/// A request for a connection. See [`Req`] for what the fields mean.
+/// Parameters of a REQ. See [`Req`] for the meaning of the fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConnectParams {
     pub route: Route,
-    /// The peer connects to us at the same time, to the same service; nobody listens (IBTA 12.10).
+    /// The peer connects to us at the same time, to the same service, and neither end listens (IBTA 12.10).
     pub peer_to_peer: bool,
     pub service_id: ServiceId,
     pub ca_guid: u64,
     pub qpn: Qpn,
-    /// The PSN our queue pair expects first; a random one if `None`.
+    /// The first PSN that our queue pair expects; a random one if `None`.
     pub starting_psn: Option<Psn>,
     /// Service of the queue pairs.
     pub transport: Transport,
@@ -131,13 +130,13 @@ pub struct ConnectParams {
     pub srq: bool,
     /// Payload of a full packet.
     pub path_mtu: PathMtu,
-    /// How long a packet may be under way: 16 on RoCE.
+    /// Longest time that a packet may be under way: 16 on RoCE.
     pub packet_life: CmTime,
-    /// How long our queue pair may take to acknowledge.
+    /// Longest time that our queue pair takes to acknowledge.
     pub ack_delay: CmTime,
-    /// How soon each end answers: 20.
+    /// The time in which each end answers: 20.
     pub response_timeout: CmTime,
-    /// How often each end repeats a message, at most 15.
+    /// Repetitions of a message by each end, at most 15.
     pub max_cm_retries: u8,
     pub traffic_class: u8,
     pub hop_limit: u8,
@@ -146,12 +145,12 @@ pub struct ConnectParams {
     /// Service level, 4 bits.
     pub sl: u8,
     pub ece: Ece,
-    /// With the IP CM header, if the service is a port.
+    /// Starts with the IP CM header if the service is a port.
     pub private: PrivateData<92>,
 }
 
 impl ConnectParams {
-    /// A reliable connection with the values that librdmacm and the kernel choose for a program that asks for nothing.
+    /// A reliable connection with the defaults of librdmacm and the kernel.
     pub const fn new(route: Route, service_id: ServiceId, ca_guid: u64, qpn: Qpn) -> Self {
         Self {
             route,
@@ -227,7 +226,7 @@ impl ConnectParams {
     }
 }
 
-/// The answer to a request for a connection. See [`Rep`] for what the fields mean.
+/// Parameters of a REP. See [`Rep`] for the meaning of the fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AcceptParams {
     pub ca_guid: u64,
@@ -236,7 +235,7 @@ pub struct AcceptParams {
     pub responder_resources: u8,
     /// Reads and atomics that we will have outstanding.
     pub initiator_depth: u8,
-    /// How long our queue pair may take to acknowledge.
+    /// Longest time that our queue pair takes to acknowledge.
     pub ack_delay: CmTime,
     /// Whether our queue pair gives credits.
     pub flow_control: bool,
@@ -249,7 +248,7 @@ pub struct AcceptParams {
 }
 
 impl AcceptParams {
-    /// With the values that librdmacm and the kernel choose for a program that asks for nothing.
+    /// A reply with the defaults of librdmacm and the kernel.
     pub const fn new(ca_guid: u64, qpn: Qpn) -> Self {
         Self {
             ca_guid,
@@ -265,7 +264,6 @@ impl AcceptParams {
         }
     }
 
-    /// The REP to `req`.
     pub fn rep(&self, local_id: CommId, starting_psn: Psn, req: &Req) -> Rep {
         let xrc = req.transport == Transport::XRC;
         let nobody = Qpn::new(0);
@@ -280,7 +278,7 @@ impl AcceptParams {
             responder_resources: self.responder_resources,
             initiator_depth: self.initiator_depth,
             target_ack_delay: self.ack_delay,
-            // RoCE has no alternate paths: "not supported" to who proposes one.
+            // RoCE has no alternate paths: a REQ that proposes one gets "not supported".
             failover: u8::from(!req.alternate.remote_gid.is_zero()),
             flow_control: self.flow_control,
             rnr_retry_count: self.rnr_retry_count.min(7),
@@ -291,24 +289,24 @@ impl AcceptParams {
     }
 }
 
-/// A question for a queue pair of datagrams.
+/// Parameters of a SIDR_REQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SidrParams {
     pub route: Route,
     pub service_id: ServiceId,
-    /// How soon the peer answers: 20.
+    /// The time in which the peer answers: 20.
     pub response_timeout: CmTime,
-    /// How often to repeat it, at most 15.
+    /// Repetitions, at most 15.
     pub max_cm_retries: u8,
     pub traffic_class: u8,
-    /// With the IP CM header, if the service is a port.
+    /// Starts with the IP CM header if the service is a port.
     pub private: PrivateData<216>,
 }
 
-/// The answer to such a question.
+/// Parameters of a SIDR_REP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SidrAnswer {
-    /// Whether the rest means anything.
+    /// The other fields have a meaning only if the status is [`SidrStatus::VALID`].
     pub status: SidrStatus,
     pub qpn: Qpn,
     pub qkey: Qkey,
@@ -316,61 +314,62 @@ pub struct SidrAnswer {
     pub private: PrivateData<136>,
 }
 
-/// What happened, and to whom.
+/// An event of a connection or SIDR request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CmEvent {
     pub owner: u8,
-    /// Which connection, question or request.
+    /// The connection, SIDR request or pending request.
     pub id: CommId,
     pub kind: CmEventKind,
 }
 
-/// What happened. After [`Rejected`](Self::Rejected), [`Unreachable`](Self::Unreachable) and those whose text says so,
-/// the id means nothing any more, unless [`super::ConnectionManager::state`] still knows it: then it is in time-wait.
+/// The kind of an event. After [`Rejected`](Self::Rejected), [`Unreachable`](Self::Unreachable) and the events whose
+/// text says so, the id is invalid unless [`super::ConnectionManager::state`] still knows it: then it is in time-wait.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CmEventKind {
-    /// Somebody wants a connection: accept or reject it. `listener` is `None` if this is a peer that we asked too.
+    /// A peer requests a connection: accept or reject it. `listener` is `None` if this peer received a peer-to-peer REQ
+    /// of ours.
     Request {
         listener: Option<ListenerId>,
-        /// Between whom: as the packet said, which may not be what the REQ says.
+        /// The addresses of the packet, which may differ from those in the REQ.
         route: Route,
         req: Box<Req>,
-        /// The PSN that our queue pair is to expect first.
+        /// The first PSN that our queue pair has to expect.
         starting_psn: Psn,
     },
-    /// The peer agreed: set up the queue pair, then establish or reject.
+    /// The peer accepted: set up the queue pair, then establish or reject.
     Reply {
-        /// What the peer answered.
+        /// The REP as the peer sent it.
         rep: Box<Rep>,
     },
-    /// The connection is there at both ends.
+    /// The connection is established at both ends.
     Established,
-    /// The peer refused, or took back what it had asked for.
+    /// The peer refused, or revoked its own request.
     Rejected { about: About, reason: RejReason, info: Info, private: Box<PrivateData<148>> },
-    /// No answer to a REQ, REP or SIDR_REQ.
+    /// The peer did not answer a REQ, REP or SIDR_REQ.
     Unreachable,
-    /// The connection ends. Comes once.
+    /// The connection ends. Reported once.
     Disconnected(Disconnect),
-    /// Time-wait is over; the id means nothing any more.
+    /// Time-wait is over; the id is invalid from now on.
     TimeWaitOver,
-    /// Somebody asks for a queue pair: answer it.
+    /// A peer requests a UD queue pair: answer it.
     SidrRequest { listener: ListenerId, route: Route, req: Box<SidrReq> },
-    /// The answer to a question; the id means nothing any more.
+    /// The answer to our SIDR request; the id is invalid from now on.
     SidrReply {
-        /// What the peer answered; its status says whether it agreed.
+        /// The peer's answer; its status says whether the peer agreed.
         rep: Box<SidrRep>,
     },
-    /// The connection or SIDR request is no more, because its connection manager ended and no other took it over. A
-    /// [`super::ConnectionManager`] does not say so itself.
+    /// The connection or SIDR request has ended because its connection manager ended and no other one took it over. A
+    /// [`super::ConnectionManager`] never reports this itself.
     Lost,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Disconnect {
-    /// The peer asked for it: answer by `disconnect`.
+    /// The peer sent a DREQ: answer it by `disconnect`.
     ByPeer,
-    /// We asked, and the peer agreed.
+    /// We sent a DREQ, and the peer agreed.
     ByUs,
-    /// We asked, and the peer is silent.
+    /// We sent a DREQ, and the peer did not answer.
     NoAnswer,
 }

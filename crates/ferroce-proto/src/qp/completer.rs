@@ -284,8 +284,8 @@ impl Completer {
         if side.pipeline.is_quiet() { self.stop() } else { self.arm(now, side.common) }
     }
 
-    /// An answer came after early resends. One that answers a resend comes a round trip later. If it comes sooner or much
-    /// later, it answers the original: the peer was late, as one is that has no core, and nothing was lost.
+    /// An answer came after early resends. An answer to a resend comes a round trip later. If it comes sooner or much
+    /// later, it answers the original: the peer was late, for example without a free core, and nothing was lost.
     fn judge_resends(&mut self, now: Instant, common: &mut Common) {
         let Some(resent) = self.resent.take() else { return };
         self.answered = None;

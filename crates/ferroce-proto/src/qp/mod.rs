@@ -253,7 +253,7 @@ impl QueuePair {
         }
     }
 
-    /// A datagram is one packet. What does not fit is refused here, where the caller is told which request it was.
+    /// A datagram is one packet. A longer one is refused here, where the caller learns which request it was.
     fn check_datagram(&self, wr: &SendWr<'_>) -> Result<(), PostSendError> {
         let given = sg::length(wr.sges);
         let max = match self.service {

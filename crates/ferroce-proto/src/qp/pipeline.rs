@@ -34,7 +34,7 @@ pub(crate) struct Piece {
     pub len: u32,
     /// Nothing of the WQE was sent before.
     pub starts: bool,
-    /// What its answer, or itself, will take on the way.
+    /// The budget that the packet, or its answer, uses while it is under way.
     pub charge: u64,
 }
 

@@ -26,7 +26,8 @@ const FLOOR_PACKETS: u64 = 4;
 /// A queue pair that the process's budget stops tries again after this time and up to as much more, at random: several of
 /// them must not come in step.
 const BLOCKED_RETRY: Duration = Duration::from_micros(200);
-/// With nothing on its way, it is stopped for so long at most; then it may send one packet whatever the others do.
+/// Longest time that a queue pair with nothing in flight is stopped; then it may send one packet whatever the others
+/// do.
 const BLOCKED_LIMIT: Duration = Duration::from_millis(50);
 /// Inside of a message an acknowledgement is asked for after this part of the window.
 const ACK_EVERY: u64 = 4;

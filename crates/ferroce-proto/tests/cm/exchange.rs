@@ -98,7 +98,7 @@ fn refusals_have_their_reasons() {
     }
 }
 
-/// Who listens on one address is not reached, and no peer pretends to be another, by what private data say.
+/// Private data reach no listener on another address, and no peer can take another one's address with them.
 #[test]
 fn addresses_that_are_not_the_packets_find_no_listener() {
     let [source, destination] = [0, 1].map(crate::world::address);
@@ -112,7 +112,7 @@ fn addresses_that_are_not_the_packets_find_no_listener() {
     }
 }
 
-/// The peer hears which is the largest (IBTA 12.6.7).
+/// The refusal gives the peer the largest MTU (IBTA 12.6.7).
 #[test]
 fn an_invalid_path_mtu_is_refused() {
     for path_mtu in [0, 6, 7] {
@@ -182,7 +182,7 @@ fn a_queue_pair_that_turns_up_again_ends_its_old_connection() {
     probe.request(again);
 }
 
-/// A sender that has the peer's address guesses queue pair numbers: only so many guesses count.
+/// A sender with the peer's address guesses queue pair numbers: only a limited number of guesses counts.
 #[test]
 fn only_so_many_connections_end_as_stale_in_a_while() {
     const ALL: u32 = 300;
@@ -209,7 +209,7 @@ fn only_so_many_connections_end_as_stale_in_a_while() {
         assert_eq!((verdict, out.len()), (Err(want), answers), "{n}");
     }
     assert_eq!(sum, AT_ONCE);
-    // A peer that did start anew repeats itself, and is heard.
+    // A peer that did start anew repeats its REQ, which is then accepted.
     probe.now += SECOND;
     assert_eq!(probe.give(Message::Req(of(5000, ALL - 1))), Err(CmDropReason::Refused));
     assert_eq!(ended(&probe.out()), 1);
@@ -246,7 +246,8 @@ fn strangers_get_their_answers() {
     assert!(probe.out().is_empty() && probe.events().is_empty());
 }
 
-/// Whoever knows everything but cannot send from the peer's address; and the peer, about a connection it does not have.
+/// Refuses a sender that knows everything but cannot send from the peer's address, and the peer about an unknown
+/// connection.
 #[test]
 fn only_the_peer_can_touch_a_connection() {
     let mut probe = Probe::new();
@@ -320,8 +321,8 @@ fn a_refused_duplicate_req_does_not_end_what_the_first_began() {
     assert_eq!(probe.cm.state(id), Some("established"));
 }
 
-/// A REJ without an id says only that its sender never heard of ours. About a REQ or REP it answers something older than
-/// our DREQ, perhaps a forged one: the DREQ is still to be answered.
+/// A REJ without an id says only that its sender does not know our id. About a REQ or REP it answers a message older
+/// than our DREQ, or is forged: the DREQ still needs its answer.
 #[test]
 fn a_refusal_of_older_messages_does_not_answer_the_dreq() {
     let mut probe = Probe::new();

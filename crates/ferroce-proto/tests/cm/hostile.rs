@@ -94,7 +94,7 @@ fn message(rng: &mut Rng, ours: CommId, theirs: CommId, their_req: &Req) -> [u8;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Somebody who knows every number but sends from another address.
+    /// An attacker that knows every number but sends from another address.
     #[test]
     fn knowing_all_is_not_enough(seed: u64) {
         let mut victims = Victims::new();
@@ -145,7 +145,7 @@ proptest! {
             let both = [real.1.0.to_be_bytes(), real.0.0.to_be_bytes()].concat();
             let Some(mad) = Mad::parse(&bytes).ok().filter(|_| bytes[24..32] != both) else { continue };
             let one_id = match &mad.message {
-                // What a connection without the other's id accepts has only our id to go by.
+                // A connection without the other end's id can check only our id in these messages.
                 Message::Rej(_) | Message::Mra(_) | Message::Rep(_) => true,
                 Message::Req(req) => victims.ids.iter().any(|id| {
                     let (victim, rep) = victims.probe.cm.messages(*id).unwrap();

@@ -116,7 +116,7 @@ fn kind(message: &Message) -> &'static str {
     message.name()
 }
 
-/// Its clients connect to us, and hear from us what they heard from the kernel's server.
+/// The clients connect to us, and get from us the same answers as from the kernel's server.
 #[test]
 fn its_clients_are_served() {
     let mut seen = std::collections::BTreeMap::new();
@@ -205,7 +205,7 @@ fn its_clients_are_served() {
                     assert_eq!(drep.transaction_id, mad.transaction_id);
                     assert!(matches!(drep.message, Message::Drep(drep) if drep.remote_id == dreq.local_id));
                 }
-                // What the server itself said.
+                // Messages that the server itself sent.
                 _ => {}
             }
         }

@@ -117,7 +117,7 @@ impl Probe {
         self.cm.handle_mad(self.now, from, &mad.emit())
     }
 
-    /// What it sends, all to the peer.
+    /// The messages sent, all to the peer.
     pub fn out(&mut self) -> Vec<Message> {
         let cm = &mut self.cm;
         std::iter::from_fn(|| cm.poll_transmit())

@@ -100,7 +100,7 @@ pub enum Answer {
     Reject,
 }
 
-/// What a program does later.
+/// A later action of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Action {
     Connect,
@@ -112,7 +112,7 @@ enum Action {
     Restart,
 }
 
-/// What a program has seen of one connection or question.
+/// The events that a program has seen of one connection or SIDR request.
 #[derive(Clone, Default, Debug)]
 pub struct Story {
     pub established: bool,
@@ -133,7 +133,7 @@ impl Story {
     }
 }
 
-/// What programs do.
+/// The behaviour of programs.
 #[derive(Clone, Copy, Debug)]
 pub struct Script {
     pub answer: Answer,
@@ -172,7 +172,7 @@ pub struct World<'r> {
     pub sent: Vec<(usize, &'static str)>,
     pub drops: Vec<(usize, CmDropReason)>,
     pub last_sent: Instant,
-    /// After so many messages of both ends, the broker of this end is another one.
+    /// After these numbers of messages of the two ends, another broker takes over at this end.
     pub restart: Option<(usize, usize)>,
     records: [BTreeMap<CommId, Vec<u8>>; 2],
     plans: BTreeMap<(Instant, usize), (usize, Action)>,
@@ -319,7 +319,7 @@ impl World<'_> {
             }
             Action::Close(id) => {
                 cm.close(now, id);
-                // Whoever closes hears no more.
+                // A program that closes gets no further event.
                 self.stories[end].get_mut(&id).unwrap().answered = true;
             }
             Action::Restart => {}
@@ -429,7 +429,7 @@ impl World<'_> {
         }
     }
 
-    /// Whether both ends were connected, or the question was answered. A passive end may hear of the end first.
+    /// Whether both ends were connected, or the SIDR request was answered. A passive end may learn of the end first.
     pub fn connected(&self) -> bool {
         let [active, passive] = &self.stories;
         if self.script.datagrams {

@@ -56,7 +56,7 @@ fn run(op: SendOp, loss: u32, dead: usize) -> (u64, u64, Instant) {
     loop {
         reads = reads.max(budget.reads_in_use());
         destination = destination.max(budget.destination_in_use(ADDRESSES[1]));
-        // Whoever is first in time.
+        // The world with the earliest event comes next.
         let next = worlds.iter().enumerate().filter_map(|(index, world)| Some((world.next()?, index))).min();
         let Some((now, index)) = next else { panic!("everybody sleeps") };
         worlds[index].step();
@@ -92,7 +92,7 @@ fn writes_to_one_address_share_half_of_the_buffer() {
     }
 }
 
-/// What was sent to those that never answer does not stop the others.
+/// Packets to peers that never answer do not stop the other queue pairs.
 #[test]
 fn dead_peers_do_not_hold_the_budget() {
     for op in [SendOp::Read { remote: remote() }, SendOp::Write { remote: remote() }] {

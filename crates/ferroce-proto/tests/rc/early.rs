@@ -37,8 +37,8 @@ fn world<'r>(network: impl FnOnce(&mut World<'r, Ram>)) -> World<'r, Ram> {
     world
 }
 
-/// Writes `messages`, one after the other; before each the peer is busy for as long as `busy` says. What end 0 counted, and
-/// how long each message took.
+/// Writes `messages`, one after the other; the peer is busy before each as long as `busy` says. Returns the counters of
+/// end 0 and the time that each message took.
 fn write(
     world: &mut World<'_, Ram>,
     messages: u64,

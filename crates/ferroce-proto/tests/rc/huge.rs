@@ -13,7 +13,7 @@ const LEN: u32 = 1 << 31;
 /// Somewhere that makes 64-bit sums necessary.
 const BASE: u64 = 0xffff_ffff_0000_1008;
 
-/// Memory whose octets follow from their address. What is written must be what is there already, in order.
+/// Memory whose octets follow from their address. A write must repeat the octets that are there already, in order.
 #[derive(Default)]
 struct Endless {
     written: u64,

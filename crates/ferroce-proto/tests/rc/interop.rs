@@ -74,7 +74,7 @@ fn a_storm_of_rnr_naks_is_answered_once_a_delay() {
     assert_eq!(probe.sends().len(), 64);
 }
 
-/// What was written, not the room of the receive that its immediate took.
+/// The completion gives the octets written, not the size of the receive that the immediate consumed.
 #[test]
 fn the_length_of_a_write_with_immediate_is_the_writes() {
     let mut probe = Probe::new(Setup::default());

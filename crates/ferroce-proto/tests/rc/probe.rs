@@ -138,7 +138,7 @@ impl Probe {
         said
     }
 
-    /// What goes into one batch.
+    /// The packets of one batch.
     pub fn out_batch(&mut self) -> Option<Vec<String>> {
         let mut buffer = vec![0; 64 << 10];
         let limits = BatchLimits { max_segments: self.batch, gso: false };
@@ -149,7 +149,7 @@ impl Probe {
         any.then(|| batch.segments().map(text).collect())
     }
 
-    /// Lets time pass and runs timers as they come due. What was sent, each with the microseconds since the start.
+    /// Lets time pass and runs timers when due. Returns the packets sent, each with the microseconds since the start.
     pub fn wait(&mut self, duration: Duration) -> Vec<(u64, String)> {
         let until = self.now + duration;
         let mut said = Vec::new();
@@ -266,7 +266,7 @@ fn describe(packet: &Packet<'_>, setup: &Setup) -> String {
     }
 }
 
-/// What the peer's side of a payload looks like.
+/// The payload at the peer's side.
 pub static DATA: [u8; 8192] = {
     let mut data = [0; 8192];
     let mut i = 0;

@@ -1,4 +1,4 @@
-//! What holds for any numbers.
+//! Properties that hold for any numbers.
 
 use std::time::Duration;
 

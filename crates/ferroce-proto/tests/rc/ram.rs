@@ -19,7 +19,7 @@ pub struct Region {
     pub gone: bool,
 }
 
-/// What the peer may do with a region.
+/// The peer's permissions for a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Remote {
     pub read: bool,

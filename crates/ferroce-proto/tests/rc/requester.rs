@@ -297,7 +297,7 @@ fn late_answers_do_not_touch_a_new_connection() {
     assert_eq!(probe.sends(), [(3, WcStatus::Success)]);
 }
 
-/// What the socket refuses is lost like any packet: no error, no loop.
+/// A packet that the socket refuses counts as lost: no error, no loop.
 #[test]
 fn a_batch_that_was_not_sent_is_a_loss() {
     let mut probe = Probe::new(Setup::default());

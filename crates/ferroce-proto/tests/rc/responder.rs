@@ -92,7 +92,7 @@ fn a_lone_ack_rides_behind_a_request() {
     assert_eq!(probe.out_batch(), None);
 }
 
-/// One that is held speaks for what comes later, and any other answer takes it along.
+/// A delayed ACK covers later requests too, and any other answer replaces it.
 #[test]
 fn an_ack_that_is_held_stays_behind() {
     let mut probe = Probe::new(Setup::default());
@@ -181,7 +181,7 @@ fn replay_of_a_read_through_a_zero_based_window() {
     assert_eq!(probe.request(1, Request::ReadRequest { reth: reth(1024, 1976) }), DUPLICATE);
     assert_eq!(
         probe.out(),
-        // The second replay is what the peer wants now.
+        // The peer needs the second replay now.
         ["read_first 0 [1024] msn 1", "read_middle 1 [1024]", "read_last 2 [952] msn 1"]
     );
     assert_eq!(probe.request(1, Request::ReadRequest { reth: reth(1024, 1976) }), DUPLICATE);

@@ -179,7 +179,7 @@ fn a_storm_of_the_same_nak_causes_one_resend() {
     // Another gap is another NAK.
     probe.ack(2, gap).unwrap();
     assert_eq!(probe.out(), ["send_only 2 [4] A", "send_only 3 [4] A"]);
-    // One that comes while a timeout's resend is under way.
+    // An answer that comes during the resend after a timeout.
     assert_eq!(probe.wait(T).len(), 1);
     assert_eq!(probe.ack(2, gap), Err(DropReason::DuplicateNak));
     assert_eq!(probe.out(), [""; 0]);

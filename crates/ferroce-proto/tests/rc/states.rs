@@ -67,7 +67,7 @@ fn posts_in_error_are_flushed() {
     assert_eq!(probe.end.qp.poll_timeout(), None);
 }
 
-/// What had completed before the error stays a success.
+/// A request that completed before the error keeps its success.
 #[test]
 fn successes_come_before_flushes() {
     let mut probe = Probe::new(plain());
@@ -236,7 +236,7 @@ fn a_fatal_queue_pair_raises_one_event() {
     assert_eq!(probe.end.qp.state(), QpState::Error);
 }
 
-/// What a dropped queue pair had in flight is free for the others.
+/// A dropped queue pair frees its packets in flight for the others.
 #[test]
 fn dropping_a_queue_pair_returns_its_share() {
     let setup = plain();

@@ -20,7 +20,7 @@ const SLOT: u64 = MAX_LEN as u64;
 const LOCAL: u32 = 0x100;
 /// Target of the peer's writes.
 const TARGET: u32 = 0x200;
-/// What the peer reads.
+/// The region that the peer reads.
 const SOURCE: u32 = 0x300;
 /// Where receives go.
 const RECEIVE: u32 = 0x400;
@@ -57,7 +57,7 @@ struct Posted {
     op: SendOp,
     len: u32,
     signaled: bool,
-    /// What the peer's counter held before it.
+    /// The value of the peer's counter before the atomic.
     counter: u64,
 }
 
@@ -184,7 +184,7 @@ impl Direction {
 
     fn post_receives(&mut self, end: &mut End<Ram>) {
         let outstanding = (self.receives_posted - self.receives_completed) as usize;
-        // Late at times: then the peer hears that we are not ready.
+        // Posts late at times, so that the responder sends an RNR NAK.
         if outstanding > 0 && !self.rng.chance(300_000) {
             return;
         }

@@ -45,7 +45,7 @@ impl Frame {
     }
 }
 
-/// How a test wants its queue pairs.
+/// The configuration of a test's queue pairs.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub mtu: PathMtu,
@@ -248,7 +248,7 @@ impl<'r, M: Memory> World<'r, M> {
         }
     }
 
-    /// Fetches what an end wants to send and report.
+    /// Fetches the packets and completions of an end.
     pub fn drain(&mut self, side: usize) {
         let end = &mut self.ends[side];
         let limits = BatchLimits { max_segments: 64, gso: true };
@@ -315,7 +315,7 @@ impl<'r, M: Memory> World<'r, M> {
         true
     }
 
-    /// Steps until nothing will happen any more, or for so long.
+    /// Steps until no timer or packet is left, or the limit has passed.
     pub fn run(&mut self, limit: Duration) {
         self.drain(0);
         self.drain(1);

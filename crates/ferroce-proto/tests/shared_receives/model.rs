@@ -64,7 +64,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What a queue must be.
+/// The expected state of a queue.
 #[derive(Default)]
 struct QueueModel {
     wqes: VecDeque<u64>,
@@ -73,7 +73,7 @@ struct QueueModel {
     number: u32,
 }
 
-/// What a queue pair must be.
+/// The expected state of a queue pair.
 #[derive(Default)]
 struct QpModel {
     psn: u32,
@@ -243,7 +243,8 @@ impl World {
         *model = QpModel::default();
     }
 
-    /// What was taken from a queue that goes is still completed under its number; nothing else ever comes from it.
+    /// A receive taken from a queue before its destruction still completes under its number; nothing else completes
+    /// from it.
     fn replace(&mut self, queue: usize) {
         let model = &mut self.queue_models[queue];
         self.xrcd.0.lock().unwrap().remove(&model.number);

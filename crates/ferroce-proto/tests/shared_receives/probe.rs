@@ -218,7 +218,7 @@ pub fn attr(state: QpState) -> QpAttr {
     }
 }
 
-/// What a transition of a service names, as RC's programs do.
+/// The attributes that a transition of a service names, as programs name them for RC.
 pub fn mask(service: Service, state: QpState) -> QpAttrMask {
     use QpAttrMask as M;
     let datagram = service == Service::Ud;
@@ -312,7 +312,7 @@ impl Probe {
         self.qp.post_send(&wr, &self.mem).map_err(|error| error.to_string())
     }
 
-    /// What it sends, as text.
+    /// The packets sent, as text.
     pub fn out(&mut self) -> Vec<String> {
         let mut buffer = vec![0; 64 << 10];
         let mut out = TxBatch::new(&mut buffer, BatchLimits { max_segments: 64, gso: true });
@@ -324,7 +324,7 @@ impl Probe {
         sent
     }
 
-    /// What it reports: completions by queue or side, and events.
+    /// The completions, by queue or side, and the events.
     pub fn events(&mut self) -> Vec<String> {
         let mut all = Vec::new();
         while let Some(event) = self.qp.poll_event() {

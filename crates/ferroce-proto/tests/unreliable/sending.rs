@@ -1,4 +1,4 @@
-//! What leaves, when it completes, and how a send queue ends and goes on.
+//! Tests of packets sent, completions, and the end and restart of a send queue.
 
 use ferroce_proto::{
     AsyncEvent, PostSendError, QpAttr, QpAttrMask, QpState, SendOp, SendTo, SendWr, Service, WcOpcode,

@@ -10,9 +10,9 @@ const MIN_TIMEOUT: Duration = Duration::from_micros(250);
 const MIN_RECOVERY: Duration = Duration::from_micros(100);
 /// Before anything was measured: at most this.
 const FIRST_TIMEOUT: Duration = Duration::from_millis(20);
-/// The resends of a peer that was late wait this much longer than it was, in parts of four.
+/// The resend timeout of a late peer is its lateness times this, in quarters.
 const PATIENCE_QUARTERS: u32 = 5;
-/// Patience with a peer that was not late again is halved after this time.
+/// The longer timeout is halved after this time if the peer was not late again.
 const PATIENCE_FADES: Duration = Duration::from_secs(1);
 /// How long the least round trip time is remembered, at most twice.
 const MEMORY: Duration = Duration::from_secs(10);
@@ -80,8 +80,8 @@ impl Rtt {
         self.sample = None;
     }
 
-    /// The last round trip took so long that what is sent must be waiting somewhere: more on the way would wait longer,
-    /// until there is no more room for it.
+    /// The last round trip was long enough to show that packets wait in a queue: more packets in flight would wait
+    /// longer, until the queue overflows.
     pub fn is_queueing(&self) -> bool {
         self.estimate.is_some_and(|estimate| {
             let [newer, older] = estimate.least;
@@ -99,7 +99,7 @@ impl Rtt {
         }
     }
 
-    /// Whether an answer that comes so long after a packet may be the answer to that packet. `None`: nothing was measured.
+    /// Whether an answer after this time may answer that packet. `None`: nothing was measured.
     pub fn is_round_trip(&self, took: Duration) -> Option<bool> {
         let estimate = self.estimate?;
         let [newer, older] = estimate.least;
@@ -198,7 +198,7 @@ mod tests {
         assert!(rtt.is_queueing());
         measure(&mut rtt, now, US * 239);
         assert!(!rtt.is_queueing());
-        // A longer way is taken for a queue only for so long.
+        // A longer path counts as a queue only for a limited time.
         for _ in 0..3 {
             now += MEMORY + US * 500;
             measure(&mut rtt, now, US * 600);

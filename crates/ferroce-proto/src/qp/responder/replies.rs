@@ -45,9 +45,9 @@ pub(crate) struct ReadReply {
     pub remaining: u32,
     /// Nothing of this answer was sent.
     pub fresh: bool,
-    /// It was answered before.
+    /// The request was answered before.
     pub replay: bool,
-    /// Whose memory it reads, if not the queue pair's: XRC.
+    /// The domain whose memory it reads, if not the queue pair's: XRC.
     pub domain: Option<Domain>,
 }
 
@@ -83,7 +83,7 @@ impl Replies {
         Self { queue: VecDeque::with_capacity(capacity), capacity }
     }
 
-    /// Makes room for another depth. What waits stays.
+    /// Changes the capacity to another depth. Queued replies stay.
     pub fn resize(&mut self, depth: usize) {
         self.capacity = (4 * depth + 8).max(self.queue.len());
         self.queue.reserve_exact(self.capacity - self.queue.len());

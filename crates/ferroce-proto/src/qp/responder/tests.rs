@@ -48,9 +48,9 @@ const MTU: u32 = 256;
 /// A request of the peer, with the number of PSNs that it takes.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// So many packets of WRITEs.
+    /// This number of WRITE packets.
     Writes(u32),
-    /// A READ of so many packets.
+    /// A READ of this number of packets.
     Read(u32),
     Atomic,
     Flush,
