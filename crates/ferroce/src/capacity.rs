@@ -1,10 +1,8 @@
-//! The capacity of completion queues, which grows with the queue pairs that use them.
+//! The capacity that the queue pairs of a completion queue need.
 
 use std::collections::HashMap;
 
 use ferroce_engine::MAX_CQE;
-
-use crate::{CompletionQueue, Error};
 
 /// Work requests that need capacity for their completions.
 #[derive(Clone, Copy)]
@@ -24,7 +22,7 @@ pub(crate) struct Demand {
 }
 
 impl Demand {
-    fn add(&mut self, requests: Requests) {
+    pub(crate) fn add(&mut self, requests: Requests) {
         match requests {
             Requests::Own(count) => self.own += u64::from(count),
             Requests::Shared { number, max_wr } => {
@@ -35,7 +33,7 @@ impl Demand {
         }
     }
 
-    fn remove(&mut self, requests: Requests) {
+    pub(crate) fn remove(&mut self, requests: Requests) {
         match requests {
             Requests::Own(count) => self.own -= u64::from(count),
             Requests::Shared { number, .. } => {
@@ -50,37 +48,9 @@ impl Demand {
     }
 
     /// Capped at the largest queue.
-    fn entries(&self) -> u32 {
+    pub(crate) fn entries(&self) -> u32 {
         let shared: u64 = self.shared.values().map(|(_, max_wr)| u64::from(*max_wr)).sum();
         u32::try_from(self.own + shared).unwrap_or(MAX_CQE).min(MAX_CQE)
-    }
-}
-
-/// Capacity in a completion queue, released on drop.
-pub(crate) struct Capacity {
-    queue: CompletionQueue,
-    requests: Requests,
-}
-
-impl Capacity {
-    /// Enlarges the queue if these requests need it.
-    pub(crate) fn new(queue: &CompletionQueue, requests: Requests) -> Result<Self, Error> {
-        let mut demand = queue.demand();
-        demand.add(requests);
-        // On an error below the destructor of `room` removes the requests again; it takes the lock itself.
-        let capacity = Self { queue: queue.clone(), requests };
-        let entries = demand.entries();
-        let grown = if queue.engine().capacity() < entries { queue.resize(entries) } else { Ok(()) };
-        drop(demand);
-        grown.map(|()| capacity)
-    }
-}
-
-impl Drop for Capacity {
-    fn drop(&mut self) {
-        if self.queue.is_of_this_process() {
-            self.queue.demand().remove(self.requests);
-        }
     }
 }
 

@@ -1,14 +1,13 @@
 //! Completion queues and channels.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use ferroce_engine as engine;
 use ferroce_engine::{Moderation, WcOpcode, WcStatus, WorkCompletion};
 use ferroce_wire::{Imm, Qpn, Rkey};
 
-use crate::capacity::Demand;
-use crate::device::Open;
+use crate::shared::{Channel, Queue};
 use crate::{Context, Error};
 
 /// A completion.
@@ -42,31 +41,45 @@ impl From<WorkCompletion> for Completion {
     }
 }
 
+impl Context {
+    /// Creates a completion channel, a descriptor that becomes readable on completions.
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn completion_channel(&self) -> Result<CompletionChannel, Error> {
+        let open = Arc::clone(&self.open);
+        let channel = open.context.create_channel()?;
+        Ok(CompletionChannel { shared: Arc::new(Channel { channel, open }) })
+    }
+
+    /// Creates a completion queue for at least `entries` completions. Each queue pair created on it enlarges the queue
+    /// to one completion for each work request that its queue pairs and their shared receive queues may have
+    /// outstanding, up to the device's `max_cqe`, 1,048,576.
+    ///
+    /// An overflow ends the queue and the queue pairs that use it. A work request is outstanding until its completion
+    /// is created, not until it is polled: a program that posts continuously must poll as often.
+    #[doc(alias = "ibv_create_cq")]
+    pub fn completion_queue(
+        &self,
+        entries: u32,
+        channel: Option<&CompletionChannel>,
+    ) -> Result<CompletionQueue, Error> {
+        let open = Arc::clone(&self.open);
+        let number = open.queues.number();
+        let channel = channel.map(|channel| &channel.shared);
+        let cq = open.context.create_cq(entries, number, channel.map(|channel| &channel.channel), 0)?;
+        let shared = Arc::new(Queue { cq, channel: channel.cloned(), demand: Mutex::default(), open });
+        shared.open.queues.insert(number, &shared);
+        Ok(CompletionQueue { shared })
+    }
+}
+
 /// A completion channel: wait on it, or add its descriptor to an event loop.
 #[derive(Clone)]
 #[doc(alias = "ibv_comp_channel")]
 pub struct CompletionChannel {
-    shared: Arc<SharedChannel>,
-}
-
-struct SharedChannel {
-    channel: Arc<engine::CompletionChannel>,
-    open: Arc<Open>,
-}
-
-impl Drop for SharedChannel {
-    fn drop(&mut self) {
-        // No queue uses the channel any more, because a queue holds a reference to it.
-        let _ = self.channel.destroy();
-    }
+    shared: Arc<Channel>,
 }
 
 impl CompletionChannel {
-    pub(crate) fn new(device: &Context) -> Result<Self, Error> {
-        let open = Arc::clone(&device.open);
-        Ok(Self { shared: Arc::new(SharedChannel { channel: open.context.create_channel()?, open }) })
-    }
-
     /// Waits for the event of a queue that requested one ([`CompletionQueue::request_event`]), and returns that queue.
     /// Several queues may report to one channel, and several threads may wait here: each event wakes one of them.
     ///
@@ -100,7 +113,7 @@ impl AsFd for CompletionChannel {
 #[derive(Clone)]
 #[doc(alias = "ibv_cq")]
 pub struct CompletionQueue {
-    shared: Arc<SharedQueue>,
+    pub(crate) shared: Arc<Queue>,
 }
 
 impl PartialEq for CompletionQueue {
@@ -111,54 +124,12 @@ impl PartialEq for CompletionQueue {
 
 impl Eq for CompletionQueue {}
 
-pub(crate) struct SharedQueue {
-    cq: Arc<engine::CompletionQueue>,
-    channel: Option<CompletionChannel>,
-    demand: Mutex<Demand>,
-    open: Arc<Open>,
-}
-
-impl Drop for SharedQueue {
-    fn drop(&mut self) {
-        if self.open.is_of_this_process() {
-            self.open.queues.remove(self.cq.user());
-        }
-        // No queue pair uses it any more, because a queue pair holds a reference to it.
-        let _ = self.cq.destroy();
-    }
-}
-
 /// Completions that [`CompletionQueue::poll`] takes from the engine in one step.
 const AT_ONCE: usize = 16;
 
 impl CompletionQueue {
-    pub(crate) fn new(
-        device: &Context,
-        entries: u32,
-        channel: Option<&CompletionChannel>,
-    ) -> Result<Self, Error> {
-        let open = Arc::clone(&device.open);
-        let number = open.queues.number();
-        let cq =
-            open.context.create_cq(entries, number, channel.map(|channel| &channel.shared.channel), 0)?;
-        let demand = Mutex::default();
-        let shared = Arc::new(SharedQueue { cq, channel: channel.cloned(), demand, open });
-        shared.open.queues.insert(number, &shared);
-        Ok(Self { shared })
-    }
-
-    pub(crate) fn of(shared: Arc<SharedQueue>) -> Self {
+    pub(crate) fn of(shared: Arc<Queue>) -> Self {
         Self { shared }
-    }
-
-    /// Returns whether this process created it, see [`Open::is_of_this_process`].
-    pub(crate) fn is_of_this_process(&self) -> bool {
-        self.shared.open.is_of_this_process()
-    }
-
-    /// The capacity that its users need.
-    pub(crate) fn demand(&self) -> MutexGuard<'_, Demand> {
-        self.shared.demand.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn engine(&self) -> &Arc<engine::CompletionQueue> {

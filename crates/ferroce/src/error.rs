@@ -11,7 +11,7 @@ pub use ferroce_engine::error::{
 };
 use ferroce_wire::Gid;
 
-use crate::cm::ConnectError;
+use crate::connect_error::ConnectError;
 
 /// The reason of a failed call. The object of the call is unchanged.
 #[derive(Debug, thiserror::Error)]

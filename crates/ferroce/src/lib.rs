@@ -36,6 +36,7 @@
 mod access;
 mod capacity;
 pub mod cm;
+mod connect_error;
 mod connection;
 mod cq;
 mod datagram;
@@ -48,10 +49,14 @@ pub mod mr;
 mod multicast;
 mod pd;
 mod qp;
+mod remote;
 pub mod service;
+mod shared;
 mod srq;
 mod window;
+mod work_request;
 mod xrc;
+mod xrc_domain;
 
 pub use access::Access;
 pub use connection::{Address, Connection, SendOptions};
@@ -67,8 +72,11 @@ pub use ferroce_engine::{
 pub use ferroce_wire::cm::{RejReason, SidrStatus};
 pub use ferroce_wire::{Gid, Imm, PathMtu, Psn, Qkey, Qpn, Rkey, SrqNumber};
 pub use mr::{MemoryRegion, Slice};
-pub use pd::{ProtectionDomain, QpOptions};
-pub use qp::{Init, QueuePair, ReadyToReceive, ReadyToSend, RemoteMemory, Reset, WorkRequest};
+pub use pd::ProtectionDomain;
+pub use qp::{Init, QpOptions, QueuePair, ReadyToReceive, ReadyToSend, Reset};
+pub use remote::RemoteMemory;
 pub use srq::{SharedReceiveQueue, SrqOptions};
 pub use window::MemoryWindow;
-pub use xrc::{XrcDomain, XrcInitiator, XrcTarget};
+pub use work_request::WorkRequest;
+pub use xrc::{XrcInitiator, XrcTarget};
+pub use xrc_domain::XrcDomain;

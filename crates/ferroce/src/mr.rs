@@ -171,29 +171,9 @@ impl Slice {
 }
 
 impl<'a> MemoryRegion<'a> {
-    pub(crate) fn owned(
-        domain: &ProtectionDomain,
-        memory: Vec<u8>,
-        access: Access,
-    ) -> Result<MemoryRegion<'static>, Error> {
-        MemoryRegion::new(domain, Memory::from_vec(memory), access)
-    }
-
-    pub(crate) fn zeroed(
-        domain: &ProtectionDomain,
-        len: usize,
-        access: Access,
-    ) -> Result<MemoryRegion<'static>, Error> {
-        MemoryRegion::new(domain, Memory::zeroed(len), access)
-    }
-
-    /// Private to the crate: a caller that forgets the region instead of dropping it would leave the borrowed memory
+    /// Private: a caller that forgets the region instead of dropping it would leave the borrowed memory
     /// registered after the borrow.
-    pub(crate) fn borrowed(
-        domain: &ProtectionDomain,
-        memory: &'a mut [u8],
-        access: Access,
-    ) -> Result<Self, Error> {
+    fn borrowed(domain: &ProtectionDomain, memory: &'a mut [u8], access: Access) -> Result<Self, Error> {
         let len = memory.len();
         Self::new(domain, Memory::of_caller(NonNull::from(memory).cast(), len), access)
     }
@@ -315,6 +295,38 @@ impl fmt::Debug for MemoryRegion<'_> {
 }
 
 impl ProtectionDomain {
+    /// Registers memory, which the region owns from then on. Remote access needs [`Access::REMOTE_READ`] or
+    /// [`Access::REMOTE_WRITE`] and `LOCAL_WRITE`.
+    ///
+    /// The region uses the vector's own memory if that begins at a multiple of 8; otherwise it copies the octets.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register(
+        &self,
+        memory: impl Into<Vec<u8>>,
+        access: Access,
+    ) -> Result<MemoryRegion<'static>, Error> {
+        MemoryRegion::new(self, Memory::from_vec(memory.into()), access)
+    }
+
+    /// Allocates `len` zeroed octets and registers them as [`Self::register`].
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn allocate(&self, len: usize, access: Access) -> Result<MemoryRegion<'static>, Error> {
+        MemoryRegion::new(self, Memory::zeroed(len), access)
+    }
+
+    /// Registers borrowed memory while `work` runs. After the return the device does not access it. The memory is not
+    /// moved, so peers' atomics need a start that is a multiple of 8.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register_for<R>(
+        &self,
+        memory: &mut [u8],
+        access: Access,
+        work: impl FnOnce(&MemoryRegion<'_>) -> R,
+    ) -> Result<R, Error> {
+        let region = MemoryRegion::borrowed(self, memory, access)?;
+        Ok(work(&region))
+    }
+
     /// Registers memory by address, for example a mapped file or huge pages.
     ///
     /// # Errors

@@ -1,18 +1,18 @@
 //! Queue pairs, with their state and service in the type.
 
 use std::marker::PhantomData;
-use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use ferroce_engine as engine;
-use ferroce_engine::{AhAttr, QpAccess, QpAttr, QpState, Remote, SendOp, SendTo, SendWr, Sge};
-use ferroce_wire::{Imm, Lkey, Psn, Qkey, Qpn, Rkey, SrqNumber};
+use ferroce_engine::{AhAttr, QpAccess, QpAttr, QpCaps, QpInit, QpState, Service, Sge};
+use ferroce_wire::{Psn, Qkey, Qpn};
 
-use crate::capacity::Capacity;
-use crate::service::{Connected, Rc, Uc, Ud};
+use crate::capacity::Requests;
+use crate::service::{Connected, Rc, Shares, Uc, Ud};
+use crate::shared::Capacity;
 use crate::{
-    Access, Address, AddressHandle, CompletionQueue, Connection, Error, MemoryRegion, MemoryWindow,
-    ProtectionDomain, QpError, SendOptions, SharedReceiveQueue, Slice,
+    Access, Address, AddressHandle, CompletionQueue, Connection, Error, ProtectionDomain, QpError,
+    RemoteMemory, SendOptions, SharedReceiveQueue, Slice, WorkRequest,
 };
 
 /// RESET: after creation.
@@ -56,172 +56,103 @@ impl Drop for Owned {
     }
 }
 
-/// A location in the peer's memory, as received from the peer.
+/// Sizes of a queue pair's queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RemoteMemory {
-    /// Its address at the peer.
-    pub addr: u64,
-    /// The peer's key.
-    pub rkey: Rkey,
+#[doc(alias = "ibv_qp_cap")]
+pub struct QpOptions {
+    /// Limit of outstanding send work requests, at most 16,384.
+    pub max_send_wr: u32,
+    /// Limit of outstanding receive work requests, at most 16,384.
+    pub max_recv_wr: u32,
+    /// Limit of slices in one send work request, at most 32.
+    pub max_send_sge: u32,
+    /// Limit of slices in one receive work request, at most 32.
+    pub max_recv_sge: u32,
+    /// Limit of octets in an inline send or write ([`WorkRequest::inline`](crate::WorkRequest::inline)), at most 1,024.
+    pub max_inline: u32,
 }
 
-impl From<RemoteMemory> for Remote {
-    fn from(RemoteMemory { addr, rkey }: RemoteMemory) -> Self {
-        Self { addr, rkey }
+impl Default for QpOptions {
+    /// 128 work requests in each direction, one slice each, 64 octets inline.
+    fn default() -> Self {
+        Self { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 }
     }
 }
 
-/// A send work request, for [`QueuePair::post_send`]. Start from one of the constructors.
-#[derive(Clone, Debug)]
-#[doc(alias = "ibv_send_wr")]
-pub struct WorkRequest {
-    wr_id: u64,
-    op: SendOp,
-    to: SendTo,
-    sges: Vec<Sge>,
-    /// The inline octets; `sges` has their address.
-    inline: Option<Arc<[u8]>>,
-    signaled: bool,
-    solicited: bool,
-    fence: bool,
-}
-
-impl WorkRequest {
-    fn new(wr_id: u64, op: SendOp, memory: &[Slice]) -> Self {
-        let sges = memory.iter().map(|slice| slice.sge()).collect();
-        let to = SendTo::Peer;
-        Self { wr_id, op, to, sges, inline: None, signaled: true, solicited: false, fence: false }
+impl ProtectionDomain {
+    /// Creates a reliable connected queue pair.
+    #[doc(alias = "ibv_create_qp")]
+    pub fn rc_queue_pair(
+        &self,
+        send: &CompletionQueue,
+        receive: &CompletionQueue,
+        options: QpOptions,
+    ) -> Result<QueuePair<Reset>, Error> {
+        self.queue_pair(Service::Rc, send, receive, None, options)
     }
 
-    /// Sends a message to the peer's next receive.
-    pub fn send(wr_id: u64, from: &[Slice]) -> Self {
-        Self::new(wr_id, SendOp::Send, from)
+    /// Creates an unreliable connected queue pair.
+    #[doc(alias = "ibv_create_qp")]
+    pub fn uc_queue_pair(
+        &self,
+        send: &CompletionQueue,
+        receive: &CompletionQueue,
+        options: QpOptions,
+    ) -> Result<QueuePair<Reset, Uc>, Error> {
+        self.queue_pair(Service::Uc, send, receive, None, options)
     }
 
-    /// As [`Self::send`], with immediate data for the peer's completion.
-    pub fn send_imm(wr_id: u64, from: &[Slice], imm: Imm) -> Self {
-        Self::new(wr_id, SendOp::SendImm(imm), from)
+    /// Creates an unreliable datagram queue pair.
+    #[doc(alias = "ibv_create_qp")]
+    pub fn ud_queue_pair(
+        &self,
+        send: &CompletionQueue,
+        receive: &CompletionQueue,
+        options: QpOptions,
+    ) -> Result<QueuePair<Reset, Ud>, Error> {
+        self.queue_pair(Service::Ud, send, receive, None, options)
     }
 
-    /// As [`Self::send`], and invalidates a key of the peer.
-    pub fn send_invalidate(wr_id: u64, from: &[Slice], rkey: Rkey) -> Self {
-        Self::new(wr_id, SendOp::SendInvalidate(rkey), from)
+    /// Creates a queue pair that takes its receives from a shared queue; the receive sizes in its options are ignored.
+    #[doc(alias = "ibv_create_qp")]
+    pub fn queue_pair_on<S: Shares>(
+        &self,
+        shared: &SharedReceiveQueue,
+        send: &CompletionQueue,
+        receive: &CompletionQueue,
+        options: QpOptions,
+    ) -> Result<QueuePair<Reset, S>, Error> {
+        self.queue_pair(S::SERVICE, send, receive, Some(shared), options)
     }
 
-    /// Writes to the peer's memory, without a completion there.
-    pub fn write(wr_id: u64, from: &[Slice], to: RemoteMemory) -> Self {
-        Self::new(wr_id, SendOp::Write { remote: to.into() }, from)
-    }
-
-    /// As [`Self::write`], and completes the peer's next receive with `imm`.
-    pub fn write_imm(wr_id: u64, from: &[Slice], to: RemoteMemory, imm: Imm) -> Self {
-        Self::new(wr_id, SendOp::WriteImm { remote: to.into(), imm }, from)
-    }
-
-    /// Reads the peer's memory.
-    pub fn read(wr_id: u64, to: &[Slice], from: RemoteMemory) -> Self {
-        Self::new(wr_id, SendOp::Read { remote: from.into() }, to)
-    }
-
-    /// Replaces eight octets of the peer by `swap` if they equal `compare`; their previous value is stored in `old`.
-    pub fn compare_swap(wr_id: u64, old: Slice, at: RemoteMemory, compare: u64, swap: u64) -> Self {
-        Self::new(wr_id, SendOp::CompareSwap { remote: at.into(), compare, swap }, &[old])
-    }
-
-    /// Adds to eight octets of the peer; their previous value is stored in `old`.
-    pub fn fetch_add(wr_id: u64, old: Slice, at: RemoteMemory, add: u64) -> Self {
-        Self::new(wr_id, SendOp::FetchAdd { remote: at.into(), add }, &[old])
-    }
-
-    /// Stores eight octets (in memory order) as one word in the peer's memory, after all earlier operations. The peer
-    /// must support this newer operation, as ferroce does.
-    pub fn atomic_write(wr_id: u64, octets: [u8; 8], to: RemoteMemory) -> Self {
-        Self::new(wr_id, SendOp::AtomicWrite { remote: to.into(), octets: Some(octets) }, &[])
-    }
-
-    /// Binds a window to `range` of a region, for the peer of the queue pair that it is posted to: `access` is what the
-    /// peer may do. After its completion, send [`MemoryWindow::remote`] to the peer.
-    ///
-    /// The region needs [`Access::MW_BIND`]. A window is bound once; [`Self::local_invalidate`] or the peer's
-    /// [`Self::send_invalidate`] frees it.
-    ///
-    /// # Panics
-    ///
-    /// If the range is not inside the region.
-    #[doc(alias = "IBV_WR_BIND_MW")]
-    pub fn bind(
-        wr_id: u64,
-        window: &mut MemoryWindow,
-        region: &MemoryRegion<'_>,
-        range: impl RangeBounds<usize>,
-        access: Access,
-    ) -> Self {
-        Self::new(wr_id, SendOp::BindMw(window.bind(region, range, access)), &[])
-    }
-
-    /// Invalidates a key of our own: that of a bound window.
-    pub fn local_invalidate(wr_id: u64, rkey: Rkey) -> Self {
-        Self::new(wr_id, SendOp::LocalInvalidate(rkey), &[])
-    }
-
-    /// Sets the destination of a datagram: queue pair `qpn` there, with the Q_Key `qkey`. If its bit 31 is set, the
-    /// sender's own Q_Key is used.
-    ///
-    /// The first datagram to a process there opens a socket, which can fail.
-    pub fn to(mut self, there: &AddressHandle, qpn: Qpn, qkey: Qkey) -> Result<Self, Error> {
-        self.to = there.to(qpn, qkey)?;
-        Ok(self)
-    }
-
-    /// Sets the peer's shared receive queue that takes the message, or that selects the protection domain: XRC.
-    #[must_use]
-    pub fn to_queue(mut self, number: SrqNumber) -> Self {
-        self.to = SendTo::XrcSrq(number);
-        self
-    }
-
-    /// Carries `octets` instead of registered memory, in sends and writes; it replaces slices that were given before.
-    /// The octets are copied now, and again when the work request is posted.
-    ///
-    /// Posting fails for more octets than [`QpOptions::max_inline`](crate::QpOptions::max_inline), and for work
-    /// requests without a payload of their own (READ, atomics, binds).
-    #[must_use]
-    #[doc(alias = "IBV_SEND_INLINE")]
-    pub fn inline(mut self, octets: &[u8]) -> Self {
-        // Clones share the octets, so their address is valid as long as one of the clones exists.
-        let octets: Arc<[u8]> = octets.into();
-        let addr = octets.as_ptr().expose_provenance() as u64;
-        // A length beyond `u32` exceeds every queue pair's limit.
-        let length = u32::try_from(octets.len()).unwrap_or(u32::MAX);
-        self.sges = vec![Sge { addr, length, lkey: Lkey::new(0) }];
-        self.inline = Some(octets);
-        self
-    }
-
-    /// Requests no completion on success.
-    #[must_use]
-    pub fn unsignaled(mut self) -> Self {
-        self.signaled = false;
-        self
-    }
-
-    /// Raises a solicited event at the peer.
-    #[must_use]
-    pub fn solicited(mut self) -> Self {
-        self.solicited = true;
-        self
-    }
-
-    /// Starts only after all earlier READs and atomics are done.
-    #[must_use]
-    pub fn fenced(mut self) -> Self {
-        self.fence = true;
-        self
-    }
-
-    pub(crate) fn as_wr(&self) -> SendWr<'_> {
-        let Self { wr_id, op, to, ref sges, ref inline, signaled, solicited, fence } = *self;
-        SendWr { wr_id, op, to, sges, signaled, solicited, fence, inline: inline.is_some() }
+    fn queue_pair<S>(
+        &self,
+        service: Service,
+        send: &CompletionQueue,
+        receive: &CompletionQueue,
+        shared: Option<&SharedReceiveQueue>,
+        options: QpOptions,
+    ) -> Result<QueuePair<Reset, S>, Error> {
+        let receives = match shared {
+            Some(shared) => shared.requests(),
+            None => Requests::Own(options.max_recv_wr),
+        };
+        let capacity = [
+            Capacity::new(&send.shared, Requests::Own(options.max_send_wr))?,
+            Capacity::new(&receive.shared, receives)?,
+        ];
+        let QpOptions { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline } = options;
+        let init = QpInit {
+            service,
+            send_cq: Arc::clone(send.engine()),
+            recv_cq: Arc::clone(receive.engine()),
+            srq: shared.map(|shared| Arc::clone(shared.engine())),
+            caps: QpCaps { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline },
+            sq_sig_all: false,
+            user: 0,
+        };
+        let qp = self.shared.pd.create_qp(init)?;
+        Ok(QueuePair::new(qp, self.clone(), send.clone(), receive.clone(), shared.cloned(), capacity))
     }
 }
 

@@ -6,9 +6,10 @@ use ferroce_engine as engine;
 use ferroce_engine::{RecvWr, Sge, SrqAttr, SrqAttrMask, SrqInit};
 use ferroce_wire::SrqNumber;
 
-use crate::capacity::{Capacity, Requests};
+use crate::capacity::Requests;
 use crate::error::CreateSrqError;
-use crate::{Error, ProtectionDomain, Slice, XrcDomain};
+use crate::shared::{Capacity, OwnedSrq, SharedReceives, Xrcd};
+use crate::{CompletionQueue, Error, ProtectionDomain, Slice, XrcDomain};
 
 /// Sizes of a shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +29,7 @@ impl Default for SrqOptions {
 }
 
 impl SrqOptions {
-    pub(crate) fn init(self, number: u64) -> SrqInit {
+    fn init(self, number: u64) -> SrqInit {
         SrqInit { max_wr: self.max_wr, max_sge: self.max_sge, user: number }
     }
 }
@@ -38,7 +39,7 @@ impl SrqOptions {
 #[derive(Clone)]
 #[doc(alias = "ibv_srq")]
 pub struct SharedReceiveQueue {
-    shared: Arc<SharedSrq>,
+    shared: Arc<SharedReceives>,
 }
 
 impl PartialEq for SharedReceiveQueue {
@@ -49,46 +50,46 @@ impl PartialEq for SharedReceiveQueue {
 
 impl Eq for SharedReceiveQueue {}
 
-/// Dropped in this order: the queue first, then the objects it uses.
-pub(crate) struct SharedSrq {
-    srq: Owned,
-    domain: ProtectionDomain,
-    _xrc: Option<(XrcDomain, Capacity)>,
-}
-
-struct Owned(Arc<engine::Srq>);
-
-impl Drop for Owned {
-    fn drop(&mut self) {
-        // No queue pair uses it any more, because a queue pair holds a reference to it.
-        let _ = self.0.destroy();
+impl ProtectionDomain {
+    /// Creates a shared receive queue, with memory of this domain.
+    #[doc(alias = "ibv_create_srq")]
+    pub fn shared_receive_queue(&self, options: SrqOptions) -> Result<SharedReceiveQueue, Error> {
+        SharedReceiveQueue::new(self, None, |number| self.shared.pd.create_srq(options.init(number)))
     }
 }
 
-impl Drop for SharedSrq {
-    fn drop(&mut self) {
-        let open = &self.domain.shared.open;
-        if open.is_of_this_process() {
-            open.shared_queues.remove(self.srq.0.user());
-        }
+impl XrcDomain {
+    /// Creates a shared receive queue of this domain, with memory of `domain` and completions in `queue`.
+    #[doc(alias = "ibv_create_srq_ex")]
+    pub fn shared_receive_queue(
+        &self,
+        domain: &ProtectionDomain,
+        queue: &CompletionQueue,
+        options: SrqOptions,
+    ) -> Result<SharedReceiveQueue, Error> {
+        let capacity = Capacity::new(&queue.shared, Requests::Own(options.max_wr))?;
+        SharedReceiveQueue::new(domain, Some((Arc::clone(&self.shared), capacity)), |number| {
+            self.shared.xrcd.create_srq(&domain.shared.pd, queue.engine(), options.init(number))
+        })
     }
 }
 
 impl SharedReceiveQueue {
     /// Wraps the queue that `make` creates, with the number for its events.
-    pub(crate) fn new(
+    fn new(
         domain: &ProtectionDomain,
-        xrc: Option<(XrcDomain, Capacity)>,
+        xrc: Option<(Arc<Xrcd>, Capacity)>,
         make: impl FnOnce(u64) -> Result<Arc<engine::Srq>, CreateSrqError>,
     ) -> Result<Self, Error> {
         let queues = &domain.shared.open.shared_queues;
         let number = queues.number();
-        let shared = Arc::new(SharedSrq { srq: Owned(make(number)?), domain: domain.clone(), _xrc: xrc });
+        let srq = OwnedSrq(make(number)?);
+        let shared = Arc::new(SharedReceives { srq, domain: Arc::clone(&domain.shared), _xrc: xrc });
         queues.insert(number, &shared);
         Ok(Self { shared })
     }
 
-    pub(crate) fn of(shared: Arc<SharedSrq>) -> Self {
+    pub(crate) fn of(shared: Arc<SharedReceives>) -> Self {
         Self { shared }
     }
 

@@ -20,12 +20,16 @@ pub struct MemoryWindow {
     _domain: ProtectionDomain,
 }
 
-impl MemoryWindow {
-    pub(crate) fn new(domain: &ProtectionDomain) -> Result<Self, Error> {
-        let mw = domain.shared.pd.alloc_mw(MwType::Two)?;
-        Ok(Self { mw, binds: 0, addr: 0, _domain: domain.clone() })
+impl ProtectionDomain {
+    /// Creates an unbound memory window of type 2.
+    #[doc(alias = "ibv_alloc_mw")]
+    pub fn memory_window(&self) -> Result<MemoryWindow, Error> {
+        let mw = self.shared.pd.alloc_mw(MwType::Two)?;
+        Ok(MemoryWindow { mw, binds: 0, addr: 0, _domain: self.clone() })
     }
+}
 
+impl MemoryWindow {
     /// The memory of the last bind, for the peer: valid from the completion of the bind until the window is
     /// invalidated, or the window, the region or the queue pair is dropped.
     pub fn remote(&self) -> RemoteMemory {

@@ -1,74 +1,20 @@
 //! XRC: connections that several processes of a host may share; here, all in one process.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use ferroce_engine as engine;
-use ferroce_engine::{Inode, QpAccess, QpAttr, QpCaps, QpInit, QpState, Service, XrcdInit};
+use ferroce_engine::{QpAccess, QpAttr, QpCaps, QpInit, QpState, Service};
 use ferroce_wire::{Qpn, SrqNumber};
 
-use crate::capacity::{Capacity, Requests};
+use crate::capacity::Requests;
 use crate::qp::{self, Owned};
+use crate::shared::Capacity;
 use crate::{
-    Access, Address, CompletionQueue, Connection, Context, Error, ProtectionDomain, QpOptions, SendOptions,
-    SharedReceiveQueue, Slice, SrqOptions, WorkRequest,
+    Access, Address, CompletionQueue, Connection, Error, ProtectionDomain, QpOptions, SendOptions, Slice,
+    WorkRequest, XrcDomain,
 };
 
-/// An XRC domain: its targets receive into the queue that the peer names. Clones are the same one; it closes after the
-/// last clone and the last object created from it are dropped.
-#[derive(Clone)]
-#[doc(alias = "ibv_xrcd")]
-pub struct XrcDomain {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    xrcd: Arc<engine::Xrcd>,
-    _context: Context,
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // The domain is unused, because each user holds a reference.
-        let _ = self.xrcd.close();
-    }
-}
-
-impl Context {
-    /// Opens a private XRC domain.
-    #[doc(alias = "ibv_open_xrcd")]
-    pub fn xrc_domain(&self) -> Result<XrcDomain, Error> {
-        XrcDomain::open(self, None)
-    }
-
-    /// Opens the XRC domain of a file; the first opener creates it.
-    #[doc(alias = "ibv_open_xrcd")]
-    pub fn xrc_domain_of(&self, file: impl AsFd) -> Result<XrcDomain, Error> {
-        XrcDomain::open(self, Some(Inode::of(file.as_fd())?))
-    }
-}
-
 impl XrcDomain {
-    fn open(context: &Context, inode: Option<Inode>) -> Result<Self, Error> {
-        let init = XrcdInit { inode, create: true, exclusive: false };
-        let xrcd = context.open.context.open_xrcd(&init)?;
-        Ok(Self { shared: Arc::new(Shared { xrcd, _context: context.clone() }) })
-    }
-
-    /// Creates a shared receive queue of this domain, with memory of `domain` and completions in `queue`.
-    #[doc(alias = "ibv_create_srq_ex")]
-    pub fn shared_receive_queue(
-        &self,
-        domain: &ProtectionDomain,
-        queue: &CompletionQueue,
-        options: SrqOptions,
-    ) -> Result<SharedReceiveQueue, Error> {
-        let capacity = Capacity::new(queue, Requests::Own(options.max_wr))?;
-        SharedReceiveQueue::new(domain, Some((self.clone(), capacity)), |number| {
-            self.shared.xrcd.create_srq(&domain.shared.pd, queue.engine(), options.init(number))
-        })
-    }
-
     /// Creates a target. Peers access memory of the protection domain of the queue that they name.
     #[doc(alias = "IBV_QPT_XRC_RECV")]
     pub fn target(&self) -> Result<XrcTarget, Error> {
@@ -96,7 +42,7 @@ impl ProtectionDomain {
     #[doc(alias = "IBV_QPT_XRC_SEND")]
     pub fn xrc_initiator(&self, send: &CompletionQueue, options: QpOptions) -> Result<XrcInitiator, Error> {
         let QpOptions { max_send_wr, max_send_sge, max_inline, .. } = options;
-        let capacity = Capacity::new(send, Requests::Own(max_send_wr))?;
+        let capacity = Capacity::new(&send.shared, Requests::Own(max_send_wr))?;
         let qp = self.shared.pd.create_qp(QpInit {
             service: Service::XrcInitiator,
             send_cq: Arc::clone(send.engine()),

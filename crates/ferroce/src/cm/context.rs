@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use ferroce_engine::DeviceInfo;
 
-use crate::device::Open;
+use crate::shared::Open;
 use crate::{Context, Error};
 
 /// A context that connections share. It is closed with the last of them.
