@@ -1,7 +1,18 @@
-//! What can only one process own? UDP port 4791, the devices and their GID tables, connection management, and the switch of frames.
+//! What can only one process own? UDP port 4791, the devices and their GID tables, connection management, and the switch of
+//! frames.
 //!
 //! `Broker` (in `logic`) decides and does no I/O of its own on connections; [`Server`] runs it over sockets, in the process
 //! `ferroced` or in a thread of a program ([`start_embedded`]). A program's side is `ferroce_engine::broker`.
+//!
+//! Modules use each other in one direction, lowest first:
+//!
+//! 1. `early` (requests before their listener), `gid_table`, `gsi` (the sockets of queue pair 1), `holder` (of a port or a
+//!    name) and `link_file`;
+//! 2. the state that the logic keeps: `devices`, `ports` and `cm`, the connection manager, and `slots`; `namespace`;
+//! 3. `switch`, which carries frames on a thread of its own; `parking`, the sockets that outlive a broker; `world`, the
+//!    trait by which the logic reaches the system;
+//! 4. `groups`, the sockets of each address, and `logic`, which decides;
+//! 5. `server`, the loop around them, and `embedded`, which runs it in a program.
 #![deny(unsafe_code)]
 
 mod cm;
