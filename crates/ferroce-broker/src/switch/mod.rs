@@ -10,9 +10,9 @@
 //! out.
 
 mod drops;
+mod lookup;
 mod neighbours;
 mod rules;
-mod scout;
 mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -128,7 +128,7 @@ impl Switch {
                 Err(e) => error!("no frames are sent or received: {e}"),
             }
             let shared = Arc::clone(&self.shared);
-            if let Err(e) = spawn_quietly("ferroce-scout", move || scout::run(&shared, &scout::Here)) {
+            if let Err(e) = spawn_quietly("ferroce-lookup", move || lookup::run(&shared, &lookup::Here)) {
                 error!("no neighbours are looked for: {e}");
             }
         }
@@ -214,7 +214,7 @@ impl Shared {
         if !table.gsi.is_empty() {
             let _ = rustix::io::write(&*self.gsi, &1_u64.to_ne_bytes());
         }
-        if table.neighbours.has_questions() {
+        if table.neighbours.has_lookups() {
             self.asked.notify_one();
         }
     }
@@ -256,7 +256,7 @@ fn run(shared: &Shared) {
         if is_ready(1)
             && let Some(monitor) = &monitor
         {
-            table.hear_of_neighbours(monitor);
+            table.follow_neighbours(monitor);
         }
         for (index, (ifindex, socket)) in waits.ports.iter().enumerate() {
             if is_ready(2 + index) {

@@ -1,8 +1,8 @@
 //! Hardware addresses of peers, from the kernel's neighbour table.
 //!
-//! The kernel answers a question at once as a rule, but not while somebody holds its lock of interfaces. So a thread of its
-//! own asks, without the switch's lock (`scout`), and frames to a new neighbour wait here meanwhile;
-//! those to the others go on.
+//! The kernel answers a lookup at once as a rule, but not while a process holds its lock of interfaces. A thread of its own
+//! therefore looks neighbours up without the switch's lock (`lookup`). Frames to a new neighbour wait here meanwhile; frames
+//! to the others are sent.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -17,14 +17,14 @@ const WAITING_IN_ALL: usize = 1024;
 const ASK_AGAIN: Duration = Duration::from_secs(3);
 /// Neighbours that are remembered.
 const MOST: usize = 4096;
-/// Questions that wait for their turn.
-const QUESTIONS: usize = 256;
+/// Lookups that wait for the kernel.
+const MOST_LOOKUPS: usize = 256;
 
 /// What is known of whom.
 #[derive(Debug, Default)]
 pub struct Neighbours {
     states: BTreeMap<(u32, IpAddr), State>,
-    questions: VecDeque<Question>,
+    lookups: VecDeque<Lookup>,
     /// Frames that wait.
     waiting: usize,
 }
@@ -53,9 +53,9 @@ struct Waiting {
     frame: Vec<u8>,
 }
 
-/// Which hardware address is asked for: that on the way to `to` by interface `ifindex`, from our address `from`.
+/// Finds the hardware address on the path from our address `from` to `to`, by interface `ifindex`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Question {
+pub struct Lookup {
     pub ifindex: u32,
     pub from: IpAddr,
     pub to: IpAddr,
@@ -72,9 +72,9 @@ pub enum Found {
     Unreachable,
 }
 
-/// Frames whose fate is settled.
+/// Frames that wait no longer.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Settled {
+pub struct Released {
     /// To be sent by the interface.
     pub ready: Vec<Vec<u8>>,
     /// So many cannot be sent.
@@ -83,7 +83,7 @@ pub struct Settled {
 
 impl Neighbours {
     /// Looks for the hardware address of `to` on interface `ifindex`, seen from our address `from`; with `routed` that of
-    /// the router if it is on another link. Never waits: what is not known becomes a [`Question`].
+    /// the router if it is on another link. Never waits: what is not known becomes a [`Lookup`].
     pub fn find(&mut self, now: Instant, ifindex: u32, from: IpAddr, to: IpAddr, routed: bool) -> Found {
         let reaches = |next: IpAddr| routed || next == to;
         let (found, ask) = match self.states.get_mut(&(ifindex, to)) {
@@ -109,9 +109,9 @@ impl Neighbours {
                 (Found::Asked, true)
             }
         };
-        let question = Question { ifindex, from, to };
-        if ask && self.questions.len() < QUESTIONS && !self.questions.contains(&question) {
-            self.questions.push_back(question);
+        let lookup = Lookup { ifindex, from, to };
+        if ask && self.lookups.len() < MOST_LOOKUPS && !self.lookups.contains(&lookup) {
+            self.lookups.push_back(lookup);
         }
         found
     }
@@ -127,26 +127,24 @@ impl Neighbours {
         room
     }
 
-    /// What is to be asked of the kernel next.
-    pub fn next_question(&mut self) -> Option<Question> {
-        self.questions.pop_front()
+    pub fn next_lookup(&mut self) -> Option<Lookup> {
+        self.lookups.pop_front()
     }
 
-    /// Whether there is something to be asked.
-    pub fn has_questions(&self) -> bool {
-        !self.questions.is_empty()
+    pub fn has_lookups(&self) -> bool {
+        !self.lookups.is_empty()
     }
 
     /// Packets go to `next` on their way, or there is none. What becomes known of `next` later counts from now on.
-    pub fn found_next(&mut self, now: Instant, question: Question, next: Option<IpAddr>) -> Settled {
-        let Question { ifindex, to, .. } = question;
-        let mut settled = Settled::default();
+    pub fn found_next(&mut self, now: Instant, lookup: Lookup, next: Option<IpAddr>) -> Released {
+        let Lookup { ifindex, to, .. } = lookup;
+        let mut released = Released::default();
         let Some(next) = next else {
             if let Some(State::Asked { waiting, .. }) = self.states.remove(&(ifindex, to)) {
-                settled.lost = waiting.len();
-                self.waiting -= settled.lost;
+                released.lost = waiting.len();
+                self.waiting -= released.lost;
             }
-            return settled;
+            return released;
         };
         match self.states.get_mut(&(ifindex, to)) {
             Some(State::Known { next: known, .. }) if *known == next => {}
@@ -157,40 +155,40 @@ impl Neighbours {
                 *known = Some(next);
                 let before = waiting.len();
                 waiting.retain(|waiting| waiting.routed || next == to);
-                settled.lost = before - waiting.len();
-                self.waiting -= settled.lost;
+                released.lost = before - waiting.len();
+                self.waiting -= released.lost;
             }
             None => {}
         }
-        settled
+        released
     }
 
     /// The kernel's table says, or has changed to, this.
-    pub fn changed(&mut self, neighbour: &Neighbour) -> Settled {
+    pub fn changed(&mut self, neighbour: &Neighbour) -> Released {
         let Neighbour { ifindex, ip, mac } = *neighbour;
-        let mut settled = Settled::default();
+        let mut released = Released::default();
         let Some(mac) = mac else {
             let gone = |state: &State| matches!(state, State::Known { next, .. } if *next == ip);
             self.states.retain(|(of, _), state| *of != ifindex || !gone(state));
-            return settled;
+            return released;
         };
         for ((of, _), state) in &mut self.states {
             match state {
                 State::Known { mac: known, next, .. } if *of == ifindex && *next == ip => *known = mac,
                 State::Asked { next, waiting, .. } if *of == ifindex && *next == Some(ip) => {
-                    settled.ready.extend(waiting.drain(..).map(|waiting| waiting.frame));
+                    released.ready.extend(waiting.drain(..).map(|waiting| waiting.frame));
                     *state = State::Known { mac, next: ip, doubtful: false };
                 }
                 _ => {}
             }
         }
-        self.waiting -= settled.ready.len();
-        for frame in &mut settled.ready {
+        self.waiting -= released.ready.len();
+        for frame in &mut released.ready {
             if let Some(to) = frame.first_chunk_mut() {
                 *to = mac;
             }
         }
-        settled
+        released
     }
 
     /// All may be different now on these interfaces. What is known is used until the kernel has been asked again.
@@ -226,9 +224,9 @@ mod tests {
     /// Finds and answers that the next one on the way is `next`.
     fn ask(all: &mut Neighbours, now: Instant, ifindex: u32, to: IpAddr, next: IpAddr) {
         assert_eq!(all.find(now, ifindex, from(), to, true), ASKED);
-        let question = all.next_question().unwrap();
-        assert_eq!(question, Question { ifindex, from: from(), to });
-        assert_eq!(all.found_next(now, question, Some(next)), Settled::default());
+        let lookup = all.next_lookup().unwrap();
+        assert_eq!(lookup, Lookup { ifindex, from: from(), to });
+        assert_eq!(all.found_next(now, lookup, Some(next)), Released::default());
     }
 
     #[test]
@@ -245,7 +243,7 @@ mod tests {
         assert!(!all.wait(2, to, true, &[0; 20]), "too many");
         assert_eq!(all.waiting, WAITING);
         assert!(all.wait(3, to, true, &[7; 20]));
-        assert_eq!(all.changed(&neighbour(3, to, 1)), Settled::default(), "its router is asked for");
+        assert_eq!(all.changed(&neighbour(3, to, 1)), Released::default(), "its router is asked for");
         let sent = all.changed(&neighbour(3, router, 2));
         assert_eq!(sent.ready, [[[2; 6].as_slice(), &[7; 14]].concat()]);
         assert_eq!(all.changed(&neighbour(2, to, 3)).ready.len(), WAITING);
@@ -264,16 +262,16 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(all.find(now, 2, from(), to, true), ASKED);
         }
-        assert!(all.has_questions() && all.next_question().is_some());
-        assert_eq!(all.next_question(), None);
+        assert!(all.has_lookups() && all.next_lookup().is_some());
+        assert_eq!(all.next_lookup(), None);
         assert_eq!(all.find(now + ASK_AGAIN, 2, from(), to, true), ASKED);
-        assert!(all.next_question().is_some());
+        assert!(all.next_lookup().is_some());
         for host in 0..=255 {
             for net in 0..4 {
                 all.find(now, 2, from(), IpAddr::from([10, 1, net, host]), true);
             }
         }
-        assert_eq!(std::iter::from_fn(|| all.next_question()).count(), QUESTIONS);
+        assert_eq!(std::iter::from_fn(|| all.next_lookup()).count(), MOST_LOOKUPS);
     }
 
     #[test]
@@ -282,13 +280,13 @@ mod tests {
         let mut all = Neighbours::default();
         assert_eq!(all.find(now, 2, from(), to, true), ASKED);
         assert!(all.wait(2, to, true, &[0; 20]));
-        let question = all.next_question().unwrap();
-        assert_eq!(all.found_next(now, question, None), Settled { ready: Vec::new(), lost: 1 });
+        let lookup = all.next_lookup().unwrap();
+        assert_eq!(all.found_next(now, lookup, None), Released { ready: Vec::new(), lost: 1 });
         assert_eq!(all.find(now, 2, from(), to, true), ASKED, "it may have one by now");
-        let question = all.next_question().unwrap();
+        let lookup = all.next_lookup().unwrap();
         assert!(all.wait(2, to, true, &[1; 20]) && all.wait(2, to, false, &[2; 20]));
-        let settled = all.found_next(now, question, Some(router));
-        assert_eq!(settled.lost, 1, "of RoCE v1, which goes by no router");
+        let released = all.found_next(now, lookup, Some(router));
+        assert_eq!(released.lost, 1, "of RoCE v1, which goes by no router");
         assert_eq!(all.find(now, 2, from(), to, false), Found::Unreachable);
         assert_eq!(all.changed(&neighbour(2, router, 1)).ready, [[[1; 6].as_slice(), &[1; 14]].concat()]);
         assert_eq!(all.find(now, 2, from(), to, false), Found::Unreachable);
@@ -316,19 +314,19 @@ mod tests {
         all.changed(&neighbour(2, to, 1));
         all.doubt(|ifindex| ifindex == 3);
         assert_eq!(all.find(now, 2, from(), to, true), Found::Known([1; 6]));
-        assert!(!all.has_questions());
+        assert!(!all.has_lookups());
         all.doubt(|ifindex| ifindex == 2);
         for _ in 0..2 {
             assert_eq!(all.find(now, 2, from(), to, true), Found::Known([1; 6]));
         }
-        let question = all.next_question().unwrap();
-        assert!(!all.has_questions());
-        all.found_next(now, question, Some(to));
+        let lookup = all.next_lookup().unwrap();
+        assert!(!all.has_lookups());
+        all.found_next(now, lookup, Some(to));
         assert_eq!(all.find(now, 2, from(), to, true), Found::Known([1; 6]), "the same");
-        all.found_next(now, question, Some(other));
+        all.found_next(now, lookup, Some(other));
         assert_eq!(all.find(now, 2, from(), to, true), ASKED, "by another");
         all.doubt(|_| true);
         assert_eq!(all.find(Instant::now(), 2, from(), to, true), ASKED);
-        assert!(all.has_questions(), "an answer may have been lost");
+        assert!(all.has_lookups(), "an answer may have been lost");
     }
 }

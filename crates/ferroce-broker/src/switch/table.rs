@@ -13,7 +13,7 @@ use ferroce_wire::{ETHERTYPE_ROCE, Gid, LinkLayer, Qpn, RoceVersion};
 use tracing::{debug, warn};
 
 use super::drops::Drops;
-use super::neighbours::{Found, Neighbours, Settled};
+use super::neighbours::{Found, Neighbours, Released};
 use super::rules::{self, Reason, Way};
 use super::{BURST, PortView, ProgramView, ToGsi, View};
 use crate::ClientId;
@@ -174,10 +174,10 @@ impl Table {
         }
     }
 
-    pub(super) fn hear_of_neighbours(&mut self, monitor: &NeighbourMonitor) {
+    pub(super) fn follow_neighbours(&mut self, monitor: &NeighbourMonitor) {
         let whole = monitor.drain(|neighbour| {
-            let settled = self.neighbours.changed(&neighbour);
-            self.settle(neighbour.ifindex, settled);
+            let released = self.neighbours.changed(&neighbour);
+            self.send_released(neighbour.ifindex, released);
         });
         if !whole {
             self.neighbours.doubt(|_| true);
@@ -185,15 +185,15 @@ impl Table {
     }
 
     /// Sends frames that waited for their neighbour.
-    pub(super) fn settle(&mut self, ifindex: u32, settled: Settled) {
-        for frame in &settled.ready {
+    pub(super) fn send_released(&mut self, ifindex: u32, released: Released) {
+        for frame in &released.ready {
             match self.ports.get(&ifindex).and_then(|port| port.tx.as_ref()).map(|tx| tx.send(frame)) {
                 Some(Ok(())) => {}
                 Some(Err(_)) => self.count(ifindex, Reason::Refused),
                 None => self.count(ifindex, Reason::Port),
             }
         }
-        for _ in 0..settled.lost {
+        for _ in 0..released.lost {
             self.count(ifindex, Reason::Neighbour);
         }
     }

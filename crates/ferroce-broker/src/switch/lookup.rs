@@ -1,4 +1,4 @@
-//! Who asks the kernel for neighbours, and may have to wait for it.
+//! The thread that asks the kernel for neighbours, and may have to wait for it.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
@@ -7,7 +7,7 @@ use std::time::Instant;
 use parking_lot::MutexGuard;
 use tracing::debug;
 
-use super::neighbours::Question;
+use super::neighbours::Lookup;
 use super::{Shared, Table};
 use ferroce_host::rtnetlink::{self, Neighbour};
 
@@ -17,18 +17,18 @@ const DISCARD: u16 = 9;
 /// What is asked of the kernel. Each may take long.
 pub trait Kernel {
     /// Where packets go next on their way.
-    fn next_hop(&self, question: Question) -> io::Result<IpAddr>;
+    fn next_hop(&self, lookup: Lookup) -> io::Result<IpAddr>;
     /// The hardware address of that one, if it is known.
     fn neighbour(&self, ifindex: u32, next: IpAddr) -> Option<[u8; 6]>;
     /// Has it looked for; the table of neighbours will say what came of it.
-    fn look_for(&self, question: Question) -> io::Result<()>;
+    fn look_for(&self, lookup: Lookup) -> io::Result<()>;
 }
 
 /// This one.
 pub struct Here;
 
 impl Kernel for Here {
-    fn next_hop(&self, Question { ifindex, from, to }: Question) -> io::Result<IpAddr> {
+    fn next_hop(&self, Lookup { ifindex, from, to }: Lookup) -> io::Result<IpAddr> {
         rtnetlink::next_hop(ifindex, from, to)
     }
 
@@ -36,7 +36,7 @@ impl Kernel for Here {
         rtnetlink::neighbour(ifindex, next).ok().flatten()
     }
 
-    fn look_for(&self, Question { ifindex, from, to }: Question) -> io::Result<()> {
+    fn look_for(&self, Lookup { ifindex, from, to }: Lookup) -> io::Result<()> {
         let scoped = |ip: IpAddr, port| match ip {
             IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, port, 0, ifindex).into(),
             ip => SocketAddr::new(ip, port),
@@ -47,38 +47,38 @@ impl Kernel for Here {
     }
 }
 
-/// Answers what the switch wants to know, until it ends. Only the answers are given under its lock.
+/// Looks up neighbours for the switch until it ends. The switch is locked only while a result is stored.
 pub fn run(shared: &Shared, kernel: &impl Kernel) {
     let mut table = shared.table.lock();
     while !table.ended {
-        match table.neighbours.next_question() {
-            Some(question) => answer(&mut table, kernel, question),
+        match table.neighbours.next_lookup() {
+            Some(lookup) => answer(&mut table, kernel, lookup),
             None => shared.asked.wait(&mut table),
         }
     }
 }
 
-fn answer(table: &mut MutexGuard<'_, Table>, kernel: &impl Kernel, question: Question) {
-    let Question { ifindex, to, .. } = question;
-    let next = MutexGuard::unlocked(table, || kernel.next_hop(question))
+fn answer(table: &mut MutexGuard<'_, Table>, kernel: &impl Kernel, lookup: Lookup) {
+    let Lookup { ifindex, to, .. } = lookup;
+    let next = MutexGuard::unlocked(table, || kernel.next_hop(lookup))
         .inspect_err(|e| debug!(%to, ifindex, "there is no way: {e}"))
         .ok();
     // Said before the neighbour is looked at: what the kernel learns after that is not missed.
-    let settled = table.neighbours.found_next(Instant::now(), question, next);
-    table.settle(ifindex, settled);
+    let released = table.neighbours.found_next(Instant::now(), lookup, next);
+    table.send_released(ifindex, released);
     let Some(next) = next else { return };
     let mac = MutexGuard::unlocked(table, || {
         let mac = kernel.neighbour(ifindex, next);
         if mac.is_none()
-            && let Err(e) = kernel.look_for(question)
+            && let Err(e) = kernel.look_for(lookup)
         {
             debug!(%to, "no neighbour can be looked for: {e}");
         }
         mac
     });
     if mac.is_some() {
-        let settled = table.neighbours.changed(&Neighbour { ifindex, ip: next, mac });
-        table.settle(ifindex, settled);
+        let released = table.neighbours.changed(&Neighbour { ifindex, ip: next, mac });
+        table.send_released(ifindex, released);
     }
 }
 
@@ -104,17 +104,17 @@ mod tests {
     }
 
     impl Kernel for Slow {
-        fn next_hop(&self, question: Question) -> io::Result<IpAddr> {
-            self.asked.send(question.to).unwrap();
+        fn next_hop(&self, lookup: Lookup) -> io::Result<IpAddr> {
+            self.asked.send(lookup.to).unwrap();
             self.go_on.lock().recv_timeout(LONG).map_err(io::Error::other)?;
-            Ok(question.to)
+            Ok(lookup.to)
         }
 
         fn neighbour(&self, _: u32, _: IpAddr) -> Option<[u8; 6]> {
             Some(MAC)
         }
 
-        fn look_for(&self, _: Question) -> io::Result<()> {
+        fn look_for(&self, _: Lookup) -> io::Result<()> {
             Ok(())
         }
     }
@@ -124,7 +124,7 @@ mod tests {
         let switch = Switch::new().unwrap();
         let shared = Arc::clone(&switch.shared);
         let ((asked, was_asked), (go, go_on)) = (channel(), channel());
-        let scout = std::thread::spawn({
+        let thread = std::thread::spawn({
             let shared = Arc::clone(&shared);
             move || run(&shared, &Slow { asked, go_on: Mutex::new(go_on) })
         });
@@ -146,6 +146,6 @@ mod tests {
             std::thread::yield_now();
         }
         drop(switch);
-        scout.join().unwrap();
+        thread.join().unwrap();
     }
 }
