@@ -22,10 +22,10 @@ mod window;
 pub use access::{Access, PdId, RegMrError};
 pub use advice::{Advice, AdviseError};
 pub use file::FileMapping;
-pub use key::Key;
-pub use table::{Change, MAX_REGIONS, MAX_WINDOWS, MemoryTable};
+pub use key::{Key, MAX_REGIONS, MAX_WINDOWS};
+pub use slots::MwType;
+pub use table::{Change, MemoryTable};
 pub use view::View;
-pub use window::MwType;
 
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::table::MAX_REGIONS;
+use super::key::MAX_REGIONS;
 
 bitflags::bitflags! {
     /// What may be done to a region: the bits of `ibv_access_flags`.

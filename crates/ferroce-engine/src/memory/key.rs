@@ -28,6 +28,11 @@ impl Key {
     }
 }
 
+/// Regions that can exist at once.
+pub const MAX_REGIONS: u32 = 1 << (SLOT_BITS - 1);
+/// Windows that can exist at once; with the regions as many as there are slots, of which the first stays unused.
+pub const MAX_WINDOWS: u32 = MAX_REGIONS - 1;
+
 pub(super) const SLOT_BITS: u32 = 18;
 const GENERATION_BITS: u32 = 6;
 /// How often a slot may be used until its first key comes again.

@@ -12,7 +12,6 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::access::{Access, PdId};
 use super::key::{Key, SLOT_BITS, Secret, USES};
-use super::window::Window;
 
 /// Slots that rest before the one that was freed first is used again, if the table can grow instead.
 const RESTING: usize = 1024;
@@ -106,6 +105,34 @@ pub(super) enum Role {
     },
     /// A window, bound or not.
     Window(Window),
+}
+
+/// Kind of a window; discriminants are those of `ibv_mw_type`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[doc(alias = "ibv_mw_type")]
+#[repr(u8)]
+pub enum MwType {
+    /// For all queue pairs of the domain; bound again, to nothing too, as often as wanted.
+    One = 1,
+    /// For the queue pair that bound it, until it is invalidated by either side's work request.
+    Two = 2,
+}
+
+/// A window, bound or not.
+pub(super) struct Window {
+    pub(super) pd: PdId,
+    pub(super) kind: MwType,
+    /// The key that it was made with; later ones differ in the low octet.
+    pub(super) key: Key,
+    pub(super) bound: Option<Bound>,
+}
+
+/// What a window is bound to.
+pub(super) struct Bound {
+    pub(super) key: Key,
+    pub(super) region: Key,
+    /// The only queue pair whose peer may use it.
+    pub(super) qpn: Option<Qpn>,
 }
 
 const VERSION: u64 = 1 << 31;

@@ -6,20 +6,15 @@ use std::sync::Arc;
 use crate::limit::Limit;
 
 use super::access::{Access, PdId, RegMrError};
-use super::key::{Key, SLOT_BITS};
-use super::slots::{Kind, Region, Role, Slots};
+use super::key::{Key, MAX_REGIONS, MAX_WINDOWS};
+use super::slots::{Kind, MwType, Region, Role, Slots, Window};
 use super::{View, guard, mappings, window};
-
-/// Regions that can exist at once.
-pub const MAX_REGIONS: u32 = 1 << (SLOT_BITS - 1);
-/// Windows that can exist at once; with the regions as many as there are slots, of which the first stays unused.
-pub const MAX_WINDOWS: u32 = MAX_REGIONS - 1;
 
 /// All regions and windows of a process. Looking one up is wait-free; making, changing and ending one takes its lock.
 pub struct MemoryTable {
     pub(super) slots: Arc<Slots>,
     regions: Limit,
-    pub(super) windows: Limit,
+    windows: Limit,
 }
 
 /// What [`MemoryTable::reregister`] changes; what is `None` stays.
@@ -137,6 +132,36 @@ impl MemoryTable {
         while self.deregister(key).is_err() {
             window::end_those_on(&self.slots, key);
         }
+    }
+
+    /// Makes a window that is not bound. Its first key gives access to nothing, and names it when it is bound. `None`:
+    /// [`MAX_WINDOWS`] exist.
+    #[doc(alias = "ibv_alloc_mw")]
+    pub fn alloc_window(&self, pd: PdId, kind: MwType) -> Option<Key> {
+        if !self.windows.take() {
+            return None;
+        }
+        let role = |key| Role::Window(Window { pd, kind, key, bound: None });
+        let taken = self.slots.take(role).map(|(key, _)| key);
+        if taken.is_none() {
+            self.windows.give_back();
+        }
+        taken
+    }
+
+    /// Ends a window, bound or not. When this returns, nobody uses it any more; a key that names none is ignored.
+    #[doc(alias = "ibv_dealloc_mw")]
+    pub fn dealloc_window(&self, key: Key) {
+        let Some((index, slot)) = self.slots.named(key.value()) else { return };
+        let mut control = slot.control();
+        if !matches!(&control.role, Role::Window(window) if window.key == key) {
+            return;
+        }
+        window::unbind(&self.slots, slot, &mut control);
+        control.role = Role::Free;
+        drop(control);
+        self.slots.give_back(index);
+        self.windows.give_back();
     }
 
     /// The table as queue pairs of a domain see it.

@@ -8,68 +8,7 @@ use ferroce_wire::{Qpn, Rkey};
 
 use super::access::{Access, PdId};
 use super::key::Key;
-use super::slots::{Control, Kind, Region, Role, Slot, Slots};
-use super::table::MemoryTable;
-
-/// Kind of a window; discriminants are those of `ibv_mw_type`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[doc(alias = "ibv_mw_type")]
-#[repr(u8)]
-pub enum MwType {
-    /// For all queue pairs of the domain; bound again, to nothing too, as often as wanted.
-    One = 1,
-    /// For the queue pair that bound it, until it is invalidated by either side's work request.
-    Two = 2,
-}
-
-/// A window, bound or not.
-pub(super) struct Window {
-    pd: PdId,
-    kind: MwType,
-    /// The key that it was made with; later ones differ in the low octet.
-    key: Key,
-    bound: Option<Bound>,
-}
-
-/// What a window is bound to.
-struct Bound {
-    key: Key,
-    region: Key,
-    /// The only queue pair whose peer may use it.
-    qpn: Option<Qpn>,
-}
-
-impl MemoryTable {
-    /// Makes a window that is not bound. Its first key gives access to nothing, and names it when it is bound. `None`:
-    /// [`MAX_WINDOWS`](super::MAX_WINDOWS) exist.
-    #[doc(alias = "ibv_alloc_mw")]
-    pub fn alloc_window(&self, pd: PdId, kind: MwType) -> Option<Key> {
-        if !self.windows.take() {
-            return None;
-        }
-        let role = |key| Role::Window(Window { pd, kind, key, bound: None });
-        let taken = self.slots.take(role).map(|(key, _)| key);
-        if taken.is_none() {
-            self.windows.give_back();
-        }
-        taken
-    }
-
-    /// Ends a window, bound or not. When this returns, nobody uses it any more; a key that names none is ignored.
-    #[doc(alias = "ibv_dealloc_mw")]
-    pub fn dealloc_window(&self, key: Key) {
-        let Some((index, slot)) = self.slots.named(key.value()) else { return };
-        let mut control = slot.control();
-        if !matches!(&control.role, Role::Window(window) if window.key == key) {
-            return;
-        }
-        unbind(&self.slots, slot, &mut control);
-        control.role = Role::Free;
-        drop(control);
-        self.slots.give_back(index);
-        self.windows.give_back();
-    }
-}
+use super::slots::{Bound, Control, Kind, MwType, Region, Role, Slot, Slots, Window};
 
 /// Binds a window as a queue pair of `pd` asks for it (IBTA 10.6.7.2, C10-72 to C10-75). `true` if it is bound to that
 /// queue pair alone.
@@ -150,7 +89,7 @@ fn part(whole: &Region, pd: PdId, qpn: Option<Qpn>, bind: &Bind) -> Result<Regio
 }
 
 /// Ends the binding of a window, if it has one.
-fn unbind(slots: &Slots, slot: &Slot, control: &mut Control) {
+pub(super) fn unbind(slots: &Slots, slot: &Slot, control: &mut Control) {
     let Role::Window(window) = &mut control.role else { return };
     let Some(Bound { region, .. }) = window.bound.take() else { return };
     slot.retract(control);
