@@ -13,7 +13,7 @@ use ferroce_wire::cm::{CommId, Mad, Message, PortSpace};
 use ferroce_wire::{Instant as CmInstant, RoceVersion};
 use tracing::debug;
 
-use super::early::Early;
+use super::early_requests::EarlyRequests;
 use super::ports::{BindError, BindRequest, BindingId, Ports};
 use super::refusal;
 use ferroce_host::netdev::Address;
@@ -55,7 +55,7 @@ pub struct Cm {
     /// Events of programs whose connection to us is lost, by slot.
     held: BTreeMap<u8, VecDeque<CmNotice>>,
     random: u64,
-    early: Early,
+    early_requests: EarlyRequests,
 }
 
 /// What a request needs to know of its program.
@@ -82,7 +82,7 @@ impl Cm {
             serial: 0,
             held: BTreeMap::new(),
             random: secret[0] ^ secret[1].rotate_left(32),
-            early: Early::default(),
+            early_requests: EarlyRequests::default(),
         }
     }
 
@@ -95,19 +95,19 @@ impl Cm {
 
     /// When [`Cm::tick`] has something to do.
     pub fn deadline(&self) -> Option<Instant> {
-        let at = self.manager.poll_timeout().into_iter().chain(self.early.deadline()).min()?;
+        let at = self.manager.poll_timeout().into_iter().chain(self.early_requests.deadline()).min()?;
         self.base.map(|base| base + Duration::from_nanos(at.as_nanos()))
     }
 
     /// Does what is due.
     pub fn tick(&mut self) {
         self.manager.handle_timeout(self.now);
-        self.take_early();
+        self.take_early_requests();
     }
 
     /// Whether there is no connection, nor anything left of one.
     pub fn is_idle(&self) -> bool {
-        self.manager.in_use() == 0 && self.early.deadline().is_none()
+        self.manager.in_use() == 0 && self.early_requests.deadline().is_none()
     }
 
     /// What there is, and what was counted.
@@ -126,14 +126,14 @@ impl Cm {
 
     /// A MAD came to queue pair 1.
     pub fn mad(&mut self, from: Route, mad: &[u8]) {
-        if !self.early.keep(self.now, from, mad, &self.manager) {
+        if !self.early_requests.keep(self.now, from, mad, &self.manager) {
             self.handle(from, mad);
         }
     }
 
     /// Requests that came before their listener, and those that waited for one in vain.
-    fn take_early(&mut self) {
-        for (from, mad) in self.early.take(self.now, &self.manager) {
+    fn take_early_requests(&mut self) {
+        for (from, mad) in self.early_requests.take(self.now, &self.manager) {
             self.handle(from, &mad);
         }
     }
@@ -347,7 +347,7 @@ impl Cm {
         let listener = self.manager.listen(key.0, params).map_err(refused)?;
         bound.listener = Some(listener);
         self.listeners.insert(listener, key);
-        self.take_early();
+        self.take_early_requests();
         Ok(done)
     }
 

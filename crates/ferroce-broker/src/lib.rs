@@ -6,7 +6,7 @@
 //!
 //! Modules use each other in one direction, lowest first:
 //!
-//! 1. `early` (requests before their listener), `gid_table`, `gsi` (the sockets of queue pair 1), `holder` (of a port or a
+//! 1. `early_requests`, which wait for their listener, `gid_table`, `gsi` (the sockets of queue pair 1), `holder` (of a port or a
 //!    name) and `link_file`;
 //! 2. the state that the logic keeps: `devices`, `ports` and `cm`, the connection manager, and `slots`; `namespace`;
 //! 3. `switch`, which carries frames on a thread of its own; `parking`, the sockets that outlive a broker; `world`, the
@@ -17,7 +17,7 @@
 
 mod cm;
 mod devices;
-mod early;
+mod early_requests;
 mod embedded;
 #[cfg(any(test, feature = "fuzzing"))]
 mod fake;

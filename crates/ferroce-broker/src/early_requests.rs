@@ -1,8 +1,9 @@
-//! Requests that come a moment before somebody listens.
+//! Connect requests that arrive a moment before their listener.
 //!
-//! Two programs that agree to connect now, one to listen and one to ask, race: perftest's do, and give up at the first
-//! refusal. With a card or the kernel's rxe the way to a request is longer than the way to a listener; here both are
-//! a message to the broker, and who is given the CPU first wins. So a request that nobody takes waits a little.
+//! Two programs that agree to connect now, one that listens and one that connects, race: perftest's do, and give up at the
+//! first refusal. With a card or the kernel's rxe a request takes longer to arrive than a listener takes to be registered.
+//! Here both are a message to the broker, and the program that gets the CPU first wins. So a request without a listener
+//! waits a little.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,19 +11,18 @@ use std::time::Duration;
 use ferroce_proto::cm::{ConnectionManager, Route};
 use ferroce_wire::Instant;
 
-/// How long. Whoever asks a host where nobody listens is refused that much later.
+/// How long a request waits. On a host without a listener it is refused that much later.
 const GRACE: Duration = Duration::from_millis(100);
-/// So many wait; further ones are refused at once.
+/// Requests that wait at most; further ones are refused at once.
 const MOST: usize = 256;
 
-/// What waits for a listener.
 #[derive(Debug, Default)]
-pub struct Early {
+pub struct EarlyRequests {
     waiting: VecDeque<(Instant, Route, Box<[u8]>)>,
 }
 
-impl Early {
-    /// Keeps a MAD if it is a request that nobody takes.
+impl EarlyRequests {
+    /// Keeps a MAD if it is a request without a listener.
     pub fn keep(&mut self, now: Instant, from: Route, mad: &[u8], manager: &ConnectionManager) -> bool {
         let keeps = self.waiting.len() < MOST && !manager.has_taker(from, mad);
         if keeps {
@@ -31,12 +31,12 @@ impl Early {
         keeps
     }
 
-    /// When the first has waited long enough.
+    /// When the first request has waited long enough.
     pub fn deadline(&self) -> Option<Instant> {
         self.waiting.front().map(|(until, ..)| *until)
     }
 
-    /// Those that need not, or must not, wait any more.
+    /// Removes the requests that have a listener now or have waited long enough.
     pub fn take(&mut self, now: Instant, manager: &ConnectionManager) -> Vec<(Route, Box<[u8]>)> {
         let mut taken = Vec::new();
         for (until, from, mad) in std::mem::take(&mut self.waiting) {
