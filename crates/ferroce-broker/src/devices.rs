@@ -156,7 +156,7 @@ impl Devices {
                 view.info.origin = Origin::Link;
                 view.info.name = name.to_owned();
                 let id = view.info.id;
-                self.settle(id, settings);
+                self.apply_settings(id, settings);
             }
             None => {
                 self.insert(name.to_owned(), Origin::Link, &below, settings);
@@ -223,12 +223,12 @@ impl Devices {
             };
             self.configured.retain(|link| !nothing(link));
         }
-        self.settle(device.id, new);
+        self.apply_settings(device.id, new);
         Ok(())
     }
 
     /// Gives a device its settings; a table for other types of GIDs begins anew.
-    fn settle(&mut self, id: u32, settings: LinkSettings) {
+    fn apply_settings(&mut self, id: u32, settings: LinkSettings) {
         let Some(device) = self.devices.get_mut(&id) else { return };
         let other_types = device.info.settings.roce_mode != settings.roce_mode;
         device.info.settings = settings;
@@ -343,7 +343,7 @@ impl Devices {
                 }
                 let id = device.info.id;
                 match device.info.settings == LinkSettings::default() {
-                    true => self.settle(id, old.settings.clone()), // what was set for as long as that broker lived
+                    true => self.apply_settings(id, old.settings.clone()), // what was set for as long as that broker lived
                     false => self.refresh(id),
                 }
             }

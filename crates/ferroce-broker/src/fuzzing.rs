@@ -38,7 +38,7 @@ fn told(input: &[u8]) -> usize {
     for _ in 0..STEPS {
         let Some(step) = run.byte() else { break };
         run.step(step);
-        run.settle();
+        run.check_output();
     }
     run.established
 }
@@ -209,7 +209,7 @@ impl<'a> Run<'a> {
             records: Vec::new(),
             released: None,
         });
-        self.settle(); // it may have been refused
+        self.check_output(); // it may have been refused
         if !self.number().is_multiple_of(8)
             && let Some(client) = self.clients.iter().position(|client| client.id == id)
         {
@@ -366,7 +366,7 @@ impl<'a> Run<'a> {
         let Ok(bytes) = message.encode(id) else { return };
         let (id, message) = Message::decode(&bytes, descriptors.len()).expect("what is sent is valid");
         self.broker.message(self.now, self.clients[client].id, id, message, descriptors);
-        self.settle();
+        self.check_output();
     }
 
     /// kill -9 of the broker: programs keep what they hold, and their descriptors keep the port.
@@ -389,8 +389,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Takes what the broker says, and compares the books.
-    fn settle(&mut self) {
+    /// Takes the output of the broker, and compares it with what the clients hold.
+    fn check_output(&mut self) {
         while let Some(output) = self.broker.poll_output() {
             let (to, message, descriptors) = match output {
                 Output::Mad(transmit) => {

@@ -229,7 +229,7 @@ impl Server {
             if ready.frames {
                 self.gather_frames();
             }
-            self.hear(now, ready.gsi, ready.links)?;
+            self.receive(now, ready.gsi, ready.links)?;
             if ready.netdevs && self.monitor.as_ref().is_some_and(|monitor| monitor.drain()) {
                 self.broker.netdevs_changed(look());
             }
@@ -353,9 +353,14 @@ impl Server {
         Ok(Ready { stop, listener, netdevs, frames, gsi, dead, links })
     }
 
-    /// Takes what peers and programs say. What a program said before a peer's message was sent counts before it, because
+    /// Receives from peers and programs. What a program said before a peer's message was sent counts before it, because
     /// that message may be its consequence: a program that no longer listens, and tells another so, is asked no more.
-    fn hear(&mut self, now: Instant, addresses: Vec<Address>, mut clients: Vec<ClientId>) -> io::Result<()> {
+    fn receive(
+        &mut self,
+        now: Instant,
+        addresses: Vec<Address>,
+        mut clients: Vec<ClientId>,
+    ) -> io::Result<()> {
         addresses.into_iter().for_each(|address| self.gather(address));
         self.broker.no_mads(self.gsi.take_no_mad());
         for (address, traffic) in self.gsi.take_traffic() {
