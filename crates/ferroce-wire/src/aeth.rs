@@ -7,7 +7,7 @@ use crate::{Msn, RnrTimer, view};
 pub struct Aeth {
     /// Acknowledgement, RNR NAK or NAK.
     pub syndrome: Syndrome,
-    /// Messages the responder has completed.
+    /// Messages that the responder has completed.
     pub msn: Msn,
 }
 
@@ -23,24 +23,24 @@ impl From<Aeth> for view::Aeth {
     }
 }
 
-/// AETH syndrome: any octet has a meaning here and comes out as it went in (IBTA table 43).
+/// AETH syndrome: every octet has a meaning and is written back unchanged (IBTA table 43).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Syndrome {
-    /// Acknowledged, with end-to-end credits.
+    /// The request is acknowledged, with end-to-end credits.
     Ack {
-        /// How many more messages may be sent that take a receive WQE.
+        /// The number of further messages that may use a receive WQE.
         credits: CreditCode,
     },
-    /// No receive WQE: come back after this time.
+    /// The responder has no receive WQE: retry after this time.
     RnrNak(RnrTimer),
-    /// Refused.
+    /// The responder refused the request.
     Nak(NakCode),
-    /// Bit 7 set, or type 2: to be dropped.
+    /// Bit 7 is set, or the type is 2: the receiver drops it.
     Reserved(u8),
 }
 
 impl Syndrome {
-    /// The meaning of an octet.
+    /// Decodes an octet.
     pub const fn from_byte(byte: u8) -> Self {
         match byte >> 5 {
             0 => Self::Ack { credits: CreditCode(byte & 0x1f) },
@@ -50,7 +50,7 @@ impl Syndrome {
         }
     }
 
-    /// The octet of a meaning.
+    /// Encodes as an octet.
     pub const fn to_byte(self) -> u8 {
         match self {
             Self::Ack { credits } => credits.0,
@@ -61,20 +61,20 @@ impl Syndrome {
     }
 }
 
-/// Why a request was refused: low five bits of a NAK syndrome (IBTA table 44).
+/// The reason of a refusal: low five bits of a NAK syndrome (IBTA table 44).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum NakCode {
     /// A packet is missing before this one.
     PsnSequenceError,
-    /// Malformed, out of sequence, not permitted by the queue pair, or too long for its receive WQE.
+    /// The request is malformed, out of sequence, not permitted by the queue pair, or too long for its receive WQE.
     InvalidRequest,
-    /// Key, range or permission of remote memory.
+    /// Key, range or permission of remote memory is invalid.
     RemoteAccessError,
-    /// The responder cannot complete it for reasons of its own.
+    /// The responder cannot complete the request because of a local error.
     RemoteOperationalError,
     /// Reliable Datagram only.
     InvalidRdRequest,
-    /// 5 to 31.
+    /// The values 5 to 31.
     Reserved(u8),
 }
 
@@ -90,7 +90,7 @@ impl NakCode {
         }
     }
 
-    /// The code, below 32.
+    /// The code, 0 to 31.
     pub const fn code(self) -> u8 {
         match self {
             Self::PsnSequenceError => 0,
@@ -103,7 +103,7 @@ impl NakCode {
     }
 }
 
-/// End-to-end credits as AETH carries them: a code of 5 bits (IBTA 9.7.7.2, table 47).
+/// End-to-end credits in an AETH: a code of 5 bits (IBTA 9.7.7.2, table 47).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CreditCode(u8);
 
@@ -113,7 +113,7 @@ const CREDITS: [u16; 31] = [
 ];
 
 impl CreditCode {
-    /// Credits are not used: what kernel rxe always sends.
+    /// No credits are used: kernel rxe always sends this.
     pub const UNLIMITED: Self = Self(31);
 
     /// `None` above 31.
@@ -127,12 +127,12 @@ impl CreditCode {
         Self(above.saturating_sub(1) as u8)
     }
 
-    /// The code, below 32.
+    /// The code, 0 to 31.
     pub const fn code(self) -> u8 {
         self.0
     }
 
-    /// Messages beyond the MSN that may be sent; `None` if there is no limit.
+    /// The number of messages beyond the MSN that may be sent; `None` if there is no limit.
     pub fn credits(self) -> Option<u32> {
         CREDITS.get(usize::from(self.0)).map(|&credits| u32::from(credits))
     }
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(Syndrome::from_byte(0x36), Syndrome::RnrNak(RnrTimer::new(22).unwrap()));
     }
 
-    /// IBTA 9.7.7.2: the code is rounded down, so that a requester is never promised more than there is.
+    /// The code is rounded down, so that the responder never promises more than it has (IBTA 9.7.7.2).
     #[test]
     fn credits_round_down() {
         for (receives, code) in

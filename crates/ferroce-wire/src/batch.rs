@@ -1,4 +1,4 @@
-//! Packets on their way out, many at a time.
+//! A batch of packets to send.
 
 use core::fmt;
 
@@ -9,28 +9,29 @@ use crate::{Flow, Packet, WireError};
 /// The limits of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchLimits {
-    /// Packets, at least 1; Linux sends at most 64 or 128 segments in one call, by version.
+    /// Maximum of packets, at least 1; Linux sends at most 64 or 128 segments in one call, by version.
     pub max_segments: usize,
-    /// Whether the kernel cuts the batch (`UDP_SEGMENT`): segment `k` then leaves with IPv4 ID `k`. Otherwise each
-    /// packet is sent by itself, with ID 0.
+    /// Whether the kernel splits the batch (`UDP_SEGMENT`): segment `k` then leaves with IPv4 ID `k`. Otherwise each
+    /// packet is sent separately, with ID 0.
     pub gso: bool,
 }
 
-/// Why a packet did not go into a batch. The batch is as it was.
+/// A packet was not added to the batch. The batch is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PushError<E> {
-    /// No room, or the packet does not go with those before it: send the batch and push again. `fill` was not called.
+    /// The batch is full, or the packet does not match those before it: send the batch and push again. `fill` was not
+    /// called.
     #[error("the batch takes no more packets of this kind")]
     Full,
-    /// The payload could not be had.
+    /// The caller's `fill` could not provide the payload.
     #[error("the payload could not be read")]
     Fill(E),
-    /// No such packet can be written, in this batch or another.
+    /// The packet cannot be written in any batch.
     #[error(transparent)]
     Wire(WireError),
 }
 
-/// Packets of one flow to one destination slot (DestQP >> 16), one behind the other in the caller's buffer, complete
+/// Packets of one flow to one destination slot (DestQP >> 16), one after the other in the caller's buffer, complete
 /// with ICRC: the octets that were hashed are the octets that are sent.
 ///
 /// All segments are equally long but the last, which may be shorter and closes the batch; so one `sendmsg` with
@@ -45,7 +46,7 @@ pub struct TxBatch<'b> {
     starts: Kept<'b>,
 }
 
-/// The batch's own, or the caller's, who keeps them for the next.
+/// The batch's own cache, or the caller's, which is kept for the next batch.
 #[expect(clippy::large_enum_variant, reason = "no allocation here, and one batch is all there is of it")]
 enum Kept<'b> {
     Own(Starts),
@@ -67,17 +68,17 @@ struct First {
     flow: Flow,
     slot: u32,
     segment_size: usize,
-    /// A shorter one came: no more.
+    /// The last packet was shorter: the batch takes no more.
     closed: bool,
 }
 
 impl<'b> TxBatch<'b> {
-    /// An empty batch over a buffer. 64 KiB take what one system call takes.
+    /// Creates an empty batch over a buffer. A buffer of 64 KiB holds as much as one system call can send.
     pub const fn new(buf: &'b mut [u8], limits: BatchLimits) -> Self {
         Self { buf, limits, filled: 0, first: None, segments: 0, starts: Kept::Own(Starts::new()) }
     }
 
-    /// As [`TxBatch::new`], with what earlier batches learned about hashing.
+    /// As [`TxBatch::new`], with the CRCs that earlier batches cached.
     pub const fn with_starts(buf: &'b mut [u8], limits: BatchLimits, starts: &'b mut Starts) -> Self {
         Self { buf, limits, filled: 0, first: None, segments: 0, starts: Kept::Lent(starts) }
     }
@@ -87,8 +88,8 @@ impl<'b> TxBatch<'b> {
     ///
     /// # Errors
     ///
-    /// See [`PushError`]; in every case the batch is as it was. A packet that does not fit an empty buffer is
-    /// [`WireError::BufferTooSmall`], so `Full` always goes away by sending.
+    /// Returns a [`PushError`]; the batch is then unchanged. A packet that exceeds an empty buffer gives
+    /// [`WireError::BufferTooSmall`], so the caller can always resolve `Full` by sending the batch.
     pub fn push<E>(
         &mut self,
         flow: &Flow,
@@ -124,7 +125,7 @@ impl<'b> TxBatch<'b> {
         tail.fill(0);
         let first =
             self.first.get_or_insert(First { flow: *flow, slot, segment_size: wire_len, closed: false });
-        // Hashed while it is still in the nearest cache.
+        // The packet is hashed here because it is still in the first-level cache.
         self.starts.get().of(flow, wire_len).seal(ip_id(self.limits.gso, self.segments), segment);
         first.closed = wire_len < first.segment_size;
         self.filled += wire_len;
@@ -132,12 +133,12 @@ impl<'b> TxBatch<'b> {
         Ok(())
     }
 
-    /// Where it goes; `None` while empty.
+    /// The flow of the packets; `None` while the batch is empty.
     pub fn flow(&self) -> Option<&Flow> {
         self.first.as_ref().map(|first| &first.flow)
     }
 
-    /// Octets of each packet but the last, BTH to ICRC; 0 while empty.
+    /// Octets of each packet except the last, BTH to ICRC; 0 while the batch is empty.
     pub fn segment_size(&self) -> usize {
         self.first.as_ref().map_or(0, |first| first.segment_size)
     }
@@ -147,12 +148,12 @@ impl<'b> TxBatch<'b> {
         self.bytes().chunks(self.segment_size().max(1))
     }
 
-    /// All packets, one behind the other.
+    /// All packets, one after the other.
     pub fn bytes(&self) -> &[u8] {
         self.buf.get(..self.filled).unwrap_or_default()
     }
 
-    /// How many packets.
+    /// The number of packets.
     pub const fn len(&self) -> usize {
         self.segments
     }
@@ -162,25 +163,25 @@ impl<'b> TxBatch<'b> {
         self.segments == 0
     }
 
-    /// What it may hold.
+    /// The limits of the batch.
     pub const fn limits(&self) -> BatchLimits {
         self.limits
     }
 
-    /// Empties it.
+    /// Removes all packets.
     pub fn clear(&mut self) {
         self.filled = 0;
         self.segments = 0;
         self.first = None;
     }
 
-    /// The kernel refused to cut: computes the ICRCs anew for packets sent one by one, all with ID 0. Later packets
-    /// too are sealed so.
+    /// Recomputes the ICRCs because the kernel refused to split the batch: packets are then sent one by one, all with
+    /// ID 0. Later packets are sealed in the same way.
     pub fn reseal_without_gso(&mut self) {
         let resealed = core::mem::replace(&mut self.limits.gso, false);
         let (Some(first), true) = (&self.first, resealed && self.segments > 1) else { return };
         let bytes = self.buf.get_mut(..self.filled).unwrap_or_default();
-        // The first has ID 0 already.
+        // The first packet already has ID 0.
         for segment in bytes.chunks_mut(first.segment_size.max(ICRC_LEN)).skip(1) {
             self.starts.get().of(&first.flow, segment.len()).seal(0, segment);
         }

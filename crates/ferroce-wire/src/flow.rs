@@ -1,4 +1,4 @@
-//! Where a packet comes from and goes to.
+//! Addresses of a packet's source and destination.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,7 +9,7 @@ use crate::{Gid, Grh, view};
 /// UDP destination port of RoCEv2 (RoCEv2 A17.4.3).
 pub const ROCE_UDP_PORT: u16 = 4791;
 
-/// Don't fragment, offset 0: how RoCEv2 leaves a socket and kernel rxe.
+/// Don't fragment, offset 0: RoCEv2 sockets and kernel rxe send this.
 const DONT_FRAGMENT: u16 = 0x4000;
 pub(crate) const PROTOCOL_UDP: u8 = 17;
 
@@ -23,14 +23,14 @@ pub enum RoceVersion {
     V2 = 2,
 }
 
-/// The part of a packet below IP or GRH. The ICRC covers nothing of it.
+/// The link layer of a packet. The ICRC does not cover it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct LinkLayer {
-    /// Decides what the addresses of a [`Flow`] stand in.
+    /// The encapsulation of the addresses of a [`Flow`].
     pub version: RoceVersion,
     /// Service level: 0 to 15. Its lower three bits are the priority of frames with a VLAN tag.
     pub sl: u8,
-    /// Index of the interface that has the local address; 0 where addresses alone decide, as with sockets.
+    /// Index of the interface that has the local address; 0 if the addresses alone decide, as with sockets.
     pub ifindex: u32,
 }
 
@@ -42,13 +42,13 @@ pub struct Flow {
     pub source: IpAddr,
     /// Peer's address.
     pub destination: IpAddr,
-    /// UDP source port: entropy for ECMP and the receiver's steering. Covered by the ICRC. Nothing in RoCEv1.
+    /// UDP source port: entropy for ECMP and the receiver's steering. Covered by the ICRC. Unused in RoCEv1.
     pub source_port: u16,
     /// DSCP in the upper six bits, ECN in the lower two. Not covered by the ICRC.
     pub traffic_class: u8,
     /// TTL or hop limit. Not covered by the ICRC.
     pub hop_limit: u8,
-    /// What is below.
+    /// The link layer below.
     pub link: LinkLayer,
 }
 
@@ -62,7 +62,7 @@ pub enum IpHeader {
 }
 
 impl LinkLayer {
-    /// UDP sockets with nothing in particular, as the default.
+    /// A UDP socket with default settings.
     pub const UDP: Self = Self { version: RoceVersion::V2, sl: 0, ifindex: 0 };
 }
 
@@ -74,8 +74,8 @@ impl Flow {
     /// over IPv6 the IP header, over IPv4 twenty zeros and the IP header behind them; of RoCEv1 the GRH itself.
     /// `transport_len` as for [`Flow::headers`].
     ///
-    /// What a socket does not tell is as sockets send it: IPv4 identification 0 with DF, IPv6 flow label 0. The IPv4
-    /// checksum fits, since programs tell the versions apart by it.
+    /// Fields that a socket does not report have the values that sockets send: IPv4 identification 0 with DF, IPv6 flow
+    /// label 0. The IPv4 checksum is valid, since programs tell the versions apart by it.
     pub fn grh_area(&self, transport_len: usize) -> [u8; Self::GRH_AREA] {
         if self.link.version == RoceVersion::V1 {
             return zerocopy::transmute!(self.grh().header(transport_len as u16));
@@ -89,13 +89,13 @@ impl Flow {
         }
     }
 
-    /// Whether packets have an IPv4 header, and so an ID that the ICRC covers.
+    /// Whether packets have an IPv4 header, whose ID the ICRC covers.
     pub const fn is_ipv4(&self) -> bool {
         matches!(self.link.version, RoceVersion::V2)
             && matches!((self.source, self.destination), (IpAddr::V4(_), IpAddr::V4(_)))
     }
 
-    /// What stands in place of IP and UDP in RoCEv1: IPv4 addresses in their mapped form, flow label 0.
+    /// The GRH, which RoCEv1 has in place of IP and UDP: IPv4 addresses in their mapped form, flow label 0.
     pub fn grh(&self) -> Grh {
         Grh {
             traffic_class: self.traffic_class,
@@ -106,7 +106,7 @@ impl Flow {
         }
     }
 
-    /// The way of a packet of RoCEv1, as its GRH has it.
+    /// The flow of a RoCEv1 packet with this GRH.
     pub fn of_grh(grh: &Grh, link: LinkLayer) -> Self {
         Self {
             source: grh.source.to_ip(),
@@ -118,11 +118,11 @@ impl Flow {
         }
     }
 
-    /// Reads what [`Flow::grh_area`] or another device wrote, but for the source port, which is 0. `None` if there is no
-    /// UDP over IPv6 or IPv4 in it, and no BTH behind a GRH.
+    /// Reads an area that [`Flow::grh_area`] or another device wrote; the source port is 0. `None` if it contains
+    /// neither UDP over IPv6 or IPv4 nor a BTH after a GRH.
     ///
-    /// What is in the first twenty octets beside an IPv4 header is not specified; if it looks like IPv6, the IPv4
-    /// header's checksum decides.
+    /// The first twenty octets before an IPv4 header are not specified; if they look like IPv6, the IPv4 header's
+    /// checksum decides.
     pub fn from_grh_area(area: &[u8; Self::GRH_AREA]) -> Option<Self> {
         let [_, ip]: [[u8; 20]; 2] = zerocopy::transmute!(*area);
         let v4: view::Ipv4 = zerocopy::transmute!(ip);
@@ -151,8 +151,8 @@ impl Flow {
         })
     }
 
-    /// IP and UDP header before `transport_len` octets from BTH to ICRC. `ip_id` means nothing over IPv6. DF is set,
-    /// the UDP checksum is 0. Lengths that do not fit 16 bits wrap: no IP packet has them.
+    /// The IP and UDP headers before `transport_len` octets from BTH to ICRC. `ip_id` is ignored over IPv6. DF is set,
+    /// the UDP checksum is 0. Lengths above 16 bits wrap: no IP packet has them.
     pub fn headers(&self, ip_id: u16, transport_len: usize) -> (IpHeader, view::Udp) {
         let udp_len = (transport_len as u16).wrapping_add(size_of::<view::Udp>() as u16);
         let udp = view::Udp {
@@ -192,7 +192,7 @@ impl Flow {
 }
 
 impl Flow {
-    /// Writes [`Flow::headers`], or of RoCEv1 the GRH, to the front of `out`; how many octets they are.
+    /// Writes [`Flow::headers`], or the GRH of RoCEv1, to the front of `out`. Returns the number of octets.
     pub fn write_headers(&self, ip_id: u16, transport_len: usize, out: &mut [u8; 48]) -> usize {
         if self.link.version == RoceVersion::V1 {
             let header = self.grh().header(transport_len as u16);
@@ -217,7 +217,7 @@ pub(crate) const fn mapped(ip: IpAddr) -> Ipv6Addr {
 }
 
 impl view::Ipv4 {
-    /// The header checksum (RFC 791): what the checksum field must hold, whatever it holds now.
+    /// The valid header checksum (RFC 791), whatever the checksum field holds.
     pub fn sum(&self) -> u16 {
         let word = |pair: [u8; 2]| u32::from(u16::from_be_bytes(pair));
         let [s0, s1, s2, s3] = self.source;
@@ -231,7 +231,7 @@ impl view::Ipv4 {
             + word([s2, s3])
             + word([d0, d1])
             + word([d2, d3]);
-        // At most nine carries: twice folded they are gone.
+        // At most nine carries occur, so folding twice removes them.
         let sum = (sum & 0xffff) + (sum >> 16);
         !((sum & 0xffff) + (sum >> 16)) as u16
     }

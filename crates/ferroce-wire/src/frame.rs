@@ -1,4 +1,4 @@
-//! Whole frames, as a capture or a packet socket has them.
+//! Whole frames, as a capture or a packet socket contains them.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -16,35 +16,35 @@ const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
 const ETHERTYPE_VLAN: u16 = 0x8100;
 const ETHERTYPE_QINQ: u16 = 0x88a8;
-/// More fragments, or an offset.
+/// Mask of the more-fragments flag and the fragment offset.
 const FRAGMENTED: u16 = 0x3fff;
 
-/// A RoCE frame. Ethernet padding behind the packet is left out; what comes after the headers was not looked at.
+/// A RoCE frame. Ethernet padding after the packet is removed; the part after the headers is not checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Frame<'a> {
-    /// Ethernet; `None` if the bytes began with IP.
+    /// The Ethernet header; `None` if the bytes began with IP.
     pub ethernet: Option<Ethernet>,
-    /// What is between Ethernet and BTH.
+    /// The headers between Ethernet and BTH.
     pub encapsulation: Encapsulation,
-    /// BTH to ICRC.
+    /// The octets from BTH to ICRC.
     pub transport: &'a [u8],
 }
 
 /// Addresses and tag of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ethernet {
-    /// To whom.
+    /// The receiver's address.
     pub destination: [u8; 6],
-    /// From whom.
+    /// The sender's address.
     pub source: [u8; 6],
     /// 802.1Q tag control information, of the innermost tag: PCP:3 DEI:1 VID:12.
     pub vlan: Option<u16>,
 }
 
-/// What is between Ethernet and BTH.
+/// The headers between Ethernet and BTH.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Encapsulation {
-    /// RoCEv2: IP and UDP as they were received.
+    /// RoCEv2, with the received IP and UDP headers.
     V2 {
         /// IPv4 or IPv6.
         ip: IpHeader,
@@ -55,41 +55,41 @@ pub enum Encapsulation {
     V1(Grh),
 }
 
-/// Why a frame is not RoCE, or not whole.
+/// The frame is not RoCE, or is incomplete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FrameError {
-    /// Ends within a header, or before the length that a header states.
+    /// The frame ends within a header, or before the length that a header states.
     #[error("{have} octets, at least {need} needed")]
     Truncated {
         /// Octets needed.
         need: usize,
-        /// Octets there were.
+        /// Octets present.
         have: usize,
     },
-    /// Neither IP nor RoCEv1.
+    /// The frame is neither IP nor RoCEv1.
     #[error("EtherType {0:#06x}")]
     EtherType(u16),
-    /// The version in the IP header or GRH is not the one announced.
+    /// The version in the IP header or GRH differs from the EtherType's.
     #[error("IP version {0}")]
     IpVersion(u8),
-    /// An IPv4 header with options.
+    /// The IPv4 header has options.
     #[error("IPv4 header of {0} octets")]
     IpOptions(u8),
-    /// A fragment: RoCEv2 is never fragmented.
+    /// The packet is a fragment: RoCEv2 packets are never fragmented.
     #[error("IPv4 fragment, flags and offset {0:#06x}")]
     Fragment(u16),
-    /// Not UDP, or in a GRH not a BTH.
+    /// The payload is not UDP, or in a GRH not a BTH.
     #[error("protocol {0}")]
     Protocol(u8),
-    /// Not the port of RoCEv2.
+    /// The destination port is not that of RoCEv2.
     #[error("UDP destination port {0}")]
     Port(u16),
-    /// The UDP length is not what IP says.
+    /// The UDP length contradicts the IP length.
     #[error("UDP length {udp} in {ip} octets of IP payload")]
     UdpLength {
-        /// What UDP says.
+        /// Length by the UDP header.
         udp: usize,
-        /// What IP says.
+        /// Length by the IP header.
         ip: usize,
     },
 }
@@ -99,8 +99,8 @@ impl<'a> Frame<'a> {
     ///
     /// # Errors
     ///
-    /// What it is instead of RoCE, or where it ends too soon. Checksums of IPv4 and UDP are not verified: the ICRC
-    /// covers what they cover.
+    /// Returns a [`FrameError`] if the frame is not RoCE or ends too early. Checksums of IPv4 and UDP are not verified:
+    /// the ICRC covers the same octets.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, FrameError> {
         let mut rest = bytes;
         let addresses: view::EthernetAddresses = take(&mut rest)?;
@@ -123,7 +123,7 @@ impl<'a> Frame<'a> {
         Ok(Self { ethernet: Some(Ethernet { destination, source, vlan }), encapsulation, transport })
     }
 
-    /// Reads an IP packet, of the version its first octet says.
+    /// Reads an IP packet; its first octet gives the version.
     ///
     /// # Errors
     ///
@@ -138,7 +138,7 @@ impl<'a> Frame<'a> {
         Ok(Self { ethernet: None, encapsulation, transport })
     }
 
-    /// Reads a GRH and what is behind it, as it lies in a frame of type [`ETHERTYPE_ROCE`].
+    /// Reads a GRH and the packet after it, as in a frame of type [`ETHERTYPE_ROCE`].
     ///
     /// # Errors
     ///
@@ -148,7 +148,7 @@ impl<'a> Frame<'a> {
         Ok(Self { ethernet: None, encapsulation, transport })
     }
 
-    /// The frame around a packet. `ip_id` means nothing without an IPv4 header.
+    /// Builds the frame of a packet. `ip_id` is ignored without an IPv4 header.
     pub fn new(ethernet: Option<Ethernet>, flow: &Flow, ip_id: u16, transport: &'a [u8]) -> Self {
         if flow.link.version == RoceVersion::V1 {
             return Self { ethernet, encapsulation: Encapsulation::V1(flow.grh()), transport };
@@ -161,7 +161,7 @@ impl<'a> Frame<'a> {
     ///
     /// # Errors
     ///
-    /// [`WireError::BufferTooSmall`], and nothing useful is in `out`.
+    /// Returns [`WireError::BufferTooSmall`]; the contents of `out` are then undefined.
     pub fn emit(&self, out: &mut [u8]) -> Result<usize, WireError> {
         let tagged = self.ethernet.is_some_and(|ethernet| ethernet.vlan.is_some());
         let ethernet = if self.ethernet.is_some() { 14 + if tagged { 4 } else { 0 } } else { 0 };
@@ -193,7 +193,7 @@ impl<'a> Frame<'a> {
         Ok(need)
     }
 
-    /// Addressing; of what is below only the version.
+    /// The addresses of the frame; of the link layer only the RoCE version.
     pub fn way(&self) -> Flow {
         match &self.encapsulation {
             Encapsulation::V2 { ip, udp } => flow(ip, udp),
@@ -201,12 +201,12 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Addressing of RoCEv2; `None` for RoCEv1.
+    /// The addresses of a RoCEv2 frame; `None` for RoCEv1.
     pub fn flow(&self) -> Option<Flow> {
         Some(self.way()).filter(|way| way.link.version == RoceVersion::V2)
     }
 
-    /// The IPv4 ID, where there is one.
+    /// The IPv4 ID; `None` without an IPv4 header.
     pub const fn ip_id(&self) -> Option<u16> {
         match &self.encapsulation {
             Encapsulation::V2 { ip: IpHeader::V4(ip), .. } => Some(ip.id.get()),
@@ -214,8 +214,8 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// The ICRC that this frame must carry, over its own headers: unlike [`crate::icrc::compute`] also right for a
-    /// frame without DF.
+    /// The ICRC that this frame must carry, over its own headers. Unlike [`crate::icrc::compute`] it is also right for
+    /// a frame without DF.
     pub fn icrc(&self) -> u32 {
         let prefix = match &self.encapsulation {
             Encapsulation::V2 { ip, udp } => Prefix::of_headers(ip, udp),
@@ -224,7 +224,7 @@ impl<'a> Frame<'a> {
         prefix.compute(self.ip_id().unwrap_or(0), self.transport)
     }
 
-    /// Whether it carries it.
+    /// Whether the frame carries this ICRC.
     pub fn icrc_holds(&self) -> bool {
         stored(self.transport) == Some(self.icrc())
     }
@@ -259,7 +259,7 @@ fn take<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &mut &[u8]) -
     Ok(header)
 }
 
-/// What a header says is there, without Ethernet padding.
+/// The number of octets that a header states, without Ethernet padding.
 fn exactly(bytes: &[u8], need: usize) -> Result<&[u8], FrameError> {
     bytes.get(..need).ok_or(FrameError::Truncated { need, have: bytes.len() })
 }

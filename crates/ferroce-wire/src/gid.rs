@@ -1,4 +1,4 @@
-//! GIDs and the IP addresses they stand for.
+//! GIDs and their IP addresses.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,7 +19,7 @@ impl Gid {
         }
     }
 
-    /// The address of a GID: an IPv4-mapped one is an IPv4 address.
+    /// The address of a GID: an IPv4-mapped GID gives an IPv4 address.
     pub const fn to_ip(self) -> IpAddr {
         let v6 = Ipv6Addr::from_bits(u128::from_be_bytes(self.0));
         match v6.to_ipv4_mapped() {
@@ -28,22 +28,22 @@ impl Gid {
         }
     }
 
-    /// Whether this is an empty slot.
+    /// Whether this GID is an empty slot.
     pub fn is_zero(self) -> bool {
         self == Self::ZERO
     }
 
-    /// Whether this stands for an IPv4 address.
+    /// Whether this GID contains an IPv4 address.
     pub fn is_ipv4(self) -> bool {
         self.to_ip().is_ipv4()
     }
 
-    /// A group: `ff…`, or an IPv4 address of class D.
+    /// Whether this GID is a multicast group: `ff…`, or an IPv4 address of class D.
     pub fn is_multicast(self) -> bool {
         self.to_ip().is_multicast()
     }
 
-    /// The link-local GID that an Ethernet address makes: `fe80::/64` and the modified EUI-64.
+    /// The link-local GID of an Ethernet address: `fe80::/64` and the modified EUI-64.
     pub const fn link_local(mac: [u8; 6]) -> Self {
         let [a, b, c, d, e, f] = mac;
         Self([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
@@ -63,7 +63,7 @@ impl From<Ipv6Addr> for Gid {
 }
 
 impl fmt::Display for Gid {
-    /// As an IPv6 address: `::ffff:192.0.2.1`, `fe80::1`.
+    /// Prints the GID as an IPv6 address: `::ffff:192.0.2.1`, `fe80::1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&Ipv6Addr::from(self.0), f)
     }

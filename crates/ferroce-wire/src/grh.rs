@@ -2,8 +2,7 @@
 
 use crate::{Gid, view};
 
-/// Global route header: what RoCEv1 has where RoCEv2 has IP and UDP (IBTA 8.3). IPv4 GIDs stand in it in their mapped
-/// form.
+/// Global route header: RoCEv1 has it in place of IP and UDP (IBTA 8.3). It contains IPv4 GIDs in their mapped form.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Grh {
     /// Not covered by the ICRC.
@@ -12,9 +11,9 @@ pub struct Grh {
     pub flow_label: u32,
     /// Not covered by the ICRC.
     pub hop_limit: u8,
-    /// From whom.
+    /// The sender's GID.
     pub source: Gid,
-    /// To whom.
+    /// The receiver's GID.
     pub destination: Gid,
 }
 
@@ -39,7 +38,7 @@ impl Grh {
 }
 
 impl From<view::Ipv6> for Grh {
-    /// Version, length and next header are not looked at.
+    /// Version, length and next header are not checked.
     fn from(raw: view::Ipv6) -> Self {
         let word0 = raw.word0.get();
         Self {

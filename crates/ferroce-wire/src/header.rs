@@ -1,13 +1,13 @@
-//! Headers as they are meant.
+//! Headers as typed values.
 
 use crate::{Pkey, Psn, Qkey, Qpn, Rkey, view};
 
-/// Base transport header (IBTA 9.2) without what follows from the operation: opcode, pad count, version.
+/// Base transport header (IBTA 9.2) without the fields that follow from the operation: opcode, pad count, version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bth {
     /// SE: the receiver's completion is a solicited event.
     pub solicited: bool,
-    /// M: path migration state. Means nothing on RoCE; cards send it set, kernel rxe clear.
+    /// M: path migration state. Ignored on RoCE; cards set it, kernel rxe clears it.
     pub mig_req: bool,
     /// Partition key.
     pub pkey: Pkey,
@@ -17,7 +17,7 @@ pub struct Bth {
     pub becn: bool,
     /// Destination queue pair.
     pub dest_qp: Qpn,
-    /// A: the requester asks for an acknowledgement.
+    /// A: the requester requests an acknowledgement.
     pub ack_req: bool,
     /// Packet sequence number.
     pub psn: Psn,
@@ -73,7 +73,7 @@ impl Bth {
 }
 
 impl view::Bth {
-    /// Octets after the payload that are none of it: 0 to 3.
+    /// Pad octets after the payload: 0 to 3.
     pub const fn pad(&self) -> usize {
         (self.flags >> 4 & 3) as usize
     }
@@ -89,7 +89,7 @@ impl view::Bth {
 pub struct Reth {
     /// Virtual address in the responder's memory.
     pub va: u64,
-    /// Key of that memory.
+    /// Remote key of that memory.
     pub rkey: Rkey,
     /// Octets of the whole message, at most 2^31.
     pub dma_len: u32,
@@ -107,16 +107,16 @@ impl From<Reth> for view::Reth {
     }
 }
 
-/// Atomic extended transport header (IBTA 9.3.4). The operands are numbers; memory holds them in the host's order.
+/// Atomic extended transport header (IBTA 9.3.4). The operands are numbers; memory holds them in the host's byte order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AtomicEth {
     /// Virtual address in the responder's memory, a multiple of 8.
     pub va: u64,
-    /// Key of that memory.
+    /// Remote key of that memory.
     pub rkey: Rkey,
-    /// CmpSwap: what to store. FetchAdd: what to add.
+    /// CmpSwap: the value to store. FetchAdd: the value to add.
     pub swap_or_add: u64,
-    /// CmpSwap: what to compare with. FetchAdd: sent as 0, ignored (rxe sends what was there).
+    /// CmpSwap: the value to compare with. FetchAdd: sent as 0, ignored on receipt (rxe sends its old value).
     pub compare: u64,
 }
 
@@ -145,9 +145,9 @@ impl From<AtomicEth> for view::AtomicEth {
 /// Datagram extended transport header (IBTA 9.3.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Deth {
-    /// Must equal the receiver's.
+    /// The queue key, which must equal the receiver's.
     pub qkey: Qkey,
-    /// Where an answer goes.
+    /// The sender's queue pair, to which an answer is sent.
     pub src_qp: Qpn,
 }
 
@@ -163,7 +163,7 @@ impl From<Deth> for view::Deth {
     }
 }
 
-/// Flush extended transport header (annex A19): what must be true of the memory before the answer.
+/// Flush extended transport header (annex A19): the state of the memory that the answer guarantees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Feth {
     /// A set of [`Feth::GLOBAL_VISIBILITY`] and [`Feth::PERSISTENCE`]; 4 bits.
@@ -173,7 +173,7 @@ pub struct Feth {
 }
 
 impl Feth {
-    /// Placement: visible to everybody who reads.
+    /// Placement: visible to every reader.
     pub const GLOBAL_VISIBILITY: u8 = 1;
     /// Placement: survives loss of power.
     pub const PERSISTENCE: u8 = 2;

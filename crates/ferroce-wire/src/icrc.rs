@@ -1,4 +1,4 @@
-//! The invariant CRC: what of a packet no switch or router may change (IBTA 7.8.1, RoCEv2 A17.3.3).
+//! The invariant CRC: it covers the part of a packet that no switch or router may change (IBTA 7.8.1, RoCEv2 A17.3.3).
 //!
 //! It is the CRC-32 of Ethernet over eight octets of ones (for InfiniBand's local route header), the headers from IP
 //! on with the fields that change in transit replaced by ones, and everything from BTH to the pad. It stands behind the
@@ -20,10 +20,10 @@ use crate::flow::IpHeader;
 use crate::opcode::{BTH_LEN, ICRC_LEN};
 use crate::{Flow, RoceVersion, view};
 
-/// Where the masked octet of a BTH lies.
+/// Offset of the masked octet in a BTH.
 const BTH_ECN: usize = 4;
 
-/// The ICRC that a packet of `flow` must carry. `ip_id` means nothing over IPv6.
+/// Computes the ICRC that a packet of `flow` must carry. `ip_id` is ignored over IPv6.
 pub fn compute(flow: &Flow, ip_id: u16, transport: &[u8]) -> u32 {
     Prefix::of_flow(flow).compute(ip_id, transport)
 }
@@ -43,7 +43,7 @@ pub fn stored(transport: &[u8]) -> Option<u32> {
     transport.last_chunk().map(|&bytes| u32::from_le_bytes(bytes))
 }
 
-/// An ICRC under way, over octets that come in pieces. Cuts may lie anywhere.
+/// An ICRC over octets that come in pieces, which may be split anywhere.
 ///
 /// ```
 /// # use ferroce_wire::{Flow, icrc::{self, Icrc}};
@@ -58,17 +58,17 @@ pub fn stored(transport: &[u8]) -> Option<u32> {
 #[derive(Clone, Debug)]
 pub struct Icrc {
     hasher: Hasher,
-    /// Octets from BTH on that were hashed, counted up to the end of the BTH.
+    /// Octets hashed from BTH on, counted up to the end of the BTH.
     offset: usize,
 }
 
 impl Icrc {
-    /// Begins a packet of `flow` that takes `transport_len` octets from BTH to ICRC.
+    /// Starts a packet of `flow` with `transport_len` octets from BTH to ICRC.
     pub fn new(flow: &Flow, ip_id: u16, transport_len: usize) -> Self {
         Prefix::of_flow(flow).begin(ip_id, transport_len)
     }
 
-    /// The next octets, BTH to pad.
+    /// Adds the next octets, from BTH to pad.
     pub fn update(&mut self, mut octets: &[u8]) {
         if self.offset < BTH_LEN {
             let (head, rest) = octets.split_at(octets.len().min(BTH_LEN - self.offset));
@@ -86,14 +86,14 @@ impl Icrc {
         self.hasher.update(octets);
     }
 
-    /// The ICRC.
+    /// Returns the ICRC.
     pub fn finish(self) -> u32 {
         self.hasher.finalize()
     }
 }
 
-/// Everything that is hashed before what follows the BTH, masked. Packets of one flow differ here only in ID, lengths
-/// and BTH.
+/// The masked headers up to and including the BTH, which are hashed first. Within one flow they differ only in ID,
+/// lengths and BTH.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Prefix {
     V2Ipv4(Masked<view::Ipv4, view::Udp>),
@@ -105,7 +105,7 @@ pub(crate) enum Prefix {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(crate) struct Masked<Network, Udp> {
-    /// Stand for the local route header.
+    /// Ones in place of the local route header.
     lrh: [u8; 8],
     network: Network,
     udp: Udp,
@@ -121,7 +121,7 @@ impl Prefix {
         Self::of_headers(&ip, &udp)
     }
 
-    /// Of headers as they were received; lengths and ID are put in later.
+    /// Builds the prefix from received headers; ID and lengths are set later.
     pub(crate) fn of_headers(ip: &IpHeader, udp: &view::Udp) -> Self {
         let udp = view::Udp { checksum: 0xffff.into(), ..*udp };
         match ip {
@@ -137,8 +137,8 @@ impl Prefix {
         Self::V1(Masked::new(mask_ipv6(grh), ()))
     }
 
-    /// Puts in what differs between packets. Those longer than 65535 octets do not exist: for them the result is as
-    /// meaningless as they are.
+    /// Sets the fields that differ between packets. No packet is longer than 65535 octets: above that the result has no
+    /// meaning.
     fn set(&mut self, ip_id: u16, transport_len: usize) {
         let transport_len = transport_len as u16;
         let udp_len = transport_len.wrapping_add(size_of::<view::Udp>() as u16);
@@ -156,7 +156,7 @@ impl Prefix {
         }
     }
 
-    /// What is hashed first, with a BTH that [`Prefix::set_bth`] put in.
+    /// The octets that are hashed first, with the BTH from [`Prefix::set_bth`].
     fn octets(&self) -> &[u8] {
         match self {
             Self::V2Ipv4(masked) => masked.as_bytes(),
@@ -182,7 +182,7 @@ impl Prefix {
         Icrc { hasher, offset: 0 }
     }
 
-    /// Over a whole packet: prefix and BTH in one run, the rest in another.
+    /// Hashes a whole packet: prefix and BTH in one run, the rest in another.
     pub(crate) fn compute(mut self, ip_id: u16, transport: &[u8]) -> u32 {
         let hashed = transport.split_last_chunk::<ICRC_LEN>().map_or(transport, |(hashed, _)| hashed);
         let Some((bth, rest)) = hashed.split_first_chunk::<BTH_LEN>() else {
@@ -206,12 +206,12 @@ impl Prefix {
     }
 }
 
-/// The CRC before the BTH, for packets of one flow and length: what need not be hashed for each of them.
+/// The CRC of the octets before the BTH, which packets of one flow and length share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Start {
     flow: Flow,
     transport_len: usize,
-    /// With ID 0.
+    /// The CRC with ID 0.
     crc: u32,
 }
 
@@ -230,7 +230,7 @@ impl Start {
     pub(crate) fn seal(&self, ip_id: u16, segment: &mut [u8]) {
         let Some((hashed, end)) = segment.split_last_chunk_mut::<ICRC_LEN>() else { return };
         let mut hasher = self.with_id(ip_id);
-        // Masked in place while it is hashed.
+        // The octet is masked in place while it is hashed.
         let ecn = hashed.get_mut(BTH_ECN).map(|ecn| core::mem::replace(ecn, 0xff));
         hasher.update(hashed);
         if let (Some(to), Some(ecn)) = (hashed.get_mut(BTH_ECN), ecn) {
@@ -252,23 +252,23 @@ impl Start {
     }
 }
 
-/// The CRCs before the BTH of the last few packets, by length: a request and the acknowledgement behind it alternate,
-/// and hashing what all of them begin with costs more than the rest of a short packet. Kept from batch to batch.
+/// The CRCs before the BTH of the last few packets, by length: a request and its acknowledgement alternate, and hashing
+/// the common headers costs more than the rest of a short packet. The caller keeps them from batch to batch.
 #[derive(Clone, Debug, Default)]
 pub struct Starts {
     of_length: [Option<Start>; Self::KEPT],
 }
 
 impl Starts {
-    /// Lengths kept; a packet's is a multiple of four, so as many neighbours do not displace each other.
+    /// Lengths kept. A packet's length is a multiple of four, so this number of neighbours do not displace each other.
     const KEPT: usize = 8;
 
-    /// Knows no packet yet.
+    /// Creates an empty cache.
     pub const fn new() -> Self {
         Self { of_length: [None; Self::KEPT] }
     }
 
-    /// What is right for the packet, made anew if it is not there.
+    /// The entry for a packet, computed if it is missing.
     pub(crate) fn of(&mut self, flow: &Flow, transport_len: usize) -> Start {
         let Some(kept) = self.of_length.get_mut(transport_len / 4 % Self::KEPT) else {
             return Start::new(flow, transport_len);

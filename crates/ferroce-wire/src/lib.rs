@@ -1,7 +1,7 @@
-//! What do the bytes mean? RoCE headers, opcodes and the ICRC.
+//! RoCE wire format: headers, opcodes and the ICRC.
 //!
-//! A received datagram becomes a [`Packet`] once, at the edge; code above it does not look at bytes again. On the way
-//! out a `Packet` writes its own headers. Nothing here allocates, does I/O or keeps time.
+//! A received datagram is parsed once into a [`Packet`]; the code above does not read its bytes again. On the send side
+//! a `Packet` writes its own headers. This crate does not allocate, do I/O or read a clock.
 //!
 //! Layout facts are cited as `IBTA 9.2` (InfiniBand Architecture Specification volume 1) and `RoCEv2 A17` (its annex).
 

@@ -1,9 +1,9 @@
-//! Management datagrams: what every class has in common (IBTA 13.4).
+//! Management datagrams: the header that all classes share (IBTA 13.4).
 
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Octets of a MAD, header included: no more and no fewer (IBTA 13.4).
+/// Octets of every MAD, header included (IBTA 13.4).
 pub const MAD_LEN: usize = 256;
 /// Octets behind the common header.
 pub const BODY_LEN: usize = MAD_LEN - HEADER_LEN;
@@ -24,14 +24,14 @@ impl MgmtClass {
     pub const COMM_MGT: Self = Self(0x07);
 }
 
-/// Method; bit 7 says it is a response (IBTA 13.4).
+/// Method; bit 7 marks a response (IBTA 13.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MadMethod(pub u8);
 
 impl MadMethod {
-    /// Ask for an attribute.
+    /// Reads an attribute.
     pub const GET: Self = Self(0x01);
-    /// Change an attribute.
+    /// Changes an attribute.
     pub const SET: Self = Self(0x02);
     /// A message of a protocol with its own rules: all of the CM.
     pub const SEND: Self = Self(0x03);
@@ -42,43 +42,43 @@ impl MadMethod {
 /// The common header (IBTA 13.4). The base version is always 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MadHeader {
-    /// Whose protocol the body belongs to.
+    /// The management class that defines the body.
     pub class: MgmtClass,
     /// Version of that class: 2 for the CM, 1 for performance management.
     pub class_version: u8,
-    /// What is asked.
+    /// The requested action.
     pub method: MadMethod,
     /// 0 in requests and in all messages of the CM.
     pub status: u16,
-    /// Means something in directed-route MADs alone.
+    /// Used only in directed-route MADs.
     pub class_specific: u16,
-    /// An answer carries that of what it answers.
+    /// An answer carries the transaction id of its request.
     pub transaction_id: u64,
-    /// Which attribute, or which message of the CM.
+    /// Id of the attribute, or of the message in the CM.
     pub attribute: u16,
-    /// What of the attribute; ECE options in some messages of the CM.
+    /// A part of the attribute; ECE options in some messages of the CM.
     pub attribute_modifier: u32,
 }
 
-/// Why bytes are no MAD, or none of the class that was looked for. Such bytes are counted and dropped.
+/// The bytes are no MAD, or none of the expected class. Such bytes are counted and dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MadError {
-    /// Not 256 octets.
+    /// The length is not 256 octets.
     #[error("{0} octets, a MAD has 256")]
     Length(usize),
-    /// A base version other than 1.
+    /// The base version is not 1.
     #[error("base version {0}, only 1 is known")]
     BaseVersion(u8),
-    /// Of another class.
+    /// The MAD is of another class.
     #[error("management class {:#04x}", .0.0)]
     Class(MgmtClass),
-    /// A version of the class that we do not speak. The CM answers such a REQ with a REJ.
+    /// The class version is unknown. The CM answers such a REQ with a REJ.
     #[error("class version {0}")]
     ClassVersion(u8),
-    /// A method that the class does not have.
+    /// The class does not have this method.
     #[error("method {:#04x}", .0.0)]
     Method(MadMethod),
-    /// An attribute that the class does not have.
+    /// The class does not have this attribute.
     #[error("attribute {0:#06x}")]
     Attribute(u16),
 }
@@ -101,11 +101,11 @@ struct View {
 const _: () = assert!(size_of::<View>() == HEADER_LEN);
 
 impl MadHeader {
-    /// Takes a MAD apart into header and body.
+    /// Splits a MAD into header and body.
     ///
     /// # Errors
     ///
-    /// [`MadError::Length`] and [`MadError::BaseVersion`].
+    /// Returns [`MadError::Length`] or [`MadError::BaseVersion`].
     pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8; BODY_LEN]), MadError> {
         let length = MadError::Length(bytes.len());
         let (view, body) = View::ref_from_prefix(bytes).map_err(|_| length)?;
@@ -126,7 +126,7 @@ impl MadHeader {
         Ok((header, body))
     }
 
-    /// Header and body as one MAD.
+    /// Joins header and body to a MAD.
     pub fn emit(&self, body: &[u8; BODY_LEN]) -> [u8; MAD_LEN] {
         let view = View {
             base_version: BASE_VERSION,

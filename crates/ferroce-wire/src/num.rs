@@ -1,4 +1,4 @@
-//! Numbers that carry their meaning.
+//! Number types of the protocol.
 
 use core::fmt;
 use core::time::Duration;
@@ -22,13 +22,13 @@ macro_rules! number_24 {
                 self.0
             }
 
-            /// The three octets as they stand in a header.
+            /// The three octets in header order.
             pub const fn to_be_bytes(self) -> [u8; 3] {
                 let [_, a, b, c] = self.0.to_be_bytes();
                 [a, b, c]
             }
 
-            /// From the three octets of a header.
+            /// Reads the three octets of a header.
             pub const fn from_be_bytes(bytes: [u8; 3]) -> Self {
                 let [a, b, c] = bytes;
                 Self(u32::from_be_bytes([0, a, b, c]))
@@ -51,7 +51,7 @@ macro_rules! sequence {
                 Self::new(self.0.wrapping_add(count))
             }
 
-            /// The one after.
+            /// The next number.
             pub const fn next(self) -> Self {
                 self.add(1)
             }
@@ -132,15 +132,15 @@ impl Pkey {
     /// The default partition, full member: the only one on RoCE.
     pub const DEFAULT: Self = Self(0xffff);
 
-    /// Whether packets with this key may reach a queue pair of `other`: the same partition, and one of the two a full
-    /// member (IBTA 10.9.3).
+    /// Whether packets with this key may reach a queue pair with `other`: both name the same partition, and at least
+    /// one is a full member (IBTA 10.9.3).
     pub const fn matches(self, other: Self) -> bool {
         const FULL: u16 = 0x8000;
         (self.0 ^ other.0) & !FULL == 0 && (self.0 | other.0) & FULL != 0
     }
 }
 
-/// Immediate data: four octets handed to the receiver's completion unchanged.
+/// Immediate data: four octets that the receiver's completion reports unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct Imm(pub [u8; 4]);
 
@@ -164,7 +164,7 @@ impl PathMtu {
     /// All of them, smallest first.
     pub const ALL: [Self; 5] = [Self::B256, Self::B512, Self::B1024, Self::B2048, Self::B4096];
 
-    /// Octets that headers may take beside the payload: rxe's budget, by which `active_mtu` is chosen.
+    /// Octets that headers may take in addition to the payload: rxe's budget, by which `active_mtu` is chosen.
     pub const HEADER_BUDGET: u32 = 80;
 
     /// Payload octets.
@@ -172,7 +172,7 @@ impl PathMtu {
         128 << self as usize
     }
 
-    /// The one of so many payload octets.
+    /// The MTU with exactly this number of payload octets.
     pub fn of_bytes(octets: usize) -> Option<Self> {
         Self::ALL.into_iter().find(|mtu| mtu.bytes() == octets)
     }
@@ -204,7 +204,7 @@ impl TryFrom<u8> for PathMtu {
     }
 }
 
-/// How long to wait after an RNR NAK: a code of 5 bits (IBTA 9.7.5.2.8, table 45).
+/// Time to wait after an RNR NAK: a code of 5 bits (IBTA 9.7.5.2.8, table 45).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct RnrTimer(u8);
 
@@ -225,12 +225,12 @@ impl RnrTimer {
         Self(bits & 0x1f)
     }
 
-    /// The code, below 32. Code 0 is the longest delay.
+    /// The code, 0 to 31. Code 0 is the longest delay.
     pub const fn code(self) -> u8 {
         self.0
     }
 
-    /// The least time to wait: 10 µs to 655.36 ms.
+    /// The minimum delay: 10 µs to 655.36 ms.
     pub fn delay(self) -> Duration {
         let ten_micros = RNR_DELAY.get(usize::from(self.0)).copied().unwrap_or(65536);
         Duration::from_micros(u64::from(ten_micros) * 10)
@@ -247,12 +247,12 @@ impl AckTimeout {
         if code < 32 { Some(Self(code)) } else { None }
     }
 
-    /// The code, below 32.
+    /// The code, 0 to 31.
     pub const fn code(self) -> u8 {
         self.0
     }
 
-    /// 4.096 µs × 2^code; `None` for code 0, which turns the timeout off.
+    /// The timeout, 4.096 µs × 2^code; `None` for code 0, which turns the timeout off.
     pub const fn delay(self) -> Option<Duration> {
         if self.0 == 0 { None } else { Some(Duration::from_nanos(4096 << self.0)) }
     }

@@ -1,6 +1,6 @@
-//! Every opcode, in one table.
+//! The table of all opcodes.
 
-/// Transport service that an opcode belongs to: bits 7 to 5 of it (IBTA 9.2.1).
+/// Transport service of an opcode: its bits 7 to 5 (IBTA 9.2.1).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Service {
@@ -8,7 +8,7 @@ pub enum Service {
     Rc = 0x00,
     /// Unreliable Connection.
     Uc = 0x20,
-    /// Reliable Datagram: known, so that its packets are refused by name.
+    /// Reliable Datagram: known only to name the refused packets.
     Rd = 0x40,
     /// Unreliable Datagram.
     Ud = 0x60,
@@ -26,19 +26,19 @@ impl WireOpcode {
     /// Congestion notification packet.
     pub const CNP: Self = Self(0x81);
 
-    /// The line of the table; `None` if no service assigns the opcode.
+    /// The table entry; `None` if no service assigns the opcode.
     pub fn info(self) -> Option<&'static OpcodeInfo> {
         TABLE.get(usize::from(self.0)).and_then(Option::as_ref)
     }
 
-    /// The opcode of `operation` on `service`, if the service has it. CNP has none but [`WireOpcode::CNP`].
+    /// The opcode of `operation` on `service`, if the service has it. The only one of CNP is [`WireOpcode::CNP`].
     pub fn of(service: Service, operation: RcOpcode) -> Option<Self> {
         let opcode = Self(service as u8 | operation as u8);
         opcode.info().filter(|info| info.operation == Some(operation)).map(|_| opcode)
     }
 }
 
-/// Extension headers after the BTH: a set, in the one order they can have.
+/// The set of extension headers after the BTH. Their order is fixed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Headers(u16);
 
@@ -70,17 +70,17 @@ impl Headers {
 
     const LENGTHS: [u8; 11] = [4, 4, 8, 4, 16, 28, 4, 8, 4, 4, 16];
 
-    /// Both sets.
+    /// The union of both sets.
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of `other` is in here.
+    /// Whether all headers of `other` are in this set.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Octets they take together.
+    /// Octets of all headers together.
     #[expect(clippy::indexing_slicing, reason = "the bound is the array's; const code has no iterators")]
     pub const fn octets(self) -> usize {
         let (mut sum, mut bit) = (0, 0);
@@ -97,7 +97,7 @@ impl Headers {
 /// The payload that an opcode may carry (IBTA 9.7.4.1.4, C9-92 to C9-94).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PayloadRule {
-    /// None.
+    /// No payload.
     None,
     /// Exactly the path MTU: First and Middle.
     Full,
@@ -110,7 +110,7 @@ pub enum PayloadRule {
 }
 
 impl PayloadRule {
-    /// Whether a payload of `len` octets obeys at this path MTU.
+    /// Whether the rule allows a payload of `len` octets at this path MTU.
     pub const fn allows(self, len: usize, mtu: usize) -> bool {
         match self {
             Self::None => len == 0,
@@ -122,10 +122,10 @@ impl PayloadRule {
     }
 }
 
-/// One line of the opcode table.
+/// One entry of the opcode table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpcodeInfo {
-    /// The service that has it.
+    /// The service of the opcode.
     pub service: Service,
     /// The operation by its name on RC, which other services share; `None` for CNP and RD's ReSync.
     pub operation: Option<RcOpcode>,
@@ -170,7 +170,7 @@ pub enum RcOpcode {
 }
 
 impl RcOpcode {
-    /// The payload that it may carry.
+    /// The rule for the payload of this operation.
     pub fn payload_rule(self) -> PayloadRule {
         WireOpcode(self as u8).info().map_or(PayloadRule::None, |info| info.payload)
     }

@@ -1,17 +1,17 @@
-//! Writing headers one behind the other.
+//! Writes headers one after the other.
 
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::WireError;
 
-/// Where the next header goes.
+/// The free rest of the output buffer.
 pub(crate) struct Out<'b> {
     rest: &'b mut [u8],
     small: WireError,
 }
 
 impl<'b> Out<'b> {
-    /// `need` octets will be written, as the error says if there are fewer.
+    /// Reserves a buffer for `need` octets; the error names them if the buffer is smaller.
     pub(crate) fn new(rest: &'b mut [u8], need: usize) -> Self {
         Self { small: WireError::BufferTooSmall { need, have: rest.len() }, rest }
     }

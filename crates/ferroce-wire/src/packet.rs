@@ -1,12 +1,12 @@
-//! A packet: the headers its opcode has, and the payload.
+//! A packet: the headers of its opcode, and the payload.
 
 mod emit;
 mod parse;
 
 use crate::{Aeth, AtomicEth, Bth, Deth, Feth, Imm, RcOpcode, Reth, Rkey, Service, SrqNumber, WireOpcode};
 
-/// One packet from BTH to ICRC. If it exists, it is well formed: its opcode is known, its headers are whole, pad and
-/// length agree. Lengths against the path MTU are for the state machines, which answer them with a NAK.
+/// One packet from BTH to ICRC. It is always well formed: its opcode is known, its headers are complete, pad and length
+/// agree. The state machines check lengths against the path MTU and answer with a NAK.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Packet<'a> {
     /// The header of every packet.
@@ -20,9 +20,9 @@ pub struct Packet<'a> {
 /// Whether the invariant CRC of a received packet was verified.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IcrcStatus {
-    /// It holds.
+    /// The ICRC is correct.
     Checked,
-    /// Not yet computed: state must not advance because of this packet.
+    /// The ICRC is not yet verified: state must not advance because of this packet.
     Pending,
 }
 
@@ -39,7 +39,7 @@ pub enum Operation<'a> {
     Xrc {
         /// The shared receive queue: present in every request, absent in responses.
         srq: Option<SrqNumber>,
-        /// As on RC.
+        /// The packet, with the same operations as on RC.
         packet: RcPacket<'a>,
     },
     /// Congestion notification (RoCEv2 A17.9.3): the peer's traffic from us was marked.
@@ -74,14 +74,14 @@ pub enum Request<'a> {
     AtomicWrite { reth: Reth, payload: &'a [u8] },
 }
 
-/// The data at the end of a send message beside payload.
+/// The data at the end of a send message in addition to payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SendTail {
-    /// Nothing.
+    /// No additional data.
     None,
     /// Immediate data.
     Imm(Imm),
-    /// A key of the receiver's that ends with this message.
+    /// A key of the receiver that is invalidated by this message.
     Invalidate(Rkey),
 }
 
@@ -102,7 +102,7 @@ pub enum Response<'a> {
 pub struct UdPacket<'a> {
     /// Queue key and sender.
     pub deth: Deth,
-    /// Without pad.
+    /// The payload without pad.
     pub payload: &'a [u8],
     /// Immediate data.
     pub imm: Option<Imm>,
@@ -130,7 +130,7 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// The opcode octet; `None` if the service has no such operation, as READ on UC.
+    /// The opcode octet; `None` if the service has no such operation, for example READ on UC.
     pub fn opcode(&self) -> Option<WireOpcode> {
         match self {
             Self::Rc(packet) => WireOpcode::of(Service::Rc, packet.opcode()),
@@ -183,7 +183,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Whether the payload's length is one that the opcode allows at this path MTU (IBTA C9-92 to C9-94).
+    /// Whether the opcode allows the payload's length at this path MTU (IBTA C9-92 to C9-94).
     pub fn payload_fits(&self, mtu: u32) -> bool {
         self.opcode().payload_rule().allows(self.payload().len(), mtu as usize)
     }
@@ -226,7 +226,7 @@ impl<'a> Response<'a> {
         }
     }
 
-    /// The AETH; READ's middle packets have none.
+    /// The AETH; the middle packets of a READ have none.
     pub const fn aeth(&self) -> Option<Aeth> {
         match self {
             Self::ReadFirst { aeth, .. }

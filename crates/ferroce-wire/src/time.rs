@@ -1,4 +1,4 @@
-//! Time as the state machines see it.
+//! Time for the state machines.
 
 use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
@@ -6,15 +6,15 @@ use core::time::Duration;
 
 /// A point in time: nanoseconds since an origin that the caller of the state machines chooses.
 ///
-/// Not `std::time::Instant`, so that tests write time as numbers and a run can be replayed. Arithmetic saturates:
-/// 2^64 ns are 584 years.
+/// A type of our own instead of `std::time::Instant`, so that tests can write time as numbers and replay a run.
+/// Arithmetic saturates: 2^64 ns are 584 years.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Instant(u64);
 
 impl Instant {
     /// The origin.
     pub const ZERO: Self = Self(0);
-    /// Later than anything a timer can ask for.
+    /// A point later than any timer.
     pub const MAX: Self = Self(u64::MAX);
 
     /// The point `nanos` nanoseconds after the origin.
@@ -27,13 +27,13 @@ impl Instant {
         self.0
     }
 
-    /// Time passed since `earlier`, zero if that lies in the future.
+    /// Time since `earlier`; zero if `earlier` lies in the future.
     pub const fn saturating_since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// Saturates: a duration of more than 584 years is 584 years.
+/// Saturates at 584 years.
 const fn nanos(duration: Duration) -> u64 {
     let nanos = duration.as_nanos();
     if nanos > u64::MAX as u128 { u64::MAX } else { nanos as u64 }

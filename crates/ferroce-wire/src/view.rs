@@ -1,4 +1,4 @@
-//! Headers as they lie on the wire, read in place. Multi-octet fields are big-endian.
+//! Headers in wire layout, read in place. Multi-octet fields are big-endian.
 
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -51,9 +51,9 @@ views! {
         va: U64,
         /// Remote key.
         rkey: U32,
-        /// What to store or to add.
+        /// The value to store or to add.
         swap_or_add: U64,
-        /// What to compare with.
+        /// The value to compare with.
         compare: U64,
     }
 
@@ -69,7 +69,7 @@ views! {
     Deth, 8 {
         /// Queue key.
         qkey: U32,
-        /// Sent as 0, ignored.
+        /// Sent as 0, ignored on receipt.
         reserved: u8,
         /// Sender's queue pair.
         src_qp: [u8; 3],
@@ -77,7 +77,7 @@ views! {
 
     /// XRC extended transport header (annex A14).
     XrcEth, 4 {
-        /// Sent as 0, ignored.
+        /// Sent as 0, ignored on receipt.
         reserved: u8,
         /// Shared receive queue.
         srq: [u8; 3],
@@ -85,7 +85,7 @@ views! {
 
     /// Atomic ACK extended transport header (IBTA 9.3.5.3).
     AtomicAckEth, 8 {
-        /// The value before.
+        /// The value before the operation.
         original: U64,
     }
 
@@ -97,9 +97,9 @@ views! {
 
     /// Ethernet header without its type or tags.
     EthernetAddresses, 12 {
-        /// To whom.
+        /// The receiver's address.
         destination: [u8; 6],
-        /// From whom.
+        /// The sender's address.
         source: [u8; 6],
     }
 
@@ -121,9 +121,9 @@ views! {
         protocol: u8,
         /// Masked in the ICRC.
         checksum: U16,
-        /// From whom.
+        /// The sender's address.
         source: [u8; 4],
-        /// To whom.
+        /// The receiver's address.
         destination: [u8; 4],
     }
 
@@ -137,21 +137,21 @@ views! {
         next_header: u8,
         /// Masked in the ICRC.
         hop_limit: u8,
-        /// From whom.
+        /// The sender's address.
         source: [u8; 16],
-        /// To whom.
+        /// The receiver's address.
         destination: [u8; 16],
     }
 
     /// UDP header (RFC 768).
     Udp, 8 {
-        /// Entropy.
+        /// Entropy for ECMP.
         source_port: U16,
         /// 4791.
         destination_port: U16,
         /// Octets with this header.
         len: U16,
-        /// 0, or a sum; masked in the ICRC.
+        /// 0, or a checksum; masked in the ICRC.
         checksum: U16,
     }
 }

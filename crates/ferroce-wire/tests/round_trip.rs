@@ -1,4 +1,4 @@
-//! What is written is read: for packets, ICRCs and batches of any content.
+//! Reading returns the written values: for packets, ICRCs and batches of any content.
 
 use std::net::IpAddr;
 

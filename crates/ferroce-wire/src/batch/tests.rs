@@ -41,7 +41,7 @@ fn push(batch: &mut TxBatch<'_>, psn: u32, len: usize) -> Result<(), PushError<(
     })
 }
 
-/// What the batch holds, so that "nothing changed" can be said.
+/// The contents of the batch, to check that nothing changed.
 fn contents(batch: &TxBatch<'_>) -> (Vec<u8>, usize, usize) {
     (batch.bytes().to_vec(), batch.segment_size(), batch.len())
 }
@@ -166,7 +166,7 @@ fn reseal_without_gso() {
     assert!(batch.segments().all(|segment| icrc::verify(&flow(false), 0, segment)), "remembered");
 }
 
-/// What one batch learned serves the next, whatever flow and lengths that has.
+/// The cached CRCs of one batch work for the next, with any flow and lengths.
 #[test]
 fn starts_kept_from_batch_to_batch_are_right() {
     let (mut buffer, mut starts) = ([0; 1024], icrc::Starts::new());

@@ -1,15 +1,15 @@
-//! Fields that several messages have, and numbers that stand in them.
+//! Fields that several messages share.
 
 use core::fmt;
 use core::time::Duration;
 
-/// Communication id: names a connection at the end that chose it; never 0 for a live one. Request ids of SIDR share
-/// the space.
+/// Communication id: the id that one end chose for a connection; never 0 for a live one. Request ids of SIDR share the
+/// space.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct CommId(pub u32);
 
 impl CommId {
-    /// "None", as in a REJ from somebody who has no connection.
+    /// No connection, as in a REJ from a sender that has none.
     pub const NONE: Self = Self(0);
 }
 
@@ -29,32 +29,32 @@ impl CmTime {
         if code < 32 { Some(Self(code)) } else { None }
     }
 
-    /// The code, at most 31: a larger one becomes 31.
+    /// Creates a time from a code; codes above 31 become 31.
     pub const fn saturating(code: u8) -> Self {
         if code < 32 { Self(code) } else { Self(31) }
     }
 
-    /// The upper five bits of an octet.
+    /// Reads the upper five bits of an octet.
     pub(super) const fn from_upper(octet: u8) -> Self {
         Self(octet >> 3)
     }
 
-    /// In the upper five bits of an octet.
+    /// Returns the code in the upper five bits of an octet.
     pub(super) const fn upper(self) -> u8 {
         self.0 << 3
     }
 
-    /// The code, below 32.
+    /// The code, 0 to 31.
     pub const fn code(self) -> u8 {
         self.0
     }
 
-    /// 4.096 µs to 8796 s.
+    /// The duration: 4.096 µs to 8796 s.
     pub const fn duration(self) -> Duration {
         Duration::from_nanos(4096 << self.0)
     }
 
-    /// The shortest that lasts at least so long; 31 if none does.
+    /// The shortest time that lasts at least `duration`; code 31 if none does.
     pub fn at_least(duration: Duration) -> Self {
         (0..31).map(Self).find(|time| time.duration() >= duration).unwrap_or(Self(31))
     }
@@ -64,36 +64,36 @@ impl CmTime {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PrivateData<const N: usize>(pub [u8; N]);
 
-/// More private data than the message has room for.
+/// The private data exceed the message's field.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{given} octets of private data, the message has room for {max}")]
 pub struct PrivateDataTooLong {
-    /// Octets given.
+    /// Octets of the given data.
     pub given: usize,
-    /// Octets there is room for.
+    /// Octets of the field.
     pub max: usize,
 }
 
 impl<const N: usize> PrivateData<N> {
     /// Octets of the field.
     pub const LEN: usize = N;
-    /// All zero.
+    /// Private data with zeros only.
     pub const EMPTY: Self = Self([0; N]);
 
-    /// Pads with zeros.
+    /// Copies `data` and fills the rest with zeros.
     ///
     /// # Errors
     ///
-    /// If there is no room.
+    /// Returns [`PrivateDataTooLong`] if `data` exceeds the field.
     pub fn new(data: &[u8]) -> Result<Self, PrivateDataTooLong> {
         Self::concat(&[], data)
     }
 
-    /// `head`, then `tail`, then zeros.
+    /// Concatenates `head` and `tail`, and fills the rest with zeros.
     ///
     /// # Errors
     ///
-    /// If there is no room.
+    /// Returns [`PrivateDataTooLong`] if both together exceed the field.
     pub fn concat(head: &[u8], tail: &[u8]) -> Result<Self, PrivateDataTooLong> {
         let max = N.saturating_sub(head.len());
         let given = tail.len();
@@ -114,7 +114,7 @@ impl<const N: usize> Default for PrivateData<N> {
 }
 
 impl<const N: usize> fmt::Debug for PrivateData<N> {
-    /// Without the zeros at the end.
+    /// Prints the octets without trailing zeros.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let used = self.0.iter().rposition(|octet| *octet != 0).map_or(0, |last| last.saturating_add(1));
         for octet in self.0.iter().take(used) {
@@ -124,10 +124,10 @@ impl<const N: usize> fmt::Debug for PrivateData<N> {
     }
 }
 
-/// Additional information of a REJ, APR or SIDR_REP: so many octets of the field mean something.
+/// Additional information of a REJ, APR or SIDR_REP. Only the first `len` octets of the field are valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Info {
-    /// As the message says; may be wrong.
+    /// The length in the message, which may be wrong.
     pub len: u8,
     /// The whole field.
     pub bytes: PrivateData<72>,
@@ -137,14 +137,14 @@ impl Info {
     /// No information.
     pub const NONE: Self = Self { len: 0, bytes: PrivateData::EMPTY };
 
-    /// The first 72 octets.
+    /// Copies the first 72 octets of `data`.
     pub fn new(data: &[u8]) -> Self {
         let data = data.get(..72).unwrap_or(data);
         // At most 72 octets fit both.
         Self { len: data.len() as u8, bytes: PrivateData::new(data).unwrap_or_default() }
     }
 
-    /// What the sender meant; the whole field if its length is wrong.
+    /// The valid octets; the whole field if its length is wrong.
     pub fn get(&self) -> &[u8] {
         self.bytes.0.get(..usize::from(self.len)).unwrap_or(&self.bytes.0)
     }
@@ -156,27 +156,27 @@ impl Default for Info {
     }
 }
 
-/// Enhanced connection establishment: a vendor's options. The vendor id stands in the message, the options in the
-/// attribute modifier of the MAD header, and mean nothing without a vendor.
+/// Enhanced connection establishment: options of a vendor. The vendor id is in the message, the options in the
+/// attribute modifier of the MAD header. Without a vendor id the options have no meaning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[doc(alias = "ibv_ece")]
 pub struct Ece {
-    /// 24 bits; 0: none.
+    /// 24 bits; 0 means none.
     pub vendor_id: u32,
-    /// What the vendor makes of it.
+    /// Options that the vendor defines.
     pub options: u32,
 }
 
-/// Transport of a connection: two fields of the REQ.
+/// Transport of a connection, from two fields of the REQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transport {
     /// Reliable Connection.
     Rc,
     /// Unreliable Connection.
     Uc,
-    /// Reliable Datagram, which nobody implements.
+    /// Reliable Datagram, which no implementation supports.
     Rd,
-    /// Of the extended transport type, 3 bits.
+    /// A value of the extended transport type, 3 bits.
     Extended(u8),
 }
 
@@ -184,7 +184,7 @@ impl Transport {
     /// Extended Reliable Connection.
     pub const XRC: Self = Self::Extended(1);
 
-    /// From the two fields; the second means something only where the first is 3.
+    /// Combines the two fields; the second is valid only if the first is 3.
     pub(super) const fn from_bits(transport: u8, extended: u8) -> Self {
         match transport & 3 {
             0 => Self::Rc,
@@ -204,16 +204,16 @@ impl Transport {
     }
 }
 
-/// Which message a MRA or REJ is about: 2 bits.
+/// The message that a MRA or REJ refers to: 2 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct About(pub u8);
 
 impl About {
-    /// A REQ.
+    /// The REQ.
     pub const REQ: Self = Self(0);
-    /// A REP.
+    /// The REP.
     pub const REP: Self = Self(1);
-    /// MRA: a LAP. REJ: no particular one.
+    /// In a MRA the LAP; in a REJ no particular message.
     pub const OTHER: Self = Self(2);
 }
 
@@ -245,7 +245,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Why a connection was refused (IBTA 12.6.7).
+    /// The reason for refusing a connection (IBTA 12.6.7).
     RejReason(u16) {
         NO_QP = 1, "no queue pair";
         NO_EEC = 2, "no end-to-end context";
@@ -283,7 +283,7 @@ codes! {
         VENDOR_OPTION = 35, "vendor option not supported";
     }
 
-    /// What became of a LAP (IBTA 12.8.2).
+    /// The result of a LAP (IBTA 12.8.2).
     AprStatus(u8) {
         OK = 0, "alternate path loaded";
         INVALID_COMM_ID = 1, "invalid communication id";
@@ -301,7 +301,7 @@ codes! {
         INVALID_SL = 13, "SL rejected";
     }
 
-    /// What became of a SIDR_REQ (IBTA 12.11).
+    /// The result of a SIDR_REQ (IBTA 12.11).
     SidrStatus(u8) {
         VALID = 0, "valid";
         UNSUPPORTED = 1, "service id not supported";

@@ -1,4 +1,4 @@
-//! The RDMA IP CM service (IBTA annex A11): service ids that are ports, addresses in private data.
+//! The RDMA IP CM service (IBTA annex A11): service ids with port numbers, and addresses in private data.
 
 use core::fmt;
 use core::net::IpAddr;
@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::view;
 use crate::Gid;
 
-/// Names a service at a port of a host.
+/// Id of a service, which for IP services contains a port.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ServiceId(pub u64);
 
@@ -45,14 +45,14 @@ impl PortSpace {
 }
 
 impl ServiceId {
-    /// The port that this stands for; `None` for ids of other services.
+    /// The port space and port in this id; `None` for ids of other services.
     pub fn port(self) -> Option<(PortSpace, u16)> {
         let space = u16::try_from(self.0 >> 16).ok()?;
         Some((PortSpace::from_code(space)?, self.0 as u16))
     }
 
-    /// Of the RDMA IP CM service (annex A11), or a port of IPoIB, which Linux treats alike: private data begin with an
-    /// [`IpCmHeader`].
+    /// Whether the service is of the RDMA IP CM service (annex A11), or a port of IPoIB, which Linux treats alike: the
+    /// private data begin with an [`IpCmHeader`].
     pub fn is_ip(self) -> bool {
         const ANNEX_11: u64 = 0x0100_0000;
         self.0 & 0xffff_ffff_ff00_0000 == ANNEX_11 || self.0 >> 16 == PortSpace::Ipoib as u64
@@ -68,40 +68,40 @@ impl fmt::Debug for ServiceId {
     }
 }
 
-/// What the private data of a REQ or SIDR_REQ to an IP address begin with (annex A11).
+/// The header at the start of the private data of a REQ or SIDR_REQ to an IP address (annex A11).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IpCmHeader {
-    /// Port of who asks.
+    /// The requester's port.
     pub source_port: u16,
-    /// Address of who asks. Of the same family as `destination`.
+    /// The requester's address, of the same family as `destination`.
     pub source: IpAddr,
-    /// Whom they ask; the port is in the service id.
+    /// The address that the requester connects to; the port is in the service id.
     pub destination: IpAddr,
 }
 
-/// Why private data do not begin with such a header.
+/// The private data do not begin with a valid header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum IpCmError {
-    /// Fewer octets than the header has.
+    /// The private data are shorter than the header.
     #[error("{0} octets, the header has 36")]
     Length(usize),
     /// A version of the service other than 0.0.
     #[error("version {0:#04x} of the IP CM service, only 0 is known")]
     Version(u8),
-    /// Neither IPv4 nor IPv6.
+    /// The IP version is neither 4 nor 6.
     #[error("IP version {0}")]
     IpVersion(u8),
 }
 
 impl IpCmHeader {
-    /// Octets: so many fewer are left to the program.
+    /// Octets of the header: the program can use the private data behind it.
     pub const LEN: usize = 36;
 
-    /// Reads the header, and returns it with the rest of the private data.
+    /// Reads the header. Returns it with the rest of the private data.
     ///
     /// # Errors
     ///
-    /// See [`IpCmError`]. The twelve octets in front of an IPv4 address are not looked at.
+    /// Returns an [`IpCmError`] if the header is invalid. The twelve octets in front of an IPv4 address are ignored.
     pub fn parse(private: &[u8]) -> Result<(Self, &[u8]), IpCmError> {
         let (view, rest) =
             view::IpHeader::ref_from_prefix(private).map_err(|_| IpCmError::Length(private.len()))?;
@@ -143,7 +143,7 @@ fn read(field: [u8; 16], v4: bool) -> IpAddr {
     IpAddr::V4([a, b, c, d].into())
 }
 
-/// IPv4 addresses stand in the last four octets, the others are zero: not as in a GID.
+/// Writes an IPv4 address to the last four octets, after zeros: unlike in a GID.
 fn write(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(v4) => {

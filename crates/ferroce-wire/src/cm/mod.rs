@@ -1,7 +1,7 @@
 //! Messages of connection management: MADs of class 7 (IBTA 12.6 to 12.11).
 //!
-//! A [`Mad`] is a message with its transaction id; it is read from and written as 256 octets. Numbers narrower than
-//! their Rust type are cut to their width when written; reserved bits are ignored and written as 0.
+//! A [`Mad`] is a message with its transaction id, read from and written as 256 octets. Numbers narrower than their
+//! Rust type are truncated when written; reserved bits are ignored and written as 0.
 
 mod field;
 mod ip;
@@ -23,19 +23,19 @@ pub use self::sidr::{SidrRep, SidrReq};
 use self::view::View;
 use crate::mad::{BODY_LEN, MAD_LEN, MadError, MadHeader, MadMethod, MgmtClass};
 
-/// Version of the class that we speak (IBTA 12.6).
+/// The class version that this crate implements (IBTA 12.6).
 pub const CLASS_VERSION: u8 = 2;
 
 /// A message and the transaction it belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mad {
-    /// An answer carries that of what it answers. Connections are matched by their ids, not by this.
+    /// An answer carries the transaction id of its request. Connections are matched by their ids, not by this field.
     pub transaction_id: u64,
-    /// What it says.
+    /// The message of the transaction.
     pub message: Message,
 }
 
-/// A message.
+/// A message of connection management.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(missing_docs, reason = "the variants are named as their content")]
 pub enum Message {
@@ -72,7 +72,7 @@ impl Mad {
     ///
     /// # Errors
     ///
-    /// Whatever [`MadError`] says. The values of fields are not judged here.
+    /// Returns a [`MadError`] if the MAD is no valid message. The values of fields are not checked here.
     pub fn parse(bytes: &[u8]) -> Result<Self, MadError> {
         let (header, body) = MadHeader::parse(bytes)?;
         if header.class != MgmtClass::COMM_MGT {
@@ -102,7 +102,7 @@ impl Mad {
         Ok(Self { transaction_id: header.transaction_id, message })
     }
 
-    /// Writes it.
+    /// Writes the message as a MAD.
     pub fn emit(&self) -> [u8; MAD_LEN] {
         let (attribute, body) = match &self.message {
             Message::Req(req) => (attribute::REQ, body(&req.write())),
@@ -130,21 +130,21 @@ impl Mad {
         header.emit(&body)
     }
 
-    /// The REQ of a class version that we do not speak: who sent it, and the transaction, so that it can be refused
-    /// with [`RejReason::CLASS_VERSION`] (IBTA 12.6.7). `None` for everything else.
+    /// Reads the transaction id and the sender's communication id from a REQ of an unknown class version, so that the
+    /// caller can refuse it with [`RejReason::CLASS_VERSION`] (IBTA 12.6.7). `None` for every other message.
     pub fn foreign_req(bytes: &[u8]) -> Option<(u64, CommId)> {
         let (header, body) = MadHeader::parse(bytes).ok()?;
         let alien = header.class == MgmtClass::COMM_MGT
             && header.class_version != CLASS_VERSION
             && header.method == MadMethod::SEND
             && header.attribute == attribute::REQ;
-        // The communication id has been first in every version.
+        // Every version has the communication id first.
         alien.then(|| (header.transaction_id, CommId(of::<view::Req>(body).local_id.get())))
     }
 }
 
 impl Message {
-    /// What stands in the attribute modifier: ECE options, where the message has a vendor id to go with them.
+    /// The attribute modifier: ECE options, if the message has a field for the vendor id.
     const fn options(&self) -> u32 {
         match self {
             Self::Req(req) => req.ece.options,
@@ -161,7 +161,7 @@ impl Message {
         }
     }
 
-    /// Its name in the specification.
+    /// The name of the message in the specification.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Req(_) => "REQ",
@@ -179,7 +179,7 @@ impl Message {
     }
 }
 
-/// The body as one of the views, which all have its length.
+/// Converts the body to one of the views, which all have its length.
 fn of<T: View>(body: &[u8; BODY_LEN]) -> T {
     T::of(*body)
 }
@@ -188,7 +188,7 @@ fn body<T: View>(view: &T) -> [u8; BODY_LEN] {
     view.body()
 }
 
-/// The lower `bits` of a number that has no wider place.
+/// The lower `bits` of a number that is stored in a wider type.
 const fn low(value: u8, bits: u32) -> u8 {
     value & ((1 << bits) - 1)
 }

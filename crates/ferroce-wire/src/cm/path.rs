@@ -3,7 +3,7 @@
 use super::{CmTime, bit, is_set, low, view};
 use crate::Gid;
 
-/// A path. LIDs and SL mean nothing on RoCE, but are carried.
+/// A path. LIDs and SL have no meaning on RoCE, but are preserved.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Path {
     /// LID of the sender: 0xffff or 0 on RoCE.
@@ -16,7 +16,7 @@ pub struct Path {
     pub remote_gid: Gid,
     /// 20 bits.
     pub flow_label: u32,
-    /// Static rate as in `ibv_rate`, 6 bits; 0: the port's.
+    /// Static rate as in `ibv_rate`, 6 bits; 0 means the port's rate.
     pub rate: u8,
     /// IP's type of service.
     pub traffic_class: u8,
@@ -24,7 +24,7 @@ pub struct Path {
     pub hop_limit: u8,
     /// Service level, 4 bits.
     pub sl: u8,
-    /// Both ports are in one subnet: no router between.
+    /// Both ports are in one subnet, without a router between them.
     pub subnet_local: bool,
     /// Local ACK timeout of the receiver's queue pair.
     pub ack_timeout: CmTime,

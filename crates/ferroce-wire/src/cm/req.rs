@@ -1,4 +1,4 @@
-//! The two messages that carry what a connection is made of.
+//! REQ and REP: the two messages with the parameters of a connection.
 
 use super::{CmTime, CommId, Ece, Path, PrivateData, ServiceId, Transport, bit, is_set, low, view};
 use crate::{Pkey, Psn, Qkey, Qpn};
@@ -6,35 +6,35 @@ use crate::{Pkey, Psn, Qkey, Qpn};
 /// Request for a connection (IBTA 12.6.5). "Local" is the sender's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Req {
-    /// The sender's name for the connection.
+    /// The sender's communication id.
     pub local_id: CommId,
     /// Vendor options.
     pub ece: Ece,
-    /// Whom it is for.
+    /// The service that the sender requests.
     pub service_id: ServiceId,
     /// The sender's node GUID.
     pub ca_guid: u64,
-    /// RD alone.
+    /// Used by RD only.
     pub qkey: Qkey,
     /// The sender's queue pair.
     pub qpn: Qpn,
-    /// Reads and atomics that the sender can serve.
+    /// Reads and atomics that the sender can respond to at a time.
     pub responder_resources: u8,
     /// Reads and atomics that the sender will have outstanding.
     pub initiator_depth: u8,
-    /// RD alone; 24 bits.
+    /// Used by RD only; 24 bits.
     pub local_eecn: Qpn,
-    /// RD alone; 24 bits.
+    /// Used by RD only; 24 bits.
     pub remote_eecn: Qpn,
-    /// How soon the receiver should answer.
+    /// The time in which the receiver should answer.
     pub remote_timeout: CmTime,
-    /// How soon the sender answers.
+    /// The time in which the sender answers.
     pub local_timeout: CmTime,
-    /// Service of the queue pairs.
+    /// The transport service of the queue pairs.
     pub transport: Transport,
     /// Whether the sender's queue pair gives credits.
     pub flow_control: bool,
-    /// The PSN that the sender expects first.
+    /// The first PSN that the sender expects.
     pub starting_psn: Psn,
     /// `retry_cnt` for the receiver's queue pair, 3 bits.
     pub retry_count: u8,
@@ -42,21 +42,21 @@ pub struct Req {
     pub pkey: Pkey,
     /// Code of the path MTU, 4 bits: see [`crate::PathMtu`].
     pub path_mtu: u8,
-    /// RD alone.
+    /// Used by RD only.
     pub rdc_exists: bool,
     /// `rnr_retry` for the receiver's queue pair, 3 bits.
     pub rnr_retry_count: u8,
-    /// How often the receiver repeats a message, 4 bits.
+    /// Repetitions of a message by the receiver, 4 bits.
     pub max_cm_retries: u8,
     /// The sender's queue pair takes from a shared receive queue.
     pub srq: bool,
-    /// The path.
+    /// The primary path.
     pub primary: Path,
-    /// The alternate path; all zero without.
+    /// The alternate path; all zero if there is none.
     pub alternate: Path,
     /// The sender knows the alternate path's suggested values.
     pub sap_supported: bool,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private: PrivateData<92>,
 }
 
@@ -125,11 +125,11 @@ impl Req {
 /// Reply to a request for a connection (IBTA 12.6.8). "Local" is the sender's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rep {
-    /// The sender's name for the connection.
+    /// The sender's communication id.
     pub local_id: CommId,
-    /// The receiver's.
+    /// The receiver's communication id.
     pub remote_id: CommId,
-    /// RD alone.
+    /// Used by RD only.
     pub qkey: Qkey,
     /// The sender's queue pair.
     pub qpn: Qpn,
@@ -137,15 +137,15 @@ pub struct Rep {
     pub eecn: Qpn,
     /// Vendor options.
     pub ece: Ece,
-    /// The PSN that the sender expects first.
+    /// The first PSN that the sender expects.
     pub starting_psn: Psn,
-    /// Reads and atomics that the sender can serve.
+    /// Reads and atomics that the sender can respond to at a time.
     pub responder_resources: u8,
     /// Reads and atomics that the sender will have outstanding.
     pub initiator_depth: u8,
-    /// How long the sender's queue pair may take to acknowledge.
+    /// Longest time that the sender's queue pair takes to acknowledge.
     pub target_ack_delay: CmTime,
-    /// What became of the alternate path, 2 bits: 0 taken, 1 not supported, 2 refused.
+    /// The answer about the alternate path, 2 bits: 0 accepted, 1 not supported, 2 refused.
     pub failover: u8,
     /// Whether the sender's queue pair gives credits.
     pub flow_control: bool,
@@ -155,7 +155,7 @@ pub struct Rep {
     pub srq: bool,
     /// The sender's node GUID.
     pub ca_guid: u64,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private: PrivateData<196>,
 }
 

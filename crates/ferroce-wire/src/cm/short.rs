@@ -1,28 +1,28 @@
-//! The messages that name a connection and say one thing about it.
+//! Short messages about an existing connection or request.
 
 use super::path::{flow_label, flow_label_field};
 use super::{About, AprStatus, CmTime, CommId, Info, Path, PrivateData, RejReason, bit, is_set, low, view};
 use crate::{Gid, Qpn};
 
-/// Ready to use: the requester has taken the REP (IBTA 12.6.9).
+/// Ready to use: the requester accepts the REP (IBTA 12.6.9).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rtu {
-    /// The sender's name for the connection.
+    /// The sender's communication id.
     pub local_id: CommId,
-    /// The receiver's.
+    /// The receiver's communication id.
     pub remote_id: CommId,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private: PrivateData<224>,
 }
 
-/// Answer to a DREQ: the connection is no more (IBTA 12.6.11).
+/// Answer to a DREQ: the connection has ended (IBTA 12.6.11).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Drep {
-    /// The sender's name for the connection.
+    /// The sender's communication id.
     pub local_id: CommId,
-    /// The receiver's.
+    /// The receiver's communication id.
     pub remote_id: CommId,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private: PrivateData<224>,
 }
 
@@ -55,13 +55,13 @@ ids!(Rtu Drep);
 /// Request to end a connection (IBTA 12.6.10).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Dreq {
-    /// The sender's name for the connection.
+    /// The sender's communication id.
     pub local_id: CommId,
-    /// The receiver's.
+    /// The receiver's communication id.
     pub remote_id: CommId,
     /// The receiver's queue pair.
     pub remote_qpn: Qpn,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private: PrivateData<220>,
 }
 
@@ -91,15 +91,15 @@ impl From<Dreq> for view::Dreq {
 /// Message received, an answer will take longer (IBTA 12.6.6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mra {
-    /// The sender's name for the connection.
+    /// The sender's communication id.
     pub local_id: CommId,
-    /// The receiver's.
+    /// The receiver's communication id.
     pub remote_id: CommId,
-    /// What was received.
+    /// The message that was received.
     pub about: About,
-    /// How much longer.
+    /// The additional time until the answer.
     pub service_timeout: CmTime,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private: PrivateData<222>,
 }
 
@@ -130,17 +130,17 @@ impl From<Mra> for view::Mra {
 /// Refusal (IBTA 12.6.7).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rej {
-    /// The sender's name for the connection; 0 if it has none.
+    /// The sender's communication id; 0 if it has none.
     pub local_id: CommId,
-    /// The receiver's; 0 if the sender never heard of it.
+    /// The receiver's communication id; 0 if the sender does not know it.
     pub remote_id: CommId,
-    /// What is refused.
+    /// The message that is refused.
     pub about: About,
-    /// Why.
+    /// The reason for the refusal.
     pub reason: RejReason,
-    /// More about why: a GID, an MTU, the sender's GUID. Its length has 7 bits.
+    /// Additional information: a GID, an MTU, the sender's GUID. Its length has 7 bits.
     pub info: Info,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private: PrivateData<148>,
 }
 
@@ -174,17 +174,17 @@ impl From<Rej> for view::Rej {
 /// Request to load an alternate path (IBTA 12.8.1): refused on RoCE.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lap {
-    /// The sender's name for the connection.
+    /// The sender's communication id.
     pub local_id: CommId,
-    /// The receiver's.
+    /// The receiver's communication id.
     pub remote_id: CommId,
     /// The receiver's queue pair.
     pub remote_qpn: Qpn,
-    /// How soon the receiver should answer.
+    /// The time in which the receiver should answer.
     pub remote_timeout: CmTime,
-    /// The path.
+    /// The proposed alternate path.
     pub path: Path,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private: PrivateData<168>,
 }
 
@@ -241,15 +241,15 @@ impl From<Lap> for view::Lap {
 /// Answer to a LAP (IBTA 12.8.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Apr {
-    /// The sender's name for the connection.
+    /// The sender's communication id.
     pub local_id: CommId,
-    /// The receiver's.
+    /// The receiver's communication id.
     pub remote_id: CommId,
-    /// What became of it.
+    /// The result of the LAP.
     pub status: AprStatus,
-    /// More about that.
+    /// Additional information about the result.
     pub info: Info,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private: PrivateData<148>,
 }
 

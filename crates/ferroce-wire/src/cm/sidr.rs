@@ -1,4 +1,4 @@
-//! Asking for the queue pair behind a service id, without a connection (IBTA 12.11).
+//! Service id resolution (SIDR): a request for the queue pair of a service, without a connection (IBTA 12.11).
 
 use super::req::{vendor, vendor_field};
 use super::{CommId, Ece, Info, PrivateData, ServiceId, SidrStatus, view};
@@ -7,13 +7,13 @@ use crate::{Pkey, Qkey, Qpn};
 /// Service id resolution request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SidrReq {
-    /// The sender's name for the question.
+    /// The sender's id of the request.
     pub request_id: CommId,
     /// The partition.
     pub pkey: Pkey,
-    /// Whom it is for.
+    /// The service that the sender requests.
     pub service_id: ServiceId,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private: PrivateData<216>,
 }
 
@@ -43,21 +43,21 @@ impl From<SidrReq> for view::SidrReq {
 /// Service id resolution response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SidrRep {
-    /// The receiver's name for the question.
+    /// The request id from the SIDR_REQ.
     pub request_id: CommId,
-    /// Whether the rest means anything.
+    /// The result; the other fields have a meaning only if it is [`SidrStatus::VALID`].
     pub status: SidrStatus,
-    /// More about that.
+    /// Additional information about the status.
     pub info: Info,
     /// Vendor options.
     pub ece: Ece,
-    /// The queue pair.
+    /// The queue pair of the service.
     pub qpn: Qpn,
-    /// As asked.
+    /// The service id from the SIDR_REQ.
     pub service_id: ServiceId,
     /// The queue pair's key.
     pub qkey: Qkey,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private: PrivateData<136>,
 }
 

@@ -1,34 +1,34 @@
-//! The ICRC of packets whose IPv4 identification is not seen.
+//! The ICRC of packets whose IPv4 identification the receiver cannot see.
 //!
-//! The ICRC covers the identification, and a UDP socket hides it. The checker therefore asks whether the ICRC holds with
-//! *any* identification. Every packet of an honest sender passes. Of corrupt packets one in 65,536 passes: the check is
-//! worth 16 bits over IPv4. Over IPv6, where nothing is hidden, it is worth all 32.
+//! The ICRC covers the identification, and a UDP socket hides it. The checker therefore accepts a packet if the ICRC is
+//! right with *any* identification. Every packet of an honest sender passes. Of corrupt packets one in 65,536 passes:
+//! over IPv4 the check has the strength of 16 bits. Over IPv6, where nothing is hidden, it has all 32.
 //!
-//! No identification is refused because it is unlike those before it, although that could win some bits back. Senders
-//! are free in what they write (RFC 6864 section 4.1), and kernel rxe takes identifications from one counter for all
-//! queue pairs when it prepares packets; a queueing discipline or another CPU can then let thousands overtake. A refused
-//! packet is lost without need. A peer with kernel rxe can lose the connection for half a minute by that, because it
-//! executes fast registrations again after any loss.
+//! The checker does not refuse an unusual identification, although that could win some bits back. Senders choose the
+//! identification freely (RFC 6864 section 4.1), and kernel rxe takes it from one counter for all queue pairs when it
+//! prepares packets; a queueing discipline or another CPU can then reorder thousands of packets. A refused packet is
+//! lost without need. A peer with kernel rxe can lose the connection for half a minute by that, because it executes
+//! fast registrations again after any loss.
 //!
-//! Other checks look at the packet before: Ethernet's on each link, and the kernel's of the UDP checksum where the sender
-//! computed one. Our UDP sockets do; kernel rxe and cards send 0.
+//! Other checks run before: Ethernet's on each link, and the kernel's of the UDP checksum where the sender computed
+//! one. Our UDP sockets compute it; kernel rxe and cards send 0.
 
 use super::{IdSolver, Starts, compute, stored};
 use crate::Flow;
 
-/// Whether a packet's ICRC holds.
+/// The result of an ICRC check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// It does, as all 32 bits say: no identification had to be solved.
+    /// The ICRC is correct in all 32 bits, without solving for an identification.
     Good,
-    /// It does with this identification (counter `icrc_id_solved`).
+    /// The ICRC is correct with this identification (counter `icrc_id_solved`).
     Solved(u16),
-    /// It does not, with any.
+    /// The ICRC is correct with no identification.
     Bad,
 }
 
-/// Checks ICRCs of packets as a UDP socket receives them. It keeps what packets of recent lengths and flows have in
-/// common, and learns nothing about senders.
+/// Checks ICRCs of packets that a UDP socket receives. It caches the constants of recent lengths and flows, and keeps
+/// no state about senders.
 #[derive(Clone, Debug, Default)]
 pub struct IcrcChecker {
     solver: IdSolver,
@@ -36,7 +36,7 @@ pub struct IcrcChecker {
 }
 
 impl IcrcChecker {
-    /// Knows no packet yet.
+    /// Creates an empty cache.
     pub const fn new() -> Self {
         Self { solver: IdSolver::new(), starts: Starts::new() }
     }
@@ -52,7 +52,7 @@ impl IcrcChecker {
         id.map_or(Verdict::Bad, Verdict::Solved)
     }
 
-    /// The ICRC with identification 0; flow and length are mostly those of a packet shortly before.
+    /// The ICRC with identification 0. Flow and length usually equal those of a recent packet.
     fn with_id_zero(&mut self, flow: &Flow, transport: &[u8]) -> u32 {
         let start = self.starts.of(flow, transport.len());
         let change = self.solver.mask_change(transport.len());
@@ -90,7 +90,7 @@ mod tests {
         seal(&flow, 0, &mut packet);
         assert_eq!(checker.check(&flow, &packet), Verdict::Good);
         for bit in 0..60 * 8 {
-            // Octet 4 of the BTH is not covered.
+            // The ICRC does not cover octet 4 of the BTH.
             if bit / 8 != 4 {
                 packet[bit / 8] ^= 1 << (bit % 8);
                 assert_eq!(checker.check(&flow, &packet), Verdict::Bad);
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(checker.check(&flow, &[]), Verdict::Bad);
     }
 
-    /// Whatever the sender counts, and in whatever order it arrives.
+    /// A packet passes with any identification, in any order of arrival.
     #[test]
     fn a_packet_holds_with_every_id() {
         let mut checker = IcrcChecker::new();
@@ -114,7 +114,7 @@ mod tests {
         }
     }
 
-    /// Any length is judged, none is read beyond.
+    /// A packet of any length is checked without reading beyond its end.
     #[test]
     fn every_length_is_judged() {
         let mut checker = IcrcChecker::new();

@@ -1,4 +1,4 @@
-//! Finding the IPv4 ID that a UDP socket hides.
+//! Computes the IPv4 ID that a UDP socket hides.
 //!
 //! A CRC is linear: the ICRC of a packet with ID `i` is that with ID 0 plus `i(x) * x^(8n+32) mod P`, where `n` octets
 //! are hashed after the ID. So the difference, multiplied by the inverse of that power of `x`, is the ID, if it fits 16
@@ -55,17 +55,17 @@ const fn octet_powers(base: u32) -> [u32; 17] {
 const POWERS: [u32; 17] = octet_powers(times_x(ONE));
 const INVERSE_POWERS: [u32; 17] = octet_powers(over_x(ONE));
 
-/// The product of those powers of two that make up `octets`, which is below 2^17.
+/// The product of the powers of two that add up to `octets`, which is below 2^17.
 fn power(of: &[u32; 17], octets: usize) -> u32 {
     let used = of.iter().enumerate().filter(|(k, _)| octets >> k & 1 != 0);
     used.fold(ONE, |product, (_, &power)| times(product, power))
 }
 
-/// How an ID changes the register after the headers before BTH: by nibble of the ID.
+/// The change of the register after the headers before BTH, by nibble of the ID.
 const ID_CHANGE: [[u32; 16]; 4] = products(times(POWERS[4], POWERS[3]));
 const _: () = assert!(2 + BETWEEN == 16 + 8);
 
-/// The change of the register after the headers before BTH, if the ID is not 0 but `id`.
+/// The change of the register after the headers before BTH, if the ID is `id` instead of 0.
 pub(super) fn id_change(id: u16) -> u32 {
     lookup(&ID_CHANGE, id.swap_bytes().into())
 }
@@ -92,7 +92,7 @@ const fn products<const N: usize>(factor: u32) -> [[u32; 16]; N] {
     products
 }
 
-/// The product of a register with what the table was made for. Nibbles beyond the table must be 0.
+/// The product of a register with the factor of the table. Nibbles beyond the table must be 0.
 fn lookup<const N: usize>(products: &[[u32; 16]; N], register: u32) -> u32 {
     let (mut product, mut rest) = (0, register);
     for of_nibble in products {
@@ -102,17 +102,17 @@ fn lookup<const N: usize>(products: &[[u32; 16]; N], register: u32) -> u32 {
     product
 }
 
-/// What a difference is multiplied with: the ID enters the register 16 bits before the octets after it.
+/// The factor for a difference: the ID enters the register 16 bits before the octets after it.
 fn factor(transport_len: usize) -> u32 {
     power(&INVERSE_POWERS, 2 + BETWEEN + transport_len.saturating_sub(ICRC_LEN))
 }
 
-/// The ID whose polynomial this is, if it is one.
+/// The ID of this polynomial, if there is one.
 fn id_of(register: u32) -> Option<u16> {
     u16::try_from(register).ok().map(u16::swap_bytes)
 }
 
-/// The IPv4 ID with which the packet's ICRC holds, if any does.
+/// The IPv4 ID that makes the packet's ICRC correct, if there is one.
 ///
 /// `difference` is the ICRC of the packet XOR the ICRC it must carry with ID 0; `transport_len` its octets from BTH to
 /// ICRC, below 65536. One of 65536 random differences has a solution. For more than one packet use [`IdSolver`].
@@ -130,19 +130,19 @@ pub struct IdSolver {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     transport_len: usize,
-    /// Of the factor.
+    /// The products of the factor.
     products: [[u32; 16]; 8],
-    /// What masking BTH octet 4 changes, if it is 0.
+    /// The change of the CRC by masking BTH octet 4, if that octet is 0.
     mask_change: u32,
 }
 
 impl IdSolver {
-    /// Lengths kept; a packet's is a multiple of four, so 16 neighbours do not displace each other.
+    /// Lengths kept. A packet's length is a multiple of four, so 16 neighbours do not displace each other.
     const ENTRIES: usize = 16;
 
-    /// Knows no length yet.
+    /// Creates an empty cache.
     pub const fn new() -> Self {
-        // Right for no packet: none is this long.
+        // No packet has this length, so the entry matches none.
         let none = Entry { transport_len: usize::MAX, products: [[0; 16]; 8], mask_change: 0 };
         Self { entries: [none; Self::ENTRIES] }
     }
@@ -152,7 +152,7 @@ impl IdSolver {
         id_of(lookup(&self.entry(transport_len)?.products, difference))
     }
 
-    /// How the CRC of a packet whose BTH octet 4 is 0 changes when it is masked, as the ICRC wants it.
+    /// The change of the CRC by masking BTH octet 4, if that octet is 0.
     pub(super) fn mask_change(&mut self, transport_len: usize) -> Option<u32> {
         self.entry(transport_len).map(|entry| entry.mask_change)
     }

@@ -1,4 +1,4 @@
-//! Meaning to bytes.
+//! Writes packets as bytes.
 
 use zerocopy::byteorder::network_endian::U32;
 
@@ -22,7 +22,7 @@ impl Packet<'_> {
         self.info().map(|(_, info)| info.header_len)
     }
 
-    /// Octets from BTH to ICRC that the packet takes with `payload_len` octets of payload.
+    /// Octets from BTH to ICRC of the packet with `payload_len` octets of payload.
     ///
     /// # Errors
     ///
@@ -32,12 +32,12 @@ impl Packet<'_> {
         Ok(payload_len.saturating_add(around))
     }
 
-    /// Writes the whole packet, its pad, and four zero octets where [`icrc::seal`](crate::icrc::seal) puts the ICRC. Returns the
-    /// octets written.
+    /// Writes the whole packet, its pad, and four zero octets in place of the ICRC, which
+    /// [`icrc::seal`](crate::icrc::seal) computes. Returns the octets written.
     ///
     /// # Errors
     ///
-    /// As [`Packet::emit_head`]; nothing useful is in `out` then.
+    /// As [`Packet::emit_head`]; the contents of `out` are then undefined.
     pub fn emit(&self, out: &mut [u8]) -> Result<usize, WireError> {
         let payload = self.op.payload();
         let need = self.wire_len(payload.len())?;

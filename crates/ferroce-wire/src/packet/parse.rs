@@ -1,4 +1,4 @@
-//! Bytes to meaning.
+//! Parses bytes to packets.
 
 use zerocopy::byteorder::network_endian::U32;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -8,11 +8,11 @@ use crate::opcode::{BTH_LEN, Headers, ICRC_LEN, PayloadRule, RcOpcode, Service, 
 use crate::{Aeth, Bth, Imm, Rkey, SrqNumber, WireError, view};
 
 impl<'a> Packet<'a> {
-    /// Reads one packet, BTH to ICRC. The ICRC is not looked at: the result says [`IcrcStatus::Pending`].
+    /// Reads one packet, BTH to ICRC. The ICRC is not verified: the result has [`IcrcStatus::Pending`].
     ///
     /// # Errors
     ///
-    /// The bytes are to be dropped and counted, whatever the error.
+    /// On any error the caller drops and counts the bytes.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
         let have = bytes.len();
         let (raw, after_bth) = view::Bth::ref_from_prefix(bytes)
@@ -21,7 +21,7 @@ impl<'a> Packet<'a> {
         if raw.version() != 0 {
             return Err(WireError::Version(raw.version()));
         }
-        // Before any other octet is read.
+        // The length is checked before any other octet is read.
         let need = info.header_len + raw.pad() + ICRC_LEN;
         let payload_len = have.checked_sub(need).ok_or(WireError::Truncated { need, have })?;
         if !have.is_multiple_of(4) {
@@ -54,7 +54,7 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// The part that is not read yet: extension headers, payload, pad, ICRC.
+/// The unread part of the packet: extension headers, payload, pad, ICRC.
 struct Rest<'a> {
     bytes: &'a [u8],
     payload_len: usize,

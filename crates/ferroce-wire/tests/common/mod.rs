@@ -1,4 +1,4 @@
-//! What several test programs share.
+//! Helpers that several test programs share.
 #![allow(dead_code, reason = "each program uses its part")]
 
 use std::path::{Path, PathBuf};
