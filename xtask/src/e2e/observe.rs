@@ -19,7 +19,7 @@ use crate::tree;
 /// How long a condition may take to come true, on a machine that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How our tree differs from that of the kernel's rxe: what a path begins with, and words of README.md that explain it.
+/// How our tree differs from that of the kernel's rxe: what a path begins with, and words of docs/book/src/sysfs.md that explain it.
 const EXPLAINED: &[(&str, &str)] = &[
     ("./power", "`power/`"),
     ("./device", "`device`"),
@@ -223,11 +223,11 @@ fn same_tree(bed: &Bed, reference: &Path) -> Result<()> {
     let ended = with_sysfs(bed, "cd /sys/class/infiniband/fr0 && find . | sort")?;
     ensure!(ended.ok(), "{}", ended.describe());
     let (theirs, ours) = (paths(&reference), paths(&ended.output));
-    let readme = std::fs::read_to_string(tree::root().join("README.md"))?;
+    let page = std::fs::read_to_string(tree::root().join("docs/book/src/sysfs.md"))?;
     for path in theirs.symmetric_difference(&ours) {
         let explained = EXPLAINED.iter().find(|(start, _)| path.starts_with(start));
         let word = explained.with_context(|| format!("{path} is in one of the trees alone"))?.1;
-        ensure!(readme.contains(word), "README.md does not explain {path}: no {word}");
+        ensure!(page.contains(word), "docs/book/src/sysfs.md does not explain {path}: no {word}");
     }
     // Every name that rxe has is there.
     let missing: Vec<_> = theirs.difference(&ours).filter(|path| !path.starts_with("./power")).collect();
