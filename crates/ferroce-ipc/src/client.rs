@@ -1,4 +1,4 @@
-//! A client that asks and waits: what the command line needs, and the first steps of a program's own client.
+//! A blocking client of the broker: the command line uses it, and a program's own client uses it to connect.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,11 +9,11 @@ use crate::codec::MessageError;
 use crate::connection::{Connection, Peer};
 use crate::message::{Hello, MAJOR, MINOR, Message, Refusal, RefusalCode, SHOW_MADS};
 
-/// How long another user's broker has to say that it makes way.
+/// Time limit for another user's broker to announce that it is leaving.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// How long its word is believed: a broker that does make way has ended by then.
+/// Time limit for a broker that announced its leave to end.
 const BELIEF: Duration = Duration::from_secs(1);
-/// How often to look whether it has ended.
+/// Interval between two checks whether that broker has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A greeted connection to the broker of this network namespace.
@@ -27,26 +27,25 @@ pub struct Client {
     news: VecDeque<(Message, Vec<OwnedFd>)>,
 }
 
-/// Why the broker cannot be asked.
+/// Reasons why a client cannot use the broker.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody holds the broker's name: start `ferroced`.
+    /// No process holds the broker's name: start `ferroced`.
     #[error("no ferroced runs in this network namespace")]
     NoBroker,
-    /// The name's holder is another user's process.
+    /// Another user's process holds the name.
     #[error(
         "@{name} is held by process {pid} of {}: stop it, or run in a network namespace of your own: \
          ferroce run --private-net -- CMD", Peer::user(*.uid)
     )]
     Foreign {
-        /// The abstract name.
         name: String,
-        /// Process id, 0 if it is in no pid namespace we see.
+        /// Process id of the holder, 0 if it is in no pid namespace that this process sees.
         pid: u32,
         /// User, as in [`Peer`].
         uid: u32,
     },
-    /// The broker closed the connection without a word; it is leaving or died.
+    /// The broker closed the connection without an answer: it is leaving or died.
     #[error("ferroced closed the connection")]
     Closed,
     /// The broker did not answer within the limit.
@@ -55,25 +54,24 @@ pub enum ClientError {
         /// Process id of the holder.
         pid: u32,
     },
-    /// The broker said no.
+    /// The broker refused the request.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The broker's bytes are no message.
+    /// The broker sent bytes that are no valid message.
     #[error("ferroced sent something unintelligible")]
     Message(#[from] MessageError),
     /// The broker answered with another kind of message.
     #[error("ferroced gave an answer that does not belong to the question")]
     Unexpected,
-    /// The system failed.
     #[error("cannot talk to ferroced")]
     Io(#[from] io::Error),
 }
 
-/// A message with its request id (0 for news) and its descriptors.
+/// A message with its request id (0 for a notification) and its descriptors.
 pub type Answer = (u32, Message, Vec<OwnedFd>);
 
 impl ClientError {
-    /// Whether a broker that is just leaving was met, so that a new attempt, with a new broker, may succeed.
+    /// Returns whether the client met a broker that is leaving, so that a new attempt may succeed with a new broker.
     pub fn is_leaving(&self) -> bool {
         match self {
             Self::NoBroker | Self::Closed => true,
@@ -85,8 +83,8 @@ impl ClientError {
 }
 
 impl Client {
-    /// Connects to the broker that holds `name`, which must be of our user or root, and greets it. `netdev` is the view
-    /// asked for, empty for none.
+    /// Connects to the broker that holds `name` and greets it. The broker must belong to our user or root. `netdev`
+    /// is the requested view, empty for none.
     ///
     /// # Errors
     /// All of [`ClientError`].
@@ -94,7 +92,7 @@ impl Client {
         let deadline = Instant::now() + limit;
         let mut client = loop {
             match Self::begin(name, netdev) {
-                // The backlog is full: it will be served.
+                // The listener's backlog is full: the broker will accept this client later.
                 Err(ClientError::Io(e))
                     if e.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline =>
                 {
@@ -107,7 +105,7 @@ impl Client {
         match client.receive(deadline)? {
             (_, Message::Hello(hello), _) if hello.major == MAJOR => client.broker = hello,
             (_, Message::Hello(hello), _) => {
-                // The broker will say so as well, in words that may be better.
+                // The broker sends its own refusal as well, with a more precise sentence.
                 if let Ok((_, Message::Refused(refusal), _)) = client.receive(deadline) {
                     return Err(refusal.into());
                 }
@@ -123,7 +121,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Connects and greets without waiting for the answer, which [`Client::poll`] then brings as the first message.
+    /// Connects and greets without waiting. [`Client::poll`] returns the broker's answer as its first message.
     ///
     /// # Errors
     /// As [`Client::connect`], but none that needs an answer.
@@ -145,12 +143,10 @@ impl Client {
         Ok(client)
     }
 
-    /// The broker's greeting.
     pub fn broker(&self) -> &Hello {
         &self.broker
     }
 
-    /// The broker's process.
     pub fn peer(&self) -> Peer {
         self.peer
     }
@@ -166,7 +162,7 @@ impl Client {
         Ok(id)
     }
 
-    /// Sends a message that wants no answer, without waiting.
+    /// Sends a message that has no answer, without waiting.
     ///
     /// # Errors
     /// As [`Client::send`].
@@ -182,7 +178,7 @@ impl Client {
         self.connection.wait_writable(Instant::now() + limit)
     }
 
-    /// The next message if one is there: its id, itself, its descriptors.
+    /// Returns the next message, if one has arrived, with its id and descriptors.
     ///
     /// # Errors
     /// [`ClientError::Closed`] at the end of the connection, [`ClientError::Message`], [`ClientError::Io`].
@@ -196,7 +192,7 @@ impl Client {
         }
     }
 
-    /// Asks and waits for the answer. Messages that are no answer are kept as news.
+    /// Sends a request and waits for its answer. The client keeps other messages for [`Client::poll`].
     ///
     /// # Errors
     /// [`ClientError::Refused`] with the broker's sentence; the others of [`ClientError`].
@@ -208,7 +204,7 @@ impl Client {
         self.request_with(message, &[], limit)
     }
 
-    /// As [`Client::request`], with the descriptors that belong to the message.
+    /// Sends a request like [`Client::request`], with the descriptors that belong to the message.
     ///
     /// # Errors
     /// As [`Client::request`].
@@ -238,13 +234,13 @@ impl Client {
         self.answer(self.next_id.wrapping_sub(1), Instant::now() + limit)
     }
 
-    /// Whether news wait that [`Client::poll`] can return without the socket being readable.
+    /// Returns whether [`Client::poll`] has a message to return although the socket is not readable.
     pub fn has_news(&self) -> bool {
         !self.news.is_empty()
     }
 
     fn answer(&mut self, id: u32, deadline: Instant) -> Result<(Message, Vec<OwnedFd>), ClientError> {
-        // It is hardly ever there already.
+        // An answer has rarely arrived at this point.
         self.connection.wait_readable(deadline).map_err(|e| self.timeout(e))?;
         loop {
             match self.receive(deadline)? {
@@ -267,7 +263,7 @@ impl Client {
         }
     }
 
-    /// The next message of the socket that this build knows.
+    /// Reads the next message whose kind this build knows.
     fn take(&mut self) -> Result<Answer, ClientError> {
         loop {
             let Some(received) = self.connection.recv(&mut self.buffer)? else {
@@ -298,7 +294,7 @@ fn reach(name: &str) -> Result<(Connection, Peer), ClientError> {
     Ok((connection, peer))
 }
 
-/// A broker may be our own user's or root's.
+/// A client trusts brokers of its own user and of root.
 fn is_trusted(peer: Peer) -> bool {
     peer.uid == nix::unistd::geteuid().as_raw() || peer.uid == 0
 }
@@ -307,9 +303,10 @@ fn foreign(name: &str, peer: Peer) -> ClientError {
     ClientError::Foreign { name: name.to_owned(), pid: peer.pid, uid: peer.uid }
 }
 
-/// Waits for another user's broker that serves nobody and says that it makes way, and returns an error that is
-/// [leaving](ClientError::is_leaving) once the name is free or a trusted broker's. Otherwise `foreign`: the broker stays,
-/// or the name's holder does not do as it says. Nothing is told to the holder, and nothing of its words is passed on.
+/// Waits for another user's broker that serves no program and announces its leave. The error is
+/// [leaving](ClientError::is_leaving) once the name is free or a trusted broker holds it. Otherwise the error is
+/// `foreign`: the broker stays, or the name's holder does not end as announced. The client sends nothing to the
+/// holder and passes on none of its text.
 fn makes_way(
     name: &str,
     deadline: Instant,
@@ -322,7 +319,8 @@ fn makes_way(
             Ok((_, peer)) if is_trusted(peer) => return ClientError::Closed,
             Ok((connection, _)) => match first_word(&connection, deadline.min(Instant::now() + PATIENCE)) {
                 Ok(Message::Refused(refusal)) if refusal.code == RefusalCode::Leaving => {}
-                // It ended before it came to this connection. The next look shows who holds the name now.
+                // The broker ended before it accepted this connection. The next attempt shows the new holder of the
+                // name.
                 Err(e) if e.is_leaving() => {}
                 _ => return foreign,
             },
@@ -349,7 +347,7 @@ impl AsFd for Client {
 }
 
 impl Hello {
-    /// This build's greeting.
+    /// Builds this build's greeting.
     pub fn ours(netdev: &str) -> Self {
         Self {
             major: MAJOR,
@@ -366,7 +364,7 @@ impl Hello {
     }
 }
 
-/// Inode of our pid namespace.
+/// Returns the inode of our pid namespace.
 fn pid_namespace() -> Option<u64> {
     use std::os::unix::fs::MetadataExt;
     Some(std::fs::metadata("/proc/self/ns/pid").ok()?.ino())
@@ -379,7 +377,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(5);
 
-    /// A broker that says `script` to its first client, whatever that says, and hangs up after the client did.
+    /// Starts a broker that sends `script` to its first client, ignores its messages, and closes after the client
+    /// did.
     fn broker(case: &str, script: Vec<Vec<u8>>) -> (String, std::thread::JoinHandle<()>) {
         let name = format!("ferroce.test.{}.{case}", std::process::id());
         let listener = Listener::bind(&name).unwrap();
@@ -441,7 +440,8 @@ mod tests {
         }
     }
 
-    /// Another user's broker that idles makes way by its word, or has ended when we get to ask.
+    /// A client accepts another user's idle broker as leaving if that broker announces its leave or has ended
+    /// already.
     #[test]
     fn what_becomes_of_another_users_broker() {
         let foreign = |name: &str| ClientError::Foreign { name: name.to_owned(), pid: 1, uid: 2 };

@@ -1,15 +1,15 @@
-//! Little-endian fields in and out of a message's bytes, with every length checked.
+//! Codec for the little-endian fields of a message. The reader checks every length.
 
-/// Why a message's bytes are not a message. The receiver closes the connection, except for [`MessageError::UnknownKind`],
-/// which a newer peer may send and which is ignored.
+/// Reasons why the bytes of a message are invalid. The receiver closes the connection, except for
+/// [`MessageError::UnknownKind`], which a newer peer may send and which the receiver ignores.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
     /// The packet ends inside a field.
     #[error("the message ends after {have} bytes, a field needs {need}")]
     Truncated {
-        /// Bytes there are.
+        /// Bytes in the packet.
         have: usize,
-        /// Bytes the field's end needs.
+        /// Bytes up to the end of the field.
         need: usize,
     },
     /// The length field and the packet disagree, or the packet did not fit the receiver's buffer.
@@ -20,37 +20,26 @@ pub enum MessageError {
         /// Length of the packet.
         got: usize,
     },
-    /// The number of descriptors is not what the header says, or not what this kind of message carries.
+    /// The number of descriptors differs from the header's, or from the number that this kind of message carries.
     #[error("{got} descriptors came with the message, {want} belong to it")]
     Descriptors {
-        /// Descriptors that belong to it.
+        /// Expected number of descriptors.
         want: usize,
-        /// Descriptors that came.
+        /// Received number of descriptors.
         got: usize,
     },
-    /// A number outside its enum or range.
+    /// A number is outside its enum or range.
     #[error("field {field} has the value {value}")]
-    Value {
-        /// The field's name.
-        field: &'static str,
-        /// What it holds.
-        value: u64,
-    },
-    /// A text that is empty, too long, not UTF-8 or not printable.
+    Value { field: &'static str, value: u64 },
+    /// A text is empty, too long, not UTF-8 or not printable.
     #[error("field {field} is not a text")]
-    Text {
-        /// The field's name.
-        field: &'static str,
-    },
-    /// A kind of message this build does not know: ignored.
+    Text { field: &'static str },
+    /// This build does not know the kind of message and ignores it.
     #[error("unknown message kind {0}")]
     UnknownKind(u16),
-    /// Too much to put into one message: the sender's own mistake.
+    /// A field does not fit into one message: this is a bug of the sender.
     #[error("{field} does not fit one message")]
-    TooLong {
-        /// What is too long.
-        field: &'static str,
-    },
+    TooLong { field: &'static str },
 }
 
 /// Reads fields in order.
@@ -96,7 +85,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// A byte that is 0 or 1.
+    /// Reads a byte that must be 0 or 1.
     pub(crate) fn bool(&mut self, field: &'static str) -> Result<bool, MessageError> {
         match self.u8()? {
             0 => Ok(false),
@@ -105,7 +94,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A byte of an enum.
+    /// Reads a byte that must be the number of an enum's variant.
     pub(crate) fn enumeration<T>(
         &mut self,
         field: &'static str,
@@ -115,7 +104,7 @@ impl<'a> Reader<'a> {
         from(value).ok_or(MessageError::Value { field, value: value.into() })
     }
 
-    /// A text in a field of `N` bytes, filled up with zeros.
+    /// Reads a text from a field of `N` bytes that the sender padded with zeros.
     pub(crate) fn padded<const N: usize>(&mut self, field: &'static str) -> Result<String, MessageError> {
         let bytes = self.take(N)?;
         let end = bytes.iter().position(|&b| b == 0).unwrap_or(N);
@@ -126,18 +115,19 @@ impl<'a> Reader<'a> {
         printable(field, head)
     }
 
-    /// `count` bytes of text.
+    /// Reads `count` bytes of text.
     pub(crate) fn text(&mut self, field: &'static str, count: usize) -> Result<String, MessageError> {
         printable(field, self.take(count)?)
     }
 
-    /// The rows of a table: `stride` bytes each, of which a newer peer may fill more than this build reads.
+    /// Reads the rows of a table. A row has `stride` bytes, of which a newer peer may fill more than this build
+    /// reads.
     pub(crate) fn rows<T>(
         &mut self,
         table: Table,
         mut row: impl FnMut(&mut Reader<'a>) -> Result<T, MessageError>,
     ) -> Result<Vec<T>, MessageError> {
-        // The whole table must be there before anything is allocated for it.
+        // The packet must contain the whole table before the reader allocates memory for it.
         let bytes = self.take(usize::from(table.count) * usize::from(table.stride))?;
         if table.count > 0 && table.stride == 0 {
             return Err(MessageError::Value { field: "stride", value: 0 });
@@ -157,7 +147,7 @@ fn printable(field: &'static str, bytes: &[u8]) -> Result<String, MessageError> 
     Ok(text.to_owned())
 }
 
-/// Shape of a table that follows the fixed part.
+/// Dimensions of a table that follows the fixed part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Table {
     pub(crate) count: u16,

@@ -1,4 +1,4 @@
-//! One message a packet over `SOCK_SEQPACKET`, with descriptors.
+//! A connection carries one message per packet over `SOCK_SEQPACKET`, with descriptors.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,29 +22,29 @@ pub struct Connection {
     fd: OwnedFd,
 }
 
-/// What one packet held.
+/// Contents of one packet.
 #[derive(Debug)]
 pub struct Received {
-    /// The request's id and the message, or why there is none.
+    /// The request's id and the message, or the reason why the packet holds no valid message.
     pub message: Result<(u32, Message), MessageError>,
-    /// The descriptors that came, close-on-exec; as many as belong to the message if there is one.
+    /// The received descriptors, close-on-exec. A valid message has exactly as many as belong to it.
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// The process at the other end when it connected or listened (`SO_PEERCRED`).
+/// The process at the other end, as it was when it connected or listened (`SO_PEERCRED`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its process id in our pid namespace, 0 if it is in none that we see.
+    /// Process id in our pid namespace, 0 if the process is in none that this process sees.
     pub pid: u32,
-    /// Its effective user; [`Peer::UNKNOWN`] if our user namespace does not tell it from our own.
+    /// Effective user; [`Peer::UNKNOWN`] if our user namespace cannot distinguish it from our own user.
     pub uid: u32,
 }
 
 impl Peer {
-    /// In place of a user: one that looks like ours to the kernel's credentials and may be anybody.
+    /// Stands for a user that has our number in the kernel's credentials but may be any user.
     pub const UNKNOWN: u32 = u32::MAX;
 
-    /// The user, for a message.
+    /// Formats the user for a message.
     pub fn user(uid: u32) -> String {
         match uid {
             Self::UNKNOWN => "a user whom this user namespace does not map".to_owned(),
@@ -57,14 +57,15 @@ impl Connection {
     /// Connects to an abstract name.
     ///
     /// # Errors
-    /// `ConnectionRefused` if nobody holds the name or its holder does not listen, `WouldBlock` if its backlog is full.
+    /// `ConnectionRefused` if no process holds the name or its holder does not listen, `WouldBlock` if its backlog is
+    /// full.
     pub fn connect(name: &str) -> io::Result<Self> {
         let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
         rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         Ok(Self { fd })
     }
 
-    /// Two connected ends, for tests and a broker within the program.
+    /// Makes two connected ends, for tests and for a broker within the program.
     ///
     /// # Errors
     /// Those of `socketpair(2)`.
@@ -73,8 +74,9 @@ impl Connection {
         Ok((Self { fd: a }, Self { fd: b }))
     }
 
-    /// The process at the other end. A user namespace shows all users that it does not map as one (65534, "nobody"); a program
-    /// that runs as that user there trusts only processes to which the kernel lets it send signals.
+    /// Returns the process at the other end. A user namespace shows every user that it does not map as the same one
+    /// (65534, "nobody"). A program that runs as that user there trusts only processes to which the kernel lets it
+    /// send signals.
     ///
     /// # Errors
     /// Those of `getsockopt(2)`.
@@ -99,7 +101,7 @@ impl Connection {
         packet::send(self.fd.as_fd(), &bytes, descriptors)
     }
 
-    /// Takes one packet without waiting: `None` when the other end has closed.
+    /// Receives one packet without waiting: `None` if the other end has closed.
     ///
     /// # Errors
     /// `WouldBlock` when there is none; otherwise those of `recvmsg(2)`.
@@ -115,7 +117,7 @@ impl Connection {
         Ok(Some(Received { message, descriptors: packet.descriptors }))
     }
 
-    /// Waits until [`Connection::recv`] has something to say, or `deadline` has passed.
+    /// Waits until [`Connection::recv`] has a result, or `deadline` has passed.
     ///
     /// # Errors
     /// `TimedOut`, or those of `poll(2)`.
@@ -150,17 +152,17 @@ impl AsFd for Connection {
     }
 }
 
-/// The broker's socket under an abstract name.
+/// The broker's listening socket under an abstract name.
 #[derive(Debug)]
 pub struct Listener {
     fd: OwnedFd,
 }
 
 impl Listener {
-    /// Takes the name.
+    /// Binds the name and listens.
     ///
     /// # Errors
-    /// `AddrInUse` if somebody holds it, in this network namespace.
+    /// `AddrInUse` if another process holds the name in this network namespace.
     pub fn bind(name: &str) -> io::Result<Self> {
         let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
         rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
@@ -168,7 +170,7 @@ impl Listener {
         Ok(Self { fd })
     }
 
-    /// The next connection, without waiting.
+    /// Accepts the next connection without waiting.
     ///
     /// # Errors
     /// `WouldBlock` when there is none; otherwise those of `accept(2)`.
@@ -183,7 +185,7 @@ impl AsFd for Listener {
     }
 }
 
-/// A duration for `poll`; beyond an hour it is an hour.
+/// Converts a duration for `poll`, limited to one hour.
 fn timespec(duration: Duration) -> Timespec {
     let duration = duration.min(Duration::from_secs(3600));
     Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos() as i32) }
@@ -221,7 +223,7 @@ mod tests {
         let (a, b) = Connection::pair().unwrap();
         let null = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(a.send(1, &address(vec![1]), &[]).unwrap_err().kind(), io::ErrorKind::InvalidInput);
-        // A peer that does not care: fewer or more than its header says.
+        // The peer sends fewer or more descriptors than its header says.
         let bytes = address(vec![1, 2]).encode(1).unwrap();
         for count in [0, 1, 3] {
             packet::send(a.as_fd(), &bytes, &vec![null.as_fd(); count]).unwrap();

@@ -1,4 +1,4 @@
-//! What a program sees of a device: its name, port and GID table.
+//! A program's view of a device: its name, port and GID table.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ use crate::settings::LinkSettings;
 /// One RDMA device in a client's view: a link on a network interface, with its single port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Stable for the life of the device; never reused by one broker.
+    /// The id is stable for the life of the device, and a broker never reuses it.
     pub id: u32,
-    /// What `ibv_get_device_name` prints: 1 to 63 characters.
+    /// The name that `ibv_get_device_name` returns: 1 to 63 characters.
     pub name: String,
-    /// The character device it would have: `uverbs0`.
+    /// Name of the character device that a kernel driver would make: `uverbs0`.
     pub dev_name: String,
     /// Octets of `ibv_get_device_guid`, as on the wire; never zero.
     pub node_guid: [u8; 8],
@@ -26,44 +26,45 @@ pub struct DeviceInfo {
     pub mtu: u32,
     /// Whether the port is ACTIVE: the interface is up and has a carrier.
     pub port_active: bool,
-    /// The port's physical state.
     pub phys_state: PhysState,
-    /// Why this device exists.
     pub origin: Origin,
-    /// The valid entries of the GID table, by ascending index.
+    /// The valid entries of the GID table, in ascending order of index.
     pub gids: Vec<GidEntry>,
-    /// What an administrator set for it; since minor version 3, the default before.
+    /// The administrator's settings. The field exists since minor version 3; before, the settings are the defaults.
     pub settings: LinkSettings,
-    /// Hardware addresses, by index, of its interfaces that have one: those that hold its GIDs, and the bond that its own is
-    /// part of. Since minor version 8, none before; those that do not fit a message are left out.
+    /// Hardware addresses, by interface index: those of the interfaces that hold the device's GIDs, and that of the
+    /// bond that its interface is part of. The field exists since minor version 8 and is empty before. The sender
+    /// leaves out addresses that do not fit the message.
     pub macs: BTreeMap<u32, [u8; 6]>,
 }
 
 impl DeviceInfo {
-    /// The port's active MTU: the largest that fits its interface with all headers, unless a smaller one was set.
+    /// Returns the port's active MTU: the largest that fits its interface with all headers, unless the administrator
+    /// set a smaller one.
     pub fn path_mtu(&self) -> PathMtu {
         let fits = PathMtu::largest_fitting(self.mtu);
         self.settings.mtu.map_or(fits, |set| set.min(fits))
     }
 }
 
-/// Which of the devices a program is shown when it asks for a list of them. The others work as well: a connection to an
-/// address finds the device that has the address, listed or not.
+/// The devices that the library shows to a program that lists devices. The other devices work as well: a connection
+/// to an address finds the device that has the address, listed or not.
 ///
-/// The default device on `lo` is a stand-in for the time without configuration. A host with links shows the links alone, as
-/// a host with cards does. Programs that take every active port (UCX, NCCL, Mooncake) would take it as a second path to
-/// every host, because the 127.0.0.1 of two hosts looks like one subnet to them, and would hang. A port that is reported
-/// DOWN would lie to programs that name it, and an order, whatever it is, means nothing to programs that take all.
+/// The default device on `lo` serves hosts without configuration. A host with links shows only the links, as a host
+/// with cards does. Programs that use every active port (UCX, NCCL, Mooncake) would take the default device as a
+/// second path to every host, because the 127.0.0.1 of two hosts looks like one subnet to them, and would hang.
+/// Reporting the port as DOWN would break programs that name the device, and programs that use all ports ignore the
+/// order of the list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
-    /// The first device alone: `FERROCE_NETDEV` asked for it.
+    /// The list has only the first device, because `FERROCE_NETDEV` selected it.
     pub one: bool,
-    /// The default device, too: `FERROCE_LOOPBACK=1`.
+    /// The list includes the default device: `FERROCE_LOOPBACK=1`.
     pub loopback: bool,
 }
 
 impl Listing {
-    /// As the environment says.
+    /// Reads the listing from the environment.
     pub fn from_environment() -> Self {
         Self {
             one: std::env::var_os("FERROCE_NETDEV").is_some_and(|netdev| !netdev.is_empty()),
@@ -71,7 +72,7 @@ impl Listing {
         }
     }
 
-    /// The devices to show, of those that the broker told a program, in their order.
+    /// Selects the devices to show from those that the broker reported, in the same order.
     pub fn of(self, devices: &[DeviceInfo]) -> Vec<DeviceInfo> {
         let links = devices.iter().any(|device| device.origin == Origin::Link);
         let shown = |(index, device): &(usize, &DeviceInfo)| match device.origin {
@@ -90,28 +91,25 @@ impl Listing {
 pub enum PhysState {
     /// Up, no carrier.
     Polling = 2,
-    /// The interface is down.
     Disabled = 3,
     /// Up, with carrier.
     LinkUp = 5,
 }
 
-/// Why a device exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Origin {
-    /// The device on `lo` that is always there.
+    /// The device on `lo` that every broker has.
     Default = 0,
-    /// Made by `ferroce link add`.
+    /// `ferroce link add` made the device.
     Link = 1,
-    /// Made for one client only, which asked for a netdev.
+    /// The broker made the device for one client that requested a netdev.
     View = 2,
 }
 
 macro_rules! from_u8 {
     ($type:ident: $($variant:ident),+) => {
         impl $type {
-            /// The variant with this number.
             pub(crate) const fn from_u8(value: u8) -> Option<Self> {
                 $(if value == Self::$variant as u8 { return Some(Self::$variant); })+
                 None

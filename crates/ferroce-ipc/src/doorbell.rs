@@ -1,17 +1,17 @@
 //! The doorbell of a ring: a socket pair by which one side wakes the other.
 //!
-//! It is a pair of sockets and no eventfd, because an eventfd is one open file for both sides, so the other side could make our
-//! write block.
+//! The doorbell uses a pair of sockets instead of an eventfd, because both sides of an eventfd share one open file,
+//! so the other side could make our write block.
 
 use std::os::fd::AsFd;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-/// Packets that one call of [`silence`] takes.
+/// Limit on the packets that one call of [`silence`] receives.
 const MOST: usize = 64;
 
-/// Rings a doorbell. Never waits: a full socket means that the doorbell rings already.
+/// Rings a doorbell. The call never waits: if the socket is full, the doorbell is ringing already.
 pub fn ring(doorbell: &impl AsFd) {
     let _ = send(doorbell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }

@@ -1,17 +1,17 @@
-//! What the engine and a broker inside the same program agree on.
+//! The error by which an embedded broker reports its failure to the engine of the same program.
 
 use std::error::Error;
 
-/// Why no broker could be started in this process.
+/// Reasons why this process could not start a broker.
 #[derive(Debug, thiserror::Error)]
 pub enum EmbedError {
-    /// No broker is linked into this program.
+    /// The program does not link a broker.
     #[error("this program has no broker of its own: start ferroced")]
     Unavailable,
     /// Another process holds the broker's name.
     #[error(transparent)]
     Taken(Box<dyn Error + Send + Sync>),
-    /// The broker could not begin to serve.
+    /// The broker failed to start.
     #[error(transparent)]
     Failed(Box<dyn Error + Send + Sync>),
 }

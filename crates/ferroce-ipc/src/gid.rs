@@ -7,7 +7,7 @@ use ferroce_wire::{Gid, RoceVersion};
 pub struct GidEntry {
     /// Index in the port's table: 0 to 1023.
     pub index: u16,
-    /// The GID; its address is one of the interface or of an upper of it.
+    /// The GID; the interface or an upper interface of it holds its address.
     pub gid: Gid,
     /// RoCE version.
     pub gid_type: GidType,
@@ -35,7 +35,6 @@ impl From<GidType> for RoceVersion {
 }
 
 impl GidType {
-    /// The type with this number.
     pub(crate) const fn from_u8(value: u8) -> Option<Self> {
         match value {
             1 => Some(Self::RoceV1),
@@ -44,7 +43,7 @@ impl GidType {
         }
     }
 
-    /// As people write it.
+    /// Returns the name that people write.
     pub const fn name(self) -> &'static str {
         match self {
             Self::RoceV1 => "v1",

@@ -1,14 +1,14 @@
-//! The ledger: what a program counts and what objects it has, in memory that it shares with the broker.
+//! The ledger: a program's counters and its list of objects, in memory that it shares with the broker.
 //!
-//! The program makes a memfd, maps it, and hands the descriptor to the broker once ([`crate::Message::Ledger`]). From then
-//! on it only stores numbers, relaxed, where it would have counted anyway; the broker, and `ferroce` by the broker's hand,
-//! read the file when somebody asks. So a program that is stopped is seen as it was when it stopped, and one that was
-//! killed leaves its last numbers behind. The reader trusts nothing: it reads at most what the layout has room for, and
-//! what it finds are numbers and names to show.
+//! The program makes a memfd, maps it, and hands the descriptor to the broker once ([`crate::Message::Ledger`]). From
+//! then on the program only stores numbers, relaxed, at the points where it counts. The broker reads the file on
+//! request, and so does `ferroce`, which receives the descriptor from the broker. So a reader sees a stopped program
+//! as it was when it stopped, and a killed program leaves its last numbers behind. The reader trusts nothing: it
+//! reads at most the size of the layout, and only shows the numbers and names that it finds.
 //!
-//! Layout, in words of 64 bits in native order: a head of 512 words, [`DEVICES`] blocks of 256 words, one for each device
-//! that was used, then a table for each [`Table`]. The file is sparse: only what is used has memory. Counters keep their
-//! place for ever, new ones are added at the end; another layout has another version.
+//! Layout, in words of 64 bits in native order: a head of 512 words, [`DEVICES`] blocks of 256 words, one for each
+//! device in use, then a table for each [`Table`]. The file is sparse: only used pages have memory. A counter never
+//! changes its place, and a new counter is added at the end; another layout has another version.
 
 mod map;
 mod names;
@@ -30,17 +30,18 @@ const VERSION: u64 = 1;
 
 const WORD: usize = size_of::<u64>();
 const HEAD: usize = 512;
-/// Words of the head: the magic, the layout, retirements begun and ended, the slot, then the used length of each table.
+/// Words of the head: the magic, the layout, counts of retirements begun and ended, the slot, then the used length of
+/// each table.
 const AT_MAGIC: usize = 0;
 const AT_VERSION: usize = 1;
 const AT_RETIRED: usize = 2;
 const AT_SLOT: usize = 3;
 const AT_USED: usize = 8;
 
-/// Devices that one program's ledger tells apart; what happens on further ones is counted with the last.
+/// Number of devices that one program's ledger distinguishes. The last block counts for all further devices.
 pub const DEVICES: usize = 32;
 const DEVICE: usize = 256;
-/// Words of a device's block: its id plus 1, its name, what the engine counts, what queue pairs that ended had counted.
+/// Words of a device's block: its id plus 1, its name, the engine's counters, the counters of ended queue pairs.
 const AT_ID: usize = 0;
 const AT_NAME: usize = 1;
 const NAME: usize = 64 / WORD;
@@ -51,25 +52,20 @@ const AT_TRANSPORT: usize = 128;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 #[repr(usize)]
 pub enum Table {
-    /// Open devices.
     Context = 0,
-    /// Protection domains.
     Pd = 1,
-    /// Completion queues.
     Cq = 2,
-    /// Shared receive queues.
     Srq = 3,
-    /// Memory regions.
     Mr = 4,
     /// Queue pairs, with their counters.
     Qp = 5,
 }
 
 impl Table {
-    /// All of them.
     pub const ALL: [Self; 6] = [Self::Context, Self::Pd, Self::Cq, Self::Srq, Self::Mr, Self::Qp];
 
-    /// Records there is room for, each one's words, and the word where the table begins. Objects beyond are not listed.
+    /// Returns the table's capacity in records, the words of a record, and the table's first word. The ledger does
+    /// not list objects beyond the capacity.
     const fn shape(self) -> (usize, usize, usize) {
         const MANY: usize = 65_536;
         const CONTEXT: usize = HEAD + DEVICES * DEVICE;
@@ -95,23 +91,23 @@ impl Table {
     }
 }
 
-/// Words of a queue pair's record: its head and what it says of itself, then what it counts.
+/// Words of a queue pair's record: the head and its fields, then its counters.
 const QP_RECORD: usize = 32;
-/// Where a queue pair's counters begin in its record.
+/// Word of a queue pair's record at which its counters begin.
 const QP_COUNTERS: usize = 7;
 const _: () = assert!(QP_COUNTERS + TRANSPORT_COUNTERS.len() <= QP_RECORD);
 const _: () = assert!(AT_COUNTERS + DEVICE_COUNTERS.len() <= AT_TRANSPORT);
 const _: () = assert!(AT_TRANSPORT + TRANSPORT_COUNTERS.len() <= DEVICE);
 
-/// The program's side. Storing to it never waits but for [`Ledger::record`] and the end of an [`Entry`], which are not on
-/// the packet path.
+/// The program's side. Storing never waits, except in [`Ledger::record`] and at the end of an [`Entry`], which are
+/// not on the packet path.
 pub struct Ledger {
     map: Mapping,
     free: [Mutex<Free>; Table::ALL.len()],
     devices: Mutex<()>,
 }
 
-/// Places of a table.
+/// Free places of a table.
 #[derive(Default)]
 struct Free {
     used: usize,
@@ -119,8 +115,8 @@ struct Free {
 }
 
 impl Ledger {
-    /// A ledger of the program that holds `slot`, and the descriptor to hand to the broker: `None` if the system gives no
-    /// such memory, so that nobody else will see it.
+    /// Creates a ledger for the program that holds `slot`, and the descriptor to hand to the broker. The descriptor
+    /// is `None` if the system has no memory files; then no other process sees the ledger.
     ///
     /// # Errors
     /// Those of `mmap(2)`.
@@ -147,7 +143,7 @@ impl Ledger {
         self.word(at).map_or(0, |word| word.load(Ordering::Relaxed))
     }
 
-    /// The number of the block that counts for a device: always below [`DEVICES`].
+    /// Returns the number of the block that counts for a device, always below [`DEVICES`].
     pub fn block_of(&self, id: u32, name: &str) -> usize {
         let _one = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = u64::from(id) + 1;
@@ -165,13 +161,13 @@ impl Ledger {
         block
     }
 
-    /// What the engine counts of a device.
+    /// Returns the engine's counters of a device.
     pub fn device(&self, block: usize) -> &DeviceCounters {
         self.map.device(HEAD + block.min(DEVICES - 1) * DEVICE + AT_COUNTERS)
     }
 
-    /// Adds what a queue pair counted to what those of its device left behind, and ends its record, so that a reader sees
-    /// its numbers once.
+    /// Adds the counters of a queue pair to those that ended queue pairs left to its device, and ends its record, so
+    /// that a reader counts it once.
     pub fn retire(&self, block: usize, counted: &[u64], entry: &Entry) {
         let at = HEAD + block.min(DEVICES - 1) * DEVICE + AT_TRANSPORT;
         let _one = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
@@ -186,13 +182,13 @@ impl Ledger {
         turns.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// What queue pairs of a device that ended had counted.
+    /// Returns the sum of the counters of a device's ended queue pairs.
     pub fn retired(&self, block: usize) -> Vec<u64> {
         let at = HEAD + block.min(DEVICES - 1) * DEVICE + AT_TRANSPORT;
         (0..TRANSPORT_COUNTERS.len()).map(|word| self.get(at + word)).collect()
     }
 
-    /// A record for an object; one that stores to nowhere if the table is full.
+    /// Makes a record for an object. The record discards every store if the table is full.
     pub fn record(self: &Arc<Self>, table: Table) -> Entry {
         let (count, stride, start) = table.shape();
         let mut place = None;
@@ -222,7 +218,7 @@ impl std::fmt::Debug for Ledger {
     }
 }
 
-/// An object's record. It ends with [`Entry::end`], or when it is dropped.
+/// An object's record. [`Entry::end`] or dropping the entry ends it.
 #[derive(Debug)]
 pub struct Entry {
     ledger: Arc<Ledger>,
@@ -234,26 +230,27 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// A number for the object that no other of its kind in the network namespace has, as long as nobody lies: `slot` of
-    /// its program above, place in the table below, from 1 on. 0 if the table was full.
+    /// Returns a number that identifies the object among all of its kind in the network namespace, as long as every
+    /// program reports its own slot: the slot in the upper bits, the place in the table, from 1 on, in the lower
+    /// bits. The number is 0 if the table was full.
     pub fn number(&self) -> u32 {
         let slot = self.ledger.get(AT_SLOT) as u32;
         self.place.map_or(0, |place| (slot << 20) + place as u32 + 1)
     }
 
-    /// Stores an object's record, or a part of it. Relaxed.
+    /// Stores an object's record, or a part of it, with relaxed ordering.
     #[inline]
     pub fn put<F: Fields>(&self, fields: &F) {
         debug_assert_eq!(F::TABLE, self.table);
         self.store(F::AT, fields.encode().as_ref());
     }
 
-    /// Stores what a queue pair counts. Relaxed.
+    /// Stores the counters of a queue pair with relaxed ordering.
     pub fn put_counters(&self, counted: &[u64; TRANSPORT_COUNTERS.len()]) {
         self.store(QP_COUNTERS, counted);
     }
 
-    /// Stores words from `from` on; the first word of a record must not be 0. Relaxed.
+    /// Stores words from `from` on with relaxed ordering. The first word of a record must not be 0.
     fn store(&self, from: usize, words: &[u64]) {
         let Some(room) = self.stride.checked_sub(from) else { return };
         let all = self.ledger.map.words();
@@ -263,7 +260,7 @@ impl Entry {
         }
     }
 
-    /// The object is no more. A second call does nothing.
+    /// Ends the record. A second call does nothing.
     pub fn end(&self) {
         let Some(place) = self.place else { return };
         if self.ended.swap(1, Ordering::AcqRel) == 0 {

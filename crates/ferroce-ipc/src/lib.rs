@@ -1,9 +1,9 @@
-//! What do two processes share? Broker messages, descriptor passing, shared memory and rings of packets in it.
+//! The interfaces between processes: broker messages, descriptor passing, shared memory and rings of packets in it.
 //!
-//! A program and the broker `ferroced` of its network namespace talk over a `SOCK_SEQPACKET` socket under the abstract
-//! name [`BROKER_NAME`]: one [`Message`] a packet, fixed little-endian structures, descriptors by `SCM_RIGHTS`. Both
-//! sides open with [`Hello`]. [`Message::decode`] validates every field, so that a peer's bytes can cost the peer its own
-//! connection and nothing else.
+//! A program and the broker `ferroced` of its network namespace communicate over a `SOCK_SEQPACKET` socket under the
+//! abstract name [`BROKER_NAME`]: each packet is one [`Message`] of fixed little-endian structures, with descriptors
+//! by `SCM_RIGHTS`. Both sides first send [`Hello`]. [`Message::decode`] validates every field, so a peer's invalid
+//! bytes end only the peer's own connection.
 #![deny(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -44,6 +44,6 @@ pub use null::null_stream;
 pub use settings::{BadPrefix, LinkSettings, Prefix, RoceMode, Setting, TcRule};
 pub use shared::Shared;
 
-/// The abstract Unix name that every broker binds. Abstract names live in the network namespace as UDP ports do, exist
-/// once, and die with their holder: the name is both the broker's address and its lock.
+/// The abstract Unix name that every broker binds. Abstract names belong to a network namespace as UDP ports do,
+/// exist once, and vanish with their holder: the name is both the broker's address and its lock.
 pub const BROKER_NAME: &str = "ferroce.4791";

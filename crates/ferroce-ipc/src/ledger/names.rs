@@ -1,21 +1,21 @@
-//! What is counted, by name.
+//! The counters and their names.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)+) => {
-        /// What the engine counts of a device in one process, apart from what each queue pair counts. They wrap.
+        /// The engine's counters of a device in one process, apart from the counters of each queue pair. They wrap.
         #[derive(Debug, Default)]
         #[repr(C)]
         pub struct DeviceCounters {
             $($(#[$doc])* pub $name: AtomicU64,)+
         }
 
-        /// Names of [`DeviceCounters`], in their order. New ones are added at the end.
+        /// Names of [`DeviceCounters`], in their order. A new counter is added at the end.
         pub const DEVICE_COUNTERS: &[&str] = &[$(stringify!($name),)+];
 
         impl DeviceCounters {
-            /// Every counter, in the order of [`DEVICE_COUNTERS`].
+            /// Returns every counter, in the order of [`DEVICE_COUNTERS`].
             pub fn values(&self) -> Vec<u64> {
                 vec![$(self.$name.load(Ordering::Relaxed),)+]
             }
@@ -32,7 +32,7 @@ counters! {
     tx_calls,
     /// System calls that received something.
     rx_calls,
-    /// The system refused to send; the packets count as lost on the way.
+    /// The system refused to send; the packets count as lost.
     send_err,
     /// The system refused to receive.
     rx_err,
@@ -40,9 +40,9 @@ counters! {
     rx_malformed,
     /// ICRC wrong.
     rx_icrc_errors,
-    /// ICRC right with an IPv4 identification that had to be solved for.
+    /// Packets with a valid ICRC for which the receiver had to find the IPv4 identification.
     icrc_id_solved,
-    /// For another process's slot: dropped alone.
+    /// Packets for another process's slot, which the engine drops.
     rx_stray_slot,
     /// For no queue pair that exists.
     rx_no_qp,
@@ -54,7 +54,7 @@ counters! {
     rx_wrong_service,
     /// Datagrams without the queue pair's Q_Key.
     rx_wrong_qkey,
-    /// The queue pair's state takes no packets.
+    /// Packets for a queue pair whose state accepts none.
     rx_wrong_state,
     /// Requests executed before.
     rx_duplicate_request,
@@ -74,13 +74,13 @@ counters! {
     rx_local_fault,
     /// Requests refused with a fatal NAK.
     rx_refused,
-    /// Packets that came faster than their answers could be fetched.
+    /// Packets that arrived faster than the engine could send their responses.
     rx_backlog,
     /// Answers to nothing outstanding.
     rx_stale_response,
     /// Answers after a gap.
     rx_response_gap,
-    /// NAKs that were acted upon already.
+    /// NAKs that the requester has already handled.
     rx_duplicate_nak,
     /// AETHs of a reserved kind.
     rx_reserved_syndrome,
@@ -95,23 +95,23 @@ counters! {
 }
 
 impl DeviceCounters {
-    /// One more. Relaxed.
+    /// Adds one with relaxed ordering.
     pub fn count(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// `amount` more. Relaxed.
+    /// Adds `amount` with relaxed ordering.
     pub fn add(counter: &AtomicU64, amount: u64) {
         counter.fetch_add(amount, Ordering::Relaxed);
     }
 
-    /// Every counter by name, in a fixed order.
+    /// Returns every counter with its name, in a fixed order.
     pub fn snapshot(&self) -> Vec<(&'static str, u64)> {
         DEVICE_COUNTERS.iter().copied().zip(self.values()).collect()
     }
 }
 
-/// What each queue pair counts, by name and in the order of its record. New ones are added at the end.
+/// Names of the counters of each queue pair, in the order of its record. A new counter is added at the end.
 pub const TRANSPORT_COUNTERS: &[&str] = &[
     "sent_pkts",
     "rcvd_pkts",
@@ -155,12 +155,11 @@ pub const RXE_COUNTERS: &[&str] = &[
     "rdma_recvs",
 ];
 
-/// What one device counted, in the order of [`DEVICE_COUNTERS`] and [`TRANSPORT_COUNTERS`].
+/// Counters of one device, in the order of [`DEVICE_COUNTERS`] and [`TRANSPORT_COUNTERS`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Totals {
-    /// Of the device.
     pub device: Vec<u64>,
-    /// Of its queue pairs.
+    /// Sum over its queue pairs.
     pub transport: Vec<u64>,
 }
 
@@ -171,20 +170,19 @@ impl Default for Totals {
 }
 
 impl Totals {
-    /// Adds another sum; numbers wrap.
+    /// Adds another sum. Numbers wrap.
     pub fn add(&mut self, device: &[u64], transport: &[u64]) {
         let sums = self.device.iter_mut().zip(device).chain(self.transport.iter_mut().zip(transport));
         sums.for_each(|(sum, more)| *sum = sum.wrapping_add(*more));
     }
 
-    /// A counter by its name; of the device before those of queue pairs.
+    /// Returns a counter by its name, and prefers the device's to the queue pairs'.
     fn by_name(&self, name: &str) -> u64 {
         let device = DEVICE_COUNTERS.iter().zip(&self.device);
         let transport = TRANSPORT_COUNTERS.iter().zip(&self.transport);
         device.chain(transport).find(|(known, _)| **known == name).map_or(0, |(_, value)| *value)
     }
 
-    /// The counters of [`RXE_COUNTERS`].
     pub fn rxe(&self) -> Vec<(&'static str, u64)> {
         let value = |name| match name {
             "completer_retry_err" => self.by_name("implied_nak").wrapping_add(self.by_name("timeouts")),
@@ -193,7 +191,7 @@ impl Totals {
         RXE_COUNTERS.iter().map(|name| (*name, value(*name))).collect()
     }
 
-    /// All counters: rxe's first, then ours.
+    /// Returns all counters: rxe's first, then ours.
     pub fn named(&self) -> Vec<(&'static str, u64)> {
         let mut all = self.rxe();
         for name in DEVICE_COUNTERS.iter().chain(TRANSPORT_COUNTERS) {
@@ -205,8 +203,8 @@ impl Totals {
     }
 }
 
-/// The counters that every port has (IBTA 16.1.3.5, 16.1.4.11), by the names that Linux gives them, of what
-/// [`Totals::named`] says. Packets that are no RoCE packets are errors; data is in units of 4 octets.
+/// Computes the counters that every port has (IBTA 16.1.3.5, 16.1.4.11) from [`Totals::named`], by the names that
+/// Linux gives them. Packets that are no RoCE packets are errors; data is in units of 4 octets.
 pub fn port_counters<S: AsRef<str>>(named: &[(S, u64)]) -> [(&'static str, u64); 17] {
     let of =
         |wanted: &str| named.iter().find(|(name, _)| name.as_ref() == wanted).map_or(0, |(_, value)| *value);

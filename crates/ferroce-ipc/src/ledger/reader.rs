@@ -1,4 +1,4 @@
-//! Another process's ledger, read without believing it.
+//! Reads another process's ledger without trusting it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,50 +8,49 @@ use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
 use super::*;
 
-/// How often a sum is tried while queue pairs end meanwhile. A program that died in between never finishes.
+/// Limit on the attempts to read a consistent sum while queue pairs end. A program that died during a retirement
+/// never ends it.
 const TRIES: u32 = 8;
 
-/// A ledger that another process writes.
 #[derive(Debug)]
 pub struct LedgerReader {
     file: OwnedFd,
     inode: u64,
 }
 
-/// What is counted for one device.
+/// Counters of one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceBlock {
-    /// Number of the block, which records name.
+    /// Number of the block, to which records refer.
     pub block: usize,
     /// The device's id as the program knew it when it first used the device.
     pub id: u32,
-    /// The device's name.
     pub name: String,
-    /// What it counted; queue pairs that are there still are not in it.
+    /// Counters of the device, without those of queue pairs that still exist.
     pub totals: Totals,
 }
 
 /// One object's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// The number that [`Entry::number`] gives for it.
+    /// The same number as [`Entry::number`].
     pub number: u32,
-    /// All words of it; the first is not 0.
+    /// All words of the record; the first is not 0.
     pub(super) words: Vec<u64>,
 }
 
 impl Record {
-    /// The object. `F` is of the table that the record is from.
+    /// Decodes the object. `F` must belong to the table that the record is from.
     pub fn decode<F: Fields>(&self) -> F {
         F::decode(&self.words)
     }
 
-    /// Number of the block of the device that it is on.
+    /// Returns the number of its device's block.
     pub fn block(&self) -> usize {
         records::block(&self.words)
     }
 
-    /// What a queue pair counted, in the order of [`TRANSPORT_COUNTERS`].
+    /// Returns the counters of a queue pair, in the order of [`TRANSPORT_COUNTERS`].
     pub fn counters(&self) -> &[u64] {
         let counted = self.words.get(QP_COUNTERS..).unwrap_or_default();
         counted.get(..TRANSPORT_COUNTERS.len()).unwrap_or(counted)
@@ -59,14 +58,14 @@ impl Record {
 }
 
 impl LedgerReader {
-    /// `file` as a program handed it over.
+    /// Opens `file`, which a program handed over.
     ///
     /// # Errors
-    /// `InvalidData` if it is no ledger of this layout: no memory file that stays as long as it is, too short, or another
-    /// magic number or version.
+    /// `InvalidData` if the file is no ledger of this layout: its size is not sealed, it is too short, or its magic
+    /// number or version differs.
     pub fn new(file: OwnedFd) -> io::Result<Self> {
         let bad = || io::Error::from(io::ErrorKind::InvalidData);
-        // Only files in memory have seals: reading one does not wait for anybody.
+        // Only files in memory have seals, and reading such a file never blocks.
         let seals = fcntl_get_seals(&file).map_err(|_| bad())?;
         let status = fstat(&file)?;
         let length = (Table::end() * WORD) as u64;
@@ -80,12 +79,13 @@ impl LedgerReader {
         }
     }
 
-    /// Which file it is: the same one may be handed over again.
+    /// Returns the file's inode. A program may hand over the same file again.
     pub fn inode(&self) -> u64 {
         self.inode
     }
 
-    /// The devices that the program used, with what it counted for each, queue pairs that are there included.
+    /// Returns the devices that the program used with the counters of each, including those of queue pairs that still
+    /// exist.
     ///
     /// # Errors
     /// Those of `pread(2)`.
@@ -113,7 +113,7 @@ impl LedgerReader {
             };
             let name: Vec<u8> =
                 from(AT_NAME, NAME).flat_map(u64::to_ne_bytes).take_while(|b| *b > 0).collect();
-            // A name that no device can have shows nothing.
+            // The reader shows no name if no device can have the stored one.
             let name = String::from_utf8(name).unwrap_or_default();
             let name = if name.chars().all(|c| c.is_ascii_graphic()) { name } else { String::new() };
             let totals = Totals {
@@ -125,7 +125,7 @@ impl LedgerReader {
         Ok(blocks)
     }
 
-    /// Adds the counters of queue pairs that are there.
+    /// Adds the counters of queue pairs that still exist.
     fn add_live(&self, blocks: &mut [DeviceBlock]) -> io::Result<()> {
         for qp in self.records(Table::Qp)? {
             if let Some(block) = blocks.get_mut(qp.block()) {
@@ -135,7 +135,7 @@ impl LedgerReader {
         Ok(())
     }
 
-    /// All objects of a kind.
+    /// Returns all objects of a kind.
     ///
     /// # Errors
     /// Those of `pread(2)`.
@@ -157,7 +157,7 @@ impl LedgerReader {
         Ok(found)
     }
 
-    /// How many objects of each kind there are, by device's block.
+    /// Counts the objects of each kind, by the block of their device.
     ///
     /// # Errors
     /// Those of `pread(2)`.

@@ -1,24 +1,21 @@
-//! The records of objects: a type for each kind, and its words.
+//! The records of objects: each kind has a type that encodes it in words.
 
 use super::{QP_COUNTERS, Table};
 
-/// An object's record, or a part of it. Its words stand in the record from [`Self::AT`] on.
+/// An object's record, or a part of it. Its words begin at [`Self::AT`] in the record.
 pub trait Fields: Sized {
-    /// The words.
     type Words: AsRef<[u64]>;
-    /// The table that has such records.
     const TABLE: Table;
-    /// Where the words begin.
     const AT: usize;
 
-    /// To words.
     fn encode(&self) -> Self::Words;
 
-    /// From all words of a record. Any words are some record; missing ones are 0.
+    /// Decodes from all words of a record. Any words are a valid record; missing ones are 0.
     fn decode(words: &[u64]) -> Self;
 }
 
-/// Set in the first word, which is 0 if there is no record; its lowest octet is the block of the object's device.
+/// This bit is set in the first word of every record; a first word of 0 means no record. The lowest octet of that
+/// word is the block of the object's device.
 const PRESENT: u64 = 1 << 8;
 
 const fn head(block: usize) -> u64 {
@@ -38,12 +35,11 @@ fn halves(words: &[u64], at: usize) -> (u32, u32) {
     ((word >> 32) as u32, word as u32)
 }
 
-/// The block of the device that any record's object is on.
+/// Returns the block of the object's device, for any kind of record.
 pub(super) fn block(words: &[u64]) -> usize {
     (word(words, 0) & 0xff) as usize
 }
 
-/// An open device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContextRecord {
     /// Block of its device.
@@ -64,7 +60,6 @@ impl Fields for ContextRecord {
     }
 }
 
-/// A protection domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PdRecord {
     /// Block of its device.
@@ -87,14 +82,13 @@ impl Fields for PdRecord {
     }
 }
 
-/// A completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqRecord {
     /// Block of its device.
     pub block: usize,
     /// Number of its context.
     pub context: u32,
-    /// Entries it has room for.
+    /// Capacity in entries.
     pub cqe: u32,
 }
 
@@ -113,7 +107,6 @@ impl Fields for CqRecord {
     }
 }
 
-/// A shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqRecord {
     /// Block of its device.
@@ -122,7 +115,7 @@ pub struct SrqRecord {
     pub pd: u32,
     /// Its number on the wire.
     pub srqn: u32,
-    /// Number of its completion queue, if it is an XRC one.
+    /// Number of its completion queue, if it is an XRC SRQ.
     pub cq: Option<u32>,
 }
 
@@ -142,20 +135,17 @@ impl Fields for SrqRecord {
     }
 }
 
-/// A memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MrRecord {
     /// Block of its device.
     pub block: usize,
-    /// The rkey.
     pub rkey: u32,
-    /// The lkey.
     pub lkey: u32,
     /// Octets.
     pub length: u64,
     /// Number of its protection domain.
     pub pd: u32,
-    /// Where it begins in the program's memory.
+    /// Its start address in the program's memory.
     pub address: u64,
 }
 
@@ -175,7 +165,7 @@ impl Fields for MrRecord {
     }
 }
 
-/// The part of a queue pair's record that changes, stored whenever the queue pair's lock is released.
+/// The changing part of a queue pair's record. The engine stores it whenever it releases the queue pair's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpProgress {
     /// Block of its device.
@@ -213,7 +203,7 @@ impl Fields for QpProgress {
     }
 }
 
-/// The part of a queue pair's record that stays: the objects that it uses.
+/// The constant part of a queue pair's record: the objects that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpParts {
     /// Number of its protection domain.
@@ -246,9 +236,7 @@ impl Fields for QpParts {
 /// A queue pair, without its counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpRecord {
-    /// The part that changes.
     pub progress: QpProgress,
-    /// The part that stays.
     pub parts: QpParts,
 }
 
@@ -277,7 +265,7 @@ mod tests {
 
     use super::*;
 
-    /// Stored as the engine does and decoded as a reader does.
+    /// Encodes as the engine does and decodes as a reader does.
     fn check<F: Fields + Debug + PartialEq>(fields: F) {
         let mut words = vec![u64::MAX; F::AT];
         words.extend(fields.encode().as_ref());
