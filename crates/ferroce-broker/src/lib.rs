@@ -6,8 +6,8 @@
 //!
 //! Modules use each other in one direction, lowest first:
 //!
-//! 1. `early_requests`, which wait for their listener, `gid_table`, `gsi` (the sockets of queue pair 1), `holder` (of a port or a
-//!    name) and `link_file`;
+//! 1. `early_requests`, which wait for their listener; `gid_table`; `gsi`, the sockets of queue pair 1; `holder` of a port or
+//!    of a name; `link_file`;
 //! 2. the state that the logic keeps: `devices`, `ports` and `cm`, the connection manager, and `slots`; `namespace`;
 //! 3. `switch`, which carries frames on a thread of its own; `parking`, the sockets that outlive a broker; `world`, the
 //!    trait by which the logic reaches the system;
