@@ -11,7 +11,7 @@ use std::rc::Rc;
 use ferroce_datapath::udp::OpenError;
 
 use super::link_file::ConfiguredLink;
-use super::world::{Hardware, Sockets, World};
+use super::system::{Hardware, Sockets, System};
 use ferroce_host::netdev::{Address, Netdev};
 
 /// What outlives a broker: the sockets on the port, and what holds it.
@@ -54,7 +54,7 @@ pub(crate) struct FakeGroup {
     port: Rc<RefCell<Port>>,
 }
 
-impl World for Fake {
+impl System for Fake {
     type Group = FakeGroup;
 
     fn open(&mut self, address: Address) -> Result<FakeGroup, OpenError> {

@@ -56,7 +56,7 @@ struct Client {
 struct Run<'a> {
     input: &'a [u8],
     now: Instant,
-    world: Fake,
+    system: Fake,
     broker: Broker<Fake>,
     clients: Vec<Client>,
     next_client: u64,
@@ -80,13 +80,13 @@ struct Holder {
 
 impl<'a> Run<'a> {
     fn new(input: &'a [u8]) -> Self {
-        let world = Fake::default();
-        let broker = Broker::new(world.clone(), 1000, [2; 8], interfaces(0));
+        let system = Fake::default();
+        let broker = Broker::new(system.clone(), 1000, [2; 8], interfaces(0));
         let now = Instant::now();
         Self {
             input,
             now,
-            world,
+            system,
             broker,
             clients: Vec::new(),
             next_client: 0,
@@ -161,7 +161,7 @@ impl<'a> Run<'a> {
                 self.now += Duration::from_millis(time);
                 self.broker.tick(self.now);
                 // Those away for long have lost their slots, and so have those of whom nothing is left.
-                let (now, open) = (self.now, self.world.port.borrow().open_elsewhere);
+                let (now, open) = (self.now, self.system.port.borrow().open_elsewhere);
                 self.holders.retain(|_, holder| {
                     holder.until.is_none_or(|until| until > now) && (open || !holder.unknown)
                 });
@@ -171,12 +171,12 @@ impl<'a> Run<'a> {
                 self.broker.netdevs_changed(interfaces(which));
             }
             9 => {
-                let mut port = self.world.port.borrow_mut();
+                let mut port = self.system.port.borrow_mut();
                 port.out_of_files = !port.out_of_files;
             }
             10 => {
                 let open = self.number() % 2 == 1;
-                self.world.port.borrow_mut().open_elsewhere = open;
+                self.system.port.borrow_mut().open_elsewhere = open;
             }
             11 => self.broker_dies(),
             12 => self.ask_for_connection(),
@@ -371,14 +371,14 @@ impl<'a> Run<'a> {
 
     /// kill -9 of the broker: programs keep what they hold, and their descriptors keep the port.
     fn broker_dies(&mut self) {
-        self.broker = Broker::new(self.world.clone(), 1000, [2; 8], interfaces(0));
+        self.broker = Broker::new(self.system.clone(), 1000, [2; 8], interfaces(0));
         let nobody = self.clients.iter().all(|client| client.parked.is_none());
         if nobody {
-            self.world.port.borrow_mut().members.clear();
+            self.system.port.borrow_mut().members.clear();
             self.holders.clear();
         }
         // Unreported slots stay their programs' own, who have the sockets open.
-        self.world.port.borrow_mut().open_elsewhere = true;
+        self.system.port.borrow_mut().open_elsewhere = true;
         self.holders.values_mut().for_each(|holder| holder.unknown = true);
         for client in &mut self.clients {
             client.id = ClientId(self.next_client);

@@ -8,7 +8,7 @@ use ferroce_datapath::udp::OpenError;
 use tracing::{info, warn};
 
 use super::parking::{self, Parking};
-use super::world::{Sockets, World};
+use super::system::{Sockets, System};
 use ferroce_host::netdev::Address;
 
 /// One group a local address. Every group has a member for every open slot, so that a slot's number is the same on all
@@ -133,8 +133,8 @@ impl<G: Sockets> Groups<G> {
 
     /// Opens the group of one more address, as large as the others, and parks it. Returns whether the parked descriptors
     /// moved into a new pair.
-    pub fn open(&mut self, world: &mut impl World<Group = G>, address: Address) -> Result<bool, GrowError> {
-        let group = world.open(address).map_err(|source| GrowError::Open { address, source })?;
+    pub fn open(&mut self, system: &mut impl System<Group = G>, address: Address) -> Result<bool, GrowError> {
+        let group = system.open(address).map_err(|source| GrowError::Open { address, source })?;
         self.groups.insert(address, group);
         self.changes += 1;
         let size = self.size();
@@ -143,10 +143,10 @@ impl<G: Sockets> Groups<G> {
     }
 
     /// Opens the next slot on every address. Returns its number, and whether the parked descriptors moved.
-    pub fn grow(&mut self, world: &mut impl World<Group = G>) -> Result<(u8, bool), GrowError> {
+    pub fn grow(&mut self, system: &mut impl System<Group = G>) -> Result<(u8, bool), GrowError> {
         let complete = |address: &Address| {
             let ours = self.groups.get(address).map(Sockets::len);
-            world.members_in_kernel(*address).is_none_or(|members| ours.is_none_or(|ours| ours == members))
+            system.members_in_kernel(*address).is_none_or(|members| ours.is_none_or(|ours| ours == members))
         };
         if !self.taken_back.iter().all(complete) {
             return Err(GrowError::Incomplete);
@@ -215,7 +215,7 @@ impl<G: Sockets> Groups<G> {
 
     /// Takes what an earlier broker parked: whole groups that we do not have, and members beyond those we know. Returns
     /// whether there was any.
-    pub fn adopt(&mut self, world: &mut impl World<Group = G>, parked: BorrowedFd<'_>) -> io::Result<bool> {
+    pub fn adopt(&mut self, system: &mut impl System<Group = G>, parked: BorrowedFd<'_>) -> io::Result<bool> {
         let mut found: BTreeMap<Address, BTreeMap<u8, OwnedFd>> = BTreeMap::new();
         // A group that we opened ourselves was free of survivors then; only adopted ones can be incomplete.
         let wanted = |groups: &BTreeMap<Address, G>, address, slot: u8| match groups.get(&address) {
@@ -237,7 +237,7 @@ impl<G: Sockets> Groups<G> {
                 }
             }
             let count = members.len();
-            match world.adopt(address, members) {
+            match system.adopt(address, members) {
                 Ok(group) => {
                     info!(%address, count, "took back the sockets of an earlier ferroced");
                     self.groups.insert(address, group);

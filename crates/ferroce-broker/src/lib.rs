@@ -9,8 +9,8 @@
 //! 1. `early_requests`, which wait for their listener; `gid_table`; `gsi`, the sockets of queue pair 1; `holder` of a port or
 //!    of a name; `link_file`;
 //! 2. the state that the logic keeps: `devices`, `ports` and `cm`, the connection manager, and `slots`; `namespace`;
-//! 3. `switch`, which carries frames on a thread of its own; `parking`, the sockets that outlive a broker; `world`, the
-//!    trait by which the logic reaches the system;
+//! 3. `switch`, which carries frames on a thread of its own; `parking`, the sockets that outlive a broker; `system`, the
+//!    trait by which the logic reaches the kernel and the files;
 //! 4. `groups`, the sockets of each address, and `logic`, which decides;
 //! 5. `server`, the loop around them, and `embedded`, which runs it in a program.
 #![deny(unsafe_code)]
@@ -36,7 +36,7 @@ mod server;
 mod slots;
 mod switch;
 mod sys;
-mod world;
+mod system;
 
 pub use embedded::start as start_embedded;
 pub use server::{FEWEST_DESCRIPTORS, Server, ServerError, ServerOptions};

@@ -24,7 +24,7 @@ use super::cm::Cm;
 use super::devices::Devices;
 use super::groups::Groups;
 use super::slots::{Slot, Slots};
-use super::world::World;
+use super::system::System;
 use super::{ClientId, ProcessId, refusal};
 use connections::Survivors;
 use ferroce_host::netdev::{Address, Netdev};
@@ -73,8 +73,8 @@ pub enum Output {
 /// The state machine. After each call take [`Broker::poll_output`] until it is empty, and call [`Broker::tick`] when
 /// [`Broker::deadline`] has passed.
 #[derive(Debug)]
-pub struct Broker<W: World> {
-    world: W,
+pub struct Broker<S: System> {
+    system: S,
     uid: u32,
     devices: Devices,
     host: Vec<Netdev>,
@@ -82,7 +82,7 @@ pub struct Broker<W: World> {
     taken: BTreeSet<Address>,
     /// Addresses that the system lists and does not have.
     absent: BTreeSet<Address>,
-    groups: Groups<W::Group>,
+    groups: Groups<S::Group>,
     slots: Slots,
     clients: BTreeMap<ClientId, Client>,
     /// Leases that wait for programs of an earlier broker.
@@ -132,14 +132,14 @@ struct Waiting {
     until: Instant,
 }
 
-impl<W: World> Broker<W> {
+impl<S: System> Broker<S> {
     /// A broker of user `uid`. `random_guid` is the node GUID of interfaces without a hardware address, not zero.
-    pub fn new(mut world: W, uid: u32, random_guid: [u8; 8], netdevs: Vec<Netdev>) -> Self {
-        let mut devices = Devices::new(random_guid, world.configured_links(), world.may_send_frames());
+    pub fn new(mut system: S, uid: u32, random_guid: [u8; 8], netdevs: Vec<Netdev>) -> Self {
+        let mut devices = Devices::new(random_guid, system.configured_links(), system.may_send_frames());
         devices.update(netdevs.clone());
-        let cm = Cm::new(world.secret(), world.free_ports());
+        let cm = Cm::new(system.secret(), system.free_ports());
         Self {
-            world,
+            system,
             uid,
             devices,
             host: netdevs,
@@ -328,7 +328,7 @@ impl<W: World> Broker<W> {
         let gone = |state| matches!(state, Slot::Away { until: Some(until), .. } if until <= now);
         self.free(&self.slots.select(gone));
         // While programs of an earlier broker do not answer, we do not have the sockets to look at.
-        let survivors = self.taken.iter().any(|address| self.world.members_in_kernel(*address) != Some(0));
+        let survivors = self.taken.iter().any(|address| self.system.members_in_kernel(*address) != Some(0));
         for slot in self.slots.select(|state| matches!(state, Slot::Unknown { until } if until <= now)) {
             match survivors || self.is_open_elsewhere(slot) {
                 true => self.slots.set(slot, Slot::Unknown { until: now + UNKNOWN }),
@@ -515,7 +515,7 @@ impl<W: World> Broker<W> {
                 // A new address, or one that was gone while slots were opened.
                 let grown = match self.groups.contains(address) {
                     true => self.groups.level(self.groups.size()),
-                    false => self.groups.open(&mut self.world, address),
+                    false => self.groups.open(&mut self.system, address),
                 };
                 match grown {
                     Ok(moved) => self.tell_parked(moved),

@@ -18,7 +18,7 @@ use tracing::{debug, error, info, warn};
 use super::gsi::{self, Gsi};
 use super::logic::{Broker, Output};
 use super::switch::{Switch, ToGsi};
-use super::world::{Kernel, secret};
+use super::system::{Kernel, secret};
 use super::{ClientId, ProcessId, holder, namespace, refusal};
 use clients::Link;
 use ferroce_host::fork::Guarded;

@@ -12,7 +12,7 @@ use crate::report::Checks;
 const ORDER: &[(&str, &str)] = &[
     (
         "ferroce-broker",
-        "early_requests gid_table gsi holder link_file devices namespace ports cm slots switch sys parking world \
+        "early_requests gid_table gsi holder link_file devices namespace ports cm slots switch sys parking system \
          groups logic server embedded detach log",
     ),
     (

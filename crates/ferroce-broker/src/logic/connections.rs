@@ -13,7 +13,7 @@ use super::{Broker, Output, addresses};
 use crate::ClientId;
 use crate::cm::{Asker, addressee, start_of};
 use crate::slots::Slot;
-use crate::world::World;
+use crate::system::System;
 use ferroce_host::netdev::Address;
 
 /// How long programs of an earlier broker have to tell what they have, before a peer's message about it is answered as if
@@ -46,7 +46,7 @@ impl Survivors {
     }
 }
 
-impl<W: World> Broker<W> {
+impl<S: System> Broker<S> {
     /// A MAD came to queue pair 1 of an address.
     pub fn mad(&mut self, now: Instant, from: Route, mad: &[u8]) {
         self.cm.clock(now);
@@ -111,7 +111,7 @@ impl<W: World> Broker<W> {
             |address: &Address| !self.groups.contains(*address) && self.devices.is_assigned(*address);
         let closed: Vec<Address> = links.flat_map(addresses).filter(closed).collect();
         for address in closed {
-            match self.groups.open(&mut self.world, address) {
+            match self.groups.open(&mut self.system, address) {
                 Ok(moved) => {
                     if self.slots.len() == 0 {
                         self.slots.push(Slot::Leased(ClientId(u64::MAX)));
@@ -134,7 +134,7 @@ impl<W: World> Broker<W> {
         let slots = self.slots.of(client);
         let low = matches!(&request, CmRequest::Bind(bind) if (1..1024).contains(&bind.port));
         let peer = self.clients.get(&client).map(|known| known.peer);
-        let low_ports = low && peer.is_some_and(|peer| self.world.may_bind_low(peer.pid, peer.uid));
+        let low_ports = low && peer.is_some_and(|peer| self.system.may_bind_low(peer.pid, peer.uid));
         let groups = &self.groups;
         let done = self
             .cm

@@ -8,11 +8,11 @@ use ferroce_wire::RoceVersion;
 
 use super::{Broker, Client, Output};
 use crate::switch::{PortView, ProgramView, View, Way};
-use crate::world::World;
+use crate::system::System;
 use crate::{ClientId, refusal};
 use ferroce_host::netdev::Netdev;
 
-impl<W: World> Broker<W> {
+impl<S: System> Broker<S> {
     /// A program wants rings: those who have them send from queue pairs of their slots.
     pub(super) fn open_rings(
         &mut self,

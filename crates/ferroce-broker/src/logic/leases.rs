@@ -10,11 +10,11 @@ use tracing::{debug, info, warn};
 use super::{Broker, MOST_SLOTS, UNKNOWN, Waiting, addresses};
 use crate::groups::GrowError;
 use crate::slots::{LAST_SLOT, Slot, Slots};
-use crate::world::World;
+use crate::system::System;
 use crate::{ClientId, refusal};
 use ferroce_host::netdev::Address;
 
-impl<W: World> Broker<W> {
+impl<S: System> Broker<S> {
     pub(super) fn lease_or_refuse(&mut self, now: Instant, waiting: &Waiting, last_try: bool) {
         if !self.clients.contains_key(&waiting.client) {
             return;
@@ -55,7 +55,7 @@ impl<W: World> Broker<W> {
             if self.groups.contains(*address) {
                 continue;
             }
-            match self.groups.open(&mut self.world, *address) {
+            match self.groups.open(&mut self.system, *address) {
                 Ok(moved) => {
                     self.sync_slots(now);
                     self.tell_parked(moved);
@@ -91,7 +91,7 @@ impl<W: World> Broker<W> {
                 let sentence = format!("all {LAST_SLOT} slots of this network namespace are leased");
                 return Err(refusal(RefusalCode::NoSlots, sentence));
             }
-            match self.groups.grow(&mut self.world) {
+            match self.groups.grow(&mut self.system) {
                 Ok((slot, moved)) => {
                     self.slots.push(Slot::Free);
                     self.tell_parked(moved);
@@ -114,7 +114,7 @@ impl<W: World> Broker<W> {
     /// number alone: as many as their address has sockets. They are nobody else's on any address.
     pub(super) fn skip_survivors(&mut self, now: Instant) -> Result<(), Refusal> {
         let most = usize::from(LAST_SLOT) + 1;
-        let members = |address: &Address| self.world.members_in_kernel(*address).unwrap_or(most);
+        let members = |address: &Address| self.system.members_in_kernel(*address).unwrap_or(most);
         let floor = self.taken.iter().map(members).max().unwrap_or(0).min(most);
         if self.slots.len() < floor {
             let moved = self.groups.level(floor).map_err(|e| failed(&e))?;
@@ -129,9 +129,9 @@ impl<W: World> Broker<W> {
     /// Looks whether ports that others held are free now, and addresses that were not there are.
     pub(super) fn retry_taken(&mut self) {
         let before = self.taken.len() + self.absent.len();
-        let Self { world, groups, taken, absent, .. } = self;
+        let Self { system, groups, taken, absent, .. } = self;
         for addresses in [taken, absent] {
-            addresses.retain(|address| !groups.contains(*address) && groups.open(world, *address).is_err());
+            addresses.retain(|address| !groups.contains(*address) && groups.open(system, *address).is_err());
         }
         if self.taken.len() + self.absent.len() < before {
             self.tell_parked(true);
@@ -140,7 +140,7 @@ impl<W: World> Broker<W> {
     }
 
     pub(super) fn held_sentence(&self, address: Address) -> String {
-        format!("UDP port 4791 of {address} is held by {}", self.world.port_holder(address))
+        format!("UDP port 4791 of {address} is held by {}", self.system.port_holder(address))
     }
 
     /// Keeps the slot table as long as the groups.
@@ -220,7 +220,7 @@ impl<W: World> Broker<W> {
         let process = known.process;
         let devices = std::mem::take(&mut known.known);
         let known_before = self.groups.len();
-        match self.groups.adopt(&mut self.world, parked.as_fd()) {
+        match self.groups.adopt(&mut self.system, parked.as_fd()) {
             Ok(true) => {
                 self.survivors.wait(now);
                 let groups = &self.groups;
@@ -328,7 +328,7 @@ impl<W: World> Broker<W> {
     pub(super) fn is_open_elsewhere(&self, slot: u8) -> bool {
         let address = self.devices.all().flat_map(addresses).find(|address| self.groups.contains(*address));
         let socket = address.and_then(|address| self.groups.members(address, &[slot]).ok()?.pop());
-        socket.is_some_and(|socket| self.world.is_open_elsewhere(socket.as_fd()))
+        socket.is_some_and(|socket| self.system.is_open_elsewhere(socket.as_fd()))
     }
 }
 

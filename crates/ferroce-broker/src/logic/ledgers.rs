@@ -12,7 +12,7 @@ use super::{Broker, ClientId, ProcessId, Slot, addresses};
 use crate::gsi::Traffic;
 use crate::refusal;
 use crate::switch::{Counts, Reason};
-use crate::world::World;
+use crate::system::System;
 use ferroce_host::netdev::Address;
 
 /// Most programs whose ledgers one answer brings: no more than there are slots.
@@ -31,7 +31,7 @@ pub(super) struct Ledgers {
     frames: BTreeMap<u32, Counts>,
 }
 
-impl<W: World> Broker<W> {
+impl<S: System> Broker<S> {
     /// A program hands over its ledger. One that is none is closed, and the program goes on uncounted.
     pub(super) fn take_ledger(&mut self, client: ClientId, file: OwnedFd) {
         let Some(known) = self.clients.get(&client) else { return };
@@ -143,7 +143,7 @@ impl<W: World> Broker<W> {
         (!slots.is_empty()).then(|| LeaseEntry {
             pid: known.peer.pid,
             uid: known.peer.uid,
-            command: self.world.command(known.peer.pid),
+            command: self.system.command(known.peer.pid),
             slots,
             resources: known.resources,
         })

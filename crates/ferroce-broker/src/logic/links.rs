@@ -8,13 +8,13 @@ use tracing::{info, warn};
 use super::Broker;
 use crate::devices::Devices;
 use crate::refusal;
-use crate::world::{Hardware, World};
+use crate::system::{Hardware, System};
 use ferroce_host::netdev::Netdev;
 
 /// Interfaces that fit a message.
 const MOST_NETDEVS: usize = MAX_MESSAGE / 160;
 
-impl<W: World> Broker<W> {
+impl<S: System> Broker<S> {
     /// One of the messages that change links: all of it, or nothing.
     pub(super) fn links(&mut self, message: Message) -> Result<(), Refusal> {
         match message {
@@ -52,7 +52,7 @@ impl<W: World> Broker<W> {
         let mut devices = self.devices.clone();
         change(&mut devices)?;
         if devices.configured() != self.devices.configured() {
-            self.world.configure_links(devices.configured()).map_err(|e| {
+            self.system.configure_links(devices.configured()).map_err(|e| {
                 let sentence =
                     format!("what links there are cannot be kept ({e}); --no-persist does without");
                 refusal(RefusalCode::Failed, sentence)
@@ -70,7 +70,7 @@ impl<W: World> Broker<W> {
         let here = |n: &&Netdev| n.ifindex == below || n.lower == Some(below);
         let unmapped = |n: &&Netdev| n.vlan.is_some_and(|vlan| vlan.egress == [0; 8]);
         for vlan in self.host.iter().filter(here).filter(unmapped) {
-            if let Err(e) = self.world.map_priorities(vlan) {
+            if let Err(e) = self.system.map_priorities(vlan) {
                 warn!(vlan.name, "frames have no priority of their own: {e}");
             }
         }
@@ -83,7 +83,7 @@ impl<W: World> Broker<W> {
             found.map(|link| link.name.clone()).unwrap_or_default()
         };
         let row = |netdev: &Netdev| {
-            let Hardware { driver, speed, pause, pfc } = self.world.hardware(netdev);
+            let Hardware { driver, speed, pause, pfc } = self.system.hardware(netdev);
             let ipv4 = netdev.addresses.iter().find_map(|ip| match ip {
                 IpAddr::V4(ip) => Some(*ip),
                 IpAddr::V6(_) => None,

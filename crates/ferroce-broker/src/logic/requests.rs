@@ -6,13 +6,13 @@ use std::time::Instant;
 use ferroce_ipc::{Message, Refusal, RefusalCode};
 
 use super::{Broker, SURVIVORS, Waiting};
-use crate::world::World;
+use crate::system::System;
 use crate::{ClientId, refusal};
 
 /// Programs that a refusal names.
 const MOST_NAMED: usize = 5;
 
-impl<W: World> Broker<W> {
+impl<S: System> Broker<S> {
     /// Answers a greeted client: with a message, with a refusal, with nothing yet, or (`Err(None)`) by closing.
     pub(super) fn request(
         &mut self,
@@ -115,7 +115,7 @@ impl<W: World> Broker<W> {
             let names: Vec<String> = users
                 .iter()
                 .take(MOST_NAMED)
-                .map(|pid| format!("process {pid} ({})", self.world.command(*pid)))
+                .map(|pid| format!("process {pid} ({})", self.system.command(*pid)))
                 .collect();
             let users =
                 if names.is_empty() { "a program that is stopped".to_owned() } else { names.join(", ") };

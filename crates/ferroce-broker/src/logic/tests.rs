@@ -15,7 +15,7 @@ const UID: u32 = 1000;
 /// A broker, and clients that are numbers.
 struct Bench {
     broker: Broker<Fake>,
-    world: Fake,
+    system: Fake,
     now: Instant,
 }
 
@@ -24,8 +24,8 @@ type Sent = Vec<(u32, Message, Vec<OwnedFd>)>;
 
 impl Bench {
     fn new(netdevs: Vec<Netdev>) -> Self {
-        let world = Fake::default();
-        Self { broker: Broker::new(world.clone(), UID, [2; 8], netdevs), world, now: Instant::now() }
+        let system = Fake::default();
+        Self { broker: Broker::new(system.clone(), UID, [2; 8], netdevs), system, now: Instant::now() }
     }
 
     fn loopback() -> Self {
@@ -35,8 +35,8 @@ impl Bench {
     /// kill -9, and the next one.
     fn dies(&mut self) {
         let host = self.broker.host.clone();
-        self.broker = Broker::new(self.world.clone(), UID, [2; 8], host);
-        self.world.port.borrow_mut().emptied.clear();
+        self.broker = Broker::new(self.system.clone(), UID, [2; 8], host);
+        self.system.port.borrow_mut().emptied.clear();
     }
 
     /// Everything that was sent meanwhile; closing is a message as well.
@@ -156,9 +156,9 @@ fn a_slot_is_emptied_for_its_next_holder_and_for_nobody_else() {
     bench.connect(1, 101);
     bench.connect(2, 102);
     bench.lease(1, 1).unwrap();
-    bench.world.port.borrow_mut().emptied.clear();
+    bench.system.port.borrow_mut().emptied.clear();
     bench.lease(2, 1).unwrap();
-    let emptied: Vec<u8> = bench.world.port.borrow().emptied.iter().map(|(_, slot)| *slot).collect();
+    let emptied: Vec<u8> = bench.system.port.borrow().emptied.iter().map(|(_, slot)| *slot).collect();
     assert_eq!(emptied, [2, 2], "on both addresses, not the first program's");
 }
 
@@ -218,7 +218,7 @@ fn a_program_whose_connection_broke_resumes() {
     let (slots, _, parked) = bench.lease(1, 2).unwrap();
     bench.broker.disconnected(bench.now, ClientId(1));
     bench.connect(2, 101);
-    bench.world.port.borrow_mut().emptied.clear();
+    bench.system.port.borrow_mut().emptied.clear();
     assert_eq!(bench.resume(2, &slots, &parked).unwrap(), slots);
     bench.after(Duration::from_secs(10));
     bench.connect(3, 103);
@@ -262,7 +262,7 @@ fn a_new_broker_takes_back_what_is_parked() {
     assert!(of(1).any(|(id, m, _)| *id == 5 && matches!(m, Message::Leased(l) if l.slots == [1])));
     assert!(of(9).any(|(id, m, _)| *id == 5 && matches!(m, Message::Leased(l) if l.slots == [4])));
     assert!(bench.broker.status().adopted);
-    let emptied = bench.world.port.borrow().emptied.clone();
+    let emptied = bench.system.port.borrow().emptied.clone();
     assert!(emptied.iter().all(|(_, slot)| *slot == 4), "survivors' traffic goes on: {emptied:?}");
     // The others come, one is dead.
     bench.connect(3, 103);
@@ -280,7 +280,7 @@ fn an_unclaimed_slot_waits_while_somebody_has_its_socket() {
     let parked = bench.lease(1, 1).unwrap().2;
     let stopped = bench.lease(2, 1).unwrap().2;
     bench.dies();
-    bench.world.port.borrow_mut().open_elsewhere = true;
+    bench.system.port.borrow_mut().open_elsewhere = true;
     bench.connect(1, 101);
     bench.resume(1, &[1], &parked).unwrap();
     bench.after(UNKNOWN * 3);
@@ -345,7 +345,7 @@ fn an_older_set_of_parked_descriptors_is_not_the_whole() {
 fn a_taken_udp_port_is_named_after_the_wait() {
     let mut bench = Bench::loopback();
     let addresses: Vec<Address> = bench.broker.devices.all().flat_map(addresses).collect();
-    bench.world.port.borrow_mut().taken.extend(addresses.iter().copied());
+    bench.system.port.borrow_mut().taken.extend(addresses.iter().copied());
     bench.connect(1, 101);
     assert!(bench.say(1, Message::Lease(1), vec![]).is_empty(), "perhaps programs of an earlier broker");
     assert_eq!(bench.broker.deadline(), Some(bench.now + SURVIVORS));
@@ -358,11 +358,11 @@ fn a_taken_udp_port_is_named_after_the_wait() {
          own: ferroce run --private-net -- CMD"
     );
     // One address is free again: that will do, without the other's GID.
-    bench.world.port.borrow_mut().taken.remove(&addresses[1]);
+    bench.system.port.borrow_mut().taken.remove(&addresses[1]);
     assert_eq!(bench.lease(1, 1).unwrap().1, ["::1"]);
     assert_eq!(gids(&bench.devices(1)[0]), ["1 ::1"]);
     // And the other.
-    bench.world.port.borrow_mut().taken.clear();
+    bench.system.port.borrow_mut().taken.clear();
     assert_eq!(bench.lease(1, 1).unwrap().1, ["127.0.0.1", "::1"]);
     assert_eq!(gids(&bench.devices(1)[0]).len(), 2);
 }
@@ -371,7 +371,7 @@ fn a_taken_udp_port_is_named_after_the_wait() {
 fn one_taken_udp_port_of_two_is_a_notice() {
     let mut bench = Bench::loopback();
     let v4 = Address::of("127.0.0.1".parse().unwrap(), 1);
-    bench.world.port.borrow_mut().taken.insert(v4);
+    bench.system.port.borrow_mut().taken.insert(v4);
     bench.connect(1, 101);
     assert!(bench.say(1, Message::Lease(1), vec![]).is_empty());
     bench.after(SURVIVORS);
@@ -388,11 +388,11 @@ fn one_taken_udp_port_of_two_is_a_notice() {
 fn an_address_that_does_not_work_is_not_listed() {
     let mut bench = Bench::loopback();
     let v6 = Address::of("::1".parse().unwrap(), 1);
-    bench.world.port.borrow_mut().absent.insert(v6);
+    bench.system.port.borrow_mut().absent.insert(v6);
     bench.connect(1, 101);
     assert_eq!(bench.lease(1, 1).unwrap().1, ["127.0.0.1"], "at once");
     assert_eq!(gids(&bench.devices(1)[0]), ["0 127.0.0.1"]);
-    bench.world.port.borrow_mut().absent.clear();
+    bench.system.port.borrow_mut().absent.clear();
     assert_eq!(bench.lease(1, 1).unwrap().1, ["127.0.0.1", "::1"]);
     assert_eq!(gids(&bench.devices(1)[0]), ["0 127.0.0.1", "1 ::1"]);
 }
@@ -402,10 +402,10 @@ fn an_address_that_does_not_work_is_not_listed() {
 fn an_address_that_comes_back_is_listed_again() {
     let mut bench = Bench::loopback();
     let v6 = Address::of("::1".parse().unwrap(), 1);
-    bench.world.port.borrow_mut().absent.insert(v6);
+    bench.system.port.borrow_mut().absent.insert(v6);
     bench.connect(1, 101);
     assert_eq!(bench.lease(1, 1).unwrap().1, ["127.0.0.1"]);
-    bench.world.port.borrow_mut().absent.clear();
+    bench.system.port.borrow_mut().absent.clear();
     let with = Netdev::assumed_loopback();
     let mut without = with.clone();
     without.addresses.retain(|ip| ip.is_ipv4());
@@ -481,7 +481,7 @@ fn a_broker_without_descriptors_ends_unless_it_serves_somebody() {
     bench.connect(1, 101);
     bench.lease(1, 1).unwrap();
     bench.connect(2, 102);
-    bench.world.port.borrow_mut().out_of_files = true;
+    bench.system.port.borrow_mut().out_of_files = true;
     let refused = bench.lease(2, 1).unwrap_err();
     assert!(refused.sentence.contains("Too many open files"), "{}", refused.sentence);
     assert!(!bench.broker.is_exhausted(), "another program has a slot");
@@ -528,14 +528,14 @@ fn who_breaks_the_protocol_loses_the_connection_alone() {
 #[test]
 fn no_descriptors_no_lease_but_a_sentence() {
     let mut bench = Bench::loopback();
-    bench.world.port.borrow_mut().out_of_files = true;
+    bench.system.port.borrow_mut().out_of_files = true;
     bench.connect(1, 101);
     let refusal = bench.lease(1, 1).unwrap_err();
     assert!(
         refusal.sentence.starts_with("cannot open another slot on 127.0.0.1: UDP 127.0.0.1:4791"),
         "{refusal}"
     );
-    bench.world.port.borrow_mut().out_of_files = false;
+    bench.system.port.borrow_mut().out_of_files = false;
     assert_eq!(bench.lease(1, 1).unwrap().1, ["127.0.0.1", "::1"]);
 }
 

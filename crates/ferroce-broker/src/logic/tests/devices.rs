@@ -204,7 +204,7 @@ fn an_address_that_is_gone_is_in_nobodys_way_and_catches_up() {
     assert_eq!(bench.lease(1, 1).unwrap().1.len(), 2);
     // The kernel has dropped it already, the news of it are still on their way.
     let eth0s = Address::of("192.0.2.1".parse().unwrap(), 2);
-    bench.world.port.borrow_mut().gone.insert(eth0s);
+    bench.system.port.borrow_mut().gone.insert(eth0s);
     bench.connect(2, 102);
     bench.output();
     let (slots, addresses, parked) = bench.lease(2, 1).unwrap();
@@ -220,7 +220,7 @@ fn an_address_that_is_gone_is_in_nobodys_way_and_catches_up() {
     assert_eq!(bench.lease(3, 1).unwrap().1, ["127.0.0.1"]);
     // It comes back: whoever has a slot gets the sockets of it.
     bench.broker.netdevs_changed(vec![lo(), netdev(2, &[])]);
-    bench.world.port.borrow_mut().gone.clear();
+    bench.system.port.borrow_mut().gone.clear();
     bench.output();
     bench.broker.netdevs_changed(vec![lo(), eth0()]);
     let output = bench.output();
@@ -284,7 +284,7 @@ fn links_outlive_the_broker_unless_they_are_transient() {
     bench.connect(1, 101);
     bench.say(1, add("fr1", "eth0", false), vec![]);
     bench.say(1, add("fr2", "eth1", true), vec![]);
-    assert_eq!(bench.world.port.borrow().configured, [link("fr1", "eth0", 2)]);
+    assert_eq!(bench.system.port.borrow().configured, [link("fr1", "eth0", 2)]);
 
     bench.dies();
     bench.connect(2, 102);
@@ -297,7 +297,7 @@ fn links_outlive_the_broker_unless_they_are_transient() {
     bench.connect(3, 103);
     assert_eq!(names(&bench.devices(3)), ["fr1", "fr0"]);
     bench.say(3, delete("fr1", false), vec![]);
-    assert_eq!(bench.world.port.borrow().configured, []);
+    assert_eq!(bench.system.port.borrow().configured, []);
     bench.dies();
     bench.connect(4, 104);
     assert_eq!(names(&bench.devices(4)), ["fr0"]);
@@ -308,7 +308,7 @@ fn a_configured_link_waits_for_its_interface() {
     let lo = netdev(1, &["127.0.0.1"]);
     let eth0 = netdev(2, &["192.0.2.1"]);
     let mut bench = Bench::new(vec![lo.clone()]);
-    bench.world.port.borrow_mut().configured = vec![link("fr1", "eth0", 2)];
+    bench.system.port.borrow_mut().configured = vec![link("fr1", "eth0", 2)];
     bench.dies();
     bench.connect(1, 101);
     assert_eq!(names(&bench.devices(1)), ["fr0"]);
@@ -323,14 +323,14 @@ fn a_configured_link_waits_for_its_interface() {
     // What waits can be deleted, and its name and interface given to others.
     bench.broker.netdevs_changed(vec![lo.clone()]);
     bench.say(1, delete("fr1", false), vec![]);
-    assert_eq!(bench.world.port.borrow().configured, []);
+    assert_eq!(bench.system.port.borrow().configured, []);
 }
 
 #[test]
 fn a_link_that_cannot_be_kept_is_not_made() {
     let mut bench = Bench::new(vec![netdev(1, &["127.0.0.1"]), netdev(2, &["192.0.2.1"])]);
     bench.connect(1, 101);
-    bench.world.port.borrow_mut().disk_full = true;
+    bench.system.port.borrow_mut().disk_full = true;
     let sent = bench.say(1, add("fr1", "eth0", false), vec![]);
     let Some((_, Message::Refused(refusal), _)) = sent.iter().find(|(id, ..)| *id == 5) else {
         panic!("{sent:?}");

@@ -92,7 +92,7 @@ fn settings_outlive_the_broker_as_links_do() {
     bench.dies();
     bench.connect(3, 103);
     assert_eq!(settings(&mut bench, 3), [ruled, default]);
-    assert_eq!(bench.world.port.borrow().configured.len(), 1, "nothing is kept of fr0 that is as it was");
+    assert_eq!(bench.system.port.borrow().configured.len(), 1, "nothing is kept of fr0 that is as it was");
 }
 
 #[test]
@@ -110,12 +110,14 @@ fn settings_that_cannot_be_are_not_half_made() {
     assert_eq!(answer(&mut bench, 1, set("fr2", &[Setting::Crc(false)])), Ok(()), "a veth");
     let wrong = answer(&mut bench, 1, set("fr1", &[mode, Setting::Crc(false)])).unwrap_err();
     assert!(wrong.starts_with("eth0 may be a real wire") && wrong.contains("--force"), "{wrong}");
-    bench.world.port.borrow_mut().disk_full = true;
+    bench.system.port.borrow_mut().disk_full = true;
     let wrong = answer(&mut bench, 1, set("fr1", &[mode])).unwrap_err();
     assert!(wrong.contains("--no-persist"), "{wrong}");
-    bench.world.port.borrow_mut().disk_full = false;
+    bench.system.port.borrow_mut().disk_full = false;
     assert_eq!(bench.devices(1)[0].settings, LinkSettings::default());
-    assert!(bench.world.port.borrow().configured.iter().all(|link| link.settings == LinkSettings::default()));
+    assert!(
+        bench.system.port.borrow().configured.iter().all(|link| link.settings == LinkSettings::default())
+    );
 
     let force = Message::LinkSet {
         name: "fr1".to_owned(),
@@ -135,7 +137,7 @@ fn settings_that_cannot_be_are_not_half_made() {
 fn without_frames_there_is_no_roce_v1() {
     let mut bench = bench();
     assert_eq!(answer(&mut bench, 1, set("fr1", &[Setting::RoceMode(RoceMode::Both)])), Ok(()));
-    bench.world.port.borrow_mut().no_frames = true;
+    bench.system.port.borrow_mut().no_frames = true;
     bench.dies();
     bench.connect(2, 102);
     assert_eq!(types(&bench.devices(2)[0]), ["0 fe80::1 v2", "2 192.0.2.1 v2"], "what works of it");
@@ -210,7 +212,7 @@ fn interfaces_are_told_with_what_is_configured_for_them() {
     let add = Message::LinkAdd { name, kind: LinkKind::Roce, netdev, transient: false };
     assert_eq!(answer(&mut bench, 1, add), Ok(()));
     assert_eq!(
-        bench.world.port.borrow().mapped,
+        bench.system.port.borrow().mapped,
         ["v3"],
         "those above it of which nobody chose the priorities"
     );

@@ -1,4 +1,4 @@
-//! What the broker's logic asks of the system: traits, so that tests and the fuzzer can stand in.
+//! The system as the broker's logic sees it: traits, so that tests and the fuzzer can replace it.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -15,8 +15,8 @@ use ferroce_host::netdev::{Address, Netdev};
 use ferroce_host::rtnetlink;
 use ferroce_host::{ethtool, fork};
 
-/// The system.
-pub trait World {
+/// Sockets, processes and interfaces of the host.
+pub trait System {
     /// The sockets of one local address.
     type Group: Sockets;
 
@@ -77,7 +77,7 @@ pub trait Sockets {
     fn release(&self, slot: u8) -> io::Result<()>;
 }
 
-/// The real one: UDP sockets of this network namespace.
+/// The kernel: UDP sockets of this network namespace.
 #[derive(Debug, Default)]
 pub struct Kernel {
     links: LinkFile,
@@ -100,7 +100,7 @@ impl Drop for KernelGroup {
     }
 }
 
-impl World for Kernel {
+impl System for Kernel {
     type Group = KernelGroup;
 
     fn open(&mut self, address: Address) -> Result<KernelGroup, OpenError> {
