@@ -1,4 +1,4 @@
-//! What a touch of registered memory costs, beside memcpy: `cargo bench -p ferroce-engine --bench memory`.
+//! The cost of accesses to registered memory, compared with memcpy: `cargo bench -p ferroce-engine --bench memory`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

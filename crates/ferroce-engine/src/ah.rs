@@ -81,7 +81,7 @@ impl Ah {
         &self.pd
     }
 
-    /// What it was made from.
+    /// The attributes that the handle was created with.
     pub fn attr(&self) -> AhAttr {
         self.attr
     }
@@ -126,7 +126,7 @@ impl Ah {
         Ok(port)
     }
 
-    /// Ends it. What was posted to it and has not left may be lost. A second call does nothing.
+    /// Destroys the handle. Posted work requests that have not been sent may be lost. A second call has no effect.
     #[doc(alias = "ibv_destroy_ah")]
     pub fn destroy(&self) {
         if self.epoch == fork::epoch() && !self.destroyed.swap(true, Ordering::AcqRel) {
@@ -141,7 +141,7 @@ fn find(routes: &[(u8, Arc<SharedTxSocket>)], slot: u8) -> Option<&Arc<SharedTxS
 }
 
 impl AhAttr {
-    /// The way back to whoever sent a datagram, from what its receive buffer begins with
+    /// The path back to the sender of a datagram, read from the start of its receive buffer
     /// ([`Flow::grh_area`](ferroce_wire::Flow::grh_area)).
     #[doc(alias = "ibv_init_ah_from_wc")]
     pub fn answering(context: &Context, area: &[u8; Flow::GRH_AREA]) -> Result<Self, AnswerError> {
@@ -170,7 +170,7 @@ pub(crate) struct ResolvedPath {
     /// Where it starts.
     pub(crate) lane: Arc<Lane>,
     pub(crate) local: IpAddr,
-    /// What its packets get, which may not be what the program asked for.
+    /// The traffic class of its packets, which may differ from the program's.
     pub(crate) class: Class,
     pub(crate) hop_limit: u8,
     /// With an interface, if they go by the rings to the broker.

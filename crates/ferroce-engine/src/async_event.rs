@@ -29,9 +29,9 @@ pub enum AsyncElement {
 #[derive(Clone)]
 #[doc(alias = "ibv_async_event")]
 pub struct AsyncEvent {
-    /// What happened.
+    /// The kind of the event.
     pub kind: AsyncEventKind,
-    /// To what.
+    /// The object of the event.
     pub element: AsyncElement,
 }
 

@@ -12,7 +12,7 @@ use crate::error::EventError;
 use crate::notify::NotifyQueue;
 use crate::sleep::{Held, Sleep};
 
-/// What happened. Discriminants are those of `enum ibv_event_type`.
+/// The kind of an event. Discriminants are those of `enum ibv_event_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ibv_event_type")]
 #[repr(u8)]
@@ -156,12 +156,12 @@ pub struct AckCount {
 }
 
 impl AckCount {
-    /// So many events were given to the program.
+    /// Counts events that the program received.
     pub fn handed_out(&self, events: u32) {
         *self.outstanding.lock() += i64::from(events);
     }
 
-    /// The program is through with so many.
+    /// Counts events that the program acknowledged.
     pub fn acknowledge(&self, events: u32) {
         let mut outstanding = self.outstanding.lock();
         *outstanding -= i64::from(events);

@@ -59,9 +59,9 @@ pub struct QpAttr {
     pub sq_psn: Psn,
     /// The peer's queue pair.
     pub dest_qp: Qpn,
-    /// What the peer may do.
+    /// The peer's permissions.
     pub access: QpAccess,
-    /// The way to the peer.
+    /// The path to the peer.
     pub ah: AhAttr,
     /// Index of the P_Key: 0.
     pub pkey_index: u16,

@@ -192,8 +192,8 @@ impl CompletionChannel {
         }
     }
 
-    /// Prepares a sleep until a queue reported, or somebody nudged, or something arrived. `None`: one of these is the case.
-    /// For one queue alone, whose owner looks at it then and takes back what was reported.
+    /// Prepares a sleep until a queue reports, another thread wakes it, or a packet arrives. `None`: one of these has
+    /// happened already. It is meant for a single queue, whose owner then polls it and takes the report back.
     pub fn doze(&self, held: Held) -> Option<Sleep> {
         if self.take_back() > 0 { None } else { self.lanes.fall_asleep(self.queue.fd(), held) }
     }

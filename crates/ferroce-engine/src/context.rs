@@ -23,7 +23,7 @@ use ferroce_host::fork;
 pub struct Context {
     engine: Arc<Engine>,
     name: String,
-    /// What the device said when it was opened; the answer if it is gone.
+    /// The device's attributes at the time of the open; reported if the device is gone.
     opened: DeviceInfo,
     events: AsyncQueue,
     closed: AtomicBool,
@@ -88,7 +88,7 @@ impl Context {
         })
     }
 
-    /// What an administrator set for the device.
+    /// The administrator's settings for the device.
     pub(crate) fn settings(&self) -> LinkSettings {
         self.engine.with_device(self.opened.id, |info| Some(info.settings.clone())).unwrap_or_default()
     }
@@ -201,7 +201,7 @@ impl Context {
         let _ = self.on_mac_change.set(Box::new(tell));
     }
 
-    /// What the engine counted, of this device in this process.
+    /// The engine's counters of this device in this process.
     pub fn counters(&self) -> &DeviceCounters {
         self.hub.ledger.device(self.block)
     }

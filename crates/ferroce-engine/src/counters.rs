@@ -1,4 +1,4 @@
-//! What the engine counts: into the ledger that the broker reads, see [`ferroce_ipc::ledger`].
+//! Counters of the engine, in the ledger that the broker reads: see [`ferroce_ipc::ledger`].
 
 pub use ferroce_ipc::ledger::DeviceCounters;
 use ferroce_ipc::ledger::TRANSPORT_COUNTERS;
@@ -12,7 +12,7 @@ macro_rules! in_order {
     }};
 }
 
-/// What a queue pair counted, in the order of [`TRANSPORT_COUNTERS`].
+/// The counters of a queue pair, in the order of [`TRANSPORT_COUNTERS`].
 pub(crate) fn transport_values(of: &Counters) -> [u64; TRANSPORT_COUNTERS.len()] {
     in_order! { of;
         sent_pkts,

@@ -1,4 +1,4 @@
-//! What a device and its port say about themselves.
+//! Attributes of a device and its port.
 
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -93,7 +93,7 @@ pub const MAX_AH: u32 = 65_536;
 pub const MAX_RD_ATOM: u32 = 128;
 /// [`DeviceAttr::max_mcast_grp`]: each takes a descriptor for each interface, of the 1024 that a process normally has.
 pub const MAX_MCAST_GRP: u32 = 512;
-/// [`DeviceAttr::max_mcast_qp_attach`], as rxe: so many copies one packet can make.
+/// [`DeviceAttr::max_mcast_qp_attach`], as in rxe: the maximum of copies of one packet.
 pub const MAX_MCAST_QP_ATTACH: u32 = 56;
 /// [`DeviceAttr::max_total_mcast_qp_attach`].
 pub const MAX_TOTAL_MCAST_QP_ATTACH: u32 = MAX_MCAST_GRP * MAX_MCAST_QP_ATTACH;

@@ -70,13 +70,13 @@ pub enum QueryError {
     /// The device has port 1 only.
     #[error("port {port} does not exist: the device has port 1 only")]
     Port {
-        /// What was asked for.
+        /// The given port.
         port: u8,
     },
     /// Beyond the table.
     #[error("index {index} is beyond the table's {len} entries")]
     Index {
-        /// What was asked for.
+        /// The given index.
         index: u32,
         /// Entries of the table.
         len: u32,
@@ -127,7 +127,7 @@ pub enum CreateSrqError {
     Capability {
         /// Its name in `ibv_srq_attr`.
         what: &'static str,
-        /// What was asked for.
+        /// The given value.
         asked: u32,
         /// Largest.
         max: u32,
@@ -144,7 +144,7 @@ pub enum CreateSrqError {
     /// No memory for the work requests.
     #[error("no memory for {max_wr} work requests")]
     Memory {
-        /// What was asked for.
+        /// The given value.
         max_wr: u32,
     },
 }
@@ -164,7 +164,7 @@ pub enum OpenXrcdError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the XRC domain has no target {qpn:?} in this process")]
 pub struct OpenQpError {
-    /// What was asked for.
+    /// The given number.
     pub qpn: ferroce_wire::Qpn,
 }
 
@@ -177,7 +177,7 @@ pub enum ModifySrqError {
     /// Larger than a queue can be.
     #[error("{asked} work requests, a shared receive queue has at most {max}")]
     TooLarge {
-        /// What was asked for.
+        /// The given value.
         asked: u32,
         /// Largest.
         max: u32,
@@ -201,7 +201,7 @@ pub enum CreateCqError {
     /// Entries out of range.
     #[error("{asked} entries: a completion queue has 1 to {max}")]
     Entries {
-        /// What was asked for.
+        /// The given value.
         asked: u32,
         /// Largest.
         max: u32,
@@ -209,7 +209,7 @@ pub enum CreateCqError {
     /// No such vector.
     #[error("completion vector {asked}: the device has 0 to {last}")]
     Vector {
-        /// What was asked for.
+        /// The given vector.
         asked: u32,
         /// Last one.
         last: u32,
@@ -226,7 +226,7 @@ pub enum CreateCqError {
     /// No memory for the entries.
     #[error("no memory for {entries} completions")]
     Memory {
-        /// What was asked for.
+        /// The given value.
         entries: u32,
     },
 }
@@ -245,7 +245,7 @@ pub enum ResizeCqError {
     /// It holds more entries than that.
     #[error("{asked} entries: the queue holds {present}")]
     Present {
-        /// What was asked for.
+        /// The given value.
         asked: u32,
         /// Entries to be polled.
         present: u32,
@@ -253,7 +253,7 @@ pub enum ResizeCqError {
     /// Entries out of range.
     #[error("{asked} entries: a completion queue has 1 to {max}")]
     Entries {
-        /// What was asked for.
+        /// The given value.
         asked: u32,
         /// Largest.
         max: u32,
@@ -261,7 +261,7 @@ pub enum ResizeCqError {
     /// No memory for the entries.
     #[error("no memory for {entries} completions")]
     Memory {
-        /// What was asked for.
+        /// The given value.
         entries: u32,
     },
 }
@@ -277,7 +277,7 @@ pub enum CreateQpError {
     Capability {
         /// Name of the attribute, as in `ibv_qp_cap`.
         what: &'static str,
-        /// What was asked for.
+        /// The given value.
         asked: u32,
         /// The limit.
         max: u32,
@@ -305,7 +305,7 @@ pub enum CreateQpError {
     Frames {
         /// The interface.
         netdev: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -326,13 +326,13 @@ pub enum ModifyQpError {
     /// The device has port 1 only.
     #[error("port {port} does not exist: the device has port 1 only")]
     Port {
-        /// What was asked for.
+        /// The given port.
         port: u8,
     },
     /// The table has one P_Key.
     #[error("pkey_index {index}: the table has one entry")]
     PkeyIndex {
-        /// What was asked for.
+        /// The given index.
         index: u16,
     },
     /// Larger than the port's MTU allows.
@@ -360,7 +360,7 @@ pub enum AttachError {
     /// The GID is no group's.
     #[error("{mgid} is not the GID of a multicast group")]
     NotAGroup {
-        /// What was asked for.
+        /// The given GID.
         mgid: Gid,
     },
     /// The limit of groups is reached.
@@ -397,7 +397,7 @@ pub enum DetachError {
     /// It was not attached to this group.
     #[error("the queue pair is not attached to {mgid}")]
     NotAttached {
-        /// What was asked for.
+        /// The given GID.
         mgid: Gid,
     },
 }
@@ -411,7 +411,7 @@ pub enum PathError {
     /// The device has port 1 only.
     #[error("ah_attr.port_num {port} does not exist: the device has port 1 only")]
     Port {
-        /// What was asked for.
+        /// The given port.
         port: u8,
     },
     /// No such entry in the GID table.

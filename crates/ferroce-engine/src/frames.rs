@@ -1,6 +1,6 @@
 //! Raw packet queue pairs: the frames of their device's interface, over a packet socket of their own.
 //!
-//! That takes CAP_NET_RAW, which programs that want raw packets have themselves: nothing of it goes through the broker.
+//! The program itself needs CAP_NET_RAW for this socket: no raw packet passes through the broker.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -28,7 +28,7 @@ pub struct FlowId(u32);
 /// A queue pair's access to an interface.
 pub(crate) struct FramePort {
     socket: Guarded<PacketSocket>,
-    /// Which frames it wants, read without a lock.
+    /// The rules that select its frames, read without a lock.
     rules: ArcSwap<Vec<(FlowId, Rule)>>,
     /// Number of the next rule; held while rules change.
     next: Mutex<u32>,

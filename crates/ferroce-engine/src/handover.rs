@@ -9,13 +9,13 @@ use super::sync::{AtomicBool, AtomicU64, Ordering, fence};
 /// No time at all.
 pub const NEVER: u64 = u64::MAX;
 
-/// For so long after a program's thread last served a lane the background thread keeps off: 1 ms.
+/// The background thread keeps off for this time after a program's thread last served a lane: 1 ms.
 pub const TICK: u64 = 1_000_000;
 
 /// A program that polls in a loop comes back within this time, even if it posts in between: 10 µs.
 const SPIN: u64 = 10_000;
 
-/// What one lane tells the background thread.
+/// The state of one lane for the background thread.
 pub struct LaneState {
     /// When a thread of the program last served the lane inside a verb.
     served: AtomicU64,
@@ -30,7 +30,7 @@ pub struct LaneState {
     delayed_ack: AtomicBool,
 }
 
-/// What the background thread has to do about one lane.
+/// The background thread's tasks for one lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Nobody of the program looks at the socket: the background thread must.
@@ -90,7 +90,7 @@ impl LaneState {
         self.eager.store(eager, Ordering::Relaxed);
     }
 
-    /// A thread wants to sleep on the socket. `false`: another one does already.
+    /// A thread tries to become the one that sleeps on the socket. `false`: another one is already.
     pub fn watch(&self) -> bool {
         !self.watched.swap(true, Ordering::Relaxed)
     }
@@ -146,10 +146,10 @@ impl LaneState {
         }
     }
 
-    /// What the background thread has to do. `watching`: its epoll has the socket at present.
+    /// The background thread's tasks. `watching`: its epoll has the socket at present.
     pub fn plan(&self, now: u64, watching: bool) -> Plan {
         let cold_at = self.cold_at();
-        // Pollers and sleepers run timers too; whoever stops leaves them to us a tick later.
+        // Pollers and sleepers run timers too; after they stop, the background thread takes over one tick later.
         let timers = match self.earliest() {
             NEVER => NEVER,
             earliest => earliest.max(cold_at),

@@ -1,4 +1,4 @@
-//! Who holds the state? The device: its tables, registered memory and progress.
+//! Devices with their tables, registered memory and progress.
 //!
 //! [`devices`] lists, [`Context::open`] opens, and everything else is made from a [`Context`]:
 //!

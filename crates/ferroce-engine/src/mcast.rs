@@ -66,7 +66,7 @@ impl Groups {
             return Err(AttachError::Destroyed);
         }
         let group = groups.entry((device.id, ip)).or_insert_with(|| fresh.expect("made if there was none"));
-        // First the lanes, so that whoever polls the queue finds what the new member is given.
+        // The lanes come first, so that a thread that polls the queue finds the new member's packets.
         group.lanes.values().for_each(|lane| endpoint.outputs.add_lane(lane));
         group.publish(members.iter().chain([endpoint]).cloned().collect());
         Ok(())

@@ -40,7 +40,7 @@ pub(crate) struct Moderator {
     listed: bool,
 }
 
-/// What to do about a completion that an event was asked for.
+/// The decision about a completion with an event request.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
     /// Fire it.

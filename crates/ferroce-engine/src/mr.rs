@@ -24,7 +24,7 @@ pub struct Mr {
     /// Of a file: what is mapped of it, until the registration has ended.
     file: Mutex<Option<FileMapping>>,
     deregistered: AtomicBool,
-    /// What others see of it.
+    /// The entry in the ledger's list of objects.
     entry: Entry,
     epoch: u64,
 }
@@ -65,14 +65,14 @@ impl Pd {
     }
 }
 
-/// What a change of the registration changes.
+/// The properties that a reregistration can change.
 struct Now {
     pd: Arc<Pd>,
     addr: u64,
     len: usize,
 }
 
-/// What is registered.
+/// The kind of the registered memory.
 enum Kind {
     /// The program's memory.
     Memory,
@@ -82,7 +82,7 @@ enum Kind {
     Null,
 }
 
-/// What to change of a registration; what is `None` stays.
+/// The changes to a registration; `None` keeps the present value.
 #[derive(Clone, Default)]
 pub struct MrChange {
     /// Another domain, of the same context.

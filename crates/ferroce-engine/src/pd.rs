@@ -21,12 +21,12 @@ pub struct Pd {
     base: Base,
     users: AtomicUsize,
     deallocated: AtomicBool,
-    /// What others see of it; a domain under another name is not seen.
+    /// The entry in the ledger's list of objects; a domain imported or derived from another has none.
     entry: Option<Entry>,
     epoch: u64,
 }
 
-/// What a domain stands on.
+/// The base of a domain: none, or the domain under it.
 enum Base {
     /// Nothing: it is one of the device's.
     Own,

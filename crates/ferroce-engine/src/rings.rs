@@ -58,7 +58,7 @@ impl RingPort {
         self.doorbell.as_fd()
     }
 
-    /// What a batch may hold. Over IPv4 the packets of a batch have the identifications 0, 1, 2 …, as where the kernel cuts.
+    /// The limits of a batch. Over IPv4 its packets have the identifications 0, 1, 2 …, as if the kernel had split it.
     pub(crate) fn limits() -> BatchLimits {
         BatchLimits { max_segments: SEGMENTS, gso: true }
     }
@@ -97,8 +97,8 @@ impl RingPort {
 
     /// The next packet. `program`: its thread polls, and looks at the doorbell now and then only.
     ///
-    /// The doorbell is silenced when nothing is there, and rung again if something came meanwhile. So whoever waits for it
-    /// misses nothing, whoever takes how much before.
+    /// The doorbell is silenced when the ring is empty, and rung again if a packet came meanwhile. So a thread that
+    /// waits for it misses no packet, however many another thread took before.
     pub(crate) fn next(&self, out: &mut [u8; MAX_PACKET], program: bool) -> Option<Popped> {
         let mut rx = self.rx.lock();
         let popped = take(&mut rx, out);

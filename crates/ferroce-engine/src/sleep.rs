@@ -100,7 +100,7 @@ impl Sleep {
     ///
     /// # Errors
     ///
-    /// [`EventError::Interrupted`] after a signal handler that wants that.
+    /// [`EventError::Interrupted`] after a signal whose handler requests the return.
     pub fn end(mut self, polled: io::Result<()>) -> Result<(), EventError> {
         match polled {
             Ok(()) => {

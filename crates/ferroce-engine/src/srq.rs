@@ -21,7 +21,7 @@ use crate::xrc::XrcSrq;
 use crate::{Context, Pd};
 use ferroce_host::fork;
 
-/// What a shared receive queue is made from (`ibv_srq_init_attr`).
+/// The parameters of a new shared receive queue (`ibv_srq_init_attr`).
 #[derive(Clone, Copy, Debug, Default)]
 #[doc(alias = "ibv_srq_init_attr")]
 pub struct SrqInit {
@@ -45,7 +45,7 @@ pub struct Srq {
     core: Mutex<Core>,
     users: AtomicUsize,
     async_acks: AckCount,
-    /// What others see of it.
+    /// The entry in the ledger's list of objects.
     entry: Entry,
     epoch: u64,
     xrc: Option<XrcSrq>,
@@ -60,7 +60,7 @@ impl Pd {
     }
 }
 
-/// What its lock guards: taken under that of a queue pair, before that of a completion queue.
+/// The state under the lock, which is taken after that of a queue pair and before that of a completion queue.
 struct Core {
     queue: SharedReceiveQueue,
     destroyed: bool,
@@ -241,7 +241,7 @@ impl Srq {
         self.async_acks.acknowledge(1);
     }
 
-    /// What makes it one of XRC.
+    /// The XRC part, if this is an XRC shared receive queue.
     pub(crate) fn xrc(&self) -> Option<&XrcSrq> {
         self.xrc.as_ref()
     }

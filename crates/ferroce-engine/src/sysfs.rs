@@ -1,4 +1,4 @@
-//! What sysfs would say of our devices, for programs that look there and find no file.
+//! Values of our devices in the form of sysfs, for programs that find no file there.
 
 use ferroce_ipc::CmStatus;
 use ferroce_ipc::sysfs::{Missing, Node, Tree, counters, numa_node};

@@ -14,7 +14,7 @@ use crate::tx_path::Transmit;
 /// Batches of one queue pair before others have their turn: a peer may ask for 2 GiB at once.
 const BATCHES: usize = 32;
 
-/// What a thread builds its batches with.
+/// The buffer and the cached CRCs of a thread's batches.
 struct Builder {
     buffer: Box<[u8]>,
     starts: Starts,
@@ -47,7 +47,7 @@ pub(crate) fn drain(
             DeviceCounters::add(&counters.sent_pkts, batch.len() as u64);
             DeviceCounters::add(&counters.sent_octets, batch.bytes().len() as u64);
             DeviceCounters::count(&counters.tx_calls);
-            // What the system refuses is as if lost on the way: the transport's timers see to it.
+            // A packet that the system refuses counts as lost: the transport's timers send it again.
             match path.send(&mut batch) {
                 Some(Ok(Sent { lost: 0, .. })) => {}
                 None => DeviceCounters::add(&counters.send_err, batch.len() as u64),

@@ -78,7 +78,7 @@ impl TxSockets {
         Ok(sender)
     }
 
-    /// The socket that [`Self::of_datagrams`] found before, if somebody still holds it.
+    /// The socket that [`Self::of_datagrams`] found before, if it is still in use.
     pub(crate) fn datagrams_from(&self, port: u16) -> Option<Arc<SharedTxSocket>> {
         self.users.lock().datagrams.get(&port).and_then(Weak::upgrade)
     }
@@ -120,7 +120,7 @@ impl TxSockets {
         let (sender, first) = self.share(&mut users, socket, flow);
         if first {
             drop(users);
-            // What the first queue pair sends with costs nothing; others of the socket may differ.
+            // The first queue pair's hop limit becomes the socket's default and costs nothing; others may differ.
             sender.prefer_hop_limit(ends.hop_limit)?;
         }
         Ok(sender)

@@ -12,8 +12,8 @@ const TOLERANCE: u64 = 1000;
 /// Readings of the clocks, of which the quickest counts: the thread may lose its CPU between two of them.
 const READINGS: u32 = 3;
 
-/// The wall clock as one completion queue tells it. Its times never go backwards from one completion to the next, not even
-/// when somebody sets the clock back: then they stand still until it has caught up.
+/// The wall clock for one completion queue. Its times never go backwards from one completion to the next, even if the
+/// administrator sets the clock back: then they stay constant until it has caught up.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WallClock {
     /// Nanoseconds from the monotonic clock's zero to that of the wall clock (1970), negative if it was later.

@@ -17,7 +17,7 @@ use crate::qpn::QpnTable;
 use crate::{CompletionQueue, Context, Pd, Srq, SrqInit};
 use ferroce_host::fork::{self, Guarded};
 
-/// A file that names an XRC domain: whoever opens one by the same inode, in this process, gets the same domain.
+/// A file that names an XRC domain: every open of the same inode in this process gets the same domain.
 #[derive(Clone)]
 pub struct Inode {
     device: u64,
@@ -192,7 +192,7 @@ struct Named {
     opens: usize,
 }
 
-/// What makes a shared receive queue one of XRC.
+/// The XRC part of a shared receive queue.
 pub(crate) struct XrcSrq {
     pub(crate) xrcd: Arc<Xrcd>,
     pub(crate) cq: Arc<CompletionQueue>,
@@ -219,7 +219,8 @@ pub(crate) struct XrcCore {
     members: Mutex<Members>,
 }
 
-/// Lanes that its targets are on, once for each, and its queues: whoever polls a queue's completions receives on those.
+/// The lanes of its targets, each once, and its queues: a thread that polls a queue's completions receives on these
+/// lanes.
 #[derive(Default)]
 struct Members {
     lanes: Vec<Arc<Lane>>,

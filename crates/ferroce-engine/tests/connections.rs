@@ -182,7 +182,7 @@ fn reject_with_private_data() {
         panic!("not rejected")
     };
     assert_eq!((reason, *private), (RejReason::CONSUMER, PrivateData([3; 148])));
-    // One that is dropped is rejected as well.
+    // A dropped request is rejected as well.
     let (_active, _) = Connection::connect(&params, sink(&events, 4)).unwrap();
     drop(next(&events));
     let Event { context: 4, kind: CmEventKind::Rejected { reason, .. }, .. } = next(&events) else {

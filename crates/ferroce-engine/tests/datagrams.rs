@@ -358,7 +358,7 @@ fn what_a_queue_pair_of_datagrams_is_not_told() {
     let qkey = Qkey::new(5);
     end.qp.modify(&QpAttr { qkey, ..attr }, QpAttrMask::QKEY).unwrap();
     assert_eq!(end.qp.query().qkey, qkey);
-    // RESET, and again to RTS: it hears again.
+    // After RESET and a return to RTS, it receives again.
     end.qp.modify(&QpAttr { qp_state: QpState::Reset, ..attr }, QpAttrMask::STATE).unwrap();
     let refused = end.qp.post_recv([RecvWr { wr_id: 1, sges: &[] }]).unwrap_err();
     assert_eq!(refused.0, 0);

@@ -37,7 +37,7 @@ impl World {
         self.woken.store(true, Ordering::SeqCst);
     }
 
-    /// What the background thread does until it sleeps, as `background.rs` has it.
+    /// The background thread's steps until it sleeps, as in `background.rs`.
     fn park(&self, now: u64, watching: bool) -> Plan {
         let mut watching = watching;
         loop {
@@ -153,7 +153,7 @@ fn no_deadline_falls_between_two_scans() {
     });
 }
 
-/// Of two threads that want to sleep on the socket one gets it; when it leaves another may.
+/// If two threads try to sleep on the socket, one succeeds; the other may after the first has left.
 #[test]
 fn one_thread_watches() {
     loom::model(|| {

@@ -81,7 +81,7 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// READs of memory that never rests, and as many WRITEs of it; so many of each in flight.
+/// READs of memory that changes all the time, and as many WRITEs of it; the numbers in flight are per operation.
 const HOT_READS: u64 = 100_000;
 const HOT_IN_FLIGHT: u64 = 16;
 

@@ -19,7 +19,7 @@ const WINDOW: u64 = 16;
 const RECEIVES: u64 = 32;
 const SLOT: usize = 8 << 10;
 const LONGEST: u64 = 6_000;
-/// What peers write to and read from, after the slots of our own requests.
+/// The memory that peers write to and read from, after the slots of our own requests.
 const TARGETS: usize = WINDOW as usize * SLOT;
 const INBOX: usize = 2 * TARGETS;
 const WORD: usize = INBOX + RECEIVES as usize * SLOT;

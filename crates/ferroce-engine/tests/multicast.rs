@@ -94,7 +94,7 @@ fn each_ready_group_member_gets_exactly_one_copy() {
     members.iter().for_each(assert_quiet);
     assert_quiet(&not_ready);
     assert_quiet(&sender);
-    // The one with the other key hears those who know it, alone.
+    // The member with the other key receives only packets with that key.
     post(&sender, &ah, other_key, 2, 100);
     members[2].expect(1, WcOpcode::Recv);
     members.iter().for_each(assert_quiet);
@@ -118,7 +118,7 @@ fn ipv6_groups_are_joined() {
     assert!(!joined());
 }
 
-/// Who sends to a group it is attached to hears itself, as the IP stack and cards have it.
+/// A sender attached to its own group receives its packets, as with the IP stack and cards.
 #[test]
 fn senders_hear_themselves_and_doubly_attached_is_attached() {
     let mgid = group(1);
@@ -168,7 +168,7 @@ fn attach_detach_and_destroy_in_every_order() {
     assert_eq!(end.qp.try_destroy(), Err(Busy { users: 2 }));
     end.qp.detach(first).unwrap();
     assert_eq!(end.qp.try_destroy(), Err(Busy { users: 1 }));
-    // What was refused changed nothing.
+    // The refused call changed nothing.
     let sender = ud();
     end.receive(1, end.sge(0, 100));
     post(&sender, &handle(&sender, second), QKEY, 5, 1);
@@ -264,7 +264,7 @@ fn a_group_takes_as_many_members_as_reported() {
     members.iter().for_each(|qp| qp.destroy());
 }
 
-/// A thread that sleeps on its channel hears a group that it joined before, and one that it joins while it sleeps.
+/// A thread that sleeps on its channel gets packets of a group joined before, and of one joined during the sleep.
 #[test]
 fn sleepers_are_woken_by_groups() {
     let [before, meanwhile] = [group(7), group(8)];

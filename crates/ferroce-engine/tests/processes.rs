@@ -1,4 +1,4 @@
-//! What needs more than one process: a peer that sleeps, a peer that is killed.
+//! Tests with more than one process: a peer that sleeps, a peer that is killed.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -169,7 +169,7 @@ fn quiet(wr_id: u64, sges: &[Sge]) -> SendWr<'_> {
     SendWr { signaled: false, ..send(wr_id, SendOp::Send, sges) }
 }
 
-/// What a process took before it exited is acknowledged, although it destroyed nothing.
+/// Requests that a process received before it exited are acknowledged, although it destroyed nothing.
 #[test]
 fn a_process_that_exits_has_acknowledged() {
     let end = End::new(Wanted::default());
@@ -306,7 +306,7 @@ fn be_stopped() {
     std::process::exit(0);
 }
 
-/// Whoever did not run has not waited: what arrived meanwhile is looked at before a timer says that it did not.
+/// A stopped process has not waited: it handles the packets that arrived meanwhile before a timer expires.
 #[test]
 fn a_process_that_was_stopped_sends_nothing_again() {
     let mut process = Command::new(std::env::current_exe().unwrap())

@@ -179,7 +179,7 @@ fn an_error_of_the_send_queue() {
     assert_eq!(end.qp.state(), QpState::Sqe);
     let refused = end.qp.post_send([send(2, SendOp::Write { remote: end.remote(0) }, &[])]);
     assert!(refused.is_err());
-    // What the interface refuses is lost, as on a wire.
+    // A frame that the interface refuses is lost, as on a wire.
     end.qp.modify(&QpAttr { qp_state: QpState::Rts, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
     let sges = [end.sge(0, 5)];
     end.qp.post_send([SendWr { inline: true, ..send(3, SendOp::Send, &sges) }]).unwrap();

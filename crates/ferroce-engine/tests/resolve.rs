@@ -21,7 +21,7 @@ fn ip(arguments: &str) {
     assert!(Command::new("ip").args(arguments.split(' ')).status().unwrap().success(), "ip {arguments}");
 }
 
-/// What the kernel said is not asked for again, until it changes.
+/// A route that the kernel gave is not requested again, until it changes.
 #[test]
 fn a_way_that_changes_is_seen_at_once() {
     if !in_namespace("a_way_that_changes_is_seen_at_once") {

@@ -214,7 +214,7 @@ fn last_wqe_reached_is_reported_once() {
     srq.destroy().unwrap();
 }
 
-/// Nothing there: the sender waits until somebody posts.
+/// The queue is empty: the sender waits until the receiver posts.
 #[test]
 fn an_empty_queue_makes_the_peer_wait() {
     let (a, b) = (End::new(Wanted::default()), End::new(Wanted::default()));

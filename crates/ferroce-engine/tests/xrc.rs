@@ -297,7 +297,7 @@ fn a_target_outlives_its_creator_while_others_have_it() {
     xrcd.close().unwrap();
 }
 
-/// The completion queue of a queue overruns: the queue fails, and with it whoever names it; other queues live on.
+/// The completion queue of a queue overruns: the queue and its users fail; other queues stay usable.
 #[test]
 fn an_overrun_fails_the_queue() {
     let end = End::new(Wanted::default());

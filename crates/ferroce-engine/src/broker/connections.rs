@@ -14,7 +14,7 @@ use super::{BrokerClient, BrokerError, REQUEST};
 /// How long a message without answer waits for requests of other threads.
 const TELL: Duration = Duration::from_millis(20);
 
-/// What this program has at the broker: all that the next one needs to know.
+/// This program's objects at the broker, as the next broker needs them.
 #[derive(Debug, Default)]
 pub(super) struct Book {
     blocks: BTreeSet<(PortSpace, u16)>,
@@ -36,7 +36,7 @@ struct Bound {
 struct Record {
     serial: u64,
     octets: Vec<u8>,
-    /// What was said since, of which no answer told the record. To say it twice does no harm.
+    /// Commands after this record, until an answer brings a newer one. A repeated command does no harm.
     then: Then,
 }
 
@@ -114,7 +114,7 @@ impl Book {
         self.records.get(&id).is_some_and(|record| record.then.asked)
     }
 
-    /// Answers and news may pass each other: the newer record stays.
+    /// Answers and events may overtake each other: the newer record stays.
     fn record(&mut self, id: CommId, serial: u64, octets: &[u8]) {
         let known = self.records.get_mut(&id);
         let newer = known.as_ref().is_none_or(|known| serial >= known.serial);
@@ -204,7 +204,7 @@ impl BrokerClient {
         self.later.lock().push_back(request);
         match self.inner.try_lock_for(TELL) {
             Some(inner) => Guard::new(self, inner).say(),
-            // Whoever is in a request leaves it to the thread that follows the broker.
+            // If another thread is in a request, the thread that follows the broker sends the message.
             None => {
                 let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
             }

@@ -25,7 +25,7 @@ pub enum BrokerMode {
 }
 
 impl BrokerMode {
-    /// What `FERROCE_BROKER` says; [`BrokerMode::Auto`] if it says nothing that we know.
+    /// Reads `FERROCE_BROKER`; [`BrokerMode::Auto`] if its value is unknown or missing.
     pub fn from_env() -> Self {
         match std::env::var("FERROCE_BROKER").as_deref() {
             Ok("embedded") => Self::Embedded,
@@ -119,7 +119,7 @@ pub(super) fn find_or_start(
             Ok(found) => return Ok(found),
             Err(e) if !e.is_leaving() => return Err(e.into()),
             Err(e) if left.is_zero() => return Err(failed.unwrap_or_else(|| e.into())),
-            // One that is about to end still holds the name.
+            // A broker that is about to exit still holds the name.
             Err(ClientError::NoBroker) => {}
             Err(_) => {
                 std::thread::sleep(Duration::from_millis(5));

@@ -1,4 +1,4 @@
-//! The connection, and what becomes of it: news of the broker, its death, the search for the next one.
+//! The connection to the broker: its events, its end, and the search for the next broker.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -37,16 +37,16 @@ pub(super) struct Inner {
     pub(super) link: Link,
     pub(super) devices: Vec<DeviceInfo>,
     pub(super) known: Arc<ArcSwap<Vec<DeviceInfo>>>,
-    /// What is leased.
+    /// The leased slots.
     pub(super) slots: Vec<u8>,
     pub(super) addresses: BTreeSet<(Address, u8)>,
     /// Reading end of the parked descriptors: held, never read.
     pub(super) parked: Option<Guarded<OwnedFd>>,
-    /// What every broker is given.
+    /// The ledger, which every broker gets.
     pub(super) ledger: Option<Guarded<OwnedFd>>,
     /// The broker's end of the bell of our rings, once they were asked for: the next broker gets it as well.
     pub(super) bell: Option<Guarded<OwnedFd>>,
-    /// What a new broker is to know of connections.
+    /// The connections, as a new broker needs them.
     pub(super) book: Book,
     pub(super) events: VecDeque<BrokerEvent>,
     /// A `ferroced --detach` to be reaped.
@@ -174,7 +174,7 @@ impl<'a> Guard<'a> {
         loop {
             match self.inner.tell() {
                 Ok(true) => return,
-                // Who says more than the broker hears goes no faster than it does.
+                // A program that sends faster than the broker reads is slowed down to the broker's speed.
                 Ok(false) if self.inner.has_room_soon() => {}
                 Ok(false) => return self.retry_in(TELL_AGAIN),
                 Err(e) => {
@@ -368,7 +368,7 @@ impl Inner {
             Message::Devices(devices) => self.update(devices),
             Message::Address(address) => {
                 for socket in leased_on(&address, descriptors) {
-                    // Those that we have already come along when a new broker took us over.
+                    // When a new broker takes us over, it reports addresses again that we already have.
                     if self.slots.contains(&socket.slot) && self.addresses.insert(socket.key()) {
                         self.events.push_back(BrokerEvent::AddressAdded(socket));
                     }

@@ -46,7 +46,7 @@ const CONNECT: Duration = Duration::from_secs(10);
 const REQUEST: Duration = Duration::from_secs(12);
 /// How long the background thread waits for a lock that is held for moments.
 const MOMENT: Duration = Duration::from_millis(1);
-/// How often a program looks for the next broker: at first, and after [`PATIENCE`].
+/// Interval of the search for the next broker: at first, and after [`PATIENCE`].
 const RETRY: Duration = Duration::from_millis(10);
 const RETRY_SLOWLY: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -58,7 +58,7 @@ pub struct Lease {
     pub slots: Vec<u8>,
     /// A socket for each slot on each local address.
     pub addresses: Vec<LeasedAddress>,
-    /// Something for the user, such as an address whose port somebody else holds; may be empty.
+    /// A message for the user, for example about an address whose port another process holds; may be empty.
     pub notice: String,
 }
 
@@ -75,7 +75,7 @@ pub struct LeasedAddress {
     pub fd: OwnedFd,
 }
 
-/// What a program learns from its broker without asking. Devices are named by [`DeviceInfo::id`].
+/// An event that the broker reports without a request. Devices are named by [`DeviceInfo::id`].
 #[derive(Debug)]
 pub enum BrokerEvent {
     /// An address appeared: its socket, which traffic may already reach.
@@ -98,8 +98,8 @@ pub enum BrokerEvent {
     Disconnected,
     /// There is a broker again, and it knows our slots.
     Reconnected,
-    /// Slots that were given to somebody else while we were away (this process was stopped, say): whatever stands on them
-    /// is dead.
+    /// The broker gave these slots to another process while we were away (this process was stopped, for example): all
+    /// objects on them are dead.
     SlotsLost(Vec<u8>),
     /// Something happened to a connection, or at a port that listens.
     Connection(Box<CmEvent>),
@@ -118,11 +118,11 @@ pub enum BrokerEvent {
 #[derive(Debug)]
 pub struct BrokerClient {
     inner: Mutex<Inner>,
-    /// [`BrokerClient::process`] found the lock taken: whoever holds it says so afterwards.
+    /// [`BrokerClient::process`] found the lock taken: its holder wakes the background thread afterwards.
     missed: AtomicBool,
-    /// Whoever holds the lock waits for an answer, and the connection is not watched.
+    /// The holder of the lock waits for an answer, and the connection is not watched.
     asking: AtomicBool,
-    /// What the broker is told without waiting for an answer.
+    /// Messages to the broker that need no answer.
     later: Mutex<VecDeque<CmRequest>>,
     /// Holds the connection, the timer and the wake counter.
     epoll: Guarded<OwnedFd>,
@@ -130,7 +130,7 @@ pub struct BrokerClient {
     wake: Guarded<OwnedFd>,
     /// Readable when the next look for a broker is due.
     timer: Guarded<OwnedFd>,
-    /// What the broker last said of the devices, for who must not wait for a request of another thread.
+    /// The devices that the broker reported last, for threads that must not wait for another thread's request.
     known: Arc<ArcSwap<Vec<DeviceInfo>>>,
     listing: Listing,
 }
@@ -213,7 +213,7 @@ impl BrokerClient {
     /// Leases `count` slots and the sockets of all addresses.
     ///
     /// # Errors
-    /// [`BrokerError::Client`] with the broker's sentence: no slot is free, UDP port 4791 is held by somebody.
+    /// [`BrokerError::Client`] with the broker's sentence: no slot is free, or another process holds UDP port 4791.
     pub fn lease(&self, count: u8) -> Result<Lease, BrokerError> {
         let (mut guard, (leased, sockets, parked)) = self.ask(|client| {
             let (answer, mut descriptors) = client.request(&Message::Lease(count), REQUEST)?;
@@ -297,7 +297,7 @@ impl BrokerClient {
         }
     }
 
-    /// What a device of this name counted in all programs, by name.
+    /// The counters of a device in all programs, by name.
     ///
     /// # Errors
     /// [`BrokerError::Client`] with the broker's sentence if there is no such device.
@@ -310,7 +310,7 @@ impl BrokerClient {
         Ok(counters)
     }
 
-    /// What connection management counted for all devices and programs.
+    /// The counters of connection management for all devices and programs.
     ///
     /// # Errors
     /// Those of a broker that must be found anew.
@@ -329,13 +329,14 @@ impl BrokerClient {
 
     /// Does what is due, without waiting, and returns what happened.
     pub fn process(&self) -> Vec<BrokerEvent> {
-        // Whoever holds the lock but waits for no answer has it for moments only.
+        // A holder that waits for no answer has the lock for moments only.
         let moment = if self.asking.load(Ordering::Relaxed) { Duration::ZERO } else { MOMENT };
         let guard = self.inner.try_lock_for(moment).map(|inner| Guard::new(self, inner));
         let mut guard = match guard {
             Some(guard) => guard,
             None => {
-                // Somebody is in a request, and wakes us when it is over. Until then the descriptor must not be readable.
+                // Another thread is in a request, and wakes us at its end. Until then the descriptor must not be
+                // readable.
                 let (woken, due) = (clear(&self.wake), clear(&self.timer));
                 if woken || due {
                     self.missed.store(true, Ordering::SeqCst);
@@ -433,7 +434,7 @@ fn watch(epoll: &impl AsFd, fd: &impl AsFd) -> io::Result<()> {
     Ok(epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
 }
 
-/// Changes what to wait for. What is there already counts.
+/// Changes the watched events. Events that are already there count.
 fn watch_for(epoll: &impl AsFd, fd: &impl AsFd, what: epoll::EventFlags) {
     if let Err(e) = epoll::modify(epoll, fd, epoll::EventData::new_u64(0), what) {
         warn!("the connection to ferroced cannot be watched: {e}");

@@ -1,7 +1,7 @@
 //! Where the program `ferroced` is, and whether it may be executed.
 //!
-//! The library starts it from within any program, root's as well. A file that somebody else can put in place, or can
-//! replace, would run with that program's rights, so every file that is found is held against [`Files`].
+//! The library starts it from within any program, root's as well. A file that another user can create or replace would
+//! run with that program's rights, so every file found is checked against [`Files`].
 
 use std::path::{Path, PathBuf};
 

@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 use ferroce_ipc::{CmBind, PORT_BLOCK};
 use ferroce_wire::cm::PortSpace;
 
-/// So many ports are asked for one by one before a block is.
+/// This number of ports is requested one by one before a whole block is.
 const ONE_BY_ONE: u32 = 4;
-/// After a refusal this many more.
+/// After a refusal this further number is requested one by one.
 const AFTER_REFUSAL: u32 = 256;
 
 /// The blocks of this process.
@@ -20,7 +20,7 @@ const AFTER_REFUSAL: u32 = 256;
 pub(super) struct Blocks {
     /// Ports given out, a bit each, by port space and first port.
     blocks: BTreeMap<(PortSpace, u16), u64>,
-    /// Who has the ports given out.
+    /// The users of the ports given out.
     holders: BTreeMap<(PortSpace, u16), Holders>,
     /// Ports since the last block, or refusal, that were not of a block.
     alone: u32,
@@ -31,7 +31,7 @@ pub(super) struct Blocks {
 #[derive(Debug)]
 struct Holders {
     count: usize,
-    /// What the broker would have to be told.
+    /// The bind that the broker does not know yet.
     unsaid: Option<CmBind>,
 }
 
@@ -94,7 +94,7 @@ impl Blocks {
         (true, holders.unsaid)
     }
 
-    /// What the broker must know of a port before it is told more of it.
+    /// The bind that the broker must learn before any other message about the port.
     pub(super) fn unsaid(&self, space: PortSpace, port: u16) -> Option<CmBind> {
         self.holders.get(&(space, port))?.unsaid
     }

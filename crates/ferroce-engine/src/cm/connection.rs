@@ -59,7 +59,7 @@ impl fmt::Debug for Owned {
     }
 }
 
-/// A connection, or what may become one. Dropped, it is ended as its state wants: disconnected, rejected, given up.
+/// A connection, or a request for one. The drop ends it according to its state: it disconnects, rejects or gives up.
 #[derive(Debug)]
 pub struct Connection(pub(super) Owned);
 

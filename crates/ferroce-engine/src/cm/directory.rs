@@ -41,7 +41,7 @@ impl Directory {
         self.blocks.lock()
     }
 
-    /// What is known of routes.
+    /// The cached routes.
     pub(super) fn routes(&self) -> &Routes {
         &self.routes
     }
@@ -110,7 +110,7 @@ impl ConnectionEvents for Directory {
 }
 
 impl Engine {
-    /// Whose connections and binds are whose.
+    /// The owners of connections and binds.
     pub(super) fn connections(&self) -> &Directory {
         let events: &dyn Any = self.connection_events(|| Box::new(Directory::default()));
         events.downcast_ref().expect("nothing else follows connections")

@@ -10,13 +10,13 @@ use crate::error::{DeviceError, OpenError};
 /// Why connection management did not do as asked. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum CmError {
-    /// Somebody has the port, or listens there; or the peer is asked already, peer to peer: EADDRINUSE.
+    /// The port is in use or has a listener, or a peer-to-peer request to the same peer is outstanding: EADDRINUSE.
     #[error("address in use: {0}")]
     InUse(String),
     /// No device has the local address: EADDRNOTAVAIL, or ENODEV.
     #[error("{0}")]
     NoAddress(String),
-    /// A port below 1024 for somebody else than root: EACCES.
+    /// Only root may use a port below 1024: EACCES.
     #[error("{0}")]
     Permission(String),
     /// The connection, question, request or bind is over: EINVAL.

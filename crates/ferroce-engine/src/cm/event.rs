@@ -1,4 +1,4 @@
-//! What happens to connections, and who is told.
+//! Events of connections, and their receivers.
 
 use std::fmt;
 use std::io;
@@ -28,7 +28,7 @@ use crate::notify::NotifyQueue;
 pub struct Event {
     /// The context of the [`EventSink`] that was told: of the connection, or for requests of the port.
     pub context: u64,
-    /// What happened.
+    /// The kind of the event.
     pub kind: CmEventKind,
     /// The request that came to a port, if it is one. Until the connection has a sink of its own, that of the port is told
     /// of it.

@@ -30,7 +30,7 @@ pub use port::{Bind, Port};
 
 use crate::engine::Engine;
 
-/// The engine, with a slot. Whoever calls connection management keeps no peer waiting meanwhile.
+/// The engine, with a slot. A call of connection management does not delay the program's peers.
 fn engine() -> Result<Arc<Engine>, CmError> {
     let engine = Engine::global()?;
     engine.start()?;

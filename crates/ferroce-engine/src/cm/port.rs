@@ -11,7 +11,7 @@ use super::blocks::Choice;
 use super::{CmError, EventSink, resolve};
 use crate::engine::Engine;
 
-/// What port to take.
+/// The port to bind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bind {
     /// Which ports.

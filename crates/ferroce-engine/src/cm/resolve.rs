@@ -41,7 +41,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// What the connection manager is to be told: addresses, and by which interface and in which RoCE version.
+    /// The route for the connection manager: addresses, interface and RoCE version.
     pub fn on(&self) -> super::Route {
         let (local, remote) = (self.source.ip().to_canonical(), self.destination.ip().to_canonical());
         let interface = match (self.local.gid.gid_type, self.destination) {
@@ -80,7 +80,7 @@ pub enum ResolveError {
     Unreachable {
         /// The destination.
         destination: IpAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -125,7 +125,7 @@ pub fn route(source: Option<SocketAddr>, destination: SocketAddr) -> Result<Rout
     })
 }
 
-/// What the kernel says of the way.
+/// Requests the route from the kernel.
 fn ask(source: SocketAddr, destination: SocketAddr) -> Result<Answer, ResolveError> {
     let socket = bind(source)?;
     let unreachable = |source| ResolveError::Unreachable { destination: destination.ip(), source };
@@ -229,7 +229,7 @@ fn bind(address: SocketAddr) -> Result<UdpSocket, ResolveError> {
 
 /// MTU and hop limit of a connected socket's route.
 fn measures(socket: &UdpSocket, from: SocketAddr) -> rustix::io::Result<(u32, u8)> {
-    // One that was connected to an IPv4-mapped address is an IPv4 socket in all but name.
+    // A socket connected to an IPv4-mapped address behaves as an IPv4 socket.
     if from.ip().to_canonical().is_ipv4() {
         let ttl = sockopt::ip_ttl(socket)?;
         let mtu = if from.is_ipv4() { sockopt::ip_mtu(socket)? } else { u32::MAX };

@@ -1,4 +1,4 @@
-//! What the kernel said of routes, for as long as it says of no change.
+//! A cache of the kernel's routes, valid until the kernel reports a change.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -64,7 +64,7 @@ impl Routes {
         let since = Instant::now();
         let answer = ask()?;
         let mut known = self.known.lock();
-        // What changes from now on is found by who looks next.
+        // The next lookup detects a change after this point.
         if known.changes == changes && matches!(known.monitor, Some(Some(_))) {
             known
                 .answers

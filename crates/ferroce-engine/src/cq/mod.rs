@@ -24,7 +24,7 @@ use crate::{CompletionChannel, Context, Pd};
 use ferroce_host::fork;
 use idle::Idle;
 
-/// What a completion queue is made from (`ibv_cq_init_attr_ex`).
+/// The parameters of a new completion queue (`ibv_cq_init_attr_ex`).
 #[derive(Clone, Default)]
 #[doc(alias = "ibv_cq_init_attr_ex")]
 pub struct CqInit {
@@ -42,7 +42,7 @@ pub struct CqInit {
     pub domain: Option<Arc<Pd>>,
 }
 
-/// What the program asked to be told of: `ibv_req_notify_cq`.
+/// The event that the program requested by `ibv_req_notify_cq`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Armed {
     No,
@@ -443,7 +443,7 @@ impl CompletionQueue {
         self.users.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// A queue pair that completes into this queue is on `lane`: whoever polls or sleeps here looks at it.
+    /// A queue pair that completes into this queue is on `lane`: a thread that polls or sleeps here serves it.
     pub(crate) fn add_lane(&self, lane: &Arc<Lane>) {
         self.lanes.add(lane);
         self.channel().inspect(|channel| channel.add_lane(lane));

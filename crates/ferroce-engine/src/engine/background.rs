@@ -116,8 +116,8 @@ impl Background {
             let mut plan = lane.state().plan(now, watching);
             if plan.watch && !watching {
                 self.watch(lane);
-                // What waited out the tick could have been had at once: this program polls its
-                // memory, say, and its completion queue only now and then.
+                // A packet waited for the tick although it could have been served at once: this program polls its
+                // memory, for example, and its completion queue only now and then.
                 if lane.serve_in_background(ROUNDS) == Served::Some && !lane.follow().was_late() {
                     lane.state().set_eager(true);
                     plan = lane.state().plan(now, true);
@@ -179,7 +179,8 @@ impl Background {
         self.watched.remove(index);
     }
 
-    /// Lanes of multicast groups end. Who sleeps on one may hold its socket open for long, so it is taken out here.
+    /// Stops watching lanes of multicast groups that have ended. A thread that sleeps on one may hold its socket open
+    /// for long.
     fn unwatch_closed(&mut self, lanes: &Arc<Vec<Arc<Lane>>>) {
         if Arc::ptr_eq(lanes, &self.known) {
             return;

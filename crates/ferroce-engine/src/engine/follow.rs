@@ -9,7 +9,7 @@ use super::{DeviceChange, Engine, Running};
 use crate::broker::{BrokerEvent, LeasedAddress};
 
 impl Engine {
-    /// What the broker tells, on the background thread.
+    /// Handles the broker's events, on the background thread.
     pub(crate) fn follow_broker(self: &Arc<Self>) {
         for event in self.broker.process() {
             match event {

@@ -430,7 +430,7 @@ pub(crate) enum DeviceChange {
     Dead,
 }
 
-/// What connection management is told by the broker, on the background thread.
+/// Events from the broker for connection management, on the background thread.
 pub(crate) trait ConnectionEvents: Any + Send + Sync {
     /// Something happened to a connection.
     fn deliver(&self, engine: &Arc<Engine>, event: CmEvent);

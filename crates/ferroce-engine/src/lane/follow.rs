@@ -27,7 +27,7 @@ pub(crate) struct Follow {
     seen: AtomicU64,
     /// Events in a row that this thread took soon.
     prompt: AtomicU32,
-    /// So many of them are needed.
+    /// The number of such events that is needed.
     needed: AtomicU32,
     /// Wake-ups in vain, less the events since.
     in_vain: AtomicU32,
@@ -77,7 +77,7 @@ impl Follow {
         enough
     }
 
-    /// A channel wants the socket. `false`: another one has it.
+    /// A channel takes the socket. `false`: another one has it.
     pub(crate) fn attach(&self) -> bool {
         let first = !self.attached.swap(true, Ordering::Relaxed);
         if first {

@@ -22,7 +22,7 @@ impl Lane {
         Self::from_source(id, 0, local, ifindex, source, hub)
     }
 
-    /// Leaves the group: nothing more arrives, though somebody may still look at the socket.
+    /// Leaves the group: no more datagrams arrive, though another thread may still read the socket.
     pub(crate) fn leave_group(&self, ifindex: u32) -> io::Result<()> {
         match &self.source {
             Source::Group { socket, .. } => socket.leave(ifindex),
@@ -30,8 +30,8 @@ impl Lane {
         }
     }
 
-    /// Hands every datagram of the buffer to all members, then finishes the batch of each of those. A member that cannot take
-    /// its copy, for want of a receive WQE say, loses that one alone.
+    /// Hands every datagram of the buffer to all members, then finishes the batch of each of them. If a member cannot
+    /// take its copy, for example without a receive WQE, only its copy is lost.
     pub(super) fn fan_out(&self, receiver: &mut Receiver, now: Instant, members: &Members) {
         let Receiver { buffer, icrc, touched, .. } = receiver;
         let counters = self.counters();

@@ -1,4 +1,4 @@
-//! What lanes, endpoints and the background thread of one engine share.
+//! State that lanes, endpoints and the background thread of one engine share.
 
 use ferroce_ipc::ledger::Ledger;
 use ferroce_wire::Instant;
@@ -20,7 +20,7 @@ pub(crate) struct Hub {
     /// Permutes the numbers of shared receive queues.
     srq_key: u64,
     pub(crate) devices: Arc<Devices>,
-    /// What is counted, and what objects there are, for the broker to read.
+    /// The counters and the list of objects, for the broker to read.
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) attention: Attention,
     /// Random, chosen once for the process.

@@ -2,9 +2,9 @@
 //!
 //! A *lane* is one leased socket: the packets of one local address for this process's slot.
 //! Receiving from it and dispatching what came is done by one thread at a time, which holds the
-//! lane's lock; everybody else only *tries* that lock and, if it is taken, looks at its own
-//! completion queue instead. So packets are dispatched in the order of arrival whoever receives
-//! them: two threads that received freely would swap packets, and each swap costs a NAK.
+//! lane's lock; every other thread only *tries* that lock and, if it is taken, looks at its own
+//! completion queue instead. So packets are dispatched in the order of arrival, whichever thread
+//! receives them: two threads without the lock would swap packets, and each swap costs a NAK.
 //!
 //! The holder receives a batch, hands each datagram to its endpoint, which is the half of a queue pair that packets need, sends the batch's
 //! acknowledgements, publishes its completions and runs the timers that are due. It reads the clock
@@ -19,15 +19,15 @@
 //!
 //! # Who holds the lane in which state
 //!
-//! | the program … | who receives | what the background thread does |
+//! | the program … | receiving thread | what the background thread does |
 //! |---|---|---|
 //! | is inside `poll_cq`, queue empty | that thread, one receive call per poll, two if it let others run in between | keeps off the socket, looks again a millisecond after the last poll |
-//! | polls from several threads | whoever gets the lock; the others look at their queues | the same |
-//! | is about to sleep in `get_cq_event` | that thread, for some 10 µs; not on a core where somebody else computes | the same |
-//! | sleeps in `get_cq_event` | the first thread that sleeps (it *watches* the lane); further ones sleep on their channel alone and are woken by whoever receives | keeps off; runs timers that no poller runs |
+//! | polls from several threads | the thread that gets the lock; the others look at their queues | the same |
+//! | is about to sleep in `get_cq_event` | that thread, for some 10 µs; not on a core that another thread needs | the same |
+//! | sleeps in `get_cq_event` | the first thread that sleeps (it *watches* the lane); further ones sleep on their channel alone and are woken by the receiving thread | keeps off; runs timers that no poller runs |
 //! | returns from `get_cq_event` | nobody for up to a millisecond, in which the program usually polls or sleeps again | is asked to look a millisecond later |
 //! | waits by its own epoll on a channel's non-blocking descriptor | after some events the thread that takes them, which packets wake (`follow.rs`), inside `get_cq_event`; before that, the background thread | leaves a packet to the program for a millisecond |
-//! | is inside `post_send` | whoever did before: the caller only transmits | is asked to look when the new deadline is due, if it would sleep longer |
+//! | is inside `post_send` | the same thread as before: the caller only transmits | is asked to look when the new deadline is due, if it would sleep longer |
 //! | is inside no call | the background thread | sleeps in epoll on the socket until a packet or the earliest deadline |
 //!
 //! Changing hands costs no system call on the way in: when the background thread is woken by a
@@ -157,7 +157,7 @@ enum Source {
     },
     /// Ethernet frames of one endpoint.
     Frames { port: Arc<FramePort>, endpoint: Weak<Endpoint> },
-    /// What the broker received.
+    /// Packets that the broker received.
     Rings {
         port: Arc<RingPort>,
         /// Interfaces where the ICRC does not count.
@@ -292,7 +292,7 @@ impl Lane {
         }
     }
 
-    /// What it receives comes through the broker.
+    /// Whether its packets come through the broker.
     pub(crate) fn is_of_rings(&self) -> bool {
         matches!(self.source, Source::Rings { .. })
     }
@@ -461,7 +461,7 @@ impl Lane {
         batches > 0
     }
 
-    /// Some endpoint of the lane wants its timers run at `deadline`.
+    /// An endpoint of the lane needs its timers run at `deadline`.
     pub(crate) fn note_deadline(&self, deadline: u64) {
         if deadline != NEVER {
             self.state.deadline(deadline, &self.hub.attention, || self.hub.wake());

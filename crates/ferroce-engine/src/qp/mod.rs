@@ -275,7 +275,7 @@ impl Qp {
         QpAttr::from_transport(&core.transport.query(), core.ah)
     }
 
-    /// What the transport counted on this queue pair.
+    /// The transport's counters of this queue pair.
     pub fn counters(&self) -> ferroce_proto::Counters {
         *self.endpoint.core.lock().transport.counters()
     }
@@ -296,8 +296,8 @@ impl Qp {
         }
     }
 
-    /// Sets the attributes that `mask` names, all or none. What has arrived is processed before the queue pair goes to the
-    /// error state.
+    /// Sets the attributes that `mask` names, all or none. Packets that have arrived are processed before the queue
+    /// pair enters the error state.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyQpError> {
         if self.is_foreign() {

@@ -1,4 +1,4 @@
-//! What a queue pair is put together from.
+//! Parameters and parts of a queue pair.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::device::MAX_SRQ_SGE;
 use crate::error::CreateQpError;
 use crate::{CompletionQueue, Srq, Xrcd};
 
-/// What a queue pair is made from (`ibv_qp_init_attr`).
+/// The parameters of a new queue pair (`ibv_qp_init_attr`).
 #[derive(Clone)]
 #[doc(alias = "ibv_qp_init_attr")]
 pub struct QpInit {
@@ -20,7 +20,7 @@ pub struct QpInit {
     pub recv_cq: Arc<CompletionQueue>,
     /// A shared receive queue of the same context in place of its own; the sizes of that are then 0.
     pub srq: Option<Arc<Srq>>,
-    /// Sizes of its queues. What is created is never smaller, see [`crate::Qp::caps`].
+    /// Sizes of its queues. The created queues are never smaller, see [`crate::Qp::caps`].
     pub caps: QpCaps,
     /// Every send work request is signaled.
     pub sq_sig_all: bool,

@@ -1,4 +1,4 @@
-//! What a queue pair uses, and how its endpoint reports there.
+//! The resources of a queue pair, and the reports of its endpoint to them.
 
 use std::ptr;
 use std::sync::{Arc, Weak};

@@ -33,7 +33,7 @@ pub(crate) struct Endpoint {
     /// Of raw packets: the socket they leave from.
     pub(crate) frames: Option<Arc<FramePort>>,
     pub(crate) core: Mutex<Core>,
-    /// When the transport wants its timers run, see [`Lane::note_deadline`].
+    /// The time of the transport's next timer, see [`Lane::note_deadline`].
     pub(crate) deadline: AtomicU64,
     /// Place in the lane's list, guarded by that list's lock.
     pub(crate) place: AtomicUsize,
