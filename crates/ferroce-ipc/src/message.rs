@@ -33,39 +33,42 @@ pub const MINOR: u16 = 0;
 /// GID indices are below this, the table length that ports report.
 const GID_TABLE: u16 = 1024;
 
-/// One message between a program and the broker. Requests carry an id other than 0, answers repeat it, news have id 0.
+/// One message between a program and the broker. Requests carry an id other than 0, answers repeat it, notifications
+/// have id 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// First on every connection, from both ends.
     Hello(Hello),
-    /// The answer to a request that cannot be done, or the last word before the broker closes the connection.
+    /// The broker refuses a request, or gives the reason before it closes the connection.
     Refused(Refusal),
-    /// The answer to a request that was done.
+    /// The broker has done the request.
     Done,
     /// Asks for [`Message::Devices`].
     ListDevices,
-    /// The client's whole view: an answer, or news when something changed. A program that adopts a new broker sends what
-    /// it knew, so that names and GID indices stay.
+    /// The client's whole view: the broker sends it as an answer, or as a notification after a change. A program that
+    /// adopts a new broker sends its previous view, so that names and GID indices stay.
     Devices(Vec<DeviceInfo>),
-    /// Asks for this many slots, 1 to 254, and the sockets of all addresses.
+    /// Requests this number of slots, 1 to 254, and the sockets of all addresses.
     Lease(u8),
     /// The slots leased, one descriptor (the reading end of the parked descriptors), and the number of
     /// [`Message::Address`] that follow with the same id.
     Leased(Leased),
-    /// The group sockets of one address, one descriptor a slot in the order of `slots`. As news: an address appeared.
+    /// The group sockets of one address, one descriptor a slot in the order of `slots`. As a notification: an address
+    /// appeared.
     Address(AddressSockets),
     /// Gives slots back; an empty list is all of the client's. Answered by [`Message::Done`].
     Release(Vec<u8>),
     /// To a new broker: the slots this program holds, with the reading end of the parked descriptors. Answered by
     /// [`Message::Leased`] with no slot more than these.
     Resume(Vec<u8>),
-    /// News: the descriptors are parked in another socket now, whose reading end this is. The earlier one is closed.
+    /// Notification: the broker moved the parked descriptors to another socket and sends its reading end. The earlier
+    /// one is closed.
     Parked,
     /// Makes a device on a netdev. Answered by [`Message::Done`].
     LinkAdd {
         /// Name of the device: 1 to 63 characters of letters, digits, `_`, `-` and `.`.
         name: String,
-        /// What the caller called it.
+        /// The type that the caller gave.
         kind: LinkKind,
         /// Name of the interface.
         netdev: String,
@@ -81,13 +84,12 @@ pub enum Message {
     },
     /// Asks for [`Message::Status`].
     GetStatus,
-    /// Who leases which slots.
     Status(Status),
-    /// A program tells what it has; no answer.
+    /// The program reports its object counts; there is no answer.
     Report(ResourceCounts),
-    /// Asks for something of connection management; answered by [`Message::CmDone`].
+    /// A request to connection management; answered by [`Message::CmDone`].
     Cm(CmRequest),
-    /// Connection management did as asked.
+    /// Connection management has done the request.
     CmDone(CmDone),
     /// Something happened to a connection, or at a port that listens.
     CmEvent(CmNotice),
@@ -113,7 +115,7 @@ pub enum Message {
     LinkRename {
         /// Name of the device.
         name: String,
-        /// What it is to be called, as in [`Message::LinkAdd`].
+        /// The new name, as in [`Message::LinkAdd`].
         to: String,
         /// A link that outlives the broker has its old name again with the next one.
         transient: bool,
@@ -122,15 +124,15 @@ pub enum Message {
     Ledger,
     /// Asks for [`Message::Statistics`] of the device of this name.
     GetStatistics(String),
-    /// What a device counted, by name, programs that ended included. Numbers wrap.
+    /// The device's counters by name, including those of ended programs. Numbers wrap.
     Statistics(Vec<(String, u64)>),
     /// Asks for the ledgers of all programs: answered by [`Message::Ledgers`].
     GetLedgers,
-    /// So many [`Message::LedgerOf`] follow with the same id.
+    /// This number of [`Message::LedgerOf`] follow with the same id.
     Ledgers(u16),
     /// A program with its ledger, one descriptor.
     LedgerOf(LeaseEntry),
-    /// Asks for [`Message::CmIds`], leaving out so many of them.
+    /// Requests [`Message::CmIds`], without the first entries, of which the field gives the number.
     GetCmIds(u32),
     /// Binds and connections of all programs.
     CmIds {
@@ -168,7 +170,7 @@ pub struct Hello {
     pub pid_namespace: u64,
     /// The sender's version, for messages and logs: at most 32 bytes.
     pub build: String,
-    /// Client: the netdev it wants a device of its own for; empty for none. Broker: empty.
+    /// Client: the netdev for which it requests a device of its own; empty for none. Broker: empty.
     pub netdev: String,
 }
 
@@ -192,9 +194,9 @@ pub enum RefusalCode {
     Version = 1,
     /// The client's user is neither the broker's own nor root.
     ForeignUser = 2,
-    /// As `ForeignUser`, but the broker serves nobody and leaves: connect again.
+    /// As `ForeignUser`, but the broker serves no program and leaves: connect again.
     Leaving = 3,
-    /// UDP port 4791 is held by somebody else.
+    /// Another process holds UDP port 4791.
     PortTaken = 4,
     /// All slots are leased.
     NoSlots = 5,
@@ -208,7 +210,7 @@ pub enum RefusalCode {
     BadRequest = 9,
     /// In use.
     Busy = 10,
-    /// The system refused for want of privilege.
+    /// The system refused the operation because a privilege is missing.
     Permission = 11,
     /// Another bind has the port, or another one listens there.
     AddressInUse = 12,
@@ -251,7 +253,7 @@ pub struct Leased {
     pub slots: Vec<u8>,
     /// Number of [`Message::Address`] that follow with the same id.
     pub addresses: u16,
-    /// Something the user should know, such as an address whose port somebody else holds; may be empty.
+    /// A warning for the user, such as an address whose port another process holds; may be empty.
     pub notice: String,
 }
 
@@ -266,7 +268,7 @@ pub struct AddressSockets {
     pub slots: Vec<u8>,
 }
 
-/// What the user called a link in `ferroce link add … type …`. Both are the same device.
+/// The user's name for a link's type in `ferroce link add … type …`. Both types make the same device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum LinkKind {
@@ -297,7 +299,7 @@ pub struct Status {
     pub cm: Box<CmStatus>,
 }
 
-/// What connection management has, and has counted since the broker began. Counters wrap.
+/// Objects of connection management, and its counters since the broker began. Counters wrap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct CmStatus {
     /// Connections, time-wait included.
@@ -333,7 +335,7 @@ pub struct LeaseEntry {
     pub command: String,
     /// Its slots, ascending.
     pub slots: Vec<u8>,
-    /// What it reported last.
+    /// The program's last report.
     pub resources: ResourceCounts,
 }
 
@@ -344,7 +346,6 @@ pub struct CmIdEntry {
     pub number: u32,
     /// Its program's slot.
     pub slot: u8,
-    /// What it does.
     pub state: CmIdState,
     /// `enum ibv_qp_type` of its queue pairs, 0 if it has none.
     pub qp_type: u8,
@@ -358,7 +359,7 @@ pub struct CmIdEntry {
     pub remote: SocketAddr,
 }
 
-/// What rdma(8) calls the state of a [`CmIdEntry`].
+/// The state of a [`CmIdEntry`] by rdma(8)'s names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CmIdState {

@@ -1,4 +1,4 @@
-//! What the broker knows of a network interface, for people.
+//! The broker's description of a network interface, for people.
 
 use std::net::Ipv4Addr;
 
@@ -36,11 +36,11 @@ pub struct NetdevInfo {
 /// Pause frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Pause {
-    /// What they are is negotiated with the other end.
+    /// The interface negotiates pause frames with the other end.
     pub autoneg: bool,
-    /// Those that come are obeyed.
+    /// The interface obeys received pause frames.
     pub rx: bool,
-    /// Sent when receiving is too slow.
+    /// The interface sends pause frames when it receives too slowly.
     pub tx: bool,
 }
 

@@ -14,7 +14,7 @@ pub const MAX_DESCRIPTORS: usize = 253;
 /// Longest message, in bytes.
 pub const MAX_MESSAGE: usize = 65_536;
 
-/// What came beside the bytes.
+/// A received packet, apart from its bytes.
 #[derive(Debug)]
 pub struct Packet {
     /// How many bytes of the buffer it is.

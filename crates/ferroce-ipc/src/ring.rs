@@ -6,9 +6,10 @@
 //! if it says that between none and [`ENTRIES`] entries are there. Entries are copied out before they are looked at. So
 //! whatever the other process writes where, it loses or garbles packets, as a network may.
 //!
-//! Who publishes into an empty ring rings the other's bell. That no bell is forgotten: the producer writes the tail and then
-//! reads the head, the consumer writes the head and then reads the tail, each with a sequentially consistent fence between,
-//! so either the consumer sees the entry, or the producer sees that all before it was taken.
+//! The side that publishes into an empty ring rings the other side's doorbell. No wakeup is lost: the producer writes
+//! the tail and then reads the head, the consumer writes the head and then reads the tail, each with a sequentially
+//! consistent fence between. So either the consumer sees the entry, or the producer sees that the consumer took all
+//! entries before it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -57,7 +58,7 @@ pub enum PushError {
     Corrupt(#[from] Corrupt),
 }
 
-/// What one side has: it sends by one ring and receives by the other.
+/// One side of the pair: it sends by one ring and receives by the other.
 #[derive(Debug)]
 pub struct Rings {
     /// To the other side.
@@ -130,7 +131,7 @@ pub struct Producer {
     end: End,
     /// Number of the next entry.
     tail: u32,
-    /// What the consumer may see.
+    /// The tail that the consumer can see.
     published: u32,
     /// The consumer's, as last read.
     head: u32,
@@ -167,7 +168,8 @@ impl Producer {
         Ok(())
     }
 
-    /// Shows what was pushed. Whether the consumer may be asleep, so that its bell is to be rung.
+    /// Publishes the pushed packets. Returns whether the consumer may be asleep, so that the caller must ring its
+    /// doorbell.
     ///
     /// # Errors
     /// [`Corrupt`]; what was pushed is shown all the same.
@@ -202,15 +204,15 @@ pub struct Consumer {
 /// A packet as it was copied out of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Popped {
-    /// What the other side says is below.
+    /// The link layer that the other side stated.
     pub link: LinkLayer,
     /// Octets that were copied.
     pub len: usize,
 }
 
 impl Consumer {
-    /// Takes out the next packet; `None` if there is none. What it begins with are IP header or GRH. An entry that is not
-    /// one, whose length cannot be for example, has length 0.
+    /// Takes out the next packet; `None` if there is none. The packet begins with the IP header or the GRH. An
+    /// invalid entry, for example one with an impossible length, has length 0.
     ///
     /// # Errors
     /// [`Corrupt`]: nothing more can be had.

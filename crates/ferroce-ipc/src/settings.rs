@@ -1,4 +1,4 @@
-//! What an administrator sets for a device, and which value of it a packet gets.
+//! An administrator's settings for a device, and their effect on a packet.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use ferroce_wire::{Gid, PathMtu};
 
 use crate::gid::GidType;
 
-/// Settings of one device. The default is a device nobody set anything for.
+/// Settings of one device. The default applies to a device without settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkSettings {
     /// Which entries its GID table has.
@@ -59,9 +59,9 @@ impl LinkSettings {
         }
     }
 
-    /// The traffic class of packets from `source` to `destination` for which the program asked for `own`. One that is set
-    /// for the device wins; then, of the rules that match both addresses, that with the longest prefix of the destination,
-    /// and among those of the source.
+    /// Returns the traffic class of packets from `source` to `destination` for which the program requested `own`. A
+    /// class set for the device takes precedence. Otherwise, of the rules that match both addresses, the rule with
+    /// the longest destination prefix applies, and among those the rule with the longest source prefix.
     pub fn traffic_class(&self, source: IpAddr, destination: IpAddr, own: u8) -> u8 {
         let matching =
             |rule: &&TcRule| rule.source.contains(source) && rule.destination.contains(destination);
@@ -151,7 +151,7 @@ pub enum Setting {
     Roce(bool),
     /// [`LinkSettings::mtu`].
     Mtu(Option<PathMtu>),
-    /// One that only a newer build knows, by its number.
+    /// A setting that only a newer build knows, by its number.
     Unknown(u8),
 }
 

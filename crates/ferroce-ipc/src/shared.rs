@@ -18,12 +18,12 @@ pub struct Shared {
     words: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone, and is only reached as atomics.
+// SAFETY: this value alone owns the mapping, and gives it out only as atomics, on any thread.
 unsafe impl Send for Shared {}
-// SAFETY: as above; atomics may be used by many threads.
+// SAFETY: all access to the mapping is through atomics, which several threads may use at the same time.
 unsafe impl Sync for Shared {}
 
-/// What nobody may do to the file any more.
+/// The seals fix the size of the file, and no process can remove them.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 impl Shared {
@@ -60,15 +60,16 @@ impl Shared {
 
     /// All of it.
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: `base` is the start of a mapping of so many octets, aligned to a page, which ends with this value. Any
-        // octets make an atomic, and whoever else writes, in whichever process, does not concern atomics.
+        // SAFETY: `base` is the start of a page-aligned mapping of `words` times eight octets, which lives as long as
+        // this value. Any octets are a valid AtomicU64, and other threads and processes may write to atomics at any
+        // time.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length, and nobody borrows it any more.
+        // SAFETY: `map` mapped this length, and no borrow of the words outlives this value.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.words * 8) };
         debug_assert!(unmapped.is_ok());
     }

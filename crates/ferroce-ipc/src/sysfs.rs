@@ -18,12 +18,12 @@ pub const LIFESPAN: Duration = Duration::from_millis(250);
 
 /// Entries of a GID table.
 const GIDS: u16 = 1024;
-/// What the device file of `run --sysfs` is: `/dev/null`.
+/// Device number of the device file of `run --sysfs`: `/dev/null`.
 const DEVICE_NUMBER: &str = "1:3";
 /// Where a device's `subsystem` leads.
 const SUBSYSTEM: &str = "../../infiniband";
 
-/// What a path leads to.
+/// The target of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Node {
     /// A directory.
@@ -188,7 +188,7 @@ impl Tree<'_> {
         all
     }
 
-    /// What is at this path from the root, without `.` and `..`.
+    /// Returns the node at this path from the root. The path has no `.` and `..`.
     fn node(&self, path: &[&str]) -> Option<Node> {
         let below = match path {
             [] | ["sys"] | ["sys", "class"] => return Some(Node::Directory),
@@ -227,7 +227,7 @@ impl Tree<'_> {
         }
     }
 
-    /// What a device has at this path below its directory.
+    /// Returns a device's node at this path below its directory.
     fn of(&self, device: &DeviceInfo, path: &str) -> Option<Node> {
         if let Some((_, text)) = FILES.iter().find(|(file, _)| *file == path) {
             return Some(Node::Text(format!("{}\n", text(self, device))));

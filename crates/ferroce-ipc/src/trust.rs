@@ -1,4 +1,4 @@
-//! Whom a process trusts: the user at the other end of a socket, and those who may change a file.
+//! Trust decisions of a process: the user at the other end of a socket, and the users who may change a file.
 
 use std::fs::Metadata;
 use std::io;
@@ -286,7 +286,7 @@ mod tests {
             assert!(Files::new(Some(&library)).program(&program, None).is_ok());
             std::os::unix::fs::chown(&path, Some(0), None).unwrap();
         }
-        // Somebody else's file in a folder that everybody may write to.
+        // Another user owns a file in a folder that every user may write to.
         folder.mode("a/b", 0o1777);
         assert!(Files::new(None).program(&program, None).is_ok());
         std::os::unix::fs::chown(&program, Some(1234), None).unwrap();

@@ -19,7 +19,7 @@ pub const PORT_BLOCK: u16 = 64;
 /// A program's request to connection management. Answered by [`super::Message::CmDone`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CmRequest {
-    /// Takes a port. The answer has its number.
+    /// Takes a port. The answer contains the port's number.
     Bind(CmBind),
     /// Takes requests at a port from now on.
     Listen {
@@ -39,7 +39,7 @@ pub enum CmRequest {
     Accept {
         /// The request.
         id: CommId,
-        /// What the REP says.
+        /// Contents of the REP.
         params: Box<AcceptParams>,
     },
     /// Refuses a request or a reply.
@@ -57,7 +57,7 @@ pub enum CmRequest {
     Establish(CommId),
     /// Ends a connection, or agrees that the peer ends it.
     Disconnect(CommId),
-    /// No more events of a connection or SIDR request; it is ended as its state wants.
+    /// Stops the events of a connection or SIDR request, and ends it as its state requires.
     Close(CommId),
     /// A decision will take longer.
     Mra {
@@ -74,7 +74,7 @@ pub enum CmRequest {
     Answer {
         /// The SIDR request.
         id: CommId,
-        /// What the SIDR_REP says.
+        /// Contents of the SIDR_REP.
         answer: Box<SidrAnswer>,
     },
     /// To a new broker: a connection as the earlier one described it.
@@ -139,7 +139,7 @@ pub struct CmDone {
 /// Something happened to a connection, SIDR request or listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CmNotice {
-    /// What happened. A [`ListenerId`](ferroce_proto::cm::ListenerId) in it is the handle of the program's bind.
+    /// The event. A [`ListenerId`](ferroce_proto::cm::ListenerId) in it is the handle of the program's bind.
     pub event: CmEvent,
     /// As in [`CmDone`].
     pub serial: u64,

@@ -273,7 +273,7 @@ fn a_newer_minor_may_say_more() {
     // Longer rows.
     let wider = raw(9, 0, &[2, 0, 3, 0], &[5, 9, 9, 6, 9, 9]);
     assert_eq!(Message::decode(&wider, 0), Ok((1, Message::Release(vec![5, 6]))));
-    // A kind nobody heard of; a code nobody heard of.
+    // The kind and the code are unknown.
     assert_eq!(Message::decode(&raw(999, 0, &[], b"?"), 0), Err(MessageError::UnknownKind(999)));
     let refused = Message::decode(&raw(2, 0, &[0xff, 0xff, 2, 0], b"no"), 0);
     let want = Refusal { code: RefusalCode::Failed, sentence: "no".to_owned() };
@@ -483,7 +483,7 @@ proptest! {
         let mut bytes = message.encode(1).unwrap();
         let at = at.index(bytes.len());
         bytes[at] = value;
-        // What decodes is valid: it can be said again.
+        // A decoded message is valid: it can be encoded again.
         if let Ok((id, changed)) = Message::decode(&bytes, message.descriptors()) {
             prop_assert!(changed.encode(id).is_ok());
         }
