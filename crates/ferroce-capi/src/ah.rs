@@ -16,7 +16,6 @@ use crate::entry::{Object, Ptr, export};
 use crate::errno::Errno;
 use crate::handle::{Pool, next_number};
 
-/// What makes an address handle live.
 pub(crate) struct LiveAh {
     engine: Arc<Ah>,
     context: &'static ContextHandle,

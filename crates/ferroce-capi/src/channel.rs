@@ -16,7 +16,6 @@ use crate::errno::Errno;
 use crate::handle::Live;
 use crate::handle::Pool;
 
-/// What makes a completion channel live.
 pub(crate) struct LiveChannel {
     pub(crate) engine: Arc<CompletionChannel>,
     pub(crate) context: &'static ContextHandle,

@@ -17,7 +17,6 @@ use crate::origin::Origin;
 /// its front.
 pub(crate) type ContextHandle = Handle<abi::verbs_context, LiveContext, Life>;
 
-/// What makes a context live.
 pub(crate) struct LiveContext {
     pub(crate) engine: Arc<Context>,
     /// The same for a context and those imported from it.

@@ -18,7 +18,6 @@ use crate::handle::{Handle, Pool, set};
 /// A completion queue.
 pub(crate) type CqHandle = Handle<abi::ibv_cq_ex, LiveCq, Cursor>;
 
-/// What makes a completion queue live.
 pub(crate) struct LiveCq {
     pub(crate) engine: Arc<CompletionQueue>,
     pub(crate) context: &'static ContextHandle,
@@ -110,7 +109,7 @@ fn take<const N: usize>(
         let room = N.min(wanted - taken);
         let count = match engine.poll(&mut batch[..room]) {
             Ok(count) => count,
-            // What was taken before is not lost: the error comes again.
+            // Earlier completions are not lost: the next call returns the error again.
             Err(_) if taken > 0 => break,
             Err(error) => return Err(error.into()),
         };

@@ -24,7 +24,7 @@ impl CqHandle {
     }
 }
 
-/// What may be asked for in `wc_flags`.
+/// The valid bits of `wc_flags`.
 const WC_FLAGS: u64 = (abi::IBV_WC_EX_WITH_BYTE_LEN
     | abi::IBV_WC_EX_WITH_IMM
     | abi::IBV_WC_EX_WITH_QP_NUM

@@ -16,7 +16,6 @@ use crate::errno::Errno;
 use crate::handle::Pool;
 use crate::pd;
 
-/// What makes a thread domain live.
 pub(crate) struct LiveTd {
     engine: Arc<ThreadDomain>,
     context: &'static ContextHandle,

@@ -31,7 +31,7 @@ macro_rules! errnos {
 errnos! {
     /// Only root may.
     EACCES;
-    /// Somebody has the port.
+    /// Another program holds the port.
     EADDRINUSE;
     /// The address is none of this host.
     EADDRNOTAVAIL;
@@ -59,7 +59,7 @@ errnos! {
     EINVAL;
     /// The device is gone, or a panic ended the context; a socket's connection broke.
     EIO;
-    /// It is connected, and cannot send to somebody else.
+    /// The socket is connected and cannot send to another peer.
     EISCONN;
     /// A directory in the place of a file.
     EISDIR;
@@ -83,7 +83,7 @@ errnos! {
     ENOTDIR;
     /// The call or an option of it does not exist on this device.
     EOPNOTSUPP;
-    /// The broker belongs to somebody else.
+    /// Another user owns the broker.
     EPERM;
     /// The program itself stopped sending.
     EPIPE;
@@ -112,7 +112,7 @@ pub fn set(errno: Errno) {
     unsafe { *libc::__errno_location() = errno.code() }
 }
 
-/// What the system said, EIO if it said nothing.
+/// Returns the system's errno, or EIO if there is none.
 impl From<io::Error> for Errno {
     fn from(error: io::Error) -> Self {
         (&error).into()

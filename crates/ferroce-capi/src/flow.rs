@@ -13,7 +13,6 @@ use crate::entry::{Object, Ptr, export};
 use crate::errno::Errno;
 use crate::handle::{Pool, next_number};
 
-/// What makes a rule live.
 pub(crate) struct LiveFlow {
     qp: Arc<Qp>,
     id: FlowId,

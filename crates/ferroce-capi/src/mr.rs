@@ -16,7 +16,6 @@ use crate::errno::Errno;
 use crate::handle::{Pool, get, next_number, set};
 use crate::origin::Registry;
 
-/// What makes a memory region live.
 pub(crate) struct LiveMr {
     engine: Arc<Mr>,
     context: &'static ContextHandle,

@@ -18,7 +18,6 @@ use crate::mr;
 /// A memory window.
 type MwHandle = Handle<abi::ibv_mw, LiveMw>;
 
-/// What makes a memory window live.
 pub(crate) struct LiveMw {
     pub(crate) engine: Arc<Mw>,
     context: &'static ContextHandle,

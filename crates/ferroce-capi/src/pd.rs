@@ -14,7 +14,6 @@ use crate::errno::Errno;
 use crate::handle::{Pool, get, next_number};
 use crate::origin::Registry;
 
-/// What makes a protection domain live.
 pub(crate) struct LivePd {
     pub(crate) engine: Arc<Pd>,
     pub(crate) context: &'static ContextHandle,

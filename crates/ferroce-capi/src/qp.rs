@@ -19,7 +19,6 @@ use crate::handle::{Handle, Pool, set};
 /// A queue pair.
 pub(crate) type QpHandle = Handle<abi::ibv_qp_ex, LiveQp, Batch>;
 
-/// What makes a queue pair live.
 pub(crate) struct LiveQp {
     pub(crate) engine: Arc<Qp>,
     /// Set if it was opened by its number, and not made here.

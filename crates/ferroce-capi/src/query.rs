@@ -1,4 +1,4 @@
-//! What a device, its port and its tables say of themselves.
+//! Queries of a device, its port and its tables.
 
 use std::ptr;
 

@@ -17,7 +17,6 @@ use crate::handle::{Handle, Pool, next_number, set};
 /// A shared receive queue.
 pub(crate) type SrqHandle = Handle<abi::ibv_srq, LiveSrq>;
 
-/// What makes a shared receive queue live.
 pub(crate) struct LiveSrq {
     pub(crate) engine: Arc<Srq>,
     pub(crate) context: &'static ContextHandle,

@@ -93,7 +93,7 @@ where
     waiting(|errno| -errno.code(), attempt)
 }
 
-/// A time in milliseconds, rounded up, lest the last one is spent spinning.
+/// Converts a time to milliseconds, rounded up, so that the last millisecond is not spent spinning.
 pub(crate) fn milliseconds(time: Duration) -> c_int {
     c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
 }

@@ -14,7 +14,6 @@ use crate::entry::{Object, Ptr, export};
 use crate::errno::Errno;
 use crate::handle::Pool;
 
-/// What makes an XRC domain live.
 pub(crate) struct LiveXrcd {
     pub(crate) engine: Arc<Xrcd>,
     pub(crate) context: &'static ContextHandle,

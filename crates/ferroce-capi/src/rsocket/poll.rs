@@ -128,7 +128,7 @@ pub(super) struct Wait {
 }
 
 impl Wait {
-    /// Begins now, and lasts at most so long.
+    /// The wait begins now and has this limit.
     pub(super) fn new(timeout: Option<Duration>) -> Self {
         Self { start: Instant::now(), timeout, slept: false }
     }

@@ -29,7 +29,7 @@ const DIRECTION: u16 = 0x8000;
 pub struct Asked<'a> {
     /// Its device.
     pub info: &'a DeviceInfo,
-    /// What it counted in all programs, by name.
+    /// The port's counters, summed over all programs, by name.
     pub counters: &'a dyn Fn() -> Vec<(String, u64)>,
 }
 
