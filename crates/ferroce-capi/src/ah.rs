@@ -60,7 +60,7 @@ export! {
         create(owner, pd, attr)
     }
 
-    /// Ends it. What was posted to it and has not left may be lost.
+    /// Destroys the handle. Posted requests that the engine has not sent yet may be lost.
     pub fn ibv_destroy_ah(ah: Object<abi::ibv_ah>) -> c_int = call::ending |owner| {
         let (handle, _) = ah.enter(owner)?;
         POOL.end(handle, |live| {

@@ -37,7 +37,7 @@ const WC_FLAGS: u64 = (abi::IBV_WC_EX_WITH_BYTE_LEN
     | abi::IBV_WC_EX_WITH_FLOW_TAG
     | abi::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
 
-/// What a completion queue is made from: the engine's part of it, and the program's pointers.
+/// The parameters of a new completion queue: the engine's attributes and the program's pointers.
 pub(crate) struct Wanted {
     pub(crate) init: CqInit,
     pub(crate) cq_context: *mut c_void,

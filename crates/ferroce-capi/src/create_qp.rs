@@ -18,7 +18,7 @@ use crate::qp::{InitAttr, LiveQp, POOL, QpHandle, service};
 use crate::qp_ex;
 use crate::xrcd::LiveXrcd;
 
-/// What an RC queue pair can be asked for in `send_ops_flags`.
+/// The valid bits of `send_ops_flags` for an RC queue pair.
 const RC_OPS: u64 = (abi::IBV_QP_EX_WITH_RDMA_WRITE
     | abi::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | abi::IBV_QP_EX_WITH_SEND
@@ -43,7 +43,7 @@ const UC_OPS: u64 = (abi::IBV_QP_EX_WITH_RDMA_WRITE
 /// The same for UD.
 const UD_OPS: u64 = (abi::IBV_QP_EX_WITH_SEND | abi::IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 
-/// What a queue pair of a type can be asked for; nothing where the type is not known.
+/// Returns the valid bits of `send_ops_flags` for a type of queue pair; none for an unknown type.
 const fn send_ops(qp_type: abi::ibv_qp_type) -> u64 {
     match qp_type {
         abi::IBV_QPT_RC | abi::IBV_QPT_XRC_SEND => RC_OPS,

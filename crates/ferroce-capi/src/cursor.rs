@@ -6,15 +6,15 @@ use ferroce_engine::{CqPoll, WallClock, WcStatus, WorkCompletion};
 use ferroce_wire::Instant;
 use parking_lot::Mutex;
 
-/// What is in a place before anything completed.
+/// The contents of an entry before the first completion.
 pub(crate) const EMPTY: WorkCompletion =
     WorkCompletion { status: WcStatus::Success, ..WorkCompletion::BLANK };
 
-/// What `start_poll` … `end_poll` of one queue stands on.
+/// The state between `start_poll` and `end_poll` of one queue.
 pub(crate) struct Cursor {
     /// Held by the engine from start to end, so that other pollers wait.
     pub(crate) poll: Mutex<Option<CqPoll>>,
-    /// What the `read_*` functions read.
+    /// The completion that the `read_*` functions read.
     pub(crate) current: UnsafeCell<Current>,
     wall_clock: UnsafeCell<WallClock>,
 }

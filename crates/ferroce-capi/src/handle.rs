@@ -1,9 +1,9 @@
 //! The memory behind the pointers that C programs hold.
 //!
-//! A program may call with a handle that it, or another of its threads, has already destroyed. So that this is an
-//! EINVAL and not a read of freed memory, handles are never given back to the allocator: a destroyed one is blank and
-//! returns to its pool, which hands out the one that has been idle longest. What makes a handle live is the `Arc` of the
-//! engine's object inside it; a call in flight keeps that object alive.
+//! A program may call with a handle that it, or another of its threads, has already destroyed. Such a call must
+//! return EINVAL instead of reading freed memory, so the library never gives handles back to the allocator: a
+//! destroyed handle is blank and returns to its pool, which hands out the handle that has been idle longest. A handle
+//! is live while it contains the `Arc` of the engine's object; a call in flight keeps that object alive.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -40,7 +40,7 @@ impl<C, L, X> Handle<C, L, X> {
         self.c.get()
     }
 
-    /// What makes it live; EINVAL if it was destroyed.
+    /// Returns the engine's object; EINVAL if the program destroyed the handle.
     pub(crate) fn live(&self) -> Result<Live<L>, Errno> {
         let guard = self.live.load();
         if guard.is_some() { Ok(Live(guard)) } else { Err(Errno::EINVAL) }

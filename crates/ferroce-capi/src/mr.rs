@@ -124,7 +124,8 @@ export! {
         register(pd, addr, length, iova, access as c_uint)
     }
 
-    /// What the header makes of `ibv_reg_mr` and `ibv_reg_mr_iova` when it cannot see that `access` has no optional bits.
+    /// The header replaces `ibv_reg_mr` and `ibv_reg_mr_iova` by this call if it cannot see that `access` has no
+    /// optional bits.
     pub fn ibv_reg_mr_iova2(
         pd: Object<abi::ibv_pd>,
         addr: *mut c_void,

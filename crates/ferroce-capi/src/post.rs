@@ -26,7 +26,7 @@ const _: () = {
     assert!(offset_of!(Sge, lkey) == offset_of!(abi::ibv_sge, lkey));
 };
 
-/// What `send_flags` may have. Checksums are computed by nobody: a raw packet leaves as it is.
+/// The valid bits of `send_flags`. The library computes no checksums: a raw packet leaves unchanged.
 pub(crate) const SEND_FLAGS: u32 =
     abi::IBV_SEND_FENCE | abi::IBV_SEND_SIGNALED | abi::IBV_SEND_SOLICITED | abi::IBV_SEND_INLINE;
 
@@ -198,7 +198,7 @@ unsafe fn send_wr<'a>(
     Ok((wr, key))
 }
 
-/// Whom the request names, on a queue pair of datagrams or of XRC.
+/// Returns the destination of a request on a datagram or XRC queue pair.
 fn send_to(wr: &abi::ibv_send_wr, qp: Option<&Qp>) -> Result<SendTo, Errno> {
     match qp {
         Some(qp) if qp.service() == Service::Ud => {

@@ -26,7 +26,7 @@ pub(crate) struct LiveQp {
     pub(crate) context: &'static ContextHandle,
     /// Made with `send_ops_flags`: it has the `wr_*` functions.
     pub(crate) extended: bool,
-    /// What it was made with, as `ibv_query_qp` gives it back.
+    /// The creation attributes, which `ibv_query_qp` returns.
     pub(crate) init: InitAttr,
 }
 

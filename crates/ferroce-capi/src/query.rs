@@ -21,7 +21,7 @@ const VENDOR_ID: u32 = 0xff_ffff;
 const DEFAULT_PKEY: u16 = 0xffff;
 /// Of the clock of completions, in kHz: it counts nanoseconds.
 const CORE_CLOCK: u64 = 1_000_000;
-/// What the exported `ibv_query_port` may write: the structure ended here when its version was fixed.
+/// Octets that the exported `ibv_query_port` may write: the structure ended here when its version was fixed.
 const SHORT_PORT_ATTR: usize = 48;
 
 /// Writes the first `room` octets of `value`, and zeros as far as `room` goes beyond it.

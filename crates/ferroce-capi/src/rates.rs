@@ -59,7 +59,7 @@ pub extern "C" fn ibv_rate_to_mbps(rate: abi::ibv_rate) -> c_int {
     RATES.iter().find(|entry| entry.code == rate).map_or(-1, |entry| entry.megabits)
 }
 
-/// The rate of exactly so many Mb/s, `IBV_RATE_MAX` if there is none.
+/// Returns the rate of exactly this number of Mb/s, or `IBV_RATE_MAX` if there is none.
 pub extern "C" fn mbps_to_ibv_rate(megabits: c_int) -> abi::ibv_rate {
     RATES.iter().find(|entry| entry.megabits == megabits).map_or(abi::IBV_RATE_MAX, |entry| entry.code)
 }

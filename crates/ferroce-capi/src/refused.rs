@@ -1,5 +1,5 @@
-//! What is not built, or never will be: each fails as the man page of the call it stands for says. One function serves
-//! all calls of one return convention; the table in `ferroce-dropin` gives the reason of each.
+//! Calls that the library does not implement: each fails as its man page specifies. One function serves all calls of
+//! one return convention; the table in `ferroce-dropin` gives the reason of each.
 
 use core::ffi::{c_int, c_void};
 use core::ptr;

@@ -1,5 +1,5 @@
-//! What happens when the library is loaded: it tells the engine how to run a broker in this process, and makes sure that it
-//! is there once.
+//! Initialisation when the loader maps the library: it registers with the engine a way to run a broker in this
+//! process, and makes sure that the process has loaded the library only once.
 //!
 //! `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3` must be links to one file. The loader maps copies one by one,
 //! each with an engine of its own, and a queue pair made by one would be unknown to the other. That cannot be mended, so

@@ -24,7 +24,7 @@ use crate::errno::{self, Errno};
 pub(crate) enum Step<T> {
     /// The call returns this.
     Done(T),
-    /// The thread sleeps, for so many milliseconds at most, or without end if that is negative.
+    /// The thread sleeps for at most this number of milliseconds, or without limit if the number is negative.
     Sleep(Sleep, c_int),
 }
 
@@ -38,7 +38,7 @@ impl<T> Step<T> {
     }
 }
 
-/// The outcome of the sleep before an attempt: EINTR after a signal handler that wants that.
+/// The outcome of the sleep before an attempt: EINTR after a signal handler that interrupts calls.
 pub(crate) type Woken = Result<(), Errno>;
 
 /// Calls `attempt` until it has a result, and sleeps between. `failed` is what the call returns for an error; errno is set

@@ -21,7 +21,7 @@ const RDMA_INLINE: c_int = 2;
 const RDMA_IOMAPSIZE: c_int = 3;
 const RDMA_ROUTE: c_int = 4;
 
-/// What sockets do without being told again, in seconds.
+/// The sockets' default, in seconds.
 const KEEPALIVE_TIME: u32 = 7200;
 /// Of a stream whose way is not known.
 const USUAL_MAXSEG: c_int = 2048;

@@ -16,7 +16,7 @@ use crate::entry::{Ptr, export};
 use crate::errno::Errno;
 use crate::wait::{self, Step};
 
-/// What a program asked for that is there.
+/// Returns the requested events that are ready.
 fn events(ready: Ready, asked: c_short) -> c_short {
     let said = |is: bool, event: c_short| if is { event } else { 0 };
     let wanted = said(ready.readable, POLLIN) | said(ready.writable, POLLOUT);
@@ -25,7 +25,7 @@ fn events(ready: Ready, asked: c_short) -> c_short {
 
 /// `poll` of the system; the number of elements with events.
 fn poll(fds: &mut [pollfd], timeout: c_int) -> Result<c_int, Errno> {
-    // SAFETY: the slice has so many elements.
+    // SAFETY: the pointer and the count are those of one exclusively borrowed slice.
     let count = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as nfds_t, timeout) };
     if count < 0 { Err(std::io::Error::last_os_error().into()) } else { Ok(count) }
 }
@@ -52,7 +52,7 @@ impl<'a> Set<'a> {
         self.fds.iter().filter(|fd| fd.revents != 0).count() as c_int
     }
 
-    /// What is there now; how many.
+    /// Fills in the events that are ready now, and returns the number of elements with events.
     fn look(&mut self) -> Result<c_int, Errno> {
         if self.entries.iter().any(Option::is_none) {
             poll(&mut self.plain, 0)?;
@@ -81,7 +81,7 @@ impl<'a> Set<'a> {
         let mut channels = Vec::new();
         for (fd, entry) in self.fds.iter().zip(&self.entries) {
             let Some(entry) = entry else { continue };
-            // What cannot be watched is found not to work by the call that the program makes next.
+            // If the library cannot watch a socket, the program's next call on the socket returns the error.
             let Ok((ready, of)) = entry.socket.watch(&watch.waker) else {
                 there = true;
                 continue;
@@ -142,8 +142,8 @@ impl Wait {
         self.left(Instant::now()) == Some(Duration::ZERO)
     }
 
-    /// Looks whether something is there, `timeout` is over, or `of`, whose elements these are, changed after so many changes;
-    /// if not, prepares a sleep. The number of elements with events.
+    /// Checks whether an event is ready, `timeout` is over, or the set `of`, to which these elements belong, has
+    /// another count of changes; if not, prepares a sleep. Returns the number of elements with events.
     pub(super) fn attempt(
         &mut self,
         fds: &mut [pollfd],
@@ -194,7 +194,7 @@ export! {
     }
 }
 
-/// What a program wants of descriptors below `nfds`.
+/// Collects the events that the program requests for descriptors below `nfds`.
 fn asked(nfds: usize, sets: [(Ptr<fd_set>, c_short); 3]) -> Vec<pollfd> {
     let mut fds = Vec::new();
     for fd in 0..nfds as c_int {
@@ -208,7 +208,7 @@ fn asked(nfds: usize, sets: [(Ptr<fd_set>, c_short); 3]) -> Vec<pollfd> {
     fds
 }
 
-/// How long a program wants to wait; without end if it gives no time.
+/// Converts the program's timeout; there is no limit if the program gives no time.
 fn time(timeout: Ptr<timeval>) -> Result<Option<Duration>, Errno> {
     let Some(time) = timeout.lent() else { return Ok(None) };
     let time = time.read();

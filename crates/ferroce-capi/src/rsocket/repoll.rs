@@ -19,7 +19,7 @@ use crate::entry::{Ptr, export};
 use crate::errno::Errno;
 use crate::wait::{self, Step};
 
-/// What is told of a descriptor. The numbers are those of `poll`.
+/// The events that the set can report. The numbers are those of `poll`.
 const KNOWN: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLPRI) as u32;
 
 /// A set.
@@ -34,7 +34,7 @@ struct Interests {
     list: Vec<Interest>,
     /// Changes so far.
     changes: u64,
-    /// Who waits meanwhile.
+    /// The threads that wait on the set.
     waiting: Vec<Arc<Waker>>,
 }
 
@@ -50,7 +50,7 @@ impl Repoll {
         self.own.fd()
     }
 
-    /// Whoever waits looks at the set again, or finds it closed.
+    /// Wakes the waiting threads: each checks the set again, or finds it closed.
     pub(super) fn changed(&self) {
         let mut interests = self.interests.lock();
         interests.changes += 1;

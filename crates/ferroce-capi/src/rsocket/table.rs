@@ -13,7 +13,6 @@ use super::option::Options;
 use super::repoll::Repoll;
 use crate::errno::Errno;
 
-/// What an rsocket is.
 pub(super) enum Socket {
     Stream(Arc<Stream>),
     Datagram(Arc<Datagram>),
@@ -47,7 +46,7 @@ impl Socket {
         }
     }
 
-    /// What is ready, and what to sleep on as well.
+    /// Returns the ready events, and the descriptors on which a caller sleeps as well.
     pub(super) fn watch(
         &self,
         waker: &Arc<Waker>,
@@ -102,7 +101,7 @@ pub(super) fn insert(entry: Arc<Entry>) -> c_int {
     if table.len() <= index {
         table.resize(index + 1, None);
     }
-    // One that is there was closed as a plain descriptor.
+    // An existing entry means that the program closed the rsocket as a plain descriptor.
     let stale = table[index].replace(entry);
     drop(table);
     drop(stale);

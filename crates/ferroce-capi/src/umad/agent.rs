@@ -1,5 +1,5 @@
-//! What the port itself answers to management datagrams: who it is, and what it counted. No subnet manager ever asks it, as
-//! there is none on Ethernet; programs on this host do.
+//! The port's own answers to management datagrams: its attributes and its counters. Ethernet has no subnet manager
+//! that would send such datagrams; programs on this host do.
 
 use ferroce_engine::{DeviceInfo, PortAttr};
 
@@ -38,9 +38,9 @@ pub struct Asked<'a> {
 pub enum NoAnswer {
     /// It is no request: EINVAL.
     Malformed,
-    /// It is for somebody else than this port, whom a path by LIDs does not reach on Ethernet: EINVAL.
+    /// The datagram is for another port, which a path by LIDs does not reach on Ethernet: EINVAL.
     Elsewhere,
-    /// Nobody here serves its class: the sender hears of a time-out.
+    /// No agent here serves its class: the sender gets a time-out.
     Nobody,
 }
 

@@ -11,7 +11,8 @@ use crate::entry::{ConstPtr, Ptr, export};
 use crate::errno::Errno;
 use crate::handle::{get, set};
 
-/// What the library would say on standard error; ours keeps a log instead (`FERROCE_LOG`).
+/// The debug level. Other libraries print at this level to standard error; this library keeps a log instead
+/// (`FERROCE_LOG`).
 static LEVEL: AtomicI32 = AtomicI32::new(0);
 
 /// Octets before the datagram.
@@ -57,7 +58,7 @@ export! {
         Ok(umad.as_ptr().wrapping_byte_add(offset_of!(abi::ib_user_mad, addr)).cast())
     }
 
-    /// What became of the datagram: 0, or ETIMEDOUT if nobody answered.
+    /// Returns the datagram's status: 0, or ETIMEDOUT if no peer answered.
     pub fn umad_status(umad: Ptr<abi::ib_user_mad>) -> c_int = negative |_| {
         let umad = umad.some()?;
         Ok(get!(umad.status) as usize)

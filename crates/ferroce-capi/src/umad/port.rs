@@ -218,7 +218,7 @@ pub extern "C-unwind" fn umad_poll(fd: c_int, timeout_ms: c_int) -> c_int {
     })
 }
 
-/// When a wait of so many milliseconds is over; never if they are negative.
+/// Returns the end of a wait of `timeout_ms` milliseconds; `None`, without limit, if it is negative.
 fn until(timeout_ms: c_int) -> Option<Instant> {
     u64::try_from(timeout_ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms))
 }
