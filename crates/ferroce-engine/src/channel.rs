@@ -203,7 +203,7 @@ impl CompletionChannel {
         self.queue.purge(|_| true)
     }
 
-    /// Wakes who sleeps, though no queue reports.
+    /// Wakes the sleeping threads, though no queue reports.
     pub fn nudge(&self) {
         self.queue.push(Weak::new());
     }

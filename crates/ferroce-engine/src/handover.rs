@@ -33,14 +33,14 @@ pub struct LaneState {
 /// The background thread's tasks for one lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Nobody of the program looks at the socket: the background thread must.
+    /// No thread of the program looks at the socket: the background thread must.
     pub watch: bool,
     /// When to look again even if nothing arrives.
     pub wake_at: u64,
 }
 
 impl LaneState {
-    /// A lane that nobody has served and that has no timers.
+    /// A lane that no thread has served and that has no timers.
     pub fn new() -> Self {
         Self {
             served: AtomicU64::new(0),
@@ -174,9 +174,9 @@ impl Default for LaneState {
 
 /// When the background thread will look at the lanes next, and the way to make that earlier.
 ///
-/// Every requester first writes what it wants seen and then reads `wakes_at`; the background
-/// thread first writes `wakes_at` and then reads the lanes once more. Between the two each has a
-/// sequentially consistent fence, so at least one of them sees what the other wrote.
+/// A requester first writes its request and then reads `wakes_at`; the background thread first writes `wakes_at` and
+/// then reads the lanes once more. Each has a sequentially consistent fence between the two, so at least one of them
+/// sees what the other wrote.
 pub struct Attention {
     wakes_at: AtomicU64,
 }

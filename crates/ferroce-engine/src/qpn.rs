@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 /// Numbers of one slot: bits `[15:0]` of a QPN.
 const NUMBERS: u32 = 1 << 16;
 const CHUNK: usize = 256;
-/// Queue pairs of one slot: the number 0xFFFFFF (multicast) lies in slot 255, which nobody leases.
+/// Queue pairs of one slot: the number 0xFFFFFF (multicast) lies in slot 255, which is never leased.
 pub(crate) const MAX_QPS: u32 = NUMBERS - 1;
 
 /// A keyed permutation of 16 bits: four Feistel rounds. It hides how many queue pairs exist and
@@ -89,7 +89,7 @@ impl<T> QpnTable<T> {
         }
     }
 
-    /// A number that nobody uses, or `None` if [`MAX_QPS`] exist.
+    /// An unused number, or `None` if [`MAX_QPS`] exist.
     pub(crate) fn allocate(&self) -> Option<Qpn> {
         let mut free = self.free.lock();
         if free.live == MAX_QPS {

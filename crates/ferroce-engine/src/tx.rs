@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use ferroce_host::fork;
 
-/// From whom to whom a queue pair sends.
+/// The two ends between which a queue pair sends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Destination {
     pub(crate) destination: IpAddr,
@@ -50,7 +50,7 @@ impl TxSockets {
         Arc::new(Self { local, ports, users: Mutex::default() })
     }
 
-    /// The socket for datagrams to one slot of a destination; who holds it keeps it open.
+    /// The socket for datagrams to one slot of a destination; its users keep it open.
     pub(crate) fn of_datagrams(
         self: &Arc<Self>,
         destination: IpAddr,

@@ -45,7 +45,7 @@ impl Inode {
 #[derive(Clone, Default)]
 #[doc(alias = "ibv_xrcd_init_attr")]
 pub struct XrcdInit {
-    /// The file that names it; `None` for a domain that nobody else can open.
+    /// The file that names it; `None` for a domain that no other opener can find.
     pub inode: Option<Inode>,
     /// Make it if it is not there (`O_CREAT`). A domain without a file is always made.
     pub create: bool,

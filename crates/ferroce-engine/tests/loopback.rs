@@ -48,7 +48,7 @@ fn writes_reads_and_atomics() {
     assert_eq!((a.memory.get(512), b.memory.get(0)), (5, 77));
 }
 
-/// Must-show 8: whoever receives, packets are dispatched in the order of arrival.
+/// Must-show 8: packets are dispatched in the order of arrival, whichever thread receives them.
 #[test]
 fn two_threads_on_two_queues_cause_no_sequence_nak() {
     let pairs: Vec<_> = (0..2).map(|_| pair()).collect();
@@ -85,8 +85,8 @@ impl Drop for SetOnDrop<'_> {
 const HOT_READS: u64 = 100_000;
 const HOT_IN_FLIGHT: u64 = 16;
 
-/// Must-show 8: the octets that are hashed are the octets that are sent, whoever writes meanwhile. So nothing is sent
-/// twice, be it for a NAK or a timer; and a thread that was not given the CPU has not waited.
+/// Must-show 8: the octets that are hashed are the octets that are sent, even if another thread writes meanwhile. So
+/// nothing is sent twice, neither for a NAK nor after a timeout; and a thread without the CPU has not waited.
 #[test]
 fn hot_memory_is_sent_whole() {
     let (a, b) = pair();

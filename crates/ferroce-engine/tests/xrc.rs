@@ -178,8 +178,8 @@ fn every_target_reaches_every_queue() {
     assert!(xrcd.create_target(None, 0).is_err());
 }
 
-/// `ib_send_lat -c XRC -e` takes the first event of its only channel for that of its own message: the acknowledgement must
-/// come before the answer, which another queue pair sends than the one that owes it.
+/// `ib_send_lat -c XRC -e` takes the first event of its only channel for that of its own message: the acknowledgement
+/// must come before the answer, which a different queue pair sends.
 #[test]
 fn a_target_acknowledges_before_the_answer() {
     let ends = [(); 2].map(|()| {

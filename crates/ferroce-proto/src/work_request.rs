@@ -101,7 +101,7 @@ bitflags! {
     }
 }
 
-/// To whom a send work request goes.
+/// The destination of a send work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SendTo {
     /// The connected peer: RC and UC.
@@ -127,7 +127,7 @@ pub struct SendWr<'a> {
     /// Comes back in the completion.
     pub wr_id: u64,
     pub op: SendOp,
-    /// To whom; [`SendTo::Peer`] where the service knows whom.
+    /// The destination; [`SendTo::Peer`] if the service has a fixed peer.
     pub to: SendTo,
     /// Local memory: source of sends and writes, target of reads and atomics.
     pub sges: &'a [Sge],

@@ -91,7 +91,7 @@ impl Book {
         }
     }
 
-    /// Whether there is such a connection or question.
+    /// Whether there is such a connection or SIDR request.
     fn knows(&self, id: CommId) -> bool {
         self.records.contains_key(&id)
     }
@@ -211,8 +211,8 @@ impl BrokerClient {
         }
     }
 
-    /// Goes on with a connection: [`CmRequest::Accept`], [`CmRequest::Establish`] or [`CmRequest::Disconnect`]. Waits for no answer, as
-    /// [`BrokerClient::tell`]; what becomes of it news tell.
+    /// Continues a connection: [`CmRequest::Accept`], [`CmRequest::Establish`] or [`CmRequest::Disconnect`]. Waits for
+    /// no answer, as [`BrokerClient::tell`]; an event reports the result.
     ///
     /// # Errors
     /// [`ferroce_ipc::ClientError::Refused`] if there is no such connection any more.
@@ -241,8 +241,8 @@ impl BrokerClient {
         self.inner.try_lock_for(TELL).is_some_and(|inner| inner.book.is_asked(id))
     }
 
-    /// Asks for something of connection management. `then` sees the answer before any news about it are handed out; it must
-    /// not call this client.
+    /// Sends a request to connection management. `then` sees the answer before any event about it is handed out; it
+    /// must not call this client.
     ///
     /// # Errors
     /// [`ferroce_ipc::ClientError::Refused`] with the broker's reason; those of a broker that must be found anew.

@@ -90,7 +90,7 @@ pub(super) struct Guard<'a> {
     _nudge: Nudge<'a>,
 }
 
-/// Wakes who found the lock taken.
+/// Wakes the thread that found the lock taken.
 struct Nudge<'a>(&'a BrokerClient);
 
 impl Drop for Nudge<'_> {

@@ -46,7 +46,7 @@ const CONNECT: Duration = Duration::from_secs(10);
 const REQUEST: Duration = Duration::from_secs(12);
 /// How long the background thread waits for a lock that is held for moments.
 const MOMENT: Duration = Duration::from_millis(1);
-/// Interval of the search for the next broker: at first, and after [`PATIENCE`].
+/// Interval of the search for the next broker: at first, and after `PATIENCE`.
 const RETRY: Duration = Duration::from_millis(10);
 const RETRY_SLOWLY: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -240,8 +240,8 @@ impl BrokerClient {
         Ok(Lease { slots, addresses: sockets, notice })
     }
 
-    /// Opens rings for packets to and from the broker, for whom `bell` is; of every later broker news bring others
-    /// ([`BrokerEvent::Rings`]). Returns their memory.
+    /// Opens rings for packets to and from the broker. `bell` is the broker's end of the doorbell. Every later broker
+    /// brings other rings ([`BrokerEvent::Rings`]). Returns their memory.
     ///
     /// # Errors
     /// [`BrokerError::Client`] with the broker's sentence: it may not send frames.
@@ -356,7 +356,7 @@ impl BrokerClient {
         self.inner.try_lock().map(|inner| Guard::new(self, inner))
     }
 
-    /// Asks the broker, and the next one if this one dies over the question.
+    /// Sends a request to the broker, and to the next one if this one dies before it answers.
     fn ask<R>(
         &self,
         mut question: impl FnMut(&mut Client) -> Result<R, ClientError>,
@@ -366,7 +366,7 @@ impl BrokerClient {
             let mut guard = self.up()?;
             let inner = &mut *guard.inner;
             let Link::Up { client, .. } = &mut inner.link else { continue };
-            // The answer is ours: nobody else is to wake up for it.
+            // The answer is ours: no other thread must wake up for it.
             watch_for(&self.epoll, client, epoll::EventFlags::empty());
             self.asking.store(true, Ordering::Relaxed);
             let answer = question(client);

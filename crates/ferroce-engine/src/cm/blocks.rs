@@ -99,14 +99,14 @@ impl Blocks {
         self.holders.get(&(space, port))?.unsaid
     }
 
-    /// The broker was told.
+    /// The broker knows the bind now.
     pub(super) fn said(&mut self, space: PortSpace, port: u16) {
         if let Some(holders) = self.holders.get_mut(&(space, port)) {
             holders.unsaid = None;
         }
     }
 
-    /// A port of a block is given back, by one who has it. Returns a block that goes back to the broker.
+    /// A user of a block's port gives it back. Returns a block that goes back to the broker.
     pub(super) fn release(&mut self, space: PortSpace, port: u16) -> Option<u16> {
         let holders = self.holders.get_mut(&(space, port))?;
         holders.count -= 1;

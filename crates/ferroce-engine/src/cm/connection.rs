@@ -95,7 +95,7 @@ impl Connection {
     /// Agrees to a request. The queue pair must be able to receive before.
     ///
     /// # Errors
-    /// [`CmError::Gone`] if the peer took the request back; if it does so meanwhile, an event tells.
+    /// [`CmError::Gone`] if the peer took the request back; if it does so during the call, an event reports it.
     #[doc(alias = "rdma_accept")]
     pub fn accept(&self, params: &AcceptParams) -> Result<(), CmError> {
         self.0.go_on(CmRequest::Accept { id: self.0.id, params: Box::new(*params) })
@@ -113,7 +113,7 @@ impl Connection {
     /// After a reply: the queue pair is set up. At the passive end: data came before the peer's last message.
     ///
     /// # Errors
-    /// [`CmError::Gone`]. If it ends meanwhile, an event tells.
+    /// [`CmError::Gone`]. If the connection ends during the call, an event reports it.
     #[doc(alias = "rdma_establish")]
     pub fn establish(&self) -> Result<(), CmError> {
         self.0.go_on(CmRequest::Establish(self.0.id))
@@ -128,7 +128,8 @@ impl Connection {
         self.0.go_on(CmRequest::Disconnect(self.0.id))
     }
 
-    /// The decision about a request or a reply will take longer: the peer is told now, or when it asks again.
+    /// The decision about a request or a reply will take longer: the peer gets an MRA now, or when it repeats its
+    /// message.
     ///
     /// # Errors
     /// As [`Connection::accept`].

@@ -15,7 +15,7 @@ use super::event::{EventSink, Incoming};
 use super::routes::Routes;
 use crate::engine::{ConnectionEvents, Engine};
 
-/// Ports and connections of this process, and who is told of them.
+/// Ports and connections of this process, and the receivers of their events.
 #[derive(Default)]
 pub(super) struct Directory {
     next: AtomicU64,

@@ -19,7 +19,7 @@ pub enum CmError {
     /// Only root may use a port below 1024: EACCES.
     #[error("{0}")]
     Permission(String),
-    /// The connection, question, request or bind is over: EINVAL.
+    /// The connection, SIDR request, pending request or bind has ended: EINVAL.
     #[error("{0}")]
     Gone(String),
     /// Its state does not allow this: EINVAL.

@@ -26,7 +26,7 @@ use crate::notify::NotifyQueue;
 /// | [`CmEventKind::TimeWaitOver`] | `RDMA_CM_EVENT_TIMEWAIT_EXIT` |
 #[derive(Debug)]
 pub struct Event {
-    /// The context of the [`EventSink`] that was told: of the connection, or for requests of the port.
+    /// The context of the [`EventSink`] that got the event: of the connection, or for requests of the port.
     pub context: u64,
     /// The kind of the event.
     pub kind: CmEventKind,

@@ -1,12 +1,11 @@
 //! Connection management: the client half of librdmacm.
 //!
-//! [`Port::bind`] takes a port of a port space, [`Port::listen`] takes requests at it, [`Connection::connect`] asks a peer
-//! for a connection, [`SidrRequest::send`] for the UD queue pair behind a port. What happens then comes as an [`Event`] to
-//! the [`EventSink`] that was given: a [`Queue`] with a descriptor, or a function of the caller's own.
-//! What a connection's queue pair has to be set to is in [`attributes`].
+//! [`Port::bind`] takes a port of a port space, and [`Port::listen`] accepts requests there. [`Connection::connect`]
+//! requests a connection from a peer, [`SidrRequest::send`] the UD queue pair behind a port. Later events come as an
+//! [`Event`] to the given [`EventSink`]: a [`Queue`] with a descriptor, or a function of the caller's own. The
+//! attributes for a connection's queue pair are in [`attributes`].
 //!
-//! Everything that decides is in the broker; it may die and be followed by another one, which is told what this
-//! process has.
+//! The broker makes all decisions. If it dies, the next broker learns from this process what the process has.
 
 mod blocks;
 mod connection;

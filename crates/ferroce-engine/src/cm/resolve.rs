@@ -241,7 +241,7 @@ fn measures(socket: &UdpSocket, from: SocketAddr) -> rustix::io::Result<(u32, u8
 
 fn owner(address: SocketAddr) -> Result<Local, ResolveError> {
     let engine = Engine::global()?;
-    // Until a device is open nobody tells of changes.
+    // Until a device is open, no event reports changes.
     if !engine.is_running() {
         engine.refresh_devices()?;
     }

@@ -34,7 +34,7 @@ pub(crate) struct Routes {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// `Some(None)`: the system lets nobody follow its changes, so nothing is kept.
+    /// `Some(None)`: the system does not report changes, so nothing is cached.
     monitor: Option<Option<Guarded<Monitor>>>,
     /// How often something changed.
     changes: u64,

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Polls in a row that found nothing.
 ///
-/// Cores may be scarcer than spinners: the peer that would answer may wait for this very core. So a thread that found nothing
-/// for a while lets others run, early. What it waits for may be there when it runs again, perhaps milliseconds later, so it
-/// then looks once more before it says that there is nothing.
+/// Cores may be scarcer than spinners: the peer that would answer may wait for this very core. So a thread that found
+/// nothing for a while yields early. Its completion may be there when it runs again, perhaps milliseconds later, so it
+/// looks once more before it reports an empty queue.
 #[derive(Default)]
 pub(super) struct Idle(AtomicU32);
 

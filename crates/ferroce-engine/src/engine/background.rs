@@ -62,7 +62,7 @@ struct Watched {
     in_vain: u32,
 }
 
-/// After so many of them the program polls in earnest, and the thread keeps off.
+/// After this number of looks in vain the program is polling steadily, and the thread keeps off.
 const LOOKS_IN_VAIN: u32 = 32;
 
 impl Background {

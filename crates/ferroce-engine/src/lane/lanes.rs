@@ -136,7 +136,7 @@ impl Lanes {
         lane
     }
 
-    /// Nobody serves it any more; its socket is closed when the last one who looks at it has left.
+    /// No thread serves it any more; its socket is closed when the last thread that looks at it has left.
     pub(crate) fn close(&self, lane: &Arc<Lane>) {
         self.list
             .rcu(|lanes| lanes.iter().filter(|known| !Arc::ptr_eq(known, lane)).cloned().collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! Lanes: who receives, when, and on whose thread.
+//! Lanes: the thread that receives packets, and the time when it does.
 //!
 //! A *lane* is one leased socket: the packets of one local address for this process's slot.
 //! Receiving from it and dispatching what came is done by one thread at a time, which holds the
@@ -332,7 +332,7 @@ impl Lane {
         };
         let delayed = receiver.delayed_ack.take();
         let mut batch_time = None;
-        // A batch of a group is many copies: a flood holds nobody up who waits for other lanes.
+        // A batch of a group is many copies: a flood must not delay threads that wait for other lanes.
         let rounds = if matches!(self.source, Source::Group { .. }) { 1 } else { rounds };
         for _ in 0..rounds {
             let Some(now) = self.receive(&mut receiver, program) else { break };

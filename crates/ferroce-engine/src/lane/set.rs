@@ -153,7 +153,7 @@ impl Drop for Watch {
 mod tests {
     use super::*;
 
-    /// Looks and rests until it sleeps, with rests of so many microseconds.
+    /// Looks and rests until it sleeps, with rests of `micros`.
     fn until_asleep(micros: u64) -> (u32, u32) {
         let (mut now, mut rests) = (Instant::from_nanos(7), 0);
         let mut looks = Looks { begun: now, made: 0 };

@@ -520,7 +520,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Ends it for everybody, after what has arrived: a peer's last request is acknowledged.
+    /// Ends it for all its users, after the packets that have arrived: a peer's last request is acknowledged.
     fn end(&self) -> Result<(), Busy> {
         self.catch_up();
         let engine = self.context().engine();

@@ -107,7 +107,7 @@ pub(super) enum Left {
     Before,
     /// Others have it open.
     OthersStay,
-    /// Nobody has it open.
+    /// No user has it open.
     Last,
 }
 

@@ -143,7 +143,7 @@ impl Roles {
     }
 }
 
-/// Whether the service knows what is asked, and to whom (IBTA 10.8.3, table 92).
+/// Whether the service supports the operation and the destination (IBTA 10.8.3, table 92).
 pub(crate) fn check_service(service: Service, wr: &SendWr<'_>) -> Result<(), PostSendError> {
     let (operation, destination) = match service {
         Service::Rc => (true, matches!(wr.to, SendTo::Peer)),
