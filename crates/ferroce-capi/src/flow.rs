@@ -73,7 +73,7 @@ export! {
     }
 }
 
-/// What the attributes ask for.
+/// Builds the engine's rule from the attributes.
 fn rule(head: &abi::ibv_flow_attr, patterns: Vec<Pattern>) -> Result<Rule, Errno> {
     if head.comp_mask != 0 || head.port != 1 {
         return Err(Errno::EINVAL);

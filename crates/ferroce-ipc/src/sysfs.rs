@@ -1,8 +1,8 @@
-//! The files that sysfs would have for our devices, below `/sys/class`: what there is, and what stands in it.
+//! The files that sysfs would have for our devices, below `/sys/class`: their paths and contents.
 //!
-//! One description for the two who need it: `ferroce run --sysfs` writes all of it into files ([`Tree::all`]), the
-//! libraries answer from it one at a time ([`Tree::find`]). What is counted is apart ([`counters`]), because it changes by
-//! itself, and only the broker knows it.
+//! Two users share this description: `ferroce run --sysfs` writes all files ([`Tree::all`]), and the libraries look up
+//! one file at a time ([`Tree::find`]). Counters are separate ([`counters`]), because they change at any time, and only
+//! the broker knows them.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -129,8 +129,8 @@ const MAD: [(&str, Word); 2] = [("ibdev", |device| &device.name), ("port", |_| "
 const ABI: [(&str, &str); 2] = [("infiniband_verbs/abi_version", "6"), ("infiniband_mad/abi_version", "5")];
 
 impl Tree<'_> {
-    /// What an absolute path leads to, `.`, `..`, doubled slashes and links as the kernel takes them. The counter of
-    /// [`Node::Counter`] need not exist.
+    /// Returns the node at an absolute path, and resolves `.`, `..`, doubled slashes and links as the kernel does. The
+    /// counter of [`Node::Counter`] need not exist.
     ///
     /// # Errors
     /// If it leads to nothing.
@@ -284,8 +284,8 @@ fn numa_node_in(sys: &Path, netdev: &str) -> i32 {
     told.ok().filter(|node: &i32| *node >= 0).unwrap_or(only)
 }
 
-/// What a device counted, as [`crate::Message::Statistics`] has it, and connection management for all of them: by the
-/// directory below the device's port, and the file's name.
+/// Returns the counters of a device, as [`crate::Message::Statistics`] lists them, and those of connection management
+/// for all devices, each with the directory below the device's port and the file's name.
 pub fn counters<'a>(counted: &'a [(String, u64)], cm: &CmStatus) -> Vec<(&'static str, &'a str, u64)> {
     let mut all: Vec<_> =
         counted.iter().map(|(name, value)| ("hw_counters", name.as_str(), *value)).collect();

@@ -11,7 +11,8 @@ use crate::entry::{ConstPtr, Ptr, export};
 use crate::errno::Errno;
 use crate::handle::{get, set};
 
-/// The debug level. Other libraries print at this level to standard error; this library keeps a log instead
+/// The debug level of rdma-core's library, which prints to standard error; this library keeps a log instead
+/// (`FERROCE_LOG`).
 /// (`FERROCE_LOG`).
 static LEVEL: AtomicI32 = AtomicI32::new(0);
 

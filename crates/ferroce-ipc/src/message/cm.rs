@@ -87,8 +87,8 @@ pub enum CmRequest {
     /// To a new broker: that was all.
     Restored,
     /// Takes [`PORT_BLOCK`] free ports, of those that the broker chooses from, for connections of this program, which
-    /// gives them out and takes them back by itself. The answer has the first. What a program has already, and what a
-    /// new broker is told of, has its number.
+    /// gives them out and takes them back by itself. The answer contains the first port. A program gives the number of
+    /// the first port for a block that it already has, and for a block that it reports to a new broker.
     PortBlock {
         /// The port space.
         space: PortSpace,
