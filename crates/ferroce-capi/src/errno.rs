@@ -112,7 +112,7 @@ pub fn set(errno: Errno) {
     unsafe { *libc::__errno_location() = errno.code() }
 }
 
-/// Returns the system's errno, or EIO if there is none.
+/// The conversion takes the system's errno, or EIO if there is none.
 impl From<io::Error> for Errno {
     fn from(error: io::Error) -> Self {
         (&error).into()

@@ -46,7 +46,7 @@ impl Socket {
         }
     }
 
-    /// Returns the ready events, and the descriptors on which a caller sleeps as well.
+    /// Returns the ready events, and the completion channels on which the caller sleeps as well.
     pub(super) fn watch(
         &self,
         waker: &Arc<Waker>,
