@@ -9,13 +9,14 @@ use ferroce_abi as abi;
 use libc::{addrinfo, sockaddr, socklen_t};
 
 use super::address::AF_IB;
-use super::ep::RAI_PASSIVE;
-use super::event::What;
-use super::id::{self, IdHandle, LiveId};
+use super::operation;
+use super::state::{IdHandle, List, LiveId, What};
 use crate::call;
 use crate::entry::{ConstPtr, Object, Ptr, Text, export};
 use crate::errno::Errno;
 
+/// Result for the passive side.
+pub(super) const RAI_PASSIVE: c_int = 1;
 const RAI_NUMERICHOST: c_int = 2;
 /// There is nothing lengthy to leave out: routes are the kernel's.
 const RAI_NOROUTE: c_int = 4;
@@ -44,12 +45,6 @@ fn protocol(ps: c_int) -> c_int {
     }
 }
 
-/// Frees what [`rdma_getaddrinfo`] made; a results list is taken apart by its allocator's rules: all of it is malloc's.
-pub(super) struct List(*mut abi::rdma_addrinfo);
-
-// SAFETY: it owns what it points to.
-unsafe impl Send for List {}
-
 impl List {
     /// It is the program's from now on, which frees it.
     fn give(self) -> *mut abi::rdma_addrinfo {
@@ -64,30 +59,6 @@ impl List {
         let original = unsafe { &*self.0 };
         // SAFETY: an element of ours: its addresses are as long as it says.
         unsafe { answer(None, Some(original)) }
-    }
-}
-
-impl Drop for List {
-    fn drop(&mut self) {
-        let mut next = self.0;
-        while !next.is_null() {
-            // SAFETY: an element of a list that nobody else uses any more.
-            let info = unsafe { next.read() };
-            let parts: [*mut c_void; 7] = [
-                info.ai_src_addr.cast(),
-                info.ai_dst_addr.cast(),
-                info.ai_src_canonname.cast(),
-                info.ai_dst_canonname.cast(),
-                info.ai_route,
-                info.ai_connect,
-                next.cast(),
-            ];
-            for part in parts {
-                // SAFETY: from malloc, or NULL.
-                unsafe { libc::free(part) };
-            }
-            next = info.ai_next;
-        }
     }
 }
 
@@ -345,7 +316,7 @@ export! {
         let search = unsafe { Search::new(node, service, hints.as_ref()) }?;
         if live.state.lock().is_synchronous() {
             search.run(handle, &live);
-            return id::complete(handle).map(|()| 0);
+            return operation::complete(handle).map(|()| 0);
         }
         // Its signals are the program's threads' business.
         let asked = Arc::clone(&live);

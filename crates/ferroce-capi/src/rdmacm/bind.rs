@@ -11,9 +11,8 @@ use ferroce_engine::{self as engine, Origin};
 use ferroce_wire::cm::PortSpace;
 use libc::sockaddr;
 
-use super::id::{self, IdHandle, LiveId, Phase};
-use super::option::Options;
-use super::resolve::take_home;
+use super::route::take_home;
+use super::state::{IdHandle, LiveId, Options, Phase, show_source};
 use super::{address, device, link};
 use crate::call;
 use crate::entry::{ConstPtr, Object, export};
@@ -48,7 +47,7 @@ pub(super) fn bind(id: &'static IdHandle, live: &Arc<LiveId>, address: SocketAdd
         Ok((home, local, port)) => {
             let mut shown = address;
             shown.set_port(port.number());
-            id::show_source(id, shown);
+            show_source(id, shown);
             if let Some(home) = home {
                 take_home(id, &mut state, home);
             }

@@ -1,31 +1,15 @@
 //! Event channels.
 
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 
 use ferroce_abi as abi;
 use ferroce_engine::NotifyQueue;
 
-use super::event::Queued;
-use crate::entry::{CObject, Object, export};
+use super::state::{ChannelHandle, LiveChannel};
+use crate::entry::{Object, export};
 use crate::errno::Errno;
-use crate::handle::{Handle, Pool};
+use crate::handle::Pool;
 use crate::{call, log};
-
-/// An event channel.
-pub(super) type ChannelHandle = Handle<abi::rdma_event_channel, LiveChannel>;
-
-impl CObject for abi::rdma_event_channel {
-    type Whole = Self;
-    type Live = LiveChannel;
-    type Extra = ();
-}
-
-/// What makes an event channel live.
-pub(crate) struct LiveChannel {
-    /// What happened to ids and was not yet told.
-    pub(super) events: NotifyQueue<Arc<Queued>>,
-}
 
 static POOL: Pool<abi::rdma_event_channel, LiveChannel> = Pool::new();
 

@@ -14,10 +14,12 @@ use ferroce_wire::cm::{
 };
 use ferroce_wire::{PathMtu, Qkey, Qpn};
 
-use super::event::{EventHandle, NOTHING};
-use super::id::{self, IdHandle, LiveId, Phase, State, Template};
 use super::link::{self, ACK_DELAY, DEPTH};
-use super::{event, qp};
+use super::operation::operation;
+use super::program_event::{EventHandle, NOTHING, acknowledge, acknowledge_last};
+use super::queue_pair::fail_qp;
+use super::state::{IdHandle, LiveId, Phase, State, Template};
+use super::{event, id, qp};
 use crate::call::{self, Owner};
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
@@ -153,7 +155,7 @@ export! {
     pub waiting fn rdma_connect(
         id: Object<abi::rdma_cm_id>,
         conn_param: Ptr<abi::rdma_conn_param>,
-    ) -> c_int = id::operation |owner| {
+    ) -> c_int = operation |owner| {
         let (handle, live) = id.opened()?;
         let param = conn_param.read().unwrap_or(USUAL);
         let wanted = {
@@ -199,7 +201,7 @@ export! {
     pub waiting fn rdma_accept(
         id: Object<abi::rdma_cm_id>,
         conn_param: Ptr<abi::rdma_conn_param>,
-    ) -> c_int = id::operation |owner| {
+    ) -> c_int = operation |owner| {
         let (handle, live) = id.opened()?;
         if live.state.lock().phase == Phase::Answered {
             return establish(&live).map(|()| None);
@@ -248,7 +250,7 @@ export! {
         live.state.lock().phase = Phase::Accepted;
         if let Err(error) = connection.accept(&answer) {
             live.state.lock().phase = Phase::Ended;
-            link::fail_qp(handle);
+            fail_qp(handle);
             return Err(error.into());
         }
         Ok(Some(handle))
@@ -281,7 +283,7 @@ fn agree(
     if answered.is_err() {
         live.state.lock().phase = Phase::Ended;
     }
-    id::acknowledge_last(id);
+    acknowledge_last(id);
     Ok(answered?)
 }
 
@@ -390,7 +392,7 @@ export! {
 
     /// Ends the connection, or agrees that the peer ended it; the queue pair goes to the error state first. DISCONNECTED
     /// tells when both know. A cancellation point if the id is synchronous.
-    pub waiting fn rdma_disconnect(id: Object<abi::rdma_cm_id>) -> c_int = id::operation |_| {
+    pub waiting fn rdma_disconnect(id: Object<abi::rdma_cm_id>) -> c_int = operation |_| {
         let (handle, live) = id.opened()?;
         let (phase, connection) = {
             let state = live.state.lock();
@@ -404,7 +406,7 @@ export! {
         if !matches!(phase, Phase::Accepted | Phase::Connected | Phase::Ended) {
             return Err(Errno::EINVAL);
         }
-        link::fail_qp(handle);
+        fail_qp(handle);
         connection.disconnect()?;
         if phase == Phase::Ended {
             // The event was told already.
@@ -432,7 +434,7 @@ export! {
                 (Arc::clone(state.channel()), state.template)
             };
             if !std::mem::replace(&mut settled, true) {
-                id::acknowledge_last(handle);
+                acknowledge_last(handle);
             }
             event::next(&channel)?.then(|event| {
                 id.write(take_request(owner, event, template)?);
@@ -449,7 +451,7 @@ fn take_request(
     template: Option<Template>,
 ) -> Result<*mut abi::rdma_cm_id, Errno> {
     if get!(event.event) != abi::RDMA_CM_EVENT_CONNECT_REQUEST {
-        event::acknowledge(event)?;
+        acknowledge(event)?;
         return Err(Errno::EINVAL);
     }
     let of = get!(event.id);
@@ -457,7 +459,7 @@ fn take_request(
     if let Some(Template { pd, mut init }) = template
         && let Err(errno) = qp::create_plain(owner, named!(of), pd, &mut init)
     {
-        event::acknowledge(event)?;
+        acknowledge(event)?;
         id::destroy(id)?;
         return Err(errno);
     }

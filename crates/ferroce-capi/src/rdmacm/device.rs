@@ -7,7 +7,7 @@ use ferroce_abi as abi;
 use ferroce_engine::{DeviceInfo, PerProcess, XrcdInit};
 use parking_lot::Mutex;
 
-use super::id::{IdHandle, State};
+use super::state::{IdHandle, State};
 use crate::context::ContextHandle;
 use crate::device::{DeviceHandle, c_list};
 use crate::entry::{Ptr, export, named};

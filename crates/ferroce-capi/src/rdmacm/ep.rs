@@ -3,16 +3,14 @@
 use core::ffi::c_int;
 use ferroce_abi as abi;
 
-use super::id::{self, IdHandle, Template};
-use super::{address, bind, option, qp, resolve, srq};
+use super::addrinfo::RAI_PASSIVE;
+use super::state::{IdHandle, Template};
+use super::{address, bind, id, operation, option, qp, resolve, srq};
 use crate::call::{self, Owner};
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
 use crate::handle::{get, set};
 use crate::log;
-
-/// Result for the passive side.
-pub(super) const RAI_PASSIVE: c_int = 1;
 
 export! {
     /// Makes an id that is resolved and, with `qp_init_attr`, has a queue pair: ready to be connected. On the passive side
@@ -57,7 +55,7 @@ fn prepare(
     }
     let destination = address::read(named!(const found.ai_dst_addr))?;
     resolve::resolve_address(made, &live, source, destination)?;
-    id::complete(made)?;
+    operation::complete(made)?;
     if found.ai_route_len > 0 {
         // SAFETY: `ai_route_len` is the length of `ai_route`.
         let path = unsafe { option::whole_path(found.ai_route, found.ai_route_len) }?;
@@ -65,7 +63,7 @@ fn prepare(
     } else {
         resolve::resolve_route(made, &live)?;
     }
-    id::complete(made)?;
+    operation::complete(made)?;
     let Some(to) = qp_init_attr.lent() else { return Ok(()) };
     // The queue pair is of the kind that was found.
     set!(to.qp_type = get!(made.qp_type));

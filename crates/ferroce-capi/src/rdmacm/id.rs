@@ -1,254 +1,24 @@
 //! Ids: what a socket is elsewhere.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::AckCount;
-use ferroce_engine::cm::resolve::Route;
 use libc::sockaddr_storage;
 use parking_lot::Mutex;
 
 use super::address;
-use super::addrinfo::List;
-use super::channel::{self, ChannelHandle, LiveChannel};
-use super::device;
-use super::event::{self, Queued, What};
-use super::link::Link;
-use super::multicast::{self, Membership};
-use super::option::Options;
-use crate::call::Owner;
-use crate::context::ContextHandle;
-use crate::entry::{CObject, Object, Ptr, export, named};
+use super::program_event::acknowledge_last;
+use super::queue_pair::leave_all;
+use super::state::{ChannelHandle, IdHandle, Link, LiveChannel, LiveId, Options, Phase, State};
+use super::{channel, device};
+use crate::entry::{Object, Ptr, export};
 use crate::errno::Errno;
-use crate::handle::{Handle, Pool, get, set, take};
-use crate::wait::{self, Step};
+use crate::handle::{Pool, get, set};
 use crate::{call, log};
 
-/// An id.
-pub(super) type IdHandle = Handle<abi::rdma_cm_id, LiveId>;
-
-impl IdHandle {
-    /// Its peers are asked for queue pairs, not for connections.
-    pub(super) fn is_for_datagrams(&self) -> bool {
-        get!(self.qp_type) == abi::IBV_QPT_UD
-    }
-}
-
-/// What makes an id live.
-pub(crate) struct LiveId {
-    pub(super) acks: AckCount,
-    /// Held only for moments: the thread that hears the broker takes it.
-    pub(super) state: Mutex<State>,
-    /// Held while the broker is asked for a connection. Taken before `state`.
-    pub(super) asking: Mutex<()>,
-}
-
 static POOL: Pool<abi::rdma_cm_id, LiveId> = Pool::new();
-
-/// How far the id has come.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Phase {
-    /// It has no address.
-    Idle,
-    /// It has a local port.
-    Bound,
-    /// It takes requests.
-    Listening,
-    /// It has a device and knows its peer's address.
-    AddressResolved,
-    /// It has a path to the peer.
-    RouteResolved,
-    /// The peer was asked.
-    Connecting,
-    /// The peer agreed, and waits for a program that sets up the queue pair itself.
-    Answered,
-    /// A peer asks.
-    Requested,
-    /// The peer was answered.
-    Accepted,
-    /// The connection is there.
-    Connected,
-    /// It is no more, or never came to be.
-    Ended,
-}
-
-/// What an id knows.
-pub(super) struct State {
-    /// Where its events go.
-    channel: Arc<LiveChannel>,
-    /// Set if it is synchronous: the channel is its own.
-    own: Option<&'static ChannelHandle>,
-    /// It is being destroyed: nothing happens to it any more.
-    ended: bool,
-    pub(super) phase: Phase,
-    pub(super) route: Option<Route>,
-    /// The device it is bound to.
-    pub(super) context: Option<&'static ContextHandle>,
-    /// Its address in that device's GID table, if it has a particular one.
-    pub(super) gid_index: Option<u8>,
-    /// The interface that holds that address.
-    pub(super) interface: Option<u32>,
-    pub(super) options: Options,
-    pub(super) link: Link,
-    pub(super) memberships: Vec<Arc<Membership>>,
-    /// What `rdma_resolve_addrinfo` found.
-    pub(super) found: Option<List>,
-    path: Option<PathRecord>,
-    /// The same, to compute with.
-    pub(super) record: Option<abi::ibv_sa_path_rec>,
-    /// What `rdma_create_ep` keeps for the ids of requests.
-    pub(super) template: Option<Template>,
-}
-
-/// What a passive endpoint makes queue pairs of.
-#[derive(Clone, Copy)]
-pub(super) struct Template {
-    pub(super) pd: *mut abi::ibv_pd,
-    pub(super) init: abi::ibv_qp_init_attr,
-}
-
-// SAFETY: handles of this library, which any thread may use; see `handle`.
-unsafe impl Send for Template {}
-
-/// The path record that `route.path_rec` of the program's structure names.
-struct PathRecord(*mut abi::ibv_sa_path_rec);
-
-// SAFETY: it owns what it points to; the program reads that as long as the id lives.
-unsafe impl Send for PathRecord {}
-
-impl Drop for PathRecord {
-    fn drop(&mut self) {
-        // SAFETY: from Box::into_raw, once.
-        drop(unsafe { Box::from_raw(self.0) });
-    }
-}
-
-impl State {
-    /// Queues an event for the program. `status` is 0 or an error.
-    pub(super) fn tell(
-        &self,
-        id: &'static IdHandle,
-        live: &Arc<LiveId>,
-        kind: abi::rdma_cm_event_type,
-        status: Result<(), Errno>,
-    ) {
-        let status = status.map_or_else(|errno| -errno.code(), |()| 0);
-        self.queue(id, live, What::Result { kind, status });
-    }
-
-    /// Queues what happened, unless the id is being destroyed.
-    pub(super) fn queue(&self, id: &'static IdHandle, live: &Arc<LiveId>, what: What) {
-        if !self.ended {
-            self.channel.events.push(Arc::new(Queued { id, of: Arc::clone(live), what }));
-        }
-    }
-
-    /// Where its events go.
-    pub(super) fn channel(&self) -> &Arc<LiveChannel> {
-        &self.channel
-    }
-
-    /// It waits for the events of its own calls.
-    pub(super) fn is_synchronous(&self) -> bool {
-        self.own.is_some()
-    }
-
-    /// Gives the id its one path record; the earlier one ends.
-    pub(super) fn set_path(&mut self, id: &'static IdHandle, record: abi::ibv_sa_path_rec) {
-        let path = PathRecord(Box::into_raw(Box::new(record)));
-        set!(id.route.path_rec = path.0);
-        set!(id.route.num_paths = 1);
-        self.path = Some(path);
-        self.record = Some(record);
-    }
-}
-
-impl CObject for abi::rdma_cm_id {
-    type Whole = Self;
-    type Live = LiveId;
-    type Extra = ();
-}
-
-impl Object<abi::rdma_cm_id> {
-    /// The live id and its handle.
-    pub(super) fn opened(self) -> Result<(&'static IdHandle, Arc<LiveId>), Errno> {
-        let handle = self.handle()?;
-        Ok((handle, handle.live()?.to_arc()))
-    }
-}
-
-/// A call that begins an operation: for a synchronous id it waits for the operation's event, which becomes `id->event`, and
-/// fails if that did. `begin` returns the id, or nothing if no event will come. A cancellation point while it waits: the
-/// operation then goes on, and its event is the next one of the id.
-pub(super) fn operation<F>(mut begin: F) -> c_int
-where
-    F: FnMut(&Owner) -> Result<Option<&'static IdHandle>, Errno>,
-{
-    const { assert!(!std::mem::needs_drop::<F>(), "a thread may be cancelled while this is on its stack") };
-    let mut begun = None;
-    wait::minus_one(|owner, woken| {
-        woken?;
-        let id = match begun {
-            Some(id) => id,
-            None => {
-                let Some(id) = begin(owner)? else { return Ok(Step::Done(0)) };
-                acknowledge_if_synchronous(id)?;
-                *begun.insert(id)
-            }
-        };
-        completed(id)?.then(|()| Ok(0))
-    })
-}
-
-/// As [`operation`], for one whose event is there already: nothing has to be waited for.
-pub(super) fn complete(id: &'static IdHandle) -> Result<(), Errno> {
-    acknowledge_if_synchronous(id)?;
-    loop {
-        match completed(id)? {
-            Step::Done(()) => return Ok(()),
-            Step::Sleep(sleep, _) => sleep.sleep()?,
-        }
-    }
-}
-
-fn acknowledge_if_synchronous(id: &'static IdHandle) -> Result<(), Errno> {
-    if id.live()?.state.lock().is_synchronous() {
-        acknowledge_last(id);
-    }
-    Ok(())
-}
-
-/// The outcome of a synchronous id's operation, once its event is there. Operations of other ids have none.
-fn completed(id: &'static IdHandle) -> Result<Step<()>, Errno> {
-    let channel = {
-        let live = id.live()?;
-        let state = live.state.lock();
-        if !state.is_synchronous() {
-            return Ok(Step::Done(()));
-        }
-        Arc::clone(&state.channel)
-    };
-    event::next(&channel)?.then(|event| {
-        set!(id.event = event.c());
-        let (kind, status) = (get!(event.event), get!(event.status));
-        match status {
-            0 => Ok(()),
-            _ if kind == abi::RDMA_CM_EVENT_REJECTED => Err(Errno::ECONNREFUSED),
-            // The status of a SIDR_REP.
-            1.. if kind == abi::RDMA_CM_EVENT_UNREACHABLE => Err(Errno::ECONNREFUSED),
-            status => Err(std::io::Error::from_raw_os_error(status.wrapping_abs()).into()),
-        }
-    })
-}
-
-/// Acknowledges the event of a synchronous id's last operation.
-pub(super) fn acknowledge_last(id: &'static IdHandle) {
-    let event = take!(id.event);
-    // A program that acknowledged it itself did no harm.
-    let _ = named!(event).handle().and_then(event::acknowledge);
-}
 
 /// Makes an id that reports to `channel`, or, if that is NULL, works synchronously.
 pub(super) fn create(
@@ -325,7 +95,7 @@ pub(super) fn destroy(id: &'static IdHandle) -> Result<(), Errno> {
             });
             (state.own.take(), std::mem::take(&mut state.link), std::mem::take(&mut state.memberships))
         };
-        multicast::leave_all(id, memberships);
+        leave_all(id, memberships);
         // Ends the connection as its state wants, gives back the port, and refuses requests that nobody saw.
         drop((link, untold));
         live.acks.wait();
@@ -427,14 +197,4 @@ export! {
             Ok(port(&get!(handle.route.addr.unnamed_2.dst_storage)))
         })
     }
-}
-
-/// Lets the program see an address of its id.
-pub(super) fn show_source(id: &'static IdHandle, address: SocketAddr) {
-    set!(id.route.addr.unnamed.src_storage = address::storage(address));
-}
-
-/// As [`show_source`].
-pub(super) fn show_destination(id: &'static IdHandle, address: SocketAddr) {
-    set!(id.route.addr.unnamed_2.dst_storage = address::storage(address));
 }

@@ -8,49 +8,28 @@ use std::sync::Arc;
 use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::cm::attributes::{self, ConnectedAttr};
-use ferroce_engine::cm::{
-    self, CmEventKind, Connection, Disconnect, Event, EventSink, Port, SidrRequest, resolve, steps,
-};
+use ferroce_engine::cm::{self, CmEventKind, Disconnect, Event, EventSink, resolve, steps};
 use ferroce_engine::{AhAttr, MAX_RD_ATOM, QpAttr, QpAttrMask, QpState, Service};
+use ferroce_wire::Gid;
 use ferroce_wire::cm::{
-    CmTime, Ece, Info, IpCmHeader, Path, PrivateData, RejReason, Req, ServiceId, SidrRep, SidrReq, SidrStatus,
+    CmTime, Info, IpCmHeader, Path, PrivateData, RejReason, Req, ServiceId, SidrRep, SidrReq, SidrStatus,
 };
-use ferroce_wire::{Gid, Psn};
 
 use super::device;
-use super::event::{NO_DATAGRAMS, NOTHING, ProgramEvent, What};
-use super::id::{self, IdHandle, LiveId, Phase, State};
-use super::resolve::{path_record, take_route};
+use super::id;
+use super::program_event::{NO_DATAGRAMS, NOTHING, ProgramEvent};
+use super::queue_pair::{catch_up, fail_qp, queue_pair};
+use super::route::{path_record, take_route};
+use super::state::{IdHandle, Link, LiveId, PendingRequest, Phase, State, What};
 use crate::attr;
-use crate::call::Scope;
-use crate::entry::{Object, named};
+use crate::entry::Object;
 use crate::errno::Errno;
-use crate::handle::{Live, get, set};
-use crate::qp::{LiveQp, QpHandle};
+use crate::handle::{get, set};
 
 /// Reads and atomics of a queue pair.
 pub(super) const DEPTH: u8 = MAX_RD_ATOM as u8;
 /// Answers of our queue pairs take as long as rxe says its own do: 4.096 µs × 2^15.
 pub(super) const ACK_DELAY: CmTime = CmTime::saturating(15);
-
-/// What an id has at the broker.
-#[derive(Default)]
-pub(super) struct Link {
-    pub(super) port: Option<Port>,
-    pub(super) connection: Option<Arc<Connection>>,
-    /// The same for datagrams, until it is answered.
-    pub(super) sidr_request: Option<Arc<SidrRequest>>,
-    /// Ours, or the one we were asked by.
-    pub(super) req: Option<Box<Req>>,
-    /// The PSN that our queue pair expects first, if we were asked.
-    pub(super) psn: Psn,
-    /// What the queue pair is set to, once the peer has said enough.
-    pub(super) agreed: Option<ConnectedAttr>,
-    /// Vendor options that the peer shall be told.
-    pub(super) local_ece: Ece,
-    /// Those that it told.
-    pub(super) remote_ece: Ece,
-}
 
 /// The sink of an id's events. The queue holds them until the program fetches them.
 pub(super) fn sink(id: &'static IdHandle, live: &Arc<LiveId>) -> EventSink {
@@ -82,7 +61,7 @@ fn deliver(id: &'static IdHandle, live: &Arc<LiveId>, event: Event) {
                     ..Link::default()
                 }
             };
-            What::Request(Arrival::new(live, route, params, link))
+            What::Request(Box::new(Arrival::new(live, route, params, link)))
         }
         (CmEventKind::SidrRequest { route, req, .. }, Some(incoming)) if id.is_for_datagrams() => {
             let params = RequestParams::of_sidr_request(&req);
@@ -91,7 +70,7 @@ fn deliver(id: &'static IdHandle, live: &Arc<LiveId>, event: Event) {
                 request.set_sink(sink);
                 Link { sidr_request: Some(request.into()), ..Link::default() }
             };
-            What::Request(Arrival::new(live, route, params, link))
+            What::Request(Box::new(Arrival::new(live, route, params, link)))
         }
         // A crossing request is an event of an id that connects peer to peer, and librdmacm has none.
         (CmEventKind::Request { .. } | CmEventKind::SidrRequest { .. }, _) => return,
@@ -169,18 +148,15 @@ impl Drop for Arrival {
     }
 }
 
-/// A request is fetched: fills in its id. `None` if it cannot be connected any more, which refuses it.
-pub(super) fn take_arrival(
-    listen: &'static IdHandle,
-    of: &Arc<LiveId>,
-    arrival: Arrival,
-) -> Option<ProgramEvent> {
-    let cm::Route { local, remote, .. } = arrival.route;
-    let told = presented(listen, of, arrival);
-    if told.is_none() {
-        tracing::warn!(%local, %remote, "a request is refused: no device or no way back for it, or it says no address");
+impl PendingRequest for Arrival {
+    fn take(self: Box<Self>, listen: &'static IdHandle, of: &Arc<LiveId>) -> Option<ProgramEvent> {
+        let cm::Route { local, remote, .. } = self.route;
+        let told = presented(listen, of, *self);
+        if told.is_none() {
+            tracing::warn!(%local, %remote, "a request is refused: no device or no way back for it, or it says no address");
+        }
+        told
     }
-    told
 }
 
 fn presented(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival: Arrival) -> Option<ProgramEvent> {
@@ -363,29 +339,6 @@ fn answered(id: &'static IdHandle, live: &Arc<LiveId>, rep: &ferroce_wire::cm::R
             fail_qp(id);
             told(abi::RDMA_CM_EVENT_CONNECT_ERROR, -code)
         }
-    }
-}
-
-/// Processes what has arrived for the id's queue pair.
-fn catch_up(id: &'static IdHandle) {
-    if let Ok((_, qp)) = queue_pair(id) {
-        qp.engine.catch_up();
-    }
-}
-
-/// The id's queue pair, unless the id has none, the program destroyed it, or its context cannot be used.
-pub(super) fn queue_pair(id: &'static IdHandle) -> Result<(&'static QpHandle, Live<LiveQp>), Errno> {
-    let qp = get!(id.qp);
-    let handle = named!(qp).handle()?;
-    let live = handle.live()?;
-    if live.context.is_usable() { Ok((handle, live)) } else { Err(Errno::EIO) }
-}
-
-/// Takes the id's queue pair to the error state.
-pub(super) fn fail_qp(id: &'static IdHandle) {
-    if let Ok((handle, qp)) = queue_pair(id) {
-        let attr = QpAttr { qp_state: QpState::Error, ..QpAttr::default() };
-        let _ = handle.modify(&qp, &attr, QpAttrMask::STATE);
     }
 }
 

@@ -15,10 +15,15 @@ mod event;
 mod id;
 mod link;
 mod multicast;
+mod operation;
 mod option;
+mod program_event;
 mod qp;
+mod queue_pair;
 mod resolve;
+mod route;
 mod srq;
+mod state;
 
 pub use addrinfo::{rdma_freeaddrinfo, rdma_getaddrinfo, rdma_query_addrinfo, rdma_resolve_addrinfo};
 pub use bind::{rdma_bind_addr, rdma_listen};

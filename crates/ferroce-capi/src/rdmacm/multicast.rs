@@ -10,9 +10,11 @@ use ferroce_engine::cm::attributes;
 use ferroce_wire::Gid;
 use libc::sockaddr;
 
-use super::event::{NO_DATAGRAMS, ProgramEvent, What};
-use super::id::{self, IdHandle, LiveId, Phase};
-use super::{address, link, qp};
+use super::operation;
+use super::program_event::{NO_DATAGRAMS, ProgramEvent};
+use super::queue_pair::{detach, queue_pair};
+use super::state::{IdHandle, LiveId, Membership, Phase, What};
+use super::{address, qp};
 use crate::call;
 use crate::entry::{ConstPtr, Object, Ptr, export, named};
 use crate::errno::Errno;
@@ -22,22 +24,6 @@ use crate::handle::get;
 const EVERYBODY: u32 = 0xff_ffff;
 /// Time to live of what goes to a group (rxe 6.12, `cma_iboe_join_multicast`).
 const HOP_LIMIT: u8 = 64;
-
-/// A group that an id joined.
-pub(super) struct Membership {
-    address: SocketAddr,
-    /// The IPv4 address as IPv6, an IPv6 address as it is (RoCEv2 A17).
-    mgid: Gid,
-    /// It only sends: its queue pair is not attached.
-    send_only: bool,
-    /// The program's, given back with the event.
-    context: *mut c_void,
-}
-
-// SAFETY: the pointer is the program's own, and never followed.
-unsafe impl Send for Membership {}
-// SAFETY: as above.
-unsafe impl Sync for Membership {}
 
 /// Joins a group and queues the event that tells of it.
 fn join(
@@ -66,7 +52,7 @@ pub(super) fn joined(id: &'static IdHandle, live: &LiveId, membership: &Arc<Memb
     let attached = if get!(id.qp).is_null() || membership.send_only {
         Ok(())
     } else {
-        link::queue_pair(id).and_then(|(_, qp)| Ok(qp.engine.attach(membership.mgid)?))
+        queue_pair(id).and_then(|(_, qp)| Ok(qp.engine.attach(membership.mgid)?))
     };
     let mut state = live.state.lock();
     let tos = match &state.route {
@@ -127,21 +113,6 @@ fn leave(id: &'static IdHandle, live: &Arc<LiveId>, address: SocketAddr) -> Resu
     }
 }
 
-/// The id, or its queue pair, ends: detaches that from all groups.
-pub(super) fn leave_all(id: &'static IdHandle, memberships: impl IntoIterator<Item = Arc<Membership>>) {
-    for membership in memberships {
-        if !membership.send_only {
-            let _ = detach(id, &membership);
-        }
-    }
-}
-
-/// Detaches the id's queue pair from a group; EINVAL if it is not attached, or if there is none.
-fn detach(id: &'static IdHandle, membership: &Membership) -> Result<(), Errno> {
-    let (_, qp) = link::queue_pair(id)?;
-    Ok(qp.engine.detach(membership.mgid)?)
-}
-
 /// Joins a group, as [`rdma_join_multicast`] and the other say.
 fn enter(
     id: Object<abi::rdma_cm_id>,
@@ -152,7 +123,7 @@ fn enter(
     let (handle, live) = id.opened()?;
     let group = address::read_group(addr)?;
     join(handle, &live, group, send_only, context)?;
-    id::complete(handle).map(|()| 0)
+    operation::complete(handle).map(|()| 0)
 }
 
 export! {

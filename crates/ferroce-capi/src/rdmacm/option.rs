@@ -3,25 +3,12 @@
 use core::ffi::{c_int, c_uint, c_void};
 use ferroce_abi as abi;
 
-use super::id::{Phase, State};
 use super::resolve;
+use super::state::{Phase, State};
 use crate::call;
 use crate::entry::{Object, export};
 use crate::errno::Errno;
 use crate::handle::get;
-
-/// What a program may set, and what the connection will use.
-#[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Options {
-    /// The traffic class of its packets; `None` is the device's default.
-    pub(super) tos: Option<u8>,
-    /// Share the address with others that do the same.
-    pub(super) reuse_address: bool,
-    /// An IPv6 wildcard is not the IPv4 one; `None` leaves it to the system.
-    pub(super) family_only: Option<bool>,
-    /// Local ACK timeout of its queue pair: 4.096 µs × 2^n.
-    pub(super) ack_timeout: Option<u8>,
-}
 
 /// Of `ibv_path_data::flags`: a path for both directions that is for everything, as the kernel asks for.
 const WHOLE_PATH: u32 = 1 | 2 | 8 | 32;

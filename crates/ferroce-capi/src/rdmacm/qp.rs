@@ -10,8 +10,9 @@ use ferroce_engine::{
 };
 use ferroce_wire::Qkey;
 
-use super::id::{IdHandle, LiveId};
-use super::{device, link, multicast};
+use super::queue_pair::leave_all;
+use super::state::{IdHandle, LiveId};
+use super::{device, link};
 use crate::call::{self, Owner};
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
@@ -206,7 +207,7 @@ pub(super) fn create_plain(
 /// Ends the id's queue pair, and the completion queues that were made with it.
 pub(super) fn destroy(owner: &Owner, id: &'static IdHandle, live: &LiveId) -> Result<(), Errno> {
     let groups = live.state.lock().memberships.clone();
-    multicast::leave_all(id, groups);
+    leave_all(id, groups);
     let qp = take!(id.qp);
     if qp.is_null() {
         return Err(Errno::EINVAL);

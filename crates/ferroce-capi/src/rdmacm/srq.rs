@@ -5,7 +5,7 @@ use std::ptr;
 use core::ffi::c_int;
 use ferroce_abi as abi;
 
-use super::id::IdHandle;
+use super::state::IdHandle;
 use super::{device, qp};
 use crate::call::{self, Owner};
 use crate::entry::{Object, Ptr, export, named};

@@ -1,0 +1,301 @@
+//! The state of ids and of what belongs to them. All other modules of librdmacm work on it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use core::ffi::{c_int, c_void};
+use ferroce_abi as abi;
+use ferroce_engine::cm::attributes::ConnectedAttr;
+use ferroce_engine::cm::resolve::Route;
+use ferroce_engine::cm::{CmEventKind, Connection, Port, SidrRequest};
+use ferroce_engine::{AckCount, NotifyQueue};
+use ferroce_wire::cm::{Ece, Req};
+use ferroce_wire::{Gid, Psn};
+use parking_lot::Mutex;
+
+use super::address;
+use super::program_event::ProgramEvent;
+use crate::context::ContextHandle;
+use crate::entry::{CObject, Object};
+use crate::errno::Errno;
+use crate::handle::{Handle, get, set};
+
+/// An id.
+pub(super) type IdHandle = Handle<abi::rdma_cm_id, LiveId>;
+
+impl IdHandle {
+    /// Its peers are asked for queue pairs, not for connections.
+    pub(super) fn is_for_datagrams(&self) -> bool {
+        get!(self.qp_type) == abi::IBV_QPT_UD
+    }
+}
+
+/// What makes an id live.
+pub(crate) struct LiveId {
+    pub(super) acks: AckCount,
+    /// Held only for moments: the thread that hears the broker takes it.
+    pub(super) state: Mutex<State>,
+    /// Held while the broker is asked for a connection. Taken before `state`.
+    pub(super) asking: Mutex<()>,
+}
+
+impl CObject for abi::rdma_cm_id {
+    type Whole = Self;
+    type Live = LiveId;
+    type Extra = ();
+}
+
+impl Object<abi::rdma_cm_id> {
+    /// The live id and its handle.
+    pub(super) fn opened(self) -> Result<(&'static IdHandle, Arc<LiveId>), Errno> {
+        let handle = self.handle()?;
+        Ok((handle, handle.live()?.to_arc()))
+    }
+}
+
+/// How far the id has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Phase {
+    /// It has no address.
+    Idle,
+    /// It has a local port.
+    Bound,
+    /// It takes requests.
+    Listening,
+    /// It has a device and knows its peer's address.
+    AddressResolved,
+    /// It has a path to the peer.
+    RouteResolved,
+    /// The peer was asked.
+    Connecting,
+    /// The peer agreed, and waits for a program that sets up the queue pair itself.
+    Answered,
+    /// A peer asks.
+    Requested,
+    /// The peer was answered.
+    Accepted,
+    /// The connection is there.
+    Connected,
+    /// It is no more, or never came to be.
+    Ended,
+}
+
+/// What an id knows.
+pub(super) struct State {
+    /// Where its events go.
+    pub(super) channel: Arc<LiveChannel>,
+    /// Set if it is synchronous: the channel is its own.
+    pub(super) own: Option<&'static ChannelHandle>,
+    /// It is being destroyed: nothing happens to it any more.
+    pub(super) ended: bool,
+    pub(super) phase: Phase,
+    pub(super) route: Option<Route>,
+    /// The device it is bound to.
+    pub(super) context: Option<&'static ContextHandle>,
+    /// Its address in that device's GID table, if it has a particular one.
+    pub(super) gid_index: Option<u8>,
+    /// The interface that holds that address.
+    pub(super) interface: Option<u32>,
+    pub(super) options: Options,
+    pub(super) link: Link,
+    pub(super) memberships: Vec<Arc<Membership>>,
+    /// What `rdma_resolve_addrinfo` found.
+    pub(super) found: Option<List>,
+    pub(super) path: Option<PathRecord>,
+    /// The same, to compute with.
+    pub(super) record: Option<abi::ibv_sa_path_rec>,
+    /// What `rdma_create_ep` keeps for the ids of requests.
+    pub(super) template: Option<Template>,
+}
+
+/// What a passive endpoint makes queue pairs of.
+#[derive(Clone, Copy)]
+pub(super) struct Template {
+    pub(super) pd: *mut abi::ibv_pd,
+    pub(super) init: abi::ibv_qp_init_attr,
+}
+
+// SAFETY: handles of this library, which any thread may use; see `handle`.
+unsafe impl Send for Template {}
+
+/// The path record that `route.path_rec` of the program's structure names.
+pub(super) struct PathRecord(*mut abi::ibv_sa_path_rec);
+
+// SAFETY: it owns what it points to; the program reads that as long as the id lives.
+unsafe impl Send for PathRecord {}
+
+impl Drop for PathRecord {
+    fn drop(&mut self) {
+        // SAFETY: from Box::into_raw, once.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
+}
+
+impl State {
+    /// Queues an event for the program. `status` is 0 or an error.
+    pub(super) fn tell(
+        &self,
+        id: &'static IdHandle,
+        live: &Arc<LiveId>,
+        kind: abi::rdma_cm_event_type,
+        status: Result<(), Errno>,
+    ) {
+        let status = status.map_or_else(|errno| -errno.code(), |()| 0);
+        self.queue(id, live, What::Result { kind, status });
+    }
+
+    /// Queues what happened, unless the id is being destroyed.
+    pub(super) fn queue(&self, id: &'static IdHandle, live: &Arc<LiveId>, what: What) {
+        if !self.ended {
+            self.channel.events.push(Arc::new(Queued { id, of: Arc::clone(live), what }));
+        }
+    }
+
+    /// Where its events go.
+    pub(super) fn channel(&self) -> &Arc<LiveChannel> {
+        &self.channel
+    }
+
+    /// It waits for the events of its own calls.
+    pub(super) fn is_synchronous(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// Gives the id its one path record; the earlier one ends.
+    pub(super) fn set_path(&mut self, id: &'static IdHandle, record: abi::ibv_sa_path_rec) {
+        let path = PathRecord(Box::into_raw(Box::new(record)));
+        set!(id.route.path_rec = path.0);
+        set!(id.route.num_paths = 1);
+        self.path = Some(path);
+        self.record = Some(record);
+    }
+}
+
+/// What an id has at the broker.
+#[derive(Default)]
+pub(super) struct Link {
+    pub(super) port: Option<Port>,
+    pub(super) connection: Option<Arc<Connection>>,
+    /// The same for datagrams, until it is answered.
+    pub(super) sidr_request: Option<Arc<SidrRequest>>,
+    /// Ours, or the one we were asked by.
+    pub(super) req: Option<Box<Req>>,
+    /// The PSN that our queue pair expects first, if we were asked.
+    pub(super) psn: Psn,
+    /// What the queue pair is set to, once the peer has said enough.
+    pub(super) agreed: Option<ConnectedAttr>,
+    /// Vendor options that the peer shall be told.
+    pub(super) local_ece: Ece,
+    /// Those that it told.
+    pub(super) remote_ece: Ece,
+}
+
+/// What a program may set, and what the connection will use.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Options {
+    /// The traffic class of its packets; `None` is the device's default.
+    pub(super) tos: Option<u8>,
+    /// Share the address with others that do the same.
+    pub(super) reuse_address: bool,
+    /// An IPv6 wildcard is not the IPv4 one; `None` leaves it to the system.
+    pub(super) family_only: Option<bool>,
+    /// Local ACK timeout of its queue pair: 4.096 µs × 2^n.
+    pub(super) ack_timeout: Option<u8>,
+}
+
+/// An event channel.
+pub(super) type ChannelHandle = Handle<abi::rdma_event_channel, LiveChannel>;
+
+impl CObject for abi::rdma_event_channel {
+    type Whole = Self;
+    type Live = LiveChannel;
+    type Extra = ();
+}
+
+/// What makes an event channel live.
+pub(crate) struct LiveChannel {
+    /// What happened to ids and was not yet told.
+    pub(super) events: NotifyQueue<Arc<Queued>>,
+}
+
+/// Something that happened to an id and waits to be told.
+pub(super) struct Queued {
+    pub(super) id: &'static IdHandle,
+    pub(super) of: Arc<LiveId>,
+    pub(super) what: What,
+}
+
+pub(super) enum What {
+    /// An operation of the id's own ended. `status` is 0 or a negative errno.
+    Result { kind: abi::rdma_cm_event_type, status: c_int },
+    /// Something on its connection.
+    Connection(CmEventKind),
+    /// A peer's request at its port, which dropping refuses.
+    Request(Box<dyn PendingRequest>),
+    /// The program says so itself.
+    User { kind: abi::rdma_cm_event_type, status: c_int, arg: u64 },
+    /// It joined a group.
+    Joined(Arc<Membership>),
+}
+
+/// A request that the program has not seen yet.
+pub(super) trait PendingRequest: Send + Sync {
+    /// The program fetches the event: fills in the id of the request. `None` if it cannot be connected any more.
+    fn take(self: Box<Self>, listen: &'static IdHandle, of: &Arc<LiveId>) -> Option<ProgramEvent>;
+}
+
+/// A group that an id joined.
+pub(super) struct Membership {
+    pub(super) address: SocketAddr,
+    /// The IPv4 address as IPv6, an IPv6 address as it is (RoCEv2 A17).
+    pub(super) mgid: Gid,
+    /// It only sends: its queue pair is not attached.
+    pub(super) send_only: bool,
+    /// The program's, given back with the event.
+    pub(super) context: *mut c_void,
+}
+
+// SAFETY: the pointer is the program's own, and never followed.
+unsafe impl Send for Membership {}
+// SAFETY: as above.
+unsafe impl Sync for Membership {}
+
+/// Frees what [`rdma_getaddrinfo`] made; a results list is taken apart by its allocator's rules: all of it is malloc's.
+pub(super) struct List(pub(super) *mut abi::rdma_addrinfo);
+
+// SAFETY: it owns what it points to.
+unsafe impl Send for List {}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        let mut next = self.0;
+        while !next.is_null() {
+            // SAFETY: an element of a list that nobody else uses any more.
+            let info = unsafe { next.read() };
+            let parts: [*mut c_void; 7] = [
+                info.ai_src_addr.cast(),
+                info.ai_dst_addr.cast(),
+                info.ai_src_canonname.cast(),
+                info.ai_dst_canonname.cast(),
+                info.ai_route,
+                info.ai_connect,
+                next.cast(),
+            ];
+            for part in parts {
+                // SAFETY: from malloc, or NULL.
+                unsafe { libc::free(part) };
+            }
+            next = info.ai_next;
+        }
+    }
+}
+
+/// Lets the program see an address of its id.
+pub(super) fn show_source(id: &'static IdHandle, address: SocketAddr) {
+    set!(id.route.addr.unnamed.src_storage = address::storage(address));
+}
+
+/// As [`show_source`].
+pub(super) fn show_destination(id: &'static IdHandle, address: SocketAddr) {
+    set!(id.route.addr.unnamed_2.dst_storage = address::storage(address));
+}
