@@ -260,7 +260,7 @@ unsafe impl Send for Membership {}
 // SAFETY: as above.
 unsafe impl Sync for Membership {}
 
-/// Frees what [`rdma_getaddrinfo`] made; a results list is taken apart by its allocator's rules: all of it is malloc's.
+/// Frees what `rdma_getaddrinfo` made; a results list is taken apart by its allocator's rules: all of it is malloc's.
 pub(super) struct List(pub(super) *mut abi::rdma_addrinfo);
 
 // SAFETY: it owns what it points to.
