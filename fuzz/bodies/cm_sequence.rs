@@ -1,4 +1,4 @@
-// What one input does to a connection manager: commands, messages and time in any order. Included by the fuzz target and
+// Applies one input to a connection manager: commands, messages and time in any order. Included by the fuzz target and
 // by the test that replays its corpus, so it has no doc comment of its own.
 
 use ferroce_proto::cm::{

@@ -1,4 +1,4 @@
-// What one input does to the parsers of ferroce-wire. Included by the fuzz target and by the test that replays its
+// Applies one input to the parsers of ferroce-wire. Included by the fuzz target and by the test that replays its
 // corpus, so it has no doc comment of its own.
 
 use ferroce_wire::icrc::{self, Icrc, Verdict};

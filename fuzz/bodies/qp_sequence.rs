@@ -1,4 +1,4 @@
-// What one input does to a queue pair: verbs calls, packets and time. Included by the fuzz target and by the test that
+// Applies one input to a queue pair: verbs calls, packets and time. Included by the fuzz target and by the test that
 // replays its corpus, so it has no doc comment of its own.
 
 #[allow(dead_code, reason = "tests use more of it")]
@@ -241,7 +241,7 @@ impl Run<'_> {
                 _ => {
                     if let Some((mark, id)) = self.mark.take() {
                         self.qp.sq_rollback(mark);
-                        // Those that had started stay, so they may complete; those that had not must not, but from outside
+                        // Requests that had started stay and may complete. The others must not, but from outside
                         // that cannot be told.
                         self.next_id = self.next_id.max(id);
                     }
@@ -545,7 +545,7 @@ impl Run<'_> {
     }
 }
 
-/// What the peer may do: writes in any case, flushes by the two bits that have no other meaning.
+/// The peer's rights: writes in any case, flushes by the two bits that have no other meaning.
 fn admitted(byte: u8) -> QpAccess {
     QpAccess::from_bits_retain(u32::from(byte | 2) | u32::from(byte & 0xc0) << 2)
 }

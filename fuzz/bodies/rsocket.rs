@@ -1,4 +1,4 @@
-// What one input does to an rsocket: private data and headers of any content, then messages, completions and calls of the
+// Applies one input to an rsocket: private data and headers of any content, then messages, completions and calls of the
 // program in any order on one stream. Included by the fuzz target and by the test that replays its corpus, so it has no
 // doc comment of its own.
 
@@ -96,7 +96,7 @@ pub fn run(data: &[u8]) {
         assert_eq!(first + wrapped, stream.available());
         assert!(at + first <= SIZES.receive_buffer && wrapped <= at);
     }
-    // What is under way always ends.
+    // Every WRITE that was posted completes.
     while let Some(write) = posted.pop_front() {
         stream.sent(write.wr_id, WcStatus::Success);
         if stream.phase() == Phase::Connected {

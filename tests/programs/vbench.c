@@ -6,9 +6,10 @@
  *
  * KIND write: COUNT messages of SIZE bytes, DEPTH in flight, each stamped with its number at both
  *             ends; afterwards the server checks every byte of the last DEPTH messages. The client
- *             prints "seconds S", from the first post to the last completion.
+ *             prints "seconds S", from the first post to the last completion, and "gap N", the most nanoseconds that
+ *             passed without a completion.
  * KIND send-poll, send-event, send-epoll: COUNT ping-pongs of SIZE bytes; every received message's stamp is
- *             checked. The client prints "median N p99 N", nanoseconds of half a round trip. send-epoll waits as an event
+ *             checked. The client prints "median N p99 N max N", nanoseconds of half a round trip. send-epoll waits as an event
  *             loop does, by epoll on the non-blocking descriptor of the channel, and prints "in vain N" as well: how often
  *             the descriptor was readable and there was no event.
  * KIND write-spin: the same by RDMA WRITE; both ends spin on their memory.
@@ -49,7 +50,7 @@ static void wrong(uint32_t number)
 static void write_client(void)
 {
 	struct ibv_wc wc[DEPTH];
-	uint64_t start = now();
+	uint64_t start = now(), last = start, gap = 0;
 	for (uint32_t posted = 0, done = 0; done < count;) {
 		for (; posted < count && posted - done < DEPTH; posted++) {
 			uint64_t i = posted % DEPTH;
@@ -60,8 +61,13 @@ static void write_client(void)
 		if (n < 0) die("poll_cq");
 		for (int i = 0; i < n; i++) good(&wc[i]);
 		done += n;
+		if (n) {
+			uint64_t time = now();
+			if (time - last > gap) gap = time - last;
+			last = time;
+		}
 	}
-	printf("seconds %.9f\n", (now() - start) / 1e9);
+	printf("seconds %.9f gap %llu\n", (last - start) / 1e9, (unsigned long long)gap);
 }
 
 static void write_server(void)
@@ -141,8 +147,8 @@ static int order(const void *a, const void *b)
 static int print(uint64_t *half)
 {
 	qsort(half, count, sizeof *half, order);
-	return printf("median %llu p99 %llu\n", (unsigned long long)half[count / 2],
-		      (unsigned long long)half[(uint64_t)count * 99 / 100]);
+	return printf("median %llu p99 %llu max %llu\n", (unsigned long long)half[count / 2],
+		      (unsigned long long)half[(uint64_t)count * 99 / 100], (unsigned long long)half[count - 1]);
 }
 
 /* slot 0 is sent to slot 1 of the other end, which looks at the stamp's end: a WRITE lands in the order of its bytes */

@@ -26,7 +26,7 @@ pub struct Foreign {
     pub tests: u32,
 }
 
-/// Those that are tried.
+/// The crates whose tests are run.
 pub const ALL: &[Foreign] = &[Foreign {
     name: "sideway",
     version: "0.4.3",
@@ -44,7 +44,7 @@ pub const ALL: &[Foreign] = &[Foreign {
     tests: 66,
 }];
 
-/// What building them takes, besides a compiler.
+/// The programs that building them needs besides a compiler.
 const TOOLS: &[Program] = &[
     Program { name: "cmake", package: "cmake" },
     Program { name: "/usr/lib/llvm-14/lib/libclang.so.1", package: "libclang-dev" },

@@ -15,7 +15,7 @@ use crate::tree;
 /// A program and the package that brings it.
 #[derive(Clone, Copy)]
 pub struct Program {
-    /// What must be found (a program's name, or an absolute path of a file).
+    /// The name of a program, or the absolute path of a file.
     pub name: &'static str,
     /// Debian's package.
     pub package: &'static str,
@@ -76,7 +76,7 @@ pub fn decline() {
     DECLINED.store(true, Ordering::Relaxed);
 }
 
-/// What is about to happen to this machine, and how to prevent it.
+/// Says which packages will be installed, and how to decline.
 fn announce(packages: &[&str], root: bool) -> String {
     let names = packages.join(" ");
     match root {

@@ -15,7 +15,7 @@ use crate::job::{self, Job};
 use crate::netns;
 
 const NOBODY: u32 = 65_534;
-/// What a fresh Debian grants: net.core.rmem_max.
+/// The value of net.core.rmem_max on a fresh Debian.
 const RECEIVE_BUFFER: u32 = 212_992;
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -117,7 +117,7 @@ impl Stage<'_> {
     }
 }
 
-/// What the programs run as.
+/// The command that the programs run under, and its description.
 fn front(programs: &Programs) -> Result<(Vec<String>, String)> {
     let path = |name: &str| -> Result<String> {
         Ok(programs.find(name).with_context(|| format!("{name} is missing"))?.display().to_string())

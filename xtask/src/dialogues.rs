@@ -1,4 +1,4 @@
-//! What Debian's programs of librdmacm say to each other, for the stages that run both ends on ferroce and those with the
+//! Exchanges of Debian's librdmacm programs, for the stages that run both ends on ferroce and those with the
 //! kernel at one end.
 
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub struct Dialogue {
     pub wanted: Wanted,
 }
 
-/// What is in the output of both ends.
+/// The text that the output of both ends must contain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wanted {
     /// Exit codes say enough.
@@ -34,7 +34,7 @@ pub enum Wanted {
     Served(&'static str),
 }
 
-/// What rping says on standard error although all is well.
+/// Lines that rping writes to standard error in a successful run.
 const ASIDES: [&str; 4] = [
     "client DISCONNECT EVENT...\n",
     "server DISCONNECT EVENT...\n",
@@ -77,7 +77,7 @@ impl Dialogue {
                 for (end, words) in
                     [(client, "ping data: rdma-ping-"), (server, "server ping data: rdma-ping-")]
                 {
-                    // What goes to standard error may stand within a line of standard output.
+                    // Text of standard error may interrupt a line of standard output.
                     let output =
                         ASIDES.iter().fold(end.output.clone(), |text, aside| text.replace(aside, ""));
                     let lines = output.lines().filter(|line| line.starts_with(words)).count();
@@ -171,10 +171,10 @@ pub fn transports(kinds: &[&str]) -> Vec<Dialogue> {
     kinds.iter().map(dialogue).collect()
 }
 
-/// What the first line of results of rsocket's programs begins with.
+/// The start of the first result line of the rsocket programs.
 const RESULT: &str = "custom ";
 
-/// What rstream is told, besides sizes: blocking, with poll, without waiting, addresses of librdmacm, every octet looked at,
+/// Options of rstream besides sizes: blocking, with poll, without waiting, addresses of librdmacm, every octet checked,
 /// keepalives, nothing inline, small buffers.
 const RSTREAM: &[&str] = &["-T b -T v", "-T a", "-T n", "-T r -T v", "-k 1", "-i 0 -T v", "-B 10000 -T v"];
 

@@ -13,7 +13,7 @@ use crate::report::Checks;
 
 /// One exchange between two programs.
 pub struct Exchange<'a> {
-    /// What is tried, for messages and log names.
+    /// The name of the exchange, for messages and logs.
     pub name: String,
     /// Started first.
     pub server: Command,
@@ -120,7 +120,11 @@ fn finish(
         (false, Some(reason)) => checks.skip(name, reason),
         (false, None) => {
             let why = judged.err().map(|why| format!("{why}\n")).unwrap_or_default();
-            checks.fail(name, &format!("{why}client: {}\nserver: {}", client.describe(), server.describe()));
+            // The end that is to blame comes first: a reader may see no more than the first lines.
+            let mut ends = [("client", &client), ("server", &server)];
+            ends.sort_by_key(|(_, end)| end.ok());
+            let [first, second] = ends.map(|(which, end)| format!("{which}: {}", end.describe()));
+            checks.fail(name, &format!("{why}{first}\n{second}"));
         }
     }
     Ok(None)
@@ -129,7 +133,7 @@ fn finish(
 /// Two programs that meet by connection management. Nothing outside of a server shows that it listens by now, so a
 /// client that is refused because nobody does is started again.
 pub struct Meeting<'a> {
-    /// What is tried, for messages and log names.
+    /// The name of the exchange, for messages and logs.
     pub name: String,
     /// Started first.
     pub server: Command,

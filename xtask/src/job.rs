@@ -59,7 +59,7 @@ impl Job {
         matches!(self.child.try_wait(), Ok(Some(_)))
     }
 
-    /// What it has printed so far.
+    /// The output so far.
     pub fn output(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
     }

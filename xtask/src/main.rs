@@ -1,4 +1,4 @@
-//! The workspace's commands: `cargo xtask demo | test | dist | bench`.
+//! The workspace's commands: `cargo xtask demo | test | dist | bench | compat`.
 //!
 //! `dist` builds what a user installs, `test` runs every check there is (`.ci/run` calls it), `demo` shows
 //! Debian's own programs on it. Everything is written below `target/`; the end-to-end checks run in a
@@ -9,7 +9,9 @@ mod arrows;
 mod bench;
 mod book;
 mod cc;
+mod compat;
 mod crates;
+mod datapaths;
 mod debian;
 mod demo;
 mod dialogues;
@@ -18,6 +20,7 @@ mod e2e;
 mod exchange;
 mod expected;
 mod guards;
+mod instructions;
 mod job;
 #[cfg(test)]
 mod known_faults;
@@ -56,6 +59,8 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Measures ferroce against TCP and UDP on this machine.
     Bench(bench::BenchArgs),
+    /// Runs the programs that people use on ferroce, beside their own TCP transports.
+    Compat(compat::CompatArgs),
     /// One end of a baseline.
     #[command(hide = true)]
     BenchEnd(bench::EndArgs),
@@ -96,6 +101,7 @@ fn main() -> std::process::ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Compat(args) => compat::run(&args),
         Command::BenchEnd(args) => bench::run_end(&args).map(|()| true),
         Command::Arrows { order } => arrows::run(order.as_deref()),
         Command::Guards(args) => guards::run(&args),

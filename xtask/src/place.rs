@@ -10,8 +10,6 @@ use crate::exchange::has_listener;
 
 /// One path between two processes.
 pub struct Place {
-    /// For messages.
-    pub name: &'static str,
     /// Where the server is reached.
     pub server_address: &'static str,
     /// The GID index of that address's kind.
@@ -28,7 +26,17 @@ struct Far {
 impl Place {
     /// Both ends in this network namespace.
     pub fn loopback() -> Self {
-        Self { name: "lo", server_address: "127.0.0.1", gid: "0", far: None }
+        Self { server_address: "127.0.0.1", gid: "0", far: None }
+    }
+
+    /// The same over IPv6.
+    pub fn loopback6() -> Self {
+        Self { server_address: "::1", gid: "1", far: None }
+    }
+
+    /// Where programs meet over TCP before they exchange anything over the path: some know IPv4 alone.
+    pub fn meeting_address(&self) -> &'static str {
+        if self.server_address == "::1" { "127.0.0.1" } else { self.server_address }
     }
 
     /// The server in a network namespace of its own, behind a veth pair without segmentation offload: a
@@ -37,8 +45,7 @@ impl Place {
         let find = |name: &str| programs.find(name).with_context(|| format!("{name} is missing"));
         let (unshare, nsenter) = (find("unshare")?, find("nsenter")?);
         let holder = Command::new(unshare).args(["-n", "--", "cat"]).stdin(Stdio::piped()).spawn()?;
-        let place =
-            Self { name: "cut", server_address: "10.80.0.2", gid: "1", far: Some(Far { holder, nsenter }) };
+        let place = Self { server_address: "10.80.0.2", gid: "1", far: Some(Far { holder, nsenter }) };
         let pid = place.far.as_ref().map(|far| far.holder.id()).unwrap_or_default().to_string();
         // The holder has its namespace once its link differs from ours.
         let own = std::fs::read_link("/proc/self/ns/net")?;

@@ -1,6 +1,7 @@
-//! What `cargo xtask test` prints: a line per stage with its time, the reason of each failure and skip, and
+//! The output of `cargo xtask test`: a line per stage with its time, the reason of each failure and skip, and
 //! the closing count.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -45,6 +46,8 @@ pub struct Checks {
     count: Count,
     skips: Vec<String>,
     notes: Vec<String>,
+    /// The words before a failed check, if it is not "FAIL": the failure may be forgiven.
+    aside: Option<&'static str>,
 }
 
 impl Checks {
@@ -56,10 +59,30 @@ impl Checks {
     /// One check failed; `detail` is printed at once, so that a run that is cut off still told why.
     pub fn fail(&mut self, name: &str, detail: &str) {
         self.count.failed += 1;
-        println!("  FAIL {name}");
+        println!("  {} {name}", self.aside.unwrap_or("FAIL"));
         for line in detail.lines() {
             println!("       {line}");
         }
+    }
+
+    /// Checks whose failures do not count as such; `words` are printed before each.
+    pub fn aside(words: &'static str) -> Self {
+        Self { aside: Some(words), ..Self::default() }
+    }
+
+    /// Does `body`, and if a check of it fails, prints why and does it once more. Only the second time counts then. For an other end
+    /// that is not ours and whose reasons cannot be seen; `repeats` is the number of times that this may happen.
+    pub fn twice<T>(&mut self, repeats: &Cell<u32>, body: impl Fn(&mut Self) -> Result<T>) -> Result<T> {
+        let mut first = if repeats.get() > 0 { Self::aside("once more:") } else { Self::default() };
+        let result = body(&mut first)?;
+        if first.good() || repeats.get() == 0 {
+            self.count.add(first.count);
+            self.skips.append(&mut first.skips);
+            self.notes.append(&mut first.notes);
+            return Ok(result);
+        }
+        repeats.set(repeats.get() - 1);
+        body(self)
     }
 
     /// One check cannot be tried here.
@@ -85,11 +108,6 @@ impl Checks {
     #[cfg(test)]
     pub fn count(&self) -> Count {
         self.count
-    }
-
-    /// The closing line of these checks alone.
-    pub fn closing(&self) -> String {
-        self.count.closing()
     }
 
     /// Nothing failed.
@@ -168,7 +186,31 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use super::Count;
+    use std::cell::Cell;
+
+    use super::{Checks, Count};
+
+    #[test]
+    fn a_check_may_be_forgiven_once_and_not_for_ever() {
+        let repeats = Cell::new(1);
+        for (bad, failed) in [(1, 0), (2, 1)] {
+            let (mut checks, left) = (Checks::default(), Cell::new(bad));
+            let mut run = || {
+                checks.twice(&repeats, |checks| {
+                    match left.get() {
+                        0 => checks.pass(),
+                        bad => {
+                            left.set(bad - 1);
+                            checks.fail("a check of a test", "");
+                        }
+                    }
+                    Ok(())
+                })
+            };
+            run().unwrap();
+            assert_eq!(checks.count().failed, failed);
+        }
+    }
 
     #[test]
     fn the_closing_line_reads_back() {

@@ -1,4 +1,4 @@
-//! What the workspace is built from: the oldest compiler that builds it, and the licences of its dependencies.
+//! Checks of the supply: the oldest compiler that builds the workspace, and the licences of its dependencies.
 
 use std::process::Command;
 

@@ -14,7 +14,7 @@ const LIBRARIES: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libibumad.so
 /// Private nodes of other rdma-core releases that we may export as well; not in the table.
 const EXTRA_NODES: [&str; 3] = ["IBVERBS_PRIVATE_57", "IBVERBS_PRIVATE_59", "IBVERBS_PRIVATE_64"];
 
-/// What is said of one `name@VERSION`.
+/// The properties of one `name@VERSION`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Export {
     default: bool,

@@ -5,7 +5,10 @@ use clap::Args;
 
 use crate::debian::{self, Programs};
 use crate::report::{Checks, Report};
-use crate::{arrows, book, crates, dist, e2e, no_std, peer, sanitizer, source, supply, symbols};
+use crate::{
+    arrows, book, crates, datapaths, dist, e2e, instructions, no_std, peer, sanitizer, source, supply,
+    symbols,
+};
 
 /// Which stages to run.
 #[derive(Args)]
@@ -22,7 +25,10 @@ pub struct TestArgs {
     /// Installs and fetches no Debian packages; missing programs are named.
     #[arg(long)]
     pub no_install: bool,
-    /// Names the stages and stops.
+    /// The end-to-end stages on this datapath alone; `--all` repeats some of them on each.
+    #[arg(long, value_name = "NAME")]
+    pub datapath: Option<String>,
+    /// Names the stages and datapaths, and stops.
     #[arg(long)]
     pub list: bool,
 }
@@ -46,6 +52,7 @@ const STAGES: &[(&str, &str)] = &[
     ("doc", "cargo doc, warnings are errors"),
     ("unit", "cargo test over the workspace"),
     ("sanitizer", "the C programs of the tests on a library with AddressSanitizer"),
+    ("instructions", "instructions of each step of a packet, beside a baseline, under valgrind"),
     ("msrv", "the workspace builds with the oldest Rust that the manifest promises (with --all)"),
     ("deny", "licences and sources of dependencies, by cargo deny (with --all)"),
     ("dist", "the release build fills target/dist"),
@@ -68,16 +75,20 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         for (name, what) in all_stages() {
             println!("{name:<12} {what}");
         }
+        for datapath in &datapaths::ALL {
+            println!("--datapath {:<12} {}", datapath.name, datapath.what);
+        }
         return Ok(true);
     }
     for name in args.only.iter().chain(&args.skip) {
         anyhow::ensure!(all_stages().any(|(s, _)| s == name), "no stage is called {name}; see --list");
     }
+    let datapath = args.datapath.as_deref().map(datapaths::named).transpose()?;
     if args.no_install {
         debian::decline();
     }
     let mut report = Report::default();
-    let simple: [(&str, Source); 10] = [
+    let simple: [(&str, Source); 11] = [
         ("fmt", source::fmt),
         ("arrows", arrows::check),
         ("no_std", no_std::check),
@@ -86,14 +97,15 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         ("doc", source::doc),
         ("unit", source::unit),
         ("sanitizer", sanitizer::check),
+        ("instructions", instructions::check),
         ("msrv", supply::oldest_rust),
         ("deny", supply::dependencies),
     ];
     let mut programs = None;
     for (name, body) in simple {
         if args.wants(name) {
-            // Their C programs need headers, which would be missed only by a skipped test.
-            if ["unit", "sanitizer"].contains(&name) {
+            // They need headers or valgrind, which would be missed only by a skipped test.
+            if ["unit", "sanitizer", "instructions"].contains(&name) {
                 ensure_programs(&mut report, &mut programs);
             }
             report.stage(name, body);
@@ -136,7 +148,14 @@ pub fn run(args: &TestArgs) -> Result<bool> {
             report.stage("crate builds", build_crates);
         }
         let faulty = faulty.as_ref();
-        report.silent("end to end", |checks| e2e::start(checks, &dist, faulty, &programs, args.all, &stages));
+        let start = e2e::Start { dist: &dist, faulty, programs: &programs };
+        report.silent("end to end", |checks| e2e::start(checks, &start, args.all, datapath, &stages));
+        let again: Vec<&str> = stages.iter().copied().filter(|s| datapaths::STAGES.contains(s)).collect();
+        for datapath in datapaths::ALL.iter().filter(|_| args.all && datapath.is_none() && !again.is_empty())
+        {
+            println!("on the datapath {}:", datapath.name);
+            report.silent(datapath.name, |checks| e2e::start(checks, &start, false, Some(datapath), &again));
+        }
     }
     if wants_peer {
         report.stage(PEER.0, |checks| peer::check(checks, &dist, &programs, args.all, false));

@@ -34,7 +34,7 @@ pub const RC: &[&str] = &[
 /// Those of UC and UD.
 pub const UNRELIABLE: &[&str] = &["uc_send", "uc_write", "ud_send"];
 
-/// Those that are meant to fail on the wire: error counters move.
+/// Exchanges that fail on the wire on purpose, so error counters move.
 pub const ERRORS: &[&str] = &[
     "send_inv",
     "bad_rkey_write",

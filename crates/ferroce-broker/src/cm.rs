@@ -58,7 +58,7 @@ pub struct Cm {
     early_requests: EarlyRequests,
 }
 
-/// What a request needs to know of its program.
+/// The program that sends a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Asker<'a> {
     /// Its slots, at least one.
@@ -110,7 +110,7 @@ impl Cm {
         self.manager.in_use() == 0 && self.early_requests.deadline().is_none()
     }
 
-    /// What there is, and what was counted.
+    /// Numbers of connections, SIDR requests and listeners, and the counters.
     pub fn status(&self) -> CmStatus {
         let (connections, sidr_requests, listeners) = self.manager.census();
         let small = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
@@ -149,7 +149,7 @@ impl Cm {
         self.manager.poll_transmit()
     }
 
-    /// What happened next, for the program that owns it.
+    /// Takes the next event, with the slot of the program that owns its connection or listener.
     pub fn poll_event(&mut self) -> Option<CmNotice> {
         loop {
             let mut event = self.manager.poll_event()?;
@@ -176,7 +176,7 @@ impl Cm {
         }
     }
 
-    /// What was kept for it.
+    /// Takes the events that were kept while the slot's program was away.
     pub fn take_held(&mut self, slot: u8) -> VecDeque<CmNotice> {
         self.held.remove(&slot).unwrap_or_default()
     }

@@ -88,7 +88,7 @@ impl Devices {
         !self.devices.values().map(|d| &d.info).eq(before.iter())
     }
 
-    /// What a client sees: its own device, configured links, the default one last.
+    /// The devices that a client lists: its own first, then configured links, the default device last.
     pub fn view(&self, own: Option<u32>) -> Vec<DeviceInfo> {
         let links = |d: &&Device| d.info.origin == Origin::Link && Some(d.info.id) != own;
         let default = |d: &&Device| d.info.origin == Origin::Default && Some(d.info.id) != own;
@@ -108,7 +108,7 @@ impl Devices {
         self.netdevs.iter().any(here)
     }
 
-    /// What is set for devices that have this address; nothing for those that are as they were.
+    /// The settings of the devices that have this address. Devices with default settings are left out.
     pub fn settings_at(&self, address: Address) -> impl Iterator<Item = &LinkSettings> {
         let set = self.all().filter(|device| device.settings != LinkSettings::default());
         let has = move |device: &&DeviceInfo| {
@@ -127,7 +127,7 @@ impl Devices {
         self.add(name, netdev, LinkSettings::default())?;
         let mac = self.netdev(netdev)?.mac;
         self.put_away.remove(name);
-        // What was configured by this name, or for this interface, has gone, or this could not be there.
+        // A configured link of this name or interface no longer exists; otherwise this one would have been refused.
         self.configured.retain(|link| link.name != name && (&*link.netdev, link.mac) != (netdev, mac));
         if !transient {
             let settings = LinkSettings::default();
@@ -213,7 +213,7 @@ impl Devices {
                 });
             }
             if let Some(link) = self.configured.iter_mut().find(|link| same(link)) {
-                // One that contradicts what is set only for now is of now, too.
+                // A setting that contradicts a transient one becomes transient, too.
                 for setting in settings {
                     link.settings = link.settings.with(setting).unwrap_or_else(|_| link.settings.clone());
                 }
@@ -270,7 +270,7 @@ impl Devices {
         Ok(())
     }
 
-    /// What [`Devices::delete_link`] put away is there again.
+    /// Restores the links that [`Devices::delete_link`] put away.
     pub fn start(&mut self) {
         self.put_away.clear();
         self.update(self.netdevs.clone());

@@ -14,7 +14,7 @@ use super::link_file::ConfiguredLink;
 use super::system::{Hardware, Sockets, System};
 use ferroce_host::netdev::{Address, Netdev};
 
-/// What outlives a broker: the sockets on the port, and what holds it.
+/// State that outlives a broker: the sockets on the port, and its holder.
 #[derive(Debug, Default)]
 pub(crate) struct Port {
     /// Sockets of each address.
@@ -31,7 +31,7 @@ pub(crate) struct Port {
     pub(crate) gone: BTreeSet<Address>,
     /// How often slots were emptied for a new holder.
     pub(crate) emptied: Vec<(Address, u8)>,
-    /// What the file of links holds.
+    /// The links in the file.
     pub(crate) configured: Vec<ConfiguredLink>,
     /// Frames may not be sent.
     pub(crate) no_frames: bool,

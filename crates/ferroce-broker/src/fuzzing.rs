@@ -65,7 +65,7 @@ struct Run<'a> {
     /// Communication ids that somebody was told.
     known: VecDeque<CommId>,
     established: usize,
-    /// Who holds a slot, as the programs see it.
+    /// The holder of each slot, as the programs see it.
     holders: BTreeMap<u8, Holder>,
 }
 
@@ -349,7 +349,7 @@ impl<'a> Run<'a> {
         PrivateData::new(&IpCmHeader { source_port: 1, source: ip, destination: ip }.emit()).expect("it fits")
     }
 
-    /// What was sent arrives, here.
+    /// Delivers the MADs that were sent to this same broker.
     fn deliver(&mut self) {
         for Transmit { route, mad, .. } in std::mem::take(&mut self.wire) {
             let from = Route { local: route.remote, remote: route.local, interface: route.interface };
@@ -399,7 +399,7 @@ impl<'a> Run<'a> {
                     continue;
                 }
                 Output::Send { client, message, descriptors, .. } => (client, message, descriptors),
-                Output::OpenRings { .. } => continue,
+                Output::OpenRings { .. } | Output::OpenPipe { .. } => continue,
                 Output::Close(client) => {
                     self.clients.retain(|known| known.id != client);
                     continue;

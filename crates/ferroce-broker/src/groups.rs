@@ -17,7 +17,7 @@ use ferroce_host::netdev::Address;
 pub struct Groups<G> {
     groups: BTreeMap<Address, G>,
     parking: Option<Parking>,
-    /// Those that an earlier broker opened.
+    /// Addresses whose groups an earlier broker opened.
     taken_back: BTreeSet<Address>,
     /// Grows whenever a group comes or goes.
     changes: u64,

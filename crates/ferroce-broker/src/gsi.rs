@@ -34,7 +34,7 @@ pub struct Gsi {
     secret: u64,
     /// Datagrams that held no MAD.
     no_mad: u64,
-    /// What passed through each address.
+    /// Counters of each address.
     traffic: BTreeMap<Address, Traffic>,
 }
 
@@ -89,7 +89,7 @@ impl Gsi {
         }
     }
 
-    /// What to wait for, by address.
+    /// The descriptors to wait for, by address.
     pub fn descriptors(&self) -> impl Iterator<Item = (Address, BorrowedFd<'_>)> {
         self.ends.iter().map(|(address, end)| (*address, end.rx.as_fd()))
     }
@@ -139,7 +139,7 @@ impl Gsi {
         true
     }
 
-    /// What passed through each address since this was last asked.
+    /// Takes the counters of each address since the last call.
     pub fn take_traffic(&mut self) -> BTreeMap<Address, Traffic> {
         std::mem::take(&mut self.traffic)
     }

@@ -1,4 +1,4 @@
-//! Who holds a name or a port, so that a message can say it.
+//! Finds the process that holds a name or a port, for messages.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
@@ -60,7 +60,7 @@ fn hex_address(text: &str) -> Option<IpAddr> {
     }
 }
 
-/// Who holds port 4791 of an address: `process 17 (nc, uid 1000)`.
+/// The process that holds port 4791 of an address: `process 17 (nc, uid 1000)`.
 pub fn of_port(address: Address) -> String {
     let Some(sockets) = sockets_on_port(address).filter(|sockets| !sockets.is_empty()) else {
         return "somebody whom /proc does not show".to_owned();
@@ -77,7 +77,7 @@ pub fn of_port(address: Address) -> String {
     format!("a process of uid {} that we may not see, or the kernel's rxe driver", uids.join(", "))
 }
 
-/// Who holds an abstract Unix name without listening on it.
+/// The process that holds an abstract Unix name without listening on it.
 pub fn of_name(name: &str) -> String {
     let table = std::fs::read_to_string("/proc/thread-self/net/unix").unwrap_or_default();
     // Num RefCount Protocol Flags Type St Inode Path

@@ -1,5 +1,5 @@
-//! What can only one process own? UDP port 4791, the devices and their GID tables, connection management, and the switch of
-//! frames.
+//! The broker owns everything that only one process can own: UDP port 4791, the devices and their GID tables, connection
+//! management, and the switch of frames.
 //!
 //! `Broker` (in `logic`) decides and does no I/O of its own on connections; [`Server`] runs it over sockets, in the process
 //! `ferroced` or in a thread of a program ([`start_embedded`]). A program's side is `ferroce_engine::broker`.

@@ -28,7 +28,7 @@ pub struct ConfiguredLink {
     pub netdev: String,
     /// Hardware address of the interface, so that another of that name, say in a container, is not taken for it.
     pub mac: Option<[u8; 6]>,
-    /// What was set for it. An entry for the default device is there for its settings alone.
+    /// Its settings. An entry for the default device exists for its settings alone.
     #[serde(default, with = "settings", skip_serializing_if = "settings::is_default")]
     pub settings: LinkSettings,
 }
@@ -45,7 +45,7 @@ struct Content {
 pub struct LinkFile(Option<PathBuf>);
 
 impl LinkFile {
-    /// What is configured. A file that cannot be understood is kept aside, as `links.json.bad`, and counts as empty. A file
+    /// Reads the configured links. A file that cannot be parsed is renamed to `links.json.bad` and counts as empty. A file
     /// in a directory that another user can write to stays unread: that user could bring back an older file of ours.
     pub fn read(&self) -> Vec<ConfiguredLink> {
         let dir = self.0.clone().map_or_else(RuntimeDir::persistent_path, Ok).and_then(RuntimeDir::existing);
@@ -64,7 +64,7 @@ impl LinkFile {
             Ok(links) => links,
             Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(e) => {
-                // What only could not be read this time stays for the next.
+                // A file that may be readable next time stays in its place.
                 let fate = match is_passing(&e) {
                     true => "it stays".to_owned(),
                     false => put_aside(&path),

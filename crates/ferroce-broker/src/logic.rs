@@ -6,6 +6,7 @@ mod frames;
 mod leases;
 mod ledgers;
 mod links;
+mod pipes;
 mod requests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -27,6 +28,7 @@ use super::slots::{Slot, Slots};
 use super::system::System;
 use super::{ClientId, ProcessId, refusal};
 use connections::Survivors;
+use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::{Address, Netdev};
 use ledgers::Ledgers;
 
@@ -41,7 +43,7 @@ const MOST_DEVICES: usize = 256;
 /// Slots of one program.
 const MOST_SLOTS: usize = 16;
 
-/// What the server is to do.
+/// An action for the server to perform.
 #[derive(Debug)]
 pub enum Output {
     /// Send a message.
@@ -50,7 +52,6 @@ pub enum Output {
         client: ClientId,
         /// The request it answers, or 0.
         id: u32,
-        /// What.
         message: Message,
         /// Its descriptors.
         descriptors: Vec<OwnedFd>,
@@ -65,8 +66,15 @@ pub enum Output {
         client: ClientId,
         /// Its request.
         id: u32,
-        /// What wakes it.
+        /// Wakes the program.
         bell: OwnedFd,
+    },
+    /// Make the memory of a pipe, and send it to both ends with what the other end offers; to the first one as the answer to its request.
+    OpenPipe {
+        /// The request of the first end.
+        id: u32,
+        /// The program that asked, and the other one.
+        ends: [PipeEnd; 2],
     },
 }
 
@@ -103,6 +111,17 @@ pub struct Broker<S: System> {
     output: VecDeque<Output>,
 }
 
+/// A program at one end of a pipe, with the descriptors that the program at the other end receives.
+#[derive(Debug)]
+pub struct PipeEnd {
+    pub client: ClientId,
+    pub process: ProcessId,
+    /// Its slots.
+    pub slots: Vec<u8>,
+    /// Its doorbell, and the file about its memory if others may copy to and from that.
+    pub offered: Vec<OwnedFd>,
+}
+
 #[derive(Debug)]
 struct Client {
     peer: Peer,
@@ -112,12 +131,14 @@ struct Client {
     greeted: bool,
     /// Its packets of RoCE v2 are frames.
     frames_v2: bool,
+    /// Its doorbell for pipes, and the file about its memory, if it takes pipes.
+    offered: Vec<Guarded<OwnedFd>>,
     /// It has more to tell of an earlier broker's connections.
     restoring: bool,
     view: Option<u32>,
-    /// What it was told last.
+    /// The devices as the client last received them.
     devices: Vec<DeviceInfo>,
-    /// What it knew from an earlier broker.
+    /// The devices that the client knew from an earlier broker.
     known: Vec<DeviceInfo>,
     /// Addresses whose sockets it has.
     addresses: BTreeSet<Address>,
@@ -162,7 +183,7 @@ impl<S: System> Broker<S> {
         }
     }
 
-    /// What to do next.
+    /// Takes the next action.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.output.pop_front()
     }
@@ -234,6 +255,7 @@ impl<S: System> Broker<S> {
             watched,
             greeted: false,
             frames_v2: false,
+            offered: Vec::new(),
             restoring: false,
             view: None,
             devices: Vec::new(),
@@ -347,7 +369,7 @@ impl<S: System> Broker<S> {
     /// The host's interfaces changed.
     pub fn netdevs_changed(&mut self, netdevs: Vec<Netdev>) {
         self.host = netdevs;
-        // What is gone is looked at anew when it comes back.
+        // An address that disappears is examined anew when it comes back.
         let listed = |address: &Address| {
             let same = |netdev: &Netdev, ip: &IpAddr| Address::of(*ip, netdev.ifindex) == *address;
             self.host.iter().any(|netdev| netdev.addresses.iter().any(|ip| same(netdev, ip)))

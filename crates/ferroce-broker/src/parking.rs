@@ -44,7 +44,7 @@ impl Parking {
     /// An empty one.
     pub fn new() -> io::Result<Self> {
         let (reader, writer) = packet::pair()?;
-        // What is in flight counts against the sender's buffer; the kernel grants what it grants.
+        // Descriptors in flight count against the sender's buffer. The kernel may grant less.
         let _ = setsockopt(&writer, SndBuf, &(4 << 20));
         Ok(Self { writer: Guarded::new(writer), reader: Guarded::new(reader) })
     }

@@ -1,4 +1,4 @@
-//! Who has which port of the RDMA IP CM service, without any socket.
+//! The table of ports of the RDMA IP CM service. It opens no socket.
 //!
 //! These ports are not those of the kernel's TCP and UDP: each port space is a table of its own, shared by all programs of
 //! the broker. Conflicts are those of sockets: two bindings of a port conflict if some address belongs to both.
@@ -171,7 +171,7 @@ impl Ports {
         self.bound.get(&(space, port)).map_or(&[], Vec::as_slice)
     }
 
-    /// Whose block a port is in. Its holder tells only of those of its ports that somebody might meet.
+    /// The slot that holds the block of a port. Inside its block a program announces only the ports that others could collide with.
     fn holder(&self, space: PortSpace, port: u16) -> Option<u8> {
         self.blocks.get(&(space, port - port % PORT_BLOCK)).copied()
     }
@@ -239,7 +239,7 @@ impl Ports {
         }
     }
 
-    /// What is bound in a block.
+    /// The bindings in a block.
     fn block(&self, space: PortSpace, first: u16) -> impl Iterator<Item = &Binding> {
         let last = first.saturating_add(PORT_BLOCK - 1);
         self.bound.range((space, first)..=(space, last)).flat_map(|(_, bindings)| bindings)
@@ -394,7 +394,7 @@ mod tests {
         ports.bind(1, &want("192.0.2.7", 40_003), 0).unwrap();
         let mut seen = BTreeSet::new();
         for entropy in 0..9 {
-            // Whoever else has another address at a port: it is left alone.
+            // Another program's binding of a different address at the same port stays untouched.
             let (_, port) = ports.bind(2, &want("192.0.2.1", 0), entropy * 3).unwrap();
             assert!((40_000..=40_009).contains(&port) && port != 40_003);
             assert!(seen.insert(port));

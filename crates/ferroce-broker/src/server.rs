@@ -1,6 +1,7 @@
 //! The broker's loop over real sockets: one thread, in `ferroced` or in a program.
 
 mod clients;
+mod pipes;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -77,7 +78,7 @@ pub enum ServerError {
     /// The system failed.
     #[error("cannot {action}")]
     Io {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
         /// The system's answer.
         source: io::Error,
@@ -92,9 +93,9 @@ pub struct Server {
     broker: Broker<Kernel>,
     gsi: Gsi,
     switch: Switch,
-    /// What the switch serves.
+    /// The count of changes that the switch has received.
     switch_changes: u64,
-    /// What the sockets of `gsi` are made from.
+    /// The count of changes that the sockets of `gsi` reflect.
     gsi_changes: u64,
     links: BTreeMap<ClientId, Link>,
     processes: BTreeMap<ProcessId, Guarded<OwnedFd>>,
@@ -380,7 +381,7 @@ impl Server {
                 self.deliver(now);
             }
         }
-        // Those that come of these have their turn later.
+        // MADs that these produce are processed in a later turn.
         for _ in 0..self.mads.len() {
             let Some((route, mad)) = self.mads.pop_front() else { break };
             self.broker.mad(now, route, &mad);
@@ -433,6 +434,7 @@ impl Server {
                     link.queue.push_back((id, answer, descriptors));
                     self.flush(client);
                 }
+                Output::OpenPipe { id, ends } => self.open_pipe(id, ends),
                 Output::Mad(transmit) if transmit.route.version() == RoceVersion::V1 => {
                     if let Some((flow, packet)) = gsi::frame(&transmit) {
                         self.switch.send(&flow, &packet);
@@ -496,7 +498,7 @@ fn no_rings(error: &io::Error) -> Refusal {
     refusal(code, sentence)
 }
 
-/// Who holds the name, from the listener's credentials or from `/proc`.
+/// Describes the holder of the name, from the listener's credentials or from `/proc`.
 fn taken(name: &str) -> ServerError {
     let peer = Connection::connect(name).and_then(|connection| connection.peer());
     match peer {

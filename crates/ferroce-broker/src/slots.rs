@@ -1,4 +1,4 @@
-//! Who holds which slot, without any socket.
+//! The table of slots and their holders. It opens no socket.
 
 use std::time::Instant;
 

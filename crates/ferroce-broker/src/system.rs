@@ -26,7 +26,7 @@ pub trait System {
     fn adopt(&mut self, address: Address, members: Vec<OwnedFd>) -> Result<Self::Group, OpenError>;
     /// How many sockets the kernel has on an address's port 4791; `None` if it cannot be known.
     fn members_in_kernel(&self, address: Address) -> Option<usize>;
-    /// Who holds port 4791 on an address, for a message: `process 17 (nc, uid 0)`.
+    /// The holder of port 4791 on an address, for a message: `process 17 (nc, uid 0)`.
     fn port_holder(&self, address: Address) -> String;
     /// Whether any process but ours has this socket open.
     fn is_open_elsewhere(&self, socket: BorrowedFd<'_>) -> bool;
@@ -40,7 +40,7 @@ pub trait System {
     fn free_ports(&self) -> (u16, u16);
     /// Whether this process may send Ethernet frames in this network namespace.
     fn may_send_frames(&self) -> bool;
-    /// What the driver of an interface tells.
+    /// Asks the driver of an interface.
     fn hardware(&self, netdev: &Netdev) -> Hardware;
     /// Makes the frames of a VLAN have the priorities of their sockets.
     fn map_priorities(&mut self, netdev: &Netdev) -> io::Result<()>;
@@ -50,7 +50,7 @@ pub trait System {
     fn configure_links(&mut self, links: &[ConfiguredLink]) -> io::Result<()>;
 }
 
-/// What a driver tells.
+/// The answers of an interface's driver.
 #[derive(Debug, Default)]
 pub struct Hardware {
     /// Its name.

@@ -44,7 +44,7 @@ fn run_program() {
     std::process::exit(0);
 }
 
-/// What an engine's background thread does.
+/// Follows the broker as an engine's background thread does.
 fn follow(client: &BrokerClient, mut each: impl FnMut(BrokerEvent)) {
     loop {
         poll(&mut [PollFd::new(&client.event_fd(), PollFlags::IN)], None).unwrap();

@@ -150,7 +150,7 @@ fn connections_outlive_their_broker() {
         let first = establish(&mut server, &queue, 0x11);
         let second = establish(&mut server, &queue, 0x12);
         kill(brokers()[0]);
-        // What was there can be ended, and the listener still listens.
+        // The earlier connection can be ended, and the listener still works.
         over(&mut server, &queue, &first);
         let third = establish(&mut server, &queue, 0x13);
         kill(brokers()[0]);
@@ -236,7 +236,7 @@ fn the_peers_of_a_dead_program_are_told() {
         assert!(matches!(event, CmEventKind::Disconnected(Disconnect::ByPeer)), "{event:?}");
         connection.disconnect().unwrap();
         assert!(matches!(next(&queue).kind, CmEventKind::TimeWaitOver));
-        // One that had not decided yet; and nobody has the port any more.
+        // A request that was not answered yet, whose port no program has any more.
         let mut server = Server::start(NAME, "slow");
         let _connection = ask(&queue, 0x12);
         server.says("request");

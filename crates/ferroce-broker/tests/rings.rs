@@ -77,7 +77,7 @@ fn a_program_that_scribbles_harms_itself_alone() {
             ("frame_no_interface", ROUNDS / 6),
             ("frame_no_qp", ROUNDS / 6),
             ("frame_rings_broken", ROUNDS / 3),
-            // What does reach the others is not what they take.
+            // The other programs drop the packets that do reach them.
             ("rx_icrc_errors", 1),
         ] {
             let more = after.of(reason).wrapping_sub(before.of(reason));
@@ -250,7 +250,7 @@ struct Hostile {
     random: Random,
 }
 
-/// What it has of one pair of rings.
+/// The hostile program's side of its rings to the broker.
 struct Held {
     bell: OwnedFd,
     memory: OwnedFd,
@@ -468,7 +468,7 @@ impl Hostile {
                     _ => random.below(size),
                 };
                 let value = match at {
-                    // One that can be, mostly, so that entries are looked at.
+                    // Mostly a possible index, so that the broker reads the entries.
                     TAIL_TO_BROKER if !step.is_multiple_of(4096) => {
                         let head = held.word(HEAD_TO_BROKER).load(Ordering::Relaxed);
                         head.wrapping_add(random.next() % u64::from(ENTRIES))

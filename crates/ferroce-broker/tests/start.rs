@@ -2,17 +2,13 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
-
 use common::{brokers, connect, eventually, isolated};
 use ferroce_engine::broker::{BrokerClient, BrokerMode, embed_with};
 
 #[test]
 fn the_first_program_starts_the_broker_and_leases_slot_1() {
     isolated("the_first_program_starts_the_broker_and_leases_slot_1", || {
-        let start = Instant::now();
         let first = connect();
-        assert!(start.elapsed() < Duration::from_secs(2));
         let devices = first.devices().unwrap();
         assert_eq!(devices.len(), 1);
         let fr0 = &devices[0];

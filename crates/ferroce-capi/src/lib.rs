@@ -1,4 +1,4 @@
-//! What does each C call do? `ibv_*`, `rdma_*` and `umad_*` over the engine.
+//! The behaviour of each C call: `ibv_*`, `rdma_*` and `umad_*` over the engine.
 //!
 //! The modules, lowest first; each uses only those before it:
 //!

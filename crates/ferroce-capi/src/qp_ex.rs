@@ -235,7 +235,7 @@ export! {
         with(qp, |_, state| state.address(to))
     }
 
-    /// One piece of registered memory; of length 0, none.
+    /// Sets the payload to one range of registered memory. A length of 0 sets no payload.
     fn wr_set_sge(qp: Object<abi::ibv_qp_ex>, lkey: u32, addr: u64, length: u32) -> () {
         let one = [Sge { addr, length, lkey: Lkey::new(lkey) }];
         let sges = if length == 0 { &one[..0] } else { &one[..] };

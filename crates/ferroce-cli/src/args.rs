@@ -56,7 +56,7 @@ pub struct Args {
     /// How to print.
     #[command(flatten)]
     pub style: Style,
-    /// What to see or steer.
+    /// The object to show or change
     #[command(subcommand)]
     pub object: Object,
 }

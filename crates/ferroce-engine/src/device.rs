@@ -172,6 +172,19 @@ pub(crate) fn v2_by_broker() -> bool {
     *WANTED.get_or_init(|| std::env::var_os("FERROCE_DATAPATH").is_some_and(|value| value == "packet"))
 }
 
+/// Whether this process sends to other programs of its host by shared memory: unless `FERROCE_DATAPATH` is `udp` or `packet`.
+pub(crate) fn pipes_wanted() -> bool {
+    static WANTED: OnceLock<bool> = OnceLock::new();
+    *WANTED.get_or_init(|| match std::env::var("FERROCE_DATAPATH").as_deref() {
+        Ok("udp" | "packet") => false,
+        Ok("auto" | "shm" | "") | Err(_) => true,
+        Ok(other) => {
+            tracing::warn!("FERROCE_DATAPATH={other} is none of auto, shm, udp, packet: auto is used");
+            true
+        }
+    })
+}
+
 /// The scope of an address: link-local addresses mean something on one interface only.
 pub(crate) fn scope_of(gid: Gid, ifindex: u32) -> u32 {
     match gid.to_ip() {

@@ -28,6 +28,8 @@ pub struct LaneState {
     eager: AtomicBool,
     /// An acknowledgement waits for the program to come back with something to send.
     delayed_ack: AtomicBool,
+    /// Messages of some queue pair wait until then to fill a batch; may be too early, never too late.
+    gathers_until: AtomicU64,
 }
 
 /// The background thread's tasks for one lane.
@@ -48,6 +50,7 @@ impl LaneState {
             earliest: AtomicU64::new(NEVER),
             eager: AtomicBool::new(false),
             delayed_ack: AtomicBool::new(false),
+            gathers_until: AtomicU64::new(NEVER),
         }
     }
 
@@ -124,6 +127,21 @@ impl LaneState {
         self.delayed_ack_pending() && now >= self.tick_over_at()
     }
 
+    /// Messages wait until `at`; the caller then calls [`Attention::request`].
+    pub fn gather_until(&self, at: u64) {
+        self.gathers_until.fetch_min(at, Ordering::Relaxed);
+    }
+
+    /// The time that messages wait for; [`NEVER`] if none do.
+    pub fn gathers_until(&self) -> u64 {
+        self.gathers_until.load(Ordering::Relaxed)
+    }
+
+    /// The caller looks at all messages that wait, and calls [`Self::gather_until`] for those that go on.
+    pub fn gathers_no_more(&self) {
+        self.gathers_until.store(NEVER, Ordering::Relaxed);
+    }
+
     fn tick_over_at(&self) -> u64 {
         self.served.load(Ordering::Relaxed).saturating_add(TICK)
     }
@@ -155,6 +173,7 @@ impl LaneState {
             earliest => earliest.max(cold_at),
         };
         let timers = if self.delayed_ack_pending() { timers.min(self.tick_over_at()) } else { timers };
+        let timers = timers.min(self.gathers_until());
         if self.watched.load(Ordering::Relaxed) {
             Plan { watch: watching, wake_at: timers }
         } else if watching || now >= cold_at {

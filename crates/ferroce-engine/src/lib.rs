@@ -17,8 +17,9 @@
 //!
 //! Modules know each other in one direction, lowest first:
 //!
-//! 1. errors, clocks, counters, `handover`, registered [`memory`], device descriptions, the table of queue pair numbers;
-//! 2. [`broker`], the connection to it, and `rings`, `frames`, `tx`, `tx_path`, `transmit`: how packets move;
+//! 1. errors, clocks, counters, `handover`, `publisher`, registered [`memory`], `direct` copies, device descriptions, the table of
+//!    queue pair numbers;
+//! 2. [`broker`], the connection to it, and `rings`, `pipes`, `frames`, `tx`, `tx_path`, `transmit`: how packets move;
 //! 3. [`lane`]: receives, and delivers to endpoints, the half of a queue pair that packets need; `mcast`;
 //! 4. `engine`: what a process has once, with the background thread and the broker's events;
 //! 5. `notify`, `async_queue`, `context`, and the objects: `pd`, `mr`, `mw`, `ah`, `channel`, `cq`, `srq`, `xrc`, `qp`;
@@ -40,6 +41,7 @@ mod context;
 mod counters;
 mod cq;
 mod device;
+mod direct;
 mod engine;
 pub mod error;
 mod frames;
@@ -53,6 +55,8 @@ mod mr;
 mod mw;
 mod notify;
 mod pd;
+mod pipes;
+mod publisher;
 mod qp;
 mod qpn;
 mod rings;

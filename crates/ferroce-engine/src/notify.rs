@@ -141,7 +141,7 @@ impl<T> NotifyQueue<T> {
         if self.is_nonblocking() {
             return Err(EventError::WouldBlock);
         }
-        engine::flush_delayed_acks();
+        engine::flush_all();
         Ok(Sleep::until_readable(self.fd(), held))
     }
 

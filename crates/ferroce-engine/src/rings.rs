@@ -26,7 +26,7 @@ pub(crate) struct RingPort {
     doorbell: Guarded<OwnedFd>,
     /// The broker's end of it. Held so that ours is not closed with a broker, and to ring it ourselves.
     far: Guarded<OwnedFd>,
-    /// One lock for all senders. It is held as long as the copy of a batch takes.
+    /// All senders share this lock. A sender holds it while it copies a batch.
     tx: Mutex<Option<Producer>>,
     /// The holder of the lane's.
     rx: Mutex<Option<Consumer>>,

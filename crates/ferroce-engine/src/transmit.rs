@@ -1,6 +1,7 @@
 //! From a queue pair to the wire: batches built in one buffer per thread.
 
 use std::cell::RefCell;
+use std::time::Duration;
 
 use ferroce_datapath::udp::{MAX_BATCH, Sent};
 use ferroce_proto::QueuePair;
@@ -30,19 +31,31 @@ thread_local! {
     static BUILDER: RefCell<Builder> = RefCell::new(Builder::new());
 }
 
-/// Sends what the queue pair has, up to a bound; returns whether it has more.
+/// A path that takes nothing now is tried again after this time, if no packet comes before.
+const BLOCKED: Duration = Duration::from_micros(50);
+
+/// Sends what the queue pair has, up to a bound. Returns when to go on if it has more.
 pub(crate) fn drain(
     transport: &mut QueuePair,
     memory: &mut View,
     path: &impl Transmit,
     now: Instant,
     counters: &DeviceCounters,
-) -> bool {
+) -> Option<Instant> {
     let mut send = |builder: &mut Builder| {
         let mut batch = TxBatch::with_starts(&mut builder.buffer, path.limits(), &mut builder.starts);
+        if path.is_pipe() {
+            batch.leave_icrc_out();
+        }
         for _ in 0..BATCHES {
+            if !path.is_ready(now) {
+                return Some(now + BLOCKED);
+            }
             if !transport.poll_transmit(now, memory, &mut batch) {
-                return false;
+                return None;
+            }
+            if path.is_pipe() {
+                DeviceCounters::add(&counters.pipe_sent_pkts, batch.len() as u64);
             }
             DeviceCounters::add(&counters.sent_pkts, batch.len() as u64);
             DeviceCounters::add(&counters.sent_octets, batch.bytes().len() as u64);
@@ -62,7 +75,7 @@ pub(crate) fn drain(
             }
             batch.clear();
         }
-        true
+        Some(now)
     };
     // While the thread ends its buffer may be gone already; programs do post from destructors. It is in use if a signal handler
     // posts that interrupted this function, which allocates nothing, so the handler may allocate.

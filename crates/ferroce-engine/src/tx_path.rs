@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use ferroce_datapath::udp::{SendError, Sent, TxSocket};
-use ferroce_wire::{BatchLimits, Flow, TxBatch};
+use ferroce_wire::{BatchLimits, Flow, Instant, TxBatch};
 
+use crate::direct::Direct;
+use crate::pipes::PeerPipe;
 use crate::rings::RingPort;
 use crate::tx::SharedTxSocket;
 
@@ -14,6 +16,14 @@ pub(crate) trait Transmit {
     fn send(&self, batch: &mut TxBatch<'_>) -> Option<Result<Sent, SendError>>;
     /// The limits of a batch.
     fn limits(&self) -> BatchLimits;
+    /// Whether a batch can be sent now. If not, more is sent later.
+    fn is_ready(&self, _now: Instant) -> bool {
+        true
+    }
+    /// Whether packets leave by shared memory, which needs no ICRC.
+    fn is_pipe(&self) -> bool {
+        false
+    }
 }
 
 /// The path of a connection.
@@ -22,6 +32,8 @@ pub(crate) enum TxPath {
     Socket(SharedTxSocket),
     /// The rings, with the addressing of what leaves there.
     Rings(Arc<RingPort>, Flow),
+    /// Shared memory to a program of this host, with the addressing of what leaves there.
+    Pipe(Arc<PeerPipe>, Flow),
 }
 
 impl TxPath {
@@ -29,7 +41,29 @@ impl TxPath {
     pub(crate) fn flow(&self) -> Flow {
         match self {
             Self::Socket(sender) => sender.flow(),
-            Self::Rings(_, flow) => *flow,
+            Self::Rings(_, flow) | Self::Pipe(_, flow) => *flow,
+        }
+    }
+
+    /// Whether the packets of a batch may arrive one by one. A peer that sleeps until it gets events may then see an answer before the
+    /// ACK behind it, which no card lets happen: Debian's `ib_send_lat -e` waits for ever.
+    pub(crate) fn may_part(&self) -> bool {
+        match self {
+            // Within a host nothing cuts what was sent in one piece.
+            Self::Socket(sender) => {
+                let flow = sender.flow();
+                flow.source != flow.destination || !TxSocket::limits(sender).gso
+            }
+            Self::Rings(..) => true,
+            Self::Pipe(..) => false,
+        }
+    }
+
+    /// The peer's process and the addressing, if its memory can be copied to and from without packets.
+    pub(crate) fn direct(&self) -> Option<(&Direct, &Flow)> {
+        match self {
+            Self::Socket(_) | Self::Rings(..) => None,
+            Self::Pipe(pipe, flow) => Some((pipe.direct()?, flow)),
         }
     }
 }
@@ -39,6 +73,7 @@ impl Transmit for TxPath {
         Some(match self {
             Self::Socket(sender) => TxSocket::send(sender, batch),
             Self::Rings(port, _) => Ok(port.send(batch)),
+            Self::Pipe(pipe, _) => Ok(pipe.send(batch)),
         })
     }
 
@@ -46,7 +81,19 @@ impl Transmit for TxPath {
         match self {
             Self::Socket(sender) => TxSocket::limits(sender),
             Self::Rings(..) => RingPort::limits(),
+            Self::Pipe(..) => PeerPipe::limits(),
         }
+    }
+
+    fn is_ready(&self, now: Instant) -> bool {
+        match self {
+            Self::Pipe(pipe, _) => pipe.is_ready_to_send(now),
+            _ => true,
+        }
+    }
+
+    fn is_pipe(&self) -> bool {
+        matches!(self, Self::Pipe(..))
     }
 }
 

@@ -6,7 +6,6 @@ mod common;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use common::*;
 use ferroce_engine::cm::{
@@ -197,11 +196,9 @@ fn nobody_listens() {
     let events = Queue::new().unwrap();
     for address in ["127.0.0.1", "::1"] {
         let params = request(loopback(address), PortSpace::Tcp.service_id(4), Qpn::new(17), b"");
-        let start = Instant::now();
         let (_connection, _) = Connection::connect(&params, sink(&events, 2)).unwrap();
         let CmEventKind::Rejected { reason, .. } = next(&events).kind else { panic!("not rejected") };
-        assert_eq!(reason, RejReason::INVALID_SERVICE_ID);
-        assert!(start.elapsed() < Duration::from_secs(1), "by an answer, not by silence");
+        assert_eq!(reason, RejReason::INVALID_SERVICE_ID, "by an answer, not by silence");
     }
 }
 

@@ -48,7 +48,7 @@ impl World {
             let again = self.lane.plan(now, watching);
             watching |= again.watch;
             if again.wake_at >= plan.wake_at {
-                return Plan { watch: watching, wake_at: plan.wake_at };
+                return Plan { watch: watching, ..plan };
             }
         }
     }
@@ -115,6 +115,25 @@ fn a_delayed_acknowledgement_is_sent() {
         program.join().unwrap();
         assert!(sleep.wake_at <= NOW + TICK || world.was_woken(), "asleep until {}", sleep.wake_at);
         assert!(world.lane.delayed_ack_overdue(NOW + TICK));
+    });
+}
+
+/// Messages begin to wait while the background thread falls asleep, and the program polls: it must wake in time all the same.
+#[test]
+fn messages_that_wait_are_looked_at() {
+    loom::model(|| {
+        let world = World::new();
+        world.lane.served(NOW);
+        let poster = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                world.lane.gather_until(NOW + 5);
+                world.attention.request(NOW + 5, || world.wake());
+            })
+        };
+        let sleep = world.park(NOW, true);
+        poster.join().unwrap();
+        assert!(sleep.wake_at <= NOW + 5 || world.was_woken(), "asleep until {}", sleep.wake_at);
     });
 }
 

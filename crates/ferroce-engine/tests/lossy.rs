@@ -109,7 +109,9 @@ impl Direction {
             self.next += 1;
             let kind = [Kind::Send, Kind::SendImm, Kind::Write, Kind::WriteImm, Kind::Read, Kind::FetchAdd]
                 [self.rng.below(6) as usize];
-            let len = if kind == Kind::FetchAdd { 8 } else { self.rng.below(LONGEST + 1) as usize };
+            // Half of them are small: these may wait to fill a batch.
+            let longest = [LONGEST, 64][self.rng.below(2) as usize];
+            let len = if kind == Kind::FetchAdd { 8 } else { self.rng.below(longest + 1) as usize };
             let signaled = id % 8 == 7 || id + 1 == self.total || self.rng.below(3) > 0;
             let request = Request { id, kind, len, signaled };
             match kind {

@@ -72,6 +72,7 @@ fn other_process() {
         "ping-pong" => return play_ping_pong(),
         "echo" => return echo(),
         "resolve" => return resolve(),
+        "write" => return write_and_exit(),
         _ => {}
     }
     let end = End::new(Wanted::default());
@@ -93,6 +94,46 @@ fn other_process() {
         std::process::exit(0);
     }
     std::thread::sleep(Duration::from_secs(60));
+}
+
+/// Messages that a process posts one by one before it exits.
+const WRITES: usize = 40;
+
+/// Writes to the other end, message by message, and exits without a look at what became of it.
+fn write_and_exit() {
+    force_udp();
+    let end = End::new(Wanted::default());
+    end.memory.fill(3, 8 * WRITES);
+    to_init(&end.qp);
+    println!("address {:x} {:x} {:x}", end.qp.qpn().value(), end.memory.addr(), end.mr.rkey().value());
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let numbers: Vec<u64> =
+        line.trim().split(' ').map(|number| u64::from_str_radix(number, 16).unwrap()).collect();
+    let peer = Address { qpn: Qpn::new(numbers[0] as u32), gid: Gid::from_ip([127, 0, 0, 1].into()) };
+    to_rts(&end.qp, peer, 0, PathMtu::B1024);
+    for place in 0..WRITES {
+        let remote = Remote { addr: numbers[1] + 8 * place as u64, rkey: Rkey::new(numbers[2] as u32) };
+        end.post(place as u64, SendOp::Write { remote }, end.sge(8 * place, 8));
+    }
+    std::process::exit(0);
+}
+
+#[test]
+fn messages_that_wait_to_fill_a_batch_leave_before_the_process_ends() {
+    let end = End::new(Wanted::default());
+    let mut peer = Peer::start("write");
+    to_init(&end.qp);
+    to_rts(&end.qp, peer.address, 0, PathMtu::B1024);
+    writeln!(peer.input, "{:x} {:x} {:x}", end.qp.qpn().value(), end.memory.addr(), end.mr.rkey().value())
+        .unwrap();
+    let expected = Memory::new(8 * WRITES);
+    expected.fill(3, 8 * WRITES);
+    let start = Instant::now();
+    while (0..8 * WRITES).any(|at| end.memory.get(at) != expected.get(at)) {
+        assert!(start.elapsed() < PATIENCE, "the last messages of a process are lost");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Sends every datagram back to where it came from, from the queue pair that it came to: three of them.

@@ -27,6 +27,8 @@ fn raw_packets() {
         eprintln!("skipped: lo cannot be brought up without the program ip");
         return;
     }
+    // SAFETY: no other thread runs yet. Packets by shared memory are no frames on lo, so a sniffer does not see them.
+    unsafe { std::env::set_var("FERROCE_DATAPATH", "udp") };
     frames_go_to_those_who_ask();
     states_and_destruction();
     a_sniffer_sees_roce_packets();

@@ -22,6 +22,8 @@ mod message;
 mod netdev;
 mod null;
 pub mod packet;
+pub mod pipe;
+pub mod published;
 pub mod ring;
 mod settings;
 mod shared;
@@ -42,7 +44,7 @@ pub use message::{
 pub use netdev::{NetdevInfo, Pause, Vlan};
 pub use null::null_stream;
 pub use settings::{BadPrefix, LinkSettings, Prefix, RoceMode, Setting, TcRule};
-pub use shared::Shared;
+pub use shared::{Shared, SharedView};
 
 /// The abstract Unix name that every broker binds. Abstract names belong to a network namespace as UDP ports do,
 /// exist once, and vanish with their holder: the name is both the broker's address and its lock.

@@ -150,6 +150,24 @@ pub enum Message {
     },
     /// The memory of [`crate::ring::Rings`].
     Rings,
+    /// The program takes [`pipes`](crate::pipe) from other programs of this broker. The descriptors are the far end of its
+    /// [doorbell](crate::doorbell) and, with `direct`, the file that says which of its memory others may copy to and from. Answered by [`Message::Done`].
+    OfferPipes {
+        /// Whether other programs may copy to and from its memory.
+        direct: bool,
+    },
+    /// Asks for a pipe to the program that holds this slot. Answered by [`Message::Pipe`].
+    OpenPipe(u8),
+    /// A pipe to another program. The other program receives one as well, unasked. The descriptors are the pipe's memory, the other program's
+    /// doorbell, its pidfd, and, with `direct`, the file that says which of its memory may be copied.
+    Pipe {
+        /// The receiver of this message is the pipe's first side.
+        first: bool,
+        /// Whether the last descriptor is there.
+        direct: bool,
+        /// The slots of the other program.
+        slots: Vec<u8>,
+    },
     /// Ends the broker. Answered by [`Message::Done`], and then by the end of the connection.
     Stop {
         /// Even if other programs use it. They find or start another one and go on.
@@ -412,6 +430,9 @@ impl Message {
             Self::OpenRings { .. } => 21,
             Self::Stop { .. } => 23,
             Self::Rings => 22,
+            Self::OfferPipes { .. } => 24,
+            Self::OpenPipe(_) => 25,
+            Self::Pipe { .. } => 26,
             Self::ListNetdevs => 30,
             Self::Netdevs(_) => 31,
             Self::LinkStart => 32,
@@ -433,6 +454,8 @@ impl Message {
             Self::Address(address) => address.slots.len(),
             Self::Leased(_) | Self::Resume(_) | Self::Parked | Self::Ledger | Self::LedgerOf(_) => 1,
             Self::OpenRings { .. } | Self::Rings => 1,
+            Self::OfferPipes { direct } => 1 + usize::from(*direct),
+            Self::Pipe { direct, .. } => 3 + usize::from(*direct),
             _ => 0,
         }
     }

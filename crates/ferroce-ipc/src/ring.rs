@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use ferroce_wire::{LinkLayer, RoceVersion};
 
-use crate::shared::Shared;
+use crate::shared::{Shared, load, store};
 
 /// Entries of a ring; a power of two.
 pub const ENTRIES: u32 = 256;
@@ -163,7 +163,7 @@ impl Producer {
         for (word, value) in first.iter().zip([head, 0]) {
             word.store(value, Ordering::Relaxed);
         }
-        store(words, front, back);
+        store_both(words, front, back);
         self.tail = self.tail.wrapping_add(1);
         Ok(())
     }
@@ -252,7 +252,7 @@ impl Consumer {
 }
 
 /// Writes two slices, one behind the other.
-fn store(words: &[AtomicU64], front: &[u8], back: &[u8]) {
+fn store_both(words: &[AtomicU64], front: &[u8], back: &[u8]) {
     let (whole, odd) = front.as_chunks::<8>();
     let (before, after) = words.split_at_checked(whole.len()).unwrap_or_default();
     for (word, octets) in before.iter().zip(whole) {
@@ -274,25 +274,7 @@ fn store(words: &[AtomicU64], front: &[u8], back: &[u8]) {
             after
         }
     };
-    let (whole, odd) = rest.as_chunks::<8>();
-    for (word, octets) in after.iter().zip(whole) {
-        word.store(u64::from_ne_bytes(*octets), Ordering::Relaxed);
-    }
-    if let Some(word) = after.get(whole.len()).filter(|_| !odd.is_empty()) {
-        let mut octets = [0; 8];
-        octets.iter_mut().zip(odd).for_each(|(to, from)| *to = *from);
-        word.store(u64::from_ne_bytes(octets), Ordering::Relaxed);
-    }
-}
-
-fn load(words: &[AtomicU64], out: &mut [u8]) {
-    let (whole, odd) = out.as_chunks_mut::<8>();
-    for (octets, word) in whole.iter_mut().zip(words) {
-        *octets = word.load(Ordering::Relaxed).to_ne_bytes();
-    }
-    if let Some(word) = words.get(whole.len()) {
-        odd.iter_mut().zip(word.load(Ordering::Relaxed).to_ne_bytes()).for_each(|(to, from)| *to = from);
-    }
+    store(after, rest);
 }
 
 #[cfg(test)]

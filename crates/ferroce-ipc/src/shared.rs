@@ -4,10 +4,11 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
 
 /// A mapping of a memory file whose size is fixed for ever, so that no access can fault.
 ///
@@ -24,7 +25,29 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 /// The seals fix the size of the file, and no process can remove them.
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+const SEALS: SealFlags = SIZE.union(SealFlags::SEAL);
+const SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// A mapping of a file that another process made by [`Shared::publish`], or at least one whose size is fixed. It is only read,
+/// while the other process may write to it at any time.
+#[derive(Debug)]
+pub struct SharedView(Shared);
+
+impl SharedView {
+    /// Maps the file.
+    ///
+    /// # Errors
+    /// As [`Shared::map`].
+    pub fn map(fd: &impl AsFd, words: usize) -> io::Result<Self> {
+        Shared::map_sealed(fd, words, SEALS, ProtFlags::READ).map(Self)
+    }
+
+    /// A word; 0 behind the end.
+    #[inline]
+    pub fn load(&self, at: usize, ordering: Ordering) -> u64 {
+        self.0.words().get(at).map_or(0, |word| word.load(ordering))
+    }
+}
 
 impl Shared {
     /// Makes a file of `words` times eight octets, all zero, and maps it. The descriptor is for the other process.
@@ -38,17 +61,43 @@ impl Shared {
         Ok((Self::map(&fd, words)?, fd))
     }
 
+    /// As [`Self::create`], but other processes can only read: the file takes no further mapping that writes.
+    ///
+    /// # Errors
+    /// Those of [`Self::create`], and of kernels before 5.1, which do not know the seal.
+    pub fn publish(name: &str, words: usize) -> io::Result<(Self, OwnedFd)> {
+        // Beyond the limit the kernel would send the program a signal.
+        if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < words as u64 * 8) {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, words as u64 * 8)?;
+        rustix::fs::fcntl_add_seals(&fd, SIZE)?;
+        let shared = Self::map_sealed(&fd, words, SIZE, ProtFlags::READ | ProtFlags::WRITE)?;
+        // The mapping above came before the seal, and stays.
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
+        Ok((shared, fd))
+    }
+
     /// Maps a file that the other process made.
     ///
     /// # Errors
     /// `InvalidData` if its size is another, or not fixed: an access could fault. Otherwise those of `mmap(2)`.
     pub fn map(fd: &impl AsFd, words: usize) -> io::Result<Self> {
+        Self::map_sealed(fd, words, SEALS, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    fn map_sealed(
+        fd: &impl AsFd,
+        words: usize,
+        wanted: SealFlags,
+        protection: ProtFlags,
+    ) -> io::Result<Self> {
         let seals = rustix::fs::fcntl_get_seals(fd)?;
         let size = rustix::fs::fstat(fd)?.st_size;
-        if words == 0 || u64::try_from(size) != Ok(words as u64 * 8) || !seals.contains(SEALS) {
+        if words == 0 || u64::try_from(size) != Ok(words as u64 * 8) || !seals.contains(wanted) {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: no address is asked for, so no memory of ours is replaced; the file keeps its size as long as the
         // mapping exists, by its seals.
         let base = unsafe {
@@ -75,10 +124,32 @@ impl Drop for Shared {
     }
 }
 
+/// Writes octets to words, the last of which is filled up with zeros.
+pub(crate) fn store(words: &[AtomicU64], octets: &[u8]) {
+    let (whole, odd) = octets.as_chunks::<8>();
+    for (word, octets) in words.iter().zip(whole) {
+        word.store(u64::from_ne_bytes(*octets), Ordering::Relaxed);
+    }
+    if let Some(word) = words.get(whole.len()).filter(|_| !odd.is_empty()) {
+        let mut octets = [0; 8];
+        octets.iter_mut().zip(odd).for_each(|(to, from)| *to = *from);
+        word.store(u64::from_ne_bytes(octets), Ordering::Relaxed);
+    }
+}
+
+/// Reads octets from words.
+pub(crate) fn load(words: &[AtomicU64], out: &mut [u8]) {
+    let (whole, odd) = out.as_chunks_mut::<8>();
+    for (octets, word) in whole.iter_mut().zip(words) {
+        *octets = word.load(Ordering::Relaxed).to_ne_bytes();
+    }
+    if let Some(word) = words.get(whole.len()) {
+        odd.iter_mut().zip(word.load(Ordering::Relaxed).to_ne_bytes()).for_each(|(to, from)| *to = from);
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
-
     use super::*;
 
     #[test]
@@ -88,6 +159,17 @@ mod tests {
         ours.words()[1023].store(7, Ordering::Relaxed);
         assert_eq!(theirs.words()[1023].load(Ordering::Relaxed), 7);
         assert_eq!(theirs.words().len(), 1024);
+    }
+
+    #[test]
+    fn a_published_file_is_only_read() {
+        let (ours, fd) = Shared::publish("test", 1024).unwrap();
+        let theirs = SharedView::map(&fd, 1024).unwrap();
+        ours.words()[1023].store(7, Ordering::Relaxed);
+        assert_eq!(theirs.load(1023, Ordering::Relaxed), 7);
+        assert_eq!(theirs.load(1024, Ordering::Relaxed), 0);
+        assert_eq!(Shared::map(&fd, 1024).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(rustix::io::pwrite(&fd, &[1], 0).unwrap_err(), rustix::io::Errno::PERM);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct Budget {
     granted: u64,
+    turns: bool,
     reads: Shares,
     destinations: [Shares; DESTINATIONS],
 }
@@ -47,9 +48,21 @@ impl Budget {
     pub fn new(granted_rcvbuf: usize) -> Self {
         Self {
             granted: granted_rcvbuf as u64,
+            turns: false,
             reads: Shares::new(),
             destinations: [const { Shares::new() }; DESTINATIONS],
         }
+    }
+
+    /// As [`Self::new`], for a process that gives its waiting queue pairs their turns, see
+    /// [`QueuePair::waits_for_budget`](crate::QueuePair::waits_for_budget).
+    pub fn with_turns(granted_rcvbuf: usize) -> Self {
+        Self { turns: true, ..Self::new(granted_rcvbuf) }
+    }
+
+    /// Whether queue pairs that wait get their turns.
+    pub(crate) const fn gives_turns(&self) -> bool {
+        self.turns
     }
 
     /// The granted receive buffer in octets.
@@ -102,6 +115,15 @@ impl Budget {
         }
         shares.in_use.fetch_sub(amount, Ordering::Relaxed);
         false
+    }
+
+    /// Whether there is room for `amount`, or for a quarter of all if that is less.
+    pub(crate) fn has_room(&self, account: Account, amount: u64) -> bool {
+        let limit = self.limit(account);
+        self.shares(account).is_none_or(|shares| {
+            let in_use = shares.in_use.load(Ordering::Relaxed);
+            in_use == 0 || in_use.saturating_add(amount.min(limit / 4)) <= limit
+        })
     }
 
     /// Takes `amount` whatever the limit says.

@@ -23,6 +23,7 @@ mod error;
 mod memory;
 mod qp;
 mod receive;
+mod ring;
 mod sg;
 mod srq;
 mod work_request;
@@ -33,7 +34,10 @@ pub use completion::{AsyncEvent, NetworkHeader, QpEvent, WcOpcode, WcStatus, Wor
 pub use counters::Counters;
 pub use error::{CreateQpError, DropReason, ModifyQpError, ModifySrqError, PostRecvError, PostSendError};
 pub use memory::{Domain, Memory, MemoryError, RemoteAccess};
-pub use qp::{MAX_FRAME, QueuePair, SqMark, bring_up_mask};
+pub use qp::{Backlog, MAX_FRAME, QueuePair, SqMark, bring_up_mask};
 pub use receive::{NoSharedQueue, ReceiveSource, RecvWqe, SharedReceives, Taken};
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqAttrMask, SrqEvent};
-pub use work_request::{Bind, RecvWr, Remote, SendOp, SendTo, SendWr, Sge, WindowAccess};
+pub use work_request::{
+    Bind, DirectKind, DirectLocal, DirectRequest, DirectTarget, RecvWr, Remote, SendOp, SendTo, SendWr, Sge,
+    WindowAccess,
+};

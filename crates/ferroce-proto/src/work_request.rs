@@ -141,6 +141,43 @@ pub struct SendWr<'a> {
     pub inline: bool,
 }
 
+/// An RDMA WRITE without immediate, or an RDMA READ, of at least one octet.
+#[derive(Clone, Copy, Debug)]
+pub struct DirectRequest<'a> {
+    /// Its number among all of the send queue, which is never used again.
+    pub index: u64,
+    pub kind: DirectKind,
+    pub remote: Remote,
+    /// Octets.
+    pub length: u32,
+    pub local: DirectLocal<'a>,
+}
+
+/// The direction of a [`DirectRequest`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DirectKind {
+    Write,
+    Read,
+}
+
+/// The local side of a [`DirectRequest`]. Together as long as the request.
+#[derive(Clone, Copy, Debug)]
+pub enum DirectLocal<'a> {
+    /// Registered memory, not yet checked; some may be empty.
+    Sges(&'a [Sge]),
+    /// The payload, captured when it was posted.
+    Inline(&'a [u8]),
+}
+
+/// The rights that a queue pair grants to its connected peer while it answers requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DirectTarget {
+    /// The peer.
+    pub remote: Qpn,
+    pub write: bool,
+    pub read: bool,
+}
+
 /// A receive work request.
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ibv_recv_wr")]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ferroce_wire::Instant;
 
-/// What a network can carry.
+/// A packet that the network can carry.
 pub trait Datagram: Clone {
     /// Changes it as a fault on the way would; `noise` says where and how.
     fn corrupt(&mut self, noise: u64);
@@ -15,7 +15,7 @@ pub trait Datagram: Clone {
     fn wire_len(&self) -> usize;
 }
 
-/// What becomes of a packet.
+/// The fate of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// Arrives after the usual time.
@@ -39,7 +39,7 @@ pub struct Link {
     pub queue: Duration,
 }
 
-/// What became of packets.
+/// Counts of packets by their fate.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stats {
     /// Given to the network.
@@ -168,7 +168,7 @@ impl<'r, P: Datagram> Network<'r, P> {
         Some(entry.remove())
     }
 
-    /// What became of packets so far.
+    /// The counts so far.
     pub const fn stats(&self) -> Stats {
         self.stats
     }

@@ -43,6 +43,8 @@ pub struct TxBatch<'b> {
     filled: usize,
     first: Option<First>,
     segments: usize,
+    /// Packets leave with an ICRC of zero.
+    unsealed: bool,
     starts: Kept<'b>,
 }
 
@@ -75,12 +77,20 @@ struct First {
 impl<'b> TxBatch<'b> {
     /// Creates an empty batch over a buffer. A buffer of 64 KiB holds as much as one system call can send.
     pub const fn new(buf: &'b mut [u8], limits: BatchLimits) -> Self {
-        Self { buf, limits, filled: 0, first: None, segments: 0, starts: Kept::Own(Starts::new()) }
+        Self {
+            buf,
+            limits,
+            filled: 0,
+            first: None,
+            segments: 0,
+            unsealed: false,
+            starts: Kept::Own(Starts::new()),
+        }
     }
 
     /// As [`TxBatch::new`], with the CRCs that earlier batches cached.
     pub const fn with_starts(buf: &'b mut [u8], limits: BatchLimits, starts: &'b mut Starts) -> Self {
-        Self { buf, limits, filled: 0, first: None, segments: 0, starts: Kept::Lent(starts) }
+        Self { buf, limits, filled: 0, first: None, segments: 0, unsealed: false, starts: Kept::Lent(starts) }
     }
 
     /// Adds a packet: headers of `head`, `payload_len` octets that `fill` writes, pad, ICRC. The payload in `head` is
@@ -126,11 +136,18 @@ impl<'b> TxBatch<'b> {
         let first =
             self.first.get_or_insert(First { flow: *flow, slot, segment_size: wire_len, closed: false });
         // The packet is hashed here because it is still in the first-level cache.
-        self.starts.get().of(flow, wire_len).seal(ip_id(self.limits.gso, self.segments), segment);
+        if !self.unsealed {
+            self.starts.get().of(flow, wire_len).seal(ip_id(self.limits.gso, self.segments), segment);
+        }
         first.closed = wire_len < first.segment_size;
         self.filled += wire_len;
         self.segments += 1;
         Ok(())
+    }
+
+    /// Packets are added with an ICRC of zero from now on, for a path that cannot corrupt them.
+    pub const fn leave_icrc_out(&mut self) {
+        self.unsealed = true;
     }
 
     /// The flow of the packets; `None` while the batch is empty.

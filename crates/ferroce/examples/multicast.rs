@@ -43,7 +43,7 @@ enum Role {
     Send {
         /// The group's address
         group: IpAddr,
-        /// What to say
+        /// The text to send
         text: String,
     },
 }

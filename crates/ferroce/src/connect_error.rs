@@ -25,7 +25,7 @@ pub enum ConnectError {
     Rejected {
         /// Its code (IBTA 12.6.7): 28 for a program's own reasons, 8 if nobody listens.
         reason: RejReason,
-        /// What it had to say: [`REJECT_PRIVATE_DATA`](crate::cm::REJECT_PRIVATE_DATA) octets, zeros at the end.
+        /// The private data of its answer: [`REJECT_PRIVATE_DATA`](crate::cm::REJECT_PRIVATE_DATA) octets, zeros at the end.
         private: Box<[u8]>,
     },
     /// The peer names no queue pair of datagrams.
@@ -33,7 +33,7 @@ pub enum ConnectError {
     Refused {
         /// Its code (IBTA 12.11): 1 if nobody listens, 2 for a program's own reasons.
         status: SidrStatus,
-        /// What it had to say: [`DATAGRAM_ANSWER_PRIVATE_DATA`](crate::cm::DATAGRAM_ANSWER_PRIVATE_DATA) octets, zeros at the end.
+        /// The private data of its answer: [`DATAGRAM_ANSWER_PRIVATE_DATA`](crate::cm::DATAGRAM_ANSWER_PRIVATE_DATA) octets, zeros at the end.
         private: Box<[u8]>,
     },
     /// The peer does not answer.

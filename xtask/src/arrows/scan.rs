@@ -443,7 +443,7 @@ fn attribute(tokens: &[TokenTree]) -> Option<(&Group, bool, &[TokenTree])> {
 }
 
 enum Attribute {
-    /// What follows is compiled for tests alone.
+    /// The item that follows is compiled for tests alone.
     Test,
     Doc,
     Path(String),
@@ -498,7 +498,7 @@ fn possible(of: &[TokenTree]) -> bool {
     }
 }
 
-/// What follows the item, field or statement that `tokens` begin with.
+/// The tokens behind the item, field or statement at the start of `tokens`.
 fn without_item(mut tokens: &[TokenTree]) -> &[TokenTree] {
     while let Some((_, _, rest)) = attribute(tokens) {
         tokens = rest;

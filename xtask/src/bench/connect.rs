@@ -2,24 +2,19 @@
 //! ferroce in turn. Emulated, so only the ratios say something.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 
-use super::{BenchArgs, machine, median, today};
+use super::args::BenchArgs;
+use super::common::{machine, median, replaced, today};
+use super::guest::{HOST, Stacks};
 use crate::dist::{self, Dist};
-use crate::exchange::Logs;
-use crate::peer::Guest;
-use crate::{job, tree};
+use crate::tree;
 
-/// The guest's own address, on eth0: rxe0's as well.
-const HOST: &str = "10.77.0.2";
-/// Where ferroce lies in the guest.
-const ROOT: &str = "/tmp/ferroce";
 /// For one client of cmtime, in an emulated machine.
 const LIMIT: Duration = Duration::from_secs(120);
-/// What cmtime measures, as it names it.
+/// The phases that cmtime measures, by its names.
 const PHASES: [&str; 7] =
     ["create id", "resolve addr", "resolve route", "create qp", "connect", "disconnect", "destroy"];
 
@@ -28,63 +23,39 @@ type Samples = BTreeMap<(bool, &'static str), Vec<f64>>;
 
 /// Measures, prints, and with `--save` writes the section of docs/BENCHMARKS.md; true when every run ended well.
 pub fn run(args: &BenchArgs) -> Result<bool> {
-    let script = tree::shared("peer/peer.sh").context("there is no shared/peer beside this checkout")?;
-    let dist = dist::build()?;
-    let logs = Logs(tree::target().join("xtask").join("bench"));
+    let dist = match &args.dist {
+        Some(folder) => Dist::at(folder),
+        None => dist::build()?,
+    };
     let count = if args.quick { 100 } else { 1000 };
-    let guest = Guest::up(script, None)?;
-    push(&guest, &dist)?;
+    let stacks = Stacks::up(&dist)?;
     let mut samples = Samples::new();
     for round in 0..args.rounds {
         eprintln!("round {} of {}", round + 1, args.rounds);
         for ours in [false, true] {
-            once(&guest, &logs, ours, count, &mut samples)?;
+            once(&stacks, ours, count, &mut samples)?;
         }
     }
     let text = report(args, count, &mut samples)?;
     print!("{text}");
     if args.save {
         let path = tree::root().join("docs/BENCHMARKS.md");
-        std::fs::write(&path, replaced(&std::fs::read_to_string(&path)?, &text))?;
+        std::fs::write(&path, replaced(&std::fs::read_to_string(&path)?, TITLE, &text))?;
     }
     Ok(true)
 }
 
-fn push(guest: &Guest, dist: &Dist) -> Result<()> {
-    guest.inside(&format!("mkdir -p {ROOT}/lib {ROOT}/bin {ROOT}/run && chmod 700 {ROOT}/run"))?;
-    guest.push(&dist.library(), &format!("{ROOT}/lib/libibverbs.so.1"))?;
-    for name in ["ferroce", "ferroced"] {
-        guest.push(&dist.bin(name), &format!("{ROOT}/bin/{name}"))?;
-    }
-    guest.inside(&format!("ln -s libibverbs.so.1 {ROOT}/lib/librdmacm.so.1")).map(drop)
-}
-
-/// One run of cmtime. Only one stack can have UDP port 4791, so the other is taken away before.
-fn once(guest: &Guest, logs: &Logs, ours: bool, count: u32, samples: &mut Samples) -> Result<()> {
-    let (before, front, after) = match ours {
-        false => (
-            "modprobe rdma_rxe; [ -e /sys/class/infiniband/rxe0 ] || rdma link add rxe0 type rxe netdev eth0",
-            String::new(),
-            "",
-        ),
-        true => (
-            "rdma link del rxe0; rmmod rdma_rxe",
-            format!(
-                "env FERROCE_IDLE=1 FERROCE_RUNTIME_DIR={ROOT}/run {ROOT}/bin/ferroce run --netdev eth0 -- "
-            ),
-            // The broker leaves by itself, after a second in which nobody asks it anything.
-            "while sleep 2; do /tmp/ferroce/bin/ferroce status >/dev/null 2>&1 || break; done;",
-        ),
-    };
-    guest.inside(before)?;
+/// One run of cmtime.
+fn once(stacks: &Stacks, ours: bool, count: u32, samples: &mut Samples) -> Result<()> {
+    stacks.choose(ours)?;
+    let front = if ours { Stacks::front("", "--netdev eth0") } else { String::new() };
     // The server serves until it is ended.
     let line = format!(
         "{front}cmtime -b {HOST} >/dev/null 2>&1 & server=$!; sleep 3; \
-         {front}cmtime -s {HOST} -c {count}; status=$?; kill $server; wait $server 2>/dev/null; {after} exit $status"
+         {front}cmtime -s {HOST} -c {count}; status=$?; kill $server; wait $server 2>/dev/null; exit $status"
     );
     let name = if ours { "cmtime ferroce" } else { "cmtime rxe" };
-    let words = ["bash", "-c", line.as_str()].map(str::to_owned);
-    let ended = job::run(guest.command(LIMIT, &words), &logs.path(name), LIMIT)?;
+    let ended = stacks.run(name, &line, LIMIT)?;
     ensure!(ended.ok(), "{}", ended.describe());
     for phase in PHASES {
         let row = ended.output.lines().find(|line| line.split(':').next().map(str::trim) == Some(phase));
@@ -95,7 +66,7 @@ fn once(guest: &Guest, logs: &Logs, ours: bool, count: u32, samples: &mut Sample
     Ok(())
 }
 
-pub const TITLE: &str = "## Connections";
+const TITLE: &str = "## Connections";
 
 fn report(args: &BenchArgs, count: u32, samples: &mut Samples) -> Result<String> {
     let mut text = format!(
@@ -136,41 +107,13 @@ fn report(args: &BenchArgs, count: u32, samples: &mut Samples) -> Result<String>
     Ok(text)
 }
 
-/// The document with its section of that title replaced, or added.
-fn replaced(document: &str, section: &str) -> String {
-    let before = document.find(TITLE).map_or(document, |at| document.split_at(at).0);
-    format!("{}\n\n{section}", before.trim_end())
-}
-
-/// What another benchmark that writes the document is to keep.
-pub fn section(path: &Path) -> String {
-    let document = std::fs::read_to_string(path).unwrap_or_default();
-    let first = [TITLE, super::objects::TITLE].into_iter().filter_map(|title| document.find(title)).min();
-    first.map(|at| format!("\n{}", document.split_at(at).1)).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_section_is_replaced_and_nothing_else() {
-        let section = format!("{TITLE}\n\nnew\n");
-        let want = format!("# Benchmarks\n\ntext\n\n{section}");
-        assert_eq!(replaced("# Benchmarks\n\ntext\n", &section), want);
-        assert_eq!(replaced(&format!("# Benchmarks\n\ntext\n\n{TITLE}\n\nold\n"), &section), want);
-    }
-
-    #[test]
     fn ratios_are_of_medians() {
-        let args = BenchArgs {
-            rounds: 3,
-            quick: true,
-            save: false,
-            connections: true,
-            objects: false,
-            inside: None,
-        };
+        let args = BenchArgs { rounds: 3, quick: true, connections: true, ..BenchArgs::default() };
         let mut samples = Samples::new();
         for phase in PHASES {
             samples.insert((true, phase), vec![3.0, 1.0, 2.0]);

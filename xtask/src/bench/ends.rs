@@ -1,15 +1,15 @@
-//! The two ends of the baselines: a TCP stream, and ping-pongs by UDP and TCP. Each end is a process of its own
-//! (`xtask bench-end`), and the receiver checks what it got, as `vbench` does for RDMA.
+//! The two ends of the baselines: a TCP stream, UDP datagrams in one direction, and ping-pongs by UDP and TCP. Each end is a
+//! process of its own (`xtask bench-end`), and the receiver checks what it got, as `vbench` does for RDMA.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::socket::{setsockopt, sockopt};
 
-/// What is exchanged.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub enum Kind {
     /// A loop of writes on one TCP stream.
@@ -20,7 +20,16 @@ pub enum Kind {
     UdpSpin,
     /// A UDP ping-pong, both ends blocking.
     UdpBlock,
+    /// UDP datagrams in one direction, each sent and received by a call of its own.
+    UdpOne,
+    /// The same, 64 of them in one call, by segmentation offload at both ends.
+    UdpGso,
+    /// No exchange: one end that computes for as many seconds as it is told messages.
+    Busy,
 }
+
+/// Datagrams in one call of [`Kind::UdpGso`].
+const SEGMENTS: usize = 64;
 
 /// Arguments of an end.
 #[derive(Args)]
@@ -58,6 +67,9 @@ fn is_stamped(message: &[u8], number: u64) -> bool {
 pub fn run(args: &EndArgs) -> Result<()> {
     ensure!(args.size >= 8 && args.count > 0, "messages are of at least 8 bytes");
     match (&args.listen, &args.connect, args.kind) {
+        (_, _, Kind::Busy) => busy(args.count),
+        (Some(at), None, Kind::UdpOne | Kind::UdpGso) => stream_server(at, args),
+        (None, Some(to), Kind::UdpOne | Kind::UdpGso) => stream_client(to, args),
         (Some(at), None, Kind::Tcp) => tcp_server(at, args),
         (None, Some(to), Kind::Tcp) => tcp_client(to, args),
         (Some(at), None, Kind::TcpEpoll) => tcp_answerer(at, args),
@@ -66,6 +78,14 @@ pub fn run(args: &EndArgs) -> Result<()> {
         (None, Some(to), _) => udp_client(to, args),
         _ => bail!("say --listen or --connect"),
     }
+}
+
+fn busy(seconds: u64) -> Result<()> {
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(seconds) {
+        std::hint::spin_loop();
+    }
+    Ok(())
 }
 
 fn tcp_server(at: &str, args: &EndArgs) -> Result<()> {
@@ -85,14 +105,100 @@ fn tcp_client(to: &str, args: &EndArgs) -> Result<()> {
     let mut stream = TcpStream::connect(to).context("connect")?;
     stream.set_nodelay(true)?;
     let mut message: Vec<u8> = (0..args.size).map(pattern).collect();
-    let started = Instant::now();
+    let mut gaps = Gaps::new();
     for number in 0..args.count {
         stamp(&mut message, number);
         stream.write_all(&message)?;
+        gaps.progress();
     }
     // The end of a WRITE is its acknowledgement; here it is the receiver's word.
     stream.read_exact(&mut [0])?;
-    println!("seconds {:.9}", started.elapsed().as_secs_f64());
+    gaps.progress();
+    println!("seconds {:.9} gap {}", gaps.elapsed().as_secs_f64(), gaps.longest.as_nanos());
+    Ok(())
+}
+
+/// The longest time without progress.
+struct Gaps {
+    began: Instant,
+    last: Instant,
+    longest: Duration,
+}
+
+impl Gaps {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { began: now, last: now, longest: Duration::ZERO }
+    }
+
+    fn progress(&mut self) {
+        let now = Instant::now();
+        self.longest = self.longest.max(now - self.last);
+        self.last = now;
+    }
+
+    /// From the beginning to the last progress.
+    fn elapsed(&self) -> Duration {
+        self.last - self.began
+    }
+}
+
+/// Receives until all are there, or none comes any more: the network may lose some. The sender is told what arrived.
+fn stream_server(at: &str, args: &EndArgs) -> Result<()> {
+    let merged = args.kind == Kind::UdpGso;
+    let (socket, mut stream) = udp_answerer(at, args.kind)?;
+    setsockopt(&socket, sockopt::RcvBuf, &(4 << 20))?;
+    setsockopt(&socket, sockopt::UdpGroSegment, &merged)?;
+    stream.write_all(b"x")?;
+    let mut buffer = vec![0; 65_536];
+    let (mut received, mut next, mut gaps) = (0, 0, None);
+    while received < args.count {
+        let length = match socket.recv(&mut buffer) {
+            Ok(length) => length,
+            // The first one may take its time, since the sender starts when it has heard of this end.
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && received > 0 => break,
+            Err(error) => return Err(error).context("no datagram came"),
+        };
+        let gaps = gaps.get_or_insert_with(|| {
+            socket.set_read_timeout(Some(Duration::from_millis(500))).ok();
+            Gaps::new()
+        });
+        gaps.progress();
+        for message in buffer.get(..length).unwrap_or_default().chunks(args.size) {
+            let number = message.first_chunk().map(|octets| u64::from_ne_bytes(*octets)).unwrap_or_default();
+            ensure!(message.len() == args.size && number >= next, "datagram {number} after {next}");
+            next = number + 1;
+            received += 1;
+        }
+    }
+    let gaps = gaps.context("no datagram came")?;
+    let text = format!(
+        "seconds {:.9} gap {} messages {received}",
+        gaps.elapsed().as_secs_f64(),
+        gaps.longest.as_nanos()
+    );
+    stream.write_all(text.as_bytes())?;
+    Ok(())
+}
+
+fn stream_client(to: &str, args: &EndArgs) -> Result<()> {
+    let (socket, mut stream) = udp_asker(to, args.kind)?;
+    let batch = if args.kind == Kind::UdpGso { SEGMENTS.min(60_000 / args.size).max(1) } else { 1 };
+    if batch > 1 {
+        setsockopt(&socket, sockopt::UdpGsoSegment, &i32::try_from(args.size)?)?;
+    }
+    let mut buffer: Vec<u8> = (0..batch * args.size).map(|i| pattern(i % args.size)).collect();
+    for first in (0..args.count).step_by(batch) {
+        let count = usize::try_from(args.count - first)?.min(batch);
+        for (number, message) in (first..).zip(buffer.chunks_mut(args.size)) {
+            stamp(message, number);
+        }
+        socket.send(buffer.get(..count * args.size).unwrap_or_default())?;
+    }
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    ensure!(!text.is_empty(), "the other end is gone");
+    println!("{text}");
     Ok(())
 }
 
@@ -167,13 +273,29 @@ fn recv(socket: &UdpSocket, message: &mut [u8]) -> Result<()> {
     }
 }
 
-fn udp_server(at: &str, args: &EndArgs) -> Result<()> {
-    // The TCP port of the same number tells the client, and whoever waits, that this end is ready.
-    let socket = udp(at, args.kind)?;
+/// The answering end's socket, connected to the asking end's, and the TCP stream by which they found each other: the TCP
+/// port of the same number tells the client that this end is ready.
+fn udp_answerer(at: &str, kind: Kind) -> Result<(UdpSocket, TcpStream)> {
+    let socket = udp(at, kind)?;
     let (mut stream, _) = TcpListener::bind(at)?.accept()?;
     let mut peer = [0; 64];
     let length = stream.read(&mut peer)?;
     socket.connect(std::str::from_utf8(peer.get(..length).unwrap_or_default())?)?;
+    Ok((socket, stream))
+}
+
+fn udp_asker(to: &str, kind: Kind) -> Result<(UdpSocket, TcpStream)> {
+    let mut stream = TcpStream::connect(to).context("connect")?;
+    let own = SocketAddr::new(stream.local_addr()?.ip(), 0);
+    let socket = udp(&own.to_string(), kind)?;
+    socket.connect(to)?;
+    stream.write_all(socket.local_addr()?.to_string().as_bytes())?;
+    stream.read_exact(&mut [0])?;
+    Ok((socket, stream))
+}
+
+fn udp_server(at: &str, args: &EndArgs) -> Result<()> {
+    let (socket, mut stream) = udp_answerer(at, args.kind)?;
     stream.write_all(b"x")?;
     let mut message = vec![0; args.size];
     for number in 0..args.count {
@@ -185,11 +307,7 @@ fn udp_server(at: &str, args: &EndArgs) -> Result<()> {
 }
 
 fn udp_client(to: &str, args: &EndArgs) -> Result<()> {
-    let mut stream = TcpStream::connect(to).context("connect")?;
-    let socket = udp(&format!("{}:0", stream.local_addr()?.ip()), args.kind)?;
-    socket.connect(to)?;
-    stream.write_all(socket.local_addr()?.to_string().as_bytes())?;
-    stream.read_exact(&mut [0])?;
+    let (socket, _stream) = udp_asker(to, args.kind)?;
     let mut message: Vec<u8> = (0..args.size).map(pattern).collect();
     ping_pong(args, &mut message, |message| {
         socket.send(message)?;
@@ -213,7 +331,7 @@ fn ping_pong(
     }
     half.sort_unstable();
     let at = |percent: usize| half.get(half.len() * percent / 100).copied().unwrap_or_default();
-    println!("median {} p99 {}", at(50), at(99));
+    println!("median {} p99 {} max {}", at(50), at(99), half.last().copied().unwrap_or_default());
     Ok(())
 }
 
@@ -221,8 +339,8 @@ fn ping_pong(
 mod tests {
     use super::*;
 
-    fn both(kind: Kind, size: usize, count: u64) {
-        let at = format!("127.0.0.1:{}", 30_000 + std::process::id() % 20_000 + kind as u32);
+    fn both(host: &str, kind: Kind, size: usize, count: u64) {
+        let at = format!("{host}:{}", 30_000 + std::process::id() % 20_000 + kind as u32);
         let end = |listen: bool| EndArgs {
             kind,
             size,
@@ -241,9 +359,12 @@ mod tests {
 
     #[test]
     fn the_baselines_exchange_and_verify() {
-        both(Kind::Tcp, 1000, 50);
-        both(Kind::TcpEpoll, 8, 50);
-        both(Kind::UdpBlock, 8, 50);
-        both(Kind::UdpSpin, 24, 50);
+        both("127.0.0.1", Kind::Tcp, 1000, 50);
+        both("127.0.0.1", Kind::TcpEpoll, 8, 50);
+        both("127.0.0.1", Kind::UdpBlock, 8, 50);
+        both("127.0.0.1", Kind::UdpSpin, 24, 50);
+        both("127.0.0.1", Kind::UdpOne, 8, 500);
+        both("127.0.0.1", Kind::UdpGso, 8, 500);
+        both("[::1]", Kind::UdpSpin, 8, 50);
     }
 }

@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{BenchArgs, machine, median, today};
+use super::args::BenchArgs;
+use super::common::{machine, median, replaced, today};
 use crate::debian::{self, Programs};
 use crate::dist::Dist;
 use crate::{cc, netns, tree};
@@ -15,10 +16,10 @@ use crate::{cc, netns, tree};
 /// Programs, and queue pairs of all of them.
 const CASES: [(usize, usize); 3] = [(1, 1), (3, 100), (3, 3000)];
 const WORDS: [&str; 4] = ["resource show", "resource show qp", "statistic show", "statistic qp"];
-/// What it must not exceed with 3 programs and 100 queue pairs, in milliseconds.
+/// The limit with 3 programs and 100 queue pairs, in milliseconds.
 const MUST: f64 = 50.0;
 
-pub const TITLE: &str = "## Objects of all programs";
+const TITLE: &str = "## Objects of all programs";
 
 /// A program that holds queue pairs until its input ends.
 struct Holder(Child);
@@ -69,7 +70,7 @@ pub fn run(args: &BenchArgs, dist: &Dist) -> Result<bool> {
     print!("{text}");
     if args.save {
         let path = tree::root().join("docs/BENCHMARKS.md");
-        std::fs::write(&path, replaced(&std::fs::read_to_string(&path)?, &text))?;
+        std::fs::write(&path, replaced(&std::fs::read_to_string(&path)?, TITLE, &text))?;
     }
     Ok(true)
 }
@@ -100,40 +101,4 @@ fn report(args: &BenchArgs, samples: &mut BTreeMap<(usize, &str), Vec<f64>>) -> 
         text.push('\n');
     }
     Ok(text)
-}
-
-/// The document with its section of that title replaced, or put in front of that of connections.
-fn replaced(document: &str, section: &str) -> String {
-    let (before, after) = match document.find(TITLE) {
-        Some(at) => {
-            let (before, old) = document.split_at(at);
-            let end = old.get(TITLE.len()..).and_then(|rest| rest.find("\n## "));
-            (before, end.map_or("", |end| old.split_at(TITLE.len() + end + 1).1))
-        }
-        None => document.find(super::connect::TITLE).map_or((document, ""), |at| document.split_at(at)),
-    };
-    let gap = if after.is_empty() { "" } else { "\n" };
-    format!("{}\n\n{section}{gap}{after}", before.trim_end())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_section_is_replaced_and_nothing_else() {
-        let new = format!("{TITLE}\n\nnew\n");
-        let connections = super::super::connect::TITLE;
-        for (before, after) in [
-            ("# B\n\ntext\n".to_owned(), format!("# B\n\ntext\n\n{new}")),
-            (format!("# B\n\n{TITLE}\n\nold\n"), format!("# B\n\n{new}")),
-            (format!("# B\n\n{connections}\n\nx\n"), format!("# B\n\n{new}\n{connections}\n\nx\n")),
-            (
-                format!("# B\n\n{TITLE}\n\nold\n\n{connections}\n\nx\n"),
-                format!("# B\n\n{new}\n{connections}\n\nx\n"),
-            ),
-        ] {
-            assert_eq!(replaced(&before, &new), after);
-        }
-    }
 }

@@ -1,6 +1,6 @@
 //! Fenced code blocks of a page.
 
-/// What a `console` block asks for.
+/// The marker of a `console` block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// ```` ```console run ````: its commands are run and their output is compared.
@@ -16,7 +16,6 @@ pub enum Kind {
 pub struct Block {
     /// The line of its fence, from 1.
     pub line: usize,
-    /// What it asks for.
     pub kind: Kind,
     /// Its lines.
     pub text: Vec<String>,

@@ -69,7 +69,7 @@ fn one(part: &str) -> Option<Vec<String>> {
     Some(rest.map(|word| (*word).to_owned()).collect())
 }
 
-/// What is wrong with the words after `ferroce`, if anything. Within a sentence a command may lack its arguments.
+/// The error in the words after `ferroce`, if any. Within a sentence a command may lack its arguments.
 fn judge(words: &[String], whole: bool) -> Option<String> {
     // `DEV` and `…` stand for something; a command that is only named is none that can be parsed.
     let given: Vec<&str> =

@@ -1,4 +1,4 @@
-//! What every end-to-end check needs: the distribution, Debian's programs, and a place for logs.
+//! The common set-up of end-to-end checks: the distribution, Debian's programs, and a place for logs.
 
 use std::path::PathBuf;
 use std::process::Command;

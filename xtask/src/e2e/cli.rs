@@ -94,7 +94,7 @@ fn status(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// What people type for RoCE cards, and the same from `ferroce` itself.
+/// The vendor's scripts for RoCE cards, and the same from `ferroce` itself.
 fn scripts(bed: &Bed) -> Result<()> {
     let script = |name: &str, words: &[&str]| -> Result<Ended> {
         let mut command = Command::new(bed.dist.bin(name));

@@ -16,7 +16,7 @@ const ROUNDS: u32 = 20;
 const THREADS: &str = "16";
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What [`Foreign::build`] left, [`ROUNDS`] times.
+/// Runs the programs that [`Foreign::build`] built, [`ROUNDS`] times.
 pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     for foreign in ALL {
         let title = format!("{} {}", foreign.name, foreign.version);

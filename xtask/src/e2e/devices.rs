@@ -105,7 +105,7 @@ fn devinfo(bed: &Bed, reference: Option<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// What ibstat prints, its lines without the indentation: those of the kernel's rxe in the same order, and ours.
+/// Compares the lines of ibstat, without indentation, with those of the kernel's rxe.
 fn ibstat(bed: &Bed, reference: Option<PathBuf>) -> Result<()> {
     let said = |args: &[&str]| -> Result<Vec<String>> {
         let mut command = bed.ours("ibstat");

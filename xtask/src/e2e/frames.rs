@@ -18,7 +18,7 @@ use crate::report::Checks;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const SERVER: &str = "10.80.0.2";
-/// What a pingpong says whose packets are not answered in time.
+/// The message of a pingpong whose packets are not answered in time.
 const TOO_LATE: &str = "transport retry counter exceeded";
 
 /// Everything over frames.
@@ -237,7 +237,7 @@ impl Capture {
     }
 }
 
-/// Those that are set for the device are on the wire, whichever way packets leave.
+/// The settings of the device appear on the wire, whichever datapath sends the packets.
 fn marked(wire: &Wire<'_>, gids: &Gids, checks: &mut Checks) -> Result<()> {
     wire.ferroce(false, "link set fr1 tclass 96 ttl 7 --no-persist")?;
     let Some(capture) = Capture::start(wire, "frames-marked", checks)? else { return Ok(()) };

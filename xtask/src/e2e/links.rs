@@ -290,7 +290,7 @@ fn others(bed: &Bed, checks: &mut Checks) -> Result<()> {
     Ok(())
 }
 
-/// What cannot be done: words, exit status, part of the sentence.
+/// Refused commands: words, exit status, part of the message.
 const REFUSALS: &[(&str, i32, &str)] = &[
     ("link add fr5 type roce netdev nonesuch", 1, "there is no network interface \"nonesuch\"; there are: "),
     ("link add rxe0 type roce netdev s1", 1, "a device named rxe0 exists already"),

@@ -36,6 +36,7 @@ use std::process::Command;
 use anyhow::Result;
 use clap::Args;
 
+use crate::datapaths::Datapath;
 use crate::debian::Programs;
 use crate::dist::Dist;
 use crate::job;
@@ -141,13 +142,22 @@ pub fn run(args: &E2eArgs) -> Result<bool> {
     Ok(report.close())
 }
 
+/// The programs and libraries of the stages.
+pub struct Start<'a> {
+    /// The distribution to test.
+    pub dist: &'a Dist,
+    /// The distribution whose library mistreats packets.
+    pub faulty: Option<&'a Dist>,
+    /// Debian's programs.
+    pub programs: &'a Programs,
+}
+
 /// In the parent: starts the child and takes over its counts. The child prints the stages' lines.
 pub fn start(
     checks: &mut Checks,
-    dist: &Dist,
-    faulty: Option<&Dist>,
-    programs: &Programs,
+    start: &Start<'_>,
     all: bool,
+    datapath: Option<&Datapath>,
     stages: &[&str],
 ) -> Result<()> {
     let mut command = match netns::enter() {
@@ -165,11 +175,14 @@ pub fn start(
     std::fs::create_dir_all(&runtime)?;
     std::fs::set_permissions(&runtime, std::fs::Permissions::from_mode(0o700))?;
     command.env("FERROCE_RUNTIME_DIR", &runtime);
-    command.arg(std::env::current_exe()?).arg("e2e").arg("--dist").arg(&dist.root);
-    if let Some(faulty) = faulty {
+    if let Some(datapath) = datapath {
+        datapath.choose(&mut command);
+    }
+    command.arg(std::env::current_exe()?).arg("e2e").arg("--dist").arg(&start.dist.root);
+    if let Some(faulty) = start.faulty {
         command.arg("--faulty").arg(&faulty.root);
     }
-    if let Some(unpacked) = &programs.unpacked {
+    if let Some(unpacked) = &start.programs.unpacked {
         command.arg("--unpacked").arg(unpacked);
     }
     if all {

@@ -1,4 +1,4 @@
-//! What an administrator sees: counters, objects of all programs, the files of `ferroce run --sysfs`.
+//! The administrator's view: counters, objects of all programs, the files of `ferroce run --sysfs`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,6 +10,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::Bed;
+use super::nobody::Nobody;
 use crate::cc;
 use crate::exchange::{self, Exchange};
 use crate::job::{self, Ended, Job};
@@ -61,6 +62,23 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     checks.check("counters in files are live", live(bed));
     ucx(bed, checks)?;
     checks.check("the keeper is nobody's child and ends", keeper(bed));
+    checks.check("two programs of an ordinary user share a user namespace", namespace(bed));
+    Ok(())
+}
+
+/// Otherwise neither could copy directly to the other's memory.
+fn namespace(bed: &Bed) -> Result<()> {
+    let nobody = Nobody::new(bed, "ferroce-observe")?;
+    let command = |script: &str| {
+        let mut command = nobody.command(Path::new("/bin/sh"));
+        command.args(["-c", script]);
+        command
+    };
+    let log = |name: &str| bed.logs.path(&format!("namespace {name}"));
+    let first = Job::start(command("readlink /proc/self/ns/user; sleep 30"), &log("first"), PATIENCE)?;
+    wait("the first program", || Ok(first.output().contains("user:")))?;
+    let second = job::run(command("readlink /proc/self/ns/user"), &log("second"), PATIENCE)?;
+    ensure!(second.ok() && first.output() == second.output, "{}: {}", second.describe(), first.output());
     Ok(())
 }
 
@@ -149,7 +167,7 @@ fn programs(bed: &Bed) -> Result<()> {
     wait("packets", || Ok(counted("rcvd_pkts")? > before + 100))?;
     let pairs = json(bed, "stat qp show")?;
     ensure!(pairs.iter().filter(|row| number(row, "rdma_sends") > 0).count() == 2, "{pairs:?}");
-    // Who does not run is seen nevertheless.
+    // A stopped program is listed, too.
     server.signal(Signal::SIGSTOP);
     let stopped = json(bed, "resource show qp")?.len();
     ensure!(stopped == 2, "{stopped} queue pairs while the server is stopped");
@@ -239,7 +257,7 @@ fn same_tree(bed: &Bed, reference: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What ibv_read_sysfs_file answers without any file is what stands in the files.
+/// `ibv_read_sysfs_file`, which needs no file, answers with the content of the files.
 fn from_memory(bed: &Bed) -> Result<()> {
     let program = cc::ours("sysfs", &bed.dist, &bed.programs)?;
     let listed = with_sysfs(

@@ -50,6 +50,14 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
             one(bed, checks, "ib_atomic_lat", &format!("-A {kind} {text}"))?;
         }
     }
+    // Its packets arrive one by one, and it waits for ever if the peer's answer comes before the ACK of its message.
+    with(
+        bed,
+        checks,
+        "ib_send_lat",
+        "-s 4096 -n 5000 -e",
+        &[("FERROCE_DATAPATH", "udp"), ("FERROCE_GSO", "off")],
+    )?;
     unreliable(bed, checks)?;
     shared(bed, checks)
 }
@@ -101,14 +109,20 @@ fn unreliable(bed: &Bed, checks: &mut Checks) -> Result<()> {
 }
 
 fn one(bed: &Bed, checks: &mut Checks, program: &str, text: &str) -> Result<()> {
+    with(bed, checks, program, text, &[])
+}
+
+/// The same with variables of the environment.
+fn with(bed: &Bed, checks: &mut Checks, program: &str, text: &str, variables: &[(&str, &str)]) -> Result<()> {
     let port = bed.port();
     let end = |host: Option<&str>| {
         let mut command = bed.ours(program);
+        command.envs(variables.iter().copied());
         command.args(["-d", "fr0", "-F", "-p", &port.to_string()]).args(text.split_whitespace()).args(host);
         command
     };
     let exchange = Exchange {
-        name: format!("{program} {text}"),
+        name: format!("{program} {text}{}", if variables.is_empty() { "" } else { ", packets one by one" }),
         server: end(None),
         client: end(Some("127.0.0.1")),
         ready: Box::new(move || listening(port)),

@@ -11,7 +11,7 @@ use crate::cc;
 use crate::job::{self, Ended};
 use crate::report::Checks;
 
-/// What the program can do wrong on purpose, and a word of the sentence that must say so.
+/// Faults that the program can inject, and a word that its message must contain.
 const SPOILS: [(&str, &str); 6] = [
     ("octet", "wrong octet"),
     ("lose", "never |completed before|stands still"),

@@ -1,4 +1,4 @@
-//! What really went over the wire: a capture of our own packets, judged by tshark and by an independent ICRC.
+//! A capture of our own packets, checked by tshark and by an independent ICRC.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

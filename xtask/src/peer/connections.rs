@@ -58,7 +58,9 @@ impl Interop<'_> {
                     list.truncate(1);
                 }
                 for dialogue in list {
-                    ends.dialogue(checks, &dialogue, server, client, ipv6)?;
+                    checks.twice(&self.repeats, |checks| {
+                        ends.dialogue(checks, &dialogue, server, client, ipv6)
+                    })?;
                 }
                 let endings = [("accept", "part"), ("part", "wait"), ("reject", "rejected")];
                 for (passive, active) in endings.into_iter().filter(|_| all || !ipv6) {
@@ -243,7 +245,7 @@ impl Ends<'_> {
         Ok(())
     }
 
-    /// What the kernel sends may be lost, come twice, late, or overtaken. Only programs that wait for the end: Linux does
+    /// Packets of the kernel are lost, duplicated, delayed and reordered. Only programs that wait for the end take part: Linux does
     /// not repeat the DREQ of one that is gone, so that its peer would wait for ever.
     fn loss(&self, checks: &mut Checks) -> Result<()> {
         let faults = "loss 15% duplicate 10% delay 10ms reorder 20% 50%";

@@ -1,4 +1,4 @@
-//! What is exchanged with the kernel's rxe.
+//! The exchanges with the kernel's rxe.
 
 use std::time::Duration;
 
@@ -83,7 +83,7 @@ pub fn cases(all: bool, ipv6: bool, path_mtu: u32) -> Vec<Case> {
 }
 
 impl Case {
-    /// One that ends well.
+    /// An exchange that must succeed.
     pub fn new(
         tool: Tool,
         program: &'static str,

@@ -80,7 +80,12 @@ struct Interop<'a> {
     vprobe: PathBuf,
     logs: Logs,
     next_port: Cell<u16>,
+    /// Exchanges that may fail once, in a run: the guest is emulated, and rxe loses something now and then.
+    repeats: Cell<u32>,
 }
+
+/// See [`Interop::repeats`]. More of them are no accident.
+const REPEATS: u32 = 3;
 
 /// The stage. `harness` tries the harness itself, kernel against kernel.
 pub fn check(checks: &mut Checks, dist: &Dist, programs: &Programs, all: bool, harness: bool) -> Result<()> {
@@ -95,7 +100,15 @@ pub fn check(checks: &mut Checks, dist: &Dist, programs: &Programs, all: bool, h
     };
     let logs = Logs(tree::target().join("xtask").join("peer"));
     let guest = Guest::up(script, if harness { Some(1500) } else { None })?;
-    let interop = Interop { guest, dist, programs, vprobe, logs, next_port: Cell::new(21_000) };
+    let interop = Interop {
+        guest,
+        dist,
+        programs,
+        vprobe,
+        logs,
+        next_port: Cell::new(21_000),
+        repeats: Cell::new(REPEATS),
+    };
     let pairs = match harness {
         true => [(Side::GuestB, Side::GuestA), (Side::GuestA, Side::GuestB)],
         false => [(Side::Kernel, Side::Ours), (Side::Ours, Side::Kernel)],
@@ -105,7 +118,7 @@ pub fn check(checks: &mut Checks, dist: &Dist, programs: &Programs, all: bool, h
         for ipv6 in [false, true] {
             for (server, client) in pairs {
                 for case in matrix::cases(all, ipv6, path_mtu) {
-                    interop.one(checks, &case, server, client)?;
+                    checks.twice(&interop.repeats, |checks| interop.one(checks, &case, server, client))?;
                 }
             }
         }
@@ -170,7 +183,7 @@ impl Interop<'_> {
         }
     }
 
-    /// What the guest's kernel says after it all.
+    /// Checks the guest's kernel log at the end.
     fn after(&self, checks: &mut Checks) -> Result<()> {
         let log = self.guest.inside("dmesg")?;
         let bad: Vec<&str> = log.lines().filter(|l| is_trouble(l)).collect();

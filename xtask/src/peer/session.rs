@@ -11,10 +11,10 @@ use crate::job::Job;
 const SCRIPT: &str = include_str!("session.sh");
 /// Where the script expects the distribution.
 const FOLDER: &str = "/tmp/ferroce";
-/// What makes a program's output come line by line; the guest has none of its own.
+/// The library that makes a program's output line-buffered; the guest has none of its own.
 const STDBUF: &str = "/usr/libexec/coreutils/libstdbuf.so";
 
-/// What each step prints.
+/// The output of each step.
 const STEPS: &[(&str, &str)] = &[
     ("add", ""),
     ("link show", "link rxe0/1 state ACTIVE physical_state LINK_UP netdev a0\n"),

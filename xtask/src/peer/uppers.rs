@@ -9,7 +9,7 @@ use crate::report::Checks;
 /// Where ferroce lies in the guest.
 const ROOT: &str = "/tmp/ferroce-bond";
 const SCRIPT: &str = include_str!("uppers.sh");
-/// What the script can do, in order; all but the first and the last are checks.
+/// The steps of the script, in order; all but the first and the last are checks.
 const STEPS: [(&str, &str); 8] = [
     ("set_up", "a bond in the guest"),
     ("failover", "a bond's links are pulled in turn under ib_write_bw and a verifying rping"),

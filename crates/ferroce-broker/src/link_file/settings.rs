@@ -71,7 +71,7 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<LinkSett
         .map_err(D::Error::custom)
 }
 
-/// What has to be set, one after the other, or a sentence about what nobody can set.
+/// The settings to apply in order, or a sentence that names the first invalid one.
 fn changes(saved: Saved) -> Result<Vec<Setting>, String> {
     let mut changes = Vec::new();
     if let Some(name) = saved.roce_mode {

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 /// Messages of peers that wait as long.
 const MOST_WAITING: usize = 1024;
 
-/// What comes from peers while programs of an earlier broker still come back.
+/// MADs from peers that wait until the programs of an earlier broker have come back.
 #[derive(Debug, Default)]
 pub struct Survivors {
     until: Option<Instant>,
@@ -118,7 +118,7 @@ impl<S: System> Broker<S> {
                     }
                     self.tell_parked(moved);
                 }
-                // Who leases a slot is told.
+                // A program that leases a slot receives this as a notice.
                 Err(e) => debug!(%address, "not served: {e}"),
             }
         }

@@ -1,4 +1,4 @@
-//! What goes as frames: which addresses, by which interfaces, of which programs.
+//! The addresses, interfaces and programs whose packets travel as frames.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -39,7 +39,7 @@ impl<S: System> Broker<S> {
         self.view_changes
     }
 
-    /// What frames are to be switched.
+    /// The configuration of the switch.
     pub fn switch_view(&self) -> View {
         // The others of IP go by sockets; who sends them as frames all the same may use the same addresses.
         let of = |devices: &[DeviceInfo]| -> BTreeSet<Way> {

@@ -25,7 +25,7 @@ pub(super) struct Ledgers {
     live: BTreeMap<ClientId, LedgerReader>,
     /// Of processes whose connection is gone, while slots wait for them.
     away: Vec<(ProcessId, LedgerReader)>,
-    /// What programs that ended had counted, by device.
+    /// Counters of programs that exited, by device.
     left: BTreeMap<u32, Totals>,
     /// Frames that were dropped, by device.
     frames: BTreeMap<u32, Counts>,
@@ -115,7 +115,7 @@ impl<S: System> Broker<S> {
         counts.iter_mut().zip(more).for_each(|(sum, more)| *sum = sum.wrapping_add(*more));
     }
 
-    /// What a device counted in all programs.
+    /// Sums the counters of a device over all programs.
     pub(super) fn statistics(&self, device: &str) -> Result<Message, Refusal> {
         let Some(id) = self.devices.all().find(|d| d.name == device).map(|d| d.id) else {
             let sentence = format!("there is no device named {device}");

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
+use ferroce_host::fork::Guarded;
 use ferroce_ipc::{Message, Refusal, RefusalCode};
 
 use super::{Broker, SURVIVORS, Waiting};
@@ -64,6 +65,13 @@ impl<S: System> Broker<S> {
             }
             Message::ListNetdevs => Ok(Some(Message::Netdevs(self.netdevs()))),
             Message::OpenRings { v2 } => self.open_rings(client, id, v2, descriptors).map(|()| None),
+            Message::OfferPipes { .. } => {
+                if let Some(known) = self.clients.get_mut(&client) {
+                    known.offered = descriptors.into_iter().map(Guarded::new).collect();
+                }
+                Ok(Some(Message::Done))
+            }
+            Message::OpenPipe(slot) => self.open_pipe(client, id, slot).map(|()| None).map_err(Some),
             Message::GetStatus => Ok(Some(Message::Status(self.status()))),
             Message::Stop { force } => self.stop(client, force).map(|()| Some(Message::Done)).map_err(Some),
             Message::Report(counts) => {
@@ -86,7 +94,7 @@ impl<S: System> Broker<S> {
                 self.send_ledgers(client, id);
                 Ok(None)
             }
-            // What only brokers say, or a second greeting.
+            // Only a broker may send these messages; a program may send `Hello` only once.
             Message::Hello(_)
             | Message::Refused(_)
             | Message::Done
@@ -98,6 +106,7 @@ impl<S: System> Broker<S> {
             | Message::CmDone(_)
             | Message::CmEvent(_)
             | Message::Rings
+            | Message::Pipe { .. }
             | Message::Statistics(_)
             | Message::Ledgers(_)
             | Message::LedgerOf(_)

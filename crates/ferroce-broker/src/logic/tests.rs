@@ -19,7 +19,7 @@ struct Bench {
     now: Instant,
 }
 
-/// What one client was sent, with the descriptors.
+/// The messages to one client, with their descriptors.
 type Sent = Vec<(u32, Message, Vec<OwnedFd>)>;
 
 impl Bench {
@@ -65,7 +65,7 @@ impl Bench {
         sent
     }
 
-    /// What the client hears after saying something.
+    /// Sends a message as the client, and returns the broker's messages to it.
     fn say(&mut self, client: u64, message: Message, descriptors: Vec<OwnedFd>) -> Sent {
         self.broker.message(self.now, ClientId(client), 5, message, descriptors);
         self.heard(client)

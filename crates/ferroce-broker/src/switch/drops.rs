@@ -7,7 +7,7 @@ use super::Reason;
 /// A number for each of [`Reason::ALL`], in its order. They wrap.
 pub type Counts = [u64; Reason::ALL.len()];
 
-/// What was dropped since it was last asked for, by the interface.
+/// Frames that were dropped since the last report, by interface.
 #[derive(Debug, Default)]
 pub struct Drops(BTreeMap<u32, Counts>);
 

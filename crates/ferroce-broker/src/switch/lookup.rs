@@ -14,7 +14,7 @@ use ferroce_host::rtnetlink::{self, Neighbour};
 /// Of the service `discard`: a datagram there has the kernel look for its receiver, and nothing else happens.
 const DISCARD: u16 = 9;
 
-/// What is asked of the kernel. Each may take long.
+/// The kernel's answers about routes and neighbours. Each call may take long.
 pub trait Kernel {
     /// Where packets go next on their way.
     fn next_hop(&self, lookup: Lookup) -> io::Result<IpAddr>;

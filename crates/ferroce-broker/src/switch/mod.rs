@@ -40,7 +40,7 @@ use table::{Buffers, Open, Outgoing, Table, Waits, close};
 /// Packets of one ring or socket before others have their turn.
 const BURST: usize = 64;
 
-/// What the switch is to serve.
+/// The configuration of the switch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
     /// The interfaces that hold the addresses.
@@ -170,7 +170,7 @@ impl Switch {
         next
     }
 
-    /// What was dropped since this was last asked for, by interface; 0 for none.
+    /// Takes the counts of dropped frames since the last call, by interface; key 0 stands for no interface.
     pub fn take_drops(&self) -> BTreeMap<u32, Counts> {
         self.shared.table.lock().drops.take()
     }

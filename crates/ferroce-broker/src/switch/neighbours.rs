@@ -20,7 +20,7 @@ const MOST: usize = 4096;
 /// Lookups that wait for the kernel.
 const MOST_LOOKUPS: usize = 256;
 
-/// What is known of whom.
+/// The neighbour table of the switch.
 #[derive(Debug, Default)]
 pub struct Neighbours {
     states: BTreeMap<(u32, IpAddr), State>,
@@ -61,7 +61,7 @@ pub struct Lookup {
     pub to: IpAddr,
 }
 
-/// What becomes of a frame.
+/// The result of a lookup for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// Send it there.

@@ -1,4 +1,4 @@
-//! What a frame must be to pass, without any socket.
+//! The rules that a frame must meet to pass. They open no socket.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -107,7 +107,7 @@ const SHORTEST: usize = 16;
 /// Opcodes of datagrams: UD SEND only, with and without immediate (IBTA 9.2, table 38).
 const DATAGRAMS: [u8; 2] = [0x64, 0x65];
 
-/// What a packet from GRH or IP header on says, if it is one of this version.
+/// Parses a packet from its GRH or IP header on, if it is of this RoCE version.
 fn read(version: RoceVersion, packet: &[u8]) -> Result<(Passed, &[u8]), Reason> {
     let frame = match version {
         RoceVersion::V1 => Frame::parse_grh(packet),

@@ -1,4 +1,4 @@
-//! What the switch knows, and a packet's way through it: from a ring or the wire to a ring, to queue pair 1, or to the wire.
+//! The tables of the switch, and the path of a packet: from a ring or the wire to a ring, to queue pair 1, or to the wire.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -68,7 +68,7 @@ pub(super) struct Open {
     pub(super) bell: Arc<Guarded<OwnedFd>>,
 }
 
-/// What to do with a packet that passed.
+/// A packet that passed the rules, with its destination.
 pub(super) struct Outgoing<'a> {
     pub(super) link: LinkLayer,
     pub(super) from: IpAddr,
@@ -84,7 +84,7 @@ pub(super) fn close(program: &mut Program) -> u64 {
     1
 }
 
-/// What the thread waits for.
+/// The descriptors that the thread waits for.
 #[derive(Default)]
 pub(super) struct Waits {
     pub(super) generation: Option<u64>,
@@ -154,7 +154,7 @@ impl Table {
         self.drops.count(ifindex, reason);
     }
 
-    /// What a program put into its ring before it ended, its last acknowledgement perhaps.
+    /// Takes the packets that a program left in its ring before it exited, such as its last acknowledgement.
     fn take_last(&mut self, client: ClientId) {
         let mut packet = Box::new([0; MAX_PACKET]);
         for _ in 0..=ENTRIES as usize / BURST {

@@ -94,7 +94,7 @@ unsafe fn copy_address(
     Ok((unsafe { copy(address.cast(), length as usize) }?.cast(), length))
 }
 
-/// What the system's resolver found first; a positive `EAI_` or negative one is its own.
+/// The first result of the system's resolver. Error codes `EAI_…`, positive or negative, are the resolver's own.
 enum Found {
     Address(System),
     Failure(c_int),
@@ -163,7 +163,7 @@ export! {
     }
 }
 
-/// What was found, or a code of `getaddrinfo`.
+/// Resolves a name; fails with a code of `getaddrinfo`.
 ///
 /// # Safety
 ///
@@ -253,7 +253,7 @@ export! {
     }
 }
 
-/// What a thread of its own looks up.
+/// A lookup that runs on a thread of its own.
 struct Search {
     node: Option<CString>,
     service: Option<CString>,
@@ -344,7 +344,7 @@ fn without_signals<R>(begin: impl FnOnce() -> R) -> R {
 }
 
 export! {
-    /// What `rdma_resolve_addrinfo` found, to be freed by [`rdma_freeaddrinfo`]; EINVAL if it found nothing.
+    /// Returns the result of `rdma_resolve_addrinfo`, which the program frees by [`rdma_freeaddrinfo`]; EINVAL without a result.
     pub fn rdma_query_addrinfo(
         id: Object<abi::rdma_cm_id>,
         info: Ptr<*mut abi::rdma_addrinfo>,

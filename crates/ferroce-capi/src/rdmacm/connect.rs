@@ -70,7 +70,7 @@ fn whom(
     Ok((route.on(), space.service_id(route.destination.port()), header.emit()))
 }
 
-/// What to ask the peer for.
+/// Makes the parameters of the request to the peer.
 fn request(
     id: &'static IdHandle,
     state: &State,
@@ -124,7 +124,7 @@ const RESPONSE_TIMEOUT: CmTime = CmTime::saturating(20);
 /// How often it is repeated (rxe 6.12, `CMA_MAX_CM_RETRIES`).
 const RETRIES: u8 = 15;
 
-/// What the broker is to be asked.
+/// The request to the broker.
 enum Wanted {
     Connection(Box<ConnectParams>),
     QueuePair(Box<SidrParams>),
@@ -139,7 +139,7 @@ fn depth(asked: u8, offer: Option<u8>) -> Result<u8, Errno> {
     attributes::depth(asked, DEPTH, offer).map_err(|_| Errno::EINVAL)
 }
 
-/// What a program that names nothing asks for.
+/// The parameters of a program that passes none.
 const USUAL: abi::rdma_conn_param = abi::rdma_conn_param {
     responder_resources: abi::RDMA_MAX_RESP_RES as u8,
     initiator_depth: abi::RDMA_MAX_INIT_DEPTH as u8,

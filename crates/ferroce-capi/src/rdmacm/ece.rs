@@ -26,7 +26,7 @@ export! {
         Ok(0)
     }
 
-    /// What the peer said; zero before it said something. EINVAL for an id that has a queue pair.
+    /// Returns the peer's vendor options; zero before the peer sent any. EINVAL for an id that has a queue pair.
     pub fn rdma_get_remote_ece(id: Object<abi::rdma_cm_id>, ece: Ptr<abi::ibv_ece>) -> c_int = call::minus_one |_| {
         let (handle, live) = id.opened()?;
         let ece = ece.some()?;

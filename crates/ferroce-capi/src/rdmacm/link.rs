@@ -79,7 +79,7 @@ fn deliver(id: &'static IdHandle, live: &Arc<LiveId>, event: Event) {
     live.state.lock().queue(id, live, what);
 }
 
-/// What a peer asks for, as it is told to the program.
+/// A peer's request, in the form that the program receives.
 pub(super) struct RequestParams {
     service: ServiceId,
     /// For connections: what they are to be like.

@@ -20,16 +20,16 @@ impl CObject for abi::rdma_cm_event {
     type Extra = ();
 }
 
-/// What makes an event live: it was not yet acknowledged.
+/// An event that was not yet acknowledged.
 pub(crate) struct LiveEvent {
     of: Arc<LiveId>,
-    /// What `private_data` names.
+    /// Keeps the memory that `private_data` points to.
     _private: Box<[u8]>,
 }
 
 static POOL: Pool<abi::rdma_cm_event, LiveEvent> = Pool::new();
 
-/// What the program is told.
+/// An event in the form that the program receives.
 pub(super) struct ProgramEvent {
     pub(super) id: *mut abi::rdma_cm_id,
     pub(super) listen_id: *mut abi::rdma_cm_id,

@@ -1,4 +1,4 @@
-//! What an id has of its route: device, addresses, path record.
+//! The route of an id: its device, addresses and path record.
 
 use std::net::SocketAddr;
 

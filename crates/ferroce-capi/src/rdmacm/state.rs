@@ -30,7 +30,7 @@ impl IdHandle {
     }
 }
 
-/// What makes an id live.
+/// The live part of an id.
 pub(crate) struct LiveId {
     pub(super) acks: AckCount,
     /// Held only for moments: the thread that hears the broker takes it.
@@ -80,7 +80,7 @@ pub(super) enum Phase {
     Ended,
 }
 
-/// What an id knows.
+/// The state of an id.
 pub(super) struct State {
     /// Where its events go.
     pub(super) channel: Arc<LiveChannel>,
@@ -99,16 +99,16 @@ pub(super) struct State {
     pub(super) options: Options,
     pub(super) link: Link,
     pub(super) memberships: Vec<Arc<Membership>>,
-    /// What `rdma_resolve_addrinfo` found.
+    /// The result of `rdma_resolve_addrinfo`.
     pub(super) found: Option<List>,
     pub(super) path: Option<PathRecord>,
     /// The same, to compute with.
     pub(super) record: Option<abi::ibv_sa_path_rec>,
-    /// What `rdma_create_ep` keeps for the ids of requests.
+    /// The template of `rdma_create_ep` for the ids of requests.
     pub(super) template: Option<Template>,
 }
 
-/// What a passive endpoint makes queue pairs of.
+/// The attributes of the queue pairs that a passive endpoint makes.
 #[derive(Clone, Copy)]
 pub(super) struct Template {
     pub(super) pd: *mut abi::ibv_pd,
@@ -171,7 +171,7 @@ impl State {
     }
 }
 
-/// What an id has at the broker.
+/// The objects that an id has at the broker.
 #[derive(Default)]
 pub(super) struct Link {
     pub(super) port: Option<Port>,
@@ -182,15 +182,15 @@ pub(super) struct Link {
     pub(super) req: Option<Box<Req>>,
     /// The PSN that our queue pair expects first, if we were asked.
     pub(super) psn: Psn,
-    /// What the queue pair is set to, once the peer has said enough.
+    /// The attributes of the queue pair, once REQ and REP are known.
     pub(super) agreed: Option<ConnectedAttr>,
     /// Vendor options that the peer shall be told.
     pub(super) local_ece: Ece,
-    /// Those that it told.
+    /// Vendor options that the peer sent.
     pub(super) remote_ece: Ece,
 }
 
-/// What a program may set, and what the connection will use.
+/// The options of `rdma_set_option`.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Options {
     /// The traffic class of its packets; `None` is the device's default.
@@ -212,9 +212,9 @@ impl CObject for abi::rdma_event_channel {
     type Extra = ();
 }
 
-/// What makes an event channel live.
+/// The live part of an event channel.
 pub(crate) struct LiveChannel {
-    /// What happened to ids and was not yet told.
+    /// Events of ids that the program has not fetched yet.
     pub(super) events: NotifyQueue<Arc<Queued>>,
 }
 

@@ -16,8 +16,8 @@ use clap::Parser;
 use ferroce_ipc::sysfs::{CLASSES, LIFESPAN};
 use ferroce_ipc::{DeviceInfo, Listing};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, unshare};
-use nix::unistd::{getegid, geteuid};
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::unistd::{Gid, Uid, getegid, geteuid};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -57,7 +57,9 @@ pub fn probe(args: &RunArgs) -> Result<(), String> {
 fn mount_all(devices: impl FnOnce(&Path) -> Result<Vec<PathBuf>>) -> Result<()> {
     let (uid, gid) = (geteuid(), getegid());
     // Root, and a process in a user namespace of its own, need no other one.
-    if unshare(CloneFlags::CLONE_NEWNS).is_err() {
+    if unshare(CloneFlags::CLONE_NEWNS).is_err()
+        && !(join_others(uid, gid) && unshare(CloneFlags::CLONE_NEWNS).is_ok())
+    {
         unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).context(NO_NAMESPACES)?;
         keep_identity(uid, gid)?;
     }
@@ -72,6 +74,27 @@ fn mount_all(devices: impl FnOnce(&Path) -> Result<Vec<PathBuf>>) -> Result<()> 
     // The mounts made from it stay, and the keeper's working directory.
     umount2(scratch, MntFlags::MNT_DETACH).context("the tmpfs cannot be taken away")?;
     built
+}
+
+/// Joins the user namespace of another `ferroce run` of this user, if one runs; whether it did. Two programs in different user
+/// namespaces could not copy to and from each other's memory.
+fn join_others(uid: Uid, gid: Gid) -> bool {
+    let Ok(processes) = fs::read_dir("/proc") else { return false };
+    let line = format!("{KEEPER}\0");
+    processes.flatten().map(|process| process.path()).any(|process| {
+        let is_keeper =
+            fs::read(process.join("cmdline")).is_ok_and(|words| words.starts_with(line.as_bytes()));
+        // The identity of the program stays: a namespace made for another purpose may map it to another one.
+        let keeps = |map: &str, id: u32| {
+            let text = fs::read_to_string(process.join(map)).unwrap_or_default();
+            text.split_whitespace().eq([&*id.to_string(), &*id.to_string(), "1"])
+        };
+        is_keeper
+            && keeps("uid_map", uid.as_raw())
+            && keeps("gid_map", gid.as_raw())
+            && fs::File::open(process.join("ns/user"))
+                .is_ok_and(|namespace| setns(namespace, CloneFlags::CLONE_NEWUSER).is_ok())
+    })
 }
 
 fn build(scratch: &Path, devices: impl FnOnce(&Path) -> Result<Vec<PathBuf>>) -> Result<()> {

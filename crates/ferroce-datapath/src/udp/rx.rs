@@ -159,6 +159,19 @@ impl RxBuffer {
         self.fault.as_ref().map(crate::fault::Fault::counts).unwrap_or_default()
     }
 
+    /// Sends datagrams that came by another way than a socket through the lossy network, if there is one: [`RxBuffer::datagrams`] then
+    /// are those that are left. `false` without one, and in builds without the feature `fault`.
+    pub fn pass<'a>(&mut self, datagrams: impl Iterator<Item = Datagram<'a>>) -> bool {
+        #[cfg(feature = "fault")]
+        if let Some(fault) = &mut self.fault {
+            fault.clear();
+            datagrams.for_each(|datagram| fault.pass(&datagram));
+            return true;
+        }
+        drop(datagrams);
+        false
+    }
+
     /// The datagrams of the last call in order of arrival.
     pub fn datagrams(&self) -> Datagrams<'_> {
         Datagrams { buffer: self, message: 0, offset: 0, segment: 0 }

@@ -15,6 +15,7 @@ use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 use tracing::{debug, info, warn};
 
 use super::connections::Book;
+use super::pipes::{Offered, PipeOffer};
 use super::{
     BrokerClient, BrokerEvent, BrokerMode, CONNECT, ConnectOptions, PATIENCE, RETRY, RETRY_SLOWLY, clear,
     leased_on, watch,
@@ -46,6 +47,8 @@ pub(super) struct Inner {
     pub(super) ledger: Option<Guarded<OwnedFd>>,
     /// The broker's end of the bell of our rings, once they were asked for: the next broker gets it as well.
     pub(super) bell: Option<Guarded<OwnedFd>>,
+    /// The descriptors for programs that get a pipe to this one; `None` if this one takes no pipes.
+    pub(super) offered: Option<Offered>,
     /// The connections, as a new broker needs them.
     pub(super) book: Book,
     pub(super) events: VecDeque<BrokerEvent>,
@@ -303,6 +306,9 @@ impl Inner {
                     if let Some(bell) = &self.bell {
                         client.send(&Message::OpenRings { v2: device::v2_by_broker() }, &[bell.as_fd()])?;
                     }
+                    if let Some(offered) = &self.offered {
+                        client.send(&offered.message(), &offered.descriptors())?;
+                    }
                 }
                 _ => {}
             }
@@ -405,6 +411,9 @@ impl Inner {
             Message::CmDone(_) => {
                 self.book.answered(id);
             }
+            Message::Pipe { first, slots, .. } => {
+                self.events.extend(PipeOffer::new(first, slots, descriptors).map(BrokerEvent::Pipe));
+            }
             Message::Rings => self.events.extend(descriptors.pop().map(BrokerEvent::Rings)),
             Message::Done
             | Message::Leased(_)
@@ -433,6 +442,8 @@ impl Inner {
             | Message::Report(_)
             | Message::Cm(_)
             | Message::OpenRings { .. }
+            | Message::OfferPipes { .. }
+            | Message::OpenPipe(_)
             | Message::Stop { .. } => return Some(ClientError::Unexpected),
         }
         None

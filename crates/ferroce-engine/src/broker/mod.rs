@@ -4,6 +4,7 @@ mod connections;
 mod embed;
 mod find;
 mod link;
+mod pipes;
 mod program;
 mod spawn;
 
@@ -29,6 +30,8 @@ use tracing::{debug, warn};
 
 pub use embed::{StartEmbedded, embed_with};
 pub use find::{BrokerError, BrokerMode, ConnectOptions};
+use pipes::Offered;
+pub use pipes::PipeOffer;
 
 use connections::Book;
 use find::find_or_start;
@@ -107,6 +110,8 @@ pub enum BrokerEvent {
     ConnectionLost(CommId),
     /// The memory of the rings to a new broker, in place of those to the last one.
     Rings(OwnedFd),
+    /// Another program opened a pipe to this one.
+    Pipe(PipeOffer),
 }
 
 /// A program's connection to its broker, whichever that is in the course of time.
@@ -171,6 +176,7 @@ impl BrokerClient {
             parked: None,
             ledger: None,
             bell: None,
+            offered: None,
             book: Book::default(),
             known: Arc::clone(&known),
             events: VecDeque::new(),
@@ -260,6 +266,34 @@ impl BrokerClient {
         })?;
         guard.inner.bell = Some(bell);
         Ok(rings)
+    }
+
+    /// From now on other programs may ask for pipes to this one, of this broker and of each one that follows it. They ring `bell`,
+    /// the far end of a [doorbell](ferroce_ipc::doorbell). `published` is the file that says which memory they may copy to and from, if they may.
+    ///
+    /// # Errors
+    /// [`BrokerError::Client`].
+    pub fn offer_pipes(&self, bell: OwnedFd, published: Option<OwnedFd>) -> Result<(), BrokerError> {
+        let offered = Offered { bell: Guarded::new(bell), published: published.map(Guarded::new) };
+        // The answer matters: a peer may ask for a pipe as soon as it knows a queue pair of this program.
+        let (mut guard, _) = self.ask(|client| {
+            client.request_with(&offered.message(), &offered.descriptors(), REQUEST).map(drop)
+        })?;
+        guard.inner.offered = Some(offered);
+        Ok(())
+    }
+
+    /// Asks for a pipe to the program that holds `slot`.
+    ///
+    /// # Errors
+    /// [`BrokerError::Client`] with the broker's sentence: nobody holds the slot, or its program takes no pipes.
+    pub fn open_pipe(&self, slot: u8) -> Result<PipeOffer, BrokerError> {
+        let (_guard, offer) = self.ask(|client| {
+            let (answer, descriptors) = client.request(&Message::OpenPipe(slot), REQUEST)?;
+            let Message::Pipe { first, slots, .. } = answer else { return Err(ClientError::Unexpected) };
+            PipeOffer::new(first, slots, descriptors).ok_or(ClientError::Unexpected)
+        })?;
+        Ok(offer)
     }
 
     /// Gives all slots back; their sockets must be closed before.

@@ -32,14 +32,14 @@ impl Owned {
 
     /// Sends a request about it, and waits for the answer.
     fn ask(&self, request: CmRequest) -> Result<(), CmError> {
-        self.engine.flush_delayed_acks();
+        self.engine.flush_all();
         self.engine.broker().connections(request, |_| {})?;
         Ok(())
     }
 
     /// Sends a request about it that needs no answer.
     fn go_on(&self, request: CmRequest) -> Result<(), CmError> {
-        self.engine.flush_delayed_acks();
+        self.engine.flush_all();
         Ok(self.engine.broker().go_on(request)?)
     }
 }

@@ -127,7 +127,7 @@ impl Queue {
             if self.events.is_nonblocking() {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            engine::flush_delayed_acks();
+            engine::flush_all();
             poll(&mut [PollFd::new(self.fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
         }
     }

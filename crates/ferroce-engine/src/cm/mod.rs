@@ -33,6 +33,6 @@ use crate::engine::Engine;
 fn engine() -> Result<Arc<Engine>, CmError> {
     let engine = Engine::global()?;
     engine.start()?;
-    engine.flush_delayed_acks();
+    engine.flush_all();
     Ok(engine)
 }

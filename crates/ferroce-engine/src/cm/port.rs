@@ -105,7 +105,7 @@ impl Port {
     /// [`CmError::InUse`] if the port is shared.
     #[doc(alias = "rdma_listen")]
     pub fn listen(&self, backlog: u16, sink: EventSink) -> Result<(), CmError> {
-        self.engine.flush_delayed_acks();
+        self.engine.flush_all();
         let unsaid = match self.origin {
             Origin::Block => self.engine.connections().blocks().unsaid(self.space, self.number),
             Origin::Broker | Origin::BrokerOfBlock => None,

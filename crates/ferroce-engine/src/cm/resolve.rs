@@ -109,7 +109,7 @@ pub fn route(source: Option<SocketAddr>, destination: SocketAddr) -> Result<Rout
     if destination.ip().is_multicast() {
         return group_route(source, destination);
     }
-    engine::flush_delayed_acks();
+    engine::flush_all();
     let source = with_port(source.unwrap_or_else(|| wildcard(&destination)), 0);
     let engine = Engine::global()?;
     let routes = engine.connections().routes();
@@ -215,7 +215,7 @@ pub fn local(address: SocketAddr) -> Result<Option<Local>, ResolveError> {
 }
 
 fn bind(address: SocketAddr) -> Result<UdpSocket, ResolveError> {
-    engine::flush_delayed_acks();
+    engine::flush_all();
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     // By the system's own call, as the sockets of the datapath.
     let socket = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Polls in a row that found nothing.
+/// The cost of polls in a row that found nothing.
 ///
 /// Cores may be scarcer than spinners: the peer that would answer may wait for this very core. So a thread that found
 /// nothing for a while yields early. Its completion may be there when it runs again, perhaps milliseconds later, so it
@@ -15,14 +15,14 @@ impl Idle {
     pub(super) fn look_for<T, E>(
         &self,
         mut take: impl FnMut() -> Result<Option<T>, E>,
-        progress: impl Fn(),
+        progress: impl Fn() -> u32,
     ) -> Result<Option<T>, E> {
         if let Some(found) = take()? {
             return Ok(Some(found));
         }
-        progress();
+        let cost = progress();
         let mut found = take()?;
-        if found.is_none() && self.is_over() {
+        if found.is_none() && self.is_over(cost) {
             std::thread::yield_now();
             progress();
             found = take()?;
@@ -33,16 +33,17 @@ impl Idle {
         Ok(found)
     }
 
-    /// Counts a look in vain; whether others shall run now.
-    fn is_over(&self) -> bool {
-        let looks = self.0.load(Ordering::Relaxed).wrapping_add(1);
-        self.0.store(looks, Ordering::Relaxed);
-        looks.is_multiple_of(IDLE_POLLS_PER_YIELD)
+    /// Counts a look in vain of this cost; whether others shall run now.
+    fn is_over(&self, cost: u32) -> bool {
+        let spent = self.0.load(Ordering::Relaxed) + cost;
+        let over = spent >= COST_PER_YIELD;
+        self.0.store(if over { 0 } else { spent }, Ordering::Relaxed);
+        over
     }
 }
 
-/// Polls that find nothing before the thread lets others run: about 10 µs of receiving nothing.
-const IDLE_POLLS_PER_YIELD: u32 = 16;
+/// The cost of polls that find nothing before the thread lets others run, in looks at shared memory: about 10 µs.
+const COST_PER_YIELD: u32 = 256;
 
 #[cfg(test)]
 mod tests {
@@ -53,14 +54,16 @@ mod tests {
     fn a_poll_that_let_others_run_looks_once_more() {
         let idle = Idle::default();
         // This poll finds what comes while others run, not the next one.
-        for poll in (1..=IDLE_POLLS_PER_YIELD).chain(1..=IDLE_POLLS_PER_YIELD) {
-            let yields = poll == IDLE_POLLS_PER_YIELD;
+        for poll in (1..=16).chain(1..=16) {
+            let yields = poll == 16;
             let mut takes = 0;
             let take = || {
                 takes += 1;
                 Ok::<_, CqError>((takes == 3).then_some(7))
             };
-            assert!(matches!(idle.look_for(take, || {}), Ok(found) if found == yields.then_some(7)));
+            assert!(
+                matches!(idle.look_for(take, || COST_PER_YIELD / 16), Ok(found) if found == yields.then_some(7))
+            );
             assert_eq!(takes, if yields { 3 } else { 2 }, "poll {poll}");
         }
     }

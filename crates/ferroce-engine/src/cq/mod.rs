@@ -266,11 +266,9 @@ impl CompletionQueue {
         self.ready.store(!ring.entries.is_empty() || ring.overrun, Ordering::Release);
     }
 
-    /// Receives and processes on this thread, unless another one does.
-    pub(crate) fn progress(&self) {
-        if self.epoch == fork::epoch() {
-            self.lanes.serve_once();
-        }
+    /// Receives and processes on this thread, unless another one does. Returns the cost, see [`LaneSet::serve_once`].
+    pub(crate) fn progress(&self) -> u32 {
+        if self.epoch == fork::epoch() { self.lanes.serve_once() } else { 0 }
     }
 
     /// Asks for one event on the channel: for the next completion, or with `solicited_only` for
@@ -284,6 +282,11 @@ impl CompletionQueue {
             (false, _) | (true, Armed::Any) => Armed::Any,
             (true, _) => Armed::Solicited,
         };
+        drop(ring);
+        if self.epoch == fork::epoch() {
+            // The program is about to sleep, perhaps not in a call of ours.
+            self.lanes.flush_gathered();
+        }
     }
 
     /// Answers the request for an event without a completion; `false` if there was no request. The caller gives the event to the

@@ -3,14 +3,17 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
+use ferroce_wire::Instant;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::Engine;
 use crate::clock;
 use crate::handover::NEVER;
-use crate::lane::{Lane, Served};
+use crate::lane::{Lane, Served, Visit};
+use crate::publisher::Publisher;
 use ferroce_host::fork::Guarded;
 use ferroce_host::thread;
 
@@ -23,19 +26,27 @@ const WAKE: u64 = u64::MAX;
 const EVENTS: usize = 32;
 
 /// Starts the thread, with all signals blocked: handlers are the program's and run on its threads.
-/// Faults stay: the guard of registered memory catches those of this thread.
-pub(crate) fn spawn(engine: Arc<Engine>) -> io::Result<()> {
+/// Faults stay: the guard of registered memory catches those of this thread. The publication lives with it.
+pub(crate) fn spawn(engine: Arc<Engine>, publisher: Option<Arc<Publisher>>) -> io::Result<()> {
     let epoll = Guarded::new(EpollSet(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?));
     epoll.0.add(engine.hub().wake_fd(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
     epoll.0.add(engine.broker().event_fd(), EpollEvent::new(EpollFlags::EPOLLIN, BROKER))?;
+    let (started, has_started) = mpsc::sync_channel(1);
     thread::spawn_quietly("ferroce", move || {
+        if let Some(Err(error)) = publisher.map(|publisher| publisher.live_with_this_thread()) {
+            tracing::debug!(%error, "no direct copies to this process");
+        }
+        let _ = started.send(());
         thread::ask_for_a_short_slice();
         let mut thread = Background { engine, epoll, watched: Vec::new(), known: Arc::default() };
         if catch_unwind(AssertUnwindSafe(|| thread.run())).is_err() {
             tracing::error!("the background thread panicked: the device is dead");
             thread.engine.fatal();
         }
-    })
+    })?;
+    // Peers shall find the publication valid from the first queue pair on.
+    let _ = has_started.recv();
+    Ok(())
 }
 
 struct EpollSet(Epoll);
@@ -60,6 +71,7 @@ struct Watched {
     lane: Arc<Lane>,
     /// Looks in a row at a socket that a thread of the program serves by itself.
     in_vain: u32,
+    stay: Stay,
 }
 
 /// After this number of looks in vain the program is polling steadily, and the thread keeps off.
@@ -79,8 +91,8 @@ impl Background {
             if self.look(&lanes) < wake_at {
                 continue;
             }
-            let now = clock::now().as_nanos();
-            let count = match self.epoll.0.wait(&mut events, timeout(now, wake_at)) {
+            let timeout = timeout(clock::now().as_nanos(), wake_at);
+            let count = match self.epoll.0.wait(&mut events, timeout) {
                 Ok(count) => count,
                 Err(nix::Error::EINTR) => 0,
                 Err(errno) => {
@@ -108,6 +120,9 @@ impl Background {
         let now = clock::now().as_nanos();
         let mut wake_at = self.engine.report_objects(now).min(self.engine.fire_moderated(now));
         for lane in lanes {
+            if lane.state().gathers_until() <= now {
+                lane.visit_gatherers(Visit::Due(Instant::from_nanos(now)), || Instant::from_nanos(now));
+            }
             let due = lane.state().earliest() <= now && !lane.state().kept_by_poller(now);
             if due || lane.state().delayed_ack_overdue(now) {
                 lane.serve_in_background(ROUNDS);
@@ -136,17 +151,26 @@ impl Background {
             lane.state().served(now);
         }
         if lane.state().kept_by_program(now) {
+            // Its descriptor stays readable: a thread that sleeps on it must wake up.
             self.unwatch(lane);
             return;
         }
+        lane.silence();
         // Eager, but a poller is about to take it: give it the time.
         let spinning = lane.state().is_spinning(now);
         let served = if spinning { Served::Busy } else { lane.serve_in_background(ROUNDS) };
         if served == Served::Busy {
             std::thread::yield_now();
         }
-        let Ok(index) = self.find(lane) else { return };
+        let Ok(index) = self.find(lane) else {
+            lane.stay_ready();
+            return;
+        };
         let watched = &mut self.watched[index];
+        if served == Served::Some && lane.can_stay() && watched.stay.is_worth_it() {
+            watched.stay.ended(stay(lane));
+        }
+        lane.stay_ready();
         if served == Served::Some {
             watched.in_vain = 0;
         } else if lane.state().is_eager() {
@@ -166,7 +190,9 @@ impl Background {
     fn watch(&mut self, lane: &Arc<Lane>) {
         let Err(index) = self.find(lane) else { return };
         match self.epoll.0.add(lane.fd(), EpollEvent::new(EpollFlags::EPOLLIN, lane.id())) {
-            Ok(()) => self.watched.insert(index, Watched { lane: Arc::clone(lane), in_vain: 0 }),
+            Ok(()) => self
+                .watched
+                .insert(index, Watched { lane: Arc::clone(lane), in_vain: 0, stay: Stay::default() }),
             Err(errno) => tracing::error!(%errno, "cannot watch a socket"),
         }
     }
@@ -191,6 +217,52 @@ impl Background {
             self.unwatch(&lane);
         }
         self.known = Arc::clone(lanes);
+    }
+}
+
+/// The thread goes on looking for this time behind a batch: a peer that streams fills the next one meanwhile, and to fall asleep and
+/// be woken costs more.
+const STAY: Duration = Duration::from_micros(50);
+/// Other lanes wait no longer.
+const LONGEST_STAY: Duration = Duration::from_millis(1);
+/// Batches without a stay after one in vain, at most.
+const LONGEST_PAUSE: u32 = 64;
+
+/// Looks at a lane until nothing came for [`STAY`]. Whether something did.
+fn stay(lane: &Lane) -> bool {
+    let begun = clock::now();
+    let (mut last, mut found) = (begun, false);
+    loop {
+        let served = lane.serve_in_background(1);
+        let now = clock::now();
+        if served == Served::Some {
+            (last, found) = (now, true);
+        }
+        if served == Served::Busy || now >= last + STAY || now >= begun + LONGEST_STAY {
+            return found;
+        }
+    }
+}
+
+/// Whether the thread stays at a lane.
+#[derive(Default)]
+struct Stay {
+    /// Batches until the next stay.
+    pause: u32,
+    /// The pause after the next stay in vain.
+    next_pause: u32,
+}
+
+impl Stay {
+    fn is_worth_it(&mut self) -> bool {
+        let worth = self.pause == 0;
+        self.pause = self.pause.saturating_sub(1);
+        worth
+    }
+
+    fn ended(&mut self, found: bool) {
+        self.pause = if found { 0 } else { self.next_pause };
+        self.next_pause = if found { 1 } else { (self.next_pause * 2).clamp(1, LONGEST_PAUSE) };
     }
 }
 

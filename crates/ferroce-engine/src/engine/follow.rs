@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ferroce_proto::Service;
 
 use super::{DeviceChange, Engine, Running};
-use crate::broker::{BrokerEvent, LeasedAddress};
+use crate::broker::{BrokerEvent, LeasedAddress, PipeOffer};
 
 impl Engine {
     /// Handles the broker's events, on the background thread.
@@ -46,6 +46,7 @@ impl Engine {
                     tracing::info!("a broker took over");
                     self.take_over_devices();
                 }
+                BrokerEvent::Pipe(offer) => self.add_pipe(offer),
                 BrokerEvent::Rings(memory) => self.lanes().install_rings(&memory),
                 BrokerEvent::Connection(event) => {
                     self.connection_events.get().inspect(|events| events.deliver(self, *event));
@@ -60,6 +61,17 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Another program opened a pipe to this one. Something may be in it already, for which nobody rang: the lane is looked at.
+    fn add_pipe(&self, offer: PipeOffer) {
+        let Some((pipes, lane)) = self.running.get().and_then(|running| running.lanes.pipes()) else {
+            return;
+        };
+        if let Err(error) = pipes.add(offer) {
+            tracing::warn!(%error, "a pipe of another program cannot be used");
+        }
+        lane.serve_in_background(1);
     }
 
     fn take_over_devices(&self) {

@@ -5,6 +5,7 @@ mod follow;
 
 use std::any::Any;
 use std::io;
+use std::net::IpAddr;
 use std::panic::catch_unwind;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -15,6 +16,7 @@ use arc_swap::ArcSwapOption;
 use ferroce_ipc::{Listing, Origin, ResourceCounts};
 use ferroce_proto::Budget;
 use ferroce_proto::cm::CmEvent;
+use ferroce_wire::Gid;
 use ferroce_wire::cm::CommId;
 use parking_lot::Mutex;
 
@@ -28,6 +30,8 @@ use crate::limit::Limit;
 use crate::mcast::Groups;
 use crate::memory::{MemoryTable, PdId};
 use crate::moderation::{Moderate, Moderated};
+use crate::pipes::{PeerPipe, Pipes};
+use crate::publisher::{self, Publisher};
 use crate::rings::RingPort;
 use ferroce_host::{fork, process};
 
@@ -224,23 +228,56 @@ impl Engine {
             let more = lanes.add(address).map_err(OpenError::Resources)?;
             granted = Some(granted.unwrap_or(more).min(more));
         }
-        let budget = Arc::new(Budget::new(granted.unwrap_or(DEFAULT_RECEIVE_BUFFER)));
+        let budget = Arc::new(Budget::with_turns(granted.unwrap_or(DEFAULT_RECEIVE_BUFFER)));
+        let publisher = if device::pipes_wanted() { self.publish() } else { None };
+        let offered = device::pipes_wanted().then(|| {
+            let pipes = Pipes::new(publisher.clone())?;
+            let bell = pipes.bell()?;
+            lanes.open_pipes(Arc::new(pipes));
+            let published =
+                publisher.as_ref().and_then(|publisher| publisher.file().try_clone_to_owned().ok());
+            io::Result::Ok((bell, published))
+        });
         let running = Running { lanes, budget };
         if self.running.set(running).is_err() {
             unreachable!("only one thread starts");
         }
         static AT_EXIT: Once = Once::new();
-        AT_EXIT.call_once(|| process::at_exit(flush_delayed_acks_at_exit));
+        AT_EXIT.call_once(|| process::at_exit(flush_all_at_exit));
         if !lease.notice.is_empty() {
             tracing::warn!("{}", lease.notice);
         }
-        background::spawn(Arc::clone(self)).map_err(OpenError::Resources)
+        background::spawn(Arc::clone(self), publisher).map_err(OpenError::Resources)?;
+        match offered {
+            Some(Ok((bell, published))) => {
+                if let Err(error) = self.broker.offer_pipes(bell, published) {
+                    tracing::warn!(%error, "programs of this host send UDP to this one");
+                }
+            }
+            Some(Err(error)) => {
+                tracing::warn!(%error, "no shared memory: programs of this host are sent UDP");
+            }
+            None => {}
+        }
+        Ok(())
     }
 
-    /// As [`flush_delayed_acks`].
-    pub(crate) fn flush_delayed_acks(&self) {
+    /// Begins to publish what peers on this host need for direct copies, if it can be and is permitted.
+    fn publish(&self) -> Option<Arc<Publisher>> {
+        if !publisher::is_permitted() {
+            return None;
+        }
+        let made = Publisher::create(self.memory.secret());
+        let made = made.inspect_err(|error| tracing::debug!(%error, "no direct copies to this process"));
+        let publisher = Arc::new(made.ok()?);
+        self.memory.set_publisher(Arc::clone(&publisher));
+        Some(publisher)
+    }
+
+    /// As [`flush_all`].
+    pub(crate) fn flush_all(&self) {
         if let Some(Running { lanes, .. }) = self.running.get() {
-            lanes.each(Lane::flush_delayed_ack);
+            lanes.each(Lane::flush_all);
         }
     }
 
@@ -259,6 +296,19 @@ impl Engine {
         let rings = if gids.iter().any(by_rings) { self.open_rings().ok() } else { None };
         let rings = rings.map(|(_, lane)| lane);
         self.lanes().all().iter().filter(is_ours).chain(rings).cloned().collect()
+    }
+
+    /// The way of a connection by shared memory, with its lane, if `destination` is an address of this host and the holder of `slot`
+    /// there takes pipes.
+    pub(crate) fn pipe_to(&self, destination: IpAddr, slot: u8) -> Option<(Arc<PeerPipe>, Arc<Lane>)> {
+        let (pipes, lane) = self.lanes().pipes()?;
+        let gid = Gid::from_ip(destination);
+        let devices = self.devices.all();
+        if !devices.iter().flat_map(|device| &device.gids).any(|entry| entry.gid == gid) {
+            return None;
+        }
+        let pipe = pipes.to(slot, &[self.hub().table.slot()], &self.broker)?;
+        Some((pipe, Arc::clone(lane)))
     }
 
     /// Opens the rings to the broker, once.
@@ -440,9 +490,9 @@ pub(crate) trait ConnectionEvents: Any + Send + Sync {
     fn lost_slots(&self, slots: &[u8]);
 }
 
-/// Sends delayed acknowledgements: the calling thread turns to something else than answering its peer.
-pub(crate) fn flush_delayed_acks() {
-    with_ours(Engine::flush_delayed_acks);
+/// Sends delayed acknowledgements and messages that wait to fill a batch: the calling thread turns to something else than answering its peer.
+pub(crate) fn flush_all() {
+    with_ours(Engine::flush_all);
 }
 
 /// Acts on the engine of this process, if there is one.
@@ -458,11 +508,11 @@ fn with_ours(act: impl FnOnce(&Engine)) {
 
 /// A peer must not wait for a delayed acknowledgement. Programs call `exit` in signal handlers too, so this waits for no
 /// lock, which the interrupted thread may hold: such an acknowledgement is lost, and the peer asks again.
-extern "C" fn flush_delayed_acks_at_exit() {
+extern "C" fn flush_all_at_exit() {
     let _uncancellable = ferroce_host::thread::Uncancellable::new();
     let flush = |engine: &Engine| {
         if let Some(Running { lanes, .. }) = engine.running.get() {
-            lanes.each(Lane::flush_delayed_ack_at_exit);
+            lanes.each(Lane::flush_all_at_exit);
         }
     };
     drop(catch_unwind(|| with_ours(flush))); // a bug of ours, reported by the panic itself, is no reason to abort an exit

@@ -1,5 +1,6 @@
 //! From a lane's buffer to endpoints: datagrams are checked, found their endpoint and handed over.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -7,7 +8,7 @@ use ferroce_datapath::udp::Datagram;
 use ferroce_wire::icrc::{IcrcChecker, Verdict};
 use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, Qpn};
 
-use super::{DelayedBy, Endpoint, Lane, Receiver, Source};
+use super::{Arrived, DelayedBy, Endpoint, Lane, Source};
 use crate::counters::DeviceCounters;
 
 /// Datagrams that one message of a ping-pong comes in: its own and the acknowledgement behind it.
@@ -16,29 +17,35 @@ const ANSWERABLE: u64 = 2;
 impl Lane {
     /// Hands every datagram of the buffer to its endpoint, then finishes the batch of each of those, in the order in which they
     /// were first meant: a program may count on an acknowledgement before the answer that another queue pair takes.
-    pub(super) fn dispatch(&self, receiver: &mut Receiver, now: Instant, program: bool) {
-        let Receiver { buffer, icrc, touched, delayed_ack, .. } = receiver;
-        let counters = self.counters();
+    pub(super) fn dispatch<'a>(
+        &self,
+        arrived: &Arrived<'_>,
+        datagrams: impl Iterator<Item = Datagram<'a>>,
+        icrc: &mut IcrcChecker,
+        touched: &mut Vec<Arc<Endpoint>>,
+        delayed_ack: &mut Option<DelayedBy>,
+    ) {
+        let &Arrived { counters, destination: local, now, program } = arrived;
         DeviceCounters::count(&counters.rx_calls);
         let (mut received, mut octets): (u64, usize) = (0, 0);
-        let mut datagrams = buffer.datagrams().peekable();
+        let mut datagrams = datagrams.peekable();
         while let Some(datagram) = datagrams.next() {
             received += 1;
             octets += datagram.bytes.len();
-            let Some((qpn, packet)) = self.verify(&datagram, icrc) else { continue };
+            let Some((qpn, packet)) = self.verify(&datagram, icrc, counters) else { continue };
             let found = self.hub.table.get(qpn);
             let Some(endpoint) = found.as_deref().and_then(Option::as_ref) else {
                 DeviceCounters::count(&counters.rx_no_qp);
                 continue;
             };
             let mut locked = endpoint.lock();
-            locked.receive(now, &self.flow(&datagram), &packet, counters);
+            locked.receive(now, &flow(&datagram, local), &packet, counters);
             // Batches are mostly of one queue pair: keep its lock over the run.
             while let Some(next) = datagrams.next_if(|next| destination(next.bytes) == Some(qpn)) {
                 received += 1;
                 octets += next.bytes.len();
-                if let Some((_, packet)) = self.verify(&next, icrc) {
-                    locked.receive(now, &self.flow(&next), &packet, counters);
+                if let Some((_, packet)) = self.verify(&next, icrc, counters) {
+                    locked.receive(now, &flow(&next, local), &packet, counters);
                 }
             }
             if datagrams.peek().is_none() && touched.is_empty() {
@@ -73,31 +80,19 @@ impl Lane {
         }
     }
 
-    /// The way a datagram came.
-    pub(super) fn flow(&self, datagram: &Datagram<'_>) -> Flow {
-        Flow {
-            source: datagram.source,
-            destination: self.local,
-            source_port: datagram.source_port,
-            traffic_class: datagram.traffic_class,
-            hop_limit: datagram.hop_limit,
-            link: Default::default(),
-        }
-    }
-
     /// A datagram that is a packet for this slot with the right ICRC, if that counts here. Everything else is counted.
     pub(super) fn verify<'a>(
         &self,
         datagram: &Datagram<'a>,
         icrc: &mut IcrcChecker,
+        counters: &DeviceCounters,
     ) -> Option<(Qpn, Packet<'a>)> {
-        let counters = self.counters();
         let Some(qpn) = destination(datagram.bytes) else {
             DeviceCounters::count(&counters.rx_malformed);
             return None;
         };
         if self.checks.load(Ordering::Relaxed) {
-            match icrc.check(&self.flow(datagram), datagram.bytes) {
+            match icrc.check(&flow(datagram, self.local), datagram.bytes) {
                 Verdict::Good => {}
                 Verdict::Solved(_) => DeviceCounters::count(&counters.icrc_id_solved),
                 Verdict::Bad => {
@@ -126,6 +121,18 @@ impl Lane {
                 None
             }
         }
+    }
+}
+
+/// The way a datagram came.
+pub(super) fn flow(datagram: &Datagram<'_>, destination: IpAddr) -> Flow {
+    Flow {
+        source: datagram.source,
+        destination,
+        source_port: datagram.source_port,
+        traffic_class: datagram.traffic_class,
+        hop_limit: datagram.hop_limit,
+        link: Default::default(),
     }
 }
 

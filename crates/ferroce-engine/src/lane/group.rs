@@ -8,6 +8,7 @@ use ferroce_datapath::udp::RxSocket;
 use ferroce_host::fork::Guarded;
 use ferroce_wire::Instant;
 
+use super::deliver::flow;
 use super::{Endpoint, Hub, Lane, Receiver, Source};
 use crate::counters::DeviceCounters;
 
@@ -41,10 +42,10 @@ impl Lane {
         for datagram in buffer.datagrams() {
             received += 1;
             octets += datagram.bytes.len();
-            let Some((_, packet)) = self.verify(&datagram, icrc) else { continue };
+            let Some((_, packet)) = self.verify(&datagram, icrc, counters) else { continue };
             for endpoint in members.iter() {
                 let mut locked = endpoint.lock();
-                locked.receive(now, &self.flow(&datagram), &packet, counters);
+                locked.receive(now, &flow(&datagram, self.local), &packet, counters);
                 if !locked.set_touched(true) {
                     touched.push(Arc::clone(endpoint));
                 }

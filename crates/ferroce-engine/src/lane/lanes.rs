@@ -15,6 +15,7 @@ use super::{Endpoint, Hub, Lane, Members};
 use crate::broker::{BrokerClient, BrokerError, LeasedAddress};
 use crate::device;
 use crate::frames::FramePort;
+use crate::pipes::Pipes;
 use crate::rings::RingPort;
 use crate::tx::SharedTxSocket;
 
@@ -25,6 +26,8 @@ pub(crate) struct Lanes {
     next: AtomicU64,
     /// Made when the first address needs them.
     rings: OnceLock<(Arc<RingPort>, Arc<Lane>)>,
+    /// The pipes to other programs and their lane, unless `FERROCE_DATAPATH` excludes them.
+    pipes: OnceLock<(Arc<Pipes>, Arc<Lane>)>,
     /// Held while `rings` is made.
     opening: Mutex<()>,
 }
@@ -32,7 +35,7 @@ pub(crate) struct Lanes {
 impl Lanes {
     pub(crate) fn new(hub: Arc<Hub>) -> Self {
         let (list, next) = (ArcSwap::default(), AtomicU64::new(0));
-        Self { hub, list, next, rings: OnceLock::new(), opening: Mutex::new(()) }
+        Self { hub, list, next, rings: OnceLock::new(), pipes: OnceLock::new(), opening: Mutex::new(()) }
     }
 
     pub(crate) fn hub(&self) -> &Arc<Hub> {
@@ -125,6 +128,18 @@ impl Lanes {
         {
             tracing::error!(%error, "the rings of the new broker cannot be used");
         }
+    }
+
+    /// The pipes to other programs and their lane, if there are any.
+    pub(crate) fn pipes(&self) -> Option<&(Arc<Pipes>, Arc<Lane>)> {
+        self.pipes.get()
+    }
+
+    /// From now on other programs may send by pipes. Once, before any queue pair exists.
+    pub(crate) fn open_pipes(&self, pipes: Arc<Pipes>) {
+        let slot = self.hub.table.slot();
+        let lane = self.open(|id, hub| Lane::of_pipes(id, slot, Arc::clone(&pipes), hub));
+        drop(self.pipes.set((pipes, lane)));
     }
 
     fn open(&self, make: impl FnOnce(u64, Arc<Hub>) -> Lane) -> Arc<Lane> {

@@ -27,7 +27,7 @@
 //! | sleeps in `get_cq_event` | the first thread that sleeps (it *watches* the lane); further ones sleep on their channel alone and are woken by the receiving thread | keeps off; runs timers that no poller runs |
 //! | returns from `get_cq_event` | nobody for up to a millisecond, in which the program usually polls or sleeps again | is asked to look a millisecond later |
 //! | waits by its own epoll on a channel's non-blocking descriptor | after some events the thread that takes them, which packets wake (`follow.rs`), inside `get_cq_event`; before that, the background thread | leaves a packet to the program for a millisecond |
-//! | is inside `post_send` | the same thread as before: the caller only transmits | is asked to look when the new deadline is due, if it would sleep longer |
+//! | is inside `post_send` | the same thread as before: the caller only transmits | is asked to look when the new deadline is due, if it would sleep longer; after a millisecond, if messages wait to fill a batch |
 //! | is inside no call | the background thread | sleeps in epoll on the socket until a packet or the earliest deadline |
 //!
 //! Changing hands costs no system call on the way in: when the background thread is woken by a
@@ -43,33 +43,39 @@
 //! runs them under loom.
 //!
 //! Lock order: lane, queue pair, completion queue, channel. The list of queue pairs on a lane is
-//! a leaf. No lock is shared by queue pairs on the packet path but the lane's, once a batch.
+//! a leaf, and so is the list of those whose messages wait to fill a batch. No lock is shared by queue pairs on the packet path but
+//! the lane's and that of the latter list, each once a batch.
 
 mod deliver;
 mod endpoint;
 mod follow;
 mod frames;
+mod gathering;
 mod group;
 mod hub;
 mod lanes;
+mod pipes;
 mod rings;
 mod set;
+mod turns;
 
-pub(crate) use endpoint::{ConnectedPath, Core, Endpoint, Outputs, OverrunQueue, Published};
+pub(crate) use endpoint::{ConnectedPath, Core, Endpoint, Outputs, OverrunQueue, Published, Visit};
 pub(crate) use group::Members;
 pub(crate) use hub::Hub;
 pub(crate) use lanes::Lanes;
 pub(crate) use set::{LaneSet, WATCHED, Watch, watch};
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use ferroce_datapath::packet::FrameBuffer;
 use ferroce_datapath::udp::{RxBuffer, RxSocket};
+use ferroce_ipc::pipe::MAX_BATCH;
 use ferroce_ipc::ring::MAX_PACKET;
 use ferroce_wire::Instant;
 use ferroce_wire::icrc::IcrcChecker;
@@ -81,6 +87,7 @@ use crate::device::{DeviceInfo, GidEntry, scope_of};
 use crate::frames::FramePort;
 use crate::handover::{LaneState, NEVER};
 use crate::memory::guard;
+use crate::pipes::{Pipes, Seen};
 use crate::rings::RingPort;
 use crate::tx::TxSockets;
 use ferroce_host::fork::Guarded;
@@ -92,6 +99,16 @@ const TOUCHED: usize = 64;
 /// Batches that go before timers that are due, so that a socket that is never empty does not stop them: 4 MiB,
 /// as much as a socket may hold.
 const BATCHES_BEFORE_TIMERS: u32 = 64;
+
+/// To look at the timers of all endpoints takes time for each of them. Between two such looks passes at least this time for each one:
+/// half a microsecond.
+const SCAN_REST: u64 = 500;
+
+/// Looks of a polling thread at empty pipes for each look at the clock.
+const LOOKS_PER_CLOCK: u32 = 8;
+
+/// The end of a process waits no longer for a lock. Its holder works for some microseconds.
+const AT_EXIT: Duration = Duration::from_millis(20);
 
 /// Tries of a thread that must not miss what has arrived. The holder of a lane works for some microseconds.
 const CATCH_UP_TRIES: u32 = 16;
@@ -114,13 +131,43 @@ struct Receiver {
     frames: Option<FrameBuffer>,
     /// Made at the first packet out of a ring.
     packet: Option<Box<[u8; MAX_PACKET]>>,
+    /// Made at the first batch out of a pipe.
+    batch: Option<Box<[u8; MAX_BATCH]>>,
+    /// Made at the first look at pipes.
+    pipes: Option<Seen>,
     icrc: IcrcChecker,
     /// Endpoints whose answers and completions wait for the end of the batch.
     touched: Vec<Arc<Endpoint>>,
     due: Vec<Arc<Endpoint>>,
+    /// Looks at empty pipes.
+    looks: u32,
     delayed_ack: Option<DelayedBy>,
     /// When the fault guard is to be looked at again.
     guard_due: Instant,
+}
+
+/// The properties that all datagrams of a batch share.
+struct Arrived<'a> {
+    /// Where they count.
+    counters: &'a DeviceCounters,
+    /// The address that they were sent to.
+    destination: IpAddr,
+    now: Instant,
+    /// A thread of the program received them, inside a verb.
+    program: bool,
+}
+
+/// The endpoints with waiting messages. Its lock is a leaf, taken once a batch.
+struct Gatherers {
+    list: Vec<Arc<Endpoint>>,
+    /// Memory for the list while another thread goes through it.
+    spare: Vec<Arc<Endpoint>>,
+}
+
+impl Gatherers {
+    fn new() -> Self {
+        Self { list: Vec::with_capacity(TOUCHED), spare: Vec::with_capacity(TOUCHED) }
+    }
 }
 
 /// An endpoint whose acknowledgement waits for something to leave with.
@@ -163,6 +210,8 @@ enum Source {
         /// Interfaces where the ICRC does not count.
         unchecked: ArcSwap<Vec<u32>>,
     },
+    /// Batches that programs of this host sent by shared memory.
+    Pipes(Arc<Pipes>),
 }
 
 /// One socket and the endpoints behind it.
@@ -180,6 +229,13 @@ pub(crate) struct Lane {
     receiver: Mutex<Box<Receiver>>,
     /// Endpoints whose path starts here, each knowing its place in the list.
     endpoints: Mutex<Vec<Arc<Endpoint>>>,
+    gatherers: Mutex<Gatherers>,
+    /// Endpoints that wait for the process's budget, see `turns.rs`.
+    waiting: Mutex<VecDeque<Arc<Endpoint>>>,
+    /// False only while that list is empty.
+    any_waits: AtomicBool,
+    /// The earliest time of the next look at all timers.
+    next_scan: AtomicU64,
     hub: Arc<Hub>,
     /// Its device's block of the ledger.
     block: AtomicUsize,
@@ -206,13 +262,20 @@ impl Lane {
                 buffer: RxBuffer::new(),
                 frames: None,
                 packet: None,
+                batch: None,
+                pipes: None,
                 icrc: IcrcChecker::new(),
                 touched: Vec::with_capacity(TOUCHED),
                 due: Vec::with_capacity(TOUCHED),
+                looks: 0,
                 delayed_ack: None,
                 guard_due: Instant::from_nanos(0),
             })),
             endpoints: Mutex::new(Vec::new()),
+            gatherers: Mutex::new(Gatherers::new()),
+            waiting: Mutex::default(),
+            any_waits: AtomicBool::new(false),
+            next_scan: AtomicU64::new(0),
             hub,
             block: AtomicUsize::new(0),
         }
@@ -249,7 +312,8 @@ impl Lane {
             };
             interfaces.store(Arc::new(unchecked.clone().flat_map(of).collect()));
         }
-        self.checks.store(!unchecked.any(|device| here(&device)), Ordering::Relaxed);
+        let checks = !self.is_of_pipes() && !unchecked.any(|device| here(&device));
+        self.checks.store(checks, Ordering::Relaxed);
         // A lane whose device is gone goes on counting for it.
         if let Some(device) = devices.iter().find(here) {
             self.block.store(self.hub.ledger.block_of(device.id, &device.name), Ordering::Relaxed);
@@ -275,6 +339,11 @@ impl Lane {
 
     /// A program may wait for its descriptor: datagrams of the program's own address, received one call at a time.
     pub(crate) fn can_wake_programs(&self) -> bool {
+        matches!(self.source, Source::Udp(_) | Source::Pipes(_))
+    }
+
+    /// The background thread may look at it again and again: a look at a pipe that is empty prepares to sleep.
+    pub(crate) fn can_stay(&self) -> bool {
         matches!(self.source, Source::Udp(_))
     }
 
@@ -302,6 +371,7 @@ impl Lane {
             Source::Udp(socket) | Source::Group { socket, .. } => socket.as_fd(),
             Source::Frames { port, .. } => port.as_fd(),
             Source::Rings { port, .. } => port.fd(),
+            Source::Pipes(pipes) => pipes.fd(),
         }
     }
 
@@ -338,6 +408,17 @@ impl Lane {
             let Some(now) = self.receive(&mut receiver, program) else { break };
             batch_time = Some(now);
         }
+        let idle = batch_time.is_none()
+            && delayed.is_none()
+            && self.state.gathers_until() == NEVER
+            && !self.any_waits.load(Ordering::Relaxed);
+        if program && idle && self.is_of_pipes() {
+            // A look at shared memory costs less than one at the clock.
+            receiver.looks = receiver.looks.wrapping_add(1);
+            if !receiver.looks.is_multiple_of(LOOKS_PER_CLOCK) {
+                return Served::Nothing;
+            }
+        }
         let now = batch_time.unwrap_or_else(clock::now);
         if program {
             self.state.served(now.as_nanos());
@@ -345,7 +426,11 @@ impl Lane {
         if let Some(delayed) = delayed {
             self.keep_or_flush(&mut receiver, delayed, now, program);
         }
+        if program && batch_time.is_none() {
+            self.visit_gatherers(Visit::PolledInVain, || now);
+        }
         let late = self.state.earliest() <= now.as_nanos() && self.run_timers(&mut receiver, now);
+        self.give_turns(now);
         if late || batch_time.is_some() { Served::Some } else { Served::Nothing }
     }
 
@@ -357,6 +442,7 @@ impl Lane {
             Source::Rings { port, unchecked } => {
                 return self.receive_rings(receiver, port, unchecked, program);
             }
+            Source::Pipes(pipes) => return self.receive_pipes(receiver, pipes, program),
         };
         match socket.recv(&mut receiver.buffer) {
             Ok(0) => None,
@@ -366,7 +452,12 @@ impl Lane {
                 self.follow.received();
                 match &self.source {
                     Source::Group { members, .. } => self.fan_out(receiver, now, members),
-                    _ => self.dispatch(receiver, now, program),
+                    _ => {
+                        let Receiver { buffer, icrc, touched, delayed_ack, .. } = receiver;
+                        let arrived =
+                            Arrived { counters: self.counters(), destination: self.local, now, program };
+                        self.dispatch(&arrived, buffer.datagrams(), icrc, touched, delayed_ack);
+                    }
                 }
                 Some(now)
             }
@@ -400,8 +491,9 @@ impl Lane {
         }
     }
 
-    /// Sends a delayed acknowledgement, before this thread sleeps.
-    pub(crate) fn flush_delayed_ack(&self) {
+    /// Sends a delayed acknowledgement and messages that wait to fill a batch, before this thread sleeps.
+    pub(crate) fn flush_all(&self) {
+        self.visit_gatherers(Visit::Final, clock::now);
         if self.state.delayed_ack_pending()
             && let Some(mut receiver) = self.receiver.try_lock()
             && let Some(DelayedBy { endpoint, .. }) = receiver.delayed_ack.take()
@@ -410,15 +502,11 @@ impl Lane {
         }
     }
 
-    /// As [`Self::flush_delayed_ack`] before the process ends, without waiting for any lock: see
-    /// [`Endpoint::flush_delayed_ack_if_free`].
-    pub(crate) fn flush_delayed_ack_at_exit(&self) {
-        if self.state.delayed_ack_pending()
-            && let Some(mut receiver) = self.receiver.try_lock()
-            && let Some(DelayedBy { endpoint, .. }) = receiver.delayed_ack.take()
-        {
-            endpoint.flush_delayed_ack_if_free();
-        }
+    /// As [`Self::flush_all`] before the process ends. Another thread may be about to do so, which the end of the process stops: so
+    /// it looks at all endpoints, and waits a moment for their locks, but see [`Endpoint::flush_at_exit`].
+    pub(crate) fn flush_all_at_exit(&self) {
+        let Some(endpoints) = self.endpoints.try_lock_for(AT_EXIT) else { return };
+        endpoints.iter().for_each(|endpoint| endpoint.flush_at_exit(AT_EXIT));
     }
 
     /// Runs the timers that are due and notes the earliest of the others. Whether it received something.
@@ -431,6 +519,8 @@ impl Lane {
         let mut earliest = NEVER;
         {
             let endpoints = self.endpoints.lock();
+            let rest = SCAN_REST * endpoints.len() as u64;
+            self.next_scan.store(now.as_nanos() + rest, Ordering::Relaxed);
             for endpoint in endpoints.iter() {
                 let deadline = endpoint.deadline.load(Ordering::SeqCst);
                 if deadline <= now.as_nanos() {
@@ -461,9 +551,10 @@ impl Lane {
         batches > 0
     }
 
-    /// An endpoint of the lane needs its timers run at `deadline`.
+    /// An endpoint of the lane needs its timers run at `deadline`. With many endpoints that is a little later, see [`SCAN_REST`].
     pub(crate) fn note_deadline(&self, deadline: u64) {
         if deadline != NEVER {
+            let deadline = deadline.max(self.next_scan.load(Ordering::Relaxed));
             self.state.deadline(deadline, &self.hub.attention, || self.hub.wake());
         }
     }

@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use ferroce_wire::Instant;
 use parking_lot::Mutex;
 
-use super::{Lane, Served};
+use super::{Lane, Served, Visit};
 use crate::clock;
 
 /// The lanes that matter to a completion queue or channel: those its queue pairs are on.
@@ -24,6 +24,8 @@ pub(crate) const WATCHED: usize = 8;
 /// About 10 µs of receiving nothing.
 const LOOKS_BEFORE_SLEEP: u32 = 24;
 const LOOKS_PER_YIELD: u32 = 4;
+/// A receive call costs as much as this number of looks at shared memory.
+const SYSTEM_CALL: u32 = 16;
 /// A thread that has looked for longer gave its core to a thread that computes, not to the peer that answers. Each further yield
 /// would do so again, for a slice of some milliseconds. A thread that sleeps is woken before that slice is used up.
 const LONGEST_LOOK: Duration = Duration::from_micros(50);
@@ -54,9 +56,12 @@ impl LaneSet {
         self.lanes.store(Arc::new(counts.iter().map(|(lane, _)| Arc::clone(lane)).collect()));
     }
 
-    /// Receives and processes once on every lane that no other thread holds.
-    pub(crate) fn serve_once(&self) {
+    /// Receives and processes once on every lane that no other thread holds. Returns the cost of that if nothing came, in looks at shared
+    /// memory.
+    pub(crate) fn serve_once(&self) -> u32 {
+        let mut cost = 0;
         for lane in self.lanes.load().iter() {
+            cost += if lane.is_of_pipes() { 1 } else { SYSTEM_CALL };
             match lane.serve_inline() {
                 // Its holder, or the broker through which all comes, may wait for this very core.
                 Served::Busy => std::thread::yield_now(),
@@ -64,6 +69,12 @@ impl LaneSet {
                 Served::Nothing | Served::Some => {}
             }
         }
+        cost
+    }
+
+    /// Sends the messages that wait to fill a batch.
+    pub(crate) fn flush_gathered(&self) {
+        self.lanes.load().iter().for_each(|lane| lane.visit_gatherers(Visit::Final, clock::now));
     }
 
     /// The lanes, as they are now.
@@ -89,13 +100,15 @@ pub(crate) fn watch(lanes: &[Arc<Lane>]) -> Option<Watch> {
             break;
         }
     }
-    lanes.iter().for_each(|lane| lane.flush_delayed_ack());
+    lanes.iter().for_each(|lane| lane.flush_all());
     let mut watch = Watch::default();
     for lane in lanes.iter().filter(|lane| lane.state.watch()).take(WATCHED) {
         watch.lanes[watch.count] = Some(Arc::clone(lane));
         watch.count += 1;
     }
-    Some(watch)
+    // Something came meanwhile: the caller looks at its queue, and comes back.
+    let ready = watch.lanes.iter().flatten().any(|lane| lane.prepare_to_sleep());
+    (!ready).then_some(watch)
 }
 
 /// The looks of a thread that is about to sleep.

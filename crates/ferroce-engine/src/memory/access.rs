@@ -1,11 +1,11 @@
-//! What may be done with memory, and why it was not registered.
+//! Access rights to memory, and the errors of registration.
 
 use std::io;
 
 use super::key::MAX_REGIONS;
 
 bitflags::bitflags! {
-    /// What may be done to a region: the bits of `ibv_access_flags`.
+    /// Access rights to a region: the bits of `ibv_access_flags`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct Access: u32 {
         /// Written by receives, READs and atomics of our own.
@@ -37,7 +37,7 @@ bitflags::bitflags! {
 
 impl Access {
     const KNOWN: Self = Self::from_bits_retain(0x3ff0_03ff);
-    /// What lets somebody change the memory.
+    /// The rights that allow writing to the memory.
     pub(super) const WRITING: Self = Self::LOCAL_WRITE.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC);
 
     /// Whether the flags exist and go together.

@@ -1,4 +1,4 @@
-//! What programs say about memory on demand before it is used.
+//! Advice of programs about on-demand memory (`ibv_advise_mr`).
 
 use ferroce_proto::Sge;
 
@@ -7,7 +7,7 @@ use super::guard::{self, Fault};
 use super::slots::{Kind, Region};
 use super::table::MemoryTable;
 
-/// What is to be done with a range of memory on demand; discriminants are those of `enum ib_uverbs_advise_mr_advice`.
+/// Advice for a range of on-demand memory; the discriminants are those of `enum ib_uverbs_advise_mr_advice`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[doc(alias = "ibv_advise_mr")]
 #[repr(u32)]
@@ -55,7 +55,8 @@ impl MemoryTable {
     /// See [`AdviseError`]. Of a range that is not all mapped, a part may have been fetched.
     #[doc(alias = "ibv_advise_mr")]
     pub fn advise(&self, pd: PdId, advice: Advice, sge: &Sge) -> Result<(), AdviseError> {
-        let in_use = self.slots.get(sge.lkey.value()).map_err(|_| AdviseError::BadKey)?;
+        let key = sge.lkey.value();
+        let in_use = self.slots.get(self.slots.secret().slot(key), key).map_err(|_| AdviseError::BadKey)?;
         let region: &Region = in_use.region().map_err(|_| AdviseError::BadKey)?;
         if region.pd != pd {
             return Err(AdviseError::WrongPd);

@@ -4,7 +4,7 @@
 //! `handler`, which resume the routine at its end with what it has not done. Any other fault goes on to the handler
 //! that was there before.
 //!
-//! What the kernel does not deliver, no handler helps: it kills the process when a thread faults that blocks SIGSEGV or
+//! No handler helps against a signal that the kernel does not deliver: the kernel kills the process when a thread faults that blocks SIGSEGV or
 //! SIGBUS. So each thread that copies unblocks the two, see `unblock`.
 
 #[cfg_attr(target_arch = "x86_64", path = "guard/x86_64.rs")]

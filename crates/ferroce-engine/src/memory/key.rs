@@ -17,7 +17,7 @@ impl Key {
         self.0
     }
 
-    /// What is the window's of its keys: all but the octet that is the consumer's.
+    /// The window's part of its keys: all but the octet that the consumer chooses.
     pub(super) const fn place(self) -> u32 {
         self.0 >> 8
     }
@@ -39,14 +39,23 @@ const GENERATION_BITS: u32 = 6;
 pub(super) const USES: u16 = 1 << (GENERATION_BITS + 8);
 
 /// The process's secret permutation: four Feistel rounds over 24 bits, four over the low 8.
-pub(super) struct Secret {
+pub(crate) struct Secret {
     rounds: [u64; 4],
 }
 
 impl Secret {
     pub(super) fn new(seed: [u8; 32]) -> Self {
         let (words, _) = seed.as_chunks::<8>();
-        Self { rounds: std::array::from_fn(|i| u64::from_ne_bytes(words[i])) }
+        Self::from_words(std::array::from_fn(|i| u64::from_ne_bytes(words[i])))
+    }
+
+    /// That of another process.
+    pub(crate) const fn from_words(rounds: [u64; 4]) -> Self {
+        Self { rounds }
+    }
+
+    pub(super) const fn words(&self) -> [u64; 4] {
+        self.rounds
     }
 
     /// The key for the `use_count`-th use of a slot; counts from [`USES`] on repeat.
@@ -58,7 +67,7 @@ impl Secret {
     }
 
     /// The slot that a key names, if it names one.
-    pub(super) fn slot(&self, key: u32) -> u32 {
+    pub(crate) fn slot(&self, key: u32) -> u32 {
         let (mut left, mut right) = split(key >> 8);
         for &round in self.rounds.iter().rev() {
             (left, right) = (right ^ mix(round, u64::from(left)) as u16 & 0xfff, left);

@@ -1,4 +1,4 @@
-//! What the process has mapped where, asked from the kernel.
+//! The memory map of the process, as the kernel reports it.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};

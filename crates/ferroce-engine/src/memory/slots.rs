@@ -2,8 +2,8 @@
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ferroce_proto::MemoryError;
@@ -12,12 +12,13 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::access::{Access, PdId};
 use super::key::{Key, SLOT_BITS, Secret, USES};
+use crate::publisher::Publisher;
 
 /// Slots that rest before the one that was freed first is used again, if the table can grow instead.
 const RESTING: usize = 1024;
 const CHUNK: usize = 1024;
 
-/// What a key gives access to.
+/// The memory that a key gives access to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Region {
     pub(super) pd: PdId,
@@ -28,7 +29,7 @@ pub(super) struct Region {
     pub(super) kind: Kind,
 }
 
-/// Whose key it is.
+/// The kind of object that owns a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     /// A memory region: for work requests and peers.
@@ -56,6 +57,8 @@ pub(super) struct Slots {
     secret: Secret,
     chunks: Box<[OnceLock<Box<[Slot]>>]>,
     free: Mutex<Free>,
+    /// Tells peers on this host of each entry, if there is one.
+    publisher: OnceLock<Arc<Publisher>>,
 }
 
 /// Which slots may be taken.
@@ -82,7 +85,7 @@ pub(super) struct Slot {
     control: Mutex<Control>,
 }
 
-/// What only those look at who make, change and end entries. Lock order: a window's slot, then its region's; the free
+/// State that only threads that make, change or end entries use. Lock order: a window's slot, then its region's; the free
 /// list alone.
 #[derive(Default)]
 pub(super) struct Control {
@@ -91,7 +94,6 @@ pub(super) struct Control {
     pub(super) role: Role,
 }
 
-/// What an entry stands for.
 #[derive(Default)]
 pub(super) enum Role {
     /// Nothing.
@@ -127,7 +129,7 @@ pub(super) struct Window {
     pub(super) bound: Option<Bound>,
 }
 
-/// What a window is bound to.
+/// The binding of a window.
 pub(super) struct Bound {
     pub(super) key: Key,
     pub(super) region: Key,
@@ -158,13 +160,68 @@ impl Slots {
         let chunks = (0..(1 << SLOT_BITS) / CHUNK).map(|_| OnceLock::new()).collect();
         // Slot 0 stays unused, so that there is one entry less than slots.
         let free = Mutex::new(Free { never_used: 1, resting: VecDeque::new() });
-        Self { secret: Secret::new(seed), chunks, free }
+        Self { secret: Secret::new(seed), chunks, free, publisher: OnceLock::new() }
     }
 
-    /// Finds what a key stands for. It waits for nobody; it tries again if the region was changed in this very moment.
+    pub(super) fn secret(&self) -> &Secret {
+        &self.secret
+    }
+
+    pub(super) fn publisher(&self) -> Option<&Arc<Publisher>> {
+        self.publisher.get()
+    }
+
+    /// From now on entries are published. Called once, before the first of them is made.
+    pub(super) fn set_publisher(&self, publisher: Arc<Publisher>) {
+        let first = self.publisher.set(publisher).is_ok();
+        debug_assert!(first && self.len() == 0);
+    }
+
+    /// Lets a key stand for a region. There was none; the holder of `control` does it.
+    pub(super) fn publish(&self, slot: &Slot, control: &mut Control, key: Key, region: Region) {
+        slot.publish(control, key, region);
+        self.tell(key.value(), &region);
+    }
+
+    /// Lets the key stand for another region. Whoever uses it sees all of the old or all of the new; when this returns,
+    /// nobody uses the old any more.
+    pub(super) fn replace(&self, slot: &Slot, control: &mut Control, region: Region) {
+        let key = slot.key();
+        self.untell(key);
+        slot.replace(control, region);
+        self.tell(key, &region);
+    }
+
+    /// Ends the key. When this returns, nobody uses it any more.
+    pub(super) fn retract(&self, slot: &Slot, control: &mut Control) {
+        self.untell(slot.key());
+        slot.retract(control);
+    }
+
+    fn tell(&self, key: u32, region: &Region) {
+        let Some(publisher) = self.publisher.get() else { return };
+        let qpn = match region.kind {
+            Kind::Memory => None,
+            Kind::Null => return,
+            Kind::Window { qpn } => qpn,
+        };
+        let Region { pd, addr, len, iova, access, kind: _ } = *region;
+        let (pd, access) = (pd.value(), access.bits());
+        let published = ferroce_ipc::published::Region { key, pd, addr, len, iova, access, qpn };
+        publisher.put_region(self.secret.slot(key), &published);
+    }
+
+    fn untell(&self, key: u32) {
+        if let Some(publisher) = self.publisher.get() {
+            publisher.end_region(self.secret.slot(key), key);
+        }
+    }
+
+    /// Finds what a key stands for; `index` is the slot that the [secret](Self::secret) finds for it. It waits for nobody; it tries
+    /// again if the region was changed in this very moment.
     #[inline]
-    pub(super) fn get(&self, key: u32) -> Result<InUse<'_>, MemoryError> {
-        let slot = self.slot(self.secret.slot(key)).ok_or(MemoryError::BadKey)?;
+    pub(super) fn get(&self, index: u32, key: u32) -> Result<InUse<'_>, MemoryError> {
+        let slot = self.slot(index).ok_or(MemoryError::BadKey)?;
         let mut state = slot.state.load(Ordering::Relaxed);
         loop {
             // A wrong key leaves no trace, so that nobody delays a deregistration by guessing.
@@ -243,15 +300,20 @@ impl Slot {
         self.control.lock()
     }
 
-    /// What the key stands for now. The holder of `control` asks.
+    /// The region of the key now. The caller holds `control`.
     pub(super) fn current(&self, _control: &Control) -> Option<Region> {
         let version = version(self.state.load(Ordering::Relaxed));
         // SAFETY: versions are written by the holder of `control` alone, which the caller is.
         unsafe { *self.versions[version].get() }
     }
 
-    /// Lets a key stand for a region. There was none; the holder of `control` does it.
-    pub(super) fn publish(&self, _control: &mut Control, key: Key, region: Region) {
+    /// The key now, 0 if there is none.
+    fn key(&self) -> u32 {
+        (self.state.load(Ordering::Relaxed) >> 32) as u32
+    }
+
+    /// See [`Slots::publish`].
+    fn publish(&self, _control: &mut Control, key: Key, region: Region) {
         let state = self.state.load(Ordering::Relaxed);
         debug_assert_eq!(state >> 32, 0);
         // SAFETY: the key is 0, and `retract` waited for the readers of the former one; only the holder of `control`,
@@ -260,9 +322,8 @@ impl Slot {
         self.state.fetch_add(u64::from(key.value()) << 32, Ordering::Release);
     }
 
-    /// Lets the key stand for another region. Whoever uses it sees all of the old or all of the new; when this returns,
-    /// nobody uses the old any more.
-    pub(super) fn replace(&self, _control: &mut Control, region: Region) {
+    /// See [`Slots::replace`].
+    fn replace(&self, _control: &mut Control, region: Region) {
         let old = version(self.state.load(Ordering::Relaxed));
         // SAFETY: the other version: whoever read it left before `replace` returned that last changed away from it, and
         // nobody can have begun since.
@@ -271,8 +332,8 @@ impl Slot {
         self.wait_for_readers(READERS[old]);
     }
 
-    /// Ends the key. When this returns, nobody uses it any more.
-    pub(super) fn retract(&self, _control: &mut Control) {
+    /// See [`Slots::retract`].
+    fn retract(&self, _control: &mut Control) {
         self.state.fetch_and(0xffff_ffff, Ordering::AcqRel);
         self.wait_for_readers(READERS[0] | READERS[1]);
     }
@@ -293,7 +354,7 @@ impl Slot {
 }
 
 impl InUse<'_> {
-    /// What the key stands for.
+    /// The region of the key.
     pub(super) fn region(&self) -> Result<&Region, MemoryError> {
         // SAFETY: this reader is announced at the version and saw that it counts, so nobody writes it until it leaves.
         unsafe { &*self.slot.versions[self.version].get() }.as_ref().ok_or(MemoryError::BadKey)

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::limit::Limit;
+use crate::publisher::Publisher;
 
 use super::access::{Access, PdId, RegMrError};
 use super::key::{Key, MAX_REGIONS, MAX_WINDOWS};
@@ -17,7 +18,7 @@ pub struct MemoryTable {
     windows: Limit,
 }
 
-/// What [`MemoryTable::reregister`] changes; what is `None` stays.
+/// The changes of [`MemoryTable::reregister`]; a `None` keeps the present value.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Change {
     /// Another domain.
@@ -81,7 +82,7 @@ impl MemoryTable {
             self.regions.give_back();
             return Err(RegMrError::Limit);
         };
-        slot.publish(&mut slot.control(), key, region);
+        self.slots.publish(slot, &mut slot.control(), key, region);
         Ok(key)
     }
 
@@ -102,7 +103,7 @@ impl MemoryTable {
         }
         let old = slot.current(&control).filter(|old| old.kind == Kind::Memory);
         let new = changed(old.ok_or(RegMrError::NoRegion)?, change)?;
-        slot.replace(&mut control, new);
+        self.slots.replace(slot, &mut control, new);
         Ok(())
     }
 
@@ -118,7 +119,7 @@ impl MemoryTable {
             Role::Region { key: current, windows } if current == key => return Err(windows),
             _ => return Ok(()),
         }
-        slot.retract(&mut control);
+        self.slots.retract(slot, &mut control);
         control.role = Role::Free;
         drop(control);
         self.slots.give_back(index);
@@ -162,6 +163,16 @@ impl MemoryTable {
         drop(control);
         self.slots.give_back(index);
         self.windows.give_back();
+    }
+
+    /// Publishes all regions and windows from now on. Called once, before the first of them is made.
+    pub(crate) fn set_publisher(&self, publisher: Arc<Publisher>) {
+        self.slots.set_publisher(publisher);
+    }
+
+    /// The secret by which its keys become slots, for [`Publisher::create`].
+    pub(crate) fn secret(&self) -> [u64; 4] {
+        self.slots.secret().words()
     }
 
     /// The table as queue pairs of a domain see it.

@@ -296,7 +296,7 @@ fn registration_checks_flags_and_range() {
     assert_eq!(read(), Ok(()));
 }
 
-/// What is harmless on a card, whose pages are pinned: the memory goes while it is registered.
+/// Memory may be unmapped while it is registered. A card would not notice, because it pins the pages.
 #[test]
 fn memory_that_went_is_a_fault() {
     type Take = fn(&Pages, &std::fs::File);
@@ -388,7 +388,7 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
-/// Who sees the last byte sees all.
+/// A reader that sees the last octet sees all others.
 #[test]
 fn the_last_byte_comes_last_and_words_come_whole() {
     for (offset, len) in [(0, 64), (8, 4088), (40, 333), (5, 100)] {

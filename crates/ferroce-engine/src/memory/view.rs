@@ -1,5 +1,6 @@
 //! Registered memory as a queue pair sees it.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -10,6 +11,7 @@ use super::access::{Access, PdId};
 use super::guard::{self, Fault};
 use super::slots::{InUse, Kind, Region, Slots};
 use super::window;
+use crate::publisher::Publisher;
 
 /// The regions of one protection domain, for its queue pairs: the [`Memory`] of their state machines.
 ///
@@ -23,11 +25,13 @@ pub struct View {
     qpn: Option<Qpn>,
     /// It bound a window that is its own.
     bound: bool,
+    /// The key that was looked for last, and its slot: most work requests of a queue pair name the same region.
+    last: Cell<(u32, u32)>,
 }
 
 impl View {
     pub(super) fn new(slots: Arc<Slots>, pd: PdId) -> Self {
-        Self { slots, pd, own: pd, qpn: None, bound: false }
+        Self { slots, pd, own: pd, qpn: None, bound: false, last: Cell::default() }
     }
 
     /// As one queue pair sees it, with the windows that are bound to it.
@@ -44,6 +48,17 @@ impl View {
         }
     }
 
+    /// Finds what a key stands for.
+    #[inline]
+    fn find(&self, key: u32) -> Result<InUse<'_>, MemoryError> {
+        let (known, mut index) = self.last.get();
+        if known != key {
+            index = self.slots.secret().slot(key);
+            self.last.set((key, index));
+        }
+        self.slots.get(index, key)
+    }
+
     /// Finds what a work request's key stands for and hands it to `touch`, during which it stays.
     #[inline]
     fn local<T>(
@@ -52,7 +67,7 @@ impl View {
         access: Access,
         touch: impl FnOnce(&Region) -> Result<T, MemoryError>,
     ) -> Result<T, MemoryError> {
-        let in_use: InUse<'_> = self.slots.get(key.value())?;
+        let in_use = self.find(key.value())?;
         let region = in_use.region()?;
         self.permit(region, access)?;
         match region.kind {
@@ -82,7 +97,7 @@ impl View {
         access: Access,
         touch: impl FnOnce(&Region) -> Result<T, MemoryError>,
     ) -> Result<T, MemoryError> {
-        let in_use: InUse<'_> = self.slots.get(key.value())?;
+        let in_use = self.find(key.value())?;
         let region = in_use.region()?;
         self.permit(region, access)?;
         match region.kind {
@@ -91,6 +106,33 @@ impl View {
             Kind::Window { .. } => Err(MemoryError::WrongPd),
             Kind::Null => Err(MemoryError::BadKey),
         }
+    }
+
+    /// Finds the place of an SGE, not empty, that lies in memory. The registration stays until the result is dropped.
+    pub(super) fn hold(&self, sge: &Sge, write: bool) -> Result<(InUse<'_>, u64), MemoryError> {
+        let in_use = self.find(sge.lkey.value())?;
+        let place = self.place_of(&in_use, sge, write)?;
+        Ok((in_use, place))
+    }
+
+    /// As [`Self::hold`], in a registration of the same key that is held already.
+    pub(super) fn place_of(&self, in_use: &InUse<'_>, sge: &Sge, write: bool) -> Result<u64, MemoryError> {
+        let region = in_use.region()?;
+        self.permit(region, if write { Access::LOCAL_WRITE } else { Access::empty() })?;
+        match region.kind {
+            Kind::Memory => region.place(sge.addr, sge.length.into()),
+            Kind::Null | Kind::Window { .. } => Err(MemoryError::BadKey),
+        }
+    }
+
+    /// The publisher of its table.
+    pub(crate) fn publisher(&self) -> Option<&Arc<Publisher>> {
+        self.slots.publisher()
+    }
+
+    /// The domain of its queue pair.
+    pub(crate) fn domain(&self) -> PdId {
+        self.own
     }
 
     fn permit(&self, region: &Region, access: Access) -> Result<(), MemoryError> {

@@ -52,7 +52,7 @@ pub(super) fn bind(slots: &Slots, pd: PdId, qpn: Option<Qpn>, bind: &Bind) -> Re
         (region, new)
     };
     unbind(slots, slot, &mut control);
-    slot.publish(&mut control, key, new);
+    slots.publish(slot, &mut control, key, new);
     if let Role::Window(window) = &mut control.role {
         window.bound = Some(Bound { key, region, qpn });
     }
@@ -92,7 +92,7 @@ fn part(whole: &Region, pd: PdId, qpn: Option<Qpn>, bind: &Bind) -> Result<Regio
 pub(super) fn unbind(slots: &Slots, slot: &Slot, control: &mut Control) {
     let Role::Window(window) = &mut control.role else { return };
     let Some(Bound { region, .. }) = window.bound.take() else { return };
-    slot.retract(control);
+    slots.retract(slot, control);
     let Some((_, slot)) = slots.named(region.value()) else { return };
     if let Role::Region { windows, .. } = &mut slot.control().role {
         *windows -= 1;

@@ -5,6 +5,7 @@ mod flows;
 mod mcast;
 mod of_context;
 mod parts;
+mod path;
 mod resources;
 mod send_batch;
 mod share;
@@ -17,19 +18,17 @@ use ferroce_proto::{
     MAX_FRAME, PostRecvError, PostSendError, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair, RecvWr,
     SendWr, Service,
 };
-use ferroce_wire::{Flow, Gid, Qpn};
+use ferroce_wire::Qpn;
 use parking_lot::Mutex;
 
-use crate::ah::{self, ResolvedPath};
 use crate::async_queue::{AckCount, EventSource};
 use crate::attr::{AhAttr, QpAttr};
 use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
 use crate::engine::Engine;
-use crate::error::{Busy, CreateQpError, ModifyQpError, PathError};
+use crate::error::{Busy, CreateQpError, ModifyQpError};
 use crate::handover::NEVER;
-use crate::lane::{ConnectedPath, Core, Endpoint};
-use crate::tx::Destination;
-use crate::tx_path::{DatagramPaths, TxPath};
+use crate::lane::{Core, Endpoint};
+use crate::tx_path::DatagramPaths;
 use crate::{CompletionQueue, Context, Pd, Srq, Xrcd, clock};
 use ferroce_host::fork;
 
@@ -130,7 +129,8 @@ impl Qp {
                 srq: init.srq,
                 target: init.xrcd.map(|(xrcd, _)| Target { xrcd, sharing: Sharing::default() }),
             });
-            let endpoint = Arc::new(Endpoint {
+            let endpoint = Arc::new_cyclic(|endpoint| Endpoint {
+                me: endpoint.clone(),
                 owner: me.clone() as Weak<_>,
                 qpn,
                 service: init.service,
@@ -287,7 +287,8 @@ impl Qp {
             return;
         }
         let lane = {
-            let core = self.endpoint.core.lock();
+            let mut core = self.endpoint.core.lock();
+            self.endpoint.flush(&mut core);
             let lives = !matches!(core.transport.state(), QpState::Reset | QpState::Init | QpState::Error);
             core.path.as_ref().filter(|_| lives).map(|path| Arc::clone(&path.lane))
         };
@@ -306,6 +307,8 @@ impl Qp {
         if mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::Error {
             self.catch_up();
         }
+        // Asks the broker perhaps, so no lock is held.
+        let pipe = self.find_pipe(attr, mask);
         let mut locked = self.endpoint.lock();
         if locked.core.destroyed {
             return Err(ModifyQpError::Destroyed);
@@ -323,7 +326,7 @@ impl Qp {
                 return Err(ModifyQpError::PathMtu { asked: attr.path_mtu.bytes(), active: active.bytes() });
             }
         }
-        self.endpoint.flush_delayed_ack(core);
+        self.endpoint.flush(core);
         let now = clock::now();
         let mut flow = core.transport.query().path;
         let mut fresh = None;
@@ -333,9 +336,10 @@ impl Qp {
             } else {
                 core.transport.query().dest_qp
             };
-            let path = self.resolve(&attr.ah, dest_qp)?;
+            let path = self.resolve(&attr.ah, dest_qp, pipe)?;
             flow = path.socket.flow();
             fresh = Some(path);
+            self.endpoint.end_target(core);
         }
         core.transport.modify(&attr.to_transport(flow), mask)?;
         if let Some(path) = fresh {
@@ -357,37 +361,6 @@ impl Qp {
         Ok(())
     }
 
-    /// The lane and socket for a path, from the tables.
-    fn resolve(&self, ah: &AhAttr, dest_qp: Qpn) -> Result<ConnectedPath, ModifyQpError> {
-        let ResolvedPath { lane, local, class, hop_limit, link } = ah::resolve(self.context(), ah)?;
-        if ah.dgid.is_multicast() {
-            return Err(PathError::Dgid { dgid: ah.dgid, sgid: Gid::from_ip(local) }.into());
-        }
-        if link.ifindex != 0
-            && let Some((port, _)) = self.context().engine().lanes().rings()
-        {
-            let slot = (dest_qp.value() >> 16) as u8;
-            let flow = Flow {
-                source: local,
-                destination: ah.dgid.to_ip(),
-                source_port: ah::rings_port(link, slot),
-                traffic_class: class.traffic_class,
-                hop_limit,
-                link,
-            };
-            return Ok(ConnectedPath { lane, socket: TxPath::Rings(Arc::clone(port), flow) });
-        }
-        let ends = Destination {
-            destination: ah.dgid.to_ip(),
-            local_qpn: self.qpn(),
-            remote_qpn: dest_qp,
-            class,
-            hop_limit,
-        };
-        let socket = lane.tx_sockets().acquire(&ends).map_err(ModifyQpError::Socket)?;
-        Ok(ConnectedPath { lane, socket: TxPath::Socket(socket) })
-    }
-
     /// Posts work requests in order and transmits what may leave, on this thread. At the first
     /// that is refused it stops: the ones before it are posted, the error says which one it was.
     /// Each request is copied before the next one is taken from `wrs`.
@@ -405,7 +378,6 @@ impl Qp {
         if locked.core.destroyed {
             return Err((0, PostSendError::State(QpState::Reset)));
         }
-        let now = clock::now();
         let core = &mut *locked.core;
         let mut result = Ok(());
         for (index, wr) in wrs.into_iter().enumerate() {
@@ -415,7 +387,7 @@ impl Qp {
                 break;
             }
         }
-        locked.finish_post(now);
+        locked.finish_post(&self.endpoint);
         result
     }
 
@@ -469,7 +441,6 @@ impl Qp {
         if locked.core.destroyed {
             return Err(PostSendError::State(QpState::Reset));
         }
-        let now = clock::now();
         let core = &mut *locked.core;
         let mark = core.transport.sq_mark();
         for wr in wrs {
@@ -479,7 +450,7 @@ impl Qp {
                 return Err(error);
             }
         }
-        locked.finish_post(now);
+        locked.finish_post(&self.endpoint);
         Ok(())
     }
 
@@ -535,7 +506,7 @@ impl Qp {
                 return Err(Busy { users });
             }
             core.destroyed = true;
-            self.endpoint.flush_delayed_ack(&mut core);
+            self.endpoint.flush(&mut core);
             self.endpoint.move_to(&mut core, None);
             self.follow_lanes(&mut core);
             core.frame_lane.take().inspect(|lane| engine.lanes().close(lane));
@@ -547,6 +518,7 @@ impl Qp {
             if let Err(error) = core.transport.modify(&reset, QpAttrMask::STATE) {
                 tracing::debug!(%error, "a queue pair could not be reset");
             }
+            self.endpoint.follow_target(&mut core);
             core.keep.take()
         };
         hub.table.remove(self.qpn());

@@ -25,6 +25,13 @@ pub fn open() -> Arc<Context> {
     Context::open("fr0").expect("the device on lo")
 }
 
+/// The wire, where `auto` would take shared memory. The first thing of every test of a file.
+pub fn force_udp() {
+    static FORCED: Once = Once::new();
+    // SAFETY: the threads of the other tests wait here for it, and the test harness itself reads no environment by then.
+    FORCED.call_once(|| unsafe { std::env::set_var("FERROCE_DATAPATH", "udp") });
+}
+
 /// Memory that peers write to: never looked at by reference.
 pub struct Memory {
     start: *mut u8,

@@ -92,6 +92,14 @@ counters! {
     sent_octets,
     /// Octets of the datagrams received, from the BTH to the ICRC.
     rcvd_octets,
+    /// Of the packets sent, those that went to a program of this host by shared memory.
+    pipe_sent_pkts,
+    /// Of the packets received, those that came from a program of this host by shared memory.
+    pipe_rcvd_pkts,
+    /// Requests executed by direct copies, without packets.
+    direct_ops,
+    /// Octets that direct copies moved, in either direction.
+    direct_octets,
 }
 
 impl DeviceCounters {

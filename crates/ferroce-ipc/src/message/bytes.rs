@@ -90,6 +90,13 @@ impl Message {
             Self::Devices(devices) => return encode_devices(devices, w),
             Self::Lease(count) => w.u8(*count),
             Self::OpenRings { v2 } => w.u8(u8::from(*v2)),
+            Self::OfferPipes { direct } => w.u8(u8::from(*direct)),
+            Self::OpenPipe(slot) => w.u8(*slot),
+            Self::Pipe { first, direct, slots } => {
+                w.u8(u8::from(*first));
+                w.u8(u8::from(*direct));
+                return encode_slots(slots, w);
+            }
             Self::Stop { force } => w.u8(u8::from(*force)),
             Self::Leased(leased) => {
                 let notice = clipped(&leased.notice, 1024);
@@ -281,6 +288,13 @@ impl Message {
             21 => Self::OpenRings { v2: body.bool("v2")? },
             22 => Self::Rings,
             23 => Self::Stop { force: body.bool("force")? },
+            24 => Self::OfferPipes { direct: body.bool("direct")? },
+            25 => Self::OpenPipe(body.u8()?),
+            26 => {
+                let (first, direct) = (body.bool("first")?, body.bool("direct")?);
+                let slots = decode_slots(&mut body, &mut tail)?;
+                Self::Pipe { first, direct, slots }
+            }
             30 => Self::ListNetdevs,
             31 => Self::Netdevs(netdevs::decode(body, tail)?),
             32 => Self::LinkStart,

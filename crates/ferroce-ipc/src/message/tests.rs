@@ -152,6 +152,9 @@ fn all() -> Vec<Message> {
         Message::OpenRings { v2: true },
         Message::Rings,
         Message::Stop { force: true },
+        Message::OfferPipes { direct: true },
+        Message::OpenPipe(3),
+        Message::Pipe { first: true, direct: false, slots: vec![3, 7] },
         Message::ListNetdevs,
         Message::Netdevs(vec![
             NetdevInfo {

@@ -135,6 +135,11 @@ impl Common {
         DropReason::LocalFault
     }
 
+    /// Whether a request was processed since RTR.
+    pub const fn is_established(&self) -> bool {
+        self.established
+    }
+
     /// Whether requests are served.
     pub const fn answers(&self) -> bool {
         matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)

@@ -2,6 +2,7 @@
 
 mod common;
 mod completer;
+mod direct;
 mod local_operations;
 mod pipeline;
 mod raw;
@@ -18,6 +19,7 @@ mod unreliable;
 
 use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, PathMtu, Pkey, Psn, Qpn, TxBatch};
 
+pub use self::pipeline::Backlog;
 pub use self::raw::MAX_FRAME;
 pub use self::state::bring_up_mask;
 
@@ -430,9 +432,31 @@ impl QueuePair {
         }
     }
 
+    /// While `first` is true, an ACK that is all there is to answer leaves before requests. Otherwise it leaves behind them, because a
+    /// batch may end with a packet that is shorter than the others.
+    pub fn put_ack_first(&mut self, first: bool) {
+        if let Some(reliable) = self.roles.reliable_mut() {
+            reliable.put_ack_first(first);
+        }
+    }
+
     /// Whether an ACK is held back.
     pub fn delays_ack(&self) -> bool {
         self.roles.reliable().is_some_and(Reliable::delays_ack)
+    }
+
+    /// Whether it has something to send and waits for others of the process to give back of the budget. It tries again by its timer.
+    /// With many queue pairs it is better to call [`poll_transmit`](Self::poll_transmit) for one after the other as answers come in:
+    /// then each sends about a full batch in its turn.
+    pub fn waits_for_budget(&self) -> bool {
+        self.roles.reliable().is_some_and(|reliable| reliable.requester.waits_for_turn())
+    }
+
+    /// The messages that were sent and posted, for a caller that lets small ones wait until they fill a batch. `None` if this is no
+    /// time to wait, or if no answer would come to end the wait.
+    pub fn backlog(&self) -> Option<Backlog> {
+        let waits = self.state() == QpState::Rts && self.roles.reliable().is_some();
+        if waits { self.pipeline.backlog() } else { None }
     }
 
     /// Adds packets to the batch, answers first but for a lone ACK. `true` if it added any: send the batch, clear it and call again.

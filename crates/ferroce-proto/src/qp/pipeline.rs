@@ -11,6 +11,9 @@ const PACKET_OVERHEAD: u64 = 256;
 /// A PSN window is half of the circle (IBTA 9.7.2).
 const MAX_OUTSTANDING: u32 = 1 << 23;
 
+/// Requests in flight whose end [`Pipeline::ends_in_direct`] awaits.
+const MAX_AWAITED: u64 = 1024;
+
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Position {
     pub wqe: u64,
@@ -70,9 +73,30 @@ pub(crate) struct Pipeline {
     flight: Flight,
     /// READs and atomics started and not completed.
     reads_pending: u32,
+    /// A packet left since `begin`.
+    has_sent: bool,
     mtu: u32,
     read_chunk: u32,
     destination: Account,
+}
+
+/// The messages of a requester that are on their way, and those that have not begun to leave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Backlog {
+    /// Messages that left and are not answered.
+    pub in_flight: u64,
+    /// Messages of which nothing left.
+    pub waiting: u64,
+    /// Octets of payload in the packet of the message that was posted last.
+    pub payload: u32,
+}
+
+/// Octets of packets that were answered, as charged.
+#[derive(Clone, Copy, Debug)]
+struct Charge {
+    all: u64,
+    /// Of those that were not given up since they left.
+    in_flight: u64,
 }
 
 /// The effect of an acknowledgement.
@@ -95,6 +119,7 @@ impl Pipeline {
             cursor: start,
             flight: Flight::default(),
             reads_pending: 0,
+            has_sent: false,
             mtu: 256,
             read_chunk: 1,
             destination: Account::Destination(0),
@@ -104,6 +129,7 @@ impl Pipeline {
     /// Begins to send: the first PSN, the path MTU, and the packets that one READ request may ask for.
     pub fn begin(&mut self, psn: Psn, mtu: u32, read_chunk: u32, destination: Account) {
         (self.oldest, self.next) = (psn, psn);
+        self.has_sent = false;
         (self.mtu, self.read_chunk, self.destination) = (mtu, read_chunk.max(1), destination);
         self.cursor = self.oldest_position();
     }
@@ -139,6 +165,24 @@ impl Pipeline {
         self.outstanding() == 0
     }
 
+    /// Whether nothing that was started is unfinished.
+    pub fn is_idle(&self) -> bool {
+        let head = Position { wqe: self.queue.done(), packet: 0 };
+        self.is_quiet() && self.queue.started() == head.wqe && self.cursor == head
+    }
+
+    /// Whether something is unfinished, and all of it is such as the caller may be able to execute without packets.
+    pub fn ends_in_direct(&self) -> bool {
+        let (done, started) = (self.queue.done(), self.queue.started());
+        let fits = |index| self.queue.get(index).is_some_and(SendWqe::may_be_direct);
+        !self.is_idle() && started - done <= MAX_AWAITED && (done..started).all(fits)
+    }
+
+    /// Whether a packet of a request left since sending began.
+    pub const fn has_sent(&self) -> bool {
+        self.has_sent
+    }
+
     /// Whether the cursor stands where a retry would put it.
     pub fn is_rewound(&self) -> bool {
         self.cursor == self.oldest_position()
@@ -151,6 +195,19 @@ impl Pipeline {
 
     pub fn at_cursor(&self) -> Option<(u64, &SendWqe)> {
         Some((self.cursor.wqe, self.queue.get(self.cursor.wqe)?))
+    }
+
+    /// `None` if a packet other than the first one of a new message is to be sent next, or if the request that was posted last is no
+    /// message of one packet.
+    pub fn backlog(&self) -> Option<Backlog> {
+        let started = self.queue.started();
+        let last = self.queue.get(self.queue.tail().checked_sub(1)?)?;
+        let payload = if last.op.writes_local() { 0 } else { last.length };
+        if self.cursor != (Position { wqe: started, packet: 0 }) || payload > self.mtu || last.op.is_local() {
+            return None;
+        }
+        let in_flight = started - self.queue.done();
+        Some(Backlog { in_flight, waiting: self.queue.tail() - started, payload })
     }
 
     /// The piece to send at the cursor; `None` at the end of the queue or of the PSN window.
@@ -197,6 +254,7 @@ impl Pipeline {
     /// Notes that a piece left; its charge was taken from the budget. Whether it was new.
     pub fn sent(&mut self, piece: &Piece) -> bool {
         let is_read = piece.wqe.op.is_answered();
+        self.has_sent = true;
         if piece.starts {
             self.queue.start(piece.psn, piece.total);
             self.reads_pending += u32::from(is_read);
@@ -224,6 +282,7 @@ impl Pipeline {
         if piece.starts {
             self.queue.start(piece.psn, piece.total);
         }
+        self.has_sent = true;
         self.next = piece.psn.next();
         self.oldest = self.next;
         self.cursor = if piece.is_last() {
@@ -251,6 +310,8 @@ impl Pipeline {
     /// alone (IBTA 9.7.5.1.1).
     pub fn acknowledge(&mut self, through: Psn, budget: &Budget) -> Acknowledged {
         let mut acknowledged = Acknowledged::default();
+        // The counter is the process's: one change for all the messages.
+        let mut given_back = 0;
         while let Some(&wqe) = self.queue.oldest() {
             if through.since(self.oldest) < 0 {
                 break;
@@ -263,39 +324,42 @@ impl Pipeline {
             let until = if through.since(last) >= 0 { last } else { through };
             let count = until.since(self.oldest) as u32 + 1;
             acknowledged.packets += count;
-            acknowledged.data += self.retire(&wqe, count, budget);
+            let charge = self.retire(&wqe, count);
+            acknowledged.data += charge.all;
+            given_back += charge.in_flight;
         }
+        budget.give_back(self.destination, given_back);
         acknowledged
     }
 
     /// The next packet of the READ or atomic that is oldest was answered.
     pub fn answered(&mut self, budget: &Budget) {
         if let Some(&wqe) = self.queue.oldest() {
-            self.retire(&wqe, 1, budget);
+            let charge = self.retire(&wqe, 1);
+            let account = if wqe.op.is_answered() { Account::Reads } else { self.destination };
+            budget.give_back(account, charge.in_flight);
         }
     }
 
-    /// The oldest `count` packets, all of `wqe`, are answered. Their charge.
-    fn retire(&mut self, wqe: &SendWqe, count: u32, budget: &Budget) -> u64 {
+    /// The oldest `count` packets, all of `wqe`, are answered. Their charge; the caller gives the part in flight back.
+    fn retire(&mut self, wqe: &SendWqe, count: u32) -> Charge {
         let from = self.oldest.since(wqe.first_psn) as u32;
         let to = from + count;
-        let charge = self.charge(wqe.length, from, to);
+        let all = self.charge(wqe.length, from, to);
         // Packets sent again since a retry are in flight; the others were given up then.
         let in_flight = match self.cursor.wqe.cmp(&self.queue.done()) {
             core::cmp::Ordering::Greater => to,
             core::cmp::Ordering::Equal => to.min(self.cursor.packet).max(from),
             core::cmp::Ordering::Less => from,
         };
-        let amount = self.charge(wqe.length, from, in_flight);
+        let amount = if in_flight == to { all } else { self.charge(wqe.length, from, in_flight) };
         if wqe.op.is_answered() {
             self.flight.reads = self.flight.reads.saturating_sub(amount);
-            budget.give_back(Account::Reads, amount);
             if in_flight == to && (to == wqe.packets || self.chunk_end(from, wqe.packets) == to) {
                 self.flight.read_requests = self.flight.read_requests.saturating_sub(1);
             }
         } else {
             self.flight.data = self.flight.data.saturating_sub(amount);
-            budget.give_back(self.destination, amount);
         }
         self.oldest = self.oldest.add(count);
         if to == wqe.packets {
@@ -303,7 +367,7 @@ impl Pipeline {
             self.reads_pending -= u32::from(wqe.op.is_answered());
         }
         self.cursor = self.cursor.max(self.oldest_position());
-        charge
+        Charge { all, in_flight: amount }
     }
 
     /// Whether a read response packet for the oldest PSN ends its READ request, and its length.

@@ -17,6 +17,8 @@ pub(crate) struct Reliable {
     pub responder: Responder,
     /// Requests went before an ACK that then found no room: it is its turn.
     ack_passed_over: bool,
+    /// A lone ACK leaves before requests.
+    ack_first: bool,
     /// A lone ACK stays behind.
     ack_delayed: bool,
 }
@@ -28,6 +30,7 @@ impl Reliable {
             completer: Completer::new(),
             responder: Responder::new(),
             ack_passed_over: false,
+            ack_first: false,
             ack_delayed: false,
         }
     }
@@ -76,6 +79,11 @@ impl Reliable {
         self.ack_delayed = hold;
     }
 
+    /// Whether an ACK that is all there is to answer leaves before requests.
+    pub fn put_ack_first(&mut self, first: bool) {
+        self.ack_first = first;
+    }
+
     pub fn delays_ack(&self) -> bool {
         self.ack_delayed && self.responder.only_ack_pending()
     }
@@ -90,10 +98,10 @@ impl Reliable {
         out: &mut TxBatch<'_>,
     ) -> u32 {
         let held = self.delays_ack();
-        let Self { requester, completer, responder, ack_passed_over, ack_delayed: _ } = self;
+        let Self { requester, completer, responder, ack_passed_over, ack_first, ack_delayed: _ } = self;
         // A lone ACK is shorter than almost every request, and only the last packet of a batch may be shorter: behind
         // the requests it shares their system call. Requests and answers are not ordered with each other.
-        let ack_last = responder.only_ack_pending() && !*ack_passed_over && !held;
+        let ack_last = responder.only_ack_pending() && !*ack_first && !*ack_passed_over && !held;
         let (mut answers, drained) =
             if ack_last || held { (0, Drained::Empty) } else { responder.transmit(common, mem, out) };
         let mut requests = 0;

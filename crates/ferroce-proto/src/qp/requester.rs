@@ -26,9 +26,16 @@ const FLOOR_PACKETS: u64 = 4;
 /// A queue pair that the process's budget stops tries again after this time and up to as much more, at random: several of
 /// them must not come in step.
 const BLOCKED_RETRY: Duration = Duration::from_micros(200);
+/// The same where each gets its turn: the timer is a reserve there.
+const TURN_RETRY: Duration = Duration::from_millis(20);
+/// Octets, as charged, that a queue pair sends at a time when others wait for the budget too: about a full batch. With less, each
+/// packet of many queue pairs would need a system call of its own.
+const TURN: u64 = 68 << 10;
 /// Longest time that a queue pair with nothing in flight is stopped; then it may send one packet whatever the others
 /// do.
 const BLOCKED_LIMIT: Duration = Duration::from_millis(50);
+/// The same where each gets its turn, which takes a while with thousands of them.
+const TURN_LIMIT: Duration = Duration::from_millis(200);
 /// Inside of a message an acknowledgement is asked for after this part of the window.
 const ACK_EVERY: u64 = 4;
 
@@ -43,12 +50,16 @@ pub(crate) struct Requester {
     parked: bool,
     rnr_until: Option<Instant>,
     blocked: Option<Blocked>,
+    /// Octets that it may still send in its turn.
+    turn: u64,
     /// Octets sent since an acknowledgement was asked for.
     since_ack_req: u64,
     /// Messages sent, each once.
     sent_messages: Ssn,
     credits: Credits,
     random: u64,
+    /// The caller may be able to execute one-sided requests once nothing is in flight.
+    prefers_direct: bool,
 }
 
 /// End-to-end flow control as the responder may ask for it (IBTA 9.7.7.2). Ours does not; some cards do.
@@ -91,10 +102,12 @@ impl Requester {
             parked: false,
             rnr_until: None,
             blocked: None,
+            turn: 0,
             since_ack_req: 0,
             sent_messages: Ssn::new(0),
             credits: Credits::default(),
             random: seed | 1,
+            prefers_direct: false,
         }
     }
 
@@ -193,6 +206,10 @@ impl Requester {
                 return Step::Idle;
             }
         }
+        if self.blocked.is_some() && self.has_turns(common) {
+            self.turn = TURN;
+        }
+        self.turn = self.turn.saturating_sub(piece.charge);
         self.unblock(common);
         common.counters.sent_pkts += 1;
         let is_read = matches!(piece.wqe.op, SendOp::Read { .. });
@@ -212,19 +229,32 @@ impl Requester {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        let wait = BLOCKED_RETRY + BLOCKED_RETRY * (self.random >> 54) as u32 / 1024;
-        let since = match self.blocked {
-            Some(blocked) if blocked.account == account => blocked.since,
+        let least = if self.has_turns(common) { TURN_RETRY } else { BLOCKED_RETRY };
+        let wait = least + least * (self.random >> 54) as u32 / 1024;
+        let blocked = match self.blocked {
+            Some(blocked) if blocked.account == account => blocked,
             _ => {
                 self.unblock(common);
                 common.budget.wait(account);
-                now
+                Blocked { account, since: now, retry: None }
             }
         };
-        self.blocked = Some(Blocked { account, since, retry: Some(now + wait) });
+        self.turn = 0;
+        // A time that has not come yet stands: this try was an extra one.
+        self.blocked = Some(Blocked { retry: blocked.retry.or(Some(now + wait)), ..blocked });
     }
 
-    fn unblock(&mut self, common: &Common) {
+    /// Whether no wait or retry of anything sent is under way.
+    pub const fn is_idle(&self) -> bool {
+        self.rnr_until.is_none() && !self.parked && !self.probing
+    }
+
+    pub const fn prefer_direct(&mut self, prefer: bool) {
+        self.prefers_direct = prefer;
+    }
+
+    /// The process's budget no longer stops it.
+    pub fn unblock(&mut self, common: &Common) {
         if let Some(blocked) = self.blocked.take() {
             common.budget.stop_waiting(blocked.account);
         }
@@ -245,6 +275,10 @@ impl Requester {
         // Beyond the credits one message at a time: its answer brings new ones, or an RNR NAK.
         let beyond = |limit: Ssn| self.sent_messages.next().since(limit) > 0;
         if wqe.op.takes_receive() && self.credits.limit.is_some_and(beyond) && !pipeline.is_quiet() {
+            return Err(None);
+        }
+        // Their answers come soon: nothing delays an acknowledgement that no completion waits for.
+        if self.prefers_direct && wqe.may_be_direct() && pipeline.ends_in_direct() {
             return Err(None);
         }
         let incoming = wqe.op.writes_local();
@@ -269,23 +303,28 @@ impl Requester {
     fn admit(&self, now: Instant, piece: &Piece, common: &Common, pipeline: &Pipeline) -> Result<(), Gate> {
         let flight = pipeline.flight();
         let budget = &common.budget;
+        let waited = self.blocked.is_some() || self.turn > 0;
+        let account = account(piece, pipeline);
+        // A turn begins when there is room for all of it: what comes free in small pieces would be used in small batches.
+        let has_turn = self.blocked.is_none() || !self.has_turns(common) || budget.has_room(account, TURN);
         let taken = if piece.wqe.op.is_answered() {
             if flight.read_requests >= u32::from(common.attr.max_rd_atomic).max(1)
                 || !self.reads.admits(flight.reads, piece.charge)
             {
                 return Err(Gate::Answer);
             }
-            budget.take(Account::Reads, piece.charge, self.blocked.is_some())
+            has_turn && budget.take(account, piece.charge, waited)
         } else {
             if !self.data.admits(flight.data, piece.charge) {
                 return Err(Gate::Answer);
             }
-            let waited = self.blocked.map_or(Duration::ZERO, |blocked| now.saturating_since(blocked.since));
-            if flight.data == 0 && waited >= BLOCKED_LIMIT {
-                budget.force(pipeline.destination(), piece.charge);
+            let stopped = self.blocked.map_or(Duration::ZERO, |blocked| now.saturating_since(blocked.since));
+            let limit = if self.has_turns(common) { TURN_LIMIT } else { BLOCKED_LIMIT };
+            if flight.data == 0 && stopped >= limit {
+                budget.force(account, piece.charge);
                 true
             } else {
-                budget.take(pipeline.destination(), piece.charge, self.blocked.is_some())
+                has_turn && budget.take(account, piece.charge, waited)
             }
         };
         if taken { Ok(()) } else { Err(Gate::Budget) }
@@ -375,6 +414,16 @@ impl Requester {
 
     pub const fn waits_for_receiver(&self) -> bool {
         self.rnr_until.is_some()
+    }
+
+    /// Whether it gets its turn when the process's budget stops it. A peer that may be dead is tried by the timer, beside the others.
+    fn has_turns(&self, common: &Common) -> bool {
+        common.budget.gives_turns() && !self.probing
+    }
+
+    /// Whether it waits for its turn.
+    pub const fn waits_for_turn(&self) -> bool {
+        self.blocked.is_some() && !self.probing
     }
 
     /// Whether the process's budget is what stops it.

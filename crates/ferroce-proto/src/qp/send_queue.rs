@@ -4,7 +4,10 @@ use alloc::boxed::Box;
 use alloc::vec;
 use ferroce_wire::{Feth, Psn, SrqNumber};
 
-use crate::{Memory, MemoryError, PostSendError, QpAttr, QpCaps, SendOp, SendTo, SendWr, Sge, WcStatus, sg};
+use crate::{
+    DirectLocal, Memory, MemoryError, PostSendError, QpAttr, QpCaps, SendOp, SendTo, SendWr, Sge, WcStatus,
+    ring, sg,
+};
 
 /// Longest message in octets.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 31;
@@ -60,6 +63,13 @@ impl SendWqe {
         failure: None,
     };
 
+    /// The caller may be able to execute it without packets.
+    pub const fn may_be_direct(&self) -> bool {
+        self.failure.is_none()
+            && self.length > 0
+            && matches!(self.op, SendOp::Write { .. } | SendOp::Read { .. })
+    }
+
     /// The PSN of its last packet.
     pub const fn last_psn(&self) -> Psn {
         self.first_psn.add(self.packets.wrapping_sub(1))
@@ -94,7 +104,7 @@ pub(crate) struct SendQueue {
 impl SendQueue {
     /// `addressed`: requests name their destination.
     pub fn new(caps: QpCaps, addressed: bool) -> Self {
-        let slots = caps.max_send_wr as usize;
+        let slots = ring::size(caps.max_send_wr);
         Self {
             destinations: vec![SendTo::Peer; if addressed { slots } else { 0 }].into(),
             slots: vec![SendWqe::EMPTY; slots].into(),
@@ -123,7 +133,7 @@ impl SendQueue {
     /// Takes a work request, or leaves the queue as it is.
     pub fn post(&mut self, wr: &SendWr<'_>, attr: &QpAttr, mem: &impl Memory) -> Result<(), PostSendError> {
         let length = self.check(wr, attr)?;
-        if self.tail - self.reported >= self.slots.len() as u64 {
+        if self.tail - self.reported >= u64::from(self.caps.max_send_wr) {
             return Err(PostSendError::QueueFull { max: self.caps.max_send_wr });
         }
         let index = self.tail;
@@ -311,6 +321,16 @@ impl SendQueue {
         }
     }
 
+    /// The local side of a WQE.
+    pub fn local(&self, index: u64) -> DirectLocal<'_> {
+        match self.get(index) {
+            Some(wqe) if wqe.inline => {
+                DirectLocal::Inline(self.inline(index).get(..wqe.length as usize).unwrap_or_default())
+            }
+            _ => DirectLocal::Sges(self.sges(index)),
+        }
+    }
+
     /// Copies data into the local memory of a WQE.
     pub fn scatter(
         &self,
@@ -323,8 +343,7 @@ impl SendQueue {
     }
 
     fn slot(&self, index: u64) -> usize {
-        // A queue of no WQEs has no slot that could be found.
-        index.checked_rem(self.slots.len() as u64).unwrap_or(0) as usize
+        ring::place(index, self.slots.len())
     }
 
     fn sges(&self, index: u64) -> &[Sge] {

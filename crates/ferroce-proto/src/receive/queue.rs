@@ -1,7 +1,7 @@
 //! A queue of receive WQEs: a queue pair's own, or the ring of a shared one.
 
 use super::{RecvWqe, Taken};
-use crate::{PostRecvError, RecvWr, Sge, sg};
+use crate::{PostRecvError, RecvWr, Sge, ring, sg};
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -11,6 +11,7 @@ use alloc::vec::Vec;
 pub(crate) struct ReceiveQueue {
     slots: Box<[Slot]>,
     sges: Box<[Sge]>,
+    max_wr: u32,
     max_sge: u32,
     head: u64,
     tail: u64,
@@ -24,10 +25,11 @@ struct Slot {
 
 impl ReceiveQueue {
     pub fn new(max_wr: u32, max_sge: u32) -> Self {
-        let slots = max_wr as usize;
+        let slots = ring::size(max_wr);
         Self {
             slots: vec![Slot::default(); slots].into(),
             sges: vec![Sge::default(); slots * max_sge as usize].into(),
+            max_wr,
             max_sge,
             head: 0,
             tail: 0,
@@ -42,13 +44,13 @@ impl ReceiveQueue {
             items.resize(count, T::default());
             Some(items.into())
         }
-        let slots = max_wr as usize;
+        let slots = ring::size(max_wr);
         let sges = zeroed(slots.checked_mul(max_sge as usize)?)?;
-        Some(Self { slots: zeroed(slots)?, sges, max_sge, head: 0, tail: 0 })
+        Some(Self { slots: zeroed(slots)?, sges, max_wr, max_sge, head: 0, tail: 0 })
     }
 
     pub const fn capacity(&self) -> u32 {
-        self.slots.len() as u32
+        self.max_wr
     }
 
     pub const fn max_sge(&self) -> u32 {
@@ -113,7 +115,7 @@ impl ReceiveQueue {
 
     /// Slot and first SGE of a WQE.
     fn place(&self, index: u64) -> (usize, usize) {
-        let slot = index.checked_rem(self.slots.len() as u64).unwrap_or(0) as usize;
+        let slot = ring::place(index, self.slots.len());
         (slot, slot * self.max_sge as usize)
     }
 

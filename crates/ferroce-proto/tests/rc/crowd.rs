@@ -1,5 +1,6 @@
 //! Many queue pairs of one process share its budget: nobody exceeds it for long, and nobody is forgotten.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ferroce_proto::{Budget, QpState, Remote, SendOp, SendTo, SendWr, Sge, WcStatus};
@@ -14,10 +15,39 @@ const LEN: u32 = 30_000;
 const CROWD: usize = 24;
 const MESSAGES: u64 = 20;
 
+/// The worlds whose queue pairs wait for their turn, in the order in which they began to wait, as the engine gives turns.
+#[derive(Default)]
+struct Line(VecDeque<usize>);
+
+impl Line {
+    /// World `index` may have begun to wait; what came to pass there may have made room.
+    fn follow(&mut self, worlds: &mut [World<'_, Ram>], index: usize, now: Instant) {
+        if worlds[index].ends[0].qp.waits_for_budget() && !self.0.contains(&index) {
+            self.0.push_back(index);
+        }
+        while let Some(first) = self.0.pop_front() {
+            let world = &mut worlds[first];
+            world.now = world.now.max(now);
+            let before = world.ends[0].qp.counters().sent_pkts;
+            world.drain(0);
+            let sent = world.ends[0].qp.counters().sent_pkts - before;
+            if !world.ends[0].qp.waits_for_budget() {
+                continue;
+            }
+            if sent == 0 {
+                self.0.push_front(first);
+                return;
+            }
+            self.0.push_back(first);
+        }
+    }
+}
+
 /// The greatest use of the budget for reads and of that for the destination, and when all was done.
-fn run(op: SendOp, loss: u32, dead: usize) -> (u64, u64, Instant) {
+fn run(op: SendOp, loss: u32, dead: usize, turns: bool) -> (u64, u64, Instant) {
     let setup = Setup { rcvbuf: 64 << 10, timeout: 16, ..Setup::default() };
-    let budget = Arc::new(Budget::new(setup.rcvbuf));
+    let budget = if turns { Budget::with_turns(setup.rcvbuf) } else { Budget::new(setup.rcvbuf) };
+    let budget = Arc::new(budget);
     let memory = || {
         let mut ram = Ram::default();
         ram.register(KEY, 0, vec![0; LEN as usize]);
@@ -53,6 +83,10 @@ fn run(op: SendOp, loss: u32, dead: usize) -> (u64, u64, Instant) {
         })
         .collect();
     let (mut reads, mut destination) = (0, 0);
+    let mut line = Line::default();
+    if turns {
+        (0..CROWD).for_each(|index| line.follow(&mut worlds, index, Instant::ZERO));
+    }
     loop {
         reads = reads.max(budget.reads_in_use());
         destination = destination.max(budget.destination_in_use(ADDRESSES[1]));
@@ -60,6 +94,9 @@ fn run(op: SendOp, loss: u32, dead: usize) -> (u64, u64, Instant) {
         let next = worlds.iter().enumerate().filter_map(|(index, world)| Some((world.next()?, index))).min();
         let Some((now, index)) = next else { panic!("everybody sleeps") };
         worlds[index].step();
+        if turns {
+            line.follow(&mut worlds, index, now);
+        }
         if worlds[dead..].iter().all(|world| world.ends[0].sends.len() as u64 == MESSAGES) {
             let completions = worlds[dead..].iter().flat_map(|world| &world.ends[0].sends);
             assert!(completions.into_iter().all(|completion| completion.status == WcStatus::Success));
@@ -76,8 +113,8 @@ fn remote() -> Remote {
 
 #[test]
 fn reads_never_exceed_a_quarter_of_the_buffer() {
-    for loss in [0, 20_000] {
-        let (reads, _, done) = run(SendOp::Read { remote: remote() }, loss, 0);
+    for (loss, turns) in [(0, false), (20_000, false), (0, true), (20_000, true)] {
+        let (reads, _, done) = run(SendOp::Read { remote: remote() }, loss, 0, turns);
         assert!(reads <= 16 << 10, "{reads}");
         assert!(done.as_nanos() < 5_000_000_000, "{done:?}");
     }
@@ -85,8 +122,8 @@ fn reads_never_exceed_a_quarter_of_the_buffer() {
 
 #[test]
 fn writes_to_one_address_share_half_of_the_buffer() {
-    for loss in [0, 20_000] {
-        let (_, destination, done) = run(SendOp::Write { remote: remote() }, loss, 0);
+    for (loss, turns) in [(0, false), (20_000, false), (0, true), (20_000, true)] {
+        let (_, destination, done) = run(SendOp::Write { remote: remote() }, loss, 0, turns);
         assert!(destination <= 32 << 10, "{destination}");
         assert!(done.as_nanos() < 5_000_000_000, "{done:?}");
     }
@@ -95,8 +132,10 @@ fn writes_to_one_address_share_half_of_the_buffer() {
 /// Packets to peers that never answer do not stop the other queue pairs.
 #[test]
 fn dead_peers_do_not_hold_the_budget() {
-    for op in [SendOp::Read { remote: remote() }, SendOp::Write { remote: remote() }] {
-        let (_, _, done) = run(op, 0, CROWD / 2);
-        assert!(done.as_nanos() < 5_000_000_000, "{op:?} {done:?}");
+    for turns in [false, true] {
+        for op in [SendOp::Read { remote: remote() }, SendOp::Write { remote: remote() }] {
+            let (_, _, done) = run(op, 0, CROWD / 2, turns);
+            assert!(done.as_nanos() < 5_000_000_000, "{op:?} {done:?}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "the support is shared by tests of which some follow")]
 
 mod crowd;
+mod direct;
 mod early;
 mod exchange;
 mod goodput;

@@ -35,7 +35,7 @@ pub fn local(offset: u64, length: u32) -> Sge {
     Sge { addr: BASE + offset, length, lkey: Lkey::new(KEY) }
 }
 
-pub fn remote(offset: u64) -> ferroce_proto::Remote {
+pub const fn remote(offset: u64) -> ferroce_proto::Remote {
     ferroce_proto::Remote { addr: BASE + offset, rkey: Rkey::new(KEY) }
 }
 

@@ -92,6 +92,16 @@ fn a_lone_ack_rides_behind_a_request() {
     assert_eq!(probe.out_batch(), None);
 }
 
+/// Where packets may arrive one by one, the peer sees the ACK before what answers its message, as with a card.
+#[test]
+fn a_lone_ack_leaves_first_where_it_shall() {
+    let mut probe = Probe::new(Setup::default());
+    probe.end.qp.put_ack_first(true);
+    probe.request(0, write_only(reth(0, 4), &DATA[..4])).unwrap();
+    probe.post(1, SendOp::Send, &[local(0, 8)]);
+    assert_eq!(probe.out(), ["ack 0 msn 1", "send_only 0 [8] A"]);
+}
+
 /// A delayed ACK covers later requests too, and any other answer replaces it.
 #[test]
 fn an_ack_that_is_held_stays_behind() {

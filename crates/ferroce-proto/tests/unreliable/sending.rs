@@ -231,3 +231,18 @@ fn error_flushes_and_reset_forgets() {
         assert_eq!(probe.out().len(), 1, "with a fresh PSN");
     }
 }
+
+/// A caller that executes WRITEs without packets does so only while no packet can be on its way: none is acknowledged.
+#[test]
+fn a_write_is_direct_until_a_packet_left() {
+    let mut probe = Probe::new(UC);
+    probe.post(1, SendOp::Write { remote: remote(0) }, &[local(0, 8)]);
+    assert!(probe.end.qp.direct_request(0).is_some());
+    probe.end.qp.complete_direct();
+    assert_eq!(probe.sends(), [(1, WcStatus::Success)]);
+    probe.post(2, SendOp::Send, &[local(0, 8)]);
+    assert!(probe.end.qp.direct_request(0).is_none());
+    assert_eq!(probe.out().len(), 1);
+    probe.post(3, SendOp::Write { remote: remote(0) }, &[local(0, 8)]);
+    assert!(probe.end.qp.direct_request(0).is_none(), "it would overtake the SEND");
+}

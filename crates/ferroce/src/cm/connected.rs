@@ -40,7 +40,7 @@ impl Events {
         if ends(&event.kind)
             && let Some(qp) = self.qp.get().and_then(Weak::upgrade)
         {
-            // One that is destroyed needs nothing more.
+            // A queue pair that was destroyed needs nothing more.
             let _ = fail(&qp);
         }
         self.queue.push(event);
@@ -53,7 +53,7 @@ fn fail(qp: &Qp) -> Result<(), Error> {
     Ok(qp.modify(&attr, QpAttrMask::STATE)?)
 }
 
-/// Who is at the two ends.
+/// The addresses of both ends.
 #[derive(Clone, Copy)]
 pub(super) struct Names {
     pub(super) local: SocketAddr,
@@ -74,7 +74,7 @@ enum Stage {
 pub struct Pending {
     // Dropped first: the peer is told before the queue pair goes.
     connection: Option<Connection>,
-    /// What the port is held for.
+    /// Keeps the port bound while the connection exists.
     port: Option<ferroce_engine::cm::Port>,
     events: Arc<Events>,
     names: Names,
@@ -251,7 +251,7 @@ impl Connected {
         self.names.peer
     }
 
-    /// What the peer said when it agreed: [`ACCEPT_PRIVATE_DATA`](super::ACCEPT_PRIVATE_DATA) octets, zeros at the end. Empty at
+    /// The private data of the peer's acceptance: [`ACCEPT_PRIVATE_DATA`](super::ACCEPT_PRIVATE_DATA) octets, zeros at the end. Empty at
     /// the end that agreed.
     pub fn private_data(&self) -> &[u8] {
         &self.private

@@ -246,7 +246,7 @@ impl DatagramPeer {
         self.route.destination
     }
 
-    /// What the peer said: [`DATAGRAM_ANSWER_PRIVATE_DATA`](super::DATAGRAM_ANSWER_PRIVATE_DATA) octets, zeros at the end.
+    /// The private data of the peer's answer: [`DATAGRAM_ANSWER_PRIVATE_DATA`](super::DATAGRAM_ANSWER_PRIVATE_DATA) octets, zeros at the end.
     pub fn private_data(&self) -> &[u8] {
         &self.private
     }

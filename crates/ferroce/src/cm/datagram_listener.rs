@@ -60,7 +60,7 @@ impl DatagramListener {
         self.door.poll(|event| self.request(event))
     }
 
-    /// Who does not say an address is refused.
+    /// Refuses a request that names no address.
     fn request(&self, event: Event) -> Option<DatagramRequest> {
         let CmEventKind::SidrRequest { route, req, .. } = event.kind else { return None };
         let request = event.incoming?.sidr_request();
@@ -100,12 +100,12 @@ impl DatagramRequest {
         self.local
     }
 
-    /// Who asks.
+    /// The address of the peer that sent the request.
     pub fn peer_addr(&self) -> SocketAddr {
         self.peer
     }
 
-    /// What they say: [`DATAGRAM_REQUEST_PRIVATE_DATA`](super::DATAGRAM_REQUEST_PRIVATE_DATA) octets, zeros at the end.
+    /// The private data of the request: [`DATAGRAM_REQUEST_PRIVATE_DATA`](super::DATAGRAM_REQUEST_PRIVATE_DATA) octets, zeros at the end.
     pub fn private_data(&self) -> &[u8] {
         self.req.private.0.get(IpCmHeader::LEN..).unwrap_or_default()
     }

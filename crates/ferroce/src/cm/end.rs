@@ -1,4 +1,4 @@
-//! What both ends need: a device, a protection domain, and a queue pair that takes receives.
+//! The parts that both ends need: a device, a protection domain, and a queue pair that takes receives.
 
 use ferroce_engine::cm::attributes::{self, ConnectedAttr};
 use ferroce_engine::cm::resolve::Route;
@@ -14,7 +14,7 @@ use crate::{
 /// Reads and atomics of a queue pair that may be in flight.
 const MOST_READS: u8 = ferroce_engine::MAX_RD_ATOM as u8;
 
-/// What an end of a connection is made of.
+/// Options for one end of a connection.
 #[derive(Clone, Debug)]
 pub struct EndOptions {
     /// Sizes of the queue pair's queues.
@@ -85,7 +85,7 @@ impl End {
         };
         let send = own(&options.send_queue, options.queues.max_send_wr)?;
         let receive = own(&options.receive_queue, options.queues.max_recv_wr)?;
-        // What the peer may do is said again when it is known how many reads it may make.
+        // The peer's access rights are set again once the number of its reads is known.
         let qp = domain.rc_queue_pair(&send, &receive, options.queues)?.init(Access::empty())?;
         Ok(Self { domain, qp, route })
     }

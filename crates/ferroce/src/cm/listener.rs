@@ -105,12 +105,12 @@ impl Request {
         self.names.local
     }
 
-    /// Who asks.
+    /// The address of the peer that sent the request.
     pub fn peer_addr(&self) -> SocketAddr {
         self.names.peer
     }
 
-    /// What they say: [`REQUEST_PRIVATE_DATA`](super::REQUEST_PRIVATE_DATA) octets, zeros at the end.
+    /// The private data of the request: [`REQUEST_PRIVATE_DATA`](super::REQUEST_PRIVATE_DATA) octets, zeros at the end.
     pub fn private_data(&self) -> &[u8] {
         self.req.private.0.get(IpCmHeader::LEN..).unwrap_or_default()
     }

@@ -54,11 +54,11 @@ pub use listener::{Acceptor, Listener, Request};
 
 /// Octets of private data that go with a request for a connection.
 pub const REQUEST_PRIVATE_DATA: usize = 56;
-/// Those that come back with an agreement.
+/// Octets of private data in an acceptance.
 pub const ACCEPT_PRIVATE_DATA: usize = 196;
-/// Those that come back with a refusal.
+/// Octets of private data in a refusal.
 pub const REJECT_PRIVATE_DATA: usize = 148;
-/// Those that go with a question for a queue pair of datagrams.
+/// Octets of private data in a SIDR request.
 pub const DATAGRAM_REQUEST_PRIVATE_DATA: usize = 180;
-/// Those that come back with the answer, be it a refusal.
+/// Octets of private data in the answer to a SIDR request, whether it accepts or refuses.
 pub const DATAGRAM_ANSWER_PRIVATE_DATA: usize = 136;

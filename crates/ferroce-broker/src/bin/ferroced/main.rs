@@ -1,4 +1,4 @@
-//! Who owns the port when users share it? `ferroced`, the broker.
+//! The program `ferroced`, a broker in a process of its own.
 //!
 //! | call | does |
 //! |---|---|
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What is asked; `None` if that is answered already.
+/// Parses the arguments; `None` after `--help` and `--version`, which are answered here.
 fn arguments(mut given: impl Iterator<Item = String>) -> Result<Option<(Role, u64)>, String> {
     let seconds = |text: String| text.parse::<u64>().map_err(|_| format!("{text:?} is no number of seconds"));
     let mut idle = match std::env::var("FERROCE_IDLE") {

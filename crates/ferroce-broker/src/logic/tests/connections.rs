@@ -63,7 +63,10 @@ impl Bench {
                 Output::Send { client, message: Message::CmEvent(notice), .. } => {
                     all.push((client.0, notice.event, notice.record));
                 }
-                Output::Send { .. } | Output::Close(_) | Output::OpenRings { .. } => {}
+                Output::Send { .. }
+                | Output::Close(_)
+                | Output::OpenRings { .. }
+                | Output::OpenPipe { .. } => {}
             }
         }
         all

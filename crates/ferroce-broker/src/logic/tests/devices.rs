@@ -320,7 +320,7 @@ fn a_configured_link_waits_for_its_interface() {
     bench.broker.netdevs_changed(vec![lo.clone(), Netdev { ifindex: 9, ..eth0.clone() }]);
     assert_eq!(names(&bench.devices(1)), ["fr1", "fr0"], "it came back with another index");
 
-    // What waits can be deleted, and its name and interface given to others.
+    // A link that waits for its interface can be deleted, and its name and interface can be used again.
     bench.broker.netdevs_changed(vec![lo.clone()]);
     bench.say(1, delete("fr1", false), vec![]);
     assert_eq!(bench.system.port.borrow().configured, []);

@@ -1,4 +1,4 @@
-//! What is set for devices.
+//! Settings of devices.
 
 use ferroce_ipc::{GidType, LinkSettings, RoceMode, Setting, TcRule};
 

@@ -7,19 +7,25 @@ use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use ferroce_proto::{Domain, QueuePair, ReceiveSource, RecvWqe, Service, Taken};
-use ferroce_wire::{Flow, Gid, Instant, Packet, SrqNumber};
+use ferroce_wire::{BatchLimits, Flow, Gid, Instant, Packet, SrqNumber};
 use parking_lot::MutexGuard;
 
 use super::delayed_ack::DelayedAck;
+use super::direct::DirectState;
+use super::gathering::{Gathering, Visit};
 use super::{Endpoint, Outputs, Published};
 use crate::attr::AhAttr;
 use crate::counters::{DeviceCounters, count_drop};
 use crate::lane::{Hub, Lane};
 use crate::memory::View;
-use crate::tx_path::{DatagramPaths, TxPath};
+use crate::tx_path::{DatagramPaths, Transmit, TxPath};
 use crate::{clock, transmit};
+
+/// Small messages that fill a batch of a pipe. More of them would make the peer wait, and save nothing: a pipe costs no system call.
+const GATHERED_IN_PIPES: usize = 16;
 
 /// The state that an endpoint's lock guards.
 pub(crate) struct Core {
@@ -36,6 +42,10 @@ pub(crate) struct Core {
     /// In the lane's list of endpoints whose batch is not finished.
     touched: bool,
     delayed_ack: DelayedAck,
+    gathering: Gathering,
+    /// In the lane's list of those that wait for the process's budget.
+    queued_up: bool,
+    pub(super) direct: DirectState,
     pub(crate) destroyed: bool,
     /// Multicast groups it is attached to.
     pub(crate) groups: Vec<Gid>,
@@ -43,6 +53,15 @@ pub(crate) struct Core {
     frame: Box<[u8]>,
     /// The queue pair, which so lives until it is destroyed.
     pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+/// The outcome of [`Locked::take_turn`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Turn {
+    /// There may be room for the next one.
+    pub(crate) sent: bool,
+    /// It waits for another turn.
+    pub(crate) waits: bool,
 }
 
 /// Where the packets of a connection leave and arrive, from RTR on.
@@ -64,11 +83,28 @@ impl Core {
             frame_lane: None,
             touched: false,
             delayed_ack: DelayedAck::new(),
+            gathering: Gathering::new(),
+            queued_up: false,
+            direct: DirectState::default(),
             destroyed: false,
             groups: Vec::new(),
             frame,
             keep: None,
         }
+    }
+
+    /// Whether what was just posted waits to fill a batch. Rings take packets one by one.
+    fn gathers(&mut self, now: impl FnOnce() -> Instant) -> bool {
+        let Some(ConnectedPath { socket, .. }) = &self.path else { return false };
+        let limits = match socket {
+            TxPath::Socket(_) => socket.limits(),
+            TxPath::Pipe(..) => BatchLimits { max_segments: GATHERED_IN_PIPES, gso: true },
+            TxPath::Rings(..) => return false,
+        };
+        // An answer takes the acknowledgement along.
+        !self.destroyed
+            && !self.delayed_ack.is_pending()
+            && self.gathering.posted(self.transport.backlog(), limits, now)
     }
 
     /// The lane that runs its timers.
@@ -223,9 +259,61 @@ impl Locked<'_> {
     }
 
     /// The program posted send requests: sends what may leave, as [`Self::finish_batch`], but an acknowledgement that is held
-    /// back stays so.
-    pub(crate) fn finish_post(mut self, now: Instant) {
+    /// back stays so, and small messages may wait to fill a batch. `me` is the endpoint itself.
+    pub(crate) fn finish_post(mut self, me: &Arc<Endpoint>) {
+        if self.core.gathers(clock::now) {
+            let Core { gathering, path, .. } = &mut *self.core;
+            if !gathering.listed
+                && let (Some(until), Some(path)) = (gathering.until(), path)
+            {
+                gathering.listed = path.lane.gather(me, until);
+            }
+            if gathering.listed {
+                return;
+            }
+        }
+        let now = clock::now();
         self.core.delayed_ack.posted(now);
+        self.finish(now);
+    }
+
+    /// The endpoint was taken out of the lane's list of those with waiting messages. Sends those, or returns until when they
+    /// wait: then the endpoint belongs into the list again.
+    pub(crate) fn visit_gathering(mut self, visit: Visit, now: Instant) -> Option<Instant> {
+        let Core { transport, gathering, .. } = &mut *self.core;
+        if gathering.visited(visit, || transport.backlog().map_or(0, |backlog| backlog.waiting)) {
+            gathering.listed = false;
+            self.finish(now);
+            return None;
+        }
+        gathering.listed = gathering.waits();
+        gathering.until()
+    }
+
+    /// Sends what it may, after a wait for the process's budget. The endpoint was taken out of the lane's list of those that wait.
+    pub(crate) fn take_turn(mut self, now: Instant) -> Turn {
+        if self.core.destroyed {
+            return Turn { sent: true, waits: false };
+        }
+        let before = self.core.transport.counters().sent_pkts;
+        let unsent = self.transmit(now);
+        let sent = self.core.transport.counters().sent_pkts != before;
+        let waits = self.core.transport.waits_for_budget();
+        self.core.queued_up = waits;
+        let published = self.endpoint.outputs.publish(&mut self.core.transport, now);
+        self.leave(now, unsent, published);
+        // The next one may send even if this one had nothing to send any more.
+        Turn { sent: sent || !waits, waits }
+    }
+
+    /// The endpoint could not be listed again after [`Self::take_turn`].
+    pub(crate) fn forget_turn(&mut self) {
+        self.core.queued_up = false;
+    }
+
+    /// The endpoint could not be listed again after [`Self::visit_gathering`]: sends what waits.
+    pub(crate) fn end_gathering(mut self, now: Instant) {
+        self.core.gathering.listed = false;
         self.finish(now);
     }
 
@@ -268,45 +356,73 @@ impl Locked<'_> {
             self.core.delayed_ack.delay(now, holding, sleeps, by_epoll)
         });
         self.core.transport.delay_ack(delay.is_some_and(|delay| delay.held));
-        let unsent = if delays { false } else { self.transmit(now) };
+        let unsent = if delays { None } else { self.transmit(now) };
         self.core.delayed_ack.set_pending(delays);
         self.leave(now, unsent, published);
         delay.map(|delay| delay.until)
     }
 
-    /// Whether there is more to send.
-    fn transmit(&mut self, now: Instant) -> bool {
-        let Core { transport, memory, path, datagram_paths, datagram_lanes, delayed_ack, frame, .. } =
-            &mut *self.core;
+    /// When there is more to send, if so.
+    fn transmit(&mut self, now: Instant) -> Option<Instant> {
+        let Core {
+            transport,
+            memory,
+            path,
+            datagram_paths,
+            datagram_lanes,
+            delayed_ack,
+            gathering,
+            frame,
+            direct,
+            ..
+        } = &mut *self.core;
+        gathering.left();
         let counters = self.endpoint.counters();
+        if let Some(path) = path {
+            let sleeps = || self.endpoint.outputs.reports_by_events();
+            transport.put_ack_first(path.socket.may_part() && (!path.socket.limits().gso || sleeps()));
+        }
+        if let Some(way) = path.as_ref().and_then(|path| path.socket.direct())
+            && direct.copy(transport, memory, way, counters)
+        {
+            return Some(now);
+        }
         let unsent = match path {
             Some(path) => transmit::drain(transport, memory, &path.socket, now, counters),
             None if self.endpoint.service == Service::Ud => {
                 let mut drain = || transmit::drain(transport, memory, datagram_paths, now, counters);
                 // Without a lane nobody would come back for the rest, which is as good as lost.
                 let mut unsent = drain();
-                while unsent && datagram_lanes.is_empty() {
+                while unsent.is_some() && datagram_lanes.is_empty() {
                     unsent = drain();
                 }
                 unsent
             }
             None => match &self.endpoint.frames {
-                Some(port) => port.drain(transport, memory, frame, counters),
-                None => false,
+                Some(port) => port.drain(transport, memory, frame, counters).then_some(now),
+                None => None,
             },
         };
         delayed_ack.set_pending(delayed_ack.is_pending() && transport.delays_ack());
+        if transport.waits_for_budget()
+            && !self.core.queued_up
+            && let (Some(path), Some(me)) = (&self.core.path, self.endpoint.me.upgrade())
+        {
+            self.core.queued_up = path.lane.queue_up(me);
+        }
         unsent
     }
 
-    fn leave(self, now: Instant, unsent: bool, published: Published) {
+    fn leave(self, now: Instant, unsent: Option<Instant>, published: Published) {
         let Self { endpoint, mut core } = self;
         let mut overrun = published.overrun;
         if !overrun.is_empty() {
             core.transport.set_fatal();
             overrun.extend(endpoint.outputs.publish(&mut core.transport, now).overrun);
         }
-        let deadline = if unsent { now.as_nanos() } else { Hub::deadline(core.transport.poll_timeout()) };
+        let deadline = Hub::deadline(core.transport.poll_timeout());
+        let deadline = unsent.map_or(deadline, |at| deadline.min(at.as_nanos()));
+        endpoint.follow_target(&mut core);
         endpoint.show(&core.transport);
         endpoint.deadline.store(deadline, Ordering::SeqCst);
         if let Some(lane) = core.home() {
@@ -321,10 +437,12 @@ impl Locked<'_> {
 }
 
 impl Endpoint {
-    /// Sends the delayed acknowledgement, because the queue pair is about to change.
-    pub(crate) fn flush_delayed_ack(&self, core: &mut Core) {
+    /// Sends the delayed acknowledgement and the messages that wait to fill a batch, because the queue pair is about to change.
+    pub(crate) fn flush(&self, core: &mut Core) {
         core.transport.delay_ack(false);
-        if core.delayed_ack.take_pending()
+        let waits = core.gathering.waits();
+        core.gathering.left();
+        if (core.delayed_ack.take_pending() || waits)
             && let Some(path) = &core.path
         {
             let Core { transport, memory, .. } = core;
@@ -332,13 +450,19 @@ impl Endpoint {
         }
     }
 
-    /// As [`Self::flush_delayed_ack`], if no thread is inside the queue pair. For the end of the process: the thread
-    /// that ends it may be inside, if a signal handler calls `exit`.
-    pub(crate) fn flush_delayed_ack_if_free(&self) {
-        if let Some(mut core) = self.core.try_lock()
-            && matches!(&core.path, Some(ConnectedPath { socket: TxPath::Socket(_), .. }))
+    /// As [`Self::flush`], for the end of the process. The thread that ends it may be inside the queue pair or a pipe itself, if a signal
+    /// handler calls `exit`; then it sends nothing. For another thread inside it waits until `limit`.
+    pub(crate) fn flush_at_exit(&self, limit: Duration) {
+        if !ptr::eq(INSIDE.get(), self)
+            && let Some(mut core) = self.core.try_lock_for(limit)
+            && match &core.path {
+                Some(ConnectedPath { socket: TxPath::Socket(_), .. }) => true,
+                Some(ConnectedPath { socket: TxPath::Pipe(pipe, _), .. }) => pipe.is_free(),
+                _ => false,
+            }
         {
-            self.flush_delayed_ack(&mut core);
+            core.transport.prefer_direct(false);
+            self.flush(&mut core);
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Endpoints: the half of a queue pair that packets need. A lane delivers to them and knows no queue pair.
 
 mod delayed_ack;
+mod direct;
+mod gathering;
 mod locked;
 
 use std::any::Any;
@@ -18,11 +20,13 @@ use crate::clock;
 use crate::counters::{DeviceCounters, transport_values};
 use crate::frames::FramePort;
 
+pub(crate) use gathering::Visit;
 use locked::Inside;
 pub(crate) use locked::{ConnectedPath, Core, Locked};
 
 /// The half of a queue pair that a lane delivers to.
 pub(crate) struct Endpoint {
+    pub(crate) me: Weak<Endpoint>,
     /// The queue pair, for modules that know what one is.
     pub(crate) owner: Weak<dyn Any + Send + Sync>,
     pub(crate) qpn: Qpn,

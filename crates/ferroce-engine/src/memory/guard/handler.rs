@@ -23,7 +23,7 @@ type Entry = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
 const SEGV: [Entry; ENTRIES] = entries::<{ libc::SIGSEGV }>();
 const BUS: [Entry; ENTRIES] = entries::<{ libc::SIGBUS }>();
 
-/// What lies below each entry; leaked boxes, because a handler may be reading one.
+/// The handler below each entry. The boxes are leaked, because a handler may be reading one.
 static BELOW_SEGV: [AtomicPtr<sigaction>; ENTRIES] = [const { AtomicPtr::new(ptr::null_mut()) }; ENTRIES];
 static BELOW_BUS: [AtomicPtr<sigaction>; ENTRIES] = [const { AtomicPtr::new(ptr::null_mut()) }; ENTRIES];
 

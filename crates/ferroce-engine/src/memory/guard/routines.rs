@@ -1,4 +1,4 @@
-//! What the processors' routines have in common: the way out of each, and the calls of those that are atomics.
+//! The common part of the processors' routines: the exit of each, and the calls of the atomic ones.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -7,7 +7,7 @@ use super::{Fault, arch};
 /// Where a routine begins, and where it ends: the way out after a fault.
 pub(super) type Routine = (*const (), *const u8);
 
-/// What a routine returns in two registers.
+/// The result of a routine, in two registers.
 #[repr(C)]
 struct Word {
     value: u64,

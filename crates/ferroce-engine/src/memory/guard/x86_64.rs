@@ -193,7 +193,7 @@ macro_rules! copy {
             $size,
             "\n",
             "jmp 22b\n",
-            // What is left is shorter than the alignment reached, or the head was the whole.
+            // The rest is shorter than the alignment that was reached, or the head was everything.
             "30: test dl, 16\n",
             "jz 31f\n",
             $mov,

@@ -12,7 +12,7 @@ fn change_memory(pages: &Pages) -> Change {
     Change { translation: Some((pages.addr, pages.len)), ..Change::default() }
 }
 
-/// What of a view works: local, and by a peer.
+/// Reads through a view, locally and as a peer.
 fn reads(view: &View, key: Key, va: u64) -> [Result<(), MemoryError>; 2] {
     [view.read_local(lkey(key), va, &mut [0; 8]), view.read_remote(rkey(key), va, &mut [0; 8])]
 }

@@ -15,7 +15,7 @@ const DOMAIN_OF: [usize; 3] = [0, 0, 1];
 const NAMES: usize = 4;
 const SIZE: u64 = 64;
 
-/// What is done. Numbers name objects.
+/// An operation of the model. Numbers name objects.
 #[derive(Clone, Debug)]
 enum Step {
     Register {
@@ -96,7 +96,7 @@ struct Window {
     bound: Option<(u32, Key, usize)>,
 }
 
-/// What there should be.
+/// The expected state.
 #[derive(Default)]
 struct Model {
     regions: [Option<Region>; NAMES],

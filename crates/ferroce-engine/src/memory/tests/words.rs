@@ -36,7 +36,7 @@ fn an_atomic_write_is_a_write_of_an_aligned_word() {
     assert_eq!(view.atomic_write(rkey(key), pages.at(16), [0; 8]), Err(MemoryError::Fault));
 }
 
-/// Whoever looks sees one word or the next, never half of each; also where pages and lines end.
+/// A reader sees one word or the next, never half of each, also at the ends of pages and cache lines.
 #[test]
 fn an_atomic_write_is_never_torn() {
     for offset in [0, 8, 56, 64, 4088, 4096 + 40] {

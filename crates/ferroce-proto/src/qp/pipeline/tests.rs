@@ -183,3 +183,24 @@ proptest! {
         prop_assert_eq!(story.budget.reads_in_use(), 0);
     }
 }
+
+/// The backlog counts whole messages, and there is none while something else than a new small message is due.
+#[test]
+fn the_backlog_is_of_small_messages() {
+    let mut story = Story::new(7);
+    assert_eq!(story.pipeline.backlog(), None);
+    (0..3).for_each(|_| story.post(1, false));
+    let backlog = |in_flight, waiting, payload| Some(Backlog { in_flight, waiting, payload });
+    assert_eq!(story.pipeline.backlog(), backlog(0, 3, MTU));
+    let piece = story.pipeline.piece().unwrap();
+    story.pipeline.sent(&piece);
+    assert_eq!(story.pipeline.backlog(), backlog(1, 2, MTU));
+    story.post(1, true);
+    assert_eq!(story.pipeline.backlog(), backlog(1, 3, 0), "a READ request has no payload");
+    story.post(2, false);
+    assert_eq!(story.pipeline.backlog(), None, "two packets");
+    story.post(1, false);
+    assert_eq!(story.pipeline.backlog(), backlog(1, 5, MTU));
+    story.pipeline.rewind(&story.budget);
+    assert_eq!(story.pipeline.backlog(), None, "a packet is sent again");
+}

@@ -1,0 +1,93 @@
+//! Direct copies of an endpoint: its peer's to and from this process, and its own.
+
+use ferroce_ipc::published;
+use ferroce_proto::{DirectTarget, QueuePair};
+use ferroce_wire::Flow;
+
+use super::{Core, Endpoint};
+use crate::counters::DeviceCounters;
+use crate::direct::{Direct, Ends, Progress};
+use crate::memory::View;
+
+/// The state of direct copies.
+#[derive(Default)]
+pub(super) struct DirectState {
+    /// The rights of the peer, as published.
+    target: Option<DirectTarget>,
+    progress: Progress,
+    /// Attempts in a row that failed, as a power of two, and calls until the next one.
+    failed: u32,
+    pause: u32,
+}
+
+/// Calls that pass at most between two attempts.
+const LONGEST_PAUSE: u32 = 64;
+
+impl DirectState {
+    /// Executes by direct copies what the send queue has for them; returns whether it has more.
+    pub(super) fn copy(
+        &mut self,
+        transport: &mut QueuePair,
+        memory: &View,
+        (direct, flow): (&Direct, &Flow),
+        counters: &DeviceCounters,
+    ) -> bool {
+        self.pause = self.pause.saturating_sub(1);
+        transport.prefer_direct(self.pause == 0);
+        if self.pause > 0 || transport.direct_request(0).is_none() {
+            return false;
+        }
+        let (remote, ..) = transport.progress();
+        let ends = Ends { local: transport.qpn(), remote, flow };
+        let more = direct.drain(transport, memory, &ends, &mut self.progress, counters);
+        if !more && transport.direct_request(0).is_some() {
+            // Memory that the kernel cannot copy, for example: packets in a stream serve it better than one by one.
+            self.failed = (2 * self.failed).clamp(1, LONGEST_PAUSE);
+            self.pause = self.failed;
+            transport.prefer_direct(false);
+        } else {
+            self.failed = 0;
+        }
+        more
+    }
+}
+
+impl Endpoint {
+    /// Publishes the rights of the peer, if they changed. When this returns, the peer copies no more by those that it lost.
+    pub(crate) fn follow_target(&self, core: &mut Core) {
+        let target = core.transport.direct_target().filter(|_| !core.destroyed);
+        if core.direct.target != target {
+            self.end_target(core);
+            self.publish_target(core, target);
+        }
+    }
+
+    #[cold]
+    fn publish_target(&self, core: &mut Core, target: Option<DirectTarget>) {
+        let Some(publisher) = core.memory.publisher() else { return };
+        if let Some(DirectTarget { remote, write, read }) = target {
+            let Flow { source, destination, link, .. } = core.transport.query().path;
+            publisher.put_queue_pair(&published::QueuePair {
+                qpn: self.qpn,
+                remote,
+                source,
+                destination,
+                version: link.version,
+                pd: core.memory.domain().value(),
+                write,
+                read,
+            });
+        }
+        core.direct.target = target;
+    }
+
+    /// Takes the rights of the peer back until [`Self::follow_target`], because its path changes.
+    pub(crate) fn end_target(&self, core: &mut Core) {
+        core.transport.prefer_direct(false);
+        if core.direct.target.take().is_some()
+            && let Some(publisher) = core.memory.publisher()
+        {
+            publisher.end_queue_pair(self.qpn);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The lane of all pipes of the process.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use ferroce_datapath::udp::Datagram;
+use ferroce_ipc::pipe::MAX_BATCH;
+use ferroce_wire::Instant;
+
+use super::deliver::destination;
+use super::{Arrived, Hub, Lane, Receiver, Source};
+use crate::clock;
+use crate::counters::DeviceCounters;
+use crate::pipes::Pipes;
+
+impl Lane {
+    /// The lane of the pipes.
+    pub(crate) fn of_pipes(id: u64, slot: u8, pipes: Arc<Pipes>, hub: Arc<Hub>) -> Self {
+        // All addresses, so none: nobody looks for it by one.
+        Self::from_source(id, slot, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, Source::Pipes(pipes), hub)
+    }
+
+    /// Whether its packets come by shared memory: a look at it is no system call.
+    pub(crate) fn is_of_pipes(&self) -> bool {
+        matches!(self.source, Source::Pipes(_))
+    }
+
+    /// The calling thread is about to sleep on the lane's descriptor. Returns whether something waits, so that it must not.
+    pub(crate) fn prepare_to_sleep(&self) -> bool {
+        match &self.source {
+            Source::Pipes(pipes) => pipes.prepare_to_sleep(),
+            _ => false,
+        }
+    }
+
+    /// The background thread woke up because the lane's descriptor is readable: it is not any more.
+    pub(crate) fn silence(&self) {
+        if let Source::Pipes(pipes) = &self.source {
+            pipes.silence();
+        }
+    }
+
+    /// As [`Self::prepare_to_sleep`]; if something waits, the descriptor is readable again.
+    pub(crate) fn stay_ready(&self) {
+        if let Source::Pipes(pipes) = &self.source
+            && pipes.prepare_to_sleep()
+        {
+            pipes.ring();
+        }
+    }
+
+    /// Receives and processes one batch; when that was, or `None` if nothing waits. Before the background thread finds nothing, it
+    /// prepares to sleep.
+    pub(super) fn receive_pipes(
+        &self,
+        receiver: &mut Receiver,
+        pipes: &Pipes,
+        program: bool,
+    ) -> Option<Instant> {
+        let Receiver { batch: octets, pipes: seen, buffer, icrc, touched, delayed_ack, .. } = receiver;
+        let seen = seen.get_or_insert_with(|| pipes.seen());
+        let octets = octets.get_or_insert_with(|| Box::new([0; MAX_BATCH]));
+        let batch = match pipes.receive(seen, octets) {
+            Some(batch) => batch,
+            // A program that is woken by the doorbell itself sleeps as soon as it finds nothing.
+            None if program && !self.follow.is_attached() => return None,
+            None if !pipes.prepare_to_sleep() => return None,
+            None => pipes.receive(seen, octets)?,
+        };
+        let now = clock::now();
+        self.follow.received();
+        let way = batch.way;
+        let octets = octets.get(..batch.len).unwrap_or_default();
+        let segments = octets.chunks(batch.segment_size.max(1)).enumerate().map(|(index, bytes)| Datagram {
+            source: way.source,
+            source_port: way.source_port,
+            segment_index: index as u16,
+            bytes,
+            gro: true,
+            traffic_class: way.traffic_class,
+            hop_limit: way.hop_limit,
+        });
+        // The device that counts is that of the first packet's queue pair.
+        let found = destination(octets).map(|qpn| self.hub.table.get(qpn));
+        let endpoint = found.as_ref().and_then(|found| found.as_deref()?.as_ref());
+        let counters = endpoint.map_or(self.counters(), |endpoint| self.hub.ledger.device(endpoint.block));
+        DeviceCounters::add(&counters.pipe_rcvd_pkts, segments.len() as u64);
+        let arrived = Arrived { counters, destination: way.destination, now, program };
+        match buffer.pass(segments.clone()) {
+            true => self.dispatch(&arrived, buffer.datagrams(), icrc, touched, delayed_ack),
+            false => self.dispatch(&arrived, segments, icrc, touched, delayed_ack),
+        }
+        receiver.look_at_guard(now);
+        if program && self.follow.is_attached() {
+            // The doorbell is in the program's epoll set: it says that something waits as long as nobody silences it.
+            self.stay_ready();
+        }
+        Some(now)
+    }
+}

@@ -1,0 +1,385 @@
+//! Pipes: shared memory to other programs of this host, in place of the wire.
+//!
+//! The broker makes the memory of a pipe and stays out of the data. A queue pair whose peer is a program of the same broker sends by a
+//! pipe unless `FERROCE_DATAPATH=udp`; it decides that when it becomes ready to receive, once for its life, so that its packets never
+//! overtake each other on two ways. All pipes of a process are one lane.
+
+use std::cell::Cell;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use arc_swap::{ArcSwap, Cache};
+use ferroce_datapath::udp::{LossReason, Sent};
+use ferroce_host::fork::Guarded;
+use ferroce_ipc::doorbell;
+use ferroce_ipc::pipe::{Batch, MAX_BATCH, Pipe, Receiver, SendError, Sender, Side, Way};
+use ferroce_wire::{BatchLimits, Instant, TxBatch};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::broker::{BrokerClient, PipeOffer};
+use crate::direct::{Direct, Peer};
+use crate::publisher::Publisher;
+
+/// Packets of a batch.
+const SEGMENTS: usize = 256;
+/// A pipe from which nothing was taken for so long loses what is sent, so that the retry rules of the transport decide about the peer.
+const STUCK: Duration = Duration::from_millis(100);
+/// How long a thread waits for another one that sends. That one may be in a signal handler that posts, and so waits for the queue pair of
+/// this thread. Before its packets are built, a thread rather tries again later; packets that are built would be lost.
+const BEFORE_BATCH: Duration = Duration::from_millis(1);
+/// See `BEFORE_BATCH`.
+const WITH_BATCH: Duration = Duration::from_millis(100);
+/// How long a program that gets a pipe waits until the other one has it too: its background thread takes microseconds for that.
+const JOIN: Duration = Duration::from_millis(100);
+/// Attempts to put a batch into a pipe that others filled meanwhile.
+const ATTEMPTS: u32 = 64;
+
+type List = Vec<Arc<PeerPipe>>;
+
+/// The pipes as a receiver that is alone saw them last: it finds out without a locked instruction that they are the same.
+pub(crate) type Seen = Cache<Arc<ArcSwap<List>>, Arc<List>>;
+
+/// The pipes of this process.
+pub(crate) struct Pipes {
+    /// Readable when another program sent something while this one slept.
+    doorbell: Guarded<OwnedFd>,
+    /// The other end of it, for the other programs. This one rings it too.
+    far: Guarded<OwnedFd>,
+    list: Arc<ArcSwap<List>>,
+    /// Held while the list changes.
+    changing: Mutex<()>,
+    /// The pipe whose turn it is to be received from.
+    turn: AtomicUsize,
+    /// Of this process's memory, if others may copy it.
+    publisher: Option<Arc<Publisher>>,
+}
+
+impl Pipes {
+    pub(crate) fn new(publisher: Option<Arc<Publisher>>) -> io::Result<Self> {
+        let (doorbell, far) = ferroce_ipc::packet::pair()?;
+        let (doorbell, far) = (Guarded::new(doorbell), Guarded::new(far));
+        let (list, changing, turn) = (Arc::default(), Mutex::new(()), AtomicUsize::new(0));
+        Ok(Self { doorbell, far, list, changing, turn, publisher })
+    }
+
+    /// Readable when a program has sent something while this one slept.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.doorbell.as_fd()
+    }
+
+    /// The end of the doorbell that other programs ring.
+    pub(crate) fn bell(&self) -> io::Result<OwnedFd> {
+        self.far.as_fd().try_clone_to_owned()
+    }
+
+    /// The pipe to the program that holds `slot`, which is opened now if there is none. `own`: the slots of this program.
+    /// `None` where that program takes none, or does not answer.
+    pub(crate) fn to(&self, slot: u8, own: &[u8], broker: &BrokerClient) -> Option<Arc<PeerPipe>> {
+        if let Some(known) = self.find(slot) {
+            return known.wait_for_peer().then_some(known);
+        }
+        let added = if own.contains(&slot) {
+            self.add_loop(own)
+        } else {
+            let offer = broker.open_pipe(slot);
+            let offer = offer.inspect_err(|error| tracing::debug!(slot, %error, "no pipe")).ok()?;
+            self.add(offer)
+        };
+        let added = added.inspect_err(|error| tracing::warn!(slot, %error, "a pipe cannot be used")).ok()?;
+        added.wait_for_peer().then_some(added)
+    }
+
+    /// A pipe of which the broker told.
+    pub(crate) fn add(&self, offer: PipeOffer) -> io::Result<Arc<PeerPipe>> {
+        let _changing = self.changing.lock();
+        // Both ends may have asked at the same time; then there are two pipes, and each serves the queue pairs of one.
+        let side = if offer.first { Side::First } else { Side::Second };
+        let mut pipe = PeerPipe::join(&offer.memory, side, offer.slots, offer.bell)?;
+        pipe.peer = Some(Peer::new(self.publisher.as_ref(), offer.pidfd, offer.published, &pipe.pipe));
+        pipe.pipe.set_joined();
+        Ok(self.insert([pipe]))
+    }
+
+    /// A pipe to this process itself: both ends are here.
+    fn add_loop(&self, own: &[u8]) -> io::Result<Arc<PeerPipe>> {
+        let _changing = self.changing.lock();
+        if let Some(known) = self.find(own.first().copied().unwrap_or_default()) {
+            return Ok(known);
+        }
+        let memory = Pipe::create()?;
+        let end = |side, slots| {
+            let pipe = PeerPipe::join(&memory, side, slots, self.bell()?)?;
+            pipe.pipe.set_joined();
+            io::Result::Ok(pipe)
+        };
+        Ok(self.insert([end(Side::First, own.to_vec())?, end(Side::Second, Vec::new())?]))
+    }
+
+    fn insert<const N: usize>(&self, pipes: [PeerPipe; N]) -> Arc<PeerPipe> {
+        let pipes = pipes.map(Arc::new);
+        let first = Arc::clone(&pipes[0]);
+        let known = self.list.load();
+        let alive = known.iter().filter(|known| !known.is_dead()).cloned();
+        self.list.store(Arc::new(alive.chain(pipes).collect()));
+        first
+    }
+
+    fn find(&self, slot: u8) -> Option<Arc<PeerPipe>> {
+        let list = self.list.load();
+        list.iter().find(|pipe| pipe.slots.contains(&slot) && !pipe.is_dead()).cloned()
+    }
+
+    /// For [`Self::receive`].
+    pub(crate) fn seen(&self) -> Seen {
+        Cache::new(Arc::clone(&self.list))
+    }
+
+    /// Takes the next batch out of the next pipe that has one.
+    pub(crate) fn receive(&self, seen: &mut Seen, out: &mut [u8; MAX_BATCH]) -> Option<Batch> {
+        let list = seen.load();
+        let turn = self.turn.load(Ordering::Relaxed);
+        let (first, others) = list.split_at_checked(turn).unwrap_or((&[], list));
+        let mut ready = others.iter().chain(first).enumerate().filter(|(_, pipe)| pipe.seems_ready());
+        let (passed, batch) = ready.find_map(|(index, pipe)| Some((index, pipe.receive(out)?)))?;
+        let next = turn.min(list.len()) + passed + 1;
+        self.turn.store(if next > list.len() { next - list.len() } else { next }, Ordering::Relaxed);
+        Some(batch)
+    }
+
+    /// The descriptor is not readable any more, until somebody sends after [`Self::prepare_to_sleep`].
+    pub(crate) fn silence(&self) {
+        // Its other end is open as long as this process lives.
+        let _ = doorbell::silence(&*self.doorbell);
+    }
+
+    /// Makes the descriptor readable.
+    pub(crate) fn ring(&self) {
+        doorbell::ring(&*self.far);
+    }
+
+    /// The caller is about to sleep until the doorbell rings. Returns whether something waits, so that it must not.
+    pub(crate) fn prepare_to_sleep(&self) -> bool {
+        self.silence();
+        let list = self.list.load();
+        list.iter().for_each(|pipe| pipe.count_sleep());
+        list.iter().any(|pipe| pipe.is_ready())
+    }
+}
+
+/// A pipe to one other program.
+pub(crate) struct PeerPipe {
+    slots: Vec<u8>,
+    pipe: Pipe,
+    /// All queue pairs that send to this program share this lock. A sender holds it while it copies a batch.
+    tx: Mutex<Tx>,
+    /// The holder of the lane's; `None` after the other side broke it.
+    rx: Mutex<Option<Receiver>>,
+    /// The receiver's position, for a look without the lock.
+    position: AtomicU64,
+    /// A batch of any length may not fit.
+    tight: AtomicBool,
+    /// Wakes the other program.
+    bell: Guarded<OwnedFd>,
+    /// The other program; `None` for this process itself.
+    peer: Option<Peer>,
+}
+
+thread_local! {
+    /// This thread holds the sending end of a pipe, or waits for it. A signal handler asks.
+    static SENDING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The sending end, held by this thread.
+struct Sending<'a> {
+    /// The destructor unlocks this before it clears `SENDING`. A handler that runs in between does not wait for the lock.
+    tx: Option<MutexGuard<'a, Tx>>,
+}
+
+impl Sending<'_> {
+    fn tx(&mut self) -> &mut Tx {
+        self.tx.as_deref_mut().expect("only the destructor empties it")
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        drop(self.tx.take());
+        SENDING.set(false);
+    }
+}
+
+/// The sending end, and how long nothing could be sent.
+struct Tx {
+    sender: Sender,
+    /// When the pipe was first found full, and how far the other side had read then.
+    full: Option<(Instant, u64)>,
+    broken: bool,
+}
+
+impl PeerPipe {
+    fn join(memory: &OwnedFd, side: Side, slots: Vec<u8>, bell: OwnedFd) -> io::Result<Self> {
+        let (pipe, sender, receiver) = Pipe::join(memory, side)?;
+        let tx = Mutex::new(Tx { sender, full: None, broken: false });
+        let (position, rx) = (AtomicU64::new(receiver.position()), Mutex::new(Some(receiver)));
+        let (tight, bell) = (AtomicBool::new(false), Guarded::new(bell));
+        Ok(Self { slots, pipe, tx, rx, position, tight, bell, peer: None })
+    }
+
+    /// The limits of a batch.
+    pub(crate) const fn limits() -> BatchLimits {
+        BatchLimits { max_segments: SEGMENTS, gso: true }
+    }
+
+    /// Whether the other program has ended.
+    fn is_dead(&self) -> bool {
+        self.peer.as_ref().is_some_and(Peer::has_ended)
+    }
+
+    /// The memory of the other program, if it can be copied to and from.
+    #[inline]
+    pub(crate) fn direct(&self) -> Option<&Direct> {
+        self.peer.as_ref()?.direct()
+    }
+
+    /// Waits until the other program has the pipe too; `false` if it does not take it in time.
+    fn wait_for_peer(&self) -> bool {
+        let until = std::time::Instant::now() + JOIN;
+        while !self.pipe.is_joined() {
+            if std::time::Instant::now() >= until {
+                tracing::warn!(slots = ?self.slots, "the other program does not take its end of a pipe");
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        true
+    }
+
+    /// Whether no thread is sending at the moment.
+    pub(crate) fn is_free(&self) -> bool {
+        self.tx.try_lock().is_some()
+    }
+
+    /// Whether a batch can be sent now. A pipe that is broken, or from which the other program takes nothing, counts as ready: it loses
+    /// what is sent.
+    #[inline]
+    pub(crate) fn is_ready_to_send(&self, now: Instant) -> bool {
+        !self.tight.load(Ordering::Relaxed) || self.has_room(now)
+    }
+
+    /// As [`Self::is_ready_to_send`], where room is not certain.
+    fn has_room(&self, now: Instant) -> bool {
+        let Some(mut tx) = self.lock_to_send(BEFORE_BATCH) else { return false };
+        let Tx { sender, full, broken } = tx.tx();
+        match sender.has_room() {
+            Ok(true) => {
+                *full = None;
+                self.tight.store(false, Ordering::Relaxed);
+                true
+            }
+            Ok(false) => {
+                let taken = sender.taken().unwrap_or_default();
+                match full {
+                    Some((since, before)) if *before == taken => now >= *since + STUCK,
+                    _ => {
+                        *full = Some((now, taken));
+                        false
+                    }
+                }
+            }
+            Err(_) => {
+                *broken = true;
+                true
+            }
+        }
+    }
+
+    /// Sends a batch.
+    pub(crate) fn send(&self, batch: &TxBatch<'_>) -> Sent {
+        let lost = |reason| Sent { sent: 0, lost: batch.len(), reason: Some(reason) };
+        let Some(flow) = batch.flow() else { return Sent { sent: 0, lost: 0, reason: None } };
+        let way = Way {
+            source: flow.source,
+            destination: flow.destination,
+            source_port: flow.source_port,
+            traffic_class: flow.traffic_class,
+            hop_limit: flow.hop_limit,
+            service_level: flow.link.sl,
+        };
+        let Some(mut locked) = self.lock_to_send(WITH_BATCH) else { return lost(LossReason::Congested) };
+        let tx = locked.tx();
+        if tx.broken {
+            return lost(LossReason::Unreachable);
+        }
+        for attempt in 0..ATTEMPTS {
+            match tx.sender.send(&way, batch.segment_size(), batch.bytes()) {
+                Ok(asleep) => {
+                    if !tx.sender.is_roomy() {
+                        self.tight.store(true, Ordering::Relaxed);
+                    }
+                    drop(locked);
+                    if asleep {
+                        doorbell::ring(&*self.bell);
+                    }
+                    return Sent { sent: batch.len(), lost: 0, reason: None };
+                }
+                // Stuck for long: see `is_ready_to_send`.
+                Err(SendError::Full) if tx.full.is_none() && attempt + 1 < ATTEMPTS => {
+                    std::thread::yield_now()
+                }
+                Err(SendError::Full) => break,
+                Err(SendError::Length(_)) => return lost(LossReason::TooLong),
+                Err(SendError::Corrupt(error)) => {
+                    tracing::error!(slots = ?self.slots, %error, "a pipe cannot be used");
+                    tx.broken = true;
+                    return lost(LossReason::Unreachable);
+                }
+            }
+        }
+        lost(LossReason::Congested)
+    }
+
+    /// Waits for the threads that send, at most for `limit`, and not at all in a signal handler that interrupted one of them.
+    fn lock_to_send(&self, limit: Duration) -> Option<Sending<'_>> {
+        if SENDING.replace(true) {
+            return None;
+        }
+        let tx = self.tx.try_lock_for(limit);
+        if tx.is_none() {
+            SENDING.set(false);
+        }
+        Some(Sending { tx: Some(tx?) })
+    }
+
+    /// Whether something waits, or waited until a thread took it in this moment.
+    #[inline]
+    fn seems_ready(&self) -> bool {
+        self.pipe.is_ready_at(self.position.load(Ordering::Relaxed))
+    }
+
+    fn receive(&self, out: &mut [u8; MAX_BATCH]) -> Option<Batch> {
+        let mut rx = self.rx.lock();
+        let receiver = rx.as_mut()?;
+        match receiver.receive(out) {
+            Ok(batch) => {
+                self.position.store(receiver.position(), Ordering::Relaxed);
+                batch
+            }
+            Err(error) => {
+                tracing::error!(slots = ?self.slots, %error, "a pipe cannot be used");
+                *rx = None;
+                None
+            }
+        }
+    }
+
+    fn is_ready(&self) -> bool {
+        self.rx.lock().as_ref().is_some_and(Receiver::is_ready)
+    }
+
+    fn count_sleep(&self) {
+        self.rx.lock().as_ref().inspect(|rx| rx.count_sleep());
+    }
+}

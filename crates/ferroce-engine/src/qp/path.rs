@@ -1,0 +1,76 @@
+//! The way of a connection: a socket, shared memory, or the rings to the broker.
+
+use std::sync::Arc;
+
+use ferroce_proto::{QpAttrMask, Service};
+use ferroce_wire::{Flow, Gid, Qpn};
+
+use super::Qp;
+use crate::ah::{self, ResolvedPath};
+use crate::attr::{AhAttr, QpAttr};
+use crate::error::{ModifyQpError, PathError};
+use crate::lane::{ConnectedPath, Lane};
+use crate::pipes::PeerPipe;
+use crate::tx::Destination;
+use crate::tx_path::TxPath;
+
+impl Qp {
+    /// The pipe to the peer of a connection that `attr` makes, if the peer is a program of this host.
+    pub(super) fn find_pipe(&self, attr: &QpAttr, mask: QpAttrMask) -> Option<(Arc<PeerPipe>, Arc<Lane>)> {
+        let connects = mask.contains(QpAttrMask::AV | QpAttrMask::DEST_QPN) && attr.ah.is_global;
+        let of_datagrams = matches!(self.service(), Service::Ud | Service::RawPacket);
+        if !connects || of_datagrams {
+            return None;
+        }
+        let slot = (attr.dest_qp.value() >> 16) as u8;
+        self.context().engine().pipe_to(attr.ah.dgid.to_ip(), slot)
+    }
+
+    /// The lane and socket for a path, from the tables.
+    pub(super) fn resolve(
+        &self,
+        ah: &AhAttr,
+        dest_qp: Qpn,
+        pipe: Option<(Arc<PeerPipe>, Arc<Lane>)>,
+    ) -> Result<ConnectedPath, ModifyQpError> {
+        let ResolvedPath { lane, local, class, hop_limit, link } = ah::resolve(self.context(), ah)?;
+        if ah.dgid.is_multicast() {
+            return Err(PathError::Dgid { dgid: ah.dgid, sgid: Gid::from_ip(local) }.into());
+        }
+        if link.ifindex != 0
+            && let Some((port, _)) = self.context().engine().lanes().rings()
+        {
+            let slot = (dest_qp.value() >> 16) as u8;
+            let flow = Flow {
+                source: local,
+                destination: ah.dgid.to_ip(),
+                source_port: ah::rings_port(link, slot),
+                traffic_class: class.traffic_class,
+                hop_limit,
+                link,
+            };
+            return Ok(ConnectedPath { lane, socket: TxPath::Rings(Arc::clone(port), flow) });
+        }
+        let slot = (dest_qp.value() >> 16) as u8;
+        if let Some((pipe, lane)) = pipe.filter(|_| link.ifindex == 0) {
+            let flow = Flow {
+                source: local,
+                destination: ah.dgid.to_ip(),
+                source_port: ah::rings_port(link, slot),
+                traffic_class: class.traffic_class,
+                hop_limit,
+                link,
+            };
+            return Ok(ConnectedPath { lane, socket: TxPath::Pipe(pipe, flow) });
+        }
+        let ends = Destination {
+            destination: ah.dgid.to_ip(),
+            local_qpn: self.qpn(),
+            remote_qpn: dest_qp,
+            class,
+            hop_limit,
+        };
+        let socket = lane.tx_sockets().acquire(&ends).map_err(ModifyQpError::Socket)?;
+        Ok(ConnectedPath { lane, socket: TxPath::Socket(socket) })
+    }
+}

@@ -1,0 +1,409 @@
+//! Two rings of batches between two programs of one host, in one piece of shared memory: one a direction.
+//!
+//! The broker makes the memory and hands it to both programs; the data does not pass through the broker. An entry is a batch of packets,
+//! as one datagram that the kernel's GRO merged: segments of equal length, the last one perhaps shorter, with the addressing of all of
+//! them in front. The packets are complete RoCE v2 packets from BTH on, but their ICRC is zero: memory does not corrupt them on the way.
+//!
+//! Each ring has one producer and one consumer. An entry begins at a cache line with a head word that is not zero. The producer first
+//! writes the body, then a zero where the next entry will begin, and last the head. So the consumer waits for one word only, and one
+//! cache line moves between the processors for a small packet. The consumer tells in a word of its own how far it has read; the producer
+//! looks at that word only if the ring seems full.
+//!
+//! **Hostile peers.** Each side keeps its own position in private memory. The consumer copies the head once, checks its lengths, and
+//! copies the body out before it looks at it. The producer believes the other side's position only if it lies between its own and that of
+//! the oldest entry. So a peer that scribbles into the memory loses or garbles packets of this one pipe, as a network may.
+//!
+//! **Sleep.** A side that is about to sleep counts [`Receiver::count_sleep`] up and looks once more. A sender that has published compares
+//! the count with the one at which it last rang the doorbell, and rings if they differ. Both have a sequentially consistent fence between
+//! their two steps: either the receiver sees the entry, or the sender sees the new count. A sender to a receiver that is awake makes no
+//! system call.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use crate::shared::{Shared, load, store};
+
+/// Octets of the longest batch: as much as one datagram.
+pub const MAX_BATCH: usize = 65_536;
+/// Words in which each side names the memory that it is copying; see [`Pipe::copying`].
+pub const COPYING: usize = 64;
+
+/// Octets of one ring.
+const RING_OCTETS: usize = 512 * 1024;
+/// Words of one ring.
+const RING: usize = RING_OCTETS / 8;
+/// Batches after which a side that was rung and has read nothing is rung again.
+const AGAIN: u64 = 4;
+/// Words of a cache line.
+const LINE: usize = 8;
+/// Words before the rings: for each side its sleep count, the position that it has read to, whether it is there, and the copies that it
+/// makes; each of the first three in a cache line of its own.
+const SIDE: usize = 4 * LINE + COPYING;
+const WORDS: usize = 2 * SIDE + 2 * RING;
+/// Words of an entry before the packets: head, addressing, and the addresses (one word for two of IPv4, four for two of IPv6).
+const fn head(v6: bool) -> usize {
+    if v6 { 6 } else { 3 }
+}
+
+/// Names the two programs of a pipe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The program that asked for the pipe.
+    First = 0,
+    /// The program that it was asked for.
+    Second = 1,
+}
+
+impl Side {
+    /// The other one.
+    pub fn other(self) -> Self {
+        match self {
+            Self::First => Self::Second,
+            Self::Second => Self::First,
+        }
+    }
+}
+
+/// The other side wrote what cannot be: it is broken or hostile, and the pipe is of no use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the shared memory of a pipe makes no sense")]
+pub struct Corrupt;
+
+/// Why a batch was not put in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// The other side has not taken enough out yet.
+    #[error("the pipe is full")]
+    Full,
+    /// Empty, or longer than [`MAX_BATCH`].
+    #[error("a batch of {0} octets does not fit a pipe")]
+    Length(usize),
+    /// See [`Corrupt`].
+    #[error(transparent)]
+    Corrupt(#[from] Corrupt),
+}
+
+/// The addressing of a batch: what IP and UDP headers would tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// Sender and receiver; of one family.
+    pub source: IpAddr,
+    /// See `source`.
+    pub destination: IpAddr,
+    /// The UDP source port that the sender would use.
+    pub source_port: u16,
+    /// DSCP and ECN.
+    pub traffic_class: u8,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
+    /// The service level: 0 to 15.
+    pub service_level: u8,
+}
+
+/// The memory of a pipe, mapped by the program at one of its sides.
+#[derive(Clone, Debug)]
+pub struct Pipe {
+    shared: Arc<Shared>,
+    side: Side,
+}
+
+impl Pipe {
+    /// Makes the memory of a pipe, for the two programs to [join](Pipe::join).
+    ///
+    /// # Errors
+    /// Those of [`Shared::create`].
+    pub fn create() -> io::Result<OwnedFd> {
+        Ok(Shared::create("ferroce-pipe", WORDS)?.1)
+    }
+
+    /// Maps the memory of a pipe. Once for each side only: a second receiver would not know how far the first one read. The other
+    /// program uses the pipe from [`Pipe::set_joined`] on.
+    ///
+    /// # Errors
+    /// Those of [`Shared::map`].
+    pub fn join(fd: &impl AsFd, side: Side) -> io::Result<(Self, Sender, Receiver)> {
+        let pipe = Self { shared: Arc::new(Shared::map(fd, WORDS)?), side };
+        let sender = Sender { pipe: pipe.clone(), tail: 0, head: 0, rung_at: 0, read_at: 0, since: 0 };
+        let receiver = Receiver { pipe: pipe.clone(), head: 0 };
+        Ok((pipe, sender, receiver))
+    }
+
+    /// Tells the other program that this one has joined.
+    pub fn set_joined(&self) {
+        // This side counts as asleep: its threads may have gone to sleep before they could know this pipe.
+        self.sleeps(self.side).store(1, Ordering::Relaxed);
+        self.word(self.side, 2 * LINE).store(1, Ordering::Release);
+    }
+
+    /// Whether the other program has joined.
+    pub fn is_joined(&self) -> bool {
+        self.word(self.side.other(), 2 * LINE).load(Ordering::Acquire) != 0
+    }
+
+    /// Whether something waits for a receiver at this [position](Receiver::position).
+    #[inline]
+    pub fn is_ready_at(&self, position: u64) -> bool {
+        let ring = self.ring(self.side.other());
+        ring.get(position as usize % RING).is_some_and(|word| word.load(Ordering::Relaxed) != 0)
+    }
+
+    /// The words in which `side` names the memory of the other program that it is copying to or from.
+    pub fn copying(&self, side: Side) -> &[AtomicU64] {
+        let start = side as usize * SIDE + 4 * LINE;
+        self.shared.words().get(start..start + COPYING).unwrap_or_default()
+    }
+
+    /// This program's side.
+    pub fn side(&self) -> Side {
+        self.side
+    }
+
+    fn word(&self, side: Side, index: usize) -> &AtomicU64 {
+        static NONE: AtomicU64 = AtomicU64::new(0);
+        self.shared.words().get(side as usize * SIDE + index).unwrap_or(&NONE)
+    }
+
+    fn sleeps(&self, side: Side) -> &AtomicU64 {
+        self.word(side, 0)
+    }
+
+    fn read_to(&self, side: Side) -> &AtomicU64 {
+        self.word(side, LINE)
+    }
+
+    /// The ring that `side` sends by.
+    fn ring(&self, side: Side) -> &[AtomicU64] {
+        let start = 2 * SIDE + side as usize * RING;
+        self.shared.words().get(start..start + RING).unwrap_or_default()
+    }
+}
+
+/// Words from position `at` on, `count` of them, in two pieces where the ring ends in between.
+fn pieces(ring: &[AtomicU64], at: u64, count: usize) -> (&[AtomicU64], &[AtomicU64]) {
+    let start = at as usize % RING;
+    let end = (start + count).min(RING);
+    let first = ring.get(start..end).unwrap_or_default();
+    (first, ring.get(..count.saturating_sub(first.len())).unwrap_or_default())
+}
+
+/// Words that an entry takes.
+const fn span(words: usize) -> u64 {
+    (words.div_ceil(LINE) * LINE) as u64
+}
+
+/// The sending end.
+#[derive(Debug)]
+pub struct Sender {
+    pipe: Pipe,
+    /// Words written since the beginning.
+    tail: u64,
+    /// Words that the other side has read, as last seen.
+    head: u64,
+    /// The other side's sleep count when this end last rang its doorbell.
+    rung_at: u64,
+    /// How far the other side had read then, and the batches since.
+    read_at: u64,
+    since: u64,
+}
+
+impl Sender {
+    /// Whether a batch of any length fits now.
+    ///
+    /// # Errors
+    /// [`Corrupt`].
+    pub fn has_room(&mut self) -> Result<bool, Corrupt> {
+        self.has_room_for(span(head(true) + MAX_BATCH / 8))
+    }
+
+    /// Whether a batch of any length fits, without a look at how far the other side has read by now.
+    #[inline]
+    pub fn is_roomy(&self) -> bool {
+        self.fits(span(head(true) + MAX_BATCH / 8))
+    }
+
+    fn fits(&self, span: u64) -> bool {
+        // The sender also zeroes the head of the next entry, which takes another cache line.
+        self.tail.wrapping_sub(self.head) + span + LINE as u64 <= RING as u64
+    }
+
+    /// Words that the other side has read since the beginning: it takes something out if this grows.
+    ///
+    /// # Errors
+    /// [`Corrupt`].
+    pub fn taken(&mut self) -> Result<u64, Corrupt> {
+        let head = self.pipe.read_to(self.pipe.side.other()).load(Ordering::Acquire);
+        if self.tail.wrapping_sub(head) > RING as u64 {
+            return Err(Corrupt);
+        }
+        self.head = head;
+        Ok(head)
+    }
+
+    fn has_room_for(&mut self, span: u64) -> Result<bool, Corrupt> {
+        Ok(self.fits(span) || {
+            self.taken()?;
+            self.fits(span)
+        })
+    }
+
+    /// Puts a batch in: packets of `segment_size` octets one behind the other, the last one perhaps shorter. The other side sees it at
+    /// once. Returns whether the other side may be asleep: the caller must ring its doorbell then.
+    ///
+    /// # Errors
+    /// See [`SendError`]; nothing was put in.
+    pub fn send(&mut self, way: &Way, segment_size: usize, octets: &[u8]) -> Result<bool, SendError> {
+        let len = octets.len();
+        if len == 0 || len > MAX_BATCH || segment_size == 0 || segment_size > usize::from(u16::MAX) {
+            return Err(SendError::Length(len));
+        }
+        let (addresses, v6) = match (way.source, way.destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                ([u64::from(source.to_bits()) << 32 | u64::from(destination.to_bits()), 0, 0, 0], false)
+            }
+            (source, destination) => {
+                let words = |ip: IpAddr| {
+                    let bits = match ip {
+                        IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
+                        IpAddr::V6(ip) => ip.to_bits(),
+                    };
+                    [(bits >> 64) as u64, bits as u64]
+                };
+                let ([a, b], [c, d]) = (words(source), words(destination));
+                ([a, b, c, d], true)
+            }
+        };
+        let front = head(v6);
+        let span = span(front + len.div_ceil(8));
+        if !self.has_room_for(span)? {
+            return Err(SendError::Full);
+        }
+        let ring = self.pipe.ring(self.pipe.side);
+        let word = |at: u64| ring.get(at as usize % RING);
+        let set = |at: u64, value: u64| word(at).inspect(|word| word.store(value, Ordering::Relaxed));
+        set(
+            self.tail + 1,
+            u64::from(way.source_port)
+                | u64::from(way.traffic_class) << 16
+                | u64::from(way.hop_limit) << 24
+                | u64::from(way.service_level) << 32,
+        );
+        for (index, address) in addresses.iter().take(front - 2).enumerate() {
+            set(self.tail + 2 + index as u64, *address);
+        }
+        let (first, second) = pieces(ring, self.tail + front as u64, len.div_ceil(8));
+        let (before, after) = octets.split_at((first.len() * 8).min(len));
+        store(first, before);
+        store(second, after);
+        set(self.tail + span, 0);
+        let first = (len as u64) << 32 | (segment_size as u64) << 16 | u64::from(v6) << 1 | 1;
+        word(self.tail).inspect(|word| word.store(first, Ordering::Release));
+        self.tail += span;
+        fence(Ordering::SeqCst);
+        let other = self.pipe.side.other();
+        let sleeps = self.pipe.sleeps(other).load(Ordering::Relaxed);
+        self.since += 1;
+        let asleep = sleeps != self.rung_at
+            // It was rung and has not read since: it is late, or somebody else took its doorbell's word.
+            || self.since.is_multiple_of(AGAIN) && self.pipe.read_to(other).load(Ordering::Relaxed) == self.read_at;
+        if asleep {
+            self.rung_at = sleeps;
+            self.read_at = self.pipe.read_to(other).load(Ordering::Relaxed);
+            self.since = 0;
+        }
+        Ok(asleep)
+    }
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub struct Receiver {
+    pipe: Pipe,
+    /// Words read since the beginning.
+    head: u64,
+}
+
+/// A batch as it was copied out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Its addressing, as the other side states it.
+    pub way: Way,
+    /// Octets of each packet but the last; not 0.
+    pub segment_size: usize,
+    /// Octets of all packets, at most [`MAX_BATCH`]; not 0.
+    pub len: usize,
+}
+
+impl Receiver {
+    /// Whether something waits.
+    #[inline]
+    pub fn is_ready(&self) -> bool {
+        self.pipe.is_ready_at(self.head)
+    }
+
+    /// Words read since the beginning.
+    pub fn position(&self) -> u64 {
+        self.head
+    }
+
+    /// Takes out the next batch; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`Corrupt`]: nothing more can be had.
+    pub fn receive(&mut self, out: &mut [u8; MAX_BATCH]) -> Result<Option<Batch>, Corrupt> {
+        let ring = self.pipe.ring(self.pipe.side.other());
+        let word = |at: u64, ordering| ring.get(at as usize % RING).map_or(0, |word| word.load(ordering));
+        let first = word(self.head, Ordering::Acquire);
+        if first == 0 {
+            return Ok(None);
+        }
+        let (len, segment_size, v6) =
+            ((first >> 32) as usize, (first >> 16) as usize & 0xffff, first & 2 != 0);
+        if len == 0 || len > MAX_BATCH || segment_size == 0 {
+            return Err(Corrupt);
+        }
+        let front = head(v6);
+        let get = |index: u64| word(self.head + index, Ordering::Relaxed);
+        let (source, destination) = match v6 {
+            false => {
+                let both = get(2);
+                let v4 = |bits: u64| IpAddr::V4(Ipv4Addr::from_bits(bits as u32));
+                (v4(both >> 32), v4(both))
+            }
+            true => {
+                let v6 = |high: u64, low: u64| {
+                    IpAddr::V6(Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low)))
+                };
+                (v6(get(2), get(3)), v6(get(4), get(5)))
+            }
+        };
+        let fields = get(1);
+        let way = Way {
+            source,
+            destination,
+            source_port: fields as u16,
+            traffic_class: (fields >> 16) as u8,
+            hop_limit: (fields >> 24) as u8,
+            service_level: (fields >> 32) as u8 & 15,
+        };
+        let (first, second) = pieces(ring, self.head + front as u64, len.div_ceil(8));
+        let out = out.get_mut(..len).unwrap_or_default();
+        let (before, after) = out.split_at_mut((first.len() * 8).min(len));
+        load(first, before);
+        load(second, after);
+        self.head += span(front + len.div_ceil(8));
+        self.pipe.read_to(self.pipe.side).store(self.head, Ordering::Release);
+        Ok(Some(Batch { way, segment_size, len }))
+    }
+
+    /// Counts that this side is about to sleep. The caller looks with [`Receiver::is_ready`] once more before it does.
+    pub fn count_sleep(&self) {
+        self.pipe.sleeps(self.pipe.side).fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests;
