@@ -52,8 +52,9 @@ fn peer_killed(bed: &Bed) -> Result<()> {
     let took = killed.elapsed();
     ensure!(client.status.is_some_and(|s| s.code() == Some(1)), "{}", client.describe());
     ensure!(client.output.contains("transport retry counter exceeded"), "{}", client.describe());
-    let least = TIMEOUT * (1 + RETRIES);
-    ensure!(took >= least && took <= least * 4 + SLACK, "noticed after {took:?}, {least:?} is the least");
+    let whole = TIMEOUT * (1 + RETRIES);
+    // The timer of the oldest packet ran already when the peer was killed.
+    ensure!(took >= whole / 2 && took <= whole * 4 + SLACK, "noticed after {took:?}, {whole:?} is expected");
     Ok(())
 }
 
