@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::{brokers, connect, isolated, program};
 use ferroce_engine::{
     Access, AhAttr, CompletionQueue, Context, GidEntry, GidType, Mr, Pd, Qp, QpAccess, QpAttr, QpAttrMask,
-    QpCaps, QpInit, QpState, RecvWr, SendOp, SendTo, SendWr, Service, Sge, WcStatus, WorkCompletion,
+    QpCaps, QpInit, QpState, RecvWr, SendOp, SendWr, Service, Sge, WcStatus, WorkCompletion,
 };
 use ferroce_ipc::ring::{ENTRIES, MAX_PACKET, Rings};
 use ferroce_ipc::{
@@ -196,19 +196,7 @@ impl Pair {
                 to.store(octet(at), Ordering::Relaxed);
             }
             self.b.qp.post_recv([RecvWr { wr_id: 1, sges: &[self.b.sge()] }]).unwrap();
-            self.a
-                .qp
-                .post_send([SendWr {
-                    wr_id: 2,
-                    op: SendOp::Send,
-                    to: SendTo::Peer,
-                    sges: &[self.a.sge()],
-                    signaled: true,
-                    solicited: false,
-                    fence: false,
-                    inline: false,
-                }])
-                .unwrap();
+            self.a.qp.post_send([SendWr::signaled(2, SendOp::Send, &[self.a.sge()])]).unwrap();
             self.b.completes();
             self.a.completes();
             let wrong = (0..MESSAGE).find(|at| self.b.memory[*at].load(Ordering::Relaxed) != octet(*at));

@@ -144,7 +144,7 @@ fn strangers_are_answered_or_counted() {
         let queue = Queue::new().unwrap();
         let port = listen(&queue, 4);
         let stranger = Stranger::new();
-        // Nobody listens: at another port, in another port space, or where the packet did not go.
+        // There is no listener: at another port, in another port space, or where the packet did not go.
         let elsewhere = IpCmHeader { source_port: 5, source: HOST, destination: HOST }.emit();
         let lie =
             Req { private: PrivateData::new(&elsewhere).unwrap(), ..stranger.req(3, PortSpace::Tcp, PORT) };

@@ -20,8 +20,8 @@ fn write(from: &End, to: &End) {
     }
 }
 
-/// Nobody acknowledges anything, and the program does nothing. An attempt fails if the posting thread loses its core for so long
-/// that the transport takes the first messages for lost, so one of some attempts must succeed.
+/// No acknowledgement comes, and the program does nothing. An attempt fails if the posting thread loses its core for so
+/// long that the transport takes the first messages for lost, so one of some attempts must succeed.
 #[test]
 fn messages_leave_though_no_acknowledgement_comes() {
     force_udp();

@@ -159,7 +159,8 @@ fn a_thread_that_sleeps_is_woken() {
     });
 }
 
-/// Nobody is inside a call: the background thread receives, and wakes who sleeps on the descriptor.
+/// No thread of the program is inside a call: the background thread receives, and wakes the thread that sleeps on the
+/// descriptor.
 #[test]
 fn completes_while_the_program_computes() {
     let events = || Wanted { events: true, ..Wanted::default() };

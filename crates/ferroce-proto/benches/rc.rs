@@ -10,7 +10,7 @@ mod ram;
 mod world;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use ferroce_proto::{NoSharedQueue, QpState, QueuePair, Remote, SendOp, SendTo, SendWr, Sge};
+use ferroce_proto::{NoSharedQueue, QpState, QueuePair, Remote, SendOp, SendWr, Sge};
 use ferroce_wire::{BatchLimits, IcrcStatus, Instant, Lkey, Packet, PathMtu, Rkey, TxBatch};
 
 use crate::ram::Ram;
@@ -59,16 +59,7 @@ impl Pair {
     /// Posts `count` requests, and carries packets and answers until all have completed.
     fn exchange(&mut self, op: SendOp, length: u32, count: usize) {
         let sges = [Sge { addr: 0, length, lkey: Lkey::new(KEY) }];
-        let wr = SendWr {
-            wr_id: 0,
-            op,
-            to: SendTo::Peer,
-            sges: &sges,
-            signaled: true,
-            solicited: false,
-            fence: false,
-            inline: false,
-        };
+        let wr = SendWr::signaled(0, op, &sges);
         self.now += 10_000;
         for _ in 0..count {
             self.ends[0].0.post_send(&wr, &self.ends[0].1).unwrap();

@@ -141,6 +141,14 @@ pub struct SendWr<'a> {
     pub inline: bool,
 }
 
+impl<'a> SendWr<'a> {
+    /// A signaled work request to the connected peer, without other flags.
+    pub const fn signaled(wr_id: u64, op: SendOp, sges: &'a [Sge]) -> Self {
+        let to = SendTo::Peer;
+        Self { wr_id, op, to, sges, signaled: true, solicited: false, fence: false, inline: false }
+    }
+}
+
 /// An RDMA WRITE without immediate, or an RDMA READ, of at least one octet.
 #[derive(Clone, Copy, Debug)]
 pub struct DirectRequest<'a> {

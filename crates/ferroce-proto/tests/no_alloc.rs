@@ -12,7 +12,7 @@ mod world;
 use std::time::Duration;
 
 use ferroce_proto::{
-    NoSharedQueue, QpEvent, QpState, QueuePair, RecvWr, Remote, SendOp, SendTo, SendWr, Sge, WcStatus,
+    NoSharedQueue, QpEvent, QpState, QueuePair, RecvWr, Remote, SendOp, SendWr, Sge, WcStatus,
 };
 use ferroce_wire::{BatchLimits, IcrcStatus, Imm, Instant, Lkey, Packet, Rkey, TxBatch};
 
@@ -63,16 +63,7 @@ fn exchange(ends: &mut [(QueuePair, Ram); 2], buffer: &mut [u8], lost: u32) {
             let op = ops[posted % ops.len()];
             let length = if matches!(op, SendOp::FetchAdd { .. }) { 8 } else { (posted * 37 % 5000) as u32 };
             let sges = [Sge { addr: 0, length, lkey: Lkey::new(KEY) }];
-            let wr = SendWr {
-                wr_id: 0,
-                op,
-                to: SendTo::Peer,
-                sges: &sges,
-                signaled: true,
-                solicited: false,
-                fence: false,
-                inline: false,
-            };
+            let wr = SendWr::signaled(0, op, &sges);
             a.0.post_send(&wr, &a.1).unwrap();
             posted += 1;
         }

@@ -12,7 +12,7 @@ mod world;
 
 use std::time::Duration;
 
-use ferroce_proto::{NoSharedQueue, QpState, QueuePair, RecvWr, Remote, SendOp, SendTo, SendWr, Sge};
+use ferroce_proto::{NoSharedQueue, QpState, QueuePair, RecvWr, Remote, SendOp, SendWr, Sge};
 use ferroce_wire::icrc::{IcrcChecker, Starts, Verdict};
 use ferroce_wire::{BatchLimits, IcrcStatus, Instant, Lkey, Packet, PathMtu, Rkey, TxBatch};
 
@@ -107,16 +107,7 @@ fn exchange(op: SendOp, length: u32, at_once: usize, count: usize) {
         End { qp, ram, icrc: IcrcChecker::new() }
     });
     let sges = [Sge { addr: 0, length, lkey: Lkey::new(KEY) }];
-    let wr = SendWr {
-        wr_id: 0,
-        op,
-        to: SendTo::Peer,
-        sges: &sges,
-        signaled: true,
-        solicited: false,
-        fence: false,
-        inline: false,
-    };
+    let wr = SendWr::signaled(0, op, &sges);
     let (mut requests, mut answers) = (vec![0; MAX], vec![0; MAX]);
     let mut wire = Wire { bytes: Vec::with_capacity(MAX), segment: 1 };
     let mut starts = [Starts::new(), Starts::new()];

@@ -84,14 +84,9 @@ fn services(rows: &mut Vec<Row>, path: Path) {
     use Unit::{GigabytesPerSecond, Messages, Microseconds};
     for kind in ["FETCH_AND_ADD", "CMP_AND_SWAP"] {
         let flags = format!("-A {kind}");
+        let latency = format!("{kind}, latency");
         rows.push(Row::new(kind, path, Messages, perftest("ib_atomic_bw", &flags), 8));
-        rows.push(Row::new(
-            format!("{kind}, latency"),
-            path,
-            Microseconds,
-            perftest("ib_atomic_lat", &flags),
-            8,
-        ));
+        rows.push(Row::new(latency, path, Microseconds, perftest("ib_atomic_lat", &flags), 8));
     }
     for (measure, unit, program, flags, size) in [
         ("UC WRITE 64 KiB", GigabytesPerSecond, "ib_write_bw", "-c UC", 65_536),

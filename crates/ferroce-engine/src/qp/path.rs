@@ -37,31 +37,21 @@ impl Qp {
         if ah.dgid.is_multicast() {
             return Err(PathError::Dgid { dgid: ah.dgid, sgid: Gid::from_ip(local) }.into());
         }
-        if link.ifindex != 0
-            && let Some((port, _)) = self.context().engine().lanes().rings()
-        {
-            let slot = (dest_qp.value() >> 16) as u8;
-            let flow = Flow {
-                source: local,
-                destination: ah.dgid.to_ip(),
-                source_port: ah::rings_port(link, slot),
-                traffic_class: class.traffic_class,
-                hop_limit,
-                link,
-            };
-            return Ok(ConnectedPath { lane, socket: TxPath::Rings(Arc::clone(port), flow) });
-        }
-        let slot = (dest_qp.value() >> 16) as u8;
-        if let Some((pipe, lane)) = pipe.filter(|_| link.ifindex == 0) {
-            let flow = Flow {
-                source: local,
-                destination: ah.dgid.to_ip(),
-                source_port: ah::rings_port(link, slot),
-                traffic_class: class.traffic_class,
-                hop_limit,
-                link,
-            };
-            return Ok(ConnectedPath { lane, socket: TxPath::Pipe(pipe, flow) });
+        // The lanes whose packets carry their flow with them: rings and pipes.
+        let flow = || Flow {
+            source: local,
+            destination: ah.dgid.to_ip(),
+            source_port: ah::rings_port(link, (dest_qp.value() >> 16) as u8),
+            traffic_class: class.traffic_class,
+            hop_limit,
+            link,
+        };
+        if link.ifindex != 0 {
+            if let Some((port, _)) = self.context().engine().lanes().rings() {
+                return Ok(ConnectedPath { lane, socket: TxPath::Rings(Arc::clone(port), flow()) });
+            }
+        } else if let Some((pipe, lane)) = pipe {
+            return Ok(ConnectedPath { lane, socket: TxPath::Pipe(pipe, flow()) });
         }
         let ends = Destination {
             destination: ah.dgid.to_ip(),

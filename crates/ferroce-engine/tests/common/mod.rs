@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ferroce_engine::{
     Access, AhAttr, CompletionChannel, CompletionQueue, Context, Mr, Pd, Qp, QpAccess, QpAttr, QpAttrMask,
-    QpCaps, QpInit, QpState, RecvWr, Remote, SendOp, SendTo, SendWr, Service, Sge, WcOpcode, WcStatus,
+    QpCaps, QpInit, QpState, RecvWr, Remote, SendOp, SendWr, Service, Sge, WcOpcode, WcStatus,
     WorkCompletion,
 };
 use ferroce_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
@@ -155,16 +155,7 @@ pub fn all_access() -> Access {
 }
 
 pub fn send(wr_id: u64, op: SendOp, sges: &[Sge]) -> SendWr<'_> {
-    SendWr {
-        wr_id,
-        op,
-        to: SendTo::Peer,
-        sges,
-        signaled: true,
-        solicited: false,
-        fence: false,
-        inline: false,
-    }
+    SendWr::signaled(wr_id, op, sges)
 }
 
 pub fn init(send_cq: &Arc<CompletionQueue>, recv_cq: &Arc<CompletionQueue>, wr: u32) -> QpInit {

@@ -611,7 +611,7 @@ fn ten_thousand_connections_leave_nothing() {
         probe.cm.handle_timeout(probe.now);
         probe.out();
         probe.events();
-        // Those in time-wait, for 537 ms each.
+        // The connections in time-wait count, for 537 ms each.
         assert!(probe.cm.in_use() < 300, "{}", probe.cm.in_use());
     }
     while probe.tick() {}

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ferroce_proto::{Budget, QpState, Remote, SendOp, SendTo, SendWr, Sge, WcStatus};
+use ferroce_proto::{Budget, QpState, Remote, SendOp, SendWr, Sge, WcStatus};
 use ferroce_sim::{Rng, rules};
 use ferroce_wire::{Instant, Lkey, Rkey};
 
@@ -65,16 +65,7 @@ fn run(op: SendOp, loss: u32, dead: usize, turns: bool) -> (u64, u64, Instant) {
             world.network.rule(rules::loss(rng.fork(), loss));
             let sges = [Sge { addr: 0, length: LEN, lkey: Lkey::new(KEY) }];
             for wr_id in 0..MESSAGES {
-                let wr = SendWr {
-                    wr_id,
-                    op,
-                    to: SendTo::Peer,
-                    sges: &sges,
-                    signaled: true,
-                    solicited: false,
-                    fence: false,
-                    inline: false,
-                };
+                let wr = SendWr::signaled(wr_id, op, &sges);
                 let end = &mut world.ends[0];
                 end.qp.post_send(&wr, &end.mem).unwrap();
             }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ferroce_proto::{
     AsyncEvent, DirectKind, DirectLocal, DirectRequest, DirectTarget, QpAccess, QpAttr, QpAttrMask, QpState,
-    SendOp, SendTo, SendWr, Sge, WcStatus,
+    SendOp, SendWr, Sge, WcStatus,
 };
 use ferroce_wire::{Imm, NakCode, Response};
 
@@ -14,19 +14,6 @@ use crate::world::{QPNS, Setup};
 
 const WRITE: SendOp = SendOp::Write { remote: remote(512) };
 const READ: SendOp = SendOp::Read { remote: remote(1024) };
-
-fn wr<'a>(wr_id: u64, op: SendOp, sges: &'a [Sge]) -> SendWr<'a> {
-    SendWr {
-        wr_id,
-        op,
-        to: SendTo::Peer,
-        sges,
-        signaled: true,
-        solicited: false,
-        fence: false,
-        inline: false,
-    }
-}
 
 /// The kind and the length of the request at the head, as far as it may be executed directly.
 fn head(probe: &Probe) -> Option<(DirectKind, u32)> {
@@ -59,9 +46,9 @@ fn a_request_completes_without_a_packet_or_a_psn() {
 #[test]
 fn completions_come_in_order_and_unsignaled_ones_stay_away() {
     let mut probe = Probe::new(Setup::default());
-    probe.post_wr(SendWr { signaled: false, ..wr(1, WRITE, &[local(0, 8)]) });
+    probe.post_wr(SendWr { signaled: false, ..SendWr::signaled(1, WRITE, &[local(0, 8)]) });
     probe.post(2, READ, &[local(0, 16)]);
-    probe.post_wr(SendWr { fence: true, ..wr(3, WRITE, &[local(0, 24)]) });
+    probe.post_wr(SendWr { fence: true, ..SendWr::signaled(3, WRITE, &[local(0, 24)]) });
     let kinds: Vec<_> = (0..4).map(|ahead| at(&probe, ahead)).collect();
     let (write, read) = (DirectKind::Write, DirectKind::Read);
     assert_eq!(kinds, [Some((write, 8)), Some((read, 16)), Some((write, 24)), None]);
@@ -203,10 +190,10 @@ fn the_queue_has_room_again() {
     let depth = probe.end.qp.caps().max_send_wr;
     for round in 0..3 {
         for wr_id in 0..u64::from(depth) {
-            probe.post_wr(SendWr { signaled: false, ..wr(wr_id, WRITE, &[local(0, 8)]) });
+            probe.post_wr(SendWr { signaled: false, ..SendWr::signaled(wr_id, WRITE, &[local(0, 8)]) });
         }
         let sges = [local(0, 8)];
-        let refused = wr(99, WRITE, &sges);
+        let refused = SendWr::signaled(99, WRITE, &sges);
         assert!(probe.end.qp.post_send(&refused, &probe.end.mem).is_err(), "full in round {round}");
         (0..depth).for_each(|_| probe.end.qp.complete_direct());
         assert_eq!(probe.sends(), []);
@@ -218,7 +205,10 @@ fn the_queue_has_room_again() {
 fn inline_data_is_what_was_posted() {
     let mut probe = Probe::new(Setup::default());
     let part = |at: usize, length| Sge { addr: inline_addr(&DATA[at..]), length, ..Sge::default() };
-    probe.post_wr(SendWr { inline: true, ..wr(1, WRITE, &[part(0, 5), part(5, 0), part(5, 6)]) });
+    probe.post_wr(SendWr {
+        inline: true,
+        ..SendWr::signaled(1, WRITE, &[part(0, 5), part(5, 0), part(5, 6)])
+    });
     let request = probe.end.qp.direct_request(0).unwrap();
     let DirectLocal::Inline(octets) = request.local else { panic!("{request:?}") };
     assert_eq!(octets, &DATA[..11]);

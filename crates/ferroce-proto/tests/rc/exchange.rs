@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ferroce_proto::{RecvWr, Remote, SendOp, SendTo, SendWr, Sge, WcOpcode, WcStatus};
+use ferroce_proto::{RecvWr, Remote, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 use ferroce_wire::{Imm, Lkey, PathMtu, Rkey};
 
 use crate::ram::Ram;
@@ -19,19 +19,6 @@ fn memory(salt: u8) -> Ram {
     ram.register(1, 0x1000, pattern(100_000, salt));
     ram.register(2, 0x100_0000, vec![0; 100_000]);
     ram
-}
-
-pub fn send_wr(wr_id: u64, op: SendOp, sges: &[Sge]) -> SendWr<'_> {
-    SendWr {
-        wr_id,
-        op,
-        to: SendTo::Peer,
-        sges,
-        signaled: true,
-        solicited: false,
-        fence: false,
-        inline: false,
-    }
 }
 
 fn sge(key: u32, addr: u64, length: u32) -> Sge {
@@ -64,7 +51,7 @@ fn one_of_each(setup: &Setup, len: u32) {
     ];
     for (wr_id, (op, sges)) in ops.into_iter().enumerate() {
         let end = &mut world.ends[0];
-        end.qp.post_send(&send_wr(wr_id as u64, op, sges), &end.mem).unwrap();
+        end.qp.post_send(&SendWr::signaled(wr_id as u64, op, sges), &end.mem).unwrap();
         world.run_until(SECOND, |world| world.ends[0].sends.len() == wr_id + 1);
         let received = world.ends[1].mem.bytes(2);
         let want = pattern(len as usize, 0);

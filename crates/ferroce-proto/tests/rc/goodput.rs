@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use ferroce_proto::{RecvWr, Remote, SendOp, SendTo, SendWr, Sge};
+use ferroce_proto::{RecvWr, Remote, SendOp, SendWr, Sge};
 use ferroce_sim::{Link, Rng, rules};
 use ferroce_wire::{Lkey, PathMtu, Rkey};
 
@@ -51,16 +51,7 @@ fn goodput(kind: Kind, size: u32, loss: u32, rcvbuf: usize) -> u64 {
             receives += 1;
         }
         while posted < total && posted - completed < DEPTH {
-            let wr = SendWr {
-                wr_id: posted,
-                op,
-                to: SendTo::Peer,
-                sges: &sges,
-                signaled: true,
-                solicited: false,
-                fence: false,
-                inline: false,
-            };
+            let wr = SendWr::signaled(posted, op, &sges);
             let end = &mut world.ends[0];
             end.qp.post_send(&wr, &end.mem).unwrap();
             posted += 1;

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use ferroce_proto::{
-    Bind, Memory, MemoryError, RecvWr, Remote, RemoteAccess, SendOp, SendTo, SendWr, Sge, WcStatus,
-};
+use ferroce_proto::{Bind, Memory, MemoryError, RecvWr, Remote, RemoteAccess, SendOp, SendWr, Sge, WcStatus};
 use ferroce_wire::{Feth, Imm, Lkey, PathMtu, Rkey};
 
 use crate::world::{Setup, World};
@@ -114,16 +112,7 @@ fn transfer(mtu: PathMtu, op: SendOp, reader: usize) {
     let cut = 0x5555_5558;
     let sges = [sge(0, cut), sge(cut, LEN - cut)];
     world.ends[1].qp.post_recv(&RecvWr { wr_id: 9, sges: &sges }).unwrap();
-    let wr = SendWr {
-        wr_id: 1,
-        op,
-        to: SendTo::Peer,
-        sges: &sges,
-        signaled: true,
-        solicited: false,
-        fence: false,
-        inline: false,
-    };
+    let wr = SendWr::signaled(1, op, &sges);
     let end = &mut world.ends[0];
     end.qp.post_send(&wr, &end.mem).unwrap();
     world.run_until(Duration::from_secs(1000), |world| !world.ends[0].sends.is_empty());

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use ferroce_proto::{
-    AsyncEvent, DropReason, NoSharedQueue, QpAttr, QpAttrMask, QpState, RecvWr, SendOp, SendTo, SendWr, Sge,
-    WcStatus,
+    AsyncEvent, DropReason, NoSharedQueue, QpAttr, QpAttrMask, QpState, RecvWr, SendOp, SendWr, Sge, WcStatus,
 };
 use ferroce_wire::{
     Aeth, BatchLimits, Bth, CreditCode, IcrcStatus, Instant, Lkey, Msn, NakCode, Operation, Packet, Psn, Qpn,
@@ -83,16 +82,7 @@ impl Probe {
 
     /// Posts a signaled work request.
     pub fn post(&mut self, wr_id: u64, op: SendOp, sges: &[Sge]) {
-        self.post_wr(SendWr {
-            wr_id,
-            op,
-            to: SendTo::Peer,
-            sges,
-            signaled: true,
-            solicited: false,
-            fence: false,
-            inline: false,
-        });
+        self.post_wr(SendWr::signaled(wr_id, op, sges));
     }
 
     pub fn post_wr(&mut self, wr: SendWr<'_>) {

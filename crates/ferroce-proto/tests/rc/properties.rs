@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ferroce_proto::{DropReason, RecvWr, Remote, SendOp, SendTo, SendWr, Sge, WcStatus};
+use ferroce_proto::{DropReason, RecvWr, Remote, SendOp, SendWr, Sge, WcStatus};
 use ferroce_sim::{Rng, rules};
 use ferroce_wire::{Lkey, PathMtu, Psn, Rkey};
 use proptest::prelude::*;
@@ -100,7 +100,7 @@ proptest! {
         if kind == 0 {
             world.ends[1].qp.post_recv(&RecvWr { wr_id: 2, sges: &into }).unwrap();
         }
-        let wr = SendWr { wr_id: 1, op, to: SendTo::Peer, sges, signaled: true, solicited: false, fence: false, inline: false };
+        let wr = SendWr::signaled(1, op, sges);
         let end = &mut world.ends[0];
         end.qp.post_send(&wr, &end.mem).unwrap();
         world.run_until(Duration::from_secs(1), |world| !world.ends[0].sends.is_empty());

@@ -51,16 +51,7 @@ fn psns_wrap() {
 #[test]
 fn reads_without_depth_are_refused() {
     let mut probe = Probe::new(Setup { rd_atomic: 0, ..plain() });
-    let wr = |op| SendWr {
-        wr_id: 1,
-        op,
-        to: SendTo::Peer,
-        sges: &[],
-        signaled: true,
-        solicited: false,
-        fence: false,
-        inline: false,
-    };
+    let wr = |op| SendWr::signaled(1, op, &[]);
     let result = probe.end.qp.post_send(&wr(SendOp::Read { remote: remote(0) }), &probe.end.mem);
     assert_eq!(result, Err(PostSendError::NoReadAtomicDepth));
     // Taken away while it waits.

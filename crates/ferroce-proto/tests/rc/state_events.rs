@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use ferroce_proto::{QpAttr, QpAttrMask, QpState, RecvWr, SendOp, SendTo, SendWr};
+use ferroce_proto::{QpAttr, QpAttrMask, QpState, RecvWr, SendOp, SendWr};
 use ferroce_wire::{NakCode, Request, Response};
 
 use crate::probe::{ACK, DATA, Probe, aeth, local, nak, remote, reth, rnr, send_only, write_only};
@@ -85,30 +85,13 @@ const EVENTS: &[Event] = &[
     ("modify SQE", |probe| modify(probe, QpState::Sqe, QpAttrMask::empty())),
     ("modify ERROR", |probe| modify(probe, QpState::Error, QpAttrMask::empty())),
     ("post_send", |probe| {
-        let wr = SendWr {
-            wr_id: 3,
-            op: SendOp::Send,
-            to: SendTo::Peer,
-            sges: &[],
-            signaled: true,
-            solicited: false,
-            fence: false,
-            inline: false,
-        };
+        let wr = SendWr::signaled(3, SendOp::Send, &[]);
         result(probe.end.qp.post_send(&wr, &probe.end.mem))
     }),
     ("post_send of a bad key", |probe| {
         let bad = ferroce_proto::Sge { lkey: ferroce_wire::Lkey::new(0xbad), ..local(0, 4) };
-        let wr = SendWr {
-            wr_id: 3,
-            op: SendOp::Send,
-            to: SendTo::Peer,
-            sges: &[bad],
-            signaled: true,
-            solicited: false,
-            fence: false,
-            inline: false,
-        };
+        let sges = [bad];
+        let wr = SendWr::signaled(3, SendOp::Send, &sges);
         result(probe.end.qp.post_send(&wr, &probe.end.mem))
     }),
     ("post_recv", |probe| result(probe.end.qp.post_recv(&RecvWr { wr_id: 12, sges: &[] }))),

@@ -343,16 +343,7 @@ fn posts_by_state() {
     let setup = plain();
     let post = |qp: &mut QueuePair| {
         let mem = crate::ram::Ram::default();
-        let wr = SendWr {
-            wr_id: 1,
-            op: SendOp::Send,
-            to: SendTo::Peer,
-            sges: &[],
-            signaled: true,
-            solicited: false,
-            fence: false,
-            inline: false,
-        };
+        let wr = SendWr::signaled(1, SendOp::Send, &[]);
         (qp.post_send(&wr, &mem), qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }))
     };
     for state in [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd] {

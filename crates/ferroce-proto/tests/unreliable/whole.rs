@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use ferroce_proto::{RecvWr, SendOp, SendTo, SendWr, Sge, WcOpcode, WcStatus};
+use ferroce_proto::{RecvWr, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 use ferroce_sim::{Rng, Seed, rules};
 use ferroce_wire::{Imm, Lkey, Rkey};
 
@@ -63,16 +63,7 @@ fn run(loss: u32, duplication: u32, reordering: u32, seed: u64) -> (BTreeSet<u64
         let remote = ferroce_proto::Remote { addr: 63 * ROOM, rkey: Rkey::new(KEY) };
         let op = if write { SendOp::WriteImm { remote, imm } } else { SendOp::SendImm(imm) };
         let sges = [Sge { addr: 0, ..sge(0, len) }];
-        let wr = SendWr {
-            wr_id: id,
-            op,
-            to: SendTo::Peer,
-            sges: &sges,
-            signaled: true,
-            solicited: false,
-            fence: false,
-            inline: false,
-        };
+        let wr = SendWr::signaled(id, op, &sges);
         sender.qp.post_send(&wr, &sender.mem).unwrap();
         world.drain(0);
         assert_eq!(world.ends[0].sends.drain(..).map(|c| c.status).collect::<Vec<_>>(), [WcStatus::Success]);
