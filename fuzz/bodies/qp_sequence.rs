@@ -522,7 +522,7 @@ impl Run<'_> {
                 QpEvent::Async(_) => continue,
             };
             assert!(posted.contains(&completion.wr_id), "{completion:?} was not posted or has completed");
-            // Those before it were unsignaled or taken back.
+            // Earlier work requests were unsignaled or taken back.
             *posted = posted.split_off(&(completion.wr_id + 1));
             assert_eq!(completion.qpn, QPN);
             if completion.status != WcStatus::Success && completion.wr_id % 2 == 0 {

@@ -24,7 +24,7 @@ pub fn enter() -> Result<Command> {
     Ok(command)
 }
 
-/// Nobody else is in a namespace that was made for us. In any other, [`nothing_left`] would end what is not ours.
+/// A namespace that was made for us has no other process in it. In any other one, [`nothing_left`] would end what is not ours.
 pub fn is_our_own() -> Result<()> {
     let others = processes().len();
     ensure!(

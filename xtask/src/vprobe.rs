@@ -31,7 +31,7 @@ pub const RC: &[&str] = &[
     "retry_exc",
 ];
 
-/// Those of UC and UD.
+/// Exchanges of UC and UD.
 pub const UNRELIABLE: &[&str] = &["uc_send", "uc_write", "ud_send"];
 
 /// Exchanges that fail on the wire on purpose, so error counters move.

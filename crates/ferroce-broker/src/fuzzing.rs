@@ -160,7 +160,7 @@ impl<'a> Run<'a> {
                 let time = u64::from(self.number()) * 20;
                 self.now += Duration::from_millis(time);
                 self.broker.tick(self.now);
-                // Those away for long have lost their slots, and so have those of whom nothing is left.
+                // Holders that were away for long have lost their slots, and so have holders of which nothing is left.
                 let (now, open) = (self.now, self.system.port.borrow().open_elsewhere);
                 self.holders.retain(|_, holder| {
                     holder.until.is_none_or(|until| until > now) && (open || !holder.unknown)

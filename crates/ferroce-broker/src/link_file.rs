@@ -78,7 +78,7 @@ impl LinkFile {
     /// Replaces what is configured, as a whole or not at all.
     ///
     /// # Errors
-    /// Those of the file system; there may be no directory for it.
+    /// Errors of the file system; there may be no directory for the file.
     pub fn write(&self, links: &[ConfiguredLink]) -> io::Result<()> {
         let dir = match &self.0 {
             Some(dir) => dir.clone(),

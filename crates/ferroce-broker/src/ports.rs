@@ -431,7 +431,7 @@ mod tests {
         assert!(ports.bind(2, &BindRequest { space: PortSpace::Udp, ..inside }, 0).is_ok());
         let (told, _) = ports.bind(1, &inside, 0).unwrap();
         assert_eq!(ports.bind(1, &inside, 0), Err(BindError::InUse(first + 5)));
-        // Nobody is given a port of it for whom any will do.
+        // A program that takes any port gets none of this block.
         for entropy in 0..900 {
             let (_, port) = ports.bind(2, &want("192.0.2.2", 0), entropy).unwrap();
             assert!(!(first..first + PORT_BLOCK).contains(&port));

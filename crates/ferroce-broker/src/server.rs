@@ -212,7 +212,7 @@ impl Server {
     /// Serves until nobody has needed it for the idle time, or it is stopped.
     ///
     /// # Errors
-    /// Those of `poll(2)`: everything else costs single clients at most.
+    /// The errors of `poll(2)`: everything else costs single clients at most.
     pub fn run(mut self) -> io::Result<()> {
         loop {
             let ready = self.wait()?;

@@ -169,7 +169,7 @@ pub enum Why {
 /// Limit of a program's libraries in the search, since files may be malformed.
 const MOST: usize = 2000;
 
-/// Those libraries among a program's that are ferroce's or copies of them; `environment` is LD_LIBRARY_PATH.
+/// The libraries of a program that are ferroce's or copies of them; `environment` is LD_LIBRARY_PATH.
 pub fn loads(file: &Path, program: &Elf, environment: &[PathBuf]) -> Vec<Loaded> {
     let system = system_directories();
     let mut seen: BTreeSet<String> = BTreeSet::new();

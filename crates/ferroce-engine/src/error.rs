@@ -34,7 +34,7 @@ pub enum SysfsError {
     /// An entry of the GID table that is empty.
     #[error("the entry of the GID table is empty")]
     Empty,
-    /// Nobody knows what it would say.
+    /// The broker does not answer, so the entry is not known.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }

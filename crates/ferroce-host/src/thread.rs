@@ -9,7 +9,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 /// Starts a thread that blocks all signals but those of faults.
 ///
 /// # Errors
-/// Those of `pthread_sigmask` and `pthread_create`.
+/// The errors of `pthread_sigmask` and `pthread_create`.
 pub fn spawn_quietly(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let mut blocked = SigSet::all();
     [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGILL, Signal::SIGFPE]

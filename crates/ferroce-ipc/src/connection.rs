@@ -68,7 +68,7 @@ impl Connection {
     /// Makes two connected ends, for tests and for a broker within the program.
     ///
     /// # Errors
-    /// Those of `socketpair(2)`.
+    /// The errors of `socketpair(2)`.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (a, b) = packet::pair()?;
         Ok((Self { fd: a }, Self { fd: b }))
@@ -79,7 +79,7 @@ impl Connection {
     /// send signals.
     ///
     /// # Errors
-    /// Those of `getsockopt(2)`.
+    /// The errors of `getsockopt(2)`.
     pub fn peer(&self) -> io::Result<Peer> {
         let who: UnixCredentials = getsockopt(&self.fd, PeerCredentials)?;
         let (pid, uid) = (u32::try_from(who.pid()).unwrap_or(0), who.uid());

@@ -119,7 +119,7 @@ impl Ledger {
     /// is `None` if the system has no memory files; then no other process sees the ledger.
     ///
     /// # Errors
-    /// Those of `mmap(2)`.
+    /// The errors of `mmap(2)`.
     pub fn create(slot: u8) -> io::Result<(Self, Option<OwnedFd>)> {
         let (map, file) = Mapping::new(Table::end() * WORD)?;
         let ledger = Self { map, free: Default::default(), devices: Mutex::default() };

@@ -28,7 +28,7 @@ pub struct Packet {
 /// Two connected sockets, non-blocking and close-on-exec.
 ///
 /// # Errors
-/// Those of `socketpair(2)`.
+/// The errors of `socketpair(2)`.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)

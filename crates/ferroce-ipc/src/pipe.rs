@@ -114,7 +114,7 @@ impl Pipe {
     /// Makes the memory of a pipe, for the two programs to [join](Pipe::join).
     ///
     /// # Errors
-    /// Those of [`Shared::create`].
+    /// Fails as [`Shared::create`] does.
     pub fn create() -> io::Result<OwnedFd> {
         Ok(Shared::create("ferroce-pipe", WORDS)?.1)
     }
@@ -123,7 +123,7 @@ impl Pipe {
     /// program uses the pipe from [`Pipe::set_joined`] on.
     ///
     /// # Errors
-    /// Those of [`Shared::map`].
+    /// Fails as [`Shared::map`] does.
     pub fn join(fd: &impl AsFd, side: Side) -> io::Result<(Self, Sender, Receiver)> {
         let pipe = Self { shared: Arc::new(Shared::map(fd, WORDS)?), side };
         let sender = Sender { pipe: pipe.clone(), tail: 0, head: 0, rung_at: 0, read_at: 0, since: 0 };

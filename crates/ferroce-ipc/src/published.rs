@@ -104,7 +104,7 @@ impl Publication {
     /// Makes an empty one.
     ///
     /// # Errors
-    /// Those of [`Shared::publish`].
+    /// Fails as [`Shared::publish`] does.
     pub fn create(identity: &Identity) -> io::Result<Self> {
         let (shared, file) = Shared::publish("ferroce-published", WORDS)?;
         let publication = Self { shared, file };

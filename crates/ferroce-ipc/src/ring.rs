@@ -71,7 +71,7 @@ impl Rings {
     /// The broker's side of a new pair, and the descriptor for the program.
     ///
     /// # Errors
-    /// Those of [`Shared::create`].
+    /// Fails as [`Shared::create`] does.
     pub fn create() -> io::Result<(Self, OwnedFd)> {
         let (shared, fd) = Shared::create("ferroce-rings", WORDS)?;
         Ok((Self::sides(shared, Direction::ToProgram, Direction::ToBroker), fd))
@@ -80,7 +80,7 @@ impl Rings {
     /// The program's side of what the broker made. Once only: a second one would not know what the first did.
     ///
     /// # Errors
-    /// Those of [`Shared::map`].
+    /// Fails as [`Shared::map`] does.
     pub fn join(fd: &impl AsFd) -> io::Result<Self> {
         Ok(Self::sides(Shared::map(fd, WORDS)?, Direction::ToBroker, Direction::ToProgram))
     }

@@ -53,7 +53,7 @@ impl Shared {
     /// Makes a file of `words` times eight octets, all zero, and maps it. The descriptor is for the other process.
     ///
     /// # Errors
-    /// Those of `memfd_create(2)`, `ftruncate(2)` and `mmap(2)`.
+    /// The errors of `memfd_create(2)`, `ftruncate(2)` and `mmap(2)`.
     pub fn create(name: &str, words: usize) -> io::Result<(Self, OwnedFd)> {
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, words as u64 * 8)?;
@@ -64,7 +64,7 @@ impl Shared {
     /// As [`Self::create`], but other processes can only read: the file takes no further mapping that writes.
     ///
     /// # Errors
-    /// Those of [`Self::create`], and of kernels before 5.1, which do not know the seal.
+    /// Fails as [`Self::create`] does, and on kernels before 5.1, which do not know the seal.
     pub fn publish(name: &str, words: usize) -> io::Result<(Self, OwnedFd)> {
         // Beyond the limit the kernel would send the program a signal.
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < words as u64 * 8) {

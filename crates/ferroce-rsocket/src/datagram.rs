@@ -182,7 +182,6 @@ impl Datagram {
     ///
     /// # Errors
     /// Returns the errors of `connect(2)`, and an error without a route.
-    /// Those of `connect`; that there is no endpoint.
     #[doc(alias = "rconnect")]
     pub fn connect(&self, address: SocketAddr) -> Result<(), RsocketError> {
         let mut state = self.state.lock();

@@ -7,9 +7,9 @@ use ferroce_engine::MAX_CQE;
 /// Work requests that need capacity for their completions.
 #[derive(Clone, Copy)]
 pub(crate) enum Requests {
-    /// Those of one queue pair.
+    /// The work requests of one queue pair.
     Own(u32),
-    /// Those of a shared receive queue, which counts once for all its queue pairs.
+    /// The work requests of a shared receive queue, which counts once for all its queue pairs.
     Shared { number: u64, max_wr: u32 },
 }
 

@@ -20,7 +20,7 @@ use crate::report::Checks;
 use crate::{netns, tree};
 use trials::{ALL, Place, Trial};
 
-/// What to run.
+/// The command line of `cargo xtask compat`.
 #[derive(Args)]
 pub struct CompatArgs {
     /// Only these programs (see --list).

@@ -22,7 +22,7 @@ pub struct Trial {
     pub program: &'static str,
     /// Debian's package, whose version the page shows.
     pub package: &'static str,
-    /// What is run, for the page.
+    /// The command as the page shows it.
     pub what: &'static str,
     pub place: Place,
     /// Options of `ferroce run`.

@@ -316,7 +316,7 @@ impl<S: System> Broker<S> {
         }
         self.settle_ledgers();
         if !slots.is_empty() && self.slots.all_free() {
-            // Nobody minds if groups of addresses that are no more go away.
+            // No program uses the groups of addresses that are gone, so they can go as well.
             let host = &self.host;
             self.groups.retain(|address| host.iter().any(|n| n.addresses.contains(&address.ip)));
             if self.groups.len() == 0 {

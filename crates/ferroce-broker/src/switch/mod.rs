@@ -108,7 +108,7 @@ impl Switch {
     /// A switch that serves nothing.
     ///
     /// # Errors
-    /// Those of `eventfd(2)`.
+    /// The errors of `eventfd(2)`.
     pub fn new() -> io::Result<Self> {
         let counter = || {
             let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;

@@ -35,7 +35,7 @@ pub enum Reason {
     /// The interface is gone, is no Ethernet, or cannot be sent by.
     #[error("no such interface")]
     Port,
-    /// Nobody answers for the destination on its link, or it is on none.
+    /// The destination does not answer on its link, or is on no link.
     #[error("no neighbour")]
     Neighbour,
     /// The interface's queue is full, or the system refused.

@@ -215,7 +215,7 @@ impl Table {
             }
             match rules::may_receive(&self.ways, ifindex, frame.bytes) {
                 Ok((link, start, passed)) if link.version == RoceVersion::V2 => {
-                    // Those of others, and of queue pair 1, go by sockets.
+                    // Packets for other programs, and for queue pair 1, go by sockets.
                     let slot = (passed.dest_qp.value() >> 16) as u8;
                     let program = self.slots.get(&slot).and_then(|client| self.programs.get(client));
                     if !program.is_some_and(|program| program.view.v2) {

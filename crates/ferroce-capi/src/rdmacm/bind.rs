@@ -34,7 +34,7 @@ pub(super) fn bind(id: &'static IdHandle, live: &Arc<LiveId>, address: SocketAdd
         if state.phase != Phase::Idle {
             return Err(Errno::EINVAL);
         }
-        // Nobody else binds it meanwhile.
+        // Another thread cannot bind it meanwhile.
         state.phase = Phase::Bound;
         state.options
     };

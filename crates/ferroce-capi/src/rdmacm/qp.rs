@@ -138,7 +138,7 @@ pub(super) fn create(
             Ok(())
         }
         Err(errno) => {
-            // Those of the program stay as they are: only the id's own are in its members.
+            // Completion queues of the program stay as they are: only the id's own are in its members.
             if own_send.is_null() && own_recv.is_null() {
                 destroy_cqs(owner, id);
             }

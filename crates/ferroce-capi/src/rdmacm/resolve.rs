@@ -34,7 +34,7 @@ pub(super) fn resolve_address(
         if !matches!(state.phase, Phase::Idle | Phase::Bound) {
             return Err(Errno::EINVAL);
         }
-        // Nobody else resolves meanwhile.
+        // Another thread cannot resolve meanwhile.
         let before = std::mem::replace(&mut state.phase, Phase::AddressResolved);
         (before, state.link.port.as_ref().map(Port::number), state.options)
     };

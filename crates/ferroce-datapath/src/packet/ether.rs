@@ -88,7 +88,7 @@ impl EtherSocket {
     /// Returns the next queued frame, or `None`. Never blocks.
     ///
     /// # Errors
-    /// Those of `recvmsg(2)`: `ENETDOWN` once after the interface is set down.
+    /// The errors of `recvmsg(2)`: `ENETDOWN` once after the interface is set down.
     pub fn recv<'a>(&self, buffer: &'a mut FrameBuffer) -> io::Result<Option<EtherFrame<'a>>> {
         match sys::receive_frame(&self.fd, &mut buffer.bytes) {
             Ok(info) => {

@@ -204,7 +204,7 @@ impl BrokerClient {
     /// The devices as they are now: this program's own first, `fr0` last.
     ///
     /// # Errors
-    /// Those of a broker that must be found anew.
+    /// Fails if the broker has gone and cannot be found or started again.
     pub fn devices(&self) -> Result<Vec<DeviceInfo>, BrokerError> {
         let mut guard = self.up()?;
         guard.drain();
@@ -299,7 +299,7 @@ impl BrokerClient {
     /// Gives all slots back; their sockets must be closed before.
     ///
     /// # Errors
-    /// Those of a broker that must be found anew.
+    /// Fails if the broker has gone and cannot be found or started again.
     pub fn release(&self) -> Result<(), BrokerError> {
         let mut guard = self.up()?;
         let inner = &mut *guard.inner;
@@ -347,7 +347,7 @@ impl BrokerClient {
     /// The counters of connection management for all devices and programs.
     ///
     /// # Errors
-    /// Those of a broker that must be found anew.
+    /// Fails if the broker has gone and cannot be found or started again.
     pub fn cm_status(&self) -> Result<CmStatus, BrokerError> {
         let (_, status) = self.ask(|client| match client.request(&Message::GetStatus, REQUEST)? {
             (Message::Status(status), _) => Ok(status),

@@ -36,7 +36,7 @@ pub(crate) struct Hazards {
 }
 
 impl Hazards {
-    /// Those in which a side of the pipe announces its copies.
+    /// The hazard words in which one side of the pipe announces its copies.
     pub(crate) fn of(pipe: &Pipe, side: Side) -> Self {
         Self { pipe: pipe.clone(), side }
     }

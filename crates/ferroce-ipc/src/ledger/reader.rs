@@ -88,7 +88,7 @@ impl LedgerReader {
     /// exist.
     ///
     /// # Errors
-    /// Those of `pread(2)`.
+    /// The errors of `pread(2)`.
     pub fn devices(&self) -> io::Result<Vec<DeviceBlock>> {
         let mut blocks = Vec::new();
         for _ in 0..TRIES {
@@ -138,7 +138,7 @@ impl LedgerReader {
     /// Returns all objects of a kind.
     ///
     /// # Errors
-    /// Those of `pread(2)`.
+    /// The errors of `pread(2)`.
     pub fn records(&self, table: Table) -> io::Result<Vec<Record>> {
         const AT_ONCE: usize = 256;
         let (count, stride, start) = table.shape();
@@ -160,7 +160,7 @@ impl LedgerReader {
     /// Counts the objects of each kind, by the block of their device.
     ///
     /// # Errors
-    /// Those of `pread(2)`.
+    /// The errors of `pread(2)`.
     pub fn counts(&self) -> io::Result<BTreeMap<(usize, Table), u32>> {
         let mut counts = BTreeMap::new();
         for table in Table::ALL {

@@ -90,7 +90,7 @@ fn what_is_garbled_in_flight_is_only_garbled() {
     assert_eq!((packet.len(), packet[8], packet[16]), (64, 0, 7));
 }
 
-/// Nobody who sleeps until the bell misses a packet.
+/// A reader that sleeps until the bell rings misses no packet.
 #[test]
 fn bells_are_rung() {
     const PACKETS: u32 = 20_000;

@@ -262,7 +262,7 @@ impl Connected {
     ///
     /// # Errors
     ///
-    /// Those of a process whose broker is gone; the queue pair is in its error state all the same.
+    /// Fails if the broker of the process is gone; the queue pair is in its error state all the same.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self) -> Result<(), Error> {
         if self.qp.state() != QpState::Error {

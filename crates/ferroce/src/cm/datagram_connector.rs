@@ -69,7 +69,7 @@ impl DatagramConnector {
     ///
     /// # Errors
     ///
-    /// Those of opening it.
+    /// Fails as opening the device does.
     pub fn device(&self) -> Result<Context, Error> {
         context::shared(&self.route.local.device)
     }
@@ -220,7 +220,7 @@ impl DatagramPeer {
     ///
     /// # Errors
     ///
-    /// Those of making one.
+    /// Fails as creating an address handle does.
     #[doc(alias = "ibv_create_ah")]
     pub fn address_handle(&self, domain: &ProtectionDomain) -> Result<AddressHandle, Error> {
         let (local, peer) = (self.route.source, self.route.destination);
