@@ -35,6 +35,8 @@ errnos! {
     EADDRINUSE;
     /// The address is none of this host.
     EADDRNOTAVAIL;
+    /// There is no route to the address.
+    ENETUNREACH;
     /// Addresses of that family cannot be used.
     EAFNOSUPPORT;
     /// No such descriptor.
@@ -465,6 +467,8 @@ impl From<PathError> for Errno {
             | PathError::SgidIndex { .. }
             | PathError::Dgid { .. } => Self::EINVAL,
             PathError::NoAddress { .. } => Self::EADDRNOTAVAIL,
+            // As Linux answers for an address without a route.
+            PathError::LinkLocal { .. } => Self::ENETUNREACH,
             PathError::Frames { .. } => Self::EPERM,
         }
     }

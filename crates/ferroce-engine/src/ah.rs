@@ -214,7 +214,12 @@ pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<ResolvedPath, Pa
         let link = LinkLayer { version, sl: class.service_level, ifindex: entry.ifindex };
         return Ok(ResolvedPath { lane: Arc::clone(lane), local, class, hop_limit, link });
     }
-    let lane = context.engine().lanes().of(local, device::scope_of(sgid, entry.ifindex));
+    let scope = device::scope_of(sgid, entry.ifindex);
+    // Multicast goes by the interface, unicast by the scope of the socket.
+    if scope == 0 && !dgid.is_multicast() && device::scope_of(dgid, 1) != 0 {
+        return Err(PathError::LinkLocal { dgid, sgid });
+    }
+    let lane = context.engine().lanes().of(local, scope);
     let lane = lane.ok_or(PathError::NoAddress { index, sgid })?;
     let link = LinkLayer { sl: class.service_level, ..LinkLayer::UDP };
     Ok(ResolvedPath { lane, local, class, hop_limit, link })

@@ -446,6 +446,16 @@ pub enum PathError {
         /// Source.
         sgid: Gid,
     },
+    /// The destination is link-local, and the source is not: a UDP socket of that address sends nothing there.
+    #[error(
+        "ah_attr.grh.dgid {dgid} is link-local: ah_attr.grh.sgid_index must name a link-local address, not {sgid}"
+    )]
+    LinkLocal {
+        /// Destination.
+        dgid: Gid,
+        /// Source.
+        sgid: Gid,
+    },
 }
 
 /// A datagram cannot be answered.

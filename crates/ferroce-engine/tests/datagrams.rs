@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -258,12 +259,18 @@ fn address_handles_that_lead_nowhere_are_not_made() {
     let end = ud();
     let good = handle(&end, 0).attr();
     let v6 = end.context.gid(1).unwrap().unwrap().gid;
+    let link_local = Gid::from_ip(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0xdead, 0xbeef).into());
     let bad = [
         (AhAttr { is_global: false, ..good }, PathError::NotGlobal),
         (AhAttr { port_num: 2, ..good }, PathError::Port { port: 2 }),
         (AhAttr { sgid_index: 200, ..good }, PathError::SgidIndex { index: 200 }),
         (AhAttr { dgid: v6, ..good }, PathError::Dgid { dgid: v6, sgid: good.dgid }),
         (AhAttr { dgid: Gid::ZERO, ..good }, PathError::Dgid { dgid: Gid::ZERO, sgid: good.dgid }),
+        // rust-ibverbs expects such a destination to be refused when the queue pair is modified to RTR.
+        (
+            AhAttr { dgid: link_local, sgid_index: 1, ..good },
+            PathError::LinkLocal { dgid: link_local, sgid: v6 },
+        ),
     ];
     for (attr, why) in bad {
         assert_eq!(end.pd.create_ah(attr).err(), Some(CreateAhError::Path(why)));
