@@ -29,6 +29,7 @@ mod netns;
 mod no_std;
 mod peer;
 mod place;
+mod recipes;
 mod report;
 mod sanitizer;
 mod source;

@@ -6,8 +6,8 @@ use clap::Args;
 use crate::debian::{self, Programs};
 use crate::report::{Checks, Report};
 use crate::{
-    arrows, book, crates, datapaths, dist, e2e, instructions, no_std, peer, sanitizer, source, supply,
-    symbols,
+    arrows, book, crates, datapaths, dist, e2e, instructions, no_std, peer, recipes, sanitizer, source,
+    supply, symbols,
 };
 
 /// Which stages to run.
@@ -48,6 +48,7 @@ const STAGES: &[(&str, &str)] = &[
     ("arrows", "crates, modules and files use only what is below them; none is too long"),
     ("no_std", "the protocol builds where there is no operating system"),
     ("docs", "links, commands and variables of README and book; the book builds"),
+    ("schemas", "the recipes for CI and clusters fit their readers' schemas"),
     ("clippy", "cargo clippy, warnings are errors"),
     ("doc", "cargo doc, warnings are errors"),
     ("unit", "cargo test over the workspace"),
@@ -88,11 +89,12 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         debian::decline();
     }
     let mut report = Report::default();
-    let simple: [(&str, Source); 11] = [
+    let simple: [(&str, Source); 12] = [
         ("fmt", source::fmt),
         ("arrows", arrows::check),
         ("no_std", no_std::check),
         ("docs", book::check),
+        ("schemas", recipes::check),
         ("clippy", source::clippy),
         ("doc", source::doc),
         ("unit", source::unit),

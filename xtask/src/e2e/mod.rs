@@ -11,6 +11,7 @@ mod containers;
 mod crates;
 mod devices;
 mod frames;
+mod kit;
 mod lifecycle;
 mod links;
 mod loss;
@@ -71,6 +72,7 @@ pub const STAGES: &[(&str, &str)] = &[
     ),
     ("pages", "the commands of the book's pages, by nobody, and what they say"),
     ("containers", "doctor; a user namespace, a minimal root, a pod of several containers with one eth0"),
+    ("kit", "the recipes for CI and clusters, by nobody: the action, GitLab, cargo's runner, two pods"),
     ("lifecycle", "kill -9 of a peer and of the broker, a stopped program, churn"),
     ("stress", "64 queue pairs in 4 processes with 8 or 32 threads: every octet, no lost completion"),
     ("crates", "the tests of a Rust crate for libibverbs, 20 times in parallel threads (with --all)"),
@@ -95,6 +97,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "cm" => Some(cm::check),
         "pages" => Some(pages::check),
         "containers" => Some(containers::check),
+        "kit" => Some(kit::check),
         "lifecycle" => Some(lifecycle::check),
         "stress" => Some(stress::check),
         "crates" => Some(crates::check),
