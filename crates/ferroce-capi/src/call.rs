@@ -40,6 +40,13 @@ impl Owner {
         if context.is_usable() { Ok(()) } else { Err(Errno::EIO) }
     }
 
+    /// As [`Self::is`], for calls that a forked child may make in its parent's context as well, since they take no lock that a
+    /// thread of the parent may hold.
+    pub(crate) fn was<S: Scope>(&self, context: &'static S) -> Result<(), Errno> {
+        self.0.set(Some(context));
+        if context.is_usable() || context.is_foreign() { Ok(()) } else { Err(Errno::EIO) }
+    }
+
     /// The outcome of ending an object: one of the process from which this one was forked ended with that process.
     pub(crate) fn ended(&self, result: Result<(), Errno>) -> Result<(), Errno> {
         result.or_else(|errno| if self.0.get().is_some_and(Scope::is_foreign) { Ok(()) } else { Err(errno) })

@@ -126,6 +126,16 @@ impl Object<abi::ibv_context> {
         owner.is(handle)?;
         Ok((handle, handle.live()?))
     }
+
+    /// As [`Self::opened`], for calls that a forked child may make in its parent's context, see [`Owner::was`].
+    pub(crate) fn once_opened(
+        self,
+        owner: &Owner,
+    ) -> Result<(&'static ContextHandle, Live<LiveContext>), Errno> {
+        let handle = self.handle()?;
+        owner.was(handle)?;
+        Ok((handle, handle.live()?))
+    }
 }
 
 #[cfg(test)]

@@ -7,11 +7,11 @@ use core::ffi::c_int;
 use ferroce_engine::cm::CmError;
 use ferroce_engine::cm::resolve::ResolveError;
 use ferroce_engine::error::{
-    AllocMwError, AllocPdError, AnswerError, AttachError, Busy, CqError, CreateAhError, CreateChannelError,
-    CreateCqError, CreateQpError, CreateSrqError, DetachError, DeviceError, EventError, FlowError,
-    ModifyQpError, ModifySrqError, OpenError, OpenQpError, OpenXrcdError, PathError, PostRecvError,
-    PostSendError, QueryError, ResizeCqError, SysfsError, TransportCreateQpError, TransportModifyQpError,
-    TransportModifySrqError,
+    AllocDmError, AllocMwError, AllocPdError, AnswerError, AttachError, Busy, CqError, CreateAhError,
+    CreateChannelError, CreateCqError, CreateQpError, CreateSrqError, DetachError, DeviceError,
+    DmAccessError, EventError, FlowError, ModifyQpError, ModifySrqError, OpenError, OpenQpError,
+    OpenXrcdError, PathError, PostRecvError, PostSendError, QueryError, ResizeCqError, SysfsError,
+    TransportCreateQpError, TransportModifyQpError, TransportModifySrqError,
 };
 use ferroce_engine::{AdviseError, RegMrError};
 use ferroce_rsocket::{Failure, RsocketError};
@@ -282,6 +282,26 @@ impl From<AllocMwError> for Errno {
     }
 }
 
+/// As mlx5's driver.
+impl From<AllocDmError> for Errno {
+    fn from(error: AllocDmError) -> Self {
+        match error {
+            AllocDmError::Empty | AllocDmError::Alignment { .. } => Self::EINVAL,
+            AllocDmError::Limit { .. } | AllocDmError::Memory(_) => Self::ENOMEM,
+        }
+    }
+}
+
+/// Of copies, as mlx5's library.
+impl From<DmAccessError> for Errno {
+    fn from(error: DmAccessError) -> Self {
+        match error {
+            DmAccessError::Misaligned | DmAccessError::Freed => Self::EINVAL,
+            DmAccessError::OutOfRange { .. } | DmAccessError::NotMapped => Self::EFAULT,
+        }
+    }
+}
+
 impl From<AllocPdError> for Errno {
     fn from(error: AllocPdError) -> Self {
         match error {
@@ -336,6 +356,8 @@ impl From<RegMrError> for Errno {
             | RegMrError::Wraps
             | RegMrError::OnDemandChanged
             | RegMrError::NoRegion
+            | RegMrError::NotZeroBased
+            | RegMrError::DeviceMemory(_)
             | RegMrError::ForeignPd => Self::EINVAL,
             RegMrError::Bound { .. } => Self::EBUSY,
             RegMrError::NotMapped => Self::EFAULT,

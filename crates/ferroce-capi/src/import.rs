@@ -1,4 +1,4 @@
-//! Importing: a second context, domain or region over what another context of this process made.
+//! Importing: a second context, domain, device memory or region over what another context of this process made.
 //!
 //! The data path lives in the process that opened the device, so only that process can import from it; what comes from
 //! another one is refused with EOPNOTSUPP.
@@ -9,6 +9,7 @@ use core::ffi::c_int;
 use ferroce_abi as abi;
 
 use crate::call;
+use crate::dm;
 use crate::entry::{Object, export};
 use crate::errno::Errno;
 use crate::mr;
@@ -45,6 +46,19 @@ export! {
     /// Ends an import; the domain itself stays.
     pub fn ibv_unimport_pd(pd: Object<abi::ibv_pd>) -> () = call::nothing |owner| {
         pd::forget(owner, pd)
+    }
+
+    /// Device memory of the same origin under another pointer. It ends with `ibv_unimport_dm`, or by `ibv_free_dm` together with
+    /// the memory itself.
+    pub fn ibv_import_dm(context: Object<abi::ibv_context>, dm_handle: u32) -> *mut abi::ibv_dm = call::pointer |owner| {
+        let (handle, live) = context.opened(owner)?;
+        let engine = dm::REGISTRY.find(dm_handle, live.origin)?;
+        Ok(dm::publish(handle, engine, dm_handle))
+    }
+
+    /// Ends an import; the memory itself stays.
+    pub fn ibv_unimport_dm(dm: Object<abi::ibv_dm>) -> () = call::nothing |owner| {
+        dm::forget(owner, dm)
     }
 
     /// A region of the same origin under another pointer, whose `addr` is NULL. It ends with `ibv_unimport_mr`, or by

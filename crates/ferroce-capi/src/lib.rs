@@ -25,6 +25,7 @@ pub mod cq_ex;
 pub mod create_qp;
 mod cursor;
 pub mod device;
+mod dm;
 mod domain;
 mod entry;
 pub mod errno;

@@ -211,6 +211,25 @@ export! {
         register(pd, attr.addr, attr.length, iova, attr.access as c_uint)
     }
 
+    /// The slot behind the inline `ibv_reg_dm_mr`: a region of device memory that is addressed from 0 on. EINVAL without
+    /// `IBV_ACCESS_ZERO_BASED`, for octets that are not inside, and for device memory of another context.
+    pub(crate) fn reg_dm_mr(
+        pd: Object<abi::ibv_pd>,
+        dm: Object<abi::ibv_dm>,
+        dm_offset: u64,
+        length: usize,
+        access: c_uint,
+    ) -> *mut abi::ibv_mr = call::pointer |owner| {
+        let (_, domain) = pd.enter(owner)?;
+        let (_, memory) = dm.enter(owner)?;
+        if !std::ptr::eq(domain.context, memory.context) {
+            return Err(Errno::EINVAL);
+        }
+        let access = Access::from_bits_retain(access);
+        let engine = domain.engine.reg_dm_mr(&memory.engine, dm_offset, length, access)?;
+        Ok(publish(pd, domain.context, engine, std::ptr::null_mut()))
+    }
+
     /// The slot behind the inline `ibv_alloc_null_mr`: a region for SGEs that read as zeros and forget what is written.
     pub(crate) fn alloc_null_mr(pd: Object<abi::ibv_pd>) -> *mut abi::ibv_mr = call::pointer |owner| {
         let (_, live) = pd.enter(owner)?;

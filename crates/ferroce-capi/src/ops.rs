@@ -2,7 +2,7 @@
 
 use ferroce_abi as abi;
 
-use crate::{cq, cq_ex, create_qp, domain, flow, mr, mw, post, query, refused, srq, xrcd};
+use crate::{cq, cq_ex, create_qp, dm, domain, flow, mr, mw, post, query, refused, srq, xrcd};
 
 /// A slot of whatever type that refuses: the functions of [`refused`] look at no argument.
 macro_rules! refuse {
@@ -68,9 +68,9 @@ pub(crate) fn verbs_context(context: abi::ibv_context) -> abi::verbs_context {
         attach_counters_point_flow: refuse!(errno_not_supported),
         create_counters: refuse!(null_not_supported),
         destroy_counters: refuse!(errno_not_supported),
-        reg_dm_mr: refuse!(null_not_supported),
-        alloc_dm: refuse!(null_not_supported),
-        free_dm: refuse!(errno_not_supported),
+        reg_dm_mr: Some(mr::reg_dm_mr),
+        alloc_dm: Some(dm::alloc_dm),
+        free_dm: Some(dm::free_dm),
         modify_flow_action_esp: refuse!(errno_not_supported),
         destroy_flow_action: refuse!(errno_not_supported),
         create_flow_action_esp: refuse!(null_not_supported),

@@ -119,26 +119,28 @@ fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
 }
 
 export! {
-    /// Limits and identity of the device. Every limit can be reached; 0 stands for what this version does not have.
+    /// Limits and identity of the device. Every limit can be reached; 0 stands for what this version does not have. A forked
+    /// child may ask its parent's context.
     pub fn ibv_query_device(
         context: Object<abi::ibv_context>,
         device_attr: Ptr<abi::ibv_device_attr>,
     ) -> c_int = call::code |owner| {
-        let (_, live) = context.opened(owner)?;
+        let (_, live) = context.once_opened(owner)?;
         let device_attr = device_attr.some()?;
         let attr = self::device_attr(&live.engine.attr());
         device_attr.write(attr);
         Ok(())
     }
 
-    /// The slot behind `ibv_query_device_ex`. `attr_size` is the program's own size of the structure.
+    /// The slot behind `ibv_query_device_ex`. `attr_size` is the program's own size of the structure. A forked child may ask its
+    /// parent's context.
     pub(crate) fn query_device_ex(
         context: Object<abi::ibv_context>,
         input: ConstPtr<abi::ibv_query_device_ex_input>,
         attr: Ptr<abi::ibv_device_attr_ex>,
         attr_size: usize,
     ) -> c_int = call::code |owner| {
-        let (_, live) = context.opened(owner)?;
+        let (_, live) = context.once_opened(owner)?;
         // The first version ended with comp_mask.
         let least = std::mem::offset_of!(abi::ibv_device_attr_ex, comp_mask) + size_of::<u32>();
         if attr.is_null() || attr_size < least {
@@ -147,7 +149,8 @@ export! {
         if input.read().is_ok_and(|input| input.comp_mask != 0) {
             return Err(Errno::EINVAL);
         }
-        let plain = device_attr(&live.engine.attr());
+        let limits = live.engine.attr();
+        let plain = device_attr(&limits);
         // SAFETY: all of it is integers, for which zero is a value.
         let mut all: abi::ibv_device_attr_ex = unsafe { std::mem::zeroed() };
         all.completion_timestamp_mask = u64::MAX;
@@ -155,6 +158,7 @@ export! {
         all.cq_mod_caps = abi::ibv_cq_moderation_caps { max_cq_count: u16::MAX, max_cq_period: u16::MAX };
         all.odp_caps = ODP_CAPS;
         all.xrc_odp_caps = RC_ODP_CAPS;
+        all.max_dm_size = limits.max_dm_size;
         all.device_cap_flags_ex = u64::from(plain.device_cap_flags) | CAPS_EX;
         all.phys_port_cnt_ex = u32::from(plain.phys_port_cnt);
         all.orig_attr = plain;

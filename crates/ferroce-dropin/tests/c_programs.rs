@@ -198,6 +198,13 @@ fn memory_on_demand() {
 }
 
 #[test]
+fn device_memory() {
+    for datapath in ["auto", "udp", "packet"] {
+        passes_with("device_memory", &[("FERROCE_DATAPATH", datapath)]);
+    }
+}
+
+#[test]
 fn memory_windows() {
     passes("windows");
 }

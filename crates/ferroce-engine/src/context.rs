@@ -109,6 +109,7 @@ impl Context {
             max_cqe: device::MAX_CQE,
             max_mr: device::MAX_MR,
             max_mw: device::MAX_MW,
+            max_dm_size: device::MAX_DM_SIZE,
             max_pd: device::MAX_PD,
             max_ah: device::MAX_AH,
             max_srq: device::MAX_SRQ,

@@ -38,6 +38,8 @@ pub struct DeviceAttr {
     pub max_mr: u32,
     /// Memory windows of one process.
     pub max_mw: u32,
+    /// Octets of device memory of one process.
+    pub max_dm_size: u64,
     /// Protection domains of one process.
     pub max_pd: u32,
     /// Address handles of one process.
@@ -85,6 +87,8 @@ pub const MAX_MR: u32 = 131_072;
 /// [`DeviceAttr::max_mw`].
 pub const MAX_MW: u32 = 131_071;
 const _: () = assert!(MAX_MR == crate::memory::MAX_REGIONS && MAX_MW == crate::memory::MAX_WINDOWS);
+/// [`DeviceAttr::max_dm_size`]: some hundred times as much as cards have, and little beside a program's other memory.
+pub const MAX_DM_SIZE: u64 = 16 << 20;
 /// [`DeviceAttr::max_pd`].
 pub const MAX_PD: u32 = 65_536;
 /// [`DeviceAttr::max_ah`].

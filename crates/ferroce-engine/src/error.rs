@@ -105,6 +105,57 @@ pub enum AllocMwError {
     },
 }
 
+/// Device memory cannot be allocated.
+#[derive(Debug, Error)]
+pub enum AllocDmError {
+    /// No octets.
+    #[error("device memory has one octet at least")]
+    Empty,
+    /// The alignment is too large.
+    #[error("an alignment of 2^{log_align} octets is more than {max}")]
+    Alignment {
+        /// The given exponent.
+        log_align: u32,
+        /// The largest alignment, in octets.
+        max: u64,
+    },
+    /// The process would have more than the limit.
+    #[error("{asked} octets exceed what is free of the {max} octets of device memory")]
+    Limit {
+        /// The given length, in octets.
+        asked: u64,
+        /// The limit of the process, in octets.
+        max: u64,
+    },
+    /// The system has no memory.
+    #[error("no memory for device memory")]
+    Memory(#[source] io::Error),
+}
+
+/// Device memory cannot be accessed in this way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DmAccessError {
+    /// The offset or the length is no multiple of 4.
+    #[error("offset and length of a copy are multiples of 4")]
+    Misaligned,
+    /// The range is not inside.
+    #[error("{len} octets from {offset} on are not inside the {max} of the device memory")]
+    OutOfRange {
+        /// The given offset, in octets.
+        offset: u64,
+        /// The given length, in octets.
+        len: u64,
+        /// Octets of the device memory.
+        max: u64,
+    },
+    /// It was freed.
+    #[error("the device memory was freed")]
+    Freed,
+    /// The program unmapped or protected it.
+    #[error("the device memory is no longer mapped")]
+    NotMapped,
+}
+
 /// A protection domain cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AllocPdError {

@@ -14,7 +14,12 @@ impl Limit {
 
     /// Counts one more; `false` if the limit is reached.
     pub(crate) fn take(&self) -> bool {
-        let more = |count| (count < self.max).then_some(count + 1);
+        self.take_several(1)
+    }
+
+    /// Counts `several` more; `false`, and none is counted, if the limit does not allow all of them.
+    pub(crate) fn take_several(&self, several: u32) -> bool {
+        let more = |count: u32| count.checked_add(several).filter(|count| *count <= self.max);
         self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
@@ -23,6 +28,10 @@ impl Limit {
     }
 
     pub(crate) fn give_back(&self) {
-        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.give_back_several(1);
+    }
+
+    pub(crate) fn give_back_several(&self, several: u32) {
+        self.count.fetch_sub(several, Ordering::Relaxed);
     }
 }

@@ -10,6 +10,7 @@ use ferroce_wire::{Lkey, Rkey};
 use parking_lot::Mutex;
 
 use crate::Pd;
+use crate::device_memory::{DeviceMemory, UsedMemory};
 use crate::error::Busy;
 use crate::memory::{Access, Change, FileMapping, Key, RegMrError};
 use ferroce_host::fork;
@@ -21,8 +22,8 @@ pub struct Mr {
     /// Without memory, for work requests alone.
     null: bool,
     now: Mutex<Now>,
-    /// Of a file: what is mapped of it, until the registration has ended.
-    file: Mutex<Option<FileMapping>>,
+    /// Memory that is not the program's, until the registration has ended.
+    backing: Mutex<Option<Backing>>,
     deregistered: AtomicBool,
     /// The entry in the ledger's list of objects.
     entry: Entry,
@@ -57,6 +58,23 @@ impl Pd {
         Mr::of_file(self, file, offset, len, iova, access)
     }
 
+    /// Registers `len` octets of device memory from `offset` on, which work requests and peers address from 0 on; `access` needs
+    /// [`Access::ZERO_BASED`], as the man page says. The registration cannot be changed.
+    ///
+    /// # Errors
+    ///
+    /// [`RegMrError::NotZeroBased`] and [`RegMrError::DeviceMemory`] beside those of [`Self::reg_mr`].
+    #[doc(alias = "ibv_reg_dm_mr")]
+    pub fn reg_dm_mr(
+        self: &Arc<Self>,
+        memory: &Arc<DeviceMemory>,
+        offset: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<Arc<Mr>, RegMrError> {
+        Mr::of_device_memory(self, memory, offset, len, access)
+    }
+
     /// A region of no memory at every address, for work requests alone: what is read from it is zeros, what is written to
     /// it is lost.
     #[doc(alias = "ibv_alloc_null_mr")]
@@ -76,10 +94,18 @@ struct Now {
 enum Kind {
     /// The program's memory.
     Memory,
-    /// A file's.
-    File(FileMapping),
+    /// Memory that the region keeps.
+    Backed(Backing),
     /// None.
     Null,
+}
+
+/// Memory that a region keeps.
+enum Backing {
+    /// The mapping of a file.
+    File(#[expect(dead_code, reason = "kept to be dropped")] FileMapping),
+    /// Device memory.
+    Device(#[expect(dead_code, reason = "kept to be dropped")] UsedMemory),
 }
 
 /// The changes to a registration; `None` keeps the present value.
@@ -117,7 +143,23 @@ impl Mr {
         let mapping = FileMapping::new(file, offset, len, write).map_err(RegMrError::File)?;
         let memory = pd.context().engine().memory();
         let key = memory.register(pd.id(), mapping.addr(), len, iova, access)?;
-        Ok(Self::new(pd, key, mapping.addr(), len, Kind::File(mapping)))
+        Ok(Self::new(pd, key, mapping.addr(), len, Kind::Backed(Backing::File(mapping))))
+    }
+
+    fn of_device_memory(
+        pd: &Arc<Pd>,
+        memory: &Arc<DeviceMemory>,
+        offset: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<Arc<Self>, RegMrError> {
+        if !access.contains(Access::ZERO_BASED) {
+            return Err(RegMrError::NotZeroBased);
+        }
+        let used = UsedMemory::new(memory, offset, len).map_err(RegMrError::DeviceMemory)?;
+        let addr = memory.addr() + offset;
+        let key = pd.context().engine().memory().register(pd.id(), addr, len, 0, access)?;
+        Ok(Self::new(pd, key, addr, len, Kind::Backed(Backing::Device(used))))
     }
 
     pub(crate) fn null(pd: &Arc<Pd>) -> Result<Arc<Self>, RegMrError> {
@@ -131,9 +173,9 @@ impl Mr {
         let now = Mutex::new(Now { pd: Arc::clone(pd), addr, len });
         let deregistered = AtomicBool::new(false);
         let null = matches!(kind, Kind::Null);
-        let file = Mutex::new(if let Kind::File(mapping) = kind { Some(mapping) } else { None });
+        let backing = Mutex::new(if let Kind::Backed(backing) = kind { Some(backing) } else { None });
         let entry = pd.context().record(Table::Mr);
-        let mr = Arc::new(Self { key, null, now, file, deregistered, entry, epoch: fork::epoch() });
+        let mr = Arc::new(Self { key, null, now, backing, deregistered, entry, epoch: fork::epoch() });
         mr.show(&mr.now.lock());
         mr
     }
@@ -185,12 +227,14 @@ impl Mr {
     }
 
     /// Changes the registration; its keys stay. Accesses meanwhile see all of the old one or all of the new one. After an
-    /// error it is as it was. Refused while windows are bound to it, and for a region without memory; a file's memory stays
-    /// what it is.
+    /// error it is as it was. Refused while windows are bound to it, and for a region without memory or of device memory; a
+    /// file's memory stays what it is.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn rereg(&self, change: &MrChange) -> Result<(), RegMrError> {
-        if change.translation.is_some() && self.file.lock().is_some() {
-            return Err(RegMrError::NoRegion);
+        match &*self.backing.lock() {
+            Some(Backing::Device(_)) => return Err(RegMrError::NoRegion),
+            Some(Backing::File(_)) if change.translation.is_some() => return Err(RegMrError::NoRegion),
+            _ => {}
         }
         let mut now = self.now.lock();
         let context = Arc::clone(now.pd.context());
@@ -225,7 +269,7 @@ impl Mr {
             self.deregistered.store(false, Ordering::Release);
             return Err(Busy { users: windows as usize });
         }
-        self.file.lock().take();
+        self.backing.lock().take();
         self.entry.end();
         pd.remove_user();
         engine.objects_changed();
@@ -239,7 +283,7 @@ impl Mr {
         }
         let pd = self.pd();
         pd.context().engine().memory().end(self.key);
-        self.file.lock().take();
+        self.backing.lock().take();
         self.entry.end();
         pd.remove_user();
         pd.context().engine().objects_changed();

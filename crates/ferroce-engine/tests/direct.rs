@@ -107,6 +107,7 @@ fn other_process() {
     to_init(&end.qp);
     println!("ferroce {} {addr} {}", end.qp.qpn().value(), rkey.value());
     let mut window = None;
+    let mut device = None;
     for line in std::io::stdin().lines().map(Result::unwrap) {
         let (command, number) = line.split_once(' ').unwrap();
         let number: usize = number.parse().unwrap();
@@ -160,6 +161,27 @@ fn other_process() {
                 let rkey = made.rkey(bind.rkey.value());
                 window = Some((rkey, made, mr));
                 u64::from(rkey.value())
+            }
+            "device" => {
+                let dm = end.pd.context().alloc_dm(2 * 4096, 0).unwrap();
+                let access = ferroce_engine::Access::ZERO_BASED | all_access();
+                let mr = end.pd.reg_dm_mr(&dm, 4096, number, access).unwrap();
+                let rkey = mr.rkey().value();
+                device = Some((dm, mr));
+                u64::from(rkey)
+            }
+            "word" => {
+                let (dm, _) = device.as_ref().unwrap();
+                let mut octets = [0; 8];
+                dm.read(4096 + number as u64, &mut octets).unwrap();
+                u64::from_ne_bytes(octets)
+            }
+            "free" => {
+                let (dm, mr) = device.take().unwrap();
+                assert!(dm.free().is_err());
+                mr.dereg().unwrap();
+                dm.free().unwrap();
+                0
             }
             "invalidate" => {
                 let (rkey, ..) = window.as_ref().unwrap();
@@ -298,6 +320,40 @@ fn a_window_is_its_range_until_it_ends() {
     let rkey = Rkey::new(target.ask("bind 0") as u32);
     let behind = Remote { addr: target.remote.addr + 4096 + 1, rkey };
     assert_eq!(target.write_by(behind, 64), WcStatus::RemAccessErr);
+}
+
+/// Device memory of the target is a region like any other: for copies, for packets and for atomics.
+#[test]
+fn device_memory_is_reached_without_packets() {
+    if !alone("device_memory_is_reached_without_packets") {
+        return;
+    }
+    let mut target = Target::start(Service::Rc, &[]);
+    let rkey = Rkey::new(target.ask("device 64") as u32);
+    let region = Remote { addr: 0, rkey };
+    let direct = target.is_direct();
+    let before = target.direct_ops();
+    (0..16).for_each(|i| target.end.memory.set(i, 1 + i as u8));
+    assert_eq!(target.write_by(region, 16), WcStatus::Success);
+    let word = |from: u8| u64::from_ne_bytes(std::array::from_fn(|i| from + i as u8));
+    assert_eq!((target.ask("word 0"), target.ask("word 8")), (word(1), word(9)));
+    let second = Remote { addr: 8, rkey };
+    target.end.post(2, SendOp::Read { remote: second }, target.end.sge(100, 8));
+    target.end.expect(2, WcOpcode::RdmaRead);
+    (0..8).for_each(|i| assert_eq!(target.end.memory.get(100 + i), 9 + i as u8));
+    if direct {
+        assert_eq!(target.direct_ops() - before, 2);
+    }
+    target.end.post(3, SendOp::FetchAdd { remote: second, add: 1 }, target.end.sge(0, 8));
+    target.end.expect(3, WcOpcode::FetchAdd);
+    assert_eq!(target.ask("word 8"), word(9).wrapping_add(1));
+    target.ask("free 0");
+    assert_eq!(target.write_by(region, 8), WcStatus::RemAccessErr);
+    // The first octet behind the region, which is mapped.
+    let mut target = Target::start(Service::Rc, &[]);
+    let rkey = Rkey::new(target.ask("device 64") as u32);
+    target.is_direct();
+    assert_eq!(target.write_by(Remote { addr: 57, rkey }, 8), WcStatus::RemAccessErr);
 }
 
 #[test]

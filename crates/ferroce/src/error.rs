@@ -5,9 +5,10 @@ use std::io;
 use ferroce_engine::QpState;
 pub use ferroce_engine::RegMrError;
 pub use ferroce_engine::error::{
-    AllocMwError, AllocPdError, AnswerError, AttachError, CqError, CreateAhError, CreateChannelError,
-    CreateCqError, CreateQpError, CreateSrqError, DetachError, DeviceError, EventError, ModifyQpError,
-    ModifySrqError, OpenError, OpenXrcdError, PostRecvError, PostSendError, QueryError, ResizeCqError,
+    AllocDmError, AllocMwError, AllocPdError, AnswerError, AttachError, CqError, CreateAhError,
+    CreateChannelError, CreateCqError, CreateQpError, CreateSrqError, DetachError, DeviceError,
+    DmAccessError, EventError, ModifyQpError, ModifySrqError, OpenError, OpenXrcdError, PostRecvError,
+    PostSendError, QueryError, ResizeCqError,
 };
 use ferroce_wire::Gid;
 
@@ -38,6 +39,12 @@ pub enum Error {
     /// The memory cannot be registered.
     #[error(transparent)]
     Register(#[from] RegMrError),
+    /// Device memory cannot be allocated.
+    #[error(transparent)]
+    DeviceMemory(#[from] AllocDmError),
+    /// A copy to or from device memory is impossible.
+    #[error(transparent)]
+    DeviceMemoryAccess(#[from] DmAccessError),
     /// A memory window cannot be created.
     #[error(transparent)]
     MemoryWindow(#[from] AllocMwError),

@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use crate::cm::{Connected, DatagramListener, Listener, Pending, PendingPeer};
 use crate::{
-    AddressHandle, CompletionChannel, CompletionQueue, Context, MemoryWindow, ProtectionDomain, QueuePair,
-    SharedReceiveQueue, XrcDomain, XrcInitiator, XrcTarget,
+    AddressHandle, CompletionChannel, CompletionQueue, Context, DeviceMemory, MemoryWindow, ProtectionDomain,
+    QueuePair, SharedReceiveQueue, XrcDomain, XrcInitiator, XrcTarget,
 };
 
 impl Debug for Context {
@@ -19,6 +19,12 @@ impl Debug for ProtectionDomain {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         let device = self.shared.open.context.name();
         f.debug_struct("ProtectionDomain").field("device", &device).finish_non_exhaustive()
+    }
+}
+
+impl Debug for DeviceMemory {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.debug_struct("DeviceMemory").field("len", &self.len()).finish_non_exhaustive()
     }
 }
 

@@ -41,6 +41,7 @@ mod connection;
 mod cq;
 mod datagram;
 mod device;
+mod device_memory;
 pub mod error;
 mod event;
 mod handles;
@@ -63,6 +64,7 @@ pub use connection::{Address, Connection, SendOptions};
 pub use cq::{Completion, CompletionChannel, CompletionQueue};
 pub use datagram::{AddressHandle, HEADER};
 pub use device::{Context, devices};
+pub use device_memory::DeviceMemory;
 pub use error::{AddressError, Error, QpError};
 pub use event::{Event, EventSource};
 pub use ferroce_engine::{

@@ -20,7 +20,7 @@ use ferroce_engine::Sge;
 use ferroce_engine::memory::guard;
 use ferroce_wire::{Lkey, Rkey};
 
-use crate::{Access, Error, ProtectionDomain, RemoteMemory};
+use crate::{Access, DeviceMemory, Error, ProtectionDomain, RemoteMemory};
 
 /// Alignment that atomics need (IBTA 9.4.5); memory that a region owns has it.
 const ALIGNMENT: usize = align_of::<u64>();
@@ -31,6 +31,8 @@ const ALIGNMENT: usize = align_of::<u64>();
 #[doc(alias = "ibv_mr")]
 pub struct MemoryRegion<'a> {
     mr: Arc<engine::Mr>,
+    /// The address of the first octet in work requests.
+    base: u64,
     memory: Memory,
     /// The registration uses the domain.
     _domain: ProtectionDomain,
@@ -59,6 +61,8 @@ enum Owner {
     Octets { capacity: usize },
     /// A `Vec<u64>` of this capacity.
     Words { capacity: usize },
+    /// The device, as long as this exists.
+    Device(#[expect(dead_code, reason = "kept to be dropped")] Arc<engine::DeviceMemory>),
 }
 
 impl Memory {
@@ -115,7 +119,7 @@ impl Memory {
                 // SAFETY: made from a vector of this length and capacity; the destructor does not run.
                 unsafe { Vec::from_raw_parts(this.start.as_ptr(), this.len, capacity) }
             }
-            Owner::Words { .. } | Owner::Caller => {
+            Owner::Words { .. } | Owner::Caller | Owner::Device(_) => {
                 let mut octets = vec![0; self.len];
                 self.read(0, &mut octets);
                 octets
@@ -127,7 +131,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         match self.owner {
-            Owner::Caller => {}
+            Owner::Caller | Owner::Device(_) => {}
             Owner::Octets { capacity } => {
                 // SAFETY: made from a vector of this capacity, and no pointer to it is used any more.
                 drop(unsafe { Vec::from_raw_parts(self.start.as_ptr(), 0, capacity) });
@@ -141,7 +145,7 @@ impl Drop for Memory {
 }
 
 fn start_of(pointer: *mut u8) -> NonNull<u8> {
-    NonNull::new(pointer).expect("a vector's pointer is not null")
+    NonNull::new(pointer).expect("memory does not begin at NULL")
 }
 
 /// A part of registered memory in a work request. It keeps no memory alive: if its region is dropped before the work
@@ -181,7 +185,7 @@ impl<'a> MemoryRegion<'a> {
     fn new(domain: &ProtectionDomain, memory: Memory, access: Access) -> Result<Self, Error> {
         let addr = memory.addr();
         let mr = domain.shared.pd.reg_mr(addr, memory.len, addr, access.engine())?;
-        Ok(Self { mr, memory, _domain: domain.clone(), _borrowed: PhantomData })
+        Ok(Self { mr, base: addr, memory, _domain: domain.clone(), _borrowed: PhantomData })
     }
 
     /// The length in octets.
@@ -202,7 +206,7 @@ impl<'a> MemoryRegion<'a> {
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Slice {
         let (start, end) = self.bounds(range);
         let length = u32::try_from(end - start).expect("a slice has less than 4 GiB");
-        Slice { addr: self.mr.addr() + start as u64, length, lkey: self.mr.lkey() }
+        Slice { addr: self.base + start as u64, length, lkey: self.mr.lkey() }
     }
 
     /// Returns the memory from octet `offset` on, for the peer's READ, WRITE and atomics. Atomics need an address that
@@ -213,7 +217,7 @@ impl<'a> MemoryRegion<'a> {
     /// If `offset` is beyond the region.
     pub fn remote(&self, offset: usize) -> RemoteMemory {
         assert!(offset <= self.len(), "offset {offset} is beyond the region's {} octets", self.len());
-        RemoteMemory { addr: self.mr.addr() + offset as u64, rkey: self.mr.rkey() }
+        RemoteMemory { addr: self.base + offset as u64, rkey: self.mr.rkey() }
     }
 
     /// The key for the peer.
@@ -245,6 +249,11 @@ impl<'a> MemoryRegion<'a> {
         let mut out = vec![0; self.len()];
         self.read(0, &mut out);
         out
+    }
+
+    /// The address of the first octet in work requests.
+    pub(crate) fn base(&self) -> u64 {
+        self.base
     }
 
     pub(crate) fn engine(&self) -> &engine::Mr {
@@ -312,6 +321,27 @@ impl ProtectionDomain {
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate(&self, len: usize, access: Access) -> Result<MemoryRegion<'static>, Error> {
         MemoryRegion::new(self, Memory::zeroed(len), access)
+    }
+
+    /// Registers `len` octets of device memory from `offset` on. The region and its peers address them from 0 on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Register`] if the octets are not inside the device memory.
+    #[doc(alias = "ibv_reg_dm_mr")]
+    pub fn register_device_memory(
+        &self,
+        memory: &DeviceMemory,
+        offset: usize,
+        len: usize,
+        access: Access,
+    ) -> Result<MemoryRegion<'static>, Error> {
+        let device = Arc::clone(&memory.memory);
+        let access = access.engine() | engine::Access::ZERO_BASED;
+        let mr = self.shared.pd.reg_dm_mr(&device, offset as u64, len, access)?;
+        let start = start_of(std::ptr::with_exposed_provenance_mut(mr.addr() as usize));
+        let memory = Memory { start, len, owner: Owner::Device(device) };
+        Ok(MemoryRegion { mr, base: 0, memory, _domain: self.clone(), _borrowed: PhantomData })
     }
 
     /// Registers borrowed memory while `work` runs. After the return the device does not access it. The memory is not

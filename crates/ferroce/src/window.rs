@@ -44,7 +44,7 @@ impl MemoryWindow {
     ) -> Bind {
         let (start, end) = region.bounds(range);
         self.binds = self.binds.wrapping_add(1);
-        self.addr = region.engine().addr() + start as u64;
+        self.addr = region.base() + start as u64;
         Bind {
             window: self.mw.name(),
             rkey: self.remote().rkey,

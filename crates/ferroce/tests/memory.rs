@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::thread;
 
 use common::{in_namespace, pair};
-use ferroce::{Access, Context, ProtectionDomain, Status, WorkRequest};
+use ferroce::{Access, Context, Error, ProtectionDomain, Status, WorkRequest};
 
 /// An allocator without more alignment than the type needs: small vectors of octets begin at odd addresses.
 struct Odd;
@@ -152,6 +152,52 @@ fn ranges_outside_the_region_panic() {
         }
     }
     panics(&|| _ = region.remote(65));
+}
+
+/// Device memory is addressed from 0 on, by both ends, and outlives its handle while it is registered.
+#[test]
+fn memory_of_the_device() {
+    if !in_namespace("memory_of_the_device") {
+        return;
+    }
+    let (device, domain) = domain();
+    let done = device.completion_queue(16, None).unwrap();
+    let (a, _b) = pair(&domain, [&done, &done]);
+    let max = device.attributes().max_dm_size as usize;
+    for len in [0, max + 1] {
+        assert!(matches!(device.device_memory(len), Err(Error::DeviceMemory(_))));
+    }
+    let memory = device.device_memory(max).unwrap();
+    assert!(matches!(device.device_memory(4), Err(Error::DeviceMemory(_))));
+    memory.write(4096, b"device memory...").unwrap();
+    for (offset, len) in [(1, 4), (0, 3), (max, 4), (usize::MAX - 3, 4)] {
+        let read = memory.read(offset, &mut vec![0; len]);
+        assert!(matches!(read, Err(Error::DeviceMemoryAccess(_))), "{offset} {len}");
+        let write = memory.write(offset, &vec![0; len]);
+        assert!(matches!(write, Err(Error::DeviceMemoryAccess(_))), "{offset} {len}");
+    }
+    for (offset, len) in [(0, max + 1), (max + 1, 0), (usize::MAX, 2)] {
+        let registered = domain.register_device_memory(&memory, offset, len, ATOMIC);
+        assert!(matches!(registered, Err(Error::Register(_))), "{offset} {len}");
+    }
+    let access = ATOMIC | Access::REMOTE_WRITE;
+    let region = domain.register_device_memory(&memory, 4096, 64, access).unwrap();
+    drop(memory);
+    assert!(matches!(device.device_memory(4), Err(Error::DeviceMemory(_))), "the region keeps it");
+    assert_eq!((region.len(), region.remote(8).addr), (64, 8));
+    let local = domain.allocate(16, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+    a.post_send([&WorkRequest::write(1, &[region.slice(..16)], local.remote(0))]).unwrap();
+    assert_eq!(done.wait().unwrap().status, Status::Success);
+    assert_eq!(local.to_vec(), b"device memory...");
+    a.post_send([&WorkRequest::write(2, &[region.slice(..8)], region.remote(32))]).unwrap();
+    assert_eq!(done.wait().unwrap().status, Status::Success);
+    a.post_send([&WorkRequest::fetch_add(3, local.slice(..8), region.remote(40), 7)]).unwrap();
+    assert_eq!(done.wait().unwrap().status, Status::Success);
+    let octets = region.to_vec();
+    assert_eq!((&octets[..8], &octets[32..40]), (&b"device m"[..], &b"device m"[..]));
+    assert_eq!(octets[40..48], 7_u64.to_ne_bytes());
+    assert_eq!(region.into_memory(), octets);
+    drop(device.device_memory(max).unwrap());
 }
 
 #[test]

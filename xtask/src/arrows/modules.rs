@@ -18,13 +18,13 @@ const ORDER: &[(&str, &str)] = &[
     (
         "ferroce-capi",
         "errno log refused strings rates fork start attr call handle wait entry device origin sysfs context pd \
-         domain channel cursor cq cq_ex xrcd srq mr mw ah batch qp post qp_ex create_qp flow mcast query \
+         domain channel cursor cq cq_ex xrcd srq dm mr mw ah batch qp post qp_ex create_qp flow mcast query \
          events ops open import rdmacm rsocket umad",
     ),
     (
         "ferroce-engine",
         "error limit clock sync handover attr signal sleepers moderation counters publisher memory direct qpn device \
-         wall_clock broker rings pipes frames tx tx_path transmit lane mcast sleep engine notify async_queue context pd \
+         wall_clock broker rings pipes frames tx tx_path transmit lane mcast sleep engine notify async_queue context device_memory pd \
          mr mw ah \
          channel cq srq xrc qp async_event sysfs cm",
     ),

@@ -47,7 +47,7 @@ exports! {
     default "ibv_destroy_srq" "IBVERBS_1.1" = srq::ibv_destroy_srq;
     compat "ibv_detach_mcast" "IBVERBS_1.0" = refused::errno_nosys, "takes the structures of 2005";
     default "ibv_detach_mcast" "IBVERBS_1.1" = mcast::ibv_detach_mcast;
-    default "ibv_dm_export_dmabuf_fd" "IBVERBS_1.16" = refused::minus_one_not_supported, "no device memory";
+    default "ibv_dm_export_dmabuf_fd" "IBVERBS_1.16" = refused::minus_one_not_supported, "device memory is no DMA-BUF";
     default "ibv_dofork_range" "IBVERBS_1.1" = fork::ibv_dofork_range;
     default "ibv_dontfork_range" "IBVERBS_1.1" = fork::ibv_dontfork_range;
     default "ibv_event_type_str" "IBVERBS_1.1" = strings::ibv_event_type_str;
@@ -70,7 +70,7 @@ exports! {
     default "ibv_get_pkey_index" "IBVERBS_1.5" = query::ibv_get_pkey_index;
     default "ibv_get_sysfs_path" "IBVERBS_1.0" = sysfs::ibv_get_sysfs_path;
     default "ibv_import_device" "IBVERBS_1.10" = import::ibv_import_device;
-    default "ibv_import_dm" "IBVERBS_1.13" = refused::null_not_supported, "no device memory";
+    default "ibv_import_dm" "IBVERBS_1.13" = import::ibv_import_dm;
     default "ibv_import_mr" "IBVERBS_1.10" = import::ibv_import_mr;
     default "ibv_import_pd" "IBVERBS_1.10" = import::ibv_import_pd;
     default "ibv_inc_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
@@ -122,7 +122,7 @@ exports! {
     default "ibv_set_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
     default "ibv_set_ece" "IBVERBS_1.10" = refused::errno_not_supported, "no enhanced connection establishment";
     default "ibv_set_err_comp_cntr" "IBVERBS_1.18" = refused::errno_not_supported, "no completion counters";
-    default "ibv_unimport_dm" "IBVERBS_1.13" = refused::nothing, "no device memory";
+    default "ibv_unimport_dm" "IBVERBS_1.13" = import::ibv_unimport_dm;
     default "ibv_unimport_mr" "IBVERBS_1.10" = import::ibv_unimport_mr;
     default "ibv_unimport_pd" "IBVERBS_1.10" = import::ibv_unimport_pd;
     default "ibv_wc_status_str" "IBVERBS_1.1" = strings::ibv_wc_status_str;

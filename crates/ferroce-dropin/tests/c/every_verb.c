@@ -452,21 +452,40 @@ static void shared_receive_queues(void)
 	CODE(EINVAL, ibv_query_srq(srq, NULL));
 }
 
+static void device_memory(void)
+{
+	struct ibv_alloc_dm_attr attr = { .length = 64 };
+	struct ibv_dm *dm = ibv_alloc_dm(context, &attr);
+	unsigned int access = IBV_ACCESS_ZERO_BASED | IBV_ACCESS_LOCAL_WRITE;
+
+	NEED(dm);
+	for (int bit = 0; bit < 32; bit++) {
+		attr.comp_mask = 1u << bit;
+		NOTHING(EOPNOTSUPP, ibv_alloc_dm(context, &attr));
+	}
+	NOTHING(EINVAL, ibv_alloc_dm(context, NULL));
+	NOTHING(EINVAL, slots()->reg_dm_mr(pd, NULL, 0, 64, access));
+	NOTHING(EINVAL, slots()->reg_dm_mr(NULL, dm, 0, 64, access));
+	NOTHING(EINVAL, ibv_reg_dm_mr(pd, dm, 0, 64, access & ~IBV_ACCESS_ZERO_BASED));
+	NOTHING(EINVAL, ibv_reg_dm_mr(pd, dm, 0, 64, access | 1u << 31));
+	CODE(EINVAL, dm->memcpy_to_dm(NULL, 0, a.memory, 4));
+	CODE(EINVAL, dm->memcpy_from_dm(a.memory, NULL, 0, 4));
+	CODE(EINVAL, slots()->free_dm(NULL));
+	CODE(0, ibv_free_dm(dm));
+	CODE(EINVAL, ibv_free_dm(dm));
+}
+
 static void unsupported_features_are_refused(void)
 {
-	struct ibv_alloc_dm_attr dm = { .length = 64 };
 	struct ibv_counters_init_attr counters = {};
 	struct ibv_wq_init_attr wq = { .wq_type = IBV_WQT_RQ, .max_wr = 1, .max_sge = 1, .pd = pd, .cq = a.cq };
 	struct ibv_rwq_ind_table_init_attr table = {};
 	struct ibv_flow_action_esp_attr esp = {};
 
-	NOTHING(EOPNOTSUPP, ibv_alloc_dm(context, &dm));
 	NOTHING(EOPNOTSUPP, ibv_create_counters(context, &counters));
 	NOTHING(EOPNOTSUPP, ibv_create_wq(context, &wq));
 	NOTHING(EOPNOTSUPP, ibv_create_rwq_ind_table(context, &table));
 	NOTHING(EOPNOTSUPP, ibv_create_flow_action_esp(context, &esp));
-	NOTHING(EOPNOTSUPP, slots()->reg_dm_mr(pd, NULL, 0, 64, 0));
-	CODE(EOPNOTSUPP, slots()->free_dm(NULL));
 	CODE(EOPNOTSUPP, slots()->modify_wq(NULL, NULL));
 	CODE(EOPNOTSUPP, slots()->destroy_wq(NULL));
 	CODE(EOPNOTSUPP, slots()->destroy_rwq_ind_table(NULL));
@@ -542,6 +561,7 @@ int main(void)
 	work_requests();
 	batches();
 	shared_receive_queues();
+	device_memory();
 	unsupported_features_are_refused();
 	limits();
 	still_alive();

@@ -145,7 +145,7 @@ static void query_device_ex_writes_what_it_may(void)
 	CHECK(ibv_query_device(context, &plain) == 0);
 	/* The last member is followed by padding. */
 	CHECK(!memcmp(&plain, &attr.orig_attr, offsetof(struct ibv_device_attr, phys_port_cnt) + 1));
-	CHECK(attr.comp_mask == 0 && attr.max_dm_size == 0);
+	CHECK(attr.comp_mask == 0 && attr.max_dm_size == 16 << 20);
 	CHECK(attr.phys_port_cnt_ex == 1 && (uint32_t)attr.device_cap_flags_ex == plain.device_cap_flags);
 	CHECK(ibv_query_device_ex(context, &input, &attr) == 0);
 	input.comp_mask = 1;
@@ -311,13 +311,11 @@ static void unimplemented_calls_fail(void)
 		.attr = { .max_wr = 1, .max_sge = 1 }, .pd = pd, .srq_type = IBV_SRQT_TM,
 		.comp_mask = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_TM,
 	};
-	struct ibv_alloc_dm_attr dm = { .length = 64 };
 	struct ibv_counters_init_attr counters = {};
 	struct ibv_wq_init_attr wq = {};
 
 	NEED(pd);
 	CHECK_NULL(ibv_create_srq_ex(context, &tags), EOPNOTSUPP);
-	CHECK_NULL(ibv_alloc_dm(context, &dm), EOPNOTSUPP);
 	CHECK_NULL(ibv_create_counters(context, &counters), EOPNOTSUPP);
 	CHECK_NULL(ibv_create_wq(context, &wq), EOPNOTSUPP);
 	CHECK_NULL(ibv_import_device(0), EOPNOTSUPP);

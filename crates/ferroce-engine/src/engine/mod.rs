@@ -81,6 +81,8 @@ pub(crate) struct Engine {
     groups: Groups,
     connection_events: OnceLock<Box<dyn ConnectionEvents>>,
     pds: Limit,
+    /// Octets of device memory.
+    device_memory: Limit,
     cqs: Limit,
     ahs: Limit,
     next_pd: AtomicU32,
@@ -149,6 +151,7 @@ impl Engine {
             groups: Groups::default(),
             connection_events: OnceLock::new(),
             pds: Limit::new(device::MAX_PD),
+            device_memory: Limit::new(device::MAX_DM_SIZE as u32),
             cqs: Limit::new(device::MAX_CQ),
             ahs: Limit::new(device::MAX_AH),
             next_pd: AtomicU32::new(1),
@@ -382,6 +385,11 @@ impl Engine {
 
     pub(crate) fn pds(&self) -> &Limit {
         &self.pds
+    }
+
+    /// The octets of device memory of the process.
+    pub(crate) fn device_memory(&self) -> &Limit {
+        &self.device_memory
     }
 
     pub(crate) fn cqs(&self) -> &Limit {

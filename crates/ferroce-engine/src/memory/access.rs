@@ -3,6 +3,7 @@
 use std::io;
 
 use super::key::MAX_REGIONS;
+use crate::error::DmAccessError;
 
 bitflags::bitflags! {
     /// Access rights to a region: the bits of `ibv_access_flags`.
@@ -68,6 +69,12 @@ pub enum RegMrError {
     /// Peers may flush it to persistence, but it is not all persistent memory (a DAX file mapped with `MAP_SYNC`).
     #[error("FLUSH_PERSISTENT needs persistent memory")]
     NotPersistent,
+    /// A region of device memory is addressed from 0 on, and the flags must say so.
+    #[error("a region of device memory needs ZERO_BASED")]
+    NotZeroBased,
+    /// There is no such device memory.
+    #[error(transparent)]
+    DeviceMemory(DmAccessError),
     /// `addr + len` or `iova + len` exceeds 2^64.
     #[error("the range wraps around the address space")]
     Wraps,

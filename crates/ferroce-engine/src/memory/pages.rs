@@ -1,0 +1,114 @@
+//! Zeroed pages of the process, for device memory.
+
+use std::io;
+
+use super::guard::{self, Fault};
+
+/// The unit in which pages are allocated, in octets: the page of every architecture that ferroce runs on, or a part of it.
+pub(crate) const PAGE: usize = 4096;
+
+/// Zeroed memory at an address of the kernel's choice. A forked child sees the same memory, as it does with a card's. Dropping it
+/// unmaps it, so whatever is registered of it is deregistered before.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    start: *mut libc::c_void,
+    len: usize,
+}
+
+// SAFETY: an address; the mapping is of the process, not of a thread, and is only unmapped once, by `drop`.
+unsafe impl Send for Pages {}
+// SAFETY: as above; the guard's copies, which several threads may run at a time, are all that reaches the memory.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Maps `len` octets, a multiple of [`PAGE`], at a multiple of `align`, which is a power of two.
+    ///
+    /// # Errors
+    ///
+    /// The error of the system if it has no such memory.
+    pub(crate) fn new(len: usize, align: usize) -> io::Result<Self> {
+        // Without a boundary above the page there is nothing to cut off.
+        let spare = if align > PAGE { align } else { 0 };
+        let whole = len.checked_add(spare).ok_or(io::ErrorKind::OutOfMemory)?;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), whole, access, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let lead = if spare > 0 { start.addr().wrapping_neg() % align } else { 0 };
+        let pages = Self { start: start.wrapping_byte_add(lead), len };
+        unmap(start, lead);
+        unmap(pages.start.wrapping_byte_add(len), spare - lead);
+        Ok(pages)
+    }
+
+    /// The first octet.
+    pub(crate) fn addr(&self) -> u64 {
+        self.start.expose_provenance() as u64
+    }
+
+    /// Copies `out.len()` octets from `offset` on, which lie inside.
+    pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Fault> {
+        guard::read(self.part(offset, out.len()), out)
+    }
+
+    /// Copies `octets` to `offset` and behind, all inside.
+    pub(crate) fn write(&self, offset: usize, octets: &[u8]) -> Result<(), Fault> {
+        let to = self.part(offset, octets.len());
+        // SAFETY: inside the mapping, to which no reference exists.
+        unsafe { guard::write(to, octets) }
+    }
+
+    fn part(&self, offset: usize, len: usize) -> u64 {
+        assert!(len <= self.len && offset <= self.len - len, "a part of device memory beyond its end");
+        self.addr() + offset as u64
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        unmap(self.start, self.len);
+    }
+}
+
+/// Unmaps a part of a mapping of this module that nothing uses any more.
+fn unmap(start: *mut libc::c_void, len: usize) {
+    if len > 0 {
+        // SAFETY: a part of a mapping that `Pages::new` made, whose memory no reference reaches.
+        unsafe { libc::munmap(start, len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_zeroed_aligned_and_hold_what_is_written() {
+        for log in [0, 3, 12, 13, 16, 21, 24] {
+            let pages = Pages::new(3 * PAGE, 1 << log).expect("memory");
+            assert_eq!(pages.addr() % (1 << log), 0, "{log}");
+            let mut octets = [1; 8];
+            pages.read(3 * PAGE - 8, &mut octets).expect("mapped to the end");
+            assert_eq!(octets, [0; 8]);
+            pages.write(0, &[7; 8]).expect("mapped from the start");
+            pages.read(0, &mut octets).expect("mapped");
+            assert_eq!(octets, [7; 8]);
+        }
+    }
+
+    #[test]
+    fn too_much_memory_is_an_error() {
+        assert!(Pages::new(usize::MAX & !(PAGE - 1), 1 << 20).is_err());
+        assert!(Pages::new(1 << 62, 1).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "beyond its end")]
+    fn nothing_is_read_beyond_the_end() {
+        let pages = Pages::new(PAGE, 1).expect("memory");
+        let _ = pages.read(PAGE - 4, &mut [0; 8]);
+    }
+}
