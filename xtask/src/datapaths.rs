@@ -48,12 +48,6 @@ pub fn named(name: &str) -> Result<&'static Datapath> {
     }
 }
 
-/// Why no packet to a group arrives on `lo`, if that is so on the datapath of this process.
-pub fn without_groups() -> Option<&'static str> {
-    let frames = std::env::var_os("FERROCE_DATAPATH").is_some_and(|datapath| datapath == "packet");
-    frames.then_some("FERROCE_DATAPATH=packet brings nothing to groups on lo (docs/book/src/limits.md)")
-}
-
 impl Datapath {
     /// Makes the programs of `command` take this way.
     pub fn choose(&self, command: &mut Command) {

@@ -164,7 +164,9 @@ fn rsockets_and_bad_peers() {
 
 #[test]
 fn multicast_groups() {
-    passes("multicast");
+    for datapath in ["auto", "packet"] {
+        passes_with("multicast", &[("FERROCE_DATAPATH", datapath)]);
+    }
 }
 
 #[test]

@@ -15,7 +15,6 @@ use super::Bed;
 use super::nobody::Nobody;
 use super::pyverbs::{NOBODY, has_nobody};
 use crate::cc;
-use crate::datapaths;
 use crate::dialogues::{Amount, Dialogue, Wanted, dialogues, perftests, rsockets, transports};
 use crate::exchange::{Meeting, until_heard};
 use crate::job::Job;
@@ -321,10 +320,7 @@ impl Stage<'_> {
                 checks.skip(&name, netns::UNROUTED);
                 continue;
             }
-            match datapaths::without_groups() {
-                Some(reason) => checks.skip(&name, reason),
-                None => checks.check(&name, self.mckey(&name, host, group)),
-            }
+            checks.check(&name, self.mckey(&name, host, group));
         }
         Ok(())
     }

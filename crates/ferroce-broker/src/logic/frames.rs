@@ -59,6 +59,7 @@ impl<S: System> Broker<S> {
             mac: n.mac,
             mtu: n.mtu,
             vlan: n.lower.zip(n.vlan.as_ref().map(|vlan| vlan.id)),
+            loopback: n.loopback,
         });
         let program = |(client, known): (&ClientId, &Client)| {
             let slots = self.slots.of(*client);

@@ -10,6 +10,7 @@
 //! out.
 
 mod drops;
+mod group_sockets;
 mod lookup;
 mod neighbours;
 mod rules;
@@ -62,6 +63,8 @@ pub struct PortView {
     pub mtu: u32,
     /// A VLAN: the interface below, and its number.
     pub vlan: Option<(u32, u16)>,
+    /// It is a loopback interface.
+    pub loopback: bool,
 }
 
 /// A program.

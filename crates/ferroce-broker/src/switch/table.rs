@@ -13,6 +13,7 @@ use ferroce_wire::{ETHERTYPE_ROCE, Gid, LinkLayer, Qpn, RoceVersion};
 use tracing::{debug, warn};
 
 use super::drops::Drops;
+use super::group_sockets::GroupSockets;
 use super::neighbours::{Found, Neighbours, Released};
 use super::rules::{self, Reason, Way};
 use super::{BURST, PortView, ProgramView, ToGsi, View};
@@ -53,6 +54,8 @@ pub(super) struct Port {
     v2: Vec<Arc<Guarded<EtherSocket>>>,
     /// Where frames leave: of a VLAN the interface below.
     pub(super) tx: Option<Arc<Guarded<EtherSocket>>>,
+    /// Where packets of RoCE v2 to groups leave instead on a loopback interface.
+    groups: GroupSockets,
 }
 
 #[derive(Debug)]
@@ -333,7 +336,10 @@ impl Table {
     fn transmit(&mut self, now: Instant, out: &Outgoing<'_>) -> Result<(), Reason> {
         let Self { ports, neighbours, .. } = self;
         let LinkLayer { version, sl, ifindex } = out.link;
-        let port = ports.get(&ifindex).ok_or(Reason::Port)?;
+        let port = ports.get_mut(&ifindex).ok_or(Reason::Port)?;
+        if out.to.is_multicast() && version == RoceVersion::V2 && port.view.loopback {
+            return port.groups.send(ifindex, out.packet);
+        }
         let (Some(tx), Some(source)) = (&port.tx, port.view.mac) else { return Err(Reason::Port) };
         let made = rules::mac_of_gid(Gid::from_ip(out.to), Gid::from_ip(out.from));
         let found = match made.filter(|_| version == RoceVersion::V1) {
@@ -389,7 +395,7 @@ impl Program {
 
 impl Port {
     fn new(view: PortView) -> Self {
-        Self { view, v1: None, v2: Vec::new(), tx: None }
+        Self { view, v1: None, v2: Vec::new(), tx: None, groups: GroupSockets::default() }
     }
 
     /// Opens what is needed.
