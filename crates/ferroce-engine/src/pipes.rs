@@ -15,7 +15,7 @@ use arc_swap::{ArcSwap, Cache};
 use ferroce_datapath::udp::{LossReason, Sent};
 use ferroce_host::fork::Guarded;
 use ferroce_ipc::doorbell;
-use ferroce_ipc::pipe::{Batch, MAX_BATCH, Pipe, Receiver, SendError, Sender, Side, Way};
+use ferroce_ipc::pipe::{Batch, Corrupt, MAX_BATCH, Pipe, Receiver, SendError, Sender, Side, Way};
 use ferroce_wire::{BatchLimits, Instant, TxBatch};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -76,10 +76,11 @@ impl Pipes {
     }
 
     /// The pipe to the program that holds `slot`, which is opened now if there is none. `own`: the slots of this program.
-    /// `None` where that program takes none, or does not answer.
+    /// `None` where that program takes none, does not answer, or shares only pipes that make no sense: it would do the same to a new
+    /// one, and the sockets are left.
     pub(crate) fn to(&self, slot: u8, own: &[u8], broker: &BrokerClient) -> Option<Arc<PeerPipe>> {
         if let Some(known) = self.find(slot) {
-            return known.wait_for_peer().then_some(known);
+            return (known.is_sound() && known.wait_for_peer()).then_some(known);
         }
         let added = if own.contains(&slot) {
             self.add_loop(own)
@@ -127,9 +128,11 @@ impl Pipes {
         first
     }
 
+    /// A pipe to the program that holds `slot`; one that makes no sense only if there is no other.
     fn find(&self, slot: u8) -> Option<Arc<PeerPipe>> {
         let list = self.list.load();
-        list.iter().find(|pipe| pipe.slots.contains(&slot) && !pipe.is_dead()).cloned()
+        let of_slot = || list.iter().filter(|pipe| pipe.slots.contains(&slot) && !pipe.is_dead());
+        of_slot().find(|pipe| pipe.is_sound()).or_else(|| of_slot().next()).cloned()
     }
 
     /// For [`Self::receive`].
@@ -181,6 +184,8 @@ pub(crate) struct PeerPipe {
     position: AtomicU64,
     /// A batch of any length may not fit.
     tight: AtomicBool,
+    /// This side found that its memory makes no sense. The other side may overwrite the word in the memory that says so.
+    given_up: AtomicBool,
     /// Wakes the other program.
     bell: Guarded<OwnedFd>,
     /// The other program; `None` for this process itself.
@@ -224,8 +229,8 @@ impl PeerPipe {
         let (pipe, sender, receiver) = Pipe::join(memory, side)?;
         let tx = Mutex::new(Tx { sender, full: None, broken: false });
         let (position, rx) = (AtomicU64::new(receiver.position()), Mutex::new(Some(receiver)));
-        let (tight, bell) = (AtomicBool::new(false), Guarded::new(bell));
-        Ok(Self { slots, pipe, tx, rx, position, tight, bell, peer: None })
+        let (tight, given_up) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { slots, pipe, tx, rx, position, tight, given_up, bell: Guarded::new(bell), peer: None })
     }
 
     /// The limits of a batch.
@@ -236,6 +241,18 @@ impl PeerPipe {
     /// Whether the other program has ended.
     fn is_dead(&self) -> bool {
         self.peer.as_ref().is_some_and(Peer::has_ended)
+    }
+
+    /// Whether neither program found that its memory makes no sense.
+    fn is_sound(&self) -> bool {
+        !self.given_up.load(Ordering::Relaxed) && !self.pipe.is_given_up()
+    }
+
+    /// Its memory makes no sense: queue pairs that have it lose their packets, and no new one gets it, here or at the other side.
+    fn give_up(&self, error: Corrupt) {
+        tracing::error!(slots = ?self.slots, %error, "a pipe cannot be used");
+        self.given_up.store(true, Ordering::Relaxed);
+        self.pipe.set_given_up();
     }
 
     /// The memory of the other program, if it can be copied to and from.
@@ -289,8 +306,9 @@ impl PeerPipe {
                     }
                 }
             }
-            Err(_) => {
+            Err(error) => {
                 *broken = true;
+                self.give_up(error);
                 true
             }
         }
@@ -332,8 +350,8 @@ impl PeerPipe {
                 Err(SendError::Full) => break,
                 Err(SendError::Length(_)) => return lost(LossReason::TooLong),
                 Err(SendError::Corrupt(error)) => {
-                    tracing::error!(slots = ?self.slots, %error, "a pipe cannot be used");
                     tx.broken = true;
+                    self.give_up(error);
                     return lost(LossReason::Unreachable);
                 }
             }
@@ -368,8 +386,8 @@ impl PeerPipe {
                 batch
             }
             Err(error) => {
-                tracing::error!(slots = ?self.slots, %error, "a pipe cannot be used");
                 *rx = None;
+                self.give_up(error);
                 None
             }
         }
@@ -381,5 +399,92 @@ impl PeerPipe {
 
     fn count_sleep(&self) {
         self.rx.lock().as_ref().inspect(|rx| rx.count_sleep());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    const SLOT: u8 = 7;
+
+    fn buffer() -> Box<[u8; MAX_BATCH]> {
+        vec![0; MAX_BATCH].into_boxed_slice().try_into().unwrap()
+    }
+
+    /// Two processes' pipes, with one between them, and its memory.
+    fn connected() -> ([(Pipes, Arc<PeerPipe>); 2], OwnedFd) {
+        let ends = [Pipes::new(None).unwrap(), Pipes::new(None).unwrap()];
+        let memory = Pipe::create().unwrap();
+        let bells = [ends[1].bell().unwrap(), ends[0].bell().unwrap()];
+        let mut sides = [Side::First, Side::Second].into_iter().zip(bells);
+        let joined = ends.map(|end| {
+            let (side, bell) = sides.next().unwrap();
+            let pipe = PeerPipe::join(&memory, side, vec![SLOT], bell).unwrap();
+            pipe.pipe.set_joined();
+            let pipe = end.insert([pipe]);
+            (end, pipe)
+        });
+        (joined, memory)
+    }
+
+    fn is_given(pipes: &Pipes) -> bool {
+        pipes.find(SLOT).is_some_and(|pipe| pipe.is_sound())
+    }
+
+    fn scribble(memory: &OwnedFd) {
+        let len = rustix::fs::fstat(memory).unwrap().st_size as usize;
+        assert_eq!(rustix::io::pwrite(memory, &vec![1; len], 0).unwrap(), len);
+    }
+
+    #[test]
+    fn a_pipe_that_a_receiver_gave_up_is_given_to_no_queue_pair_of_either_side() {
+        let ([(here, _), (there, _)], memory) = connected();
+        assert!(is_given(&here) && is_given(&there));
+        scribble(&memory);
+        assert!(is_given(&here), "nobody looked yet");
+        assert!(here.receive(&mut here.seen(), &mut buffer()).is_none());
+        assert!(!is_given(&here) && !is_given(&there));
+        // Whatever the other side writes there later.
+        scribble(&memory);
+        assert!(!is_given(&here));
+    }
+
+    #[test]
+    fn a_pipe_that_a_sender_gave_up_is_given_to_no_queue_pair() {
+        let ([(here, pipe), _], memory) = connected();
+        let way = Way {
+            source: Ipv4Addr::LOCALHOST.into(),
+            destination: Ipv4Addr::LOCALHOST.into(),
+            source_port: 0xc000,
+            traffic_class: 0,
+            hop_limit: 64,
+            service_level: 0,
+        };
+        // Full, so that the next batch needs the other side's position.
+        let mut sent = 0;
+        while pipe.tx.lock().sender.send(&way, 1024, &[0; 60_000]).is_ok() {
+            sent += 1;
+        }
+        assert!(sent > 1);
+        pipe.tight.store(true, Ordering::Relaxed);
+        scribble(&memory);
+        assert!(pipe.is_ready_to_send(Instant::from_nanos(1)), "it loses what is sent");
+        assert!(pipe.tx.lock().broken && !is_given(&here));
+    }
+
+    #[test]
+    fn of_two_pipes_the_sound_one_is_given() {
+        let ([(here, first), _], memory) = connected();
+        let other = Pipe::create().unwrap();
+        let second = PeerPipe::join(&other, Side::First, vec![SLOT], here.bell().unwrap()).unwrap();
+        second.pipe.set_joined();
+        let second = here.insert([second]);
+        assert!(Arc::ptr_eq(&here.find(SLOT).unwrap(), &first));
+        scribble(&memory);
+        assert!(here.receive(&mut here.seen(), &mut buffer()).is_none());
+        assert!(Arc::ptr_eq(&here.find(SLOT).unwrap(), &second) && second.is_sound());
     }
 }

@@ -43,6 +43,9 @@ const LINE: usize = 8;
 /// makes; each of the first three in a cache line of its own.
 const SIDE: usize = 4 * LINE + COPYING;
 const WORDS: usize = 2 * SIDE + 2 * RING;
+/// Values of the word that says whether a side is there; 0 at first.
+const JOINED: u64 = 1;
+const GIVEN_UP: u64 = 2;
 /// Words of an entry before the packets: head, addressing, and the addresses (one word for two of IPv4, four for two of IPv6).
 const fn head(v6: bool) -> usize {
     if v6 { 6 } else { 3 }
@@ -135,7 +138,19 @@ impl Pipe {
     pub fn set_joined(&self) {
         // This side counts as asleep: its threads may have gone to sleep before they could know this pipe.
         self.sleeps(self.side).store(1, Ordering::Relaxed);
-        self.word(self.side, 2 * LINE).store(1, Ordering::Release);
+        self.word(self.side, 2 * LINE).store(JOINED, Ordering::Release);
+    }
+
+    /// Tells the other program that this one found the pipe [corrupt](Corrupt): new queue pairs must not use it.
+    pub fn set_given_up(&self) {
+        self.word(self.side, 2 * LINE).store(GIVEN_UP, Ordering::Release);
+    }
+
+    /// Whether either program found the pipe corrupt.
+    pub fn is_given_up(&self) -> bool {
+        [self.side, self.side.other()]
+            .into_iter()
+            .any(|side| self.word(side, 2 * LINE).load(Ordering::Acquire) == GIVEN_UP)
     }
 
     /// Whether the other program has joined.

@@ -51,6 +51,16 @@ fn batches_arrive_in_order_with_their_addressing() {
 }
 
 #[test]
+fn each_side_learns_that_the_other_gave_up() {
+    for index in 0..2 {
+        let ends = pair();
+        assert!(ends.iter().all(|end| end.pipe.is_joined() && !end.pipe.is_given_up()));
+        ends[index].pipe.set_given_up();
+        assert!(ends.iter().all(|end| end.pipe.is_joined() && end.pipe.is_given_up()));
+    }
+}
+
+#[test]
 fn the_directions_do_not_mix() {
     let [mut a, mut b] = pair();
     let mut out = buffer();
