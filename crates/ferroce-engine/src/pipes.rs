@@ -444,10 +444,10 @@ mod tests {
         let ([(here, _), (there, _)], memory) = connected();
         assert!(is_given(&here) && is_given(&there));
         scribble(&memory);
-        assert!(is_given(&here), "nobody looked yet");
+        assert!(is_given(&here), "no receiver has looked yet");
         assert!(here.receive(&mut here.seen(), &mut buffer()).is_none());
         assert!(!is_given(&here) && !is_given(&there));
-        // Whatever the other side writes there later.
+        // The other side may overwrite its word later.
         scribble(&memory);
         assert!(!is_given(&here));
     }

@@ -8,7 +8,7 @@ use super::guard::{self, Fault};
 pub(crate) const PAGE: usize = 4096;
 
 /// Zeroed memory at an address of the kernel's choice. A forked child sees the same memory, as it does with a card's. Dropping it
-/// unmaps it, so whatever is registered of it is deregistered before.
+/// unmaps it, so regions of it are deregistered before.
 #[derive(Debug)]
 pub(crate) struct Pages {
     start: *mut libc::c_void,
