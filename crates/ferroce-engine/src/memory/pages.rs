@@ -4,7 +4,7 @@ use std::io;
 
 use super::guard::{self, Fault};
 
-/// The unit in which pages are allocated, in octets: the page of every architecture that ferroce runs on, or a part of it.
+/// Octets of the smallest page of any architecture.
 pub(crate) const PAGE: usize = 4096;
 
 /// Zeroed memory at an address of the kernel's choice. A forked child sees the same memory, as it does with a card's. Dropping it
@@ -21,26 +21,26 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Maps `len` octets, a multiple of [`PAGE`], at a multiple of `align`, which is a power of two.
+    /// Maps at least `len` octets, in whole pages, at a multiple of `align`, which is a power of two.
     ///
     /// # Errors
     ///
     /// The error of the system if it has no such memory.
     pub(crate) fn new(len: usize, align: usize) -> io::Result<Self> {
-        // Without a boundary above the page there is nothing to cut off.
-        let spare = if align > PAGE { align } else { 0 };
+        // SAFETY: sysconf reads a constant.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(PAGE as libc::c_long) as usize;
+        let len = len.checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?;
+        // Addresses without memory, of which the parts around the boundary are given back.
+        let spare = if align > page { align } else { 0 };
         let whole = len.checked_add(spare).ok_or(io::ErrorKind::OutOfMemory)?;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), whole, access, flags, -1, 0) };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let lead = if spare > 0 { start.addr().wrapping_neg() % align } else { 0 };
-        let pages = Self { start: start.wrapping_byte_add(lead), len };
-        unmap(start, lead);
-        unmap(pages.start.wrapping_byte_add(len), spare - lead);
+        let reserved = map(std::ptr::null_mut(), whole, libc::PROT_NONE, RESERVE)?;
+        let lead = if spare > 0 { reserved.addr().wrapping_neg() % align } else { 0 };
+        let start = reserved.wrapping_byte_add(lead);
+        unmap(reserved, lead);
+        unmap(start.wrapping_byte_add(len), spare - lead);
+        // From here on the destructor unmaps the rest.
+        let pages = Self { start, len };
+        map(start, len, libc::PROT_READ | libc::PROT_WRITE, MEMORY)?;
         Ok(pages)
     }
 
@@ -71,6 +71,21 @@ impl Drop for Pages {
     fn drop(&mut self) {
         unmap(self.start, self.len);
     }
+}
+
+const RESERVE: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+const MEMORY: libc::c_int = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+
+/// Maps `len` octets: [`RESERVE`] at an address of the kernel's choice, [`MEMORY`] in place of a reservation of this module.
+fn map(
+    at: *mut libc::c_void,
+    len: usize,
+    access: libc::c_int,
+    flags: libc::c_int,
+) -> io::Result<*mut libc::c_void> {
+    // SAFETY: either a new mapping, or one that replaces a reservation, which nothing uses.
+    let start = unsafe { libc::mmap(at, len, access, flags, -1, 0) };
+    if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(start) }
 }
 
 /// Unmaps a part of a mapping of this module that nothing uses any more.
