@@ -29,7 +29,7 @@ Diagnose:
 Administer:
   link       Add, delete, set and show links: devices on network interfaces
   dev        Rename devices, switch RoCE on and off
-  system     Show what applies to all devices of this network namespace
+  system     Use ferroce for all programs of the host, or not; show what applies to all devices
   stop       Stop the broker of this network namespace
   rxe-cfg    Manage links by the commands of the older tool rxe_cfg
 
@@ -144,7 +144,7 @@ pub enum Object {
         #[arg(long)]
         force: bool,
     },
-    /// Show what applies to all devices of this network namespace.
+    /// Show what applies to all devices of this network namespace, and switch ferroce on for all programs of the host.
     #[command(infer_subcommands = true)]
     System {
         /// Without one: show.
@@ -297,6 +297,22 @@ pub enum SystemCommand {
     /// Show whether network namespaces share devices, and what a fork does to registered memory.
     #[command(alias = "s")]
     Show,
+    /// Make all programs of this host load ferroce's libraries, also without `ferroce run`. Needs root.
+    ///
+    /// Writes /etc/ld.so.conf.d/00-ferroce.conf and runs ldconfig. The libraries of rdma-core stay installed. Programs that
+    /// run already keep theirs.
+    #[command(after_help = "Example:\n  ferroce system on")]
+    On {
+        /// Do it even if the host has RDMA devices. Programs no longer see them until `ferroce system off`.
+        #[arg(long)]
+        force: bool,
+    },
+    /// Make programs load the libraries of the system again. Needs root.
+    ///
+    /// Removes /etc/ld.so.conf.d/00-ferroce.conf and runs ldconfig.
+    Off,
+    /// Show which libraries programs load without `ferroce run`, by the cache of ldconfig.
+    Status,
 }
 
 /// Commands of `ferroce statistic`.

@@ -10,6 +10,7 @@ mod broker;
 mod doctor;
 mod gids;
 mod link;
+mod one_file;
 mod program;
 mod resource;
 mod row;
@@ -39,6 +40,9 @@ use args::{
 };
 
 fn main() -> ExitCode {
+    if let Some(status) = one_file::enter() {
+        return status;
+    }
     if run::is_sysfs_keeper() {
         return ended(run::keep_sysfs(), args::SysfsKeeper::command());
     }
@@ -50,7 +54,12 @@ fn main() -> ExitCode {
         Object::Run(run) => return run::run(&run),
         Object::Link { command } => link(command.unwrap_or(LinkCommand::Show { link: None }), args.style),
         Object::Dev { command } => dev(command.unwrap_or(DevCommand::Show { device: None }), args.style),
-        Object::System { command: None | Some(SystemCommand::Show) } => system::show(args.style),
+        Object::System { command } => match command.unwrap_or(SystemCommand::Show) {
+            SystemCommand::Show => system::show(args.style),
+            SystemCommand::On { force } => system::on(force, args.style),
+            SystemCommand::Off => system::off(args.style),
+            SystemCommand::Status => system::status(args.style),
+        },
         Object::RxeCfg(rxe_cfg) => rxe_cfg::run(rxe_cfg.command),
         Object::Gid { command: Some(GidCommand::Show { link }) } => gid(link.as_deref(), args.style),
         Object::Gid { command: None } => gid(None, args.style),
@@ -168,6 +177,10 @@ mod tests {
             "link tc fr0 add tclass=-1,src_ip=1.1.1.1 --no-persist",
             "rxe start -p roce",
             "sys",
+            "sys s",
+            "system st",
+            "system on --force",
+            "sys of",
             "rxe-cfg",
             "rxe mtu -f rxe0 1024",
             "rxe crc disable",

@@ -1,4 +1,6 @@
-//! `ferroce system`: properties of all devices.
+//! `ferroce system`: properties of all devices, and the libraries of all programs.
+
+mod switch;
 
 use std::fmt::{self, Display};
 
@@ -7,6 +9,8 @@ use serde::Serialize;
 
 use crate::args::Style;
 use crate::rows;
+
+pub use switch::{off, on, status};
 
 #[derive(Serialize, Debug)]
 struct System {

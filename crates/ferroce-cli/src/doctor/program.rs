@@ -64,7 +64,7 @@ fn obstacle(file: &Path) -> Option<Finding> {
     }
     let privilege = program::privilege(file)?;
     let found = format!("{shown} is {privilege}: the loader ignores LD_LIBRARY_PATH and LD_PRELOAD for it");
-    let cure = "run a copy without these rights (cp), or put ferroce's libraries where the loader searches first (/etc/ld.so.conf.d)";
+    let cure = "run a copy without these rights (cp), or let all programs of the host load ferroce (`ferroce system on`)";
     Some(error(found, Some(cure.to_owned())))
 }
 

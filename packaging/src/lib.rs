@@ -1,0 +1,32 @@
+//! The release as packages: a tarball, a `.deb`, a Python wheel, a one-file program and a bill of materials.
+//!
+//! A package depends on the files of the distribution, the sources and the time of the last commit alone, so it has the same bytes
+//! each time it is made. `cargo xtask package` is the command.
+#![forbid(unsafe_code)]
+
+mod date;
+mod deb;
+mod digest;
+mod distributions;
+mod elf;
+mod files;
+mod inspect;
+mod job;
+mod make;
+mod materials;
+mod one_file;
+mod output;
+mod release;
+pub mod sysroot;
+mod tarball;
+mod tree;
+mod version;
+mod wheel;
+mod zip;
+
+pub use distributions::Roots;
+pub use elf::Glibc;
+pub use inspect::{Outcome, inspect};
+pub use make::{KINDS, Kind, all, make};
+pub use output::{Package, write};
+pub use release::Release;

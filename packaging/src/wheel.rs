@@ -1,0 +1,54 @@
+//! The Python wheel: the one-file `ferroce` as a script, a module, and a plugin of pytest.
+
+use anyhow::{Context, Result};
+
+use crate::files::{Entry, Files};
+use crate::output::Package;
+use crate::release::Release;
+use crate::tree;
+use crate::version::VERSION;
+use crate::zip::Zip;
+use crate::{digest, one_file};
+
+/// `ferroce-VERSION-py3-none-manylinux_2_MINOR_x86_64.whl`. The platform is that of the oldest glibc that the files run with
+/// (PEP 600).
+///
+/// # Errors
+/// A source of the package cannot be read.
+pub fn make(release: &Release) -> Result<Vec<Package>> {
+    let glibc = release.glibc;
+    let tag = format!("py3-none-manylinux_{}_{}_x86_64", glibc.major, glibc.minor);
+    let (name, info) = (format!("ferroce-{VERSION}"), format!("ferroce-{VERSION}.dist-info"));
+    let mut files = Files::read(&tree::root().join("packaging/python"))?;
+    // Python leaves these where the sources were run.
+    files.0.retain(|path, _| path.ends_with(".py"));
+    files.program(&format!("{name}.data/scripts/ferroce"), one_file::bytes(release)?);
+    files.extend(&format!("{info}/licenses/"), release.texts()?);
+    files.text(&format!("{info}/METADATA"), metadata()?);
+    let wheel = format!("Wheel-Version: 1.0\nGenerator: ferroce\nRoot-Is-Purelib: false\nTag: {tag}\n");
+    files.text(&format!("{info}/WHEEL"), wheel);
+    files.text(&format!("{info}/entry_points.txt"), "[pytest11]\nferroce = ferroce.pytest_plugin\n");
+    let mut zip = Zip::new(release.stamp);
+    let mut record = String::new();
+    for (path, entry) in &files.0 {
+        let Entry::File(content, executable) = entry else { continue };
+        zip.add(path, content, *executable)?;
+        record += &format!("{path},sha256={},{}\n", digest::sha256_base64(content), content.len());
+    }
+    record += &format!("{info}/RECORD,,\n");
+    zip.add(&format!("{info}/RECORD"), record.as_bytes(), false)?;
+    Ok(vec![Package { name: format!("{name}-{tag}.whl"), bytes: zip.finish()?, executable: false }])
+}
+
+fn metadata() -> Result<String> {
+    let page = "docs/book/src/python.md";
+    let text = std::fs::read_to_string(tree::root().join(page)).with_context(|| page.to_owned())?;
+    Ok(format!(
+        "Metadata-Version: 2.1\nName: ferroce\nVersion: {VERSION}\n\
+         Summary: RDMA (RoCE v2) in user space, without a card, a kernel module or root\n\
+         License: MIT OR Apache-2.0\n\
+         Keywords: rdma,roce,infiniband,verbs,pytest\n\
+         Classifier: Framework :: Pytest\nClassifier: Operating System :: POSIX :: Linux\n\
+         Requires-Python: >=3.8\nDescription-Content-Type: text/markdown\n\n{text}"
+    ))
+}
