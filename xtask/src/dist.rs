@@ -3,6 +3,8 @@
 //! `lib/` holds one library file and the links under which programs ask for it: glibc maps one inode once,
 //! so a process that loads libibverbs and librdmacm still has one engine.
 
+mod system;
+
 use std::collections::BTreeMap;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -11,7 +13,7 @@ use std::process::Stdio;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::tree;
+use crate::{rustflags, tree};
 
 /// The library's real file.
 const FILE: &str = "libibverbs.so.1";
@@ -87,9 +89,14 @@ fn copy_tree(from: &Path, to: &Path) -> Result<()> {
 
 /// Builds the release and fills `target/dist`.
 pub fn build() -> Result<Dist> {
-    let made = cargo_build()?;
+    build_in(&tree::target(), &[])
+}
+
+/// Builds the release below `target`, with further flags for rustc, and fills the folder `dist` there.
+pub fn build_in(target: &Path, flags: &[String]) -> Result<Dist> {
+    let made = cargo_build(target, flags)?;
     let library = made.get("cdylib").context("ferroce-dropin made no cdylib")?;
-    let fresh = tree::target().join(format!("dist.{}", std::process::id()));
+    let fresh = target.join(format!("dist.{}", std::process::id()));
     if fresh.exists() {
         std::fs::remove_dir_all(&fresh)?;
     }
@@ -100,6 +107,7 @@ pub fn build() -> Result<Dist> {
     for name in LINKS {
         symlink(FILE, lib.join(name))?;
     }
+    system::fill(&lib)?;
     for name in ["ferroce", "ferroced"] {
         let program = made.get(name).with_context(|| format!("no program {name} was built"))?;
         install(program, &bin.join(name))?;
@@ -112,7 +120,7 @@ pub fn build() -> Result<Dist> {
     std::fs::create_dir_all(suppressions.parent().context("a path without a folder")?)?;
     std::fs::copy(tree::root().join("docs/valgrind.supp"), suppressions)?;
     // The folder is replaced as a whole: a program that runs from the old one keeps its files.
-    let root = tree::target().join("dist");
+    let root = target.join("dist");
     if root.exists() {
         std::fs::remove_dir_all(&root)?;
     }
@@ -167,10 +175,12 @@ fn install(from: &Path, to: &Path) -> Result<()> {
 }
 
 /// Builds, and returns what cargo says it made: programs by name, the library as `cdylib`.
-fn cargo_build() -> Result<BTreeMap<String, PathBuf>> {
+fn cargo_build(target: &Path, flags: &[String]) -> Result<BTreeMap<String, PathBuf>> {
     let output = tree::cargo()
         .args(["build", "--release", "--message-format=json-render-diagnostics"])
-        .args(["-p", "ferroce-dropin", "-p", "ferroce-cli", "-p", "ferroce-broker"])
+        .args(["-p", "ferroce-dropin", "-p", "ferroce-cli", "-p", "ferroce-broker", "--target-dir"])
+        .arg(target)
+        .env("CARGO_ENCODED_RUSTFLAGS", rustflags::encoded(flags)?)
         .stderr(Stdio::inherit())
         .output()?;
     ensure!(output.status.success(), "cargo build --release failed");

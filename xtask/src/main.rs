@@ -27,10 +27,12 @@ mod known_faults;
 mod manual;
 mod netns;
 mod no_std;
+mod package;
 mod peer;
 mod place;
 mod recipes;
 mod report;
+mod rustflags;
 mod sanitizer;
 mod source;
 mod supply;
@@ -53,7 +55,13 @@ struct Args {
 #[derive(Subcommand)]
 enum Command {
     /// Builds the release and fills target/dist: lib/, bin/, man pages, completions.
-    Dist,
+    Dist {
+        /// Links with an old C library, which is fetched, and fills target/portable/dist.
+        #[arg(long)]
+        portable: bool,
+    },
+    /// Makes packages of the release: tarball, .deb, wheel, one-file program, bill of materials.
+    Package(package::PackageArgs),
     /// Runs every check; ends with 'N passed, N failed, N skipped'.
     Test(test::TestArgs),
     /// Shows Debian's unmodified programs on ferroce, unprivileged.
@@ -93,12 +101,17 @@ enum Command {
     E2e(e2e::E2eArgs),
 }
 
+fn dist_of(portable: bool) -> Result<dist::Dist> {
+    if portable { package::portable_dist() } else { dist::build() }
+}
+
 fn main() -> std::process::ExitCode {
     let done: Result<bool> = match Args::parse().command {
-        Command::Dist => dist::build().map(|dist| {
+        Command::Dist { portable } => dist_of(portable).map(|dist| {
             println!("{}", dist.root.display());
             true
         }),
+        Command::Package(args) => package::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(&args),

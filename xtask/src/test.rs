@@ -6,8 +6,8 @@ use clap::Args;
 use crate::debian::{self, Programs};
 use crate::report::{Checks, Report};
 use crate::{
-    arrows, book, crates, datapaths, dist, e2e, instructions, no_std, peer, recipes, sanitizer, source,
-    supply, symbols,
+    arrows, book, crates, datapaths, dist, e2e, instructions, no_std, package, peer, recipes, sanitizer,
+    source, supply, symbols,
 };
 
 /// Which stages to run.
@@ -56,12 +56,20 @@ const STAGES: &[(&str, &str)] = &[
     ("instructions", "instructions of each step of a packet, beside a baseline, under valgrind"),
     ("msrv", "the workspace builds with the oldest Rust that the manifest promises (with --all)"),
     ("deny", "licences and sources of dependencies, by cargo deny (with --all)"),
+    (
+        "distributions",
+        "the packages in roots of Debian 12 and Ubuntu 18.04, with their rdma-core (with --all)",
+    ),
     ("dist", "the release build fills target/dist"),
     ("symbols", "the library exports what the real ones export"),
+    (
+        "packages",
+        "tarball, .deb, wheel and one-file program: built twice, unpacked, installed where that needs no root",
+    ),
 ];
 
 /// Stages that run with `--all`, or if they are named.
-const THOROUGH: [&str; 2] = ["msrv", "deny"];
+const THOROUGH: [&str; 3] = ["msrv", "deny", "distributions"];
 
 /// The last stage: a peer that is not ours.
 const PEER: (&str, &str) = ("peer", "both ends against the Linux kernel's rdma_rxe in a QEMU guest");
@@ -89,7 +97,7 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         debian::decline();
     }
     let mut report = Report::default();
-    let simple: [(&str, Source); 12] = [
+    let simple: [(&str, Source); 13] = [
         ("fmt", source::fmt),
         ("arrows", arrows::check),
         ("no_std", no_std::check),
@@ -102,6 +110,7 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         ("instructions", instructions::check),
         ("msrv", supply::oldest_rust),
         ("deny", supply::dependencies),
+        ("distributions", package::distributions),
     ];
     let mut programs = None;
     for (name, body) in simple {
@@ -124,6 +133,9 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     let Some(dist) = built else { return Ok(report.close()) };
     if args.wants("symbols") {
         report.stage("symbols", |checks| symbols::check(checks, &dist.library()));
+    }
+    if args.wants("packages") {
+        report.stage("packages", |checks| package::check(checks, &dist));
     }
     let stages: Vec<&str> = e2e::STAGES.iter().map(|(s, _)| *s).filter(|s| args.wants(s)).collect();
     let wants_peer = args.wants(PEER.0);

@@ -23,7 +23,8 @@ const USES: &[(&str, &[&str])] = &[
     ("ferroce-dropin", &["ferroce-capi"]),
     ("ferroce-cli", &["ferroce-host", "ferroce-ipc", "ferroce-wire"]),
     ("ferroce-sim", &["ferroce-wire"]),
-    ("xtask", &[]),
+    ("ferroce-packaging", &[]),
+    ("xtask", &["ferroce-packaging"]),
 ];
 
 /// Compares the manifests with the table.

@@ -16,6 +16,9 @@ const CRATE: usize = 12_000;
 /// Files, or crates by name, that may be longer. A good part of xtask are tables of what is run, and it is no product code.
 const LONGER: &[&str] = &["ferroce-engine", "xtask"];
 
+/// Crates that are no part of the product.
+const TOOLS: &[&str] = &["ferroce-packaging", "xtask"];
+
 /// Checks all crates.
 pub fn check(checks: &mut Checks, packages: &[Package]) {
     let mut long = Vec::new();
@@ -51,7 +54,7 @@ pub fn print(packages: &[Package], json: bool) -> Result<()> {
     for size in &sizes {
         size.print();
     }
-    let product = sizes.iter().filter(|size| size.name != "xtask");
+    let product = sizes.iter().filter(|size| !TOOLS.contains(&size.name.as_str()));
     let total =
         product.fold(Size { name: "product".to_owned(), ..Size::default() }, |sum, size| sum.plus(size));
     total.print();

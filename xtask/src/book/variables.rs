@@ -15,7 +15,7 @@ const PAGE: &str = "docs/book/src/environment.md";
 pub fn check(pages: &[Page], checks: &mut Checks) -> Result<()> {
     let page = pages.iter().find(|page| page.path == PAGE).context(PAGE)?;
     let mut read = BTreeSet::new();
-    for folder in ["crates", "xtask/src"] {
+    for folder in ["crates", "xtask/src", "packaging"] {
         collect(&tree::root().join(folder), &mut read)?;
     }
     let told = names(&page.text);
@@ -40,7 +40,7 @@ fn collect(folder: &Path, found: &mut BTreeSet<String>) -> Result<()> {
         let path = entry?.path();
         if path.is_dir() {
             collect(&path, found)?;
-        } else if path.extension().is_some_and(|e| e == "rs" || e == "c" || e == "sh") {
+        } else if path.extension().is_some_and(|e| e == "rs" || e == "c" || e == "sh" || e == "py") {
             // A variable is read or set by its name in quotes, or in the shell.
             let text = std::fs::read_to_string(&path)?;
             found.extend(names(&text));

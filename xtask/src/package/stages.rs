@@ -1,0 +1,48 @@
+//! The stages `packages` and `distributions`.
+
+use anyhow::Result;
+use ferroce_packaging::{Outcome, Roots, all, inspect};
+
+use super::portable::{PROMISED, portable_dist};
+use crate::dist::Dist;
+use crate::report::Checks;
+use crate::tree;
+
+/// Packages of the distribution at hand, as far as they can be tried without another root.
+pub fn check(checks: &mut Checks, dist: &Dist) -> Result<()> {
+    let (glibc, outcomes) = inspect(&dist.root, &tree::target().join("xtask/package"))?;
+    checks.note(format!("this build needs glibc {glibc}; `cargo xtask package` links with {PROMISED}"));
+    outcomes.into_iter().for_each(|(name, outcome)| enter(checks, name, outcome));
+    Ok(())
+}
+
+/// Packages of the portable build in roots of distributions.
+pub fn distributions(checks: &mut Checks) -> Result<()> {
+    let roots = match Roots::within(tree::target().join("xtask/roots")) {
+        Ok(roots) => roots,
+        Err(why) => {
+            checks.skip("distributions", &why.to_string());
+            return Ok(());
+        }
+    };
+    let dist = match portable_dist() {
+        Ok(dist) => dist,
+        Err(error) => {
+            checks.skip("distributions", &format!("no portable build here: {error:#}"));
+            return Ok(());
+        }
+    };
+    let (packages, glibc) = all(&dist.root, &tree::target().join("xtask/package"))?;
+    let new = || Err(format!("the packages need glibc {glibc}, and {PROMISED} is promised"));
+    checks.check("glibc", if glibc <= PROMISED { Ok(()) } else { new() });
+    checks.note(format!("the portable build needs glibc {glibc}"));
+    roots.check(&packages).into_iter().for_each(|(name, outcome)| enter(checks, &name, outcome));
+    Ok(())
+}
+
+fn enter(checks: &mut Checks, name: &str, outcome: Outcome) {
+    match outcome {
+        Outcome::Tried(result) => checks.check(name, result),
+        Outcome::Skipped(why) => checks.skip(name, &why),
+    }
+}
