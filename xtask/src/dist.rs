@@ -69,7 +69,8 @@ impl Dist {
     }
 }
 
-fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+/// Copies a folder with its links; anybody may enter the copy's folders.
+pub fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     std::fs::create_dir_all(to)?;
     std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o755))?;
     for entry in std::fs::read_dir(from)? {

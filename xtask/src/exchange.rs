@@ -74,7 +74,17 @@ pub struct Running {
 
 impl Running {
     /// Waits for both ends and judges.
-    pub fn finish(mut self, checks: &mut Checks) -> Result<Option<(Ended, Ended)>> {
+    pub fn finish(self, checks: &mut Checks) -> Result<Option<(Ended, Ended)>> {
+        self.judge(false, &|_, _| Ok(()), checks)
+    }
+
+    /// The same with a judge of their output. A server that is `endless` is told to end once the client has.
+    pub fn judge(
+        mut self,
+        endless: bool,
+        judge: &Judge<'_>,
+        checks: &mut Checks,
+    ) -> Result<Option<(Ended, Ended)>> {
         let Some(client) = self.client.take() else {
             self.server.signal(Signal::SIGTERM);
             let server = self.server.wait()?;
@@ -82,7 +92,10 @@ impl Running {
             return Ok(None);
         };
         let client = client.wait()?;
-        finish(&self.name, self.server, client, false, &|_, _| Ok(()), checks)
+        if endless {
+            self.server.signal(Signal::SIGTERM);
+        }
+        finish(&self.name, self.server, client, endless, judge, checks)
     }
 }
 

@@ -161,6 +161,13 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         if args.all && stages.contains(&"crates") {
             report.stage("crate builds", build_crates);
         }
+        if stages.contains(&"compat") {
+            report.stage("compat programs", |checks| {
+                e2e::compat::prepare_stage(args.all)?;
+                checks.pass();
+                Ok(())
+            });
+        }
         let faulty = faulty.as_ref();
         let start = e2e::Start { dist: &dist, faulty, programs: &programs };
         report.silent("end to end", |checks| e2e::start(checks, &start, args.all, datapath, &stages));

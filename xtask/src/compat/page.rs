@@ -2,25 +2,20 @@
 
 use std::fmt::Write;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
-use super::Outcome;
 use crate::bench::common::{machine, median, today};
+use crate::e2e::compat::Outcome;
 use crate::tree;
 
 const PAGE: &str = "docs/book/src/compatibility.md";
+const HEAD: &str = "| program | version | run | result | octets by ferroce | ferroce | its own TCP | ferroce ÷ TCP | limits |\n\
+                    |---|---|---|---|---|---|---|---|---|\n";
 
 /// The results as a table.
 pub fn table(outcomes: &[Outcome]) -> String {
-    let mut text = String::from(
-        "| program | version | run | result | ferroce | its own TCP | ferroce ÷ TCP | limits |\n|---|---|---|---|---|---|---|---|\n",
-    );
+    let mut text = String::from(HEAD);
     for outcome in outcomes {
-        let result = match (outcome.passed, outcome.verified) {
-            (true, true) => "passes, data compared",
-            (true, false) => "passes",
-            (false, _) => "**fails**",
-        };
         let [ours, tcp] = [&outcome.ferroce, &outcome.tcp].map(|figures| {
             let mut figures = figures.clone();
             (!figures.is_empty()).then(|| median(&mut figures))
@@ -34,10 +29,11 @@ pub fn table(outcomes: &[Outcome]) -> String {
             format!("{:.2}{better}", ours / tcp)
         });
         let Outcome { program, version, what, limit, .. } = outcome;
+        let (result, octets) = (outcome.result(), size(outcome.octets));
         let (ours, tcp) = (shown(ours), shown(tcp));
         let _ = writeln!(
             text,
-            "| {program} | {version} | {what} | {result} | {ours} | {tcp} | {ratio} | {limit} |"
+            "| {program} | {version} | {what} | {result} | {octets} | {ours} | {tcp} | {ratio} | {limit} |"
         );
     }
     text
@@ -52,12 +48,25 @@ fn rounded(figure: f64) -> String {
     }
 }
 
+/// A number of octets in the largest unit of which there is one.
+fn size(octets: u64) -> String {
+    match octets {
+        0 => "–".to_owned(),
+        1_000_000_000.. => format!("{} GB", rounded(octets as f64 / 1e9)),
+        1_000_000.. => format!("{} MB", rounded(octets as f64 / 1e6)),
+        1_000.. => format!("{} kB", rounded(octets as f64 / 1e3)),
+        _ => format!("{octets} B"),
+    }
+}
+
 /// Writes the page.
 pub fn save(outcomes: &[Outcome], rounds: u32) -> Result<()> {
     let text = format!(
-        "# Compatibility\n\nUnmodified programs of Debian between two processes on one host, over ferroce and over their own TCP transport in \
-         turn.\n\nMade by `cargo xtask compat --rounds {rounds} --save` on {}: {}. The figures are medians. ferroce carries \
-         connections by shared memory and datagrams (UD) over UDP, as programs get it. A run passes if both ends end well and ferroce counted what was sent. \
+        "# Compatibility\n\nUnmodified programs of Debian and PyPI between processes on one host, over ferroce and over their own TCP \
+         transport in turn.\n\nMade by `cargo xtask compat --rounds {rounds} --save` on {}: {}. The figures are medians. ferroce carries \
+         connections by shared memory and datagrams (UD) over UDP, as programs get it. All run as user nobody with `no_new_privs`. \
+         A run passes if all ends end well and ferroce counted at least what the run must send. \"Data compared\" means that the program \
+         checks what arrives. `cargo xtask compat --check` compares the results of a new run with this page. \
          [Programs](programs.md) lists what other tests cover.\n\n{}",
         today()?,
         machine()?,
@@ -66,26 +75,96 @@ pub fn save(outcomes: &[Outcome], rounds: u32) -> Result<()> {
     Ok(std::fs::write(tree::root().join(PAGE), text)?)
 }
 
+/// The page as it is.
+pub fn saved() -> Result<String> {
+    std::fs::read_to_string(tree::root().join(PAGE)).context(PAGE)
+}
+
+/// Program, run and result of each row of a table.
+fn results(text: &str) -> Vec<[&str; 3]> {
+    let rows = text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| program |"));
+    rows.filter_map(|line| {
+        let cells: Vec<&str> = line.split(" | ").map(|cell| cell.trim_matches(['|', ' '])).collect();
+        Some([*cells.first()?, *cells.get(2)?, *cells.get(3)?])
+    })
+    .collect()
+}
+
+/// How the results differ from those of a page, a sentence each. Unless the run was `whole`, rows of other programs do not count.
+pub fn differences(page: &str, outcomes: &[Outcome], whole: bool) -> Vec<String> {
+    let fresh = table(outcomes);
+    let (old, new) = (results(page), results(&fresh));
+    let result_of = |rows: &[[&str; 3]], row: &[&str; 3]| {
+        rows.iter().find(|other| other[..2] == row[..2]).map(|other| other[2].to_owned())
+    };
+    let mut differences = Vec::new();
+    for row @ [program, what, result] in &new {
+        match result_of(&old, row) {
+            None => differences.push(format!("{program} {what}: the page does not have it")),
+            Some(page) if page != *result => {
+                differences
+                    .push(format!("{program} {what}: the page says \"{page}\", this run \"{result}\""));
+            }
+            Some(_) => {}
+        }
+    }
+    let tried = |program: &str| whole || new.iter().any(|row| row[0] == program);
+    for row @ [program, what, _] in old.iter().filter(|row| tried(row[0])) {
+        if result_of(&new, row).is_none() {
+            differences.push(format!("{program} {what}: the page has it, this run does not"));
+        }
+    }
+    differences
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::e2e::compat::State;
 
-    #[test]
-    fn a_row_says_what_happened() {
-        let outcome = Outcome {
+    fn outcome() -> Outcome {
+        Outcome {
             program: "fio".to_owned(),
             version: "3.33".to_owned(),
             what: "write".to_owned(),
-            passed: true,
+            state: State::Passed,
             verified: false,
-            octets: 1,
+            silent: false,
+            octets: 2_500_000,
             unit: Some("MB/s".to_owned()),
             more_is_better: true,
             ferroce: vec![300.0, 100.0, 200.0],
             tcp: vec![50.0],
             limit: String::new(),
-        };
-        let text = table(&[outcome]);
-        assert!(text.contains("| fio | 3.33 | write | passes | 200 MB/s | 50.0 MB/s | 4.00 |"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_row_says_what_happened() {
+        let text = table(&[outcome()]);
+        let row = "| fio | 3.33 | write | passes | 2.50 MB | 200 MB/s | 50.0 MB/s | 4.00 |";
+        assert!(text.contains(row), "{text}");
+    }
+
+    #[test]
+    fn figures_and_versions_may_differ_and_results_may_not() {
+        let page = format!("# Compatibility\n\n{}", table(&[outcome()]));
+        let other = Outcome { octets: 7, ferroce: vec![9.0], version: "4".to_owned(), ..outcome() };
+        assert_eq!(differences(&page, &[other], true), [""; 0]);
+        for state in [State::Failed, State::Known("why".to_owned()), State::NotRun("not here".to_owned())] {
+            let other = Outcome { state, ..outcome() };
+            let found = differences(&page, &[other], true);
+            assert!(found.len() == 1 && found[0].contains("the page says \"passes\""), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn rows_that_one_side_lacks_are_named() {
+        let page = table(&[outcome(), Outcome { program: "ucx".to_owned(), ..outcome() }]);
+        let found = differences(&page, &[outcome()], true);
+        assert_eq!(found, ["ucx write: the page has it, this run does not"]);
+        assert_eq!(differences(&page, &[outcome()], false), [""; 0]);
+        let read = Outcome { what: "read".to_owned(), ..outcome() };
+        assert_eq!(differences(&page, &[read], false).len(), 2);
     }
 }

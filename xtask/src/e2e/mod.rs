@@ -7,6 +7,7 @@ mod bed;
 mod classes;
 mod cli;
 mod cm;
+pub mod compat;
 mod containers;
 mod crates;
 mod devices;
@@ -79,6 +80,7 @@ pub const STAGES: &[(&str, &str)] = &[
     ("loss", "loss, duplication, reordering, bursts on real sockets (with --all)"),
     ("pyverbs", "rdma-core's Python tests, as nobody, on both GIDs"),
     ("multicast", "ib_send_bw -c UD -g: three receivers in three processes, IPv4 and IPv6"),
+    ("compat", "programs that people use, each between its own ends; all of cargo xtask compat with --all"),
     ("perftest", "ib_{send,write,read}_{bw,lat}: all sizes, many QPs, both directions, events, inline"),
 ];
 
@@ -104,6 +106,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "loss" => Some(loss::check),
         "pyverbs" => Some(pyverbs::check),
         "multicast" => Some(multicast::check),
+        "compat" => Some(compat::check),
         "perftest" => Some(perftest::check),
         _ => None,
     }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::Bed;
 use super::pyverbs::{NOBODY, has_nobody};
-use crate::dist::Dist;
+use crate::dist::{self, Dist};
 use crate::netns;
 
 /// A copy of the distribution that anybody can read, and a runtime folder of nobody's own. Both go when this is
@@ -51,20 +51,55 @@ impl<'a> Nobody<'a> {
         Ok(to)
     }
 
+    /// A copy of a folder that anybody can read, as folder `name` of the distribution's copy.
+    pub fn folder(&self, from: &Path, name: &str) -> Result<PathBuf> {
+        let to = self.copy.root.join(name);
+        if to.exists() {
+            std::fs::remove_dir_all(&to)?;
+        }
+        dist::copy_tree(from, &to).with_context(|| from.display().to_string())?;
+        Ok(to)
+    }
+
     /// `ferroce run -- PROGRAM` by nobody, with no_new_privs.
     pub fn command(&self, program: &Path) -> Command {
+        let mut command = self.ferroce();
+        command.args(["run", "--"]).arg(program);
+        command
+    }
+
+    /// `ferroce` by nobody, with no_new_privs.
+    pub fn ferroce(&self) -> Command {
+        self.plain(&self.copy.bin("ferroce"))
+    }
+
+    /// A program by nobody, with no_new_privs and without ferroce.
+    pub fn plain(&self, program: &Path) -> Command {
         let mut command = Command::new(&self.setpriv);
         command.arg("--no-new-privs");
         if self.nobody {
             let user = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")];
             command.args(user).arg("--clear-groups");
         }
-        command.arg("--").arg(self.copy.bin("ferroce")).args(["run", "--"]).arg(program);
+        command.arg("--").arg(program);
         command.current_dir(&self.copy.root).env("FERROCE_RUNTIME_DIR", &self.runtime);
         if let Some(dirs) = self.bed.programs.libraries() {
             command.env("LD_LIBRARY_PATH", dirs);
         }
         command
+    }
+
+    /// An empty folder `name` that nobody may write to.
+    pub fn scratch(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.runtime.join(name);
+        if folder.exists() {
+            std::fs::remove_dir_all(&folder)?;
+        }
+        std::fs::create_dir(&folder)?;
+        if self.nobody {
+            chown(&folder, Some(NOBODY), Some(NOBODY))?;
+        }
+        Ok(folder)
     }
 }
 

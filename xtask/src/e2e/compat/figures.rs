@@ -27,6 +27,26 @@ pub const fn perftest() -> Figure {
     })
 }
 
+/// perftest's median latency, "t_typical"; over a time it prints an average alone.
+pub const fn perftest_latency() -> Figure {
+    latency(|text| {
+        let row = text.lines().skip_while(|line| !line.contains("#bytes")).nth(1)?;
+        column(row, 4)
+    })
+}
+
+/// `rate 1234.5 MB/s` of the program `mpi.c`.
+pub const fn mpi_rate() -> Figure {
+    rate(|text| text.lines().find_map(|line| line.strip_prefix("rate ")?.strip_suffix(" MB/s")?.parse().ok()))
+}
+
+/// `latency 12.3 us` of the program `mpi.c`.
+pub const fn mpi_latency() -> Figure {
+    latency(|text| {
+        text.lines().find_map(|line| line.strip_prefix("latency ")?.strip_suffix(" us")?.parse().ok())
+    })
+}
+
 /// fio's `WRITE: bw=913MiB/s (957MB/s), …`, or READ.
 pub const fn fio() -> Figure {
     rate(|text| {
@@ -114,6 +134,10 @@ mod tests {
         let read = |figure: Figure, text: &str| (figure.read)(text).unwrap();
         let bw = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n 65536      5000             0.00               1000.00            0.06\n";
         assert!((read(perftest(), bw) - 1048.576).abs() < 0.01);
+        let lag = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]\n 8       2000          1.10           90.20        1.30     \t       1.50        \t2.00\n";
+        assert_eq!(read(perftest_latency(), lag), 1.30);
+        let mpi = "latency 14.92 us\nrate 972.1 MB/s\n2 ranks, data ok\n";
+        assert_eq!((read(mpi_latency(), mpi), read(mpi_rate(), mpi)), (14.92, 972.1));
         assert_eq!(
             read(fio(), "  WRITE: bw=913MiB/s (957MB/s), 913MiB/s-913MiB/s (957MB/s-957MB/s), io=512MiB"),
             957.0
