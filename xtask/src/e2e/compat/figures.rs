@@ -47,6 +47,36 @@ pub const fn mpi_latency() -> Figure {
     })
 }
 
+/// `write 1234.5 MB/s` of the script `ends.py`.
+pub const fn mover_write() -> Figure {
+    rate(|text| moved(text, "write "))
+}
+
+/// `read 1234.5 MB/s` of it.
+pub const fn mover_read() -> Figure {
+    rate(|text| moved(text, "read "))
+}
+
+fn moved(text: &str, operation: &str) -> Option<f64> {
+    text.lines().find_map(|line| line.strip_prefix(operation)?.strip_suffix(" MB/s")?.parse().ok())
+}
+
+/// iperf's `[  1] 0.0000-2.0134 sec  5.22 GBytes  22.3 Gbits/sec`.
+pub const fn iperf() -> Figure {
+    rate(|text| {
+        let line = text.lines().rfind(|line| line.ends_with("bits/sec"))?;
+        let mut words = line.split_whitespace().rev();
+        let (unit, number) = (words.next()?, words.next()?);
+        let scale = match unit.strip_suffix("bits/sec")? {
+            "K" => 0.001,
+            "M" => 1.0,
+            "G" => 1000.0,
+            _ => return None,
+        };
+        Some(number.parse::<f64>().ok()? * scale / 8.0)
+    })
+}
+
 /// fio's `WRITE: bw=913MiB/s (957MB/s), …`, or READ.
 pub const fn fio() -> Figure {
     rate(|text| {
@@ -137,6 +167,9 @@ mod tests {
         let lag = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]\n 8       2000          1.10           90.20        1.30     \t       1.50        \t2.00\n";
         assert_eq!(read(perftest_latency(), lag), 1.30);
         let mpi = "latency 14.92 us\nrate 972.1 MB/s\n2 ranks, data ok\n";
+        let mover = "write 680.0 MB/s\nread 777.9 MB/s\ndata ok\n";
+        assert_eq!((read(mover_write(), mover), read(mover_read(), mover)), (680.0, 777.9));
+        assert_eq!(read(iperf(), "[  1] 0.0000-2.0134 sec  5.22 GBytes  22.4 Gbits/sec\n"), 2800.0);
         assert_eq!((read(mpi_latency(), mpi), read(mpi_rate(), mpi)), (14.92, 972.1));
         assert_eq!(
             read(fio(), "  WRITE: bw=913MiB/s (957MB/s), 913MiB/s-913MiB/s (957MB/s-957MB/s), io=512MiB"),

@@ -1,7 +1,10 @@
 //! What is run of each program.
 
 mod libfabric;
+mod movers;
 mod mpi;
+mod sockets;
+mod storage;
 mod ucx;
 mod verbs;
 
@@ -10,7 +13,17 @@ use super::trial::Trial;
 
 /// All runs, in the order of the page.
 pub fn all() -> impl Iterator<Item = &'static Trial> {
-    [verbs::TRIALS, ucx::TRIALS, libfabric::TRIALS, mpi::TRIALS].into_iter().flatten()
+    [
+        verbs::TRIALS,
+        ucx::TRIALS,
+        libfabric::TRIALS,
+        mpi::TRIALS,
+        sockets::TRIALS,
+        storage::TRIALS,
+        movers::TRIALS,
+    ]
+    .into_iter()
+    .flatten()
 }
 
 /// All programs, each once, in the order of the page.
