@@ -322,6 +322,28 @@ mod tests {
     }
 
     #[test]
+    fn an_endless_server_is_told_to_end_and_the_judge_is_asked() {
+        let logs = Logs(std::env::temp_dir().join(format!("xtask-endless-{}", std::process::id())));
+        for (word, good) in [("fine", true), ("other", false)] {
+            let mut checks = Checks::aside("in a test:");
+            let exchange = Exchange {
+                name: format!("endless {word}"),
+                server: shell("sleep 20"),
+                client: shell("echo fine"),
+                ready: Box::new(|| true),
+                limit: Duration::from_secs(9),
+            };
+            let judge = |client: &Ended, _: &Ended| {
+                anyhow::ensure!(client.output.contains(word), "not said");
+                Ok(())
+            };
+            let ends = exchange.start(&logs).unwrap().judge(true, &judge, &mut checks).unwrap();
+            assert_eq!((ends.is_some(), checks.good()), (good, good), "{word}");
+        }
+        std::fs::remove_dir_all(logs.0).ok();
+    }
+
+    #[test]
     fn both_ends_must_be_good() {
         for (server, client, ready, good) in [
             ("exit 0", "exit 0", true, true),

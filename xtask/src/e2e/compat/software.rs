@@ -60,8 +60,12 @@ impl Software {
 
     /// Installs Debian's packages and the wheels, and compiles.
     fn prepare(&self) -> Result<()> {
-        let programs = Programs::ensure(&[self.debian])?;
-        ensure!(programs.unpacked.is_none(), "its packages must be installed: run this as root once");
+        Programs::ensure(&[self.debian])?;
+        // Unpacked packages are not enough: MPI and libfabric look for their files where the package puts them.
+        for Program { name, package } in self.debian {
+            let installed = Programs::default().find(name).is_some();
+            ensure!(installed, "Debian's package {package} is not installed: run this as root once");
+        }
         let folder = self.folder();
         if !self.wheels.is_empty() {
             self.install(&folder.join("wheels"))?;
