@@ -1,4 +1,4 @@
-"""What the scripts beside this one share: two ends of one transfer, and a connection by which they agree.
+"""The common part of the scripts beside this one: two ends of one transfer, and a connection by which they agree.
 
 The target fills or compares its memory when the initiator asks it to. Every octet of a block depends on its place and on the
 round, so data that stayed from an earlier round or lie at a wrong place are noticed.

@@ -3,7 +3,7 @@
 mod page;
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use clap::Args;
@@ -22,8 +22,8 @@ pub struct CompatArgs {
     /// Runs of each; the page shows medians.
     #[arg(long, default_value_t = 1)]
     rounds: u32,
-    /// Writes docs/book/src/compatibility.md.
-    #[arg(long, conflicts_with = "names")]
+    /// Writes docs/book/src/compatibility.md; with names, the other rows are those of the last run on this machine.
+    #[arg(long)]
     save: bool,
     /// Compares the results, but not the figures, with docs/book/src/compatibility.md and names the differences.
     #[arg(long, conflicts_with = "save")]
@@ -61,6 +61,7 @@ pub fn run(args: &CompatArgs) -> Result<bool> {
         let outcomes = inside(args, Dist::at(dist))?;
         return Ok(std::fs::write(&results, serde_json::to_string(&outcomes)?).map(|()| true)?);
     }
+    let earlier = read(&results).unwrap_or_default();
     let dist = dist::build()?;
     Programs::ensure(&[debian::BASIC, debian::MORE])?;
     compat::prepare(&args.names)?;
@@ -73,14 +74,17 @@ pub fn run(args: &CompatArgs) -> Result<bool> {
     command.arg("--inside").arg(&dist.root).args(&args.names);
     let status = command.current_dir(tree::root()).status()?;
     ensure!(status.success(), "the runs could not be made: {status}");
-    let outcomes: Vec<Outcome> = serde_json::from_str(&std::fs::read_to_string(&results)?)?;
+    let outcomes = read(&results)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&outcomes)?);
     } else {
         println!("{}", page::table(&outcomes));
     }
+    if !args.names.is_empty() {
+        std::fs::write(&results, serde_json::to_string(&merged(earlier, &outcomes))?)?;
+    }
     if args.save {
-        page::save(&outcomes, args.rounds)?;
+        page::save(&read(&results)?, args.rounds)?;
     }
     let mut good = outcomes.iter().all(Outcome::is_expected);
     if args.check {
@@ -93,10 +97,36 @@ pub fn run(args: &CompatArgs) -> Result<bool> {
     Ok(good)
 }
 
+fn read(results: &Path) -> Result<Vec<Outcome>> {
+    Ok(serde_json::from_str(&std::fs::read_to_string(results)?)?)
+}
+
+/// The earlier outcomes with the fresh ones in place of their own, in the order of the page.
+fn merged(earlier: Vec<Outcome>, fresh: &[Outcome]) -> Vec<Outcome> {
+    let all: Vec<Outcome> = fresh.iter().cloned().chain(earlier).collect();
+    let of = |name: (&str, &str)| all.iter().find(|outcome| (&*outcome.program, &*outcome.what) == name);
+    compat::names().filter_map(of).cloned().collect()
+}
+
 /// In the child, which has a network namespace of its own.
 fn inside(args: &CompatArgs, dist: Dist) -> Result<Vec<Outcome>> {
     netns::is_our_own()?;
     netns::raise_loopback()?;
     let bed = Bed::new(dist, None, Programs::default(), true)?;
     compat::run(&bed, &args.names, args.rounds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fresh_outcomes_replace_earlier_ones_and_keep_the_order() {
+        let names: Vec<_> = compat::names().take(3).collect();
+        let outcome = |(program, what), version| Outcome::example(program, what, version);
+        let earlier = names.iter().map(|name| outcome(*name, "old")).collect();
+        let fresh = outcome(names[1], "new");
+        let versions: Vec<_> = merged(earlier, &[fresh]).into_iter().map(|o| o.version).collect();
+        assert_eq!(versions, ["old", "new", "old"]);
+    }
 }

@@ -63,16 +63,24 @@ fn size(octets: u64) -> String {
 pub fn save(outcomes: &[Outcome], rounds: u32) -> Result<()> {
     let text = format!(
         "# Compatibility\n\nUnmodified programs of Debian and PyPI between processes on one host, over ferroce and over their own TCP \
-         transport in turn.\n\nMade by `cargo xtask compat --rounds {rounds} --save` on {}: {}. The figures are medians. ferroce carries \
+         transport in turn.\n\nMade by `cargo xtask compat --rounds {rounds} --save` on {}: {}, with a load average of {} over the \
+         last quarter of an hour. The figures are medians; if the load is more than the processors, they say little. ferroce carries \
          connections by shared memory and datagrams (UD) over UDP, as programs get it. All run as user nobody with `no_new_privs`. \
          A run passes if all ends end well and ferroce counted at least what the run must send. \"Data compared\" means that the program \
          checks what arrives. `cargo xtask compat --check` compares the results of a new run with this page. \
          [Programs](programs.md) lists what other tests cover.\n\n{}",
         today()?,
         machine()?,
+        load()?,
         table(outcomes)
     );
     Ok(std::fs::write(tree::root().join(PAGE), text)?)
+}
+
+/// The load average over 15 minutes.
+fn load() -> Result<String> {
+    let text = std::fs::read_to_string("/proc/loadavg")?;
+    Ok(text.split(' ').nth(2).context("/proc/loadavg")?.to_owned())
 }
 
 /// The page as it is.
@@ -123,20 +131,7 @@ mod tests {
     use crate::e2e::compat::State;
 
     fn outcome() -> Outcome {
-        Outcome {
-            program: "fio".to_owned(),
-            version: "3.33".to_owned(),
-            what: "write".to_owned(),
-            state: State::Passed,
-            verified: false,
-            silent: false,
-            octets: 2_500_000,
-            unit: Some("MB/s".to_owned()),
-            more_is_better: true,
-            ferroce: vec![300.0, 100.0, 200.0],
-            tcp: vec![50.0],
-            limit: String::new(),
-        }
+        Outcome::example("fio", "write", "3.33")
     }
 
     #[test]

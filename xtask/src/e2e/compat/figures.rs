@@ -150,6 +150,8 @@ fn with_unit(text: &str) -> Option<f64> {
         "kB" | "KB" => 0.001,
         "MB" => 1.0,
         "GB" => 1000.0,
+        "Mbit" => 0.125,
+        "Gbit" => 125.0,
         _ => return None,
     };
     Some(number.parse::<f64>().ok()? * scale)
@@ -176,6 +178,7 @@ mod tests {
             957.0
         );
         assert_eq!(read(fio(), "   READ: bw=1.2GiB/s (1.3GB/s), x"), 1300.0);
+        assert_eq!(read(fio(), "  WRITE: bw=11.0Gibit/s (11.8Gbit/s), x"), 1475.0);
         assert_eq!(read(qperf_rate(), "rc_bw:\n    bw  =  3.2 GB/sec\n"), 3200.0);
         assert_eq!(read(qperf_latency(), "rc_lat:\n    latency  =  5.25 us\n"), 5.25);
         let ucx = "|     Test     | # iterations |\n                         500      1.461   617.060   617.060     1545.51    1545.51        1621        1621\n";

@@ -20,7 +20,7 @@ pub enum State {
 }
 
 /// A trial, how it ended and its figures.
-#[derive(Serialize, Deserialize, Debug)]
+#[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Outcome {
     /// The program's name.
     pub program: String,
@@ -62,6 +62,25 @@ impl Outcome {
             ferroce: Vec::new(),
             tcp: Vec::new(),
             limit: trial.limit.to_owned(),
+        }
+    }
+
+    /// One that passed, for tests.
+    #[cfg(test)]
+    pub fn example(program: &str, what: &str, version: &str) -> Self {
+        Self {
+            program: program.to_owned(),
+            version: version.to_owned(),
+            what: what.to_owned(),
+            state: State::Passed,
+            verified: false,
+            silent: false,
+            octets: 2_500_000,
+            unit: Some("MB/s".to_owned()),
+            more_is_better: true,
+            ferroce: vec![300.0, 100.0, 200.0],
+            tcp: vec![50.0],
+            limit: String::new(),
         }
     }
 

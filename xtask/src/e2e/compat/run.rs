@@ -57,19 +57,20 @@ impl<'a> Runner<'a> {
         let link = (trial.place == Place::Link).then(|| Link::add(&self.nobody)).transpose()?;
         let words = if trial.fails.is_some() { "fails, as known:" } else { "FAIL" };
         let mut checks = Checks::aside(words);
-        let before = self.octets()?;
         let mut ended = 0;
         for _ in 0..rounds {
+            // A broker that was idle for a minute exits with its counters: count around the run alone.
+            let before = self.octets()?;
             if let Some(figure) = self.meet(trial, Over::Ferroce, &mut checks)? {
                 ended += 1;
                 outcome.ferroce.extend(figure);
             }
+            outcome.octets += self.octets()?.saturating_sub(before);
             if trial.tcp.is_some() {
                 let figure = self.meet(trial, Over::Tcp, &mut Checks::aside("its TCP fails:"))?.flatten();
                 outcome.tcp.extend(figure);
             }
         }
-        outcome.octets = self.octets()?.saturating_sub(before);
         drop(link);
         let few = outcome.octets < trial.octets * u64::from(ended);
         if few {

@@ -34,7 +34,7 @@ pub enum Start {
 pub struct Trial {
     /// The program.
     pub of: &'static Software,
-    /// What is run, for the page.
+    /// The command as the page shows it.
     pub what: &'static str,
     pub place: Place,
     pub start: Start,

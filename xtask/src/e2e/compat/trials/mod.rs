@@ -1,4 +1,4 @@
-//! What is run of each program.
+//! The runs of each program.
 
 mod libfabric;
 mod movers;

@@ -42,6 +42,7 @@ const fn of(software: &'static Software, what: &'static str, ends: Ends, figure:
         verified: true,
         says: "data ok",
         octets: 100 << 20,
+        seconds: 45,
         figure: Some(figure),
         ..plain(software, what, ends)
     }
