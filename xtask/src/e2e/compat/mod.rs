@@ -58,7 +58,7 @@ fn missing() -> Result<Missing> {
 
 /// In a network namespace of our own: runs all trials of the programs `names`, each `rounds` times.
 pub fn run(bed: &Bed, names: &[String], rounds: u32) -> Result<Vec<Outcome>> {
-    let (mut runner, missing) = (Runner::new(bed)?, missing()?);
+    let (mut runner, missing) = (Runner::new(bed, true)?, missing()?);
     trials::all()
         .filter(|trial| wants(names, trial))
         .map(|trial| {
@@ -70,7 +70,7 @@ pub fn run(bed: &Bed, names: &[String], rounds: u32) -> Result<Vec<Outcome>> {
 
 /// The stage `compat`: the quick trials once, or all of them.
 pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
-    let (mut runner, missing) = (Runner::new(bed)?, missing()?);
+    let (mut runner, missing) = (Runner::new(bed, false)?, missing()?);
     for trial in trials::all().filter(|trial| bed.all || trial.quick) {
         let name = format!("{} {}", trial.of.name, trial.what);
         let outcome = runner.trial(trial, 1, &missing)?;

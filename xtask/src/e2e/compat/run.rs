@@ -26,6 +26,8 @@ pub struct Runner<'a> {
     bed: &'a Bed,
     nobody: Nobody<'a>,
     files: PathBuf,
+    /// Whether each trial runs on its own TCP transport as well.
+    compares: bool,
     /// The software whose folder was copied last, and the copy.
     copied: Option<(&'static str, PathBuf)>,
 }
@@ -40,10 +42,10 @@ enum Over {
 
 impl<'a> Runner<'a> {
     /// Copies the distribution and our scripts to where nobody can read them.
-    pub fn new(bed: &'a Bed) -> Result<Self> {
+    pub fn new(bed: &'a Bed, compares: bool) -> Result<Self> {
         let nobody = Nobody::new(bed, "ferroce-compat")?;
         let files = nobody.folder(&software::sources(), "files")?;
-        Ok(Self { bed, nobody, files, copied: None })
+        Ok(Self { bed, nobody, files, compares, copied: None })
     }
 
     /// Runs a trial `rounds` times, on its own transport in turn.
@@ -66,7 +68,7 @@ impl<'a> Runner<'a> {
                 outcome.ferroce.extend(figure);
             }
             outcome.octets += self.octets()?.saturating_sub(before);
-            if trial.tcp.is_some() {
+            if self.compares && trial.tcp.is_some() {
                 let figure = self.meet(trial, Over::Tcp, &mut Checks::aside("its TCP fails:"))?.flatten();
                 outcome.tcp.extend(figure);
             }
