@@ -11,7 +11,7 @@ use ferroce_wire::cm::{
 };
 use ferroce_wire::{Instant, Qkey, Qpn};
 
-const OWNER: u8 = 7;
+const OWNER: u16 = 7;
 const MOST: usize = 64;
 const SERVICE: ServiceId = PortSpace::Tcp.service_id(7174);
 const HERE: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));

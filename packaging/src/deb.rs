@@ -63,9 +63,9 @@ pub fn content(release: &Release) -> Result<Files> {
     // Other packages have the scripts' names: those of ferroce are in usr/lib/ferroce/bin alone.
     files.link("usr/bin/ferroce", "../lib/ferroce/bin/ferroce");
     files.link("usr/sbin/ferroced", "../lib/ferroce/bin/ferroced");
-    let unit = source("systemd/ferroced.service")?;
-    files.text("usr/lib/systemd/system/ferroced.service", unit.replace("@WANTED_BY@", "multi-user.target"));
-    files.text("usr/lib/systemd/user/ferroced.service", unit.replace("@WANTED_BY@", "default.target"));
+    for (kind, text) in [("system", "systemd/system.service"), ("user", "systemd/user.service")] {
+        files.text(&format!("usr/lib/systemd/{kind}/ferroced.service"), source(text)?);
+    }
     let documents = "usr/share/doc/ferroce";
     files.text(&format!("{documents}/copyright"), copyright()?);
     files.text(&format!("{documents}/THIRD-PARTY.txt.gz"), gzip(release.materials.licences.as_bytes())?);

@@ -27,7 +27,7 @@ const MOST_BINDS: usize = 65_536;
 const MOST_HELD: usize = 16_384;
 
 /// A bind: its program's slot, and its program's name for it.
-type BindKey = (u8, u64);
+type BindKey = (u16, u64);
 
 /// A port in use.
 #[derive(Clone, Copy, Debug)]
@@ -46,14 +46,14 @@ pub struct Cm {
     ports: Ports,
     binds: BTreeMap<BindKey, Bound>,
     /// How many each program has.
-    bound: BTreeMap<u8, usize>,
+    bound: BTreeMap<u16, usize>,
     listeners: BTreeMap<ListenerId, BindKey>,
     /// Origin of the state machine's time.
     base: Option<Instant>,
     now: CmInstant,
     serial: u64,
     /// Events of programs whose connection to us is lost, by slot.
-    held: BTreeMap<u8, VecDeque<CmNotice>>,
+    held: BTreeMap<u16, VecDeque<CmNotice>>,
     random: u64,
     early_requests: EarlyRequests,
 }
@@ -62,7 +62,7 @@ pub struct Cm {
 #[derive(Clone, Copy, Debug)]
 pub struct Asker<'a> {
     /// Its slots, at least one.
-    pub slots: &'a [u8],
+    pub slots: &'a [u16],
     /// Whether it may have ports below 1024.
     pub low_ports: bool,
 }
@@ -168,6 +168,21 @@ impl Cm {
         }
     }
 
+    /// Connections and SIDR requests of these slots.
+    pub fn connections_of(&self, slots: impl Iterator<Item = u16>) -> usize {
+        slots.map(|slot| self.manager.in_use_by(slot)).sum()
+    }
+
+    /// Ports that these slots have bound.
+    pub fn binds_of(&self, slots: impl Iterator<Item = u16>) -> usize {
+        slots.filter_map(|slot| self.bound.get(&slot)).sum()
+    }
+
+    /// Blocks of ephemeral ports of these slots.
+    pub fn blocks_of(&self, slots: impl Iterator<Item = u16>) -> usize {
+        slots.map(|slot| self.ports.blocks_of(slot)).sum()
+    }
+
     /// Keeps an event for a program that is away.
     pub fn hold(&mut self, notice: CmNotice) {
         let held = self.held.entry(notice.event.owner).or_default();
@@ -177,12 +192,12 @@ impl Cm {
     }
 
     /// Takes the events that were kept while the slot's program was away.
-    pub fn take_held(&mut self, slot: u8) -> VecDeque<CmNotice> {
+    pub fn take_held(&mut self, slot: u16) -> VecDeque<CmNotice> {
         self.held.remove(&slot).unwrap_or_default()
     }
 
     /// The holder of a slot is no more: its peers are told.
-    pub fn close_owner(&mut self, slot: u8) {
+    pub fn close_owner(&mut self, slot: u16) {
         self.ports.release_owner(slot);
         self.binds.retain(|(owner, _), _| *owner != slot);
         self.bound.remove(&slot);
@@ -279,7 +294,7 @@ impl Cm {
 
     fn bind(
         &mut self,
-        owner: u8,
+        owner: u16,
         bind: CmBind,
         low_ports: bool,
         has: impl Fn(Address) -> bool,

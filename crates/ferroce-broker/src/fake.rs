@@ -31,6 +31,8 @@ pub(crate) struct Port {
     pub(crate) gone: BTreeSet<Address>,
     /// How often slots were emptied for a new holder.
     pub(crate) emptied: Vec<(Address, u8)>,
+    /// The users of slots that are leased without sockets.
+    pub(crate) owners: BTreeMap<u16, u32>,
     /// The links in the file.
     pub(crate) configured: Vec<ConfiguredLink>,
     /// Frames may not be sent.
@@ -120,6 +122,18 @@ impl System for Fake {
     fn map_priorities(&mut self, netdev: &Netdev) -> io::Result<()> {
         self.port.borrow_mut().mapped.push(netdev.name.clone());
         Ok(())
+    }
+
+    fn keep_owner(&mut self, slot: u16, uid: Option<u32>) {
+        let mut port = self.port.borrow_mut();
+        match uid {
+            Some(uid) => drop(port.owners.insert(slot, uid)),
+            None => drop(port.owners.remove(&slot)),
+        }
+    }
+
+    fn owners(&self) -> BTreeMap<u16, u32> {
+        self.port.borrow().owners.clone()
     }
 
     fn configured_links(&self) -> Vec<ConfiguredLink> {

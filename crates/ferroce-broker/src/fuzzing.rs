@@ -17,6 +17,7 @@ use ferroce_wire::{Psn, Qkey, Qpn};
 
 use super::fake::{Fake, netdev};
 use super::logic::{Broker, Output};
+use super::slots::first_of;
 use super::{ClientId, ProcessId};
 use ferroce_host::netdev::Netdev;
 
@@ -29,12 +30,13 @@ const MADS: usize = 64;
 /// # Panics
 /// When the broker's books are wrong, or it panics itself.
 pub fn run(input: &[u8]) {
-    told(input);
+    told(input, false);
+    told(input, true);
 }
 
-/// As [`run`]; returns how often somebody heard that a connection is there.
-fn told(input: &[u8]) -> usize {
-    let mut run = Run::new(input);
+/// As [`run`], with a broker of one user or of all; returns how often somebody heard that a connection is there.
+fn told(input: &[u8], all_users: bool) -> usize {
+    let mut run = Run::new(input, all_users);
     for _ in 0..STEPS {
         let Some(step) = run.byte() else { break };
         run.step(step);
@@ -43,6 +45,9 @@ fn told(input: &[u8]) -> usize {
     run.established
 }
 
+/// The broker's user.
+const UID: u32 = 1000;
+
 struct Client {
     id: ClientId,
     process: ProcessId,
@@ -50,7 +55,8 @@ struct Client {
     parked: Option<OwnedFd>,
     devices: Vec<DeviceInfo>,
     records: Vec<(CommId, Vec<u8>)>,
-    released: Option<Vec<u8>>,
+    released: Option<Vec<u16>>,
+    uid: u32,
 }
 
 struct Run<'a> {
@@ -66,7 +72,8 @@ struct Run<'a> {
     known: VecDeque<CommId>,
     established: usize,
     /// The holder of each slot, as the programs see it.
-    holders: BTreeMap<u8, Holder>,
+    holders: BTreeMap<u16, Holder>,
+    all_users: bool,
 }
 
 struct Holder {
@@ -79,9 +86,12 @@ struct Holder {
 }
 
 impl<'a> Run<'a> {
-    fn new(input: &'a [u8]) -> Self {
+    fn new(input: &'a [u8], all_users: bool) -> Self {
         let system = Fake::default();
-        let broker = Broker::new(system.clone(), 1000, [2; 8], interfaces(0));
+        let mut broker = Broker::new(system.clone(), UID, [2; 8], interfaces(0));
+        if all_users {
+            broker.serve_all_users();
+        }
         let now = Instant::now();
         Self {
             input,
@@ -94,6 +104,7 @@ impl<'a> Run<'a> {
             known: VecDeque::new(),
             established: 0,
             holders: BTreeMap::new(),
+            all_users,
         }
     }
 
@@ -194,7 +205,7 @@ impl<'a> Run<'a> {
 
     fn connect(&mut self) {
         let (pid, uid) =
-            (u32::from(self.number() % 8) + 1, [1000, 1000, 0, 1001][usize::from(self.number() % 4)]);
+            (u32::from(self.number() % 8) + 1, [UID, UID, 0, 1001][usize::from(self.number() % 4)]);
         if self.clients.len() >= CLIENTS {
             return;
         }
@@ -208,6 +219,7 @@ impl<'a> Run<'a> {
             devices: Vec::new(),
             records: Vec::new(),
             released: None,
+            uid,
         });
         self.check_output(); // it may have been refused
         if !self.number().is_multiple_of(8)
@@ -221,7 +233,7 @@ impl<'a> Run<'a> {
         let number = self.number();
         match self.number() % 9 {
             0 => Message::Lease(number.clamp(1, 254)),
-            1 => Message::Release(if number == 0 { Vec::new() } else { vec![number.min(254)] }),
+            1 => Message::Release(if number == 0 { Vec::new() } else { vec![16 + u16::from(number)] }),
             2 => Message::LinkAdd {
                 name: format!("fr{}", number % 4),
                 kind: LinkKind::Roce,
@@ -241,9 +253,10 @@ impl<'a> Run<'a> {
         let Some(client) = self.client() else { return };
         let lie = self.number();
         let who = &self.clients[client];
-        let own = |(slot, holder): (&u8, &Holder)| (holder.process == who.process).then_some(*slot);
-        let slots: Vec<u8> = match lie {
-            224.. if !self.holders.contains_key(&(lie - 223)) => vec![lie - 223],
+        let own = |(slot, holder): (&u16, &Holder)| (holder.process == who.process).then_some(*slot);
+        let lied = u16::from(lie).saturating_sub(223) * 16 + u16::from(lie % 3);
+        let slots: Vec<u16> = match lie {
+            224.. if !self.holders.contains_key(&lied) => vec![lied],
             _ => self.holders.iter().filter_map(own).collect(),
         };
         let parked = match &who.parked {
@@ -253,7 +266,10 @@ impl<'a> Run<'a> {
         let (id, devices) = (who.id, who.devices.clone());
         self.say(client, 0, Message::Devices(devices), Vec::new());
         if let Some(client) = self.clients.iter().position(|client| client.id == id) {
-            self.say(client, 1, Message::Resume(slots), vec![parked]);
+            match self.clients[client].uid == UID {
+                true => self.say(client, 1, Message::Resume(slots), vec![parked]),
+                false => self.say(client, 1, Message::ResumeByRings(slots), Vec::new()),
+            }
         }
     }
 
@@ -263,7 +279,7 @@ impl<'a> Run<'a> {
         let (what, number) = (self.number(), self.number());
         let id = match self.known.get(usize::from(number)) {
             Some(id) => *id,
-            None => CommId(u32::from(number) << 24 | 5),
+            None => CommId(u32::from(number) << 24 | 0x10_0005),
         };
         let handle = u64::from(number % 4);
         let request = match what % 13 {
@@ -371,7 +387,16 @@ impl<'a> Run<'a> {
 
     /// kill -9 of the broker: programs keep what they hold, and their descriptors keep the port.
     fn broker_dies(&mut self) {
-        self.broker = Broker::new(self.system.clone(), 1000, [2; 8], interfaces(0));
+        self.broker = Broker::new(self.system.clone(), UID, [2; 8], interfaces(0));
+        if self.all_users {
+            self.broker.serve_all_users();
+        }
+        // Without sockets, their users have so long to come back.
+        let (now, clients) = (self.now, &self.clients);
+        let foreign = |process| clients.iter().any(|client| client.process == process && client.uid != UID);
+        for holder in self.holders.values_mut().filter(|holder| foreign(holder.process)) {
+            holder.until = Some(now + Duration::from_secs(5));
+        }
         let nobody = self.clients.iter().all(|client| client.parked.is_none());
         if nobody {
             self.system.port.borrow_mut().members.clear();
@@ -383,7 +408,7 @@ impl<'a> Run<'a> {
         for client in &mut self.clients {
             client.id = ClientId(self.next_client);
             self.next_client += 1;
-            let peer = Peer { pid: client.process.0 as u32, uid: 1000 };
+            let peer = Peer { pid: client.process.0 as u32, uid: client.uid };
             self.broker.connected(client.id, peer, client.process, true);
             self.broker.message(self.now, client.id, 0, Message::Hello(Hello::ours("")), Vec::new());
         }
@@ -408,6 +433,9 @@ impl<'a> Run<'a> {
             assert_eq!(message.descriptors(), descriptors.len(), "{message:?}");
             message.encode(0).expect("what the broker says fits a message");
             let Some(client) = self.clients.iter_mut().find(|known| known.id == to) else { continue };
+            if client.uid != UID {
+                assert!(descriptors.is_empty(), "a descriptor of the broker's for another user: {message:?}");
+            }
             match message {
                 Message::Leased(leased) => {
                     client.parked = descriptors.into_iter().next();
@@ -426,15 +454,21 @@ impl<'a> Run<'a> {
                 Message::Done => {
                     let id = client.id;
                     if let Some(slots) = client.released.take() {
-                        let given = |slot: &u8| slots.is_empty() || slots.contains(slot);
+                        // A slot of a member that is leased whole stands for the member.
+                        let whole = client.uid == UID;
+                        let same =
+                            |slot: u16, other: u16| slot == other || (whole && slot / 16 == other / 16);
+                        let given =
+                            |slot: &u16| slots.is_empty() || slots.iter().any(|other| same(*slot, *other));
                         self.holders.retain(|slot, holder| holder.client != id || !given(slot));
                     }
                 }
                 Message::Address(address) => {
                     let process = client.process;
-                    let own =
-                        |slot: &u8| self.holders.get(slot).is_some_and(|holder| holder.process == process);
-                    assert!(address.slots.iter().all(own), "sockets of another program's slot");
+                    let own = |member: &u8| {
+                        self.holders.get(&first_of(*member)).is_some_and(|holder| holder.process == process)
+                    };
+                    assert!(address.members.iter().all(own), "sockets of another program's member");
                 }
                 Message::CmEvent(CmNotice { event, record, .. }) => {
                     let process = client.process;
@@ -523,7 +557,7 @@ mod tests {
     #[test]
     fn the_seed_of_connections_connects() {
         let seed = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/broker_message/seed-connection");
-        assert_eq!(super::told(&std::fs::read(seed).unwrap()), 1);
+        assert_eq!(super::told(&std::fs::read(seed).unwrap(), false), 1);
     }
 
     #[test]

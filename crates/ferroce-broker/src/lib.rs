@@ -7,14 +7,15 @@
 //! Modules use each other in one direction, lowest first:
 //!
 //! 1. `early_requests`, which wait for their listener; `gid_table`; `gsi`, the sockets of queue pair 1; `holder` of a port or
-//!    of a name; `link_file`;
+//!    of a name; `link_file`; `owner_file`, the users of slots;
 //! 2. the state that the logic keeps: `devices`, `ports` and `cm`, the connection manager, and `slots`; `namespace`;
-//! 3. `switch`, which carries frames on a thread of its own; `parking`, the sockets that outlive a broker; `system`, the
+//! 3. `access`, which users may connect; `switch`, which carries frames on a thread of its own; `parking`, the sockets that outlive a broker; `system`, the
 //!    trait by which the logic reaches the kernel and the files;
 //! 4. `groups`, the sockets of each address, and `logic`, which decides;
 //! 5. `server`, the loop around them, and `embedded`, which runs it in a program.
 #![deny(unsafe_code)]
 
+mod access;
 mod cm;
 mod devices;
 mod early_requests;
@@ -30,6 +31,7 @@ mod holder;
 mod link_file;
 mod logic;
 mod namespace;
+mod owner_file;
 mod parking;
 mod ports;
 mod server;
@@ -38,6 +40,7 @@ mod switch;
 mod sys;
 mod system;
 
+pub use access::Access;
 pub use embedded::start as start_embedded;
 pub use server::{FEWEST_DESCRIPTORS, Server, ServerError, ServerOptions};
 

@@ -8,6 +8,7 @@ mod ledgers;
 mod links;
 mod pipes;
 mod requests;
+mod users;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -15,8 +16,8 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use ferroce_ipc::{
-    CmStatus, DEVICE_BYTES, DeviceInfo, GID_BYTES, Hello, MAC_BYTES, MAJOR, MAX_MESSAGE, Message, Peer,
-    RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS, Status,
+    ALL_USERS, CmStatus, DEVICE_BYTES, DeviceInfo, GID_BYTES, Hello, MAC_BYTES, MAJOR, MAX_MESSAGE, Message,
+    Peer, RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS, STATUS_PROGRAMS, Status,
 };
 use ferroce_proto::cm::Transmit;
 use tracing::{debug, warn};
@@ -92,6 +93,12 @@ pub struct Broker<S: System> {
     absent: BTreeSet<Address>,
     groups: Groups<S::Group>,
     slots: Slots,
+    /// The user of each slot that is leased without sockets.
+    owners: BTreeMap<u16, u32>,
+    /// The same of an earlier broker, until the first request for slots.
+    expected: BTreeMap<u16, u32>,
+    /// Programs of all users are served.
+    all_users: bool,
     clients: BTreeMap<ClientId, Client>,
     /// Leases that wait for programs of an earlier broker.
     waiting: Vec<Waiting>,
@@ -117,7 +124,7 @@ pub struct PipeEnd {
     pub client: ClientId,
     pub process: ProcessId,
     /// Its slots.
-    pub slots: Vec<u8>,
+    pub slots: Vec<u16>,
     /// Its doorbell, and the file about its memory if others may copy to and from that.
     pub offered: Vec<OwnedFd>,
 }
@@ -145,12 +152,21 @@ struct Client {
     resources: ResourceCounts,
 }
 
-#[derive(Debug)]
+/// A request for slots that waits.
+#[derive(Clone, Debug)]
 struct Waiting {
     client: ClientId,
     id: u32,
-    count: u8,
+    want: Want,
     until: Instant,
+}
+
+#[derive(Clone, Debug)]
+enum Want {
+    /// So many new leases.
+    Lease(u8),
+    /// These slots, which the program held without sockets at an earlier broker.
+    Back(Vec<u16>),
 }
 
 impl<S: System> Broker<S> {
@@ -159,6 +175,7 @@ impl<S: System> Broker<S> {
         let mut devices = Devices::new(random_guid, system.configured_links(), system.may_send_frames());
         devices.update(netdevs.clone());
         let cm = Cm::new(system.secret(), system.free_ports());
+        let expected = system.owners();
         Self {
             system,
             uid,
@@ -168,6 +185,9 @@ impl<S: System> Broker<S> {
             absent: BTreeSet::new(),
             groups: Groups::new(),
             slots: Slots::default(),
+            owners: BTreeMap::new(),
+            expected,
+            all_users: false,
             clients: BTreeMap::new(),
             waiting: Vec::new(),
             leaving: false,
@@ -235,7 +255,8 @@ impl<S: System> Broker<S> {
     /// Somebody connected. `watched`: the server will call [`Broker::died`] for the process.
     pub fn connected(&mut self, client: ClientId, peer: Peer, process: ProcessId, watched: bool) {
         // Root may ask, but will not be served by somebody else: as long as nobody else is, it needs the name.
-        if peer.uid != self.uid && (peer.uid != 0 || self.is_idle()) {
+        let foreign = peer.uid != self.uid && !self.all_users;
+        if foreign && (peer.uid != 0 || self.is_idle()) {
             self.leaving = self.is_idle();
             let code = if self.leaving { RefusalCode::Leaving } else { RefusalCode::ForeignUser };
             let sentence = format!(
@@ -244,9 +265,7 @@ impl<S: System> Broker<S> {
                 self.uid,
                 Peer::user(peer.uid)
             );
-            self.send(client, 0, Message::Refused(refusal(code, sentence)), Vec::new());
-            self.output.push_back(Output::Close(client));
-            return;
+            return self.turn_away(client, code, sentence);
         }
         self.leaving = false;
         let new = Client {
@@ -264,7 +283,9 @@ impl<S: System> Broker<S> {
             resources: ResourceCounts::default(),
         };
         self.clients.insert(client, new);
-        self.send(client, 0, Message::Hello(Hello::ours("")), Vec::new());
+        let mut hello = Hello::ours("");
+        hello.features |= if self.all_users { ALL_USERS } else { 0 };
+        self.send(client, 0, Message::Hello(hello), Vec::new());
     }
 
     /// The other end closed the connection.
@@ -292,10 +313,13 @@ impl<S: System> Broker<S> {
         self.connections_settle();
     }
 
-    /// Whether any slot or connection belongs to this process: while one does, its death matters.
-    pub fn knows(&self, process: ProcessId) -> bool {
-        let away = |(_, state)| matches!(state, Slot::Away { process: p, .. } if p == process);
-        self.clients.values().any(|c| c.process == process) || self.slots.iter().any(away)
+    /// The processes that slots or connections belong to: their deaths matter.
+    pub fn processes(&self) -> BTreeSet<ProcessId> {
+        let away = self.slots.iter().filter_map(|(_, state)| match state {
+            Slot::Away { process, .. } => Some(process),
+            _ => None,
+        });
+        self.clients.values().map(|client| client.process).chain(away).collect()
     }
 
     /// A client's message.
@@ -381,8 +405,9 @@ impl<S: System> Broker<S> {
     }
 
     /// State for people.
-    pub fn status(&self) -> Status {
-        let programs = self.clients.keys().filter_map(|id| self.lease_entry(*id)).collect();
+    pub fn status(&self, client: ClientId) -> Status {
+        let seen = self.clients.keys().filter(|other| self.may_see(client, **other));
+        let programs = seen.filter_map(|id| self.lease_entry(*id)).take(STATUS_PROGRAMS).collect();
         Status {
             broker_pid: std::process::id(),
             broker_uid: self.uid,
@@ -437,7 +462,7 @@ impl<S: System> Broker<S> {
         if let Some(view) = gone.view {
             self.devices.drop_view(view);
         }
-        let slots = self.slots.of(client);
+        let slots = self.slots.leases_of(client);
         let waits = gone.watched && !slots.is_empty();
         self.put_ledger_away(client, waits.then_some(gone.process));
         if !gone.watched {
@@ -457,7 +482,7 @@ impl<S: System> Broker<S> {
         if !moved {
             return;
         }
-        let holds = |client: &ClientId| !self.slots.of(*client).is_empty();
+        let holds = |client: &ClientId| !self.slots.members_of(*client).is_empty();
         let programs: Vec<ClientId> = self.clients.keys().copied().filter(holds).collect();
         for client in programs {
             match self.groups.parked() {
@@ -525,15 +550,15 @@ impl<S: System> Broker<S> {
     }
 
     fn send_new_addresses(&mut self, client: ClientId) {
-        let slots = self.slots.of(client);
-        if slots.is_empty() {
+        if self.slots.leases_of(client).is_empty() {
             return;
         }
+        let members = self.slots.members_of(client);
         for address in self.addresses_of(client) {
             if self.clients.get(&client).is_none_or(|known| known.addresses.contains(&address)) {
                 continue;
             }
-            if !self.groups.has(address, &slots) {
+            if !self.groups.has(address, &members) {
                 // A new address, or one that was gone while slots were opened.
                 let grown = match self.groups.contains(address) {
                     true => self.groups.level(self.groups.size()),
@@ -547,12 +572,12 @@ impl<S: System> Broker<S> {
                     }
                 }
             }
-            match self.groups.lease(address, &slots).and_then(|()| self.groups.members(address, &slots)) {
+            match self.groups.lease(address, &members).and_then(|()| self.groups.members(address, &members)) {
                 Ok(sockets) => {
                     if let Some(known) = self.clients.get_mut(&client) {
                         known.addresses.insert(address);
                     }
-                    self.send_address(client, 0, address, slots.clone(), sockets);
+                    self.send_address(client, 0, address, members.clone(), sockets);
                 }
                 Err(e) => warn!(%address, "no sockets for a new address: {e}"),
             }

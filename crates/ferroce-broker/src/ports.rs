@@ -62,7 +62,7 @@ pub enum BindError {
 #[derive(Clone, Copy, Debug)]
 struct Binding {
     id: BindingId,
-    owner: u8,
+    owner: u16,
     covers: Covers,
     reuse_address: bool,
     peer: Option<SocketAddr>,
@@ -113,7 +113,7 @@ pub struct Ports {
     bound: BTreeMap<(PortSpace, u16), Vec<Binding>>,
     places: BTreeMap<BindingId, (PortSpace, u16)>,
     /// Programs' blocks, by their first port.
-    blocks: BTreeMap<(PortSpace, u16), u8>,
+    blocks: BTreeMap<(PortSpace, u16), u16>,
     next: u64,
 }
 
@@ -142,7 +142,7 @@ impl Ports {
     /// [`BindError`], but not `Unknown`.
     pub fn bind(
         &mut self,
-        owner: u8,
+        owner: u16,
         request: &BindRequest,
         entropy: u32,
     ) -> Result<(BindingId, u16), BindError> {
@@ -172,11 +172,11 @@ impl Ports {
     }
 
     /// The slot that holds the block of a port. Inside its block a program announces only the ports that others could collide with.
-    fn holder(&self, space: PortSpace, port: u16) -> Option<u8> {
+    fn holder(&self, space: PortSpace, port: u16) -> Option<u16> {
         self.blocks.get(&(space, port - port % PORT_BLOCK)).copied()
     }
 
-    fn conflicts(&self, owner: u8, request: &BindRequest, port: u16) -> bool {
+    fn conflicts(&self, owner: u16, request: &BindRequest, port: u16) -> bool {
         if self.holder(request.space, port).is_some_and(|holder| holder != owner) {
             return true;
         }
@@ -210,7 +210,7 @@ impl Ports {
     /// [`BindError::Exhausted`]; [`BindError::InUse`] for a block that is somebody else's, or is none.
     pub fn take_block(
         &mut self,
-        owner: u8,
+        owner: u16,
         space: PortSpace,
         first: u16,
         entropy: u32,
@@ -233,7 +233,7 @@ impl Ports {
     }
 
     /// Takes a block back; one that is not the owner's stays.
-    pub fn return_block(&mut self, owner: u8, space: PortSpace, first: u16) {
+    pub fn return_block(&mut self, owner: u16, space: PortSpace, first: u16) {
         if self.blocks.get(&(space, first)) == Some(&owner) {
             self.blocks.remove(&(space, first));
         }
@@ -245,11 +245,12 @@ impl Ports {
         self.bound.range((space, first)..=(space, last)).flat_map(|(_, bindings)| bindings)
     }
 
-    fn blocks_of(&self, owner: u8) -> usize {
+    /// Blocks of an owner.
+    pub fn blocks_of(&self, owner: u16) -> usize {
         self.blocks.values().filter(|holder| **holder == owner).count()
     }
 
-    fn choose_block(&self, owner: u8, space: PortSpace, entropy: u32) -> Option<u16> {
+    fn choose_block(&self, owner: u16, space: PortSpace, entropy: u32) -> Option<u16> {
         let size = u32::from(PORT_BLOCK);
         let begin = u32::from((*self.ephemeral.start()).max(UNPRIVILEGED)).div_ceil(size);
         let count = (u32::from(*self.ephemeral.end()) + 1).checked_div(size)?.checked_sub(begin)?;
@@ -293,7 +294,7 @@ impl Ports {
     }
 
     /// A program is gone with all its ports.
-    pub fn release_owner(&mut self, owner: u8) {
+    pub fn release_owner(&mut self, owner: u16) {
         let theirs: Vec<_> =
             self.bound.values().flatten().filter(|binding| binding.owner == owner).map(|b| b.id).collect();
         theirs.into_iter().for_each(|id| self.release(id));

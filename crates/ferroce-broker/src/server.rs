@@ -16,6 +16,7 @@ use ferroce_wire::mad::MAD_LEN;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tracing::{debug, error, info, warn};
 
+use super::access::Access;
 use super::gsi::{self, Gsi};
 use super::logic::{Broker, Output};
 use super::switch::{Switch, ToGsi};
@@ -44,11 +45,13 @@ pub struct ServerOptions {
     pub name: String,
     /// Ends when nobody has needed it for so long; `None`: never.
     pub idle: Option<Duration>,
+    /// Serves programs of all users that may connect; `None`: of its own user.
+    pub access: Option<Access>,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        Self { name: BROKER_NAME.to_owned(), idle: Some(Duration::from_secs(60)) }
+        Self { name: BROKER_NAME.to_owned(), idle: Some(Duration::from_secs(60)), access: None }
     }
 }
 
@@ -91,6 +94,7 @@ pub struct Server {
     listener: Guarded<Listener>,
     monitor: Option<Guarded<Monitor>>,
     broker: Broker<Kernel>,
+    access: Option<Access>,
     gsi: Gsi,
     switch: Switch,
     /// The count of changes that the switch has received.
@@ -158,10 +162,15 @@ impl Server {
             random_guid()
         });
         let uid = nix::unistd::geteuid().as_raw();
+        let mut broker = Broker::new(Kernel::default(), uid, guid, look());
+        if options.access.is_some() {
+            broker.serve_all_users();
+        }
         Ok(Self {
             listener: Guarded::new(listener),
             monitor: monitor.map(Guarded::new),
-            broker: Broker::new(Kernel::default(), uid, guid, look()),
+            broker,
+            access: options.access.clone(),
             gsi: Gsi::new(secret()),
             switch: Switch::new().map_err(failed("make an event counter"))?,
             switch_changes: 0,
@@ -241,8 +250,7 @@ impl Server {
                 self.broker.tick(now);
             }
             self.deliver(now);
-            let broker = &self.broker;
-            self.processes.retain(|process, _| broker.knows(*process));
+            self.follow_changes();
             if self.is_over(now) {
                 return Ok(());
             }
@@ -412,6 +420,19 @@ impl Server {
         }
     }
 
+    /// Tells the switch which programs there are, and forgets processes that matter no more. Once a turn: with a thousand programs it
+    /// takes longer than a request.
+    fn follow_changes(&mut self) {
+        if self.broker.view_changes() == self.switch_changes {
+            return;
+        }
+        self.switch_changes = self.broker.view_changes();
+        let Self { switch, broker, .. } = self;
+        switch.follow(broker.switch_view(), |address, member| broker.divided_socket(address, member));
+        let known = broker.processes();
+        self.processes.retain(|process, _| known.contains(process));
+    }
+
     /// Does what the broker wants.
     fn deliver(&mut self, now: Instant) {
         if self.broker.group_changes() != self.gsi_changes {
@@ -419,13 +440,10 @@ impl Server {
             let Self { gsi, broker, .. } = self;
             gsi.follow(&broker.own_addresses(), |address| broker.own_socket(address));
         }
-        if self.broker.view_changes() != self.switch_changes {
-            self.switch_changes = self.broker.view_changes();
-            self.switch.follow(self.broker.switch_view());
-        }
         while let Some(output) = self.broker.poll_output() {
             match output {
                 Output::OpenRings { client, id, bell } => {
+                    self.follow_changes();
                     let (answer, descriptors) = match self.switch.open(client, bell) {
                         Ok(memory) => (Message::Rings, vec![memory]),
                         Err(e) => (Message::Refused(no_rings(&e)), Vec::new()),

@@ -1,4 +1,4 @@
-//! The broker's system call that no safe crate has.
+//! The broker's system calls that no safe crate has.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -18,4 +18,28 @@ pub fn set_peek_offset(fd: BorrowedFd<'_>, offset: i32) -> io::Result<()> {
         )
     };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The groups of the process that connected a Unix socket, as they were then: its own first, then the supplementary ones.
+pub fn peer_groups(fd: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+    let mut groups = vec![0_u32; 65_536];
+    let mut length = size_of_val(groups.as_slice()) as libc::socklen_t;
+    // SAFETY: the pointers are to `length` octets of memory and to the length, which live through the call; the kernel writes at
+    // most `length` octets, in whole numbers of 32 bits; `fd` is open.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERGROUPS,
+            groups.as_mut_ptr().cast(),
+            std::ptr::from_mut(&mut length),
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    groups.truncate(length as usize / size_of::<u32>());
+    groups.insert(0, getsockopt(&fd, PeerCredentials)?.gid());
+    Ok(groups)
 }

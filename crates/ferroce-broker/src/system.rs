@@ -1,5 +1,6 @@
 //! The system as the broker's logic sees it: traits, so that tests and the fuzzer can replace it.
 
+use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::io;
@@ -11,6 +12,7 @@ use ferroce_ipc::Pause;
 
 use super::holder;
 use super::link_file::{ConfiguredLink, LinkFile};
+use super::owner_file::OwnerFile;
 use ferroce_host::netdev::{Address, Netdev};
 use ferroce_host::rtnetlink;
 use ferroce_host::{ethtool, fork};
@@ -44,6 +46,10 @@ pub trait System {
     fn hardware(&self, netdev: &Netdev) -> Hardware;
     /// Makes the frames of a VLAN have the priorities of their sockets.
     fn map_priorities(&mut self, netdev: &Netdev) -> io::Result<()>;
+    /// Keeps the user of a slot that is leased without sockets, or that it has none, for the next broker.
+    fn keep_owner(&mut self, slot: u16, uid: Option<u32>);
+    /// The users that an earlier broker kept.
+    fn owners(&self) -> BTreeMap<u16, u32>;
     /// The links that outlived an earlier broker.
     fn configured_links(&self) -> Vec<ConfiguredLink>;
     /// Makes these links outlive this one: all, or as it was before.
@@ -81,6 +87,7 @@ pub trait Sockets {
 #[derive(Debug, Default)]
 pub struct Kernel {
     links: LinkFile,
+    owners: OwnerFile,
 }
 
 /// A group whose descriptors are not left to forked children, where the broker runs within a program.
@@ -167,6 +174,14 @@ impl System for Kernel {
 
     fn map_priorities(&mut self, netdev: &Netdev) -> io::Result<()> {
         rtnetlink::map_priorities(netdev.ifindex)
+    }
+
+    fn keep_owner(&mut self, slot: u16, uid: Option<u32>) {
+        self.owners.keep(slot, uid);
+    }
+
+    fn owners(&self) -> BTreeMap<u16, u32> {
+        self.owners.read()
     }
 
     fn configured_links(&self) -> Vec<ConfiguredLink> {

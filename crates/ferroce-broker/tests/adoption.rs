@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 fn run_program() {
     let client = connect();
     let lease = client.lease(1).unwrap();
-    let slot = lease.slots[0];
+    let slot = lease.members()[0];
     println!("\nslot {slot}");
     let (right, stray) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     for address in lease.addresses {
@@ -151,7 +151,7 @@ fn no_packet_strays_when_the_broker_dies() {
         traffic.send(&[1, 3], 200);
         eventually("slot 2 is free within a second", || {
             let client = connect();
-            client.lease(1).is_ok_and(|lease| lease.slots == [2])
+            client.lease(1).is_ok_and(|lease| lease.members() == [2])
         });
         let fourth = Program::start(NAME);
         assert_eq!(fourth.slot, 2);
@@ -252,7 +252,7 @@ fn who_has_no_lease_follows_as_well() {
         // And a request needs no events: it waits for the next broker itself.
         kill(brokers()[0]);
         let lease = client.lease(1).unwrap();
-        assert_eq!(lease.slots, [1]);
+        assert_eq!(lease.members(), [1]);
         let _: Vec<OwnedFd> = lease.addresses.into_iter().map(|address| address.fd).collect();
     });
 }

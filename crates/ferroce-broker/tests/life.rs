@@ -94,7 +94,7 @@ fn an_idle_broker_ends_and_the_next_program_starts_another() {
         let start = Instant::now();
         eventually("it ends", || brokers().is_empty());
         assert!(start.elapsed() > Duration::from_millis(800));
-        assert_eq!(connect().lease(1).unwrap().slots, [1]);
+        assert_eq!(connect().lease(1).unwrap().members(), [1]);
     });
 }
 
@@ -143,7 +143,7 @@ fn a_forked_child_does_not_hide_its_parents_death() {
     if in_role() {
         let client = connect();
         let lease = client.lease(1).unwrap();
-        assert_eq!(lease.slots, [1]);
+        assert_eq!(lease.members(), [1]);
         // A child that runs no handler of ours, the worst there is: it keeps the connection and the sockets, which are
         // marked to survive its exec.
         for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
@@ -177,20 +177,20 @@ fn a_forked_child_does_not_hide_its_parents_death() {
         let sockets = sockets.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(is_socket));
         assert!(sockets.count() >= 3, "the child holds the connection and the sockets");
         let client = connect();
-        assert_eq!(client.lease(1).unwrap().slots, [2]);
+        assert_eq!(client.lease(1).unwrap().members(), [2]);
         kill(parent.id() as i32);
         parent.wait().unwrap();
         eventually("the parent's slot is free", || {
             let status = Client::connect(BROKER_NAME, "", Duration::from_secs(1)).unwrap();
-            holders(status).iter().all(|slots| slots != &[1])
+            holders(status).iter().all(|slots| slots[0] != 16)
         });
-        assert_eq!(client.lease(1).unwrap().slots, [1]);
+        assert_eq!(client.lease(1).unwrap().members(), [1]);
         kill(child);
     });
 }
 
 /// The slots of each program that holds some.
-fn holders(mut client: Client) -> Vec<Vec<u8>> {
+fn holders(mut client: Client) -> Vec<Vec<u16>> {
     match client.request(&Message::GetStatus, Duration::from_secs(1)).unwrap() {
         (Message::Status(status), _) => status.programs.into_iter().map(|program| program.slots).collect(),
         other => panic!("{other:?}"),
@@ -214,7 +214,7 @@ fn hostile_clients_lose_their_own_connections() {
             ("a lease before the greeting", vec![Message::Lease(1).encode(1).unwrap()], 0),
             (
                 "a resume with /dev/null for parked descriptors",
-                vec![hello(), Message::Resume(vec![1]).encode(1).unwrap()],
+                vec![hello(), Message::Resume(vec![16]).encode(1).unwrap()],
                 1,
             ),
             (
@@ -257,7 +257,7 @@ fn hostile_clients_lose_their_own_connections() {
         // The good one never noticed.
         assert!(good.process().iter().all(|event| !matches!(event, BrokerEvent::Disconnected)));
         assert_eq!(good.devices().unwrap().len(), 1);
-        assert_eq!(good.lease(1).unwrap().slots, [2]);
+        assert_eq!(good.lease(1).unwrap().members(), [2]);
         assert_eq!(brokers().len(), 1);
         drop(lease);
     });
@@ -275,7 +275,7 @@ fn whoever_holds_the_port_is_named() {
         let text = chain(&error);
         assert!(text.contains(&want) && text.contains("ferroce run --private-net"), "{text}");
         drop(holders);
-        assert_eq!(client.lease(1).unwrap().slots, [1], "at once when it is free");
+        assert_eq!(client.lease(1).unwrap().members(), [1], "at once when it is free");
     });
 }
 
@@ -313,7 +313,7 @@ fn a_low_limit_of_open_files_is_raised() {
         let clients: Vec<_> = (0..8).map(|_| connect()).collect();
         setrlimit(Resource::RLIMIT_NOFILE, 1024, 4096).unwrap();
         let leases: Vec<_> = clients.iter().map(|client| client.lease(16).unwrap()).collect();
-        assert_eq!(leases.last().unwrap().slots.last(), Some(&128));
+        assert_eq!(leases.last().unwrap().members().last(), Some(&128));
     });
 }
 
@@ -363,7 +363,7 @@ fn a_broker_that_may_open_too_few_files_refuses_to_start() {
             assert_eq!(said == "ready\n", starts, "{limit}: {said}");
             assert!(starts || said.contains("ferroced needs 256 open files"), "{limit}: {said}");
         }
-        assert_eq!(connect().lease(1).unwrap().slots, [1]);
+        assert_eq!(connect().lease(1).unwrap().members(), [1]);
     });
 }
 
@@ -385,7 +385,7 @@ fn a_broker_ends_when_told_to() {
         assert!(refused.contains(&format!("in use by process {} (", std::process::id())), "{refused}");
         // The program goes on with the next one, and with its slot.
         assert_eq!(stop(true).unwrap(), Message::Done);
-        assert_eq!(program.lease(1).unwrap().slots, [2]);
+        assert_eq!(program.lease(1).unwrap().members(), [2]);
         eventually("one other broker, and not the process that started it any more", || {
             let next = brokers();
             next.len() == 1 && next != first
@@ -502,7 +502,7 @@ fn interfaces_are_followed() {
         let mut events = Vec::new();
         eventually("the address is there with its socket", || {
             events.extend(client.process());
-            let added = |e: &BrokerEvent| matches!(e, BrokerEvent::AddressAdded(a) if a.ip.to_string() == "10.1.2.3" && a.slot == 1);
+            let added = |e: &BrokerEvent| matches!(e, BrokerEvent::AddressAdded(a) if a.ip.to_string() == "10.1.2.3" && a.member == 1);
             events.iter().any(added) && events.iter().any(|e| matches!(e, BrokerEvent::GidsChanged(_)))
         });
         ip("addr del 10.1.2.3/32 dev lo");

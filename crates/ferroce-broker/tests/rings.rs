@@ -232,7 +232,7 @@ impl Random {
 /// The hostile program: speaks the protocol well enough to get its rings.
 struct Hostile {
     client: Client,
-    own: u8,
+    own: u16,
     victim: Qpn,
     gid: GidEntry,
     random: Random,
@@ -364,12 +364,12 @@ impl Hostile {
         const SEND_ONLY: u8 = 4;
         const UD_SEND_ONLY: u8 = 0x64;
         let mut rings = Rings::join(&held.memory).unwrap();
-        let own = Qpn::new(u32::from(self.own) << 16 | 0x11);
+        let own = Qpn::new(u32::from(self.own) << 12 | 0x11);
         let here = self.gid.ifindex;
         let elsewhere = Gid::from_ip([192, 0, 2, 1].into());
         let rubbish: Vec<u8> = (0..300).map(|_| self.random.next() as u8).collect();
         let mut deth = self.packet(self.gid.gid, UD_SEND_ONLY, self.victim);
-        deth[40 + 17] = self.own ^ 0x80;
+        deth[40 + 17] = (self.own >> 4) as u8 ^ 0x80;
         for (ifindex, packet) in [
             (here, Vec::new()),
             (here, vec![0; MAX_PACKET]),
@@ -421,7 +421,7 @@ impl Hostile {
     fn head(&mut self, held: &Held) {
         let wrong = [u64::from(ENTRIES), u64::MAX, 1 << 32, 1 << 31];
         held.word(HEAD_TO_PROGRAM).store(wrong[self.random.below(wrong.len())], Ordering::SeqCst);
-        let own = Qpn::new(u32::from(self.own) << 16 | 0x11);
+        let own = Qpn::new(u32::from(self.own) << 12 | 0x11);
         let packet = self.packet(self.gid.gid, 4, own);
         let tail = held.word(TAIL_TO_BROKER).load(Ordering::Relaxed);
         let place = FIRST_ENTRY + (tail % u64::from(ENTRIES)) as usize * ENTRY;

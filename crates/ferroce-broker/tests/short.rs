@@ -16,7 +16,7 @@ fn the_broker_may_end_at_any_step_of_opening() {
     if std::env::var_os("FERROCE_TEST_ROLE").is_some() {
         embed_with(ferroce_broker::start_embedded);
         match BrokerClient::connect(BrokerMode::Embedded).and_then(|client| client.lease(1)) {
-            Ok(lease) => assert_eq!(lease.slots.len(), 1),
+            Ok(lease) => assert_eq!(lease.members().len(), 1),
             Err(e) => panic!("{}", chain(&e)),
         }
         return;

@@ -19,15 +19,15 @@ fn the_first_program_starts_the_broker_and_leases_slot_1() {
         assert_eq!(gids, ["0 127.0.0.1", "1 ::1"]);
 
         let lease = first.lease(1).unwrap();
-        assert_eq!(lease.slots, [1]);
-        let ips: Vec<String> = lease.addresses.iter().map(|a| format!("{} {}", a.slot, a.ip)).collect();
+        assert_eq!(lease.members(), [1]);
+        let ips: Vec<String> = lease.addresses.iter().map(|a| format!("{} {}", a.member, a.ip)).collect();
         assert_eq!(ips, ["1 127.0.0.1", "1 ::1"]);
         assert_eq!(lease.notice, "");
 
         let second = connect();
-        assert_eq!(second.lease(2).unwrap().slots, [2, 3]);
+        assert_eq!(second.lease(2).unwrap().members(), [2, 3]);
         drop(first);
-        eventually("slot 1 is free again", || second.lease(1).is_ok_and(|lease| lease.slots == [1]));
+        eventually("slot 1 is free again", || second.lease(1).is_ok_and(|lease| lease.members() == [1]));
         assert_eq!(brokers().len(), 1, "one broker serves all");
     });
 }
@@ -37,7 +37,7 @@ fn a_broker_within_the_program() {
     isolated("a_broker_within_the_program", || {
         embed_with(ferroce_broker::start_embedded);
         let client = BrokerClient::connect(BrokerMode::Embedded).unwrap();
-        assert_eq!(client.lease(1).unwrap().slots, [1]);
+        assert_eq!(client.lease(1).unwrap().members(), [1]);
         assert!(brokers().is_empty());
     });
 }

@@ -44,7 +44,7 @@ fn said(child: Child) -> String {
 
 fn try_lease() {
     match BrokerClient::connect(BrokerMode::Auto).and_then(|client| client.lease(1)) {
-        Ok(lease) => println!("\nleased {:?} as uid {}", lease.slots, nix::unistd::geteuid()),
+        Ok(lease) => println!("\nleased {:?} as uid {}", lease.members(), nix::unistd::geteuid()),
         Err(e) => println!("\nno lease: {}", chain(&e)),
     }
 }
@@ -131,7 +131,7 @@ fn programs_of_another_user() {
     drop(holder.stdin.take());
     holder.wait().unwrap();
     // It idles now, and makes way as well.
-    assert_eq!(connect().lease(1).unwrap().slots, [1]);
+    assert_eq!(connect().lease(1).unwrap().members(), [1]);
     eventually("one broker, root's", || brokers().len() == 1);
 }
 

@@ -35,7 +35,7 @@ struct Program {
     pid: u32,
     uid: u32,
     comm: String,
-    slots: Vec<u8>,
+    slots: Vec<u16>,
     pd: u32,
     cq: u32,
     qp: u32,
@@ -133,7 +133,7 @@ fn text(report: &Report, details: bool) -> String {
         );
     }
     for Program { pid, uid, comm, slots, pd, cq, qp, mr } in programs {
-        let slots: Vec<String> = slots.iter().map(u8::to_string).collect();
+        let slots: Vec<String> = slots.iter().map(u16::to_string).collect();
         let slots = slots.join(",");
         // Writing to a String cannot fail.
         let _ = writeln!(

@@ -35,7 +35,7 @@ pub struct Ah {
     ifindex: Option<u32>,
     class: Class,
     hop_limit: u8,
-    /// The socket for each slot of the destination that was sent to, by slot.
+    /// The socket for each member of the destination that was sent to, by member.
     routes: ArcSwap<Vec<(u8, Arc<SharedTxSocket>)>>,
     /// Held while a route is added.
     adding: Mutex<()>,
@@ -91,12 +91,12 @@ impl Ah {
     ///
     /// Opens a socket the first time that a process there is sent to.
     pub fn to(&self, qpn: Qpn, qkey: Qkey) -> io::Result<SendTo> {
-        let slot = (qpn.value() >> 16) as u8;
+        let member = qpn.member();
         let routes = self.routes.load();
-        let port = match find(&routes, slot) {
-            _ if self.link.ifindex != 0 => rings_port(self.link, slot),
+        let port = match find(&routes, member) {
+            _ if self.link.ifindex != 0 => rings_port(self.link, member),
             Some(sender) => sender.flow().source_port,
-            None => self.add_route(slot)?,
+            None => self.add_route(member)?,
         };
         let path = Flow {
             source: self.local,
@@ -109,19 +109,19 @@ impl Ah {
         Ok(SendTo::Datagram { path, qpn, qkey })
     }
 
-    fn add_route(&self, slot: u8) -> io::Result<u16> {
+    fn add_route(&self, member: u8) -> io::Result<u16> {
         let _adding = self.adding.lock();
         let routes = self.routes.load();
-        if let Some(sender) = find(&routes, slot) {
+        if let Some(sender) = find(&routes, member) {
             return Ok(sender.flow().source_port);
         }
-        let sender = self.tx_sockets.of_datagrams(self.destination, slot, self.class)?;
+        let sender = self.tx_sockets.of_datagrams(self.destination, member, self.class)?;
         if let Some(ifindex) = self.ifindex {
             sender.set_multicast_interface(ifindex)?;
         }
         let port = sender.flow().source_port;
         let mut more = Vec::clone(&routes);
-        more.push((slot, sender));
+        more.push((member, sender));
         self.routes.store(Arc::new(more));
         Ok(port)
     }
@@ -136,8 +136,8 @@ impl Ah {
     }
 }
 
-fn find(routes: &[(u8, Arc<SharedTxSocket>)], slot: u8) -> Option<&Arc<SharedTxSocket>> {
-    routes.iter().find(|(known, _)| *known == slot).map(|(_, sender)| sender)
+fn find(routes: &[(u8, Arc<SharedTxSocket>)], member: u8) -> Option<&Arc<SharedTxSocket>> {
+    routes.iter().find(|(known, _)| *known == member).map(|(_, sender)| sender)
 }
 
 impl AhAttr {
@@ -178,10 +178,10 @@ pub(crate) struct ResolvedPath {
 }
 
 /// The UDP source port of what goes by the rings, where no socket is needed for one; RoCE v1 has none.
-pub(crate) fn rings_port(link: LinkLayer, slot: u8) -> u16 {
+pub(crate) fn rings_port(link: LinkLayer, member: u8) -> u16 {
     match link.version {
         RoceVersion::V1 => 0,
-        RoceVersion::V2 => 0xc000 | u16::from(slot),
+        RoceVersion::V2 => 0xc000 | u16::from(member),
     }
 }
 
@@ -208,7 +208,7 @@ pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<ResolvedPath, Pa
         service_level: ah.sl & 15,
     };
     let hop_limit = settings.hop_limit(hop_limit);
-    if version == RoceVersion::V1 || device::v2_by_broker() {
+    if version == RoceVersion::V1 || context.engine().v2_by_rings() {
         let rings = context.engine().open_rings().inspect_err(|error| tracing::warn!(%error, "no frames"));
         let (_, lane) = rings.map_err(|_| PathError::Frames { index })?;
         let link = LinkLayer { version, sl: class.service_level, ifindex: entry.ifindex };

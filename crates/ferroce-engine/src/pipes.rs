@@ -78,7 +78,7 @@ impl Pipes {
     /// The pipe to the program that holds `slot`, which is opened now if there is none. `own`: the slots of this program.
     /// `None` where that program takes none, does not answer, or shares only pipes that make no sense: it would do the same to a new
     /// one, and the sockets are left.
-    pub(crate) fn to(&self, slot: u8, own: &[u8], broker: &BrokerClient) -> Option<Arc<PeerPipe>> {
+    pub(crate) fn to(&self, slot: u16, own: &[u16], broker: &BrokerClient) -> Option<Arc<PeerPipe>> {
         if let Some(known) = self.find(slot) {
             return (known.is_sound() && known.wait_for_peer()).then_some(known);
         }
@@ -105,7 +105,7 @@ impl Pipes {
     }
 
     /// A pipe to this process itself: both ends are here.
-    fn add_loop(&self, own: &[u8]) -> io::Result<Arc<PeerPipe>> {
+    fn add_loop(&self, own: &[u16]) -> io::Result<Arc<PeerPipe>> {
         let _changing = self.changing.lock();
         if let Some(known) = self.find(own.first().copied().unwrap_or_default()) {
             return Ok(known);
@@ -129,7 +129,7 @@ impl Pipes {
     }
 
     /// A pipe to the program that holds `slot`; one that makes no sense only if there is no other.
-    fn find(&self, slot: u8) -> Option<Arc<PeerPipe>> {
+    fn find(&self, slot: u16) -> Option<Arc<PeerPipe>> {
         let list = self.list.load();
         let of_slot = || list.iter().filter(|pipe| pipe.slots.contains(&slot) && !pipe.is_dead());
         of_slot().find(|pipe| pipe.is_sound()).or_else(|| of_slot().next()).cloned()
@@ -174,7 +174,7 @@ impl Pipes {
 
 /// A pipe to one other program.
 pub(crate) struct PeerPipe {
-    slots: Vec<u8>,
+    slots: Vec<u16>,
     pipe: Pipe,
     /// All queue pairs that send to this program share this lock. A sender holds it while it copies a batch.
     tx: Mutex<Tx>,
@@ -225,7 +225,7 @@ struct Tx {
 }
 
 impl PeerPipe {
-    fn join(memory: &OwnedFd, side: Side, slots: Vec<u8>, bell: OwnedFd) -> io::Result<Self> {
+    fn join(memory: &OwnedFd, side: Side, slots: Vec<u16>, bell: OwnedFd) -> io::Result<Self> {
         let (pipe, sender, receiver) = Pipe::join(memory, side)?;
         let tx = Mutex::new(Tx { sender, full: None, broken: false });
         let (position, rx) = (AtomicU64::new(receiver.position()), Mutex::new(Some(receiver)));
@@ -408,7 +408,7 @@ mod tests {
 
     use super::*;
 
-    const SLOT: u8 = 7;
+    const SLOT: u16 = 7;
 
     fn buffer() -> Box<[u8; MAX_BATCH]> {
         vec![0; MAX_BATCH].into_boxed_slice().try_into().unwrap()

@@ -1,19 +1,24 @@
-//! Queue pair numbers of one slot and the table that finds a queue pair by them.
+//! Queue pair numbers of this process and the table that finds a queue pair by them.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::{ArcSwapOption, Guard};
 use ferroce_wire::Qpn;
 use parking_lot::Mutex;
 
-/// Numbers of one slot: bits `[15:0]` of a QPN.
+/// Slots of a process, at most: no two with the same low bits.
+const SLOTS: usize = 16;
+/// Numbers of one slot: bits `[11:0]` of a QPN.
+const SLOT_NUMBERS: u32 = 1 << 12;
+/// Numbers of a process with all its slots: bits `[15:0]` of a QPN, which no two of its numbers share.
 const NUMBERS: u32 = 1 << 16;
 const CHUNK: usize = 256;
-/// Queue pairs of one slot: the number 0xFFFFFF (multicast) lies in slot 255, which is never leased.
+/// Queue pairs of a process.
 pub(crate) const MAX_QPS: u32 = NUMBERS - 1;
 
-/// A keyed permutation of 16 bits: four Feistel rounds. It hides how many queue pairs exist and
+/// A keyed permutation of the numbers of a slot: four Feistel rounds on 12 bits. It hides how many queue pairs exist and
 /// which number comes next; it is no cipher, the transport does not lean on it.
 #[derive(Clone, Copy)]
 struct Permutation {
@@ -25,35 +30,86 @@ impl Permutation {
         Self { keys: [key as u32, (key >> 16) as u32, (key >> 32) as u32, (key >> 48) as u32] }
     }
 
-    fn round(key: u32, half: u8) -> u8 {
-        let mut x = key ^ (u32::from(half) << 8 | u32::from(half));
+    /// Of the bits above a slot's numbers, which stay, and six bits of the number.
+    fn round(key: u32, upper: u16, half: u16) -> u16 {
+        let mut x = key ^ (u32::from(half) << 8 | u32::from(half)) ^ u32::from(upper) << 16;
         x = x.wrapping_mul(0x9e37_79b1);
         x ^= x >> 15;
         x = x.wrapping_mul(0x85eb_ca77);
-        (x >> 24) as u8
+        (x >> 26) as u16
     }
 
     fn permute(self, value: u16) -> u16 {
-        let [mut left, mut right] = value.to_be_bytes();
+        let (upper, mut left, mut right) = Self::split(value);
         for key in self.keys {
-            (left, right) = (right, left ^ Self::round(key, right));
+            (left, right) = (right, left ^ Self::round(key, upper, right));
         }
-        u16::from_be_bytes([left, right])
+        upper << 12 | left << 6 | right
     }
 
     fn invert(self, value: u16) -> u16 {
-        let [mut left, mut right] = value.to_be_bytes();
+        let (upper, mut left, mut right) = Self::split(value);
         for key in self.keys.into_iter().rev() {
-            (left, right) = (right ^ Self::round(key, left), left);
+            (left, right) = (right ^ Self::round(key, upper, left), left);
         }
-        u16::from_be_bytes([left, right])
+        upper << 12 | left << 6 | right
+    }
+
+    const fn split(value: u16) -> (u16, u16, u16) {
+        (value >> 12, value >> 6 & 0x3f, value & 0x3f)
+    }
+}
+
+/// The slots of this process, by their low four bits; 0 where it has none. Slots are added, and never removed.
+#[derive(Debug, Default)]
+pub(crate) struct ProcessSlots {
+    by_low_bits: [AtomicU16; SLOTS],
+    /// The slot that names the process: its first.
+    first: AtomicU16,
+}
+
+impl ProcessSlots {
+    pub(crate) fn new(slots: &[u16]) -> Arc<Self> {
+        let new = Self::default();
+        new.add(slots);
+        Arc::new(new)
+    }
+
+    /// Further slots, none with the low bits of one that the process has.
+    pub(crate) fn add(&self, slots: &[u16]) {
+        for slot in slots {
+            let _ = self.first.compare_exchange(0, *slot, Ordering::Release, Ordering::Relaxed);
+            self.by_low_bits[usize::from(*slot) % SLOTS].store(*slot, Ordering::Release);
+        }
+    }
+
+    pub(crate) fn first(&self) -> u16 {
+        self.first.load(Ordering::Acquire)
+    }
+
+    /// The slot with these low bits, or 0.
+    fn with(&self, low_bits: usize) -> u16 {
+        self.by_low_bits[low_bits % SLOTS].load(Ordering::Acquire)
+    }
+
+    /// Whether a number is of one of them.
+    pub(crate) fn own(&self, qpn: Qpn) -> bool {
+        let slot = qpn.slot();
+        slot != 0 && self.with(usize::from(slot)) == slot
+    }
+
+    pub(crate) fn all(&self) -> Vec<u16> {
+        (0..SLOTS).map(|low_bits| self.with(low_bits)).filter(|slot| *slot != 0).collect()
     }
 }
 
 /// Which numbers are free: first each once, then the one that was freed longest ago.
 #[derive(Default)]
 struct Free {
-    never_used: u32,
+    /// How many of each slot were used, by the slots' low bits.
+    used: [u32; SLOTS],
+    /// The slot whose turn it is.
+    turn: usize,
     returned: VecDeque<u16>,
     live: u32,
 }
@@ -61,56 +117,69 @@ struct Free {
 /// Entries of [`CHUNK`] counters in a row, made when the first of them is used.
 type Chunk<T> = Box<[ArcSwapOption<T>]>;
 
-/// The queue pairs of one slot. Looking one up is wait-free; creating and destroying take a lock.
+/// The queue pairs of this process. Looking one up is wait-free; creating and destroying take a lock.
 ///
-/// Layout of a number: `[23:16]` slot, `[15:0]` keyed permutation of a counter. A
-/// number is given out again only after all others of the slot, so with `n` alive a freed number
-/// rests for the next `65,536 - n` creations.
+/// Layout of a number: `[23:12]` slot, `[11:0]` keyed permutation of a counter. A
+/// number is given out again only after all others of the process's slots, so with `n` alive a freed number of a process with
+/// all 65,536 rests for the next `65,536 - n` creations.
 pub(crate) struct QpnTable<T> {
-    slot: u8,
+    slots: Arc<ProcessSlots>,
     permutation: Permutation,
     free: Mutex<Free>,
     chunks: Box<[OnceLock<Chunk<T>>]>,
 }
 
 impl<T> QpnTable<T> {
-    /// The slot.
-    pub(crate) fn slot(&self) -> u8 {
-        self.slot
+    /// The slots.
+    pub(crate) fn slots(&self) -> &Arc<ProcessSlots> {
+        &self.slots
     }
 
-    /// `slot` is 1 to 254; `key` is the process's secret.
-    pub(crate) fn new(slot: u8, key: u64) -> Self {
+    /// `key` is the process's secret.
+    pub(crate) fn new(slots: Arc<ProcessSlots>, key: u64) -> Self {
         Self {
-            slot,
+            slots,
             permutation: Permutation::new(key),
             free: Mutex::new(Free::default()),
             chunks: (0..NUMBERS as usize / CHUNK).map(|_| OnceLock::new()).collect(),
         }
     }
 
-    /// An unused number, or `None` if [`MAX_QPS`] exist.
+    /// An unused number, or `None` if [`MAX_QPS`] exist, or all numbers of the slots are in use: a further slot helps then.
     pub(crate) fn allocate(&self) -> Option<Qpn> {
         let mut free = self.free.lock();
         if free.live == MAX_QPS {
             return None;
         }
-        let counter = if free.never_used < NUMBERS {
-            free.never_used += 1;
-            (free.never_used - 1) as u16
-        } else {
-            free.returned.pop_front()?
+        let turn = free.turn;
+        let fresh = (0..SLOTS).map(|step| (turn + step) % SLOTS).find(|low_bits| {
+            self.slots.with(*low_bits) != 0
+                && free.used.get(*low_bits).is_some_and(|used| *used < SLOT_NUMBERS)
+        });
+        let counter = match fresh {
+            Some(low_bits) => {
+                free.turn = low_bits + 1;
+                free.used[low_bits] += 1;
+                (low_bits as u32 * SLOT_NUMBERS + free.used[low_bits] - 1) as u16
+            }
+            None => free.returned.pop_front()?,
         };
         free.live += 1;
         let number = self.permutation.permute(counter);
-        Some(Qpn::new(u32::from(self.slot) << 16 | u32::from(number)))
+        let slot = self.slots.with(usize::from(number >> 12));
+        Some(Qpn::new(u32::from(slot) << 12 | u32::from(number & 0x0fff)))
     }
 
-    /// Whether a number is of this slot.
-    pub(crate) const fn owns(&self, qpn: Qpn) -> bool {
-        qpn.value() >> 16 == self.slot as u32
+    /// Whether [`Self::allocate`] could succeed with a further slot.
+    pub(crate) fn wants_slot(&self) -> bool {
+        let live = self.free.lock().live;
+        live < MAX_QPS && self.slots.all().len() < SLOTS
     }
 
+    /// Whether a number is of this process.
+    pub(crate) fn owns(&self, qpn: Qpn) -> bool {
+        self.slots.own(qpn)
+    }
     /// Numbers given out.
     pub(crate) fn live(&self) -> u32 {
         self.free.lock().live
@@ -141,7 +210,7 @@ impl<T> QpnTable<T> {
         self.entry(qpn)?.swap(None)
     }
 
-    /// Wait-free. The slot of `qpn` is the caller's to check.
+    /// Wait-free. Whether `qpn` is of this process is the caller's to check.
     pub(crate) fn get(&self, qpn: Qpn) -> Option<Guard<Option<Arc<T>>>> {
         self.entry(qpn).map(ArcSwapOption::load)
     }
@@ -160,29 +229,53 @@ impl<T> QpnTable<T> {
 mod tests {
     use super::*;
 
+    fn table<T>(slots: &[u16], key: u64) -> QpnTable<T> {
+        QpnTable::new(ProcessSlots::new(slots), key)
+    }
+
+    /// A member's slots.
+    fn whole() -> Vec<u16> {
+        (7 << 4..8 << 4).collect()
+    }
+
     #[test]
-    fn permutation_is_one() {
+    fn permutation_is_one_within_each_slot() {
         let permutation = Permutation::new(0x0123_4567_89ab_cdef);
         let mut seen = vec![false; NUMBERS as usize];
         for value in 0..=u16::MAX {
             let number = permutation.permute(value);
             assert_eq!(permutation.invert(number), value);
+            assert_eq!(number >> 12, value >> 12);
             assert!(!std::mem::replace(&mut seen[usize::from(number)], true));
         }
     }
 
     #[test]
-    fn every_promised_number_can_be_had_and_carries_the_slot() {
-        let table = QpnTable::<()>::new(7, 42);
+    fn every_promised_number_can_be_had_and_carries_the_member() {
+        let table = table::<()>(&whole(), 42);
         for _ in 0..MAX_QPS {
-            assert_eq!(table.allocate().map(|qpn| qpn.value() >> 16), Some(7));
+            assert_eq!(table.allocate().map(Qpn::member), Some(7));
         }
-        assert_eq!(table.allocate(), None);
+        assert_eq!((table.allocate(), table.wants_slot()), (None, false));
+    }
+
+    #[test]
+    fn a_further_slot_brings_further_numbers() {
+        let table = table::<()>(&[0x105], 42);
+        for _ in 0..SLOT_NUMBERS {
+            assert_eq!(table.allocate().map(Qpn::slot), Some(0x105));
+        }
+        assert_eq!((table.allocate(), table.wants_slot()), (None, true));
+        table.slots().add(&[0x216]);
+        let other = table.allocate().expect("a fresh slot");
+        assert_eq!(other.slot(), 0x216);
+        assert!(table.owns(other) && !table.owns(Qpn::new(0x115_000)) && !table.owns(Qpn::new(1)));
+        assert_eq!((table.slots().first(), table.slots().all()), (0x105, vec![0x105, 0x216]));
     }
 
     #[test]
     fn a_freed_number_rests_until_all_others_were_used() {
-        let table = QpnTable::<()>::new(1, 42);
+        let table = table::<()>(&whole(), 42);
         let first = table.allocate().expect("fresh table");
         table.release(first);
         for _ in 1..NUMBERS {
@@ -195,7 +288,7 @@ mod tests {
 
     #[test]
     fn finds_what_was_inserted() {
-        let table = QpnTable::new(3, 1);
+        let table = table(&[0x30], 1);
         let qpn = table.allocate().expect("fresh table");
         assert!(table.get(qpn).is_none_or(|entry| entry.is_none()));
         table.insert(qpn, Arc::new(5));

@@ -88,8 +88,10 @@ impl Srq {
         }
         let queue = SharedReceiveQueue::new(max_wr, max_sge, Domain(pd.id().value()))
             .ok_or(CreateSrqError::Memory { max_wr })?;
-        let table = Self::table(pd.context().engine());
-        let number = table.allocate().ok_or(CreateSrqError::Limit { max: MAX_SRQ })?;
+        let engine = pd.context().engine();
+        let table = Self::table(engine);
+        let further = || engine.lease_further_slot().then(|| table.allocate()).flatten();
+        let number = table.allocate().or_else(further).ok_or(CreateSrqError::Limit { max: MAX_SRQ })?;
         if let Some(xrc) = &xrc
             && let Err(error) = xrc.add_users(pd.context())
         {

@@ -50,15 +50,15 @@ impl TxSockets {
         Arc::new(Self { local, ports, users: Mutex::default() })
     }
 
-    /// The socket for datagrams to one slot of a destination; its users keep it open.
+    /// The socket for datagrams to one member of a destination; its users keep it open.
     pub(crate) fn of_datagrams(
         self: &Arc<Self>,
         destination: IpAddr,
-        slot: u8,
+        member: u8,
         class: Class,
     ) -> io::Result<Arc<SharedTxSocket>> {
         let mut users = self.users.lock();
-        let socket = self.ports.get_any(destination, slot, class)?;
+        let socket = self.ports.get_any(destination, member, class)?;
         let port = socket.port();
         if let Some(sender) = users.datagrams.get(&port).and_then(Weak::upgrade) {
             return Ok(sender);
@@ -105,10 +105,10 @@ impl TxSockets {
 
     /// The socket of a queue pair, for its life.
     pub(crate) fn acquire(self: &Arc<Self>, ends: &Destination) -> io::Result<SharedTxSocket> {
-        let slot = (ends.remote_qpn.value() >> 16) as u8;
+        let member = ends.remote_qpn.member();
         let mut users = self.users.lock();
         let (local, remote) = (ends.local_qpn.value(), ends.remote_qpn.value());
-        let socket = self.ports.get(ends.destination, slot, local, remote, ends.class)?;
+        let socket = self.ports.get(ends.destination, member, local, remote, ends.class)?;
         let flow = Flow {
             source: self.local,
             destination: ends.destination,

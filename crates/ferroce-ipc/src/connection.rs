@@ -198,8 +198,8 @@ mod tests {
     use super::*;
     use crate::message::AddressSockets;
 
-    fn address(slots: Vec<u8>) -> Message {
-        Message::Address(AddressSockets { ip: "::1".parse().unwrap(), scope_id: 0, slots })
+    fn address(members: Vec<u8>) -> Message {
+        Message::Address(AddressSockets { ip: "::1".parse().unwrap(), scope_id: 0, members })
     }
 
     #[test]

@@ -120,7 +120,7 @@ impl Ledger {
     ///
     /// # Errors
     /// The errors of `mmap(2)`.
-    pub fn create(slot: u8) -> io::Result<(Self, Option<OwnedFd>)> {
+    pub fn create(slot: u16) -> io::Result<(Self, Option<OwnedFd>)> {
         let (map, file) = Mapping::new(Table::end() * WORD)?;
         let ledger = Self { map, free: Default::default(), devices: Mutex::default() };
         ledger.set(AT_SLOT, slot.into());

@@ -37,9 +37,10 @@ pub use device::{DeviceInfo, Listing, Origin, PhysState};
 pub use embed::EmbedError;
 pub use gid::{GidEntry, GidType};
 pub use message::{
-    AddressSockets, CmBind, CmDone, CmIdEntry, CmIdState, CmNotice, CmRequest, CmStatus, DEVICE_BYTES,
-    GID_BYTES, Hello, LeaseEntry, Leased, LinkKind, MAC_BYTES, MAJOR, MAX_MESSAGE, MINOR, Message,
-    PORT_BLOCK, RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS, Status,
+    ALL_USERS, AddressSockets, CmBind, CmDone, CmIdEntry, CmIdState, CmNotice, CmRequest, CmStatus,
+    DEVICE_BYTES, GID_BYTES, Hello, LAST_MEMBER, LeaseEntry, Leased, LinkKind, MAC_BYTES, MAJOR, MAX_MESSAGE,
+    MEMBER_SLOTS, MINOR, Message, PORT_BLOCK, RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS,
+    STATUS_PROGRAMS, Status, is_leasable,
 };
 pub use netdev::{NetdevInfo, Pause, Vlan};
 pub use null::null_stream;

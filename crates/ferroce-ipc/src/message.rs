@@ -19,14 +19,20 @@ use crate::netdev::NetdevInfo;
 use crate::settings::Setting;
 
 pub use crate::packet::MAX_MESSAGE;
-pub use bytes::{DEVICE_BYTES, GID_BYTES, MAC_BYTES, RULE_BYTES};
+pub use bytes::{DEVICE_BYTES, GID_BYTES, MAC_BYTES, RULE_BYTES, STATUS_PROGRAMS};
 pub use cm::{CmBind, CmDone, CmNotice, CmRequest, PORT_BLOCK};
 
 /// Major version: another one is refused with a sentence.
-pub const MAJOR: u16 = 1;
+pub const MAJOR: u16 = 2;
+/// The last member that programs can lease. Member 0 is the broker's own. Member 255 would contain queue pair number 0xFFFFFF.
+pub const LAST_MEMBER: u8 = 254;
+/// Slots of a member.
+pub const MEMBER_SLOTS: u16 = 16;
 /// Bit of [`Hello::features`]: this program's packets are to be seen, so that even MADs which the broker sends to itself
 /// shall be packets.
 pub const SHOW_MADS: u64 = 1;
+/// Bit of [`Hello::features`] of a broker: it serves all users, and an administrator or the service manager starts the next one.
+pub const ALL_USERS: u64 = 2;
 /// Minor version: grows with every new message kind or field. Each end skips optional fields that it does not know.
 pub const MINOR: u16 = 0;
 
@@ -48,19 +54,22 @@ pub enum Message {
     /// The client's whole view: the broker sends it as an answer, or as a notification after a change. A program that
     /// adopts a new broker sends its previous view, so that names and GID indices stay.
     Devices(Vec<DeviceInfo>),
-    /// Requests this number of slots, 1 to 254, and the sockets of all addresses.
+    /// Requests this number of leases, 1 to 254. The broker decides whether a lease is a member, with all its slots and the
+    /// sockets of all addresses, or one slot of a member whose sockets the broker keeps ([`Leased::by_rings`]).
     Lease(u8),
-    /// The slots leased, one descriptor (the reading end of the parked descriptors), and the number of
-    /// [`Message::Address`] that follow with the same id.
+    /// The slots leased, and the number of [`Message::Address`] that follow with the same id. With sockets comes one
+    /// descriptor, the reading end of the parked descriptors.
     Leased(Leased),
-    /// The group sockets of one address, one descriptor a slot in the order of `slots`. As a notification: an address
+    /// The group sockets of one address, one descriptor a member in the order of `members`. As a notification: an address
     /// appeared.
     Address(AddressSockets),
     /// Gives slots back; an empty list is all of the client's. Answered by [`Message::Done`].
-    Release(Vec<u8>),
+    Release(Vec<u16>),
     /// To a new broker: the slots this program holds, with the reading end of the parked descriptors. Answered by
     /// [`Message::Leased`] with no slot more than these.
-    Resume(Vec<u8>),
+    Resume(Vec<u16>),
+    /// As [`Message::Resume`], from a program without sockets ([`Leased::by_rings`]).
+    ResumeByRings(Vec<u16>),
     /// Notification: the broker moved the parked descriptors to another socket and sends its reading end. The earlier
     /// one is closed.
     Parked,
@@ -157,7 +166,7 @@ pub enum Message {
         direct: bool,
     },
     /// Asks for a pipe to the program that holds this slot. Answered by [`Message::Pipe`].
-    OpenPipe(u8),
+    OpenPipe(u16),
     /// A pipe to another program. The other program receives one as well, unasked. The descriptors are the pipe's memory, the other program's
     /// doorbell, its pidfd, and, with `direct`, the file that says which of its memory may be copied.
     Pipe {
@@ -166,7 +175,7 @@ pub enum Message {
         /// Whether the last descriptor is there.
         direct: bool,
         /// The slots of the other program.
-        slots: Vec<u8>,
+        slots: Vec<u16>,
     },
     /// Ends the broker. Answered by [`Message::Done`], and then by the end of the connection.
     Stop {
@@ -267,8 +276,10 @@ impl RefusalCode {
 /// See [`Message::Leased`].
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Leased {
-    /// The slots: 1 to 254 each.
-    pub slots: Vec<u8>,
+    /// The slots: bits 23 to 12 of the program's queue pair numbers. A leased member is its sixteen slots.
+    pub slots: Vec<u16>,
+    /// The broker keeps the sockets, and the program's packets travel by [rings](crate::ring).
+    pub by_rings: bool,
     /// Number of [`Message::Address`] that follow with the same id.
     pub addresses: u16,
     /// A warning for the user, such as an address whose port another process holds; may be empty.
@@ -282,8 +293,9 @@ pub struct AddressSockets {
     pub ip: IpAddr,
     /// Interface index of a link-local address, else 0.
     pub scope_id: u32,
-    /// Slots of the descriptors, in order; at least one.
-    pub slots: Vec<u8>,
+    /// Members of the descriptors, in order; at least one. A member is bits 23 to 16 of the queue pair numbers that it receives
+    /// packets for.
+    pub members: Vec<u8>,
 }
 
 /// The user's name for a link's type in `ferroce link add … type …`. Both types make the same device.
@@ -351,8 +363,8 @@ pub struct LeaseEntry {
     pub uid: u32,
     /// Its name as `/proc/PID/comm` has it; may be empty.
     pub command: String,
-    /// Its slots, ascending.
-    pub slots: Vec<u8>,
+    /// Its slots, ascending. In a message those of the first sixteen leases.
+    pub slots: Vec<u16>,
     /// The program's last report.
     pub resources: ResourceCounts,
 }
@@ -363,7 +375,7 @@ pub struct CmIdEntry {
     /// A number that no other has.
     pub number: u32,
     /// Its program's slot.
-    pub slot: u8,
+    pub slot: u16,
     pub state: CmIdState,
     /// `enum ibv_qp_type` of its queue pairs, 0 if it has none.
     pub qp_type: u8,
@@ -404,6 +416,12 @@ pub struct ResourceCounts {
     pub mrs: u32,
 }
 
+/// Whether programs can lease a slot: one of a member from 1 to [`LAST_MEMBER`].
+pub const fn is_leasable(slot: u16) -> bool {
+    let member = slot / MEMBER_SLOTS;
+    member >= 1 && member <= LAST_MEMBER as u16
+}
+
 impl Message {
     const fn kind(&self) -> u16 {
         match self {
@@ -433,6 +451,7 @@ impl Message {
             Self::OfferPipes { .. } => 24,
             Self::OpenPipe(_) => 25,
             Self::Pipe { .. } => 26,
+            Self::ResumeByRings(_) => 27,
             Self::ListNetdevs => 30,
             Self::Netdevs(_) => 31,
             Self::LinkStart => 32,
@@ -451,8 +470,9 @@ impl Message {
     /// How many descriptors belong to this message.
     pub fn descriptors(&self) -> usize {
         match self {
-            Self::Address(address) => address.slots.len(),
-            Self::Leased(_) | Self::Resume(_) | Self::Parked | Self::Ledger | Self::LedgerOf(_) => 1,
+            Self::Address(address) => address.members.len(),
+            Self::Leased(leased) => usize::from(!leased.by_rings),
+            Self::Resume(_) | Self::Parked | Self::Ledger | Self::LedgerOf(_) => 1,
             Self::OpenRings { .. } | Self::Rings => 1,
             Self::OfferPipes { direct } => 1 + usize::from(*direct),
             Self::Pipe { direct, .. } => 3 + usize::from(*direct),

@@ -84,6 +84,16 @@ impl Qpn {
     pub const GSI: Self = Self(1);
     /// Destination of every multicast packet (IBTA 10.5.1).
     pub const MULTICAST: Self = Self(MASK_24);
+
+    /// The slot: bits 23 to 12. The broker leases queue pair numbers by slots.
+    pub const fn slot(self) -> u16 {
+        (self.0 >> 12) as u16
+    }
+
+    /// The member: bits 23 to 16, by which the kernel chooses the receiving socket.
+    pub const fn member(self) -> u8 {
+        (self.0 >> 16) as u8
+    }
 }
 
 macro_rules! number {

@@ -12,8 +12,8 @@ use crate::report::Checks;
 const ORDER: &[(&str, &str)] = &[
     (
         "ferroce-broker",
-        "early_requests gid_table gsi holder link_file devices namespace ports cm slots switch sys parking system \
-         groups logic server embedded detach log",
+        "early_requests gid_table gsi holder link_file owner_file devices namespace ports cm slots switch sys access \
+         parking system groups logic server embedded detach log",
     ),
     (
         "ferroce-capi",

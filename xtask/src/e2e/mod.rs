@@ -26,6 +26,7 @@ mod perftest;
 mod pingpong;
 mod pyverbs;
 mod stress;
+mod users;
 mod vprobe;
 mod wire;
 
@@ -75,6 +76,7 @@ pub const STAGES: &[(&str, &str)] = &[
     ("containers", "doctor; a user namespace, a minimal root, a pod of several containers with one eth0"),
     ("kit", "the recipes for CI and clusters, by nobody: the action, GitLab, cargo's runner, two pods"),
     ("lifecycle", "kill -9 of a peer and of the broker, a stopped program, churn"),
+    ("users", "ferroced --system: two users, 300 programs at once, a group, refusals, the next broker"),
     ("stress", "64 queue pairs in 4 processes with 8 or 32 threads: every octet, no lost completion"),
     ("crates", "the tests of a Rust crate for libibverbs, 20 times in parallel threads (with --all)"),
     ("loss", "loss, duplication, reordering, bursts on real sockets (with --all)"),
@@ -101,6 +103,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "containers" => Some(containers::check),
         "kit" => Some(kit::check),
         "lifecycle" => Some(lifecycle::check),
+        "users" => Some(users::check),
         "stress" => Some(stress::check),
         "crates" => Some(crates::check),
         "loss" => Some(loss::check),

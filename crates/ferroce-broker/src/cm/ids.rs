@@ -12,24 +12,25 @@ use super::{Bound, Cm};
 const MOST: usize = 1200;
 
 impl Cm {
-    /// Binds and connections after the first so many.
-    pub fn ids(&self, without: usize) -> Message {
+    /// Binds and connections of the slots that `sees` accepts, after the first so many.
+    pub fn ids(&self, without: usize, sees: impl Fn(u16) -> bool) -> Message {
         let binds = self.binds.iter().map(|((slot, handle), bound)| of_bind(*slot, *handle, bound));
-        let connections = (1..=u8::MAX).flat_map(|slot| self.manager.seen(slot)).map(of_connection);
-        let mut ids: Vec<CmIdEntry> = binds.chain(connections).skip(without).take(MOST + 1).collect();
+        let connections = (0..1 << 12).flat_map(|slot| self.manager.seen(slot)).map(of_connection);
+        let mut ids: Vec<CmIdEntry> =
+            binds.chain(connections).filter(|id| sees(id.slot)).skip(without).take(MOST + 1).collect();
         let more = ids.len() > MOST;
         ids.truncate(MOST);
         Message::CmIds { ids, more }
     }
 }
 
-fn of_bind(slot: u8, handle: u64, bound: &Bound) -> CmIdEntry {
+fn of_bind(slot: u16, handle: u64, bound: &Bound) -> CmIdEntry {
     let none = match bound.bind.address {
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     };
     CmIdEntry {
-        number: u32::from(slot) << 24 | (handle as u32 & 0x00ff_ffff),
+        number: u32::from(slot) << 20 | (handle as u32 & 0x000f_ffff),
         slot,
         state: if bound.listener.is_some() { CmIdState::Listen } else { CmIdState::AddrBound },
         qp_type: 0,

@@ -99,6 +99,12 @@ impl<S: System> Broker<S> {
         self.groups.members(address, &[0])?.pop().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
+    /// A duplicate of the socket of a divided member on an address, emptied and with a buffer.
+    pub fn divided_socket(&self, address: Address, member: u8) -> io::Result<OwnedFd> {
+        self.groups.lease(address, &[member])?;
+        self.groups.members(address, &[member])?.pop().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
     /// Whether the ICRC of what comes to an address counts.
     pub fn checks_crc(&self, address: Address) -> bool {
         self.devices.settings_at(address).all(|settings| settings.crc)
@@ -131,6 +137,7 @@ impl<S: System> Broker<S> {
         {
             known.restoring = false;
         }
+        self.may_request(client, &request)?;
         let slots = self.slots.of(client);
         let low = matches!(&request, CmRequest::Bind(bind) if (1..1024).contains(&bind.port));
         let peer = self.clients.get(&client).map(|known| known.peer);
@@ -171,7 +178,7 @@ impl<S: System> Broker<S> {
     }
 
     /// A program is there again.
-    pub(super) fn connections_resume(&mut self, client: ClientId, slots: &[u8]) {
+    pub(super) fn connections_resume(&mut self, client: ClientId, slots: &[u16]) {
         for slot in slots {
             for notice in self.cm.take_held(*slot) {
                 self.send(client, 0, Message::CmEvent(notice), Vec::new());

@@ -1,16 +1,17 @@
 //! The addresses, interfaces and programs whose packets travel as frames.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 
 use ferroce_ipc::{DeviceInfo, GidEntry, Refusal, RefusalCode};
 use ferroce_wire::RoceVersion;
 
 use super::{Broker, Client, Output};
-use crate::switch::{PortView, ProgramView, View, Way};
+use crate::slots::member_of;
+use crate::switch::{PortView, ProgramView, RelayView, View, Way};
 use crate::system::System;
 use crate::{ClientId, refusal};
-use ferroce_host::netdev::Netdev;
+use ferroce_host::netdev::{Address, Netdev};
 
 impl<S: System> Broker<S> {
     /// A program wants rings: those who have them send from queue pairs of their slots.
@@ -50,7 +51,8 @@ impl<S: System> Broker<S> {
         let all: Vec<DeviceInfo> = self.devices.all().cloned().collect();
         let ways = of(&all);
         let frames_v2 = self.clients.values().any(|known| known.frames_v2);
-        if !frames_v2 && !ways.iter().any(|way| way.version == RoceVersion::V1) {
+        let relays = self.relays(&ways);
+        if !frames_v2 && relays.is_empty() && !ways.iter().any(|way| way.version == RoceVersion::V1) {
             return View::default();
         }
         let port = |n: &&Netdev| ways.iter().any(|way| way.ifindex == n.ifindex);
@@ -61,11 +63,32 @@ impl<S: System> Broker<S> {
             vlan: n.lower.zip(n.vlan.as_ref().map(|vlan| vlan.id)),
             loopback: n.loopback,
         });
+        // One look at the slots, and one at each list of devices, for any number of programs.
+        let mut held = self.slots.by_client();
+        let mut seen: BTreeMap<Option<u32>, BTreeSet<Way>> = BTreeMap::new();
         let program = |(client, known): (&ClientId, &Client)| {
-            let slots = self.slots.of(*client);
-            let ways = of(&self.view(known.view));
-            (!slots.is_empty()).then_some(ProgramView { client: *client, slots, ways, v2: known.frames_v2 })
+            let slots = held.remove(client)?;
+            let ways = seen.entry(known.view).or_insert_with(|| of(&self.view(known.view))).clone();
+            let relayed = slots.first().is_some_and(|slot| self.slots.is_divided(member_of(*slot)));
+            Some(ProgramView { client: *client, slots, ways, v2: known.frames_v2, relayed })
         };
-        View { ports: ports.collect(), programs: self.clients.iter().filter_map(program).collect(), ways }
+        let programs = self.clients.iter().filter_map(program).collect();
+        View { ports: ports.collect(), programs, ways, relays, epoch: self.groups.changes() }
+    }
+
+    /// The divided members, on each address.
+    fn relays(&self, ways: &BTreeSet<Way>) -> Vec<RelayView> {
+        let members: Vec<u8> = self.slots.divided().collect();
+        let mut relays = Vec::new();
+        for way in ways.iter().filter(|way| way.version == RoceVersion::V2) {
+            let address = Address::of(way.gid.to_ip(), way.ifindex);
+            let checks = self.checks_crc(address);
+            let has = |member: &&u8| self.groups.has(address, &[**member]);
+            let of = |member: &u8| RelayView { address, member: *member, ifindex: way.ifindex, checks };
+            relays.extend(members.iter().filter(has).map(of));
+        }
+        relays.sort_unstable();
+        relays.dedup_by_key(|relay| (relay.address, relay.member));
+        relays
     }
 }

@@ -4,12 +4,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use ferroce_datapath::udp::OpenError;
-use ferroce_ipc::{AddressSockets, Leased, Message, Refusal, RefusalCode};
+use ferroce_ipc::{AddressSockets, LAST_MEMBER, Leased, Message, Refusal, RefusalCode};
 use tracing::{debug, info, warn};
 
-use super::{Broker, MOST_SLOTS, UNKNOWN, Waiting, addresses};
+use super::{Broker, MOST_SLOTS, UNKNOWN, Waiting, Want, addresses};
 use crate::groups::GrowError;
-use crate::slots::{LAST_SLOT, Slot, Slots};
+use crate::slots::{MOST_WHOLE, Slot, Slots, first_of, member_of};
 use crate::system::System;
 use crate::{ClientId, refusal};
 use ferroce_host::netdev::Address;
@@ -19,11 +19,15 @@ impl<S: System> Broker<S> {
         if !self.clients.contains_key(&waiting.client) {
             return;
         }
-        match self.lease(now, waiting.client, waiting.count, last_try) {
+        let found = match &waiting.want {
+            Want::Lease(count) => self.lease(now, waiting.client, *count, last_try),
+            Want::Back(slots) => self.take_back(now, waiting.client, slots, last_try),
+        };
+        match found {
             Ok(Some((slots, notice))) => self.grant(waiting.client, waiting.id, slots, notice),
             Ok(None) => {
                 debug!(client = ?waiting.client, "a lease waits for programs of an earlier ferroced");
-                self.waiting.push(Waiting { ..*waiting });
+                self.waiting.push(waiting.clone());
             }
             Err(refused) => {
                 warn!(client = ?waiting.client, "lease refused: {refused}");
@@ -32,7 +36,7 @@ impl<S: System> Broker<S> {
         }
     }
 
-    /// Finds `count` slots; `None` while programs of an earlier broker may still come back. Returns the slots, not yet
+    /// Finds `count` leases; `None` while programs of an earlier broker may still come back. Returns their first slots, not yet
     /// marked, and a notice for the user.
     pub(super) fn lease(
         &mut self,
@@ -40,14 +44,57 @@ impl<S: System> Broker<S> {
         client: ClientId,
         count: u8,
         last_try: bool,
-    ) -> Result<Option<(Vec<u8>, String)>, Refusal> {
-        let held = self.slots.of(client).len() + usize::from(count);
-        if held > MOST_SLOTS {
-            return Err(refusal(
-                RefusalCode::NoSlots,
-                format!("a program may have {MOST_SLOTS} slots at most"),
-            ));
+    ) -> Result<Option<(Vec<u16>, String)>, Refusal> {
+        let by_rings = self.leases_by_rings(client, count);
+        self.may_lease(client, count, by_rings)?;
+        let Some(notices) = self.open_addresses(now, client, last_try)? else { return Ok(None) };
+        let mut found = Vec::new();
+        while found.len() < usize::from(count) {
+            let free = match by_rings {
+                true => {
+                    let held: Vec<u16> =
+                        self.slots.of(client).into_iter().chain(found.iter().copied()).collect();
+                    self.slots.find_single(&held)
+                }
+                false => self.slots.whole_free().map(first_of).find(|slot| !found.contains(slot)),
+            };
+            if let Some(slot) = free {
+                found.push(slot);
+                continue;
+            }
+            // A further member, to be leased whole or divided.
+            let open = if by_rings { self.slots.whole_free().next() } else { None };
+            let member = match open {
+                Some(member) => member,
+                None if self.slots.len() > usize::from(LAST_MEMBER) => {
+                    let sentence = "all slots of this network namespace are leased";
+                    return Err(refusal(RefusalCode::NoSlots, sentence));
+                }
+                None => match self.groups.grow(&mut self.system) {
+                    Ok((member, moved)) => {
+                        self.slots.push(Slot::Free);
+                        self.tell_parked(moved);
+                        member
+                    }
+                    Err(GrowError::Incomplete) if !last_try => return Ok(None),
+                    Err(e) => return Err(self.cannot_grow(&e)),
+                },
+            };
+            if by_rings {
+                self.slots.divide(member);
+            }
         }
+        Ok(Some((found, notices.join("; "))))
+    }
+
+    /// Opens the sockets of all addresses that a client sees; `None` while programs of an earlier broker may still come back.
+    /// Returns notices for the user.
+    fn open_addresses(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        last_try: bool,
+    ) -> Result<Option<Vec<String>>, Refusal> {
         self.retry_taken();
         let addresses = self.addresses_of(client);
         let mut notices = Vec::new();
@@ -84,24 +131,28 @@ impl<S: System> Broker<S> {
         }
         self.skip_survivors(now)?;
         self.publish();
-        let mut slots = self.slots.select(|state| state == Slot::Free);
-        slots.truncate(count.into());
-        while slots.len() < usize::from(count) {
-            if self.slots.len() > usize::from(LAST_SLOT) {
-                let sentence = format!("all {LAST_SLOT} slots of this network namespace are leased");
-                return Err(refusal(RefusalCode::NoSlots, sentence));
-            }
-            match self.groups.grow(&mut self.system) {
-                Ok((slot, moved)) => {
-                    self.slots.push(Slot::Free);
-                    self.tell_parked(moved);
-                    slots.push(slot);
-                }
-                Err(GrowError::Incomplete) if !last_try => return Ok(None),
-                Err(e) => return Err(self.cannot_grow(&e)),
-            }
+        self.expect_survivors(now)?;
+        Ok(Some(notices))
+    }
+
+    /// Whether a program has no sockets, and its packets travel by rings: those of other users, because a socket of a group lets
+    /// its holder change the whole group, and those for which no member is left.
+    fn leases_by_rings(&self, client: ClientId, count: u8) -> bool {
+        let holds = |which: Vec<u16>| !which.is_empty();
+        match holds(self.slots.leases_of(client)) {
+            true => self.slots.members_of(client).is_empty(),
+            false => self.is_foreign(client) || self.slots.whole() + usize::from(count) > MOST_WHOLE,
         }
-        Ok(Some((slots, notices.join("; "))))
+    }
+
+    /// Whether a program may have so many leases more.
+    fn may_lease(&self, client: ClientId, count: u8, by_rings: bool) -> Result<(), Refusal> {
+        let count = usize::from(count);
+        if self.slots.leases_of(client).len() + count > MOST_SLOTS {
+            let sentence = format!("a program may have {MOST_SLOTS} slots at most");
+            return Err(refusal(RefusalCode::NoSlots, sentence));
+        }
+        if by_rings { self.is_within_share(client, count) } else { Ok(()) }
     }
 
     /// The answer to a lease whose sockets cannot be opened.
@@ -113,7 +164,7 @@ impl<S: System> Broker<S> {
     /// Programs of an earlier broker that do not answer, because they are stopped perhaps, hold slots that we know by
     /// number alone: as many as their address has sockets. They are nobody else's on any address.
     pub(super) fn skip_survivors(&mut self, now: Instant) -> Result<(), Refusal> {
-        let most = usize::from(LAST_SLOT) + 1;
+        let most = usize::from(LAST_MEMBER) + 1;
         let members = |address: &Address| self.system.members_in_kernel(*address).unwrap_or(most);
         let floor = self.taken.iter().map(members).max().unwrap_or(0).min(most);
         if self.slots.len() < floor {
@@ -156,15 +207,25 @@ impl<S: System> Broker<S> {
     }
 
     /// Hands slots to a client, with the sockets of all addresses it sees.
-    pub(super) fn grant(&mut self, client: ClientId, id: u32, slots: Vec<u8>, notice: String) {
+    /// `leases` are named by their first slots.
+    pub(super) fn grant(&mut self, client: ClientId, id: u32, leases: Vec<u16>, notice: String) {
+        let slots = self.slots.expand(&leases);
+        let members: Vec<u8> = leases.iter().map(|slot| member_of(*slot)).collect();
+        if members.iter().any(|member| self.slots.is_divided(*member)) {
+            self.hold(client, &slots);
+            let leased = Leased { slots: slots.clone(), by_rings: true, addresses: 0, notice };
+            self.send(client, id, Message::Leased(leased), Vec::new());
+            self.connections_resume(client, &slots);
+            return;
+        }
         let addresses: Vec<Address> = self
             .addresses_of(client)
             .into_iter()
-            .filter(|address| self.groups.has(*address, &slots))
+            .filter(|address| self.groups.has(*address, &members))
             .collect();
         let lend = |address: &Address| {
-            self.groups.lease(*address, &slots)?;
-            Ok((*address, self.groups.members(*address, &slots)?))
+            self.groups.lease(*address, &members)?;
+            Ok((*address, self.groups.members(*address, &members)?))
         };
         let sockets: std::io::Result<Vec<(Address, Vec<OwnedFd>)>> = addresses.iter().map(lend).collect();
         let result = sockets.and_then(|sockets| Ok((sockets, self.groups.parked()?)));
@@ -176,19 +237,29 @@ impl<S: System> Broker<S> {
                 return;
             }
         };
-        for slot in &slots {
-            self.slots.set(*slot, Slot::Leased(client));
-        }
-        self.view_changes += 1;
+        self.hold(client, &slots);
         if let Some(known) = self.clients.get_mut(&client) {
             known.addresses = addresses.iter().copied().collect();
-            info!(pid = known.peer.pid, ?slots, "leased");
         }
         let count = sockets.len() as u16;
-        let leased = Leased { slots: slots.clone(), addresses: count, notice };
+        let leased = Leased { slots, by_rings: false, addresses: count, notice };
         self.send(client, id, Message::Leased(leased), vec![parked]);
         for (address, descriptors) in sockets {
-            self.send_address(client, id, address, slots.clone(), descriptors);
+            self.send_address(client, id, address, members.clone(), descriptors);
+        }
+    }
+
+    /// From now on these slots are the client's.
+    fn hold(&mut self, client: ClientId, slots: &[u16]) {
+        self.view_changes += 1;
+        let Some(peer) = self.clients.get(&client).map(|known| known.peer) else { return };
+        for slot in self.slots.leases(slots) {
+            self.slots.set(slot, Slot::Leased(client));
+            if self.slots.is_divided(member_of(slot)) && self.owners.insert(slot, peer.uid) != Some(peer.uid)
+            {
+                self.system.keep_owner(slot, Some(peer.uid));
+            }
+            info!(pid = peer.pid, slot, "leased");
         }
     }
 
@@ -197,13 +268,13 @@ impl<S: System> Broker<S> {
         client: ClientId,
         id: u32,
         address: Address,
-        slots: Vec<u8>,
+        members: Vec<u8>,
         sockets: Vec<OwnedFd>,
     ) {
-        if slots.is_empty() {
+        if members.is_empty() {
             return;
         }
-        let message = AddressSockets { ip: address.ip, scope_id: address.scope_id, slots };
+        let message = AddressSockets { ip: address.ip, scope_id: address.scope_id, members };
         self.send(client, id, Message::Address(message), sockets);
     }
 
@@ -213,9 +284,19 @@ impl<S: System> Broker<S> {
         now: Instant,
         client: ClientId,
         id: u32,
-        claimed: &[u8],
+        claimed: &[u16],
         parked: OwnedFd,
     ) {
+        if self.is_foreign(client) {
+            // It was given no such descriptors, so they are not those of an earlier broker.
+            let sentence = "these slots were leased without sockets";
+            return self.send(
+                client,
+                id,
+                Message::Refused(refusal(RefusalCode::BadRequest, sentence)),
+                Vec::new(),
+            );
+        }
         let Some(known) = self.clients.get_mut(&client) else { return };
         let process = known.process;
         let devices = std::mem::take(&mut known.known);
@@ -247,20 +328,20 @@ impl<S: System> Broker<S> {
             );
             return;
         }
-        let mut slots = claimed.to_vec();
-        slots.retain(|slot| match self.slots.get(*slot) {
-            Some(Slot::Free | Slot::Unknown { .. }) => true,
-            Some(Slot::Away { process: p, .. }) => p == process,
-            Some(Slot::Leased(holder)) => {
-                holder == client || self.clients.get(&holder).is_some_and(|holder| holder.process == process)
+        let mut slots = self.slots.expand(claimed);
+        slots.retain(|slot| {
+            match self.slots.get(*slot).filter(|_| !self.slots.is_divided(member_of(*slot))) {
+                Some(Slot::Free | Slot::Unknown { .. }) => true,
+                Some(Slot::Away { process: p, .. }) => p == process,
+                Some(Slot::Leased(holder)) => {
+                    holder == client
+                        || self.clients.get(&holder).is_some_and(|holder| holder.process == process)
+                }
+                None => false,
             }
-            None => false,
         });
         // Its own sockets again, not emptied: traffic goes on.
-        for slot in &slots {
-            self.slots.set(*slot, Slot::Leased(client));
-        }
-        self.view_changes += 1;
+        self.hold(client, &slots);
         if let Some(known) = self.clients.get_mut(&client) {
             known.restoring = true;
         }
@@ -268,7 +349,8 @@ impl<S: System> Broker<S> {
         self.retry_waiting(now);
     }
 
-    pub(super) fn resumed(&mut self, client: ClientId, id: u32, slots: Vec<u8>) {
+    pub(super) fn resumed(&mut self, client: ClientId, id: u32, slots: Vec<u16>) {
+        let members: Vec<u8> = self.slots.leases(&slots).iter().map(|slot| member_of(*slot)).collect();
         let parked = match self.groups.parked() {
             Ok(parked) => parked,
             Err(e) => {
@@ -278,13 +360,13 @@ impl<S: System> Broker<S> {
             }
         };
         let mut sockets = Vec::new();
-        for address in self.addresses_of(client).into_iter().filter(|_| !slots.is_empty()) {
+        for address in self.addresses_of(client).into_iter().filter(|_| !members.is_empty()) {
             if !self.groups.is_adopted(address)
-                && let Err(e) = self.groups.lease(address, &slots)
+                && let Err(e) = self.groups.lease(address, &members)
             {
                 debug!(%address, "no sockets for a program that came back: {e}");
             }
-            if let Ok(members) = self.groups.members(address, &slots) {
+            if let Ok(members) = self.groups.members(address, &members) {
                 sockets.push((address, members));
             }
         }
@@ -292,12 +374,72 @@ impl<S: System> Broker<S> {
             known.addresses = sockets.iter().map(|(address, _)| *address).collect();
             info!(pid = known.peer.pid, ?slots, "resumed");
         }
-        let leased = Leased { slots: slots.clone(), addresses: sockets.len() as u16, notice: String::new() };
+        let (slots, addresses) = (slots, sockets.len() as u16);
+        let leased = Leased { slots: slots.clone(), by_rings: false, addresses, notice: String::new() };
         self.send(client, id, Message::Leased(leased), vec![parked]);
         for (address, descriptors) in sockets {
-            self.send_address(client, id, address, slots.clone(), descriptors);
+            self.send_address(client, id, address, members.clone(), descriptors);
         }
         self.connections_resume(client, &slots);
+    }
+
+    /// Finds the slots without sockets that a program held at an earlier broker, or at this one before its connection broke:
+    /// those that its user has, as that broker kept it.
+    fn take_back(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        claimed: &[u16],
+        last_try: bool,
+    ) -> Result<Option<(Vec<u16>, String)>, Refusal> {
+        if self.open_addresses(now, client, last_try)?.is_none() {
+            return Ok(None);
+        }
+        let Some(known) = self.clients.get_mut(&client) else { return Ok(None) };
+        let (uid, process) = (known.peer.uid, known.process);
+        known.restoring = true;
+        let devices = std::mem::take(&mut known.known);
+        self.devices.restore(&devices);
+        let mut slots = claimed.to_vec();
+        slots.retain(|slot| {
+            let is_theirs = self.owners.get(slot) == Some(&uid) && self.slots.is_divided(member_of(*slot));
+            is_theirs
+                && match self.slots.get(*slot) {
+                    Some(Slot::Free | Slot::Unknown { .. }) => true,
+                    Some(Slot::Away { process: p, .. }) => p == process,
+                    Some(Slot::Leased(holder)) => {
+                        holder == client
+                            || self.clients.get(&holder).is_some_and(|holder| holder.process == process)
+                    }
+                    None => false,
+                }
+        });
+        if slots.is_empty() {
+            return Err(refusal(RefusalCode::Failed, "nothing to take back"));
+        }
+        Ok(Some((slots, String::new())))
+    }
+
+    /// Slots without sockets that an earlier broker leased stay with their users until these had time to come back.
+    fn expect_survivors(&mut self, now: Instant) -> Result<(), Refusal> {
+        let expected = std::mem::take(&mut self.expected);
+        let Some(last) = expected.keys().map(|slot| member_of(*slot)).max() else { return Ok(()) };
+        let size = usize::from(last) + 1;
+        let moved = self.groups.level(size).map_err(|e| failed(&e))?;
+        while self.slots.len() < size {
+            let first = self.slots.len() == 0;
+            self.slots.push(if first { Slot::Leased(ClientId(u64::MAX)) } else { Slot::Free });
+        }
+        self.tell_parked(moved);
+        self.survivors.wait(now);
+        for (slot, uid) in expected {
+            self.slots.divide(member_of(slot));
+            if self.slots.is_divided(member_of(slot)) {
+                self.slots.set(slot, Slot::Unknown { until: now + UNKNOWN });
+                self.owners.insert(slot, uid);
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn retry_waiting(&mut self, now: Instant) {
@@ -306,13 +448,19 @@ impl<S: System> Broker<S> {
         }
     }
 
-    pub(super) fn free(&mut self, slots: &[u8]) {
+    pub(super) fn free(&mut self, slots: &[u16]) {
         self.view_changes += 1;
-        for slot in slots {
+        for slot in self.slots.leases(slots) {
             info!(slot, "slot is free");
-            self.groups.release(*slot);
-            self.cm.close_owner(*slot);
-            self.slots.set(*slot, Slot::Free);
+            self.cm.close_owner(slot);
+            self.slots.set(slot, Slot::Free);
+            if self.owners.remove(&slot).is_some() {
+                self.system.keep_owner(slot, None);
+            }
+            // A divided member is released with its last slot.
+            if !self.slots.is_divided(member_of(slot)) {
+                self.groups.release(member_of(slot));
+            }
         }
         self.settle_ledgers();
         if !slots.is_empty() && self.slots.all_free() {
@@ -325,9 +473,13 @@ impl<S: System> Broker<S> {
         }
     }
 
-    pub(super) fn is_open_elsewhere(&self, slot: u8) -> bool {
+    pub(super) fn is_open_elsewhere(&self, slot: u16) -> bool {
+        // Only programs' own sockets can be open elsewhere.
+        if self.slots.is_divided(member_of(slot)) {
+            return false;
+        }
         let address = self.devices.all().flat_map(addresses).find(|address| self.groups.contains(*address));
-        let socket = address.and_then(|address| self.groups.members(address, &[slot]).ok()?.pop());
+        let socket = address.and_then(|address| self.groups.members(address, &[member_of(slot)]).ok()?.pop());
         socket.is_some_and(|socket| self.system.is_open_elsewhere(socket.as_fd()))
     }
 }

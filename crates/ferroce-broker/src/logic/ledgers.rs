@@ -15,8 +15,8 @@ use crate::switch::{Counts, Reason};
 use crate::system::System;
 use ferroce_host::netdev::Address;
 
-/// Most programs whose ledgers one answer brings: no more than there are slots.
-const MOST_LEDGERS: usize = 254;
+/// Most programs whose ledgers one answer brings: fewer than the messages that may wait for a client.
+const MOST_LEDGERS: usize = 900;
 
 /// The ledgers that the broker reads.
 #[derive(Debug, Default)]
@@ -161,8 +161,8 @@ impl<S: System> Broker<S> {
             let program = self.lease_entry(*holder).ok_or(io::ErrorKind::NotFound)?;
             Ok((program, ledger.as_fd().try_clone_to_owned()?))
         };
-        let shared: Vec<_> =
-            self.ledgers.live.iter().filter_map(|one| share(one).ok()).take(MOST_LEDGERS).collect();
+        let seen = self.ledgers.live.iter().filter(|(holder, _)| self.may_see(client, **holder));
+        let shared: Vec<_> = seen.filter_map(|one| share(one).ok()).take(MOST_LEDGERS).collect();
         self.send(client, id, Message::Ledgers(shared.len() as u16), Vec::new());
         for (program, file) in shared {
             self.send(client, id, Message::LedgerOf(program), vec![file]);

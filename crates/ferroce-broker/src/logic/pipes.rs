@@ -9,10 +9,15 @@ use crate::{ClientId, refusal};
 
 impl<S: System> Broker<S> {
     /// A program wants a pipe to the holder of `slot`. Both must have offered to take pipes.
-    pub(super) fn open_pipe(&mut self, client: ClientId, id: u32, slot: u8) -> Result<(), Refusal> {
+    pub(super) fn open_pipe(&mut self, client: ClientId, id: u32, slot: u16) -> Result<(), Refusal> {
         let Some(Slot::Leased(other)) = self.slots.get(slot) else {
             return Err(refusal(RefusalCode::UnknownId, format!("no program holds slot {slot}")));
         };
+        // A doorbell belongs to all that hold it: another user could shut it down for everybody.
+        if self.uid_of(client) != self.uid_of(other) {
+            let sentence = "programs of two users exchange packets through ferroced";
+            return Err(refusal(RefusalCode::WrongState, sentence));
+        }
         let first = self.pipe_end(client)?;
         let second = self.pipe_end(other)?;
         self.output.push_back(Output::OpenPipe { id, ends: [first, second] });

@@ -6,7 +6,7 @@ use std::time::Instant;
 use ferroce_host::fork::Guarded;
 use ferroce_ipc::{Message, Refusal, RefusalCode};
 
-use super::{Broker, SURVIVORS, Waiting};
+use super::{Broker, SURVIVORS, Waiting, Want};
 use crate::system::System;
 use crate::{ClientId, refusal};
 
@@ -35,7 +35,8 @@ impl<S: System> Broker<S> {
                 Ok(None)
             }
             Message::Lease(count) => {
-                self.lease_or_refuse(now, &Waiting { client, id, count, until: now + SURVIVORS }, false);
+                let want = Want::Lease(count);
+                self.lease_or_refuse(now, &Waiting { client, id, want, until: now + SURVIVORS }, false);
                 Ok(None)
             }
             Message::Release(slots) => {
@@ -55,11 +56,17 @@ impl<S: System> Broker<S> {
                 }
                 None => Err(None),
             },
+            Message::ResumeByRings(slots) => {
+                let want = Want::Back(slots);
+                self.lease_or_refuse(now, &Waiting { client, id, want, until: now + SURVIVORS }, false);
+                Ok(None)
+            }
             Message::LinkAdd { .. }
             | Message::LinkDel { .. }
             | Message::LinkSet { .. }
             | Message::LinkStart
             | Message::LinkRename { .. } => {
+                self.only_for_administrators(client)?;
                 self.links(message)?;
                 Ok(Some(Message::Done))
             }
@@ -72,7 +79,7 @@ impl<S: System> Broker<S> {
                 Ok(Some(Message::Done))
             }
             Message::OpenPipe(slot) => self.open_pipe(client, id, slot).map(|()| None).map_err(Some),
-            Message::GetStatus => Ok(Some(Message::Status(self.status()))),
+            Message::GetStatus => Ok(Some(Message::Status(self.status(client)))),
             Message::Stop { force } => self.stop(client, force).map(|()| Some(Message::Done)).map_err(Some),
             Message::Report(counts) => {
                 if let Some(known) = self.clients.get_mut(&client) {
@@ -89,7 +96,11 @@ impl<S: System> Broker<S> {
                 None => Err(None),
             },
             Message::GetStatistics(device) => self.statistics(&device).map(Some).map_err(Some),
-            Message::GetCmIds(without) => Ok(Some(self.cm.ids(without as usize))),
+            Message::GetCmIds(without) => {
+                let visible = self.visible_slots(client);
+                let sees = |slot: u16| visible.as_ref().is_none_or(|slots| slots.contains(&slot));
+                Ok(Some(self.cm.ids(without as usize, sees)))
+            }
             Message::GetLedgers => {
                 self.send_ledgers(client, id);
                 Ok(None)
@@ -116,6 +127,7 @@ impl<S: System> Broker<S> {
 
     /// Ends the broker as soon as the answer is sent, unless others use it and it is not to be `force`d.
     fn stop(&mut self, asker: ClientId, force: bool) -> Result<(), Refusal> {
+        self.only_for_administrators(asker)?;
         let others = self.clients.iter().filter(|(id, _)| **id != asker);
         let mut users: Vec<u32> = others.map(|(_, client)| client.peer.pid).collect();
         users.sort_unstable();

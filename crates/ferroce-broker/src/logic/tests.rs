@@ -2,6 +2,7 @@ mod connections;
 mod devices;
 mod ledgers;
 mod settings;
+mod users;
 
 use std::os::fd::OwnedFd;
 
@@ -9,6 +10,7 @@ use ferroce_ipc::{GidEntry, Leased, LinkKind};
 
 use super::*;
 use crate::fake::{Fake, netdev};
+use crate::slots::{first_of, member_of};
 
 const UID: u32 = 1000;
 
@@ -75,15 +77,15 @@ impl Bench {
         self.output().into_iter().filter(|(to, _)| *to == client).flat_map(|(_, sent)| sent).collect()
     }
 
-    /// The slots, the addresses with sockets and the parked descriptors of a lease.
+    /// The members, the addresses with sockets and the parked descriptors of a lease.
     fn lease(&mut self, client: u64, count: u8) -> Result<(Vec<u8>, Vec<String>, OwnedFd), Refusal> {
         let sent = self.say(client, Message::Lease(count), vec![]);
         granted(sent)
     }
 
-    fn resume(&mut self, client: u64, slots: &[u8], parked: &OwnedFd) -> Result<Vec<u8>, Refusal> {
+    fn resume(&mut self, client: u64, members: &[u8], parked: &OwnedFd) -> Result<Vec<u8>, Refusal> {
         let parked = parked.try_clone().unwrap();
-        granted(self.say(client, Message::Resume(slots.to_vec()), vec![parked])).map(|(slots, ..)| slots)
+        granted(self.say(client, Message::Resume(slots(members)), vec![parked])).map(|(members, ..)| members)
     }
 
     fn devices(&mut self, client: u64) -> Vec<DeviceInfo> {
@@ -91,6 +93,10 @@ impl Bench {
             Some((5, Message::Devices(devices), _)) => devices,
             other => panic!("{other:?}"),
         }
+    }
+
+    fn status(&self) -> Status {
+        self.broker.status(ClientId(0))
     }
 
     fn after(&mut self, time: Duration) {
@@ -102,22 +108,29 @@ impl Bench {
 fn granted(sent: Sent) -> Result<(Vec<u8>, Vec<String>, OwnedFd), Refusal> {
     let mut sent = sent.into_iter().skip_while(|(id, ..)| *id != 5);
     match sent.next() {
-        Some((5, Message::Leased(Leased { slots, addresses, .. }), mut parked)) => {
+        Some((5, Message::Leased(Leased { slots: leased, addresses, by_rings: false, .. }), mut parked)) => {
+            let members: Vec<u8> = leased.iter().step_by(16).map(|slot| member_of(*slot)).collect();
+            assert_eq!(leased, slots(&members));
             let mut found = Vec::new();
             for _ in 0..addresses {
                 match sent.next() {
                     Some((5, Message::Address(address), sockets)) => {
-                        assert_eq!((&address.slots, sockets.len()), (&slots, slots.len()));
+                        assert_eq!((&address.members, sockets.len()), (&members, members.len()));
                         found.push(address.ip.to_string());
                     }
                     other => panic!("{other:?}"),
                 }
             }
-            Ok((slots, found, parked.pop().unwrap()))
+            Ok((members, found, parked.pop().unwrap()))
         }
         Some((_, Message::Refused(refusal), _)) => Err(refusal),
         other => panic!("{other:?}"),
     }
+}
+
+/// All slots of these members.
+fn slots(members: &[u8]) -> Vec<u16> {
+    members.iter().flat_map(|member| (first_of(*member)..).take(16)).collect()
 }
 
 fn names(devices: &[DeviceInfo]) -> Vec<&str> {
@@ -137,16 +150,16 @@ fn slots_are_opened_on_demand_lowest_free_first() {
         assert_eq!(slots, [client as u8]);
         assert_eq!(addresses, ["127.0.0.1", "::1"]);
     }
-    assert_eq!(bench.broker.status().group_size, 4, "none more than needed, and the broker's own");
+    assert_eq!(bench.status().group_size, 4, "none more than needed, and the broker's own");
     bench.broker.died(bench.now, ProcessId(102));
     bench.broker.died(bench.now, ProcessId(101));
     bench.connect(4, 104);
     assert_eq!(bench.lease(4, 3).unwrap().0, [1, 2, 4]);
-    assert_eq!(bench.broker.status().group_size, 5);
-    let programs = bench.broker.status().programs;
+    assert_eq!(bench.status().group_size, 5);
+    let programs = bench.status().programs;
     assert_eq!(
         programs.iter().map(|p| (p.pid, p.slots.clone())).collect::<Vec<_>>(),
-        [(103, vec![3]), (104, vec![1, 2, 4])]
+        [(103, slots(&[3])), (104, slots(&[1, 2, 4]))]
     );
 }
 
@@ -165,21 +178,23 @@ fn a_slot_is_emptied_for_its_next_holder_and_for_nobody_else() {
 #[test]
 fn slots_run_out_with_a_sentence() {
     let mut bench = Bench::loopback();
-    for client in 1..=15 {
+    for client in 1..=8 {
         bench.connect(client, client as u32);
         bench.lease(client, 16).unwrap();
     }
-    bench.connect(16, 16);
-    assert_eq!(bench.lease(16, 14).unwrap().0, (241..=254).collect::<Vec<u8>>());
-    bench.connect(17, 17);
-    let refusal = bench.lease(17, 1).unwrap_err();
+    for client in 9..135 {
+        bench.connect(client, client as u32);
+        bench.lease_slots(client, 16).unwrap();
+    }
+    bench.connect(135, 135);
+    let refusal = bench.lease_slots(135, 1).unwrap_err();
     assert_eq!(
         (refusal.code, refusal.sentence.as_str()),
-        (RefusalCode::NoSlots, "all 254 slots of this network namespace are leased")
+        (RefusalCode::NoSlots, "all slots of this network namespace are leased")
     );
     let refusal = bench.lease(1, 1).unwrap_err();
     assert_eq!(refusal.sentence, "a program may have 16 slots at most");
-    assert_eq!(bench.broker.status().group_size, 255);
+    assert_eq!(bench.status().group_size, 255);
 }
 
 #[test]
@@ -191,11 +206,11 @@ fn death_is_the_processes_not_the_connections() {
     // A forked child holds the connection: the process's death frees the slot all the same.
     bench.broker.died(bench.now, ProcessId(101));
     assert_eq!(bench.lease(2, 1).unwrap().0, [1]);
-    assert!(!bench.broker.knows(ProcessId(101)));
+    assert!(!bench.broker.processes().contains(&ProcessId(101)));
 
     // exec: the connection ends, the process does not.
     bench.broker.disconnected(bench.now, ClientId(2));
-    assert!(bench.broker.knows(ProcessId(102)));
+    assert!(bench.broker.processes().contains(&ProcessId(102)));
     bench.connect(3, 103);
     assert_eq!(bench.lease(3, 1).unwrap().0, [2], "not yet free");
     assert_eq!(bench.broker.deadline(), Some(bench.now + AWAY));
@@ -233,9 +248,9 @@ fn released_slots_are_free_at_once_and_only_by_their_holder() {
     bench.connect(1, 101);
     bench.connect(2, 102);
     bench.lease(1, 3).unwrap();
-    let refused = bench.say(2, Message::Release(vec![1]), vec![]);
+    let refused = bench.say(2, Message::Release(slots(&[1])), vec![]);
     assert!(matches!(&refused[0].1, Message::Refused(r) if r.code == RefusalCode::BadRequest));
-    assert_eq!(bench.say(1, Message::Release(vec![2]), vec![])[0].1, Message::Done);
+    assert_eq!(bench.say(1, Message::Release(slots(&[2])), vec![])[0].1, Message::Done);
     assert_eq!(bench.lease(2, 1).unwrap().0, [2]);
     assert_eq!(bench.say(1, Message::Release(vec![]), vec![])[0].1, Message::Done);
     assert_eq!(bench.lease(2, 2).unwrap().0, [1, 3]);
@@ -256,12 +271,12 @@ fn a_new_broker_takes_back_what_is_parked() {
     assert!(bench.say(9, Message::Lease(1), vec![]).is_empty());
     // The first survivor brings the sockets; the newcomer gets a new slot, since the others may be anybody's.
     bench.connect(1, 101);
-    bench.broker.message(bench.now, ClientId(1), 5, Message::Resume(vec![1]), vec![parked.remove(0)]);
+    bench.broker.message(bench.now, ClientId(1), 5, Message::Resume(slots(&[1])), vec![parked.remove(0)]);
     let output = bench.output();
     let of = |client: u64| output.iter().filter(move |(to, _)| *to == client).flat_map(|(_, sent)| sent);
-    assert!(of(1).any(|(id, m, _)| *id == 5 && matches!(m, Message::Leased(l) if l.slots == [1])));
-    assert!(of(9).any(|(id, m, _)| *id == 5 && matches!(m, Message::Leased(l) if l.slots == [4])));
-    assert!(bench.broker.status().adopted);
+    assert!(of(1).any(|(id, m, _)| *id == 5 && matches!(m, Message::Leased(l) if l.slots == slots(&[1]))));
+    assert!(of(9).any(|(id, m, _)| *id == 5 && matches!(m, Message::Leased(l) if l.slots == slots(&[4]))));
+    assert!(bench.status().adopted);
     let emptied = bench.system.port.borrow().emptied.clone();
     assert!(emptied.iter().all(|(_, slot)| *slot == 4), "survivors' traffic goes on: {emptied:?}");
     // The others come, one is dead.
@@ -332,11 +347,11 @@ fn an_older_set_of_parked_descriptors_is_not_the_whole() {
     bench.connect(3, 103);
     assert!(bench.say(3, Message::Lease(1), vec![]).is_empty(), "waits for who knows slot 2");
     bench.connect(2, 102);
-    bench.broker.message(bench.now, ClientId(2), 5, Message::Resume(vec![2]), vec![new]);
+    bench.broker.message(bench.now, ClientId(2), 5, Message::Resume(slots(&[2])), vec![new]);
     let output = bench.output();
-    let leased = |client: u64, slot: u8| {
+    let leased = |client: u64, member: u8| {
         let mut sent = output.iter().filter(|(to, _)| *to == client).flat_map(|(_, sent)| sent);
-        sent.any(|(_, m, _)| matches!(m, Message::Leased(l) if l.slots == [slot]))
+        sent.any(|(_, m, _)| matches!(m, Message::Leased(l) if l.slots == slots(&[member])))
     };
     assert!(leased(2, 2) && leased(3, 3), "{output:?}");
 }
@@ -522,7 +537,7 @@ fn who_breaks_the_protocol_loses_the_connection_alone() {
         }
         assert!(closed && matches!(&last, Some(Message::Refused(r)) if r.code == code), "{number}: {last:?}");
     }
-    assert_eq!(bench.broker.status().programs.len(), 1);
+    assert_eq!(bench.status().programs.len(), 1);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use ferroce_host::fork::Guarded;
-use ferroce_ipc::{Connection, Message, MessageError, Peer};
+use ferroce_ipc::{Connection, Message, MessageError, Peer, RefusalCode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{debug, error, warn};
 
@@ -19,6 +19,8 @@ const MOST_QUEUED: usize = 1024;
 const MOST_EVENTS: usize = 32_768;
 /// Connections of one process; a program needs one.
 const MOST_CONNECTIONS: usize = 64;
+/// Connections of all programs of another user.
+const MOST_OF_USER: usize = 2048;
 /// Messages taken from one client before the others have their turn.
 const BURST: usize = 32;
 /// How long a closed connection may wait for its client to read the last messages.
@@ -29,6 +31,7 @@ const LINGER: Duration = Duration::from_secs(1);
 pub(super) struct Link {
     pub(super) connection: Guarded<Connection>,
     process: ProcessId,
+    uid: u32,
     pub(super) queue: VecDeque<(u32, Message, Vec<OwnedFd>)>,
     /// When the connection is dropped, set once only the last messages are left.
     pub(super) closing: Option<Instant>,
@@ -71,12 +74,50 @@ impl Server {
                 warn!(pid = peer.pid, "has {MOST_CONNECTIONS} connections: one more is closed");
                 continue;
             }
+            let refused = self.refuses(peer, &connection);
             self.links.insert(
                 client,
-                Link { connection: Guarded::new(connection), process, queue: VecDeque::new(), closing: None },
+                Link {
+                    connection: Guarded::new(connection),
+                    process,
+                    uid: peer.uid,
+                    queue: VecDeque::new(),
+                    closing: None,
+                },
             );
-            self.broker.connected(client, peer, process, watched);
+            match refused {
+                None => self.broker.connected(client, peer, process, watched),
+                Some((code, sentence)) => self.broker.turn_away(client, code, sentence),
+            }
         }
+    }
+
+    /// Why a program of another user may not connect, if so.
+    fn refuses(&self, peer: Peer, connection: &Connection) -> Option<(RefusalCode, String)> {
+        let access = self.access.as_ref()?;
+        if let Err(sentence) = access.check(peer, connection.as_fd()) {
+            warn!(pid = peer.pid, uid = peer.uid, "refused a program: {sentence}");
+            return Some((RefusalCode::ForeignUser, sentence));
+        }
+        let own = nix::unistd::geteuid().as_raw();
+        let count = self.links.values().filter(|link| link.uid == peer.uid).count();
+        if peer.uid == 0 || peer.uid == own || count < self.most_of_user() {
+            return None;
+        }
+        let user = Peer::user(peer.uid);
+        Some((
+            RefusalCode::Full,
+            format!(
+                "programs of {user} have {count} connections to ferroced, which is all that a user may have"
+            ),
+        ))
+    }
+
+    /// Connections of all programs of another user: a program needs about eight descriptors here, and the users together get half.
+    fn most_of_user(&self) -> usize {
+        use nix::sys::resource::{Resource, getrlimit};
+        let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
+        usize::try_from(soft / 16).unwrap_or(usize::MAX).clamp(16, MOST_OF_USER)
     }
 
     /// Makes the death of a client's process visible, if the system can.

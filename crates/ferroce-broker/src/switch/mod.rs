@@ -13,6 +13,7 @@ mod drops;
 mod group_sockets;
 mod lookup;
 mod neighbours;
+mod relay;
 mod rules;
 mod table;
 
@@ -33,8 +34,11 @@ use tracing::{error, warn};
 use super::ClientId;
 pub use drops::Counts;
 use ferroce_host::fork::Guarded;
+use ferroce_host::netdev::Address;
 use ferroce_host::rtnetlink::NeighbourMonitor;
 use ferroce_host::thread::spawn_quietly;
+use relay::RelayBuffers;
+pub use relay::RelayView;
 pub use rules::{Reason, Way};
 use table::{Buffers, Open, Outgoing, Table, Waits, close};
 
@@ -50,6 +54,10 @@ pub struct View {
     pub ways: BTreeSet<Way>,
     /// The programs that hold slots.
     pub programs: Vec<ProgramView>,
+    /// The members of programs without sockets.
+    pub relays: Vec<RelayView>,
+    /// Another number than before, if their sockets are others.
+    pub epoch: u64,
 }
 
 /// An interface.
@@ -73,11 +81,13 @@ pub struct ProgramView {
     /// Its connection.
     pub client: ClientId,
     /// Its slots.
-    pub slots: Vec<u8>,
+    pub slots: Vec<u16>,
     /// The addresses of its devices.
     pub ways: BTreeSet<Way>,
     /// Packets of RoCE v2 to its slots come by the rings as well.
     pub v2: bool,
+    /// It has no sockets: its packets of RoCE v2 leave by the broker's, unless they are frames.
+    pub relayed: bool,
 }
 
 /// A packet to queue pair 1.
@@ -122,8 +132,8 @@ impl Switch {
         Ok(Self { shared: Arc::new(shared), running: false })
     }
 
-    /// Serves this from now on.
-    pub fn follow(&mut self, view: View) {
+    /// Serves this from now on. `socket` hands out the socket of a member on an address.
+    pub fn follow(&mut self, view: View, socket: impl FnMut(Address, u8) -> io::Result<OwnedFd>) {
         if !self.running && !view.ways.is_empty() {
             let shared = Arc::clone(&self.shared);
             match spawn_quietly("ferroce-switch", move || run(&shared)) {
@@ -135,7 +145,7 @@ impl Switch {
                 error!("no neighbours are looked for: {e}");
             }
         }
-        self.shared.table.lock().follow(view);
+        self.shared.table.lock().follow(view, socket);
         self.shared.look();
     }
 
@@ -145,8 +155,9 @@ impl Switch {
     /// `NotFound` for any other; otherwise those of [`Rings::create`].
     pub fn open(&mut self, client: ClientId, bell: OwnedFd) -> io::Result<OwnedFd> {
         let mut table = self.shared.table.lock();
-        // Between programs here nothing is needed.
-        if !table.ports.values().any(|port| port.tx.is_some() || port.view.mac.is_none()) {
+        // Between programs here nothing is needed, nor for those whose packets leave by sockets.
+        let relayed = table.programs.get(&client).is_some_and(|program| program.view.relayed);
+        if !relayed && !table.ports.values().any(|port| port.tx.is_some() || port.view.mac.is_none()) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         let program = table.programs.get_mut(&client).ok_or(io::ErrorKind::NotFound)?;
@@ -182,7 +193,10 @@ impl Switch {
     pub fn send(&self, flow: &Flow, packet: &[u8]) {
         let mut table = self.shared.table.lock();
         let (from, to) = (flow.source, flow.destination);
-        table.send(Instant::now(), &Outgoing { link: flow.link, from, to, dest_qp: Qpn::GSI, packet });
+        table.send(
+            Instant::now(),
+            &Outgoing { link: flow.link, from, to, dest_qp: Qpn::GSI, by_udp: None, packet },
+        );
         self.shared.pass_on(&mut table);
     }
 }
@@ -228,6 +242,7 @@ fn run(shared: &Shared) {
     let monitor = monitor.inspect_err(|e| warn!("changes of neighbours will not be seen: {e}")).ok();
     let mut waits = Waits::default();
     let mut more = false;
+    let mut relayed = RelayBuffers::new();
     let mut buffers = Buffers { frame: FrameBuffer::new(), packet: Box::new([0; MAX_PACKET]) };
     loop {
         let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN)];
@@ -236,6 +251,7 @@ fn run(shared: &Shared) {
             None => fds.push(PollFd::new(&shared.wake, PollFlags::empty())),
         }
         fds.extend(waits.ports.iter().map(|(_, socket)| PollFd::new(&**socket, PollFlags::IN)));
+        fds.extend(waits.relays.iter().map(|relay| PollFd::from_borrowed_fd(relay.fd(), PollFlags::IN)));
         fds.extend(waits.bells.iter().map(|(_, bell)| PollFd::new(&**bell, PollFlags::IN)));
         let limit = Timespec { tv_sec: if more { 0 } else { 3600 }, tv_nsec: 0 };
         match poll(&mut fds, Some(&limit)) {
@@ -267,6 +283,12 @@ fn run(shared: &Shared) {
             }
         }
         let first = 2 + waits.ports.len();
+        for (index, relay) in waits.relays.iter().enumerate() {
+            if is_ready(first + index) {
+                table.receive_relayed(relay, &mut relayed);
+            }
+        }
+        let first = first + waits.relays.len();
         for (index, (client, bell)) in waits.bells.iter().enumerate() {
             if is_ready(first + index) && !silence(&**bell) {
                 table.hang_up(*client, bell);

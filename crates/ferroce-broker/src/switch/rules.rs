@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use ferroce_wire::{ETHERTYPE_ROCE, Encapsulation, Frame, Gid, Grh, LinkLayer, Qpn, RoceVersion, icrc};
+use ferroce_wire::{ETHERTYPE_ROCE, Encapsulation, Flow, Frame, Gid, Grh, LinkLayer, Qpn, RoceVersion, icrc};
 
 /// An address that packets may come from or go to: a GID, with its type and its interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -53,11 +53,14 @@ pub enum Reason {
     /// A program's rings make no sense: they were closed, once for each that is counted.
     #[error("rings broken")]
     Rings,
+    /// Arrived for a program without sockets, with a wrong ICRC.
+    #[error("wrong ICRC")]
+    Icrc,
 }
 
 impl Reason {
     /// All, in the order of their counters.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Malformed,
         Self::Source,
         Self::QueuePair,
@@ -69,6 +72,7 @@ impl Reason {
         Self::Slot,
         Self::Full,
         Self::Rings,
+        Self::Icrc,
     ];
 
     /// The name of its counter.
@@ -85,6 +89,7 @@ impl Reason {
             Self::Slot => "frame_no_qp",
             Self::Full => "frame_ring_full",
             Self::Rings => "frame_rings_broken",
+            Self::Icrc => "frame_icrc_errors",
         }
     }
 }
@@ -96,6 +101,8 @@ pub struct Passed {
     pub source: IpAddr,
     /// To whom.
     pub destination: IpAddr,
+    /// The addressing, as the packet has it.
+    pub way: Flow,
     /// The queue pair there.
     pub dest_qp: Qpn,
     /// Octets from GRH or IP header to ICRC.
@@ -127,6 +134,7 @@ fn read(version: RoceVersion, packet: &[u8]) -> Result<(Passed, &[u8]), Reason> 
     let passed = Passed {
         source: way.source,
         destination: way.destination,
+        way,
         dest_qp: Qpn::from_be_bytes([a, b, c]),
         len: before + frame.transport.len(),
     };
@@ -137,7 +145,7 @@ fn read(version: RoceVersion, packet: &[u8]) -> Result<(Passed, &[u8]), Reason> 
 /// them, and it fits. MAC addresses, tag and type of the frame are not the program's to write at all.
 pub fn may_send(
     ways: &BTreeSet<Way>,
-    slots: &[u8],
+    slots: &[u16],
     mtu: u32,
     link: LinkLayer,
     packet: &[u8],
@@ -154,8 +162,8 @@ pub fn may_send(
     }
     if transport.first().is_some_and(|opcode| DATAGRAMS.contains(opcode)) {
         // The sender's number, in octets 5 to 7 of the DETH.
-        let slot = transport.get(17).ok_or(Reason::Malformed)?;
-        if !slots.contains(slot) {
+        let Some([a, b, c]) = transport.get(17..20) else { return Err(Reason::Malformed) };
+        if !slots.contains(&Qpn::from_be_bytes([*a, *b, *c]).slot()) {
             return Err(Reason::QueuePair);
         }
     }
@@ -227,11 +235,9 @@ pub fn mac_of_group(version: RoceVersion, group: IpAddr) -> [u8; 6] {
 
 #[cfg(test)]
 mod tests {
-    use ferroce_wire::Flow;
-
     use super::*;
 
-    const SLOT: u8 = 3;
+    const SLOT: u16 = 0x30;
 
     fn way(gid: &str, ifindex: u32, version: RoceVersion) -> Way {
         Way { version, gid: Gid::from_ip(gid.parse().unwrap()), ifindex }
@@ -264,7 +270,7 @@ mod tests {
         transport[0] = opcode;
         transport[5..8].copy_from_slice(&qpn.to_be_bytes()[1..]);
         if len > 17 {
-            transport[17] = SLOT;
+            transport[17] = (SLOT >> 4) as u8;
         }
         let mut out = vec![0; 64 + len];
         let len = Frame::new(None, &flow, 0, &transport).emit(&mut out).unwrap();
@@ -306,7 +312,7 @@ mod tests {
         assert_eq!(to(0xff_ffff, 0x64), Err(Reason::QueuePair), "a group's number, but no group");
         assert_eq!(to(0x20011, 0x64), Ok(0x20011));
         let mut foreign = packet("10.0.0.1", "10.0.0.2", V1, 0x64, 0x20011, 24);
-        foreign[40 + 17] = SLOT + 1;
+        foreign[40 + 18] = 0x10;
         assert_eq!(judge(link(V1, 2), &foreign), Err(Reason::QueuePair), "another's as the sender");
         foreign[40 + 17] = 0;
         assert_eq!(judge(link(V1, 2), &foreign), Err(Reason::QueuePair), "the broker's as the sender");

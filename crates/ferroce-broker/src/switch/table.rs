@@ -9,16 +9,18 @@ use std::time::Instant;
 
 use ferroce_datapath::packet::{EtherSocket, FrameBuffer};
 use ferroce_ipc::ring::{ENTRIES, MAX_PACKET, PushError, Rings};
-use ferroce_wire::{ETHERTYPE_ROCE, Gid, LinkLayer, Qpn, RoceVersion};
+use ferroce_wire::{ETHERTYPE_ROCE, Flow, Gid, LinkLayer, Qpn, RoceVersion};
 use tracing::{debug, warn};
 
 use super::drops::Drops;
 use super::group_sockets::GroupSockets;
 use super::neighbours::{Found, Neighbours, Released};
+use super::relay::{Relay, Relays};
 use super::rules::{self, Reason, Way};
 use super::{BURST, PortView, ProgramView, ToGsi, View};
 use crate::ClientId;
 use ferroce_host::fork::Guarded;
+use ferroce_host::netdev::Address;
 use ferroce_host::rtnetlink::NeighbourMonitor;
 
 /// Turns before the wire has its turn.
@@ -39,9 +41,10 @@ pub(super) struct Table {
     ways: BTreeSet<Way>,
     pub(super) ports: BTreeMap<u32, Port>,
     pub(super) programs: BTreeMap<ClientId, Program>,
-    slots: BTreeMap<u8, ClientId>,
+    slots: BTreeMap<u16, ClientId>,
     pub(super) neighbours: Neighbours,
     pub(super) gsi: VecDeque<ToGsi>,
+    relays: Relays,
     pub(super) drops: Drops,
 }
 
@@ -77,6 +80,8 @@ pub(super) struct Outgoing<'a> {
     pub(super) from: IpAddr,
     pub(super) to: IpAddr,
     pub(super) dest_qp: Qpn,
+    /// The addressing of a packet that leaves by a socket of the broker.
+    pub(super) by_udp: Option<Flow>,
     pub(super) packet: &'a [u8],
 }
 
@@ -92,6 +97,7 @@ pub(super) fn close(program: &mut Program) -> u64 {
 pub(super) struct Waits {
     pub(super) generation: Option<u64>,
     pub(super) ports: Vec<(u32, Arc<Guarded<EtherSocket>>)>,
+    pub(super) relays: Vec<Arc<Relay>>,
     pub(super) bells: Vec<(ClientId, Arc<Guarded<OwnedFd>>)>,
 }
 
@@ -101,8 +107,9 @@ pub(super) struct Buffers {
 }
 
 impl Table {
-    pub(super) fn follow(&mut self, view: View) {
-        let View { ports, ways, programs } = view;
+    pub(super) fn follow(&mut self, view: View, socket: impl FnMut(Address, u8) -> io::Result<OwnedFd>) {
+        let View { ports, ways, programs, relays, epoch } = view;
+        self.relays.follow(relays, epoch, socket);
         let on = |ifindex: u32, version| ways.iter().any(|w| w.ifindex == ifindex && w.version == version);
         let v2 = programs.iter().any(|program| program.v2);
         let of = |ways: &BTreeSet<Way>, ifindex| -> Vec<Way> {
@@ -120,11 +127,12 @@ impl Table {
             port.serve(on(ifindex, RoceVersion::V1), v2 && on(ifindex, RoceVersion::V2));
         }
         self.ways = ways;
-        let gone: Vec<ClientId> = self.programs.keys().copied().collect();
-        for client in gone.into_iter().filter(|client| programs.iter().all(|p| p.client != *client)) {
+        let there: BTreeSet<ClientId> = programs.iter().map(|program| program.client).collect();
+        let before: Vec<ClientId> = self.programs.keys().copied().collect();
+        for client in before.into_iter().filter(|client| !there.contains(client)) {
             self.take_last(client);
         }
-        self.programs.retain(|client, _| programs.iter().any(|program| program.client == *client));
+        self.programs.retain(|client, _| there.contains(client));
         self.slots.clear();
         for view in programs {
             self.slots.extend(view.slots.iter().map(|slot| (*slot, view.client)));
@@ -148,11 +156,12 @@ impl Table {
         Waits {
             generation: Some(self.generation),
             ports: self.ports.iter().flat_map(sockets).collect(),
+            relays: self.relays.sockets.clone(),
             bells: self.programs.iter().filter_map(bell).collect(),
         }
     }
 
-    fn count(&mut self, ifindex: u32, reason: Reason) {
+    pub(super) fn count(&mut self, ifindex: u32, reason: Reason) {
         debug!(ifindex, %reason, "dropped a frame");
         self.drops.count(ifindex, reason);
     }
@@ -219,8 +228,8 @@ impl Table {
             match rules::may_receive(&self.ways, ifindex, frame.bytes) {
                 Ok((link, start, passed)) if link.version == RoceVersion::V2 => {
                     // Packets for other programs, and for queue pair 1, go by sockets.
-                    let slot = (passed.dest_qp.value() >> 16) as u8;
-                    let program = self.slots.get(&slot).and_then(|client| self.programs.get(client));
+                    let program =
+                        self.slots.get(&passed.dest_qp.slot()).and_then(|client| self.programs.get(client));
                     if !program.is_some_and(|program| program.view.v2) {
                         continue;
                     }
@@ -239,7 +248,7 @@ impl Table {
     }
 
     /// Puts a packet, in two pieces, into the ring of whom it is for.
-    fn deliver(&mut self, link: LinkLayer, dest_qp: Qpn, front: &[u8], back: &[u8]) {
+    pub(super) fn deliver(&mut self, link: LinkLayer, dest_qp: Qpn, front: &[u8], back: &[u8]) {
         if dest_qp == Qpn::GSI {
             match self.gsi.len() < MOST_GSI {
                 true => self.gsi.push_back(ToGsi { link, packet: [front, back].concat() }),
@@ -247,8 +256,7 @@ impl Table {
             }
             return;
         }
-        let slot = (dest_qp.value() >> 16) as u8;
-        let program = self.slots.get(&slot).and_then(|client| self.programs.get_mut(client));
+        let program = self.slots.get(&dest_qp.slot()).and_then(|client| self.programs.get_mut(client));
         let Some(open) = program.and_then(|program| program.open.as_mut()) else {
             return self.count(link.ifindex, Reason::Slot);
         };
@@ -300,12 +308,14 @@ impl Table {
             let packet = buffer.get(..popped.len).unwrap_or_default();
             let link = popped.link;
             let mtu = self.ports.get(&link.ifindex).map(|port| port.view.mtu).ok_or(Reason::Port);
-            let ProgramView { ways, slots, .. } = &program.view;
+            let ProgramView { ways, slots, v2, relayed, .. } = &program.view;
+            let by_udp = *relayed && !*v2 && link.version == RoceVersion::V2;
             match mtu.and_then(|mtu| rules::may_send(ways, slots, mtu, link, packet)) {
                 Ok(passed) => {
                     let packet = packet.get(..passed.len).unwrap_or_default();
                     let (from, to, dest_qp) = (passed.source, passed.destination, passed.dest_qp);
-                    self.send(now, &Outgoing { link, from, to, dest_qp, packet });
+                    let by_udp = by_udp.then_some(Flow { link, ..passed.way });
+                    self.send(now, &Outgoing { link, from, to, dest_qp, by_udp, packet });
                 }
                 Err(reason) => {
                     let ifindex = program.interface(&self.ports, link.ifindex);
@@ -325,10 +335,24 @@ impl Table {
         let same = self.ways.contains(&at(out.link.ifindex)).then_some(out.link.ifindex);
         let any = || self.ways.range(at(low)..=at(high)).next().map(|way| way.ifindex);
         let link_local = matches!(out.to, IpAddr::V6(v6) if v6.is_unicast_link_local());
-        if let Some(ifindex) = same.or_else(|| if link_local { None } else { any() }) {
+        let here = same.or_else(|| if link_local { None } else { any() });
+        // A program with sockets receives from the kernel.
+        let holder = self.slots.get(&out.dest_qp.slot()).and_then(|client| self.programs.get(client));
+        let has_sockets = holder.is_some_and(|program| !program.view.relayed && !program.view.v2);
+        if let Some(ifindex) = here
+            && !(has_sockets && out.by_udp.is_some())
+        {
             return self.deliver(LinkLayer { ifindex, ..out.link }, out.dest_qp, out.packet, &[]);
         }
-        if let Err(reason) = self.transmit(now, out) {
+        let sent = match &out.by_udp {
+            Some(way) => {
+                let header = if way.is_ipv4() { 28 } else { 48 };
+                let mut transport = out.packet.get(header..).unwrap_or_default().to_vec();
+                self.relays.send(way, out.dest_qp, &mut transport)
+            }
+            None => self.transmit(now, out),
+        };
+        if let Err(reason) = sent {
             self.count(out.link.ifindex, reason);
         }
     }
@@ -408,6 +432,11 @@ impl Port {
             let socket = socket.inspect_err(|e| warn!(ifindex, "no frames can be sent or received: {e}"));
             socket.ok().map(|socket| Arc::new(Guarded::new(socket)))
         };
+        if !v1 && !v2 {
+            (self.v1, self.tx) = (None, None);
+            self.v2.clear();
+            return;
+        }
         let opened = |ifindex, ethertype| taken(EtherSocket::open(ifindex, ethertype));
         if !v2 {
             self.v2.clear();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use ferroce_ipc::{ClientError, CmBind, CmDone, CmNotice, CmRequest, Message, Refusal, RefusalCode};
-use ferroce_proto::cm::{AcceptParams, CmEventKind};
+use ferroce_proto::cm::{AcceptParams, CmEventKind, ConnectionManager};
 use ferroce_wire::cm::{CommId, PortSpace};
 use parking_lot::Mutex;
 
@@ -176,8 +176,8 @@ impl Book {
     }
 
     /// Connections and binds of these slots are no more.
-    pub(super) fn lose_slots(&mut self, lost: &[u8], all: bool) {
-        self.records.retain(|id, _| !lost.contains(&((id.0 >> 24) as u8)));
+    pub(super) fn lose_slots(&mut self, lost: &[u16], all: bool) {
+        self.records.retain(|id, _| !lost.contains(&ConnectionManager::owner(*id)));
         if all {
             self.binds.clear();
             self.blocks.clear();

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use ferroce_ipc::{Client, ClientError, CmRequest, DeviceInfo, Message, Refusal};
+use ferroce_ipc::{Client, ClientError, CmRequest, DeviceInfo, MEMBER_SLOTS, Message, Refusal};
 use parking_lot::MutexGuard;
 use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 use tracing::{debug, info, warn};
@@ -39,10 +39,14 @@ pub(super) struct Inner {
     pub(super) devices: Vec<DeviceInfo>,
     pub(super) known: Arc<ArcSwap<Vec<DeviceInfo>>>,
     /// The leased slots.
-    pub(super) slots: Vec<u8>,
+    pub(super) slots: Vec<u16>,
     pub(super) addresses: BTreeSet<(Address, u8)>,
     /// Reading end of the parked descriptors: held, never read.
     pub(super) parked: Option<Guarded<OwnedFd>>,
+    /// The slots were leased without sockets.
+    pub(super) by_rings: bool,
+    /// The broker serves all users: an administrator starts the next one.
+    pub(super) system: bool,
     /// The ledger, which every broker gets.
     pub(super) ledger: Option<Guarded<OwnedFd>>,
     /// The broker's end of the bell of our rings, once they were asked for: the next broker gets it as well.
@@ -229,9 +233,12 @@ impl<'a> Guard<'a> {
             Err(ClientError::NoBroker) => {
                 // All programs of a dead broker are here at the same time. The lowest slot starts the next one, the
                 // others follow if that does not happen.
-                let turn = inner.slots.first().map_or(8, |slot| u32::from(slot - 1).min(8));
+                let turn = inner
+                    .slots
+                    .first()
+                    .map_or(8, |slot| u32::from(slot / MEMBER_SLOTS).saturating_sub(1).min(8));
                 let turn = search.since + Duration::from_millis(50) * turn;
-                if now >= turn && search.started.is_none_or(|last| now >= last + PATIENCE) {
+                if !inner.system && now >= turn && search.started.is_none_or(|last| now >= last + PATIENCE) {
                     search.started = Some(now);
                     inner.start();
                 }
@@ -310,6 +317,14 @@ impl Inner {
                         client.send(&offered.message(), &offered.descriptors())?;
                     }
                 }
+                None if self.by_rings && !self.slots.is_empty() => {
+                    client.send(&Message::Devices(self.devices.clone()), &[])?;
+                    // The rings follow when the broker has given the slots back.
+                    resume = Some(client.send(&Message::ResumeByRings(self.slots.clone()), &[])?);
+                    if let Some(offered) = &self.offered {
+                        client.send(&offered.message(), &offered.descriptors())?;
+                    }
+                }
                 _ => {}
             }
             client.send(&Message::ListDevices, &[]).map(drop)
@@ -375,7 +390,9 @@ impl Inner {
             Message::Address(address) => {
                 for socket in leased_on(&address, descriptors) {
                     // When a new broker takes us over, it reports addresses again that we already have.
-                    if self.slots.contains(&socket.slot) && self.addresses.insert(socket.key()) {
+                    if self.slots.contains(&(u16::from(socket.member) * MEMBER_SLOTS))
+                        && self.addresses.insert(socket.key())
+                    {
                         self.events.push_back(BrokerEvent::AddressAdded(socket));
                     }
                 }
@@ -385,6 +402,13 @@ impl Inner {
                 *resume = None;
                 if let Some(parked) = descriptors.pop() {
                     self.parked = Some(Guarded::new(parked));
+                }
+                if leased.by_rings
+                    && let (Link::Up { client, .. }, Some(bell)) = (&mut self.link, &self.bell)
+                    && let Err(e) =
+                        client.send(&Message::OpenRings { v2: device::v2_by_broker() }, &[bell.as_fd()])
+                {
+                    warn!("the broker was not asked for rings: {e}");
                 }
                 self.events.push_back(BrokerEvent::Reconnected);
                 self.lose(&leased.slots);
@@ -428,6 +452,7 @@ impl Inner {
             | Message::Lease(_)
             | Message::Release(_)
             | Message::Resume(_)
+            | Message::ResumeByRings(_)
             | Message::LinkAdd { .. }
             | Message::LinkDel { .. }
             | Message::LinkSet { .. }
@@ -450,12 +475,12 @@ impl Inner {
     }
 
     /// Keeps only these slots.
-    fn lose(&mut self, kept: &[u8]) {
+    fn lose(&mut self, kept: &[u16]) {
         let (kept, lost) = self.slots.iter().partition(|slot| kept.contains(slot));
         self.slots = kept;
-        let lost: Vec<u8> = lost;
+        let lost: Vec<u16> = lost;
         if !lost.is_empty() {
-            self.addresses.retain(|(_, slot)| !lost.contains(slot));
+            self.addresses.retain(|(_, member)| !lost.contains(&(u16::from(*member) * MEMBER_SLOTS)));
             self.book.lose_slots(&lost, self.slots.is_empty());
             self.events.push_back(BrokerEvent::SlotsLost(lost));
         }

@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use ferroce_ipc::{
-    AddressSockets, Client, ClientError, CmRequest, CmStatus, Leased, Listing, Message, ResourceCounts,
+    ALL_USERS, AddressSockets, Client, ClientError, CmRequest, CmStatus, Leased, Listing, MEMBER_SLOTS,
+    Message, ResourceCounts,
 };
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 use ferroce_proto::cm::CmEvent;
@@ -57,19 +58,21 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// The slots of this program and the sockets that go with them.
 #[derive(Debug)]
 pub struct Lease {
-    /// The slots: bits 23 to 16 of this program's QPNs.
-    pub slots: Vec<u8>,
-    /// A socket for each slot on each local address.
+    /// The slots: bits 23 to 12 of this program's QPNs.
+    pub slots: Vec<u16>,
+    /// There are no sockets: packets travel by the rings.
+    pub by_rings: bool,
+    /// A socket for each member on each local address.
     pub addresses: Vec<LeasedAddress>,
     /// A message for the user, for example about an address whose port another process holds; may be empty.
     pub notice: String,
 }
 
-/// A group socket of one slot on one local address.
+/// A group socket of one member on one local address.
 #[derive(Debug)]
 pub struct LeasedAddress {
-    /// The slot.
-    pub slot: u8,
+    /// The member: bits 23 to 16 of the QPNs that it receives packets for.
+    pub member: u8,
     /// The address it is bound to, with port 4791.
     pub ip: IpAddr,
     /// Interface index of a link-local address, else 0.
@@ -103,7 +106,7 @@ pub enum BrokerEvent {
     Reconnected,
     /// The broker gave these slots to another process while we were away (this process was stopped, for example): all
     /// objects on them are dead.
-    SlotsLost(Vec<u8>),
+    SlotsLost(Vec<u16>),
     /// Something happened to a connection, or at a port that listens.
     Connection(Box<CmEvent>),
     /// A new broker did not take a connection over: it is no more.
@@ -166,6 +169,7 @@ impl BrokerClient {
         watch(&epoll, &timer)?;
         watch(&epoll, &client)?;
         let listing = options.listing;
+        let system = client.broker().features & ALL_USERS != 0;
         let inner = Inner {
             options,
             starter,
@@ -174,6 +178,8 @@ impl BrokerClient {
             slots: Vec::new(),
             addresses: BTreeSet::new(),
             parked: None,
+            by_rings: false,
+            system,
             ledger: None,
             bell: None,
             offered: None,
@@ -216,7 +222,7 @@ impl BrokerClient {
         self.known.load().as_ref().clone()
     }
 
-    /// Leases `count` slots and the sockets of all addresses.
+    /// Leases `count` members with the sockets of all addresses, or slots without sockets, as the broker decides.
     ///
     /// # Errors
     /// [`BrokerError::Client`] with the broker's sentence: no slot is free, or another process holds UDP port 4791.
@@ -235,15 +241,16 @@ impl BrokerClient {
             }
             Ok((leased, sockets, descriptors.pop()))
         })?;
-        let Leased { slots, notice, .. } = leased;
+        let Leased { slots, by_rings, notice, .. } = leased;
         let inner = &mut *guard.inner;
+        inner.by_rings = by_rings;
         inner.parked = parked.map(Guarded::new);
         inner.slots.extend(&slots);
         inner.addresses.extend(sockets.iter().map(LeasedAddress::key));
         if !notice.is_empty() {
             warn!("{notice}");
         }
-        Ok(Lease { slots, addresses: sockets, notice })
+        Ok(Lease { slots, by_rings, addresses: sockets, notice })
     }
 
     /// Opens rings for packets to and from the broker. `bell` is the broker's end of the doorbell. Every later broker
@@ -287,7 +294,7 @@ impl BrokerClient {
     ///
     /// # Errors
     /// [`BrokerError::Client`] with the broker's sentence: nobody holds the slot, or its program takes no pipes.
-    pub fn open_pipe(&self, slot: u8) -> Result<PipeOffer, BrokerError> {
+    pub fn open_pipe(&self, slot: u16) -> Result<PipeOffer, BrokerError> {
         let (_guard, offer) = self.ask(|client| {
             let (answer, descriptors) = client.request(&Message::OpenPipe(slot), REQUEST)?;
             let Message::Pipe { first, slots, .. } = answer else { return Err(ClientError::Unexpected) };
@@ -445,9 +452,17 @@ impl Drop for BrokerClient {
     }
 }
 
+impl Lease {
+    /// The members that were leased whole, with their sockets: bits 23 to 16 of the QPNs.
+    pub fn members(&self) -> Vec<u8> {
+        let first = self.slots.iter().filter(|slot| !self.by_rings && **slot % MEMBER_SLOTS == 0);
+        first.map(|slot| (slot / MEMBER_SLOTS) as u8).collect()
+    }
+}
+
 impl LeasedAddress {
     fn key(&self) -> (Address, u8) {
-        (Address { ip: self.ip, scope_id: self.scope_id }, self.slot)
+        (Address { ip: self.ip, scope_id: self.scope_id }, self.member)
     }
 }
 
@@ -459,9 +474,10 @@ fn list(client: &mut Client) -> Result<Vec<DeviceInfo>, ClientError> {
 }
 
 fn leased_on(address: &AddressSockets, descriptors: Vec<OwnedFd>) -> Vec<LeasedAddress> {
-    let AddressSockets { ip, scope_id, slots } = address;
-    let socket = |(slot, fd): (&u8, OwnedFd)| LeasedAddress { slot: *slot, ip: *ip, scope_id: *scope_id, fd };
-    slots.iter().zip(descriptors).map(socket).collect()
+    let AddressSockets { ip, scope_id, members } = address;
+    let socket =
+        |(member, fd): (&u8, OwnedFd)| LeasedAddress { member: *member, ip: *ip, scope_id: *scope_id, fd };
+    members.iter().zip(descriptors).map(socket).collect()
 }
 
 fn watch(epoll: &impl AsFd, fd: &impl AsFd) -> io::Result<()> {

@@ -11,7 +11,7 @@ pub struct PipeOffer {
     /// This program is the pipe's first side.
     pub first: bool,
     /// The slots of the other program.
-    pub slots: Vec<u8>,
+    pub slots: Vec<u16>,
     /// See [`ferroce_ipc::pipe::Pipe::join`].
     pub memory: OwnedFd,
     /// The far end of the doorbell of the other program.
@@ -24,7 +24,7 @@ pub struct PipeOffer {
 
 impl PipeOffer {
     /// The pipe of a [`Message::Pipe`]; `None` if that has too few descriptors.
-    pub(super) fn new(first: bool, slots: Vec<u8>, descriptors: Vec<OwnedFd>) -> Option<Self> {
+    pub(super) fn new(first: bool, slots: Vec<u16>, descriptors: Vec<OwnedFd>) -> Option<Self> {
         let mut descriptors = descriptors.into_iter();
         let (memory, bell, pidfd) = (descriptors.next()?, descriptors.next()?, descriptors.next()?);
         Some(Self { first, slots, memory, bell, pidfd, published: descriptors.next() })

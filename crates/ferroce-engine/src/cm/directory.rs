@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ferroce_proto::cm::{CmEvent, CmEventKind, ListenerId};
+use ferroce_proto::cm::{CmEvent, CmEventKind, ConnectionManager, ListenerId};
 use ferroce_wire::cm::CommId;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -96,9 +96,9 @@ impl ConnectionEvents for Directory {
         }
     }
 
-    fn lost_slots(&self, slots: &[u8]) {
+    fn lost_slots(&self, slots: &[u16]) {
         self.blocks.lock().clear();
-        let of = |id: &CommId| slots.contains(&((id.0 >> 24) as u8));
+        let of = |id: &CommId| slots.contains(&ConnectionManager::owner(*id));
         let lost: Vec<EventSink> = {
             let entries = self.entries.lock();
             entries.connections.iter().filter(|(id, _)| of(id)).map(|(_, sink)| sink.clone()).collect()

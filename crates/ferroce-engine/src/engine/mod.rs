@@ -216,11 +216,12 @@ impl Engine {
         let lease = self.broker.lease(1).map_err(|error| OpenError::Broker(error.into()))?;
         let secret = u128::from(random_u64().map_err(OpenError::Resources)?) << 64
             | u128::from(random_u64().map_err(OpenError::Resources)?);
-        let [slot, ..] = lease.slots[..] else {
+        if lease.slots.is_empty() {
             return Err(OpenError::Broker(io::Error::other("the broker leased no slot")));
-        };
+        }
         let devices = Arc::clone(&self.devices);
-        let (hub, ledger) = Hub::new(slot, secret, devices).map_err(OpenError::Resources)?;
+        let (hub, ledger) =
+            Hub::new(&lease.slots, lease.by_rings, secret, devices).map_err(OpenError::Resources)?;
         match ledger {
             Some(ledger) => self.broker.keep_ledger(ledger),
             None => tracing::warn!("no shared memory: nobody else will see what this program counts"),
@@ -295,7 +296,7 @@ impl Engine {
             gids.iter().any(is)
         };
         // Of RoCE v1 there are datagrams as soon as there are addresses, and the rings tell of them.
-        let by_rings = |entry: &GidEntry| entry.gid_type == GidType::RoceV1 || device::v2_by_broker();
+        let by_rings = |entry: &GidEntry| entry.gid_type == GidType::RoceV1 || self.v2_by_rings();
         let rings = if gids.iter().any(by_rings) { self.open_rings().ok() } else { None };
         let rings = rings.map(|(_, lane)| lane);
         self.lanes().all().iter().filter(is_ours).chain(rings).cloned().collect()
@@ -303,15 +304,39 @@ impl Engine {
 
     /// The way of a connection by shared memory, with its lane, if `destination` is an address of this host and the holder of `slot`
     /// there takes pipes.
-    pub(crate) fn pipe_to(&self, destination: IpAddr, slot: u8) -> Option<(Arc<PeerPipe>, Arc<Lane>)> {
+    pub(crate) fn pipe_to(&self, destination: IpAddr, slot: u16) -> Option<(Arc<PeerPipe>, Arc<Lane>)> {
         let (pipes, lane) = self.lanes().pipes()?;
         let gid = Gid::from_ip(destination);
         let devices = self.devices.all();
         if !devices.iter().flat_map(|device| &device.gids).any(|entry| entry.gid == gid) {
             return None;
         }
-        let pipe = pipes.to(slot, &[self.hub().table.slot()], &self.broker)?;
+        let pipe = pipes.to(slot, &self.hub().table.slots().all(), &self.broker)?;
         Some((pipe, Arc::clone(lane)))
+    }
+
+    /// Whether packets of RoCE v2 travel by the rings: because the environment says so, or the broker gave no sockets.
+    pub(crate) fn v2_by_rings(&self) -> bool {
+        device::v2_by_broker() || self.hub().by_rings
+    }
+
+    /// Leases a further slot for a process without sockets whose numbers are all in use. Returns whether there are more now.
+    pub(crate) fn lease_further_slot(&self) -> bool {
+        let hub = self.hub();
+        let _starting = self.starting.lock();
+        if !hub.by_rings || !hub.table.wants_slot() {
+            return false;
+        }
+        match self.broker.lease(1) {
+            Ok(lease) => {
+                hub.table.slots().add(&lease.slots);
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no further queue pair numbers");
+                false
+            }
+        }
     }
 
     /// Opens the rings to the broker, once.
@@ -495,7 +520,7 @@ pub(crate) trait ConnectionEvents: Any + Send + Sync {
     /// A new broker did not take a connection over.
     fn lost(&self, id: CommId);
     /// These slots are another process's, and with them all connections.
-    fn lost_slots(&self, slots: &[u8]);
+    fn lost_slots(&self, slots: &[u16]);
 }
 
 /// Sends delayed acknowledgements and messages that wait to fill a batch: the calling thread turns to something else than answering its peer.

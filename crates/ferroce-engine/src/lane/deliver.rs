@@ -104,7 +104,7 @@ impl Lane {
         // A group is addressed by its IP address and by this number together; rxe looks at the number alone.
         let meant = match &self.source {
             Source::Group { .. } => qpn == Qpn::MULTICAST,
-            _ => qpn.value() >> 16 == u32::from(self.slot),
+            _ => self.hub.table.owns(qpn),
         };
         if !meant {
             DeviceCounters::count(&counters.rx_stray_slot);

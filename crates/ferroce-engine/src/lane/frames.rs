@@ -18,7 +18,7 @@ impl Lane {
     /// The lane of a packet socket.
     pub(crate) fn of_frames(id: u64, port: Arc<FramePort>, endpoint: Weak<Endpoint>, hub: Arc<Hub>) -> Self {
         // No address of ours: nobody looks for it.
-        Self::from_source(id, 0, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, Source::Frames { port, endpoint }, hub)
+        Self::from_source(id, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, Source::Frames { port, endpoint }, hub)
     }
 
     /// Receives and processes one batch; when that was, or `None` if nothing waits.

@@ -20,7 +20,7 @@ impl Lane {
     pub(crate) fn of_group(id: u64, ifindex: u32, socket: RxSocket, members: Members, hub: Arc<Hub>) -> Self {
         let local = socket.local_addr().ip();
         let source = Source::Group { socket: Guarded::new(socket), members };
-        Self::from_source(id, 0, local, ifindex, source, hub)
+        Self::from_source(id, local, ifindex, source, hub)
     }
 
     /// Leaves the group: no more datagrams arrive, though another thread may still read the socket.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::Endpoint;
 use crate::device::Devices;
 use crate::handover::Attention;
-use crate::qpn::QpnTable;
+use crate::qpn::{ProcessSlots, QpnTable};
 use ferroce_host::event;
 use ferroce_host::fork::Guarded;
 
@@ -20,6 +20,8 @@ pub(crate) struct Hub {
     /// Permutes the numbers of shared receive queues.
     srq_key: u64,
     pub(crate) devices: Arc<Devices>,
+    /// This process has no receiving sockets: its packets of RoCE v2 travel by the rings as well.
+    pub(crate) by_rings: bool,
     /// The counters and the list of objects, for the broker to read.
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) attention: Attention,
@@ -31,13 +33,20 @@ pub(crate) struct Hub {
 impl Hub {
     /// `secret` is random: one half permutes numbers, the other chooses ports. With it comes the descriptor of the ledger,
     /// if the system gives one.
-    pub(crate) fn new(slot: u8, secret: u128, devices: Arc<Devices>) -> io::Result<(Self, Option<OwnedFd>)> {
-        let (ledger, file) = Ledger::create(slot)?;
+    pub(crate) fn new(
+        slots: &[u16],
+        by_rings: bool,
+        secret: u128,
+        devices: Arc<Devices>,
+    ) -> io::Result<(Self, Option<OwnedFd>)> {
+        let slots = ProcessSlots::new(slots);
+        let (ledger, file) = Ledger::create(slots.first())?;
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let hub = Self {
-            table: QpnTable::new(slot, secret as u64),
+            table: QpnTable::new(slots, secret as u64),
             srq_key: (secret >> 32) as u64,
             devices,
+            by_rings,
             ledger: Arc::new(ledger),
             attention: Attention::new(),
             secret: (secret >> 64) as u64,
@@ -48,7 +57,7 @@ impl Hub {
 
     /// Numbers for shared receive queues, none of which is used.
     pub(crate) fn numbers_of_srqs<T>(&self) -> QpnTable<T> {
-        QpnTable::new(self.table.slot(), self.srq_key)
+        QpnTable::new(Arc::clone(self.table.slots()), self.srq_key)
     }
 
     /// Has the background thread look at the lanes no later than `at`.

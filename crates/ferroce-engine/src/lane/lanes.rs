@@ -74,7 +74,7 @@ impl Lanes {
         }
         let granted = socket.granted_rcvbuf()?;
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let lane = Lane::new(id, address.slot, address.scope_id, socket, Arc::clone(&self.hub));
+        let lane = Lane::new(id, address.scope_id, socket, Arc::clone(&self.hub));
         lane.follow_settings(&self.hub.devices.all());
         let lane = Arc::new(lane);
         self.list.rcu(|lanes| {
@@ -116,8 +116,7 @@ impl Lanes {
             return Ok(open);
         }
         let port = RingPort::open(broker)?;
-        let slot = self.hub.table.slot();
-        let lane = self.open(|id, hub| Lane::of_rings(id, slot, Arc::clone(&port), hub));
+        let lane = self.open(|id, hub| Lane::of_rings(id, Arc::clone(&port), hub));
         Ok(self.rings.get_or_init(|| (port, lane)))
     }
 
@@ -137,8 +136,7 @@ impl Lanes {
 
     /// From now on other programs may send by pipes. Once, before any queue pair exists.
     pub(crate) fn open_pipes(&self, pipes: Arc<Pipes>) {
-        let slot = self.hub.table.slot();
-        let lane = self.open(|id, hub| Lane::of_pipes(id, slot, Arc::clone(&pipes), hub));
+        let lane = self.open(|id, hub| Lane::of_pipes(id, Arc::clone(&pipes), hub));
         drop(self.pipes.set((pipes, lane)));
     }
 

@@ -1,6 +1,6 @@
 //! Lanes: the thread that receives packets, and the time when it does.
 //!
-//! A *lane* is one leased socket: the packets of one local address for this process's slot.
+//! A *lane* is one leased socket: the packets of one local address for this process's slots.
 //! Receiving from it and dispatching what came is done by one thread at a time, which holds the
 //! lane's lock; every other thread only *tries* that lock and, if it is taken, looks at its own
 //! completion queue instead. So packets are dispatched in the order of arrival, whichever thread
@@ -217,7 +217,6 @@ enum Source {
 /// One socket and the endpoints behind it.
 pub(crate) struct Lane {
     id: u64,
-    slot: u8,
     local: IpAddr,
     scope_id: u32,
     source: Source,
@@ -242,15 +241,14 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn new(id: u64, slot: u8, scope_id: u32, socket: RxSocket, hub: Arc<Hub>) -> Self {
+    pub(crate) fn new(id: u64, scope_id: u32, socket: RxSocket, hub: Arc<Hub>) -> Self {
         let local = socket.local_addr().ip();
-        Self::from_source(id, slot, local, scope_id, Source::Udp(Guarded::new(socket)), hub)
+        Self::from_source(id, local, scope_id, Source::Udp(Guarded::new(socket)), hub)
     }
 
-    fn from_source(id: u64, slot: u8, local: IpAddr, scope_id: u32, source: Source, hub: Arc<Hub>) -> Self {
+    fn from_source(id: u64, local: IpAddr, scope_id: u32, source: Source, hub: Arc<Hub>) -> Self {
         Self {
             id,
-            slot,
             local,
             scope_id,
             tx_sockets: TxSockets::new(local, scope_id, hub.secret),

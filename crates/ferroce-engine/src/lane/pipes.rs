@@ -15,9 +15,9 @@ use crate::pipes::Pipes;
 
 impl Lane {
     /// The lane of the pipes.
-    pub(crate) fn of_pipes(id: u64, slot: u8, pipes: Arc<Pipes>, hub: Arc<Hub>) -> Self {
+    pub(crate) fn of_pipes(id: u64, pipes: Arc<Pipes>, hub: Arc<Hub>) -> Self {
         // All addresses, so none: nobody looks for it by one.
-        Self::from_source(id, slot, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, Source::Pipes(pipes), hub)
+        Self::from_source(id, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, Source::Pipes(pipes), hub)
     }
 
     /// Whether its packets come by shared memory: a look at it is no system call.

@@ -19,10 +19,10 @@ const PACKETS: usize = 32;
 
 impl Lane {
     /// The lane of the rings.
-    pub(crate) fn of_rings(id: u64, slot: u8, port: Arc<RingPort>, hub: Arc<Hub>) -> Self {
+    pub(crate) fn of_rings(id: u64, port: Arc<RingPort>, hub: Arc<Hub>) -> Self {
         // All addresses, so none: nobody looks for it by one.
         let source = Source::Rings { port, unchecked: ArcSwap::default() };
-        Self::from_source(id, slot, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, source, hub)
+        Self::from_source(id, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, source, hub)
     }
 
     /// Receives and processes one batch; when that was, or `None` if nothing waits.
@@ -81,7 +81,7 @@ impl Lane {
             DeviceCounters::count(&counters.rx_icrc_errors);
             return None;
         }
-        if qpn.value() >> 16 != u32::from(self.slot) {
+        if !self.hub.table.owns(qpn) {
             DeviceCounters::count(&counters.rx_stray_slot);
             return None;
         }

@@ -8,7 +8,7 @@ use ferroce_wire::{
 
 use super::*;
 
-const SLOT: u8 = 7;
+const SLOT: u16 = 7 * 16;
 
 /// A datagram to a queue pair that is not there.
 fn datagram(from: &UdpSocket, to: IpAddr) -> Vec<u8> {
@@ -22,7 +22,7 @@ fn datagram(from: &UdpSocket, to: IpAddr) -> Vec<u8> {
     };
     let deth = Deth { qkey: Qkey::new(1), src_qp: Qpn::new(2) };
     let head = Packet {
-        bth: Bth::new(Qpn::new(u32::from(SLOT) << 16 | 5), Psn::new(0)),
+        bth: Bth::new(Qpn::new(u32::from(SLOT) << 12 | 5), Psn::new(0)),
         op: Operation::Ud(UdPacket { deth, payload: &[], imm: None }),
         icrc: IcrcStatus::Pending,
     };
@@ -56,10 +56,10 @@ fn device(local: IpAddr, crc: bool) -> DeviceInfo {
 
 #[test]
 fn an_icrc_counts_unless_somebody_said_otherwise() {
-    let (hub, _) = Hub::new(SLOT, 1, Arc::default()).unwrap();
+    let (hub, _) = Hub::new(&[SLOT], false, 1, Arc::default()).unwrap();
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let to = socket.local_addr().unwrap();
-    let lane = Lane::new(0, SLOT, 0, RxSocket::from_fd(socket.into()).unwrap(), Arc::new(hub));
+    let lane = Lane::new(0, 0, RxSocket::from_fd(socket.into()).unwrap(), Arc::new(hub));
     let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
     let good = datagram(&sender, to.ip());
     let mut bad = good.clone();

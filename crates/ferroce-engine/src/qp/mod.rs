@@ -94,7 +94,8 @@ impl Qp {
             _ => None,
         };
         let hub = engine.hub();
-        let qpn = hub.table.allocate().ok_or(CreateQpError::Limit { max: MAX_QP })?;
+        let further = || engine.lease_further_slot().then(|| hub.table.allocate()).flatten();
+        let qpn = hub.table.allocate().or_else(further).ok_or(CreateQpError::Limit { max: MAX_QP })?;
         let config = QpConfig {
             qpn,
             service: init.service,

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use ferroce_proto::{QpAttrMask, Service};
-use ferroce_wire::{Flow, Gid, Qpn};
+use ferroce_wire::{Flow, Gid, LinkLayer, Qpn, RoceVersion};
 
 use super::Qp;
 use crate::ah::{self, ResolvedPath};
 use crate::attr::{AhAttr, QpAttr};
+use crate::device;
 use crate::error::{ModifyQpError, PathError};
 use crate::lane::{ConnectedPath, Lane};
 use crate::pipes::PeerPipe;
@@ -22,8 +23,7 @@ impl Qp {
         if !connects || of_datagrams {
             return None;
         }
-        let slot = (attr.dest_qp.value() >> 16) as u8;
-        self.context().engine().pipe_to(attr.ah.dgid.to_ip(), slot)
+        self.context().engine().pipe_to(attr.ah.dgid.to_ip(), attr.dest_qp.slot())
     }
 
     /// The lane and socket for a path, from the tables.
@@ -38,20 +38,24 @@ impl Qp {
             return Err(PathError::Dgid { dgid: ah.dgid, sgid: Gid::from_ip(local) }.into());
         }
         // The lanes whose packets carry their flow with them: rings and pipes.
-        let flow = || Flow {
+        let flow = |link| Flow {
             source: local,
             destination: ah.dgid.to_ip(),
-            source_port: ah::rings_port(link, (dest_qp.value() >> 16) as u8),
+            source_port: ah::rings_port(link, dest_qp.member()),
             traffic_class: class.traffic_class,
             hop_limit,
             link,
         };
-        if link.ifindex != 0 {
-            if let Some((port, _)) = self.context().engine().lanes().rings() {
-                return Ok(ConnectedPath { lane, socket: TxPath::Rings(Arc::clone(port), flow()) });
-            }
-        } else if let Some((pipe, lane)) = pipe {
-            return Ok(ConnectedPath { lane, socket: TxPath::Pipe(pipe, flow()) });
+        // Without sockets a path of RoCE v2 leads to the rings, unless the peer has a pipe.
+        let by_pipe = pipe.filter(|_| link.version == RoceVersion::V2 && !device::v2_by_broker());
+        if let Some((pipe, lane)) = by_pipe {
+            let link = LinkLayer { sl: class.service_level, ..LinkLayer::UDP };
+            return Ok(ConnectedPath { lane, socket: TxPath::Pipe(pipe, flow(link)) });
+        }
+        if link.ifindex != 0
+            && let Some((port, _)) = self.context().engine().lanes().rings()
+        {
+            return Ok(ConnectedPath { lane, socket: TxPath::Rings(Arc::clone(port), flow(link)) });
         }
         let ends = Destination {
             destination: ah.dgid.to_ip(),

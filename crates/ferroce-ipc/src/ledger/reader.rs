@@ -143,7 +143,7 @@ impl LedgerReader {
         const AT_ONCE: usize = 256;
         let (count, stride, start) = table.shape();
         let used = usize::try_from(self.word(AT_USED + table as usize)?).unwrap_or(count).min(count);
-        let slot = self.word(AT_SLOT)? as u8;
+        let slot = self.word(AT_SLOT)? as u16 & 0x0fff;
         let mut found = Vec::new();
         for first in (0..used).step_by(AT_ONCE) {
             let words = self.words(start + first * stride, AT_ONCE.min(used - first) * stride)?;

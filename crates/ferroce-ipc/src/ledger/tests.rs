@@ -3,7 +3,7 @@ use std::io::Write;
 
 use super::*;
 
-fn pair(slot: u8) -> (Arc<Ledger>, LedgerReader) {
+fn pair(slot: u16) -> (Arc<Ledger>, LedgerReader) {
     let (ledger, file) = Ledger::create(slot).unwrap();
     (Arc::new(ledger), LedgerReader::new(file.unwrap()).unwrap())
 }

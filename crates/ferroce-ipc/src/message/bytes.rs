@@ -1,5 +1,6 @@
 //! Messages to bytes and back.
 
+mod leases;
 mod netdevs;
 mod settings;
 
@@ -13,6 +14,7 @@ use crate::codec::{MessageError, Reader, Table, Writer};
 use crate::device::{Origin, PhysState};
 use crate::gid::{GidEntry, GidType};
 use crate::packet::MAX_DESCRIPTORS;
+use leases::{SLOT_ROW, decode_lease, decode_members, decode_slots, encode_lease, encode_slots};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"fRoC");
 const HEADER: usize = 16;
@@ -28,6 +30,8 @@ pub const MAC_BYTES: usize = MAC_ROW as usize;
 /// Bytes of a traffic class rule there.
 pub const RULE_BYTES: usize = settings::RULE_ROW as usize;
 const LEASE_ROW: u16 = 72;
+/// Most programs in a [`Message::Status`].
+pub const STATUS_PROGRAMS: usize = 880;
 const COUNTER_ROW: u16 = 48;
 const CM_ID_ROW: u16 = 50;
 
@@ -91,7 +95,7 @@ impl Message {
             Self::Lease(count) => w.u8(*count),
             Self::OpenRings { v2 } => w.u8(u8::from(*v2)),
             Self::OfferPipes { direct } => w.u8(u8::from(*direct)),
-            Self::OpenPipe(slot) => w.u8(*slot),
+            Self::OpenPipe(slot) => w.u16(*slot),
             Self::Pipe { first, direct, slots } => {
                 w.u8(u8::from(*first));
                 w.u8(u8::from(*direct));
@@ -102,18 +106,24 @@ impl Message {
                 let notice = clipped(&leased.notice, 1024);
                 w.u16(leased.addresses);
                 w.u16(notice.len() as u16);
-                w.table("slots", leased.slots.len(), 1)?;
+                w.u8(u8::from(leased.by_rings));
+                w.table("slots", leased.slots.len(), SLOT_ROW)?;
                 let end = w.0.len();
-                w.bytes(&leased.slots);
+                leased.slots.iter().for_each(|slot| w.u16(*slot));
                 w.bytes(notice.as_bytes());
                 return Ok(end);
             }
             Self::Address(address) => {
                 w.bytes(&Gid::from_ip(address.ip).0);
                 w.u32(address.scope_id);
-                return encode_slots(&address.slots, w);
+                w.table("members", address.members.len(), 1)?;
+                let end = w.0.len();
+                w.bytes(&address.members);
+                return Ok(end);
             }
-            Self::Release(slots) | Self::Resume(slots) => return encode_slots(slots, w),
+            Self::Release(slots) | Self::Resume(slots) | Self::ResumeByRings(slots) => {
+                return encode_slots(slots, w);
+            }
             Self::LinkAdd { name, kind, netdev, transient } => {
                 w.padded::<64>("name", name)?;
                 w.padded::<16>("netdev", netdev)?;
@@ -164,10 +174,9 @@ impl Message {
                 for id in ids {
                     w.u32(id.number);
                     w.u32(id.qpn);
-                    w.u8(id.slot);
+                    w.u16(id.slot);
                     w.u8(id.state as u8);
                     w.u8(id.qp_type);
-                    w.u8(0);
                     w.u16(id.space);
                     for address in [id.local, id.remote] {
                         w.u16(address.port());
@@ -243,17 +252,23 @@ impl Message {
             7 => {
                 let addresses = body.u16()?;
                 let notice = body.u16()?;
+                let by_rings = body.bool("by rings")?;
                 let slots = decode_slots(&mut body, &mut tail)?;
-                Self::Leased(Leased { slots, addresses, notice: tail.text("notice", notice.into())? })
+                Self::Leased(Leased {
+                    slots,
+                    by_rings,
+                    addresses,
+                    notice: tail.text("notice", notice.into())?,
+                })
             }
             8 => {
                 let gid = Gid(body.array()?);
                 let scope_id = body.u32()?;
-                let slots = decode_slots(&mut body, &mut tail)?;
-                if slots.is_empty() {
-                    return Err(MessageError::Value { field: "slots", value: 0 });
+                let members = decode_members(&mut body, &mut tail)?;
+                if members.is_empty() {
+                    return Err(MessageError::Value { field: "members", value: 0 });
                 }
-                Self::Address(AddressSockets { ip: gid.to_ip(), scope_id, slots })
+                Self::Address(AddressSockets { ip: gid.to_ip(), scope_id, members })
             }
             9 => Self::Release(decode_slots(&mut body, &mut tail)?),
             10 => Self::Resume(decode_slots(&mut body, &mut tail)?),
@@ -289,12 +304,13 @@ impl Message {
             22 => Self::Rings,
             23 => Self::Stop { force: body.bool("force")? },
             24 => Self::OfferPipes { direct: body.bool("direct")? },
-            25 => Self::OpenPipe(body.u8()?),
+            25 => Self::OpenPipe(body.u16()?),
             26 => {
                 let (first, direct) = (body.bool("first")?, body.bool("direct")?);
                 let slots = decode_slots(&mut body, &mut tail)?;
                 Self::Pipe { first, direct, slots }
             }
+            27 => Self::ResumeByRings(decode_slots(&mut body, &mut tail)?),
             30 => Self::ListNetdevs,
             31 => Self::Netdevs(netdevs::decode(body, tail)?),
             32 => Self::LinkStart,
@@ -327,28 +343,6 @@ impl Message {
 fn clipped(text: &str, limit: usize) -> &str {
     let end = (0..=limit.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
     text.get(..end).unwrap_or("")
-}
-
-fn encode_slots(slots: &[u8], mut w: Writer<'_>) -> Result<usize, MessageError> {
-    w.table("slots", slots.len(), 1)?;
-    let end = w.0.len();
-    w.bytes(slots);
-    Ok(end)
-}
-
-/// Slots that programs may hold: 1 to 254, each once.
-fn decode_slots(body: &mut Reader<'_>, tail: &mut Reader<'_>) -> Result<Vec<u8>, MessageError> {
-    let table = Table::read(body)?;
-    let slots = tail.rows(table, Reader::u8)?;
-    let mut seen = [false; 256];
-    for &slot in &slots {
-        let wrong = MessageError::Value { field: "slot", value: slot.into() };
-        match seen.get_mut(usize::from(slot)) {
-            Some(seen) if !*seen && (1..=254).contains(&slot) => *seen = true,
-            _ => return Err(wrong),
-        }
-    }
-    Ok(slots)
 }
 
 /// A device name: 1 to 63 characters that are safe in paths and shells.
@@ -501,7 +495,7 @@ fn encode_status(status: &Status, mut w: Writer<'_>) -> Result<usize, MessageErr
 }
 
 fn decode_cm_id(row: &mut Reader<'_>) -> Result<CmIdEntry, MessageError> {
-    let (number, qpn, slot) = (row.u32()?, row.u32()?, row.u8()?);
+    let (number, qpn, slot) = (row.u32()?, row.u32()?, row.u16()?);
     let state = row.enumeration("state", |value| match value {
         0 => Some(CmIdState::AddrBound),
         1 => Some(CmIdState::Listen),
@@ -510,37 +504,12 @@ fn decode_cm_id(row: &mut Reader<'_>) -> Result<CmIdEntry, MessageError> {
         _ => None,
     })?;
     let qp_type = row.u8()?;
-    row.u8()?;
     let space = row.u16()?;
     let mut address = || {
         let port = row.u16()?;
         Ok(SocketAddr::new(Gid(row.array()?).to_ip(), port))
     };
     Ok(CmIdEntry { number, slot, state, qp_type, space, qpn, local: address()?, remote: address()? })
-}
-
-fn encode_lease(program: &LeaseEntry, w: &mut Writer<'_>) -> Result<(), MessageError> {
-    w.u32(program.pid);
-    w.u32(program.uid);
-    w.padded::<16>("command", &program.command)?;
-    let mut bits = [0_u8; 32];
-    for &slot in &program.slots {
-        if let Some(byte) = bits.get_mut(usize::from(slot >> 3)) {
-            *byte |= 1 << (slot & 7);
-        }
-    }
-    w.bytes(&bits);
-    encode_counts(&program.resources, w);
-    Ok(())
-}
-
-fn decode_lease(row: &mut Reader<'_>) -> Result<LeaseEntry, MessageError> {
-    let (pid, uid) = (row.u32()?, row.u32()?);
-    let command = row.padded::<16>("command")?;
-    let bits: [u8; 32] = row.array()?;
-    let held = |slot: &u8| bits.get(usize::from(slot >> 3)).is_some_and(|byte| byte >> (slot & 7) & 1 == 1);
-    let slots = (0..=255).filter(held).collect();
-    Ok(LeaseEntry { pid, uid, command, slots, resources: decode_counts(row)? })
 }
 
 fn decode_status(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Status, MessageError> {

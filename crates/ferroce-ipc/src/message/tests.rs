@@ -63,7 +63,7 @@ fn all() -> Vec<Message> {
         pid: 17,
         uid: 1000,
         command: "ib_write_bw".to_owned(),
-        slots: vec![1, 8, 254],
+        slots: [17].into_iter().chain(32..48).chain([254 * 16 + 3]).collect(),
         resources: counts,
     };
     vec![
@@ -89,8 +89,13 @@ fn all() -> Vec<Message> {
             },
         ]),
         Message::Lease(254),
-        Message::Leased(Leased { slots: vec![1, 2], addresses: 3, notice: "naïve".to_owned() }),
-        Message::Address(AddressSockets { ip: "fe80::1".parse().unwrap(), scope_id: 9, slots: vec![3] }),
+        Message::Leased(Leased {
+            slots: vec![16, 17],
+            by_rings: false,
+            addresses: 3,
+            notice: "naïve".to_owned(),
+        }),
+        Message::Address(AddressSockets { ip: "fe80::1".parse().unwrap(), scope_id: 9, members: vec![3] }),
         Message::Release(vec![1, 254]),
         Message::Resume(vec![5]),
         Message::Parked,
@@ -153,8 +158,9 @@ fn all() -> Vec<Message> {
         Message::Rings,
         Message::Stop { force: true },
         Message::OfferPipes { direct: true },
-        Message::OpenPipe(3),
-        Message::Pipe { first: true, direct: false, slots: vec![3, 7] },
+        Message::OpenPipe(0x30),
+        Message::Pipe { first: true, direct: false, slots: vec![0x30, 0x71] },
+        Message::ResumeByRings(vec![0x30]),
         Message::ListNetdevs,
         Message::Netdevs(vec![
             NetdevInfo {
@@ -186,7 +192,7 @@ fn all() -> Vec<Message> {
         Message::CmIds {
             ids: vec![CmIdEntry {
                 number: 7,
-                slot: 254,
+                slot: 0xfe3,
                 state: CmIdState::Disconnect,
                 qp_type: 2,
                 space: 0x0106,
@@ -304,9 +310,23 @@ fn bad_fields_are_named() {
         ("sentence with a newline", raw(2, 0, &[0, 0, 2, 0], b"a\n"), Text { field: "sentence" }),
         ("lease of nothing", raw(6, 0, &[0], &[]), Value { field: "count", value: 0 }),
         ("lease of 255", raw(6, 0, &[255], &[]), Value { field: "count", value: 255 }),
-        ("slot 0", raw(9, 0, &[1, 0, 1, 0], &[0]), Value { field: "slot", value: 0 }),
-        ("slot 255", raw(9, 0, &[1, 0, 1, 0], &[255]), Value { field: "slot", value: 255 }),
-        ("slot twice", raw(9, 0, &[2, 0, 1, 0], &[4, 4]), Value { field: "slot", value: 4 }),
+        ("the broker's slot", raw(9, 0, &[1, 0, 2, 0], &[15, 0]), Value { field: "slot", value: 15 }),
+        (
+            "a slot of member 255",
+            raw(9, 0, &[1, 0, 2, 0], &[0xf0, 0x0f]),
+            Value { field: "slot", value: 0xff0 },
+        ),
+        (
+            "a slot of 13 bits",
+            raw(9, 0, &[1, 0, 2, 0], &[0x20, 0x10]),
+            Value { field: "slot", value: 0x1020 },
+        ),
+        (
+            "member 0",
+            raw(8, 0, &[[0; 20].as_slice(), &[1, 0, 1, 0]].concat(), &[0]),
+            Value { field: "member", value: 0 },
+        ),
+        ("slot twice", raw(9, 0, &[2, 0, 2, 0], &[16, 0, 16, 0]), Value { field: "slot", value: 16 }),
         ("rows of nothing", raw(9, 0, &[2, 0, 0, 0], &[]), Value { field: "stride", value: 0 }),
         (
             "more rows than bytes",
@@ -316,7 +336,7 @@ fn bad_fields_are_named() {
         (
             "address without slots",
             raw(8, 0, &[[0; 20].as_slice(), &[0, 0, 1, 0]].concat(), &[]),
-            Value { field: "slots", value: 0 },
+            Value { field: "members", value: 0 },
         ),
         ("no name", raw(12, 0, &link(b"", b"eth0", 0), &[]), Text { field: "name" }),
         ("a path", raw(12, 0, &link(b"../x", b"eth0", 0), &[]), Text { field: "name" }),
@@ -399,8 +419,8 @@ fn what_does_not_fit_is_not_sent() {
     );
     let many = vec![device(); 600];
     assert_eq!(Message::Devices(many).encode(1), Err(MessageError::TooLong { field: "message" }));
-    let slots: Vec<u8> = (1..=254).collect();
-    let address = AddressSockets { ip: "::1".parse().unwrap(), scope_id: 0, slots };
+    let members: Vec<u8> = (1..=254).collect();
+    let address = AddressSockets { ip: "::1".parse().unwrap(), scope_id: 0, members };
     assert_eq!(Message::Address(address).encode(1), Err(MessageError::TooLong { field: "message" }));
     // Sentences are cut, at a character.
     let sentence = "é".repeat(600);
@@ -442,8 +462,8 @@ fn a_setting() -> impl Strategy<Value = Setting> {
     ]
 }
 
-fn slots() -> impl Strategy<Value = Vec<u8>> {
-    proptest::collection::btree_set(1..=254_u8, 0..20).prop_map(|set| set.into_iter().collect())
+fn slots() -> impl Strategy<Value = Vec<u16>> {
+    proptest::collection::btree_set(16..=254 * 16 + 15_u16, 0..20).prop_map(|set| set.into_iter().collect())
 }
 
 fn a_message() -> impl Strategy<Value = Message> {
@@ -452,17 +472,23 @@ fn a_message() -> impl Strategy<Value = Message> {
             Message::Hello(Hello { major: n.0, minor: n.1, features: n.2, pid_namespace: n.3, build, netdev })
         }),
         proptest::collection::vec(a_device(), 0..4).prop_map(Message::Devices),
-        (slots(), any::<u16>(), "[ -~]{0,100}")
-            .prop_map(|(slots, addresses, notice)| Message::Leased(Leased { slots, addresses, notice })),
-        (any::<[u8; 16]>(), any::<u32>(), slots()).prop_filter_map("no slot", |(gid, scope_id, slots)| {
-            let ip = Gid(gid).to_ip();
-            (!slots.is_empty()).then_some(Message::Address(AddressSockets { ip, scope_id, slots }))
-        }),
+        (slots(), any::<bool>(), any::<u16>(), "[ -~]{0,100}").prop_map(
+            |(slots, by_rings, addresses, notice)| {
+                Message::Leased(Leased { slots, by_rings, addresses, notice })
+            }
+        ),
+        (any::<[u8; 16]>(), any::<u32>(), proptest::collection::btree_set(1..=254_u8, 1..20)).prop_map(
+            |(gid, scope_id, members)| {
+                let members = members.into_iter().collect();
+                Message::Address(AddressSockets { ip: Gid(gid).to_ip(), scope_id, members })
+            }
+        ),
         ("[a-z]{1,20}", proptest::collection::vec(a_setting(), 0..4), any::<[bool; 2]>()).prop_map(
             |(name, settings, [transient, force])| Message::LinkSet { name, settings, transient, force }
         ),
         slots().prop_map(Message::Release),
         slots().prop_map(Message::Resume),
+        slots().prop_map(Message::ResumeByRings),
         any::<[u32; 4]>()
             .prop_map(|[pds, cqs, qps, mrs]| { Message::Report(ResourceCounts { pds, cqs, qps, mrs }) }),
         cm::a_message(),

@@ -18,7 +18,7 @@ impl ConnectionManager {
     ///
     /// [`CmError::Full`]; [`CmError::InUse`] if a peer-to-peer REQ for the same service is already outstanding to that
     /// peer.
-    pub fn connect(&mut self, now: Instant, owner: u8, params: &ConnectParams) -> Result<CommId, CmError> {
+    pub fn connect(&mut self, now: Instant, owner: u16, params: &ConnectParams) -> Result<CommId, CmError> {
         if params.peer_to_peer && self.peers.contains_key(&(params.service_id, params.route)) {
             return Err(CmError::InUse(params.service_id));
         }

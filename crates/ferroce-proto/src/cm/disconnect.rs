@@ -71,12 +71,10 @@ impl ConnectionManager {
     }
 
     /// Closes everything of an owner that has ended: connections, SIDR requests, listeners.
-    pub fn close_owner(&mut self, now: Instant, owner: u8) {
+    pub fn close_owner(&mut self, now: Instant, owner: u16) {
         self.listeners.remove_owner(owner);
-        let low = CommId(u32::from(owner) << 24);
-        let high = CommId(low.0 | 0x00ff_ffff);
-        let ids: Vec<_> = self.connections.range(low..=high).map(|(id, _)| *id).collect();
-        let questions: Vec<_> = self.sidr.range(low..=high).map(|(id, _)| *id).collect();
+        let ids: Vec<_> = self.connections.range(Self::ids_of(owner)).map(|(id, _)| *id).collect();
+        let questions: Vec<_> = self.sidr.range(Self::ids_of(owner)).map(|(id, _)| *id).collect();
         for id in ids.into_iter().chain(questions) {
             self.close(now, id);
         }

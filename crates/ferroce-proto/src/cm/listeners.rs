@@ -12,7 +12,7 @@ use super::types::{Bind, Kind, ListenParams, ListenerId, Route};
 
 #[derive(Clone, Copy, Debug)]
 struct Listener {
-    owner: u8,
+    owner: u16,
     params: ListenParams,
     /// Requests that the program has not answered yet.
     waiting: usize,
@@ -33,7 +33,7 @@ pub(super) enum Ask {
 }
 
 impl Listeners {
-    pub(super) fn add(&mut self, owner: u8, mut params: ListenParams) -> Result<ListenerId, CmError> {
+    pub(super) fn add(&mut self, owner: u16, mut params: ListenParams) -> Result<ListenerId, CmError> {
         if params.backlog == 0 || params.backlog > ListenParams::MAX_BACKLOG {
             params.backlog = ListenParams::MAX_BACKLOG;
         }
@@ -64,7 +64,7 @@ impl Listeners {
         }
     }
 
-    pub(super) fn remove_owner(&mut self, owner: u8) {
+    pub(super) fn remove_owner(&mut self, owner: u16) {
         let theirs: Vec<_> = self.by_id.iter().filter(|(_, l)| l.owner == owner).map(|(id, _)| *id).collect();
         for id in theirs {
             self.remove(id);
@@ -87,7 +87,7 @@ impl Listeners {
     }
 
     /// Counts one more pending request. Returns the listener's owner; `None` if the backlog is full.
-    pub(super) fn wait(&mut self, id: ListenerId) -> Option<u8> {
+    pub(super) fn wait(&mut self, id: ListenerId) -> Option<u16> {
         let listener = self.by_id.get_mut(&id)?;
         if listener.waiting >= listener.params.backlog {
             return None;
@@ -115,7 +115,7 @@ fn clash(a: &ListenParams, b: &ListenParams) -> bool {
 }
 
 /// Whether a bind covers a destination, and how narrow it is.
-fn narrowness(bind: Bind, route: &Route) -> Option<u8> {
+fn narrowness(bind: Bind, route: &Route) -> Option<u16> {
     match bind {
         Bind::Scoped(address, interface) => {
             (address == route.local && interface == route.ifindex()).then_some(3)

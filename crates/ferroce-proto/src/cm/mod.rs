@@ -51,7 +51,7 @@ use self::stale::Allowance;
 ///
 /// A MAD that could not be sent counts as lost: drop it, the retries replace it. `now` never goes backwards.
 ///
-/// Each connection has an owner, a number in the top octet of its [`CommId`]. The caller checks that a program owns the
+/// Each connection has an owner, a number in the upper 12 bits of its [`CommId`]. The caller checks that a program owns the
 /// connection it names. Communication ids and PSNs cannot be guessed without the key.
 ///
 /// Every resource is bounded, whatever a peer sends: connections by [`CmConfig`], pending requests by their listener's
@@ -63,7 +63,7 @@ pub struct ConnectionManager {
     random: Random,
     connections: BTreeMap<CommId, Connection>,
     /// Connections and SIDR requests of each owner.
-    used: BTreeMap<u8, usize>,
+    used: BTreeMap<u16, usize>,
     by_req: BTreeMap<ReqKey, CommId>,
     by_qp: BTreeMap<QpKey, CommId>,
     /// Peer-to-peer connections.
@@ -112,14 +112,28 @@ impl ConnectionManager {
         }
     }
 
+    /// Bits of a communication id below its owner's number.
+    pub(super) const OWNER_SHIFT: u32 = 20;
+
+    /// The first and the last communication id of an owner.
+    pub(super) fn ids_of(owner: u16) -> core::ops::RangeInclusive<CommId> {
+        let low = u32::from(owner) << Self::OWNER_SHIFT;
+        CommId(low)..=CommId(low | ((1 << Self::OWNER_SHIFT) - 1))
+    }
+
     /// The owner of a communication id.
-    pub const fn owner(id: CommId) -> u8 {
-        (id.0 >> 24) as u8
+    pub const fn owner(id: CommId) -> u16 {
+        (id.0 >> Self::OWNER_SHIFT) as u16
     }
 
     /// The number of connections, time-wait included, and SIDR requests.
     pub fn in_use(&self) -> usize {
         self.connections.len() + self.sidr.len()
+    }
+
+    /// The number of connections and SIDR requests of an owner.
+    pub fn in_use_by(&self, owner: u16) -> usize {
+        self.used.get(&owner).copied().unwrap_or(0)
     }
 
     /// Whether there is no connection, SIDR request, listener or timer.
@@ -155,9 +169,8 @@ impl ConnectionManager {
     }
 
     /// The connections that an owner has not closed, time-wait included.
-    pub fn connections_of(&self, owner: u8) -> impl Iterator<Item = CommId> + '_ {
-        let low = CommId(u32::from(owner) << 24);
-        let all = self.connections.range(low..=CommId(low.0 | 0x00ff_ffff));
+    pub fn connections_of(&self, owner: u16) -> impl Iterator<Item = CommId> + '_ {
+        let all = self.connections.range(Self::ids_of(owner));
         all.filter(|(_, connection)| !connection.orphaned).map(|(id, _)| *id)
     }
 
@@ -170,7 +183,7 @@ impl ConnectionManager {
     /// # Errors
     ///
     /// [`CmError::InUse`] if another listener has the same service, addresses and kind.
-    pub fn listen(&mut self, owner: u8, params: ListenParams) -> Result<ListenerId, CmError> {
+    pub fn listen(&mut self, owner: u16, params: ListenParams) -> Result<ListenerId, CmError> {
         self.listeners.add(owner, params)
     }
 

@@ -48,7 +48,7 @@ impl ConnectionManager {
     pub fn import(
         &mut self,
         now: Instant,
-        owner: u8,
+        owner: u16,
         record: &[u8],
         is_ours: impl FnOnce(&Route) -> bool,
     ) -> Result<CommId, ImportError> {
@@ -71,7 +71,7 @@ impl ConnectionManager {
     fn import_question(
         &mut self,
         now: Instant,
-        owner: u8,
+        owner: u16,
         record: &[u8],
         is_ours: impl FnOnce(&Route) -> bool,
     ) -> Result<CommId, ImportError> {

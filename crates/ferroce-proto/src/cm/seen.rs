@@ -27,7 +27,7 @@ pub struct Seen {
 
 impl ConnectionManager {
     /// The connections that an owner has not closed.
-    pub fn seen(&self, owner: u8) -> impl Iterator<Item = Seen> + '_ {
+    pub fn seen(&self, owner: u16) -> impl Iterator<Item = Seen> + '_ {
         self.connections_of(owner).filter_map(|id| self.connections.get(&id)).map(|connection| {
             let service = connection.req.service_id;
             let (space, listening) = service.port().map_or((None, 0), |(space, port)| (Some(space), port));

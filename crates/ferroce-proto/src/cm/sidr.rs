@@ -25,7 +25,7 @@ impl ConnectionManager {
     /// # Errors
     ///
     /// [`CmError::Full`].
-    pub fn resolve(&mut self, now: Instant, owner: u8, params: &SidrParams) -> Result<CommId, CmError> {
+    pub fn resolve(&mut self, now: Instant, owner: u16, params: &SidrParams) -> Result<CommId, CmError> {
         let id = self.allocate(owner)?;
         let req = SidrReq {
             request_id: id,

@@ -11,11 +11,12 @@ use super::{CmDropReason, CmError, ConnectionManager, ImportError, OUTBOX};
 
 impl ConnectionManager {
     /// Reserves an unused id of an owner.
-    pub(super) fn allocate(&mut self, owner: u8) -> Result<CommId, CmError> {
+    pub(super) fn allocate(&mut self, owner: u16) -> Result<CommId, CmError> {
         self.room(owner)?;
         // Owners use a small part of their ids, so a few draws find a free one.
         for _ in 0..1000 {
-            let id = CommId(u32::from(owner) << 24 | self.random.next_u32() >> 8);
+            let random = self.random.next_u32() >> (32 - Self::OWNER_SHIFT);
+            let id = CommId(u32::from(owner) << Self::OWNER_SHIFT | random);
             if id != CommId::NONE && !self.connections.contains_key(&id) && !self.sidr.contains_key(&id) {
                 return Ok(id);
             }
@@ -23,7 +24,7 @@ impl ConnectionManager {
         Err(CmError::Full(self.config.max_per_owner))
     }
 
-    pub(super) fn room(&self, owner: u8) -> Result<(), CmError> {
+    pub(super) fn room(&self, owner: u16) -> Result<(), CmError> {
         if self.in_use() >= self.config.max_connections {
             return Err(CmError::Full(self.config.max_connections));
         }

@@ -317,7 +317,7 @@ pub struct SidrAnswer {
 /// An event of a connection or SIDR request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CmEvent {
-    pub owner: u8,
+    pub owner: u16,
     /// The connection, SIDR request or pending request.
     pub id: CommId,
     pub kind: CmEventKind,

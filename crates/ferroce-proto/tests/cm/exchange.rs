@@ -67,7 +67,7 @@ fn a_req_says_what_the_program_asked_for() {
     let sent = cm.poll_transmit().unwrap();
     assert_eq!(sent.route, route(0));
     let Message::Req(req) = Mad::parse(&sent.mad[..]).unwrap().message else { panic!() };
-    assert_eq!((req.local_id, id.0 >> 24), (id, 200));
+    assert_eq!((req.local_id, id.0 >> 20), (id, 200));
     // As captured from kernel 6.12: routed, hop limit 64, ACK timeout 17.
     assert_eq!((req.primary.local_lid, req.primary.hop_limit, req.primary.subnet_local), (0xffff, 64, false));
     assert_eq!(req.primary.ack_timeout.code(), 17);
@@ -516,7 +516,7 @@ fn ids_carry_their_owner_and_are_not_guessed() {
             .collect::<Vec<_>>()
     };
     let (a, b) = (ids(1), ids(2));
-    assert!(a.iter().all(|(id, _)| id >> 24 == 254));
+    assert!(a.iter().all(|(id, _)| id >> 20 == 254));
     assert_eq!(a, ids(1));
     let all: BTreeSet<_> = a.iter().chain(&b).flat_map(|(id, psn)| [*id & 0xff_ffff, *psn]).collect();
     // 1600 draws of 24 bits: few coincide.

@@ -37,7 +37,7 @@ impl Victims {
                 record[answered..answered + 4].copy_from_slice(&unique.to_be_bytes());
             }
             // Ids are drawn alike in each of these managers.
-            let fresh = CommId((9 << 24) | (n as u32 + 1));
+            let fresh = CommId((9 << 20) | (n as u32 + 1));
             record[64..68].copy_from_slice(&fresh.0.to_le_bytes());
             if passive {
                 if record.len() > 72 + 256 {

@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::process::{Command, ExitCode, Stdio};
 
+use ferroce_broker::Access;
 use ferroce_host::runtime_dir::RuntimeDir;
 use ferroce_ipc::null_stream;
 use nix::sys::signal::SigSet;
@@ -12,7 +13,7 @@ use crate::say;
 
 /// Starts `ferroced --serve` in a session of its own, with nothing of ours but the environment, and passes on what it
 /// says.
-pub fn detach(idle: u64) -> ExitCode {
+pub fn detach(idle: u64, access: Option<&Access>) -> ExitCode {
     close_inherited();
     // Not a group leader, since whoever started us forked; should it be one after all, only the terminal stays ours.
     let _ = nix::unistd::setsid();
@@ -35,6 +36,15 @@ pub fn detach(idle: u64) -> ExitCode {
     let program = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
     let mut serve = Command::new(program);
     serve.args(["--serve", "--idle", &idle.to_string()]).stdin(input).stdout(Stdio::piped()).stderr(log);
+    if let Some(Access { group, everybody }) = access {
+        let mode = match (group, everybody) {
+            (_, true) => "0666",
+            (Some(_), false) => "0660",
+            (None, false) => "0600",
+        };
+        serve.args(["--system", "--mode", mode]);
+        serve.args(group.iter().flat_map(|(_, gid)| ["--group".to_owned(), gid.to_string()]));
+    }
     let mut child = match serve.spawn() {
         Ok(child) => child,
         Err(e) => return fail(&format!("ferroced cannot start itself: {e}")),

@@ -5,6 +5,7 @@
 //! | `ferroced` | serves in the foreground, logs to standard error |
 //! | `ferroced --detach` | starts a broker that shares nothing with the caller, waits until it serves, prints `ready` or an error |
 //! | `ferroced --serve` | the second half of `--detach` |
+//! | `ferroced --system` | serves programs of all users, in the foreground or with `--detach` |
 //!
 //! A library starts `--detach` from within any program, so nothing of that program may live on in the broker: not its
 //! descriptors (a pipe kept open would hang `$(ibv_devices)`), session, terminal, directory or signal mask. All that is
@@ -19,20 +20,27 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use ferroce_broker::{Server, ServerError, ServerOptions};
+use ferroce_broker::{Access, Server, ServerError, ServerOptions};
+use nix::unistd::Group;
 use tracing::level_filters::LevelFilter;
 use tracing::{error, info};
 
 const HELP: &str = "\
 Usage: ferroced [--idle SECONDS]
        ferroced --detach
+       ferroced --system [--group GROUP] [--mode MODE]
 
 The broker of ferroce. It owns UDP port 4791 of this network namespace, the devices and their GID tables. Programs start
-it when they need it. It exits after a minute in which nobody needed it.
+it when they need it. It exits after a minute in which nobody needed it. It serves programs of its own user, or with
+--system those of all users that an administrator admits.
 
 Options:
       --detach         run in the background; return when the broker serves
       --idle SECONDS   exit after this idle time, 0 for never [default: FERROCE_IDLE or 60]
+      --system         serve programs of other users as well, and never exit; for root and service managers
+      --group GROUP    with --system: the group whose members may connect [default: rdma, if there is such a group]
+      --mode MODE      with --system: 0660 admits the group, 0666 every user, 0600 root alone [default: 0660 with a
+                       group, else 0666]
   -h, --help           print this help
   -V, --version        print the version
 
@@ -48,7 +56,7 @@ enum Role {
 }
 
 fn main() -> ExitCode {
-    let (role, idle) = match arguments(std::env::args().skip(1)) {
+    let (role, idle, access) = match arguments(std::env::args().skip(1)) {
         Ok(Some(found)) => found,
         Ok(None) => return ExitCode::SUCCESS,
         Err(sentence) => {
@@ -57,24 +65,32 @@ fn main() -> ExitCode {
         }
     };
     match role {
-        Role::Detach => detach::detach(idle),
-        Role::Foreground | Role::Serve => serve(role, idle),
+        Role::Detach => detach::detach(idle, access.as_ref()),
+        Role::Foreground | Role::Serve => serve(role, idle, access),
     }
 }
 
 /// Parses the arguments; `None` after `--help` and `--version`, which are answered here.
-fn arguments(mut given: impl Iterator<Item = String>) -> Result<Option<(Role, u64)>, String> {
+fn arguments(mut given: impl Iterator<Item = String>) -> Result<Option<(Role, u64, Option<Access>)>, String> {
     let seconds = |text: String| text.parse::<u64>().map_err(|_| format!("{text:?} is no number of seconds"));
     let mut idle = match std::env::var("FERROCE_IDLE") {
         Ok(text) => seconds(text)?,
         Err(_) => 60,
     };
     let mut role = Role::Foreground;
+    let (mut system, mut group, mut mode) = (false, None, None);
+    let mut idle_given = false;
     while let Some(argument) = given.next() {
         match argument.as_str() {
             "--detach" => role = Role::Detach,
             "--serve" => role = Role::Serve,
-            "--idle" => idle = seconds(given.next().ok_or("--idle needs a number of seconds")?)?,
+            "--idle" => {
+                idle = seconds(given.next().ok_or("--idle needs a number of seconds")?)?;
+                idle_given = true;
+            }
+            "--system" => system = true,
+            "--group" => group = Some(given.next().ok_or("--group needs a group")?),
+            "--mode" => mode = Some(given.next().ok_or("--mode needs a mode, such as 0660")?),
             "-h" | "--help" => {
                 say(HELP);
                 return Ok(None);
@@ -86,17 +102,48 @@ fn arguments(mut given: impl Iterator<Item = String>) -> Result<Option<(Role, u6
             other => return Err(format!("unknown argument {other:?}; try --help")),
         }
     }
-    Ok(Some((role, idle)))
+    if !system {
+        return match group.or(mode) {
+            Some(_) => Err("--group and --mode belong to --system".to_owned()),
+            None => Ok(Some((role, idle, None))),
+        };
+    }
+    if !idle_given {
+        idle = 0;
+    }
+    Ok(Some((role, idle, Some(access(group.as_deref(), mode.as_deref())?))))
 }
 
-fn serve(role: Role, idle: u64) -> ExitCode {
+/// The users that a broker for all of them serves.
+fn access(group: Option<&str>, mode: Option<&str>) -> Result<Access, String> {
+    let find = |name: &str| -> Result<Option<(String, u32)>, String> {
+        let by_number = name.parse().ok().map(|gid: u32| (name.to_owned(), gid));
+        let found = Group::from_name(name).map_err(|e| format!("group {name} cannot be looked up: {e}"))?;
+        Ok(found.map(|group| (group.name, group.gid.as_raw())).or(by_number))
+    };
+    let group = match group {
+        Some(name) => Some(find(name)?.ok_or_else(|| format!("there is no group {name:?}"))?),
+        None => find("rdma")?,
+    };
+    match (mode, group) {
+        (Some("0600" | "600"), _) => Ok(Access { group: None, everybody: false }),
+        (Some("0660" | "660"), None) => {
+            Err("mode 0660 needs a group: there is no group rdma, name another by --group".to_owned())
+        }
+        (None | Some("0660" | "660"), group @ Some(_)) => Ok(Access { group, everybody: false }),
+        (None | Some("0666" | "666"), group) => Ok(Access { group, everybody: true }),
+        (Some(other), _) => Err(format!("mode {other:?}: one of 0600, 0660 and 0666 is possible")),
+    }
+}
+
+fn serve(role: Role, idle: u64, access: Option<Access>) -> ExitCode {
     let level =
         std::env::var("FERROCE_LOG").ok().and_then(|level| level.parse().ok()).unwrap_or(LevelFilter::INFO);
     let log = log::Log { ours: role == Role::Serve };
     tracing_subscriber::fmt().with_max_level(level).with_writer(log).with_ansi(false).init();
     let idle = (idle > 0).then(|| Duration::from_secs(idle));
     let bound = Server::raise_descriptor_limit()
-        .and_then(|()| Server::bind(&ServerOptions { idle, ..ServerOptions::default() }));
+        .and_then(|()| Server::bind(&ServerOptions { idle, access, ..ServerOptions::default() }));
     let server = match bound {
         Ok(server) => server,
         // The caller of --detach only needs some broker, and there is one.

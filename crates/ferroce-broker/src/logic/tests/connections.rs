@@ -131,7 +131,7 @@ fn accept(id: CommId) -> CmRequest {
 fn ids_carry_the_slot_and_are_their_owners_alone() {
     let mut bench = Bench::with_programs();
     let [(passive, _), (active, _)] = bench.connected();
-    assert_eq!((passive.0 >> 24, active.0 >> 24), (1, 2));
+    assert_eq!((passive.0 >> 20, active.0 >> 20), (0x10, 0x20));
     for request in [
         CmRequest::Disconnect(passive),
         CmRequest::Close(passive),
@@ -200,7 +200,7 @@ fn news_wait_for_a_program_whose_connection_broke() {
     assert!(bench.run().is_empty(), "there is nobody to tell");
     bench.connect(3, 101);
     let parked = File::open("/dev/null").unwrap().into();
-    let heard = bench.say(3, Message::Resume(vec![1]), vec![parked]);
+    let heard = bench.say(3, Message::Resume(slots(&[1])), vec![parked]);
     let news = heard.iter().filter_map(|(_, message, _)| match message {
         Message::CmEvent(notice) => Some(&notice.event.kind),
         _ => None,
@@ -263,7 +263,7 @@ fn who_wants_no_answer_gets_none() {
         bench.broker.message(bench.now, ClientId(1), 0, Message::Cm(request), vec![]);
         assert!(bench.broker.poll_output().is_none());
     }
-    assert_eq!(bench.broker.status().cm.listeners, 0);
+    assert_eq!(bench.status().cm.listeners, 0);
 }
 
 #[test]
@@ -325,7 +325,7 @@ fn a_flood_of_requests_for_nobody_is_refused_at_once() {
     assert_eq!(refused, 1000 - 256);
     bench.wait(GRACE);
     assert!(matches!(bench.broker.poll_output(), Some(Output::Mad(_))));
-    let status = bench.broker.status().cm;
+    let status = bench.status().cm;
     let counters = status.counters;
     assert_eq!((counters.rx_msgs.0[0], counters.tx_msgs.0[2], counters.drops[7]), (1000, 1000, 1000));
     assert_eq!(status.connections, 0);

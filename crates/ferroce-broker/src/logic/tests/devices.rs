@@ -100,7 +100,7 @@ fn addresses_are_followed() {
     let first: Vec<&Message> = output[0].1.iter().map(|(_, message, _)| message).collect();
     assert!(
         matches!(&first[..], [Message::Address(a), Message::Devices(d)]
-            if a.ip.to_string() == "10.0.0.1" && a.slots == [1, 2] && d[0].gids.len() == 2),
+            if a.ip.to_string() == "10.0.0.1" && a.members == [1, 2] && d[0].gids.len() == 2),
         "the sockets come before the GID: {first:?}"
     );
     assert!(matches!(&output[1].1[..], [(0, Message::Devices(_), _)]), "who has no slot has no sockets");

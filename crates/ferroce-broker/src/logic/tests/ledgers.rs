@@ -15,7 +15,7 @@ struct Program {
 }
 
 impl Program {
-    fn new(slot: u8) -> Self {
+    fn new(slot: u16) -> Self {
         let (ledger, file) = Ledger::create(slot).unwrap();
         let block = ledger.block_of(0, "fr0");
         Self { ledger: Arc::new(ledger), file: file.unwrap(), block }
@@ -63,7 +63,7 @@ impl Bench {
     fn with_ledger(&mut self, client: u64) -> Program {
         self.connect(client, 100 + client as u32);
         let (slots, ..) = self.lease(client, 1).unwrap();
-        let program = Program::new(slots[0]);
+        let program = Program::new(u16::from(slots[0]) * 16);
         program.hands_over(self, client);
         program
     }
@@ -115,7 +115,7 @@ fn a_program_that_comes_back_counts_once() {
     let mut bench = Bench::loopback();
     bench.connect(1, 101);
     let (slots, _, parked) = bench.lease(1, 1).unwrap();
-    let program = Program::new(slots[0]);
+    let program = Program::new(u16::from(slots[0]) * 16);
     program.hands_over(&mut bench, 1);
     program.receives(5);
     bench.broker.disconnected(bench.now, ClientId(1));

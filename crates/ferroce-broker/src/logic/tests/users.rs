@@ -1,0 +1,276 @@
+//! Programs of other users than the broker's.
+
+use ferroce_ipc::ledger::Ledger;
+use ferroce_ipc::{CmBind, CmRequest};
+use ferroce_wire::cm::PortSpace;
+
+use super::*;
+
+const ANN: u32 = 2001;
+const BOB: u32 = 2002;
+
+/// The broker of all users; client 1 is its own user's, 2 and 3 are Ann's, 4 is Bob's.
+fn bench() -> Bench {
+    let mut bench = Bench::loopback();
+    bench.broker.serve_all_users();
+    for (client, uid) in [(1, UID), (2, ANN), (3, ANN), (4, BOB)] {
+        bench.join(client, uid);
+    }
+    bench
+}
+
+impl Bench {
+    fn join(&mut self, client: u64, uid: u32) {
+        let pid = client as u32 + 100;
+        self.broker.connected(ClientId(client), Peer { pid, uid }, ProcessId(pid.into()), true);
+        let sent = self.say(client, Message::Hello(Hello::ours("")), vec![]);
+        assert!(matches!(&sent[0].1, Message::Hello(hello) if hello.features & ALL_USERS != 0));
+    }
+
+    /// The slots of a lease that brings no descriptor.
+    pub(super) fn lease_slots(&mut self, client: u64, count: u8) -> Result<Vec<u16>, Refusal> {
+        slots_of(self.say(client, Message::Lease(count), vec![]))
+    }
+
+    fn come_back(&mut self, client: u64, slots: &[u16]) -> Result<Vec<u16>, Refusal> {
+        slots_of(self.say(client, Message::ResumeByRings(slots.to_vec()), vec![]))
+    }
+
+    fn refused(&mut self, client: u64, message: Message) -> Option<RefusalCode> {
+        match self.say(client, message, vec![]).pop() {
+            Some((_, Message::Refused(refusal), _)) => Some(refusal.code),
+            _ => None,
+        }
+    }
+}
+
+fn slots_of(sent: Sent) -> Result<Vec<u16>, Refusal> {
+    for (_, message, descriptors) in sent {
+        match message {
+            Message::Leased(Leased { slots, by_rings: true, addresses: 0, .. }) => {
+                assert!(descriptors.is_empty());
+                return Ok(slots);
+            }
+            Message::Refused(refusal) => return Err(refusal),
+            Message::Devices(_) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    panic!("no answer");
+}
+
+#[test]
+fn another_user_gets_slots_of_a_divided_member_and_no_socket() {
+    let mut bench = bench();
+    assert_eq!(bench.lease(1, 1).unwrap().0, [1]);
+    assert_eq!(bench.lease_slots(2, 1).unwrap(), [0x20]);
+    assert_eq!(bench.lease_slots(4, 1).unwrap(), [0x21]);
+    assert_eq!(bench.lease_slots(2, 1).unwrap(), [0x22], "a program's slots differ in their low bits");
+    assert_eq!(bench.status().group_size, 3, "one member for all of them");
+    // An address that appears brings no socket either.
+    bench.broker.netdevs_changed(vec![netdev(1, &["127.0.0.1", "::1", "127.0.0.9"])]);
+    for (client, sent) in bench.output() {
+        for (_, message, descriptors) in sent {
+            assert_eq!(descriptors.is_empty(), client != 1 || !matches!(message, Message::Address(_)));
+        }
+    }
+    let view = bench.broker.switch_view();
+    let relayed = |client: u64| -> Option<bool> {
+        view.programs.iter().find(|p| p.client == ClientId(client)).map(|p| p.relayed)
+    };
+    assert_eq!((relayed(1), relayed(2), relayed(3), relayed(4)), (Some(false), Some(true), None, Some(true)));
+    assert_eq!(
+        view.relays.iter().map(|relay| relay.member).collect::<Vec<_>>(),
+        [2, 2, 2],
+        "on each address"
+    );
+}
+
+#[test]
+fn nobody_touches_the_slots_ports_and_pipes_of_another_user() {
+    let mut bench = bench();
+    bench.lease(1, 1).unwrap();
+    let (ann, bob) = (bench.lease_slots(2, 1).unwrap(), bench.lease_slots(4, 1).unwrap());
+    assert_eq!(bench.refused(4, Message::Release(ann.clone())), Some(RefusalCode::BadRequest));
+    assert_eq!(bench.come_back(4, &ann).unwrap_err().code, RefusalCode::Failed);
+    assert_eq!(bench.come_back(4, &slots(&[1])).unwrap_err().code, RefusalCode::Failed);
+    let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+    let sent = bench.say(4, Message::Resume(slots(&[1])), vec![null()]);
+    assert!(matches!(&sent[0].1, Message::Refused(refusal) if refusal.code == RefusalCode::BadRequest));
+    let bind = CmBind {
+        handle: 7,
+        space: PortSpace::Tcp,
+        port: 7471,
+        address: "127.0.0.1".parse().unwrap(),
+        interface: 0,
+        reuse: false,
+        v6_only: false,
+    };
+    let listen = CmRequest::Listen { handle: 7, backlog: 0 };
+    for request in [CmRequest::Bind(bind), listen.clone()] {
+        assert_eq!(bench.refused(2, Message::Cm(request)), None);
+    }
+    assert_eq!(bench.refused(4, Message::Cm(CmRequest::Bind(bind))), Some(RefusalCode::AddressInUse));
+    assert_eq!(bench.refused(4, Message::Cm(listen)), Some(RefusalCode::UnknownId), "Ann's handle is hers");
+    bench.refused(4, Message::Cm(CmRequest::Unbind { handle: 7 }));
+    assert_eq!(bench.status().cm.listeners, 1);
+    // Both take pipes, and get none to each other.
+    for client in [1, 2, 3, 4] {
+        assert_eq!(bench.say(client, Message::OfferPipes { direct: false }, vec![null()]).len(), 1);
+    }
+    for (client, slot) in [(4, ann[0]), (4, 0x10), (1, bob[0])] {
+        assert_eq!(bench.refused(client, Message::OpenPipe(slot)), Some(RefusalCode::WrongState));
+    }
+    bench.lease_slots(3, 1).unwrap();
+    bench.say(3, Message::OpenPipe(ann[0]), vec![]);
+    // `say` leaves out what is no message, so the refusal's absence is the proof.
+    assert_eq!(bench.refused(3, Message::OpenPipe(ann[0])), None, "one user's programs get pipes");
+}
+
+#[test]
+fn other_users_administrate_nothing_and_see_their_own() {
+    let mut bench = bench();
+    bench.lease(1, 1).unwrap();
+    let (ann, bob) = (bench.lease_slots(2, 1).unwrap(), bench.lease_slots(4, 1).unwrap());
+    let add = || Message::LinkAdd {
+        name: "fr1".to_owned(),
+        kind: LinkKind::Roce,
+        netdev: "lo".to_owned(),
+        transient: true,
+    };
+    let others = [
+        add(),
+        Message::LinkDel { name: "fr0".to_owned(), transient: true },
+        Message::LinkStart,
+        Message::LinkRename { name: "fr0".to_owned(), to: "x".to_owned(), transient: true },
+        Message::LinkSet { name: "fr0".to_owned(), settings: Vec::new(), transient: true, force: true },
+        Message::Stop { force: true },
+    ];
+    for message in others {
+        assert_eq!(bench.refused(4, message.clone()), Some(RefusalCode::Permission), "{message:?}");
+    }
+    assert!(!bench.broker.is_stopped());
+    let seen = |bench: &Bench, client| -> Vec<u32> {
+        bench.broker.status(ClientId(client)).programs.iter().map(|program| program.uid).collect()
+    };
+    assert_eq!(
+        (seen(&bench, 1), seen(&bench, 2), seen(&bench, 4)),
+        (vec![UID, ANN, BOB], vec![ANN], vec![BOB])
+    );
+    for (client, slot) in [(2, ann[0]), (4, bob[0])] {
+        let (_ledger, file) = Ledger::create(slot).unwrap();
+        bench.say(client, Message::Ledger, vec![file.unwrap()]);
+    }
+    let ledgers = |bench: &mut Bench, client| bench.say(client, Message::GetLedgers, vec![]).len() - 1;
+    assert_eq!((ledgers(&mut bench, 1), ledgers(&mut bench, 2), ledgers(&mut bench, 4)), (2, 1, 1));
+    let bind = |handle, port| CmBind {
+        handle,
+        space: PortSpace::Tcp,
+        port,
+        address: "0.0.0.0".parse().unwrap(),
+        interface: 0,
+        reuse: false,
+        v6_only: false,
+    };
+    for (client, port) in [(1, 7001), (2, 7002), (4, 7003)] {
+        bench.say(client, Message::Cm(CmRequest::Bind(bind(1, port))), vec![]);
+    }
+    let ports = |bench: &mut Bench, client| -> Vec<u16> {
+        match bench.say(client, Message::GetCmIds(0), vec![]).pop() {
+            Some((_, Message::CmIds { ids, .. }, _)) => ids.iter().map(|id| id.local.port()).collect(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!((ports(&mut bench, 1), ports(&mut bench, 4)), (vec![7001, 7002, 7003], vec![7003]));
+}
+
+#[test]
+fn a_user_leaves_as_many_slots_as_it_has() {
+    let mut bench = bench();
+    let mut client = 10;
+    let mut fill = |bench: &mut Bench, uid| -> (usize, Refusal) {
+        let mut count = 0;
+        loop {
+            client += 1;
+            bench.join(client, uid);
+            match bench.lease_slots(client, 1) {
+                Ok(slots) => count += slots.len(),
+                Err(refusal) => return (count, refusal),
+            }
+        }
+    };
+    let (ann, refusal) = fill(&mut bench, ANN);
+    let (bob, _) = fill(&mut bench, BOB);
+    assert_eq!((ann, bob), (1008, 504));
+    assert_eq!(refusal.code, RefusalCode::NoSlots);
+    assert!(refusal.sentence.contains("uid 2001 hold 1008 slots"), "{refusal}");
+    bench.join(9000, 2003);
+    assert_eq!(bench.lease_slots(9000, 1).unwrap().len(), 1, "there is something for everybody");
+    assert_eq!(bench.lease(1, 1).unwrap().0.len(), 1, "and a member for the broker's user");
+}
+
+#[test]
+fn ports_and_blocks_are_limited_for_each_user() {
+    let mut bench = bench();
+    bench.lease_slots(2, 1).unwrap();
+    bench.lease_slots(3, 1).unwrap();
+    bench.lease_slots(4, 1).unwrap();
+    let bind = |handle: u64| CmBind {
+        handle,
+        space: PortSpace::Tcp,
+        port: 2000 + (handle % 40_000) as u16,
+        address: "127.0.0.1".parse().unwrap(),
+        interface: 0,
+        reuse: false,
+        v6_only: false,
+    };
+    let refused = (0..20_000_u64).find_map(|handle| {
+        let client = 2 + handle % 2;
+        let code = bench.refused(client, Message::Cm(CmRequest::Bind(bind(handle))));
+        code.map(|code| (handle, code))
+    });
+    assert_eq!(refused, Some((16_384, RefusalCode::Full)));
+    assert_eq!(bench.refused(4, Message::Cm(CmRequest::Bind(bind(30_000)))), None);
+}
+
+#[test]
+fn slots_without_sockets_survive_the_broker_with_their_users() {
+    let mut bench = bench();
+    let (ann, bob) = (bench.lease_slots(2, 1).unwrap(), bench.lease_slots(4, 1).unwrap());
+    bench.dies();
+    bench.system.port.borrow_mut().members.clear(); // nobody but the broker had the sockets
+    bench.broker.serve_all_users();
+    for (client, uid) in [(1, UID), (12, ANN), (14, BOB), (15, BOB)] {
+        bench.join(client, uid);
+    }
+    assert_eq!(bench.lease_slots(15, 1).unwrap(), [0x12], "the others may come back");
+    assert_eq!(bench.come_back(15, &ann).unwrap_err().code, RefusalCode::Failed, "Bob wants what is Ann's");
+    assert_eq!(bench.come_back(12, &ann).unwrap(), ann);
+    assert_eq!(bench.come_back(14, &bob).unwrap(), bob);
+    bench.dies();
+    bench.system.port.borrow_mut().members.clear();
+    bench.broker.serve_all_users();
+    bench.join(21, ANN);
+    bench.join(22, BOB);
+    assert_eq!(bench.come_back(21, &ann).unwrap(), ann);
+    bench.after(UNKNOWN * 2);
+    assert_eq!(bench.lease_slots(22, 1).unwrap(), bob, "Bob's program did not come back");
+}
+
+/// Without other users as well: when no member is left, programs get slots.
+#[test]
+fn one_users_programs_get_slots_when_members_are_out() {
+    let mut bench = Bench::loopback();
+    for client in 1..=8 {
+        bench.connect(client, client as u32);
+        bench.lease(client, 16).unwrap();
+    }
+    bench.connect(9, 9);
+    assert_eq!(bench.lease_slots(9, 1).unwrap(), [129 * 16]);
+    assert_eq!(bench.lease(1, 1).unwrap_err().sentence, "a program may have 16 slots at most");
+    bench.connect(10, 10);
+    assert_eq!(bench.lease_slots(10, 16).unwrap().len(), 16);
+    let sixteen = bench.broker.slots.of(ClientId(10));
+    let low: BTreeSet<u16> = sixteen.iter().map(|slot| slot % 16).collect();
+    assert_eq!(low.len(), 16, "{sixteen:?}");
+}
