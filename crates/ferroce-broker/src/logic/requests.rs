@@ -29,7 +29,10 @@ impl<S: System> Broker<S> {
                 Ok(Some(Message::Devices(self.view(known.view))))
             }
             Message::Devices(devices) => {
-                if let Some(known) = self.clients.get_mut(&client) {
+                // A broker that follows another one takes over what programs knew, links and their settings included: from
+                // programs whose user may change these alone.
+                let restricted = self.is_restricted(client);
+                if let Some(known) = self.clients.get_mut(&client).filter(|_| !restricted) {
                     known.known = devices;
                 }
                 Ok(None)

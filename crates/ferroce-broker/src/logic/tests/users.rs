@@ -1,7 +1,7 @@
 //! Programs of other users than the broker's.
 
 use ferroce_ipc::ledger::Ledger;
-use ferroce_ipc::{CmBind, CmRequest};
+use ferroce_ipc::{CmBind, CmRequest, Origin};
 use ferroce_wire::cm::PortSpace;
 
 use super::*;
@@ -273,4 +273,29 @@ fn one_users_programs_get_slots_when_members_are_out() {
     let sixteen = bench.broker.slots.of(ClientId(10));
     let low: BTreeSet<u16> = sixteen.iter().map(|slot| slot % 16).collect();
     assert_eq!(low.len(), 16, "{sixteen:?}");
+}
+
+/// The devices that a program says it knew would bring back links and tables of GIDs.
+#[test]
+fn another_users_program_brings_back_no_links() {
+    let mut bench = Bench::new(vec![netdev(1, &["127.0.0.1"]), netdev(2, &["192.0.2.1"])]);
+    bench.broker.serve_all_users();
+    bench.join(4, BOB);
+    bench.join(5, 0);
+    let slots = bench.lease_slots(4, 1).unwrap();
+    let fr0 = bench.devices(4).pop().unwrap();
+    let forged = DeviceInfo {
+        name: "bobs".to_owned(),
+        netdev: "eth0".to_owned(),
+        ifindex: 2,
+        origin: Origin::Link,
+        gids: Vec::new(),
+        ..fr0.clone()
+    };
+    let emptied = DeviceInfo { gids: Vec::new(), ..fr0.clone() };
+    for claimed in [slots, Vec::new()] {
+        bench.say(4, Message::Devices(vec![forged.clone(), emptied.clone()]), vec![]);
+        bench.come_back(4, &claimed).ok();
+        assert_eq!((names(&bench.devices(5)), gids(&bench.devices(5)[0])), (vec!["fr0"], gids(&fr0)));
+    }
 }
