@@ -8,7 +8,7 @@
 //! | the list, JSON | *n* |
 //! | *n*, little-endian | 8 |
 //! | SHA-256 of all of the above | 32 |
-//! | [`MAGIC`] | 16 |
+//! | the constant `MAGIC` | 16 |
 
 use std::ops::Range;
 
