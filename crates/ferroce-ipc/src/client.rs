@@ -422,8 +422,8 @@ mod tests {
         let cases: Vec<(&str, Script, Result<&str, &str>)> = vec![
             ("greets", vec![hello(MAJOR)], Ok("")),
             ("newer", vec![unknown, hello(MAJOR)], Ok("")),
-            ("other-major", vec![hello(2)], Err("ferroced speaks protocol 2.")),
-            ("other-major-says-so", vec![hello(2), refused(RefusalCode::Version, "no")], Err("no")),
+            ("other-major", vec![hello(MAJOR + 1)], Err("ferroced speaks protocol 3.")),
+            ("other-major-says-so", vec![hello(MAJOR + 1), refused(RefusalCode::Version, "no")], Err("no")),
             ("foreign", vec![refused(RefusalCode::ForeignUser, "not for you")], Err("not for you")),
             ("silent", vec![], Err("ferroced closed the connection")),
             ("noise", vec![b"HTTP/1.1 400".to_vec()], Err("ferroced sent something unintelligible")),

@@ -66,6 +66,8 @@ fn all() -> Vec<Message> {
         slots: [17].into_iter().chain(32..48).chain([254 * 16 + 3]).collect(),
         resources: counts,
     };
+    // Sixteen slots with all low bits, of as many members.
+    let spread = LeaseEntry { slots: (0..16).map(|n| (1 + n) * 16 + n).collect(), ..program.clone() };
     vec![
         Message::Hello(Hello {
             major: 1,
@@ -96,8 +98,8 @@ fn all() -> Vec<Message> {
             notice: "naïve".to_owned(),
         }),
         Message::Address(AddressSockets { ip: "fe80::1".parse().unwrap(), scope_id: 9, members: vec![3] }),
-        Message::Release(vec![1, 254]),
-        Message::Resume(vec![5]),
+        Message::Release(vec![0x10, 0xfef]),
+        Message::Resume(vec![0x50]),
         Message::Parked,
         Message::LinkAdd {
             name: "rxe_0".to_owned(),
@@ -114,7 +116,7 @@ fn all() -> Vec<Message> {
             groups: 4,
             adopted: true,
             build: "ferroce".to_owned(),
-            programs: vec![program.clone()],
+            programs: vec![program.clone(), spread],
             cm: Box::new(CmStatus {
                 connections: 5,
                 sidr_requests: 6,
@@ -277,11 +279,11 @@ fn a_newer_minor_may_say_more() {
     // A longer fixed part.
     assert_eq!(Message::decode(&raw(6, 0, &[3, 9, 9, 9], &[]), 0), Ok((1, Message::Lease(3))));
     // More after the last table.
-    let longer = raw(9, 0, &[1, 0, 1, 0], &[5, 9, 9]);
-    assert_eq!(Message::decode(&longer, 0), Ok((1, Message::Release(vec![5]))));
+    let longer = raw(9, 0, &[1, 0, 2, 0], &[0x50, 0, 9, 9]);
+    assert_eq!(Message::decode(&longer, 0), Ok((1, Message::Release(vec![0x50]))));
     // Longer rows.
-    let wider = raw(9, 0, &[2, 0, 3, 0], &[5, 9, 9, 6, 9, 9]);
-    assert_eq!(Message::decode(&wider, 0), Ok((1, Message::Release(vec![5, 6]))));
+    let wider = raw(9, 0, &[2, 0, 3, 0], &[0x50, 0, 9, 0x60, 0, 9]);
+    assert_eq!(Message::decode(&wider, 0), Ok((1, Message::Release(vec![0x50, 0x60]))));
     // The kind and the code are unknown.
     assert_eq!(Message::decode(&raw(999, 0, &[], b"?"), 0), Err(MessageError::UnknownKind(999)));
     let refused = Message::decode(&raw(2, 0, &[0xff, 0xff, 2, 0], b"no"), 0);

@@ -46,7 +46,8 @@ pub(super) fn encode_lease(program: &LeaseEntry, w: &mut Writer<'_>) -> Result<(
     w.padded::<16>("command", &program.command)?;
     let mut left = program.slots.as_slice();
     for _ in 0..LEASES_SHOWN {
-        let whole = left.len() >= 16 && left.iter().zip(0..16).all(|(slot, n)| slot & 15 == n);
+        let member = left.first().map_or(0, |slot| slot & !15);
+        let whole = left.len() >= 16 && left.iter().zip(member..).take(16).all(|(slot, own)| *slot == own);
         let (word, rest) = match left.split_first() {
             Some((first, _)) if whole => (first | WHOLE, left.get(16..).unwrap_or_default()),
             Some((first, rest)) => (*first, rest),

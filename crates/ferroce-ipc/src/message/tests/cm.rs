@@ -189,7 +189,7 @@ pub(super) fn notices() -> Vec<CmNotice> {
         CmEventKind::Lost,
     ];
     let notice = |kind| CmNotice {
-        event: CmEvent { owner: 2, id: CommId(0x0200_000b), kind },
+        event: CmEvent { owner: 0x20, id: CommId(0x0200_000b), kind },
         serial: 12,
         record: vec![13; 14],
     };
