@@ -1,5 +1,6 @@
 #!/bin/sh
-# tgt.sh DRIVER HOST PORT FOLDER: tgt's daemon with one disk, until SIGTERM. DRIVER is iser or iscsi.
+# tgt.sh DRIVER HOST PORT FOLDER: tgt's daemon with one disk, until SIGTERM. DRIVER is iser or iscsi. The daemon listens before it
+# has the target, so a file `ready` in the folder says when clients may come.
 set -e
 driver=$1 host=$2 port=$3 folder=$4
 export TGT_IPC_SOCKET="$folder/tgt"
@@ -20,4 +21,5 @@ done
 tgtadm --lld "$driver" --mode logicalunit --op new --tid 1 --lun 1 -b "$folder/disk"
 tgtadm $target --op bind -I ALL
 tgtadm $target --op bind --initiator-name iqn.2001-04.test:initiator
+touch "$folder/ready"
 wait $daemon || true

@@ -24,11 +24,11 @@ const ISER: Software = Software {
 
 const ISER_ENDS: Ends = &[
     "sh {files}/tgt.sh iser {host} {port} {home}",
-    "{bin}/iscsi iser://{host}:{port}/iqn.2001-04.test:iser/1",
+    "sh {files}/when_ready.sh {home} {bin}/iscsi iser://{host}:{port}/iqn.2001-04.test:iser/1",
 ];
 const ISCSI_ENDS: Ends = &[
     "sh {files}/tgt.sh iscsi {host} {port} {home}",
-    "{bin}/iscsi iscsi://{host}:{port}/iqn.2001-04.test:iscsi/1",
+    "sh {files}/when_ready.sh {home} {bin}/iscsi iscsi://{host}:{port}/iqn.2001-04.test:iscsi/1",
 ];
 
 const fn iser(what: &'static str, figure: Figure) -> Trial {
