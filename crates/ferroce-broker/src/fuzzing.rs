@@ -83,6 +83,8 @@ struct Holder {
     until: Option<Instant>,
     /// The broker died since, and it has not come back.
     unknown: bool,
+    /// It was leased without sockets.
+    by_rings: bool,
 }
 
 impl<'a> Run<'a> {
@@ -391,10 +393,9 @@ impl<'a> Run<'a> {
         if self.all_users {
             self.broker.serve_all_users();
         }
-        // Without sockets, their users have so long to come back.
-        let (now, clients) = (self.now, &self.clients);
-        let foreign = |process| clients.iter().any(|client| client.process == process && client.uid != UID);
-        for holder in self.holders.values_mut().filter(|holder| foreign(holder.process)) {
+        // Programs without sockets have so long to come back, connected or not when the broker died.
+        let now = self.now;
+        for holder in self.holders.values_mut().filter(|holder| holder.by_rings) {
             holder.until = Some(now + Duration::from_secs(5));
         }
         let nobody = self.clients.iter().all(|client| client.parked.is_none());
@@ -441,7 +442,8 @@ impl<'a> Run<'a> {
                     client.parked = descriptors.into_iter().next();
                     for slot in leased.slots {
                         let (process, client) = (client.process, client.id);
-                        let new = Holder { process, client, until: None, unknown: false };
+                        let by_rings = leased.by_rings;
+                        let new = Holder { process, client, until: None, unknown: false, by_rings };
                         let before = self.holders.insert(slot, new);
                         assert!(
                             before.is_none_or(|before| before.process == process),

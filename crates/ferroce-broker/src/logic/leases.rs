@@ -1,5 +1,6 @@
 //! Leases: which slots a client gets, and what it gets back from an earlier broker.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
@@ -11,7 +12,7 @@ use super::{Broker, MOST_SLOTS, UNKNOWN, Waiting, Want, addresses};
 use crate::groups::GrowError;
 use crate::slots::{MOST_WHOLE, Slot, Slots, first_of, member_of};
 use crate::system::System;
-use crate::{ClientId, refusal};
+use crate::{ClientId, ProcessId, refusal};
 use ferroce_host::netdev::Address;
 
 impl<S: System> Broker<S> {
@@ -329,16 +330,13 @@ impl<S: System> Broker<S> {
             return;
         }
         let mut slots = self.slots.expand(claimed);
+        // A claim stands for a whole member. An earlier broker may have divided it, and its slots have other holders then.
+        let divided: BTreeSet<u8> = self.expected.keys().map(|slot| member_of(*slot)).collect();
         slots.retain(|slot| {
-            match self.slots.get(*slot).filter(|_| !self.slots.is_divided(member_of(*slot))) {
-                Some(Slot::Free | Slot::Unknown { .. }) => true,
-                Some(Slot::Away { process: p, .. }) => p == process,
-                Some(Slot::Leased(holder)) => {
-                    holder == client
-                        || self.clients.get(&holder).is_some_and(|holder| holder.process == process)
-                }
-                None => false,
-            }
+            let member = member_of(*slot);
+            !divided.contains(&member)
+                && !self.slots.is_divided(member)
+                && self.is_free_for(*slot, client, process)
         });
         // Its own sockets again, not emptied: traffic goes on.
         self.hold(client, &slots);
@@ -347,6 +345,18 @@ impl<S: System> Broker<S> {
         }
         self.resumed(client, id, slots);
         self.retry_waiting(now);
+    }
+
+    /// Whether a program that claims a slot can have it: an open one that no other process holds.
+    fn is_free_for(&self, slot: u16, client: ClientId, process: ProcessId) -> bool {
+        match self.slots.get(slot) {
+            Some(Slot::Free | Slot::Unknown { .. }) => true,
+            Some(Slot::Away { process: away, .. }) => away == process,
+            Some(Slot::Leased(holder)) => {
+                holder == client || self.clients.get(&holder).is_some_and(|holder| holder.process == process)
+            }
+            None => false,
+        }
     }
 
     pub(super) fn resumed(&mut self, client: ClientId, id: u32, slots: Vec<u16>) {
@@ -402,17 +412,9 @@ impl<S: System> Broker<S> {
         self.devices.restore(&devices);
         let mut slots = claimed.to_vec();
         slots.retain(|slot| {
-            let is_theirs = self.owners.get(slot) == Some(&uid) && self.slots.is_divided(member_of(*slot));
-            is_theirs
-                && match self.slots.get(*slot) {
-                    Some(Slot::Free | Slot::Unknown { .. }) => true,
-                    Some(Slot::Away { process: p, .. }) => p == process,
-                    Some(Slot::Leased(holder)) => {
-                        holder == client
-                            || self.clients.get(&holder).is_some_and(|holder| holder.process == process)
-                    }
-                    None => false,
-                }
+            self.owners.get(slot) == Some(&uid)
+                && self.slots.is_divided(member_of(*slot))
+                && self.is_free_for(*slot, client, process)
         });
         if slots.is_empty() {
             return Err(refusal(RefusalCode::Failed, "nothing to take back"));
