@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use flate2::{Compression, GzBuilder};
 
-/// One file or link.
+/// An entry of a package: a file or a symbolic link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// The content, and whether it can be executed.
@@ -146,7 +146,7 @@ impl Files {
 /// Compresses, without a name and a time in the header.
 ///
 /// # Errors
-/// None in practice: it writes to memory.
+/// Compression cannot fail in practice, because it writes to memory.
 pub fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
     let mut writer = GzBuilder::new().mtime(0).write(Vec::new(), Compression::best());
     writer.write_all(bytes)?;

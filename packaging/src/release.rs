@@ -13,7 +13,7 @@ use crate::tree;
 /// The files with debug information.
 const DIVIDED: [&str; 3] = ["bin/ferroce", "bin/ferroced", "lib/libibverbs.so.1"];
 
-/// What packages are made of.
+/// The files and texts that packages are made of.
 pub struct Release {
     /// `bin/`, `lib/` and `share/` of the distribution, stripped.
     pub files: Files,

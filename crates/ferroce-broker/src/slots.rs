@@ -37,9 +37,9 @@ pub enum Slot {
 
 #[derive(Debug)]
 enum Member {
-    /// One holder of all slots.
+    /// One program holds all slots of the member, or none does.
     Whole(Slot),
-    /// A holder for each slot.
+    /// Each slot of the member has a holder of its own.
     Divided(Box<[Slot; MEMBER_SLOTS as usize]>),
 }
 

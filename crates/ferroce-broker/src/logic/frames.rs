@@ -63,7 +63,7 @@ impl<S: System> Broker<S> {
             vlan: n.lower.zip(n.vlan.as_ref().map(|vlan| vlan.id)),
             loopback: n.loopback,
         });
-        // One look at the slots, and one at each list of devices, for any number of programs.
+        // The slots are searched once, and each list of devices once, however many programs there are.
         let mut held = self.slots.by_client();
         let mut seen: BTreeMap<Option<u32>, BTreeSet<Way>> = BTreeMap::new();
         let program = |(client, known): (&ClientId, &Client)| {

@@ -96,7 +96,8 @@ fn many_at_once_agree() {
     assert_eq!(entries(&folder), [one.key()], "nothing is left over");
 }
 
-/// One of the processes of [`many_at_once_agree`]; without its folder it has nothing to do.
+/// [`many_at_once_agree`] starts this test in several processes at once, with a folder in the environment. A run without that
+/// folder does nothing.
 #[test]
 fn unpacks_where_it_is_told() {
     if let Some(folder) = std::env::var_os("ONE_FILE_TEST_FOLDER") {
