@@ -22,13 +22,15 @@ pub enum Service {
     XrcInitiator = 9,
     /// XRC target (`IBV_QPT_XRC_RECV`).
     XrcTarget = 10,
+    /// A stream of iWARP, which programs know as `IBV_QPT_RC`. The number is not one of `ibv_qp_type`.
+    Iwarp = 200,
 }
 
 impl Service {
     /// Whether packets come from one peer alone.
     pub(crate) const fn is_connected(self) -> bool {
         match self {
-            Self::Rc | Self::Uc | Self::XrcInitiator | Self::XrcTarget => true,
+            Self::Rc | Self::Uc | Self::XrcInitiator | Self::XrcTarget | Self::Iwarp => true,
             Self::Ud | Self::RawPacket => false,
         }
     }
@@ -36,7 +38,7 @@ impl Service {
     /// Whether an error of a send work request ends the send queue alone (SQE, IBTA 10.3.1).
     pub(crate) const fn survives_send_errors(self) -> bool {
         match self {
-            Self::Rc | Self::XrcInitiator | Self::XrcTarget => false,
+            Self::Rc | Self::XrcInitiator | Self::XrcTarget | Self::Iwarp => false,
             Self::Uc | Self::Ud | Self::RawPacket => true,
         }
     }

@@ -20,6 +20,7 @@ pub mod cm;
 mod completion;
 mod counters;
 mod error;
+pub mod iwarp;
 mod memory;
 mod qp;
 mod receive;
@@ -34,7 +35,7 @@ pub use completion::{AsyncEvent, NetworkHeader, QpEvent, WcOpcode, WcStatus, Wor
 pub use counters::Counters;
 pub use error::{CreateQpError, DropReason, ModifyQpError, ModifySrqError, PostRecvError, PostSendError};
 pub use memory::{Domain, Memory, MemoryError, RemoteAccess};
-pub use qp::{Backlog, MAX_FRAME, QueuePair, SqMark, bring_up_mask};
+pub use qp::{Backlog, MAX_FRAME, QueuePair, SqMark, StreamState, bring_up_mask};
 pub use receive::{NoSharedQueue, ReceiveSource, RecvWqe, SharedReceives, Taken};
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqAttrMask, SrqEvent};
 pub use work_request::{

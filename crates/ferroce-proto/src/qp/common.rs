@@ -149,7 +149,9 @@ impl Common {
     pub const fn reliable<'a>(&self, packet: RcPacket<'a>, queue: Option<SrqNumber>) -> Operation<'a> {
         match self.service {
             Service::XrcInitiator | Service::XrcTarget => Operation::Xrc { srq: queue, packet },
-            Service::Rc | Service::Uc | Service::Ud | Service::RawPacket => Operation::Rc(packet),
+            Service::Rc | Service::Uc | Service::Ud | Service::RawPacket | Service::Iwarp => {
+                Operation::Rc(packet)
+            }
         }
     }
 

@@ -16,7 +16,11 @@ impl QueuePair {
             Service::Rc => self.pipeline.is_idle() && self.roles.reliable()?.requester.is_idle(),
             // No answer says that packets have arrived, and a copy must not overtake them.
             Service::Uc => self.pipeline.is_idle() && !self.pipeline.has_sent(),
-            Service::Ud | Service::RawPacket | Service::XrcInitiator | Service::XrcTarget => false,
+            Service::Ud
+            | Service::RawPacket
+            | Service::XrcInitiator
+            | Service::XrcTarget
+            | Service::Iwarp => false,
         };
         if !ready || self.state() != QpState::Rts {
             return None;

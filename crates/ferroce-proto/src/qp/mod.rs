@@ -3,6 +3,7 @@
 mod common;
 mod completer;
 mod direct;
+mod iwarp;
 mod local_operations;
 mod pipeline;
 mod raw;
@@ -69,6 +70,21 @@ pub struct QueuePair {
     port_mtu: PathMtu,
 }
 
+/// How the stream of an iWARP queue pair is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StreamState {
+    /// There is none.
+    Idle,
+    /// It carries messages.
+    Open {
+        /// At least one FPDU came from the peer.
+        has_received: bool,
+    },
+    /// It is over, by an error or a change of state at this end, or because the peer ended it. What
+    /// [`QueuePair::poll_stream`] still writes, a Terminate at most, is to be sent; then the connection is to be closed.
+    Closing,
+}
+
 /// A place in the send queue; see [`QueuePair::sq_mark`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SqMark(u64);
@@ -96,9 +112,12 @@ impl QueuePair {
     fn fresh_attr(&self) -> QpAttr {
         match self.service {
             Service::Ud => QpAttr { path_mtu: self.port_mtu, ..QpAttr::default() },
-            Service::Rc | Service::Uc | Service::RawPacket | Service::XrcInitiator | Service::XrcTarget => {
-                QpAttr::default()
-            }
+            Service::Rc
+            | Service::Uc
+            | Service::RawPacket
+            | Service::XrcInitiator
+            | Service::XrcTarget
+            | Service::Iwarp => QpAttr::default(),
         }
     }
 
@@ -261,7 +280,11 @@ impl QueuePair {
         let max = match self.service {
             Service::Ud => self.common.mtu(),
             Service::RawPacket => MAX_FRAME as u32,
-            Service::Rc | Service::Uc | Service::XrcInitiator | Service::XrcTarget => return Ok(()),
+            Service::Rc
+            | Service::Uc
+            | Service::XrcInitiator
+            | Service::XrcTarget
+            | Service::Iwarp => return Ok(()),
         };
         if given > u64::from(max) { Err(PostSendError::DatagramTooLong { given, max }) } else { Ok(()) }
     }

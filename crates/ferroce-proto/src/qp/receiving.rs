@@ -72,11 +72,11 @@ impl Receiving {
                 Queue::XrcDomain { own_memory }
             }
             (Service::XrcInitiator, None) => Queue::Nothing,
-            (Service::Rc | Service::Uc | Service::Ud | Service::RawPacket, None) => {
+            (Service::Rc | Service::Uc | Service::Ud | Service::RawPacket | Service::Iwarp, None) => {
                 Queue::Own(ReceiveQueue::new(caps.max_recv_wr, caps.max_recv_sge))
             }
             (
-                Service::Rc | Service::Uc | Service::Ud | Service::RawPacket,
+                Service::Rc | Service::Uc | Service::Ud | Service::RawPacket | Service::Iwarp,
                 Some(SharedReceives::Queue { .. }),
             ) => Queue::Shared,
             (_, Some(_)) | (Service::XrcTarget, None) => return Err(CreateQpError::SharedReceives(service)),

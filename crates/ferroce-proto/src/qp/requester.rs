@@ -348,7 +348,12 @@ impl Requester {
         bth.solicited = piece.wqe.solicited && piece.is_last() && piece.wqe.op.takes_receive();
         let queue = match common.service() {
             Service::XrcInitiator => pipeline.queue.srq(piece.index),
-            Service::Rc | Service::Uc | Service::Ud | Service::RawPacket | Service::XrcTarget => None,
+            Service::Rc
+            | Service::Uc
+            | Service::Ud
+            | Service::RawPacket
+            | Service::XrcTarget
+            | Service::Iwarp => None,
         };
         let op = common.reliable(RcPacket::Request(request(piece)), queue);
         let head = Packet { bth, op, icrc: IcrcStatus::Checked };

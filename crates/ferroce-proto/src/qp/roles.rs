@@ -1,9 +1,12 @@
 //! The roles that a queue pair has, by service.
 
+use alloc::boxed::Box;
+
 use ferroce_wire::{Flow, Instant, Operation, Packet, Psn, RcPacket, TxBatch};
 
 use super::common::Common;
 use super::completer::Refusal;
+use super::iwarp::Iwarp;
 use super::pipeline::Pipeline;
 use super::receiving::SharedQueues;
 use super::reliable::Reliable;
@@ -22,6 +25,8 @@ pub(crate) enum Roles {
     Ud,
     /// Ethernet frames, which are no RoCE packets, see [`super::raw`].
     Raw,
+    /// A stream of octets, see [`super::iwarp`].
+    Iwarp(Box<Iwarp>),
 }
 
 impl Roles {
@@ -31,20 +36,21 @@ impl Roles {
             Service::Uc => Self::Uc(uc::Responder::new()),
             Service::Ud => Self::Ud,
             Service::RawPacket => Self::Raw,
+            Service::Iwarp => Self::Iwarp(Box::default()),
         }
     }
 
     pub const fn reliable(&self) -> Option<&Reliable> {
         match self {
             Self::Reliable(reliable) => Some(reliable),
-            Self::Uc(_) | Self::Ud | Self::Raw => None,
+            Self::Uc(_) | Self::Ud | Self::Raw | Self::Iwarp(_) => None,
         }
     }
 
     pub const fn reliable_mut(&mut self) -> Option<&mut Reliable> {
         match self {
             Self::Reliable(reliable) => Some(reliable),
-            Self::Uc(_) | Self::Ud | Self::Raw => None,
+            Self::Uc(_) | Self::Ud | Self::Raw | Self::Iwarp(_) => None,
         }
     }
 
@@ -100,7 +106,7 @@ impl Roles {
                 Ok(ud::receive(common, from, bth, datagram, &mut queues, mem)?)
             }
             // Nothing is slowed down without acknowledgements.
-            (Self::Uc(_) | Self::Ud | Self::Raw, Operation::Cnp) => Ok(()),
+            (Self::Uc(_) | Self::Ud | Self::Raw | Self::Iwarp(_), Operation::Cnp) => Ok(()),
             (_, Operation::Rc(_) | Operation::Uc(_) | Operation::Ud(_) | Operation::Xrc { .. }) => {
                 Err(DropReason::WrongService.into())
             }
@@ -112,7 +118,7 @@ impl Roles {
         match self {
             Self::Reliable(reliable) => reliable.responder.begin(psn, depth),
             Self::Uc(responder) => responder.begin(psn),
-            Self::Ud | Self::Raw => {}
+            Self::Ud | Self::Raw | Self::Iwarp(_) => {}
         }
     }
 
@@ -121,7 +127,7 @@ impl Roles {
         match self {
             Self::Reliable(reliable) => Some(reliable.responder.expected()),
             Self::Uc(responder) => Some(responder.expected()),
-            Self::Ud | Self::Raw => None,
+            Self::Ud | Self::Raw | Self::Iwarp(_) => None,
         }
     }
 
@@ -138,7 +144,7 @@ impl Roles {
             Self::Reliable(reliable) => reliable.transmit(now, common, pipeline, mem, out),
             Self::Uc(_) => unreliable::transmit(common, pipeline, mem, out, uc::push),
             Self::Ud => unreliable::transmit(common, pipeline, mem, out, ud::push),
-            Self::Raw => 0,
+            Self::Raw | Self::Iwarp(_) => 0,
         }
     }
 }
@@ -171,6 +177,10 @@ pub(crate) fn check_service(service: Service, wr: &SendWr<'_>) -> Result<(), Pos
                 | SendOp::AtomicWrite { .. }
                 | SendOp::Flush { .. } => false,
             },
+            matches!(wr.to, SendTo::Peer),
+        ),
+        Service::Iwarp => (
+            !matches!(wr.op, SendOp::SendImm(_) | SendOp::AtomicWrite { .. } | SendOp::Flush { .. }),
             matches!(wr.to, SendTo::Peer),
         ),
         Service::RawPacket => (matches!(wr.op, SendOp::Send), matches!(wr.to, SendTo::Peer)),

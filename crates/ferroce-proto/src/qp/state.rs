@@ -115,6 +115,13 @@ const XRC_TARGET_TABLE: &[Transition] = &[
     row(Sqd, Sqd, 0, PO | AV | TO | DR | AP | AF | PK | RN | PM),
 ];
 
+/// The way to RTS is a connection's: [`super::QueuePair::begin_stream`]. librdmacm names the attributes of InfiniBand on the way to INIT.
+const IWARP_TABLE: &[Transition] = &[
+    row(Reset, Init, 0, PK | PO | AF),
+    row(Init, Init, 0, PK | PO | AF),
+    row(Rts, Rts, 0, CS | AF),
+];
+
 /// From any state; of the attributes only STATE.
 const RESET_ROW: Transition = row(Reset, Reset, 0, 0);
 /// From any state but RESET.
@@ -134,6 +141,7 @@ pub(crate) fn transition(service: Service, from: QpState, to: QpState) -> Option
         Service::RawPacket => RAW_PACKET_TABLE,
         Service::XrcInitiator => XRC_INITIATOR_TABLE,
         Service::XrcTarget => XRC_TARGET_TABLE,
+        Service::Iwarp => IWARP_TABLE,
     };
     table.iter().find(|row| row.from == from && row.to == to)
 }
@@ -156,7 +164,7 @@ pub(crate) const fn half_of(service: Service, mask: QpAttrMask) -> QpAttrMask {
     let other_half = match service {
         Service::XrcInitiator => DR | RN,
         Service::XrcTarget => QR | RC | RR,
-        Service::Rc | Service::Uc | Service::Ud | Service::RawPacket => 0,
+        Service::Rc | Service::Uc | Service::Ud | Service::RawPacket | Service::Iwarp => 0,
     };
     mask.difference(QpAttrMask::from_bits_retain(other_half))
 }
@@ -257,6 +265,7 @@ mod tests {
             Service::RawPacket,
             Service::XrcInitiator,
             Service::XrcTarget,
+            Service::Iwarp,
         ] {
             for (from, to) in STATES.into_iter().flat_map(|from| STATES.map(|to| (from, to))) {
                 let Some(row) = transition(service, from, to) else { continue };
