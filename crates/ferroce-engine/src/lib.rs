@@ -19,7 +19,7 @@
 //!
 //! 1. errors, clocks, counters, `handover`, `publisher`, registered [`memory`], `direct` copies, device descriptions, the table of
 //!    queue pair numbers;
-//! 2. [`broker`], the connection to it, and `rings`, `pipes`, `frames`, `tx`, `tx_path`, `transmit`: how packets move;
+//! 2. [`broker`], the connection to it, and `rings`, `pipes`, `frames`, `tx`, `tx_path`, `transmit`, `streams`: how packets move;
 //! 3. [`lane`]: receives, and delivers to endpoints, the half of a queue pair that packets need; `mcast`;
 //! 4. `engine`: what a process has once, with the background thread and the broker's events;
 //! 5. `notify`, `async_queue`, `context`, and the objects: `pd`, `mr`, `mw`, `ah`, `channel`, `cq`, `srq`, `xrc`, `qp`;
@@ -65,6 +65,7 @@ mod signal;
 mod sleep;
 mod sleepers;
 mod srq;
+mod streams;
 pub mod sysfs;
 mod transmit;
 mod tx;

@@ -4,6 +4,7 @@ mod delayed_ack;
 mod direct;
 mod gathering;
 mod locked;
+mod stream;
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -23,6 +24,7 @@ use crate::frames::FramePort;
 pub(crate) use gathering::Visit;
 use locked::Inside;
 pub(crate) use locked::{ConnectedPath, Core, Locked};
+pub(crate) use stream::{Agreed, BeginError, Stream};
 
 /// The half of a queue pair that a lane delivers to.
 pub(crate) struct Endpoint {
