@@ -15,12 +15,7 @@ pub(crate) fn run(common: &Common, pipeline: &mut Pipeline, mem: &mut impl Memor
         if common.state() != QpState::Rts || wqe.failure.is_some() || pipeline.queue.done() != index {
             return false;
         }
-        let done = match wqe.op {
-            SendOp::BindMw(bind) => mem.bind(&bind).map_err(|_| WcStatus::MwBindErr),
-            SendOp::LocalInvalidate(rkey) => mem.invalidate(rkey).map_err(|_| WcStatus::LocQpOpErr),
-            // Not local, see above.
-            _ => return true,
-        };
+        let done = execute(&wqe.op, mem);
         match done {
             Ok(()) => pipeline.executed_locally(),
             Err(status) => {
@@ -32,4 +27,14 @@ pub(crate) fn run(common: &Common, pipeline: &mut Pipeline, mem: &mut impl Memor
         }
     }
     true
+}
+
+/// Executes a local operation, whose turn it is.
+pub(crate) fn execute(op: &SendOp, mem: &mut impl Memory) -> Result<(), WcStatus> {
+    match op {
+        SendOp::BindMw(bind) => mem.bind(bind).map_err(|_| WcStatus::MwBindErr),
+        SendOp::LocalInvalidate(rkey) => mem.invalidate(*rkey).map_err(|_| WcStatus::LocQpOpErr),
+        // The others are not local.
+        _ => Err(WcStatus::LocQpOpErr),
+    }
 }

@@ -18,6 +18,7 @@ mod uc;
 mod ud;
 mod unreliable;
 
+use ferroce_wire::iwarp::Cause;
 use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, PathMtu, Pkey, Psn, Qpn, TxBatch};
 
 pub use self::pipeline::Backlog;
@@ -26,6 +27,7 @@ pub use self::state::bring_up_mask;
 
 use self::common::Common;
 use self::completer::Refusal;
+use self::iwarp::Iwarp;
 use self::pipeline::Pipeline;
 use self::receiving::SharedQueues;
 use self::reliable::Reliable;
@@ -195,6 +197,7 @@ impl QueuePair {
         match (from, to) {
             (_, QpState::Reset) => self.reset(),
             (_, QpState::Error) => {
+                self.close_stream(None);
                 self.drop_answers();
                 self.stop_sending();
             }
@@ -235,6 +238,9 @@ impl QueuePair {
             reliable.stop_sending(&self.common);
             reliable.responder.reset();
         }
+        if let Some(stream) = self.roles.stream_mut() {
+            *stream = Iwarp::default();
+        }
         self.common.events.clear();
         self.common.attr = self.fresh_attr();
         (self.receiving, self.sending) = (false, false);
@@ -267,6 +273,7 @@ impl QueuePair {
             QpState::Reset | QpState::Init | QpState::Rtr => Err(PostSendError::State(self.state())),
             QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Error => {
                 roles::check_service(self.service, wr)?;
+                self.check_stream(wr)?;
                 self.check_datagram(wr)?;
                 let wr = SendWr { signaled: wr.signaled || self.sq_sig_all, ..*wr };
                 self.pipeline.queue.post(&wr, &self.common.attr, mem)
@@ -280,11 +287,9 @@ impl QueuePair {
         let max = match self.service {
             Service::Ud => self.common.mtu(),
             Service::RawPacket => MAX_FRAME as u32,
-            Service::Rc
-            | Service::Uc
-            | Service::XrcInitiator
-            | Service::XrcTarget
-            | Service::Iwarp => return Ok(()),
+            Service::Rc | Service::Uc | Service::XrcInitiator | Service::XrcTarget | Service::Iwarp => {
+                return Ok(());
+            }
         };
         if given > u64::from(max) { Err(PostSendError::DatagramTooLong { given, max }) } else { Ok(()) }
     }
@@ -525,6 +530,7 @@ impl QueuePair {
     pub fn set_fatal(&mut self) {
         if !matches!(self.state(), QpState::Reset | QpState::Error) {
             self.common.events.raise(AsyncEvent::QpFatal);
+            self.close_stream(Some(Cause::LocalCatastrophic));
             self.drop_answers();
             self.stop_sending();
             self.common.transition("fatal", QpState::Error);
@@ -535,6 +541,7 @@ impl QueuePair {
         if let Some(wqe) = self.pipeline.queue.get_mut(index) {
             wqe.failure.get_or_insert(failure);
         }
+        self.close_stream(Some(Cause::LocalCatastrophic));
         self.stop_sending();
         if self.service.survives_send_errors() {
             self.common.transition("work request failed", QpState::Sqe);

@@ -54,6 +54,20 @@ impl Roles {
         }
     }
 
+    pub const fn stream_mut(&mut self) -> Option<&mut Iwarp> {
+        match self {
+            Self::Iwarp(stream) => Some(stream),
+            Self::Reliable(_) | Self::Uc(_) | Self::Ud | Self::Raw => None,
+        }
+    }
+
+    pub const fn stream(&self) -> Option<&Iwarp> {
+        match self {
+            Self::Iwarp(stream) => Some(stream),
+            Self::Reliable(_) | Self::Uc(_) | Self::Ud | Self::Raw => None,
+        }
+    }
+
     /// Takes a packet of this QPN, of the right partition, in a state that takes packets.
     #[expect(
         clippy::too_many_arguments,

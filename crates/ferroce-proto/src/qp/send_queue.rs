@@ -342,6 +342,11 @@ impl SendQueue {
         sg::scatter(self.sges(index), offset, data, mem)
     }
 
+    /// The first SGE of a WQE.
+    pub fn first_sge(&self, index: u64) -> Option<&Sge> {
+        self.sges(index).first()
+    }
+
     fn slot(&self, index: u64) -> usize {
         ring::place(index, self.slots.len())
     }

@@ -116,11 +116,8 @@ const XRC_TARGET_TABLE: &[Transition] = &[
 ];
 
 /// The way to RTS is a connection's: [`super::QueuePair::begin_stream`]. librdmacm names the attributes of InfiniBand on the way to INIT.
-const IWARP_TABLE: &[Transition] = &[
-    row(Reset, Init, 0, PK | PO | AF),
-    row(Init, Init, 0, PK | PO | AF),
-    row(Rts, Rts, 0, CS | AF),
-];
+const IWARP_TABLE: &[Transition] =
+    &[row(Reset, Init, 0, PK | PO | AF), row(Init, Init, 0, PK | PO | AF), row(Rts, Rts, 0, CS | AF)];
 
 /// From any state; of the attributes only STATE.
 const RESET_ROW: Transition = row(Reset, Reset, 0, 0);

@@ -2,15 +2,36 @@
 //!
 //! The caller has the TCP connection. It gives the octets that arrive to [`QueuePair::handle_stream`], in pieces of any size. It
 //! sends the octets of [`QueuePair::poll_stream`], and says by [`QueuePair::stream_taken`] how many of them TCP took: that is when sends and
-//! writes are complete (RFC 5040 section 5.5).
+//! writes are complete (RFC 5040 section 5.5). Payload goes from the caller's buffer to registered memory at once, also when an FPDU is not
+//! whole yet; a message is delivered when all its FPDUs are whole and their CRCs right (RFC 5041 section 5.3).
 
+mod framer;
+mod inbound;
+mod outbound;
+mod writer;
+
+use ferroce_wire::iwarp::{Cause, Layer, Terminate};
+
+use self::inbound::{End, Inbound, Parts};
+use self::outbound::Outbound;
+use super::receiving::SharedQueues;
 use super::{QueuePair, StreamState};
 use crate::iwarp::StreamConfig;
-use crate::{Memory, ModifyQpError, ReceiveSource};
+use crate::{
+    AsyncEvent, Memory, ModifyQpError, PostSendError, QpState, ReceiveSource, SendOp, SendWr, Service,
+    WcStatus,
+};
 
-/// The role of an iWARP queue pair.
+/// The role of an iWARP queue pair: its stream, from RTS on.
 #[derive(Debug, Default)]
-pub(crate) struct Iwarp {}
+pub(crate) struct Iwarp(Option<Stream>);
+
+#[derive(Debug)]
+struct Stream {
+    inbound: Inbound,
+    outbound: Outbound,
+    extensions: bool,
+}
 
 impl QueuePair {
     /// The set-up of the stream is over: goes from INIT to RTS. `segment` is the number of octets that TCP sends in one segment (RFC 5044
@@ -20,38 +41,176 @@ impl QueuePair {
     ///
     /// [`ModifyQpError::Transition`] in another state than INIT, and for another service.
     pub fn begin_stream(&mut self, config: &StreamConfig, segment: u16) -> Result<(), ModifyQpError> {
-        let _ = (config, segment);
+        let from = self.state();
+        let Some(Iwarp(stream)) = self.roles.stream_mut().filter(|_| from == QpState::Init) else {
+            return Err(ModifyQpError::Transition { from, to: QpState::Rts });
+        };
+        let outbound = Outbound::new(config, segment, self.common.caps.max_send_wr);
+        *stream = Some(Stream { inbound: Inbound::new(config), outbound, extensions: config.extensions });
+        self.common.attr.max_rd_atomic = config.ord;
+        self.common.attr.max_dest_rd_atomic = config.ird;
+        self.common.transition("the stream begins", QpState::Rts);
         Ok(())
     }
 
-    /// Takes octets of the stream, in order. Returns when the queue pair has taken them all, or has ended: the rest of the stream then
-    /// means nothing.
-    pub fn handle_stream(&mut self, octets: &[u8], source: &mut impl ReceiveSource, mem: &mut impl Memory) {
-        let _ = (octets, source, mem);
+    /// Takes octets of the stream, in order, and returns how many. If they are not all, completions have to be fetched by
+    /// [`Self::poll_event`] first; then the rest is to be given again. A stream that ended takes everything, and does nothing with it.
+    pub fn handle_stream(
+        &mut self,
+        octets: &[u8],
+        source: &mut impl ReceiveSource,
+        mem: &mut impl Memory,
+    ) -> usize {
+        let Some(Iwarp(Some(Stream { inbound, outbound, .. }))) = self.roles.stream_mut() else {
+            return octets.len();
+        };
+        if outbound.is_closed() || self.common.state() != QpState::Rts {
+            return octets.len();
+        }
+        let mut parts = Parts {
+            common: &mut self.common,
+            queue: &mut self.pipeline.queue,
+            outbound,
+            shared: SharedQueues { source, named: None },
+            mem,
+        };
+        let taken = match inbound.take(octets, &mut parts) {
+            Ok(taken) => taken,
+            Err(end) => {
+                self.end_by_peer(end);
+                octets.len()
+            }
+        };
+        self.after_change();
+        taken
     }
 
-    /// Writes FPDUs to the front of `out`, and returns their octets; 0 if there is nothing to send now. `out` should have room for 64 KiB or
-    /// more, and takes whole FPDUs. The octets must all be sent, in order.
+    /// Writes FPDUs to the front of `out`, and returns their octets; 0 if there is nothing to send now. `out` should have room for 64 KiB
+    /// (with markers for 160 KiB) or more, and takes whole FPDUs. The octets must all be sent, in order.
     ///
     /// The memory is mutable because local operations of the send queue (invalidate) happen here, in their turn.
     pub fn poll_stream(&mut self, mem: &mut impl Memory, out: &mut [u8]) -> usize {
-        let _ = (mem, out);
-        0
+        let Some(Iwarp(Some(stream))) = self.roles.stream_mut() else { return 0 };
+        let (len, failed) = stream.outbound.poll(&mut self.common, &mut self.pipeline.queue, mem, out);
+        if let Some(cause) = failed {
+            self.fail_stream(cause);
+        }
+        self.after_change();
+        len
     }
 
     /// TCP took this many further octets of those that [`Self::poll_stream`] wrote.
     pub fn stream_taken(&mut self, octets: usize) {
-        let _ = octets;
+        if let Some(Iwarp(Some(stream))) = self.roles.stream_mut() {
+            stream.outbound.taken(octets, &mut self.pipeline.queue);
+        }
+        self.after_change();
     }
 
     /// The responder of a connection may send from now on, although the peer's first FPDU did not come yet.
-    pub fn release_stream(&mut self) {}
+    pub fn release_stream(&mut self) {
+        if let Some(Iwarp(Some(stream))) = self.roles.stream_mut() {
+            stream.outbound.held = false;
+        }
+    }
 
-    /// The connection ended: the peer sent FIN or RST, or the caller gave up.
-    pub fn stream_ended(&mut self) {}
+    /// The connection ended: the peer sent FIN or RST, or the caller gave up. The queue pair goes to the error state. Whether the stream
+    /// ended between two messages, as it should.
+    pub fn stream_ended(&mut self) -> bool {
+        let Some(Iwarp(Some(stream))) = self.roles.stream_mut() else { return true };
+        let in_order = stream.inbound.is_at_boundary();
+        if self.common.state() != QpState::Error {
+            self.close_stream(None);
+            self.common.transition("the stream ended", QpState::Error);
+        }
+        self.after_change();
+        in_order
+    }
 
     /// How the stream is.
     pub fn stream_state(&self) -> StreamState {
-        StreamState::Idle
+        match self.roles.stream() {
+            Some(Iwarp(Some(stream))) if self.state() == QpState::Rts && !stream.outbound.is_closed() => {
+                StreamState::Open { has_received: stream.inbound.has_received() }
+            }
+            Some(Iwarp(Some(_))) => StreamState::Closing,
+            _ => StreamState::Idle,
+        }
+    }
+
+    /// Refuses requests that the stream cannot carry, before they are posted.
+    pub(super) fn check_stream(&self, wr: &SendWr<'_>) -> Result<(), PostSendError> {
+        if self.service != Service::Iwarp {
+            return Ok(());
+        }
+        let extended =
+            matches!(wr.op, SendOp::WriteImm { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
+        let has = |Iwarp(stream): &Iwarp| stream.as_ref().is_none_or(|stream| stream.extensions);
+        if extended && !self.roles.stream().is_some_and(has) {
+            return Err(PostSendError::Operation(self.service));
+        }
+        // A read response names one piece of memory (RFC 5040 section 5.5).
+        if wr.op.writes_local() && wr.sges.len() > 1 {
+            return Err(PostSendError::TooManySges { given: wr.sges.len(), max: 1 });
+        }
+        Ok(())
+    }
+
+    /// Nothing but a Terminate leaves any more: with `cause`, if that is given.
+    pub(super) fn close_stream(&mut self, cause: Option<Cause>) {
+        if let Some(Iwarp(Some(Stream { inbound, outbound, .. }))) = self.roles.stream_mut() {
+            let layer = cause.map(|cause| cause.codes().0);
+            let segment = inbound.segment().filter(|_| layer != Some(Layer::Mpa));
+            let request = inbound.request().filter(|_| layer == Some(Layer::Rdmap));
+            outbound.close(cause, segment, request);
+        }
+    }
+
+    /// The stream cannot go on, because of memory of ours.
+    fn fail_stream(&mut self, cause: Cause) {
+        self.common.events.raise(AsyncEvent::QpFatal);
+        self.close_stream(Some(cause));
+        self.common.transition("memory of the stream went away", QpState::Error);
+    }
+
+    /// What arrived ends the stream.
+    fn end_by_peer(&mut self, end: End) {
+        match end {
+            End::Error(cause) => {
+                tracing::debug!(qpn = self.qpn().value(), ?cause, "the stream ends");
+                self.common.counters.dropped_pkts += 1;
+                // As siw: an access that is not allowed, or anything else.
+                let event = match cause.codes() {
+                    (Layer::Rdmap, 1, _) | (Layer::Ddp, 1, _) => AsyncEvent::QpAccessErr,
+                    _ => AsyncEvent::QpFatal,
+                };
+                self.common.events.raise(event);
+                self.close_stream(Some(cause));
+                self.common.transition("the peer's message is refused", QpState::Error);
+            }
+            End::Terminated(terminate) => {
+                tracing::debug!(qpn = self.qpn().value(), ?terminate, "the peer ends the stream");
+                self.blame_oldest(terminate);
+                self.close_stream(None);
+                self.common.transition("the peer sent Terminate", QpState::Error);
+            }
+        }
+    }
+
+    /// The peer refused a read or an atomic: the oldest that waits for its response has that status. Sends and writes are complete when TCP
+    /// has them, so nothing is known of those.
+    fn blame_oldest(&mut self, terminate: Option<Terminate>) {
+        let status = match terminate {
+            Some(Terminate { layer: 0, kind: 1, .. }) => WcStatus::RemAccessErr,
+            Some(Terminate { layer: 0, kind: 2, .. }) => WcStatus::RemInvReqErr,
+            Some(Terminate { layer: 0, kind: 0, .. }) => WcStatus::RemOpErr,
+            _ => return,
+        };
+        let Some(Iwarp(Some(stream))) = self.roles.stream_mut() else { return };
+        if let Some(index) = stream.outbound.awaited().map(|awaited| awaited.index)
+            && let Some(wqe) = self.pipeline.queue.get_mut(index)
+        {
+            wqe.failure.get_or_insert(status.into());
+        }
     }
 }
