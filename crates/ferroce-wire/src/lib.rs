@@ -23,6 +23,7 @@ mod gid;
 mod grh;
 mod header;
 pub mod icrc;
+pub mod iwarp;
 pub mod mad;
 mod num;
 mod opcode;

@@ -1,0 +1,3 @@
+//! The wire format of iWARP: MPA set-up frames and the CRC of FPDUs.
+
+pub mod crc;
