@@ -20,6 +20,7 @@ pub mod cm;
 mod completion;
 mod counters;
 mod error;
+pub mod iwarp;
 mod memory;
 mod qp;
 mod receive;
