@@ -87,10 +87,10 @@ pub use context::Context;
 pub use counters::DeviceCounters;
 pub use cq::{CompletionQueue, CqInit, CqPoll};
 pub use device::{
-    DEFAULT_SPEED, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, GidType, LinkSettings, MAX_AH, MAX_CQ,
-    MAX_CQE, MAX_DM_SIZE, MAX_INLINE, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH, MAX_MR, MAX_MW, MAX_PD, MAX_QP,
-    MAX_QP_WR, MAX_RD_ATOM, MAX_SGE, MAX_SRQ, MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TOTAL_MCAST_QP_ATTACH, Origin,
-    PhysState, PortAttr, PortState, width_and_speed,
+    DEFAULT_SPEED, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, GidType, LinkKind, LinkSettings, MAX_AH,
+    MAX_CQ, MAX_CQE, MAX_DM_SIZE, MAX_INLINE, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH, MAX_MR, MAX_MW, MAX_PD,
+    MAX_QP, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE, MAX_SRQ, MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TOTAL_MCAST_QP_ATTACH,
+    Origin, PhysState, PortAttr, PortState, width_and_speed,
 };
 pub use device_memory::DeviceMemory;
 pub use engine::{device_named, device_statistics, devices};

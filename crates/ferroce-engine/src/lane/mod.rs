@@ -308,11 +308,12 @@ impl Lane {
                 entry.gid.to_ip() == self.local && scope_of(entry.gid, entry.ifindex) == self.scope_id
             };
             match self.source {
-                Source::Group { .. } => device.ifindex == self.scope_id,
+                Source::Group { .. } => device.ifindex == self.scope_id && !device.is_iwarp(),
                 _ => device.gids.iter().any(is),
             }
         };
-        let mut unchecked = devices.iter().filter(|device| !device.settings.crc);
+        // Of an iWARP link the setting is about TCP connections.
+        let mut unchecked = devices.iter().filter(|device| !device.settings.crc && !device.is_iwarp());
         if let Source::Rings { unchecked: interfaces, .. } = &self.source {
             let of = |device: &DeviceInfo| -> Vec<u32> {
                 device.gids.iter().map(|entry| entry.ifindex).chain([device.ifindex]).collect()

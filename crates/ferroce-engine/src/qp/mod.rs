@@ -63,6 +63,11 @@ impl Pd {
 
 impl Qp {
     pub(crate) fn create(pd: &Arc<Pd>, init: QpInit) -> Result<Arc<Self>, CreateQpError> {
+        use Service::{RawPacket, Uc, Ud, XrcInitiator, XrcTarget};
+        // iWARP has connections alone.
+        if pd.context().is_iwarp() && matches!(init.service, Uc | Ud | RawPacket | XrcInitiator | XrcTarget) {
+            return Err(CreateQpError::Service);
+        }
         Self::assemble(pd, init.into())
     }
 
