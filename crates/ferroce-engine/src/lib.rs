@@ -23,7 +23,7 @@
 //! 3. [`lane`]: receives, and delivers to endpoints, the half of a queue pair that packets need; `mcast`;
 //! 4. `engine`: what a process has once, with the background thread and the broker's events;
 //! 5. `notify`, `async_queue`, `context`, and the objects: `pd`, `mr`, `mw`, `ah`, `channel`, `cq`, `srq`, `xrc`, `qp`;
-//! 6. `async_event`, which names all objects, [`sysfs`] and [`cm`].
+//! 6. `async_event`, which names all objects, [`sysfs`] and [`cm`]; [`iwarp`].
 //!
 //! A lower module reaches a higher one by a trait that it defines: `lane::Outputs`, `engine::OpenDevice`,
 //! `engine::ConnectionEvents`, `moderation::Moderate`, `async_queue::EventSource`. A constructor stands with what it makes.
@@ -47,6 +47,7 @@ mod engine;
 pub mod error;
 mod frames;
 mod handover;
+pub mod iwarp;
 pub mod lane;
 mod limit;
 mod mcast;

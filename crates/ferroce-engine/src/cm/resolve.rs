@@ -319,6 +319,12 @@ fn owner(transports: Transports, address: SocketAddr) -> Result<Local, ResolveEr
     find(&engine.devices(), transports, address, holders).ok_or(ResolveError::NoDevice(address.ip()))
 }
 
+/// The iWARP device that has a local address, as far as is known without asking the broker: also for the thread that hears it.
+pub(crate) fn iwarp_device(engine: &Engine, address: SocketAddr) -> Option<DeviceInfo> {
+    let holders = || engine.connections().routes().holders(address);
+    find(&engine.devices(), Transports::Iwarp, address, holders).map(|local| local.device)
+}
+
 /// The first device of these transports that has the address. A RoCE device has it as a GID, of the RoCE version that its
 /// connections have. An iWARP device has all addresses of its interface; `holders` tells the interfaces that have this one.
 fn find(

@@ -68,7 +68,8 @@ impl Lane {
                 let counters = self.hub.ledger.device(endpoint.block);
                 DeviceCounters::count(&counters.rx_calls);
                 DeviceCounters::add(&counters.rcvd_octets, len as u64);
-                locked.receive_stream(socket, buffer.get(..len).unwrap_or_default());
+                locked.receive_stream(socket, buffer.get(..len).unwrap_or_default(), now);
+                return Some(now);
             }
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(errno) => {

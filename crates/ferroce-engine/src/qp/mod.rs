@@ -68,7 +68,8 @@ impl Qp {
         if pd.context().is_iwarp() && matches!(init.service, Uc | Ud | RawPacket | XrcInitiator | XrcTarget) {
             return Err(CreateQpError::Service);
         }
-        Self::assemble(pd, init.into())
+        let service = if pd.context().is_iwarp() { Service::Iwarp } else { init.service };
+        Self::assemble(pd, QpInit { service, ..init }.into())
     }
 
     pub(crate) fn assemble(pd: &Arc<Pd>, init: Parts) -> Result<Arc<Self>, CreateQpError> {

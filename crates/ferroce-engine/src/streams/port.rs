@@ -15,7 +15,7 @@ use crate::clock;
 use crate::counters::DeviceCounters;
 
 /// Octets that a queue pair builds before they are sent.
-const PIECE: usize = 128 << 10;
+const PIECE: usize = 160 << 10;
 /// Pieces of one queue pair before others have their turn.
 const PIECES: usize = 16;
 /// Time between two looks whether the peer's TCP acknowledged the reply of the set-up.
@@ -42,8 +42,8 @@ fn with_buffer<R>(mut act: impl FnMut(&mut [u8]) -> R) -> R {
 /// The manager of a connection. It is called with the endpoint's lock held, on any thread: it takes notes, and wakes the background
 /// thread.
 pub(crate) trait StreamEvents: Send + Sync {
-    /// The peer's first FPDU came.
-    fn first_frame(&self);
+    /// The responder's queue pair may send, or the peer shows by its first FPDU that it can.
+    fn established(&self);
     /// The queue pair has no more use for the connection.
     fn ended(&self, remains: Remains);
 }
@@ -205,7 +205,7 @@ impl StreamPort {
         if state == (StreamState::Open { has_received: true }) {
             self.hold = None;
             if std::mem::take(&mut self.announces) {
-                self.events.first_frame();
+                self.events.established();
             }
         }
     }

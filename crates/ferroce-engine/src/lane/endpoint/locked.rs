@@ -334,12 +334,17 @@ impl Locked<'_> {
         self.finish(now);
     }
 
-    fn finish(mut self, now: Instant) {
+    fn finish(self, now: Instant) {
+        self.finish_after(now, Published::default());
+    }
+
+    /// As [`Self::finish`], after some of the completions of the batch were published.
+    pub(super) fn finish_after(mut self, now: Instant, mut published: Published) {
         if self.core.destroyed {
             return;
         }
         let unsent = self.transmit(now);
-        let published = self.endpoint.outputs.publish(&mut self.core.transport, now);
+        published.join(self.endpoint.outputs.publish(&mut self.core.transport, now));
         self.leave(now, unsent, published);
     }
 

@@ -9,7 +9,7 @@ use ferroce_proto::iwarp::StreamConfig;
 use ferroce_proto::{ModifyQpError, QpAttr, QpAttrMask, QpState, StreamState};
 use ferroce_wire::Instant;
 
-use super::Endpoint;
+use super::{Endpoint, Published};
 use super::locked::{Core, Locked, Receives};
 use crate::clock;
 use crate::counters::DeviceCounters;
@@ -83,15 +83,31 @@ impl Endpoint {
         };
         let announces = !config.initiator && config.rtr.is_some();
         let responder = (!config.initiator && config.rtr.is_none()).then_some(now);
+        if responder.is_some() {
+            events.established();
+        }
         let port = StreamPort::new(socket, Arc::clone(streams), events, responder, announces);
         core.stream = Some(Stream { port, lane: Arc::clone(lane) });
         lane.attach(self);
         self.outputs.add_lane(lane);
-        if !arrived.is_empty() {
-            core.transport.handle_stream(arrived, &mut Receives(&*self.outputs), &mut core.memory);
-        }
-        locked.finish_batch(now);
+        let published = self.take_octets(core, arrived, now);
+        locked.finish_after(now, published);
         Ok(())
+    }
+
+    /// Gives octets of the stream to the transport. Where it has no room for further completions, they are published first.
+    fn take_octets(&self, core: &mut Core, mut octets: &[u8], now: Instant) -> Published {
+        let mut published = Published::default();
+        while !octets.is_empty() && published.overrun.is_empty() {
+            let Core { transport, memory, .. } = core;
+            let taken = transport.handle_stream(octets, &mut Receives(&*self.outputs), memory);
+            octets = octets.get(taken..).unwrap_or_default();
+            if !octets.is_empty() {
+                published.join(self.outputs.publish(transport, now));
+            }
+            debug_assert!(taken > 0 || published.receives > 0 || !published.overrun.is_empty(), "no progress");
+        }
+        published
     }
 
     /// Ends the stream, if there is one: its manager gets the connection.
@@ -140,11 +156,11 @@ impl Locked<'_> {
         self.core.stream.as_mut().map(|stream| &mut stream.port).filter(|port| port.is_of(socket))
     }
 
-    /// Gives it octets that arrived on this connection.
-    pub(crate) fn receive_stream(&mut self, socket: &StreamSocket, octets: &[u8]) {
+    /// Gives it octets that arrived on this connection, and finishes the batch.
+    pub(crate) fn receive_stream(mut self, socket: &StreamSocket, octets: &[u8], now: Instant) {
         if self.port(socket).is_some() {
-            let Core { transport, memory, .. } = &mut *self.core;
-            transport.handle_stream(octets, &mut Receives(&*self.endpoint.outputs), memory);
+            let published = self.endpoint.take_octets(&mut self.core, octets, now);
+            self.finish_after(now, published);
         }
     }
 
