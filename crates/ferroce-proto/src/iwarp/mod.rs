@@ -1,5 +1,7 @@
 //! iWARP's agreement of two ends about a stream, by the set-up frames of MPA (RFC 5044, RFC 6581).
 
+pub mod setup;
+
 /// The terms of a stream that the two ends agreed on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StreamConfig {

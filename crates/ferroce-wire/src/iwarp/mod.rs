@@ -6,6 +6,7 @@
 
 pub mod crc;
 mod message;
+pub mod mpa;
 mod segment;
 mod terminate;
 
