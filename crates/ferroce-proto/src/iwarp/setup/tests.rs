@@ -70,12 +70,12 @@ fn frame(kind: SetupKind, octets: &[u8]) -> SetupFrame<'_> {
     }
 }
 
-/// The captured exchange: our responder answers siw as siw does, and our initiator differs by the hint alone.
+/// The captured exchange: our responder answers siw as siw does, and our initiator differs by two reserved bits alone.
 #[test]
 fn the_exchange_of_siw() {
     let mut initiator = Initiator::new(&depths(1, 1)).unwrap();
     let mut request = SIW_REQUEST.to_vec();
-    request[16] |= 0x08;
+    request[16] |= 0x08 | 0x04;
     assert_eq!(initiator.request(), request);
     let Progress::Agreed(agreement, b"FPDU") = initiator.handle(&[SIW_REPLY, b"FPDU"].concat()) else {
         panic!("{initiator:?}");
