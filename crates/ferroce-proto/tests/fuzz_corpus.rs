@@ -3,6 +3,8 @@
 
 #[path = "../../../fuzz/bodies/cm_sequence.rs"]
 mod cm_sequence;
+#[path = "../../../fuzz/bodies/iwarp_setup.rs"]
+mod iwarp_setup;
 #[path = "../../../fuzz/bodies/qp_sequence.rs"]
 mod qp_sequence;
 
@@ -28,6 +30,23 @@ fn qp_sequence_corpus() {
 #[test]
 fn cm_sequence_corpus() {
     replay("cm_sequence", cm_sequence::run);
+}
+
+#[test]
+fn iwarp_setup_corpus() {
+    replay("iwarp_setup", iwarp_setup::run);
+}
+
+#[test]
+fn iwarp_setups_of_chance() {
+    let seed = Seed::for_test("iwarp_setups_of_chance", 3);
+    let mut rng = seed.rng();
+    for _ in 0..10_000 {
+        let mut data: Vec<u8> = (0..12 + rng.below(300)).map(|_| rng.next_u64() as u8).collect();
+        // A length field that is often right, and a revision that is often known.
+        (data[9], data[10]) = (data[9] % 4, data[10] % 2);
+        iwarp_setup::run(&data);
+    }
 }
 
 #[test]

@@ -183,9 +183,14 @@ fn depths_of_the_initiator() {
 /// RFC 6581 9.1: our ORD is at most the request's IRD. Our IRD is at least the request's ORD, as far as 128.
 #[test]
 fn depths_of_the_responder() {
-    for (ird, ord, ours) in
-        [(0, 0, (2, 0)), (1, 1, (2, 1)), (3, 9, (16, 3)), (9, 2, (2, 8)), (0x3ffe, 0x3ffe, (128, 8))]
-    {
+    for (ird, ord, ours) in [
+        (0, 0, (2, 0)),
+        (1, 1, (2, 1)),
+        (3, 9, (16, 3)),
+        (9, 2, (2, 8)),
+        (256, 256, (128, 8)),
+        (0x3ffe, 0x3ffe, (128, 8)),
+    ] {
         let request = SetupFrame { enhanced: Some(Enhanced { ird, ord, ..NONE }), ..REQUEST };
         let (stream, block) = answered(&request, &depths(2, 8));
         assert_eq!((stream.ird, stream.ord), ours, "{ird} {ord}");
@@ -341,6 +346,20 @@ fn octets_behind_the_request() {
     assert_eq!(responder.handle(b"x"), Heard::Failed(over));
     assert_eq!(responder.reject(&[]), Err(AnswerError::NoRequest));
     assert_eq!(responder.handle(b"x"), Heard::Failed(Failure { reason: Reason::Over, terminate: None }));
+}
+
+/// An answer before the request is whole changes nothing.
+#[test]
+fn no_answer_before_the_request() {
+    let mut responder = Responder::new();
+    let (first, rest) = SIW_REQUEST.split_at(22);
+    assert_eq!(responder.handle(first), Heard::Wait);
+    assert_eq!(responder.handle(&[]), Heard::Wait);
+    assert_eq!(responder.accept(&depths(1, 1)), Err(AnswerError::NoRequest));
+    assert_eq!(responder.reject(b"no"), Err(AnswerError::NoRequest));
+    assert!(responder.request().is_none());
+    assert!(matches!(responder.handle(rest), Heard::Request(_)));
+    assert_eq!(responder.accept(&depths(1, 1)).unwrap().reply, SIW_REPLY);
 }
 
 /// RFC 5044 7.1.2: a request that breaks the format has no answer.
@@ -507,7 +526,7 @@ proptest! {
     ) {
         let request = emitted(&SetupFrame { private: &private, ..request });
         let mut responder = Responder::new();
-        pieces(&request, &sizes).for_each(|piece| drop(responder.handle(piece)));
+        pieces(&request, &sizes).for_each(|piece| assert!(!matches!(responder.handle(piece), Heard::Failed(_))));
         prop_assert_eq!(&responder.request().unwrap().private, &private);
         let stream = responder.accept(&ours).unwrap().stream;
         prop_assert!(stream.ird <= MAX_DEPTH && stream.ord <= MAX_DEPTH && !stream.receive_markers);
