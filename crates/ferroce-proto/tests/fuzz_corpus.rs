@@ -5,6 +5,8 @@
 mod cm_sequence;
 #[path = "../../../fuzz/bodies/iwarp_setup.rs"]
 mod iwarp_setup;
+#[path = "../../../fuzz/bodies/iwarp_stream.rs"]
+mod iwarp_stream;
 #[path = "../../../fuzz/bodies/qp_sequence.rs"]
 mod qp_sequence;
 
@@ -69,5 +71,22 @@ fn qp_sequences_of_chance() {
         let len = 50 + rng.below(1500);
         let data: Vec<u8> = (0..len).map(|_| rng.next_u64() as u8).collect();
         qp_sequence::run(&data);
+    }
+}
+
+#[test]
+fn iwarp_stream_corpus() {
+    replay("iwarp_stream", iwarp_stream::run);
+}
+
+#[test]
+fn iwarp_streams_of_chance() {
+    let seed = Seed::for_test("iwarp_streams_of_chance", 3);
+    let mut rng = seed.rng();
+    for _ in 0..3000 {
+        let mut rng: Rng = rng.fork();
+        let len = 50 + rng.below(1500);
+        let data: Vec<u8> = (0..len).map(|_| rng.next_u64() as u8).collect();
+        iwarp_stream::run(&data);
     }
 }
