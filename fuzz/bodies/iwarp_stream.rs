@@ -49,16 +49,16 @@ impl Input<'_> {
 
     fn key(&mut self) -> u32 {
         match self.byte() {
-            0..200 => OPEN,
-            200..220 => SEALED,
-            220..240 => WINDOW,
+            0..248 => OPEN,
+            248..251 => SEALED,
+            251..254 => WINDOW,
             other => u32::from(other),
         }
     }
 
     fn addr(&mut self) -> u64 {
         match self.byte() {
-            0..230 => BASE + u64::from(self.byte()) * 16,
+            0..252 => BASE + u64::from(self.byte()) * 16,
             _ => u64::from(self.u32()) << 30,
         }
     }
@@ -66,16 +66,16 @@ impl Input<'_> {
     fn length(&mut self) -> u32 {
         match self.byte() {
             0..40 => 0,
-            40..200 => u32::from(self.byte()),
-            _ => u32::from(self.byte()) * 32,
+            40..240 => u32::from(self.byte() % 64),
+            _ => u32::from(self.byte()) * 20,
         }
     }
 
     /// Near the number that counts, or anywhere.
     fn near(&mut self, number: u32) -> u32 {
         match self.byte() {
-            0..200 => number,
-            200..240 => number.wrapping_add(u32::from(self.byte() % 4)).wrapping_sub(1),
+            0..248 => number,
+            248..252 => number.wrapping_add(u32::from(self.byte() % 4)).wrapping_sub(1),
             _ => self.u32(),
         }
     }
@@ -102,7 +102,7 @@ pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let caps = QpCaps {
         max_send_wr: u32::from(input.byte() % 9),
-        max_recv_wr: u32::from(input.byte() % 9),
+        max_recv_wr: u32::from(input.byte() % 33),
         max_send_sge: u32::from(input.byte() % 5),
         max_recv_sge: u32::from(input.byte() % 5),
         max_inline: u32::from(input.byte() % 32),
@@ -167,9 +167,9 @@ impl Run<'_> {
     fn step(&mut self) {
         match self.input.byte() % 32 {
             0..6 => self.post_send(),
-            6..10 => self.post_recv(),
-            10..20 => self.fpdu(),
-            20..22 => {
+            6..14 => self.post_recv(),
+            14..22 => self.fpdu(),
+            22 if self.input.byte() > 240 => {
                 let len = usize::from(self.input.byte());
                 let octets: Vec<u8> = (0..len).map(|_| self.input.byte()).collect();
                 self.arrive(&octets);
@@ -184,7 +184,7 @@ impl Run<'_> {
                 self.qp.stream_taken(taken);
             }
             28 => self.qp.release_stream(),
-            29 => self.mem.region(OPEN).gone ^= true,
+            29 if self.input.byte() > 240 => self.mem.region(OPEN).gone ^= true,
             30 if self.input.byte() > 200 => {
                 let error = QpAttr { state: QpState::Error, ..QpAttr::default() };
                 self.qp.modify(&error, QpAttrMask::STATE).unwrap();
@@ -204,7 +204,8 @@ impl Run<'_> {
             4 => SendOp::WriteImm { remote, imm: Imm([5; 4]) },
             5 => SendOp::Read { remote },
             6 => SendOp::FetchAdd { remote, add: value },
-            _ => SendOp::LocalInvalidate(Rkey::new(self.input.key())),
+            _ if value > 240 => SendOp::LocalInvalidate(Rkey::new(self.input.key())),
+            _ => SendOp::Send,
         };
         let sges = self.sges();
         let flags = self.input.byte();
@@ -225,7 +226,8 @@ impl Run<'_> {
     }
 
     fn post_recv(&mut self) {
-        let sges = self.sges();
+        let whole = Sge { addr: BASE, length: 9000, lkey: Lkey::new(OPEN) };
+        let sges = if self.input.byte() < 240 { vec![whole] } else { self.sges() };
         if self.qp.post_recv(&RecvWr { wr_id: self.next_id, sges: &sges }).is_ok() {
             self.receives.insert(self.next_id);
             self.next_id += 1;
@@ -244,9 +246,14 @@ impl Run<'_> {
 
     /// An FPDU that may be what the queue pair expects.
     fn fpdu(&mut self) {
-        let last = self.input.byte() < 200;
+        let last = self.input.byte() < 248;
         let stag = Stag(self.input.key());
-        let code = self.input.byte() % 13;
+        let code = match self.input.byte() {
+            0..80 => 0,
+            80..130 => 3,
+            130..240 => 12,
+            other => other % 13,
+        };
         let untagged = |opcode: Opcode, msn, offset| SegmentHeader::Untagged {
             opcode,
             last,
@@ -257,7 +264,7 @@ impl Run<'_> {
         };
         let [send, read] = self.msn;
         let msn = self.input.near(if matches!(code, 3..5) { read } else { send });
-        let offset = if self.input.byte() < 200 { 0 } else { u32::from(self.input.byte()) };
+        let offset = if self.input.byte() < 250 { 0 } else { u32::from(self.input.byte()) };
         let (header, payload) = match code {
             0 | 1 => {
                 let offset = self.input.addr();
@@ -343,7 +350,7 @@ impl Run<'_> {
         assert_eq!(outstanding.first(), Some(&completion.wr_id), "in the order of the posts, each once");
         outstanding.pop_first();
         if completion.status == WcStatus::Success && !send {
-            assert!(completion.byte_len <= 3 * 255 * 32 || completion.imm.is_some());
+            assert!(completion.byte_len <= 9000 || completion.imm.is_some());
         }
     }
 }
