@@ -3,6 +3,10 @@
 
 #[path = "../../../fuzz/bodies/cm_sequence.rs"]
 mod cm_sequence;
+#[path = "../../../fuzz/bodies/iwarp_setup.rs"]
+mod iwarp_setup;
+#[path = "../../../fuzz/bodies/iwarp_stream.rs"]
+mod iwarp_stream;
 #[path = "../../../fuzz/bodies/qp_sequence.rs"]
 mod qp_sequence;
 
@@ -31,6 +35,23 @@ fn cm_sequence_corpus() {
 }
 
 #[test]
+fn iwarp_setup_corpus() {
+    replay("iwarp_setup", iwarp_setup::run);
+}
+
+#[test]
+fn iwarp_setups_of_chance() {
+    let seed = Seed::for_test("iwarp_setups_of_chance", 3);
+    let mut rng = seed.rng();
+    for _ in 0..10_000 {
+        let mut data: Vec<u8> = (0..12 + rng.below(300)).map(|_| rng.next_u64() as u8).collect();
+        // A length field that is often right, and a revision that is often known.
+        (data[9], data[10]) = (data[9] % 4, data[10] % 2);
+        iwarp_setup::run(&data);
+    }
+}
+
+#[test]
 fn cm_sequences_of_chance() {
     let seed = Seed::for_test("cm_sequences_of_chance", 2);
     let mut rng = seed.rng();
@@ -50,5 +71,22 @@ fn qp_sequences_of_chance() {
         let len = 50 + rng.below(1500);
         let data: Vec<u8> = (0..len).map(|_| rng.next_u64() as u8).collect();
         qp_sequence::run(&data);
+    }
+}
+
+#[test]
+fn iwarp_stream_corpus() {
+    replay("iwarp_stream", iwarp_stream::run);
+}
+
+#[test]
+fn iwarp_streams_of_chance() {
+    let seed = Seed::for_test("iwarp_streams_of_chance", 3);
+    let mut rng = seed.rng();
+    for _ in 0..3000 {
+        let mut rng: Rng = rng.fork();
+        let len = 50 + rng.below(1500);
+        let data: Vec<u8> = (0..len).map(|_| rng.next_u64() as u8).collect();
+        iwarp_stream::run(&data);
     }
 }

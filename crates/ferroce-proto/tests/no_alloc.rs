@@ -6,11 +6,14 @@
 
 #[path = "rc/ram.rs"]
 mod ram;
+#[path = "iwarp/world.rs"]
+mod streams;
 #[path = "rc/world.rs"]
 mod world;
 
 use std::time::Duration;
 
+use ferroce_proto::iwarp::StreamConfig;
 use ferroce_proto::{
     NoSharedQueue, QpEvent, QpState, QueuePair, RecvWr, Remote, SendOp, SendWr, Sge, WcStatus,
 };
@@ -99,4 +102,63 @@ fn the_packet_path_does_not_allocate() {
         assert_eq!(allocated.count_total, 0, "with each {lost}th packet lost");
     }
     assert!(ends[0].0.counters().resent_pkts > 0);
+}
+
+/// Requests of one end of a stream, and the octets both ways.
+fn exchange_by_stream(ends: &mut [streams::End; 2], buffer: &mut [u8]) {
+    let remote = streams::remote(64 << 10);
+    let ops = [
+        SendOp::Send,
+        SendOp::Write { remote },
+        SendOp::WriteImm { remote, imm: Imm([1; 4]) },
+        SendOp::Read { remote },
+        SendOp::FetchAdd { remote, add: 1 },
+    ];
+    let (mut posted, mut completed) = (0, 0);
+    while completed < 500 {
+        let [a, b] = &mut *ends;
+        while posted < 500 && posted - completed < 32 {
+            let op = ops[posted % ops.len()];
+            let length =
+                if matches!(op, SendOp::FetchAdd { .. }) { 8 } else { (posted * 37 % 50_000) as u32 };
+            a.qp.post_send(&SendWr::signaled(0, op, &[streams::sge(0, length)]), &a.ram).unwrap();
+            posted += 1;
+        }
+        let room = [streams::sge(128 << 10, 64 << 10)];
+        while b.qp.post_recv(&RecvWr { wr_id: 0, sges: &room }).is_ok() {}
+        for (from, to) in [(0, 1), (1, 0)] {
+            let [from, to] = ends.get_disjoint_mut([from, to]).unwrap();
+            let len = from.qp.poll_stream(&mut from.ram, buffer);
+            from.qp.stream_taken(len);
+            let mut rest = &buffer[..len];
+            while !rest.is_empty() {
+                let taken = to.qp.handle_stream(rest, &mut NoSharedQueue, &mut to.ram);
+                rest = &rest[taken..];
+                while let Some(event) = to.qp.poll_event() {
+                    completed += usize::from(matches!(event, QpEvent::Send(_)));
+                }
+            }
+            while let Some(event) = from.qp.poll_event() {
+                completed += usize::from(matches!(event, QpEvent::Send(_)));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stream_does_not_allocate() {
+    for (crc, markers, large_fpdus) in [(true, false, true), (false, false, false), (true, true, false)] {
+        let config = StreamConfig {
+            crc,
+            send_markers: markers,
+            receive_markers: markers,
+            large_fpdus,
+            ..streams::CONFIG
+        };
+        let mut world = streams::World::new(&config, 1448, 1);
+        let mut buffer = vec![0; 160 << 10];
+        let allocated = allocation_counter::measure(|| exchange_by_stream(&mut world.ends, &mut buffer));
+        assert_eq!(allocated.count_total, 0, "{config:?}");
+        assert!(world.ends.iter().all(|end| end.qp.state() == QpState::Rts));
+    }
 }

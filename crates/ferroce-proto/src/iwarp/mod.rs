@@ -1,35 +1,37 @@
-//! iWARP: RDMA over a TCP connection (RFC 5044, RFC 5041, RFC 5040, RFC 6581).
+//! iWARP's agreement of two ends about a stream, by the set-up frames of MPA (RFC 5044, RFC 6581).
 
 pub mod setup;
 
-/// The rules of one stream, as both ends agreed on them during the set-up.
+/// The terms of a stream that the two ends agreed on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StreamConfig {
-    /// This end opened the TCP connection.
+    /// This end sent the request. The other end sends no FPDU before it has received one (RFC 5044 section 7.1.2).
     pub initiator: bool,
-    /// FPDUs carry a CRC in both directions (RFC 5044 7.1.1).
+    /// Both directions carry a CRC that counts.
     pub crc: bool,
-    /// The peer asked for markers in the FPDUs that this end sends (RFC 5044 4.3).
+    /// The peer wants markers in what it receives.
     pub send_markers: bool,
-    /// The FPDUs that this end receives have markers. We never ask for them, so this is false.
+    /// The peer puts markers into what it sends.
     pub receive_markers: bool,
-    /// Reads and atomics that this end serves at once, 0 to 128.
+    /// Reads and atomics of the peer that this end answers at a time, at most 128.
     pub ird: u8,
-    /// Reads and atomics that this end may have outstanding, 0 to 128.
+    /// Reads and atomics that this end may have outstanding, at most 128.
     pub ord: u8,
-    /// The first FPDU of the initiator: the initiator sends it, the responder waits for it (RFC 6581 9.2). `None` if the
-    /// connection is not peer-to-peer.
+    /// Peer-to-peer (RFC 6581 section 9): the initiator sends this frame at once, and the responder may send after it.
     pub rtr: Option<Rtr>,
-    /// Both ends take FPDUs above the MSS.
+    /// FPDUs may be longer than a TCP segment.
     pub large_fpdus: bool,
     /// Both ends have immediate data and atomics (RFC 7306).
     pub extensions: bool,
 }
 
-/// The kind of a ready-to-receive frame. Each kind has no payload (RFC 6581 9.2).
+/// A ready-to-receive frame, without payload (RFC 6581 section 9).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rtr {
+    /// A send, which takes no receive work request.
     Send,
+    /// A write.
     Write,
+    /// A read.
     Read,
 }

@@ -33,6 +33,10 @@ const REJECTED: u8 = 0x20;
 const ENHANCED: u8 = 0x10;
 /// A reserved bit in which kernel siw says that it takes FPDUs above the MSS (siw 6.1 iwarp.h).
 const GSO_HINT: u8 = 0x08;
+/// Reserved bits in which ferroce says that it has RFC 7306, whose operations no RFC negotiates. Kernel siw repeats the reserved bits of a
+/// request in its reply, so a reply says it by another bit.
+const EXTENSIONS_IN_REQUEST: u8 = 0x04;
+const EXTENSIONS_IN_REPLY: u8 = 0x02;
 /// The bits above each of IRD and ORD.
 const UPPER: u16 = 0x8000;
 const LOWER: u16 = 0x4000;
@@ -51,6 +55,13 @@ impl SetupKind {
         match self {
             Self::Request => REQUEST_KEY,
             Self::Reply => REPLY_KEY,
+        }
+    }
+
+    const fn extensions(self) -> u8 {
+        match self {
+            Self::Request => EXTENSIONS_IN_REQUEST,
+            Self::Reply => EXTENSIONS_IN_REPLY,
         }
     }
 }
@@ -85,6 +96,8 @@ pub struct SetupFrame<'a> {
     pub rejected: bool,
     /// The sender takes FPDUs above the MSS: a reserved bit that kernel siw uses.
     pub gso_hint: bool,
+    /// The sender has immediate data and atomics (RFC 7306): a reserved bit that ferroce uses.
+    pub extensions: bool,
     /// Version of the protocol: 0 to [`REVISION_ENHANCED`].
     pub revision: u8,
     /// Only in revision 2 (S). In older revisions S is a reserved bit.
@@ -182,6 +195,7 @@ pub fn parse(kind: SetupKind, octets: &[u8]) -> Result<Parsed<'_>, SetupError> {
         crc: header.flags & CRC != 0,
         rejected: header.flags & REJECTED != 0,
         gso_hint: header.flags & GSO_HINT != 0,
+        extensions: header.flags & kind.extensions() != 0,
         revision: header.revision,
         enhanced,
         private,
@@ -242,6 +256,7 @@ impl SetupFrame<'_> {
             (self.rejected, REJECTED),
             (self.enhanced.is_some(), ENHANCED),
             (self.gso_hint, GSO_HINT),
+            (self.extensions, self.kind.extensions()),
         ];
         flags.into_iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit)
     }

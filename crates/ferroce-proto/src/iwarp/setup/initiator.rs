@@ -127,6 +127,7 @@ impl Offer {
             crc: self.crc,
             rejected: false,
             gso_hint: true,
+            extensions: true,
             revision: self.revision,
             enhanced: (self.revision >= REVISION_ENHANCED).then_some(enhanced),
             private,
@@ -170,7 +171,7 @@ impl Offer {
             ord: self.ord,
             rtr: None,
             large_fpdus: reply.gso_hint,
-            extensions: false,
+            extensions: reply.extensions,
         };
         match reply.enhanced {
             Some(block) => {

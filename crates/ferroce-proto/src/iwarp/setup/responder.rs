@@ -51,6 +51,8 @@ pub struct Request {
     pub markers: bool,
     /// The initiator takes FPDUs above the MSS.
     pub gso_hint: bool,
+    /// The initiator has immediate data and atomics (RFC 7306).
+    pub extensions: bool,
     /// The initiator's depths and its ready-to-receive frames, if it names any.
     pub enhanced: Option<Enhanced>,
     /// The initiator's private data, at most 512 octets.
@@ -158,6 +160,7 @@ impl Request {
             crc: frame.crc,
             markers: frame.markers,
             gso_hint: frame.gso_hint,
+            extensions: frame.extensions,
             enhanced: frame.enhanced,
             private: frame.private.to_vec(),
         }
@@ -205,7 +208,7 @@ impl Request {
             ord: limited(offered(params.ord), self.ird().unwrap_or(NOT_NEGOTIATED)),
             rtr,
             large_fpdus: self.gso_hint,
-            extensions: false,
+            extensions: self.extensions,
         }
     }
 
@@ -217,6 +220,7 @@ impl Request {
             crc: self.crc,
             rejected: false,
             gso_hint: self.gso_hint,
+            extensions: self.extensions,
             revision: self.revision,
             enhanced,
             private,

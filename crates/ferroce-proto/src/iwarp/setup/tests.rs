@@ -19,6 +19,7 @@ const REPLY: SetupFrame<'static> = SetupFrame {
     crc: false,
     rejected: false,
     gso_hint: false,
+    extensions: false,
     revision: 2,
     enhanced: Some(NONE),
     private: &[],
@@ -69,12 +70,12 @@ fn frame(kind: SetupKind, octets: &[u8]) -> SetupFrame<'_> {
     }
 }
 
-/// The captured exchange: our responder answers siw as siw does, and our initiator differs by the hint alone.
+/// The captured exchange: our responder answers siw as siw does, and our initiator differs by two reserved bits alone.
 #[test]
 fn the_exchange_of_siw() {
     let mut initiator = Initiator::new(&depths(1, 1)).unwrap();
     let mut request = SIW_REQUEST.to_vec();
-    request[16] |= 0x08;
+    request[16] |= 0x08 | 0x04;
     assert_eq!(initiator.request(), request);
     let Progress::Agreed(agreement, b"FPDU") = initiator.handle(&[SIW_REPLY, b"FPDU"].concat()) else {
         panic!("{initiator:?}");
@@ -182,9 +183,14 @@ fn depths_of_the_initiator() {
 /// RFC 6581 9.1: our ORD is at most the request's IRD. Our IRD is at least the request's ORD, as far as 128.
 #[test]
 fn depths_of_the_responder() {
-    for (ird, ord, ours) in
-        [(0, 0, (2, 0)), (1, 1, (2, 1)), (3, 9, (16, 3)), (9, 2, (2, 8)), (0x3ffe, 0x3ffe, (128, 8))]
-    {
+    for (ird, ord, ours) in [
+        (0, 0, (2, 0)),
+        (1, 1, (2, 1)),
+        (3, 9, (16, 3)),
+        (9, 2, (2, 8)),
+        (256, 256, (128, 8)),
+        (0x3ffe, 0x3ffe, (128, 8)),
+    ] {
         let request = SetupFrame { enhanced: Some(Enhanced { ird, ord, ..NONE }), ..REQUEST };
         let (stream, block) = answered(&request, &depths(2, 8));
         assert_eq!((stream.ird, stream.ord), ours, "{ird} {ord}");
@@ -342,6 +348,20 @@ fn octets_behind_the_request() {
     assert_eq!(responder.handle(b"x"), Heard::Failed(Failure { reason: Reason::Over, terminate: None }));
 }
 
+/// An answer before the request is whole changes nothing.
+#[test]
+fn no_answer_before_the_request() {
+    let mut responder = Responder::new();
+    let (first, rest) = SIW_REQUEST.split_at(22);
+    assert_eq!(responder.handle(first), Heard::Wait);
+    assert_eq!(responder.handle(&[]), Heard::Wait);
+    assert_eq!(responder.accept(&depths(1, 1)), Err(AnswerError::NoRequest));
+    assert_eq!(responder.reject(b"no"), Err(AnswerError::NoRequest));
+    assert!(responder.request().is_none());
+    assert!(matches!(responder.handle(rest), Heard::Request(_)));
+    assert_eq!(responder.accept(&depths(1, 1)).unwrap().reply, SIW_REPLY);
+}
+
 /// RFC 5044 7.1.2: a request that breaks the format has no answer.
 #[test]
 fn bad_requests_have_no_answer() {
@@ -402,7 +422,7 @@ fn params() -> impl Strategy<Value = SetupParams<'static>> {
 fn frames(kind: SetupKind) -> impl Strategy<Value = (SetupFrame<'static>, Vec<u8>)> {
     let block = proptest::option::of((any::<[bool; 4]>(), 0..=NOT_NEGOTIATED, 0..=NOT_NEGOTIATED));
     let private = proptest::collection::vec(any::<u8>(), 0..=508);
-    (any::<[bool; 4]>(), 0..=2_u8, block, private).prop_map(move |(set, revision, block, private)| {
+    (any::<[bool; 5]>(), 0..=2_u8, block, private).prop_map(move |(set, revision, block, private)| {
         let enhanced = block.map(|([a, b, c, d], ird, ord)| Enhanced {
             peer_to_peer: a,
             rtr_send: b,
@@ -411,9 +431,19 @@ fn frames(kind: SetupKind) -> impl Strategy<Value = (SetupFrame<'static>, Vec<u8
             ird,
             ord,
         });
-        let [markers, crc, rejected, gso_hint] = set;
+        let [markers, crc, rejected, gso_hint, extensions] = set;
         let enhanced = enhanced.filter(|_| revision == 2);
-        let frame = SetupFrame { kind, markers, crc, rejected, gso_hint, revision, enhanced, private: &[] };
+        let frame = SetupFrame {
+            kind,
+            markers,
+            crc,
+            rejected,
+            gso_hint,
+            extensions,
+            revision,
+            enhanced,
+            private: &[],
+        };
         (frame, private)
     })
 }
@@ -480,6 +510,7 @@ proptest! {
         prop_assert_eq!(active.rtr, passive.rtr);
         prop_assert_eq!(active.rtr.is_some(), ours.peer_to_peer && !basic);
         prop_assert!(active.large_fpdus && passive.large_fpdus);
+        prop_assert!(active.extensions && passive.extensions);
         prop_assert_eq!([active.send_markers, passive.send_markers], [false; 2]);
         prop_assert!(basic || active.ord <= passive.ird && passive.ord <= active.ird);
         prop_assert!([active, passive].iter().all(|end| end.ird <= MAX_DEPTH && end.ord <= MAX_DEPTH));

@@ -19,6 +19,7 @@ const PLAIN: SetupFrame<'static> = SetupFrame {
     crc: false,
     rejected: false,
     gso_hint: false,
+    extensions: false,
     revision: 2,
     enhanced: Some(BLOCK),
     private: &[],
@@ -74,6 +75,8 @@ fn each_flag_has_its_bit() {
     assert_eq!(flags(SetupFrame { rejected: true, ..bare }), 0x20);
     assert_eq!(flags(PLAIN), 0x10);
     assert_eq!(flags(SetupFrame { gso_hint: true, ..bare }), 0x08);
+    assert_eq!(flags(SetupFrame { extensions: true, ..bare }), 0x04);
+    assert_eq!(flags(SetupFrame { extensions: true, kind: SetupKind::Reply, ..bare }), 0x02);
 }
 
 /// RFC 6581 9: A and B lie above the IRD, C and D above the ORD.
@@ -186,7 +189,7 @@ proptest! {
     #[test]
     fn round_trip(
         is_request: bool,
-        [markers, crc, rejected, gso_hint]: [bool; 4],
+        [markers, crc, rejected, gso_hint, extensions]: [bool; 5],
         revision in 0..=2_u8,
         enhanced in proptest::option::of(enhanced()),
         private in proptest::collection::vec(any::<u8>(), 0..=508),
@@ -195,7 +198,7 @@ proptest! {
         let kind = if is_request { SetupKind::Request } else { SetupKind::Reply };
         let enhanced = enhanced.filter(|_| revision == 2);
         let frame =
-            SetupFrame { kind, markers, crc, rejected, gso_hint, revision, enhanced, private: &private };
+            SetupFrame { kind, markers, crc, rejected, gso_hint, extensions, revision, enhanced, private: &private };
         let mut octets = emitted(&frame);
         let len = octets.len();
         let mut last = 0;
