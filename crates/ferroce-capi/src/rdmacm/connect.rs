@@ -7,10 +7,10 @@ use std::sync::Arc;
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::cm::attributes;
-use ferroce_engine::iwarp;
 use ferroce_engine::cm::{
     self, AcceptParams, ConnectParams, Connection, SidrAnswer, SidrParams, SidrRequest,
 };
+use ferroce_engine::iwarp;
 use ferroce_wire::cm::{
     CmTime, Ece, Info, IpCmHeader, PortSpace, PrivateData, RejReason, ServiceId, SidrStatus, Transport,
 };

@@ -169,7 +169,11 @@ pub(super) fn qkey(ps: abi::rdma_port_space) -> u32 {
 /// The attributes for the step to `to`, before a connection says which accesses the peer shall have.
 fn unconnected(ps: abi::rdma_port_space, service: Service, to: QpState) -> (QpAttr, QpAttrMask) {
     if service == Service::Iwarp {
-        let attr = QpAttr { qp_state: to, access: QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ, ..QpAttr::default() };
+        let attr = QpAttr {
+            qp_state: to,
+            access: QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ,
+            ..QpAttr::default()
+        };
         (attr, QpAttrMask::STATE | QpAttrMask::ACCESS_FLAGS)
     } else if service == Service::Ud {
         let attr = QpAttr { qp_state: to, qkey: Qkey::new(qkey(ps)), ..QpAttr::default() };

@@ -11,12 +11,12 @@ use ferroce_engine::cm::resolve::{self, Route};
 use ferroce_wire::PathMtu;
 use libc::sockaddr;
 
+use super::address;
+use super::bind::{self, Ports};
 use super::device::{self, Home};
 use super::operation;
 use super::route::{path_record, take_route};
 use super::state::{IdHandle, LiveId, Options, Phase};
-use super::bind::{self, Ports};
-use super::address;
 use crate::call;
 use crate::entry::{ConstPtr, Object, export};
 use crate::errno::Errno;
@@ -38,7 +38,10 @@ pub(super) fn resolve_address(
         // Another thread cannot resolve meanwhile.
         let before = std::mem::replace(&mut state.phase, Phase::AddressResolved);
         let number = state.link.port.as_ref().map(Port::number);
-        let bound = Bound { number: number.or(state.link.tcp.as_ref().map(|tcp| tcp.number())), tcp: state.link.tcp.is_some() };
+        let bound = Bound {
+            number: number.or(state.link.tcp.as_ref().map(|tcp| tcp.number())),
+            tcp: state.link.tcp.is_some(),
+        };
         (before, bound, state.options)
     };
     let outcome = find(id, source, destination, bound, &options);

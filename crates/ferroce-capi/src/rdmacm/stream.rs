@@ -11,7 +11,6 @@ use ferroce_abi as abi;
 use ferroce_engine::cm::resolve::{self, Transports};
 use ferroce_engine::iwarp::{AcceptParams, ConnectParams, Connection, Event, Port, Request, Sink};
 use ferroce_engine::{QpAccess, QpAttr, QpAttrMask, QpState};
-use ferroce_wire::Qpn;
 
 use super::program_event::{NOTHING, ProgramEvent};
 use super::queue_pair::{catch_up, fail_qp};
@@ -64,11 +63,7 @@ pub(super) fn connect(
 }
 
 /// Answers a request: the queue pair goes to RTS, and the peer is told.
-pub(super) fn accept(
-    live: &LiveId,
-    connection: &Connection,
-    params: &AcceptParams<'_>,
-) -> Result<(), Errno> {
+pub(super) fn accept(live: &LiveId, connection: &Connection, params: &AcceptParams<'_>) -> Result<(), Errno> {
     // ESTABLISHED may be fetched before this returns.
     live.state.lock().phase = Phase::Accepted;
     connection.accept(params).map_err(|error| {
@@ -103,8 +98,7 @@ pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, event: Event) -> O
             }
             state.phase = Phase::Connected;
             drop(state);
-            let conn =
-                abi::rdma_conn_param { initiator_depth: ird, responder_resources: ord, ..NOTHING };
+            let conn = abi::rdma_conn_param { initiator_depth: ird, responder_resources: ord, ..NOTHING };
             Some(ProgramEvent {
                 param: abi::rdma_cm_event_param { conn },
                 private: private.into(),
@@ -153,20 +147,11 @@ pub(super) fn step(to: QpState) -> Result<(QpAttr, QpAttrMask), Errno> {
 }
 
 /// The queue pair and the depths of a connection, of which a program names each.
-pub(super) fn depths(
-    param: &abi::rdma_conn_param,
-    offer: Option<(u8, u8)>,
-) -> Result<(u8, u8), Errno> {
-    let depth = |asked, offer| {
-        ferroce_engine::cm::attributes::depth(asked, DEPTH, offer).map_err(|_| Errno::EINVAL)
-    };
+pub(super) fn depths(param: &abi::rdma_conn_param, offer: Option<(u8, u8)>) -> Result<(u8, u8), Errno> {
+    let depth =
+        |asked, offer| ferroce_engine::cm::attributes::depth(asked, DEPTH, offer).map_err(|_| Errno::EINVAL);
     let ird = depth(param.responder_resources, offer.map(|(ird, _)| ird))?;
     Ok((ird, depth(param.initiator_depth, offer.map(|(_, ord)| ord))?))
-}
-
-/// A number of a queue pair that a program named.
-pub(super) fn qpn(number: u32) -> Qpn {
-    Qpn::new(number)
 }
 
 /// A request that nobody saw yet, with the id it will have.
@@ -192,11 +177,8 @@ impl Arrival {
         let id = id::make(channel, None);
         let depth = |depth: u16| u8::try_from(depth).unwrap_or(u8::MAX);
         // The depths are the peer's, and so change places.
-        let conn = abi::rdma_conn_param {
-            responder_resources: depth(ord),
-            initiator_depth: depth(ird),
-            ..NOTHING
-        };
+        let conn =
+            abi::rdma_conn_param { responder_resources: depth(ord), initiator_depth: depth(ird), ..NOTHING };
         if let Ok(live) = id.live() {
             let live = live.to_arc();
             connection.set_sink(sink(id, &live));
