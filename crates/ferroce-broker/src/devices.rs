@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ferroce_ipc::{DeviceInfo, GidType, LinkSettings, Origin, Refusal, RefusalCode, Setting};
+use ferroce_ipc::{DeviceInfo, GidType, LinkKind, LinkSettings, Origin, Refusal, RefusalCode, Setting};
 use tracing::info;
 
 use super::gid_table::{GidTable, Holder};
@@ -15,7 +15,7 @@ pub const DEFAULT_DEVICE: &str = "fr0";
 /// Traffic class rules of all devices, so that they fit a message.
 const MOST_RULES: usize = 256;
 
-/// All devices, by id. One netdev has at most one.
+/// All devices, by id. One netdev has at most one of each kind.
 #[derive(Clone, Debug)]
 pub struct Devices {
     devices: BTreeMap<u32, Device>,
@@ -68,7 +68,7 @@ impl Devices {
         {
             let configured = self.configured.iter().find(|link| link.name == DEFAULT_DEVICE);
             let settings = configured.map(|link| link.settings.clone()).unwrap_or_default();
-            self.insert(DEFAULT_DEVICE.to_owned(), Origin::Default, &lo, settings);
+            self.insert(DEFAULT_DEVICE.to_owned(), Origin::Default, LinkKind::Rxe, &lo, settings);
         }
         // A link goes with its interface, as the kernel's do. A new interface of that name has another index.
         let netdevs = &self.netdevs;
@@ -77,8 +77,8 @@ impl Devices {
             let here = |n: &Netdev| n.name == link.netdev && n.mac == link.mac;
             // Not if somebody gave the name, or the interface, away meanwhile.
             let wanted = !self.put_away.contains(&link.name) && self.netdevs.iter().any(here);
-            if wanted && self.add(&link.name, &link.netdev, link.settings).is_ok() {
-                info!(link.name, link.netdev, "configured link");
+            if wanted && self.add(&link.name, link.kind, &link.netdev, link.settings).is_ok() {
+                info!(link.name, kind = link.kind.name(), link.netdev, "configured link");
             }
         }
         let ids: Vec<u32> = self.devices.keys().copied().collect();
@@ -123,16 +123,25 @@ impl Devices {
     }
 
     /// `ferroce link add`; `transient`: not to outlive this broker.
-    pub fn add_link(&mut self, name: &str, netdev: &str, transient: bool) -> Result<(), Refusal> {
-        self.add(name, netdev, LinkSettings::default())?;
+    pub fn add_link(
+        &mut self,
+        name: &str,
+        kind: LinkKind,
+        netdev: &str,
+        transient: bool,
+    ) -> Result<(), Refusal> {
+        self.add(name, kind, netdev, LinkSettings::default())?;
         let mac = self.netdev(netdev)?.mac;
         self.put_away.remove(name);
-        // A configured link of this name or interface no longer exists; otherwise this one would have been refused.
-        self.configured.retain(|link| link.name != name && (&*link.netdev, link.mac) != (netdev, mac));
+        // A configured link of this name, or of this interface and kind, no longer exists; otherwise this one would have
+        // been refused.
+        let place = (kind, netdev, mac);
+        self.configured.retain(|link| link.name != name && (link.kind, &*link.netdev, link.mac) != place);
         if !transient {
             let settings = LinkSettings::default();
             self.configured.push(ConfiguredLink {
                 name: name.to_owned(),
+                kind,
                 netdev: netdev.to_owned(),
                 mac,
                 settings,
@@ -141,16 +150,23 @@ impl Devices {
         Ok(())
     }
 
-    fn add(&mut self, name: &str, netdev: &str, settings: LinkSettings) -> Result<(), Refusal> {
+    fn add(
+        &mut self,
+        name: &str,
+        kind: LinkKind,
+        netdev: &str,
+        settings: LinkSettings,
+    ) -> Result<(), Refusal> {
         let below = self.netdev(netdev)?.clone();
-        if let Some(taken) = self.all().find(|d| d.ifindex == below.ifindex && d.origin != Origin::View) {
-            let sentence = format!("{netdev} has the device {} already", taken.name);
+        let here = |d: &DeviceInfo| d.ifindex == below.ifindex && d.kind == kind;
+        if let Some(taken) = self.all().find(|d| here(d) && d.origin != Origin::View) {
+            let sentence = format!("{netdev} has the {} device {} already", kind.transport(), taken.name);
             return Err(refusal(RefusalCode::Exists, sentence));
         }
-        if self.all().any(|d| d.name == name && !(d.ifindex == below.ifindex && d.origin == Origin::View)) {
+        if self.all().any(|d| d.name == name && !(here(d) && d.origin == Origin::View)) {
             return Err(refusal(RefusalCode::Exists, format!("a device named {name} exists already")));
         }
-        match self.devices.values_mut().find(|d| d.info.ifindex == below.ifindex) {
+        match self.devices.values_mut().find(|d| here(&d.info)) {
             // A device that single clients asked for becomes everybody's, and keeps its place.
             Some(view) => {
                 view.info.origin = Origin::Link;
@@ -159,14 +175,15 @@ impl Devices {
                 self.apply_settings(id, settings);
             }
             None => {
-                self.insert(name.to_owned(), Origin::Link, &below, settings);
+                self.insert(name.to_owned(), Origin::Link, kind, &below, settings);
             }
         }
         Ok(())
     }
 
     /// `ferroce link set`: all of `settings` or none; `transient`: only while this broker lives, as for a link that does
-    /// not outlive it anyway. `force`: ICRCs may be left unchecked on any interface.
+    /// not outlive it anyway. `force`: ICRCs may be left unchecked on any interface. Without the CRC of iWARP the checksum of
+    /// TCP remains, so that needs no force.
     pub fn set_link(
         &mut self,
         name: &str,
@@ -181,13 +198,16 @@ impl Devices {
         };
         let with =
             |all: LinkSettings, one: &Setting| all.with(one).map_err(|e| wrong(format!("{name}: {e}")));
+        let applies = |one: &Setting| one.applies_to(device.kind).map_err(|e| wrong(format!("{name}: {e}")));
+        settings.iter().try_for_each(applies)?;
         let new = settings.iter().try_fold(device.settings.clone(), with)?;
         let others = self.all().filter(|d| d.id != device.id);
         if others.map(|d| d.settings.rules.len()).sum::<usize>() + new.rules.len() > MOST_RULES {
             return Err(wrong(format!("there can be {MOST_RULES} rules, of all devices")));
         }
         let netdev = self.netdev(&device.netdev)?;
-        if !new.crc && device.settings.crc && !force && !netdev.virtual_wire {
+        let unchecked = !new.crc && device.settings.crc && !device.is_iwarp();
+        if unchecked && !force && !netdev.virtual_wire {
             return Err(wrong(format!(
                 "{} may be a real wire, where nothing else finds what was damaged underway; --force does it all the same",
                 device.netdev
@@ -207,6 +227,7 @@ impl Devices {
             if device.origin == Origin::Default && !self.configured.iter().any(same) {
                 self.configured.push(ConfiguredLink {
                     name: name.to_owned(),
+                    kind: device.kind,
                     netdev: device.netdev.clone(),
                     mac,
                     settings: LinkSettings::default(),
@@ -300,14 +321,15 @@ impl Devices {
         Ok(())
     }
 
-    /// The device of a client that asked for `netdev`; give it back by [`Devices::drop_view`].
+    /// The RoCE device of a client that asked for `netdev`; give it back by [`Devices::drop_view`].
     pub fn view_of(&mut self, netdev: &str) -> Result<u32, Refusal> {
         let below = self.netdev(netdev)?.clone();
-        let found = self.devices.values().find(|d| d.info.ifindex == below.ifindex).map(|d| d.info.id);
+        let here = |d: &&Device| d.info.ifindex == below.ifindex && !d.info.is_iwarp();
+        let found = self.devices.values().find(here).map(|d| d.info.id);
         let id = found.unwrap_or_else(|| {
             let free = |name: &String| self.all().all(|d| d.name != *name);
             let name = (1_u32..).map(|n| format!("fr{n}")).find(free).unwrap_or_default();
-            self.insert(name, Origin::View, &below, LinkSettings::default())
+            self.insert(name, Origin::View, LinkKind::Rxe, &below, LinkSettings::default())
         });
         if let Some(device) = self.devices.get_mut(&id) {
             device.viewers += 1;
@@ -333,9 +355,10 @@ impl Devices {
                 continue;
             }
             if old.origin == Origin::Link {
-                let _ = self.add(&old.name, &old.netdev, old.settings.clone()); // it exists already, or another took its name
+                let _ = self.add(&old.name, old.kind, &old.netdev, old.settings.clone()); // it exists already, or another took its name
             }
-            if let Some(device) = self.devices.values_mut().find(|d| d.info.ifindex == old.ifindex) {
+            let here = |d: &&mut Device| d.info.ifindex == old.ifindex && d.info.kind == old.kind;
+            if let Some(device) = self.devices.values_mut().find(here) {
                 if !device.gids.entries().iter().eq(old.gids.iter()) {
                     let mut gids = device.empty_table(&self.netdevs);
                     old.gids.iter().for_each(|entry| gids.restore(entry));
@@ -358,7 +381,14 @@ impl Devices {
         })
     }
 
-    fn insert(&mut self, name: String, origin: Origin, below: &Netdev, settings: LinkSettings) -> u32 {
+    fn insert(
+        &mut self,
+        name: String,
+        origin: Origin,
+        kind: LinkKind,
+        below: &Netdev,
+        settings: LinkSettings,
+    ) -> u32 {
         let id = self.next_id;
         self.next_id += 1;
         let free = |dev_name: &String| self.all().all(|d| d.dev_name != *dev_name);
@@ -374,6 +404,7 @@ impl Devices {
             port_active: false,
             phys_state: below.phys_state(),
             origin,
+            kind,
             gids: Vec::new(),
             settings,
             macs: BTreeMap::new(),
@@ -391,7 +422,9 @@ impl Devices {
         let Some(below) = self.netdevs.iter().find(|n| n.ifindex == device.info.ifindex) else { return };
         let settings = &device.info.settings;
         let frames = self.frames;
-        let works = |gid_type: &&GidType| settings.roce && (frames || **gid_type == GidType::RoceV2);
+        // An iWARP device has no entry that is an address; see `DeviceInfo::gids`.
+        let roce = settings.roce && !device.info.is_iwarp();
+        let works = |gid_type: &&GidType| roce && (frames || **gid_type == GidType::RoceV2);
         let types: Vec<GidType> = settings.roce_mode.types().iter().filter(works).copied().collect();
         let entries = |(ip, ifindex)| types.iter().map(move |gid_type| (ip, ifindex, *gid_type));
         let default = below.default_gid.map(|ip| (ip.into(), below.ifindex));
@@ -400,7 +433,9 @@ impl Devices {
         device.gids.update(&present);
         device.info.gids = device.gids.entries();
         let holds = |n: &&Netdev| {
-            below.bond == Some(n.ifindex) || device.info.gids.iter().any(|entry| entry.ifindex == n.ifindex)
+            let own = device.info.is_iwarp() && n.ifindex == below.ifindex;
+            own || below.bond == Some(n.ifindex)
+                || device.info.gids.iter().any(|entry| entry.ifindex == n.ifindex)
         };
         let mac = |n: &Netdev| n.mac.map(|mac| (n.ifindex, mac));
         device.info.macs = self.netdevs.iter().filter(holds).filter_map(mac).collect();

@@ -238,7 +238,7 @@ impl<'a> Run<'a> {
             1 => Message::Release(if number == 0 { Vec::new() } else { vec![16 + u16::from(number)] }),
             2 => Message::LinkAdd {
                 name: format!("fr{}", number % 4),
-                kind: LinkKind::Roce,
+                kind: LinkKind::Rxe,
                 netdev: format!("eth{}", number / 4 % 4),
                 transient: number % 8 > 3,
             },

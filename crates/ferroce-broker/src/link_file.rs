@@ -1,5 +1,6 @@
 //! The links that somebody configured, in a file, so that they outlive the broker and the machine's restart.
 
+mod kind;
 mod settings;
 
 use std::fs::{self, File, OpenOptions};
@@ -7,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use ferroce_ipc::LinkSettings;
+use ferroce_ipc::{LinkKind, LinkSettings};
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
@@ -18,12 +19,17 @@ const NAME: &str = "links.json";
 const LONGEST: u64 = 1 << 20;
 /// Of the file's form.
 const VERSION: u32 = 1;
+/// Of a file with a link that is not of RoCE: a ferroced that knows only version 1 would make a RoCE device of it.
+const VERSION_OF_KINDS: u32 = 2;
 
 /// A configured link. It comes to life when its interface is there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConfiguredLink {
     /// Name of the device.
     pub name: String,
+    /// Its transport. A file without the word is of RoCE links alone.
+    #[serde(default, rename = "type", with = "kind", skip_serializing_if = "kind::is_default")]
+    pub kind: LinkKind,
     /// Name of its interface.
     pub netdev: String,
     /// Hardware address of the interface, so that another of that name, say in a container, is not taken for it.
@@ -126,15 +132,18 @@ fn content(path: &Path) -> io::Result<Vec<ConfiguredLink>> {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "longer than a file of links can be"));
     }
     let content: Content = serde_json::from_slice(&text)?;
-    if content.version != VERSION {
-        let sentence = format!("version {} is unknown, this ferroced knows {VERSION}", content.version);
+    if !(VERSION..=VERSION_OF_KINDS).contains(&content.version) {
+        let known = VERSION_OF_KINDS;
+        let sentence = format!("version {} is unknown, this ferroced knows {known}", content.version);
         return Err(io::Error::new(io::ErrorKind::InvalidData, sentence));
     }
     Ok(content.links)
 }
 
 fn write_whole(path: &Path, links: &[ConfiguredLink]) -> io::Result<()> {
-    let mut text = serde_json::to_vec_pretty(&Content { version: VERSION, links: links.to_vec() })?;
+    let kinds = links.iter().any(|link| link.kind != LinkKind::default());
+    let version = if kinds { VERSION_OF_KINDS } else { VERSION };
+    let mut text = serde_json::to_vec_pretty(&Content { version, links: links.to_vec() })?;
     text.push(b'\n');
     let mut new = OpenOptions::new();
     new.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
@@ -153,12 +162,14 @@ mod tests {
         vec![
             ConfiguredLink {
                 name: "fr1".to_owned(),
+                kind: LinkKind::Rxe,
                 netdev: "eth0".to_owned(),
                 mac: Some([2, 0, 0, 0, 0, 255]),
                 settings: LinkSettings::default(),
             },
             ConfiguredLink {
                 name: "rxe0".to_owned(),
+                kind: LinkKind::Rxe,
                 netdev: "tun\"0".to_owned(),
                 mac: None,
                 settings: LinkSettings {
@@ -176,6 +187,13 @@ mod tests {
                     roce: false,
                     mtu: Some(ferroce_wire::PathMtu::B512),
                 },
+            },
+            ConfiguredLink {
+                name: "siw0".to_owned(),
+                kind: LinkKind::Siw,
+                netdev: "eth0".to_owned(),
+                mac: Some([2, 0, 0, 0, 0, 255]),
+                settings: LinkSettings { crc: false, ..LinkSettings::default() },
             },
         ]
     }
@@ -226,7 +244,7 @@ mod tests {
         let folder = Folder::new("spoilt");
         folder.file().write(&links()).unwrap();
         let whole = fs::read(folder.0.join(NAME)).unwrap();
-        let later = String::from_utf8(whole.clone()).unwrap().replace("\"version\": 1", "\"version\": 2");
+        let later = String::from_utf8(whole.clone()).unwrap().replace("\"version\": 2", "\"version\": 3");
         let long = vec![b' '; LONGEST as usize + 1];
         let spoilt = [&whole[..whole.len() / 2], b"", b"\0\xff", b"[]", later.as_bytes(), &long];
         for bytes in spoilt {
@@ -269,6 +287,25 @@ mod tests {
             assert_eq!(read(&format!("\"settings\":{bad}")), None, "{bad}");
             assert!(folder.names().contains(&"links.json.bad".to_owned()), "{bad}");
         }
+    }
+
+    #[test]
+    fn the_kind_of_a_link_is_a_word_that_roce_does_not_need() {
+        let folder = Folder::new("kind");
+        let read = |word: &str| {
+            let link = format!("{{\"name\":\"a\",\"netdev\":\"eth0\",\"mac\":null{word}}}");
+            fs::write(folder.0.join(NAME), format!("{{\"version\":1,\"links\":[{link}]}}")).unwrap();
+            folder.file().read().first().map(|link| link.kind)
+        };
+        assert_eq!(read(""), Some(LinkKind::Rxe), "an older file");
+        assert_eq!(read(",\"type\":\"rxe\""), Some(LinkKind::Rxe));
+        assert_eq!(read(",\"type\":\"siw\""), Some(LinkKind::Siw));
+        assert_eq!(read(",\"type\":\"later\""), None);
+        folder.file().write(&links()).unwrap();
+        let text = || fs::read_to_string(folder.0.join(NAME)).unwrap();
+        assert!(text().contains("\"version\": 2") && text().matches("\"type\"").count() == 1, "{}", text());
+        folder.file().write(&links()[..2]).unwrap();
+        assert!(text().contains("\"version\": 1") && !text().contains("type"), "as before: {}", text());
     }
 
     #[test]

@@ -136,6 +136,8 @@ struct Client {
     /// Whether its death can be seen apart from its connection's end.
     watched: bool,
     greeted: bool,
+    /// The minor version of the protocol that it speaks.
+    minor: u16,
     /// Its packets of RoCE v2 are frames.
     frames_v2: bool,
     /// Its doorbell for pipes, and the file about its memory, if it takes pipes.
@@ -273,6 +275,7 @@ impl<S: System> Broker<S> {
             process,
             watched,
             greeted: false,
+            minor: 0,
             frames_v2: false,
             offered: Vec::new(),
             restoring: false,
@@ -440,11 +443,10 @@ impl<S: System> Broker<S> {
         };
         debug!(?client, build = hello.build, netdev = hello.netdev, "greeted");
         self.shows_mads |= hello.features & SHOW_MADS != 0;
-        let devices = self.view(view);
+        let devices = self.told(view, hello.minor);
         if let Some(known) = self.clients.get_mut(&client) {
-            known.greeted = true;
-            known.view = view;
-            known.devices = devices;
+            (known.greeted, known.minor) = (true, hello.minor);
+            (known.view, known.devices) = (view, devices);
         }
         Ok(())
     }
@@ -539,7 +541,7 @@ impl<S: System> Broker<S> {
         for client in clients {
             self.send_new_addresses(client);
             let Some(known) = self.clients.get(&client) else { continue };
-            let devices = self.view(known.view);
+            let devices = self.told(known.view, known.minor);
             if devices != known.devices {
                 if let Some(known) = self.clients.get_mut(&client) {
                     known.devices.clone_from(&devices);

@@ -433,7 +433,7 @@ fn a_broker_with_a_link_ends_with_its_namespace() {
         let mut admin = Client::connect(BROKER_NAME, "", Duration::from_secs(1)).unwrap();
         let link = Message::LinkAdd {
             name: "fr1".to_owned(),
-            kind: ferroce_ipc::LinkKind::Roce,
+            kind: ferroce_ipc::LinkKind::Rxe,
             netdev: "va".to_owned(),
             transient: true,
         };

@@ -94,7 +94,7 @@ fn hostile(victim: u16) {
     let null = std::fs::File::open("/dev/null").unwrap();
     let add = Message::LinkAdd {
         name: "fr9".to_owned(),
-        kind: LinkKind::Roce,
+        kind: LinkKind::Rxe,
         netdev: "lo".to_owned(),
         transient: true,
     };

@@ -50,7 +50,7 @@ fn create(owner: &Owner, pd: Object<abi::ibv_pd>, attr: AhAttr) -> Result<*mut a
 }
 
 export! {
-    /// Makes an address handle. `is_global` must be 1, port and GID exist, source and destination be of one family;
+    /// Makes an address handle; EOPNOTSUPP on iWARP. `is_global` must be 1, port and GID exist, source and destination be of one family;
     /// otherwise EINVAL.
     pub fn ibv_create_ah(pd: Object<abi::ibv_pd>, attr: Ptr<abi::ibv_ah_attr>) -> *mut abi::ibv_ah = call::pointer |owner| {
         let attr = engine_ah(&attr.read()?);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use core::ffi::{c_char, c_int};
 use ferroce_abi as abi;
-use ferroce_engine::DeviceInfo;
+use ferroce_engine::{DeviceInfo, LinkKind};
 
 use crate::call;
 use crate::entry::{Ptr, export};
@@ -83,15 +83,24 @@ impl DeviceHandle {
     fn is(&self, info: &DeviceInfo) -> bool {
         // SAFETY: the name was written before the handle was shared.
         let dev_name = unsafe { &(*self.c()).dev_name };
-        self.name == info.name && self.guid == info.node_guid && text(dev_name) == info.dev_name.as_bytes()
+        // SAFETY: as above.
+        let iwarp = unsafe { (*self.c()).transport_type } == abi::IBV_TRANSPORT_IWARP;
+        iwarp == info.is_iwarp()
+            && self.name == info.name
+            && self.guid == info.node_guid
+            && text(dev_name) == info.dev_name.as_bytes()
     }
 
     fn new(info: &DeviceInfo) -> Self {
+        let (node_type, transport_type) = match info.kind {
+            LinkKind::Rxe => (abi::IBV_NODE_CA, abi::IBV_TRANSPORT_IB),
+            LinkKind::Siw => (abi::IBV_NODE_RNIC, abi::IBV_TRANSPORT_IWARP),
+        };
         let handle = Self {
             c: UnsafeCell::new(abi::ibv_device {
                 _ops: abi::_ibv_device_ops { _dummy1: None, _dummy2: None },
-                node_type: abi::IBV_NODE_CA,
-                transport_type: abi::IBV_TRANSPORT_IB,
+                node_type,
+                transport_type,
                 name: c_text(&info.name),
                 dev_name: c_text(&info.dev_name),
                 dev_path: c_text(&format!("/sys/class/infiniband_verbs/{}", info.dev_name)),

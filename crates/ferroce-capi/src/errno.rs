@@ -420,6 +420,7 @@ impl From<OpenXrcdError> for Errno {
         match error {
             OpenXrcdError::Exists => Self::EINVAL,
             OpenXrcdError::NotThere => Self::EAGAIN,
+            OpenXrcdError::Iwarp => Self::EOPNOTSUPP,
         }
     }
 }
@@ -471,6 +472,7 @@ impl From<AttachError> for Errno {
         told(&error);
         match error {
             AttachError::Service | AttachError::NotAGroup { .. } | AttachError::Destroyed => Self::EINVAL,
+            AttachError::Iwarp => Self::EOPNOTSUPP,
             AttachError::Groups { .. } | AttachError::Members { .. } => Self::ENOMEM,
             AttachError::Join { source, .. } => match source.raw_os_error() {
                 // Descriptors and the kernel's memory are what a group costs.
@@ -484,7 +486,9 @@ impl From<AttachError> for Errno {
 impl From<PathError> for Errno {
     fn from(error: PathError) -> Self {
         match error {
-            PathError::NotGlobal
+            // Of a transition, as siw; an address handle is not supported at all.
+            PathError::Iwarp
+            | PathError::NotGlobal
             | PathError::Port { .. }
             | PathError::SgidIndex { .. }
             | PathError::Dgid { .. } => Self::EINVAL,
@@ -516,6 +520,7 @@ impl From<AnswerError> for Errno {
 impl From<CreateAhError> for Errno {
     fn from(error: CreateAhError) -> Self {
         match error {
+            CreateAhError::Path(PathError::Iwarp) => Self::EOPNOTSUPP,
             CreateAhError::Path(error) => {
                 tracing::info!("ibv_create_ah: {error}");
                 error.into()

@@ -6,7 +6,7 @@ use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::memory::guard::CAN_PERSIST;
 use ferroce_engine::{DEFAULT_SPEED, width_and_speed};
-use ferroce_engine::{DeviceAttr, GidEntry, GidType, PortAttr};
+use ferroce_engine::{DeviceAttr, GidEntry, GidType, LinkKind, PortAttr};
 
 use crate::call::{self, Owner};
 use crate::context::LiveContext;
@@ -17,6 +17,9 @@ use crate::handle::{Live, get, set};
 
 /// Of no vendor, as rxe.
 const VENDOR_ID: u32 = 0xff_ffff;
+/// As siw.
+const IWARP_VENDOR_ID: u32 = 0x62_6d74;
+const IWARP_VENDOR_PART_ID: u32 = 1;
 /// The only P_Key, as in every full member's table.
 const DEFAULT_PKEY: u16 = 0xffff;
 /// Of the clock of completions, in kHz: it counts nanoseconds.
@@ -59,7 +62,26 @@ const ODP_CAPS: abi::ibv_odp_caps = abi::ibv_odp_caps {
     },
 };
 
+/// What the device can do.
+const CAPS: u32 = abi::IBV_DEVICE_CURR_QP_STATE_MOD
+    | abi::IBV_DEVICE_PORT_ACTIVE_EVENT
+    | abi::IBV_DEVICE_BAD_PKEY_CNTR
+    | abi::IBV_DEVICE_BAD_QKEY_CNTR
+    | abi::IBV_DEVICE_UD_AV_PORT_ENFORCE
+    | abi::IBV_DEVICE_SYS_IMAGE_GUID
+    | abi::IBV_DEVICE_RC_RNR_NAK_GEN
+    | abi::IBV_DEVICE_MANAGED_FLOW_STEERING
+    | abi::IBV_DEVICE_SRQ_RESIZE
+    | abi::IBV_DEVICE_XRC
+    | IWARP_CAPS;
+/// What an iWARP device can do: what siw says, and memory windows.
+const IWARP_CAPS: u32 = abi::IBV_DEVICE_MEM_WINDOW
+    // Local invalidate, SEND with invalidate and type 2 windows; fast registration is the kernel's own.
+    | abi::IBV_DEVICE_MEM_MGT_EXTENSIONS
+    | abi::IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+
 fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
+    let iwarp = attr.kind == LinkKind::Siw;
     let int = |value: u32| c_int::try_from(value).unwrap_or(c_int::MAX);
     abi::ibv_device_attr {
         fw_ver: c_text(&attr.fw_ver),
@@ -67,27 +89,14 @@ fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
         sys_image_guid: u64::from_ne_bytes(attr.sys_image_guid),
         max_mr_size: attr.max_mr_size,
         page_size_cap: 0xffff_f000,
-        vendor_id: VENDOR_ID,
-        vendor_part_id: 0,
+        vendor_id: if iwarp { IWARP_VENDOR_ID } else { VENDOR_ID },
+        vendor_part_id: if iwarp { IWARP_VENDOR_PART_ID } else { 0 },
         hw_ver: 0,
         max_qp: int(attr.max_qp),
         max_qp_wr: int(attr.max_qp_wr),
-        device_cap_flags: abi::IBV_DEVICE_CURR_QP_STATE_MOD
-            | abi::IBV_DEVICE_PORT_ACTIVE_EVENT
-            | abi::IBV_DEVICE_BAD_PKEY_CNTR
-            | abi::IBV_DEVICE_BAD_QKEY_CNTR
-            | abi::IBV_DEVICE_UD_AV_PORT_ENFORCE
-            | abi::IBV_DEVICE_SYS_IMAGE_GUID
-            | abi::IBV_DEVICE_RC_RNR_NAK_GEN
-            | abi::IBV_DEVICE_MANAGED_FLOW_STEERING
-            | abi::IBV_DEVICE_MEM_WINDOW
-            // Local invalidate, SEND with invalidate and type 2 windows; fast registration is the kernel's own.
-            | abi::IBV_DEVICE_MEM_MGT_EXTENSIONS
-            | abi::IBV_DEVICE_MEM_WINDOW_TYPE_2B
-            | abi::IBV_DEVICE_SRQ_RESIZE
-            | abi::IBV_DEVICE_XRC,
+        device_cap_flags: if iwarp { IWARP_CAPS } else { CAPS },
         max_sge: int(attr.max_sge),
-        max_sge_rd: int(attr.max_sge),
+        max_sge_rd: int(attr.max_sge_rd),
         max_cq: int(attr.max_cq),
         max_cqe: int(attr.max_cqe),
         max_mr: int(attr.max_mr),
@@ -97,7 +106,8 @@ fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
         max_res_rd_atom: int(attr.max_res_rd_atom),
         max_qp_init_rd_atom: int(attr.max_qp_init_rd_atom),
         max_ee_init_rd_atom: 0,
-        atomic_cap: abi::IBV_ATOMIC_HCA,
+        // Atomics of RFC 7306 depend on the peer, so nobody can rely on them.
+        atomic_cap: if iwarp { abi::IBV_ATOMIC_NONE } else { abi::IBV_ATOMIC_HCA },
         max_ee: 0,
         max_rdd: 0,
         max_mw: int(attr.max_mw),
@@ -112,7 +122,7 @@ fn device_attr(attr: &DeviceAttr) -> abi::ibv_device_attr {
         max_srq: int(attr.max_srq),
         max_srq_wr: int(attr.max_srq_wr),
         max_srq_sge: int(attr.max_srq_sge),
-        max_pkeys: 1,
+        max_pkeys: u16::from(!iwarp),
         local_ca_ack_delay: attr.local_ca_ack_delay,
         phys_port_cnt: attr.phys_port_cnt,
     }
@@ -156,10 +166,13 @@ export! {
         all.completion_timestamp_mask = u64::MAX;
         all.hca_core_clock = CORE_CLOCK;
         all.cq_mod_caps = abi::ibv_cq_moderation_caps { max_cq_count: u16::MAX, max_cq_period: u16::MAX };
-        all.odp_caps = ODP_CAPS;
-        all.xrc_odp_caps = RC_ODP_CAPS;
         all.max_dm_size = limits.max_dm_size;
-        all.device_cap_flags_ex = u64::from(plain.device_cap_flags) | CAPS_EX;
+        all.device_cap_flags_ex = u64::from(plain.device_cap_flags);
+        if limits.kind == LinkKind::Rxe {
+            all.odp_caps = ODP_CAPS;
+            all.xrc_odp_caps = RC_ODP_CAPS;
+            all.device_cap_flags_ex |= CAPS_EX;
+        }
         all.phys_port_cnt_ex = u32::from(plain.phys_port_cnt);
         all.orig_attr = plain;
         // SAFETY: `attr_size` is the program's own size of its structure; ours is plain data.
@@ -197,12 +210,17 @@ pub(crate) fn gigabits(speed: Option<u32>) -> u32 {
 
 fn port_attr(port: &PortAttr) -> abi::ibv_port_attr {
     let (active_width, speed) = port.width_and_speed();
+    let iwarp = port.kind == LinkKind::Siw;
     abi::ibv_port_attr {
         state: port.state as abi::ibv_port_state,
         max_mtu: port.max_mtu as abi::ibv_mtu,
         active_mtu: port.active_mtu as abi::ibv_mtu,
         gid_tbl_len: c_int::try_from(port.gid_tbl_len).unwrap_or(c_int::MAX),
-        port_cap_flags: abi::IBV_PORT_CM_SUP,
+        port_cap_flags: if iwarp {
+            abi::IBV_PORT_CM_SUP | abi::IBV_PORT_DEVICE_MGMT_SUP
+        } else {
+            abi::IBV_PORT_CM_SUP
+        },
         max_msg_sz: port.max_msg_sz,
         bad_pkey_cntr: port.bad_pkeys.min(0xffff) as u32,
         qkey_viol_cntr: port.bad_qkeys.min(0xffff) as u32,
@@ -210,7 +228,7 @@ fn port_attr(port: &PortAttr) -> abi::ibv_port_attr {
         lid: 0,
         sm_lid: 0,
         lmc: 0,
-        max_vl_num: 1,
+        max_vl_num: u8::from(!iwarp),
         sm_sl: 0,
         subnet_timeout: 0,
         init_type_reply: 0,
@@ -219,7 +237,7 @@ fn port_attr(port: &PortAttr) -> abi::ibv_port_attr {
         active_speed: u8::try_from(speed).unwrap_or(128),
         phys_state: port.phys_state as u8,
         link_layer: abi::IBV_LINK_LAYER_ETHERNET as u8,
-        flags: abi::IBV_QPF_GRH_REQUIRED,
+        flags: if iwarp { 0 } else { abi::IBV_QPF_GRH_REQUIRED },
         port_cap_flags2: 0,
         active_speed_ex: speed,
     }
@@ -332,13 +350,14 @@ export! {
     }
 }
 
-fn c_gid_entry(entry: &GidEntry) -> abi::ibv_gid_entry {
+/// The entry as the verbs have it. The kernel names no interface of an iWARP entry.
+fn c_gid_entry(entry: &GidEntry, iwarp: bool) -> abi::ibv_gid_entry {
     abi::ibv_gid_entry {
         gid: abi::ibv_gid { raw: entry.gid.0 },
         gid_index: u32::from(entry.index),
         port_num: 1,
         gid_type: entry.gid_type as abi::ibv_gid_type,
-        ndev_ifindex: entry.ifindex,
+        ndev_ifindex: if iwarp { 0 } else { entry.ifindex },
     }
 }
 
@@ -356,7 +375,8 @@ export! {
         if flags != 0 || entry.is_null() || entry_size < size_of::<abi::ibv_gid_entry>() {
             return Err(Errno::EINVAL);
         }
-        let found = c_gid_entry(&found.ok_or(Errno::ENODATA)?);
+        let (_, live) = context.opened(owner)?;
+        let found = c_gid_entry(&found.ok_or(Errno::ENODATA)?, live.engine.is_iwarp());
         // SAFETY: `entry_size` is the program's own size of its structure; ours is plain data.
         unsafe { write_prefix(entry.as_ptr(), entry_size, &found) };
         Ok(())
@@ -384,7 +404,7 @@ export! {
         for (index, entry) in table.iter().enumerate() {
             let place = entries.as_ptr().wrapping_byte_add(index * entry_size);
             // SAFETY: the table has no more than `max_entries`, each of which has `entry_size` octets; ours is plain data.
-            unsafe { write_prefix(place, entry_size, &c_gid_entry(entry)) };
+            unsafe { write_prefix(place, entry_size, &c_gid_entry(entry, live.engine.is_iwarp())) };
         }
         Ok(table.len())
     }
@@ -392,11 +412,11 @@ export! {
 
 fn pkey(live: &Live<LiveContext>, port: u8, index: c_int) -> Result<u16, Errno> {
     live.engine.check_port(port)?;
-    if index == 0 { Ok(DEFAULT_PKEY) } else { Err(Errno::EINVAL) }
+    if index == 0 && !live.engine.is_iwarp() { Ok(DEFAULT_PKEY) } else { Err(Errno::EINVAL) }
 }
 
 export! {
-    /// The P_Key at `index`, in network order. The table has one.
+    /// The P_Key at `index`, in network order. The table has one, and none on iWARP.
     pub fn ibv_query_pkey(
         context: Object<abi::ibv_context>,
         port_num: u8,

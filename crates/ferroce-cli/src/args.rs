@@ -183,25 +183,28 @@ pub enum LinkCommand {
         #[arg(value_name = "DEV[/PORT]")]
         link: Option<String>,
     },
-    /// Add a device on a network interface.
+    /// Add a device on a network interface, which may have one of RoCE and one of iWARP.
+    ///
+    /// An iWARP device (`type siw`) looks like one of the kernel's siw. Its queue pairs are of type RC and connect by
+    /// librdmacm, over TCP. It needs no privilege, no UDP port and no GID of an address.
     ///
     /// The link is saved: it is there again after a restart of the broker or the machine, as soon as the interface of that
     /// name and hardware address is.
     #[command(
-        override_usage = "ferroce link add NAME type { roce | rxe } netdev NETDEV [--no-persist]",
-        after_help = "Example:\n  ferroce link add fr1 type roce netdev eth0"
+        override_usage = "ferroce link add NAME type { roce | rxe | siw } netdev NETDEV [--no-persist]",
+        after_help = "Examples:\n  ferroce link add fr1 type roce netdev eth0\n  ferroce link add iw0 type siw netdev eth0"
     )]
     Add {
         /// Name of the new device.
         name: String,
-        /// `type roce` (or `rxe`, as the kernel's command has it) and `netdev NETDEV`.
+        /// `type roce` (or `rxe`, as the kernel's command has it) or `type siw`, and `netdev NETDEV`.
         #[arg(required = true, value_name = "type TYPE netdev NETDEV")]
         words: Vec<String>,
         /// Do not save it.
         #[arg(long)]
         no_persist: bool,
     },
-    /// Change how a device speaks RoCE: either all given settings take effect, or none.
+    /// Change how a device speaks RoCE: either all given settings take effect, or none. An iWARP device has only `crc`.
     ///
     /// Settings are saved with the link. Running programs follow at once: an event tells them of changed GIDs. Classes and
     /// limits apply to address handles and connections made from then on.
@@ -214,7 +217,7 @@ pub enum LinkCommand {
             tclass TCLASS                 traffic class of all packets: 0 to 255; -1 leaves it to programs\n  \
             ttl TTL                       hop limit of all packets: 1 to 255; -1 leaves it to programs\n  \
             mtu MTU                       largest RoCE MTU: 256 to 4096 octets; -1 is what the interface carries\n  \
-            crc { on | off }              whether the ICRC of received packets is checked\n\n\
+            crc { on | off }              whether the ICRC of received packets is checked (iWARP: ask for MPA's CRC)\n\n\
             Example:\n  ferroce link set fr1 roce-mode both cm-tos 96"
     )]
     Set {

@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail};
 use ferroce_ipc::ledger::LedgerReader;
 use ferroce_ipc::trust::Files;
 use ferroce_ipc::{
-    BROKER_NAME, Client, ClientError, CmIdEntry, DeviceInfo, LeaseEntry, Message, NetdevInfo, Peer, Setting,
-    Status,
+    BROKER_NAME, Client, ClientError, CmIdEntry, DeviceInfo, IWARP_MINOR, LeaseEntry, LinkKind, Message,
+    NetdevInfo, Peer, Setting, Status,
 };
 
 /// Time limit for the broker's start, and for each answer.
@@ -141,9 +141,19 @@ impl Observer {
     }
 }
 
-/// Sends a request; the broker answers with success or an error.
+/// Sends a request; the broker answers with success or an error. An older broker would take a request for an iWARP link for
+/// garbage, and close the connection.
 pub fn send(message: &Message) -> Result<()> {
-    match connect()?.request(message, LIMIT)? {
+    let mut client = connect()?;
+    let iwarp = matches!(message, Message::LinkAdd { kind: LinkKind::Siw, .. });
+    if iwarp && client.broker().minor < IWARP_MINOR {
+        bail!(
+            "the running ferroced ({}) is older than this program and has no iWARP: `ferroce stop` ends it, and the next \
+             command starts the newer one",
+            client.broker().build
+        );
+    }
+    match client.request(message, LIMIT)? {
         (Message::Done, _) => Ok(()),
         (other, _) => bail!("ferroced answered a request with {other:?}"),
     }

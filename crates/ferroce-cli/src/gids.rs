@@ -20,19 +20,19 @@ pub struct Gid {
 pub fn gids(devices: &[(u32, &DeviceInfo)], netdev: impl Fn(u32) -> String) -> Vec<Gid> {
     let mut rows = Vec::new();
     for (_, device) in devices {
-        rows.extend(device.gids.iter().map(|entry| Gid {
+        rows.extend(device.gid_table().iter().map(|entry| Gid {
             ifname: device.name.clone(),
             port: 1,
             index: entry.index,
             gid: entry.gid.to_string(),
-            gid_type: type_name(entry.gid_type),
+            gid_type: if device.is_iwarp() { "IB/RoCE v1" } else { type_name(entry.gid_type) },
             netdev: netdev(entry.ifindex),
         }));
     }
     rows
 }
 
-/// The name in sysfs and `ibv_devinfo`.
+/// The name in `ibv_devinfo`. That of an iWARP port is the one in sysfs.
 fn type_name(gid_type: GidType) -> &'static str {
     match gid_type {
         GidType::RoceV1 => "RoCE v1",

@@ -5,7 +5,7 @@ use ferroce_ipc::{LinkKind, Message};
 
 use crate::{broker, usage::Usage};
 
-/// Parses `NAME type { roce | rxe } netdev NETDEV`; the two pairs may be in any order, as in rdma(8).
+/// Parses `NAME type { roce | rxe | siw } netdev NETDEV`; the two pairs may be in any order, as in rdma(8).
 pub fn add(name: &str, words: &[String], transient: bool) -> Result<()> {
     let (kind, netdev) = parse(words)?;
     make(name, kind, netdev, transient)
@@ -13,6 +13,9 @@ pub fn add(name: &str, words: &[String], transient: bool) -> Result<()> {
 
 pub fn make(name: &str, kind: LinkKind, netdev: &str, transient: bool) -> Result<()> {
     broker::send(&Message::LinkAdd { name: name.to_owned(), kind, netdev: netdev.to_owned(), transient })?;
+    if kind == LinkKind::Siw {
+        return Ok(());
+    }
     // An error here only omits advice; the link exists.
     for vlan in broker::netdevs().unwrap_or_default().iter().filter(|other| other.name == netdev) {
         if vlan.vlan.is_some_and(|vlan| vlan.egress == [0; 8]) {
@@ -35,21 +38,25 @@ fn parse(words: &[String]) -> Result<(LinkKind, &str), Usage> {
         match pair {
             [key, value] if key == "type" && kind.is_none() => {
                 kind = Some(match value.as_str() {
-                    "roce" => LinkKind::Roce,
-                    "rxe" => LinkKind::Rxe,
-                    other => return Err(Usage(format!("type {other} is unknown; it is roce (or rxe)"))),
+                    "roce" | "rxe" => LinkKind::Rxe,
+                    "siw" => LinkKind::Siw,
+                    other => {
+                        return Err(Usage(format!("type {other} is unknown; it is roce (or rxe), or siw")));
+                    }
                 });
             }
             [key, value] if key == "netdev" && netdev.is_none() => netdev = Some(value.as_str()),
             [key, ..] => {
-                return Err(Usage(format!("'{key}' is unexpected; expected: type roce netdev NETDEV")));
+                return Err(Usage(format!(
+                    "'{key}' is unexpected; expected: type {{ roce | siw }} netdev NETDEV"
+                )));
             }
             [] => {}
         }
     }
     match (kind, netdev) {
         (Some(kind), Some(netdev)) => Ok((kind, netdev)),
-        _ => Err(Usage("expected: type roce netdev NETDEV".to_owned())),
+        _ => Err(Usage("expected: type { roce | siw } netdev NETDEV".to_owned())),
     }
 }
 
@@ -64,10 +71,11 @@ mod tests {
     #[test]
     fn the_pairs_come_in_any_order_and_once() {
         for good in ["type roce netdev eth0", "netdev eth0 type roce"] {
-            assert!(matches!(parse(&words(good)), Ok((LinkKind::Roce, "eth0"))), "{good}");
+            assert!(matches!(parse(&words(good)), Ok((LinkKind::Rxe, "eth0"))), "{good}");
         }
         assert!(matches!(parse(&words("type rxe netdev e")), Ok((LinkKind::Rxe, "e"))));
-        for bad in ["", "type roce", "type siw netdev e", "type roce type roce", "type roce dev e", "netdev"]
+        assert!(matches!(parse(&words("type siw netdev e")), Ok((LinkKind::Siw, "e"))));
+        for bad in ["", "type roce", "type iwarp netdev e", "type roce type siw", "type roce dev e", "netdev"]
         {
             assert!(parse(&words(bad)).is_err(), "{bad}");
         }

@@ -111,8 +111,9 @@ fn cm_ids(broker: &mut Observer, devices: &[DeviceInfo]) -> Result<Vec<(String, 
     let mut rows = Vec::new();
     for id in ids {
         let has = |device: &DeviceInfo| {
-            id.local.ip().is_unspecified()
-                || device.gids.iter().any(|entry| entry.gid.to_ip() == id.local.ip())
+            // Those of iWARP are TCP's, of which the broker does not know.
+            let wildcard = id.local.ip().is_unspecified() && !device.is_iwarp();
+            wildcard || device.gids.iter().any(|entry| entry.gid.to_ip() == id.local.ip())
         };
         let Some(index) = devices.iter().position(has) else { continue };
         let name = devices[index].name.clone();

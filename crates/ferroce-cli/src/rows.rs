@@ -23,6 +23,9 @@ pub struct Link {
     netdev: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     netdev_index: Option<u32>,
+    /// The type of `link add`, for a device that is not of RoCE. In text it is part of the details.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
     /// Flow control of the link and of single priorities, if the driver reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pause: Option<String>,
@@ -87,6 +90,7 @@ pub fn links(devices: Vec<(u32, &DeviceInfo)>, details: Option<&Vec<NetdevInfo>>
         },
         netdev: device.netdev.clone(),
         netdev_index: details.map(|_| device.ifindex),
+        kind: device.is_iwarp().then(|| device.kind.name()),
         pause: netdev(device).and_then(|netdev| netdev.pause).map(pause),
         pfc: netdev(device).and_then(|netdev| netdev.pfc).map(priorities),
         settings: details.map(|_| settings::shown(&device.settings)).unwrap_or_default(),
@@ -107,7 +111,10 @@ fn priorities(bits: u8) -> String {
     if set.is_empty() { "off".to_owned() } else { set.join(",") }
 }
 
-/// Capabilities of every device, by their names in rdma(8).
+/// Capabilities of an iWARP device, by their names in rdma(8).
+const IWARP_CAPS: &[&str] = &["MEM_WINDOW", "MEM_MGT_EXTENSIONS", "MEM_WINDOW_TYPE_2B"];
+
+/// Capabilities of every RoCE device, by their names in rdma(8).
 const CAPS: &[&str] = &[
     "BAD_PKEY_CNTR",
     "BAD_QKEY_CNTR",
@@ -131,12 +138,12 @@ pub fn devs(devices: Vec<(u32, &DeviceInfo)>, details: bool) -> Vec<Dev> {
         Dev {
             ifindex,
             ifname: device.name.clone(),
-            node_type: "ca",
+            node_type: if device.is_iwarp() { "rnic" } else { "ca" },
             fw: env!("CARGO_PKG_VERSION"),
             sys_image_guid: guid.clone(),
             node_guid: guid,
             adaptive_moderation: details.then_some("off"),
-            caps: details.then_some(CAPS),
+            caps: details.then_some(if device.is_iwarp() { IWARP_CAPS } else { CAPS }),
         }
     };
     devices.into_iter().map(row).collect()
@@ -147,6 +154,7 @@ impl Display for Link {
         let Self { ifname, port, state, physical_state, netdev, .. } = self;
         write!(f, "link {ifname}/{port} state {state} physical_state {physical_state} netdev {netdev}")?;
         self.netdev_index.map_or(Ok(()), |index| write!(f, " netdev_index {index}"))?;
+        self.kind.filter(|_| self.netdev_index.is_some()).map_or(Ok(()), |kind| write!(f, " type {kind}"))?;
         self.pause.as_ref().map_or(Ok(()), |pause| write!(f, " pause {pause}"))?;
         self.pfc.as_ref().map_or(Ok(()), |priorities| write!(f, " pfc {priorities}"))?;
         self.settings.iter().try_for_each(|(key, value)| write!(f, " {key} {value}"))
@@ -190,7 +198,7 @@ fn text<T: Serialize + Display>(rows: &[T], style: Style) -> Result<String> {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use ferroce_ipc::{LinkSettings, Origin, RoceMode, Setting};
+    use ferroce_ipc::{LinkKind, LinkSettings, Origin, RoceMode, Setting};
 
     pub fn device(name: &str, netdev: &str, active: bool) -> DeviceInfo {
         DeviceInfo {
@@ -204,6 +212,7 @@ pub mod tests {
             port_active: active,
             phys_state: if active { PhysState::LinkUp } else { PhysState::Disabled },
             origin: Origin::Link,
+            kind: LinkKind::Rxe,
             gids: Vec::new(),
             settings: LinkSettings::default(),
             macs: Default::default(),
@@ -263,6 +272,21 @@ pub mod tests {
         assert!(rows[0].to_string().ends_with(" netdev_index 2 crc off roce-mode both"), "{}", rows[0]);
         let json = super::text(&rows, JSON).unwrap();
         assert!(json.contains(",\"settings\":{\"crc\":\"off\",\"roce-mode\":\"both\"}}"), "{json}");
+    }
+
+    /// As rdma(8) shows siw; the type is known from the details.
+    #[test]
+    fn an_iwarp_device_is_an_rnic() {
+        let devices = [DeviceInfo { kind: LinkKind::Siw, ..device("siw0", "eth0", true) }];
+        let all = find(&devices, None).unwrap();
+        let plain = "link siw0/1 state ACTIVE physical_state LINK_UP netdev eth0";
+        assert_eq!(text(&links(all.clone(), None), TEXT).unwrap(), format!("{plain}\n"));
+        let details = text(&links(all.clone(), Some(&Vec::new())), TEXT).unwrap();
+        assert_eq!(details, format!("{plain} netdev_index 2 type siw\n"));
+        assert!(text(&links(all.clone(), None), JSON).unwrap().contains("\"type\":\"siw\""));
+        let line = text(&devs(all, true), TEXT).unwrap();
+        assert!(line.starts_with("0: siw0: node_type rnic "), "{line}");
+        assert!(line.ends_with("    caps: <MEM_WINDOW, MEM_MGT_EXTENSIONS, MEM_WINDOW_TYPE_2B>\n"), "{line}");
     }
 
     #[test]

@@ -40,6 +40,7 @@ pub fn run(command: Option<RxeCommand>) -> Result<()> {
             let devices = broker::devices()?;
             devices
                 .iter()
+                .filter(|device| !device.is_iwarp())
                 .try_for_each(|device| broker::set(&device.name, vec![Setting::Crc(check)], false, force))
         }
         RxeCommand::Mtu { force, words } => mtu(force, &words),
@@ -48,7 +49,7 @@ pub fn run(command: Option<RxeCommand>) -> Result<()> {
 
 fn links() -> Result<Vec<DeviceInfo>> {
     let mut devices = broker::devices()?;
-    devices.retain(|device| device.origin == Origin::Link);
+    devices.retain(|device| device.origin == Origin::Link && !device.is_iwarp());
     Ok(devices)
 }
 
@@ -58,7 +59,9 @@ fn status() -> Result<()> {
 
 /// Ethernet interfaces, and others with a device.
 fn table(netdevs: &[NetdevInfo], devices: &[DeviceInfo]) -> String {
-    let device = |netdev: &NetdevInfo| devices.iter().find(|device| device.ifindex == netdev.ifindex);
+    let device = |netdev: &NetdevInfo| {
+        devices.iter().find(|device| device.ifindex == netdev.ifindex && !device.is_iwarp())
+    };
     let here = |netdev: &&NetdevInfo| netdev.ifindex != 0 && (netdev.ethernet || device(netdev).is_some());
     let mut lines =
         vec![["Name", "Link", "Driver", "Speed", "NMTU", "IPv4_addr", "RDEV", "RMTU"].map(str::to_owned)];

@@ -16,8 +16,19 @@ struct Report {
     broker: Broker,
     /// Links with ICRC checks off.
     unchecked: Vec<String>,
+    /// Links of iWARP.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    iwarp: Vec<Iwarp>,
     programs: Vec<Program>,
     cm: Cm,
+}
+
+#[derive(Serialize, Debug)]
+struct Iwarp {
+    ifname: String,
+    netdev: String,
+    /// Whether connections ask for the CRC of MPA.
+    crc: bool,
 }
 
 #[derive(Serialize, Debug)]
@@ -68,6 +79,8 @@ impl Report {
             qp: lease.resources.qps,
             mr: lease.resources.mrs,
         };
+        let roce = devices.iter().filter(|device| !device.is_iwarp());
+        let iwarp = devices.iter().filter(|device| device.is_iwarp());
         Self {
             broker: Broker {
                 pid: status.broker_pid,
@@ -77,7 +90,8 @@ impl Report {
                 slots: status.group_size,
                 adopted: status.adopted,
             },
-            unchecked: devices.iter().filter(|d| !d.settings.crc).map(|d| d.name.clone()).collect(),
+            unchecked: roce.filter(|d| !d.settings.crc).map(|d| d.name.clone()).collect(),
+            iwarp: iwarp.map(Iwarp::new).collect(),
             programs: status.programs.into_iter().map(program).collect(),
             cm: Cm {
                 connections: status.cm.connections,
@@ -88,6 +102,12 @@ impl Report {
                 no_mad: status.cm.no_mad,
             },
         }
+    }
+}
+
+impl Iwarp {
+    fn new(device: &DeviceInfo) -> Self {
+        Self { ifname: device.name.clone(), netdev: device.netdev.clone(), crc: device.settings.crc }
     }
 }
 
@@ -115,7 +135,7 @@ pub fn print(status: Status, devices: &[DeviceInfo], style: Style) -> Result<()>
 }
 
 fn text(report: &Report, details: bool) -> String {
-    let Report { broker, unchecked, programs, cm } = report;
+    let Report { broker, unchecked, iwarp, programs, cm } = report;
     let mut text = format!(
         "broker pid {} uid {} build {} addresses {} slots {} adopted {}\n",
         broker.pid,
@@ -131,6 +151,10 @@ fn text(report: &Report, details: bool) -> String {
             "WARNING: link {name}/1 does NOT check the ICRC of what arrives: damaged packets count as data \
              (ferroce link set {name} crc on)"
         );
+    }
+    for Iwarp { ifname, netdev, crc } in iwarp {
+        let crc = if *crc { "on" } else { "off" };
+        let _ = writeln!(text, "iwarp link {ifname}/1 netdev {netdev} crc {crc}");
     }
     for Program { pid, uid, comm, slots, pd, cq, qp, mr } in programs {
         let slots: Vec<String> = slots.iter().map(u16::to_string).collect();
@@ -163,7 +187,7 @@ fn text(report: &Report, details: bool) -> String {
 mod tests {
     use super::*;
     use crate::rows::tests::device;
-    use ferroce_ipc::{LeaseEntry, LinkSettings, ResourceCounts};
+    use ferroce_ipc::{LeaseEntry, LinkKind, LinkSettings, ResourceCounts};
 
     fn report() -> Report {
         let mut cm = CmStatus { connections: 1, listeners: 2, ports: 3, no_mad: 4, ..CmStatus::default() };
@@ -190,7 +214,8 @@ mod tests {
             }],
             cm: Box::new(cm),
         };
-        Report::new(status, &[unchecked, device("fr0", "lo", true)])
+        let iwarp = DeviceInfo { name: "iw0".to_owned(), kind: LinkKind::Siw, ..unchecked.clone() };
+        Report::new(status, &[unchecked, iwarp, device("fr0", "lo", true)])
     }
 
     #[test]
@@ -198,13 +223,14 @@ mod tests {
         let head = "broker pid 17 uid 1000 build 0.1.0 addresses 2 slots 3 adopted yes\n\
                     WARNING: link fr1/1 does NOT check the ICRC of what arrives: damaged packets count as data \
                     (ferroce link set fr1 crc on)\n\
+                    iwarp link iw0/1 netdev eth0 crc off\n\
                     program pid 18 comm rping uid 1000 slots 1,4 pd 1 cq 2 qp 3 mr 4\n\
                     cm connections 1 questions 0 listeners 2 ports 3 no_mad 4\n";
         let tail = "cm cm_rx_msgs req 5\ncm cm_tx_msgs apr 6\ncm drops refused 7\n";
         assert_eq!(text(&report(), false), format!("{head}{tail}"));
         let all = text(&report(), true);
         assert!(all.contains("cm cm_rx_duplicates apr 0 drep 0 "), "{all}");
-        assert_eq!(all.lines().count(), 9);
+        assert_eq!(all.lines().count(), 10);
     }
 
     #[test]

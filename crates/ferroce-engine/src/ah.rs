@@ -187,6 +187,9 @@ pub(crate) fn rings_port(link: LinkLayer, member: u8) -> u16 {
 
 /// The way of an address vector, as the device's settings have it now.
 pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<ResolvedPath, PathError> {
+    if context.is_iwarp() {
+        return Err(PathError::Iwarp);
+    }
     if !ah.is_global {
         return Err(PathError::NotGlobal);
     }

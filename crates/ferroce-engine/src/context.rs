@@ -10,7 +10,7 @@ use ferroce_wire::{Instant, Pkey};
 use crate::async_queue::{AsyncEventKind, AsyncQueue};
 use crate::clock;
 use crate::counters::DeviceCounters;
-use crate::device::{self, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, LinkSettings, PortAttr};
+use crate::device::{self, DeviceAttr, DeviceInfo, GidEntry, LinkKind, LinkSettings, PortAttr};
 use crate::engine::{DeviceChange, Engine, OpenDevice};
 use crate::error::{OpenError, QueryError};
 use crate::lane::Hub;
@@ -96,7 +96,8 @@ impl Context {
     /// Limits and identity.
     #[doc(alias = "ibv_query_device")]
     pub fn attr(&self) -> DeviceAttr {
-        DeviceAttr {
+        let roce = DeviceAttr {
+            kind: LinkKind::Rxe,
             fw_ver: env!("CARGO_PKG_VERSION").to_owned(),
             node_guid: self.opened.node_guid,
             sys_image_guid: self.opened.node_guid,
@@ -104,6 +105,7 @@ impl Context {
             max_qp: device::MAX_QP,
             max_qp_wr: device::MAX_QP_WR,
             max_sge: device::MAX_SGE,
+            max_sge_rd: device::MAX_SGE,
             max_inline: device::MAX_INLINE,
             max_cq: device::MAX_CQ,
             max_cqe: device::MAX_CQE,
@@ -124,7 +126,13 @@ impl Context {
             phys_port_cnt: 1,
             num_comp_vectors: self.num_comp_vectors(),
             local_ca_ack_delay: 15,
-        }
+        };
+        if self.is_iwarp() { roce.of_iwarp() } else { roce }
+    }
+
+    /// Whether the device speaks iWARP, and not RoCE.
+    pub fn is_iwarp(&self) -> bool {
+        self.opened.is_iwarp()
     }
 
     /// Whether there is such a port: 1 only.
@@ -147,27 +155,26 @@ impl Context {
     /// An entry of the GID table; `None` if it is empty.
     #[doc(alias = "ibv_query_gid")]
     pub fn gid(&self, index: u32) -> Result<Option<GidEntry>, QueryError> {
-        if index >= GID_TABLE_LEN {
-            return Err(QueryError::Index { index, len: GID_TABLE_LEN });
+        let len = u32::from(self.opened.gid_table_len());
+        if index >= len {
+            return Err(QueryError::Index { index, len });
         }
         Ok(self.engine.with_device(self.opened.id, |info| {
-            info.gids.iter().find(|entry| u32::from(entry.index) == index).copied()
+            info.gid_table().iter().find(|entry| u32::from(entry.index) == index).copied()
         }))
     }
 
     /// The entries of the GID table that are in use, by index.
     #[doc(alias = "ibv_query_gid_table")]
     pub fn gid_table(&self) -> Vec<GidEntry> {
-        self.info().gids
+        self.info().gid_table().into_owned()
     }
 
-    /// An entry of the P_Key table; there is index 0 only.
+    /// An entry of the P_Key table; there is index 0 only, and none on iWARP.
     #[doc(alias = "ibv_query_pkey")]
     pub fn pkey(&self, index: u32) -> Result<Pkey, QueryError> {
-        match index {
-            0 => Ok(Pkey::DEFAULT),
-            _ => Err(QueryError::Index { index, len: 1 }),
-        }
+        let len = u32::from(!self.is_iwarp());
+        if index < len { Ok(Pkey::DEFAULT) } else { Err(QueryError::Index { index, len }) }
     }
 
     /// Completion vectors: as many as CPUs. They mean nothing here, but programs spread over them.

@@ -9,11 +9,13 @@ use ferroce_wire::{Flow, Gid, PathMtu, RoceVersion};
 use ferroce_host::speed;
 pub use ferroce_host::speed::{DEFAULT_SPEED, width_and_speed};
 
-pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, LinkSettings, Origin, PhysState};
+pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, LinkKind, LinkSettings, Origin, PhysState};
 
 /// Limits and identity of a device, as `ibv_query_device` tells them. Every limit can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceAttr {
+    /// The transport that the device speaks.
+    pub kind: LinkKind,
     /// Version of ferroce.
     pub fw_ver: String,
     /// EUI-64 in network order; never zero.
@@ -28,6 +30,8 @@ pub struct DeviceAttr {
     pub max_qp_wr: u32,
     /// Scatter/gather entries of one work request.
     pub max_sge: u32,
+    /// Scatter/gather entries of one READ.
+    pub max_sge_rd: u32,
     /// Bytes of inline data.
     pub max_inline: u32,
     /// Completion queues of one process.
@@ -68,6 +72,23 @@ pub struct DeviceAttr {
     pub num_comp_vectors: u32,
     /// 4.096 µs × 2^n: how long an answer may take here.
     pub local_ca_ack_delay: u8,
+}
+
+impl DeviceAttr {
+    /// The same limits for an iWARP device: without what iWARP lacks, as siw tells it. A Read Request names one sink (RFC 5040
+    /// 4.4).
+    pub(crate) fn of_iwarp(self) -> Self {
+        Self {
+            kind: LinkKind::Siw,
+            max_sge_rd: 1,
+            max_ah: 0,
+            max_mcast_grp: 0,
+            max_mcast_qp_attach: 0,
+            max_total_mcast_qp_attach: 0,
+            local_ca_ack_delay: 0,
+            ..self
+        }
+    }
 }
 
 /// [`DeviceAttr::max_qp`]: one slot's numbers.
@@ -121,17 +142,19 @@ pub enum PortState {
 /// State of the one port, as `ibv_query_port` tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAttr {
+    /// The transport of the device.
+    pub kind: LinkKind,
     /// Whether the netdev is up.
     pub state: PortState,
     /// Carrier of the netdev.
     pub phys_state: PhysState,
-    /// Always 4096.
+    /// RoCE: always 4096. iWARP: as `active_mtu`.
     pub max_mtu: PathMtu,
-    /// Largest path MTU that fits the netdev with all headers.
+    /// Largest path MTU that fits the netdev, on RoCE with all headers. On iWARP it means nothing on the wire.
     pub active_mtu: PathMtu,
     /// Entries of the GID table, empty ones included.
     pub gid_tbl_len: u32,
-    /// Always 1: the default P_Key.
+    /// 1, the default P_Key; 0 on iWARP, which has no P_Keys.
     pub pkey_tbl_len: u16,
     /// Bytes of the largest message: 2^31.
     pub max_msg_sz: u32,
@@ -147,13 +170,15 @@ pub struct PortAttr {
 impl PortAttr {
     /// The port of a device that need not be open; nothing was counted yet.
     pub fn of(info: &DeviceInfo) -> Self {
+        let iwarp = info.is_iwarp();
         Self {
+            kind: info.kind,
             state: if info.port_active { PortState::Active } else { PortState::Down },
             phys_state: info.phys_state,
-            max_mtu: PathMtu::B4096,
+            max_mtu: if iwarp { info.path_mtu() } else { PathMtu::B4096 },
             active_mtu: info.path_mtu(),
-            gid_tbl_len: GID_TABLE_LEN,
-            pkey_tbl_len: 1,
+            gid_tbl_len: u32::from(info.gid_table_len()),
+            pkey_tbl_len: u16::from(!iwarp),
             max_msg_sz: 1 << 31,
             speed: speed::of(info),
             bad_pkeys: 0,
@@ -167,8 +192,8 @@ impl PortAttr {
     }
 }
 
-/// Entries of a port's GID table, as rxe.
-pub const GID_TABLE_LEN: u32 = 1024;
+/// Entries of a RoCE port's GID table, as rxe.
+pub const GID_TABLE_LEN: u32 = ferroce_ipc::GID_TABLE as u32;
 
 /// Whether this process asked for packets of RoCE v2 to go by the broker (`FERROCE_DATAPATH=packet`).
 pub(crate) fn v2_by_broker() -> bool {

@@ -209,6 +209,9 @@ pub enum OpenXrcdError {
     /// It is not there, and was not to be made.
     #[error("there is no XRC domain of this file")]
     NotThere,
+    /// The device speaks iWARP, which has no XRC.
+    #[error("iWARP has no XRC")]
+    Iwarp,
 }
 
 /// No such queue pair to open.
@@ -408,6 +411,9 @@ pub enum AttachError {
     /// Datagrams alone go to groups.
     #[error("only a queue pair of service UD can be attached to a multicast group")]
     Service,
+    /// The device speaks iWARP, which has no datagrams.
+    #[error("iWARP has no multicast")]
+    Iwarp,
     /// The GID is no group's.
     #[error("{mgid} is not the GID of a multicast group")]
     NotAGroup {
@@ -456,6 +462,9 @@ pub enum DetachError {
 /// An address vector leads nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PathError {
+    /// The device speaks iWARP, whose connections are TCP's: there are no address vectors.
+    #[error("iWARP has no address vectors: connect by librdmacm")]
+    Iwarp,
     /// RoCE addresses by GIDs: `ah_attr.is_global` must be 1.
     #[error("ah_attr.is_global is 0: RoCE needs a GID")]
     NotGlobal,

@@ -19,11 +19,11 @@
 //!
 //! 1. errors, clocks, counters, `handover`, `publisher`, registered [`memory`], `direct` copies, device descriptions, the table of
 //!    queue pair numbers;
-//! 2. [`broker`], the connection to it, and `rings`, `pipes`, `frames`, `tx`, `tx_path`, `transmit`: how packets move;
+//! 2. [`broker`], the connection to it, and `rings`, `pipes`, `frames`, `tx`, `tx_path`, `transmit`, `streams`: how packets move;
 //! 3. [`lane`]: receives, and delivers to endpoints, the half of a queue pair that packets need; `mcast`;
 //! 4. `engine`: what a process has once, with the background thread and the broker's events;
 //! 5. `notify`, `async_queue`, `context`, and the objects: `pd`, `mr`, `mw`, `ah`, `channel`, `cq`, `srq`, `xrc`, `qp`;
-//! 6. `async_event`, which names all objects, [`sysfs`] and [`cm`].
+//! 6. `async_event`, which names all objects, [`sysfs`] and [`cm`]; [`iwarp`].
 //!
 //! A lower module reaches a higher one by a trait that it defines: `lane::Outputs`, `engine::OpenDevice`,
 //! `engine::ConnectionEvents`, `moderation::Moderate`, `async_queue::EventSource`. A constructor stands with what it makes.
@@ -47,6 +47,7 @@ mod engine;
 pub mod error;
 mod frames;
 mod handover;
+pub mod iwarp;
 pub mod lane;
 mod limit;
 mod mcast;
@@ -65,6 +66,7 @@ mod signal;
 mod sleep;
 mod sleepers;
 mod srq;
+mod streams;
 pub mod sysfs;
 mod transmit;
 mod tx;
@@ -86,10 +88,10 @@ pub use context::Context;
 pub use counters::DeviceCounters;
 pub use cq::{CompletionQueue, CqInit, CqPoll};
 pub use device::{
-    DEFAULT_SPEED, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, GidType, LinkSettings, MAX_AH, MAX_CQ,
-    MAX_CQE, MAX_DM_SIZE, MAX_INLINE, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH, MAX_MR, MAX_MW, MAX_PD, MAX_QP,
-    MAX_QP_WR, MAX_RD_ATOM, MAX_SGE, MAX_SRQ, MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TOTAL_MCAST_QP_ATTACH, Origin,
-    PhysState, PortAttr, PortState, width_and_speed,
+    DEFAULT_SPEED, DeviceAttr, DeviceInfo, GID_TABLE_LEN, GidEntry, GidType, LinkKind, LinkSettings, MAX_AH,
+    MAX_CQ, MAX_CQE, MAX_DM_SIZE, MAX_INLINE, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH, MAX_MR, MAX_MW, MAX_PD,
+    MAX_QP, MAX_QP_WR, MAX_RD_ATOM, MAX_SGE, MAX_SRQ, MAX_SRQ_SGE, MAX_SRQ_WR, MAX_TOTAL_MCAST_QP_ATTACH,
+    Origin, PhysState, PortAttr, PortState, width_and_speed,
 };
 pub use device_memory::DeviceMemory;
 pub use engine::{device_named, device_statistics, devices};

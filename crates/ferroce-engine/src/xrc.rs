@@ -75,6 +75,9 @@ impl Context {
 
 impl Xrcd {
     pub(crate) fn open(context: &Arc<Context>, init: &XrcdInit) -> Result<Arc<Self>, OpenXrcdError> {
+        if context.is_iwarp() {
+            return Err(OpenXrcdError::Iwarp);
+        }
         let engine = context.engine();
         let fresh = || Arc::new(XrcCore { srqs: Srq::table(engine), members: Mutex::default() });
         let domain = match &init.inode {

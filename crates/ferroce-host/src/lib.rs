@@ -13,6 +13,7 @@ pub mod process;
 pub mod rtnetlink;
 pub mod runtime_dir;
 pub mod speed;
+pub mod tcp;
 pub mod thread;
 
 pub use per_process::PerProcess;

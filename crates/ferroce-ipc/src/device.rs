@@ -1,10 +1,11 @@
 //! A program's view of a device: its name, port and GID table.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use ferroce_wire::PathMtu;
+use ferroce_wire::{Gid, PathMtu};
 
-use crate::gid::GidEntry;
+use crate::gid::{GidEntry, GidType};
 use crate::settings::LinkSettings;
 
 /// One RDMA device in a client's view: a link on a network interface, with its single port.
@@ -28,7 +29,11 @@ pub struct DeviceInfo {
     pub port_active: bool,
     pub phys_state: PhysState,
     pub origin: Origin,
-    /// The valid entries of the GID table, in ascending order of index.
+    /// The transport that the device speaks. The field exists since minor version 1 of major version 2; before, all
+    /// devices are [`LinkKind::Rxe`].
+    pub kind: LinkKind,
+    /// The GIDs that are IP addresses, in ascending order of index: those of RoCE. An iWARP device has none, so that
+    /// no address finds it and no socket is opened for it. [`DeviceInfo::gid_table`] is the table that programs see.
     pub gids: Vec<GidEntry>,
     /// The administrator's settings. The field exists since minor version 3; before, the settings are the defaults.
     pub settings: LinkSettings,
@@ -40,10 +45,71 @@ pub struct DeviceInfo {
 
 impl DeviceInfo {
     /// Returns the port's active MTU: the largest that fits its interface with all headers, unless the administrator
-    /// set a smaller one.
+    /// set a smaller one. On iWARP it means nothing on the wire, and is the largest that is not above the MTU of the
+    /// interface, as siw has it.
     pub fn path_mtu(&self) -> PathMtu {
+        if self.is_iwarp() {
+            return PathMtu::largest_fitting(self.mtu.saturating_add(PathMtu::HEADER_BUDGET));
+        }
         let fits = PathMtu::largest_fitting(self.mtu);
         self.settings.mtu.map_or(fits, |set| set.min(fits))
+    }
+
+    /// Whether the device speaks iWARP, and not RoCE.
+    pub fn is_iwarp(&self) -> bool {
+        self.kind == LinkKind::Siw
+    }
+
+    /// Returns the valid entries of the port's GID table, in ascending order of index. An iWARP port has one: the
+    /// hardware address and ten zero octets, as siw has it. The address is part of the node GUID, which is random on an
+    /// interface without one (`lo`). There the entry shows the same octets of the random GUID, because a GID of zeros
+    /// counts as no GID.
+    pub fn gid_table(&self) -> Cow<'_, [GidEntry]> {
+        if !self.is_iwarp() {
+            return Cow::Borrowed(&self.gids);
+        }
+        // The modified EUI-64 of a hardware address has one bit inverted, and two octets in the middle.
+        let [a, b, c, _, _, d, e, f] = self.node_guid;
+        let gid = Gid([a ^ 2, b, c, d, e, f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let gid_type = GidType::RoceV1; // The verbs have no type of its own for it.
+        Cow::Owned(vec![GidEntry { index: 0, gid, gid_type, ifindex: self.ifindex }])
+    }
+
+    /// Returns the length of the port's GID table, empty entries included.
+    pub fn gid_table_len(&self) -> u16 {
+        if self.is_iwarp() { 1 } else { GID_TABLE }
+    }
+}
+
+/// Entries of the GID table of a RoCE port, as rxe.
+pub const GID_TABLE: u16 = 1024;
+
+/// The transport of a device, by the type that rdma(8) has for it in `link add NAME type …`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum LinkKind {
+    /// `type rxe`, or `type roce`: RoCE.
+    #[default]
+    Rxe = 0,
+    /// `type siw`: iWARP over TCP.
+    Siw = 1,
+}
+
+impl LinkKind {
+    /// Returns the type in rdma(8)'s words.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rxe => "rxe",
+            Self::Siw => "siw",
+        }
+    }
+
+    /// Returns the name of the transport that people write.
+    pub const fn transport(self) -> &'static str {
+        match self {
+            Self::Rxe => "RoCE",
+            Self::Siw => "iWARP",
+        }
     }
 }
 
@@ -120,6 +186,7 @@ macro_rules! from_u8 {
 
 from_u8!(PhysState: Polling, Disabled, LinkUp);
 from_u8!(Origin: Default, Link, View);
+from_u8!(LinkKind: Rxe, Siw);
 
 #[cfg(test)]
 mod tests {
@@ -137,6 +204,7 @@ mod tests {
             port_active: true,
             phys_state: PhysState::LinkUp,
             origin,
+            kind: LinkKind::Rxe,
             gids: Vec::new(),
             settings: LinkSettings::default(),
             macs: BTreeMap::new(),
@@ -170,5 +238,23 @@ mod tests {
             let shown: Vec<&str> = shown.iter().map(|device| device.name.as_str()).collect();
             assert_eq!(shown, want, "{listing:?}");
         }
+    }
+
+    #[test]
+    fn an_iwarp_port_has_one_gid_which_is_no_address() {
+        let siw = DeviceInfo {
+            kind: LinkKind::Siw,
+            node_guid: [0x50, 0x54, 0x00, 0xff, 0xfe, 0x77, 0x00, 0x02],
+            ..device("siw0", Origin::Link)
+        };
+        let entry = siw.gid_table()[0];
+        assert_eq!((siw.gid_table().len(), siw.gid_table_len(), entry.index, entry.ifindex), (1, 1, 0, 2));
+        assert_eq!(entry.gid.0, [0x52, 0x54, 0x00, 0x77, 0x00, 0x02, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert!(siw.gids.is_empty());
+        for (mtu, want) in [(1500, 1024), (4096, 4096), (4095, 2048), (65_536, 4096), (68, 256)] {
+            assert_eq!(DeviceInfo { mtu, ..siw.clone() }.path_mtu().bytes(), want, "{mtu}");
+        }
+        let rxe = device("rxe0", Origin::Link);
+        assert_eq!((rxe.gid_table().len(), rxe.gid_table_len()), (0, 1024));
     }
 }

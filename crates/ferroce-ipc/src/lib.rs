@@ -33,14 +33,14 @@ pub mod trust;
 pub use client::{Answer, Client, ClientError};
 pub use codec::MessageError;
 pub use connection::{Connection, Listener, Peer, Received};
-pub use device::{DeviceInfo, Listing, Origin, PhysState};
+pub use device::{DeviceInfo, GID_TABLE, LinkKind, Listing, Origin, PhysState};
 pub use embed::EmbedError;
 pub use gid::{GidEntry, GidType};
 pub use message::{
     ALL_USERS, AddressSockets, CmBind, CmDone, CmIdEntry, CmIdState, CmNotice, CmRequest, CmStatus,
-    DEVICE_BYTES, GID_BYTES, Hello, LAST_MEMBER, LeaseEntry, Leased, LinkKind, MAC_BYTES, MAJOR, MAX_MESSAGE,
-    MEMBER_SLOTS, MINOR, Message, PORT_BLOCK, RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS,
-    STATUS_PROGRAMS, Status, is_leasable,
+    DEVICE_BYTES, GID_BYTES, Hello, IWARP_MINOR, LAST_MEMBER, LeaseEntry, Leased, MAC_BYTES, MAJOR,
+    MAX_MESSAGE, MEMBER_SLOTS, MINOR, Message, PORT_BLOCK, RULE_BYTES, Refusal, RefusalCode, ResourceCounts,
+    SHOW_MADS, STATUS_PROGRAMS, Status, is_leasable,
 };
 pub use netdev::{NetdevInfo, Pause, Vlan};
 pub use null::null_stream;

@@ -14,7 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use ferroce_proto::cm::{CmCounters, CmDropReason, PerMessage};
 
-use crate::device::DeviceInfo;
+use crate::device::{DeviceInfo, GID_TABLE, LinkKind};
 use crate::netdev::NetdevInfo;
 use crate::settings::Setting;
 
@@ -34,10 +34,10 @@ pub const SHOW_MADS: u64 = 1;
 /// Bit of [`Hello::features`] of a broker: it serves all users, and an administrator or the service manager starts the next one.
 pub const ALL_USERS: u64 = 2;
 /// Minor version: grows with every new message kind or field. Each end skips optional fields that it does not know.
-pub const MINOR: u16 = 0;
-
-/// GID indices are below this, the table length that ports report.
-const GID_TABLE: u16 = 1024;
+pub const MINOR: u16 = 1;
+/// The minor version since which there are devices of the kind [`LinkKind::Siw`]. A broker does not tell an older program of
+/// them, since it would take them for RoCE, and a program neither tells an older broker of them nor asks for one.
+pub const IWARP_MINOR: u16 = 1;
 
 /// One message between a program and the broker. Requests carry an id other than 0, answers repeat it, notifications
 /// have id 0.
@@ -77,7 +77,7 @@ pub enum Message {
     LinkAdd {
         /// Name of the device: 1 to 63 characters of letters, digits, `_`, `-` and `.`.
         name: String,
-        /// The type that the caller gave.
+        /// The transport of the device. [`LinkKind::Siw`] exists since [`IWARP_MINOR`].
         kind: LinkKind,
         /// Name of the interface.
         netdev: String,
@@ -296,16 +296,6 @@ pub struct AddressSockets {
     /// Members of the descriptors, in order; at least one. A member is bits 23 to 16 of the queue pair numbers that it receives
     /// packets for.
     pub members: Vec<u8>,
-}
-
-/// The user's name for a link's type in `ferroce link add … type …`. Both types make the same device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum LinkKind {
-    /// `type roce`.
-    Roce = 0,
-    /// `type rxe`, as the kernel's command has it.
-    Rxe = 1,
 }
 
 /// The state of the broker, for people.

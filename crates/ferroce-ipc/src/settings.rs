@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use ferroce_wire::{Gid, PathMtu};
 
+use crate::device::LinkKind;
 use crate::gid::GidType;
 
 /// Settings of one device. The default applies to a device without settings.
@@ -23,7 +24,8 @@ pub struct LinkSettings {
     pub ttl: Option<u8>,
     /// Traffic classes by addresses; no two have the same pair of prefixes.
     pub rules: Vec<TcRule>,
-    /// Whether the ICRC of what arrives is checked. It is always sent.
+    /// RoCE: whether the ICRC of what arrives is checked; it is always sent. iWARP: whether our end asks for the CRC of MPA,
+    /// which then both ends send and check (RFC 5044 7.1).
     pub crc: bool,
     /// Whether it speaks RoCE at all: without, its GID table is empty.
     pub roce: bool,
@@ -153,6 +155,29 @@ pub enum Setting {
     Mtu(Option<PathMtu>),
     /// A setting that only a newer build knows, by its number.
     Unknown(u8),
+}
+
+impl Setting {
+    /// Returns whether the setting means something on a device of this kind. On iWARP only [`Setting::Crc`] does: it says
+    /// whether our end asks for the CRC of MPA (RFC 5044 4.4), which is on by default because the checksum of TCP is weak.
+    ///
+    /// # Errors
+    /// A sentence that says what means nothing.
+    pub fn applies_to(&self, kind: LinkKind) -> Result<(), String> {
+        let word = match self {
+            _ if kind == LinkKind::Rxe => return Ok(()),
+            Self::Crc(_) | Self::Unknown(_) => return Ok(()),
+            Self::RoceMode(_) => "roce-mode",
+            Self::CmMode(_) => "cm-mode",
+            Self::CmTos(_) => "cm-tos",
+            Self::Tclass(_) => "tclass",
+            Self::Ttl(_) => "ttl",
+            Self::Rule(_) | Self::NoRule { .. } => "tc",
+            Self::Roce(_) => "roce",
+            Self::Mtu(_) => "mtu",
+        };
+        Err(format!("{word} means nothing on an iWARP link; only crc can be set there"))
+    }
 }
 
 /// Which entries a GID table has.

@@ -9,15 +9,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::ledger::port_counters;
-use crate::{CmStatus, DeviceInfo, GidEntry, GidType, PhysState};
+use crate::{CmStatus, DeviceInfo, GidEntry, GidType, LinkKind, PhysState};
 
 /// Class directories that are ours.
 pub const CLASSES: [&str; 3] = ["infiniband", "infiniband_verbs", "infiniband_mad"];
 /// How old counters may be that were written into files: what `hw_counters/lifespan` says.
 pub const LIFESPAN: Duration = Duration::from_millis(250);
 
-/// Entries of a GID table.
-const GIDS: u16 = 1024;
 /// Device number of the device file of `run --sysfs`: `/dev/null`.
 const DEVICE_NUMBER: &str = "1:3";
 /// Where a device's `subsystem` leads.
@@ -69,18 +67,30 @@ pub struct Tree<'a> {
 
 type Word = fn(&DeviceInfo) -> &str;
 type Text = fn(&Tree<'_>, &DeviceInfo) -> String;
-type Entry = fn(&Tree<'_>, Option<&GidEntry>) -> Option<String>;
+type Entry = fn(&Tree<'_>, &DeviceInfo, Option<&GidEntry>) -> Option<String>;
 
-/// Files of a device, below `infiniband/DEV`; without the newline.
+/// Files of a device, below `infiniband/DEV`; without the newline. An iWARP device lacks [`ROCE_FILES`].
 const FILES: [(&str, Text); 17] = [
     ("fw_ver", |_, _| env!("CARGO_PKG_VERSION").to_owned()),
     ("node_desc", |_, _| "ferroce".to_owned()),
     ("node_guid", |_, device| quads(&device.node_guid)),
-    ("node_type", |_, _| "1: CA".to_owned()),
+    ("node_type", |_, device| {
+        let node_type = match device.kind {
+            LinkKind::Rxe => "1: CA",
+            LinkKind::Siw => "4: RNIC",
+        };
+        node_type.to_owned()
+    }),
     ("parent", |_, device| device.netdev.clone()),
     ("sys_image_guid", |_, device| quads(&device.node_guid)),
     ("uevent", |_, device| format!("NAME={}", device.name)),
-    ("ports/1/cap_mask", |_, _| "0x00010000".to_owned()),
+    ("ports/1/cap_mask", |_, device| {
+        let mask = match device.kind {
+            LinkKind::Rxe => "0x00010000",
+            LinkKind::Siw => "0x00090000",
+        };
+        mask.to_owned()
+    }),
     ("ports/1/lid", |_, _| "0x0".to_owned()),
     ("ports/1/lid_mask_count", |_, _| "0".to_owned()),
     ("ports/1/link_layer", |_, _| "Ethernet".to_owned()),
@@ -102,17 +112,22 @@ const FILES: [(&str, Text); 17] = [
     }),
 ];
 
-/// Directories of a device with a file for each entry of its GID table.
+/// The files of rxe that siw does not have: there are no P_Keys on iWARP.
+const ROCE_FILES: [&str; 2] = ["parent", "ports/1/pkeys/0"];
+
+/// Directories of a device with a file for each entry of its GID table. The kernel names no interface of an iWARP entry.
 const TABLES: [(&str, Entry); 3] = [
-    ("ports/1/gids", |_, entry| Some(quads(&entry.map_or([0; 16], |entry| entry.gid.0)))),
-    ("ports/1/gid_attrs/types", |_, entry| {
+    ("ports/1/gids", |_, _, entry| Some(quads(&entry.map_or([0; 16], |entry| entry.gid.0)))),
+    ("ports/1/gid_attrs/types", |_, _, entry| {
         let name = match entry?.gid_type {
             GidType::RoceV1 => "IB/RoCE v1",
             GidType::RoceV2 => "RoCE v2",
         };
         Some(name.to_owned())
     }),
-    ("ports/1/gid_attrs/ndevs", |tree, entry| Some((tree.netdev)(entry?.ifindex))),
+    ("ports/1/gid_attrs/ndevs", |tree, device, entry| {
+        entry.filter(|_| !device.is_iwarp()).map(|entry| (tree.netdev)(entry.ifindex))
+    }),
 ];
 
 /// Groups of counters, below the port.
@@ -165,17 +180,22 @@ impl Tree<'_> {
     pub fn all(&self) -> Vec<(String, Node)> {
         let line = |text: &str| Node::Text(format!("{text}\n"));
         let mut all: Vec<_> = ABI.map(|(path, text)| (path.to_owned(), line(text))).into();
-        for (number, device) in self.devices.iter().enumerate() {
-            let verbs = format!("infiniband_verbs/{}", device.dev_name);
-            all.extend(VERBS.map(|(file, text)| (format!("{verbs}/{file}"), line(text(device)))));
+        for (number, device) in with_mads(self.devices).enumerate() {
             let mad = format!("infiniband_mad/umad{number}");
             all.extend(MAD.map(|(file, text)| (format!("{mad}/{file}"), line(text(device)))));
+        }
+        for device in self.devices {
+            let verbs = format!("infiniband_verbs/{}", device.dev_name);
+            all.extend(VERBS.map(|(file, text)| (format!("{verbs}/{file}"), line(text(device)))));
             let root = format!("infiniband/{}", device.name);
-            all.extend(FILES.map(|(file, text)| (format!("{root}/{file}"), line(&text(self, device)))));
+            all.extend(
+                files(device).map(|(file, text)| (format!("{root}/{file}"), line(&text(self, device)))),
+            );
             for (directory, text) in TABLES {
-                let mut entries = device.gids.iter().peekable();
-                all.extend((0..GIDS).map(|index| {
-                    let node = readable(text(self, entries.next_if(|entry| entry.index == index)));
+                let table = device.gid_table();
+                let mut entries = table.iter().peekable();
+                all.extend((0..device.gid_table_len()).map(|index| {
+                    let node = readable(text(self, device, entries.next_if(|entry| entry.index == index)));
                     (format!("{root}/{directory}/{index}"), node)
                 }));
             }
@@ -217,7 +237,7 @@ impl Tree<'_> {
             }
             ["infiniband_mad", name, file @ ..] => {
                 let number = name.strip_prefix("umad").and_then(number)?;
-                of_device(self.devices.get(number), file, &MAD)
+                of_device(with_mads(self.devices).nth(number), file, &MAD)
             }
             ["infiniband", name, file @ ..] => {
                 let device = self.devices.iter().find(|device| device.name == *name)?;
@@ -229,7 +249,7 @@ impl Tree<'_> {
 
     /// Returns a device's node at this path below its directory.
     fn of(&self, device: &DeviceInfo, path: &str) -> Option<Node> {
-        if let Some((_, text)) = FILES.iter().find(|(file, _)| *file == path) {
+        if let Some((_, text)) = files(device).find(|(file, _)| *file == path) {
             return Some(Node::Text(format!("{}\n", text(self, device))));
         }
         let below = below(device);
@@ -243,11 +263,10 @@ impl Tree<'_> {
         }
         let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
         if let Some((_, text)) = TABLES.iter().find(|(table, _)| *table == directory) {
-            let index = number(name).filter(|index| *index < GIDS.into())?;
-            return Some(readable(text(
-                self,
-                device.gids.iter().find(|entry| usize::from(entry.index) == index),
-            )));
+            let index = number(name).filter(|index| *index < device.gid_table_len().into())?;
+            let table = device.gid_table();
+            let entry = table.iter().find(|entry| usize::from(entry.index) == index);
+            return Some(readable(text(self, device, entry)));
         }
         let below_port = |path: &str| -> Option<&'static str> {
             let group = path.strip_prefix(PORT)?.strip_prefix('/')?;
@@ -260,9 +279,20 @@ impl Tree<'_> {
         let directories = TABLES.iter().map(|(table, _)| *table).chain([net.as_str()]);
         let leads = |file: &str| path.is_empty() || Path::new(file).starts_with(path);
         let known =
-            directories.chain(FILES.iter().map(|(file, _)| *file)).any(leads) || below_port(path).is_some();
+            directories.chain(files(device).map(|(file, _)| file)).any(leads) || below_port(path).is_some();
         known.then_some(Node::Directory)
     }
+}
+
+/// The devices that have management datagrams, and so files of the class `infiniband_mad`: those of RoCE.
+pub fn with_mads(devices: &[DeviceInfo]) -> impl Iterator<Item = &DeviceInfo> {
+    devices.iter().filter(|device| !device.is_iwarp())
+}
+
+/// The [`FILES`] of a device.
+fn files(device: &DeviceInfo) -> impl Iterator<Item = (&'static str, Text)> {
+    let iwarp = device.is_iwarp();
+    FILES.into_iter().filter(move |(file, _)| !(iwarp && ROCE_FILES.contains(file)))
 }
 
 /// The directory, beside a device's files, that its link `device` names: as on a card a link, because programs read it

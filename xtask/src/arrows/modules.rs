@@ -24,8 +24,8 @@ const ORDER: &[(&str, &str)] = &[
     (
         "ferroce-engine",
         "error limit clock sync handover attr signal sleepers moderation counters publisher memory direct qpn device \
-         wall_clock broker rings pipes frames tx tx_path transmit lane mcast sleep engine notify async_queue context \
-         device_memory pd mr mw ah channel cq srq xrc qp async_event sysfs cm",
+         wall_clock broker rings pipes frames tx tx_path transmit streams lane mcast sleep engine notify async_queue context \
+         device_memory pd mr mw ah channel cq srq xrc qp async_event sysfs cm iwarp",
     ),
 ];
 

@@ -109,7 +109,7 @@ impl<S: System> Broker<S> {
     /// Frames that were dropped at an interface count for the device that stands on it, or has addresses of it.
     pub fn frames_dropped(&mut self, ifindex: u32, more: &Counts) {
         let upper = |device: &&DeviceInfo| device.gids.iter().any(|entry| entry.ifindex == ifindex);
-        let own = self.devices.all().find(|device| device.ifindex == ifindex);
+        let own = self.devices.all().find(|device| device.ifindex == ifindex && !device.is_iwarp());
         let Some(id) = own.or_else(|| self.devices.all().find(upper)).map(|device| device.id) else { return };
         let counts = self.ledgers.frames.entry(id).or_default();
         counts.iter_mut().zip(more).for_each(|(sum, more)| *sum = sum.wrapping_add(*more));

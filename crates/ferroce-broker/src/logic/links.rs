@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use ferroce_ipc::{MAX_MESSAGE, Message, NetdevInfo, Refusal, RefusalCode};
+use ferroce_ipc::{
+    DeviceInfo, IWARP_MINOR, LinkKind, MAX_MESSAGE, Message, NetdevInfo, Refusal, RefusalCode,
+};
 use tracing::{info, warn};
 
 use super::Broker;
@@ -18,10 +20,12 @@ impl<S: System> Broker<S> {
     /// One of the messages that change links: all of it, or nothing.
     pub(super) fn links(&mut self, message: Message) -> Result<(), Refusal> {
         match message {
-            Message::LinkAdd { name, netdev, transient, .. } => {
-                self.change_links(|devices| devices.add_link(&name, &netdev, transient))?;
-                info!(name, netdev, transient, "link added");
-                self.map_priorities(&netdev);
+            Message::LinkAdd { name, kind, netdev, transient } => {
+                self.change_links(|devices| devices.add_link(&name, kind, &netdev, transient))?;
+                info!(name, kind = kind.name(), netdev, transient, "link added");
+                if kind == LinkKind::Rxe {
+                    self.map_priorities(&netdev);
+                }
             }
             Message::LinkDel { name, transient } => {
                 self.change_links(|devices| devices.delete_link(&name, transient))?;
@@ -76,10 +80,19 @@ impl<S: System> Broker<S> {
         }
     }
 
+    /// The devices of a view that a program of this minor version is told of. An older one would take those of iWARP for RoCE.
+    pub(super) fn told(&self, view: Option<u32>, minor: u16) -> Vec<DeviceInfo> {
+        let mut devices = self.view(view);
+        devices.retain(|device| minor >= IWARP_MINOR || !device.is_iwarp());
+        devices
+    }
+
     /// The interfaces, and configured links that wait for theirs.
     pub(super) fn netdevs(&self) -> Vec<NetdevInfo> {
         let configured = |name: &str| {
-            let found = self.devices.configured().iter().find(|link| link.netdev == name);
+            let here = self.devices.configured().iter().filter(|link| link.netdev == name);
+            // There may be one of each kind; that of RoCE is named before the other.
+            let found = here.min_by_key(|link| link.kind != LinkKind::Rxe);
             found.map(|link| link.name.clone()).unwrap_or_default()
         };
         let row = |netdev: &Netdev| {

@@ -26,7 +26,7 @@ impl<S: System> Broker<S> {
         match message {
             Message::ListDevices => {
                 let Some(known) = self.clients.get(&client) else { return Ok(None) };
-                Ok(Some(Message::Devices(self.view(known.view))))
+                Ok(Some(Message::Devices(self.told(known.view, known.minor))))
             }
             Message::Devices(devices) => {
                 // A broker that follows another one takes over what programs knew, links and their settings included: from

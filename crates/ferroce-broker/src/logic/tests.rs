@@ -1,5 +1,6 @@
 mod connections;
 mod devices;
+mod iwarp;
 mod ledgers;
 mod settings;
 mod users;
@@ -61,8 +62,12 @@ impl Bench {
     }
 
     fn connect_for(&mut self, client: u64, pid: u32, netdev: &str) -> Sent {
+        self.greet(client, pid, Hello::ours(netdev))
+    }
+
+    fn greet(&mut self, client: u64, pid: u32, hello: Hello) -> Sent {
         self.broker.connected(ClientId(client), Peer { pid, uid: UID }, ProcessId(pid.into()), true);
-        let sent = self.say(client, Message::Hello(Hello::ours(netdev)), vec![]);
+        let sent = self.say(client, Message::Hello(hello), vec![]);
         assert!(matches!(sent[0].1, Message::Hello(_)));
         sent
     }
@@ -313,7 +318,7 @@ fn numbers_of_survivors_that_do_not_answer_are_nobody_elses() {
     bench.connect(2, 102);
     let add = Message::LinkAdd {
         name: "fr1".to_owned(),
-        kind: LinkKind::Roce,
+        kind: LinkKind::Rxe,
         netdev: "eth0".to_owned(),
         transient: false,
     };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::cm::resolve::{self, Local};
+use ferroce_engine::cm::resolve::{self, Local, Transports};
 use ferroce_engine::cm::{Bind, Port};
 use ferroce_engine::{self as engine, Origin};
 use ferroce_wire::cm::PortSpace;
@@ -27,6 +27,24 @@ pub(super) fn take(id: &'static IdHandle, address: SocketAddr, options: &Options
     Ok(Port::bind(&Bind { space, address, reuse: options.reuse_address, v6_only })?)
 }
 
+/// The transports that an id may use: iWARP has connected queue pairs of type RC alone, and librdmacm's ports of TCP.
+pub(super) fn transports(id: &'static IdHandle) -> Transports {
+    match (get!(id.ps), get!(id.qp_type)) {
+        (abi::RDMA_PS_TCP, abi::IBV_QPT_RC) => Transports::of_process(),
+        _ => Transports::Roce,
+    }
+}
+
+/// HOOK of iWARP: takes a port of TCP for an id at an address of an iWARP device, and returns its number. The broker is not
+/// asked, because the kernel owns these ports. So far nothing is bound: the number is the program's own, 0 for any.
+pub(super) fn take_tcp(
+    _id: &'static IdHandle,
+    address: SocketAddr,
+    _options: &Options,
+) -> Result<u16, Errno> {
+    Ok(address.port())
+}
+
 /// Binds an id to a local address, perhaps the wildcard, and a port.
 pub(super) fn bind(id: &'static IdHandle, live: &Arc<LiveId>, address: SocketAddr) -> Result<(), Errno> {
     let options = {
@@ -38,22 +56,26 @@ pub(super) fn bind(id: &'static IdHandle, live: &Arc<LiveId>, address: SocketAdd
         state.phase = Phase::Bound;
         state.options
     };
-    let bound = owner(address).and_then(|local| {
+    let bound = owner(id, address).and_then(|local| {
         let home = local.as_ref().map(|local| device::home(&local.device)).transpose()?;
-        Ok((home, local, take(id, address, &options)?))
+        let (number, port) = match &local {
+            Some(local) if local.is_iwarp() => (take_tcp(id, address, &options)?, None),
+            _ => take(id, address, &options).map(|port| (port.number(), Some(port)))?,
+        };
+        Ok((home, local, number, port))
     });
     let mut state = live.state.lock();
     match bound {
-        Ok((home, local, port)) => {
+        Ok((home, local, number, port)) => {
             let mut shown = address;
-            shown.set_port(port.number());
+            shown.set_port(number);
             show_source(id, shown);
             if let Some(home) = home {
                 take_home(id, &mut state, home);
             }
             state.interface = local.as_ref().map(|local| local.gid.ifindex);
             state.gid_index = local.and_then(|local| u8::try_from(local.gid.index).ok());
-            state.link.port = Some(port);
+            state.link.port = port;
             Ok(())
         }
         Err(errno) => {
@@ -67,13 +89,14 @@ pub(super) fn bind(id: &'static IdHandle, live: &Arc<LiveId>, address: SocketAdd
 /// either, as in Linux (6.12, `cma_any_addr`): libfabric binds an id to `localhost` to see all devices, and drops those that are
 /// not the id's. Without links the device on `lo` is the only one there is, and programs that bind to 127.0.0.1 and then use
 /// `id->verbs`, as rdma-core's Python tests do, find it.
-fn owner(address: SocketAddr) -> Result<Option<Local>, Errno> {
+fn owner(id: &'static IdHandle, address: SocketAddr) -> Result<Option<Local>, Errno> {
+    let transports = transports(id);
     if !address.ip().is_loopback() {
-        return Ok(resolve::local(address)?);
+        return Ok(resolve::local_by(transports, address)?);
     }
     let links = engine::devices()?.iter().any(|device| device.origin != Origin::Default);
     // A loopback address that no device has can be bound all the same.
-    Ok(if links { None } else { resolve::local(address).unwrap_or(None) })
+    Ok(if links { None } else { resolve::local_by(transports, address).unwrap_or(None) })
 }
 
 export! {
@@ -98,8 +121,10 @@ export! {
             if state.phase != Phase::Bound {
                 return Err(Errno::EINVAL);
             }
+            // HOOK of iWARP: an id at an iWARP device has no port of the broker's, and cannot listen yet.
+            let port = state.link.port.take().ok_or(Errno::EOPNOTSUPP)?;
             state.phase = Phase::Listening;
-            state.link.port.take().ok_or(Errno::EINVAL)?
+            port
         };
         // Not under the lock: the first request may be told before this returns.
         let listening = port.listen(u16::try_from(backlog).unwrap_or(0), link::sink(handle, &live));

@@ -36,7 +36,11 @@ pub(super) fn resolve_address(
         }
         // Another thread cannot resolve meanwhile.
         let before = std::mem::replace(&mut state.phase, Phase::AddressResolved);
-        (before, state.link.port.as_ref().map(Port::number), state.options)
+        let number = state.link.port.as_ref().map(Port::number);
+        // An id at an iWARP device is bound without a port of the broker's.
+        let own = || address::of_storage(&get!(id.route.addr.unnamed.src_storage)).ok();
+        let number = number.or_else(|| own().filter(|_| before == Phase::Bound).map(|own| own.port()));
+        (before, number, state.options)
     };
     let outcome = find(id, source, destination, bound, &options);
     let mut state = live.state.lock();
@@ -84,14 +88,18 @@ fn find(
     if source.is_some_and(|source| source.is_ipv4() != destination.is_ipv4()) {
         return Err(Failure::OfCall(Errno::EINVAL));
     }
-    let mut route = resolve::route(source, destination).map_err(|error| Failure::OfWay(error.into()))?;
+    let route = resolve::route_by(bind::transports(id), source, destination);
+    let mut route = route.map_err(|error| Failure::OfWay(error.into()))?;
     let home = device::home(&route.local.device).map_err(Failure::OfWay)?;
     let (number, port) = match bound {
         Some(number) => (number, None),
         None => {
             route.source.set_port(source.map_or(0, |source| source.port()));
-            let port = bind::take(id, route.source, options).map_err(Failure::OfCall)?;
-            (port.number(), Some(port))
+            let taken = match route.is_iwarp() {
+                true => bind::take_tcp(id, route.source, options).map(|number| (number, None)),
+                false => bind::take(id, route.source, options).map(|port| (port.number(), Some(port))),
+            };
+            taken.map_err(Failure::OfCall)?
         }
     };
     route.source.set_port(number);
@@ -105,10 +113,14 @@ pub(super) fn resolve_route(id: &'static IdHandle, live: &Arc<LiveId>) -> Result
         return Err(Errno::EINVAL);
     }
     let record = match &state.route {
-        Some(route) => path_record(route, &state.options),
+        // There is no path record on iWARP: `num_paths` stays 0, and `path_rec` NULL.
+        Some(route) if route.is_iwarp() => None,
+        Some(route) => Some(path_record(route, &state.options)),
         None => return Err(Errno::EINVAL),
     };
-    state.set_path(id, record);
+    if let Some(record) = record {
+        state.set_path(id, record);
+    }
     state.phase = Phase::RouteResolved;
     state.tell(id, live, abi::RDMA_CM_EVENT_ROUTE_RESOLVED, Ok(()));
     Ok(())
@@ -125,7 +137,9 @@ pub(super) fn take_path(
         return Err(Errno::EINVAL);
     }
     let state = &mut *state;
-    let Some(route) = &mut state.route else { return Err(Errno::EINVAL) };
+    let Some(route) = state.route.as_mut().filter(|route| !route.is_iwarp()) else {
+        return Err(Errno::EINVAL);
+    };
     let label_and_hops = u32::from_be(path.flowlabel_hoplimit);
     let mtu = PathMtu::try_from(path.mtu & 0x3f).map_err(|_| Errno::EINVAL)?;
     route.mtu = mtu.min(route.mtu);

@@ -20,10 +20,15 @@ const LIFE_TIME: u8 = 16;
 
 /// Binds the id to the device of a route and lets the program see it.
 pub(super) fn take_route(id: &'static IdHandle, state: &mut State, route: Route, home: Home) {
+    // iWARP knows peers by their addresses alone.
+    let (dgid, pkey) = match route.is_iwarp() {
+        true => (Gid::default(), 0),
+        false => (Gid::from_ip(route.destination.ip()), PKEY),
+    };
     let gids = abi::rdma_ib_addr {
         sgid: abi::ibv_gid { raw: route.local.gid.gid.0 },
-        dgid: abi::ibv_gid { raw: Gid::from_ip(route.destination.ip()).0 },
-        pkey: PKEY.to_be(),
+        dgid: abi::ibv_gid { raw: dgid.0 },
+        pkey: pkey.to_be(),
     };
     show_source(id, route.source);
     show_destination(id, route.destination);

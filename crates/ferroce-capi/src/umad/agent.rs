@@ -203,6 +203,7 @@ pub mod tests {
             port_active: true,
             phys_state: PhysState::LinkUp,
             origin: Origin::Default,
+            kind: Default::default(),
             gids: Vec::new(),
             settings: Default::default(),
             macs: Default::default(),

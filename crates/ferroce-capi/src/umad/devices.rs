@@ -32,13 +32,20 @@ pub extern "C" fn umad_done() -> c_int {
     0
 }
 
+/// The devices that have management datagrams: those of RoCE.
+fn devices() -> Result<Vec<DeviceInfo>, Errno> {
+    let mut infos = ferroce_engine::devices()?;
+    infos.retain(|info| !info.is_iwarp());
+    Ok(infos)
+}
+
 export! {
     /// Names the devices, `max` at most, and returns how many.
     pub fn umad_get_cas_names(cas: Ptr<[c_char; 20]>, max: c_int) -> c_int = negative |_| {
         let max = usize::try_from(max).map_err(|_| Errno::EINVAL)?;
         // SAFETY: there is room for `max` names.
         let cas = unsafe { cas.some().and(cas.array(max)) }?;
-        let infos = ferroce_engine::devices()?;
+        let infos = devices()?;
         for (index, info) in infos.iter().take(max).enumerate() {
             cas.write(index, c_text(&info.name));
         }
@@ -50,9 +57,10 @@ export! {
 pub(super) fn find(ca_name: Text) -> Result<DeviceInfo, Errno> {
     if let Some(name) = ca_name.get() {
         let name = name.to_str().map_err(|_| Errno::ENODEV)?;
-        return ferroce_engine::device_named(name)?.ok_or(Errno::ENODEV);
+        let named = ferroce_engine::device_named(name)?;
+        return named.filter(|info| !info.is_iwarp()).ok_or(Errno::ENODEV);
     }
-    let mut infos = ferroce_engine::devices()?;
+    let mut infos = devices()?;
     let index = infos.iter().position(|info| info.port_active).unwrap_or(0);
     if index < infos.len() { Ok(infos.swap_remove(index)) } else { Err(Errno::ENODEV) }
 }
@@ -162,7 +170,7 @@ export! {
 pub extern "C" fn umad_get_ca_device_list() -> *mut abi::umad_device_node {
     call::pointer(|_| {
         let mut next: *mut abi::umad_device_node = ptr::null_mut();
-        let infos = ferroce_engine::devices()?;
+        let infos = devices()?;
         for info in infos.iter().rev() {
             let name = CString::new(info.name.as_str()).map_err(|_| Errno::EINVAL)?;
             let node = abi::umad_device_node { next, ca_name: name.into_raw() };

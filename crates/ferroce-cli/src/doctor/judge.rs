@@ -175,11 +175,17 @@ fn links(host: &Host) -> Vec<Finding> {
     }
     let mut found = Vec::new();
     for device in links {
-        let (name, netdev) = (&device.name, &device.netdev);
-        found.push(if device.port_active && !device.gids.is_empty() {
-            Finding::ok("links", format!("{name} on {netdev} is active"))
+        let (name, netdev, transport) = (&device.name, &device.netdev, device.kind.transport());
+        // An iWARP device uses every address of its interface.
+        let addressed = match device.is_iwarp() {
+            true => host.netdevs.get(netdev).is_some_and(|netdev| !netdev.addresses.is_empty()),
+            false => !device.gids.is_empty(),
+        };
+        found.push(if device.port_active && addressed {
+            Finding::ok("links", format!("{name} ({transport}) on {netdev} is active"))
         } else if device.port_active {
-            Finding::new("links", State::Error, format!("{name}: {netdev} has no address that RoCE can use"))
+            let found = format!("{name}: {netdev} has no address that {transport} can use");
+            Finding::new("links", State::Error, found)
                 .cure(format!("ip addr add ADDRESS/LENGTH dev {netdev}"))
         } else {
             Finding::new("links", State::Error, format!("{name} is down, because {netdev} is"))
@@ -191,7 +197,9 @@ fn links(host: &Host) -> Vec<Finding> {
 
 fn cards(host: &Host) -> Vec<Finding> {
     let used = |netdev: &str| match &host.broker {
-        Broker::Runs { devices, .. } => devices.iter().any(|device| device.netdev == netdev),
+        Broker::Runs { devices, .. } => {
+            devices.iter().any(|device| device.netdev == netdev && !device.is_iwarp())
+        }
         _ => std::env::var("FERROCE_NETDEV").is_ok_and(|asked| asked == netdev),
     };
     let cards = host.kernel_devices.iter().filter(|device| !device.rxe);

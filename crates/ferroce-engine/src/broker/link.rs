@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use ferroce_ipc::{Client, ClientError, CmRequest, DeviceInfo, MEMBER_SLOTS, Message, Refusal};
+use ferroce_ipc::{Client, ClientError, CmRequest, DeviceInfo, IWARP_MINOR, MEMBER_SLOTS, Message, Refusal};
 use parking_lot::MutexGuard;
 use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 use tracing::{debug, info, warn};
@@ -150,7 +150,7 @@ impl<'a> Guard<'a> {
                 },
                 Link::Greeting { client, at, .. } => match client.poll() {
                     Ok(Some((_, Message::Hello(hello), _))) if hello.major == ferroce_ipc::MAJOR => {
-                        if let Err(e) = inner.greeted() {
+                        if let Err(e) = inner.greeted(hello.minor) {
                             self.down(&e.into());
                         }
                     }
@@ -298,8 +298,15 @@ impl Inner {
         }
     }
 
+    /// The message that tells a broker of this minor version of the devices. An older one would take those of iWARP for
+    /// RoCE.
+    fn known_devices(&self, minor: u16) -> Message {
+        let told = |device: &&DeviceInfo| minor >= IWARP_MINOR || !device.is_iwarp();
+        Message::Devices(self.devices.iter().filter(told).cloned().collect())
+    }
+
     /// A new broker greeted: hands it what it does not know.
-    fn greeted(&mut self) -> io::Result<()> {
+    fn greeted(&mut self, minor: u16) -> io::Result<()> {
         let down = Link::Down(Search::new());
         let Link::Greeting { mut client, .. } = std::mem::replace(&mut self.link, down) else {
             return Ok(());
@@ -308,7 +315,7 @@ impl Inner {
         let sent = (|| {
             match &self.parked {
                 Some(parked) if !self.slots.is_empty() => {
-                    client.send(&Message::Devices(self.devices.clone()), &[])?;
+                    client.send(&self.known_devices(minor), &[])?;
                     resume = Some(client.send(&Message::Resume(self.slots.clone()), &[parked.as_fd()])?);
                     if let Some(bell) = &self.bell {
                         client.send(&Message::OpenRings { v2: device::v2_by_broker() }, &[bell.as_fd()])?;
@@ -318,7 +325,7 @@ impl Inner {
                     }
                 }
                 None if self.by_rings && !self.slots.is_empty() => {
-                    client.send(&Message::Devices(self.devices.clone()), &[])?;
+                    client.send(&self.known_devices(minor), &[])?;
                     // The rings follow when the broker has given the slots back.
                     resume = Some(client.send(&Message::ResumeByRings(self.slots.clone()), &[])?);
                     if let Some(offered) = &self.offered {
@@ -490,12 +497,13 @@ impl Inner {
     fn update(&mut self, devices: Vec<DeviceInfo>) {
         let before = std::mem::replace(&mut self.devices, devices);
         // Ids are a broker's own: the next one may number anew. Names and interfaces say what is the same; an interface
-        // has one device, so that it may be renamed.
+        // has one device of each kind, so that it may be renamed.
         let renamed = |a: &DeviceInfo, b: &DeviceInfo| {
             a.id == b.id && a.origin == b.origin && a.node_guid == b.node_guid
         };
-        let same =
-            |a: &DeviceInfo, b: &DeviceInfo| a.ifindex == b.ifindex && (a.name == b.name || renamed(a, b));
+        let same = |a: &DeviceInfo, b: &DeviceInfo| {
+            a.ifindex == b.ifindex && a.kind == b.kind && (a.name == b.name || renamed(a, b))
+        };
         let highest = before.iter().chain(&self.devices).map(|device| device.id).max().unwrap_or(0);
         let mut unused = highest.wrapping_add(1);
         for now in &mut self.devices {

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::sync::OnceLock;
 
 use ferroce_wire::{Gid, PathMtu, RoceVersion};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
@@ -12,7 +13,7 @@ use thiserror::Error;
 
 use super::routes::Answer;
 use crate::DeviceInfo;
-use crate::device::{GidEntry, GidType};
+use crate::device::{GidEntry, GidType, LinkKind};
 use crate::engine::{self, Engine};
 use crate::error::DeviceError;
 
@@ -21,8 +22,15 @@ use crate::error::DeviceError;
 pub struct Local {
     /// The device.
     pub device: DeviceInfo,
-    /// The entry of its GID table that is the address.
+    /// The entry of its GID table that is the address. On iWARP it is the only one, which is no address.
     pub gid: GidEntry,
+}
+
+impl Local {
+    /// Whether the device speaks iWARP, so that connections are TCP's and the broker has no part in them.
+    pub fn is_iwarp(&self) -> bool {
+        self.device.is_iwarp()
+    }
 }
 
 /// The way to an address.
@@ -41,8 +49,15 @@ pub struct Route {
 }
 
 impl Route {
-    /// The route for the connection manager: addresses, interface and RoCE version.
+    /// Whether it begins at an iWARP device: connections are TCP's, and `mtu` and `hop_limit` mean nothing.
+    pub fn is_iwarp(&self) -> bool {
+        self.local.is_iwarp()
+    }
+
+    /// The route for the connection manager: addresses, interface and RoCE version. Not for an iWARP route, which the broker's
+    /// connection manager cannot take.
     pub fn on(&self) -> super::Route {
+        debug_assert!(!self.is_iwarp(), "iWARP connections are TCP's");
         let (local, remote) = (self.source.ip().to_canonical(), self.destination.ip().to_canonical());
         let interface = match (self.local.gid.gid_type, self.destination) {
             (GidType::RoceV1, _) => self.local.gid.ifindex | super::Route::V1,
@@ -55,6 +70,42 @@ impl Route {
     /// The type of service of a connection whose program asks for this one, or for none.
     pub fn type_of_service(&self, asked: Option<u8>) -> u8 {
         asked.unwrap_or(self.local.device.settings.cm_tos)
+    }
+}
+
+/// The transports that an address may be resolved for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transports {
+    /// Datagrams, and callers that know nothing else.
+    Roce,
+    /// Only iWARP.
+    Iwarp,
+    /// Either: the order of the devices decides.
+    Any,
+}
+
+impl Transports {
+    /// The transports of librdmacm's connections in this process, by `FERROCE_TRANSPORT`: `roce`, `iwarp`, or either.
+    pub fn of_process() -> Self {
+        static OF_PROCESS: OnceLock<Transports> = OnceLock::new();
+        *OF_PROCESS.get_or_init(|| match std::env::var("FERROCE_TRANSPORT").as_deref() {
+            Ok("roce") => Self::Roce,
+            Ok("iwarp") => Self::Iwarp,
+            Ok("") | Err(_) => Self::Any,
+            Ok(other) => {
+                tracing::warn!("FERROCE_TRANSPORT={other} is neither roce nor iwarp, and is ignored");
+                Self::Any
+            }
+        })
+    }
+
+    /// Whether devices of this kind are among them.
+    pub fn have(self, kind: LinkKind) -> bool {
+        match self {
+            Self::Roce => kind == LinkKind::Rxe,
+            Self::Iwarp => kind == LinkKind::Siw,
+            Self::Any => true,
+        }
     }
 }
 
@@ -98,9 +149,19 @@ const GROUP_HOP_LIMIT: u8 = 64;
 /// The port that RoCE packets go to; a routing rule may look at it.
 const ROCE_PORT: u16 = 4791;
 
-/// The way to `destination`, from `source` if that is given and not the wildcard.
-#[doc(alias = "rdma_resolve_addr")]
+/// The way to `destination` by RoCE, from `source` if that is given and not the wildcard.
 pub fn route(source: Option<SocketAddr>, destination: SocketAddr) -> Result<Route, ResolveError> {
+    route_by(Transports::Roce, source, destination)
+}
+
+/// The way to `destination` by one of these transports, from `source` if that is given and not the wildcard. Of the devices
+/// that have the source address, the first in the broker's order is taken, as the kernel's `cma` walks its list.
+#[doc(alias = "rdma_resolve_addr")]
+pub fn route_by(
+    transports: Transports,
+    source: Option<SocketAddr>,
+    destination: SocketAddr,
+) -> Result<Route, ResolveError> {
     if let Some(source) = source
         && source.is_ipv4() != destination.is_ipv4()
     {
@@ -115,7 +176,7 @@ pub fn route(source: Option<SocketAddr>, destination: SocketAddr) -> Result<Rout
     let routes = engine.connections().routes();
     let Answer { from, to, mtu, hop_limit } =
         routes.get(source, with_port(destination, 0), || ask(source, destination))?;
-    let local = owner(from)?;
+    let local = owner(transports, from)?;
     Ok(Route {
         mtu: PathMtu::largest_fitting(mtu).min(local.device.path_mtu()),
         local,
@@ -150,12 +211,12 @@ fn group_route(source: Option<SocketAddr>, destination: SocketAddr) -> Result<Ro
     let (from, local) = match named {
         Some(source) => {
             bind(source)?;
-            (source, owner(source)?)
+            (source, owner(Transports::Roce, source)?)
         }
         None => {
             let socket = bind(wildcard(&destination))?;
             match socket.connect(with_port(destination, ROCE_PORT)).and_then(|()| socket.local_addr()) {
-                Ok(from) => (from, owner(from)?),
+                Ok(from) => (from, owner(Transports::Roce, from)?),
                 Err(source) => first(&destination)?
                     .ok_or(ResolveError::Unreachable { destination: destination.ip(), source })?,
             }
@@ -200,9 +261,14 @@ fn address_of(entry: &GidEntry) -> SocketAddr {
     }
 }
 
-/// The device that owns `address`; `None` for the wildcard, which is on all.
-#[doc(alias = "rdma_bind_addr")]
+/// The RoCE device that owns `address`; `None` for the wildcard, which is on all.
 pub fn local(address: SocketAddr) -> Result<Option<Local>, ResolveError> {
+    local_by(Transports::Roce, address)
+}
+
+/// The first device of these transports that owns `address`; `None` for the wildcard, which is on all.
+#[doc(alias = "rdma_bind_addr")]
+pub fn local_by(transports: Transports, address: SocketAddr) -> Result<Option<Local>, ResolveError> {
     if address.ip().is_unspecified() {
         return Ok(None);
     }
@@ -211,7 +277,7 @@ pub fn local(address: SocketAddr) -> Result<Option<Local>, ResolveError> {
         return Err(ResolveError::NotLocal(address.ip()));
     }
     bind(address)?;
-    owner(address).map(Some)
+    owner(transports, address).map(Some)
 }
 
 fn bind(address: SocketAddr) -> Result<UdpSocket, ResolveError> {
@@ -239,23 +305,46 @@ fn measures(socket: &UdpSocket, from: SocketAddr) -> rustix::io::Result<(u32, u8
     }
 }
 
-fn owner(address: SocketAddr) -> Result<Local, ResolveError> {
+fn owner(transports: Transports, address: SocketAddr) -> Result<Local, ResolveError> {
     let engine = Engine::global()?;
     // Until a device is open, no event reports changes.
     if !engine.is_running() {
         engine.refresh_devices()?;
     }
-    if let Some(local) = find(&engine.devices(), address) {
+    let holders = || engine.connections().routes().holders(address);
+    if let Some(local) = find(&engine.devices(), transports, address, holders) {
         return Ok(local);
     }
     engine.refresh_devices()?;
-    find(&engine.devices(), address).ok_or(ResolveError::NoDevice(address.ip()))
+    find(&engine.devices(), transports, address, holders).ok_or(ResolveError::NoDevice(address.ip()))
 }
 
-/// The first device that has the address as a GID, of the RoCE version that its connections have.
-fn find(devices: &[DeviceInfo], address: SocketAddr) -> Option<Local> {
+/// The iWARP device that has a local address, as far as is known without asking the broker: also for the thread that hears it.
+pub(crate) fn iwarp_device(engine: &Engine, address: SocketAddr) -> Option<DeviceInfo> {
+    let holders = || engine.connections().routes().holders(address);
+    find(&engine.devices(), Transports::Iwarp, address, holders).map(|local| local.device)
+}
+
+/// The first device of these transports that has the address. A RoCE device has it as a GID, of the RoCE version that its
+/// connections have. An iWARP device has all addresses of its interface; `holders` tells the interfaces that have this one.
+fn find(
+    devices: &[DeviceInfo],
+    transports: Transports,
+    address: SocketAddr,
+    holders: impl Fn() -> Vec<u32>,
+) -> Option<Local> {
     let interface = interface(address);
-    devices.iter().find_map(|device| entry(device, address.ip(), interface, device.settings.cm_type()))
+    // Only a host with an iWARP device asks the kernel.
+    let mut known = None;
+    let mut at = |device: &DeviceInfo| {
+        if !device.is_iwarp() {
+            return entry(device, address.ip(), interface, device.settings.cm_type());
+        }
+        let here = known.get_or_insert_with(&holders).contains(&device.ifindex);
+        let gid = device.gid_table().first().copied().filter(|_| here)?;
+        Some(Local { device: device.clone(), gid })
+    };
+    devices.iter().filter(|device| transports.have(device.kind)).find_map(|device| at(device))
 }
 
 /// The GID of a connection that a peer asks for: of the RoCE version that it speaks.
@@ -332,6 +421,7 @@ mod tests {
             port_active: true,
             phys_state: PhysState::LinkUp,
             origin: Origin::Link,
+            kind: LinkKind::Rxe,
             gids: gids.iter().map(entry).collect(),
             settings: ferroce_ipc::LinkSettings::default(),
             macs: Default::default(),
@@ -354,9 +444,35 @@ mod tests {
             ("[fe80::1]:0", None),
             ("192.0.2.3:0", None),
         ] {
-            let found = find(&devices, address.parse().unwrap());
+            let asked = || panic!("without iWARP nobody needs to know");
+            let found = find(&devices, Transports::Any, address.parse().unwrap(), asked);
             let found = found.as_ref().map(|local| (local.device.name.as_str(), local.gid.index));
             assert_eq!(found, want, "{address}");
+        }
+    }
+
+    /// Both devices stand on interface 2, and only the order says which one is taken.
+    #[test]
+    fn the_first_device_of_the_transports_is_taken() {
+        let roce = device("fr1", &[(1, "192.0.2.1", 2)]);
+        let iwarp = DeviceInfo { kind: LinkKind::Siw, ..device("iw1", &[]) };
+        let find = |devices: &[DeviceInfo], transports, address: &str| {
+            let holders = || if address.starts_with("192.0.2.") { vec![2] } else { vec![3] };
+            let found = super::find(devices, transports, address.parse().unwrap(), holders);
+            found.map(|local| (local.device.name.clone(), local.gid.index, local.is_iwarp()))
+        };
+        let (fr1, iw1) = (Some(("fr1".to_owned(), 1, false)), Some(("iw1".to_owned(), 0, true)));
+        let (one, other) = ([roce.clone(), iwarp.clone()], [iwarp, roce]);
+        for (transports, address, first, second) in [
+            (Transports::Any, "192.0.2.1:7", &fr1, &iw1),
+            (Transports::Roce, "192.0.2.1:7", &fr1, &fr1),
+            (Transports::Iwarp, "192.0.2.1:7", &iw1, &iw1),
+            (Transports::Any, "192.0.2.2:7", &iw1, &iw1),
+            (Transports::Roce, "192.0.2.2:7", &None, &None),
+            (Transports::Any, "198.51.100.1:7", &None, &None),
+        ] {
+            assert_eq!(find(&one, transports, address), *first, "{transports:?} {address}");
+            assert_eq!(find(&other, transports, address), *second, "{transports:?} {address}");
         }
     }
 

@@ -19,6 +19,8 @@ use ferroce_host::thread;
 
 /// Batches before it looks at the other lanes.
 const ROUNDS: u32 = 16;
+/// epoll data of the attendant's descriptor.
+const ATTENDANT: u64 = u64::MAX - 2;
 /// epoll data of the broker's connection.
 const BROKER: u64 = u64::MAX - 1;
 /// epoll data of the eventfd that wakes the thread.
@@ -38,7 +40,8 @@ pub(crate) fn spawn(engine: Arc<Engine>, publisher: Option<Arc<Publisher>>) -> i
         }
         let _ = started.send(());
         thread::ask_for_a_short_slice();
-        let mut thread = Background { engine, epoll, watched: Vec::new(), known: Arc::default() };
+        let mut thread =
+            Background { engine, epoll, watched: Vec::new(), known: Arc::default(), attends: false };
         if catch_unwind(AssertUnwindSafe(|| thread.run())).is_err() {
             tracing::error!("the background thread panicked: the device is dead");
             thread.engine.fatal();
@@ -64,6 +67,8 @@ struct Background {
     watched: Vec<Watched>,
     /// The lanes at the last look.
     known: Arc<Vec<Arc<Lane>>>,
+    /// The attendant's descriptor is in the epoll set.
+    attends: bool,
 }
 
 /// A lane whose socket is in the epoll set.
@@ -105,6 +110,9 @@ impl Background {
                 match event.data() {
                     WAKE => hub.woken(),
                     BROKER => self.engine.follow_broker(),
+                    ATTENDANT => {
+                        self.attend(clock::now().as_nanos(), true);
+                    }
                     id => {
                         if let Some(lane) = lanes.iter().find(|lane| lane.id() == id) {
                             self.ready(lane);
@@ -119,6 +127,7 @@ impl Background {
     fn look(&mut self, lanes: &[Arc<Lane>]) -> u64 {
         let now = clock::now().as_nanos();
         let mut wake_at = self.engine.report_objects(now).min(self.engine.fire_moderated(now));
+        wake_at = wake_at.min(self.attend(now, false));
         for lane in lanes {
             if lane.state().gathers_until() <= now {
                 lane.visit_gatherers(Visit::Due(Instant::from_nanos(now)), || Instant::from_nanos(now));
@@ -141,6 +150,19 @@ impl Background {
             wake_at = wake_at.min(plan.wake_at);
         }
         wake_at
+    }
+
+    /// Serves the attendant, if there is one, and returns when to look again.
+    fn attend(&mut self, now: u64, ready: bool) -> u64 {
+        let Some(attendant) = self.engine.attendant() else { return NEVER };
+        if !self.attends {
+            let watched = self.epoll.0.add(attendant.fd(), EpollEvent::new(EpollFlags::EPOLLIN, ATTENDANT));
+            self.attends = watched.is_ok();
+            if let Err(errno) = watched {
+                tracing::error!(%errno, "cannot watch connections that are being set up");
+            }
+        }
+        attendant.serve(&self.engine, now, ready)
     }
 
     /// A lane's socket has something to receive.

@@ -1,5 +1,6 @@
 //! The engine: everything that a process has once, however many devices it opens.
 
+mod attendant;
 mod background;
 mod follow;
 
@@ -34,6 +35,8 @@ use crate::pipes::{PeerPipe, Pipes};
 use crate::publisher::{self, Publisher};
 use crate::rings::RingPort;
 use ferroce_host::{fork, process};
+
+pub(crate) use attendant::Attendant;
 
 /// The devices that this process lists, see [`Listing`]. The default device stays in the list while the process has it open.
 ///
@@ -80,6 +83,7 @@ pub(crate) struct Engine {
     moderated: Moderated,
     groups: Groups,
     connection_events: OnceLock<Box<dyn ConnectionEvents>>,
+    attendant: OnceLock<Arc<dyn Attendant>>,
     pds: Limit,
     /// Octets of device memory.
     device_memory: Limit,
@@ -150,6 +154,7 @@ impl Engine {
             moderated: Moderated::default(),
             groups: Groups::default(),
             connection_events: OnceLock::new(),
+            attendant: OnceLock::new(),
             pds: Limit::new(device::MAX_PD),
             device_memory: Limit::new(device::MAX_DM_SIZE as u32),
             cqs: Limit::new(device::MAX_CQ),

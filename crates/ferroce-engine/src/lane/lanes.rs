@@ -17,6 +17,7 @@ use crate::device;
 use crate::frames::FramePort;
 use crate::pipes::Pipes;
 use crate::rings::RingPort;
+use crate::streams::Streams;
 use crate::tx::SharedTxSocket;
 
 /// All lanes, which the background thread and pollers serve.
@@ -28,14 +29,17 @@ pub(crate) struct Lanes {
     rings: OnceLock<(Arc<RingPort>, Arc<Lane>)>,
     /// The pipes to other programs and their lane, unless `FERROCE_DATAPATH` excludes them.
     pipes: OnceLock<(Arc<Pipes>, Arc<Lane>)>,
-    /// Held while `rings` is made.
+    /// The connections of iWARP and their lane, made when the first one carries messages.
+    streams: OnceLock<(Arc<Streams>, Arc<Lane>)>,
+    /// Held while `rings` or `streams` is made.
     opening: Mutex<()>,
 }
 
 impl Lanes {
     pub(crate) fn new(hub: Arc<Hub>) -> Self {
         let (list, next) = (ArcSwap::default(), AtomicU64::new(0));
-        Self { hub, list, next, rings: OnceLock::new(), pipes: OnceLock::new(), opening: Mutex::new(()) }
+        let (rings, pipes, streams) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Self { hub, list, next, rings, pipes, streams, opening: Mutex::new(()) }
     }
 
     pub(crate) fn hub(&self) -> &Arc<Hub> {
@@ -138,6 +142,23 @@ impl Lanes {
     pub(crate) fn open_pipes(&self, pipes: Arc<Pipes>) {
         let lane = self.open(|id, hub| Lane::of_pipes(id, Arc::clone(&pipes), hub));
         drop(self.pipes.set((pipes, lane)));
+    }
+
+    /// The connections of iWARP and their lane, made at the first call.
+    ///
+    /// # Errors
+    /// Without another descriptor.
+    pub(crate) fn streams(&self) -> io::Result<&(Arc<Streams>, Arc<Lane>)> {
+        if let Some(open) = self.streams.get() {
+            return Ok(open);
+        }
+        let _opening = self.opening.lock();
+        if let Some(open) = self.streams.get() {
+            return Ok(open);
+        }
+        let streams = Arc::new(Streams::new()?);
+        let lane = self.open(|id, hub| Lane::of_streams(id, Arc::clone(&streams), hub));
+        Ok(self.streams.get_or_init(|| (streams, lane)))
     }
 
     fn open(&self, make: impl FnOnce(u64, Arc<Hub>) -> Lane) -> Arc<Lane> {

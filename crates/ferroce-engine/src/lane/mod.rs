@@ -57,9 +57,12 @@ mod lanes;
 mod pipes;
 mod rings;
 mod set;
+mod streams;
 mod turns;
 
-pub(crate) use endpoint::{ConnectedPath, Core, Endpoint, Outputs, OverrunQueue, Published, Visit};
+pub(crate) use endpoint::{
+    Agreed, BeginError, ConnectedPath, Core, Endpoint, Outputs, OverrunQueue, Published, Visit,
+};
 pub(crate) use group::Members;
 pub(crate) use hub::Hub;
 pub(crate) use lanes::Lanes;
@@ -89,6 +92,7 @@ use crate::handover::{LaneState, NEVER};
 use crate::memory::guard;
 use crate::pipes::{Pipes, Seen};
 use crate::rings::RingPort;
+use crate::streams::{Arrivals, Streams};
 use crate::tx::TxSockets;
 use ferroce_host::fork::Guarded;
 use follow::Follow;
@@ -135,6 +139,8 @@ struct Receiver {
     batch: Option<Box<[u8; MAX_BATCH]>>,
     /// Made at the first look at pipes.
     pipes: Option<Seen>,
+    /// Made at the first look at connections.
+    streams: Option<Arrivals>,
     icrc: IcrcChecker,
     /// Endpoints whose answers and completions wait for the end of the batch.
     touched: Vec<Arc<Endpoint>>,
@@ -212,6 +218,8 @@ enum Source {
     },
     /// Batches that programs of this host sent by shared memory.
     Pipes(Arc<Pipes>),
+    /// Octets of the TCP connections of iWARP.
+    Streams(Arc<Streams>),
 }
 
 /// One socket and the endpoints behind it.
@@ -262,6 +270,7 @@ impl Lane {
                 packet: None,
                 batch: None,
                 pipes: None,
+                streams: None,
                 icrc: IcrcChecker::new(),
                 touched: Vec::with_capacity(TOUCHED),
                 due: Vec::with_capacity(TOUCHED),
@@ -299,11 +308,12 @@ impl Lane {
                 entry.gid.to_ip() == self.local && scope_of(entry.gid, entry.ifindex) == self.scope_id
             };
             match self.source {
-                Source::Group { .. } => device.ifindex == self.scope_id,
+                Source::Group { .. } => device.ifindex == self.scope_id && !device.is_iwarp(),
                 _ => device.gids.iter().any(is),
             }
         };
-        let mut unchecked = devices.iter().filter(|device| !device.settings.crc);
+        // Of an iWARP link the setting is about TCP connections.
+        let mut unchecked = devices.iter().filter(|device| !device.settings.crc && !device.is_iwarp());
         if let Source::Rings { unchecked: interfaces, .. } = &self.source {
             let of = |device: &DeviceInfo| -> Vec<u32> {
                 device.gids.iter().map(|entry| entry.ifindex).chain([device.ifindex]).collect()
@@ -337,12 +347,12 @@ impl Lane {
 
     /// A program may wait for its descriptor: datagrams of the program's own address, received one call at a time.
     pub(crate) fn can_wake_programs(&self) -> bool {
-        matches!(self.source, Source::Udp(_) | Source::Pipes(_))
+        matches!(self.source, Source::Udp(_) | Source::Pipes(_) | Source::Streams(_))
     }
 
     /// The background thread may look at it again and again: a look at a pipe that is empty prepares to sleep.
     pub(crate) fn can_stay(&self) -> bool {
-        matches!(self.source, Source::Udp(_))
+        matches!(self.source, Source::Udp(_) | Source::Streams(_))
     }
 
     /// Returns when no thread holds the lane that held it before. The caller has no lock.
@@ -370,6 +380,7 @@ impl Lane {
             Source::Frames { port, .. } => port.as_fd(),
             Source::Rings { port, .. } => port.fd(),
             Source::Pipes(pipes) => pipes.fd(),
+            Source::Streams(streams) => streams.fd(),
         }
     }
 
@@ -441,6 +452,7 @@ impl Lane {
                 return self.receive_rings(receiver, port, unchecked, program);
             }
             Source::Pipes(pipes) => return self.receive_pipes(receiver, pipes, program),
+            Source::Streams(streams) => return self.receive_streams(receiver, streams),
         };
         match socket.recv(&mut receiver.buffer) {
             Ok(0) => None,

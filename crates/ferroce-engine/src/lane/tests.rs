@@ -48,6 +48,7 @@ fn device(local: IpAddr, crc: bool) -> DeviceInfo {
         port_active: true,
         phys_state: PhysState::LinkUp,
         origin: Origin::Default,
+        kind: Default::default(),
         gids: vec![GidEntry { index: 0, gid: Gid::from_ip(local), gid_type: GidType::RoceV2, ifindex: 1 }],
         settings: LinkSettings { crc, ..LinkSettings::default() },
         macs: Default::default(),

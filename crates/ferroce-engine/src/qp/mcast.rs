@@ -13,6 +13,9 @@ impl Qp {
     /// Its own sends to the group come back too.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach(&self, mgid: Gid) -> Result<(), AttachError> {
+        if self.context().is_iwarp() {
+            return Err(AttachError::Iwarp);
+        }
         if self.endpoint.service != Service::Ud {
             return Err(AttachError::Service);
         }

@@ -63,7 +63,13 @@ impl Pd {
 
 impl Qp {
     pub(crate) fn create(pd: &Arc<Pd>, init: QpInit) -> Result<Arc<Self>, CreateQpError> {
-        Self::assemble(pd, init.into())
+        use Service::{RawPacket, Uc, Ud, XrcInitiator, XrcTarget};
+        // iWARP has connections alone.
+        if pd.context().is_iwarp() && matches!(init.service, Uc | Ud | RawPacket | XrcInitiator | XrcTarget) {
+            return Err(CreateQpError::Service);
+        }
+        let service = if pd.context().is_iwarp() { Service::Iwarp } else { init.service };
+        Self::assemble(pd, QpInit { service, ..init }.into())
     }
 
     pub(crate) fn assemble(pd: &Arc<Pd>, init: Parts) -> Result<Arc<Self>, CreateQpError> {
@@ -291,7 +297,7 @@ impl Qp {
             let mut core = self.endpoint.core.lock();
             self.endpoint.flush(&mut core);
             let lives = !matches!(core.transport.state(), QpState::Reset | QpState::Init | QpState::Error);
-            core.path.as_ref().filter(|_| lives).map(|path| Arc::clone(&path.lane))
+            core.peer_lane().filter(|_| lives).cloned()
         };
         if let Some(lane) = lane {
             lane.catch_up();
@@ -331,7 +337,8 @@ impl Qp {
         let now = clock::now();
         let mut flow = core.transport.query().path;
         let mut fresh = None;
-        if mask.contains(QpAttrMask::AV) {
+        // A connection of iWARP has no address vector: the transport refuses it.
+        if mask.contains(QpAttrMask::AV) && self.service() != Service::Iwarp {
             let dest_qp = if mask.contains(QpAttrMask::DEST_QPN) {
                 attr.dest_qp
             } else {
@@ -349,6 +356,7 @@ impl Qp {
         }
         let reset = core.transport.state() == QpState::Reset;
         if reset {
+            self.endpoint.end_stream(core);
             self.endpoint.move_to(core, None);
             core.ah = AhAttr::default();
             core.datagram_paths = DatagramPaths::default();
@@ -508,6 +516,7 @@ impl Qp {
             }
             core.destroyed = true;
             self.endpoint.flush(&mut core);
+            self.endpoint.end_stream(&mut core);
             self.endpoint.move_to(&mut core, None);
             self.follow_lanes(&mut core);
             core.frame_lane.take().inspect(|lane| engine.lanes().close(lane));

@@ -19,8 +19,8 @@ impl Qp {
     /// The pipe to the peer of a connection that `attr` makes, if the peer is a program of this host.
     pub(super) fn find_pipe(&self, attr: &QpAttr, mask: QpAttrMask) -> Option<(Arc<PeerPipe>, Arc<Lane>)> {
         let connects = mask.contains(QpAttrMask::AV | QpAttrMask::DEST_QPN) && attr.ah.is_global;
-        let of_datagrams = matches!(self.service(), Service::Ud | Service::RawPacket);
-        if !connects || of_datagrams {
+        let without = matches!(self.service(), Service::Ud | Service::RawPacket | Service::Iwarp);
+        if !connects || without {
             return None;
         }
         self.context().engine().pipe_to(attr.ah.dgid.to_ip(), attr.dest_qp.slot())

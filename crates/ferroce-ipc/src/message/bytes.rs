@@ -34,6 +34,10 @@ const LEASE_ROW: u16 = 72;
 pub const STATUS_PROGRAMS: usize = 880;
 const COUNTER_ROW: u16 = 48;
 const CM_ID_ROW: u16 = 50;
+/// Types of [`Message::LinkAdd`]. The first two make the same device: `type roce` and `type rxe` of the command.
+const ADD_ROCE: u8 = 0;
+const ADD_RXE: u8 = 1;
+const ADD_SIW: u8 = 2;
 
 impl Message {
     /// The message's bytes.
@@ -127,7 +131,10 @@ impl Message {
             Self::LinkAdd { name, kind, netdev, transient } => {
                 w.padded::<64>("name", name)?;
                 w.padded::<16>("netdev", netdev)?;
-                w.u8(*kind as u8);
+                w.u8(match kind {
+                    LinkKind::Rxe => ADD_RXE,
+                    LinkKind::Siw => ADD_SIW,
+                });
                 w.u8(u8::from(*transient));
             }
             Self::LinkDel { name, transient } => {
@@ -277,8 +284,8 @@ impl Message {
                 name: device_name(body.padded::<64>("name")?)?,
                 netdev: netdev_name(body.padded::<16>("netdev")?)?,
                 kind: body.enumeration("kind", |v| match v {
-                    0 => Some(LinkKind::Roce),
-                    1 => Some(LinkKind::Rxe),
+                    ADD_ROCE | ADD_RXE => Some(LinkKind::Rxe),
+                    ADD_SIW => Some(LinkKind::Siw),
                     _ => None,
                 })?,
                 transient: body.bool("transient")?,
@@ -380,7 +387,7 @@ fn encode_devices(devices: &[DeviceInfo], mut w: Writer<'_>) -> Result<usize, Me
         w.u8(device.port_active.into());
         w.u8(device.phys_state as u8);
         w.u8(device.origin as u8);
-        w.u8(0);
+        w.u8(device.kind as u8);
         w.u32(0);
         settings::encode(&device.settings, &mut w);
     }
@@ -423,9 +430,11 @@ fn decode_devices(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Vec<Devi
             port_active: row.bool("port_active")?,
             phys_state: row.enumeration("phys_state", PhysState::from_u8)?,
             origin: row.enumeration("origin", Origin::from_u8)?,
+            // Minor version 0 has a zero here, which is RoCE.
+            kind: row.enumeration("link kind", LinkKind::from_u8)?,
             gids: Vec::new(),
             settings: {
-                row.take(5)?;
+                row.take(4)?;
                 settings::decode(row)?
             },
             macs: BTreeMap::new(),

@@ -24,6 +24,7 @@ fn device() -> DeviceInfo {
         port_active: true,
         phys_state: PhysState::LinkUp,
         origin: Origin::Default,
+        kind: LinkKind::Rxe,
         gids: vec![gid(0, "127.0.0.1"), gid(1, "::1")],
         settings: LinkSettings::default(),
         macs: BTreeMap::new(),
@@ -89,6 +90,7 @@ fn all() -> Vec<Message> {
                 macs: [(2, [2, 0, 0, 0, 0, 1]), (9, [2, 0, 0, 0, 0, 9])].into(),
                 ..device()
             },
+            DeviceInfo { name: "siw0".to_owned(), kind: LinkKind::Siw, gids: vec![], ..device() },
         ]),
         Message::Lease(254),
         Message::Leased(Leased {
@@ -347,11 +349,29 @@ fn bad_fields_are_named() {
         ("no netdev", raw(12, 0, &link(b"fr1", b"", 0), &[]), Text { field: "netdev" }),
         ("netdev with a slash", raw(12, 0, &link(b"fr1", b"a/b", 0), &[]), Text { field: "netdev" }),
         ("16 characters", raw(12, 0, &link(b"fr1", &[b'e'; 16], 0), &[]), Text { field: "netdev" }),
-        ("kind", raw(12, 0, &link(b"fr1", b"eth0", 2), &[]), Value { field: "kind", value: 2 }),
+        ("kind", raw(12, 0, &link(b"fr1", b"eth0", 3), &[]), Value { field: "kind", value: 3 }),
     ];
     for (what, bytes, error) in cases {
         assert_eq!(Message::decode(&bytes, 0), Err(error), "{what}");
     }
+}
+
+/// Minor version 0 writes 0 or 1 for the two names of RoCE in a request, and zero octets after the origin of a device.
+#[test]
+fn an_older_minor_knows_roce_alone() {
+    let add =
+        |kind| Message::LinkAdd { name: "a".to_owned(), kind, netdev: "lo".to_owned(), transient: false };
+    for (octet, kind) in [(0, LinkKind::Rxe), (1, LinkKind::Rxe), (2, LinkKind::Siw)] {
+        let mut bytes = add(LinkKind::Rxe).encode(1).unwrap();
+        bytes[16 + 64 + 16] = octet;
+        assert_eq!(Message::decode(&bytes, 0), Ok((1, add(kind))), "{octet}");
+    }
+    assert_eq!(add(LinkKind::Rxe).encode(1).unwrap()[16 + 64 + 16], 1, "which minor version 0 takes");
+    let devices = Message::Devices(vec![device()]).encode(1).unwrap();
+    assert_eq!(devices[32 + 119..][..5], [0; 5], "as minor version 0 wrote it");
+    let siw = Message::Devices(vec![DeviceInfo { kind: LinkKind::Siw, ..device() }]).encode(1).unwrap();
+    assert_eq!(siw.len(), devices.len(), "an older minor reads the rest");
+    assert_eq!(siw[32 + 119..][..5], [1, 0, 0, 0, 0]);
 }
 
 #[test]
@@ -365,6 +385,7 @@ fn bad_device_tables_are_named() {
         ("port_active", row + 116, 2),
         ("phys_state", row + 117, 4),
         ("origin", row + 118, 3),
+        ("link kind", row + 119, 2),
         ("roce_mode", row + 124, 4),
         ("cm_mode", row + 125, 3),
         ("mtu", row + 130, 6),
@@ -443,11 +464,12 @@ prop_compose! {
 
 prop_compose! {
     fn a_device()(id: u32, name in "[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,62}", netdev in "[a-z]{1,15}", guid: [u8; 8],
-            mtu: u32, up: bool, gids in entries(), roce: bool,
+            mtu: u32, up: bool, gids in entries(), roce: bool, siw: bool,
             macs in proptest::collection::btree_map(any::<u32>(), any::<[u8; 6]>(), 0..3)) -> DeviceInfo {
         let settings = LinkSettings { roce, ..settings() };
+        let kind = if siw { LinkKind::Siw } else { LinkKind::Rxe };
         DeviceInfo {
-            settings, id, name, netdev, node_guid: guid, mtu, port_active: up, gids, macs, ..device()
+            kind, settings, id, name, netdev, node_guid: guid, mtu, port_active: up, gids, macs, ..device()
         }
     }
 }

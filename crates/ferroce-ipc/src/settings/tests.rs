@@ -191,3 +191,22 @@ fn prefixes_are_read_as_they_are_written() {
         assert_eq!(bad.parse::<Prefix>(), Err(BadPrefix), "{bad}");
     }
 }
+
+#[test]
+fn on_iwarp_only_the_crc_can_be_set() {
+    for setting in [Setting::Crc(false), Setting::Unknown(99), Setting::Mtu(None), Setting::Roce(true)] {
+        assert_eq!(setting.applies_to(LinkKind::Rxe), Ok(()), "{setting:?}");
+    }
+    assert_eq!(Setting::Crc(false).applies_to(LinkKind::Siw), Ok(()));
+    for (setting, word) in [
+        (Setting::RoceMode(RoceMode::V1), "roce-mode"),
+        (Setting::CmTos(1), "cm-tos"),
+        (Setting::Ttl(None), "ttl"),
+        (Setting::NoRule { source: Prefix::ANY, destination: Prefix::ANY }, "tc"),
+        (Setting::Roce(false), "roce"),
+        (Setting::Mtu(None), "mtu"),
+    ] {
+        let sentence = setting.applies_to(LinkKind::Siw).unwrap_err();
+        assert_eq!(sentence, format!("{word} means nothing on an iWARP link; only crc can be set there"));
+    }
+}

@@ -1,7 +1,7 @@
 use ferroce_wire::Gid;
 
 use super::*;
-use crate::{LinkSettings, Origin};
+use crate::{LinkKind, LinkSettings, Origin};
 
 fn device(name: &str, dev_name: &str) -> DeviceInfo {
     let entry = |index, address: &str, gid_type| GidEntry {
@@ -21,6 +21,7 @@ fn device(name: &str, dev_name: &str) -> DeviceInfo {
         port_active: true,
         phys_state: PhysState::LinkUp,
         origin: Origin::Link,
+        kind: LinkKind::Rxe,
         gids: vec![entry(1, "10.0.0.1", GidType::RoceV2), entry(3, "10.0.0.1", GidType::RoceV1)],
         settings: LinkSettings::default(),
         macs: Default::default(),
@@ -31,6 +32,12 @@ fn with<R>(body: impl FnOnce(&Tree<'_>) -> R) -> R {
     let devices = [device("fr1", "uverbs1"), device("fr0", "uverbs0")];
     let netdev = |ifindex| format!("if{ifindex}");
     body(&Tree { devices: &devices, speed: &|_| (2, 32), netdev: &netdev, numa_node: &|_| 3 })
+}
+
+fn with_siw<R>(body: impl FnOnce(&Tree<'_>) -> R) -> R {
+    let siw = DeviceInfo { kind: LinkKind::Siw, gids: Vec::new(), ..device("siw0", "uverbs2") };
+    let devices = [siw, device("fr0", "uverbs0")];
+    body(&Tree { devices: &devices, speed: &|_| (1, 1), netdev: &|_| "eth0".to_owned(), numa_node: &|_| 0 })
 }
 
 fn text(text: &str) -> Result<Node, Missing> {
@@ -78,6 +85,34 @@ fn contents() {
         }
         let empty = "/sys/class/infiniband/fr0/ports/1/gid_attrs/types/2";
         assert_eq!(tree.find(empty), Ok(Node::Unreadable));
+    });
+}
+
+/// As the kernel's siw shows itself.
+#[test]
+fn an_iwarp_device_is_an_rnic() {
+    with_siw(|tree| {
+        let siw0 = |file: &str| tree.find(&format!("/sys/class/infiniband/siw0/{file}"));
+        for (file, want) in [
+            ("node_type", "4: RNIC"),
+            ("node_guid", "5054:00ff:fe77:0002"),
+            ("ports/1/cap_mask", "0x00090000"),
+            ("ports/1/gids/0", "5254:0077:0002:0000:0000:0000:0000:0000"),
+            ("ports/1/gid_attrs/types/0", "IB/RoCE v1"),
+            ("ports/1/link_layer", "Ethernet"),
+        ] {
+            assert_eq!(siw0(file), text(want), "{file}");
+        }
+        assert_eq!(siw0("ports/1/gid_attrs/ndevs/0"), Ok(Node::Unreadable), "as in the kernel");
+        for missing in ["parent", "ports/1/pkeys", "ports/1/pkeys/0", "ports/1/gids/1"] {
+            assert_eq!(siw0(missing), Err(Missing::NoSuchFile), "{missing}");
+        }
+        assert_eq!(tree.find("/sys/class/infiniband_mad/umad0/ibdev"), text("fr0"), "iWARP has no MADs");
+        assert_eq!(tree.find("/sys/class/infiniband_mad/umad1"), Err(Missing::NoSuchFile));
+        for (path, node) in tree.all() {
+            let want = if matches!(node, Node::Link(_)) { Node::Directory } else { node };
+            assert_eq!(tree.find(&format!("/sys/class/{path}")), Ok(want), "{path}");
+        }
     });
 }
 

@@ -214,7 +214,7 @@ fn a_link_answers_although_no_program_runs() {
     bench.connect(1, 101);
     let add = Message::LinkAdd {
         name: "fr1".to_owned(),
-        kind: LinkKind::Roce,
+        kind: LinkKind::Rxe,
         netdev: "eth0".to_owned(),
         transient: false,
     };

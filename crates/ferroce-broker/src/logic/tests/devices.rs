@@ -11,7 +11,7 @@ fn links_come_and_go() {
         Bench::new(vec![netdev(1, &["127.0.0.1"]), netdev(2, &["fe80::1", "192.0.2.1"]), netdev(3, &[])]);
     let add = |name: &str, netdev: &str| Message::LinkAdd {
         name: name.to_owned(),
-        kind: LinkKind::Roce,
+        kind: LinkKind::Rxe,
         netdev: netdev.to_owned(),
         transient: false,
     };
@@ -262,6 +262,7 @@ fn link(name: &str, netdev: &str, mac: u8) -> ConfiguredLink {
     let mac = Some([2, 0, 0, 0, 0, mac]);
     ConfiguredLink {
         name: name.to_owned(),
+        kind: LinkKind::Rxe,
         netdev: netdev.to_owned(),
         mac,
         settings: LinkSettings::default(),
@@ -270,7 +271,7 @@ fn link(name: &str, netdev: &str, mac: u8) -> ConfiguredLink {
 
 fn add(name: &str, netdev: &str, transient: bool) -> Message {
     let (name, netdev) = (name.to_owned(), netdev.to_owned());
-    Message::LinkAdd { name, kind: LinkKind::Roce, netdev, transient }
+    Message::LinkAdd { name, kind: LinkKind::Rxe, netdev, transient }
 }
 
 fn delete(name: &str, transient: bool) -> Message {

@@ -24,7 +24,7 @@ fn bench() -> Bench {
     bench.connect(1, 101);
     for (name, netdev, transient) in [("fr1", "eth0", false), ("fr2", "eth1", true)] {
         let (name, netdev) = (name.to_owned(), netdev.to_owned());
-        let add = Message::LinkAdd { name, kind: LinkKind::Roce, netdev, transient };
+        let add = Message::LinkAdd { name, kind: LinkKind::Rxe, netdev, transient };
         assert_eq!(answer(&mut bench, 1, add), Ok(()));
     }
     bench
@@ -143,7 +143,7 @@ fn without_frames_there_is_no_roce_v1() {
     assert_eq!(types(&bench.devices(2)[0]), ["0 fe80::1 v2", "2 192.0.2.1 v2"], "what works of it");
     let add = Message::LinkAdd {
         name: "fr2".to_owned(),
-        kind: LinkKind::Roce,
+        kind: LinkKind::Rxe,
         netdev: "eth1".to_owned(),
         transient: true,
     };
@@ -209,7 +209,7 @@ fn interfaces_are_told_with_what_is_configured_for_them() {
     let mut bench = Bench::new(host.clone());
     bench.connect(1, 101);
     let (name, netdev) = ("fr1".to_owned(), "eth0".to_owned());
-    let add = Message::LinkAdd { name, kind: LinkKind::Roce, netdev, transient: false };
+    let add = Message::LinkAdd { name, kind: LinkKind::Rxe, netdev, transient: false };
     assert_eq!(answer(&mut bench, 1, add), Ok(()));
     assert_eq!(
         bench.system.port.borrow().mapped,

@@ -134,7 +134,7 @@ fn other_users_administrate_nothing_and_see_their_own() {
     let (ann, bob) = (bench.lease_slots(2, 1).unwrap(), bench.lease_slots(4, 1).unwrap());
     let add = || Message::LinkAdd {
         name: "fr1".to_owned(),
-        kind: LinkKind::Roce,
+        kind: LinkKind::Rxe,
         netdev: "lo".to_owned(),
         transient: true,
     };

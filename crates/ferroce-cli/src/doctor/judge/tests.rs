@@ -47,10 +47,15 @@ fn device(name: &str, netdev: &str, port_active: bool, gids: usize) -> DeviceInf
         port_active,
         phys_state: PhysState::LinkUp,
         origin: Origin::Link,
+        kind: ferroce_ipc::LinkKind::Rxe,
         gids: vec![gid; gids],
         settings: ferroce_ipc::LinkSettings::default(),
         macs: Default::default(),
     }
+}
+
+fn iwarp(name: &str, netdev: &str) -> DeviceInfo {
+    DeviceInfo { kind: ferroce_ipc::LinkKind::Siw, ..device(name, netdev, true, 0) }
 }
 
 fn running(devices: Vec<DeviceInfo>) -> Broker {
@@ -173,6 +178,20 @@ fn each_fault_is_named_with_its_cure() {
             State::Error,
             "no address",
             "ip addr add",
+        ),
+        (
+            "links",
+            Box::new(|h| h.broker = running(vec![iwarp("iw0", "eth1")])),
+            State::Error,
+            "no address that iWARP can use",
+            "ip addr add",
+        ),
+        (
+            "links",
+            Box::new(|h| h.broker = running(vec![iwarp("iw0", "eth0")])),
+            State::Ok,
+            "iw0 (iWARP) on eth0 is active",
+            "",
         ),
         (
             "card",

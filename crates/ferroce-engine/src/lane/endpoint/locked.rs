@@ -16,6 +16,7 @@ use parking_lot::MutexGuard;
 use super::delayed_ack::DelayedAck;
 use super::direct::DirectState;
 use super::gathering::{Gathering, Visit};
+use super::stream::Stream;
 use super::{Endpoint, Outputs, Published};
 use crate::attr::AhAttr;
 use crate::counters::{DeviceCounters, count_drop};
@@ -39,6 +40,8 @@ pub(crate) struct Core {
     pub(crate) datagram_lanes: Vec<Arc<Lane>>,
     /// Of raw packets: the lane of their socket.
     pub(crate) frame_lane: Option<Arc<Lane>>,
+    /// Of iWARP, in RTS: the connection.
+    pub(super) stream: Option<Stream>,
     /// In the lane's list of endpoints whose batch is not finished.
     touched: bool,
     delayed_ack: DelayedAck,
@@ -81,6 +84,7 @@ impl Core {
             datagram_paths: DatagramPaths::default(),
             datagram_lanes: Vec::new(),
             frame_lane: None,
+            stream: None,
             touched: false,
             delayed_ack: DelayedAck::new(),
             gathering: Gathering::new(),
@@ -109,7 +113,13 @@ impl Core {
 
     /// The lane that runs its timers.
     fn home(&self) -> Option<&Arc<Lane>> {
-        self.path.as_ref().map(|path| &path.lane).or_else(|| self.datagram_lanes.first())
+        self.peer_lane().or_else(|| self.datagram_lanes.first())
+    }
+
+    /// The lane that receives what its one peer sends.
+    pub(crate) fn peer_lane(&self) -> Option<&Arc<Lane>> {
+        let of_path = self.path.as_ref().map(|path| &path.lane);
+        of_path.or_else(|| self.stream.as_ref().map(|stream| &stream.lane))
     }
 
     /// Whether datagrams that came by a socket of this address are for it.
@@ -176,7 +186,7 @@ pub(crate) struct Locked<'a> {
 }
 
 /// The shared receive queues that an endpoint's transport takes from. Each call locks the queue it takes from.
-struct Receives<'a>(&'a dyn Outputs);
+pub(super) struct Receives<'a>(pub(super) &'a dyn Outputs);
 
 impl ReceiveSource for Receives<'_> {
     fn take(&mut self, number: Option<SrqNumber>, wqe: &mut RecvWqe, least: u64) -> Taken {
@@ -239,6 +249,7 @@ impl Locked<'_> {
     pub(crate) fn expire(&mut self, now: Instant) {
         if !self.core.destroyed {
             self.core.transport.handle_timeout(now);
+            self.expire_stream(now);
         }
     }
 
@@ -323,12 +334,17 @@ impl Locked<'_> {
         self.finish(now);
     }
 
-    fn finish(mut self, now: Instant) {
+    fn finish(self, now: Instant) {
+        self.finish_after(now, Published::default());
+    }
+
+    /// As [`Self::finish`], after some of the completions of the batch were published.
+    pub(super) fn finish_after(mut self, now: Instant, mut published: Published) {
         if self.core.destroyed {
             return;
         }
         let unsent = self.transmit(now);
-        let published = self.endpoint.outputs.publish(&mut self.core.transport, now);
+        published.join(self.endpoint.outputs.publish(&mut self.core.transport, now));
         self.leave(now, unsent, published);
     }
 
@@ -364,6 +380,9 @@ impl Locked<'_> {
 
     /// When there is more to send, if so.
     fn transmit(&mut self, now: Instant) -> Option<Instant> {
+        if self.endpoint.service == Service::Iwarp {
+            return self.transmit_stream(now);
+        }
         let Core {
             transport,
             memory,
@@ -422,6 +441,8 @@ impl Locked<'_> {
         }
         let deadline = Hub::deadline(core.transport.poll_timeout());
         let deadline = unsent.map_or(deadline, |at| deadline.min(at.as_nanos()));
+        let of_stream = endpoint.follow_stream(&mut core);
+        let deadline = deadline.min(Hub::deadline(of_stream));
         endpoint.follow_target(&mut core);
         endpoint.show(&core.transport);
         endpoint.deadline.store(deadline, Ordering::SeqCst);
@@ -455,14 +476,17 @@ impl Endpoint {
     pub(crate) fn flush_at_exit(&self, limit: Duration) {
         if !ptr::eq(INSIDE.get(), self)
             && let Some(mut core) = self.core.try_lock_for(limit)
-            && match &core.path {
+        {
+            Locked::flush_stream_at_exit(&mut core, limit, self.counters());
+            let may_send = match &core.path {
                 Some(ConnectedPath { socket: TxPath::Socket(_), .. }) => true,
                 Some(ConnectedPath { socket: TxPath::Pipe(pipe, _), .. }) => pipe.is_free(),
                 _ => false,
+            };
+            if may_send {
+                core.transport.prefer_direct(false);
+                self.flush(&mut core);
             }
-        {
-            core.transport.prefer_direct(false);
-            self.flush(&mut core);
         }
     }
 }

@@ -4,6 +4,7 @@ mod delayed_ack;
 mod direct;
 mod gathering;
 mod locked;
+mod stream;
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -23,6 +24,7 @@ use crate::frames::FramePort;
 pub(crate) use gathering::Visit;
 use locked::Inside;
 pub(crate) use locked::{ConnectedPath, Core, Locked};
+pub(crate) use stream::{Agreed, BeginError};
 
 /// The half of a queue pair that a lane delivers to.
 pub(crate) struct Endpoint {
@@ -70,6 +72,14 @@ pub(crate) struct Published {
     pub(crate) receives: usize,
     /// Queues that just overflowed, normally none.
     pub(crate) overrun: Vec<Arc<dyn OverrunQueue>>,
+}
+
+impl Published {
+    /// Adds what came out later.
+    fn join(&mut self, later: Self) {
+        self.receives += later.receives;
+        self.overrun.extend(later.overrun);
+    }
 }
 
 /// A completion queue that was overrun.

@@ -1,0 +1,339 @@
+//! Connections of this process.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use ferroce_host::{fork::Guarded, tcp};
+use ferroce_proto::Service;
+use ferroce_proto::iwarp::StreamConfig;
+use ferroce_proto::iwarp::setup::{Initiator, Responder, SetupParams};
+use ferroce_wire::Qpn;
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::net::sockopt;
+
+use super::listener::Place;
+use super::manager::{Manager, Note};
+use super::{Port, Sink, setup};
+use crate::cm::resolve;
+use crate::engine::Engine;
+use crate::lane::{Agreed, BeginError, Endpoint};
+use crate::streams::{Remains, StreamEvents};
+
+/// The parameters of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectParams<'a> {
+    /// The peer's address.
+    pub destination: SocketAddr,
+    /// The queue pair to connect, which is in INIT.
+    pub qpn: Qpn,
+    /// Reads and atomics that the queue pair serves at once. Rounded up to a power of two, at most 128.
+    pub ird: u8,
+    /// Reads and atomics that the queue pair wants to have outstanding. Rounded as `ird`.
+    pub ord: u8,
+    /// For the peer, at most 251 octets.
+    pub private: &'a [u8],
+}
+
+/// The parameters of an agreement.
+#[derive(Clone, Copy, Debug)]
+pub struct AcceptParams<'a> {
+    /// The queue pair to connect, which is in INIT.
+    pub qpn: Qpn,
+    /// As in [`ConnectParams`].
+    pub ird: u8,
+    /// As in [`ConnectParams`].
+    pub ord: u8,
+    /// For the peer, at most 251 octets.
+    pub private: &'a [u8],
+}
+
+/// A connection, or a request for one. The drop ends it according to its state: it disconnects, rejects or gives up.
+pub struct Connection(pub(super) Arc<Shared>);
+
+/// The state of a connection.
+pub(super) struct Shared {
+    me: Weak<Shared>,
+    pub(super) engine: Arc<Engine>,
+    pub(super) manager: Arc<Manager>,
+    /// Our end asks for CRCs.
+    pub(super) crc: bool,
+    sink: Mutex<Sink>,
+    /// Taken before the lock of an endpoint.
+    phase: Mutex<Phase>,
+    /// The program has no more use for it.
+    dropped: AtomicBool,
+}
+
+/// How far a connection has come.
+enum Phase {
+    /// The set-up is under way; the number of the manager's wait.
+    SettingUp(u64),
+    /// The peer's request waits for the program's answer.
+    Requested(Box<Requested>),
+    /// A queue pair has it.
+    Running(Weak<Endpoint>, StreamConfig),
+    /// It ended.
+    Over,
+}
+
+struct Requested {
+    socket: Guarded<OwnedFd>,
+    responder: Responder,
+    /// Its place in the backlog of the listener.
+    _place: Place,
+}
+
+impl Connection {
+    /// Asks a peer for a connection, from a port of one's own. Events go to `sink`.
+    ///
+    /// # Errors
+    /// EINVAL: the port is in use already, the queue pair is not one of iWARP, or there is too much private data. Others from TCP. The port
+    /// can be used again.
+    #[doc(alias = "rdma_connect")]
+    pub fn connect(port: &Port, params: &ConnectParams<'_>, sink: Sink) -> io::Result<Self> {
+        let (engine, manager) = Manager::global()?;
+        find(&engine, params.qpn)?;
+        let shared = Shared::new(&engine, &manager, crc_at(&engine, port.local()), sink);
+        let initiator = Initiator::new(&SetupParams {
+            crc: shared.crc,
+            ird: params.ird,
+            ord: params.ord,
+            private: params.private,
+            // The responder may then send first, which programs do.
+            peer_to_peer: true,
+        });
+        let initiator = initiator.map_err(|_| Errno::INVAL)?;
+        engine.flush_all();
+        let socket = port.take()?;
+        match sockopt::set_tcp_nodelay(&socket, true)
+            .and_then(|()| rustix::net::connect(&socket, &params.destination))
+        {
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
+            Err(errno) => {
+                port.put_back(socket);
+                return Err(errno.into());
+            }
+        }
+        let connecting = setup::Connecting::new(&shared, params.qpn, socket, initiator);
+        let number = manager.number();
+        *shared.phase.lock() = Phase::SettingUp(number);
+        manager.add(number, connecting.into())?;
+        Ok(Self(shared))
+    }
+
+    /// From now on `sink` takes its events. Events that were delivered before stay where they are.
+    #[doc(alias = "rdma_migrate_id")]
+    pub fn set_sink(&self, sink: Sink) {
+        *self.0.sink.lock() = sink;
+    }
+
+    /// Agrees to a request: the queue pair goes to RTS, and then the peer is told. [`super::Event::Established`] follows, at once or, if the
+    /// peer asked for peer-to-peer mode, with its first FPDU.
+    ///
+    /// # Errors
+    /// EINVAL: there is no request to answer, the queue pair is none of iWARP in INIT, or there is too much private data. Others: the peer
+    /// went away; the queue pair is then in the error state.
+    #[doc(alias = "rdma_accept")]
+    pub fn accept(&self, params: &AcceptParams<'_>) -> io::Result<()> {
+        let shared = &self.0;
+        let endpoint = find(&shared.engine, params.qpn)?;
+        shared.engine.flush_all();
+        let mut phase = shared.phase.lock();
+        let Phase::Requested(requested) = &mut *phase else { return Err(Errno::INVAL.into()) };
+        let accepted = requested.responder.accept(&SetupParams {
+            crc: shared.crc,
+            ird: params.ird,
+            ord: params.ord,
+            private: params.private,
+            peer_to_peer: false,
+        });
+        let accepted = accepted.map_err(|_| Errno::INVAL)?;
+        let before = std::mem::replace(&mut *phase, Phase::Running(Arc::downgrade(&endpoint), accepted.stream));
+        let Phase::Requested(requested) = before else { return Err(Errno::INVAL.into()) };
+        let begun = shared.begin(&endpoint, accepted.stream, requested.socket, &accepted.reply, &[]);
+        if begun.is_err() {
+            *phase = Phase::Over;
+        }
+        Ok(begun?)
+    }
+
+    /// Refuses a request, with private data of 251 octets at most.
+    ///
+    /// # Errors
+    /// EINVAL: there is no request to answer, or there is too much private data.
+    #[doc(alias = "rdma_reject")]
+    pub fn reject(&self, private: &[u8]) -> io::Result<()> {
+        let shared = &self.0;
+        let mut phase = shared.phase.lock();
+        let Phase::Requested(requested) = &mut *phase else { return Err(Errno::INVAL.into()) };
+        let reply = requested.responder.reject(private).map_err(|_| Errno::INVAL)?;
+        if let Phase::Requested(requested) = std::mem::replace(&mut *phase, Phase::Over) {
+            shared.manager.linger(Arc::new(requested.socket), reply);
+        }
+        Ok(())
+    }
+
+    /// Ends the connection: the queue pair goes to the error state, and [`super::Event::Disconnected`] follows. A connection that ended before
+    /// stays as it is.
+    ///
+    /// # Errors
+    /// EINVAL: it never was established.
+    #[doc(alias = "rdma_disconnect")]
+    pub fn disconnect(&self) -> io::Result<()> {
+        let running = match &*self.0.phase.lock() {
+            Phase::Running(endpoint, _) => endpoint.upgrade(),
+            Phase::Over => None,
+            Phase::SettingUp(_) | Phase::Requested(_) => return Err(Errno::INVAL.into()),
+        };
+        if let (Some(endpoint), Some(me)) = (running, self.0.events()) {
+            endpoint.disconnect_stream(&me);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // A forked child holds copies of locks that other threads of its parent had.
+        if !self.0.engine.is_ours() {
+            return;
+        }
+        self.0.dropped.store(true, Ordering::SeqCst);
+        let setting_up = match &*self.0.phase.lock() {
+            Phase::SettingUp(number) => Some(*number),
+            _ => None,
+        };
+        match setting_up {
+            Some(number) => self.0.manager.cancel(number),
+            // Each of them has an effect in one state only.
+            None => drop((self.reject(&[]), self.disconnect())),
+        }
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(super) fn new(engine: &Arc<Engine>, manager: &Arc<Manager>, crc: bool, sink: Sink) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            engine: Arc::clone(engine),
+            manager: Arc::clone(manager),
+            crc,
+            sink: Mutex::new(sink),
+            phase: Mutex::new(Phase::Over),
+            dropped: AtomicBool::new(false),
+        })
+    }
+
+    /// The receiver of its events.
+    pub(super) fn sink(&self) -> Sink {
+        self.sink.lock().clone()
+    }
+
+    /// Whether the program has no more use for it.
+    pub(super) fn is_dropped(&self) -> bool {
+        self.dropped.load(Ordering::SeqCst)
+    }
+
+    /// Reads that the queue pair serves at once, and those that it may have outstanding.
+    pub(super) fn depths(&self) -> (u8, u8) {
+        match &*self.phase.lock() {
+            Phase::Running(_, config) => (config.ird, config.ord),
+            Phase::SettingUp(_) | Phase::Requested(_) | Phase::Over => (0, 0),
+        }
+    }
+
+    fn events(&self) -> Option<Arc<dyn StreamEvents>> {
+        self.me.upgrade().map(|me| me as Arc<_>)
+    }
+
+    /// The set-up failed, or the queue pair gave the connection back.
+    pub(super) fn is_over(&self) {
+        *self.phase.lock() = Phase::Over;
+    }
+
+    /// The peer's request is here, and the program shall answer it.
+    pub(super) fn requested(&self, socket: Guarded<OwnedFd>, responder: Responder, place: Place) {
+        *self.phase.lock() = Phase::Requested(Box::new(Requested { socket, responder, _place: place }));
+    }
+
+    /// The peer's reply is here: connects the queue pair, and gives it the octets behind the reply.
+    pub(super) fn replied(
+        &self,
+        qpn: Qpn,
+        config: StreamConfig,
+        socket: Guarded<OwnedFd>,
+        behind: &[u8],
+    ) -> Result<(), Errno> {
+        let mut phase = self.phase.lock();
+        let begun = find(&self.engine, qpn).and_then(|endpoint| {
+            *phase = Phase::Running(Arc::downgrade(&endpoint), config);
+            self.begin(&endpoint, config, socket, &[], behind)
+        });
+        if begun.is_err() {
+            *phase = Phase::Over;
+        }
+        begun
+    }
+
+    fn begin(
+        &self,
+        endpoint: &Arc<Endpoint>,
+        config: StreamConfig,
+        socket: Guarded<OwnedFd>,
+        reply: &[u8],
+        arrived: &[u8],
+    ) -> Result<(), Errno> {
+        let events = self.events().ok_or(Errno::INVAL)?;
+        let segment = tcp::segment_size(&socket).map_err(errno_of)?;
+        let by = self.engine.lanes().streams().map_err(errno_of)?;
+        let agreed = Agreed { config, segment, socket, reply, arrived, events, by };
+        endpoint.begin_stream(agreed).map_err(|error| {
+            tracing::debug!(qpn = endpoint.qpn.value(), %error, "a connection cannot begin");
+            match error {
+                BeginError::State(_) => Errno::INVAL,
+                BeginError::Connection(error) => errno_of(error),
+            }
+        })
+    }
+}
+
+impl StreamEvents for Shared {
+    fn established(&self) {
+        if let Some(me) = self.me.upgrade() {
+            self.manager.note(Note::Established(me));
+        }
+    }
+
+    fn ended(&self, remains: Remains) {
+        if let Some(me) = self.me.upgrade() {
+            self.manager.note(Note::Ended(me, remains));
+        }
+    }
+}
+
+/// The endpoint of an iWARP queue pair of this process.
+fn find(engine: &Engine, qpn: Qpn) -> Result<Arc<Endpoint>, Errno> {
+    let found = engine.hub().table.get(qpn);
+    let endpoint = found.as_deref().and_then(Option::as_ref).ok_or(Errno::INVAL)?;
+    if endpoint.service == Service::Iwarp { Ok(Arc::clone(endpoint)) } else { Err(Errno::INVAL) }
+}
+
+/// Whether our end asks for CRCs at a local address: a setting of the link.
+pub(super) fn crc_at(engine: &Engine, local: SocketAddr) -> bool {
+    resolve::iwarp_device(engine, local).is_none_or(|device| device.settings.crc)
+}
+
+pub(super) fn errno_of(error: io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
+}

@@ -1,0 +1,83 @@
+//! The end of a connection: the last octets leave, the peer's are read to their end, and then the socket is closed.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferroce_wire::Instant;
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
+
+/// The socket is closed after this time, whatever the peer does.
+const LONGEST: Duration = Duration::from_secs(2);
+/// Octets of the peer that are read at most.
+const MOST: usize = 16 << 20;
+/// Octets that are read before other connections have their turn.
+const AT_ONCE: usize = 1 << 20;
+const PIECE: usize = 64 << 10;
+
+/// A connection that ended for its queue pair. Octets of the peer that nobody reads would make TCP send a RST, which can overtake our
+/// last message.
+pub(super) struct Lingering {
+    pub(super) socket: Arc<dyn AsFd + Send + Sync>,
+    pub(super) until: Instant,
+    /// The last octets, those before `sent` with TCP.
+    unsent: Vec<u8>,
+    sent: usize,
+    /// FIN is on its way.
+    finished: bool,
+    /// Octets that are still read.
+    left: usize,
+}
+
+impl Lingering {
+    pub(super) fn new(socket: Arc<dyn AsFd + Send + Sync>, unsent: Vec<u8>, now: Instant) -> Self {
+        Self { socket, until: now + LONGEST, unsent, sent: 0, finished: false, left: MOST }
+    }
+
+    /// The readiness that it waits for.
+    pub(super) fn interest(&self) -> EventFlags {
+        if self.finished { EventFlags::IN } else { EventFlags::IN | EventFlags::OUT }
+    }
+
+    /// Goes on; returns whether there is more to wait for.
+    pub(super) fn go_on(&mut self) -> bool {
+        self.send() && self.read()
+    }
+
+    /// Sends the last octets and FIN, as far as TCP takes them. `false` if the connection is broken.
+    fn send(&mut self) -> bool {
+        while let Some(octets) = self.unsent.get(self.sent..).filter(|octets| !octets.is_empty()) {
+            match rustix::net::send(&*self.socket, octets, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(sent) => self.sent += sent,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return true,
+                Err(_) => return false,
+            }
+        }
+        if !self.finished {
+            self.finished = true;
+            return rustix::net::shutdown(&*self.socket, Shutdown::Write).is_ok();
+        }
+        true
+    }
+
+    /// Reads and forgets what the peer sent. `false` at its end.
+    fn read(&mut self) -> bool {
+        let mut piece = [0; PIECE];
+        let mut read = 0;
+        while read < AT_ONCE {
+            match rustix::net::recv(&*self.socket, &mut piece, RecvFlags::DONTWAIT) {
+                Ok((len, _)) if len > 0 && len < self.left => {
+                    self.left -= len;
+                    read += len;
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return true,
+                Ok(_) | Err(_) => return false,
+            }
+        }
+        true
+    }
+}

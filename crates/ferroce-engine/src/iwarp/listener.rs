@@ -1,0 +1,192 @@
+//! Listening at a port of TCP.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use ferroce_host::fork::Guarded;
+use ferroce_wire::Instant;
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, sockopt};
+
+use super::connection::{Shared, crc_at};
+use super::manager::{Manager, Step, Wait};
+use super::setup::Hearing;
+use super::{Connection, Port, Sink};
+use crate::cm::resolve;
+use crate::engine::Engine;
+
+/// Requests that may wait for an answer, at most.
+const MOST_WAITING: usize = 1024;
+/// Connections that are taken before other sockets have their turn.
+const AT_ONCE: usize = 64;
+/// Without descriptors or memory, no connection is taken for this time.
+const REST: Duration = Duration::from_millis(100);
+
+/// A listener, until it is dropped. Requests that its sink was given can still be answered then.
+pub struct Listener {
+    engine: Arc<Engine>,
+    manager: Arc<Manager>,
+    number: u64,
+    listening: Arc<Listening>,
+}
+
+impl Listener {
+    /// Takes requests at `port` from now on, and gives each to `sink`: those whose local address is one of an iWARP device. `backlog` of them
+    /// may wait for an answer; 0, or more than 1024, mean 1024. Further connections are closed.
+    ///
+    /// # Errors
+    /// EADDRINUSE: another socket listens there. EINVAL: the port is in use by a connection or listener of this process.
+    #[doc(alias = "rdma_listen")]
+    pub fn listen(port: &Port, backlog: u16, sink: Sink) -> std::io::Result<Self> {
+        let (engine, manager) = Manager::global()?;
+        engine.flush_all();
+        let most = match usize::from(backlog) {
+            0 => MOST_WAITING,
+            backlog => backlog.min(MOST_WAITING),
+        };
+        let socket = port.take()?;
+        if let Err(errno) = rustix::net::listen(&socket, most as i32) {
+            port.put_back(socket);
+            return Err(errno.into());
+        }
+        let listening = Arc::new(Listening {
+            engine: Arc::clone(&engine),
+            manager: Arc::clone(&manager),
+            sink,
+            most,
+            waiting: Arc::default(),
+            closed: AtomicBool::new(false),
+        });
+        let number = manager.number();
+        manager.add(number, Accepting { socket, listening: Arc::clone(&listening), rests_until: None }.into())?;
+        Ok(Self { engine, manager, number, listening })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if self.engine.is_ours() {
+            self.listening.closed.store(true, Ordering::SeqCst);
+            self.manager.cancel(self.number);
+        }
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").finish_non_exhaustive()
+    }
+}
+
+/// The knowledge of a listener that its set-ups share.
+pub(super) struct Listening {
+    engine: Arc<Engine>,
+    manager: Arc<Manager>,
+    sink: Sink,
+    most: usize,
+    waiting: Arc<AtomicUsize>,
+    closed: AtomicBool,
+}
+
+impl Listening {
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn sink(&self) -> Sink {
+        self.sink.clone()
+    }
+
+    /// A connection that a peer asks for at a local address. It is the listener's for now.
+    pub(super) fn connection(&self, local: SocketAddr) -> Connection {
+        let crc = crc_at(&self.engine, local);
+        Connection(Shared::new(&self.engine, &self.manager, crc, self.sink()))
+    }
+
+    /// A place in the backlog, if one is free. Only the background thread takes places.
+    fn place(&self) -> Option<Place> {
+        let free = self.waiting.load(Ordering::Relaxed) < self.most;
+        free.then(|| {
+            self.waiting.fetch_add(1, Ordering::Relaxed);
+            Place(Arc::clone(&self.waiting))
+        })
+    }
+}
+
+/// A place in the backlog of a listener: a request that is not answered yet.
+pub(super) struct Place(Arc<AtomicUsize>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The wait for connections.
+pub(super) struct Accepting {
+    pub(super) socket: Guarded<OwnedFd>,
+    listening: Arc<Listening>,
+    /// The system was short of something.
+    pub(super) rests_until: Option<Instant>,
+}
+
+impl Accepting {
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.listening.is_closed()
+    }
+
+    /// Takes the connections that wait, up to a bound, and adds each to `found`.
+    pub(super) fn go_on(mut self, now: Instant, found: &mut Vec<Wait>) -> Step {
+        self.rests_until = None;
+        for _ in 0..AT_ONCE {
+            match self.accept(now) {
+                Ok(hearing) => found.extend(hearing.map(|hearing| Wait::Hearing(Box::new(hearing)))),
+                Err(Errno::AGAIN) => break,
+                // The connection broke while it waited.
+                Err(
+                    Errno::CONNABORTED
+                    | Errno::INTR
+                    | Errno::NETDOWN
+                    | Errno::PROTO
+                    | Errno::HOSTUNREACH
+                    | Errno::NETUNREACH
+                    | Errno::PERM,
+                ) => {}
+                Err(errno) => {
+                    tracing::warn!(%errno, "cannot take a connection");
+                    self.rests_until = Some(now + REST);
+                    break;
+                }
+            }
+        }
+        Step::Wait(self.into())
+    }
+
+    /// Takes one connection. `None`: it was closed, because it came to another device or too many wait.
+    fn accept(&self, now: Instant) -> Result<Option<Hearing>, Errno> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (socket, remote) = rustix::net::acceptfrom_with(&self.socket, flags)?;
+        let socket = Guarded::new(socket);
+        let Some(place) = self.listening.place() else { return Ok(None) };
+        let address = |address| SocketAddr::try_from(address);
+        let local = address(rustix::net::getsockname(&socket)?)?;
+        let Some(Ok(remote)) = remote.map(address) else { return Ok(None) };
+        let device = resolve::iwarp_device(&self.listening.engine, super::port::canonical(local));
+        if device.is_none() {
+            tracing::debug!(%local, %remote, "a connection is closed: its local address is not one of an iWARP device");
+            return Ok(None);
+        }
+        sockopt::set_tcp_nodelay(&socket, true)?;
+        Ok(Some(Hearing::new(socket, &self.listening, place, (local, remote), now)))
+    }
+}
+
+impl From<Accepting> for Wait {
+    fn from(accepting: Accepting) -> Self {
+        Self::Accepting(Box::new(accepting))
+    }
+}

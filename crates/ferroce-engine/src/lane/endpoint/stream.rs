@@ -1,0 +1,202 @@
+//! The stream of an iWARP endpoint: the connection that its queue pair sends by and receives from.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferroce_host::fork::Guarded;
+use ferroce_proto::iwarp::StreamConfig;
+use ferroce_proto::{ModifyQpError, QpAttr, QpAttrMask, QpState, StreamState};
+use ferroce_wire::Instant;
+
+use super::{Endpoint, Published};
+use super::locked::{Core, Locked, Receives};
+use crate::clock;
+use crate::counters::DeviceCounters;
+use crate::lane::Lane;
+use crate::streams::{StreamEvents, StreamPort, StreamSocket, Streams};
+
+/// The stream of an endpoint, from the end of the set-up to the end of the connection.
+pub(crate) struct Stream {
+    port: StreamPort,
+    /// The lane that receives from it.
+    pub(super) lane: Arc<Lane>,
+}
+
+/// A connection whose set-up is over.
+pub(crate) struct Agreed<'a> {
+    pub(crate) config: StreamConfig,
+    /// Octets of data in a TCP segment.
+    pub(crate) segment: u16,
+    pub(crate) socket: Guarded<OwnedFd>,
+    /// The last octets of the set-up, which leave before all FPDUs: the reply of the responder.
+    pub(crate) reply: &'a [u8],
+    /// Octets that came behind the set-up: FPDUs of the peer.
+    pub(crate) arrived: &'a [u8],
+    pub(crate) events: Arc<dyn StreamEvents>,
+    /// All streams, and their lane.
+    pub(crate) by: &'a (Arc<Streams>, Arc<Lane>),
+}
+
+/// Why a stream did not begin.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BeginError {
+    /// The state of the queue pair does not allow it.
+    #[error(transparent)]
+    State(#[from] ModifyQpError),
+    /// The connection broke, or the system has no memory. The queue pair is in the error state.
+    #[error("the connection cannot be used")]
+    Connection(#[source] std::io::Error),
+}
+
+impl Endpoint {
+    /// Goes from INIT to RTS with a connection whose set-up is over, joins the lane of the streams, and sends the reply.
+    pub(crate) fn begin_stream(self: &Arc<Self>, agreed: Agreed<'_>) -> Result<(), BeginError> {
+        let Agreed { config, segment, socket, reply, arrived, events, by: (streams, lane) } = agreed;
+        let mut locked = self.lock();
+        let core = &mut *locked.core;
+        if core.destroyed {
+            return Err(ModifyQpError::Transition { from: QpState::Reset, to: QpState::Rts }.into());
+        }
+        core.transport.begin_stream(&config, segment)?;
+        let now = clock::now();
+        let socket = streams.add(self.qpn, socket).and_then(|socket| {
+            // The first octets of this direction: TCP takes them all.
+            let sent = if reply.is_empty() { Ok(0) } else { socket.send(reply) };
+            match sent {
+                Ok(sent) if sent == reply.len() => Ok(socket),
+                Ok(_) => Err((socket, rustix::io::Errno::AGAIN)),
+                Err(errno) => Err((socket, errno)),
+            }
+            .map_err(|(socket, errno)| {
+                streams.forget(&socket);
+                errno.into()
+            })
+        });
+        let socket = match socket {
+            Ok(socket) => socket,
+            Err(error) => {
+                core.transport.stream_ended();
+                locked.finish_batch(now);
+                return Err(BeginError::Connection(error));
+            }
+        };
+        let announces = !config.initiator && config.rtr.is_some();
+        let responder = (!config.initiator && config.rtr.is_none()).then_some(now);
+        if responder.is_some() {
+            events.established();
+        }
+        let port = StreamPort::new(socket, Arc::clone(streams), events, responder, announces);
+        core.stream = Some(Stream { port, lane: Arc::clone(lane) });
+        lane.attach(self);
+        self.outputs.add_lane(lane);
+        let published = self.take_octets(core, arrived, now);
+        locked.finish_after(now, published);
+        Ok(())
+    }
+
+    /// Gives octets of the stream to the transport. Where it has no room for further completions, they are published first.
+    fn take_octets(&self, core: &mut Core, mut octets: &[u8], now: Instant) -> Published {
+        let mut published = Published::default();
+        while !octets.is_empty() && published.overrun.is_empty() {
+            let Core { transport, memory, .. } = core;
+            let taken = transport.handle_stream(octets, &mut Receives(&*self.outputs), memory);
+            octets = octets.get(taken..).unwrap_or_default();
+            if !octets.is_empty() {
+                published.join(self.outputs.publish(transport, now));
+            }
+            debug_assert!(taken > 0 || published.receives > 0 || !published.overrun.is_empty(), "no progress");
+        }
+        published
+    }
+
+    /// Ends the stream, if there is one: its manager gets the connection.
+    pub(crate) fn end_stream(&self, core: &mut Core) {
+        if let Some(Stream { port, lane }) = core.stream.take() {
+            if matches!(core.transport.stream_state(), StreamState::Open { .. }) {
+                core.transport.stream_ended();
+            }
+            lane.detach(self);
+            self.outputs.remove_lane(&lane);
+            port.end(&mut core.transport, &mut core.memory);
+        }
+    }
+
+    /// Ends the stream that `events` manages, and takes the queue pair to the error state.
+    pub(crate) fn disconnect_stream(&self, events: &Arc<dyn StreamEvents>) {
+        let mut locked = self.lock();
+        if locked.core.stream.as_ref().is_some_and(|stream| stream.port.is_managed_by(events)) {
+            let error = QpAttr { state: QpState::Error, ..QpAttr::default() };
+            if let Err(error) = locked.core.transport.modify(&error, QpAttrMask::STATE) {
+                tracing::debug!(%error, "a queue pair could not be ended");
+            }
+            locked.finish_batch(clock::now());
+        }
+    }
+
+    /// Follows what happened to the stream. Returns when its next timer is due.
+    pub(super) fn follow_stream(&self, core: &mut Core) -> Option<Instant> {
+        let Core { stream, transport, .. } = core;
+        let stream = stream.as_mut()?;
+        let state = transport.stream_state();
+        stream.port.follow(state);
+        match state {
+            StreamState::Open { .. } => stream.port.deadline(),
+            StreamState::Idle | StreamState::Closing => {
+                self.end_stream(core);
+                None
+            }
+        }
+    }
+}
+
+impl Locked<'_> {
+    /// The port of this connection, unless the endpoint gave it up meanwhile.
+    fn port(&mut self, socket: &StreamSocket) -> Option<&mut StreamPort> {
+        self.core.stream.as_mut().map(|stream| &mut stream.port).filter(|port| port.is_of(socket))
+    }
+
+    /// Gives it octets that arrived on this connection, and finishes the batch.
+    pub(crate) fn receive_stream(mut self, socket: &StreamSocket, octets: &[u8], now: Instant) {
+        if self.port(socket).is_some() {
+            let published = self.endpoint.take_octets(&mut self.core, octets, now);
+            self.finish_after(now, published);
+        }
+    }
+
+    /// This connection ended: by FIN, by RST, or because the peer does not answer.
+    pub(crate) fn stream_ended(&mut self, socket: &StreamSocket) {
+        if self.port(socket).is_some() {
+            self.core.transport.stream_ended();
+        }
+    }
+
+    /// TCP has room again for this connection.
+    pub(crate) fn has_room(&mut self, socket: &StreamSocket) {
+        if let Some(port) = self.port(socket) {
+            port.has_room();
+        }
+    }
+
+    /// Sends what the queue pair has for its connection. Returns when to go on if it has more.
+    pub(super) fn transmit_stream(&mut self, now: Instant) -> Option<Instant> {
+        let Core { stream, transport, memory, .. } = &mut *self.core;
+        stream.as_mut()?.port.drain(transport, memory, now, self.endpoint.counters())
+    }
+
+    /// Sends what TCP takes until `limit` is over, because the process ends.
+    pub(super) fn flush_stream_at_exit(core: &mut Core, limit: Duration, counters: &DeviceCounters) {
+        let Core { stream, transport, memory, .. } = core;
+        if let Some(stream) = stream {
+            stream.port.flush_at_exit(transport, memory, limit, counters);
+        }
+    }
+
+    /// Runs the stream's timer if it is due.
+    pub(super) fn expire_stream(&mut self, now: Instant) {
+        let Core { stream, transport, .. } = &mut *self.core;
+        if let Some(stream) = stream {
+            stream.port.expire(transport, now);
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The lane of all iWARP connections of the process.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use ferroce_wire::Instant;
+use rustix::io::Errno;
+
+use super::{Hub, Lane, Receiver, Source};
+use crate::clock;
+use crate::counters::DeviceCounters;
+use crate::streams::{Arrivals, Ready, StreamSocket, Streams};
+
+impl Lane {
+    /// The lane of the connections.
+    pub(crate) fn of_streams(id: u64, streams: Arc<Streams>, hub: Arc<Hub>) -> Self {
+        // It is of all addresses, and nobody looks for it by one.
+        Self::from_source(id, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, Source::Streams(streams), hub)
+    }
+
+    /// Looks at the connections once, and processes what arrived; when that was, or `None` if nothing did. Few connections are asked one
+    /// after the other, which is one system call for each of them; of many, the epoll set knows those that have something.
+    pub(super) fn receive_streams(&self, receiver: &mut Receiver, streams: &Streams) -> Option<Instant> {
+        let Receiver { streams: arrivals, .. } = receiver;
+        let arrivals = arrivals.get_or_insert_with(Arrivals::new);
+        let mut last = None;
+        match streams.few() {
+            Some(few) => {
+                for socket in few.iter().flat_map(|few| few.iter()) {
+                    let received = self.receive_stream(socket, &mut arrivals.buffer, false);
+                    last = received.or(last);
+                }
+            }
+            None => {
+                streams.find_ready(arrivals);
+                let Arrivals { buffer, ready, .. } = arrivals;
+                for Ready { socket, room, arrived } in ready.drain(..) {
+                    // Without octets, its queue pair may send again.
+                    let buffer = if arrived { &mut buffer[..] } else { &mut [] };
+                    last = self.receive_stream(&socket, buffer, room).or(last);
+                }
+            }
+        }
+        if let Some(now) = last {
+            self.follow.received();
+            receiver.look_at_guard(now);
+        }
+        last
+    }
+
+    /// Receives from one connection into `buffer`, unless that is empty, and gives it to its queue pair, which may send if there is
+    /// `room`. When that was, or `None` if nothing had come.
+    fn receive_stream(&self, socket: &StreamSocket, buffer: &mut [u8], room: bool) -> Option<Instant> {
+        let received = if buffer.is_empty() { Err(Errno::AGAIN) } else { socket.receive(buffer) };
+        if !room && matches!(received, Err(Errno::AGAIN | Errno::INTR)) {
+            return None;
+        }
+        let found = self.hub.table.get(socket.qpn());
+        let endpoint = found.as_deref().and_then(Option::as_ref)?;
+        let now = clock::now();
+        let mut locked = endpoint.lock();
+        if room {
+            locked.has_room(socket);
+        }
+        match received {
+            Ok(0) => locked.stream_ended(socket),
+            Ok(len) => {
+                let counters = self.hub.ledger.device(endpoint.block);
+                DeviceCounters::count(&counters.rx_calls);
+                DeviceCounters::add(&counters.rcvd_octets, len as u64);
+                locked.receive_stream(socket, buffer.get(..len).unwrap_or_default(), now);
+                return Some(now);
+            }
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(errno) => {
+                tracing::debug!(qpn = socket.qpn().value(), %errno, "a connection broke");
+                locked.stream_ended(socket);
+            }
+        }
+        locked.finish_batch(now);
+        Some(now)
+    }
+}

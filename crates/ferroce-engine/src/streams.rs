@@ -1,0 +1,196 @@
+//! The TCP connections of iWARP queue pairs: receiving from those that have something, and sending.
+//!
+//! All connections of the process that carry messages are one lane, whose descriptor is an epoll set of their sockets. The
+//! connections that are being set up, or that ended, belong to `iwarp`.
+
+mod port;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use arc_swap::{ArcSwapOption, Guard};
+use ferroce_host::fork::Guarded;
+use ferroce_wire::Qpn;
+use parking_lot::Mutex;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+pub(crate) use port::{Remains, StreamEvents, StreamPort};
+
+/// With at most this number of connections a poll asks each of them by a receive call of its own; with more, it asks the epoll set.
+const FEW: usize = 8;
+/// Connections that one look receives from.
+const READY: usize = 16;
+/// Octets that one look receives from a connection.
+const RECEIVED: usize = 128 << 10;
+
+/// The socket of a connection that carries messages.
+pub(crate) struct StreamSocket {
+    /// Unique in the process.
+    id: u64,
+    /// The queue pair that it is of.
+    qpn: Qpn,
+    socket: Guarded<OwnedFd>,
+}
+
+impl StreamSocket {
+    /// The queue pair that it is of.
+    pub(crate) fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    /// Receives what has arrived; 0 octets at the end of the stream.
+    pub(crate) fn receive(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        rustix::net::recv(&self.socket, buffer, RecvFlags::DONTWAIT).map(|(len, _)| len)
+    }
+
+    /// Sends as much as TCP takes now.
+    pub(crate) fn send(&self, octets: &[u8]) -> Result<usize, Errno> {
+        rustix::net::send(&self.socket, octets, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+    }
+}
+
+impl AsFd for StreamSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// All connections of the process that carry messages.
+pub(crate) struct Streams {
+    epoll: Guarded<OwnedFd>,
+    /// A leaf lock, taken once a look where there are many.
+    known: Mutex<BTreeMap<u64, Arc<StreamSocket>>>,
+    /// The same; `None` if there are more than [`FEW`].
+    few: ArcSwapOption<Vec<Arc<StreamSocket>>>,
+    /// Connections whose TCP is full, which the epoll set watches for room.
+    full: AtomicUsize,
+    next: AtomicU64,
+}
+
+impl Streams {
+    /// None yet.
+    ///
+    /// # Errors
+    /// Without another descriptor.
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            epoll: Guarded::new(epoll::create(epoll::CreateFlags::CLOEXEC)?),
+            known: Mutex::default(),
+            few: ArcSwapOption::from_pointee(Vec::new()),
+            full: AtomicUsize::new(0),
+            next: AtomicU64::new(0),
+        })
+    }
+
+    /// Readable while a connection has something to receive, or has room to send again.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Begins to receive from a connection.
+    ///
+    /// # Errors
+    /// The system has no memory for it, or the user watches too many descriptors (`max_user_watches`).
+    pub(crate) fn add(&self, qpn: Qpn, socket: Guarded<OwnedFd>) -> io::Result<Arc<StreamSocket>> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let socket = Arc::new(StreamSocket { id, qpn, socket });
+        self.change(|known| drop(known.insert(id, Arc::clone(&socket))));
+        let watched = epoll::add(&self.epoll, &*socket, epoll::EventData::new_u64(id), epoll::EventFlags::IN);
+        if let Err(errno) = watched {
+            self.change(|known| drop(known.remove(&id)));
+            return Err(errno.into());
+        }
+        Ok(socket)
+    }
+
+    /// Receives nothing more from it. Its descriptor stays open as long as `socket` is there.
+    pub(crate) fn forget(&self, socket: &StreamSocket) {
+        if let Err(errno) = epoll::delete(&self.epoll, socket) {
+            tracing::error!(%errno, "cannot stop watching a connection");
+        }
+        self.change(|known| drop(known.remove(&socket.id)));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut BTreeMap<u64, Arc<StreamSocket>>)) {
+        let mut known = self.known.lock();
+        change(&mut known);
+        let few = (known.len() <= FEW).then(|| Arc::new(known.values().cloned().collect()));
+        if few.is_some() || self.few.load().is_some() {
+            self.few.store(few);
+        }
+    }
+
+    /// Whether the epoll set says when TCP has room for a connection.
+    fn watch_room(&self, socket: &StreamSocket, watch: bool) {
+        let flags =
+            if watch { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+        if let Err(errno) = epoll::modify(&self.epoll, socket, epoll::EventData::new_u64(socket.id), flags) {
+            tracing::error!(%errno, "cannot watch a connection");
+        }
+        match watch {
+            true => self.full.fetch_add(1, Ordering::Relaxed),
+            false => self.full.fetch_sub(1, Ordering::Relaxed),
+        };
+    }
+
+    /// The connections to receive from in turn, if they are few and none of them waits for room.
+    pub(crate) fn few(&self) -> Option<Guard<Option<Arc<Vec<Arc<StreamSocket>>>>>> {
+        if self.full.load(Ordering::Relaxed) > 0 {
+            return None;
+        }
+        Some(self.few.load()).filter(|few| few.is_some())
+    }
+
+    /// Finds the connections that have something to receive or room to send, at most [`READY`] of them.
+    pub(crate) fn find_ready(&self, arrived: &mut Arrivals) {
+        const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut space = [const { MaybeUninit::uninit() }; READY];
+        let events = match epoll::wait(&self.epoll, &mut space, Some(&AT_ONCE)) {
+            Ok((events, _)) => events,
+            Err(Errno::INTR) => return,
+            Err(errno) => {
+                tracing::error!(%errno, "cannot look at connections");
+                return;
+            }
+        };
+        if events.is_empty() {
+            return;
+        }
+        let known = self.known.lock();
+        let ready = events.iter().filter_map(|event| {
+            let flags = event.flags;
+            let socket = Arc::clone(known.get(&event.data.u64())?);
+            let room = flags.contains(epoll::EventFlags::OUT);
+            Some(Ready { socket, room, arrived: flags.intersects(epoll::EventFlags::OUT.complement()) })
+        });
+        arrived.ready.extend(ready);
+    }
+}
+
+/// The buffers with which the holder of the lane receives.
+pub(crate) struct Arrivals {
+    pub(crate) buffer: Box<[u8]>,
+    /// The result of [`Streams::find_ready`].
+    pub(crate) ready: Vec<Ready>,
+}
+
+/// A connection that the epoll set names.
+pub(crate) struct Ready {
+    pub(crate) socket: Arc<StreamSocket>,
+    /// TCP has room to send again.
+    pub(crate) room: bool,
+    /// Something arrived, perhaps the end.
+    pub(crate) arrived: bool,
+}
+
+impl Arrivals {
+    pub(crate) fn new() -> Self {
+        Self { buffer: vec![0; RECEIVED].into_boxed_slice(), ready: Vec::with_capacity(READY) }
+    }
+}

@@ -1,0 +1,275 @@
+//! The end of a connection that a queue pair sends by.
+
+use std::cell::RefCell;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferroce_host::{event, tcp};
+use ferroce_proto::{Memory, QueuePair, StreamState};
+use ferroce_wire::Instant;
+use rustix::io::Errno;
+
+use super::{StreamSocket, Streams};
+use crate::clock;
+use crate::counters::DeviceCounters;
+
+/// Octets that a queue pair builds before they are sent.
+const PIECE: usize = 160 << 10;
+/// Pieces of one queue pair before others have their turn.
+const PIECES: usize = 16;
+/// Time between two looks whether the peer's TCP acknowledged the reply of the set-up.
+const LOOK: Duration = Duration::from_millis(1);
+/// After that acknowledgement the peer's MPA gets this time to read the reply. siw ends a connection whose reply it reads together with
+/// the first FPDU.
+const READING: Duration = Duration::from_millis(5);
+
+thread_local! {
+    /// Where a thread builds what it sends.
+    static PIECE_BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; PIECE].into_boxed_slice());
+}
+
+/// Lends the thread's buffer. While the thread ends it may be gone already, and a signal handler that posts may interrupt its user.
+fn with_buffer<R>(mut act: impl FnMut(&mut [u8]) -> R) -> R {
+    let lent =
+        PIECE_BUFFER.try_with(|buffer| buffer.try_borrow_mut().map(|mut buffer| act(&mut buffer)).ok());
+    match lent {
+        Ok(Some(result)) => result,
+        Ok(None) | Err(_) => act(&mut vec![0; PIECE]),
+    }
+}
+
+/// The manager of a connection. It is called with the endpoint's lock held, on any thread: it takes notes, and wakes the background
+/// thread.
+pub(crate) trait StreamEvents: Send + Sync {
+    /// The responder's queue pair may send, or the peer shows by its first FPDU that it can.
+    fn established(&self);
+    /// The queue pair has no more use for the connection.
+    fn ended(&self, remains: Remains);
+}
+
+/// A connection that ended for its queue pair.
+pub(crate) struct Remains {
+    pub(crate) socket: Arc<StreamSocket>,
+    /// The octets that TCP did not take yet: they are the last.
+    pub(crate) unsent: Vec<u8>,
+}
+
+/// The end of a connection that a queue pair sends by. It begins and ends with the endpoint's stream.
+pub(crate) struct StreamPort {
+    socket: Arc<StreamSocket>,
+    streams: Arc<Streams>,
+    events: Arc<dyn StreamEvents>,
+    unsent: Unsent,
+    /// The epoll set watches for room.
+    watches_room: bool,
+    /// The epoll set said that there is room.
+    has_room: bool,
+    /// The responder's wait before its first FPDU.
+    hold: Option<Hold>,
+    /// The first FPDU did not come yet, and somebody waits for it.
+    announces: bool,
+}
+
+/// Octets that TCP did not take: a part of `buffer`.
+struct Unsent {
+    buffer: Box<[u8]>,
+    from: usize,
+    to: usize,
+}
+
+/// The responder of a connection without peer-to-peer mode waits for the initiator's first FPDU (RFC 5044 7.1.2), but not for
+/// ever: there are programs in which the responder has the first word, and siw lets it speak.
+struct Hold {
+    /// The time of the next look.
+    at: Instant,
+    /// The peer's TCP has the reply.
+    acknowledged: bool,
+}
+
+impl StreamPort {
+    /// `responder`: this end accepted, and its queue pair sends nothing before [`QueuePair::release_stream`].
+    pub(crate) fn new(
+        socket: Arc<StreamSocket>,
+        streams: Arc<Streams>,
+        events: Arc<dyn StreamEvents>,
+        responder: Option<Instant>,
+        announces: bool,
+    ) -> Self {
+        let unsent = Unsent { buffer: vec![0; PIECE].into_boxed_slice(), from: 0, to: 0 };
+        let hold = responder.map(|now| Hold { at: now + LOOK, acknowledged: false });
+        Self { socket, streams, events, unsent, watches_room: false, has_room: false, hold, announces }
+    }
+
+    /// Whether `socket` is its own.
+    pub(crate) fn is_of(&self, socket: &StreamSocket) -> bool {
+        self.socket.id == socket.id
+    }
+
+    /// Whether it is `events` that is told.
+    pub(crate) fn is_managed_by(&self, events: &Arc<dyn StreamEvents>) -> bool {
+        Arc::ptr_eq(&self.events, events)
+    }
+
+    /// The epoll set says that TCP has room again.
+    pub(crate) fn has_room(&mut self) {
+        self.has_room = true;
+    }
+
+    /// Sends what the queue pair has, up to a bound or as much as TCP takes. Returns when to go on if it has more: where TCP is full,
+    /// the lane's descriptor says when.
+    pub(crate) fn drain(
+        &mut self,
+        transport: &mut QueuePair,
+        memory: &mut impl Memory,
+        now: Instant,
+        counters: &DeviceCounters,
+    ) -> Option<Instant> {
+        // A full TCP is not asked again before the epoll set says that there is room.
+        if self.watches_room && !std::mem::take(&mut self.has_room) || !self.send_unsent(transport, counters)
+        {
+            return None;
+        }
+        with_buffer(|buffer| {
+            for _ in 0..PIECES {
+                let len = transport.poll_stream(memory, buffer);
+                let octets = buffer.get(..len).unwrap_or_default();
+                if octets.is_empty() || !self.send(transport, octets, counters) {
+                    return None;
+                }
+            }
+            Some(now)
+        })
+    }
+
+    /// Sends the octets that TCP did not take before. Returns whether more may follow.
+    fn send_unsent(&mut self, transport: &mut QueuePair, counters: &DeviceCounters) -> bool {
+        let Unsent { buffer, from, to } = &mut self.unsent;
+        while let Some(octets) = buffer.get(*from..*to).filter(|octets| !octets.is_empty()) {
+            match self.socket.send(octets) {
+                Ok(sent) => {
+                    *from += sent;
+                    taken(transport, sent, counters);
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    self.watch_room(true);
+                    return false;
+                }
+                Err(errno) => {
+                    self.broken(transport, errno);
+                    return false;
+                }
+            }
+        }
+        self.watch_room(false);
+        true
+    }
+
+    /// Sends `octets`, and keeps the rest of them if TCP does not take all. Returns whether more may follow.
+    fn send(&mut self, transport: &mut QueuePair, octets: &[u8], counters: &DeviceCounters) -> bool {
+        DeviceCounters::count(&counters.tx_calls);
+        let sent = match self.socket.send(octets) {
+            Ok(sent) => sent,
+            Err(Errno::INTR | Errno::AGAIN) => 0,
+            Err(errno) => {
+                self.broken(transport, errno);
+                return false;
+            }
+        };
+        taken(transport, sent, counters);
+        let rest = octets.get(sent..).unwrap_or_default();
+        if let Some(kept) = self.unsent.buffer.get_mut(..rest.len()) {
+            kept.copy_from_slice(rest);
+        }
+        (self.unsent.from, self.unsent.to) = (0, rest.len());
+        rest.is_empty() || self.send_unsent(transport, counters)
+    }
+
+    /// The connection is broken: nothing can be sent any more.
+    fn broken(&mut self, transport: &mut QueuePair, errno: Errno) {
+        tracing::debug!(qpn = self.socket.qpn.value(), %errno, "a connection broke");
+        (self.unsent.from, self.unsent.to) = (0, 0);
+        self.watch_room(false);
+        transport.stream_ended();
+    }
+
+    fn watch_room(&mut self, watch: bool) {
+        if std::mem::replace(&mut self.watches_room, watch) != watch {
+            self.streams.watch_room(&self.socket, watch);
+        }
+    }
+
+    /// Follows the state of the queue pair: tells of the first FPDU, and ends the wait for it.
+    pub(crate) fn follow(&mut self, state: StreamState) {
+        if state == (StreamState::Open { has_received: true }) {
+            self.hold = None;
+            if std::mem::take(&mut self.announces) {
+                self.events.established();
+            }
+        }
+    }
+
+    /// The time of its next timer.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.hold.as_ref().map(|hold| hold.at)
+    }
+
+    /// Runs the timer if it is due.
+    pub(crate) fn expire(&mut self, transport: &mut QueuePair, now: Instant) {
+        let Some(hold) = self.hold.as_mut().filter(|hold| hold.at <= now) else { return };
+        if hold.acknowledged {
+            self.hold = None;
+            transport.release_stream();
+        } else if tcp::unacknowledged(&*self.socket).unwrap_or(0) == 0 {
+            (hold.acknowledged, hold.at) = (true, now + READING);
+        } else {
+            hold.at = now + LOOK;
+        }
+    }
+
+    /// Sends what TCP takes until `limit` is over, because the process ends.
+    pub(crate) fn flush_at_exit(
+        &mut self,
+        transport: &mut QueuePair,
+        memory: &mut impl Memory,
+        limit: Duration,
+        counters: &DeviceCounters,
+    ) {
+        let until = clock::now() + limit;
+        loop {
+            let now = clock::now();
+            self.has_room = true;
+            self.drain(transport, memory, now, counters);
+            let (Unsent { from, to, .. }, left) = (&self.unsent, until.saturating_since(now));
+            if from == to || left.is_zero() {
+                return;
+            }
+            let socket = self.socket.as_fd().as_raw_fd();
+            let mut room = [libc::pollfd { fd: socket, events: libc::POLLOUT, revents: 0 }];
+            // Whatever the result, the next try tells.
+            let _ = event::poll(&mut room, left.as_millis().clamp(1, 1000) as libc::c_int);
+        }
+    }
+
+    /// Gives the connection up. What the queue pair still writes, a Terminate at most, goes with the octets that TCP did not take.
+    pub(crate) fn end(mut self, transport: &mut QueuePair, memory: &mut impl Memory) {
+        self.watch_room(false);
+        self.streams.forget(&self.socket);
+        let Unsent { buffer, from, to } = &self.unsent;
+        let mut unsent = buffer.get(*from..*to).unwrap_or_default().to_vec();
+        if transport.stream_state() == StreamState::Closing {
+            with_buffer(|buffer| {
+                let len = transport.poll_stream(memory, buffer);
+                unsent.extend_from_slice(buffer.get(..len).unwrap_or_default());
+            });
+        }
+        self.events.ended(Remains { socket: self.socket, unsent });
+    }
+}
+
+/// TCP took octets of the queue pair.
+fn taken(transport: &mut QueuePair, octets: usize, counters: &DeviceCounters) {
+    transport.stream_taken(octets);
+    DeviceCounters::add(&counters.sent_octets, octets as u64);
+}
