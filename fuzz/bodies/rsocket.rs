@@ -76,7 +76,10 @@ pub fn run(data: &[u8]) {
             }
             4 => {
                 let imm = Some(Message::Credits(small as u16).imm());
-                stream.received(Incoming { imm, written: [Some(0), Some(16), None, None][usize::from(fill & 3)] }, &table);
+                stream.received(
+                    Incoming { imm, written: [Some(0), Some(16), None, None][usize::from(fill & 3)] },
+                    &table,
+                );
             }
             5 => posted.extend(stream.transfer(small, &table)),
             6 => posted.extend(stream.direct(word.into(), small).ok().flatten()),

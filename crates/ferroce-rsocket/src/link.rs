@@ -109,18 +109,27 @@ impl Link {
         ah: AhAttr,
         peer: ConnectData,
     ) -> Result<(), RsocketError> {
-        let protocol = Stream::new(self.sizes, self.own(), peer).map_err(RsocketError::Peer)?;
+        self.begin(peer)?;
         for to in [QpState::Rtr, QpState::Rts] {
             let (attr, mask) = steps::step(Service::Rc, to, agreed, ah);
             self.qp.modify(&attr, mask).map_err(RsocketError::resource)?;
         }
+        Ok(())
+    }
+
+    /// The peer's connection data begin the protocol.
+    pub(super) fn begin(&mut self, peer: ConnectData) -> Result<(), RsocketError> {
+        let protocol = Stream::new(self.sizes, self.own(), peer).map_err(RsocketError::Peer)?;
         self.protocol = Some(protocol);
         Ok(())
     }
 
     /// Posts the receive WQE with this place.
     fn post_receive(&self, place: u64) -> Result<(), RsocketError> {
-        let sge = self.messages.as_ref().map(|messages| messages.sge(place as u32 * MESSAGE as u32, MESSAGE as u32));
+        let sge = self
+            .messages
+            .as_ref()
+            .map(|messages| messages.sge(place as u32 * MESSAGE as u32, MESSAGE as u32));
         let wr = RecvWr { wr_id: RECEIVE | place, sges: sge.as_slice() };
         self.qp.post_recv([wr]).map_err(|(_, error)| RsocketError::resource(error))
     }
@@ -152,8 +161,7 @@ impl Link {
                 }
             }
             moved |= count > 0;
-            let received =
-                |c: &&WorkCompletion| c.wr_id & SILENT == RECEIVE && c.status == WcStatus::Success;
+            let received = |c: &&WorkCompletion| c.wr_id & SILENT == RECEIVE && c.status == WcStatus::Success;
             for completion in batch[..count].iter().filter(received) {
                 // Posting fails only after the queue pair has ended; a send or the peer reports that.
                 let _ = self.post_receive(completion.wr_id & !RECEIVE);
@@ -207,7 +215,9 @@ impl Link {
                 let behind = wr(write.wr_id, SendOp::Send, &message[..], true);
                 self.qp.post_send((used > 0).then_some(silent).into_iter().chain([behind]))
             }
-            Some(imm) => self.qp.post_send([wr(write.wr_id, SendOp::WriteImm { remote, imm }, payload, inline)]),
+            Some(imm) => {
+                self.qp.post_send([wr(write.wr_id, SendOp::WriteImm { remote, imm }, payload, inline)])
+            }
             None => self.qp.post_send([wr(write.wr_id, SendOp::Write { remote }, payload, inline)]),
         };
         if let Err((_, error)) = posted {

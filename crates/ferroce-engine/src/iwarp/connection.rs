@@ -153,7 +153,8 @@ impl Connection {
             peer_to_peer: false,
         });
         let accepted = accepted.map_err(|_| Errno::INVAL)?;
-        let before = std::mem::replace(&mut *phase, Phase::Running(Arc::downgrade(&endpoint), accepted.stream));
+        let before =
+            std::mem::replace(&mut *phase, Phase::Running(Arc::downgrade(&endpoint), accepted.stream));
         let Phase::Requested(requested) = before else { return Err(Errno::INVAL.into()) };
         let begun = shared.begin(&endpoint, accepted.stream, requested.socket, &accepted.reply, &[]);
         if begun.is_err() {

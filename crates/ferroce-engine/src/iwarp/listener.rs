@@ -62,7 +62,8 @@ impl Listener {
             closed: AtomicBool::new(false),
         });
         let number = manager.number();
-        manager.add(number, Accepting { socket, listening: Arc::clone(&listening), rests_until: None }.into())?;
+        manager
+            .add(number, Accepting { socket, listening: Arc::clone(&listening), rests_until: None }.into())?;
         Ok(Self { engine, manager, number, listening })
     }
 }

@@ -113,8 +113,7 @@ impl Asking {
                 let setup::Agreement { stream, private, .. } = agreement;
                 match shared.replied(qpn, stream, socket, behind) {
                     Ok(()) => {
-                        let established =
-                            Event::Established { ird: stream.ird, ord: stream.ord, private };
+                        let established = Event::Established { ird: stream.ird, ord: stream.ord, private };
                         deliveries.push((shared.sink(), established));
                         Step::Done
                     }

@@ -9,8 +9,8 @@ use ferroce_proto::iwarp::StreamConfig;
 use ferroce_proto::{ModifyQpError, QpAttr, QpAttrMask, QpState, StreamState};
 use ferroce_wire::Instant;
 
-use super::{Endpoint, Published};
 use super::locked::{Core, Locked, Receives};
+use super::{Endpoint, Published};
 use crate::clock;
 use crate::counters::DeviceCounters;
 use crate::lane::Lane;
@@ -105,7 +105,10 @@ impl Endpoint {
             if !octets.is_empty() {
                 published.join(self.outputs.publish(transport, now));
             }
-            debug_assert!(taken > 0 || published.receives > 0 || !published.overrun.is_empty(), "no progress");
+            debug_assert!(
+                taken > 0 || published.receives > 0 || !published.overrun.is_empty(),
+                "no progress"
+            );
         }
         published
     }
