@@ -1,11 +1,13 @@
 //! Asking for connections, and answering.
 
+use std::net::SocketAddr;
 use std::slice;
 use std::sync::Arc;
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::cm::attributes;
+use ferroce_engine::iwarp;
 use ferroce_engine::cm::{
     self, AcceptParams, ConnectParams, Connection, SidrAnswer, SidrParams, SidrRequest,
 };
@@ -19,7 +21,7 @@ use super::operation::operation;
 use super::program_event::{EventHandle, NOTHING, acknowledge, acknowledge_last};
 use super::queue_pair::fail_qp;
 use super::state::{IdHandle, LiveId, Phase, State, Template};
-use super::{event, id, qp};
+use super::{event, id, qp, stream};
 use crate::call::{self, Owner};
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
@@ -128,6 +130,8 @@ const RETRIES: u8 = 15;
 enum Wanted {
     Connection(Box<ConnectParams>),
     QueuePair(Box<SidrParams>),
+    /// Of TCP, from a port of one's own.
+    Stream(Arc<iwarp::Port>, SocketAddr),
 }
 
 /// Vendor options go with queue pairs of the program's own.
@@ -164,7 +168,10 @@ export! {
                 return Err(Errno::EINVAL);
             }
             owner.is(state.context.ok_or(Errno::EINVAL)?)?;
-            let wanted = if handle.is_for_datagrams() {
+            let by_stream = state.route.as_ref().filter(|route| route.is_iwarp());
+            let wanted = if let Some(route) = by_stream {
+                Wanted::Stream(state.link.tcp.clone().ok_or(Errno::EINVAL)?, route.destination)
+            } else if handle.is_for_datagrams() {
                 Wanted::QueuePair(Box::new(question(handle, &state, &param)?))
             } else {
                 Wanted::Connection(Box::new(request(handle, &state, &param)?))
@@ -174,7 +181,13 @@ export! {
         };
         // Not under the lock of the state, which who hears the broker needs. Whoever fetches the answer before this
         // returns waits for `asking`.
-        {
+        if let Wanted::Stream(port, destination) = wanted {
+            let asked = request_stream(handle, &live, &param, &port, destination);
+            if let Err(errno) = asked {
+                live.state.lock().phase = Phase::RouteResolved;
+                return Err(errno);
+            }
+        } else {
             let _asking = live.asking.lock();
             let sink = link::sink(handle, &live);
             let asked = match wanted {
@@ -186,6 +199,7 @@ export! {
                 Wanted::QueuePair(params) => SidrRequest::send(&params, sink).map(|request| {
                     live.state.lock().link.sidr_request = Some(Arc::new(request));
                 }),
+                Wanted::Stream(..) => Ok(()),
             };
             if let Err(error) = asked {
                 live.state.lock().phase = Phase::RouteResolved;
@@ -209,6 +223,9 @@ export! {
         let param = conn_param.lent().map(|param| param.read());
         if handle.is_for_datagrams() {
             return agree(owner, handle, &live, &param.unwrap_or(USUAL)).map(|()| None);
+        }
+        if live.state.lock().link.stream.is_some() {
+            return agree_to_stream(owner, handle, &live, &param.unwrap_or(USUAL)).map(|()| Some(handle));
         }
         let (connection, answer) = {
             let mut state = live.state.lock();
@@ -255,6 +272,44 @@ export! {
         }
         Ok(Some(handle))
     }
+}
+
+/// Asks an iWARP peer for a connection.
+fn request_stream(
+    id: &'static IdHandle,
+    live: &Arc<LiveId>,
+    param: &abi::rdma_conn_param,
+    port: &iwarp::Port,
+    destination: SocketAddr,
+) -> Result<(), Errno> {
+    // SAFETY: `private_data_len` is the length of the private data.
+    let private = unsafe { private(param.private_data, param.private_data_len) }?;
+    let (qpn, ..) = queue_pair(id, param);
+    let (ird, ord) = stream::depths(param, None)?;
+    let params = iwarp::ConnectParams { destination, qpn: Qpn::new(qpn), ird, ord, private };
+    stream::connect(id, live, port, &params)
+}
+
+/// Agrees to the request of an iWARP peer.
+fn agree_to_stream(
+    owner: &Owner,
+    id: &'static IdHandle,
+    live: &LiveId,
+    param: &abi::rdma_conn_param,
+) -> Result<(), Errno> {
+    let (connection, offered) = {
+        let state = live.state.lock();
+        owner.is(state.context.ok_or(Errno::EINVAL)?)?;
+        if state.phase != Phase::Requested {
+            return Err(Errno::EINVAL);
+        }
+        (state.link.stream.clone().ok_or(Errno::EINVAL)?, state.link.offered)
+    };
+    // SAFETY: `private_data_len` is the length of the private data.
+    let private = unsafe { private(param.private_data, param.private_data_len) }?;
+    let (qpn, ..) = queue_pair(id, param);
+    let (ird, ord) = stream::depths(param, offered)?;
+    stream::accept(live, &connection, &iwarp::AcceptParams { qpn: Qpn::new(qpn), ird, ord, private })
 }
 
 /// Tells a peer which queue pair its datagrams go to.
@@ -335,6 +390,12 @@ pub(super) unsafe fn reject(
         take_sidr_request(&live, Phase::Ended)?.answer(&answer)?;
         return Ok(0);
     }
+    let stream = live.state.lock().link.stream.clone();
+    if let Some(stream) = stream {
+        stream.reject(data)?;
+        live.state.lock().phase = Phase::Ended;
+        return Ok(0);
+    }
     let data = PrivateData::new(data).map_err(|_| Errno::EINVAL)?;
     let connection = {
         let mut state = live.state.lock();
@@ -380,6 +441,10 @@ export! {
         }
         let (phase, connection) = {
             let state = live.state.lock();
+            if state.link.stream.is_some() {
+                // TCP needs no hint (Linux 6.1, `rdma_notify`).
+                return Ok(0);
+            }
             (state.phase, state.link.connection.clone())
         };
         match (phase, connection) {
@@ -394,10 +459,13 @@ export! {
     /// tells when both know. A cancellation point if the id is synchronous.
     pub waiting fn rdma_disconnect(id: Object<abi::rdma_cm_id>) -> c_int = operation |_| {
         let (handle, live) = id.opened()?;
-        let (phase, connection) = {
+        let (phase, connection, stream) = {
             let state = live.state.lock();
-            (state.phase, state.link.connection.clone())
+            (state.phase, state.link.connection.clone(), state.link.stream.clone())
         };
+        if let Some(stream) = stream {
+            return Ok(stream::disconnect(handle, phase, &stream)?.then_some(handle));
+        }
         if handle.is_for_datagrams() && phase == Phase::Connected {
             // There is nothing to end, and no event tells of it (rxe 6.12, `rdma_disconnect`).
             return Ok(None);

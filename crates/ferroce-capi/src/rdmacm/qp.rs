@@ -12,8 +12,9 @@ use ferroce_wire::Qkey;
 
 use super::queue_pair::leave_all;
 use super::state::{IdHandle, LiveId};
-use super::{device, link};
+use super::{device, link, stream};
 use crate::call::{self, Owner};
+use crate::context::ContextHandle;
 use crate::entry::{Object, Ptr, export, named};
 use crate::errno::Errno;
 use crate::handle::{get, set, take};
@@ -167,12 +168,20 @@ pub(super) fn qkey(ps: abi::rdma_port_space) -> u32 {
 
 /// The attributes for the step to `to`, before a connection says which accesses the peer shall have.
 fn unconnected(ps: abi::rdma_port_space, service: Service, to: QpState) -> (QpAttr, QpAttrMask) {
-    if service == Service::Ud {
+    if service == Service::Iwarp {
+        let attr = QpAttr { qp_state: to, access: QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ, ..QpAttr::default() };
+        (attr, QpAttrMask::STATE | QpAttrMask::ACCESS_FLAGS)
+    } else if service == Service::Ud {
         let attr = QpAttr { qp_state: to, qkey: Qkey::new(qkey(ps)), ..QpAttr::default() };
         (attr, bring_up_mask(service, to))
     } else {
         steps::init(QpAccess::REMOTE_WRITE)
     }
+}
+
+/// Whether a context is of an iWARP device.
+fn is_iwarp(context: &ContextHandle) -> bool {
+    context.live().is_ok_and(|live| live.engine.is_iwarp())
 }
 
 /// The head of the extended structure, as a program of the plain one gave it.
@@ -269,6 +278,7 @@ export! {
         let service = crate::qp::service(qp_type).unwrap_or(Service::Rc);
         let state = live.state.lock();
         let (attr, mask) = match to {
+            to if context.is_some_and(is_iwarp) => stream::step(to)?,
             QpState::Init | QpState::Rtr | QpState::Rts if state.link.agreed.is_some() => {
                 link::step(&state, service, to)?
             }

@@ -15,7 +15,8 @@ use super::device::{self, Home};
 use super::operation;
 use super::route::{path_record, take_route};
 use super::state::{IdHandle, LiveId, Options, Phase};
-use super::{address, bind};
+use super::bind::{self, Ports};
+use super::address;
 use crate::call;
 use crate::entry::{ConstPtr, Object, export};
 use crate::errno::Errno;
@@ -37,17 +38,18 @@ pub(super) fn resolve_address(
         // Another thread cannot resolve meanwhile.
         let before = std::mem::replace(&mut state.phase, Phase::AddressResolved);
         let number = state.link.port.as_ref().map(Port::number);
-        // An id at an iWARP device is bound without a port of the broker's.
-        let own = || address::of_storage(&get!(id.route.addr.unnamed.src_storage)).ok();
-        let number = number.or_else(|| own().filter(|_| before == Phase::Bound).map(|own| own.port()));
-        (before, number, state.options)
+        let bound = Bound { number: number.or(state.link.tcp.as_ref().map(|tcp| tcp.number())), tcp: state.link.tcp.is_some() };
+        (before, bound, state.options)
     };
     let outcome = find(id, source, destination, bound, &options);
     let mut state = live.state.lock();
     match outcome {
-        Ok((route, home, port)) => {
-            if port.is_some() {
-                state.link.port = port;
+        Ok((route, home, ports)) => {
+            if ports.broker.is_some() {
+                state.link.port = ports.broker;
+            }
+            if ports.tcp.is_some() {
+                state.link.tcp = ports.tcp;
             }
             take_route(id, &mut state, route, home);
             state.tell(id, live, abi::RDMA_CM_EVENT_ADDR_RESOLVED, Ok(()));
@@ -74,36 +76,42 @@ enum Failure {
     OfWay(Errno),
 }
 
+/// The ports that an id has.
+struct Bound {
+    /// Their number, if it has any.
+    number: Option<u16>,
+    /// It has a port of TCP.
+    tcp: bool,
+}
+
 /// The way, where it begins, and a new port if none is `bound`.
 fn find(
     id: &'static IdHandle,
     source: Option<SocketAddr>,
     destination: SocketAddr,
-    bound: Option<u16>,
+    bound: Bound,
     options: &Options,
-) -> Result<(Route, Home, Option<Port>), Failure> {
+) -> Result<(Route, Home, Ports), Failure> {
     // Without an address of its own, the family is refused.
     let own = address::of_storage(&get!(id.route.addr.unnamed.src_storage)).ok();
-    let source = source.or(own.filter(|_| bound.is_some()));
+    let source = source.or(own.filter(|_| bound.number.is_some()));
     if source.is_some_and(|source| source.is_ipv4() != destination.is_ipv4()) {
         return Err(Failure::OfCall(Errno::EINVAL));
     }
     let route = resolve::route_by(bind::transports(id), source, destination);
     let mut route = route.map_err(|error| Failure::OfWay(error.into()))?;
     let home = device::home(&route.local.device).map_err(Failure::OfWay)?;
-    let (number, port) = match bound {
-        Some(number) => (number, None),
-        None => {
-            route.source.set_port(source.map_or(0, |source| source.port()));
-            let taken = match route.is_iwarp() {
-                true => bind::take_tcp(id, route.source, options).map(|number| (number, None)),
-                false => bind::take(id, route.source, options).map(|port| (port.number(), Some(port))),
-            };
-            taken.map_err(Failure::OfCall)?
-        }
+    let wanted = bound.number.unwrap_or(source.map_or(0, |source| source.port()));
+    route.source.set_port(wanted);
+    let ports = match (bound.number, route.is_iwarp()) {
+        (Some(_), false) => Ok(Ports::default()),
+        (Some(_), true) if bound.tcp => Ok(Ports::default()),
+        (_, true) => Ports::of_tcp(route.source, options),
+        (None, false) => Ports::of_broker(id, route.source, options),
     };
-    route.source.set_port(number);
-    Ok((route, home, port))
+    let ports = ports.map_err(Failure::OfCall)?;
+    route.source.set_port(bound.number.unwrap_or(ports.number()));
+    Ok((route, home, ports))
 }
 
 /// Resolves the route to the address that was resolved, and queues the event that tells of it.

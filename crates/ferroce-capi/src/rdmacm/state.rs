@@ -8,7 +8,7 @@ use ferroce_abi as abi;
 use ferroce_engine::cm::attributes::ConnectedAttr;
 use ferroce_engine::cm::resolve::Route;
 use ferroce_engine::cm::{CmEventKind, Connection, Port, SidrRequest};
-use ferroce_engine::{AckCount, NotifyQueue};
+use ferroce_engine::{AckCount, NotifyQueue, iwarp};
 use ferroce_wire::cm::{Ece, Req};
 use ferroce_wire::{Gid, Psn};
 use parking_lot::Mutex;
@@ -171,11 +171,19 @@ impl State {
     }
 }
 
-/// The objects that an id has at the broker.
+/// The objects that an id has at the broker, or with TCP.
 #[derive(Default)]
 pub(super) struct Link {
     pub(super) port: Option<Port>,
     pub(super) connection: Option<Arc<Connection>>,
+    /// Of iWARP: the port of TCP.
+    pub(super) tcp: Option<Arc<iwarp::Port>>,
+    /// Of iWARP: it takes requests.
+    pub(super) listener: Option<iwarp::Listener>,
+    /// Of iWARP: the connection.
+    pub(super) stream: Option<Arc<iwarp::Connection>>,
+    /// Of iWARP: the reads that the peer wants to have outstanding and those that it serves, if it asked us.
+    pub(super) offered: Option<(u8, u8)>,
     /// The same for datagrams, until it is answered.
     pub(super) sidr_request: Option<Arc<SidrRequest>>,
     /// Ours, or the one we were asked by.
@@ -230,6 +238,8 @@ pub(super) enum What {
     Result { kind: abi::rdma_cm_event_type, status: c_int },
     /// Something on its connection.
     Connection(CmEventKind),
+    /// The same with iWARP.
+    Stream(iwarp::Event),
     /// A peer's request at its port, which dropping refuses.
     Request(Box<dyn PendingRequest>),
     /// The program says so itself.

@@ -23,3 +23,6 @@ pub use connection::{AcceptParams, ConnectParams, Connection};
 pub use event::{Event, Request, Sink};
 pub use listener::Listener;
 pub use port::Port;
+
+/// Reads and atomics that one end serves at once, or may have outstanding, at most.
+pub use ferroce_proto::iwarp::setup::MAX_DEPTH;

@@ -1,0 +1,260 @@
+//! Connections of ids at iWARP devices: TCP's, which the broker has no part in (RFC 5044, RFC 6581).
+//!
+//! Events are those of Linux with siw: there is no CONNECT_RESPONSE, and the queue pair is in RTS when ESTABLISHED comes. All of the private
+//! data is the program's.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use core::ffi::c_int;
+use ferroce_abi as abi;
+use ferroce_engine::cm::resolve::{self, Transports};
+use ferroce_engine::iwarp::{AcceptParams, ConnectParams, Connection, Event, Port, Request, Sink};
+use ferroce_engine::{QpAccess, QpAttr, QpAttrMask, QpState};
+use ferroce_wire::Qpn;
+
+use super::program_event::{NOTHING, ProgramEvent};
+use super::queue_pair::{catch_up, fail_qp};
+use super::route::take_route;
+use super::state::{IdHandle, Link, LiveId, Options, PendingRequest, Phase, What};
+use super::{device, id};
+use crate::entry::Object;
+use crate::errno::Errno;
+use crate::handle::{get, set};
+
+/// Reads of a queue pair, at each end.
+pub(super) const DEPTH: u8 = ferroce_engine::iwarp::MAX_DEPTH;
+
+/// Takes a port of TCP. As on siw others may have it too as long as nobody listens there, whatever the id's option says.
+pub(super) fn take(address: SocketAddr, options: &Options) -> Result<Arc<Port>, Errno> {
+    Ok(Arc::new(Port::bind(address, options.family_only.unwrap_or(false))?))
+}
+
+/// The sink of an id's events. The queue holds them until the program fetches them.
+pub(super) fn sink(id: &'static IdHandle, live: &Arc<LiveId>) -> Sink {
+    let of = Arc::downgrade(live);
+    Sink::new(move |event| {
+        // An event of an id that is gone ends what it brought.
+        if let Some(live) = of.upgrade() {
+            deliver(id, &live, event);
+        }
+    })
+}
+
+fn deliver(id: &'static IdHandle, live: &Arc<LiveId>, event: Event) {
+    let what = match event {
+        Event::Request(request) => What::Request(Box::new(Arrival::new(live, *request))),
+        event => What::Stream(event),
+    };
+    live.state.lock().queue(id, live, what);
+}
+
+/// Asks the peer for a connection. The id's phase is [`Phase::Connecting`].
+pub(super) fn connect(
+    id: &'static IdHandle,
+    live: &Arc<LiveId>,
+    port: &Port,
+    params: &ConnectParams<'_>,
+) -> Result<(), Errno> {
+    // An event that is fetched before this returns waits for `asking`.
+    let _asking = live.asking.lock();
+    let connection = Connection::connect(port, params, sink(id, live))?;
+    live.state.lock().link.stream = Some(Arc::new(connection));
+    Ok(())
+}
+
+/// Answers a request: the queue pair goes to RTS, and the peer is told.
+pub(super) fn accept(
+    live: &LiveId,
+    connection: &Connection,
+    params: &AcceptParams<'_>,
+) -> Result<(), Errno> {
+    // ESTABLISHED may be fetched before this returns.
+    live.state.lock().phase = Phase::Accepted;
+    connection.accept(params).map_err(|error| {
+        live.state.lock().phase = Phase::Requested;
+        Errno::from(error)
+    })
+}
+
+/// Ends the connection. Returns whether an event will tell of that.
+pub(super) fn disconnect(
+    id: &'static IdHandle,
+    phase: Phase,
+    connection: &Connection,
+) -> Result<bool, Errno> {
+    if !matches!(phase, Phase::Accepted | Phase::Connected | Phase::Ended) {
+        return Err(Errno::EINVAL);
+    }
+    fail_qp(id);
+    connection.disconnect()?;
+    Ok(phase != Phase::Ended)
+}
+
+/// The program fetches an event of a connection. `None` if the program need not know of it.
+pub(super) fn tell(id: &'static IdHandle, live: &Arc<LiveId>, event: Event) -> Option<ProgramEvent> {
+    // The call that asked is through, and left what the answer belongs to.
+    drop(live.asking.lock());
+    match event {
+        Event::Established { ird, ord, private } => {
+            let mut state = live.state.lock();
+            if !matches!(state.phase, Phase::Connecting | Phase::Accepted) {
+                return None;
+            }
+            state.phase = Phase::Connected;
+            drop(state);
+            let conn =
+                abi::rdma_conn_param { initiator_depth: ird, responder_resources: ord, ..NOTHING };
+            Some(ProgramEvent {
+                param: abi::rdma_cm_event_param { conn },
+                private: private.into(),
+                ..ProgramEvent::plain(id, abi::RDMA_CM_EVENT_ESTABLISHED, 0)
+            })
+        }
+        Event::Failed { errno, private } => {
+            live.state.lock().phase = Phase::Ended;
+            fail_qp(id);
+            Some(ProgramEvent { private: private.into(), ..ProgramEvent::plain(id, failure(errno), -errno) })
+        }
+        Event::Disconnected => {
+            // It comes once, whoever ended it.
+            let was = std::mem::replace(&mut live.state.lock().phase, Phase::Ended);
+            (was != Phase::Ended).then(|| {
+                catch_up(id);
+                ProgramEvent::plain(id, abi::RDMA_CM_EVENT_DISCONNECTED, 0)
+            })
+        }
+        Event::Request(_) => None,
+    }
+}
+
+/// The event for a failure (Linux 6.1, `cma_iw_handler`). There, TCP's errors are of the call; here, where the call does not wait, an
+/// address that cannot be reached is UNREACHABLE.
+fn failure(errno: i32) -> abi::rdma_cm_event_type {
+    match errno {
+        libc::ECONNRESET | libc::ECONNREFUSED => abi::RDMA_CM_EVENT_REJECTED,
+        libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => abi::RDMA_CM_EVENT_UNREACHABLE,
+        _ => abi::RDMA_CM_EVENT_CONNECT_ERROR,
+    }
+}
+
+/// The attributes of a queue pair of the program's own for the step to `to`, as Linux gives them (6.1, `iw_cm_init_qp_attr`): the
+/// connection itself takes the queue pair to RTS.
+pub(super) fn step(to: QpState) -> Result<(QpAttr, QpAttrMask), Errno> {
+    match to {
+        QpState::Init | QpState::Rtr => {
+            let access = QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ;
+            let attr = QpAttr { qp_state: QpState::Init, access, port_num: 1, ..QpAttr::default() };
+            Ok((attr, QpAttrMask::STATE | QpAttrMask::ACCESS_FLAGS | QpAttrMask::PORT))
+        }
+        QpState::Rts => Ok((QpAttr { qp_state: QpState::Rts, ..QpAttr::default() }, QpAttrMask::empty())),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// The queue pair and the depths of a connection, of which a program names each.
+pub(super) fn depths(
+    param: &abi::rdma_conn_param,
+    offer: Option<(u8, u8)>,
+) -> Result<(u8, u8), Errno> {
+    let depth = |asked, offer| {
+        ferroce_engine::cm::attributes::depth(asked, DEPTH, offer).map_err(|_| Errno::EINVAL)
+    };
+    let ird = depth(param.responder_resources, offer.map(|(ird, _)| ird))?;
+    Ok((ird, depth(param.initiator_depth, offer.map(|(_, ord)| ord))?))
+}
+
+/// A number of a queue pair that a program named.
+pub(super) fn qpn(number: u32) -> Qpn {
+    Qpn::new(number)
+}
+
+/// A request that nobody saw yet, with the id it will have.
+struct Arrival {
+    id: Option<&'static IdHandle>,
+    local: SocketAddr,
+    remote: SocketAddr,
+    /// The peer's depths.
+    conn: abi::rdma_conn_param,
+    private: Box<[u8]>,
+}
+
+// SAFETY: its parameters name no memory; their pointer is NULL.
+unsafe impl Send for Arrival {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Arrival {}
+
+impl Arrival {
+    /// For a request at the listener `at`.
+    fn new(at: &LiveId, request: Request) -> Self {
+        let Request { connection, local, remote, ird, ord, private } = request;
+        let channel = Arc::clone(at.state.lock().channel());
+        let id = id::make(channel, None);
+        let depth = |depth: u16| u8::try_from(depth).unwrap_or(u8::MAX);
+        // The depths are the peer's, and so change places.
+        let conn = abi::rdma_conn_param {
+            responder_resources: depth(ord),
+            initiator_depth: depth(ird),
+            ..NOTHING
+        };
+        if let Ok(live) = id.live() {
+            let live = live.to_arc();
+            connection.set_sink(sink(id, &live));
+            let mut state = live.state.lock();
+            state.phase = Phase::Requested;
+            let offered = Some((conn.responder_resources, conn.initiator_depth));
+            state.link = Link { stream: Some(Arc::new(connection)), offered, ..Link::default() };
+        }
+        Self { id: Some(id), local, remote, conn, private: private.into() }
+    }
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        if let Some(id) = self.id.take() {
+            // Refuses the peer.
+            let _ = id::destroy(id);
+        }
+    }
+}
+
+impl PendingRequest for Arrival {
+    fn take(self: Box<Self>, listen: &'static IdHandle, of: &Arc<LiveId>) -> Option<ProgramEvent> {
+        let (local, remote) = (self.local, self.remote);
+        let told = presented(listen, of, *self);
+        if told.is_none() {
+            tracing::warn!(%local, %remote, "a request is refused: no device or no way back for it");
+        }
+        told
+    }
+}
+
+fn presented(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival: Arrival) -> Option<ProgramEvent> {
+    let id = arrival.id?;
+    let live = id.live().ok()?.to_arc();
+    let mut route = resolve::route_by(Transports::Iwarp, Some(arrival.local), arrival.remote).ok()?;
+    route.source = arrival.local;
+    set!(id.context = get!(listen.context));
+    set!(id.ps = get!(listen.ps));
+    set!(id.channel = get!(listen.channel));
+    set!(id.qp_type = get!(listen.qp_type));
+    let home = device::home(&route.local.device).ok()?;
+    let options = of.state.lock().options;
+    {
+        let mut state = live.state.lock();
+        state.options = options;
+        take_route(id, &mut state, route, home);
+    }
+    let synchronous = of.state.lock().is_synchronous();
+    if synchronous {
+        id::migrate(id, &live, Object::NULL).ok()?;
+    }
+    arrival.id = None;
+    Some(ProgramEvent {
+        id: id.c(),
+        listen_id: listen.c(),
+        param: abi::rdma_cm_event_param { conn: arrival.conn },
+        private: std::mem::take(&mut arrival.private),
+        ..ProgramEvent::plain(id, abi::RDMA_CM_EVENT_CONNECT_REQUEST, 0 as c_int)
+    })
+}
