@@ -31,6 +31,10 @@ impl Table for Filled {
         assert!(at + out.len() <= SIZES.table_len());
         out.fill(self.0);
     }
+
+    fn clear(&self, at: usize, len: usize) {
+        assert!(at + len <= SIZES.table_len());
+    }
 }
 
 /// Panics on a broken promise.
@@ -64,15 +68,18 @@ pub fn run(data: &[u8]) {
         match kind % 12 {
             0..=2 => {
                 let imm = (kind < 250).then_some(Imm([a, b, c, d]));
-                stream.received(Incoming { imm, written: u32::from(e) }, &table);
+                stream.received(Incoming { imm, written: Some(u32::from(e)) }, &table);
             }
             3 => {
                 let imm = Some(Message::Data(small).imm());
-                stream.received(Incoming { imm, written: small }, &table);
+                stream.received(Incoming { imm, written: Some(small) }, &table);
             }
             4 => {
                 let imm = Some(Message::Credits(small as u16).imm());
-                stream.received(Incoming { imm, written: if fill & 1 == 0 { 0 } else { 16 } }, &table);
+                stream.received(
+                    Incoming { imm, written: [Some(0), Some(16), None, None][usize::from(fill & 3)] },
+                    &table,
+                );
             }
             5 => posted.extend(stream.transfer(small, &table)),
             6 => posted.extend(stream.direct(word.into(), small).ok().flatten()),

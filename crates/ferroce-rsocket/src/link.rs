@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::message::ConnectData;
 use crate::protocol::{CONTROL_INLINE, Fault, Incoming, OwnMemory, Payload, Sizes, Stream, Write};
-use ferroce_wire::Lkey;
+use ferroce_wire::{Imm, Lkey};
 
 use super::device::Device;
 use super::region::Region;
@@ -17,8 +17,14 @@ use ferroce_engine::{
 };
 use ferroce_engine::{MAX_INLINE, MAX_QP_WR};
 
-/// Id of every receive work request; the protocol chooses those of sends.
-const RECEIVE: u64 = u64::MAX;
+/// Ids of receive work requests: with this bit, and the place of the message below. The protocol chooses those of sends, which lack it.
+const RECEIVE: u64 = 1 << 63;
+/// Id of a WRITE whose message is a SEND behind it.
+const SILENT: u64 = RECEIVE | 1 << 62;
+/// Octets of a message that is a SEND.
+const MESSAGE: usize = 4;
+/// Control messages need no credit. On iWARP one without a receive WQE would end the connection, so there are some more of those.
+const UNCREDITED: u32 = 16;
 const BATCH: usize = 16;
 
 pub(super) struct Link {
@@ -32,6 +38,9 @@ pub(super) struct Link {
     receive: Region,
     send: Region,
     table: Region,
+    /// Where messages arrive that are SENDs. iWARP has no immediate data, so its rsockets send a WRITE and then the message (rdma-core 44
+    /// rsocket.c).
+    messages: Option<Region>,
 }
 
 impl Link {
@@ -45,7 +54,14 @@ impl Link {
         let table = Region::new(pd, sizes.table_len(), written)?;
         let send = Region::new(pd, sizes.send_buffer as usize, Access::LOCAL_WRITE)?;
         let channel = context.create_channel().map_err(RsocketError::resource)?;
-        let (sends, receives) = (u32::from(sizes.send_queue), u32::from(sizes.receive_queue));
+        let by_sends = context.info().is_iwarp();
+        let (sends, receives) = match by_sends {
+            // At most each other one is a WRITE.
+            true => (2 * u32::from(sizes.send_queue), u32::from(sizes.receive_queue) + UNCREDITED),
+            false => (u32::from(sizes.send_queue), u32::from(sizes.receive_queue)),
+        };
+        let room = MESSAGE * receives as usize;
+        let messages = by_sends.then(|| Region::new(pd, room, Access::LOCAL_WRITE)).transpose()?;
         let cq = context.create_cq(sends + receives, 0, Some(&channel), 0).map_err(RsocketError::resource)?;
         let caps = QpCaps {
             max_send_wr: sends,
@@ -70,10 +86,10 @@ impl Link {
                 return Err(RsocketError::resource(error));
             }
         };
-        let link = Self { device, channel, qp, sizes, protocol: None, cq, receive, send, table };
+        let link = Self { device, channel, qp, sizes, protocol: None, cq, receive, send, table, messages };
         let (attr, mask) = steps::init(attributes::access(0));
         link.qp.modify(&attr, mask).map_err(RsocketError::resource)?;
-        link.post_receives(receives)?;
+        (0..receives).try_for_each(|place| link.post_receive(place.into()))?;
         Ok(link)
     }
 
@@ -93,18 +109,29 @@ impl Link {
         ah: AhAttr,
         peer: ConnectData,
     ) -> Result<(), RsocketError> {
-        let protocol = Stream::new(self.sizes, self.own(), peer).map_err(RsocketError::Peer)?;
+        self.begin(peer)?;
         for to in [QpState::Rtr, QpState::Rts] {
             let (attr, mask) = steps::step(Service::Rc, to, agreed, ah);
             self.qp.modify(&attr, mask).map_err(RsocketError::resource)?;
         }
+        Ok(())
+    }
+
+    /// The peer's connection data begin the protocol.
+    pub(super) fn begin(&mut self, peer: ConnectData) -> Result<(), RsocketError> {
+        let protocol = Stream::new(self.sizes, self.own(), peer).map_err(RsocketError::Peer)?;
         self.protocol = Some(protocol);
         Ok(())
     }
 
-    fn post_receives(&self, count: u32) -> Result<(), RsocketError> {
-        let wrs = (0..count).map(|_| RecvWr { wr_id: RECEIVE, sges: &[] });
-        self.qp.post_recv(wrs).map_err(|(_, error)| RsocketError::resource(error))
+    /// Posts the receive WQE with this place.
+    fn post_receive(&self, place: u64) -> Result<(), RsocketError> {
+        let sge = self
+            .messages
+            .as_ref()
+            .map(|messages| messages.sge(place as u32 * MESSAGE as u32, MESSAGE as u32));
+        let wr = RecvWr { wr_id: RECEIVE | place, sges: sge.as_slice() };
+        self.qp.post_recv([wr]).map_err(|(_, error)| RsocketError::resource(error))
     }
 
     /// Takes completions, and posts the work that follows from them. Returns whether there were any.
@@ -122,22 +149,22 @@ impl Link {
                     return true;
                 }
             };
-            let mut received = 0;
             for completion in &batch[..count] {
-                if completion.wr_id != RECEIVE {
+                if completion.wr_id & RECEIVE == 0 {
                     protocol.sent(completion.wr_id, completion.status);
+                } else if completion.wr_id == SILENT {
+                    if completion.status != WcStatus::Success {
+                        protocol.fail(Fault::Write(completion.status));
+                    }
                 } else if completion.status == WcStatus::Success {
-                    received += 1;
-                    let Incoming { imm, written } =
-                        Incoming { imm: completion.imm, written: completion.byte_len };
-                    let imm = imm.filter(|_| completion.opcode == WcOpcode::RecvRdmaWithImm);
-                    protocol.received(Incoming { imm, written }, &self.table);
+                    protocol.received(incoming(completion, self.messages.as_ref()), &self.table);
                 }
             }
             moved |= count > 0;
-            if received > 0 {
+            let received = |c: &&WorkCompletion| c.wr_id & SILENT == RECEIVE && c.status == WcStatus::Success;
+            for completion in batch[..count].iter().filter(received) {
                 // Posting fails only after the queue pair has ended; a send or the peer reports that.
-                let _ = self.post_receives(received);
+                let _ = self.post_receive(completion.wr_id & !RECEIVE);
             }
             self.post_control();
             if count < BATCH {
@@ -170,21 +197,30 @@ impl Link {
             }
         };
         let remote = write.remote;
-        let op = match write.imm {
-            Some(imm) => SendOp::WriteImm { remote, imm },
-            None => SendOp::Write { remote },
-        };
-        let wr = SendWr {
-            wr_id: write.wr_id,
+        let wr = |wr_id, op, sges, inline| SendWr {
+            wr_id,
             op,
             to: SendTo::Peer,
-            sges: &sges[..used],
+            sges,
             signaled: true,
             solicited: false,
             fence: false,
             inline,
         };
-        if let Err((_, error)) = self.qp.post_send([wr]) {
+        let payload = &sges[..used];
+        let posted = match write.imm {
+            Some(imm) if self.messages.is_some() => {
+                let message = [captured(&imm.0)];
+                let silent = wr(SILENT, SendOp::Write { remote }, payload, inline);
+                let behind = wr(write.wr_id, SendOp::Send, &message[..], true);
+                self.qp.post_send((used > 0).then_some(silent).into_iter().chain([behind]))
+            }
+            Some(imm) => {
+                self.qp.post_send([wr(write.wr_id, SendOp::WriteImm { remote, imm }, payload, inline)])
+            }
+            None => self.qp.post_send([wr(write.wr_id, SendOp::Write { remote }, payload, inline)]),
+        };
+        if let Err((_, error)) = posted {
             tracing::debug!(%error, "an rsocket could not post a WRITE");
             if let Some(protocol) = &mut self.protocol {
                 protocol.fail(Fault::Write(WcStatus::WrFlushErr));
@@ -288,6 +324,18 @@ impl Drop for Link {
         self.qp.destroy();
         end(&self.cq, &self.channel);
     }
+}
+
+/// The message of a receive completion.
+fn incoming(completion: &WorkCompletion, messages: Option<&Region>) -> Incoming {
+    let Some(messages) = messages else {
+        let imm = completion.imm.filter(|_| completion.opcode == WcOpcode::RecvRdmaWithImm);
+        return Incoming { imm, written: Some(completion.byte_len) };
+    };
+    let mut octets = [0; MESSAGE];
+    messages.read((completion.wr_id & !RECEIVE) as usize * MESSAGE, &mut octets);
+    let whole = completion.byte_len as usize == MESSAGE;
+    Incoming { imm: whole.then_some(Imm(octets)), written: None }
 }
 
 fn end(cq: &CompletionQueue, channel: &CompletionChannel) {

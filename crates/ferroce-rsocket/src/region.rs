@@ -71,6 +71,10 @@ impl Table for Region {
     fn read(&self, at: usize, out: &mut [u8]) {
         Region::read(self, at, out);
     }
+
+    fn clear(&self, at: usize, len: usize) {
+        Region::write(self, at, &[0; 64][..len.min(64)]);
+    }
 }
 
 impl Drop for Region {

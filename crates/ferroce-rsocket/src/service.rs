@@ -16,12 +16,14 @@ use parking_lot::Mutex;
 
 use super::waker::Waker;
 use ferroce_engine::cm::{Event, EventSink};
+use ferroce_engine::iwarp;
 use ferroce_host::fork::Guarded;
 use ferroce_host::{PerProcess, thread};
 
 /// The thread's calls into a stream.
 pub(super) trait StreamTasks: Send + Sync {
     fn connection_event(&self, event: Event);
+    fn iwarp_event(&self, event: iwarp::Event);
     /// Accepts queued requests while the listening stream has room.
     fn answer_waiting(&self);
     /// The interval of keepalive messages.
@@ -36,6 +38,7 @@ pub(super) trait ReceiveUdp: Send + Sync {
 
 pub(super) enum Task {
     Event(Weak<dyn StreamTasks>, Event),
+    IwarpEvent(Weak<dyn StreamTasks>, iwarp::Event),
     /// A listening stream has room for another connection.
     Room(Weak<dyn StreamTasks>),
     /// The keepalive interval of a stream has changed.
@@ -82,6 +85,11 @@ pub(super) fn push(task: Task) {
 /// The receiver of the events of a stream's port or connection.
 pub(super) fn sink(stream: Weak<dyn StreamTasks>) -> EventSink {
     EventSink::new(move |event| push(Task::Event(stream.clone(), event)))
+}
+
+/// As [`sink`], for iWARP.
+pub(super) fn iwarp_sink(stream: Weak<dyn StreamTasks>) -> iwarp::Sink {
+    iwarp::Sink::new(move |event| push(Task::IwarpEvent(stream.clone(), event)))
 }
 
 fn run(service: &Service, waker: &Waker) {
@@ -131,6 +139,11 @@ fn perform(task: Task, alive: &mut Keepalives, sockets: &mut UdpSockets) {
             // Dropping the event of a closed stream ends the connection in it.
             if let Some(stream) = stream.upgrade() {
                 stream.connection_event(kind);
+            }
+        }
+        Task::IwarpEvent(stream, event) => {
+            if let Some(stream) = stream.upgrade() {
+                stream.iwarp_event(event);
             }
         }
         Task::Room(stream) => {

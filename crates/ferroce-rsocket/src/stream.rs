@@ -1,6 +1,7 @@
 //! Stream rsockets.
 
 mod connecting;
+mod iwarp;
 mod listener;
 mod mappings;
 mod transfer;
@@ -22,8 +23,8 @@ use super::service::{self, StreamTasks, Task};
 use super::settings::Settings;
 use super::waker::{Blocking, Waker};
 use crate::error::{Failure, Ready, RsocketError};
-use ferroce_engine::cm::{Connection, Event, Port};
-use ferroce_engine::{AhAttr, CompletionChannel};
+use ferroce_engine::cm::{self, Event};
+use ferroce_engine::{self as engine, AhAttr, CompletionChannel};
 use ferroce_engine::{Held, Sleep};
 use ferroce_host::fork::{self, Guarded};
 use listener::Listener;
@@ -34,13 +35,8 @@ enum Role {
     /// Unconnected, perhaps with a port.
     Idle,
     Listening(Listener),
-    /// A request was sent.
-    Connecting {
-        req: Box<Req>,
-        ah: AhAttr,
-        /// Packet life time of the path.
-        life: CmTime,
-    },
+    /// A request was sent; `None` by iWARP.
+    Connecting(Option<Asked>),
     /// The parent's peer sent a request, which was answered.
     Accepting(Weak<Stream>),
     /// Both ends were connected, and may have disconnected since.
@@ -48,6 +44,46 @@ enum Role {
     /// The connection attempt failed.
     Failed,
     Closed,
+}
+
+/// The request that was sent by RoCE.
+struct Asked {
+    req: Box<Req>,
+    ah: AhAttr,
+    /// Packet life time of the path.
+    life: CmTime,
+}
+
+/// The connection of a stream.
+pub(super) enum Connection {
+    Roce(cm::Connection),
+    Iwarp(engine::iwarp::Connection),
+}
+
+impl Connection {
+    /// Ends it, unless it ended before.
+    fn disconnect(&self) -> Result<(), RsocketError> {
+        match self {
+            Self::Roce(connection) => Ok(connection.disconnect()?),
+            Self::Iwarp(connection) => Ok(connection.disconnect()?),
+        }
+    }
+}
+
+/// The port of a stream.
+struct Ports {
+    /// Of RoCE; `None` at an address of an iWARP device.
+    broker: Option<cm::Port>,
+    /// Of iWARP, until a connection or a listener takes it.
+    tcp: Option<engine::iwarp::Port>,
+    listener: Option<engine::iwarp::Listener>,
+    number: u16,
+}
+
+impl Ports {
+    fn number(&self) -> u16 {
+        self.number
+    }
 }
 
 /// The addresses of an accepted stream.
@@ -71,7 +107,7 @@ struct State {
     remote: Option<SocketAddr>,
     mtu: Option<PathMtu>,
     role: Role,
-    port: Option<Port>,
+    port: Option<Ports>,
     link: Option<Link>,
     connection: Option<Connection>,
     failure: Option<Failure>,
@@ -148,7 +184,7 @@ impl State {
                     error: matches!(phase, Phase::Failed(_)),
                 }
             }
-            Role::Idle | Role::Connecting { .. } | Role::Accepting(_) | Role::Closed => Ready::default(),
+            Role::Idle | Role::Connecting(_) | Role::Accepting(_) | Role::Closed => Ready::default(),
         }
     }
 }
@@ -456,6 +492,12 @@ impl StreamTasks for Stream {
     fn connection_event(&self, event: Event) {
         if let Some(stream) = self.me.upgrade() {
             stream.take_event(event);
+        }
+    }
+
+    fn iwarp_event(&self, event: engine::iwarp::Event) {
+        if let Some(stream) = self.me.upgrade() {
+            stream.take_iwarp_event(event);
         }
     }
 

@@ -278,9 +278,9 @@ impl Stream {
         if self.grant.length > 0 || self.untaken == 0 {
             return;
         }
-        let mut octets = [0; Grant::LEN];
-        table.read(self.next_grant * Grant::LEN, &mut octets);
-        self.grant = Grant::parse(&octets, ByteOrder::NATIVE);
+        self.grant = grant_at(self.next_grant, table);
+        // A grant that is there was not taken: so it is found if no length of its WRITE tells of it.
+        table.clear(self.next_grant * Grant::LEN, Grant::LEN);
         self.next_grant = (self.next_grant + 1) % GRANTS;
         self.untaken -= 1;
         if self.grant.length == 0 {
@@ -393,8 +393,10 @@ impl Stream {
     }
 
     fn take(&mut self, Incoming { imm, written }: Incoming, table: &impl Table) -> Result<(), Fault> {
-        let stands_for =
-            |announced| if written == announced { Ok(()) } else { Err(Fault::Length { announced, written }) };
+        let stands_for = |announced| match written {
+            Some(written) if written != announced => Err(Fault::Length { announced, written }),
+            Some(_) | None => Ok(()),
+        };
         match Message::parse(imm.ok_or(Fault::NoImmediate)?)? {
             Message::Data(octets) => {
                 stands_for(octets)?;
@@ -402,7 +404,12 @@ impl Stream {
             }
             Message::Credits(limit) => {
                 self.limit = limit;
-                if written == 0 {
+                let behind = (self.next_grant + self.untaken) % GRANTS;
+                let alone = match written {
+                    Some(octets) => octets == 0,
+                    None => self.untaken == GRANTS || grant_at(behind, table).length == 0,
+                };
+                if alone {
                     return Ok(());
                 }
                 stands_for(Grant::LEN as u32)?;
@@ -477,6 +484,13 @@ impl Stream {
             self.read = self.read.wrapping_add(1);
         }
     }
+}
+
+/// The grant in a place of our table.
+fn grant_at(index: usize, table: &impl Table) -> Grant {
+    let mut octets = [0; Grant::LEN];
+    table.read(index * Grant::LEN, &mut octets);
+    Grant::parse(&octets, ByteOrder::NATIVE)
 }
 
 /// Target of a WRITE without octets.

@@ -31,6 +31,10 @@ impl Table for Octets {
     fn read(&self, at: usize, out: &mut [u8]) {
         out.copy_from_slice(&self.0.borrow()[at..at + out.len()]);
     }
+
+    fn clear(&self, at: usize, len: usize) {
+        self.0.borrow_mut()[at..at + len].fill(0);
+    }
 }
 
 /// An outstanding WRITE: inline octets are captured, others are read on arrival.
@@ -51,6 +55,8 @@ struct End {
     came: VecDeque<Incoming>,
     written: u64,
     read: u64,
+    /// Messages come as sends behind their WRITEs.
+    by_sends: bool,
 }
 
 /// The octet at offset `place` of the stream.
@@ -72,6 +78,7 @@ impl End {
             came: VecDeque::new(),
             written: 0,
             read: 0,
+            by_sends: false,
         }
     }
 
@@ -164,7 +171,8 @@ impl End {
         }
         if imm.is_some() {
             self.wqes -= 1;
-            self.came.push_back(Incoming { imm, written: octets.len() as u32 });
+            let written = (!self.by_sends).then_some(octets.len() as u32);
+            self.came.push_back(Incoming { imm, written });
         }
     }
 }
@@ -234,8 +242,9 @@ proptest! {
     /// Both ends send and read at random, and completions are polled at random times: nothing is lost, and neither end
     /// hangs.
     #[test]
-    fn everything_arrives(a in sizes(), b in sizes(), seed in 1_u64.., octets in 0_u64..200_000) {
+    fn everything_arrives(a in sizes(), b in sizes(), seed in 1_u64.., octets in 0_u64..200_000, by_sends: bool) {
         let mut ends = pair(a, b);
+        ends.iter_mut().for_each(|end| end.by_sends = by_sends);
         let mut dice = Dice(seed);
         let mut idle = 0;
         while ends.iter().any(|end| end.written < octets || end.read < octets) {
@@ -268,7 +277,9 @@ proptest! {
             // Half of them close to what is legal.
             let word = if fill & 1 == 0 { word & 0xe000_0fff } else { word };
             let written = if fill & 2 == 0 { word & 0xfff } else { written };
-            end.stream.received(Incoming { imm: Some(Imm(word.to_be_bytes())), written }, &end.table);
+            let imm = Some(Imm(word.to_be_bytes()));
+            let told = (fill & 8 == 0).then_some(written);
+            end.stream.received(Incoming { imm, written: told }, &end.table);
             while end.stream.control().is_some() {}
             let (at, first, wrapped) = end.stream.readable_at(usize::MAX);
             prop_assert!(at + first <= SMALL.receive_buffer && wrapped <= at);
@@ -404,7 +415,7 @@ fn mappings_and_direct_writes() {
 
 #[test]
 fn faults() {
-    let message = |message: Message, written| Incoming { imm: Some(message.imm()), written };
+    let message = |message: Message, written| Incoming { imm: Some(message.imm()), written: Some(written) };
     let empty_grants = |count: usize| vec![message(Message::Credits(20), 16); count];
     for (incoming, fault) in [
         (vec![message(Message::Data(5), 4)], Fault::Length { announced: 5, written: 4 }),
@@ -414,7 +425,7 @@ fn faults() {
         (empty_grants(3), Fault::Grants),
         (vec![message(Message::Mapped(3), 24)], Fault::MappingIndex(3)),
         (vec![message(Message::Mapped(0), 0)], Fault::Length { announced: 24, written: 0 }),
-        (vec![Incoming { imm: None, written: 0 }], Fault::NoImmediate),
+        (vec![Incoming { imm: None, written: Some(0) }], Fault::NoImmediate),
     ] {
         let [mut end, _] = pair(SMALL, SMALL);
         for incoming in incoming {

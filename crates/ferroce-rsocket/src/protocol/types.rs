@@ -75,6 +75,8 @@ pub struct OwnMemory {
 pub trait Table {
     /// Reads from offset `at`; the caller stays within [`Sizes::table_len`].
     fn read(&self, at: usize, out: &mut [u8]);
+    /// Sets octets from offset `at` on to zero; the caller stays within [`Sizes::table_len`].
+    fn clear(&self, at: usize, len: usize);
 }
 
 /// A WRITE to post; its completion is passed to [`super::Stream::sent`].
@@ -158,6 +160,6 @@ pub enum How {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Incoming {
     pub imm: Option<Imm>,
-    /// Octets of its WRITE.
-    pub written: u32,
+    /// Octets of its WRITE; `None` if the message came as a SEND of its own behind the WRITE, which says nothing of that (iWARP).
+    pub written: Option<u32>,
 }

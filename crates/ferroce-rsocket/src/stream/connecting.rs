@@ -8,13 +8,16 @@ use ferroce_wire::Gid;
 use ferroce_wire::cm::{Info, IpCmHeader, PortSpace, PrivateData, RejReason, Rep};
 
 use super::listener::{self, Listener, Request};
-use super::{Role, State, Stream, wildcard};
+use super::{Asked, Connection, Ports, Role, State, Stream, wildcard};
 use crate::error::{Failure, RsocketError};
 use crate::link::Link;
+use crate::settings::Settings;
 use crate::waker::Blocking;
 use crate::{device, service};
 use ferroce_engine::AhAttr;
-use ferroce_engine::cm::{Bind, CmEventKind, ConnectParams, Connection, Event, Port, attributes, resolve};
+use ferroce_engine::cm::resolve::Transports;
+use ferroce_engine::cm::{self, Bind, CmEventKind, ConnectParams, Event, Port, attributes, resolve};
+use ferroce_engine::iwarp;
 
 impl Stream {
     /// Binds an address and a port; port 0 is any.
@@ -28,7 +31,7 @@ impl Stream {
         if !matches!(state.role, Role::Idle) || state.port.is_some() {
             return Err(RsocketError::Invalid);
         }
-        resolve::local(address)?;
+        resolve::local_by(Transports::of_process(), address)?;
         state.take_port(address)
     }
 
@@ -54,15 +57,11 @@ impl Stream {
         let listener = Listener::new(backlog);
         // Set first, because a request may arrive before `listen` returns; the service waits for this lock.
         state.role = Role::Listening(listener);
-        let listening = match &state.port {
-            Some(port) => port.listen(listener::WAITING, service::sink(self.me.clone() as _)),
-            None => return Err(RsocketError::Invalid),
-        };
-        if let Err(error) = listening {
+        let listening = state.listen(self);
+        if listening.is_err() {
             state.role = Role::Idle;
-            return Err(error.into());
         }
-        Ok(())
+        listening
     }
 
     /// Returns the oldest connection that was not accepted yet.
@@ -102,7 +101,7 @@ impl Stream {
             Role::Connected => return Ok(()),
             Role::Failed => return Err(RsocketError::NotConnected),
             Role::Idle => state.send_request(self, address)?,
-            Role::Connecting { .. } => {}
+            Role::Connecting(_) => {}
             Role::Listening(_) | Role::Accepting(_) => return Err(RsocketError::Invalid),
             Role::Closed => return Err(RsocketError::Closed),
         }
@@ -119,7 +118,7 @@ impl Stream {
     ///
     /// See [`Self::connect`].
     pub fn finish_connect(&self) -> Result<(), RsocketError> {
-        let finished = |state: &State| !matches!(state.role, Role::Connecting { .. });
+        let finished = |state: &State| !matches!(state.role, Role::Connecting(_));
         let mut state = self.wait(self.state.lock(), Blocking::Suspend, finished)?;
         match state.failure.take() {
             _ if matches!(state.role, Role::Connected) => Ok(()),
@@ -133,7 +132,8 @@ impl Stream {
         let kind = match (event.kind, event.incoming) {
             (CmEventKind::Request { route, starting_psn, req, .. }, Some(incoming)) => {
                 if let Role::Listening(listener) = &mut self.state.lock().role {
-                    listener.push(Request { connection: incoming.connection(), route, starting_psn, req });
+                    let connection = incoming.connection();
+                    listener.push(Request::Roce { connection, route, starting_psn, req });
                 }
                 return self.answer_waiting_requests();
             }
@@ -141,30 +141,33 @@ impl Stream {
         };
         let mut state = self.state.lock();
         match &state.role {
-            Role::Connecting { .. } => state.replied(kind),
+            Role::Connecting(_) => state.replied(kind),
             Role::Accepting(parent) => {
                 let parent = parent.upgrade();
                 let established = matches!(kind, CmEventKind::Established);
-                state.role = if established { Role::Connected } else { Role::Failed };
-                if let Some(link) = state.link.as_mut().filter(|_| established) {
-                    link.post_control();
-                }
-                drop(state);
-                if let Some(parent) = parent {
-                    parent.finish_request(self, established);
-                }
+                self.was_answered(state, parent, established);
             }
             Role::Connected if matches!(kind, CmEventKind::Disconnected(_) | CmEventKind::Lost) => {
-                state.pump();
-                if let Some(link) = &mut state.link {
-                    if let Some(protocol) = &mut link.protocol {
-                        protocol.hang_up();
-                    }
-                    link.move_to_error();
-                }
-                state.wake();
+                state.hang_up();
             }
             _ => {}
+        }
+    }
+
+    /// The peer knows the answer to its request, or the connection failed: `parent` is told.
+    pub(super) fn was_answered(
+        self: &Arc<Self>,
+        mut state: super::Guard<'_>,
+        parent: Option<Arc<Self>>,
+        established: bool,
+    ) {
+        state.role = if established { Role::Connected } else { Role::Failed };
+        if let Some(link) = state.link.as_mut().filter(|_| established) {
+            link.post_control();
+        }
+        drop(state);
+        if let Some(parent) = parent {
+            parent.finish_request(self, established);
         }
     }
 
@@ -204,24 +207,62 @@ impl Stream {
 
 impl State {
     fn take_port(&mut self, mut address: SocketAddr) -> Result<(), RsocketError> {
-        let Self { settings, .. } = self;
-        let bind =
-            Bind { reuse: settings.reuse, v6_only: settings.v6_only, ..Bind::new(PortSpace::Tcp, address) };
-        let port = Port::bind(&bind)?;
-        address.set_port(port.number());
+        let Settings { reuse, v6_only, .. } = self.settings;
+        let transports = Transports::of_process();
+        let of_iwarp = transports == Transports::Iwarp
+            || resolve::local_by(transports, address)?.is_some_and(|at| at.is_iwarp());
+        let (broker, tcp) = if of_iwarp {
+            (None, Some(iwarp::Port::bind(address, v6_only)?))
+        } else {
+            (Some(Port::bind(&Bind { reuse, v6_only, ..Bind::new(PortSpace::Tcp, address) })?), None)
+        };
+        let number = broker.as_ref().map(Port::number).or(tcp.as_ref().map(iwarp::Port::number));
+        let number = number.unwrap_or(0);
+        address.set_port(number);
         self.local = Some(address);
-        self.port = Some(port);
+        self.port = Some(Ports { broker, tcp, listener: None, number });
         Ok(())
+    }
+
+    /// Takes requests at the port from now on.
+    fn listen(&mut self, stream: &Stream) -> Result<(), RsocketError> {
+        let (Some(ports), Some(local)) = (&mut self.port, self.local) else {
+            return Err(RsocketError::Invalid);
+        };
+        if let Some(port) = &ports.broker {
+            ports.tcp = super::iwarp::port_beside(local, self.settings.v6_only)?;
+            port.listen(listener::WAITING, service::sink(stream.me.clone() as _))?;
+        }
+        if let Some(port) = &ports.tcp {
+            let sink = service::iwarp_sink(stream.me.clone() as _);
+            ports.listener = Some(iwarp::Listener::listen(port, listener::WAITING, sink)?);
+        }
+        Ok(())
+    }
+
+    /// The peer disconnected.
+    pub(super) fn hang_up(&mut self) {
+        self.pump();
+        if let Some(link) = &mut self.link {
+            if let Some(protocol) = &mut link.protocol {
+                protocol.hang_up();
+            }
+            link.move_to_error();
+        }
+        self.wake();
     }
 
     /// Sends the connection request.
     fn send_request(&mut self, stream: &Stream, address: SocketAddr) -> Result<(), RsocketError> {
         service::start()?;
-        let mut route = resolve::route(self.local, address)?;
+        let mut route = resolve::route_by(Transports::of_process(), self.local, address)?;
+        if route.is_iwarp() {
+            return self.send_iwarp_request(stream, route);
+        }
         if self.port.is_none() {
             self.take_port(route.source)?;
         }
-        let number = self.port.as_ref().map_or(0, Port::number);
+        let number = self.port.as_ref().map_or(0, Ports::number);
         route.source.set_port(number);
         let link = Link::new(device::open(&route.local.device)?, self.settings.sizes)?;
         let (local, remote) = (route.source.ip(), route.destination.ip());
@@ -252,11 +293,11 @@ impl State {
             sl: params.sl,
             ..AhAttr::default()
         };
-        let (connection, req) = Connection::connect(&params, service::sink(stream.me.clone() as _))?;
+        let (connection, req) = cm::Connection::connect(&params, service::sink(stream.me.clone() as _))?;
         (self.local, self.remote, self.mtu) = (Some(route.source), Some(route.destination), Some(route.mtu));
         self.settings.sizes = link.sizes;
-        (self.link, self.connection) = (Some(link), Some(connection));
-        self.role = Role::Connecting { req: Box::new(req), ah, life: params.packet_life };
+        (self.link, self.connection) = (Some(link), Some(Connection::Roce(connection)));
+        self.role = Role::Connecting(Some(Asked { req: Box::new(req), ah, life: params.packet_life }));
         Ok(())
     }
 
@@ -273,7 +314,7 @@ impl State {
                 }
                 Err(error) => {
                     tracing::debug!(%error, "an rsocket cannot use the peer's reply");
-                    if let Some(connection) = &self.connection {
+                    if let Some(Connection::Roce(connection)) = &self.connection {
                         let _ = connection.reject(RejReason::CONSUMER, Info::NONE, PrivateData::EMPTY);
                     }
                     match error {
@@ -294,7 +335,7 @@ impl State {
 
     /// Moves the queue pair to RTS, and sends RTU.
     fn establish(&mut self, rep: &Rep) -> Result<(), RsocketError> {
-        let (Role::Connecting { req, ah, life }, Some(link), Some(connection)) =
+        let (Role::Connecting(Some(Asked { req, ah, life })), Some(link), Some(Connection::Roce(connection))) =
             (&self.role, &mut self.link, &self.connection)
         else {
             return Err(RsocketError::Invalid);

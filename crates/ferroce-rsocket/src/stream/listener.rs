@@ -13,8 +13,8 @@ use crate::error::{Failure, RsocketError};
 use crate::link::Link;
 use crate::service::{self, Task};
 use crate::settings::Settings;
-use ferroce_engine::AhAttr;
 use ferroce_engine::cm::{self, AcceptParams, Connection, attributes, resolve};
+use ferroce_engine::{self as engine, AhAttr};
 use ferroce_wire::Gid;
 
 /// Connections that are made before the program accepts them.
@@ -32,11 +32,10 @@ pub(super) struct Listener {
     ready: VecDeque<Arc<Stream>>,
 }
 
-pub(super) struct Request {
-    pub(super) connection: Connection,
-    pub(super) route: cm::Route,
-    pub(super) starting_psn: Psn,
-    pub(super) req: Box<Req>,
+/// A peer's request.
+pub(super) enum Request {
+    Roce { connection: Connection, route: cm::Route, starting_psn: Psn, req: Box<Req> },
+    Iwarp(Box<engine::iwarp::Request>),
 }
 
 impl Listener {
@@ -91,7 +90,10 @@ pub(super) fn answer(
     settings: Settings,
     request: Request,
 ) -> Result<Arc<Stream>, RsocketError> {
-    let Request { connection, route: on, starting_psn, req } = request;
+    let (connection, on, starting_psn, req) = match request {
+        Request::Roce { connection, route, starting_psn, req } => (connection, route, starting_psn, req),
+        Request::Iwarp(request) => return super::iwarp::answer(parent, settings, *request),
+    };
     let no_rsocket = RsocketError::Failed(Failure::NoRsocket(0));
     let Ok((header, private)) = IpCmHeader::parse(&req.private.0) else { return Err(no_rsocket) };
     let Some((_, port)) = req.service_id.port() else { return Err(no_rsocket) };
@@ -125,6 +127,6 @@ pub(super) fn answer(
         Stream::accepted(Accepted { local, remote }, settings, link, Role::Accepting(parent.clone()))?;
     connection.set_sink(service::sink(Arc::downgrade(&stream) as _));
     connection.accept(&accept)?;
-    stream.own(connection);
+    stream.own(super::Connection::Roce(connection));
     Ok(stream)
 }

@@ -9,7 +9,7 @@ use crate::waker::Blocking;
 impl Stream {
     /// Waits for the connection if the stream is connecting.
     fn enter(&self, blocking: Blocking) -> Result<Guard<'_>, RsocketError> {
-        let finished = |state: &State| !matches!(state.role, Role::Connecting { .. });
+        let finished = |state: &State| !matches!(state.role, Role::Connecting(_));
         let state = self.wait(self.state.lock(), blocking, finished)?;
         if matches!(state.role, Role::Connected) { Ok(state) } else { Err(RsocketError::NotConnected) }
     }
