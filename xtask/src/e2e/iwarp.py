@@ -38,8 +38,8 @@ for kind in (e.IBV_QPT_UD, e.IBV_QPT_UC, e.IBV_QPT_RAW_PACKET):
     refused(errno.EOPNOTSUPP, lambda: qp(kind))
 assert qp(e.IBV_QPT_RC).qp_num != 0
 
-gid = context.query_gid(1, 0)
-ah = AHAttr(gr=GlobalRoute(dgid=gid, sgid_index=0), is_global=1, port_num=1)
+gid = str(context.query_gid(1, 0))
+ah = AHAttr(gr=GlobalRoute(dgid=context.query_gid(1, 0), sgid_index=0), is_global=1, port_num=1)
 refused(errno.EOPNOTSUPP, lambda: AH(pd, attr=ah))
 mask = e.IBV_XRCD_INIT_ATTR_FD | e.IBV_XRCD_INIT_ATTR_OFLAGS
 refused(errno.EOPNOTSUPP, lambda: XRCD(context, XRCDInitAttr(mask, os.O_CREAT, -1)))
@@ -49,7 +49,7 @@ refused(-1, lambda: context.query_gid(1, 1))
 
 assert gid.endswith(":0000:0000:0000:0000:0000"), gid
 table = context.query_gid_table(4)
-assert [(entry.gid(), entry.gid_index, entry.ndev_ifindex) for entry in table] == [(gid, 0, 0)]
+assert [(entry.gid_str(), entry.gid_index, entry.ndev_ifindex) for entry in table] == [(gid, 0, 0)]
 
 for space in (cm.RDMA_PS_TCP, cm.RDMA_PS_UDP):
     found = CMID(creator=AddrInfo(dst=address, dst_service="7471", port_space=space))

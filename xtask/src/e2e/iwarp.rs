@@ -17,7 +17,7 @@ use crate::tree;
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// The verbs and librdmacm, by rdma-core's Python module.
-const VERBS: &str = include_str!("iwarp.py");
+const VERBS: &str = "xtask/src/e2e/iwarp.py";
 /// The device's port of UDP, as `/proc/net/udp` writes it, at 10.85.0.1.
 const SOCKET: &str = "0100550A:12B7";
 
@@ -233,7 +233,7 @@ fn settings(bed: &Bed) -> Result<()> {
 fn verbs(bed: &Bed) -> Result<()> {
     for (transport, tcp) in [("", "iw0"), ("roce", "fr1"), ("iwarp", "iw0")] {
         let mut command = bed.ours("/usr/bin/python3");
-        command.args(["-c", VERBS, "iw0", "10.85.0.1"]).env("FERROCE_TRANSPORT", transport);
+        command.arg(tree::root().join(VERBS)).args(["iw0", "10.85.0.1"]).env("FERROCE_TRANSPORT", transport);
         let ended = job::run(command, &bed.logs.path(&format!("iwarp.py {transport}")), LIMIT)?;
         ensure!(ended.ok(), "{}", ended.describe());
         ensure!(ended.output == format!("TCP {tcp}\nUDP fr1\n"), "{transport}: {}", ended.describe());
