@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use ferroce_wire::{Gid, PathMtu};
 
 use crate::gid::{GidEntry, GidType};
+use crate::kind::LinkKind;
 use crate::settings::LinkSettings;
 
 /// One RDMA device in a client's view: a link on a network interface, with its single port.
@@ -84,35 +85,6 @@ impl DeviceInfo {
 /// Entries of the GID table of a RoCE port, as rxe.
 pub const GID_TABLE: u16 = 1024;
 
-/// The transport of a device, by the type that rdma(8) has for it in `link add NAME type …`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum LinkKind {
-    /// `type rxe`, or `type roce`: RoCE.
-    #[default]
-    Rxe = 0,
-    /// `type siw`: iWARP over TCP.
-    Siw = 1,
-}
-
-impl LinkKind {
-    /// Returns the type in rdma(8)'s words.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Rxe => "rxe",
-            Self::Siw => "siw",
-        }
-    }
-
-    /// Returns the name of the transport that people write.
-    pub const fn transport(self) -> &'static str {
-        match self {
-            Self::Rxe => "RoCE",
-            Self::Siw => "iWARP",
-        }
-    }
-}
-
 /// The devices that the library shows to a program that lists devices. The other devices work as well: a connection
 /// to an address finds the device that has the address, listed or not.
 ///
@@ -186,7 +158,6 @@ macro_rules! from_u8 {
 
 from_u8!(PhysState: Polling, Disabled, LinkUp);
 from_u8!(Origin: Default, Link, View);
-from_u8!(LinkKind: Rxe, Siw);
 
 #[cfg(test)]
 mod tests {

@@ -17,6 +17,7 @@ mod device;
 pub mod doorbell;
 mod embed;
 mod gid;
+mod kind;
 pub mod ledger;
 mod message;
 mod netdev;
@@ -33,9 +34,10 @@ pub mod trust;
 pub use client::{Answer, Client, ClientError};
 pub use codec::MessageError;
 pub use connection::{Connection, Listener, Peer, Received};
-pub use device::{DeviceInfo, GID_TABLE, LinkKind, Listing, Origin, PhysState};
+pub use device::{DeviceInfo, GID_TABLE, Listing, Origin, PhysState};
 pub use embed::EmbedError;
 pub use gid::{GidEntry, GidType};
+pub use kind::LinkKind;
 pub use message::{
     ALL_USERS, AddressSockets, CmBind, CmDone, CmIdEntry, CmIdState, CmNotice, CmRequest, CmStatus,
     DEVICE_BYTES, GID_BYTES, Hello, IWARP_MINOR, LAST_MEMBER, LeaseEntry, Leased, MAC_BYTES, MAJOR,

@@ -14,7 +14,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use ferroce_proto::cm::{CmCounters, CmDropReason, PerMessage};
 
-use crate::device::{DeviceInfo, GID_TABLE, LinkKind};
+use crate::device::{DeviceInfo, GID_TABLE};
+use crate::kind::LinkKind;
 use crate::netdev::NetdevInfo;
 use crate::settings::Setting;
 

@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use ferroce_wire::{Gid, PathMtu};
 
-use crate::device::LinkKind;
 use crate::gid::GidType;
+use crate::kind::LinkKind;
 
 /// Settings of one device. The default applies to a device without settings.
 #[derive(Clone, Debug, PartialEq, Eq)]

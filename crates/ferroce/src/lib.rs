@@ -68,8 +68,8 @@ pub use device_memory::DeviceMemory;
 pub use error::{AddressError, Error, QpError};
 pub use event::{Event, EventSource};
 pub use ferroce_engine::{
-    AsyncEventKind as EventKind, DeviceAttr, DeviceInfo, GidEntry, GidType, LinkSettings, Moderation,
-    PortAttr, PortState, QpState, WcOpcode as Opcode, WcStatus as Status,
+    AsyncEventKind as EventKind, DeviceAttr, DeviceInfo, GidEntry, GidType, LinkKind, LinkSettings,
+    Moderation, PortAttr, PortState, QpState, WcOpcode as Opcode, WcStatus as Status,
 };
 pub use ferroce_wire::cm::{RejReason, SidrStatus};
 pub use ferroce_wire::{Gid, Imm, PathMtu, Psn, Qkey, Qpn, Rkey, SrqNumber};

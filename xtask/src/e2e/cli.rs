@@ -66,7 +66,7 @@ fn shows(bed: &Bed) -> Result<()> {
     ensure!(netdev == Some("lo") && json.pointer("/0/netdev_index") == Some(&Value::from(1)), "{json}");
     says(bed, "link show fr9", 1, "no device is called fr9")?;
     says(bed, "bogus", 2, "unrecognized")?;
-    says(bed, "link add fr1 type siw netdev lo", 2, "roce")?;
+    says(bed, "link add fr1 type iwarp netdev lo", 2, "roce")?;
     says(bed, "link add fr1 type roce netdev nix", 1, "nix")?;
     Ok(())
 }

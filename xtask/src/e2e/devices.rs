@@ -60,7 +60,7 @@ fn lists(bed: &Bed) -> Result<()> {
 }
 
 /// The names of the fields, those in brackets reduced to their kind.
-fn fields(text: &str) -> BTreeSet<String> {
+pub(super) fn fields(text: &str) -> BTreeSet<String> {
     let names = text.lines().filter_map(|l| l.trim().split_once(':')).map(|(name, _)| name.trim());
     names.map(|n| if n.starts_with("GID[") { "GID[]".to_owned() } else { n.to_owned() }).collect()
 }

@@ -294,7 +294,7 @@ fn others(bed: &Bed, checks: &mut Checks) -> Result<()> {
 const REFUSALS: &[(&str, i32, &str)] = &[
     ("link add fr5 type roce netdev nonesuch", 1, "there is no network interface \"nonesuch\"; there are: "),
     ("link add rxe0 type roce netdev s1", 1, "a device named rxe0 exists already"),
-    ("link add fr5 type roce netdev s0", 1, "s0 has the device rxe0 already"),
+    ("link add fr5 type roce netdev s0", 1, "s0 has the RoCE device rxe0 already"),
     ("link add -x type roce netdev s1", 2, "unexpected argument"),
     ("link add a/b type roce netdev s1", 1, "ferroce: "),
     ("link delete nonesuch", 1, "there is no device named nonesuch"),

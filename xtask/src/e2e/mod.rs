@@ -12,6 +12,7 @@ mod containers;
 mod crates;
 mod devices;
 mod frames;
+mod iwarp;
 mod kit;
 mod lifecycle;
 mod links;
@@ -66,6 +67,10 @@ pub const STAGES: &[(&str, &str)] = &[
     ("vprobe", "scripted exchanges with a checked outcome: every RC operation and error"),
     ("wire", "our own packets, by tshark and an independent ICRC"),
     ("frames", "RoCE v1 between two namespaces: pingpongs, rping, a capture, strangers, a broker that dies"),
+    (
+        "iwarp",
+        "iWARP devices beside those of RoCE: as the kernel's siw, refusals, the order of devices, by nobody",
+    ),
     ("memory", "memory that is written to all the time, and memory that goes away under every role"),
     ("memcheck", "a pingpong and rping under valgrind: nothing invalid, nothing lost"),
     (
@@ -96,6 +101,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "vprobe" => Some(vprobe::check),
         "wire" => Some(wire::check),
         "frames" => Some(frames::check),
+        "iwarp" => Some(iwarp::check),
         "memory" => Some(memory::check),
         "memcheck" => Some(memcheck::check),
         "cm" => Some(cm::check),

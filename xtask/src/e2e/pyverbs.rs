@@ -18,7 +18,7 @@ use crate::tree;
 
 /// Where Debian's python3-pyverbs has them; the larger files are compressed.
 const TESTS: &str = "/usr/share/doc/rdma-core/tests";
-const MODULE: &str = "/usr/lib/python3/dist-packages/pyverbs/__init__.py";
+pub(super) const MODULE: &str = "/usr/lib/python3/dist-packages/pyverbs/__init__.py";
 const LIST: &str = include_str!("../../../tests/interop/pyverbs.txt");
 /// Debian's user nobody.
 pub(super) const NOBODY: u32 = 65_534;

@@ -336,7 +336,7 @@ fn find(
     let interface = interface(address);
     // Only a host with an iWARP device asks the kernel.
     let mut known = None;
-    let mut at = |device: &DeviceInfo| {
+    let at = |device: &DeviceInfo| {
         if !device.is_iwarp() {
             return entry(device, address.ip(), interface, device.settings.cm_type());
         }
@@ -344,7 +344,7 @@ fn find(
         let gid = device.gid_table().first().copied().filter(|_| here)?;
         Some(Local { device: device.clone(), gid })
     };
-    devices.iter().filter(|device| transports.have(device.kind)).find_map(|device| at(device))
+    devices.iter().filter(|device| transports.have(device.kind)).find_map(at)
 }
 
 /// The GID of a connection that a peer asks for: of the RoCE version that it speaks.

@@ -1,0 +1,38 @@
+//! The kinds of devices.
+
+/// The transport of a device, by the type that rdma(8) has for it in `link add NAME type …`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum LinkKind {
+    /// `type rxe`, or `type roce`: RoCE.
+    #[default]
+    Rxe = 0,
+    /// `type siw`: iWARP over TCP.
+    Siw = 1,
+}
+
+impl LinkKind {
+    pub(crate) const fn from_u8(value: u8) -> Option<Self> {
+        match value {
+            0 => Some(Self::Rxe),
+            1 => Some(Self::Siw),
+            _ => None,
+        }
+    }
+
+    /// Returns the type in rdma(8)'s words.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rxe => "rxe",
+            Self::Siw => "siw",
+        }
+    }
+
+    /// Returns the name of the transport that people write.
+    pub const fn transport(self) -> &'static str {
+        match self {
+            Self::Rxe => "RoCE",
+            Self::Siw => "iWARP",
+        }
+    }
+}
