@@ -110,16 +110,20 @@ impl Connection {
         let initiator = initiator.map_err(|_| Errno::INVAL)?;
         engine.flush_all();
         let socket = port.take()?;
-        match sockopt::set_tcp_nodelay(&socket, true)
-            .and_then(|()| rustix::net::connect(&socket, &params.destination))
-        {
-            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
+        let connected = sockopt::set_tcp_nodelay(&socket, true)
+            .and_then(|()| rustix::net::connect(&socket, &params.destination));
+        match connected {
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR | Errno::CONNREFUSED) => {}
             Err(errno) => {
                 port.put_back(socket);
                 return Err(errno.into());
             }
         }
-        let connecting = setup::Connecting::new(&shared, params.qpn, socket, initiator);
+        let mut connecting =
+            setup::Connecting::new(&shared, params.qpn, socket, params.destination, initiator);
+        if connected == Err(Errno::CONNREFUSED) {
+            connecting.rest();
+        }
         let number = manager.number();
         *shared.phase.lock() = Phase::SettingUp(number);
         manager.add(number, connecting.into())?;

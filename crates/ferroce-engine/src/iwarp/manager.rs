@@ -82,20 +82,22 @@ impl Wait {
         }
     }
 
-    fn interest(&self) -> epoll::EventFlags {
+    /// `None`: it rests, and its socket is not watched.
+    fn interest(&self) -> Option<epoll::EventFlags> {
         match self {
-            Self::Connecting(_) => epoll::EventFlags::OUT,
-            Self::Asking(_) | Self::Hearing(_) => epoll::EventFlags::IN,
-            Self::Accepting(wait) if wait.rests_until.is_some() => epoll::EventFlags::empty(),
-            Self::Accepting(_) => epoll::EventFlags::IN,
-            Self::Lingering(wait) => wait.interest(),
+            Self::Connecting(wait) if wait.rests_until.is_some() => None,
+            Self::Connecting(_) => Some(epoll::EventFlags::OUT),
+            Self::Asking(_) | Self::Hearing(_) => Some(epoll::EventFlags::IN),
+            Self::Accepting(wait) if wait.rests_until.is_some() => None,
+            Self::Accepting(_) => Some(epoll::EventFlags::IN),
+            Self::Lingering(wait) => Some(wait.interest()),
         }
     }
 
     /// When it is over; [`NEVER`] for a listener.
     fn until(&self) -> u64 {
         match self {
-            Self::Connecting(wait) => wait.until.as_nanos(),
+            Self::Connecting(wait) => wait.rests_until.unwrap_or(wait.until).as_nanos(),
             Self::Asking(wait) => wait.until.as_nanos(),
             Self::Hearing(wait) => wait.until.as_nanos(),
             Self::Accepting(wait) => Hub::deadline(wait.rests_until),
@@ -134,7 +136,7 @@ impl Wait {
     /// Its time is over.
     fn expire(self, now: Instant, found: &mut Vec<Self>, deliveries: &mut Vec<Delivery>) -> Step {
         match self {
-            Self::Connecting(wait) => wait.expire(deliveries),
+            Self::Connecting(wait) => wait.expire(now, deliveries),
             Self::Asking(wait) => wait.expire(deliveries),
             Self::Accepting(wait) => wait.go_on(now, found),
             Self::Hearing(_) | Self::Lingering(_) => Step::Done,
@@ -181,7 +183,9 @@ impl Manager {
         if wait.is_cancelled() {
             return Ok(());
         }
-        epoll::add(&self.epoll, wait.fd(), epoll::EventData::new_u64(number), wait.interest())?;
+        if let Some(interest) = wait.interest() {
+            epoll::add(&self.epoll, wait.fd(), epoll::EventData::new_u64(number), interest)?;
+        }
         let until = wait.until();
         waits.insert(number, wait);
         drop(waits);
@@ -200,7 +204,9 @@ impl Manager {
 
     fn part(&self, wait: &Wait) {
         // Its socket may live on.
-        if let Err(errno) = epoll::delete(&self.epoll, wait.fd()) {
+        if wait.interest().is_some()
+            && let Err(errno) = epoll::delete(&self.epoll, wait.fd())
+        {
             tracing::error!(%errno, "cannot stop watching a connection");
         }
     }

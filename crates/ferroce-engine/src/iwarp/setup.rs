@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferroce_host::fork::Guarded;
 use ferroce_proto::iwarp::setup::{
@@ -37,18 +38,40 @@ pub(super) struct Connecting {
     shared: Arc<Shared>,
     qpn: Qpn,
     pub(super) socket: Guarded<OwnedFd>,
+    destination: SocketAddr,
     initiator: Initiator,
     pub(super) until: Instant,
+    /// The peer's TCP refused: tries again then.
+    pub(super) rests_until: Option<Instant>,
+    /// A refusal counts from then on.
+    patient_until: Instant,
 }
 
+/// Two programs that agree to connect now race for it: the listener may come a moment later. RoCE's connection management waits for it as
+/// long, at the passive end (`broker/src/early_requests.rs`).
+const PATIENCE: Duration = Duration::from_millis(100);
+const BETWEEN_TRIES: Duration = Duration::from_millis(5);
+
 impl Connecting {
+    /// TCP connects `socket` to `destination`.
     pub(super) fn new(
         shared: &Arc<Shared>,
         qpn: Qpn,
         socket: Guarded<OwnedFd>,
+        destination: SocketAddr,
         initiator: Initiator,
     ) -> Self {
-        Self { shared: Arc::clone(shared), qpn, socket, initiator, until: clock::now() + REPLY_TIMEOUT }
+        let now = clock::now();
+        Self {
+            shared: Arc::clone(shared),
+            qpn,
+            socket,
+            destination,
+            initiator,
+            until: now + REPLY_TIMEOUT,
+            rests_until: None,
+            patient_until: now + PATIENCE,
+        }
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
@@ -73,13 +96,33 @@ impl Connecting {
             }
             // The readiness was another's.
             Err(Errno::NOTCONN | Errno::INPROGRESS | Errno::AGAIN) => Step::Wait(self.into()),
-            Err(errno) => fail(&self.shared, errno, Vec::new(), deliveries),
+            Err(errno) => self.refused(now, errno, deliveries),
         }
     }
 
-    /// The time is over.
-    pub(super) fn expire(self, deliveries: &mut Vec<Delivery>) -> Step {
-        fail(&self.shared, Errno::TIMEDOUT, Vec::new(), deliveries)
+    /// TCP refused at once: tries again a moment later.
+    pub(super) fn rest(&mut self) {
+        self.rests_until = Some(clock::now() + BETWEEN_TRIES);
+    }
+
+    /// TCP could not connect.
+    fn refused(mut self, now: Instant, errno: Errno, deliveries: &mut Vec<Delivery>) -> Step {
+        if errno == Errno::CONNREFUSED && now < self.patient_until {
+            self.rests_until = Some(now + BETWEEN_TRIES);
+            return Step::Wait(self.into());
+        }
+        fail(&self.shared, errno, Vec::new(), deliveries)
+    }
+
+    /// The rest is over, or all the time.
+    pub(super) fn expire(mut self, now: Instant, deliveries: &mut Vec<Delivery>) -> Step {
+        if self.rests_until.take().is_none() {
+            return fail(&self.shared, Errno::TIMEDOUT, Vec::new(), deliveries);
+        }
+        match rustix::net::connect(&self.socket, &self.destination) {
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Step::Wait(self.into()),
+            Err(errno) => self.refused(now, errno, deliveries),
+        }
     }
 }
 
