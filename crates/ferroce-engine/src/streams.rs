@@ -61,13 +61,17 @@ impl AsFd for StreamSocket {
     }
 }
 
+type Sockets = Vec<Arc<StreamSocket>>;
+/// All connections, where they are few.
+type Few = Arc<Sockets>;
+
 /// All connections of the process that carry messages.
 pub(crate) struct Streams {
     epoll: Guarded<OwnedFd>,
     /// A leaf lock, taken once a look where there are many.
     known: Mutex<BTreeMap<u64, Arc<StreamSocket>>>,
     /// The same; `None` if there are more than [`FEW`].
-    few: ArcSwapOption<Vec<Arc<StreamSocket>>>,
+    few: ArcSwapOption<Sockets>,
     /// Connections whose TCP is full, which the epoll set watches for room.
     full: AtomicUsize,
     next: AtomicU64,
@@ -140,7 +144,7 @@ impl Streams {
     }
 
     /// The connections to receive from in turn, if they are few and none of them waits for room.
-    pub(crate) fn few(&self) -> Option<Guard<Option<Arc<Vec<Arc<StreamSocket>>>>>> {
+    pub(crate) fn few(&self) -> Option<Guard<Option<Few>>> {
         if self.full.load(Ordering::Relaxed) > 0 {
             return None;
         }

@@ -30,7 +30,7 @@ pub(super) fn take(id: &'static IdHandle, address: SocketAddr, options: &Options
 /// The transports that an id may use: iWARP has connected queue pairs of type RC alone, and librdmacm's ports of TCP.
 pub(super) fn transports(id: &'static IdHandle) -> Transports {
     match (get!(id.ps), get!(id.qp_type)) {
-        (abi::RDMA_PS_TCP, abi::IBV_QPT_RC) => Transports::of_process(),
+        (abi::RDMA_PS_TCP | abi::RDMA_PS_IB, abi::IBV_QPT_RC) => Transports::of_process(),
         _ => Transports::Roce,
     }
 }
