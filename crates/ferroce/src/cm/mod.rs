@@ -26,7 +26,8 @@
 //! Connections over the same device share one [`Context`](crate::Context), unless [`EndOptions::domain`] brings another one.
 //! Asynchronous events of all their objects arrive there: `connection.domain().context().wait_event()`.
 //!
-//! The other end may be any program that uses librdmacm with port space TCP and reliable connections.
+//! The other end may be any program that uses librdmacm with port space TCP and reliable connections. This module connects RoCE devices
+//! alone; connections of iWARP devices are made by librdmacm and rsockets.
 //!
 //! For datagrams there is nothing to connect: [`DatagramConnector`] asks a peer which of its queue pairs takes them, and
 //! [`DatagramListener`] says so, to programs with librdmacm's port space UDP as well. The example `udaddy` shows both.
