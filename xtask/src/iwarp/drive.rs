@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use super::programs::Row;
+use super::programs::{self, Row};
 use crate::dialogues::Dialogue;
 use crate::exchange::{Exchange, Logs, Running};
 use crate::job::{Ended, Job};
@@ -53,6 +53,19 @@ pub fn row(ends: &dyn Ends, row: &Row, ipv6: bool, checks: &mut Checks) -> Resul
     let judge = |client: &Ended, server: &Ended| row.dialogue.judge(client, server);
     started(ends, row, ipv6)?.judge(row.dialogue.is_endless(), &judge, checks)?;
     Ok(())
+}
+
+/// Whether rping gets through. Where it does not, every further row would wait for its time limit; the check then fails, and
+/// `checks` says that the others are not tried.
+pub fn connects(ends: &dyn Ends, checks: &mut Checks) -> Result<bool> {
+    let Some(first) = programs::sample(false).into_iter().next() else { return Ok(false) };
+    let mut tried = Checks::default();
+    row(ends, &first, false, &mut tried)?;
+    if !tried.good() {
+        checks.fail(&ends.name(), "rping does not get through (above)");
+        checks.skip(&ends.name(), "the other rows are not tried where rping does not get through");
+    }
+    Ok(tried.good())
 }
 
 /// A row whose client may instead fail with `refusal`, as it does on siw. The words for a note.
