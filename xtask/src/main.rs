@@ -99,6 +99,9 @@ enum Command {
         /// The stage siw instead of peer.
         #[arg(long)]
         siw: bool,
+        /// The stage siw with ferroce as well, of this distribution.
+        #[arg(long, requires = "siw", value_name = "FOLDER")]
+        dist: Option<std::path::PathBuf>,
     },
     /// The end-to-end stages, inside their network namespace.
     #[command(hide = true)]
@@ -125,8 +128,8 @@ fn main() -> std::process::ExitCode {
         Command::Guards(args) => guards::run(&args),
         Command::Size { json } => arrows::sizes(json),
         Command::Book => book::build(),
-        Command::PeerHarness { all, siw: false } => test::peer_harness(all),
-        Command::PeerHarness { all, siw: true } => test::siw_harness(all),
+        Command::PeerHarness { all, siw: false, .. } => test::peer_harness(all),
+        Command::PeerHarness { all, siw: true, dist } => test::siw_harness(all, dist.as_deref()),
         Command::E2e(args) => e2e::run(&args),
     };
     match done {

@@ -220,12 +220,13 @@ pub fn peer_harness(all: bool) -> Result<bool> {
     Ok(report.close())
 }
 
-/// The stage siw with the kernel at both ends.
-pub fn siw_harness(all: bool) -> Result<bool> {
+/// The stage siw with the kernel at both ends, and with ferroce of a distribution that was built before.
+pub fn siw_harness(all: bool, dist: Option<&std::path::Path>) -> Result<bool> {
+    let dist = dist.map(std::path::absolute).transpose()?.map(dist::Dist::at);
     let mut report = Report::default();
     let mut programs = None;
     ensure_programs(&mut report, &mut programs);
     let Some(programs) = programs else { return Ok(report.close()) };
-    report.stage(SIW.0, |checks| peer::siw::check(checks, None, &programs, all));
+    report.stage(SIW.0, |checks| peer::siw::check(checks, dist.as_ref(), &programs, all));
     Ok(report.close())
 }

@@ -120,13 +120,13 @@ pub fn check(checks: &mut Checks, dist: Option<&Dist>, programs: &Programs, all:
     };
     interop.guest.push(&interop.probe, IN_GUEST)?;
     interop.guest.inside(PAIR)?;
-    interop.control(checks, all)?;
     match dist.map(|dist| interop.add_link(dist)) {
         None => {}
         // Every further row would fail for the same reason.
         Some(Err(why)) => checks.fail("ferroce link add iw0 type siw netdev peer0", &format!("{why:#}")),
         Some(Ok(())) => interop.ours(checks, all)?,
     }
+    interop.control(checks, all)?;
     interop.after(checks)
 }
 
