@@ -179,7 +179,13 @@ fn fio() -> Vec<Row> {
     [
         ("write", [16, 16], "64m", ["", ""], true),
         ("read", [16, 16], "64m", ["", ""], false),
-        ("send", [256, 1], "16m", ["--verify=crc32c", "--verify=crc32c --do_verify=0"], true),
+        (
+            "send",
+            [256, 1],
+            "16m",
+            ["--verify=crc32c --verify_state_save=0", "--verify=crc32c --do_verify=0 --verify_state_save=0"],
+            true,
+        ),
     ]
     .map(row)
     .into()
