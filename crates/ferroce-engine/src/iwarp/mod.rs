@@ -16,8 +16,6 @@ mod listener;
 mod manager;
 mod port;
 mod setup;
-#[cfg(test)]
-mod tests;
 
 pub use connection::{AcceptParams, ConnectParams, Connection};
 pub use event::{Event, Request, Sink};

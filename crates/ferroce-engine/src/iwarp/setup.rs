@@ -119,7 +119,13 @@ impl Connecting {
         if self.rests_until.take().is_none() {
             return fail(&self.shared, Errno::TIMEDOUT, Vec::new(), deliveries);
         }
-        match rustix::net::connect(&self.socket, &self.destination) {
+        let connect = || rustix::net::connect(&self.socket, &self.destination);
+        // The first call after a refusal may only clear that.
+        let connected = match connect() {
+            Err(Errno::CONNABORTED) => connect(),
+            other => other,
+        };
+        match connected {
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Step::Wait(self.into()),
             Err(errno) => self.refused(now, errno, deliveries),
         }

@@ -53,6 +53,10 @@ impl Memory {
         self.start as u64
     }
 
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     pub fn get(&self, offset: usize) -> u8 {
         assert!(offset < self.len);
         // SAFETY: in bounds of memory that lives for ever.

@@ -182,9 +182,11 @@ impl Endpoint {
     /// Brings the record up to date: some stores to memory that is this process's own as far as the processor is concerned.
     pub(crate) fn show(&self, transport: &QueuePair) {
         let (remote, expected, next) = transport.progress();
+        // The verbs have no type of their own for iWARP.
+        let service = if self.service == Service::Iwarp { Service::Rc } else { self.service };
         self.entry.put(&QpProgress {
             block: self.block,
-            service: self.service as u8,
+            service: service as u8,
             state: transport.state() as u8,
             qpn: self.qpn.value(),
             remote_qpn: remote.value(),

@@ -1,0 +1,401 @@
+//! Connections of iWARP over TCP on lo: the set-up, messages, the end, and peers that mean harm.
+//!
+//! Each test runs in a network namespace of its own, where the test makes the device.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use common::*;
+use ferroce_engine::iwarp::{AcceptParams, ConnectParams, Connection, Event, Listener, Port, Request, Sink};
+use ferroce_engine::{Context, QpAccess, QpAttr, QpAttrMask, QpState, SendOp, WcOpcode, WcStatus};
+use ferroce_ipc::{BROKER_NAME, Client, LinkKind, Message};
+
+const ROLE: &str = "FERROCE_TEST_ROLE";
+/// siw's request of one read in each direction, without private data (`reference/iwarp.md` section 8, vector A).
+const REQUEST: &[u8] = b"MPA ID Req Frame\x10\x02\x00\x04\x00\x01\x00\x01";
+const REPLY: &[u8] = b"MPA ID Rep Frame";
+
+/// Runs `body` in a new network namespace: this test once more.
+fn inside(name: &str, body: impl FnOnce()) {
+    if std::env::var_os(ROLE).is_some() {
+        return body();
+    }
+    let forms = [vec!["--net"], vec!["--map-root-user", "--net"]];
+    let works = |form: &&Vec<&str>| {
+        let tried = Command::new("unshare").args(*form).arg("true").stderr(Stdio::null()).status();
+        tried.is_ok_and(|status| status.success())
+    };
+    let Some(form) = forms.iter().find(works) else {
+        println!("skipped {name}: no network namespace can be made here");
+        return;
+    };
+    let runtime = std::env::temp_dir().join(format!("ferroce-iwarp-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&runtime).unwrap();
+    let script = "ip link set lo up && exec \"$0\" \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(form).args(["sh", "-c", script]).arg(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
+    command.env(ROLE, "inside").env("FERROCE_RUNTIME_DIR", &runtime);
+    let status = command.status().unwrap();
+    let _ = std::fs::remove_dir_all(&runtime);
+    assert!(status.success(), "inside the namespace, see above");
+}
+
+/// The iWARP device on lo.
+fn device() -> Arc<Context> {
+    static DEVICE: OnceLock<Arc<Context>> = OnceLock::new();
+    let made = DEVICE.get_or_init(|| {
+        drop(open());
+        let mut client = Client::connect(BROKER_NAME, "", PATIENCE).unwrap();
+        let add = Message::LinkAdd {
+            name: "iw0".to_owned(),
+            kind: LinkKind::Siw,
+            netdev: "lo".to_owned(),
+            transient: true,
+        };
+        client.request(&add, PATIENCE).unwrap();
+        // The broker tells of it a moment later.
+        let start = Instant::now();
+        loop {
+            match Context::open("iw0") {
+                Ok(context) => return context,
+                Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
+            }
+        }
+    });
+    Arc::clone(made)
+}
+
+fn end(wr: u32, memory: usize) -> End {
+    let context = device();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(2 * wr, 7, None, 0).unwrap();
+    let memory = Memory::new(memory);
+    let mr = pd.reg_mr(memory.addr(), memory.len(), memory.addr(), all_access()).unwrap();
+    let qp = pd.create_qp(init(&cq, &cq, wr)).unwrap();
+    let attr = QpAttr {
+        qp_state: QpState::Init,
+        access: QpAccess::REMOTE_WRITE | QpAccess::REMOTE_READ,
+        ..QpAttr::default()
+    };
+    qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::ACCESS_FLAGS).unwrap();
+    End { context, pd, channel: None, cq, memory, mr, qp }
+}
+
+type Events = Receiver<Event>;
+
+fn events() -> (Sink, Events) {
+    let (tell, events) = mpsc::channel();
+    (Sink::new(move |event| drop(tell.send(event))), events)
+}
+
+fn next(events: &Events) -> Event {
+    events.recv_timeout(PATIENCE).expect("an event")
+}
+
+fn nothing(events: &Events, time: Duration) {
+    // A sink that is gone tells nothing either.
+    let came = events.recv_timeout(time);
+    assert!(came.is_err(), "{came:?}");
+}
+
+fn listen(backlog: u16) -> (Listener, SocketAddr, Events) {
+    device();
+    let (sink, events) = events();
+    let port = Port::bind(([127, 0, 0, 1], 0).into(), false).unwrap();
+    (Listener::listen(&port, backlog, sink).unwrap(), port.local(), events)
+}
+
+fn connect(end: &End, to: SocketAddr, private: &[u8]) -> (Connection, Events) {
+    let (sink, events) = events();
+    let port = Port::bind(([127, 0, 0, 1], 0).into(), false).unwrap();
+    let params = ConnectParams { destination: to, qpn: end.qp.qpn(), ird: 3, ord: 5, private };
+    (Connection::connect(&port, &params, sink).unwrap(), events)
+}
+
+fn request(events: &Events) -> Request {
+    match next(events) {
+        Event::Request(request) => *request,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn accept(request: &Request, end: &End, private: &[u8]) {
+    let params = AcceptParams { qpn: end.qp.qpn(), ird: 8, ord: 1, private };
+    request.connection.accept(&params).unwrap();
+}
+
+fn established(event: Event) -> (u8, u8, Vec<u8>) {
+    match event {
+        Event::Established { ird, ord, private } => (ird, ord, private),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn failed(event: Event) -> (i32, Vec<u8>) {
+    match event {
+        Event::Failed { errno, private } => (errno, private),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Two connected ends with their connections and events; the listener's events are those of the passive end.
+struct Pair {
+    active: (End, Connection, Events),
+    passive: (End, Connection, Events),
+    _listener: Listener,
+}
+
+fn pair(wr: u32, memory: usize) -> Pair {
+    let (listener, address, requests) = listen(1);
+    let (a, b) = (end(wr, memory), end(wr, memory));
+    let (connection, events) = connect(&a, address, b"question");
+    let request = request(&requests);
+    assert_eq!((request.ird, request.ord, &*request.private), (4, 8, &b"question"[..]), "powers of two");
+    accept(&request, &b, b"answer");
+    assert_eq!(established(next(&events)), (4, 8, b"answer".to_vec()));
+    assert_eq!(established(next(&requests)).2, b"", "on the frame that says that the peer is ready");
+    let passive = (b, request.connection, requests);
+    Pair { active: (a, connection, events), passive, _listener: listener }
+}
+
+/// The peer closes the connection: the octets that it sent before.
+fn rest(stream: &mut TcpStream) -> Vec<u8> {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut octets = Vec::new();
+    match stream.read_to_end(&mut octets) {
+        Ok(_) => octets,
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => octets,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A connection that a peer made by hand, up to the reply.
+fn by_hand(address: SocketAddr, requests: &Events, end: &End) -> (TcpStream, Request, Vec<u8>) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(REQUEST).unwrap();
+    let request = request(requests);
+    accept(&request, end, b"");
+    let mut reply = vec![0; 24];
+    stream.read_exact(&mut reply).unwrap();
+    assert!(reply.starts_with(REPLY));
+    (stream, request, reply)
+}
+
+#[test]
+fn messages_in_both_directions_and_the_end() {
+    inside("messages_in_both_directions_and_the_end", || {
+        let Pair { active: (a, connection, events), passive: (b, other, others), .. } = pair(16, 1 << 20);
+        for (from, to, len) in [(&a, &b, 100_000), (&b, &a, 1)] {
+            from.memory.fill(len, len);
+            to.receive(2, to.sge(0, len));
+            from.post(1, SendOp::Send, from.sge(0, len));
+            from.expect(1, WcOpcode::Send);
+            assert_eq!(to.expect(2, WcOpcode::Recv).byte_len as usize, len);
+            to.memory.check(len, len);
+            from.memory.fill(7, len);
+            from.post(3, SendOp::Write { remote: to.remote(0) }, from.sge(0, len));
+            from.expect(3, WcOpcode::RdmaWrite);
+            from.post(4, SendOp::Read { remote: to.remote(0) }, from.sge(500_000, len));
+            from.expect(4, WcOpcode::RdmaRead);
+            from.memory.check_at(500_000, 7, len);
+        }
+        b.receive(9, b.sge(0, 1));
+        connection.disconnect().unwrap();
+        assert!(matches!(next(&events), Event::Disconnected) && matches!(next(&others), Event::Disconnected));
+        assert_eq!((a.qp.state(), b.qp.state()), (QpState::Error, QpState::Error));
+        let flushed = b.complete();
+        assert_eq!((flushed.wr_id, flushed.status), (9, WcStatus::WrFlushErr));
+        other.disconnect().unwrap();
+        drop((connection, other));
+        nothing(&events, Duration::from_millis(50));
+        nothing(&others, Duration::from_millis(50));
+    });
+}
+
+/// TCP has no room for all of it: the rest waits for room.
+#[test]
+fn much_is_under_way_at_once() {
+    inside("much_is_under_way_at_once", || {
+        const PIECE: usize = 1 << 20;
+        let pair = pair(64, 32 * PIECE);
+        let (a, b) = (&pair.active.0, &pair.passive.0);
+        for round in 0..4 {
+            a.memory.fill(round, 32 * PIECE);
+            for piece in 0..32 {
+                let at = piece * PIECE;
+                a.post(piece as u64, SendOp::Write { remote: b.remote(at) }, a.sge(at, PIECE));
+                b.post(piece as u64, SendOp::Read { remote: a.remote(at) }, b.sge(at, PIECE));
+            }
+            let (mut writes, mut reads) = (0, 0);
+            let start = Instant::now();
+            while writes < 32 || reads < 32 {
+                let mut wc = [blank(); 8];
+                for (end, done) in [(a, &mut writes), (b, &mut reads)] {
+                    let count = end.cq.poll(&mut wc).unwrap();
+                    assert!(wc[..count].iter().all(|wc| wc.status == WcStatus::Success), "{wc:?}");
+                    *done += count;
+                }
+                assert!(start.elapsed() < PATIENCE, "{writes} writes, {reads} reads in round {round}");
+            }
+            b.memory.check(round, 32 * PIECE);
+        }
+    });
+}
+
+#[test]
+fn connections_that_do_not_come_about() {
+    inside("connections_that_do_not_come_about", || {
+        let (listener, address, requests) = listen(0);
+        let a = end(4, 4096);
+        let (_rejected, events) = connect(&a, address, b"");
+        request(&requests).connection.reject(b"no").unwrap();
+        assert_eq!(failed(next(&events)), (libc::ECONNRESET, b"no".to_vec()));
+        let (_forgotten, events) = connect(&a, address, b"");
+        drop(request(&requests));
+        assert_eq!(failed(next(&events)), (libc::ECONNRESET, Vec::new()));
+        let (given_up, events) = connect(&a, address, b"");
+        let unwanted = request(&requests);
+        drop(given_up);
+        nothing(&events, Duration::from_millis(50));
+        drop(unwanted);
+        drop(listener);
+        let (_refused, events) = connect(&a, address, b"");
+        assert_eq!(failed(next(&events)), (libc::ECONNREFUSED, Vec::new()));
+        assert_eq!(a.qp.state(), QpState::Init, "it can be used for the next one");
+        let two = Port::bind(address, false).unwrap();
+        let three = Port::bind(address, false).unwrap();
+        let (sink, _events) = self::events();
+        let _first = Listener::listen(&two, 1, sink.clone()).unwrap();
+        let taken = Listener::listen(&three, 1, sink).unwrap_err();
+        assert_eq!(taken.raw_os_error(), Some(libc::EADDRINUSE));
+    });
+}
+
+#[test]
+fn responders_of_other_protocols() {
+    inside("responders_of_other_protocols", || {
+        device();
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr().unwrap();
+        let a = end(4, 4096);
+        let (_garbage, events) = connect(&a, address, b"");
+        let (mut stream, _) = server.accept().unwrap();
+        stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").unwrap();
+        assert_eq!(failed(next(&events)).0, libc::EPROTO);
+        let octets = rest(&mut stream);
+        let terminate = octets.get(24..).expect("the request, and a Terminate");
+        assert_eq!(&terminate[..4], b"\x00\x16\x41\x47", "{octets:x?}");
+        assert_eq!(&terminate[20..22], b"\x20\x04", "MPA: a bad frame");
+        let (_closed, events) = connect(&a, address, b"");
+        drop(server.accept().unwrap());
+        assert_eq!(failed(next(&events)).0, libc::ECONNRESET);
+        let (_silent, events) = connect(&a, address, b"");
+        let (_stream, _) = server.accept().unwrap();
+        let start = Instant::now();
+        assert_eq!(failed(next(&events)).0, libc::ETIMEDOUT);
+        assert!(start.elapsed() >= Duration::from_secs(9));
+    });
+}
+
+#[test]
+fn initiators_that_mean_harm_before_the_request() {
+    inside("initiators_that_mean_harm_before_the_request", || {
+        let (_listener, address, requests) = listen(8);
+        let mut garbage = TcpStream::connect(address).unwrap();
+        garbage.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        assert_eq!(rest(&mut garbage), b"", "closed without an answer");
+        let mut behind = TcpStream::connect(address).unwrap();
+        behind.write_all(&[REQUEST, b"more"].concat()).unwrap();
+        assert_eq!(rest(&mut behind), b"");
+        // One octet a second does not reach the end of the request in five seconds, and neither does silence.
+        let start = Instant::now();
+        let mut slow = TcpStream::connect(address).unwrap();
+        let mut silent = TcpStream::connect(address).unwrap();
+        let octets = REQUEST.iter().take_while(|octet| {
+            std::thread::sleep(Duration::from_secs(1));
+            slow.write_all(&[**octet]).is_ok()
+        });
+        assert!(octets.count() <= 7, "closed");
+        assert_eq!(rest(&mut silent), b"");
+        assert!(start.elapsed() >= Duration::from_secs(5));
+        nothing(&requests, Duration::ZERO);
+        // A flood takes all places, and each peer beyond them is closed at once.
+        let mut flood: Vec<_> = (0..50).map(|_| TcpStream::connect(address).unwrap()).collect();
+        assert!(flood.split_off(8).iter_mut().all(|stream| rest(stream).is_empty()));
+        drop(flood);
+        let a = end(4, 4096);
+        let (mut _connection, mut events) = connect(&a, address, b"");
+        // The places are free as soon as the listener saw the end of the flood.
+        while let Ok(Event::Failed { .. }) = events.recv_timeout(Duration::from_millis(200)) {
+            (_connection, events) = connect(&a, address, b"");
+        }
+        drop(request(&requests));
+    });
+}
+
+#[test]
+fn initiators_that_mean_harm_behind_the_request() {
+    inside("initiators_that_mean_harm_behind_the_request", || {
+        let (_listener, address, requests) = listen(8);
+        // FIN in the middle of a message.
+        let b = end(4, 4096);
+        b.receive(1, b.sge(0, 64));
+        let (mut stream, _request, _) = by_hand(address, &requests, &b);
+        assert!(matches!(next(&requests), Event::Established { .. }));
+        stream.write_all(b"\x00\x22\x41\x43\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0half").unwrap();
+        drop(stream);
+        assert!(matches!(next(&requests), Event::Disconnected));
+        assert_eq!(b.complete().status, WcStatus::WrFlushErr);
+        // Octets that are no FPDU: a Terminate arrives before the end, although more octets than TCP takes are under way.
+        let b = end(4, 4096);
+        let (mut stream, _request, _) = by_hand(address, &requests, &b);
+        assert!(matches!(next(&requests), Event::Established { .. }));
+        stream.write_all(&[0xff; 300_000]).unwrap();
+        let octets = rest(&mut stream);
+        assert_eq!(octets.get(2..4), Some(&b"\x41\x47"[..]), "{octets:x?}");
+        assert!(matches!(next(&requests), Event::Disconnected));
+        // A queue pair that is destroyed in the middle of everything.
+        let b = end(4, 4096);
+        let (mut stream, _request, _) = by_hand(address, &requests, &b);
+        stream.write_all(b"\x00\x22\x41\x43\0\0\0\0").unwrap();
+        b.qp.destroy();
+        assert_eq!(rest(&mut stream), b"");
+        assert!(matches!(next(&requests), Event::Established { .. }));
+        assert!(matches!(next(&requests), Event::Disconnected));
+    });
+}
+
+/// Without peer-to-peer mode the responder sends first only when the peer has read the reply (RFC 5044 7.1.2).
+#[test]
+fn a_responder_that_has_the_first_word() {
+    inside("a_responder_that_has_the_first_word", || {
+        let (_listener, address, requests) = listen(8);
+        let b = end(4, 4096);
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(REQUEST).unwrap();
+        let request = request(&requests);
+        let start = Instant::now();
+        accept(&request, &b, b"");
+        b.post(1, SendOp::Send, b.sge(0, 8));
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut reply = [0; 1024];
+        assert_eq!(stream.read(&mut reply).unwrap(), 24, "the reply alone");
+        let mut message = [0; 32];
+        stream.read_exact(&mut message).unwrap();
+        assert!(start.elapsed() >= Duration::from_millis(5));
+        assert_eq!(&message[..4], b"\x00\x1a\x41\x43");
+        b.expect(1, WcOpcode::Send);
+        b.qp.modify(&QpAttr { qp_state: QpState::Error, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+        assert!(matches!(next(&requests), Event::Established { .. }));
+        assert!(matches!(next(&requests), Event::Disconnected));
+        assert_eq!(rest(&mut stream), b"");
+    });
+}
