@@ -53,6 +53,7 @@ pub const MORE: &[Program] = &[
     Program { name: "fi_info", package: "libfabric-bin" },
     Program { name: "tshark", package: "tshark" },
     Program { name: "dumpcap", package: "wireshark-common" },
+    Program { name: "nft", package: "nftables" },
     Program { name: "python3", package: "python3" },
     Program { name: "taskset", package: "util-linux" },
     Program { name: "stdbuf", package: "coreutils" },

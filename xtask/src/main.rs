@@ -21,6 +21,7 @@ mod exchange;
 mod expected;
 mod guards;
 mod instructions;
+mod iwarp;
 mod job;
 #[cfg(test)]
 mod known_faults;
@@ -89,12 +90,18 @@ enum Command {
     },
     /// Builds the book, docs/book, into target/book.
     Book,
-    /// Tries the harness of the peer stage: the kernel's rxe against itself, in the guest.
+    /// Tries the harness of the stages peer and siw: the kernel's rxe, or its siw, against itself, in the guest.
     #[command(hide = true)]
     PeerHarness {
         /// The whole matrix.
         #[arg(long)]
         all: bool,
+        /// The stage siw instead of peer.
+        #[arg(long)]
+        siw: bool,
+        /// The stage siw with ferroce as well, of this distribution.
+        #[arg(long, requires = "siw", value_name = "FOLDER")]
+        dist: Option<std::path::PathBuf>,
     },
     /// The end-to-end stages, inside their network namespace.
     #[command(hide = true)]
@@ -121,7 +128,8 @@ fn main() -> std::process::ExitCode {
         Command::Guards(args) => guards::run(&args),
         Command::Size { json } => arrows::sizes(json),
         Command::Book => book::build(),
-        Command::PeerHarness { all } => test::peer_harness(all),
+        Command::PeerHarness { all, siw: false, .. } => test::peer_harness(all),
+        Command::PeerHarness { all, siw: true, dist } => test::siw_harness(all, dist.as_deref()),
         Command::E2e(args) => e2e::run(&args),
     };
     match done {

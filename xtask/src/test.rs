@@ -71,11 +71,14 @@ const STAGES: &[(&str, &str)] = &[
 /// Stages that run with `--all`, or if they are named.
 const THOROUGH: [&str; 3] = ["msrv", "deny", "distributions"];
 
-/// The last stage: a peer that is not ours.
+/// The stage of RoCE with a peer that is not ours.
 const PEER: (&str, &str) = ("peer", "both ends against the Linux kernel's rdma_rxe in a QEMU guest");
 
+/// The stage of iWARP with a peer that is not ours.
+const SIW: (&str, &str) = ("siw", "iWARP: both ends against the Linux kernel's siw in a QEMU guest");
+
 fn all_stages() -> impl Iterator<Item = (&'static str, &'static str)> {
-    STAGES.iter().chain(e2e::STAGES).copied().chain([PEER])
+    STAGES.iter().chain(e2e::STAGES).copied().chain([PEER, SIW])
 }
 
 /// Runs the stages asked for; true when nothing failed.
@@ -138,8 +141,8 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         report.stage("packages", |checks| package::check(checks, &dist));
     }
     let stages: Vec<&str> = e2e::STAGES.iter().map(|(s, _)| *s).filter(|s| args.wants(s)).collect();
-    let wants_peer = args.wants(PEER.0);
-    if stages.is_empty() && !wants_peer {
+    let (wants_peer, wants_siw) = (args.wants(PEER.0), args.wants(SIW.0));
+    if stages.is_empty() && !wants_peer && !wants_siw {
         return Ok(report.close());
     }
     ensure_programs(&mut report, &mut programs);
@@ -181,6 +184,9 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     if wants_peer {
         report.stage(PEER.0, |checks| peer::check(checks, &dist, &programs, args.all, false));
     }
+    if wants_siw {
+        report.stage(SIW.0, |checks| peer::siw::check(checks, Some(&dist), &programs, args.all));
+    }
     Ok(report.close())
 }
 
@@ -211,5 +217,16 @@ pub fn peer_harness(all: bool) -> Result<bool> {
     let mut report = Report::default();
     let nothing = dist::Dist::at("/nonexistent");
     report.stage("peer", |checks| peer::check(checks, &nothing, &Programs::default(), all, true));
+    Ok(report.close())
+}
+
+/// The stage siw with the kernel at both ends, and with ferroce of a distribution that was built before.
+pub fn siw_harness(all: bool, dist: Option<&std::path::Path>) -> Result<bool> {
+    let dist = dist.map(std::path::absolute).transpose()?.map(dist::Dist::at);
+    let mut report = Report::default();
+    let mut programs = None;
+    ensure_programs(&mut report, &mut programs);
+    let Some(programs) = programs else { return Ok(report.close()) };
+    report.stage(SIW.0, |checks| peer::siw::check(checks, dist.as_ref(), &programs, all));
     Ok(report.close())
 }

@@ -57,6 +57,9 @@ pub struct BenchArgs {
     /// perftest instead, on the kernel's rxe and on ferroce in turn, in the guest of shared/peer.
     #[arg(long)]
     pub guest: bool,
+    /// iWARP instead, beside TCP, on lo, on a veth, and on a veth that loses packets.
+    #[arg(long)]
+    pub iwarp: bool,
     /// `ferroce resource show` with many queue pairs instead.
     #[arg(long)]
     pub objects: bool,
@@ -82,7 +85,9 @@ impl BenchArgs {
     pub fn line(&self) -> String {
         let mut line = format!("cargo xtask bench --rounds {}", self.rounds);
         line.extend(self.rows.iter().map(|filter| format!(" --rows {filter:?}")));
-        for (given, name) in [(self.all, " --all"), (self.quick, " --quick"), (self.save, " --save")] {
+        for (given, name) in
+            [(self.iwarp, " --iwarp"), (self.all, " --all"), (self.quick, " --quick"), (self.save, " --save")]
+        {
             line += if given { name } else { "" };
         }
         line

@@ -16,6 +16,10 @@ pub enum Kind {
     Tcp,
     /// A TCP ping-pong, both ends waiting by epoll on a non-blocking socket.
     TcpEpoll,
+    /// A TCP ping-pong, both ends spinning on reads that do not block.
+    TcpSpin,
+    /// A TCP ping-pong, both ends blocking.
+    TcpBlock,
     /// A UDP ping-pong, both ends spinning.
     UdpSpin,
     /// A UDP ping-pong, both ends blocking.
@@ -74,6 +78,8 @@ pub fn run(args: &EndArgs) -> Result<()> {
         (None, Some(to), Kind::Tcp) => tcp_client(to, args),
         (Some(at), None, Kind::TcpEpoll) => tcp_answerer(at, args),
         (None, Some(to), Kind::TcpEpoll) => tcp_asker(to, args),
+        (Some(at), None, Kind::TcpSpin | Kind::TcpBlock) => stream_answerer(at, args),
+        (None, Some(to), Kind::TcpSpin | Kind::TcpBlock) => stream_asker(to, args),
         (Some(at), None, _) => udp_server(at, args),
         (None, Some(to), _) => udp_client(to, args),
         _ => bail!("say --listen or --connect"),
@@ -251,6 +257,48 @@ fn tcp_asker(to: &str, args: &EndArgs) -> Result<()> {
     })
 }
 
+/// One message of a stream that does not block, or does.
+fn read_message(stream: &mut TcpStream, message: &mut [u8]) -> Result<()> {
+    let (mut have, deadline) = (0, Instant::now() + Duration::from_secs(5));
+    while have < message.len() {
+        match stream.read(&mut message[have..]) {
+            Ok(0) => bail!("the other end is gone"),
+            Ok(got) => have += got,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && Instant::now() < deadline => {}
+            Err(error) => return Err(error).context("a message was lost"),
+        }
+    }
+    Ok(())
+}
+
+/// A stream for [`read_message`]; a blocking one gives up after a while.
+fn ping_stream(stream: TcpStream, kind: Kind) -> Result<TcpStream> {
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(kind == Kind::TcpSpin)?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    Ok(stream)
+}
+
+fn stream_answerer(at: &str, args: &EndArgs) -> Result<()> {
+    let mut stream = ping_stream(TcpListener::bind(at)?.accept()?.0, args.kind)?;
+    let mut message = vec![0; args.size];
+    for number in 0..args.count {
+        read_message(&mut stream, &mut message)?;
+        ensure!(is_stamped(&message, number), "message {number} is wrong");
+        stream.write_all(&message)?;
+    }
+    Ok(())
+}
+
+fn stream_asker(to: &str, args: &EndArgs) -> Result<()> {
+    let mut stream = ping_stream(TcpStream::connect(to).context("connect")?, args.kind)?;
+    let mut message: Vec<u8> = (0..args.size).map(pattern).collect();
+    ping_pong(args, &mut message, |message| {
+        stream.write_all(message)?;
+        read_message(&mut stream, message)
+    })
+}
+
 /// The socket, spinning or not; a blocking one gives up after a while, since a datagram may be lost.
 fn udp(at: &str, kind: Kind) -> Result<UdpSocket> {
     let socket = UdpSocket::bind(at)?;
@@ -361,6 +409,8 @@ mod tests {
     fn the_baselines_exchange_and_verify() {
         both("127.0.0.1", Kind::Tcp, 1000, 50);
         both("127.0.0.1", Kind::TcpEpoll, 8, 50);
+        both("127.0.0.1", Kind::TcpSpin, 8, 50);
+        both("127.0.0.1", Kind::TcpBlock, 8, 50);
         both("127.0.0.1", Kind::UdpBlock, 8, 50);
         both("127.0.0.1", Kind::UdpSpin, 24, 50);
         both("127.0.0.1", Kind::UdpOne, 8, 500);

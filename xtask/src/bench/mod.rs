@@ -8,6 +8,7 @@ mod connect;
 mod ends;
 mod flame;
 mod guest;
+mod iwarp;
 mod memory;
 mod objects;
 mod profile;
@@ -59,6 +60,9 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
     }
     if args.guest {
         return rxe::run(args);
+    }
+    if args.iwarp {
+        return iwarp::run(args);
     }
     Programs::ensure(&[debian::BASIC, debian::BENCH])?;
     let dist = match &args.dist {

@@ -13,6 +13,7 @@ mod crates;
 mod devices;
 mod frames;
 mod iwarp;
+mod iwarp_pairs;
 mod kit;
 mod lifecycle;
 mod links;
@@ -77,6 +78,10 @@ pub const STAGES: &[(&str, &str)] = &[
         "cm",
         "rping, ucmatose, rdma_{,x}{client,server}, udaddy, mckey, cmtime, perftest -R, rsockets, by nobody; killed ends",
     ),
+    (
+        "iwarp_pairs",
+        "iWARP at both ends on lo, a veth and through a NAT: CM programs, perftest -R, fio, qperf; kill -9; tshark",
+    ),
     ("pages", "the commands of the book's pages, by nobody, and what they say"),
     ("containers", "doctor; a user namespace, a minimal root, a pod of several containers with one eth0"),
     ("kit", "the recipes for CI and clusters, by nobody: the action, GitLab, cargo's runner, two pods"),
@@ -105,6 +110,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "memory" => Some(memory::check),
         "memcheck" => Some(memcheck::check),
         "cm" => Some(cm::check),
+        "iwarp_pairs" => Some(iwarp_pairs::check),
         "pages" => Some(pages::check),
         "containers" => Some(containers::check),
         "kit" => Some(kit::check),

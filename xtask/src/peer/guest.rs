@@ -28,12 +28,26 @@ pub struct Errors {
 impl Guest {
     /// Boots it, building it first when that was never done. `pair`: also rxa and rxb on a wire of that MTU.
     pub fn up(script: PathBuf, pair: Option<u32>) -> Result<Self> {
-        end_orphans(&script);
-        let guest = Self { script, namespace: format!("{NAME}{}", std::process::id()) };
-        guest.run(guest.script(&["up"])).context("the peer's guest did not start")?;
+        let guest = Self::boot(script, &["up"])?;
         if let Some(mtu) = pair {
             guest.inside(&format!("rxe-pair up {mtu}"))?;
         }
+        Ok(guest)
+    }
+
+    /// Boots it with the device siw0 on eth0, and without rxe0.
+    pub fn up_with_siw(script: PathBuf) -> Result<Self> {
+        let guest = Self::boot(script, &["up", "--rxe", "none", "--mtu", "1500"])?;
+        let mut load = Command::new(guest.script.with_file_name("siw.sh"));
+        load.env("PEER_NS", &guest.namespace).stdin(Stdio::null()).arg("load");
+        guest.run(load).context("siw could not be built or loaded")?;
+        Ok(guest)
+    }
+
+    fn boot(script: PathBuf, words: &[&str]) -> Result<Self> {
+        end_orphans(&script);
+        let guest = Self { script, namespace: format!("{NAME}{}", std::process::id()) };
+        guest.run(guest.script(words)).context("the peer's guest did not start")?;
         Ok(guest)
     }
 
@@ -63,6 +77,12 @@ impl Guest {
         let from = from.to_str().context("a path that is not UTF-8")?;
         self.run(self.script(&["push", from, to]))?;
         self.inside(&format!("chmod 755 {to}")).map(drop)
+    }
+
+    /// Copies a file out of the guest.
+    pub fn pull(&self, from: &str, to: &Path) -> Result<()> {
+        let to = to.to_str().context("a path that is not UTF-8")?;
+        self.run(self.script(&["pull", from, to])).map(drop)
     }
 
     /// The output of a line for the guest's shell.

@@ -8,6 +8,7 @@ mod guest;
 mod matrix;
 mod multicast;
 mod session;
+pub mod siw;
 mod uppers;
 
 use std::cell::Cell;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 
 use ferroce_host::{fork::Guarded, tcp};
 use ferroce_proto::Service;
-use ferroce_proto::iwarp::StreamConfig;
+use ferroce_proto::iwarp::{Rtr, StreamConfig};
 use ferroce_proto::iwarp::setup::{Initiator, Responder, SetupParams};
 use ferroce_wire::Qpn;
 use parking_lot::Mutex;
@@ -104,8 +104,9 @@ impl Connection {
             ird: params.ird,
             ord: params.ord,
             private: params.private,
-            // The responder may then send first, which programs do.
-            peer_to_peer: true,
+            // A kernel whose siw was asked for it can be ended by a FIN before the first FPDU (Linux 6.1, BUG in iwcm.c). See
+            // `Shared::replied` for what takes its place.
+            peer_to_peer: false,
         });
         let initiator = initiator.map_err(|_| Errno::INVAL)?;
         engine.flush_all();
@@ -280,6 +281,9 @@ impl Shared {
         socket: Guarded<OwnedFd>,
         behind: &[u8],
     ) -> Result<(), Errno> {
+        // The responder may send after the first FPDU (RFC 5044 7.1.2), and there are programs in which it has the first word. So one comes
+        // at once: a write without payload, which changes nothing.
+        let config = StreamConfig { rtr: Some(config.rtr.unwrap_or(Rtr::Write)), ..config };
         let mut phase = self.phase.lock();
         let begun = find(&self.engine, qpn).and_then(|endpoint| {
             *phase = Phase::Running(Arc::downgrade(&endpoint), config);

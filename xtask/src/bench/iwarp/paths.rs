@@ -1,0 +1,152 @@
+//! The paths of the benchmark of iWARP, in network namespaces of their own.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use nix::unistd::geteuid;
+
+use crate::debian::Programs;
+use crate::exchange::has_listener;
+use crate::iwarp::net::Namespace;
+use crate::tree;
+
+/// A path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Both ends on the loopback interface of one namespace.
+    Loopback,
+    /// A veth pair between two namespaces.
+    Veth,
+    /// The same with a loss of 1 % in both directions.
+    Lossy,
+}
+
+impl Kind {
+    /// In tables and filters.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Loopback => "lo",
+            Self::Veth => "veth",
+            Self::Lossy => "veth that loses 1 %",
+        }
+    }
+}
+
+/// Packets lost of a million.
+const LOSS: &str = "10000";
+
+/// A path that exists until this is dropped.
+pub struct Path {
+    pub kind: Kind,
+    places: Places,
+}
+
+enum Places {
+    /// The server's end is in the first, the client's in the last.
+    Own(Vec<Namespace>),
+    /// Namespaces of `shared/peer/lossy-veth.sh`.
+    Script(Lossy),
+}
+
+impl Path {
+    /// Errors say why the path cannot be made here.
+    pub fn new(kind: Kind, programs: &Programs) -> Result<Self> {
+        ensure!(geteuid().is_root(), "network namespaces of its own need root");
+        let places = match kind {
+            Kind::Loopback => Places::Own(vec![Namespace::new(programs)?]),
+            Kind::Veth => Places::Own(veth(programs)?),
+            Kind::Lossy => Places::Script(Lossy::up()?),
+        };
+        Ok(Self { kind, places })
+    }
+
+    /// The ends that need a device of their own: whether it is the server's.
+    pub fn ends(&self) -> &'static [bool] {
+        if self.kind == Kind::Loopback { &[true] } else { &[true, false] }
+    }
+
+    /// The server's address.
+    pub fn address(&self) -> &'static str {
+        match self.kind {
+            Kind::Loopback => "127.0.0.1",
+            Kind::Veth => "10.85.0.2",
+            Kind::Lossy => "10.66.0.2",
+        }
+    }
+
+    /// The network device of an end.
+    pub fn netdev(&self, server: bool) -> &'static str {
+        match (self.kind, server) {
+            (Kind::Loopback, _) => "lo",
+            (Kind::Veth, true) => "b1",
+            (Kind::Veth, false) => "b0",
+            (Kind::Lossy, true) => "v1",
+            (Kind::Lossy, false) => "v0",
+        }
+    }
+
+    /// The front of a command at one of the ends.
+    pub fn front(&self, server: bool) -> Command {
+        match &self.places {
+            Places::Own(namespaces) => {
+                let namespace = if server { namespaces.first() } else { namespaces.last() };
+                namespace.map_or_else(|| Command::new("false"), Namespace::command)
+            }
+            Places::Script(lossy) => lossy.front(server),
+        }
+    }
+
+    /// Whether the server listens at the TCP port.
+    pub fn listens(&self, port: u16) -> bool {
+        let output = self.front(true).args(["cat", "/proc/net/tcp", "/proc/net/tcp6"]).output();
+        output.is_ok_and(|output| has_listener(&String::from_utf8_lossy(&output.stdout), port))
+    }
+}
+
+/// Two namespaces; the interfaces have the usual MTU of 1500 and the usual offloads.
+fn veth(programs: &Programs) -> Result<Vec<Namespace>> {
+    let (server, client) = (Namespace::new(programs)?, Namespace::new(programs)?);
+    client.run(&format!("ip link add name b0 type veth peer name b1 netns {}", server.pid()))?;
+    client.run("ip addr add 10.85.0.1/24 dev b0")?;
+    server.run("ip addr add 10.85.0.2/24 dev b1")?;
+    client.run("ip link set b0 up")?;
+    server.run("ip link set b1 up")?;
+    Ok(vec![server, client])
+}
+
+/// The two namespaces of the script, removed when dropped.
+struct Lossy {
+    script: std::path::PathBuf,
+    name: String,
+}
+
+impl Lossy {
+    fn up() -> Result<Self> {
+        let script = tree::shared("peer/lossy-veth.sh")
+            .context("shared/peer/lossy-veth.sh is not beside the workspace")?;
+        // Named after this run, so that no other run's namespaces are in the way.
+        let lossy = Self { script, name: format!("ferroce-lossy-{}", std::process::id()) };
+        let output = lossy.command(&["up", LOSS]).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "lossy-veth.sh: {}", said.trim().lines().last().unwrap_or_default());
+        Ok(lossy)
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.script);
+        command.env("LOSSY_NAME", &self.name).stdin(Stdio::null()).args(words);
+        command
+    }
+
+    fn front(&self, server: bool) -> Command {
+        self.command(&["net", if server { "b" } else { "a" }])
+    }
+}
+
+impl Drop for Lossy {
+    fn drop(&mut self) {
+        if let Err(error) = self.command(&["down"]).output() {
+            eprintln!("xtask: lossy-veth.sh down: {error}");
+        }
+    }
+}
