@@ -9,16 +9,16 @@ use std::sync::{Arc, Weak};
 
 use ferroce_host::{fork::Guarded, tcp};
 use ferroce_proto::Service;
-use ferroce_proto::iwarp::{Rtr, StreamConfig};
 use ferroce_proto::iwarp::setup::{Initiator, Responder, SetupParams};
+use ferroce_proto::iwarp::{Rtr, StreamConfig};
 use ferroce_wire::Qpn;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use super::listener::Place;
-use super::manager::{Manager, Note};
-use super::{Port, Sink, setup};
+use super::manager::{Manager, Note, Noted};
+use super::{Event, Port, Sink, setup};
 use crate::cm::resolve;
 use crate::engine::Engine;
 use crate::lane::{Agreed, BeginError, Endpoint};
@@ -127,7 +127,7 @@ impl Connection {
         }
         let number = manager.number();
         *shared.phase.lock() = Phase::SettingUp(number);
-        manager.add(number, connecting.into())?;
+        manager.add(number, Box::new(connecting))?;
         Ok(Self(shared))
     }
 
@@ -252,7 +252,7 @@ impl Shared {
     }
 
     /// Reads that the queue pair serves at once, and those that it may have outstanding.
-    pub(super) fn depths(&self) -> (u8, u8) {
+    fn depths(&self) -> (u8, u8) {
         match &*self.phase.lock() {
             Phase::Running(_, config) => (config.ird, config.ord),
             Phase::SettingUp(_) | Phase::Requested(_) | Phase::Over => (0, 0),
@@ -314,6 +314,18 @@ impl Shared {
                 BeginError::Connection(error) => errno_of(error),
             }
         })
+    }
+}
+
+impl Noted for Shared {
+    fn established(&self) {
+        let (ird, ord) = self.depths();
+        self.sink().deliver(Event::Established { ird, ord, private: Vec::new() });
+    }
+
+    fn disconnected(&self) {
+        self.is_over();
+        self.sink().deliver(Event::Disconnected);
     }
 }
 

@@ -1,6 +1,6 @@
 //! The end of a connection: the last octets leave, the peer's are read to their end, and then the socket is closed.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +8,8 @@ use ferroce_wire::Instant;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
+
+use super::manager::{Results, Wait, Waiting};
 
 /// The socket is closed after this time, whatever the peer does.
 const LONGEST: Duration = Duration::from_secs(2);
@@ -20,8 +22,8 @@ const PIECE: usize = 64 << 10;
 /// A connection that ended for its queue pair. Octets of the peer that nobody reads would make TCP send a RST, which can overtake our
 /// last message.
 pub(super) struct Lingering {
-    pub(super) socket: Arc<dyn AsFd + Send + Sync>,
-    pub(super) until: Instant,
+    socket: Arc<dyn AsFd + Send + Sync>,
+    until: Instant,
     /// The last octets, those before `sent` with TCP.
     unsent: Vec<u8>,
     sent: usize,
@@ -36,13 +38,8 @@ impl Lingering {
         Self { socket, until: now + LONGEST, unsent, sent: 0, finished: false, left: MOST }
     }
 
-    /// The readiness that it waits for.
-    pub(super) fn interest(&self) -> EventFlags {
-        if self.finished { EventFlags::IN } else { EventFlags::IN | EventFlags::OUT }
-    }
-
     /// Goes on; returns whether there is more to wait for.
-    pub(super) fn go_on(&mut self) -> bool {
+    pub(super) fn continues(&mut self) -> bool {
         self.send() && self.read()
     }
 
@@ -79,5 +76,27 @@ impl Lingering {
             }
         }
         true
+    }
+}
+
+impl Waiting for Lingering {
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn interest(&self) -> Option<EventFlags> {
+        Some(if self.finished { EventFlags::IN } else { EventFlags::IN | EventFlags::OUT })
+    }
+
+    fn until(&self) -> Option<Instant> {
+        Some(self.until)
+    }
+
+    fn go_on(mut self: Box<Self>, _: Instant, _: &mut Results) -> Option<Wait> {
+        if self.continues() { Some(self) } else { None }
+    }
+
+    fn expire(self: Box<Self>, _: Instant, _: &mut Results) -> Option<Wait> {
+        None
     }
 }

@@ -2,18 +2,19 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ferroce_host::fork::Guarded;
 use ferroce_wire::Instant;
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, sockopt};
 
 use super::connection::{Shared, crc_at};
-use super::manager::{Manager, Step, Wait};
+use super::manager::{Manager, Results, Wait, Waiting};
 use super::setup::Hearing;
 use super::{Connection, Port, Sink};
 use crate::cm::resolve;
@@ -62,8 +63,8 @@ impl Listener {
             closed: AtomicBool::new(false),
         });
         let number = manager.number();
-        manager
-            .add(number, Accepting { socket, listening: Arc::clone(&listening), rests_until: None }.into())?;
+        let accepting = Accepting { socket, listening: Arc::clone(&listening), rests_until: None };
+        manager.add(number, Box::new(accepting))?;
         Ok(Self { engine, manager, number, listening })
     }
 }
@@ -129,23 +130,19 @@ impl Drop for Place {
 
 /// The wait for connections.
 pub(super) struct Accepting {
-    pub(super) socket: Guarded<OwnedFd>,
+    socket: Guarded<OwnedFd>,
     listening: Arc<Listening>,
     /// The system was short of something.
-    pub(super) rests_until: Option<Instant>,
+    rests_until: Option<Instant>,
 }
 
 impl Accepting {
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.listening.is_closed()
-    }
-
     /// Takes the connections that wait, up to a bound, and adds each to `found`.
-    pub(super) fn go_on(mut self, now: Instant, found: &mut Vec<Wait>) -> Step {
+    fn accept_all(&mut self, now: Instant, found: &mut Vec<Wait>) {
         self.rests_until = None;
         for _ in 0..AT_ONCE {
             match self.accept(now) {
-                Ok(hearing) => found.extend(hearing.map(|hearing| Wait::Hearing(Box::new(hearing)))),
+                Ok(hearing) => found.extend(hearing.map(|hearing| Box::new(hearing) as Wait)),
                 Err(Errno::AGAIN) => break,
                 // The connection broke while it waited.
                 Err(
@@ -164,7 +161,6 @@ impl Accepting {
                 }
             }
         }
-        Step::Wait(self.into())
     }
 
     /// Takes one connection. `None`: it was closed, because it came to another device or too many wait.
@@ -186,8 +182,29 @@ impl Accepting {
     }
 }
 
-impl From<Accepting> for Wait {
-    fn from(accepting: Accepting) -> Self {
-        Self::Accepting(Box::new(accepting))
+impl Waiting for Accepting {
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn interest(&self) -> Option<EventFlags> {
+        self.rests_until.is_none().then_some(EventFlags::IN)
+    }
+
+    fn until(&self) -> Option<Instant> {
+        self.rests_until
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.listening.is_closed()
+    }
+
+    fn go_on(mut self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait> {
+        self.accept_all(now, &mut results.found);
+        Some(self)
+    }
+
+    fn expire(self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait> {
+        self.go_on(now, results)
     }
 }

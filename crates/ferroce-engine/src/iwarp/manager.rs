@@ -13,11 +13,7 @@ use parking_lot::Mutex;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use super::Event;
-use super::connection::Shared;
 use super::lingering::Lingering;
-use super::listener::Accepting;
-use super::setup::{Asking, Connecting, Delivery, Hearing};
 use crate::clock;
 use crate::engine::{Attendant, Engine};
 use crate::handover::NEVER;
@@ -46,102 +42,56 @@ pub(super) struct Manager {
 struct Slot(Mutex<Option<Arc<Manager>>>);
 
 /// A wait for a socket, with a bound.
-pub(super) enum Wait {
-    Connecting(Box<Connecting>),
-    Asking(Box<Asking>),
-    Hearing(Box<Hearing>),
-    Accepting(Box<Accepting>),
-    Lingering(Box<Lingering>),
+pub(super) trait Waiting: Send {
+    fn socket(&self) -> BorrowedFd<'_>;
+    /// The readiness that it waits for. `None`: it rests, and its socket is not watched.
+    fn interest(&self) -> Option<epoll::EventFlags>;
+    /// When it is over; `None` for a listener.
+    fn until(&self) -> Option<Instant>;
+    /// The program has no more use for it.
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+    /// Its socket is ready. Returns the wait that follows, if there is one.
+    fn go_on(self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait>;
+    /// Its time is over. Returns the wait that follows, if there is one.
+    fn expire(self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait>;
 }
 
-/// The outcome of a step.
-pub(super) enum Step {
-    /// There is more to wait for.
-    Wait(Wait),
-    /// The connection ends: these octets are the last.
-    Linger(Arc<dyn AsFd + Send + Sync>, Vec<u8>),
-    Done,
+pub(super) type Wait = Box<dyn Waiting>;
+
+/// The results of a step beside the wait that follows.
+#[derive(Default)]
+pub(super) struct Results {
+    /// Further waits.
+    pub(super) found: Vec<Wait>,
+    /// A connection that ends, and its last octets.
+    pub(super) ends: Option<(Arc<dyn AsFd + Send + Sync>, Vec<u8>)>,
+    /// Events to deliver.
+    deliveries: Vec<Box<dyn FnOnce()>>,
+}
+
+impl Results {
+    /// Has an event delivered once no lock is held.
+    pub(super) fn deliver(&mut self, delivery: impl FnOnce() + 'static) {
+        self.deliveries.push(Box::new(delivery));
+    }
+}
+
+/// A connection that is told of notes, on the background thread.
+pub(super) trait Noted: Send + Sync {
+    /// The passive end may send.
+    fn established(&self);
+    /// The queue pair gave the connection back.
+    fn disconnected(&self);
 }
 
 /// Something that happened to a connection on another thread.
 pub(super) enum Note {
     /// The passive end may send.
-    Established(Arc<Shared>),
+    Established(Arc<dyn Noted>),
     /// The queue pair gave the connection back.
-    Ended(Arc<Shared>, Remains),
-}
-
-impl Wait {
-    fn fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Connecting(wait) => wait.socket.as_fd(),
-            Self::Asking(wait) => wait.socket.as_fd(),
-            Self::Hearing(wait) => wait.socket.as_fd(),
-            Self::Accepting(wait) => wait.socket.as_fd(),
-            Self::Lingering(wait) => wait.socket.as_fd(),
-        }
-    }
-
-    /// `None`: it rests, and its socket is not watched.
-    fn interest(&self) -> Option<epoll::EventFlags> {
-        match self {
-            Self::Connecting(wait) if wait.rests_until.is_some() => None,
-            Self::Connecting(_) => Some(epoll::EventFlags::OUT),
-            Self::Asking(_) | Self::Hearing(_) => Some(epoll::EventFlags::IN),
-            Self::Accepting(wait) if wait.rests_until.is_some() => None,
-            Self::Accepting(_) => Some(epoll::EventFlags::IN),
-            Self::Lingering(wait) => Some(wait.interest()),
-        }
-    }
-
-    /// When it is over; [`NEVER`] for a listener.
-    fn until(&self) -> u64 {
-        match self {
-            Self::Connecting(wait) => wait.rests_until.unwrap_or(wait.until).as_nanos(),
-            Self::Asking(wait) => wait.until.as_nanos(),
-            Self::Hearing(wait) => wait.until.as_nanos(),
-            Self::Accepting(wait) => Hub::deadline(wait.rests_until),
-            Self::Lingering(wait) => wait.until.as_nanos(),
-        }
-    }
-
-    /// The program has no more use for it.
-    fn is_cancelled(&self) -> bool {
-        match self {
-            Self::Connecting(wait) => wait.is_cancelled(),
-            Self::Asking(wait) => wait.is_cancelled(),
-            Self::Hearing(wait) => wait.is_cancelled(),
-            Self::Accepting(wait) => wait.is_cancelled(),
-            Self::Lingering(_) => false,
-        }
-    }
-
-    /// Its socket is ready. New waits go to `found`.
-    fn go_on(self, now: Instant, found: &mut Vec<Self>, deliveries: &mut Vec<Delivery>) -> Step {
-        match self {
-            Self::Connecting(wait) => wait.go_on(now, deliveries),
-            Self::Asking(wait) => wait.go_on(deliveries),
-            Self::Hearing(wait) => wait.go_on(deliveries),
-            Self::Accepting(wait) => wait.go_on(now, found),
-            Self::Lingering(mut wait) => {
-                if wait.go_on() {
-                    Step::Wait(Self::Lingering(wait))
-                } else {
-                    Step::Done
-                }
-            }
-        }
-    }
-
-    /// Its time is over.
-    fn expire(self, now: Instant, found: &mut Vec<Self>, deliveries: &mut Vec<Delivery>) -> Step {
-        match self {
-            Self::Connecting(wait) => wait.expire(now, deliveries),
-            Self::Asking(wait) => wait.expire(deliveries),
-            Self::Accepting(wait) => wait.go_on(now, found),
-            Self::Hearing(_) | Self::Lingering(_) => Step::Done,
-        }
-    }
+    Ended(Arc<dyn Noted>, Remains),
 }
 
 impl Manager {
@@ -184,9 +134,9 @@ impl Manager {
             return Ok(());
         }
         if let Some(interest) = wait.interest() {
-            epoll::add(&self.epoll, wait.fd(), epoll::EventData::new_u64(number), interest)?;
+            epoll::add(&self.epoll, wait.socket(), epoll::EventData::new_u64(number), interest)?;
         }
-        let until = wait.until();
+        let until = Hub::deadline(wait.until());
         waits.insert(number, wait);
         drop(waits);
         self.due.fetch_min(until, Ordering::SeqCst);
@@ -198,14 +148,14 @@ impl Manager {
     pub(super) fn cancel(&self, number: u64) {
         let wait = self.waits.lock().remove(&number);
         if let Some(wait) = wait {
-            self.part(&wait);
+            self.part(&*wait);
         }
     }
 
-    fn part(&self, wait: &Wait) {
+    fn part(&self, wait: &dyn Waiting) {
         // Its socket may live on.
         if wait.interest().is_some()
-            && let Err(errno) = epoll::delete(&self.epoll, wait.fd())
+            && let Err(errno) = epoll::delete(&self.epoll, wait.socket())
         {
             tracing::error!(%errno, "cannot stop watching a connection");
         }
@@ -214,8 +164,8 @@ impl Manager {
     /// Sends the last octets of a connection, reads the peer's to their end, and closes it.
     pub(super) fn linger(&self, socket: Arc<dyn AsFd + Send + Sync>, unsent: Vec<u8>) {
         let mut lingering = Lingering::new(socket, unsent, clock::now());
-        if lingering.go_on()
-            && let Err(errno) = self.add(self.number(), Wait::Lingering(Box::new(lingering)))
+        if lingering.continues()
+            && let Err(errno) = self.add(self.number(), Box::new(lingering))
         {
             tracing::warn!(%errno, "a connection is closed early");
         }
@@ -241,7 +191,7 @@ impl Manager {
             }
         };
         for event in events {
-            self.step(event.data.u64(), |wait, found, deliveries| wait.go_on(now, found, deliveries));
+            self.step(event.data.u64(), |wait, results| wait.go_on(now, results));
         }
     }
 
@@ -252,7 +202,7 @@ impl Manager {
         let due: Vec<u64> = {
             let waits = self.waits.lock();
             let is_due = |(number, wait): (&u64, &Wait)| {
-                let until = wait.until();
+                let until = Hub::deadline(wait.until());
                 let is_due = until <= now.as_nanos();
                 if !is_due {
                     next = next.min(until);
@@ -263,30 +213,28 @@ impl Manager {
         };
         self.due.fetch_min(next, Ordering::SeqCst);
         for number in due {
-            self.step(number, |wait, found, deliveries| wait.expire(now, found, deliveries));
+            self.step(number, |wait, results| wait.expire(now, results));
         }
     }
 
     /// Takes a wait, lets it go on, and puts it back if there is more to wait for. Then delivers the events.
-    fn step(&self, number: u64, go_on: impl FnOnce(Wait, &mut Vec<Wait>, &mut Vec<Delivery>) -> Step) {
+    fn step(&self, number: u64, go_on: impl FnOnce(Wait, &mut Results) -> Option<Wait>) {
         let Some(wait) = self.waits.lock().remove(&number) else { return };
-        let (mut found, mut deliveries) = (Vec::new(), Vec::new());
-        self.part(&wait);
-        match go_on(wait, &mut found, &mut deliveries) {
-            Step::Wait(wait) => found.insert(0, wait),
-            Step::Linger(socket, octets) => self.linger(socket, octets),
-            Step::Done => {}
-        }
-        for (index, wait) in found.into_iter().enumerate() {
-            // A wait that goes on keeps its number, by which it is cancelled.
-            let number = if index == 0 { number } else { self.number() };
+        self.part(&*wait);
+        let mut results = Results::default();
+        // A wait that goes on keeps its number, by which it is cancelled.
+        let next = go_on(wait, &mut results).map(|wait| (number, wait));
+        let Results { found, ends, deliveries } = results;
+        let found = found.into_iter().map(|wait| (self.number(), wait));
+        for (number, wait) in next.into_iter().chain(found) {
             if let Err(errno) = self.add(number, wait) {
                 tracing::warn!(%errno, "a connection cannot be watched");
             }
         }
-        for (sink, event) in deliveries {
-            sink.deliver(event);
+        if let Some((socket, octets)) = ends {
+            self.linger(socket, octets);
         }
+        deliveries.into_iter().for_each(|deliver| deliver());
     }
 
     /// Acts on what other threads noted.
@@ -297,14 +245,10 @@ impl Manager {
         let notes = std::mem::take(&mut *self.notes.lock());
         for note in notes {
             match note {
-                Note::Established(shared) => {
-                    let (ird, ord) = shared.depths();
-                    shared.sink().deliver(Event::Established { ird, ord, private: Vec::new() });
-                }
-                Note::Ended(shared, Remains { socket, unsent }) => {
+                Note::Established(connection) => connection.established(),
+                Note::Ended(connection, Remains { socket, unsent }) => {
                     self.linger(socket, unsent);
-                    shared.is_over();
-                    shared.sink().deliver(Event::Disconnected);
+                    connection.disconnected();
                 }
             }
         }

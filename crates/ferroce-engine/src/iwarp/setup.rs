@@ -1,7 +1,7 @@
 //! The set-up of connections, on the background thread.
 
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,14 +12,15 @@ use ferroce_proto::iwarp::setup::{
 use ferroce_wire::iwarp::crc::Crc32c;
 use ferroce_wire::iwarp::mpa::{Enhanced, NOT_NEGOTIATED};
 use ferroce_wire::{Instant, Qpn};
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 
 use super::connection::Shared;
 use super::listener::{Listening, Place};
-use super::manager::{Step, Wait};
+use super::manager::{Results, Wait, Waiting};
 use super::port::canonical;
-use super::{Event, Request, Sink};
+use super::{Event, Request};
 use crate::clock;
 
 /// Octets that are read at once. A request has at most 532.
@@ -30,19 +31,16 @@ fn receive(socket: &Guarded<OwnedFd>, piece: &mut [u8]) -> Result<usize, Errno> 
     rustix::net::recv(socket, piece, RecvFlags::DONTWAIT).map(|(len, _)| len)
 }
 
-/// An event for the receiver.
-pub(super) type Delivery = (Sink, Event);
-
 /// The active end, before TCP has connected.
 pub(super) struct Connecting {
     shared: Arc<Shared>,
     qpn: Qpn,
-    pub(super) socket: Guarded<OwnedFd>,
+    socket: Guarded<OwnedFd>,
     destination: SocketAddr,
     initiator: Initiator,
-    pub(super) until: Instant,
+    until: Instant,
     /// The peer's TCP refused: tries again then.
-    pub(super) rests_until: Option<Instant>,
+    rests_until: Option<Instant>,
     /// A refusal counts from then on.
     patient_until: Instant,
 }
@@ -74,12 +72,8 @@ impl Connecting {
         }
     }
 
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.shared.is_dropped()
-    }
-
     /// TCP knows how it ended: sends the request.
-    pub(super) fn go_on(self, now: Instant, deliveries: &mut Vec<Delivery>) -> Step {
+    fn connected(self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait> {
         let result = sockopt::socket_error(&self.socket).and_then(|result| result);
         let sent = result.and_then(|()| {
             // The first octets of a connection: TCP takes them all.
@@ -91,12 +85,12 @@ impl Connecting {
         });
         match sent {
             Ok(_) => {
-                let Self { shared, qpn, socket, initiator, .. } = self;
-                Step::Wait(Asking { shared, qpn, socket, initiator, until: now + REPLY_TIMEOUT }.into())
+                let Self { shared, qpn, socket, initiator, .. } = *self;
+                Some(Box::new(Asking { shared, qpn, socket, initiator, until: now + REPLY_TIMEOUT }))
             }
             // The readiness was another's.
-            Err(Errno::NOTCONN | Errno::INPROGRESS | Errno::AGAIN) => Step::Wait(self.into()),
-            Err(errno) => self.refused(now, errno, deliveries),
+            Err(Errno::NOTCONN | Errno::INPROGRESS | Errno::AGAIN) => Some(self),
+            Err(errno) => self.refused(now, errno, results),
         }
     }
 
@@ -106,18 +100,18 @@ impl Connecting {
     }
 
     /// TCP could not connect.
-    fn refused(mut self, now: Instant, errno: Errno, deliveries: &mut Vec<Delivery>) -> Step {
+    fn refused(mut self: Box<Self>, now: Instant, errno: Errno, results: &mut Results) -> Option<Wait> {
         if errno == Errno::CONNREFUSED && now < self.patient_until {
             self.rests_until = Some(now + BETWEEN_TRIES);
-            return Step::Wait(self.into());
+            return Some(self);
         }
-        fail(&self.shared, errno, Vec::new(), deliveries)
+        fail(&self.shared, errno, Vec::new(), results)
     }
 
     /// The rest is over, or all the time.
-    pub(super) fn expire(mut self, now: Instant, deliveries: &mut Vec<Delivery>) -> Step {
+    fn tries_again(mut self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait> {
         if self.rests_until.take().is_none() {
-            return fail(&self.shared, Errno::TIMEDOUT, Vec::new(), deliveries);
+            return fail(&self.shared, Errno::TIMEDOUT, Vec::new(), results);
         }
         let connect = || rustix::net::connect(&self.socket, &self.destination);
         // The first call after a refusal may only clear that.
@@ -126,8 +120,8 @@ impl Connecting {
             other => other,
         };
         match connected {
-            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Step::Wait(self.into()),
-            Err(errno) => self.refused(now, errno, deliveries),
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Some(self),
+            Err(errno) => self.refused(now, errno, results),
         }
     }
 }
@@ -136,40 +130,37 @@ impl Connecting {
 pub(super) struct Asking {
     shared: Arc<Shared>,
     qpn: Qpn,
-    pub(super) socket: Guarded<OwnedFd>,
+    socket: Guarded<OwnedFd>,
     initiator: Initiator,
-    pub(super) until: Instant,
+    until: Instant,
 }
 
 impl Asking {
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.shared.is_dropped()
-    }
-
     /// Something arrived.
-    pub(super) fn go_on(mut self, deliveries: &mut Vec<Delivery>) -> Step {
+    fn receive(mut self: Box<Self>, results: &mut Results) -> Option<Wait> {
         let mut piece = [0; PIECE];
         let len = match receive(&self.socket, &mut piece) {
-            Ok(0) => return fail(&self.shared, Errno::CONNRESET, Vec::new(), deliveries),
+            Ok(0) => return fail(&self.shared, Errno::CONNRESET, Vec::new(), results),
             Ok(len) => len,
-            Err(Errno::AGAIN | Errno::INTR) => return Step::Wait(self.into()),
-            Err(errno) => return fail(&self.shared, errno, Vec::new(), deliveries),
+            Err(Errno::AGAIN | Errno::INTR) => return Some(self),
+            Err(errno) => return fail(&self.shared, errno, Vec::new(), results),
         };
         match self.initiator.handle(piece.get(..len).unwrap_or_default()) {
-            Progress::Wait => Step::Wait(self.into()),
+            Progress::Wait => Some(self),
             Progress::Agreed(agreement, behind) => {
-                let Self { shared, qpn, socket, .. } = self;
+                let Self { shared, qpn, socket, .. } = *self;
                 let setup::Agreement { stream, private, .. } = agreement;
                 match shared.replied(qpn, stream, socket, behind) {
                     Ok(()) => {
                         let established = Event::Established { ird: stream.ird, ord: stream.ord, private };
-                        deliveries.push((shared.sink(), established));
-                        Step::Done
+                        let sink = shared.sink();
+                        results.deliver(move || sink.deliver(established));
+                        None
                     }
-                    Err(errno) => fail(&shared, errno, Vec::new(), deliveries),
+                    Err(errno) => fail(&shared, errno, Vec::new(), results),
                 }
             }
-            Progress::Rejected { private } => fail(&self.shared, Errno::CONNRESET, private, deliveries),
+            Progress::Rejected { private } => fail(&self.shared, Errno::CONNRESET, private, results),
             Progress::Failed(failure) => {
                 tracing::debug!(reason = %failure.reason, "a peer's reply is refused");
                 let errno = match failure.reason {
@@ -178,18 +169,11 @@ impl Asking {
                     _ => Errno::PROTO,
                 };
                 let octets = failure.terminate.as_ref().and_then(terminate);
-                let after = fail(&self.shared, errno, Vec::new(), deliveries);
-                match octets {
-                    Some(octets) => Step::Linger(Arc::new(self.socket), octets),
-                    None => after,
-                }
+                fail(&self.shared, errno, Vec::new(), results);
+                results.ends = octets.map(|octets| (Arc::new(self.socket) as Arc<_>, octets));
+                None
             }
         }
-    }
-
-    /// The time is over.
-    pub(super) fn expire(self, deliveries: &mut Vec<Delivery>) -> Step {
-        fail(&self.shared, Errno::TIMEDOUT, Vec::new(), deliveries)
     }
 }
 
@@ -205,17 +189,18 @@ fn terminate(of: &setup::Terminate) -> Option<Vec<u8>> {
 }
 
 /// The connection does not come about.
-fn fail(shared: &Shared, errno: Errno, private: Vec<u8>, deliveries: &mut Vec<Delivery>) -> Step {
+fn fail(shared: &Shared, errno: Errno, private: Vec<u8>, results: &mut Results) -> Option<Wait> {
     shared.is_over();
-    deliveries.push((shared.sink(), Event::Failed { errno: errno.raw_os_error(), private }));
-    Step::Done
+    let (sink, errno) = (shared.sink(), errno.raw_os_error());
+    results.deliver(move || sink.deliver(Event::Failed { errno, private }));
+    None
 }
 
 /// The passive end, until the peer's request is here.
 pub(super) struct Hearing {
-    pub(super) socket: Guarded<OwnedFd>,
+    socket: Guarded<OwnedFd>,
     responder: Responder,
-    pub(super) until: Instant,
+    until: Instant,
     listening: Arc<Listening>,
     place: Place,
     local: SocketAddr,
@@ -236,28 +221,24 @@ impl Hearing {
         Self { socket, responder: Responder::new(), until, listening, place, local, remote }
     }
 
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.listening.is_closed()
-    }
-
     /// Something arrived.
-    pub(super) fn go_on(mut self, deliveries: &mut Vec<Delivery>) -> Step {
+    fn receive(mut self: Box<Self>, results: &mut Results) -> Option<Wait> {
         let mut piece = [0; PIECE];
         let len = match receive(&self.socket, &mut piece) {
-            Ok(0) => return Step::Done,
+            Ok(0) => return None,
             Ok(len) => len,
-            Err(Errno::AGAIN | Errno::INTR) => return Step::Wait(Wait::Hearing(Box::new(self))),
-            Err(_) => return Step::Done,
+            Err(Errno::AGAIN | Errno::INTR) => return Some(self),
+            Err(_) => return None,
         };
         let request = match self.responder.handle(piece.get(..len).unwrap_or_default()) {
-            Heard::Wait => return Step::Wait(Wait::Hearing(Box::new(self))),
+            Heard::Wait => return Some(self),
             Heard::Request(request) => request.clone(),
             Heard::Failed(failure) => {
                 tracing::debug!(remote = %self.remote, reason = %failure.reason, "a peer sends no request");
-                return Step::Done;
+                return None;
             }
         };
-        let Self { socket, responder, listening, place, local, remote, .. } = self;
+        let Self { socket, responder, listening, place, local, remote, .. } = *self;
         let connection = listening.connection(local);
         connection.0.requested(socket, responder, place);
         let depth = |of: fn(&Enhanced) -> u16| {
@@ -267,19 +248,86 @@ impl Hearing {
         let (ird, ord) = (depth(|block| block.ird), depth(|block| block.ord));
         let private = request.private;
         let request = Request { connection, local, remote, ird, ord, private };
-        deliveries.push((listening.sink(), Event::Request(Box::new(request))));
-        Step::Done
+        let sink = listening.sink();
+        results.deliver(move || sink.deliver(Event::Request(Box::new(request))));
+        None
     }
 }
 
-impl From<Connecting> for Wait {
-    fn from(connecting: Connecting) -> Self {
-        Self::Connecting(Box::new(connecting))
+impl Waiting for Connecting {
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn interest(&self) -> Option<EventFlags> {
+        self.rests_until.is_none().then_some(EventFlags::OUT)
+    }
+
+    fn until(&self) -> Option<Instant> {
+        Some(self.rests_until.unwrap_or(self.until))
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.shared.is_dropped()
+    }
+
+    fn go_on(self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait> {
+        self.connected(now, results)
+    }
+
+    fn expire(self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait> {
+        self.tries_again(now, results)
     }
 }
 
-impl From<Asking> for Wait {
-    fn from(asking: Asking) -> Self {
-        Self::Asking(Box::new(asking))
+impl Waiting for Asking {
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn interest(&self) -> Option<EventFlags> {
+        Some(EventFlags::IN)
+    }
+
+    fn until(&self) -> Option<Instant> {
+        Some(self.until)
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.shared.is_dropped()
+    }
+
+    fn go_on(self: Box<Self>, _: Instant, results: &mut Results) -> Option<Wait> {
+        self.receive(results)
+    }
+
+    fn expire(self: Box<Self>, _: Instant, results: &mut Results) -> Option<Wait> {
+        fail(&self.shared, Errno::TIMEDOUT, Vec::new(), results)
+    }
+}
+
+impl Waiting for Hearing {
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn interest(&self) -> Option<EventFlags> {
+        Some(EventFlags::IN)
+    }
+
+    fn until(&self) -> Option<Instant> {
+        Some(self.until)
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.listening.is_closed()
+    }
+
+    fn go_on(self: Box<Self>, _: Instant, results: &mut Results) -> Option<Wait> {
+        self.receive(results)
+    }
+
+    fn expire(self: Box<Self>, _: Instant, _: &mut Results) -> Option<Wait> {
+        None
     }
 }
