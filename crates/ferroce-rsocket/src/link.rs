@@ -21,7 +21,7 @@ use ferroce_engine::{MAX_INLINE, MAX_QP_WR};
 const RECEIVE: u64 = 1 << 63;
 /// Id of a WRITE whose message is a SEND behind it.
 const SILENT: u64 = RECEIVE | 1 << 62;
-/// Octets of a message that is a SEND.
+/// Octets of a message that is a SEND: a number in the byte order of the host, unlike immediate data (seen: rstream of rdma-core 44 on siw).
 const MESSAGE: usize = 4;
 /// Control messages need no credit. On iWARP one without a receive WQE would end the connection, so there are some more of those.
 const UNCREDITED: u32 = 16;
@@ -210,7 +210,8 @@ impl Link {
         let payload = &sges[..used];
         let posted = match write.imm {
             Some(imm) if self.messages.is_some() => {
-                let message = [captured(&imm.0)];
+                let octets = u32::from_be_bytes(imm.0).to_ne_bytes();
+                let message = [captured(&octets)];
                 let silent = wr(SILENT, SendOp::Write { remote }, payload, inline);
                 let behind = wr(write.wr_id, SendOp::Send, &message[..], true);
                 self.qp.post_send((used > 0).then_some(silent).into_iter().chain([behind]))
@@ -335,7 +336,8 @@ fn incoming(completion: &WorkCompletion, messages: Option<&Region>) -> Incoming 
     let mut octets = [0; MESSAGE];
     messages.read((completion.wr_id & !RECEIVE) as usize * MESSAGE, &mut octets);
     let whole = completion.byte_len as usize == MESSAGE;
-    Incoming { imm: whole.then_some(Imm(octets)), written: None }
+    let word = u32::from_ne_bytes(octets);
+    Incoming { imm: whole.then_some(Imm(word.to_be_bytes())), written: None }
 }
 
 fn end(cq: &CompletionQueue, channel: &CompletionChannel) {
