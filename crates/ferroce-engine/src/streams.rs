@@ -27,7 +27,7 @@ const FEW: usize = 8;
 /// Connections that one look receives from.
 const READY: usize = 16;
 /// Octets that one look receives from a connection.
-const RECEIVED: usize = 128 << 10;
+const RECEIVED: usize = 64 << 10;
 
 /// The socket of a connection that carries messages.
 pub(crate) struct StreamSocket {

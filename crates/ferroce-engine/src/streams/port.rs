@@ -15,7 +15,7 @@ use crate::clock;
 use crate::counters::DeviceCounters;
 
 /// Octets that a queue pair builds before they are sent.
-const PIECE: usize = 160 << 10;
+const PIECE: usize = 80 << 10;
 /// Pieces of one queue pair before others have their turn.
 const PIECES: usize = 16;
 /// Time between two looks whether the peer's TCP acknowledged the reply of the set-up.
