@@ -1,5 +1,6 @@
 //! Completions and events of a queue pair.
 
+use crate::SendOp;
 use ferroce_wire::{Flow, Imm, Qpn, Rkey, RoceVersion, SrqNumber};
 
 /// Status of a completion; discriminants are those of `ibv_wc_status`.
@@ -47,6 +48,23 @@ pub enum WcOpcode {
     AtomicWrite = 9,
     Recv = 128,
     RecvRdmaWithImm = 129,
+}
+
+impl WcOpcode {
+    /// That of a send work request.
+    pub(crate) const fn of(op: &SendOp) -> Self {
+        match op {
+            SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => Self::Send,
+            SendOp::Write { .. } | SendOp::WriteImm { .. } => Self::RdmaWrite,
+            SendOp::Read { .. } => Self::RdmaRead,
+            SendOp::CompareSwap { .. } => Self::CompSwap,
+            SendOp::FetchAdd { .. } => Self::FetchAdd,
+            SendOp::AtomicWrite { .. } => Self::AtomicWrite,
+            SendOp::Flush { .. } => Self::Flush,
+            SendOp::LocalInvalidate(_) => Self::LocalInv,
+            SendOp::BindMw(_) => Self::BindMw,
+        }
+    }
 }
 
 /// The network header that a packet came behind.

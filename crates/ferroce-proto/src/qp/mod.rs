@@ -36,8 +36,8 @@ use self::roles::Roles;
 use self::send_queue::{Failure, SendQueue, SendWqe};
 use crate::{
     AsyncEvent, Budget, Counters, CreateQpError, DropReason, Memory, ModifyQpError, PostRecvError,
-    PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, ReceiveSource, RecvWr, SendOp,
-    SendWr, Service, WcOpcode, WcStatus, WorkCompletion, sg,
+    PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, ReceiveSource, RecvWr, SendWr,
+    Service, WcOpcode, WcStatus, WorkCompletion, sg,
 };
 
 /// A queue pair without I/O.
@@ -576,7 +576,7 @@ impl QueuePair {
         WorkCompletion {
             wr_id: wqe.wr_id,
             status: failure.status,
-            opcode: opcode(&wqe.op),
+            opcode: WcOpcode::of(&wqe.op),
             byte_len: if success { wqe.length } else { 0 },
             qpn: self.qpn(),
             src_qp: self.common.attr.dest_qp,
@@ -590,19 +590,5 @@ impl Drop for QueuePair {
     /// Returns its data in flight to the process's budget.
     fn drop(&mut self) {
         self.stop_sending();
-    }
-}
-
-const fn opcode(op: &SendOp) -> WcOpcode {
-    match op {
-        SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => WcOpcode::Send,
-        SendOp::Write { .. } | SendOp::WriteImm { .. } => WcOpcode::RdmaWrite,
-        SendOp::Read { .. } => WcOpcode::RdmaRead,
-        SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
-        SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
-        SendOp::AtomicWrite { .. } => WcOpcode::AtomicWrite,
-        SendOp::Flush { .. } => WcOpcode::Flush,
-        SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
-        SendOp::BindMw(_) => WcOpcode::BindMw,
     }
 }
