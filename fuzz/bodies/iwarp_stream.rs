@@ -1,7 +1,7 @@
 // Applies one input to the stream of an iWARP queue pair: verbs calls, FPDUs and any other octets. Included by the fuzz target and by
 // the test that replays its corpus, so it has no doc comment of its own.
 
-#[allow(dead_code, reason = "tests use more of it")]
+#[allow(dead_code, clippy::duplicate_mod, reason = "tests use more of it, and load it with another body too")]
 #[path = "../../crates/ferroce-proto/tests/rc/ram.rs"]
 mod ram;
 
@@ -177,7 +177,7 @@ impl Run<'_> {
             22..28 => {
                 let room = if self.input.byte() < 250 { self.buffer.len() } else { 100 };
                 let len = self.qp.poll_stream(&mut self.mem, &mut self.buffer[..room]);
-                assert!(len <= room && len % 4 == 0);
+                assert!(len <= room && len.is_multiple_of(4));
                 self.untaken += len;
                 let taken = if self.input.byte() < 200 { self.untaken } else { self.untaken / 2 };
                 self.untaken -= taken;
