@@ -19,6 +19,10 @@ const MOST: usize = 16 << 20;
 const AT_ONCE: usize = 1 << 20;
 const PIECE: usize = 64 << 10;
 
+/// A peer with another stack than ours gets so much time before our FIN. siw flushes with it the requests that it has sent and not completed
+/// yet, although their data arrived here: a program that closes when it has its answer would take that of its peer's request away.
+const PATIENCE: Duration = Duration::from_millis(20);
+
 /// A connection that ended for its queue pair. Octets of the peer that nobody reads would make TCP send a RST, which can overtake our
 /// last message.
 pub(super) struct Lingering {
@@ -27,6 +31,8 @@ pub(super) struct Lingering {
     /// The last octets, those before `sent` with TCP.
     unsent: Vec<u8>,
     sent: usize,
+    /// FIN does not leave before.
+    fin_at: Instant,
     /// FIN is on its way.
     finished: bool,
     /// Octets that are still read.
@@ -34,17 +40,29 @@ pub(super) struct Lingering {
 }
 
 impl Lingering {
-    pub(super) fn new(socket: Arc<dyn AsFd + Send + Sync>, unsent: Vec<u8>, now: Instant) -> Self {
-        Self { socket, until: now + LONGEST, unsent, sent: 0, finished: false, left: MOST }
+    /// `patient`: the peer gets some time before FIN.
+    pub(super) fn new(
+        socket: Arc<dyn AsFd + Send + Sync>,
+        unsent: Vec<u8>,
+        patient: bool,
+        now: Instant,
+    ) -> Self {
+        let fin_at = if patient { now + PATIENCE } else { now };
+        Self { socket, until: now + LONGEST, unsent, sent: 0, fin_at, finished: false, left: MOST }
+    }
+
+    /// When FIN leaves, unless it has left.
+    pub(super) fn fin_at(&self) -> Option<Instant> {
+        (!self.finished).then_some(self.fin_at)
     }
 
     /// Goes on; returns whether there is more to wait for.
-    pub(super) fn continues(&mut self) -> bool {
-        self.send() && self.read()
+    pub(super) fn continues(&mut self, now: Instant) -> bool {
+        self.send(now) && self.read()
     }
 
     /// Sends the last octets and FIN, as far as TCP takes them. `false` if the connection is broken.
-    fn send(&mut self) -> bool {
+    fn send(&mut self, now: Instant) -> bool {
         while let Some(octets) = self.unsent.get(self.sent..).filter(|octets| !octets.is_empty()) {
             match rustix::net::send(&*self.socket, octets, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(sent) => self.sent += sent,
@@ -53,7 +71,7 @@ impl Lingering {
                 Err(_) => return false,
             }
         }
-        if !self.finished {
+        if !self.finished && now >= self.fin_at {
             self.finished = true;
             return rustix::net::shutdown(&*self.socket, Shutdown::Write).is_ok();
         }
@@ -85,18 +103,21 @@ impl Waiting for Lingering {
     }
 
     fn interest(&self) -> Option<EventFlags> {
-        Some(if self.finished { EventFlags::IN } else { EventFlags::IN | EventFlags::OUT })
+        let all_sent = self.sent == self.unsent.len();
+        Some(if all_sent { EventFlags::IN } else { EventFlags::IN | EventFlags::OUT })
     }
 
     fn until(&self) -> Option<Instant> {
-        Some(self.until)
+        // While octets wait, room for them is the next thing to happen.
+        let all_sent = self.sent == self.unsent.len();
+        Some(self.fin_at().filter(|_| all_sent).map_or(self.until, |fin_at| fin_at.min(self.until)))
     }
 
-    fn go_on(mut self: Box<Self>, _: Instant, _: &mut Results) -> Option<Wait> {
-        if self.continues() { Some(self) } else { None }
+    fn go_on(mut self: Box<Self>, now: Instant, _: &mut Results) -> Option<Wait> {
+        if self.continues(now) { Some(self) } else { None }
     }
 
-    fn expire(self: Box<Self>, _: Instant, _: &mut Results) -> Option<Wait> {
-        None
+    fn expire(self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait> {
+        if now < self.until { self.go_on(now, results) } else { None }
     }
 }

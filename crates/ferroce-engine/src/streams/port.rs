@@ -53,6 +53,8 @@ pub(crate) struct Remains {
     pub(crate) socket: Arc<StreamSocket>,
     /// The octets that TCP did not take yet: they are the last.
     pub(crate) unsent: Vec<u8>,
+    /// The peer gets some time before FIN, because its stack is another one.
+    pub(crate) patient: bool,
 }
 
 /// The end of a connection that a queue pair sends by. It begins and ends with the endpoint's stream.
@@ -69,6 +71,8 @@ pub(crate) struct StreamPort {
     hold: Option<Hold>,
     /// The first FPDU did not come yet, and somebody waits for it.
     announces: bool,
+    /// The peer has another stack than ours.
+    foreign: bool,
 }
 
 /// Octets that TCP did not take: a part of `buffer`.
@@ -95,10 +99,21 @@ impl StreamPort {
         events: Arc<dyn StreamEvents>,
         responder: Option<Instant>,
         announces: bool,
+        foreign: bool,
     ) -> Self {
         let unsent = Unsent { buffer: vec![0; PIECE].into_boxed_slice(), from: 0, to: 0 };
         let hold = responder.map(|now| Hold { at: now + LOOK, acknowledged: false });
-        Self { socket, streams, events, unsent, watches_room: false, has_room: false, hold, announces }
+        Self {
+            socket,
+            streams,
+            events,
+            unsent,
+            watches_room: false,
+            has_room: false,
+            hold,
+            announces,
+            foreign,
+        }
     }
 
     /// Whether `socket` is its own.
@@ -264,7 +279,7 @@ impl StreamPort {
                 unsent.extend_from_slice(buffer.get(..len).unwrap_or_default());
             });
         }
-        self.events.ended(Remains { socket: self.socket, unsent });
+        self.events.ended(Remains { socket: self.socket, unsent, patient: self.foreign });
     }
 }
 

@@ -86,7 +86,8 @@ impl Endpoint {
         if responder.is_some() {
             events.established();
         }
-        let port = StreamPort::new(socket, Arc::clone(streams), events, responder, announces);
+        let port =
+            StreamPort::new(socket, Arc::clone(streams), events, responder, announces, !config.extensions);
         core.stream = Some(Stream { port, lane: Arc::clone(lane) });
         lane.attach(self);
         self.outputs.add_lane(lane);
