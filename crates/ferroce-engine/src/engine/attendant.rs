@@ -12,8 +12,6 @@ pub(crate) trait Attendant: Send + Sync {
     fn fd(&self) -> BorrowedFd<'_>;
     /// Does what is due at `now`, and returns when to call again, in nanoseconds. `ready`: the descriptor is readable.
     fn serve(&self, engine: &Arc<Engine>, now: u64, ready: bool) -> u64;
-    /// Whether nothing is under way for which the process should live on a moment. Called in the exit of the process; takes no lock.
-    fn is_at_rest(&self) -> bool;
 }
 
 impl Engine {

@@ -544,10 +544,6 @@ fn with_ours(act: impl FnOnce(&Engine)) {
     }
 }
 
-/// The process lives on for 30 ms at most while connections end.
-const LOOKS_AT_EXIT: u32 = 60;
-const LOOK_AT_EXIT: Duration = Duration::from_micros(500);
-
 /// A peer must not wait for a delayed acknowledgement. Programs call `exit` in signal handlers too, so this waits for no
 /// lock, which the interrupted thread may hold: such an acknowledgement is lost, and the peer asks again.
 extern "C" fn flush_all_at_exit() {
@@ -555,12 +551,6 @@ extern "C" fn flush_all_at_exit() {
     let flush = |engine: &Engine| {
         if let Some(Running { lanes, .. }) = engine.running.get() {
             lanes.each(Lane::flush_all_at_exit);
-        }
-        let at_rest = || engine.attendant().is_none_or(|attendant| attendant.is_at_rest());
-        let mut looks = LOOKS_AT_EXIT;
-        while looks > 0 && !at_rest() {
-            std::thread::sleep(LOOK_AT_EXIT);
-            looks -= 1;
         }
     };
     drop(catch_unwind(|| with_ours(flush))); // a bug of ours, reported by the panic itself, is no reason to abort an exit

@@ -179,7 +179,7 @@ impl Connection {
         let Phase::Requested(requested) = &mut *phase else { return Err(Errno::INVAL.into()) };
         let reply = requested.responder.reject(private).map_err(|_| Errno::INVAL)?;
         if let Phase::Requested(requested) = std::mem::replace(&mut *phase, Phase::Over) {
-            shared.manager.linger(Arc::new(requested.socket), reply, false);
+            shared.manager.linger(Arc::new(requested.socket), reply, false, || ());
         }
         Ok(())
     }

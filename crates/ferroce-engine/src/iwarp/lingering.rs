@@ -23,6 +23,9 @@ const PIECE: usize = 64 << 10;
 /// yet, although their data arrived here: a program that closes when it has its answer would take that of its peer's request away.
 const PATIENCE: Duration = Duration::from_millis(20);
 
+/// The consequence of FIN: the program is told that the connection ended. A program that waits for this before it exits gives the peer its time.
+type Then = Box<dyn FnOnce() + Send>;
+
 /// A connection that ended for its queue pair. Octets of the peer that nobody reads would make TCP send a RST, which can overtake our
 /// last message.
 pub(super) struct Lingering {
@@ -35,6 +38,8 @@ pub(super) struct Lingering {
     fin_at: Instant,
     /// FIN is on its way.
     finished: bool,
+    /// Called when it is, or cannot be.
+    then: Option<Then>,
     /// Octets that are still read.
     left: usize,
 }
@@ -46,13 +51,20 @@ impl Lingering {
         unsent: Vec<u8>,
         patient: bool,
         now: Instant,
+        then: Then,
     ) -> Self {
         let fin_at = if patient { now + PATIENCE } else { now };
-        Self { socket, until: now + LONGEST, unsent, sent: 0, fin_at, finished: false, left: MOST }
+        let (then, until) = (Some(then), now + LONGEST);
+        Self { socket, until, unsent, sent: 0, fin_at, finished: false, then, left: MOST }
+    }
+
+    /// The consequence, if it is time for it.
+    pub(super) fn take_then(&mut self, continues: bool) -> Option<Then> {
+        if self.finished || !continues { self.then.take() } else { None }
     }
 
     /// When FIN leaves, unless it has left.
-    pub(super) fn fin_at(&self) -> Option<Instant> {
+    fn fin_at(&self) -> Option<Instant> {
         (!self.finished).then_some(self.fin_at)
     }
 
@@ -113,11 +125,15 @@ impl Waiting for Lingering {
         Some(self.fin_at().filter(|_| all_sent).map_or(self.until, |fin_at| fin_at.min(self.until)))
     }
 
-    fn go_on(mut self: Box<Self>, now: Instant, _: &mut Results) -> Option<Wait> {
-        if self.continues(now) { Some(self) } else { None }
+    fn go_on(mut self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait> {
+        let continues = now < self.until && self.continues(now);
+        if let Some(then) = self.take_then(continues) {
+            results.deliver(then);
+        }
+        if continues { Some(self) } else { None }
     }
 
     fn expire(self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait> {
-        if now < self.until { self.go_on(now, results) } else { None }
+        self.go_on(now, results)
     }
 }

@@ -35,8 +35,6 @@ pub(super) struct Manager {
     has_notes: AtomicBool,
     /// When a wait may be over; not too late.
     due: AtomicU64,
-    /// The last time at which FIN of a connection leaves.
-    fins_until: AtomicU64,
 }
 
 /// The one manager of an engine, made at the first use.
@@ -119,7 +117,6 @@ impl Manager {
             notes: Mutex::default(),
             has_notes: AtomicBool::new(false),
             due: AtomicU64::new(NEVER),
-            fins_until: AtomicU64::new(0),
         });
         engine.attend(|| Ok(Arc::clone(&manager)))?;
         Ok(Arc::clone(slot.insert(manager)))
@@ -164,18 +161,24 @@ impl Manager {
         }
     }
 
-    /// Sends the last octets of a connection, reads the peer's to their end, and closes it.
-    /// `patient`: the peer gets some time before FIN.
-    pub(super) fn linger(&self, socket: Arc<dyn AsFd + Send + Sync>, unsent: Vec<u8>, patient: bool) {
+    /// Sends the last octets of a connection, reads the peer's to their end, and closes it. `patient`: the peer gets some time before
+    /// FIN. Calls `then` when FIN has left, or cannot.
+    pub(super) fn linger(
+        &self,
+        socket: Arc<dyn AsFd + Send + Sync>,
+        unsent: Vec<u8>,
+        patient: bool,
+        then: impl FnOnce() + Send + 'static,
+    ) {
         let now = clock::now();
-        let mut lingering = Lingering::new(socket, unsent, patient, now);
-        if let Some(fin_at) = lingering.fin_at() {
-            self.fins_until.fetch_max(fin_at.as_nanos(), Ordering::SeqCst);
-        }
-        if lingering.continues(now)
-            && let Err(errno) = self.add(self.number(), Box::new(lingering))
-        {
+        let mut lingering = Lingering::new(socket, unsent, patient, now, Box::new(then));
+        let continues = lingering.continues(now);
+        let then = lingering.take_then(continues);
+        if continues && let Err(errno) = self.add(self.number(), Box::new(lingering)) {
             tracing::warn!(%errno, "a connection is closed early");
+        }
+        if let Some(then) = then {
+            then();
         }
     }
 
@@ -240,7 +243,7 @@ impl Manager {
             }
         }
         if let Some((socket, octets)) = ends {
-            self.linger(socket, octets, false);
+            self.linger(socket, octets, false, || ());
         }
         deliveries.into_iter().for_each(|deliver| deliver());
     }
@@ -255,8 +258,7 @@ impl Manager {
             match note {
                 Note::Established(connection) => connection.established(),
                 Note::Ended(connection, Remains { socket, unsent, patient }) => {
-                    self.linger(socket, unsent, patient);
-                    connection.disconnected();
+                    self.linger(socket, unsent, patient, move || connection.disconnected());
                 }
             }
         }
@@ -278,10 +280,5 @@ impl Attendant for Manager {
             self.serve_due(instant);
         }
         self.due.load(Ordering::SeqCst)
-    }
-
-    fn is_at_rest(&self) -> bool {
-        !self.has_notes.load(Ordering::SeqCst)
-            && self.fins_until.load(Ordering::SeqCst) <= clock::now().as_nanos()
     }
 }
