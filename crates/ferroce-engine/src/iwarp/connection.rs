@@ -6,12 +6,13 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use ferroce_host::{fork::Guarded, tcp};
 use ferroce_proto::Service;
 use ferroce_proto::iwarp::setup::{Initiator, Responder, SetupParams};
 use ferroce_proto::iwarp::{Rtr, StreamConfig};
-use ferroce_wire::Qpn;
+use ferroce_wire::{Instant, Qpn};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::sockopt;
@@ -19,10 +20,14 @@ use rustix::net::sockopt;
 use super::listener::Place;
 use super::manager::{Manager, Note, Noted};
 use super::{Event, Port, Sink, setup};
+use crate::clock;
 use crate::cm::resolve;
 use crate::engine::Engine;
 use crate::lane::{Agreed, BeginError, Endpoint};
-use crate::streams::{Remains, StreamEvents};
+use crate::streams::{PATIENCE, Remains, StreamEvents};
+
+/// Time between two looks whether the connection ended.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// The parameters of a request.
 #[derive(Clone, Copy, Debug)]
@@ -179,7 +184,7 @@ impl Connection {
         let Phase::Requested(requested) = &mut *phase else { return Err(Errno::INVAL.into()) };
         let reply = requested.responder.reject(private).map_err(|_| Errno::INVAL)?;
         if let Phase::Requested(requested) = std::mem::replace(&mut *phase, Phase::Over) {
-            shared.manager.linger(Arc::new(requested.socket), reply, false, || ());
+            shared.manager.linger(Arc::new(requested.socket), reply, Instant::ZERO, || ());
         }
         Ok(())
     }
@@ -191,13 +196,18 @@ impl Connection {
     /// EINVAL: it never was established.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self) -> io::Result<()> {
-        let running = match &*self.0.phase.lock() {
-            Phase::Running(endpoint, _) => endpoint.upgrade(),
-            Phase::Over => None,
+        let (running, foreign) = match &*self.0.phase.lock() {
+            Phase::Running(endpoint, config) => (endpoint.upgrade(), !config.extensions),
+            Phase::Over => (None, false),
             Phase::SettingUp(_) | Phase::Requested(_) => return Err(Errno::INVAL.into()),
         };
         if let (Some(endpoint), Some(me)) = (running, self.0.events()) {
             endpoint.disconnect_stream(&me);
+        }
+        // Programs exit next, which sends FIN at once. See `streams::PATIENCE`.
+        let begun = clock::now();
+        while foreign && !self.0.has_ended() && clock::now() < begun + PATIENCE {
+            std::thread::sleep(LOOK);
         }
         Ok(())
     }
@@ -244,6 +254,10 @@ impl Shared {
     /// The receiver of its events.
     pub(super) fn sink(&self) -> Sink {
         self.sink.lock().clone()
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(*self.phase.lock(), Phase::Over)
     }
 
     /// Whether the program has no more use for it.

@@ -19,10 +19,6 @@ const MOST: usize = 16 << 20;
 const AT_ONCE: usize = 1 << 20;
 const PIECE: usize = 64 << 10;
 
-/// A peer with another stack than ours gets so much time before our FIN. siw flushes with it the requests that it has sent and not completed
-/// yet, although their data arrived here: a program that closes when it has its answer would take that of its peer's request away.
-const PATIENCE: Duration = Duration::from_millis(20);
-
 /// The consequence of FIN: the program is told that the connection ended. A program that waits for this before it exits gives the peer its time.
 type Then = Box<dyn FnOnce() + Send>;
 
@@ -45,15 +41,14 @@ pub(super) struct Lingering {
 }
 
 impl Lingering {
-    /// `patient`: the peer gets some time before FIN.
+    /// FIN leaves at `fin_at`, or when the octets have left.
     pub(super) fn new(
         socket: Arc<dyn AsFd + Send + Sync>,
         unsent: Vec<u8>,
-        patient: bool,
+        fin_at: Instant,
         now: Instant,
         then: Then,
     ) -> Self {
-        let fin_at = if patient { now + PATIENCE } else { now };
         let (then, until) = (Some(then), now + LONGEST);
         Self { socket, until, unsent, sent: 0, fin_at, finished: false, then, left: MOST }
     }

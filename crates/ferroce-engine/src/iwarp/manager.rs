@@ -161,17 +161,17 @@ impl Manager {
         }
     }
 
-    /// Sends the last octets of a connection, reads the peer's to their end, and closes it. `patient`: the peer gets some time before
-    /// FIN. Calls `then` when FIN has left, or cannot.
+    /// Sends the last octets of a connection, reads the peer's to their end, and closes it. FIN leaves at `fin_at`, or when
+    /// the octets have left. Calls `then` when it has, or cannot.
     pub(super) fn linger(
         &self,
         socket: Arc<dyn AsFd + Send + Sync>,
         unsent: Vec<u8>,
-        patient: bool,
+        fin_at: Instant,
         then: impl FnOnce() + Send + 'static,
     ) {
         let now = clock::now();
-        let mut lingering = Lingering::new(socket, unsent, patient, now, Box::new(then));
+        let mut lingering = Lingering::new(socket, unsent, fin_at, now, Box::new(then));
         let continues = lingering.continues(now);
         let then = lingering.take_then(continues);
         if continues && let Err(errno) = self.add(self.number(), Box::new(lingering)) {
@@ -243,7 +243,7 @@ impl Manager {
             }
         }
         if let Some((socket, octets)) = ends {
-            self.linger(socket, octets, false, || ());
+            self.linger(socket, octets, Instant::ZERO, || ());
         }
         deliveries.into_iter().for_each(|deliver| deliver());
     }
@@ -257,8 +257,8 @@ impl Manager {
         for note in notes {
             match note {
                 Note::Established(connection) => connection.established(),
-                Note::Ended(connection, Remains { socket, unsent, patient }) => {
-                    self.linger(socket, unsent, patient, move || connection.disconnected());
+                Note::Ended(connection, Remains { socket, unsent, fin_at }) => {
+                    self.linger(socket, unsent, fin_at, move || connection.disconnected());
                 }
             }
         }

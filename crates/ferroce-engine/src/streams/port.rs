@@ -24,6 +24,11 @@ const LOOK: Duration = Duration::from_millis(1);
 /// the first FPDU.
 const READING: Duration = Duration::from_millis(5);
 
+/// FIN to a peer with another stack than ours leaves not before so much time after the peer's last octets. siw flushes on FIN the requests that
+/// it has sent and not completed yet, although their data arrived here: a program that closes when it has its answer would take
+/// the completion of that answer away from its peer.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(20);
+
 thread_local! {
     /// Where a thread builds what it sends.
     static PIECE_BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; PIECE].into_boxed_slice());
@@ -53,8 +58,8 @@ pub(crate) struct Remains {
     pub(crate) socket: Arc<StreamSocket>,
     /// The octets that TCP did not take yet: they are the last.
     pub(crate) unsent: Vec<u8>,
-    /// The peer gets some time before FIN, because its stack is another one.
-    pub(crate) patient: bool,
+    /// FIN does not leave before.
+    pub(crate) fin_at: Instant,
 }
 
 /// The end of a connection that a queue pair sends by. It begins and ends with the endpoint's stream.
@@ -73,6 +78,8 @@ pub(crate) struct StreamPort {
     announces: bool,
     /// The peer has another stack than ours.
     foreign: bool,
+    /// When octets arrived last.
+    received: Instant,
 }
 
 /// Octets that TCP did not take: a part of `buffer`.
@@ -113,6 +120,7 @@ impl StreamPort {
             hold,
             announces,
             foreign,
+            received: Instant::ZERO,
         }
     }
 
@@ -124,6 +132,11 @@ impl StreamPort {
     /// Whether it is `events` that is told.
     pub(crate) fn is_managed_by(&self, events: &Arc<dyn StreamEvents>) -> bool {
         Arc::ptr_eq(&self.events, events)
+    }
+
+    /// Octets arrived.
+    pub(crate) fn has_received(&mut self, now: Instant) {
+        self.received = now;
     }
 
     /// The epoll set says that TCP has room again.
@@ -279,7 +292,8 @@ impl StreamPort {
                 unsent.extend_from_slice(buffer.get(..len).unwrap_or_default());
             });
         }
-        self.events.ended(Remains { socket: self.socket, unsent, patient: self.foreign });
+        let fin_at = if self.foreign { self.received + PATIENCE } else { Instant::ZERO };
+        self.events.ended(Remains { socket: self.socket, unsent, fin_at });
     }
 }
 

@@ -162,7 +162,8 @@ impl Locked<'_> {
 
     /// Gives it octets that arrived on this connection, and finishes the batch.
     pub(crate) fn receive_stream(mut self, socket: &StreamSocket, octets: &[u8], now: Instant) {
-        if self.port(socket).is_some() {
+        if let Some(port) = self.port(socket) {
+            port.has_received(now);
             let published = self.endpoint.take_octets(&mut self.core, octets, now);
             self.finish_after(now, published);
         }
