@@ -12,7 +12,7 @@ use ferroce_host::{fork::Guarded, tcp};
 use ferroce_proto::Service;
 use ferroce_proto::iwarp::setup::{Initiator, Responder, SetupParams};
 use ferroce_proto::iwarp::{Rtr, StreamConfig};
-use ferroce_wire::{Instant, Qpn};
+use ferroce_wire::Qpn;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::sockopt;
@@ -184,7 +184,8 @@ impl Connection {
         let Phase::Requested(requested) = &mut *phase else { return Err(Errno::INVAL.into()) };
         let reply = requested.responder.reject(private).map_err(|_| Errno::INVAL)?;
         if let Phase::Requested(requested) = std::mem::replace(&mut *phase, Phase::Over) {
-            shared.manager.linger(Arc::new(requested.socket), reply, Instant::ZERO, || ());
+            shared.manager.// siw forgets the private data of a reply that it reads together with FIN.
+            linger(Arc::new(requested.socket), reply, clock::now() + PATIENCE, || ());
         }
         Ok(())
     }

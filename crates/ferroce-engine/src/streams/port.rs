@@ -21,7 +21,8 @@ const PIECES: usize = 16;
 /// Time between two looks whether the peer's TCP acknowledged the reply of the set-up.
 const LOOK: Duration = Duration::from_millis(1);
 /// After that acknowledgement the peer's MPA gets this time to read the reply. siw ends a connection whose reply it reads together with
-/// the first FPDU.
+/// the first FPDU. An initiator gives it as much after the reply: siw does not see an FPDU that arrives while it accepts until the next one
+/// does (seen: its rping waits for ever for a message that is in its socket).
 const READING: Duration = Duration::from_millis(5);
 
 /// FIN to a peer with another stack than ours leaves not before so much time after the peer's last octets. siw flushes on FIN the requests that
@@ -82,6 +83,14 @@ pub(crate) struct StreamPort {
     received: Instant,
 }
 
+/// An end whose queue pair sends nothing at first, since then.
+pub(crate) enum Held {
+    /// It accepted.
+    Responder(Instant),
+    /// It asked, and its peer has another stack.
+    Initiator(Instant),
+}
+
 /// Octets that TCP did not take: a part of `buffer`.
 struct Unsent {
     buffer: Box<[u8]>,
@@ -99,17 +108,20 @@ struct Hold {
 }
 
 impl StreamPort {
-    /// `responder`: this end accepted, and its queue pair sends nothing before [`QueuePair::release_stream`].
+    /// `held`: since when the queue pair sends nothing before [`QueuePair::release_stream`]. A responder waits for its reply to arrive.
     pub(crate) fn new(
         socket: Arc<StreamSocket>,
         streams: Arc<Streams>,
         events: Arc<dyn StreamEvents>,
-        responder: Option<Instant>,
+        held: Option<Held>,
         announces: bool,
         foreign: bool,
     ) -> Self {
         let unsent = Unsent { buffer: vec![0; PIECE].into_boxed_slice(), from: 0, to: 0 };
-        let hold = responder.map(|now| Hold { at: now + LOOK, acknowledged: false });
+        let hold = held.map(|held| match held {
+            Held::Responder(now) => Hold { at: now + LOOK, acknowledged: false },
+            Held::Initiator(now) => Hold { at: now + READING, acknowledged: true },
+        });
         Self {
             socket,
             streams,

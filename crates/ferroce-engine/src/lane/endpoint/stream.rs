@@ -14,7 +14,7 @@ use super::{Endpoint, Published};
 use crate::clock;
 use crate::counters::DeviceCounters;
 use crate::lane::Lane;
-use crate::streams::{StreamEvents, StreamPort, StreamSocket, Streams};
+use crate::streams::{Held, StreamEvents, StreamPort, StreamSocket, Streams};
 
 /// The stream of an endpoint, from the end of the set-up to the end of the connection.
 pub(crate) struct Stream {
@@ -82,12 +82,15 @@ impl Endpoint {
             }
         };
         let announces = !config.initiator && config.rtr.is_some();
-        let responder = (!config.initiator && config.rtr.is_none()).then_some(now);
-        if responder.is_some() {
+        let held = match (config.initiator, config.rtr) {
+            (true, _) => (!config.extensions).then_some(Held::Initiator(now)),
+            (false, None) => Some(Held::Responder(now)),
+            (false, Some(_)) => None,
+        };
+        if !config.initiator && config.rtr.is_none() {
             events.established();
         }
-        let port =
-            StreamPort::new(socket, Arc::clone(streams), events, responder, announces, !config.extensions);
+        let port = StreamPort::new(socket, Arc::clone(streams), events, held, announces, !config.extensions);
         core.stream = Some(Stream { port, lane: Arc::clone(lane) });
         lane.attach(self);
         self.outputs.add_lane(lane);

@@ -107,7 +107,8 @@ impl QueuePair {
         self.after_change();
     }
 
-    /// The responder of a connection may send from now on, although the peer's first FPDU did not come yet.
+    /// This end may send from now on, although no FPDU of the peer came yet. A responder waits for one (RFC 5044 section 7.1.2). So does
+    /// an initiator whose peer has not [`StreamConfig::extensions`]: the kernel's siw can miss what arrives while it accepts.
     pub fn release_stream(&mut self) {
         if let Some(Iwarp(Some(stream))) = self.roles.stream_mut() {
             stream.outbound.held = false;

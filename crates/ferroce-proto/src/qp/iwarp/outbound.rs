@@ -88,7 +88,7 @@ pub(super) struct Outbound {
     read_msn: u32,
     response_msn: u32,
     atomics: u32,
-    /// The responder waits for the initiator's first FPDU (RFC 5044 section 7.1.2).
+    /// The responder waits for the initiator's first FPDU (RFC 5044 section 7.1.2). The initiator gives a peer with another stack a moment.
     pub held: bool,
     rtr: Option<Rtr>,
     terminate: Option<(usize, [u8; Terminate::MAX_LEN])>,
@@ -124,7 +124,7 @@ impl Outbound {
             read_msn: 1,
             response_msn: 1,
             atomics: 0,
-            held: !config.initiator,
+            held: !config.initiator || !config.extensions,
             rtr: config.rtr.filter(|_| config.initiator),
             terminate: None,
             closed: false,
@@ -244,13 +244,13 @@ impl Outbound {
         if self.closed {
             return Err(Stop::Nothing);
         }
+        if self.held {
+            return Err(Stop::Nothing);
+        }
         if let Some(rtr) = self.rtr {
             let octets = self.ready_to_receive(rtr, out)?;
             self.rtr = None;
             return Ok(octets);
-        }
-        if self.held {
-            return Err(Stop::Nothing);
         }
         match self.current {
             Some(Current::Request { index, sent }) => self.go_on(index, sent, common, queue, mem, out),
