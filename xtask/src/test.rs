@@ -69,7 +69,7 @@ const STAGES: &[(&str, &str)] = &[
 ];
 
 /// Stages that run with `--all`, or if they are named.
-const THOROUGH: [&str; 3] = ["msrv", "deny", "distributions"];
+const THOROUGH: [&str; 5] = ["msrv", "deny", "distributions", "iwarp_pairs", "siw"];
 
 /// The stage of RoCE with a peer that is not ours.
 const PEER: (&str, &str) = ("peer", "both ends against the Linux kernel's rdma_rxe in a QEMU guest");

@@ -21,9 +21,11 @@ const PIECES: usize = 16;
 /// Time between two looks whether the peer's TCP acknowledged the reply of the set-up.
 const LOOK: Duration = Duration::from_millis(1);
 /// After that acknowledgement the peer's MPA gets this time to read the reply. siw ends a connection whose reply it reads together with
-/// the first FPDU. An initiator gives it as much after the reply: siw does not see an FPDU that arrives while it accepts until the next one
-/// does (seen: its rping waits for ever for a message that is in its socket).
+/// the first FPDU.
 const READING: Duration = Duration::from_millis(5);
+/// After the reply an initiator gives a peer with another stack this time to begin to receive. siw does not see an FPDU that arrives while it
+/// accepts until the next one does (seen in an emulated machine: its rping waits for ever for a message that is in its socket).
+const ACCEPTING: Duration = Duration::from_millis(20);
 
 /// FIN to a peer with another stack than ours leaves not before so much time after the peer's last octets. siw flushes on FIN the requests that
 /// it has sent and not completed yet, although their data arrived here: a program that closes when it has its answer would take
@@ -120,7 +122,7 @@ impl StreamPort {
         let unsent = Unsent { buffer: vec![0; PIECE].into_boxed_slice(), from: 0, to: 0 };
         let hold = held.map(|held| match held {
             Held::Responder(now) => Hold { at: now + LOOK, acknowledged: false },
-            Held::Initiator(now) => Hold { at: now + READING, acknowledged: true },
+            Held::Initiator(now) => Hold { at: now + ACCEPTING, acknowledged: true },
         });
         Self {
             socket,
