@@ -328,6 +328,7 @@ impl Run<'_> {
             becn: false,
             dest_qp: if flags >= 0xf8 { PEER } else { QPN },
             ack_req: flags & 4 != 0,
+            extended: flags & 8 != 0,
             psn,
         }
     }

@@ -54,6 +54,7 @@ pub const MORE: &[Program] = &[
     Program { name: "tshark", package: "tshark" },
     Program { name: "dumpcap", package: "wireshark-common" },
     Program { name: "nft", package: "nftables" },
+    Program { name: "ping", package: "iputils-ping" },
     Program { name: "python3", package: "python3" },
     Program { name: "taskset", package: "util-linux" },
     Program { name: "stdbuf", package: "coreutils" },

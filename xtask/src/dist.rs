@@ -3,6 +3,7 @@
 //! `lib/` holds one library file and the links under which programs ask for it: glibc maps one inode once,
 //! so a process that loads libibverbs and librdmacm still has one engine.
 
+pub mod dpdk;
 mod system;
 
 use std::collections::BTreeMap;
@@ -109,6 +110,11 @@ pub fn build_in(target: &Path, flags: &[String]) -> Result<Dist> {
         symlink(FILE, lib.join(name))?;
     }
     system::fill(&lib)?;
+    if flags.is_empty()
+        && let Some(why) = dpdk::fill(&lib)?
+    {
+        eprintln!("xtask: the distribution has no {}: {why}", dpdk::FILE);
+    }
     for name in ["ferroce", "ferroced"] {
         let program = made.get(name).with_context(|| format!("no program {name} was built"))?;
         install(program, &bin.join(name))?;
@@ -139,34 +145,6 @@ pub fn examples() -> Result<()> {
 /// Where [`examples`] puts the example `name`.
 pub fn example(name: &str) -> PathBuf {
     tree::target().join("debug/examples").join(name)
-}
-
-/// A copy of `dist` whose library mistreats received packets as `FERROCE_FAULT` says. Built beside the real one, so
-/// that neither can be taken for the other.
-pub fn with_faults(dist: &Dist) -> Result<Dist> {
-    let target = tree::target().join("fault");
-    let output = tree::cargo()
-        .args([
-            "build",
-            "--quiet",
-            "--release",
-            "-p",
-            "ferroce-dropin",
-            "--features",
-            "fault",
-            "--target-dir",
-        ])
-        .arg(&target)
-        .output()?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let root = target.join("dist");
-    if root.exists() {
-        std::fs::remove_dir_all(&root)?;
-    }
-    copy_tree(&dist.root, &root)?;
-    let faulty = Dist { root };
-    install(&target.join("release/libibverbs.so"), &faulty.library())?;
-    Ok(faulty)
 }
 
 fn install(from: &Path, to: &Path) -> Result<()> {

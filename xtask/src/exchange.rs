@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use nix::sys::signal::Signal;
 
+use crate::dialogues;
 use crate::expected;
 use crate::job::{Ended, Job};
 use crate::report::Checks;
@@ -111,7 +112,8 @@ fn finish(
     judge: &Judge<'_>,
     checks: &mut Checks,
 ) -> Result<Option<(Ended, Ended)>> {
-    if !client.ok() {
+    let good = |end: &Ended| end.ok() || dialogues::fails_at_its_end(end);
+    if !good(&client) {
         // A server whose client is gone may wait for ever; it gets a moment to end by itself.
         let moment = Instant::now() + Duration::from_secs(1);
         while !server.ended() && Instant::now() < moment {
@@ -120,7 +122,7 @@ fn finish(
         server.signal(Signal::SIGTERM);
     }
     let server = server.wait()?;
-    let ok = client.ok() && (server.ok() || endless);
+    let ok = good(&client) && (good(&server) || endless);
     let judged = if ok { judge(&client, &server) } else { Ok(()) };
     match (ok && judged.is_ok(), expected::reason(name)) {
         (true, None) => {

@@ -93,6 +93,11 @@ pub fn end_broker() {
     namespace_of("self").map(|own| end_brokers_in(&own));
 }
 
+/// The brokers in the network namespace of process `pid`.
+pub fn brokers_of(pid: u32) -> Vec<Pid> {
+    namespace_of(&pid.to_string()).map(|namespace| brokers_in(&namespace)).unwrap_or_default()
+}
+
 /// Ends the brokers in the network namespace of process `pid`, which we made.
 pub fn end_brokers_of(pid: u32) {
     namespace_of(&pid.to_string()).map(|namespace| end_brokers_in(&namespace));

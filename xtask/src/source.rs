@@ -61,7 +61,7 @@ pub fn unit(checks: &mut Checks) -> Result<()> {
     tests(checks, "cargo-test", command)
 }
 
-/// Runs a `cargo test` command and counts its tests, not itself. What a failed one printed is kept in
+/// Runs a `cargo test` command and counts its tests, not itself. The output of a failed command is kept in
 /// `target/xtask/LOG.log`.
 pub fn tests(checks: &mut Checks, log: &str, mut command: Command) -> Result<()> {
     let output = command.output()?;

@@ -69,7 +69,7 @@ const STAGES: &[(&str, &str)] = &[
 ];
 
 /// Stages that run with `--all`, or if they are named.
-const THOROUGH: [&str; 5] = ["msrv", "deny", "distributions", "iwarp_pairs", "siw"];
+const THOROUGH: [&str; 6] = ["msrv", "deny", "distributions", "dpdk", "iwarp_pairs", "siw"];
 
 /// The stage of RoCE with a peer that is not ours.
 const PEER: (&str, &str) = ("peer", "both ends against the Linux kernel's rdma_rxe in a QEMU guest");
@@ -153,14 +153,6 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         Ok(())
     });
     if !stages.is_empty() {
-        let mut faulty = None;
-        if args.all && stages.contains(&"loss") {
-            report.stage("faulty dist", |checks| {
-                faulty = Some(dist::with_faults(&dist)?);
-                checks.pass();
-                Ok(())
-            });
-        }
         if args.all && stages.contains(&"crates") {
             report.stage("crate builds", build_crates);
         }
@@ -171,8 +163,7 @@ pub fn run(args: &TestArgs) -> Result<bool> {
                 Ok(())
             });
         }
-        let faulty = faulty.as_ref();
-        let start = e2e::Start { dist: &dist, faulty, programs: &programs };
+        let start = e2e::Start { dist: &dist, programs: &programs };
         report.silent("end to end", |checks| e2e::start(checks, &start, args.all, datapath, &stages));
         let again: Vec<&str> = stages.iter().copied().filter(|s| datapaths::STAGES.contains(s)).collect();
         for datapath in datapaths::ALL.iter().filter(|_| args.all && datapath.is_none() && !again.is_empty())

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ferroce_ipc::{DeviceInfo, GidType, LinkKind, LinkSettings, Origin, Refusal, RefusalCode, Setting};
+use ferroce_ipc::{
+    Datapath, DatapathState, DeviceInfo, GidType, LinkKind, LinkSettings, Origin, Refusal, RefusalCode,
+    Setting,
+};
 use tracing::info;
 
 use super::gid_table::{GidTable, Holder};
@@ -23,6 +26,8 @@ pub struct Devices {
     configured: Vec<ConfiguredLink>,
     /// Names of those that are not to be there until the next broker.
     put_away: BTreeSet<String>,
+    /// The taps of ports that DPDK drives, with the device arguments; those of links that are put away as well.
+    taps: BTreeMap<String, String>,
     netdevs: Vec<Netdev>,
     /// Whether frames can be sent, and so GIDs of RoCE v1 work.
     frames: bool,
@@ -43,8 +48,10 @@ impl Devices {
     /// No device yet: [`Devices::update`] makes the default one, and the configured ones. `random_guid` is not zero. Where
     /// no frames can be sent, no device has GIDs of RoCE v1.
     pub fn new(random_guid: [u8; 8], configured: Vec<ConfiguredLink>, frames: bool) -> Self {
+        let taps = configured.iter().filter_map(|link| Some((link.netdev.clone(), link.dpdk.clone()?)));
         Self {
             devices: BTreeMap::new(),
+            taps: taps.collect(),
             configured,
             put_away: BTreeSet::new(),
             netdevs: Vec::new(),
@@ -57,6 +64,45 @@ impl Devices {
     /// The links that are to outlive this broker.
     pub fn configured(&self) -> &[ConfiguredLink] {
         &self.configured
+    }
+
+    /// The taps of ports that DPDK drives, by the links that are not put away, with the device arguments.
+    pub fn taps(&self) -> impl Iterator<Item = (&String, &String)> {
+        let away = |tap: &String| {
+            self.configured.iter().any(|link| link.netdev == *tap && self.put_away.contains(&link.name))
+        };
+        self.taps.iter().filter(move |(tap, _)| !away(tap))
+    }
+
+    /// All of them, those of links that are put away as well.
+    pub fn all_taps(&self) -> impl Iterator<Item = (&String, &String)> {
+        self.taps.iter()
+    }
+
+    /// The interface `tap` is the tap of the port with these device arguments.
+    pub fn add_tap(&mut self, tap: &str, devargs: &str) {
+        self.taps.insert(tap.to_owned(), devargs.to_owned());
+    }
+
+    /// The interface `tap` is none any more.
+    pub fn remove_tap(&mut self, tap: &str) {
+        self.taps.remove(tap);
+    }
+
+    /// The tap of the link `name`, if DPDK drives its port, and whether the link outlives the broker.
+    pub fn tap_of(&self, name: &str) -> Option<(String, bool)> {
+        let configured = self.configured.iter().find(|link| link.name == name && link.dpdk.is_some());
+        let is = |info: &&DeviceInfo| info.name == name && info.datapath == DatapathState::Dpdk;
+        let tap = self.all().find(is).map(|info| &info.netdev).or(configured.map(|link| &link.netdev));
+        Some((tap?.clone(), configured.is_some()))
+    }
+
+    /// A name for another tap.
+    pub fn free_tap(&self) -> String {
+        let free = |name: &String| {
+            !self.taps.contains_key(name) && !self.netdevs.iter().any(|netdev| netdev.name == *name)
+        };
+        (0_u32..).map(|n| format!("dpdk{n}")).find(free).unwrap_or_default()
     }
 
     /// Takes the host's interfaces as they are now. Returns whether any client's view changed.
@@ -143,6 +189,7 @@ impl Devices {
                 name: name.to_owned(),
                 kind,
                 netdev: netdev.to_owned(),
+                dpdk: self.taps.get(netdev).filter(|_| kind == LinkKind::Rxe).cloned(),
                 mac,
                 settings,
             });
@@ -200,6 +247,11 @@ impl Devices {
             |all: LinkSettings, one: &Setting| all.with(one).map_err(|e| wrong(format!("{name}: {e}")));
         let applies = |one: &Setting| one.applies_to(device.kind).map_err(|e| wrong(format!("{name}: {e}")));
         settings.iter().try_for_each(applies)?;
+        if device.datapath == DatapathState::Dpdk
+            && settings.iter().any(|one| matches!(one, Setting::Datapath(Datapath::Xdp)))
+        {
+            return Err(wrong(format!("{name}: DPDK drives its port, which has no other datapath")));
+        }
         let new = settings.iter().try_fold(device.settings.clone(), with)?;
         let others = self.all().filter(|d| d.id != device.id);
         if others.map(|d| d.settings.rules.len()).sum::<usize>() + new.rules.len() > MOST_RULES {
@@ -229,6 +281,7 @@ impl Devices {
                     name: name.to_owned(),
                     kind: device.kind,
                     netdev: device.netdev.clone(),
+                    dpdk: None,
                     mac,
                     settings: LinkSettings::default(),
                 });
@@ -257,6 +310,13 @@ impl Devices {
             device.gids = device.empty_table(&self.netdevs);
         }
         self.refresh(id);
+    }
+
+    /// States which way the packets of a device take. A device of DPDK has no other.
+    pub fn set_datapath(&mut self, id: u32, state: DatapathState) {
+        if let Some(device) = self.devices.get_mut(&id).filter(|d| d.info.datapath != DatapathState::Dpdk) {
+            device.info.datapath = state;
+        }
     }
 
     /// `ferroce link delete`; `transient`: a configured one is there again with the next broker. One whose interface is
@@ -354,6 +414,10 @@ impl Devices {
             if !self.netdevs.iter().any(|n| same(&n)) {
                 continue;
             }
+            // A port that only the earlier broker knew is closed, and its tap is gone.
+            if old.datapath == DatapathState::Dpdk && !self.taps.contains_key(&old.netdev) {
+                continue;
+            }
             if old.origin == Origin::Link {
                 let _ = self.add(&old.name, old.kind, &old.netdev, old.settings.clone()); // it exists already, or another took its name
             }
@@ -405,6 +469,7 @@ impl Devices {
             phys_state: below.phys_state(),
             origin,
             kind,
+            datapath: Default::default(),
             gids: Vec::new(),
             settings,
             macs: BTreeMap::new(),
@@ -443,6 +508,9 @@ impl Devices {
         device.info.mtu = below.mtu;
         device.info.phys_state = below.phys_state();
         device.info.port_active = below.up && below.running;
+        if self.taps.contains_key(&below.name) && !device.info.is_iwarp() {
+            device.info.datapath = DatapathState::Dpdk;
+        }
     }
 }
 

@@ -25,7 +25,12 @@ pub fn start(name: &str) -> Result<(), EmbedError> {
     if embedded.as_ref().is_some_and(|e| !e.thread.is_finished()) {
         return Ok(());
     }
-    let server = match Server::bind(&ServerOptions { name: name.to_owned(), idle: None, access: None }) {
+    let server = match Server::bind(&ServerOptions {
+        name: name.to_owned(),
+        idle: None,
+        access: None,
+        embedded: true,
+    }) {
         Ok(server) => server,
         Err(ServerError::Running(_)) => return Ok(()),
         Err(taken @ ServerError::Taken { .. }) => return Err(EmbedError::Taken(taken.into())),

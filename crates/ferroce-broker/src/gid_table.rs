@@ -51,8 +51,8 @@ impl GidTable {
         }
     }
 
-    /// Makes the table hold exactly `present`, one entry each. Those beyond the table's end are left
-    /// out.
+    /// Makes the table hold exactly `present`, one entry each. Addresses beyond the table's
+    /// end are left out.
     pub fn update(&mut self, present: &[Holder]) {
         for slot in &mut self.slots {
             if let Slot::Used(holder) = *slot

@@ -154,7 +154,7 @@ impl Gsi {
         self.ends.contains_key(&address)
     }
 
-    /// Sends a MAD. One that cannot be sent is lost, as on the way.
+    /// Sends a MAD. If the socket cannot send it, it is lost, as a packet on the way may be.
     pub fn send(&mut self, transmit: &Transmit) {
         let Route { local, remote, interface } = transmit.route;
         let Some(end) = self.ends.get_mut(&Address { ip: local, scope_id: interface }) else {

@@ -9,15 +9,17 @@
 //! 1. `early_requests`, which wait for their listener; `gid_table`; `gsi`, the sockets of queue pair 1; `holder` of a port or
 //!    of a name; `link_file`; `owner_file`, the users of slots;
 //! 2. the state that the logic keeps: `devices`, `ports` and `cm`, the connection manager, and `slots`; `namespace`;
-//! 3. `access`, which users may connect; `switch`, which carries frames on a thread of its own; `parking`, the sockets that outlive a broker; `system`, the
-//!    trait by which the logic reaches the kernel and the files;
+//! 3. `access`, which users may connect; `dpdk`, the ports that DPDK drives; `switch`, which carries frames on a thread of its own; `parking`,
+//!    the sockets that outlive a broker; `system`, the trait by which the logic reaches the kernel and the files, with `xdp`, its part for AF_XDP;
 //! 4. `groups`, the sockets of each address, and `logic`, which decides;
 //! 5. `server`, the loop around them, and `embedded`, which runs it in a program.
 #![deny(unsafe_code)]
 
 mod access;
+mod by_pair;
 mod cm;
 mod devices;
+mod dpdk;
 mod early_requests;
 mod embedded;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -31,18 +33,21 @@ mod holder;
 mod link_file;
 mod logic;
 mod namespace;
+mod numbers;
 mod owner_file;
 mod parking;
 mod ports;
+mod privilege;
 mod server;
 mod slots;
 mod switch;
 mod sys;
 mod system;
+mod xdp;
 
 pub use access::Access;
 pub use embedded::start as start_embedded;
-pub use server::{FEWEST_DESCRIPTORS, Server, ServerError, ServerOptions};
+pub use server::{FEWEST_DESCRIPTORS, Server, ServerError, ServerOptions, Stopper};
 
 use ferroce_ipc::{Refusal, RefusalCode};
 

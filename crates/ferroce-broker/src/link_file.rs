@@ -21,6 +21,8 @@ const LONGEST: u64 = 1 << 20;
 const VERSION: u32 = 1;
 /// Of a file with a link that is not of RoCE: a ferroced that knows only version 1 would make a RoCE device of it.
 const VERSION_OF_KINDS: u32 = 2;
+/// Of a file with a link on a device of DPDK, whose port an older ferroced would not drive.
+const VERSION_OF_DPDK: u32 = 3;
 
 /// A configured link. It comes to life when its interface is there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +34,9 @@ pub struct ConfiguredLink {
     pub kind: LinkKind,
     /// Name of its interface.
     pub netdev: String,
+    /// DPDK's device arguments, if the interface is the tap of a port that DPDK drives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dpdk: Option<String>,
     /// Hardware address of the interface, so that another of that name, say in a container, is not taken for it.
     pub mac: Option<[u8; 6]>,
     /// Its settings. An entry for the default device exists for its settings alone.
@@ -132,8 +137,8 @@ fn content(path: &Path) -> io::Result<Vec<ConfiguredLink>> {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "longer than a file of links can be"));
     }
     let content: Content = serde_json::from_slice(&text)?;
-    if !(VERSION..=VERSION_OF_KINDS).contains(&content.version) {
-        let known = VERSION_OF_KINDS;
+    if !(VERSION..=VERSION_OF_DPDK).contains(&content.version) {
+        let known = VERSION_OF_DPDK;
         let sentence = format!("version {} is unknown, this ferroced knows {known}", content.version);
         return Err(io::Error::new(io::ErrorKind::InvalidData, sentence));
     }
@@ -142,7 +147,12 @@ fn content(path: &Path) -> io::Result<Vec<ConfiguredLink>> {
 
 fn write_whole(path: &Path, links: &[ConfiguredLink]) -> io::Result<()> {
     let kinds = links.iter().any(|link| link.kind != LinkKind::default());
-    let version = if kinds { VERSION_OF_KINDS } else { VERSION };
+    let dpdk = links.iter().any(|link| link.dpdk.is_some());
+    let version = match (dpdk, kinds) {
+        (true, _) => VERSION_OF_DPDK,
+        (false, true) => VERSION_OF_KINDS,
+        (false, false) => VERSION,
+    };
     let mut text = serde_json::to_vec_pretty(&Content { version, links: links.to_vec() })?;
     text.push(b'\n');
     let mut new = OpenOptions::new();
@@ -164,6 +174,7 @@ mod tests {
                 name: "fr1".to_owned(),
                 kind: LinkKind::Rxe,
                 netdev: "eth0".to_owned(),
+                dpdk: None,
                 mac: Some([2, 0, 0, 0, 0, 255]),
                 settings: LinkSettings::default(),
             },
@@ -171,6 +182,7 @@ mod tests {
                 name: "rxe0".to_owned(),
                 kind: LinkKind::Rxe,
                 netdev: "tun\"0".to_owned(),
+                dpdk: None,
                 mac: None,
                 settings: LinkSettings {
                     roce_mode: RoceMode::Both,
@@ -186,12 +198,15 @@ mod tests {
                     crc: false,
                     roce: false,
                     mtu: Some(ferroce_wire::PathMtu::B512),
+                    datapath: ferroce_ipc::Datapath::Xdp,
+                    xdp_ports: ferroce_ipc::XdpPorts::Pairs,
                 },
             },
             ConfiguredLink {
                 name: "siw0".to_owned(),
                 kind: LinkKind::Siw,
                 netdev: "eth0".to_owned(),
+                dpdk: None,
                 mac: Some([2, 0, 0, 0, 0, 255]),
                 settings: LinkSettings { crc: false, ..LinkSettings::default() },
             },
@@ -244,7 +259,7 @@ mod tests {
         let folder = Folder::new("spoilt");
         folder.file().write(&links()).unwrap();
         let whole = fs::read(folder.0.join(NAME)).unwrap();
-        let later = String::from_utf8(whole.clone()).unwrap().replace("\"version\": 2", "\"version\": 3");
+        let later = String::from_utf8(whole.clone()).unwrap().replace("\"version\": 2", "\"version\": 4");
         let long = vec![b' '; LONGEST as usize + 1];
         let spoilt = [&whole[..whole.len() / 2], b"", b"\0\xff", b"[]", later.as_bytes(), &long];
         for bytes in spoilt {
@@ -281,6 +296,8 @@ mod tests {
             "{\"tclass\":-1}",
             "{\"ttl\":0}",
             "{\"mtu\":1000}",
+            "{\"datapath\":\"later\"}",
+            "{\"xdp_ports\":\"later\"}",
             "{\"tc\":[{\"tclass\":16,\"src\":\"1.1.1.1/33\",\"dst\":\"any\"}]}",
             "7",
         ] {
@@ -306,6 +323,17 @@ mod tests {
         assert!(text().contains("\"version\": 2") && text().matches("\"type\"").count() == 1, "{}", text());
         folder.file().write(&links()[..2]).unwrap();
         assert!(text().contains("\"version\": 1") && !text().contains("type"), "as before: {}", text());
+    }
+
+    #[test]
+    fn a_device_of_dpdk_makes_a_newer_file() {
+        let folder = Folder::new("dpdk");
+        let mut links = links();
+        links[0].dpdk = Some("net_af_packet0,iface=eth1".to_owned());
+        folder.file().write(&links).unwrap();
+        assert_eq!(folder.file().read(), links);
+        let text = fs::read_to_string(folder.0.join(NAME)).unwrap();
+        assert!(text.contains("\"version\": 3") && text.matches("\"dpdk\"").count() == 1, "{text}");
     }
 
     #[test]

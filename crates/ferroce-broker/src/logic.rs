@@ -2,13 +2,18 @@
 //! is asked of it.
 
 mod connections;
+mod direct;
+mod dpdk;
 mod frames;
 mod leases;
 mod ledgers;
 mod links;
+mod output;
 mod pipes;
 mod requests;
+mod uplinks;
 mod users;
+mod xdp;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -19,12 +24,13 @@ use ferroce_ipc::{
     ALL_USERS, CmStatus, DEVICE_BYTES, DeviceInfo, GID_BYTES, Hello, MAC_BYTES, MAJOR, MAX_MESSAGE, Message,
     Peer, RULE_BYTES, Refusal, RefusalCode, ResourceCounts, SHOW_MADS, STATUS_PROGRAMS, Status,
 };
-use ferroce_proto::cm::Transmit;
 use tracing::{debug, warn};
 
 use super::cm::Cm;
 use super::devices::Devices;
 use super::groups::Groups;
+use super::numbers::Numbers;
+use super::privilege::Unprivileged;
 use super::slots::{Slot, Slots};
 use super::system::System;
 use super::{ClientId, ProcessId, refusal};
@@ -32,6 +38,8 @@ use connections::Survivors;
 use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::{Address, Netdev};
 use ledgers::Ledgers;
+pub use output::{Output, PipeEnd};
+use uplinks::Xdp;
 
 /// How long a connection may be gone while its process lives, before its slots are free: then it has called exec.
 const AWAY: Duration = Duration::from_millis(500);
@@ -43,41 +51,6 @@ const UNKNOWN: Duration = Duration::from_secs(5);
 const MOST_DEVICES: usize = 256;
 /// Slots of one program.
 const MOST_SLOTS: usize = 16;
-
-/// An action for the server to perform.
-#[derive(Debug)]
-pub enum Output {
-    /// Send a message.
-    Send {
-        /// To whom.
-        client: ClientId,
-        /// The request it answers, or 0.
-        id: u32,
-        message: Message,
-        /// Its descriptors.
-        descriptors: Vec<OwnedFd>,
-    },
-    /// Close a connection, after what was sent. The broker has forgotten the client already.
-    Close(ClientId),
-    /// Send a MAD from queue pair 1.
-    Mad(Transmit),
-    /// Open rings to a client, and send them as the answer to its request.
-    OpenRings {
-        /// To whom.
-        client: ClientId,
-        /// Its request.
-        id: u32,
-        /// Wakes the program.
-        bell: OwnedFd,
-    },
-    /// Make the memory of a pipe, and send it to both ends with what the other end offers; to the first one as the answer to its request.
-    OpenPipe {
-        /// The request of the first end.
-        id: u32,
-        /// The program that asked, and the other one.
-        ends: [PipeEnd; 2],
-    },
-}
 
 /// The state machine. After each call take [`Broker::poll_output`] until it is empty, and call [`Broker::tick`] when
 /// [`Broker::deadline`] has passed.
@@ -93,6 +66,7 @@ pub struct Broker<S: System> {
     absent: BTreeSet<Address>,
     groups: Groups<S::Group>,
     slots: Slots,
+    numbers: Numbers,
     /// The user of each slot that is leased without sockets.
     owners: BTreeMap<u16, u32>,
     /// The same of an earlier broker, until the first request for slots.
@@ -109,6 +83,7 @@ pub struct Broker<S: System> {
     cm: Cm,
     survivors: Survivors,
     ledgers: Ledgers,
+    xdp: Xdp<S::Uplink>,
     /// Datagrams to queue pair 1 that held no MAD.
     no_mad: u64,
     /// Whether some program wanted to have its packets seen.
@@ -116,17 +91,6 @@ pub struct Broker<S: System> {
     /// Grows whenever [`Broker::switch_view`] may have changed.
     view_changes: u64,
     output: VecDeque<Output>,
-}
-
-/// A program at one end of a pipe, with the descriptors that the program at the other end receives.
-#[derive(Debug)]
-pub struct PipeEnd {
-    pub client: ClientId,
-    pub process: ProcessId,
-    /// Its slots.
-    pub slots: Vec<u16>,
-    /// Its doorbell, and the file about its memory if others may copy to and from that.
-    pub offered: Vec<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -152,6 +116,8 @@ struct Client {
     /// Addresses whose sockets it has.
     addresses: BTreeSet<Address>,
     resources: ResourceCounts,
+    /// Whether it may send any frame anyway, as of its last request for a port of AF_XDP.
+    privilege: Result<(), Unprivileged>,
 }
 
 /// A request for slots that waits.
@@ -175,10 +141,11 @@ impl<S: System> Broker<S> {
     /// A broker of user `uid`. `random_guid` is the node GUID of interfaces without a hardware address, not zero.
     pub fn new(mut system: S, uid: u32, random_guid: [u8; 8], netdevs: Vec<Netdev>) -> Self {
         let mut devices = Devices::new(random_guid, system.configured_links(), system.may_send_frames());
+        let netdevs = dpdk::open_configured(&mut system, &devices).unwrap_or(netdevs);
         devices.update(netdevs.clone());
         let cm = Cm::new(system.secret(), system.free_ports());
         let expected = system.owners();
-        Self {
+        let mut broker = Self {
             system,
             uid,
             devices,
@@ -187,6 +154,7 @@ impl<S: System> Broker<S> {
             absent: BTreeSet::new(),
             groups: Groups::new(),
             slots: Slots::default(),
+            numbers: Numbers::default(),
             owners: BTreeMap::new(),
             expected,
             all_users: false,
@@ -198,11 +166,14 @@ impl<S: System> Broker<S> {
             cm,
             survivors: Survivors::default(),
             ledgers: Ledgers::default(),
+            xdp: Xdp::new(Instant::now()),
             no_mad: 0,
             shows_mads: false,
             view_changes: 0,
             output: VecDeque::new(),
-        }
+        };
+        broker.follow_xdp();
+        broker
     }
 
     /// Takes the next action.
@@ -251,6 +222,7 @@ impl<S: System> Broker<S> {
             .chain(self.waiting.iter().map(|w| w.until))
             .chain(self.cm.deadline())
             .chain(self.survivors.until())
+            .chain(self.xdp.deadline())
             .min()
     }
 
@@ -284,6 +256,7 @@ impl<S: System> Broker<S> {
             known: Vec::new(),
             addresses: BTreeSet::new(),
             resources: ResourceCounts::default(),
+            privilege: Err(Unprivileged::Unknown),
         };
         self.clients.insert(client, new);
         let mut hello = Hello::ours("");
@@ -293,27 +266,28 @@ impl<S: System> Broker<S> {
 
     /// The other end closed the connection.
     pub fn disconnected(&mut self, now: Instant, client: ClientId) {
-        self.cm.clock(now);
+        self.clock(now);
         self.remove(client, Some(now + AWAY));
-        self.connections_settle();
+        self.settle();
     }
 
     /// The server gives the connection up: it carries no messages, or nobody reads it. While the process lives its slots
     /// stay its own, because it may only be stopped.
     pub fn lost(&mut self, client: ClientId) {
         self.close(client);
+        self.settle_xdp();
     }
 
     /// A process ended, whoever holds its connections now: a forked child may.
     pub fn died(&mut self, now: Instant, process: ProcessId) {
-        self.cm.clock(now);
+        self.clock(now);
         let clients: Vec<ClientId> =
             self.clients.iter().filter(|(_, c)| c.process == process).map(|(id, _)| *id).collect();
         for client in clients {
             self.close(client);
         }
         self.free(&self.slots.select(|state| matches!(state, Slot::Away { process: p, .. } if p == process)));
-        self.connections_settle();
+        self.settle();
     }
 
     /// The processes that slots or connections belong to: their deaths matter.
@@ -334,7 +308,7 @@ impl<S: System> Broker<S> {
         message: Message,
         descriptors: Vec<OwnedFd>,
     ) {
-        self.cm.clock(now);
+        self.clock(now);
         let Some(known) = self.clients.get(&client) else { return };
         let unanswered = id == 0 && matches!(message, Message::Cm(_));
         let outcome = match (known.greeted, message) {
@@ -366,12 +340,12 @@ impl<S: System> Broker<S> {
                 self.close(client);
             }
         }
-        self.connections_settle();
+        self.settle();
     }
 
     /// Time has passed.
     pub fn tick(&mut self, now: Instant) {
-        self.cm.clock(now);
+        self.clock(now);
         self.cm.tick();
         self.survivors.tick(now);
         let gone = |state| matches!(state, Slot::Away { until: Some(until), .. } if until <= now);
@@ -390,7 +364,19 @@ impl<S: System> Broker<S> {
         for waiting in late {
             self.lease_or_refuse(now, &waiting, true);
         }
+        self.retry_xdp(now);
+        self.settle();
+    }
+
+    fn clock(&mut self, now: Instant) {
+        self.cm.clock(now);
+        self.xdp.clock(now);
+    }
+
+    /// After an event: what depends on the programs follows them.
+    fn settle(&mut self) {
         self.connections_settle();
+        self.settle_xdp();
     }
 
     /// The host's interfaces changed.
@@ -535,6 +521,7 @@ impl<S: System> Broker<S> {
             });
         }
         self.devices.update(netdevs);
+        self.follow_xdp();
         self.serve_links();
         let clients: Vec<ClientId> =
             self.clients.iter().filter(|(_, c)| c.greeted).map(|(id, _)| *id).collect();

@@ -47,11 +47,18 @@ pub struct ServerOptions {
     pub idle: Option<Duration>,
     /// Serves programs of all users that may connect; `None`: of its own user.
     pub access: Option<Access>,
+    /// The broker is a thread of a program.
+    pub embedded: bool,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        Self { name: BROKER_NAME.to_owned(), idle: Some(Duration::from_secs(60)), access: None }
+        Self {
+            name: BROKER_NAME.to_owned(),
+            idle: Some(Duration::from_secs(60)),
+            access: None,
+            embedded: false,
+        }
     }
 }
 
@@ -162,9 +169,15 @@ impl Server {
             random_guid()
         });
         let uid = nix::unistd::geteuid().as_raw();
-        let mut broker = Broker::new(Kernel::default(), uid, guid, look());
+        let kernel = Kernel::new(options.embedded);
+        let switch = Switch::new(kernel.ports()).map_err(failed("make an event counter"))?;
+        let mut broker = Broker::new(kernel, uid, guid, look());
         if options.access.is_some() {
             broker.serve_all_users();
+        }
+        // The holder of this name is the only broker of the network namespace.
+        if options.name == BROKER_NAME {
+            broker.remove_left_pairs();
         }
         Ok(Self {
             listener: Guarded::new(listener),
@@ -172,8 +185,9 @@ impl Server {
             broker,
             access: options.access.clone(),
             gsi: Gsi::new(secret()),
-            switch: Switch::new().map_err(failed("make an event counter"))?,
-            switch_changes: 0,
+            switch,
+            // No view has been shown to the switch yet, and configured links may have ports.
+            switch_changes: u64::MAX,
             gsi_changes: 0,
             links: BTreeMap::new(),
             processes: BTreeMap::new(),
@@ -223,6 +237,12 @@ impl Server {
     /// # Errors
     /// The errors of `poll(2)`: everything else costs single clients at most.
     pub fn run(mut self) -> io::Result<()> {
+        let result = self.serve_all();
+        self.broker.end();
+        result
+    }
+
+    fn serve_all(&mut self) -> io::Result<()> {
         loop {
             let ready = self.wait()?;
             let now = Instant::now();
@@ -362,8 +382,8 @@ impl Server {
         Ok(Ready { stop, listener, netdevs, frames, gsi, dead, links })
     }
 
-    /// Receives from peers and programs. What a program said before a peer's message was sent counts before it, because
-    /// that message may be its consequence: a program that no longer listens, and tells another so, is asked no more.
+    /// Receives from peers and programs. The requests that a program sent before a peer sent its message are handled before that
+    /// message, which may be their consequence: a program that no longer listens, and tells another so, gets no request any more.
     fn receive(
         &mut self,
         now: Instant,

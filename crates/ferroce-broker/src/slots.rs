@@ -37,7 +37,7 @@ pub enum Slot {
 
 #[derive(Debug)]
 enum Member {
-    /// One program holds all slots of the member, or none does.
+    /// The broker leases the member as a whole, and this is the state of all its slots.
     Whole(Slot),
     /// Each slot of the member has a holder of its own.
     Divided(Box<[Slot; MEMBER_SLOTS as usize]>),

@@ -5,14 +5,18 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use ferroce_datapath::udp::{Group as UdpGroup, OpenError, RECEIVE_BUFFER};
+use ferroce_datapath::xdp::Uplink;
 
 use ferroce_ipc::Pause;
 
+use super::dpdk::Ports;
 use super::holder;
 use super::link_file::{ConfiguredLink, LinkFile};
 use super::owner_file::OwnerFile;
+use super::xdp::{AttachError, Pair, Pairs, Place, XdpUplink};
 use ferroce_host::netdev::{Address, Netdev};
 use ferroce_host::rtnetlink;
 use ferroce_host::{ethtool, fork};
@@ -21,6 +25,8 @@ use ferroce_host::{ethtool, fork};
 pub trait System {
     /// The sockets of one local address.
     type Group: Sockets;
+    /// The XDP program of one interface.
+    type Uplink: XdpUplink;
 
     /// Opens the group of an address, with the broker's own member.
     fn open(&mut self, address: Address) -> Result<Self::Group, OpenError>;
@@ -50,11 +56,33 @@ pub trait System {
     fn keep_owner(&mut self, slot: u16, uid: Option<u32>);
     /// The users that an earlier broker kept.
     fn owners(&self) -> BTreeMap<u16, u32>;
+    /// Attaches an XDP program to an interface.
+    fn attach_xdp(&mut self, netdev: &Netdev) -> Result<Self::Uplink, AttachError>;
+    /// Makes a pair of veth interfaces for a program, both up, whose packets are up to `mtu` octets long.
+    fn make_pair(&mut self, mtu: u32) -> io::Result<Pair>;
+    /// Closes a port if there is one, and removes its pair; both may happen later.
+    fn remove_port(&mut self, port: Option<PortOf<Self>>, place: Place);
+    /// The receive queues that an interface uses.
+    fn receive_queues(&self, netdev: &Netdev) -> u32;
+    /// Removes the pairs that an earlier broker left. This is the only broker of the network namespace.
+    fn remove_left_pairs(&mut self);
+    /// Waits until all pairs that were to be removed are gone.
+    fn finish_removals(&mut self);
     /// The links that outlived an earlier broker.
     fn configured_links(&self) -> Vec<ConfiguredLink>;
     /// Makes these links outlive this one: all, or as it was before.
     fn configure_links(&mut self, links: &[ConfiguredLink]) -> io::Result<()>;
+    /// Opens the port of a device of DPDK with the tap `tap`; with `keep` the tap outlives this process. Returns the interfaces that there
+    /// are then. The error is a sentence.
+    fn open_dpdk(&mut self, _devargs: &str, _tap: &str, _keep: bool) -> Result<Vec<Netdev>, String> {
+        Err("there is no DPDK here".to_owned())
+    }
+    /// Closes the port with this tap; without `keep` the tap is removed.
+    fn close_dpdk(&mut self, _tap: &str, _keep: bool) {}
 }
+
+/// A program's access to an interface, by the XDP program of a system.
+pub type PortOf<S> = <<S as System>::Uplink as XdpUplink>::Port;
 
 /// The answers of an interface's driver.
 #[derive(Debug, Default)]
@@ -84,10 +112,35 @@ pub trait Sockets {
 }
 
 /// The kernel: UDP sockets of this network namespace.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Kernel {
     links: LinkFile,
     owners: OwnerFile,
+    pairs: Pairs,
+    dpdk: Arc<Ports>,
+}
+
+impl Kernel {
+    /// `embedded`: for a broker in a thread of a program.
+    pub fn new(embedded: bool) -> Self {
+        Self {
+            links: LinkFile::default(),
+            owners: OwnerFile::default(),
+            pairs: Pairs::default(),
+            dpdk: Arc::new(Ports::new(embedded)),
+        }
+    }
+
+    /// The ports of DPDK, for the switch.
+    pub fn ports(&self) -> Arc<Ports> {
+        Arc::clone(&self.dpdk)
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        self.dpdk.close_all();
+    }
 }
 
 /// A group whose descriptors are not left to forked children, where the broker runs within a program.
@@ -109,6 +162,7 @@ impl Drop for KernelGroup {
 
 impl System for Kernel {
     type Group = KernelGroup;
+    type Uplink = Uplink;
 
     fn open(&mut self, address: Address) -> Result<KernelGroup, OpenError> {
         UdpGroup::open(address.ip, address.scope_id).map(KernelGroup::new)
@@ -184,12 +238,45 @@ impl System for Kernel {
         self.owners.read()
     }
 
+    fn attach_xdp(&mut self, netdev: &Netdev) -> Result<Uplink, AttachError> {
+        Uplink::attach(netdev.ifindex)
+    }
+
+    fn make_pair(&mut self, mtu: u32) -> io::Result<Pair> {
+        self.pairs.make(mtu)
+    }
+
+    fn remove_port(&mut self, port: Option<PortOf<Self>>, place: Place) {
+        self.pairs.remove(port, place);
+    }
+
+    fn receive_queues(&self, netdev: &Netdev) -> u32 {
+        ethtool::receive_queues(&netdev.name)
+    }
+
+    fn remove_left_pairs(&mut self) {
+        self.pairs.remove_left();
+    }
+
+    fn finish_removals(&mut self) {
+        self.pairs.finish();
+    }
+
     fn configured_links(&self) -> Vec<ConfiguredLink> {
         self.links.read()
     }
 
     fn configure_links(&mut self, links: &[ConfiguredLink]) -> io::Result<()> {
         self.links.write(links)
+    }
+
+    fn open_dpdk(&mut self, devargs: &str, tap: &str, keep: bool) -> Result<Vec<Netdev>, String> {
+        self.dpdk.open(devargs, tap, keep)?;
+        rtnetlink::netdevs().map_err(|e| format!("interfaces cannot be listed: {e}"))
+    }
+
+    fn close_dpdk(&mut self, tap: &str, keep: bool) {
+        self.dpdk.close(tap, keep);
     }
 }
 

@@ -73,7 +73,9 @@ fn the_broker_is_a_stranger_to_who_started_it() {
         assert_ne!(fields[3], broker.to_string(), "nor the leader of its own, which could get a terminal");
         assert_eq!(fields[4], "0", "no terminal");
         let status = std::fs::read_to_string(format!("/proc/{broker}/status")).unwrap();
-        assert!(status.contains("SigBlk:\t0000000000000000"), "{status}");
+        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t")).unwrap();
+        let blocked = u64::from_str_radix(blocked, 16).unwrap();
+        assert_eq!(blocked & !(1 << 14 | 1 << 1), 0, "a thread waits for SIGTERM and SIGINT: {status}");
         drop(client);
     });
 }
@@ -95,6 +97,61 @@ fn an_idle_broker_ends_and_the_next_program_starts_another() {
         eventually("it ends", || brokers().is_empty());
         assert!(start.elapsed() > Duration::from_millis(800));
         assert_eq!(connect().lease(1).unwrap().members(), [1]);
+    });
+}
+
+/// Network interfaces of the namespace that belong to pairs for AF_XDP.
+fn pairs() -> usize {
+    let shown = Command::new("ip").args(["-o", "link", "show", "type", "veth"]).output().unwrap();
+    String::from_utf8_lossy(&shown.stdout).lines().filter(|line| line.contains("ferroce")).count()
+}
+
+#[test]
+fn a_broker_removes_veth_pairs_of_an_earlier_one_and_no_others() {
+    isolated("a_broker_removes_veth_pairs_of_an_earlier_one_and_no_others", || {
+        let ip = |line: &str| {
+            let status = Command::new("ip").args(line.split_whitespace()).status();
+            assert!(status.is_ok_and(|status| status.success()), "ip {line}");
+        };
+        for number in [0, 7] {
+            ip(&format!("link add ferroce{number} type veth peer name ferroce{number}p"));
+        }
+        for end in ["ferroce7", "ferroce7p"] {
+            ip(&format!("link set {end} alias ferroce"));
+        }
+        assert_eq!(pairs(), 4);
+        let client = connect();
+        eventually("the pair with the alias is removed", || pairs() == 2);
+        // The program of a user who called an interface like ours keeps it.
+        drop(client);
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(pairs(), 2);
+    });
+}
+
+#[test]
+fn a_signal_ends_the_broker_in_order() {
+    use nix::sys::signal::Signal;
+    isolated("a_signal_ends_the_broker_in_order", || {
+        for signal in [Signal::SIGTERM, Signal::SIGINT] {
+            let mut broker = Command::new(env!("CARGO_BIN_EXE_ferroced"));
+            // A test that runs in the background of a script may have it ignored, and passes that on.
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:\t")).unwrap();
+            if u64::from_str_radix(ignored, 16).unwrap() >> (signal as u32 - 1) & 1 == 1 {
+                println!("skipped {signal}: this process ignores it, and so does the broker");
+                continue;
+            }
+            let mut broker = broker.stderr(Stdio::null()).spawn().unwrap();
+            eventually("it serves", || Connection::connect(BROKER_NAME).is_ok());
+            nix::sys::signal::kill(nix::unistd::Pid::from_raw(broker.id() as i32), signal).unwrap();
+            let mut ended = None;
+            eventually("it ends", || {
+                ended = broker.try_wait().unwrap();
+                ended.is_some()
+            });
+            assert_eq!(ended.unwrap().code(), Some(0), "{signal}");
+        }
     });
 }
 

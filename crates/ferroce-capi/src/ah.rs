@@ -42,6 +42,7 @@ pub(crate) fn destination(
 
 fn create(owner: &Owner, pd: Object<abi::ibv_pd>, attr: AhAttr) -> Result<*mut abi::ibv_ah, Errno> {
     let (_, domain) = pd.enter(owner)?;
+    crate::errno::faulted(ferroce_engine::faults::Verb::CreateAh)?;
     let engine = domain.engine.create_ah(attr)?;
     let context = domain.context;
     let ah = POOL.take(abi::ibv_ah { context: context.public(), pd: pd.as_ptr(), handle: next_number() });

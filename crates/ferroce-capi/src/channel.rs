@@ -29,6 +29,7 @@ object!(abi::ibv_comp_channel => LiveChannel);
 pub(crate) fn create(
     (handle, live): (&'static ContextHandle, Live<LiveContext>),
 ) -> Result<*mut abi::ibv_comp_channel, Errno> {
+    crate::errno::faulted(ferroce_engine::faults::Verb::CreateChannel)?;
     let engine = live.engine.create_channel()?;
     let fd = engine.fd().as_raw_fd();
     let channel = POOL.take(abi::ibv_comp_channel { context: handle.public(), fd, refcnt: 0 });

@@ -53,6 +53,7 @@ pub(crate) fn create(
 ) -> Result<*mut abi::ibv_cq_ex, Errno> {
     let Wanted { init, cq_context, channel } = wanted;
     let (handle, live) = context.opened(owner)?;
+    crate::errno::faulted(ferroce_engine::faults::Verb::CreateCq)?;
     let reports_to = if channel.is_null() {
         None
     } else {

@@ -61,6 +61,7 @@ fn create(
     extended: bool,
 ) -> Result<*mut abi::ibv_qp, Errno> {
     let (_, domain) = pd.enter(owner)?;
+    crate::errno::faulted(ferroce_engine::faults::Verb::CreateQp)?;
     let service = service(init.qp_type)?;
     let shared = if init.srq.is_null() {
         None

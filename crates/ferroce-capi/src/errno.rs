@@ -13,6 +13,8 @@ use ferroce_engine::error::{
     OpenXrcdError, PathError, PostRecvError, PostSendError, QueryError, ResizeCqError, SysfsError,
     TransportCreateQpError, TransportModifyQpError, TransportModifySrqError,
 };
+use ferroce_engine::faults::Verb;
+use ferroce_engine::iwarp::PortsError;
 use ferroce_engine::{AdviseError, RegMrError};
 use ferroce_rsocket::{Failure, RsocketError};
 
@@ -26,6 +28,12 @@ macro_rules! errnos {
             $($(#[$doc])* pub const $name: Self = Self(libc::$name);)*
         }
     };
+}
+
+/// The error that a plan of faults gives this call, if it does.
+#[inline]
+pub(crate) fn faulted(verb: Verb) -> Result<(), Errno> {
+    ferroce_engine::faults::verb(verb).map_or(Ok(()), |code| Err(Errno(code)))
 }
 
 errnos! {
@@ -191,6 +199,17 @@ impl From<CmError> for Errno {
             CmError::Broker(_) => Self::ENODEV,
             CmError::Device(error) => error.into(),
             CmError::Open(error) => error.into(),
+        }
+    }
+}
+
+impl From<PortsError> for Errno {
+    fn from(error: PortsError) -> Self {
+        match error {
+            PortsError::NoPort => Self::EINVAL,
+            PortsError::Broker(error) => error.into(),
+            PortsError::Tcp(error) => error.into(),
+            PortsError::Devices(error) => error.into(),
         }
     }
 }

@@ -46,6 +46,7 @@ fn register(
     call::pointer(|owner| {
         let (_, live) = pd.enter(owner)?;
         let access = Access::from_bits_retain(access);
+        crate::errno::faulted(ferroce_engine::faults::Verb::RegMr)?;
         let engine = live.engine.reg_mr(addr.expose_provenance() as u64, length, iova, access)?;
         Ok(publish(pd, live.context, engine, addr))
     })
@@ -269,7 +270,7 @@ export! {
         })
     }
 
-    /// Changes what `flags` name of a registration; the keys stay. Whatever goes wrong, the registration is as it was, so the
+    /// Changes what `flags` name of a registration; the keys stay. If this fails, the registration is as it was, so the
     /// answer is `IBV_REREG_MR_ERR_INPUT` ("the old MR is valid") and errno says why; `IBV_REREG_MR_ERR_CMD` if the context
     /// is dead.
     pub fn ibv_rereg_mr(

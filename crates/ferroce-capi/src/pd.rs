@@ -27,6 +27,7 @@ export! {
     /// Makes a protection domain.
     pub fn ibv_alloc_pd(context: Object<abi::ibv_context>) -> *mut abi::ibv_pd = call::pointer |owner| {
         let (handle, live) = context.opened(owner)?;
+        crate::errno::faulted(ferroce_engine::faults::Verb::AllocPd)?;
         Ok(make(handle, live.engine.alloc_pd()?))
     }
 }

@@ -310,6 +310,7 @@ export! {
     ) -> c_int = call::quick::code |owner| {
         let run = |chain: Chain<'_, abi::ibv_send_wr>| {
             let (_, live) = qp.enter(owner)?;
+            crate::errno::faulted(ferroce_engine::faults::Verb::PostSend)?;
             let most = live.engine.caps().max_send_sge;
             let chain = Chain { most, qp: Some(&live.engine), ..chain };
             live.engine.post_send(chain).map_err(|(_, error)| error.into())
@@ -325,6 +326,7 @@ export! {
     ) -> c_int = call::quick::code |owner| {
         let run = |mut chain: Chain<'_, abi::ibv_recv_wr>| {
             let (_, live) = qp.enter(owner)?;
+            crate::errno::faulted(ferroce_engine::faults::Verb::PostRecv)?;
             chain.most = live.engine.caps().max_recv_sge;
             live.engine.post_recv(chain).map_err(|(_, error)| error.into())
         };

@@ -121,6 +121,7 @@ export! {
         attr_mask: c_int,
     ) -> c_int = call::code |owner| {
         let (handle, live) = qp.enter(owner)?;
+        crate::errno::faulted(ferroce_engine::faults::Verb::ModifyQp)?;
         let attr = attr.read()?;
         let mask = QpAttrMask::from_bits_retain(attr_mask as u32);
         handle.modify(&live, &attr::engine_attr(&attr, mask)?, mask)

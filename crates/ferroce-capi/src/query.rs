@@ -17,7 +17,7 @@ use crate::handle::{Live, get, set};
 
 /// Of no vendor, as rxe.
 const VENDOR_ID: u32 = 0xff_ffff;
-/// As siw.
+/// siw has these two numbers.
 const IWARP_VENDOR_ID: u32 = 0x62_6d74;
 const IWARP_VENDOR_PART_ID: u32 = 1;
 /// The only P_Key, as in every full member's table.
@@ -44,7 +44,7 @@ unsafe fn write_prefix<T: Copy>(target: *mut T, room: usize, value: &T) {
 /// to persistent memory (of what can be registered for that), atomic write.
 const CAPS_EX: u64 = 1 << 38 | (CAN_PERSIST as u64) << 39 | 1 << 40;
 
-/// Whatever touches registered memory may find it gone: so all can be done with memory on demand.
+/// The fault guard protects each access to registered memory, so every operation works with memory on demand.
 const UD_ODP_CAPS: u32 =
     abi::IBV_ODP_SUPPORT_SEND | abi::IBV_ODP_SUPPORT_RECV | abi::IBV_ODP_SUPPORT_SRQ_RECV;
 const UC_ODP_CAPS: u32 = UD_ODP_CAPS | abi::IBV_ODP_SUPPORT_WRITE;
@@ -62,7 +62,7 @@ const ODP_CAPS: abi::ibv_odp_caps = abi::ibv_odp_caps {
     },
 };
 
-/// What the device can do.
+/// The capabilities of a RoCE device.
 const CAPS: u32 = abi::IBV_DEVICE_CURR_QP_STATE_MOD
     | abi::IBV_DEVICE_PORT_ACTIVE_EVENT
     | abi::IBV_DEVICE_BAD_PKEY_CNTR
@@ -74,7 +74,7 @@ const CAPS: u32 = abi::IBV_DEVICE_CURR_QP_STATE_MOD
     | abi::IBV_DEVICE_SRQ_RESIZE
     | abi::IBV_DEVICE_XRC
     | IWARP_CAPS;
-/// What an iWARP device can do: what siw says, and memory windows.
+/// The capabilities of an iWARP device: siw reports the same without memory windows.
 const IWARP_CAPS: u32 = abi::IBV_DEVICE_MEM_WINDOW
     // Local invalidate, SEND with invalidate and type 2 windows; fast registration is the kernel's own.
     | abi::IBV_DEVICE_MEM_MGT_EXTENSIONS

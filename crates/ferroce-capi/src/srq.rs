@@ -43,6 +43,7 @@ fn create(
     xrc: Option<(Arc<Xrcd>, Arc<CompletionQueue>)>,
 ) -> Result<*mut abi::ibv_srq, Errno> {
     let (_, domain) = pd.enter(owner)?;
+    crate::errno::faulted(ferroce_engine::faults::Verb::CreateSrq)?;
     let handle = POOL.take(abi::ibv_srq {
         context: domain.context.public(),
         srq_context,

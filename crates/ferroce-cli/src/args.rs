@@ -98,7 +98,8 @@ pub enum Object {
     /// The broker is started if none runs. Programs that this one starts use ferroce as well.
     #[command(
         alias = "r",
-        after_help = "Examples:\n  ferroce run -- ibv_devinfo\n  ferroce run --netdev eth0 -- ib_write_bw -x 1\n\n\
+        after_help = "Examples:\n  ferroce run -- ibv_devinfo\n  ferroce run --netdev eth0 -- ib_write_bw -x 1\n  \
+                      ferroce run --fault 'seed=7; drop 1% if dir=rx; log=hits' -- ib_write_bw 192.0.2.1\n\n\
                       Exit status:\n  that of the program; 127 if it was not found, 126 if it could not be started"
     )]
     Run(RunArgs),
@@ -197,7 +198,8 @@ pub enum LinkCommand {
     Add {
         /// Name of the new device.
         name: String,
-        /// `type roce` (or `rxe`, as the kernel's command has it) or `type siw`, and `netdev NETDEV`.
+        /// `type roce` (or `rxe`, as the kernel's command has it) or `type siw`, and `netdev NETDEV`. `netdev dpdk:DEVARGS` names a
+        /// device of DPDK instead, such as a PCI address.
         #[arg(required = true, value_name = "type TYPE netdev NETDEV")]
         words: Vec<String>,
         /// Do not save it.
@@ -217,7 +219,13 @@ pub enum LinkCommand {
             tclass TCLASS                 traffic class of all packets: 0 to 255; -1 leaves it to programs\n  \
             ttl TTL                       hop limit of all packets: 1 to 255; -1 leaves it to programs\n  \
             mtu MTU                       largest RoCE MTU: 256 to 4096 octets; -1 is what the interface carries\n  \
-            crc { on | off }              whether the ICRC of received packets is checked (iWARP: ask for MPA's CRC)\n\n\
+            crc { on | off }              whether the ICRC of received packets is checked (iWARP: ask for MPA's CRC)\n  \
+            datapath { udp | xdp }        the way of packets: UDP sockets, or AF_XDP if the interface, the kernel and the\n  \
+                                          rights of ferroced permit it (see `ferroce doctor`)\n  \
+            xdp-ports { auto | direct | pairs }\n  \
+                                          the AF_XDP sockets of programs that start later: at the interface itself with\n  \
+                                          CAP_NET_RAW, and behind a check without (auto); at the interface for every\n  \
+                                          program of root (direct); behind a check for all (pairs)\n\n\
             Example:\n  ferroce link set fr1 roce-mode both cm-tos 96"
     )]
     Set {
@@ -402,6 +410,16 @@ pub struct RunArgs {
     /// `ferroce doctor PROGRAM` recognises them. Every program that this one starts loads the library as well.
     #[arg(long)]
     pub preload: bool,
+    /// Harm packets, calls and processes by these rules: loss, delay, corruption, errors, kills.
+    ///
+    /// Rules are separated by `;`, such as `seed=7; drop 1% if dir=rx; fail=ENOMEM if verb=reg_mr,nth=3`; several --fault are one list.
+    /// With `log=FILE` each hit is written to FILE as a rule that repeats it. When a program ends, it says on standard error how often each
+    /// rule acted. The book's page on faults has all words.
+    #[arg(long, value_name = "RULES")]
+    pub fault: Vec<String>,
+    /// As --fault, with the rules in a file: TOML if its name ends in `.toml`, otherwise the text of rules, such as a log.
+    #[arg(long, value_name = "FILE")]
+    pub fault_file: Option<PathBuf>,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub command: Vec<OsString>,

@@ -9,12 +9,14 @@ use anyhow::{Context, Result, bail};
 use ferroce_ipc::ledger::LedgerReader;
 use ferroce_ipc::trust::Files;
 use ferroce_ipc::{
-    BROKER_NAME, Client, ClientError, CmIdEntry, DeviceInfo, IWARP_MINOR, LeaseEntry, LinkKind, Message,
-    NetdevInfo, Peer, Setting, Status,
+    BROKER_NAME, Client, ClientError, CmIdEntry, DPDK_MINOR, DPDK_PREFIX, DeviceInfo, IWARP_MINOR,
+    LeaseEntry, LinkKind, Message, NetdevInfo, Peer, Setting, Status,
 };
 
 /// Time limit for the broker's start, and for each answer.
 const LIMIT: Duration = Duration::from_secs(2);
+/// DPDK starts with its first port, and a driver may have to start a card.
+const DPDK_LIMIT: Duration = Duration::from_secs(30);
 
 /// The devices that a program started here sees.
 pub fn devices() -> Result<Vec<DeviceInfo>> {
@@ -153,7 +155,16 @@ pub fn send(message: &Message) -> Result<()> {
             client.broker().build
         );
     }
-    match client.request(message, LIMIT)? {
+    let dpdk = matches!(message, Message::LinkAdd { netdev, .. } if netdev.starts_with(DPDK_PREFIX));
+    if dpdk && client.broker().minor < DPDK_MINOR {
+        bail!(
+            "the running ferroced ({}) is older than this program and drives no ports of DPDK: `ferroce stop` ends it, and the \
+             next command starts the newer one",
+            client.broker().build
+        );
+    }
+    let limit = if dpdk { DPDK_LIMIT } else { LIMIT };
+    match client.request(message, limit)? {
         (Message::Done, _) => Ok(()),
         (other, _) => bail!("ferroced answered a request with {other:?}"),
     }

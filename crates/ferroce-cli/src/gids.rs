@@ -32,7 +32,7 @@ pub fn gids(devices: &[(u32, &DeviceInfo)], netdev: impl Fn(u32) -> String) -> V
     rows
 }
 
-/// The name in `ibv_devinfo`. That of an iWARP port is the one in sysfs.
+/// The name in `ibv_devinfo`. For an iWARP port this is the name in sysfs.
 fn type_name(gid_type: GidType) -> &'static str {
     match gid_type {
         GidType::RoceV1 => "RoCE v1",

@@ -11,6 +11,7 @@ mod doctor;
 mod gids;
 mod link;
 mod one_file;
+mod ports;
 mod program;
 mod resource;
 mod row;
@@ -106,7 +107,12 @@ fn link(command: LinkCommand, style: Style) -> Result<()> {
             let devices = broker::devices()?;
             let found = rows::find(&devices, which)?;
             let netdevs = if style.details { broker::netdevs()? } else { Vec::new() };
-            rows::print(&rows::links(found, style.details.then_some(&netdevs)), style)
+            let mut links = rows::links(found, style.details.then_some(&netdevs));
+            if style.details {
+                let ports = ports::Ports::of_all(&devices);
+                links.iter_mut().for_each(|link| link.set_ports(&ports));
+            }
+            rows::print(&links, style)
         }
         LinkCommand::Add { name, words, no_persist } => link::add(&name, &words, no_persist),
         LinkCommand::Set { link, words, no_persist, force } => {

@@ -111,7 +111,7 @@ fn cm_ids(broker: &mut Observer, devices: &[DeviceInfo]) -> Result<Vec<(String, 
     let mut rows = Vec::new();
     for id in ids {
         let has = |device: &DeviceInfo| {
-            // Those of iWARP are TCP's, of which the broker does not know.
+            // Ids at iWARP devices have ports of TCP, and the broker does not know these.
             let wildcard = id.local.ip().is_unspecified() && !device.is_iwarp();
             wildcard || device.gids.iter().any(|entry| entry.gid.to_ip() == id.local.ip())
         };

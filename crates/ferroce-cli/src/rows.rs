@@ -7,10 +7,11 @@ use std::io::Write;
 
 use anyhow::{Context, Result, bail};
 use ferroce_ipc::sysfs::quads;
-use ferroce_ipc::{DeviceInfo, NetdevInfo, Pause, PhysState};
+use ferroce_ipc::{Datapath, DatapathState, DeviceInfo, NetdevInfo, Pause, PhysState};
 use serde::Serialize;
 
 use crate::args::Style;
+use crate::ports::Ports;
 use crate::settings;
 
 #[derive(Serialize, Debug)]
@@ -34,6 +35,13 @@ pub struct Link {
     /// The configured settings, in the words of `link set`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     settings: BTreeMap<&'static str, String>,
+    /// The datapath that is in use, and the reason if it is not the configured one. Only for a device with another datapath than UDP,
+    /// configured or in use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    datapath_state: Option<String>,
+    /// The AF_XDP ports of programs, among the details.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    xdp_ports: Option<Ports>,
 }
 
 #[derive(Serialize, Debug)]
@@ -94,8 +102,23 @@ pub fn links(devices: Vec<(u32, &DeviceInfo)>, details: Option<&Vec<NetdevInfo>>
         pause: netdev(device).and_then(|netdev| netdev.pause).map(pause),
         pfc: netdev(device).and_then(|netdev| netdev.pfc).map(priorities),
         settings: details.map(|_| settings::shown(&device.settings)).unwrap_or_default(),
+        datapath_state: datapath_state(device),
+        xdp_ports: None,
     };
     devices.into_iter().map(row).collect()
+}
+
+impl Link {
+    /// Adds the ports of its device, if they are known.
+    pub fn set_ports(&mut self, ports: &BTreeMap<String, Ports>) {
+        self.xdp_ports = ports.get(&self.ifname).cloned();
+    }
+}
+
+/// `xdp (native)`, or `udp` with the reason in brackets.
+fn datapath_state(device: &DeviceInfo) -> Option<String> {
+    let plain = (device.settings.datapath, device.datapath) == (Datapath::Udp, DatapathState::Udp);
+    (!plain).then(|| device.datapath.to_string())
 }
 
 /// `rx,tx`, preceded by `auto` if the link negotiates it.
@@ -157,7 +180,10 @@ impl Display for Link {
         self.kind.filter(|_| self.netdev_index.is_some()).map_or(Ok(()), |kind| write!(f, " type {kind}"))?;
         self.pause.as_ref().map_or(Ok(()), |pause| write!(f, " pause {pause}"))?;
         self.pfc.as_ref().map_or(Ok(()), |priorities| write!(f, " pfc {priorities}"))?;
-        self.settings.iter().try_for_each(|(key, value)| write!(f, " {key} {value}"))
+        self.settings.iter().try_for_each(|(key, value)| write!(f, " {key} {value}"))?;
+        self.xdp_ports.as_ref().map_or(Ok(()), |ports| write!(f, " xdp_ports {ports}"))?;
+        // The reason has several words, so it is last.
+        self.datapath_state.as_ref().map_or(Ok(()), |state| write!(f, " datapath_state {state}"))
     }
 }
 
@@ -213,6 +239,7 @@ pub mod tests {
             phys_state: if active { PhysState::LinkUp } else { PhysState::Disabled },
             origin: Origin::Link,
             kind: LinkKind::Rxe,
+            datapath: Default::default(),
             gids: Vec::new(),
             settings: LinkSettings::default(),
             macs: Default::default(),
@@ -272,6 +299,38 @@ pub mod tests {
         assert!(rows[0].to_string().ends_with(" netdev_index 2 crc off roce-mode both"), "{}", rows[0]);
         let json = super::text(&rows, JSON).unwrap();
         assert!(json.contains(",\"settings\":{\"crc\":\"off\",\"roce-mode\":\"both\"}}"), "{json}");
+    }
+
+    #[test]
+    fn the_datapath_is_told_where_it_is_not_plain() {
+        let with = |wanted, state| {
+            let settings = LinkSettings { datapath: wanted, ..LinkSettings::default() };
+            let devices = [DeviceInfo { settings, datapath: state, ..device("fr1", "eth0", true) }];
+            let all = find(&devices, None).unwrap();
+            let plain = text(&links(all.clone(), None), TEXT).unwrap();
+            let detailed = links(all, Some(&Vec::new()));
+            (plain, text(&detailed, TEXT).unwrap(), text(&detailed, JSON).unwrap())
+        };
+        let (plain, detailed, json) = with(Datapath::Udp, DatapathState::Udp);
+        assert!(!format!("{plain}{detailed}{json}").contains("datapath"), "{json}");
+        let (plain, detailed, json) = with(Datapath::Xdp, DatapathState::XdpGeneric);
+        assert!(plain.ends_with(" netdev eth0 datapath_state xdp (generic)\n"), "{plain}");
+        assert!(
+            detailed.ends_with(" netdev_index 2 datapath xdp datapath_state xdp (generic)\n"),
+            "{detailed}"
+        );
+        let keys = "\"settings\":{\"datapath\":\"xdp\"},\"datapath_state\":\"xdp (generic)\"}";
+        assert!(json.contains(keys), "{json}");
+        let devices = [DeviceInfo { datapath: DatapathState::XdpNative, ..device("fr1", "eth0", true) }];
+        let mut rows = links(find(&devices, None).unwrap(), Some(&Vec::new()));
+        let counters = [("xdp_ports_direct".to_owned(), 1), ("xdp_ports_pairs".to_owned(), 2)];
+        rows[0].set_ports(&[("fr1".to_owned(), Ports::of(&counters).unwrap())].into());
+        let words = " xdp_ports direct 1 pairs 2 datapath_state xdp (native)";
+        assert!(rows[0].to_string().ends_with(words), "{}", rows[0]);
+        assert!(text(&rows, JSON).unwrap().contains(",\"xdp_ports\":{\"direct\":1,\"pairs\":2}"));
+
+        let (plain, ..) = with(Datapath::Xdp, DatapathState::Busy);
+        assert!(plain.ends_with(" datapath_state udp (the interface has another XDP program)\n"), "{plain}");
     }
 
     /// As rdma(8) shows siw; the type is known from the details.

@@ -2,6 +2,7 @@
 //!
 //! The command replaces this process, so it has its own signals, exit status, process id and job control.
 
+mod fault;
 mod offer;
 mod private_net;
 mod sysfs;
@@ -55,6 +56,9 @@ fn prepare(args: &RunArgs) -> Result<Command> {
     }
     if args.loopback {
         command.env("FERROCE_LOOPBACK", "1");
+    }
+    if let Some(plan) = fault::plan(args)? {
+        command.env(fault::VARIABLE, plan);
     }
     broker::ensure()?;
     if args.preload {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use ferroce_ipc::{GidType, LinkSettings, Message, RoceMode, Setting};
+use ferroce_ipc::{Datapath, GidType, LinkSettings, Message, RoceMode, Setting, XdpPorts};
 use ferroce_wire::PathMtu;
 
 use crate::{broker, usage::Usage};
@@ -62,8 +62,12 @@ fn setting(key: &str, value: &str) -> Result<Setting, Usage> {
             mtu(value).map(Setting::Mtu).ok_or_else(|| wrong("256, 512, 1024, 2048 or 4096, or -1 for none"))
         }
         "crc" => on_off(value).map(Setting::Crc).ok_or_else(|| wrong("on or off")),
+        "datapath" => Datapath::from_name(value).map(Setting::Datapath).ok_or_else(|| wrong("udp or xdp")),
+        "xdp-ports" => {
+            XdpPorts::from_name(value).map(Setting::XdpPorts).ok_or_else(|| wrong("auto, direct or pairs"))
+        }
         _ => Err(Usage(format!(
-            "setting '{key}' is unknown; there are roce-mode, cm-mode, cm-tos, tclass, ttl, mtu and crc"
+            "setting '{key}' is unknown; there are roce-mode, cm-mode, cm-tos, tclass, ttl, mtu, crc, datapath and xdp-ports"
         ))),
     }
 }
@@ -83,6 +87,8 @@ pub fn shown(settings: &LinkSettings) -> BTreeMap<&'static str, String> {
         ("tc-rules", other(!settings.rules.is_empty(), settings.rules.len().to_string())),
         ("mtu", settings.mtu.map(|mtu| mtu.bytes().to_string())),
         ("crc", off(settings.crc)),
+        ("datapath", other(settings.datapath != default.datapath, settings.datapath.name().to_owned())),
+        ("xdp-ports", other(settings.xdp_ports != default.xdp_ports, settings.xdp_ports.name().to_owned())),
         ("roce", off(settings.roce)),
     ];
     all.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
@@ -133,7 +139,9 @@ mod tests {
     #[test]
     fn settings_are_words_with_values() {
         assert_eq!(
-            words("roce-mode both cm-mode v1 cm-tos 0x60 tclass -1 ttl 255 crc off"),
+            words(
+                "roce-mode both cm-mode v1 cm-tos 0x60 tclass -1 ttl 255 crc off datapath xdp xdp-ports pairs"
+            ),
             Ok(vec![
                 Setting::RoceMode(RoceMode::Both),
                 Setting::CmMode(GidType::RoceV1),
@@ -141,6 +149,8 @@ mod tests {
                 Setting::Tclass(None),
                 Setting::Ttl(Some(255)),
                 Setting::Crc(false),
+                Setting::Datapath(Datapath::Xdp),
+                Setting::XdpPorts(XdpPorts::Pairs),
             ])
         );
         for (bad, sentence) in [
@@ -152,10 +162,12 @@ mod tests {
             ("tclass x", "tclass is 0 to 255, or -1 for none, not 'x'"),
             ("ttl 0", "ttl is 1 to 255, or -1 for none, not '0'"),
             ("crc maybe", "crc is on or off, not 'maybe'"),
+            ("datapath packet", "datapath is udp or xdp, not 'packet'"),
+            ("xdp-ports near", "xdp-ports is auto, direct or pairs, not 'near'"),
             ("mtu 1000", "mtu is 256, 512, 1024, 2048 or 4096, or -1 for none, not '1000'"),
             (
                 "pfc 3",
-                "setting 'pfc' is unknown; there are roce-mode, cm-mode, cm-tos, tclass, ttl, mtu and crc",
+                "setting 'pfc' is unknown; there are roce-mode, cm-mode, cm-tos, tclass, ttl, mtu, crc, datapath and xdp-ports",
             ),
         ] {
             assert_eq!(words(bad), Err(sentence.to_owned()), "{bad}");

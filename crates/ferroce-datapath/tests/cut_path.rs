@@ -162,6 +162,7 @@ fn head(psn: u32) -> Packet<'static> {
             becn: false,
             dest_qp: Qpn::new(u32::from(SLOT) << 16 | 7),
             ack_req: false,
+            extended: false,
             psn: Psn::new(psn),
         },
         op: Operation::Rc(RcPacket::Request(Request::SendMiddle { payload: &[] })),

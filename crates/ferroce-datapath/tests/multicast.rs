@@ -94,6 +94,7 @@ fn a_batch_reaches_every_member() {
             becn: false,
             dest_qp: Qpn::MULTICAST,
             ack_req: false,
+            extended: false,
             psn: Psn::new(psn),
         };
         let op = Operation::Rc(RcPacket::Request(Request::SendMiddle { payload: &[] }));

@@ -211,7 +211,9 @@ pub(crate) fn resolve(context: &Context, ah: &AhAttr) -> Result<ResolvedPath, Pa
         service_level: ah.sl & 15,
     };
     let hop_limit = settings.hop_limit(hop_limit);
-    if version == RoceVersion::V1 || context.engine().v2_by_rings() {
+    // The kernel gives packets to a group to the members on this host as well.
+    let polled = !dgid.is_multicast() && context.is_polled(entry.ifindex);
+    if version == RoceVersion::V1 || polled || context.engine().v2_by_rings() {
         let rings = context.engine().open_rings().inspect_err(|error| tracing::warn!(%error, "no frames"));
         let (_, lane) = rings.map_err(|_| PathError::Frames { index })?;
         let link = LinkLayer { version, sl: class.service_level, ifindex: entry.ifindex };

@@ -83,6 +83,8 @@ pub struct QpAttr {
     pub en_sqd_async_notify: bool,
     /// Queried: in SQD and not yet drained.
     pub sq_draining: bool,
+    /// With a transition to RTR: connection management agreed on selective repeat with the peer. Not queried.
+    pub selective_repeat: bool,
 }
 
 impl Default for QpAttr {
@@ -113,6 +115,7 @@ impl QpAttr {
             rnr_retry: attr.rnr_retry,
             en_sqd_async_notify: attr.en_sqd_async_notify,
             sq_draining: attr.sq_draining,
+            selective_repeat: false,
         }
     }
 

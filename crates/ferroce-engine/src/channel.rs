@@ -124,12 +124,12 @@ impl CompletionChannel {
     fn taken(&self, cq: Arc<CompletionQueue>) -> Arc<CompletionQueue> {
         self.guessed.store(false, Ordering::Relaxed);
         *self.last.lock() = Arc::downgrade(&cq);
-        if let [lane] = &**self.lanes.all()
+        if let Some(lane) = self.lanes.only()
             && lane.follow().took(this_thread())
             && lane.can_wake_programs()
             && self.queue.is_nonblocking()
         {
-            self.attach(lane);
+            self.attach(&lane);
         }
         cq
     }

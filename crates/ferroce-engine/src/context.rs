@@ -49,6 +49,7 @@ impl Context {
         // Programs install handlers of their own at any time; each open sees to it that ours is in front.
         guard::install().map_err(OpenError::Resources)?;
         engine.start()?;
+        engine.use_port(&opened);
         let hub = Arc::clone(engine.hub());
         let block = hub.ledger.block_of(opened.id, &opened.name);
         let entry = hub.ledger.record(Table::Context);
@@ -133,6 +134,12 @@ impl Context {
     /// Whether the device speaks iWARP, and not RoCE.
     pub fn is_iwarp(&self) -> bool {
         self.opened.is_iwarp()
+    }
+
+    /// See [`crate::device::is_polled`].
+    pub(crate) fn is_polled(&self, ifindex: u32) -> bool {
+        let polled = |info: &DeviceInfo| Some(crate::device::is_polled(info, ifindex));
+        self.engine.with_device(self.opened.id, polled).unwrap_or(false)
     }
 
     /// Whether there is such a port: 1 only.

@@ -36,6 +36,16 @@ pub(crate) fn transport_values(of: &Counters) -> [u64; TRANSPORT_COUNTERS.len()]
         rcvd_ecn_marked,
         rcvd_cnps,
         spurious_resends,
+        held_request,
+        held_executed,
+        held_no_room,
+        selective_resends,
+        sent_sacks,
+        rcvd_sacks,
+        spurious_go_backs,
+        np_cnp_sent,
+        rp_cnp_handled,
+        rp_cnp_ignored,
     }
 }
 

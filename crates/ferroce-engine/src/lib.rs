@@ -19,7 +19,8 @@
 //!
 //! 1. errors, clocks, counters, `handover`, `publisher`, registered [`memory`], `direct` copies, device descriptions, the table of
 //!    queue pair numbers;
-//! 2. [`broker`], the connection to it, and `rings`, `pipes`, `frames`, `tx`, `tx_path`, `transmit`, `streams`: how packets move;
+//! 2. [`broker`], the connection to it, and `rings`, `pipes`, `xdp`, `frames`, `tx`, `tx_path`, [`faults`], `transmit`, `streams`: how packets
+//!    move;
 //! 3. [`lane`]: receives, and delivers to endpoints, the half of a queue pair that packets need; `mcast`;
 //! 4. `engine`: what a process has once, with the background thread and the broker's events;
 //! 5. `notify`, `async_queue`, `context`, and the objects: `pd`, `mr`, `mw`, `ah`, `channel`, `cq`, `srq`, `xrc`, `qp`;
@@ -37,6 +38,7 @@ pub mod broker;
 mod channel;
 mod clock;
 pub mod cm;
+mod congestion;
 mod context;
 mod counters;
 mod cq;
@@ -45,6 +47,7 @@ mod device_memory;
 mod direct;
 mod engine;
 pub mod error;
+pub mod faults;
 mod frames;
 mod handover;
 pub mod iwarp;
@@ -62,6 +65,7 @@ mod publisher;
 mod qp;
 mod qpn;
 mod rings;
+mod selective_repeat;
 mod signal;
 mod sleep;
 mod sleepers;
@@ -72,6 +76,7 @@ mod transmit;
 mod tx;
 mod tx_path;
 mod wall_clock;
+mod xdp;
 mod xrc;
 
 /// The atomics of [`handover`]; its test puts loom's in their place.

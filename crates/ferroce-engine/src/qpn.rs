@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::{ArcSwapOption, Guard};
+use ferroce_ipc::QpnOrder;
 use ferroce_wire::Qpn;
 use parking_lot::Mutex;
 
@@ -119,12 +120,14 @@ type Chunk<T> = Box<[ArcSwapOption<T>]>;
 
 /// The queue pairs of this process. Looking one up is wait-free; creating and destroying take a lock.
 ///
-/// Layout of a number: `[23:12]` slot, `[11:0]` keyed permutation of a counter. A
-/// number is given out again only after all others of the process's slots, so with `n` alive a freed number of a process with
+/// Layout of a number: `[23:12]` slot, `[11:0]` keyed permutation of a counter, which begins where the broker says
+/// ([`QpnOrder`]). A number is given out again only after all others of the process's slots, so with `n` alive a freed number of a process with
 /// all 65,536 rests for the next `65,536 - n` creations.
 pub(crate) struct QpnTable<T> {
     slots: Arc<ProcessSlots>,
     permutation: Permutation,
+    /// The position in each slot of the number that is used first.
+    start: u16,
     free: Mutex<Free>,
     chunks: Box<[OnceLock<Chunk<T>>]>,
 }
@@ -135,12 +138,14 @@ impl<T> QpnTable<T> {
         &self.slots
     }
 
-    /// `key` is the process's secret.
-    pub(crate) fn new(slots: Arc<ProcessSlots>, key: u64) -> Self {
+    /// The numbers are taken in the order `order`.
+    pub(crate) fn new(slots: Arc<ProcessSlots>, order: QpnOrder) -> Self {
+        let QpnOrder { key, start } = order;
         Self {
             slots,
             permutation: Permutation::new(key),
-            free: Mutex::new(Free::default()),
+            start: start / SLOTS as u16,
+            free: Mutex::new(Free { turn: usize::from(start) % SLOTS, ..Free::default() }),
             chunks: (0..NUMBERS as usize / CHUNK).map(|_| OnceLock::new()).collect(),
         }
     }
@@ -159,8 +164,9 @@ impl<T> QpnTable<T> {
         let counter = match fresh {
             Some(low_bits) => {
                 free.turn = low_bits + 1;
+                let number = (u32::from(self.start) + free.used[low_bits]) % SLOT_NUMBERS;
                 free.used[low_bits] += 1;
-                (low_bits as u32 * SLOT_NUMBERS + free.used[low_bits] - 1) as u16
+                (low_bits as u32 * SLOT_NUMBERS + number) as u16
             }
             None => free.returned.pop_front()?,
         };
@@ -227,10 +233,12 @@ impl<T> QpnTable<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     fn table<T>(slots: &[u16], key: u64) -> QpnTable<T> {
-        QpnTable::new(ProcessSlots::new(slots), key)
+        QpnTable::new(ProcessSlots::new(slots), QpnOrder { key, start: 40_000 })
     }
 
     /// A member's slots.
@@ -284,6 +292,17 @@ mod tests {
             table.release(other);
         }
         assert_eq!(table.allocate(), Some(first));
+    }
+
+    #[test]
+    fn programs_with_one_key_and_other_starts_share_no_number() {
+        let numbers = |start: u16| -> HashSet<Qpn> {
+            let table = QpnTable::<()>::new(ProcessSlots::new(&whole()), QpnOrder { key: 42, start });
+            (0..1000).filter_map(|_| table.allocate()).collect()
+        };
+        let (first, second) = (numbers(65_000), numbers(65_000_u16.wrapping_add(1031)));
+        assert_eq!((first.len(), second.len()), (1000, 1000));
+        assert!(first.is_disjoint(&second));
     }
 
     #[test]

@@ -78,10 +78,10 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// None yet.
+    /// Makes the set, without connections.
     ///
     /// # Errors
-    /// Without another descriptor.
+    /// The process or the system has no further descriptor.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             epoll: Guarded::new(epoll::create(epoll::CreateFlags::CLOEXEC)?),

@@ -9,6 +9,7 @@ use ferroce_wire::icrc::Starts;
 use ferroce_wire::{Instant, TxBatch};
 
 use crate::counters::DeviceCounters;
+use crate::faults::{self, Harm};
 use crate::memory::View;
 use crate::tx_path::Transmit;
 
@@ -41,7 +42,9 @@ pub(crate) fn drain(
     path: &impl Transmit,
     now: Instant,
     counters: &DeviceCounters,
+    mut harm: Harm<'_>,
 ) -> Option<Instant> {
+    harm.send_due(path, now);
     let mut send = |builder: &mut Builder| {
         let mut batch = TxBatch::with_starts(&mut builder.buffer, path.limits(), &mut builder.starts);
         if path.is_pipe() {
@@ -61,7 +64,11 @@ pub(crate) fn drain(
             DeviceCounters::add(&counters.sent_octets, batch.bytes().len() as u64);
             DeviceCounters::count(&counters.tx_calls);
             // A packet that the system refuses counts as lost: the transport's timers send it again.
-            match path.send(&mut batch) {
+            let sent = match faults::on() {
+                false => path.send(&mut batch, now),
+                true => harm.send(path, &mut batch, now),
+            };
+            match sent {
                 Some(Ok(Sent { lost: 0, .. })) => {}
                 None => DeviceCounters::add(&counters.send_err, batch.len() as u64),
                 Some(Ok(Sent { lost, reason, .. })) => {

@@ -1,5 +1,6 @@
-//! Where a queue pair's packets leave: sockets, or the rings to the broker.
+//! Where a queue pair's packets leave: sockets, AF_XDP, shared memory, or the rings to the broker.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use ferroce_datapath::udp::{SendError, Sent, TxSocket};
@@ -9,11 +10,12 @@ use crate::direct::Direct;
 use crate::pipes::PeerPipe;
 use crate::rings::RingPort;
 use crate::tx::SharedTxSocket;
+use crate::xdp::XdpPort;
 
 /// Where packets leave.
 pub(crate) trait Transmit {
     /// Sends a batch; `None` if what its flow leaves by is gone.
-    fn send(&self, batch: &mut TxBatch<'_>) -> Option<Result<Sent, SendError>>;
+    fn send(&self, batch: &mut TxBatch<'_>, now: Instant) -> Option<Result<Sent, SendError>>;
     /// The limits of a batch.
     fn limits(&self) -> BatchLimits;
     /// Whether a batch can be sent now. If not, more is sent later.
@@ -30,6 +32,8 @@ pub(crate) trait Transmit {
 pub(crate) enum TxPath {
     /// A socket.
     Socket(SharedTxSocket),
+    /// A port of AF_XDP, and the socket for the time when it is down. The socket has the UDP source port.
+    Xdp(Arc<XdpPort>, SharedTxSocket),
     /// The rings, with the addressing of what leaves there.
     Rings(Arc<RingPort>, Flow),
     /// Shared memory to a program of this host, with the addressing of what leaves there.
@@ -40,7 +44,7 @@ impl TxPath {
     /// The addressing of what this queue pair sends.
     pub(crate) fn flow(&self) -> Flow {
         match self {
-            Self::Socket(sender) => sender.flow(),
+            Self::Socket(sender) | Self::Xdp(_, sender) => sender.flow(),
             Self::Rings(_, flow) | Self::Pipe(_, flow) => *flow,
         }
     }
@@ -54,24 +58,34 @@ impl TxPath {
                 let flow = sender.flow();
                 flow.source != flow.destination || !TxSocket::limits(sender).gso
             }
-            Self::Rings(..) => true,
+            Self::Rings(..) | Self::Xdp(..) => true,
             Self::Pipe(..) => false,
+        }
+    }
+
+    /// Whether each packet of a batch takes a system call of its own, so that a peer has time to act between two of them.
+    pub(crate) fn sends_one_by_one(&self) -> bool {
+        match self {
+            // A single `sendto` makes the kernel send all frames of the ring.
+            Self::Xdp(port, _) if port.is_up() => false,
+            _ => !self.limits().gso,
         }
     }
 
     /// The peer's process and the addressing, if its memory can be copied to and from without packets.
     pub(crate) fn direct(&self) -> Option<(&Direct, &Flow)> {
         match self {
-            Self::Socket(_) | Self::Rings(..) => None,
+            Self::Socket(_) | Self::Xdp(..) | Self::Rings(..) => None,
             Self::Pipe(pipe, flow) => Some((pipe.direct()?, flow)),
         }
     }
 }
 
 impl Transmit for TxPath {
-    fn send(&self, batch: &mut TxBatch<'_>) -> Option<Result<Sent, SendError>> {
+    fn send(&self, batch: &mut TxBatch<'_>, now: Instant) -> Option<Result<Sent, SendError>> {
         Some(match self {
             Self::Socket(sender) => TxSocket::send(sender, batch),
+            Self::Xdp(port, sender) => port.send(batch, sender, now),
             Self::Rings(port, _) => Ok(port.send(batch)),
             Self::Pipe(pipe, _) => Ok(pipe.send(batch)),
         })
@@ -79,7 +93,8 @@ impl Transmit for TxPath {
 
     fn limits(&self) -> BatchLimits {
         match self {
-            Self::Socket(sender) => TxSocket::limits(sender),
+            Self::Xdp(port, _) if port.is_up() => XdpPort::limits(),
+            Self::Socket(sender) | Self::Xdp(_, sender) => TxSocket::limits(sender),
             Self::Rings(..) => RingPort::limits(),
             Self::Pipe(..) => PeerPipe::limits(),
         }
@@ -100,12 +115,17 @@ impl Transmit for TxPath {
 /// The sockets of a queue pair of datagrams, by source port: found without a lock, and open as long as the queue pair may have
 /// something for them, whatever becomes of the address handle. At most 256 for each local address.
 #[derive(Default)]
-pub(crate) struct DatagramPaths(Vec<Arc<SharedTxSocket>>, Option<Arc<RingPort>>);
+pub(crate) struct DatagramPaths {
+    sockets: Vec<Arc<SharedTxSocket>>,
+    rings: Option<Arc<RingPort>>,
+    /// The port of the device's interface, and the addresses on that interface. Others leave by sockets.
+    xdp: Option<(Arc<XdpPort>, Vec<IpAddr>)>,
+}
 
 impl DatagramPaths {
     fn place(&self, flow: &Flow) -> Result<usize, usize> {
         let key = |flow: &Flow| (flow.source_port, flow.source);
-        self.0.binary_search_by_key(&key(flow), |sender| key(&sender.flow()))
+        self.sockets.binary_search_by_key(&key(flow), |sender| key(&sender.flow()))
     }
 
     /// Sees to it that `flow` has its socket, unless that is closed. `rings` and `socket` find what packets can leave by.
@@ -116,35 +136,53 @@ impl DatagramPaths {
         socket: impl FnOnce() -> Option<Arc<SharedTxSocket>>,
     ) {
         if goes_by_rings(flow) {
-            if self.1.is_none() {
-                self.1 = rings();
+            if self.rings.is_none() {
+                self.rings = rings();
             }
             return;
         }
         if let Err(place) = self.place(flow)
             && let Some(sender) = socket()
         {
-            self.0.insert(place, sender);
+            self.sockets.insert(place, sender);
         }
+    }
+
+    /// Datagrams from these addresses leave by a port.
+    pub(crate) fn set_port(&mut self, xdp: Option<(Arc<XdpPort>, Vec<IpAddr>)>) {
+        self.xdp = xdp;
+    }
+
+    /// The port for datagrams of this source, if it is up.
+    fn port(&self, source: IpAddr) -> Option<&XdpPort> {
+        let (port, addresses) = self.xdp.as_ref()?;
+        (port.is_up() && addresses.contains(&source)).then_some(port)
     }
 }
 
 impl Transmit for DatagramPaths {
-    fn send(&self, batch: &mut TxBatch<'_>) -> Option<Result<Sent, SendError>> {
+    fn send(&self, batch: &mut TxBatch<'_>, now: Instant) -> Option<Result<Sent, SendError>> {
         let flow = batch.flow()?;
         if goes_by_rings(flow) {
-            return self.1.as_ref().map(|port| Ok(port.send(batch)));
+            return self.rings.as_ref().map(|port| Ok(port.send(batch)));
         }
-        let socket = self.place(flow).ok().and_then(|place| self.0.get(place));
-        socket.map(|sender| TxSocket::send(sender, batch))
+        let socket = self.place(flow).ok().and_then(|place| self.sockets.get(place));
+        let port = self.port(flow.source);
+        socket.map(|sender| match port {
+            Some(port) => port.send(batch, sender, now),
+            None => TxSocket::send(sender, batch),
+        })
     }
 
     /// They agree, but where the system refused to cut for one of them; that one sees to it.
     fn limits(&self) -> BatchLimits {
         // Without any socket packets are lost one by one.
         let none = BatchLimits { max_segments: 1, gso: false };
-        let rings = self.1.as_ref().map_or(none, |_| RingPort::limits());
-        self.0.first().map_or(rings, |sender| TxSocket::limits(sender))
+        let rings = self.rings.as_ref().map_or(none, |_| RingPort::limits());
+        match &self.xdp {
+            Some((port, _)) if port.is_up() => XdpPort::limits(),
+            _ => self.sockets.first().map_or(rings, |sender| TxSocket::limits(sender)),
+        }
     }
 }
 

@@ -14,10 +14,16 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use ferroce_engine::iwarp::{AcceptParams, ConnectParams, Connection, Event, Listener, Port, Request, Sink};
-use ferroce_engine::{Context, QpAccess, QpAttr, QpAttrMask, QpState, SendOp, WcOpcode, WcStatus};
+use ferroce_engine::{
+    Context, QpAccess, QpAttr, QpAttrMask, QpInit, QpState, RecvWr, SendOp, SrqInit, WcOpcode, WcStatus,
+};
 use ferroce_ipc::{BROKER_NAME, Client, LinkKind, Message};
+use ferroce_wire::iwarp::crc::Crc32c;
+use ferroce_wire::iwarp::{Opcode, SegmentHeader};
 
 const ROLE: &str = "FERROCE_TEST_ROLE";
+/// The address of the peer of a process that [`fin_waits_although_the_process_exits`] starts.
+const PEER: &str = "IWARP_TEST_PEER";
 /// siw's request of one read in each direction, without private data (`reference/iwarp.md` section 8, vector A).
 const REQUEST: &[u8] = b"MPA ID Req Frame\x10\x02\x00\x04\x00\x01\x00\x01";
 const REPLY: &[u8] = b"MPA ID Rep Frame";
@@ -220,6 +226,85 @@ fn messages_in_both_directions_and_the_end() {
     });
 }
 
+/// Messages of four connections take the receives of one queue, in any order and each whole. A message for which there is none ends its
+/// own connection, and no other: iWARP has no RNR (RFC 5041 section 7.2).
+#[test]
+fn queue_pairs_of_a_shared_receive_queue() {
+    inside("queue_pairs_of_a_shared_receive_queue", || {
+        const PEERS: usize = 4;
+        const LEN: usize = 8000;
+        let (_listener, address, requests) = listen(PEERS as u16);
+        let passive = end(64, 2 * PEERS * LEN);
+        let srq = passive.pd.create_srq(SrqInit { max_wr: 64, max_sge: 1, user: 0 }).unwrap();
+        let post = |wr_id: usize| {
+            let sge = passive.sge(wr_id * LEN, LEN);
+            srq.post_recv([RecvWr { wr_id: wr_id as u64, sges: &[sge] }]).unwrap();
+        };
+        let shared = || {
+            let wanted = QpInit { srq: Some(Arc::clone(&srq)), ..init(&passive.cq, &passive.cq, 64) };
+            let qp = passive.pd.create_qp(wanted).unwrap();
+            qp.modify(&QpAttr { qp_state: QpState::Init, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+            qp
+        };
+        let join = |_| {
+            let (from, to) = (end(64, LEN), shared());
+            let (connection, events) = connect(&from, address, b"");
+            let request = request(&requests);
+            let params = AcceptParams { qpn: to.qpn(), ird: 1, ord: 1, private: b"" };
+            request.connection.accept(&params).unwrap();
+            established(next(&events));
+            established(next(&requests));
+            (from, to, connection, events, request.connection)
+        };
+        let pairs: Vec<_> = (0..PEERS).map(join).collect();
+        (0..2 * PEERS).for_each(post);
+        for round in 0..50 {
+            // Not in the order of the connections, and from each of them two at once.
+            for peer in (0..PEERS).map(|peer| (peer + round) % PEERS) {
+                let from = &pairs[peer].0;
+                from.memory.fill(peer, LEN);
+                (0..2).for_each(|wr_id| from.post(wr_id, SendOp::Send, from.sge(0, LEN)));
+            }
+            let mut came = [0; PEERS];
+            for _ in 0..2 * PEERS {
+                let wc = passive.complete();
+                assert_eq!((wc.status, wc.byte_len as usize), (WcStatus::Success, LEN), "{wc:?}");
+                let peer = pairs.iter().position(|(_, to, ..)| to.qpn() == wc.qpn).unwrap();
+                passive.memory.check_at(wc.wr_id as usize * LEN, peer, LEN);
+                came[peer] += 1;
+                post(wc.wr_id as usize);
+            }
+            assert_eq!(came, [2; PEERS], "round {round}");
+            for (from, ..) in &pairs {
+                for wr_id in 0..2 {
+                    from.expect(wr_id, WcOpcode::Send);
+                }
+            }
+        }
+        // The first peer takes all receives, and one more.
+        let ((first, to, _, events, _), others) = pairs.split_first().unwrap();
+        for wr_id in 0..=2 * PEERS as u64 {
+            first.post(wr_id, SendOp::Send, first.sge(0, 1));
+        }
+        let mut receives: Vec<_> = (0..2 * PEERS).map(|_| passive.complete()).collect();
+        assert!(
+            receives.iter().all(|wc| wc.status == WcStatus::Success && wc.qpn == to.qpn()),
+            "{receives:?}"
+        );
+        assert!(matches!(next(events), Event::Disconnected));
+        assert!(matches!(next(&requests), Event::Disconnected));
+        assert_eq!((first.qp.state(), to.state()), (QpState::Error, QpState::Error));
+        for (wr_id, (from, to, ..)) in others.iter().enumerate() {
+            post(wr_id);
+            from.post(7, SendOp::Send, from.sge(0, LEN));
+            from.expect(7, WcOpcode::Send);
+            receives.push(passive.expect(wr_id as u64, WcOpcode::Recv));
+            assert_eq!(receives.last().unwrap().qpn, to.qpn());
+        }
+        assert_eq!(receives.len(), 3 * PEERS - 1);
+    });
+}
+
 /// TCP has no room for all of it: the rest waits for room.
 #[test]
 fn much_is_under_way_at_once() {
@@ -397,5 +482,59 @@ fn a_responder_that_has_the_first_word() {
         assert!(matches!(next(&requests), Event::Established { .. }));
         assert!(matches!(next(&requests), Event::Disconnected));
         assert_eq!(rest(&mut stream), b"");
+    });
+}
+
+/// siw flushes on FIN what it has not completed yet. A process that drops the connection and exits gives it the same 20 ms as one that
+/// disconnects: the least time is a rule, so the test looks at the clock.
+#[test]
+fn fin_waits_although_the_process_exits() {
+    inside("fin_waits_although_the_process_exits", || {
+        if let Ok(peer) = std::env::var(PEER) {
+            device();
+            let a = end(4, 4096);
+            a.receive(1, a.sge(0, 64));
+            let (connection, events) = connect(&a, peer.parse().unwrap(), b"");
+            established(next(&events));
+            a.expect(1, WcOpcode::Recv);
+            drop(connection);
+            std::process::exit(0);
+        }
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "fin_waits_although_the_process_exits", "--nocapture", "--test-threads=1"]);
+        let mut child = command.env(PEER, server.local_addr().unwrap().to_string()).spawn().unwrap();
+        server.set_nonblocking(true).unwrap();
+        let begun = Instant::now();
+        let mut stream = loop {
+            match server.accept() {
+                Ok((stream, _)) => break stream,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                    assert!(
+                        begun.elapsed() < PATIENCE && child.try_wait().unwrap().is_none(),
+                        "no connection"
+                    );
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        };
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.read_exact(&mut [0; 24]).unwrap();
+        // siw's answer has no bit for the extensions of RFC 7306, by which the process knows another stack.
+        stream.write_all(b"MPA ID Rep Frame\x10\x02\x00\x04\x00\x01\x00\x01").unwrap();
+        stream.read_exact(&mut [0; 20]).expect("the initiator's first FPDU: a write of nothing");
+        let start = Instant::now();
+        let header = SegmentHeader::untagged(Opcode::Send, 1);
+        let mut fpdu = (header.len() as u16).to_be_bytes().to_vec();
+        fpdu.extend(&header.emit()[..header.len()]);
+        let mut crc = Crc32c::new();
+        crc.update(&fpdu);
+        fpdu.extend(crc.octets());
+        stream.write_all(&fpdu).unwrap();
+        assert_eq!(rest(&mut stream), b"");
+        let waited = start.elapsed();
+        assert!(child.wait().unwrap().success());
+        assert!(waited >= Duration::from_millis(20), "FIN after {waited:?}");
     });
 }

@@ -34,6 +34,16 @@ pub fn pause(netdev: &str) -> Option<[bool; 3]> {
     answered.then(|| [param[1] != 0, param[2] != 0, param[3] != 0])
 }
 
+/// The receive queues that an interface uses; 1 if its driver does not tell.
+pub fn receive_queues(netdev: &str) -> u32 {
+    const ETHTOOL_GCHANNELS: u32 = 0x3c;
+    // The command, four maxima, and the counts: receive, transmit, other, combined.
+    let mut channels = [ETHTOOL_GCHANNELS, 0, 0, 0, 0, 0, 0, 0, 0];
+    // SAFETY: `channels` is `struct ethtool_channels`: the command and eight numbers.
+    let answered = unsafe { ethtool(netdev, &mut channels) };
+    if answered { channels[5].saturating_add(channels[8]).max(1) } else { 1 }
+}
+
 /// Executes `command`; returns whether the driver answered.
 ///
 /// # Safety

@@ -13,6 +13,12 @@ use ferroce_ipc::Vlan;
 
 use crate::netdev::Netdev;
 
+mod resolver;
+mod veth;
+
+pub use resolver::Resolver;
+pub use veth::{VethPair, create_pair, delete_link, own_ends};
+
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const RTM_NEWLINK: u16 = 16;
@@ -89,13 +95,15 @@ impl AsFd for Monitor {
     }
 }
 
-/// All interfaces of this network namespace, with their addresses.
+/// All interfaces of this network namespace, with their addresses, except the ends of pairs that a broker made ([`create_pair`]).
 pub fn netdevs() -> io::Result<Vec<Netdev>> {
     let mut links = Vec::new();
     // A struct ifinfomsg or ifaddrmsg of zeros selects everything.
     dump(RTM_GETLINK, &[0; 16], |kind, body| {
         if kind == RTM_NEWLINK {
-            links.extend(parse_link(body));
+            links.extend(
+                parse_link(body).filter(|link| !veth::is_own(&link.netdev.name, &link.kind, &link.alias)),
+            );
         }
     })?;
     dump(RTM_GETADDR, &[0; 8], |kind, body| {
@@ -298,6 +306,7 @@ impl AsFd for NeighbourMonitor {
 struct Link {
     netdev: Netdev,
     kind: String,
+    alias: String,
     vlan: Option<Vlan>,
     active_member: Option<u32>,
     lower: Option<u32>,
@@ -318,6 +327,7 @@ fn parse_link(body: &[u8]) -> Option<Link> {
             ..Netdev::default()
         },
         kind: String::new(),
+        alias: String::new(),
         vlan: None,
         active_member: None,
         lower: None,
@@ -342,6 +352,7 @@ fn parse_link(body: &[u8]) -> Option<Link> {
                     }
                 }
             }
+            20 => link.alias = text(value).unwrap_or_default(),
             // IFLA_LINK_NETNSID: the lower interface is in another namespace, where its index belongs to another one
             37 => elsewhere = true,
             _ => {}

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd};
 /// The number of octets that the socket sent, or has yet to send, and that the peer's TCP did not acknowledge (`SIOCOUTQ`).
 ///
 /// # Errors
-/// Those of `ioctl(2)`.
+/// Returns the error of `ioctl(2)`.
 pub fn unacknowledged(socket: impl AsFd) -> io::Result<usize> {
     let mut octets: libc::c_int = 0;
     // SAFETY: TIOCOUTQ, which is SIOCOUTQ, writes one `int`.
@@ -19,7 +19,7 @@ pub fn unacknowledged(socket: impl AsFd) -> io::Result<usize> {
 /// The octets of data in a full TCP segment of a connection as it is now: the MSS without the options (`TCP_MAXSEG`).
 ///
 /// # Errors
-/// Those of `getsockopt(2)`.
+/// Returns the error of `getsockopt(2)`.
 pub fn segment_size(socket: impl AsFd) -> io::Result<u16> {
     let mut octets: libc::c_int = 0;
     let mut len = mem::size_of_val(&octets) as libc::socklen_t;

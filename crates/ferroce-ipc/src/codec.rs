@@ -53,6 +53,14 @@ impl<'a> Reader<'a> {
         Self { bytes, at: 0 }
     }
 
+    /// A field that an older minor version does not send: `None` at the end of the fixed part.
+    pub(crate) fn optional<T>(
+        &mut self,
+        read: impl FnOnce(&mut Self) -> Result<T, MessageError>,
+    ) -> Result<Option<T>, MessageError> {
+        if self.at == self.bytes.len() { Ok(None) } else { read(self).map(Some) }
+    }
+
     pub(crate) fn take(&mut self, count: usize) -> Result<&'a [u8], MessageError> {
         let end = self.at.saturating_add(count);
         let found = self

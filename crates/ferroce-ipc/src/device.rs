@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use ferroce_wire::{Gid, PathMtu};
 
+use crate::datapath::DatapathState;
 use crate::gid::{GidEntry, GidType};
 use crate::kind::LinkKind;
 use crate::settings::LinkSettings;
@@ -33,6 +34,8 @@ pub struct DeviceInfo {
     /// The transport that the device speaks. The field exists since minor version 1 of major version 2; before, all
     /// devices are [`LinkKind::Rxe`].
     pub kind: LinkKind,
+    /// The way that its packets take now. The field exists since minor version 2; before, it is [`DatapathState::Udp`].
+    pub datapath: DatapathState,
     /// The GIDs that are IP addresses, in ascending order of index: those of RoCE. An iWARP device has none, so that
     /// no address finds it and no socket is opened for it. [`DeviceInfo::gid_table`] is the table that programs see.
     pub gids: Vec<GidEntry>,
@@ -53,6 +56,8 @@ impl DeviceInfo {
             return PathMtu::largest_fitting(self.mtu.saturating_add(PathMtu::HEADER_BUDGET));
         }
         let fits = PathMtu::largest_fitting(self.mtu);
+        // A frame of AF_XDP has 3,840 octets in a chunk of 4 KiB, and larger packets would take another way than the small ones.
+        let fits = if self.datapath.is_xdp() { fits.min(PathMtu::B2048) } else { fits };
         self.settings.mtu.map_or(fits, |set| set.min(fits))
     }
 
@@ -176,6 +181,7 @@ mod tests {
             phys_state: PhysState::LinkUp,
             origin,
             kind: LinkKind::Rxe,
+            datapath: Default::default(),
             gids: Vec::new(),
             settings: LinkSettings::default(),
             macs: BTreeMap::new(),

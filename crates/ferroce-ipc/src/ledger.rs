@@ -26,7 +26,7 @@ pub use reader::{DeviceBlock, LedgerReader, Record};
 use records::Fields;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FeLedger");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 const WORD: usize = size_of::<u64>();
 const HEAD: usize = 512;
@@ -92,7 +92,7 @@ impl Table {
 }
 
 /// Words of a queue pair's record: the head and its fields, then its counters.
-const QP_RECORD: usize = 32;
+const QP_RECORD: usize = 48;
 /// Word of a queue pair's record at which its counters begin.
 const QP_COUNTERS: usize = 7;
 const _: () = assert!(QP_COUNTERS + TRANSPORT_COUNTERS.len() <= QP_RECORD);

@@ -13,6 +13,7 @@
 mod client;
 mod codec;
 mod connection;
+mod datapath;
 mod device;
 pub mod doorbell;
 mod embed;
@@ -34,15 +35,16 @@ pub mod trust;
 pub use client::{Answer, Client, ClientError};
 pub use codec::MessageError;
 pub use connection::{Connection, Listener, Peer, Received};
+pub use datapath::{Datapath, DatapathState, XdpPorts};
 pub use device::{DeviceInfo, GID_TABLE, Listing, Origin, PhysState};
 pub use embed::EmbedError;
 pub use gid::{GidEntry, GidType};
 pub use kind::LinkKind;
 pub use message::{
     ALL_USERS, AddressSockets, CmBind, CmDone, CmIdEntry, CmIdState, CmNotice, CmRequest, CmStatus,
-    DEVICE_BYTES, GID_BYTES, Hello, IWARP_MINOR, LAST_MEMBER, LeaseEntry, Leased, MAC_BYTES, MAJOR,
-    MAX_MESSAGE, MEMBER_SLOTS, MINOR, Message, PORT_BLOCK, RULE_BYTES, Refusal, RefusalCode, ResourceCounts,
-    SHOW_MADS, STATUS_PROGRAMS, Status, is_leasable,
+    DEVICE_BYTES, DPDK_MINOR, DPDK_PREFIX, GID_BYTES, Hello, IWARP_MINOR, LAST_MEMBER, LeaseEntry, Leased,
+    MAC_BYTES, MAJOR, MAX_MESSAGE, MEMBER_SLOTS, MINOR, Message, PORT_BLOCK, QpnOrder, RULE_BYTES, Refusal,
+    RefusalCode, ResourceCounts, SHOW_MADS, STATUS_PROGRAMS, Status, XDP_MINOR, is_leasable,
 };
 pub use netdev::{NetdevInfo, Pause, Vlan};
 pub use null::null_stream;

@@ -35,10 +35,18 @@ pub const SHOW_MADS: u64 = 1;
 /// Bit of [`Hello::features`] of a broker: it serves all users, and an administrator or the service manager starts the next one.
 pub const ALL_USERS: u64 = 2;
 /// Minor version: grows with every new message kind or field. Each end skips optional fields that it does not know.
-pub const MINOR: u16 = 1;
+pub const MINOR: u16 = 3;
 /// The minor version since which there are devices of the kind [`LinkKind::Siw`]. A broker does not tell an older program of
 /// them, since it would take them for RoCE, and a program neither tells an older broker of them nor asks for one.
 pub const IWARP_MINOR: u16 = 1;
+/// The minor version since which there is [`Message::OpenXdp`].
+pub const XDP_MINOR: u16 = 2;
+/// The minor version since which [`Message::LinkAdd`] can name a device of DPDK, and programs know [`DatapathState::Dpdk`].
+///
+/// [`DatapathState::Dpdk`]: crate::DatapathState::Dpdk
+pub const DPDK_MINOR: u16 = 2;
+/// The beginning of the netdev in a [`Message::LinkAdd`] that names a device of DPDK.
+pub const DPDK_PREFIX: &str = "dpdk:";
 
 /// One message between a program and the broker. Requests carry an id other than 0, answers repeat it, notifications
 /// have id 0.
@@ -80,7 +88,8 @@ pub enum Message {
         name: String,
         /// The transport of the device. [`LinkKind::Siw`] exists since [`IWARP_MINOR`].
         kind: LinkKind,
-        /// Name of the interface.
+        /// Name of the interface; or, since [`DPDK_MINOR`], [`DPDK_PREFIX`] and DPDK's device arguments: 1 to 256 octets without
+        /// spaces.
         netdev: String,
         /// Not to outlive the broker.
         transient: bool,
@@ -177,6 +186,23 @@ pub enum Message {
         direct: bool,
         /// The slots of the other program.
         slots: Vec<u16>,
+    },
+    /// Asks for an AF_XDP socket on the interface of a device whose [`DeviceInfo::datapath`] is AF_XDP, for a program that holds
+    /// slots. Answered by [`Message::Xdp`]; an earlier one of the program on that interface is closed.
+    OpenXdp {
+        /// The interface's index.
+        ifindex: u32,
+        /// Whether the program knows direct ports. Older programs do not send the field, which is then false.
+        direct: bool,
+    },
+    /// An AF_XDP socket. The descriptors are the bound socket, whose rings can be mapped, and the file that is its memory of packets.
+    /// XDP programs of the broker decide which packets arrive there and, unless it is `direct`, which may leave.
+    Xdp {
+        /// The index of the device's interface.
+        ifindex: u32,
+        /// Whether the socket is at the interface itself, so that the program writes the hardware addresses of its frames. The broker checks
+        /// none of them.
+        direct: bool,
     },
     /// Ends the broker. Answered by [`Message::Done`], and then by the end of the connection.
     Stop {
@@ -285,6 +311,19 @@ pub struct Leased {
     pub addresses: u16,
     /// A warning for the user, such as an address whose port another process holds; may be empty.
     pub notice: String,
+    /// The order in which the program takes its queue pair numbers. A broker before minor version 3 gives none.
+    pub order: Option<QpnOrder>,
+}
+
+/// The order in which a program takes the numbers of its slots. Successive programs on one slot have the same key and other
+/// starts. A number that one program used is thus not among the first of the next: a peer still knows it, and refuses a
+/// connection from it as stale (IBTA 12.9.8.3.1), until that peer's time-wait is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpnOrder {
+    /// Random, not 0, and the same for all programs of one user on a member. It permutes the numbers.
+    pub key: u64,
+    /// The position of the first number among the 65,536 of a member.
+    pub start: u16,
 }
 
 /// See [`Message::Address`].
@@ -443,6 +482,8 @@ impl Message {
             Self::OpenPipe(_) => 25,
             Self::Pipe { .. } => 26,
             Self::ResumeByRings(_) => 27,
+            Self::OpenXdp { .. } => 28,
+            Self::Xdp { .. } => 29,
             Self::ListNetdevs => 30,
             Self::Netdevs(_) => 31,
             Self::LinkStart => 32,
@@ -466,6 +507,7 @@ impl Message {
             Self::Resume(_) | Self::Parked | Self::Ledger | Self::LedgerOf(_) => 1,
             Self::OpenRings { .. } | Self::Rings => 1,
             Self::OfferPipes { direct } => 1 + usize::from(*direct),
+            Self::Xdp { .. } => 2,
             Self::Pipe { direct, .. } => 3 + usize::from(*direct),
             _ => 0,
         }

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use ferroce_wire::{Gid, PathMtu};
 
+use crate::datapath::{Datapath, XdpPorts};
 use crate::gid::GidType;
 use crate::kind::LinkKind;
 
@@ -31,6 +32,10 @@ pub struct LinkSettings {
     pub roce: bool,
     /// Largest path MTU of its port, whatever the interface would carry.
     pub mtu: Option<PathMtu>,
+    /// The way that its packets take, if that is possible; [`DatapathState`](crate::DatapathState) says which one it is.
+    pub datapath: Datapath,
+    /// Which AF_XDP sockets programs get.
+    pub xdp_ports: XdpPorts,
 }
 
 impl Default for LinkSettings {
@@ -45,6 +50,8 @@ impl Default for LinkSettings {
             crc: true,
             roce: true,
             mtu: None,
+            datapath: Datapath::default(),
+            xdp_ports: XdpPorts::default(),
         }
     }
 }
@@ -119,6 +126,8 @@ impl LinkSettings {
             Setting::Crc(check) => new.crc = check,
             Setting::Roce(on) => new.roce = on,
             Setting::Mtu(mtu) => new.mtu = mtu,
+            Setting::Datapath(datapath) => new.datapath = datapath,
+            Setting::XdpPorts(ports) => new.xdp_ports = ports,
             Setting::Unknown(kind) => return Err(format!("this ferroced does not know setting {kind}")),
         }
         Ok(new)
@@ -153,6 +162,10 @@ pub enum Setting {
     Roce(bool),
     /// [`LinkSettings::mtu`].
     Mtu(Option<PathMtu>),
+    /// [`LinkSettings::datapath`].
+    Datapath(Datapath),
+    /// [`LinkSettings::xdp_ports`].
+    XdpPorts(XdpPorts),
     /// A setting that only a newer build knows, by its number.
     Unknown(u8),
 }
@@ -175,6 +188,8 @@ impl Setting {
             Self::Rule(_) | Self::NoRule { .. } => "tc",
             Self::Roce(_) => "roce",
             Self::Mtu(_) => "mtu",
+            Self::Datapath(_) => "datapath",
+            Self::XdpPorts(_) => "xdp-ports",
         };
         Err(format!("{word} means nothing on an iWARP link; only crc can be set there"))
     }

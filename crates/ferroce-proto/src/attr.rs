@@ -249,3 +249,29 @@ impl Default for QpAttr {
         }
     }
 }
+
+/// The reaction of a reliable queue pair to congestion that the network marks (RoCEv2 annex A17.9), see
+/// [`QueuePair::set_congestion_control`](crate::QueuePair::set_congestion_control).
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum CongestionControl {
+    /// CNPs are counted, and nothing else.
+    Off,
+    /// It slows down when CNPs come, by the rules of DCQCN.
+    #[default]
+    React,
+    /// That, and it sends a CNP when packets of the peer come marked.
+    Full,
+}
+
+/// How a reliable queue pair sends again what was lost, see [`QueuePair::set_selective_repeat`](crate::QueuePair::set_selective_repeat).
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum SelectiveRepeat {
+    /// All from the first lost packet on, as the specification says. A peer's offers are ignored.
+    #[default]
+    Off,
+    /// Offered to the peer by a reserved bit of each request that asks for an acknowledgement. Without an answer it is as
+    /// [`Off`](Self::Off).
+    Offered,
+    /// Agreed upon before, by connection management.
+    Agreed,
+}

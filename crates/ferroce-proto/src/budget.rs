@@ -4,6 +4,8 @@ use core::hash::{Hash, Hasher};
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use crate::hold::HoldPool;
+
 /// Octets on their way, of all queue pairs of a process: to each destination address, and asked for by READs into the
 /// process. A receive buffer is the process's, not a queue pair's, so the limits are too.
 ///
@@ -14,6 +16,7 @@ pub struct Budget {
     turns: bool,
     reads: Shares,
     destinations: [Shares; DESTINATIONS],
+    hold: HoldPool,
 }
 
 /// One limit that queue pairs share.
@@ -51,6 +54,7 @@ impl Budget {
             turns: false,
             reads: Shares::new(),
             destinations: [const { Shares::new() }; DESTINATIONS],
+            hold: HoldPool::new(),
         }
     }
 
@@ -58,6 +62,22 @@ impl Budget {
     /// [`QueuePair::waits_for_budget`](crate::QueuePair::waits_for_budget).
     pub fn with_turns(granted_rcvbuf: usize) -> Self {
         Self { turns: true, ..Self::new(granted_rcvbuf) }
+    }
+
+    /// With memory for so many blocks of 64 KiB in which responders hold requests that came too early, at most 128. A queue
+    /// pair takes up to four; where none is left it drops such requests.
+    #[must_use]
+    pub fn with_hold_blocks(self, blocks: usize) -> Self {
+        Self { hold: HoldPool::with_blocks(blocks.min(HoldPool::BLOCKS)), ..self }
+    }
+
+    /// Blocks of memory to hold requests in that no queue pair has.
+    pub fn hold_blocks_available(&self) -> usize {
+        self.hold.available()
+    }
+
+    pub(crate) const fn hold(&self) -> &HoldPool {
+        &self.hold
     }
 
     /// Whether queue pairs that wait get their turns.

@@ -51,7 +51,7 @@ pub enum WcOpcode {
 }
 
 impl WcOpcode {
-    /// That of a send work request.
+    /// The opcode in the completion of a send work request.
     pub(crate) const fn of(op: &SendOp) -> Self {
         match op {
             SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => Self::Send,

@@ -20,6 +20,7 @@ pub mod cm;
 mod completion;
 mod counters;
 mod error;
+mod hold;
 pub mod iwarp;
 mod memory;
 mod qp;
@@ -29,7 +30,9 @@ mod sg;
 mod srq;
 mod work_request;
 
-pub use attr::{QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpState, Service};
+pub use attr::{
+    CongestionControl, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpState, SelectiveRepeat, Service,
+};
 pub use budget::Budget;
 pub use completion::{AsyncEvent, NetworkHeader, QpEvent, WcOpcode, WcStatus, WorkCompletion};
 pub use counters::Counters;

@@ -71,19 +71,11 @@ impl Connection {
 }
 
 /// The port of a stream.
-struct Ports {
-    /// Of RoCE; `None` at an address of an iWARP device.
-    broker: Option<cm::Port>,
-    /// Of iWARP, until a connection or a listener takes it.
-    tcp: Option<engine::iwarp::Port>,
+struct Port {
+    ports: engine::iwarp::Ports,
     listener: Option<engine::iwarp::Listener>,
+    /// A connection takes the port of TCP, and leaves the number.
     number: u16,
-}
-
-impl Ports {
-    fn number(&self) -> u16 {
-        self.number
-    }
 }
 
 /// The addresses of an accepted stream.
@@ -107,7 +99,7 @@ struct State {
     remote: Option<SocketAddr>,
     mtu: Option<PathMtu>,
     role: Role,
-    port: Option<Ports>,
+    port: Option<Port>,
     link: Option<Link>,
     connection: Option<Connection>,
     failure: Option<Failure>,

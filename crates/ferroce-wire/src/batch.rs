@@ -109,15 +109,8 @@ impl<'b> TxBatch<'b> {
     ) -> Result<(), PushError<E>> {
         let wire_len = head.wire_len(payload_len).map_err(PushError::Wire)?;
         let slot = head.bth.dest_qp.value() >> 16;
-        if let Some(first) = &self.first {
-            let goes_with = !first.closed
-                && wire_len <= first.segment_size
-                && slot == first.slot
-                && self.segments < self.limits.max_segments
-                && *flow == first.flow;
-            if !goes_with {
-                return Err(PushError::Full);
-            }
+        if !self.takes(flow, slot, wire_len) {
+            return Err(PushError::Full);
         }
         let have = self.buf.len();
         let Some(segment) = self.buf.get_mut(self.filled..).and_then(|free| free.get_mut(..wire_len)) else {
@@ -138,6 +131,60 @@ impl<'b> TxBatch<'b> {
         // The packet is hashed here because it is still in the first-level cache.
         if !self.unsealed {
             self.starts.get().of(flow, wire_len).seal(ip_id(self.limits.gso, self.segments), segment);
+        }
+        first.closed = wire_len < first.segment_size;
+        self.filled += wire_len;
+        self.segments += 1;
+        Ok(())
+    }
+
+    /// Whether a packet of this length matches those before it.
+    fn takes(&self, flow: &Flow, slot: u32, wire_len: usize) -> bool {
+        self.first.as_ref().is_none_or(|first| {
+            !first.closed
+                && wire_len <= first.segment_size
+                && slot == first.slot
+                && self.segments < self.limits.max_segments
+                && *flow == first.flow
+        })
+    }
+
+    /// Adds a packet that was built before, from BTH to ICRC, and computes its ICRC anew, because its place decides the identification that it
+    /// leaves with. `flip` is a bit that is wrong afterwards: the octet, and the bit from the lowest.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::push`]; [`WireError::Truncated`] for less than a BTH with an ICRC.
+    pub fn push_copy(
+        &mut self,
+        flow: &Flow,
+        packet: &[u8],
+        flip: Option<(u16, u8)>,
+    ) -> Result<(), PushError<core::convert::Infallible>> {
+        let [_, _, _, _, _, slot, _, _, _, _, _, _, _, _, _, _, ..] = packet else {
+            return Err(PushError::Wire(WireError::Truncated { need: 16, have: packet.len() }));
+        };
+        let (slot, wire_len) = (u32::from(*slot), packet.len());
+        if !self.takes(flow, slot, wire_len) {
+            return Err(PushError::Full);
+        }
+        let have = self.buf.len();
+        let Some(segment) = self.buf.get_mut(self.filled..).and_then(|free| free.get_mut(..wire_len)) else {
+            return Err(match self.filled {
+                0 => PushError::Wire(WireError::BufferTooSmall { need: wire_len, have }),
+                _ => PushError::Full,
+            });
+        };
+        segment.copy_from_slice(packet);
+        let first =
+            self.first.get_or_insert(First { flow: *flow, slot, segment_size: wire_len, closed: false });
+        if !self.unsealed {
+            self.starts.get().of(flow, wire_len).seal(ip_id(self.limits.gso, self.segments), segment);
+        }
+        if let Some((octet, bit)) = flip
+            && let Some(octet) = segment.get_mut(usize::from(octet))
+        {
+            *octet ^= 1 << (bit & 7);
         }
         first.closed = wire_len < first.segment_size;
         self.filled += wire_len;

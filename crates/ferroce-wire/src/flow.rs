@@ -67,6 +67,16 @@ impl LinkLayer {
 }
 
 impl Flow {
+    /// Bits of the traffic class by which a router says that the packet met congestion (CE, RFC 3168 section 5).
+    pub const CONGESTION_EXPERIENCED: u8 = 0b11;
+    /// Bits of the traffic class by which a sender says that it understands such marks (ECT(0)).
+    pub const ECN_CAPABLE: u8 = 0b10;
+
+    /// Whether the packet met congestion on its way.
+    pub const fn is_marked(&self) -> bool {
+        self.traffic_class & Self::CONGESTION_EXPERIENCED == Self::CONGESTION_EXPERIENCED
+    }
+
     /// Octets of [`Flow::grh_area`].
     pub const GRH_AREA: usize = 40;
 

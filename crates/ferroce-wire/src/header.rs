@@ -19,6 +19,9 @@ pub struct Bth {
     pub dest_qp: Qpn,
     /// A: the requester requests an acknowledgement.
     pub ack_req: bool,
+    /// A reserved bit in front of the PSN, the first behind A. Ferroce offers selective repeat by it; every other peer leaves it clear and
+    /// ignores it.
+    pub extended: bool,
     /// Packet sequence number.
     pub psn: Psn,
 }
@@ -29,6 +32,7 @@ impl Bth {
     const FECN: u8 = 0x80;
     const BECN: u8 = 0x40;
     const A: u8 = 0x80;
+    const EXTENDED: u8 = 0x40;
 
     /// A BTH in the default partition with all flags clear.
     pub const fn new(dest_qp: Qpn, psn: Psn) -> Self {
@@ -40,6 +44,7 @@ impl Bth {
             becn: false,
             dest_qp,
             ack_req: false,
+            extended: false,
             psn,
         }
     }
@@ -53,6 +58,7 @@ impl Bth {
             becn: raw.ecn & Self::BECN != 0,
             dest_qp: Qpn::from_be_bytes(raw.dest_qp),
             ack_req: raw.ack_req & Self::A != 0,
+            extended: raw.ack_req & Self::EXTENDED != 0,
             psn: Psn::from_be_bytes(raw.psn),
         }
     }
@@ -66,7 +72,7 @@ impl Bth {
             pkey: self.pkey.value().into(),
             ecn: bit(self.fecn, Self::FECN) | bit(self.becn, Self::BECN),
             dest_qp: self.dest_qp.to_be_bytes(),
-            ack_req: bit(self.ack_req, Self::A),
+            ack_req: bit(self.ack_req, Self::A) | bit(self.extended, Self::EXTENDED),
             psn: self.psn.to_be_bytes(),
         }
     }

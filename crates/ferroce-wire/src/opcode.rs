@@ -16,6 +16,8 @@ pub enum Service {
     Cnp = 0x80,
     /// Extended Reliable Connection (annex A14).
     Xrc = 0xa0,
+    /// Opcodes that IBTA leaves to manufacturers (table 38). Ferroce has one.
+    Manufacturer = 0xc0,
 }
 
 /// The opcode octet of a BTH: any value.
@@ -25,6 +27,9 @@ pub struct WireOpcode(pub u8);
 impl WireOpcode {
     /// Congestion notification packet.
     pub const CNP: Self = Self(0x81);
+
+    /// Ferroce's report of held requests, to a peer that agreed to selective repeat.
+    pub const SACK: Self = Self(0xc1);
 
     /// The table entry; `None` if no service assigns the opcode.
     pub fn info(self) -> Option<&'static OpcodeInfo> {
@@ -67,8 +72,10 @@ impl Headers {
     pub const IETH: Self = Self(1 << 9);
     /// The 16 reserved octets of a CNP.
     pub const CNP: Self = Self(1 << 10);
+    /// The 16 octets of a SACK: which requests are held.
+    pub const HELD: Self = Self(1 << 11);
 
-    const LENGTHS: [u8; 11] = [4, 4, 8, 4, 16, 28, 4, 8, 4, 4, 16];
+    const LENGTHS: [u8; 12] = [4, 4, 8, 4, 16, 28, 4, 8, 4, 4, 16, 16];
 
     /// The union of both sets.
     pub const fn with(self, other: Self) -> Self {
@@ -127,7 +134,7 @@ impl PayloadRule {
 pub struct OpcodeInfo {
     /// The service of the opcode.
     pub service: Service,
-    /// The operation by its name on RC, which other services share; `None` for CNP and RD's ReSync.
+    /// The operation by its name on RC, which other services share; `None` for CNP, SACK and RD's ReSync.
     pub operation: Option<RcOpcode>,
     /// Extension headers.
     pub headers: Headers,
@@ -269,6 +276,8 @@ const fn build() -> [Option<OpcodeInfo>; 256] {
         table[cnp] = line(Service::Cnp, None, H::CNP, PayloadRule::None);
         cnp += 1;
     }
+    table[WireOpcode::SACK.0 as usize] =
+        line(Service::Manufacturer, None, H::AETH.with(H::HELD), PayloadRule::None);
     table
 }
 

@@ -44,6 +44,13 @@ pub enum Operation<'a> {
     },
     /// Congestion notification (RoCEv2 A17.9.3): the peer's traffic from us was marked.
     Cnp,
+    /// Selective acknowledgement of a reliable responder, between peers that agreed to it. The PSN is the expected one.
+    Sack {
+        /// Syndrome and MSN, as in an ACK.
+        aeth: Aeth,
+        /// Bit `i`: the request `i + 1` PSNs behind the expected one is held until its turn.
+        held: u128,
+    },
 }
 
 /// A packet of RC or XRC.
@@ -117,6 +124,7 @@ impl<'a> Operation<'a> {
             Self::Ud(_) => Service::Ud,
             Self::Xrc { .. } => Service::Xrc,
             Self::Cnp => Service::Cnp,
+            Self::Sack { .. } => Service::Manufacturer,
         }
     }
 
@@ -126,7 +134,7 @@ impl<'a> Operation<'a> {
             Self::Rc(packet) | Self::Xrc { packet, .. } => packet.payload(),
             Self::Uc(request) => request.payload(),
             Self::Ud(packet) => packet.payload,
-            Self::Cnp => &[],
+            Self::Cnp | Self::Sack { .. } => &[],
         }
     }
 
@@ -141,6 +149,7 @@ impl<'a> Operation<'a> {
                 WireOpcode::of(Service::Xrc, packet.opcode()).filter(|_| asks == srq.is_some())
             }
             Self::Cnp => Some(WireOpcode::CNP),
+            Self::Sack { .. } => Some(WireOpcode::SACK),
         }
     }
 }

@@ -137,7 +137,11 @@ fn request<'p, 'a>(packet: &'p mut Packet<'a>) -> Option<&'p mut Request<'a>> {
         Operation::Rc(RcPacket::Request(request))
         | Operation::Uc(request)
         | Operation::Xrc { packet: RcPacket::Request(request), .. } => Some(request),
-        Operation::Rc(_) | Operation::Xrc { .. } | Operation::Ud(_) | Operation::Cnp => None,
+        Operation::Rc(_)
+        | Operation::Xrc { .. }
+        | Operation::Ud(_)
+        | Operation::Cnp
+        | Operation::Sack { .. } => None,
     }
 }
 

@@ -11,10 +11,10 @@ use ferroce_wire::{
 use proptest::prelude::*;
 
 fn bth() -> impl Strategy<Value = Bth> {
-    (any::<[bool; 5]>(), any::<u16>(), any::<u32>(), any::<u32>()).prop_map(|(flags, pkey, qpn, psn)| {
-        let [solicited, mig_req, fecn, becn, ack_req] = flags;
+    (any::<[bool; 6]>(), any::<u16>(), any::<u32>(), any::<u32>()).prop_map(|(flags, pkey, qpn, psn)| {
+        let [solicited, mig_req, fecn, becn, ack_req, extended] = flags;
         let (dest_qp, psn) = (Qpn::new(qpn), Psn::new(psn));
-        Bth { solicited, mig_req, pkey: Pkey::new(pkey), fecn, becn, dest_qp, ack_req, psn }
+        Bth { solicited, mig_req, pkey: Pkey::new(pkey), fecn, becn, dest_qp, ack_req, extended, psn }
     })
 }
 
@@ -100,6 +100,10 @@ fn operation(payload: &'static [u8]) -> impl Strategy<Value = Operation<'static>
         response(payload)
             .prop_map(|response| Operation::Xrc { srq: None, packet: RcPacket::Response(response) }),
         Just(Operation::Cnp),
+        any::<(u32, u128)>().prop_map(|(msn, held)| Operation::Sack {
+            aeth: Aeth { syndrome: Syndrome::from_byte(0x60), msn: Msn::new(msn) },
+            held,
+        }),
     ]
 }
 

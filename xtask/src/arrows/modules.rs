@@ -12,8 +12,8 @@ use crate::report::Checks;
 const ORDER: &[(&str, &str)] = &[
     (
         "ferroce-broker",
-        "early_requests gid_table gsi holder link_file owner_file devices namespace ports cm slots switch sys access \
-         parking system groups logic server embedded detach log",
+        "early_requests gid_table gsi holder link_file owner_file devices namespace ports cm slots numbers privilege by_pair dpdk switch sys access \
+         parking xdp system groups logic server embedded detach log",
     ),
     (
         "ferroce-capi",
@@ -23,15 +23,14 @@ const ORDER: &[(&str, &str)] = &[
     ),
     (
         "ferroce-engine",
-        "error limit clock sync handover attr signal sleepers moderation counters publisher memory direct qpn device \
-         wall_clock broker rings pipes frames tx tx_path transmit streams lane mcast sleep engine notify async_queue context \
+        "error limit congestion selective_repeat clock sync handover attr signal sleepers moderation counters publisher memory direct qpn device \
+         wall_clock broker rings pipes frames tx xdp tx_path faults transmit streams lane mcast sleep engine notify async_queue context \
          device_memory pd mr mw ah channel cq srq xrc qp async_event sysfs cm iwarp",
     ),
 ];
 
 /// Top-level modules that still use each other in a circle, and why.
 const CIRCLES: &[(&str, &str, &str)] = &[
-    ("ferroce-datapath", "fault udp", "faults are injected into the batches of udp"),
     ("ferroce-engine", "channel cq", "a channel lists the queues that report to it"),
     ("ferroce-engine", "srq xrc", "a domain lists the queues that peers name in it"),
     ("ferroce-proto", "attr error receive srq", "errors name what they are about, re-exported by the root"),

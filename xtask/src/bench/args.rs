@@ -60,6 +60,12 @@ pub struct BenchArgs {
     /// iWARP instead, beside TCP, on lo, on a veth, and on a veth that loses packets.
     #[arg(long)]
     pub iwarp: bool,
+    /// AF_XDP instead, beside UDP sockets, on a veth.
+    #[arg(long, conflicts_with = "iwarp")]
+    pub xdp: bool,
+    /// Losses of packets instead, with and without selective repeat, beside TCP, on a veth.
+    #[arg(long, conflicts_with_all = ["iwarp", "xdp"])]
+    pub loss: bool,
     /// `ferroce resource show` with many queue pairs instead.
     #[arg(long)]
     pub objects: bool,
@@ -85,9 +91,14 @@ impl BenchArgs {
     pub fn line(&self) -> String {
         let mut line = format!("cargo xtask bench --rounds {}", self.rounds);
         line.extend(self.rows.iter().map(|filter| format!(" --rows {filter:?}")));
-        for (given, name) in
-            [(self.iwarp, " --iwarp"), (self.all, " --all"), (self.quick, " --quick"), (self.save, " --save")]
-        {
+        for (given, name) in [
+            (self.iwarp, " --iwarp"),
+            (self.xdp, " --xdp"),
+            (self.loss, " --loss"),
+            (self.all, " --all"),
+            (self.quick, " --quick"),
+            (self.save, " --save"),
+        ] {
             line += if given { name } else { "" };
         }
         line

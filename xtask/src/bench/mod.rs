@@ -8,9 +8,9 @@ mod connect;
 mod ends;
 mod flame;
 mod guest;
-mod iwarp;
 mod memory;
 mod objects;
+mod pairs;
 mod profile;
 mod rows;
 mod runner;
@@ -61,8 +61,8 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
     if args.guest {
         return rxe::run(args);
     }
-    if args.iwarp {
-        return iwarp::run(args);
+    if args.iwarp || args.xdp || args.loss {
+        return pairs::run(args);
     }
     Programs::ensure(&[debian::BASIC, debian::BENCH])?;
     let dist = match &args.dist {

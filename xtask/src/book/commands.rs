@@ -47,11 +47,28 @@ pub fn check(pages: &[Page], checks: &mut Checks) {
 fn commands(line: &str) -> Vec<Vec<String>> {
     let line = line.split_once("  #").map_or(line, |(front, _)| front);
     let separators: &[&str] = &["&&", "||", "|", ";", "$(", "`"];
-    let mut parts = vec![line];
+    let line = without_quoted(line);
+    let mut parts = vec![line.as_str()];
     for separator in separators {
         parts = parts.into_iter().flat_map(|part| part.split(separator)).collect();
     }
     parts.into_iter().filter_map(one).collect()
+}
+
+/// The line with one word in the place of each text between single quotes, which begin behind a space or `=`.
+fn without_quoted(line: &str) -> String {
+    let mut out = String::new();
+    let mut rest = line;
+    while let Some(at) = rest.find([' ', '=']) {
+        let (front, behind) = rest.split_at(at + 1);
+        out.push_str(front);
+        rest = behind;
+        if let Some((_, after)) = rest.strip_prefix('\'').and_then(|quoted| quoted.split_once('\'')) {
+            out.push_str("quoted");
+            rest = after;
+        }
+    }
+    out + rest
 }
 
 fn one(part: &str) -> Option<Vec<String>> {
@@ -140,6 +157,10 @@ mod tests {
         assert_eq!(found("  - run: ferroce/bin/ferroce doctor || true"), ["doctor"]);
         assert_eq!(found("FERROCE_LOG=debug ferroce status; ferroce stop"), ["status", "stop"]);
         assert_eq!(found("server$ ferroce run -- x > y &"), ["run -- x"]);
+        assert_eq!(
+            found("$ ferroce run --fault 'seed=7; drop' -- ferroce's"),
+            ["run --fault quoted -- ferroce's"]
+        );
         assert!(found("the program ferroce runs").is_empty() && found("cargo add ferroce").is_empty());
     }
 
@@ -150,6 +171,6 @@ mod tests {
         assert_eq!(judged("ferroce link set", false), None);
         assert!(judged("ferroce link set", true).is_some());
         assert!(judged("ferroce ping", false).is_some());
-        assert!(judged("ferroce run --fault x -- CMD", false).is_some());
+        assert!(judged("ferroce run --fualt x -- CMD", false).is_some());
     }
 }

@@ -112,7 +112,7 @@ fn merged(earlier: Vec<Outcome>, fresh: &[Outcome]) -> Vec<Outcome> {
 fn inside(args: &CompatArgs, dist: Dist) -> Result<Vec<Outcome>> {
     netns::is_our_own()?;
     netns::raise_loopback()?;
-    let bed = Bed::new(dist, None, Programs::default(), true)?;
+    let bed = Bed::new(dist, Programs::default(), true)?;
     compat::run(&bed, &args.names, args.rounds)
 }
 

@@ -11,12 +11,18 @@ use crate::dist::Dist;
 use crate::exchange::Logs;
 use crate::tree;
 
+/// The index of the entry of `address` in the output of `ferroce gid show`, for `version` v1 or v2 of RoCE.
+pub fn gid_index(shown: &str, address: &str, version: &str) -> Option<u32> {
+    // IPv4 addresses are shown as mapped ones.
+    let entry = format!("{address} type RoCE {version}");
+    let line = shown.lines().find(|line| line.contains(&entry))?;
+    line.split_whitespace().skip_while(|word| *word != "index").nth(1)?.parse().ok()
+}
+
 /// The test bed.
 pub struct Bed {
     /// The distribution under test.
     pub dist: Dist,
-    /// The same with a library that mistreats packets, where it was built.
-    pub faulty: Option<Dist>,
     /// Debian's programs.
     pub programs: Programs,
     /// The whole matrix, not only the quick part.
@@ -28,10 +34,10 @@ pub struct Bed {
 
 impl Bed {
     /// Logs go to `target/xtask/e2e`.
-    pub fn new(dist: Dist, faulty: Option<Dist>, programs: Programs, all: bool) -> Result<Self> {
+    pub fn new(dist: Dist, programs: Programs, all: bool) -> Result<Self> {
         let logs = tree::target().join("xtask").join("e2e");
         std::fs::create_dir_all(&logs)?;
-        Ok(Self { dist, faulty, programs, all, logs: Logs(logs), next_port: AtomicU16::new(20_000) })
+        Ok(Self { dist, programs, all, logs: Logs(logs), next_port: AtomicU16::new(20_000) })
     }
 
     /// A TCP port that no earlier check of this run used.

@@ -38,7 +38,7 @@ mount -t proc proc "$1/proc" 2>/dev/null || true
 put() { mkdir -p "$1$(dirname "$2")"; cp -L "$2" "$1$2"; }
 program=$(command -v rping)
 put "$1" "$program"
-# Those of ours are links to one file, in a folder of the loader's.
+# Our libraries are links to one file, in a folder of the loader's.
 libraries=$(ldd "$program" | sed -n 's/.*[ \t]\(\/[^ ]*\) (0x.*/\1/p')
 for library in $libraries; do
     case $(basename "$library") in

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 
-use super::Bed;
+use super::{Bed, gid_index};
 use crate::cc;
 use crate::exchange::{Exchange, Meeting};
 use crate::job::{self, Job};
@@ -97,11 +97,9 @@ impl Wire<'_> {
         loop {
             let index = |server: bool, address: &str| -> Result<Option<u32>> {
                 let text = self.ferroce(server, "gid show fr1")?;
-                let line = text.lines().find(|line| line.contains(address) && line.contains("RoCE v2"));
-                let word = line.and_then(|line| line.split_whitespace().skip_while(|w| *w != "index").nth(1));
-                Ok(word.and_then(|word| word.parse().ok()))
+                Ok(gid_index(&text, address, "v2"))
             };
-            match (index(true, " fd80::2 ")?, index(false, " fd80::1 ")?) {
+            match (index(true, "fd80::2")?, index(false, "fd80::1")?) {
                 (Some(there), Some(here)) if there == here => return Ok(here),
                 found => ensure!(Instant::now() < deadline, "no common index of IPv6 addresses: {found:?}"),
             }
@@ -142,11 +140,8 @@ impl Gids {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
             let text = wire.ferroce(false, "gid show fr1")?;
-            let index = |kind: &str| {
-                let line = text.lines().find(|line| line.contains("10.80.0.1 ") && line.contains(kind))?;
-                line.split_whitespace().skip_while(|word| *word != "index").nth(1)?.parse().ok()
-            };
-            match (index("RoCE v1"), index("RoCE v2")) {
+            let index = |version| gid_index(&text, "10.80.0.1", version);
+            match (index("v1"), index("v2")) {
                 (Some(v1), Some(v2)) => return Ok(Self { v1, v2 }),
                 _ => ensure!(Instant::now() < deadline, "no GIDs of both versions in\n{text}"),
             }

@@ -14,7 +14,7 @@ use crate::exchange::{Logs, has_listener};
 use crate::iwarp::drive::{self, Ends, PROBE};
 use crate::iwarp::net::{self, Namespace};
 use crate::iwarp::programs::{self, Row};
-use crate::iwarp::wire::{self, Capture};
+use crate::iwarp::wire;
 use crate::job::{self, Job};
 use crate::report::Checks;
 
@@ -269,15 +269,15 @@ impl Pair<'_> {
     fn captured(&self, checks: &mut Checks, crc: bool) -> Result<Option<PathBuf>> {
         let name = format!("iwarp-{}-crc-{crc}", self.net.name);
         let [netdev, _] = self.net.netdevs;
-        let front = self.net.front(true);
-        match Capture::start(front, &self.bed.programs, &self.bed.logs, &name, netdev)? {
+        let front = || self.net.front(true);
+        let captured = wire::capture(&front, &self.bed.programs, &self.bed.logs, &name, netdev, &mut || {
+            self.rows(checks, &programs::sample(false), false)
+        });
+        match captured? {
+            Ok(file) => Ok(Some(file)),
             Err(why) => {
                 checks.skip(&name, &why);
                 Ok(None)
-            }
-            Ok(capture) => {
-                self.rows(checks, &programs::sample(false), false)?;
-                capture.end().map(Some)
             }
         }
     }

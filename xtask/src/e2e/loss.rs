@@ -1,5 +1,4 @@
-//! Loss, duplication, reordering and bursts on real sockets: a library built with the feature `fault`, whose
-//! receiving side mistreats datagrams as `FERROCE_FAULT` says.
+//! Loss, duplication, reordering and bursts on real sockets, by `FERROCE_FAULT`: every octet arrives all the same.
 
 use std::time::Duration;
 
@@ -19,11 +18,11 @@ const FAULTS: [&str; 3] = [
 /// Programs whose two ends part by TCP: one that ends on its last ACK, as ibv_rc_pingpong does, leaves a peer that
 /// lost that ACK with nobody to ask, on a card too.
 pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
-    let Some(faulty) = &bed.faulty else {
-        checks.skip("loss", "the library with faults is built with --all only");
+    if !bed.all {
+        checks.skip("loss", "minutes long: with --all only");
         return Ok(());
-    };
-    let vbench = cc::ours("vbench", faulty, &bed.programs)?.display().to_string();
+    }
+    let vbench = cc::ours("vbench", &bed.dist, &bed.programs)?.display().to_string();
     for fault in FAULTS {
         for words in [
             "VBENCH -g 0 send-poll 4096 500",
@@ -49,7 +48,7 @@ fn exchange(bed: &Bed, fault: &str, words: &str) -> Exchange<'static> {
     let flag = if program.ends_with("vbench") { "-t" } else { "-p" };
     let rest: Vec<&str> = words.collect();
     let end = |host: Option<&str>| {
-        let mut command = bed.on(bed.faulty.as_ref().unwrap_or(&bed.dist), program);
+        let mut command = bed.on(&bed.dist, program);
         command.env("FERROCE_FAULT", fault);
         command.args(["-d", "fr0", flag, &port.to_string()]).args(&rest).args(host);
         command

@@ -9,8 +9,11 @@ mod cli;
 mod cm;
 pub mod compat;
 mod containers;
+mod copy;
 mod crates;
 mod devices;
+mod dpdk;
+mod faults;
 mod frames;
 mod iwarp;
 mod iwarp_pairs;
@@ -31,8 +34,9 @@ mod stress;
 mod users;
 mod vprobe;
 mod wire;
+mod xdp;
 
-pub use bed::Bed;
+pub use bed::{Bed, gid_index};
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -69,6 +73,14 @@ pub const STAGES: &[(&str, &str)] = &[
     ("wire", "our own packets, by tshark and an independent ICRC"),
     ("frames", "RoCE v1 between two namespaces: pingpongs, rping, a capture, strangers, a broker that dies"),
     (
+        "xdp",
+        "AF_XDP between two namespaces: pingpongs, CM programs, perftest, UCX, by nobody; fallback, a broker that dies",
+    ),
+    (
+        "dpdk",
+        "links on DPDK's net_af_packet between two namespaces, by nobody: pingpongs, rping, kill -9 (with --all)",
+    ),
+    (
         "iwarp",
         "iWARP devices beside those of RoCE: as the kernel's siw, refusals, the order of devices, by nobody",
     ),
@@ -90,6 +102,10 @@ pub const STAGES: &[(&str, &str)] = &[
     ("stress", "64 queue pairs in 4 processes with 8 or 32 threads: every octet, no lost completion"),
     ("crates", "the tests of a Rust crate for libibverbs, 20 times in parallel threads (with --all)"),
     ("loss", "loss, duplication, reordering, bursts on real sockets (with --all)"),
+    (
+        "faults",
+        "ferroce run --fault: lost, late, corrupt and refused packets, failing calls, kills; hits that repeat",
+    ),
     ("pyverbs", "rdma-core's Python tests, as nobody, on both GIDs"),
     ("multicast", "ib_send_bw -c UD -g: three receivers in three processes, IPv4 and IPv6"),
     ("compat", "programs that people use, each between its own ends; all of cargo xtask compat with --all"),
@@ -106,6 +122,8 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "vprobe" => Some(vprobe::check),
         "wire" => Some(wire::check),
         "frames" => Some(frames::check),
+        "xdp" => Some(xdp::check),
+        "dpdk" => Some(dpdk::check),
         "iwarp" => Some(iwarp::check),
         "memory" => Some(memory::check),
         "memcheck" => Some(memcheck::check),
@@ -119,6 +137,7 @@ fn body(stage: &str) -> Option<fn(&Bed, &mut Checks) -> Result<()>> {
         "stress" => Some(stress::check),
         "crates" => Some(crates::check),
         "loss" => Some(loss::check),
+        "faults" => Some(faults::check),
         "pyverbs" => Some(pyverbs::check),
         "multicast" => Some(multicast::check),
         "compat" => Some(compat::check),
@@ -133,9 +152,6 @@ pub struct E2eArgs {
     /// The distribution to test.
     #[arg(long)]
     dist: PathBuf,
-    /// The distribution whose library mistreats packets.
-    #[arg(long)]
-    faulty: Option<PathBuf>,
     /// Unpacked Debian packages, if they are not installed.
     #[arg(long)]
     unpacked: Option<PathBuf>,
@@ -150,9 +166,8 @@ pub struct E2eArgs {
 pub fn run(args: &E2eArgs) -> Result<bool> {
     netns::is_our_own()?;
     netns::raise_loopback()?;
-    let faulty = args.faulty.as_ref().map(Dist::at);
     let programs = Programs { unpacked: args.unpacked.clone() };
-    let bed = Bed::new(Dist::at(&args.dist), faulty, programs, args.all)?;
+    let bed = Bed::new(Dist::at(&args.dist), programs, args.all)?;
     let mut report = Report::default();
     for stage in &args.stages {
         if let Some(body) = body(stage) {
@@ -167,8 +182,6 @@ pub fn run(args: &E2eArgs) -> Result<bool> {
 pub struct Start<'a> {
     /// The distribution to test.
     pub dist: &'a Dist,
-    /// The distribution whose library mistreats packets.
-    pub faulty: Option<&'a Dist>,
     /// Debian's programs.
     pub programs: &'a Programs,
 }
@@ -200,9 +213,6 @@ pub fn start(
         datapath.choose(&mut command);
     }
     command.arg(std::env::current_exe()?).arg("e2e").arg("--dist").arg(&start.dist.root);
-    if let Some(faulty) = start.faulty {
-        command.arg("--faulty").arg(&faulty.root);
-    }
     if let Some(unpacked) = &start.programs.unpacked {
         command.arg("--unpacked").arg(unpacked);
     }

@@ -7,8 +7,9 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::Bed;
+use super::copy::PublicCopy;
 use super::pyverbs::{NOBODY, has_nobody};
-use crate::dist::{self, Dist};
+use crate::dist;
 use crate::netns;
 
 /// A copy of the distribution that anybody can read, and a runtime folder of nobody's own. Both go when this is
@@ -16,7 +17,7 @@ use crate::netns;
 pub struct Nobody<'a> {
     bed: &'a Bed,
     setpriv: PathBuf,
-    copy: Dist,
+    copy: PublicCopy<'a>,
     runtime: PathBuf,
     nobody: bool,
 }
@@ -27,7 +28,7 @@ impl<'a> Nobody<'a> {
     pub fn new(bed: &'a Bed, name: &str) -> Result<Self> {
         let setpriv = bed.programs.find("setpriv").context("setpriv is missing")?;
         netns::end_broker();
-        let copy = bed.dist.public_copy(name)?;
+        let copy = PublicCopy::new(bed, name)?;
         let runtime = copy.root.join("run");
         let here = Self { bed, setpriv, copy, runtime, nobody: has_nobody() };
         std::fs::create_dir(&here.runtime)?;
@@ -106,6 +107,5 @@ impl<'a> Nobody<'a> {
 impl Drop for Nobody<'_> {
     fn drop(&mut self) {
         netns::end_broker();
-        std::fs::remove_dir_all(&self.copy.root).ok();
     }
 }

@@ -184,7 +184,7 @@ enum Outcome<'a> {
     Bad(&'a str),
 }
 
-/// The runner's report: the outcome of each test. One that has none took the process with it.
+/// The runner's report: the outcome of each test. A test without an outcome ended the process.
 fn outcomes(report: &str) -> BTreeMap<&str, Outcome<'_>> {
     let mut all = BTreeMap::new();
     for line in report.lines() {

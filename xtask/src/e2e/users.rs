@@ -1,15 +1,13 @@
 //! Programs of several users by one `ferroced --system`, and hundreds of them at once.
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
 use super::Bed;
+use super::copy::{Broker, PublicCopy};
 use super::pyverbs::{NOBODY, has_nobody};
-use crate::dist::Dist;
 use crate::exchange::listening;
 use crate::job::{self, Ended, Job};
 use crate::netns;
@@ -30,7 +28,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
         return Ok(());
     }
     netns::end_broker();
-    let users = Users { bed, copy: bed.dist.public_copy("ferroce-users")? };
+    let users = Users { bed, copy: PublicCopy::new(bed, "ferroce-users")? };
     let broker = users.broker(&["--mode", "0666"])?;
     for (first, second) in [(NOBODY, OTHER), (0, OTHER), (NOBODY, 0), (NOBODY, NOBODY)] {
         for words in ["rc_pingpong", "rc_pingpong -e", "uc_pingpong", "ud_pingpong", "srq_pingpong"] {
@@ -55,77 +53,44 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
 
 struct Users<'a> {
     bed: &'a Bed,
-    /// A copy of the distribution that all users can read.
-    copy: Dist,
-}
-
-/// The broker of all users, which dies with this by SIGKILL.
-struct System(Child);
-
-impl Drop for System {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+    copy: PublicCopy<'a>,
 }
 
 impl Drop for Users<'_> {
     fn drop(&mut self) {
         netns::end_broker();
-        std::fs::remove_dir_all(&self.copy.root).ok();
     }
 }
 
 impl Users<'_> {
     /// Starts `ferroced --system` and waits until it answers.
-    fn broker(&self, words: &[&str]) -> Result<System> {
-        let runtime = self.copy.root.join("run");
-        std::fs::create_dir_all(&runtime)?;
-        std::fs::set_permissions(&runtime, std::fs::Permissions::from_mode(0o700))?;
+    fn broker(&self, words: &[&str]) -> Result<Broker> {
         let log = std::fs::File::create(self.bed.logs.path("ferroced --system"))?;
         let mut command = Command::new(self.copy.bin("ferroced"));
-        command.arg("--system").args(words).env("FERROCE_RUNTIME_DIR", &runtime);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let broker = System(command.spawn()?);
-        netns::until("ferroced --system answers", || {
-            self.run(0, &[], "ferroce", &["status"]).is_ok_and(|ended| ended.output.contains("broker pid"))
-        })?;
-        Ok(broker)
+        command.arg("--system").args(words).env("FERROCE_RUNTIME_DIR", self.copy.runtime("run", 0)?);
+        Broker::start(command, log, || Ok(self.run(0, &[], "ferroce", &["status"])?.output))
     }
 
     /// A program of a user, with no_new_privs, and with these groups beside its own.
-    fn command(&self, uid: u32, groups: &[u32], program: &str) -> Command {
-        let setpriv = self.bed.programs.find("setpriv").unwrap_or_else(|| PathBuf::from("setpriv"));
-        let mut command = Command::new(setpriv);
-        command.args(["--no-new-privs", &format!("--reuid={uid}"), &format!("--regid={uid}")]);
-        let groups: Vec<String> = groups.iter().map(u32::to_string).collect();
-        match groups.is_empty() {
-            true => command.arg("--clear-groups"),
-            false => command.arg(format!("--groups={}", groups.join(","))),
-        };
-        let program = match program {
-            "ferroce" => self.copy.bin("ferroce"),
-            _ => self.bed.programs.find(program).unwrap_or_else(|| PathBuf::from(program)),
-        };
-        let mut libraries = vec![self.copy.lib()];
-        libraries.extend(self.bed.programs.libraries().iter().flat_map(std::env::split_paths));
-        command.arg("--").arg(program).current_dir("/");
-        command.env("LD_LIBRARY_PATH", std::env::join_paths(libraries).unwrap_or_default());
+    fn command(&self, uid: u32, groups: &[u32], program: &str) -> Result<Command> {
+        let mut front = Command::new("env");
+        front.arg("--");
+        let mut command = self.copy.as_user(front, uid, groups, program)?;
         // A broker that one of them starts has a folder of its own.
         command
             .env("FERROCE_RUNTIME_DIR", self.copy.root.join(format!("run-{uid}")))
             .env("FERROCE_IDLE", "2");
-        command
+        Ok(command)
     }
 
     fn run(&self, uid: u32, groups: &[u32], program: &str, words: &[&str]) -> Result<Ended> {
-        let mut command = self.command(uid, groups, program);
+        let mut command = self.command(uid, groups, program)?;
         command.args(words);
         job::run(command, &self.bed.logs.path(&format!("uid {uid} {program}")), LIMIT)
     }
 
     fn start(&self, uid: u32, name: &str, program: &str, words: &[&str]) -> Result<Job> {
-        let mut command = self.command(uid, &[], program);
+        let mut command = self.command(uid, &[], program)?;
         command.args(words);
         Job::start(command, &self.bed.logs.path(name), LIMIT)
     }
@@ -192,7 +157,7 @@ impl Users<'_> {
     }
 
     /// kill -9 of the broker under an exchange of two users; the administrator's next one continues.
-    fn next_broker(&self, broker: System) -> Result<System> {
+    fn next_broker(&self, broker: Broker) -> Result<Broker> {
         let port = self.bed.port();
         let text = port.to_string();
         let words = ["-d", "fr0", "-g", "0", "-c", "-n", "40000", "-p", &text];

@@ -10,14 +10,14 @@ use crate::debian::Programs;
 use crate::exchange::has_listener;
 use crate::netns;
 
-/// Kept by a process that waits; both go when this is dropped, and so do the brokers inside.
+/// A network namespace. A process that waits keeps it; the drop ends that process, the namespace and the brokers inside.
 pub struct Namespace {
     holder: Child,
     nsenter: PathBuf,
 }
 
 impl Namespace {
-    /// With lo up.
+    /// Makes a namespace whose lo is up.
     pub fn new(programs: &Programs) -> Result<Self> {
         let find = |name: &str| programs.find(name).with_context(|| format!("{name} is missing"));
         let (unshare, nsenter) = (find("unshare")?, find("nsenter")?);

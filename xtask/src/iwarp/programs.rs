@@ -53,9 +53,18 @@ pub fn sample(ipv6: bool) -> Vec<Row> {
     list.collect()
 }
 
-/// Rows for two ends of ferroce alone: programs that the guest lacks, and one that hangs on siw 6.1.
+/// Rows for two ends of ferroce alone: programs that the guest lacks, and perftest with a shared receive queue.
+///
+/// That row has one queue pair, because perftest's own flow control, which it has for iWARP, is wrong for several of them. With
+/// `-n 50 -q 4` the server posts 4 x 12 receives, and each of four windows of the client lets 49 Sends pass, so a Send may find no receive:
+/// that ends its connection, on siw and on cards as well. The server, whose receives stay in the shared queue, waits on for
+/// completions, and so does the client if TCP had taken all of its Sends before. Beside that, the server counts credits by the
+/// `wr_id` of the receive, which is not the queue pair that the message came by. A client whose credit of a queue pair exceeds its
+/// Sends there computes a negative window in an unsigned number, and never sends by that queue pair again
+/// (perftest 4.5-0.17, `run_iter_bw`: `swindow`). Both were seen, in captures: both ends then wait for ever. The engine's test
+/// `queue_pairs_of_a_shared_receive_queue` has several queue pairs.
 pub fn pairs(all: bool, ipv6: bool) -> Vec<Row> {
-    let list = [perftest(&[("ib_send_bw", "--use-srq -q 4 -s 8000", true)]), fio(), qperf()].concat();
+    let list = [perftest(&[("ib_send_bw", "--use-srq -s 8000", true)]), fio(), qperf()].concat();
     chosen(list, all, ipv6)
 }
 

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
-use super::drive::LIMIT;
 use crate::debian::Programs;
 use crate::exchange::Logs;
 use crate::job::{self, Job};
@@ -19,15 +18,47 @@ const GUESSES: [&str; 2] = ["smb_direct", "rpcordma"];
 /// The time that dumpcap needs to write out the last packets.
 const TAIL: Duration = Duration::from_millis(700);
 
+/// Mebibytes that the kernel keeps for dumpcap. With its own 2 dumpcap lost packets of lo while the machine was busy.
+const BUFFER: &str = "64";
+/// A capture ends with its rows, each of which has a limit of its own.
+const LONGEST: Duration = Duration::from_secs(1800);
+/// How often a run is captured if dumpcap loses packets.
+const CAPTURES: u32 = 3;
+
+/// Captures TCP on a network device, by commands behind `front`, while `run` runs, which it does again if dumpcap lost packets. The file,
+/// or a sentence if a capture of every packet cannot be had here.
+pub fn capture(
+    front: &dyn Fn() -> Command,
+    programs: &Programs,
+    logs: &Logs,
+    name: &str,
+    netdev: &str,
+    run: &mut dyn FnMut() -> Result<()>,
+) -> Result<Result<PathBuf, String>> {
+    let mut why = String::new();
+    for _ in 0..CAPTURES {
+        let capture = match Capture::start(front(), programs, logs, name, netdev)? {
+            Ok(capture) => capture,
+            Err(why) => return Ok(Err(why)),
+        };
+        run()?;
+        match capture.end()? {
+            Ok(file) => return Ok(Ok(file)),
+            Err(lost) => why = lost,
+        }
+    }
+    Ok(Err(format!("{why}, as in every of {CAPTURES} captures")))
+}
+
 /// A capture under way.
-pub struct Capture {
+struct Capture {
     job: Job,
     file: PathBuf,
 }
 
 impl Capture {
     /// Captures TCP on a network device behind the front of a command; a sentence if that cannot be had here.
-    pub fn start(
+    fn start(
         mut front: Command,
         programs: &Programs,
         logs: &Logs,
@@ -40,8 +71,8 @@ impl Capture {
         std::fs::create_dir_all(&logs.0)?;
         let file = logs.0.join(name).with_extension("pcap");
         std::fs::remove_file(&file).ok();
-        front.arg(dumpcap).args(["-q", "-P", "-i", netdev, "-f", "tcp", "-w"]).arg(&file);
-        let mut job = Job::start(front, &logs.path(&format!("dumpcap {name}")), LIMIT)?;
+        front.arg(dumpcap).args(["-q", "-P", "-B", BUFFER, "-i", netdev, "-f", "tcp", "-w"]).arg(&file);
+        let mut job = Job::start(front, &logs.path(&format!("dumpcap {name}")), LONGEST)?;
         let deadline = Instant::now() + Duration::from_secs(10);
         // The file's header is written when the capture runs.
         while std::fs::metadata(&file).map_or(0, |m| m.len()) < 24 {
@@ -53,16 +84,25 @@ impl Capture {
         Ok(Ok(Self { job, file }))
     }
 
-    /// Ends it; the file.
-    pub fn end(self) -> Result<PathBuf> {
+    /// Ends it; the file, or a sentence if dumpcap lost packets: their absence would look like holes in the connections.
+    fn end(self) -> Result<Result<PathBuf, String>> {
         std::thread::sleep(TAIL);
         self.job.signal(Signal::SIGINT);
-        self.job.wait()?;
-        Ok(self.file)
+        let ended = self.job.wait()?;
+        let dropped = dropped(&ended.output)
+            .with_context(|| format!("dumpcap does not tell what it lost: {}", ended.describe()))?;
+        Ok(if dropped == 0 { Ok(self.file) } else { Err(format!("dumpcap lost {dropped} packets")) })
     }
 }
 
-/// What a capture must hold.
+/// The packets that dumpcap says it lost: `Packets received/dropped on interface 'lo': 301/0 (pcap:0/…) (100.0%)`.
+fn dropped(output: &str) -> Option<u64> {
+    let line = output.lines().find(|line| line.contains("received/dropped on interface"))?;
+    let (_, counts) = line.rsplit_once("': ")?;
+    counts.split(' ').next()?.split_once('/')?.1.parse().ok()
+}
+
+/// The connections that a capture must show.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
     /// Connections, at least.
@@ -126,6 +166,16 @@ fn checker(programs: &Programs, script: &Path, file: &Path) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lost_packets_are_told_from_holes() {
+        let line = |counts| format!("File: x\nPackets received/dropped on interface 'lo': {counts}\n");
+        let whole = line("301/0 (pcap:0/dumpcap:0/flushed:0/ps_ifdrop:0) (100.0%)");
+        assert_eq!(dropped(&whole), Some(0));
+        assert_eq!(dropped(&line("2/40 (pcap:40/dumpcap:0/flushed:0/ps_ifdrop:0) (4.8%)")), Some(40));
+        assert_eq!(dropped("Packets captured: 301\n"), None);
+        assert_eq!(dropped(&line("?")), None);
+    }
 
     #[test]
     fn the_captures_of_siw_are_judged_good_and_have_no_crc() {

@@ -20,7 +20,7 @@ use crate::dist::Dist;
 use crate::exchange::{Logs, has_listener};
 use crate::iwarp::drive::{self, Ends, PROBE};
 use crate::iwarp::programs::{self, Row};
-use crate::iwarp::wire::{self, Capture};
+use crate::iwarp::wire;
 use crate::job::{self, Job};
 use crate::report::Checks;
 use crate::tree;
@@ -257,18 +257,17 @@ impl Interop<'_> {
     /// The sample of rows in each direction while dumpcap runs on the host's end of the wire.
     fn captured_ours(&self, checks: &mut Checks, pairs: &[Pair], crc: bool) -> Result<Option<PathBuf>> {
         let name = format!("ferroce-siw-crc-{crc}");
-        let front = self.guest.netns_command();
-        let capture = match Capture::start(front, self.programs, &self.logs, &name, "peer0")? {
-            Ok(capture) => capture,
+        let front = || self.guest.netns_command();
+        let captured = wire::capture(&front, self.programs, &self.logs, &name, "peer0", &mut || {
+            pairs.iter().try_for_each(|pair| self.rows(checks, *pair, &programs::sample(false), false))
+        });
+        match captured? {
+            Ok(file) => Ok(Some(file)),
             Err(why) => {
                 checks.skip(&name, &why);
-                return Ok(None);
+                Ok(None)
             }
-        };
-        for pair in pairs {
-            self.rows(checks, *pair, &programs::sample(false), false)?;
         }
-        capture.end().map(Some)
     }
 
     fn captured(&self, name: &str, checks: &mut Checks, file: Result<Option<PathBuf>>, crc: bool) {

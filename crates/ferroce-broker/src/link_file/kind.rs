@@ -4,17 +4,17 @@ use ferroce_ipc::LinkKind;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// For serde: whether it is a link of RoCE, of which older files have no word.
+/// Tells serde whether the link is one of RoCE: files of older versions do not name the type of these.
 pub(super) fn is_default(kind: &LinkKind) -> bool {
     *kind == LinkKind::default()
 }
 
-/// For serde.
+/// Writes the type for serde.
 pub(super) fn serialize<S: Serializer>(kind: &LinkKind, to: S) -> Result<S::Ok, S::Error> {
     kind.name().serialize(to)
 }
 
-/// For serde.
+/// Reads the type for serde.
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<LinkKind, D::Error> {
     let name = String::deserialize(from)?;
     let kind = [LinkKind::Rxe, LinkKind::Siw].into_iter().find(|kind| kind.name() == name);

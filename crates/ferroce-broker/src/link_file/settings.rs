@@ -1,6 +1,6 @@
 //! Settings of a device as the file has them: by name, without those nobody set.
 
-use ferroce_ipc::{GidType, LinkSettings, Prefix, RoceMode, Setting, TcRule};
+use ferroce_ipc::{Datapath, GidType, LinkSettings, Prefix, RoceMode, Setting, TcRule, XdpPorts};
 use ferroce_wire::PathMtu;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -27,6 +27,10 @@ struct Saved {
     /// In octets.
     #[serde(skip_serializing_if = "Option::is_none")]
     mtu: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    datapath: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    xdp_ports: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -59,6 +63,8 @@ pub(super) fn serialize<S: Serializer>(settings: &LinkSettings, to: S) -> Result
         crc: (!settings.crc).then_some(false),
         roce: (!settings.roce).then_some(false),
         mtu: settings.mtu.map(PathMtu::bytes),
+        datapath: (settings.datapath != default.datapath).then(|| settings.datapath.name().to_owned()),
+        xdp_ports: (settings.xdp_ports != default.xdp_ports).then(|| settings.xdp_ports.name().to_owned()),
     };
     saved.serialize(to)
 }
@@ -96,6 +102,14 @@ fn changes(saved: Saved) -> Result<Vec<Setting>, String> {
     if let Some(octets) = saved.mtu {
         let mtu = PathMtu::of_bytes(octets).ok_or_else(|| format!("mtu {octets}"))?;
         changes.push(Setting::Mtu(Some(mtu)));
+    }
+    if let Some(name) = saved.datapath {
+        let datapath = Datapath::from_name(&name).ok_or_else(|| format!("datapath {name:?}"))?;
+        changes.push(Setting::Datapath(datapath));
+    }
+    if let Some(name) = saved.xdp_ports {
+        let ports = XdpPorts::from_name(&name).ok_or_else(|| format!("xdp_ports {name:?}"))?;
+        changes.push(Setting::XdpPorts(ports));
     }
     Ok(changes)
 }

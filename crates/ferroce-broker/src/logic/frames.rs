@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 
-use ferroce_ipc::{DeviceInfo, GidEntry, Refusal, RefusalCode};
+use ferroce_ipc::{DPDK_MINOR, DatapathState, DeviceInfo, GidEntry, Refusal, RefusalCode};
 use ferroce_wire::RoceVersion;
 
 use super::{Broker, Client, Output};
@@ -52,7 +52,9 @@ impl<S: System> Broker<S> {
         let ways = of(&all);
         let frames_v2 = self.clients.values().any(|known| known.frames_v2);
         let relays = self.relays(&ways);
-        if !frames_v2 && relays.is_empty() && !ways.iter().any(|way| way.version == RoceVersion::V1) {
+        let dpdk = all.iter().any(|device| device.datapath == DatapathState::Dpdk);
+        if !frames_v2 && !dpdk && relays.is_empty() && !ways.iter().any(|way| way.version == RoceVersion::V1)
+        {
             return View::default();
         }
         let port = |n: &&Netdev| ways.iter().any(|way| way.ifindex == n.ifindex);
@@ -70,7 +72,8 @@ impl<S: System> Broker<S> {
             let slots = held.remove(client)?;
             let ways = seen.entry(known.view).or_insert_with(|| of(&self.view(known.view))).clone();
             let relayed = slots.first().is_some_and(|slot| self.slots.is_divided(member_of(*slot)));
-            Some(ProgramView { client: *client, slots, ways, v2: known.frames_v2, relayed })
+            let dpdk = known.minor >= DPDK_MINOR;
+            Some(ProgramView { client: *client, slots, ways, v2: known.frames_v2, relayed, dpdk })
         };
         let programs = self.clients.iter().filter_map(program).collect();
         View { ports: ports.collect(), programs, ways, relays, epoch: self.groups.changes() }

@@ -212,9 +212,11 @@ impl<S: System> Broker<S> {
     pub(super) fn grant(&mut self, client: ClientId, id: u32, leases: Vec<u16>, notice: String) {
         let slots = self.slots.expand(&leases);
         let members: Vec<u8> = leases.iter().map(|slot| member_of(*slot)).collect();
+        let uid = self.clients.get(&client).map(|known| known.peer.uid);
+        let order = uid.zip(slots.first()).map(|(uid, slot)| self.numbers.next(uid, *slot));
         if members.iter().any(|member| self.slots.is_divided(*member)) {
             self.hold(client, &slots);
-            let leased = Leased { slots: slots.clone(), by_rings: true, addresses: 0, notice };
+            let leased = Leased { slots: slots.clone(), by_rings: true, addresses: 0, notice, order };
             self.send(client, id, Message::Leased(leased), Vec::new());
             self.connections_resume(client, &slots);
             return;
@@ -243,7 +245,7 @@ impl<S: System> Broker<S> {
             known.addresses = addresses.iter().copied().collect();
         }
         let count = sockets.len() as u16;
-        let leased = Leased { slots, by_rings: false, addresses: count, notice };
+        let leased = Leased { slots, by_rings: false, addresses: count, notice, order };
         self.send(client, id, Message::Leased(leased), vec![parked]);
         for (address, descriptors) in sockets {
             self.send_address(client, id, address, members.clone(), descriptors);
@@ -385,7 +387,7 @@ impl<S: System> Broker<S> {
             info!(pid = known.peer.pid, ?slots, "resumed");
         }
         let (slots, addresses) = (slots, sockets.len() as u16);
-        let leased = Leased { slots: slots.clone(), by_rings: false, addresses, notice: String::new() };
+        let leased = Leased { slots: slots.clone(), addresses, ..Leased::default() };
         self.send(client, id, Message::Leased(leased), vec![parked]);
         for (address, descriptors) in sockets {
             self.send_address(client, id, address, members.clone(), descriptors);
@@ -410,6 +412,7 @@ impl<S: System> Broker<S> {
         known.restoring = true;
         let devices = std::mem::take(&mut known.known);
         self.devices.restore(&devices);
+        self.follow_xdp();
         let mut slots = claimed.to_vec();
         slots.retain(|slot| {
             self.owners.get(slot) == Some(&uid)

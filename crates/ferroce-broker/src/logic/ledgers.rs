@@ -32,7 +32,7 @@ pub(super) struct Ledgers {
 }
 
 impl<S: System> Broker<S> {
-    /// A program hands over its ledger. One that is none is closed, and the program goes on uncounted.
+    /// A program hands over its ledger. If the file is no ledger, the broker closes it and does not count for this program.
     pub(super) fn take_ledger(&mut self, client: ClientId, file: OwnedFd) {
         let Some(known) = self.clients.get(&client) else { return };
         match LedgerReader::new(file) {
@@ -133,7 +133,7 @@ impl<S: System> Broker<S> {
         let frames = self.ledgers.frames.get(&id).copied().unwrap_or_default();
         let frames = Reason::ALL.iter().map(Reason::counter).zip(frames);
         let named = sum.named().into_iter().chain(frames).map(|(name, value)| (name.to_owned(), value));
-        Ok(Message::Statistics(named.collect()))
+        Ok(Message::Statistics(named.chain(self.xdp_dropped(id)).chain(self.xdp_ports(id)).collect()))
     }
 
     /// A client that holds slots.

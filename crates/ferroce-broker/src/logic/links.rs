@@ -3,11 +3,12 @@
 use std::net::IpAddr;
 
 use ferroce_ipc::{
-    DeviceInfo, IWARP_MINOR, LinkKind, MAX_MESSAGE, Message, NetdevInfo, Refusal, RefusalCode,
+    DPDK_PREFIX, DatapathState, DeviceInfo, IWARP_MINOR, LinkKind, MAX_MESSAGE, Message, NetdevInfo, Refusal,
+    RefusalCode, Setting, XDP_MINOR, XdpPorts,
 };
 use tracing::{info, warn};
 
-use super::Broker;
+use super::{Broker, dpdk};
 use crate::devices::Devices;
 use crate::refusal;
 use crate::system::{Hardware, System};
@@ -21,6 +22,9 @@ impl<S: System> Broker<S> {
     pub(super) fn links(&mut self, message: Message) -> Result<(), Refusal> {
         match message {
             Message::LinkAdd { name, kind, netdev, transient } => {
+                if let Some(devargs) = netdev.strip_prefix(DPDK_PREFIX) {
+                    return self.add_dpdk_link(&name, kind, devargs, transient);
+                }
                 self.change_links(|devices| devices.add_link(&name, kind, &netdev, transient))?;
                 info!(name, kind = kind.name(), netdev, transient, "link added");
                 if kind == LinkKind::Rxe {
@@ -28,10 +32,19 @@ impl<S: System> Broker<S> {
                 }
             }
             Message::LinkDel { name, transient } => {
+                let tap = self.devices.tap_of(&name);
                 self.change_links(|devices| devices.delete_link(&name, transient))?;
+                if let Some((tap, configured)) = tap {
+                    self.close_dpdk_port(&tap, transient && configured);
+                }
                 info!(name, transient, "link deleted");
             }
             Message::LinkSet { name, settings, transient, force } => {
+                if self.uid != 0 && settings.contains(&Setting::XdpPorts(XdpPorts::Direct)) {
+                    let sentence = "xdp-ports direct needs a ferroced of root: the programs of any other user could then send all \
+                                    frames. With auto, the programs that have CAP_NET_RAW get direct ports";
+                    return Err(refusal(RefusalCode::Permission, sentence));
+                }
                 self.change_links(|devices| devices.set_link(&name, &settings, transient, force))?;
                 info!(name, ?settings, transient, force, "link set");
             }
@@ -41,6 +54,9 @@ impl<S: System> Broker<S> {
             }
             Message::LinkStart => {
                 self.devices.start();
+                if let Some(netdevs) = dpdk::open_configured(&mut self.system, &self.devices) {
+                    self.host = netdevs;
+                }
                 self.publish();
             }
             other => unreachable!("no message about links: {other:?}"),
@@ -49,7 +65,7 @@ impl<S: System> Broker<S> {
     }
 
     /// Changes the links here and in their file, or neither.
-    fn change_links(
+    pub(super) fn change_links(
         &mut self,
         change: impl FnOnce(&mut Devices) -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
@@ -80,10 +96,14 @@ impl<S: System> Broker<S> {
         }
     }
 
-    /// The devices of a view that a program of this minor version is told of. An older one would take those of iWARP for RoCE.
+    /// The devices of a view that a program of this minor version is told of. An older one would take those of iWARP for RoCE, and
+    /// cannot ask for AF_XDP.
     pub(super) fn told(&self, view: Option<u32>, minor: u16) -> Vec<DeviceInfo> {
         let mut devices = self.view(view);
         devices.retain(|device| minor >= IWARP_MINOR || !device.is_iwarp());
+        if minor < XDP_MINOR {
+            devices.iter_mut().for_each(|device| device.datapath = DatapathState::Udp);
+        }
         devices
     }
 

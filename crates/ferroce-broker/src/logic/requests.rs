@@ -82,6 +82,9 @@ impl<S: System> Broker<S> {
                 Ok(Some(Message::Done))
             }
             Message::OpenPipe(slot) => self.open_pipe(client, id, slot).map(|()| None).map_err(Some),
+            Message::OpenXdp { ifindex, direct } => {
+                self.open_xdp(client, id, ifindex, direct).map(|()| None).map_err(Some)
+            }
             Message::GetStatus => Ok(Some(Message::Status(self.status(client)))),
             Message::Stop { force } => self.stop(client, force).map(|()| Some(Message::Done)).map_err(Some),
             Message::Report(counts) => {
@@ -121,6 +124,7 @@ impl<S: System> Broker<S> {
             | Message::CmEvent(_)
             | Message::Rings
             | Message::Pipe { .. }
+            | Message::Xdp { .. }
             | Message::Statistics(_)
             | Message::Ledgers(_)
             | Message::LedgerOf(_)

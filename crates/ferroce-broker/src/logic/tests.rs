@@ -1,9 +1,12 @@
 mod connections;
 mod devices;
+mod dpdk;
 mod iwarp;
 mod ledgers;
 mod settings;
 mod users;
+mod xdp;
+mod xdp_direct;
 
 use std::os::fd::OwnedFd;
 
@@ -38,6 +41,8 @@ impl Bench {
     /// kill -9, and the next one.
     fn dies(&mut self) {
         let host = self.broker.host.clone();
+        // Its descriptors are closed before the next one begins.
+        self.broker = Broker::new(Fake::default(), UID, [2; 8], Vec::new());
         self.broker = Broker::new(self.system.clone(), UID, [2; 8], host);
         self.system.port.borrow_mut().emptied.clear();
     }

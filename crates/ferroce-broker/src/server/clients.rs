@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{debug, error, warn};
 
 use super::Server;
-use crate::{ClientId, ProcessId};
+use crate::{ClientId, ProcessId, privilege};
 
 /// Messages that one client may leave unread before it is given up.
 const MOST_QUEUED: usize = 1024;
@@ -170,6 +170,10 @@ impl Server {
                                 for (ifindex, drops) in self.switch.take_drops() {
                                     self.broker.frames_dropped(ifindex, &drops);
                                 }
+                            }
+                            if matches!(message, Message::OpenXdp { direct: true, .. }) {
+                                let connection = link.connection.as_fd();
+                                self.broker.judged(client, privilege::judge(connection));
                             }
                             self.broker.message(now, client, id, message, received.descriptors)
                         }

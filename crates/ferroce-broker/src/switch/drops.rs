@@ -14,11 +14,19 @@ pub struct Drops(BTreeMap<u32, Counts>);
 impl Drops {
     /// One more. `ifindex` is an interface that the switch serves or did serve, or 0: so they are few.
     pub fn count(&mut self, ifindex: u32, reason: Reason) {
+        self.count_many(ifindex, reason, 1);
+    }
+
+    /// So many more.
+    pub fn count_many(&mut self, ifindex: u32, reason: Reason, more: usize) {
+        if more == 0 {
+            return;
+        }
         let counts = self.0.entry(ifindex).or_default();
         if let Some(count) =
             Reason::ALL.iter().position(|known| *known == reason).and_then(|at| counts.get_mut(at))
         {
-            *count = count.wrapping_add(1);
+            *count = count.wrapping_add(more as u64);
         }
     }
 
@@ -40,11 +48,13 @@ mod tests {
                 drops.count(2, reason);
             }
         }
-        drops.count(3, Reason::Slot);
+        drops.count_many(3, Reason::Slot, 1);
+        drops.count_many(4, Reason::Slot, 0);
         let taken = drops.take();
         let want: Vec<u64> = (1..=Reason::ALL.len() as u64).collect();
         assert_eq!(taken[&2].to_vec(), want);
         assert_eq!(taken[&3].iter().sum::<u64>(), 1);
+        assert_eq!(taken.len(), 2);
         assert!(drops.take().is_empty());
         let names: std::collections::BTreeSet<&str> = Reason::ALL.iter().map(Reason::counter).collect();
         assert_eq!(names.len(), Reason::ALL.len());

@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_a_kernel_that_does_not_answer() {
-        let switch = Switch::new().unwrap();
+        let switch = Switch::new(Arc::new(crate::dpdk::Ports::new(true))).unwrap();
         let shared = Arc::clone(&switch.shared);
         let ((asked, was_asked), (go, go_on)) = (channel(), channel());
         let thread = std::thread::spawn({

@@ -1,9 +1,9 @@
 //! Frames between the rings of programs and the wire: RoCE v1, and v2 for programs that ask for it.
 //!
 //! A thread of its own, so that packets do not wait for connection management nor the other way round. It alone has the
-//! packet sockets: who has one may receive and send anything. Programs write packets from GRH or IP header on into their
-//! rings; [`rules`] says which may leave, and hardware addresses, VLAN tag and type of the frame are written here. What
-//! arrives goes to the ring of the program that holds the slot in its DestQP; queue pair 1 is the broker's own.
+//! packet sockets: the holder of one may receive and send anything. Programs write packets from GRH or IP header on into their
+//! rings; [`rules`] says which may leave, and hardware addresses, VLAN tag and type of the frame are written here. A packet
+//! that arrives is written to the ring of the program that holds the slot in its DestQP; queue pair 1 is the broker's own.
 //!
 //! A VLAN's frames are sent by the interface below it, with a tag that is written here: so its priority is that of the
 //! packet's service level, whatever map the VLAN has. They are received from the VLAN, where the kernel has taken the tag
@@ -13,6 +13,7 @@ mod drops;
 mod group_sockets;
 mod lookup;
 mod neighbours;
+mod poller;
 mod relay;
 mod rules;
 mod table;
@@ -23,6 +24,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+use ferroce_datapath::dpdk::{BURST as BURST_OF_PORT, Burst};
 use ferroce_datapath::packet::FrameBuffer;
 use ferroce_ipc::doorbell::{ring, silence};
 use ferroce_ipc::ring::{MAX_PACKET, Rings};
@@ -32,6 +34,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tracing::{error, warn};
 
 use super::ClientId;
+use super::dpdk::{Port, Ports};
 pub use drops::Counts;
 use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::Address;
@@ -40,7 +43,7 @@ use ferroce_host::thread::spawn_quietly;
 use relay::RelayBuffers;
 pub use relay::RelayView;
 pub use rules::{Reason, Way};
-use table::{Buffers, Open, Outgoing, Table, Waits, close};
+use table::{Buffers, Leaving, Open, Outgoing, Table, Waits, close};
 
 /// Packets of one ring or socket before others have their turn.
 const BURST: usize = 64;
@@ -88,6 +91,8 @@ pub struct ProgramView {
     pub v2: bool,
     /// It has no sockets: its packets of RoCE v2 leave by the broker's, unless they are frames.
     pub relayed: bool,
+    /// It expects the packets that arrive at a port of DPDK by the rings.
+    pub dpdk: bool,
 }
 
 /// A packet to queue pair 1.
@@ -104,6 +109,8 @@ pub struct ToGsi {
 pub struct Switch {
     shared: Arc<Shared>,
     running: bool,
+    /// The ports of DPDK.
+    dpdk: Arc<Ports>,
 }
 
 #[derive(Debug)]
@@ -122,14 +129,14 @@ impl Switch {
     ///
     /// # Errors
     /// The errors of `eventfd(2)`.
-    pub fn new() -> io::Result<Self> {
+    pub fn new(dpdk: Arc<Ports>) -> io::Result<Self> {
         let counter = || {
             let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
             Ok::<_, io::Error>(Guarded::new(fd))
         };
-        let shared =
-            Shared { table: Mutex::default(), wake: counter()?, gsi: counter()?, asked: Condvar::new() };
-        Ok(Self { shared: Arc::new(shared), running: false })
+        let table = Mutex::new(Table::new(Arc::clone(&dpdk)));
+        let shared = Shared { table, wake: counter()?, gsi: counter()?, asked: Condvar::new() };
+        Ok(Self { shared: Arc::new(shared), running: false, dpdk })
     }
 
     /// Serves this from now on. `socket` hands out the socket of a member on an address.
@@ -147,6 +154,23 @@ impl Switch {
         }
         self.shared.table.lock().follow(view, socket);
         self.shared.look();
+        self.poll_ports();
+    }
+
+    /// Starts a thread for each port of DPDK that has none.
+    fn poll_ports(&self) {
+        for port in self.dpdk.all() {
+            let Some(rx) = port.start() else { continue };
+            let (shared, polled) = (Arc::clone(&self.shared), Arc::clone(&port));
+            let mut buffers = Buffers { frame: FrameBuffer::new(), packet: Box::new([0; MAX_PACKET]) };
+            let run = move || {
+                poller::run(&polled, rx, |now, burst| shared.serve_port(&polled, now, burst, &mut buffers));
+            };
+            if let Err(e) = spawn_quietly("ferroce-dpdk", run) {
+                error!("nobody receives from the port of {}: {e}", port.name);
+                port.end();
+            }
+        }
     }
 
     /// Opens rings to a program that [`Switch::follow`] named. Returns their memory.
@@ -189,7 +213,7 @@ impl Switch {
         self.shared.table.lock().drops.take()
     }
 
-    /// Sends a packet of queue pair 1, from the GRH or IP header on. One that cannot be sent is lost.
+    /// Sends a packet of queue pair 1, from the GRH or IP header on. If it cannot be sent, it is lost.
     pub fn send(&self, flow: &Flow, packet: &[u8]) {
         let mut table = self.shared.table.lock();
         let (from, to) = (flow.source, flow.destination);
@@ -214,9 +238,58 @@ impl Shared {
         let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
     }
 
+    /// Gives away the frames that arrived at a port of DPDK, and takes packets from the rings of programs. Returns whether there are more, or `None` at the
+    /// end of the switch.
+    fn serve_port(
+        &self,
+        port: &Port,
+        now: Instant,
+        burst: Option<&Burst>,
+        buffers: &mut Buffers,
+    ) -> Option<bool> {
+        // Without frames of its own the port's thread waits for nobody.
+        let mut table = match burst {
+            Some(_) => self.table.lock(),
+            None => match self.table.try_lock() {
+                Some(table) => table,
+                None => return Some(false),
+            },
+        };
+        if table.ended {
+            return None;
+        }
+        // A bit for each frame that is the kernel's.
+        const _: () = assert!(BURST_OF_PORT <= 64);
+        let mut for_kernel = 0_u64;
+        for (index, frame) in burst.into_iter().flat_map(Burst::frames).enumerate() {
+            if !table.take_from_dpdk(port.ifindex, port.mac, frame) {
+                for_kernel |= 1 << index;
+            }
+        }
+        let more = table.take_from_programs(now, buffers);
+        self.pass_on(&mut table);
+        drop(table);
+        let mut refused = 0;
+        for (index, frame) in burst.into_iter().flat_map(Burst::frames).enumerate() {
+            if for_kernel & (1 << index) != 0 && port.tap.write(frame).is_err() {
+                refused += 1;
+            }
+        }
+        if refused > 0 {
+            self.table.lock().drops.count_many(port.ifindex, Reason::Refused, refused);
+        }
+        Some(more)
+    }
+
     /// Shows programs what was put into their rings, and the other threads what is for them.
     fn pass_on(&self, table: &mut Table) {
         let Table { programs, ports, drops, generation, .. } = table;
+        for (ifindex, port) in &*ports {
+            if let Some(Leaving::Dpdk(port)) = &port.tx {
+                port.flush();
+                drops.count_many(*ifindex, Reason::Refused, port.take_lost());
+            }
+        }
         for program in programs.values_mut() {
             let Some(open) = &mut program.open else { continue };
             match open.rings.tx.publish() {

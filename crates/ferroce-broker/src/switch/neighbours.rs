@@ -135,7 +135,8 @@ impl Neighbours {
         !self.lookups.is_empty()
     }
 
-    /// Packets go to `next` on their way, or there is none. What becomes known of `next` later counts from now on.
+    /// Notes the answer of a lookup: its packets leave over `next`, or are lost if there is no next hop. Later changes of the
+    /// neighbour `next` apply to them.
     pub fn found_next(&mut self, now: Instant, lookup: Lookup, next: Option<IpAddr>) -> Released {
         let Lookup { ifindex, to, .. } = lookup;
         let mut released = Released::default();
@@ -191,7 +192,7 @@ impl Neighbours {
         released
     }
 
-    /// All may be different now on these interfaces. What is known is used until the kernel has been asked again.
+    /// Asks the kernel again about all neighbours on these interfaces. Until it answers, the known ones stay in use.
     pub fn doubt(&mut self, which: impl Fn(u32) -> bool) {
         for ((ifindex, _), state) in &mut self.states {
             match state {

@@ -19,6 +19,7 @@ use super::relay::{Relay, Relays};
 use super::rules::{self, Reason, Way};
 use super::{BURST, PortView, ProgramView, ToGsi, View};
 use crate::ClientId;
+use crate::dpdk::{self, Ports};
 use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::Address;
 use ferroce_host::rtnetlink::NeighbourMonitor;
@@ -46,6 +47,7 @@ pub(super) struct Table {
     pub(super) gsi: VecDeque<ToGsi>,
     relays: Relays,
     pub(super) drops: Drops,
+    dpdk: Arc<Ports>,
 }
 
 #[derive(Debug)]
@@ -56,9 +58,28 @@ pub(super) struct Port {
     /// For RoCE v2, over IPv4 and over IPv6.
     v2: Vec<Arc<Guarded<EtherSocket>>>,
     /// Where frames leave: of a VLAN the interface below.
-    pub(super) tx: Option<Arc<Guarded<EtherSocket>>>,
+    pub(super) tx: Option<Leaving>,
     /// Where packets of RoCE v2 to groups leave instead on a loopback interface.
     groups: GroupSockets,
+}
+
+/// Sends frames to the wire: the two kinds of a port.
+#[derive(Clone, Debug)]
+pub(super) enum Leaving {
+    /// A packet socket.
+    Socket(Arc<Guarded<EtherSocket>>),
+    /// A port of DPDK. The frames leave with [`dpdk::Port::flush`].
+    Dpdk(Arc<dpdk::Port>),
+}
+
+impl Leaving {
+    fn send(&self, frame: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Socket(socket) => socket.send(frame),
+            Self::Dpdk(port) if port.send(frame) => Ok(()),
+            Self::Dpdk(_) => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -107,6 +128,10 @@ pub(super) struct Buffers {
 }
 
 impl Table {
+    pub(super) fn new(dpdk: Arc<Ports>) -> Self {
+        Self { dpdk, ..Self::default() }
+    }
+
     pub(super) fn follow(&mut self, view: View, socket: impl FnMut(Address, u8) -> io::Result<OwnedFd>) {
         let View { ports, ways, programs, relays, epoch } = view;
         self.relays.follow(relays, epoch, socket);
@@ -124,6 +149,10 @@ impl Table {
         for view in ports {
             let port = self.ports.entry(view.ifindex).or_insert_with(|| Port::new(view));
             let ifindex = port.view.ifindex;
+            if let Some(dpdk) = self.dpdk.get(ifindex) {
+                port.serve_dpdk(dpdk);
+                continue;
+            }
             port.serve(on(ifindex, RoceVersion::V1), v2 && on(ifindex, RoceVersion::V2));
         }
         self.ways = ways;
@@ -247,6 +276,39 @@ impl Table {
         }
     }
 
+    /// Takes a frame that arrived at a port of DPDK with this tap and hardware address, if it is for a program or for queue pair 1 of RoCE v1. `false`: it is for the kernel. So are
+    /// packets to queue pair 1 and to groups of RoCE v2, and those to programs without rings, which all have sockets.
+    pub(super) fn take_from_dpdk(&mut self, ifindex: u32, mac: [u8; 6], frame: &[u8]) -> bool {
+        let v1 = frame.get(12..14) == Some(&ETHERTYPE_ROCE.to_be_bytes());
+        let meant = frame.first_chunk::<6>().is_some_and(|to| *to == mac || to[0] & 1 != 0);
+        if !meant {
+            return v1;
+        }
+        match rules::may_receive(&self.ways, ifindex, frame) {
+            Ok((link, start, passed)) => {
+                if link.version == RoceVersion::V2 {
+                    let program =
+                        self.slots.get(&passed.dest_qp.slot()).and_then(|client| self.programs.get(client));
+                    let by_rings = |program: &Program| {
+                        program.open.is_some()
+                            && (program.view.dpdk || program.view.v2 || program.view.relayed)
+                    };
+                    if passed.dest_qp == Qpn::GSI || !program.is_some_and(by_rings) {
+                        return false;
+                    }
+                }
+                let packet = frame.get(start..start + passed.len).unwrap_or_default();
+                self.deliver(link, passed.dest_qp, packet, &[]);
+                true
+            }
+            Err(_) if !v1 => false,
+            Err(reason) => {
+                self.count(ifindex, reason);
+                true
+            }
+        }
+    }
+
     /// Puts a packet, in two pieces, into the ring of whom it is for.
     pub(super) fn deliver(&mut self, link: LinkLayer, dest_qp: Qpn, front: &[u8], back: &[u8]) {
         if dest_qp == Qpn::GSI {
@@ -290,7 +352,7 @@ impl Table {
         left
     }
 
-    /// One turn; whether there is more.
+    /// Takes one turn of a program's packets. Returns whether there are more.
     fn take_from(&mut self, now: Instant, client: ClientId, buffer: &mut [u8; MAX_PACKET]) -> bool {
         for _ in 0..BURST {
             let Some(program) = self.programs.get_mut(&client) else { return false };
@@ -309,11 +371,17 @@ impl Table {
             let link = popped.link;
             let mtu = self.ports.get(&link.ifindex).map(|port| port.view.mtu).ok_or(Reason::Port);
             let ProgramView { ways, slots, v2, relayed, .. } = &program.view;
+            let dpdk = matches!(
+                self.ports.get(&link.ifindex).and_then(|port| port.tx.as_ref()),
+                Some(Leaving::Dpdk(_))
+            );
             let by_udp = *relayed && !*v2 && link.version == RoceVersion::V2;
             match mtu.and_then(|mtu| rules::may_send(ways, slots, mtu, link, packet)) {
                 Ok(passed) => {
                     let packet = packet.get(..passed.len).unwrap_or_default();
                     let (from, to, dest_qp) = (passed.source, passed.destination, passed.dest_qp);
+                    // The kernel gives packets to a group to the members on this host as well.
+                    let by_udp = by_udp && (!dpdk || to.is_multicast());
                     let by_udp = by_udp.then_some(Flow { link, ..passed.way });
                     self.send(now, &Outgoing { link, from, to, dest_qp, by_udp, packet });
                 }
@@ -422,6 +490,13 @@ impl Port {
         Self { view, v1: None, v2: Vec::new(), tx: None, groups: GroupSockets::default() }
     }
 
+    /// Frames come and leave by a port of DPDK, and by no socket.
+    fn serve_dpdk(&mut self, dpdk: Arc<dpdk::Port>) {
+        self.v1 = None;
+        self.v2.clear();
+        self.tx = self.view.mac.map(|_| Leaving::Dpdk(dpdk));
+    }
+
     /// Opens what is needed.
     fn serve(&mut self, v1: bool, v2: bool) {
         let PortView { ifindex, vlan, mac, .. } = self.view;
@@ -438,6 +513,9 @@ impl Port {
             return;
         }
         let opened = |ifindex, ethertype| taken(EtherSocket::open(ifindex, ethertype));
+        if matches!(self.tx, Some(Leaving::Dpdk(_))) {
+            self.tx = None;
+        }
         if !v2 {
             self.v2.clear();
         } else if self.v2.is_empty() {
@@ -450,11 +528,15 @@ impl Port {
             self.v1 = None;
         }
         if self.tx.is_none() {
-            self.tx = match (&self.v1, vlan) {
+            let socket = match (&self.v1, vlan) {
                 (_, Some((below, _))) => opened(below, 0),
                 (Some(socket), None) => Some(Arc::clone(socket)),
                 (None, None) => opened(ifindex, 0),
             };
+            self.tx = socket.map(Leaving::Socket);
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
-use ferroce_engine::cm::attributes;
+use ferroce_engine::cm::attributes::ConnectedAttr;
 use ferroce_engine::cm::{
     self, AcceptParams, ConnectParams, Connection, SidrAnswer, SidrParams, SidrRequest,
 };
+use ferroce_engine::cm::{attributes, extension};
 use ferroce_engine::iwarp;
 use ferroce_wire::cm::{
     CmTime, Ece, Info, IpCmHeader, PortSpace, PrivateData, RejReason, ServiceId, SidrStatus, Transport,
@@ -64,7 +65,9 @@ fn whom(
     id: &'static IdHandle,
     state: &State,
 ) -> Result<(cm::Route, ServiceId, [u8; IpCmHeader::LEN]), Errno> {
-    let (Some(route), Some(port)) = (&state.route, &state.link.port) else { return Err(Errno::EINVAL) };
+    let (Some(route), Some(port)) = (&state.route, &state.link.ports.broker) else {
+        return Err(Errno::EINVAL);
+    };
     let code = u16::try_from(get!(id.ps)).map_err(|_| Errno::EINVAL)?;
     let space = PortSpace::from_code(code).ok_or(Errno::EINVAL)?;
     let (local, remote) = (route.source.ip(), route.destination.ip());
@@ -99,7 +102,7 @@ fn request(
         hop_limit: record.hop_limit,
         flow_label: u32::from_be(record.flow_label),
         sl: record.sl,
-        ece: ece_of(id, state),
+        ece: ece_of(id, state, extension::offer),
         private: PrivateData::concat(&header, data).map_err(|_| Errno::EINVAL)?,
         ..ConnectParams::new(on, service, guid, Qpn::new(qpn))
     })
@@ -130,13 +133,13 @@ const RETRIES: u8 = 15;
 enum Wanted {
     Connection(Box<ConnectParams>),
     QueuePair(Box<SidrParams>),
-    /// Of TCP, from a port of one's own.
+    /// A connection of TCP, from a port of the program's own.
     Stream(Arc<iwarp::Port>, SocketAddr),
 }
 
-/// Vendor options go with queue pairs of the program's own.
-fn ece_of(id: &'static IdHandle, state: &State) -> Ece {
-    if get!(id.qp).is_null() { state.link.local_ece } else { Ece::default() }
+/// The parameters of a program go with queue pairs of its own; for librdmacm's they offer selective repeat or agree to it.
+fn ece_of(id: &'static IdHandle, state: &State, ours: impl FnOnce() -> Ece) -> Ece {
+    if get!(id.qp).is_null() { state.link.local_ece } else { ours() }
 }
 
 fn depth(asked: u8, offer: Option<u8>) -> Result<u8, Errno> {
@@ -170,7 +173,7 @@ export! {
             owner.is(state.context.ok_or(Errno::EINVAL)?)?;
             let by_stream = state.route.as_ref().filter(|route| route.is_iwarp());
             let wanted = if let Some(route) = by_stream {
-                Wanted::Stream(state.link.tcp.clone().ok_or(Errno::EINVAL)?, route.destination)
+                Wanted::Stream(state.link.ports.tcp.clone().ok_or(Errno::EINVAL)?, route.destination)
             } else if handle.is_for_datagrams() {
                 Wanted::QueuePair(Box::new(question(handle, &state, &param)?))
             } else {
@@ -179,8 +182,8 @@ export! {
             state.phase = Phase::Connecting;
             wanted
         };
-        // Not under the lock of the state, which who hears the broker needs. Whoever fetches the answer before this
-        // returns waits for `asking`.
+        // The lock of the state is free here, because the thread that takes the broker's events needs it. A thread that fetches the answer
+        // before this call returns waits for `asking`.
         if let Wanted::Stream(port, destination) = wanted {
             let asked = request_stream(handle, &live, &param, &port, destination);
             if let Err(errno) = asked {
@@ -252,13 +255,15 @@ export! {
                 flow_control: given.flow_control != 0,
                 rnr_retry_count: given.rnr_retry_count.min(7),
                 srq,
-                ece: ece_of(handle, &state),
+                ece: ece_of(handle, &state, || extension::answer(req.ece)),
                 private: PrivateData::new(data).map_err(|_| Errno::EINVAL)?,
                 ..AcceptParams::new(guid, Qpn::new(qpn))
             };
             let psn = state.link.psn;
-            state.link.agreed =
+            let agreed =
                 attributes::passive(&req, psn, answer.initiator_depth, answer.responder_resources);
+            let selective_repeat = extension::is_agreed(req.ece, answer.ece);
+            state.link.agreed = agreed.map(|agreed| ConnectedAttr { selective_repeat, ..agreed });
             (connection, answer)
         };
         if !get!(handle.qp).is_null() {
@@ -324,7 +329,7 @@ fn agree(
     let (qpn, ..) = queue_pair(id, param);
     let (context, ece) = {
         let state = live.state.lock();
-        (state.context, ece_of(id, &state))
+        (state.context, ece_of(id, &state, Ece::default))
     };
     owner.is(context.ok_or(Errno::EINVAL)?)?;
     let answer = SidrAnswer {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::Held;
+use ferroce_engine::{Held, Sleep};
 
 use super::program_event::{EventHandle, ProgramEvent, acknowledge, hand_out};
 use super::state::{LiveChannel, What};
@@ -48,18 +48,29 @@ pub(super) fn next(channel: &Arc<LiveChannel>) -> Result<Step<&'static EventHand
 export! {
     /// Waits for the next event of the channel, EAGAIN instead if its descriptor is non-blocking. A cancellation
     /// point.
+    ///
+    /// EBADF if the channel was destroyed before the call, as in rdma-core, which uses the channel's closed descriptor. A thread that
+    /// sleeps in here while another one destroys the channel sleeps on, as there.
     pub waiting fn rdma_get_cm_event(
         channel: Object<abi::rdma_event_channel>,
         event: Ptr<*mut abi::rdma_cm_event>,
-    ) -> c_int = wait::minus_one |_, woken| {
-        woken?;
-        let handle = channel.handle()?;
-        let event = event.some()?;
-        // A thread may sleep in here while others use the channel.
-        let channel = handle.live()?.to_arc();
-        next(&channel)?.then(|got| {
-            event.write(got.c());
-            Ok(0)
+    ) -> c_int {
+        let mut has_slept = false;
+        wait::minus_one(|_, woken| {
+            woken?;
+            let handle = channel.handle()?;
+            let event = event.some()?;
+            // A thread may sleep in here while others use the channel.
+            let channel = match handle.live() {
+                Ok(live) => live.to_arc(),
+                Err(_) if has_slept => return Ok(Step::Sleep(Sleep::on([], Held::Nothing), -1)),
+                Err(_) => return Err(Errno::EBADF),
+            };
+            has_slept = true;
+            next(&channel)?.then(|got| {
+                event.write(got.c());
+                Ok(0)
+            })
         })
     }
 

@@ -15,16 +15,14 @@ use ferroce_wire::cm::{
     CmTime, Info, IpCmHeader, Path, PrivateData, RejReason, Req, ServiceId, SidrRep, SidrReq, SidrStatus,
 };
 
-use super::device;
-use super::id;
+use super::arrival::NewId;
 use super::program_event::{NO_DATAGRAMS, NOTHING, ProgramEvent};
 use super::queue_pair::{catch_up, fail_qp, queue_pair};
-use super::route::{path_record, take_route};
+use super::route::path_record;
 use super::state::{IdHandle, Link, LiveId, PendingRequest, Phase, State, What};
 use crate::attr;
-use crate::entry::Object;
 use crate::errno::Errno;
-use crate::handle::{get, set};
+use crate::handle::get;
 
 /// Reads and atomics of a queue pair.
 pub(super) const DEPTH: u8 = MAX_RD_ATOM as u8;
@@ -116,35 +114,17 @@ unsafe impl Send for RequestParams {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for RequestParams {}
 
-/// A request that nobody saw yet, with the id it will have.
+/// A request that the program did not fetch yet.
 pub(super) struct Arrival {
-    id: Option<&'static IdHandle>,
+    id: NewId,
     route: cm::Route,
     wish: RequestParams,
 }
 
 impl Arrival {
-    /// For a request at the listener `at`; `link` is told who hears of it.
+    /// For a request at the listener `at`; `link` gives the request the id's sink.
     fn new(at: &LiveId, route: cm::Route, wish: RequestParams, link: impl FnOnce(EventSink) -> Link) -> Self {
-        let channel = Arc::clone(at.state.lock().channel());
-        let id = id::make(channel, None);
-        if let Ok(live) = id.live() {
-            let live = live.to_arc();
-            let link = link(sink(id, &live));
-            let mut state = live.state.lock();
-            state.phase = Phase::Requested;
-            state.link = link;
-        }
-        Self { id: Some(id), route, wish }
-    }
-}
-
-impl Drop for Arrival {
-    fn drop(&mut self) {
-        if let Some(id) = self.id.take() {
-            // Refuses the peer.
-            let _ = id::destroy(id);
-        }
+        Self { id: NewId::new(at, |id, live| link(sink(id, live))), route, wish }
     }
 }
 
@@ -159,55 +139,33 @@ impl PendingRequest for Arrival {
     }
 }
 
-fn presented(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival: Arrival) -> Option<ProgramEvent> {
-    let id = arrival.id?;
-    let live = id.live().ok()?.to_arc();
-    let (header, rest) = IpCmHeader::parse(&arrival.wish.private).ok()?;
-    let on = arrival.route;
-    let (_, port) = arrival.wish.service.port()?;
+fn presented(listen: &'static IdHandle, of: &LiveId, arrival: Arrival) -> Option<ProgramEvent> {
+    let Arrival { id, route: on, wish } = arrival;
+    let (header, rest) = IpCmHeader::parse(&wish.private).ok()?;
+    let (_, port) = wish.service.port()?;
     let source = on.local_addr(port);
     let destination = on.remote_addr(header.source_port);
     let mut route = resolve::back(&on, source, destination).ok()?;
     route.source = source;
-    set!(id.context = get!(listen.context));
-    set!(id.ps = get!(listen.ps));
-    set!(id.channel = get!(listen.channel));
-    set!(id.qp_type = get!(listen.qp_type));
-    let home = device::home(&route.local.device).ok()?;
-    let options = of.state.lock().options;
-    {
-        let mut state = live.state.lock();
-        state.options = options;
-        take_route(id, &mut state, route.clone(), home);
+    let event = id.present(listen, of, route.clone(), |id, state| {
         // A SIDR request comes without a path: its answer goes back as it came, and datagrams have addresses of their own.
-        if let Some((path, mtu)) = arrival.wish.path {
+        if let Some((path, mtu)) = wish.path {
             let record = abi::ibv_sa_path_rec {
                 flow_label: path.flow_label.to_be(),
                 hop_limit: path.hop_limit,
                 traffic_class: path.traffic_class,
                 sl: path.sl,
                 mtu,
-                ..path_record(&route, &options)
+                ..path_record(&route, &state.options)
             };
             state.set_path(id, record);
         }
-    }
-    let synchronous = of.state.lock().is_synchronous();
-    if synchronous {
-        id::migrate(id, &live, Object::NULL).ok()?;
-    }
-    arrival.id = None;
-    let param = match arrival.wish.path {
-        Some(_) => abi::rdma_cm_event_param { conn: arrival.wish.conn },
+    })?;
+    let param = match wish.path {
+        Some(_) => abi::rdma_cm_event_param { conn: wish.conn },
         None => abi::rdma_cm_event_param { ud: NO_DATAGRAMS },
     };
-    Some(ProgramEvent {
-        id: id.c(),
-        listen_id: listen.c(),
-        param,
-        private: rest.into(),
-        ..ProgramEvent::plain(id, abi::RDMA_CM_EVENT_CONNECT_REQUEST, 0)
-    })
+    Some(ProgramEvent { param, private: rest.into(), ..event })
 }
 
 /// The program fetches an event of a connection. `None` if the program need not know of it.

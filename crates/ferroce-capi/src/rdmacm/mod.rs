@@ -5,6 +5,7 @@
 
 pub(crate) mod address;
 mod addrinfo;
+mod arrival;
 mod bind;
 mod channel;
 mod connect;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
+use ferroce_engine::faults;
 
 use super::state::{IdHandle, LiveId};
 use crate::entry::{CObject, named};
@@ -42,6 +43,10 @@ pub(super) struct ProgramEvent {
 impl ProgramEvent {
     /// An event that says nothing more.
     pub(super) fn plain(id: &'static IdHandle, kind: abi::rdma_cm_event_type, status: c_int) -> Self {
+        if kind == abi::RDMA_CM_EVENT_ESTABLISHED {
+            // A plan of faults may kill a process now.
+            faults::moment(faults::Moment::Established, None, None);
+        }
         Self {
             id: id.c(),
             listen_id: ptr::null_mut(),

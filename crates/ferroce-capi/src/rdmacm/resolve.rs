@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use core::ffi::c_int;
 use ferroce_abi as abi;
-use ferroce_engine::cm::Port;
-use ferroce_engine::cm::resolve::{self, Route};
+use ferroce_engine::cm::resolve::{self, Route, Transports};
+use ferroce_engine::iwarp::Ports;
 use ferroce_wire::PathMtu;
 use libc::sockaddr;
 
 use super::address;
-use super::bind::{self, Ports};
+use super::bind;
 use super::device::{self, Home};
 use super::operation;
 use super::route::{path_record, take_route};
@@ -37,11 +37,8 @@ pub(super) fn resolve_address(
         }
         // Another thread cannot resolve meanwhile.
         let before = std::mem::replace(&mut state.phase, Phase::AddressResolved);
-        let number = state.link.port.as_ref().map(Port::number);
-        let bound = Bound {
-            number: number.or(state.link.tcp.as_ref().map(|tcp| tcp.number())),
-            tcp: state.link.tcp.is_some(),
-        };
+        let ports = &state.link.ports;
+        let bound = Bound { number: ports.number(), tcp: ports.tcp.is_some() };
         (before, bound, state.options)
     };
     let outcome = find(id, source, destination, bound, &options);
@@ -49,10 +46,10 @@ pub(super) fn resolve_address(
     match outcome {
         Ok((route, home, ports)) => {
             if ports.broker.is_some() {
-                state.link.port = ports.broker;
+                state.link.ports.broker = ports.broker;
             }
             if ports.tcp.is_some() {
-                state.link.tcp = ports.tcp;
+                state.link.ports.tcp = ports.tcp;
             }
             take_route(id, &mut state, route, home);
             state.tell(id, live, abi::RDMA_CM_EVENT_ADDR_RESOLVED, Ok(()));
@@ -106,14 +103,15 @@ fn find(
     let home = device::home(&route.local.device).map_err(Failure::OfWay)?;
     let wanted = bound.number.unwrap_or(source.map_or(0, |source| source.port()));
     route.source.set_port(wanted);
-    let ports = match (bound.number, route.is_iwarp()) {
-        (Some(_), false) => Ok(Ports::default()),
-        (Some(_), true) if bound.tcp => Ok(Ports::default()),
-        (_, true) => Ports::of_tcp(route.source, options),
-        (None, false) => Ports::of_broker(id, route.source, options),
+    let missing = match (bound.number, route.is_iwarp()) {
+        (Some(_), false) => None,
+        (Some(_), true) if bound.tcp => None,
+        (_, true) => Some(Transports::Iwarp),
+        (None, false) => Some(Transports::Roce),
     };
-    let ports = ports.map_err(Failure::OfCall)?;
-    route.source.set_port(bound.number.unwrap_or(ports.number()));
+    let take = |transports| Ok(Ports::bind(&bind::wanted(id, route.source, options)?, transports)?);
+    let ports = missing.map(take).transpose().map_err(Failure::OfCall)?.unwrap_or_default();
+    route.source.set_port(bound.number.or(ports.number()).unwrap_or(0));
     Ok((route, home, ports))
 }
 
@@ -182,6 +180,7 @@ export! {
         _timeout_ms: c_int,
     ) -> c_int = call::minus_one |_| {
         let (handle, live) = id.opened()?;
+        crate::errno::faulted(ferroce_engine::faults::Verb::ResolveAddr)?;
         let source = address::read_optional(src_addr)?;
         let destination = address::read_group(dst_addr)?;
         resolve_address(handle, &live, source, destination)?;
@@ -191,6 +190,7 @@ export! {
     /// Finds the path to the address that was resolved: local knowledge on RoCE. ROUTE_RESOLVED tells of it.
     pub fn rdma_resolve_route(id: Object<abi::rdma_cm_id>, _timeout_ms: c_int) -> c_int = call::minus_one |owner| {
         let (handle, live) = id.opened()?;
+        crate::errno::faulted(ferroce_engine::faults::Verb::ResolveRoute)?;
         let context = live.state.lock().context;
         if let Some(context) = context {
             owner.is(context)?;

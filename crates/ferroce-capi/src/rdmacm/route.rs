@@ -67,7 +67,7 @@ pub(super) fn path_record(route: &Route, options: &Options) -> abi::ibv_sa_path_
         mtu_selector: EXACTLY,
         mtu: route.mtu as u8,
         rate_selector: EXACTLY,
-        // That of the port.
+        // 0 stands for the rate of the port.
         rate: 0,
         packet_life_time_selector: EXACTLY,
         packet_life_time: options.ack_timeout.map_or(LIFE_TIME, |timeout| timeout.saturating_sub(1)),

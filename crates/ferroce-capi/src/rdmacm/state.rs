@@ -7,7 +7,7 @@ use core::ffi::{c_int, c_void};
 use ferroce_abi as abi;
 use ferroce_engine::cm::attributes::ConnectedAttr;
 use ferroce_engine::cm::resolve::Route;
-use ferroce_engine::cm::{CmEventKind, Connection, Port, SidrRequest};
+use ferroce_engine::cm::{CmEventKind, Connection, SidrRequest};
 use ferroce_engine::{AckCount, NotifyQueue, iwarp};
 use ferroce_wire::cm::{Ece, Req};
 use ferroce_wire::{Gid, Psn};
@@ -174,10 +174,8 @@ impl State {
 /// The objects that an id has at the broker, or with TCP.
 #[derive(Default)]
 pub(super) struct Link {
-    pub(super) port: Option<Port>,
+    pub(super) ports: iwarp::Ports,
     pub(super) connection: Option<Arc<Connection>>,
-    /// Of iWARP: the port of TCP.
-    pub(super) tcp: Option<Arc<iwarp::Port>>,
     /// Of iWARP: it takes requests.
     pub(super) listener: Option<iwarp::Listener>,
     /// Of iWARP: the connection.

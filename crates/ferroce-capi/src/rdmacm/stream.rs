@@ -6,28 +6,19 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use core::ffi::c_int;
 use ferroce_abi as abi;
 use ferroce_engine::cm::resolve::{self, Transports};
 use ferroce_engine::iwarp::{AcceptParams, ConnectParams, Connection, Event, Port, Request, Sink};
 use ferroce_engine::{QpAccess, QpAttr, QpAttrMask, QpState};
 
+use super::arrival::NewId;
 use super::program_event::{NOTHING, ProgramEvent};
 use super::queue_pair::{catch_up, fail_qp};
-use super::route::take_route;
-use super::state::{IdHandle, Link, LiveId, Options, PendingRequest, Phase, What};
-use super::{device, id};
-use crate::entry::Object;
+use super::state::{IdHandle, Link, LiveId, PendingRequest, Phase, What};
 use crate::errno::Errno;
-use crate::handle::{get, set};
 
 /// Reads of a queue pair, at each end.
 pub(super) const DEPTH: u8 = ferroce_engine::iwarp::MAX_DEPTH;
-
-/// Takes a port of TCP. As on siw others may have it too as long as nobody listens there, whatever the id's option says.
-pub(super) fn take(address: SocketAddr, options: &Options) -> Result<Arc<Port>, Errno> {
-    Ok(Arc::new(Port::bind(address, options.family_only.unwrap_or(false))?))
-}
 
 /// The sink of an id's events. The queue holds them until the program fetches them.
 pub(super) fn sink(id: &'static IdHandle, live: &Arc<LiveId>) -> Sink {
@@ -154,9 +145,9 @@ pub(super) fn depths(param: &abi::rdma_conn_param, offer: Option<(u8, u8)>) -> R
     Ok((ird, depth(param.initiator_depth, offer.map(|(_, ord)| ord))?))
 }
 
-/// A request that nobody saw yet, with the id it will have.
+/// A request that the program did not fetch yet.
 struct Arrival {
-    id: Option<&'static IdHandle>,
+    id: NewId,
     local: SocketAddr,
     remote: SocketAddr,
     /// The peer's depths.
@@ -173,30 +164,16 @@ impl Arrival {
     /// For a request at the listener `at`.
     fn new(at: &LiveId, request: Request) -> Self {
         let Request { connection, local, remote, ird, ord, private } = request;
-        let channel = Arc::clone(at.state.lock().channel());
-        let id = id::make(channel, None);
         let depth = |depth: u16| u8::try_from(depth).unwrap_or(u8::MAX);
         // The depths are the peer's, and so change places.
         let conn =
             abi::rdma_conn_param { responder_resources: depth(ord), initiator_depth: depth(ird), ..NOTHING };
-        if let Ok(live) = id.live() {
-            let live = live.to_arc();
-            connection.set_sink(sink(id, &live));
-            let mut state = live.state.lock();
-            state.phase = Phase::Requested;
+        let id = NewId::new(at, |id, live| {
+            connection.set_sink(sink(id, live));
             let offered = Some((conn.responder_resources, conn.initiator_depth));
-            state.link = Link { stream: Some(Arc::new(connection)), offered, ..Link::default() };
-        }
-        Self { id: Some(id), local, remote, conn, private: private.into() }
-    }
-}
-
-impl Drop for Arrival {
-    fn drop(&mut self) {
-        if let Some(id) = self.id.take() {
-            // Refuses the peer.
-            let _ = id::destroy(id);
-        }
+            Link { stream: Some(Arc::new(connection)), offered, ..Link::default() }
+        });
+        Self { id, local, remote, conn, private: private.into() }
     }
 }
 
@@ -211,32 +188,10 @@ impl PendingRequest for Arrival {
     }
 }
 
-fn presented(listen: &'static IdHandle, of: &Arc<LiveId>, mut arrival: Arrival) -> Option<ProgramEvent> {
-    let id = arrival.id?;
-    let live = id.live().ok()?.to_arc();
-    let mut route = resolve::route_by(Transports::Iwarp, Some(arrival.local), arrival.remote).ok()?;
-    route.source = arrival.local;
-    set!(id.context = get!(listen.context));
-    set!(id.ps = get!(listen.ps));
-    set!(id.channel = get!(listen.channel));
-    set!(id.qp_type = get!(listen.qp_type));
-    let home = device::home(&route.local.device).ok()?;
-    let options = of.state.lock().options;
-    {
-        let mut state = live.state.lock();
-        state.options = options;
-        take_route(id, &mut state, route, home);
-    }
-    let synchronous = of.state.lock().is_synchronous();
-    if synchronous {
-        id::migrate(id, &live, Object::NULL).ok()?;
-    }
-    arrival.id = None;
-    Some(ProgramEvent {
-        id: id.c(),
-        listen_id: listen.c(),
-        param: abi::rdma_cm_event_param { conn: arrival.conn },
-        private: std::mem::take(&mut arrival.private),
-        ..ProgramEvent::plain(id, abi::RDMA_CM_EVENT_CONNECT_REQUEST, 0 as c_int)
-    })
+fn presented(listen: &'static IdHandle, of: &LiveId, arrival: Arrival) -> Option<ProgramEvent> {
+    let Arrival { id, local, remote, conn, private } = arrival;
+    let mut route = resolve::route_by(Transports::Iwarp, Some(local), remote).ok()?;
+    route.source = local;
+    let event = id.present(listen, of, route, |_, _| ())?;
+    Some(ProgramEvent { param: abi::rdma_cm_event_param { conn }, private, ..event })
 }

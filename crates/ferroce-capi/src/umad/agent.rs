@@ -204,6 +204,7 @@ pub mod tests {
             phys_state: PhysState::LinkUp,
             origin: Origin::Default,
             kind: Default::default(),
+            datapath: Default::default(),
             gids: Vec::new(),
             settings: Default::default(),
             macs: Default::default(),

@@ -13,9 +13,15 @@ use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::SockaddrStorage;
 
 use crate::broker;
+use crate::ports::Ports;
 
 /// The UDP port of RoCE v2.
 pub const PORT: u16 = 4791;
+/// Numbers of capabilities (capabilities(7)).
+pub const CAP_NET_ADMIN: u32 = 12;
+pub const CAP_NET_RAW: u32 = 13;
+pub const CAP_SYS_ADMIN: u32 = 21;
+pub const CAP_BPF: u32 = 39;
 /// The names by which programs load the libraries.
 pub const LIBRARIES: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libibumad.so.3"];
 
@@ -28,6 +34,8 @@ pub struct Host {
     /// Network devices by name.
     pub netdevs: BTreeMap<String, Netdev>,
     pub broker: Broker,
+    /// The AF_XDP ports of each device that has some, by name.
+    pub xdp_ports: BTreeMap<String, Ports>,
     /// Sockets on the port, except the broker's.
     pub port: Vec<Holder>,
     /// RDMA devices of the kernel on network devices of this namespace.
@@ -38,6 +46,9 @@ pub struct Host {
     pub files: Option<(u64, u64)>,
     /// Whether we, and so the broker, may set devices up.
     pub net_admin: bool,
+    /// The effective capabilities of the broker, one bit each, and its program, if they are visible.
+    pub broker_capabilities: Option<u64>,
+    pub broker_program: Option<PathBuf>,
     /// The reason why no namespace can be made.
     pub no_namespace: Option<String>,
     /// The sign that this is a container.
@@ -95,17 +106,27 @@ pub struct KernelDevice {
 pub fn gather() -> Host {
     let netdevs = netdevs();
     let broker = who_answers();
+    let broker_pid = match &broker {
+        Broker::Runs { pid, .. } if *pid != 0 => Some(*pid),
+        _ => None,
+    };
     Host {
         kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
         libraries: folders(),
         port: port(&broker),
+        xdp_ports: match &broker {
+            Broker::Runs { devices, .. } => Ports::of_all(devices),
+            _ => BTreeMap::new(),
+        },
         broker,
         kernel_devices: kernel_devices(&netdevs),
         netdevs,
         buffers: ["rmem_max", "wmem_max"]
             .map(|name| read(&format!("/proc/sys/net/core/{name}")).trim().parse().ok()),
         files: limits(&read("/proc/self/limits")),
-        net_admin: has_net_admin(&read("/proc/self/status")),
+        net_admin: capabilities(&read("/proc/self/status")).is_some_and(|set| set >> CAP_NET_ADMIN & 1 == 1),
+        broker_capabilities: broker_pid.and_then(|pid| capabilities(&read(&format!("/proc/{pid}/status")))),
+        broker_program: broker_pid.and_then(|pid| fs::read_link(format!("/proc/{pid}/exe")).ok()),
         no_namespace: no_namespace(),
         container: container(),
         nat_rules: ["ip_tables_names", "ip6_tables_names"]
@@ -270,12 +291,10 @@ fn limits(table: &str) -> Option<(u64, u64)> {
     Some((words.next()??, words.next()??))
 }
 
-/// Checks the effective capabilities in `/proc/PID/status`.
-fn has_net_admin(status: &str) -> bool {
-    const NET_ADMIN: u32 = 12;
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    line.and_then(|line| u64::from_str_radix(line.trim(), 16).ok())
-        .is_some_and(|set| set >> NET_ADMIN & 1 == 1)
+/// The effective capabilities in `/proc/PID/status`, one bit each.
+fn capabilities(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(line.trim(), 16).ok()
 }
 
 /// Tries it: a copy of this program enters a namespace, prints its version, and exits.
@@ -322,9 +341,9 @@ mod tests {
 
     #[test]
     fn who_may_set_devices_up() {
-        assert!(has_net_admin("Name:\tsh\nCapEff:\t000001ffffffffff\n"));
-        assert!(!has_net_admin("CapEff:\t0000000000000400\n"));
-        assert!(!has_net_admin(""));
+        assert_eq!(capabilities("Name:\tsh\nCapEff:\t000001ffffffffff\n"), Some((1 << 41) - 1));
+        assert_eq!(capabilities("CapEff:\t0000000000000400\n"), Some(1 << 10));
+        assert_eq!((capabilities(""), capabilities("CapEff:\tx\n")), (None, None));
     }
 
     #[test]

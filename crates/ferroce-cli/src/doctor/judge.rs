@@ -2,9 +2,12 @@
 
 use std::net::IpAddr;
 
-use ferroce_ipc::Origin;
+use ferroce_ipc::{Datapath, DatapathState, Origin};
 
-use super::host::{Broker, Folder, Holder, Host, KernelDevice, LIBRARIES, PORT};
+use super::host::{
+    Broker, CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW, CAP_SYS_ADMIN, Folder, Holder, Host, KernelDevice,
+    LIBRARIES, PORT,
+};
 use super::{Finding, State};
 
 /// The buffer size that sockets request.
@@ -20,6 +23,7 @@ const KERNEL: (u32, u32) = (5, 10);
 pub fn all(host: &Host) -> Vec<Finding> {
     let mut all = vec![kernel(host), libraries(&host.libraries), loopback(host), broker(host), port(host)];
     all.extend(links(host));
+    all.extend(datapaths(host));
     all.extend(cards(host));
     all.push(buffers(host));
     all.push(files(host));
@@ -193,6 +197,85 @@ fn links(host: &Host) -> Vec<Finding> {
         });
     }
     found
+}
+
+/// A line for each device whose packets are to take another way than UDP sockets.
+fn datapaths(host: &Host) -> Vec<Finding> {
+    let Broker::Runs { devices, .. } = &host.broker else { return Vec::new() };
+    let mut found = Vec::new();
+    for device in
+        devices.iter().filter(|device| device.settings.datapath == Datapath::Xdp && !device.is_iwarp())
+    {
+        let (name, netdev, state) = (&device.name, &device.netdev, device.datapath);
+        if state.is_xdp() {
+            let ports = host.xdp_ports.get(name).map(|ports| {
+                let why = ports.why();
+                let reasons = if why.is_empty() { why } else { format!("; programs got pairs: {why}") };
+                format!("; ports of programs: {ports}{reasons}")
+            });
+            let ports = ports.unwrap_or_default();
+            found.push(Finding::ok("datapath", format!("{name} on {netdev}: {state}{ports}")));
+            continue;
+        }
+        let back = format!("ferroce link set {name} datapath udp");
+        let (missing, cure) = match state {
+            DatapathState::NoPermission => {
+                let missing = missing_capabilities(host);
+                (missing, grant(host))
+            }
+            DatapathState::NoSupport => (
+                None,
+                format!(
+                    "use a kernel with CONFIG_XDP_SOCKETS, CONFIG_BPF_SYSCALL and CONFIG_VETH (zgrep XDP_SOCKETS /proc/config.gz), \
+                     or {back}"
+                ),
+            ),
+            DatapathState::WrongInterface => (
+                None,
+                format!("add the link to the Ethernet interface itself, not to lo or a VLAN, or {back}"),
+            ),
+            DatapathState::Busy => (
+                None,
+                format!(
+                    "see `ip -d link show dev {netdev}`, and remove the other program: ip link set dev {netdev} xdp off"
+                ),
+            ),
+            DatapathState::Udp
+            | DatapathState::Failed
+            | DatapathState::Dpdk
+            | DatapathState::XdpNative
+            | DatapathState::XdpGeneric => {
+                (None, format!("see the log of ferroced (ferroced.log, or journalctl), or {back}"))
+            }
+        };
+        let missing = missing.map(|names| format!("; it lacks {names}")).unwrap_or_default();
+        let sentence = format!("{name} on {netdev} is to use xdp, and uses {state}{missing}");
+        found.push(Finding::new("datapath", State::Warning, sentence).cure(cure));
+    }
+    found
+}
+
+/// The capabilities for AF_XDP that the broker lacks, if they are visible.
+fn missing_capabilities(host: &Host) -> Option<String> {
+    let set = host.broker_capabilities?;
+    let has = |number: u32| set >> number & 1 == 1;
+    let needed = [
+        ("CAP_NET_ADMIN", has(CAP_NET_ADMIN)),
+        ("CAP_NET_RAW", has(CAP_NET_RAW)),
+        // Linux before 5.8 had no CAP_BPF, and still accepts CAP_SYS_ADMIN.
+        ("CAP_BPF", has(CAP_BPF) || has(CAP_SYS_ADMIN)),
+    ];
+    let missing: Vec<&str> = needed.into_iter().filter(|(_, has)| !has).map(|(name, _)| name).collect();
+    (!missing.is_empty()).then(|| missing.join(", "))
+}
+
+/// How to start a broker with the capabilities. The broker may run inside another program, which should not get them.
+fn grant(host: &Host) -> String {
+    let ferroced = host.broker_program.as_ref().filter(|path| path.ends_with("ferroced"));
+    let ferroced = ferroced.map_or_else(|| "PATH/ferroced".to_owned(), |path| path.display().to_string());
+    format!(
+        "ferroce stop, then start ferroced as root, or: setcap cap_net_admin,cap_net_raw,cap_bpf,cap_ipc_lock+ep {ferroced}"
+    )
 }
 
 fn cards(host: &Host) -> Vec<Finding> {

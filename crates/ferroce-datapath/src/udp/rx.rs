@@ -22,8 +22,6 @@ pub struct RxBuffer {
     arena: Arena,
     /// Number of messages that the next call requests.
     batch: usize,
-    #[cfg(feature = "fault")]
-    fault: Option<crate::fault::Fault>,
 }
 
 /// One datagram as it was sent; a message that the kernel merged is split again.
@@ -98,16 +96,6 @@ impl RxSocket {
     ///
     /// One call takes one message while the kernel merges datagrams, up to 32 while they arrive singly.
     pub fn recv(&self, buffer: &mut RxBuffer) -> io::Result<usize> {
-        #[cfg(feature = "fault")]
-        if let Some(mut fault) = buffer.fault.take() {
-            let n = self.recv_with_faults(buffer, &mut fault);
-            buffer.fault = Some(fault);
-            return n;
-        }
-        self.recv_all(buffer)
-    }
-
-    fn recv_all(&self, buffer: &mut RxBuffer) -> io::Result<usize> {
         match sys::receive(&self.fd, &mut buffer.arena, buffer.batch) {
             Ok(_) => {}
             Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => {
@@ -120,15 +108,6 @@ impl RxSocket {
         buffer.adapt();
         Ok(buffer.count())
     }
-
-    #[cfg(feature = "fault")]
-    fn recv_with_faults(&self, buffer: &mut RxBuffer, fault: &mut crate::fault::Fault) -> io::Result<usize> {
-        fault.clear();
-        while fault.delivered() == 0 && self.recv_all(buffer)? > 0 {
-            buffer.datagrams().for_each(|datagram| fault.pass(&datagram));
-        }
-        Ok(fault.delivered())
-    }
 }
 
 impl AsFd for RxSocket {
@@ -139,37 +118,7 @@ impl AsFd for RxSocket {
 
 impl RxBuffer {
     pub fn new() -> Self {
-        Self {
-            arena: Arena::new(),
-            batch: 1,
-            #[cfg(feature = "fault")]
-            fault: crate::fault::Fault::from_env(),
-        }
-    }
-
-    /// Receives through a lossy network.
-    #[cfg(feature = "fault")]
-    pub fn with_faults(plan: crate::fault::FaultPlan) -> Self {
-        Self { fault: Some(crate::fault::Fault::new(plan)), ..Self::new() }
-    }
-
-    /// Counts of the lossy network; zeros without one.
-    #[cfg(feature = "fault")]
-    pub fn fault_counts(&self) -> crate::fault::FaultCounts {
-        self.fault.as_ref().map(crate::fault::Fault::counts).unwrap_or_default()
-    }
-
-    /// Sends datagrams that came by another way than a socket through the lossy network, if there is one: [`RxBuffer::datagrams`] then
-    /// are those that are left. `false` without one, and in builds without the feature `fault`.
-    pub fn pass<'a>(&mut self, datagrams: impl Iterator<Item = Datagram<'a>>) -> bool {
-        #[cfg(feature = "fault")]
-        if let Some(fault) = &mut self.fault {
-            fault.clear();
-            datagrams.for_each(|datagram| fault.pass(&datagram));
-            return true;
-        }
-        drop(datagrams);
-        false
+        Self { arena: Arena::new(), batch: 1 }
     }
 
     /// The datagrams of the last call in order of arrival.
@@ -204,7 +153,6 @@ impl Default for RxBuffer {
 
 pub struct Datagrams<'a> {
     buffer: &'a RxBuffer,
-    /// With faults, the index of the datagram itself.
     message: usize,
     offset: usize,
     segment: u16,
@@ -214,11 +162,6 @@ impl<'a> Iterator for Datagrams<'a> {
     type Item = Datagram<'a>;
 
     fn next(&mut self) -> Option<Datagram<'a>> {
-        #[cfg(feature = "fault")]
-        if let Some(fault) = &self.buffer.fault {
-            self.message += 1;
-            return fault.datagram(self.message - 1);
-        }
         let arena = &self.buffer.arena;
         let message = arena.messages().get(self.message)?;
         let rest = &arena.bytes(self.message)[self.offset..];

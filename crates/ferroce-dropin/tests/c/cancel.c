@@ -409,6 +409,37 @@ static void connection_management(void)
 	while_asleep(call_get_request, 3);
 }
 
+static volatile int interrupted;
+
+static void count_interruption(int signal)
+{
+	(void)signal;
+	interrupted++;
+}
+
+/* A channel is destroyed under a thread that sleeps for its events. As in rdma-core the thread sleeps on: programs such as
+ * rping end meanwhile, and a return would be an error to them. */
+static void channel_of_a_sleeper(void)
+{
+	struct waiter waiter = { .call = call_get_cm_event };
+	struct sigaction action = { .sa_handler = count_interruption, .sa_flags = SA_RESTART };
+	struct rdma_event_channel *other = channel;
+
+	NEED(sigaction(SIGUSR1, &action, NULL) == 0);
+	channel = rdma_create_event_channel();
+	NEED(channel);
+	start(&waiter);
+	until_asleep(&waiter);
+	rdma_destroy_event_channel(channel);
+	/* The thread looks again. */
+	NEED(pthread_kill(waiter.thread, SIGUSR1) == 0);
+	while (!interrupted)
+		sched_yield();
+	until_asleep(&waiter);
+	cancel(&waiter);
+	channel = other;
+}
+
 static void management(void)
 {
 	NEED(umad_init() == 0);
@@ -491,6 +522,7 @@ int main(void)
 	while_it_does_not_wait();
 	management();
 	connection_management();
+	channel_of_a_sleeper();
 	rsockets();
 	CHECK(rdma_destroy_id(listener) == 0);
 	rdma_destroy_event_channel(channel);

@@ -121,7 +121,7 @@ impl Book {
         match (newer, octets.is_empty()) {
             (true, false) => {
                 let then = known.map(|known| std::mem::take(&mut known.then)).unwrap_or_default();
-                // Whatever comes after a request comes of its answer.
+                // The steps after a request follow from its answer.
                 let then = Then { asked: false, accept: None, ..then };
                 self.records.insert(id, Record { serial, octets: octets.to_vec(), then });
             }

@@ -160,6 +160,7 @@ fn open(
     limit: Duration,
 ) -> Result<(Guarded<Client>, Vec<DeviceInfo>), ClientError> {
     let mut client = Guarded::new(Client::connect(&options.name, &options.netdev, limit)?);
+    super::met(client.peer().pid);
     let devices = list(&mut client)?;
     Ok((client, devices))
 }

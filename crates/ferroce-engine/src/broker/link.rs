@@ -15,6 +15,7 @@ use rustix::time::{Itimerspec, TimerfdTimerFlags, Timespec, timerfd_settime};
 use tracing::{debug, info, warn};
 
 use super::connections::Book;
+use super::offers::Ports;
 use super::pipes::{Offered, PipeOffer};
 use super::{
     BrokerClient, BrokerEvent, BrokerMode, CONNECT, ConnectOptions, PATIENCE, RETRY, RETRY_SLOWLY, clear,
@@ -53,6 +54,8 @@ pub(super) struct Inner {
     pub(super) bell: Option<Guarded<OwnedFd>>,
     /// The descriptors for programs that get a pipe to this one; `None` if this one takes no pipes.
     pub(super) offered: Option<Offered>,
+    /// The AF_XDP sockets.
+    pub(super) ports: Ports,
     /// The connections, as a new broker needs them.
     pub(super) book: Book,
     pub(super) events: VecDeque<BrokerEvent>,
@@ -311,6 +314,8 @@ impl Inner {
         let Link::Greeting { mut client, .. } = std::mem::replace(&mut self.link, down) else {
             return Ok(());
         };
+        super::met(client.peer().pid);
+        self.ports.forget_broker();
         let mut resume = None;
         let sent = (|| {
             match &self.parked {
@@ -419,6 +424,7 @@ impl Inner {
                 }
                 self.events.push_back(BrokerEvent::Reconnected);
                 self.lose(&leased.slots);
+                self.ask_for_ports();
             }
             Message::Refused(refusal) if *resume == Some(id) => {
                 *resume = None;
@@ -427,6 +433,7 @@ impl Inner {
                 self.lose(&[]);
             }
             Message::Refused(refusal) if id == 0 => return Some(refusal.into()),
+            Message::Refused(refusal) if self.port_refused(id, &refusal.sentence) => {}
             Message::CmEvent(notice) => {
                 self.book.event(&notice);
                 self.events.push_back(BrokerEvent::Connection(Box::new(notice.event)));
@@ -445,6 +452,7 @@ impl Inner {
             Message::Pipe { first, slots, .. } => {
                 self.events.extend(PipeOffer::new(first, slots, descriptors).map(BrokerEvent::Pipe));
             }
+            Message::Xdp { ifindex, direct } => self.port_given(ifindex, direct, descriptors),
             Message::Rings => self.events.extend(descriptors.pop().map(BrokerEvent::Rings)),
             Message::Done
             | Message::Leased(_)
@@ -476,6 +484,7 @@ impl Inner {
             | Message::OpenRings { .. }
             | Message::OfferPipes { .. }
             | Message::OpenPipe(_)
+            | Message::OpenXdp { .. }
             | Message::Stop { .. } => return Some(ClientError::Unexpected),
         }
         None
@@ -513,7 +522,8 @@ impl Inner {
                     if now.gids != old.gids {
                         self.events.push_back(BrokerEvent::GidsChanged(now.id));
                     }
-                    if (now.mtu, &now.name, &now.settings) != (old.mtu, &old.name, &old.settings) {
+                    let shown = |device: &DeviceInfo| (device.mtu, device.name.clone(), device.datapath);
+                    if shown(now) != shown(old) || now.settings != old.settings {
                         self.events.push_back(BrokerEvent::DeviceChanged(now.id));
                     }
                     let other = |(ifindex, mac): &(&u32, &[u8; 6])| {
@@ -542,5 +552,6 @@ impl Inner {
             }
         }
         self.known.store(Arc::new(self.devices.clone()));
+        self.ask_for_ports();
     }
 }

@@ -4,22 +4,24 @@ mod connections;
 mod embed;
 mod find;
 mod link;
+mod offers;
 mod pipes;
 mod program;
 mod spawn;
+mod xdp;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use ferroce_ipc::{
     ALL_USERS, AddressSockets, Client, ClientError, CmRequest, CmStatus, Leased, Listing, MEMBER_SLOTS,
-    Message, ResourceCounts,
+    Message, QpnOrder, ResourceCounts,
 };
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 use ferroce_proto::cm::CmEvent;
@@ -31,12 +33,14 @@ use tracing::{debug, warn};
 
 pub use embed::{StartEmbedded, embed_with};
 pub use find::{BrokerError, BrokerMode, ConnectOptions};
+pub use offers::XdpOffer;
 use pipes::Offered;
 pub use pipes::PipeOffer;
 
 use connections::Book;
 use find::find_or_start;
 use link::{Guard, Inner, Link};
+use offers::Ports;
 
 use crate::broker::spawn::Starter;
 use crate::device;
@@ -55,6 +59,18 @@ const RETRY: Duration = Duration::from_millis(10);
 const RETRY_SLOWLY: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// The process of the broker that this one met last; 0 if there was none, or it is in another pid namespace.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// The process of the broker that this one met last, 0 if it is unknown.
+pub(crate) fn process() -> u32 {
+    PROCESS.load(Ordering::Relaxed)
+}
+
+fn met(pid: u32) {
+    PROCESS.store(pid, Ordering::Relaxed);
+}
+
 /// The slots of this program and the sockets that go with them.
 #[derive(Debug)]
 pub struct Lease {
@@ -66,6 +82,8 @@ pub struct Lease {
     pub addresses: Vec<LeasedAddress>,
     /// A message for the user, for example about an address whose port another process holds; may be empty.
     pub notice: String,
+    /// The order of this program's numbers, unless the broker is an older one.
+    pub order: Option<QpnOrder>,
 }
 
 /// A group socket of one member on one local address.
@@ -113,6 +131,8 @@ pub enum BrokerEvent {
     ConnectionLost(CommId),
     /// The memory of the rings to a new broker, in place of those to the last one.
     Rings(OwnedFd),
+    /// An AF_XDP socket, in place of an earlier one on its interface.
+    Xdp(XdpOffer),
     /// Another program opened a pipe to this one.
     Pipe(PipeOffer),
 }
@@ -183,6 +203,7 @@ impl BrokerClient {
             ledger: None,
             bell: None,
             offered: None,
+            ports: Ports::default(),
             book: Book::default(),
             known: Arc::clone(&known),
             events: VecDeque::new(),
@@ -241,7 +262,7 @@ impl BrokerClient {
             }
             Ok((leased, sockets, descriptors.pop()))
         })?;
-        let Leased { slots, by_rings, notice, .. } = leased;
+        let Leased { slots, by_rings, notice, order, .. } = leased;
         let inner = &mut *guard.inner;
         inner.by_rings = by_rings;
         inner.parked = parked.map(Guarded::new);
@@ -250,7 +271,7 @@ impl BrokerClient {
         if !notice.is_empty() {
             warn!("{notice}");
         }
-        Ok(Lease { slots, by_rings, addresses: sockets, notice })
+        Ok(Lease { slots, by_rings, addresses: sockets, notice, order })
     }
 
     /// Opens rings for packets to and from the broker. `bell` is the broker's end of the doorbell. Every later broker

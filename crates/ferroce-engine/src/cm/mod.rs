@@ -12,6 +12,7 @@ mod connection;
 mod directory;
 mod error;
 mod event;
+pub mod extension;
 mod port;
 pub mod resolve;
 mod routes;

@@ -422,6 +422,7 @@ mod tests {
             phys_state: PhysState::LinkUp,
             origin: Origin::Link,
             kind: LinkKind::Rxe,
+            datapath: Default::default(),
             gids: gids.iter().map(entry).collect(),
             settings: ferroce_ipc::LinkSettings::default(),
             macs: Default::default(),

@@ -27,6 +27,7 @@ pub fn step(service: Service, to: QpState, connected: &ConnectedAttr, ah: AhAttr
         timeout: connected.timeout,
         retry_cnt: connected.retry_cnt,
         rnr_retry: connected.rnr_retry,
+        selective_repeat: connected.selective_repeat,
         ..QpAttr::default()
     };
     (attr, bring_up_mask(service, to))

@@ -12,13 +12,16 @@ pub(crate) trait Attendant: Send + Sync {
     fn fd(&self) -> BorrowedFd<'_>;
     /// Does what is due at `now`, and returns when to call again, in nanoseconds. `ready`: the descriptor is readable.
     fn serve(&self, engine: &Arc<Engine>, now: u64, ready: bool) -> u64;
+    /// The process ends: waits, a moment at most, until [`Self::serve`] has done the work that the exit would cut off. It runs on the thread
+    /// that calls `exit`, perhaps in a signal handler, and takes no lock.
+    fn at_exit(&self);
 }
 
 impl Engine {
     /// From now on the background thread serves `attendant`, if there is none yet.
     ///
     /// # Errors
-    /// Those of `make`.
+    /// Returns the error of `make`, if `make` fails.
     pub(crate) fn attend<T: Attendant + 'static>(
         &self,
         make: impl FnOnce() -> io::Result<Arc<T>>,

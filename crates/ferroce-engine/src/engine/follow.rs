@@ -3,8 +3,6 @@
 use std::io;
 use std::sync::Arc;
 
-use ferroce_proto::Service;
-
 use super::{DeviceChange, Engine, Running};
 use crate::broker::{BrokerEvent, LeasedAddress, PipeOffer};
 
@@ -34,20 +32,30 @@ impl Engine {
                 BrokerEvent::DeviceAdded(_) => {
                     self.take_over_devices();
                     self.settings_changed();
+                    self.follow_ports();
                 }
                 // Verbs have no event for it: queries tell.
                 BrokerEvent::DeviceChanged(_) => {
                     self.take_over_devices();
                     self.settings_changed();
+                    self.follow_ports();
                 }
-                BrokerEvent::DeviceRemoved(id) => self.tell(id, DeviceChange::Dead),
-                BrokerEvent::Disconnected => tracing::info!("the broker is gone; traffic goes on"),
+                BrokerEvent::DeviceRemoved(id) => {
+                    self.tell(id, DeviceChange::Dead);
+                    self.follow_ports();
+                }
+                BrokerEvent::Disconnected => {
+                    tracing::info!("the broker is gone; traffic goes on");
+                    // Its programs on the interfaces are gone as well, so packets come by the sockets.
+                    self.set_ports_down(|_| true);
+                }
                 BrokerEvent::Reconnected => {
                     tracing::info!("a broker took over");
                     self.take_over_devices();
                 }
                 BrokerEvent::Pipe(offer) => self.add_pipe(offer),
                 BrokerEvent::Rings(memory) => self.lanes().install_rings(&memory),
+                BrokerEvent::Xdp(offer) => self.install_port(offer),
                 BrokerEvent::Connection(event) => {
                     self.connection_events.get().inspect(|events| events.deliver(self, *event));
                 }
@@ -102,12 +110,10 @@ impl Engine {
         }
     }
 
-    /// Datagrams come in on every lane of their device.
-    fn lanes_changed(&self) {
+    /// Datagrams come in on every lane of their device, and connections take its port.
+    pub(super) fn lanes_changed(&self) {
         let Some(Running { lanes, .. }) = self.running.get() else { return };
         lanes.follow_settings();
-        for endpoint in lanes.hub().table.iter().filter(|endpoint| endpoint.service == Service::Ud) {
-            endpoint.follow_lanes(&mut endpoint.core.lock(), || self.lanes_of(endpoint.device));
-        }
+        self.endpoints_follow(lanes);
     }
 }

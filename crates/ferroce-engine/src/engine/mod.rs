@@ -3,6 +3,7 @@
 mod attendant;
 mod background;
 mod follow;
+mod ports;
 
 use std::any::Any;
 use std::io;
@@ -14,7 +15,7 @@ use std::sync::{Arc, Once, OnceLock, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use ferroce_ipc::{Listing, Origin, ResourceCounts};
+use ferroce_ipc::{Listing, Origin, QpnOrder, ResourceCounts};
 use ferroce_proto::Budget;
 use ferroce_proto::cm::CmEvent;
 use ferroce_wire::Gid;
@@ -25,6 +26,7 @@ use crate::broker::{BrokerClient, BrokerError, BrokerMode};
 use crate::clock;
 use crate::device::{self, DeviceInfo, Devices, GidEntry, GidType};
 use crate::error::{DeviceError, OpenError};
+use crate::faults;
 use crate::handover::NEVER;
 use crate::lane::{Hub, Lane, Lanes};
 use crate::limit::Limit;
@@ -218,6 +220,7 @@ impl Engine {
         if self.running.get().is_some() {
             return Ok(());
         }
+        faults::start().map_err(OpenError::Resources)?;
         let lease = self.broker.lease(1).map_err(|error| OpenError::Broker(error.into()))?;
         let secret = u128::from(random_u64().map_err(OpenError::Resources)?) << 64
             | u128::from(random_u64().map_err(OpenError::Resources)?);
@@ -225,8 +228,9 @@ impl Engine {
             return Err(OpenError::Broker(io::Error::other("the broker leased no slot")));
         }
         let devices = Arc::clone(&self.devices);
+        let order = lease.order.unwrap_or(QpnOrder { key: secret as u64, start: (secret >> 32) as u16 });
         let (hub, ledger) =
-            Hub::new(&lease.slots, lease.by_rings, secret, devices).map_err(OpenError::Resources)?;
+            Hub::new(&lease.slots, lease.by_rings, secret, order, devices).map_err(OpenError::Resources)?;
         match ledger {
             Some(ledger) => self.broker.keep_ledger(ledger),
             None => tracing::warn!("no shared memory: nobody else will see what this program counts"),
@@ -292,7 +296,9 @@ impl Engine {
 
     /// The lanes of the addresses of device `id`.
     pub(crate) fn lanes_of(&self, id: u32) -> Vec<Arc<Lane>> {
-        let gids = self.devices.with(id, |info| Some(info.gids.clone())).unwrap_or_default();
+        let known =
+            self.devices.with(id, |info| Some((info.gids.clone(), device::is_polled(info, info.ifindex))));
+        let (gids, polled) = known.unwrap_or_default();
         let is_ours = |lane: &&Arc<Lane>| {
             let is = |entry: &GidEntry| {
                 entry.gid.to_ip() == lane.local()
@@ -301,10 +307,13 @@ impl Engine {
             gids.iter().any(is)
         };
         // Of RoCE v1 there are datagrams as soon as there are addresses, and the rings tell of them.
-        let by_rings = |entry: &GidEntry| entry.gid_type == GidType::RoceV1 || self.v2_by_rings();
+        let by_rings = |entry: &GidEntry| entry.gid_type == GidType::RoceV1 || polled || self.v2_by_rings();
         let rings = if gids.iter().any(by_rings) { self.open_rings().ok() } else { None };
         let rings = rings.map(|(_, lane)| lane);
-        self.lanes().all().iter().filter(is_ours).chain(rings).cloned().collect()
+        // The first lane runs the timers. A thread that polls looks at that of a port each time.
+        let port = self.port_of(id).map(|(_, lane)| lane);
+        let all = self.lanes().all();
+        port.iter().chain(all.iter().filter(is_ours)).chain(rings).cloned().collect()
     }
 
     /// The way of a connection by shared memory, with its lane, if `destination` is an address of this host and the holder of `slot`
@@ -548,9 +557,14 @@ fn with_ours(act: impl FnOnce(&Engine)) {
 /// lock, which the interrupted thread may hold: such an acknowledgement is lost, and the peer asks again.
 extern "C" fn flush_all_at_exit() {
     let _uncancellable = ferroce_host::thread::Uncancellable::new();
+    // A network that delays packets would deliver them after the end of their sender.
+    faults::release_all();
     let flush = |engine: &Engine| {
         if let Some(Running { lanes, .. }) = engine.running.get() {
             lanes.each(Lane::flush_all_at_exit);
+        }
+        if let Some(attendant) = engine.attendant() {
+            attendant.at_exit();
         }
     };
     drop(catch_unwind(|| with_ours(flush))); // a bug of ours, reported by the panic itself, is no reason to abort an exit

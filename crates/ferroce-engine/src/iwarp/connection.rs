@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::thread;
 
 use ferroce_host::{fork::Guarded, tcp};
 use ferroce_proto::Service;
@@ -18,16 +18,13 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use super::listener::Place;
-use super::manager::{Manager, Note, Noted};
+use super::manager::{LOOK, Manager, Note, Noted, Unfinished};
 use super::{Event, Port, Sink, setup};
 use crate::clock;
 use crate::cm::resolve;
 use crate::engine::Engine;
 use crate::lane::{Agreed, BeginError, Endpoint};
 use crate::streams::{PATIENCE, Remains, StreamEvents};
-
-/// Time between two looks whether the connection ended.
-const LOOK: Duration = Duration::from_millis(1);
 
 /// The parameters of a request.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +54,8 @@ pub struct AcceptParams<'a> {
     pub private: &'a [u8],
 }
 
-/// A connection, or a request for one. The drop ends it according to its state: it disconnects, rejects or gives up.
+/// A connection, or a request for one. The drop ends it according to its state: it disconnects, rejects or gives up. It does not wait: a
+/// process that exits afterwards gives a peer with another stack the time that [`Connection::disconnect`] waits for.
 pub struct Connection(pub(super) Arc<Shared>);
 
 /// The state of a connection.
@@ -81,9 +79,20 @@ enum Phase {
     /// The peer's request waits for the program's answer.
     Requested(Box<Requested>),
     /// A queue pair has it.
-    Running(Weak<Endpoint>, StreamConfig),
+    Running {
+        endpoint: Weak<Endpoint>,
+        config: StreamConfig,
+        /// The program ended it, and its peer has another stack.
+        unfinished: Option<Unfinished>,
+    },
     /// It ended.
     Over,
+}
+
+impl Phase {
+    fn running(endpoint: &Arc<Endpoint>, config: StreamConfig) -> Self {
+        Self::Running { endpoint: Arc::downgrade(endpoint), config, unfinished: None }
+    }
 }
 
 struct Requested {
@@ -128,11 +137,11 @@ impl Connection {
         let mut connecting =
             setup::Connecting::new(&shared, params.qpn, socket, params.destination, initiator);
         if connected == Err(Errno::CONNREFUSED) {
-            connecting.rest();
+            connecting.rest(clock::now());
         }
         let number = manager.number();
         *shared.phase.lock() = Phase::SettingUp(number);
-        manager.add(number, Box::new(connecting))?;
+        manager.add(number, Box::new(connecting)).map_err(|(errno, _)| errno)?;
         Ok(Self(shared))
     }
 
@@ -163,8 +172,7 @@ impl Connection {
             peer_to_peer: false,
         });
         let accepted = accepted.map_err(|_| Errno::INVAL)?;
-        let before =
-            std::mem::replace(&mut *phase, Phase::Running(Arc::downgrade(&endpoint), accepted.stream));
+        let before = std::mem::replace(&mut *phase, Phase::running(&endpoint, accepted.stream));
         let Phase::Requested(requested) = before else { return Err(Errno::INVAL.into()) };
         let begun = shared.begin(&endpoint, accepted.stream, requested.socket, &accepted.reply, &[]);
         if begun.is_err() {
@@ -184,31 +192,25 @@ impl Connection {
         let Phase::Requested(requested) = &mut *phase else { return Err(Errno::INVAL.into()) };
         let reply = requested.responder.reject(private).map_err(|_| Errno::INVAL)?;
         if let Phase::Requested(requested) = std::mem::replace(&mut *phase, Phase::Over) {
-            shared.manager.// siw forgets the private data of a reply that it reads together with FIN.
-            linger(Arc::new(requested.socket), reply, clock::now() + PATIENCE, || ());
+            // siw forgets the private data of a reply that it reads together with FIN.
+            let fin_at = clock::now() + PATIENCE;
+            shared.manager.linger(Arc::new(requested.socket), reply, fin_at, || ());
         }
         Ok(())
     }
 
     /// Ends the connection: the queue pair goes to the error state, and [`super::Event::Disconnected`] follows. A connection that ended before
-    /// stays as it is.
+    /// stays as it is. If the peer has another stack, this waits until FIN has left, for 20 ms at most.
     ///
     /// # Errors
     /// EINVAL: it never was established.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self) -> io::Result<()> {
-        let (running, foreign) = match &*self.0.phase.lock() {
-            Phase::Running(endpoint, config) => (endpoint.upgrade(), !config.extensions),
-            Phase::Over => (None, false),
-            Phase::SettingUp(_) | Phase::Requested(_) => return Err(Errno::INVAL.into()),
-        };
-        if let (Some(endpoint), Some(me)) = (running, self.0.events()) {
-            endpoint.disconnect_stream(&me);
-        }
-        // Programs exit next, which sends FIN at once. See `streams::PATIENCE`.
+        let foreign = self.0.end()?;
+        // Programs exit next, perhaps by a signal, which sends FIN at once. See `streams::PATIENCE`.
         let begun = clock::now();
         while foreign && !self.0.has_ended() && clock::now() < begun + PATIENCE {
-            std::thread::sleep(LOOK);
+            thread::sleep(LOOK);
         }
         Ok(())
     }
@@ -228,7 +230,7 @@ impl Drop for Connection {
         match setting_up {
             Some(number) => self.0.manager.cancel(number),
             // Each of them has an effect in one state only.
-            None => drop((self.reject(&[]), self.disconnect())),
+            None => drop((self.reject(&[]), self.0.end())),
         }
     }
 }
@@ -257,6 +259,26 @@ impl Shared {
         self.sink.lock().clone()
     }
 
+    /// Ends the connection, unless it ended before. Returns whether the peer has another stack: FIN then leaves a moment later, on the
+    /// background thread. EINVAL: it never was established.
+    fn end(&self) -> Result<bool, Errno> {
+        let (endpoint, foreign) = match &mut *self.phase.lock() {
+            Phase::Running { endpoint, config, unfinished } => {
+                let foreign = !config.extensions;
+                if foreign {
+                    unfinished.get_or_insert_with(|| Unfinished::new(&self.manager));
+                }
+                (endpoint.upgrade(), foreign)
+            }
+            Phase::Over => return Ok(false),
+            Phase::SettingUp(_) | Phase::Requested(_) => return Err(Errno::INVAL),
+        };
+        if let (Some(endpoint), Some(me)) = (endpoint, self.events()) {
+            endpoint.disconnect_stream(&me);
+        }
+        Ok(foreign)
+    }
+
     fn has_ended(&self) -> bool {
         matches!(*self.phase.lock(), Phase::Over)
     }
@@ -269,7 +291,7 @@ impl Shared {
     /// Reads that the queue pair serves at once, and those that it may have outstanding.
     fn depths(&self) -> (u8, u8) {
         match &*self.phase.lock() {
-            Phase::Running(_, config) => (config.ird, config.ord),
+            Phase::Running { config, .. } => (config.ird, config.ord),
             Phase::SettingUp(_) | Phase::Requested(_) | Phase::Over => (0, 0),
         }
     }
@@ -301,7 +323,7 @@ impl Shared {
         let config = StreamConfig { rtr: Some(config.rtr.unwrap_or(Rtr::Write)), ..config };
         let mut phase = self.phase.lock();
         let begun = find(&self.engine, qpn).and_then(|endpoint| {
-            *phase = Phase::Running(Arc::downgrade(&endpoint), config);
+            *phase = Phase::running(&endpoint, config);
             self.begin(&endpoint, config, socket, &[], behind)
         });
         if begun.is_err() {

@@ -35,7 +35,7 @@ pub enum Event {
         /// The private data of a peer that rejected the request, at most 512 octets.
         private: Vec<u8>,
     },
-    /// The connection ended, whoever ended it: the last event.
+    /// The connection ended, by this end or by the peer: the last event.
     Disconnected,
 }
 

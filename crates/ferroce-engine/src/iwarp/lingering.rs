@@ -131,4 +131,12 @@ impl Waiting for Lingering {
     fn expire(self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait> {
         self.go_on(now, results)
     }
+
+    /// It is closed early.
+    fn unwatched(mut self: Box<Self>, _: Errno, _: Instant, results: &mut Results) -> Option<Wait> {
+        if let Some(then) = self.take_then(false) {
+            results.deliver(then);
+        }
+        None
+    }
 }

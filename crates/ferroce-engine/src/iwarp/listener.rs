@@ -64,7 +64,7 @@ impl Listener {
         });
         let number = manager.number();
         let accepting = Accepting { socket, listening: Arc::clone(&listening), rests_until: None };
-        manager.add(number, Box::new(accepting))?;
+        manager.add(number, Box::new(accepting)).map_err(|(errno, _)| errno)?;
         Ok(Self { engine, manager, number, listening })
     }
 }
@@ -206,5 +206,11 @@ impl Waiting for Accepting {
 
     fn expire(self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait> {
         self.go_on(now, results)
+    }
+
+    /// Connections wait in TCP's queue meanwhile.
+    fn unwatched(mut self: Box<Self>, _: Errno, now: Instant, _: &mut Results) -> Option<Wait> {
+        self.rests_until = Some(now + REST);
+        Some(self)
     }
 }

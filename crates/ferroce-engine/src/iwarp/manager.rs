@@ -5,7 +5,9 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use ferroce_host::fork::Guarded;
 use ferroce_wire::Instant;
@@ -18,10 +20,12 @@ use crate::clock;
 use crate::engine::{Attendant, Engine};
 use crate::handover::NEVER;
 use crate::lane::Hub;
-use crate::streams::Remains;
+use crate::streams::{PATIENCE, Remains};
 
 /// Sockets that are served before the lanes have their turn.
 const EVENTS: usize = 64;
+/// Time between two looks whether a connection ended.
+pub(super) const LOOK: Duration = Duration::from_millis(1);
 
 /// The waits of connections that are being set up, of listeners, and of connections that ended.
 pub(super) struct Manager {
@@ -35,6 +39,10 @@ pub(super) struct Manager {
     has_notes: AtomicBool,
     /// When a wait may be over; not too late.
     due: AtomicU64,
+    /// The number of [`Unfinished`].
+    unfinished: AtomicUsize,
+    /// The end of the process does not wait longer for them.
+    exit_at: AtomicU64,
 }
 
 /// The one manager of an engine, made at the first use.
@@ -44,8 +52,10 @@ struct Slot(Mutex<Option<Arc<Manager>>>);
 /// A wait for a socket, with a bound.
 pub(super) trait Waiting: Send {
     fn socket(&self) -> BorrowedFd<'_>;
-    /// The readiness that it waits for. `None`: it rests, and its socket is not watched.
-    fn interest(&self) -> Option<epoll::EventFlags>;
+    /// The readiness that it waits for: octets, or the end of the stream. `None`: it rests, and its socket is not watched.
+    fn interest(&self) -> Option<epoll::EventFlags> {
+        Some(epoll::EventFlags::IN)
+    }
     /// When it is over; `None` for a listener.
     fn until(&self) -> Option<Instant>;
     /// The program has no more use for it.
@@ -56,6 +66,9 @@ pub(super) trait Waiting: Send {
     fn go_on(self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait>;
     /// Its time is over. Returns the wait that follows, if there is one.
     fn expire(self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait>;
+    /// Its socket cannot be watched: the system has no memory for that, or the user watches too many descriptors. Returns the wait that
+    /// follows, if there is one, which must not need its socket watched.
+    fn unwatched(self: Box<Self>, errno: Errno, now: Instant, results: &mut Results) -> Option<Wait>;
 }
 
 pub(super) type Wait = Box<dyn Waiting>;
@@ -94,6 +107,25 @@ pub(super) enum Note {
     Ended(Arc<dyn Noted>, Remains),
 }
 
+/// A connection that the program ended and that has not sent FIN yet. The end of the process, which would send it at once, waits until this
+/// is dropped, for [`PATIENCE`] at most.
+pub(super) struct Unfinished(Arc<Manager>);
+
+impl Unfinished {
+    pub(super) fn new(manager: &Arc<Manager>) -> Self {
+        let exit_at = clock::now() + PATIENCE;
+        manager.exit_at.fetch_max(exit_at.as_nanos(), Ordering::SeqCst);
+        manager.unfinished.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(manager))
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.0.unfinished.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 impl Manager {
     /// The manager of this process, with its engine.
     pub(super) fn global() -> io::Result<(Arc<Engine>, Arc<Self>)> {
@@ -109,17 +141,23 @@ impl Manager {
         if let Some(known) = &*slot {
             return Ok(Arc::clone(known));
         }
-        let manager = Arc::new(Self {
-            hub: Arc::clone(engine.hub()),
+        let manager = Arc::new(Self::new(Arc::clone(engine.hub()))?);
+        engine.attend(|| Ok(Arc::clone(&manager)))?;
+        Ok(Arc::clone(slot.insert(manager)))
+    }
+
+    fn new(hub: Arc<Hub>) -> io::Result<Self> {
+        Ok(Self {
+            hub,
             epoll: Guarded::new(epoll::create(epoll::CreateFlags::CLOEXEC)?),
             next: AtomicU64::new(0),
             waits: Mutex::default(),
             notes: Mutex::default(),
             has_notes: AtomicBool::new(false),
             due: AtomicU64::new(NEVER),
-        });
-        engine.attend(|| Ok(Arc::clone(&manager)))?;
-        Ok(Arc::clone(slot.insert(manager)))
+            unfinished: AtomicUsize::new(0),
+            exit_at: AtomicU64::new(0),
+        })
     }
 
     /// A number that no wait had.
@@ -127,14 +165,17 @@ impl Manager {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Begins a wait, unless it was cancelled meanwhile.
-    pub(super) fn add(&self, number: u64, wait: Wait) -> Result<(), Errno> {
+    /// Begins a wait, unless it was cancelled meanwhile. An error gives it back: its socket cannot be watched.
+    pub(super) fn add(&self, number: u64, wait: Wait) -> Result<(), (Errno, Wait)> {
         let mut waits = self.waits.lock();
         if wait.is_cancelled() {
             return Ok(());
         }
-        if let Some(interest) = wait.interest() {
-            epoll::add(&self.epoll, wait.socket(), epoll::EventData::new_u64(number), interest)?;
+        if let Some(interest) = wait.interest()
+            && let Err(errno) =
+                epoll::add(&self.epoll, wait.socket(), epoll::EventData::new_u64(number), interest)
+        {
+            return Err((errno, wait));
         }
         let until = Hub::deadline(wait.until());
         waits.insert(number, wait);
@@ -144,7 +185,18 @@ impl Manager {
         Ok(())
     }
 
-    /// Ends a wait that is cancelled, whoever has it now.
+    /// The same for a wait whose program learns by an event how it ends, also if its socket cannot be watched.
+    fn begin(&self, number: u64, wait: Wait, now: Instant, results: &mut Results) {
+        let Err((errno, wait)) = self.add(number, wait) else { return };
+        tracing::warn!(%errno, "a connection cannot be watched");
+        if let Some(next) = wait.unwatched(errno, now, results)
+            && let Err((errno, _)) = self.add(number, next)
+        {
+            tracing::error!(%errno, "a wait ends without an event");
+        }
+    }
+
+    /// Ends a wait that is cancelled, unless another thread runs a step of it now.
     pub(super) fn cancel(&self, number: u64) {
         let wait = self.waits.lock().remove(&number);
         if let Some(wait) = wait {
@@ -174,12 +226,14 @@ impl Manager {
         let mut lingering = Lingering::new(socket, unsent, fin_at, now, Box::new(then));
         let continues = lingering.continues(now);
         let then = lingering.take_then(continues);
-        if continues && let Err(errno) = self.add(self.number(), Box::new(lingering)) {
-            tracing::warn!(%errno, "a connection is closed early");
+        let mut results = Results::default();
+        if continues {
+            self.begin(self.number(), Box::new(lingering), now, &mut results);
         }
         if let Some(then) = then {
             then();
         }
+        results.deliveries.into_iter().for_each(|deliver| deliver());
     }
 
     /// Takes note of something for the background thread. May be called with an endpoint's lock held.
@@ -202,7 +256,7 @@ impl Manager {
             }
         };
         for event in events {
-            self.step(event.data.u64(), |wait, results| wait.go_on(now, results));
+            self.step(event.data.u64(), now, |wait, results| wait.go_on(now, results));
         }
     }
 
@@ -224,24 +278,22 @@ impl Manager {
         };
         self.due.fetch_min(next, Ordering::SeqCst);
         for number in due {
-            self.step(number, |wait, results| wait.expire(now, results));
+            self.step(number, now, |wait, results| wait.expire(now, results));
         }
     }
 
     /// Takes a wait, lets it go on, and puts it back if there is more to wait for. Then delivers the events.
-    fn step(&self, number: u64, go_on: impl FnOnce(Wait, &mut Results) -> Option<Wait>) {
+    fn step(&self, number: u64, now: Instant, go_on: impl FnOnce(Wait, &mut Results) -> Option<Wait>) {
         let Some(wait) = self.waits.lock().remove(&number) else { return };
         self.part(&*wait);
         let mut results = Results::default();
         // A wait that goes on keeps its number, by which it is cancelled.
         let next = go_on(wait, &mut results).map(|wait| (number, wait));
-        let Results { found, ends, deliveries } = results;
-        let found = found.into_iter().map(|wait| (self.number(), wait));
+        let found = std::mem::take(&mut results.found).into_iter().map(|wait| (self.number(), wait));
         for (number, wait) in next.into_iter().chain(found) {
-            if let Err(errno) = self.add(number, wait) {
-                tracing::warn!(%errno, "a connection cannot be watched");
-            }
+            self.begin(number, wait, now, &mut results);
         }
+        let Results { ends, deliveries, .. } = results;
         if let Some((socket, octets)) = ends {
             self.linger(socket, octets, Instant::ZERO, || ());
         }
@@ -280,5 +332,114 @@ impl Attendant for Manager {
             self.serve_due(instant);
         }
         self.due.load(Ordering::SeqCst)
+    }
+
+    fn at_exit(&self) {
+        let until = self.exit_at.load(Ordering::SeqCst);
+        while self.unfinished.load(Ordering::SeqCst) > 0 && clock::now().as_nanos() < until {
+            thread::sleep(LOOK);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use ferroce_ipc::QpnOrder;
+
+    use super::*;
+
+    const NOW: Instant = Instant::from_nanos(0);
+    const LATER: Instant = Instant::from_nanos(u64::MAX);
+
+    fn manager() -> Manager {
+        let (hub, _) = Hub::new(&[17], false, 1, QpnOrder { key: 1, start: 0 }, Arc::default()).unwrap();
+        Manager::new(Arc::new(hub)).unwrap()
+    }
+
+    /// epoll refuses a descriptor that it watches already.
+    fn watch(manager: &Manager, socket: BorrowedFd<'_>) {
+        epoll::add(&manager.epoll, socket, epoll::EventData::new_u64(NEVER), epoll::EventFlags::IN).unwrap();
+    }
+
+    /// Lets a connection linger whose FIN leaves never; whether the program was told of its end.
+    fn linger(manager: &Manager, socket: &Arc<UnixStream>) -> Arc<AtomicBool> {
+        let told = Arc::new(AtomicBool::new(false));
+        let tell = Arc::clone(&told);
+        manager
+            .linger(Arc::clone(socket) as _, Vec::new(), LATER, move || tell.store(true, Ordering::SeqCst));
+        told
+    }
+
+    #[test]
+    fn the_end_of_a_connection_that_cannot_be_watched_is_told() {
+        let manager = manager();
+        let (socket, _peer) = UnixStream::pair().unwrap();
+        let socket = Arc::new(socket);
+        watch(&manager, socket.as_fd());
+        let told = linger(&manager, &socket);
+        assert!(told.load(Ordering::SeqCst));
+        assert!(manager.waits.lock().is_empty());
+    }
+
+    #[test]
+    fn the_end_of_a_connection_that_cannot_be_watched_any_more_is_told() {
+        let manager = manager();
+        let (socket, _peer) = UnixStream::pair().unwrap();
+        let told = linger(&manager, &Arc::new(socket));
+        assert!(!told.load(Ordering::SeqCst));
+        let number = *manager.waits.lock().keys().next().unwrap();
+        manager.step(number, NOW, |wait, _| {
+            watch(&manager, wait.socket());
+            Some(wait)
+        });
+        assert!(told.load(Ordering::SeqCst));
+        assert!(manager.waits.lock().is_empty());
+    }
+
+    /// Waits for octets, or for time alone.
+    struct Patient {
+        socket: UnixStream,
+        rests: bool,
+    }
+
+    impl Waiting for Patient {
+        fn socket(&self) -> BorrowedFd<'_> {
+            self.socket.as_fd()
+        }
+
+        fn interest(&self) -> Option<epoll::EventFlags> {
+            (!self.rests).then_some(epoll::EventFlags::IN)
+        }
+
+        fn until(&self) -> Option<Instant> {
+            self.rests.then_some(LATER)
+        }
+
+        fn go_on(self: Box<Self>, _: Instant, _: &mut Results) -> Option<Wait> {
+            Some(self)
+        }
+
+        fn expire(self: Box<Self>, _: Instant, _: &mut Results) -> Option<Wait> {
+            None
+        }
+
+        fn unwatched(self: Box<Self>, _: Errno, _: Instant, _: &mut Results) -> Option<Wait> {
+            Some(Box::new(Self { rests: true, ..*self }))
+        }
+    }
+
+    #[test]
+    fn a_wait_that_needs_no_socket_goes_on_by_its_number() {
+        let manager = manager();
+        let (socket, _peer) = UnixStream::pair().unwrap();
+        assert!(manager.add(5, Box::new(Patient { socket, rests: false })).is_ok());
+        manager.step(5, NOW, |wait, results| {
+            watch(&manager, wait.socket());
+            wait.go_on(NOW, results)
+        });
+        let waits = manager.waits.lock();
+        assert!(waits.keys().eq(&[5]) && waits[&5].interest().is_none());
     }
 }

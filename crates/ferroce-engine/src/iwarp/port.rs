@@ -23,7 +23,7 @@ impl Port {
     /// (`SO_REUSEADDR`, as siw). `v6_only`: `::` does not mean the addresses of IPv4.
     ///
     /// # Errors
-    /// Those of `bind(2)`: EADDRINUSE, EADDRNOTAVAIL, EACCES.
+    /// Returns the error of `bind(2)`: EADDRINUSE, EADDRNOTAVAIL, EACCES.
     pub fn bind(address: SocketAddr, v6_only: bool) -> io::Result<Self> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

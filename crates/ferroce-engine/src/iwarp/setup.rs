@@ -11,6 +11,7 @@ use ferroce_proto::iwarp::setup::{
 };
 use ferroce_wire::iwarp::crc::Crc32c;
 use ferroce_wire::iwarp::mpa::{Enhanced, NOT_NEGOTIATED};
+use ferroce_wire::iwarp::{CRC_LEN, LENGTH_LEN, Opcode, SegmentHeader, Terminate, pad};
 use ferroce_wire::{Instant, Qpn};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -94,15 +95,15 @@ impl Connecting {
         }
     }
 
-    /// TCP refused at once: tries again a moment later.
-    pub(super) fn rest(&mut self) {
-        self.rests_until = Some(clock::now() + BETWEEN_TRIES);
+    /// TCP refused: tries again a moment later.
+    pub(super) fn rest(&mut self, now: Instant) {
+        self.rests_until = Some(now + BETWEEN_TRIES);
     }
 
     /// TCP could not connect.
     fn refused(mut self: Box<Self>, now: Instant, errno: Errno, results: &mut Results) -> Option<Wait> {
         if errno == Errno::CONNREFUSED && now < self.patient_until {
-            self.rests_until = Some(now + BETWEEN_TRIES);
+            self.rest(now);
             return Some(self);
         }
         fail(&self.shared, errno, Vec::new(), results)
@@ -180,11 +181,17 @@ impl Asking {
 /// The FPDU of a Terminate message (RFC 5040 4.8): the first of the stream. Before it stands a marker if the peer asked for those; then
 /// there is none, since FIN says as much.
 fn terminate(of: &setup::Terminate) -> Option<Vec<u8>> {
-    let mut octets = vec![0, 22, 0x41, 0x47, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0];
-    octets.extend([of.layer << 4 | of.error_type & 0xf, of.code, 0, 0]);
+    let header = SegmentHeader::untagged(Opcode::Terminate, 1);
+    let mut message = [0; Terminate::MAX_LEN];
+    let len = Terminate::emit(of.cause, None, None, &mut message);
+    let ulpdu = header.len() + len;
+    let mut octets = (ulpdu as u16).to_be_bytes().to_vec();
+    octets.extend(header.emit().iter().take(header.len()));
+    octets.extend(message.iter().take(len));
+    octets.resize(LENGTH_LEN + ulpdu + pad(ulpdu), 0);
     let mut crc = Crc32c::new();
     crc.update(&octets);
-    octets.extend(if of.crc { crc.octets() } else { [0; 4] });
+    octets.extend(if of.crc { crc.octets() } else { [0; CRC_LEN] });
     (!of.send_markers).then_some(octets)
 }
 
@@ -278,15 +285,15 @@ impl Waiting for Connecting {
     fn expire(self: Box<Self>, now: Instant, results: &mut Results) -> Option<Wait> {
         self.tries_again(now, results)
     }
+
+    fn unwatched(self: Box<Self>, errno: Errno, _: Instant, results: &mut Results) -> Option<Wait> {
+        fail(&self.shared, errno, Vec::new(), results)
+    }
 }
 
 impl Waiting for Asking {
     fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
-    }
-
-    fn interest(&self) -> Option<EventFlags> {
-        Some(EventFlags::IN)
     }
 
     fn until(&self) -> Option<Instant> {
@@ -304,15 +311,15 @@ impl Waiting for Asking {
     fn expire(self: Box<Self>, _: Instant, results: &mut Results) -> Option<Wait> {
         fail(&self.shared, Errno::TIMEDOUT, Vec::new(), results)
     }
+
+    fn unwatched(self: Box<Self>, errno: Errno, _: Instant, results: &mut Results) -> Option<Wait> {
+        fail(&self.shared, errno, Vec::new(), results)
+    }
 }
 
 impl Waiting for Hearing {
     fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
-    }
-
-    fn interest(&self) -> Option<EventFlags> {
-        Some(EventFlags::IN)
     }
 
     fn until(&self) -> Option<Instant> {
@@ -329,5 +336,26 @@ impl Waiting for Hearing {
 
     fn expire(self: Box<Self>, _: Instant, _: &mut Results) -> Option<Wait> {
         None
+    }
+
+    fn unwatched(self: Box<Self>, _: Errno, _: Instant, _: &mut Results) -> Option<Wait> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ferroce_wire::iwarp::Cause;
+
+    use super::*;
+
+    /// RFC 5044 4.1, RFC 5041 4.3, RFC 5040 4.8: length, control octets, queue 2, MSN 1, layer MPA, type 0, code 6, CRC.
+    #[test]
+    fn a_terminate_for_a_failed_set_up() {
+        const COVERED: &[u8] = b"\x00\x16\x41\x47\0\0\0\0\0\0\0\x02\0\0\0\x01\0\0\0\0\x20\x06\0\0";
+        let of = |crc, send_markers| setup::Terminate { cause: Cause::InsufficientIrd, crc, send_markers };
+        assert_eq!(terminate(&of(false, false)).unwrap(), [COVERED, &[0; 4]].concat());
+        assert_eq!(terminate(&of(true, false)).unwrap(), [COVERED, b"\x65\x40\xfb\x1b"].concat());
+        assert_eq!(terminate(&of(true, true)), None);
     }
 }

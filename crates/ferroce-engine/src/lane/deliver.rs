@@ -8,6 +8,7 @@ use ferroce_datapath::udp::Datagram;
 use ferroce_wire::icrc::{IcrcChecker, Verdict};
 use ferroce_wire::{Flow, IcrcStatus, Instant, Packet, Qpn};
 
+use super::endpoint::Locked;
 use super::{Arrived, DelayedBy, Endpoint, Lane, Source};
 use crate::counters::DeviceCounters;
 
@@ -25,7 +26,7 @@ impl Lane {
         touched: &mut Vec<Arc<Endpoint>>,
         delayed_ack: &mut Option<DelayedBy>,
     ) {
-        let &Arrived { counters, destination: local, now, program } = arrived;
+        let &Arrived { counters, destination: local, now, .. } = arrived;
         DeviceCounters::count(&counters.rx_calls);
         let (mut received, mut octets): (u64, usize) = (0, 0);
         let mut datagrams = datagrams.peekable();
@@ -48,26 +49,43 @@ impl Lane {
                     locked.receive(now, &flow(&next, local), &packet, counters);
                 }
             }
-            if datagrams.peek().is_none() && touched.is_empty() {
-                // A single message (and perhaps the acknowledgement of ours), taken by the thread that
-                // looks at its completion next and most likely answers: then its acknowledgement
-                // leaves with the answer.
-                if program && received <= ANSWERABLE {
-                    let by_epoll = self.follow.is_attached();
-                    if let Some(until) = locked.finish_batch_delaying_ack(now, by_epoll) {
-                        *delayed_ack = Some(DelayedBy { endpoint: Arc::clone(endpoint), until });
-                        self.state.ack_delayed(&self.hub.attention, || self.hub.wake());
-                    }
-                } else {
-                    locked.finish_batch(now);
-                }
-            } else if !locked.set_touched(true) {
-                touched.push(Arc::clone(endpoint));
-            }
+            let whole = datagrams.peek().is_none().then_some(received);
+            self.end_run(arrived, endpoint, locked, whole, touched, delayed_ack);
         }
         DeviceCounters::add(&counters.rcvd_pkts, received);
         DeviceCounters::add(&counters.rcvd_octets, octets as u64);
         Self::finish_touched(touched, now);
+    }
+
+    /// Ends a run of packets for one endpoint. `whole` is the number of packets of the batch, if nothing follows in it.
+    pub(super) fn end_run(
+        &self,
+        arrived: &Arrived<'_>,
+        endpoint: &Arc<Endpoint>,
+        mut locked: Locked<'_>,
+        whole: Option<u64>,
+        touched: &mut Vec<Arc<Endpoint>>,
+        delayed_ack: &mut Option<DelayedBy>,
+    ) {
+        let &Arrived { now, program, .. } = arrived;
+        let Some(received) = whole.filter(|_| touched.is_empty()) else {
+            if !locked.set_touched(true) {
+                touched.push(Arc::clone(endpoint));
+            }
+            return;
+        };
+        // A single message (and perhaps the acknowledgement of ours), taken by the thread that
+        // looks at its completion next and most likely answers: then its acknowledgement
+        // leaves with the answer.
+        if program && received <= ANSWERABLE {
+            let by_epoll = self.follow.is_attached();
+            if let Some(until) = locked.finish_batch_delaying_ack(now, by_epoll) {
+                *delayed_ack = Some(DelayedBy { endpoint: Arc::clone(endpoint), until });
+                self.state.ack_delayed(&self.hub.attention, || self.hub.wake());
+            }
+        } else {
+            locked.finish_batch(now);
+        }
     }
 
     /// Sends the batch's answers and publishes its completions.

@@ -1,5 +1,6 @@
 //! State that lanes, endpoints and the background thread of one engine share.
 
+use ferroce_ipc::QpnOrder;
 use ferroce_ipc::ledger::Ledger;
 use ferroce_wire::Instant;
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -31,19 +32,21 @@ pub(crate) struct Hub {
 }
 
 impl Hub {
-    /// `secret` is random: one half permutes numbers, the other chooses ports. With it comes the descriptor of the ledger,
+    /// `order` is of the numbers of queue pairs. `secret` is random: one half permutes the numbers of shared receive queues, the
+    /// other chooses ports. With it comes the descriptor of the ledger,
     /// if the system gives one.
     pub(crate) fn new(
         slots: &[u16],
         by_rings: bool,
         secret: u128,
+        order: QpnOrder,
         devices: Arc<Devices>,
     ) -> io::Result<(Self, Option<OwnedFd>)> {
         let slots = ProcessSlots::new(slots);
         let (ledger, file) = Ledger::create(slots.first())?;
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let hub = Self {
-            table: QpnTable::new(slots, secret as u64),
+            table: QpnTable::new(slots, order),
             srq_key: (secret >> 32) as u64,
             devices,
             by_rings,
@@ -57,7 +60,7 @@ impl Hub {
 
     /// Numbers for shared receive queues, none of which is used.
     pub(crate) fn numbers_of_srqs<T>(&self) -> QpnTable<T> {
-        QpnTable::new(Arc::clone(self.table.slots()), self.srq_key)
+        QpnTable::new(Arc::clone(self.table.slots()), QpnOrder { key: self.srq_key, start: 0 })
     }
 
     /// Has the background thread look at the lanes no later than `at`.

@@ -13,12 +13,17 @@ use parking_lot::Mutex;
 
 use super::{Endpoint, Hub, Lane, Members};
 use crate::broker::{BrokerClient, BrokerError, LeasedAddress};
+use crate::congestion;
 use crate::device;
 use crate::frames::FramePort;
 use crate::pipes::Pipes;
 use crate::rings::RingPort;
 use crate::streams::Streams;
 use crate::tx::SharedTxSocket;
+use crate::xdp::XdpPort;
+
+/// A port of AF_XDP and its lane.
+pub(crate) type Port = (Arc<XdpPort>, Arc<Lane>);
 
 /// All lanes, which the background thread and pollers serve.
 pub(crate) struct Lanes {
@@ -29,9 +34,11 @@ pub(crate) struct Lanes {
     rings: OnceLock<(Arc<RingPort>, Arc<Lane>)>,
     /// The pipes to other programs and their lane, unless `FERROCE_DATAPATH` excludes them.
     pipes: OnceLock<(Arc<Pipes>, Arc<Lane>)>,
+    /// The ports of AF_XDP and their lanes, one for each interface.
+    ports: ArcSwap<Vec<Port>>,
     /// The connections of iWARP and their lane, made when the first one carries messages.
     streams: OnceLock<(Arc<Streams>, Arc<Lane>)>,
-    /// Held while `rings` or `streams` is made.
+    /// Held while `rings`, `streams` or a port is made.
     opening: Mutex<()>,
 }
 
@@ -39,7 +46,8 @@ impl Lanes {
     pub(crate) fn new(hub: Arc<Hub>) -> Self {
         let (list, next) = (ArcSwap::default(), AtomicU64::new(0));
         let (rings, pipes, streams) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Self { hub, list, next, rings, pipes, streams, opening: Mutex::new(()) }
+        let (ports, opening) = (ArcSwap::default(), Mutex::new(()));
+        Self { hub, list, next, rings, pipes, ports, streams, opening }
     }
 
     pub(crate) fn hub(&self) -> &Arc<Hub> {
@@ -80,6 +88,9 @@ impl Lanes {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let lane = Lane::new(id, address.scope_id, socket, Arc::clone(&self.hub));
         lane.follow_settings(&self.hub.devices.all());
+        if congestion::reads_marks() {
+            lane.receive_headers();
+        }
         let lane = Arc::new(lane);
         self.list.rcu(|lanes| {
             let other =
@@ -142,6 +153,28 @@ impl Lanes {
     pub(crate) fn open_pipes(&self, pipes: Arc<Pipes>) {
         let lane = self.open(|id, hub| Lane::of_pipes(id, Arc::clone(&pipes), hub));
         drop(self.pipes.set((pipes, lane)));
+    }
+
+    /// The ports of AF_XDP and their lanes.
+    pub(crate) fn ports(&self) -> Arc<Vec<Port>> {
+        self.ports.load_full()
+    }
+
+    /// The port of an interface, without a socket at first.
+    ///
+    /// # Errors
+    /// Without another descriptor.
+    pub(crate) fn open_port(&self, ifindex: u32) -> io::Result<Arc<XdpPort>> {
+        let _opening = self.opening.lock();
+        if let Some((port, _)) = self.ports().iter().find(|(port, _)| port.ifindex() == ifindex) {
+            return Ok(Arc::clone(port));
+        }
+        let Hub { devices, ledger, .. } = &*self.hub;
+        let port = Arc::new(XdpPort::new(ifindex, Arc::clone(devices), Arc::clone(ledger))?);
+        let lane = self.open(|id, hub| Lane::of_xdp(id, Arc::clone(&port), hub));
+        let added = (Arc::clone(&port), lane);
+        self.ports.rcu(|ports| ports.iter().chain([&added]).cloned().collect::<Vec<_>>());
+        Ok(port)
     }
 
     /// The connections of iWARP and their lane, made at the first call.

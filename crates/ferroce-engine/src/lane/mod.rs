@@ -39,6 +39,9 @@
 //! lane and serves every packet that no poller takes within microseconds, until it has found 32
 //! times in a row that one does.
 //!
+//! On a device whose datapath is AF_XDP each queue pair is on two lanes, that of the port and that of its address's socket. A thread that
+//! polls looks at the first one each time and at the other one now and then (`seldom.rs`), as long as the port is up.
+//!
 //! `handover.rs` has the atomics and the reason why no wake-up is lost; `tests/handover.rs`
 //! runs them under loom.
 //!
@@ -48,6 +51,7 @@
 
 mod deliver;
 mod endpoint;
+mod faults;
 mod follow;
 mod frames;
 mod gathering;
@@ -56,16 +60,19 @@ mod hub;
 mod lanes;
 mod pipes;
 mod rings;
+mod seldom;
 mod set;
+mod settings;
 mod streams;
 mod turns;
+mod xdp;
 
 pub(crate) use endpoint::{
     Agreed, BeginError, ConnectedPath, Core, Endpoint, Outputs, OverrunQueue, Published, Visit,
 };
 pub(crate) use group::Members;
 pub(crate) use hub::Hub;
-pub(crate) use lanes::Lanes;
+pub(crate) use lanes::{Lanes, Port};
 pub(crate) use set::{LaneSet, WATCHED, Watch, watch};
 
 use std::collections::VecDeque;
@@ -86,7 +93,7 @@ use parking_lot::Mutex;
 
 use crate::clock;
 use crate::counters::DeviceCounters;
-use crate::device::{DeviceInfo, GidEntry, scope_of};
+use crate::faults::Held;
 use crate::frames::FramePort;
 use crate::handover::{LaneState, NEVER};
 use crate::memory::guard;
@@ -94,8 +101,10 @@ use crate::pipes::{Pipes, Seen};
 use crate::rings::RingPort;
 use crate::streams::{Arrivals, Streams};
 use crate::tx::TxSockets;
+use crate::xdp::XdpPort;
 use ferroce_host::fork::Guarded;
 use follow::Follow;
+use seldom::Seldom;
 
 /// The list of endpoints of one batch has room for this many from the start; a larger batch makes it grow, once.
 const TOUCHED: usize = 64;
@@ -148,6 +157,8 @@ struct Receiver {
     /// Looks at empty pipes.
     looks: u32,
     delayed_ack: Option<DelayedBy>,
+    /// Packets that wait by a plan of faults.
+    held: Held,
     /// When the fault guard is to be looked at again.
     guard_due: Instant,
 }
@@ -216,6 +227,8 @@ enum Source {
         /// Interfaces where the ICRC does not count.
         unchecked: ArcSwap<Vec<u32>>,
     },
+    /// Packets of an interface that came by AF_XDP.
+    Xdp(Arc<XdpPort>),
     /// Batches that programs of this host sent by shared memory.
     Pipes(Arc<Pipes>),
     /// Octets of the TCP connections of iWARP.
@@ -231,6 +244,7 @@ pub(crate) struct Lane {
     tx_sockets: Arc<TxSockets>,
     state: LaneState,
     follow: Follow,
+    seldom: Seldom,
     /// Whether the ICRC of what comes counts.
     checks: AtomicBool,
     receiver: Mutex<Box<Receiver>>,
@@ -263,6 +277,7 @@ impl Lane {
             source,
             state: LaneState::new(),
             follow: Follow::new(),
+            seldom: Seldom::default(),
             checks: AtomicBool::new(true),
             receiver: Mutex::new(Box::new(Receiver {
                 buffer: RxBuffer::new(),
@@ -276,6 +291,7 @@ impl Lane {
                 due: Vec::with_capacity(TOUCHED),
                 looks: 0,
                 delayed_ack: None,
+                held: Held::default(),
                 guard_due: Instant::from_nanos(0),
             })),
             endpoints: Mutex::new(Vec::new()),
@@ -300,34 +316,6 @@ impl Lane {
         self.local
     }
 
-    /// Takes over the settings of the devices that have its address: the first of them counts what the lane receives, and if one
-    /// of them checks no ICRC, the lane does not either. A group's address belongs to its interface.
-    pub(crate) fn follow_settings(&self, devices: &[DeviceInfo]) {
-        let here = |device: &&DeviceInfo| {
-            let is = |entry: &GidEntry| {
-                entry.gid.to_ip() == self.local && scope_of(entry.gid, entry.ifindex) == self.scope_id
-            };
-            match self.source {
-                Source::Group { .. } => device.ifindex == self.scope_id && !device.is_iwarp(),
-                _ => device.gids.iter().any(is),
-            }
-        };
-        // Of an iWARP link the setting is about TCP connections.
-        let mut unchecked = devices.iter().filter(|device| !device.settings.crc && !device.is_iwarp());
-        if let Source::Rings { unchecked: interfaces, .. } = &self.source {
-            let of = |device: &DeviceInfo| -> Vec<u32> {
-                device.gids.iter().map(|entry| entry.ifindex).chain([device.ifindex]).collect()
-            };
-            interfaces.store(Arc::new(unchecked.clone().flat_map(of).collect()));
-        }
-        let checks = !self.is_of_pipes() && !unchecked.any(|device| here(&device));
-        self.checks.store(checks, Ordering::Relaxed);
-        // A lane whose device is gone goes on counting for it.
-        if let Some(device) = devices.iter().find(here) {
-            self.block.store(self.hub.ledger.block_of(device.id, &device.name), Ordering::Relaxed);
-        }
-    }
-
     pub(crate) fn scope_id(&self) -> u32 {
         self.scope_id
     }
@@ -347,12 +335,12 @@ impl Lane {
 
     /// A program may wait for its descriptor: datagrams of the program's own address, received one call at a time.
     pub(crate) fn can_wake_programs(&self) -> bool {
-        matches!(self.source, Source::Udp(_) | Source::Pipes(_) | Source::Streams(_))
+        matches!(self.source, Source::Udp(_) | Source::Xdp(_) | Source::Pipes(_) | Source::Streams(_))
     }
 
     /// The background thread may look at it again and again: a look at a pipe that is empty prepares to sleep.
     pub(crate) fn can_stay(&self) -> bool {
-        matches!(self.source, Source::Udp(_) | Source::Streams(_))
+        matches!(self.source, Source::Udp(_) | Source::Xdp(_) | Source::Streams(_))
     }
 
     /// Returns when no thread holds the lane that held it before. The caller has no lock.
@@ -379,6 +367,7 @@ impl Lane {
             Source::Udp(socket) | Source::Group { socket, .. } => socket.as_fd(),
             Source::Frames { port, .. } => port.as_fd(),
             Source::Rings { port, .. } => port.fd(),
+            Source::Xdp(port) => port.fd(),
             Source::Pipes(pipes) => pipes.fd(),
             Source::Streams(streams) => streams.fd(),
         }
@@ -421,7 +410,7 @@ impl Lane {
             && delayed.is_none()
             && self.state.gathers_until() == NEVER
             && !self.any_waits.load(Ordering::Relaxed);
-        if program && idle && self.is_of_pipes() {
+        if program && idle && self.looks_at_memory() {
             // A look at shared memory costs less than one at the clock.
             receiver.looks = receiver.looks.wrapping_add(1);
             if !receiver.looks.is_multiple_of(LOOKS_PER_CLOCK) {
@@ -451,6 +440,7 @@ impl Lane {
             Source::Rings { port, unchecked } => {
                 return self.receive_rings(receiver, port, unchecked, program);
             }
+            Source::Xdp(port) => return self.receive_xdp(receiver, port, program),
             Source::Pipes(pipes) => return self.receive_pipes(receiver, pipes, program),
             Source::Streams(streams) => return self.receive_streams(receiver, streams),
         };
@@ -460,13 +450,17 @@ impl Lane {
                 let now = clock::now();
                 receiver.look_at_guard(now);
                 self.follow.received();
+                self.seldom.found();
                 match &self.source {
                     Source::Group { members, .. } => self.fan_out(receiver, now, members),
                     _ => {
-                        let Receiver { buffer, icrc, touched, delayed_ack, .. } = receiver;
+                        let Receiver { buffer, icrc, touched, delayed_ack, held, .. } = receiver;
                         let arrived =
                             Arrived { counters: self.counters(), destination: self.local, now, program };
-                        self.dispatch(&arrived, buffer.datagrams(), icrc, touched, delayed_ack);
+                        match crate::faults::on() {
+                            false => self.dispatch(&arrived, buffer.datagrams(), icrc, touched, delayed_ack),
+                            true => self.dispatch_by_plan(&arrived, buffer.datagrams(), icrc, touched, held),
+                        }
                     }
                 }
                 Some(now)
@@ -526,7 +520,7 @@ impl Lane {
     /// waiting here. So what waits is processed first, and a timer runs if it is due all the same.
     fn run_timers(&self, receiver: &mut Receiver, mut now: Instant) -> bool {
         self.state.start_scan();
-        let mut earliest = NEVER;
+        let mut earliest = self.release_held(receiver, now);
         {
             let endpoints = self.endpoints.lock();
             let rest = SCAN_REST * endpoints.len() as u64;

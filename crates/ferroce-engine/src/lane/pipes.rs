@@ -20,9 +20,14 @@ impl Lane {
         Self::from_source(id, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0, Source::Pipes(pipes), hub)
     }
 
-    /// Whether its packets come by shared memory: a look at it is no system call.
+    /// Whether its packets come from programs of this host by shared memory.
     pub(crate) fn is_of_pipes(&self) -> bool {
         matches!(self.source, Source::Pipes(_))
+    }
+
+    /// Whether a look at it is no system call.
+    pub(crate) fn looks_at_memory(&self) -> bool {
+        matches!(self.source, Source::Pipes(_) | Source::Xdp(_))
     }
 
     /// The calling thread is about to sleep on the lane's descriptor. Returns whether something waits, so that it must not.
@@ -57,7 +62,7 @@ impl Lane {
         pipes: &Pipes,
         program: bool,
     ) -> Option<Instant> {
-        let Receiver { batch: octets, pipes: seen, buffer, icrc, touched, delayed_ack, .. } = receiver;
+        let Receiver { batch: octets, pipes: seen, icrc, touched, delayed_ack, held, .. } = receiver;
         let seen = seen.get_or_insert_with(|| pipes.seen());
         let octets = octets.get_or_insert_with(|| Box::new([0; MAX_BATCH]));
         let batch = match pipes.receive(seen, octets) {
@@ -86,9 +91,9 @@ impl Lane {
         let counters = endpoint.map_or(self.counters(), |endpoint| self.hub.ledger.device(endpoint.block));
         DeviceCounters::add(&counters.pipe_rcvd_pkts, segments.len() as u64);
         let arrived = Arrived { counters, destination: way.destination, now, program };
-        match buffer.pass(segments.clone()) {
-            true => self.dispatch(&arrived, buffer.datagrams(), icrc, touched, delayed_ack),
+        match crate::faults::on() {
             false => self.dispatch(&arrived, segments, icrc, touched, delayed_ack),
+            true => self.dispatch_by_plan(&arrived, segments, icrc, touched, held),
         }
         receiver.look_at_guard(now);
         if program && self.follow.is_attached() {

@@ -9,9 +9,11 @@ use ferroce_ipc::ring::MAX_PACKET;
 use ferroce_wire::{Flow, Frame, IcrcStatus, Instant, LinkLayer, Packet, RoceVersion};
 
 use super::deliver::destination;
+use super::faults::Delivery;
 use super::{Endpoint, Hub, Lane, Receiver, Source};
 use crate::clock;
 use crate::counters::DeviceCounters;
+use crate::faults;
 use crate::rings::RingPort;
 
 /// Packets that are looked at in one turn.
@@ -33,7 +35,8 @@ impl Lane {
         unchecked: &ArcSwap<Vec<u32>>,
         program: bool,
     ) -> Option<Instant> {
-        let Receiver { packet: buffer, touched, .. } = receiver;
+        let Receiver { packet: buffer, touched, held, .. } = receiver;
+        let by_plan = faults::on();
         let buffer = buffer.get_or_insert_with(|| Box::new([0; MAX_PACKET]));
         let mut batch_time = None;
         let (mut received, mut octets) = (0, 0);
@@ -42,12 +45,21 @@ impl Lane {
             let now = *batch_time.get_or_insert_with(clock::now);
             received += 1;
             octets += popped.len;
-            if let Some((flow, packet)) = self.read(popped.link, unchecked, &buffer[..popped.len]) {
-                self.give(touched, now, &flow, &packet);
+            let checks = !unchecked.load().contains(&popped.link.ifindex);
+            if let Some((flow, packet)) = self.read(popped.link, checks, &buffer[..popped.len]) {
+                match by_plan {
+                    false => self.give(touched, now, &flow, &packet),
+                    true => {
+                        let mut delivery = Delivery { counters: self.counters(), touched, held, now };
+                        self.judge(&mut delivery, &flow, &packet, wire_len(&packet));
+                    }
+                }
             }
         }
+        self.note_held(held);
         let now = batch_time?;
         let counters = self.counters();
+        self.seldom.found();
         DeviceCounters::count(&counters.rx_calls);
         DeviceCounters::add(&counters.rcvd_pkts, received);
         DeviceCounters::add(&counters.rcvd_octets, octets as u64);
@@ -56,11 +68,11 @@ impl Lane {
         Some(now)
     }
 
-    /// A packet, from GRH or IP header on, that is one for this slot with the right ICRC. Everything else is counted.
-    fn read<'a>(
+    /// A packet, from GRH or IP header on, that is one for this slot, with the right ICRC if `checks` says so. Everything else is counted.
+    pub(super) fn read<'a>(
         &self,
         link: LinkLayer,
-        unchecked: &ArcSwap<Vec<u32>>,
+        checks: bool,
         bytes: &'a [u8],
     ) -> Option<(Flow, Packet<'a>)> {
         let counters = self.counters();
@@ -77,7 +89,7 @@ impl Lane {
             return None;
         };
         // All 32 bits: nothing of the headers is hidden here.
-        if !frame.icrc_holds() && !unchecked.load().contains(&link.ifindex) {
+        if checks && !frame.icrc_holds() {
             DeviceCounters::count(&counters.rx_icrc_errors);
             return None;
         }
@@ -111,4 +123,9 @@ impl Lane {
             touched.push(Arc::clone(endpoint));
         }
     }
+}
+
+/// Octets from BTH to ICRC.
+pub(super) fn wire_len(packet: &Packet<'_>) -> usize {
+    packet.wire_len(packet.op.payload().len()).unwrap_or(0)
 }

@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use ferroce_wire::Instant;
 use parking_lot::Mutex;
 
-use super::{Lane, Served, Visit};
+use super::{Lane, Served, Visit, seldom};
 use crate::clock;
 
 /// The lanes that matter to a completion queue or channel: those its queue pairs are on.
@@ -56,12 +56,12 @@ impl LaneSet {
         self.lanes.store(Arc::new(counts.iter().map(|(lane, _)| Arc::clone(lane)).collect()));
     }
 
-    /// Receives and processes once on every lane that no other thread holds. Returns the cost of that if nothing came, in looks at shared
+    /// Receives and processes once on every lane that is due and that no other thread holds. Returns the cost of that if nothing came, in looks at shared
     /// memory.
     pub(crate) fn serve_once(&self) -> u32 {
         let mut cost = 0;
-        for lane in self.lanes.load().iter() {
-            cost += if lane.is_of_pipes() { 1 } else { SYSTEM_CALL };
+        for lane in seldom::due(&self.lanes.load()) {
+            cost += if lane.looks_at_memory() { 1 } else { SYSTEM_CALL };
             match lane.serve_inline() {
                 // Its holder, or the broker through which all comes, may wait for this very core.
                 Served::Busy => std::thread::yield_now(),
@@ -77,6 +77,11 @@ impl LaneSet {
         self.lanes.load().iter().for_each(|lane| lane.visit_gatherers(Visit::Final, clock::now));
     }
 
+    /// The lane that all packets come by, as far as one can tell.
+    pub(crate) fn only(&self) -> Option<Arc<Lane>> {
+        seldom::only(&self.lanes.load()).cloned()
+    }
+
     /// The lanes, as they are now.
     pub(crate) fn all(&self) -> Arc<Vec<Arc<Lane>>> {
         self.lanes.load_full()
@@ -89,7 +94,7 @@ pub(crate) fn watch(lanes: &[Arc<Lane>]) -> Option<Watch> {
     // To fall asleep and be woken costs as much as a few looks, in which an answer often comes.
     let mut looks = Looks { begun: clock::now(), made: 0 };
     loop {
-        if lanes.iter().any(|lane| lane.serve_inline() == Served::Some) {
+        if seldom::due(lanes).any(|lane| lane.serve_inline() == Served::Some) {
             return None;
         }
         let rest = || {

@@ -1,14 +1,17 @@
 use std::net::UdpSocket;
 
-use ferroce_ipc::{GidType, LinkSettings, Origin, PhysState};
+use ferroce_ipc::{GidType, LinkSettings, Origin, PhysState, QpnOrder};
 use ferroce_wire::{
-    BatchLimits, Bth, Deth, Flow, Gid, IcrcStatus, LinkLayer, Operation, Packet, Psn, Qkey, Qpn, TxBatch,
-    UdPacket,
+    BatchLimits, Bth, Deth, Flow, Gid, IcrcStatus, LinkLayer, Operation, Packet, Psn, Qkey, Qpn, RoceVersion,
+    TxBatch, UdPacket,
 };
 
 use super::*;
+use crate::device::{DeviceInfo, GidEntry};
+use crate::xdp::fake::Wire;
 
 const SLOT: u16 = 7 * 16;
+const ORDER: QpnOrder = QpnOrder { key: 1, start: 0 };
 
 /// A datagram to a queue pair that is not there.
 fn datagram(from: &UdpSocket, to: IpAddr) -> Vec<u8> {
@@ -49,6 +52,7 @@ fn device(local: IpAddr, crc: bool) -> DeviceInfo {
         phys_state: PhysState::LinkUp,
         origin: Origin::Default,
         kind: Default::default(),
+        datapath: Default::default(),
         gids: vec![GidEntry { index: 0, gid: Gid::from_ip(local), gid_type: GidType::RoceV2, ifindex: 1 }],
         settings: LinkSettings { crc, ..LinkSettings::default() },
         macs: Default::default(),
@@ -57,7 +61,7 @@ fn device(local: IpAddr, crc: bool) -> DeviceInfo {
 
 #[test]
 fn an_icrc_counts_unless_somebody_said_otherwise() {
-    let (hub, _) = Hub::new(&[SLOT], false, 1, Arc::default()).unwrap();
+    let (hub, _) = Hub::new(&[SLOT], false, 1, ORDER, Arc::default()).unwrap();
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let to = socket.local_addr().unwrap();
     let lane = Lane::new(0, 0, RxSocket::from_fd(socket.into()).unwrap(), Arc::new(hub));
@@ -84,4 +88,123 @@ fn an_icrc_counts_unless_somebody_said_otherwise() {
         let now = (&counters.rx_icrc_errors, &counters.rx_no_qp);
         assert_eq!((now.0.load(Ordering::Relaxed), now.1.load(Ordering::Relaxed)), (wrong, taken));
     }
+}
+
+/// The packet of a datagram from `source` to `to`, with its IP and UDP headers.
+fn packet(octets: &[u8], source: IpAddr, to: IpAddr) -> Vec<u8> {
+    let flow = Flow {
+        source,
+        destination: to,
+        source_port: 0xc001,
+        traffic_class: 0,
+        hop_limit: 64,
+        link: LinkLayer::UDP,
+    };
+    let mut segment = octets.to_vec();
+    ferroce_wire::icrc::seal(&flow, 0, &mut segment);
+    let mut headers = [0; 48];
+    let len = flow.write_headers(0, segment.len(), &mut headers);
+    [&headers[..len], &segment].concat()
+}
+
+#[test]
+fn packets_of_a_port_are_checked_in_full_and_counted() {
+    let (hub, _) = Hub::new(&[SLOT], false, 1, ORDER, Arc::default()).unwrap();
+    let lanes = Lanes::new(Arc::new(hub));
+    let port = lanes.open_port(1).unwrap();
+    let (_, lane) = lanes.ports()[0].clone();
+    let wire = Wire::install(&port, 8);
+    let to: IpAddr = [10, 9, 9, 1].into();
+    let from: IpAddr = [10, 9, 9, 2].into();
+    let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let octets = datagram(&sender, to);
+    let good = packet(&octets, from, to);
+    let mut bad = good.clone();
+    bad[60] ^= 1;
+    let mut other_slot = octets.clone();
+    other_slot[5] ^= 0x10;
+    let other_slot = packet(&other_slot, from, to);
+    let v6 = packet(&octets, "fd00::2".parse().unwrap(), "fd00::1".parse().unwrap());
+    assert_eq!(lane.serve_inline(), Served::Nothing);
+    for (crc, packets, want) in [
+        // Without a queue pair, with a wrong ICRC, of another slot, malformed.
+        (true, vec![&good], [1, 0, 0, 0]),
+        (true, vec![&bad, &good], [1, 1, 0, 0]),
+        (false, vec![&bad], [1, 0, 0, 0]),
+        (true, vec![&good, &other_slot, &v6], [2, 0, 1, 0]),
+        (true, vec![&good[..30].to_vec(), &good], [1, 0, 0, 1]),
+    ] {
+        lane.follow_settings(&[device(to, crc)]);
+        let counters = lane.counters();
+        let now = || {
+            let of = [
+                &counters.rx_no_qp,
+                &counters.rx_icrc_errors,
+                &counters.rx_stray_slot,
+                &counters.rx_malformed,
+            ];
+            of.map(|counter| counter.load(Ordering::Relaxed))
+        };
+        let (before, count) = (now(), counters.xdp_rcvd_pkts.load(Ordering::Relaxed));
+        packets.iter().for_each(|packet| wire.arrive(RoceVersion::V2, packet));
+        assert_eq!(lane.serve_inline(), Served::Some);
+        let after = now();
+        let change: Vec<u64> = after.iter().zip(before).map(|(after, before)| after - before).collect();
+        assert_eq!(change, want, "{packets:?}");
+        assert_eq!(counters.xdp_rcvd_pkts.load(Ordering::Relaxed) - count, packets.len() as u64);
+        assert_eq!(lane.serve_inline(), Served::Nothing);
+    }
+    // A single call of `serve_inline` takes 64 packets at most.
+    (0..100).for_each(|_| wire.arrive(RoceVersion::V2, &good));
+    let count = || lane.counters().xdp_rcvd_pkts.load(Ordering::Relaxed);
+    let before = count();
+    assert_eq!(lane.serve_inline(), Served::Some);
+    assert_eq!(count() - before, 64);
+    assert_eq!(lane.serve_inline(), Served::Some);
+    assert_eq!(count() - before, 100);
+}
+
+#[test]
+fn a_poll_looks_at_the_sockets_of_a_port_now_and_then() {
+    let (hub, _) = Hub::new(&[SLOT], false, 1, ORDER, Arc::default()).unwrap();
+    let lanes = Lanes::new(Arc::new(hub));
+    let port = lanes.open_port(1).unwrap();
+    let (_, of_port) = lanes.ports()[0].clone();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let to = socket.local_addr().unwrap();
+    let udp = Arc::new(Lane::new(9, 0, RxSocket::from_fd(socket.into()).unwrap(), Arc::clone(lanes.hub())));
+    let both = [Arc::clone(&of_port), Arc::clone(&udp)];
+    let set = LaneSet::default();
+    both.iter().for_each(|lane| set.add(lane));
+    let received = || udp.counters().rx_no_qp.load(Ordering::Relaxed);
+    let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let octets = datagram(&sender, to.ip());
+    let until_received = || {
+        let before = received();
+        sender.send_to(&octets, to).unwrap();
+        (1..).find(|_| {
+            set.serve_once();
+            received() > before
+        })
+    };
+    let is_only = |lane: &Arc<Lane>| set.only().is_some_and(|only| Arc::ptr_eq(&only, lane));
+    assert_eq!(until_received(), Some(1), "the port is down");
+    assert!(set.only().is_none());
+    // The polls after these packets look as well.
+    (0..64).for_each(|_| _ = set.serve_once());
+    let wire = Wire::install(&port, 8);
+    assert!(is_only(&of_port));
+    (0..64).for_each(|_| _ = set.serve_once());
+    assert_eq!(until_received(), Some(64));
+    assert_eq!(until_received(), Some(1), "after packets");
+    (0..63).for_each(|_| _ = set.serve_once());
+    // A poll that does not look costs no system call.
+    assert_eq!(set.serve_once(), 17);
+    assert_eq!(set.serve_once(), 1);
+    port.set_down();
+    assert_eq!(until_received(), Some(1), "down again");
+    assert!(!wire.is_closed() || of_port.serve_inline() == Served::Nothing);
+    set.remove(&udp);
+    Wire::install(&port, 8);
+    assert!(is_only(&of_port));
 }

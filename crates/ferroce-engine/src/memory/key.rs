@@ -49,7 +49,7 @@ impl Secret {
         Self::from_words(std::array::from_fn(|i| u64::from_ne_bytes(words[i])))
     }
 
-    /// That of another process.
+    /// The secret of another process.
     pub(crate) const fn from_words(rounds: [u64; 4]) -> Self {
         Self { rounds }
     }

@@ -183,8 +183,8 @@ impl Slots {
         self.tell(key.value(), &region);
     }
 
-    /// Lets the key stand for another region. Whoever uses it sees all of the old or all of the new; when this returns,
-    /// nobody uses the old any more.
+    /// Lets the key stand for another region. A user of the key sees all of the old or all of the new; when this returns,
+    /// nothing uses the old any more.
     pub(super) fn replace(&self, slot: &Slot, control: &mut Control, region: Region) {
         let key = slot.key();
         self.untell(key);

@@ -8,9 +8,13 @@ use super::Qp;
 use crate::lane::Core;
 
 impl Qp {
-    /// From RTR on, datagrams come in on all lanes of the device.
+    /// From RTR on, datagrams come in on all lanes of the device, and leave by its port.
     pub(super) fn follow_lanes(&self, core: &mut Core) {
-        self.endpoint.follow_lanes(core, || self.context().engine().lanes_of(self.endpoint.device));
+        let engine = self.context().engine();
+        self.endpoint.follow_lanes(core, || engine.lanes_of(self.endpoint.device));
+        if self.service() == Service::Ud {
+            core.datagram_paths.set_port(engine.port_for_datagrams(self.endpoint.device));
+        }
     }
 
     /// A datagram leaves from the socket that its address handle opened.

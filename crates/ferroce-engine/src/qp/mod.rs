@@ -26,10 +26,12 @@ use crate::attr::{AhAttr, QpAttr};
 use crate::device::{MAX_INLINE, MAX_QP, MAX_QP_WR, MAX_SGE};
 use crate::engine::Engine;
 use crate::error::{Busy, CreateQpError, ModifyQpError};
+use crate::faults::{self, Moment};
 use crate::handover::NEVER;
 use crate::lane::{Core, Endpoint};
 use crate::tx_path::DatagramPaths;
 use crate::{CompletionQueue, Context, Pd, Srq, Xrcd, clock};
+use crate::{congestion, selective_repeat};
 use ferroce_host::fork;
 
 pub(crate) use parts::Parts;
@@ -127,9 +129,12 @@ impl Qp {
         pd.add_user();
         let frame = if port.is_some() { vec![0; MAX_FRAME].into() } else { Box::default() };
         let memory = engine.memory().view(pd.id()).of(qpn);
+        let ordinal = faults::next_qp();
         let qp = Arc::new_cyclic(|me: &Weak<Self>| {
             let resources = Arc::new(Resources {
                 me: me.clone(),
+                ordinal,
+                sent: AtomicU64::new(0),
                 pd: Arc::clone(pd),
                 send_cq: init.send_cq,
                 recv_cq: init.recv_cq,
@@ -140,6 +145,7 @@ impl Qp {
                 me: endpoint.clone(),
                 owner: me.clone() as Weak<_>,
                 qpn,
+                ordinal,
                 service: init.service,
                 device: context.id(),
                 block: context.block(),
@@ -293,15 +299,13 @@ impl Qp {
         if self.is_foreign() {
             return;
         }
-        let lane = {
+        let lanes: Vec<_> = {
             let mut core = self.endpoint.core.lock();
             self.endpoint.flush(&mut core);
             let lives = !matches!(core.transport.state(), QpState::Reset | QpState::Init | QpState::Error);
-            core.peer_lane().filter(|_| lives).cloned()
+            core.peer_lanes().filter(|_| lives).cloned().collect()
         };
-        if let Some(lane) = lane {
-            lane.catch_up();
-        }
+        lanes.iter().for_each(|lane| lane.catch_up());
     }
 
     /// Sets the attributes that `mask` names, all or none. Packets that have arrived are processed before the queue
@@ -349,13 +353,24 @@ impl Qp {
             fresh = Some(path);
             self.endpoint.end_target(core);
         }
+        if mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::Rtr {
+            core.transport.set_selective_repeat(selective_repeat::mode(attr.selective_repeat));
+            core.transport.set_congestion_control(congestion::mode());
+        }
         core.transport.modify(&attr.to_transport(flow), mask)?;
         if let Some(path) = fresh {
             core.ah = attr.ah;
             self.endpoint.move_to(core, Some(path));
         }
         let reset = core.transport.state() == QpState::Reset;
+        match core.transport.state() {
+            QpState::Reset => faults::forget(self.endpoint.ordinal),
+            QpState::Rtr if mask.contains(QpAttrMask::STATE) => self.reached(Moment::Rtr),
+            QpState::Rts if mask.contains(QpAttrMask::STATE) => self.reached(Moment::Rts),
+            _ => {}
+        }
         if reset {
+            core.held = faults::Held::default();
             self.endpoint.end_stream(core);
             self.endpoint.move_to(core, None);
             core.ah = AhAttr::default();
@@ -368,6 +383,11 @@ impl Qp {
             self.purge();
         }
         Ok(())
+    }
+
+    /// A plan of faults may kill a process at this moment.
+    fn reached(&self, at: Moment) {
+        faults::moment(at, Some(self.endpoint.ordinal), None);
     }
 
     /// Posts work requests in order and transmits what may leave, on this thread. At the first

@@ -1,4 +1,4 @@
-//! The way of a connection: a socket, shared memory, or the rings to the broker.
+//! The way of a connection: a socket, AF_XDP, shared memory, or the rings to the broker.
 
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use ferroce_wire::{Flow, Gid, LinkLayer, Qpn, RoceVersion};
 use super::Qp;
 use crate::ah::{self, ResolvedPath};
 use crate::attr::{AhAttr, QpAttr};
+use crate::congestion;
 use crate::device;
 use crate::error::{ModifyQpError, PathError};
 use crate::lane::{ConnectedPath, Lane};
@@ -33,7 +34,8 @@ impl Qp {
         dest_qp: Qpn,
         pipe: Option<(Arc<PeerPipe>, Arc<Lane>)>,
     ) -> Result<ConnectedPath, ModifyQpError> {
-        let ResolvedPath { lane, local, class, hop_limit, link } = ah::resolve(self.context(), ah)?;
+        let ResolvedPath { lane, local, mut class, hop_limit, link } = ah::resolve(self.context(), ah)?;
+        class.traffic_class = congestion::traffic_class(class.traffic_class);
         if ah.dgid.is_multicast() {
             return Err(PathError::Dgid { dgid: ah.dgid, sgid: Gid::from_ip(local) }.into());
         }
@@ -50,12 +52,13 @@ impl Qp {
         let by_pipe = pipe.filter(|_| link.version == RoceVersion::V2 && !device::v2_by_broker());
         if let Some((pipe, lane)) = by_pipe {
             let link = LinkLayer { sl: class.service_level, ..LinkLayer::UDP };
-            return Ok(ConnectedPath { lane, socket: TxPath::Pipe(pipe, flow(link)) });
+            return Ok(ConnectedPath { lane, beside: None, socket: TxPath::Pipe(pipe, flow(link)) });
         }
         if link.ifindex != 0
             && let Some((port, _)) = self.context().engine().lanes().rings()
         {
-            return Ok(ConnectedPath { lane, socket: TxPath::Rings(Arc::clone(port), flow(link)) });
+            let socket = TxPath::Rings(Arc::clone(port), flow(link));
+            return Ok(self.with_port(ah, ConnectedPath { lane, beside: None, socket }));
         }
         let ends = Destination {
             destination: ah.dgid.to_ip(),
@@ -65,6 +68,16 @@ impl Qp {
             hop_limit,
         };
         let socket = lane.tx_sockets().acquire(&ends).map_err(ModifyQpError::Socket)?;
-        Ok(ConnectedPath { lane, socket: TxPath::Socket(socket) })
+        Ok(self.with_port(ah, ConnectedPath { lane, beside: None, socket: TxPath::Socket(socket) }))
+    }
+
+    /// The same path, by the port of AF_XDP if its interface has one.
+    fn with_port(&self, ah: &AhAttr, path: ConnectedPath) -> ConnectedPath {
+        let port = self.context().engine().port_of(self.endpoint.device);
+        let source = self.context().gid(u32::from(ah.sgid_index)).ok().flatten();
+        match (port, source) {
+            (Some((port, of_port)), Some(source)) => path.with_port(&port, &of_port, &source),
+            _ => path,
+        }
     }
 }

@@ -1,21 +1,29 @@
 //! The resources of a queue pair, and the reports of its endpoint to them.
 
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use ferroce_proto::{Domain, QpEvent, QueuePair, RecvWqe, Taken};
+use ferroce_proto::{
+    Domain, QpAttrMask, QpEvent, QpState, QueuePair, RecvWqe, Taken, WcStatus, WorkCompletion,
+};
 use ferroce_wire::{Instant, SrqNumber};
 
 use super::Qp;
 use super::share::Target;
 use crate::async_queue::AsyncEventKind;
 use crate::cq::Pushed;
+use crate::faults::{self, WcError};
 use crate::lane::{Lane, Outputs, OverrunQueue, Published};
 use crate::{CompletionQueue, Pd, Srq, Xrcd};
 
 /// The objects that a queue pair uses as long as it lives.
 pub(super) struct Resources {
     pub(super) me: Weak<Qp>,
+    /// As that of the endpoint.
+    pub(super) ordinal: u32,
+    /// Completions of the send queue, counted while a plan of faults is in force.
+    pub(super) sent: AtomicU64,
     pub(super) pd: Arc<Pd>,
     pub(super) send_cq: Option<Arc<CompletionQueue>>,
     pub(super) recv_cq: Option<Arc<CompletionQueue>>,
@@ -41,13 +49,49 @@ impl Resources {
     }
 }
 
+impl Resources {
+    /// A plan of faults may have a work request complete with an error. As with a real one, the queue pair then enters the error state.
+    #[cold]
+    fn judge(&self, transport: &mut QueuePair, completion: &mut WorkCompletion) {
+        let msg = self.sent.fetch_add(1, Ordering::Relaxed);
+        let Some(error) = faults::completion(self.ordinal, msg) else { return };
+        if completion.status == WcStatus::Success {
+            completion.status = status_of(error);
+            let to_error = ferroce_proto::QpAttr { state: QpState::Error, ..transport.query() };
+            if let Err(error) = transport.modify(&to_error, QpAttrMask::STATE) {
+                tracing::error!(%error, "a queue pair did not enter the error state");
+            }
+        }
+    }
+}
+
+const fn status_of(error: WcError) -> WcStatus {
+    match error {
+        WcError::LocLen => WcStatus::LocLenErr,
+        WcError::LocQpOp => WcStatus::LocQpOpErr,
+        WcError::LocProt => WcStatus::LocProtErr,
+        WcError::MwBind => WcStatus::MwBindErr,
+        WcError::RemInvReq => WcStatus::RemInvReqErr,
+        WcError::RemAccess => WcStatus::RemAccessErr,
+        WcError::RemOp => WcStatus::RemOpErr,
+        WcError::RetryExc => WcStatus::RetryExcErr,
+        WcError::RnrRetryExc => WcStatus::RnrRetryExcErr,
+    }
+}
+
 impl Outputs for Resources {
     fn publish(&self, transport: &mut QueuePair, now: Instant) -> Published {
         let mut published = Published::default();
+        let by_plan = faults::calls();
         while let Some(event) = transport.poll_event() {
             let queue;
             let (cq, completion) = match event {
-                QpEvent::Send(completion) => (self.send_cq.as_ref(), completion),
+                QpEvent::Send(mut completion) => {
+                    if by_plan {
+                        self.judge(transport, &mut completion);
+                    }
+                    (self.send_cq.as_ref(), completion)
+                }
                 QpEvent::Recv(completion) => {
                     published.receives += 1;
                     (self.recv_cq.as_ref(), completion)

@@ -21,8 +21,8 @@ const PIECES: usize = 16;
 /// Time between two looks whether the peer's TCP acknowledged the reply of the set-up.
 const LOOK: Duration = Duration::from_millis(1);
 /// After that acknowledgement the peer's MPA gets this time to read the reply. siw ends a connection whose reply it reads together with
-/// the first FPDU.
-const READING: Duration = Duration::from_millis(5);
+/// the first FPDU, and 5 ms were too short for one in an emulated machine under load.
+const READING: Duration = Duration::from_millis(20);
 /// After the reply an initiator gives a peer with another stack this time to begin to receive. siw does not see an FPDU that arrives while it
 /// accepts until the next one does (seen in an emulated machine: its rping waits for ever for a message that is in its socket).
 const ACCEPTING: Duration = Duration::from_millis(20);
@@ -75,9 +75,9 @@ pub(crate) struct StreamPort {
     watches_room: bool,
     /// The epoll set said that there is room.
     has_room: bool,
-    /// The responder's wait before its first FPDU.
+    /// The wait before this end's first FPDU.
     hold: Option<Hold>,
-    /// The first FPDU did not come yet, and somebody waits for it.
+    /// The peer's first FPDU did not come yet, and the program is told when it comes.
     announces: bool,
     /// The peer has another stack than ours.
     foreign: bool,
@@ -85,11 +85,11 @@ pub(crate) struct StreamPort {
     received: Instant,
 }
 
-/// An end whose queue pair sends nothing at first, since then.
+/// An end whose queue pair sends nothing at first, and the time at which this began.
 pub(crate) enum Held {
-    /// It accepted.
+    /// This end accepted the peer's request.
     Responder(Instant),
-    /// It asked, and its peer has another stack.
+    /// This end sent the request, and its peer has another stack.
     Initiator(Instant),
 }
 
@@ -100,17 +100,19 @@ struct Unsent {
     to: usize,
 }
 
-/// The responder of a connection without peer-to-peer mode waits for the initiator's first FPDU (RFC 5044 7.1.2), but not for
-/// ever: there are programs in which the responder has the first word, and siw lets it speak.
+/// The wait of an end before its first FPDU. The responder of a connection without peer-to-peer mode waits for the initiator's first FPDU
+/// (RFC 5044 7.1.2), but not for ever: there are programs whose responder sends first, and siw allows that. An initiator whose peer has
+/// another stack waits [`ACCEPTING`].
 struct Hold {
     /// The time of the next look.
     at: Instant,
-    /// The peer's TCP has the reply.
+    /// The peer's TCP has acknowledged the octets of the set-up, and the wait ends at `at`.
     acknowledged: bool,
 }
 
 impl StreamPort {
-    /// `held`: since when the queue pair sends nothing before [`QueuePair::release_stream`]. A responder waits for its reply to arrive.
+    /// `held`: the queue pair sends nothing before [`QueuePair::release_stream`]. A responder first waits until the peer's TCP acknowledged
+    /// its reply.
     pub(crate) fn new(
         socket: Arc<StreamSocket>,
         streams: Arc<Streams>,
@@ -289,12 +291,12 @@ impl StreamPort {
             }
             let socket = self.socket.as_fd().as_raw_fd();
             let mut room = [libc::pollfd { fd: socket, events: libc::POLLOUT, revents: 0 }];
-            // Whatever the result, the next try tells.
+            // The next attempt to send reports an error, so the result is not looked at.
             let _ = event::poll(&mut room, left.as_millis().clamp(1, 1000) as libc::c_int);
         }
     }
 
-    /// Gives the connection up. What the queue pair still writes, a Terminate at most, goes with the octets that TCP did not take.
+    /// Gives the connection up. A Terminate that the queue pair still writes follows the octets that TCP did not take.
     pub(crate) fn end(mut self, transport: &mut QueuePair, memory: &mut impl Memory) {
         self.watch_room(false);
         self.streams.forget(&self.socket);

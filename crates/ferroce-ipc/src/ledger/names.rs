@@ -100,6 +100,10 @@ counters! {
     direct_ops,
     /// Octets that direct copies moved, in either direction.
     direct_octets,
+    /// Of the packets sent, those that left by AF_XDP.
+    xdp_sent_pkts,
+    /// Of the packets received, those that came by AF_XDP.
+    xdp_rcvd_pkts,
 }
 
 impl DeviceCounters {
@@ -142,6 +146,16 @@ pub const TRANSPORT_COUNTERS: &[&str] = &[
     "rcvd_ecn_marked",
     "rcvd_cnps",
     "spurious_resends",
+    "held_request",
+    "held_executed",
+    "held_no_room",
+    "selective_resends",
+    "sent_sacks",
+    "rcvd_sacks",
+    "spurious_go_backs",
+    "np_cnp_sent",
+    "rp_cnp_handled",
+    "rp_cnp_ignored",
 ];
 
 /// The counters that the kernel's rxe has, in its order. `ack_deferred` and `link_downed` never happen here and are 0.

@@ -11,10 +11,14 @@ use ferroce_wire::Gid;
 use super::fields::Field;
 use super::*;
 use crate::codec::{MessageError, Reader, Table, Writer};
+use crate::datapath::DatapathState;
 use crate::device::{Origin, PhysState};
 use crate::gid::{GidEntry, GidType};
 use crate::packet::MAX_DESCRIPTORS;
-use leases::{SLOT_ROW, decode_lease, decode_members, decode_slots, encode_lease, encode_slots};
+use leases::{
+    SLOT_ROW, decode_lease, decode_members, decode_order, decode_slots, encode_lease, encode_order,
+    encode_slots,
+};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"fRoC");
 const HEADER: usize = 16;
@@ -38,6 +42,8 @@ const CM_ID_ROW: u16 = 50;
 const ADD_ROCE: u8 = 0;
 const ADD_RXE: u8 = 1;
 const ADD_SIW: u8 = 2;
+/// Octets of DPDK's device arguments.
+const LONGEST_DEVARGS: usize = 256;
 
 impl Message {
     /// The message's bytes.
@@ -100,6 +106,10 @@ impl Message {
             Self::OpenRings { v2 } => w.u8(u8::from(*v2)),
             Self::OfferPipes { direct } => w.u8(u8::from(*direct)),
             Self::OpenPipe(slot) => w.u16(*slot),
+            Self::OpenXdp { ifindex, direct } | Self::Xdp { ifindex, direct } => {
+                w.u32(*ifindex);
+                w.u8(u8::from(*direct));
+            }
             Self::Pipe { first, direct, slots } => {
                 w.u8(u8::from(*first));
                 w.u8(u8::from(*direct));
@@ -112,6 +122,7 @@ impl Message {
                 w.u16(notice.len() as u16);
                 w.u8(u8::from(leased.by_rings));
                 w.table("slots", leased.slots.len(), SLOT_ROW)?;
+                encode_order(leased.order, &mut w);
                 let end = w.0.len();
                 leased.slots.iter().for_each(|slot| w.u16(*slot));
                 w.bytes(notice.as_bytes());
@@ -129,13 +140,24 @@ impl Message {
                 return encode_slots(slots, w);
             }
             Self::LinkAdd { name, kind, netdev, transient } => {
+                let devargs = netdev.strip_prefix(DPDK_PREFIX);
                 w.padded::<64>("name", name)?;
-                w.padded::<16>("netdev", netdev)?;
+                // No interface has this name. A broker of an older minor version would take the message for garbage.
+                w.padded::<16>("netdev", devargs.map_or(netdev, |_| DPDK_PREFIX))?;
                 w.u8(match kind {
                     LinkKind::Rxe => ADD_RXE,
                     LinkKind::Siw => ADD_SIW,
                 });
                 w.u8(u8::from(*transient));
+                if let Some(devargs) = devargs {
+                    w.u16(
+                        u16::try_from(devargs.len())
+                            .map_err(|_| MessageError::TooLong { field: "netdev" })?,
+                    );
+                    let end = w.0.len();
+                    w.bytes(devargs.as_bytes());
+                    return Ok(end);
+                }
             }
             Self::LinkDel { name, transient } => {
                 w.padded::<64>("name", name)?;
@@ -262,6 +284,7 @@ impl Message {
                 let by_rings = body.bool("by rings")?;
                 let slots = decode_slots(&mut body, &mut tail)?;
                 Self::Leased(Leased {
+                    order: decode_order(&mut body)?,
                     slots,
                     by_rings,
                     addresses,
@@ -280,16 +303,24 @@ impl Message {
             9 => Self::Release(decode_slots(&mut body, &mut tail)?),
             10 => Self::Resume(decode_slots(&mut body, &mut tail)?),
             11 => Self::Parked,
-            12 => Self::LinkAdd {
-                name: device_name(body.padded::<64>("name")?)?,
-                netdev: netdev_name(body.padded::<16>("netdev")?)?,
-                kind: body.enumeration("kind", |v| match v {
+            12 => {
+                let name = device_name(body.padded::<64>("name")?)?;
+                let netdev = body.padded::<16>("netdev")?;
+                let kind = body.enumeration("kind", |v| match v {
                     ADD_ROCE | ADD_RXE => Some(LinkKind::Rxe),
                     ADD_SIW => Some(LinkKind::Siw),
                     _ => None,
-                })?,
-                transient: body.bool("transient")?,
-            },
+                })?;
+                let transient = body.bool("transient")?;
+                let netdev = match netdev == DPDK_PREFIX {
+                    true => {
+                        let length = body.u16()?;
+                        device_arguments(netdev, &tail.text("netdev", length.into())?)?
+                    }
+                    false => netdev_name(netdev)?,
+                };
+                Self::LinkAdd { name, kind, netdev, transient }
+            }
             13 => Self::LinkDel {
                 name: device_name(body.padded::<64>("name")?)?,
                 transient: body.bool("transient")?,
@@ -318,6 +349,9 @@ impl Message {
                 Self::Pipe { first, direct, slots }
             }
             27 => Self::ResumeByRings(decode_slots(&mut body, &mut tail)?),
+            // An older build ends the message before `direct`.
+            28 => Self::OpenXdp { ifindex: body.u32()?, direct: body.u8().unwrap_or(0) == 1 },
+            29 => Self::Xdp { ifindex: body.u32()?, direct: body.u8().unwrap_or(0) == 1 },
             30 => Self::ListNetdevs,
             31 => Self::Netdevs(netdevs::decode(body, tail)?),
             32 => Self::LinkStart,
@@ -369,6 +403,14 @@ fn netdev_name(name: String) -> Result<String, MessageError> {
     Ok(name)
 }
 
+/// DPDK's device arguments behind `prefix`.
+fn device_arguments(prefix: String, devargs: &str) -> Result<String, MessageError> {
+    if devargs.is_empty() || devargs.len() > LONGEST_DEVARGS || devargs.contains(char::is_whitespace) {
+        return Err(MessageError::Text { field: "netdev" });
+    }
+    Ok(prefix + devargs)
+}
+
 fn encode_devices(devices: &[DeviceInfo], mut w: Writer<'_>) -> Result<usize, MessageError> {
     w.table("devices", devices.len(), DEVICE_ROW)?;
     w.table("gids", devices.iter().map(|device| device.gids.len()).sum(), GID_ROW)?;
@@ -388,7 +430,8 @@ fn encode_devices(devices: &[DeviceInfo], mut w: Writer<'_>) -> Result<usize, Me
         w.u8(device.phys_state as u8);
         w.u8(device.origin as u8);
         w.u8(device.kind as u8);
-        w.u32(0);
+        w.u8(device.datapath as u8);
+        w.bytes(&[0; 3]);
         settings::encode(&device.settings, &mut w);
     }
     for (number, device) in devices.iter().enumerate() {
@@ -432,9 +475,11 @@ fn decode_devices(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Vec<Devi
             origin: row.enumeration("origin", Origin::from_u8)?,
             // Minor version 0 has a zero here, which is RoCE.
             kind: row.enumeration("link kind", LinkKind::from_u8)?,
+            // Minor versions below 2 have a zero here, which is UDP.
+            datapath: DatapathState::from_u8(row.u8()?),
             gids: Vec::new(),
             settings: {
-                row.take(4)?;
+                row.take(3)?;
                 settings::decode(row)?
             },
             macs: BTreeMap::new(),

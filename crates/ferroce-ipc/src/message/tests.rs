@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::codec::MessageError;
+use crate::datapath::{Datapath, DatapathState, XdpPorts};
 use crate::device::{Origin, PhysState};
 use crate::gid::{GidEntry, GidType};
 use crate::netdev::{NetdevInfo, Pause, Vlan};
@@ -25,6 +26,7 @@ fn device() -> DeviceInfo {
         phys_state: PhysState::LinkUp,
         origin: Origin::Default,
         kind: LinkKind::Rxe,
+        datapath: Default::default(),
         gids: vec![gid(0, "127.0.0.1"), gid(1, "::1")],
         settings: LinkSettings::default(),
         macs: BTreeMap::new(),
@@ -54,6 +56,8 @@ fn settings() -> LinkSettings {
         crc: false,
         roce: false,
         mtu: Some(PathMtu::B2048),
+        datapath: Datapath::Xdp,
+        xdp_ports: XdpPorts::Direct,
     }
 }
 
@@ -87,6 +91,7 @@ fn all() -> Vec<Message> {
                 name: "fr1".to_owned(),
                 gids: vec![],
                 settings: settings(),
+                datapath: DatapathState::XdpNative,
                 macs: [(2, [2, 0, 0, 0, 0, 1]), (9, [2, 0, 0, 0, 0, 9])].into(),
                 ..device()
             },
@@ -98,6 +103,7 @@ fn all() -> Vec<Message> {
             by_rings: false,
             addresses: 3,
             notice: "naïve".to_owned(),
+            order: Some(QpnOrder { key: 7, start: 65_535 }),
         }),
         Message::Address(AddressSockets { ip: "fe80::1".parse().unwrap(), scope_id: 9, members: vec![3] }),
         Message::Release(vec![0x10, 0xfef]),
@@ -153,6 +159,10 @@ fn all() -> Vec<Message> {
                 Setting::Roce(true),
                 Setting::Mtu(Some(PathMtu::B256)),
                 Setting::Mtu(None),
+                Setting::Datapath(Datapath::Xdp),
+                Setting::Datapath(Datapath::Udp),
+                Setting::XdpPorts(XdpPorts::Auto),
+                Setting::XdpPorts(XdpPorts::Pairs),
                 Setting::Unknown(99),
             ],
             transient: true,
@@ -165,6 +175,8 @@ fn all() -> Vec<Message> {
         Message::OpenPipe(0x30),
         Message::Pipe { first: true, direct: false, slots: vec![0x30, 0x71] },
         Message::ResumeByRings(vec![0x30]),
+        Message::OpenXdp { ifindex: 0x0102_0304, direct: true },
+        Message::Xdp { ifindex: u32::MAX, direct: true },
         Message::ListNetdevs,
         Message::Netdevs(vec![
             NetdevInfo {
@@ -293,6 +305,67 @@ fn a_newer_minor_may_say_more() {
     assert_eq!(refused, Ok((1, Message::Refused(want))));
 }
 
+/// The octet in which the encodings of two messages differ.
+fn place_of_difference(one: &Message, other: &Message) -> usize {
+    let (one, other) = (one.encode(1).unwrap(), other.encode(1).unwrap());
+    let differ: Vec<usize> = (0..one.len()).filter(|place| one[*place] != other[*place]).collect();
+    assert_eq!((one.len(), differ.len()), (other.len(), 1), "{differ:?}");
+    differ[0]
+}
+
+#[test]
+fn datapaths_of_a_newer_minor_are_understood_as_far_as_needed() {
+    let devices = |state, wanted| {
+        let settings = LinkSettings { datapath: wanted, ..LinkSettings::default() };
+        Message::Devices(vec![DeviceInfo { datapath: state, settings, ..device() }])
+    };
+    let plain = devices(DatapathState::Udp, Datapath::Udp);
+    let with = |place: usize, value: u8| {
+        let mut bytes = plain.encode(1).unwrap();
+        bytes[place] = value;
+        Message::decode(&bytes, 0)
+    };
+    let state = place_of_difference(&plain, &devices(DatapathState::Busy, Datapath::Udp));
+    assert_eq!(with(state, 19), Ok((1, devices(DatapathState::Busy, Datapath::Udp))));
+    for unknown in [4, 15, 21, 255] {
+        let want = devices(DatapathState::Failed, Datapath::Udp);
+        assert_eq!(with(state, unknown), Ok((1, want)), "a state {unknown} is a reason not to use AF_XDP");
+    }
+    let wanted = place_of_difference(&plain, &devices(DatapathState::Udp, Datapath::Xdp));
+    assert_eq!(with(wanted, 1), Ok((1, devices(DatapathState::Udp, Datapath::Xdp))));
+    assert_eq!(with(wanted, 200), Ok((1, plain.clone())));
+
+    let set = |setting| Message::LinkSet {
+        name: "fr1".to_owned(),
+        settings: vec![setting],
+        transient: false,
+        force: false,
+    };
+    let place =
+        place_of_difference(&set(Setting::Datapath(Datapath::Udp)), &set(Setting::Datapath(Datapath::Xdp)));
+    let mut bytes = set(Setting::Datapath(Datapath::Udp)).encode(1).unwrap();
+    bytes[place] = 200;
+    assert_eq!(Message::decode(&bytes, 0), Ok((1, set(Setting::Unknown(10)))));
+}
+
+#[test]
+fn every_choice_of_ports_is_read_as_it_was_written() {
+    for xdp_ports in XdpPorts::ALL {
+        let settings = LinkSettings { xdp_ports, ..LinkSettings::default() };
+        let devices = Message::Devices(vec![DeviceInfo { settings, ..device() }]);
+        assert_eq!(Message::decode(&devices.encode(1).unwrap(), 0), Ok((1, devices)));
+    }
+    for direct in [false, true] {
+        for message in [Message::OpenXdp { ifindex: 5, direct }, Message::Xdp { ifindex: 5, direct }] {
+            let bytes = message.encode(1).unwrap();
+            assert_eq!(Message::decode(&bytes, message.descriptors()), Ok((1, message)));
+        }
+    }
+    // A request of a build without direct ports.
+    let old = raw(28, 0, &[9, 0, 0, 0], &[]);
+    assert_eq!(Message::decode(&old, 0), Ok((1, Message::OpenXdp { ifindex: 9, direct: false })));
+}
+
 #[test]
 fn bad_fields_are_named() {
     use MessageError::{Text, Truncated, Value};
@@ -372,6 +445,28 @@ fn an_older_minor_knows_roce_alone() {
     let siw = Message::Devices(vec![DeviceInfo { kind: LinkKind::Siw, ..device() }]).encode(1).unwrap();
     assert_eq!(siw.len(), devices.len(), "an older minor reads the rest");
     assert_eq!(siw[32 + 119..][..5], [1, 0, 0, 0, 0]);
+}
+
+#[test]
+fn a_link_names_a_device_of_dpdk_by_a_text_of_any_length() {
+    let add = |devargs: &str| Message::LinkAdd {
+        name: "a".to_owned(),
+        kind: LinkKind::Rxe,
+        netdev: format!("{DPDK_PREFIX}{devargs}"),
+        transient: true,
+    };
+    for devargs in ["0000:03:00.0", "net_af_packet0,iface=veth1,qpairs=1", &"x".repeat(256)] {
+        let bytes = add(devargs).encode(7).unwrap();
+        assert_eq!(Message::decode(&bytes, 0), Ok((7, add(devargs))));
+        let mut cut = bytes[..bytes.len() - 1].to_vec();
+        let length = cut.len() as u32;
+        cut[12..16].copy_from_slice(&length.to_le_bytes());
+        assert!(matches!(Message::decode(&cut, 0), Err(MessageError::Truncated { .. })), "{devargs}");
+    }
+    for bad in ["", "net_null0 --vdev=x", "a\nb", &"x".repeat(257)] {
+        let bytes = add(bad).encode(7).unwrap();
+        assert_eq!(Message::decode(&bytes, 0), Err(MessageError::Text { field: "netdev" }), "{bad:?}");
+    }
 }
 
 #[test]
@@ -496,11 +591,17 @@ fn a_message() -> impl Strategy<Value = Message> {
             Message::Hello(Hello { major: n.0, minor: n.1, features: n.2, pid_namespace: n.3, build, netdev })
         }),
         proptest::collection::vec(a_device(), 0..4).prop_map(Message::Devices),
-        (slots(), any::<bool>(), any::<u16>(), "[ -~]{0,100}").prop_map(
-            |(slots, by_rings, addresses, notice)| {
-                Message::Leased(Leased { slots, by_rings, addresses, notice })
-            }
-        ),
+        (
+            slots(),
+            any::<bool>(),
+            any::<u16>(),
+            "[ -~]{0,100}",
+            proptest::option::of((1..u64::MAX, any::<u16>()))
+        )
+            .prop_map(|(slots, by_rings, addresses, notice, order)| {
+                let order = order.map(|(key, start)| QpnOrder { key, start });
+                Message::Leased(Leased { slots, by_rings, addresses, notice, order })
+            }),
         (any::<[u8; 16]>(), any::<u32>(), proptest::collection::btree_set(1..=254_u8, 1..20)).prop_map(
             |(gid, scope_id, members)| {
                 let members = members.into_iter().collect();

@@ -22,6 +22,7 @@ fn device(name: &str, dev_name: &str) -> DeviceInfo {
         phys_state: PhysState::LinkUp,
         origin: Origin::Link,
         kind: LinkKind::Rxe,
+        datapath: Default::default(),
         gids: vec![entry(1, "10.0.0.1", GidType::RoceV2), entry(3, "10.0.0.1", GidType::RoceV1)],
         settings: LinkSettings::default(),
         macs: Default::default(),
@@ -88,7 +89,7 @@ fn contents() {
     });
 }
 
-/// As the kernel's siw shows itself.
+/// The files are those of the kernel's siw.
 #[test]
 fn an_iwarp_device_is_an_rnic() {
     with_siw(|tree| {

@@ -6,6 +6,7 @@ use core::time::Duration;
 use ferroce_wire::cm::{CmTime, Rep, Req, Transport};
 use ferroce_wire::{PathMtu, Psn, Qpn};
 
+use super::extension;
 use crate::QpAccess;
 
 /// "As many as both can" in a program's parameters (`RDMA_MAX_RESP_RES`, `RDMA_MAX_INIT_DEPTH`).
@@ -87,6 +88,8 @@ pub struct ConnectedAttr {
     pub retry_cnt: u8,
     /// Retries after RNR NAKs.
     pub rnr_retry: u8,
+    /// Both ends agreed to it, see [`super::extension`].
+    pub selective_repeat: bool,
 }
 
 /// The access flags for INIT: the peer may use reads and atomics only if there are responder resources.
@@ -116,11 +119,12 @@ pub fn active(req: &Req, rep: &Rep, packet_life: CmTime) -> Option<ConnectedAttr
         timeout: ack_timeout(rep.target_ack_delay, packet_life).code(),
         retry_cnt: req.retry_count,
         rnr_retry: rep.rnr_retry_count,
+        selective_repeat: extension::is_agreed(req.ece, rep.ece),
     })
 }
 
 /// The attributes for the end that received the REQ. `psn`, `initiator_depth` and `responder_resources` are those of
-/// its REP, which may not have been sent yet. `None` if the REQ's path MTU is invalid.
+/// its REP, which may not have been sent yet. Without selective repeat, which depends on the REP. `None` if the REQ's path MTU is invalid.
 pub fn passive(req: &Req, psn: Psn, initiator_depth: u8, responder_resources: u8) -> Option<ConnectedAttr> {
     Some(ConnectedAttr {
         dest_qp: req.qpn,
@@ -134,6 +138,7 @@ pub fn passive(req: &Req, psn: Psn, initiator_depth: u8, responder_resources: u8
         timeout: req.primary.ack_timeout.code(),
         retry_cnt: req.retry_count,
         rnr_retry: req.rnr_retry_count,
+        selective_repeat: false,
     })
 }
 

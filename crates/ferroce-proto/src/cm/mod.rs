@@ -6,6 +6,7 @@ mod connection;
 mod counters;
 mod disconnect;
 mod error;
+pub mod extension;
 mod listeners;
 mod passive;
 mod random;

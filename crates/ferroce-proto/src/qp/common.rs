@@ -2,12 +2,13 @@
 
 use alloc::sync::Arc;
 
-use ferroce_wire::{AckTimeout, Bth, Imm, Operation, Psn, Qpn, RcPacket, Rkey, SrqNumber};
+use ferroce_wire::{AckTimeout, Bth, Imm, Instant, Operation, Psn, Qpn, RcPacket, Rkey, SrqNumber};
 
+use super::congestion::Limiter;
 use super::receiving::{Message, Receiving, SharedQueues};
 use crate::{
-    AsyncEvent, Budget, Counters, CreateQpError, DropReason, Memory, QpAttr, QpCaps, QpConfig, QpState,
-    ReceiveSource, Service, Taken, WcOpcode, WcStatus, WorkCompletion,
+    AsyncEvent, Budget, CongestionControl, Counters, CreateQpError, DropReason, Memory, QpAttr, QpCaps,
+    QpConfig, QpState, ReceiveSource, SelectiveRepeat, Service, Taken, WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// Attributes, state, counters, events and the receive half: passed to the roles, owned by the queue pair.
@@ -22,6 +23,14 @@ pub(crate) struct Common {
     pub budget: Arc<Budget>,
     pub early_resends: bool,
     pub receiving: Receiving,
+    /// The reaction point, since the first CNP.
+    pub limiter: Option<Limiter>,
+    /// When a packet that waits for the reaction point may leave.
+    pub paced: Option<Instant>,
+    pub congestion: CongestionControl,
+    pub selective_repeat: SelectiveRepeat,
+    /// The peer offered selective repeat, and the answers say that it is agreed.
+    pub announces: bool,
     /// It takes from a shared receive queue, and has to report when it will take no more.
     tells_last_wqe: bool,
     /// A request was processed since RTR.
@@ -43,6 +52,11 @@ impl Common {
             budget,
             early_resends,
             receiving,
+            limiter: None,
+            paced: None,
+            congestion: CongestionControl::React,
+            selective_repeat: SelectiveRepeat::Off,
+            announces: false,
             tells_last_wqe: srq.is_some(),
             established: false,
             state: QpState::Reset,

@@ -1,5 +1,6 @@
 //! The completer: turns answers into progress, and silence into retries.
 
+mod kept;
 mod rtt;
 
 use core::time::Duration;
@@ -9,7 +10,7 @@ use ferroce_wire::{Aeth, Instant, NakCode, Psn, Response, RnrTimer, Syndrome};
 use self::rtt::Rtt;
 use super::common::Common;
 use super::pipeline::{Acknowledged, Pipeline};
-use super::requester::Requester;
+use super::requester::{REPORTED, Requester};
 use super::send_queue::Failure;
 use crate::{DropReason, Memory, SendOp, WcStatus};
 
@@ -27,6 +28,8 @@ pub(crate) struct Completer {
     ack_deadline: Option<Instant>,
     early: Option<(Instant, Early)>,
     early_used: u32,
+    /// The newest packet was sent once more since the last progress.
+    newest_probed: bool,
     /// Counted retries since the last progress.
     retries: u32,
     /// RNR NAKs since the last progress.
@@ -34,12 +37,19 @@ pub(crate) struct Completer {
     last_progress: Instant,
     /// A NAK, said or implied, made us go back to this oldest PSN; more of them change nothing.
     gone_back_to: Option<Psn>,
+    /// Missing responses before it were asked for again; `None` if none is missing.
+    reread: Option<Psn>,
+    /// When that was.
+    reread_at: Instant,
     /// The oldest PSN when a timeout made us probe.
     probed: Psn,
     /// Early resends of the oldest PSN, which nothing has answered yet.
     resent: Option<Resent>,
-    /// The last such resends that seemed to be needed; an answer too many shows that they were not.
-    answered: Option<(Psn, Resent)>,
+    /// The last such resends that seemed to be needed; an answer too many shows that they were not. With it the count of packets
+    /// sent again until then: a responder that holds requests answers later resends, too, although they were needed.
+    answered: Option<(Psn, Resent, u64)>,
+    /// When the last NAK made us go back; `None` behind the first answer.
+    went_back: Option<Instant>,
 }
 
 /// Early resends of one packet.
@@ -90,14 +100,23 @@ impl Completer {
             ack_deadline: None,
             early: None,
             early_used: 0,
+            newest_probed: false,
             retries: 0,
             rnr_retries: 0,
             last_progress: Instant::ZERO,
             gone_back_to: None,
+            reread: None,
+            reread_at: Instant::ZERO,
             probed: Psn::new(0),
             resent: None,
             answered: None,
+            went_back: None,
         }
+    }
+
+    /// The smoothed round trip time, once one was measured.
+    pub fn round_trip(&self) -> Option<Duration> {
+        self.rtt.smoothed()
     }
 
     /// Packets were sent; `before` was the next PSN until then.
@@ -115,8 +134,8 @@ impl Completer {
     fn arm(&mut self, now: Instant, common: &Common) {
         let timeout = common.ack_timeout();
         self.ack_deadline = timeout.map(|timeout| now + timeout);
-        self.early = common.early_resends.then(|| (now + self.rtt.timeout(timeout), Early::GiveUp));
-        self.early_used = 0;
+        self.early = common.early_resends.then(|| (now + self.rtt.probe_timeout(timeout), Early::GiveUp));
+        (self.early_used, self.newest_probed) = (0, false);
     }
 
     /// No timers: nothing is outstanding, or nothing is to be expected.
@@ -170,19 +189,45 @@ impl Completer {
             Some(_) | None => return self.resend_early(now, side),
         }
         side.pipeline.rewind(&side.common.budget);
+        side.requester.repair.clear();
         side.requester.park();
     }
 
-    /// The free resend: costs one packet, asks for an answer, and finds both a lost request and a lost answer.
+    /// The free resend. At first the newest packet, if all others are on their way: its answer covers everything, or names what is
+    /// missing. Then the oldest.
     fn resend_early(&mut self, now: Instant, side: &mut SendSide<'_>) {
+        // Behind a NAK it is known what is missing, and a standard responder says so only once.
+        let probes_newest = !self.newest_probed
+            && self.gone_back_to != Some(side.pipeline.oldest())
+            && side.requester.is_idle()
+            && side.pipeline.is_at_end()
+            && !side.pipeline.is_quiet();
+        if !probes_newest {
+            return self.resend_oldest(now, side);
+        }
+        self.newest_probed = true;
+        self.count_early(now, 0, side);
+        self.probed = side.pipeline.next().add(u32::MAX);
+        self.rtt.forget_sample();
+        side.requester.probe_newest();
+    }
+
+    /// Costs one packet, asks for an answer, and finds both a lost request and a lost answer.
+    fn resend_oldest(&mut self, now: Instant, side: &mut SendSide<'_>) {
         self.early_used += 1;
-        let wait = self.rtt.timeout(side.common.ack_timeout()).saturating_mul(1 << self.early_used.min(16));
+        self.count_early(now, self.early_used, side);
+        if !side.pipeline.is_quiet() {
+            self.go_back_probing(side);
+        }
+    }
+
+    fn count_early(&mut self, now: Instant, doublings: u32, side: &mut SendSide<'_>) {
+        let wait = self.rtt.timeout(side.common.ack_timeout()).saturating_mul(1 << doublings.min(16));
         self.early = Some((now + wait.min(MAX_EARLY), Early::GiveUp));
         if !side.pipeline.is_quiet() {
             side.common.counters.early_resends += 1;
             let count = self.resent.map_or(0, |resent| resent.count) + 1;
             self.resent = Some(Resent { since: self.last_progress, at: now, count });
-            self.go_back_probing(side);
         }
     }
 
@@ -190,6 +235,7 @@ impl Completer {
         self.probed = side.pipeline.oldest();
         self.rtt.forget_sample();
         side.pipeline.rewind(&side.common.budget);
+        side.requester.repair.clear();
         side.requester.probe();
     }
 
@@ -252,6 +298,7 @@ impl Completer {
         side: &mut SendSide<'_>,
     ) -> Result<(), Refusal> {
         let Syndrome::Ack { .. } = aeth.syndrome else { return self.handle_nak(now, psn, aeth, side) };
+        side.requester.repair.reached(psn.next());
         let acknowledged = self.acknowledge(now, psn, side);
         if acknowledged.read_missing {
             return self.implied_nak(now, acknowledged.packets > 0, side);
@@ -263,7 +310,7 @@ impl Completer {
     fn acknowledge(&mut self, now: Instant, through: Psn, side: &mut SendSide<'_>) -> Acknowledged {
         let acknowledged = side.pipeline.acknowledge(through, &side.common.budget);
         if acknowledged.packets > 0 {
-            self.progress(now, acknowledged.data, 0, side);
+            self.progress(now, acknowledged.data, acknowledged.reads, side);
         }
         acknowledged
     }
@@ -273,11 +320,17 @@ impl Completer {
         let oldest = side.pipeline.oldest();
         if side.requester.is_probing() && oldest.since(self.probed) <= 1 && !side.pipeline.is_quiet() {
             // No more than what was sent again: the others were lost too.
-            side.requester.lost(reads > 0);
+            side.requester.lost(reads > 0, oldest, side.pipeline.next());
         }
         self.judge_resends(now, side.common);
         self.rtt.answered(oldest, now);
-        side.requester.answered(data, reads, self.rtt.is_queueing(), side.common);
+        if let Some(at) = self.went_back.take()
+            && self.rtt.is_sooner(now.saturating_since(at))
+        {
+            side.common.counters.spurious_go_backs += 1;
+            side.requester.undo_cut();
+        }
+        side.requester.answered(oldest, data, reads, self.rtt.is_queueing(), side.common);
         (self.retries, self.rnr_retries) = (0, 0);
         self.last_progress = now;
         self.gone_back_to = None;
@@ -292,7 +345,8 @@ impl Completer {
         match self.rtt.is_round_trip(now.saturating_since(resent.at)) {
             Some(true) => {
                 self.rtt.was_lost();
-                self.answered = Some((self.probed, Resent { at: now, ..resent }));
+                let count = common.counters.resent_pkts;
+                self.answered = Some((self.probed, Resent { at: now, ..resent }, count));
             }
             Some(false) => self.was_late(now, resent, common),
             None => {}
@@ -301,7 +355,8 @@ impl Completer {
 
     /// An answer to what is answered: if it tells of a packet that was just sent again, both copies arrived.
     fn answered_twice(&mut self, now: Instant, psn: Psn, common: &mut Common) {
-        if let Some((probed, resent)) = self.answered.take()
+        if let Some((probed, resent, count)) = self.answered.take()
+            && count == common.counters.resent_pkts
             && now.saturating_since(resent.at) <= MAX_EARLY
             && psn.since(probed) >= 0
         {
@@ -333,6 +388,11 @@ impl Completer {
                 return self.implied_nak(now, moved, side);
             }
             Syndrome::RnrNak(timer) => return self.receiver_not_ready(now, timer, side),
+            Syndrome::Nak(NakCode::PsnSequenceError) if self.repairs(psn, side) => {
+                side.common.counters.rcvd_seq_err += 1;
+                side.requester.repair.missing(now, psn, self.rtt.reordering());
+                return Ok(());
+            }
             Syndrome::Nak(NakCode::PsnSequenceError) => {
                 self.go_back(now, moved, side)?;
                 side.common.counters.rcvd_seq_err += 1;
@@ -351,6 +411,52 @@ impl Completer {
         Err(Refusal::Fatal { index, failure })
     }
 
+    /// Whether the peer, which waits for `psn`, holds or will report everything that is on its way behind it.
+    fn repairs(&self, psn: Psn, side: &SendSide<'_>) -> bool {
+        side.requester.repair.is_agreed()
+            && side.requester.is_idle()
+            && side.pipeline.is_at_end()
+            && side.pipeline.next().since(psn) < REPORTED as i32
+    }
+
+    /// A report of what the peer holds: it waits for `psn`.
+    pub fn handle_sack(
+        &mut self,
+        now: Instant,
+        psn: Psn,
+        aeth: Aeth,
+        held: u128,
+        mut side: SendSide<'_>,
+    ) -> Result<(), Refusal> {
+        let ahead = psn.since(side.pipeline.oldest());
+        if ahead < 0 || ahead as u32 >= side.pipeline.outstanding() {
+            return Err(DropReason::StaleResponse.into());
+        }
+        let Syndrome::Ack { credits } = aeth.syndrome else {
+            return Err(DropReason::ReservedSyndrome.into());
+        };
+        side.common.counters.rcvd_sacks += 1;
+        side.requester.agree_to_reports();
+        side.requester.grant(aeth.msn, credits);
+        let acknowledged = self.acknowledge(now, psn.add(u32::MAX), &mut side);
+        if acknowledged.read_missing {
+            return self.implied_nak(now, acknowledged.packets > 0, &mut side);
+        }
+        // While everything is sent again, the next acknowledgement tells how far to skip.
+        if !side.requester.is_idle() || !side.pipeline.is_at_end() {
+            return Ok(());
+        }
+        let next = side.pipeline.next();
+        if !side.requester.repair.report(now, psn, held, next, self.rtt.reordering()) {
+            return Err(DropReason::StaleResponse.into());
+        }
+        self.rtt.forget_sample();
+        if let Some((early, Early::GiveUp)) = &mut self.early {
+            *early = now + self.rtt.recovery_timeout(side.common.ack_timeout());
+        }
+        Ok(())
+    }
+
     /// Sends again from the oldest PSN, at once; `moved` if the same packet was progress (IBTA 9.7.5.2.4).
     fn go_back(&mut self, now: Instant, moved: bool, side: &mut SendSide<'_>) -> Result<(), Refusal> {
         let oldest = side.pipeline.oldest();
@@ -364,7 +470,9 @@ impl Completer {
             self.check_retries(now, side)?;
         }
         let read = side.pipeline.queue.oldest().is_some_and(|wqe| wqe.op.is_answered());
-        side.requester.lost(read);
+        side.requester.lost(read, oldest, side.pipeline.next());
+        self.went_back = Some(now);
+        side.requester.repair.clear();
         side.requester.resume();
         side.pipeline.rewind(&side.common.budget);
         self.rtt.forget_sample();
@@ -405,6 +513,7 @@ impl Completer {
             }
         }
         let until = now + timer.delay();
+        side.requester.repair.clear();
         side.pipeline.rewind(&side.common.budget);
         side.requester.wait_for_receiver(until);
         self.rtt.forget_sample();
@@ -435,9 +544,10 @@ impl Completer {
             return Err(bad(side, owner));
         }
         // It acknowledges all sends and writes before it.
+        side.requester.repair.reached(psn.next());
         let acknowledged = self.acknowledge(now, psn.add(u32::MAX), side);
         if side.pipeline.oldest() != psn {
-            return self.implied_nak(now, acknowledged.packets > 0, side);
+            return self.keep(now, psn, owner, &data, acknowledged.packets > 0, mem, side);
         }
         let Some((expected, ends_request)) = side.pipeline.expected_response() else {
             return Err(bad(side, owner));
@@ -460,6 +570,12 @@ impl Completer {
         }
         side.pipeline.answered(&side.common.budget);
         self.progress(now, 0, octets.len() as u64, side);
+        if side.pipeline.has_placed() {
+            // This closed a gap, perhaps: then what came behind it is answered as well.
+            self.acknowledge(now, side.requester.repair.base().add(u32::MAX), side);
+        } else {
+            self.reread = None;
+        }
         Ok(())
     }
 }

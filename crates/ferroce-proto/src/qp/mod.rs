@@ -1,7 +1,9 @@
 //! The queue pair: one state machine, and the roles that its service has.
 
+mod choices;
 mod common;
 mod completer;
+mod congestion;
 mod direct;
 mod iwarp;
 mod local_operations;
@@ -82,8 +84,8 @@ pub enum StreamState {
         /// At least one FPDU came from the peer.
         has_received: bool,
     },
-    /// It is over, by an error or a change of state at this end, or because the peer ended it. What
-    /// [`QueuePair::poll_stream`] still writes, a Terminate at most, is to be sent; then the connection is to be closed.
+    /// It is over, by an error or a change of state at this end, or because the peer ended it. The caller
+    /// sends the octets that [`QueuePair::poll_stream`] still writes, a Terminate at most, and then closes the connection.
     Closing,
 }
 
@@ -203,8 +205,9 @@ impl QueuePair {
             }
             (QpState::Init, QpState::Rtr) => {
                 self.receiving = true;
+                self.common.announces = false;
                 let attr = &self.common.attr;
-                self.roles.begin_receiving(attr.rq_psn, attr.max_dest_rd_atomic);
+                self.roles.begin_receiving(attr.rq_psn, attr.max_dest_rd_atomic, &self.common);
             }
             (QpState::Rtr, QpState::Rts) => self.begin_sending(),
             (QpState::Sqe, QpState::Rts) => self.pipeline.restart(),
@@ -236,7 +239,7 @@ impl QueuePair {
         self.common.receiving.clear();
         if let Some(reliable) = self.roles.reliable_mut() {
             reliable.stop_sending(&self.common);
-            reliable.responder.reset();
+            reliable.responder.reset(&self.common.budget);
         }
         if let Some(stream) = self.roles.stream_mut() {
             *stream = Iwarp::default();
@@ -257,7 +260,7 @@ impl QueuePair {
     /// The queue pair ended: what was to be answered is not.
     fn drop_answers(&mut self) {
         if let Some(reliable) = self.roles.reliable_mut() {
-            reliable.responder.drop_answers();
+            reliable.responder.drop_answers(&self.common.budget);
         }
     }
 
@@ -335,7 +338,7 @@ impl QueuePair {
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
         self.common.counters.rcvd_pkts += 1;
-        self.common.counters.rcvd_ecn_marked += u64::from(from.traffic_class & 3 == 3);
+        self.common.counters.rcvd_ecn_marked += u64::from(from.is_marked());
         let result = self.dispatch(now, from, packet, source, mem);
         if let Err(reason) = result {
             self.common.counters.dropped_pkts += 1;
@@ -442,7 +445,7 @@ impl QueuePair {
 
     /// When to call [`handle_timeout`](Self::handle_timeout) next; `None` if there is nothing to wait for.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.roles.reliable().and_then(Reliable::timeout)
+        self.roles.reliable().and_then(|reliable| reliable.timeout(&self.common))
     }
 
     /// Whether one ACK is all there is to send. It may wait a little for a request to go with: what the application posts
@@ -587,8 +590,9 @@ impl QueuePair {
 }
 
 impl Drop for QueuePair {
-    /// Returns its data in flight to the process's budget.
+    /// Returns its data in flight and its held requests to the process's budget.
     fn drop(&mut self) {
+        self.drop_answers();
         self.stop_sending();
     }
 }

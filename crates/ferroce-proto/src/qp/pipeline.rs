@@ -1,13 +1,17 @@
 //! How far the send queue was sent and answered.
 
+mod placed;
+
 use ferroce_wire::Psn;
+
+use self::placed::Placed;
 
 use super::send_queue::{SendQueue, SendWqe, packets};
 use crate::budget::Account;
 use crate::{Budget, SendOp};
 
 /// Charged for each packet beside its payload: headers, and what a receive buffer spends on a datagram.
-const PACKET_OVERHEAD: u64 = 256;
+pub(super) const PACKET_OVERHEAD: u64 = 256;
 /// A PSN window is half of the circle (IBTA 9.7.2).
 const MAX_OUTSTANDING: u32 = 1 << 23;
 
@@ -78,6 +82,8 @@ pub(crate) struct Pipeline {
     mtu: u32,
     read_chunk: u32,
     destination: Account,
+    /// Responses that came behind a gap.
+    placed: Placed,
 }
 
 /// The messages of a requester that are on their way, and those that have not begun to leave.
@@ -105,6 +111,8 @@ pub(crate) struct Acknowledged {
     pub packets: u32,
     /// Octets of sends and writes newly answered, as charged.
     pub data: u64,
+    /// Octets of responses that are in their place already and were not counted before.
+    pub reads: u64,
     /// A READ or atomic at or before the acknowledged PSN is still unanswered.
     pub read_missing: bool,
 }
@@ -123,6 +131,7 @@ impl Pipeline {
             mtu: 256,
             read_chunk: 1,
             destination: Account::Destination(0),
+            placed: Placed::new(),
         }
     }
 
@@ -130,6 +139,7 @@ impl Pipeline {
     pub fn begin(&mut self, psn: Psn, mtu: u32, read_chunk: u32, destination: Account) {
         (self.oldest, self.next) = (psn, psn);
         self.has_sent = false;
+        self.placed.clear();
         (self.mtu, self.read_chunk, self.destination) = (mtu, read_chunk.max(1), destination);
         self.cursor = self.oldest_position();
     }
@@ -241,6 +251,56 @@ impl Pipeline {
         })
     }
 
+    /// The PSN at the cursor.
+    pub fn cursor_psn(&self) -> Psn {
+        match self.queue.get(self.cursor.wqe) {
+            Some(wqe) if self.cursor.wqe < self.queue.started() => wqe.first_psn.add(self.cursor.packet),
+            _ => self.next,
+        }
+    }
+
+    /// Whether everything that was sent counts as on its way: no retry puts packets between.
+    pub fn is_at_end(&self) -> bool {
+        self.cursor_psn() == self.next
+    }
+
+    /// The request that covers a PSN which was sent, to be sent once more: of a READ what is unanswered from the beginning of its
+    /// request on.
+    pub fn covering(&self, psn: Psn) -> Option<Piece> {
+        if psn.since(self.oldest) < 0 || psn.since(self.next) >= 0 {
+            return None;
+        }
+        let index = self.owner(psn)?;
+        let wqe = *self.queue.get(index)?;
+        let packet = psn.since(wqe.first_psn) as u32;
+        let (from, end) = match wqe.op {
+            SendOp::Read { .. } => {
+                let start = packet / self.read_chunk * self.read_chunk;
+                let answered = self.oldest.since(wqe.first_psn).max(0) as u32;
+                (start.max(answered), self.chunk_end(packet, wqe.packets))
+            }
+            _ => (packet, packet + 1),
+        };
+        Some(self.cut(index, wqe, wqe.first_psn.add(from), from, end))
+    }
+
+    /// The piece of a WQE from packet `packet` to before `end`.
+    fn cut(&self, index: u64, wqe: SendWqe, psn: Psn, packet: u32, end: u32) -> Piece {
+        let octets = |packet: u32| (u64::from(packet) * u64::from(self.mtu)).min(u64::from(wqe.length));
+        Piece {
+            index,
+            psn,
+            packet,
+            count: end - packet,
+            total: packets(wqe.length, self.mtu),
+            offset: octets(packet) as u32,
+            len: (octets(end) - octets(packet)) as u32,
+            starts: index >= self.queue.started(),
+            charge: self.charge(wqe.length, packet, end),
+            wqe,
+        }
+    }
+
     /// The packet after the last one of the READ request that covers `packet`.
     fn chunk_end(&self, packet: u32, total: u32) -> u32 {
         (packet / self.read_chunk).saturating_add(1).saturating_mul(self.read_chunk).min(total)
@@ -307,7 +367,7 @@ impl Pipeline {
     }
 
     /// All sends and writes up to `through` were received. Stops at a READ or atomic: it is answered by its response
-    /// alone (IBTA 9.7.5.1.1).
+    /// alone (IBTA 9.7.5.1.1). Passes responses that came behind a gap.
     pub fn acknowledge(&mut self, through: Psn, budget: &Budget) -> Acknowledged {
         let mut acknowledged = Acknowledged::default();
         // The counter is the process's: one change for all the messages.
@@ -315,6 +375,12 @@ impl Pipeline {
         while let Some(&wqe) = self.queue.oldest() {
             if through.since(self.oldest) < 0 {
                 break;
+            }
+            if wqe.op.is_answered() && self.placed.contains(self.oldest) {
+                acknowledged.packets += 1;
+                acknowledged.reads += self.expected_response().map_or(0, |(piece, _)| u64::from(piece.len));
+                self.answered(budget);
+                continue;
             }
             if wqe.op.is_answered() {
                 acknowledged.read_missing = true;
@@ -332,9 +398,44 @@ impl Pipeline {
         acknowledged
     }
 
+    /// Notes a response behind a gap. `false` if it came before, or is too far ahead.
+    pub fn place(&mut self, psn: Psn) -> bool {
+        self.placed.put(psn, psn.since(self.oldest) as u32)
+    }
+
+    /// Whether a response behind a gap is in its place before the gap has closed.
+    pub const fn has_placed(&self) -> bool {
+        !self.placed.is_empty()
+    }
+
+    /// Whether a response behind a gap is in its place.
+    pub fn is_placed(&self, psn: Psn) -> bool {
+        self.placed.contains(psn)
+    }
+
+    /// The first PSN from `from` to before `to` whose response is missing, and the request for it and what follows in the same request.
+    pub fn missing_response(&self, from: Psn, to: Psn) -> Option<Piece> {
+        let mut psn = from;
+        while to.since(psn) > 0 {
+            let index = self.owner(psn)?;
+            let wqe = *self.queue.get(index)?;
+            if !wqe.op.is_answered() {
+                psn = wqe.last_psn().next();
+            } else if self.placed.contains(psn) {
+                psn = psn.next();
+            } else {
+                let packet = psn.since(wqe.first_psn) as u32;
+                let end = self.chunk_end(packet, wqe.packets);
+                return Some(self.cut(index, wqe, psn, packet, end));
+            }
+        }
+        None
+    }
+
     /// The next packet of the READ or atomic that is oldest was answered.
     pub fn answered(&mut self, budget: &Budget) {
         if let Some(&wqe) = self.queue.oldest() {
+            self.placed.remove(self.oldest);
             let charge = self.retire(&wqe, 1);
             let account = if wqe.op.is_answered() { Account::Reads } else { self.destination };
             budget.give_back(account, charge.in_flight);
@@ -372,21 +473,14 @@ impl Pipeline {
 
     /// Whether a read response packet for the oldest PSN ends its READ request, and its length.
     pub fn expected_response(&self) -> Option<(Piece, bool)> {
-        let wqe = *self.queue.oldest()?;
-        let packet = self.oldest.since(wqe.first_psn) as u32;
-        let octets = |packet: u32| (u64::from(packet) * u64::from(self.mtu)).min(u64::from(wqe.length));
-        let piece = Piece {
-            index: self.queue.done(),
-            wqe,
-            psn: self.oldest,
-            packet,
-            count: 1,
-            total: wqe.packets,
-            offset: octets(packet) as u32,
-            len: (octets(packet + 1) - octets(packet)) as u32,
-            starts: false,
-            charge: 0,
-        };
+        self.response(self.queue.done(), self.oldest)
+    }
+
+    /// The same for any PSN of a WQE that was sent.
+    pub fn response(&self, index: u64, psn: Psn) -> Option<(Piece, bool)> {
+        let wqe = *self.queue.get(index)?;
+        let packet = psn.since(wqe.first_psn) as u32;
+        let piece = self.cut(index, wqe, psn, packet, packet + 1);
         Some((piece, self.chunk_end(packet, wqe.packets) == packet + 1))
     }
 
@@ -417,6 +511,7 @@ impl Pipeline {
         self.give_back(budget);
         self.queue.clear();
         self.reads_pending = 0;
+        self.placed.clear();
         self.oldest = self.next;
         self.cursor = self.oldest_position();
     }

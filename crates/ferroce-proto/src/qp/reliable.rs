@@ -1,13 +1,19 @@
 //! The roles of a reliable queue pair: requester, completer and responder together.
 
-use ferroce_wire::{Instant, Psn, Response, TxBatch};
+use core::time::Duration;
+
+use ferroce_wire::{Aeth, Bth, IcrcStatus, Instant, Operation, Packet, Psn, RcPacket, Response, TxBatch};
 
 use super::common::Common;
 use super::completer::{Completer, Refusal, SendSide};
+use super::congestion::{Limiter, Notifier};
 use super::pipeline::Pipeline;
 use super::requester::Requester;
 use super::responder::{Drained, Responder};
-use crate::{DropReason, Memory, QpState};
+use crate::{CongestionControl, DropReason, Memory, MemoryError, QpState, SelectiveRepeat};
+
+/// The round trip time if a CNP comes before any was measured.
+const GUESSED_ROUND_TRIP: Duration = Duration::from_micros(100);
 
 /// Serves requests, sends them, and waits for their answers.
 #[derive(Debug)]
@@ -15,6 +21,7 @@ pub(crate) struct Reliable {
     pub requester: Requester,
     pub completer: Completer,
     pub responder: Responder,
+    notifier: Notifier,
     /// Requests went before an ACK that then found no room: it is its turn.
     ack_passed_over: bool,
     /// A lone ACK leaves before requests.
@@ -29,6 +36,7 @@ impl Reliable {
             requester: Requester::new(seed),
             completer: Completer::new(),
             responder: Responder::new(),
+            notifier: Notifier::default(),
             ack_passed_over: false,
             ack_first: false,
             ack_delayed: false,
@@ -52,6 +60,40 @@ impl Reliable {
         completer.handle_response(now, psn, response, mem, SendSide { common, pipeline, requester })
     }
 
+    /// A packet of the peer has the bit that offers selective repeat, or in an answer agrees to it.
+    pub fn note_extension(&mut self, common: &mut Common, op: &Operation<'_>) {
+        if common.selective_repeat != SelectiveRepeat::Offered {
+            return;
+        }
+        match op {
+            Operation::Rc(RcPacket::Request(_)) | Operation::Xrc { packet: RcPacket::Request(_), .. } => {
+                common.announces = true;
+                self.responder.report_held();
+            }
+            Operation::Rc(RcPacket::Response(_)) | Operation::Xrc { packet: RcPacket::Response(_), .. } => {
+                self.requester.agree_to_reports();
+            }
+            Operation::Uc(_) | Operation::Ud(_) | Operation::Cnp | Operation::Sack { .. } => {}
+        }
+    }
+
+    /// Takes the peer's report of held requests.
+    pub fn handle_sack(
+        &mut self,
+        now: Instant,
+        psn: Psn,
+        aeth: Aeth,
+        held: u128,
+        common: &mut Common,
+        pipeline: &mut Pipeline,
+    ) -> Result<(), Refusal> {
+        if !matches!(common.state(), QpState::Rts | QpState::Sqd) {
+            return Err(DropReason::State.into());
+        }
+        let Self { requester, completer, .. } = self;
+        completer.handle_sack(now, psn, aeth, held, SendSide { common, pipeline, requester })
+    }
+
     /// Runs the timers that are due at `now`.
     pub fn handle_timeout(
         &mut self,
@@ -59,14 +101,21 @@ impl Reliable {
         common: &mut Common,
         pipeline: &mut Pipeline,
     ) -> Result<(), Refusal> {
-        let Self { requester, completer, .. } = self;
+        let Self { requester, completer, responder, .. } = self;
+        responder.handle_timeout(now, &common.budget);
         requester.handle_timeout(now);
+        common.paced.take_if(|at| *at <= now);
+        if let Some(limiter) = &mut common.limiter {
+            limiter.handle_timeout(now);
+        }
         completer.handle_timeout(now, SendSide { common, pipeline, requester })
     }
 
     /// When to call [`Self::handle_timeout`] next.
-    pub fn timeout(&self) -> Option<Instant> {
-        [self.requester.timeout(), self.completer.timeout()].into_iter().flatten().min()
+    pub fn timeout(&self, common: &Common) -> Option<Instant> {
+        let timeouts =
+            [self.requester.timeout(), self.completer.timeout(), self.responder.timeout(), common.paced];
+        timeouts.into_iter().flatten().min()
     }
 
     /// Whether one ACK is all there is to send.
@@ -98,14 +147,27 @@ impl Reliable {
         out: &mut TxBatch<'_>,
     ) -> u32 {
         let held = self.delays_ack();
-        let Self { requester, completer, responder, ack_passed_over, ack_first, ack_delayed: _ } = self;
+        let Self { requester, completer, responder, notifier, ack_passed_over, ack_first, ack_delayed: _ } =
+            self;
+        common.paced = None;
+        if common.limiter.as_ref().is_some_and(|limiter| limiter.is_over(now)) {
+            common.limiter = None;
+        }
+        let mut notices = 0;
+        if notifier.is_due() {
+            if !push_cnp(common, out) {
+                return 0;
+            }
+            notifier.sent();
+            notices = 1;
+        }
         // A lone ACK is shorter than almost every request, and only the last packet of a batch may be shorter: behind
         // the requests it shares their system call. Requests and answers are not ordered with each other.
         let ack_last = responder.only_ack_pending() && !*ack_first && !*ack_passed_over && !held;
         let (mut answers, drained) =
-            if ack_last || held { (0, Drained::Empty) } else { responder.transmit(common, mem, out) };
+            if ack_last || held { (0, Drained::Empty) } else { responder.transmit(now, common, mem, out) };
         let mut requests = 0;
-        if drained == Drained::Empty {
+        if matches!(drained, Drained::Empty | Drained::Paced) {
             let before = pipeline.next();
             requests = requester.transmit(now, common, pipeline, mem, out);
             if requests > 0 {
@@ -113,10 +175,54 @@ impl Reliable {
             }
         }
         if ack_last {
-            (answers, _) = responder.transmit(common, mem, out);
+            (answers, _) = responder.transmit(now, common, mem, out);
         }
         *ack_passed_over = ack_last && answers == 0;
-        answers + requests
+        notices + answers + requests
+    }
+
+    /// A packet of the peer's requester, or data for ours, came marked as having met congestion: the peer is to be told. If it is
+    /// data that this end asked for, this end asks for less at once.
+    pub fn marked(
+        &mut self,
+        now: Instant,
+        psn: Psn,
+        op: &RcPacket<'_>,
+        common: &Common,
+        pipeline: &Pipeline,
+    ) {
+        match op {
+            RcPacket::Request(_) => {}
+            RcPacket::Response(response) if !response.payload().is_empty() => {
+                self.requester.read_congested(psn, pipeline.next());
+            }
+            RcPacket::Response(_) => return,
+        }
+        if common.congestion == CongestionControl::Full {
+            self.notifier.marked(now);
+        }
+    }
+
+    /// A CNP: what this end sends is too much for the network.
+    pub fn congested(&mut self, now: Instant, common: &mut Common, pipeline: &Pipeline) {
+        common.counters.rcvd_cnps += 1;
+        if common.congestion == CongestionControl::Off {
+            common.counters.rp_cnp_ignored += 1;
+            return;
+        }
+        let round_trip = self.completer.round_trip().unwrap_or(GUESSED_ROUND_TRIP);
+        let cuts = match &mut common.limiter {
+            Some(limiter) => limiter.notified(now, round_trip),
+            None => {
+                let octets = pipeline.flight().data.max(self.requester.window() / 2);
+                common.limiter = Some(Limiter::new(now, octets, round_trip));
+                true
+            }
+        };
+        match cuts {
+            true => common.counters.rp_cnp_handled += 1,
+            false => common.counters.rp_cnp_ignored += 1,
+        }
     }
 
     pub fn begin_sending(&mut self, common: &Common) {
@@ -129,4 +235,16 @@ impl Reliable {
         self.requester.stop(common);
         self.completer.stop();
     }
+}
+
+/// Writes a CNP to the peer; whether there was room.
+fn push_cnp(common: &mut Common, out: &mut TxBatch<'_>) -> bool {
+    let bth = Bth { becn: true, ..common.bth(Psn::new(0)) };
+    let head = Packet { bth, op: Operation::Cnp, icrc: IcrcStatus::Checked };
+    let pushed = out.push(&common.attr.path, &head, 0, |_| Ok::<(), MemoryError>(()));
+    if pushed.is_ok() {
+        common.counters.sent_pkts += 1;
+        common.counters.np_cnp_sent += 1;
+    }
+    pushed.is_ok()
 }

@@ -1,21 +1,24 @@
 //! The requester: sends what was posted, in order, as far as windows allow.
 
+mod again;
+mod headers;
+mod repair;
 mod window;
 
 use core::time::Duration;
 
-use ferroce_wire::{
-    AtomicEth, CreditCode, IcrcStatus, Instant, Msn, Packet, PushError, RcPacket, Request, Reth, SendTail,
-    Ssn, TxBatch,
-};
+use ferroce_wire::{CreditCode, IcrcStatus, Instant, Msn, Packet, Psn, PushError, RcPacket, Ssn, TxBatch};
 
+pub(super) use self::headers::request;
+pub(crate) use self::repair::REPORTED;
+use self::repair::Repair;
 use self::window::Window;
 use super::common::Common;
 use super::local_operations;
-use super::pipeline::{Piece, Pipeline};
+use super::pipeline::{PACKET_OVERHEAD, Piece, Pipeline};
 use super::send_queue::Failure;
 use crate::budget::Account;
-use crate::{Memory, QpState, SendOp, Service, WcStatus};
+use crate::{Memory, QpState, SelectiveRepeat, SendOp, Service, WcStatus};
 
 /// Largest first window in octets; at most an eighth of the receive buffer.
 const START_WINDOW: u64 = 64 << 10;
@@ -44,6 +47,20 @@ const ACK_EVERY: u64 = 4;
 pub(crate) struct Requester {
     data: Window,
     reads: Window,
+    /// The windows before the last NAK, in case it was needless.
+    before: (Window, Window),
+    /// One cut a round trip: a loss before this PSN belongs to the last one.
+    recovery: Psn,
+    /// Packets lost since then, where only those are sent again.
+    losses: u32,
+    /// The newest answer came late: packets wait in queues.
+    queueing: bool,
+    /// The requests that the peer reports to hold, and those that are sent again for it.
+    pub repair: Repair,
+    /// The newest packet is sent once more, to learn what is missing before it.
+    probe_newest: bool,
+    /// Responses from the first PSN to before the second are missing and asked for again.
+    reread: (Psn, Psn),
     /// After a timeout: one packet, then wait for an answer.
     probing: bool,
     /// It did not come: nothing until the next timeout.
@@ -98,6 +115,13 @@ impl Requester {
         Self {
             data: Window::new(0, 0, 0),
             reads: Window::new(0, 0, 0),
+            before: (Window::new(0, 0, 0), Window::new(0, 0, 0)),
+            recovery: Psn::new(0),
+            losses: 0,
+            queueing: false,
+            repair: Repair::new(Psn::new(0), false),
+            probe_newest: false,
+            reread: (Psn::new(0), Psn::new(0)),
             probing: false,
             parked: false,
             rnr_until: None,
@@ -123,6 +147,8 @@ impl Requester {
                 floor,
                 common.budget.read_limit(),
             ),
+            recovery: common.attr.sq_psn,
+            repair: Repair::new(common.attr.sq_psn, common.selective_repeat == SelectiveRepeat::Agreed),
             ..Self::new(self.random)
         };
     }
@@ -164,6 +190,11 @@ impl Requester {
         if self.rnr_until.is_some() || self.parked || (self.probing && !pipeline.is_rewound()) {
             return Step::Idle;
         }
+        if self.repeats()
+            && let Some(piece) = self.next_again(pipeline)
+        {
+            return self.send_again(&piece, common, pipeline, mem, out);
+        }
         if !local_operations::run(common, pipeline, mem) {
             return Step::Idle;
         }
@@ -188,10 +219,11 @@ impl Requester {
             }
         }
         let account = account(&piece, pipeline);
-        match self.push(&piece, common, pipeline, mem, out) {
+        match self.push(&piece, false, common, pipeline, mem, out) {
             Ok(()) => {}
             Err(PushError::Full) => {
                 common.budget.give_back(account, piece.charge);
+                give_back_tokens(common, &piece);
                 return Step::Full;
             }
             Err(error) => {
@@ -300,7 +332,13 @@ impl Requester {
     }
 
     /// Takes the piece's charge, or says what it waits for.
-    fn admit(&self, now: Instant, piece: &Piece, common: &Common, pipeline: &Pipeline) -> Result<(), Gate> {
+    fn admit(
+        &self,
+        now: Instant,
+        piece: &Piece,
+        common: &mut Common,
+        pipeline: &Pipeline,
+    ) -> Result<(), Gate> {
         let flight = pipeline.flight();
         let budget = &common.budget;
         let waited = self.blocked.is_some() || self.turn > 0;
@@ -315,7 +353,17 @@ impl Requester {
             }
             has_turn && budget.take(account, piece.charge, waited)
         } else {
-            if !self.data.admits(flight.data, piece.charge) {
+            // The peer holds a part of what is charged as in flight.
+            let held = u64::from(self.repair.held()) * full_charge(common);
+            if !self.data.admits(flight.data.saturating_sub(held), piece.charge)
+                || self.repair.is_beyond(piece.psn)
+            {
+                return Err(Gate::Answer);
+            }
+            if let Some(limiter) = &mut common.limiter
+                && !limiter.admits(now, piece.charge, flight.data)
+            {
+                common.paced = limiter.timeout();
                 return Err(Gate::Answer);
             }
             let stopped = self.blocked.map_or(Duration::ZERO, |blocked| now.saturating_since(blocked.since));
@@ -327,12 +375,17 @@ impl Requester {
                 has_turn && budget.take(account, piece.charge, waited)
             }
         };
-        if taken { Ok(()) } else { Err(Gate::Budget) }
+        if taken {
+            return Ok(());
+        }
+        give_back_tokens(common, piece);
+        Err(Gate::Budget)
     }
 
     fn push(
         &mut self,
         piece: &Piece,
+        asks: bool,
         common: &Common,
         pipeline: &Pipeline,
         mem: &impl Memory,
@@ -340,11 +393,19 @@ impl Requester {
     ) -> Result<(), PushError<crate::MemoryError>> {
         let mut bth = common.bth(piece.psn);
         let since = self.since_ack_req + piece.charge;
-        bth.ack_req = piece.is_last()
+        // The reaction point may permit less than the window.
+        let window = common
+            .limiter
+            .as_ref()
+            .map_or(u64::MAX, |limiter| limiter.flight_limit(piece.charge))
+            .min(self.data.size());
+        bth.ack_req = asks
+            || piece.is_last()
             || piece.wqe.op.is_answered()
             || self.probing
-            || since >= self.data.size() / ACK_EVERY
-            || !self.data.admits(pipeline.flight().data + piece.charge, piece.charge);
+            || since >= window / ACK_EVERY
+            || pipeline.flight().data + 2 * piece.charge > window;
+        bth.extended = bth.ack_req && common.selective_repeat == SelectiveRepeat::Offered;
         bth.solicited = piece.wqe.solicited && piece.is_last() && piece.wqe.op.takes_receive();
         let queue = match common.service() {
             Service::XrcInitiator => pipeline.queue.srq(piece.index),
@@ -374,27 +435,74 @@ impl Requester {
     }
 
     /// Answers came for `data` octets of sends and writes and `reads` octets of reads; `queueing` if they came late.
-    pub fn answered(&mut self, data: u64, reads: u64, queueing: bool, common: &Common) {
+    pub fn answered(&mut self, oldest: Psn, data: u64, reads: u64, queueing: bool, common: &Common) {
+        if oldest.since(self.recovery) > 0 {
+            self.recovery = oldest;
+        }
         // An answer to what the receiver was not ready for: a duplicate of it got through.
         (self.probing, self.parked, self.rnr_until) = (false, false, None);
+        self.probe_newest = false;
         self.unblock(common);
+        self.queueing = queueing;
         self.data.grow(data, queueing);
         self.reads.grow(reads, queueing);
     }
 
-    /// Something was lost: the oldest is a read or atomic, or not.
-    pub fn lost(&mut self, read: bool) {
-        if read { self.reads.shrink() } else { self.data.shrink() }
+    /// The packet `psn` was lost: a read or atomic, or not; `next` was never sent. The windows shrink once for all that is on its way.
+    pub fn lost(&mut self, read: bool, psn: Psn, next: Psn) {
+        self.before = (self.data, self.reads);
+        if psn.since(self.recovery) >= 0 {
+            self.recovery = next;
+            if read { self.reads.shrink() } else { self.data.shrink() }
+        }
     }
 
-    /// A congestion notification: what is sent is too much for the network.
-    pub fn congested(&mut self) {
-        self.data.shrink();
+    /// It was not lost: the windows are as before.
+    pub const fn undo_cut(&mut self) {
+        (self.data, self.reads) = self.before;
+    }
+
+    /// Asks again for the responses that are missing from `from` to before `to`.
+    pub const fn reread(&mut self, from: Psn, to: Psn) {
+        if self.reread.1.since(self.reread.0) <= 0 {
+            self.reread.0 = from;
+        }
+        self.reread.1 = to;
+    }
+
+    /// The peer reports what it holds from now on.
+    pub const fn agree_to_reports(&mut self) {
+        self.repair.agree();
+    }
+
+    /// The READ response `psn` came marked; `next` was never sent. The window shrinks once for all that is on its way.
+    pub fn read_congested(&mut self, psn: Psn, next: Psn) {
+        if psn.since(self.recovery) >= 0 {
+            self.recovery = next;
+            self.reads.shrink();
+        }
+    }
+
+    /// Octets of sends and writes that may be on their way.
+    pub const fn window(&self) -> u64 {
+        self.data.size()
     }
 
     /// A timeout: from now on one packet until there is an answer.
     pub fn probe(&mut self) {
+        self.forget_again();
         (self.probing, self.parked) = (true, false);
+    }
+
+    /// Everything is sent again, in order.
+    const fn forget_again(&mut self) {
+        self.probe_newest = false;
+        self.reread.0 = self.reread.1;
+    }
+
+    /// Silence: the newest packet once more, or what the peer's last report says is lost.
+    pub fn probe_newest(&mut self) {
+        self.probe_newest = !self.repair.retry();
     }
 
     /// The answer to a probe did not come: nothing more until the next timeout.
@@ -408,6 +516,7 @@ impl Requester {
 
     /// A NAK asks for everything from the oldest: no more probing.
     pub fn resume(&mut self) {
+        self.forget_again();
         (self.probing, self.parked) = (false, false);
     }
 
@@ -443,74 +552,37 @@ impl Requester {
         {
             blocked.retry = None;
         }
+        self.repair.handle_timeout(now);
         self.rnr_until.take_if(|until| *until <= now).is_some()
     }
 
     pub fn timeout(&self) -> Option<Instant> {
-        [self.rnr_until, self.blocked.and_then(|blocked| blocked.retry)].into_iter().flatten().min()
+        let retry = self.blocked.and_then(|blocked| blocked.retry);
+        [self.rnr_until, retry, self.repair.timeout()].into_iter().flatten().min()
     }
 
     pub fn stop(&mut self, common: &Common) {
+        self.repair.clear();
         self.rnr_until = None;
         self.resume();
         self.unblock(common);
     }
 }
 
-fn account(piece: &Piece, pipeline: &Pipeline) -> Account {
-    if piece.wqe.op.is_answered() { Account::Reads } else { pipeline.destination() }
+/// The packet did not leave: the limiter's tokens for it are there again.
+fn give_back_tokens(common: &mut Common, piece: &Piece) {
+    if let Some(limiter) = &mut common.limiter
+        && !piece.wqe.op.is_answered()
+    {
+        limiter.give_back(piece.charge);
+    }
 }
 
-/// The headers of a piece; the payload is written by the batch.
-pub(super) fn request(piece: &Piece) -> Request<'static> {
-    let payload: &[u8] = &[];
-    let (first, last) = (piece.packet == 0, piece.is_last());
-    let send = |tail| match (first, last) {
-        (true, true) => Request::SendOnly { payload, tail },
-        (true, false) => Request::SendFirst { payload },
-        (false, false) => Request::SendMiddle { payload },
-        (false, true) => Request::SendLast { payload, tail },
-    };
-    let write = |remote: crate::Remote, imm| {
-        let reth = Reth { va: remote.addr, rkey: remote.rkey, dma_len: piece.wqe.length };
-        match (first, last) {
-            (true, true) => Request::WriteOnly { reth, payload, imm },
-            (true, false) => Request::WriteFirst { reth, payload },
-            (false, false) => Request::WriteMiddle { payload },
-            (false, true) => Request::WriteLast { payload, imm },
-        }
-    };
-    let atomic = |remote: crate::Remote, swap_or_add, compare| AtomicEth {
-        va: remote.addr,
-        rkey: remote.rkey,
-        swap_or_add,
-        compare,
-    };
-    match piece.wqe.op {
-        // A local operation never gets here; see `local_operations::run`.
-        SendOp::Send | SendOp::LocalInvalidate(_) | SendOp::BindMw(_) => send(SendTail::None),
-        SendOp::SendImm(imm) => send(SendTail::Imm(imm)),
-        SendOp::SendInvalidate(rkey) => send(SendTail::Invalidate(rkey)),
-        SendOp::Write { remote } => write(remote, None),
-        SendOp::WriteImm { remote, imm } => write(remote, Some(imm)),
-        SendOp::Read { remote } => Request::ReadRequest {
-            reth: Reth {
-                va: remote.addr.wrapping_add(u64::from(piece.offset)),
-                rkey: remote.rkey,
-                dma_len: piece.len,
-            },
-        },
-        SendOp::CompareSwap { remote, compare, swap } => {
-            Request::CompareSwap { atomic: atomic(remote, swap, compare) }
-        }
-        SendOp::AtomicWrite { remote, .. } => {
-            let reth = Reth { va: remote.addr, rkey: remote.rkey, dma_len: piece.wqe.length };
-            Request::AtomicWrite { reth, payload }
-        }
-        SendOp::Flush { remote, length, feth } => {
-            let reth = Reth { va: remote.addr, rkey: remote.rkey, dma_len: length };
-            Request::Flush { feth, reth }
-        }
-        SendOp::FetchAdd { remote, add } => Request::FetchAdd { atomic: atomic(remote, add, 0) },
-    }
+/// The charge of a full packet.
+fn full_charge(common: &Common) -> u64 {
+    u64::from(common.mtu()) + PACKET_OVERHEAD
+}
+
+fn account(piece: &Piece, pipeline: &Pipeline) -> Account {
+    if piece.wqe.op.is_answered() { Account::Reads } else { pipeline.destination() }
 }

@@ -1,29 +1,47 @@
 //! The responder: checks requests, executes them once, and answers.
 
 mod checks;
+mod held;
 mod replies;
 mod resources;
+mod turn;
 
-use ferroce_wire::{Bth, Imm, Msn, NakCode, Psn, Request, Reth, Rkey, SendTail, Syndrome, TxBatch};
+use ferroce_wire::{
+    Bth, Imm, Instant, Msn, NakCode, Psn, PushError, Request, Reth, Rkey, SendTail, Syndrome, TxBatch,
+};
 
 use self::checks::{ACCESS, BAD_INVALIDATE, Fault, INVALID, OWN_FAULT, Refusal, Target};
+use self::held::Held;
 pub(crate) use self::replies::Drained;
 use self::replies::{ReadReply, Replies, Reply};
 use self::resources::{Kind, Resource, Resources};
 use super::common::Common;
 use super::receiving::{Message, SharedQueues};
 use super::send_queue::packets;
-use crate::{AsyncEvent, Domain, DropReason, Memory, MemoryError, QpState, ReceiveSource, WcStatus};
+use crate::{
+    AsyncEvent, Budget, Domain, DropReason, Memory, MemoryError, QpState, ReceiveSource, SelectiveRepeat,
+    WcStatus,
+};
 
-/// Executes requests. It needs no timer.
+/// Executes requests. Its timer gives up requests that it holds.
 #[derive(Debug)]
 pub(crate) struct Responder {
     expected: Psn,
     msn: Msn,
     /// A sequence or RNR NAK was sent for the expected PSN; the next waits until it came.
     nak_sent: bool,
+    /// It was an RNR NAK: requests behind it are not held, the peer was told to wait.
+    not_ready: bool,
     /// A message whose last packet has not come.
     message: Option<Message>,
+    /// Requests ahead of the expected PSN.
+    held: Held,
+    /// When they are given up; `None` while none is held.
+    hold_deadline: Option<Instant>,
+    /// The peer agreed to reports of what is held.
+    reports: bool,
+    /// One is to be sent.
+    report_due: bool,
     resources: Resources,
     replies: Replies,
     /// In whose memory the request at hand looks for remote keys, if not in the queue pair's: XRC.
@@ -36,7 +54,12 @@ impl Responder {
             expected: Psn::new(0),
             msn: Msn::new(0),
             nak_sent: false,
+            not_ready: false,
             message: None,
+            held: Held::default(),
+            hold_deadline: None,
+            reports: false,
+            report_due: false,
             resources: Resources::new(0),
             replies: Replies::new(0),
             domain: None,
@@ -44,8 +67,9 @@ impl Responder {
     }
 
     /// Begins to serve: the first PSN, and how many reads and atomics the peer may have outstanding.
-    pub fn begin(&mut self, psn: Psn, depth: u8) {
-        self.reset();
+    pub fn begin(&mut self, psn: Psn, depth: u8, common: &Common) {
+        self.reset(&common.budget);
+        self.reports = common.selective_repeat == SelectiveRepeat::Agreed;
         self.expected = psn;
         self.set_depth(depth);
     }
@@ -58,8 +82,10 @@ impl Responder {
         self.replies.resize(depth);
     }
 
-    pub fn reset(&mut self) {
-        (self.msn, self.nak_sent, self.message) = (Msn::new(0), false, None);
+    pub fn reset(&mut self, budget: &Budget) {
+        self.reports = false;
+        self.drop_held(budget);
+        (self.msn, self.nak_sent, self.not_ready, self.message) = (Msn::new(0), false, false, None);
         self.resources.clear();
         self.replies.clear();
     }
@@ -68,8 +94,51 @@ impl Responder {
         self.expected
     }
 
-    /// Executes a request, or says what becomes of it. `Err` counts it as dropped.
+    /// Executes or holds a request, or says what becomes of it. `Err` counts it as dropped. Executes held requests whose turn
+    /// has come.
     pub fn handle_request(
+        &mut self,
+        now: Instant,
+        common: &mut Common,
+        bth: &Bth,
+        request: &Request<'_>,
+        queues: &mut SharedQueues<'_, impl ReceiveSource>,
+        mem: &mut impl Memory,
+    ) -> Result<(), DropReason> {
+        if !self.has_room(common) {
+            return Err(DropReason::Backlog);
+        }
+        let result = self.handle_one(common, bth, request, queues, mem);
+        if !self.held.is_empty() {
+            self.execute_held(now, common, queues, mem);
+        }
+        result
+    }
+
+    /// The peer understands reports of what is held.
+    pub const fn report_held(&mut self) {
+        self.reports = true;
+    }
+
+    /// Whether any request can be answered and completed now.
+    fn has_room(&self, common: &Common) -> bool {
+        self.replies.has_room() && common.receiving.has_room()
+    }
+
+    /// When to call [`Self::handle_timeout`] next.
+    pub const fn timeout(&self) -> Option<Instant> {
+        self.hold_deadline
+    }
+
+    /// Gives up held requests that waited too long for what is missing before them.
+    pub fn handle_timeout(&mut self, now: Instant, budget: &Budget) {
+        if self.hold_deadline.is_some_and(|deadline| deadline <= now) {
+            self.drop_held(budget);
+        }
+    }
+
+    /// Executes a request if it is its turn.
+    fn handle_one(
         &mut self,
         common: &mut Common,
         bth: &Bth,
@@ -77,12 +146,9 @@ impl Responder {
         queues: &mut SharedQueues<'_, impl ReceiveSource>,
         mem: &mut impl Memory,
     ) -> Result<(), DropReason> {
-        if !self.replies.has_room() || !common.receiving.has_room() {
-            return Err(DropReason::Backlog);
-        }
         let refusal = match self.respond(common, bth, request, queues, mem) {
             Ok(()) => {
-                self.nak_sent = false;
+                (self.nak_sent, self.not_ready) = (false, false);
                 common.processed();
                 return Ok(());
             }
@@ -100,11 +166,11 @@ impl Responder {
                     common.counters.sent_seq_err += 1;
                     self.nak(self.expected, Syndrome::Nak(NakCode::PsnSequenceError));
                 }
-                Err(DropReason::OutOfSequence)
+                if self.hold(common, bth, request, queues) { Ok(()) } else { Err(DropReason::OutOfSequence) }
             }
             Refusal::RnrNak => {
                 // The requests behind it were sent too early as well: they get no sequence NAK.
-                self.nak_sent = true;
+                (self.nak_sent, self.not_ready) = (true, true);
                 common.counters.send_rnr_err += 1;
                 self.nak(bth.psn, replies::rnr(common.attr.min_rnr_timer));
                 Err(DropReason::ReceiverNotReady)
@@ -114,6 +180,7 @@ impl Responder {
                 if common.receiving.bound().is_none() {
                     common.events.raise(AsyncEvent::QpAccessErr);
                 }
+                self.drop_held(&common.budget);
                 common.transition("a request named no queue of the domain", QpState::Error);
                 Err(DropReason::Refused)
             }
@@ -202,6 +269,9 @@ impl Responder {
     /// resources age with it.
     fn advance(&mut self, count: u32) {
         self.resources.age(self.expected, count);
+        if !self.held.is_empty() {
+            self.held.advance(self.expected, count);
+        }
         self.expected = self.expected.add(count);
     }
 
@@ -354,6 +424,7 @@ impl Responder {
 
     /// The peer's request ended the queue pair: the WQE in use says why, or an event does.
     fn fail(&mut self, common: &mut Common, fault: Fault) {
+        self.drop_held(&common.budget);
         if common.receiving.bound().is_some() {
             // A flush is reported behind the other completions, see `Receiving::poll_completion`.
             if fault.status != WcStatus::WrFlushErr {
@@ -375,28 +446,43 @@ impl Responder {
     /// Moves answers into the batch; the number of packets added.
     pub fn transmit(
         &mut self,
+        now: Instant,
         common: &mut Common,
         mem: &mut impl Memory,
         out: &mut TxBatch<'_>,
     ) -> (u32, Drained) {
-        let (mut sent, mut drained) = self.replies.transmit(common, mem, out);
+        let (mut sent, mut drained) = self.replies.transmit(now, common, mem, out);
         if drained == Drained::MemoryGone {
             self.fail(common, Fault { code: NakCode::RemoteAccessError, status: WcStatus::WrFlushErr });
             let more;
-            (more, drained) = self.replies.transmit(common, mem, out);
+            (more, drained) = self.replies.transmit(now, common, mem, out);
             sent += more;
+        }
+        if self.report_due && drained == Drained::Empty {
+            match replies::push_report(self.expected, self.msn, self.held.ahead(), common, out) {
+                Err(PushError::Full) => return (sent, Drained::Full),
+                // A buffer too small for anything.
+                Err(PushError::Fill(_) | PushError::Wire(_)) => {}
+                Ok(()) => {
+                    common.counters.sent_pkts += 1;
+                    common.counters.sent_sacks += 1;
+                    sent += 1;
+                }
+            }
+            self.report_due = false;
         }
         (sent, drained)
     }
 
     /// Whether one ACK is all there is to answer.
     pub fn only_ack_pending(&self) -> bool {
-        self.replies.is_one_ack()
+        self.replies.is_one_ack() && !self.report_due
     }
 
     /// The queue pair ended: what was to be answered is not.
-    pub fn drop_answers(&mut self) {
+    pub fn drop_answers(&mut self, budget: &Budget) {
         self.replies.clear();
+        self.drop_held(budget);
     }
 }
 

@@ -11,7 +11,9 @@ use super::pipeline::Pipeline;
 use super::receiving::SharedQueues;
 use super::reliable::Reliable;
 use super::{uc, ud, unreliable};
-use crate::{DropReason, Memory, PostSendError, ReceiveSource, SendOp, SendTo, SendWr, Service};
+use crate::{
+    DropReason, Memory, PostSendError, ReceiveSource, SelectiveRepeat, SendOp, SendTo, SendWr, Service,
+};
 
 /// The roles of a queue pair, as far as they have a state beside [`Common`] and the send queue.
 #[derive(Debug)]
@@ -84,19 +86,30 @@ impl Roles {
         mem: &mut impl Memory,
     ) -> Result<(), Refusal> {
         let bth = &packet.bth;
+        if from.is_marked()
+            && let Self::Reliable(reliable) = self
+            && let Operation::Rc(op) | Operation::Xrc { packet: op, .. } = &packet.op
+        {
+            reliable.marked(now, bth.psn, op, common, pipeline);
+        }
         let mut queues = SharedQueues { source, named: None };
+        if bth.extended
+            && let Self::Reliable(reliable) = self
+        {
+            reliable.note_extension(common, &packet.op);
+        }
         match (self, &packet.op) {
             (Self::Reliable(reliable), Operation::Rc(RcPacket::Request(request)))
                 if common.service() == Service::Rc =>
             {
-                Ok(reliable.responder.handle_request(common, bth, request, &mut queues, mem)?)
+                Ok(reliable.responder.handle_request(now, common, bth, request, &mut queues, mem)?)
             }
             // An initiator sends requests and a target responses, neither does both (IBTA A14).
             (Self::Reliable(reliable), Operation::Xrc { srq, packet: RcPacket::Request(request) })
                 if common.service() == Service::XrcTarget =>
             {
                 queues.named = *srq;
-                Ok(reliable.responder.handle_request(common, bth, request, &mut queues, mem)?)
+                Ok(reliable.responder.handle_request(now, common, bth, request, &mut queues, mem)?)
             }
             (Self::Reliable(reliable), Operation::Rc(RcPacket::Response(response)))
                 if common.service() == Service::Rc =>
@@ -109,9 +122,13 @@ impl Roles {
                 reliable.handle_response(now, bth.psn, response, common, pipeline, mem)
             }
             (Self::Reliable(reliable), Operation::Cnp) => {
-                common.counters.rcvd_cnps += 1;
-                reliable.requester.congested();
+                reliable.congested(now, common, pipeline);
                 Ok(())
+            }
+            (Self::Reliable(reliable), Operation::Sack { aeth, held })
+                if common.selective_repeat != SelectiveRepeat::Off =>
+            {
+                reliable.handle_sack(now, bth.psn, *aeth, *held, common, pipeline)
             }
             (Self::Uc(responder), Operation::Uc(request)) => {
                 Ok(responder.handle_request(common, bth, request, &mut queues, mem)?)
@@ -121,16 +138,21 @@ impl Roles {
             }
             // Nothing is slowed down without acknowledgements.
             (Self::Uc(_) | Self::Ud | Self::Raw | Self::Iwarp(_), Operation::Cnp) => Ok(()),
-            (_, Operation::Rc(_) | Operation::Uc(_) | Operation::Ud(_) | Operation::Xrc { .. }) => {
-                Err(DropReason::WrongService.into())
-            }
+            (
+                _,
+                Operation::Rc(_)
+                | Operation::Uc(_)
+                | Operation::Ud(_)
+                | Operation::Xrc { .. }
+                | Operation::Sack { .. },
+            ) => Err(DropReason::WrongService.into()),
         }
     }
 
     /// Begins to serve: the first PSN, and how many reads and atomics the peer may have outstanding.
-    pub fn begin_receiving(&mut self, psn: Psn, depth: u8) {
+    pub fn begin_receiving(&mut self, psn: Psn, depth: u8, common: &Common) {
         match self {
-            Self::Reliable(reliable) => reliable.responder.begin(psn, depth),
+            Self::Reliable(reliable) => reliable.responder.begin(psn, depth, common),
             Self::Uc(responder) => responder.begin(psn),
             Self::Ud | Self::Raw | Self::Iwarp(_) => {}
         }

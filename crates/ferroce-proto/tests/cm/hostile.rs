@@ -1,4 +1,4 @@
-//! Whatever is sent to queue pair 1: no panic, no harm to others, bounded memory.
+//! Any packets to queue pair 1: no panic, no harm to others, bounded memory.
 
 use ferroce_proto::cm::{AcceptParams, ConnectionManager, Route, SidrAnswer};
 use ferroce_sim::Rng;

@@ -210,7 +210,7 @@ fn forged_fields_are_bounded_or_refused() {
 }
 
 proptest! {
-    /// Whatever programs hand back: it is refused, or ends as any connection does.
+    /// A record with any octets changed is refused, or its connection ends as any other does.
     #[test]
     fn forged_records_do_no_harm(
         state in 0..STATES.len(), flips in prop::collection::vec((0..600_usize, any::<u8>()), 0..6), seed: u64,

@@ -201,7 +201,7 @@ fn every_state_and_every_event() {
                 write!(line, "; tells {}", told(&event.kind)).unwrap();
             }
             writeln!(text, "{line}").unwrap();
-            // Whatever happened, it can be ended.
+            // After any event the connection can be ended.
             probe.cm.close_owner(probe.now, 9);
             while probe.tick() {}
             assert!(probe.cm.is_empty(), "{state}, {name}");

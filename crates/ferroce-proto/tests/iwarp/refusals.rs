@@ -1,4 +1,4 @@
-//! What ends a stream, and the Terminate that says so.
+//! Octets of the peer that end a stream, and the Terminate that says so.
 
 use ferroce_proto::iwarp::StreamConfig;
 use ferroce_proto::{AsyncEvent, QpState, SendOp, StreamState, WcStatus};

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use ferroce_proto::{RecvWr, Remote, SendOp, SendWr, Sge};
+use ferroce_proto::{RecvWr, Remote, SelectiveRepeat, SendOp, SendWr, Sge};
 use ferroce_sim::{Link, Rng, rules};
 use ferroce_wire::{Lkey, PathMtu, Rkey};
 
@@ -25,8 +25,8 @@ enum Kind {
 }
 
 /// Megabytes of payload a second, one direction, 4096-octet packets.
-fn goodput(kind: Kind, size: u32, loss: u32, rcvbuf: usize) -> u64 {
-    let setup = Setup { mtu: PathMtu::B4096, rcvbuf, min_rnr_timer: 1, ..Setup::default() };
+fn goodput(kind: Kind, size: u32, loss: u32, rcvbuf: usize, selective_repeat: SelectiveRepeat) -> u64 {
+    let setup = Setup { mtu: PathMtu::B4096, rcvbuf, min_rnr_timer: 1, selective_repeat, ..Setup::default() };
     let memory = || {
         let mut ram = Ram::default();
         ram.register(KEY, 0, vec![0; LARGEST as usize]);
@@ -66,6 +66,15 @@ fn goodput(kind: Kind, size: u32, loss: u32, rcvbuf: usize) -> u64 {
 
 #[test]
 fn goodput_by_loss_and_size() {
+    snapshot::check("goodput.txt", &table(SelectiveRepeat::Off));
+}
+
+#[test]
+fn goodput_with_selective_repeat() {
+    snapshot::check("goodput_selective.txt", &table(SelectiveRepeat::Agreed));
+}
+
+fn table(selective_repeat: SelectiveRepeat) -> String {
     let losses = [0, 1_000, 10_000, 50_000, 100_000];
     let mut table = String::new();
     let mut at = |text: std::fmt::Arguments<'_>| writeln!(table, "{text}").unwrap();
@@ -80,17 +89,29 @@ fn goodput_by_loss_and_size() {
         ));
         for kind in [Kind::Send, Kind::Write, Kind::Read] {
             for size in [64, 4096, 65536, LARGEST] {
-                let row = losses.map(|loss| format!("{:>6}", goodput(kind, size, loss, rcvbuf)));
+                let row =
+                    losses.map(|loss| format!("{:>6}", goodput(kind, size, loss, rcvbuf, selective_repeat)));
                 at(format_args!("{:>6} {size:>8} {}", format!("{kind:?}"), row.join(" ")));
             }
         }
     }
-    snapshot::check("goodput.txt", &table);
+    table
 }
 
 /// Half of the goodput must remain at 1 % loss.
 #[test]
 fn a_hundredth_lost_costs_less_than_half() {
-    let [without, with] = [0, 10_000].map(|loss| goodput(Kind::Write, 65536, loss, 4 << 20));
+    let [without, with] =
+        [0, 10_000].map(|loss| goodput(Kind::Write, 65536, loss, 4 << 20, SelectiveRepeat::Off));
     assert!(with * 2 >= without, "{with} of {without} MB/s");
+}
+
+/// With selective repeat nine tenths remain.
+#[test]
+fn a_hundredth_lost_costs_a_tenth_where_only_that_is_sent_again() {
+    for kind in [Kind::Send, Kind::Write] {
+        let [without, with] =
+            [0, 10_000].map(|loss| goodput(kind, 65536, loss, 4 << 20, SelectiveRepeat::Agreed));
+        assert!(with * 10 >= without * 9, "{kind:?}: {with} of {without} MB/s");
+    }
 }

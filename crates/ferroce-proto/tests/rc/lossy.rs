@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant as WallClock};
 
-use ferroce_proto::Counters;
+use ferroce_proto::{Counters, SelectiveRepeat};
 use ferroce_sim::{Rng, Seed, Stats, rules};
 use ferroce_wire::PathMtu;
 
@@ -112,6 +112,36 @@ fn every_setup_gets_through() {
                 }
             }
         }
+    }
+}
+
+/// Selective repeat, offered by the bit or agreed upon before, on the same bad network, with little memory to hold packets too.
+#[test]
+fn mixed_messages_with_selective_repeat() {
+    let seed = Seed::for_test("mixed_messages_with_selective_repeat", 13);
+    for selective_repeat in [SelectiveRepeat::Offered, SelectiveRepeat::Agreed] {
+        let setup =
+            Setup { min_rnr_timer: 1, psn: [0xff_f000, 0x12_3456], selective_repeat, ..Setup::default() };
+        let outcome = run(&setup, BAD, seed.value, 20_000, MAX_LEN);
+        println!("seed {}, simulated {:?}", seed.value, outcome.simulated);
+        for counters in outcome.counters {
+            println!("{counters:?}");
+            for (name, count) in [
+                ("reports sent", counters.sent_sacks),
+                ("reports received", counters.rcvd_sacks),
+                ("selective resends", counters.selective_resends),
+                ("held", counters.held_request),
+                ("executed from hold", counters.held_executed),
+                ("duplicates", counters.duplicate_request),
+            ] {
+                assert_ne!(count, 0, "{name}");
+            }
+        }
+    }
+    for mtu in PathMtu::ALL {
+        let selective_repeat = SelectiveRepeat::Agreed;
+        let setup = Setup { mtu, min_rnr_timer: 1, timeout: 8, selective_repeat, ..Setup::default() };
+        run(&setup, BAD, seed.value, 400, 20_000);
     }
 }
 

@@ -2,11 +2,13 @@
 
 #![allow(dead_code, reason = "the support is shared by tests of which some follow")]
 
+mod congestion;
 mod crowd;
 mod direct;
 mod early;
 mod exchange;
 mod goodput;
+mod held;
 mod huge;
 mod interop;
 mod lossy;

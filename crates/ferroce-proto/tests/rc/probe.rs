@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use ferroce_proto::{
-    AsyncEvent, DropReason, NoSharedQueue, QpAttr, QpAttrMask, QpState, RecvWr, SendOp, SendWr, Sge, WcStatus,
+    AsyncEvent, DropReason, NoSharedQueue, QpAttr, QpAttrMask, QpState, QueuePair, RecvWr, SendOp, SendWr,
+    Sge, WcStatus,
 };
 use ferroce_wire::{
     Aeth, BatchLimits, Bth, CreditCode, IcrcStatus, Instant, Lkey, Msn, NakCode, Operation, Packet, Psn, Qpn,
@@ -58,7 +59,15 @@ impl Probe {
     }
 
     pub fn in_state(setup: Setup, state: QpState) -> Self {
-        let mut qp = setup.queue_pair(0);
+        Self::with(setup, setup.queue_pair(0), state)
+    }
+
+    /// Takes a queue pair that is in RESET.
+    pub fn with_queue_pair(setup: Setup, queue_pair: QueuePair) -> Self {
+        Self::with(setup, queue_pair, QpState::Rts)
+    }
+
+    fn with(setup: Setup, mut qp: QueuePair, state: QpState) -> Self {
         setup.bring(&mut qp, 0, state);
         let mut mem = Ram::default();
         mem.register(KEY, BASE, vec![0; 64 << 10]);

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use ferroce_proto::{DropReason, QpState, SendOp, WcStatus};
-use ferroce_wire::{NakCode, Response};
+use ferroce_proto::{DropReason, QpState, SendOp, Sge, WcStatus};
+use ferroce_wire::{Lkey, NakCode, Response};
 
-use crate::probe::{ACK, DATA, Probe, aeth, local, nak, remote, rnr};
+use crate::probe::{ACK, DATA, KEY, Probe, aeth, local, nak, remote, rnr};
 use crate::world::Setup;
 
 const MS: Duration = Duration::from_millis(1);
@@ -212,14 +212,12 @@ fn responses_behind_a_gap_cause_one_new_request() {
     let last = Response::ReadLast { aeth: aeth(ACK), payload: &DATA[4096..5000] };
     // 1 is lost.
     probe.response(2, middle(2)).unwrap();
-    assert_eq!(probe.response(3, middle(3)), Err(DropReason::ResponseGap));
-    assert_eq!(probe.response(4, last), Err(DropReason::ResponseGap));
-    assert_eq!(probe.out(), ["read 1 @0x400+3976"]);
-    for psn in 1..4 {
-        probe.response(psn as u32, middle(psn)).unwrap();
-    }
+    probe.response(3, middle(3)).unwrap();
     probe.response(4, last).unwrap();
-    assert_eq!(probe.sends(), [(1, WcStatus::Success)]);
+    assert_eq!(probe.out(), ["read 1 @0x400+3976"]);
+    probe.response(1, middle(1)).unwrap();
+    assert_eq!(probe.sends(), [(1, WcStatus::Success)], "what came behind the gap is kept");
+    assert_eq!(probe.response(2, middle(2)), Err(DropReason::StaleResponse));
     assert_eq!(probe.bytes()[20_000..25_000], DATA[..5000]);
     assert_eq!(probe.end.qp.counters().implied_nak, 1);
 }
@@ -248,4 +246,50 @@ fn an_ack_past_an_unanswered_read_asks_again() {
         probe.ack(2, ACK).unwrap();
         assert_eq!(probe.sends(), [(2, WcStatus::Success), (3, WcStatus::Success)]);
     }
+}
+
+/// Responses behind a missing one are kept: only the rest of its own request is asked for again (16 packets of 1024 octets).
+#[test]
+fn responses_behind_a_gap_are_kept() {
+    const PACKETS: usize = 40;
+    let chunk = 16;
+    let mut probe = Probe::new(Setup { rcvbuf: 256 << 10, ..plain() });
+    let data: Vec<u8> = (0..PACKETS * 1024).map(|i| (i * 7 + (i >> 10)) as u8).collect();
+    probe.end.mem.register(KEY + 1, 0, vec![0; data.len()]);
+    let sge = Sge { addr: 0, length: data.len() as u32, lkey: Lkey::new(KEY + 1) };
+    probe.post(1, SendOp::Read { remote: remote(0) }, &[sge]);
+    probe.post(2, SendOp::Write { remote: remote(0) }, &[local(0, 8)]);
+    let asked = probe.out();
+    assert_eq!(asked.len(), 4, "three requests for the READ: {asked:?}");
+    let answer = |probe: &mut Probe, psn: usize| {
+        let payload = &data[psn * 1024..][..1024];
+        let aeth = aeth(ACK);
+        let last = psn % chunk == chunk - 1 || psn == PACKETS - 1;
+        let response = match (psn.is_multiple_of(chunk), last) {
+            (true, _) => Response::ReadFirst { aeth, payload },
+            (_, true) => Response::ReadLast { aeth, payload },
+            _ => Response::ReadMiddle { payload },
+        };
+        probe.response(psn as u32, response)
+    };
+    for psn in (0..PACKETS).filter(|psn| ![3, 5, 18].contains(psn)) {
+        answer(&mut probe, psn).unwrap();
+        let said = probe.out();
+        match psn {
+            4 => assert_eq!(said, [format!("read 3 @{:#x}+{}", 3 * 1024, 13 * 1024)]),
+            19 => assert_eq!(said, [format!("read 18 @{:#x}+{}", 18 * 1024, 14 * 1024)]),
+            _ => assert_eq!(said, [""; 0], "{psn}"),
+        }
+    }
+    probe.ack(40, ACK).unwrap_err();
+    assert_eq!(probe.sends(), []);
+    // All that was asked for again comes; most of it is in its place already.
+    for psn in (3..16).chain(18..32) {
+        let _ = answer(&mut probe, psn);
+    }
+    // The acknowledgement of the WRITE came before.
+    assert_eq!(probe.sends(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    assert_eq!(probe.end.mem.bytes(KEY + 1), data);
+    assert_eq!(probe.end.qp.counters().resent_pkts, 2);
+    assert_eq!(probe.end.qp.counters().implied_nak, 2);
 }

@@ -15,7 +15,7 @@ pub const MAX_LEN: u32 = 40_000;
 const SLOTS: u64 = 64;
 const SLOT: u64 = MAX_LEN as u64;
 
-// Regions of each end. Those of one direction lie at both its ends.
+// Regions of each end. Each direction has its regions at both ends.
 /// Source of sends and writes, target of reads and atomics.
 const LOCAL: u32 = 0x100;
 /// Target of the peer's writes.

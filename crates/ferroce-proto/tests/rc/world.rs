@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ferroce_proto::{
     AsyncEvent, Budget, DropReason, Memory, NoSharedQueue, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig,
-    QpEvent, QpState, QueuePair, Service, WorkCompletion,
+    QpEvent, QpState, QueuePair, SelectiveRepeat, Service, WorkCompletion,
 };
 use ferroce_sim::{Datagram, Network, PcapFile};
 use ferroce_wire::{BatchLimits, Flow, IcrcStatus, Instant, Packet, PathMtu, Psn, Qkey, Qpn, TxBatch, icrc};
@@ -60,6 +60,7 @@ pub struct Setup {
     pub early_resends: bool,
     pub access: QpAccess,
     pub service: Service,
+    pub selective_repeat: SelectiveRepeat,
 }
 
 impl Default for Setup {
@@ -87,6 +88,7 @@ impl Default for Setup {
                 | QpAccess::FLUSH_GLOBAL
                 | QpAccess::FLUSH_PERSISTENT,
             service: Service::Rc,
+            selective_repeat: SelectiveRepeat::Off,
         }
     }
 }
@@ -115,7 +117,7 @@ impl Setup {
     }
 
     pub fn with_budget(&self, side: usize, budget: Arc<Budget>) -> QueuePair {
-        QueuePair::new(QpConfig {
+        let mut qp = QueuePair::new(QpConfig {
             qpn: QPNS[side],
             service: self.service,
             caps: self.caps,
@@ -126,7 +128,9 @@ impl Setup {
             early_resends: self.early_resends,
             budget,
         })
-        .unwrap()
+        .unwrap();
+        qp.set_selective_repeat(self.selective_repeat);
+        qp
     }
 
     /// The attributes that connect queue pair `side` to the other.
@@ -210,6 +214,44 @@ impl<M: Memory> End<M> {
     }
 }
 
+/// A link with a queue without end, which marks packets that wait long.
+#[derive(Debug)]
+pub struct Bottleneck {
+    octets_per_second: u64,
+    /// Packets of a capable sender that wait longer come marked.
+    mark_above: Duration,
+    busy_until: [Instant; 2],
+    /// The longest wait in each direction since it was last set.
+    pub longest: [Duration; 2],
+    pub marked: u64,
+}
+
+impl Bottleneck {
+    pub fn new(octets_per_second: u64, mark_above: Duration) -> Self {
+        Self {
+            octets_per_second,
+            mark_above,
+            busy_until: [Instant::ZERO; 2],
+            longest: [Duration::ZERO; 2],
+            marked: 0,
+        }
+    }
+
+    /// When the packet has crossed.
+    fn cross(&mut self, now: Instant, to: usize, frame: &mut Frame) -> Instant {
+        let free = self.busy_until[to].max(now);
+        let wait = free.saturating_since(now);
+        self.longest[to] = self.longest[to].max(wait);
+        if wait > self.mark_above && frame.flow.traffic_class & 3 != 0 {
+            frame.flow.traffic_class |= Flow::CONGESTION_EXPERIENCED;
+            self.marked += 1;
+        }
+        let transit = frame.wire_len() as u64 * 1_000_000_000 / self.octets_per_second;
+        self.busy_until[to] = free + Duration::from_nanos(transit);
+        self.busy_until[to]
+    }
+}
+
 /// Two ends and what is between them.
 pub struct World<'r, M> {
     pub now: Instant,
@@ -218,6 +260,8 @@ pub struct World<'r, M> {
     buffer: Vec<u8>,
     /// Packets to an end that is asleep arrive when it has woken.
     pub asleep_until: [Instant; 2],
+    /// A link that all packets cross before the network, in both directions each its own.
+    pub bottleneck: Option<Bottleneck>,
     /// Forget refusals: long runs have many.
     pub quiet: bool,
     /// The newest packets, for a capture if the test fails.
@@ -243,6 +287,7 @@ impl<'r, M: Memory> World<'r, M> {
             network: Network::new(Duration::from_micros(10)),
             buffer: vec![0; 64 << 10],
             asleep_until: [Instant::ZERO; 2],
+            bottleneck: None,
             quiet: false,
             log: VecDeque::new(),
         }
@@ -256,13 +301,17 @@ impl<'r, M: Memory> World<'r, M> {
         while end.qp.poll_transmit(self.now, &mut end.mem, &mut batch) {
             let flow = *batch.flow().unwrap();
             for (index, segment) in batch.segments().enumerate() {
-                let frame = Frame { flow, ip_id: index as u16, bytes: Rc::new(segment.to_vec()) };
+                let mut frame = Frame { flow, ip_id: index as u16, bytes: Rc::new(segment.to_vec()) };
                 if self.log.len() == LOG {
                     self.log.pop_front();
                 }
                 self.log.push_back((self.now, frame.clone()));
                 let to = 1 - side;
-                self.network.send(self.now.max(self.asleep_until[to]), to, frame);
+                let mut leaves = self.now.max(self.asleep_until[to]);
+                if let Some(bottleneck) = &mut self.bottleneck {
+                    leaves = bottleneck.cross(leaves, to, &mut frame);
+                }
+                self.network.send(leaves, to, frame);
             }
             batch.clear();
         }

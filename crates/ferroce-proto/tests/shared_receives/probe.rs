@@ -352,7 +352,7 @@ fn describe(packet: &Packet<'_>) -> String {
         Operation::Rc(rc) => ("rc".to_owned(), rc),
         Operation::Xrc { srq: Some(number), packet } => (format!("xrc {}", number.value()), packet),
         Operation::Xrc { srq: None, packet } => ("xrc".to_owned(), packet),
-        Operation::Uc(_) | Operation::Ud(_) | Operation::Cnp => panic!("{packet:?}"),
+        Operation::Uc(_) | Operation::Ud(_) | Operation::Cnp | Operation::Sack { .. } => panic!("{packet:?}"),
     };
     let first = if matches!(rc, RcPacket::Request(_)) { OURS } else { THEIRS };
     let psn = packet.bth.psn.since(Psn::new(first));

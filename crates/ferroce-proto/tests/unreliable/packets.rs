@@ -6,7 +6,7 @@ use ferroce_wire::{Bth, IcrcStatus, Instant, Operation, Packet, Pkey, Psn};
 use crate::probe::{Probe, UC, UD, local, send_only};
 use crate::world::{ADDRESSES, QKEY, QPNS, flow};
 
-/// Whatever the opcode, length and pad: no answer, no completion, no change; and of another service no effect at all.
+/// Packets of every opcode, length and pad cause no answer, no completion and no change; packets of another service have no effect at all.
 #[test]
 fn every_opcode_is_taken_or_dropped() {
     for setup in [UC, UD] {

@@ -55,6 +55,7 @@ const fn setup(service: Service) -> Setup {
         early_resends: true,
         access: ferroce_proto::QpAccess::REMOTE_WRITE,
         service,
+        selective_repeat: ferroce_proto::SelectiveRepeat::Off,
     }
 }
 

@@ -267,7 +267,7 @@ proptest! {
         }
     }
 
-    /// Whatever a peer sends, the state stays consistent: readable octets lie in the buffer.
+    /// The state stays consistent under any messages of a peer: readable octets lie in the buffer.
     #[test]
     fn no_message_confuses(words in prop::collection::vec((any::<u32>(), 0_u32..6, any::<u8>()), 1..200)) {
         let [mut end, _] = pair(SMALL, SMALL);

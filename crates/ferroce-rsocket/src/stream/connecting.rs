@@ -8,7 +8,7 @@ use ferroce_wire::Gid;
 use ferroce_wire::cm::{Info, IpCmHeader, PortSpace, PrivateData, RejReason, Rep};
 
 use super::listener::{self, Listener, Request};
-use super::{Asked, Connection, Ports, Role, State, Stream, wildcard};
+use super::{Asked, Connection, Port, Role, State, Stream, wildcard};
 use crate::error::{Failure, RsocketError};
 use crate::link::Link;
 use crate::settings::Settings;
@@ -16,8 +16,8 @@ use crate::waker::Blocking;
 use crate::{device, service};
 use ferroce_engine::AhAttr;
 use ferroce_engine::cm::resolve::Transports;
-use ferroce_engine::cm::{self, Bind, CmEventKind, ConnectParams, Event, Port, attributes, resolve};
-use ferroce_engine::iwarp;
+use ferroce_engine::cm::{self, Bind, CmEventKind, ConnectParams, Event, attributes, extension, resolve};
+use ferroce_engine::iwarp::Ports;
 
 impl Stream {
     /// Binds an address and a port; port 0 is any.
@@ -208,35 +208,39 @@ impl Stream {
 impl State {
     fn take_port(&mut self, mut address: SocketAddr) -> Result<(), RsocketError> {
         let Settings { reuse, v6_only, .. } = self.settings;
-        let transports = Transports::of_process();
-        let of_iwarp = transports == Transports::Iwarp
-            || resolve::local_by(transports, address)?.is_some_and(|at| at.is_iwarp());
-        let (broker, tcp) = if of_iwarp {
-            (None, Some(iwarp::Port::bind(address, v6_only)?))
-        } else {
-            (Some(Port::bind(&Bind { reuse, v6_only, ..Bind::new(PortSpace::Tcp, address) })?), None)
+        let among = Transports::of_process();
+        let local = match among {
+            Transports::Iwarp => None,
+            Transports::Roce | Transports::Any => resolve::local_by(among, address)?,
         };
-        let number = broker.as_ref().map(Port::number).or(tcp.as_ref().map(iwarp::Port::number));
-        let number = number.unwrap_or(0);
+        let transports = match Ports::transports(among, local.as_ref())? {
+            // A listener takes TCP's port later.
+            Transports::Any => Transports::Roce,
+            one => one,
+        };
+        let bind = Bind { reuse, v6_only, ..Bind::new(PortSpace::Tcp, address) };
+        let ports = Ports::bind(&bind, transports)?;
+        let number = ports.number().unwrap_or(0);
         address.set_port(number);
         self.local = Some(address);
-        self.port = Some(Ports { broker, tcp, listener: None, number });
+        self.port = Some(Port { ports, listener: None, number });
         Ok(())
     }
 
     /// Takes requests at the port from now on.
     fn listen(&mut self, stream: &Stream) -> Result<(), RsocketError> {
-        let (Some(ports), Some(local)) = (&mut self.port, self.local) else {
+        let (Some(Port { ports, listener, .. }), Some(local)) = (&mut self.port, self.local) else {
             return Err(RsocketError::Invalid);
         };
-        if let Some(port) = &ports.broker {
-            ports.tcp = super::iwarp::port_beside(local, self.settings.v6_only)?;
-            port.listen(listener::WAITING, service::sink(stream.me.clone() as _))?;
+        if ports.broker.is_some()
+            && local.ip().is_unspecified()
+            && Ports::transports(Transports::of_process(), None)? == Transports::Any
+        {
+            ports.add_tcp(local, self.settings.v6_only)?;
         }
-        if let Some(port) = &ports.tcp {
-            let sink = service::iwarp_sink(stream.me.clone() as _);
-            ports.listener = Some(iwarp::Listener::listen(port, listener::WAITING, sink)?);
-        }
+        let sink = service::sink(stream.me.clone() as _);
+        let by_tcp = service::iwarp_sink(stream.me.clone() as _);
+        *listener = ports.listen(listener::WAITING, sink, by_tcp, false)?;
         Ok(())
     }
 
@@ -262,7 +266,7 @@ impl State {
         if self.port.is_none() {
             self.take_port(route.source)?;
         }
-        let number = self.port.as_ref().map_or(0, Ports::number);
+        let number = self.port.as_ref().map_or(0, |port| port.number);
         route.source.set_port(number);
         let link = Link::new(device::open(&route.local.device)?, self.settings.sizes)?;
         let (local, remote) = (route.source.ip(), route.destination.ip());
@@ -281,6 +285,7 @@ impl State {
             sl: attributes::service_level(tos),
             hop_limit: route.hop_limit,
             flow_label: attributes::flow_label(number, route.destination.port()),
+            ece: extension::offer(),
             private: PrivateData::concat(&header.emit(), &connect_data).map_err(|_| RsocketError::Invalid)?,
             ..ConnectParams::new(on, service_id, guid, link.qp.qpn())
         };

@@ -1,11 +1,9 @@
 //! Streams over iWARP: their connections are TCP's, and the broker has no part in them.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
-use ferroce_engine::cm::resolve::{ResolveError, Route, Transports};
+use ferroce_engine::cm::resolve::{self, Route, Transports};
 use ferroce_engine::iwarp::{self, AcceptParams, ConnectParams, Event};
-use ferroce_engine::{DeviceInfo, devices};
 use rustix::io::Errno;
 
 use super::listener::Request;
@@ -14,22 +12,9 @@ use crate::error::{Failure, RsocketError};
 use crate::link::Link;
 use crate::message::ConnectData;
 use crate::{device, service};
-use ferroce_engine::cm::resolve;
 
 /// An rsocket's reads and atomics: none.
 const DEPTH: u8 = 0;
-
-/// Whether an iWARP device may take requests of this process.
-pub(super) fn is_there() -> Result<bool, RsocketError> {
-    let wanted = |device: &DeviceInfo| device.is_iwarp() && Transports::of_process().have(device.kind);
-    Ok(devices().map_err(ResolveError::from)?.iter().any(wanted))
-}
-
-/// Whether another device than those of iWARP may take requests of this process.
-pub(super) fn is_alone() -> Result<bool, RsocketError> {
-    let other = |device: &DeviceInfo| !device.is_iwarp() && Transports::of_process().have(device.kind);
-    Ok(!devices().map_err(ResolveError::from)?.iter().any(other))
-}
 
 /// The peer's request for a stream, see [`super::listener::answer`].
 pub(super) fn answer(
@@ -60,11 +45,11 @@ impl State {
         stream: &Stream,
         mut route: Route,
     ) -> Result<(), RsocketError> {
-        let number = self.port.as_ref().map_or(0, super::Ports::number);
+        let number = self.port.as_ref().map_or(0, |port| port.number);
         route.source.set_port(number);
-        let port = match self.port.as_mut().and_then(|port| port.tcp.take()) {
+        let port = match self.port.as_mut().and_then(|port| port.ports.tcp.take()) {
             Some(port) => port,
-            None => iwarp::Port::bind(route.source, true)?,
+            None => Arc::new(iwarp::Port::bind(route.source, true)?),
         };
         route.source.set_port(port.number());
         let link = Link::new(device::open(&route.local.device)?, self.settings.sizes)?;
@@ -144,21 +129,5 @@ impl Stream {
             (Role::Connected, Event::Disconnected) => state.hang_up(),
             _ => {}
         }
-    }
-}
-
-/// The TCP port beside a port of the broker: requests that come by iWARP arrive there. `None` if there is no iWARP device, or if another
-/// program has the TCP port while RoCE devices take requests as well.
-pub(super) fn port_beside(address: SocketAddr, v6_only: bool) -> Result<Option<iwarp::Port>, RsocketError> {
-    if !address.ip().is_unspecified() || !is_there()? {
-        return Ok(None);
-    }
-    match iwarp::Port::bind(address, v6_only) {
-        Ok(port) => Ok(Some(port)),
-        Err(error) if !is_alone()? => {
-            tracing::warn!(%error, %address, "an rsocket listens for RoCE only, because the TCP port is taken");
-            Ok(None)
-        }
-        Err(error) => Err(error.into()),
     }
 }

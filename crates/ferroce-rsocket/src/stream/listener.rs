@@ -13,7 +13,8 @@ use crate::error::{Failure, RsocketError};
 use crate::link::Link;
 use crate::service::{self, Task};
 use crate::settings::Settings;
-use ferroce_engine::cm::{self, AcceptParams, Connection, attributes, resolve};
+use ferroce_engine::cm::attributes::ConnectedAttr;
+use ferroce_engine::cm::{self, AcceptParams, Connection, attributes, extension, resolve};
 use ferroce_engine::{self as engine, AhAttr};
 use ferroce_wire::Gid;
 
@@ -119,10 +120,12 @@ pub(super) fn answer(
         initiator_depth: 0,
         flow_control: req.flow_control,
         rnr_retry_count: req.rnr_retry_count,
+        ece: extension::answer(req.ece),
         private: PrivateData::new(&connect_data.emit()).map_err(|_| RsocketError::Invalid)?,
         ..AcceptParams::new(guid, link.qp.qpn())
     };
-    link.connect(&agreed, ah, peer)?;
+    let selective_repeat = extension::is_agreed(req.ece, accept.ece);
+    link.connect(&ConnectedAttr { selective_repeat, ..agreed }, ah, peer)?;
     let stream =
         Stream::accepted(Accepted { local, remote }, settings, link, Role::Accepting(parent.clone()))?;
     connection.set_sink(service::sink(Arc::downgrade(&stream) as _));

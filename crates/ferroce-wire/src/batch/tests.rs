@@ -181,3 +181,32 @@ fn starts_kept_from_batch_to_batch_are_right() {
         }
     }
 }
+
+/// Packets of one batch in another, some of them left out: each has the ICRC of its new place, but for the bit that was asked for.
+#[test]
+fn copies_are_sealed_for_their_place() {
+    for limits in [GSO, SINGLES] {
+        let (mut buf, mut other) = (vec![0; 65536], vec![0; 65536]);
+        let mut batch = TxBatch::new(&mut buf, limits);
+        (0..5).for_each(|psn| push(&mut batch, psn, 100).unwrap());
+        let mut copies = TxBatch::new(&mut other, limits);
+        for (index, segment) in batch.segments().enumerate().filter(|(index, _)| index % 2 == 0) {
+            copies.push_copy(&flow(false), segment, (index == 4).then_some((20, 3))).unwrap();
+        }
+        let id = |index| if limits.gso { index } else { 0 };
+        let good: Vec<bool> = copies
+            .segments()
+            .zip(0..)
+            .map(|(copy, index)| icrc::verify(&flow(false), id(index), copy))
+            .collect();
+        assert_eq!(good, [true, true, false]);
+        let psns = copies.segments().map(|copy| Packet::parse(copy).unwrap().bth.psn.value());
+        assert_eq!(psns.collect::<Vec<_>>(), [0, 2, 4]);
+        assert!(matches!(copies.push_copy(&flow(false), &[0; 15], None), Err(PushError::Wire(_))));
+        assert_eq!(
+            copies.push_copy(&flow(true), batch.bytes().get(..116).unwrap(), None),
+            Err(PushError::Full)
+        );
+        assert_eq!(copies.len(), 3);
+    }
+}

@@ -142,7 +142,7 @@ fn ipv4_checksum() {
         let ip = <view::Ipv4 as zerocopy::FromBytes>::read_from_bytes(&bytes).unwrap();
         assert_eq!(ip.sum(), sum);
     }
-    // Whatever the ID carries into, the words of the whole header add up to ones.
+    // With every ID the words of the whole header add up to ones.
     for id in 0..=u16::MAX {
         let (IpHeader::V4(ip), _) = flow(false).headers(id, 64) else { panic!() };
         let words = zerocopy::IntoBytes::as_bytes(&ip).chunks(2);

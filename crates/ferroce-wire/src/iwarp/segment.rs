@@ -188,6 +188,11 @@ impl SegmentHeader {
         }
     }
 
+    /// The header of an untagged message of one segment, which ends no steering tag. `msn` counts the messages of its queue from 1.
+    pub const fn untagged(opcode: Opcode, msn: u32) -> Self {
+        Self::Untagged { opcode, last: true, invalidate: Stag(0), queue: opcode.queue(), msn, offset: 0 }
+    }
+
     /// The message that the segment belongs to.
     pub const fn opcode(&self) -> Opcode {
         match self {
@@ -279,14 +284,6 @@ mod tests {
     fn headers_of_siw() {
         let tagged =
             |opcode, stag, offset| SegmentHeader::Tagged { opcode, last: true, stag: Stag(stag), offset };
-        let untagged = |opcode, queue, msn| SegmentHeader::Untagged {
-            opcode,
-            last: true,
-            invalidate: Stag(0),
-            queue,
-            msn,
-            offset: 0,
-        };
         for (octets, want) in [
             (
                 &[0xc1, 0x40, 0xc0, 0xd2, 0x7e, 0, 0, 0, 0x55, 0x5a, 0x17, 0x51, 0xb1, 0x30][..],
@@ -294,11 +291,11 @@ mod tests {
             ),
             (
                 &[0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0],
-                untagged(Opcode::Send, Queue::SEND, 1),
+                SegmentHeader::untagged(Opcode::Send, 1),
             ),
             (
                 &[0x41, 0x41, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0],
-                untagged(Opcode::ReadRequest, Queue::READ, 1),
+                SegmentHeader::untagged(Opcode::ReadRequest, 1),
             ),
         ] {
             assert_eq!(SegmentHeader::parse(octets), Ok(want));

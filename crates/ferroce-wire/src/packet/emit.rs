@@ -1,6 +1,6 @@
 //! Writes packets as bytes.
 
-use zerocopy::byteorder::network_endian::U32;
+use zerocopy::byteorder::network_endian::{U32, U128};
 
 use super::{Operation, Packet, RcPacket, Request, Response, SendTail};
 use crate::opcode::{ICRC_LEN, OpcodeInfo, PayloadRule};
@@ -84,6 +84,10 @@ impl Packet<'_> {
                 out.rc_packet(packet)?;
             }
             Operation::Cnp => out.put(&[0u8; 16])?,
+            Operation::Sack { aeth, held } => {
+                out.put(&view::Aeth::from(*aeth))?;
+                out.put(&U128::new(*held))?;
+            }
         }
         Ok(need)
     }

@@ -1,6 +1,6 @@
 //! Parses bytes to packets.
 
-use zerocopy::byteorder::network_endian::U32;
+use zerocopy::byteorder::network_endian::{U32, U128};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::{IcrcStatus, Operation, Packet, RcPacket, Request, Response, SendTail, UdPacket};
@@ -48,6 +48,10 @@ impl<'a> Packet<'a> {
                 Operation::Xrc { srq, packet: rest.rc_packet(operation)? }
             }
             (Service::Cnp, _) => Operation::Cnp,
+            (Service::Manufacturer, _) => {
+                let aeth = rest.aeth()?;
+                Operation::Sack { aeth, held: rest.take::<U128>()?.get() }
+            }
             (Service::Rd, _) | (_, None) => return Err(WireError::UnsupportedOpcode(raw.opcode)),
         };
         Ok(Self { bth: Bth::read(raw), op, icrc: IcrcStatus::Pending })

@@ -91,6 +91,11 @@ fn cases() -> Vec<(u8, &'static str, Operation<'static>)> {
             Operation::Xrc { srq: None, packet: RcPacket::Response(Response::Acknowledge { aeth: AETH }) },
         ),
         (0x81, "00000000000000000000000000000000", Operation::Cnp),
+        (
+            0xc1,
+            "62abcdef 00112233445566778899aabbccddeeff",
+            Operation::Sack { aeth: AETH, held: 0x0011_2233_4455_6677_8899_aabb_ccdd_eeff },
+        ),
     ]
 }
 
@@ -109,9 +114,10 @@ fn bth(opcode: u8, pad: u8) -> (Bth, Vec<u8>) {
         becn: true,
         dest_qp: Qpn::new(0x102030),
         ack_req: true,
+        extended: true,
         psn: Psn::new(0xfedcba),
     };
-    let mut octets = hex("00 c0 7ffe c0 102030 80 fedcba");
+    let mut octets = hex("00 c0 7ffe c0 102030 c0 fedcba");
     octets[0] = opcode;
     octets[1] |= pad << 4;
     (meaning, octets)

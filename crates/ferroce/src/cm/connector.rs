@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use ferroce_engine::cm::{Bind, ConnectParams, Connection, Port, attributes, resolve};
+use ferroce_engine::cm::{Bind, ConnectParams, Connection, Port, attributes, extension, resolve};
 use ferroce_wire::cm::{IpCmHeader, PortSpace, PrivateData};
 
 use super::connected::Events;
@@ -113,6 +113,7 @@ impl Connector {
             sl: attributes::service_level(tos),
             hop_limit: self.end.route.hop_limit,
             flow_label: attributes::flow_label(local.port(), peer.port()),
+            ece: extension::offer(),
             private: PrivateData::concat(&header.emit(), private)?,
             ..ConnectParams::new(self.end.route.on(), service, self.end.guid(), self.end.qp.qpn())
         };

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use ferroce_engine::cm::{AcceptParams, CmEventKind, Connection, Event, attributes, resolve};
+use ferroce_engine::cm::attributes::ConnectedAttr;
+use ferroce_engine::cm::{AcceptParams, CmEventKind, Connection, Event, attributes, extension, resolve};
 use ferroce_wire::Psn;
 use ferroce_wire::cm::{Info, IpCmHeader, PortSpace, PrivateData, RejReason, Req};
 
@@ -212,12 +213,14 @@ impl Acceptor {
             responder_resources: options.responder_resources.min(req.initiator_depth),
             initiator_depth: options.initiator_depth.min(req.responder_resources),
             rnr_retry_count: options.rnr_retry.min(7),
+            ece: extension::answer(req.ece),
             private,
             ..AcceptParams::new(end.guid(), end.qp.qpn())
         };
         let (depth, resources) = (answer.initiator_depth, answer.responder_resources);
         let agreed =
             attributes::passive(req, request.psn, depth, resources).ok_or(ConnectError::Malformed)?;
+        let agreed = ConnectedAttr { selective_repeat: extension::is_agreed(req.ece, answer.ece), ..agreed };
         let domain = end.domain.clone();
         let path = req.primary;
         let qp = end.connect(&agreed, path.flow_label, path.traffic_class, path.hop_limit)?;

@@ -42,7 +42,7 @@ fn wants(names: &[String], trial: &Trial) -> bool {
     names.is_empty() || names.iter().any(|name| name == trial.of.name)
 }
 
-/// Makes the software of these trials ready. What cannot be had here is noted for the child.
+/// Makes the software of these trials ready. Software that cannot be had here is noted for the child.
 fn ready(wanted: impl Fn(&Trial) -> bool) -> Result<()> {
     let wanted = |name: &str| trials::all().any(|trial| trial.of.name == name && wanted(trial));
     let missing = software::prepare(trials::software().into_iter().filter(|software| wanted(software.name)));

@@ -47,7 +47,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// That of a trial before its first round.
+    /// The outcome of a trial before its first round.
     pub fn of(trial: &Trial) -> Self {
         Self {
             program: trial.of.name.to_owned(),
@@ -65,7 +65,7 @@ impl Outcome {
         }
     }
 
-    /// One that passed, for tests.
+    /// An outcome that passed, for tests.
     #[cfg(test)]
     pub fn example(program: &str, what: &str, version: &str) -> Self {
         Self {

@@ -10,7 +10,7 @@ use tracing_subscriber::fmt::MakeWriter;
 /// broker's start, and standard error becomes the new one.
 #[derive(Clone, Copy, Debug)]
 pub struct Log {
-    /// Whether the file is ours. One that somebody gave us is left alone.
+    /// Whether the file is ours. The log never changes a file that somebody else opened.
     pub ours: bool,
 }
 
@@ -23,7 +23,7 @@ impl<'a> MakeWriter<'a> for Log {
             let fresh = RuntimeDir::open().and_then(|dir| dir.log());
             let renewed = fresh.and_then(|log| Ok(rustix::stdio::dup2_stderr(&log)?));
             if renewed.is_err() || is_full(&errors) {
-                // It cannot be renamed. What is appended from now on begins the file anew.
+                // The file cannot be renamed, so it is emptied: the next line is its first one.
                 let _ = ftruncate(&errors, 0);
             }
         }

@@ -20,10 +20,11 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use ferroce_broker::{Access, Server, ServerError, ServerOptions};
+use ferroce_broker::{Access, Server, ServerError, ServerOptions, Stopper};
+use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::Group;
 use tracing::level_filters::LevelFilter;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 const HELP: &str = "\
 Usage: ferroced [--idle SECONDS]
@@ -142,6 +143,7 @@ fn serve(role: Role, idle: u64, access: Option<Access>) -> ExitCode {
     let log = log::Log { ours: role == Role::Serve };
     tracing_subscriber::fmt().with_max_level(level).with_writer(log).with_ansi(false).init();
     let idle = (idle > 0).then(|| Duration::from_secs(idle));
+    let signals = block_signals();
     let bound = Server::raise_descriptor_limit()
         .and_then(|()| Server::bind(&ServerOptions { idle, access, ..ServerOptions::default() }));
     let server = match bound {
@@ -162,6 +164,9 @@ fn serve(role: Role, idle: u64, access: Option<Access>) -> ExitCode {
         }
     };
     info!(pid = std::process::id(), "serving");
+    if let Some(signals) = signals {
+        end_on(signals, server.stopper());
+    }
     if role == Role::Serve {
         say("ready\n");
         detach::leave_output();
@@ -172,6 +177,48 @@ fn serve(role: Role, idle: u64, access: Option<Access>) -> ExitCode {
             error!("cannot go on: {e}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Blocks the signals that end a service, before there are other threads. The broker then ends in order, and removes what would outlive it.
+fn block_signals() -> Option<SigSet> {
+    let ignored = ignored_signals(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
+    let mut signals = SigSet::empty();
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        // A shell's script starts `ferroced &` with SIGINT ignored.
+        if ignored >> (signal as u32 - 1) & 1 == 0 {
+            signals.add(signal);
+        }
+    }
+    match signals.thread_block() {
+        Ok(()) => Some(signals),
+        Err(e) => {
+            warn!("signals end this ferroced at once: {e}");
+            None
+        }
+    }
+}
+
+/// The ignored signals in `/proc/PID/status`, one bit each, from SIGHUP on.
+fn ignored_signals(status: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Ends the server at the first signal, and the process at the second.
+fn end_on(signals: SigSet, stopper: Stopper) {
+    let wait = move || {
+        if let Ok(signal) = signals.wait() {
+            info!("{signal} received: this ferroced ends");
+            stopper.stop();
+        }
+        if signals.wait().is_ok() {
+            std::process::exit(1);
+        }
+    };
+    if let Err(e) = std::thread::Builder::new().name("ferroced-signal".to_owned()).spawn(wait) {
+        warn!("signals end this ferroced at once: {e}");
+        let _ = signals.thread_unblock();
     }
 }
 

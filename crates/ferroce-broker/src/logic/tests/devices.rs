@@ -264,6 +264,7 @@ fn link(name: &str, netdev: &str, mac: u8) -> ConfiguredLink {
         name: name.to_owned(),
         kind: LinkKind::Rxe,
         netdev: netdev.to_owned(),
+        dpdk: None,
         mac,
         settings: LinkSettings::default(),
     }

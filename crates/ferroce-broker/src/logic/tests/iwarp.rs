@@ -125,6 +125,7 @@ fn the_kind_outlives_the_broker() {
         name: name.to_owned(),
         kind,
         netdev: "eth0".to_owned(),
+        dpdk: None,
         mac: Some([2, 0, 0, 0, 0, 2]),
         settings: LinkSettings { crc, ..LinkSettings::default() },
     };

@@ -48,6 +48,7 @@ fn device(name: &str, netdev: &str, port_active: bool, gids: usize) -> DeviceInf
         phys_state: PhysState::LinkUp,
         origin: Origin::Link,
         kind: ferroce_ipc::LinkKind::Rxe,
+        datapath: Default::default(),
         gids: vec![gid; gids],
         settings: ferroce_ipc::LinkSettings::default(),
         macs: Default::default(),
@@ -244,6 +245,72 @@ fn each_fault_is_named_with_its_cure() {
         let given = finding.cure.as_deref().unwrap_or_default();
         assert!(given.contains(cure) && given.is_empty() == cure.is_empty(), "'{cure}': {finding:?}");
     }
+}
+
+#[test]
+fn a_datapath_that_is_not_the_wanted_one_is_explained() {
+    let with = |state, capabilities| {
+        found("datapath", |host| {
+            let settings =
+                ferroce_ipc::LinkSettings { datapath: Datapath::Xdp, ..ferroce_ipc::LinkSettings::default() };
+            host.broker =
+                running(vec![DeviceInfo { datapath: state, settings, ..device("fr1", "eth0", true, 1) }]);
+            host.broker_capabilities = capabilities;
+            host.broker_program = Some("/usr/sbin/ferroced".into());
+        })
+    };
+    for (state, capabilities, part, cure) in [
+        (
+            DatapathState::NoPermission,
+            Some(1 << CAP_NET_ADMIN),
+            "; it lacks CAP_NET_RAW, CAP_BPF",
+            "setcap cap_net_admin,cap_net_raw,cap_bpf,cap_ipc_lock+ep /usr/sbin/ferroced",
+        ),
+        (
+            DatapathState::NoPermission,
+            Some(1 << CAP_SYS_ADMIN),
+            "; it lacks CAP_NET_ADMIN, CAP_NET_RAW",
+            "setcap",
+        ),
+        (DatapathState::NoPermission, None, "CAP_BPF in ferroced)", "as root"),
+        (DatapathState::NoSupport, None, "no AF_XDP", "CONFIG_XDP_SOCKETS"),
+        (DatapathState::WrongInterface, None, "Ethernet", "ferroce link set fr1 datapath udp"),
+        (DatapathState::Busy, None, "another XDP program", "ip link set dev eth0 xdp off"),
+        (DatapathState::Failed, None, "log", "ferroced.log"),
+    ] {
+        let found = with(state, capabilities);
+        let [finding] = found.as_slice() else { panic!("{found:?}") };
+        assert_eq!(finding.state, State::Warning);
+        assert!(
+            finding.found.starts_with("fr1 on eth0 is to use xdp, and uses udp (")
+                && finding.found.contains(part),
+            "{finding:?}"
+        );
+        assert!(finding.cure.as_ref().is_some_and(|given| given.contains(cure)), "{finding:?}");
+    }
+    assert_eq!(with(DatapathState::XdpNative, None), [Finding::ok("datapath", "fr1 on eth0: xdp (native)")]);
+    let counted = [("xdp_ports_direct", 0), ("xdp_ports_pairs", 1), ("xdp_pair_queues", 1)];
+    let counted = counted.map(|(name, count)| (name.to_owned(), count));
+    let ports = found("datapath", |host| {
+        let settings =
+            ferroce_ipc::LinkSettings { datapath: Datapath::Xdp, ..ferroce_ipc::LinkSettings::default() };
+        let datapath = DatapathState::XdpNative;
+        host.broker = running(vec![DeviceInfo { datapath, settings, ..device("fr1", "eth0", true, 1) }]);
+        host.xdp_ports = [("fr1".to_owned(), crate::ports::Ports::of(&counted).unwrap())].into();
+    });
+    let sentence = "fr1 on eth0: xdp (native); ports of programs: direct 0 pairs 1; programs got pairs: 1 times the interface \
+                    has several receive queues";
+    assert_eq!(ports, [Finding::ok("datapath", sentence)]);
+    // The broker inside a program must not be given capabilities.
+    let inside = found("datapath", |host| {
+        let settings =
+            ferroce_ipc::LinkSettings { datapath: Datapath::Xdp, ..ferroce_ipc::LinkSettings::default() };
+        let datapath = DatapathState::NoPermission;
+        host.broker = running(vec![DeviceInfo { datapath, settings, ..device("fr1", "eth0", true, 1) }]);
+        host.broker_program = Some("/usr/bin/python3".into());
+    });
+    assert!(inside[0].cure.as_ref().is_some_and(|cure| !cure.contains("python3")), "{inside:?}");
+    assert!(found("datapath", |host| host.broker = running(vec![device("fr1", "eth0", true, 1)])).is_empty());
 }
 
 #[test]

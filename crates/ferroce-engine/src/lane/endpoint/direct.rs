@@ -55,7 +55,7 @@ impl DirectState {
 impl Endpoint {
     /// Publishes the rights of the peer, if they changed. When this returns, the peer copies no more by those that it lost.
     pub(crate) fn follow_target(&self, core: &mut Core) {
-        let target = core.transport.direct_target().filter(|_| !core.destroyed);
+        let target = core.transport.direct_target().filter(|_| !core.destroyed && !crate::faults::on());
         if core.direct.target != target {
             self.end_target(core);
             self.publish_target(core, target);

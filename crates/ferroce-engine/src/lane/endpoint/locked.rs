@@ -20,6 +20,7 @@ use super::stream::Stream;
 use super::{Endpoint, Outputs, Published};
 use crate::attr::AhAttr;
 use crate::counters::{DeviceCounters, count_drop};
+use crate::faults::{self, Harm, Held};
 use crate::lane::{Hub, Lane};
 use crate::memory::View;
 use crate::tx_path::{DatagramPaths, Transmit, TxPath};
@@ -49,6 +50,8 @@ pub(crate) struct Core {
     /// In the lane's list of those that wait for the process's budget.
     queued_up: bool,
     pub(super) direct: DirectState,
+    /// Packets that wait by a plan of faults before they leave.
+    pub(crate) held: Held,
     pub(crate) destroyed: bool,
     /// Multicast groups it is attached to.
     pub(crate) groups: Vec<Gid>,
@@ -69,7 +72,10 @@ pub(crate) struct Turn {
 
 /// Where the packets of a connection leave and arrive, from RTR on.
 pub(crate) struct ConnectedPath {
+    /// Where it arrives, and which runs the timers.
     pub(crate) lane: Arc<Lane>,
+    /// A second lane where packets may arrive: a socket's beside a port of AF_XDP, or the port's.
+    pub(crate) beside: Option<Arc<Lane>>,
     pub(crate) socket: TxPath,
 }
 
@@ -90,6 +96,7 @@ impl Core {
             gathering: Gathering::new(),
             queued_up: false,
             direct: DirectState::default(),
+            held: Held::default(),
             destroyed: false,
             groups: Vec::new(),
             frame,
@@ -101,7 +108,7 @@ impl Core {
     fn gathers(&mut self, now: impl FnOnce() -> Instant) -> bool {
         let Some(ConnectedPath { socket, .. }) = &self.path else { return false };
         let limits = match socket {
-            TxPath::Socket(_) => socket.limits(),
+            TxPath::Socket(_) | TxPath::Xdp(..) => socket.limits(),
             TxPath::Pipe(..) => BatchLimits { max_segments: GATHERED_IN_PIPES, gso: true },
             TxPath::Rings(..) => return false,
         };
@@ -117,9 +124,15 @@ impl Core {
     }
 
     /// The lane that receives what its one peer sends.
-    pub(crate) fn peer_lane(&self) -> Option<&Arc<Lane>> {
+    fn peer_lane(&self) -> Option<&Arc<Lane>> {
         let of_path = self.path.as_ref().map(|path| &path.lane);
         of_path.or_else(|| self.stream.as_ref().map(|stream| &stream.lane))
+    }
+
+    /// All lanes that may receive what its one peer sends.
+    pub(crate) fn peer_lanes(&self) -> impl Iterator<Item = &Arc<Lane>> {
+        let beside = self.path.as_ref().and_then(|path| path.beside.as_ref());
+        self.peer_lane().into_iter().chain(beside)
     }
 
     /// Whether datagrams that came by a socket of this address are for it.
@@ -393,23 +406,31 @@ impl Locked<'_> {
             gathering,
             frame,
             direct,
+            held,
             ..
         } = &mut *self.core;
+        let qp = self.endpoint.ordinal;
         gathering.left();
         let counters = self.endpoint.counters();
         if let Some(path) = path {
             let sleeps = || self.endpoint.outputs.reports_by_events();
-            transport.put_ack_first(path.socket.may_part() && (!path.socket.limits().gso || sleeps()));
+            transport.put_ack_first(path.socket.may_part() && (path.socket.sends_one_by_one() || sleeps()));
         }
-        if let Some(way) = path.as_ref().and_then(|path| path.socket.direct())
+        if faults::on() {
+            // A direct copy has no packets.
+            transport.prefer_direct(false);
+        } else if let Some(way) = path.as_ref().and_then(|path| path.socket.direct())
             && direct.copy(transport, memory, way, counters)
         {
             return Some(now);
         }
         let unsent = match path {
-            Some(path) => transmit::drain(transport, memory, &path.socket, now, counters),
+            Some(path) => transmit::drain(transport, memory, &path.socket, now, counters, Harm { qp, held }),
             None if self.endpoint.service == Service::Ud => {
-                let mut drain = || transmit::drain(transport, memory, datagram_paths, now, counters);
+                let mut drain = || {
+                    let harm = Harm { qp, held: &mut *held };
+                    transmit::drain(transport, memory, datagram_paths, now, counters, harm)
+                };
                 // Without a lane nobody would come back for the rest, which is as good as lost.
                 let mut unsent = drain();
                 while unsent.is_some() && datagram_lanes.is_empty() {
@@ -441,6 +462,7 @@ impl Locked<'_> {
         }
         let deadline = Hub::deadline(core.transport.poll_timeout());
         let deadline = unsent.map_or(deadline, |at| deadline.min(at.as_nanos()));
+        let deadline = deadline.min(Hub::deadline(core.held.next()));
         let of_stream = endpoint.follow_stream(&mut core);
         let deadline = deadline.min(Hub::deadline(of_stream));
         endpoint.follow_target(&mut core);
@@ -463,11 +485,12 @@ impl Endpoint {
         core.transport.delay_ack(false);
         let waits = core.gathering.waits();
         core.gathering.left();
-        if (core.delayed_ack.take_pending() || waits)
+        if (core.delayed_ack.take_pending() || waits || !core.held.is_empty())
             && let Some(path) = &core.path
         {
-            let Core { transport, memory, .. } = core;
-            transmit::drain(transport, memory, &path.socket, clock::now(), self.counters());
+            let Core { transport, memory, held, .. } = core;
+            let harm = Harm { qp: self.ordinal, held };
+            transmit::drain(transport, memory, &path.socket, clock::now(), self.counters(), harm);
         }
     }
 
@@ -481,6 +504,7 @@ impl Endpoint {
             let may_send = match &core.path {
                 Some(ConnectedPath { socket: TxPath::Socket(_), .. }) => true,
                 Some(ConnectedPath { socket: TxPath::Pipe(pipe, _), .. }) => pipe.is_free(),
+                Some(ConnectedPath { socket: TxPath::Xdp(port, _), .. }) => port.is_free(),
                 _ => false,
             };
             if may_send {

@@ -4,6 +4,8 @@ mod delayed_ack;
 mod direct;
 mod gathering;
 mod locked;
+mod port;
+mod refuse;
 mod stream;
 
 use std::any::Any;
@@ -32,6 +34,8 @@ pub(crate) struct Endpoint {
     /// The queue pair, for modules that know what one is.
     pub(crate) owner: Weak<dyn Any + Send + Sync>,
     pub(crate) qpn: Qpn,
+    /// By order of creation in this process, for plans of faults.
+    pub(crate) ordinal: u32,
     pub(crate) service: Service,
     /// The number of its device, and the device's block of the ledger.
     pub(crate) device: u32,
@@ -114,21 +118,21 @@ impl Endpoint {
     /// Leaves the lane it was on, if any, for that of `path`.
     pub(crate) fn move_to(self: &Arc<Self>, core: &mut Core, path: Option<ConnectedPath>) {
         let before = std::mem::replace(&mut core.path, path);
-        let same = match (&before, &core.path) {
-            (Some(before), Some(after)) => Arc::ptr_eq(&before.lane, &after.lane),
-            (None, None) => true,
-            _ => false,
+        let lanes = |path: Option<&ConnectedPath>| -> Vec<Arc<Lane>> {
+            path.into_iter().flat_map(ConnectedPath::lanes).cloned().collect()
         };
-        if same {
-            return;
-        }
-        if let Some(ConnectedPath { lane, .. }) = before {
-            lane.detach(self);
-            self.outputs.remove_lane(&lane);
-        }
-        if let Some(ConnectedPath { lane, .. }) = &core.path {
-            lane.attach(self);
-            self.outputs.add_lane(lane);
+        self.exchange_lanes(&lanes(before.as_ref()), &lanes(core.path.as_ref()));
+    }
+
+    /// Leaves the lanes that it was on, for others. The first of them runs its timers.
+    fn exchange_lanes(self: &Arc<Self>, before: &[Arc<Lane>], after: &[Arc<Lane>]) {
+        let is_in =
+            |lane: &Arc<Lane>, lanes: &[Arc<Lane>]| lanes.iter().any(|other| Arc::ptr_eq(lane, other));
+        after.iter().filter(|lane| !is_in(lane, before)).for_each(|lane| self.outputs.add_lane(lane));
+        before.iter().filter(|lane| !is_in(lane, after)).for_each(|lane| self.outputs.remove_lane(lane));
+        if before.first().map(Arc::as_ptr) != after.first().map(Arc::as_ptr) {
+            before.first().inspect(|lane| lane.detach(self));
+            after.first().inspect(|lane| lane.attach(self));
         }
     }
 
@@ -146,23 +150,10 @@ impl Endpoint {
             (None, _) => Vec::new(),
         };
         let before = std::mem::replace(&mut core.datagram_lanes, wanted);
-        let is_in =
-            |lane: &Arc<Lane>, lanes: &[Arc<Lane>]| lanes.iter().any(|other| Arc::ptr_eq(lane, other));
-        for lane in core.datagram_lanes.iter().filter(|lane| !is_in(lane, &before)) {
-            lane.receive_headers();
-            self.outputs.add_lane(lane);
-        }
-        let left = before.iter().filter(|lane| !is_in(lane, &core.datagram_lanes));
-        left.for_each(|lane| self.outputs.remove_lane(lane));
-        let (first, now) = (before.first(), core.datagram_lanes.first());
-        if first.map(Arc::as_ptr) != now.map(Arc::as_ptr) {
-            if let Some(lane) = first {
-                lane.detach(self);
-            }
-            if let Some(lane) = now {
-                lane.attach(self);
-            }
-        }
+        let is_known = |lane: &&Arc<Lane>| before.iter().any(|other| Arc::ptr_eq(lane, other));
+        let fresh = core.datagram_lanes.iter().filter(|lane| !is_known(lane));
+        fresh.for_each(|lane| lane.receive_headers());
+        self.exchange_lanes(&before, &core.datagram_lanes);
     }
 
     /// Notes that it is attached to a multicast group; `false` if it was destroyed.
@@ -201,3 +192,6 @@ impl Endpoint {
         self.hub.ledger.retire(self.block, &transport_values(transport.counters()), &self.entry);
     }
 }
+
+#[cfg(test)]
+mod tests;

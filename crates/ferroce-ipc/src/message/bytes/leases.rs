@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{decode_counts, encode_counts};
 use crate::codec::{MessageError, Reader, Table, Writer};
-use crate::message::{LAST_MEMBER, LeaseEntry, is_leasable};
+use crate::message::{LAST_MEMBER, LeaseEntry, QpnOrder, is_leasable};
 
 /// Leases in the row of a program, of two octets each: a slot, or a whole member with this bit.
 const LEASES_SHOWN: usize = 16;
@@ -72,4 +72,17 @@ pub(super) fn decode_lease(row: &mut Reader<'_>) -> Result<LeaseEntry, MessageEr
         }
     }
     Ok(LeaseEntry { pid, uid, command, slots, resources: decode_counts(row)? })
+}
+
+/// An order with key 0 is none.
+pub(super) fn encode_order(order: Option<QpnOrder>, w: &mut Writer<'_>) {
+    let QpnOrder { key, start } = order.unwrap_or(QpnOrder { key: 0, start: 0 });
+    w.u64(key);
+    w.u16(start);
+}
+
+/// Older brokers do not send it.
+pub(super) fn decode_order(body: &mut Reader<'_>) -> Result<Option<QpnOrder>, MessageError> {
+    let order = body.optional(|body| Ok(QpnOrder { key: body.u64()?, start: body.u16()? }))?;
+    Ok(order.filter(|order| order.key != 0))
 }

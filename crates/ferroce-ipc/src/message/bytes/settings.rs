@@ -3,6 +3,7 @@
 use ferroce_wire::{Gid, PathMtu};
 
 use crate::codec::{MessageError, Reader, Writer};
+use crate::datapath::{Datapath, XdpPorts};
 use crate::gid::GidType;
 use crate::settings::{LinkSettings, Prefix, RoceMode, Setting, TcRule};
 
@@ -14,6 +15,8 @@ const TCLASS: u8 = 1;
 const TTL: u8 = 2;
 const NO_CRC: u8 = 4;
 const NO_ROCE: u8 = 8;
+const PORTS_DIRECT: u8 = 16;
+const PORTS_PAIRS: u8 = 32;
 
 /// The fixed part: 8 bytes.
 pub(super) fn encode(settings: &LinkSettings, w: &mut Writer<'_>) {
@@ -23,6 +26,8 @@ pub(super) fn encode(settings: &LinkSettings, w: &mut Writer<'_>) {
         (TTL, settings.ttl.is_some()),
         (NO_CRC, !settings.crc),
         (NO_ROCE, !settings.roce),
+        (PORTS_DIRECT, settings.xdp_ports == XdpPorts::Direct),
+        (PORTS_PAIRS, settings.xdp_ports == XdpPorts::Pairs),
     ] {
         flags |= if set { bit } else { 0 };
     }
@@ -33,7 +38,7 @@ pub(super) fn encode(settings: &LinkSettings, w: &mut Writer<'_>) {
     w.u8(settings.tclass.unwrap_or(0));
     w.u8(settings.ttl.unwrap_or(0));
     w.u8(settings.mtu.map_or(0, |mtu| mtu as u8));
-    w.u8(0);
+    w.u8(settings.datapath as u8);
 }
 
 /// Without rules.
@@ -53,10 +58,17 @@ pub(super) fn decode(row: &mut Reader<'_>) -> Result<LinkSettings, MessageError>
     settings.ttl = (flags & TTL != 0).then_some(ttl);
     settings.crc = flags & NO_CRC == 0;
     settings.roce = flags & NO_ROCE == 0;
+    settings.xdp_ports = match (flags & PORTS_DIRECT, flags & PORTS_PAIRS) {
+        (0, 0) => XdpPorts::Auto,
+        (_, 0) => XdpPorts::Direct,
+        _ => XdpPorts::Pairs,
+    };
     settings.mtu = match row.u8()? {
         0 => None,
         code => Some(path_mtu(code)?),
     };
+    // The broker alone acts on it, so one that this build does not know must not make the list of devices unreadable.
+    settings.datapath = Datapath::from_u8(row.u8()?).unwrap_or_default();
     Ok(settings)
 }
 
@@ -89,6 +101,8 @@ pub(super) fn encode_setting(setting: &Setting, w: &mut Writer<'_>) {
         Setting::Crc(check) => ((7, Some(check.into())), any),
         Setting::Roce(on) => ((8, Some(on.into())), any),
         Setting::Mtu(mtu) => ((9, mtu.map(|mtu| mtu as u8)), any),
+        Setting::Datapath(datapath) => ((10, Some(datapath as u8)), any),
+        Setting::XdpPorts(ports) => ((11, Some(ports as u8)), any),
         Setting::Unknown(kind) => ((kind, None), any),
     };
     w.u8(kind);
@@ -122,7 +136,10 @@ pub(super) fn decode_setting(row: &mut Reader<'_>) -> Result<Setting, MessageErr
         (8, Some(_)) => Setting::Roce(bool()?),
         (9, None) => Setting::Mtu(None),
         (9, Some(code)) => Setting::Mtu(Some(path_mtu(code)?)),
-        (1..=8, None) => return Err(MessageError::Value { field: "value there", value: 0 }),
+        // A datapath of a newer build is refused as an unknown setting, in a sentence.
+        (10, Some(code)) => Datapath::from_u8(code).map_or(Setting::Unknown(10), Setting::Datapath),
+        (11, Some(code)) => XdpPorts::from_u8(code).map_or(Setting::Unknown(11), Setting::XdpPorts),
+        (1..=8 | 10 | 11, None) => return Err(MessageError::Value { field: "value there", value: 0 }),
         (unknown, _) => Setting::Unknown(unknown),
     })
 }

@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use ferroce_wire::iwarp::Cause;
 use ferroce_wire::iwarp::mpa::{Enhanced, REVISION_BASIC, REVISION_ENHANCED, SetupFrame, SetupKind};
 
 use super::gather::{Gather, emitted};
@@ -99,7 +100,7 @@ impl Initiator {
             Ok(Some((reply, behind))) => self.offer.conclude(&reply, behind),
             // As kernel siw does after a wrong key (siw 6.1 siw_cm.c).
             Err(error) => {
-                let terminate = Terminate::new(Terminate::BAD_FRAME, self.offer.crc, false);
+                let terminate = Terminate { cause: Cause::SetUp, crc: self.offer.crc, send_markers: false };
                 Progress::Failed(Failure { reason: error.into(), terminate: Some(terminate) })
             }
         };
@@ -149,18 +150,18 @@ impl Offer {
                 };
                 Progress::Agreed(agreement, behind)
             }
-            Err((reason, code)) => {
-                let terminate = Terminate::new(code, self.crc || reply.crc, reply.markers);
+            Err((reason, cause)) => {
+                let terminate = Terminate { cause, crc: self.crc || reply.crc, send_markers: reply.markers };
                 Progress::Failed(Failure { reason, terminate: Some(terminate) })
             }
         }
     }
 
-    /// The stream, or the reason against it and the code of the Terminate message.
-    fn agree(&self, reply: &SetupFrame<'_>) -> Result<StreamConfig, (Reason, u8)> {
+    /// The stream, or the reason against it and the cause that the Terminate message names.
+    fn agree(&self, reply: &SetupFrame<'_>) -> Result<StreamConfig, (Reason, Cause)> {
         let (sent, received) = (self.revision, reply.revision);
         if sent != received {
-            return Err((Reason::Revision { sent, received }, Terminate::BAD_FRAME));
+            return Err((Reason::Revision { sent, received }, Cause::SetUp));
         }
         let without_depths = StreamConfig {
             initiator: true,
@@ -178,28 +179,28 @@ impl Offer {
                 let ord = self.depth(&block)?;
                 Ok(StreamConfig { ord, rtr: self.rtr(&block, ord)?, ..without_depths })
             }
-            None if sent >= REVISION_ENHANCED => Err((Reason::NoEnhancedBlock, Terminate::BAD_FRAME)),
+            None if sent >= REVISION_ENHANCED => Err((Reason::NoEnhancedBlock, Cause::SetUp)),
             None => Ok(without_depths),
         }
     }
 
     /// Our ORD. Our IRD stays as offered, because a peer with kernel siw rounds its ORD up (RFC 6581 9.1).
-    fn depth(&self, reply: &Enhanced) -> Result<u8, (Reason, u8)> {
+    fn depth(&self, reply: &Enhanced) -> Result<u8, (Reason, Cause)> {
         match named(reply.ord) {
             Some(ord) if ord > self.ird.into() => {
-                Err((Reason::InsufficientIrd { ird: self.ird, ord }, Terminate::INSUFFICIENT_IRD))
+                Err((Reason::InsufficientIrd { ird: self.ird, ord }, Cause::InsufficientIrd))
             }
             _ => Ok(limited(self.ord, reply.ird)),
         }
     }
 
     /// The frame to send first. A Write needs nothing from the peer, so it is the first choice (RFC 6581 9.2).
-    fn rtr(&self, reply: &Enhanced, ord: u8) -> Result<Option<Rtr>, (Reason, u8)> {
+    fn rtr(&self, reply: &Enhanced, ord: u8) -> Result<Option<Rtr>, (Reason, Cause)> {
         match self.peer_to_peer {
             false => Ok(None),
             true if reply.peer_to_peer && reply.rtr_write => Ok(Some(Rtr::Write)),
             true if reply.peer_to_peer && reply.rtr_read && ord > 0 => Ok(Some(Rtr::Read)),
-            true => Err((Reason::NoCommonRtr, Terminate::NO_COMMON_RTR)),
+            true => Err((Reason::NoCommonRtr, Cause::NoMatchingRtr)),
         }
     }
 }

@@ -12,6 +12,7 @@ mod tests;
 
 use core::time::Duration;
 
+use ferroce_wire::iwarp::Cause;
 use ferroce_wire::iwarp::mpa::{MAX_SENT_PRIVATE, NOT_NEGOTIATED, SetupError};
 
 pub use self::initiator::{Agreement, Initiator, Progress};
@@ -82,27 +83,12 @@ pub enum Reason {
 /// The Terminate message for a failure of the set-up (RFC 5044 8, RFC 6581 8).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Terminate {
-    /// 2: MPA.
-    pub layer: u8,
-    pub error_type: u8,
-    pub code: u8,
+    /// [`Cause::SetUp`], [`Cause::InsufficientIrd`] or [`Cause::NoMatchingRtr`].
+    pub cause: Cause,
     /// The message carries a CRC.
     pub crc: bool,
     /// The message has markers.
     pub send_markers: bool,
-}
-
-impl Terminate {
-    /// A request or reply that breaks the format.
-    pub const BAD_FRAME: u8 = 0x04;
-    /// The initiator's IRD is below the reply's ORD.
-    pub const INSUFFICIENT_IRD: u8 = 0x06;
-    /// The ends know no common ready-to-receive frame.
-    pub const NO_COMMON_RTR: u8 = 0x07;
-
-    const fn new(code: u8, crc: bool, send_markers: bool) -> Self {
-        Self { layer: 2, error_type: 0, code, crc, send_markers }
-    }
 }
 
 /// The depth to offer. Kernel siw rounds depths up to powers of two and then has as many reads outstanding, so a depth

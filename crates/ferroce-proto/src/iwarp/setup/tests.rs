@@ -44,8 +44,8 @@ fn with_block(block: Enhanced) -> SetupFrame<'static> {
     SetupFrame { enhanced: Some(block), ..REPLY }
 }
 
-fn failure(reason: Reason, code: u8) -> Result<StreamConfig, Failure> {
-    let terminate = Terminate { layer: 2, error_type: 0, code, crc: false, send_markers: false };
+fn failure(reason: Reason, cause: Cause) -> Result<StreamConfig, Failure> {
+    let terminate = Terminate { cause, crc: false, send_markers: false };
     Err(Failure { reason, terminate: Some(terminate) })
 }
 
@@ -176,7 +176,7 @@ fn depths_of_the_initiator() {
         assert_eq!((stream.ird, stream.ord), (4, ours), "{ird} {ord}");
     }
     for ord in [5, 128, 129, 0x3ffe] {
-        assert_eq!(outcome(1, ord), failure(Reason::InsufficientIrd { ird: 4, ord }, 0x06));
+        assert_eq!(outcome(1, ord), failure(Reason::InsufficientIrd { ird: 4, ord }, Cause::InsufficientIrd));
     }
 }
 
@@ -230,7 +230,7 @@ fn ready_to_receive_of_the_initiator() {
     let no_read = SetupParams { ord: 0, ..params };
     assert_eq!(offers(&no_read), Some(Enhanced { rtr_read: false, ord: 0, ..both }));
 
-    let none = failure(Reason::NoCommonRtr, 0x07);
+    let none = failure(Reason::NoCommonRtr, Cause::NoMatchingRtr);
     let reply = |write, read, ird| with_block(Enhanced { rtr_write: write, rtr_read: read, ird, ..both });
     let rtr = |reply| replied(&params, &reply).map(|stream| stream.rtr);
     assert_eq!(rtr(reply(true, true, 1)), Ok(Some(Rtr::Write)));
@@ -306,10 +306,13 @@ fn streams_of_revision_1() {
 fn replies_of_another_revision() {
     for received in [0, 1] {
         let reply = SetupFrame { revision: received, enhanced: None, ..REPLY };
-        assert_eq!(replied(&depths(1, 1), &reply), failure(Reason::Revision { sent: 2, received }, 0x04));
+        assert_eq!(
+            replied(&depths(1, 1), &reply),
+            failure(Reason::Revision { sent: 2, received }, Cause::SetUp)
+        );
     }
     let reply = SetupFrame { enhanced: None, ..REPLY };
-    assert_eq!(replied(&depths(1, 1), &reply), failure(Reason::NoEnhancedBlock, 0x04));
+    assert_eq!(replied(&depths(1, 1), &reply), failure(Reason::NoEnhancedBlock, Cause::SetUp));
     let mut basic = Initiator::basic(&depths(1, 1)).unwrap();
     let reason = Reason::Revision { sent: 1, received: 2 };
     assert!(matches!(basic.handle(&emitted(&REPLY)), Progress::Failed(failure) if failure.reason == reason));
@@ -319,7 +322,7 @@ fn replies_of_another_revision() {
 #[test]
 fn terminate_of_the_initiator() {
     let mut initiator = Initiator::new(&SetupParams { crc: true, ..depths(1, 1) }).unwrap();
-    let terminate = Terminate { layer: 2, error_type: 0, code: 0x04, crc: true, send_markers: false };
+    let terminate = Terminate { cause: Cause::SetUp, crc: true, send_markers: false };
     let failure = Failure { reason: SetupError::Key.into(), terminate: Some(terminate) };
     assert_eq!(initiator.handle(b"HTTP"), Progress::Failed(failure));
     assert_eq!(
@@ -329,7 +332,7 @@ fn terminate_of_the_initiator() {
 
     let reply = SetupFrame { crc: true, markers: true, enhanced: Some(Enhanced { ord: 9, ..NONE }), ..REPLY };
     let failure = replied(&depths(1, 1), &reply).unwrap_err();
-    let terminate = Terminate { code: 0x06, send_markers: true, ..terminate };
+    let terminate = Terminate { cause: Cause::InsufficientIrd, send_markers: true, ..terminate };
     assert_eq!(failure.terminate, Some(terminate));
 }
 

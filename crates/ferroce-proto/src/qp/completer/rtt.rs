@@ -20,6 +20,13 @@ const MEMORY: Duration = Duration::from_secs(10);
 /// take in the CPUs of both ends is no queue.
 const SLACK: Duration = Duration::from_micros(200);
 
+/// The peer may delay the answer to the newest packet by so much, beside the round trip.
+const PROBE_SLACK: Duration = Duration::from_micros(20);
+/// How long packets may be out of order, before any round trip was measured, and in bounds.
+const UNKNOWN_REORDERING: Duration = Duration::from_micros(100);
+const MIN_REORDERING: Duration = Duration::from_micros(5);
+const MAX_REORDERING: Duration = Duration::from_millis(1);
+
 /// Estimates the round trip time from one packet at a time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rtt {
@@ -80,6 +87,11 @@ impl Rtt {
         self.sample = None;
     }
 
+    /// The smoothed round trip time, once one was measured.
+    pub fn smoothed(&self) -> Option<Duration> {
+        self.estimate.map(|estimate| estimate.smoothed)
+    }
+
     /// The last round trip was long enough to show that packets wait in a queue: more packets in flight would wait
     /// longer, until the queue overflows.
     pub fn is_queueing(&self) -> bool {
@@ -97,6 +109,28 @@ impl Rtt {
             Some(estimate) => estimate.timeout().max(self.patience.clamp(MIN_TIMEOUT, longest)),
             None => longest,
         }
+    }
+
+    /// When to send the newest packet again on silence, given the ACK timeout if there is one (RFC 8985 section 7.2).
+    pub fn probe_timeout(&self, ack_timeout: Option<Duration>) -> Duration {
+        let Some(estimate) = self.estimate else { return self.timeout(ack_timeout) };
+        let longest =
+            ack_timeout.map_or(FIRST_TIMEOUT, |timeout| (timeout / 4).clamp(MIN_TIMEOUT, FIRST_TIMEOUT));
+        (estimate.smoothed * 2 + PROBE_SLACK).max(self.patience.clamp(MIN_TIMEOUT, longest))
+    }
+
+    /// How long packets may be out of order before one counts as lost: a quarter of the least round trip (RFC 8985 section 6.2).
+    pub fn reordering(&self) -> Duration {
+        self.least().map_or(UNKNOWN_REORDERING, |least| (least / 4).clamp(MIN_REORDERING, MAX_REORDERING))
+    }
+
+    /// Whether an answer this long after a resend is too soon to be one to it.
+    pub fn is_sooner(&self, took: Duration) -> bool {
+        self.least().is_some_and(|least| took < least / 2)
+    }
+
+    fn least(&self) -> Option<Duration> {
+        self.estimate.map(|Estimate { least: [newer, older], .. }| newer.min(older))
     }
 
     /// Whether an answer after this time may answer that packet. `None`: nothing was measured.

@@ -47,7 +47,7 @@ pub(super) enum Part<'a> {
 }
 
 impl Framer {
-    /// At the first octet behind the set-up.
+    /// Begins at the first octet behind the set-up.
     pub const fn new(checks_crc: bool, markers: bool) -> Self {
         Self {
             checks_crc,
@@ -76,11 +76,11 @@ impl Framer {
         self.in_fpdu > 0
     }
 
-    /// The next part of what is at the front of `octets`, which it takes away. `None`: more octets are needed.
+    /// Takes the next part of the stream from the front of `octets`. `None`: more octets are needed.
     ///
     /// # Errors
     ///
-    /// What the peer's stream ends with.
+    /// The peer broke the protocol, and the stream ends with this cause.
     pub fn next<'a>(&mut self, octets: &mut &'a [u8]) -> Result<Option<Part<'a>>, Cause> {
         loop {
             if self.until_marker == Some(0) {

@@ -9,7 +9,7 @@ use super::super::common::Common;
 use super::super::receiving::SharedQueues;
 use super::super::send_queue::SendQueue;
 use super::framer::{Framer, Part};
-use super::outbound::{AwaitedKind, IMMEDIATE_LEN, Outbound, Reply, of_read};
+use super::outbound::{AwaitedKind, IMMEDIATE_LEN, Outbound, Reply, fail, of_read};
 use crate::iwarp::StreamConfig;
 use crate::{
     Memory, MemoryError, QpAccess, ReceiveSource, RemoteAccess, Taken, WcOpcode, WcStatus, WorkCompletion,
@@ -69,7 +69,7 @@ pub(super) struct Parts<'a, S, M> {
     pub mem: &'a mut M,
 }
 
-/// How a stream ends by what arrived.
+/// The way in which the peer's octets end a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
     /// The peer gets a Terminate.
@@ -252,11 +252,7 @@ impl Inbound {
         if offset != unfinished.received {
             return Err(Cause::MessageOffset);
         }
-        match parts.common.receiving.take(&mut parts.shared, 0) {
-            Taken::Wqe => {}
-            Taken::Empty | Taken::TooShort => return Err(Cause::NoBuffer),
-            Taken::Failed => return Err(Cause::LocalCatastrophic),
-        }
+        bind_receive(parts)?;
         let end = u64::from(offset) + u64::from(payload);
         if parts.common.receiving.bound().is_none_or(|wqe| end > wqe.length) {
             let qpn = parts.common.qpn;
@@ -310,12 +306,7 @@ impl Inbound {
                 *offset += piece.len() as u64;
             }
             Target::Sink { index, offset } => {
-                if parts.queue.scatter(*index, *offset, piece, parts.mem).is_err() {
-                    if let Some(wqe) = parts.queue.get_mut(*index) {
-                        wqe.failure.get_or_insert(WcStatus::LocProtErr.into());
-                    }
-                    return Err(Cause::LocalCatastrophic);
-                }
+                scatter(*index, *offset, piece, parts)?;
                 *offset += piece.len() as u64;
             }
             Target::Control => {
@@ -403,11 +394,7 @@ impl Inbound {
         parts: &mut Parts<'_, S, M>,
     ) -> Result<(), Cause> {
         self.send_msn = self.send_msn.wrapping_add(1);
-        match parts.common.receiving.take(&mut parts.shared, 0) {
-            Taken::Wqe => {}
-            Taken::Empty | Taken::TooShort => return Err(Cause::NoBuffer),
-            Taken::Failed => return Err(Cause::LocalCatastrophic),
-        }
+        bind_receive(parts)?;
         parts.common.complete(WorkCompletion {
             opcode: WcOpcode::RecvRdmaWithImm,
             byte_len: core::mem::take(&mut self.written),
@@ -417,6 +404,28 @@ impl Inbound {
         });
         Ok(())
     }
+}
+
+/// Binds the next receive WQE, unless one is in use already.
+fn bind_receive<S: ReceiveSource, M>(parts: &mut Parts<'_, S, M>) -> Result<(), Cause> {
+    match parts.common.receiving.take(&mut parts.shared, 0) {
+        Taken::Wqe => Ok(()),
+        Taken::Empty | Taken::TooShort => Err(Cause::NoBuffer),
+        Taken::Failed => Err(Cause::LocalCatastrophic),
+    }
+}
+
+/// Copies a part of a response to the local memory of our request. The request fails if that memory went away.
+fn scatter<S, M: Memory>(
+    index: u64,
+    offset: u64,
+    piece: &[u8],
+    parts: &mut Parts<'_, S, M>,
+) -> Result<(), Cause> {
+    parts.queue.scatter(index, offset, piece, parts.mem).map_err(|_| {
+        fail(parts.queue, index, WcStatus::LocProtErr);
+        Cause::LocalCatastrophic
+    })
 }
 
 /// Checks a segment of a read response against the oldest read that waits for one (RFC 5040 section 5.5).
@@ -490,12 +499,7 @@ fn take_atomic<S, M: Memory>(response: &AtomicResponse, parts: &mut Parts<'_, S,
         AwaitedKind::Atomic { request } if request == response.request => awaited.index,
         _ => return Err(Cause::UnexpectedOpcode),
     };
-    if parts.queue.scatter(index, 0, &response.original.to_ne_bytes(), parts.mem).is_err() {
-        if let Some(wqe) = parts.queue.get_mut(index) {
-            wqe.failure.get_or_insert(WcStatus::LocProtErr.into());
-        }
-        return Err(Cause::LocalCatastrophic);
-    }
+    scatter(index, 0, &response.original.to_ne_bytes(), parts)?;
     parts.outbound.answered(parts.queue);
     Ok(())
 }

@@ -107,8 +107,8 @@ impl QueuePair {
         self.after_change();
     }
 
-    /// This end may send from now on, although no FPDU of the peer came yet. A responder waits for one (RFC 5044 section 7.1.2). So does
-    /// an initiator whose peer has not [`StreamConfig::extensions`]: the kernel's siw can miss what arrives while it accepts.
+    /// Allows this end to send, although no FPDU of the peer came yet. A responder waits for one (RFC 5044 section 7.1.2). An initiator
+    /// waits too if its peer has not [`StreamConfig::extensions`]: the kernel's siw can miss an FPDU that arrives while it accepts.
     pub fn release_stream(&mut self) {
         if let Some(Iwarp(Some(stream))) = self.roles.stream_mut() {
             stream.outbound.held = false;
@@ -157,7 +157,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Nothing but a Terminate leaves any more: with `cause`, if that is given.
+    /// From now on nothing but a Terminate leaves; it names `cause`, if that is given.
     pub(super) fn close_stream(&mut self, cause: Option<Cause>) {
         if let Some(Iwarp(Some(Stream { inbound, outbound, .. }))) = self.roles.stream_mut() {
             let layer = cause.map(|cause| cause.codes().0);
@@ -174,7 +174,7 @@ impl QueuePair {
         self.common.transition("memory of the stream went away", QpState::Error);
     }
 
-    /// What arrived ends the stream.
+    /// Ends the stream, because the peer broke the protocol or sent a Terminate.
     fn end_by_peer(&mut self, end: End) {
         match end {
             End::Error(cause) => {
@@ -208,10 +208,8 @@ impl QueuePair {
             _ => return,
         };
         let Some(Iwarp(Some(stream))) = self.roles.stream_mut() else { return };
-        if let Some(index) = stream.outbound.awaited().map(|awaited| awaited.index)
-            && let Some(wqe) = self.pipeline.queue.get_mut(index)
-        {
-            wqe.failure.get_or_insert(status.into());
+        if let Some(awaited) = stream.outbound.awaited() {
+            outbound::fail(&mut self.pipeline.queue, awaited.index, status);
         }
     }
 }

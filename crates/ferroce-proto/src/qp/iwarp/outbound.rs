@@ -75,7 +75,7 @@ pub(super) struct Outbound {
     /// Octets that were written for TCP, and those that it took.
     written: u64,
     taken: u64,
-    /// In the order of the send queue, from its `done` on.
+    /// The requests are in the order of the send queue, from its `done` on.
     started: VecDeque<Started>,
     awaited: VecDeque<Awaited>,
     ord: usize,
@@ -88,7 +88,8 @@ pub(super) struct Outbound {
     read_msn: u32,
     response_msn: u32,
     atomics: u32,
-    /// The responder waits for the initiator's first FPDU (RFC 5044 section 7.1.2). The initiator gives a peer with another stack a moment.
+    /// This end sends nothing yet, see [`crate::QueuePair::release_stream`]: it is the responder, which waits for the initiator's first
+    /// FPDU (RFC 5044 section 7.1.2), or an initiator whose peer has another stack.
     pub held: bool,
     rtr: Option<Rtr>,
     terminate: Option<(usize, [u8; Terminate::MAX_LEN])>,
@@ -236,15 +237,12 @@ impl Outbound {
         out: &mut [u8],
     ) -> Result<usize, Stop> {
         if let Some((length, message)) = self.terminate {
-            let header = untagged(Opcode::Terminate, 1);
+            let header = SegmentHeader::untagged(Opcode::Terminate, 1);
             let octets = self.control(&header, message.get(..length).unwrap_or_default(), out)?;
             self.terminate = None;
             return Ok(octets);
         }
-        if self.closed {
-            return Err(Stop::Nothing);
-        }
-        if self.held {
+        if self.closed || self.held {
             return Err(Stop::Nothing);
         }
         if let Some(rtr) = self.rtr {
@@ -290,11 +288,10 @@ impl Outbound {
         if is_answered {
             return self.ask(index, &wqe, queue, out);
         }
-        let octets = self.segment(index, &wqe, 0, queue, mem, out)?;
+        let octets = self.go_on(index, 0, common, queue, mem, out)?;
         queue.start(wqe.first_psn, 0);
         self.started.push_back(Started { end: None, answered: true });
-        self.wrote(index, &wqe, octets.1, common);
-        Ok(octets.0)
+        Ok(octets)
     }
 
     /// Executes local operations whose turn it is: everything before them is complete.
@@ -322,6 +319,7 @@ impl Outbound {
         }
     }
 
+    /// Writes the next segment of a send or write.
     fn go_on(
         &mut self,
         index: u64,
@@ -388,18 +386,13 @@ impl Outbound {
         };
         let payload = left.min(self.writer.most_payload(header(false).len()));
         let header = header(payload == left);
-        let room = self.writer.room_for(header.len(), payload);
-        let out = out.get_mut(..room).ok_or(Stop::Full)?;
-        let written = self.writer.write(&header, payload, out, |to| {
-            if to.is_empty() { Ok(()) } else { queue.gather(index, u64::from(sent), to, mem) }
-        });
-        match written {
-            Ok(octets) => Ok((octets, payload as u32)),
-            Err(_) => {
+        let octets = self.fpdu(&header, payload, out, |to| {
+            queue.gather(index, u64::from(sent), to, mem).map_err(|_| {
                 fail(queue, index, WcStatus::LocProtErr);
-                Err(if sent == 0 { Stop::Nothing } else { Stop::Failed(Cause::LocalCatastrophic) })
-            }
-        }
+                if sent == 0 { Stop::Nothing } else { Stop::Failed(Cause::LocalCatastrophic) }
+            })
+        })?;
+        Ok((octets, payload as u32))
     }
 
     /// Writes the request of a read or an atomic.
@@ -410,7 +403,7 @@ impl Outbound {
         queue: &mut SendQueue,
         out: &mut [u8],
     ) -> Result<usize, Stop> {
-        let header = |opcode| untagged(opcode, self.read_msn);
+        let header = |opcode| SegmentHeader::untagged(opcode, self.read_msn);
         let (sink, sink_offset) =
             queue.first_sge(index).map_or((Stag(0), 0), |sge| (Stag(sge.lkey.value()), sge.addr));
         let (kind, octets) = match wqe.op {
@@ -448,7 +441,7 @@ impl Outbound {
         let opcode = if solicited { Opcode::ImmediateSolicited } else { Opcode::Immediate };
         let mut data = [0; IMMEDIATE_LEN];
         data.iter_mut().zip(imm.0).for_each(|(to, from)| *to = from);
-        let octets = self.control(&untagged(opcode, self.send_msn), &data, out)?;
+        let octets = self.control(&SegmentHeader::untagged(opcode, self.send_msn), &data, out)?;
         self.send_msn = self.send_msn.wrapping_add(1);
         self.current = None;
         Ok(octets)
@@ -459,7 +452,7 @@ impl Outbound {
         let (octets, ends) = match self.replies.front().copied() {
             None => return Err(Stop::Nothing),
             Some(Reply::Atomic(response)) => {
-                let header = untagged(Opcode::AtomicResponse, self.response_msn);
+                let header = SegmentHeader::untagged(Opcode::AtomicResponse, self.response_msn);
                 let octets = self.control(&header, &response.emit(), out)?;
                 self.response_msn = self.response_msn.wrapping_add(1);
                 (octets, true)
@@ -495,16 +488,12 @@ impl Outbound {
             stag: request.sink,
             offset: request.sink_offset.wrapping_add(u64::from(sent)),
         };
-        let room = self.writer.room_for(header.len(), payload);
-        let out = out.get_mut(..room).ok_or(Stop::Full)?;
         let from = request.source_offset.wrapping_add(u64::from(sent));
-        let written = self.writer.write(&header, payload, out, |to| {
-            if to.is_empty() { Ok(()) } else { mem.read_remote(Rkey::new(request.source.0), from, to) }
-        });
-        match written {
-            Ok(octets) => Ok((octets, payload as u32)),
-            Err(error) => Err(Stop::Failed(of_read(error))),
-        }
+        let octets = self.fpdu(&header, payload, out, |to| {
+            let read = mem.read_remote(Rkey::new(request.source.0), from, to);
+            read.map_err(|error| Stop::Failed(of_read(error)))
+        })?;
+        Ok((octets, payload as u32))
     }
 
     /// The first frame of a peer-to-peer initiator (RFC 6581 section 9).
@@ -513,7 +502,7 @@ impl Outbound {
         match rtr {
             Rtr::Write => self.control(&header(Opcode::Write), &[], out),
             Rtr::Send => {
-                let octets = self.control(&untagged(Opcode::Send, self.send_msn), &[], out)?;
+                let octets = self.control(&SegmentHeader::untagged(Opcode::Send, self.send_msn), &[], out)?;
                 self.send_msn = self.send_msn.wrapping_add(1);
                 Ok(octets)
             }
@@ -525,8 +514,11 @@ impl Outbound {
                     source: Stag(0),
                     source_offset: 0,
                 };
-                let octets =
-                    self.control(&untagged(Opcode::ReadRequest, self.read_msn), &request.emit(), out)?;
+                let octets = self.control(
+                    &SegmentHeader::untagged(Opcode::ReadRequest, self.read_msn),
+                    &request.emit(),
+                    out,
+                )?;
                 self.read_msn = self.read_msn.wrapping_add(1);
                 self.awaited.push_back(Awaited { index: u64::MAX, kind: AwaitedKind::ReadyToReceive });
                 Ok(octets)
@@ -536,21 +528,28 @@ impl Outbound {
 
     /// Writes a message of one segment whose payload is known.
     fn control(&mut self, header: &SegmentHeader, payload: &[u8], out: &mut [u8]) -> Result<usize, Stop> {
-        let room = self.writer.room_for(header.len(), payload.len());
-        let out = out.get_mut(..room).ok_or(Stop::Full)?;
-        self.writer.write(header, payload.len(), out, |to| {
+        self.fpdu(header, payload.len(), out, |to| {
             to.copy_from_slice(payload);
             Ok(())
         })
     }
+
+    /// Writes an FPDU to the front of `out`, if there is room, and returns its octets. `fill` writes the payload, if there is any.
+    fn fpdu(
+        &mut self,
+        header: &SegmentHeader,
+        payload: usize,
+        out: &mut [u8],
+        fill: impl FnOnce(&mut [u8]) -> Result<(), Stop>,
+    ) -> Result<usize, Stop> {
+        let room = self.writer.room_for(header.len(), payload);
+        let out = out.get_mut(..room).ok_or(Stop::Full)?;
+        self.writer.write(header, payload, out, |to| if to.is_empty() { Ok(()) } else { fill(to) })
+    }
 }
 
-/// The header of an untagged message of one segment.
-const fn untagged(opcode: Opcode, msn: u32) -> SegmentHeader {
-    SegmentHeader::Untagged { opcode, last: true, invalidate: Stag(0), queue: opcode.queue(), msn, offset: 0 }
-}
-
-fn fail(queue: &mut SendQueue, index: u64, status: WcStatus) {
+/// The request of this index completes with `status`, unless it failed before.
+pub(super) fn fail(queue: &mut SendQueue, index: u64, status: WcStatus) {
     if let Some(wqe) = queue.get_mut(index) {
         wqe.failure.get_or_insert(status.into());
     }

@@ -51,7 +51,7 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// Those of `fill`; nothing is written then.
+    /// Returns the error of `fill`, and writes nothing.
     pub fn write<E>(
         &mut self,
         header: &SegmentHeader,

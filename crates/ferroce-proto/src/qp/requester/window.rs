@@ -45,6 +45,16 @@ impl Window {
         self.size = self.size.saturating_add(step).min(self.cap);
     }
 
+    /// A single packet was lost while nothing waited in queues: most likely by chance. The repeat costs no more with a larger
+    /// window where only that is sent again: up to `held` octets, which is all that the peer keeps behind a gap.
+    pub fn ease(&mut self, held: u64) {
+        if self.size > held {
+            return self.shrink();
+        }
+        self.size = (self.size - self.size / 16).max(self.floor);
+        self.threshold = self.threshold.min(held);
+    }
+
     /// Something was lost, or a congestion notification came.
     pub fn shrink(&mut self) {
         self.size = (self.size / 10 * 7).max(self.floor);
@@ -75,6 +85,15 @@ mod tests {
         let size = window.size();
         window.grow(cut, true);
         assert_eq!(window.size(), size);
+        window.ease(1 << 20);
+        assert!(window.size() < size && window.size() > size / 10 * 9);
+        let size = window.size();
+        window.ease(size - 1);
+        assert!(window.size() < size / 10 * 8);
+        for _ in 0..100 {
+            window.ease(1 << 20);
+        }
+        assert_eq!(window.size(), 16 << 10);
         for _ in 0..100 {
             window.shrink();
         }

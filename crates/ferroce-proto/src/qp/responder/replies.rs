@@ -3,11 +3,12 @@
 use alloc::collections::VecDeque;
 
 use ferroce_wire::{
-    Aeth, CreditCode, IcrcStatus, Msn, NakCode, Packet, Psn, PushError, RcPacket, Response, Rkey, RnrTimer,
-    Syndrome, TxBatch,
+    Aeth, Bth, CreditCode, IcrcStatus, Instant, Msn, NakCode, Operation, Packet, Psn, PushError, RcPacket,
+    Response, Rkey, RnrTimer, Syndrome, TxBatch,
 };
 
 use super::super::common::Common;
+use super::super::pipeline::PACKET_OVERHEAD;
 use crate::{Domain, Memory};
 
 /// An answer. It carries the MSN of when it was due, so that an ACK never speaks for what came after it.
@@ -65,6 +66,8 @@ pub(crate) enum Drained {
     Empty,
     /// The batch takes no more.
     Full,
+    /// The answer to a READ waits for the reaction point.
+    Paced,
     /// Memory of a READ went away under it: a NAK stands in its place, the queue pair must go to the error state.
     MemoryGone,
 }
@@ -160,12 +163,21 @@ impl Replies {
     /// Moves answers into the batch; the number of packets added.
     pub fn transmit(
         &mut self,
+        now: Instant,
         common: &mut Common,
         mem: &mut impl Memory,
         out: &mut TxBatch<'_>,
     ) -> (u32, Drained) {
         let mut sent = 0;
         while let Some(reply) = self.queue.front_mut() {
+            let charge = charge(reply, common);
+            if let Some(limiter) = &mut common.limiter
+                && charge > 0
+                && !limiter.admits(now, charge, 0)
+            {
+                common.paced = limiter.timeout();
+                return (sent, Drained::Paced);
+            }
             match push(reply, common, mem, out) {
                 Ok(finished) => {
                     sent += 1;
@@ -178,7 +190,12 @@ impl Replies {
                         self.queue.pop_front();
                     }
                 }
-                Err(PushError::Full) => return (sent, Drained::Full),
+                Err(PushError::Full) => {
+                    if let Some(limiter) = &mut common.limiter {
+                        limiter.give_back(charge);
+                    }
+                    return (sent, Drained::Full);
+                }
                 Err(PushError::Fill(_)) => {
                     if self.memory_gone() {
                         return (sent, Drained::MemoryGone);
@@ -213,6 +230,16 @@ impl Replies {
     }
 }
 
+/// Octets for which the reaction point is asked: those of the next packet of a READ's answer.
+fn charge(reply: &Reply, common: &Common) -> u64 {
+    match reply {
+        Reply::Read(read) if read.remaining > 0 => {
+            u64::from(read.remaining.min(common.mtu())) + PACKET_OVERHEAD
+        }
+        _ => 0,
+    }
+}
+
 /// Pushes the next packet of an answer; whether it was the last.
 fn push(
     reply: &mut Reply,
@@ -225,7 +252,8 @@ fn push(
     }
     let mut send = |psn, response: Response<'_>, len: u32, addr: u64, rkey| {
         let op = common.reliable(RcPacket::Response(response), None);
-        let head = Packet { bth: common.bth(psn), op, icrc: IcrcStatus::Checked };
+        let bth = Bth { extended: common.announces, ..common.bth(psn) };
+        let head = Packet { bth, op, icrc: IcrcStatus::Checked };
         out.push(&common.attr.path, &head, len as usize, |payload| {
             if payload.is_empty() { Ok(()) } else { mem.read_remote(rkey, addr, payload) }
         })
@@ -264,6 +292,19 @@ fn push(
             Ok(last)
         }
     }
+}
+
+/// Pushes the report of what is held behind the expected PSN.
+pub(super) fn push_report(
+    expected: Psn,
+    msn: Msn,
+    held: u128,
+    common: &Common,
+    out: &mut TxBatch<'_>,
+) -> Result<(), PushError<crate::MemoryError>> {
+    let op = Operation::Sack { aeth: ack(msn), held };
+    let head = Packet { bth: common.bth(expected), op, icrc: IcrcStatus::Checked };
+    out.push(&common.attr.path, &head, 0, |_| Ok(()))
 }
 
 /// Positive, without credits: RNR NAKs are the flow control, as rxe's.

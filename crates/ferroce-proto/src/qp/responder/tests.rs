@@ -29,14 +29,17 @@ fn the_msn_wraps() {
     let mut common = common();
     common.attr.access = QpAccess::REMOTE_WRITE;
     let mut responder = Responder::new();
-    responder.begin(Psn::new(0xff_ffff), 0);
+    responder.begin(Psn::new(0xff_ffff), 0, &common);
     responder.msn = Msn::new(0xff_fffe);
     let reth = Reth { va: 0, rkey: Rkey::new(0), dma_len: 0 };
     let write = Request::WriteOnly { reth, payload: &[], imm: None };
     for (psn, msn) in [(0xff_ffff, 0xff_ffff), (0, 0), (1, 1)] {
         let bth = Bth::new(Qpn::new(1), Psn::new(psn));
         let mut queues = SharedQueues { source: &mut NoSharedQueue, named: None };
-        assert_eq!(responder.handle_request(&mut common, &bth, &write, &mut queues, &mut Nothing), Ok(()));
+        assert_eq!(
+            responder.handle_request(Instant::ZERO, &mut common, &bth, &write, &mut queues, &mut Nothing),
+            Ok(())
+        );
         assert_eq!(responder.msn, Msn::new(msn));
     }
 }
@@ -85,7 +88,7 @@ impl Story {
         let mut common = common();
         common.attr.path_mtu = PathMtu::B256;
         let mut responder = Responder::new();
-        responder.begin(Psn::new(start), depth);
+        responder.begin(Psn::new(start), depth, &common);
         let depth = usize::from(depth).next_power_of_two();
         Self { responder, common, start, depth, steps: Vec::new(), end: 0 }
     }
@@ -140,7 +143,14 @@ impl Story {
         };
         let bth = Bth::new(Qpn::new(1), self.psn(place));
         let mut queues = SharedQueues { source: &mut NoSharedQueue, named: None };
-        let said = self.responder.handle_request(&mut self.common, &bth, &request, &mut queues, &mut Nothing);
+        let said = self.responder.handle_request(
+            Instant::ZERO,
+            &mut self.common,
+            &bth,
+            &request,
+            &mut queues,
+            &mut Nothing,
+        );
         let mut answers = Vec::new();
         answers.extend(core::iter::from_fn(|| self.responder.replies.pop()));
         let is_kept = self.kept().any(|(at, _)| at == first);

@@ -1,4 +1,4 @@
-//! The paths of the benchmark of iWARP, in network namespaces of their own.
+//! The paths of the benchmarks of pairs, in network namespaces of their own.
 
 use std::process::{Command, Stdio};
 
@@ -17,23 +17,21 @@ pub enum Kind {
     Loopback,
     /// A veth pair between two namespaces.
     Veth,
-    /// The same with a loss of 1 % in both directions.
-    Lossy,
+    /// The same with a loss in both directions: packets of a million. An XDP program drops them, and it is there even if it drops
+    /// none, so that losses can be compared.
+    Lossy(u32),
 }
 
 impl Kind {
-    /// In tables and filters.
-    pub fn name(self) -> &'static str {
+    /// The name in tables and filters.
+    pub fn name(self) -> String {
         match self {
-            Self::Loopback => "lo",
-            Self::Veth => "veth",
-            Self::Lossy => "veth that loses 1 %",
+            Self::Loopback => "lo".to_owned(),
+            Self::Veth => "veth".to_owned(),
+            Self::Lossy(per_million) => format!("veth that loses {} %", f64::from(per_million) / 1e4),
         }
     }
 }
-
-/// Packets lost of a million.
-const LOSS: &str = "10000";
 
 /// A path that exists until this is dropped.
 pub struct Path {
@@ -55,7 +53,7 @@ impl Path {
         let places = match kind {
             Kind::Loopback => Places::Own(vec![Namespace::new(programs)?]),
             Kind::Veth => Places::Own(veth(programs)?),
-            Kind::Lossy => Places::Script(Lossy::up()?),
+            Kind::Lossy(per_million) => Places::Script(Lossy::up(per_million)?),
         };
         Ok(Self { kind, places })
     }
@@ -70,7 +68,7 @@ impl Path {
         match self.kind {
             Kind::Loopback => "127.0.0.1",
             Kind::Veth => "10.85.0.2",
-            Kind::Lossy => "10.66.0.2",
+            Kind::Lossy(_) => "10.66.0.2",
         }
     }
 
@@ -80,8 +78,8 @@ impl Path {
             (Kind::Loopback, _) => "lo",
             (Kind::Veth, true) => "b1",
             (Kind::Veth, false) => "b0",
-            (Kind::Lossy, true) => "v1",
-            (Kind::Lossy, false) => "v0",
+            (Kind::Lossy(_), true) => "v1",
+            (Kind::Lossy(_), false) => "v0",
         }
     }
 
@@ -121,12 +119,12 @@ struct Lossy {
 }
 
 impl Lossy {
-    fn up() -> Result<Self> {
+    fn up(per_million: u32) -> Result<Self> {
         let script = tree::shared("peer/lossy-veth.sh")
             .context("shared/peer/lossy-veth.sh is not beside the workspace")?;
         // Named after this run, so that no other run's namespaces are in the way.
         let lossy = Self { script, name: format!("ferroce-lossy-{}", std::process::id()) };
-        let output = lossy.command(&["up", LOSS]).output()?;
+        let output = lossy.command(&["up", &per_million.to_string()]).output()?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "lossy-veth.sh: {}", said.trim().lines().last().unwrap_or_default());
         Ok(lossy)

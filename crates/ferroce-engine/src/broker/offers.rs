@@ -1,0 +1,78 @@
+//! The AF_XDP sockets that the program wants, and those that the broker gave.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+
+use ferroce_ipc::DeviceInfo;
+
+/// An AF_XDP socket for the interface of a device.
+#[derive(Debug)]
+pub struct XdpOffer {
+    /// The index of the interface.
+    pub ifindex: u32,
+    /// The bound socket.
+    pub socket: OwnedFd,
+    /// The memory of its packets.
+    pub memory: OwnedFd,
+    /// Whether it is bound to the interface itself, so that its frames need hardware addresses.
+    pub direct: bool,
+}
+
+impl XdpOffer {
+    /// The socket of a [`ferroce_ipc::Message::Xdp`]; `None` if that has too few descriptors.
+    pub(super) fn new(ifindex: u32, direct: bool, descriptors: Vec<OwnedFd>) -> Option<Self> {
+        let mut descriptors = descriptors.into_iter();
+        Some(Self { ifindex, socket: descriptors.next()?, memory: descriptors.next()?, direct })
+    }
+}
+
+/// The interfaces whose devices the program opened, each with the state of its socket at this broker.
+#[derive(Debug, Default)]
+pub(super) struct Ports(pub(super) BTreeMap<u32, State>);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    /// To be asked for as soon as the device has AF_XDP.
+    Wanted,
+    /// Asked for by the request of this id; 0 if the asking thread waits for the answer.
+    Asked(u32),
+    /// Given.
+    Given,
+    /// Refused. It is asked for again after the device was without AF_XDP.
+    Refused,
+}
+
+impl Ports {
+    /// Another broker has given nothing yet.
+    pub(super) fn forget_broker(&mut self) {
+        self.0.values_mut().for_each(|state| *state = State::Wanted);
+    }
+
+    /// Takes over the devices, and returns the interfaces whose sockets are to be asked for now.
+    pub(super) fn due(&mut self, devices: &[DeviceInfo]) -> Vec<u32> {
+        let is_xdp =
+            |ifindex| devices.iter().any(|device| device.ifindex == ifindex && device.datapath.is_xdp());
+        let mut due = Vec::new();
+        for (ifindex, state) in &mut self.0 {
+            match is_xdp(*ifindex) {
+                true if *state == State::Wanted => due.push(*ifindex),
+                true => {}
+                // The broker has taken it back.
+                false => *state = State::Wanted,
+            }
+        }
+        due
+    }
+
+    pub(super) fn set(&mut self, ifindex: u32, state: State) {
+        self.0.insert(ifindex, state);
+    }
+
+    /// Takes the refusal of a request. Returns its interface, if it was for a socket.
+    pub(super) fn refused(&mut self, id: u32) -> Option<u32> {
+        let asked = |(_, state): &(&u32, &mut State)| **state == State::Asked(id) && id != 0;
+        let (ifindex, state) = self.0.iter_mut().find(asked)?;
+        *state = State::Refused;
+        Some(*ifindex)
+    }
+}

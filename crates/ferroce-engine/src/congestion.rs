@@ -1,0 +1,32 @@
+//! The congestion control of this process's queue pairs, see [`ferroce_proto::CongestionControl`].
+
+use std::sync::OnceLock;
+
+use ferroce_proto::CongestionControl;
+use ferroce_wire::Flow;
+
+/// `FERROCE_CONGESTION`.
+pub(crate) fn mode() -> CongestionControl {
+    static MODE: OnceLock<CongestionControl> = OnceLock::new();
+    *MODE.get_or_init(|| match std::env::var("FERROCE_CONGESTION").as_deref() {
+        Ok("off") => CongestionControl::Off,
+        Ok("react" | "") | Err(_) => CongestionControl::React,
+        Ok("ecn") => CongestionControl::Full,
+        Ok(other) => {
+            tracing::warn!("FERROCE_CONGESTION={other} is none of off, react, ecn: react is used");
+            CongestionControl::React
+        }
+    })
+}
+
+/// Whether packets are read with the marks of their IP header.
+pub(crate) fn reads_marks() -> bool {
+    mode() == CongestionControl::Full
+}
+
+/// The traffic class of a connection whose address vector has this one. Where marks are answered, routers are to mark instead of
+/// to drop, unless the program chose the bits itself.
+pub(crate) fn traffic_class(of_address: u8) -> u8 {
+    let chosen = of_address & Flow::CONGESTION_EXPERIENCED != 0;
+    if reads_marks() && !chosen { of_address | Flow::ECN_CAPABLE } else { of_address }
+}

@@ -1,0 +1,267 @@
+//! Faults on purpose: the plan in `FERROCE_FAULT`, or one that the broker brings.
+//!
+//! A process has one judge behind one lock, which is taken only while a plan is in force: the packet path reads one flag for each batch.
+//! With a plan packets are copied, and hits are written to the log, so figures of speed mean little then. Received packets are judged behind all
+//! checks of the wire, whatever way they came, and sent packets behind their transport, before they leave.
+
+mod arrive;
+mod depart;
+
+pub(crate) use arrive::{Held, octets};
+pub(crate) use depart::Harm;
+
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Once, OnceLock};
+
+use ferroce_fault::{Actions, CompletionFacts, Dir, Facts, Judge, Kind, Plan, Target};
+use ferroce_host::PerProcess;
+use ferroce_wire::{Instant, Packet};
+use parking_lot::Mutex;
+
+use crate::clock;
+
+pub use ferroce_fault::{Moment, Verb, VerbFault, WcError};
+
+/// The plan of this process from its start.
+const VARIABLE: &str = "FERROCE_FAULT";
+
+/// Some rule acts on packets. Another process after a fork has the same plan, unless it is changed there.
+static PACKETS: AtomicBool = AtomicBool::new(false);
+/// Some rule acts on calls, completions or moments.
+static CALLS: AtomicBool = AtomicBool::new(false);
+/// Grows with each change of the plan: packets that wait by an older one go on.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+static STATE: PerProcess<State> = PerProcess::new();
+
+#[derive(Default)]
+struct State {
+    /// The next queue pair's number by order of creation.
+    next_qp: AtomicU32,
+    judging: Mutex<Option<Judging>>,
+    from_env: OnceLock<Result<(), String>>,
+}
+
+struct Judging {
+    judge: Judge,
+    log: Option<File>,
+}
+
+/// Whether packets are to be judged: the one look for a batch.
+#[inline]
+pub(crate) fn on() -> bool {
+    PACKETS.load(Ordering::Relaxed)
+}
+
+/// All packets that wait are due.
+pub(crate) fn release_all() {
+    GENERATION.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Whether calls, completions and moments are to be judged.
+#[inline]
+pub(crate) fn calls() -> bool {
+    CALLS.load(Ordering::Relaxed)
+}
+
+/// The number of the plan in force, for [`Held`].
+pub(crate) fn generation() -> u32 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// The number of a queue pair that is being created.
+pub(crate) fn next_qp() -> u32 {
+    STATE.get().next_qp.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Takes the plan of the environment into force, once in a process.
+///
+/// # Errors
+/// If there is one that cannot be read, or whose log cannot be written: a run without the faults that were asked for would prove nothing.
+pub(crate) fn start() -> io::Result<()> {
+    let state = STATE.get();
+    let begin = || {
+        // A plan can write a file and end processes, so the environment of another user's program is not followed.
+        if ferroce_host::process::is_privileged_program() {
+            return Ok(());
+        }
+        let Ok(text) = std::env::var(VARIABLE) else { return Ok(()) };
+        let plan: Plan = text.parse().map_err(|error| format!("{VARIABLE}: {error}"))?;
+        apply(plan).map_err(|error| format!("{VARIABLE}: {error}"))
+    };
+    let started = state.from_env.get_or_init(begin);
+    started.clone().map_err(|message| {
+        eprintln!("ferroce: {message}");
+        io::Error::new(io::ErrorKind::InvalidInput, message)
+    })
+}
+
+/// Takes a plan into force in place of the present one. A plan without rules ends all faults.
+///
+/// # Errors
+/// If its log cannot be written.
+pub(crate) fn apply(plan: Plan) -> io::Result<()> {
+    static AT_EXIT: Once = Once::new();
+    let log = plan.log.as_deref().map(|path| open_log(path, &plan)).transpose()?;
+    let packets = plan.has(Kind::Packet);
+    let calls = plan.has(Kind::Verb) || plan.has(Kind::Completion) || plan.has(Kind::Moment);
+    let mut judging = STATE.get().judging.lock();
+    if plan.rules.is_empty() {
+        *judging = None;
+    } else {
+        AT_EXIT.call_once(|| ferroce_host::process::at_exit(report_at_exit));
+        let mut judge = Judge::new(plan);
+        if log.is_some() {
+            judge.record_hits();
+        }
+        *judging = Some(Judging { judge, log });
+    }
+    GENERATION.fetch_add(1, Ordering::SeqCst);
+    PACKETS.store(packets, Ordering::SeqCst);
+    CALLS.store(calls, Ordering::SeqCst);
+    Ok(())
+}
+
+/// Opens the log, in which the plan's hits follow each other; `%p` in its path becomes the process id.
+fn open_log(path: &str, plan: &Plan) -> io::Result<File> {
+    let path = path.replace("%p", &std::process::id().to_string());
+    let mut options = OpenOptions::new();
+    // Not through a link that another user put there, and never a terminal or pipe that makes this wait.
+    options.create(true).append(true).mode(0o600).custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW);
+    let mut file =
+        options.open(&path).map_err(|error| io::Error::new(error.kind(), format!("log={path}: {error}")))?;
+    writeln!(file, "seed={}", plan.seed)?;
+    Ok(file)
+}
+
+impl State {
+    /// Asks the judge, and writes down what it does.
+    fn ask<R>(&self, question: impl FnOnce(&mut Judge, Instant) -> R) -> Option<R> {
+        let mut judging = self.judging.lock();
+        let Judging { judge, log } = judging.as_mut()?;
+        let answer = question(judge, clock::now());
+        if let Some(file) = log {
+            let mut lines = String::new();
+            for hit in judge.take_hits() {
+                let _ = writeln!(lines, "{hit} # {}", judge.title(&hit));
+            }
+            if !lines.is_empty()
+                && let Err(error) = file.write_all(lines.as_bytes())
+            {
+                tracing::error!(%error, "the log of faults cannot be written");
+                *log = None;
+            }
+        }
+        Some(answer)
+    }
+}
+
+/// Judges a packet of queue pair `qp`.
+pub(crate) fn judge(
+    dir: Dir,
+    qp: u32,
+    peer: IpAddr,
+    traffic_class: u8,
+    packet: &Packet<'_>,
+    wire_len: usize,
+) -> Actions {
+    let facts = Facts::of(packet, dir, qp, peer, traffic_class, wire_len);
+    STATE.get().ask(|judge, now| judge.decide(now, &facts)).unwrap_or_default()
+}
+
+/// The queue pair begins anew.
+pub(crate) fn forget(qp: u32) {
+    if on() {
+        STATE.get().ask(|judge, _| judge.forget(qp));
+    }
+}
+
+/// Judges a call of the program. With a plan that says so it takes longer, and returns the errno with which it fails.
+#[inline]
+pub fn verb(verb: Verb) -> Option<i32> {
+    let looks = CALLS.load(Ordering::Relaxed) || !LOOKED.load(Ordering::Relaxed);
+    if looks { judge_verb(verb) } else { None }
+}
+
+/// The first call, which may come before a device is opened, has looked for a plan.
+static LOOKED: AtomicBool = AtomicBool::new(false);
+
+#[cold]
+fn judge_verb(verb: Verb) -> Option<i32> {
+    if !LOOKED.swap(true, Ordering::Relaxed) {
+        // An error is that of the device when it is opened.
+        start().ok()?;
+    }
+    let facts = ferroce_fault::VerbFacts { verb, qp: None };
+    let VerbFault { stall, errno } = STATE.get().ask(|judge, now| judge.verb(now, &facts))?;
+    if !stall.is_zero() {
+        std::thread::sleep(stall);
+    }
+    errno
+}
+
+/// Judges the completion of the `msg`-th send work request of a queue pair; the error that it is to have instead of success.
+pub(crate) fn completion(qp: u32, msg: u64) -> Option<WcError> {
+    moment(Moment::Completion, Some(qp), Some(msg));
+    STATE.get().ask(|judge, now| judge.completion(now, qp, msg))?
+}
+
+/// Judges a moment, and kills the process that the plan names.
+pub fn moment(at: Moment, qp: Option<u32>, msg: Option<u64>) {
+    if !CALLS.load(Ordering::Relaxed) {
+        return;
+    }
+    let facts = CompletionFacts { at, qp, msg };
+    let target = STATE.get().ask(|judge, now| judge.moment(now, &facts)).flatten();
+    let pid = match target {
+        None => return,
+        Some(Target::Myself) => {
+            report(&mut io::stderr());
+            std::process::id() as i32
+        }
+        Some(Target::Broker) => i32::try_from(crate::broker::process()).unwrap_or(0),
+    };
+    if let Some(pid) = rustix::process::Pid::from_raw(pid)
+        && let Err(error) = rustix::process::kill_process(pid, rustix::process::Signal::KILL)
+    {
+        tracing::error!(%error, "the plan of faults cannot kill a process");
+    }
+}
+
+/// The plan in force and the counts of its rules, one line each; empty without one.
+pub(crate) fn summary() -> String {
+    let Some(judging) = STATE.get().judging.try_lock() else { return String::new() };
+    judging.as_ref().map(|judging| text_of(&judging.judge)).unwrap_or_default()
+}
+
+fn text_of(judge: &Judge) -> String {
+    let mut text = format!("faults of process {}, seed {}\n", std::process::id(), judge.plan().seed);
+    for rule in judge.counts() {
+        let name = if rule.title == rule.text { String::new() } else { format!("{}: ", rule.title) };
+        let hits = match rule.hits {
+            0 => "never hit".to_owned(),
+            hits => format!("{hits} hits"),
+        };
+        let _ = writeln!(text, "  {hits}, {} matched: {name}{}", rule.seen, rule.text);
+    }
+    if judge.forgotten() > 0 {
+        let _ = writeln!(text, "  {} hits are not in the log", judge.forgotten());
+    }
+    text
+}
+
+fn report(out: &mut impl io::Write) {
+    let text = summary();
+    if !text.is_empty() {
+        let _ = out.write_all(format!("ferroce: {text}").as_bytes());
+    }
+}
+
+extern "C" fn report_at_exit() {
+    // A bug here is no reason to abort an exit.
+    drop(std::panic::catch_unwind(|| report(&mut io::stderr())));
+}

@@ -1,0 +1,63 @@
+//! The path of a connection on an interface that has a port of AF_XDP.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::{ConnectedPath, Core, Endpoint};
+use crate::clock;
+use crate::device::GidEntry;
+use crate::lane::Lane;
+use crate::tx_path::TxPath;
+use crate::xdp::XdpPort;
+
+impl ConnectedPath {
+    /// The lanes where packets of the peer may arrive; the first one runs the timers.
+    pub(crate) fn lanes(&self) -> impl Iterator<Item = &Arc<Lane>> {
+        [&self.lane].into_iter().chain(&self.beside)
+    }
+
+    /// The same path from `source` on an interface that has a port, whose lane is `of_port`. Packets of a remote peer arrive there, and
+    /// packets of RoCE v2 also leave there.
+    pub(crate) fn with_port(self, port: &Arc<XdpPort>, of_port: &Arc<Lane>, source: &GidEntry) -> Self {
+        let Self { lane, socket, .. } = self;
+        let destination = socket.flow().destination;
+        match socket {
+            TxPath::Socket(sender) if port.reaches(source, destination) => {
+                port.prepare(destination, &sender, clock::now());
+                let socket = TxPath::Xdp(Arc::clone(port), sender);
+                Self { lane: Arc::clone(of_port), beside: Some(lane), socket }
+            }
+            socket @ (TxPath::Socket(_) | TxPath::Rings(..)) => {
+                let arrives = source.ifindex == port.ifindex() && !port.is_local(destination);
+                Self { lane, beside: arrives.then(|| Arc::clone(of_port)), socket }
+            }
+            socket @ (TxPath::Xdp(..) | TxPath::Pipe(..)) => Self { lane, beside: None, socket },
+        }
+    }
+}
+
+impl Endpoint {
+    /// A port was opened on the interface of the device, whose GIDs are `gids`. A connection goes on by it.
+    pub(crate) fn follow_port(
+        self: &Arc<Self>,
+        core: &mut Core,
+        port: &Arc<XdpPort>,
+        of_port: &Arc<Lane>,
+        gids: &[GidEntry],
+    ) {
+        let Some(path) = core.path.as_ref().filter(|path| path.beside.is_none() && !core.destroyed) else {
+            return;
+        };
+        let from = path.socket.flow().source;
+        let is_source =
+            |entry: &&GidEntry| entry.index == u16::from(core.ah.sgid_index) && entry.gid.to_ip() == from;
+        let Some(source) = gids.iter().find(is_source) else { return };
+        let before = path.lanes().cloned().collect::<Vec<_>>();
+        core.path = core.path.take().map(|path| path.with_port(port, of_port, source));
+        let after = core.path.iter().flat_map(ConnectedPath::lanes).cloned().collect::<Vec<_>>();
+        self.exchange_lanes(&before, &after);
+        if let Some(home) = after.first() {
+            home.note_deadline(self.deadline.load(Ordering::SeqCst));
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The actions on a packet, and the record of them.
+
+use std::fmt;
+use std::time::Duration;
+
+use ferroce_wire::{Instant, NakCode};
+
+use crate::corrupt::Corruption;
+use crate::facts::{Dir, Op};
+use crate::plan::Target;
+use crate::units::show_time;
+use crate::words::{Moment, Verb, WcError, errno_name};
+
+/// The actions on a packet. The default lets it pass.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Actions {
+    /// It is lost, and nothing else applies.
+    pub drop: bool,
+    /// It arrives once more.
+    pub duplicate: bool,
+    /// Its ECN field becomes 3. The judge sets this only for packets of an ECN-capable sender.
+    pub mark_ce: bool,
+    /// A bit of it is flipped.
+    pub corrupt: Option<Corruption>,
+    /// When it arrives, if not at once.
+    pub release: Option<Release>,
+    /// The responder answers with this, and does not see it.
+    pub answer: Option<Answer>,
+}
+
+/// When a packet that waits goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Release {
+    /// At this time; [`Instant::MAX`]: when the plan is cleared.
+    pub at: Instant,
+    /// Earlier, as soon as so many later packets of the flow have passed; 0 for the time alone.
+    pub behind: u32,
+}
+
+/// An answer that a responder is made to give.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// An RNR NAK with this time.
+    Rnr(Duration),
+    /// A NAK.
+    Nak(NakCode),
+}
+
+impl Actions {
+    /// Whether the packet passes unharmed and at once.
+    pub fn is_pass(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// One act that took effect, with its victim. Its text is a rule that does the same to the same packet, so a list of hits is a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Hit {
+    /// The place of the rule in the plan, from 0.
+    pub rule: usize,
+    pub(crate) victim: Victim,
+    pub(crate) effect: Effect,
+}
+
+/// The object of a hit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Victim {
+    /// A packet, with the numbers by which terms name it.
+    #[expect(missing_docs, reason = "the fields are the terms of the language")]
+    Packet { dir: Dir, qp: u32, peer: u32, op: Op, psn: u32, iter: u32 },
+    /// The `nth` call of this verb.
+    #[expect(missing_docs, reason = "the fields are the terms of the language")]
+    Verb { verb: Verb, nth: u64 },
+    /// A work request.
+    #[expect(missing_docs, reason = "the fields are the terms of the language")]
+    Completion { qp: u32, msg: u64 },
+    /// The `nth` moment of this kind.
+    #[expect(missing_docs, reason = "the fields are the terms of the language")]
+    Moment { at: Moment, nth: u64 },
+}
+
+/// An act after its random choices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Effect {
+    Drop,
+    Dup,
+    Ce,
+    Corrupt(Corruption),
+    Delay(Duration),
+    Behind(u32),
+    Hold,
+    Answer(Answer),
+    Fail(i32),
+    Stall(Duration),
+    Wc(WcError),
+    Kill(Target),
+}
+
+impl fmt::Display for Effect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Drop => f.write_str("drop"),
+            Self::Dup => f.write_str("dup"),
+            Self::Ce => f.write_str("ce"),
+            Self::Corrupt(Corruption { icrc_ok, octet, bit }) => {
+                write!(f, "corrupt icrc={} at={octet}/{bit}", if *icrc_ok { "ok" } else { "bad" })
+            }
+            Self::Delay(delay) => write!(f, "delay={}", show_time(*delay)),
+            Self::Behind(packets) => write!(f, "reorder by={packets}"),
+            Self::Hold => f.write_str("hold"),
+            Self::Answer(Answer::Rnr(time)) => write!(f, "rnr={}", show_time(*time)),
+            Self::Answer(Answer::Nak(code)) => f.write_str(match code {
+                NakCode::PsnSequenceError => "nak=psn",
+                NakCode::InvalidRequest => "nak=request",
+                NakCode::RemoteAccessError => "nak=access",
+                _ => "nak=operation",
+            }),
+            Self::Fail(errno) => write!(f, "fail={}", errno_name(*errno)),
+            Self::Stall(time) => write!(f, "stall={}", show_time(*time)),
+            Self::Wc(status) => write!(f, "wc={}", status.word()),
+            Self::Kill(Target::Myself) => f.write_str("kill=self"),
+            Self::Kill(Target::Broker) => f.write_str("kill=broker"),
+        }
+    }
+}
+
+impl fmt::Display for Victim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Packet { dir, qp, peer, op, psn, iter } => {
+                write!(f, "dir={},qp={qp},peer={peer},op={},psn={psn},iter={iter}", dir.word(), op.word())
+            }
+            Self::Verb { verb, nth } => write!(f, "verb={},nth={nth}", verb.word()),
+            Self::Completion { qp, msg } => write!(f, "qp={qp},msg={msg}"),
+            Self::Moment { at, nth } => write!(f, "at={},nth={nth}", at.word()),
+        }
+    }
+}
+
+impl fmt::Display for Hit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} if {}", self.effect, self.victim)
+    }
+}

@@ -1,0 +1,222 @@
+//! The properties of a packet, a call or a completion that rules look at.
+
+use std::net::IpAddr;
+
+use ferroce_wire::{Operation, Packet, Psn, Qpn, RcPacket, Request, Response, Syndrome, UdPacket};
+
+use crate::words::{Moment, Verb, words};
+
+words! {
+    /// The direction of a packet, as the process that holds the judge sees it.
+    pub enum Dir {
+        /// Received.
+        Rx = "rx",
+        /// Sent.
+        Tx = "tx",
+    }
+}
+
+words! {
+    /// The operation of a packet.
+    pub enum Op {
+        /// SEND, with or without immediate data or invalidate.
+        Send = "send",
+        /// RDMA WRITE, with or without immediate data.
+        Write = "write",
+        /// RDMA READ request.
+        Read = "read",
+        /// RDMA READ response.
+        ReadResp = "readresp",
+        /// Acknowledgement.
+        Ack = "ack",
+        /// NAK of any code.
+        Nak = "nak",
+        /// RNR NAK.
+        Rnr = "rnr",
+        /// Atomic request.
+        Atomic = "atomic",
+        /// Answer to an atomic request.
+        AtomicAck = "atomicack",
+        /// ATOMIC WRITE request.
+        AtomicWrite = "atomicwrite",
+        /// FLUSH request.
+        Flush = "flush",
+        /// Report of held packets, by which ferroce repeats selectively.
+        Sack = "sack",
+        /// Congestion notification packet.
+        Cnp = "cnp",
+        /// Management datagram.
+        Mad = "mad",
+    }
+}
+
+words! {
+    /// The place of a packet in its message.
+    pub enum Pos {
+        /// The first of several.
+        First = "first",
+        /// Neither first nor last.
+        Middle = "middle",
+        /// The last of several.
+        Last = "last",
+        /// The message is this packet.
+        Only = "only",
+    }
+}
+
+/// Packets whose PSNs count in one sequence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Class {
+    /// Requests and datagrams.
+    Request,
+    /// READ responses.
+    ReadResp,
+    /// ACK, NAK, RNR NAK, answers to atomics.
+    Ack,
+    /// Without a PSN that counts.
+    Other,
+}
+
+impl Op {
+    pub(crate) const fn class(self) -> Class {
+        match self {
+            Self::Send
+            | Self::Write
+            | Self::Read
+            | Self::Atomic
+            | Self::AtomicWrite
+            | Self::Flush
+            | Self::Mad => Class::Request,
+            Self::ReadResp => Class::ReadResp,
+            Self::Ack | Self::Nak | Self::Rnr | Self::AtomicAck => Class::Ack,
+            Self::Sack | Self::Cnp => Class::Other,
+        }
+    }
+}
+
+/// A packet, as rules see it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Facts<'a> {
+    /// Its direction.
+    pub dir: Dir,
+    /// The name of the device; empty if the caller does not know it, so that no rule with `dev` applies.
+    pub dev: &'a str,
+    /// The address of the other end.
+    pub peer: IpAddr,
+    /// The local queue pair by its order of creation in the process, from 0.
+    pub qp: u32,
+    /// Its operation.
+    pub op: Op,
+    /// Its place in the message.
+    pub pos: Pos,
+    /// Its PSN.
+    pub psn: Psn,
+    /// The MSN of an answer, 0 without one.
+    pub msn: u32,
+    /// Octets of payload without pad.
+    pub len: u32,
+    /// Octets from BTH to ICRC.
+    pub wire_len: u32,
+    /// Its AckReq bit.
+    pub ack: bool,
+    /// The ECN field of its IP header, 0 to 3.
+    pub ecn: u8,
+}
+
+impl Facts<'static> {
+    /// The facts of a packet of `wire_len` octets from BTH to ICRC, of queue pair `qp` with a peer. `traffic_class` is that of its IP header.
+    pub fn of(
+        packet: &Packet<'_>,
+        dir: Dir,
+        qp: u32,
+        peer: IpAddr,
+        traffic_class: u8,
+        wire_len: usize,
+    ) -> Self {
+        let (op, pos, msn) = describe(&packet.op);
+        let op = if packet.bth.dest_qp == Qpn::GSI { Op::Mad } else { op };
+        Self {
+            dir,
+            dev: "",
+            peer,
+            qp,
+            op,
+            pos,
+            psn: packet.bth.psn,
+            msn,
+            len: packet.op.payload().len() as u32,
+            wire_len: wire_len as u32,
+            ack: packet.bth.ack_req,
+            ecn: traffic_class & 3,
+        }
+    }
+}
+
+fn describe(operation: &Operation<'_>) -> (Op, Pos, u32) {
+    match operation {
+        Operation::Rc(packet) | Operation::Xrc { packet, .. } => match packet {
+            RcPacket::Request(request) => request_of(request),
+            RcPacket::Response(response) => response_of(response),
+        },
+        Operation::Uc(request) => request_of(request),
+        Operation::Ud(UdPacket { .. }) => (Op::Send, Pos::Only, 0),
+        Operation::Sack { .. } => (Op::Sack, Pos::Only, 0),
+        Operation::Cnp => (Op::Cnp, Pos::Only, 0),
+    }
+}
+
+fn request_of(request: &Request<'_>) -> (Op, Pos, u32) {
+    let (op, pos) = match request {
+        Request::SendFirst { .. } => (Op::Send, Pos::First),
+        Request::SendMiddle { .. } => (Op::Send, Pos::Middle),
+        Request::SendLast { .. } => (Op::Send, Pos::Last),
+        Request::SendOnly { .. } => (Op::Send, Pos::Only),
+        Request::WriteFirst { .. } => (Op::Write, Pos::First),
+        Request::WriteMiddle { .. } => (Op::Write, Pos::Middle),
+        Request::WriteLast { .. } => (Op::Write, Pos::Last),
+        Request::WriteOnly { .. } => (Op::Write, Pos::Only),
+        Request::ReadRequest { .. } => (Op::Read, Pos::Only),
+        Request::CompareSwap { .. } | Request::FetchAdd { .. } => (Op::Atomic, Pos::Only),
+        Request::Flush { .. } => (Op::Flush, Pos::Only),
+        Request::AtomicWrite { .. } => (Op::AtomicWrite, Pos::Only),
+    };
+    (op, pos, 0)
+}
+
+fn response_of(response: &Response<'_>) -> (Op, Pos, u32) {
+    match response {
+        Response::ReadFirst { aeth, .. } => (Op::ReadResp, Pos::First, aeth.msn.value()),
+        Response::ReadMiddle { .. } => (Op::ReadResp, Pos::Middle, 0),
+        Response::ReadLast { aeth, .. } => (Op::ReadResp, Pos::Last, aeth.msn.value()),
+        Response::ReadOnly { aeth, .. } => (Op::ReadResp, Pos::Only, aeth.msn.value()),
+        Response::AtomicAcknowledge { aeth, .. } => (Op::AtomicAck, Pos::Only, aeth.msn.value()),
+        Response::Acknowledge { aeth } => {
+            let op = match aeth.syndrome {
+                Syndrome::Ack { .. } => Op::Ack,
+                Syndrome::RnrNak(_) => Op::Rnr,
+                _ => Op::Nak,
+            };
+            (op, Pos::Only, aeth.msn.value())
+        }
+    }
+}
+
+/// A call of the program, as rules see it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VerbFacts {
+    /// The call.
+    pub verb: Verb,
+    /// The queue pair that it is for, if there is one.
+    pub qp: Option<u32>,
+}
+
+/// A moment in the life of a queue pair or a connection, as rules see it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CompletionFacts {
+    /// The moment.
+    pub at: Moment,
+    /// The queue pair, if there is one.
+    pub qp: Option<u32>,
+    /// For a completion of the send queue: the number of its work request, from 0 in order of posting.
+    pub msg: Option<u64>,
+}

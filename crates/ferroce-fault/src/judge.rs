@@ -1,0 +1,522 @@
+//! The judge: a plan with the state of its rules.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::time::Duration;
+
+use ferroce_wire::Instant;
+
+use crate::draw::Draw;
+pub use crate::effect::Victim;
+use crate::effect::{Actions, Answer, Effect, Hit, Release};
+use crate::facts::{Class, CompletionFacts, Dir, Facts, VerbFacts};
+use crate::flow::{Flow, Identity, RuleInFlow};
+use crate::limit::{Crossing, Limit};
+use crate::plan::{Act, By, Delay, Key, Kind, Plan, Rule, Spread, Target, Value};
+use crate::queue::LONGEST_REORDER;
+use crate::words::{Moment, Verb, WcError};
+
+/// The most flows of a judge. Packets of further flows pass.
+pub const MAX_FLOWS: usize = 4096;
+/// The most hits that wait to be taken by [`Judge::take_hits`]. Further ones are counted and forgotten.
+pub const MAX_HITS: usize = 65_536;
+
+/// A plan with the state of its rules. It says what becomes of packets, calls and completions.
+#[derive(Debug)]
+pub struct Judge {
+    plan: Plan,
+    /// The time of the first packet.
+    start: Option<Instant>,
+    /// The time of the first call or moment.
+    first_call: Option<Instant>,
+    flows: BTreeMap<(u32, std::net::IpAddr), Flow>,
+    rules: Vec<RuleState>,
+    /// Calls and moments so far, by their place in the list of words.
+    verbs: [u64; Verb::WORDS.len()],
+    moments: [u64; Moment::WORDS.len()],
+    records: bool,
+    hits: Vec<Hit>,
+    forgotten: u64,
+}
+
+/// The state of a rule over all flows.
+#[derive(Clone, Copy, Default, Debug)]
+struct RuleState {
+    /// Packets and calls that matched the terms.
+    seen: u64,
+    hits: u64,
+    limit: Limit,
+    /// Of rules that do not act on packets.
+    single: RuleInFlow,
+}
+
+/// The counts of a rule.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RuleCounts {
+    /// Its name, or its text.
+    pub title: String,
+    /// Its text without the name.
+    pub text: String,
+    /// Packets, calls or moments that matched its terms.
+    pub seen: u64,
+    /// Events that it acted on.
+    pub hits: u64,
+}
+
+/// The judgement on a call.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct VerbFault {
+    /// It takes so much longer.
+    pub stall: Duration,
+    /// It fails with this errno.
+    pub errno: Option<i32>,
+}
+
+impl Judge {
+    /// A judge for this plan. For rules on packets the plan's time begins with the first packet, for others with the first call or moment.
+    pub fn new(plan: Plan) -> Self {
+        let rules = vec![RuleState::default(); plan.rules.len()];
+        Self {
+            plan,
+            start: None,
+            first_call: None,
+            flows: BTreeMap::new(),
+            rules,
+            verbs: [0; Verb::WORDS.len()],
+            moments: [0; Moment::WORDS.len()],
+            records: false,
+            hits: Vec::new(),
+            forgotten: 0,
+        }
+    }
+
+    /// The plan.
+    pub const fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Keeps hits from now on, for [`Self::take_hits`].
+    pub const fn record_hits(&mut self) {
+        self.records = true;
+    }
+
+    /// Takes the hits since the last call in their order.
+    pub fn take_hits(&mut self) -> Vec<Hit> {
+        mem::take(&mut self.hits)
+    }
+
+    /// Hits that were forgotten, because more than [`MAX_HITS`] waited.
+    pub const fn forgotten(&self) -> u64 {
+        self.forgotten
+    }
+
+    /// The name of a hit's rule, or its text.
+    pub fn title(&self, hit: &Hit) -> &str {
+        self.plan.rules.get(hit.rule).map_or("", Rule::title)
+    }
+
+    /// The counts of each rule, in the order of the plan.
+    pub fn counts(&self) -> Vec<RuleCounts> {
+        let rules = self.plan.rules.iter().zip(&self.rules);
+        rules
+            .map(|(rule, state)| RuleCounts {
+                title: rule.title().to_owned(),
+                text: rule.text.clone(),
+                seen: state.seen,
+                hits: state.hits,
+            })
+            .collect()
+    }
+
+    /// The queue pair begins anew, with other PSNs.
+    pub fn forget(&mut self, qp: u32) {
+        self.flows.retain(|(owner, _), _| *owner != qp);
+    }
+
+    /// Says what becomes of a packet. The caller calls this once for each packet in order of sending or arrival.
+    pub fn decide(&mut self, now: Instant, facts: &Facts<'_>) -> Actions {
+        let start = *self.start.get_or_insert(now);
+        let Some(flow) = flow_of(&mut self.flows, facts, self.rules.len()) else { return Actions::default() };
+        let identity = flow.identify(facts);
+        let mut case = Case {
+            seed: self.plan.seed,
+            now,
+            start,
+            facts,
+            identity,
+            actions: Actions::default(),
+            delay: Duration::ZERO,
+            hold: None,
+            behind: 0,
+        };
+        if flow.is_refused(&case) {
+            return Actions { drop: true, ..Actions::default() };
+        }
+        for (index, (rule, state)) in self.plan.rules.iter().zip(&mut self.rules).enumerate() {
+            if rule.kind() != Kind::Packet || !case.matches(rule, flow) {
+                continue;
+            }
+            let effects = case.apply(index, rule, state, flow);
+            let victim = case.victim(flow);
+            state.hits += u64::from(effects.iter().any(Option::is_some));
+            for effect in effects.into_iter().flatten() {
+                note(&mut self.hits, self.records, &mut self.forgotten, Hit { rule: index, victim, effect });
+            }
+            if case.actions.drop || case.actions.answer.is_some() {
+                break;
+            }
+        }
+        case.finish()
+    }
+
+    /// Says what becomes of a call.
+    pub fn verb(&mut self, now: Instant, facts: &VerbFacts) -> VerbFault {
+        let mut fault = VerbFault::default();
+        let Some(nth) = count(&mut self.verbs, facts.verb as usize) else { return fault };
+        let words = [(Key::Verb, Some(facts.verb as u64)), (Key::Qp, facts.qp.map(u64::from))];
+        self.single(now, Kind::Verb, &words, Victim::Verb { verb: facts.verb, nth }, |act| match act {
+            Act::Stall(time) => {
+                fault.stall += *time;
+                Some(Effect::Stall(*time))
+            }
+            Act::Fail(errno) => {
+                fault.errno = fault.errno.or(Some(*errno));
+                Some(Effect::Fail(*errno))
+            }
+            _ => None,
+        });
+        fault
+    }
+
+    /// Says with which error a work request completes, if a rule makes it.
+    pub fn completion(&mut self, now: Instant, qp: u32, msg: u64) -> Option<WcError> {
+        let mut status = None;
+        let words = [(Key::Qp, Some(u64::from(qp))), (Key::Msg, Some(msg))];
+        self.single(now, Kind::Completion, &words, Victim::Completion { qp, msg }, |act| match act {
+            Act::Wc(error) => {
+                status = status.or(Some(*error));
+                Some(Effect::Wc(*error))
+            }
+            _ => None,
+        });
+        status
+    }
+
+    /// Says which process is killed at this moment, if one is.
+    pub fn moment(&mut self, now: Instant, facts: &CompletionFacts) -> Option<Target> {
+        let mut target = None;
+        let nth = count(&mut self.moments, facts.at as usize)?;
+        let words =
+            [(Key::At, Some(facts.at as u64)), (Key::Qp, facts.qp.map(u64::from)), (Key::Msg, facts.msg)];
+        self.single(now, Kind::Moment, &words, Victim::Moment { at: facts.at, nth }, |act| match act {
+            Act::Kill(whom) => {
+                target = target.or(Some(*whom));
+                Some(Effect::Kill(*whom))
+            }
+            _ => None,
+        });
+        target
+    }
+
+    /// Applies the rules of a kind without flows.
+    fn single(
+        &mut self,
+        now: Instant,
+        kind: Kind,
+        words: &[(Key, Option<u64>)],
+        victim: Victim,
+        mut apply: impl FnMut(&Act) -> Option<Effect>,
+    ) {
+        let start = *self.first_call.get_or_insert(now);
+        let elapsed = now.saturating_since(start).as_nanos() as u64;
+        for (index, (rule, state)) in self.plan.rules.iter().zip(&mut self.rules).enumerate() {
+            let holds = rule.kind() == kind
+                && rule.terms.iter().all(|term| match term.key {
+                    Key::Nth | Key::Count => true,
+                    Key::Time => term.holds(elapsed),
+                    key => words.iter().any(|(k, v)| *k == key && v.is_some_and(|v| term.holds(v))),
+                });
+            if !holds || !reach(rule, &mut state.single) {
+                continue;
+            }
+            state.seen += 1;
+            state.hits += 1;
+            state.single.acted += 1;
+            for effect in rule.acts.iter().filter_map(&mut apply) {
+                note(&mut self.hits, self.records, &mut self.forgotten, Hit { rule: index, victim, effect });
+            }
+        }
+    }
+}
+
+fn count(counters: &mut [u64], place: usize) -> Option<u64> {
+    let counter = counters.get_mut(place)?;
+    *counter += 1;
+    Some(*counter)
+}
+
+fn note(hits: &mut Vec<Hit>, records: bool, forgotten: &mut u64, hit: Hit) {
+    match records {
+        true if hits.len() < MAX_HITS => hits.push(hit),
+        true => *forgotten += 1,
+        false => {}
+    }
+}
+
+/// Counts a packet or call that matches the other terms; whether `nth` and `count` hold too.
+fn reach(rule: &Rule, state: &mut RuleInFlow) -> bool {
+    state.reached += 1;
+    let nth = rule.term(Key::Nth).is_none_or(|term| term.holds(state.reached));
+    let limit = rule.term(Key::Count).and_then(|term| match term.values.first() {
+        Some(Value::Range(count, _)) => Some(*count),
+        _ => None,
+    });
+    nth && limit.is_none_or(|limit| state.acted < limit)
+}
+
+fn flow_of<'f>(
+    flows: &'f mut BTreeMap<(u32, std::net::IpAddr), Flow>,
+    facts: &Facts<'_>,
+    rules: usize,
+) -> Option<&'f mut Flow> {
+    let key = (facts.qp, facts.peer);
+    if !flows.contains_key(&key) {
+        if flows.len() == MAX_FLOWS {
+            return None;
+        }
+        let peers = flows.values().filter(|flow| flow.qp == facts.qp).count();
+        flows.insert(key, Flow::new(facts.qp, peers as u32, rules));
+    }
+    flows.get_mut(&key)
+}
+
+/// A packet that is being judged.
+struct Case<'a> {
+    seed: u64,
+    now: Instant,
+    start: Instant,
+    facts: &'a Facts<'a>,
+    identity: Identity,
+    actions: Actions,
+    delay: Duration,
+    /// The end of a `hold`.
+    hold: Option<Instant>,
+    behind: u32,
+}
+
+impl Flow {
+    /// Whether the responder ignores the packet, because it refused an earlier one.
+    fn is_refused(&mut self, case: &Case<'_>) -> bool {
+        let Some(place) = self.refused else { return false };
+        if case.facts.dir != Dir::Rx || case.facts.op.class() != Class::Request {
+            return false;
+        }
+        if case.identity.place <= place {
+            self.refused = None;
+            return false;
+        }
+        true
+    }
+}
+
+impl Case<'_> {
+    fn matches(&self, rule: &Rule, flow: &mut Flow) -> bool {
+        let Facts { dir, dev, peer, qp, op, pos, msn, len, ack, .. } = *self.facts;
+        let elapsed = self.now.saturating_since(self.start).as_nanos() as u64;
+        rule.terms.iter().all(|term| match term.key {
+            Key::Dir => term.holds(dir as u64),
+            Key::Dev => term.holds_for_name(dev),
+            Key::Peer => term.holds_for_peer(peer, flow.peer),
+            Key::Qp => term.holds(qp.into()),
+            Key::Op => term.holds(op as u64),
+            Key::Pos => term.holds(pos as u64),
+            Key::Psn => term.holds(self.identity.psn().into()),
+            Key::Msn => op.class() != Class::Request && term.holds(msn.into()),
+            Key::Msg => self.identity.msg.is_some_and(|msg| term.holds(msg)),
+            Key::Iter => term.holds(self.identity.iter.into()),
+            Key::Len => term.holds(len.into()),
+            Key::Ack => term.holds(ack.into()),
+            Key::Time => term.holds(elapsed),
+            Key::Nth | Key::Count => true,
+            Key::Verb | Key::At => false,
+        })
+    }
+
+    /// Applies the acts of a rule whose other terms hold; the effects in their order.
+    fn apply(
+        &mut self,
+        index: usize,
+        rule: &Rule,
+        state: &mut RuleState,
+        flow: &mut Flow,
+    ) -> Vec<Option<Effect>> {
+        let (qp, peer) = (flow.qp, flow.peer);
+        let place = flow.rules.get_mut(index).and_then(|dirs| dirs.get_mut(self.facts.dir as usize));
+        let Some(in_flow) = place else { return Vec::new() };
+        if !reach(rule, in_flow) {
+            return Vec::new();
+        }
+        state.seen += 1;
+        let draw = Draw::new(self.seed);
+        let draw = match &rule.name {
+            Some(name) => draw.with_name(name),
+            None => draw.with(index as u64),
+        };
+        let draw = draw.with(qp.into()).with(peer.into()).with(self.facts.dir as u64);
+        let mut effects = Vec::new();
+        for (number, act) in rule.acts.iter().enumerate() {
+            let draw = draw.with(number as u64);
+            let effect = self.one(act, draw, rule, state, in_flow);
+            effects.push(effect);
+            if self.actions.drop {
+                break;
+            }
+        }
+        in_flow.acted += u64::from(effects.iter().any(Option::is_some));
+        if self.actions.answer.is_some() {
+            flow.refused = Some(self.identity.place);
+        }
+        effects
+    }
+
+    /// The draw for this very packet.
+    fn own(&self, draw: Draw) -> Draw {
+        let Identity { place, iter, .. } = self.identity;
+        draw.with(self.facts.op.class() as u64).with(place as u64).with(iter.into())
+    }
+
+    fn one(
+        &mut self,
+        act: &Act,
+        draw: Draw,
+        rule: &Rule,
+        state: &mut RuleState,
+        in_flow: &mut RuleInFlow,
+    ) -> Option<Effect> {
+        let own = self.own(draw);
+        match *act {
+            Act::Drop(probability) => own.happens(probability).then(|| self.lose()),
+            Act::Cut => Some(self.lose()),
+            Act::Burst { enter, leave, bad, good } => {
+                let draw = draw.with(in_flow.reached);
+                let turns = draw.with(1).happens(if in_flow.bad { leave } else { enter });
+                in_flow.bad ^= turns;
+                let lost = draw.with(2).happens(if in_flow.bad { bad } else { good });
+                lost.then(|| self.lose())
+            }
+            Act::Dup(probability) => own.happens(probability).then(|| {
+                self.actions.duplicate = true;
+                Effect::Dup
+            }),
+            Act::Ce(probability) => own.happens(probability).then(|| self.mark())?,
+            Act::Reorder { probability, by } => own.happens(probability).then(|| match by {
+                Some(By::Time(time)) => self.later(time),
+                Some(By::Packets(packets)) => self.behind(packets),
+                None => self.behind(1 + own.with(1).below(8) as u32),
+            }),
+            Act::Corrupt { probability, icrc_ok, at } => own.happens(probability).then(|| {
+                let corruption = at.choose(self.facts.wire_len, icrc_ok, own.with(1).bits());
+                self.actions.corrupt = Some(corruption);
+                Effect::Corrupt(corruption)
+            }),
+            Act::Delay(delay) => {
+                let time = length(&delay, own);
+                (time > Duration::ZERO).then(|| self.later(time))
+            }
+            Act::Rate { bits, queue, queue_time, mark } => {
+                match state.limit.cross(self.now, self.facts.wire_len, bits, queue, queue_time) {
+                    Crossing::Full => Some(self.lose()),
+                    Crossing::After(time, waiting) => {
+                        let effect = self.later(time);
+                        let marked = mark.is_some_and(|limit| waiting > limit).then(|| self.mark()).flatten();
+                        marked.or(Some(effect))
+                    }
+                }
+            }
+            Act::Hold => {
+                let end = rule.term(Key::Time).and_then(crate::plan::Term::last);
+                let end = end.map_or(Instant::MAX, |nanos| self.start + Duration::from_nanos(nanos));
+                self.hold = Some(self.hold.map_or(end, |other| other.max(end)));
+                Some(Effect::Hold)
+            }
+            Act::Rnr(time) => self.answer(Answer::Rnr(time)),
+            Act::Nak(code) => self.answer(Answer::Nak(code)),
+            Act::Fail(_) | Act::Stall(_) | Act::Wc(_) | Act::Kill(_) => None,
+        }
+    }
+
+    fn lose(&mut self) -> Effect {
+        self.actions.drop = true;
+        Effect::Drop
+    }
+
+    /// Only packets of a capable sender can be marked (RFC 3168 section 5).
+    fn mark(&mut self) -> Option<Effect> {
+        let capable = matches!(self.facts.ecn, 1 | 2);
+        self.actions.mark_ce |= capable;
+        capable.then_some(Effect::Ce)
+    }
+
+    fn later(&mut self, time: Duration) -> Effect {
+        self.delay += time;
+        Effect::Delay(time)
+    }
+
+    fn behind(&mut self, packets: u32) -> Effect {
+        self.behind = self.behind.max(packets);
+        Effect::Behind(packets)
+    }
+
+    /// Only a responder answers, and only requests that it receives.
+    fn answer(&mut self, answer: Answer) -> Option<Effect> {
+        let received = self.facts.dir == Dir::Rx && self.facts.op.class() == Class::Request;
+        received.then(|| {
+            self.actions.answer = Some(answer);
+            Effect::Answer(answer)
+        })
+    }
+
+    fn victim(&self, flow: &Flow) -> Victim {
+        let Facts { dir, op, .. } = *self.facts;
+        let Identity { iter, .. } = self.identity;
+        Victim::Packet { dir, qp: flow.qp, peer: flow.peer, op, psn: self.identity.psn(), iter }
+    }
+
+    fn finish(mut self) -> Actions {
+        if self.actions.drop {
+            return Actions { drop: true, ..Actions::default() };
+        }
+        if self.actions.answer.is_some() {
+            return Actions { answer: self.actions.answer, ..Actions::default() };
+        }
+        let waits = self.behind > 0 || self.delay > Duration::ZERO || self.hold.is_some();
+        if waits {
+            let grace = if self.behind > 0 { LONGEST_REORDER } else { Duration::ZERO };
+            let at = self.now + self.delay + grace;
+            let at = self.hold.map_or(at, |hold| hold.max(at));
+            let behind = if self.hold.is_some() || self.delay > Duration::ZERO { 0 } else { self.behind };
+            self.actions.release = Some(Release { at, behind });
+        }
+        self.actions
+    }
+}
+
+/// A delay with its spread.
+fn length(delay: &Delay, draw: Draw) -> Duration {
+    let Delay { base, jitter, spread } = *delay;
+    let (base, jitter) = (base.as_nanos() as f64, jitter.as_nanos() as f64);
+    let first = draw.with(1).fraction();
+    let offset = match spread {
+        Spread::Uniform => 2.0 * first - 1.0,
+        // Box and Muller.
+        Spread::Normal => {
+            let second = draw.with(2).fraction();
+            (-2.0 * (1.0 - first).ln()).sqrt() * (std::f64::consts::TAU * second).cos()
+        }
+        Spread::Pareto => ((1.0 - first).powf(-1.0 / 3.0) - 1.0).min(100.0),
+    };
+    Duration::from_nanos((base + jitter * offset).max(0.0) as u64)
+}
+
+#[cfg(test)]
+mod tests;

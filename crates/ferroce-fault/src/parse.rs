@@ -1,0 +1,588 @@
+//! The parser of plans.
+//!
+//! It is written by hand: the language is a flat list without nesting, and the point of the parser is a message that names the
+//! position and the words that are possible there, which a parser library gives only by as much code again.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+use std::time::Duration;
+
+use ferroce_wire::NakCode;
+
+use crate::corrupt::Place;
+use crate::facts::{Dir, Op, Pos};
+use crate::plan::{Act, By, Delay, Key, Kind, Plan, Probability, Rule, Spread, Target, Term, Value};
+use crate::units;
+use crate::words::{self, Moment, Verb, WcError};
+
+/// The longest plan, in octets.
+const LONGEST: usize = 32 << 10;
+/// The most rules of a plan.
+const MOST_RULES: usize = 1024;
+
+/// A plan cannot be read.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub struct PlanError {
+    /// The line, from 1.
+    pub line: usize,
+    /// The character in the line, from 1.
+    pub column: usize,
+    /// The word there.
+    pub word: String,
+    /// The fault, and the words that would be right.
+    pub message: String,
+}
+
+impl fmt::Display for PlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { line, column, word, message } = self;
+        write!(f, "line {line}, character {column}, at {word:?}: {message}")
+    }
+}
+
+impl FromStr for Plan {
+    type Err = PlanError;
+
+    fn from_str(text: &str) -> Result<Self, PlanError> {
+        plan(text)
+    }
+}
+
+/// Reads a plan.
+fn plan(text: &str) -> Result<Plan, PlanError> {
+    let mut parser = Parser { text, at: 0 };
+    if text.len() > LONGEST {
+        return Err(parser.error(0, format!("a plan has at most {LONGEST} octets")));
+    }
+    if is_shorthand(text) {
+        return parser.shorthand();
+    }
+    let mut plan = Plan { seed: 1, ..Plan::default() };
+    loop {
+        parser.skip_separators();
+        if parser.rest().is_empty() {
+            return Ok(plan);
+        }
+        let begin = parser.at;
+        parser.entry(&mut plan)?;
+        parser.blanks();
+        if !matches!(parser.rest().chars().next(), None | Some(';' | '\n' | '#')) {
+            let message = "expected `;`, a new line, `+` and another act, or `if`".to_owned();
+            return Err(parser.error(parser.at, message));
+        }
+        if plan.rules.len() > MOST_RULES {
+            return Err(parser.error(begin, format!("a plan has at most {MOST_RULES} rules")));
+        }
+    }
+}
+
+/// Whether this is the form `seed=1,loss=0.05,burst=3,duplicate=0.01,reorder=0.02`.
+fn is_shorthand(text: &str) -> bool {
+    let keys = ["seed", "loss", "burst", "duplicate", "reorder"];
+    let mut parts = text.trim().split(',').filter(|part| !part.is_empty());
+    let known = |part: &str| part.split_once('=').is_some_and(|(key, _)| keys.contains(&key));
+    !text.contains(';') && text.contains(['=']) && parts.clone().next().is_some() && parts.all(known)
+}
+
+struct Parser<'t> {
+    text: &'t str,
+    at: usize,
+}
+
+type Result_<T> = Result<T, PlanError>;
+
+impl<'t> Parser<'t> {
+    fn rest(&self) -> &'t str {
+        self.text.get(self.at..).unwrap_or_default()
+    }
+
+    fn error(&self, at: usize, message: String) -> PlanError {
+        let before = self.text.get(..at).unwrap_or_default();
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+        let after = self.text.get(at..).unwrap_or_default();
+        let end =
+            after.find(|c: char| c.is_whitespace() || matches!(c, ';' | ',' | '+')).unwrap_or(after.len());
+        let end = if end == 0 { after.chars().next().map_or(0, char::len_utf8) } else { end };
+        let word: String = after.get(..end).unwrap_or_default().chars().take(40).collect();
+        PlanError { line, column, word, message }
+    }
+
+    fn blanks(&mut self) {
+        let rest = self.rest();
+        self.at += rest.len() - rest.trim_start_matches([' ', '\t', '\r']).len();
+    }
+
+    /// Skips what may stand between entries: blanks, `;`, new lines and comments.
+    fn skip_separators(&mut self) {
+        loop {
+            let rest = self.rest();
+            let trimmed = rest.trim_start_matches(|c: char| c.is_whitespace() || c == ';');
+            self.at += rest.len() - trimmed.len();
+            if !trimmed.starts_with('#') {
+                return;
+            }
+            self.at += trimmed.find('\n').unwrap_or(trimmed.len());
+        }
+    }
+
+    fn eat(&mut self, token: &str) -> bool {
+        self.blanks();
+        let found = self.rest().starts_with(token);
+        if found {
+            self.at += token.len();
+        }
+        found
+    }
+
+    /// Takes characters as long as `test` holds.
+    fn take(&mut self, test: impl Fn(char) -> bool) -> &'t str {
+        let rest = self.rest();
+        let end = rest.find(|c| !test(c)).unwrap_or(rest.len());
+        self.at += end;
+        rest.get(..end).unwrap_or_default()
+    }
+
+    /// Takes a word of letters, digits and underscores.
+    fn word(&mut self) -> &'t str {
+        self.blanks();
+        self.take(|c| c.is_ascii_alphanumeric() || c == '_')
+    }
+
+    /// Looks at the next word without taking it.
+    fn peek(&mut self) -> &'t str {
+        let at = self.at;
+        let word = self.word();
+        self.at = at;
+        word
+    }
+
+    /// Takes the text of a value: everything up to a blank or a mark of the grammar.
+    fn value(&mut self) -> &'t str {
+        self.blanks();
+        self.take(|c| !c.is_whitespace() && !matches!(c, ';' | ',' | '+' | '~' | '(' | ')' | '|' | '#'))
+    }
+
+    fn read<T>(&mut self, read: impl FnOnce(&str) -> Result<T, &'static str>) -> Result_<T> {
+        self.blanks();
+        let at = self.at;
+        let value = self.value();
+        read(value).map_err(|message| self.error(at, message.to_owned()))
+    }
+
+    fn expect(&mut self, token: &str) -> Result_<()> {
+        match self.eat(token) {
+            true => Ok(()),
+            false => Err(self.error(self.at, format!("expected `{token}`"))),
+        }
+    }
+
+    fn entry(&mut self, plan: &mut Plan) -> Result_<()> {
+        let begin = self.at;
+        let word = self.word();
+        if word == "seed" && self.eat("=") {
+            plan.seed =
+                self.read(|text| text.parse().map_err(|_| "a seed is a number from 0 to 2^64 - 1"))?;
+            return Ok(());
+        }
+        if word == "log" && self.eat("=") {
+            self.blanks();
+            let at = self.at;
+            let path = self.take(|c| !matches!(c, ';' | '\n')).trim_end();
+            if path.is_empty() {
+                return Err(self.error(at, "expected the path of a file".to_owned()));
+            }
+            plan.log = Some(path.to_owned());
+            return Ok(());
+        }
+        let name = self.name(begin, plan)?;
+        let text_begin = self.at;
+        let mut acts = vec![self.act()?];
+        while self.eat("+") {
+            let at = self.at;
+            let act = self.act()?;
+            if acts.iter().any(|first| first.kind() != act.kind()) {
+                let message = "one rule acts on packets, on calls, on completions or on moments".to_owned();
+                return Err(self.error(at + 1, message));
+            }
+            acts.push(act);
+        }
+        let kind = acts.first().map_or(Kind::Packet, Act::kind);
+        let mut terms = Vec::new();
+        if self.peek() == "if" {
+            self.word();
+            loop {
+                terms.push(self.term(kind, &terms)?);
+                if !self.eat(",") {
+                    break;
+                }
+            }
+        }
+        let text = self.text.get(text_begin..self.at).unwrap_or_default().trim();
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let rule = Rule { name, text, acts, terms };
+        self.check(begin, &rule)?;
+        plan.rules.push(rule);
+        Ok(())
+    }
+
+    /// The name in front of the acts, if there is one.
+    fn name(&mut self, begin: usize, plan: &Plan) -> Result_<Option<String>> {
+        self.at = begin;
+        self.blanks();
+        let start = self.at;
+        let name = self.take(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
+        if name.is_empty() || !self.rest().starts_with(':') {
+            self.at = start;
+            return Ok(None);
+        }
+        self.at += 1;
+        self.blanks();
+        if plan.rules.iter().any(|rule| rule.name.as_deref() == Some(name)) {
+            return Err(self.error(start, "another rule has this name".to_owned()));
+        }
+        Ok(Some(name.to_owned()))
+    }
+
+    /// Rules that could never act, or that nobody could bound.
+    fn check(&self, begin: usize, rule: &Rule) -> Result_<()> {
+        let needs = |key, text: &str| match rule.term(key) {
+            Some(_) => Ok(()),
+            None => Err(self.error(begin, text.to_owned())),
+        };
+        match rule.kind() {
+            Kind::Verb => needs(Key::Verb, "`fail` and `stall` need `if verb=…`"),
+            Kind::Moment => needs(Key::At, "`kill` needs `if at=…`"),
+            Kind::Packet | Kind::Completion => Ok(()),
+        }
+    }
+
+    fn probability(&mut self) -> Result_<Probability> {
+        self.blanks();
+        match self.rest().starts_with(|c: char| c.is_ascii_digit()) {
+            true => self.read(units::probability),
+            false => Ok(Probability::ONE),
+        }
+    }
+
+    fn act(&mut self) -> Result_<Act> {
+        self.blanks();
+        let at = self.at;
+        let word = self.word();
+        match word {
+            "drop" => Ok(Act::Drop(self.probability()?)),
+            "dup" => Ok(Act::Dup(self.probability()?)),
+            "ce" => Ok(Act::Ce(self.probability()?)),
+            "cut" => Ok(Act::Cut),
+            "hold" => Ok(Act::Hold),
+            "burst" => self.burst(),
+            "reorder" => self.reorder(),
+            "corrupt" => self.corrupt(),
+            "delay" | "rate" | "rnr" | "nak" | "fail" | "wc" | "stall" | "kill" => {
+                self.expect("=")?;
+                self.assigned(word)
+            }
+            _ => {
+                let known = "drop, dup, ce, burst(…), reorder, corrupt, delay=, rate=, cut, hold, rnr=, nak=, fail=, \
+                             stall=, wc=, kill=, seed=, log=";
+                Err(self.error(at, format!("expected one of {known}")))
+            }
+        }
+    }
+
+    fn assigned(&mut self, word: &str) -> Result_<Act> {
+        Ok(match word {
+            "delay" => self.delay()?,
+            "rate" => self.rate()?,
+            "rnr" => Act::Rnr(self.read(units::time)?),
+            "nak" => Act::Nak(self.read(|text| match text {
+                "psn" => Ok(NakCode::PsnSequenceError),
+                "request" => Ok(NakCode::InvalidRequest),
+                "access" => Ok(NakCode::RemoteAccessError),
+                "operation" => Ok(NakCode::RemoteOperationalError),
+                _ => Err("expected psn, request, access or operation"),
+            })?),
+            "fail" => Act::Fail(self.read(|text| {
+                words::errno(text).ok_or("expected an errno such as ENOMEM, EINVAL, EAGAIN, ENOSPC")
+            })?),
+            "stall" => Act::Stall(self.read(units::time)?),
+            "wc" => Act::Wc(self.wc()?),
+            _ => Act::Kill(self.read(|text| match text {
+                "self" => Ok(Target::Myself),
+                "broker" => Ok(Target::Broker),
+                "peer" => Err("the peer's process is not known here: use `kill=self` in the peer's own plan"),
+                _ => Err("expected self or broker"),
+            })?),
+        })
+    }
+
+    fn wc(&mut self) -> Result_<WcError> {
+        self.blanks();
+        let at = self.at;
+        let word = self.word();
+        let known = WcError::WORDS.iter().find(|(name, _)| *name == word);
+        let list = || WcError::WORDS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+        known.map(|(_, status)| *status).ok_or_else(|| self.error(at, format!("expected one of {}", list())))
+    }
+
+    fn burst(&mut self) -> Result_<Act> {
+        self.expect("(")?;
+        let enter = self.read(units::probability)?;
+        self.expect(",")?;
+        let leave = self.read(units::probability)?;
+        let bad = if self.eat(",") { self.read(units::probability)? } else { Probability::ONE };
+        let good = if self.eat(",") { self.read(units::probability)? } else { Probability::ZERO };
+        self.expect(")")?;
+        Ok(Act::Burst { enter, leave, bad, good })
+    }
+
+    fn reorder(&mut self) -> Result_<Act> {
+        let probability = self.probability()?;
+        if self.peek() != "by" {
+            return Ok(Act::Reorder { probability, by: None });
+        }
+        self.word();
+        self.expect("=")?;
+        let by = self.read(|text| match text.parse() {
+            Ok(packets @ 1..=1000) => Ok(By::Packets(packets)),
+            Ok(_) => Err("a packet is reordered by 1 to 1000 packets"),
+            Err(_) => units::time(text).map(By::Time).map_err(|_| "expected a number of packets, or a time"),
+        })?;
+        Ok(Act::Reorder { probability, by: Some(by) })
+    }
+
+    fn corrupt(&mut self) -> Result_<Act> {
+        let probability = self.probability()?;
+        let (mut icrc_ok, mut at) = (false, Place::Anywhere);
+        loop {
+            match self.peek() {
+                "icrc" => {
+                    self.word();
+                    self.expect("=")?;
+                    icrc_ok = self.read(|text| match text {
+                        "ok" => Ok(true),
+                        "bad" => Ok(false),
+                        _ => Err("expected ok or bad"),
+                    })?;
+                }
+                "at" => {
+                    self.word();
+                    self.expect("=")?;
+                    at = self.read(place)?;
+                }
+                _ => return Ok(Act::Corrupt { probability, icrc_ok, at }),
+            }
+        }
+    }
+
+    fn delay(&mut self) -> Result_<Act> {
+        let base = self.read(units::time)?;
+        let jitter = if self.eat("~") { self.read(units::time)? } else { Duration::ZERO };
+        let spread = match self.peek() {
+            "normal" => Spread::Normal,
+            "pareto" => Spread::Pareto,
+            _ => Spread::Uniform,
+        };
+        if spread != Spread::Uniform {
+            self.word();
+        }
+        Ok(Act::Delay(Delay { base, jitter, spread }))
+    }
+
+    fn rate(&mut self) -> Result_<Act> {
+        let bits = self.read(units::bits)?;
+        let (mut queue, mut queue_time, mut mark) = (256 << 10, None, None);
+        loop {
+            match self.peek() {
+                "queue" => {
+                    self.word();
+                    self.expect("=")?;
+                    let (octets, time) =
+                        self.read(|text| match (units::octets(text), units::time(text)) {
+                            (Ok(octets), _) => Ok((octets, None)),
+                            (_, Ok(time)) => Ok((u64::MAX, Some(time))),
+                            _ => Err("a queue is an amount such as 256k, or a time such as 5ms"),
+                        })?;
+                    (queue, queue_time) = (octets, time);
+                }
+                "mark" => {
+                    self.word();
+                    self.expect("=")?;
+                    mark = Some(self.read(units::octets)?);
+                }
+                _ => return Ok(Act::Rate { bits, queue, queue_time, mark }),
+            }
+        }
+    }
+
+    fn term(&mut self, kind: Kind, before: &[Term]) -> Result_<Term> {
+        self.blanks();
+        let at = self.at;
+        let word = self.word();
+        let Some((_, key)) = Key::WORDS.iter().find(|(known, _)| *known == word) else {
+            let known = Key::WORDS.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
+            return Err(self.error(at, format!("expected one of {known}")));
+        };
+        if !key.is_of(kind) {
+            return Err(self.error(at, "rules with this act cannot have this term".to_owned()));
+        }
+        if before.iter().any(|term| term.key == *key) {
+            return Err(self.error(at, "this term is there twice; `|` separates several values".to_owned()));
+        }
+        let negated = self.eat("!=");
+        if !negated {
+            self.expect("=")?;
+        }
+        let mut values = vec![self.term_value(*key)?];
+        while self.eat("|") {
+            values.push(self.term_value(*key)?);
+        }
+        if *key == Key::Count && (negated || !matches!(values.as_slice(), [Value::Range(1.., _)])) {
+            return Err(self.error(at, "`count` is the number of times, at least 1".to_owned()));
+        }
+        Ok(Term { key: *key, negated, values })
+    }
+
+    fn term_value(&mut self, key: Key) -> Result_<Value> {
+        self.blanks();
+        let at = self.at;
+        let text = self.value();
+        let fail = |message: &str| Err(self.error(at, message.to_owned()));
+        match key {
+            Key::Dir | Key::Op | Key::Pos | Key::Verb | Key::At => match number_of(key, text) {
+                Some(number) => Ok(Value::Range(number, number)),
+                None => fail(&format!("expected one of {}", all_of(key))),
+            },
+            Key::Dev if text.is_empty() => fail("expected the name of a device"),
+            Key::Dev => Ok(Value::Text(text.to_owned())),
+            Key::Peer => match (text.parse::<IpAddr>(), text.parse::<u32>()) {
+                (Ok(address), _) => Ok(Value::Address(address)),
+                (_, Ok(number)) => Ok(Value::Range(number.into(), number.into())),
+                _ => fail("expected an address, or a number"),
+            },
+            Key::Time => {
+                let nanos = |text: &str| units::time(text).map(|time| time.as_nanos() as u64);
+                match range(text, nanos) {
+                    Some(value) => Ok(value),
+                    None => fail("expected times such as 1s..1500ms, 1s.. or 0s..2s"),
+                }
+            }
+            _ => {
+                if let Some(step) = text.strip_prefix("every/") {
+                    return match step.parse() {
+                        Ok(step @ 1..) => Ok(Value::Every(step)),
+                        _ => fail("expected a number from 1 behind every/"),
+                    };
+                }
+                let number = |text: &str| text.parse::<u64>().map_err(|_| "");
+                match range(text, number) {
+                    Some(value) => Ok(value),
+                    None => fail("expected a number, a range such as 1..3 or 4.., or every/10"),
+                }
+            }
+        }
+    }
+
+    fn shorthand(&mut self) -> Result_<Plan> {
+        let mut plan = Plan { seed: 1, ..Plan::default() };
+        let (mut loss, mut burst, mut duplicate, mut reorder) = (None, 1, None, None);
+        while !self.rest().trim().is_empty() {
+            let key = self.word();
+            if key.is_empty() {
+                self.expect(",")?;
+                continue;
+            }
+            self.expect("=")?;
+            let chance =
+                |text: &str| units::fraction(text).map(Some).ok_or("a probability here is from 0 to 1");
+            match key {
+                "seed" => plan.seed = self.read(|text| text.parse().map_err(|_| "a seed is a number"))?,
+                "loss" => loss = self.read(chance)?,
+                "duplicate" => duplicate = self.read(chance)?,
+                "reorder" => reorder = self.read(chance)?,
+                _ => {
+                    burst = self.read(|text| match text.parse::<u32>() {
+                        Ok(packets @ 1..) => Ok(packets),
+                        _ => Err("a burst has at least one packet"),
+                    })?;
+                }
+            }
+        }
+        let leave = Probability(Probability::ONE.0 / burst);
+        let lost = loss.map(|enter| match burst {
+            1 => Act::Drop(enter),
+            _ => Act::Burst { enter, leave, bad: Probability::ONE, good: Probability::ZERO },
+        });
+        let acts = [
+            ("loss", lost),
+            ("duplicate", duplicate.map(Act::Dup)),
+            ("reorder", reorder.map(|probability| Act::Reorder { probability, by: None })),
+        ];
+        for (name, act) in acts {
+            let term = Term { key: Key::Dir, negated: false, values: vec![Value::Range(0, 0)] };
+            plan.rules.extend(act.filter(|act| !act.is_never()).map(|act| Rule {
+                name: Some(name.to_owned()),
+                text: format!("{name} if dir=rx"),
+                acts: vec![act],
+                terms: vec![term],
+            }));
+        }
+        Ok(plan)
+    }
+}
+
+/// `a`, `a..b` or `a..`.
+fn range(text: &str, read: impl Fn(&str) -> Result<u64, &'static str>) -> Option<Value> {
+    let (low, high) = match text.split_once("..") {
+        None => (read(text).ok()?, read(text).ok()?),
+        Some((low, "")) => (read(low).ok()?, u64::MAX),
+        Some((low, high)) => (read(low).ok()?, read(high).ok()?),
+    };
+    (low <= high).then_some(Value::Range(low, high))
+}
+
+/// A word for a part of the packet, or `OCTET/BIT`.
+fn place(text: &str) -> Result<Place, &'static str> {
+    if let Some((_, place)) = Place::WORDS.iter().find(|(word, _)| *word == text) {
+        return Ok(*place);
+    }
+    let bit = text.split_once('/').and_then(|(octet, bit)| {
+        let bit: u8 = bit.parse().ok()?;
+        (bit < 8).then_some(Place::Bit(octet.parse().ok()?, bit))
+    });
+    bit.ok_or("expected opcode, pkey, destqp, psn, ext, payload, icrc, or OCTET/BIT")
+}
+
+/// The number of a word of the keys `dir`, `op`, `pos`, `verb` and `at`, as [`Term`] compares it.
+fn number_of(key: Key, word: &str) -> Option<u64> {
+    fn place<T>(words: &[(&str, T)], word: &str) -> Option<u64> {
+        words.iter().position(|(known, _)| *known == word).map(|place| place as u64)
+    }
+    match key {
+        Key::Dir => place(Dir::WORDS, word),
+        Key::Op => place(Op::WORDS, word),
+        Key::Pos => place(Pos::WORDS, word),
+        Key::Verb => place(Verb::WORDS, word),
+        Key::At => place(Moment::WORDS, word),
+        _ => None,
+    }
+}
+
+/// The words that a key knows, for messages.
+fn all_of(key: Key) -> String {
+    fn list<T>(words: &[(&str, T)]) -> String {
+        words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ")
+    }
+    match key {
+        Key::Dir => list(Dir::WORDS),
+        Key::Op => list(Op::WORDS),
+        Key::Pos => list(Pos::WORDS),
+        Key::Verb => list(Verb::WORDS),
+        Key::At => list(Moment::WORDS),
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+use super::*;
+
+fn read(text: &str) -> Plan {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+fn refused(text: &str) -> String {
+    text.parse::<Plan>().map(|plan| panic!("{text}: {plan:?}")).unwrap_err().to_string()
+}
+
+#[test]
+fn the_examples_of_the_book() {
+    for (text, rules) in [
+        ("", 0),
+        ("seed=7; drop 1% if dir=rx", 1),
+        ("burst(0.5%,30%) if op=readresp", 1),
+        ("drop if qp=0,psn=4,iter=1..2", 1),
+        ("tail: drop if op=write,pos=last,count=1", 1),
+        ("ce 5% + delay=100us~20us", 1),
+        ("delay=100us~20us normal if op!=ack", 1),
+        ("rate=1gbit queue=256k mark=64k if peer=192.0.2.2", 1),
+        ("rate=10mbit queue=5ms if peer=2001:db8::1|192.0.2.1", 1),
+        ("cut if dir=tx,time=1s..1500ms", 1),
+        (
+            "fail=ENOMEM if verb=reg_mr,nth=3; wc=RETRY_EXC_ERR if qp=1,msg=10; kill=broker if at=established",
+            3,
+        ),
+        ("drop if op=readresp,msg=1,nth=3", 1),
+        ("delay=10ms if op=ack", 1),
+        ("rnr=20ms if op=send,nth=2\nnak=access if op=write,count=1  # a comment\n\n# another\n", 2),
+        ("corrupt 1% icrc=ok at=psn; corrupt at=17/3", 2),
+        ("reorder 2% by=3; reorder by=1ms; reorder", 3),
+        ("log=/tmp/a file.log ; drop", 1),
+        ("drop if nth=every/10", 1),
+        ("burst(1%,10%,90%,0.1%)", 1),
+    ] {
+        assert_eq!(read(text).rules.len(), rules, "{text}");
+    }
+    assert_eq!(read("log=/tmp/a file.log ; drop").log.as_deref(), Some("/tmp/a file.log"));
+    assert_eq!(read("seed=7; drop").seed, 7);
+    assert_eq!(read("drop").seed, 1);
+    let tail = read("tail:  drop  if op=write,\tpos=last");
+    assert_eq!(tail.rules[0].name.as_deref(), Some("tail"));
+    assert_eq!(tail.rules[0].text, "drop if op=write, pos=last");
+}
+
+#[test]
+fn values_mean_what_they_say() {
+    let plan =
+        read("rate=1gbit queue=5ms mark=64k + delay=1ms~20us pareto if psn=4..,len!=0..3|9,time=1s..2s");
+    let rule = &plan.rules[0];
+    let rate = Act::Rate {
+        bits: 1_000_000_000,
+        queue: u64::MAX,
+        queue_time: Some(Duration::from_millis(5)),
+        mark: Some(65_536),
+    };
+    let delay =
+        Delay { base: Duration::from_millis(1), jitter: Duration::from_micros(20), spread: Spread::Pareto };
+    assert_eq!(rule.acts, [rate, Act::Delay(delay)]);
+    assert_eq!(rule.terms[0].values, [Value::Range(4, u64::MAX)]);
+    assert!(rule.terms[1].negated);
+    assert_eq!(rule.terms[1].values, [Value::Range(0, 3), Value::Range(9, 9)]);
+    assert_eq!(rule.terms[2].values, [Value::Range(1_000_000_000, 2_000_000_000)]);
+}
+
+#[test]
+fn the_older_form_is_a_shorthand() {
+    let plan = read("seed=3,loss=0.05,burst=4,duplicate=0.01,reorder=0.02");
+    assert_eq!(plan.seed, 3);
+    let of = |text: &str| read(text).rules[0].acts[0];
+    assert_eq!(plan.rules[0].acts, [of("burst(5%,25%)")]);
+    assert_eq!(plan.rules[1].acts, [of("dup 1%")]);
+    assert_eq!(plan.rules[2].acts, [of("reorder 2%")]);
+    assert!(plan.rules.iter().all(|rule| rule.terms == read("drop if dir=rx").rules[0].terms));
+    assert_eq!(read("seed=1,loss=0.01").rules[0].acts, [of("drop 1%")]);
+    assert_eq!(read("seed=5").seed, 5);
+    assert!(read("loss=0,duplicate=0").rules.is_empty());
+    for text in ["loss=2", "loss=-1", "loss=x", "burst=0,loss=0.1", "loss=NaN", "seed=,loss=0.1"] {
+        refused(text);
+    }
+}
+
+#[test]
+fn a_message_names_the_place_and_the_words() {
+    for (text, want) in [
+        ("seed=7; dorp 1%", "line 1, character 9, at \"dorp\": expected one of drop, dup"),
+        ("drop\ndrop if opp=ack", "line 2, character 9, at \"opp=ack\": expected one of dir, dev"),
+        ("drop if op=akc", "line 1, character 12, at \"akc\": expected one of send, write"),
+        ("drop 120%", "line 1, character 6, at \"120%\": a probability is"),
+        ("drop if psn=9..3", "at \"9..3\": expected a number, a range"),
+        ("delay=10", "line 1, character 7, at \"10\": a time is"),
+        ("drop maybe", "at \"maybe\": expected `;`"),
+        ("fail=EFOO if verb=reg_mr", "at \"EFOO\": expected an errno"),
+        ("fail=ENOMEM", "need `if verb=…`"),
+        ("fail=ENOMEM if verb=reg_mr,op=ack", "at \"op=ack\": rules with this act"),
+        ("drop + fail=ENOMEM", "one rule acts on packets, on calls"),
+        ("a: drop; a: dup", "another rule has this name"),
+        ("drop if op=ack,op=nak", "this term is there twice"),
+        ("burst(1%)", "expected `,`"),
+        ("drop if count=0", "`count` is the number of times"),
+        ("drop if nth=every/0", "expected a number from 1"),
+        ("kill=peer if at=rts", "use `kill=self`"),
+        ("wc=BAD", "expected one of LOC_LEN_ERR"),
+        ("thunder=0.1", "at \"thunder=0.1\": expected one of"),
+    ] {
+        let message = refused(text);
+        assert!(message.contains(want), "{text}: {message}");
+    }
+    refused(&"drop;".repeat(2000));
+    refused(&" ".repeat(40_000));
+}
+
+proptest::proptest! {
+    /// No text makes the parser panic, and the position that it names is in the text.
+    #[test]
+    fn any_text_is_read_or_refused(text in "[a-z0-9=;:,+~()|.%/ \n#é!]{0,60}") {
+        if let Err(error) = text.parse::<Plan>() {
+            proptest::prop_assert!(error.line <= text.matches('\n').count() + 1);
+        }
+    }
+
+    #[test]
+    fn any_text_of_words_is_read_or_refused(words in proptest::collection::vec(
+        proptest::sample::select(vec!["drop", "dup", "if", "op", "=", "ack", ",", "+", ";", "1%", "delay=", "10ms", "~",
+            "burst(", ")", "name:", "rate=", "1gbit", "queue=", "every/", "2", "..", "|", "!=", "qp", "seed=", "\n", "#"]), 0..20)) {
+        let _ = words.join(" ").parse::<Plan>();
+        let _ = words.concat().parse::<Plan>();
+    }
+}

@@ -1,0 +1,350 @@
+//! A plan: rules, each with acts and terms.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ferroce_wire::NakCode;
+
+use crate::corrupt::Place;
+pub use crate::units::Probability;
+use crate::words::WcError;
+
+/// A plan of faults. The default plan has no rule.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Plan {
+    /// Chooses the random decisions. 1 if the text has none, so that a plan without a seed can be repeated as well.
+    pub seed: u64,
+    /// The file that hits are written to.
+    pub log: Option<String>,
+    /// The rules in order of writing.
+    pub rules: Vec<Rule>,
+}
+
+/// One rule: `[name ":"] act { "+" act } [ "if" term { "," term } ]`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rule {
+    /// Its name, for messages and logs.
+    pub name: Option<String>,
+    /// Its text as it was written, without the name.
+    pub text: String,
+    /// Its acts, all of the same kind.
+    pub acts: Vec<Act>,
+    /// All of them must hold.
+    pub terms: Vec<Term>,
+}
+
+/// The kind of event that a rule acts on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Packets.
+    Packet,
+    /// Calls of the program.
+    Verb,
+    /// Completions of the send queue.
+    Completion,
+    /// Moments at which a process is killed.
+    Moment,
+}
+
+/// One act of a rule.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Act {
+    /// The packet is lost.
+    Drop(Probability),
+    /// The packet arrives twice.
+    Dup(Probability),
+    /// The packet is marked as having met congestion, if its sender is capable of ECN.
+    Ce(Probability),
+    /// Losses in bursts by a chain of two states (Gilbert and Elliott).
+    Burst {
+        /// Probability to enter the bad state, by packet.
+        enter: Probability,
+        /// Probability to leave it.
+        leave: Probability,
+        /// Probability of a loss in the bad state.
+        bad: Probability,
+        /// Probability of a loss in the good state.
+        good: Probability,
+    },
+    /// The packet arrives behind some of its successors.
+    Reorder {
+        /// How often.
+        probability: Probability,
+        /// By how much; `None`: one to eight packets, drawn.
+        by: Option<By>,
+    },
+    /// A bit of the packet is flipped.
+    Corrupt {
+        /// How often.
+        probability: Probability,
+        /// The ICRC is computed again after the change, so that only later checks can find it.
+        icrc_ok: bool,
+        /// Where.
+        at: Place,
+    },
+    /// The packet arrives later.
+    Delay(Delay),
+    /// The packet passes a link of limited rate with a queue in front.
+    Rate {
+        /// Bits a second, at least 1.
+        bits: u64,
+        /// Octets that may wait; more are dropped.
+        queue: u64,
+        /// The limit is this time instead, if given.
+        queue_time: Option<Duration>,
+        /// Packets that find this many octets waiting are marked as by `ce`.
+        mark: Option<u64>,
+    },
+    /// The packet is lost, as behind a cut cable.
+    Cut,
+    /// The packet waits until the `time` of the rule is over, or the plan is cleared.
+    Hold,
+    /// The responder refuses the request for want of a receive WQE.
+    Rnr(Duration),
+    /// The responder refuses the request.
+    Nak(NakCode),
+    /// The call fails with this errno.
+    Fail(i32),
+    /// The call takes this much longer.
+    Stall(Duration),
+    /// The work request completes with this status, and its queue pair enters the error state.
+    Wc(WcError),
+    /// A process is killed.
+    Kill(Target),
+}
+
+impl Act {
+    /// Whether it has a probability of 0.
+    pub(crate) fn is_never(&self) -> bool {
+        match self {
+            Self::Drop(p) | Self::Dup(p) | Self::Ce(p) => *p == Probability::ZERO,
+            Self::Reorder { probability, .. } | Self::Corrupt { probability, .. } => {
+                *probability == Probability::ZERO
+            }
+            Self::Burst { enter, good, .. } => *enter == Probability::ZERO && *good == Probability::ZERO,
+            _ => false,
+        }
+    }
+}
+
+/// The distance of a reordered packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum By {
+    /// So many later packets of the flow pass it.
+    Packets(u32),
+    /// It arrives this much later.
+    Time(Duration),
+}
+
+/// A delay: `base`, spread by `jitter`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Delay {
+    /// The usual delay.
+    pub base: Duration,
+    /// The spread to both sides; the result is never negative.
+    pub jitter: Duration,
+    /// How the spread is distributed.
+    pub spread: Spread,
+}
+
+/// The distribution of a delay's spread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Spread {
+    /// Uniform within `jitter` of the base.
+    Uniform,
+    /// Normal, with `jitter` as its standard deviation.
+    Normal,
+    /// Pareto with shape 3 above the base: mostly short, now and then many times `jitter`, at most 100 times.
+    Pareto,
+}
+
+/// A process that `kill` ends by SIGKILL.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// The program itself.
+    Myself,
+    /// The broker that it uses.
+    Broker,
+}
+
+/// A condition of a rule.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Term {
+    /// The property.
+    pub key: Key,
+    /// `!=` instead of `=`.
+    pub negated: bool,
+    /// One of these.
+    pub values: Vec<Value>,
+}
+
+/// A value of a term.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Value {
+    /// A number, word or time within these bounds, both included. Words are places in their list, times are nanoseconds.
+    Range(u64, u64),
+    /// Numbers that this divides.
+    Every(u64),
+    /// An address.
+    Address(IpAddr),
+    /// A name.
+    Text(String),
+}
+
+/// The properties that terms compare.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Key {
+    /// `rx` or `tx`.
+    Dir,
+    /// The name of the device.
+    Dev,
+    /// The address of the other end, or its number by order of appearance at the queue pair, from 0.
+    Peer,
+    /// The queue pair by order of creation, from 0.
+    Qp,
+    /// The operation.
+    Op,
+    /// The PSN relative to the first one of the flow, in the sequence that the packet belongs to.
+    Psn,
+    /// The MSN of an answer.
+    Msn,
+    /// The message by its order in the flow and direction, from 0; requests and READ responses count apart.
+    Msg,
+    /// The number of the packet, or call, among those that match the other terms, from 1.
+    Nth,
+    /// How often the packet's PSN has come by, from 1.
+    Iter,
+    /// The place in the message.
+    Pos,
+    /// Octets of payload.
+    Len,
+    /// The AckReq bit, 0 or 1.
+    Ack,
+    /// Time since the first packet; for calls and moments since the first call.
+    Time,
+    /// The rule acts at most so often, counted for each flow and direction.
+    Count,
+    /// The call.
+    Verb,
+    /// The moment.
+    At,
+}
+
+impl Key {
+    /// All of them with their words.
+    pub const WORDS: &'static [(&'static str, Self)] = &[
+        ("dir", Self::Dir),
+        ("dev", Self::Dev),
+        ("peer", Self::Peer),
+        ("qp", Self::Qp),
+        ("op", Self::Op),
+        ("psn", Self::Psn),
+        ("msn", Self::Msn),
+        ("msg", Self::Msg),
+        ("nth", Self::Nth),
+        ("iter", Self::Iter),
+        ("pos", Self::Pos),
+        ("len", Self::Len),
+        ("ack", Self::Ack),
+        ("time", Self::Time),
+        ("count", Self::Count),
+        ("verb", Self::Verb),
+        ("at", Self::At),
+    ];
+
+    /// Whether rules of this kind can have it.
+    pub(crate) const fn is_of(self, kind: Kind) -> bool {
+        match self {
+            Self::Qp | Self::Nth | Self::Count | Self::Time => true,
+            Self::Verb => matches!(kind, Kind::Verb),
+            Self::At => matches!(kind, Kind::Moment),
+            Self::Msg => !matches!(kind, Kind::Verb),
+            _ => matches!(kind, Kind::Packet),
+        }
+    }
+}
+
+impl Act {
+    /// The kind of event that it acts on.
+    pub const fn kind(&self) -> Kind {
+        match self {
+            Self::Fail(_) | Self::Stall(_) => Kind::Verb,
+            Self::Wc(_) => Kind::Completion,
+            Self::Kill(_) => Kind::Moment,
+            _ => Kind::Packet,
+        }
+    }
+}
+
+impl Rule {
+    /// The kind of event that it acts on.
+    pub fn kind(&self) -> Kind {
+        self.acts.first().map_or(Kind::Packet, Act::kind)
+    }
+
+    /// The term with this key, if there is one.
+    pub fn term(&self, key: Key) -> Option<&Term> {
+        self.terms.iter().find(|term| term.key == key)
+    }
+
+    /// Its name, or its text.
+    pub fn title(&self) -> &str {
+        self.name.as_deref().unwrap_or(&self.text)
+    }
+}
+
+impl Plan {
+    /// Whether some rule acts on this.
+    pub fn has(&self, kind: Kind) -> bool {
+        self.rules.iter().any(|rule| rule.kind() == kind)
+    }
+
+    /// Whether some rule compares this.
+    pub fn compares(&self, key: Key) -> bool {
+        self.rules.iter().any(|rule| rule.term(key).is_some())
+    }
+
+    /// Whether some rule looks at or changes the ECN field, so that the caller must know it.
+    pub fn marks(&self) -> bool {
+        let marks = |act: &Act| matches!(act, Act::Ce(_) | Act::Rate { mark: Some(_), .. });
+        self.rules.iter().any(|rule| rule.acts.iter().any(marks))
+    }
+}
+
+impl Term {
+    /// Whether it holds for a number, word or time.
+    pub(crate) fn holds(&self, number: u64) -> bool {
+        self.any(|value| match value {
+            Value::Range(low, high) => (*low..=*high).contains(&number),
+            Value::Every(step) => number.is_multiple_of(*step),
+            Value::Address(_) | Value::Text(_) => false,
+        })
+    }
+
+    /// Whether it holds for an address, which is the `number`-th of its queue pair.
+    pub(crate) fn holds_for_peer(&self, peer: IpAddr, number: u32) -> bool {
+        self.any(|value| match value {
+            Value::Address(address) => *address == peer,
+            Value::Range(low, high) => (*low..=*high).contains(&u64::from(number)),
+            Value::Every(_) | Value::Text(_) => false,
+        })
+    }
+
+    /// Whether it holds for a name.
+    pub(crate) fn holds_for_name(&self, name: &str) -> bool {
+        self.any(|value| matches!(value, Value::Text(text) if text == name))
+    }
+
+    fn any(&self, test: impl FnMut(&Value) -> bool) -> bool {
+        self.values.iter().any(test) != self.negated
+    }
+
+    /// The largest number that it names, if that is bounded.
+    pub(crate) fn last(&self) -> Option<u64> {
+        let highest = self.values.iter().map(|value| match value {
+            Value::Range(_, high) => *high,
+            _ => u64::MAX,
+        });
+        highest.max().filter(|high| *high != u64::MAX && !self.negated)
+    }
+}

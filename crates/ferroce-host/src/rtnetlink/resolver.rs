@@ -1,0 +1,184 @@
+//! The hardware address of a next hop, for senders that write it themselves.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::{
+    NLM_F_REQUEST, NLMSG_ERROR, RTM_GETNEIGH, RTM_GETROUTE, RTM_NEWNEIGH, RTM_NEWROUTE, attributes, family,
+    ip, parse_neighbour, socket, u16_at, u32_at,
+};
+
+/// The type of routes to other hosts.
+const RTN_UNICAST: u8 = 1;
+/// Octets of the longest request: a route of IPv6, with two addresses and an interface.
+const REQUEST: usize = 16 + 12 + 20 + 20 + 8;
+/// Octets of an answer, a route or a neighbour.
+const ANSWER: usize = 2048;
+/// Messages that are read until the answer is found.
+const MESSAGES: u32 = 8;
+
+/// Asks the kernel for routes and neighbours without an allocation, so that a signal handler may call it. Each question is two system
+/// calls, which do not wait.
+#[derive(Debug)]
+pub struct Resolver {
+    fd: OwnedFd,
+    sequence: u32,
+}
+
+/// A request under construction.
+struct Request {
+    octets: [u8; REQUEST],
+    len: usize,
+}
+
+impl Request {
+    fn new(kind: u16, sequence: u32, head: &[u8]) -> Self {
+        let mut request = Self { octets: [0; REQUEST], len: 4 };
+        request.put(&kind.to_ne_bytes());
+        request.put(&NLM_F_REQUEST.to_ne_bytes());
+        request.put(&sequence.to_ne_bytes());
+        request.put(&[0; 4]);
+        request.put(head);
+        request
+    }
+
+    /// Adds octets as far as there is room, which is enough for the requests here.
+    fn put(&mut self, octets: &[u8]) {
+        let room = self.octets.get_mut(self.len..).unwrap_or_default();
+        room.iter_mut().zip(octets).for_each(|(to, from)| *to = *from);
+        self.len = (self.len + octets.len()).min(REQUEST);
+    }
+
+    /// An attribute of a multiple of four octets.
+    fn attribute(&mut self, kind: u16, value: &[u8]) {
+        self.put(&(4 + value.len() as u16).to_ne_bytes());
+        self.put(&kind.to_ne_bytes());
+        self.put(value);
+    }
+
+    fn address(&mut self, kind: u16, address: IpAddr) {
+        match address {
+            IpAddr::V4(v4) => self.attribute(kind, &v4.octets()),
+            IpAddr::V6(v6) => self.attribute(kind, &v6.octets()),
+        }
+    }
+
+    fn finish(&mut self) -> &[u8] {
+        let len = (self.len as u32).to_ne_bytes();
+        self.octets.iter_mut().zip(len).for_each(|(to, from)| *to = from);
+        self.octets.get(..self.len).unwrap_or_default()
+    }
+}
+
+impl Resolver {
+    /// A resolver for this network namespace.
+    ///
+    /// # Errors
+    /// The errors of `socket(2)` and `bind(2)`.
+    pub fn open() -> io::Result<Self> {
+        Ok(Self { fd: socket(0)?, sequence: 0 })
+    }
+
+    /// Returns the hardware address of the next hop from `source` to `destination` by the interface `ifindex`.
+    ///
+    /// # Errors
+    /// Of kind `NotFound` if there is no route to another host, or if the kernel has not resolved the address yet. `ENETUNREACH` and other
+    /// errors of the kernel.
+    pub fn hardware(&mut self, ifindex: u32, source: IpAddr, destination: IpAddr) -> io::Result<[u8; 6]> {
+        let hop = self.next_hop(ifindex, source, destination)?;
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut request = Request::new(RTM_GETNEIGH, self.sequence, &[family(hop), 0, 0, 0]);
+        request.put(&ifindex.to_ne_bytes());
+        request.put(&[0; 4]);
+        request.address(1, hop);
+        let of_hop = |body: &[u8]| {
+            let entry = parse_neighbour(body).filter(|entry| (entry.ifindex, entry.ip) == (ifindex, hop))?;
+            // A group address would bring the frame to all hosts of the link.
+            entry.mac.filter(|mac| mac.first().is_some_and(|first| first & 1 == 0))
+        };
+        self.ask(request, RTM_NEWNEIGH, of_hop)
+    }
+
+    fn next_hop(&mut self, ifindex: u32, source: IpAddr, destination: IpAddr) -> io::Result<IpAddr> {
+        let bits = if destination.is_ipv4() { 32 } else { 128 };
+        self.sequence = self.sequence.wrapping_add(1);
+        let head = [family(destination), bits, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let mut request = Request::new(RTM_GETROUTE, self.sequence, &head);
+        request.address(1, destination);
+        request.address(2, source);
+        request.attribute(4, &ifindex.to_ne_bytes());
+        self.ask(request, RTM_NEWROUTE, |body| {
+            let (head, rest) = body.split_at_checked(12)?;
+            let gateway = attributes(rest).find(|(kind, _)| *kind == 5).map(|(_, value)| ip(value));
+            (head.get(7) == Some(&RTN_UNICAST)).then(|| gateway.flatten().unwrap_or(destination))
+        })
+    }
+
+    /// Sends one question. The kernel answers before `sendto` returns.
+    fn ask<T>(&self, mut request: Request, answer: u16, read: impl Fn(&[u8]) -> Option<T>) -> io::Result<T> {
+        let kernel = SocketAddrNetlink::new(0, 0);
+        rustix::net::sendto(&self.fd, request.finish(), SendFlags::empty(), &kernel)?;
+        let mut buffer = [0_u8; ANSWER];
+        for _ in 0..MESSAGES {
+            let (_, got) = rustix::net::recv(&self.fd, buffer.as_mut_slice(), RecvFlags::DONTWAIT)?;
+            let message = buffer.get(..got).unwrap_or_default();
+            let (Some(kind), Some(body)) = (u16_at(message, 4), message.get(16..)) else { continue };
+            if u32_at(message, 8) != Some(self.sequence) {
+                // The answer to an earlier question that was given up.
+                continue;
+            }
+            if kind == NLMSG_ERROR {
+                let code = u32_at(body, 0).map_or(0, |code| code as i32);
+                return Err(io::Error::from_raw_os_error(code.wrapping_neg()));
+            }
+            if kind == answer {
+                return read(body).ok_or_else(|| io::ErrorKind::NotFound.into());
+            }
+        }
+        Err(io::ErrorKind::NotFound.into())
+    }
+}
+
+impl AsFd for Resolver {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_have_the_kernels_form_and_fit() {
+        let mut request =
+            Request::new(RTM_GETROUTE, 7, &[libc::AF_INET6 as u8, 128, 128, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let address = IpAddr::from([0xfd; 16]);
+        request.address(1, address);
+        request.address(2, address);
+        request.attribute(4, &9u32.to_ne_bytes());
+        let octets = request.finish();
+        assert_eq!(octets.len(), REQUEST, "the longest request");
+        assert_eq!(u32_at(octets, 0), Some(REQUEST as u32));
+        assert_eq!((u16_at(octets, 4), u16_at(octets, 6), u32_at(octets, 8)), (Some(26), Some(1), Some(7)));
+        let all: Vec<_> = attributes(&octets[28..]).collect();
+        assert_eq!(all, [(1, &[0xfd; 16][..]), (2, &[0xfd; 16]), (4, &9u32.to_ne_bytes())]);
+    }
+
+    #[test]
+    fn an_address_of_this_host_has_no_next_hop() {
+        let lo = nix::net::if_::if_nametoindex("lo").unwrap();
+        let mut resolver = Resolver::open().unwrap();
+        let ip = IpAddr::from([127, 0, 0, 1]);
+        for _ in 0..3 {
+            let found = resolver.hardware(lo, ip, ip);
+            assert_eq!(found.map_err(|e| e.kind()), Err(io::ErrorKind::NotFound));
+        }
+        let nowhere = resolver.hardware(0x7fff_fff0, ip, IpAddr::from([192, 0, 2, 1]));
+        assert!(nowhere.is_err());
+    }
+}

@@ -1,0 +1,139 @@
+//! The ways on which packets of a device move: the way that the administrator wants, and the way that is in use.
+
+use std::fmt;
+
+/// The wanted datapath of a link: `ferroce link set NAME datapath …`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Datapath {
+    /// UDP sockets.
+    #[default]
+    Udp = 0,
+    /// AF_XDP sockets behind an XDP program of the broker, and UDP sockets where that is impossible.
+    Xdp = 1,
+}
+
+impl Datapath {
+    pub(crate) const fn from_u8(value: u8) -> Option<Self> {
+        match value {
+            0 => Some(Self::Udp),
+            1 => Some(Self::Xdp),
+            _ => None,
+        }
+    }
+
+    /// Returns the word for the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Udp => "udp",
+            Self::Xdp => "xdp",
+        }
+    }
+
+    /// Returns the datapath of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Udp, Self::Xdp].into_iter().find(|datapath| datapath.name() == name)
+    }
+}
+
+/// Which AF_XDP sockets programs get: `ferroce link set NAME xdp-ports …`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum XdpPorts {
+    /// One at the interface itself for a program that may send any frame anyway, and one behind a checked pair for the others.
+    #[default]
+    Auto = 0,
+    /// One at the interface itself for every program of root, if the broker is root's. Otherwise as [`XdpPorts::Auto`].
+    Direct = 1,
+    /// Behind a checked pair for every program.
+    Pairs = 2,
+}
+
+impl XdpPorts {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Direct, Self::Pairs];
+
+    pub(crate) fn from_u8(value: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|ports| *ports as u8 == value)
+    }
+
+    /// Returns the word for the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Direct => "direct",
+            Self::Pairs => "pairs",
+        }
+    }
+
+    /// Returns the value of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|ports| ports.name() == name)
+    }
+}
+
+/// The datapath of a device that is in use, or the reason why it is not the wanted one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum DatapathState {
+    /// UDP sockets, as wanted.
+    #[default]
+    Udp = 0,
+    /// AF_XDP; the driver of the interface runs the XDP program.
+    XdpNative = 1,
+    /// AF_XDP; the kernel runs the XDP program after the driver (`xdpgeneric`).
+    XdpGeneric = 2,
+    /// DPDK: the broker drives the port, and packets reach programs by the rings to the broker.
+    Dpdk = 3,
+    /// UDP sockets, because the broker lacks CAP_NET_ADMIN, CAP_NET_RAW or CAP_BPF.
+    NoPermission = 16,
+    /// UDP sockets, because the kernel has no AF_XDP, no `bpf(2)`, or no veth.
+    NoSupport = 17,
+    /// UDP sockets, because the interface is a loopback, a VLAN, or has no hardware address.
+    WrongInterface = 18,
+    /// UDP sockets, because another XDP program is attached to the interface.
+    Busy = 19,
+    /// UDP sockets, because of another error, which the broker's log has.
+    Failed = 20,
+}
+
+impl DatapathState {
+    const ALL: [Self; 9] = [
+        Self::Udp,
+        Self::XdpNative,
+        Self::XdpGeneric,
+        Self::Dpdk,
+        Self::NoPermission,
+        Self::NoSupport,
+        Self::WrongInterface,
+        Self::Busy,
+        Self::Failed,
+    ];
+
+    /// A number that this build does not know is a reason of a newer broker: [`Self::Failed`].
+    pub(crate) fn from_u8(value: u8) -> Self {
+        Self::ALL.into_iter().find(|state| *state as u8 == value).unwrap_or(Self::Failed)
+    }
+
+    /// Returns whether programs can have AF_XDP sockets.
+    pub const fn is_xdp(self) -> bool {
+        matches!(self, Self::XdpNative | Self::XdpGeneric)
+    }
+}
+
+/// For people: `udp`, `xdp (native)`, `dpdk`, or `udp (…)` with the reason.
+impl fmt::Display for DatapathState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Udp => "udp",
+            Self::XdpNative => "xdp (native)",
+            Self::XdpGeneric => "xdp (generic)",
+            Self::Dpdk => "dpdk",
+            Self::NoPermission => "udp (xdp needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF in ferroced)",
+            Self::NoSupport => "udp (the kernel has no AF_XDP, bpf or veth)",
+            Self::WrongInterface => "udp (xdp needs an Ethernet interface that is no VLAN)",
+            Self::Busy => "udp (the interface has another XDP program)",
+            Self::Failed => "udp (xdp failed; see the log of ferroced)",
+        })
+    }
+}

@@ -1,0 +1,85 @@
+//! Responses behind a gap: kept, and what is missing before them is asked for again.
+
+use ferroce_wire::{Instant, Psn};
+
+use super::{Completer, Data, Early, Refusal, SendSide};
+use crate::{Memory, WcStatus};
+
+impl Completer {
+    /// A response behind a gap: put in its place, and what is missing before it is asked for again, without all that came.
+    #[expect(clippy::too_many_arguments, reason = "what comes with a response")]
+    pub(super) fn keep(
+        &mut self,
+        now: Instant,
+        psn: Psn,
+        owner: Option<u64>,
+        data: &Data<'_>,
+        moved: bool,
+        mem: &mut impl Memory,
+        side: &mut SendSide<'_>,
+    ) -> Result<(), Refusal> {
+        let Data::Read { payload, ends } = data else { return self.implied_nak(now, moved, side) };
+        let expected = owner.and_then(|index| side.pipeline.response(index, psn));
+        let Some((expected, ends_request)) = expected else { return self.implied_nak(now, moved, side) };
+        let length = if expected.wqe.op.writes_local() { expected.len as usize } else { 0 };
+        let again = side.pipeline.is_placed(psn);
+        if *ends != ends_request || payload.len() != length || !(again || side.pipeline.place(psn)) {
+            return self.implied_nak(now, moved, side);
+        }
+        if again {
+            // A round trip after what is missing was asked for, the answer behind it came: it was lost once more.
+            if self.rtt.is_round_trip(now.saturating_since(self.reread_at)) == Some(true) {
+                self.reread = None;
+            }
+        } else if side
+            .pipeline
+            .queue
+            .scatter(expected.index, u64::from(expected.offset), payload, mem)
+            .is_err()
+        {
+            return Err(Refusal::Fatal { index: expected.index, failure: WcStatus::LocProtErr.into() });
+        }
+        self.reread(now, psn, moved, side)
+    }
+
+    /// Asks for the missing responses before `psn`, each once.
+    fn reread(
+        &mut self,
+        now: Instant,
+        psn: Psn,
+        moved: bool,
+        side: &mut SendSide<'_>,
+    ) -> Result<(), Refusal> {
+        let oldest = side.pipeline.oldest();
+        if !side.requester.is_idle() || !side.pipeline.is_at_end() {
+            // Everything is sent again anyway.
+            return Ok(());
+        }
+        if self.gone_back_to != Some(oldest) {
+            self.gone_back_to = Some(oldest);
+            self.resent = None;
+            if !moved {
+                self.retries += 1;
+                self.check_retries(now, side)?;
+            }
+            self.rtt.forget_sample();
+            if side.common.early_resends {
+                let wait = self.rtt.recovery_timeout(side.common.ack_timeout());
+                self.early = Some((now + wait, Early::GiveUp));
+            }
+        }
+        let mut asked = self.reread.filter(|asked| asked.since(oldest) > 0).unwrap_or(oldest);
+        if let Some(first) = side.pipeline.missing_response(asked, psn) {
+            self.reread_at = now;
+            side.common.counters.implied_nak += 1;
+            side.requester.lost(true, first.psn, side.pipeline.next());
+            side.requester.reread(first.psn, psn);
+        }
+        // Each asks for the rest of its request.
+        while let Some(piece) = side.pipeline.missing_response(asked, psn) {
+            asked = piece.psn.add(piece.count);
+        }
+        self.reread = Some(if psn.since(asked) >= 0 { psn.next() } else { asked });
+        Ok(())
+    }
+}

@@ -1,0 +1,307 @@
+//! Selective repeat: the requests that the peer holds, and those that are to be sent again.
+//!
+//! A peer that agreed to it reports, beside the standard NAK, which requests behind a gap it holds. A request is lost if it is not held,
+//! a later one is, and that has been so for a quarter of the least round trip: the network may only have changed the order. A request
+//! that was sent again is lost once more if one is held that left after it.
+//!
+//! To hold is a promise that may be broken. So everything stays in the send queue until it is acknowledged, and a silent peer is
+//! asked as any other: by going back.
+
+use core::time::Duration;
+
+use ferroce_wire::{Instant, Psn};
+
+/// Requests that one report tells of.
+pub(crate) const REPORTED: u32 = u128::BITS;
+
+/// The peer's newest report, and the answer to it. Bit `i` of each set stands for the PSN `base + i`.
+#[derive(Debug)]
+pub(crate) struct Repair {
+    agreed: bool,
+    /// The peer executed everything before it.
+    base: Psn,
+    held: u128,
+    /// Not held, and seen first at `suspected_at`.
+    suspects: u128,
+    suspected_at: Instant,
+    /// How long a request is suspected before it counts as lost.
+    wait: Duration,
+    /// To be sent again.
+    lost: u128,
+    /// Sent again, and not held yet.
+    resent: u128,
+    /// Of each of those, by the low seven bits of its PSN: the PSN that was next when it left, its low 16 bits.
+    marks: Marks,
+}
+
+#[derive(Debug)]
+struct Marks([u16; REPORTED as usize]);
+
+impl Repair {
+    /// Begins with the first PSN; `agreed` if the peer reports what it holds.
+    pub const fn new(first: Psn, agreed: bool) -> Self {
+        Self {
+            agreed,
+            base: first,
+            held: 0,
+            suspects: 0,
+            suspected_at: Instant::ZERO,
+            wait: Duration::ZERO,
+            lost: 0,
+            resent: 0,
+            marks: Marks([0; REPORTED as usize]),
+        }
+    }
+
+    /// The peer announced that it reports what it holds.
+    pub const fn agree(&mut self) {
+        self.agreed = true;
+    }
+
+    pub const fn is_agreed(&self) -> bool {
+        self.agreed
+    }
+
+    /// The peer executed everything before it, as far as is known.
+    pub const fn base(&self) -> Psn {
+        self.base
+    }
+
+    /// Requests that the peer holds.
+    pub const fn held(&self) -> u32 {
+        if self.held == 0 { 0 } else { self.held.count_ones() }
+    }
+
+    /// Whether the peer has no room for this PSN while the gap is open.
+    pub const fn is_beyond(&self, psn: Psn) -> bool {
+        self.held != 0 && psn.since(self.base) >= REPORTED as i32 - 1
+    }
+
+    /// The peer executed everything before `base`.
+    pub fn reached(&mut self, base: Psn) {
+        let passed = base.since(self.base);
+        if passed <= 0 {
+            return;
+        }
+        self.base = base;
+        if self.held | self.suspects | self.lost | self.resent == 0 {
+            return;
+        }
+        for set in [&mut self.held, &mut self.suspects, &mut self.lost, &mut self.resent] {
+            *set = set.checked_shr(passed as u32).unwrap_or(0);
+        }
+        // An outdated report: the base itself is what the peer waits for.
+        self.held &= !1;
+    }
+
+    /// The peer waits for `base`, and of the requests behind it holds those of `ahead`: bit `i` is the PSN `base + 1 + i`. `next` was
+    /// never sent. `false` if the report is older than what is known.
+    pub fn report(&mut self, now: Instant, base: Psn, ahead: u128, next: Psn, wait: Duration) -> bool {
+        if base.since(self.base) < 0 {
+            return false;
+        }
+        self.reached(base);
+        // Not what was never sent.
+        self.held = (ahead << 1) & mask(next.since(base) as u32);
+        let holes = self.holes();
+        self.lost &= holes;
+        self.resent &= holes;
+        self.suspects &= holes;
+        self.wait = wait;
+        self.find_lost_again();
+        self.expire(now);
+        self.suspect(now);
+        true
+    }
+
+    /// The peer waits for `base` and dropped or holds something behind it.
+    pub fn missing(&mut self, now: Instant, base: Psn, wait: Duration) {
+        self.reached(base);
+        self.wait = wait;
+        if (self.lost | self.resent | self.suspects) & 1 == 0 {
+            if self.suspects == 0 {
+                self.suspected_at = now;
+            }
+            self.suspects |= 1;
+        }
+    }
+
+    /// Requests that are not held although later ones are.
+    const fn holes(&self) -> u128 {
+        !self.held & mask(u128::BITS - self.held.leading_zeros())
+    }
+
+    /// A held request left after one that was sent again: that one was lost again.
+    fn find_lost_again(&mut self) {
+        if self.resent == 0 || self.held == 0 {
+            return;
+        }
+        let newest = self.base.add(u128::BITS - 1 - self.held.leading_zeros()).value() as u16;
+        let mut left = self.resent;
+        while left != 0 {
+            let bit = left.trailing_zeros();
+            left &= left - 1;
+            let mark = self.marks.0.get(position(self.base.add(bit))).copied().unwrap_or_default();
+            if newest.wrapping_sub(mark) < 1 << 15 {
+                self.resent &= !(1 << bit);
+                self.lost |= 1 << bit;
+            }
+        }
+    }
+
+    fn suspect(&mut self, now: Instant) {
+        if self.suspects == 0 {
+            self.suspects = self.holes() & !(self.lost | self.resent);
+            self.suspected_at = now;
+        }
+    }
+
+    fn expire(&mut self, now: Instant) {
+        if self.suspects != 0 && now >= self.suspected_at + self.wait {
+            self.lost |= self.suspects;
+            self.suspects = 0;
+        }
+    }
+
+    /// When a suspicion becomes a certainty, if none is given up before.
+    pub fn timeout(&self) -> Option<Instant> {
+        (self.suspects != 0).then(|| self.suspected_at + self.wait)
+    }
+
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.expire(now);
+        self.suspect(now);
+    }
+
+    /// Nothing was heard for long: what was sent again, and what is suspected, counts as lost. `false` if there is nothing.
+    pub fn retry(&mut self) -> bool {
+        self.lost |= self.resent | self.suspects;
+        (self.resent, self.suspects) = (0, 0);
+        self.lost != 0
+    }
+
+    /// The oldest PSN to be sent again.
+    pub fn next_lost(&self) -> Option<Psn> {
+        (self.lost != 0).then(|| self.base.add(self.lost.trailing_zeros()))
+    }
+
+    /// [`Self::next_lost`] was sent again; `next` was never sent.
+    pub fn resent(&mut self, psn: Psn, next: Psn) {
+        self.mark(psn, next.value() as u16);
+    }
+
+    /// No request begins with [`Self::next_lost`]: it is one of the responses to a READ.
+    pub fn no_request(&mut self, psn: Psn, next: Psn) {
+        // As if it had been sent again long after everything that is.
+        self.mark(psn, (next.value() as u16).wrapping_add(1 << 14));
+    }
+
+    fn mark(&mut self, psn: Psn, mark: u16) {
+        let bit = psn.since(self.base);
+        if !(0..REPORTED as i32).contains(&bit) {
+            return;
+        }
+        self.lost &= !(1 << bit);
+        self.resent |= 1 << bit;
+        if let Some(place) = self.marks.0.get_mut(position(psn)) {
+            *place = mark;
+        }
+    }
+
+    /// Everything is sent again, in order.
+    pub const fn clear(&mut self) {
+        (self.held, self.suspects, self.lost, self.resent) = (0, 0, 0, 0);
+    }
+}
+
+const fn position(psn: Psn) -> usize {
+    (psn.value() & (REPORTED - 1)) as usize
+}
+
+/// The lowest `count` bits.
+const fn mask(count: u32) -> u128 {
+    if count < u128::BITS { (1 << count) - 1 } else { u128::MAX }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WAIT: Duration = Duration::from_micros(10);
+
+    fn at(us: u64) -> Instant {
+        Instant::ZERO + Duration::from_micros(us)
+    }
+
+    fn psn(n: u32) -> Psn {
+        Psn::new(0xff_fff0).add(n)
+    }
+
+    fn lost(repair: &mut Repair, next: Psn) -> Vec<u32> {
+        let mut lost = Vec::new();
+        while let Some(first) = repair.next_lost() {
+            lost.push(first.since(psn(0)) as u32);
+            repair.resent(first, next);
+        }
+        lost
+    }
+
+    #[test]
+    fn a_hole_is_lost_after_the_wait() {
+        let mut repair = Repair::new(psn(0), true);
+        assert!(repair.report(at(0), psn(2), 0b1101, psn(40), WAIT));
+        assert_eq!(repair.held(), 3);
+        assert_eq!(repair.next_lost(), None);
+        assert_eq!(repair.timeout(), Some(at(10)));
+        repair.handle_timeout(at(9));
+        assert_eq!(repair.next_lost(), None);
+        repair.handle_timeout(at(10));
+        assert_eq!(lost(&mut repair, psn(40)), [2, 4]);
+        assert_eq!(repair.timeout(), None);
+        // They are on their way; the second arrives, what was sent before them tells nothing of the first.
+        assert!(repair.report(at(20), psn(2), 0b1111_1111, psn(41), WAIT));
+        assert_eq!(lost(&mut repair, psn(41)), [0; 0]);
+        // A request that left after it is held.
+        assert!(repair.report(at(30), psn(2), u128::MAX >> 91, psn(42), WAIT));
+        assert_eq!(repair.held(), 37);
+        assert_eq!(lost(&mut repair, psn(42)), [0; 0]);
+        assert!(repair.report(at(40), psn(2), u128::MAX >> 90, psn(42), WAIT));
+        assert_eq!(lost(&mut repair, psn(42)), [2]);
+        repair.reached(psn(42));
+        assert_eq!(repair.held(), 0);
+    }
+
+    #[test]
+    fn reordering_within_the_wait_is_no_loss() {
+        let mut repair = Repair::new(psn(0), true);
+        assert!(repair.report(at(0), psn(0), 0b11, psn(9), WAIT));
+        repair.reached(psn(3));
+        repair.handle_timeout(at(50));
+        assert_eq!((repair.next_lost(), repair.timeout()), (None, None));
+        assert!(!repair.report(at(60), psn(2), 1, psn(9), WAIT), "older than what is known");
+    }
+
+    #[test]
+    fn a_forged_report_names_nothing_that_was_not_sent() {
+        let mut repair = Repair::new(psn(0), true);
+        assert!(repair.report(at(0), psn(0), u128::MAX, psn(3), WAIT));
+        assert_eq!(repair.held(), 2);
+        assert!(repair.report(at(0), psn(3), u128::MAX, psn(3), WAIT));
+        assert_eq!(repair.held(), 0);
+    }
+
+    #[test]
+    fn a_promise_may_be_broken() {
+        let mut repair = Repair::new(psn(0), true);
+        assert!(repair.report(at(0), psn(0), 0b111, psn(9), WAIT));
+        repair.handle_timeout(at(10));
+        assert_eq!(lost(&mut repair, psn(9)), [0]);
+        assert!(repair.report(at(20), psn(1), 0b100, psn(9), WAIT));
+        repair.handle_timeout(at(30));
+        assert_eq!(lost(&mut repair, psn(9)), [1, 2, 3]);
+        assert!(repair.retry());
+        assert_eq!(lost(&mut repair, psn(9)), [1, 2, 3]);
+        repair.clear();
+        assert!(!repair.retry());
+    }
+}

@@ -1,0 +1,128 @@
+//! Marks of the network become CNPs, and CNPs slow the sender down (RoCEv2 annex A17.9).
+
+use std::time::Duration;
+
+use ferroce_proto::{
+    CongestionControl, Counters, QpAttr, QpAttrMask, QpState, QueuePair, Remote, SendOp, SendWr, Sge,
+};
+use ferroce_wire::{Flow, Instant, Lkey, PathMtu, Rkey};
+
+use crate::ram::Ram;
+use crate::world::{Bottleneck, Setup, World};
+
+const KEY: u32 = 1;
+const LEN: u32 = 64 << 10;
+const DEPTH: u64 = 16;
+/// 1 Gbit/s: what the windows allow fills its queue.
+const RATE: u64 = 125_000_000;
+const MARK_ABOVE: Duration = Duration::from_micros(100);
+
+/// A queue pair whose packets say that marks are understood.
+fn capable(setup: &Setup, side: usize, mode: CongestionControl) -> QueuePair {
+    let mut qp = setup.queue_pair(side);
+    qp.set_congestion_control(mode);
+    for to in [QpState::Init, QpState::Rtr, QpState::Rts] {
+        let mut attr = QpAttr { state: to, ..setup.attr(side) };
+        attr.path.traffic_class |= Flow::ECN_CAPABLE;
+        qp.modify(&attr, setup.mask(to) | QpAttrMask::STATE).unwrap();
+    }
+    qp
+}
+
+struct Outcome {
+    /// Of the path's rate, payload alone, in the second half.
+    share: f64,
+    /// Longest wait for the link in the second half.
+    longest: Duration,
+    marked: u64,
+    /// Counters of the end that sends the data, and of the other.
+    sender: Counters,
+    receiver: Counters,
+}
+
+/// 40 MB by WRITE or READ over a link that marks.
+fn transfer(op: SendOp, mode: CongestionControl) -> Outcome {
+    let setup = Setup { mtu: PathMtu::B1024, rcvbuf: 4 << 20, ..Setup::default() };
+    let memory = |fill| {
+        let mut ram = Ram::default();
+        ram.register(KEY, 0, vec![fill; LEN as usize]);
+        ram
+    };
+    let mut world = World::connected(&setup, [memory(1), memory(2)]);
+    for side in 0..2 {
+        world.ends[side].qp = capable(&setup, side, mode);
+    }
+    world.quiet = true;
+    world.bottleneck = Some(Bottleneck::new(RATE, MARK_ABOVE));
+    let sges = [Sge { addr: 0, length: LEN, lkey: Lkey::new(KEY) }];
+    let (mut posted, mut completed, total) = (0, 0, 640);
+    let data = usize::from(matches!(op, SendOp::Read { .. }));
+    let mut half = Instant::ZERO;
+    while completed < total {
+        while posted < total && posted - completed < DEPTH {
+            let end = &mut world.ends[0];
+            end.qp.post_send(&SendWr::signaled(posted, op, &sges), &end.mem).unwrap();
+            posted += 1;
+        }
+        world.drain(0);
+        assert!(world.step());
+        let before = completed;
+        for completion in world.ends[0].sends.drain(..) {
+            assert_eq!((completion.wr_id, completion.status), (completed, ferroce_proto::WcStatus::Success));
+            completed += 1;
+        }
+        if before < total / 2 && completed >= total / 2 {
+            half = world.now;
+            world.bottleneck.as_mut().unwrap().longest = Default::default();
+        }
+    }
+    let bottleneck = world.bottleneck.take().unwrap();
+    let counters = [0, 1].map(|side| *world.ends[side].qp.counters());
+    let octets = (total / 2 * u64::from(LEN)) as f64;
+    Outcome {
+        share: octets / (world.now.saturating_since(half).as_secs_f64() * RATE as f64),
+        longest: bottleneck.longest[1 - data],
+        marked: bottleneck.marked,
+        sender: counters[data],
+        receiver: counters[1 - data],
+    }
+}
+
+fn write() -> SendOp {
+    SendOp::Write { remote: Remote { addr: 0, rkey: Rkey::new(KEY) } }
+}
+
+fn read() -> SendOp {
+    SendOp::Read { remote: Remote { addr: 0, rkey: Rkey::new(KEY) } }
+}
+
+#[test]
+fn marks_shorten_the_queue_and_the_link_stays_in_use() {
+    for op in [write(), read()] {
+        let [without, with] =
+            [CongestionControl::Off, CongestionControl::Full].map(|mode| transfer(op, mode));
+        assert_eq!(without.receiver.np_cnp_sent, 0);
+        assert!(with.marked > 0 && with.receiver.np_cnp_sent > 0, "{op:?}");
+        assert!(with.longest * 2 < without.longest, "{op:?}: {:?} of {:?}", with.longest, without.longest);
+        assert!(with.share > 0.8, "{op:?}: {} of {}", with.share, without.share);
+    }
+}
+
+#[test]
+fn each_notification_is_counted_by_both_ends() {
+    let outcome = transfer(write(), CongestionControl::Full);
+    let sent = outcome.receiver.np_cnp_sent;
+    assert_eq!(outcome.sender.rcvd_cnps, sent);
+    assert_eq!(outcome.sender.rp_cnp_handled + outcome.sender.rp_cnp_ignored, sent);
+    assert!(outcome.sender.rp_cnp_handled > 0);
+    assert_eq!(outcome.receiver.rcvd_ecn_marked, outcome.marked);
+    assert!(sent < outcome.marked, "not one for each mark");
+    assert_eq!(outcome.sender.resent_pkts, 0);
+}
+
+#[test]
+fn without_the_reaction_notifications_change_nothing() {
+    let quiet = transfer(write(), CongestionControl::Off);
+    assert_eq!((quiet.sender.rcvd_cnps, quiet.receiver.np_cnp_sent), (0, 0));
+    assert!(quiet.receiver.rcvd_ecn_marked > 0);
+}
