@@ -144,7 +144,7 @@ impl Completer {
     }
 
     pub fn timeout(&self) -> Option<Instant> {
-        [self.ack_deadline, self.early.map(|(at, _)| at)].into_iter().flatten().min()
+        Instant::first_of([self.ack_deadline, self.early.map(|(at, _)| at)])
     }
 
     /// Runs the timers that are due.

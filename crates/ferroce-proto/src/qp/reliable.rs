@@ -113,9 +113,8 @@ impl Reliable {
 
     /// When to call [`Self::handle_timeout`] next.
     pub fn timeout(&self, common: &Common) -> Option<Instant> {
-        let timeouts =
-            [self.requester.timeout(), self.completer.timeout(), self.responder.timeout(), common.paced];
-        timeouts.into_iter().flatten().min()
+        let Self { requester, completer, responder, .. } = self;
+        Instant::first_of([requester.timeout(), completer.timeout(), responder.timeout(), common.paced])
     }
 
     /// Whether one ACK is all there is to send.

@@ -558,7 +558,7 @@ impl Requester {
 
     pub fn timeout(&self) -> Option<Instant> {
         let retry = self.blocked.and_then(|blocked| blocked.retry);
-        [self.rnr_until, retry, self.repair.timeout()].into_iter().flatten().min()
+        Instant::first_of([self.rnr_until, retry, self.repair.timeout()])
     }
 
     pub fn stop(&mut self, common: &Common) {
