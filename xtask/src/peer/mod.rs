@@ -3,6 +3,7 @@
 //! Our programs run on the host inside the guest's network namespace; the wire between them is a tap device.
 //! The guest is emulated, so counts are small and time limits long.
 
+mod bypass;
 mod connections;
 mod guest;
 mod matrix;
@@ -83,6 +84,8 @@ struct Interop<'a> {
     next_port: Cell<u16>,
     /// Exchanges that may fail once, in a run: the guest is emulated, and rxe loses something now and then.
     repeats: Cell<u32>,
+    /// The interface whose device our programs see.
+    netdev: Cell<&'static str>,
 }
 
 /// See [`Interop::repeats`]. More of them are no accident.
@@ -109,6 +112,7 @@ pub fn check(checks: &mut Checks, dist: &Dist, programs: &Programs, all: bool, h
         logs,
         next_port: Cell::new(21_000),
         repeats: Cell::new(REPEATS),
+        netdev: Cell::new("peer0"),
     };
     let pairs = match harness {
         true => [(Side::GuestB, Side::GuestA), (Side::GuestA, Side::GuestB)],
@@ -129,6 +133,7 @@ pub fn check(checks: &mut Checks, dist: &Dist, programs: &Programs, all: bool, h
         interop.multicast(checks)?;
         interop.connections(checks, all)?;
         interop.uppers(checks)?;
+        interop.bypass(checks, all)?;
     }
     interop.after(checks)
 }
@@ -173,7 +178,7 @@ impl Interop<'_> {
                 let debians = || self.programs.find(&words[0]).unwrap_or_else(|| PathBuf::from(&words[0]));
                 let program = ours.map_or_else(debians, Path::to_owned);
                 let mut command = self.guest.netns_command();
-                command.arg(self.dist.bin("ferroce")).args(["run", "--netdev", "peer0", "--"]);
+                command.arg(self.dist.bin("ferroce")).args(["run", "--netdev", self.netdev.get(), "--"]);
                 command.arg(program).args(&words[1..]);
                 if let Some(dirs) = self.programs.libraries() {
                     command.env("LD_LIBRARY_PATH", dirs);

@@ -39,6 +39,8 @@ pub(crate) struct Completer {
     gone_back_to: Option<Psn>,
     /// Missing responses before it were asked for again; `None` if none is missing.
     reread: Option<Psn>,
+    /// Since the oldest PSN moved, only lost responses were asked for again: a NAK that names a lost request is no duplicate.
+    only_reread: bool,
     /// When that was.
     reread_at: Instant,
     /// The oldest PSN when a timeout made us probe.
@@ -106,6 +108,7 @@ impl Completer {
             last_progress: Instant::ZERO,
             gone_back_to: None,
             reread: None,
+            only_reread: false,
             reread_at: Instant::ZERO,
             probed: Psn::new(0),
             resent: None,
@@ -385,6 +388,9 @@ impl Completer {
         let moved = acknowledged.packets > 0;
         let status = match aeth.syndrome {
             Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PsnSequenceError) if acknowledged.read_missing => {
+                if core::mem::take(&mut self.only_reread) {
+                    self.gone_back_to = None;
+                }
                 return self.implied_nak(now, moved, side);
             }
             Syndrome::RnrNak(timer) => return self.receiver_not_ready(now, timer, side),
@@ -463,7 +469,7 @@ impl Completer {
         if self.gone_back_to == Some(oldest) || side.requester.waits_for_receiver() {
             return Err(DropReason::DuplicateNak.into());
         }
-        self.gone_back_to = Some(oldest);
+        (self.gone_back_to, self.only_reread) = (Some(oldest), false);
         self.resent = None;
         if !moved {
             self.retries += 1;

@@ -1,13 +1,17 @@
 //! A bad network: exactly the right octets, every completion once and in order, and the same run from the same seed.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant as WallClock};
 
-use ferroce_proto::{Counters, SelectiveRepeat};
-use ferroce_sim::{Rng, Seed, Stats, rules};
-use ferroce_wire::PathMtu;
+use ferroce_proto::{Counters, Remote, SelectiveRepeat, SendOp, SendWr, Sge};
+use ferroce_sim::{Rng, Seed, Stats, Verdict, rules};
+use ferroce_wire::{Lkey, PathMtu, Rkey};
 
+use crate::ram::Ram;
 use crate::workload::{Direction, MAX_LEN, memory};
-use crate::world::{Setup, World};
+use crate::world::{Frame, QPNS, Setup, World};
+
+const KEY: u32 = 1;
 
 /// How a run went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -151,4 +155,40 @@ fn progress_at_twenty_percent_loss() {
     let seed = Seed::for_test("progress_at_twenty_percent_loss", 5);
     let faults = Faults { loss: 200_000, ..Faults::default() };
     run(&Setup::default(), faults, seed.value, 4_000, 20_000);
+}
+
+/// A READ response is lost, and then a later READ request. The NAK names the request only once, so the requester must act on it although
+/// it has asked for the lost response already: no timer is needed for either.
+#[test]
+fn a_lost_request_behind_a_lost_response_needs_no_timer() {
+    const READS: u64 = 48;
+    for selective_repeat in [SelectiveRepeat::Off, SelectiveRepeat::Agreed] {
+        let memory = || {
+            let mut ram = Ram::default();
+            ram.register(KEY, 0, vec![0; 64]);
+            ram
+        };
+        let setup = Setup { rcvbuf: 4 << 20, selective_repeat, ..Setup::default() };
+        let mut world = World::connected(&setup, [memory(), memory()]);
+        let seen = Cell::new([0; 2]);
+        world.network.rule(move |frame: &Frame| {
+            let Some(packet) = frame.packet() else { return Verdict::Pass };
+            let to = usize::from(packet.bth.dest_qp == QPNS[1]);
+            let mut counts = seen.get();
+            counts[to] += 1;
+            seen.set(counts);
+            // The response of the 20th READ and the request of the 24th.
+            if counts[to] == [20, 24][to] { Verdict::Drop } else { Verdict::Pass }
+        });
+        let sges = [Sge { addr: 0, length: 64, lkey: Lkey::new(KEY) }];
+        let op = SendOp::Read { remote: Remote { addr: 0, rkey: Rkey::new(KEY) } };
+        for wr_id in 0..READS {
+            let end = &mut world.ends[0];
+            end.qp.post_send(&SendWr::signaled(wr_id, op, &sges), &end.mem).unwrap();
+        }
+        world.drain(0);
+        world.run_until(Duration::from_secs(1), |world| world.ends[0].sends.len() as u64 == READS);
+        let counters = world.ends[0].qp.counters();
+        assert_eq!((counters.early_resends, counters.timeouts), (0, 0), "{selective_repeat:?}");
+    }
 }

@@ -56,7 +56,7 @@ impl Completer {
             return Ok(());
         }
         if self.gone_back_to != Some(oldest) {
-            self.gone_back_to = Some(oldest);
+            (self.gone_back_to, self.only_reread) = (Some(oldest), true);
             self.resent = None;
             if !moved {
                 self.retries += 1;
