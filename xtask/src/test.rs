@@ -69,16 +69,20 @@ const STAGES: &[(&str, &str)] = &[
 ];
 
 /// Stages that run with `--all`, or if they are named.
-const THOROUGH: [&str; 6] = ["msrv", "deny", "distributions", "dpdk", "iwarp_pairs", "siw"];
+const THOROUGH: [&str; 7] = ["msrv", "deny", "distributions", "dpdk", "iwarp_pairs", "siw", "peer_bypass"];
 
 /// The stage of RoCE with a peer that is not ours.
 const PEER: (&str, &str) = ("peer", "both ends against the Linux kernel's rdma_rxe in a QEMU guest");
+
+/// The same past ferroce's kernel.
+const BYPASS: (&str, &str) =
+    ("peer_bypass", "the kernel's rdma_rxe, with ferroce on AF_XDP and on DPDK (with --all)");
 
 /// The stage of iWARP with a peer that is not ours.
 const SIW: (&str, &str) = ("siw", "iWARP: both ends against the Linux kernel's siw in a QEMU guest");
 
 fn all_stages() -> impl Iterator<Item = (&'static str, &'static str)> {
-    STAGES.iter().chain(e2e::STAGES).copied().chain([PEER, SIW])
+    STAGES.iter().chain(e2e::STAGES).copied().chain([PEER, BYPASS, SIW])
 }
 
 /// Runs the stages asked for; true when nothing failed.
@@ -141,8 +145,8 @@ pub fn run(args: &TestArgs) -> Result<bool> {
         report.stage("packages", |checks| package::check(checks, &dist));
     }
     let stages: Vec<&str> = e2e::STAGES.iter().map(|(s, _)| *s).filter(|s| args.wants(s)).collect();
-    let (wants_peer, wants_siw) = (args.wants(PEER.0), args.wants(SIW.0));
-    if stages.is_empty() && !wants_peer && !wants_siw {
+    let guests = [PEER, BYPASS, SIW].map(|(stage, _)| args.wants(stage));
+    if stages.is_empty() && guests == [false; 3] {
         return Ok(report.close());
     }
     ensure_programs(&mut report, &mut programs);
@@ -172,8 +176,12 @@ pub fn run(args: &TestArgs) -> Result<bool> {
             report.silent(datapath.name, |checks| e2e::start(checks, &start, false, Some(datapath), &again));
         }
     }
+    let [wants_peer, wants_bypass, wants_siw] = guests;
     if wants_peer {
         report.stage(PEER.0, |checks| peer::check(checks, &dist, &programs, args.all, false));
+    }
+    if wants_bypass {
+        report.stage(BYPASS.0, |checks| peer::bypass::check(checks, &dist, &programs, args.all));
     }
     if wants_siw {
         report.stage(SIW.0, |checks| peer::siw::check(checks, Some(&dist), &programs, args.all));

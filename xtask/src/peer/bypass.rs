@@ -4,7 +4,8 @@ use anyhow::{Context, Result};
 
 use super::matrix::{self, Case};
 use super::{Interop, Side};
-use crate::dist;
+use crate::debian::Programs;
+use crate::dist::{self, Dist};
 use crate::report::Checks;
 
 /// The interface that a link on a device of DPDK has in the kernel.
@@ -12,9 +13,16 @@ const DPDK_NETDEV: &str = "dpdk0";
 /// IPv4 and IPv6 of our end, as the guest's script gives them to the tap.
 const ADDRESSES: [&str; 2] = ["10.77.0.1/24", "fd77::1/64 nodad"];
 
+/// The stage.
+pub fn check(checks: &mut Checks, dist: &Dist, programs: &Programs, all: bool) -> Result<()> {
+    let Some(interop) = Interop::start(checks, dist, programs, false)? else { return Ok(()) };
+    interop.bypass(checks, all)?;
+    interop.after(checks)
+}
+
 impl Interop<'_> {
     /// On each of the two ways: the cases of the quick part for IPv4, or with `all` those of both families in full.
-    pub(super) fn bypass(&self, checks: &mut Checks, all: bool) -> Result<()> {
+    fn bypass(&self, checks: &mut Checks, all: bool) -> Result<()> {
         self.guest.mtu(1500, false)?;
         self.ferroce("link add fx0 type rxe netdev peer0 --no-persist")?;
         self.ferroce("link set fx0 datapath xdp")?;
