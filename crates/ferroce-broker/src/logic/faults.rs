@@ -1,11 +1,11 @@
 //! Orders about faults, which the broker passes on to running programs.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use ferroce_ipc::{FAULTS_MINOR, FaultOrder, FaultReport, Message, Peer, Refusal, RefusalCode};
 
 use super::Broker;
+use super::orders::Open;
 use crate::slots::Slot;
 use crate::system::System;
 use crate::{ClientId, refusal};
@@ -14,28 +14,6 @@ use crate::{ClientId, refusal};
 const LIMIT: Duration = Duration::from_secs(2);
 /// Orders that one program has not answered. A stopped program must not gather so many that it is given up.
 const MOST_OPEN: usize = 8;
-
-/// Orders that programs have not answered.
-#[derive(Debug, Default)]
-pub(super) struct Orders {
-    last: u32,
-    open: BTreeMap<u32, Open>,
-}
-
-#[derive(Debug)]
-struct Open {
-    program: ClientId,
-    /// The client that waits, with its request. `None` once it was answered or is gone; the program may still answer.
-    asker: Option<(ClientId, u32)>,
-    until: Instant,
-}
-
-impl Orders {
-    /// When the next client has waited long enough.
-    pub(super) fn deadline(&self) -> Option<Instant> {
-        self.open.values().filter(|open| open.asker.is_some()).map(|open| open.until).min()
-    }
-}
 
 impl<S: System> Broker<S> {
     /// Passes an order on to the program that holds the slot, if that has the process id and is of the client's user.

@@ -12,7 +12,7 @@ use ferroce_wire::Gid;
 
 use super::fields::Field;
 use super::*;
-use crate::codec::{MessageError, Reader, Table, Writer};
+use crate::codec::{MessageError, Reader, Table, Writer, clipped};
 use crate::datapath::DatapathState;
 use crate::device::{Origin, PhysState};
 use crate::gid::{GidEntry, GidType};
@@ -35,7 +35,6 @@ pub const GID_BYTES: usize = GID_ROW as usize;
 pub const MAC_BYTES: usize = MAC_ROW as usize;
 /// Bytes of a traffic class rule there.
 pub const RULE_BYTES: usize = settings::RULE_ROW as usize;
-const LEASE_ROW: u16 = 72;
 /// Most programs in a [`Message::Status`].
 pub const STATUS_PROGRAMS: usize = 880;
 const COUNTER_ROW: u16 = 48;
@@ -405,12 +404,6 @@ impl Message {
             other => return Err(MessageError::UnknownKind(other)),
         })
     }
-}
-
-/// As many whole characters of `text` as fit `limit` bytes.
-fn clipped(text: &str, limit: usize) -> &str {
-    let end = (0..=limit.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-    text.get(..end).unwrap_or("")
 }
 
 /// A device name: 1 to 63 characters that are safe in paths and shells.

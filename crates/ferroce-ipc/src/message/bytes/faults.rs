@@ -1,6 +1,6 @@
 //! Orders about faults and reports to bytes and back.
 
-use crate::codec::{MessageError, Reader, Table, Writer};
+use crate::codec::{MessageError, Reader, Table, Writer, clipped};
 use crate::message::{FaultCounts, FaultOrder, FaultReport};
 
 const APPLY: u8 = 0;
@@ -48,7 +48,7 @@ pub(super) fn encode_report(
     let none = FaultReport::default();
     let (report, reason) = match result {
         Ok(report) => (report, ""),
-        Err(reason) => (&none, super::clipped(reason, LONGEST_REASON)),
+        Err(reason) => (&none, clipped(reason, LONGEST_REASON)),
     };
     w.u8(u8::from(result.is_err()));
     w.u64(report.seed);

@@ -2,7 +2,7 @@
 
 use ferroce_proto::cm::CmCounters;
 
-use super::{LEASE_ROW, decode_lease, encode_lease};
+use super::leases::{LEASE_ROW, decode_lease, encode_lease};
 use crate::codec::{MessageError, Reader, Table, Writer};
 use crate::message::{CmStatus, Status};
 
