@@ -54,6 +54,11 @@ impl Job {
         Ok(Self { child, line, log: log.to_owned(), started: Instant::now(), limit, reaped: false })
     }
 
+    /// The child's process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Has it ended by itself?
     pub fn ended(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(Some(_)))

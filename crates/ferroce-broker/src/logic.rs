@@ -4,10 +4,12 @@
 mod connections;
 mod direct;
 mod dpdk;
+mod faults;
 mod frames;
 mod leases;
 mod ledgers;
 mod links;
+mod orders;
 mod output;
 mod pipes;
 mod requests;
@@ -38,6 +40,7 @@ use connections::Survivors;
 use ferroce_host::fork::Guarded;
 use ferroce_host::netdev::{Address, Netdev};
 use ledgers::Ledgers;
+use orders::Orders;
 pub use output::{Output, PipeEnd};
 use uplinks::Xdp;
 
@@ -83,6 +86,8 @@ pub struct Broker<S: System> {
     cm: Cm,
     survivors: Survivors,
     ledgers: Ledgers,
+    /// Orders about faults that programs have not answered.
+    orders: Orders,
     xdp: Xdp<S::Uplink>,
     /// Datagrams to queue pair 1 that held no MAD.
     no_mad: u64,
@@ -166,6 +171,7 @@ impl<S: System> Broker<S> {
             cm,
             survivors: Survivors::default(),
             ledgers: Ledgers::default(),
+            orders: Orders::default(),
             xdp: Xdp::new(Instant::now()),
             no_mad: 0,
             shows_mads: false,
@@ -222,6 +228,7 @@ impl<S: System> Broker<S> {
             .chain(self.waiting.iter().map(|w| w.until))
             .chain(self.cm.deadline())
             .chain(self.survivors.until())
+            .chain(self.orders.deadline())
             .chain(self.xdp.deadline())
             .min()
     }
@@ -348,6 +355,7 @@ impl<S: System> Broker<S> {
         self.clock(now);
         self.cm.tick();
         self.survivors.tick(now);
+        self.expire_orders(now);
         let gone = |state| matches!(state, Slot::Away { until: Some(until), .. } if until <= now);
         self.free(&self.slots.select(gone));
         // While programs of an earlier broker do not answer, we do not have the sockets to look at.
@@ -447,6 +455,7 @@ impl<S: System> Broker<S> {
         self.view_changes += 1;
         let Some(gone) = self.clients.remove(&client) else { return };
         self.waiting.retain(|w| w.client != client);
+        self.end_orders(client, gone.peer.pid);
         if let Some(view) = gone.view {
             self.devices.drop_view(view);
         }

@@ -1,6 +1,8 @@
 //! The command line. `cargo xtask dist` compiles this file too, for man pages and completions, so it stands
 //! on clap alone.
 
+#[path = "args/fault.rs"]
+mod fault;
 #[path = "args/scripts.rs"]
 mod scripts;
 
@@ -9,6 +11,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+pub use fault::FaultCommand;
 pub use scripts::*;
 
 /// The commands by what one wants to do. Man pages and completions have them one by one.
@@ -18,6 +21,7 @@ const HELP: &str = "\
 
 Run:
   run        Run a program with ferroce's libibverbs, librdmacm and libibumad
+  fault      Harm running programs on purpose: lose packets, fail calls; show how often
 
 Diagnose:
   doctor     Diagnose why RoCE does not work on this host or for a program, and suggest fixes
@@ -103,6 +107,16 @@ pub enum Object {
                       Exit status:\n  that of the program; 127 if it was not found, 126 if it could not be started"
     )]
     Run(RunArgs),
+    /// Harm the packets and calls of running programs on purpose, end that, and show how often each rule acted.
+    ///
+    /// Reaches the programs of this user that use the broker of this network namespace and have a device open. The rules are those of
+    /// `ferroce run --fault`.
+    #[command(infer_subcommands = true)]
+    Fault {
+        /// Without one: show.
+        #[command(subcommand)]
+        command: Option<FaultCommand>,
+    },
     /// Add, delete, set and show links: devices on network interfaces.
     #[command(infer_subcommands = true)]
     Link {

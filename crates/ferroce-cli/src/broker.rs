@@ -1,6 +1,7 @@
 //! The broker `ferroced` of this network namespace: found, or started.
 
-use std::io::Read;
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{ErrorKind, Read};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -9,14 +10,19 @@ use anyhow::{Context, Result, bail};
 use ferroce_ipc::ledger::LedgerReader;
 use ferroce_ipc::trust::Files;
 use ferroce_ipc::{
-    BROKER_NAME, Client, ClientError, CmIdEntry, DPDK_MINOR, DPDK_PREFIX, DeviceInfo, IWARP_MINOR,
-    LeaseEntry, LinkKind, Message, NetdevInfo, Peer, Setting, Status,
+    BROKER_NAME, Client, ClientError, CmIdEntry, DPDK_MINOR, DPDK_PREFIX, DeviceInfo, FAULTS_MINOR,
+    FaultOrder, FaultReport, IWARP_MINOR, LeaseEntry, LinkKind, Message, NetdevInfo, Peer, Refusal, Setting,
+    Status,
 };
 
 /// Time limit for the broker's start, and for each answer.
 const LIMIT: Duration = Duration::from_secs(2);
 /// DPDK starts with its first port, and a driver may have to start a card.
 const DPDK_LIMIT: Duration = Duration::from_secs(30);
+/// Time limit for a program's answer to an order: longer than the broker waits.
+const ORDER_LIMIT: Duration = Duration::from_secs(5);
+/// Orders that wait for their answers at once.
+const MOST_ORDERS: usize = 32;
 
 /// The devices that a program started here sees.
 pub fn devices() -> Result<Vec<DeviceInfo>> {
@@ -140,6 +146,72 @@ impl Observer {
         }
         found.sort_by_key(|(program, _)| program.slots.first().copied());
         Ok(found)
+    }
+}
+
+/// A connection for orders about faults to running programs.
+pub struct Director(Client);
+
+impl Director {
+    /// Connects to the running broker.
+    pub fn new() -> Result<Self> {
+        let client = connect_to_running("")?;
+        if client.broker().minor < FAULTS_MINOR {
+            bail!(
+                "the running ferroced ({}) is older than this program and passes no faults on: `ferroce stop` ends it, and the next \
+                 program starts the newer one",
+                client.broker().build
+            );
+        }
+        Ok(Self(client))
+    }
+
+    /// The programs that have a device open, of those that this user may see.
+    pub fn programs(&mut self) -> Result<Vec<LeaseEntry>> {
+        match self.0.request(&Message::GetStatus, LIMIT)? {
+            (Message::Status(status), _) => Ok(status.programs),
+            (other, _) => bail!("ferroced answered a request for its state with {other:?}"),
+        }
+    }
+
+    /// Gives all programs the same order, and returns their answers in the order of the programs.
+    pub fn order(
+        &mut self,
+        programs: &[LeaseEntry],
+        order: &FaultOrder,
+    ) -> Result<Vec<Result<FaultReport, Refusal>>> {
+        let mut answers: Vec<Option<Result<FaultReport, Refusal>>> = vec![None; programs.len()];
+        let mut left: VecDeque<usize> = (0..programs.len()).collect();
+        let mut open = BTreeMap::new();
+        while !(left.is_empty() && open.is_empty()) {
+            while let Some(index) = left.front().copied().filter(|_| open.len() < MOST_ORDERS) {
+                let (slot, pid) = (programs[index].slots.first().copied().unwrap_or(0), programs[index].pid);
+                match self.0.send(&Message::FaultRequest { slot, pid, order: order.clone() }, &[]) {
+                    Ok(id) => {
+                        open.insert(id, index);
+                        left.pop_front();
+                    }
+                    Err(error) if error.kind() == ErrorKind::WouldBlock && !open.is_empty() => break,
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                        self.0.wait_writable(ORDER_LIMIT)?;
+                    }
+                    Err(error) => return Err(error).context("cannot talk to ferroced"),
+                }
+            }
+            let (id, message, _) = self.0.next(ORDER_LIMIT)?;
+            let Some(index) = open.remove(&id) else {
+                match message {
+                    Message::Refused(refusal) if id == 0 => return Err(refusal.into()),
+                    _ => continue,
+                }
+            };
+            answers[index] = Some(match message {
+                Message::FaultReport { result: Ok(report), .. } => Ok(report),
+                Message::Refused(refusal) => Err(refusal),
+                other => bail!("ferroced answered an order with {other:?}"),
+            });
+        }
+        Ok(answers.into_iter().flatten().collect())
     }
 }
 

@@ -8,9 +8,11 @@
 mod args;
 mod broker;
 mod doctor;
+mod fault;
 mod gids;
 mod link;
 mod one_file;
+mod plan;
 mod ports;
 mod program;
 mod resource;
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
             Ok(status) => return status,
             Err(error) => Err(error),
         },
+        Object::Fault { command } => fault::run(command.unwrap_or_default(), args.style),
         Object::Stop { force } => stop::run(force, args.style),
         Object::Status => {
             broker::status().and_then(|(found, devices)| status::print(found, &devices, args.style))

@@ -2,7 +2,6 @@
 //!
 //! The command replaces this process, so it has its own signals, exit status, process id and job control.
 
-mod fault;
 mod offer;
 mod private_net;
 mod sysfs;
@@ -16,7 +15,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::args::RunArgs;
-use crate::{broker, program};
+use crate::{broker, plan, program};
 
 use offer::{Caller, Offer};
 
@@ -57,8 +56,8 @@ fn prepare(args: &RunArgs) -> Result<Command> {
     if args.loopback {
         command.env("FERROCE_LOOPBACK", "1");
     }
-    if let Some(plan) = fault::plan(args)? {
-        command.env(fault::VARIABLE, plan);
+    if let Some(plan) = plan::text(args.fault_file.as_deref(), &args.fault)? {
+        command.env(plan::VARIABLE, plan);
     }
     broker::ensure()?;
     if args.preload {

@@ -234,6 +234,17 @@ impl Client {
         self.answer(self.next_id.wrapping_sub(1), Instant::now() + limit)
     }
 
+    /// Waits for the next message, the answer to whichever request it is. A refusal is a message as well.
+    ///
+    /// # Errors
+    /// Those of [`ClientError`], but [`ClientError::Refused`].
+    pub fn next(&mut self, limit: Duration) -> Result<Answer, ClientError> {
+        match self.news.pop_front() {
+            Some((message, descriptors)) => Ok((0, message, descriptors)),
+            None => self.receive(Instant::now() + limit),
+        }
+    }
+
     /// Returns whether [`Client::poll`] has a message to return although the socket is not readable.
     pub fn has_news(&self) -> bool {
         !self.news.is_empty()

@@ -155,6 +155,12 @@ fn printable(field: &'static str, bytes: &[u8]) -> Result<String, MessageError> 
     Ok(text.to_owned())
 }
 
+/// As many whole characters of `text` as fit `limit` bytes.
+pub(crate) fn clipped(text: &str, limit: usize) -> &str {
+    let end = (0..=limit.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    text.get(..end).unwrap_or("")
+}
+
 /// Dimensions of a table that follows the fixed part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Table {

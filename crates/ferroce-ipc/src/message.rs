@@ -8,6 +8,7 @@
 
 mod bytes;
 mod cm;
+mod faults;
 mod fields;
 
 use std::net::{IpAddr, SocketAddr};
@@ -22,6 +23,7 @@ use crate::settings::Setting;
 pub use crate::packet::MAX_MESSAGE;
 pub use bytes::{DEVICE_BYTES, GID_BYTES, MAC_BYTES, RULE_BYTES, STATUS_PROGRAMS};
 pub use cm::{CmBind, CmDone, CmNotice, CmRequest, PORT_BLOCK};
+pub use faults::{FaultCounts, FaultOrder, FaultReport};
 
 /// Major version: another one is refused with a sentence.
 pub const MAJOR: u16 = 2;
@@ -35,7 +37,7 @@ pub const SHOW_MADS: u64 = 1;
 /// Bit of [`Hello::features`] of a broker: it serves all users, and an administrator or the service manager starts the next one.
 pub const ALL_USERS: u64 = 2;
 /// Minor version: grows with every new message kind or field. Each end skips optional fields that it does not know.
-pub const MINOR: u16 = 3;
+pub const MINOR: u16 = 4;
 /// The minor version since which there are devices of the kind [`LinkKind::Siw`]. A broker does not tell an older program of
 /// them, since it would take them for RoCE, and a program neither tells an older broker of them nor asks for one.
 pub const IWARP_MINOR: u16 = 1;
@@ -45,6 +47,8 @@ pub const XDP_MINOR: u16 = 2;
 ///
 /// [`DatapathState::Dpdk`]: crate::DatapathState::Dpdk
 pub const DPDK_MINOR: u16 = 2;
+/// The minor version since which there is [`Message::FaultRequest`], and programs know [`Message::FaultOrder`].
+pub const FAULTS_MINOR: u16 = 4;
 /// The beginning of the netdev in a [`Message::LinkAdd`] that names a device of DPDK.
 pub const DPDK_PREFIX: &str = "dpdk:";
 
@@ -159,6 +163,28 @@ pub enum Message {
         ids: Vec<CmIdEntry>,
         /// There are others after these.
         more: bool,
+    },
+    /// Has the broker pass an order about faults on to the program that holds this slot, of the same user. Answered by
+    /// [`Message::FaultReport`] with a report, or by a refusal: at the latest after the broker's limit of 2 s.
+    FaultRequest {
+        /// One of the program's slots.
+        slot: u16,
+        /// The program's process id as [`LeaseEntry::pid`] has it, so that the order does not reach a later holder of the slot.
+        pid: u32,
+        order: FaultOrder,
+    },
+    /// Notification: a program is to do this. Answered by [`Message::FaultReport`] with the same number.
+    FaultOrder {
+        /// Chosen by the broker.
+        number: u32,
+        order: FaultOrder,
+    },
+    /// The result of an order. Without an id it is the program's; the broker passes it on as an answer.
+    FaultReport {
+        /// Of [`Message::FaultOrder`].
+        number: u32,
+        /// The state after the order, or the reason why the program refused it, for people.
+        result: Result<FaultReport, String>,
     },
     /// Asks for rings, for a program that holds slots. The descriptor is one end of a socket pair of
     /// packets: each side sends an octet there when the other may be asleep. Answered by [`Message::Rings`]; earlier ones
@@ -496,6 +522,9 @@ impl Message {
             Self::LedgerOf(_) => 45,
             Self::GetCmIds(_) => 46,
             Self::CmIds { .. } => 47,
+            Self::FaultRequest { .. } => 48,
+            Self::FaultOrder { .. } => 49,
+            Self::FaultReport { .. } => 50,
         }
     }
 

@@ -1,5 +1,7 @@
-//! `ferroce run --fault`: unmodified programs whose packets, calls and processes are harmed as asked, with the outcome that their man
+//! `ferroce run --fault` and `ferroce fault`: unmodified programs whose packets, calls and processes are harmed as asked, with the outcome that their man
 //! pages promise; and hits that repeat.
+
+mod running;
 
 use std::fs;
 use std::path::PathBuf;
@@ -45,6 +47,7 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     checks.check("the same hits twice, and by the log", stage.repeats());
     checks.check("rules that cannot be read", stage.refuses());
     checks.check("rules in TOML", stage.toml());
+    checks.check("ferroce fault apply, show and clear while programs run", stage.while_running());
     Ok(())
 }
 

@@ -111,6 +111,13 @@ impl<S: System> Broker<S> {
                 self.send_ledgers(client, id);
                 Ok(None)
             }
+            Message::FaultRequest { slot, pid, order } => {
+                self.pass_order(now, client, id, (slot, pid), order).map(|()| None).map_err(Some)
+            }
+            Message::FaultReport { number, result } => {
+                self.order_done(client, number, result);
+                Ok(None)
+            }
             // Only a broker may send these messages; a program may send `Hello` only once.
             Message::Hello(_)
             | Message::Refused(_)
@@ -128,6 +135,7 @@ impl<S: System> Broker<S> {
             | Message::Statistics(_)
             | Message::Ledgers(_)
             | Message::LedgerOf(_)
+            | Message::FaultOrder { .. }
             | Message::CmIds { .. } => Err(None),
         }
     }

@@ -1,6 +1,7 @@
 mod connections;
 mod devices;
 mod dpdk;
+mod faults;
 mod iwarp;
 mod ledgers;
 mod settings;
@@ -10,7 +11,7 @@ mod xdp_direct;
 
 use std::os::fd::OwnedFd;
 
-use ferroce_ipc::{GidEntry, Leased, LinkKind};
+use ferroce_ipc::{FAULTS_MINOR, GidEntry, Leased, LinkKind, MINOR};
 
 use super::*;
 use crate::fake::{Fake, netdev};

@@ -58,6 +58,8 @@ pub(super) struct Inner {
     pub(super) ports: Ports,
     /// The connections, as a new broker needs them.
     pub(super) book: Book,
+    /// Answers for the present broker.
+    pub(super) reports: VecDeque<Message>,
     pub(super) events: VecDeque<BrokerEvent>,
     /// A `ferroced --detach` to be reaped.
     pub(super) child: Option<Child>,
@@ -132,6 +134,7 @@ impl<'a> Guard<'a> {
         }
         self.inner.reap();
         self.inner.take_up(&self.owner.later);
+        self.inner.take_up_reports(&self.owner.reports);
         loop {
             let inner = &mut *self.inner;
             match &mut inner.link {
@@ -181,6 +184,7 @@ impl<'a> Guard<'a> {
             return self.drain();
         }
         self.inner.take_up(&self.owner.later);
+        self.inner.take_up_reports(&self.owner.reports);
         loop {
             match self.inner.tell() {
                 Ok(true) => return,
@@ -202,6 +206,8 @@ impl<'a> Guard<'a> {
             Link::Up { .. } => {
                 info!("ferroced is gone: {why}");
                 inner.link = Link::Down(Search::new());
+                // The next broker knows no number of this one's.
+                inner.reports.clear();
                 inner.events.push_back(BrokerEvent::Disconnected);
             }
             Link::Greeting { search, .. } => {
@@ -391,7 +397,7 @@ impl Inner {
                 }
             }
         }
-        Ok(true)
+        self.tell_reports()
     }
 
     /// One message of a greeted broker. Returns why its connection is of no use any more, if so.
@@ -452,6 +458,9 @@ impl Inner {
             Message::Pipe { first, slots, .. } => {
                 self.events.extend(PipeOffer::new(first, slots, descriptors).map(BrokerEvent::Pipe));
             }
+            Message::FaultOrder { number, order } => {
+                self.events.push_back(BrokerEvent::FaultOrder(number, order));
+            }
             Message::Xdp { ifindex, direct } => self.port_given(ifindex, direct, descriptors),
             Message::Rings => self.events.extend(descriptors.pop().map(BrokerEvent::Rings)),
             Message::Done
@@ -461,7 +470,8 @@ impl Inner {
             | Message::Statistics(_)
             | Message::Ledgers(_)
             | Message::LedgerOf(_)
-            | Message::CmIds { .. } => {}
+            | Message::CmIds { .. }
+            | Message::FaultReport { .. } => {}
             Message::Hello(_)
             | Message::ListDevices
             | Message::Lease(_)
@@ -485,6 +495,7 @@ impl Inner {
             | Message::OfferPipes { .. }
             | Message::OpenPipe(_)
             | Message::OpenXdp { .. }
+            | Message::FaultRequest { .. }
             | Message::Stop { .. } => return Some(ClientError::Unexpected),
         }
         None

@@ -2,6 +2,7 @@
 
 mod connections;
 mod embed;
+mod faults;
 mod find;
 mod link;
 mod offers;
@@ -20,8 +21,8 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use ferroce_ipc::{
-    ALL_USERS, AddressSockets, Client, ClientError, CmRequest, CmStatus, Leased, Listing, MEMBER_SLOTS,
-    Message, QpnOrder, ResourceCounts,
+    ALL_USERS, AddressSockets, Client, ClientError, CmRequest, CmStatus, FaultOrder, Leased, Listing,
+    MEMBER_SLOTS, Message, QpnOrder, ResourceCounts,
 };
 pub use ferroce_ipc::{DeviceInfo, GidEntry, GidType, Origin, PhysState};
 use ferroce_proto::cm::CmEvent;
@@ -135,6 +136,8 @@ pub enum BrokerEvent {
     Xdp(XdpOffer),
     /// Another program opened a pipe to this one.
     Pipe(PipeOffer),
+    /// An order about faults, to be answered by [`BrokerClient::report_faults`] with its number.
+    FaultOrder(u32, FaultOrder),
 }
 
 /// A program's connection to its broker, whichever that is in the course of time.
@@ -152,6 +155,8 @@ pub struct BrokerClient {
     asking: AtomicBool,
     /// Messages to the broker that need no answer.
     later: Mutex<VecDeque<CmRequest>>,
+    /// Answers to orders about faults.
+    reports: Mutex<VecDeque<Message>>,
     /// Holds the connection, the timer and the wake counter.
     epoll: Guarded<OwnedFd>,
     /// Readable while events wait.
@@ -205,6 +210,7 @@ impl BrokerClient {
             offered: None,
             ports: Ports::default(),
             book: Book::default(),
+            reports: VecDeque::new(),
             known: Arc::clone(&known),
             events: VecDeque::new(),
             child: None,
@@ -215,6 +221,7 @@ impl BrokerClient {
             missed: AtomicBool::new(false),
             asking: AtomicBool::new(false),
             later: Mutex::default(),
+            reports: Mutex::default(),
             epoll,
             wake,
             timer,
@@ -447,7 +454,7 @@ impl BrokerClient {
         let deadline = Instant::now() + CONNECT;
         loop {
             let mut guard = Guard::new(self, self.inner.lock());
-            if !guard.inner.is_ready() || !self.later.lock().is_empty() {
+            if !guard.inner.is_ready() || self.has_more_to_tell() {
                 guard.drain();
             }
             if guard.inner.is_ready() {

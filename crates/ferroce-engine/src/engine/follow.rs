@@ -3,6 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
+use ferroce_ipc::FaultOrder;
+
 use super::{DeviceChange, Engine, Running};
 use crate::broker::{BrokerEvent, LeasedAddress, PipeOffer};
 
@@ -56,6 +58,7 @@ impl Engine {
                 BrokerEvent::Pipe(offer) => self.add_pipe(offer),
                 BrokerEvent::Rings(memory) => self.lanes().install_rings(&memory),
                 BrokerEvent::Xdp(offer) => self.install_port(offer),
+                BrokerEvent::FaultOrder(number, order) => self.obey(number, order),
                 BrokerEvent::Connection(event) => {
                     self.connection_events.get().inspect(|events| events.deliver(self, *event));
                 }
@@ -80,6 +83,23 @@ impl Engine {
             tracing::warn!(%error, "a pipe of another program cannot be used");
         }
         lane.serve_in_background(1);
+    }
+
+    /// Does what the user ordered about faults, and answers.
+    fn obey(&self, number: u32, order: FaultOrder) {
+        let changes = order != FaultOrder::Show;
+        let result = crate::faults::obey(order);
+        if changes && result.is_ok() {
+            self.plan_changed();
+        }
+        self.broker.report_faults(number, result);
+    }
+
+    /// Packets that wait by the earlier plan go on, though all threads sleep, and direct copies end or begin.
+    fn plan_changed(&self) {
+        if let Some(Running { lanes, .. }) = self.running.get() {
+            lanes.all().iter().for_each(|lane| lane.follow_plan());
+        }
     }
 
     fn take_over_devices(&self) {

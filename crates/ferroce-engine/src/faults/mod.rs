@@ -6,9 +6,11 @@
 
 mod arrive;
 mod depart;
+mod order;
 
 pub(crate) use arrive::{Held, octets};
 pub(crate) use depart::Harm;
+pub(crate) use order::obey;
 
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
@@ -131,7 +133,8 @@ fn open_log(path: &str, plan: &Plan) -> io::Result<File> {
     let path = path.replace("%p", &std::process::id().to_string());
     let mut options = OpenOptions::new();
     // Not through a link that another user put there, and never a terminal or pipe that makes this wait.
-    options.create(true).append(true).mode(0o600).custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW);
+    let flags = libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    options.create(true).append(true).mode(0o600).custom_flags(flags);
     let mut file =
         options.open(&path).map_err(|error| io::Error::new(error.kind(), format!("log={path}: {error}")))?;
     writeln!(file, "seed={}", plan.seed)?;

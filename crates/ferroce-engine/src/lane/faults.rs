@@ -9,6 +9,7 @@ use ferroce_wire::{Flow, IcrcStatus, Instant, Packet};
 
 use super::deliver::flow;
 use super::{Arrived, Endpoint, Lane, Receiver};
+use crate::clock;
 use crate::counters::DeviceCounters;
 use crate::faults::{self, Held};
 use crate::handover::NEVER;
@@ -111,6 +112,16 @@ impl Lane {
         self.release(&mut Delivery { counters: self.counters(), touched, held, now });
         Self::finish_touched(touched, now);
         held.next().map_or(NEVER, Instant::as_nanos)
+    }
+
+    /// The plan changed. Packets that wait for their way out leave now, packets that arrived at the next look, which is soon. An endpoint
+    /// permits direct copies or not by the present plan.
+    pub(crate) fn follow_plan(&self) {
+        let endpoints = self.endpoints.lock().clone();
+        for endpoint in endpoints {
+            endpoint.lock().finish_batch(clock::now());
+        }
+        self.note_deadline(clock::now().as_nanos());
     }
 
     /// The lane's timers run when the next packet that waits is due.

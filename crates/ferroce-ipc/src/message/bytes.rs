@@ -1,8 +1,10 @@
 //! Messages to bytes and back.
 
+mod faults;
 mod leases;
 mod netdevs;
 mod settings;
+mod status;
 
 use std::collections::BTreeMap;
 
@@ -10,7 +12,7 @@ use ferroce_wire::Gid;
 
 use super::fields::Field;
 use super::*;
-use crate::codec::{MessageError, Reader, Table, Writer};
+use crate::codec::{MessageError, Reader, Table, Writer, clipped};
 use crate::datapath::DatapathState;
 use crate::device::{Origin, PhysState};
 use crate::gid::{GidEntry, GidType};
@@ -33,7 +35,6 @@ pub const GID_BYTES: usize = GID_ROW as usize;
 pub const MAC_BYTES: usize = MAC_ROW as usize;
 /// Bytes of a traffic class rule there.
 pub const RULE_BYTES: usize = settings::RULE_ROW as usize;
-const LEASE_ROW: u16 = 72;
 /// Most programs in a [`Message::Status`].
 pub const STATUS_PROGRAMS: usize = 880;
 const COUNTER_ROW: u16 = 48;
@@ -163,7 +164,7 @@ impl Message {
                 w.padded::<64>("name", name)?;
                 w.u8(u8::from(*transient));
             }
-            Self::Status(status) => return encode_status(status, w),
+            Self::Status(status) => return status::encode_status(status, w),
             Self::Report(counts) => encode_counts(counts, &mut w),
             Self::Cm(request) => return cm::encode(request, request.record(), w),
             Self::CmDone(done) => return cm::encode(done, &done.record, w),
@@ -192,6 +193,19 @@ impl Message {
                     w.u64(*value);
                 }
                 return Ok(end);
+            }
+            Self::FaultRequest { slot, pid, order } => {
+                w.u16(*slot);
+                w.u32(*pid);
+                return faults::encode_order(order, w);
+            }
+            Self::FaultOrder { number, order } => {
+                w.u32(*number);
+                return faults::encode_order(order, w);
+            }
+            Self::FaultReport { number, result } => {
+                w.u32(*number);
+                return faults::encode_report(result, w);
             }
             Self::Ledgers(count) => w.u16(*count),
             Self::LedgerOf(program) => encode_lease(program, &mut w)?,
@@ -326,7 +340,7 @@ impl Message {
                 transient: body.bool("transient")?,
             },
             14 => Self::GetStatus,
-            15 => Self::Status(decode_status(body, tail)?),
+            15 => Self::Status(status::decode_status(body, tail)?),
             16 => Self::Report(decode_counts(&mut body)?),
             17 => Self::Cm(Field::take(&mut body)?),
             18 => Self::CmDone(Field::take(&mut body)?),
@@ -375,15 +389,21 @@ impl Message {
                 let more = body.bool("more")?;
                 Self::CmIds { ids: tail.rows(table, decode_cm_id)?, more }
             }
+            48 => Self::FaultRequest {
+                slot: body.u16()?,
+                pid: body.u32()?,
+                order: faults::decode_order(&mut body, &mut tail)?,
+            },
+            49 => {
+                Self::FaultOrder { number: body.u32()?, order: faults::decode_order(&mut body, &mut tail)? }
+            }
+            50 => Self::FaultReport {
+                number: body.u32()?,
+                result: faults::decode_report(&mut body, &mut tail)?,
+            },
             other => return Err(MessageError::UnknownKind(other)),
         })
     }
-}
-
-/// As many whole characters of `text` as fit `limit` bytes.
-fn clipped(text: &str, limit: usize) -> &str {
-    let end = (0..=limit.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-    text.get(..end).unwrap_or("")
 }
 
 /// A device name: 1 to 63 characters that are safe in paths and shells.
@@ -523,31 +543,6 @@ fn decode_counts(r: &mut Reader<'_>) -> Result<ResourceCounts, MessageError> {
     Ok(ResourceCounts { pds: r.u32()?, cqs: r.u32()?, qps: r.u32()?, mrs: r.u32()? })
 }
 
-fn encode_status(status: &Status, mut w: Writer<'_>) -> Result<usize, MessageError> {
-    w.u32(status.broker_pid);
-    w.u32(status.broker_uid);
-    w.u16(status.group_size);
-    w.u16(status.groups);
-    w.padded::<32>("build", &status.build)?;
-    w.u8(status.adopted.into());
-    w.bytes(&[0; 3]);
-    w.table("programs", status.programs.len(), LEASE_ROW)?;
-    let cm = &status.cm;
-    for count in [cm.connections, cm.sidr_requests, cm.listeners, cm.ports] {
-        w.u32(count);
-    }
-    let CmCounters { rx_msgs, rx_duplicates, tx_msgs, tx_retries, drops } = &cm.counters;
-    let kinds = [rx_msgs, rx_duplicates, tx_msgs, tx_retries].into_iter().flat_map(|kind| &kind.0);
-    for count in kinds.chain(drops).chain([&cm.no_mad]) {
-        w.u64(*count);
-    }
-    let end = w.0.len();
-    for program in &status.programs {
-        encode_lease(program, &mut w)?;
-    }
-    Ok(end)
-}
-
 fn decode_cm_id(row: &mut Reader<'_>) -> Result<CmIdEntry, MessageError> {
     let (number, qpn, slot) = (row.u32()?, row.u32()?, row.u16()?);
     let state = row.enumeration("state", |value| match value {
@@ -564,37 +559,4 @@ fn decode_cm_id(row: &mut Reader<'_>) -> Result<CmIdEntry, MessageError> {
         Ok(SocketAddr::new(Gid(row.array()?).to_ip(), port))
     };
     Ok(CmIdEntry { number, slot, state, qp_type, space, qpn, local: address()?, remote: address()? })
-}
-
-fn decode_status(mut body: Reader<'_>, mut tail: Reader<'_>) -> Result<Status, MessageError> {
-    Ok(Status {
-        broker_pid: body.u32()?,
-        broker_uid: body.u32()?,
-        group_size: body.u16()?,
-        groups: body.u16()?,
-        build: body.padded::<32>("build")?,
-        adopted: body.bool("adopted")?,
-        programs: {
-            body.take(3)?;
-            let table = Table::read(&mut body)?;
-            tail.rows(table, decode_lease)?
-        },
-        cm: Box::new(decode_cm_status(&mut body)?),
-    })
-}
-
-fn decode_cm_status(r: &mut Reader<'_>) -> Result<CmStatus, MessageError> {
-    let mut cm = CmStatus {
-        connections: r.u32()?,
-        sidr_requests: r.u32()?,
-        listeners: r.u32()?,
-        ports: r.u32()?,
-        ..CmStatus::default()
-    };
-    let CmCounters { rx_msgs, rx_duplicates, tx_msgs, tx_retries, drops } = &mut cm.counters;
-    let kinds = [rx_msgs, rx_duplicates, tx_msgs, tx_retries].into_iter().flat_map(|kind| &mut kind.0);
-    for count in kinds.chain(drops).chain([&mut cm.no_mad]) {
-        *count = r.u64()?;
-    }
-    Ok(cm)
 }

@@ -218,6 +218,28 @@ fn all() -> Vec<Message> {
             }],
             more: true,
         },
+        Message::FaultRequest {
+            slot: 17,
+            pid: 4711,
+            order: FaultOrder::Apply { rules: "drop 1% # often\nseed=3".to_owned(), seed: Some(u64::MAX) },
+        },
+        Message::FaultOrder { number: 7, order: FaultOrder::Clear },
+        Message::FaultReport {
+            number: 7,
+            result: Ok(FaultReport {
+                seed: 7,
+                unlogged: 1,
+                rules: vec![
+                    FaultCounts {
+                        name: "tail".to_owned(),
+                        text: "drop if pos=last".to_owned(),
+                        seen: 9,
+                        hits: 3,
+                    },
+                    FaultCounts { text: "dup 1%".to_owned(), ..FaultCounts::default() },
+                ],
+            }),
+        },
     ]
 }
 
@@ -526,6 +548,26 @@ fn bad_settings_are_named() {
             other => panic!("{field}: {other:?}"),
         }
     }
+}
+
+#[test]
+fn orders_and_refusals_of_faults_come_out_as_they_went_in() {
+    for order in [FaultOrder::Show, FaultOrder::Apply { rules: String::new(), seed: None }] {
+        let message = Message::FaultOrder { number: 1, order };
+        assert_eq!(Message::decode(&message.encode(0).unwrap(), 0), Ok((0, message)));
+    }
+    let refused = Message::FaultReport { number: 1, result: Err("no".to_owned()) };
+    assert_eq!(Message::decode(&refused.encode(0).unwrap(), 0), Ok((0, refused)));
+    let rules = |rules: &str| Message::FaultOrder {
+        number: 1,
+        order: FaultOrder::Apply { rules: rules.to_owned(), seed: None },
+    };
+    let escape = rules("drop\u{1b}[2J").encode(0).unwrap();
+    assert_eq!(Message::decode(&escape, 0), Err(MessageError::Text { field: "rules" }));
+    let unknown = raw(49, 0, &[1, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[]);
+    assert_eq!(Message::decode(&unknown, 0), Err(MessageError::Value { field: "order", value: 9 }));
+    assert!(rules(&"#".repeat(MAX_MESSAGE - 100)).encode(0).is_ok());
+    assert!(matches!(rules(&"#".repeat(MAX_MESSAGE)).encode(0), Err(MessageError::TooLong { .. })));
 }
 
 #[test]

@@ -10,6 +10,8 @@ use crate::message::{LAST_MEMBER, LeaseEntry, QpnOrder, is_leasable};
 const LEASES_SHOWN: usize = 16;
 const WHOLE: u16 = 0x8000;
 pub(super) const SLOT_ROW: u16 = 2;
+/// Bytes of a program.
+pub(super) const LEASE_ROW: u16 = 72;
 
 pub(super) fn encode_slots(slots: &[u16], mut w: Writer<'_>) -> Result<usize, MessageError> {
     w.table("slots", slots.len(), SLOT_ROW)?;

@@ -1,4 +1,4 @@
-//! The plan of faults of `ferroce run --fault`.
+//! Plans of faults from the command line, for `ferroce run` and `ferroce fault`.
 
 use std::fs;
 use std::path::Path;
@@ -6,19 +6,18 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use ferroce_fault::Plan;
 
-use crate::args::RunArgs;
 use crate::usage::Usage;
 
 /// Programs take their plan from it.
 pub const VARIABLE: &str = "FERROCE_FAULT";
 
-/// The text of the plan that the arguments ask for; `None` if they ask for none. Its log begins empty.
-pub fn plan(args: &RunArgs) -> Result<Option<String>> {
+/// The text of the plan that a file and rules make together; `None` if there are neither. Its log begins empty.
+pub fn text(file: Option<&Path>, rules: &[String]) -> Result<Option<String>> {
     let mut texts = Vec::new();
-    if let Some(path) = &args.fault_file {
-        texts.push(read(path).with_context(|| format!("--fault-file {}", path.display()))?);
+    if let Some(path) = file {
+        texts.push(read(path).with_context(|| path.display().to_string())?);
     }
-    texts.extend(args.fault.iter().cloned());
+    texts.extend(rules.iter().cloned());
     if texts.is_empty() {
         return Ok(None);
     }

@@ -1,0 +1,115 @@
+//! Faults that are ordered while the program runs, by way of the broker.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use common::*;
+use ferroce_engine::{SendOp, Service, WcOpcode};
+use ferroce_ipc::{BROKER_NAME, Client, ClientError, FaultOrder, FaultReport, Message, RefusalCode};
+use ferroce_wire::PathMtu;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// The plan belongs to the process: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    force_udp();
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Gives this process an order, as `ferroce fault` does.
+fn order(order: FaultOrder) -> Result<FaultReport, ClientError> {
+    let mut client = Client::connect(BROKER_NAME, "", LIMIT).unwrap();
+    let pid = std::process::id();
+    let Message::Status(status) = client.request(&Message::GetStatus, LIMIT).unwrap().0 else { panic!() };
+    let program = status.programs.iter().find(|program| program.pid == pid).unwrap();
+    let request = Message::FaultRequest { slot: program.slots[0], pid, order };
+    match client.request(&request, LIMIT)? {
+        (Message::FaultReport { result, .. }, _) => Ok(result.unwrap()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn apply(rules: &str) -> Result<FaultReport, ClientError> {
+    order(FaultOrder::Apply { rules: rules.to_owned(), seed: None })
+}
+
+fn hits() -> Vec<u64> {
+    order(FaultOrder::Show).unwrap().rules.iter().map(|rule| rule.hits).collect()
+}
+
+/// An end whose completions raise events, without retransmissions.
+fn unreliable() -> End {
+    End::new(Wanted { service: Service::Uc, events: true, ..Wanted::default() })
+}
+
+/// Sleeps, without a look at any queue, until the channel has an event.
+fn sleeps_until_event(end: &End) -> bool {
+    let limit = Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
+    let channel = end.channel.as_ref().unwrap();
+    poll(&mut [PollFd::from_borrowed_fd(channel.fd(), PollFlags::IN)], Some(&limit)) == Ok(1)
+}
+
+#[test]
+fn held_packets_go_on_with_the_end_of_the_plan_though_the_program_sleeps() {
+    let _alone = alone();
+    for (rules, more) in [("hold if dir=tx,op=send", "sender"), ("hold if dir=rx,op=send", "receiver")] {
+        let (a, b) = (unreliable(), unreliable());
+        connect(&a, &b, 0, PathMtu::B1024);
+        let last = apply(rules).unwrap();
+        assert_eq!((last.rules.len(), last.rules[0].hits), (1, 0));
+        b.receive(1, b.sge(0, 4096));
+        b.cq.req_notify(false);
+        a.memory.fill(5, 64);
+        a.post(2, SendOp::Send, a.sge(0, 64));
+        a.expect(2, WcOpcode::Send);
+        eventually(more, || hits() == [1]);
+        let ended = order(FaultOrder::Clear).unwrap();
+        assert_eq!(ended.rules[0].hits, 1, "the last counts");
+        assert!(sleeps_until_event(&b), "{rules}: the packet did not arrive");
+        b.expect(1, WcOpcode::Recv);
+        b.memory.check(5, 64);
+        assert_eq!(order(FaultOrder::Show).unwrap(), FaultReport::default());
+    }
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = std::time::Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < LIMIT, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_plan_replaces_the_earlier_one_and_a_wrong_one_does_not() {
+    let _alone = alone();
+    let (a, b) = pair();
+    let first = order(FaultOrder::Apply {
+        rules: "seed=3\nlate: drop if op=send,count=1 # one\ndup if op=cnp".to_owned(),
+        seed: Some(9),
+    });
+    let first = first.unwrap();
+    assert_eq!(first.seed, 9);
+    let names: Vec<_> = first.rules.iter().map(|rule| (rule.name.as_str(), rule.text.as_str())).collect();
+    assert_eq!(names, [("late", "drop if op=send,count=1"), ("", "dup if op=cnp")]);
+    b.receive(1, b.sge(0, 4096));
+    a.post(2, SendOp::Send, a.sge(0, 64));
+    a.expect(2, WcOpcode::Send);
+    // The rule has no direction: the packet was lost on its way out, and its copy on its way in.
+    assert_eq!(hits(), [2, 0], "the second never hit");
+    for wrong in ["drop 1%; dorp", "log=/proc/none/hits; drop 1%", &"#".repeat(40_000)] {
+        match apply(wrong).unwrap_err() {
+            ClientError::Refused(refusal) => assert_eq!(refusal.code, RefusalCode::Failed),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(hits(), [2, 0]);
+    assert_eq!(apply("drop if op=cnp").unwrap().rules.len(), 1);
+    order(FaultOrder::Clear).unwrap();
+    assert_eq!(order(FaultOrder::Clear).unwrap(), FaultReport::default(), "twice");
+}
