@@ -16,7 +16,6 @@ mod memory_ops;
 mod packets;
 mod probe;
 mod properties;
-mod ram;
 mod refusals;
 mod requester;
 mod responder;
@@ -24,5 +23,6 @@ mod retries;
 mod snapshot;
 mod state_events;
 mod states;
-mod workload;
 mod world;
+
+use ferroce_sim::{ram, workload};
