@@ -13,6 +13,7 @@ mod huge;
 mod interop;
 mod lossy;
 mod memory_ops;
+mod no_room;
 mod packets;
 mod probe;
 mod properties;
