@@ -2,7 +2,7 @@
 // the test that replays its corpus, so it has no doc comment of its own.
 
 #[allow(dead_code, clippy::duplicate_mod, reason = "tests use more of it, and load it with another body too")]
-#[path = "../../crates/ferroce-proto/tests/rc/ram.rs"]
+#[path = "../../crates/ferroce-sim/src/ram.rs"]
 mod ram;
 
 use std::collections::BTreeSet;

@@ -2,7 +2,7 @@
 // replays its corpus, so it has no doc comment of its own.
 
 #[allow(dead_code, reason = "tests use more of it")]
-#[path = "../../crates/ferroce-proto/tests/rc/ram.rs"]
+#[path = "../../crates/ferroce-sim/src/ram.rs"]
 mod ram;
 
 use std::collections::BTreeSet;

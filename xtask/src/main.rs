@@ -35,6 +35,7 @@ mod recipes;
 mod report;
 mod rustflags;
 mod sanitizer;
+mod sim_soak;
 mod source;
 mod supply;
 mod symbols;
@@ -88,6 +89,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Sends millions of messages over simulated bad networks and checks each; a seed that fails can be repeated.
+    SimSoak(sim_soak::SoakArgs),
     /// Builds the book, docs/book, into target/book.
     Book,
     /// Tries the harness of the stages peer and siw: the kernel's rxe, or its siw, against itself, in the guest.
@@ -127,6 +130,7 @@ fn main() -> std::process::ExitCode {
         Command::Arrows { order } => arrows::run(order.as_deref()),
         Command::Guards(args) => guards::run(&args),
         Command::Size { json } => arrows::sizes(json),
+        Command::SimSoak(args) => sim_soak::run(&args),
         Command::Book => book::build(),
         Command::PeerHarness { all, siw: false, .. } => test::peer_harness(all),
         Command::PeerHarness { all, siw: true, dist } => test::siw_harness(all, dist.as_deref()),

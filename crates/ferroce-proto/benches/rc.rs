@@ -3,17 +3,14 @@
 #![allow(missing_docs, reason = "criterion's macros")]
 
 #[allow(dead_code, reason = "the tests use more of it")]
-#[path = "../tests/rc/ram.rs"]
-mod ram;
-#[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../tests/rc/world.rs"]
 mod world;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use ferroce_proto::{NoSharedQueue, QpState, QueuePair, Remote, SendOp, SendWr, Sge};
+use ferroce_sim::ram::Ram;
 use ferroce_wire::{BatchLimits, IcrcStatus, Instant, Lkey, Packet, PathMtu, Rkey, TxBatch};
 
-use crate::ram::Ram;
 use crate::world::{Setup, flow};
 
 const KEY: u32 = 7;

@@ -4,8 +4,6 @@
 
 #![allow(dead_code, reason = "the support has more than is used here")]
 
-#[path = "rc/ram.rs"]
-mod ram;
 #[path = "iwarp/world.rs"]
 mod streams;
 #[path = "rc/world.rs"]
@@ -17,6 +15,7 @@ use ferroce_proto::iwarp::StreamConfig;
 use ferroce_proto::{
     NoSharedQueue, QpEvent, QpState, QueuePair, RecvWr, Remote, SendOp, SendWr, Sge, WcStatus,
 };
+use ferroce_sim::ram;
 use ferroce_wire::{BatchLimits, IcrcStatus, Imm, Instant, Lkey, Packet, Rkey, TxBatch};
 
 use crate::ram::Ram;

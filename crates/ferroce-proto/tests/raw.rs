@@ -1,17 +1,13 @@
 //! Raw packet queue pairs: frames in, frames out.
 #![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing)]
 
-#[path = "rc/ram.rs"]
-#[allow(dead_code)]
-mod ram;
-
 use ferroce_proto::{
     Budget, DropReason, MAX_FRAME, NoSharedQueue, PostSendError, QpAttr, QpAttrMask, QpCaps, QpConfig,
     QpEvent, QpState, QueuePair, RecvWr, SendOp, SendTo, SendWr, Service, Sge, WcOpcode, WcStatus,
     WorkCompletion,
 };
+use ferroce_sim::ram::Ram;
 use ferroce_wire::{Imm, Lkey, PathMtu, Qpn};
-use ram::Ram;
 use std::sync::Arc;
 
 const KEY: u32 = 7;

@@ -4,19 +4,16 @@
 //! a run of its own. The ICRC is computed and checked as on a socket.
 
 #[allow(dead_code, reason = "the tests use more of it")]
-#[path = "../../ferroce-proto/tests/rc/ram.rs"]
-mod ram;
-#[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../../ferroce-proto/tests/rc/world.rs"]
 mod world;
 
 use std::time::Duration;
 
 use ferroce_proto::{NoSharedQueue, QpState, QueuePair, RecvWr, Remote, SendOp, SendWr, Sge};
+use ferroce_sim::ram::Ram;
 use ferroce_wire::icrc::{IcrcChecker, Starts, Verdict};
 use ferroce_wire::{BatchLimits, IcrcStatus, Instant, Lkey, Packet, PathMtu, Rkey, TxBatch};
 
-use crate::ram::Ram;
 use crate::world::{Setup, flow};
 
 const KEY: u32 = 7;

@@ -58,6 +58,15 @@ pub struct LineStats {
     pub marked: u64,
     /// The most octets that a packet found waiting.
     pub longest_queue: u64,
+    /// Octets times the nanoseconds that they waited, of all packets that passed.
+    pub waited: u128,
+}
+
+impl LineStats {
+    /// Octets that waited in front of the link, on average over so much time from the beginning.
+    pub fn mean_queue(&self, elapsed: Duration) -> u64 {
+        (self.waited / elapsed.as_nanos().max(1)) as u64
+    }
 }
 
 /// There are no links from one node to the other.
@@ -192,6 +201,7 @@ impl<P: Datagram> Fabric<P> {
         }
         stats.passed += 1;
         stats.octets += packet.wire_len() as u64;
+        stats.waited += free.saturating_since(now).as_nanos() * packet.wire_len() as u128;
         let transit = packet.wire_len() as u128 * 8_000_000_000 / bits;
         *busy_until = free + Duration::from_nanos(transit as u64);
         let arrival = *busy_until + line.delay;

@@ -6,15 +6,29 @@
 //!
 //! The rules can be a plan of [`ferroce_fault`], the same that `ferroce run --fault` takes ([`Network::set_judge`]). A
 //! [`Fabric`](fabric::Fabric) carries packets over a topology of hosts, switches and links instead, each with its rate, delay and queue.
+//!
+//! [`Hosts`](hosts::Hosts) are hosts with real queue pairs of `ferroce-proto` on a fabric. A [soak](soak) has them exchange messages of all kinds
+//! on a bad network and checks each; [congestion](congestion) measures how flows share a link or a receiver.
 
 #![forbid(unsafe_code)]
 
+pub mod congestion;
+mod end;
 pub mod fabric;
+mod faults;
+mod frame;
+pub mod hosts;
 mod network;
 mod pcap;
+pub mod ram;
 mod rng;
 pub mod rules;
+pub mod soak;
+mod tcp;
+pub mod workload;
 
+pub use end::End;
+pub use frame::Frame;
 pub use network::{Datagram, Link, Network, Stats, Verdict};
 pub use pcap::PcapFile;
 pub use rng::{Rng, Seed};

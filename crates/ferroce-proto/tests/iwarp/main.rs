@@ -4,7 +4,7 @@
 
 mod exchange;
 mod properties;
-#[path = "../rc/ram.rs"]
-mod ram;
 mod refusals;
 mod world;
+
+use ferroce_sim::ram;

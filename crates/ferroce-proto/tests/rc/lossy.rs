@@ -46,10 +46,11 @@ fn run(setup: &Setup, faults: Faults, seed: u64, messages: u64, largest: u32) ->
     world.network.rule(rules::duplication(rng.fork(), faults.duplication, us(200)));
     world.network.rule(rules::reordering(rng.fork(), faults.reordering, us(60)));
     world.network.rule(rules::corruption(rng.fork(), faults.corruption));
-    let mut directions = [0, 1].map(|from| Direction::new(from, rng.fork(), messages / 2, largest));
+    let mut directions = [0, 1].map(|_| Direction::new(rng.fork(), messages / 2, largest));
     loop {
         for (side, direction) in directions.iter_mut().enumerate() {
-            direction.pump(&mut world);
+            let [one, other] = &mut world.ends;
+            direction.pump(world.now, if side == 0 { [one, other] } else { [other, one] });
             world.drain(side);
         }
         if directions.iter().all(Direction::is_done) {

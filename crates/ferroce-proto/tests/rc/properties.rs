@@ -155,10 +155,11 @@ proptest! {
         world.network.rule(rules::duplication(rng.fork(), faults[2], us(300)));
         world.network.rule(rules::reordering(rng.fork(), faults[3], us(100)));
         world.network.rule(rules::corruption(rng.fork(), faults[4]));
-        let mut directions = [0, 1].map(|from| Direction::new(from, rng.fork(), 60, 10_000));
+        let mut directions = [0, 1].map(|_| Direction::new(rng.fork(), 60, 10_000));
         loop {
             for (side, direction) in directions.iter_mut().enumerate() {
-                direction.pump(&mut world);
+                let [one, other] = &mut world.ends;
+                direction.pump(world.now, if side == 0 { [one, other] } else { [other, one] });
                 world.drain(side);
             }
             if directions.iter().all(Direction::is_done) {

@@ -7,43 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferroce_proto::{
-    AsyncEvent, Budget, DropReason, Memory, NoSharedQueue, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig,
-    QpEvent, QpState, QueuePair, SelectiveRepeat, Service, WorkCompletion,
+    Budget, Memory, NoSharedQueue, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpState, QueuePair,
+    SelectiveRepeat, Service,
 };
 use ferroce_sim::{Datagram, Network, PcapFile};
-use ferroce_wire::{BatchLimits, Flow, IcrcStatus, Instant, Packet, PathMtu, Psn, Qkey, Qpn, TxBatch, icrc};
-
-/// A datagram on the simulated network.
-#[derive(Clone, Debug)]
-pub struct Frame {
-    pub flow: Flow,
-    pub ip_id: u16,
-    pub bytes: Rc<Vec<u8>>,
-}
-
-impl Datagram for Frame {
-    fn corrupt(&mut self, noise: u64) {
-        let bit = (noise % (self.bytes.len() as u64 * 8)) as usize;
-        Rc::make_mut(&mut self.bytes)[bit / 8] ^= 1 << (bit % 8);
-    }
-
-    fn wire_len(&self) -> usize {
-        // Ethernet with preamble and gap, IPv4, UDP.
-        38 + 20 + 8 + self.bytes.len()
-    }
-}
-
-impl Frame {
-    /// The packet, if its ICRC holds.
-    pub fn packet(&self) -> Option<Packet<'_>> {
-        let mut packet = Packet::parse(&self.bytes).ok()?;
-        if !icrc::verify(&self.flow, self.ip_id, &self.bytes) {
-            return None;
-        }
-        packet.icrc = IcrcStatus::Checked;
-        Some(packet)
-    }
-}
+pub use ferroce_sim::{End, Frame};
+use ferroce_wire::{BatchLimits, Flow, Instant, PathMtu, Psn, Qkey, Qpn, TxBatch};
 
 /// The configuration of a test's queue pairs.
 #[derive(Clone, Copy, Debug)]
@@ -183,34 +152,6 @@ impl Setup {
             qp.modify(&attr, mask | QpAttrMask::STATE).unwrap();
         }
         assert_eq!(qp.state(), state);
-    }
-}
-
-/// One end: a queue pair, its memory, and what it reported.
-pub struct End<M> {
-    pub qp: QueuePair,
-    pub mem: M,
-    pub sends: Vec<WorkCompletion>,
-    pub recvs: Vec<WorkCompletion>,
-    pub asyncs: Vec<AsyncEvent>,
-    pub drops: Vec<DropReason>,
-    /// Packets whose ICRC did not hold.
-    pub bad_icrc: u64,
-}
-
-impl<M: Memory> End<M> {
-    pub fn new(qp: QueuePair, mem: M) -> Self {
-        Self { qp, mem, sends: vec![], recvs: vec![], asyncs: vec![], drops: vec![], bad_icrc: 0 }
-    }
-
-    pub fn events(&mut self) {
-        while let Some(event) = self.qp.poll_event() {
-            match event {
-                QpEvent::Send(completion) => self.sends.push(completion),
-                QpEvent::Recv(completion) | QpEvent::RecvXrc(_, completion) => self.recvs.push(completion),
-                QpEvent::Async(event) => self.asyncs.push(event),
-            }
-        }
     }
 }
 

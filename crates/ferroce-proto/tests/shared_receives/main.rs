@@ -4,8 +4,8 @@
 
 mod model;
 mod probe;
-#[path = "../rc/ram.rs"]
-mod ram;
 mod srq;
 mod state_events;
 mod xrc;
+
+use ferroce_sim::ram;

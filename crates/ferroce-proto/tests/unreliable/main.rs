@@ -4,8 +4,6 @@
 
 mod packets;
 mod probe;
-#[path = "../rc/ram.rs"]
-mod ram;
 mod sending;
 mod snapshot;
 mod state_events;
@@ -14,3 +12,5 @@ mod ud;
 mod whole;
 #[path = "../rc/world.rs"]
 mod world;
+
+use ferroce_sim::ram;

@@ -13,6 +13,8 @@ use ferroce_wire::{Instant, Psn};
 
 /// Requests that one report tells of.
 pub(crate) const REPORTED: u32 = u128::BITS;
+/// A PSN further behind another one is no mark of a request.
+const MOST_BEHIND: u16 = 1 << 13;
 
 /// The peer's newest report, and the answer to it. Bit `i` of each set stands for the PSN `base + i`.
 #[derive(Debug)]
@@ -78,7 +80,7 @@ impl Repair {
     }
 
     /// The peer executed everything before `base`.
-    pub fn reached(&mut self, base: Psn) {
+    pub fn reached(&mut self, now: Instant, base: Psn) {
         let passed = base.since(self.base);
         if passed <= 0 {
             return;
@@ -87,11 +89,44 @@ impl Repair {
         if self.held | self.suspects | self.lost | self.resent == 0 {
             return;
         }
+        let dropped = if self.held == 0 { self.left_before(passed as u32) } else { 0 };
         for set in [&mut self.held, &mut self.suspects, &mut self.lost, &mut self.resent] {
             *set = set.checked_shr(passed as u32).unwrap_or(0);
         }
         // An outdated report: the base itself is what the peer waits for.
         self.held &= !1;
+        if dropped != 0 {
+            self.suspect_dropped(now, dropped);
+        }
+    }
+
+    /// Of a peer that reported nothing held: how many requests, from `base` on, left before one that was sent again and is among the
+    /// `passed` requests in front of `base`.
+    #[cold]
+    fn left_before(&self, passed: u32) -> u32 {
+        let mut answered = self.resent & mask(passed);
+        let (first, base) = (self.base.value().wrapping_sub(passed), self.base.value() as u16);
+        let mut count = 0;
+        while answered != 0 {
+            let psn = Psn::new(first.wrapping_add(answered.trailing_zeros()));
+            answered &= answered - 1;
+            let mark = self.marks.0.get(position(psn)).copied().unwrap_or(base);
+            // Responses to READs have marks that are further away.
+            let behind = mark.wrapping_sub(base);
+            count = count.max(if behind < MOST_BEHIND { u32::from(behind) } else { 0 });
+        }
+        count.min(REPORTED)
+    }
+
+    /// The gap is closed, the peer reported nothing held, and yet it does not acknowledge `count` requests that left before the one that
+    /// closed the gap. It has dropped them, as a standard peer does, because it has no memory to hold them; or it is about to acknowledge
+    /// them.
+    #[cold]
+    fn suspect_dropped(&mut self, now: Instant, count: u32) {
+        if self.suspects == 0 {
+            self.suspected_at = now;
+        }
+        self.suspects |= mask(count) & !(self.lost | self.resent);
     }
 
     /// The peer waits for `base`, and of the requests behind it holds those of `ahead`: bit `i` is the PSN `base + 1 + i`. `next` was
@@ -100,7 +135,7 @@ impl Repair {
         if base.since(self.base) < 0 {
             return false;
         }
-        self.reached(base);
+        self.reached(now, base);
         // Not what was never sent.
         self.held = (ahead << 1) & mask(next.since(base) as u32);
         let holes = self.holes();
@@ -116,7 +151,7 @@ impl Repair {
 
     /// The peer waits for `base` and dropped or holds something behind it.
     pub fn missing(&mut self, now: Instant, base: Psn, wait: Duration) {
-        self.reached(base);
+        self.reached(now, base);
         self.wait = wait;
         if (self.lost | self.resent | self.suspects) & 1 == 0 {
             if self.suspects == 0 {
@@ -267,7 +302,7 @@ mod tests {
         assert_eq!(lost(&mut repair, psn(42)), [0; 0]);
         assert!(repair.report(at(40), psn(2), u128::MAX >> 90, psn(42), WAIT));
         assert_eq!(lost(&mut repair, psn(42)), [2]);
-        repair.reached(psn(42));
+        repair.reached(at(0), psn(42));
         assert_eq!(repair.held(), 0);
     }
 
@@ -275,7 +310,7 @@ mod tests {
     fn reordering_within_the_wait_is_no_loss() {
         let mut repair = Repair::new(psn(0), true);
         assert!(repair.report(at(0), psn(0), 0b11, psn(9), WAIT));
-        repair.reached(psn(3));
+        repair.reached(at(0), psn(3));
         repair.handle_timeout(at(50));
         assert_eq!((repair.next_lost(), repair.timeout()), (None, None));
         assert!(!repair.report(at(60), psn(2), 1, psn(9), WAIT), "older than what is known");

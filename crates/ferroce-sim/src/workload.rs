@@ -1,13 +1,15 @@
-//! Mixed messages whose every octet and completion is checked.
+//! Mixed messages between two queue pairs, whose every octet and completion is checked.
+//!
+//! A [`Direction`] posts messages at one end and checks both. A wrong octet, and a completion that is wrong, missing, doubled or out of
+//! order, is a panic: the caller is a test.
 
 use std::collections::VecDeque;
 
 use ferroce_proto::{RecvWr, Remote, SendOp, SendTo, SendWr, Sge, WcOpcode, WcStatus};
-use ferroce_sim::Rng;
 use ferroce_wire::{Feth, Imm, Instant, Lkey, Rkey};
 
 use crate::ram::Ram;
-use crate::world::{End, World};
+use crate::{End, Rng};
 
 /// Longest message.
 pub const MAX_LEN: u32 = 40_000;
@@ -32,6 +34,7 @@ const WINDOW: u32 = 0x1_0000;
 /// Receives posted at a time: fewer than sends may be outstanding, so some come too early.
 const RECEIVES: usize = 12;
 
+/// The memory of an end: regions for both directions.
 pub fn memory() -> Ram {
     let mut ram = Ram::default();
     for key in [LOCAL, TARGET, RECEIVE] {
@@ -71,8 +74,8 @@ struct Expected {
 }
 
 /// The messages of one direction.
+#[derive(Debug)]
 pub struct Direction {
-    from: usize,
     rng: Rng,
     total: u64,
     next: u64,
@@ -88,9 +91,9 @@ pub struct Direction {
 }
 
 impl Direction {
-    pub fn new(from: usize, rng: Rng, total: u64, largest: u32) -> Self {
+    /// For `total` messages of at most `largest` octets, which is at most [`MAX_LEN`].
+    pub fn new(rng: Rng, total: u64, largest: u32) -> Self {
         Self {
-            from,
             rng,
             total,
             next: 0,
@@ -105,20 +108,29 @@ impl Direction {
         }
     }
 
+    /// Whether all messages have completed at both ends.
     pub fn is_done(&self) -> bool {
         self.next == self.total && self.posted.is_empty() && self.expected.is_empty()
     }
 
-    /// Checks what completed, and posts more.
-    pub fn pump(&mut self, world: &mut World<'_, Ram>) {
-        let to = 1 - self.from;
-        let now = world.now;
-        for completion in std::mem::take(&mut world.ends[self.from].sends) {
+    /// Messages that were posted.
+    pub const fn posted(&self) -> u64 {
+        self.next
+    }
+
+    /// Takes the completions of the end that sends and of its peer, checks them, and posts more. The caller then sends what the two
+    /// queue pairs have to send.
+    ///
+    /// # Panics
+    ///
+    /// If a completion or an octet is not as it must be.
+    pub fn pump(&mut self, now: Instant, [mine, theirs]: [&mut End<Ram>; 2]) {
+        for completion in std::mem::take(&mut mine.sends) {
             self.note(now, completion.wr_id ^ (completion.status as u64) << 56);
             assert_eq!(completion.status, WcStatus::Success, "{completion:?}");
             loop {
                 let posted = self.posted.pop_front().expect("a completion of nothing posted");
-                self.check_done(&posted, world);
+                self.check_done(&posted, &mine.mem, &theirs.mem);
                 if posted.signaled {
                     assert_eq!(posted.message, completion.wr_id, "in order, and none left out");
                     assert_eq!(completion.byte_len, posted.len);
@@ -126,7 +138,7 @@ impl Direction {
                 }
             }
         }
-        for completion in std::mem::take(&mut world.ends[to].recvs) {
+        for completion in std::mem::take(&mut theirs.recvs) {
             self.note(now, !completion.wr_id ^ u64::from(completion.byte_len) << 32);
             assert_eq!(completion.status, WcStatus::Success);
             assert_eq!(completion.wr_id, self.receives_completed, "in order");
@@ -144,10 +156,10 @@ impl Direction {
                 SendOp::WriteImm { .. } => (TARGET, expected.message % SLOTS * SLOT),
                 _ => (RECEIVE, completion.wr_id % SLOTS * SLOT),
             };
-            same(world.ends[to].mem.bytes(region), at, expected.message, expected.len);
+            same(theirs.mem.bytes(region), at, expected.message, expected.len);
         }
-        self.post_receives(&mut world.ends[to]);
-        self.post_sends(world);
+        self.post_receives(theirs);
+        self.post_sends(mine, theirs);
     }
 
     fn note(&mut self, now: Instant, what: u64) {
@@ -155,11 +167,10 @@ impl Direction {
     }
 
     /// The requester says that it is done: so it must be at the responder.
-    fn check_done(&self, posted: &Posted, world: &World<'_, Ram>) {
+    fn check_done(&self, posted: &Posted, mine: &Ram, theirs: &Ram) {
         let Posted { message, op, len, counter, .. } = *posted;
         let at = message % SLOTS * SLOT;
-        let mine = world.ends[self.from].mem.bytes(LOCAL);
-        let theirs = &world.ends[1 - self.from].mem;
+        let mine = mine.bytes(LOCAL);
         match op {
             SendOp::Write { .. } | SendOp::WriteImm { .. } | SendOp::AtomicWrite { .. } => {
                 same(theirs.bytes(TARGET), at, message, len);
@@ -199,13 +210,13 @@ impl Direction {
         }
     }
 
-    fn post_sends(&mut self, world: &mut World<'_, Ram>) {
+    fn post_sends(&mut self, mine: &mut End<Ram>, theirs: &mut End<Ram>) {
         while self.next < self.total && self.posted.len() < self.depth {
             let message = self.next;
             self.next += 1;
             let len = self.length();
             let at = message % SLOTS * SLOT;
-            let (op, len) = self.operation(message, len, world);
+            let (op, len) = self.operation(message, len, theirs);
             let sge = |addr, length| Sge { addr, length, lkey: Lkey::new(LOCAL) };
             let cut = self.rng.below(u64::from(len) + 1) as u32;
             let sges = [sge(at, cut), sge(at + u64::from(cut), len - cut)];
@@ -219,7 +230,7 @@ impl Direction {
                 SendOp::FetchAdd { add, .. } => self.counter = self.counter.wrapping_add(add),
                 SendOp::CompareSwap { compare, swap, .. } if compare == self.counter => self.counter = swap,
                 SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::LocalInvalidate(_) => {}
-                _ => fill(world.ends[self.from].mem.region(LOCAL).bytes.as_mut_slice(), at, message, len),
+                _ => fill(mine.mem.region(LOCAL).bytes.as_mut_slice(), at, message, len),
             }
             self.posted.push_back(Posted { message, op, len, signaled, counter });
             if matches!(
@@ -238,8 +249,7 @@ impl Direction {
                 fence,
                 inline: false,
             };
-            let end = &mut world.ends[self.from];
-            end.qp.post_send(&wr, &end.mem).unwrap();
+            mine.qp.post_send(&wr, &mine.mem).unwrap();
         }
     }
 
@@ -254,7 +264,7 @@ impl Direction {
         self.rng.below(u64::from(largest.min(self.largest)) + 1) as u32
     }
 
-    fn operation(&mut self, message: u64, len: u32, world: &mut World<'_, Ram>) -> (SendOp, u32) {
+    fn operation(&mut self, message: u64, len: u32, theirs: &mut End<Ram>) -> (SendOp, u32) {
         let imm = Imm((message as u32).to_be_bytes());
         let target = Remote { addr: message % SLOTS * SLOT, rkey: Rkey::new(TARGET) };
         let counter = Remote { addr: 0, rkey: Rkey::new(COUNTER) };
@@ -263,7 +273,7 @@ impl Direction {
             22..32 => (SendOp::SendImm(imm), len),
             32..34 => {
                 let key = WINDOW + message as u32;
-                world.ends[1 - self.from].mem.register(key, 0, vec![]).window = true;
+                theirs.mem.register(key, 0, vec![]).window = true;
                 (SendOp::SendInvalidate(Rkey::new(key)), len)
             }
             34..36 => (SendOp::AtomicWrite { remote: target, octets: None }, 8),

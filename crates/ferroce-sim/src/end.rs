@@ -1,0 +1,36 @@
+//! One end of a connection.
+
+use ferroce_proto::{AsyncEvent, DropReason, Memory, QpEvent, QueuePair, WorkCompletion};
+
+/// A queue pair, its memory, and what it reported.
+#[derive(Debug)]
+pub struct End<M> {
+    pub qp: QueuePair,
+    pub mem: M,
+    /// Completions of the send queue that nobody took yet.
+    pub sends: Vec<WorkCompletion>,
+    /// Completions of the receive queue.
+    pub recvs: Vec<WorkCompletion>,
+    pub asyncs: Vec<AsyncEvent>,
+    /// Packets that the queue pair refused.
+    pub drops: Vec<DropReason>,
+    /// Packets whose ICRC was wrong.
+    pub bad_icrc: u64,
+}
+
+impl<M: Memory> End<M> {
+    pub fn new(qp: QueuePair, mem: M) -> Self {
+        Self { qp, mem, sends: vec![], recvs: vec![], asyncs: vec![], drops: vec![], bad_icrc: 0 }
+    }
+
+    /// Takes the queue pair's completions and events.
+    pub fn events(&mut self) {
+        while let Some(event) = self.qp.poll_event() {
+            match event {
+                QpEvent::Send(completion) => self.sends.push(completion),
+                QpEvent::Recv(completion) | QpEvent::RecvXrc(_, completion) => self.recvs.push(completion),
+                QpEvent::Async(event) => self.asyncs.push(event),
+            }
+        }
+    }
+}

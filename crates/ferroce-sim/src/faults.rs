@@ -1,0 +1,144 @@
+//! Faults in front of a fabric: rules and a plan decide what becomes of each packet.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use ferroce_fault::{HeldQueue, Judge, Release};
+use ferroce_wire::Instant;
+
+use crate::{Datagram, Stats, Verdict};
+
+type Rule<'r, P> = Box<dyn FnMut(&P) -> Verdict + 'r>;
+
+/// Rules and a plan, and the packets that wait by them.
+pub(crate) struct Faults<'r, P> {
+    rules: Vec<Rule<'r, P>>,
+    judge: Option<Judge>,
+    /// By time, then by order: packets that were delayed.
+    late: BTreeMap<(Instant, u64), P>,
+    /// Packets that wait for their successors, or for a time.
+    held: HeldQueue<P>,
+    sequence: u64,
+    stats: Stats,
+}
+
+impl<P> Default for Faults<'_, P> {
+    fn default() -> Self {
+        Self {
+            rules: Vec::new(),
+            judge: None,
+            late: BTreeMap::new(),
+            held: HeldQueue::default(),
+            sequence: 0,
+            stats: Stats::default(),
+        }
+    }
+}
+
+impl<'r, P: Datagram> Faults<'r, P> {
+    pub fn rule(&mut self, rule: impl FnMut(&P) -> Verdict + 'r) {
+        self.rules.push(Box::new(rule));
+    }
+
+    pub fn set_judge(&mut self, judge: Option<Judge>) {
+        self.judge = judge;
+        self.held.release_all();
+    }
+
+    pub const fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Judges a packet to endpoint `to`. What leaves now is added to `out`; what is delayed comes from [`Self::take`].
+    pub fn send(&mut self, now: Instant, to: usize, mut packet: P, out: &mut Vec<P>) {
+        self.stats.sent += 1;
+        let verdict =
+            self.rules.iter_mut().map(|rule| rule(&packet)).find(|verdict| *verdict != Verdict::Pass);
+        match verdict {
+            None | Some(Verdict::Pass) => self.judged(now, to, packet, out),
+            Some(Verdict::Delay(more)) => {
+                self.stats.delayed += 1;
+                self.delay(now + more, packet);
+            }
+            Some(Verdict::Drop) => self.stats.dropped += 1,
+            Some(Verdict::Duplicate(later)) => {
+                self.stats.duplicated += 1;
+                self.delay(now + later, packet.clone());
+                out.push(packet);
+            }
+            Some(Verdict::Corrupt(noise)) => {
+                self.stats.corrupted += 1;
+                packet.corrupt(noise);
+                out.push(packet);
+            }
+        }
+    }
+
+    fn judged(&mut self, now: Instant, to: usize, mut packet: P, out: &mut Vec<P>) {
+        let facts = packet.facts(to);
+        let Some((judge, facts)) = self.judge.as_mut().zip(facts) else {
+            out.push(packet);
+            return;
+        };
+        let actions = judge.decide(now, &facts);
+        let flow = (facts.qp, 0);
+        if actions.drop || actions.answer.is_some() {
+            self.stats.dropped += 1;
+            return;
+        }
+        if actions.mark_ce {
+            packet.mark_ce();
+        }
+        if let Some(corruption) = actions.corrupt {
+            self.stats.corrupted += 1;
+            packet.corrupt(u64::from(corruption.octet) << 3 | u64::from(corruption.bit));
+        }
+        self.stats.duplicated += u64::from(actions.duplicate);
+        self.stats.delayed += u64::from(actions.release.is_some());
+        if actions.duplicate {
+            self.place(actions.release, flow, packet.clone(), out);
+        }
+        self.place(actions.release, flow, packet, out);
+        if actions.release.is_none() {
+            self.held.passed(flow);
+        }
+        self.take(now, out);
+    }
+
+    fn place(&mut self, release: Option<Release>, flow: (u32, u32), packet: P, out: &mut Vec<P>) {
+        match release {
+            None => out.push(packet),
+            Some(release) => {
+                let octets = packet.wire_len();
+                if self.held.push(release, flow, octets, packet).is_err() {
+                    self.stats.overflowed += 1;
+                }
+            }
+        }
+    }
+
+    fn delay(&mut self, until: Instant, packet: P) {
+        self.late.insert((until, self.sequence), packet);
+        self.sequence += 1;
+    }
+
+    /// When the next packet that waits goes on.
+    pub fn next(&self) -> Option<Instant> {
+        let late = self.late.first_key_value().map(|((at, _), _)| *at);
+        late.into_iter().chain(self.held.next()).min()
+    }
+
+    /// Adds to `out` what has waited long enough.
+    pub fn take(&mut self, now: Instant, out: &mut Vec<P>) {
+        while let Some(entry) = self.late.first_entry().filter(|entry| entry.key().0 <= now) {
+            out.push(entry.remove());
+        }
+        out.extend(std::iter::from_fn(|| self.held.pop(now)));
+    }
+}
+
+impl<P> fmt::Debug for Faults<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faults").field("late", &self.late.len()).field("stats", &self.stats).finish()
+    }
+}
