@@ -7,6 +7,7 @@ mod crowd;
 mod direct;
 mod early;
 mod exchange;
+mod forged;
 mod goodput;
 mod held;
 mod huge;
