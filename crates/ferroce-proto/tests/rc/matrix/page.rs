@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ferroce_proto::{AsyncEvent, QpState, WcStatus};
 
-use super::refusals::Case;
+use super::refusals::{Case, Row};
 use super::{Fault, Op, Position, Seen, Table};
 
 const HEAD: &str = "# Fault matrix
@@ -92,6 +92,7 @@ const fn case_name(case: Case) -> &'static str {
         Case::KeyOfOthers => "The key's region permits nothing to the peer.",
         Case::NotPermitted => "The queue pair permits no remote access.",
         Case::MemoryGone => "The pages of the region are gone.",
+        Case::NakLost => "The first packet is lost, and the sequence NAK too.",
         Case::ForgedSequenceNak => "A forged sequence NAK of the oldest PSN",
         Case::ForgedRnrNak => "A forged RNR NAK of the oldest PSN",
         Case::ForgedInvalid => "A forged NAK \"invalid request\"",
@@ -143,7 +144,7 @@ fn responder(seen: &Seen) -> String {
 }
 
 /// The whole page.
-pub fn text(table: &Table, refusals: &[(Case, Vec<(Op, [Seen; 2])>)]) -> String {
+pub fn text(table: &Table, refusals: &[Row]) -> String {
     let mut text = HEAD.to_owned();
     let faults = Fault::ALL.into_iter().chain([Fault::OtherKey]);
     writeln!(text, "| operation | packet | {} |", COLUMNS.join(" | ")).unwrap();
@@ -186,9 +187,10 @@ pub fn text(table: &Table, refusals: &[(Case, Vec<(Op, [Seen; 2])>)]) -> String 
 /// A scenario of loss or congestion, and the tests that play it: file below `crates` and function.
 type Scenario = (&'static str, &'static [(&'static str, &'static str)]);
 
-const SCENARIOS: [Scenario; 23] = [
+const SCENARIOS: [Scenario; 24] = [
     ("a middle packet of a WRITE is lost", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
     ("the last packet of a lone message is lost", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
+    ("a packet is lost, and its NAK too", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
     ("only the ACK is lost", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
     ("one PSN is lost three times", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
     (

@@ -27,6 +27,8 @@ pub enum Case {
     KeyOfOthers,
     NotPermitted,
     MemoryGone,
+    /// The first packet of the message is lost, and the first sequence NAK as well.
+    NakLost,
     /// A sequence NAK of the first PSN that the peer did not send.
     ForgedSequenceNak,
     ForgedRnrNak,
@@ -40,7 +42,7 @@ pub enum Case {
 }
 
 impl Case {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::ReceiveLate,
         Self::RnrNakLost,
         Self::ReceiveNever,
@@ -49,6 +51,7 @@ impl Case {
         Self::KeyOfOthers,
         Self::NotPermitted,
         Self::MemoryGone,
+        Self::NakLost,
         Self::ForgedSequenceNak,
         Self::ForgedRnrNak,
         Self::ForgedInvalid,
@@ -63,6 +66,7 @@ impl Case {
             Self::ReceiveLate | Self::RnrNakLost | Self::ReceiveNever => op.takes_receive(),
             Self::ReceiveShort => matches!(op, Op::Send | Op::SendImm),
             Self::KeyUnknown | Self::NotPermitted => !matches!(op, Op::Send | Op::SendImm),
+            Self::NakLost => op.is_cut() && op != Op::Read,
             // A flush reads and writes no octets of the region.
             Self::KeyOfOthers | Self::MemoryGone => !matches!(op, Op::Send | Op::SendImm | Op::Flush),
             _ => true,
@@ -131,14 +135,19 @@ fn run(op: Op, case: Case, mode: SelectiveRepeat) -> Seen {
         Case::ForgedAck => run.once = false,
         _ => {}
     }
-    // The octets that a receive takes before its length is exceeded may be in place.
     let setup = run.setup;
     let forged = case.forged(op);
     let done = Cell::new(false);
+    let lost = Cell::new(0);
     run.run(|_, to, frame| {
         let op = frame.packet().map(|packet| packet.op);
         let is_rnr = matches!(op, Some(Operation::Rc(RcPacket::Response(Response::Acknowledge { aeth }))) if matches!(aeth.syndrome, Syndrome::RnrNak(_)));
+        let is_gap = matches!(op, Some(Operation::Rc(RcPacket::Response(Response::Acknowledge { aeth }))) if aeth.syndrome == nak(NakCode::PsnSequenceError));
         if case == Case::RnrNakLost && is_rnr && !done.replace(true) {
+            return vec![];
+        }
+        if case == Case::NakLost && (to == 1 && lost.get() == 0 || is_gap && lost.get() == 1) {
+            lost.set(lost.get() + 1);
             return vec![];
         }
         if case == Case::ForgedAck && to == 1 {
@@ -163,7 +172,7 @@ fn run(op: Op, case: Case, mode: SelectiveRepeat) -> Seen {
 /// The status that the requester gets, by the rule.
 const fn rule(op: Op, case: Case) -> WcStatus {
     match case {
-        Case::ReceiveLate | Case::RnrNakLost => WcStatus::Success,
+        Case::ReceiveLate | Case::RnrNakLost | Case::NakLost => WcStatus::Success,
         Case::ForgedSequenceNak | Case::ForgedRnrNak | Case::ForgedOldAck => WcStatus::Success,
         Case::ReceiveNever => WcStatus::RnrRetryExcErr,
         Case::ReceiveShort | Case::NotPermitted | Case::ForgedInvalid => WcStatus::RemInvReqErr,
@@ -205,8 +214,11 @@ fn check(op: Op, case: Case, seen: &Seen) {
     assert!(seen.resent <= if case == Case::ForgedAck { 150 } else { 8 }, "{name}");
 }
 
-/// Each case with each operation that it concerns: in both modes.
-pub fn table() -> Vec<(Case, Vec<(Op, [Seen; 2])>)> {
+/// A case with each operation that it concerns: in both modes.
+pub type Row = (Case, Vec<(Op, [Seen; 2])>);
+
+/// All cases.
+pub fn table() -> Vec<Row> {
     let row = |case: Case| {
         let ops = Op::ALL.into_iter().filter(|op| case.concerns(*op));
         let seen = ops.map(|op| {
