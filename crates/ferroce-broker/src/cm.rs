@@ -68,8 +68,9 @@ pub struct Asker<'a> {
 }
 
 impl Cm {
-    /// `secret` is random; `free_ports` are those to choose from for whom any will do.
-    pub fn new(secret: [u64; 2], free_ports: (u16, u16)) -> Self {
+    /// `secret` is random, and the key of communication ids. `first_port` is another random number: where the search for a free port
+    /// begins is no secret, because any program sees its port. `free_ports` are those to choose from for whom any will do.
+    pub fn new(secret: [u64; 2], first_port: u64, free_ports: (u16, u16)) -> Self {
         let config = CmConfig { key: secret, max_connections: MOST, max_per_owner: MOST_OF_ONE };
         Self {
             manager: ConnectionManager::new(config),
@@ -81,7 +82,7 @@ impl Cm {
             now: CmInstant::ZERO,
             serial: 0,
             held: BTreeMap::new(),
-            random: secret[0] ^ secret[1].rotate_left(32),
+            random: first_port,
             early_requests: EarlyRequests::default(),
         }
     }
@@ -452,4 +453,20 @@ fn port_refused(error: BindError) -> Refusal {
 /// The local address at which a route begins.
 pub fn start_of(route: &Route) -> Address {
     Address::of(route.local, route.ifindex())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ports are public, and Knuth's generator is solved from a few of its numbers: they tell nothing of the key.
+    #[test]
+    fn ports_tell_nothing_of_the_key_of_ids() {
+        let ports = |secret, first_port| {
+            let mut cm = Cm::new(secret, first_port, (1024, 65_535));
+            (0..64).map(|_| cm.entropy()).collect::<Vec<_>>()
+        };
+        assert_eq!(ports([1, 2], 7), ports([3, 4], 7));
+        assert_ne!(ports([1, 2], 7), ports([1, 2], 8));
+    }
 }

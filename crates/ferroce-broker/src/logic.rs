@@ -148,7 +148,8 @@ impl<S: System> Broker<S> {
         let mut devices = Devices::new(random_guid, system.configured_links(), system.may_send_frames());
         let netdevs = dpdk::open_configured(&mut system, &devices).unwrap_or(netdevs);
         devices.update(netdevs.clone());
-        let cm = Cm::new(system.secret(), system.free_ports());
+        let [first_port, _] = system.secret();
+        let cm = Cm::new(system.secret(), first_port, system.free_ports());
         let expected = system.owners();
         let mut broker = Self {
             system,

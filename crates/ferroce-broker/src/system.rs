@@ -42,7 +42,7 @@ pub trait System {
     fn may_bind_low(&self, pid: u32, uid: u32) -> bool;
     /// A process's name, empty if unknown.
     fn command(&self, pid: u32) -> String;
-    /// Random numbers that nobody else knows.
+    /// Random numbers that nobody else knows, others each time.
     fn secret(&mut self) -> [u64; 2];
     /// First and last of the ports to choose from for whom any will do.
     fn free_ports(&self) -> (u16, u16);

@@ -316,4 +316,31 @@ mod tests {
         assert!(table.remove(qpn).is_some());
         assert_eq!(table.iter().count(), 0);
     }
+
+    /// 8,000 queue pairs of one process, and the first one of 8,000 processes: each of the twelve bits below the slot is set in about
+    /// half of them, within five standard deviations, and no step from one number to the next is preferred.
+    #[test]
+    fn numbers_are_even() {
+        const DRAWS: usize = 8000;
+        let even = |numbers: &[u32]| {
+            for bit in 0..12 {
+                let set = numbers.iter().filter(|number| *number >> bit & 1 == 1).count() as f64;
+                assert!((set - DRAWS as f64 / 2.0).abs() < 224.0, "bit {bit}: {set}");
+            }
+        };
+        let table = table::<()>(&whole(), 0x0f1e_2d3c_4b5a_6978);
+        let numbers: Vec<u32> = (0..DRAWS).map(|_| table.allocate().unwrap().value()).collect();
+        even(&numbers);
+        let mut steps = std::collections::HashMap::new();
+        for pair in numbers.windows(2) {
+            *steps.entry(pair[1].wrapping_sub(pair[0]) & 0xfff).or_insert(0) += 1;
+        }
+        // 2 in the mean.
+        assert!(steps.values().all(|count| *count < 16), "{:?}", steps.values().max());
+        let first = |_| {
+            let order = QpnOrder { key: getrandom::u64().unwrap() | 1, start: 0 };
+            QpnTable::<()>::new(ProcessSlots::new(&[0x105]), order).allocate().unwrap().value()
+        };
+        even(&(0..DRAWS).map(first).collect::<Vec<_>>());
+    }
 }

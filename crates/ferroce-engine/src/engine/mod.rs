@@ -228,7 +228,8 @@ impl Engine {
             return Err(OpenError::Broker(io::Error::other("the broker leased no slot")));
         }
         let devices = Arc::clone(&self.devices);
-        let order = lease.order.unwrap_or(QpnOrder { key: secret as u64, start: (secret >> 32) as u16 });
+        let [key, start] = [self.random(), self.random()];
+        let order = lease.order.unwrap_or(QpnOrder { key, start: start as u16 });
         let (hub, ledger) =
             Hub::new(&lease.slots, lease.by_rings, secret, order, devices).map_err(OpenError::Resources)?;
         match ledger {

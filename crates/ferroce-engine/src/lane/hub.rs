@@ -47,7 +47,7 @@ impl Hub {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let hub = Self {
             table: QpnTable::new(slots, order),
-            srq_key: (secret >> 32) as u64,
+            srq_key: secret as u64,
             devices,
             by_rings,
             ledger: Arc::new(ledger),

@@ -141,4 +141,31 @@ mod tests {
         let total: u32 = (0..4096).map(differing).sum();
         assert!((total as f64 / 4096.0 - 12.0).abs() < 0.3, "{total}");
     }
+
+    /// 8,000 regions of one process, and the first region of 8,000 processes: each bit of their keys is set in about half of them, within
+    /// five standard deviations, and first keys coincide no more often than chance has it.
+    #[test]
+    fn keys_are_even() {
+        const DRAWS: u32 = 8000;
+        let even = |keys: &[u32]| {
+            for bit in 0..32 {
+                let set = keys.iter().filter(|key| *key >> bit & 1 == 1).count() as f64;
+                assert!((set - f64::from(DRAWS) / 2.0).abs() < 224.0, "bit {bit}: {set}");
+            }
+        };
+        let secret = Secret::new(std::array::from_fn(|i| (i * 37) as u8 ^ 0x5a));
+        let keys: Vec<u32> = (0..DRAWS).map(|slot| secret.key(slot, 0).value()).collect();
+        even(&keys);
+        let first = |process: u32| {
+            let mut seed = [0; 32];
+            getrandom::fill(&mut seed).unwrap();
+            seed[0] ^= process as u8;
+            Secret::new(seed).key(1, 0).value()
+        };
+        let firsts: Vec<u32> = (0..DRAWS).map(first).collect();
+        even(&firsts);
+        // 0.007 of 32 bits coincide in the mean.
+        let different = firsts.iter().collect::<HashSet<_>>().len();
+        assert!(different + 3 > firsts.len(), "{different}");
+    }
 }

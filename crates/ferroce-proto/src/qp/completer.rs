@@ -268,7 +268,8 @@ impl Completer {
     ) -> Result<(), Refusal> {
         let pipeline = &side.pipeline;
         let ahead = psn.since(pipeline.oldest());
-        if ahead < pipeline.outstanding() as i32
+        // An acknowledgement that comes for the credits alone has the PSN of the last one.
+        if (-1..pipeline.outstanding() as i32).contains(&ahead)
             && let Some(Aeth { syndrome: Syndrome::Ack { credits }, msn }) = response.aeth()
         {
             side.requester.grant(msn, credits);

@@ -60,20 +60,16 @@ impl Reliable {
         completer.handle_response(now, psn, response, mem, SendSide { common, pipeline, requester })
     }
 
-    /// A packet of the peer has the bit that offers selective repeat, or in an answer agrees to it.
-    pub fn note_extension(&mut self, common: &mut Common, op: &Operation<'_>) {
-        if common.selective_repeat != SelectiveRepeat::Offered {
-            return;
-        }
-        match op {
-            Operation::Rc(RcPacket::Request(_)) | Operation::Xrc { packet: RcPacket::Request(_), .. } => {
-                common.announces = true;
-                self.responder.report_held();
-            }
-            Operation::Rc(RcPacket::Response(_)) | Operation::Xrc { packet: RcPacket::Response(_), .. } => {
-                self.requester.agree_to_reports();
-            }
-            Operation::Uc(_) | Operation::Ud(_) | Operation::Cnp | Operation::Sack { .. } => {}
+    /// An answer has the bit that agrees to selective repeat. It counts if the answer is to a request that is outstanding: its
+    /// sender knows the PSN. [`Responder::handle_request`] notes the bit of requests.
+    #[cold]
+    pub fn note_agreement(&mut self, psn: Psn, op: &Operation<'_>, common: &Common, pipeline: &Pipeline) {
+        if common.selective_repeat == SelectiveRepeat::Offered
+            && let Operation::Rc(RcPacket::Response(_)) | Operation::Xrc { packet: RcPacket::Response(_), .. } =
+                op
+            && (0..pipeline.outstanding() as i32).contains(&psn.since(pipeline.oldest()))
+        {
+            self.requester.agree_to_reports();
         }
     }
 

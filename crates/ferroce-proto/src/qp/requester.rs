@@ -426,9 +426,10 @@ impl Requester {
         Ok(())
     }
 
-    /// An acknowledgement says how much the responder is ready for. It may come for that alone, and out of order.
+    /// An acknowledgement says how much the responder is ready for. It may come for that alone, and out of order. The responder
+    /// cannot have completed more messages than were sent.
     pub fn grant(&mut self, msn: Msn, credits: CreditCode) {
-        if msn.since(self.credits.msn) >= 0 {
+        if msn.since(self.credits.msn) >= 0 && Ssn::new(msn.value()).since(self.sent_messages) <= 0 {
             let limit = credits.credits().map(|credits| Ssn::new(msn.value()).add(credits));
             self.credits = Credits { msn, limit };
         }

@@ -115,9 +115,14 @@ impl Responder {
         result
     }
 
-    /// The peer understands reports of what is held.
-    pub const fn report_held(&mut self) {
-        self.reports = true;
+    /// An executed request has the bit that offers selective repeat. Other requests may come from a sender that does not know
+    /// the PSN.
+    #[cold]
+    fn note_offer(&mut self, common: &mut Common) {
+        if common.selective_repeat == SelectiveRepeat::Offered {
+            common.announces = true;
+            self.reports = true;
+        }
     }
 
     /// Whether any request can be answered and completed now.
@@ -150,6 +155,9 @@ impl Responder {
             Ok(()) => {
                 (self.nak_sent, self.not_ready) = (false, false);
                 common.processed();
+                if bth.extended {
+                    self.note_offer(common);
+                }
                 return Ok(());
             }
             Err(refusal) => refusal,

@@ -96,7 +96,7 @@ impl Roles {
         if bth.extended
             && let Self::Reliable(reliable) = self
         {
-            reliable.note_extension(common, &packet.op);
+            reliable.note_agreement(bth.psn, &packet.op, common, pipeline);
         }
         match (self, &packet.op) {
             (Self::Reliable(reliable), Operation::Rc(RcPacket::Request(request)))

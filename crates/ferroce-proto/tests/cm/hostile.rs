@@ -11,13 +11,13 @@ use crate::states::{STATES, prepare};
 use crate::world::{address, connect_params, guid, listen, qpn, route, sidr_params};
 
 /// Connections in every state, all of one owner, as they would be of one program.
-struct Victims {
-    probe: Probe,
-    ids: Vec<CommId>,
+pub struct Victims {
+    pub probe: Probe,
+    pub ids: Vec<CommId>,
 }
 
 impl Victims {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let mut probe = Probe::new();
         let mut ids = Vec::new();
         for (n, state) in STATES.into_iter().enumerate() {
@@ -55,12 +55,12 @@ impl Victims {
         Self { probe, ids }
     }
 
-    fn records(&self) -> Vec<Vec<u8>> {
+    pub fn records(&self) -> Vec<Vec<u8>> {
         self.ids.iter().map(|id| self.probe.cm.export(self.probe.now, *id).unwrap()).collect()
     }
 
     /// Both ids, GUID and queue pair numbers of a victim.
-    fn names(&self, which: usize) -> (CommId, CommId, Req) {
+    pub fn names(&self, which: usize) -> (CommId, CommId, Req) {
         let id = self.ids[which % self.ids.len()];
         let (req, rep) = self.probe.cm.messages(id).unwrap();
         let theirs = if req.local_id == id { rep.map_or(THEIRS, |rep| rep.local_id) } else { req.local_id };
@@ -69,7 +69,7 @@ impl Victims {
 }
 
 /// A message that names `ours` and `theirs`, otherwise of any content.
-fn message(rng: &mut Rng, ours: CommId, theirs: CommId, their_req: &Req) -> [u8; 256] {
+pub fn message(rng: &mut Rng, ours: CommId, theirs: CommId, their_req: &Req) -> [u8; 256] {
     let mut bytes = Mad { transaction_id: rng.next_u64(), message: Message::Req(*their_req) }.emit();
     bytes[17] = 0x10 + rng.below(12) as u8;
     if bytes[17] != 0x10 {

@@ -193,6 +193,9 @@ impl Bottleneck {
     }
 }
 
+/// See [`World::tamper`].
+pub type Tamper<'r> = Box<dyn FnMut(Instant, usize, Frame) -> Vec<(Duration, usize, Frame)> + 'r>;
+
 /// Two ends and what is between them.
 pub struct World<'r, M> {
     pub now: Instant,
@@ -203,6 +206,8 @@ pub struct World<'r, M> {
     pub asleep_until: [Instant; 2],
     /// A link that all packets cross before the network, in both directions each its own.
     pub bottleneck: Option<Bottleneck>,
+    /// Decides what becomes of a packet to an end: which packets leave in its place, so much later and to which ends.
+    pub tamper: Option<Tamper<'r>>,
     /// Forget refusals: long runs have many.
     pub quiet: bool,
     /// The newest packets, for a capture if the test fails.
@@ -229,6 +234,7 @@ impl<'r, M: Memory> World<'r, M> {
             buffer: vec![0; 64 << 10],
             asleep_until: [Instant::ZERO; 2],
             bottleneck: None,
+            tamper: None,
             quiet: false,
             log: VecDeque::new(),
         }
@@ -252,7 +258,13 @@ impl<'r, M: Memory> World<'r, M> {
                 if let Some(bottleneck) = &mut self.bottleneck {
                     leaves = bottleneck.cross(leaves, to, &mut frame);
                 }
-                self.network.send(leaves, to, frame);
+                let Some(tamper) = &mut self.tamper else {
+                    self.network.send(leaves, to, frame);
+                    continue;
+                };
+                for (later, to, frame) in tamper(self.now, to, frame) {
+                    self.network.send(leaves + later, to, frame);
+                }
             }
             batch.clear();
         }

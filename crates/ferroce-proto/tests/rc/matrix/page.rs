@@ -1,0 +1,313 @@
+//! The page of the book that shows the matrix.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use ferroce_proto::{AsyncEvent, QpState, WcStatus};
+
+use super::refusals::{Case, Row};
+use super::{Fault, Op, Position, Seen, Table};
+
+const HEAD: &str = "# Fault matrix
+
+Each cell of these tables is a test: one operation between two reliable queue pairs in the simulator, one fault that meets one packet of it.
+The test `fault_matrix` of `ferroce-proto` runs all cells, checks the outcome of each, and compares this page with what it saw.
+`FERROCE_BLESS=1 cargo test -p ferroce-proto --test rc fault_matrix` writes the page anew.
+
+Every run checks the following.
+
+- The requester gets one completion. If it is a success, the data are exact at both ends, the operation was executed once, the responder
+  has one receive completion if the operation takes a receive, both queue pairs are in RTS, and there is no asynchronous event.
+- If it is an error, each octet is that from before or that of the operation, and an atomic was executed once or not at all.
+- Nothing goes on afterwards: no timer runs and no packet is on its way.
+
+`ok` is `IBV_WC_SUCCESS`, and the number behind it counts the packets that the requester sent again. Other names are those of
+`ibv_wc_status` without `IBV_WC_`. If the two modes differ, go-back-N stands before the stroke and selective repeat behind it. The path MTU
+is 1024 octets. A message has four packets where a first, middle or last packet is named, and one otherwise. The ACK timeout is 1 ms
+(code 8), `retry_cnt` and `rnr_retry` are 7.
+
+## Packets that do not arrive as they left
+
+";
+
+const FAULTS: &str = "
+| column | fault |
+|---|---|
+| none | Everything arrives. |
+| lost | The packet is lost the first time. |
+| 3 × | It is lost three times. |
+| twice | It arrives twice, a microsecond apart. |
+| late | It arrives 30 µs late, behind the rest of the message. |
+| too late | It arrives after three ACK timeouts. |
+| ICRC | A bit changes on the way, and the ICRC is wrong. The packet is dropped and counted. |
+| PSN | The PSN is another one, and the ICRC is right. |
+| opcode | The opcode is a reserved one, and the ICRC is right. |
+| outage | From this packet on, nothing arrives at either end for five ACK timeouts. |
+| never | The packet never arrives. The requester gives up; the responder stays in RTS and learns nothing. |
+| key | The remote key is another one, and the ICRC is right. The responder is then in ERROR. |
+
+A payload that changes on the way with an ICRC that is right cannot be noticed by any end.
+
+";
+
+const fn op_name(op: Op) -> &'static str {
+    match op {
+        Op::Send => "SEND",
+        Op::SendImm => "SEND with immediate",
+        Op::Write => "WRITE",
+        Op::WriteImm => "WRITE with immediate",
+        Op::Read => "READ",
+        Op::CompareSwap => "CMP_SWAP",
+        Op::FetchAdd => "FETCH_ADD",
+        Op::AtomicWrite => "atomic write",
+        Op::Flush => "flush",
+    }
+}
+
+const fn position_name(position: Position) -> &'static str {
+    match position {
+        Position::Only => "only packet",
+        Position::First => "first packet",
+        Position::Middle => "middle packet",
+        Position::Last => "last packet",
+        Position::Request => "request",
+        Position::Ack => "ACK",
+        Position::OnlyResponse => "only response",
+        Position::FirstResponse => "first response",
+        Position::MiddleResponse => "middle response",
+        Position::LastResponse => "last response",
+    }
+}
+
+const COLUMNS: [&str; 12] =
+    ["none", "lost", "3 ×", "twice", "late", "too late", "ICRC", "PSN", "opcode", "outage", "never", "key"];
+
+const fn case_name(case: Case) -> &'static str {
+    match case {
+        Case::ReceiveLate => "RNR: a receive is posted 1 ms later",
+        Case::RnrNakLost => "RNR: that, and the first RNR NAK is lost",
+        Case::ReceiveNever => "RNR: no receive is ever posted, `rnr_retry` is 2",
+        Case::ReceiveShort => "The receive is too short.",
+        Case::KeyUnknown => "There is no such remote key.",
+        Case::KeyOfOthers => "The key's region permits nothing to the peer.",
+        Case::NotPermitted => "The queue pair permits no remote access.",
+        Case::MemoryGone => "The pages of the region are gone.",
+        Case::NakLost => "The first packet is lost, and the sequence NAK too.",
+        Case::ForgedSequenceNak => "A forged sequence NAK of the oldest PSN",
+        Case::ForgedRnrNak => "A forged RNR NAK of the oldest PSN",
+        Case::ForgedInvalid => "A forged NAK \"invalid request\"",
+        Case::ForgedAccess => "A forged NAK \"remote access error\"",
+        Case::ForgedOperational => "A forged NAK \"remote operational error\"",
+        Case::ForgedOldAck => "A forged ACK of a PSN that is not outstanding",
+        Case::ForgedAck => "A forged ACK of the newest PSN, and all requests are lost",
+    }
+}
+
+const fn status(status: WcStatus) -> &'static str {
+    match status {
+        WcStatus::Success => "ok",
+        WcStatus::LocLenErr => "LOC_LEN_ERR",
+        WcStatus::RemInvReqErr => "REM_INV_REQ_ERR",
+        WcStatus::RemAccessErr => "REM_ACCESS_ERR",
+        WcStatus::RemOpErr => "REM_OP_ERR",
+        WcStatus::RetryExcErr => "RETRY_EXC_ERR",
+        WcStatus::RnrRetryExcErr => "RNR_RETRY_EXC_ERR",
+        WcStatus::WrFlushErr => "WR_FLUSH_ERR",
+        WcStatus::LocAccessErr => "LOC_ACCESS_ERR",
+        _ => "another error",
+    }
+}
+
+fn requester(seen: &Seen) -> String {
+    let name = status(seen.requester);
+    if seen.requester == WcStatus::Success { format!("{name} {}", seen.resent) } else { name.to_owned() }
+}
+
+fn both(seen: [String; 2]) -> String {
+    let [off, on] = seen;
+    if off == on { off } else { format!("{off} / {on}") }
+}
+
+fn responder(seen: &Seen) -> String {
+    let mut said = Vec::new();
+    match seen.event {
+        None => {}
+        Some(AsyncEvent::QpReqErr) => said.push("event QP_REQ_ERR".to_owned()),
+        Some(AsyncEvent::QpAccessErr) => said.push("event QP_ACCESS_ERR".to_owned()),
+        Some(event) => said.push(format!("{event:?}")),
+    }
+    let told = seen.received.iter().filter(|it| **it != WcStatus::WrFlushErr);
+    said.extend(told.map(|it| format!("receive {}", status(*it))));
+    let state = if seen.states[1] == QpState::Error { "ERROR" } else { "RTS" };
+    said.push(state.to_owned());
+    said.join(", ")
+}
+
+/// The whole page.
+pub fn text(table: &Table, refusals: &[Row]) -> String {
+    let mut text = HEAD.to_owned();
+    let faults = Fault::ALL.into_iter().chain([Fault::OtherKey]);
+    writeln!(text, "| operation | packet | {} |", COLUMNS.join(" | ")).unwrap();
+    writeln!(text, "|---|---|{}", "---|".repeat(COLUMNS.len())).unwrap();
+    for op in Op::ALL {
+        for position in op.positions() {
+            let cells = faults.clone().map(|fault| match &table[&(op, *position, fault)] {
+                [Some(off), Some(on)] => both([off, on].map(requester)),
+                _ => "–".to_owned(),
+            });
+            let cells: Vec<_> = cells.collect();
+            writeln!(text, "| {} | {} | {} |", op_name(op), position_name(*position), cells.join(" | "))
+                .unwrap();
+        }
+    }
+    text.push_str(FAULTS);
+    text.push_str("## Requests that are refused, and answers that the peer did not send\n\n");
+    text.push_str(
+        "A forger needs the peer's address, the queue pair's number and the PSN for these answers.\n\n",
+    );
+    text.push_str("| situation | operations | requester | responder |\n|---|---|---|---|\n");
+    for (case, seen) in refusals {
+        let mut rows: Vec<(String, String, Vec<&str>)> = Vec::new();
+        for (op, seen) in seen {
+            let told = both([&seen[0], &seen[1]].map(requester));
+            let other = both([&seen[0], &seen[1]].map(responder));
+            match rows.iter_mut().find(|row| row.0 == told && row.1 == other) {
+                Some(row) => row.2.push(op_name(*op)),
+                None => rows.push((told, other, vec![op_name(*op)])),
+            }
+        }
+        for (told, other, ops) in rows {
+            writeln!(text, "| {} | {} | {told} | {other} |", case_name(*case), ops.join(", ")).unwrap();
+        }
+    }
+    text.push_str(&scenarios());
+    text
+}
+
+/// A scenario of loss or congestion, and the tests that play it: file below `crates` and function.
+type Scenario = (&'static str, &'static [(&'static str, &'static str)]);
+
+const SCENARIOS: [Scenario; 24] = [
+    ("a middle packet of a WRITE is lost", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
+    ("the last packet of a lone message is lost", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
+    ("a packet is lost, and its NAK too", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
+    ("only the ACK is lost", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
+    ("one PSN is lost three times", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
+    (
+        "one PSN is lost for ever",
+        &[
+            ("ferroce-proto/tests/rc/matrix.rs", "fault_matrix"),
+            ("ferroce-proto/tests/rc/retries.rs", "retry_cnt_7_is_seven_retries"),
+        ],
+    ),
+    (
+        "responses to a long READ are lost",
+        &[("ferroce-proto/tests/rc/retries.rs", "responses_behind_a_gap_are_kept")],
+    ),
+    (
+        "a response to the first of several requests is lost",
+        &[("ferroce-proto/tests/rc/retries.rs", "an_ack_past_an_unanswered_read_asks_again")],
+    ),
+    ("the answer to an atomic is lost", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
+    (
+        "packets change their order, none is lost",
+        &[("ferroce-proto/tests/rc/held.rs", "a_gap_that_closes_is_acknowledged_as_a_whole")],
+    ),
+    (
+        "a first packet arrives behind a middle one",
+        &[("ferroce-proto/tests/rc/held.rs", "a_message_in_the_wrong_order_is_put_together")],
+    ),
+    (
+        "a held SEND meets an RNR NAK",
+        &[("ferroce-proto/tests/rc/held.rs", "a_held_send_meets_its_rnr_nak_in_its_turn")],
+    ),
+    (
+        "packets arrive twice",
+        &[
+            ("ferroce-proto/tests/rc/matrix.rs", "fault_matrix"),
+            ("ferroce-proto/tests/rc/lossy.rs", "two_hundred_thousand_mixed_messages"),
+        ],
+    ),
+    (
+        "a held WRITE names a wrong key",
+        &[("ferroce-proto/tests/rc/held.rs", "an_error_is_reported_in_its_turn")],
+    ),
+    (
+        "the pool of held packets is full",
+        &[("ferroce-proto/tests/rc/held.rs", "a_pool_without_room_is_as_if_nothing_were_held")],
+    ),
+    (
+        "a peer forgets what it said it holds",
+        &[("ferroce-proto/src/qp/requester/repair.rs", "a_promise_may_be_broken")],
+    ),
+    ("a packet's ICRC is wrong", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
+    (
+        "a header is wrong, its ICRC right",
+        &[
+            ("ferroce-proto/tests/rc/matrix.rs", "fault_matrix"),
+            ("ferroce-proto/tests/rc/forged_flood.rs", "a_hundred_thousand_forged_packets"),
+        ],
+    ),
+    (
+        "packets are marked",
+        &[("ferroce-proto/tests/rc/congestion.rs", "each_notification_is_counted_by_both_ends")],
+    ),
+    (
+        "a thousand CNPs at once",
+        &[(
+            "ferroce-proto/tests/rc/forged_flood.rs",
+            "forged_notifications_of_congestion_slow_down_and_do_no_harm",
+        )],
+    ),
+    (
+        "CNPs come from another address",
+        &[("ferroce-proto/tests/rc/forged_flood.rs", "another_address_changes_nothing")],
+    ),
+    (
+        "many senders, one receiver",
+        &[
+            ("ferroce-proto/tests/rc/crowd.rs", "reads_never_exceed_a_quarter_of_the_buffer"),
+            ("ferroce-sim/src/fabric.rs", "incast_fills_the_last_queue"),
+        ],
+    ),
+    (
+        "an outage that ends",
+        &[
+            ("ferroce-proto/tests/rc/matrix.rs", "fault_matrix"),
+            ("ferroce-proto/tests/rc/early.rs", "losses_behind_pauses_are_recovered_quickly"),
+        ],
+    ),
+    (
+        "a PSN just inside and outside of half the circle",
+        &[("ferroce-proto/tests/rc/forged.rs", "a_request_of_a_stranger_offers_nothing")],
+    ),
+];
+
+/// The table of scenarios. Panics if a test that it names is gone.
+fn scenarios() -> String {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut text = "\n## Scenarios\n\n| scenario | tests |\n|---|---|\n".to_owned();
+    for (scenario, tests) in SCENARIOS {
+        let mut names = Vec::new();
+        for (file, test) in tests {
+            let source = std::fs::read_to_string(crates.join(file)).unwrap_or_default();
+            assert!(source.contains(&format!("fn {test}(")), "{file} has no test {test}");
+            names.push(format!("`{test}`"));
+        }
+        writeln!(text, "| {scenario} | {} |", names.join(", ")).unwrap();
+    }
+    text
+}
+
+/// Compares with the page of the book. `FERROCE_BLESS=1` writes it.
+pub fn compare(text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/book/src/fault-matrix.md");
+    if std::env::var_os("FERROCE_BLESS").is_some() {
+        return std::fs::write(&path, text).unwrap();
+    }
+    let page = std::fs::read_to_string(&path).unwrap_or_default();
+    for (line, (seen, page)) in text.lines().zip(page.lines()).enumerate() {
+        assert_eq!(seen, page, "fault-matrix.md, line {}; FERROCE_BLESS=1 accepts it", line + 1);
+    }
+    assert_eq!(text.lines().count(), page.lines().count(), "fault-matrix.md; FERROCE_BLESS=1 accepts it");
+}
