@@ -1,13 +1,16 @@
 //! `cargo xtask test`: every check there is, in stages.
 
+use std::process::{Child, Command, Stdio};
+
 use anyhow::Result;
 use clap::Args;
 
+use crate::datapaths::Datapath;
 use crate::debian::{self, Programs};
 use crate::report::{Checks, Report};
 use crate::{
     arrows, book, crates, datapaths, dist, e2e, instructions, no_std, package, peer, recipes, sanitizer,
-    source, supply, symbols,
+    source, supply, symbols, tree,
 };
 
 /// Which stages to run.
@@ -99,86 +102,144 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     if args.no_install {
         debian::decline();
     }
-    let mut report = Report::default();
-    let simple: [(&str, Source); 13] = [
-        ("fmt", source::fmt),
-        ("arrows", arrows::check),
-        ("no_std", no_std::check),
-        ("docs", book::check),
-        ("schemas", recipes::check),
-        ("clippy", source::clippy),
-        ("doc", source::doc),
-        ("unit", source::unit),
-        ("sanitizer", sanitizer::check),
-        ("instructions", instructions::check),
-        ("msrv", supply::oldest_rust),
-        ("deny", supply::dependencies),
-        ("distributions", package::distributions),
-    ];
-    let mut programs = None;
-    for (name, body) in simple {
-        if args.wants(name) {
-            // They need headers or valgrind, which would be missed only by a skipped test.
-            if ["unit", "sanitizer", "instructions"].contains(&name) {
-                ensure_programs(&mut report, &mut programs);
+    let mut run = Run { args, report: Report::default(), programs: None };
+    run.sources(&BEFORE);
+    if let Some(warm) = run.installed(datapath) {
+        warm.finish();
+    }
+    run.sources(&BEHIND);
+    Ok(run.report.close())
+}
+
+/// Stages of the sources that are over soon, or find what breaks the most.
+const BEFORE: [(&str, Source); 6] = [
+    ("fmt", source::fmt),
+    ("arrows", arrows::check),
+    ("no_std", no_std::check),
+    ("docs", book::check),
+    ("schemas", recipes::check),
+    ("clippy", source::clippy),
+];
+
+/// Stages whose builds have most of a processor while the end-to-end stages wait for their programs, see [`WarmUp`].
+const BEHIND: [(&str, Source); 7] = [
+    ("doc", source::doc),
+    ("unit", source::unit),
+    ("sanitizer", sanitizer::check),
+    ("instructions", instructions::check),
+    ("msrv", supply::oldest_rust),
+    ("deny", supply::dependencies),
+    ("distributions", package::distributions),
+];
+
+/// A build of the tests that runs beside the end-to-end stages, with the lowest priority. These stages leave a processor idle for most of
+/// their time.
+struct WarmUp(Child);
+
+impl WarmUp {
+    /// Starts the build; `None` if it cannot be started, and then the stage `unit` builds all.
+    fn start() -> Option<Self> {
+        let cargo = tree::cargo();
+        let mut command = Command::new("nice");
+        command.args(["-n", "19"]).arg(cargo.get_program()).args([
+            "test",
+            "--workspace",
+            "--no-run",
+            "--quiet",
+        ]);
+        command.current_dir(tree::root()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().ok().map(Self)
+    }
+
+    /// Waits for its end. If it failed, the stage `unit` shows the errors.
+    fn finish(mut self) {
+        let _ = self.0.wait();
+    }
+}
+
+/// A run of the stages.
+struct Run<'a> {
+    args: &'a TestArgs,
+    report: Report,
+    programs: Option<Programs>,
+}
+
+impl Run<'_> {
+    /// Runs those of the stages that are wanted.
+    fn sources(&mut self, stages: &[(&'static str, Source)]) {
+        for (name, body) in stages {
+            if self.args.wants(name) {
+                // They need headers or valgrind, which would be missed only by a skipped test.
+                if ["unit", "sanitizer", "instructions"].contains(name) {
+                    ensure_programs(&mut self.report, &mut self.programs);
+                }
+                self.report.stage(name, body);
             }
-            report.stage(name, body);
         }
     }
-    let mut built = None;
-    if all_stages().skip(simple.len()).any(|(s, _)| args.wants(s)) {
-        report.stage("dist", |checks| {
-            built = Some(dist::build()?);
-            checks.pass();
-            Ok(())
-        });
-    }
-    let Some(dist) = built else { return Ok(report.close()) };
-    if args.wants("symbols") {
-        report.stage("symbols", |checks| symbols::check(checks, &dist.library()));
-    }
-    if args.wants("packages") {
-        report.stage("packages", |checks| package::check(checks, &dist));
-    }
-    let stages: Vec<&str> = e2e::STAGES.iter().map(|(s, _)| *s).filter(|s| args.wants(s)).collect();
-    let (wants_peer, wants_siw) = (args.wants(PEER.0), args.wants(SIW.0));
-    if stages.is_empty() && !wants_peer && !wants_siw {
-        return Ok(report.close());
-    }
-    ensure_programs(&mut report, &mut programs);
-    let Some(programs) = programs else { return Ok(report.close()) };
-    report.stage("examples", |checks| {
-        dist::examples()?;
-        checks.pass();
-        Ok(())
-    });
-    if !stages.is_empty() {
-        if args.all && stages.contains(&"crates") {
-            report.stage("crate builds", build_crates);
-        }
-        if stages.contains(&"compat") {
-            report.stage("compat programs", |checks| {
-                e2e::compat::prepare_stage(args.all)?;
+
+    /// Runs the stages that need a distribution; the build that was started beside them.
+    fn installed(&mut self, datapath: Option<&'static Datapath>) -> Option<WarmUp> {
+        let Self { args, report, programs } = self;
+        let mut built = None;
+        let of_sources = BEFORE.len() + BEHIND.len();
+        if all_stages().skip(of_sources).any(|(s, _)| args.wants(s)) {
+            report.stage("dist", |checks| {
+                built = Some(dist::build()?);
                 checks.pass();
                 Ok(())
             });
         }
-        let start = e2e::Start { dist: &dist, programs: &programs };
-        report.silent("end to end", |checks| e2e::start(checks, &start, args.all, datapath, &stages));
-        let again: Vec<&str> = stages.iter().copied().filter(|s| datapaths::STAGES.contains(s)).collect();
-        for datapath in datapaths::ALL.iter().filter(|_| args.all && datapath.is_none() && !again.is_empty())
-        {
-            println!("on the datapath {}:", datapath.name);
-            report.silent(datapath.name, |checks| e2e::start(checks, &start, false, Some(datapath), &again));
+        let dist = built?;
+        if args.wants("symbols") {
+            report.stage("symbols", |checks| symbols::check(checks, &dist.library()));
         }
+        if args.wants("packages") {
+            report.stage("packages", |checks| package::check(checks, &dist));
+        }
+        let stages: Vec<&str> = e2e::STAGES.iter().map(|(s, _)| *s).filter(|s| args.wants(s)).collect();
+        let (wants_peer, wants_siw) = (args.wants(PEER.0), args.wants(SIW.0));
+        if stages.is_empty() && !wants_peer && !wants_siw {
+            return None;
+        }
+        ensure_programs(report, programs);
+        let programs = programs.as_ref()?;
+        report.stage("examples", |checks| {
+            dist::examples()?;
+            checks.pass();
+            Ok(())
+        });
+        let warm = args.wants("unit").then(WarmUp::start).flatten();
+        if !stages.is_empty() {
+            if args.all && stages.contains(&"crates") {
+                report.stage("crate builds", build_crates);
+            }
+            if stages.contains(&"compat") {
+                report.stage("compat programs", |checks| {
+                    e2e::compat::prepare_stage(args.all)?;
+                    checks.pass();
+                    Ok(())
+                });
+            }
+            let start = e2e::Start { dist: &dist, programs };
+            report.silent("end to end", |checks| e2e::start(checks, &start, args.all, datapath, &stages));
+            let again: Vec<&str> = stages.iter().copied().filter(|s| datapaths::STAGES.contains(s)).collect();
+            let more = args.all && datapath.is_none() && !again.is_empty();
+            for datapath in datapaths::ALL.iter().filter(|_| more) {
+                println!("on the datapath {}:", datapath.name);
+                report.silent(datapath.name, |checks| {
+                    e2e::start(checks, &start, false, Some(datapath), &again)
+                });
+            }
+        }
+        if wants_peer {
+            report.stage(PEER.0, |checks| peer::check(checks, &dist, programs, args.all, false));
+        }
+        if wants_siw {
+            report.stage(SIW.0, |checks| peer::siw::check(checks, Some(&dist), programs, args.all));
+        }
+        warm
     }
-    if wants_peer {
-        report.stage(PEER.0, |checks| peer::check(checks, &dist, &programs, args.all, false));
-    }
-    if wants_siw {
-        report.stage(SIW.0, |checks| peer::siw::check(checks, Some(&dist), &programs, args.all));
-    }
-    Ok(report.close())
 }
 
 /// Installs Debian's programs and headers, once.
