@@ -2,7 +2,7 @@
 // reorders and marks packets. A simple model knows what each end must receive. Included by the fuzz target and by the test that replays
 // its corpus, so it has no doc comment of its own.
 
-#[allow(dead_code, reason = "tests use more of it")]
+#[allow(dead_code, clippy::duplicate_mod, reason = "tests use more of it, and so does another target")]
 #[path = "../../crates/ferroce-proto/tests/rc/ram.rs"]
 mod ram;
 

@@ -3,7 +3,7 @@
 
 #[path = "qp_sequence/input.rs"]
 mod input;
-#[allow(dead_code, reason = "tests use more of it")]
+#[allow(dead_code, clippy::duplicate_mod, reason = "tests use more of it, and so does another target")]
 #[path = "../../crates/ferroce-proto/tests/rc/ram.rs"]
 mod ram;
 
