@@ -1,7 +1,9 @@
 // Applies one input to a queue pair: verbs calls, packets and time. Included by the fuzz target and by the test that
 // replays its corpus, so it has no doc comment of its own.
 
-#[allow(dead_code, reason = "tests use more of it")]
+#[path = "qp_sequence/input.rs"]
+mod input;
+#[allow(dead_code, clippy::duplicate_mod, reason = "tests use more of it, and so does another target")]
 #[path = "../../crates/ferroce-sim/src/ram.rs"]
 mod ram;
 
@@ -11,8 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferroce_proto::{
-    Bind, Budget, NoSharedQueue, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent, QpState, QueuePair,
-    RecvWr, SendOp, SendTo, SendWr, Service, Sge, SqMark, WcStatus, WindowAccess,
+    Bind, Budget, CongestionControl, NoSharedQueue, QpAccess, QpAttr, QpAttrMask, QpCaps, QpConfig, QpEvent,
+    QpState, QueuePair, RecvWr, SelectiveRepeat, SendOp, SendTo, SendWr, Service, SqMark, WcStatus,
+    WindowAccess,
 };
 use ferroce_wire::{
     Aeth, AtomicEth, BatchLimits, Bth, CreditCode, Feth, Flow, IcrcStatus, Imm, Instant, Lkey, Msn, NakCode,
@@ -20,6 +23,7 @@ use ferroce_wire::{
     Syndrome, TxBatch,
 };
 
+use input::Input;
 use ram::{Ram, Remote};
 
 const QPN: Qpn = Qpn::new(0x12_0034);
@@ -46,67 +50,6 @@ const SIZE: usize = 10_000;
 const BASE: u64 = 0x4000;
 const SEAL: u8 = 0x5a;
 
-/// The input, octet by octet; zeros when it is used up.
-struct Input<'a>(&'a [u8]);
-
-impl Input<'_> {
-    fn byte(&mut self) -> u8 {
-        match self.0.split_first() {
-            Some((first, rest)) => {
-                self.0 = rest;
-                *first
-            }
-            None => 0,
-        }
-    }
-
-    fn bit(&mut self) -> bool {
-        self.byte() & 1 == 1
-    }
-
-    fn u16(&mut self) -> u16 {
-        u16::from_le_bytes([self.byte(), self.byte()])
-    }
-
-    fn u32(&mut self) -> u32 {
-        u32::from(self.u16()) << 16 | u32::from(self.u16())
-    }
-
-    fn key(&mut self) -> u32 {
-        match self.byte() % 8 {
-            0..5 => OPEN,
-            5 => SEALED,
-            6 => WINDOW,
-            _ => 0xbad,
-        }
-    }
-
-    fn addr(&mut self) -> u64 {
-        match self.byte() % 8 {
-            0 => u64::from(self.u32()) << 32 | u64::from(self.u32()),
-            1 => u64::MAX - u64::from(self.byte()),
-            2..5 => BASE + u64::from(self.byte()) * 8,
-            _ => BASE + u64::from(self.u16() % SIZE as u16),
-        }
-    }
-
-    fn length(&mut self) -> u32 {
-        match self.byte() % 8 {
-            0 => 0,
-            1 => self.u32(),
-            2 => 8,
-            3..6 => u32::from(self.byte()),
-            _ => u32::from(self.u16() % 6000),
-        }
-    }
-
-    fn sges(&mut self) -> Vec<Sge> {
-        (0..self.byte() % 5)
-            .map(|_| Sge { addr: self.addr(), length: self.length(), lkey: Lkey::new(self.key()) })
-            .collect()
-    }
-}
-
 struct Run<'a> {
     input: Input<'a>,
     qp: QueuePair,
@@ -121,6 +64,24 @@ struct Run<'a> {
     receives: BTreeSet<u64>,
     next_id: u64,
     buffer: Vec<u8>,
+    /// How the peer's packets come.
+    from: Flow,
+    /// Some steps are reports, notifications and marks.
+    extras: bool,
+}
+
+/// The place of the octet whose upper bits choose selective repeat and congestion control. All zero, the input means what it meant before
+/// there was a choice.
+pub const CHOICES: usize = 7;
+
+fn selective_repeat(choice: u8) -> SelectiveRepeat {
+    [SelectiveRepeat::Off, SelectiveRepeat::Offered, SelectiveRepeat::Agreed, SelectiveRepeat::Off]
+        [usize::from(choice % 4)]
+}
+
+fn congestion_control(choice: u8) -> CongestionControl {
+    [CongestionControl::React, CongestionControl::Off, CongestionControl::Full, CongestionControl::Full]
+        [usize::from(choice % 4)]
 }
 
 /// First octets: the queue pair; then one step after the other. Panics on a broken promise.
@@ -134,15 +95,18 @@ pub fn run(data: &[u8]) {
         max_inline: u32::from(input.byte()),
     };
     let budget = Arc::new(Budget::new(1 << (input.byte() % 24)));
+    let blocks = budget.hold_blocks_available();
+    let sq_sig_all = input.bit();
+    let choices = input.byte();
     let config = QpConfig {
         qpn: QPN,
         service: Service::Rc,
         caps,
         srq: None,
-        sq_sig_all: input.bit(),
+        sq_sig_all,
         port_mtu: PathMtu::B4096,
         seed: 1,
-        early_resends: input.bit(),
+        early_resends: choices & 1 != 0,
         budget: budget.clone(),
     };
     let mut mem = Ram::default();
@@ -161,7 +125,7 @@ pub fn run(data: &[u8]) {
             source: SOURCE,
             destination: DESTINATION,
             source_port: 0xc000,
-            traffic_class: 0,
+            traffic_class: if choices & 0x20 != 0 { Flow::ECN_CAPABLE } else { 0 },
             hop_limit: 64,
             link: ferroce_wire::LinkLayer::UDP,
         },
@@ -186,7 +150,11 @@ pub fn run(data: &[u8]) {
         receives: BTreeSet::new(),
         next_id: 0,
         buffer: vec![0; 20_000],
+        from: FROM,
+        extras: choices & 0x3e != 0,
     };
+    run.qp.set_selective_repeat(selective_repeat(choices >> 1));
+    run.qp.set_congestion_control(congestion_control(choices >> 3));
     run.connect();
     while !run.input.0.is_empty() {
         run.step();
@@ -195,6 +163,7 @@ pub fn run(data: &[u8]) {
     let Run { qp, budget, .. } = run;
     drop(qp);
     assert_eq!((budget.reads_in_use(), budget.destination_in_use(DESTINATION)), (0, 0), "all is given back");
+    assert_eq!(budget.hold_blocks_available(), blocks, "and all blocks");
 }
 
 impl Run<'_> {
@@ -219,7 +188,9 @@ impl Run<'_> {
     }
 
     fn step(&mut self) {
-        match self.input.byte() % 32 {
+        let step = self.input.byte();
+        match step % 32 {
+            _ if self.extras && step >= 192 => self.extra(step),
             0..6 => self.post_send(),
             6..9 => self.post_recv(),
             9..15 => self.request(),
@@ -249,6 +220,44 @@ impl Run<'_> {
             },
             _ => self.events(),
         }
+    }
+
+    /// Reports of held packets, notifications and marks of congestion, and choices.
+    fn extra(&mut self, step: u8) {
+        match step % 16 {
+            0..6 => self.report(),
+            6..9 => {
+                let psn = Psn::new(self.input.u32());
+                let bth = Bth { becn: true, ..self.bth(psn) };
+                self.give(bth, Operation::Cnp);
+            }
+            9..12 => self.from.traffic_class ^= Flow::CONGESTION_EXPERIENCED,
+            12 => self.qp.set_selective_repeat(selective_repeat(self.input.byte())),
+            13 => self.qp.set_congestion_control(congestion_control(self.input.byte())),
+            14 => self.qp.delay_ack(self.input.bit()),
+            _ => self.qp.put_ack_first(self.input.bit()),
+        }
+    }
+
+    /// The peer reports what it holds behind a PSN.
+    fn report(&mut self) {
+        let back = u32::from(self.input.byte() % 8);
+        let psn = self.psn_near(self.qp.query().sq_psn.add(0u32.wrapping_sub(back)));
+        let bth = self.bth(psn);
+        let aeth = Aeth {
+            syndrome: match self.input.byte() {
+                0..200 => Syndrome::Ack { credits: CreditCode::UNLIMITED },
+                other => Syndrome::from_byte(other),
+            },
+            msn: Msn::new(u32::from(self.input.byte())),
+        };
+        let held = match self.input.byte() % 4 {
+            0 => 1 << (self.input.byte() % 128),
+            1 => u128::from(self.input.u32()),
+            2 => u128::from(self.input.u32()) << (self.input.byte() % 128),
+            _ => u128::MAX << (self.input.byte() % 128),
+        };
+        self.give(bth, Operation::Sack { aeth, held });
     }
 
     fn post_send(&mut self) {
@@ -426,7 +435,8 @@ impl Run<'_> {
     fn give(&mut self, bth: Bth, op: Operation<'_>) {
         let packet = Packet { bth, op, icrc: IcrcStatus::Checked };
         let before = self.qp.query();
-        let result = self.qp.handle_datagram(self.now, &FROM, &packet, &mut NoSharedQueue, &mut self.mem);
+        let result =
+            self.qp.handle_datagram(self.now, &self.from, &packet, &mut NoSharedQueue, &mut self.mem);
         if bth.dest_qp != QPN {
             assert!(result.is_err());
             assert_eq!(self.qp.query(), before, "not for us");

@@ -135,11 +135,20 @@ pub fn build_in(target: &Path, flags: &[String]) -> Result<Dist> {
     Ok(Dist { root })
 }
 
-/// Builds the Rust programs that are tested but not installed: `ferroce`'s examples, as `cargo test` builds them.
+/// Builds the Rust programs that are tested but not installed: `ferroce`'s examples. The whole workspace is named, because dependencies
+/// then have the features that they have in the stage `unit`, and are not built again.
 pub fn examples() -> Result<()> {
-    let output = tree::cargo().args(["build", "--quiet", "-p", "ferroce", "--examples"]).output()?;
+    let output = tree::cargo().args(["build", "--quiet", "--workspace", "--examples"]).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(())
+}
+
+/// Builds the library as the tests of `ferroce-dropin` use it, with the features of the stage `unit`; its file.
+pub fn development_library() -> Result<PathBuf> {
+    let args = ["build", "--quiet", "--workspace", "--lib", "--examples"];
+    let output = tree::cargo().args(args).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(tree::target().join("debug/libibverbs.so"))
 }
 
 /// Where [`examples`] puts the example `name`.

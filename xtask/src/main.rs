@@ -19,6 +19,7 @@ mod dist;
 mod e2e;
 mod exchange;
 mod expected;
+mod fuzz;
 mod guards;
 mod instructions;
 mod iwarp;
@@ -83,6 +84,8 @@ enum Command {
     },
     /// Changes the functions that protect against bad input, one by one, and sees tests fail (cargo-mutants).
     Guards(guards::GuardsArgs),
+    /// Runs the fuzz targets in turn, with corpora that are kept below target/fuzz.
+    Fuzz(fuzz::FuzzArgs),
     /// Prints lines of code, files, the longest file and unsafe blocks of each crate.
     Size {
         /// As a JSON array.
@@ -129,6 +132,7 @@ fn main() -> std::process::ExitCode {
         Command::BenchEnd(args) => bench::run_end(&args).map(|()| true),
         Command::Arrows { order } => arrows::run(order.as_deref()),
         Command::Guards(args) => guards::run(&args),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::Size { json } => arrows::sizes(json),
         Command::SimSoak(args) => sim_soak::run(&args),
         Command::Book => book::build(),

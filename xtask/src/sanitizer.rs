@@ -20,7 +20,8 @@ pub fn check(checks: &mut Checks) -> Result<()> {
     }
     let library = build()?;
     let mut command = tree::cargo();
-    command.args(["test", "--package", "ferroce-dropin", "--test", "c_programs", "--no-fail-fast"]);
+    // The only test of this name; with one package, its dependencies would have other features than in the stage `unit`.
+    command.args(["test", "--workspace", "--test", "c_programs", "--no-fail-fast"]);
     command.env("FERROCE_SANITIZED_LIBRARY", library).env("FERROCE_C_PROGRAMS", "required");
     source::tests(checks, "sanitizer", command)
 }
@@ -75,7 +76,7 @@ fn build() -> Result<PathBuf> {
 }
 
 /// The triple of the machine. With it, build scripts are built without the sanitizer.
-fn host() -> Result<String> {
+pub fn host() -> Result<String> {
     let mut command = Command::new("rustc");
     let output = command.arg("-vV").output().context("rustc")?;
     let text = String::from_utf8(output.stdout)?;

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::report::Checks;
-use crate::{debian, tree};
+use crate::{debian, dist, tree};
 
 /// Runs one cargo command with its output shown only when it fails (or always, with `show`).
 fn cargo(checks: &mut Checks, name: &str, args: &[&str], envs: &[(&str, &str)]) -> Result<()> {
@@ -54,6 +54,8 @@ pub fn doc(checks: &mut Checks) -> Result<()> {
 pub fn unit(checks: &mut Checks) -> Result<()> {
     let mut command = tree::cargo();
     command.args(["test", "--workspace", "--no-fail-fast"]);
+    // Without it, the tests of the library build it with the features of one package, and most of the workspace once more.
+    command.env("FERROCE_TEST_LIBRARY", dist::development_library()?);
     // Where the headers are, the C programs must not be skipped for want of one.
     if Path::new(debian::UMAD_HEADER).exists() {
         command.env("FERROCE_C_PROGRAMS", "required");

@@ -14,6 +14,7 @@ use crate::flow::{Flow, Identity, RuleInFlow};
 use crate::limit::{Crossing, Limit};
 use crate::plan::{Act, By, Delay, Key, Kind, Plan, Rule, Spread, Target, Value};
 use crate::queue::LONGEST_REORDER;
+use crate::units::LONGEST;
 use crate::words::{Moment, Verb, WcError};
 
 /// The most flows of a judge. Packets of further flows pass.
@@ -458,6 +459,8 @@ impl Case<'_> {
     }
 
     fn later(&mut self, time: Duration) -> Effect {
+        // Its record must be a time that a plan can have.
+        let time = time.min(LONGEST);
         self.delay += time;
         Effect::Delay(time)
     }

@@ -3,6 +3,8 @@
 //! It is written by hand: the language is a flat list without nesting, and the point of the parser is a message that names the
 //! position and the words that are possible there, which a parser library gives only by as much code again.
 
+mod shorthand;
+
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -55,7 +57,7 @@ fn plan(text: &str) -> Result<Plan, PlanError> {
     if text.len() > LONGEST {
         return Err(parser.error(0, format!("a plan has at most {LONGEST} octets")));
     }
-    if is_shorthand(text) {
+    if shorthand::is_shorthand(text) {
         return parser.shorthand();
     }
     let mut plan = Plan { seed: 1, ..Plan::default() };
@@ -75,14 +77,6 @@ fn plan(text: &str) -> Result<Plan, PlanError> {
             return Err(parser.error(begin, format!("a plan has at most {MOST_RULES} rules")));
         }
     }
-}
-
-/// Whether this is the form `seed=1,loss=0.05,burst=3,duplicate=0.01,reorder=0.02`.
-fn is_shorthand(text: &str) -> bool {
-    let keys = ["seed", "loss", "burst", "duplicate", "reorder"];
-    let mut parts = text.trim().split(',').filter(|part| !part.is_empty());
-    let known = |part: &str| part.split_once('=').is_some_and(|(key, _)| keys.contains(&key));
-    !text.contains(';') && text.contains(['=']) && parts.clone().next().is_some() && parts.all(known)
 }
 
 struct Parser<'t> {
@@ -482,53 +476,6 @@ impl<'t> Parser<'t> {
                 }
             }
         }
-    }
-
-    fn shorthand(&mut self) -> Result_<Plan> {
-        let mut plan = Plan { seed: 1, ..Plan::default() };
-        let (mut loss, mut burst, mut duplicate, mut reorder) = (None, 1, None, None);
-        while !self.rest().trim().is_empty() {
-            let key = self.word();
-            if key.is_empty() {
-                self.expect(",")?;
-                continue;
-            }
-            self.expect("=")?;
-            let chance =
-                |text: &str| units::fraction(text).map(Some).ok_or("a probability here is from 0 to 1");
-            match key {
-                "seed" => plan.seed = self.read(|text| text.parse().map_err(|_| "a seed is a number"))?,
-                "loss" => loss = self.read(chance)?,
-                "duplicate" => duplicate = self.read(chance)?,
-                "reorder" => reorder = self.read(chance)?,
-                _ => {
-                    burst = self.read(|text| match text.parse::<u32>() {
-                        Ok(packets @ 1..) => Ok(packets),
-                        _ => Err("a burst has at least one packet"),
-                    })?;
-                }
-            }
-        }
-        let leave = Probability(Probability::ONE.0 / burst);
-        let lost = loss.map(|enter| match burst {
-            1 => Act::Drop(enter),
-            _ => Act::Burst { enter, leave, bad: Probability::ONE, good: Probability::ZERO },
-        });
-        let acts = [
-            ("loss", lost),
-            ("duplicate", duplicate.map(Act::Dup)),
-            ("reorder", reorder.map(|probability| Act::Reorder { probability, by: None })),
-        ];
-        for (name, act) in acts {
-            let term = Term { key: Key::Dir, negated: false, values: vec![Value::Range(0, 0)] };
-            plan.rules.extend(act.filter(|act| !act.is_never()).map(|act| Rule {
-                name: Some(name.to_owned()),
-                text: format!("{name} if dir=rx"),
-                acts: vec![act],
-                terms: vec![term],
-            }));
-        }
-        Ok(plan)
     }
 }
 

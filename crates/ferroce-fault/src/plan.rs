@@ -1,5 +1,6 @@
 //! A plan: rules, each with acts and terms.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -308,6 +309,23 @@ impl Plan {
     pub fn marks(&self) -> bool {
         let marks = |act: &Act| matches!(act, Act::Ce(_) | Act::Rate { mark: Some(_), .. });
         self.rules.iter().any(|rule| rule.acts.iter().any(marks))
+    }
+}
+
+/// Text that reads as the same plan: seed, log, then a rule in each line.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "seed={}", self.seed)?;
+        if let Some(log) = &self.log {
+            writeln!(f, "log={log}")?;
+        }
+        for Rule { name, text, .. } in &self.rules {
+            if let Some(name) = name {
+                write!(f, "{name}: ")?;
+            }
+            writeln!(f, "{text}")?;
+        }
+        Ok(())
     }
 }
 

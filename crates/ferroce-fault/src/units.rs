@@ -13,6 +13,9 @@ impl Probability {
     pub const ZERO: Self = Self(0);
 }
 
+/// The longest time of a plan: a day.
+pub(crate) const LONGEST: Duration = Duration::from_secs(86_400);
+
 /// A time such as `20ms` or `1.5s`: ns, us, ms, s. At most a day.
 pub(crate) fn time(text: &str) -> Result<Duration, &'static str> {
     const WANT: &str = "a time is a number with ns, us, ms or s, at most a day";
@@ -87,6 +90,11 @@ fn positive(text: &str) -> Option<f64> {
     (number.is_finite() && number >= 0.0).then_some(number)
 }
 
+/// A probability as [`probability`] reads it.
+pub(crate) fn show_probability(Probability(parts): Probability) -> String {
+    format!("{}%", f64::from(parts) / 1e7)
+}
+
 /// A time in the largest unit that leaves no fraction.
 pub(crate) fn show_time(time: Duration) -> String {
     let nanos = time.as_nanos();
@@ -120,6 +128,13 @@ mod tests {
             assert!(probability(text).is_err(), "{text}");
         }
         assert!(bits("0bit").is_err() && bits("1").is_err() && octets("1kb").is_err());
+    }
+
+    #[test]
+    fn a_probability_is_shown_as_it_is_read() {
+        for parts in [0, 1, 7, 50_000_000, 123_456_789, 999_999_999, 1_000_000_000] {
+            assert_eq!(probability(&show_probability(Probability(parts))), Ok(Probability(parts)));
+        }
     }
 
     #[test]

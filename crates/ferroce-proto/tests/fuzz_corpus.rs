@@ -7,6 +7,8 @@ mod cm_sequence;
 mod iwarp_setup;
 #[path = "../../../fuzz/bodies/iwarp_stream.rs"]
 mod iwarp_stream;
+#[path = "../../../fuzz/bodies/pair_sequence.rs"]
+mod pair_sequence;
 #[path = "../../../fuzz/bodies/qp_sequence.rs"]
 mod qp_sequence;
 
@@ -14,7 +16,7 @@ use std::path::Path;
 
 use ferroce_sim::{Rng, Seed};
 
-fn replay(target: &str, run: fn(&[u8])) {
+fn replay(target: &str, run: impl Fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
     let mut count = 0;
     for entry in std::fs::read_dir(&folder).unwrap() {
@@ -26,7 +28,17 @@ fn replay(target: &str, run: fn(&[u8])) {
 
 #[test]
 fn qp_sequence_corpus() {
-    replay("qp_sequence", qp_sequence::run);
+    replay("qp_sequence", |seed| {
+        qp_sequence::run(seed);
+        // Also with each choice of selective repeat and congestion control; with the first one it is the sequence that was found.
+        for choice in (0..64).step_by(2) {
+            let mut seed = seed.to_vec();
+            if let Some(octet) = seed.get_mut(qp_sequence::CHOICES) {
+                *octet = *octet & 1 | choice;
+            }
+            qp_sequence::run(&seed);
+        }
+    });
 }
 
 #[test]
@@ -72,6 +84,26 @@ fn qp_sequences_of_chance() {
         let data: Vec<u8> = (0..len).map(|_| rng.next_u64() as u8).collect();
         qp_sequence::run(&data);
     }
+}
+
+#[test]
+fn pair_sequence_corpus() {
+    let successes = std::cell::Cell::new(0);
+    replay("pair_sequence", |seed| successes.set(successes.get() + pair_sequence::run(seed)));
+    assert!(successes.get() > 100, "{successes:?}");
+}
+
+#[test]
+fn pair_sequences_of_chance() {
+    let seed = Seed::for_test("pair_sequences_of_chance", 1);
+    let (mut rng, mut successes) = (seed.rng(), 0);
+    for _ in 0..1000 {
+        let mut rng: Rng = rng.fork();
+        let len = 50 + rng.below(1500);
+        let data: Vec<u8> = (0..len).map(|_| rng.next_u64() as u8).collect();
+        successes += pair_sequence::run(&data);
+    }
+    assert!(successes > 1000, "{successes}");
 }
 
 #[test]

@@ -17,6 +17,10 @@ pub fn library() -> &'static Path {
         if let Some(file) = sanitized() {
             return file;
         }
+        // `cargo xtask test` has built it.
+        if let Some(file) = std::env::var_os("FERROCE_TEST_LIBRARY") {
+            return PathBuf::from(file);
+        }
         let output = Command::new(env!("CARGO"))
             .args(["build", "--quiet", "--package", "ferroce-dropin", "--message-format=json"])
             .current_dir(env!("CARGO_MANIFEST_DIR"))

@@ -177,6 +177,22 @@ fn acts_do_what_they_say() {
     assert!(judge("ce").decide(T0, &capable).mark_ce);
 }
 
+/// A delay by one act has the limit of a time in a plan, so that the log of hits can be read as a plan.
+#[test]
+fn no_act_delays_by_more_than_a_day() {
+    for text in ["delay=86400s~86400s pareto", "rate=1bit queue=86400s"] {
+        let mut judge = judge(text);
+        for psn in 0..200 {
+            judge.decide(T0, &facts(Op::Send, psn));
+        }
+        let log: Vec<String> = judge.take_hits().iter().map(Hit::to_string).collect();
+        assert!(!log.is_empty());
+        if let Err(error) = log.join("\n").parse::<Plan>() {
+            panic!("{text}: {error}");
+        }
+    }
+}
+
 #[test]
 fn a_bottleneck_delays_marks_and_overflows() {
     let mut judge = judge("rate=8gbit queue=3000 mark=1500");

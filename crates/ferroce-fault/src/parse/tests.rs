@@ -81,6 +81,31 @@ fn the_older_form_is_a_shorthand() {
     }
 }
 
+/// A plan may begin with its seed, also where lines and not semicolons separate its entries.
+#[test]
+fn a_seed_alone_does_not_make_the_older_form() {
+    for text in ["seed=7\ndrop 1%", "seed=7\ndrop if dir=rx", "seed=7 # chosen\ndrop", "seed=7#chosen"] {
+        assert_eq!(read(text).seed, 7, "{text}");
+    }
+    assert_eq!(read("seed=7\ndrop if dir=rx").rules.len(), 1);
+    assert_eq!(read("  loss=0.5\n").rules.len(), 1);
+}
+
+#[test]
+fn a_plan_is_printed_as_it_is_read() {
+    for text in [
+        "",
+        "seed=9",
+        "seed=3,loss=0.05,burst=4,duplicate=0.01,reorder=0.02",
+        "seed=1,loss=0.000000001",
+        "log=/tmp/a #file.log ; seed: drop  if dir=rx ; log: delay=1ms ~ 2us normal\t+dup # a comment\n\n hold",
+    ] {
+        let plan = read(text);
+        assert_eq!(read(&plan.to_string()), plan, "{text}: {plan}");
+    }
+    assert_eq!(read("loss=0.05").to_string(), "seed=1\nloss: drop 5% if dir=rx\n");
+}
+
 #[test]
 fn a_message_names_the_place_and_the_words() {
     for (text, want) in [

@@ -238,8 +238,7 @@ impl QueuePair {
         self.pipeline.clear(&self.common.budget);
         self.common.receiving.clear();
         if let Some(reliable) = self.roles.reliable_mut() {
-            reliable.stop_sending(&self.common);
-            reliable.responder.reset(&self.common.budget);
+            reliable.reset(&mut self.common);
         }
         if let Some(stream) = self.roles.stream_mut() {
             *stream = Iwarp::default();

@@ -225,6 +225,14 @@ impl Reliable {
         self.completer = Completer::new();
     }
 
+    /// Forgets the connection, and what the network said about its path.
+    pub fn reset(&mut self, common: &mut Common) {
+        self.stop_sending(common);
+        self.responder.reset(&common.budget);
+        (self.notifier, self.ack_passed_over) = (Notifier::default(), false);
+        (common.limiter, common.paced) = (None, None);
+    }
+
     /// Sends no requests and waits for no answers any more.
     pub fn stop_sending(&mut self, common: &Common) {
         self.requester.stop(common);

@@ -3,12 +3,16 @@
 use std::time::Duration;
 
 use ferroce_proto::{
-    CongestionControl, Counters, QpAttr, QpAttrMask, QpState, QueuePair, Remote, SendOp, SendWr, Sge,
+    CongestionControl, Counters, NoSharedQueue, QpAttr, QpAttrMask, QpState, QueuePair, Remote, SendOp,
+    SendWr, Sge,
 };
-use ferroce_wire::{Flow, Instant, Lkey, PathMtu, Rkey};
+use ferroce_wire::{
+    BatchLimits, Bth, Flow, IcrcStatus, Instant, Lkey, Operation, Packet, PathMtu, Pkey, Psn, RcPacket,
+    Request, Reth, Rkey, TxBatch,
+};
 
 use crate::ram::Ram;
-use crate::world::{Bottleneck, Setup, World};
+use crate::world::{Bottleneck, QPNS, Setup, World, flow};
 
 const KEY: u32 = 1;
 const LEN: u32 = 64 << 10;
@@ -125,4 +129,46 @@ fn without_the_reaction_notifications_change_nothing() {
     let quiet = transfer(write(), CongestionControl::Off);
     assert_eq!((quiet.sender.rcvd_cnps, quiet.receiver.np_cnp_sent), (0, 0));
     assert!(quiet.receiver.rcvd_ecn_marked > 0);
+}
+
+/// RESET forgets a CNP that is due, which had no queue pair to go to, and the rate of the connection that has ended. Found by `qp_sequence`.
+#[test]
+fn reset_forgets_congestion() {
+    let setup = Setup::default();
+    let mut qp = capable(&setup, 0, CongestionControl::Full);
+    let mut mem = Ram::default();
+    mem.register(KEY, 0, vec![0; LEN as usize]);
+    let from = Flow { traffic_class: Flow::CONGESTION_EXPERIENCED, ..flow(1) };
+    let packet = |psn, op| {
+        let bth = Bth {
+            solicited: false,
+            mig_req: true,
+            pkey: Pkey::DEFAULT,
+            fecn: false,
+            becn: false,
+            dest_qp: QPNS[0],
+            ack_req: false,
+            extended: false,
+            psn: Psn::new(psn),
+        };
+        Packet { bth, op, icrc: IcrcStatus::Checked }
+    };
+    let reth = Reth { va: 0, rkey: Rkey::new(KEY), dma_len: 1 };
+    let write = Request::WriteOnly { reth, payload: &[1], imm: None };
+    let marked = packet(setup.psn[1], Operation::Rc(RcPacket::Request(write)));
+    let notice = packet(0, Operation::Cnp);
+    for packet in [&marked, &notice] {
+        qp.handle_datagram(Instant::ZERO, &from, packet, &mut NoSharedQueue, &mut mem).unwrap();
+    }
+    assert_eq!(qp.counters().rp_cnp_handled, 1);
+
+    qp.modify(&QpAttr::default(), QpAttrMask::STATE).unwrap();
+    let mut buffer = vec![0; 8192];
+    let mut batch = TxBatch::new(&mut buffer, BatchLimits { max_segments: 64, gso: false });
+    assert!(!qp.poll_transmit(Instant::ZERO, &mut mem, &mut batch), "there is nobody to send to");
+    setup.bring(&mut qp, 0, QpState::Rts);
+    assert!(!qp.poll_transmit(Instant::ZERO, &mut mem, &mut batch), "the peer is another one");
+    // Two CNPs of one round trip would slow one connection down once.
+    qp.handle_datagram(Instant::ZERO, &from, &notice, &mut NoSharedQueue, &mut mem).unwrap();
+    assert_eq!(qp.counters().rp_cnp_handled, 2);
 }

@@ -1,0 +1,154 @@
+// Applies one input to a plan of faults: text to the parser, then packets, calls and time to two judges of that plan and to a queue.
+// Included by the fuzz target and by the test that replays its corpus, so it has no doc comment of its own.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use ferroce_fault::{
+    Actions, Answer, CompletionFacts, Dir, Facts, HeldQueue, Judge, MAX_HELD, Moment, Op, Plan, Pos, Verb,
+    VerbFacts, WcError,
+};
+use ferroce_wire::{Instant, Psn};
+
+/// The text of the plan, then an octet 0, then steps of eight octets. Panics on a broken promise.
+pub fn run(data: &[u8]) {
+    let end = data.iter().position(|octet| *octet == 0).unwrap_or(data.len());
+    let (text, steps) = data.split_at(end);
+    let text = String::from_utf8_lossy(text);
+    // A plan in TOML has the same words.
+    let text = match ferroce_fault::plan_text(&text) {
+        Ok(words) if text.contains("[[fault]]") => words,
+        _ => text.into_owned(),
+    };
+    let plan = match text.parse::<Plan>() {
+        Ok(plan) => plan,
+        Err(error) => {
+            assert!((1..=text.matches('\n').count() + 1).contains(&error.line), "{error}");
+            assert!(error.column >= 1 && !error.message.is_empty(), "{error}");
+            return;
+        }
+    };
+    assert_eq!(plan.to_string().parse().as_ref(), Ok(&plan), "printed and read again");
+
+    let (mut judge, mut again) = (Judge::new(plan.clone()), Judge::new(plan));
+    judge.record_hits();
+    let mut world = World { now: Instant::from_nanos(1), queue: HeldQueue::default(), waiting: 0, octets: 0 };
+    for step in steps.get(1..).unwrap_or_default().as_chunks().0 {
+        world.step(&mut judge, &mut again, *step);
+    }
+    world.queue.release_all();
+    while world.pop().is_some() {}
+    assert!(world.queue.is_empty() && world.queue.next().is_none());
+    assert_eq!((world.waiting, world.octets), (0, 0));
+
+    for hit in judge.take_hits() {
+        let line = hit.to_string();
+        let rule: Plan = line.parse().unwrap_or_else(|error| panic!("{line}: {error}"));
+        assert_eq!((rule.rules.len(), judge.title(&hit).is_empty()), (1, false), "{line}");
+    }
+    assert_eq!(judge.forgotten(), 0);
+    assert_eq!(judge.counts(), again.counts(), "recording changes nothing");
+    assert!(judge.counts().iter().all(|rule| rule.hits <= rule.seen));
+}
+
+struct World {
+    now: Instant,
+    queue: HeldQueue<usize>,
+    /// The model of the queue: packets in it, and their octets.
+    waiting: usize,
+    octets: usize,
+}
+
+impl World {
+    fn step(&mut self, judge: &mut Judge, again: &mut Judge, [kind, who, a, b, c, d, e, f]: [u8; 8]) {
+        let qp = u32::from(who % 3);
+        let number = u32::from_be_bytes([c, d, e, f]);
+        match kind % 16 {
+            0 => {
+                let verb = Verb::WORDS[usize::from(a) % Verb::WORDS.len()].1;
+                let facts = VerbFacts { verb, qp: (b & 1 == 0).then_some(qp) };
+                assert_eq!(judge.verb(self.now, &facts), again.verb(self.now, &facts));
+            }
+            1 => {
+                let status = judge.completion(self.now, qp, number.into());
+                assert_eq!(status, again.completion(self.now, qp, number.into()));
+                assert!(status.is_none_or(|status| WcError::WORDS.iter().any(|(_, known)| *known == status)));
+            }
+            2 => {
+                let at = Moment::WORDS[usize::from(a) % Moment::WORDS.len()].1;
+                let facts = CompletionFacts { at, qp: Some(qp), msg: (b & 1 == 0).then_some(number.into()) };
+                assert_eq!(judge.moment(self.now, &facts), again.moment(self.now, &facts));
+            }
+            3 => {
+                self.now += Duration::from_nanos(u64::from(number) << (a % 32));
+                self.due();
+            }
+            4 => {
+                judge.forget(qp);
+                again.forget(qp);
+            }
+            _ => {
+                let facts = Facts {
+                    dir: if who & 0x80 == 0 { Dir::Rx } else { Dir::Tx },
+                    dev: ["", "fr0", "eth0"][usize::from(b % 3)],
+                    peer: IpAddr::V4(Ipv4Addr::new(192, 0, 2, who >> 4 & 3)),
+                    qp,
+                    op: Op::WORDS[usize::from(a) % Op::WORDS.len()].1,
+                    pos: Pos::WORDS[usize::from(kind >> 6)].1,
+                    // Mostly near to the others.
+                    psn: Psn::new(if e == 0xff { number } else { u32::from(f) }),
+                    msn: u32::from(f),
+                    len: u32::from(c) << (d % 16),
+                    wire_len: if d == 0xff { number } else { u32::from(c) + 16 },
+                    ack: b & 4 != 0,
+                    ecn: b >> 3 & 3,
+                };
+                let actions = judge.decide(self.now, &facts);
+                assert_eq!(actions, again.decide(self.now, &facts), "the same packets, the same fate");
+                self.check(&facts, &actions);
+            }
+        }
+    }
+
+    fn check(&mut self, facts: &Facts<'_>, actions: &Actions) {
+        if actions.drop {
+            assert_eq!(*actions, Actions { drop: true, ..Actions::default() });
+            return;
+        }
+        if let Some(answer) = actions.answer {
+            assert!(facts.dir == Dir::Rx && !matches!(facts.op, Op::Ack | Op::ReadResp | Op::Cnp | Op::Sack));
+            assert!(!matches!(answer, Answer::Rnr(time) if time > Duration::from_secs(86_400)));
+            assert_eq!(*actions, Actions { answer: Some(answer), ..Actions::default() });
+            return;
+        }
+        assert!(!actions.mark_ce || matches!(facts.ecn, 1 | 2), "only a capable sender's packet is marked");
+        if let Some(corruption) = actions.corrupt {
+            assert!(facts.wire_len == 0 || u32::from(corruption.octet) < facts.wire_len, "{corruption:?}");
+            corruption.apply(&mut [0; 64]);
+        }
+        let flow = (facts.qp, u32::from(facts.peer.is_ipv6()));
+        self.queue.passed(flow);
+        if let Some(release) = actions.release {
+            assert!(release.at > self.now || release.at == Instant::MAX || release.behind == 0);
+            let octets = facts.len as usize;
+            match self.queue.push(release, flow, octets, octets) {
+                Ok(()) => (self.waiting, self.octets) = (self.waiting + 1, self.octets + octets),
+                Err(_) => assert!(self.waiting == MAX_HELD || self.octets + octets > 32 << 20),
+            }
+        }
+        self.due();
+    }
+
+    /// Takes what is due, and sees that the queue asks for a later time.
+    fn due(&mut self) {
+        while self.pop().is_some() {}
+        assert!(self.queue.next().is_none_or(|at| at > self.now));
+    }
+
+    fn pop(&mut self) -> Option<()> {
+        let octets = self.queue.pop(self.now)?;
+        (self.waiting, self.octets) = (self.waiting - 1, self.octets - octets);
+        assert_eq!(self.queue.len(), self.waiting);
+        Some(())
+    }
+}
