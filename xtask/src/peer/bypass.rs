@@ -45,7 +45,10 @@ impl Interop<'_> {
     }
 
     /// The tap belongs to DPDK now: its addresses move to the link's own interface, and the kernel takes no packet of the tap.
+    ///
+    /// The guest has to complete its checksums: a packet socket, which the driver `net_af_packet` is, receives those of TCP incomplete otherwise.
     fn move_addresses(&self) -> Result<()> {
+        self.guest.inside("ethtool -K eth0 tx off")?;
         self.guest.in_netns(&["ip", "addr", "flush", "dev", "peer0"])?;
         let quiet = "echo 1 >/proc/sys/net/ipv6/conf/peer0/disable_ipv6; echo 1 >/proc/sys/net/ipv4/conf/peer0/rp_filter";
         self.guest.in_netns(&["sh", "-c", quiet])?;

@@ -490,16 +490,6 @@ impl Completer {
         Ok(())
     }
 
-    /// An answer shows that a read response or atomic result is missing before it.
-    fn implied_nak(&mut self, now: Instant, moved: bool, side: &mut SendSide<'_>) -> Result<(), Refusal> {
-        self.go_back(now, moved, side).map_err(|refusal| match refusal {
-            Refusal::Drop(_) => DropReason::ResponseGap.into(),
-            fatal @ Refusal::Fatal { .. } => fatal,
-        })?;
-        side.common.counters.implied_nak += 1;
-        Ok(())
-    }
-
     /// RNR NAK (IBTA 9.7.5.2.8).
     fn receiver_not_ready(
         &mut self,

@@ -157,11 +157,12 @@ fn flood(mode: SelectiveRepeat, seed: u64, least: u64) -> (Flood, [Counters; 2])
     world.quiet = true;
     // Gaps are open at times.
     world.network.rule(rules::loss(rng.fork(), 5_000));
-    let mut directions = [0, 1].map(|from| Direction::new(from, rng.fork(), 20_000, 4_000));
+    let mut directions = [0, 1].map(|_| Direction::new(rng.fork(), 24_000, 4_000));
     let mut flood = Flood::default();
     loop {
         for (side, direction) in directions.iter_mut().enumerate() {
-            direction.pump(&mut world);
+            let [one, other] = &mut world.ends;
+            direction.pump(world.now, if side == 0 { [one, other] } else { [other, one] });
             drain(&mut world, side);
         }
         if directions.iter().all(Direction::is_done) {
@@ -224,10 +225,11 @@ fn a_hundred_thousand_forged_packets() {
 fn forged_notifications_of_congestion_slow_down_and_do_no_harm() {
     let mut rng = Rng::new(53);
     let mut world = World::connected(&Setup::default(), [memory(), memory()]);
-    let mut direction = Direction::new(0, rng.fork(), 60, 4_000);
+    let mut direction = Direction::new(rng.fork(), 60, 4_000);
     let mut forged = 0;
     while !direction.is_done() {
-        direction.pump(&mut world);
+        let [sender, receiver] = &mut world.ends;
+        direction.pump(world.now, [sender, receiver]);
         drain(&mut world, 0);
         drain(&mut world, 1);
         for _ in 0..if forged < 1000 && world.now > Instant::ZERO { 1000 } else { 0 } {

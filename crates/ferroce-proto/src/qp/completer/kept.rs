@@ -3,7 +3,7 @@
 use ferroce_wire::{Instant, Psn};
 
 use super::{Completer, Data, Early, Refusal, SendSide};
-use crate::{Memory, WcStatus};
+use crate::{DropReason, Memory, WcStatus};
 
 impl Completer {
     /// A response behind a gap: put in its place, and what is missing before it is asked for again, without all that came.
@@ -80,6 +80,21 @@ impl Completer {
             asked = piece.psn.add(piece.count);
         }
         self.reread = Some(if psn.since(asked) >= 0 { psn.next() } else { asked });
+        Ok(())
+    }
+
+    /// An answer shows that a read response or atomic result is missing before it.
+    pub(super) fn implied_nak(
+        &mut self,
+        now: Instant,
+        moved: bool,
+        side: &mut SendSide<'_>,
+    ) -> Result<(), Refusal> {
+        self.go_back(now, moved, side).map_err(|refusal| match refusal {
+            Refusal::Drop(_) => DropReason::ResponseGap.into(),
+            fatal @ Refusal::Fatal { .. } => fatal,
+        })?;
+        side.common.counters.implied_nak += 1;
         Ok(())
     }
 }
