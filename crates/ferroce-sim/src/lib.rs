@@ -7,8 +7,8 @@
 //! The rules can be a plan of [`ferroce_fault`], the same that `ferroce run --fault` takes ([`Network::set_judge`]). A
 //! [`Fabric`](fabric::Fabric) carries packets over a topology of hosts, switches and links instead, each with its rate, delay and queue.
 //!
-//! [`Hosts`](hosts::Hosts) are hosts with real queue pairs of `ferroce-proto` on a fabric. A [soak](soak) has them exchange messages of all kinds
-//! on a bad network and checks each; [congestion](congestion) measures how flows share a link or a receiver.
+//! [`Hosts`](hosts::Hosts) are hosts with real queue pairs of `ferroce-proto` on a fabric. A [soak] has them exchange messages of all kinds
+//! on a bad network and checks each; [congestion] measures how flows share a link or a receiver.
 
 #![forbid(unsafe_code)]
 
