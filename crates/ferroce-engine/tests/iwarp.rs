@@ -380,13 +380,53 @@ fn responders_of_other_protocols() {
         assert_eq!(&terminate[..4], b"\x00\x16\x41\x47", "{octets:x?}");
         assert_eq!(&terminate[20..22], b"\x20\x04", "MPA: a bad frame");
         let (_closed, events) = connect(&a, address, b"");
-        drop(server.accept().unwrap());
+        for _ in [2, 1] {
+            drop(server.accept().unwrap());
+        }
         assert_eq!(failed(next(&events)).0, libc::ECONNRESET);
         let (_silent, events) = connect(&a, address, b"");
         let (_stream, _) = server.accept().unwrap();
         let start = Instant::now();
         assert_eq!(failed(next(&events)).0, libc::ETIMEDOUT);
         assert!(start.elapsed() >= Duration::from_secs(9));
+    });
+}
+
+/// RFC 5044 7.1.1: a responder closes the connection at a request of a revision that it does not know. RFC 6581 10: the initiator then
+/// asks in revision 1, in which the ends do not exchange their depths.
+#[test]
+fn responders_of_revision_1() {
+    inside("responders_of_revision_1", || {
+        device();
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr().unwrap();
+        // The first peer closes in silence, and the second one answers in its own revision.
+        for first_answer in [&b""[..], b"MPA ID Rep Frame\x00\x01\0\0"] {
+            let a = end(4, 4096);
+            let (_connection, events) = connect(&a, address, b"question");
+            let (mut stream, from) = server.accept().unwrap();
+            let mut request = [0; 32];
+            stream.read_exact(&mut request).unwrap();
+            assert_eq!(request[17], 2);
+            stream.write_all(first_answer).unwrap();
+            if first_answer.is_empty() {
+                drop(stream);
+            } else {
+                assert_eq!(rest(&mut stream), b"", "closed without a Terminate");
+            }
+            let (mut stream, again) = server.accept().unwrap();
+            assert_eq!(again, from, "the port that the program has");
+            let mut request = [0; 28];
+            stream.read_exact(&mut request).unwrap();
+            assert_eq!((&request[17..20], &request[20..]), (&b"\x01\0\x08"[..], &b"question"[..]));
+            stream.write_all(b"MPA ID Rep Frame\x00\x01\0\x06answer").unwrap();
+            assert_eq!(established(next(&events)), (4, 8, b"answer".to_vec()), "its own depths");
+            let mut fpdu = [0; 20];
+            stream.read_exact(&mut fpdu).unwrap();
+            assert_eq!(&fpdu[..4], b"\x00\x0e\xc1\x40", "a WRITE of nothing");
+            drop(stream);
+            assert!(matches!(next(&events), Event::Disconnected));
+        }
     });
 }
 

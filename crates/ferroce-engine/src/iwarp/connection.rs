@@ -113,7 +113,7 @@ impl Connection {
         let (engine, manager) = Manager::global()?;
         find(&engine, params.qpn)?;
         let shared = Shared::new(&engine, &manager, crc_at(&engine, port.local()), sink);
-        let initiator = Initiator::new(&SetupParams {
+        let offer = SetupParams {
             crc: shared.crc,
             ird: params.ird,
             ord: params.ord,
@@ -121,8 +121,9 @@ impl Connection {
             // A kernel whose siw was asked for it can be ended by a FIN before the first FPDU (Linux 6.1, BUG in iwcm.c). See
             // `Shared::replied` for what takes its place.
             peer_to_peer: false,
-        });
-        let initiator = initiator.map_err(|_| Errno::INVAL)?;
+        };
+        let initiators = Initiator::new(&offer).and_then(|first| Ok((first, Initiator::basic(&offer)?)));
+        let initiators = initiators.map_err(|_| Errno::INVAL)?;
         engine.flush_all();
         let socket = port.take()?;
         let connected = sockopt::set_tcp_nodelay(&socket, true)
@@ -135,7 +136,7 @@ impl Connection {
             }
         }
         let mut connecting =
-            setup::Connecting::new(&shared, params.qpn, socket, params.destination, initiator);
+            setup::Connecting::new(&shared, params.qpn, socket, params.destination, initiators);
         if connected == Err(Errno::CONNREFUSED) {
             connecting.rest(clock::now());
         }

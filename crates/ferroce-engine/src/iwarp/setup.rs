@@ -1,5 +1,6 @@
 //! The set-up of connections, on the background thread.
 
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use ferroce_proto::iwarp::setup::{
     self, Heard, Initiator, Progress, REPLY_TIMEOUT, REQUEST_TIMEOUT, Reason, Responder,
 };
 use ferroce_wire::iwarp::crc::Crc32c;
-use ferroce_wire::iwarp::mpa::{Enhanced, NOT_NEGOTIATED};
+use ferroce_wire::iwarp::mpa::{Enhanced, NOT_NEGOTIATED, REVISION_BASIC};
 use ferroce_wire::iwarp::{CRC_LEN, LENGTH_LEN, Opcode, SegmentHeader, Terminate, pad};
 use ferroce_wire::{Instant, Qpn};
 use rustix::event::epoll::EventFlags;
@@ -21,7 +22,7 @@ use super::connection::Shared;
 use super::listener::{Listening, Place};
 use super::manager::{Results, Wait, Waiting};
 use super::port::canonical;
-use super::{Event, Request};
+use super::{Event, Port, Request};
 use crate::clock;
 
 /// Octets that are read at once. A request has at most 532.
@@ -39,6 +40,8 @@ pub(super) struct Connecting {
     socket: Guarded<OwnedFd>,
     destination: SocketAddr,
     initiator: Initiator,
+    /// The request for a peer that closes the connection at the first one. `None`: that happened.
+    basic: Option<Initiator>,
     until: Instant,
     /// The peer's TCP refused: tries again then.
     rests_until: Option<Instant>,
@@ -52,13 +55,13 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const BETWEEN_TRIES: Duration = Duration::from_millis(5);
 
 impl Connecting {
-    /// TCP connects `socket` to `destination`.
+    /// TCP connects `socket` to `destination`. The initiators are those of revision 2 and of revision 1.
     pub(super) fn new(
         shared: &Arc<Shared>,
         qpn: Qpn,
         socket: Guarded<OwnedFd>,
         destination: SocketAddr,
-        initiator: Initiator,
+        (initiator, basic): (Initiator, Initiator),
     ) -> Self {
         let now = clock::now();
         Self {
@@ -67,6 +70,7 @@ impl Connecting {
             socket,
             destination,
             initiator,
+            basic: Some(basic),
             until: now + REPLY_TIMEOUT,
             rests_until: None,
             patient_until: now + PATIENCE,
@@ -86,8 +90,10 @@ impl Connecting {
         });
         match sent {
             Ok(_) => {
-                let Self { shared, qpn, socket, initiator, .. } = *self;
-                Some(Box::new(Asking { shared, qpn, socket, initiator, until: now + REPLY_TIMEOUT }))
+                let Self { shared, qpn, socket, destination, initiator, basic, .. } = *self;
+                let again = basic.map(|basic| (destination, basic));
+                let until = now + REPLY_TIMEOUT;
+                Some(Box::new(Asking { shared, qpn, socket, initiator, again, heard: false, until }))
             }
             // The readiness was another's.
             Err(Errno::NOTCONN | Errno::INPROGRESS | Errno::AGAIN) => Some(self),
@@ -106,6 +112,8 @@ impl Connecting {
             self.rest(now);
             return Some(self);
         }
+        // The program learns the end of the first connection.
+        let errno = if self.basic.is_some() { errno } else { Errno::CONNRESET };
         fail(&self.shared, errno, Vec::new(), results)
     }
 
@@ -133,6 +141,10 @@ pub(super) struct Asking {
     qpn: Qpn,
     socket: Guarded<OwnedFd>,
     initiator: Initiator,
+    /// The peer's address, and the request of revision 1; `None` if that is the one that was sent.
+    again: Option<(SocketAddr, Initiator)>,
+    /// The peer sent octets.
+    heard: bool,
     until: Instant,
 }
 
@@ -141,11 +153,12 @@ impl Asking {
     fn receive(mut self: Box<Self>, results: &mut Results) -> Option<Wait> {
         let mut piece = [0; PIECE];
         let len = match receive(&self.socket, &mut piece) {
-            Ok(0) => return fail(&self.shared, Errno::CONNRESET, Vec::new(), results),
+            Ok(0) | Err(Errno::CONNRESET) => return self.closed(results),
             Ok(len) => len,
             Err(Errno::AGAIN | Errno::INTR) => return Some(self),
             Err(errno) => return fail(&self.shared, errno, Vec::new(), results),
         };
+        self.heard = true;
         match self.initiator.handle(piece.get(..len).unwrap_or_default()) {
             Progress::Wait => Some(self),
             Progress::Agreed(agreement, behind) => {
@@ -162,6 +175,11 @@ impl Asking {
                 }
             }
             Progress::Rejected { private } => fail(&self.shared, Errno::CONNRESET, private, results),
+            // Revision 1 has it so, but some peers answer in the revision that they know.
+            Progress::Failed(setup::Failure {
+                reason: Reason::Revision { received: REVISION_BASIC, .. },
+                ..
+            }) if self.again.is_some() => self.again(results),
             Progress::Failed(failure) => {
                 tracing::debug!(reason = %failure.reason, "a peer's reply is refused");
                 let errno = match failure.reason {
@@ -175,6 +193,59 @@ impl Asking {
                 None
             }
         }
+    }
+
+    /// The peer closed the connection. Without a word it may be a peer that does not know revision 2 (RFC 5044 7.1.1).
+    fn closed(self: Box<Self>, results: &mut Results) -> Option<Wait> {
+        match self.heard {
+            false => self.again(results),
+            true => fail(&self.shared, Errno::CONNRESET, Vec::new(), results),
+        }
+    }
+
+    /// Asks once more, in revision 1, by a new connection from the same port (RFC 6581 10).
+    fn again(self: Box<Self>, results: &mut Results) -> Option<Wait> {
+        let Self { shared, qpn, socket, again, .. } = *self;
+        let Some((destination, initiator)) = again else {
+            return fail(&shared, Errno::CONNRESET, Vec::new(), results);
+        };
+        tracing::debug!(%destination, "a peer closed the connection at a request of revision 2");
+        match connect_again(socket, destination) {
+            Ok(socket) => {
+                let now = clock::now();
+                let until = now + REPLY_TIMEOUT;
+                let (rests_until, patient_until) = (None, now);
+                let connecting = Connecting {
+                    shared,
+                    qpn,
+                    socket,
+                    destination,
+                    initiator,
+                    basic: None,
+                    until,
+                    rests_until,
+                    patient_until,
+                };
+                Some(Box::new(connecting))
+            }
+            Err(error) => {
+                tracing::debug!(%error, "no second connection");
+                fail(&shared, Errno::CONNRESET, Vec::new(), results)
+            }
+        }
+    }
+}
+
+/// A new connection between the same addresses. The old one is reset, so that its port can be used.
+fn connect_again(old: Guarded<OwnedFd>, destination: SocketAddr) -> io::Result<Guarded<OwnedFd>> {
+    let local = SocketAddr::try_from(rustix::net::getsockname(&old)?)?;
+    sockopt::set_socket_linger(&old, Some(Duration::ZERO))?;
+    drop(old);
+    let socket = Port::bind(local, false)?.take()?;
+    sockopt::set_tcp_nodelay(&socket, true)?;
+    match rustix::net::connect(&socket, &destination) {
+        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket),
+        Err(errno) => Err(errno.into()),
     }
 }
 
