@@ -91,6 +91,11 @@ impl Judge {
         }
     }
 
+    /// Has the plan's time begin now, in place of the first packet.
+    pub const fn begin(&mut self, now: Instant) {
+        self.start = Some(now);
+    }
+
     /// The plan.
     pub const fn plan(&self) -> &Plan {
         &self.plan

@@ -33,7 +33,7 @@ mod plan;
 mod queue;
 #[cfg(feature = "toml")]
 mod table;
-mod units;
+pub mod units;
 mod words;
 
 pub use corrupt::{Corruption, Place};
@@ -44,5 +44,5 @@ pub use parse::PlanError;
 pub use plan::{Act, Delay, Key, Kind, Plan, Probability, Rule, Spread, Target, Term, Value};
 pub use queue::{HeldQueue, MAX_HELD, MAX_HELD_OCTETS};
 #[cfg(feature = "toml")]
-pub use table::{TableError, plan_text};
+pub use table::{TableError, plan_text, rule_text};
 pub use words::{Moment, Verb, WcError, errno_name};

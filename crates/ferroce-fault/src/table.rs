@@ -48,18 +48,26 @@ pub fn plan_text(toml: &str) -> Result<String, TableError> {
     lines.extend(seed.map(|seed| format!("seed={seed}")));
     lines.extend(log.map(|log| format!("log={log}")));
     for (index, Entry { name, r#do, r#if }) in fault.into_iter().enumerate() {
-        let mut line = name.map_or_else(String::new, |name| format!("{name}: "));
-        line.push_str(&r#do);
-        for (place, (key, value)) in r#if.into_iter().enumerate() {
-            let negated = key.strip_suffix('!').map(str::to_owned);
-            let (key, sign) = negated.map_or((key, "="), |key| (key, "!="));
-            let Some(value) = words(&value) else { return Err(TableError::Term { number: index + 1, key }) };
-            line.push_str(if place == 0 { " if " } else { "," });
-            line.push_str(&format!("{key}{sign}{value}"));
-        }
-        lines.push(line.replace('\n', " "));
+        let line = rule_text(name.as_deref(), &r#do, &r#if);
+        lines.push(line.map_err(|key| TableError::Term { number: index + 1, key })?);
     }
     Ok(lines.join("\n"))
+}
+
+/// The text of one rule, for files that have `[[fault]]` among other tables: its name, `do` and `if`.
+///
+/// # Errors
+/// The term whose value is no number, text, or list of these. The words themselves are checked when the text is read as a plan.
+pub fn rule_text(name: Option<&str>, acts: &str, terms: &Table) -> Result<String, String> {
+    let mut line = name.map_or_else(String::new, |name| format!("{name}: "));
+    line.push_str(acts);
+    for (place, (key, value)) in terms.iter().enumerate() {
+        let (key, sign) = key.strip_suffix('!').map_or((key.as_str(), "="), |key| (key, "!="));
+        let value = words(value).ok_or_else(|| key.to_owned())?;
+        line.push_str(if place == 0 { " if " } else { "," });
+        line.push_str(&format!("{key}{sign}{value}"));
+    }
+    Ok(line.replace('\n', " "))
 }
 
 fn words(value: &toml::Value) -> Option<String> {

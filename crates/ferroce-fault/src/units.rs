@@ -1,4 +1,4 @@
-//! Numbers with units.
+//! Numbers with units, as plans and other files of tests have them. An error is the sentence that says what would be right.
 
 use std::time::Duration;
 
@@ -17,7 +17,10 @@ impl Probability {
 pub(crate) const LONGEST: Duration = Duration::from_secs(86_400);
 
 /// A time such as `20ms` or `1.5s`: ns, us, ms, s. At most a day.
-pub(crate) fn time(text: &str) -> Result<Duration, &'static str> {
+///
+/// # Errors
+/// If it is none.
+pub fn time(text: &str) -> Result<Duration, &'static str> {
     const WANT: &str = "a time is a number with ns, us, ms or s, at most a day";
     let (number, unit) = split(text);
     let scale = match unit {
@@ -32,7 +35,10 @@ pub(crate) fn time(text: &str) -> Result<Duration, &'static str> {
 }
 
 /// A probability such as `1%` or `20ppm`.
-pub(crate) fn probability(text: &str) -> Result<Probability, &'static str> {
+///
+/// # Errors
+/// If it is none.
+pub fn probability(text: &str) -> Result<Probability, &'static str> {
     const WANT: &str = "a probability is a number with % or ppm, from 0 to 100%";
     let (number, unit) = split(text);
     let scale = match unit {
@@ -51,7 +57,10 @@ pub(crate) fn fraction(text: &str) -> Option<Probability> {
 }
 
 /// A rate such as `1gbit`: bit, kbit, mbit, gbit a second, by powers of 1000.
-pub(crate) fn bits(text: &str) -> Result<u64, &'static str> {
+///
+/// # Errors
+/// If it is none.
+pub fn bits(text: &str) -> Result<u64, &'static str> {
     const WANT: &str = "a rate is a number with bit, kbit, mbit or gbit, from 1 bit to 1000 gbit a second";
     let (number, unit) = split(text);
     let scale = match unit {
@@ -66,7 +75,10 @@ pub(crate) fn bits(text: &str) -> Result<u64, &'static str> {
 }
 
 /// An amount such as `256k`: octets, or k, m, g by powers of 1024.
-pub(crate) fn octets(text: &str) -> Result<u64, &'static str> {
+///
+/// # Errors
+/// If it is none.
+pub fn octets(text: &str) -> Result<u64, &'static str> {
     const WANT: &str = "an amount is a number of octets, also with k, m or g, below 1024g";
     let (number, unit) = split(text);
     let scale = match unit {
