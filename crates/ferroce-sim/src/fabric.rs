@@ -21,12 +21,14 @@
 //! assert!(fabric.receive(arrival).is_some());
 //! ```
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use ferroce_fault::{Dir, Judge};
 use ferroce_wire::Instant;
 
-use crate::Datagram;
+use crate::faults::{Faults, Tagged, View};
+use crate::{Datagram, Rng, Stats, rules};
 
 /// A host or a switch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -60,6 +62,8 @@ pub struct LineStats {
     pub longest_queue: u64,
     /// Octets times the nanoseconds that they waited, of all packets that passed.
     pub waited: u128,
+    /// Packets that an outage or a fault lost before they reached the queue.
+    pub lost: u64,
 }
 
 impl LineStats {
@@ -77,6 +81,17 @@ pub struct NoWay {
     pub from: Node,
     /// The receiver.
     pub to: Node,
+}
+
+/// Faults of a link, for packets of any kind in either direction.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Flaws {
+    /// So many of a million packets are lost, each by itself.
+    pub loss: u32,
+    /// Times in which nothing passes: from the first, and before the second.
+    pub down: Vec<(Instant, Instant)>,
+    /// The seed of the losses.
+    pub seed: u64,
 }
 
 /// Nodes and links, before packets travel.
@@ -139,6 +154,26 @@ struct Direction {
     stats: LineStats,
 }
 
+/// The faults of a link.
+#[derive(Debug)]
+struct Harm<P> {
+    faults: Faults<'static, Tagged<Hop, P>>,
+    down: Vec<(Instant, Instant)>,
+    /// The node from which packets are sent, as the plan sees them.
+    first: usize,
+    /// Packets that met an outage, by direction.
+    lost: [u64; 2],
+    due: Option<Instant>,
+}
+
+/// A step of a packet: its node, the next one, and its destination.
+#[derive(Clone, Copy, Debug)]
+struct Hop {
+    from: usize,
+    next: usize,
+    to: usize,
+}
+
 /// Packets on their way through a topology.
 #[derive(Debug)]
 pub struct Fabric<P> {
@@ -148,9 +183,20 @@ pub struct Fabric<P> {
     /// By time, then by order: the node that a packet reaches, where it is going, and the packet.
     under_way: BTreeMap<(Instant, u64), (usize, usize, P)>,
     sequence: u64,
+    /// Packets at their hosts: those that [`Self::next_arrival`] found.
+    arrived: VecDeque<(Instant, Node, P)>,
+    /// Links that are not sound, by the smaller node and the larger one.
+    harms: BTreeMap<(usize, usize), Harm<P>>,
+    /// Those of them in which packets wait, by the time when the first one goes on.
+    due: BTreeSet<(Instant, (usize, usize))>,
 }
 
-impl<P: Datagram> Fabric<P> {
+/// The key of a link.
+fn link_of(one: usize, other: usize) -> (usize, usize) {
+    (one.min(other), one.max(other))
+}
+
+impl<P: Datagram + 'static> Fabric<P> {
     /// Of a topology, without packets.
     pub fn new(topology: Topology) -> Self {
         let ways = (0..topology.neighbours.len()).map(|to| topology.ways_to(to)).collect();
@@ -162,7 +208,40 @@ impl<P: Datagram> Fabric<P> {
                 directions.insert((from, *to), direction);
             }
         }
-        Self { directions, ways, under_way: BTreeMap::new(), sequence: 0 }
+        Self {
+            directions,
+            ways,
+            under_way: BTreeMap::new(),
+            sequence: 0,
+            arrived: VecDeque::new(),
+            harms: BTreeMap::new(),
+            due: BTreeSet::new(),
+        }
+    }
+
+    /// Gives the link between two nodes flaws, and a plan of faults that judges each packet in front of the link's queue. For the plan a packet
+    /// from `one` to `other` is sent (`dir=tx`), and one in the other direction is received (`dir=rx`).
+    pub fn harm(&mut self, one: Node, other: Node, flaws: Flaws, judge: Option<Judge>) {
+        let mut faults = Faults::default();
+        let Flaws { loss, down, seed } = flaws;
+        if loss > 0 {
+            faults.rule(rules::loss(Rng::new(seed), loss));
+        }
+        faults.set_judge(judge);
+        let harm = Harm { faults, down, first: one.0, lost: [0; 2], due: None };
+        if let Some(Harm { due: Some(at), .. }) = self.harms.insert(link_of(one.0, other.0), harm) {
+            self.due.remove(&(at, link_of(one.0, other.0)));
+        }
+    }
+
+    /// The judge of a link, for its counts.
+    pub fn judge(&self, one: Node, other: Node) -> Option<&Judge> {
+        self.harms.get(&link_of(one.0, other.0))?.faults.judge()
+    }
+
+    /// Packets that cross links, or wait by faults of links.
+    pub fn under_way(&self) -> usize {
+        self.under_way.len() + self.harms.values().map(|harm| harm.faults.waiting()).sum::<usize>()
     }
 
     /// Sends a packet from a host. Whether it arrives is for the queues on its way to say.
@@ -179,14 +258,49 @@ impl<P: Datagram> Fabric<P> {
     }
 
     /// Moves a packet that is at `node` to the next one.
-    fn step(&mut self, now: Instant, node: usize, to: usize, mut packet: P) {
+    fn step(&mut self, now: Instant, node: usize, to: usize, packet: P) {
         let next = self.ways.get(to).and_then(|ways| *ways.get(node)?);
-        let Some((next, direction)) =
-            next.and_then(|next| self.directions.get_mut(&(node, next)).map(|direction| (next, direction)))
-        else {
+        let Some(next) = next.filter(|next| self.directions.contains_key(&(node, *next))) else {
             self.place(now, node, to, packet);
             return;
         };
+        let hop = Hop { from: node, next, to };
+        let link = link_of(node, next);
+        let Some(harm) = self.harms.get_mut(&link) else {
+            self.cross(now, hop, packet);
+            return;
+        };
+        if harm.down.iter().any(|(from, until)| (*from..*until).contains(&now)) {
+            harm.lost[usize::from(node > next)] += 1;
+            return;
+        }
+        let dir = if node == harm.first { Dir::Tx } else { Dir::Rx };
+        let qp = packet.facts(to).map_or(to as u32, |facts| facts.qp);
+        let mut out = Vec::new();
+        let before = harm.faults.stats();
+        harm.faults.send(now, &View { dir, qp, peer: None }, Tagged { tag: hop, packet }, &mut out);
+        let after = harm.faults.stats();
+        harm.lost[usize::from(node > next)] += lost(&after) - lost(&before);
+        self.go_on(now, link, out);
+    }
+
+    /// Packets leave the faults of a link.
+    fn go_on(&mut self, now: Instant, link: (usize, usize), packets: Vec<Tagged<Hop, P>>) {
+        for Tagged { tag, packet } in packets {
+            self.cross(now, tag, packet);
+        }
+        let Some(harm) = self.harms.get_mut(&link) else { return };
+        let next = harm.faults.next();
+        let before = std::mem::replace(&mut harm.due, next);
+        if before != next {
+            before.map(|at| self.due.remove(&(at, link)));
+            next.map(|at| self.due.insert((at, link)));
+        }
+    }
+
+    /// A packet reaches the queue of a link.
+    fn cross(&mut self, now: Instant, Hop { from, next, to }: Hop, mut packet: P) {
+        let Some(direction) = self.directions.get_mut(&(from, next)) else { return };
         let Direction { line, busy_until, stats } = direction;
         let bits = u128::from(line.bits_per_second.max(1));
         let free = (*busy_until).max(now);
@@ -213,32 +327,65 @@ impl<P: Datagram> Fabric<P> {
         self.sequence += 1;
     }
 
-    /// Passes packets on at switches until the next one reaches its host, and returns when that is.
-    pub fn next_arrival(&mut self) -> Option<Instant> {
-        loop {
-            let entry = self.under_way.first_entry()?;
-            let at = entry.key().0;
-            let (node, to, _) = entry.get();
-            if node == to {
-                return Some(at);
+    /// When the next thing happens: a packet reaches a switch or its host, or goes on after a fault held it.
+    pub fn next_event(&self) -> Option<Instant> {
+        let first = self.under_way.first_key_value().map(|((at, _), _)| *at);
+        let arrived = self.arrived.front().map(|(at, ..)| *at);
+        first.into_iter().chain(self.due.first().map(|(at, _)| *at)).chain(arrived).min()
+    }
+
+    /// Does what is due by `limit`, until a packet is at its host. `true` if one is.
+    fn advance(&mut self, limit: Instant) -> bool {
+        while let Some(at) = self.next_event().filter(|at| *at <= limit) {
+            if let Some((_, link)) = self.due.first().copied().filter(|(due, _)| *due == at) {
+                let mut out = Vec::new();
+                if let Some(harm) = self.harms.get_mut(&link) {
+                    harm.faults.take(at, &mut out);
+                }
+                self.go_on(at, link, out);
+                continue;
             }
-            let (node, to, packet) = entry.remove();
+            let Some((_, (node, to, packet))) = self.under_way.pop_first() else { return false };
+            if node == to {
+                self.arrived.push_back((at, Node(node), packet));
+                return true;
+            }
             self.step(at, node, to, packet);
         }
+        false
+    }
+
+    /// Passes packets on at switches until the next one reaches its host, and returns when that is. Only for a driver that sends
+    /// nothing before that time; others look at [`Self::next_event`].
+    pub fn next_arrival(&mut self) -> Option<Instant> {
+        if self.arrived.is_empty() {
+            self.advance(Instant::MAX);
+        }
+        self.arrived.front().map(|(at, ..)| *at)
     }
 
     /// The next packet that has reached its host by `now`, and the host.
     pub fn receive(&mut self, now: Instant) -> Option<(Node, P)> {
-        if self.next_arrival()? > now {
+        if self.arrived.is_empty() {
+            self.advance(now);
+        }
+        if self.arrived.front().is_none_or(|(at, ..)| *at > now) {
             return None;
         }
-        self.under_way.pop_first().map(|(_, (node, _, packet))| (Node(node), packet))
+        self.arrived.pop_front().map(|(_, node, packet)| (node, packet))
     }
 
     /// The counts of the link from one node to its neighbour; zeros if there is none.
     pub fn stats(&self, from: Node, to: Node) -> LineStats {
-        self.directions.get(&(from.0, to.0)).map(|direction| direction.stats).unwrap_or_default()
+        let stats = self.directions.get(&(from.0, to.0)).map(|direction| direction.stats).unwrap_or_default();
+        let harm = self.harms.get(&link_of(from.0, to.0));
+        LineStats { lost: harm.map_or(0, |harm| harm.lost[usize::from(from > to)]), ..stats }
     }
+}
+
+/// Packets that faults lost.
+const fn lost(stats: &Stats) -> u64 {
+    stats.dropped + stats.overflowed
 }
 
 #[cfg(test)]
@@ -305,6 +452,48 @@ mod tests {
         // The link is never idle: a packet each microsecond.
         assert!(arrived.windows(2).all(|pair| pair[1].0 - pair[0].0 == 1000));
         assert_eq!(incast().0, arrived, "a run repeats");
+    }
+
+    /// A packet that is on a slow link takes no room in the next queue before it is there.
+    #[test]
+    fn a_packet_sent_later_may_come_first() {
+        let mut topology = Topology::default();
+        let [far, near, switch, to] = [(); 4].map(|()| topology.node());
+        topology.link(far, switch, Line { delay: Duration::from_millis(10), ..LINE });
+        topology.link(near, switch, LINE);
+        topology.link(switch, to, LINE);
+        let mut fabric = Fabric::new(topology);
+        fabric.send(Instant::ZERO, far, to, packet(0)).unwrap();
+        assert_eq!(fabric.next_event(), Some(Instant::from_nanos(10_001_000)));
+        // The driver's own next event is earlier.
+        let now = Instant::from_nanos(5_000_000);
+        assert_eq!(fabric.receive(now), None);
+        fabric.send(now, near, to, packet(1)).unwrap();
+        assert_eq!(drain(&mut fabric), [(5_004_000, to, packet(1)), (10_003_000, to, packet(0))]);
+    }
+
+    #[test]
+    fn a_link_loses_packets_in_its_outages_and_by_its_plan() {
+        let mut topology = Topology::default();
+        let [one, other] = [(); 2].map(|()| topology.node());
+        topology.link(one, other, LINE);
+        let run = |flaws: Flaws| {
+            let mut fabric = Fabric::new(topology.clone());
+            fabric.harm(one, other, flaws, None);
+            for number in 0..1000 {
+                let now = Instant::from_nanos(number * 2000);
+                fabric.send(now, one, other, packet(number as usize)).unwrap();
+            }
+            let arrived = drain(&mut fabric).len() as u64;
+            assert_eq!(arrived + fabric.stats(one, other).lost, 1000);
+            assert_eq!(fabric.stats(other, one).lost, 0);
+            arrived
+        };
+        let down = vec![(Instant::from_nanos(2000), Instant::from_nanos(6000))];
+        assert_eq!(run(Flaws { down, ..Flaws::default() }), 998);
+        let lossy = |seed| run(Flaws { loss: 100_000, seed, ..Flaws::default() });
+        assert!((850..950).contains(&lossy(1)), "{}", lossy(1));
+        assert_ne!(lossy(1), lossy(2));
     }
 
     #[test]

@@ -2,13 +2,60 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 
-use ferroce_fault::{HeldQueue, Judge, Release};
+use ferroce_fault::{Dir, Facts, HeldQueue, Judge, Release};
 use ferroce_wire::Instant;
 
 use crate::{Datagram, Stats, Verdict};
 
 type Rule<'r, P> = Box<dyn FnMut(&P) -> Verdict + 'r>;
+
+/// How the place of the faults sees a packet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View {
+    pub dir: Dir,
+    /// The queue pair.
+    pub qp: u32,
+    /// The other end; `None` for the packet's sender.
+    pub peer: Option<IpAddr>,
+}
+
+impl View {
+    /// As the receiver sees it.
+    pub const fn received(qp: usize) -> Self {
+        Self { dir: Dir::Rx, qp: qp as u32, peer: None }
+    }
+}
+
+/// A packet with what its place needs to know when the packet goes on.
+#[derive(Clone, Debug)]
+pub(crate) struct Tagged<T, P> {
+    pub tag: T,
+    pub packet: P,
+}
+
+impl<T: Clone, P: Datagram> Datagram for Tagged<T, P> {
+    fn corrupt(&mut self, noise: u64) {
+        self.packet.corrupt(noise);
+    }
+
+    fn seal(&mut self) {
+        self.packet.seal();
+    }
+
+    fn wire_len(&self) -> usize {
+        self.packet.wire_len()
+    }
+
+    fn mark_ce(&mut self) -> bool {
+        self.packet.mark_ce()
+    }
+
+    fn facts(&self, to: usize) -> Option<Facts<'_>> {
+        self.packet.facts(to)
+    }
+}
 
 /// Rules and a plan, and the packets that wait by them.
 pub(crate) struct Faults<'r, P> {
@@ -49,13 +96,22 @@ impl<'r, P: Datagram> Faults<'r, P> {
         self.stats
     }
 
-    /// Judges a packet to endpoint `to`. What leaves now is added to `out`; what is delayed comes from [`Self::take`].
-    pub fn send(&mut self, now: Instant, to: usize, mut packet: P, out: &mut Vec<P>) {
+    pub const fn judge(&self) -> Option<&Judge> {
+        self.judge.as_ref()
+    }
+
+    /// Packets that wait.
+    pub fn waiting(&self) -> usize {
+        self.late.len() + self.held.len()
+    }
+
+    /// Judges a packet. What leaves now is added to `out`; what is delayed comes from [`Self::take`].
+    pub fn send(&mut self, now: Instant, view: &View, mut packet: P, out: &mut Vec<P>) {
         self.stats.sent += 1;
         let verdict =
             self.rules.iter_mut().map(|rule| rule(&packet)).find(|verdict| *verdict != Verdict::Pass);
         match verdict {
-            None | Some(Verdict::Pass) => self.judged(now, to, packet, out),
+            None | Some(Verdict::Pass) => self.judged(now, view, packet, out),
             Some(Verdict::Delay(more)) => {
                 self.stats.delayed += 1;
                 self.delay(now + more, packet);
@@ -74,14 +130,16 @@ impl<'r, P: Datagram> Faults<'r, P> {
         }
     }
 
-    fn judged(&mut self, now: Instant, to: usize, mut packet: P, out: &mut Vec<P>) {
-        let facts = packet.facts(to);
+    fn judged(&mut self, now: Instant, view: &View, mut packet: P, out: &mut Vec<P>) {
+        let View { dir, qp, peer } = *view;
+        let facts = packet.facts(qp as usize);
+        let facts = facts.map(|facts| Facts { dir, qp, peer: peer.unwrap_or(facts.peer), ..facts });
         let Some((judge, facts)) = self.judge.as_mut().zip(facts) else {
             out.push(packet);
             return;
         };
         let actions = judge.decide(now, &facts);
-        let flow = (facts.qp, 0);
+        let flow = (qp, dir as u32);
         if actions.drop || actions.answer.is_some() {
             self.stats.dropped += 1;
             return;
@@ -92,6 +150,9 @@ impl<'r, P: Datagram> Faults<'r, P> {
         if let Some(corruption) = actions.corrupt {
             self.stats.corrupted += 1;
             packet.corrupt(u64::from(corruption.octet) << 3 | u64::from(corruption.bit));
+            if corruption.icrc_ok {
+                packet.seal();
+            }
         }
         self.stats.duplicated += u64::from(actions.duplicate);
         self.stats.delayed += u64::from(actions.release.is_some());
@@ -125,7 +186,8 @@ impl<'r, P: Datagram> Faults<'r, P> {
     /// When the next packet that waits goes on.
     pub fn next(&self) -> Option<Instant> {
         let late = self.late.first_key_value().map(|((at, _), _)| *at);
-        late.into_iter().chain(self.held.next()).min()
+        let held = self.held.next().filter(|at| *at != Instant::MAX);
+        late.into_iter().chain(held).min()
     }
 
     /// Adds to `out` what has waited long enough.

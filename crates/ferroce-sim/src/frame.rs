@@ -36,6 +36,11 @@ impl Datagram for Frame {
         Rc::make_mut(&mut self.bytes)[bit / 8] ^= 1 << (bit % 8);
     }
 
+    fn seal(&mut self) {
+        let bytes: &mut Vec<u8> = Rc::make_mut(&mut self.bytes);
+        icrc::seal(&self.flow, self.ip_id, bytes);
+    }
+
     fn wire_len(&self) -> usize {
         // Ethernet with preamble and gap, IPv4, UDP.
         38 + 20 + 8 + self.bytes.len()

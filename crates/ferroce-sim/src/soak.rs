@@ -111,7 +111,7 @@ impl Setting {
                 } else {
                     one_of(&mut rng, &SELECTIVE)
                 },
-                congestion: one_of(&mut rng, &[CongestionControl::React, CongestionControl::Full]),
+                congestion: [one_of(&mut rng, &[CongestionControl::React, CongestionControl::Full]); 2],
                 ..Connection::default()
             };
             ([one, other], connection)

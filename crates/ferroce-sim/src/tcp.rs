@@ -34,6 +34,15 @@ pub(crate) enum Kind {
 }
 
 impl Segment {
+    /// In the digest of a run.
+    pub const fn mark(&self) -> u64 {
+        let number = match self.kind {
+            Kind::Data(number) => number << 1,
+            Kind::Ack(number, _) => number << 1 | 1,
+        };
+        number ^ (self.stream as u64) << 40 ^ (self.marked as u64) << 58
+    }
+
     pub const fn wire_len(&self) -> usize {
         match self.kind {
             Kind::Data(_) => OVERHEAD + MSS as usize,

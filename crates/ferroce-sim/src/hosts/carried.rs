@@ -23,6 +23,12 @@ impl Datagram for Carried {
         }
     }
 
+    fn seal(&mut self) {
+        if let Self::Roce(frame) = self {
+            frame.seal();
+        }
+    }
+
     fn wire_len(&self) -> usize {
         match self {
             Self::Roce(frame) => frame.wire_len(),

@@ -42,20 +42,26 @@ impl Default for Socket {
 /// The attributes of a connection. One value is for both ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Connection {
+    /// Octets of payload of a packet.
     pub mtu: PathMtu,
+    /// Sizes of the queues of each end.
     pub caps: QpCaps,
-    /// READs and atomics that may be outstanding.
+    /// READs and atomics that may be outstanding, 1 to 128.
     pub rd_atomic: u8,
-    /// ACK timeout code.
+    /// ACK timeout code, 0 (none) to 31: 4.096 µs × 2^code.
     pub timeout: u8,
+    /// Resends without an answer before the queue pair fails (`RETRY_EXC_ERR`), 0 to 7.
     pub retry_cnt: u8,
+    /// Resends after RNR NAKs, 0 to 6; 7 means without end.
     pub rnr_retry: u8,
+    /// The code of the time that an RNR NAK asks for, 0 to 31.
     pub min_rnr_timer: u8,
     /// The first PSN of each end.
     pub psn: [u32; 2],
-    /// Of each end.
+    /// How lost requests are repeated, of each end.
     pub selective_repeat: [SelectiveRepeat; 2],
-    pub congestion: CongestionControl,
+    /// Of each end.
+    pub congestion: [CongestionControl; 2],
 }
 
 impl Default for Connection {
@@ -76,7 +82,7 @@ impl Default for Connection {
             min_rnr_timer: 1,
             psn: [0x123456, 0x654321],
             selective_repeat: [SelectiveRepeat::Off; 2],
-            congestion: CongestionControl::React,
+            congestion: [CongestionControl::React; 2],
         }
     }
 }
@@ -84,10 +90,15 @@ impl Default for Connection {
 /// A queue pair was not created or connected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ConnectError {
+    /// The sizes of the queues are not possible.
     #[error(transparent)]
     Create(#[from] CreateQpError),
+    /// An attribute is out of range.
     #[error(transparent)]
     Modify(#[from] ModifyQpError),
+    /// There are queue pairs for all numbers.
+    #[error("at most {} queue pairs", super::MAX_ENDS)]
+    TooMany,
 }
 
 impl Connection {
@@ -112,8 +123,8 @@ impl Connection {
             budget,
         })?;
         qp.set_selective_repeat(self.selective_repeat[side]);
-        qp.set_congestion_control(self.congestion);
-        let capable = self.congestion == CongestionControl::Full;
+        qp.set_congestion_control(self.congestion[side]);
+        let capable = self.congestion[side] == CongestionControl::Full;
         let attr = QpAttr {
             path_mtu: self.mtu,
             rq_psn: Psn::new(self.psn[1 - side]),

@@ -27,29 +27,32 @@
 
 mod carried;
 mod connection;
+mod process;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use ferroce_fault::Judge;
-use ferroce_proto::{Budget, NoSharedQueue};
+use ferroce_proto::{Budget, PostRecvError, PostSendError, RecvWr, SendWr};
 use ferroce_wire::{BatchLimits, Instant, Qpn, TxBatch};
 
 pub use self::carried::Carried;
 pub use self::connection::{ConnectError, Connection, Socket};
 
-use crate::fabric::{Fabric, LineStats, Node, Topology};
-use crate::faults::Faults;
+use self::process::OwnFaults;
+use crate::fabric::{Fabric, Flaws, LineStats, Node, Topology};
+use crate::faults::{Faults, View};
 use crate::ram::Ram;
 use crate::tcp::{Kind, Reno, Segment};
-use crate::{Datagram, End, Frame, Rng, Stats, Verdict};
+use crate::{End, Frame, Rng, Stats, Verdict};
 
 /// Octets that the kernel charges to a receive buffer for a datagram, beside its own.
 const PACKET_CHARGE: u64 = 256;
+/// Queue pairs that have numbers: a slot each, without the first one.
+pub const MAX_ENDS: usize = 4094;
 
 /// A host, in order of creation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -107,6 +110,11 @@ struct Host {
     /// The packets that the process has taken and will have handled at its time in `due`.
     in_hand: Vec<Carried>,
     stats: SocketStats,
+    /// The faults of its process, if there are any, and when a packet that waits goes on.
+    faults: Option<Box<OwnFaults>>,
+    due: Option<Instant>,
+    /// Queue pairs so far.
+    ends: u32,
 }
 
 #[derive(Debug)]
@@ -114,6 +122,8 @@ struct Seat {
     end: End<Ram>,
     host: usize,
     peer: usize,
+    /// By order of creation in its host, from 0.
+    number: u32,
     due: Option<Instant>,
 }
 
@@ -126,6 +136,8 @@ struct Stream {
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Due {
+    /// Packets that a host's faults held.
+    Held(usize),
     Process(usize),
     QueuePair(usize),
     Stream(usize),
@@ -133,6 +145,7 @@ enum Due {
 
 /// Hosts on a fabric, and the clock.
 pub struct Hosts<'r> {
+    seed: u64,
     now: Instant,
     fabric: Fabric<Carried>,
     faults: Faults<'r, Carried>,
@@ -145,6 +158,15 @@ pub struct Hosts<'r> {
     buffer: Vec<u8>,
     digest: u64,
     trace: Option<Trace<'r>>,
+}
+
+/// The address of the first host.
+const FIRST_ADDRESS: u32 = 0x0a00_0001;
+
+/// The host with an address.
+fn host_at(address: IpAddr) -> Option<usize> {
+    let IpAddr::V4(address) = address else { return None };
+    u32::from(address).checked_sub(FIRST_ADDRESS).map(|number| number as usize)
 }
 
 /// The queue pair number of an end: a slot each, so that batches of different queue pairs are different.
@@ -160,7 +182,13 @@ fn seat_of(qpn: Qpn) -> Option<usize> {
 impl<'r> Hosts<'r> {
     /// On this topology, without hosts.
     pub fn new(topology: Topology) -> Self {
+        Self::with_seed(topology, 0)
+    }
+
+    /// As [`Self::new`], with this seed for the jitter of the processes, and for source ports.
+    pub fn with_seed(topology: Topology, seed: u64) -> Self {
         Self {
+            seed,
             now: Instant::ZERO,
             fabric: Fabric::new(topology),
             faults: Faults::default(),
@@ -179,7 +207,7 @@ impl<'r> Hosts<'r> {
     /// Puts a host at a node of the topology. Its address is 10.0.0.0 plus its number plus 1.
     pub fn host(&mut self, node: Node, socket: Socket) -> HostId {
         let number = self.hosts.len();
-        let address = Ipv4Addr::from(0x0a00_0001 + number as u32).into();
+        let address = Ipv4Addr::from(FIRST_ADDRESS + number as u32).into();
         let budget = Arc::new(Budget::new(socket.buffer).with_hold_blocks(socket.hold_blocks));
         self.by_node.insert(node, number);
         self.hosts.push(Host {
@@ -187,20 +215,28 @@ impl<'r> Hosts<'r> {
             address,
             socket,
             budget,
-            rng: Rng::new(number as u64),
+            rng: Rng::new(self.seeded(number)),
             waiting: VecDeque::new(),
             octets: 0,
             in_hand: Vec::new(),
             stats: SocketStats::default(),
+            faults: None,
+            due: None,
+            ends: 0,
         });
         HostId(number)
+    }
+
+    /// A seed for the host or queue pair of this number.
+    const fn seeded(&self, number: usize) -> u64 {
+        number as u64 ^ self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
     /// Creates a queue pair at each of two hosts, with this memory, and connects them.
     ///
     /// # Errors
     ///
-    /// If the attributes are not possible.
+    /// If the attributes are not possible, or there are [`MAX_ENDS`] queue pairs.
     pub fn connect(
         &mut self,
         hosts: [HostId; 2],
@@ -208,14 +244,24 @@ impl<'r> Hosts<'r> {
         connection: &Connection,
     ) -> Result<[EndId; 2], ConnectError> {
         let first = self.seats.len();
+        if first + 2 > MAX_ENDS {
+            return Err(ConnectError::TooMany);
+        }
+        let mut pair = Vec::new();
         for (side, mem) in memories.into_iter().enumerate() {
             let seat = first + side;
             let addresses = [side, 1 - side].map(|side| self.hosts[hosts[side].0].address);
             let numbers = [qpn(seat), qpn(first + 1 - side)];
             let budget = self.hosts[hosts[side].0].budget.clone();
-            let qp = connection.queue_pair(side, seat as u64, addresses, numbers, budget)?;
+            let qp = connection.queue_pair(side, self.seeded(seat), addresses, numbers, budget)?;
             let (host, peer) = (hosts[side].0, first + 1 - side);
-            self.seats.push(Seat { end: End::new(qp, mem), host, peer, due: None });
+            pair.push(Seat { end: End::new(qp, mem), host, peer, number: 0, due: None });
+        }
+        for mut seat in pair {
+            let ends = &mut self.hosts[seat.host].ends;
+            seat.number = *ends;
+            *ends += 1;
+            self.seats.push(seat);
         }
         Ok([EndId(first), EndId(first + 1)])
     }
@@ -240,6 +286,34 @@ impl<'r> Hosts<'r> {
     /// end that a packet is for, and `dir` is `rx`.
     pub fn set_judge(&mut self, judge: Option<Judge>) {
         self.faults.set_judge(judge);
+    }
+
+    /// Has a plan of faults decide what becomes of the packets that the process of a host sends and receives, as `ferroce run --fault` does
+    /// for a program: `qp` is the order of creation in the host, and received packets are judged behind the check of their ICRC.
+    pub fn set_host_judge(&mut self, host: HostId, judge: Judge) {
+        let mut faults = OwnFaults::default();
+        faults.set_judge(Some(judge));
+        self.hosts[host.0].faults = Some(Box::new(faults));
+    }
+
+    /// Gives the link between two nodes flaws and a plan of faults, see [`Fabric::harm`].
+    pub fn harm(&mut self, ends: [Node; 2], flaws: Flaws, judge: Option<Judge>) {
+        self.fabric.harm(ends[0], ends[1], flaws, judge);
+    }
+
+    /// The judge of all packets, for its counts.
+    pub const fn judge(&self) -> Option<&Judge> {
+        self.faults.judge()
+    }
+
+    /// The judge of a host.
+    pub fn host_judge(&self, host: HostId) -> Option<&Judge> {
+        self.hosts[host.0].faults.as_ref()?.judge()
+    }
+
+    /// The judge of a link.
+    pub fn link_judge(&self, ends: [Node; 2]) -> Option<&Judge> {
+        self.fabric.judge(ends[0], ends[1])
     }
 
     /// Has each event reported.
@@ -267,6 +341,42 @@ impl<'r> Hosts<'r> {
             Ok(seats) => seats.map(|seat| &mut seat.end),
             Err(_) => panic!("{ends:?} are not two ends"),
         }
+    }
+
+    /// Posts a send work request, and sends what it can.
+    ///
+    /// # Errors
+    ///
+    /// As the queue pair says; nothing has changed then.
+    pub fn post_send(&mut self, end: EndId, wr: &SendWr<'_>) -> Result<(), PostSendError> {
+        let seat = &mut self.seats[end.0].end;
+        seat.qp.post_send(wr, &seat.mem)?;
+        self.drain(end);
+        Ok(())
+    }
+
+    /// Posts a receive work request.
+    ///
+    /// # Errors
+    ///
+    /// As the queue pair says; nothing has changed then.
+    pub fn post_recv(&mut self, end: EndId, wr: &RecvWr<'_>) -> Result<(), PostRecvError> {
+        self.seats[end.0].end.qp.post_recv(wr)?;
+        self.drain(end);
+        Ok(())
+    }
+
+    /// Packets that cross links or wait for a process or by faults.
+    pub fn under_way(&self) -> usize {
+        let waiting =
+            |host: &Host| host.waiting.len() + host.faults.as_ref().map_or(0, |faults| faults.waiting());
+        self.fabric.under_way() + self.faults.waiting() + self.hosts.iter().map(waiting).sum::<usize>()
+    }
+
+    /// Moves the clock to a time before the next event, so that the driver can act then. A later time moves it to the next event.
+    pub fn wait_until(&mut self, time: Instant) {
+        let limit = self.next_event().map_or(time, |next| next.min(time));
+        self.now = self.now.max(limit);
     }
 
     /// The ends that the last step touched: a packet came, or a timer expired.
@@ -306,7 +416,7 @@ impl<'r> Hosts<'r> {
     /// Sends what an end has to send, and takes its completions. To be called when the driver has posted to it.
     pub fn drain(&mut self, end: EndId) {
         let index = end.0;
-        let (host, peer) = (self.seats[index].host, self.seats[index].peer);
+        let host = self.seats[index].host;
         let mut frames = Vec::new();
         let seat = &mut self.seats[index];
         let limits = BatchLimits { max_segments: 64, gso: true };
@@ -333,15 +443,15 @@ impl<'r> Hosts<'r> {
             if let Some(trace) = &mut self.trace {
                 trace(self.now, Event::Sent(EndId(index), &frame));
             }
-            self.depart(host, self.seats[peer].host, peer, Carried::Roce(frame));
+            self.leave(host, index, Carried::Roce(frame));
         }
         self.set_timer(index);
     }
 
-    /// A packet leaves a host; faults first.
+    /// A packet leaves a host for this queue pair, or none; faults of the network first.
     fn depart(&mut self, from: usize, to: usize, seat: usize, packet: Carried) {
         let mut out = Vec::new();
-        self.faults.send(self.now, seat, packet, &mut out);
+        self.faults.send(self.now, &View::received(seat), packet, &mut out);
         for packet in out {
             self.enter(packet, Some((from, to)));
         }
@@ -352,7 +462,7 @@ impl<'r> Hosts<'r> {
         let (from, to) = match (&packet, known) {
             // Faults give back other packets than the one that they were given.
             (Carried::Roce(frame), _) => {
-                let host = |address: IpAddr| self.hosts.iter().position(|host| host.address == address);
+                let host = |address: IpAddr| host_at(address).filter(|host| *host < self.hosts.len());
                 let Some(ends) = host(frame.flow.source).zip(host(frame.flow.destination)) else { return };
                 ends
             }
@@ -396,8 +506,8 @@ impl<'r> Hosts<'r> {
     }
 
     /// When the next thing happens.
-    pub fn next_event(&mut self) -> Option<Instant> {
-        let arrival = self.fabric.next_arrival();
+    pub fn next_event(&self) -> Option<Instant> {
+        let arrival = self.fabric.next_event();
         let due = self.due.first().map(|(at, _)| *at);
         arrival.into_iter().chain(due).chain(self.faults.next()).min()
     }
@@ -422,6 +532,7 @@ impl<'r> Hosts<'r> {
         while let Some((_, due)) = self.due.first().copied().filter(|(at, _)| *at <= self.now) {
             self.due.pop_first();
             match due {
+                Due::Held(host) => self.release(host),
                 Due::Process(host) => self.process(host),
                 Due::QueuePair(seat) => {
                     self.seats[seat].due = None;
@@ -446,85 +557,6 @@ impl<'r> Hosts<'r> {
             assert!(due.is_none_or(|due| due > self.now), "a timer that is due after it was handled");
         }
         true
-    }
-
-    /// A packet reaches the socket of a host.
-    fn arrive(&mut self, index: usize, packet: Carried) {
-        let host = &mut self.hosts[index];
-        if let Carried::Tcp(segment) = packet {
-            self.take_segment(segment);
-            return;
-        }
-        let charge = packet.wire_len() as u64 + PACKET_CHARGE;
-        if host.octets + charge > host.socket.buffer as u64 {
-            host.stats.dropped += 1;
-            return;
-        }
-        host.octets += charge;
-        host.stats.longest = host.stats.longest.max(host.octets);
-        host.waiting.push_back(packet);
-        if host.in_hand.is_empty() {
-            self.take(index);
-        }
-    }
-
-    /// The process takes a batch from its socket.
-    fn take(&mut self, index: usize) {
-        let host = &mut self.hosts[index];
-        let count = host.waiting.len().min(host.socket.batch.max(1));
-        if count == 0 {
-            return;
-        }
-        host.in_hand.extend(host.waiting.drain(..count));
-        let octets: u64 = host.in_hand.iter().map(|packet| packet.wire_len() as u64 + PACKET_CHARGE).sum();
-        host.octets -= octets;
-        host.stats.taken += count as u64;
-        let jitter = Duration::from_nanos(host.rng.below(host.socket.jitter.as_nanos() as u64 + 1));
-        let done = self.now + host.socket.per_packet * count as u32 + jitter;
-        self.due.insert((done, Due::Process(index)));
-    }
-
-    /// The process is done with its batch.
-    fn process(&mut self, index: usize) {
-        for packet in std::mem::take(&mut self.hosts[index].in_hand) {
-            if let Carried::Roce(frame) = packet {
-                self.handle(index, &frame);
-            }
-        }
-        self.take(index);
-    }
-
-    fn handle(&mut self, host: usize, frame: &Frame) {
-        let packet = frame.packet();
-        let of_host = |seat: &usize| self.seats.get(*seat).is_some_and(|seat| seat.host == host);
-        let dest = ferroce_wire::Packet::parse(&frame.bytes).ok().map(|packet| packet.bth.dest_qp);
-        let Some(index) = dest.and_then(seat_of).filter(of_host) else { return };
-        self.note(mark(frame) ^ 1 << 63);
-        self.touched.insert(index);
-        let end = &mut self.seats[index].end;
-        let Some(packet) = packet else {
-            end.bad_icrc += 1;
-            if let Some(trace) = &mut self.trace {
-                trace(self.now, Event::Received(EndId(index), frame, Some(&"wrong ICRC")));
-            }
-            return;
-        };
-        let result = end.qp.handle_datagram(self.now, &frame.flow, &packet, &mut NoSharedQueue, &mut end.mem);
-        if let Some(trace) = &mut self.trace {
-            let reason = result.as_ref().err().map(|reason| reason as &dyn fmt::Debug);
-            trace(self.now, Event::Received(EndId(index), frame, reason));
-        }
-    }
-
-    fn take_segment(&mut self, segment: Segment) {
-        let stream = segment.stream;
-        let flow = &mut self.streams[stream].flow;
-        let mut out = Vec::new();
-        match segment.kind {
-            Kind::Data(number) => out.push(flow.receive(self.now, number, &segment)),
-            Kind::Ack(to, marked) => flow.acknowledged(self.now, to, marked, segment.sent, &mut out),
-        }
-        self.send_segments(stream, out);
     }
 }
 
