@@ -119,6 +119,25 @@ impl Topology {
         }
     }
 
+    /// All nodes, in order of creation.
+    pub fn nodes(&self) -> Vec<Node> {
+        (0..self.neighbours.len()).map(Node).collect()
+    }
+
+    /// By node: a number that nodes have in common if links lead from one to the other.
+    pub fn islands(&self) -> Vec<usize> {
+        let mut islands = vec![usize::MAX; self.neighbours.len()];
+        for first in 0..islands.len() {
+            let mut open = if islands[first] == usize::MAX { vec![first] } else { Vec::new() };
+            while let Some(node) = open.pop() {
+                islands[node] = first;
+                let new = self.neighbours[node].iter().map(|(to, _)| *to);
+                open.extend(new.filter(|to| islands[*to] == usize::MAX));
+            }
+        }
+        islands
+    }
+
     /// Hosts on one switch: the hosts, and the switch.
     pub fn star(hosts: usize, line: Line) -> (Self, Vec<Node>, Node) {
         let mut topology = Self::default();

@@ -23,6 +23,7 @@ mod pcap;
 pub mod ram;
 mod rng;
 pub mod rules;
+pub mod scenario;
 pub mod soak;
 mod tcp;
 pub mod workload;
