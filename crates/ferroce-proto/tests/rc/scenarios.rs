@@ -168,14 +168,15 @@ fn the_first_response_of_two_reads_is_lost() {
     }
 }
 
-/// Scenario 10: each eighth packet arrives 2 µs late, behind three others at least where so many follow at once.
+/// Scenario 10: each eighth packet is overtaken by the three behind it, at the same moment. Where fewer than three follow at once it waits
+/// for those that come later, and is taken for lost once.
 #[test]
 fn packets_that_are_overtaken_are_not_lost() {
     const MESSAGES: u64 = 50;
     const LEN: usize = 8 * MTU;
     for selective_repeat in MODES {
         let setup = Setup { selective_repeat, ..Setup::default() };
-        let count = Cell::new(0);
+        let (count, late) = (Cell::new(0), Cell::new(None));
         let mut world = world(
             &setup,
             Box::new(|_, to, frame| {
@@ -183,8 +184,14 @@ fn packets_that_are_overtaken_are_not_lost() {
                     return pass(to, frame);
                 }
                 count.set(count.get() + 1);
-                let later = if count.get() % 8 == 2 { Duration::from_micros(2) } else { Duration::ZERO };
-                vec![(later, to, frame)]
+                match count.get() % 8 {
+                    2 => {
+                        late.set(Some(frame));
+                        vec![]
+                    }
+                    5 => [pass(to, frame), late.take().map_or(vec![], |it| pass(to, it))].concat(),
+                    _ => pass(to, frame),
+                }
             }),
         );
         for wr_id in 0..MESSAGES {
@@ -197,7 +204,7 @@ fn packets_that_are_overtaken_are_not_lost() {
         let counters = world.ends[0].qp.counters();
         assert_eq!(counters.timeouts, 0);
         if selective_repeat == SelectiveRepeat::Agreed {
-            assert_eq!(counters.resent_pkts, 0, "nothing was lost");
+            assert!(counters.resent_pkts <= 1, "nothing was lost: {counters:?}");
         }
         assert!(world.ends[1].qp.counters().held_executed > 0);
     }

@@ -73,7 +73,7 @@ const SCENARIOS: [Scenario; 25] = [
         &[MATRIX, ("ferroce-proto/tests/rc/refusals.rs", "an_atomic_is_done_once")],
     ),
     Scenario(
-        "Packets are overtaken by three others and more, and none is lost.",
+        "Packets are overtaken by three others at the same moment, and none is lost.",
         "success; selective repeat sends nothing again",
         "execution and completions in order",
         &[
