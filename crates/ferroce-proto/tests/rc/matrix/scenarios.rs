@@ -74,7 +74,7 @@ const SCENARIOS: [Scenario; 25] = [
     ),
     Scenario(
         "Packets are overtaken by three others at the same moment, and none is lost.",
-        "success; selective repeat sends nothing again",
+        "success; selective repeat sends one packet again at most",
         "execution and completions in order",
         &[
             ("ferroce-proto/tests/rc/scenarios.rs", "packets_that_are_overtaken_are_not_lost"),
