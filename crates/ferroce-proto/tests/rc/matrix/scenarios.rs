@@ -173,7 +173,7 @@ const SCENARIOS: [Scenario; 25] = [
         ],
     ),
     Scenario(
-        "Many senders write to one receiver, or many responders answer one.",
+        "Sixteen senders write to one receiver, or many responders answer one.",
         "all finish; Jain's index is 0.9 at least",
         "READs: no more is asked for than the socket holds",
         &[
@@ -203,7 +203,7 @@ const SCENARIOS: [Scenario; 25] = [
 pub fn text() -> String {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut text = "## Scenarios\n\n\
-        Each scenario runs with go-back-N and with selective repeat, unless it is about one of them.\n\n\
+        `fault_matrix` runs with go-back-N and with selective repeat. Not every other test does.\n\n\
         | | scenario | requester | responder | tests |\n|---|---|---|---|---|\n"
         .to_owned();
     for (number, Scenario(scenario, requester, responder, tests)) in SCENARIOS.iter().enumerate() {
