@@ -13,9 +13,6 @@ use ferroce_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The variable that names a device other than that on lo.
-pub const DEVICE: &str = "FERROCE_TEST_DEVICE";
-
 /// The device on lo, of a broker in this process unless one runs already.
 pub fn open() -> Arc<Context> {
     static EMBEDDED: Once = Once::new();
@@ -25,8 +22,7 @@ pub fn open() -> Arc<Context> {
         // itself reads no environment by then.
         unsafe { std::env::set_var("FERROCE_BROKER", "embedded") };
     });
-    let device = std::env::var(DEVICE).unwrap_or("fr0".to_owned());
-    Context::open(&device).expect("the device of the test")
+    Context::open("fr0").expect("the device on lo")
 }
 
 /// The wire, where `auto` would take shared memory. The first thing of every test of a file.
