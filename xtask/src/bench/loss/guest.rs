@@ -18,7 +18,7 @@ use crate::job::{self, Ended, Job};
 const MACHINE: &str = "10.77.0.1";
 const PAIR_SERVER: &str = "10.79.0.2";
 /// For one end of a measure.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(45);
 const MTU: u32 = 1500;
 
 pub struct InGuest<'a> {
@@ -148,7 +148,7 @@ impl<'a> InGuest<'a> {
             _ => (ours(true), format!("{} {PAIR_SERVER}", ours(false))),
         };
         let line = format!(
-            "timeout 25 {server} >/tmp/server.log 2>&1 & server=$!; {}; timeout 20 {client}; status=$?; \
+            "timeout 35 {server} >/tmp/server.log 2>&1 & server=$!; {}; timeout 30 {client}; status=$?; \
              [ $status = 0 ] || kill $server; wait $server || cat /tmp/server.log; exit $status",
             self.wait()
         );

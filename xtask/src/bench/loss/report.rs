@@ -88,9 +88,14 @@ fn table(bed: Bed, store: &Store) -> String {
     let names: String = stacks.iter().map(|stack| format!(" {} | ÷ lossless |", stack.name())).collect();
     let mut text = format!("| measure | path |{names}\n|---|---|{}\n", "---|---|".repeat(stacks.len()));
     for (operation, octets, condition) in bed.rows() {
+        let of = |stack: &Stack| cell(bed, *stack, operation, octets, condition);
+        // Rows that no filter chose.
+        if stacks.iter().all(|stack| store.of(&of(stack)).runs() == 0) {
+            continue;
+        }
         text += &format!("| {} {} | {} |", operation.name(), size(octets), condition.name());
         for stack in stacks {
-            let cell = cell(bed, *stack, operation, octets, condition);
+            let cell = of(stack);
             let ratio = divided(store, &cell, &Cell { condition: Condition::Loss(0), ..cell });
             let ratio = ratio.filter(|_| condition != Condition::Loss(0));
             text += &format!(" {} | {} |", shown(store, &cell), ratio.map_or_else(|| "–".to_owned(), short));
