@@ -63,9 +63,16 @@ pub struct BenchArgs {
     /// AF_XDP instead, beside UDP sockets, on a veth.
     #[arg(long, conflicts_with = "iwarp")]
     pub xdp: bool,
-    /// Losses of packets instead, with and without selective repeat, beside TCP, on a veth.
+    /// Lost and reordered packets instead: ferroce, TCP and the kernel's rxe on a veth and in the guest of shared/peer. The
+    /// samples are kept: the same command again takes those that are missing, and --save writes the documents once all are there.
     #[arg(long, conflicts_with_all = ["iwarp", "xdp"])]
     pub loss: bool,
+    /// With --loss: no sample begins after so many minutes.
+    #[arg(long, requires = "loss")]
+    pub minutes: Option<f64>,
+    /// With --loss: forgets the samples of earlier runs.
+    #[arg(long, requires = "loss")]
+    pub again: bool,
     /// `ferroce resource show` with many queue pairs instead.
     #[arg(long)]
     pub objects: bool,

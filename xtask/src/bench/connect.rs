@@ -28,7 +28,7 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
         None => dist::build()?,
     };
     let count = if args.quick { 100 } else { 1000 };
-    let stacks = Stacks::up(&dist)?;
+    let stacks = Stacks::up(&dist, None)?;
     let mut samples = Samples::new();
     for round in 0..args.rounds {
         eprintln!("round {} of {}", round + 1, args.rounds);

@@ -41,8 +41,14 @@ pub struct EndArgs {
     kind: Kind,
     /// Bytes of a message.
     size: usize,
-    /// Messages.
+    /// Messages; not used with --seconds.
     count: u64,
+    /// A TCP stream of that length instead of a number of messages.
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// The congestion control of a TCP stream; without it, the system's.
+    #[arg(long)]
+    congestion: Option<String>,
     /// The address to listen at.
     #[arg(long)]
     listen: Option<String>,
@@ -69,7 +75,8 @@ fn is_stamped(message: &[u8], number: u64) -> bool {
 
 /// Runs one end; the client prints what `vbench` prints.
 pub fn run(args: &EndArgs) -> Result<()> {
-    ensure!(args.size >= 8 && args.count > 0, "messages are of at least 8 bytes");
+    ensure!(args.size >= 8, "messages are of at least 8 bytes");
+    ensure!(args.count > 0 || args.seconds.is_some(), "say how many messages, or how long");
     match (&args.listen, &args.connect, args.kind) {
         (_, _, Kind::Busy) => busy(args.count),
         (Some(at), None, Kind::UdpOne | Kind::UdpGso) => stream_server(at, args),
@@ -97,7 +104,11 @@ fn busy(seconds: u64) -> Result<()> {
 fn tcp_server(at: &str, args: &EndArgs) -> Result<()> {
     let (mut stream, _) = TcpListener::bind(at)?.accept()?;
     let mut message = vec![0; args.size];
-    for number in 0..args.count {
+    for number in 0..args.seconds.map_or(args.count, |_| u64::MAX) {
+        // A sender with a time limit ends the stream.
+        if args.seconds.is_some() && stream.peek(&mut [0])? == 0 {
+            break;
+        }
         stream.read_exact(&mut message)?;
         ensure!(is_stamped(&message, number), "message {number} is wrong");
     }
@@ -110,17 +121,28 @@ fn tcp_server(at: &str, args: &EndArgs) -> Result<()> {
 fn tcp_client(to: &str, args: &EndArgs) -> Result<()> {
     let mut stream = TcpStream::connect(to).context("connect")?;
     stream.set_nodelay(true)?;
+    if let Some(name) = &args.congestion {
+        setsockopt(&stream, sockopt::TcpCongestion, &name.into()).with_context(|| name.clone())?;
+    }
     let mut message: Vec<u8> = (0..args.size).map(pattern).collect();
     let mut gaps = Gaps::new();
-    for number in 0..args.count {
+    let is_over = |gaps: &Gaps, number| match args.seconds {
+        Some(seconds) => gaps.elapsed().as_secs_f64() >= seconds,
+        None => number == args.count,
+    };
+    let mut number = 0;
+    while !is_over(&gaps, number) {
         stamp(&mut message, number);
         stream.write_all(&message)?;
         gaps.progress();
+        number += 1;
     }
     // The end of a WRITE is its acknowledgement; here it is the receiver's word.
+    stream.shutdown(std::net::Shutdown::Write)?;
     stream.read_exact(&mut [0])?;
     gaps.progress();
-    println!("seconds {:.9} gap {}", gaps.elapsed().as_secs_f64(), gaps.longest.as_nanos());
+    let (seconds, gap) = (gaps.elapsed().as_secs_f64(), gaps.longest.as_nanos());
+    println!("seconds {seconds:.9} gap {gap} messages {number}");
     Ok(())
 }
 
@@ -393,6 +415,8 @@ mod tests {
             kind,
             size,
             count,
+            seconds: None,
+            congestion: None,
             listen: listen.then(|| at.clone()),
             connect: (!listen).then(|| at.clone()),
         };

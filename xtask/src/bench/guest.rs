@@ -13,7 +13,7 @@ use crate::tree;
 /// The guest's own address, on eth0: rxe0's as well.
 pub const HOST: &str = "10.77.0.2";
 /// Where ferroce lies in the guest.
-const ROOT: &str = "/tmp/ferroce";
+pub const ROOT: &str = "/tmp/ferroce";
 
 /// A running guest.
 pub struct Stacks {
@@ -22,11 +22,11 @@ pub struct Stacks {
 }
 
 impl Stacks {
-    /// Boots it, and copies the distribution into it.
-    pub fn up(dist: &Dist) -> Result<Self> {
+    /// Boots it, and copies the distribution into it. `pair`: also rxa and rxb on a wire of that MTU.
+    pub fn up(dist: &Dist, pair: Option<u32>) -> Result<Self> {
         let script = tree::shared("peer/peer.sh").context("there is no shared/peer beside this checkout")?;
         let logs = Logs(tree::target().join("xtask").join("bench"));
-        let guest = Guest::up(script, None)?;
+        let guest = Guest::up(script, pair)?;
         guest.inside(&format!("mkdir -p {ROOT}/lib {ROOT}/bin {ROOT}/run && chmod 700 {ROOT}/run"))?;
         guest.push(&dist.library(), &format!("{ROOT}/lib/libibverbs.so.1"))?;
         for name in ["ferroce", "ferroced"] {
@@ -34,6 +34,10 @@ impl Stacks {
         }
         guest.inside(&format!("ln -s libibverbs.so.1 {ROOT}/lib/librdmacm.so.1"))?;
         Ok(Self { guest, logs })
+    }
+
+    pub fn guest(&self) -> &Guest {
+        &self.guest
     }
 
     /// Sets the MTU of eth0.

@@ -8,6 +8,7 @@ mod connect;
 mod ends;
 mod flame;
 mod guest;
+mod loss;
 mod memory;
 mod objects;
 mod pairs;
@@ -61,7 +62,10 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
     if args.guest {
         return rxe::run(args);
     }
-    if args.iwarp || args.xdp || args.loss {
+    if args.loss {
+        return loss::run(args);
+    }
+    if args.iwarp || args.xdp {
         return pairs::run(args);
     }
     Programs::ensure(&[debian::BASIC, debian::BENCH])?;

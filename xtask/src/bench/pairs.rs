@@ -1,10 +1,10 @@
-//! `cargo xtask bench --iwarp`, `--xdp` and `--loss`: perftest on a link with one setting or another, and its rivals on the same path in the same
+//! `cargo xtask bench --iwarp` and `--xdp`: perftest on a link with one setting or another, and its rivals on the same path in the same
 //! rounds.
 //!
 //! The ends run in network namespaces of their own: both in one on lo, or one each on a veth. Of a device that cannot be made,
 //! the table says why, and the rivals are measured all the same.
 
-mod paths;
+pub mod paths;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -34,8 +34,6 @@ const LIMIT: Duration = Duration::from_secs(90);
 enum Measure {
     /// A program of perftest, with settings of the link.
     Ours(&'static str, &'static str),
-    /// A program of perftest, with a variable of its environment.
-    With(&'static str, [&'static str; 2]),
     /// A kind of `xtask bench-end`.
     Tcp(&'static str),
 }
@@ -151,57 +149,11 @@ fn xdp() -> Table {
     }
 }
 
-fn loss() -> Table {
-    const AGREED: [&str; 2] = ["FERROCE_SELECTIVE_REPEAT", "cm"];
-    const ALONE: [&str; 2] = ["FERROCE_SELECTIVE_REPEAT", "off"];
-    macro_rules! measures {
-        ($program:literal) => {
-            &[
-                ("ferroce, selective repeat", Measure::With($program, AGREED)),
-                ("ferroce, without agreement", Measure::With($program, ALONE)),
-                ("TCP, writes of that size", Measure::Tcp("tcp")),
-            ]
-        };
-    }
-    const WRITE: &[(&str, Measure)] = measures!("ib_write_bw");
-    const READ: &[(&str, Measure)] = measures!("ib_read_bw");
-    const SEND: &[(&str, Measure)] = measures!("ib_send_bw");
-    let mut rows = Vec::new();
-    for lost in [0, 100, 1000, 10_000, 30_000, 50_000] {
-        let mut row = |name, size, measures| {
-            rows.push(Row { path: Kind::Lossy(lost), name, unit: Unit::Gigabytes, size, measures });
-        };
-        row("WRITE 64 KiB", 65_536, WRITE);
-        row("READ 64 KiB", 65_536, READ);
-        row("SEND 64 KiB", 65_536, SEND);
-        if matches!(lost, 0 | 10_000) {
-            row("WRITE 4 KiB", 4096, WRITE);
-            row("READ 4 KiB", 4096, READ);
-            row("SEND 4 KiB", 4096, SEND);
-            row("WRITE 1 MiB", 1 << 20, WRITE);
-            row("READ 1 MiB", 1 << 20, READ);
-            row("SEND 1 MiB", 1 << 20, SEND);
-        }
-    }
-    Table {
-        title: "## Lost packets",
-        about: "Ratios of medians are to TCP, one stream with TCP_NODELAY. WRITE, READ and SEND are Debian's unmodified perftest with `-R` on one queue \
-                pair. An XDP program drops packets at random in both directions of a veth with an MTU of 1500, and switches its segmentation \
-                offload off; it is there with a loss of 0 as well. Without agreement, the receiver holds packets that come too early, and the sender \
-                goes back; a foreign peer may hold nothing.",
-        link: "rxe",
-        flags: &["-R", "-d", "bench0"],
-        rival: |measure| matches!(measure, Measure::Tcp(_)),
-        rows,
-    }
-}
-
 impl Table {
     /// The table of the arguments, with the rows that they choose.
     fn of(args: &BenchArgs) -> Self {
         let mut table = match args {
             BenchArgs { xdp: true, .. } => xdp(),
-            BenchArgs { loss: true, .. } => loss(),
             _ => iwarp(),
         };
         let named = |row: &Row| format!("{}: {}", row.path.name(), row.name).to_lowercase();
@@ -313,7 +265,7 @@ impl Bench<'_> {
                 eprintln!("round {round} of {rounds}, {}: {}", row.path.name(), row.name);
                 for (column, (_, measure)) in row.measures.iter().enumerate() {
                     let cell = cells.entry((*number, column)).or_default();
-                    if let (Measure::Ours(..) | Measure::With(..), Err(why)) = (measure, &device) {
+                    if let (Measure::Ours(..), Err(why)) = (measure, &device) {
                         if round == 0 {
                             cell.failures += 1;
                             cell.missing = Some(format!("{}: {why:#}", path.kind.name()));
@@ -412,12 +364,9 @@ impl Bench<'_> {
         let mut command = path.front(server);
         let (size, count) = (row.size.to_string(), count.to_string());
         match measure {
-            Measure::Ours(program, _) | Measure::With(program, _) => {
+            Measure::Ours(program, _) => {
                 let file = self.programs.find(program).unwrap_or_else(|| PathBuf::from(program));
                 command.env("FERROCE_RUNTIME_DIR", &self.runtime);
-                if let Measure::With(_, [name, value]) = measure {
-                    command.env(name, value);
-                }
                 if let Some(dirs) = self.programs.libraries() {
                     command.env("LD_LIBRARY_PATH", dirs);
                 }
@@ -467,9 +416,7 @@ impl Row {
     /// The measure, in the words of the usual table: it knows the baselines' output and their first number of messages.
     fn spec(&self, measure: Measure) -> Spec {
         let program = match measure {
-            Measure::Ours(program, _) | Measure::With(program, _) => {
-                Program::Perftest { program, flags: String::new(), pairs: 1 }
-            }
+            Measure::Ours(program, _) => Program::Perftest { program, flags: String::new(), pairs: 1 },
             Measure::Tcp(kind) => Program::Own(kind),
         };
         Spec { program, size: self.size, path: spec::Path::Wire, busy: false, processes: 1 }
@@ -484,7 +431,7 @@ fn figures(
     server: &Ended,
 ) -> Result<Figures, String> {
     let found = match measure {
-        Measure::Ours(program, _) | Measure::With(program, _) => perftest(program, &client.output, row.size),
+        Measure::Ours(program, _) => perftest(program, &client.output, row.size),
         Measure::Tcp(_) => row.spec(measure).figures(&client.output, count),
     };
     found
@@ -582,8 +529,5 @@ mod tests {
             Table::of(&BenchArgs { rows, xdp, ..BenchArgs::default() }).rows.len()
         };
         assert_eq!((rows(&[], false), rows(&["loses"], false), rows(&[], true)), (7, 1, 4));
-        let filters = vec!["loses 1 %: write".to_owned()];
-        let table = Table::of(&BenchArgs { rows: filters, loss: true, ..BenchArgs::default() });
-        assert_eq!(table.rows.len(), 3);
     }
 }

@@ -54,7 +54,7 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
         Some(folder) => Dist::at(folder),
         None => dist::build()?,
     };
-    let stacks = Stacks::up(&dist)?;
+    let stacks = Stacks::up(&dist, None)?;
     stacks.mtu(4200)?;
     let (mut samples, mut failures) = (Samples::new(), 0);
     for round in 0..args.rounds {

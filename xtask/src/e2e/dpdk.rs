@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
 use super::copy::{Broker, PublicCopy};
-use super::pyverbs::{NOBODY, has_nobody};
+use super::pyverbs::{self, Elsewhere, NOBODY, has_nobody};
 use super::{Bed, gid_index};
 use crate::dist;
 use crate::exchange::{Exchange, Meeting};
@@ -23,6 +23,7 @@ const SERVER: &str = "10.84.0.2";
 const CLIENT: &str = "10.84.0.1";
 /// Messages of an exchange; the kernel may see far fewer packets.
 const MESSAGES: u64 = 1000;
+const LOOPBACK: &str = "lo";
 
 /// All of it.
 pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
@@ -60,6 +61,10 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     checks.check("the link is on the tap", ends.shown());
     checks.check("refusals say why", ends.refusals());
     ends.exchanges("v2", checks)?;
+    ends.perftest(checks)?;
+    if bed.all {
+        ends.pyverbs(checks)?;
+    }
     for server in [true, false] {
         ends.ferroce(server, "link set d0 roce-mode both")?;
         ends.ferroce(server, "link set d0 cm-mode v1")?;
@@ -172,7 +177,11 @@ impl Ends<'_> {
 
     /// Packets that the kernel received by the tap of the client's end.
     fn received_by_kernel(&self) -> Result<u64> {
-        let text = self.good(false, "ip", "-s -j link show dev dpdk0")?;
+        self.received_by("dpdk0")
+    }
+
+    fn received_by(&self, netdev: &str) -> Result<u64> {
+        let text = self.good(false, "ip", &format!("-s -j link show dev {netdev}"))?;
         let rows: serde_json::Value = serde_json::from_str(&text)?;
         rows.pointer("/0/stats64/rx/packets")
             .and_then(serde_json::Value::as_u64)
@@ -230,6 +239,59 @@ impl Ends<'_> {
             }
             None => checks.skip("ping by the tap", "there is no ping (Debian: iputils-ping)"),
         }
+        Ok(())
+    }
+
+    /// perftest between the two ends, the kernel's packets counted.
+    fn perftest(&self, checks: &mut Checks) -> Result<()> {
+        let (there, here) = (self.gid(true, "v2")?, self.gid(false, "v2")?);
+        ensure!(there == here, "the ends have the indices {here} and {there}");
+        let mut rows = vec![
+            ("ib_write_bw", "-s 65536 -n 200"),
+            ("ib_read_lat", "-s 8 -n 200"),
+            ("ib_send_bw", "-s 2000 -n 1000"),
+        ];
+        if self.bed.all {
+            rows.extend([
+                ("ib_send_lat", "-s 8 -n 1000"),
+                ("ib_read_bw", "-s 65536 -n 200"),
+                ("ib_write_lat", "-s 8 -n 500"),
+                ("ib_send_lat", "-c UD -s 1000 -n 500"),
+                ("ib_send_bw", "-c UC -s 1000 -n 500"),
+                ("ib_atomic_lat", "-n 200"),
+            ]);
+        }
+        for (program, words) in rows {
+            let port = self.bed.port();
+            let line = format!("-d d0 -F -x {here} -p {port} {words}");
+            let before = self.received_by_kernel()?;
+            let exchange = Exchange {
+                name: format!("{program} {words} over DPDK"),
+                server: self.nobody(true, program, &line)?,
+                client: self.nobody(false, program, &format!("{line} {SERVER}"))?,
+                ready: Box::new(self.place.listener(port)),
+                limit: LIMIT,
+            };
+            exchange.run(&self.bed.logs, checks)?;
+            let kernel = self.received_by_kernel()? - before;
+            let few = if kernel < 100 { Ok(()) } else { Err(format!("{kernel} packets of the tap")) };
+            checks.check(&format!("{program} {words}: packets do not pass through the kernel"), few);
+        }
+        Ok(())
+    }
+
+    /// rdma-core's Python tests. Both ends of their queue pairs are in one process, so that the broker passes the packets from ring to ring.
+    fn pyverbs(&self, checks: &mut Checks) -> Result<()> {
+        let before = self.received_by(LOOPBACK)?;
+        let mut front = self.place.command(false);
+        let folder = self.copy.runtime("run-pyverbs", NOBODY)?;
+        front.env("FERROCE_RUNTIME_DIR", &folder);
+        let (gid, netdev) = (self.gid(false, "v2")?, "dpdk0");
+        let at = Elsewhere { title: "pyverbs over DPDK", device: "d0", gid, netdev, folder: &folder };
+        pyverbs::elsewhere(self.bed, self.copy, front, &at, checks)?;
+        let kernel = self.received_by(LOOPBACK)? - before;
+        checks
+            .note(format!("pyverbs over DPDK: {kernel} packets by lo, of groups and connection management"));
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! iWARP with ferroce at both ends: on lo, over a veth pair between two network namespaces, and through a NAT.
 
+mod terminate;
+
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -214,6 +216,10 @@ impl Pair<'_> {
 
     /// Rows that need no second wire.
     fn on_lo(&self, checks: &mut Checks) -> Result<()> {
+        for crc in [true, false] {
+            self.crc(crc)?;
+            terminate::check(self, crc, checks)?;
+        }
         for row in programs::one_sided() {
             match drive::row_or_refusal(self, &row, programs::NO_SEND_QUEUE) {
                 Ok(note) => {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::Bed;
+use super::copy::PublicCopy;
 use crate::dist::Dist;
 use crate::job;
 use crate::netns;
@@ -25,6 +26,8 @@ pub(super) const NOBODY: u32 = 65_534;
 const LIMIT: Duration = Duration::from_secs(240);
 /// Debian 12's version has 273; fewer mean that something kept them from being loaded.
 const LEAST: usize = 200;
+/// On `lo` 143 of them pass by nobody.
+const LEAST_PASSED: usize = 120;
 
 /// The user that runs the tests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -151,6 +154,60 @@ impl Run<'_> {
         }
         Ok(command)
     }
+}
+
+/// A device of another stage.
+pub(super) struct Elsewhere<'a> {
+    /// The title of its checks.
+    pub title: &'a str,
+    pub device: &'a str,
+    /// The index of the GID.
+    pub gid: u32,
+    /// The network device with the addresses.
+    pub netdev: &'a str,
+    /// A folder that nobody may write to.
+    pub folder: &'a Path,
+}
+
+/// The suite by nobody on a device of another stage. `front` is the front of a command, such as `ip netns exec NAME`, with the variables of
+/// the stage. A test may be skipped for any reason, because devices differ; none may fail.
+pub(super) fn elsewhere(
+    bed: &Bed,
+    copy: &PublicCopy<'_>,
+    front: Command,
+    at: &Elsewhere<'_>,
+    checks: &mut Checks,
+) -> Result<()> {
+    let (Some(tests), Some(module)) = (bed.programs.find(TESTS), bed.programs.find(MODULE)) else {
+        checks.skip(at.title, &format!("{TESTS} and {MODULE} (Debian's python3-pyverbs) are not both here"));
+        return Ok(());
+    };
+    let folder = copy.root.join("tests");
+    if !folder.exists() {
+        unpack(&tests, &folder)?;
+    }
+    let report = at.folder.join("pyverbs");
+    let mut command = copy.as_user(front, NOBODY, &[], "/usr/bin/python3")?;
+    command.arg("-B").arg(folder.join("ferroce_run.py")).arg(&folder).arg(&report);
+    command.args(["--dev", at.device, "--gid", &at.gid.to_string()]);
+    command.current_dir(&folder).env("INTERFACE", at.netdev);
+    command.env("PYTHONPATH", module.ancestors().nth(2).unwrap_or(&module));
+    let ended = job::run(command, &bed.logs.path(at.title), LIMIT)?;
+    let text = std::fs::read_to_string(&report).unwrap_or_default();
+    let results = outcomes(&text);
+    ensure!(results.len() >= LEAST, "{}: only {} tests ran: {}", at.title, results.len(), ended.describe());
+    let mut passed = 0;
+    for (name, outcome) in &results {
+        match outcome {
+            Outcome::Ok => passed += 1,
+            Outcome::Skip(_) => {}
+            Outcome::Bad(why) => checks.fail(&format!("{} {name}", at.title), why),
+        }
+    }
+    let enough = if passed >= LEAST_PASSED { Ok(()) } else { Err(format!("only {passed} passed")) };
+    checks.check(at.title, enough);
+    checks.note(format!("{}: {passed} of {} passed, the others were skipped", at.title, results.len()));
+    Ok(())
 }
 
 /// Copies the tests and our runner to `folder`, unpacked and readable by anybody.

@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::geteuid;
 
 use super::copy::{Broker, PublicCopy};
-use super::pyverbs::{NOBODY, has_nobody};
+use super::pyverbs::{self, Elsewhere, NOBODY, has_nobody};
 use super::{Bed, gid_index};
 use crate::exchange::{Exchange, Meeting};
 use crate::iwarp::net::Namespace;
@@ -69,6 +69,9 @@ pub fn check(bed: &Bed, checks: &mut Checks) -> Result<()> {
     wire.perftest(checks)?;
     wire.managed(checks)?;
     wire.ucx(checks)?;
+    if bed.all {
+        wire.pyverbs(checks)?;
+    }
     wire.v1(checks)?;
     checks.check("a pair of veth interfaces ends with its program", wire.pairs_end());
     checks.check("an interface that cannot have it, and the reason", wire.refusal());
@@ -319,6 +322,23 @@ impl<'a> Wire<'a> {
             self.exchange(checks, program, &words, least)?;
         }
         Ok(())
+    }
+
+    /// rdma-core's Python tests on a link with AF_XDP. Both ends of their queue pairs have one address, and packets to addresses of the own
+    /// host keep UDP sockets, so that this row shows the device, its pair and their end, and no packet on the interface.
+    fn pyverbs(&self, checks: &mut Checks) -> Result<()> {
+        let mut front = self.end(false).command();
+        let folder = self.runtime(false)?;
+        front.env("FERROCE_RUNTIME_DIR", &folder).env("FERROCE_BROKER", "none");
+        let gid = self.gid(false, CLIENT[0], "v2")?;
+        let (title, device, netdev) = ("pyverbs, AF_XDP", "fx0", self.netdev(false));
+        pyverbs::elsewhere(
+            self.bed,
+            &self.copy,
+            front,
+            &Elsewhere { title, device, gid, netdev, folder: &folder },
+            checks,
+        )
     }
 
     /// RoCE v1. Its frames leave by the broker and arrive by AF_XDP.

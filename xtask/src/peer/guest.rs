@@ -87,7 +87,7 @@ impl Guest {
 
     /// The output of a line for the guest's shell.
     pub fn inside(&self, line: &str) -> Result<String> {
-        self.run(self.script(&["sh", "-t", "30", line]))
+        self.run(self.script(&["sh", "-t", "60", line]))
     }
 
     /// The front of a command on the host, at its end of the wire.

@@ -24,8 +24,6 @@ use crate::{Memory, QpState, SelectiveRepeat, SendOp, Service, WcStatus};
 const START_WINDOW: u64 = 64 << 10;
 /// Most octets that one READ request asks for.
 const READ_REQUEST: u64 = 64 << 10;
-/// Losses never shrink a window below this many full packets.
-const FLOOR_PACKETS: u64 = 4;
 /// A queue pair that the process's budget stops tries again after this time and up to as much more, at random: several of
 /// them must not come in step.
 const BLOCKED_RETRY: Duration = Duration::from_micros(200);
@@ -139,12 +137,12 @@ impl Requester {
     pub fn begin(&mut self, common: &Common) {
         let granted = common.budget.granted();
         let start = START_WINDOW.min(granted / 8);
-        let floor = FLOOR_PACKETS * u64::from(common.mtu());
+        let packet = u64::from(common.mtu());
         *self = Self {
-            data: Window::new(start, floor, common.budget.destination_limit()),
+            data: Window::new(start, packet, common.budget.destination_limit()),
             reads: Window::new(
                 START_WINDOW.min(common.budget.read_limit()),
-                floor,
+                packet,
                 common.budget.read_limit(),
             ),
             recovery: common.attr.sq_psn,
@@ -454,7 +452,8 @@ impl Requester {
         self.before = (self.data, self.reads);
         if psn.since(self.recovery) >= 0 {
             self.recovery = next;
-            if read { self.reads.shrink() } else { self.data.shrink() }
+            let window = if read { &mut self.reads } else { &mut self.data };
+            window.shrink(self.queueing);
         }
     }
 
@@ -480,7 +479,7 @@ impl Requester {
     pub fn read_congested(&mut self, psn: Psn, next: Psn) {
         if psn.since(self.recovery) >= 0 {
             self.recovery = next;
-            self.reads.shrink();
+            self.reads.shrink(self.queueing);
         }
     }
 

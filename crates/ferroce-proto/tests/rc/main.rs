@@ -24,6 +24,7 @@ mod refusals;
 mod requester;
 mod responder;
 mod retries;
+mod scenarios;
 mod snapshot;
 mod state_events;
 mod states;

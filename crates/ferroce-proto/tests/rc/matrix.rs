@@ -3,6 +3,8 @@
 
 mod page;
 mod refusals;
+mod rnr;
+mod scenarios;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -25,6 +27,8 @@ const TARGET: u32 = 0x22;
 /// Beside it, and nothing may be done with it.
 const OTHER: u32 = 0x33;
 const SIZE: usize = 8192;
+/// Where the WRITE behind the operation goes.
+const FOLLOWER: usize = 8000;
 /// Four packets.
 const LONG: u32 = 4072;
 const SHORT: u32 = 100;
@@ -197,6 +201,8 @@ struct Seen {
     /// Of the responder.
     event: Option<AsyncEvent>,
     received: Vec<WcStatus>,
+    /// Of the WRITE behind the operation, if there is one.
+    behind: Option<WcStatus>,
     /// Packets sent again, and timeouts.
     resent: u64,
     timeouts: u64,
@@ -214,6 +220,8 @@ struct Run {
     receive_length: u32,
     /// One more is posted after this time.
     receive_later: Option<Duration>,
+    /// A WRITE of eight octets is posted behind the operation.
+    follower: bool,
     /// The memory goes away before the first packet arrives.
     gone: bool,
     /// The data and counters at the end are those of exactly one execution.
@@ -231,6 +239,7 @@ impl Run {
             receives: 2,
             receive_length: LONG,
             receive_later: None,
+            follower: false,
             gone: false,
             once: true,
         }
@@ -266,6 +275,11 @@ impl Run {
         let sges = if len == 0 { &sge[..0] } else { &sge[..] };
         let end = &mut world.ends[0];
         end.qp.post_send(&SendWr::signaled(1, self.op.work(self.rkey), sges), &end.mem).unwrap();
+        if self.follower {
+            let remote = Remote { addr: FOLLOWER as u64, rkey: Rkey::new(TARGET) };
+            let sge = [Sge { addr: 4096, length: 8, lkey: Lkey::new(LOCAL) }];
+            end.qp.post_send(&SendWr::signaled(2, SendOp::Write { remote }, &sge), &end.mem).unwrap();
+        }
         if let Some(later) = self.receive_later {
             world.run(later);
             world.ends[1].qp.post_recv(&RecvWr { wr_id: 7, sges: &into }).unwrap();
@@ -273,8 +287,13 @@ impl Run {
         world.run(Duration::from_secs(10));
         assert_eq!(world.next(), None, "something goes on for ever");
         let [requester, responder] = &world.ends;
-        let [sent] = &requester.sends[..] else { panic!("{:?}", requester.sends) };
+        let (sent, follower) = match &requester.sends[..] {
+            [sent] if !self.follower => (sent, None),
+            [sent, follower] if self.follower => (sent, Some(follower)),
+            other => panic!("{other:?}"),
+        };
         assert_eq!(sent.wr_id, 1);
+        assert!(follower.is_none_or(|it| it.wr_id == 2));
         assert!(responder.sends.is_empty() && requester.recvs.is_empty());
         assert!(responder.asyncs.len() <= 1 && requester.asyncs.is_empty(), "{:?}", responder.asyncs);
         let counters = requester.qp.counters();
@@ -283,11 +302,17 @@ impl Run {
             states: [requester.qp.state(), responder.qp.state()],
             event: responder.asyncs.first().copied(),
             received: responder.recvs.iter().map(|completion| completion.status).collect(),
+            behind: follower.map(|it| it.status),
             resent: counters.resent_pkts,
             timeouts: counters.timeouts,
         };
         if self.once {
-            self.check_memory(sent, &responder.recvs, &before, [&requester.mem, &responder.mem]);
+            self.check_memory(
+                [Some(sent), follower],
+                &responder.recvs,
+                &before,
+                [&requester.mem, &responder.mem],
+            );
         }
         seen
     }
@@ -295,11 +320,12 @@ impl Run {
     /// The memory of both ends is as before, but for at most one execution; exactly one if the requester was told of success.
     fn check_memory(
         &self,
-        sent: &WorkCompletion,
+        [sent, follower]: [Option<&WorkCompletion>; 2],
         recvs: &[WorkCompletion],
         before: &[Ram; 2],
         after: [&Ram; 2],
     ) {
+        let Some(sent) = sent else { return };
         let len = self.op.length(self.long) as usize;
         let success = sent.status == WcStatus::Success;
         assert_eq!(sent.byte_len as usize, if success { len } else { 0 });
@@ -328,10 +354,14 @@ impl Run {
             }
             Op::Flush => assert!(after[1].flushes.len() == 1 || !success && after[1].flushes.is_empty()),
         }
+        if self.follower {
+            executed(1, TARGET, FOLLOWER, &data[..8]);
+        }
+        let all = success && follower.is_none_or(|it| it.status == WcStatus::Success);
         for end in 0..2 {
             for key in [LOCAL, TARGET, OTHER] {
                 let (old, new, now) = (before[end].bytes(key), want[end].bytes(key), after[end].bytes(key));
-                let whole = success || end == 1 && received == 1;
+                let whole = all || end == 1 && received == 1 && !self.follower;
                 // An operation that failed may have written a part, each octet as it should be. An atomic writes all or nothing.
                 let part =
                     now.iter().zip(old.iter().zip(new)).all(|(now, (old, new))| now == old || now == new);
@@ -373,36 +403,54 @@ fn key_offset(op: &RcPacket<'_>) -> Option<usize> {
     }
 }
 
-/// Runs one cell. `None` if the fault never met its packet.
-fn cell(op: Op, position: Position, fault: Fault, mode: SelectiveRepeat) -> Option<Seen> {
-    let run = Run::new(op, position.is_long(), mode);
-    let hits = Cell::new(0);
-    let dark_until = Cell::new(None);
-    let seen = run.run(|now, to, frame| {
+/// A fault on its way to its packet.
+struct Misfortune {
+    fault: Fault,
+    hits: Cell<u32>,
+    dark_until: Cell<Option<Instant>>,
+}
+
+impl Misfortune {
+    const fn new(fault: Fault) -> Self {
+        Self { fault, hits: Cell::new(0), dark_until: Cell::new(None) }
+    }
+
+    /// Whether the fault met its packet.
+    const fn has_hit(&self) -> bool {
+        self.hits.get() > 0
+    }
+
+    /// What becomes of a frame. `is_it` recognizes the packet that the fault meets by its distance from the message's first PSN.
+    fn meet(
+        &self,
+        setup: &Setup,
+        (now, to, frame): (Instant, usize, Frame),
+        is_it: impl FnOnce(i32, &RcPacket<'_>) -> bool,
+    ) -> Vec<(Duration, usize, Frame)> {
         let pass = |frame| vec![(Duration::ZERO, to, frame)];
-        if dark_until.get().is_some_and(|until| now < until) {
+        if self.dark_until.get().is_some_and(|until| now < until) {
             return vec![];
         }
         let Some(packet) = frame.packet() else { return pass(frame) };
-        let (Operation::Rc(rc), Some((behind, _))) = (packet.op, behind(&frame, &packet, &run.setup)) else {
+        let (Operation::Rc(rc), Some((behind, _))) = (packet.op, behind(&frame, &packet, setup)) else {
             return pass(frame);
         };
-        if !position.is(to, behind, &rc) {
+        if !is_it(behind, &rc) {
             return pass(frame);
         }
-        let often = match fault {
+        let often = match self.fault {
             Fault::Lost(times) => times,
             Fault::Never => u32::MAX,
             _ => 1,
         };
-        if hits.get() >= often {
+        if self.hits.get() >= often {
             return pass(frame);
         }
-        if fault == Fault::OtherKey && key_offset(&rc).is_none() {
+        if self.fault == Fault::OtherKey && key_offset(&rc).is_none() {
             return pass(frame);
         }
-        hits.set(hits.get() + 1);
-        match fault {
+        self.hits.set(self.hits.get() + 1);
+        match self.fault {
             Fault::None => pass(frame),
             Fault::Lost(_) | Fault::Never => vec![],
             Fault::Twice => vec![(Duration::ZERO, to, frame.clone()), (US, to, frame)],
@@ -420,12 +468,21 @@ fn cell(op: Op, position: Position, fault: Fault, mode: SelectiveRepeat) -> Opti
                 pass(changed(&frame, |bytes| bytes[at] ^= 0x40))
             }
             Fault::Outage => {
-                dark_until.set(Some(now + TIMEOUT * 5));
+                self.dark_until.set(Some(now + TIMEOUT * 5));
                 vec![]
             }
         }
+    }
+}
+
+/// Runs one cell. `None` if the fault never met its packet.
+fn cell(op: Op, position: Position, fault: Fault, mode: SelectiveRepeat) -> Option<Seen> {
+    let run = Run::new(op, position.is_long(), mode);
+    let misfortune = Misfortune::new(fault);
+    let seen = run.run(|now, to, frame| {
+        misfortune.meet(&run.setup, (now, to, frame), |behind, rc| position.is(to, behind, rc))
     });
-    (hits.get() > 0).then_some(seen)
+    misfortune.has_hit().then_some(seen)
 }
 
 /// Checks a cell against the rule of its fault.
@@ -491,6 +548,6 @@ fn table() -> Table {
 #[test]
 fn fault_matrix() {
     let table = table();
-    let text = page::text(&table, &refusals::table());
+    let text = page::text(&table, &rnr::table(), &refusals::table());
     page::compare(&text);
 }

@@ -113,13 +113,13 @@ fn veth(programs: &Programs) -> Result<Vec<Namespace>> {
 }
 
 /// The two namespaces of the script, removed when dropped.
-struct Lossy {
+pub struct Lossy {
     script: std::path::PathBuf,
     name: String,
 }
 
 impl Lossy {
-    fn up(per_million: u32) -> Result<Self> {
+    pub fn up(per_million: u32) -> Result<Self> {
         let script = tree::shared("peer/lossy-veth.sh")
             .context("shared/peer/lossy-veth.sh is not beside the workspace")?;
         // Named after this run, so that no other run's namespaces are in the way.
@@ -136,7 +136,8 @@ impl Lossy {
         command
     }
 
-    fn front(&self, server: bool) -> Command {
+    /// The front of a command at one of the ends.
+    pub fn front(&self, server: bool) -> Command {
         self.command(&["net", if server { "b" } else { "a" }])
     }
 }

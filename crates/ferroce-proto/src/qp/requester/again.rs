@@ -54,7 +54,7 @@ impl Requester {
         }
         self.losses = self.losses.saturating_add(1);
         if self.losses == many {
-            self.data.shrink();
+            self.data.shrink(self.queueing);
         }
     }
 

@@ -6,6 +6,8 @@ use std::path::Path;
 use ferroce_proto::{AsyncEvent, QpState, WcStatus};
 
 use super::refusals::{Case, Row};
+use super::rnr::{self, Place, Receive};
+use super::scenarios;
 use super::{Fault, Op, Position, Seen, Table};
 
 const HEAD: &str = "# Fault matrix
@@ -144,7 +146,7 @@ fn responder(seen: &Seen) -> String {
 }
 
 /// The whole page.
-pub fn text(table: &Table, refusals: &[Row]) -> String {
+pub fn text(table: &Table, rnr: &[rnr::Row], refusals: &[Row]) -> String {
     let mut text = HEAD.to_owned();
     let faults = Fault::ALL.into_iter().chain([Fault::OtherKey]);
     writeln!(text, "| operation | packet | {} |", COLUMNS.join(" | ")).unwrap();
@@ -161,6 +163,7 @@ pub fn text(table: &Table, refusals: &[Row]) -> String {
         }
     }
     text.push_str(FAULTS);
+    receivers_not_ready(&mut text, rnr);
     text.push_str("## Requests that are refused, and answers that the peer did not send\n\n");
     text.push_str(
         "A forger needs the peer's address, the queue pair's number and the PSN for these answers.\n\n",
@@ -180,123 +183,51 @@ pub fn text(table: &Table, refusals: &[Row]) -> String {
             writeln!(text, "| {} | {} | {told} | {other} |", case_name(*case), ops.join(", ")).unwrap();
         }
     }
-    text.push_str(&scenarios());
+    text.push('\n');
+    text.push_str(&scenarios::text());
     text
 }
 
-/// A scenario of loss or congestion, and the tests that play it: file below `crates` and function.
-type Scenario = (&'static str, &'static [(&'static str, &'static str)]);
+const NOT_READY: &str = "## A receiver that is not ready, and a fault
 
-const SCENARIOS: [Scenario; 24] = [
-    ("a middle packet of a WRITE is lost", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
-    ("the last packet of a lone message is lost", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
-    ("a packet is lost, and its NAK too", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
-    ("only the ACK is lost", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
-    ("one PSN is lost three times", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
-    (
-        "one PSN is lost for ever",
-        &[
-            ("ferroce-proto/tests/rc/matrix.rs", "fault_matrix"),
-            ("ferroce-proto/tests/rc/retries.rs", "retry_cnt_7_is_seven_retries"),
-        ],
-    ),
-    (
-        "responses to a long READ are lost",
-        &[("ferroce-proto/tests/rc/retries.rs", "responses_behind_a_gap_are_kept")],
-    ),
-    (
-        "a response to the first of several requests is lost",
-        &[("ferroce-proto/tests/rc/retries.rs", "an_ack_past_an_unanswered_read_asks_again")],
-    ),
-    ("the answer to an atomic is lost", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
-    (
-        "packets change their order, none is lost",
-        &[("ferroce-proto/tests/rc/held.rs", "a_gap_that_closes_is_acknowledged_as_a_whole")],
-    ),
-    (
-        "a first packet arrives behind a middle one",
-        &[("ferroce-proto/tests/rc/held.rs", "a_message_in_the_wrong_order_is_put_together")],
-    ),
-    (
-        "a held SEND meets an RNR NAK",
-        &[("ferroce-proto/tests/rc/held.rs", "a_held_send_meets_its_rnr_nak_in_its_turn")],
-    ),
-    (
-        "packets arrive twice",
-        &[
-            ("ferroce-proto/tests/rc/matrix.rs", "fault_matrix"),
-            ("ferroce-proto/tests/rc/lossy.rs", "two_hundred_thousand_mixed_messages"),
-        ],
-    ),
-    (
-        "a held WRITE names a wrong key",
-        &[("ferroce-proto/tests/rc/held.rs", "an_error_is_reported_in_its_turn")],
-    ),
-    (
-        "the pool of held packets is full",
-        &[("ferroce-proto/tests/rc/held.rs", "a_pool_without_room_is_as_if_nothing_were_held")],
-    ),
-    (
-        "a peer forgets what it said it holds",
-        &[("ferroce-proto/src/qp/requester/repair.rs", "a_promise_may_be_broken")],
-    ),
-    ("a packet's ICRC is wrong", &[("ferroce-proto/tests/rc/matrix.rs", "fault_matrix")]),
-    (
-        "a header is wrong, its ICRC right",
-        &[
-            ("ferroce-proto/tests/rc/matrix.rs", "fault_matrix"),
-            ("ferroce-proto/tests/rc/forged_flood.rs", "a_hundred_thousand_forged_packets"),
-        ],
-    ),
-    (
-        "packets are marked",
-        &[("ferroce-proto/tests/rc/congestion.rs", "each_notification_is_counted_by_both_ends")],
-    ),
-    (
-        "a thousand CNPs at once",
-        &[(
-            "ferroce-proto/tests/rc/forged_flood.rs",
-            "forged_notifications_of_congestion_slow_down_and_do_no_harm",
-        )],
-    ),
-    (
-        "CNPs come from another address",
-        &[("ferroce-proto/tests/rc/forged_flood.rs", "another_address_changes_nothing")],
-    ),
-    (
-        "many senders, one receiver",
-        &[
-            ("ferroce-proto/tests/rc/crowd.rs", "reads_never_exceed_a_quarter_of_the_buffer"),
-            ("ferroce-sim/src/fabric.rs", "incast_fills_the_last_queue"),
-        ],
-    ),
-    (
-        "an outage that ends",
-        &[
-            ("ferroce-proto/tests/rc/matrix.rs", "fault_matrix"),
-            ("ferroce-proto/tests/rc/early.rs", "losses_behind_pauses_are_recovered_quickly"),
-        ],
-    ),
-    (
-        "a PSN just inside and outside of half the circle",
-        &[("ferroce-proto/tests/rc/forged.rs", "a_request_of_a_stranger_offers_nothing")],
-    ),
-];
+The message of four packets asks for a receive that is not posted yet, and a WRITE of eight octets is posted behind it. The fault meets one of
+three packets: the RNR NAK, the first request packet that comes again because of it, or the WRITE behind when it comes after the RNR NAK. A
+cell has the status of the message, and behind the plus sign that of the WRITE. The responder stays in RTS in every cell. It gives its receive
+to a message that succeeds, once.
 
-/// The table of scenarios. Panics if a test that it names is gone.
-fn scenarios() -> String {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let mut text = "\n## Scenarios\n\n| scenario | tests |\n|---|---|\n".to_owned();
-    for (scenario, tests) in SCENARIOS {
-        let mut names = Vec::new();
-        for (file, test) in tests {
-            let source = std::fs::read_to_string(crates.join(file)).unwrap_or_default();
-            assert!(source.contains(&format!("fn {test}(")), "{file} has no test {test}");
-            names.push(format!("`{test}`"));
-        }
-        writeln!(text, "| {scenario} | {} |", names.join(", ")).unwrap();
+";
+
+/// The tables of what happens around an RNR NAK.
+fn receivers_not_ready(text: &mut String, rows: &[rnr::Row]) {
+    text.push_str(NOT_READY);
+    let columns = &COLUMNS[..Fault::ALL.len()];
+    let place = |place| match place {
+        Place::Nak => "RNR NAK",
+        Place::Again => "request again",
+        Place::Behind => "WRITE behind",
+    };
+    let cell = |seen: &Option<Seen>| match seen {
+        None => "–".to_owned(),
+        Some(seen) => format!("{} + {}", requester(seen), seen.behind.map_or("–", status)),
+    };
+    let cells =
+        |row: &rnr::Row| row.cells.iter().map(|[off, on]| both([cell(off), cell(on)])).collect::<Vec<_>>();
+    text.push_str("A receive is posted after a millisecond:\n\n");
+    writeln!(text, "| operation | packet | {} |", columns.join(" | ")).unwrap();
+    writeln!(text, "|---|---|{}", "---|".repeat(columns.len())).unwrap();
+    for row in rows.iter().filter(|row| row.receive == Receive::Late) {
+        writeln!(text, "| {} | {} | {} |", op_name(row.op), place(row.place), cells(row).join(" | "))
+            .unwrap();
     }
-    text
+    text.push_str("\nNo receive is ever posted, and `rnr_retry` is 2:\n\n");
+    text.push_str("| operation | packet | never | every other fault |\n|---|---|---|---|\n");
+    for row in rows.iter().filter(|row| row.receive == Receive::Never) {
+        let cells = cells(row);
+        let (never, others) = cells.split_last().unwrap();
+        assert!(others.iter().all(|cell| *cell == others[0]), "{others:?}");
+        writeln!(text, "| {} | {} | {never} | {} |", op_name(row.op), place(row.place), others[0]).unwrap();
+    }
+    text.push('\n');
 }
 
 /// Compares with the page of the book. `FERROCE_BLESS=1` writes it.
