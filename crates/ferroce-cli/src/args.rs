@@ -5,6 +5,8 @@
 mod fault;
 #[path = "args/scripts.rs"]
 mod scripts;
+#[path = "args/sim.rs"]
+mod sim;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -13,6 +15,7 @@ use clap::{Parser, Subcommand};
 
 pub use fault::FaultCommand;
 pub use scripts::*;
+pub use sim::SimArgs;
 
 /// The commands by what one wants to do. Man pages and completions have them one by one.
 const HELP: &str = "\
@@ -22,6 +25,7 @@ const HELP: &str = "\
 Run:
   run        Run a program with ferroce's libibverbs, librdmacm and libibumad
   fault      Harm running programs on purpose: lose packets, fail calls; show how often
+  sim        Run hosts, links, flows and faults of a file in simulated time, and check every message
 
 Diagnose:
   doctor     Diagnose why RoCE does not work on this host or for a program, and suggest fixes
@@ -117,6 +121,14 @@ pub enum Object {
         #[command(subcommand)]
         command: Option<FaultCommand>,
     },
+    /// Run hosts, links, flows and faults of a file in simulated time, and check every message.
+    ///
+    /// Real queue pairs exchange messages over simulated links; nothing is sent, and no broker is needed. Each message is checked: its octets, and
+    /// that it completes once and in order. The same file and seed give the same run on every machine, and the same hash.
+    #[command(after_help = "Examples:\n  ferroce sim --print-example incast\n  ferroce sim incast.toml\n  \
+                      ferroce sim replay.toml --seeds 100\n  ferroce sim replay.toml --seed 42 --trace lines --pcap frames.pcap\n\n\
+                      Exit status:\n  0 if all messages of all seeds ended as promised, 1 if some did not, 2 for a file that cannot be read")]
+    Sim(SimArgs),
     /// Add, delete, set and show links: devices on network interfaces.
     #[command(infer_subcommands = true)]
     Link {

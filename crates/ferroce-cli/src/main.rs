@@ -23,6 +23,7 @@ mod rxe_cfg;
 mod scripts;
 mod select;
 mod settings;
+mod sim;
 mod statistic;
 mod status;
 mod stop;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let done = match args.object {
         Object::Run(run) => return run::run(&run),
+        Object::Sim(sim) => return sim::run(&sim, args.style),
         Object::Link { command } => link(command.unwrap_or(LinkCommand::Show { link: None }), args.style),
         Object::Dev { command } => dev(command.unwrap_or(DevCommand::Show { device: None }), args.style),
         Object::System { command } => match command.unwrap_or(SystemCommand::Show) {
@@ -206,6 +208,9 @@ mod tests {
             "doctor",
             "-j doc",
             "doctor /usr/bin/ibv_devinfo",
+            "sim file.toml --seed 7 --pcap out.pcap",
+            "-j si file.toml --seeds 9",
+            "sim --print-example all",
         ] {
             let words = std::iter::once("ferroce").chain(line.split(' '));
             assert!(Args::try_parse_from(words).is_ok(), "{line}");
@@ -220,6 +225,10 @@ mod tests {
             "rxe mtu",
             "link del",
             "run",
+            "sim",
+            "sim --print-example other",
+            "sim file.toml --seeds 0",
+            "sim file.toml --seeds 2 --trace x",
         ] {
             let words = std::iter::once("ferroce").chain(line.split(' ')).filter(|w| !w.is_empty());
             assert_eq!(Args::try_parse_from(words).unwrap_err().exit_code(), 2, "{line}");

@@ -26,6 +26,7 @@ pub mod rules;
 pub mod scenario;
 pub mod soak;
 mod tcp;
+pub mod trace;
 pub mod workload;
 
 pub use end::End;

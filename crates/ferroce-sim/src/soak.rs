@@ -6,7 +6,6 @@
 //! No run may fail legally. A lone packet is sent up to five times in each of eight ACK timeouts, so that 40 losses in a row end a queue
 //! pair. Plans lose at most 5 % of the packets of a direction singly, and a burst ends with at least 40 % at each packet.
 
-use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -16,7 +15,8 @@ use ferroce_proto::{CongestionControl, Counters};
 use ferroce_wire::{Instant, PathMtu};
 
 use crate::fabric::{Line, Topology};
-use crate::hosts::{Connection, EndId, Event, Hosts, Socket};
+use crate::hosts::{Connection, EndId, Hosts, Socket};
+use crate::trace;
 use crate::workload::{Direction, MAX_LEN, memory};
 use crate::{Rng, Stats};
 
@@ -172,7 +172,7 @@ pub type Lines<'a> = &'a mut dyn FnMut(String);
 /// # Panics
 ///
 /// If something is wrong.
-pub fn run(setting: &Setting, messages: u64, trace: Option<Lines<'_>>) -> Report {
+pub fn run(setting: &Setting, messages: u64, report: Option<Lines<'_>>) -> Report {
     let Setting { hosts: count, line, socket, connections, plan, rng, .. } = setting;
     let mut rng = rng.clone();
     let (topology, nodes, switch) = Topology::star(*count, *line);
@@ -180,8 +180,8 @@ pub fn run(setting: &Setting, messages: u64, trace: Option<Lines<'_>>) -> Report
     let ids: Vec<_> = nodes.iter().map(|node| hosts.host(*node, *socket)).collect();
     let plan: Plan = plan.parse().unwrap_or_else(|error| panic!("{plan}: {error}"));
     hosts.set_judge(Some(Judge::new(plan)));
-    if let Some(trace) = trace {
-        hosts.set_trace(move |now, event| trace(describe(now, &event)));
+    if let Some(report) = report {
+        hosts.set_trace(move |now, event| report(trace::line(now, &event)));
     }
     let directions = connections.len() as u64 * 2;
     let mut pairs = Vec::new();
@@ -233,29 +233,5 @@ pub fn run(setting: &Setting, messages: u64, trace: Option<Lines<'_>>) -> Report
         resent: sum(|counters| counters.resent_pkts + counters.selective_resends),
         held: sum(|counters| counters.held_executed),
         rnr: sum(|counters| counters.send_rnr_err),
-    }
-}
-
-/// A line of the trace: time, end, packet and what became of it.
-fn describe(now: Instant, event: &Event<'_>) -> String {
-    use crate::Datagram;
-    let at = now.as_nanos();
-    let packet = |frame: &crate::Frame| match frame.facts(0) {
-        Some(facts) => {
-            let ferroce_fault::Facts { op, pos, psn, msn, len, ack, .. } = facts;
-            let ack = if ack { " A" } else { "" };
-            let mark = if frame.flow.is_marked() { " CE" } else { "" };
-            format!("{op:?} {pos:?} psn {:#08x} msn {msn} [{len}]{ack}{mark}", psn.value())
-        }
-        None => format!("{} octets that are no packet", frame.bytes.len()),
-    };
-    let number = |end: &EndId| end.number();
-    match event {
-        Event::Sent(end, frame) => format!("{at} end {} sends {}", number(end), packet(frame)),
-        Event::Received(end, frame, reason) => {
-            let dropped = reason.map_or_else(String::new, |reason: &dyn Debug| format!(": {reason:?}"));
-            format!("{at} end {} receives {}{dropped}", number(end), packet(frame))
-        }
-        Event::Timer(end) => format!("{at} end {} timer", number(end)),
     }
 }

@@ -32,7 +32,7 @@ const USES: &[(&str, &[&str])] = &[
     ("ferroce-abi", &[]),
     ("ferroce-capi", &["ferroce-abi", "ferroce-broker", "ferroce-engine", "ferroce-rsocket", "ferroce-wire"]),
     ("ferroce-dropin", &["ferroce-capi"]),
-    ("ferroce-cli", &["ferroce-fault", "ferroce-host", "ferroce-ipc", "ferroce-wire"]),
+    ("ferroce-cli", &["ferroce-fault", "ferroce-host", "ferroce-ipc", "ferroce-sim", "ferroce-wire"]),
     ("ferroce-sim", &["ferroce-fault", "ferroce-proto", "ferroce-wire"]),
     ("ferroce-packaging", &[]),
     ("xtask", &["ferroce-packaging"]),

@@ -58,7 +58,7 @@ pub use self::histogram::Histogram;
 pub use self::outcome::{
     FlowOutcome, HostOutcome, LinkOutcome, Outcome, PairOutcome, RuleOutcome, status_name,
 };
-pub use self::run::{Observer, Progress, RunError};
+pub use self::run::{Observer, OnEvent, OnProgress, Progress, RunError};
 
 /// The most hosts and switches.
 pub const MAX_NODES: usize = 1024;

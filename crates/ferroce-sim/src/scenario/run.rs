@@ -40,13 +40,18 @@ pub struct Progress {
     pub packets: u64,
 }
 
+/// Is given the time and each event.
+pub type OnEvent<'o> = Box<dyn FnMut(Instant, &Event<'_>) + 'o>;
+/// Is told how far a run is.
+pub type OnProgress<'o> = Box<dyn FnMut(Progress) + 'o>;
+
 /// What a caller sees of a run before it ends.
 #[derive(Default)]
 pub struct Observer<'o> {
     /// Is given each event.
-    pub trace: Option<Box<dyn FnMut(Instant, &Event<'_>) + 'o>>,
+    pub trace: Option<OnEvent<'o>>,
     /// Is told now and then how far the run is.
-    pub progress: Option<Box<dyn FnMut(Progress) + 'o>>,
+    pub progress: Option<OnProgress<'o>>,
 }
 
 /// A stream of TCP.
@@ -218,11 +223,7 @@ impl Scenario {
     }
 
     /// Moves the clock until all is done or the run is at its end; the reason if that comes early.
-    fn drive(
-        &self,
-        run: &mut Run<'_>,
-        progress: &mut Option<Box<dyn FnMut(Progress) + '_>>,
-    ) -> Option<String> {
+    fn drive(&self, run: &mut Run<'_>, progress: &mut Option<OnProgress<'_>>) -> Option<String> {
         let end = Instant::ZERO + self.end;
         let mut starts: BTreeSet<(Instant, Start)> = BTreeSet::new();
         starts
