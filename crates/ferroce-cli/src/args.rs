@@ -218,15 +218,17 @@ pub enum LinkCommand {
     /// The link is saved: it is there again after a restart of the broker or the machine, as soon as the interface of that
     /// name and hardware address is.
     #[command(
-        override_usage = "ferroce link add NAME type { roce | rxe | siw } netdev NETDEV [--no-persist]",
-        after_help = "Examples:\n  ferroce link add fr1 type roce netdev eth0\n  ferroce link add iw0 type siw netdev eth0"
+        override_usage = "ferroce link add NAME type { roce | rxe | siw } netdev NETDEV [SETTING VALUE …] [--no-persist]",
+        after_help = "Examples:\n  ferroce link add fr1 type roce netdev eth0\n  ferroce link add iw0 type siw netdev eth0\n  \
+            ferroce link add fx0 type roce netdev eth1 datapath xdp"
     )]
     Add {
         /// Name of the new device.
         name: String,
         /// `type roce` (or `rxe`, as the kernel's command has it) or `type siw`, and `netdev NETDEV`. `netdev dpdk:DEVARGS` names a
-        /// device of DPDK instead, such as a PCI address.
-        #[arg(required = true, value_name = "type TYPE netdev NETDEV")]
+        /// device of DPDK instead, such as a PCI address. Settings are those of `ferroce link set`; if one of them is refused, the link is
+        /// not added.
+        #[arg(required = true, value_name = "type TYPE netdev NETDEV", allow_negative_numbers = true)]
         words: Vec<String>,
         /// Do not save it.
         #[arg(long)]

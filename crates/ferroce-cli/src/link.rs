@@ -1,14 +1,23 @@
 //! `ferroce link add` and `ferroce link delete`.
 
-use anyhow::Result;
-use ferroce_ipc::{LinkKind, Message};
+use anyhow::{Context, Result};
+use ferroce_ipc::{LinkKind, Message, Setting};
 
-use crate::{broker, usage::Usage};
+use crate::{broker, settings, usage::Usage};
 
-/// Parses `NAME type { roce | rxe | siw } netdev NETDEV`; the two pairs may be in any order, as in rdma(8).
+/// Parses `NAME type { roce | rxe | siw } netdev NETDEV [SETTING VALUE …]`; the pairs may be in any order, as in rdma(8). On an error there
+/// is no such link.
 pub fn add(name: &str, words: &[String], transient: bool) -> Result<()> {
-    let (kind, netdev) = parse(words)?;
-    make(name, kind, netdev, transient)
+    let New { kind, netdev, settings } = parse(words)?;
+    make(name, kind, netdev, transient)?;
+    if settings.is_empty() {
+        return Ok(());
+    }
+    broker::set(name, settings, transient, false).or_else(|refused| {
+        delete(name, transient)
+            .with_context(|| format!("{name} exists without its settings: {refused:#}"))?;
+        Err(refused.context(format!("{name} was not added")))
+    })
 }
 
 pub fn make(name: &str, kind: LinkKind, netdev: &str, transient: bool) -> Result<()> {
@@ -32,8 +41,16 @@ pub fn delete(name: &str, transient: bool) -> Result<()> {
     broker::send(&Message::LinkDel { name: name.to_owned(), transient })
 }
 
-fn parse(words: &[String]) -> Result<(LinkKind, &str), Usage> {
-    let (mut kind, mut netdev) = (None, None);
+/// A link that does not exist yet.
+#[derive(PartialEq, Debug)]
+struct New<'a> {
+    kind: LinkKind,
+    netdev: &'a str,
+    settings: Vec<Setting>,
+}
+
+fn parse(words: &[String]) -> Result<New<'_>, Usage> {
+    let (mut kind, mut netdev, mut settings) = (None, None, Vec::new());
     for pair in words.chunks(2) {
         match pair {
             [key, value] if key == "type" && kind.is_none() => {
@@ -46,22 +63,32 @@ fn parse(words: &[String]) -> Result<(LinkKind, &str), Usage> {
                 });
             }
             [key, value] if key == "netdev" && netdev.is_none() => netdev = Some(value.as_str()),
+            [key, ..] if settings::is_known(key) => settings.push(pair),
             [key, ..] => {
                 return Err(Usage(format!(
-                    "'{key}' is unexpected; expected: type {{ roce | siw }} netdev NETDEV"
+                    "'{key}' is unexpected; expected: type {{ roce | siw }} netdev NETDEV [SETTING VALUE …]"
                 )));
             }
             [] => {}
         }
     }
-    match (kind, netdev) {
-        (Some(kind), Some(netdev)) => Ok((kind, netdev)),
-        _ => Err(Usage("expected: type { roce | siw } netdev NETDEV".to_owned())),
+    let (Some(kind), Some(netdev)) = (kind, netdev) else {
+        return Err(Usage("expected: type { roce | siw } netdev NETDEV [SETTING VALUE …]".to_owned()));
+    };
+    if kind == LinkKind::Siw
+        && let Some(other) = settings.iter().filter_map(|pair| pair.first()).find(|key| *key != "crc")
+    {
+        return Err(Usage(format!(
+            "an iWARP link has no setting '{other}', because its packets are TCP's; it has only crc"
+        )));
     }
+    Ok(New { kind, netdev, settings: settings::parse(&settings.concat())? })
 }
 
 #[cfg(test)]
 mod tests {
+    use ferroce_ipc::{Datapath, XdpPorts};
+
     use super::*;
 
     fn words(text: &str) -> Vec<String> {
@@ -71,13 +98,48 @@ mod tests {
     #[test]
     fn the_pairs_come_in_any_order_and_once() {
         for good in ["type roce netdev eth0", "netdev eth0 type roce"] {
-            assert!(matches!(parse(&words(good)), Ok((LinkKind::Rxe, "eth0"))), "{good}");
+            let want = New { kind: LinkKind::Rxe, netdev: "eth0", settings: Vec::new() };
+            assert_eq!(parse(&words(good)).unwrap(), want, "{good}");
         }
-        assert!(matches!(parse(&words("type rxe netdev e")), Ok((LinkKind::Rxe, "e"))));
-        assert!(matches!(parse(&words("type siw netdev e")), Ok((LinkKind::Siw, "e"))));
+        assert!(matches!(
+            parse(&words("type rxe netdev e")),
+            Ok(New { kind: LinkKind::Rxe, netdev: "e", .. })
+        ));
+        assert!(matches!(
+            parse(&words("type siw netdev e")),
+            Ok(New { kind: LinkKind::Siw, netdev: "e", .. })
+        ));
         for bad in ["", "type roce", "type iwarp netdev e", "type roce type siw", "type roce dev e", "netdev"]
         {
             assert!(parse(&words(bad)).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn settings_may_stand_among_the_pairs() {
+        for good in [
+            "type roce netdev e datapath xdp xdp-ports pairs",
+            "datapath xdp type rxe xdp-ports pairs netdev e",
+        ] {
+            let settings = vec![Setting::Datapath(Datapath::Xdp), Setting::XdpPorts(XdpPorts::Pairs)];
+            assert_eq!(
+                parse(&words(good)).unwrap(),
+                New { kind: LinkKind::Rxe, netdev: "e", settings },
+                "{good}"
+            );
+        }
+        let crc = parse(&words("type siw netdev e crc on")).unwrap().settings;
+        assert_eq!(crc, [Setting::Crc(true)]);
+        for (bad, sentence) in [
+            ("type siw netdev e datapath xdp", "an iWARP link has no setting 'datapath'"),
+            ("type siw netdev e crc on mtu 1024", "an iWARP link has no setting 'mtu'"),
+            ("type roce netdev e datapath", "'datapath' lacks a value"),
+            ("type roce netdev e datapath raw", "datapath is udp or xdp, not 'raw'"),
+            ("type roce netdev e pfc 3", "'pfc' is unexpected"),
+            ("datapath xdp", "expected: type"),
+        ] {
+            let said = parse(&words(bad)).unwrap_err().to_string();
+            assert!(said.starts_with(sentence), "{bad}: {said}");
         }
     }
 }

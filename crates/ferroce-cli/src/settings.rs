@@ -28,7 +28,17 @@ pub fn set_dev(device: &str, words: &[String], transient: bool) -> Result<()> {
     }
 }
 
-fn parse(words: &[String]) -> Result<Vec<Setting>, Usage> {
+/// The words of settings of a link.
+const KNOWN: [&str; 9] =
+    ["roce-mode", "cm-mode", "cm-tos", "tclass", "ttl", "mtu", "crc", "datapath", "xdp-ports"];
+
+/// Whether `ferroce link set` has this setting.
+pub fn is_known(key: &str) -> bool {
+    KNOWN.contains(&key)
+}
+
+/// Parses `SETTING VALUE …`.
+pub fn parse(words: &[String]) -> Result<Vec<Setting>, Usage> {
     words
         .chunks(2)
         .map(|pair| match pair {
@@ -172,5 +182,14 @@ mod tests {
         ] {
             assert_eq!(words(bad), Err(sentence.to_owned()), "{bad}");
         }
+    }
+
+    #[test]
+    fn every_known_setting_has_a_value() {
+        for key in KNOWN {
+            let said = words(&format!("{key} no-such-value")).unwrap_err();
+            assert!(said.starts_with(&format!("{key} is ")), "{said}");
+        }
+        assert!(!is_known("pfc") && words("pfc 3").unwrap_err().contains(&KNOWN[..8].join(", ")));
     }
 }

@@ -257,7 +257,8 @@ impl Ends<'_> {
                 ("ib_read_bw", "-s 65536 -n 200"),
                 ("ib_write_lat", "-s 8 -n 500"),
                 ("ib_send_lat", "-c UD -s 1000 -n 500"),
-                ("ib_send_bw", "-c UC -s 1000 -n 500"),
+                // One at a time: nobody repeats a message of UC that finds a full ring, and perftest waits for all of them.
+                ("ib_send_lat", "-c UC -s 1000 -n 500"),
                 ("ib_atomic_lat", "-n 200"),
             ]);
         }
@@ -280,19 +281,39 @@ impl Ends<'_> {
         Ok(())
     }
 
-    /// rdma-core's Python tests. Both ends of their queue pairs are in one process, so that the broker passes the packets from ring to ring.
+    /// rdma-core's Python tests. Both ends of their queue pairs are in one process, which would use shared memory; with
+    /// `FERROCE_DATAPATH=packet` the thread of the port passes their packets from ring to ring.
     fn pyverbs(&self, checks: &mut Checks) -> Result<()> {
         let before = self.received_by(LOOPBACK)?;
+        let counted = self.sent()?;
         let mut front = self.place.command(false);
         let folder = self.copy.runtime("run-pyverbs", NOBODY)?;
-        front.env("FERROCE_RUNTIME_DIR", &folder);
+        front.env("FERROCE_RUNTIME_DIR", &folder).env("FERROCE_DATAPATH", "packet");
         let (gid, netdev) = (self.gid(false, "v2")?, "dpdk0");
         let at = Elsewhere { title: "pyverbs over DPDK", device: "d0", gid, netdev, folder: &folder };
         pyverbs::elsewhere(self.bed, self.copy, front, &at, checks)?;
         let kernel = self.received_by(LOOPBACK)? - before;
+        let [all, by_pipe] = self.sent()?;
+        let [all, by_pipe] = [all - counted[0], by_pipe - counted[1]];
+        let by_ring = all - by_pipe;
+        let way = if by_ring > 1000 && kernel < by_ring / 10 {
+            Ok(())
+        } else {
+            Err(format!("{by_ring} packets by rings, {by_pipe} by shared memory, {kernel} by lo"))
+        };
+        checks.check("pyverbs over DPDK: the way of the packets", way);
+        checks.note(format!("pyverbs over DPDK: {by_ring} packets by rings, {by_pipe} by shared memory"));
         checks
             .note(format!("pyverbs over DPDK: {kernel} packets by lo, of groups and connection management"));
         Ok(())
+    }
+
+    /// Packets that programs of the client's end sent since its broker began: all, and those by shared memory.
+    fn sent(&self) -> Result<[u64; 2]> {
+        let text = self.ferroce(false, "-j -d statistic show link d0/1")?;
+        let rows: serde_json::Value = serde_json::from_str(&text).with_context(|| text.clone())?;
+        let count = |name: &str| rows[0][name].as_u64().with_context(|| format!("no {name} in {text}"));
+        Ok([count("sent_pkts")?, count("pipe_sent_pkts")?])
     }
 
     fn no_library(&self) -> Result<()> {

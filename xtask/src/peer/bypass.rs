@@ -24,8 +24,7 @@ impl Interop<'_> {
     /// On each of the two ways: the cases of the quick part for IPv4, or with `all` those of both families in full.
     fn bypass(&self, checks: &mut Checks, all: bool) -> Result<()> {
         self.guest.mtu(1500, false)?;
-        self.ferroce("link add fx0 type rxe netdev peer0 --no-persist")?;
-        self.ferroce("link set fx0 datapath xdp")?;
+        self.ferroce("link add fx0 type rxe netdev peer0 datapath xdp --no-persist")?;
         let shown = self.ferroce("-d link show fx0/1")?;
         if shown.contains("xdp (") {
             self.exchanges(checks, all, "AF_XDP", "fx0/1", "xdp_rcvd_pkts")?;
