@@ -90,6 +90,12 @@ pub fn run(args: &BenchArgs) -> Result<bool> {
     Ok(failed == 0)
 }
 
+/// The ends of a bed.
+enum Place<'a> {
+    Veth(veth::Veth<'a>),
+    Guest(guest::InGuest<'a>),
+}
+
 /// Takes the samples of one bed.
 fn on(
     bed: Bed,
@@ -99,15 +105,9 @@ fn on(
     store: &mut Store,
     is_late: &dyn Fn() -> bool,
 ) -> Result<()> {
-    let mut measure: Box<dyn FnMut(&Cell) -> Result<Result<f64, String>>> = match bed {
-        Bed::Veth => {
-            let mut made = veth::Veth::new(setting)?;
-            Box::new(move |cell| made.measure(cell))
-        }
-        Bed::Pair | Bed::Guest => {
-            let mut made = guest::InGuest::up(setting)?;
-            Box::new(move |cell| made.measure(cell))
-        }
+    let mut place = match bed {
+        Bed::Veth => Place::Veth(veth::Veth::new(setting)?),
+        Bed::Pair | Bed::Guest => Place::Guest(guest::InGuest::up(setting)?),
     };
     for round in 1..=rounds {
         for cell in cells {
@@ -117,7 +117,10 @@ fn on(
             if is_late() {
                 return Ok(());
             }
-            let sample = measure(cell)?;
+            let sample = match &mut place {
+                Place::Veth(place) => place.measure(cell)?,
+                Place::Guest(place) => place.measure(cell)?,
+            };
             let shown = match &sample {
                 Ok(value) => format!("{:.1} MB/s", value / 1e6),
                 Err(why) => why.replace('\n', "\n  "),
