@@ -59,6 +59,7 @@ pub use self::outcome::{
     FlowOutcome, HostOutcome, LinkOutcome, Outcome, PairOutcome, RuleOutcome, status_name,
 };
 pub use self::run::{Observer, OnEvent, OnProgress, Progress, RunError};
+pub use self::words::Operation;
 
 /// The most hosts and switches.
 pub const MAX_NODES: usize = 1024;
@@ -189,19 +190,6 @@ pub struct Messages {
     pub rd_atomic: u8,
     /// The error with which the flow is to end; `None` if all messages are to succeed.
     pub expect: Option<WcStatus>,
-}
-
-/// An operation of a flow.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Operation {
-    /// SEND.
-    Send,
-    /// RDMA WRITE.
-    Write,
-    /// RDMA READ.
-    Read,
-    /// FETCH ADD of 8 octets.
-    Atomic,
 }
 
 /// The number of messages of a queue pair.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ferroce_proto::WcStatus;
 
-use super::Histogram;
+use super::histogram::Histogram;
 use crate::Stats;
 use crate::congestion::jain;
 use crate::fabric::LineStats;

@@ -11,6 +11,19 @@ use toml::Value;
 
 use super::outcome::status_name;
 
+/// An operation of a flow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Operation {
+    /// SEND.
+    Send,
+    /// RDMA WRITE.
+    Write,
+    /// RDMA READ.
+    Read,
+    /// FETCH ADD of 8 octets.
+    Atomic,
+}
+
 /// A value that is read from text by a function.
 macro_rules! text {
     ($(#[$doc:meta] $name:ident($type:ty) = $read:expr;)*) => {$(
@@ -68,10 +81,10 @@ text! {
     ]);
     /// The operation of a flow.
     Op(Kind) = |text| word(text, &[
-        ("send", Kind::Rdma(super::Operation::Send)),
-        ("write", Kind::Rdma(super::Operation::Write)),
-        ("read", Kind::Rdma(super::Operation::Read)),
-        ("atomic", Kind::Rdma(super::Operation::Atomic)),
+        ("send", Kind::Rdma(Operation::Send)),
+        ("write", Kind::Rdma(Operation::Write)),
+        ("read", Kind::Rdma(Operation::Read)),
+        ("atomic", Kind::Rdma(Operation::Atomic)),
         ("tcp", Kind::Tcp),
     ]);
 }
@@ -86,7 +99,7 @@ pub enum Room {
 /// Messages, or a TCP flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    Rdma(super::Operation),
+    Rdma(Operation),
     Tcp,
 }
 
