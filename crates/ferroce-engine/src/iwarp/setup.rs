@@ -204,8 +204,8 @@ impl Asking {
     }
 
     /// Asks once more, in revision 1, by a new connection from the same port (RFC 6581 10).
-    fn again(self: Box<Self>, results: &mut Results) -> Option<Wait> {
-        let Self { shared, qpn, socket, again, .. } = *self;
+    fn again(self, results: &mut Results) -> Option<Wait> {
+        let Self { shared, qpn, socket, again, .. } = self;
         let Some((destination, initiator)) = again else {
             return fail(&shared, Errno::CONNRESET, Vec::new(), results);
         };

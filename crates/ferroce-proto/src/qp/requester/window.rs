@@ -116,7 +116,8 @@ mod tests {
             [130, 20].map(|packets| Window::new(packets * PACKET, PACKET, 1 << 20));
         for _ in 0..1000 {
             if larger.size() + smaller.size() > 150 * PACKET {
-                [&mut larger, &mut smaller].map(|window| window.shrink(true));
+                larger.shrink(true);
+                smaller.shrink(true);
             }
             for window in [&mut larger, &mut smaller] {
                 (0..window.size() / PACKET).for_each(|_| window.grow(PACKET, true));
