@@ -33,6 +33,7 @@ pub struct Bottleneck {
 /// Flows that meet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Scenario {
+    /// The place.
     pub bottleneck: Bottleneck,
     /// Senders of RDMA WRITEs.
     pub flows: usize,
@@ -44,8 +45,11 @@ pub struct Scenario {
     pub ecn: bool,
     /// Octets of payload of a packet.
     pub mtu: PathMtu,
+    /// How lost requests are repeated.
     pub selective_repeat: SelectiveRepeat,
+    /// The time before the measurement.
     pub warm_up: Duration,
+    /// The time of the measurement.
     pub measured: Duration,
 }
 
@@ -56,12 +60,15 @@ pub struct Outcome {
     pub flows: Vec<f64>,
     /// And of the TCP flow.
     pub tcp: Option<f64>,
-    /// Octets that waited in front of the shared link: on average over the whole run, and at most, warm-up included.
+    /// Octets that waited in front of the shared link: on average over the whole run, warm-up included.
     pub mean_queue: u64,
+    /// The most that waited there.
     pub longest_queue: u64,
-    /// Packets that the link's queue dropped or marked, and that the sockets dropped.
+    /// Packets that the link's queue dropped.
     pub overflowed: u64,
+    /// Packets that the link's queue marked.
     pub marked: u64,
+    /// Packets that the sockets dropped.
     pub socket_drops: u64,
     /// Packets that were sent again.
     pub resent: u64,

@@ -5,12 +5,15 @@ use ferroce_proto::{AsyncEvent, DropReason, Memory, QpEvent, QueuePair, WorkComp
 /// A queue pair, its memory, and what it reported.
 #[derive(Debug)]
 pub struct End<M> {
+    /// The queue pair.
     pub qp: QueuePair,
+    /// Its registered memory.
     pub mem: M,
     /// Completions of the send queue that nobody took yet.
     pub sends: Vec<WorkCompletion>,
     /// Completions of the receive queue.
     pub recvs: Vec<WorkCompletion>,
+    /// Asynchronous events.
     pub asyncs: Vec<AsyncEvent>,
     /// Packets that the queue pair refused.
     pub drops: Vec<DropReason>,
@@ -19,6 +22,7 @@ pub struct End<M> {
 }
 
 impl<M: Memory> End<M> {
+    /// Without completions.
     pub fn new(qp: QueuePair, mem: M) -> Self {
         Self { qp, mem, sends: vec![], recvs: vec![], asyncs: vec![], drops: vec![], bad_icrc: 0 }
     }

@@ -7,10 +7,15 @@
 //! The rules can be a plan of [`ferroce_fault`], the same that `ferroce run --fault` takes ([`Network::set_judge`]). A
 //! [`Fabric`](fabric::Fabric) carries packets over a topology of hosts, switches and links instead, each with its rate, delay and queue.
 //!
-//! [`Hosts`](hosts::Hosts) are hosts with real queue pairs of `ferroce-proto` on a fabric. A [soak] has them exchange messages of all kinds
-//! on a bad network and checks each; [congestion] measures how flows share a link or a receiver.
+//! [`Hosts`](hosts::Hosts) are hosts with real queue pairs of `ferroce-proto` on a fabric: a driver posts work requests, moves the clock from event to
+//! event, and reads completions. The example `two_hosts` is a whole driver. A [scenario] is a file with hosts, links, flows and faults, which
+//! `ferroce sim` runs. A [soak] has hosts exchange messages of all kinds on a bad network and checks each; [congestion] measures how flows share a
+//! link or a receiver.
+//!
+//! The types of work requests and completions are those of [`verbs`], numbers and times those of [`wire`].
 
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 pub mod congestion;
 mod end;
@@ -30,6 +35,8 @@ pub mod trace;
 pub mod workload;
 
 pub use end::End;
+pub use ferroce_proto as verbs;
+pub use ferroce_wire as wire;
 pub use frame::Frame;
 pub use network::{Datagram, Link, Network, Stats, Verdict};
 pub use pcap::PcapFile;

@@ -6,10 +6,15 @@ use ferroce_wire::{Feth, Lkey, Rkey};
 /// A region; its lkey and rkey are the same number.
 #[derive(Clone, Debug)]
 pub struct Region {
+    /// Its lkey and rkey.
     pub key: u32,
+    /// The address of its first octet.
     pub base: u64,
+    /// Its octets.
     pub bytes: Vec<u8>,
+    /// The process may write it: receives, READs and results of atomics.
     pub local_write: bool,
+    /// The peer's permissions.
     pub remote: Remote,
     /// May be ended by invalidates, as a type 2 window.
     pub window: bool,
@@ -22,19 +27,25 @@ pub struct Region {
 /// The peer's permissions for a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Remote {
+    /// RDMA READ.
     pub read: bool,
+    /// RDMA WRITE.
     pub write: bool,
+    /// Atomics.
     pub atomic: bool,
 }
 
 impl Remote {
+    /// Everything.
     pub const ALL: Self = Self { read: true, write: true, atomic: true };
+    /// Nothing.
     pub const NONE: Self = Self { read: false, write: false, atomic: false };
 }
 
 /// The memory of one process.
 #[derive(Clone, Debug, Default)]
 pub struct Ram {
+    /// The regions.
     pub regions: Vec<Region>,
     /// Flushes that were executed: address, length and what for.
     pub flushes: Vec<(u64, u64, Feth)>,
@@ -56,10 +67,16 @@ impl Ram {
         self.regions.last_mut().unwrap()
     }
 
+    /// Ends a region.
     pub fn deregister(&mut self, key: u32) {
         self.regions.retain(|region| region.key != key);
     }
 
+    /// A region.
+    ///
+    /// # Panics
+    ///
+    /// If there is none with this key.
     pub fn region(&mut self, key: u32) -> &mut Region {
         self.regions.iter_mut().find(|region| region.key == key).unwrap()
     }

@@ -40,6 +40,7 @@ fn object(outcome: &Outcome, details: bool) -> Value {
         "stopped": outcome.stopped,
         "simulated": nanos(Some(outcome.simulated)),
         "packets": outcome.packets,
+        "goodput": outcome.goodput(),
         "jain": outcome.jain(),
         "flows": outcome.flows.iter().map(|flow| flow_object(flow, details)).collect::<Vec<_>>(),
         "links": links.collect::<Vec<_>>(),
@@ -75,7 +76,7 @@ fn flow_object(flow: &FlowOutcome, details: bool) -> Value {
 fn pair_object(pair: &PairOutcome) -> Value {
     json!({
         "from": pair.from, "to": pair.to, "posted": pair.posted, "messages": pair.completed, "errors": pair.errors,
-        "goodput": pair.goodput, "latency": latency(&pair.latency), "resent": pair.resent,
+        "goodput": pair.goodput(), "latency": latency(&pair.latency), "resent": pair.resent,
         "timeouts": pair.timeouts, "rnr": pair.rnr, "cnps": pair.cnps, "failure": pair.failure,
     })
 }

@@ -12,14 +12,13 @@ const LINKS: usize = 12;
 pub fn summary(outcome: &Outcome) -> String {
     let state = if outcome.is_ok() { "ok" } else { "FAILED" };
     let messages: u64 = outcome.flows.iter().map(FlowOutcome::completed).sum();
-    let rate: f64 = outcome.flows.iter().map(FlowOutcome::goodput).sum();
     format!(
         "seed {} hash {:016x} {state}: {messages} messages in {}, {} packets, {}\n",
         outcome.seed,
         outcome.digest,
         time(Some(outcome.simulated)),
         outcome.packets,
-        bits(rate)
+        bits(outcome.goodput())
     )
 }
 

@@ -64,7 +64,7 @@ fn json_keys_are_stable() {
         let object = value.pointer(at).and_then(serde_json::Value::as_object);
         object.unwrap_or_else(|| panic!("{at}: {text}")).keys().cloned().collect::<Vec<_>>().join(" ")
     };
-    assert_eq!(keys("/0"), "flows hash hosts jain links ok packets rules seed simulated stopped");
+    assert_eq!(keys("/0"), "flows goodput hash hosts jain links ok packets rules seed simulated stopped");
     assert_eq!(
         keys("/0/flows/0"),
         "cnps errors failures goodput jain latency messages name op pairs queue_pairs resent rnr timeouts"

@@ -292,13 +292,13 @@ impl Sender {
         let now = hosts.now();
         let [mine, theirs] = hosts.ends(self.ends).map(|end| *end.qp.counters());
         let until = if self.is_done(now) { self.last } else { now };
-        let time = until.saturating_since(self.measured_from).as_secs_f64();
-        let bits = self.measured as f64 * f64::from(self.what.size) * 8.0;
+        let from = self.measured_from.saturating_since(Instant::ZERO);
         PairOutcome {
             posted: self.posted,
             completed: self.completed,
             errors: self.errors.clone(),
-            goodput: if time > 0.0 { bits / time } else { 0.0 },
+            octets: self.measured * u64::from(self.what.size),
+            measured: from..until.saturating_since(Instant::ZERO).max(from),
             latency: self.latency.clone(),
             resent: mine.resent_pkts + theirs.resent_pkts,
             timeouts: mine.timeouts,

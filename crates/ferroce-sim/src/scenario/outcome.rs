@@ -1,6 +1,7 @@
 //! The outcome of a run.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Duration;
 
 use ferroce_proto::WcStatus;
@@ -60,8 +61,10 @@ pub struct PairOutcome {
     pub completed: u64,
     /// Work requests that failed, by status.
     pub errors: BTreeMap<&'static str, u64>,
-    /// Payload in bits a second, from the warm-up or the start to the last completion or the end.
-    pub goodput: f64,
+    /// Octets of payload that completed within `measured`.
+    pub octets: u64,
+    /// The time that is measured: from the warm-up or the start to the last completion or the end.
+    pub measured: Range<Duration>,
     /// The time from posting to completion.
     pub latency: Histogram,
     /// Packets that the sender sent again.
@@ -115,7 +118,30 @@ pub struct RuleOutcome {
     pub hits: u64,
 }
 
+/// Payload in bits a second of queue pairs together, over the time that they measured.
+fn goodput<'p>(pairs: impl Iterator<Item = &'p PairOutcome>) -> f64 {
+    let (mut octets, mut from, mut until) = (0, Duration::MAX, Duration::ZERO);
+    for pair in pairs {
+        octets += pair.octets;
+        (from, until) = (from.min(pair.measured.start), until.max(pair.measured.end));
+    }
+    let time = until.saturating_sub(from);
+    if time.is_zero() { 0.0 } else { octets as f64 * 8.0 / time.as_secs_f64() }
+}
+
+impl PairOutcome {
+    /// Its payload in bits a second.
+    pub fn goodput(&self) -> f64 {
+        goodput(std::iter::once(self))
+    }
+}
+
 impl Outcome {
+    /// Payload in bits a second of all flows together.
+    pub fn goodput(&self) -> f64 {
+        goodput(self.flows.iter().flat_map(|flow| &flow.pairs))
+    }
+
     /// Whether the run went to its end, and every message ended as promised.
     pub fn is_ok(&self) -> bool {
         self.stopped.is_none() && self.failures().next().is_none()
@@ -131,14 +157,14 @@ impl Outcome {
     /// Jain's index of the goodput of all queue pairs; TCP is left out.
     pub fn jain(&self) -> f64 {
         let rdma = self.flows.iter().filter(|flow| flow.op != "tcp");
-        jain(&rdma.flat_map(|flow| &flow.pairs).map(|pair| pair.goodput).collect::<Vec<_>>())
+        jain(&rdma.flat_map(|flow| &flow.pairs).map(PairOutcome::goodput).collect::<Vec<_>>())
     }
 }
 
 impl FlowOutcome {
     /// Jain's index of its queue pairs.
     pub fn jain(&self) -> f64 {
-        jain(&self.pairs.iter().map(|pair| pair.goodput).collect::<Vec<_>>())
+        jain(&self.pairs.iter().map(PairOutcome::goodput).collect::<Vec<_>>())
     }
 
     /// The sum of a count over its queue pairs.
@@ -162,7 +188,7 @@ impl FlowOutcome {
 
     /// Payload in bits a second of all its queue pairs.
     pub fn goodput(&self) -> f64 {
-        self.pairs.iter().map(|pair| pair.goodput).sum()
+        goodput(self.pairs.iter())
     }
 
     /// The latency of all its messages.

@@ -231,7 +231,7 @@ impl Scenario {
         starts.extend(run.streams.iter().enumerate().map(|(index, s)| (s.start, Start::Stream(index))));
         starts.insert((Instant::ZERO + self.warm_up, Start::Measure));
         let endless = |flow: &Flow| match flow.kind {
-            FlowKind::Rdma(what) => what.amount == Amount::Endless,
+            FlowKind::Rdma(what) => what.amount == Amount::Endless && what.expect.is_none(),
             FlowKind::Tcp { .. } => false,
         };
         let ends_early = self.flows.iter().any(|flow| matches!(flow.kind, FlowKind::Rdma(_)))
@@ -300,15 +300,15 @@ impl Scenario {
             let outcome = sender.outcome(&mut hosts);
             flows[*flow].pairs.push(PairOutcome { from: name(*from), to: name(*to), ..outcome });
         }
-        for Stream { flow, pair: [from, to], start, id, before, .. } in streams {
+        for Stream { flow, pair, start, id, before, .. } in streams {
             let octets = id.map_or(0, |id| hosts.delivered(id)) - before;
-            let measured = hosts.now().saturating_since(start.max(Instant::ZERO + self.warm_up));
-            let goodput = octets as f64 * 8.0 / measured.as_secs_f64();
-            let goodput = if measured.is_zero() { 0.0 } else { goodput };
+            let from = (start.saturating_since(Instant::ZERO)).max(self.warm_up);
+            let measured = from..simulated.max(from);
             flows[flow].pairs.push(PairOutcome {
-                from: name(from),
-                to: name(to),
-                goodput,
+                from: name(pair[0]),
+                to: name(pair[1]),
+                octets,
+                measured,
                 ..PairOutcome::default()
             });
         }

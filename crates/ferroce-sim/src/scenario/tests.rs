@@ -16,7 +16,10 @@ fn the_examples_run() {
         let outcome = scenario.run(scenario.seed).unwrap();
         let failures: Vec<_> = outcome.failures().map(|(flow, pair)| (&flow.name, &pair.failure)).collect();
         assert!(outcome.is_ok(), "{name}: {failures:?} {:?}", outcome.stopped);
-        assert!(outcome.flows.iter().all(|flow| flow.pairs.iter().all(|pair| pair.goodput > 0.0)), "{name}");
+        assert!(
+            outcome.flows.iter().all(|flow| flow.pairs.iter().all(|pair| pair.goodput() > 0.0)),
+            "{name}"
+        );
         assert_eq!(scenario.run(scenario.seed).unwrap(), outcome, "{name}");
         assert_ne!(scenario.run(scenario.seed + 1).unwrap().digest, outcome.digest, "{name}");
     }
