@@ -196,7 +196,7 @@ impl Asking {
     }
 
     /// The peer closed the connection. Without a word it may be a peer that does not know revision 2 (RFC 5044 7.1.1).
-    fn closed(self: Box<Self>, results: &mut Results) -> Option<Wait> {
+    fn closed(self, results: &mut Results) -> Option<Wait> {
         match self.heard {
             false => self.again(results),
             true => fail(&self.shared, Errno::CONNRESET, Vec::new(), results),
