@@ -1,4 +1,4 @@
-//! The tables of a scenario file. [`resolve`](super::resolve) turns them into a scenario.
+//! The tables of a scenario file. [`resolve`] turns them into a scenario.
 
 use serde::Deserialize;
 use toml::{Spanned, Table};
