@@ -20,7 +20,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-pub(crate) use port::{Held, PATIENCE, Remains, StreamEvents, StreamPort};
+pub(crate) use port::{Held, MOST_PATIENCE, Remains, StreamEvents, StreamPort, patience};
 
 /// With at most this number of connections a poll asks each of them by a receive call of its own; with more, it asks the epoll set.
 const FEW: usize = 8;

@@ -24,6 +24,8 @@ use ferroce_wire::iwarp::{Opcode, SegmentHeader};
 const ROLE: &str = "FERROCE_TEST_ROLE";
 /// The address of the peer of a process that [`fin_waits_although_the_process_exits`] starts.
 const PEER: &str = "IWARP_TEST_PEER";
+/// Set for a process that exits without an end of its connection.
+const KEEPS: &str = "IWARP_TEST_KEEPS";
 /// siw's request of one read in each direction, without private data (`reference/iwarp.md` section 8, vector A).
 const REQUEST: &[u8] = b"MPA ID Req Frame\x10\x02\x00\x04\x00\x01\x00\x01";
 const REPLY: &[u8] = b"MPA ID Rep Frame";
@@ -526,7 +528,7 @@ fn a_responder_that_has_the_first_word() {
 }
 
 /// siw flushes on FIN what it has not completed yet. A process that drops the connection and exits gives it the same 20 ms as one that
-/// disconnects: the least time is a rule, so the test looks at the clock.
+/// disconnects, and so does one that exits with the connection, as perftest does: the least time is a rule, so the test looks at the clock.
 #[test]
 fn fin_waits_although_the_process_exits() {
     inside("fin_waits_although_the_process_exits", || {
@@ -537,44 +539,57 @@ fn fin_waits_although_the_process_exits() {
             let (connection, events) = connect(&a, peer.parse().unwrap(), b"");
             established(next(&events));
             a.expect(1, WcOpcode::Recv);
-            drop(connection);
+            if std::env::var_os(KEEPS).is_none() {
+                drop(connection);
+            }
             std::process::exit(0);
         }
-        let server = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "fin_waits_although_the_process_exits", "--nocapture", "--test-threads=1"]);
-        let mut child = command.env(PEER, server.local_addr().unwrap().to_string()).spawn().unwrap();
-        server.set_nonblocking(true).unwrap();
-        let begun = Instant::now();
-        let mut stream = loop {
-            match server.accept() {
-                Ok((stream, _)) => break stream,
-                Err(error) => {
-                    assert_eq!(error.kind(), ErrorKind::WouldBlock);
-                    assert!(
-                        begun.elapsed() < PATIENCE && child.try_wait().unwrap().is_none(),
-                        "no connection"
-                    );
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-            }
-        };
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.read_exact(&mut [0; 24]).unwrap();
-        // siw's answer has no bit for the extensions of RFC 7306, by which the process knows another stack.
-        stream.write_all(b"MPA ID Rep Frame\x10\x02\x00\x04\x00\x01\x00\x01").unwrap();
-        stream.read_exact(&mut [0; 20]).expect("the initiator's first FPDU: a write of nothing");
-        let start = Instant::now();
-        let header = SegmentHeader::untagged(Opcode::Send, 1);
-        let mut fpdu = (header.len() as u16).to_be_bytes().to_vec();
-        fpdu.extend(&header.emit()[..header.len()]);
-        let mut crc = Crc32c::new();
-        crc.update(&fpdu);
-        fpdu.extend(crc.octets());
-        stream.write_all(&fpdu).unwrap();
-        assert_eq!(rest(&mut stream), b"");
-        let waited = start.elapsed();
-        assert!(child.wait().unwrap().success());
-        assert!(waited >= Duration::from_millis(20), "FIN after {waited:?}");
+        for keeps in [false, true] {
+            let waited = fin_of_a_process(keeps);
+            assert!(
+                waited >= Duration::from_millis(20),
+                "keeps the connection {keeps}: FIN after {waited:?}"
+            );
+        }
     });
+}
+
+/// The time between the last octets that a process of this test receives and its FIN.
+fn fin_of_a_process(keeps: bool) -> Duration {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "fin_waits_although_the_process_exits", "--nocapture", "--test-threads=1"]);
+    if keeps {
+        command.env(KEEPS, "");
+    }
+    let mut child = command.env(PEER, server.local_addr().unwrap().to_string()).spawn().unwrap();
+    server.set_nonblocking(true).unwrap();
+    let begun = Instant::now();
+    let mut stream = loop {
+        match server.accept() {
+            Ok((stream, _)) => break stream,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                assert!(begun.elapsed() < PATIENCE && child.try_wait().unwrap().is_none(), "no connection");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    };
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.read_exact(&mut [0; 24]).unwrap();
+    // siw's answer has no bit for the extensions of RFC 7306, by which the process knows another stack.
+    stream.write_all(b"MPA ID Rep Frame\x10\x02\x00\x04\x00\x01\x00\x01").unwrap();
+    stream.read_exact(&mut [0; 20]).expect("the initiator's first FPDU: a write of nothing");
+    let start = Instant::now();
+    let header = SegmentHeader::untagged(Opcode::Send, 1);
+    let mut fpdu = (header.len() as u16).to_be_bytes().to_vec();
+    fpdu.extend(&header.emit()[..header.len()]);
+    let mut crc = Crc32c::new();
+    crc.update(&fpdu);
+    fpdu.extend(crc.octets());
+    stream.write_all(&fpdu).unwrap();
+    assert_eq!(rest(&mut stream), b"");
+    let waited = start.elapsed();
+    assert!(child.wait().unwrap().success());
+    waited
 }

@@ -12,6 +12,7 @@ use std::panic::catch_unwind;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Once, OnceLock, Weak};
+use std::thread;
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -36,6 +37,7 @@ use crate::moderation::{Moderate, Moderated};
 use crate::pipes::{PeerPipe, Pipes};
 use crate::publisher::{self, Publisher};
 use crate::rings::RingPort;
+use crate::streams::MOST_PATIENCE;
 use ferroce_host::{fork, process};
 
 pub(crate) use attendant::Attendant;
@@ -562,7 +564,13 @@ extern "C" fn flush_all_at_exit() {
     faults::release_all();
     let flush = |engine: &Engine| {
         if let Some(Running { lanes, .. }) = engine.running.get() {
-            lanes.each(Lane::flush_all_at_exit);
+            let end_at = AtomicU64::new(0);
+            lanes.each(|lane| {
+                end_at.fetch_max(lane.flush_all_at_exit().as_nanos(), Ordering::Relaxed);
+            });
+            // The peer of an iWARP connection that this process leaves open: see `streams::patience`.
+            let left = end_at.load(Ordering::Relaxed).saturating_sub(clock::now().as_nanos());
+            thread::sleep(Duration::from_nanos(left).min(MOST_PATIENCE));
         }
         if let Some(attendant) = engine.attendant() {
             attendant.at_exit();

@@ -24,7 +24,7 @@ use crate::clock;
 use crate::cm::resolve;
 use crate::engine::Engine;
 use crate::lane::{Agreed, BeginError, Endpoint};
-use crate::streams::{PATIENCE, Remains, StreamEvents};
+use crate::streams::{MOST_PATIENCE, Remains, StreamEvents, patience};
 
 /// The parameters of a request.
 #[derive(Clone, Copy, Debug)]
@@ -194,23 +194,23 @@ impl Connection {
         let reply = requested.responder.reject(private).map_err(|_| Errno::INVAL)?;
         if let Phase::Requested(requested) = std::mem::replace(&mut *phase, Phase::Over) {
             // siw forgets the private data of a reply that it reads together with FIN.
-            let fin_at = clock::now() + PATIENCE;
+            let fin_at = clock::now() + patience(&requested.socket);
             shared.manager.linger(Arc::new(requested.socket), reply, fin_at, || ());
         }
         Ok(())
     }
 
     /// Ends the connection: the queue pair goes to the error state, and [`super::Event::Disconnected`] follows. A connection that ended before
-    /// stays as it is. If the peer has another stack, this waits until FIN has left, for 20 ms at most.
+    /// stays as it is. If the peer has another stack, this waits until FIN has left, for 250 ms at most: see `streams::patience`.
     ///
     /// # Errors
     /// EINVAL: it never was established.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self) -> io::Result<()> {
         let foreign = self.0.end()?;
-        // Programs exit next, perhaps by a signal, which sends FIN at once. See `streams::PATIENCE`.
+        // Programs exit next, perhaps by a signal, which sends FIN at once.
         let begun = clock::now();
-        while foreign && !self.0.has_ended() && clock::now() < begun + PATIENCE {
+        while foreign && !self.0.has_ended() && clock::now() < begun + MOST_PATIENCE {
             thread::sleep(LOOK);
         }
         Ok(())

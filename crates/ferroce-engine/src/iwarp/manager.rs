@@ -20,7 +20,7 @@ use crate::clock;
 use crate::engine::{Attendant, Engine};
 use crate::handover::NEVER;
 use crate::lane::Hub;
-use crate::streams::{PATIENCE, Remains};
+use crate::streams::{MOST_PATIENCE, Remains};
 
 /// Sockets that are served before the lanes have their turn.
 const EVENTS: usize = 64;
@@ -108,12 +108,12 @@ pub(super) enum Note {
 }
 
 /// A connection that the program ended and that has not sent FIN yet. The end of the process, which would send it at once, waits until this
-/// is dropped, for [`PATIENCE`] at most.
+/// is dropped, for [`MOST_PATIENCE`] at most.
 pub(super) struct Unfinished(Arc<Manager>);
 
 impl Unfinished {
     pub(super) fn new(manager: &Arc<Manager>) -> Self {
-        let exit_at = clock::now() + PATIENCE;
+        let exit_at = clock::now() + MOST_PATIENCE;
         manager.exit_at.fetch_max(exit_at.as_nanos(), Ordering::SeqCst);
         manager.unfinished.fetch_add(1, Ordering::SeqCst);
         Self(Arc::clone(manager))

@@ -508,9 +508,10 @@ impl Lane {
 
     /// As [`Self::flush_all`] before the process ends. Another thread may be about to do so, which the end of the process stops: so
     /// it looks at all endpoints, and waits a moment for their locks, but see [`Endpoint::flush_at_exit`].
-    pub(crate) fn flush_all_at_exit(&self) {
-        let Some(endpoints) = self.endpoints.try_lock_for(AT_EXIT) else { return };
-        endpoints.iter().for_each(|endpoint| endpoint.flush_at_exit(AT_EXIT));
+    /// Returns the time before which the process should not end.
+    pub(crate) fn flush_all_at_exit(&self) -> Instant {
+        let Some(endpoints) = self.endpoints.try_lock_for(AT_EXIT) else { return Instant::ZERO };
+        endpoints.iter().map(|endpoint| endpoint.flush_at_exit(AT_EXIT)).max().unwrap_or(Instant::ZERO)
     }
 
     /// Runs the timers that are due and notes the earliest of the others. Whether it received something.

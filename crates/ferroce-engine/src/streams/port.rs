@@ -20,17 +20,27 @@ const PIECE: usize = 80 << 10;
 const PIECES: usize = 16;
 /// Time between two looks whether the peer's TCP acknowledged the reply of the set-up.
 const LOOK: Duration = Duration::from_millis(1);
-/// After that acknowledgement the peer's MPA gets this time to read the reply. siw ends a connection whose reply it reads together with
-/// the first FPDU, and 5 ms were too short for one in an emulated machine under load.
-const READING: Duration = Duration::from_millis(20);
-/// After the reply an initiator gives a peer with another stack this time to begin to receive. siw does not see an FPDU that arrives while it
-/// accepts until the next one does (seen in an emulated machine: its rping waits for ever for a message that is in its socket).
-const ACCEPTING: Duration = Duration::from_millis(20);
 
-/// FIN to a peer with another stack than ours leaves not before so much time after the peer's last octets. siw flushes on FIN the requests that
-/// it has sent and not completed yet, although their data arrived here: a program that closes when it has its answer would take
-/// the completion of that answer away from its peer.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(20);
+/// The least of [`patience`].
+const LEAST_PATIENCE: Duration = Duration::from_millis(20);
+/// The most of [`patience`].
+pub(crate) const MOST_PATIENCE: Duration = Duration::from_millis(250);
+/// [`patience`] in round trips.
+const ROUND_TRIPS: u32 = 8;
+
+/// The time that a peer with another stack than ours gets to finish what it began before the next step of this end: eight round trips
+/// as TCP measured them, 20 ms at least and 250 ms at most. Linux's siw needs it at three places. All were seen in an emulated machine, where a
+/// round trip takes up to 10 ms under load, and 20 ms were too short for it.
+///
+/// - After the peer's TCP acknowledged a responder's reply: siw ends a connection whose reply it reads together with the first FPDU.
+/// - After the responder's reply, before an initiator's first FPDU: siw does not see an FPDU that arrives while it accepts until the next one
+///   does, and its rping waits for ever for a message that is in its socket.
+/// - Between the peer's last octets and FIN: siw flushes on FIN the requests that it has sent and not completed yet, although their data
+///   arrived here. A program that closes when it has its answer would take the completion of that answer away from its peer.
+pub(crate) fn patience(socket: impl AsFd) -> Duration {
+    let round_trip = tcp::round_trip(socket).unwrap_or_default();
+    (round_trip * ROUND_TRIPS).clamp(LEAST_PATIENCE, MOST_PATIENCE)
+}
 
 thread_local! {
     /// Where a thread builds what it sends.
@@ -102,7 +112,7 @@ struct Unsent {
 
 /// The wait of an end before its first FPDU. The responder of a connection without peer-to-peer mode waits for the initiator's first FPDU
 /// (RFC 5044 7.1.2), but not for ever: there are programs whose responder sends first, and siw allows that. An initiator whose peer has
-/// another stack waits [`ACCEPTING`].
+/// another stack waits for [`patience`].
 struct Hold {
     /// The time of the next look.
     at: Instant,
@@ -124,7 +134,7 @@ impl StreamPort {
         let unsent = Unsent { buffer: vec![0; PIECE].into_boxed_slice(), from: 0, to: 0 };
         let hold = held.map(|held| match held {
             Held::Responder(now) => Hold { at: now + LOOK, acknowledged: false },
-            Held::Initiator(now) => Hold { at: now + ACCEPTING, acknowledged: true },
+            Held::Initiator(now) => Hold { at: now + patience(&*socket), acknowledged: true },
         });
         Self {
             socket,
@@ -266,20 +276,21 @@ impl StreamPort {
             self.hold = None;
             transport.release_stream();
         } else if tcp::unacknowledged(&*self.socket).unwrap_or(0) == 0 {
-            (hold.acknowledged, hold.at) = (true, now + READING);
+            (hold.acknowledged, hold.at) = (true, now + patience(&*self.socket));
         } else {
             hold.at = now + LOOK;
         }
     }
 
-    /// Sends what TCP takes until `limit` is over, because the process ends.
+    /// Sends what TCP takes until `limit` is over, because the process ends. The end of the process sends FIN: returns the time before which it
+    /// should not.
     pub(crate) fn flush_at_exit(
         &mut self,
         transport: &mut QueuePair,
         memory: &mut impl Memory,
         limit: Duration,
         counters: &DeviceCounters,
-    ) {
+    ) -> Instant {
         let until = clock::now() + limit;
         loop {
             let now = clock::now();
@@ -287,13 +298,18 @@ impl StreamPort {
             self.drain(transport, memory, now, counters);
             let (Unsent { from, to, .. }, left) = (&self.unsent, until.saturating_since(now));
             if from == to || left.is_zero() {
-                return;
+                return self.fin_at();
             }
             let socket = self.socket.as_fd().as_raw_fd();
             let mut room = [libc::pollfd { fd: socket, events: libc::POLLOUT, revents: 0 }];
             // The next attempt to send reports an error, so the result is not looked at.
             let _ = event::poll(&mut room, left.as_millis().clamp(1, 1000) as libc::c_int);
         }
+    }
+
+    /// The time before which FIN should not leave: see [`patience`].
+    fn fin_at(&self) -> Instant {
+        if self.foreign { self.received + patience(&*self.socket) } else { Instant::ZERO }
     }
 
     /// Gives the connection up. A Terminate that the queue pair still writes follows the octets that TCP did not take.
@@ -308,7 +324,7 @@ impl StreamPort {
                 unsent.extend_from_slice(buffer.get(..len).unwrap_or_default());
             });
         }
-        let fin_at = if self.foreign { self.received + PATIENCE } else { Instant::ZERO };
+        let fin_at = self.fin_at();
         self.events.ended(Remains { socket: self.socket, unsent, fin_at });
     }
 }

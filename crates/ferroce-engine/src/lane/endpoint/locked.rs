@@ -496,11 +496,13 @@ impl Endpoint {
 
     /// As [`Self::flush`], for the end of the process. The thread that ends it may be inside the queue pair or a pipe itself, if a signal
     /// handler calls `exit`; then it sends nothing. For another thread inside it waits until `limit`.
-    pub(crate) fn flush_at_exit(&self, limit: Duration) {
+    /// Returns the time before which the process should not end, for the sake of an iWARP connection.
+    pub(crate) fn flush_at_exit(&self, limit: Duration) -> Instant {
+        let mut end_at = Instant::ZERO;
         if !ptr::eq(INSIDE.get(), self)
             && let Some(mut core) = self.core.try_lock_for(limit)
         {
-            Locked::flush_stream_at_exit(&mut core, limit, self.counters());
+            end_at = Locked::flush_stream_at_exit(&mut core, limit, self.counters());
             let may_send = match &core.path {
                 Some(ConnectedPath { socket: TxPath::Socket(_), .. }) => true,
                 Some(ConnectedPath { socket: TxPath::Pipe(pipe, _), .. }) => pipe.is_free(),
@@ -512,5 +514,6 @@ impl Endpoint {
                 self.flush(&mut core);
             }
         }
+        end_at
     }
 }

@@ -192,12 +192,16 @@ impl Locked<'_> {
         stream.as_mut()?.port.drain(transport, memory, now, self.endpoint.counters())
     }
 
-    /// Sends what TCP takes until `limit` is over, because the process ends.
-    pub(super) fn flush_stream_at_exit(core: &mut Core, limit: Duration, counters: &DeviceCounters) {
+    /// Sends what TCP takes until `limit` is over, because the process ends. Returns the time before which the process should not end.
+    pub(super) fn flush_stream_at_exit(
+        core: &mut Core,
+        limit: Duration,
+        counters: &DeviceCounters,
+    ) -> Instant {
         let Core { stream, transport, memory, .. } = core;
-        if let Some(stream) = stream {
-            stream.port.flush_at_exit(transport, memory, limit, counters);
-        }
+        stream
+            .as_mut()
+            .map_or(Instant::ZERO, |stream| stream.port.flush_at_exit(transport, memory, limit, counters))
     }
 
     /// Runs the stream's timer if it is due.
