@@ -24,8 +24,8 @@ use ferroce_wire::iwarp::{Opcode, SegmentHeader};
 const ROLE: &str = "FERROCE_TEST_ROLE";
 /// The address of the peer of a process that [`fin_waits_although_the_process_exits`] starts.
 const PEER: &str = "IWARP_TEST_PEER";
-/// Set for a process that exits without an end of its connection.
-const KEEPS: &str = "IWARP_TEST_KEEPS";
+/// The part of its connection that such a process drops before it exits.
+const DROPS: &str = "IWARP_TEST_DROPS";
 /// siw's request of one read in each direction, without private data (`reference/iwarp.md` section 8, vector A).
 const REQUEST: &[u8] = b"MPA ID Req Frame\x10\x02\x00\x04\x00\x01\x00\x01";
 const REPLY: &[u8] = b"MPA ID Rep Frame";
@@ -528,7 +528,8 @@ fn a_responder_that_has_the_first_word() {
 }
 
 /// siw flushes on FIN what it has not completed yet. A process that drops the connection and exits gives it the same 20 ms as one that
-/// disconnects, and so does one that exits with the connection, as perftest does: the least time is a rule, so the test looks at the clock.
+/// disconnects, and so do one that drops the queue pair alone, as perftest does, and one that drops nothing. The least time is a rule, so the
+/// test looks at the clock.
 #[test]
 fn fin_waits_although_the_process_exits() {
     inside("fin_waits_although_the_process_exits", || {
@@ -539,29 +540,26 @@ fn fin_waits_although_the_process_exits() {
             let (connection, events) = connect(&a, peer.parse().unwrap(), b"");
             established(next(&events));
             a.expect(1, WcOpcode::Recv);
-            if std::env::var_os(KEEPS).is_none() {
-                drop(connection);
+            match &*std::env::var(DROPS).unwrap() {
+                "connection" => drop(connection),
+                "queue pair" => a.qp.try_destroy().unwrap(),
+                _ => {}
             }
             std::process::exit(0);
         }
-        for keeps in [false, true] {
-            let waited = fin_of_a_process(keeps);
-            assert!(
-                waited >= Duration::from_millis(20),
-                "keeps the connection {keeps}: FIN after {waited:?}"
-            );
+        for drops in ["connection", "queue pair", "nothing"] {
+            let waited = fin_of_a_process(drops);
+            assert!(waited >= Duration::from_millis(20), "{drops} dropped: FIN after {waited:?}");
         }
     });
 }
 
 /// The time between the last octets that a process of this test receives and its FIN.
-fn fin_of_a_process(keeps: bool) -> Duration {
+fn fin_of_a_process(drops: &str) -> Duration {
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "fin_waits_although_the_process_exits", "--nocapture", "--test-threads=1"]);
-    if keeps {
-        command.env(KEEPS, "");
-    }
+    command.env(DROPS, drops);
     let mut child = command.env(PEER, server.local_addr().unwrap().to_string()).spawn().unwrap();
     server.set_nonblocking(true).unwrap();
     let begun = Instant::now();

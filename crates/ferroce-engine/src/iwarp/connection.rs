@@ -79,19 +79,14 @@ enum Phase {
     /// The peer's request waits for the program's answer.
     Requested(Box<Requested>),
     /// A queue pair has it.
-    Running {
-        endpoint: Weak<Endpoint>,
-        config: StreamConfig,
-        /// The program ended it, and its peer has another stack.
-        unfinished: Option<Unfinished>,
-    },
+    Running { endpoint: Weak<Endpoint>, config: StreamConfig },
     /// It ended.
     Over,
 }
 
 impl Phase {
     fn running(endpoint: &Arc<Endpoint>, config: StreamConfig) -> Self {
-        Self::Running { endpoint: Arc::downgrade(endpoint), config, unfinished: None }
+        Self::Running { endpoint: Arc::downgrade(endpoint), config }
     }
 }
 
@@ -264,13 +259,7 @@ impl Shared {
     /// background thread. EINVAL: it never was established.
     fn end(&self) -> Result<bool, Errno> {
         let (endpoint, foreign) = match &mut *self.phase.lock() {
-            Phase::Running { endpoint, config, unfinished } => {
-                let foreign = !config.extensions;
-                if foreign {
-                    unfinished.get_or_insert_with(|| Unfinished::new(&self.manager));
-                }
-                (endpoint.upgrade(), foreign)
-            }
+            Phase::Running { endpoint, config } => (endpoint.upgrade(), !config.extensions),
             Phase::Over => return Ok(false),
             Phase::SettingUp(_) | Phase::Requested(_) => return Err(Errno::INVAL),
         };
@@ -376,7 +365,9 @@ impl StreamEvents for Shared {
 
     fn ended(&self, remains: Remains) {
         if let Some(me) = self.me.upgrade() {
-            self.manager.note(Note::Ended(me, remains));
+            let waits = remains.fin_at > clock::now();
+            let unfinished = waits.then(|| Unfinished::new(&self.manager));
+            self.manager.note(Note::Ended(me, remains, unfinished));
         }
     }
 }

@@ -104,10 +104,10 @@ pub(super) enum Note {
     /// The passive end may send.
     Established(Arc<dyn Noted>),
     /// The queue pair gave the connection back.
-    Ended(Arc<dyn Noted>, Remains),
+    Ended(Arc<dyn Noted>, Remains, Option<Unfinished>),
 }
 
-/// A connection that the program ended and that has not sent FIN yet. The end of the process, which would send it at once, waits until this
+/// A connection that ended for its queue pair and that has not sent FIN yet. The end of the process, which would send it at once, waits until this
 /// is dropped, for [`MOST_PATIENCE`] at most.
 pub(super) struct Unfinished(Arc<Manager>);
 
@@ -309,8 +309,11 @@ impl Manager {
         for note in notes {
             match note {
                 Note::Established(connection) => connection.established(),
-                Note::Ended(connection, Remains { socket, unsent, fin_at }) => {
-                    self.linger(socket, unsent, fin_at, move || connection.disconnected());
+                Note::Ended(connection, Remains { socket, unsent, fin_at }, unfinished) => {
+                    self.linger(socket, unsent, fin_at, move || {
+                        drop(unfinished);
+                        connection.disconnected();
+                    });
                 }
             }
         }
