@@ -14,7 +14,7 @@ use crate::report::Checks;
 /// For one end; the guest is emulated.
 pub const LIMIT: Duration = Duration::from_secs(100);
 /// Until a program notices that its peer was killed.
-const NOTICED: Duration = Duration::from_secs(5);
+const NOTICED: Duration = Duration::from_secs(20);
 /// Until a client is told that nobody listens. The emulated guest needs a part of it to start the program.
 const REFUSED: Duration = Duration::from_secs(5);
 /// The first word of a command that stands for `tests/programs/cmprobe.c`.
