@@ -99,8 +99,8 @@ impl Op {
 pub struct Facts<'a> {
     /// Its direction.
     pub dir: Dir,
-    /// The name of the device; empty if the caller does not know it, so that no rule with `dev` applies.
-    pub dev: &'a str,
+    /// The name of the device; `None` if the caller does not know it, so that no rule with `dev` applies.
+    pub dev: Option<&'a str>,
     /// The address of the other end.
     pub peer: IpAddr,
     /// The local queue pair by its order of creation in the process, from 0.
@@ -123,21 +123,28 @@ pub struct Facts<'a> {
     pub ecn: u8,
 }
 
-impl Facts<'static> {
-    /// The facts of a packet of `wire_len` octets from BTH to ICRC, of queue pair `qp` with a peer. `traffic_class` is that of its IP header.
-    pub fn of(
-        packet: &Packet<'_>,
-        dir: Dir,
-        qp: u32,
-        peer: IpAddr,
-        traffic_class: u8,
-        wire_len: usize,
-    ) -> Self {
+/// The end of a connection at which a packet is judged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Side<'a> {
+    /// The direction of the packet there.
+    pub dir: Dir,
+    /// As [`Facts::dev`].
+    pub dev: Option<&'a str>,
+    /// As [`Facts::qp`].
+    pub qp: u32,
+    /// The address of the other end.
+    pub peer: IpAddr,
+}
+
+impl<'a> Facts<'a> {
+    /// The facts of a packet of `wire_len` octets from BTH to ICRC. `traffic_class` is that of its IP header.
+    pub fn of(packet: &Packet<'_>, side: &Side<'a>, traffic_class: u8, wire_len: usize) -> Self {
+        let Side { dir, dev, qp, peer } = *side;
         let (op, pos, msn) = describe(&packet.op);
         let op = if packet.bth.dest_qp == Qpn::GSI { Op::Mad } else { op };
         Self {
             dir,
-            dev: "",
+            dev,
             peer,
             qp,
             op,
@@ -203,18 +210,22 @@ fn response_of(response: &Response<'_>) -> (Op, Pos, u32) {
 
 /// A call of the program, as rules see it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct VerbFacts {
+pub struct VerbFacts<'a> {
     /// The call.
     pub verb: Verb,
+    /// The device that it is for, if it is known.
+    pub dev: Option<&'a str>,
     /// The queue pair that it is for, if there is one.
     pub qp: Option<u32>,
 }
 
 /// A moment in the life of a queue pair or a connection, as rules see it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CompletionFacts {
+pub struct CompletionFacts<'a> {
     /// The moment.
     pub at: Moment,
+    /// The device, if it is known.
+    pub dev: Option<&'a str>,
     /// The queue pair, if there is one.
     pub qp: Option<u32>,
     /// For a completion of the send queue: the number of its work request, from 0 in order of posting.

@@ -256,7 +256,7 @@ impl Key {
     /// Whether rules of this kind can have it.
     pub(crate) const fn is_of(self, kind: Kind) -> bool {
         match self {
-            Self::Qp | Self::Nth | Self::Count | Self::Time => true,
+            Self::Dev | Self::Qp | Self::Nth | Self::Count | Self::Time => true,
             Self::Verb => matches!(kind, Kind::Verb),
             Self::At => matches!(kind, Kind::Moment),
             Self::Msg => !matches!(kind, Kind::Verb),

@@ -94,6 +94,25 @@ words! {
     }
 }
 
+impl Verb {
+    /// Whether the device is known when the call is judged. An address is resolved to find one, and a listener may be for all of them.
+    pub(crate) const fn has_device(self) -> bool {
+        !matches!(self, Self::ResolveAddr | Self::Listen)
+    }
+
+    /// Whether it is for a queue pair.
+    pub(crate) const fn has_queue_pair(self) -> bool {
+        matches!(self, Self::ModifyQp | Self::PostSend | Self::PostRecv)
+    }
+}
+
+impl Moment {
+    /// Whether the device and the queue pair are known. librdmacm knows neither of programs that bring a queue pair of their own.
+    pub(crate) const fn has_queue_pair(self) -> bool {
+        !matches!(self, Self::Established)
+    }
+}
+
 /// The errors that `fail` can cause, with their numbers on Linux.
 const ERRNOS: &[(&str, i32)] = &[
     ("EPERM", 1),
