@@ -2,6 +2,7 @@
 #![allow(dead_code, missing_docs, clippy::unwrap_used)]
 
 pub mod orders;
+pub mod streams;
 
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};

@@ -13,6 +13,7 @@ use super::locked::{Core, Locked, Receives};
 use super::{Endpoint, Published};
 use crate::clock;
 use crate::counters::DeviceCounters;
+use crate::faults::{self, Moment};
 use crate::lane::Lane;
 use crate::streams::{Held, StreamEvents, StreamPort, StreamSocket, Streams};
 
@@ -94,6 +95,7 @@ impl Endpoint {
         core.stream = Some(Stream { port, lane: Arc::clone(lane) });
         lane.attach(self);
         self.outputs.add_lane(lane);
+        faults::moment(Moment::Rts, Some(&self.name), None);
         let published = self.take_octets(core, arrived, now);
         locked.finish_after(now, published);
         Ok(())
