@@ -107,6 +107,7 @@ impl World {
                     wire_len: if d == 0xff { number } else { u32::from(c) + 16 },
                     ack: b & 4 != 0,
                     ecn: b >> 3 & 3,
+                    stream: b & 0x80 != 0,
                 };
                 let actions = judge.decide(self.now, &facts);
                 assert_eq!(actions, again.decide(self.now, &facts), "the same packets, the same fate");

@@ -83,3 +83,89 @@ fn processes_die_at_moments_of_queue_pairs() {
         }
     });
 }
+
+/// The end that sends breaks the connection within an FPDU: what it had sent before arrives, and both ends are told.
+#[test]
+fn a_connection_is_cut_within_a_message() {
+    inside("a_connection_is_cut_within_a_message", || {
+        let Pair { active: (a, _connection, events), passive: (b, _other, others), .. } = pair(16, 1 << 20);
+        apply("cut if dir=tx,op=send,msg=1,pos=last; drop; dup; hold if dev=iw0").unwrap();
+        exchange(&a, &b);
+        b.receive(3, b.sge(0, 200_000));
+        a.post(4, SendOp::Send, a.sge(0, 200_000));
+        let failed = a.complete();
+        assert_eq!((failed.wr_id, failed.status), (4, WcStatus::WrFlushErr), "{failed:?}");
+        assert!(matches!(next(&events), Event::Disconnected) && matches!(next(&others), Event::Disconnected));
+        let flushed = b.complete();
+        assert_eq!((flushed.wr_id, flushed.status), (3, WcStatus::WrFlushErr), "{flushed:?}");
+        assert_eq!((a.qp.state(), b.qp.state()), (QpState::Error, QpState::Error));
+        assert_eq!(clear(), [1, 0, 0, 0], "TCP repeats what is lost");
+    });
+}
+
+/// The CRC of MPA finds the octet, and the receiver ends the connection (RFC 5044 section 8); nothing of the message is delivered.
+#[test]
+fn a_corrupt_octet_ends_the_connection() {
+    inside("a_corrupt_octet_ends_the_connection", || {
+        for rule in [
+            "corrupt if op=send,msg=1",
+            "corrupt at=payload if op=send,nth=2",
+            "corrupt at=3/0 if op=send,nth=2",
+        ] {
+            let Pair { active: (a, _connection, events), passive: (b, _other, others), .. } =
+                pair(16, 1 << 16);
+            apply(rule).unwrap();
+            exchange(&a, &b);
+            b.receive(3, b.sge(0, 4096));
+            a.post(4, SendOp::Send, a.sge(0, 64));
+            // TCP has the message.
+            a.expect(4, WcOpcode::Send);
+            let flushed = b.complete();
+            assert_eq!((flushed.wr_id, flushed.status), (3, WcStatus::WrFlushErr), "{rule}: {flushed:?}");
+            assert!(
+                matches!(next(&others), Event::Disconnected) && matches!(next(&events), Event::Disconnected)
+            );
+            assert_eq!(clear(), [1], "{rule}");
+        }
+    });
+}
+
+/// What follows a late FPDU waits behind it. The wait ends with the plan, with the disconnect, and by itself.
+#[test]
+fn late_octets_arrive_in_order() {
+    inside("late_octets_arrive_in_order", || {
+        let Pair { active: (a, connection, events), passive: (b, _other, others), .. } = pair(16, 1 << 20);
+        let write = |seed: usize, wr_id| {
+            a.memory.fill(seed, 150_000);
+            a.post(wr_id, SendOp::Write { remote: b.remote(0) }, a.sge(0, 150_000));
+            b.receive(1, b.sge(200_000, 64));
+            a.post(wr_id + 1, SendOp::Send, a.sge(0, 64));
+        };
+        let arrives = |seed: usize, wr_id| {
+            a.expect(wr_id, WcOpcode::RdmaWrite);
+            a.expect(wr_id + 1, WcOpcode::Send);
+            b.expect(1, WcOpcode::Recv);
+            b.memory.check(seed, 150_000);
+        };
+        apply("delay=30ms if op=write,nth=2|3").unwrap();
+        write(1, 10);
+        arrives(1, 10);
+        assert_eq!(clear(), [2]);
+
+        apply("delay=3600s if op=write,pos=middle,count=1").unwrap();
+        write(2, 20);
+        assert_eq!(hits(), [1]);
+        let mut none = [blank()];
+        assert_eq!(b.cq.poll(&mut none).unwrap(), 0, "{none:?}");
+        assert_eq!(clear(), [1]);
+        arrives(2, 20);
+
+        apply("delay=3600s if op=send,count=1").unwrap();
+        write(3, 30);
+        assert_eq!(hits(), [1]);
+        connection.disconnect().unwrap();
+        assert!(matches!(next(&events), Event::Disconnected) && matches!(next(&others), Event::Disconnected));
+        b.expect(1, WcOpcode::Recv);
+        b.memory.check(3, 150_000);
+    });
+}

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use ferroce_wire::iwarp::{Opcode, SegmentHeader};
 use ferroce_wire::{Operation, Packet, Psn, Qpn, RcPacket, Request, Response, Syndrome, UdPacket};
 
 use crate::words::{Moment, Verb, words};
@@ -121,6 +122,24 @@ pub struct Facts<'a> {
     pub ack: bool,
     /// The ECN field of its IP header, 0 to 3.
     pub ecn: u8,
+    /// It is an FPDU in a TCP connection of iWARP, which cannot be lost, doubled or overtaken alone. Only [`Act::Cut`](crate::Act::Cut),
+    /// `Act::Delay` and `Act::Corrupt` without a new checksum act on it. A drop says that the connection breaks within it.
+    pub stream: bool,
+}
+
+/// An FPDU of iWARP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// The header of its segment.
+    pub header: SegmentHeader,
+    /// Its message begins with it.
+    pub begins: bool,
+    /// Its place among the requests of its direction, or among the responses, in place of a PSN.
+    pub number: u32,
+    /// Octets of payload.
+    pub payload: u32,
+    /// Octets from the length field to the CRC.
+    pub wire_len: u32,
 }
 
 /// The end of a connection at which a packet is judged.
@@ -155,7 +174,50 @@ impl<'a> Facts<'a> {
             wire_len: wire_len as u32,
             ack: packet.bth.ack_req,
             ecn: traffic_class & 3,
+            stream: false,
         }
+    }
+
+    /// The facts of an FPDU; `None` for a Terminate, with which the stream ends anyway.
+    pub fn of_segment(segment: &Segment, side: &Side<'a>) -> Option<Self> {
+        let Segment { header, begins, number, payload, wire_len } = *segment;
+        let Side { dir, dev, qp, peer } = *side;
+        let op = match header.opcode() {
+            Opcode::Write => Op::Write,
+            Opcode::ReadRequest => Op::Read,
+            Opcode::ReadResponse => Op::ReadResp,
+            Opcode::Send
+            | Opcode::SendInvalidate
+            | Opcode::SendSolicited
+            | Opcode::SendSolicitedInvalidate
+            | Opcode::Immediate
+            | Opcode::ImmediateSolicited => Op::Send,
+            Opcode::AtomicRequest => Op::Atomic,
+            Opcode::AtomicResponse => Op::AtomicAck,
+            Opcode::Terminate => return None,
+        };
+        let pos = match (begins, header.is_last()) {
+            (true, true) => Pos::Only,
+            (true, false) => Pos::First,
+            (false, false) => Pos::Middle,
+            (false, true) => Pos::Last,
+        };
+        let psn = Psn::new(number);
+        Some(Self {
+            dir,
+            dev,
+            peer,
+            qp,
+            op,
+            pos,
+            psn,
+            msn: 0,
+            len: payload,
+            wire_len,
+            ack: false,
+            ecn: 0,
+            stream: true,
+        })
     }
 }
 

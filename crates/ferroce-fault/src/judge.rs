@@ -411,9 +411,16 @@ impl Case<'_> {
         in_flow: &mut RuleInFlow,
     ) -> Option<Effect> {
         let own = self.own(draw);
+        let stream = self.facts.stream;
+        if stream && !act.acts_on_streams() {
+            return None;
+        }
         match *act {
             Act::Drop(probability) => own.happens(probability).then(|| self.lose()),
-            Act::Cut => Some(self.lose()),
+            Act::Cut => {
+                let lost = self.lose();
+                Some(if stream { Effect::Cut } else { lost })
+            }
             Act::Burst { enter, leave, bad, good } => {
                 let draw = draw.with(in_flow.reached);
                 let turns = draw.with(1).happens(if in_flow.bad { leave } else { enter });
@@ -432,7 +439,9 @@ impl Case<'_> {
                 None => self.behind(1 + own.with(1).below(8) as u32),
             }),
             Act::Corrupt { probability, icrc_ok, at } => own.happens(probability).then(|| {
-                let corruption = at.choose(self.facts.wire_len, icrc_ok, own.with(1).bits());
+                let (len, noise) = (self.facts.wire_len, own.with(1).bits());
+                let corruption =
+                    if stream { at.choose_in_stream(len, noise) } else { at.choose(len, icrc_ok, noise) };
                 self.actions.corrupt = Some(corruption);
                 Effect::Corrupt(corruption)
             }),

@@ -311,6 +311,7 @@ mod tests {
                 wire_len,
                 ack: false,
                 ecn: 0,
+                stream: false,
             })
         }
     }

@@ -28,6 +28,7 @@ use parking_lot::Mutex;
 
 use crate::clock;
 
+pub(crate) use ferroce_fault::Segment;
 pub use ferroce_fault::{Moment, Verb, VerbFacts, WcError};
 
 /// The plan of this process from its start.
@@ -185,6 +186,13 @@ pub(crate) fn judge(
 ) -> Actions {
     let side = Side { dir, dev: Some(&of.dev), qp: of.qp, peer };
     let facts = Facts::of(packet, &side, traffic_class, wire_len);
+    STATE.get().ask(|judge, now| judge.decide(now, &facts)).unwrap_or_default()
+}
+
+/// Judges an FPDU that this queue pair sends.
+pub(crate) fn judge_segment(of: &QpName, peer: IpAddr, segment: &Segment) -> Actions {
+    let side = Side { dir: Dir::Tx, dev: Some(&of.dev), qp: of.qp, peer };
+    let Some(facts) = Facts::of_segment(segment, &side) else { return Actions::default() };
     STATE.get().ask(|judge, now| judge.decide(now, &facts)).unwrap_or_default()
 }
 

@@ -22,6 +22,7 @@ fn facts(op: Op, psn: u32) -> Facts<'static> {
         wire_len: 1040,
         ack: false,
         ecn: 0,
+        stream: false,
     }
 }
 
@@ -121,6 +122,28 @@ fn a_device_is_told_by_its_name() {
         let at = Moment::Rts;
         assert_eq!(judge.moment(T0, &CompletionFacts { at, dev, qp: None, msg: None }), killed, "{dev:?}");
     }
+}
+
+/// TCP repeats what is lost, so most acts do not apply to a connection; a hit's text does the same again.
+#[test]
+fn a_stream_is_cut_late_or_corrupt_and_nothing_else() {
+    let text = "drop; dup; burst(100%,0%); reorder; rate=1kbit queue=1; hold; nak=access; corrupt icrc=ok; corrupt at=psn if psn=0..1; \
+                delay=1ms if psn=1; corrupt if psn=2; corrupt at=5/3 if psn=3; cut if psn=4,op=send";
+    let mut stream = judge(text);
+    let mut decide = |psn| stream.decide(T0, &Facts { stream: true, ..facts(Op::Send, psn) });
+    assert!(decide(0).is_pass());
+    let late = Actions { release: Some(Release { at: at(1_000_000), behind: 0 }), ..Actions::default() };
+    assert_eq!(decide(1), late);
+    let corruption = decide(2).corrupt.unwrap();
+    assert!((2..1036).contains(&corruption.octet), "behind the length, before the CRC: {corruption:?}");
+    assert_eq!(decide(3).corrupt.map(|at| (at.octet, at.bit)), Some((5, 3)));
+    assert!(decide(4).drop);
+    let hits: Vec<String> = stream.take_hits().iter().map(Hit::to_string).collect();
+    assert_eq!(hits.len(), 4, "{hits:?}");
+    assert_eq!(hits[3], "cut if dir=tx,qp=0,peer=0,op=send,psn=4,iter=1");
+    let mut again = judge(&hits[3]);
+    assert!(!again.decide(T0, &Facts { stream: true, ..facts(Op::Send, 0) }).drop);
+    assert!(again.decide(T0, &Facts { stream: true, ..facts(Op::Send, 4) }).drop);
 }
 
 #[test]
