@@ -262,3 +262,29 @@ impl Stage<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_that_never_hits_fails_the_check() {
+        let hit = "ferroce: faults of process 7, seed 1\n  3 hits, 9 matched: drop 1%\n";
+        let missed = format!("{hit}  never hit, 0 matched: dup if op=cnp\n");
+        for (rules, output, good) in [
+            ("drop 1%", hit, true),
+            ("drop 1%; dup if op=cnp", &*missed, false),
+            ("drop 1%", "", false),
+            ("", "", true),
+            ("", hit, false),
+        ] {
+            let end = Ended {
+                line: String::new(),
+                status: None,
+                output: output.to_owned(),
+                elapsed: Duration::ZERO,
+            };
+            assert_eq!(each_rule_hit(rules, &end).is_ok(), good, "{rules}: {output}");
+        }
+    }
+}
